@@ -1,0 +1,11 @@
+# CUDA is optional. Kernels are compiled ahead of time for sm_90a; nothing is compiled at run time.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90a)
+endif()
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+# Global fast-math flags are never used: `fast` mode spells out its approximations (spec 17.1).
+target_compile_options(narrowfloat_options
+                       INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -fmad=false
+                                 -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off>)

@@ -1,0 +1,23 @@
+# Compile options of every target of this project, as the interface target narrowfloat_options.
+add_library(narrowfloat_options INTERFACE)
+target_compile_options(
+  narrowfloat_options
+  INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall
+            -Wextra
+            -Wpedantic
+            -Wconversion
+            -Wshadow
+            -Werror
+            # Designated initialisers leave members at their defaults on purpose.
+            -Wno-missing-field-initializers
+            # A false positive of g++ 12 inside fmt's parser, once it is inlined.
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>
+            # The arithmetic is specified operation by operation: no fused multiply-add that the
+            # source does not spell out (spec 4.1).
+            -ffp-contract=off>)
+if(NARROWFLOAT_SANITIZE)
+  # float-cast-overflow and friends are part of "undefined"; a report must fail the test.
+  set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(narrowfloat_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitizers}>)
+  target_link_options(narrowfloat_options INTERFACE ${sanitizers})
+endif()

@@ -1,0 +1,193 @@
+// Checkpoints: a safetensors file, or a directory with config.json and shards. Open, recognise how
+// tensors are quantized, quantize, dequantize, compare. Streams tensor by tensor.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "narrowfloat/format.h"
+#include "narrowfloat/quantize.h"
+#include "narrowfloat/safetensors.h"
+
+namespace narrowfloat {
+
+struct CheckpointTensor {
+  TensorInfo info;
+  size_t shard = 0;  // Index into Checkpoint::shards().
+};
+
+// A file or a directory (index and shards, or one file), opened and validated: every indexed tensor
+// is in its file and nowhere else. Throws kIo or kCorruptData.
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::string& path, const SafetensorsOptions& options = {});
+
+  [[nodiscard]] const std::string& path() const;
+  [[nodiscard]] bool is_directory() const;
+  [[nodiscard]] std::span<const SafetensorsReader> shards() const;
+  // All tensors, by name.
+  [[nodiscard]] std::span<const CheckpointTensor> tensors() const;
+  [[nodiscard]] const CheckpointTensor* find(std::string_view name) const;
+  void read(const CheckpointTensor& tensor, uint64_t begin, std::span<std::byte> out) const;
+  // Text of config.json; empty for a single file or where there is none.
+  [[nodiscard]] const std::string& config_text() const;
+  // Names of the directory's other files (tokenizer, licence, ...), without caches, hidden files,
+  // indexes, shards and config.json.
+  [[nodiscard]] const std::vector<std::string>& auxiliary_files() const;
+  [[nodiscard]] const std::vector<std::string>& warnings() const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+// How other software stores quantized weights: names, dtypes and config of the tensors.
+enum class Convention : int {
+  kNvfp4CompressedTensors = 0,  // nvfp4-ct: nvfp4-pack-quantized
+  kNvfp4ModelOpt = 1,           // nvfp4-modelopt
+  kMxfp4CompressedTensors = 2,  // mxfp4-ct: mxfp4-pack-quantized
+  kMxfp8CompressedTensors = 3,  // mxfp8-ct: mxfp8-quantized
+  kFp8Block = 4,                // fp8-block: DeepSeek's weight_scale_inv
+};
+
+struct ConventionInfo {
+  Convention id;
+  std::string_view name;         // "nvfp4-ct": the FORMAT of the command line.
+  std::string_view description;  // One line for listings.
+  FormatId format;
+};
+std::span<const ConventionInfo> all_conventions();
+const ConventionInfo& convention_info(Convention convention);
+// Also takes "nvfp4", "mxfp4" and "mxfp8" for the compressed-tensors convention. Throws
+// kInvalidArgument that lists the accepted names.
+Convention parse_convention(std::string_view text);
+
+// One tensor as a model sees it: plain, or codes and scales together.
+struct LogicalTensor {
+  std::string name;            // "....gate_proj.weight"
+  std::vector<int64_t> shape;  // Logical.
+  // Plain tensors.
+  DType dtype = DType::kBF16;
+  // Quantized tensors: the convention and the stored parts.
+  std::optional<Convention> convention;
+  std::vector<std::string> parts;  // Names of the stored tensors: values, scales, global scale.
+  uint64_t size_bytes = 0;         // All parts.
+
+  [[nodiscard]] int64_t num_elements() const;
+  [[nodiscard]] double bits_per_element() const;
+};
+
+// Decides by the declared quantization together with dtypes and shapes, never by a name alone.
+// Throws kCorruptData where they contradict each other, a companion is missing or has a wrong
+// shape; kUnsupported for a declared method that is not readable.
+std::vector<LogicalTensor> recognise(const Checkpoint& checkpoint);
+
+enum class ScaleSearch : int { kAmax = 0, kFourOverSix = 1 };
+
+struct ProgressEvent {
+  std::string_view tensor;
+  uint64_t done_bytes = 0;   // Of input.
+  uint64_t total_bytes = 0;
+};
+
+struct ErrorFigures;
+
+struct QuantizeCheckpointOptions {
+  Convention to = Convention::kNvfp4CompressedTensors;
+  // Globs over tensor names. Includes add tensors to the default choice (they must be
+  // quantizable); excludes win.
+  std::vector<std::string> include;
+  std::vector<std::string> exclude;
+  MathMode math = MathMode::kExact;
+  Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;
+  ScaleSearch scale_search = ScaleSearch::kAmax;
+  bool keep_nonfinite = false;   // Otherwise a NaN or infinity in a weight is an error.
+  uint64_t max_memory_bytes = 0;  // Buffers; 0: three quarters of what is available.
+  uint64_t max_shard_bytes = 5'000'000'000;
+  bool dry_run = false;  // Plan and validate only; write nothing.
+  bool force = false;    // Replace what is at the target.
+  bool measure = true;   // Fill TensorReport::figures.
+  std::function<void(const ProgressEvent&)> progress;
+  // Asked between tensors; true abandons the work, leaving no target.
+  std::function<bool()> cancelled;
+};
+
+// Spec of the figures: docs/howto/read_the_error_report.md.
+struct ErrorFigures {
+  int64_t elements = 0;
+  double mse = 0;
+  double relative_error = 0;  // Frobenius.
+  double sqnr_db = 0;         // Infinite for no error.
+  double cosine = 1;
+  double norm_ratio = 1;
+  double max_abs = 0;
+  int64_t max_abs_index = 0;
+  double clipped_percent = 0;  // Known only where the compared side is quantized.
+  double flushed_percent = 0;
+  int64_t nonfinite = 0;  // Elements left out of the sums.
+};
+
+struct TensorReport {
+  std::string name;
+  std::string action;  // "quantize" or "copy".
+  std::string reason;  // Why it is copied.
+  std::vector<int64_t> shape;
+  uint64_t source_bytes = 0;
+  uint64_t target_bytes = 0;
+  std::optional<ErrorFigures> figures;
+};
+
+struct CheckpointReport {
+  std::vector<TensorReport> tensors;
+  uint64_t source_bytes = 0;
+  uint64_t target_bytes = 0;
+  uint64_t peak_buffer_bytes = 0;  // The most that was (or, for a dry run, would be) held.
+  ErrorFigures total;              // Over the quantized tensors.
+  double seconds = 0;
+  double quantize_seconds = 0;  // Inside the quantizer.
+  uint64_t quantized_source_bytes = 0;
+  std::vector<std::string> files;  // Written (or planned), in order.
+  bool cancelled = false;          // Stopped by options.cancelled; nothing was left at the target.
+};
+
+// SRC and DST: a .safetensors file each, or a directory each. Throws before anything is written, or
+// leaves no file that loads.
+CheckpointReport quantize_checkpoint(const std::string& source, const std::string& target,
+                                     const QuantizeCheckpointOptions& options);
+
+struct DequantizeCheckpointOptions {
+  DType dtype = DType::kBF16;  // BF16, F16 or F32.
+  uint64_t max_memory_bytes = 0;
+  uint64_t max_shard_bytes = 5'000'000'000;
+  bool dry_run = false;
+  bool force = false;
+  std::function<void(const ProgressEvent&)> progress;
+  std::function<bool()> cancelled;
+};
+CheckpointReport dequantize_checkpoint(const std::string& source, const std::string& target,
+                                       const DequantizeCheckpointOptions& options);
+
+struct TensorDiff {
+  std::string name;
+  std::string status;  // "identical", "same values", "different", "only in A", "only in B",
+                       // "shape differs"
+  std::string detail;
+  ErrorFigures figures;  // A is the reference.
+};
+
+struct CheckpointDiff {
+  std::vector<TensorDiff> tensors;
+  ErrorFigures total;
+  bool equal = true;  // No tensor differs in its values.
+};
+// Compares logical tensors: quantized ones are dequantized. Non-tensor files are not compared.
+CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b);
+
+}  // namespace narrowfloat

@@ -1,0 +1,17 @@
+// narrowfloat: block-scaled 4-bit and 8-bit floating point. Start here.
+//
+//   format.h       the formats, scale layouts, and views of quantized tensors
+//   quantize.h     quantize, dequantize, fused forms, scale layouts, maxima
+//   checkpoint.h   whole checkpoints: quantize, dequantize, inspect, compare
+//   safetensors.h  single files
+//   runtime.h      threads, and which implementation runs where and why
+//   error.h        the exception all of them throw
+#pragma once
+
+#include "narrowfloat/checkpoint.h"   // IWYU pragma: export
+#include "narrowfloat/error.h"        // IWYU pragma: export
+#include "narrowfloat/format.h"       // IWYU pragma: export
+#include "narrowfloat/quantize.h"     // IWYU pragma: export
+#include "narrowfloat/runtime.h"      // IWYU pragma: export
+#include "narrowfloat/safetensors.h"  // IWYU pragma: export
+#include "narrowfloat/tensor.h"       // IWYU pragma: export

@@ -1,0 +1,136 @@
+// Quantize, dequantize, and everything around block scales.
+//
+// Source of every formula: docs/formats/ and docs/numerics.md. All operations
+//   * check every argument before they write anything, and throw narrowfloat::Error;
+//   * write the whole value and scale buffers they are given, padding as zero (exceptions named);
+//   * give the same bytes for any implementation, thread count and floating-point environment;
+//   * accept 0 rows and 0 columns.
+// CPU inputs need the natural alignment of their element type, a last stride of 1, and any row
+// stride; outputs must be dense.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "narrowfloat/format.h"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+// FP8 formats: how a block maximum becomes a multiplier and a stored F32 scale (spec 6.7).
+enum class Fp8ScaleRule : int {
+  kReciprocal = 0,      // m = 448 / amax; stored 1 / m.
+  kReciprocalPow2 = 1,  // As kReciprocal with the mantissa of m cleared.
+  kAmaxDiv = 2,         // Stored S = max(amax, eps) / 448; m = 1 / S.
+  kPow2Ceil = 3,        // As kAmaxDiv with S raised to a power of two.
+};
+std::string_view name(Fp8ScaleRule rule);
+
+enum class FourOverSixError : int { kMae = 0, kMse = 1 };
+enum class FourOverSixMath : int { kStrict = 0, kFast = 1 };
+
+// NVFP4 only: each block tries the scale that maps its maximum to 6 and the one that maps it to 4,
+// and keeps the one with the smaller error (spec 6.3). Not for F8_E4M3 input.
+struct FourOverSix {
+  bool enabled = false;
+  FourOverSixError error = FourOverSixError::kMae;
+  FourOverSixMath error_math = FourOverSixMath::kStrict;
+  // 448 or 256. Changes the encode scale that is computed from a maximum, and the per-token base.
+  int e4m3_max = 448;
+};
+
+// Options that a format has no use for must keep their defaults; anything else is an error.
+struct QuantizeOptions {
+  MathMode math = MathMode::kExact;
+
+  // NVFP4 (and F8_E4M3 input to MXFP4): multiplies the tensor before quantization, usually
+  // 448 * 6 / amax. Give a host value (finite, > 0), or a F32 tensor on the input's device: [1] or
+  // [rows], or [batch] with valid_rows. With neither, NVFP4 computes it from the tensor's maximum
+  // (from each batch's valid rows where valid_rows is given), and MXFP4 takes 1.
+  std::optional<float> encode_scale;
+  TensorView encode_scales;
+  FourOverSix four_over_six;
+
+  // NVFP4 per token: row scale = row maximum * this. Default 1 / (e4m3_max * 6).
+  std::optional<float> base_decode_scale;
+  // NVFP4 per token: I32 [R], rows to work on. Entries outside [0, rows) are skipped; rows that are
+  // not listed keep their values and get zero scales.
+  TensorView row_list;
+
+  Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;  // MXFP4, MXFP8.
+
+  Fp8ScaleRule fp8_rule = Fp8ScaleRule::kReciprocal;
+  std::optional<float> fp8_eps;           // Floor of a block maximum; default 0, or 1e-4 for the
+                                          // kAmaxDiv and kPow2Ceil rules.
+  std::optional<float> fp8_decode_scale;  // FP8 per tensor only: a given scale instead of the amax.
+
+  // Byte-scale formats: I32 [batch], rows of each batch that count (clamped to [0, rows]). The
+  // others keep their values and get zero scales.
+  TensorView valid_rows;
+  // FP8 1x128 only: I64 [groups + 1], ascending offsets that split the rows into groups whose scales
+  // start at padded rows of one mn_major image
+  // (grouped_scale_row).
+  TensorView row_offsets;
+};
+
+// input: F32, F16 or BF16 (FP4 formats also F8_E4M3), [rows, cols], [batch, rows, cols], or any
+// leading extents whose product is output.batch * output.rows. output: made by
+// quantized_layout(...).bind(...). One image of scales per output.batch.
+void quantize(const TensorView& input, const QuantizedView& output,
+              const QuantizeOptions& options = {}, Stream stream = {});
+
+// y = silu(gate) * up rounded to the input's type, then quantize(y). gate_up: F16 or BF16
+// [..., 2 * cols]; the first half of a row is the gate.
+void silu_mul_quantize(const TensorView& gate_up, const QuantizedView& output,
+                       const QuantizeOptions& options = {}, Stream stream = {});
+
+// y = input * smooth[col] rounded to BF16, then quantize(y). input BF16, smooth BF16 [cols].
+void smooth_quantize(const TensorView& input, const TensorView& smooth,
+                     const QuantizedView& output, const QuantizeOptions& options = {},
+                     Stream stream = {});
+
+struct RmsNormOptions {
+  float eps = 1e-6F;
+  TensorView norm_output;  // Optional: the normalised tensor itself, input's type, [..., cols].
+  ScaleView extra_scales;  // Optional (data != nullptr): the same scales in a second layout.
+};
+
+// y = rmsnorm(input) * weight rounded to the input's type, then quantize(y). input F16 or BF16
+// [..., cols] with cols >= 64; weight of the same type, [cols].
+void rmsnorm_quantize(const TensorView& input, const TensorView& weight,
+                      const QuantizedView& output, const RmsNormOptions& norm = {},
+                      const QuantizeOptions& options = {}, Stream stream = {});
+
+// As rmsnorm_quantize of h = input + residual (rounded to the type), with h stored to `residual`.
+void add_rmsnorm_quantize(const TensorView& input, const TensorView& residual,
+                          const TensorView& weight, const QuantizedView& output,
+                          const RmsNormOptions& norm = {}, const QuantizeOptions& options = {},
+                          Stream stream = {});
+
+struct DequantizeOptions {
+  // compressed-tensors files store the global scale as a divisor: value = code * (scale / global).
+  // By default global_scale multiplies: value = code * (scale * global).
+  bool global_scale_divides = false;
+  // The offsets that a grouped FP8 1x128 tensor was quantized with.
+  TensorView row_offsets;
+};
+
+// output: F32, F16 or BF16, [..., cols]. One arithmetic, that of exact mode (spec 7).
+void dequantize(const QuantizedView& input, const TensorView& output,
+                const DequantizeOptions& options = {}, Stream stream = {});
+
+// Copies scales into another layout that `format` allows; padding is written as zero. Type, batch,
+// rows and blocks must agree.
+void relayout(FormatId format, const ScaleView& input, const ScaleView& output, Stream stream = {});
+
+// Largest |x| that is a number; 0 if there is none. input F32, F16 or BF16; output F32 [1], or
+// [rows] with rows = product of the leading extents.
+void tensor_amax(const TensorView& input, const TensorView& output, Stream stream = {});
+void row_amax(const TensorView& input, const TensorView& output, Stream stream = {});
+
+// Converters between the two directions of a global scale (spec 1.6). e4m3_max is 448 or 256.
+float encode_scale_from_amax(float amax, int e4m3_max = 448);
+float decode_scale_from_encode(float encode_scale);  // The same in both math modes.
+float encode_scale_from_decode(float decode_scale, MathMode math = MathMode::kExact);
+
+}  // namespace narrowfloat

@@ -1,0 +1,81 @@
+// What this build and machine can do, and which implementation an operation would use.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "narrowfloat/format.h"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+// "0.1.0".
+std::string_view version();
+
+// Upper bound on worker threads of CPU operations; 0 means all cores. Results never depend on it.
+// Throws kInvalidArgument for a negative count.
+void set_num_threads(int count);
+int num_threads();
+
+struct BuildInfo {
+  std::string version;
+  std::string compiler;
+  std::string build_type;
+  bool cuda_enabled = false;
+  std::vector<std::string> cuda_architectures;
+};
+BuildInfo build_info();
+
+struct CpuInfo {
+  std::string model;
+  int logical_cores = 0;
+  std::vector<std::string> features;  // SIMD levels: "avx2", "fma", "f16c", "avx512f", ...
+};
+CpuInfo cpu_info();
+
+struct GpuInfo {
+  std::string name;
+  std::string compute_capability;  // "9.0"
+  int64_t memory_bytes = 0;
+};
+// Empty in a build without CUDA and on a machine without a GPU.
+std::vector<GpuInfo> gpu_info();
+
+// NARROWFLOAT_* environment variables that are set, as NAME=value. They never change results.
+std::vector<std::string> environment_settings();
+
+// One implementation of an operation and whether it takes a problem.
+struct Candidate {
+  std::string name;
+  bool supported = false;
+  std::string reason;  // Why not, or why it was passed over; empty for the chosen one.
+};
+
+struct Explanation {
+  std::string op;
+  std::string problem;  // The problem in words.
+  std::vector<Candidate> candidates;  // In the order they are asked.
+  std::string chosen;                 // Empty if none fits.
+};
+
+// Shapes and types of a call, without data.
+struct ExplainRequest {
+  FormatId format = FormatId::kNvfp4;
+  std::optional<ScaleLayoutId> scale_layout;
+  MathMode math = MathMode::kExact;
+  DType dtype = DType::kBF16;  // Of the high-precision side.
+  int64_t batch = 1;
+  int64_t rows = 1;
+  int64_t cols = 128;
+  Device device;
+};
+
+// Names of the operations explain() knows: "quantize", "dequantize", "relayout", "amax".
+std::vector<std::string_view> operations();
+// Throws kInvalidArgument for an unknown operation or an impossible shape.
+Explanation explain(std::string_view op, const ExplainRequest& request);
+
+}  // namespace narrowfloat

@@ -1,0 +1,89 @@
+// safetensors files: a strict reader and an atomic writer. Tensor data is never interpreted here:
+// every dtype of the format passes through byte for byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;
+  uint64_t offset = 0;      // Of the first byte, from the start of the file.
+  uint64_t size_bytes = 0;
+
+  [[nodiscard]] int64_t num_elements() const;
+};
+
+struct SafetensorsOptions {
+  // Accept holes and trailing bytes (each becomes a warning). Never overlaps or overflows.
+  bool lenient = false;
+};
+
+// A validated file, open for reading. Nothing is allocated from a number in the file before it was
+// checked. Throws kIo where the system refuses, kCorruptData (naming file, tensor and reason) where
+// the file breaks a rule. Copies share the open file; read() may be called from several threads.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(const std::string& path, const SafetensorsOptions& options = {});
+
+  [[nodiscard]] const std::string& path() const;
+  [[nodiscard]] uint64_t file_size() const;
+  [[nodiscard]] uint64_t header_size() const;  // Bytes before the data, the length field included.
+  // In file order.
+  [[nodiscard]] std::span<const TensorInfo> tensors() const;
+  // nullptr if there is none.
+  [[nodiscard]] const TensorInfo* find(std::string_view name) const;
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
+  [[nodiscard]] const std::vector<std::string>& warnings() const;
+
+  // Copies bytes [begin, begin + out.size()) of the tensor. Throws kInvalidArgument outside it, kIo
+  // where the file became shorter since it was opened.
+  void read(const TensorInfo& tensor, uint64_t begin, std::span<std::byte> out) const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;
+};
+
+// Writes one file tensor by tensor, in any order and in ranges. The bytes go to PATH.partial; only
+// commit() makes PATH appear, complete and on disk. Without commit() the destructor removes the
+// partial file. The result depends on tensors and metadata alone.
+class SafetensorsWriter {
+ public:
+  // Throws kInvalidArgument for duplicate or empty names, bad shapes and reserved names, kIo where
+  // the file cannot be made or the disk is too small.
+  SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors,
+                    std::map<std::string, std::string> metadata);
+  SafetensorsWriter(SafetensorsWriter&& other) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&& other) noexcept;
+  ~SafetensorsWriter();
+
+  [[nodiscard]] uint64_t file_size() const;
+  // Bytes [begin, begin + data.size()) of tensor `name`.
+  void write(std::string_view name, uint64_t begin, std::span<const std::byte> data);
+  // Checks that every byte was written, syncs, validates the header by reading it back, renames.
+  void commit();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# From a fresh clone to a quantized model: installs what is missing (Debian packages), builds the
+# program `narrowfloat`, quantizes the small model of this repository to NVFP4 and MXFP4, and shows
+# what that saved and cost. Everything it makes is under build/quickstart/; safe to run again.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+model=models/tiny-moe
+build=build/quickstart
+narrowfloat=$build/src/cli/narrowfloat
+out=$build/models
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Prints a command, then runs it.
+show() {
+  printf '$ %s\n' "$*"
+  "$@"
+}
+
+say "1. What the build needs (tools/setup.sh)"
+tools/setup.sh
+echo "everything is there"
+
+say "2. Build the program (CMake preset cpu, without tests and benchmarks)"
+if command -v ccache > /dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
+# A folder of its own: build/cpu keeps its options. The preset's compiler flags are the same.
+show cmake --preset cpu -B $build -DNARROWFLOAT_TESTS=OFF -DNARROWFLOAT_BENCH=OFF \
+  --log-level=WARNING
+show cmake --build $build --target narrowfloat_cli
+
+mkdir -p $out
+step=3
+for format in nvfp4 mxfp4; do
+  say "$step. Quantize $model to $format"
+  show $narrowfloat quantize $model "$out/tiny-moe-$format" --to $format --force \
+    | tee "$out/$format.summary.txt"
+  step=$((step + 1))
+done
+
+say "5. What is in the NVFP4 model (first lines)"
+show $narrowfloat inspect $out/tiny-moe-nvfp4 > $out/inspect.txt
+head -n 20 $out/inspect.txt
+
+say "6. NVFP4 compared with the original, tensor by tensor (first and last lines)"
+# Exit code 1 means "different", as it must be here.
+show $narrowfloat diff $model $out/tiny-moe-nvfp4 > $out/diff.txt || [ $? -eq 1 ]
+head -n 10 $out/diff.txt
+echo "..."
+tail -n 3 $out/diff.txt
+
+say "Result: size and accuracy of both formats"
+for format in nvfp4 mxfp4; do
+  echo
+  tail -n +2 "$out/$format.summary.txt"  # Without the line of the command.
+done
+printf '\nThe quantized models: %s, the program: %s\n' "$out/tiny-moe-{nvfp4,mxfp4}" "$narrowfloat"

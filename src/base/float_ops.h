@@ -1,0 +1,93 @@
+// Single IEEE operations on fp32: one rounding each, nearest even, denormals kept, never contracted.
+// On CUDA the intrinsics say so; on the host -ffp-contract=off does.
+#pragma once
+
+#include <cmath>
+
+#include "base/host_device.h"
+
+namespace narrowfloat {
+
+inline constexpr float kFloatMax = 0x1.fffffep127F;
+
+NF_HOST_DEVICE inline float mul_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+NF_HOST_DEVICE inline float add_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+NF_HOST_DEVICE inline float div_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+NF_HOST_DEVICE inline float fma_rn(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
+// Correctly rounded 1 / sqrt(x). The host expression was compared with exact integer arithmetic for
+// all significands (spec allreduce 3.4); 1.0f / sqrtf(x) is not the same.
+NF_HOST_DEVICE inline float rsqrt_rn(float x) {
+#if defined(__CUDA_ARCH__)
+  return __frsqrt_rn(x);
+#else
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x)));
+#endif
+}
+
+NF_HOST_DEVICE inline bool is_nan(float x) { return (float_bits(x) & 0x7FFFFFFFU) > 0x7F800000U; }
+NF_HOST_DEVICE inline bool is_denormal_or_zero(float x) {
+  return (float_bits(x) & 0x7F800000U) == 0;
+}
+
+// A number wins over NaN. Written with comparisons: std::fmin and std::fmax return NaN for a
+// signalling NaN (spec 4.5).
+NF_HOST_DEVICE inline float min_number(float a, float b) {
+  if (is_nan(a)) return b;
+  return b < a ? b : a;
+}
+NF_HOST_DEVICE inline float max_number(float a, float b) {
+  if (is_nan(a)) return b;
+  return b > a ? b : a;
+}
+
+// A running maximum of |x| over elements that are numbers, kept as a bit pattern so that its order
+// does not matter and NaN payloads cannot interfere (spec 4.5).
+class AbsMax {
+ public:
+  NF_HOST_DEVICE void add(float x) {
+    const uint32_t magnitude = float_bits(x) & 0x7FFFFFFFU;
+    if (magnitude > 0x7F800000U) return;
+    any_number_ = true;
+    if (magnitude > bits_) bits_ = magnitude;
+  }
+  // The maximum; 0 if there was no number.
+  [[nodiscard]] NF_HOST_DEVICE float or_zero() const { return bits_float(bits_); }
+  // The maximum; NaN if there was no number.
+  [[nodiscard]] NF_HOST_DEVICE float or_nan() const {
+    return bits_float(any_number_ ? bits_ : 0x7FFFFFFFU);
+  }
+
+ private:
+  uint32_t bits_ = 0;
+  bool any_number_ = false;
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,37 @@
+// Functions shared by CPU and CUDA code, and the two differences between the compilers that shared
+// code has to know. __CUDA_ARCH__ appears in this folder only.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#define NF_HOST_DEVICE __host__ __device__
+#else
+#define NF_HOST_DEVICE
+#endif
+
+namespace narrowfloat {
+
+// std::bit_cast is not callable from device code (without relaxed-constexpr), the builtin is.
+template <typename To, typename From>
+NF_HOST_DEVICE constexpr To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From) && std::is_trivially_copyable_v<From>);
+  return __builtin_bit_cast(To, from);
+}
+
+NF_HOST_DEVICE constexpr uint32_t float_bits(float value) { return bit_cast<uint32_t>(value); }
+NF_HOST_DEVICE constexpr float bits_float(uint32_t bits) { return bit_cast<float>(bits); }
+
+// NaN results are stored as 0x7FFFFFFF whatever their sign and payload (spec 4.6).
+NF_HOST_DEVICE constexpr float canonical_nan(float value) {
+  return (float_bits(value) & 0x7FFFFFFFU) > 0x7F800000U ? bits_float(0x7FFFFFFFU) : value;
+}
+
+// 2^exponent for exponents of normal numbers, -126 to 127.
+NF_HOST_DEVICE constexpr float power_of_two(int exponent) {
+  return bits_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,36 @@
+// One group for all Linear modules; `ignore` lists the exceptions by their exact names. Activations
+// stay in 16 bits (`input_activations: null`): only weights were quantized, and claiming more would
+// make loaders look for activation scales that do not exist.
+#include "checkpoint/conventions/compressed_tensors_config.h"
+
+namespace narrowfloat {
+
+nlohmann::ordered_json compressed_tensors_config(const CompressedTensorsScheme& scheme,
+                                                 const QuantizedModel& model) {
+  const nlohmann::ordered_json weights = {
+      {"num_bits", scheme.num_bits},     {"type", "float"},
+      {"symmetric", true},               {"group_size", scheme.group_size},
+      {"strategy", scheme.strategy},     {"dynamic", false},
+      {"scale_dtype", scheme.scale_dtype},
+  };
+  const nlohmann::ordered_json group = {
+      {"targets", {"Linear"}},        {"weights", weights},        {"input_activations", nullptr},
+      {"output_activations", nullptr}, {"format", scheme.format},
+  };
+  return {
+      {"quant_method", "compressed-tensors"},
+      {"format", scheme.format},
+      {"quantization_status", "compressed"},
+      {"config_groups", {{"group_0", group}}},
+      {"ignore", model.ignored_modules},
+      {"kv_cache_scheme", nullptr},
+      {"global_compression_ratio", nullptr},
+  };
+}
+
+bool is_compressed_tensors(const nlohmann::json& config, std::string_view format) {
+  return string_member(config, "quant_method") == "compressed-tensors" &&
+         string_member(config, "format") == format;
+}
+
+}  // namespace narrowfloat

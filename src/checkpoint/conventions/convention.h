@@ -1,0 +1,96 @@
+// A file convention: which tensors a quantized linear weight becomes, and what the configs say.
+//
+// The weight `X.weight` [N, K] becomes values (codes), block scales, and for NVFP4 a global scale,
+// named by suffixes: `X.weight_packed`, `X.weight_scale`, ... A convention is data (suffixes and
+// dtypes; the first of each list is written, all are read) and three functions about configs.
+// One file each in this folder; registry.cpp has the list. Scales in files are always linear.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "narrowfloat/checkpoint.h"
+
+namespace narrowfloat {
+
+// One of the stored tensors of a weight; without suffixes the convention has no such tensor.
+struct PartRule {
+  std::vector<std::string_view> suffixes;
+  std::vector<DType> dtypes;
+
+  [[nodiscard]] bool exists() const { return !suffixes.empty(); }
+};
+
+// What a file stores as the scale of the whole tensor.
+enum class GlobalScaleSense : int {
+  kNone = 0,
+  kDecode = 1,  // Small; multiplies: value = code * (scale * global).
+  kEncode = 2,  // Large; divides: value = code * (scale / global).
+};
+
+// E4M3 bytes that the format's own producer stores where a block scale is zero. A zero scale with
+// nonzero codes would decode to zero here and divide by zero elsewhere, so none is ever written.
+struct ZeroScaleBytes {
+  uint8_t zero_block;  // All elements are zero.
+  uint8_t underflow;   // Nonzero elements, but the scale rounded to zero.
+};
+
+// What the configs say about a model, besides the convention.
+struct QuantizedModel {
+  std::vector<std::string> ignored_modules;  // Linear modules that were left alone.
+  std::string writer_version;                // Of this library.
+};
+
+struct ConfigFile {
+  std::string name;
+  std::string text;
+};
+
+struct ConventionSpec {
+  ConventionInfo info;
+  PartRule values;
+  PartRule scales;
+  PartRule global_scale = {};
+  // Activation scale that producers may add; read as a part of the weight, never written.
+  PartRule input_scale = {};
+  GlobalScaleSense global_sense = GlobalScaleSense::kNone;
+  std::vector<int64_t> global_shape = {};  // As written; both () and [1] are read.
+  std::optional<ZeroScaleBytes> zero_scales = {};
+
+  // Whether a `quantization_config` object declares this convention.
+  bool (*is_declared_by)(const nlohmann::json& config) = nullptr;
+  // Value of the member `quantization_config` of config.json.
+  nlohmann::ordered_json (*quantization_config)(const QuantizedModel& model) = nullptr;
+  // A further config file; nullptr for none.
+  ConfigFile (*extra_config)(const QuantizedModel& model) = nullptr;
+};
+
+const ConventionSpec& compressed_tensors_nvfp4();
+const ConventionSpec& modelopt_nvfp4();
+const ConventionSpec& compressed_tensors_mxfp4();
+const ConventionSpec& compressed_tensors_mxfp8();
+const ConventionSpec& deepseek_fp8();
+
+// The conventions in the order of the enumeration.
+std::span<const ConventionSpec* const> all_convention_specs();
+const ConventionSpec& convention_spec(Convention convention);
+
+// "nvfp4-ct, nvfp4-modelopt, ...": for messages.
+std::string convention_names();
+
+// Stored tensors of the weight `prefix` + "weight" (prefix: "model.layers.0.mlp.up_proj."), in the
+// order values, scales, global scale.
+std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
+                                     int64_t rows, int64_t cols);
+// Shapes of the values and scales of a rows x cols weight.
+std::vector<int64_t> values_shape(const ConventionSpec& spec, int64_t rows, int64_t cols);
+std::vector<int64_t> scales_shape(const ConventionSpec& spec, int64_t rows, int64_t cols);
+
+// A member of a JSON object if it is a string, else "".
+std::string string_member(const nlohmann::json& object, std::string_view key);
+
+}  // namespace narrowfloat

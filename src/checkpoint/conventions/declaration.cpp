@@ -1,0 +1,139 @@
+// Gathers every declaration first and compares them then, so that a contradiction names both.
+#include "checkpoint/conventions/declaration.h"
+
+#include <algorithm>
+
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/json_guard.h"
+
+namespace narrowfloat {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kModelOptFile = "hf_quant_config.json";
+constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
+constexpr const char* kConfigMember = "quantization_config";
+
+// The members that tell methods apart, for messages.
+std::string describe(const json& config) {
+  std::string text = string_member(config, "quant_method");
+  for (const char* key : {"quant_algo", "format", "fmt"}) {
+    const std::string value = string_member(config, key);
+    if (!value.empty()) text += (text.empty() ? "" : ", ") + std::string(key) + " " + value;
+  }
+  const auto block = config.find("weight_block_size");
+  if (block != config.end()) text += ", weight_block_size " + block->dump();
+  return printable(text);
+}
+
+// An object without a method declares nothing; it may still list modules to leave alone.
+bool declares(const json& config) {
+  return config.is_object() && (config.contains("quant_method") || config.contains("quant_algo"));
+}
+
+Declaration read_declaration(const json& config, const std::string& source) {
+  Declaration declaration{.source = source, .method = describe(config)};
+  for (const ConventionSpec* spec : all_convention_specs()) {
+    if (!spec->is_declared_by(config)) continue;
+    declaration.spec = spec;
+    return declaration;
+  }
+  throw_error(ErrorKind::kUnsupported,
+              "{}: quantization method '{}' cannot be read; readable are {} (and ModelOpt MXFP8)",
+              source, declaration.method, convention_names());
+}
+
+class DeclarationList {
+ public:
+  explicit DeclarationList(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  std::vector<Declaration> gather() {
+    read_config();
+    read_modelopt_file();
+    read_metadata();
+    return std::move(found_);
+  }
+
+ private:
+  // The top level, and one level down: multi-modal models nest the language model's config.
+  void read_config() {
+    if (checkpoint_.config_text().empty()) return;
+    const json config = json::parse(checkpoint_.config_text());
+    add(config, "config.json");
+    for (const auto& [key, member] : config.items()) {
+      if (key != kConfigMember) add(member, "config.json (" + printable(key) + ")");
+    }
+  }
+
+  void add(const json& model_config, const std::string& source) {
+    if (!model_config.is_object()) return;
+    const auto found = model_config.find(kConfigMember);
+    if (found != model_config.end() && declares(*found)) {
+      found_.push_back(read_declaration(*found, source));
+    }
+  }
+
+  void read_modelopt_file() {
+    const std::vector<std::string>& files = checkpoint_.auxiliary_files();
+    if (std::find(files.begin(), files.end(), kModelOptFile) == files.end()) return;
+    const std::string text =
+        read_file_bounded(join_path(checkpoint_.path(), kModelOptFile), kMaxConfigBytes);
+    check_json_object(text, kModelOptFile);
+    const json root = json::parse(text);
+    const auto quantization = root.find("quantization");
+    if (quantization == root.end() || !quantization->is_object()) return;
+    json config = *quantization;
+    config["quant_method"] = "modelopt";
+    // A null algorithm is how ModelOpt says "not quantized".
+    if (!string_member(config, "quant_algo").empty()) {
+      found_.push_back(read_declaration(config, kModelOptFile));
+    }
+  }
+
+  void read_metadata() {
+    for (const SafetensorsReader& shard : checkpoint_.shards()) {
+      const auto entry = shard.metadata().find(kConventionKey);
+      if (entry == shard.metadata().end()) continue;
+      const std::string source = printable(shard.path()) + " (__metadata__)";
+      const ConventionSpec* spec = by_name(entry->second);
+      if (spec == nullptr) {
+        throw_error(ErrorKind::kUnsupported,
+                    "{}: convention '{}' cannot be read; readable are {}; was the file written by "
+                    "a newer version?",
+                    source, printable(entry->second), convention_names());
+      }
+      found_.push_back({source, std::string(spec->info.name), spec});
+    }
+  }
+
+  static const ConventionSpec* by_name(const std::string& name) {
+    for (const ConventionSpec* spec : all_convention_specs()) {
+      if (spec->info.name == name) return spec;
+    }
+    return nullptr;
+  }
+
+  const Checkpoint& checkpoint_;
+  std::vector<Declaration> found_;
+};
+
+}  // namespace
+
+std::optional<Declaration> find_declaration(const Checkpoint& checkpoint) {
+  const std::vector<Declaration> found = DeclarationList(checkpoint).gather();
+  if (found.empty()) return std::nullopt;
+  for (const Declaration& other : found) {
+    if (other.spec == found.front().spec) continue;
+    throw_error(ErrorKind::kCorruptData,
+                "{}: declarations contradict each other: {} says {} ({}), {} says {} ({}); remove "
+                "the wrong one",
+                printable(checkpoint.path()), found.front().source, found.front().spec->info.name,
+                found.front().method, other.source, other.spec->info.name, other.method);
+  }
+  return found.front();
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,26 @@
+// What a checkpoint says about its quantization: config.json (also in nested model configs),
+// hf_quant_config.json, and the __metadata__ that our writer leaves in every file.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "checkpoint/conventions/convention.h"
+
+namespace narrowfloat {
+
+// Key in __metadata__ whose value is the name of a convention; so a single file without config.json
+// keeps its declaration.
+inline constexpr const char* kConventionKey = "narrowfloat.convention";
+
+struct Declaration {
+  std::string source;  // "config.json": for messages.
+  std::string method;  // As spelled there: "compressed-tensors, format nvfp4-pack-quantized".
+  const ConventionSpec* spec = nullptr;
+};
+
+// Empty if nothing is declared. Throws kUnsupported for a method that is not readable, kCorruptData
+// if two declarations contradict each other.
+std::optional<Declaration> find_declaration(const Checkpoint& checkpoint);
+
+}  // namespace narrowfloat

@@ -1,0 +1,52 @@
+// fp8-block: 128x128 blocks of FP8 as DeepSeek-V3 stores them.
+//
+//   X.weight            F8_E4M3  [N, K]
+//   X.weight_scale_inv  F32      [ceil(N/128), ceil(K/128)]
+//
+// value = code * scale: despite its name, weight_scale_inv is the DECODE scale. Some releases store
+// it as BF16 or F8_E8M0; both widen to F32 exactly.
+#include "checkpoint/conventions/convention.h"
+
+namespace narrowfloat {
+namespace {
+
+const nlohmann::json& block_size() {
+  static const nlohmann::json kBlockSize = {128, 128};
+  return kBlockSize;
+}
+
+// Loaders of this method take every Linear module for quantized but those they are told to leave.
+nlohmann::ordered_json quantization_config(const QuantizedModel& model) {
+  return {
+      {"quant_method", "fp8"},
+      {"fmt", "e4m3"},
+      {"activation_scheme", "dynamic"},
+      {"weight_block_size", block_size()},
+      {"modules_to_not_convert", model.ignored_modules},
+  };
+}
+
+bool is_declared(const nlohmann::json& config) {
+  const std::string element = string_member(config, "fmt");
+  const auto block = config.find("weight_block_size");
+  return string_member(config, "quant_method") == "fp8" && (element.empty() || element == "e4m3") &&
+         block != config.end() && *block == block_size();
+}
+
+}  // namespace
+
+const ConventionSpec& deepseek_fp8() {
+  static const ConventionSpec kSpec = {
+      .info = {.id = Convention::kFp8Block,
+               .name = "fp8-block",
+               .description = "FP8 weights in 128x128 blocks as DeepSeek-V3 stores them",
+               .format = FormatId::kFp8Block128x128},
+      .values = {{"weight"}, {DType::kF8E4M3}},
+      .scales = {{"weight_scale_inv"}, {DType::kF32, DType::kBF16, DType::kF8E8M0}},
+      .is_declared_by = is_declared,
+      .quantization_config = quantization_config,
+  };
+  return kSpec;
+}
+
+}  // namespace narrowfloat

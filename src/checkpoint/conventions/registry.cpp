@@ -1,0 +1,101 @@
+// The list of conventions, lookup by name, and what follows from their data alone.
+#include <array>
+
+#include "base/int_math.h"
+#include "base/throw_error.h"
+#include "checkpoint/conventions/convention.h"
+#include "checkpoint/escape.h"
+
+namespace narrowfloat {
+namespace {
+
+struct Alias {
+  std::string_view name;
+  Convention convention;
+};
+// Plain format names mean the convention that most software loads.
+constexpr std::array kAliases = {
+    Alias{"nvfp4", Convention::kNvfp4CompressedTensors},
+    Alias{"mxfp4", Convention::kMxfp4CompressedTensors},
+    Alias{"mxfp8", Convention::kMxfp8CompressedTensors},
+};
+
+}  // namespace
+
+std::span<const ConventionSpec* const> all_convention_specs() {
+  static const std::array kSpecs = {
+      &compressed_tensors_nvfp4(), &modelopt_nvfp4(), &compressed_tensors_mxfp4(),
+      &compressed_tensors_mxfp8(), &deepseek_fp8(),
+  };
+  return kSpecs;
+}
+
+const ConventionSpec& convention_spec(Convention convention) {
+  for (const ConventionSpec* spec : all_convention_specs()) {
+    if (spec->info.id == convention) return *spec;
+  }
+  throw_invalid("convention: expected one of {}, got the number {}", convention_names(),
+                static_cast<int>(convention));
+}
+
+std::span<const ConventionInfo> all_conventions() {
+  static const std::vector<ConventionInfo> kInfos = [] {
+    std::vector<ConventionInfo> infos;
+    for (const ConventionSpec* spec : all_convention_specs()) infos.push_back(spec->info);
+    return infos;
+  }();
+  return kInfos;
+}
+
+const ConventionInfo& convention_info(Convention convention) {
+  return convention_spec(convention).info;
+}
+
+std::string convention_names() {
+  std::string names;
+  for (const ConventionSpec* spec : all_convention_specs()) {
+    if (!names.empty()) names += ", ";
+    names += spec->info.name;
+  }
+  return names;
+}
+
+Convention parse_convention(std::string_view text) {
+  for (const ConventionSpec* spec : all_convention_specs()) {
+    if (spec->info.name == text) return spec->info.id;
+  }
+  for (const Alias& alias : kAliases) {
+    if (alias.name == text) return alias.convention;
+  }
+  throw_invalid("format: expected one of {}, or nvfp4, mxfp4, mxfp8 for the -ct ones, got '{}'",
+                convention_names(), printable(text));
+}
+
+std::vector<int64_t> values_shape(const ConventionSpec& spec, int64_t rows, int64_t cols) {
+  return {rows, format_info(spec.info.format).element_bits == 4 ? cols / 2 : cols};
+}
+
+std::vector<int64_t> scales_shape(const ConventionSpec& spec, int64_t rows, int64_t cols) {
+  const FormatInfo& format = format_info(spec.info.format);
+  return {ceil_div(rows, format.block_rows), ceil_div(cols, format.block_cols)};
+}
+
+std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
+                                     int64_t rows, int64_t cols) {
+  const auto part = [&](const PartRule& rule, std::vector<int64_t> shape) {
+    return TensorSpec{std::string(prefix).append(rule.suffixes.front()), rule.dtypes.front(),
+                      std::move(shape)};
+  };
+  std::vector<TensorSpec> parts = {part(spec.values, values_shape(spec, rows, cols)),
+                                   part(spec.scales, scales_shape(spec, rows, cols))};
+  if (spec.global_scale.exists()) parts.push_back(part(spec.global_scale, spec.global_shape));
+  return parts;
+}
+
+std::string string_member(const nlohmann::json& object, std::string_view key) {
+  if (!object.is_object()) return "";
+  const auto found = object.find(std::string(key));
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,135 @@
+// POSIX calls. EINTR and short transfers are retried, everything else becomes kIo.
+#include "checkpoint/file_io.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <filesystem>
+#include <linux/openat2.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+#include "checkpoint/partial_file.h"
+
+namespace narrowfloat {
+namespace {
+
+// O_NONBLOCK: a FIFO put in place of the file between check and open must not hang us.
+constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+
+int open_for_reading(const std::string& path) {
+  open_how how{};
+  how.flags = kReadFlags;
+  how.resolve = RESOLVE_NO_MAGICLINKS;
+  const long fd = ::syscall(SYS_openat2, AT_FDCWD, path.c_str(), &how, sizeof(how));
+  if (fd >= 0) return static_cast<int>(fd);
+  // Kernels before 5.6 do not have the call, and some sandboxes answer EPERM to what they do not
+  // know.
+  if (errno != ENOSYS && errno != EPERM) return -1;
+  return ::open(path.c_str(), kReadFlags);
+}
+
+void require_regular(const struct stat& status, const std::string& path) {
+  if (S_ISREG(status.st_mode)) return;
+  throw_error(ErrorKind::kIo, "{}: {}, not a regular file", printable(path),
+              S_ISDIR(status.st_mode) ? "is a directory" : "is a device, pipe or socket");
+}
+
+}  // namespace
+
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)) {}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void FileDescriptor::close(const std::string& path) {
+  // Linux frees the descriptor whatever close() returns, so it is never retried.
+  if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) throw_errno(path, "close");
+}
+
+void throw_errno(const std::string& path, std::string_view action) {
+  const int error = errno;
+  throw_error(ErrorKind::kIo, "{}: cannot {}: {}", printable(path), action,
+              std::generic_category().message(error));
+}
+
+OpenedFile open_regular_file(const std::string& path) {
+  // Opening a device can have effects already, so the kind is checked before; the descriptor, which
+  // cannot change any more, is checked again.
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) throw_errno(path, "open");
+  require_regular(status, path);
+  FileDescriptor file(open_for_reading(path));
+  if (file.get() < 0) throw_errno(path, "open");
+  if (::fstat(file.get(), &status) != 0) throw_errno(path, "read the status");
+  require_regular(status, path);
+  return {std::move(file), static_cast<uint64_t>(status.st_size)};
+}
+
+uint64_t file_size(const FileDescriptor& file, const std::string& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_errno(path, "read the status");
+  return static_cast<uint64_t>(status.st_size);
+}
+
+void read_exact(const FileDescriptor& file, const std::string& path, uint64_t offset,
+                std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(file.get(), out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno(path, "read");
+    if (got == 0) {
+      throw_error(ErrorKind::kIo, "{}: ends at byte {}; it became shorter while it was read",
+                  printable(path), offset);
+    }
+    offset += static_cast<uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+}
+
+void write_exact(const FileDescriptor& file, const std::string& path, uint64_t offset,
+                 std::span<const std::byte> data) {
+  while (!data.empty()) {
+    const ssize_t put = ::pwrite(file.get(), data.data(), data.size(), static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw_errno(path, "write");
+    offset += static_cast<uint64_t>(put);
+    data = data.subspan(static_cast<size_t>(put));
+  }
+}
+
+std::string read_file_bounded(const std::string& path, uint64_t max_bytes) {
+  const OpenedFile file = open_regular_file(path);
+  if (file.size > max_bytes) {
+    throw_error(ErrorKind::kCorruptData, "{}: has {} bytes; the limit is {}", printable(path),
+                file.size, max_bytes);
+  }
+  std::string text(file.size, '\0');
+  read_exact(file.fd, path, 0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+void write_file_atomically(const std::string& path, std::string_view bytes) {
+  PartialFile file(path);
+  file.reserve(bytes.size());
+  file.write(0, std::as_bytes(std::span(bytes)));
+  file.sync();
+  file.publish();
+}
+
+std::string join_path(const std::string& directory, const std::string& name) {
+  return (std::filesystem::path(directory) / name).string();
+}
+
+}  // namespace narrowfloat

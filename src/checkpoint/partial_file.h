@@ -1,0 +1,51 @@
+// A file that appears complete or not at all.
+//
+// Bytes go to PATH.partial in the same directory; publish() renames it to PATH. After any kill or
+// power cut PATH is absent, the old file, or the whole new one, provided sync() came before
+// publish(): a rename alone does not order the data before the name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <sys/types.h>
+
+#include "checkpoint/file_io.h"
+
+namespace narrowfloat {
+
+class PartialFile {
+ public:
+  // A PATH.partial that a dead run left is replaced. Throws kIo if a live one is writing it, or if
+  // PATH or PATH.partial is something other than a regular file.
+  explicit PartialFile(std::string path);
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
+  // Removes the partial file unless it was published.
+  ~PartialFile();
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& partial_path() const { return partial_path_; }
+
+  // Makes the file `num_bytes` long, with its blocks where the file system can, so that a full disk
+  // shows now and not after hours.
+  void reserve(uint64_t num_bytes);
+  void write(uint64_t offset, std::span<const std::byte> data);
+  void sync();
+  void publish();
+
+ private:
+  void remove_stale() const;
+  // Whether PATH.partial still names our file.
+  [[nodiscard]] bool is_ours() const noexcept;
+
+  std::string path_;
+  std::string partial_path_;
+  FileDescriptor file_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+  bool published_ = false;
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,133 @@
+// Opens a safetensors file: length field, header, validation; then serves byte ranges with pread,
+// so that a file truncated by someone else is an error and not a SIGBUS.
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/foreign_format.h"
+#include "checkpoint/safetensors_header.h"
+#include "narrowfloat/safetensors.h"
+
+namespace narrowfloat {
+namespace {
+
+using LengthField = std::array<char, kLengthFieldBytes>;
+
+uint64_t decode_length(const LengthField& field) {
+  uint64_t length = 0;
+  for (size_t i = field.size(); i-- > 0;) {
+    length = length << 8 | static_cast<unsigned char>(field[i]);
+  }
+  return length;
+}
+
+// N, checked against the limit and the file size: by subtraction, since 8 + N may wrap.
+uint64_t read_header_length(const OpenedFile& file, const std::string& path) {
+  if (file.size < kLengthFieldBytes) {
+    throw_error(ErrorKind::kCorruptData,
+                "{}: has {} bytes, less than the length field of a safetensors file; is the "
+                "download incomplete?",
+                printable(path), file.size);
+  }
+  LengthField field{};
+  read_exact(file.fd, path, 0, std::as_writable_bytes(std::span(field)));
+  const uint64_t length = decode_length(field);
+  const std::string hint = describe_foreign_content(std::string_view(field.data(), field.size()));
+  if (length > kMaxHeaderBytes) {
+    throw_error(ErrorKind::kCorruptData, "{}: header length {} is over the limit of {} bytes{}",
+                printable(path), length, kMaxHeaderBytes, hint);
+  }
+  if (length > file.size - kLengthFieldBytes) {
+    throw_error(ErrorKind::kCorruptData,
+                "{}: header length {} does not fit in the file's {} bytes; is it truncated?",
+                printable(path), length, file.size);
+  }
+  return length;
+}
+
+std::vector<uint32_t> sort_by_name(const std::vector<TensorInfo>& tensors) {
+  std::vector<uint32_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0U);
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return tensors[a].name < tensors[b].name; });
+  return order;
+}
+
+}  // namespace
+
+struct SafetensorsReader::State {
+  std::string path;
+  OpenedFile file;
+  uint64_t header_size = 0;
+  ParsedHeader header;
+  std::vector<uint32_t> by_name;  // Indices into header.tensors.
+};
+
+SafetensorsReader::SafetensorsReader(const std::string& path, const SafetensorsOptions& options) {
+  auto state = std::make_shared<State>();
+  state->path = path;
+  state->file = open_regular_file(path);
+  refuse_foreign_name(path);
+  const uint64_t length = read_header_length(state->file, path);
+  std::string json(length, '\0');
+  read_exact(state->file.fd, path, kLengthFieldBytes, std::as_writable_bytes(std::span(json)));
+
+  state->header_size = kLengthFieldBytes + length;
+  state->header = parse_header(json, {.file = printable(path),
+                                      .buffer_begin = state->header_size,
+                                      .buffer_bytes = state->file.size - state->header_size,
+                                      .lenient = options.lenient});
+  state->by_name = sort_by_name(state->header.tensors);
+  state_ = std::move(state);
+}
+
+const std::string& SafetensorsReader::path() const { return state_->path; }
+uint64_t SafetensorsReader::file_size() const { return state_->file.size; }
+uint64_t SafetensorsReader::header_size() const { return state_->header_size; }
+std::span<const TensorInfo> SafetensorsReader::tensors() const { return state_->header.tensors; }
+const std::map<std::string, std::string>& SafetensorsReader::metadata() const {
+  return state_->header.metadata;
+}
+const std::vector<std::string>& SafetensorsReader::warnings() const {
+  return state_->header.warnings;
+}
+
+const TensorInfo* SafetensorsReader::find(std::string_view name) const {
+  const std::vector<TensorInfo>& tensors = state_->header.tensors;
+  const auto found = std::lower_bound(
+      state_->by_name.begin(), state_->by_name.end(), name,
+      [&](uint32_t index, std::string_view wanted) { return tensors[index].name < wanted; });
+  if (found == state_->by_name.end() || tensors[*found].name != name) return nullptr;
+  return &tensors[*found];
+}
+
+void SafetensorsReader::read(const TensorInfo& tensor, uint64_t begin,
+                             std::span<std::byte> out) const {
+  const State& state = *state_;
+  // `tensor` may come from another reader, so it is held against this file too.
+  const bool is_inside = tensor.offset >= state.header_size && tensor.offset <= state.file.size &&
+                         tensor.size_bytes <= state.file.size - tensor.offset;
+  if (!is_inside) {
+    throw_invalid("{}: tensor '{}' is not one of this file", printable(state.path),
+                  printable(tensor.name));
+  }
+  if (begin > tensor.size_bytes || out.size() > tensor.size_bytes - begin) {
+    throw_invalid("{}: tensor '{}' has {} bytes; {} bytes from byte {} are outside",
+                  printable(state.path), printable(tensor.name), tensor.size_bytes, out.size(),
+                  begin);
+  }
+  const uint64_t size_now = narrowfloat::file_size(state.file.fd, state.path);
+  if (size_now != state.file.size) {
+    throw_error(ErrorKind::kIo, "{}: changed from {} to {} bytes since it was opened",
+                printable(state.path), state.file.size, size_now);
+  }
+  read_exact(state.file.fd, state.path, tensor.offset + begin, out);
+}
+
+}  // namespace narrowfloat

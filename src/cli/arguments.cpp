@@ -1,0 +1,102 @@
+// The command line as a whole: commands, --version, --help, and the answer to a wrong one.
+#include "cli/arguments.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "cli/option_helpers.h"
+#include "cli/printable.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr const char* kDescription =
+    "Quantize checkpoints to block-scaled 4-bit and 8-bit floating point, look into them, and "
+    "measure\nwhat it cost.";
+constexpr const char* kFooter = R"(Start here:
+  narrowfloat quantize MODEL OUT --to nvfp4    quantize a directory with config.json and shards
+  narrowfloat inspect OUT                      what is in it now
+  narrowfloat diff MODEL OUT                   how much accuracy it cost
+Every command has --help with examples and exit codes. Documentation: docs/cli.md)";
+
+std::string version_text() {
+  const BuildInfo info = build_info();
+  std::string backends = "cpu";
+  if (info.cuda_enabled) {
+    backends += fmt::format(", cuda ({})", fmt::join(info.cuda_architectures, ", "));
+  }
+  return fmt::format("narrowfloat {}\nbuild: {}, {}\nbackends: {}", info.version, info.build_type,
+                     info.compiler, backends);
+}
+
+// All commands' arguments; the parser fills the chosen one.
+struct AllArguments {
+  QuantizeArguments quantize;
+  DequantizeArguments dequantize;
+  InspectArguments inspect;
+  DiffArguments diff;
+  ExplainArguments explain;
+  DoctorArguments doctor;
+  BenchArguments bench;
+};
+
+void add_all(CLI::App& app, AllArguments& all) {
+  add_quantize(app, all.quantize);
+  add_dequantize(app, all.dequantize);
+  add_inspect(app, all.inspect);
+  add_diff(app, all.diff);
+  add_explain(app, all.explain);
+  add_doctor(app, all.doctor);
+  add_bench(app, all.bench);
+}
+
+Command chosen_command(const CLI::App& app, AllArguments& all) {
+  if (app.got_subcommand("quantize")) return all.quantize;
+  if (app.got_subcommand("dequantize")) return all.dequantize;
+  if (app.got_subcommand("inspect")) return all.inspect;
+  if (app.got_subcommand("diff")) return all.diff;
+  if (app.got_subcommand("explain")) return all.explain;
+  if (app.got_subcommand("doctor")) return all.doctor;
+  return all.bench;
+}
+
+std::string command_list(const CLI::App& app) {
+  std::string list;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    list += (list.empty() ? "" : ", ") + command->get_name();
+  }
+  return list;
+}
+
+Reply usage_error(const CLI::App& app, std::string message) {
+  const auto chosen = app.get_subcommands();
+  const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
+  if (chosen.empty()) message += fmt::format("; the commands are {}", command_list(app));
+  return {ExitCode::kUsage, "",
+          fmt::format("narrowfloat{}: {}\nTry: narrowfloat{} --help\n", command,
+                      printable(message), command)};
+}
+
+}  // namespace
+
+std::variant<Command, Reply> parse_arguments(int argc, const char* const* argv) {
+  CLI::App app(kDescription, "narrowfloat");
+  app.footer(kFooter);
+  app.set_version_flag("--version", version_text, "Print version, build and backends");
+  AllArguments all;
+  add_all(app, all);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return Reply{ExitCode::kDone, app.help(), ""};
+  } catch (const CLI::CallForVersion& version) {
+    return Reply{ExitCode::kDone, std::string(version.what()) + "\n", ""};
+  } catch (const CLI::ParseError& error) {
+    return usage_error(app, error.what());
+  }
+  if (app.get_subcommands().empty()) return usage_error(app, "no command given");
+  return chosen_command(app, all);
+}
+
+}  // namespace narrowfloat::cli

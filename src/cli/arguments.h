@@ -1,0 +1,94 @@
+// What the user asked for: one struct for each command, filled and checked by parse_arguments().
+// arguments.cpp is the only file that knows CLI11. A new command adds a struct here, its options
+// there, and a run() in commands.h.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cli/exit_code.h"
+#include "narrowfloat/checkpoint.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat::cli {
+
+enum class ColorMode : int { kAuto, kAlways, kNever };
+enum class DataFormat : int { kTable, kJson, kCsv };
+enum class ProgressMode : int { kAuto, kJson, kNone };
+
+// How results are printed; every command has these.
+struct OutputArguments {
+  DataFormat data = DataFormat::kTable;
+  ColorMode color = ColorMode::kAuto;
+  bool is_quiet = false;    // Errors only; a document asked for with --json is still printed.
+  bool is_verbose = false;  // More rows and columns, progress without a terminal.
+};
+
+struct QuantizeArguments {
+  OutputArguments output;
+  ProgressMode progress = ProgressMode::kAuto;
+  int num_threads = 0;
+  std::string source;
+  std::string target;
+  QuantizeCheckpointOptions options;
+};
+
+struct DequantizeArguments {
+  OutputArguments output;
+  ProgressMode progress = ProgressMode::kAuto;
+  int num_threads = 0;
+  std::string source;
+  std::string target;
+  DequantizeCheckpointOptions options;
+};
+
+struct InspectArguments {
+  OutputArguments output;
+  std::string path;
+  std::vector<std::string> tensor_globs;  // Empty: all tensors.
+};
+
+struct DiffArguments {
+  OutputArguments output;
+  int num_threads = 0;
+  std::string a;
+  std::string b;
+};
+
+struct ExplainArguments {
+  OutputArguments output;
+  std::string op;
+  ExplainRequest request;
+};
+
+struct DoctorArguments {
+  OutputArguments output;
+};
+
+struct BenchArguments {
+  OutputArguments output;
+  std::string op;                 // Empty: quantize and dequantize.
+  std::vector<FormatId> formats;  // Empty: all.
+  int64_t rows = 4096;
+  int64_t cols = 4096;
+  DType dtype = DType::kBF16;
+  MathMode math = MathMode::kExact;
+  int num_threads = 0;
+  double min_seconds = 0.5;  // Of timed runs, for each case.
+};
+
+using Command = std::variant<QuantizeArguments, DequantizeArguments, InspectArguments,
+                             DiffArguments, ExplainArguments, DoctorArguments, BenchArguments>;
+
+// The answer to --help, --version or a wrong command line: nothing is left to run.
+struct Reply {
+  ExitCode code = ExitCode::kDone;
+  std::string to_stdout;
+  std::string to_stderr;
+};
+
+std::variant<Command, Reply> parse_arguments(int argc, const char* const* argv);
+
+}  // namespace narrowfloat::cli

@@ -1,0 +1,202 @@
+// Summaries for people fit on a screen; the tensor table comes with --dry-run and -v. The JSON
+// document always has all tensors.
+#include "cli/checkpoint_report.h"
+
+#include <fmt/format.h>
+
+#include "cli/json_output.h"
+#include "cli/output.h"
+#include "cli/printable.h"
+#include "cli/size_text.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr std::string_view kCopy = "copy";
+
+// Sums over the tensors of one action.
+struct Totals {
+  int64_t tensors = 0;
+  int64_t elements = 0;
+  uint64_t source_bytes = 0;
+  uint64_t target_bytes = 0;
+};
+
+struct ReportTotals {
+  Totals converted;
+  Totals copied;
+};
+
+int64_t num_elements(const TensorReport& tensor) {
+  int64_t elements = 1;
+  for (const int64_t extent : tensor.shape) elements *= extent;
+  return elements;
+}
+
+ReportTotals sum_up(const CheckpointReport& report) {
+  ReportTotals totals;
+  for (const TensorReport& tensor : report.tensors) {
+    Totals& sum = tensor.action == kCopy ? totals.copied : totals.converted;
+    ++sum.tensors;
+    sum.elements += num_elements(tensor);
+    sum.source_bytes += tensor.source_bytes;
+    sum.target_bytes += tensor.target_bytes;
+  }
+  return totals;
+}
+
+double ratio(uint64_t numerator, uint64_t denominator) {
+  if (denominator == 0) return 1;
+  return static_cast<double>(numerator) / static_cast<double>(denominator);
+}
+
+double bits_per_weight(const Totals& totals) {
+  if (totals.elements == 0) return 0;
+  return 8 * static_cast<double>(totals.target_bytes) / static_cast<double>(totals.elements);
+}
+
+// Source bytes through the quantizer in its own time; 0 where nothing was timed.
+double quantizer_gb_per_second(const CheckpointReport& report) {
+  if (report.quantize_seconds <= 0) return 0;
+  return static_cast<double>(report.quantized_source_bytes) / report.quantize_seconds / 1e9;
+}
+
+Json to_json(const Totals& totals) {
+  return Json{{"tensors", totals.tensors},
+              {"elements", totals.elements},
+              {"source_bytes", totals.source_bytes},
+              {"target_bytes", totals.target_bytes},
+              {"bits_per_weight", bits_per_weight(totals)}};
+}
+
+Json to_json(const TensorReport& tensor) {
+  Json json{{"name", tensor.name},
+            {"action", tensor.action},
+            {"reason", tensor.reason},
+            {"shape", tensor.shape},
+            {"source_bytes", tensor.source_bytes},
+            {"target_bytes", tensor.target_bytes},
+            {"figures", nullptr}};
+  if (tensor.figures) json["figures"] = figures_json(*tensor.figures);
+  return json;
+}
+
+void print_document(const CheckpointReport& report, const ReportContext& context) {
+  const ReportTotals totals = sum_up(report);
+  Json document = json_document(context.command);
+  document["source"] = context.source;
+  document["target"] = context.target;
+  document["format"] = context.format;
+  document["dry_run"] = context.is_dry_run;
+  document["cancelled"] = report.cancelled;
+  document["source_bytes"] = report.source_bytes;
+  document["target_bytes"] = report.target_bytes;
+  document["converted"] = to_json(totals.converted);
+  document["copied"] = to_json(totals.copied);
+  document["peak_buffer_bytes"] = report.peak_buffer_bytes;
+  document["seconds"] = report.seconds;
+  document["quantize_seconds"] = report.quantize_seconds;
+  document["quantizer_gb_per_second"] = quantizer_gb_per_second(report);
+  document["figures"] = report.total.elements > 0 ? figures_json(report.total) : Json(nullptr);
+  document["files"] = report.files;
+  document["tensors"] = Json::array();
+  for (const TensorReport& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));
+  print_json(document);
+}
+
+std::string tensor_table(const CheckpointReport& report, bool colored) {
+  using enum Table::Align;
+  Table table({{"action", kLeft},
+               {"shape", kRight},
+               {"before", kRight},
+               {"after", kRight},
+               {"SQNR dB", kRight},
+               {"tensor", kLeft},
+               {"why left alone", kLeft}});
+  for (const TensorReport& tensor : report.tensors) {
+    const bool is_copy = tensor.action == kCopy;
+    table.add_row({tensor.action, format_shape(tensor.shape), format_bytes(tensor.source_bytes),
+                   format_bytes(tensor.target_bytes),
+                   tensor.figures ? fmt::format("{:.2f}", tensor.figures->sqnr_db) : "-",
+                   printable(tensor.name), printable(tensor.reason)},
+                  is_copy ? Tone::kFaint : Tone::kPlain);
+  }
+  return table.to_text(colored) + "\n";
+}
+
+std::string figures_text(const ErrorFigures& figures) {
+  std::string text = fmt::format(
+      "SQNR       {:.2f} dB\n"
+      "cosine     {:.6f}\n"
+      "norm ratio {:.6f}\n",
+      figures.sqnr_db, figures.cosine, figures.norm_ratio);
+  if (figures.nonfinite > 0) {
+    text += fmt::format("left out   {} elements that are NaN or infinite\n", figures.nonfinite);
+  }
+  return text;
+}
+
+std::string time_text(const CheckpointReport& report) {
+  std::string text = fmt::format("time       {}", format_duration(report.seconds));
+  const double rate = quantizer_gb_per_second(report);
+  if (rate > 0) text += fmt::format(", {:.2f} GB/s in the quantizer", rate);
+  return text + "\n";
+}
+
+std::string summary(const CheckpointReport& report, const ReportContext& context) {
+  const ReportTotals totals = sum_up(report);
+  const bool is_quantize = context.command == "quantize";
+  std::string text = fmt::format(
+      "format     {}\n"
+      "{} {} tensors, {} -> {}, {:.3f} bits per weight\n"
+      "copied     {} tensors, {}\n"
+      "size       {} -> {}, {:.2f} times {}\n",
+      context.format, is_quantize ? "quantized " : "converted ", totals.converted.tensors,
+      format_bytes(totals.converted.source_bytes), format_bytes(totals.converted.target_bytes),
+      bits_per_weight(totals.converted), totals.copied.tensors,
+      format_bytes(totals.copied.target_bytes), format_bytes(report.source_bytes),
+      format_bytes(report.target_bytes),
+      report.target_bytes <= report.source_bytes ? ratio(report.source_bytes, report.target_bytes)
+                                                 : ratio(report.target_bytes, report.source_bytes),
+      report.target_bytes <= report.source_bytes ? "smaller" : "larger");
+  if (report.total.elements > 0) text += figures_text(report.total);
+  text += fmt::format("memory     {} of buffers\n", format_bytes(report.peak_buffer_bytes));
+  if (!context.is_dry_run) text += time_text(report);
+  return text;
+}
+
+std::string file_list(const CheckpointReport& report, const ReportContext& context) {
+  std::string text = context.is_dry_run ? "would write" : "wrote      ";
+  for (size_t i = 0; i < report.files.size(); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", printable(report.files[i]));
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+ExitCode print_report(const CheckpointReport& report, const ReportContext& context,
+                      const OutputArguments& output) {
+  if (report.cancelled) {
+    write_stderr(fmt::format("narrowfloat {}: interrupted; nothing was left at {}\n",
+                             context.command, printable(context.target)));
+    return ExitCode::kInterrupted;
+  }
+  if (output.data == DataFormat::kJson) {
+    print_document(report, context);
+    return ExitCode::kDone;
+  }
+  if (output.is_quiet) return ExitCode::kDone;
+  const bool colored = is_colored(output.color);
+  const bool has_details = context.is_dry_run || output.is_verbose;
+  std::string text = has_details ? tensor_table(report, colored) : "";
+  text += paint(fmt::format("{}{} -> {}", context.is_dry_run ? "plan: " : "",
+                            printable(context.source), printable(context.target)),
+                Tone::kHeading, colored);
+  text += "\n" + summary(report, context);
+  if (has_details) text += file_list(report, context);
+  write_stdout(text);
+  return ExitCode::kDone;
+}
+
+}  // namespace narrowfloat::cli

@@ -1,0 +1,158 @@
+// Options of the commands that work on files. The texts of options are read by the library's own
+// parse functions, so that the names an error lists are those that are accepted.
+#include <memory>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "cli/option_helpers.h"
+#include "cli/size_text.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr const char* kQuantizeExamples = R"(Examples:
+  narrowfloat quantize model-bf16 model-nvfp4 --to nvfp4
+  narrowfloat quantize model-bf16 out --to mxfp4 --exclude '*.self_attn.*' --dry-run
+  narrowfloat quantize layer.safetensors layer-fp8.safetensors --to fp8-block --json
+)";
+constexpr const char* kDequantizeExamples = R"(Examples:
+  narrowfloat dequantize model-nvfp4 model-bf16 --dtype bf16
+)";
+constexpr const char* kInspectExamples = R"(Examples:
+  narrowfloat inspect model-nvfp4
+  narrowfloat inspect model-nvfp4 --tensor '*.experts.0.*' --csv
+)";
+constexpr const char* kDiffExamples = R"(Examples:
+  narrowfloat diff model-bf16 model-nvfp4            what quantization cost, worst tensor first
+  narrowfloat diff a.safetensors b.safetensors -q    only the exit code: 0 same values, 1 different
+)";
+
+// Options that are worked out after all of them are known.
+struct QuantizeChoices {
+  std::optional<Ue8m0Rounding> mx_scale;
+  std::optional<ScaleSearch> scale_search;
+};
+
+// What the commands that write a checkpoint have in common.
+template <typename Arguments>
+void add_writer(CLI::App& app, Arguments& arguments) {
+  add_parsed_into(app, "--max-memory", parse_bytes, arguments.options.max_memory_bytes,
+                  "Budget for buffers, such as 8GiB; default three quarters of what is available")
+      ->option_text("BYTES");
+  add_parsed_into(app, "--max-shard-size", parse_bytes, arguments.options.max_shard_bytes,
+                  "Largest file of the target; default 5GB. A tensor is never split")
+      ->option_text("BYTES");
+  add_threads(app, arguments.num_threads);
+  app.add_flag("--dry-run", arguments.options.dry_run,
+               "Check everything and show the plan; write nothing");
+  app.add_flag("--force", arguments.options.force, "Replace what is at DST");
+  add_choice<ProgressMode>(
+      app, "--progress",
+      {{"auto", ProgressMode::kAuto}, {"json", ProgressMode::kJson}, {"none", ProgressMode::kNone}},
+      arguments.progress, "Progress on stderr: auto (default: on a terminal only), json or none")
+      ->option_text("MODE");
+}
+
+std::string convention_list() {
+  std::string list;
+  for (const ConventionInfo& info : all_conventions()) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", info.name);
+  }
+  return list;
+}
+
+// Options that the chosen format has no use for are errors: ignoring one would leave the user with
+// a file that is not what was asked for.
+void check_conflicts(const QuantizeChoices& choices, QuantizeCheckpointOptions& options) {
+  const ConventionInfo& target = convention_info(options.to);
+  const bool is_mx = format_info(target.format).scale_type == ScaleType::kUE8M0;
+  const bool is_nvfp4 = target.format == FormatId::kNvfp4;
+  if (choices.mx_scale && !is_mx) {
+    throw CLI::ValidationError(
+        "--mx-scale", fmt::format("{} has no power-of-two scales; leave the option out, or use "
+                                  "--to mxfp4-ct or mxfp8-ct",
+                                  target.name));
+  }
+  if (choices.scale_search == ScaleSearch::kFourOverSix && !is_nvfp4) {
+    throw CLI::ValidationError(
+        "--scale-search", fmt::format("4over6 is for NVFP4 only, and the target is {}; leave the "
+                                      "option out, or use --to nvfp4-ct or nvfp4-modelopt",
+                                      target.name));
+  }
+  options.mx_scale = choices.mx_scale.value_or(options.mx_scale);
+  options.scale_search = choices.scale_search.value_or(options.scale_search);
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& app, QuantizeArguments& arguments) {
+  CLI::App& command = add_command(
+      app, "quantize", "Quantize a checkpoint: weights of linear layers, experts included",
+      kQuantizeExamples);
+  QuantizeCheckpointOptions& options = arguments.options;
+  const auto choices = std::make_shared<QuantizeChoices>();
+  add_path(command, "SRC", arguments.source, "A .safetensors file, or a directory with shards");
+  add_path(command, "DST", arguments.target, "Where to write: a file for a file, or a directory");
+  add_parsed_into(command, "--to", parse_convention, options.to,
+                  fmt::format("What to write: {}; nvfp4, mxfp4 and mxfp8 mean the "
+                              "compressed-tensors convention",
+                              convention_list()))
+      ->required()
+      ->option_text("FORMAT REQUIRED");
+  add_globs(command, "--include", options.include,
+            "Also quantize tensors with such a name; may be repeated");
+  add_globs(command, "--exclude", options.exclude,
+            "Never quantize tensors with such a name; wins over --include; may be repeated");
+  add_parsed_into(command, "--math", parse_math_mode, options.math,
+                  "Arithmetic: exact (default) or fast, bit for bit as common GPU kernels")
+      ->option_text("MODE");
+  add_parsed_into(command, "--mx-scale", parse_ue8m0_rounding, choices->mx_scale,
+                  "Rounding of MX block scales: up (default), floor or even")
+      ->option_text("RULE");
+  add_choice<ScaleSearch>(command, "--scale-search",
+                          {{"amax", ScaleSearch::kAmax}, {"4over6", ScaleSearch::kFourOverSix}},
+                          choices->scale_search, "NVFP4 block scales: amax (default) or 4over6")
+      ->option_text("METHOD");
+  add_choice<bool>(command, "--nonfinite", {{"error", false}, {"keep", true}},
+                   options.keep_nonfinite, "NaN or infinity in a weight: error (default) or keep")
+      ->option_text("WHAT");
+  add_writer(command, arguments);
+  add_output(command, arguments.output, CsvSupport::kNo);
+  command.callback([&arguments, choices] { check_conflicts(*choices, arguments.options); });
+}
+
+void add_dequantize(CLI::App& app, DequantizeArguments& arguments) {
+  CLI::App& command =
+      add_command(app, "dequantize", "Turn a quantized checkpoint back into plain tensors",
+                  kDequantizeExamples);
+  add_path(command, "SRC", arguments.source, "A .safetensors file, or a directory with shards");
+  add_path(command, "DST", arguments.target, "Where to write: a file for a file, or a directory");
+  add_parsed_into(command, "--dtype", parse_target_dtype, arguments.options.dtype,
+                  "Type of the weights: bf16, fp16 or fp32")
+      ->required()
+      ->option_text("DTYPE REQUIRED");
+  add_writer(command, arguments);
+  add_output(command, arguments.output, CsvSupport::kNo);
+}
+
+void add_inspect(CLI::App& app, InspectArguments& arguments) {
+  CLI::App& command = add_command(app, "inspect", "Show tensors, recognised quantization and sizes",
+                                  kInspectExamples);
+  add_path(command, "PATH", arguments.path, "A .safetensors file, or a directory with shards");
+  add_globs(command, "--tensor", arguments.tensor_globs,
+            "Only tensors with such a name; may be repeated");
+  add_output(command, arguments.output, CsvSupport::kYes);
+}
+
+void add_diff(CLI::App& app, DiffArguments& arguments) {
+  CLI::App& command = add_command(
+      app, "diff", "Compare the values of two checkpoints, quantized or not; A is the reference",
+      kDiffExamples);
+  add_path(command, "A", arguments.a, "The reference: a file or a directory");
+  add_path(command, "B", arguments.b, "What to compare with it");
+  add_threads(command, arguments.num_threads);
+  add_output(command, arguments.output, CsvSupport::kYes);
+}
+
+}  // namespace narrowfloat::cli

@@ -1,0 +1,144 @@
+// Writes go straight to the descriptors: results are few and large, and every failure is seen.
+#include "cli/output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "cli/printable.h"
+#include "narrowfloat/error.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+// 0, or the errno that stopped the writing.
+int write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return errno;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+  return 0;
+}
+
+bool is_dumb_terminal() {
+  const char* const term = std::getenv("TERM");
+  return term == nullptr || std::string_view(term) == "dumb";
+}
+
+std::string_view color_code(Tone tone) {
+  switch (tone) {
+    case Tone::kPlain:
+      return "";
+    case Tone::kHeading:
+      return "\x1b[1m";
+    case Tone::kGood:
+      return "\x1b[32m";
+    case Tone::kBad:
+      return "\x1b[31m";
+    case Tone::kFaint:
+      return "\x1b[2m";
+  }
+  return "";
+}
+
+std::string csv_cell(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"') quoted += '"';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
+}  // namespace
+
+void reserve_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;
+    // Opened the wrong way round, so that using it fails as it does for a closed stream. The lowest
+    // free descriptor is this one.
+    const int flags = descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY;
+    if (::open("/dev/null", flags) != descriptor) _exit(static_cast<int>(ExitCode::kInput));
+  }
+}
+
+void write_stdout(std::string_view text) {
+  const int error = write_all(STDOUT_FILENO, text);
+  if (error == 0 || error == EPIPE) return;
+  throw Error(ErrorKind::kIo, fmt::format("writing to standard output: {}", std::strerror(error)));
+}
+
+void write_stderr(std::string_view text) { write_all(STDERR_FILENO, text); }
+
+void warn(std::string_view text) { write_stderr(fmt::format("narrowfloat: warning: {}\n", text)); }
+
+bool stderr_is_terminal() { return ::isatty(STDERR_FILENO) == 1 && !is_dumb_terminal(); }
+
+bool is_colored(ColorMode mode) {
+  if (mode != ColorMode::kAuto) return mode == ColorMode::kAlways;
+  // no-color.org: the variable counts if it is set and not empty.
+  const char* const no_color = std::getenv("NO_COLOR");
+  if (no_color != nullptr && *no_color != '\0') return false;
+  return ::isatty(STDOUT_FILENO) == 1 && !is_dumb_terminal();
+}
+
+std::string paint(std::string_view text, Tone tone, bool colored) {
+  if (!colored || tone == Tone::kPlain) return std::string(text);
+  return fmt::format("{}{}\x1b[0m", color_code(tone), text);
+}
+
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+void Table::add_row(std::vector<std::string> cells, Tone tone) {
+  rows_.push_back({std::move(cells), tone});
+}
+
+std::string Table::to_text(bool colored) const {
+  std::vector<size_t> widths;
+  for (const Column& column : columns_) widths.push_back(display_width(column.name));
+  for (const Row& row : rows_) {
+    for (size_t i = 0; i < widths.size(); ++i) {
+      widths[i] = std::max(widths[i], display_width(row.cells[i]));
+    }
+  }
+  const auto line = [&](const std::vector<std::string>& cells, Tone tone) {
+    std::string text;
+    for (size_t i = 0; i < widths.size(); ++i) {
+      const std::string padding(widths[i] - display_width(cells[i]), ' ');
+      const bool is_right = columns_[i].align == Align::kRight;
+      text += (i == 0 ? "" : "  ") + (is_right ? padding + cells[i] : cells[i] + padding);
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    return paint(text, tone, colored) + "\n";
+  };
+  std::vector<std::string> names;
+  for (const Column& column : columns_) names.push_back(column.name);
+  std::string text = line(names, Tone::kHeading);
+  for (const Row& row : rows_) text += line(row.cells, row.tone);
+  return text;
+}
+
+std::string Table::to_csv() const {
+  std::string text;
+  const auto append = [&](size_t index, std::string_view cell) {
+    text += (index == 0 ? "" : ",") + csv_cell(cell);
+  };
+  for (size_t i = 0; i < columns_.size(); ++i) append(i, columns_[i].name);
+  text += '\n';
+  for (const Row& row : rows_) {
+    for (size_t i = 0; i < columns_.size(); ++i) append(i, row.cells[i]);
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace narrowfloat::cli

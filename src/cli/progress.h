@@ -1,0 +1,41 @@
+// Progress of commands that read a whole checkpoint, always on stderr: a line that redraws itself on
+// a terminal, JSON events for programs, a few plain lines with -v, otherwise nothing.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "cli/arguments.h"
+#include "narrowfloat/checkpoint.h"
+
+namespace narrowfloat::cli {
+
+// "quantize  42%  1.05 GB of 2.50 GB, 350.00 MB/s, 4.1 s left  model.layers.3.mlp..."
+std::string progress_line(std::string_view verb, const ProgressEvent& event, double seconds);
+
+class Progress {
+ public:
+  Progress(std::string verb, ProgressMode mode, const OutputArguments& output);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void update(const ProgressEvent& event);
+  // Removes the line from the terminal; the destructor does the same.
+  void finish();
+
+ private:
+  enum class Style : int { kNone, kTerminal, kEvents, kLines };
+  using Clock = std::chrono::steady_clock;
+
+  void draw(const ProgressEvent& event, double seconds);
+
+  std::string verb_;
+  Style style_ = Style::kNone;
+  Clock::time_point start_ = Clock::now();
+  double next_draw_seconds_ = 0;
+  uint64_t next_line_percent_ = 0;
+  bool is_drawn_ = false;
+};
+
+}  // namespace narrowfloat::cli

@@ -1,0 +1,55 @@
+// The arithmetic of the two math modes as types: block formulas are written once against a policy.
+//
+// A policy has mul, add, div, rcp (each one rounding), flush (denormals to zero where the mode does
+// that), and kMode. ExactMath runs on the CPU and in CUDA code. FastMath here is the CPU model of
+// what the GPU instructions `mul.ftz`, `add.ftz`, `rcp.approx.ftz` do; CUDA code has its own policy
+// of the same shape built from those instructions.
+#pragma once
+
+#include "base/float_ops.h"
+#include "base/host_device.h"
+#include "formats/rcp_approx.h"
+#include "narrowfloat/format.h"
+
+namespace narrowfloat {
+
+struct ExactMath {
+  static constexpr MathMode kMode = MathMode::kExact;
+  NF_HOST_DEVICE static float mul(float a, float b) { return mul_rn(a, b); }
+  NF_HOST_DEVICE static float add(float a, float b) { return add_rn(a, b); }
+  NF_HOST_DEVICE static float div(float a, float b) { return div_rn(a, b); }
+  NF_HOST_DEVICE static float rcp(float a) { return div_rn(1.0F, a); }
+  NF_HOST_DEVICE static float flush(float a) { return a; }
+};
+
+struct FastMath {
+  static constexpr MathMode kMode = MathMode::kFast;
+
+  // A denormal becomes a zero of its sign.
+  static float flush(float a) {
+    return is_denormal_or_zero(a) ? bits_float(float_bits(a) & 0x80000000U) : a;
+  }
+
+  // Tininess is judged after rounding to 24 bits with unbounded exponent (spec 4.2), so flushing the
+  // IEEE product would be wrong just below 2^-126. The double product is exact.
+  static float mul(float a, float b) {
+    const float x = flush(a);
+    const float y = flush(b);
+    const float product = x * y;
+    const uint32_t magnitude = float_bits(product) & 0x7FFFFFFFU;
+    // Ordinary results, infinities and NaN; zeros and results near or below 2^-126 come out below.
+    if (magnitude > 0x00800000U) return product;
+    const double exact = std::fabs(static_cast<double>(x) * static_cast<double>(y));
+    const uint32_t sign = float_bits(product) & 0x80000000U;
+    // 2^-126 * (1 - 2^-25): the midpoint below which 24-bit rounding stays under 2^-126.
+    constexpr double kTiny = 0x1p-126 - 0x1p-151;
+    return bits_float(sign | (exact < kTiny ? 0U : 0x00800000U));
+  }
+
+  static float add(float a, float b) { return flush(flush(a) + flush(b)); }
+  // A correctly rounded quotient with flushed operands and result (spec 4.4).
+  static float div(float a, float b) { return flush(flush(a) / flush(b)); }
+  static float rcp(float a) { return rcp_approx_ftz(a); }
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,66 @@
+// RMSNorm with the same bits on every device and for any batch (spec 6.12, allreduce spec 3.3).
+//
+// The sum of squares is one fixed binary tree over a row: leaf i is the fused multiply-add chain of
+// elements 8i..8i+7, neighbours are added pairwise up to one value, absent leaves count as +0. Its
+// shape depends on the row length only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "base/float_ops.h"
+
+namespace narrowfloat {
+
+// Evaluates the tree while leaves arrive in order, with one partial sum per level: leaf number n
+// completes the subtrees that end at n, as a binary counter carries.
+class RmsNormSum {
+ public:
+  static constexpr size_t kLeaf = 8;
+
+  // The next elements of the row. Every call but the last has a multiple of 8 elements.
+  void add(std::span<const float> elements) {
+    for (size_t first = 0; first < elements.size(); first += kLeaf) {
+      float leaf = 0.0F;
+      for (size_t i = first; i < first + kLeaf && i < elements.size(); ++i) {
+        leaf = fma_rn(elements[i], elements[i], leaf);
+      }
+      carry(leaf);
+    }
+  }
+
+  // Missing right partners are +0 and squares are >= +0, so adding them changes nothing: the
+  // remaining subtrees are joined from the smallest up.
+  [[nodiscard]] float total() const {
+    float sum = 0.0F;
+    for (size_t level = 0; level < kLevels; ++level) {
+      if ((count_ >> level & 1U) != 0) sum = add_rn(partial_[level], sum);
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr size_t kLevels = 61;
+
+  void carry(float sum) {
+    size_t level = 0;
+    for (; (count_ >> level & 1U) != 0; ++level) sum = add_rn(partial_[level], sum);
+    partial_[level] = sum;
+    ++count_;
+  }
+
+  uint64_t count_ = 0;
+  std::array<float, kLevels> partial_{};
+};
+
+inline float reciprocal_rms_of_sum(float sum, int64_t cols, float eps) {
+  return rsqrt_rn(add_rn(div_rn(sum, static_cast<float>(cols)), eps));
+}
+
+// Before the rounding to 16 bits. The weight is added to +0, so that -0 counts as +0.
+NF_HOST_DEVICE inline float rms_norm_element(float x, float reciprocal_rms, float weight) {
+  return mul_rn(mul_rn(x, reciprocal_rms), add_rn(0.0F, weight));
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,62 @@
+// Both CPU implementations: the oracle row after row, the baseline rows in parallel. A maximum does
+// not depend on the order, and NaN never counts (spec 4.5).
+#include <algorithm>
+#include <array>
+
+#include "formats/math_policy.h"
+#include "ops/amax/amax_problem.h"
+#include "runtime/float_environment.h"
+#include "runtime/parallel.h"
+#include "tensor/element_io.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int64_t kChunk = 512;
+
+float row_maximum(const AmaxProblem& problem, const AmaxArgs& args, int64_t row) {
+  AbsMax amax;
+  std::array<float, kChunk> x;
+  for (int64_t col = 0; col < problem.cols; col += kChunk) {
+    const int64_t n = std::min(kChunk, problem.cols - col);
+    widen(problem.input, element_pointer(args.input, problem.input, row * args.input_stride + col),
+          n, x.data());
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i) amax.add(x[i]);
+  }
+  return amax.or_zero();
+}
+
+void run_reference(const AmaxProblem& problem, const AmaxArgs& args, Stream /*stream*/) {
+  const FloatEnvironmentGuard guard;
+  float tensor = 0.0F;
+  for (int64_t row = 0; row < problem.rows; ++row) {
+    const float maximum = row_maximum(problem, args, row);
+    if (problem.per_row) args.output[row] = maximum;
+    tensor = std::max(tensor, maximum);
+  }
+  if (!problem.per_row) args.output[0] = tensor;
+}
+
+void run_baseline(const AmaxProblem& problem, const AmaxArgs& args, Stream /*stream*/) {
+  constexpr int64_t kGrainElements = 65536;
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, problem.cols));
+  const uint32_t bits = parallel_max(problem.rows, grain, [&](int64_t begin, int64_t end) {
+    uint32_t largest = 0;
+    for (int64_t row = begin; row < end; ++row) {
+      const float maximum = row_maximum(problem, args, row);
+      if (problem.per_row) args.output[row] = maximum;
+      largest = std::max(largest, float_bits(maximum));
+    }
+    return largest;
+  });
+  if (!problem.per_row) args.output[0] = bits_float(bits);
+}
+
+Support supports(const AmaxProblem& problem) { return cpu_only(problem.device); }
+
+}  // namespace
+
+const AmaxImpl kAmaxCpuReference{"cpu_reference", supports, run_reference};
+const AmaxImpl kAmaxCpuBaseline{"cpu_baseline", supports, run_baseline};
+
+}  // namespace narrowfloat

@@ -1,0 +1,76 @@
+// What both CPU implementations need to decode one row: its global scale and its block scales.
+#pragma once
+
+#include "formats/registry.h"
+#include "ops/dequantize/dequantize_problem.h"
+#include "tensor/grouped_rows.h"
+#include "tensor/layouts/registry.h"
+
+namespace narrowfloat {
+
+template <BlockFormat Format>
+class RowDecoder {
+ public:
+  using Stored = typename Format::Stored;
+
+  RowDecoder(const DequantizeProblem& problem, const DequantizeArgs& args, int64_t batch,
+             int64_t row)
+      : problem_(problem),
+        args_(args),
+        scales_(static_cast<const Stored*>(args.scales.data) +
+                batch * (args.scales.capacity / args.scales.batch)),
+        scale_row_(image_row(row)),
+        global_scale_(global_scale(batch, row)) {}
+
+  // The fp32 factor of a block, scale first (spec 7).
+  template <typename Layout>
+  [[nodiscard]] float block_factor(int64_t block) const {
+    const Stored stored =
+        scales_[Layout::offset(scale_row_, block, {args_.scales.rows, args_.scales.blocks})];
+    if constexpr (Format::kHasGlobalScale) {
+      if (problem_.global_scale_divides) return div_rn(E4M3::decode(stored), global_scale_);
+    }
+    return Format::decode_scale(stored, global_scale_);
+  }
+
+ private:
+  [[nodiscard]] int64_t image_row(int64_t row) const {
+    if constexpr (Format::kBlockRows == 0) return 0;
+    if constexpr (Format::kBlockRows > 1) return row / Format::kBlockRows;
+    return scale_row(args_.row_offsets, row);
+  }
+
+  [[nodiscard]] float global_scale(int64_t batch, int64_t row) const {
+    switch (problem_.global_axis) {
+      case GlobalScaleAxis::kNone:
+        return 1.0F;
+      case GlobalScaleAxis::kTensor:
+        return args_.global_scale[0];
+      case GlobalScaleAxis::kRow:
+        return args_.global_scale[row];
+      case GlobalScaleAxis::kBatchRow:
+        return args_.global_scale[batch * problem_.rows + row];
+      case GlobalScaleAxis::kBatch:
+        return args_.global_scale[batch];
+    }
+    return 1.0F;
+  }
+
+  const DequantizeProblem& problem_;
+  const DequantizeArgs& args_;
+  const Stored* scales_;
+  int64_t scale_row_;
+  float global_scale_;
+};
+
+// The code of a column of a row of values.
+template <typename Element>
+uint8_t code_at(const uint8_t* row, int64_t col) {
+  if constexpr (Element::kBits == 4) {
+    return static_cast<uint8_t>(col % 2 == 0 ? row[col / 2] & 0xF : row[col / 2] >> 4);
+  } else {
+    return row[col];
+  }
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,83 @@
+// One block: from its elements as fp32 to its stored scale and its codes, one code a byte. The
+// format's rule, the 4-over-6 search or the E4M3-input rule, as the problem says.
+#pragma once
+
+#include "formats/four_over_six.h"
+#include "formats/fp8_input.h"
+#include "formats/registry.h"
+#include "ops/quantize/quantize_problem.h"
+
+namespace narrowfloat {
+
+// What a row's blocks have in common.
+struct RowScaling {
+  ScalePair pair;
+  float row_amax = 0.0F;  // Per token only.
+};
+
+template <BlockFormat Format, class Math>
+class BlockEncoder {
+ public:
+  using Stored = typename Format::Stored;
+
+  explicit BlockEncoder(const QuantizeProblem& problem) : problem_(problem) {}
+
+  // The block's maximum as the format wants it (spec 4.5).
+  static float block_amax(const float* x, int64_t count) {
+    AbsMax amax;
+    for (int64_t i = 0; i < count; ++i) amax.add(x[i]);
+    return Format::kAmaxOfNanIsNan ? amax.or_nan() : amax.or_zero();
+  }
+
+  Stored encode(const float* x, int64_t count, const RowScaling& row, uint8_t* codes) const {
+    const float amax = block_amax(x, count);
+    if constexpr (Format::kHasGlobalScale) {
+      if (problem_.four_over_six.enabled) return encode_four_over_six(x, amax, row, codes);
+    }
+    const BlockScale<Stored> scale = block_scale(amax, row.pair);
+    for (int64_t i = 0; i < count; ++i) {
+      codes[i] = Format::template encode<Math>(x[i], scale.multiplier);
+    }
+    return scale.stored;
+  }
+
+  // True where block_scale and Format::encode are all there is to a block.
+  [[nodiscard]] bool is_plain() const { return !problem_.four_over_six.enabled; }
+
+  [[nodiscard]] BlockScale<Stored> block_scale(float amax, const ScalePair& pair) const {
+    if (problem_.input == DType::kF8E4M3) {
+      if constexpr (Format::kId == FormatId::kNvfp4) return Fp8Input<Math>::nvfp4_scale(amax, pair);
+      if constexpr (Format::kId == FormatId::kMxfp4) return Fp8Input<Math>::mxfp4_scale(amax, pair);
+    }
+    return Format::template block_scale<Math>(amax, pair, problem_.rules);
+  }
+
+ private:
+  uint8_t encode_four_over_six(const float* x, float amax, const RowScaling& row,
+                               uint8_t* codes) const {
+    const FourOverSix& options = problem_.four_over_six;
+    const FourOverSixRules rules{.error = options.error,
+                                 .error_math = options.error_math,
+                                 .code_range = static_cast<float>(options.e4m3_max) * 6.0F,
+                                 .row_amax = row.row_amax};
+    const FourOverSixBlock block = FourOverSixSearch<Math>::encode(x, amax, row.pair, rules);
+    for (int i = 0; i < FourOverSixBlock::kSize; ++i) codes[i] = block.codes[i];
+    return block.stored;
+  }
+
+  const QuantizeProblem& problem_;
+};
+
+// Calls visitor.template operator()<Format, Math>() for the problem's format and arithmetic.
+template <typename Visitor>
+void visit_format_and_math(const QuantizeProblem& problem, Visitor&& visitor) {
+  visit_format(problem.format, [&]<BlockFormat Format>() {
+    if (effective_math(problem) == MathMode::kExact) {
+      visitor.template operator()<Format, ExactMath>();
+    } else {
+      visitor.template operator()<Format, FastMath>();
+    }
+  });
+}
+
+}  // namespace narrowfloat

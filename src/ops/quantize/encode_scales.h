@@ -1,0 +1,33 @@
+// The encode scale of each row, wherever it comes from, and the decode scales stored from it.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "ops/quantize/quantize_problem.h"
+
+namespace narrowfloat {
+
+class EncodeScales {
+ public:
+  // Maximum of |y| over the valid rows of a batch.
+  using AmaxOfBatch = std::function<float(int64_t batch)>;
+
+  // Takes maxima only where the problem asks for computed scales.
+  EncodeScales(const QuantizeProblem& problem, const QuantizeArgs& args, const AmaxOfBatch& amax);
+
+  // `row` within the batch.
+  [[nodiscard]] float encode(int64_t batch, int64_t row) const;
+  // Writes the decode scales to args.global_scale; nothing for formats without.
+  void store_decode_scales() const;
+
+ private:
+  const QuantizeProblem& problem_;
+  const QuantizeArgs& args_;
+  std::vector<float> computed_;  // One, or one per batch.
+};
+
+// Rows of a batch that count.
+int64_t valid_rows(const QuantizeProblem& problem, const QuantizeArgs& args, int64_t batch);
+
+}  // namespace narrowfloat

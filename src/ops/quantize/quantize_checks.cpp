@@ -1,0 +1,303 @@
+#include "ops/quantize/quantize_checks.h"
+
+#include <cmath>
+
+#include "base/throw_error.h"
+#include "formats/global_scale.h"
+#include "tensor/block_math.h"
+#include "tensor/view_checks.h"
+
+namespace narrowfloat {
+namespace {
+
+bool is_fp4(FormatId format) { return format_info(format).element_bits == 4; }
+bool is_norm(RowSourceKind source) {
+  return source == RowSourceKind::kRmsNorm || source == RowSourceKind::kAddRmsNorm;
+}
+
+void require_default(std::string_view option, bool is_default, FormatId format) {
+  if (is_default) return;
+  throw_invalid("{}: {} has no use for it; leave it unset", option, name(format));
+}
+
+void require_positive(std::string_view argument, float value) {
+  if (std::isfinite(value) && value > 0.0F) return;
+  throw_invalid("{}: expected a finite value > 0, got {}", argument, value);
+}
+
+void check_input_dtype(const QuantizeCall& call) {
+  const FormatId format = call.output.format;
+  if (call.source == RowSourceKind::kSmooth) {
+    return require_dtype("input", call.input, {DType::kBF16});
+  }
+  if (call.source != RowSourceKind::kPlain) {
+    return require_dtype("input", call.input, {DType::kBF16, DType::kF16});
+  }
+  if (format == FormatId::kNvfp4 || format == FormatId::kMxfp4) {
+    return require_dtype("input", call.input,
+                         {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3});
+  }
+  require_dtype("input", call.input, {DType::kF32, DType::kBF16, DType::kF16});
+}
+
+// Options that only some formats know.
+void check_option_use(const QuantizeCall& call) {
+  const QuantizeOptions& options = call.options;
+  const FormatId format = call.output.format;
+  const FormatInfo& info = format_info(format);
+  const bool is_fp8_input = call.input.dtype == DType::kF8E4M3;
+  const bool takes_encode_scale =
+      format == FormatId::kNvfp4 || (format == FormatId::kMxfp4 && is_fp8_input);
+  const bool is_fp8 = info.scale_type == ScaleType::kF32;
+  const bool is_mx = info.scale_type == ScaleType::kUE8M0;
+  require_default("encode_scale", !options.encode_scale || takes_encode_scale, format);
+  require_default("encode_scales", options.encode_scales.is_absent() || takes_encode_scale, format);
+  require_default("four_over_six", !options.four_over_six.enabled || info.has_global_scale, format);
+  require_default("base_decode_scale", !options.base_decode_scale || info.has_row_scale, format);
+  require_default("row_list", options.row_list.is_absent() || info.has_row_scale, format);
+  require_default("mx_scale", options.mx_scale == Ue8m0Rounding::kUp || is_mx, format);
+  require_default("fp8_rule", options.fp8_rule == Fp8ScaleRule::kReciprocal || is_fp8, format);
+  require_default("fp8_eps", !options.fp8_eps || is_fp8, format);
+  require_default("fp8_decode_scale",
+                  !options.fp8_decode_scale || format == FormatId::kFp8Tensor, format);
+  require_default("valid_rows", options.valid_rows.is_absent() || !is_fp8, format);
+  require_default("row_offsets",
+                  options.row_offsets.is_absent() || format == FormatId::kFp8Block1x128, format);
+}
+
+void check_option_combinations(const QuantizeCall& call) {
+  const QuantizeOptions& options = call.options;
+  const bool is_fp8_input = call.input.dtype == DType::kF8E4M3;
+  if (options.encode_scale && !options.encode_scales.is_absent()) {
+    throw_invalid("encode_scale: give either it or encode_scales, not both");
+  }
+  if (options.encode_scale) require_positive("encode_scale", *options.encode_scale);
+  if (options.base_decode_scale) require_positive("base_decode_scale", *options.base_decode_scale);
+  if (options.fp8_decode_scale) require_positive("fp8_decode_scale", *options.fp8_decode_scale);
+  if (is_fp8_input && options.four_over_six.enabled) {
+    throw_invalid("four_over_six: not offered for F8_E4M3 input; use F32, F16 or BF16");
+  }
+  if (is_fp8_input && options.mx_scale != Ue8m0Rounding::kUp) {
+    throw_invalid("mx_scale: only up is defined for F8_E4M3 input, got {}",
+                  name(options.mx_scale));
+  }
+  const int e4m3_max = options.four_over_six.e4m3_max;
+  if (e4m3_max != 448 && e4m3_max != 256) {
+    throw_invalid("four_over_six.e4m3_max: expected 448 or 256, got {}", e4m3_max);
+  }
+  if (e4m3_max != 448 && !options.four_over_six.enabled) {
+    throw_invalid("four_over_six.e4m3_max: 256 needs four_over_six.enabled");
+  }
+  if (!options.valid_rows.is_absent() && is_norm(call.source)) {
+    throw_invalid("valid_rows: not offered for the norm forms");
+  }
+  if (!options.valid_rows.is_absent() && !options.row_list.is_absent()) {
+    throw_invalid("valid_rows: give either it or row_list, not both");
+  }
+}
+
+BlockRules block_rules(const QuantizeCall& call) {
+  const QuantizeOptions& options = call.options;
+  const bool divides_scale = options.fp8_rule == Fp8ScaleRule::kAmaxDiv ||
+                             options.fp8_rule == Fp8ScaleRule::kPow2Ceil;
+  const float eps = options.fp8_eps.value_or(divides_scale ? 1e-4F : 0.0F);
+  if (!std::isfinite(eps) || eps < 0.0F) {
+    throw_invalid("fp8_eps: expected a finite value >= 0, got {}", eps);
+  }
+  // Below this a zero block's scale would be zero or denormal and its codes NaN.
+  constexpr float kLeastEps = 448.0F * 0x1p-126F;
+  if (divides_scale && eps < kLeastEps) {
+    throw_invalid("fp8_eps: rule {} needs at least {}, got {}", name(options.fp8_rule), kLeastEps,
+                  eps);
+  }
+  if (options.math == MathMode::kFast && options.fp8_rule == Fp8ScaleRule::kReciprocal &&
+      eps != 0.0F) {
+    throw_invalid("fp8_eps: expected 0 for rule reciprocal in fast mode, got {}", eps);
+  }
+  float input_max = kFloatMax;
+  if (call.input.dtype == DType::kBF16) input_max = bits_float(0x7F7F0000U);
+  if (call.input.dtype == DType::kF16) input_max = 65504.0F;
+  return {.mx_rounding = options.mx_scale,
+          .fp8_rule = options.fp8_rule,
+          .fp8_eps = eps,
+          .input_max = input_max};
+}
+
+// Source and axis of the encode scales, and the size of the decode scales stored from them.
+void lower_encode_scales(const QuantizeCall& call, LoweredQuantize& lowered) {
+  QuantizeProblem& problem = lowered.problem;
+  const QuantizeOptions& options = call.options;
+  const bool has_global = format_info(problem.format).has_global_scale;
+  if (problem.format == FormatId::kNvfp4PerToken) {
+    const auto range = 6.0F * static_cast<float>(options.four_over_six.e4m3_max);
+    lowered.args.base_decode_scale = options.base_decode_scale.value_or(1.0F / range);
+  } else if (!options.encode_scales.is_absent()) {
+    problem.encode_source = EncodeScaleSource::kTensor;
+    const int64_t per_axis = problem.has_valid_rows ? problem.batch : problem.rows;
+    const int64_t count = options.encode_scales.num_elements();
+    if (count != 1 && count != per_axis) {
+      throw_invalid("encode_scales: expected 1 or {} values, got {}", per_axis,
+                    to_string(options.encode_scales));
+    }
+    require_vector("encode_scales", options.encode_scales, DType::kF32, count, problem.device);
+    lowered.args.encode_scales = static_cast<const float*>(options.encode_scales.data);
+    if (count != 1) {
+      problem.encode_axis =
+          problem.has_valid_rows ? EncodeScaleAxis::kBatch : EncodeScaleAxis::kRow;
+    }
+  } else if (options.encode_scale) {
+    problem.encode_source = EncodeScaleSource::kHost;
+    lowered.args.encode_scale = *options.encode_scale;
+  } else if (has_global) {
+    problem.encode_source = EncodeScaleSource::kAmax;
+    if (problem.has_valid_rows) problem.encode_axis = EncodeScaleAxis::kBatch;
+  }
+}
+
+void lower_global_scale(const QuantizeCall& call, LoweredQuantize& lowered) {
+  const QuantizeProblem& problem = lowered.problem;
+  const FormatInfo& info = format_info(problem.format);
+  const TensorView& global = call.output.global_scale;
+  if (!info.has_global_scale) {
+    if (!global.is_absent()) {
+      throw_invalid("output.global_scale: {} has none; leave it unset", info.name);
+    }
+    return;
+  }
+  int64_t count = 1;
+  if (info.has_row_scale) count = problem.batch * problem.rows;
+  if (problem.encode_axis == EncodeScaleAxis::kRow) count = problem.rows;
+  if (problem.encode_axis == EncodeScaleAxis::kBatch) count = problem.batch;
+  require_vector("output.global_scale", global, DType::kF32, count, problem.device);
+  lowered.args.global_scale = static_cast<float*>(global.data);
+}
+
+void lower_row_selection(const QuantizeCall& call, LoweredQuantize& lowered) {
+  QuantizeProblem& problem = lowered.problem;
+  const QuantizeOptions& options = call.options;
+  if (!options.row_list.is_absent()) {
+    if (problem.batch != 1) throw_invalid("row_list: expected batch 1, got {}", problem.batch);
+    const int64_t count = options.row_list.num_elements();
+    require_vector("row_list", options.row_list, DType::kI32, count, problem.device);
+    problem.has_row_list = true;
+    lowered.args.row_list = {static_cast<const int32_t*>(options.row_list.data),
+                             static_cast<size_t>(count)};
+  }
+  if (!options.valid_rows.is_absent()) {
+    require_vector("valid_rows", options.valid_rows, DType::kI32, problem.batch, problem.device);
+    problem.has_valid_rows = true;
+    lowered.args.valid_rows = {static_cast<const int32_t*>(options.valid_rows.data),
+                               static_cast<size_t>(problem.batch)};
+  }
+  if (!options.row_offsets.is_absent()) {
+    if (problem.batch != 1) throw_invalid("row_offsets: expected batch 1, got {}", problem.batch);
+    if (call.output.scales.layout != ScaleLayoutId::kMnMajor) {
+      throw_invalid("row_offsets: need scales in layout mn_major, got {}",
+                    name(call.output.scales.layout));
+    }
+    require_row_offsets(options.row_offsets, problem.rows, problem.device);
+    problem.groups = options.row_offsets.num_elements() - 1;
+    lowered.args.row_offsets = {static_cast<const int64_t*>(options.row_offsets.data),
+                                static_cast<size_t>(problem.groups + 1)};
+  }
+}
+
+void lower_input(const QuantizeCall& call, LoweredQuantize& lowered) {
+  const QuantizeProblem& problem = lowered.problem;
+  const int64_t factor = call.source == RowSourceKind::kSiluMul ? 2 : 1;
+  const RowMatrix input = require_rows("input", call.input, factor * problem.cols);
+  const int64_t rows = problem.batch * problem.rows;
+  if (input.rows != rows) {
+    throw_invalid("input: expected {} rows in all ({} x {} of the output), got {}", rows,
+                  problem.batch, problem.rows, to_string(call.input));
+  }
+  lowered.args.input = call.input.data;
+  lowered.args.input_stride = input.stride;
+  if (call.source == RowSourceKind::kSmooth || is_norm(call.source)) {
+    const std::string_view argument = is_norm(call.source) ? "weight" : "smooth";
+    require_vector(argument, call.vector, call.input.dtype, problem.cols, problem.device);
+    lowered.args.vector = call.vector.data;
+  }
+}
+
+void lower_norm(const QuantizeCall& call, LoweredQuantize& lowered) {
+  const QuantizeProblem& problem = lowered.problem;
+  const int64_t rows = problem.batch * problem.rows;
+  if (problem.cols < 64 && problem.cols != 0) {
+    throw_invalid("input: RMSNorm needs at least 64 columns, got {}", problem.cols);
+  }
+  if (!std::isfinite(call.norm.eps) || call.norm.eps < 0.0F) {
+    throw_invalid("norm.eps: expected a finite value >= 0, got {}", call.norm.eps);
+  }
+  lowered.args.norm_eps = call.norm.eps;
+  if (call.source == RowSourceKind::kAddRmsNorm) {
+    require_dtype("residual", call.residual, {call.input.dtype});
+    require_device("residual", call.residual.device, problem.device);
+    const RowMatrix residual = require_rows("residual", call.residual, problem.cols);
+    if (residual.rows != rows) {
+      throw_invalid("residual: expected {} rows as the input, got {}", rows,
+                    to_string(call.residual));
+    }
+    lowered.args.residual = call.residual.data;
+    lowered.args.residual_stride = residual.stride;
+  }
+  if (!call.norm.norm_output.is_absent()) {
+    require_vector("norm.norm_output", call.norm.norm_output, call.input.dtype,
+                   rows * problem.cols, problem.device);
+    lowered.args.norm_output = call.norm.norm_output.data;
+  }
+  if (call.norm.extra_scales.data != nullptr) {
+    const ScaleView& extra = call.norm.extra_scales;
+    const ScaleView& scales = call.output.scales;
+    require_scales("norm.extra_scales", extra, problem.format);
+    require_device("norm.extra_scales", extra.device, problem.device);
+    if (extra.batch != scales.batch || extra.rows != scales.rows || extra.blocks != scales.blocks) {
+      throw_invalid("norm.extra_scales: expected the extents of output.scales, {} x {} x {}",
+                    scales.batch, scales.rows, scales.blocks);
+    }
+    lowered.args.extra_scales = extra;
+  }
+}
+
+}  // namespace
+
+LoweredQuantize lower(const QuantizeCall& call) {
+  const QuantizedView& output = call.output;
+  const FormatInfo& info = format_info(output.format);
+  check_input_dtype(call);
+  check_option_use(call);
+  check_option_combinations(call);
+
+  LoweredQuantize lowered;
+  QuantizeProblem& problem = lowered.problem;
+  problem.format = output.format;
+  problem.layout = output.scales.layout;
+  problem.math = call.options.math;
+  problem.input = call.input.dtype;
+  problem.source = call.source;
+  problem.device = call.input.device;
+  problem.batch = output.batch;
+  problem.rows = output.rows;
+  problem.cols = output.cols;
+  problem.four_over_six = call.options.four_over_six;
+  problem.rules = block_rules(call);
+  lower_row_selection(call, lowered);
+
+  int64_t scale_rows = scale_extents(info, output.rows, output.cols).rows;
+  if (problem.groups > 0) scale_rows = grouped_scale_row(output.rows, problem.groups);
+  require_quantized("output", output, scale_rows);
+  require_device("output", output.scales.device, problem.device);
+  const int64_t row_extent = output.values.shape[static_cast<size_t>(output.values.rank - 1)];
+  problem.value_cols = is_fp4(output.format) ? output.cols : row_extent;
+
+  lower_input(call, lowered);
+  lower_encode_scales(call, lowered);
+  lower_global_scale(call, lowered);
+  if (is_norm(call.source)) lower_norm(call, lowered);
+  lowered.args.values = static_cast<uint8_t*>(output.values.data);
+  lowered.args.value_row_bytes = row_extent;
+  lowered.args.scales = output.scales;
+  return lowered;
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,36 @@
+#include "ops/quantize/quantize_impls.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace narrowfloat {
+
+std::span<const QuantizeImpl> quantize_impls() {
+  static const std::array kImpls{kQuantizeCpuBaseline, kQuantizeCpuReference};
+  return kImpls;
+}
+
+std::string_view name(RowSourceKind kind) {
+  switch (kind) {
+    case RowSourceKind::kPlain:
+      return "plain";
+    case RowSourceKind::kSiluMul:
+      return "silu_mul";
+    case RowSourceKind::kSmooth:
+      return "smooth";
+    case RowSourceKind::kRmsNorm:
+      return "rmsnorm";
+    case RowSourceKind::kAddRmsNorm:
+      return "add_rmsnorm";
+  }
+  return "unknown";
+}
+
+std::string to_string(const QuantizeProblem& problem) {
+  return fmt::format("{} {}x{}x{} -> {} {} ({}, {}) on {}", name(problem.input), problem.batch,
+                     problem.rows, problem.cols, name(problem.format), name(problem.layout),
+                     name(problem.math), name(problem.source), to_string(problem.device));
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,11 @@
+// The records of all implementations; quantize_impls.cpp puts them in order.
+#pragma once
+
+#include "ops/quantize/quantize_problem.h"
+
+namespace narrowfloat {
+
+extern const QuantizeImpl kQuantizeCpuReference;
+extern const QuantizeImpl kQuantizeCpuBaseline;
+
+}  // namespace narrowfloat

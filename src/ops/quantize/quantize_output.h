@@ -1,0 +1,56 @@
+// Where codes and scales of a quantization go. Shared by the CPU implementations.
+#pragma once
+
+#include <cstring>
+#include <span>
+
+#include "ops/quantize/quantize_problem.h"
+#include "tensor/layouts/registry.h"
+
+namespace narrowfloat {
+
+// Padding and rows that are skipped are zero, so the whole image is cleared first (spec 1.4).
+inline void clear_scales(const ScaleView& image) {
+  if (image.data == nullptr || image.capacity == 0) return;
+  std::memset(image.data, 0, static_cast<size_t>(image.capacity * bytes(image.type)));
+}
+
+// Scales [first_block, first_block + scales.size()) of one row of batch `batch`.
+template <typename Stored>
+void store_scales(const ScaleView& image, int64_t batch, int64_t row, int64_t first_block,
+                  std::span<const Stored> scales) {
+  if (image.data == nullptr) return;
+  auto* base = static_cast<Stored*>(image.data) + batch * (image.capacity / image.batch);
+  visit_layout(image.layout, [&]<typename Layout>() {
+    int64_t block = first_block;
+    for (const Stored scale : scales) {
+      base[Layout::offset(row, block++, {image.rows, image.blocks})] = scale;
+    }
+  });
+}
+
+// Codes, one a byte in, of columns [col, col + count) of a row of the flattened matrix. 4-bit codes
+// are packed two a byte, the even column in the low nibble (spec 8.1).
+template <typename Element>
+void store_codes(const QuantizeArgs& args, int64_t row, int64_t col, const uint8_t* codes,
+                 int64_t count) {
+  uint8_t* out = args.values + row * args.value_row_bytes;
+  if constexpr (Element::kBits == 4) {
+    out += col / 2;
+    for (int64_t i = 0; i < count / 2; ++i) {
+      out[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+    }
+  } else {
+    if (count > 0) std::memcpy(out + col, codes, static_cast<size_t>(count));
+  }
+}
+
+// Zeroes the value columns that only pad a row (MXFP8 alignment).
+inline void clear_value_padding(const QuantizeProblem& problem, const QuantizeArgs& args,
+                                int64_t row) {
+  if (problem.value_cols == problem.cols) return;
+  std::memset(args.values + row * args.value_row_bytes + problem.cols, 0,
+              static_cast<size_t>(problem.value_cols - problem.cols));
+}
+
+}  // namespace narrowfloat

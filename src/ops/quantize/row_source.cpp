@@ -1,0 +1,122 @@
+#include "ops/quantize/row_source.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/assert.h"
+#include "base/int_math.h"
+#include "formats/fp8_input.h"
+#include "formats/rms_norm.h"
+#include "formats/silu.h"
+#include "tensor/element_io.h"
+
+namespace narrowfloat {
+namespace {
+
+// Elements handled at a time where a second operand needs a buffer.
+constexpr int64_t kChunk = 256;
+
+}  // namespace
+
+RowSource::RowSource(const QuantizeProblem& problem, const QuantizeArgs& args)
+    : problem_(problem), args_(args) {}
+
+const void* RowSource::input_at(int64_t row, int64_t col) const {
+  // After add_residual() the norm reads the sum that was stored.
+  if (problem_.source == RowSourceKind::kAddRmsNorm) {
+    return element_pointer(args_.residual, problem_.input, row * args_.residual_stride + col);
+  }
+  return element_pointer(args_.input, problem_.input, row * args_.input_stride + col);
+}
+
+float RowSource::row_factor(int64_t row, float encode_scale) const {
+  if (problem_.source == RowSourceKind::kRmsNorm ||
+      problem_.source == RowSourceKind::kAddRmsNorm) {
+    return reciprocal_rms(row);
+  }
+  if (problem_.input != DType::kF8E4M3) return 1.0F;
+  return problem_.math == MathMode::kExact ? Fp8Input<ExactMath>::factor(encode_scale)
+                                           : Fp8Input<FastMath>::factor(encode_scale);
+}
+
+float RowSource::reciprocal_rms(int64_t row) const {
+  RmsNormSum sum;
+  std::array<float, kChunk> buffer;
+  for (int64_t col = 0; col < problem_.cols; col += kChunk) {
+    const int64_t count = std::min(kChunk, problem_.cols - col);
+    widen(problem_.input, input_at(row, col), count, buffer.data());
+    sum.add(std::span(buffer).first(static_cast<size_t>(count)));
+  }
+  return reciprocal_rms_of_sum(sum.total(), problem_.cols, args_.norm_eps);
+}
+
+void RowSource::load(int64_t row, float factor, int64_t col, int64_t count, float* out) const {
+  if (problem_.input != DType::kF8E4M3) return load_unscaled(row, factor, col, count, out);
+  const auto* codes = static_cast<const uint8_t*>(input_at(row, col));
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = problem_.math == MathMode::kExact ? Fp8Input<ExactMath>::widen(codes[i], factor)
+                                               : Fp8Input<FastMath>::widen(codes[i], factor);
+  }
+}
+
+void RowSource::load_unscaled(int64_t row, float factor, int64_t col, int64_t count,
+                              float* out) const {
+  if (problem_.source == RowSourceKind::kSiluMul) return load_silu(row, col, count, out);
+  widen(problem_.input, input_at(row, col), count, out);
+  if (problem_.source == RowSourceKind::kPlain) return;
+  std::array<float, kChunk> vector;
+  for (int64_t done = 0; done < count; done += kChunk) {
+    const int64_t n = std::min(kChunk, count - done);
+    widen(problem_.input, element_pointer(args_.vector, problem_.input, col + done), n,
+          vector.data());
+    float* y = out + done;
+    for (int64_t i = 0; i < n; ++i) {
+      y[i] = problem_.source == RowSourceKind::kSmooth ? mul_rn(y[i], vector[static_cast<size_t>(i)])
+                                                       : rms_norm_element(y[i], factor, vector[static_cast<size_t>(i)]);
+    }
+  }
+  round_through(problem_.input, out, count);
+}
+
+void RowSource::load_silu(int64_t row, int64_t col, int64_t count, float* out) const {
+  widen(problem_.input, input_at(row, col), count, out);
+  std::array<float, kChunk> up;
+  for (int64_t done = 0; done < count; done += kChunk) {
+    const int64_t n = std::min(kChunk, count - done);
+    widen(problem_.input, input_at(row, problem_.cols + col + done), n, up.data());
+    float* y = out + done;
+    for (int64_t i = 0; i < n; ++i) {
+      const float u = up[static_cast<size_t>(i)];
+      y[i] = problem_.math == MathMode::kExact ? silu_mul<ExactMath>(y[i], u)
+                                               : silu_mul<FastMath>(y[i], u);
+    }
+  }
+  round_through(problem_.input, out, count);
+}
+
+void RowSource::add_residual(int64_t row) const {
+  std::array<float, kChunk> x;
+  std::array<float, kChunk> r;
+  for (int64_t col = 0; col < problem_.cols; col += kChunk) {
+    const int64_t n = std::min(kChunk, problem_.cols - col);
+    void* sum = element_pointer(args_.residual, problem_.input, row * args_.residual_stride + col);
+    widen(problem_.input,
+          element_pointer(args_.input, problem_.input, row * args_.input_stride + col), n, x.data());
+    widen(problem_.input, sum, n, r.data());
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i) x[i] = add_rn(x[i], r[i]);
+    narrow(problem_.input, x.data(), n, sum);
+  }
+}
+
+void RowSource::store_norm(int64_t row) const {
+  const float factor = row_factor(row, 1.0F);
+  std::array<float, kChunk> y;
+  for (int64_t col = 0; col < problem_.cols; col += kChunk) {
+    const int64_t n = std::min(kChunk, problem_.cols - col);
+    load(row, factor, col, n, y.data());
+    narrow(problem_.input, y.data(), n,
+           element_pointer(args_.norm_output, problem_.input, row * problem_.cols + col));
+  }
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,49 @@
+// The public change of scale layout: check, choose an implementation, run it.
+#include <fmt/format.h>
+
+#include <array>
+
+#include "base/throw_error.h"
+#include "ops/relayout/relayout_problem.h"
+#include "tensor/view_checks.h"
+
+namespace narrowfloat {
+
+std::span<const RelayoutImpl> relayout_impls() {
+  static const std::array kImpls{kRelayoutCpuBaseline, kRelayoutCpuReference};
+  return kImpls;
+}
+
+std::string to_string(const RelayoutProblem& problem) {
+  return fmt::format("{} scales {}x{}x{} {} -> {} on {}", name(problem.type), problem.batch,
+                     problem.rows, problem.blocks, name(problem.from), name(problem.to),
+                     to_string(problem.device));
+}
+
+void relayout(FormatId format, const ScaleView& input, const ScaleView& output, Stream stream) {
+  require_scales("input", input, format);
+  require_scales("output", output, format);
+  require_device("output", output.device, input.device);
+  if (output.batch != input.batch || output.rows != input.rows || output.blocks != input.blocks) {
+    throw_invalid("output: expected the extents of the input, {} x {} x {}, got {} x {} x {}",
+                  input.batch, input.rows, input.blocks, output.batch, output.rows, output.blocks);
+  }
+  if (input.data == output.data && input.capacity > 0 && output.capacity > 0) {
+    throw_invalid("output: must not be the input's buffer; pass a second one");
+  }
+  const RelayoutProblem problem{.type = input.type,
+                                .from = input.layout,
+                                .to = output.layout,
+                                .device = input.device,
+                                .batch = input.batch,
+                                .rows = input.rows,
+                                .blocks = input.blocks};
+  const RelayoutArgs args{
+      .input = input.data,
+      .output = output.data,
+      .input_image = scale_image_size(input.layout, input.rows, input.blocks),
+      .output_image = scale_image_size(output.layout, output.rows, output.blocks)};
+  select("relayout", relayout_impls(), problem).run(problem, args, stream);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,86 @@
+// Choosing an implementation: ordered lists, fastest first, the oracle last.
+//
+// An implementation is a record {name, supports, run}. The first one that supports a problem runs;
+// if none does, the error lists each candidate with its reason. The environment variable
+// NARROWFLOAT_FORCE=op:implementation[,op:implementation...] pins one; if that one refuses the
+// problem, it is an error, never a fallback.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/throw_error.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat {
+
+// Yes, or no with the missing condition.
+class Support {
+ public:
+  static Support yes() { return {}; }
+  static Support no(std::string reason) {
+    Support support;
+    support.reason_ = std::move(reason);
+    return support;
+  }
+  [[nodiscard]] bool ok() const { return !reason_.has_value(); }
+  [[nodiscard]] const std::string& reason() const { return *reason_; }
+
+ private:
+  std::optional<std::string> reason_;
+};
+
+// The condition of every CPU implementation.
+inline Support cpu_only(Device device) {
+  return device.type == DeviceType::kCpu ? Support::yes() : Support::no("runs on the CPU only");
+}
+
+// What NARROWFLOAT_FORCE pins for `op`; empty if nothing. Throws kInvalidArgument for a malformed
+// value.
+std::string forced_implementation(std::string_view op);
+
+namespace dispatch_detail {
+[[noreturn]] void throw_none_fits(const Explanation& explanation);
+void check_forced_name(const Explanation& explanation, std::string_view forced);
+}  // namespace dispatch_detail
+
+// Asks every candidate. Impl has `name` and `supports(problem)`.
+template <typename Impl, typename Problem>
+Explanation explain_candidates(std::string_view op, std::span<const Impl> impls,
+                               const Problem& problem) {
+  const std::string forced = forced_implementation(op);
+  Explanation explanation{.op = std::string(op), .problem = to_string(problem)};
+  for (const Impl& impl : impls) {
+    Candidate candidate{.name = std::string(impl.name)};
+    const Support support = impl.supports(problem);
+    candidate.supported = support.ok();
+    if (!support.ok()) {
+      candidate.reason = support.reason();
+    } else if (!forced.empty() && impl.name != forced) {
+      candidate.reason = "passed over: NARROWFLOAT_FORCE pins " + forced;
+    } else if (explanation.chosen.empty()) {
+      explanation.chosen = impl.name;
+    } else {
+      candidate.reason = "passed over: " + explanation.chosen + " comes first";
+    }
+    explanation.candidates.push_back(std::move(candidate));
+  }
+  dispatch_detail::check_forced_name(explanation, forced);
+  return explanation;
+}
+
+// The implementation that runs. Throws kUnsupported with every candidate's reason.
+template <typename Impl, typename Problem>
+const Impl& select(std::string_view op, std::span<const Impl> impls, const Problem& problem) {
+  const std::string forced = forced_implementation(op);
+  for (const Impl& impl : impls) {
+    if (!forced.empty() && impl.name != forced) continue;
+    if (impl.supports(problem).ok()) return impl;
+  }
+  dispatch_detail::throw_none_fits(explain_candidates(op, impls, problem));
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,46 @@
+// The floating-point environment that the arithmetic is specified for: round to nearest, denormals
+// kept. A caller may have set flush-to-zero or another rounding mode (audio and game engines do), and
+// worker threads have environments of their own, so every piece of CPU work opens with this guard.
+#pragma once
+
+#include <cfenv>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace narrowfloat {
+
+class FloatEnvironmentGuard {
+ public:
+  FloatEnvironmentGuard() {
+#if defined(__x86_64__)
+    saved_ = _mm_getcsr();
+    // All exceptions masked, round to nearest, neither FTZ nor DAZ.
+    constexpr uint32_t kDefault = 0x1F80;
+    if (saved_ != kDefault) _mm_setcsr(kDefault);
+#else
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+#endif
+  }
+  ~FloatEnvironmentGuard() {
+#if defined(__x86_64__)
+    _mm_setcsr(saved_);
+#else
+    std::fesetenv(&saved_);
+#endif
+  }
+  FloatEnvironmentGuard(const FloatEnvironmentGuard&) = delete;
+  FloatEnvironmentGuard& operator=(const FloatEnvironmentGuard&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  uint32_t saved_;
+#else
+  std::fenv_t saved_;
+#endif
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,36 @@
+// The list of scale layouts. A new layout is one header, one include, one list entry and one
+// enumerator. Each is a bijection from (row, block) into an image of padded extents (spec 8.2).
+#pragma once
+
+#include "base/throw_error.h"
+#include "tensor/layouts/linear.h"
+#include "tensor/layouts/mn_major.h"
+#include "tensor/layouts/swizzled_128x4.h"
+#include "tensor/layouts/swizzled_8x4.h"
+
+namespace narrowfloat {
+
+template <typename... Layouts>
+struct LayoutList {
+  template <typename Visitor>
+  static void for_each(Visitor&& visitor) {
+    (visitor.template operator()<Layouts>(), ...);
+  }
+  template <typename Visitor>
+  static void visit(ScaleLayoutId id, Visitor&& visitor) {
+    const bool found =
+        ((Layouts::kId == id ? (visitor.template operator()<Layouts>(), true) : false) || ...);
+    if (!found) throw_invalid("scale layout: {} is not a ScaleLayoutId", static_cast<int>(id));
+  }
+};
+
+// In the order of ScaleLayoutId.
+using AllLayouts =
+    LayoutList<LinearLayout, Swizzled128x4Layout, Swizzled8x4Layout, MnMajorLayout>;
+
+template <typename Visitor>
+void visit_layout(ScaleLayoutId id, Visitor&& visitor) {
+  AllLayouts::visit(id, visitor);
+}
+
+}  // namespace narrowfloat

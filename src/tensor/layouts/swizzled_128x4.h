@@ -1,0 +1,32 @@
+// swizzled_128x4: what FP4 tensor cores read. Tiles of 128 rows x 4 blocks are 512 contiguous
+// scales; inside a tile
+//
+//   offset = (row % 32) * 16 + (row / 32 % 4) * 4 + block % 4
+//
+// so 16 consecutive scales are the 4 blocks of rows r, r + 32, r + 64, r + 96. Tiles follow each
+// other along the blocks first. As a tensor: [row tiles][block tiles][32][4][4].
+#pragma once
+
+#include "tensor/layouts/image_extents.h"
+
+namespace narrowfloat {
+
+struct Swizzled128x4Layout {
+  static constexpr ScaleLayoutId kId = ScaleLayoutId::kSwizzled128x4;
+  static constexpr std::string_view kName = "swizzled_128x4";
+  static constexpr int64_t kTileRows = 128;
+  static constexpr int64_t kTileBlocks = 4;
+
+  NF_HOST_DEVICE static constexpr ImageExtents padded(const ImageExtents& logical) {
+    return {round_up(logical.rows, kTileRows), round_up(logical.blocks, kTileBlocks)};
+  }
+  NF_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t block,
+                                                 const ImageExtents& extents) {
+    const int64_t block_tiles = ceil_div(extents.blocks, kTileBlocks);
+    const int64_t tile = (row / kTileRows) * block_tiles + block / kTileBlocks;
+    return tile * (kTileRows * kTileBlocks) + (row % 32) * 16 + (row % kTileRows / 32) * 4 +
+           block % kTileBlocks;
+  }
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,27 @@
+// swizzled_8x4: tiles of 8 rows x 4 blocks, row-major inside (32 contiguous scales), for few tokens.
+// Tiles follow each other along the blocks first.
+#pragma once
+
+#include "tensor/layouts/image_extents.h"
+
+namespace narrowfloat {
+
+struct Swizzled8x4Layout {
+  static constexpr ScaleLayoutId kId = ScaleLayoutId::kSwizzled8x4;
+  static constexpr std::string_view kName = "swizzled_8x4";
+  static constexpr int64_t kTileRows = 8;
+  static constexpr int64_t kTileBlocks = 4;
+
+  NF_HOST_DEVICE static constexpr ImageExtents padded(const ImageExtents& logical) {
+    return {round_up(logical.rows, kTileRows), round_up(logical.blocks, kTileBlocks)};
+  }
+  NF_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t block,
+                                                 const ImageExtents& extents) {
+    const int64_t block_tiles = ceil_div(extents.blocks, kTileBlocks);
+    const int64_t tile = (row / kTileRows) * block_tiles + block / kTileBlocks;
+    return tile * (kTileRows * kTileBlocks) + (row % kTileRows) * kTileBlocks +
+           block % kTileBlocks;
+  }
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,42 @@
+// Checks at the door of the operations: each throws kInvalidArgument with the argument's name, what
+// was expected, what came, and how to fix it. Nothing has been written when they run.
+#pragma once
+
+#include <initializer_list>
+#include <string_view>
+
+#include "narrowfloat/format.h"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+void require_dtype(std::string_view argument, const TensorView& view,
+                   std::initializer_list<DType> allowed);
+void require_device(std::string_view argument, Device device, Device expected);
+// Not null unless empty, and aligned to its elements.
+void require_data(std::string_view argument, const TensorView& view);
+// Row-major without gaps.
+void require_dense(std::string_view argument, const TensorView& view);
+// A dense F32 / I32 / I64 vector of `count` elements on `device`.
+void require_vector(std::string_view argument, const TensorView& view, DType dtype, int64_t count,
+                    Device device);
+
+// A tensor as a matrix of all its leading extents by `cols`.
+struct RowMatrix {
+  int64_t rows = 0;
+  int64_t stride = 0;  // In elements.
+};
+// The last extent must be `cols` with stride 1, and the leading extents must lie evenly, so that one
+// row stride serves them all.
+RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_t cols);
+
+// Values, scales and global scale of a quantized tensor agree with each other and with the format.
+// scale_rows: logical rows the scale image must have.
+void require_quantized(std::string_view argument, const QuantizedView& view, int64_t scale_rows);
+// Type, extents and buffer size of a scale image.
+void require_scales(std::string_view argument, const ScaleView& view, FormatId format);
+
+// Offsets of FP8 1x128 row groups: ascending from 0 to `rows`.
+void require_row_offsets(const TensorView& offsets, int64_t rows, Device device);
+
+}  // namespace narrowfloat

@@ -1,0 +1,25 @@
+# narrowfloat_test(NAME <name> LABEL <label> SOURCES <files...>): a GoogleTest executable in
+# <build>/tests/bin, registered test by test with ctest under its label (default: unit). `unit` tests
+# are what the sanitizer build runs; they see the internal headers.
+find_package(GTest REQUIRED)
+include(GoogleTest)
+add_custom_target(unit_tests)
+
+function(narrowfloat_test)
+  cmake_parse_arguments(arg "" "NAME;LABEL" "SOURCES" ${ARGN})
+  if(NOT arg_LABEL)
+    set(arg_LABEL unit)
+  endif()
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY
+                                               ${PROJECT_BINARY_DIR}/tests/bin)
+  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${arg_NAME} PRIVATE narrowfloat_internal GTest::gtest_main)
+  target_compile_definitions(${arg_NAME} PRIVATE NARROWFLOAT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  # Discovered when ctest runs, so that a build does not depend on running its tests.
+  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                       PROPERTIES LABELS ${arg_LABEL} TIMEOUT 600)
+  if(arg_LABEL STREQUAL unit)
+    add_dependencies(unit_tests ${arg_NAME})
+  endif()
+endfunction()

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Installs what is missing to build narrowfloat on Debian 12, and nothing else:
+#
+#     tools/setup.sh            what the build needs
+#     tools/setup.sh --tests    also what tests and lint need, with a Python environment in .venv
+#
+# Safe to run again; does nothing and needs no network when nothing is missing. Programs found on
+# PATH are taken as they are, whoever installed them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+with_tests=false
+case "${1:-}" in
+  "") ;;
+  --tests) with_tests=true ;;
+  *)
+    echo "usage: tools/setup.sh [--tests]" >&2
+    exit 2
+    ;;
+esac
+
+missing=()
+
+# need_program PROGRAM PACKAGE...: the packages are missing if the program is not on PATH.
+need_program() {
+  command -v "$1" > /dev/null || missing+=("${@:2}")
+}
+
+# need_package PACKAGE...: Debian packages that have no program to look for.
+need_package() {
+  local package
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2> /dev/null | grep -q 'ok installed' \
+      || missing+=("$package")
+  done
+}
+
+need_program g++ g++
+need_program cmake cmake
+need_program ninja ninja-build
+need_program python3 python3
+if command -v dpkg-query > /dev/null; then
+  need_package libtbb-dev libcli11-dev nlohmann-json3-dev libfmt-dev libxxhash-dev
+fi
+if $with_tests; then
+  need_program git git
+  need_program clang-format-14 clang-format-14
+  need_program clang-tidy-14 clang-tidy-14
+  python3 -c 'import ensurepip, venv' 2> /dev/null || missing+=(python3-venv)
+  if command -v dpkg-query > /dev/null; then
+    need_package libgtest-dev librapidcheck-dev libbenchmark-dev
+  fi
+fi
+
+if [ "${#missing[@]}" -gt 0 ]; then
+  if ! command -v apt-get > /dev/null; then
+    echo "setup: no apt-get here; install the equivalents of: ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo > /dev/null; then
+      echo "setup: not root and no sudo; as root: apt-get install ${missing[*]}" >&2
+      exit 1
+    fi
+    as_root=(sudo)
+  fi
+  echo "setup: installing Debian packages: ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+    --no-install-recommends "${missing[@]}"
+fi
+
+if $with_tests; then
+  # The environment is as old as the list it was made from: a changed list remakes it.
+  if ! cmp -s tools/requirements-test.txt .venv/requirements-test.txt; then
+    echo "setup: making the Python environment .venv from tools/requirements-test.txt"
+    python3 -m venv --clear .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check -r tools/requirements-test.txt
+    cp tools/requirements-test.txt .venv/requirements-test.txt
+  fi
+fi

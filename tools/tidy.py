@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Checks of the repository that compilers and clang-tidy do not make (docs/style.md).
+
+    python3 tools/tidy.py [ROOT]     check the tree that git knows (or every file without git)
+    python3 tools/tidy.py --self-test    prove with small examples that every rule can fail
+
+Findings are lines `file:line: rule: message`; warnings end in `(warning)` and do not count.  Exit
+code 1 if there is a finding.  The rules on sizes can be waived, with a reason, by a comment on the
+line or the line before (for file-size: anywhere in the file):
+
+    // tidy: exempt(<rule>): reason
+
+How it works: every file is a SourceFile (tidy_source.py); rules are functions over one file
+(FILE_RULES) or over all (TREE_RULES) that yield Findings.  What may include what is data: LAYERS
+and THIRD_PARTY.  tidy_examples.py has the examples of the self-test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tidy_source import Finding, SourceFile, Tree, load
+
+# Folder -> layers (folders) its files may include, itself not named.  The longest prefix counts;
+# folders without an entry may include everything.  "ops" means: any op, "tests": test helpers.
+CORE = {"include", "base", "formats", "tensor"}
+LAYERS = {
+    "include": set(),
+    "src/base": {"include"},
+    "src/formats": {"include", "base"},
+    "src/tensor": {"include", "base", "formats"},
+    "src/runtime": CORE,
+    "src/checkpoint": CORE,
+    "src/device": CORE,
+    "src/ops": CORE | {"runtime", "device"},
+    "src/layers": CORE | {"runtime", "device", "checkpoint", "ops"},
+    "src/cli": {"include"},
+    "python": {"include"},
+    "examples": {"include"},
+}
+LIBRARIES = {  # Third-party library -> how its headers begin.
+    "fmt": ("fmt/",),
+    "TBB": ("tbb/", "oneapi/"),
+    "nlohmann-json": ("nlohmann/",),
+    "xxHash": ("xxhash",),
+    "CLI11": ("CLI/",),
+    "test": ("gtest/", "gmock/", "rapidcheck"),
+    "benchmark": ("benchmark/",),
+}
+THIRD_PARTY = {  # Folder -> libraries its files may include; others may include all.
+    "include": set(),
+    "src/base": {"fmt"},
+    "src/formats": {"fmt"},
+    "src/tensor": {"fmt"},
+    "src/runtime": {"fmt", "TBB"},
+    "src/checkpoint": {"fmt", "nlohmann-json", "xxHash"},
+    "src/device": set(),
+    "src/ops": {"fmt", "TBB"},
+    "src/layers": {"fmt", "TBB", "nlohmann-json", "xxHash"},
+    "src/cli": {"fmt", "nlohmann-json", "CLI11"},
+    "examples": set(),
+}
+CUDA_HEADER = re.compile(r"cuda|cub/|cute/|cutlass/|thrust/|nccl|mma\.h|nvtx|cooperative_groups")
+FRAMEWORK_HEADER = re.compile(r"torch/|ATen/|c10/|numpy/|pybind11/")
+
+FILE_LINES_WARN, FILE_LINES_MAX, LINE_LENGTH_MAX = 400, 600, 100
+MACROS_WARN, MACROS_MAX, TEMPLATE_PARAMETERS_MAX = 10, 12, 4
+CMAKE_LINES_MAX, CMAKE_OPTIONS_MAX = 600, 6
+TEST_RATIO_MIN, TEST_RATIO_AIM = 0.6, 0.8
+COMMENT_SHARE = (0.10, 0.30)
+EXEMPTABLE = {"file-size", "line-length", "template-parameters"}
+
+BANNED = [  # Pattern in code (comments and strings removed), in which paths, what to do instead.
+    (r"\bstd::v?format\b(?!_)|<format>", r".*", "std::format: use fmt"),
+    (r"\bstd::(un)?expected\b|<expected>", r".*", "std::expected: throw Error"),
+    (r"\bstd::source_location\b|<source_location>", r".*", "std::source_location: not in clang 14"),
+    (r"\busing\s+namespace\b", r".*\.(h|cuh)$", "using namespace in a header"),
+    (r"(?<!\w)f?(printf|puts|putchar)\s*\(|\bstd::(cout|cerr|clog)\b", r"src/(?!cli/|base/)",
+     "console output in the library: throw, return or call back"),
+    (r"\bprintf\s*\(|\bstd::cout\b", r"src/base/", "console output in the library"),
+]
+TODO = re.compile(r"(//|#|/?\*).*\b(T[O]DO(?!\(#\d+\))|F[I]XME|X[X]X)\b")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|farm)/|/tmp[/]w")
+EXEMPTION = re.compile(r"tidy: exempt\(([\w-]+)\)(: *\S)?")
+
+
+def rules_of(table: dict[str, set[str]], path: str) -> set[str] | None:
+    """The entry of the folder of `path`; a unit test has that of the source it mirrors."""
+    path = re.sub(r"^tests/unit/", "src/", path)
+    found = [folder for folder in table if path.startswith(folder + "/")]
+    return table[max(found, key=len)] if found else None
+
+
+def layer_of(path: str) -> str:
+    """Layer of a file or of the path in an #include: "include", "base", "ops/quantize", "tests"."""
+    parts = re.sub(r"^(src|tests/unit)/", "", path).split("/")
+    if parts[0] in ("narrowfloat", "include"):
+        return "include"
+    return "/".join(parts[:2]) if parts[0] == "ops" else parts[0]
+
+
+def check_layering(file: SourceFile) -> Iterator[Finding]:
+    allowed, libraries = rules_of(LAYERS, file.path), rules_of(THIRD_PARTY, file.path)
+    is_test = file.path.startswith("tests/")
+    layers = {folder.removeprefix("src/") for folder in LAYERS}
+    for line, quote, target in file.includes if file.is_cpp else []:
+        layer = layer_of(target)
+        if (quote == '"' or layer == "include") and allowed is not None:
+            known = layer.split("/")[0] in layers
+            fits = layer == layer_of(file.path) or layer in allowed or (
+                layer.startswith("ops/") and "ops" in allowed) or (is_test and not known)
+            if not fits:
+                reason = f"may not include {layer}" if known else "name it from src/ or include/"
+                yield Finding(file.path, line, "layering", f'"{target}": {reason}')
+        library = next((n for n, starts in LIBRARIES.items() if target.startswith(starts)), None)
+        if quote == "<" and library and libraries is not None and not is_test:
+            if library not in libraries:
+                yield Finding(file.path, line, "layering", f"<{target}>: no {library} here")
+
+
+def check_foreign_headers(file: SourceFile) -> Iterator[Finding]:
+    cuda_allowed = file.path.endswith((".cu", ".cuh")) or "runtime/cuda/" in file.path
+    for line, quote, target in file.includes if file.is_cpp else []:
+        if quote == "<" and CUDA_HEADER.match(target) and not cuda_allowed:
+            yield Finding(file.path, line, "cuda-header",
+                          f"<{target}>: only in *.cu, *.cuh and src/runtime/cuda")
+        if FRAMEWORK_HEADER.match(target):
+            yield Finding(file.path, line, "framework-header", f"<{target}>: not in C++")
+
+
+def check_macros(file: SourceFile) -> Iterator[Finding]:
+    if not file.is_cpp or file.path.startswith("src/base/"):
+        return
+    for line, _ in file.code_matches(r"\b__CUDA_ARCH__\b"):
+        yield Finding(file.path, line, "cuda-arch", "__CUDA_ARCH__ only in src/base")
+    for line, match in file.code_matches(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\("):
+        yield Finding(file.path, line, "macro", f"{match[1]}(): only src/base defines such macros")
+
+
+def check_asm(file: SourceFile) -> Iterator[Finding]:
+    if file.is_cpp and not file.path.startswith("src/device/ptx/"):
+        for line, _ in file.code_matches(r"\b(__)?asm(__)?\b\s*(volatile|__volatile__)?\s*\("):
+            yield Finding(file.path, line, "asm", "inline assembly only in src/device/ptx")
+
+
+def check_banned(file: SourceFile) -> Iterator[Finding]:
+    for pattern, where, message in BANNED if file.is_cpp else []:
+        if re.match(where, file.path):
+            for line, _ in file.code_matches(pattern):
+                yield Finding(file.path, line, "banned", message)
+
+
+def check_size(file: SourceFile) -> Iterator[Finding]:
+    if not (file.is_cpp or file.is_cmake or file.is_script):
+        return
+    count = len(file.lines)
+    if count > FILE_LINES_WARN:
+        over = count > FILE_LINES_MAX
+        limit = FILE_LINES_MAX if over else FILE_LINES_WARN
+        yield Finding(file.path, 1, "file-size", f"{count} lines, limit {limit}", warning=not over)
+    for number, line in enumerate(file.lines, 1):
+        if len(line) > LINE_LENGTH_MAX:
+            yield Finding(file.path, number, "line-length", f"{len(line)} columns")
+
+
+def check_template_parameters(file: SourceFile) -> Iterator[Finding]:
+    for line, match in file.code_matches(r"\btemplate\s*<") if file.is_cpp else []:
+        depth, count = 1, 1
+        for char in file.code[match.end():]:
+            depth += {"<": 1, "(": 1, "{": 1, ">": -1, ")": -1, "}": -1}.get(char, 0)
+            count += char == "," and depth == 1
+            if depth == 0:
+                break
+        if count > TEMPLATE_PARAMETERS_MAX:
+            yield Finding(file.path, line, "template-parameters", f"{count} parameters")
+
+
+def check_text(file: SourceFile) -> Iterator[Finding]:
+    if file.path.startswith(("models/", "tests/golden/")) and file.path.endswith(".txt"):
+        return
+    if "\r" in file.text:
+        yield Finding(file.path, 1, "line-ending", "carriage return")
+    if file.text and not file.text.endswith("\n"):
+        yield Finding(file.path, len(file.lines), "final-newline", "missing")
+    for number, line in enumerate(file.lines, 1):
+        if line != line.rstrip():
+            yield Finding(file.path, number, "trailing-whitespace", "remove it")
+        if "\t" in line:
+            yield Finding(file.path, number, "tab", "use spaces")
+        if MACHINE_PATH.search(line):
+            yield Finding(file.path, number, "machine-path", "a path of one machine")
+        if not file.path.endswith(".md") and TODO.search(line):
+            yield Finding(file.path, number, "todo", "needs an issue: TO" "DO(#123): ...")
+
+
+def check_opening(file: SourceFile) -> Iterator[Finding]:
+    if not (file.is_cpp or file.is_script or file.path.endswith((".cmake", ".cmake.in"))):
+        return
+    body = re.sub(r"\A#!.*\n", "", file.text).lstrip()
+    if body and not body.startswith(("//", "/*") if file.is_cpp else ("#", '"""', 'r"""')):
+        yield Finding(file.path, 1, "opening-comment", "say what the file is and its idea")
+    if file.is_header and not re.search(r"^#pragma once$", file.code, re.M):
+        yield Finding(file.path, 1, "pragma-once", "missing")
+
+
+def check_exemptions(file: SourceFile) -> Iterator[Finding]:
+    for number, line in enumerate(file.lines, 1):
+        for match in EXEMPTION.finditer(line) if file.is_cpp or file.is_cmake else []:
+            if match[1] not in EXEMPTABLE:
+                yield Finding(file.path, number, "exemption", f"{match[1]} cannot be exempted")
+            elif not match[2]:
+                yield Finding(file.path, number, "exemption", "give a reason after the colon")
+
+
+def check_links(tree: Tree) -> Iterator[Finding]:
+    for file in tree.files:
+        if not file.path.endswith(".md"):
+            continue
+        prose = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), file.text,
+                       flags=re.M | re.S)
+        for match in re.finditer(r"\]\(<?([^)\s>#]+)[^)]*\)", prose):
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(file.path), match[1]))
+            if not re.match(r"[a-z]+:", match[1]) and target not in tree.paths:
+                line = prose.count("\n", 0, match.start()) + 1
+                yield Finding(file.path, line, "dead-link", match[1])
+
+
+def check_macro_count(tree: Tree) -> Iterator[Finding]:
+    macros = {m[1] for f in tree.under("src/base/") for _, m in
+              f.code_matches(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(")}
+    tree.notes.append(f"function-like macros: {len(macros)} (limit {MACROS_MAX})")
+    if len(macros) > MACROS_WARN:
+        yield Finding("src/base", 1, "macro-count", ", ".join(sorted(macros)),
+                      warning=len(macros) <= MACROS_MAX)
+
+
+def check_cmake_budget(tree: Tree) -> Iterator[Finding]:
+    files = [f for f in tree.files if f.is_cmake]
+    lines = sum(len(f.lines) for f in files)
+    options = sum(len(re.findall(r"^\s*option\(", f.text, re.M)) for f in files)
+    tree.notes.append(f"CMake: {lines} lines (limit {CMAKE_LINES_MAX}), "
+                      f"{options} options (limit {CMAKE_OPTIONS_MAX})")
+    if lines > CMAKE_LINES_MAX or options > CMAKE_OPTIONS_MAX:
+        yield Finding("CMakeLists.txt", 1, "cmake-budget", f"{lines} lines, {options} options")
+
+
+def check_test_ratio(tree: Tree) -> Iterator[Finding]:
+    def count(*prefixes: str) -> int:
+        return sum(1 for f in tree.under(*prefixes) if f.is_cpp or f.path.endswith(".py")
+                   for line in f.lines if line.strip())
+    tests, sources = count("tests/"), count("src/", "include/")
+    ratio = tests / sources if sources else 1.0
+    tree.notes.append(f"test lines / source lines: {tests} / {sources} = {ratio:.2f} "
+                      f"(at least {TEST_RATIO_MIN}, aim {TEST_RATIO_AIM})")
+    if ratio < TEST_RATIO_AIM:
+        yield Finding("tests", 1, "test-ratio", f"{ratio:.2f}", warning=ratio >= TEST_RATIO_MIN)
+
+
+def report_comments_and_twins(tree: Tree) -> Iterator[Finding]:
+    """Information only: comment share of each layer, sources without a unit test of their name."""
+    sources = [f for f in tree.under("src/", "include/") if f.is_cpp]
+    for layer in sorted({layer_of(f.path).split("/")[0] for f in sources}):
+        lines = [line.strip() for f in sources if layer_of(f.path).split("/")[0] == layer
+                 for line in f.lines if line.strip()]
+        share = sum(line.startswith(("//", "/*", "*")) for line in lines) / len(lines)
+        mark = "" if COMMENT_SHARE[0] <= share <= COMMENT_SHARE[1] else "  (aim: 12 to 20 %)"
+        tree.notes.append(f"comment share of {layer}: {share:.0%}{mark}")
+    stems = {posixpath.splitext(f.path)[0].removeprefix("src/") for f in sources
+             if f.path.startswith("src/") and not f.path.startswith("src/cli/")}
+    alone = sorted(s for s in stems if f"tests/unit/{s}_test.cpp" not in tree.paths)
+    tree.notes.append(f"sources without tests/unit/<path>_test.cpp: {len(alone)} of {len(stems)}: "
+                      + ", ".join(alone))
+    yield from ()
+
+
+FILE_RULES: list[Callable[[SourceFile], Iterator[Finding]]] = [
+    check_layering, check_foreign_headers, check_macros, check_asm, check_banned, check_size,
+    check_template_parameters, check_text, check_opening, check_exemptions]
+TREE_RULES: list[Callable[[Tree], Iterator[Finding]]] = [
+    check_links, check_macro_count, check_cmake_budget, check_test_ratio, report_comments_and_twins]
+
+
+def is_exempt(file: SourceFile, finding: Finding) -> bool:
+    if finding.rule not in EXEMPTABLE:
+        return False
+    whole = finding.rule == "file-size"
+    near = file.lines if whole else file.lines[max(0, finding.line - 2):finding.line]
+    return any(m[1] == finding.rule and m[2] for line in near for m in EXEMPTION.finditer(line))
+
+
+def run(tree: Tree) -> list[Finding]:
+    findings = [finding for file in tree.files for rule in FILE_RULES for finding in rule(file)
+                if not is_exempt(file, finding)]
+    return findings + [finding for rule in TREE_RULES for finding in rule(tree)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Repository checks; see the top of this file.")
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--self-test", action="store_true", help="prove that every rule can fail")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        import tidy_examples
+        return tidy_examples.self_test()
+    tree = load(arguments.root)
+    findings = run(tree)
+    print("\n".join([*map(str, findings), *tree.notes]))
+    errors = sum(not finding.warning for finding in findings)
+    print(f"tidy: {len(tree.files)} files, {errors} findings, {len(findings) - errors} warnings")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Small broken trees that prove that every rule of tidy.py can fail, and sound ones that pass.
+
+Run with `tools/tidy.py --self-test`.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import tidy
+from tidy_source import make_tree
+
+HEADER = "// X.\n#pragma once\n"
+TESTS = {f"tests/unit/base/{name}_test.cpp": "// A test.\n" + "int x;\n" * 350 for name in "ab"}
+CLEAN = TESTS | {
+    "src/base/a.h": HEADER + '#include <fmt/format.h>\n\n#include "narrowfloat/error.h"\n'
+                             "#define NF_X(a) (a)\n",
+    "src/formats/b.h": HEADER + '#include "base/a.h"\n// printf(, std::format: only words.\n'
+                                'inline auto text = "std::cout << asm(";\n'
+                                "inline long big = 5'000'000;  // TO" "DO(#12): smaller.\n",
+    "src/ops/quantize/c.cpp": '// Own op.\n#include <oneapi/tbb.h>\n#include "ops/quantize/c.h"\n',
+    "src/layers/d.cpp": '// A layer.\n#include "ops/quantize/c.h"\n',
+    "src/runtime/cuda/e.cpp": "// Host code for CUDA.\n#include <cuda_runtime.h>\n",
+    "src/device/ptx/f.cuh": HEADER + 'inline void f() { asm volatile("nop;"); }\n',
+    "src/cli/main.cpp": '// CLI.\n#include <CLI/CLI.hpp>\n#include "cli/options.h"\n'
+                        '#include "narrowfloat/narrowfloat.h"\nint n = std::printf("x");\n',
+    "src/base/long.h": HEADER + "// tidy: exempt(line-length): a table reads better in one line.\n"
+                       "// " + "x" * 100 + "\n// tidy: exempt(file-size): a generated table.\n"
+                       + "int x;\n" * 600,
+    "tests/conformance/all.cpp": '// Harness.\n#include "ops/quantize/c_impls.h"\n',
+    "docs/a.md": "[up](../README.md) [web](https://example.org) [here](#part)\n",
+    "README.md": "# Title\n\n```\n[no](link.md)\n```\n\n[docs](docs)\n",
+}
+BROKEN = [  # Rule, files that break it.
+    ("layering", {"src/base/a.h": HEADER + '#include "formats/minifloat.h"\n'}),
+    ("layering", {"src/checkpoint/a.cpp": '// X.\n#include "runtime/threads.h"\n'}),
+    ("layering", {"src/ops/quantize/a.cpp": '// X.\n#include "ops/dequantize/a.h"\n'}),
+    ("layering", {"src/ops/quantize/a.cpp": '// X.\n#include "checkpoint/a.h"\n'}),
+    ("layering", {"src/cli/main.cpp": '// X.\n#include "base/assert.h"\n'}),
+    ("layering", {"examples/a.cpp": '// X.\n#include "base/assert.h"\n'}),
+    ("layering", {"include/narrowfloat/a.h": HEADER + '#include "base/assert.h"\n'}),
+    ("layering", {"include/narrowfloat/a.h": HEADER + "#include <fmt/format.h>\n"}),
+    ("layering", {"src/tensor/a.cpp": "// X.\n#include <nlohmann/json.hpp>\n"}),
+    ("layering", {"src/tensor/a.cpp": '// X.\n#include "a.h"\n'}),
+    ("layering", {"tests/unit/formats/a_test.cpp": '// X.\n#include "ops/quantize/a.h"\n'}),
+    ("cuda-header", {"src/tensor/a.cpp": "// X.\n#include <cuda_runtime.h>\n"}),
+    ("framework-header", {"src/device/a.cuh": HEADER + "#include <torch/extension.h>\n"}),
+    ("framework-header", {"tests/unit/a.cpp": "// X.\n#include <numpy/arrayobject.h>\n"}),
+    ("cuda-arch", {"src/tensor/a.h": HEADER + "#if defined(__CUDA_ARCH__)\n#endif\n"}),
+    ("macro", {"src/tensor/a.h": HEADER + "#define NF_X(a) (a)\n"}),
+    ("macro-count", {"src/base/a.h": HEADER + "".join(f"#define N{i}(a) a\n" for i in range(13))}),
+    ("asm", {"src/runtime/a.cpp": '// X.\nvoid f() { asm volatile("nop"); }\n'}),
+    ("file-size", {"src/base/a.h": HEADER + "int x;\n" * 600}),
+    ("line-length", {"src/base/a.h": HEADER + "// " + "x" * 98 + "\n"}),
+    ("line-length", {"CMakeLists.txt": "# " + "x" * 99 + "\n"}),
+    ("template-parameters",
+     {"src/base/a.h": HEADER + "template <int A, F<1, 2> B, class C, class D, class E>\nint x;\n"}),
+    ("banned", {"src/base/a.cpp": '// X.\nauto s = std::format("{}", 1);\n'}),
+    ("banned", {"src/base/a.cpp": "// X.\n#include <expected>\n"}),
+    ("banned", {"src/base/a.cpp": "// X.\n#include <source_location>\n"}),
+    ("banned", {"src/base/a.h": HEADER + "using namespace std;\n"}),
+    ("banned", {"src/ops/quantize/a.cpp": '// X.\nvoid f() { std::printf("x"); }\n'}),
+    ("banned", {"src/ops/quantize/a.cpp": '// X.\nvoid f() { std::cerr << "x"; }\n'}),
+    ("todo", {"src/base/a.cpp": "// X.\n// TO" "DO: later\n"}),
+    ("todo", {"tools/a.py": '"""X."""\n# FIX' "ME\n"}),
+    ("trailing-whitespace", {"docs/a.md": "text \n"}),
+    ("tab", {"src/base/a.cpp": "// X.\n\tint x;\n"}),
+    ("final-newline", {"src/base/a.cpp": "// X."}),
+    ("line-ending", {"src/base/a.cpp": "// X.\r\n"}),
+    ("machine-path", {"docs/a.md": "see " "/wo" "rk/main\n"}),
+    ("pragma-once", {"src/base/a.h": "// X.\nint x;\n"}),
+    ("opening-comment", {"src/base/a.cpp": "int x;\n"}),
+    ("opening-comment", {"tools/a.sh": "#!/bin/sh\nset -e\n"}),
+    ("exemption", {"src/base/a.h": HEADER + "// tidy: exempt(layering): because.\n"}),
+    ("exemption", {"src/base/a.h": HEADER + "// tidy: exempt(file-size):\n"}),
+    ("dead-link", {"docs/a.md": "[text](missing.md)\n"}),
+    ("cmake-budget", {"CMakeLists.txt": "# x\n" * 400, "a.cmake": "# x\n" * 201}),
+    ("cmake-budget", {"CMakeLists.txt": "option(A)\n" * 7}),
+    ("test-ratio", {"src/base/a.cpp": "// X.\n" * 400, "src/base/b.cpp": "// X.\n" * 400,
+                    "src/base/c.cpp": "// X.\n" * 400}),
+]
+
+
+def rules_in_source() -> set[str]:
+    """The names of all rules: third argument of every Finding(...) of tidy.py."""
+    tree = ast.parse(Path(tidy.__file__).read_text())
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and len(n.args) > 3]
+    return {c.args[2].value for c in calls if getattr(c.func, "id", "") == "Finding"}
+
+
+def self_test() -> int:
+    """Prints what went wrong; 0 if nothing did."""
+    errors = [f"sound tree: {f}" for f in tidy.run(make_tree(CLEAN)) if not f.warning]
+    for rule, contents in BROKEN:
+        found = {f.rule for f in tidy.run(make_tree(TESTS | contents)) if not f.warning}
+        if found != {rule}:
+            errors.append(f"{rule}: found {sorted(found)} in {contents}"[:300])
+    errors += [f"{rule}: no example" for rule in rules_in_source() - {rule for rule, _ in BROKEN}]
+    print("\n".join(errors) or f"tidy self-test: {len(BROKEN)} broken examples found, sound passed")
+    return 1 if errors else 0
