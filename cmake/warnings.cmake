@@ -14,7 +14,11 @@ target_compile_options(
             $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>
             # The arithmetic is specified operation by operation: no fused multiply-add that the
             # source does not spell out (spec 4.1).
-            -ffp-contract=off>)
+            -ffp-contract=off
+            # No value depends on these two; without them loops with selects do not vectorise:
+            # nobody reads floating-point exception flags or errno.
+            -fno-trapping-math
+            -fno-math-errno>)
 if(NARROWFLOAT_SANITIZE)
   # float-cast-overflow and friends are part of "undefined"; a report must fail the test.
   set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)

@@ -93,7 +93,7 @@ enum class ScaleSearch : int { kAmax = 0, kFourOverSix = 1 };
 
 struct ProgressEvent {
   std::string_view tensor;
-  uint64_t done_bytes = 0;   // Of input.
+  uint64_t done_bytes = 0;  // Of input.
   uint64_t total_bytes = 0;
 };
 
@@ -108,7 +108,7 @@ struct QuantizeCheckpointOptions {
   MathMode math = MathMode::kExact;
   Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;
   ScaleSearch scale_search = ScaleSearch::kAmax;
-  bool keep_nonfinite = false;   // Otherwise a NaN or infinity in a weight is an error.
+  bool keep_nonfinite = false;    // Otherwise a NaN or infinity in a weight is an error.
   uint64_t max_memory_bytes = 0;  // Buffers; 0: three quarters of what is available.
   uint64_t max_shard_bytes = 5'000'000'000;
   bool dry_run = false;  // Plan and validate only; write nothing.

@@ -38,8 +38,8 @@ enum class ScaleLayoutId : int {
 };
 
 // `exact`: IEEE single precision, equal to the published reference formulas bit for bit. `fast`:
-// flush-to-zero with approximate reciprocals, equal to common GPU kernels bit for bit. Both give the
-// same bytes on every device.
+// flush-to-zero with approximate reciprocals, equal to common GPU kernels bit for bit. Both give
+// the same bytes on every device.
 enum class MathMode : int { kExact = 0, kFast = 1 };
 
 // How a block maximum becomes a power-of-two scale. kUp never clips, kFloor is OCP MX 1.0, kEven
@@ -130,13 +130,13 @@ struct QuantizedLayout {
   int64_t batch;
   int64_t rows;
   int64_t cols;
-  int64_t value_cols;       // cols, or cols rounded up to `alignment` (MXFP8).
-  int64_t values_bytes;     // All batches.
-  int64_t scale_rows;       // Logical rows and blocks of one scale image.
+  int64_t value_cols;    // cols, or cols rounded up to `alignment` (MXFP8).
+  int64_t values_bytes;  // All batches.
+  int64_t scale_rows;    // Logical rows and blocks of one scale image.
   int64_t scale_blocks;
-  int64_t scale_count;      // Scales in all images, padding included.
+  int64_t scale_count;  // Scales in all images, padding included.
   int64_t scales_bytes;
-  int64_t global_scales;    // F32 values for the default case: 0, 1, or rows (per token: batch*rows).
+  int64_t global_scales;  // F32 values for the default case: 0, 1, or rows (per token: batch*rows).
 
   // Views over caller's buffers of exactly these sizes.
   [[nodiscard]] QuantizedView bind(void* values, void* scales, float* global_scale,
@@ -152,8 +152,8 @@ struct QuantizedLayoutOptions {
   int64_t groups = 0;
 };
 
-// Throws kInvalidArgument for a negative extent, a K the format cannot split into blocks, an illegal
-// layout, or sizes beyond 63 bits.
+// Throws kInvalidArgument for a negative extent, a K the format cannot split into blocks, an
+// illegal layout, or sizes beyond 63 bits.
 QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
                                  const QuantizedLayoutOptions& options = {});
 

@@ -67,9 +67,8 @@ struct QuantizeOptions {
   // Byte-scale formats: I32 [batch], rows of each batch that count (clamped to [0, rows]). The
   // others keep their values and get zero scales.
   TensorView valid_rows;
-  // FP8 1x128 only: I64 [groups + 1], ascending offsets that split the rows into groups whose scales
-  // start at padded rows of one mn_major image
-  // (grouped_scale_row).
+  // FP8 1x128 only: I64 [groups + 1], ascending offsets that split the rows into groups whose
+  // scales start at padded rows of one mn_major image (grouped_scale_row).
   TensorView row_offsets;
 };
 
@@ -85,9 +84,8 @@ void silu_mul_quantize(const TensorView& gate_up, const QuantizedView& output,
                        const QuantizeOptions& options = {}, Stream stream = {});
 
 // y = input * smooth[col] rounded to BF16, then quantize(y). input BF16, smooth BF16 [cols].
-void smooth_quantize(const TensorView& input, const TensorView& smooth,
-                     const QuantizedView& output, const QuantizeOptions& options = {},
-                     Stream stream = {});
+void smooth_quantize(const TensorView& input, const TensorView& smooth, const QuantizedView& output,
+                     const QuantizeOptions& options = {}, Stream stream = {});
 
 struct RmsNormOptions {
   float eps = 1e-6F;

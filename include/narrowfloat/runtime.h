@@ -56,7 +56,7 @@ struct Candidate {
 
 struct Explanation {
   std::string op;
-  std::string problem;  // The problem in words.
+  std::string problem;                // The problem in words.
   std::vector<Candidate> candidates;  // In the order they are asked.
   std::string chosen;                 // Empty if none fits.
 };

@@ -19,7 +19,7 @@ struct TensorInfo {
   std::string name;
   DType dtype = DType::kU8;
   std::vector<int64_t> shape;
-  uint64_t offset = 0;      // Of the first byte, from the start of the file.
+  uint64_t offset = 0;  // Of the first byte, from the start of the file.
   uint64_t size_bytes = 0;
 
   [[nodiscard]] int64_t num_elements() const;

@@ -1,4 +1,8 @@
+// Names of error kinds, and the throwing helpers that need no template.
 #include "narrowfloat/error.h"
+
+#include "base/bad_enumerator.h"
+#include "base/throw_error.h"
 
 namespace narrowfloat {
 
@@ -16,6 +20,10 @@ std::string_view to_string(ErrorKind kind) {
       return "device error";
   }
   return "unknown";
+}
+
+void throw_bad_enumerator(const char* what, int value) {
+  throw_invalid("{}: {} is not one of its values", what, value);
 }
 
 }  // namespace narrowfloat

@@ -1,5 +1,5 @@
-// Single IEEE operations on fp32: one rounding each, nearest even, denormals kept, never contracted.
-// On CUDA the intrinsics say so; on the host -ffp-contract=off does.
+// Single IEEE operations on fp32: one rounding each, nearest even, denormals kept, never
+// contracted. On CUDA the intrinsics say so; on the host -ffp-contract=off does.
 #pragma once
 
 #include <cmath>
@@ -69,25 +69,33 @@ NF_HOST_DEVICE inline float max_number(float a, float b) {
 }
 
 // A running maximum of |x| over elements that are numbers, kept as a bit pattern so that its order
-// does not matter and NaN payloads cannot interfere (spec 4.5).
+// does not matter and NaN payloads cannot interfere (spec 4.5). Free of branches, so that loops
+// over it vectorise.
 class AbsMax {
  public:
   NF_HOST_DEVICE void add(float x) {
-    const uint32_t magnitude = float_bits(x) & 0x7FFFFFFFU;
-    if (magnitude > 0x7F800000U) return;
-    any_number_ = true;
-    if (magnitude > bits_) bits_ = magnitude;
+    const auto magnitude = static_cast<int32_t>(float_bits(x) & 0x7FFFFFFFU);
+    const int32_t number = magnitude > kInfinityBits ? 0 : magnitude;
+    largest_ = number > largest_ ? number : largest_;
+    smallest_ = magnitude < smallest_ ? magnitude : smallest_;
+  }
+  NF_HOST_DEVICE void add(const float* x, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) add(x[i]);
   }
   // The maximum; 0 if there was no number.
-  [[nodiscard]] NF_HOST_DEVICE float or_zero() const { return bits_float(bits_); }
+  [[nodiscard]] NF_HOST_DEVICE float or_zero() const {
+    return bits_float(static_cast<uint32_t>(largest_));
+  }
   // The maximum; NaN if there was no number.
   [[nodiscard]] NF_HOST_DEVICE float or_nan() const {
-    return bits_float(any_number_ ? bits_ : 0x7FFFFFFFU);
+    return smallest_ > kInfinityBits ? bits_float(0x7FFFFFFFU) : or_zero();
   }
 
  private:
-  uint32_t bits_ = 0;
-  bool any_number_ = false;
+  static constexpr int32_t kInfinityBits = 0x7F800000;
+  // Signed: vector units compare signed integers.
+  int32_t largest_ = 0;
+  int32_t smallest_ = 0x7FFFFFFF;  // Over all magnitudes: a NaN only if every element is one.
 };
 
 }  // namespace narrowfloat

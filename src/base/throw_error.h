@@ -1,9 +1,9 @@
 // Throwing narrowfloat::Error with a formatted message: one short call at every check.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "narrowfloat/error.h"
 

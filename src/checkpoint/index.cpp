@@ -31,6 +31,7 @@ class IndexParser : public JsonVisitor {
   ShardIndex finish();
 
   void begin_object() override {
+    if (is_in_weight_map()) refuse_in_weight_map("an object");
     ++depth_;
     if (depth_ == 2 && root_key_ == "weight_map") has_weight_map_ = true;
   }

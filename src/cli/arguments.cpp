@@ -1,9 +1,9 @@
 // The command line as a whole: commands, --version, --help, and the answer to a wrong one.
 #include "cli/arguments.h"
 
-#include <fmt/format.h>
-
 #include <string_view>
+
+#include <fmt/format.h>
 
 #include "cli/option_helpers.h"
 #include "cli/printable.h"
@@ -74,8 +74,8 @@ Reply usage_error(const CLI::App& app, std::string message) {
   const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
   if (chosen.empty()) message += fmt::format("; the commands are {}", command_list(app));
   return {ExitCode::kUsage, "",
-          fmt::format("narrowfloat{}: {}\nTry: narrowfloat{} --help\n", command,
-                      printable(message), command)};
+          fmt::format("narrowfloat{}: {}\nTry: narrowfloat{} --help\n", command, printable(message),
+                      command)};
 }
 
 }  // namespace

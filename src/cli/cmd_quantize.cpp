@@ -14,8 +14,7 @@ ExitCode run(const QuantizeArguments& arguments) {
   QuantizeCheckpointOptions options = arguments.options;
   options.progress = [&progress](const ProgressEvent& event) { progress.update(event); };
   options.cancelled = [] { return InterruptGuard::is_requested(); };
-  const CheckpointReport report =
-      quantize_checkpoint(arguments.source, arguments.target, options);
+  const CheckpointReport report = quantize_checkpoint(arguments.source, arguments.target, options);
   progress.finish();
   const ReportContext context{.command = "quantize",
                               .source = arguments.source,

@@ -1,13 +1,12 @@
 // The handler calls nothing that is not safe in a signal handler: a lock-free atomic, write, _exit.
 #include "cli/interrupt.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <signal.h>
 #include <string_view>
+#include <unistd.h>
 
 #include "cli/exit_code.h"
 

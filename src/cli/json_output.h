@@ -2,8 +2,9 @@
 // "command". Fields are added in later versions, never changed or removed.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string_view>
+
+#include <nlohmann/json.hpp>
 
 #include "narrowfloat/checkpoint.h"
 

@@ -1,12 +1,12 @@
 // narrowfloat: the command line program. main() reads the command line, runs one command, and turns
 // whatever went wrong into a message on stderr and an exit code. Nothing escapes it.
-#include <fmt/format.h>
-
 #include <csignal>
 #include <exception>
 #include <new>
 #include <system_error>
 #include <variant>
+
+#include <fmt/format.h>
 
 #include "cli/arguments.h"
 #include "cli/commands.h"

@@ -82,8 +82,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::vector<Choi
       if (choice.word == text) return choice.value;
       words += (words.empty() ? "" : ", ") + std::string(choice.word);
     }
-    throw Error(ErrorKind::kInvalidArgument,
-                "got '" + text + "', expected one of " + words);
+    throw Error(ErrorKind::kInvalidArgument, "got '" + text + "', expected one of " + words);
   };
   return add_parsed_into(app, flag, parse, target, help);
 }

@@ -1,15 +1,15 @@
 // Writes go straight to the descriptors: results are few and large, and every failure is seen.
 #include "cli/output.h"
 
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "cli/printable.h"
 #include "narrowfloat/error.h"
@@ -115,7 +115,8 @@ std::string Table::to_text(bool colored) const {
     for (size_t i = 0; i < widths.size(); ++i) {
       const std::string padding(widths[i] - display_width(cells[i]), ' ');
       const bool is_right = columns_[i].align == Align::kRight;
-      text += (i == 0 ? "" : "  ") + (is_right ? padding + cells[i] : cells[i] + padding);
+      if (i > 0) text += "  ";
+      text += is_right ? padding + cells[i] : cells[i] + padding;
     }
     text.erase(text.find_last_not_of(' ') + 1);
     return paint(text, tone, colored) + "\n";
@@ -130,7 +131,8 @@ std::string Table::to_text(bool colored) const {
 std::string Table::to_csv() const {
   std::string text;
   const auto append = [&](size_t index, std::string_view cell) {
-    text += (index == 0 ? "" : ",") + csv_cell(cell);
+    if (index > 0) text += ',';
+    text += csv_cell(cell);
   };
   for (size_t i = 0; i < columns_.size(); ++i) append(i, columns_[i].name);
   text += '\n';

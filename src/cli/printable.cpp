@@ -1,10 +1,10 @@
 // A strict UTF-8 decoder, and the list of code points that never reach a terminal.
 #include "cli/printable.h"
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <iterator>
+
+#include <fmt/format.h>
 
 namespace narrowfloat::cli {
 namespace {

@@ -1,5 +1,5 @@
-// Names from files and from the command line, made safe to show. They are untrusted: a newline would
-// forge a line of output, a terminal escape would rewrite the screen.
+// Names from files and from the command line, made safe to show. They are untrusted: a newline
+// would forge a line of output, a terminal escape would rewrite the screen.
 #pragma once
 
 #include <cstddef>

@@ -1,11 +1,11 @@
 // The terminal is redrawn at most ten times a second; plain lines come every ten percent.
 #include "cli/progress.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
-
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "cli/json_output.h"
 #include "cli/output.h"
@@ -88,8 +88,7 @@ void Progress::draw(const ProgressEvent& event, double seconds) {
   next_draw_seconds_ = seconds + kDrawIntervalSeconds;
   is_drawn_ = true;
   // One column stays free: a full line makes some terminals wrap.
-  const std::string line =
-      shortened(progress_line(verb_, event, seconds), terminal_width() - 1);
+  const std::string line = shortened(progress_line(verb_, event, seconds), terminal_width() - 1);
   write_stderr(std::string(kClearLine) + line);
 }
 

@@ -1,5 +1,5 @@
-// Progress of commands that read a whole checkpoint, always on stderr: a line that redraws itself on
-// a terminal, JSON events for programs, a few plain lines with -v, otherwise nothing.
+// Progress of commands that read a whole checkpoint, always on stderr: a line that redraws itself
+// on a terminal, JSON events for programs, a few plain lines with -v, otherwise nothing.
 #pragma once
 
 #include <chrono>

@@ -1,14 +1,14 @@
 // Numbers are read with from_chars, which knows no locale and reports overflow.
 #include "cli/size_text.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
 #include <cmath>
 #include <limits>
+
+#include <fmt/format.h>
 
 #include "narrowfloat/error.h"
 
@@ -23,8 +23,7 @@ std::string to_lower(std::string_view text) {
 }
 
 [[noreturn]] void refuse(std::string_view text, std::string_view expected) {
-  throw Error(ErrorKind::kInvalidArgument,
-              fmt::format("got '{}', expected {}", text, expected));
+  throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, expected));
 }
 
 struct Unit {

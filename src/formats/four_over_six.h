@@ -57,8 +57,9 @@ struct FourOverSixSearch {
     float sum = 0.0F;
     for (int i = 0; i < kSize; ++i) {
       const float e = element_error(x[i], E2M1::decode(block.codes[i]), scale, pair, rules);
-      const float term = rules.error == FourOverSixError::kMae ? bits_float(float_bits(e) & 0x7FFFFFFFU)
-                                                               : Math::mul(e, e);
+      const float term = rules.error == FourOverSixError::kMae
+                             ? bits_float(float_bits(e) & 0x7FFFFFFFU)
+                             : Math::mul(e, e);
       sum = Math::add(sum, term);
     }
     return sum;

@@ -30,20 +30,18 @@ struct FastMath {
     return is_denormal_or_zero(a) ? bits_float(float_bits(a) & 0x80000000U) : a;
   }
 
-  // Tininess is judged after rounding to 24 bits with unbounded exponent (spec 4.2), so flushing the
-  // IEEE product would be wrong just below 2^-126. The double product is exact.
+  // Tininess is judged after rounding to 24 bits with unbounded exponent (spec 4.2), so flushing
+  // the IEEE product would be wrong just below 2^-126. The double product is exact.
   static float mul(float a, float b) {
-    const float x = flush(a);
-    const float y = flush(b);
-    const float product = x * y;
-    const uint32_t magnitude = float_bits(product) & 0x7FFFFFFFU;
-    // Ordinary results, infinities and NaN; zeros and results near or below 2^-126 come out below.
-    if (magnitude > 0x00800000U) return product;
-    const double exact = std::fabs(static_cast<double>(x) * static_cast<double>(y));
-    const uint32_t sign = float_bits(product) & 0x80000000U;
+    const double exact = static_cast<double>(flush(a)) * static_cast<double>(flush(b));
+    const auto product = static_cast<float>(exact);
+    const double magnitude = std::fabs(exact);
     // 2^-126 * (1 - 2^-25): the midpoint below which 24-bit rounding stays under 2^-126.
     constexpr double kTiny = 0x1p-126 - 0x1p-151;
-    return bits_float(sign | (exact < kTiny ? 0U : 0x00800000U));
+    const uint32_t sign = float_bits(product) & 0x80000000U;
+    const uint32_t least = sign | 0x00800000U;
+    const uint32_t bits = magnitude < 0x1p-126 ? least : float_bits(product);
+    return bits_float(magnitude < kTiny ? sign : bits);
   }
 
   static float add(float a, float b) { return flush(flush(a) + flush(b)); }

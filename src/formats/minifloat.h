@@ -32,9 +32,9 @@ struct MiniFloat {
   static constexpr uint32_t kSignBit = 1U << (kBits - 1);
   static constexpr uint32_t kMagnitudeMask = kSignBit - 1;
   // Largest finite magnitude as a code, and the code of NaN. A type without NaN uses the largest.
-  static constexpr uint32_t kMaxCode =
-      kSpec.special == Special::kNone      ? kMagnitudeMask
-      : kSpec.special == Special::kNanOnly ? kMagnitudeMask - 1
+  static constexpr uint32_t kMaxCode = kSpec.special == Special::kNone ? kMagnitudeMask
+                                       : kSpec.special == Special::kNanOnly
+                                           ? kMagnitudeMask - 1
                                            : kMagnitudeMask - (1U << kMantissaBits);
   static constexpr uint8_t kNanCode = static_cast<uint8_t>(kMagnitudeMask);
 

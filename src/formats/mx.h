@@ -50,7 +50,8 @@ struct MxFormat {
 
   template <class Math>
   NF_HOST_DEVICE static float multiplier(uint8_t stored) {
-    const bool flushed = Math::kMode == MathMode::kFast && (stored == 0 || stored == UE8M0::kMaxCode);
+    const bool flushed =
+        Math::kMode == MathMode::kFast && (stored == 0 || stored == UE8M0::kMaxCode);
     return flushed ? 0.0F : UE8M0::reciprocal(stored);
   }
 

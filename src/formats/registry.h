@@ -1,7 +1,7 @@
 // The list of formats. A new format is one header, one include, one list entry and one enumerator.
 #pragma once
 
-#include "base/throw_error.h"
+#include "base/bad_enumerator.h"
 #include "formats/fp8_block.h"
 #include "formats/mx.h"
 #include "formats/nvfp4.h"
@@ -23,13 +23,13 @@ struct FormatList {
   static void visit(FormatId id, Visitor&& visitor) {
     const bool found =
         ((Formats::kId == id ? (visitor.template operator()<Formats>(), true) : false) || ...);
-    if (!found) throw_invalid("format: {} is not a FormatId", static_cast<int>(id));
+    if (!found) throw_bad_enumerator("format", static_cast<int>(id));
   }
 };
 
 // In the order of FormatId.
-using AllFormats = FormatList<Nvfp4, Nvfp4PerToken, Mxfp4, Mxfp8, Fp8Block1x128, Fp8Block128x128,
-                              Fp8Tensor>;
+using AllFormats =
+    FormatList<Nvfp4, Nvfp4PerToken, Mxfp4, Mxfp8, Fp8Block1x128, Fp8Block128x128, Fp8Tensor>;
 
 template <typename Visitor>
 void visit_format(FormatId id, Visitor&& visitor) {

@@ -1,10 +1,11 @@
+// The parts of dispatch that need no template: the pinning variable and the two errors.
 #include "runtime/dispatch.h"
-
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
+
+#include <fmt/ranges.h>
 
 namespace narrowfloat {
 

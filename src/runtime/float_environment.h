@@ -1,6 +1,7 @@
 // The floating-point environment that the arithmetic is specified for: round to nearest, denormals
-// kept. A caller may have set flush-to-zero or another rounding mode (audio and game engines do), and
-// worker threads have environments of their own, so every piece of CPU work opens with this guard.
+// kept. A caller may have set flush-to-zero or another rounding mode (audio and game engines do),
+// and worker threads have environments of their own, so every piece of CPU work opens with this
+// guard.
 #pragma once
 
 #include <cfenv>

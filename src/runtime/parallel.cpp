@@ -1,14 +1,15 @@
+// oneTBB behind the two loops of parallel.h, and the limit on its threads.
 #include "runtime/parallel.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
 
 #include <tbb/blocked_range.h>
 #include <tbb/global_control.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/parallel_reduce.h>
-
-#include <algorithm>
-#include <memory>
-#include <mutex>
 
 #include "base/throw_error.h"
 #include "narrowfloat/runtime.h"
@@ -37,8 +38,8 @@ void set_num_threads(int count) {
   const std::lock_guard lock(control_mutex());
   control().reset();
   if (count == 0) return;
-  control() = std::make_unique<tbb::global_control>(
-      tbb::global_control::max_allowed_parallelism, static_cast<size_t>(count));
+  control() = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
+                                                    static_cast<size_t>(count));
 }
 
 int num_threads() {
@@ -47,8 +48,7 @@ int num_threads() {
   return std::min(static_cast<int>(limit), tbb::info::default_concurrency());
 }
 
-void parallel_for(int64_t count, int64_t grain,
-                  const std::function<void(int64_t, int64_t)>& body) {
+void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   const auto work = [&](const Range& range) {
     const FloatEnvironmentGuard guard;
     body(range.begin(), range.end());

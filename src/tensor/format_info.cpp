@@ -1,8 +1,9 @@
 // The formats' properties as data, and the names of all enumerations.
-#include <fmt/ranges.h>
-
 #include <vector>
 
+#include <fmt/ranges.h>
+
+#include "base/bad_enumerator.h"
 #include "base/throw_error.h"
 #include "formats/registry.h"
 #include "narrowfloat/format.h"
@@ -50,10 +51,6 @@ Enum parse(std::string_view what, std::string_view text) {
     names.push_back(name(value));
   }
   throw_invalid("{}: expected one of {}, got \"{}\"", what, fmt::join(names, ", "), text);
-}
-
-[[noreturn]] void throw_bad_enumerator(std::string_view what, int value) {
-  throw_invalid("{}: {} is not one of its values", what, value);
 }
 
 }  // namespace

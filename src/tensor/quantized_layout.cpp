@@ -17,8 +17,8 @@ int64_t product(std::string_view what, std::initializer_list<int64_t> factors) {
   return result;
 }
 
-void check_extents(const FormatInfo& info, int64_t rows, int64_t cols,
-                   ScaleLayoutId scale_layout, const QuantizedLayoutOptions& options) {
+void check_extents(const FormatInfo& info, int64_t rows, int64_t cols, ScaleLayoutId scale_layout,
+                   const QuantizedLayoutOptions& options) {
   if (rows < 0) throw_invalid("rows: expected >= 0, got {}", rows);
   if (cols < 0) throw_invalid("cols: expected >= 0, got {}", cols);
   if (options.batch < 0) throw_invalid("batch: expected >= 0, got {}", options.batch);
@@ -38,8 +38,7 @@ void check_extents(const FormatInfo& info, int64_t rows, int64_t cols,
     throw_invalid("groups: expected 0, or a positive count for fp8_1x128, got {} for {}",
                   options.groups, info.name);
   }
-  if (options.groups > 0 &&
-      (options.batch != 1 || scale_layout != ScaleLayoutId::kMnMajor)) {
+  if (options.groups > 0 && (options.batch != 1 || scale_layout != ScaleLayoutId::kMnMajor)) {
     throw_invalid("groups: need batch 1 and layout mn_major, got batch {} and {}", options.batch,
                   name(scale_layout));
   }
@@ -57,8 +56,7 @@ QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
                   name(scale_layout), name(info.default_layout));
   }
   if (cols > INT64_MAX - options.alignment) throw_invalid("cols: {} exceeds 2^63 padded", cols);
-  const int64_t value_cols =
-      info.id == FormatId::kMxfp8 ? round_up(cols, options.alignment) : cols;
+  const int64_t value_cols = info.id == FormatId::kMxfp8 ? round_up(cols, options.alignment) : cols;
   ImageExtents image = scale_extents(info, rows, value_cols);
   if (options.groups > 0) image.rows = grouped_scale_row(rows, options.groups);
 
@@ -73,8 +71,8 @@ QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
   layout.values_bytes = product("values", {options.batch, rows, row_bytes});
   layout.scale_rows = image.rows;
   layout.scale_blocks = image.blocks;
-  layout.scale_count = product(
-      "scales", {options.batch, scale_image_size(scale_layout, image.rows, image.blocks)});
+  layout.scale_count =
+      product("scales", {options.batch, scale_image_size(scale_layout, image.rows, image.blocks)});
   layout.scales_bytes = product("scales", {layout.scale_count, bytes(info.scale_type)});
   if (info.has_row_scale) {
     layout.global_scales = product("row scales", {options.batch, rows});

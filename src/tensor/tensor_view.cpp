@@ -1,6 +1,7 @@
-#include <fmt/ranges.h>
-
+// Construction and description of tensor views.
 #include <span>
+
+#include <fmt/ranges.h>
 
 #include "base/int_math.h"
 #include "base/throw_error.h"

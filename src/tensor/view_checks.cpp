@@ -1,9 +1,11 @@
+// See view_checks.h. Every message: argument, expected, got, and what to do where that is not
+// plain.
 #include "tensor/view_checks.h"
-
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <vector>
+
+#include <fmt/ranges.h>
 
 #include "base/int_math.h"
 #include "base/throw_error.h"
@@ -94,8 +96,9 @@ RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_
         throw_invalid("{}: expected a row stride of at least {}, got {}", argument, cols, stride);
       }
     } else if (stride != expected) {
-      throw_invalid("{}: leading axes do not form rows of one stride: expected {} on axis {}, got {}",
-                    argument, expected, axis, stride);
+      throw_invalid(
+          "{}: leading axes do not form rows of one stride: expected {} on axis {}, got {}",
+          argument, expected, axis, stride);
     }
     expected = stride * view.shape[axis];
   }
@@ -116,9 +119,9 @@ void require_scales(std::string_view argument, const ScaleView& view, FormatId f
   const auto size = checked_mul(view.batch, scale_image_size(view.layout, view.rows, view.blocks));
   if (!size) throw_invalid("{}: the image exceeds 2^63 scales", argument);
   if (view.capacity != *size) {
-    throw_invalid("{}: expected a buffer of {} scales ({} x {} x {} in {}, padding included), got {}",
-                  argument, *size, view.batch, view.rows, view.blocks, name(view.layout),
-                  view.capacity);
+    throw_invalid(
+        "{}: expected a buffer of {} scales ({} x {} x {} in {}, padding included), got {}",
+        argument, *size, view.batch, view.rows, view.blocks, name(view.layout), view.capacity);
   }
   if (*size > 0 && view.data == nullptr) throw_invalid("{}: data is null", argument);
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes(view.type)) != 0) {
@@ -142,8 +145,8 @@ void require_quantized(std::string_view argument, const QuantizedView& view, int
   require_dtype(values, view.values, {is_packed ? DType::kU8 : DType::kF8E4M3});
   if (view.values.rank < 1) throw_invalid("{}: expected at least one axis", values);
   const int64_t value_cols = view.values.shape[static_cast<size_t>(view.values.rank - 1)];
-  const bool is_padded = info.id == FormatId::kMxfp8 && value_cols >= view.cols &&
-                         value_cols % 32 == 0;
+  const bool is_padded =
+      info.id == FormatId::kMxfp8 && value_cols >= view.cols && value_cols % 32 == 0;
   const int64_t expected_cols = is_packed ? view.cols / 2 : is_padded ? value_cols : view.cols;
   const RowMatrix rows = require_rows(values, view.values, expected_cols);
   if (rows.rows != view.batch * view.rows) {
@@ -153,7 +156,8 @@ void require_quantized(std::string_view argument, const QuantizedView& view, int
   require_dense(values, view.values);
   const std::string scales = fmt::format("{}.scales", argument);
   require_scales(scales, view.scales, view.format);
-  const int64_t blocks = scale_extents(info, view.rows, is_packed ? view.cols : expected_cols).blocks;
+  const int64_t blocks =
+      scale_extents(info, view.rows, is_packed ? view.cols : expected_cols).blocks;
   if (view.scales.batch != view.batch || view.scales.rows != scale_rows ||
       view.scales.blocks != blocks) {
     throw_invalid("{}: expected {} x {} x {} (batch x rows x blocks), got {} x {} x {}", scales,

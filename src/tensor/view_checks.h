@@ -26,8 +26,8 @@ struct RowMatrix {
   int64_t rows = 0;
   int64_t stride = 0;  // In elements.
 };
-// The last extent must be `cols` with stride 1, and the leading extents must lie evenly, so that one
-// row stride serves them all.
+// The last extent must be `cols` with stride 1, and the leading extents must lie evenly, so that
+// one row stride serves them all.
 RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_t cols);
 
 // Values, scales and global scale of a quantized tensor agree with each other and with the format.

@@ -1,5 +1,5 @@
-// Compiles the rules of every format as device code in exact mode: the types that CPU and CUDA share
-// must stay free of host-only calls. Never launched.
+// Compiles the rules of every format as device code in exact mode: the types that CPU and CUDA
+// share must stay free of host-only calls. Never launched.
 #include "formats/four_over_six.h"
 #include "formats/fp8_input.h"
 #include "formats/registry.h"
@@ -37,9 +37,12 @@ __global__ void shared_functions_kernel(float* global_values) {
   global_values[5] = E4M3::decode(block.stored) + UE8M0::decode(block.codes[0]);
 }
 
-template __global__ void encode_one_block_kernel<Nvfp4>(const float*, uint8_t*, uint8_t*, BlockRules);
-template __global__ void encode_one_block_kernel<Mxfp4>(const float*, uint8_t*, uint8_t*, BlockRules);
-template __global__ void encode_one_block_kernel<Mxfp8>(const float*, uint8_t*, uint8_t*, BlockRules);
+template __global__ void encode_one_block_kernel<Nvfp4>(const float*, uint8_t*, uint8_t*,
+                                                        BlockRules);
+template __global__ void encode_one_block_kernel<Mxfp4>(const float*, uint8_t*, uint8_t*,
+                                                        BlockRules);
+template __global__ void encode_one_block_kernel<Mxfp8>(const float*, uint8_t*, uint8_t*,
+                                                        BlockRules);
 template __global__ void encode_one_block_kernel<Fp8Block1x128>(const float*, uint8_t*, float*,
                                                                 BlockRules);
 template __global__ void scale_offset_kernel<Swizzled128x4Layout>(int64_t*, ImageExtents);

@@ -54,9 +54,13 @@ def random_options(rng: np.random.Generator, fmt: str, dtype: str, shape) -> mod
         chosen["rule"] = str(rng.choice(list(model.DEFAULT_EPS)))
         if rng.random() < 0.3 and (chosen["mode"] == "exact" or chosen["rule"] != "reciprocal"):
             chosen["eps"] = 0.5
+        elif fmt == "fp8_tensor" and rng.random() < 0.3:
+            chosen = {"fp8_decode_scale": vectors.row_scales(rng, 1)[0]}
         return model.Options(**chosen)
     if fmt.startswith("nvfp4") and dtype != "F8_E4M3" and rng.random() < 0.4:
         chosen["four_over_six"] = vectors.FOUR_OVER_SIX[rng.integers(0, 8)]
+    if fmt == "nvfp4_per_token" and rng.random() < 0.3:
+        chosen["base_decode_scale"] = vectors.row_scales(rng, 1)[0]
     if batch > 1 and rng.random() < 0.5:
         chosen["valid_rows"] = [int(v) for v in rng.integers(-1, rows + 2, batch)]
     if fmt == "nvfp4_per_token" and batch == 1 and rng.random() < 0.3:
@@ -78,6 +82,8 @@ def arguments_of(options: model.Options, fmt: str, layout: str, dtype: str) -> d
         "alignment": "alignment",
         "rule": "rule",
         "eps": "eps-bits",
+        "fp8_d": "fp8-decode-scale-bits",
+        "base": "base-decode-scale-bits",
         "list": "row-list",
         "valid": "valid-rows",
     }

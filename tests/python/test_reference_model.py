@@ -313,6 +313,15 @@ def test_reciprocal_exponent_rule() -> None:
         assert np.all((np.abs(difference) <= 1) | ((got == 0) & (exact == model.FLT_MIN)))
 
 
+def test_scale_converters() -> None:
+    """The two directions are inverse to each other as the documentation says."""
+    for denominator in (2688, 1536):
+        base = model.decode_scale_from_encode(np.float32(denominator))
+        assert model.encode_scale_from_decode(base) == denominator
+    d = np.float32(123)
+    assert model.encode_scale_from_decode(d, "fast") == model.approximate_reciprocal(d)
+
+
 def test_integers_whose_reciprocal_is_not_the_quotient() -> None:
     """64 of the integers from 1 to 512: a missing table would be noticed by small tests."""
     x = np.arange(1, 513, dtype=np.float32)

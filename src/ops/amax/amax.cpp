@@ -1,7 +1,7 @@
 // The public maxima: check, choose an implementation, run it.
-#include <fmt/format.h>
-
 #include <array>
+
+#include <fmt/format.h>
 
 #include "base/throw_error.h"
 #include "ops/amax/amax_problem.h"
@@ -31,9 +31,8 @@ void run(const TensorView& input, const TensorView& output, bool per_row, Stream
                             .rows = rows.rows,
                             .cols = cols,
                             .per_row = per_row};
-  const AmaxArgs args{.input = input.data,
-                      .input_stride = rows.stride,
-                      .output = static_cast<float*>(output.data)};
+  const AmaxArgs args{
+      .input = input.data, .input_stride = rows.stride, .output = static_cast<float*>(output.data)};
   select("amax", amax_impls(), problem).run(problem, args, stream);
 }
 

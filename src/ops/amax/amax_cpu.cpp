@@ -21,7 +21,7 @@ float row_maximum(const AmaxProblem& problem, const AmaxArgs& args, int64_t row)
     const int64_t n = std::min(kChunk, problem.cols - col);
     widen(problem.input, element_pointer(args.input, problem.input, row * args.input_stride + col),
           n, x.data());
-    for (size_t i = 0; i < static_cast<size_t>(n); ++i) amax.add(x[i]);
+    amax.add(x.data(), n);
   }
   return amax.or_zero();
 }

@@ -1,7 +1,7 @@
 // The public dequantizer: check, choose an implementation, run it.
-#include <fmt/format.h>
-
 #include <array>
+
+#include <fmt/format.h>
 
 #include "base/throw_error.h"
 #include "ops/dequantize/dequantize_problem.h"
@@ -29,7 +29,8 @@ GlobalScaleAxis global_scale_axis(const QuantizedView& input) {
     throw_invalid("input.global_scale: {} needs one value per row, {}, got {}", info.name,
                   input.batch * input.rows, to_string(global));
   }
-  const bool says_batch = global.rank == 2 && global.shape[0] == input.batch && global.shape[1] == 1;
+  const bool says_batch =
+      global.rank == 2 && global.shape[0] == input.batch && global.shape[1] == 1;
   if (count == 1) return GlobalScaleAxis::kTensor;
   if (count == input.rows && !says_batch) return GlobalScaleAxis::kRow;
   if (count == input.batch) return GlobalScaleAxis::kBatch;

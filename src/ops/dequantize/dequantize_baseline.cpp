@@ -42,8 +42,7 @@ template <BlockFormat Format, typename Layout>
 void dequantize_segment(const DequantizeProblem& problem, const DequantizeArgs& args,
                         int64_t flat_row, int64_t first_col) {
   constexpr int64_t kBlock = Format::kBlockCols == 0 ? kSegment : Format::kBlockCols;
-  const RowDecoder<Format> decoder(problem, args, flat_row / problem.rows,
-                                   flat_row % problem.rows);
+  const RowDecoder<Format> decoder(problem, args, flat_row / problem.rows, flat_row % problem.rows);
   const uint8_t* codes = args.values + flat_row * args.value_row_bytes;
   const int64_t end = std::min(first_col + kSegment, problem.cols);
   std::array<float, kSegment> values;

@@ -15,7 +15,8 @@ void dequantize_row(const DequantizeProblem& problem, const DequantizeArgs& args
   const int64_t flat = batch * problem.rows + row;
   const uint8_t* codes = args.values + flat * args.value_row_bytes;
   for (int64_t col = 0; col < problem.cols; ++col) {
-    const int64_t block = Format::kBlockCols == 0 ? 0 : col / std::max<int64_t>(1, Format::kBlockCols);
+    const int64_t block =
+        Format::kBlockCols == 0 ? 0 : col / std::max<int64_t>(1, Format::kBlockCols);
     const float factor = decoder.template block_factor<Layout>(block);
     const float code = Format::Element::decode(code_at<typename Format::Element>(codes, col));
     const float value = mul_rn(code, factor);

@@ -25,7 +25,7 @@ class BlockEncoder {
   // The block's maximum as the format wants it (spec 4.5).
   static float block_amax(const float* x, int64_t count) {
     AbsMax amax;
-    for (int64_t i = 0; i < count; ++i) amax.add(x[i]);
+    amax.add(x, count);
     return Format::kAmaxOfNanIsNan ? amax.or_nan() : amax.or_zero();
   }
 

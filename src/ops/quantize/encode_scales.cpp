@@ -1,3 +1,4 @@
+// See encode_scales.h.
 #include "ops/quantize/encode_scales.h"
 
 #include <algorithm>

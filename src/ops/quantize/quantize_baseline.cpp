@@ -1,4 +1,5 @@
-// cpu_baseline: all cores through oneTBB, portable C++ that compilers vectorise, the oracle's bytes.
+// cpu_baseline: all cores through oneTBB, portable C++ that compilers vectorise, the oracle's
+// bytes.
 //
 // Work is cut into segments of one row (up to 2048 columns), bands of 128 rows for 128x128 blocks,
 // or whole rows where a row needs a statistic first. A segment is widened to fp32 once into a stack
@@ -25,22 +26,6 @@ constexpr int64_t kSegment = 2048;
 constexpr int64_t kTile = 128;
 // Elements below which a piece of work is not split further.
 constexpr int64_t kGrainElements = 16384;
-
-// Branch-free over a constant count: magnitudes of NaN are masked out of the maximum; a block is all
-// NaN if even its smallest magnitude is one.
-template <BlockFormat Format, int64_t kCount>
-float fixed_block_amax(const float* x) {
-  int32_t largest = 0;
-  int32_t smallest = INT32_MAX;
-  for (int64_t i = 0; i < kCount; ++i) {
-    const auto magnitude = static_cast<int32_t>(float_bits(x[i]) & 0x7FFFFFFFU);
-    const int32_t number = magnitude > 0x7F800000 ? 0 : magnitude;
-    largest = number > largest ? number : largest;
-    smallest = magnitude < smallest ? magnitude : smallest;
-  }
-  const bool is_nan_block = Format::kAmaxOfNanIsNan && smallest > 0x7F800000;
-  return bits_float(is_nan_block ? 0x7FFFFFFFU : static_cast<uint32_t>(largest));
-}
 
 template <BlockFormat Format, class Math>
 class Baseline {
@@ -93,8 +78,8 @@ class Baseline {
   template <typename Body>
   void for_segments(int64_t rows, const Body& body) const {
     const int64_t per_row = std::max<int64_t>(1, ceil_div(problem_.cols, segment_));
-    const int64_t grain =
-        std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, std::min(segment_, problem_.cols)));
+    const int64_t grain = std::max<int64_t>(
+        1, kGrainElements / std::max<int64_t>(1, std::min(segment_, problem_.cols)));
     parallel_for(rows * per_row, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t col = i % per_row * segment_;
@@ -150,7 +135,7 @@ class Baseline {
     for (int64_t col = 0; col < problem_.cols; col += kTile) {
       const int64_t n = std::min(kTile, problem_.cols - col);
       source_.load(flat_row, factor, col, n, x.data());
-      for (size_t i = 0; i < static_cast<size_t>(n); ++i) amax.add(x[i]);
+      amax.add(x.data(), n);
     }
     return float_bits(amax.or_zero());
   }
@@ -169,8 +154,8 @@ class Baseline {
     }
     for (int64_t i = full; i < blocks; ++i) {
       const int64_t n = std::min(kCols, count - i * kCols);
-      stored[static_cast<size_t>(i)] = encoder_.encode(x.data() + i * kCols, n, scaling,
-                                                       codes.data() + i * kCols);
+      stored[static_cast<size_t>(i)] =
+          encoder_.encode(x.data() + i * kCols, n, scaling, codes.data() + i * kCols);
     }
     if constexpr (std::is_same_v<Stored, float>) {
       for (int64_t i = 0; i < blocks; ++i) {
@@ -184,7 +169,7 @@ class Baseline {
   Stored encode_full_block(const float* x, const RowScaling& scaling, uint8_t* codes) const {
     constexpr int64_t kCols = Format::kBlockCols;
     const BlockScale<Stored> scale =
-        encoder_.block_scale(fixed_block_amax<Format, kCols>(x), scaling.pair);
+        encoder_.block_scale(encoder_.block_amax(x, kCols), scaling.pair);
     for (int64_t i = 0; i < kCols; ++i) {
       codes[i] = Format::template encode<Math>(x[i], scale.multiplier);
     }
@@ -207,7 +192,7 @@ class Baseline {
       for (int64_t i = 0; i < rows; ++i) {
         float* x = tile.data() + i * kTile;
         source_.load(flat(batch, first_row + i), factors[static_cast<size_t>(i)], col, count, x);
-        for (int64_t j = 0; j < count; ++j) amax.add(x[j]);
+        amax.add(x, count);
       }
       BlockScale<Stored> scale = encoder_.block_scale(amax.or_zero(), ScalePair{});
       if constexpr (std::is_same_v<Stored, float>) scale.stored = canonical_nan(scale.stored);
@@ -262,7 +247,7 @@ float batch_amax(const QuantizeProblem& problem, const QuantizeArgs& args, const
           for (int64_t col = 0; col < problem.cols; col += kTile) {
             const int64_t n = std::min(kTile, problem.cols - col);
             source.load_unscaled(row, factor, col, n, x.data());
-            for (size_t j = 0; j < static_cast<size_t>(n); ++j) amax.add(x[j]);
+            amax.add(x.data(), n);
           }
         }
         return float_bits(amax.or_zero());
@@ -292,7 +277,7 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stre
   const auto amax = [&](int64_t batch) { return batch_amax(problem, args, source, batch); };
   const EncodeScales scales(problem, args, amax);
   scales.store_decode_scales();
-  if (problem.has_row_list) std::fill_n(args.global_scale, problem.batch * problem.rows, 0.0F);
+  clear_row_scales(problem, args);
   visit_format_and_math(problem, [&]<BlockFormat Format, class Math>() {
     const Baseline<Format, Math> baseline(problem, args, source, scales);
     for (int64_t batch = 0; batch < problem.batch; ++batch) baseline.quantize_batch(batch, amax);

@@ -1,3 +1,4 @@
+// Every requirement of the quantizers is checked here, before anything is written.
 #include "ops/quantize/quantize_checks.h"
 
 #include <cmath>
@@ -58,8 +59,8 @@ void check_option_use(const QuantizeCall& call) {
   require_default("mx_scale", options.mx_scale == Ue8m0Rounding::kUp || is_mx, format);
   require_default("fp8_rule", options.fp8_rule == Fp8ScaleRule::kReciprocal || is_fp8, format);
   require_default("fp8_eps", !options.fp8_eps || is_fp8, format);
-  require_default("fp8_decode_scale",
-                  !options.fp8_decode_scale || format == FormatId::kFp8Tensor, format);
+  require_default("fp8_decode_scale", !options.fp8_decode_scale || format == FormatId::kFp8Tensor,
+                  format);
   require_default("valid_rows", options.valid_rows.is_absent() || !is_fp8, format);
   require_default("row_offsets",
                   options.row_offsets.is_absent() || format == FormatId::kFp8Block1x128, format);
@@ -78,8 +79,7 @@ void check_option_combinations(const QuantizeCall& call) {
     throw_invalid("four_over_six: not offered for F8_E4M3 input; use F32, F16 or BF16");
   }
   if (is_fp8_input && options.mx_scale != Ue8m0Rounding::kUp) {
-    throw_invalid("mx_scale: only up is defined for F8_E4M3 input, got {}",
-                  name(options.mx_scale));
+    throw_invalid("mx_scale: only up is defined for F8_E4M3 input, got {}", name(options.mx_scale));
   }
   const int e4m3_max = options.four_over_six.e4m3_max;
   if (e4m3_max != 448 && e4m3_max != 256) {
@@ -98,8 +98,8 @@ void check_option_combinations(const QuantizeCall& call) {
 
 BlockRules block_rules(const QuantizeCall& call) {
   const QuantizeOptions& options = call.options;
-  const bool divides_scale = options.fp8_rule == Fp8ScaleRule::kAmaxDiv ||
-                             options.fp8_rule == Fp8ScaleRule::kPow2Ceil;
+  const bool divides_scale =
+      options.fp8_rule == Fp8ScaleRule::kAmaxDiv || options.fp8_rule == Fp8ScaleRule::kPow2Ceil;
   const float eps = options.fp8_eps.value_or(divides_scale ? 1e-4F : 0.0F);
   if (!std::isfinite(eps) || eps < 0.0F) {
     throw_invalid("fp8_eps: expected a finite value >= 0, got {}", eps);
@@ -242,8 +242,8 @@ void lower_norm(const QuantizeCall& call, LoweredQuantize& lowered) {
     lowered.args.residual_stride = residual.stride;
   }
   if (!call.norm.norm_output.is_absent()) {
-    require_vector("norm.norm_output", call.norm.norm_output, call.input.dtype,
-                   rows * problem.cols, problem.device);
+    require_vector("norm.norm_output", call.norm.norm_output, call.input.dtype, rows * problem.cols,
+                   problem.device);
     lowered.args.norm_output = call.norm.norm_output.data;
   }
   if (call.norm.extra_scales.data != nullptr) {
@@ -297,6 +297,7 @@ LoweredQuantize lower(const QuantizeCall& call) {
   lowered.args.values = static_cast<uint8_t*>(output.values.data);
   lowered.args.value_row_bytes = row_extent;
   lowered.args.scales = output.scales;
+  lowered.args.fp8_decode_scale = call.options.fp8_decode_scale;
   return lowered;
 }
 

@@ -9,7 +9,7 @@ namespace narrowfloat {
 struct QuantizeCall {
   RowSourceKind source = RowSourceKind::kPlain;
   TensorView input;
-  TensorView vector;    // smooth or weight
+  TensorView vector;  // smooth or weight
   TensorView residual;
   QuantizedView output;
   RmsNormOptions norm;

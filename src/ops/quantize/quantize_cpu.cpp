@@ -1,6 +1,6 @@
 // cpu_reference: the oracle. Plain loops over rows and blocks, one thread; docs/formats/ has the
-// formulas, src/formats/ their only implementation. Judged by golden vectors of an independent model
-// (tests/golden), not by other implementations.
+// formulas, src/formats/ their only implementation. Judged by golden vectors of an independent
+// model (tests/golden), not by other implementations.
 #include <algorithm>
 #include <array>
 
@@ -31,7 +31,8 @@ class Oracle {
     if constexpr (Format::kId == FormatId::kFp8Tensor) {
       quantize_tile(batch, 0, rows, tensor_scale(batch));
     } else if constexpr (Format::kBlockRows > 1) {
-      for (int64_t row = 0; row < rows; row += Format::kBlockRows) quantize_row_of_tiles(batch, row);
+      for (int64_t row = 0; row < rows; row += Format::kBlockRows)
+        quantize_row_of_tiles(batch, row);
     } else if (problem_.has_row_list) {
       for (const int32_t row : args_.row_list) {
         if (row >= 0 && row < problem_.rows) quantize_row(batch, row);
@@ -66,8 +67,7 @@ class Oracle {
     if constexpr (Format::kHasRowScale) {
       AbsMax amax;
       add_row(batch, row, factor, amax);
-      const auto scale =
-          Format::template row_scale<Math>(amax.or_zero(), args_.base_decode_scale);
+      const auto scale = Format::template row_scale<Math>(amax.or_zero(), args_.base_decode_scale);
       args_.global_scale[flat(batch, row)] = canonical_nan(scale.stored);
       return {scale.pair, amax.or_zero()};
     } else if constexpr (Format::kHasGlobalScale) {
@@ -81,7 +81,7 @@ class Oracle {
     for (int64_t col = 0; col < problem_.cols; col += kMaxBlock) {
       const int64_t count = std::min(kMaxBlock, problem_.cols - col);
       source_.load(flat(batch, row), factor, col, count, x.data());
-      for (int64_t i = 0; i < count; ++i) amax.add(x[static_cast<size_t>(i)]);
+      amax.add(x.data(), count);
     }
   }
 
@@ -99,7 +99,7 @@ class Oracle {
       for (int64_t i = 0; i < rows; ++i) {
         source_.load(flat(batch, first_row + i), factors[static_cast<size_t>(i)], col, count,
                      x.data());
-        for (int64_t j = 0; j < count; ++j) amax.add(x[static_cast<size_t>(j)]);
+        amax.add(x.data(), count);
       }
       const auto scale = encoder_.block_scale(amax.or_zero(), ScalePair{});
       store(batch, first_row / Format::kBlockRows, col / Format::kBlockCols, scale.stored);
@@ -166,7 +166,7 @@ float batch_amax(const QuantizeProblem& problem, const QuantizeArgs& args, const
     for (int64_t col = 0; col < problem.cols; col += kMaxBlock) {
       const int64_t count = std::min(kMaxBlock, problem.cols - col);
       source.load_unscaled(row, factor, col, count, x.data());
-      for (int64_t j = 0; j < count; ++j) amax.add(x[static_cast<size_t>(j)]);
+      amax.add(x.data(), count);
     }
   }
   return amax.or_zero();
@@ -181,11 +181,10 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stre
   }
   clear_scales(args.scales);
   clear_scales(args.extra_scales);
-  const EncodeScales scales(problem, args, [&](int64_t batch) {
-    return batch_amax(problem, args, source, batch);
-  });
+  const EncodeScales scales(
+      problem, args, [&](int64_t batch) { return batch_amax(problem, args, source, batch); });
   scales.store_decode_scales();
-  if (problem.has_row_list) std::fill_n(args.global_scale, problem.batch * problem.rows, 0.0F);
+  clear_row_scales(problem, args);
   visit_format_and_math(problem, [&]<BlockFormat Format, class Math>() {
     const Oracle<Format, Math> oracle(problem, args, source, scales);
     for (int64_t batch = 0; batch < problem.batch; ++batch) oracle.quantize_batch(batch);

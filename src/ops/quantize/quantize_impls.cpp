@@ -1,8 +1,9 @@
+// The ordered list of quantizers, and problems in words.
 #include "ops/quantize/quantize_impls.h"
 
-#include <fmt/format.h>
-
 #include <array>
+
+#include <fmt/format.h>
 
 namespace narrowfloat {
 

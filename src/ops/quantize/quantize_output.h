@@ -1,6 +1,7 @@
 // Where codes and scales of a quantization go. Shared by the CPU implementations.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 
@@ -13,6 +14,12 @@ namespace narrowfloat {
 inline void clear_scales(const ScaleView& image) {
   if (image.data == nullptr || image.capacity == 0) return;
   std::memset(image.data, 0, static_cast<size_t>(image.capacity * bytes(image.type)));
+}
+
+// Rows that are not visited have row scale 0.
+inline void clear_row_scales(const QuantizeProblem& problem, const QuantizeArgs& args) {
+  if (!format_info(problem.format).has_row_scale) return;
+  std::fill_n(args.global_scale, problem.batch * problem.rows, 0.0F);
 }
 
 // Scales [first_block, first_block + scales.size()) of one row of batch `batch`.

@@ -58,8 +58,8 @@ inline MathMode effective_math(const QuantizeProblem& problem) {
 }
 
 struct QuantizeArgs {
-  const void* input = nullptr;  // [batch * rows, cols], or 2 * cols for SiLU.
-  int64_t input_stride = 0;     // In elements.
+  const void* input = nullptr;   // [batch * rows, cols], or 2 * cols for SiLU.
+  int64_t input_stride = 0;      // In elements.
   const void* vector = nullptr;  // Smoothing factors or norm weight, [cols].
   void* residual = nullptr;      // [batch * rows, cols], updated in place.
   int64_t residual_stride = 0;

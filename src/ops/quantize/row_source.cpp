@@ -1,3 +1,5 @@
+// See row_source.h. Operands are widened to fp32 in chunks; y is rounded to the 16-bit type and
+// widened again, as if it had been stored.
 #include "ops/quantize/row_source.h"
 
 #include <algorithm>
@@ -30,8 +32,7 @@ const void* RowSource::input_at(int64_t row, int64_t col) const {
 }
 
 float RowSource::row_factor(int64_t row, float encode_scale) const {
-  if (problem_.source == RowSourceKind::kRmsNorm ||
-      problem_.source == RowSourceKind::kAddRmsNorm) {
+  if (problem_.source == RowSourceKind::kRmsNorm || problem_.source == RowSourceKind::kAddRmsNorm) {
     return reciprocal_rms(row);
   }
   if (problem_.input != DType::kF8E4M3) return 1.0F;
@@ -71,8 +72,9 @@ void RowSource::load_unscaled(int64_t row, float factor, int64_t col, int64_t co
           vector.data());
     float* y = out + done;
     for (int64_t i = 0; i < n; ++i) {
-      y[i] = problem_.source == RowSourceKind::kSmooth ? mul_rn(y[i], vector[static_cast<size_t>(i)])
-                                                       : rms_norm_element(y[i], factor, vector[static_cast<size_t>(i)]);
+      y[i] = problem_.source == RowSourceKind::kSmooth
+                 ? mul_rn(y[i], vector[static_cast<size_t>(i)])
+                 : rms_norm_element(y[i], factor, vector[static_cast<size_t>(i)]);
     }
   }
   round_through(problem_.input, out, count);
@@ -101,7 +103,8 @@ void RowSource::add_residual(int64_t row) const {
     const int64_t n = std::min(kChunk, problem_.cols - col);
     void* sum = element_pointer(args_.residual, problem_.input, row * args_.residual_stride + col);
     widen(problem_.input,
-          element_pointer(args_.input, problem_.input, row * args_.input_stride + col), n, x.data());
+          element_pointer(args_.input, problem_.input, row * args_.input_stride + col), n,
+          x.data());
     widen(problem_.input, sum, n, r.data());
     for (size_t i = 0; i < static_cast<size_t>(n); ++i) x[i] = add_rn(x[i], r[i]);
     narrow(problem_.input, x.data(), n, sum);

@@ -1,6 +1,6 @@
 // The rows that get quantized, as fp32, whatever they are computed from. A fused form is defined as
-// its composition (spec 1.3): what load() returns is what the 16-bit tensor of the unfused operation
-// would hold.
+// its composition (spec 1.3): what load() returns is what the 16-bit tensor of the unfused
+// operation would hold.
 #pragma once
 
 #include "ops/quantize/quantize_problem.h"

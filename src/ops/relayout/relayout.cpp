@@ -1,7 +1,7 @@
 // The public change of scale layout: check, choose an implementation, run it.
-#include <fmt/format.h>
-
 #include <array>
+
+#include <fmt/format.h>
 
 #include "base/throw_error.h"
 #include "ops/relayout/relayout_problem.h"

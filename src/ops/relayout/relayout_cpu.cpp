@@ -1,5 +1,5 @@
-// Both CPU implementations of relayout: the oracle asks the layouts' public offset functions for one
-// scale at a time; the baseline does rows in parallel with the offsets inlined.
+// Both CPU implementations of relayout: the oracle asks the layouts' public offset functions for
+// one scale at a time; the baseline does rows in parallel with the offsets inlined.
 #include <algorithm>
 #include <cstring>
 
@@ -57,7 +57,8 @@ void run_baseline(const RelayoutProblem& problem, const RelayoutArgs& args, Stre
     visit_layout(problem.from, [&]<typename From>() {
       visit_layout(problem.to, [&]<typename To>() {
         parallel_for(problem.batch * problem.rows, grain, [&](int64_t begin, int64_t end) {
-          for (int64_t row = begin; row < end; ++row) copy_row<Stored, From, To>(problem, args, row);
+          for (int64_t row = begin; row < end; ++row)
+            copy_row<Stored, From, To>(problem, args, row);
         });
       });
     });

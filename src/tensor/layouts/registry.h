@@ -2,7 +2,7 @@
 // enumerator. Each is a bijection from (row, block) into an image of padded extents (spec 8.2).
 #pragma once
 
-#include "base/throw_error.h"
+#include "base/bad_enumerator.h"
 #include "tensor/layouts/linear.h"
 #include "tensor/layouts/mn_major.h"
 #include "tensor/layouts/swizzled_128x4.h"
@@ -20,13 +20,12 @@ struct LayoutList {
   static void visit(ScaleLayoutId id, Visitor&& visitor) {
     const bool found =
         ((Layouts::kId == id ? (visitor.template operator()<Layouts>(), true) : false) || ...);
-    if (!found) throw_invalid("scale layout: {} is not a ScaleLayoutId", static_cast<int>(id));
+    if (!found) throw_bad_enumerator("scale layout", static_cast<int>(id));
   }
 };
 
 // In the order of ScaleLayoutId.
-using AllLayouts =
-    LayoutList<LinearLayout, Swizzled128x4Layout, Swizzled8x4Layout, MnMajorLayout>;
+using AllLayouts = LayoutList<LinearLayout, Swizzled128x4Layout, Swizzled8x4Layout, MnMajorLayout>;
 
 template <typename Visitor>
 void visit_layout(ScaleLayoutId id, Visitor&& visitor) {

@@ -1,5 +1,5 @@
-// swizzled_8x4: tiles of 8 rows x 4 blocks, row-major inside (32 contiguous scales), for few tokens.
-// Tiles follow each other along the blocks first.
+// swizzled_8x4: tiles of 8 rows x 4 blocks, row-major inside (32 contiguous scales), for few
+// tokens. Tiles follow each other along the blocks first.
 #pragma once
 
 #include "tensor/layouts/image_extents.h"
@@ -19,8 +19,7 @@ struct Swizzled8x4Layout {
                                                  const ImageExtents& extents) {
     const int64_t block_tiles = ceil_div(extents.blocks, kTileBlocks);
     const int64_t tile = (row / kTileRows) * block_tiles + block / kTileBlocks;
-    return tile * (kTileRows * kTileBlocks) + (row % kTileRows) * kTileBlocks +
-           block % kTileBlocks;
+    return tile * (kTileRows * kTileBlocks) + (row % kTileRows) * kTileBlocks + block % kTileBlocks;
   }
 };
 

@@ -71,9 +71,9 @@ TEST(RemoveTopLevelMember, ChangesNothingForAnAbsentKey) {
 TEST(ConfigText, AddedAndRemovedAgainGivesTheSameBytes) {
   for (const std::string_view text : {kText, std::string_view("{}"), std::string_view("{ \"a\":1}"),
                                       std::string_view("{\r\n\t\"a\": [],\r\n\t\"b\": 1\r\n}")}) {
-    EXPECT_EQ(remove_top_level_member(set_top_level_member(text, "new key", "{\"x\":[]}"),
-                                      "new key"),
-              text);
+    EXPECT_EQ(
+        remove_top_level_member(set_top_level_member(text, "new key", "{\"x\":[]}"), "new key"),
+        text);
   }
 }
 

@@ -1,10 +1,10 @@
 // The set of written byte ranges.
 #include "checkpoint/coverage.h"
 
-#include <gtest/gtest.h>
-
 #include <random>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace narrowfloat {
 namespace {

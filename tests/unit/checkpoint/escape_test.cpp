@@ -2,7 +2,6 @@
 #include "checkpoint/escape.h"
 
 #include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
 
 namespace narrowfloat {
@@ -38,10 +37,9 @@ TEST(Utf8, AcceptsExactlyTheValidSequences) {
                             "\xEF\xBF\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_TRUE(is_valid_utf8(valid)) << printable(valid);
   }
-  for (const char* invalid :
-       {"\x80", "\xC0\x80", "\xC1\xBF", "\xC2", "\xC2\x41", "\xE0\x9F\xBF", "\xED\xA0\x80",
-        "\xED\xBF\xBF", "\xEF\xBF", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80",
-        "\xFE", "\xFF"}) {
+  for (const char* invalid : {"\x80", "\xC0\x80", "\xC1\xBF", "\xC2", "\xC2\x41", "\xE0\x9F\xBF",
+                              "\xED\xA0\x80", "\xED\xBF\xBF", "\xEF\xBF", "\xF0\x8F\xBF\xBF",
+                              "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFE", "\xFF"}) {
     EXPECT_FALSE(is_valid_utf8(invalid)) << printable(invalid);
   }
 }

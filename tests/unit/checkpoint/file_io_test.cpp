@@ -1,9 +1,8 @@
 // Opening, reading and atomically writing plain files.
 #include "checkpoint/file_io.h"
 
-#include <sys/stat.h>
-
 #include <filesystem>
+#include <sys/stat.h>
 
 #include "test_files.h"
 
@@ -37,7 +36,11 @@ TEST(OpenRegularFile, FollowsSymbolicLinks) {
 }
 
 TEST(OpenRegularFile, NamesAreEscapedInMessages) {
-  expect_error(ErrorKind::kIo, "no\\nsuch\\x1bfile", [] { open_regular_file("no\nsuch\x1b""file"); });
+  expect_error(ErrorKind::kIo, "no\\nsuch\\x1bfile", [] {
+    open_regular_file(
+        "no\nsuch\x1b"
+        "file");
+  });
 }
 
 TEST(WriteFileAtomically, ReplacesTheFileAndLeavesNothingElse) {

@@ -1,10 +1,10 @@
 // What the strict JSON layer lets pass, what it refuses, and how it reports numbers.
 #include "checkpoint/json_guard.h"
 
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "test_files.h"
 
@@ -45,19 +45,19 @@ TEST(JsonGuard, CallsOnlyPlainDecimalDigitsBelow2To63AnInteger) {
     std::string_view spelling;
     std::string_view event;
   };
-  for (const Case& c : std::initializer_list<Case>{
-           {"0", "integer 0"},
-           {"9223372036854775807", "integer 9223372036854775807"},
-           {"9223372036854775808", "other 9223372036854775808"},
-           {"18446744073709551615", "other 18446744073709551615"},
-           {"18446744073709551616", "other 18446744073709551616"},
-           {"-0", "other -0"},
-           {"-1", "other -1"},
-           {"1.0", "other 1.0"},
-           {"1e3", "other 1e3"},
-           {"-9223372036854775808", "other -9223372036854775808"},
-           {"null", "other null"},
-           {"false", "other false"}}) {
+  for (const Case& c :
+       std::initializer_list<Case>{{"0", "integer 0"},
+                                   {"9223372036854775807", "integer 9223372036854775807"},
+                                   {"9223372036854775808", "other 9223372036854775808"},
+                                   {"18446744073709551615", "other 18446744073709551615"},
+                                   {"18446744073709551616", "other 18446744073709551616"},
+                                   {"-0", "other -0"},
+                                   {"-1", "other -1"},
+                                   {"1.0", "other 1.0"},
+                                   {"1e3", "other 1e3"},
+                                   {"-9223372036854775808", "other -9223372036854775808"},
+                                   {"null", "other null"},
+                                   {"false", "other false"}}) {
     EXPECT_EQ(events_of(std::string("{\"n\":").append(c.spelling).append("}"))[2], c.event);
   }
 }

@@ -1,14 +1,15 @@
 // Handcrafted files for the checkpoint tests, and a check of an error's kind and message.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include <gtest/gtest.h>
 
 #include "narrowfloat/error.h"
 
@@ -70,6 +71,19 @@ inline std::string entry(std::string_view name, std::string_view dtype, std::str
   text.append("\",\"shape\":[").append(shape);
   text.append("],\"data_offsets\":[").append(offsets).append("]}");
   return text;
+}
+
+// [begin, end) as the text of a shape or of offsets: "0,4".
+inline std::string pair_text(size_t begin, size_t end) {
+  return std::to_string(begin).append(",").append(std::to_string(end));
+}
+
+// {a,b,c}
+inline std::string object(const std::vector<std::string>& members) {
+  std::string text = "{";
+  for (const std::string& member : members) text.append(member).append(",");
+  if (text.back() == ',') text.pop_back();
+  return text.append("}");
 }
 
 // Fails unless `action` throws an Error of this kind whose message holds `part`.

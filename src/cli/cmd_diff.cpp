@@ -1,0 +1,155 @@
+// narrowfloat diff A B: what the values of B lost against those of A, worst tensor first. Exit code
+// 1 where a value differs, so that scripts can ask "same model?" without reading the output.
+#include <algorithm>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "cli/json_output.h"
+#include "cli/output.h"
+#include "cli/printable.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr std::string_view kIdentical = "identical";
+constexpr std::string_view kSameValues = "same values";
+constexpr std::string_view kDifferent = "different";
+
+bool is_equal(const TensorDiff& diff) {
+  return diff.status == kIdentical || diff.status == kSameValues;
+}
+
+// Tensors that cannot be compared first, then by error, then by name; equal ones last.
+void sort_worst_first(std::vector<TensorDiff>& diffs) {
+  const auto key = [](const TensorDiff& diff) {
+    const int rank = is_equal(diff) ? 2 : diff.status == kDifferent ? 1 : 0;
+    return std::tuple(rank, -diff.figures.relative_error, std::string_view(diff.name));
+  };
+  std::sort(diffs.begin(), diffs.end(),
+            [&](const TensorDiff& a, const TensorDiff& b) { return key(a) < key(b); });
+}
+
+void print_document(const DiffArguments& arguments, const CheckpointDiff& diff) {
+  Json document = json_document("diff");
+  document["a"] = arguments.a;
+  document["b"] = arguments.b;
+  document["equal"] = diff.equal;
+  document["total"] = figures_json(diff.total);
+  document["tensors"] = Json::array();
+  for (const TensorDiff& tensor : diff.tensors) {
+    document["tensors"].push_back(Json{{"name", tensor.name},
+                                       {"status", tensor.status},
+                                       {"detail", tensor.detail},
+                                       {"figures", figures_json(tensor.figures)}});
+  }
+  print_json(document);
+}
+
+std::vector<std::string> figure_cells(const ErrorFigures& figures) {
+  return {fmt::format("{:.3e}", figures.mse),
+          fmt::format("{:.5f}", figures.relative_error),
+          fmt::format("{:.2f}", figures.sqnr_db),
+          fmt::format("{:.6f}", figures.cosine),
+          fmt::format("{:.6f}", figures.norm_ratio),
+          fmt::format("{:.3e}", figures.max_abs),
+          fmt::format("{:.2f}", figures.clipped_percent),
+          fmt::format("{:.2f}", figures.flushed_percent)};
+}
+
+Table figure_table() {
+  using enum Table::Align;
+  return Table({{"MSE", kRight},
+                {"rel error", kRight},
+                {"SQNR dB", kRight},
+                {"cosine", kRight},
+                {"norm ratio", kRight},
+                {"max abs", kRight},
+                {"clipped %", kRight},
+                {"flushed %", kRight},
+                {"tensor", kLeft},
+                {"status", kLeft}});
+}
+
+std::string status_text(const TensorDiff& diff) {
+  return diff.detail.empty() ? diff.status : diff.status + ": " + printable(diff.detail);
+}
+
+void add_tensor(Table& table, const TensorDiff& diff) {
+  // Figures of tensors that were not compared would look like results.
+  const bool is_compared = is_equal(diff) || diff.status == kDifferent;
+  std::vector<std::string> cells = is_compared
+                                       ? figure_cells(diff.figures)
+                                       : std::vector<std::string>(figure_cells({}).size(), "-");
+  cells.push_back(printable(diff.name));
+  cells.push_back(status_text(diff));
+  table.add_row(std::move(cells), is_compared ? Tone::kPlain : Tone::kBad);
+}
+
+void print_table(const CheckpointDiff& diff, const OutputArguments& output) {
+  Table table = figure_table();
+  int64_t num_equal = 0;
+  for (const TensorDiff& tensor : diff.tensors) {
+    num_equal += is_equal(tensor) ? 1 : 0;
+    if (!is_equal(tensor) || output.is_verbose) add_tensor(table, tensor);
+  }
+  const auto num_tensors = static_cast<int64_t>(diff.tensors.size());
+  const bool colored = is_colored(output.color);
+  std::string text;
+  if (!table.is_empty()) {
+    std::vector<std::string> total = figure_cells(diff.total);
+    total.insert(total.end(), {"all compared tensors", ""});
+    table.add_row(std::move(total), Tone::kHeading);
+    text = table.to_text(colored) + "\n";
+  }
+  text += fmt::format("{}: {} of {} tensors have other values\n",
+                      diff.equal ? paint("same values", Tone::kGood, colored)
+                                 : paint("different", Tone::kBad, colored),
+                      num_tensors - num_equal, num_tensors);
+  write_stdout(text);
+}
+
+void print_csv(const CheckpointDiff& diff) {
+  Table table({{"tensor"},
+               {"status"},
+               {"elements"},
+               {"mse"},
+               {"relative_error"},
+               {"sqnr_db"},
+               {"cosine"},
+               {"norm_ratio"},
+               {"max_abs"},
+               {"max_abs_index"},
+               {"clipped_percent"},
+               {"flushed_percent"},
+               {"nonfinite"}});
+  const auto number = [](double value) { return fmt::format("{}", value); };
+  for (const TensorDiff& tensor : diff.tensors) {
+    const ErrorFigures& figures = tensor.figures;
+    table.add_row({printable(tensor.name), tensor.status, std::to_string(figures.elements),
+                   number(figures.mse), number(figures.relative_error), number(figures.sqnr_db),
+                   number(figures.cosine), number(figures.norm_ratio), number(figures.max_abs),
+                   std::to_string(figures.max_abs_index), number(figures.clipped_percent),
+                   number(figures.flushed_percent), std::to_string(figures.nonfinite)});
+  }
+  write_stdout(table.to_csv());
+}
+
+}  // namespace
+
+ExitCode run(const DiffArguments& arguments) {
+  set_num_threads(arguments.num_threads);
+  CheckpointDiff diff = diff_checkpoints(arguments.a, arguments.b);
+  sort_worst_first(diff.tensors);
+  if (arguments.output.data == DataFormat::kJson) {
+    print_document(arguments, diff);
+  } else if (arguments.output.data == DataFormat::kCsv) {
+    print_csv(diff);
+  } else if (!arguments.output.is_quiet) {
+    print_table(diff, arguments.output);
+  }
+  return diff.equal ? ExitCode::kDone : ExitCode::kFindings;
+}
+
+}  // namespace narrowfloat::cli

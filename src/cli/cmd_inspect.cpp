@@ -1,0 +1,214 @@
+// narrowfloat inspect PATH: the tensors as a model sees them, how they are quantized, and where the
+// bytes are. Reads headers only. A checkpoint whose quantization this version cannot read is still
+// listed, tensor by tensor as stored, with exit code 4.
+#include <algorithm>
+#include <fnmatch.h>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "cli/json_output.h"
+#include "cli/output.h"
+#include "cli/printable.h"
+#include "cli/size_text.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+struct Inspection {
+  std::vector<LogicalTensor> tensors;  // Those that were asked for.
+  std::string unsupported;             // Why the quantization was not recognised.
+};
+
+// "nvfp4-ct" for quantized tensors, "BF16" for plain ones.
+std::string_view kind_of(const LogicalTensor& tensor) {
+  return tensor.convention ? convention_info(*tensor.convention).name : name(tensor.dtype);
+}
+
+bool is_wanted(const std::string& tensor, const std::vector<std::string>& globs) {
+  return globs.empty() || std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
+           return ::fnmatch(glob.c_str(), tensor.c_str(), 0) == 0;
+         });
+}
+
+std::vector<LogicalTensor> stored_tensors(const Checkpoint& checkpoint) {
+  std::vector<LogicalTensor> tensors;
+  for (const CheckpointTensor& stored : checkpoint.tensors()) {
+    LogicalTensor tensor;
+    tensor.name = stored.info.name;
+    tensor.shape = stored.info.shape;
+    tensor.dtype = stored.info.dtype;
+    tensor.parts = {stored.info.name};
+    tensor.size_bytes = stored.info.size_bytes;
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+Inspection look_into(const Checkpoint& checkpoint, const std::vector<std::string>& globs) {
+  Inspection inspection;
+  try {
+    inspection.tensors = recognise(checkpoint);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported) throw;
+    inspection.unsupported = error.what();
+    inspection.tensors = stored_tensors(checkpoint);
+  }
+  std::erase_if(inspection.tensors,
+                [&](const LogicalTensor& tensor) { return !is_wanted(tensor.name, globs); });
+  return inspection;
+}
+
+// Sums over the tensors of one kind.
+struct KindTotals {
+  int64_t tensors = 0;
+  int64_t elements = 0;
+  uint64_t size_bytes = 0;
+
+  void add(const LogicalTensor& tensor) {
+    ++tensors;
+    elements += tensor.num_elements();
+    size_bytes += tensor.size_bytes;
+  }
+  [[nodiscard]] double bits_per_weight() const {
+    return elements == 0 ? 0 : 8 * static_cast<double>(size_bytes) / static_cast<double>(elements);
+  }
+};
+
+struct Totals {
+  std::map<std::string_view, KindTotals> kinds;
+  KindTotals all;
+};
+
+Totals sum_up(const std::vector<LogicalTensor>& tensors) {
+  Totals totals;
+  for (const LogicalTensor& tensor : tensors) {
+    totals.kinds[kind_of(tensor)].add(tensor);
+    totals.all.add(tensor);
+  }
+  return totals;
+}
+
+Json to_json(std::string_view kind, const KindTotals& totals) {
+  return Json{{"kind", kind},
+              {"tensors", totals.tensors},
+              {"elements", totals.elements},
+              {"size_bytes", totals.size_bytes},
+              {"bits_per_weight", totals.bits_per_weight()}};
+}
+
+Json to_json(const LogicalTensor& tensor) {
+  Json json{{"name", tensor.name},
+            {"kind", kind_of(tensor)},
+            {"quantized", tensor.convention.has_value()},
+            {"shape", tensor.shape},
+            {"size_bytes", tensor.size_bytes},
+            {"bits_per_weight", json_number(tensor.bits_per_element())},
+            {"parts", tensor.parts}};
+  if (tensor.convention) json["format"] = name(convention_info(*tensor.convention).format);
+  return json;
+}
+
+void print_document(const InspectArguments& arguments, const Checkpoint& checkpoint,
+                    const Inspection& inspection) {
+  const Totals totals = sum_up(inspection.tensors);
+  Json document = json_document("inspect");
+  document["path"] = arguments.path;
+  document["shards"] = Json::array();
+  for (const SafetensorsReader& shard : checkpoint.shards()) {
+    document["shards"].push_back(Json{{"path", shard.path()},
+                                      {"size_bytes", shard.file_size()},
+                                      {"tensors", shard.tensors().size()},
+                                      {"metadata", shard.metadata()}});
+  }
+  document["total"] = to_json("all", totals.all);
+  document["kinds"] = Json::array();
+  for (const auto& [kind, sums] : totals.kinds) document["kinds"].push_back(to_json(kind, sums));
+  document["warnings"] = checkpoint.warnings();
+  document["unsupported"] =
+      inspection.unsupported.empty() ? Json(nullptr) : Json(inspection.unsupported);
+  document["tensors"] = Json::array();
+  for (const LogicalTensor& tensor : inspection.tensors) {
+    document["tensors"].push_back(to_json(tensor));
+  }
+  print_json(document);
+}
+
+Table tensor_table(const Inspection& inspection, DataFormat data) {
+  using enum Table::Align;
+  Table table({{"kind", kLeft},
+               {"shape", kRight},
+               {data == DataFormat::kCsv ? "size_bytes" : "size", kRight},
+               {data == DataFormat::kCsv ? "bits_per_weight" : "bits", kRight},
+               {"tensor", kLeft}});
+  for (const LogicalTensor& tensor : inspection.tensors) {
+    table.add_row({std::string(kind_of(tensor)), format_shape(tensor.shape),
+                   data == DataFormat::kCsv ? std::to_string(tensor.size_bytes)
+                                            : format_bytes(tensor.size_bytes),
+                   fmt::format("{:.3f}", tensor.bits_per_element()), printable(tensor.name)},
+                  tensor.convention ? Tone::kGood : Tone::kPlain);
+  }
+  return table;
+}
+
+std::string summary(const InspectArguments& arguments, const Checkpoint& checkpoint,
+                    const Inspection& inspection, bool colored) {
+  const Totals totals = sum_up(inspection.tensors);
+  uint64_t file_bytes = 0;
+  for (const SafetensorsReader& shard : checkpoint.shards()) file_bytes += shard.file_size();
+  using enum Table::Align;
+  Table table({{"kind", kLeft},
+               {"tensors", kRight},
+               {"weights", kRight},
+               {"size", kRight},
+               {"bits per weight", kRight},
+               {"description", kLeft}});
+  const auto add = [&](std::string_view kind, const KindTotals& sums, std::string_view text) {
+    table.add_row({std::string(kind), std::to_string(sums.tensors), std::to_string(sums.elements),
+                   format_bytes(sums.size_bytes), fmt::format("{:.3f}", sums.bits_per_weight()),
+                   std::string(text)});
+  };
+  for (const auto& [kind, sums] : totals.kinds) {
+    const auto infos = all_conventions();
+    const auto info = std::find_if(infos.begin(), infos.end(),
+                                   [&, wanted = kind](const auto& i) { return i.name == wanted; });
+    add(kind, sums, info == infos.end() ? "" : info->description);
+  }
+  add("all", totals.all, "");
+  const size_t num_shards = checkpoint.shards().size();
+  return fmt::format(
+      "{}\n{}",
+      paint(fmt::format("{}: {} {}, {}", printable(arguments.path), num_shards,
+                        num_shards == 1 ? "file" : "shards", format_bytes(file_bytes)),
+            Tone::kHeading, colored),
+      table.to_text(colored));
+}
+
+void print_tables(const InspectArguments& arguments, const Checkpoint& checkpoint,
+                  const Inspection& inspection) {
+  const bool colored = is_colored(arguments.output.color);
+  const std::string tensors = tensor_table(inspection, DataFormat::kTable).to_text(colored);
+  write_stdout(tensors + "\n" + summary(arguments, checkpoint, inspection, colored));
+}
+
+}  // namespace
+
+ExitCode run(const InspectArguments& arguments) {
+  const Checkpoint checkpoint(arguments.path);
+  const Inspection inspection = look_into(checkpoint, arguments.tensor_globs);
+  if (!arguments.output.is_quiet) {
+    for (const std::string& warning : checkpoint.warnings()) warn(warning);
+  }
+  if (!inspection.unsupported.empty()) warn(inspection.unsupported);
+  if (arguments.output.data == DataFormat::kJson) {
+    print_document(arguments, checkpoint, inspection);
+  } else if (arguments.output.data == DataFormat::kCsv) {
+    write_stdout(tensor_table(inspection, DataFormat::kCsv).to_csv());
+  } else if (!arguments.output.is_quiet) {
+    print_tables(arguments, checkpoint, inspection);
+  }
+  return inspection.unsupported.empty() ? ExitCode::kDone : ExitCode::kUnsupported;
+}
+
+}  // namespace narrowfloat::cli

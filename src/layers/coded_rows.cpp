@@ -1,0 +1,172 @@
+// Quantizing and dequantizing themselves are the public operations; this file adds what only files
+// need: linear scales, the direction of the global scale, and no zero scales.
+#include "layers/coded_rows.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/assert.h"
+#include "base/int_math.h"
+#include "formats/nvfp4.h"
+#include "formats/ue8m0.h"
+#include "runtime/parallel.h"
+#include "tensor/element_io.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int64_t kBlockGrain = 1024;
+
+QuantizedLayout file_layout(const ConventionSpec& spec, int64_t rows, int64_t cols) {
+  return quantized_layout(spec.info.format, rows, cols,
+                          {.scale_layout = ScaleLayoutId::kLinear, .batch = 1, .alignment = 32});
+}
+
+// 4-over-6 leaves room above the scale of a block, so the tensor maximum maps to 256 * 6 (ModelOpt's
+// choice), and compares squared errors.
+constexpr int kFourOverSixMax = 256;
+
+FourOverSix four_over_six(const EncodeSettings& settings) {
+  if (settings.scale_search == ScaleSearch::kAmax) return {};
+  return {.enabled = true,
+          .error = FourOverSixError::kMse,
+          .error_math = FourOverSixMath::kStrict,
+          .e4m3_max = kFourOverSixMax};
+}
+
+// Writes the codes of one block of 16 for a given stored scale.
+template <class Math>
+void encode_block(const float* x, uint8_t stored_scale, float encode_scale, std::byte* codes) {
+  const ScalePair pair = Nvfp4::scale_pair<Math>(encode_scale);
+  const float multiplier = Nvfp4::multiplier<Math>(stored_scale, pair);
+  for (int64_t i = 0; i < Nvfp4::kBlockCols; i += 2) {
+    const uint8_t even = Nvfp4::encode<Math>(x[i], multiplier);
+    const uint8_t odd = Nvfp4::encode<Math>(x[i + 1], multiplier);
+    codes[i / 2] = static_cast<std::byte>(even | odd << 4);
+  }
+}
+
+void replace_zero_scales(const TensorView& input, MathMode math, float encode_scale,
+                         CodedRows& output) {
+  const ZeroScaleBytes& replacement = *output.spec().zero_scales;
+  const std::span<std::byte> scales = output.scales();
+  const std::span<std::byte> values = output.values();
+  constexpr int64_t kCols = Nvfp4::kBlockCols;
+  // Rows are dense, so block b of the range starts at element 16 * b.
+  parallel_for(static_cast<int64_t>(scales.size()), kBlockGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      std::byte& scale = scales[static_cast<size_t>(block)];
+      if (scale != std::byte{0}) continue;
+      float x[kCols];
+      widen(input.dtype, element_pointer(input.data, input.dtype, block * kCols), kCols, x);
+      bool is_zero = true;
+      for (const float element : x) is_zero = is_zero && element == 0.0F;
+      const uint8_t stored = is_zero ? replacement.zero_block : replacement.underflow;
+      scale = static_cast<std::byte>(stored);
+      std::byte* codes = &values[static_cast<size_t>(block * kCols / 2)];
+      if (math == MathMode::kExact) {
+        encode_block<ExactMath>(x, stored, encode_scale, codes);
+      } else {
+        encode_block<FastMath>(x, stored, encode_scale, codes);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+CodedRows::CodedRows(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale)
+    : spec_(spec),
+      layout_(file_layout(spec, rows, cols)),
+      values_(static_cast<size_t>(layout_.values_bytes)),
+      scales_(static_cast<size_t>(layout_.scales_bytes)),
+      global_scale_(global_scale) {}
+
+void CodedRows::set_rows(int64_t rows) {
+  layout_ = file_layout(spec_, rows, layout_.cols);
+  NF_ASSERT(static_cast<size_t>(layout_.values_bytes) <= values_.size());
+}
+
+std::span<std::byte> CodedRows::values() {
+  return std::span(values_).first(static_cast<size_t>(layout_.values_bytes));
+}
+
+std::span<std::byte> CodedRows::scales() {
+  return std::span(scales_).first(static_cast<size_t>(layout_.scales_bytes));
+}
+
+QuantizedView CodedRows::view(float* global_scale) {
+  return layout_.bind(values_.data(), scales_.data(), global_scale);
+}
+
+void CodedRows::decode(const TensorView& output) {
+  float global_scale = global_scale_;
+  DequantizeOptions options;
+  options.global_scale_divides = spec_.global_sense == GlobalScaleSense::kEncode;
+  dequantize(view(&global_scale), output, options);
+}
+
+float CodedRows::decode_scale(int64_t row, int64_t block) const {
+  const FormatInfo& format = format_info(spec_.info.format);
+  const int64_t index = row / format.block_rows * layout_.scale_blocks + block;
+  const std::byte* stored = scales_.data() + index * bytes(format.scale_type);
+  if (format.scale_type == ScaleType::kF32) {
+    float scale = 0;
+    std::memcpy(&scale, stored, sizeof(scale));
+    return scale;
+  }
+  const auto code = static_cast<uint8_t>(*stored);
+  if (format.scale_type == ScaleType::kUE8M0) return UE8M0::decode(code);
+  const float scale = E4M3::decode(code);
+  return spec_.global_sense == GlobalScaleSense::kEncode ? scale / global_scale_
+                                                         : scale * global_scale_;
+}
+
+ClipLimits CodedRows::clip_limits() const {
+  const FormatInfo& format = format_info(spec_.info.format);
+  const double largest = format.element_bits == 4 ? E2M1::kMaxFinite : E4M3::kMaxFinite;
+  return {.block_cols = format.block_cols,
+          .of_row = [this, largest](int64_t row, std::vector<double>& limits) {
+            limits.resize(static_cast<size_t>(layout_.scale_blocks));
+            for (int64_t block = 0; block < layout_.scale_blocks; ++block) {
+              limits[static_cast<size_t>(block)] =
+                  largest * static_cast<double>(decode_scale(row, block));
+            }
+          }};
+}
+
+uint64_t CodedRows::buffer_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols) {
+  const QuantizedLayout layout = file_layout(spec, rows, cols);
+  return static_cast<uint64_t>(layout.values_bytes) + static_cast<uint64_t>(layout.scales_bytes);
+}
+
+TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax) {
+  if (spec.global_sense == GlobalScaleSense::kNone) return {};
+  const int e4m3_max = settings.scale_search == ScaleSearch::kAmax ? 448 : kFourOverSixMax;
+  const float encode_scale = encode_scale_from_amax(amax, e4m3_max);
+  if (spec.global_sense == GlobalScaleSense::kEncode) return {encode_scale, encode_scale};
+  // ModelOpt's own formula; at the ends of fp32's range it leaves it, and the reciprocal serves.
+  const float decode_scale = amax / (static_cast<float>(e4m3_max) * E2M1::kMaxFinite);
+  return {encode_scale, std::isnormal(decode_scale) ? decode_scale
+                                                    : decode_scale_from_encode(encode_scale)};
+}
+
+void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
+            CodedRows& output) {
+  QuantizeOptions options;
+  options.math = settings.math;
+  options.mx_scale = settings.mx_scale;
+  const bool has_global_scale = output.spec().global_sense != GlobalScaleSense::kNone;
+  if (has_global_scale) {
+    options.encode_scale = encode_scale;
+    options.four_over_six = four_over_six(settings);
+  }
+  // The quantizer's own decode scale; the file holds the convention's.
+  float decode_scale = 0;
+  quantize(input, output.view(has_global_scale ? &decode_scale : nullptr), options);
+  if (output.spec().zero_scales) {
+    replace_zero_scales(input, settings.math, encode_scale, output);
+  }
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,74 @@
+// A range of rows of a quantized weight in memory: codes and linear block scales as the convention
+// stores them, and the scale of the whole tensor in the convention's own direction.
+//
+// Everything that encodes or decodes file data goes through here, so that the figures printed after
+// quantizing, `diff` and `dequantize` see the same values to the bit.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "checkpoint/conventions/convention.h"
+#include "layers/error_figures.h"
+#include "narrowfloat/format.h"
+#include "narrowfloat/quantize.h"
+
+namespace narrowfloat {
+
+class CodedRows {
+ public:
+  // Buffers for `rows` rows; `global_scale` as stored (1 where the convention has none).
+  CodedRows(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale);
+
+  // For the last range of a tensor. At most the rows of the constructor.
+  void set_rows(int64_t rows);
+  [[nodiscard]] int64_t rows() const { return layout_.rows; }
+  [[nodiscard]] int64_t cols() const { return layout_.cols; }
+  [[nodiscard]] const ConventionSpec& spec() const { return spec_; }
+  [[nodiscard]] float global_scale() const { return global_scale_; }
+
+  [[nodiscard]] std::span<std::byte> values();
+  // Of the format's scale type: bytes, or F32.
+  [[nodiscard]] std::span<std::byte> scales();
+
+  // Views over the buffers. global_scale: where the view's F32 value is; may be nullptr for formats
+  // without one.
+  [[nodiscard]] QuantizedView view(float* global_scale);
+
+  // With the producer's arithmetic. output: F32, F16 or BF16 [rows, cols].
+  void decode(const TensorView& output);
+
+  [[nodiscard]] ClipLimits clip_limits() const;
+
+  static uint64_t buffer_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols);
+
+ private:
+  [[nodiscard]] float decode_scale(int64_t row, int64_t block) const;
+
+  const ConventionSpec& spec_;
+  QuantizedLayout layout_;
+  std::vector<std::byte> values_;
+  std::vector<std::byte> scales_;
+  float global_scale_;
+};
+
+struct EncodeSettings {
+  MathMode math = MathMode::kExact;
+  Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;
+  ScaleSearch scale_search = ScaleSearch::kAmax;
+};
+
+// The two directions of the scale of a whole tensor with maximum `amax`.
+struct TensorScale {
+  float encode = 1;  // What the quantizer multiplies by.
+  float stored = 1;  // What the file holds.
+};
+TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax);
+
+// input: F32, F16 or BF16 [rows, cols]. A zero scale is replaced by the convention's byte, and the
+// codes of that block are those of the scale that is stored.
+void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
+            CodedRows& output);
+
+}  // namespace narrowfloat

@@ -1,0 +1,152 @@
+// Dequantizing a checkpoint: every quantized weight becomes one plain tensor, everything else is
+// copied, and the configs forget the quantization.
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "base/throw_error.h"
+#include "checkpoint/config_text.h"
+#include "checkpoint/escape.h"
+#include "layers/memory_plan.h"
+#include "layers/rewrite.h"
+#include "layers/weight_reader.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr const char* kConfigMember = "quantization_config";
+
+// The declaration may be one level down, in the config of a nested model; that object alone is
+// spelled anew.
+std::string without_declaration(const std::string& config_text) {
+  std::string text = remove_top_level_member(config_text, kConfigMember);
+  const auto config = nlohmann::ordered_json::parse(text);
+  for (const auto& [key, member] : config.items()) {
+    if (!member.is_object() || !member.contains(kConfigMember)) continue;
+    nlohmann::ordered_json nested = member;
+    nested.erase(kConfigMember);
+    text = set_top_level_member(text, key, nested.dump());
+  }
+  return text;
+}
+
+class CheckpointDequantizer {
+ public:
+  CheckpointDequantizer(const std::string& source, const DequantizeCheckpointOptions& options)
+      : options_(options), source_(source), memory_(memory_budget(options.max_memory_bytes)) {}
+
+  CheckpointReport run(const std::string& target) {
+    const auto start = std::chrono::steady_clock::now();
+    check_options();
+    plan();
+    memory_.check();
+    RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
+    job.metadata = base_metadata(source_);
+    job.max_shard_bytes = options_.max_shard_bytes;
+    job.dry_run = options_.dry_run;
+    job.force = options_.force;
+    job.progress = options_.progress;
+    job.cancelled = options_.cancelled;
+    if (!source_.config_text().empty()) {
+      job.config_text = without_declaration(source_.config_text());
+    }
+    RewriteResult written = rewrite_checkpoint(std::move(job));
+    report_.files = std::move(written.files);
+    report_.source_bytes = written.source_bytes;
+    report_.target_bytes = written.target_bytes;
+    report_.cancelled = written.cancelled;
+    report_.peak_buffer_bytes = memory_.peak_bytes();
+    report_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return std::move(report_);
+  }
+
+ private:
+  void check_options() const {
+    const DType dtype = options_.dtype;
+    if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32) {
+      throw_invalid("dtype: expected BF16, F16 or F32, got {}", name(dtype));
+    }
+    if (options_.max_shard_bytes == 0) throw_invalid("max_shard_bytes: must be at least 1, got 0");
+  }
+
+  void plan() {
+    weights_ = recognise(source_);
+    for (const LogicalTensor& weight : weights_) {
+      TensorReport report;
+      report.name = weight.name;
+      report.shape = weight.shape;
+      report.source_bytes = weight.size_bytes;
+      if (weight.convention) {
+        report.action = "dequantize";
+        report.target_bytes = add_weight(weight);
+        report_.quantized_source_bytes += weight.size_bytes;
+      } else {
+        report.action = "copy";
+        report.reason = "not quantized";
+        report.target_bytes = weight.size_bytes;
+        memory_.add_copy(weight.size_bytes);
+        items_.push_back(copy_item(source_, *source_.find(weight.name),
+                                   [this] { return memory_.copy_buffer_bytes(); }));
+      }
+      report_.tensors.push_back(std::move(report));
+    }
+    if (report_.quantized_source_bytes == 0) {
+      throw_invalid("{}: no tensor is quantized, so there is nothing to dequantize",
+                    printable(source_.path()));
+    }
+  }
+
+  // Returns the size of the plain tensor.
+  uint64_t add_weight(const LogicalTensor& weight) {
+    const int64_t cols = weight.shape[1];
+    const ConventionSpec& spec = convention_spec(*weight.convention);
+    const RowRanges ranges = memory_.add(weight.name, weight.shape[0], [&](int64_t rows) {
+      return CodedRows::buffer_bytes(spec, rows, cols) + output_bytes(rows * cols);
+    });
+    const CheckpointTensor& values = *source_.find(weight.parts.front());
+    RewriteItem item;
+    item.name = weight.name;
+    item.tensors = {{weight.name, options_.dtype, weight.shape}};
+    item.source_bytes = weight.size_bytes;
+    item.source_shard = values.shard;
+    item.source_offset = values.info.offset;
+    item.write = [this, &weight, ranges](SafetensorsWriter& writer) {
+      dequantize_weight(weight, ranges, writer);
+    };
+    items_.push_back(std::move(item));
+    return output_bytes(weight.num_elements());
+  }
+
+  [[nodiscard]] uint64_t output_bytes(int64_t elements) const {
+    return static_cast<uint64_t>(elements) * static_cast<uint64_t>(bits(options_.dtype)) / 8;
+  }
+
+  void dequantize_weight(const LogicalTensor& weight, const RowRanges& ranges,
+                         SafetensorsWriter& writer) const {
+    const int64_t cols = weight.shape[1];
+    CodedReader reader(source_, weight, ranges.rows_at_a_time);
+    std::vector<std::byte> output(output_bytes(ranges.rows_at_a_time * cols));
+    for_each_range(ranges, [&](int64_t first, int64_t count) {
+      reader.load(first, count);
+      reader.coded().decode(TensorView::contiguous(output.data(), options_.dtype, {count, cols}));
+      writer.write(weight.name, output_bytes(first * cols),
+                   std::span(output).first(output_bytes(count * cols)));
+    });
+  }
+
+  const DequantizeCheckpointOptions& options_;
+  const Checkpoint source_;
+  MemoryPlan memory_;
+  std::vector<LogicalTensor> weights_;
+  std::vector<RewriteItem> items_;
+  CheckpointReport report_;
+};
+
+}  // namespace
+
+CheckpointReport dequantize_checkpoint(const std::string& source, const std::string& target,
+                                       const DequantizeCheckpointOptions& options) {
+  return CheckpointDequantizer(source, options).run(target);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,211 @@
+// Comparing two checkpoints tensor by tensor: first the stored bytes, then, where they differ, the
+// values. Quantized weights are dequantized in ranges of rows with their producers' arithmetic.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "base/throw_error.h"
+#include "layers/memory_plan.h"
+#include "layers/weight_reader.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr uint64_t kRangeBudget = uint64_t{64} << 20;  // Per side.
+constexpr uint64_t kCompareBytes = uint64_t{4} << 20;
+
+// One side of a pair: a logical tensor of a checkpoint, its rows as floats.
+class Side {
+ public:
+  Side(const Checkpoint& checkpoint, const LogicalTensor& tensor)
+      : checkpoint_(checkpoint), tensor_(tensor) {}
+
+  [[nodiscard]] const LogicalTensor& tensor() const { return tensor_; }
+  [[nodiscard]] bool has_values() const { return tensor_.convention || is_float(tensor_.dtype); }
+  [[nodiscard]] const CheckpointTensor& part(size_t index) const {
+    return *checkpoint_.find(tensor_.parts[index]);
+  }
+  [[nodiscard]] std::string description() const {
+    return std::string(tensor_.convention ? convention_info(*tensor_.convention).name
+                                          : name(tensor_.dtype));
+  }
+  [[nodiscard]] std::string piece(size_t part_index, uint64_t begin, uint64_t size) const {
+    std::string bytes(size, '\0');
+    checkpoint_.read(part(part_index), begin, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
+  }
+
+  // Before load().
+  void prepare(int64_t max_rows) {
+    if (tensor_.convention) {
+      coded_ = std::make_unique<CodedReader>(checkpoint_, tensor_, max_rows);
+      decoded_.resize(static_cast<size_t>(std::min(max_rows, tensor_.shape[0]) * tensor_.shape[1]));
+    } else {
+      plain_ = std::make_unique<PlainReader>(checkpoint_, part(0), max_rows);
+    }
+  }
+
+  FloatRows load(int64_t first, int64_t count) {
+    if (plain_) {
+      plain_->load(first, count);
+      return plain_->float_rows();
+    }
+    coded_->load(first, count);
+    coded_->coded().decode(
+        TensorView::contiguous(decoded_.data(), DType::kF32, {count, tensor_.shape[1]}));
+    return {DType::kF32, std::as_bytes(std::span(decoded_)).data()};
+  }
+
+  [[nodiscard]] std::optional<ClipLimits> clip_limits() const {
+    if (!coded_) return std::nullopt;
+    return coded_->coded().clip_limits();
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const LogicalTensor& tensor_;
+  std::unique_ptr<CodedReader> coded_;
+  std::unique_ptr<PlainReader> plain_;
+  std::vector<float> decoded_;
+};
+
+bool parts_equal(const Side& a, const Side& b, size_t index) {
+  const TensorInfo& info = a.part(index).info;
+  const TensorInfo& other = b.part(index).info;
+  if (info.dtype != other.dtype || info.shape != other.shape) return false;
+  for (uint64_t begin = 0; begin < info.size_bytes; begin += kCompareBytes) {
+    const uint64_t size = std::min(kCompareBytes, info.size_bytes - begin);
+    if (a.piece(index, begin, size) != b.piece(index, begin, size)) return false;
+  }
+  return true;
+}
+
+bool is_identical(const Side& a, const Side& b) {
+  if (a.tensor().convention != b.tensor().convention) return false;
+  if (a.tensor().parts.size() != b.tensor().parts.size()) return false;
+  for (size_t i = 0; i < a.tensor().parts.size(); ++i) {
+    if (!parts_equal(a, b, i)) return false;
+  }
+  return true;
+}
+
+// What the values of a pair have in common.
+struct ValueComparison {
+  bool equal = true;
+  bool zero_signs_differ = false;
+
+  void add(double a, double b) {
+    if (a == b) {
+      zero_signs_differ = zero_signs_differ || std::signbit(a) != std::signbit(b);
+    } else if (!std::isnan(a) || !std::isnan(b)) {
+      equal = false;
+    }
+  }
+};
+
+class CheckpointComparer {
+ public:
+  CheckpointComparer(const std::string& a, const std::string& b) : a_(a), b_(b) {}
+
+  CheckpointDiff run() {
+    std::map<std::string, std::pair<const LogicalTensor*, const LogicalTensor*>> pairs;
+    const std::vector<LogicalTensor> a_tensors = recognise(a_);
+    const std::vector<LogicalTensor> b_tensors = recognise(b_);
+    for (const LogicalTensor& tensor : a_tensors) pairs[tensor.name].first = &tensor;
+    for (const LogicalTensor& tensor : b_tensors) pairs[tensor.name].second = &tensor;
+    for (const auto& [name, pair] : pairs) {
+      TensorDiff diff = compare(pair.first, pair.second);
+      diff.name = name;
+      result_.equal = result_.equal && (diff.status == "identical" || diff.status == "same values");
+      result_.tensors.push_back(std::move(diff));
+    }
+    result_.total = figures_of(total_.total());
+    return std::move(result_);
+  }
+
+ private:
+  TensorDiff compare(const LogicalTensor* a, const LogicalTensor* b) {
+    TensorDiff diff;
+    if (a == nullptr || b == nullptr) {
+      diff.status = b == nullptr ? "only in A" : "only in B";
+      return diff;
+    }
+    if (a->shape != b->shape) {
+      diff.status = "shape differs";
+      diff.detail = shape_text(a->shape) + " and " + shape_text(b->shape);
+      return diff;
+    }
+    Side a_side(a_, *a);
+    Side b_side(b_, *b);
+    diff.figures.elements = a->num_elements();
+    diff.figures.sqnr_db = std::numeric_limits<double>::infinity();
+    if (is_identical(a_side, b_side)) {
+      diff.status = "identical";
+    } else if (a_side.has_values() && b_side.has_values()) {
+      compare_values(a_side, b_side, diff);
+    } else {
+      diff.status = "different";
+      diff.detail = a_side.description() == b_side.description()
+                        ? "bytes of " + a_side.description() + " differ"
+                        : a_side.description() + " and " + b_side.description();
+    }
+    return diff;
+  }
+
+  void compare_values(Side& a, Side& b, TensorDiff& diff) {
+    const std::vector<int64_t>& shape = a.tensor().shape;
+    const int64_t cols = PlainReader::cols_of(shape);
+    const RowRanges ranges =
+        plan_row_ranges(PlainReader::rows_of(shape), kRangeBudget, [&](int64_t rows) {
+          return static_cast<uint64_t>(rows * cols) * sizeof(double);
+        });
+    a.prepare(ranges.rows_at_a_time);
+    b.prepare(ranges.rows_at_a_time);
+    ErrorAccumulator errors;
+    ValueComparison values;
+    for_each_range(ranges, [&](int64_t first, int64_t count) {
+      const FloatRows x = a.load(first, count);
+      const FloatRows y = b.load(first, count);
+      const std::optional<ClipLimits> limits = b.clip_limits();
+      add_errors(errors, {first, count, cols}, x, y, limits ? &*limits : nullptr);
+      compare_rows(values, x, y, count, cols);
+    });
+    diff.figures = figures_of(errors.total());
+    diff.status = values.equal ? "same values" : "different";
+    if (!values.equal) total_.add(errors.total());
+    diff.detail = a.description() == b.description() ? a.description()
+                                                     : a.description() + " and " + b.description();
+    if (values.equal && values.zero_signs_differ) diff.detail += "; zeros of different sign";
+  }
+
+  static void compare_rows(ValueComparison& values, const FloatRows& x, const FloatRows& y,
+                           int64_t rows, int64_t cols) {
+    std::vector<double> x_row(static_cast<size_t>(cols));
+    std::vector<double> y_row(static_cast<size_t>(cols));
+    for (int64_t row = 0; row < rows && values.equal; ++row) {
+      widen_row(x, row, x_row);
+      widen_row(y, row, y_row);
+      for (size_t i = 0; i < x_row.size(); ++i) values.add(x_row[i], y_row[i]);
+    }
+  }
+
+  static std::string shape_text(const std::vector<int64_t>& shape) {
+    return fmt::format("[{}]", fmt::join(shape, ", "));
+  }
+
+  const Checkpoint a_;
+  const Checkpoint b_;
+  ErrorAccumulator total_;  // Over the tensors whose values differ.
+  CheckpointDiff result_;
+};
+
+}  // namespace
+
+CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b) {
+  return CheckpointComparer(a, b).run();
+}
+
+}  // namespace narrowfloat

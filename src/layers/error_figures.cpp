@@ -1,0 +1,165 @@
+// See error_figures.h for the order of summation.
+#include "layers/error_figures.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/assert.h"
+#include "formats/float16.h"
+#include "runtime/parallel.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int64_t kRowGrainElements = 1 << 14;
+
+double load(DType dtype, const std::byte* data, int64_t index) {
+  const auto at = [&]<typename T>(T value) {
+    std::memcpy(&value, data + static_cast<size_t>(index) * sizeof(T), sizeof(T));
+    return value;
+  };
+  switch (dtype) {
+    case DType::kF64: return at(double{});
+    case DType::kF32: return static_cast<double>(at(float{}));
+    case DType::kF16: return static_cast<double>(f16_to_float(at(uint16_t{})));
+    default: return static_cast<double>(bf16_to_float(at(uint16_t{})));
+  }
+}
+
+// `limits`: one entry per block of columns, or empty.
+ErrorSums sums_of_row(std::span<const double> x, std::span<const double> y,
+                      std::span<const double> limits, int64_t block_cols) {
+  ErrorSums sums;
+  sums.elements = static_cast<int64_t>(x.size());
+  sums.max_abs = -1;  // So that the first element counts.
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (!std::isfinite(x[i]) || !std::isfinite(y[i])) {
+      ++sums.nonfinite;
+      continue;
+    }
+    const double error = x[i] - y[i];
+    sums.error_squares += error * error;
+    sums.x_squares += x[i] * x[i];
+    sums.y_squares += y[i] * y[i];
+    sums.products += x[i] * y[i];
+    if (x[i] != 0 && y[i] == 0) ++sums.flushed;
+    if (!limits.empty() && std::abs(x[i]) > limits[i / static_cast<size_t>(block_cols)]) {
+      ++sums.clipped;
+    }
+    if (std::abs(error) > sums.max_abs) {
+      sums.max_abs = std::abs(error);
+      sums.max_abs_index = static_cast<int64_t>(i);
+    }
+  }
+  return sums;
+}
+
+double ratio_or(double numerator, double denominator, double if_both_zero, double if_zero) {
+  if (denominator != 0) return numerator / denominator;
+  return numerator == 0 ? if_both_zero : if_zero;
+}
+
+}  // namespace
+
+ErrorSums merged(const ErrorSums& earlier, const ErrorSums& later) {
+  ErrorSums sum = earlier;
+  sum.elements += later.elements;
+  sum.nonfinite += later.nonfinite;
+  sum.clipped += later.clipped;
+  sum.flushed += later.flushed;
+  sum.error_squares += later.error_squares;
+  sum.x_squares += later.x_squares;
+  sum.y_squares += later.y_squares;
+  sum.products += later.products;
+  if (later.max_abs > earlier.max_abs) {
+    sum.max_abs = later.max_abs;
+    sum.max_abs_index = later.max_abs_index;
+  }
+  return sum;
+}
+
+ErrorFigures figures_of(const ErrorSums& sums) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  ErrorFigures figures;
+  figures.elements = sums.elements;
+  figures.nonfinite = sums.nonfinite;
+  const auto count = static_cast<double>(sums.elements - sums.nonfinite);
+  if (count == 0) {
+    figures.sqnr_db = kInfinity;
+    return figures;
+  }
+  figures.mse = sums.error_squares / count;
+  figures.relative_error =
+      std::sqrt(ratio_or(sums.error_squares, sums.x_squares, 0.0, kInfinity));
+  figures.sqnr_db = figures.relative_error == 0 ? kInfinity
+                                                : -20.0 * std::log10(figures.relative_error);
+  const double norms = std::sqrt(sums.x_squares) * std::sqrt(sums.y_squares);
+  const bool both_zero = sums.x_squares == 0 && sums.y_squares == 0;
+  figures.cosine = norms != 0 ? sums.products / norms : (both_zero ? 1.0 : 0.0);
+  figures.norm_ratio = std::sqrt(ratio_or(sums.y_squares, sums.x_squares, 1.0, kInfinity));
+  figures.max_abs = sums.max_abs;
+  figures.max_abs_index = sums.max_abs_index;
+  figures.clipped_percent = 100.0 * static_cast<double>(sums.clipped) / count;
+  figures.flushed_percent = 100.0 * static_cast<double>(sums.flushed) / count;
+  return figures;
+}
+
+void ErrorAccumulator::add(const ErrorSums& block) {
+  ErrorSums carry = block;
+  size_t level = 0;
+  for (; (num_blocks_ >> level & 1) != 0; ++level) carry = merged(levels_[level], carry);
+  if (level == levels_.size()) levels_.emplace_back();
+  levels_[level] = carry;
+  ++num_blocks_;
+}
+
+ErrorSums ErrorAccumulator::total() const {
+  ErrorSums total;
+  bool is_first = true;
+  // Low levels hold the latest blocks.
+  for (size_t level = 0; level < levels_.size(); ++level) {
+    if ((num_blocks_ >> level & 1) == 0) continue;
+    total = is_first ? levels_[level] : merged(levels_[level], total);
+    is_first = false;
+  }
+  total.max_abs = std::max(total.max_abs, 0.0);
+  return total;
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
+         dtype == DType::kBF16;
+}
+
+void widen_row(const FloatRows& rows, int64_t row, std::span<double> out) {
+  NF_ASSERT(is_float(rows.dtype));
+  const auto cols = static_cast<int64_t>(out.size());
+  for (int64_t i = 0; i < cols; ++i) {
+    out[static_cast<size_t>(i)] = load(rows.dtype, rows.data, row * cols + i);
+  }
+}
+
+void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,
+                const FloatRows& y, const ClipLimits* limits) {
+  std::vector<ErrorSums> row_sums(static_cast<size_t>(range.count));
+  const int64_t grain = std::max<int64_t>(1, kRowGrainElements / std::max<int64_t>(1, range.cols));
+  parallel_for(range.count, grain, [&](int64_t begin, int64_t end) {
+    std::vector<double> x_row(static_cast<size_t>(range.cols));
+    std::vector<double> y_row(static_cast<size_t>(range.cols));
+    std::vector<double> block_limits;
+    for (int64_t row = begin; row < end; ++row) {
+      widen_row(x, row, x_row);
+      widen_row(y, row, y_row);
+      if (limits != nullptr) limits->of_row(row, block_limits);
+      ErrorSums& sums = row_sums[static_cast<size_t>(row)];
+      sums = sums_of_row(x_row, y_row, block_limits, limits != nullptr ? limits->block_cols : 1);
+      sums.max_abs_index += (range.first + row) * range.cols;
+    }
+  });
+  for (const ErrorSums& sums : row_sums) accumulator.add(sums);
+}
+
+uint64_t error_buffer_bytes(int64_t rows) { return static_cast<uint64_t>(rows) * sizeof(ErrorSums); }
+
+}  // namespace narrowfloat

@@ -1,0 +1,75 @@
+// How far a tensor y is from its reference x: the figures of the report (spec checkpoints 11.1).
+//
+// Sums are doubles and their order is fixed: one block per row, elements in order, and blocks added
+// pairwise by their number. So the figures depend on the data alone, not on threads or on how many
+// rows were in memory at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "narrowfloat/checkpoint.h"
+
+namespace narrowfloat {
+
+// Sums over some elements. Elements that are not finite on either side are counted and left out.
+struct ErrorSums {
+  int64_t elements = 0;  // All, with the non-finite ones.
+  int64_t nonfinite = 0;
+  int64_t clipped = 0;  // |x| above the largest value of its block.
+  int64_t flushed = 0;  // x != 0 and y == 0.
+  double error_squares = 0;
+  double x_squares = 0;
+  double y_squares = 0;
+  double products = 0;
+  double max_abs = 0;
+  int64_t max_abs_index = 0;  // The first one.
+};
+
+// `later` comes after `earlier` in the tensor.
+ErrorSums merged(const ErrorSums& earlier, const ErrorSums& later);
+
+ErrorFigures figures_of(const ErrorSums& sums);
+
+// Adds blocks in order as a binary tree over their numbers.
+class ErrorAccumulator {
+ public:
+  void add(const ErrorSums& block);
+  [[nodiscard]] ErrorSums total() const;
+
+ private:
+  std::vector<ErrorSums> levels_;  // Of 2^i blocks each, where bit i of num_blocks_ is set.
+  uint64_t num_blocks_ = 0;
+};
+
+// Dense rows of F64, F32, F16 or BF16.
+struct FloatRows {
+  DType dtype = DType::kF32;
+  const std::byte* data = nullptr;
+};
+bool is_float(DType dtype);
+// Row `row` of `cols` elements, exactly.
+void widen_row(const FloatRows& rows, int64_t row, std::span<double> out);
+
+// Largest magnitude that each block of a row can hold: `of_row` fills one entry per block.
+struct ClipLimits {
+  int64_t block_cols = 1;
+  std::function<void(int64_t row, std::vector<double>& limits)> of_row;
+};
+
+struct RowRange {
+  int64_t first = 0;  // Number of the first row in the tensor.
+  int64_t count = 0;
+  int64_t cols = 0;
+};
+
+// Adds the rows of a range, which must follow those added before. `limits`: nullptr if y is plain.
+void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,
+                const FloatRows& y, const ClipLimits* limits);
+
+// Bytes that add_errors allocates for `rows` rows.
+uint64_t error_buffer_bytes(int64_t rows);
+
+}  // namespace narrowfloat

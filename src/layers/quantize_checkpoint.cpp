@@ -1,0 +1,311 @@
+// Quantizing a checkpoint: choose the weights, find the global scales, encode range by range.
+//
+// A weight that fits into the memory budget is read once; a larger one is read once for its maximum
+// and once in ranges of rows. Weights that consumers merge (q, k, v; gate and up) share a global
+// scale, so the maximum is that of all of them, wherever they are stored.
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+
+#include "base/throw_error.h"
+#include "checkpoint/config_text.h"
+#include "checkpoint/conventions/declaration.h"
+#include "checkpoint/escape.h"
+#include "layers/coded_rows.h"
+#include "layers/memory_plan.h"
+#include "layers/nonfinite.h"
+#include "layers/rewrite.h"
+#include "layers/selection.h"
+#include "layers/weight_reader.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// A weight to be quantized.
+struct Task {
+  const CheckpointTensor* tensor = nullptr;
+  RowRanges ranges;
+  std::string scale_key;
+  TensorReport* report = nullptr;
+
+  [[nodiscard]] const std::string& name() const { return tensor->info.name; }
+  [[nodiscard]] int64_t rows() const { return tensor->info.shape[0]; }
+  [[nodiscard]] int64_t cols() const { return tensor->info.shape[1]; }
+};
+
+class CheckpointQuantizer {
+ public:
+  CheckpointQuantizer(const std::string& source, const QuantizeCheckpointOptions& options)
+      : options_(options),
+        spec_(convention_spec(options.to)),
+        settings_{options.math, options.mx_scale, options.scale_search},
+        source_(source),
+        memory_(memory_budget(options.max_memory_bytes)) {}
+
+  CheckpointReport run(const std::string& target) {
+    const auto start = std::chrono::steady_clock::now();
+    check_options();
+    plan();
+    memory_.check();
+    RewriteResult written = rewrite_checkpoint(make_job(target));
+    report_.files = std::move(written.files);
+    report_.source_bytes = written.source_bytes;
+    report_.target_bytes = written.target_bytes;
+    report_.cancelled = written.cancelled;
+    report_.peak_buffer_bytes = memory_.peak_bytes();
+    report_.total = figures_of(total_.total());
+    report_.seconds = seconds_since(start);
+    return std::move(report_);
+  }
+
+ private:
+  void check_options() const {
+    const FormatId format = spec_.info.format;
+    const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
+    if (options_.mx_scale != Ue8m0Rounding::kUp && !is_mx) {
+      throw_invalid("mx_scale: '{}' is for mxfp4 and mxfp8, not for {}; leave it at 'up'",
+                    narrowfloat::name(options_.mx_scale), spec_.info.name);
+    }
+    if (options_.scale_search != ScaleSearch::kAmax && format != FormatId::kNvfp4) {
+      throw_invalid("scale_search: 4over6 is for nvfp4, not for {}; leave it at 'amax'",
+                    spec_.info.name);
+    }
+    if (options_.max_shard_bytes == 0) throw_invalid("max_shard_bytes: must be at least 1, got 0");
+  }
+
+  void plan() {
+    const std::vector<LogicalTensor> tensors = recognise(source_);
+    refuse_quantized(tensors);
+    const SelectionRules rules = {spec_.info.format, options_.include, options_.exclude,
+                                  excluded_modules_of(source_.config_text())};
+    const std::vector<Selection> selections = select_tensors(tensors, rules);
+    report_.tensors.resize(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      TensorReport& report = report_.tensors[i];
+      const CheckpointTensor& tensor = *source_.find(tensors[i].name);
+      report.name = tensors[i].name;
+      report.shape = tensors[i].shape;
+      report.source_bytes = tensor.info.size_bytes;
+      if (selections[i].quantize) {
+        add_task(tensor, report);
+      } else {
+        add_copy(tensor, selections[i], report);
+      }
+    }
+    if (tasks_.empty()) {
+      throw_invalid("{}: no tensor is left to quantize to {}; look at the reasons with a dry run, "
+                    "and at --include and --exclude",
+                    printable(source_.path()), spec_.info.name);
+    }
+  }
+
+  void refuse_quantized(const std::vector<LogicalTensor>& tensors) const {
+    for (const LogicalTensor& tensor : tensors) {
+      if (!tensor.convention) continue;
+      throw_invalid("{}: tensor '{}' is quantized already ({}); dequantize the checkpoint first",
+                    printable(source_.path()), printable(tensor.name),
+                    convention_info(*tensor.convention).name);
+    }
+  }
+
+  void add_copy(const CheckpointTensor& tensor, const Selection& selection, TensorReport& report) {
+    report.action = "copy";
+    report.reason = selection.reason;
+    report.target_bytes = tensor.info.size_bytes;
+    if (selection.is_linear) model_.ignored_modules.emplace_back(module_of(tensor.info.name));
+    memory_.add_copy(tensor.info.size_bytes);
+    items_.push_back(
+        copy_item(source_, tensor, [this] { return memory_.copy_buffer_bytes(); }));
+  }
+
+  void add_task(const CheckpointTensor& tensor, TensorReport& report) {
+    auto task = std::make_unique<Task>();
+    task->tensor = &tensor;
+    task->report = &report;
+    task->scale_key = shared_scale_key(tensor.info.name);
+    task->ranges = memory_.add(tensor.info.name, task->rows(),
+                               [&](int64_t rows) { return range_cost(tensor.info, rows); });
+    RewriteItem item = copy_item(source_, tensor, {});
+    item.tensors = stored_parts(spec_, std::string(module_of(task->name())) + ".", task->rows(),
+                                task->cols());
+    item.write = [this, &task = *task](SafetensorsWriter& writer) { quantize_weight(task, writer); };
+    report.action = "quantize";
+    report.target_bytes = CodedRows::buffer_bytes(spec_, task->rows(), task->cols()) +
+                          (spec_.global_scale.exists() ? sizeof(float) : 0);
+    report_.quantized_source_bytes += tensor.info.size_bytes;
+    if (!task->scale_key.empty()) groups_[task->scale_key].push_back(task.get());
+    items_.push_back(std::move(item));
+    tasks_.push_back(std::move(task));
+  }
+
+  // Source rows, codes and scales, and for the figures the decoded rows and their sums.
+  uint64_t range_cost(const TensorInfo& info, int64_t rows) const {
+    const int64_t cols = info.shape[1];
+    uint64_t cost = PlainReader::buffer_bytes(info, rows);
+    cost += CodedRows::buffer_bytes(spec_, rows, cols);
+    if (options_.measure) {
+      cost += static_cast<uint64_t>(rows * cols) * sizeof(float) + error_buffer_bytes(rows);
+    }
+    return cost;
+  }
+
+  RewriteJob make_job(const std::string& target) {
+    model_.writer_version = version();
+    add_untied_head();
+    RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
+    job.metadata = metadata();
+    job.max_shard_bytes = options_.max_shard_bytes;
+    job.dry_run = options_.dry_run;
+    job.force = options_.force;
+    job.progress = options_.progress;
+    job.cancelled = options_.cancelled;
+    if (!source_.is_directory()) return job;
+    if (spec_.extra_config != nullptr) job.extra_configs.push_back(spec_.extra_config(model_));
+    if (!source_.config_text().empty()) {
+      job.config_text = set_top_level_member(source_.config_text(), "quantization_config",
+                                             indented(spec_.quantization_config(model_)));
+    }
+    return job;
+  }
+
+  // A head that is tied to the embedding has no tensor, but loaders build a Linear module for it and
+  // would look for its codes.
+  void add_untied_head() {
+    const bool is_there = source_.find("lm_head.weight") != nullptr;
+    if (!is_there) model_.ignored_modules.emplace_back("lm_head");
+    std::sort(model_.ignored_modules.begin(), model_.ignored_modules.end());
+  }
+
+  // As the value of a top-level member of a file indented by 2.
+  static std::string indented(const nlohmann::ordered_json& value) {
+    std::string text;
+    for (const char c : value.dump(2)) {
+      text += c;
+      if (c == '\n') text += "  ";
+    }
+    return text;
+  }
+
+  std::map<std::string, std::string> metadata() const {
+    std::map<std::string, std::string> metadata = base_metadata(source_);
+    metadata[kConventionKey] = spec_.info.name;
+    metadata["narrowfloat.settings"] = fmt::format(
+        "math={} mx_scale={} scale_search={}", narrowfloat::name(options_.math),
+        narrowfloat::name(options_.mx_scale),
+        options_.scale_search == ScaleSearch::kAmax ? "amax" : "4over6");
+    return metadata;
+  }
+
+  // Rows of a weight, checked to be finite when they come from the file.
+  TensorView load(const Task& task, PlainReader& reader, int64_t first, int64_t count) const {
+    const bool is_new = reader.load(first, count);
+    const TensorView view = reader.view();
+    if (is_new && !options_.keep_nonfinite) {
+      const int64_t at = first_nonfinite(view);
+      if (at >= 0) {
+        throw_error(ErrorKind::kCorruptData,
+                    "{}: tensor '{}' has a NaN or infinity at [{}, {}]; repair it, exclude it, or "
+                    "set keep_nonfinite",
+                    printable(source_.path()), printable(task.name()), first + at / task.cols(),
+                    at % task.cols());
+      }
+    }
+    return view;
+  }
+
+  float amax_of(const Task& task, PlainReader& reader) {
+    float amax = 0;
+    for_each_range(task.ranges, [&](int64_t first, int64_t count) {
+      const TensorView rows = load(task, reader, first, count);
+      const auto start = std::chrono::steady_clock::now();
+      float range_amax = 0;
+      tensor_amax(rows, TensorView::contiguous(&range_amax, DType::kF32, {1}));
+      report_.quantize_seconds += seconds_since(start);
+      amax = std::max(amax, range_amax);
+    });
+    return amax;
+  }
+
+  // The maximum over all weights that share a global scale with `task`. Their rows are in memory
+  // one after the other, before those that are encoded.
+  float shared_amax(const Task& task) {
+    const auto known = group_amax_.find(task.scale_key);
+    if (known != group_amax_.end()) return known->second;
+    float amax = 0;
+    for (const Task* member : groups_.at(task.scale_key)) {
+      PlainReader reader(source_, *member->tensor, member->ranges.rows_at_a_time);
+      amax = std::max(amax, amax_of(*member, reader));
+    }
+    group_amax_.emplace(task.scale_key, amax);
+    return amax;
+  }
+
+  void quantize_weight(const Task& task, SafetensorsWriter& writer) {
+    const std::string prefix = std::string(module_of(task.name())) + ".";
+    const std::vector<TensorSpec> parts = stored_parts(spec_, prefix, task.rows(), task.cols());
+    const bool is_shared = spec_.global_scale.exists() && !task.scale_key.empty();
+    float amax = is_shared ? shared_amax(task) : 0;
+    PlainReader reader(source_, *task.tensor, task.ranges.rows_at_a_time);
+    TensorScale scale;
+    if (spec_.global_scale.exists()) {
+      if (!is_shared) amax = amax_of(task, reader);
+      scale = tensor_scale(spec_, settings_, amax);
+      writer.write(parts[2].name, 0, std::as_bytes(std::span(&scale.stored, 1)));
+    }
+    CodedRows coded(spec_, task.ranges.rows_at_a_time, task.cols(), scale.stored);
+    std::vector<float> decoded;
+    if (options_.measure) {
+      decoded.resize(static_cast<size_t>(task.ranges.rows_at_a_time * task.cols()));
+    }
+    ErrorAccumulator errors;
+    uint64_t values_written = 0;
+    uint64_t scales_written = 0;
+    for_each_range(task.ranges, [&](int64_t first, int64_t count) {
+      const TensorView rows = load(task, reader, first, count);
+      coded.set_rows(count);
+      const auto start = std::chrono::steady_clock::now();
+      encode(rows, settings_, scale.encode, coded);
+      report_.quantize_seconds += seconds_since(start);
+      writer.write(parts[0].name, values_written, coded.values());
+      writer.write(parts[1].name, scales_written, coded.scales());
+      values_written += coded.values().size();
+      scales_written += coded.scales().size();
+      if (!options_.measure) return;
+      coded.decode(TensorView::contiguous(decoded.data(), DType::kF32, {count, task.cols()}));
+      const ClipLimits limits = coded.clip_limits();
+      add_errors(errors, {first, count, task.cols()}, reader.float_rows(),
+                 {DType::kF32, std::as_bytes(std::span(decoded)).data()}, &limits);
+    });
+    if (!options_.measure) return;
+    task.report->figures = figures_of(errors.total());
+    total_.add(errors.total());
+  }
+
+  const QuantizeCheckpointOptions& options_;
+  const ConventionSpec& spec_;
+  const EncodeSettings settings_;
+  const Checkpoint source_;
+  MemoryPlan memory_;
+  QuantizedModel model_;
+  std::vector<RewriteItem> items_;
+  std::vector<std::unique_ptr<Task>> tasks_;
+  std::map<std::string, std::vector<const Task*>> groups_;  // By shared scale key.
+  std::map<std::string, float> group_amax_;
+  ErrorAccumulator total_;
+  CheckpointReport report_;
+};
+
+}  // namespace
+
+CheckpointReport quantize_checkpoint(const std::string& source, const std::string& target,
+                                     const QuantizeCheckpointOptions& options) {
+  return CheckpointQuantizer(source, options).run(target);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,186 @@
+// Order of a directory's files: shards, other files, configs, index last of all. The directory gets
+// its name only when everything is on disk (checkpoint_target.h).
+#include "layers/rewrite.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/safetensors_layout.h"
+#include "layers/checkpoint_target.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kConfigName = "config.json";
+// Written from scratch where the target's convention has one; a stale one would contradict it.
+constexpr const char* kModelOptFile = "hf_quant_config.json";
+constexpr std::string_view kOwnKeyPrefix = "narrowfloat.";
+
+class Rewriter {
+ public:
+  explicit Rewriter(RewriteJob job) : job_(std::move(job)) {}
+
+  RewriteResult run() {
+    CheckpointTarget target(job_.source, job_.target, job_.force);
+    plan();
+    if (job_.dry_run) return std::move(result_);
+    uint64_t auxiliary_bytes = 0;
+    for (const std::string& name : auxiliary_) {
+      auxiliary_bytes += fs::file_size(join_path(job_.source.path(), name));
+    }
+    target.begin(result_.target_bytes + auxiliary_bytes);
+    if (!write_shards(target)) {
+      result_.files.clear();
+      result_.cancelled = true;
+      return std::move(result_);
+    }
+    if (target.is_directory()) write_other_files(target);
+    target.commit();
+    return std::move(result_);
+  }
+
+ private:
+  void plan() {
+    std::stable_sort(job_.items.begin(), job_.items.end(),
+                     [](const RewriteItem& a, const RewriteItem& b) {
+                       return std::pair(a.source_shard, a.source_offset) <
+                              std::pair(b.source_shard, b.source_offset);
+                     });
+    std::vector<TensorGroup> groups;
+    for (const RewriteItem& item : job_.items) {
+      groups.push_back(item.tensors);
+      total_bytes_ += item.source_bytes;
+    }
+    const bool is_directory = job_.source.is_directory();
+    const uint64_t no_limit = std::numeric_limits<uint64_t>::max();
+    shards_ = plan_shards(groups, {is_directory ? job_.max_shard_bytes : no_limit, job_.metadata});
+    if (!is_directory && shards_.size() != 1) {
+      throw_invalid("target: {} tensors do not fit into one file; make the source a directory",
+                    job_.items.size());
+    }
+    list_files(is_directory);
+    for (const SafetensorsReader& shard : job_.source.shards()) {
+      result_.source_bytes += shard.file_size();
+    }
+    for (const PlannedShard& shard : shards_) {
+      result_.target_bytes += plan_layout(shard.tensors, job_.metadata).file_size;
+    }
+  }
+
+  void list_files(bool is_directory) {
+    if (!is_directory) {
+      result_.files = {fs::path(job_.target).filename().string()};
+      return;
+    }
+    for (const PlannedShard& shard : shards_) result_.files.push_back(shard.file_name);
+    for (const std::string& name : job_.source.auxiliary_files()) {
+      if (name != kModelOptFile) auxiliary_.push_back(name);
+    }
+    result_.files.insert(result_.files.end(), auxiliary_.begin(), auxiliary_.end());
+    for (const ConfigFile& config : job_.extra_configs) result_.files.push_back(config.name);
+    if (!job_.config_text.empty()) result_.files.emplace_back(kConfigName);
+    if (shards_.size() > 1) result_.files.emplace_back(kIndexFileName);
+  }
+
+  // False if the work was cancelled.
+  bool write_shards(const CheckpointTarget& target) {
+    size_t next_item = 0;
+    for (const PlannedShard& shard : shards_) {
+      SafetensorsWriter writer(target.file_path(shard.file_name), shard.tensors, job_.metadata);
+      for (size_t written = 0; written < shard.tensors.size(); ++next_item) {
+        if (job_.cancelled && job_.cancelled()) return false;
+        RewriteItem& item = job_.items[next_item];
+        item.write(writer);
+        written += item.tensors.size();
+        report_progress(item);
+      }
+      if (job_.cancelled && job_.cancelled()) return false;
+      writer.commit();
+    }
+    return true;
+  }
+
+  void report_progress(const RewriteItem& item) {
+    done_bytes_ += item.source_bytes;
+    if (job_.progress) job_.progress({item.name, done_bytes_, total_bytes_});
+  }
+
+  void write_other_files(const CheckpointTarget& target) {
+    for (const std::string& name : auxiliary_) {
+      copy_file(join_path(job_.source.path(), name), target.file_path(name));
+    }
+    for (const ConfigFile& config : job_.extra_configs) {
+      write_file_atomically(target.file_path(config.name), config.text);
+    }
+    if (!job_.config_text.empty()) {
+      write_file_atomically(target.file_path(kConfigName), job_.config_text);
+    }
+    if (shards_.size() > 1) {
+      write_file_atomically(target.file_path(kIndexFileName), index_json(shards_));
+    }
+  }
+
+  static void copy_file(const std::string& from, const std::string& to) {
+    std::error_code error;
+    fs::copy_file(from, to, error);
+    if (error) {
+      throw_error(ErrorKind::kIo, "{}: cannot copy to {}: {}", printable(from), printable(to),
+                  error.message());
+    }
+    if (fsync(open_regular_file(to).fd.get()) != 0) throw_errno(to, "sync");
+  }
+
+  RewriteJob job_;
+  RewriteResult result_;
+  std::vector<PlannedShard> shards_;
+  std::vector<std::string> auxiliary_;
+  uint64_t total_bytes_ = 0;
+  uint64_t done_bytes_ = 0;
+};
+
+}  // namespace
+
+RewriteResult rewrite_checkpoint(RewriteJob job) { return Rewriter(std::move(job)).run(); }
+
+RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
+                      std::function<uint64_t()> buffer_bytes) {
+  RewriteItem item;
+  item.name = tensor.info.name;
+  item.tensors = {{tensor.info.name, tensor.info.dtype, tensor.info.shape}};
+  item.source_bytes = tensor.info.size_bytes;
+  item.source_shard = tensor.shard;
+  item.source_offset = tensor.info.offset;
+  item.write = [&source, &tensor, buffer_bytes](SafetensorsWriter& writer) {
+    std::vector<std::byte> buffer(std::min(buffer_bytes(), tensor.info.size_bytes));
+    for (uint64_t at = 0; at < tensor.info.size_bytes; at += buffer.size()) {
+      const auto piece =
+          std::span(buffer).first(std::min<uint64_t>(buffer.size(), tensor.info.size_bytes - at));
+      source.read(tensor, at, piece);
+      writer.write(tensor.info.name, at, piece);
+    }
+  };
+  return item;
+}
+
+std::map<std::string, std::string> base_metadata(const Checkpoint& source) {
+  std::map<std::string, std::string> metadata;
+  if (!source.is_directory()) {
+    for (const auto& [key, value] : source.shards().front().metadata()) {
+      if (!key.starts_with(kOwnKeyPrefix)) metadata.emplace(key, value);
+    }
+  }
+  metadata["format"] = "pt";
+  metadata["narrowfloat.version"] = std::string(version());
+  return metadata;
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,57 @@
+// The frame of quantizing and dequantizing a checkpoint: a list of items, each some tensors of the
+// source that become some tensors of the target, streamed one after another into shards; then the
+// configs and the other files. What an item writes is its own business.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/conventions/convention.h"
+#include "checkpoint/shard_plan.h"
+#include "narrowfloat/checkpoint.h"
+
+namespace narrowfloat {
+
+struct RewriteItem {
+  std::string name;
+  TensorGroup tensors;  // Written; they stay in one shard.
+  uint64_t source_bytes = 0;
+  // Where the item is in the source, for the order of work: each input shard is read in one go.
+  size_t source_shard = 0;
+  uint64_t source_offset = 0;
+  std::function<void(SafetensorsWriter&)> write;
+};
+
+struct RewriteJob {
+  const Checkpoint& source;
+  std::string target;
+  std::vector<RewriteItem> items;
+  std::map<std::string, std::string> metadata = {};
+  std::string config_text = {};  // Empty: none is written.
+  std::vector<ConfigFile> extra_configs = {};
+  uint64_t max_shard_bytes = 0;
+  bool dry_run = false;
+  bool force = false;
+  std::function<void(const ProgressEvent&)> progress = {};
+  std::function<bool()> cancelled = {};
+};
+
+struct RewriteResult {
+  std::vector<std::string> files;
+  uint64_t source_bytes = 0;  // Sizes of the safetensors files.
+  uint64_t target_bytes = 0;
+  bool cancelled = false;
+};
+
+RewriteResult rewrite_checkpoint(RewriteJob job);
+
+// An item that copies a tensor byte by byte, `buffer_bytes()` at a time.
+RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
+                      std::function<uint64_t()> buffer_bytes);
+
+// The metadata of the source with our keys taken out, where it is a single file; "format" always.
+std::map<std::string, std::string> base_metadata(const Checkpoint& source);
+
+}  // namespace narrowfloat

@@ -1,0 +1,198 @@
+// The class of a module is read from the components of its name, as model code spells them.
+#include "layers/selection.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+#include "layers/glob.h"
+#include "tensor/block_math.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr std::string_view kWeightSuffix = ".weight";
+
+struct NameRule {
+  std::string_view glob;  // Over one component of a module's name.
+  std::string_view reason;
+  bool is_linear;
+};
+// The first that matches any component decides.
+constexpr std::array kNameRules = {
+    NameRule{"*embed*", "embedding", false},
+    NameRule{"wte", "embedding", false},
+    NameRule{"wpe", "embedding", false},
+    NameRule{"*norm*", "norm", false},
+    NameRule{"ln_*", "norm", false},
+    NameRule{"*conv*", "convolution", false},
+    NameRule{"*router*", "router", true},
+    NameRule{"gate", "router", true},  // mlp.gate, block_sparse_moe.gate; experts have gate_proj.
+    NameRule{"shared_expert_gate", "router", true},
+    NameRule{"lm_head", "output head", true},
+    NameRule{"embed_out", "output head", true},
+    NameRule{"score", "output head", true},
+    NameRule{"classifier", "output head", true},
+};
+
+std::vector<std::string_view> components(std::string_view module) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0; begin <= module.size();) {
+    const size_t end = std::min(module.find('.', begin), module.size());
+    parts.push_back(module.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+const NameRule* name_rule(std::string_view module) {
+  static constexpr NameRule kOutput{"output", "output head", true};
+  if (module == kOutput.glob) return &kOutput;  // Only at the top: attention has `output` too.
+  const std::vector<std::string_view> parts = components(module);
+  for (const NameRule& rule : kNameRules) {
+    for (const std::string_view part : parts) {
+      if (glob_matches(rule.glob, part)) return &rule;
+    }
+  }
+  return nullptr;
+}
+
+bool matches_any(const std::vector<std::string>& globs, std::string_view text) {
+  return std::any_of(globs.begin(), globs.end(),
+                     [&](const std::string& glob) { return glob_matches(glob, text); });
+}
+
+bool is_quantizable_dtype(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+// Why no convention can hold this tensor; empty if one can.
+std::string obstacle(const LogicalTensor& tensor, FormatId format) {
+  if (module_of(tensor.name).empty()) return "not named *.weight";
+  if (tensor.shape.size() == 3) return "rank 3 (stacked experts are not supported yet)";
+  if (tensor.shape.size() != 2) return fmt::format("rank {}", tensor.shape.size());
+  if (!is_quantizable_dtype(tensor.dtype)) return fmt::format("dtype {}", name(tensor.dtype));
+  if (tensor.num_elements() == 0) return "empty";
+  const int64_t multiple = column_multiple(format_info(format));
+  if (tensor.shape[1] % multiple != 0) {
+    return fmt::format("K = {} is not a multiple of {}", tensor.shape[1], multiple);
+  }
+  return "";
+}
+
+void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
+                      std::span<const LogicalTensor> tensors) {
+  for (const std::string& glob : globs) {
+    const bool found = std::any_of(tensors.begin(), tensors.end(), [&](const LogicalTensor& t) {
+      return glob_matches(glob, t.name);
+    });
+    if (!found) {
+      throw_invalid("{}: '{}' matches no tensor; globs apply to whole names, as '*.down_proj.weight'",
+                    option, printable(glob));
+    }
+  }
+}
+
+Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
+  const std::string why_not = obstacle(tensor, rules.format);
+  const std::string_view module = module_of(tensor.name);
+  const NameRule* rule = module.empty() ? nullptr : name_rule(module);
+  Selection selection;
+  selection.is_linear = !module.empty() && tensor.shape.size() == 2 &&
+                        (rule == nullptr || rule->is_linear);
+  const bool included = matches_any(rules.include, tensor.name);
+  if (matches_any(rules.exclude, tensor.name)) {
+    selection.reason = "excluded";
+  } else if (included && !why_not.empty()) {
+    throw_invalid("include: tensor '{}' cannot be quantized to {}: {}", printable(tensor.name),
+                  name(rules.format), why_not);
+  } else if (included) {
+    selection.quantize = true;
+  } else if (!why_not.empty()) {
+    selection.reason = why_not;
+  } else if (rule != nullptr) {
+    selection.reason = rule->reason;
+  } else if (matches_any(rules.excluded_modules, module)) {
+    selection.reason = "excluded by the source config";
+  } else {
+    selection.quantize = true;
+  }
+  return selection;
+}
+
+// Members of configs that list modules to leave alone.
+constexpr std::array kExclusionMembers = {"modules_to_not_convert", "ignore", "exclude_modules"};
+
+void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& modules) {
+  for (const char* key : kExclusionMembers) {
+    const auto list = object.find(key);
+    if (list == object.end() || !list->is_array()) continue;
+    for (const nlohmann::json& entry : *list) {
+      if (!entry.is_string()) continue;
+      const std::string module = entry.get<std::string>();
+      if (module.starts_with("re:")) {
+        throw_error(ErrorKind::kUnsupported,
+                    "config.json: {}: regular expressions such as '{}' are not supported; remove "
+                    "the entry and use --exclude",
+                    key, printable(module));
+      }
+      modules.push_back(module);
+    }
+  }
+}
+
+struct MergedWeights {
+  std::string_view key;
+  std::array<std::string_view, 3> names;
+};
+constexpr std::array kMergedWeights = {
+    MergedWeights{"qkv", {"q_proj", "k_proj", "v_proj"}},
+    MergedWeights{"gate_up", {"gate_proj", "up_proj", ""}},
+    MergedWeights{"w1_w3", {"w1", "w3", ""}},
+};
+
+}  // namespace
+
+std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
+                                      const SelectionRules& rules) {
+  refuse_unmatched("include", rules.include, tensors);
+  refuse_unmatched("exclude", rules.exclude, tensors);
+  std::vector<Selection> selections;
+  selections.reserve(tensors.size());
+  for (const LogicalTensor& tensor : tensors) selections.push_back(select(tensor, rules));
+  return selections;
+}
+
+std::vector<std::string> excluded_modules_of(const std::string& config_text) {
+  std::vector<std::string> modules;
+  if (config_text.empty()) return modules;
+  const nlohmann::json config = nlohmann::json::parse(config_text);
+  collect_exclusions(config, modules);
+  const auto quantization = config.find("quantization_config");
+  if (quantization != config.end() && quantization->is_object()) {
+    collect_exclusions(*quantization, modules);
+  }
+  return modules;
+}
+
+std::string_view module_of(std::string_view tensor) {
+  if (!tensor.ends_with(kWeightSuffix)) return "";
+  return tensor.substr(0, tensor.size() - kWeightSuffix.size());
+}
+
+std::string shared_scale_key(std::string_view tensor) {
+  const std::string_view module = module_of(tensor);
+  const size_t dot = module.rfind('.');
+  if (dot == std::string_view::npos) return "";
+  const std::string_view last = module.substr(dot + 1);
+  for (const MergedWeights& merged : kMergedWeights) {
+    if (std::find(merged.names.begin(), merged.names.end(), last) != merged.names.end()) {
+      return std::string(module.substr(0, dot + 1)).append(merged.key);
+    }
+  }
+  return "";
+}
+
+}  // namespace narrowfloat

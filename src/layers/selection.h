@@ -1,0 +1,45 @@
+// Which tensors of a plain checkpoint are quantized, and which of them share a global scale.
+//
+// By default: 2-D `*.weight` tensors of linear layers, experts included, whose K fits the format.
+// Never embeddings, norms, routers, output heads, convolutions, or what the source config excludes.
+// Includes add to that, excludes win over both.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "narrowfloat/checkpoint.h"
+
+namespace narrowfloat {
+
+struct SelectionRules {
+  FormatId format = FormatId::kNvfp4;
+  std::vector<std::string> include;  // Globs over tensor names.
+  std::vector<std::string> exclude;
+  std::vector<std::string> excluded_modules;  // Globs over module names, from the source config.
+};
+
+struct Selection {
+  bool quantize = false;
+  std::string reason;      // Why not.
+  bool is_linear = false;  // The weight of a linear module: configs must list it if it is left alone.
+};
+
+// One entry per tensor. Throws kInvalidArgument for an included tensor that cannot be quantized and
+// for a glob that matches no tensor.
+std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
+                                      const SelectionRules& rules);
+
+// Modules that the config of the source wants left alone.
+std::vector<std::string> excluded_modules_of(const std::string& config_text);
+
+// "model.layers.0.mlp.up_proj" for its weight; empty if the name does not end in ".weight".
+std::string_view module_of(std::string_view tensor);
+
+// Weights with the same nonempty key are merged by consumers into one matrix (q, k, v; gate and
+// up), so they share one NVFP4 global scale. Empty: the weight has its own.
+std::string shared_scale_key(std::string_view tensor);
+
+}  // namespace narrowfloat

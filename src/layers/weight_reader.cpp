@@ -1,0 +1,126 @@
+// Scales of other dtypes than the format's own (BF16 or F8_E8M0 in place of F32) are widened here,
+// so that nothing later has to know about them.
+#include "layers/weight_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/assert.h"
+#include "base/int_math.h"
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+#include "formats/float16.h"
+#include "formats/ue8m0.h"
+
+namespace narrowfloat {
+namespace {
+
+uint64_t to_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
+
+const CheckpointTensor& part(const Checkpoint& checkpoint, const LogicalTensor& weight,
+                             size_t index) {
+  const CheckpointTensor* tensor = checkpoint.find(weight.parts.at(index));
+  NF_ASSERT(tensor != nullptr);
+  return *tensor;
+}
+
+float read_global_scale(const Checkpoint& checkpoint, const LogicalTensor& weight) {
+  const ConventionSpec& spec = convention_spec(*weight.convention);
+  if (spec.global_sense == GlobalScaleSense::kNone) return 1.0F;
+  const CheckpointTensor& tensor = part(checkpoint, weight, 2);
+  float scale = 0;
+  checkpoint.read(tensor, 0, std::as_writable_bytes(std::span(&scale, 1)));
+  if (!std::isfinite(scale) || scale <= 0.0F) {
+    throw_error(ErrorKind::kCorruptData,
+                "{}: tensor '{}': the global scale must be finite and positive, got {}",
+                printable(checkpoint.path()), printable(tensor.info.name), scale);
+  }
+  return scale;
+}
+
+float widened_scale(DType dtype, const std::byte* stored) {
+  if (dtype == DType::kF8E8M0) return UE8M0::decode(static_cast<uint8_t>(*stored));
+  NF_ASSERT(dtype == DType::kBF16);
+  uint16_t pattern = 0;
+  std::memcpy(&pattern, stored, sizeof(pattern));
+  return bf16_to_float(pattern);
+}
+
+}  // namespace
+
+int64_t PlainReader::cols_of(std::span<const int64_t> shape) {
+  return shape.empty() ? 1 : shape.back();
+}
+
+int64_t PlainReader::rows_of(std::span<const int64_t> shape) {
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  return rows;
+}
+
+uint64_t PlainReader::buffer_bytes(const TensorInfo& info, int64_t rows) {
+  return to_unsigned(rows * cols_of(info.shape)) * to_unsigned(bits(info.dtype)) / 8;
+}
+
+PlainReader::PlainReader(const Checkpoint& checkpoint, const CheckpointTensor& tensor,
+                         int64_t max_rows)
+    : checkpoint_(checkpoint),
+      tensor_(tensor),
+      cols_(cols_of(tensor.info.shape)),
+      rows_(rows_of(tensor.info.shape)),
+      buffer_(buffer_bytes(tensor.info, std::min(max_rows, rows_))) {}
+
+bool PlainReader::load(int64_t first, int64_t count) {
+  if (loaded_rows_ == count && loaded_first_ == first) return false;
+  loaded_rows_ = 0;
+  const uint64_t begin = buffer_bytes(tensor_.info, first);
+  checkpoint_.read(tensor_, begin,
+                   std::span(buffer_).first(buffer_bytes(tensor_.info, count)));
+  loaded_first_ = first;
+  loaded_rows_ = count;
+  return true;
+}
+
+TensorView PlainReader::view() const {
+  return TensorView::contiguous(buffer_.data(), tensor_.info.dtype, {loaded_rows_, cols_});
+}
+
+CodedReader::CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight,
+                         int64_t max_rows)
+    : checkpoint_(checkpoint),
+      values_(part(checkpoint, weight, 0)),
+      scales_(part(checkpoint, weight, 1)),
+      coded_(convention_spec(*weight.convention), std::min(max_rows, weight.shape[0]),
+             weight.shape[1], read_global_scale(checkpoint, weight)) {}
+
+void CodedReader::load(int64_t first, int64_t count) {
+  NF_ASSERT(first % kRangeRows == 0);
+  coded_.set_rows(count);
+  // Codes are bytes in every convention.
+  const uint64_t row_bytes = to_unsigned(values_.info.shape[1]);
+  checkpoint_.read(values_, to_unsigned(first) * row_bytes, coded_.values());
+  load_scales(first);
+}
+
+void CodedReader::load_scales(int64_t first) {
+  const FormatInfo& format = format_info(coded_.spec().info.format);
+  const std::span<std::byte> target = coded_.scales();
+  const auto scale_bytes = to_unsigned(bytes(format.scale_type));
+  const uint64_t stored_bytes = to_unsigned(bits(scales_.info.dtype)) / 8;
+  const uint64_t before =
+      to_unsigned(first / format.block_rows) * to_unsigned(scales_.info.shape[1]);
+  if (stored_bytes == scale_bytes) {
+    checkpoint_.read(scales_, before * stored_bytes, target);
+    return;
+  }
+  const uint64_t count = target.size() / scale_bytes;
+  std::vector<std::byte> stored(count * stored_bytes);
+  checkpoint_.read(scales_, before * stored_bytes, stored);
+  for (uint64_t i = 0; i < count; ++i) {
+    const float scale = widened_scale(scales_.info.dtype, &stored[i * stored_bytes]);
+    std::memcpy(&target[i * sizeof(float)], &scale, sizeof(scale));
+  }
+}
+
+}  // namespace narrowfloat

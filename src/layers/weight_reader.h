@@ -1,0 +1,61 @@
+// Reading weights of a checkpoint in ranges of rows: plain ones as they are, quantized ones as
+// CodedRows. The caller chooses the ranges; a range of a quantized weight starts at a multiple of
+// kRangeRows, so that 128x128 blocks are never split.
+#pragma once
+
+#include <vector>
+
+#include "layers/coded_rows.h"
+#include "narrowfloat/checkpoint.h"
+
+namespace narrowfloat {
+
+inline constexpr int64_t kRangeRows = 128;
+
+// A plain tensor, seen as rows of its last extent.
+class PlainReader {
+ public:
+  PlainReader(const Checkpoint& checkpoint, const CheckpointTensor& tensor, int64_t max_rows);
+
+  [[nodiscard]] int64_t rows() const { return rows_; }
+  [[nodiscard]] int64_t cols() const { return cols_; }
+  // Rows [first, first + count) as [count, cols]. Returns whether they had to be read: the last
+  // range stays in memory.
+  bool load(int64_t first, int64_t count);
+  [[nodiscard]] TensorView view() const;
+  [[nodiscard]] FloatRows float_rows() const { return {tensor_.info.dtype, buffer_.data()}; }
+
+  static uint64_t buffer_bytes(const TensorInfo& info, int64_t rows);
+  // Rows and columns of the matrix that a tensor of any rank is seen as.
+  static int64_t cols_of(std::span<const int64_t> shape);
+  static int64_t rows_of(std::span<const int64_t> shape);
+
+ private:
+  const Checkpoint& checkpoint_;
+  const CheckpointTensor& tensor_;
+  int64_t cols_;
+  int64_t rows_;
+  std::vector<std::byte> buffer_;
+  int64_t loaded_first_ = 0;
+  int64_t loaded_rows_ = 0;
+};
+
+// A quantized weight. Throws kCorruptData for a global scale that is not finite and positive.
+class CodedReader {
+ public:
+  CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight, int64_t max_rows);
+
+  // `first` must be a multiple of kRangeRows.
+  void load(int64_t first, int64_t count);
+  [[nodiscard]] CodedRows& coded() { return coded_; }
+
+ private:
+  void load_scales(int64_t first);
+
+  const Checkpoint& checkpoint_;
+  const CheckpointTensor& values_;
+  const CheckpointTensor& scales_;
+  CodedRows coded_;
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,104 @@
+// Every implementation of quantize, in every format, layout and math mode, against the oracle: bit
+// for bit, in two surroundings that must not matter. A new implementation, format or layout needs
+// no change here.
+#include <gtest/gtest.h>
+
+#include "conformance/case_sampling.h"
+#include "conformance/quantize_expectations.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr int64_t kCasesPerCombination = 240;
+constexpr std::string_view kOracle = "cpu_reference";
+
+struct Combination {
+  FormatId format;
+  ScaleLayoutId layout;
+  MathMode math;
+};
+
+std::string test_name(const Combination& combination) {
+  return std::string(name(combination.format)) + "_" + std::string(name(combination.layout)) +
+         "_" + std::string(name(combination.math));
+}
+
+std::vector<Combination> all_combinations() {
+  std::vector<Combination> all;
+  for (const FormatInfo& info : all_formats()) {
+    for (const auto layout : {ScaleLayoutId::kLinear, ScaleLayoutId::kSwizzled128x4,
+                              ScaleLayoutId::kSwizzled8x4, ScaleLayoutId::kMnMajor}) {
+      if (!info.allows(layout)) continue;
+      all.push_back({info.id, layout, MathMode::kExact});
+      all.push_back({info.id, layout, MathMode::kFast});
+    }
+  }
+  return all;
+}
+
+class QuantizeConformance : public ::testing::TestWithParam<Combination> {
+ protected:
+  void run_case(int64_t index) {
+    const auto [format, layout, math] = GetParam();
+    const QuantizeCase test_case =
+        sample_quantize_case(format, layout, math, case_seed(test_name(GetParam()), index));
+    const QuantizeOutput oracle = expect_valid(test_case, kOracle, index, {.poison = 0xCC}).value();
+    if (HasFailure()) return;
+    if (is_mistrusted(test_case, oracle)) ++mistrusted_;
+    blocks_ += num_blocks(test_case);
+    ++cases_;
+    for (const QuantizeImpl& impl : quantize_impls()) {
+      for (const RunStyle style : {RunStyle{.poison = 0xCC, .guard = Guard::kCanary},
+                                   RunStyle{.poison = 0xFF, .guard = Guard::kPage}}) {
+        const auto output = expect_valid(test_case, impl.name, index, style);
+        if (!output) {
+          ++skipped_;
+          continue;
+        }
+        EXPECT_EQ(difference(test_case, oracle, *output), "")
+            << repro_line("quantize", impl.name, index) << "\n  " << to_string(test_case)
+            << "\n  surroundings: " << static_cast<int>(style.poison);
+      }
+    }
+  }
+
+  // Runs and checks what must hold without an oracle; empty where the implementation refuses.
+  static std::optional<QuantizeOutput> expect_valid(const QuantizeCase& test_case,
+                                                    std::string_view impl, int64_t index,
+                                                    const RunStyle& style) {
+    const std::string note = repro_line("quantize", impl, index) + "\n  " + to_string(test_case);
+    set_crash_note(note.c_str());
+    try {
+      auto output = run_quantize(test_case, impl, style);
+      if (output) EXPECT_EQ(violation_of(test_case, *output, style.poison), "") << note;
+      return output;
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what() << "\n" << note;
+      return QuantizeOutput{};
+    }
+  }
+
+  int64_t cases_ = 0;
+  int64_t skipped_ = 0;
+  int64_t mistrusted_ = 0;
+  int64_t blocks_ = 0;
+};
+
+TEST_P(QuantizeConformance, EveryImplementationGivesTheOraclesBytes) {
+  for_cases(kCasesPerCombination, [&](int64_t index) { run_case(index); });
+  std::cout << test_name(GetParam()) << ": " << cases_ << " cases, " << blocks_ << " blocks, "
+            << skipped_ << " skipped, " << mistrusted_ << " mistrusted\n";
+  // Denormals, zeros and single outliers make about a quarter of the cases so.
+  if (cases_ > 50) EXPECT_LT(mistrusted_, cases_ * 4 / 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, QuantizeConformance, ::testing::ValuesIn(all_combinations()),
+                         [](const auto& info) { return test_name(info.param); });
+
+TEST(QuantizeImplementations, EndWithTheOracle) {
+  ASSERT_FALSE(quantize_impls().empty());
+  EXPECT_EQ(quantize_impls().back().name, kOracle);
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
