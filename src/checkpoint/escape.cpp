@@ -89,16 +89,20 @@ bool is_valid_utf8(std::string_view text) {
 
 std::string json_quote(std::string_view text) {
   std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned>(c));
+  size_t copied = 0;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const auto c = static_cast<unsigned char>(text[at]);
+    if (c >= 0x20 && c != '"' && c != '\\') continue;
+    out += text.substr(copied, at - copied);
+    copied = at + 1;
+    if (c < 0x20) {
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}", c);
     } else {
-      out += c;
+      out += '\\';
+      out += text[at];
     }
   }
+  out += text.substr(copied);
   return out + '"';
 }
 

@@ -78,6 +78,7 @@ constexpr std::array kOperations{
 
 std::vector<std::string_view> operations() {
   std::vector<std::string_view> names;
+  names.reserve(kOperations.size());
   for (const Operation& operation : kOperations) names.push_back(operation.name);
   return names;
 }

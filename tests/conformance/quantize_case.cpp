@@ -7,6 +7,7 @@
 
 #include <fmt/ranges.h>
 
+#include "base/float_ops.h"
 #include "conformance/case_sampling.h"
 #include "tensor/block_math.h"
 

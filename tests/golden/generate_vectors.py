@@ -15,8 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+import reference_blocks as blocks
+import reference_floats as floats
+import reference_fused as fused
 import reference_model as model
-from reference_model import FourOverSix, Options, from_bits
+from reference_blocks import FourOverSix
+from reference_floats import from_bits
+from reference_model import Options
 
 VECTORS = Path(__file__).resolve().parent / "vectors"
 
@@ -49,12 +54,12 @@ def special_raw(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) ->
         "F32": [0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF],
         "F8_E4M3": [0x7F, 0xFF],
     }[dtype]
-    return rng.choice(np.array(patterns, model.RAW_TYPE[dtype]), shape)
+    return rng.choice(np.array(patterns, floats.RAW_TYPE[dtype]), shape)
 
 
 def random_bits(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Every bit pattern is equally likely."""
-    raw_type = model.RAW_TYPE[dtype]
+    raw_type = floats.RAW_TYPE[dtype]
     return rng.integers(0, np.iinfo(raw_type).max, shape, dtype=raw_type, endpoint=True)
 
 
@@ -62,7 +67,7 @@ def denormals(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> n
     """Denormals of both signs, with the least normal numbers among them."""
     mantissa_bits, sign = {"BF16": (7, 15), "F16": (10, 15), "F32": (23, 31)}[dtype]
     raw = rng.integers(0, 5 << (mantissa_bits - 1), shape)
-    return (raw | (rng.integers(0, 2, shape) << sign)).astype(model.RAW_TYPE[dtype])
+    return (raw | (rng.integers(0, 2, shape) << sign)).astype(floats.RAW_TYPE[dtype])
 
 
 def make_input(rng: np.random.Generator, kind: str, dtype: str, shape: tuple[int, ...]):
@@ -84,12 +89,12 @@ def make_input(rng: np.random.Generator, kind: str, dtype: str, shape: tuple[int
         x = np.where(rng.random(shape) < 0.03, normal, np.copysign(0.0, normal))
         x[..., : max(1, shape[-2] // 2), :] *= 0.0
     elif kind == "largest":
-        x = np.copysign(float(model.LARGEST[dtype]) * rng.choice([1, 1, 1, 0.5], shape), normal)
+        x = np.copysign(float(floats.LARGEST[dtype]) * rng.choice([1, 1, 1, 0.5], shape), normal)
     elif kind == "outlier":
         x = np.where(rng.random(shape) < 0.02, 3000.0, 0.01) * normal
     else:
         x = normal * 3
-    raw = model.encode_float(x, dtype)
+    raw = floats.encode_float(x, dtype)
     if kind == "specials":
         raw = np.where(rng.random(shape) < 0.04, special_raw(rng, dtype, shape), raw)
     return raw
@@ -108,7 +113,7 @@ def hex_bytes(array: np.ndarray) -> str:
 
 def hex_floats(values) -> str:
     """Comma-separated bit patterns, eight digits each."""
-    return ",".join(f"{int(bits):08x}" for bits in np.atleast_1d(model.to_bits(values)))
+    return ",".join(f"{int(bits):08x}" for bits in np.atleast_1d(floats.to_bits(values)))
 
 
 def integers(values: list[int]) -> str:
@@ -145,7 +150,7 @@ def option_columns(options: Options, fmt: str, dtype: str) -> dict[str, str]:
 
 def output_columns(q: model.Quantized) -> dict[str, str]:
     """Expected bytes."""
-    scales = model.to_bits(q.scales) if q.scales.dtype == np.float32 else q.scales
+    scales = floats.to_bits(q.scales) if q.scales.dtype == np.float32 else q.scales
     columns = {"v": hex_bytes(q.values), "s": hex_bytes(scales)}
     if len(q.global_scale):
         columns["gs"] = hex_floats(q.global_scale)
@@ -176,17 +181,17 @@ class VectorFile:
         self.cases += 1
         self.lines.append(" ".join(f"{key}={value}" for key, value in columns.items()))
 
-    def quantize(self, raw, dtype: str, fmt: str, layout: str, options: Options, **fused) -> None:
+    def quantize(self, raw, dtype: str, fmt: str, layout: str, options: Options, **more) -> None:
         """A quantizer, plain or (with op, quantized and further columns) fused.
 
         `raw` is what the operation reads, `quantized` the 16-bit tensor that a fused one quantizes.
         """
-        op, y = fused.pop("op", "quantize"), fused.pop("quantized", raw)
+        op, y = more.pop("op", "quantize"), more.pop("quantized", raw)
         q = model.quantize(y, dtype, fmt, layout, options)
         columns = {"op": op, "format": fmt, "layout": layout, "mode": options.mode}
         columns |= {"dtype": dtype, "batch": q.batch, "rows": q.rows, "cols": q.cols}
         columns |= option_columns(options, fmt, dtype) | {"x": self.tensor(raw, dtype)}
-        self.case(columns | fused.pop("inputs", {}) | output_columns(q) | fused)
+        self.case(columns | more.pop("inputs", {}) | output_columns(q) | more)
 
     def write(self) -> int:
         """Writes the file and returns its size."""
@@ -323,7 +328,7 @@ def mx_cases(file: VectorFile, fmt: str, rng: np.random.Generator) -> None:
     largest = {"mxfp4": 6.0, "mxfp8": 448.0}[fmt]
     maxima = [largest * 2.0**k for k in (-128, -127, -126, -60, 0, 1, 60, 118)]
     maxima += [1.5 * 2.0**k for k in (-124, 0)] + [1.9375, 1.75, 1.96875]
-    bits = model.to_bits(np.array(maxima, np.float32)).astype(np.int64)[:, None] + [-1, 0, 1]
+    bits = floats.to_bits(np.array(maxima, np.float32)).astype(np.int64)[:, None] + [-1, 0, 1]
     raw = np.zeros((1, bits.size, 32), np.uint32)
     raw[0, :, 0] = bits.reshape(-1)
     raw[0, :, 1] = bits.reshape(-1) // 2 | 0x80000000
@@ -352,14 +357,14 @@ def fp8_cases(file: VectorFile, rng: np.random.Generator) -> None:
                 mode = MODES[file.cases // 3 % 2]  # Changes nothing for these rules.
                 file.quantize(raw, dtype, fmt, place, Options(rule=rule, mode=mode))
     raw = make_input(rng, "exponents", "BF16", (1, 9, 272))
-    for rule in model.DEFAULT_EPS:
+    for rule in blocks.DEFAULT_EPS:
         options = Options(rule=rule)
         file.quantize(raw, "BF16", "fp8_1x128", "mn_major", options)
     for layout in model.LAYOUTS["fp8_1x128"]:
         file.quantize(raw, "BF16", "fp8_1x128", layout, Options(mode="fast"))
     raw = make_input(rng, "outlier", "F16", (1, 4, 128))
     raw[0, 1] = 0
-    for rule, eps in itertools.product(model.DEFAULT_EPS, (0.25, 1e-30)):
+    for rule, eps in itertools.product(blocks.DEFAULT_EPS, (0.25, 1e-30)):
         options = Options(rule=rule, eps=eps)
         file.quantize(raw, "F16", "fp8_1x128", "mn_major", options)
     raw = make_input(rng, "exponents", "BF16", (1, 13, 144))
@@ -373,7 +378,7 @@ def fp8_cases(file: VectorFile, rng: np.random.Generator) -> None:
     file.quantize(raw, "BF16", "fp8_128x128", "linear", Options())
     raw = make_input(rng, "outlier", "F16", (1, 130, 16))
     for row, col in ((0, 0), (0, -1), (-1, 0), (127, -1)):
-        raw[0, row, col] = model.encode_float(np.float32(30000), "F16")
+        raw[0, row, col] = floats.encode_float(np.float32(30000), "F16")
         for mode in MODES:
             file.quantize(raw, "F16", "fp8_128x128", "linear", Options(mode=mode))
         raw[0, row, col] = 0
@@ -390,15 +395,15 @@ def silu_cases(file: VectorFile, rng: np.random.Generator) -> None:
     for (fmt, layout), dtype in itertools.product(FUSED_FORMATS, ("BF16", "F16")):
         raw = make_input(rng, next(kinds), dtype, (1, 3, 128))
         for mode in MODES:
-            y = model.silu_mul(raw, dtype, mode)
+            y = fused.silu_mul(raw, dtype, mode)
             options = Options(mode=mode)
             file.quantize(raw, dtype, fmt, layout, options, op="silu_mul_quantize", quantized=y)
     raw = make_input(rng, "quarters", "BF16", (3, 4, 64))
     for mode, g in itertools.product(MODES, (None, row_scales(rng, 3))):
         options = Options(mode=mode, valid_rows=[4, 0, 2], encode_scale=g)
-        y = model.silu_mul(raw, "BF16", mode)
-        fused = {"op": "silu_mul_quantize", "quantized": y}
-        file.quantize(raw, "BF16", "nvfp4", "swizzled_128x4", options, **fused)
+        y = fused.silu_mul(raw, "BF16", mode)
+        more = {"op": "silu_mul_quantize", "quantized": y}
+        file.quantize(raw, "BF16", "nvfp4", "swizzled_128x4", options, **more)
 
 
 def smooth_cases(file: VectorFile, rng: np.random.Generator) -> None:
@@ -406,11 +411,11 @@ def smooth_cases(file: VectorFile, rng: np.random.Generator) -> None:
     for kind in ("exponents", "specials", "quarters", "denormals"):
         raw = make_input(rng, kind, "BF16", (1, 3, 64))
         factors = make_input(rng, "quarters", "BF16", (1, 1, 64)).reshape(64)
-        y = model.smooth(raw, factors)
+        y = fused.smooth(raw, factors)
         for layout, mode in itertools.product(model.LAYOUTS["nvfp4"], MODES):
             inputs = {"smooth": file.tensor(factors, "BF16")}
-            fused = {"op": "smooth_quantize", "quantized": y, "inputs": inputs}
-            file.quantize(raw, "BF16", "nvfp4", layout, Options(mode=mode), **fused)
+            more = {"op": "smooth_quantize", "quantized": y, "inputs": inputs}
+            file.quantize(raw, "BF16", "nvfp4", layout, Options(mode=mode), **more)
 
 
 def rmsnorm_cases(file: VectorFile, add: bool, rng: np.random.Generator) -> None:
@@ -424,7 +429,7 @@ def rmsnorm_cases(file: VectorFile, add: bool, rng: np.random.Generator) -> None
         weight[0] = 0x8000
         residual = make_input(rng, "quarters", dtype, raw.shape) if add else None
         eps = np.float32(1e-6 if fmt != "mxfp4" else 0.01)
-        y, h = model.rmsnorm(raw, weight, dtype, eps, residual)
+        y, h = fused.rmsnorm(raw, weight, dtype, eps, residual)
         inputs = {"weight": file.tensor(weight, dtype), "norm_eps": hex_floats(eps)}
         if add:
             inputs["residual"] = file.tensor(residual, dtype)
@@ -435,8 +440,8 @@ def rmsnorm_cases(file: VectorFile, add: bool, rng: np.random.Generator) -> None
             if layout == "swizzled_128x4":
                 extra = model.quantize(y, dtype, fmt, "linear", options)
                 outputs |= {"extra_layout": "linear", "extra_s": hex_bytes(extra.scales)}
-            fused = {"op": op, "quantized": y, "inputs": inputs}
-            file.quantize(raw, dtype, fmt, layout, options, **fused, **outputs)
+            more = {"op": op, "quantized": y, "inputs": inputs}
+            file.quantize(raw, dtype, fmt, layout, options, **more, **outputs)
 
 
 def dequantize_case(
@@ -505,9 +510,9 @@ def amax_cases(file: VectorFile, rng: np.random.Generator) -> None:
     """tensor_amax and row_amax."""
     for dtype, kind in itertools.product(FLOAT_DTYPES, KINDS):
         raw = make_input(rng, kind, dtype, (1, 3, 17))
-        x = model.decode_float(raw, dtype)[0]
+        x = floats.decode_float(raw, dtype)[0]
         columns = {"dtype": dtype, "rows": 3, "cols": 17, "x": file.tensor(raw, dtype)}
-        rows = model.absolute_max(x)
+        rows = floats.absolute_max(x)
         file.case({"op": "row_amax"} | columns | {"y": hex_floats(rows)})
         file.case({"op": "tensor_amax"} | columns | {"y": hex_floats(rows.max())})
 

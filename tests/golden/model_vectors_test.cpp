@@ -280,6 +280,9 @@ struct File {
   int at_least;  // Cases, so that a truncated file cannot pass.
 };
 
+// For names of tests and messages.
+void PrintTo(const File& file, std::ostream* out) { *out << file.name; }
+
 constexpr std::array kFiles{File{"add_rmsnorm_quantize", 48}, File{"amax", 54},
                             File{"dequantize", 108},          File{"quantize_fp8", 260},
                             File{"quantize_mxfp4", 190},      File{"quantize_mxfp8", 166},

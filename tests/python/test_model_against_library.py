@@ -16,6 +16,8 @@ np = pytest.importorskip("numpy", reason="the reference model needs numpy")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 
 import generate_vectors as vectors  # noqa: E402
+import reference_blocks as blocks  # noqa: E402
+import reference_floats as floats  # noqa: E402
 import reference_model as model  # noqa: E402
 from quantize_raw import quantize_raw  # noqa: E402
 
@@ -51,7 +53,7 @@ def random_options(rng: np.random.Generator, fmt: str, dtype: str, shape) -> mod
     if fmt == "mxfp8":
         chosen["alignment"] = int(rng.choice([32, 64, 128]))
     if fmt.startswith("fp8"):
-        chosen["rule"] = str(rng.choice(list(model.DEFAULT_EPS)))
+        chosen["rule"] = str(rng.choice(list(blocks.DEFAULT_EPS)))
         if rng.random() < 0.3 and (chosen["mode"] == "exact" or chosen["rule"] != "reciprocal"):
             chosen["eps"] = 0.5
         elif fmt == "fp8_tensor" and rng.random() < 0.3:
@@ -118,11 +120,11 @@ def test_random_tensors(fmt: str, number: int, tmp_path: Path) -> None:
     else:
         raw = vectors.make_input(rng, str(rng.choice(vectors.KINDS)), dtype, shape)
     q = model.quantize(raw, dtype, fmt, layout, options)
-    scales = model.to_bits(q.scales) if q.scales.dtype == np.float32 else q.scales
+    scales = floats.to_bits(q.scales) if q.scales.dtype == np.float32 else q.scales
     expected = {
         "values": q.values.tobytes(),
         "scales": scales.tobytes(),
-        "global": model.to_bits(q.global_scale).tobytes(),
+        "global": floats.to_bits(q.global_scale).tobytes(),
     }
     arguments = arguments_of(options, fmt, layout, dtype)
     for implementation in IMPLEMENTATIONS:

@@ -51,6 +51,7 @@ void rmsnorm_quantize(const TensorView& input, const TensorView& weight,
       stream);
 }
 
+// NOLINTNEXTLINE(readability-function-size): the operands of the operation, then three defaults.
 void add_rmsnorm_quantize(const TensorView& input, const TensorView& residual,
                           const TensorView& weight, const QuantizedView& output,
                           const RmsNormOptions& norm, const QuantizeOptions& options,

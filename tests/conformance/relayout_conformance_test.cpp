@@ -1,0 +1,136 @@
+// Every implementation of relayout, for every format and pair of layouts, against positions taken
+// from scale_offset() one scale at a time.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "conformance/case_sampling.h"
+#include "narrowfloat/error.h"
+#include "ops/relayout/relayout_problem.h"
+#include "support/environment.h"
+#include "support/guarded_buffer.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr int64_t kCasesPerCombination = 40;
+
+struct Combination {
+  FormatId format;
+  ScaleLayoutId from;
+  ScaleLayoutId to;
+};
+
+std::vector<Combination> all_combinations() {
+  std::vector<Combination> all;
+  for (const FormatInfo& info : all_formats()) {
+    for (size_t from = 0; from < info.layouts.size(); ++from) {
+      for (size_t to = 0; to < info.layouts.size(); ++to) {
+        if (!info.layouts[from] || !info.layouts[to]) continue;
+        all.push_back({info.id, static_cast<ScaleLayoutId>(from), static_cast<ScaleLayoutId>(to)});
+      }
+    }
+  }
+  return all;
+}
+
+std::string test_name(const Combination& c) {
+  return fmt::format("{}_{}_to_{}", name(c.format), name(c.from), name(c.to));
+}
+
+struct Extents {
+  int64_t batch;
+  int64_t rows;
+  int64_t blocks;
+};
+
+ScaleView image(const Combination& c, ScaleLayoutId layout, const Extents& extents,
+                const GuardedBuffer& buffer) {
+  const ScaleType type = format_info(c.format).scale_type;
+  return {.data = buffer.data(),
+          .type = type,
+          .layout = layout,
+          .batch = extents.batch,
+          .rows = extents.rows,
+          .blocks = extents.blocks,
+          .capacity = buffer.size() / bytes(type)};
+}
+
+GuardedBuffer image_buffer(const Combination& c, ScaleLayoutId layout, const Extents& extents,
+                           const BufferStyle& style) {
+  const int64_t scales =
+      extents.batch * scale_image_size(layout, extents.rows, extents.blocks);
+  return {scales * bytes(format_info(c.format).scale_type), style};
+}
+
+// One scale at a time; padding zero.
+std::vector<uint8_t> expected_image(const Combination& c, const Extents& extents,
+                                    const GuardedBuffer& input) {
+  const auto width = static_cast<size_t>(bytes(format_info(c.format).scale_type));
+  const int64_t from = scale_image_size(c.from, extents.rows, extents.blocks);
+  const int64_t to = scale_image_size(c.to, extents.rows, extents.blocks);
+  std::vector<uint8_t> expected(static_cast<size_t>(extents.batch * to) * width, 0);
+  for (int64_t batch = 0; batch < extents.batch; ++batch) {
+    for (int64_t row = 0; row < extents.rows; ++row) {
+      for (int64_t block = 0; block < extents.blocks; ++block) {
+        const int64_t source =
+            batch * from + scale_offset(c.from, row, block, extents.rows, extents.blocks);
+        const int64_t target =
+            batch * to + scale_offset(c.to, row, block, extents.rows, extents.blocks);
+        std::memcpy(expected.data() + static_cast<size_t>(target) * width,
+                    input.data() + static_cast<size_t>(source) * width, width);
+      }
+    }
+  }
+  return expected;
+}
+
+class RelayoutConformance : public ::testing::TestWithParam<Combination> {};
+
+TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
+  for_cases(kCasesPerCombination, [&](int64_t index) {
+    const Combination& c = GetParam();
+    Random random(case_seed("relayout" + test_name(c), index));
+    const Extents extents{.batch = random.range(0, 3),
+                          .rows = sample_rows(random),
+                          .blocks = random.chance(70) ? random.range(0, 20) : random.range(0, 70)};
+    for (const RelayoutImpl& impl : relayout_impls()) {
+      const std::string note =
+          fmt::format("{}\n  {} {}x{}x{}", repro_line("relayout", impl.name, index), test_name(c),
+                      extents.batch, extents.rows, extents.blocks);
+      set_crash_note(note.c_str());
+      for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
+        const uint8_t poison = guard == Guard::kPage ? 0xFF : 0xCC;
+        const GuardedBuffer input = image_buffer(c, c.from, extents, {.guard = guard});
+        // Padding of the input is garbage too: it is dropped, never copied.
+        for (uint8_t& byte : input.span()) byte = static_cast<uint8_t>(random.bits() | 1U);
+        const GuardedBuffer output =
+            image_buffer(c, c.to, extents, {.poison = poison, .guard = guard});
+        const std::vector<uint8_t> before = input.copy();
+        const ForcedImplementation forced("relayout", impl.name);
+        try {
+          relayout(c.format, image(c, c.from, extents, input), image(c, c.to, extents, output));
+        } catch (const Error& error) {
+          ASSERT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what() << "\n" << note;
+          continue;
+        }
+        EXPECT_EQ(expected_image(c, extents, input), output.copy()) << note;
+        EXPECT_EQ(before, input.copy()) << note;
+        EXPECT_TRUE(input.intact() && output.intact()) << note;
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RelayoutConformance, ::testing::ValuesIn(all_combinations()),
+                         [](const auto& test) { return test_name(test.param); });
+
+TEST(RelayoutImplementations, EndWithTheOracle) {
+  ASSERT_FALSE(relayout_impls().empty());
+  EXPECT_EQ(relayout_impls().back().name, "cpu_reference");
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
