@@ -2,6 +2,8 @@
 #include "checkpoint/json_guard.h"
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -21,7 +23,8 @@ class KeyStack {
   void open() { frames_.push_back({keys_.size(), arena_.size()}); }
 
   void add(std::string_view key) {
-    keys_.push_back({static_cast<uint32_t>(arena_.size()), static_cast<uint32_t>(key.size())});
+    keys_.push_back({std::hash<std::string_view>{}(key), static_cast<uint32_t>(arena_.size()),
+                     static_cast<uint32_t>(key.size())});
     arena_ += key;
   }
 
@@ -30,9 +33,13 @@ class KeyStack {
     const Frame frame = frames_.back();
     frames_.pop_back();
     const auto first = keys_.begin() + static_cast<std::ptrdiff_t>(frame.num_keys);
-    std::sort(first, keys_.end(), [&](Key a, Key b) { return view(a) < view(b); });
-    const auto twin =
-        std::adjacent_find(first, keys_.end(), [&](Key a, Key b) { return view(a) == view(b); });
+    // By hash first: comparing the texts of millions of keys would miss the cache each time.
+    std::sort(first, keys_.end(), [&](const Key& a, const Key& b) {
+      return a.hash != b.hash ? a.hash < b.hash : view(a) < view(b);
+    });
+    const auto twin = std::adjacent_find(first, keys_.end(), [&](const Key& a, const Key& b) {
+      return a.hash == b.hash && view(a) == view(b);
+    });
     std::optional<std::string> duplicate;
     if (twin != keys_.end()) duplicate = view(*twin);
     keys_.resize(frame.num_keys);
@@ -42,6 +49,7 @@ class KeyStack {
 
  private:
   struct Key {
+    size_t hash = 0;
     uint32_t begin = 0;
     uint32_t num_bytes = 0;
   };
@@ -50,7 +58,7 @@ class KeyStack {
     size_t arena_bytes = 0;
   };
 
-  [[nodiscard]] std::string_view view(Key key) const {
+  [[nodiscard]] std::string_view view(const Key& key) const {
     return std::string_view(arena_).substr(key.begin, key.num_bytes);
   }
 
@@ -155,17 +163,31 @@ class CheckedSax {
   int depth_ = 0;
 };
 
-// The tokenizer copies a string several times before anyone could ask for its length, so lengths
-// are looked at first. Where the text is malformed, the tokenizer stops at or before the point
-// where this simple walk could go wrong.
-size_t longest_string_literal(std::string_view text) {
+// What stands between tokens, or is one of its own.
+constexpr std::array<bool, 256> kIsSeparator = [] {
+  std::array<bool, 256> table{};
+  for (const char c : std::string_view("{}[]:, \t\r\n\""))
+    table[static_cast<unsigned char>(c)] = true;
+  return table;
+}();
+
+// The tokenizer copies a string or number several times before anyone could ask for its length, so
+// lengths are looked at first. Where the text is malformed, the tokenizer stops at or before the
+// point where this simple walk could go wrong.
+size_t longest_token(std::string_view text) {
   size_t longest = 0;
-  for (size_t at = text.find('"'); at < text.size(); at = text.find('"', at + 1)) {
-    const size_t begin = at + 1;
-    for (at = begin; at < text.size() && text[at] != '"'; ++at) {
-      if (text[at] == '\\') ++at;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const size_t begin = at;
+    if (text[at] == '"') {
+      for (++at; at < text.size() && text[at] != '"'; ++at) {
+        if (text[at] == '\\') ++at;
+      }
+      longest = std::max(longest, std::min(at, text.size()) - begin - 1);
+    } else {
+      while (at < text.size() && !kIsSeparator[static_cast<unsigned char>(text[at])]) ++at;
+      longest = std::max(longest, at - begin);
+      if (at > begin) --at;  // The separator is looked at next.
     }
-    longest = std::max(longest, std::min(at, text.size()) - begin);
   }
   return longest;
 }
@@ -180,9 +202,9 @@ void check_raw_text(std::string_view text, std::string_view source, const JsonLi
   if (const size_t nul = text.find('\0'); nul != text.npos) {
     throw_error(ErrorKind::kCorruptData, "{}: NUL byte in the JSON text at byte {}", source, nul);
   }
-  if (const size_t longest = longest_string_literal(text); longest > limits.max_string_bytes) {
-    throw_error(ErrorKind::kCorruptData, "{}: a JSON string of {} bytes; the limit is {}", source,
-                longest, limits.max_string_bytes);
+  if (const size_t longest = longest_token(text); longest > limits.max_token_bytes) {
+    throw_error(ErrorKind::kCorruptData, "{}: a JSON string or number of {} bytes; the limit is {}",
+                source, longest, limits.max_token_bytes);
   }
 }
 

@@ -15,7 +15,7 @@ namespace narrowfloat {
 
 struct JsonLimits {
   int max_depth = 64;
-  size_t max_string_bytes = size_t{16} << 20;  // Of one string literal, as spelled.
+  size_t max_token_bytes = size_t{16} << 20;  // Of one string or number, as spelled.
 };
 
 // Receives the events of one document. Handlers refuse by throwing.

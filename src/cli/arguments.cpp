@@ -84,6 +84,8 @@ std::variant<Command, Reply> parse_arguments(int argc, const char* const* argv) 
   CLI::App app(kDescription, "narrowfloat");
   app.footer(kFooter);
   app.set_version_flag("--version", version_text, "Print version, build and backends");
+  // At most one: otherwise the second word of `bench quantize` would start a second command.
+  app.require_subcommand(0, 1);
   AllArguments all;
   add_all(app, all);
   try {

@@ -166,7 +166,7 @@ std::string summary(const CheckpointReport& report, const ReportContext& context
 }
 
 std::string file_list(const CheckpointReport& report, const ReportContext& context) {
-  std::string text = context.is_dry_run ? "would write" : "wrote      ";
+  std::string text = context.is_dry_run ? "would write " : "wrote      ";
   for (size_t i = 0; i < report.files.size(); ++i) {
     text += fmt::format("{}{}", i == 0 ? "" : ", ", printable(report.files[i]));
   }
@@ -189,11 +189,13 @@ ExitCode print_report(const CheckpointReport& report, const ReportContext& conte
   if (output.is_quiet) return ExitCode::kDone;
   const bool colored = is_colored(output.color);
   const bool has_details = context.is_dry_run || output.is_verbose;
-  std::string text = has_details ? tensor_table(report, colored) : "";
+  std::string text;
+  if (has_details) text += tensor_table(report, colored);
   text += paint(fmt::format("{}{} -> {}", context.is_dry_run ? "plan: " : "",
                             printable(context.source), printable(context.target)),
                 Tone::kHeading, colored);
-  text += "\n" + summary(report, context);
+  text += '\n';
+  text += summary(report, context);
   if (has_details) text += file_list(report, context);
   write_stdout(text);
   return ExitCode::kDone;

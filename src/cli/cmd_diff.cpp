@@ -17,6 +17,9 @@ constexpr std::string_view kIdentical = "identical";
 constexpr std::string_view kSameValues = "same values";
 constexpr std::string_view kDifferent = "different";
 
+// Rows of the table without -v: the worst ones are what people look for.
+constexpr int64_t kMaxRows = 20;
+
 bool is_equal(const TensorDiff& diff) {
   return diff.status == kIdentical || diff.status == kSameValues;
 }
@@ -88,25 +91,29 @@ void add_tensor(Table& table, const TensorDiff& diff) {
 }
 
 void print_table(const CheckpointDiff& diff, const OutputArguments& output) {
-  Table table = figure_table();
-  int64_t num_equal = 0;
-  for (const TensorDiff& tensor : diff.tensors) {
-    num_equal += is_equal(tensor) ? 1 : 0;
-    if (!is_equal(tensor) || output.is_verbose) add_tensor(table, tensor);
-  }
+  const int64_t num_different = std::count_if(diff.tensors.begin(), diff.tensors.end(),
+                                              [](const auto& tensor) { return !is_equal(tensor); });
   const auto num_tensors = static_cast<int64_t>(diff.tensors.size());
+  const int64_t num_rows = output.is_verbose ? num_tensors : std::min(num_different, kMaxRows);
+  Table table = figure_table();
+  for (int64_t i = 0; i < num_rows; ++i) add_tensor(table, diff.tensors[static_cast<size_t>(i)]);
   const bool colored = is_colored(output.color);
   std::string text;
   if (!table.is_empty()) {
     std::vector<std::string> total = figure_cells(diff.total);
-    total.insert(total.end(), {"all compared tensors", ""});
+    total.insert(total.end(), {"all tensors that differ", ""});
     table.add_row(std::move(total), Tone::kHeading);
-    text = table.to_text(colored) + "\n";
+    text = table.to_text(colored);
+    if (num_rows < num_different) {
+      text += fmt::format("... and {} tensors with smaller errors (-v shows all)\n",
+                          num_different - num_rows);
+    }
+    text += '\n';
   }
   text += fmt::format("{}: {} of {} tensors have other values\n",
                       diff.equal ? paint("same values", Tone::kGood, colored)
                                  : paint("different", Tone::kBad, colored),
-                      num_tensors - num_equal, num_tensors);
+                      num_different, num_tensors);
   write_stdout(text);
 }
 

@@ -26,10 +26,28 @@ std::string_view kind_of(const LogicalTensor& tensor) {
   return tensor.convention ? convention_info(*tensor.convention).name : name(tensor.dtype);
 }
 
-bool is_wanted(const std::string& tensor, const std::vector<std::string>& globs) {
-  return globs.empty() || std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) {
-           return ::fnmatch(glob.c_str(), tensor.c_str(), 0) == 0;
-         });
+// As the library matches --include and --exclude: stars cross dots, backslashes are no escapes.
+bool matches(const std::string& glob, const LogicalTensor& tensor) {
+  return ::fnmatch(glob.c_str(), tensor.name.c_str(), FNM_NOESCAPE) == 0;
+}
+
+// Throws for a glob that matches nothing: it is a typing error more often than a question.
+void keep_matching(std::vector<LogicalTensor>& tensors, const std::vector<std::string>& globs) {
+  if (globs.empty()) return;
+  for (const std::string& glob : globs) {
+    if (std::any_of(tensors.begin(), tensors.end(),
+                    [&](const LogicalTensor& tensor) { return matches(glob, tensor); })) {
+      continue;
+    }
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("--tensor: '{}' matches no tensor; globs apply to whole names, as "
+                            "'*.down_proj.weight'",
+                            printable(glob)));
+  }
+  std::erase_if(tensors, [&](const LogicalTensor& tensor) {
+    return std::none_of(globs.begin(), globs.end(),
+                        [&](const std::string& glob) { return matches(glob, tensor); });
+  });
 }
 
 std::vector<LogicalTensor> stored_tensors(const Checkpoint& checkpoint) {
@@ -55,8 +73,7 @@ Inspection look_into(const Checkpoint& checkpoint, const std::vector<std::string
     inspection.unsupported = error.what();
     inspection.tensors = stored_tensors(checkpoint);
   }
-  std::erase_if(inspection.tensors,
-                [&](const LogicalTensor& tensor) { return !is_wanted(tensor.name, globs); });
+  keep_matching(inspection.tensors, globs);
   return inspection;
 }
 

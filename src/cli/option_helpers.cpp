@@ -45,15 +45,17 @@ void add_output(CLI::App& app, OutputArguments& output, CsvSupport csv) {
   if (csv == CsvSupport::kYes) {
     app.add_flag_callback(
            "--csv", [&output] { output.data = DataFormat::kCsv; }, "Print comma-separated values")
-        ->excludes(json);
+        ->excludes(json)
+        ->option_text(" ");
   }
   add_choice<ColorMode>(
       app, "--color",
       {{"auto", ColorMode::kAuto}, {"always", ColorMode::kAlways}, {"never", ColorMode::kNever}},
       output.color, "Colour: auto (default), always or never. auto obeys NO_COLOR and TERM")
       ->option_text("WHEN");
-  CLI::Option* quiet = app.add_flag("-q,--quiet", output.is_quiet, "Print errors only");
-  app.add_flag("-v,--verbose", output.is_verbose, "Print more")->excludes(quiet);
+  CLI::Option* quiet =
+      app.add_flag("-q,--quiet", output.is_quiet, "Print errors only")->option_text(" ");
+  app.add_flag("-v,--verbose", output.is_verbose, "Print more")->excludes(quiet)->option_text(" ");
 }
 
 DType parse_target_dtype(const std::string& text) {

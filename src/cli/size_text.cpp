@@ -93,6 +93,7 @@ uint64_t parse_bytes(std::string_view text) {
 
 std::string format_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
+  if (seconds < 10) return fmt::format("{:.2f} s", seconds);
   if (seconds < 60) return fmt::format("{:.1f} s", seconds);
   constexpr double kLongest = 1e9;  // Beyond it nobody waits, and the conversion stays defined.
   const auto whole = static_cast<int64_t>(std::min(seconds, kLongest));

@@ -17,7 +17,7 @@ std::string format_bytes(uint64_t size_bytes);
 // "1500000", "1.5M", "2 GB": powers of 1000. "2GiB": powers of 1024. Case does not matter.
 uint64_t parse_bytes(std::string_view text);
 
-// "12.5 s", "3m 20s", "1h 05m".
+// "0.25 s", "12.5 s", "3m 20s", "1h 05m".
 std::string format_duration(double seconds);
 
 // "256x128"; "scalar" for rank 0.

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/host_device.h"
 #include "conformance/case_sampling.h"
 #include "narrowfloat/error.h"
 #include "ops/amax/amax_problem.h"

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/host_device.h"
 #include "conformance/case_sampling.h"
 #include "narrowfloat/error.h"
 #include "ops/dequantize/dequantize_problem.h"

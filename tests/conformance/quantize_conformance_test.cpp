@@ -3,6 +3,8 @@
 // no change here.
 #include <gtest/gtest.h>
 
+#include <iostream>
+
 #include "conformance/case_sampling.h"
 #include "conformance/quantize_expectations.h"
 
@@ -44,7 +46,12 @@ class QuantizeConformance : public ::testing::TestWithParam<Combination> {
         sample_quantize_case(format, layout, math, case_seed(test_name(GetParam()), index));
     const QuantizeOutput oracle = expect_valid(test_case, kOracle, index, {.poison = 0xCC}).value();
     if (HasFailure()) return;
-    if (is_mistrusted(test_case, oracle)) ++mistrusted_;
+    const bool mistrusted = is_mistrusted(test_case, oracle);
+    mistrusted_ += mistrusted ? 1 : 0;
+    if (is_ordinary(test_case)) {
+      ++ordinary_;
+      ordinary_mistrusted_ += mistrusted ? 1 : 0;
+    }
     blocks_ += num_blocks(test_case);
     ++cases_;
     for (const QuantizeImpl& impl : quantize_impls()) {
@@ -83,15 +90,19 @@ class QuantizeConformance : public ::testing::TestWithParam<Combination> {
   int64_t cases_ = 0;
   int64_t skipped_ = 0;
   int64_t mistrusted_ = 0;
+  int64_t ordinary_ = 0;
+  int64_t ordinary_mistrusted_ = 0;
   int64_t blocks_ = 0;
 };
 
 TEST_P(QuantizeConformance, EveryImplementationGivesTheOraclesBytes) {
   for_cases(kCasesPerCombination, [&](int64_t index) { run_case(index); });
   std::cout << test_name(GetParam()) << ": " << cases_ << " cases, " << blocks_ << " blocks, "
-            << skipped_ << " skipped, " << mistrusted_ << " mistrusted\n";
-  // Denormals, zeros and single outliers make about a quarter of the cases so.
-  EXPECT_LE(mistrusted_, 20 + cases_ * 4 / 10);
+            << skipped_ << " skipped, " << mistrusted_ << " mistrusted ("
+            << ordinary_mistrusted_ << " of " << ordinary_ << " ordinary ones)\n";
+  // Denormals, sparse data and absurd scales give zeros; ordinary data must not. (It does where
+  // `fast` flushes data of a very small exponent.)
+  EXPECT_LE(ordinary_mistrusted_, 5 + ordinary_ / 4);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, QuantizeConformance, ::testing::ValuesIn(all_combinations()),

@@ -203,6 +203,14 @@ bool is_mistrusted(const QuantizeCase& c, const QuantizeOutput& output) {
   return zeros * 10 > total * 3;
 }
 
+bool is_ordinary(const QuantizeCase& c) {
+  const bool is_given = c.encode_scale || !c.encode_scales.empty() || c.base_decode_scale ||
+                        c.fp8_decode_scale || c.fp8_eps;
+  const bool is_dense = c.fill == Fill::kNormal || c.fill == Fill::kQuarterIntegers ||
+                        c.fill == Fill::kIntegers || c.fill == Fill::kAllEqual;
+  return is_dense && !is_given && c.source == RowSourceKind::kPlain;
+}
+
 int64_t num_blocks(const QuantizeCase& c) {
   const FormatInfo& info = format_info(c.format);
   if (info.block_rows == 0) return c.batch;

@@ -21,6 +21,8 @@ std::string difference(const QuantizeCase& test_case, const QuantizeOutput& expe
 
 // More than 30 % of the codes are zero though the input is not: agreement then proves little.
 bool is_mistrusted(const QuantizeCase& test_case, const QuantizeOutput& output);
+// Ordinary data and scales, which should hardly ever be mistrusted.
+bool is_ordinary(const QuantizeCase& test_case);
 
 // Blocks that were quantized.
 int64_t num_blocks(const QuantizeCase& test_case);

@@ -222,8 +222,9 @@ class Baseline {
   }
 
   void store(int64_t batch, int64_t row, int64_t block, std::span<const Stored> stored) const {
-    store_scales<Stored>(args_.scales, batch, scale_row(args_.row_offsets, row), block, stored);
-    store_scales<Stored>(args_.extra_scales, batch, row, block, stored);
+    const int64_t image_row = scale_row(args_.row_offsets, row);
+    store_scales<Stored>(args_.scales, batch, image_row, block, stored);
+    store_scales<Stored>(args_.extra_scales, batch, image_row, block, stored);
   }
 
   const QuantizeProblem& problem_;

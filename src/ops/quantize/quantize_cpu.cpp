@@ -145,8 +145,9 @@ class Oracle {
   void store(int64_t batch, int64_t row, int64_t block, Stored stored) const {
     if constexpr (std::is_same_v<Stored, float>) stored = canonical_nan(stored);
     const std::span<const Stored> one(&stored, 1);
-    store_scales<Stored>(args_.scales, batch, scale_row(args_.row_offsets, row), block, one);
-    store_scales<Stored>(args_.extra_scales, batch, row, block, one);
+    const int64_t image_row = scale_row(args_.row_offsets, row);
+    store_scales<Stored>(args_.scales, batch, image_row, block, one);
+    store_scales<Stored>(args_.extra_scales, batch, image_row, block, one);
   }
 
   const QuantizeProblem& problem_;

@@ -131,12 +131,15 @@ TEST(JsonGuard, RefusesDeepNestingWithoutRecursion) {
   }
 }
 
-TEST(JsonGuard, RefusesLongStringsBeforeTokenizingThem) {
+TEST(JsonGuard, RefusesLongTokensBeforeTokenizingThem) {
   JsonVisitor ignore;
-  const JsonLimits limits{.max_string_bytes = 10};
+  const JsonLimits limits{.max_token_bytes = 10};
   EXPECT_NO_THROW(scan_json_object(R"({"0123456789":"01234567\\"})", "file", limits, ignore));
   expect_error(ErrorKind::kCorruptData, "11 bytes; the limit is 10",
                [&] { scan_json_object(R"({"a":"0123456789x"})", "file", limits, ignore); });
+  EXPECT_NO_THROW(scan_json_object(R"({"a":[1234567890,1234567890]})", "file", limits, ignore));
+  expect_error(ErrorKind::kCorruptData, "11 bytes; the limit is 10",
+               [&] { scan_json_object(R"({"a":[12345678901]})", "file", limits, ignore); });
   expect_error(ErrorKind::kCorruptData, "the limit is 10",
                [&] { scan_json_object(R"({"a":"01234567\"9)", "file", limits, ignore); });
 }

@@ -33,7 +33,7 @@ TEST(FastMathMul, AgreesWithIntegerArithmeticJustBelowTheSmallestNormal) {
     // a in [1, 2) times the nearest float to 2^-126 / a, a few units up or down.
     const float a = bits_float(0x3F800000U | (random() & 0x7FFFFFU));
     const auto quotient = float_bits(static_cast<float>(0x1p-63 / static_cast<double>(a)));
-    const float b = bits_float(quotient + random() % 5 - 2);
+    const float b = bits_float(quotient + static_cast<uint32_t>(random() % 5) - 2);
     const float scaled = a * 0x1p-63F;
     expect_product(scaled, b);
     const float product = FastMath::mul(scaled, b);

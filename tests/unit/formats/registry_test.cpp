@@ -2,9 +2,10 @@
 #include "formats/registry.h"
 
 #include <set>
-#include <string>
 
 #include <gtest/gtest.h>
+
+#include "narrowfloat/error.h"
 
 namespace narrowfloat {
 namespace {
@@ -39,8 +40,9 @@ TEST(FormatRegistry, VisitsExactlyTheFormatWithTheId) {
 }
 
 TEST(FormatRegistry, RefusesAnIdThatIsNoFormat) {
+  const auto visitor = []<BlockFormat Format>() {};
   for (const int id : {-1, AllFormats::kSize, 99}) {
-    EXPECT_THROW(visit_format(static_cast<FormatId>(id), []<BlockFormat Format>() {}), Error) << id;
+    EXPECT_THROW(visit_format(static_cast<FormatId>(id), visitor), Error) << id;
   }
 }
 

@@ -1,0 +1,113 @@
+"""Helpers of the command line tests: run the real binary, make small safetensors files.
+
+The binary is $NARROWFLOAT_CLI, or build/cpu/src/cli/narrowfloat.  Files are made by hand with the
+standard library, so that a fault of our writer cannot hide one of our reader.
+"""
+
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+from array import array
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY_MOE = ROOT / "models/tiny-moe"
+CLI = Path(os.environ.get("NARROWFLOAT_CLI", ROOT / "build/cpu/src/cli/narrowfloat")).resolve()
+
+DONE, FINDINGS, USAGE, INPUT, UNSUPPORTED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+# Variables that change what is printed or which implementation runs are set by the tests only.
+CLEAN_ENVIRONMENT = {
+    name: value for name, value in os.environ.items()
+    if not name.startswith("NARROWFLOAT_") and name not in ("NO_COLOR", "TERM")
+}
+
+
+def run(*arguments, env=None, **options):
+    """Runs the program; its output is text and no terminal is attached."""
+    options.setdefault("capture_output", True)
+    return subprocess.run([CLI, *map(str, arguments)], text=True, check=False, timeout=300,
+                          stdin=subprocess.DEVNULL, env=CLEAN_ENVIRONMENT | (env or {}), **options)
+
+
+def run_ok(*arguments, **options):
+    result = run(*arguments, **options)
+    assert result.returncode == DONE, result.stderr
+    return result
+
+
+def run_json(*arguments, expected=DONE):
+    result = run(*arguments, "--json")
+    assert result.returncode == expected, result.stderr
+    document = json.loads(result.stdout)
+    assert document["schema_version"] == 1
+    assert document["command"] == arguments[0]
+    return document
+
+
+def run_on_terminal(*arguments, env=None):
+    """Exit code and everything printed, with stdout and stderr on one pseudo-terminal."""
+    main, side = pty.openpty()
+    environment = CLEAN_ENVIRONMENT | {"TERM": "xterm"} | (env or {})
+    with subprocess.Popen([CLI, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=side,
+                          stderr=side, env=environment) as process:
+        os.close(side)
+        output = b""
+        while select.select([main], [], [], 60)[0]:
+            try:
+                chunk = os.read(main, 65536)
+            except OSError:  # Linux reports the closed other end this way.
+                break
+            if not chunk:
+                break
+            output += chunk
+        os.close(main)
+        return process.wait(60), output.decode()
+
+
+def write_safetensors(path, tensors, metadata=None):
+    """tensors: {name: (dtype, shape, bytes)}."""
+    header, offset = {}, 0
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            file.write(data)
+
+
+def bf16_weight(rows, cols, start=0):
+    """A tensor of finite values between 2^-8 and 1, every second one negative."""
+    period = array("H", ((0x3B80 + (i * 37 + start) % 0x400) | (i % 2 << 15) for i in range(1024)))
+    repeats = -(-rows * cols // len(period))
+    return ("BF16", [rows, cols], (period * repeats).tobytes()[:2 * rows * cols])
+
+
+@pytest.fixture
+def small_file(tmp_path):
+    """Two linear layers, a norm and an embedding in one file."""
+    path = tmp_path / "small.safetensors"
+    write_safetensors(path, {
+        "model.embed_tokens.weight": bf16_weight(32, 128),
+        "model.layers.0.mlp.up_proj.weight": bf16_weight(64, 128, 1),
+        "model.layers.0.mlp.down_proj.weight": bf16_weight(128, 128, 2),
+        "model.norm.weight": ("BF16", [128], bf16_weight(1, 128)[2]),
+    })
+    return path
+
+
+@pytest.fixture(scope="session")
+def quantized(tmp_path_factory):
+    """models/tiny-moe in NVFP4; not to be changed."""
+    target = tmp_path_factory.mktemp("quantized") / "nvfp4"
+    run_ok("quantize", TINY_MOE, target, "--to", "nvfp4")
+    return target

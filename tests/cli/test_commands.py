@@ -1,0 +1,297 @@
+"""Every command does its work on the real model and on small files, for people and as JSON."""
+
+import csv
+import io
+import json
+
+import pytest
+from conftest import (DONE, FINDINGS, TINY_MOE, UNSUPPORTED, USAGE, bf16_weight, run, run_json,
+                      run_ok, write_safetensors)
+
+CONVENTIONS = {"nvfp4": 4.5, "nvfp4-ct": 4.5, "nvfp4-modelopt": 4.5, "mxfp4": 4.25, "mxfp4-ct": 4.25,
+               "mxfp8": 8.25, "mxfp8-ct": 8.25, "fp8-block": 8.002}
+FORMATS = ["nvfp4", "nvfp4_per_token", "mxfp4", "mxfp8", "fp8_1x128", "fp8_128x128", "fp8_tensor"]
+FIGURES = ["elements", "mse", "relative_error", "sqnr_db", "cosine", "norm_ratio", "max_abs",
+           "max_abs_index", "clipped_percent", "flushed_percent", "nonfinite"]
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_quantize_writes_what_inspect_recognises(tmp_path, convention):
+    document = run_json("quantize", TINY_MOE, tmp_path / "out", "--to", convention)
+    assert document["converted"]["bits_per_weight"] == pytest.approx(CONVENTIONS[convention], abs=.01)
+    assert document["target_bytes"] < 0.6 * document["source_bytes"]
+    assert document["figures"]["sqnr_db"] > 15
+    assert document["figures"]["cosine"] > 0.98
+    assert document["figures"]["norm_ratio"] == pytest.approx(1, abs=0.05)
+    full_name = document["format"]
+    inspected = run_json("inspect", tmp_path / "out")
+    counts = {kind["kind"]: kind["tensors"] for kind in inspected["kinds"]}
+    assert counts == {full_name: document["converted"]["tensors"],
+                      "BF16": document["copied"]["tensors"]}
+
+
+def test_quantize_summary_for_people(tmp_path):
+    text = run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4").stdout
+    for word in ("nvfp4-ct", "quantized", "copied", "bits per weight", "times smaller", "SQNR", "dB",
+                 "cosine", "norm ratio", "GB/s"):
+        assert word in text, word
+
+
+def test_quantize_json_keys(tmp_path):
+    document = run_json("quantize", TINY_MOE, tmp_path / "out", "--to", "mxfp4")
+    assert list(document) == [
+        "schema_version", "command", "source", "target", "format", "dry_run", "cancelled",
+        "source_bytes", "target_bytes", "converted", "copied", "peak_buffer_bytes", "seconds",
+        "quantize_seconds", "quantizer_gb_per_second", "figures", "files", "tensors"]
+    assert list(document["converted"]) == ["tensors", "elements", "source_bytes", "target_bytes",
+                                           "bits_per_weight"]
+    assert list(document["figures"]) == FIGURES
+    assert list(document["tensors"][0]) == ["name", "action", "reason", "shape", "source_bytes",
+                                            "target_bytes", "figures"]
+
+
+def test_quantize_leaves_the_default_tensors_alone(tmp_path):
+    document = run_json("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4", "--dry-run")
+    copied = {tensor["name"]: tensor["reason"] for tensor in document["tensors"]
+              if tensor["action"] == "copy"}
+    for part in ("embed_tokens", "lm_head", "norm", "mlp.gate.weight"):
+        assert any(part in name for name in copied), part
+    assert all(copied.values())
+    assert not any("experts" in name for name in copied)
+
+
+def test_dry_run_writes_nothing_and_shows_both_sets(tmp_path, small_file):
+    target = tmp_path / "out.safetensors"
+    text = run_ok("quantize", small_file, target, "--to", "mxfp8", "--dry-run").stdout
+    assert list(tmp_path.iterdir()) == [small_file]
+    assert "up_proj" in text and "embed_tokens" in text
+    assert "plan:" in text and "would write" in text and "memory" in text
+
+
+def test_dry_run_promises_what_the_run_keeps(tmp_path, small_file):
+    target = tmp_path / "out.safetensors"
+    plan = run_json("quantize", small_file, target, "--to", "nvfp4", "--dry-run")
+    done = run_json("quantize", small_file, target, "--to", "nvfp4")
+    for key in ("source_bytes", "target_bytes", "converted", "copied", "files"):
+        assert plan[key] == done[key], key
+
+
+def test_include_and_exclude(tmp_path, small_file):
+    document = run_json("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4",
+                        "--include", "*embed*", "--exclude", "*down_proj*", "--exclude", "*up_*")
+    quantized = [tensor["name"] for tensor in document["tensors"] if tensor["action"] == "quantize"]
+    assert quantized == ["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize("options", [["--math", "fast"], ["--scale-search", "4over6"],
+                                     ["--threads", "1"], ["--max-memory", "64MiB"]])
+def test_quantize_options_that_nvfp4_takes(tmp_path, small_file, options):
+    run_ok("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4", *options)
+
+
+@pytest.mark.parametrize("rule", ["up", "floor", "even"])
+def test_quantize_mx_scale(tmp_path, small_file, rule):
+    run_ok("quantize", small_file, tmp_path / "out.safetensors", "--to", "mxfp4", "--mx-scale", rule)
+
+
+def test_threads_do_not_change_the_file(tmp_path, small_file):
+    targets = [tmp_path / f"{threads}.safetensors" for threads in (1, 2)]
+    for threads, target in enumerate(targets, 1):
+        run_ok("quantize", small_file, target, "--to", "nvfp4", "--threads", threads)
+    assert targets[0].read_bytes() == targets[1].read_bytes()
+
+
+def test_max_shard_size_splits_the_target(tmp_path):
+    run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4", "--max-shard-size", "1.5M")
+    shards = sorted((tmp_path / "out").glob("model-*-of-*.safetensors"))
+    assert len(shards) >= 3
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert {shard.name for shard in shards} == set(index["weight_map"].values())
+    assert len(run_json("inspect", tmp_path / "out")["shards"]) == len(shards)
+
+
+@pytest.mark.parametrize("dtype,name", [("bf16", "BF16"), ("fp16", "F16"), ("fp32", "F32")])
+def test_dequantize(tmp_path, quantized, dtype, name):
+    document = run_json("dequantize", quantized, tmp_path / "plain", "--dtype", dtype)
+    assert document["format"] == name
+    kinds = {kind["kind"] for kind in run_json("inspect", tmp_path / "plain")["kinds"]}
+    assert kinds == {name, "BF16"}
+
+
+def test_dequantized_fp32_has_the_quantized_values(tmp_path, quantized):
+    run_ok("dequantize", quantized, tmp_path / "plain", "--dtype", "fp32")
+    assert run_json("diff", quantized, tmp_path / "plain")["equal"]
+
+
+def test_inspect_for_people():
+    text = run_ok("inspect", TINY_MOE).stdout
+    assert "model.layers.0.mlp.experts.0.gate_proj.weight" in text
+    assert "128x256" in text and "bits per weight" in text
+
+
+def test_inspect_json_keys(quantized):
+    document = run_json("inspect", quantized)
+    assert list(document) == ["schema_version", "command", "path", "shards", "total", "kinds",
+                              "warnings", "unsupported", "tensors"]
+    tensor = next(tensor for tensor in document["tensors"] if tensor["quantized"])
+    assert list(tensor) == ["name", "kind", "quantized", "shape", "size_bytes", "bits_per_weight",
+                            "parts", "format"]
+    assert tensor["kind"] == "nvfp4-ct" and tensor["format"] == "nvfp4"
+    assert len(tensor["parts"]) == 3
+
+
+def test_inspect_tensor_globs():
+    names = [tensor["name"] for tensor in
+             run_json("inspect", TINY_MOE, "--tensor", "*.experts.0.*", "--tensor", "model.norm.*")
+             ["tensors"]]
+    assert "model.norm.weight" in names
+    assert all(".experts.0." in name or name == "model.norm.weight" for name in names)
+
+
+def test_inspect_glob_that_matches_nothing():
+    result = run("inspect", TINY_MOE, "--tensor", "*.expert.0.*")
+    assert result.returncode == USAGE
+    assert "*.expert.0.*" in result.stderr
+
+
+def test_inspect_csv():
+    rows = list(csv.DictReader(io.StringIO(run_ok("inspect", TINY_MOE, "--csv").stdout)))
+    assert len(rows) == 231
+    norm = next(row for row in rows if row["tensor"] == "model.norm.weight")
+    assert norm == {"kind": "BF16", "shape": "256", "size_bytes": "512", "bits_per_weight": "16.000",
+                    "tensor": "model.norm.weight"}
+
+
+def test_diff_of_equal_checkpoints():
+    result = run_ok("diff", TINY_MOE, TINY_MOE)
+    assert "same values" in result.stdout
+
+
+def test_diff_is_worst_first(quantized):
+    document = run_json("diff", TINY_MOE, quantized, expected=FINDINGS)
+    assert list(document) == ["schema_version", "command", "a", "b", "equal", "total", "tensors"]
+    assert list(document["tensors"][0]) == ["name", "status", "detail", "figures"]
+    assert list(document["tensors"][0]["figures"]) == FIGURES
+    assert not document["equal"]
+    errors = [tensor["figures"]["relative_error"] for tensor in document["tensors"]]
+    assert errors == sorted(errors, reverse=True)
+    assert document["tensors"][-1]["status"] == "identical"
+    assert document["tensors"][-1]["figures"]["sqnr_db"] == "inf"
+
+
+def test_diff_table_has_all_figures_and_is_short(quantized):
+    result = run("diff", TINY_MOE, quantized)
+    assert result.returncode == FINDINGS
+    for word in ("MSE", "rel error", "SQNR dB", "cosine", "max abs", "clipped %", "flushed %"):
+        assert word in result.stdout
+    assert len(result.stdout.splitlines()) < 30
+    assert len(run("diff", TINY_MOE, quantized, "-v").stdout.splitlines()) > 231
+
+
+def test_diff_csv(quantized):
+    result = run("diff", TINY_MOE, quantized, "--csv")
+    assert result.returncode == FINDINGS
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert len(rows) == 231
+    assert list(rows[0]) == ["tensor", "status"] + FIGURES
+
+
+def test_diff_names_tensors_that_are_missing_or_of_another_shape(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", {"x": bf16_weight(2, 4), "only_a": bf16_weight(1, 4)})
+    write_safetensors(tmp_path / "b.safetensors", {"x": bf16_weight(4, 2), "only_b": bf16_weight(1, 4)})
+    document = run_json("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors",
+                        expected=FINDINGS)
+    assert {tensor["name"]: tensor["status"] for tensor in document["tensors"]} == {
+        "x": "shape differs", "only_a": "only in A", "only_b": "only in B"}
+
+
+@pytest.mark.parametrize("op", ["quantize", "dequantize", "relayout", "amax"])
+def test_explain(op):
+    document = run_json("explain", op, "--format", "nvfp4", "--shape", "4x96")
+    assert list(document) == ["schema_version", "command", "op", "problem", "chosen", "candidates"]
+    names = [candidate["name"] for candidate in document["candidates"]]
+    assert document["chosen"] in names and names[-1] == "cpu_reference"
+    for candidate in document["candidates"]:
+        assert list(candidate) == ["name", "supported", "reason"]
+        assert bool(candidate["reason"]) == (candidate["name"] != document["chosen"])
+
+
+def test_explain_obeys_the_forced_implementation():
+    forced = {"NARROWFLOAT_FORCE": "quantize:cpu_reference"}
+    text = run_ok("explain", "quantize", "--format", "mxfp8", "--shape", "2x32", env=forced).stdout
+    assert any(line.split() == ["cpu_reference", "runs"] for line in text.splitlines())
+    assert "NARROWFLOAT_FORCE" in text
+
+
+def test_explain_says_when_nothing_fits():
+    result = run("explain", "quantize", "--format", "nvfp4", "--shape", "4x96", "--device", "cuda:99")
+    assert result.returncode == UNSUPPORTED
+    assert "no implementation fits" in result.stdout
+
+
+def test_explain_refuses_an_impossible_shape():
+    result = run("explain", "quantize", "--format", "nvfp4", "--shape", "4x95")
+    assert result.returncode == USAGE
+    assert "95" in result.stderr
+
+
+def test_doctor():
+    text = run_ok("doctor", env={"NARROWFLOAT_FORCE": "quantize:cpu_reference"}).stdout
+    for word in ("narrowfloat", "build", "CPU", "GPUs", "NARROWFLOAT_FORCE=quantize:cpu_reference",
+                 "cpu_reference", "dequantize"):
+        assert word in text
+
+
+def test_doctor_json():
+    document = run_json("doctor")
+    assert list(document) == ["schema_version", "command", "version", "build", "cpu", "gpus",
+                              "environment", "implementations"]
+    combinations = {(entry["op"], entry["format"]) for entry in document["implementations"]
+                    if entry["device"] == "cpu"}
+    assert combinations == {(op, name) for op in ("quantize", "dequantize", "relayout", "amax")
+                            for name in FORMATS}
+    assert all(entry["chosen"] for entry in document["implementations"]
+               if entry["device"] == "cpu")
+
+
+def test_bench_json():
+    document = run_json("bench", "--shape", "128x256", "--min-time", "0")
+    assert list(document) == ["schema_version", "command", "version", "cpu", "threads", "shape",
+                              "dtype", "math", "min_seconds", "environment", "cases"]
+    assert [(case["op"], case["format"]) for case in document["cases"]] == [
+        (op, name) for op in ("quantize", "dequantize") for name in FORMATS]
+    for case in document["cases"]:
+        assert list(case) == ["op", "format", "implementation", "size_bytes", "runs",
+                              "median_seconds", "gb_per_second", "memcpy_gb_per_second", "correct"]
+        assert case["correct"]
+        assert case["median_seconds"] > 0 and case["memcpy_gb_per_second"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("math", ["exact", "fast"])
+def test_bench_csv(dtype, math):
+    text = run_ok("bench", "quantize", "--format", "nvfp4", "--format", "mxfp4", "--shape", "64x128",
+                  "--min-time", "0", "--dtype", dtype, "--math", math, "--csv").stdout
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [(row["op"], row["format"], row["result"]) for row in rows] == [
+        ("quantize", "nvfp4", "correct"), ("quantize", "mxfp4", "correct")]
+
+
+def test_version():
+    lines = run_ok("--version").stdout.splitlines()
+    assert lines[0].startswith("narrowfloat ")
+    assert lines[1].startswith("build: ")
+    assert lines[2].startswith("backends: cpu")
+
+
+def test_quiet_prints_nothing(tmp_path, small_file, quantized):
+    for arguments in (["quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4"],
+                      ["inspect", quantized], ["diff", quantized, quantized]):
+        result = run_ok(*arguments, "--quiet")
+        assert result.stdout == "" and result.stderr == ""
+
+
+def test_paths_do_not_depend_on_the_working_directory(tmp_path, small_file):
+    run_ok("quantize", small_file.name, "out.safetensors", "--to", "mxfp4", cwd=tmp_path)
+    assert run("diff", small_file.name, "out.safetensors", cwd=tmp_path).returncode == FINDINGS
+    assert run("inspect", "out.safetensors", cwd=tmp_path).returncode == DONE

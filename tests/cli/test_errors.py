@@ -1,0 +1,239 @@
+"""What goes wrong ends with the documented exit code, a message that says where, and no debris."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+
+import pytest
+from conftest import (CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED, TINY_MOE, UNSUPPORTED, USAGE,
+                      bf16_weight, run, run_ok, write_safetensors)
+
+COMMANDS = ["quantize", "dequantize", "inspect", "diff", "explain", "doctor", "bench"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_exit_codes(command):
+    text = run_ok(command, "--help").stdout
+    for word in ("Usage:", "Examples:", f"narrowfloat {command}", "Exit codes:", "130 interrupted"):
+        assert word in text, word
+
+
+def test_top_level_help_lists_the_commands():
+    text = run_ok("--help").stdout
+    assert all(command in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments,expected", [
+    ([], "no command given"),
+    (["frobnicate"], "frobnicate"),
+    (["--frobnicate"], "--frobnicate"),
+    (["quantize"], "SRC is required"),
+    (["quantize", "a"], "DST is required"),
+    (["quantize", "a", "b"], "--to is required"),
+    (["quantize", "a", "b", "--to", "int3"], "nvfp4-modelopt"),
+    (["quantize", "a", "b", "--to", "nvfp4", "c"], "c"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--math", "sloppy"], "exact"),
+    (["quantize", "a", "b", "--to", "mxfp4", "--mx-scale", "down"], "floor"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--scale-search", "best"], "4over6"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--nonfinite", "maybe"], "keep"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--max-memory", "lots"], "GiB"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--max-memory", "-1"], "GiB"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--max-shard-size", "99999999T"], "2^63"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--threads", "-1"], "--threads"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--threads", "x"], "--threads"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--progress", "loud"], "json"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--color", "red"], "never"),
+    (["dequantize", "a", "b", "--dtype", "int8"], "fp32"),
+    (["explain", "quantize", "--format", "nvfp5", "--shape", "4x96"], "nvfp4_per_token"),
+    (["explain", "quantize", "--format", "nvfp4", "--shape", "4by96"], "4096x4096"),
+    (["explain", "quantize", "--format", "nvfp4", "--shape", "4x96", "--device", "tpu"], "cuda:N"),
+    (["explain", "multiply", "--format", "nvfp4", "--shape", "4x96"], "dequantize"),
+    (["bench", "multiply"], "quantize"),
+    (["bench", "--min-time", "forever"], "--min-time"),
+])
+def test_wrong_usage(arguments, expected):
+    result = run(*arguments)
+    assert result.returncode == USAGE
+    assert result.stdout == ""
+    assert expected in result.stderr
+
+
+@pytest.mark.parametrize("arguments,option", [
+    (["quantize", "a", "b", "--to", "nvfp4", "--mx-scale", "up"], "--mx-scale"),
+    (["quantize", "a", "b", "--to", "fp8-block", "--mx-scale", "up"], "--mx-scale"),
+    (["quantize", "a", "b", "--to", "mxfp4", "--scale-search", "4over6"], "--scale-search"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--quiet", "--verbose"], "--quiet"),
+    (["inspect", "a", "--json", "--csv"], "--json"),
+    (["diff", "a", "b", "--csv", "--json"], "--json"),
+])
+def test_conflicting_options(arguments, option):
+    result = run(*arguments)
+    assert result.returncode == USAGE
+    assert option in result.stderr
+    assert "Try: narrowfloat" in result.stderr
+
+
+def test_no_overwriting_without_force(tmp_path, small_file):
+    target = tmp_path / "out.safetensors"
+    target.write_bytes(b"precious")
+    result = run("quantize", small_file, target, "--to", "nvfp4")
+    assert result.returncode == USAGE
+    assert "out.safetensors" in result.stderr and "force" in result.stderr
+    assert target.read_bytes() == b"precious"
+    run_ok("quantize", small_file, target, "--to", "nvfp4", "--force")
+    assert run("inspect", target).returncode == DONE
+
+
+def test_no_overwriting_of_a_directory_without_force(tmp_path):
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "precious").write_text("data")
+    result = run("quantize", TINY_MOE, target, "--to", "nvfp4")
+    assert result.returncode == USAGE
+    assert [path.name for path in target.iterdir()] == ["precious"]
+
+
+def test_source_is_never_the_target(small_file):
+    before = small_file.read_bytes()
+    assert run("quantize", small_file, small_file, "--to", "nvfp4", "--force").returncode == USAGE
+    assert small_file.read_bytes() == before
+
+
+def test_missing_source(tmp_path):
+    result = run("inspect", tmp_path / "nowhere.safetensors")
+    assert result.returncode == INPUT
+    assert "nowhere.safetensors" in result.stderr
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"short", struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 2) + b"[]",
+    struct.pack("<Q", 5) + b'{"a":',
+], ids=["empty", "no header", "huge header", "not an object", "cut off"])
+@pytest.mark.parametrize("command", ["inspect", "quantize", "diff"])
+def test_corrupt_file(tmp_path, content, command):
+    source = tmp_path / "broken.safetensors"
+    source.write_bytes(content)
+    target = tmp_path / "out.safetensors"
+    arguments = {"inspect": [source], "quantize": [source, target, "--to", "nvfp4"],
+                 "diff": [source, source]}[command]
+    result = run(command, *arguments)
+    assert result.returncode == INPUT
+    assert "broken.safetensors" in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_truncated_data(tmp_path, small_file):
+    small_file.write_bytes(small_file.read_bytes()[:-1])
+    result = run("inspect", small_file)
+    assert result.returncode == INPUT
+    assert "small.safetensors" in result.stderr
+
+
+def test_nan_in_a_weight_stops_unless_kept(tmp_path):
+    source, target = tmp_path / "nan.safetensors", tmp_path / "out.safetensors"
+    dtype, shape, data = bf16_weight(64, 128)
+    name = "model.layers.0.mlp.up_proj.weight"
+    write_safetensors(source, {name: (dtype, shape, b"\xc0\x7f" + data[2:])})
+    result = run("quantize", source, target, "--to", "mxfp8")
+    assert result.returncode in (USAGE, INPUT)
+    assert name in result.stderr and "nonfinite" in result.stderr.replace("-", "")
+    assert list(tmp_path.iterdir()) == [source]
+    run_ok("quantize", source, target, "--to", "mxfp8", "--nonfinite", "keep")
+
+
+def test_too_small_a_memory_budget_names_the_minimum(tmp_path, small_file):
+    result = run("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4",
+                 "--max-memory", "16")
+    assert result.returncode == USAGE
+    assert any(character.isdigit() for character in result.stderr)
+    assert list(tmp_path.iterdir()) == [small_file]
+
+
+def test_unreadable_quantization_is_unsupported_but_listed(tmp_path):
+    directory = tmp_path / "gptq"
+    directory.mkdir()
+    write_safetensors(directory / "model.safetensors", {"layer.qweight": ("I32", [2, 2], bytes(16))})
+    (directory / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
+    result = run("inspect", directory)
+    assert result.returncode == UNSUPPORTED
+    assert "gptq" in result.stderr and "layer.qweight" in result.stdout
+
+
+def test_dequantize_refuses_an_unreadable_quantization(tmp_path):
+    directory = tmp_path / "gptq"
+    directory.mkdir()
+    write_safetensors(directory / "model.safetensors", {"layer.qweight": ("I32", [2, 2], bytes(16))})
+    (directory / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
+    result = run("dequantize", directory, tmp_path / "out", "--dtype", "bf16")
+    assert result.returncode == UNSUPPORTED
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--include", "--exclude"])
+def test_glob_that_matches_nothing(tmp_path, small_file, option):
+    result = run("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4", option,
+                 "*.upproj.*")
+    assert result.returncode == USAGE
+    assert "*.upproj.*" in result.stderr
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
+def test_target_that_nobody_can_write(small_file):
+    result = run("quantize", small_file, "/proc/out.safetensors", "--to", "nvfp4")
+    assert result.returncode == INPUT
+    assert "/proc" in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_target(tmp_path, small_file):
+    directory = tmp_path / "locked"
+    directory.mkdir(mode=0o555)
+    result = run("quantize", small_file, directory / "out.safetensors", "--to", "nvfp4")
+    assert result.returncode == INPUT
+    assert "out.safetensors" in result.stderr
+
+
+def test_target_in_a_directory_that_does_not_exist(tmp_path, small_file):
+    result = run("quantize", small_file, tmp_path / "no/such/out.safetensors", "--to", "nvfp4")
+    assert result.returncode in (USAGE, INPUT)
+    assert "no/such" in result.stderr
+
+
+@pytest.fixture
+def slow_file(tmp_path):
+    """Long enough to be interrupted: many tensors, a second or more on one thread."""
+    path = tmp_path / "slow.safetensors"
+    write_safetensors(path, {f"model.layers.{i}.mlp.up_proj.weight": bf16_weight(512, 2048, i)
+                             for i in range(96)})
+    return path
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(tmp_path, slow_file, signal_number):
+    target = tmp_path / "out.safetensors"
+    command = [CLI, "quantize", slow_file, target, "--to", "nvfp4", "--threads", "1",
+               "--progress", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=CLEAN_ENVIRONMENT) as process:
+        assert json.loads(process.stderr.readline())["event"] == "progress"
+        process.send_signal(signal_number)
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == INTERRUPTED
+    assert output == "" and "interrupted" in errors
+    assert list(tmp_path.iterdir()) == [slow_file]
+
+
+def test_second_interrupt_stops_at_once(tmp_path, slow_file):
+    command = [CLI, "quantize", slow_file, tmp_path / "out.safetensors", "--to", "nvfp4",
+               "--threads", "1", "--progress", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=CLEAN_ENVIRONMENT) as process:
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+    assert process.returncode == INTERRUPTED
+    assert not (tmp_path / "out.safetensors").exists()

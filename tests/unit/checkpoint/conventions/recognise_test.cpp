@@ -1,0 +1,206 @@
+// Recognition by declaration, dtypes and shapes, and every way in which they can disagree.
+#include "checkpoint/conventions/convention.h"
+#include "unit/checkpoint/test_files.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int64_t kRows = 8;
+constexpr int64_t kCols = 64;
+
+// A directory with one quantized module "a.fc" and a config.
+class Recognise : public testing::Test {
+ protected:
+  void write(const std::vector<TensorSpec>& tensors,
+             const std::map<std::string, std::string>& metadata = {}) {
+    SafetensorsWriter writer(dir_ / "model.safetensors", tensors, metadata);
+    for (const TensorSpec& tensor : tensors) {
+      int64_t size = bits(tensor.dtype) / 8;
+      for (const int64_t extent : tensor.shape) size *= extent;
+      writer.write(tensor.name, 0, std::vector<std::byte>(static_cast<size_t>(size)));
+    }
+    writer.commit();
+  }
+  void declare(const std::string& quantization_config) {
+    write_file(dir_ / "config.json", "{\"quantization_config\": " + quantization_config + "}");
+  }
+  void declare(Convention convention) {
+    declare(convention_spec(convention).quantization_config({}).dump());
+  }
+  std::vector<LogicalTensor> recognised() const {
+    return recognise(Checkpoint(dir_.path()));
+  }
+  void expect_corrupt(std::string_view part) const {
+    expect_error(ErrorKind::kCorruptData, part, [&] { recognised(); });
+  }
+
+  TempDir dir_;
+};
+
+std::vector<TensorSpec> parts_of(Convention convention) {
+  return stored_parts(convention_spec(convention), "a.fc.", kRows, kCols);
+}
+
+const std::vector<TensorSpec> kMixedParts = {
+    {"a.fc.weight_packed", DType::kU8, {kRows, kCols / 2}},
+    {"a.fc.weight_scale", DType::kU8, {kRows, kCols / 32}},
+};
+
+TEST_F(Recognise, EveryConventionWithAndWithoutItsDeclaration) {
+  for (const ConventionInfo& info : all_conventions()) {
+    write(parts_of(info.id));
+    for (const bool is_declared : {true, false}) {
+      std::filesystem::remove(dir_ / "config.json");
+      if (is_declared) declare(info.id);
+      const std::vector<LogicalTensor> tensors = recognised();
+      ASSERT_EQ(tensors.size(), 1U) << info.name;
+      EXPECT_EQ(tensors[0].name, "a.fc.weight");
+      EXPECT_EQ(tensors[0].convention, info.id) << info.name;
+      EXPECT_EQ(tensors[0].shape, (std::vector<int64_t>{kRows, kCols}));
+      EXPECT_EQ(tensors[0].parts.size(), parts_of(info.id).size());
+    }
+  }
+}
+
+TEST_F(Recognise, BitsPerElementCountAllParts) {
+  write(parts_of(Convention::kNvfp4CompressedTensors));
+  const LogicalTensor weight = recognised().at(0);
+  EXPECT_EQ(weight.num_elements(), kRows * kCols);
+  EXPECT_DOUBLE_EQ(weight.bits_per_element(), 4.5 + 32.0 / (kRows * kCols));
+}
+
+TEST_F(Recognise, PlainTensorsStayPlain) {
+  write({{"a.fc.weight", DType::kBF16, {4, 4}}, {"b.weight", DType::kF8E4M3, {4, 4}},
+         {"c.weight", DType::kU8, {4}}});
+  for (const LogicalTensor& tensor : recognised()) {
+    EXPECT_FALSE(tensor.convention.has_value()) << tensor.name;
+    EXPECT_EQ(tensor.parts, std::vector<std::string>{tensor.name});
+  }
+}
+
+TEST_F(Recognise, ActivationScalesArePartsOfTheirWeight) {
+  std::vector<TensorSpec> tensors = parts_of(Convention::kNvfp4ModelOpt);
+  tensors.push_back({"a.fc.input_scale", DType::kF32, {}});
+  write(tensors);
+  declare(R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})");
+  EXPECT_EQ(recognised().at(0).parts.back(), "a.fc.input_scale");
+}
+
+TEST_F(Recognise, ReadsOtherSpellingsOfTheSameTensors) {
+  write({{"a.fc.weight", DType::kF8E4M3, {kRows, kCols}},
+         {"a.fc.weight_scale", DType::kF8E8M0, {kRows, 2}}});
+  for (const char* config : {R"({"quant_method": "modelopt", "quant_algo": "MXFP8"})",
+                             R"({"quant_method": "mxfp8", "weight_block_size": [1, 32]})"}) {
+    declare(config);
+    EXPECT_EQ(recognised().at(0).convention, Convention::kMxfp8CompressedTensors) << config;
+  }
+}
+
+TEST_F(Recognise, FindsDeclarationsInNestedConfigsAndFiles) {
+  write(kMixedParts);
+  write_file(dir_ / "config.json",
+             R"({"text_config": {"quantization_config":
+                 {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}}})");
+  EXPECT_EQ(recognised().at(0).convention, Convention::kMxfp4CompressedTensors);
+  write_file(dir_ / "config.json", "{}");
+  write_file(dir_ / "hf_quant_config.json", R"({"quantization": {"quant_algo": "NVFP4"}})");
+  expect_corrupt("hf_quant_config.json declares nvfp4-modelopt");
+}
+
+TEST_F(Recognise, ContradictingDeclarationsNameBoth) {
+  write(kMixedParts, {{"narrowfloat.convention", "nvfp4-ct"}});
+  declare(Convention::kMxfp4CompressedTensors);
+  expect_corrupt(
+      "declarations contradict each other: config.json says mxfp4-ct (compressed-tensors, format "
+      "mxfp4-pack-quantized)");
+}
+
+TEST_F(Recognise, ADeclarationMustFitTheTensors) {
+  write(kMixedParts);
+  declare(Convention::kNvfp4CompressedTensors);
+  expect_corrupt(
+      "tensor 'a.fc.weight_packed' U8 [8, 32]: config.json declares nvfp4-ct (compressed-tensors, "
+      "format nvfp4-pack-quantized), but with its companions it is mxfp4-ct");
+}
+
+TEST_F(Recognise, MissingCompanionsAreNamed) {
+  for (const ConventionInfo& info : all_conventions()) {
+    std::vector<TensorSpec> tensors = parts_of(info.id);
+    const TensorSpec missing = tensors.at(1);
+    tensors.erase(tensors.begin() + 1);
+    write(tensors);
+    declare(info.id);
+    expect_corrupt("misses its companion '" + missing.name + "'");
+  }
+  write({kMixedParts[0]});
+  std::filesystem::remove(dir_ / "config.json");
+  expect_corrupt("misses its companion 'a.fc.weight_scale'");
+}
+
+TEST_F(Recognise, WrongCompanionsAreNamed) {
+  for (const ConventionInfo& info : all_conventions()) {
+    std::vector<TensorSpec> tensors = parts_of(info.id);
+    tensors[1].shape = {5, 7};
+    write(tensors);
+    declare(info.id);
+    expect_corrupt("got '" + tensors[1].name + "' ");
+  }
+  std::filesystem::remove(dir_ / "config.json");
+  expect_corrupt("the nearest convention is");
+}
+
+TEST_F(Recognise, ScalesWithoutCodesAreRefused) {
+  std::vector<TensorSpec> tensors = parts_of(Convention::kMxfp8CompressedTensors);
+  tensors.push_back({"b.fc.weight_scale", DType::kU8, {8, 2}});
+  write(tensors);
+  declare(Convention::kMxfp8CompressedTensors);
+  expect_corrupt("'b.fc.weight_scale' U8 [8, 2] belongs to 'b.fc.weight', which must be F8_E4M3");
+}
+
+TEST_F(Recognise, OneWeightTwiceIsRefused) {
+  std::vector<TensorSpec> tensors = kMixedParts;
+  tensors.push_back({"a.fc.weight", DType::kBF16, {kRows, kCols}});
+  write(tensors);
+  expect_corrupt("'a.fc.weight' and 'a.fc.weight_packed' are both there");
+}
+
+TEST_F(Recognise, ADeclarationWithoutAnyQuantizedTensorIsRefused) {
+  write({{"a.fc.weight", DType::kBF16, {4, 4}}});
+  declare(Convention::kFp8Block);
+  expect_corrupt("config.json declares fp8-block (fp8, fmt e4m3, weight_block_size [128,128]), but");
+}
+
+TEST_F(Recognise, SmallShapesThatFitTwoConventionsNeedADeclaration) {
+  write({{"a.fc.weight", DType::kF8E4M3, {1, 32}},
+         {"a.fc.weight_scale_inv", DType::kF8E8M0, {1, 1}}});
+  expect_corrupt("fits mxfp8-ct and fp8-block; a declaration");
+  declare(Convention::kFp8Block);
+  EXPECT_EQ(recognised().at(0).convention, Convention::kFp8Block);
+}
+
+TEST_F(Recognise, UnreadableMethodsListTheReadableOnes) {
+  write({{"a.fc.weight", DType::kBF16, {4, 4}}});
+  for (const char* config :
+       {R"({"quant_method": "gptq"})", R"({"quant_method": "mxfp4"})",
+        R"({"quant_method": "fp8", "weight_block_size": [64, 64]})",
+        R"({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})",
+        R"({"quant_method": 5})",
+        R"({"quant_method": "compressed-tensors", "format": "marlin-24"})"}) {
+    declare(config);
+    expect_error(ErrorKind::kUnsupported, "cannot be read; readable are nvfp4-ct, nvfp4-modelopt",
+                 [&] { recognised(); });
+  }
+  std::filesystem::remove(dir_ / "config.json");
+  write({{"a.fc.weight", DType::kBF16, {4, 4}}}, {{"narrowfloat.convention", "nvfp3-ct"}});
+  expect_error(ErrorKind::kUnsupported, "convention 'nvfp3-ct' cannot be read",
+               [&] { recognised(); });
+}
+
+TEST_F(Recognise, AnExclusionListAloneDeclaresNothing) {
+  write({{"a.fc.weight", DType::kBF16, {4, 4}}});
+  declare(R"({"modules_to_not_convert": ["a.fc"]})");
+  EXPECT_FALSE(recognised().at(0).convention.has_value());
+}
+
+}  // namespace
+}  // namespace narrowfloat
