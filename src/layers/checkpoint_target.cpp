@@ -1,13 +1,12 @@
 // Paths are compared in canonical form: links and `..` must not hide that two are the same.
 #include "layers/checkpoint_target.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <fcntl.h>
 #include <filesystem>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
@@ -34,10 +33,9 @@ bool is_inside(const fs::path& inner, const fs::path& outer) {
 
 // What --force may remove: only a directory that is recognisably a checkpoint.
 bool looks_like_checkpoint(const fs::path& directory) {
-  return std::any_of(fs::directory_iterator(directory), fs::directory_iterator(),
-                     [](const fs::directory_entry& entry) {
-                       return entry.path().extension() == kFileSuffix;
-                     });
+  return std::any_of(
+      fs::directory_iterator(directory), fs::directory_iterator(),
+      [](const fs::directory_entry& entry) { return entry.path().extension() == kFileSuffix; });
 }
 
 void sync_directory(const std::string& path) {
@@ -68,7 +66,8 @@ CheckpointTarget::CheckpointTarget(const Checkpoint& source, const std::string& 
   check_existing(force);
   const fs::path parent = fs::path(target_).parent_path();
   if (!fs::is_directory(parent)) {
-    throw_error(ErrorKind::kIo, "{}: no such directory; create it first", printable(parent.string()));
+    throw_error(ErrorKind::kIo, "{}: no such directory; create it first",
+                printable(parent.string()));
   }
 }
 
@@ -96,7 +95,8 @@ void CheckpointTarget::check_relation(const Checkpoint& source) const {
 void CheckpointTarget::check_existing(bool force) const {
   const fs::file_status status = fs::status(target_);
   const bool is_file_name = target_.ends_with(kFileSuffix);
-  if (is_directory_ != !is_file_name || (fs::exists(status) && is_directory_ != fs::is_directory(status))) {
+  if (is_directory_ != !is_file_name ||
+      (fs::exists(status) && is_directory_ != fs::is_directory(status))) {
     throw_invalid("target: the source is a {}, so '{}' must be {}",
                   is_directory_ ? "directory" : "file", printable(target_),
                   is_directory_ ? "a directory" : "a file named *.safetensors");
@@ -107,9 +107,10 @@ void CheckpointTarget::check_existing(bool force) const {
                   printable(target_), is_directory_ ? " and is not empty" : "");
   }
   if (is_directory_ && !looks_like_checkpoint(target_)) {
-    throw_invalid("target: '{}' holds no .safetensors file, so it is not replaced; remove it "
-                  "yourself or name a different place",
-                  printable(target_));
+    throw_invalid(
+        "target: '{}' holds no .safetensors file, so it is not replaced; remove it "
+        "yourself or name a different place",
+        printable(target_));
   }
 }
 
@@ -118,7 +119,8 @@ void CheckpointTarget::begin(uint64_t bytes_needed) {
   std::error_code error;
   const fs::space_info space = fs::space(parent, error);
   if (!error && space.available < bytes_needed) {
-    throw_error(ErrorKind::kIo, "{}: {} bytes are needed, {} are free; make room or choose another "
+    throw_error(ErrorKind::kIo,
+                "{}: {} bytes are needed, {} are free; make room or choose another "
                 "disk",
                 printable(parent), bytes_needed, space.available);
   }

@@ -1,8 +1,8 @@
 // Where a rewritten checkpoint goes, so that nothing half-written ever loads.
 //
-// A single file is atomic by itself. A directory is filled under the name TARGET.partial-N beside it
-// and renamed at the end; with `force`, what was there is renamed to TARGET.partial-N.old first and
-// removed last. A kill can leave one of those two, never a mixture at the target.
+// A single file is atomic by itself. A directory is filled under the name TARGET.partial-N beside
+// it and renamed at the end; with `force`, what was there is renamed to TARGET.partial-N.old first
+// and removed last. A kill can leave one of those two, never a mixture at the target.
 #pragma once
 
 #include <string>

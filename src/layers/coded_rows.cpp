@@ -22,8 +22,8 @@ QuantizedLayout file_layout(const ConventionSpec& spec, int64_t rows, int64_t co
                           {.scale_layout = ScaleLayoutId::kLinear, .batch = 1, .alignment = 32});
 }
 
-// 4-over-6 leaves room above the scale of a block, so the tensor maximum maps to 256 * 6 (ModelOpt's
-// choice), and compares squared errors.
+// 4-over-6 leaves room above the scale of a block, so the tensor maximum maps to 256 * 6
+// (ModelOpt's choice), and compares squared errors.
 constexpr int kFourOverSixMax = 256;
 
 FourOverSix four_over_six(const EncodeSettings& settings) {
@@ -147,8 +147,8 @@ TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& setti
   if (spec.global_sense == GlobalScaleSense::kEncode) return {encode_scale, encode_scale};
   // ModelOpt's own formula; at the ends of fp32's range it leaves it, and the reciprocal serves.
   const float decode_scale = amax / (static_cast<float>(e4m3_max) * E2M1::kMaxFinite);
-  return {encode_scale, std::isnormal(decode_scale) ? decode_scale
-                                                    : decode_scale_from_encode(encode_scale)};
+  return {encode_scale,
+          std::isnormal(decode_scale) ? decode_scale : decode_scale_from_encode(encode_scale)};
 }
 
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,

@@ -1,6 +1,7 @@
 // Dequantizing a checkpoint: every quantized weight becomes one plain tensor, everything else is
 // copied, and the configs forget the quantization.
 #include <chrono>
+
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -158,10 +159,9 @@ class CheckpointComparer {
   void compare_values(Side& a, Side& b, TensorDiff& diff) {
     const std::vector<int64_t>& shape = a.tensor().shape;
     const int64_t cols = PlainReader::cols_of(shape);
-    const RowRanges ranges =
-        plan_row_ranges(PlainReader::rows_of(shape), kRangeBudget, [&](int64_t rows) {
-          return static_cast<uint64_t>(rows * cols) * sizeof(double);
-        });
+    const RowRanges ranges = plan_row_ranges(
+        PlainReader::rows_of(shape), kRangeBudget,
+        [&](int64_t rows) { return static_cast<uint64_t>(rows * cols) * sizeof(double); });
     a.prepare(ranges.rows_at_a_time);
     b.prepare(ranges.rows_at_a_time);
     ErrorAccumulator errors;

@@ -20,10 +20,14 @@ double load(DType dtype, const std::byte* data, int64_t index) {
     return value;
   };
   switch (dtype) {
-    case DType::kF64: return at(double{});
-    case DType::kF32: return static_cast<double>(at(float{}));
-    case DType::kF16: return static_cast<double>(f16_to_float(at(uint16_t{})));
-    default: return static_cast<double>(bf16_to_float(at(uint16_t{})));
+    case DType::kF64:
+      return at(double{});
+    case DType::kF32:
+      return static_cast<double>(at(float{}));
+    case DType::kF16:
+      return static_cast<double>(f16_to_float(at(uint16_t{})));
+    default:
+      return static_cast<double>(bf16_to_float(at(uint16_t{})));
   }
 }
 
@@ -90,10 +94,9 @@ ErrorFigures figures_of(const ErrorSums& sums) {
     return figures;
   }
   figures.mse = sums.error_squares / count;
-  figures.relative_error =
-      std::sqrt(ratio_or(sums.error_squares, sums.x_squares, 0.0, kInfinity));
-  figures.sqnr_db = figures.relative_error == 0 ? kInfinity
-                                                : -20.0 * std::log10(figures.relative_error);
+  figures.relative_error = std::sqrt(ratio_or(sums.error_squares, sums.x_squares, 0.0, kInfinity));
+  figures.sqnr_db =
+      figures.relative_error == 0 ? kInfinity : -20.0 * std::log10(figures.relative_error);
   const double norms = std::sqrt(sums.x_squares) * std::sqrt(sums.y_squares);
   const bool both_zero = sums.x_squares == 0 && sums.y_squares == 0;
   figures.cosine = norms != 0 ? sums.products / norms : (both_zero ? 1.0 : 0.0);
@@ -160,6 +163,8 @@ void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const Floa
   for (const ErrorSums& sums : row_sums) accumulator.add(sums);
 }
 
-uint64_t error_buffer_bytes(int64_t rows) { return static_cast<uint64_t>(rows) * sizeof(ErrorSums); }
+uint64_t error_buffer_bytes(int64_t rows) {
+  return static_cast<uint64_t>(rows) * sizeof(ErrorSums);
+}
 
 }  // namespace narrowfloat

@@ -48,8 +48,8 @@ std::optional<uint64_t> available_in_group() {
 uint64_t memory_budget(uint64_t requested) {
   if (requested != 0) return requested;
   constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
-  const uint64_t available = std::min(available_in_system().value_or(kUnknown),
-                                      available_in_group().value_or(kUnknown));
+  const uint64_t available =
+      std::min(available_in_system().value_or(kUnknown), available_in_group().value_or(kUnknown));
   return available / 4 * 3;
 }
 
@@ -90,10 +90,9 @@ void MemoryPlan::check() const {
   if (largest_minimum_ <= budget_) return;
   throw_invalid("max_memory_bytes: {} bytes are too few; at least {} are needed{}", budget_,
                 largest_minimum_,
-                largest_tensor_.empty()
-                    ? ""
-                    : fmt::format(" (tensor '{}', {} rows at a time)", printable(largest_tensor_),
-                                  kRangeRows));
+                largest_tensor_.empty() ? ""
+                                        : fmt::format(" (tensor '{}', {} rows at a time)",
+                                                      printable(largest_tensor_), kRangeRows));
 }
 
 }  // namespace narrowfloat

@@ -15,7 +15,7 @@ uint64_t memory_budget(uint64_t requested);
 using RangeCost = std::function<uint64_t(int64_t rows)>;
 
 struct RowRanges {
-  int64_t rows = 0;           // Of the tensor.
+  int64_t rows = 0;            // Of the tensor.
   int64_t rows_at_a_time = 0;  // A multiple of 128, or all.
   uint64_t buffer_bytes = 0;
 };

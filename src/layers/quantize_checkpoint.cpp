@@ -99,9 +99,10 @@ class CheckpointQuantizer {
       }
     }
     if (tasks_.empty()) {
-      throw_invalid("{}: no tensor is left to quantize to {}; look at the reasons with a dry run, "
-                    "and at --include and --exclude",
-                    printable(source_.path()), spec_.info.name);
+      throw_invalid(
+          "{}: no tensor is left to quantize to {}; look at the reasons with a dry run, "
+          "and at --include and --exclude",
+          printable(source_.path()), spec_.info.name);
     }
   }
 
@@ -120,8 +121,7 @@ class CheckpointQuantizer {
     report.target_bytes = tensor.info.size_bytes;
     if (selection.is_linear) model_.ignored_modules.emplace_back(module_of(tensor.info.name));
     memory_.add_copy(tensor.info.size_bytes);
-    items_.push_back(
-        copy_item(source_, tensor, [this] { return memory_.copy_buffer_bytes(); }));
+    items_.push_back(copy_item(source_, tensor, [this] { return memory_.copy_buffer_bytes(); }));
   }
 
   void add_task(const CheckpointTensor& tensor, TensorReport& report) {
@@ -132,9 +132,11 @@ class CheckpointQuantizer {
     task->ranges = memory_.add(tensor.info.name, task->rows(),
                                [&](int64_t rows) { return range_cost(tensor.info, rows); });
     RewriteItem item = copy_item(source_, tensor, {});
-    item.tensors = stored_parts(spec_, std::string(module_of(task->name())) + ".", task->rows(),
-                                task->cols());
-    item.write = [this, &task = *task](SafetensorsWriter& writer) { quantize_weight(task, writer); };
+    item.tensors =
+        stored_parts(spec_, std::string(module_of(task->name())) + ".", task->rows(), task->cols());
+    item.write = [this, &task = *task](SafetensorsWriter& writer) {
+      quantize_weight(task, writer);
+    };
     report.action = "quantize";
     report.target_bytes = CodedRows::buffer_bytes(spec_, task->rows(), task->cols()) +
                           (spec_.global_scale.exists() ? sizeof(float) : 0);
@@ -174,8 +176,8 @@ class CheckpointQuantizer {
     return job;
   }
 
-  // A head that is tied to the embedding has no tensor, but loaders build a Linear module for it and
-  // would look for its codes.
+  // A head that is tied to the embedding has no tensor, but loaders build a Linear module for it
+  // and would look for its codes.
   void add_untied_head() {
     const bool is_there = source_.find("lm_head.weight") != nullptr;
     if (!is_there) model_.ignored_modules.emplace_back("lm_head");
@@ -195,10 +197,10 @@ class CheckpointQuantizer {
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
     metadata[kConventionKey] = spec_.info.name;
-    metadata["narrowfloat.settings"] = fmt::format(
-        "math={} mx_scale={} scale_search={}", narrowfloat::name(options_.math),
-        narrowfloat::name(options_.mx_scale),
-        options_.scale_search == ScaleSearch::kAmax ? "amax" : "4over6");
+    metadata["narrowfloat.settings"] =
+        fmt::format("math={} mx_scale={} scale_search={}", narrowfloat::name(options_.math),
+                    narrowfloat::name(options_.mx_scale),
+                    options_.scale_search == ScaleSearch::kAmax ? "amax" : "4over6");
     return metadata;
   }
 

@@ -2,11 +2,11 @@
 // its name only when everything is on disk (checkpoint_target.h).
 #include "layers/rewrite.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <fcntl.h>
 #include <filesystem>
+#include <limits>
+#include <unistd.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+
 #include <nlohmann/json.hpp>
 
 #include "base/throw_error.h"
@@ -89,8 +90,9 @@ void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
       return glob_matches(glob, t.name);
     });
     if (!found) {
-      throw_invalid("{}: '{}' matches no tensor; globs apply to whole names, as '*.down_proj.weight'",
-                    option, printable(glob));
+      throw_invalid(
+          "{}: '{}' matches no tensor; globs apply to whole names, as '*.down_proj.weight'", option,
+          printable(glob));
     }
   }
 }
@@ -100,8 +102,8 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
   const std::string_view module = module_of(tensor.name);
   const NameRule* rule = module.empty() ? nullptr : name_rule(module);
   Selection selection;
-  selection.is_linear = !module.empty() && tensor.shape.size() == 2 &&
-                        (rule == nullptr || rule->is_linear);
+  selection.is_linear =
+      !module.empty() && tensor.shape.size() == 2 && (rule == nullptr || rule->is_linear);
   const bool included = matches_any(rules.include, tensor.name);
   if (matches_any(rules.exclude, tensor.name)) {
     selection.reason = "excluded";

@@ -23,8 +23,9 @@ struct SelectionRules {
 
 struct Selection {
   bool quantize = false;
-  std::string reason;      // Why not.
-  bool is_linear = false;  // The weight of a linear module: configs must list it if it is left alone.
+  std::string reason;  // Why not.
+  bool is_linear =
+      false;  // The weight of a linear module: configs must list it if it is left alone.
 };
 
 // One entry per tensor. Throws kInvalidArgument for an included tensor that cannot be quantized and

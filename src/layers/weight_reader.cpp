@@ -75,8 +75,7 @@ bool PlainReader::load(int64_t first, int64_t count) {
   if (loaded_rows_ == count && loaded_first_ == first) return false;
   loaded_rows_ = 0;
   const uint64_t begin = buffer_bytes(tensor_.info, first);
-  checkpoint_.read(tensor_, begin,
-                   std::span(buffer_).first(buffer_bytes(tensor_.info, count)));
+  checkpoint_.read(tensor_, begin, std::span(buffer_).first(buffer_bytes(tensor_.info, count)));
   loaded_first_ = first;
   loaded_rows_ = count;
   return true;

@@ -8,17 +8,18 @@ import pytest
 from conftest import (DONE, FINDINGS, TINY_MOE, UNSUPPORTED, USAGE, bf16_weight, run, run_json,
                       run_ok, write_safetensors)
 
-CONVENTIONS = {"nvfp4": 4.5, "nvfp4-ct": 4.5, "nvfp4-modelopt": 4.5, "mxfp4": 4.25, "mxfp4-ct": 4.25,
-               "mxfp8": 8.25, "mxfp8-ct": 8.25, "fp8-block": 8.002}
+BITS_PER_WEIGHT = {"nvfp4": 4.5, "nvfp4-ct": 4.5, "nvfp4-modelopt": 4.5, "mxfp4": 4.25,
+                   "mxfp4-ct": 4.25, "mxfp8": 8.25, "mxfp8-ct": 8.25, "fp8-block": 8.002}
 FORMATS = ["nvfp4", "nvfp4_per_token", "mxfp4", "mxfp8", "fp8_1x128", "fp8_128x128", "fp8_tensor"]
 FIGURES = ["elements", "mse", "relative_error", "sqnr_db", "cosine", "norm_ratio", "max_abs",
            "max_abs_index", "clipped_percent", "flushed_percent", "nonfinite"]
 
 
-@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("convention", BITS_PER_WEIGHT)
 def test_quantize_writes_what_inspect_recognises(tmp_path, convention):
     document = run_json("quantize", TINY_MOE, tmp_path / "out", "--to", convention)
-    assert document["converted"]["bits_per_weight"] == pytest.approx(CONVENTIONS[convention], abs=.01)
+    expected_bits = pytest.approx(BITS_PER_WEIGHT[convention], abs=0.01)
+    assert document["converted"]["bits_per_weight"] == expected_bits
     assert document["target_bytes"] < 0.6 * document["source_bytes"]
     assert document["figures"]["sqnr_db"] > 15
     assert document["figures"]["cosine"] > 0.98
@@ -32,8 +33,8 @@ def test_quantize_writes_what_inspect_recognises(tmp_path, convention):
 
 def test_quantize_summary_for_people(tmp_path):
     text = run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4").stdout
-    for word in ("nvfp4-ct", "quantized", "copied", "bits per weight", "times smaller", "SQNR", "dB",
-                 "cosine", "norm ratio", "GB/s"):
+    for word in ("nvfp4-ct", "quantized", "copied", "bits per weight", "times smaller", "SQNR",
+                 "dB", "cosine", "norm ratio", "GB/s"):
         assert word in text, word
 
 
@@ -91,7 +92,8 @@ def test_quantize_options_that_nvfp4_takes(tmp_path, small_file, options):
 
 @pytest.mark.parametrize("rule", ["up", "floor", "even"])
 def test_quantize_mx_scale(tmp_path, small_file, rule):
-    run_ok("quantize", small_file, tmp_path / "out.safetensors", "--to", "mxfp4", "--mx-scale", rule)
+    target = tmp_path / "out.safetensors"
+    run_ok("quantize", small_file, target, "--to", "mxfp4", "--mx-scale", rule)
 
 
 def test_threads_do_not_change_the_file(tmp_path, small_file):
@@ -158,8 +160,8 @@ def test_inspect_csv():
     rows = list(csv.DictReader(io.StringIO(run_ok("inspect", TINY_MOE, "--csv").stdout)))
     assert len(rows) == 231
     norm = next(row for row in rows if row["tensor"] == "model.norm.weight")
-    assert norm == {"kind": "BF16", "shape": "256", "size_bytes": "512", "bits_per_weight": "16.000",
-                    "tensor": "model.norm.weight"}
+    assert norm == {"kind": "BF16", "shape": "256", "size_bytes": "512",
+                    "bits_per_weight": "16.000", "tensor": "model.norm.weight"}
 
 
 def test_diff_of_equal_checkpoints():
@@ -197,10 +199,10 @@ def test_diff_csv(quantized):
 
 
 def test_diff_names_tensors_that_are_missing_or_of_another_shape(tmp_path):
-    write_safetensors(tmp_path / "a.safetensors", {"x": bf16_weight(2, 4), "only_a": bf16_weight(1, 4)})
-    write_safetensors(tmp_path / "b.safetensors", {"x": bf16_weight(4, 2), "only_b": bf16_weight(1, 4)})
-    document = run_json("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors",
-                        expected=FINDINGS)
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    write_safetensors(a, {"x": bf16_weight(2, 4), "only_a": bf16_weight(1, 4)})
+    write_safetensors(b, {"x": bf16_weight(4, 2), "only_b": bf16_weight(1, 4)})
+    document = run_json("diff", a, b, expected=FINDINGS)
     assert {tensor["name"]: tensor["status"] for tensor in document["tensors"]} == {
         "x": "shape differs", "only_a": "only in A", "only_b": "only in B"}
 
@@ -224,7 +226,8 @@ def test_explain_obeys_the_forced_implementation():
 
 
 def test_explain_says_when_nothing_fits():
-    result = run("explain", "quantize", "--format", "nvfp4", "--shape", "4x96", "--device", "cuda:99")
+    result = run("explain", "quantize", "--format", "nvfp4", "--shape", "4x96", "--device",
+                 "cuda:99")
     assert result.returncode == UNSUPPORTED
     assert "no implementation fits" in result.stdout
 
@@ -270,8 +273,8 @@ def test_bench_json():
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("math", ["exact", "fast"])
 def test_bench_csv(dtype, math):
-    text = run_ok("bench", "quantize", "--format", "nvfp4", "--format", "mxfp4", "--shape", "64x128",
-                  "--min-time", "0", "--dtype", dtype, "--math", math, "--csv").stdout
+    text = run_ok("bench", "quantize", "--format", "nvfp4", "--format", "mxfp4", "--shape",
+                  "64x128", "--min-time", "0", "--dtype", dtype, "--math", math, "--csv").stdout
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [(row["op"], row["format"], row["result"]) for row in rows] == [
         ("quantize", "nvfp4", "correct"), ("quantize", "mxfp4", "correct")]

@@ -7,8 +7,8 @@ import struct
 import subprocess
 
 import pytest
-from conftest import (CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED, TINY_MOE, UNSUPPORTED, USAGE,
-                      bf16_weight, run, run_ok, write_safetensors)
+from conftest import (CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED, TINY_MOE, UNSUPPORTED,
+                      USAGE, bf16_weight, run, run_ok, write_safetensors)
 
 COMMANDS = ["quantize", "dequantize", "inspect", "diff", "explain", "doctor", "bench"]
 
@@ -152,22 +152,26 @@ def test_too_small_a_memory_budget_names_the_minimum(tmp_path, small_file):
     assert list(tmp_path.iterdir()) == [small_file]
 
 
-def test_unreadable_quantization_is_unsupported_but_listed(tmp_path):
+@pytest.fixture
+def gptq_model(tmp_path):
+    """A quantization method that this program does not read."""
     directory = tmp_path / "gptq"
     directory.mkdir()
-    write_safetensors(directory / "model.safetensors", {"layer.qweight": ("I32", [2, 2], bytes(16))})
-    (directory / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
-    result = run("inspect", directory)
+    write_safetensors(directory / "model.safetensors",
+                      {"layer.qweight": ("I32", [2, 2], bytes(16))})
+    config = {"quantization_config": {"quant_method": "gptq"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_unreadable_quantization_is_unsupported_but_listed(gptq_model):
+    result = run("inspect", gptq_model)
     assert result.returncode == UNSUPPORTED
     assert "gptq" in result.stderr and "layer.qweight" in result.stdout
 
 
-def test_dequantize_refuses_an_unreadable_quantization(tmp_path):
-    directory = tmp_path / "gptq"
-    directory.mkdir()
-    write_safetensors(directory / "model.safetensors", {"layer.qweight": ("I32", [2, 2], bytes(16))})
-    (directory / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
-    result = run("dequantize", directory, tmp_path / "out", "--dtype", "bf16")
+def test_dequantize_refuses_an_unreadable_quantization(tmp_path, gptq_model):
+    result = run("dequantize", gptq_model, tmp_path / "out", "--dtype", "bf16")
     assert result.returncode == UNSUPPORTED
     assert not (tmp_path / "out").exists()
 

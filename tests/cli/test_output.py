@@ -113,9 +113,10 @@ def test_hostile_names_are_escaped(tmp_path):
     source = tmp_path / "evil.safetensors"
     write_safetensors(source, {name: bf16_weight(2, 4),
                                "model.layers.0.mlp.up_proj.weight": bf16_weight(64, 128)})
-    for arguments in (["inspect", source], ["inspect", source, "--csv"], ["inspect", source, "--json"],
-                      ["diff", source, source, "-v"],
-                      ["quantize", source, tmp_path / "out.safetensors", "--to", "nvfp4", "-v"]):
+    target = tmp_path / "out.safetensors"
+    for arguments in (["inspect", source], ["inspect", source, "--csv"],
+                      ["inspect", source, "--json"], ["diff", source, source, "-v"],
+                      ["quantize", source, target, "--to", "nvfp4", "-v"]):
         result = run_ok(*arguments)
         for text in (result.stdout, result.stderr):
             assert not set(text) & set("\x1b\u202e\u009b"), arguments
@@ -126,7 +127,8 @@ def test_hostile_names_are_escaped(tmp_path):
 
 
 def test_hostile_arguments_are_escaped():
-    for arguments in (["\x1b[2J"], ["inspect", "\x1b[2J"], ["quantize", "a", "b", "--to", "\x1b[2J"]):
+    hostile = "\x1b[2J"
+    for arguments in ([hostile], ["inspect", hostile], ["quantize", "a", "b", "--to", hostile]):
         result = run(*arguments)
         assert result.returncode != DONE
         assert ESCAPE not in result.stderr

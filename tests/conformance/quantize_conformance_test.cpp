@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
+#include <ostream>
 
 #include "conformance/case_sampling.h"
 #include "conformance/quantize_expectations.h"
@@ -37,6 +38,8 @@ std::vector<Combination> all_combinations() {
   }
   return all;
 }
+
+void PrintTo(const Combination& combination, std::ostream* out) { *out << test_name(combination); }
 
 class QuantizeConformance : public ::testing::TestWithParam<Combination> {
  protected:

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <ostream>
 
 #include <fmt/format.h>
 
@@ -86,6 +87,8 @@ std::vector<uint8_t> expected_image(const Combination& c, const Extents& extents
   }
   return expected;
 }
+
+void PrintTo(const Combination& combination, std::ostream* out) { *out << test_name(combination); }
 
 class RelayoutConformance : public ::testing::TestWithParam<Combination> {};
 

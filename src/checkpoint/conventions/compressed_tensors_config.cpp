@@ -8,22 +8,22 @@ namespace narrowfloat {
 nlohmann::ordered_json compressed_tensors_config(const CompressedTensorsScheme& scheme,
                                                  const QuantizedModel& model) {
   const nlohmann::ordered_json weights = {
-      {"num_bits", scheme.num_bits},     {"type", "float"},
-      {"symmetric", true},               {"group_size", scheme.group_size},
-      {"strategy", scheme.strategy},     {"dynamic", false},
+      {"num_bits", scheme.num_bits},
+      {"type", "float"},
+      {"symmetric", true},
+      {"group_size", scheme.group_size},
+      {"strategy", scheme.strategy},
+      {"dynamic", false},
       {"scale_dtype", scheme.scale_dtype},
   };
   const nlohmann::ordered_json group = {
-      {"targets", {"Linear"}},        {"weights", weights},        {"input_activations", nullptr},
+      {"targets", {"Linear"}},         {"weights", weights},      {"input_activations", nullptr},
       {"output_activations", nullptr}, {"format", scheme.format},
   };
   return {
-      {"quant_method", "compressed-tensors"},
-      {"format", scheme.format},
-      {"quantization_status", "compressed"},
-      {"config_groups", {{"group_0", group}}},
-      {"ignore", model.ignored_modules},
-      {"kv_cache_scheme", nullptr},
+      {"quant_method", "compressed-tensors"}, {"format", scheme.format},
+      {"quantization_status", "compressed"},  {"config_groups", {{"group_0", group}}},
+      {"ignore", model.ignored_modules},      {"kv_cache_scheme", nullptr},
       {"global_compression_ratio", nullptr},
   };
 }

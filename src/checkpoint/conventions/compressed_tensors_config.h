@@ -1,8 +1,9 @@
 // The config of the compressed-tensors library, shared by its three conventions.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string_view>
+
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/conventions/convention.h"
 

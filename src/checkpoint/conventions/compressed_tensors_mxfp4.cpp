@@ -26,7 +26,9 @@ const ConventionSpec& compressed_tensors_mxfp4() {
       .values = {{"weight_packed"}, {DType::kU8}},
       .scales = {{"weight_scale"}, {DType::kU8, DType::kF8E8M0}},
       .is_declared_by =
-          [](const nlohmann::json& config) { return is_compressed_tensors(config, kScheme.format); },
+          [](const nlohmann::json& config) {
+            return is_compressed_tensors(config, kScheme.format);
+          },
       .quantization_config =
           [](const QuantizedModel& model) { return compressed_tensors_config(kScheme, model); },
   };

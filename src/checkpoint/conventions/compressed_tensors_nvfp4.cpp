@@ -24,7 +24,8 @@ const ConventionSpec& compressed_tensors_nvfp4() {
   static const ConventionSpec kSpec = {
       .info = {.id = Convention::kNvfp4CompressedTensors,
                .name = "nvfp4-ct",
-               .description = "NVFP4 weights as compressed-tensors stores them (vLLM, llm-compressor)",
+               .description =
+                   "NVFP4 weights as compressed-tensors stores them (vLLM, llm-compressor)",
                .format = FormatId::kNvfp4},
       .values = {{"weight_packed"}, {DType::kU8}},
       .scales = {{"weight_scale"}, {DType::kF8E4M3}},
@@ -34,7 +35,9 @@ const ConventionSpec& compressed_tensors_nvfp4() {
       .global_shape = {1},
       .zero_scales = ZeroScaleBytes{.zero_block = kEpsilon, .underflow = kEpsilon},
       .is_declared_by =
-          [](const nlohmann::json& config) { return is_compressed_tensors(config, kScheme.format); },
+          [](const nlohmann::json& config) {
+            return is_compressed_tensors(config, kScheme.format);
+          },
       .quantization_config =
           [](const QuantizedModel& model) { return compressed_tensors_config(kScheme, model); },
   };

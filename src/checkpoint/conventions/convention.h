@@ -6,12 +6,13 @@
 // One file each in this folder; registry.cpp has the list. Scales in files are always linear.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "narrowfloat/checkpoint.h"
 

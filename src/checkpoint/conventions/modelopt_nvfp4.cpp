@@ -38,7 +38,8 @@ ConfigFile hf_quant_config(const QuantizedModel& model) {
       {"group_size", kGroupSize},
       {"exclude_modules", model.ignored_modules},
   };
-  const nlohmann::ordered_json root = {{"producer", producer(model)}, {"quantization", quantization}};
+  const nlohmann::ordered_json root = {{"producer", producer(model)},
+                                       {"quantization", quantization}};
   return {"hf_quant_config.json", root.dump(2) + "\n"};
 }
 

@@ -32,8 +32,8 @@ bool contains(const std::vector<DType>& dtypes, DType dtype) {
   return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
 
-// "model.up_proj." for "model.up_proj.weight_packed" and "weight_packed"; empty optional if the name
-// ends otherwise.
+// "model.up_proj." for "model.up_proj.weight_packed" and "weight_packed"; empty optional if the
+// name ends otherwise.
 std::optional<std::string> prefix_of(std::string_view tensor, std::string_view suffix) {
   if (tensor == suffix) return "";
   if (!tensor.ends_with(suffix) || tensor[tensor.size() - suffix.size() - 1] != '.') {
@@ -104,8 +104,8 @@ class Fitter {
     // Blocks of 128 columns may be partial at the edge.
     const bool is_partial_ok = format.scale_type == ScaleType::kF32;
     if (overflow || (!is_partial_ok && cols % format.block_cols != 0)) {
-      fit_.problem = fmt::format("holds {} columns, which is not a multiple of {}", cols,
-                                 format.block_cols);
+      fit_.problem =
+          fmt::format("holds {} columns, which is not a multiple of {}", cols, format.block_cols);
     }
   }
 
@@ -132,8 +132,7 @@ class Fitter {
     const TensorInfo& info = companion->info;
     const bool shape_fits = std::find(shapes.begin(), shapes.end(), info.shape) != shapes.end();
     if (!shape_fits || !contains(rule.dtypes, info.dtype)) {
-      fit_.problem =
-          fmt::format("needs a companion {}, got {}", wanted, tensor_text(info));
+      fit_.problem = fmt::format("needs a companion {}, got {}", wanted, tensor_text(info));
     }
     add_part(info);
   }
@@ -240,9 +239,8 @@ class Recogniser {
   [[noreturn]] void throw_misfit(const TensorInfo& info, const Fit& fit) const {
     const std::string reason = declared_ ? fmt::format("{} declares", declared_->source)
                                          : std::string("the nearest convention is");
-    throw_error(ErrorKind::kCorruptData, "{}: tensor {} {}; {} {}",
-                printable(checkpoint_.path()), tensor_text(info), fit.problem, reason,
-                fit.spec->info.name);
+    throw_error(ErrorKind::kCorruptData, "{}: tensor {} {}; {} {}", printable(checkpoint_.path()),
+                tensor_text(info), fit.problem, reason, fit.spec->info.name);
   }
 
   [[noreturn]] void throw_ambiguous(const TensorInfo& info, const std::vector<Fit>& fits) const {

@@ -36,7 +36,8 @@ TEST(RsqrtRn, IsCorrectlyRounded) {
   int differs_from_float = 0;
   for (int i = 0; i < 300000; ++i) {
     // Mantissa and exponent parity decide everything.
-    const float x = bits_float(((127U + random() % 2U) << 23) | (random() & 0x7FFFFFU));
+    const float x = bits_float((127U + static_cast<uint32_t>(random() % 2)) << 23 |
+                               static_cast<uint32_t>(random() & 0x7FFFFFU));
     const float y = rsqrt_rn(x);
     const long double step = std::nextafter(y, kInfinity) - y;
     const long double low = y - step / 2;

@@ -135,17 +135,14 @@ TEST(Fp8Block, ReciprocalHasTheStatedNumbersOfSpecialMaxima) {
 
 TEST(Fp8Block, ReciprocalAndQuotientDifferAsOftenAsStated) {
   int multipliers = 0;
-  int inverses = 0;
   int quotients = 0;
   for (uint32_t code = 1; code <= 0x7F7F; ++code) {
     const float a = bf16_to_float(static_cast<uint16_t>(code));
     const auto fast = Fp8Block1x128::block_scale<FastMath>(a, ScalePair{}, BlockRules{});
     multipliers += fast.multiplier != 448.0F / a ? 1 : 0;
-    inverses += fast.stored != 1.0F / fast.multiplier ? 1 : 0;
     quotients += 1.0F / (448.0F / a) != a / 448.0F ? 1 : 0;
   }
   EXPECT_EQ(multipliers, 9338);
-  EXPECT_EQ(inverses, 8782);
   EXPECT_EQ(quotients, 10825);
 }
 

@@ -39,7 +39,8 @@ std::vector<float> values_with_zero_scales() {
 
 TEST(CodedRows, CompressedTensorsStoresOneEighthForZeroScales) {
   for (const MathMode math : {MathMode::kExact, MathMode::kFast}) {
-    CodedRows coded = encoded(compressed_tensors_nvfp4(), values_with_zero_scales(), {.math = math});
+    CodedRows coded =
+        encoded(compressed_tensors_nvfp4(), values_with_zero_scales(), {.math = math});
     EXPECT_EQ(coded.scales()[1], std::byte{0x20});
     EXPECT_EQ(coded.scales()[2], std::byte{0x20});
     EXPECT_EQ(coded.values()[8], std::byte{0x08});   // -0 keeps its sign.

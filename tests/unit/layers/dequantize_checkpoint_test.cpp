@@ -26,13 +26,15 @@ constexpr const char* kFp8Config =
 
 TEST_F(DequantizeCheckpoint, DecodesByHand) {
   const std::vector<uint8_t> packed = {0x21, 0x43, 0x65, 0x07, 0x98, 0xBA, 0xDC, 0xFE};
-  const std::vector<float> codes = {0.5F, 1, 1.5F, 2, 3, 4, 6, 0, -0.0F, -0.5F, -1, -1.5F, -2, -3, -4, -6};
+  const std::vector<float> codes = {0.5F,  1,     1.5F, 2,     3,  4,  6,  0,
+                                    -0.0F, -0.5F, -1,   -1.5F, -2, -3, -4, -6};
   write_model_file(dir_ / "in.safetensors",
                    {tensor_of("a.weight_packed", DType::kU8, {1, 8}, packed),
                     tensor_of<uint8_t>("a.weight_scale", DType::kF8E4M3, {1, 1}, {0x3C}),  // 1.5
                     tensor_of<float>("a.weight_global_scale", DType::kF32, {1}, {7.0F})});
   dequantize_checkpoint(dir_ / "in.safetensors", dir_ / "out.safetensors", {.dtype = DType::kF32});
-  const std::vector<float> values = stored_as<float>(Checkpoint(dir_ / "out.safetensors"), "a.weight");
+  const std::vector<float> values =
+      stored_as<float>(Checkpoint(dir_ / "out.safetensors"), "a.weight");
   for (size_t i = 0; i < codes.size(); ++i) EXPECT_EQ(values.at(i), codes[i] * (1.5F / 7.0F)) << i;
 }
 
@@ -71,8 +73,8 @@ TEST_F(DequantizeCheckpoint, ReturnsToPlainConfigs) {
 }
 
 TEST_F(DequantizeCheckpoint, ForgetsNestedDeclarations) {
-  write_model(dir_ / "in", fp8_model(tensor_of<float>("a.fc.weight_scale_inv", DType::kF32, {1, 1},
-                                                      {0.5F})));
+  write_model(dir_ / "in",
+              fp8_model(tensor_of<float>("a.fc.weight_scale_inv", DType::kF32, {1, 1}, {0.5F})));
   write_file(dir_ / "in/config.json",
              std::string("{\"x\": 1e-06, \"text_config\": ") + kFp8Config + "}");
   dequantize_checkpoint(dir_ / "in", dir_ / "out", {});
@@ -115,11 +117,11 @@ TEST_F(DequantizeCheckpoint, FindsCompanionsInOtherShards) {
 
 TEST_F(DequantizeCheckpoint, RefusesUnusableGlobalScales) {
   for (const float scale : {0.0F, -1.0F, std::numeric_limits<float>::infinity()}) {
-    write_model_file(dir_ / "in.safetensors",
-                     {tensor_of<uint8_t>("a.weight_packed", DType::kU8, {1, 8},
-                                         std::vector<uint8_t>(8, 0)),
-                      tensor_of<uint8_t>("a.weight_scale", DType::kF8E4M3, {1, 1}, {0x38}),
-                      tensor_of<float>("a.weight_global_scale", DType::kF32, {1}, {scale})});
+    write_model_file(
+        dir_ / "in.safetensors",
+        {tensor_of<uint8_t>("a.weight_packed", DType::kU8, {1, 8}, std::vector<uint8_t>(8, 0)),
+         tensor_of<uint8_t>("a.weight_scale", DType::kF8E4M3, {1, 1}, {0x38}),
+         tensor_of<float>("a.weight_global_scale", DType::kF32, {1}, {scale})});
     expect_error(ErrorKind::kCorruptData, "the global scale must be finite and positive", [&] {
       dequantize_checkpoint(dir_ / "in.safetensors", dir_ / "out.safetensors", {});
     });

@@ -34,7 +34,8 @@ TEST_F(DiffCheckpoints, OtherDtypesCanHoldTheSameValues) {
 TEST_F(DiffCheckpoints, SignsOfZeroAreNotedOnly) {
   std::vector<float> other = kValues;
   other[2] = -0.0F;
-  const CheckpointDiff result = diff({bf16_tensor("w", {4}, kValues)}, {bf16_tensor("w", {4}, other)});
+  const CheckpointDiff result =
+      diff({bf16_tensor("w", {4}, kValues)}, {bf16_tensor("w", {4}, other)});
   EXPECT_TRUE(result.equal);
   EXPECT_EQ(result.tensors.at(0).status, "same values");
   EXPECT_EQ(result.tensors.at(0).detail, "BF16; zeros of different sign");

@@ -38,8 +38,9 @@ TEST(ErrorFigures, EqualsDirectComputation) {
 
 TEST(ErrorFigures, ClippingIsJudgedPerBlock) {
   const std::vector<float> x = {1, 2, 3, -4};
-  const ClipLimits limits = {.block_cols = 2,
-                             .of_row = [](int64_t, std::vector<double>& out) { out = {1.5, 4}; }};
+  const ClipLimits limits = {.block_cols = 2, .of_row = [](int64_t, std::vector<double>& out) {
+                               out = {1.5, 4};
+                             }};
   ErrorAccumulator errors;
   add_errors(errors, {0, 1, 4}, f32_rows(x), f32_rows(x), &limits);
   EXPECT_EQ(figures_of(errors.total()).clipped_percent, 25);

@@ -42,10 +42,9 @@ TEST_F(QuantizeCheckpoint, WritesTheTensorsOfEveryConvention) {
       EXPECT_EQ(tensor->info.shape, part.shape) << part.name;
     }
     const Checkpoint source(source_);
-    for (const char* name : {"lm_head.weight", "model.embed_tokens.weight",
-                             "model.layers.0.mlp.gate.weight",
-                             "model.layers.0.input_layernorm.weight",
-                             "model.layers.0.self_attn.q_proj.bias"}) {
+    for (const char* name :
+         {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.gate.weight",
+          "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias"}) {
       EXPECT_EQ(stored_bytes(written, name), stored_bytes(source, name)) << name;
     }
   }
@@ -75,8 +74,7 @@ TEST_F(QuantizeCheckpoint, KeepsTheConfigAndAddsTheQuantization) {
   const auto config = nlohmann::json::parse(text);
   const auto& quantization = config.at("quantization_config");
   EXPECT_EQ(quantization.at("format"), "nvfp4-pack-quantized");
-  EXPECT_EQ(quantization.at("ignore"),
-            nlohmann::json({"lm_head", "model.layers.0.mlp.gate"}));
+  EXPECT_EQ(quantization.at("ignore"), nlohmann::json({"lm_head", "model.layers.0.mlp.gate"}));
   EXPECT_EQ(names_in(target_),
             (std::vector<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
 }
@@ -254,8 +252,7 @@ TEST_F(QuantizeCheckpoint, SingleFilesCarryTheirDeclaration) {
   EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.metadata().at("title"), "mine");
   EXPECT_EQ(file.metadata().at("narrowfloat.convention"), "mxfp8-ct");
-  EXPECT_EQ(file.metadata().at("narrowfloat.settings"),
-            "math=exact mx_scale=up scale_search=amax");
+  EXPECT_EQ(file.metadata().at("narrowfloat.settings"), "math=exact mx_scale=up scale_search=amax");
   EXPECT_EQ(report.target_bytes, file.file_size());
   EXPECT_EQ(report.files, std::vector<std::string>{"out.safetensors"});
 }

@@ -109,7 +109,8 @@ TEST(Selection, MergedWeightsShareAScale) {
   EXPECT_EQ(shared_scale_key(attention + "v_proj.weight"), attention + "qkv");
   EXPECT_EQ(shared_scale_key(attention + "o_proj.weight"), "");
   EXPECT_EQ(shared_scale_key("experts.1.gate_proj.weight"), "experts.1.gate_up");
-  EXPECT_NE(shared_scale_key("experts.1.up_proj.weight"), shared_scale_key("experts.2.up_proj.weight"));
+  EXPECT_NE(shared_scale_key("experts.1.up_proj.weight"),
+            shared_scale_key("experts.2.up_proj.weight"));
   EXPECT_EQ(shared_scale_key("experts.1.w1.weight"), shared_scale_key("experts.1.w3.weight"));
   EXPECT_EQ(shared_scale_key("experts.1.w2.weight"), "");
 }

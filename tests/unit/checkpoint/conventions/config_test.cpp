@@ -38,11 +38,9 @@ TEST(ConventionConfig, CompressedTensorsDescribesWeightsAlone) {
 }
 
 TEST(ConventionConfig, MxSchemesAreGroupsOf32) {
-  for (const auto& [convention, bits] :
-       {std::pair(Convention::kMxfp4CompressedTensors, 4),
-        std::pair(Convention::kMxfp8CompressedTensors, 8)}) {
-    const json weights =
-        config_of(convention).at("config_groups").at("group_0").at("weights");
+  for (const auto& [convention, bits] : {std::pair(Convention::kMxfp4CompressedTensors, 4),
+                                         std::pair(Convention::kMxfp8CompressedTensors, 8)}) {
+    const json weights = config_of(convention).at("config_groups").at("group_0").at("weights");
     EXPECT_EQ(weights.at("strategy"), "group");
     EXPECT_EQ(weights.at("group_size"), 32);
     EXPECT_EQ(weights.at("num_bits"), bits);

@@ -27,9 +27,7 @@ class Recognise : public testing::Test {
   void declare(Convention convention) {
     declare(convention_spec(convention).quantization_config({}).dump());
   }
-  std::vector<LogicalTensor> recognised() const {
-    return recognise(Checkpoint(dir_.path()));
-  }
+  std::vector<LogicalTensor> recognised() const { return recognise(Checkpoint(dir_.path())); }
   void expect_corrupt(std::string_view part) const {
     expect_error(ErrorKind::kCorruptData, part, [&] { recognised(); });
   }
@@ -70,7 +68,8 @@ TEST_F(Recognise, BitsPerElementCountAllParts) {
 }
 
 TEST_F(Recognise, PlainTensorsStayPlain) {
-  write({{"a.fc.weight", DType::kBF16, {4, 4}}, {"b.weight", DType::kF8E4M3, {4, 4}},
+  write({{"a.fc.weight", DType::kBF16, {4, 4}},
+         {"b.weight", DType::kF8E4M3, {4, 4}},
          {"c.weight", DType::kU8, {4}}});
   for (const LogicalTensor& tensor : recognised()) {
     EXPECT_FALSE(tensor.convention.has_value()) << tensor.name;
@@ -167,7 +166,8 @@ TEST_F(Recognise, OneWeightTwiceIsRefused) {
 TEST_F(Recognise, ADeclarationWithoutAnyQuantizedTensorIsRefused) {
   write({{"a.fc.weight", DType::kBF16, {4, 4}}});
   declare(Convention::kFp8Block);
-  expect_corrupt("config.json declares fp8-block (fp8, fmt e4m3, weight_block_size [128,128]), but");
+  expect_corrupt(
+      "config.json declares fp8-block (fp8, fmt e4m3, weight_block_size [128,128]), but");
 }
 
 TEST_F(Recognise, SmallShapesThatFitTwoConventionsNeedADeclaration) {
@@ -183,8 +183,7 @@ TEST_F(Recognise, UnreadableMethodsListTheReadableOnes) {
   for (const char* config :
        {R"({"quant_method": "gptq"})", R"({"quant_method": "mxfp4"})",
         R"({"quant_method": "fp8", "weight_block_size": [64, 64]})",
-        R"({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})",
-        R"({"quant_method": 5})",
+        R"({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})", R"({"quant_method": 5})",
         R"({"quant_method": "compressed-tensors", "format": "marlin-24"})"}) {
     declare(config);
     expect_error(ErrorKind::kUnsupported, "cannot be read; readable are nvfp4-ct, nvfp4-modelopt",

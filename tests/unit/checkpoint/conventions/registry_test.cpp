@@ -48,11 +48,11 @@ TEST(ConventionRegistry, PartsHaveTheirProducersNamesTypesAndShapes) {
       {Convention::kMxfp8CompressedTensors,
        {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kU8, {130, 90}}}},
       {Convention::kFp8Block,
-       {{"x.weight", DType::kF8E4M3, {130, 2880}},
-        {"x.weight_scale_inv", DType::kF32, {2, 23}}}},
+       {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale_inv", DType::kF32, {2, 23}}}},
   };
   for (const auto& [convention, parts] : cases) {
-    const std::vector<TensorSpec> specs = stored_parts(convention_spec(convention), "x.", 130, 2880);
+    const std::vector<TensorSpec> specs =
+        stored_parts(convention_spec(convention), "x.", 130, 2880);
     ASSERT_EQ(specs.size(), parts.size());
     for (size_t i = 0; i < parts.size(); ++i) {
       EXPECT_EQ(specs[i].name, parts[i].name);
