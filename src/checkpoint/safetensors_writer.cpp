@@ -14,8 +14,8 @@
 namespace narrowfloat {
 
 struct SafetensorsWriter::State {
-  State(const std::string& path, FileLayout planned, std::map<std::string, std::string> entries)
-      : layout(std::move(planned)), metadata(std::move(entries)), file(path) {
+  State(std::string path, FileLayout planned, std::map<std::string, std::string> entries)
+      : layout(std::move(planned)), metadata(std::move(entries)), file(std::move(path)) {
     file.reserve(layout.file_size);
     for (const TensorInfo& tensor : layout.tensors) by_name.emplace(tensor.name, &tensor);
   }
@@ -64,7 +64,7 @@ void SafetensorsWriter::State::check_read_back() const {
 SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors,
                                      std::map<std::string, std::string> metadata) {
   FileLayout layout = plan_layout(std::move(tensors), metadata);
-  state_ = std::make_unique<State>(path, std::move(layout), std::move(metadata));
+  state_ = std::make_unique<State>(std::move(path), std::move(layout), std::move(metadata));
 }
 
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept = default;

@@ -20,6 +20,7 @@ constexpr const char* kFooter = R"(Start here:
   narrowfloat diff MODEL OUT                   how much accuracy it cost
 Every command has --help with examples and exit codes. Documentation: docs/cli.md)";
 
+// Three lines; the first has nothing but the name and the version, for scripts.
 std::string version_text() {
   const BuildInfo info = build_info();
   std::string backends = "cpu";
@@ -51,6 +52,7 @@ void add_all(CLI::App& app, AllArguments& all) {
   add_bench(app, all.bench);
 }
 
+// REQUIRES: exactly one command was parsed.
 Command chosen_command(const CLI::App& app, AllArguments& all) {
   if (app.got_subcommand("quantize")) return all.quantize;
   if (app.got_subcommand("dequantize")) return all.dequantize;
@@ -69,6 +71,8 @@ std::string command_list(const CLI::App& app) {
   return list;
 }
 
+// CLI11's message names the option; what is added says where to look for the right one. Messages
+// may quote what the user typed.
 Reply usage_error(const CLI::App& app, std::string message) {
   const auto chosen = app.get_subcommands();
   const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();

@@ -43,6 +43,7 @@ void fill_floats(Bytes& out, int exponent_bits, int mantissa_bits) {
   }
 }
 
+// The same matrix on every call: cases are compared with each other.
 Bytes random_matrix(const BenchProblem& problem) {
   const TensorView shape =
       TensorView::contiguous(nullptr, problem.dtype, {problem.rows, problem.cols});
@@ -99,11 +100,13 @@ class ForceReference {
   std::optional<std::string> previous_;
 };
 
+// Of the timed runs; the run that warms up is not among them.
 struct Timing {
   int64_t num_runs = 0;
   double median_seconds = 0;
 };
 
+// The median, not the mean: one interruption by another process must not count.
 Timing time_runs(const std::function<void()>& body, double min_seconds) {
   using Clock = std::chrono::steady_clock;
   constexpr size_t kMinRuns = 5;
@@ -130,7 +133,7 @@ double time_memcpy(uint64_t size_bytes, double min_seconds) {
   const auto copy_part = [&](size_t part) {
     const size_t begin = std::min(part * share, size);
     const size_t end = std::min(begin + share, size);
-    std::copy(source.data() + begin, source.data() + end, target.data() + begin);
+    std::memcpy(target.data() + begin, source.data() + begin, end - begin);
   };
   const auto copy_all = [&] {
     std::vector<std::jthread> threads;
@@ -159,6 +162,7 @@ ExplainRequest explain_request(const BenchProblem& problem) {
   return request;
 }
 
+// Encode scales come from the tensor's maximum, as in a first-time quantization.
 BenchResult bench_quantize(const BenchProblem& problem) {
   const Bytes input = random_matrix(problem);
   const TensorView input_view =
@@ -175,6 +179,7 @@ BenchResult bench_quantize(const BenchProblem& problem) {
   return result_of(timing, input.size() + output.size_bytes(), output == expected);
 }
 
+// From the values that quantization makes of the same matrix; back to the same type.
 BenchResult bench_dequantize(const BenchProblem& problem) {
   const Bytes original = random_matrix(problem);
   QuantizedBuffers input(quantized_layout(problem.format, problem.rows, problem.cols));
@@ -205,6 +210,7 @@ double BenchResult::memcpy_gb_per_second() const {
 }
 
 BenchResult run_bench(const BenchProblem& problem) {
+  // The operation first, memcpy right after: both see the machine in the same state.
   BenchResult result =
       problem.op == "quantize" ? bench_quantize(problem) : bench_dequantize(problem);
   result.implementation = explain(problem.op, explain_request(problem)).chosen;

@@ -27,6 +27,7 @@ struct ReportTotals {
   Totals copied;
 };
 
+// The library has checked that the product fits.
 int64_t num_elements(const TensorReport& tensor) {
   int64_t elements = 1;
   for (const int64_t extent : tensor.shape) elements *= extent;
@@ -45,11 +46,13 @@ ReportTotals sum_up(const CheckpointReport& report) {
   return totals;
 }
 
+// 1 where there is nothing to compare: an empty checkpoint is neither smaller nor larger.
 double ratio(uint64_t numerator, uint64_t denominator) {
   if (denominator == 0) return 1;
   return static_cast<double>(numerator) / static_cast<double>(denominator);
 }
 
+// Of what was written: codes, scales and padding.
 double bits_per_weight(const Totals& totals) {
   if (totals.elements == 0) return 0;
   return 8 * static_cast<double>(totals.target_bytes) / static_cast<double>(totals.elements);
@@ -81,6 +84,7 @@ Json to_json(const TensorReport& tensor) {
   return json;
 }
 
+// Complete whatever -v and --quiet say: a program does not know which fields it will want.
 void print_document(const CheckpointReport& report, const ReportContext& context) {
   const ReportTotals totals = sum_up(report);
   Json document = json_document(context.command);
@@ -104,6 +108,7 @@ void print_document(const CheckpointReport& report, const ReportContext& context
   print_json(document);
 }
 
+// Both sets in one table, in the order of the checkpoint; faint rows are left alone.
 std::string tensor_table(const CheckpointReport& report, bool colored) {
   using enum Table::Align;
   Table table({{"action", kLeft},
@@ -124,6 +129,7 @@ std::string tensor_table(const CheckpointReport& report, bool colored) {
   return table.to_text(colored) + "\n";
 }
 
+// Over all quantized tensors.
 std::string figures_text(const ErrorFigures& figures) {
   std::string text = fmt::format(
       "SQNR       {:.2f} dB\n"
@@ -143,6 +149,7 @@ std::string time_text(const CheckpointReport& report) {
   return text + "\n";
 }
 
+// One fact on a line, the same labels for both commands, so that two runs can be compared by eye.
 std::string summary(const CheckpointReport& report, const ReportContext& context) {
   const ReportTotals totals = sum_up(report);
   const bool is_quantize = context.command == "quantize";

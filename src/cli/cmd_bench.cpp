@@ -15,6 +15,7 @@ struct BenchCase {
   BenchResult result;
 };
 
+// Operations outside, formats inside: what people compare stands together.
 std::vector<BenchProblem> problems_of(const BenchArguments& arguments) {
   std::vector<FormatId> formats = arguments.formats;
   if (formats.empty()) {
@@ -70,6 +71,7 @@ void print_document(const BenchArguments& arguments, const std::vector<BenchCase
   print_json(document);
 }
 
+// For people and for CSV: the names of the columns carry the units.
 Table case_table(const std::vector<BenchCase>& cases) {
   using enum Table::Align;
   Table table({{"op", kLeft},

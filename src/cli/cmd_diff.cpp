@@ -50,6 +50,8 @@ void print_document(const DiffArguments& arguments, const CheckpointDiff& diff) 
   print_json(document);
 }
 
+// One cell for each column of figure_table() up to the name. Few digits: the exact numbers are in
+// --json and --csv.
 std::vector<std::string> figure_cells(const ErrorFigures& figures) {
   return {fmt::format("{:.3e}", figures.mse),
           fmt::format("{:.5f}", figures.relative_error),
@@ -90,6 +92,7 @@ void add_tensor(Table& table, const TensorDiff& diff) {
   table.add_row(std::move(cells), is_compared ? Tone::kPlain : Tone::kBad);
 }
 
+// The worst tensors, the figures over all that differ, and a verdict.
 void print_table(const CheckpointDiff& diff, const OutputArguments& output) {
   const int64_t num_different = std::count_if(diff.tensors.begin(), diff.tensors.end(),
                                               [](const auto& tensor) { return !is_equal(tensor); });
@@ -117,6 +120,7 @@ void print_table(const CheckpointDiff& diff, const OutputArguments& output) {
   write_stdout(text);
 }
 
+// All tensors, numbers with all their digits, names of columns as the fields of --json.
 void print_csv(const CheckpointDiff& diff) {
   Table table({{"tensor"},
                {"status"},

@@ -9,6 +9,7 @@
 #include "cli/output.h"
 #include "cli/printable.h"
 #include "cli/size_text.h"
+#include "narrowfloat/error.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 // Large enough for every implementation to be worth its while, and a multiple of every block.
 constexpr int64_t kTypicalExtent = 4096;
 
+// What an operation on a format would use on a device.
 struct Choice {
   std::string_view op;
   std::string_view format;
@@ -23,11 +25,25 @@ struct Choice {
   Explanation explanation;
 };
 
+// The CPU, then every GPU that this build can see.
 std::vector<Device> devices() {
   std::vector<Device> devices = {Device{}};
   const auto num_gpus = static_cast<int>(gpu_info().size());
   for (int i = 0; i < num_gpus; ++i) devices.push_back({DeviceType::kCuda, i});
   return devices;
+}
+
+// What keeps explain() from answering, such as a wrong NARROWFLOAT_FORCE, is what doctor is asked
+// to find: it becomes the answer.
+Explanation explain_or_reason(std::string_view op, const ExplainRequest& request) {
+  try {
+    return explain(op, request);
+  } catch (const Error& error) {
+    Explanation explanation;
+    explanation.op = op;
+    explanation.candidates.push_back({.name = "error", .supported = false, .reason = error.what()});
+    return explanation;
+  }
 }
 
 std::vector<Choice> all_choices() {
@@ -40,13 +56,14 @@ std::vector<Choice> all_choices() {
                                      .rows = kTypicalExtent,
                                      .cols = kTypicalExtent,
                                      .device = device};
-        choices.push_back({op, format.name, to_string(device), explain(op, request)});
+        choices.push_back({op, format.name, to_string(device), explain_or_reason(op, request)});
       }
     }
   }
   return choices;
 }
 
+// All candidates: a bug report has to say why the expected one did not run.
 Json to_json(const Choice& choice) {
   Json candidates = Json::array();
   for (const Candidate& candidate : choice.explanation.candidates) {
@@ -109,11 +126,13 @@ std::string machine_text() {
   return text;
 }
 
+// "name (reason); name (reason)" of the candidates that would not run.
 std::string others_text(const Explanation& explanation) {
   std::string text;
   for (const Candidate& candidate : explanation.candidates) {
     if (candidate.name == explanation.chosen) continue;
-    text += fmt::format("{}{} ({})", text.empty() ? "" : "; ", candidate.name, candidate.reason);
+    text += fmt::format("{}{} ({})", text.empty() ? "" : "; ", candidate.name,
+                        printable(candidate.reason));
   }
   return text;
 }

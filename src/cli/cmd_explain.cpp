@@ -23,6 +23,7 @@ void print_document(const Explanation& explanation) {
   print_json(document);
 }
 
+// In the order in which the library asks.
 void print_table(const Explanation& explanation, bool colored) {
   Table table({{"implementation"}, {"verdict"}});
   for (const Candidate& candidate : explanation.candidates) {

@@ -50,6 +50,7 @@ void keep_matching(std::vector<LogicalTensor>& tensors, const std::vector<std::s
   });
 }
 
+// Every stored tensor as a plain one: what can be said without knowing the quantization.
 std::vector<LogicalTensor> stored_tensors(const Checkpoint& checkpoint) {
   std::vector<LogicalTensor> tensors;
   for (const CheckpointTensor& stored : checkpoint.tensors()) {
@@ -64,6 +65,8 @@ std::vector<LogicalTensor> stored_tensors(const Checkpoint& checkpoint) {
   return tensors;
 }
 
+// Only an unknown method falls back to stored tensors; a checkpoint that contradicts itself is an
+// error, because no listing of it would be right.
 Inspection look_into(const Checkpoint& checkpoint, const std::vector<std::string>& globs) {
   Inspection inspection;
   try {
@@ -152,6 +155,7 @@ void print_document(const InspectArguments& arguments, const Checkpoint& checkpo
   print_json(document);
 }
 
+// CSV has plain numbers and names of columns that carry the unit.
 Table tensor_table(const Inspection& inspection, DataFormat data) {
   using enum Table::Align;
   Table table({{"kind", kLeft},
@@ -169,6 +173,8 @@ Table tensor_table(const Inspection& inspection, DataFormat data) {
   return table;
 }
 
+// Totals by kind. The size in the heading is that of the files, headers included; those in the
+// table are of tensors.
 std::string summary(const InspectArguments& arguments, const Checkpoint& checkpoint,
                     const Inspection& inspection, bool colored) {
   const Totals totals = sum_up(inspection.tensors);

@@ -18,6 +18,7 @@ constexpr std::array kSignals = {SIGINT, SIGTERM};
 std::atomic<bool> interrupt_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
+// To put back what was there; one guard lives at a time.
 std::array<struct sigaction, kSignals.size()> previous_actions;
 
 void handle_signal(int /*signal*/) {

@@ -21,6 +21,7 @@ constexpr std::string_view kBugHint =
     "this is a device fault or a bug of narrowfloat: please report it with the output of "
     "`narrowfloat doctor`";
 
+// "error" in the line tells messages that end the program from warnings.
 ExitCode fail(ExitCode code, std::string_view message) {
   write_stderr(fmt::format("narrowfloat: error: {}\n", message));
   if (code == ExitCode::kInternal) write_stderr(fmt::format("narrowfloat: {}\n", kBugHint));
@@ -33,6 +34,7 @@ ExitCode answer(const Reply& reply) {
   return reply.code;
 }
 
+// Exceptions other than Error come from the standard library: memory, threads, or a bug.
 ExitCode run_program(int argc, const char* const* argv) {
   try {
     const std::variant<Command, Reply> parsed = parse_arguments(argc, argv);

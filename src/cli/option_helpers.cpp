@@ -23,6 +23,7 @@ CLI::App& add_command(CLI::App& app, const std::string& name, const std::string&
 
 CLI::Option* add_path(CLI::App& app, const std::string& name, std::string& path,
                       const std::string& help) {
+  // A blank text hides CLI11's "TEXT REQUIRED": the usage line says it already.
   return app.add_option(name, path, help)->required()->option_text(" ");
 }
 

@@ -119,6 +119,7 @@ void add_quantize(CLI::App& app, QuantizeArguments& arguments) {
       ->option_text("WHAT");
   add_writer(command, arguments);
   add_output(command, arguments.output, CsvSupport::kNo);
+  // Runs once all options of the command are known, in whatever order they came.
   command.callback([&arguments, choices] { check_conflicts(*choices, arguments.options); });
 }
 

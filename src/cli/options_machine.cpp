@@ -74,6 +74,7 @@ void add_bench(CLI::App& app, BenchArguments& arguments) {
       [&arguments](FormatId format) { arguments.formats.push_back(format); },
       fmt::format("May be repeated; default all: {}", format_list()))
       ->option_text("FORMAT ...")
+      // Called for every --format, not once with the last one.
       ->trigger_on_parse();
   add_parsed(
       command, "--shape", parse_shape,

@@ -28,11 +28,13 @@ int write_all(int descriptor, std::string_view text) {
   return 0;
 }
 
+// Without TERM nothing is known about the terminal.
 bool is_dumb_terminal() {
   const char* const term = std::getenv("TERM");
   return term == nullptr || std::string_view(term) == "dumb";
 }
 
+// ANSI codes of the basic palette: they follow the user's theme, on dark and on light ground.
 std::string_view color_code(Tone tone) {
   switch (tone) {
     case Tone::kPlain:
@@ -49,6 +51,7 @@ std::string_view color_code(Tone tone) {
   return "";
 }
 
+// Quoted only where it has to be.
 std::string csv_cell(std::string_view text) {
   if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
   std::string quoted = "\"";
@@ -118,6 +121,7 @@ std::string Table::to_text(bool colored) const {
       if (i > 0) text += "  ";
       text += is_right ? padding + cells[i] : cells[i] + padding;
     }
+    // No trailing blanks: they would show when a line is copied or compared.
     text.erase(text.find_last_not_of(' ') + 1);
     return paint(text, tone, colored) + "\n";
   };

@@ -19,6 +19,7 @@ constexpr double kDrawIntervalSeconds = 0.1;
 constexpr uint64_t kLineIntervalPercent = 10;
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
+// Asked on every redraw: the window may have been resized.
 size_t terminal_width() {
   winsize size{};
   constexpr size_t kUsual = 80;
@@ -26,6 +27,7 @@ size_t terminal_width() {
   return size.ws_col;
 }
 
+// Rounded down, so that 100 means done.
 uint64_t percent_of(const ProgressEvent& event) {
   if (event.total_bytes == 0) return 100;
   const double share =

@@ -13,6 +13,7 @@ namespace narrowfloat::cli {
 // "quantize  42%  1.05 GB of 2.50 GB, 350.00 MB/s, 4.1 s left  model.layers.3.mlp..."
 std::string progress_line(std::string_view verb, const ProgressEvent& event, double seconds);
 
+// One for each run of a command; update() is called from the thread that made it.
 class Progress {
  public:
   Progress(std::string verb, ProgressMode mode, const OutputArguments& output);

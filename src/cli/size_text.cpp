@@ -22,10 +22,12 @@ std::string to_lower(std::string_view text) {
   return lower;
 }
 
+// The text is quoted as it is: whoever prints the message escapes it.
 [[noreturn]] void refuse(std::string_view text, std::string_view expected) {
   throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, expected));
 }
 
+// Suffixes in lower case and what they multiply by.
 struct Unit {
   std::string_view suffix;
   double factor;

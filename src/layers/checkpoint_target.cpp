@@ -50,7 +50,7 @@ void rename_or_throw(const std::string& from, const std::string& to) {
 // A new directory beside `target`: TARGET.partial-N with the first free number.
 std::string make_staging(const std::string& target) {
   for (int number = 1;; ++number) {
-    const std::string path = fmt::format("{}.partial-{}", target, number);
+    std::string path = fmt::format("{}.partial-{}", target, number);
     if (mkdir(path.c_str(), 0777) == 0) return path;
     if (errno != EEXIST) throw_errno(path, "make the directory");
   }

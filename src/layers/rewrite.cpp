@@ -152,7 +152,7 @@ class Rewriter {
 RewriteResult rewrite_checkpoint(RewriteJob job) { return Rewriter(std::move(job)).run(); }
 
 RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
-                      std::function<uint64_t()> buffer_bytes) {
+                      const std::function<uint64_t()>& buffer_bytes) {
   RewriteItem item;
   item.name = tensor.info.name;
   item.tensors = {{tensor.info.name, tensor.info.dtype, tensor.info.shape}};

@@ -49,7 +49,7 @@ RewriteResult rewrite_checkpoint(RewriteJob job);
 
 // An item that copies a tensor byte by byte, `buffer_bytes()` at a time.
 RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
-                      std::function<uint64_t()> buffer_bytes);
+                      const std::function<uint64_t()>& buffer_bytes);
 
 // The metadata of the source with our keys taken out, where it is a single file; "format" always.
 std::map<std::string, std::string> base_metadata(const Checkpoint& source);

@@ -110,17 +110,14 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
   } else if (included && !why_not.empty()) {
     throw_invalid("include: tensor '{}' cannot be quantized to {}: {}", printable(tensor.name),
                   name(rules.format), why_not);
-  } else if (included) {
-    selection.quantize = true;
   } else if (!why_not.empty()) {
     selection.reason = why_not;
-  } else if (rule != nullptr) {
+  } else if (!included && rule != nullptr) {
     selection.reason = rule->reason;
-  } else if (matches_any(rules.excluded_modules, module)) {
+  } else if (!included && matches_any(rules.excluded_modules, module)) {
     selection.reason = "excluded by the source config";
-  } else {
-    selection.quantize = true;
   }
+  selection.quantize = selection.reason.empty();
   return selection;
 }
 

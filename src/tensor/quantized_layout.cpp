@@ -42,6 +42,11 @@ void check_extents(const FormatInfo& info, int64_t rows, int64_t cols, ScaleLayo
     throw_invalid("groups: need batch 1 and layout mn_major, got batch {} and {}", options.batch,
                   name(scale_layout));
   }
+  // Each group may add 31 rows of padding.
+  if (options.groups > (INT64_MAX - rows) / 31) {
+    throw_invalid("groups: {} groups of {} rows in all exceed 2^63 scale rows", options.groups,
+                  rows);
+  }
 }
 
 }  // namespace

@@ -245,6 +245,11 @@ def test_doctor():
         assert word in text
 
 
+def test_doctor_works_where_the_environment_is_wrong():
+    text = run_ok("doctor", env={"NARROWFLOAT_FORCE": "quantize:turbo"}).stdout
+    assert "nothing" in text and 'no implementation "turbo"' in text
+
+
 def test_doctor_json():
     document = run_json("doctor")
     assert list(document) == ["schema_version", "command", "version", "build", "cpu", "gpus",

@@ -1,9 +1,8 @@
 // Every implementation of tensor_amax and row_amax against a maximum over bit patterns.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include "base/host_device.h"
 #include "conformance/case_sampling.h"
@@ -49,10 +48,9 @@ TEST_P(AmaxConformance, EveryImplementationFindsTheMaximum) {
     const bool per_row = random.chance(50);
     const uint64_t seed = random.bits();
     for (const AmaxImpl& impl : amax_impls()) {
-      const std::string note = fmt::format("{}\n  {} {}x{}x{} gap {} {}",
-                                           repro_line("amax", impl.name, index), name(fill),
-                                           shape.batch, shape.rows, shape.cols, shape.gap,
-                                           per_row ? "rows" : "tensor");
+      const std::string note = fmt::format(
+          "{}\n  {} {}x{}x{} gap {} {}", repro_line("amax", impl.name, index), name(fill),
+          shape.batch, shape.rows, shape.cols, shape.gap, per_row ? "rows" : "tensor");
       set_crash_note(note.c_str());
       for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
         const BufferStyle style{.poison = guard == Guard::kPage ? uint8_t{0x7F} : uint8_t{0xCC},

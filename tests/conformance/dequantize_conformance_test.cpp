@@ -1,10 +1,9 @@
 // Every implementation of dequantize, in every format and layout, against the oracle, on random
 // codes and scales: all codes, NaN scales, bytes 0, 254 and 255, every axis of the global scale.
-#include <gtest/gtest.h>
-
 #include <cstring>
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include "base/host_device.h"
 #include "conformance/case_sampling.h"
@@ -53,8 +52,8 @@ DequantizeCase sample_case(FormatId format, ScaleLayoutId layout, uint64_t seed)
   if (info.has_row_scale) {
     c.axis = GlobalAxis::kBatchRows;
   } else if (info.has_global_scale) {
-    c.axis = random.pick({GlobalAxis::kNone, GlobalAxis::kOne, GlobalAxis::kRows,
-                          GlobalAxis::kBatch});
+    c.axis =
+        random.pick({GlobalAxis::kNone, GlobalAxis::kOne, GlobalAxis::kRows, GlobalAxis::kBatch});
   }
   c.divides = info.has_global_scale && random.chance(30);
   if (format == FormatId::kFp8Block1x128 && layout == ScaleLayoutId::kMnMajor &&
@@ -106,13 +105,10 @@ void fill_scales(QuantizedTensor& tensor, Random& random) {
 }
 
 QuantizedTensor make_input(const DequantizeCase& c, const BufferStyle& style) {
-  const int64_t groups =
-      c.row_offsets.empty() ? 0 : static_cast<int64_t>(c.row_offsets.size()) - 1;
-  const auto layout = quantized_layout(c.format, c.rows, c.cols,
-                                       {.scale_layout = c.layout,
-                                        .batch = c.batch,
-                                        .alignment = c.alignment,
-                                        .groups = groups});
+  const int64_t groups = c.row_offsets.empty() ? 0 : static_cast<int64_t>(c.row_offsets.size()) - 1;
+  const auto layout = quantized_layout(
+      c.format, c.rows, c.cols,
+      {.scale_layout = c.layout, .batch = c.batch, .alignment = c.alignment, .groups = groups});
   QuantizedTensor tensor(layout, style, num_global_scales(c));
   Random random(c.seed + 1);
   fill_scales(tensor, random);

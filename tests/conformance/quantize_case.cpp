@@ -167,8 +167,8 @@ class Sampler {
                                    Fp8ScaleRule::kPow2Ceil});
     const bool is_fast =
         case_.math == MathMode::kFast && case_.fp8_rule == Fp8ScaleRule::kReciprocal;
-    const bool divides = case_.fp8_rule == Fp8ScaleRule::kAmaxDiv ||
-                         case_.fp8_rule == Fp8ScaleRule::kPow2Ceil;
+    const bool divides =
+        case_.fp8_rule == Fp8ScaleRule::kAmaxDiv || case_.fp8_rule == Fp8ScaleRule::kPow2Ceil;
     if (!is_fast && random_.chance(40)) {
       case_.fp8_eps = random_.pick({448.0F * 0x1p-126F, 1e-10F, 1e-4F, 3.0F});
       if (!divides && random_.chance(40)) case_.fp8_eps = 0.0F;
@@ -240,10 +240,10 @@ QuantizeCase sample_quantize_case(FormatId format, ScaleLayoutId layout, MathMod
 }
 
 std::string to_string(const QuantizeCase& c) {
-  std::string text = fmt::format(
-      "{} {} {}x{}x{} gap {} rank {} misaligned {} fill {} -> {} {} {}", name(c.source),
-      name(c.dtype), c.batch, c.rows, c.cols, c.gap, c.input_rank, c.misalignment, name(c.fill),
-      name(c.format), name(c.layout), name(c.math));
+  std::string text =
+      fmt::format("{} {} {}x{}x{} gap {} rank {} misaligned {} fill {} -> {} {} {}", name(c.source),
+                  name(c.dtype), c.batch, c.rows, c.cols, c.gap, c.input_rank, c.misalignment,
+                  name(c.fill), name(c.format), name(c.layout), name(c.math));
   if (c.alignment != 32) text += fmt::format(" alignment {}", c.alignment);
   if (c.encode_scale) text += fmt::format(" encode_scale {:a}", *c.encode_scale);
   if (!c.encode_scales.empty()) text += fmt::format(" encode_scales[{}]", c.encode_scales.size());

@@ -1,10 +1,10 @@
 // Every implementation of quantize, in every format, layout and math mode, against the oracle: bit
 // for bit, in two surroundings that must not matter. A new implementation, format or layout needs
 // no change here.
-#include <gtest/gtest.h>
-
 #include <iostream>
 #include <ostream>
+
+#include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
 #include "conformance/quantize_expectations.h"
@@ -22,8 +22,8 @@ struct Combination {
 };
 
 std::string test_name(const Combination& combination) {
-  return std::string(name(combination.format)) + "_" + std::string(name(combination.layout)) +
-         "_" + std::string(name(combination.math));
+  return std::string(name(combination.format)) + "_" + std::string(name(combination.layout)) + "_" +
+         std::string(name(combination.math));
 }
 
 std::vector<Combination> all_combinations() {
@@ -101,8 +101,8 @@ class QuantizeConformance : public ::testing::TestWithParam<Combination> {
 TEST_P(QuantizeConformance, EveryImplementationGivesTheOraclesBytes) {
   for_cases(kCasesPerCombination, [&](int64_t index) { run_case(index); });
   std::cout << test_name(GetParam()) << ": " << cases_ << " cases, " << blocks_ << " blocks, "
-            << skipped_ << " skipped, " << mistrusted_ << " mistrusted ("
-            << ordinary_mistrusted_ << " of " << ordinary_ << " ordinary ones)\n";
+            << skipped_ << " skipped, " << mistrusted_ << " mistrusted (" << ordinary_mistrusted_
+            << " of " << ordinary_ << " ordinary ones)\n";
   // Denormals, sparse data and absurd scales give zeros; ordinary data must not. (It does where
   // `fast` flushes data of a very small exponent.)
   EXPECT_LE(ordinary_mistrusted_, 5 + ordinary_ / 4);

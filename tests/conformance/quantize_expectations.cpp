@@ -38,8 +38,8 @@ std::vector<bool> owned_scales(const QuantizeCase& c, const QuantizedLayout& lay
     for (int64_t row = 0; row < c.rows; ++row) {
       if (!c.is_visited(batch, row)) continue;
       // Blocks that hold only pad columns stay zero.
-      const int64_t blocks = (c.cols + format_info(c.format).block_cols - 1) /
-                             format_info(c.format).block_cols;
+      const int64_t blocks =
+          (c.cols + format_info(c.format).block_cols - 1) / format_info(c.format).block_cols;
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t offset = scale_offset(scale_layout, c.scale_row(row), block,
                                             layout.scale_rows, layout.scale_blocks);
@@ -109,8 +109,8 @@ std::string finite_violation(const QuantizeCase& c, const QuantizedLayout& layou
   const FormatInfo& info = format_info(c.format);
   const std::vector<uint8_t>& scales = output.tensor.scales;
   for (size_t i = 0; i < scales.size(); i += static_cast<size_t>(bytes(info.scale_type))) {
-    bool is_bad = info.scale_type == ScaleType::kE4M3 ? (scales[i] & 0x7F) == 0x7F
-                                                      : scales[i] == 0xFF;
+    bool is_bad =
+        info.scale_type == ScaleType::kE4M3 ? (scales[i] & 0x7F) == 0x7F : scales[i] == 0xFF;
     if (info.scale_type == ScaleType::kF32) {
       float scale = 0.0F;
       std::memcpy(&scale, scales.data() + i, 4);
@@ -169,8 +169,8 @@ std::string difference(const QuantizeCase& c, const QuantizeOutput& expected,
   std::string text = first_difference("scales", expected.tensor.scales, actual.tensor.scales);
   if (text.empty()) text = value_difference(c, expected, actual);
   if (text.empty()) {
-    text = first_difference("global_scale", expected.tensor.global_scale,
-                            actual.tensor.global_scale);
+    text =
+        first_difference("global_scale", expected.tensor.global_scale, actual.tensor.global_scale);
   }
   if (text.empty()) {
     text = first_difference("extra_scales", expected.extra_scales, actual.extra_scales);

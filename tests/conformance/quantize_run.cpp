@@ -130,13 +130,10 @@ std::vector<uint8_t> all_outputs(const Buffers& b) {
 }  // namespace
 
 QuantizedLayout layout_of(const QuantizeCase& c) {
-  const int64_t groups =
-      c.row_offsets.empty() ? 0 : static_cast<int64_t>(c.row_offsets.size()) - 1;
-  return quantized_layout(c.format, c.rows, c.cols,
-                          {.scale_layout = c.layout,
-                           .batch = c.batch,
-                           .alignment = c.alignment,
-                           .groups = groups});
+  const int64_t groups = c.row_offsets.empty() ? 0 : static_cast<int64_t>(c.row_offsets.size()) - 1;
+  return quantized_layout(
+      c.format, c.rows, c.cols,
+      {.scale_layout = c.layout, .batch = c.batch, .alignment = c.alignment, .groups = groups});
 }
 
 Matrix input_of(const QuantizeCase& c) {
@@ -168,8 +165,7 @@ std::optional<QuantizeOutput> run_quantize(const QuantizeCase& c, std::string_vi
                         .norm_output = b.norm_output.elements(),
                         .residual = b.residual.elements()};
   output.canaries_intact = all_intact(b);
-  output.inputs_unchanged =
-      input == b.input.buffer().copy() && vector == b.vector.buffer().copy();
+  output.inputs_unchanged = input == b.input.buffer().copy() && vector == b.vector.buffer().copy();
   return output;
 }
 

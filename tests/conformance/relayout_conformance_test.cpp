@@ -1,11 +1,10 @@
 // Every implementation of relayout, for every format and pair of layouts, against positions taken
 // from scale_offset() one scale at a time.
-#include <gtest/gtest.h>
-
 #include <cstring>
 #include <ostream>
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
 #include "narrowfloat/error.h"
@@ -61,8 +60,7 @@ ScaleView image(const Combination& c, ScaleLayoutId layout, const Extents& exten
 
 GuardedBuffer image_buffer(const Combination& c, ScaleLayoutId layout, const Extents& extents,
                            const BufferStyle& style) {
-  const int64_t scales =
-      extents.batch * scale_image_size(layout, extents.rows, extents.blocks);
+  const int64_t scales = extents.batch * scale_image_size(layout, extents.rows, extents.blocks);
   return {scales * bytes(format_info(c.format).scale_type), style};
 }
 

@@ -2,8 +2,8 @@
 
 Part 1 decodes the stored tensors with NumPy and ml_dtypes, written from the format descriptions
 alone, and compares with `narrowfloat dequantize`, bit for bit in fp32.  Part 2 lets the library
-compressed-tensors parse our config.json and decompress our tensors.  It needs torch (several GB), so
-it is skipped where that is not installed; tools/requirements-torch.txt has the versions.
+compressed-tensors parse our config.json and decompress our tensors.  It needs torch (several GB),
+so it is skipped where that is not installed; tools/requirements-torch.txt has the versions.
 
 The command line is taken from NARROWFLOAT_CLI, or from build/cpu.
 """
@@ -111,7 +111,8 @@ def decode(convention, stored, module):
     part = {name.removeprefix(module + "."): array for name, array in stored.items()
             if name.startswith(module + ".")}
     if convention == "fp8-block":
-        codes, scales, block = part["weight"].astype(np.float32), part["weight_scale_inv"], (128, 128)
+        codes, scales = part["weight"].astype(np.float32), part["weight_scale_inv"]
+        block = (128, 128)
     elif convention == "mxfp8-ct":
         codes, scales = part["weight"].astype(np.float32), e8m0(part["weight_scale"])
         block = (1, 32)
@@ -181,6 +182,10 @@ def torch_tensors(directory):
     return tensors
 
 
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())["quantization_config"]
+
+
 def parts_of(stored, module):
     return {name.removeprefix(module + "."): tensor for name, tensor in stored.items()
             if name.rpartition(".")[0] == module and "bias" not in name}
@@ -198,7 +203,7 @@ def test_library_decompresses_to_our_values(library, quantized, convention, tmp_
     from compressed_tensors.quantization import QuantizationConfig
     target = quantized(convention)
     narrowfloat("dequantize", target, tmp_path / "back", "--dtype", "bf16", "--quiet")
-    declared = json.loads((target / "config.json").read_text())["quantization_config"]
+    declared = config_of(target)
     config = QuantizationConfig.model_validate(declared)
     assert config.quantization_status.value == "compressed" and "lm_head" in config.ignore
     scheme = config.config_groups["group_0"]
@@ -221,7 +226,8 @@ def test_library_dequantizes_fp8_blocks_to_our_values(library, quantized, tmp_pa
     from compressed_tensors.quantization.lifecycle.forward import dequantize
     target = quantized("fp8-block")
     narrowfloat("dequantize", target, tmp_path / "back", "--dtype", "bf16", "--quiet")
-    blocks = QuantizationArgs(num_bits=8, type="float", strategy="block", block_structure=[128, 128])
+    blocks = QuantizationArgs(num_bits=8, type="float", strategy="block",
+                              block_structure=[128, 128])
     stored, plain = torch_tensors(target), torch_tensors(tmp_path / "back")
     for module in quantized_modules(stored):
         weight = dequantize(stored[module + ".weight"], stored[module + ".weight_scale_inv"],
@@ -236,7 +242,7 @@ def test_library_decompresses_modelopt_tensors_closely(library, quantized, tmp_p
     from compressed_tensors.quantization import QuantizationConfig
     target = quantized("nvfp4-modelopt")
     narrowfloat("dequantize", target, tmp_path / "back", "--dtype", "fp32", "--quiet")
-    declared = json.loads((quantized("nvfp4-ct") / "config.json").read_text())["quantization_config"]
+    declared = config_of(quantized("nvfp4-ct"))
     scheme = QuantizationConfig.model_validate(declared).config_groups["group_0"]
     compressor = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
     stored, plain = torch_tensors(target), torch_tensors(tmp_path / "back")

@@ -1,11 +1,11 @@
 // Expecting an Error of a kind whose message has certain parts: argument, expected, got.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "narrowfloat/error.h"
 #include "narrowfloat/runtime.h"

@@ -146,9 +146,9 @@ class Filler {
 
 std::string_view name(Fill fill) {
   static constexpr std::array<std::string_view, kNumFills> kNames{
-      "random_bits", "normal",        "normal_rows", "quarter_integers", "denormals",
-      "sparse",      "specials",      "only_specials", "all_equal",      "outlier",
-      "integers",    "zeros",         "extremes"};
+      "random_bits", "normal",   "normal_rows",   "quarter_integers", "denormals",
+      "sparse",      "specials", "only_specials", "all_equal",        "outlier",
+      "integers",    "zeros",    "extremes"};
   return kNames[static_cast<size_t>(fill)];
 }
 

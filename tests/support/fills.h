@@ -15,14 +15,14 @@ enum class Fill : int {
   kNormalRows = 2,       // A power of two of its own for each run of 16 to 48 elements.
   kQuarterIntegers = 3,  // -8 to 8 in steps of 1/4: ties and code values.
   kDenormals = 4,
-  kSparse = 5,      // Zeros of both signs with a few values.
-  kSpecials = 6,    // Normal data with NaN (quiet, signalling, both signs) and infinities.
+  kSparse = 5,    // Zeros of both signs with a few values.
+  kSpecials = 6,  // Normal data with NaN (quiet, signalling, both signs) and infinities.
   kOnlySpecials = 7,
   kAllEqual = 8,
-  kOutlier = 9,     // Small values and one large.
-  kIntegers = 10,   // Small integers times one power of two.
+  kOutlier = 9,    // Small values and one large.
+  kIntegers = 10,  // Small integers times one power of two.
   kZeros = 11,
-  kExtremes = 12,   // The least and the largest finite magnitudes side by side.
+  kExtremes = 12,  // The least and the largest finite magnitudes side by side.
 };
 inline constexpr int kNumFills = 13;
 std::string_view name(Fill fill);

@@ -1,14 +1,13 @@
 // See guarded_buffer.h. One mapping per buffer; its last page is unreadable in both styles.
 #include "support/guarded_buffer.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstring>
 #include <new>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 
 namespace narrowfloat::testing {

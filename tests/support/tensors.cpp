@@ -74,9 +74,7 @@ std::vector<uint8_t> Matrix::elements() const {
 Vector::Vector(DType dtype, int64_t count, const BufferStyle& style)
     : dtype_(dtype), count_(count), buffer_(count * element_bytes(dtype), style) {}
 
-TensorView Vector::view() const {
-  return TensorView::contiguous(buffer_.data(), dtype_, {count_});
-}
+TensorView Vector::view() const { return TensorView::contiguous(buffer_.data(), dtype_, {count_}); }
 
 QuantizedTensor::QuantizedTensor(const QuantizedLayout& quantized_layout, const BufferStyle& style,
                                  std::optional<int64_t> global_scales)
@@ -114,10 +112,8 @@ QuantizedTensor quantized(const Matrix& input, const QuantizeTo& to) {
 }
 
 Matrix dequantized(const QuantizedView& tensor) {
-  Matrix output({.dtype = DType::kF32,
-                 .batch = tensor.batch,
-                 .rows = tensor.rows,
-                 .cols = tensor.cols});
+  Matrix output(
+      {.dtype = DType::kF32, .batch = tensor.batch, .rows = tensor.rows, .cols = tensor.cols});
   dequantize(tensor, output.view());
   return output;
 }

@@ -298,7 +298,6 @@ LoweredQuantize lower(const QuantizeCall& call) {
   lowered.args.value_row_bytes = row_extent;
   lowered.args.scales = output.scales;
   lowered.args.fp8_decode_scale = call.options.fp8_decode_scale;
-  lowered.args.fp8_decode_scale = call.options.fp8_decode_scale;
   return lowered;
 }
 

@@ -163,11 +163,20 @@ TEST(QuantizedLayout, RefusesSizesBeyond63Bits) {
     EXPECT_THROW(layout_of(info.id, 2, INT64_MAX - 31), Error) << info.name;
   }
   EXPECT_THROW(quantized_layout(FormatId::kMxfp8, 1, INT64_MAX - 31, {.alignment = kHuge}), Error);
-  // Padded rows of groups.
-  EXPECT_THROW(quantized_layout(FormatId::kFp8Block1x128, INT64_MAX, 16, {.groups = 1}), Error);
-  EXPECT_THROW(quantized_layout(FormatId::kFp8Block1x128, 1, 16, {.groups = INT64_MAX}), Error);
-  EXPECT_THROW(quantized_layout(FormatId::kFp8Block1x128, 1, 16, {.groups = INT64_MAX / 16}),
-               Error);
+}
+
+TEST(QuantizedLayout, RefusesPaddedRowsOfGroupsBeyond63Bits) {
+  const auto grouped = [](int64_t rows, int64_t groups) {
+    return quantized_layout(FormatId::kFp8Block1x128, rows, 16, {.groups = groups});
+  };
+  // 31 times the second count is 2^64 + 15, which would wrap to a small image.
+  for (const int64_t groups : {INT64_MAX, int64_t{595056260442243601}, INT64_MAX / 31 + 1}) {
+    expect_invalid(
+        "groups: " + std::to_string(groups) + " groups of 1 rows in all exceed 2^63 scale rows",
+        [&] { (void)grouped(1, groups); });
+  }
+  EXPECT_THROW((void)grouped(INT64_MAX, 1), Error);
+  EXPECT_EQ(grouped(1, 1000000).scale_rows, 31000000);
 }
 
 TEST(QuantizedLayout, BindsViewsOfExactlyItsSizes) {

@@ -1,8 +1,8 @@
 // What tensor_amax and row_amax promise beyond equality with a plain loop: independence of threads
 // and of the caller's floating-point mode, empty tensors, and every check at the door.
-#include <gtest/gtest.h>
-
 #include <limits>
+
+#include <gtest/gtest.h>
 
 #include "support/environment.h"
 #include "support/expect_error.h"
@@ -55,8 +55,8 @@ TEST(Amax, AcceptsEmptyTensors) {
 }
 
 TEST(Amax, ChecksItsArguments) {
-  const Matrix input = Matrix::filled({.dtype = DType::kBF16, .rows = 4, .cols = 6},
-                                      Fill::kNormal, 1);
+  const Matrix input =
+      Matrix::filled({.dtype = DType::kBF16, .rows = 4, .cols = 6}, Fill::kNormal, 1);
   const Vector output(DType::kF32, 4);
   const auto expect_refused = [&](const TensorView& from, const TensorView& to,
                                   const std::vector<std::string>& fragments) {

@@ -1,12 +1,12 @@
 // dequantize() against the formulas of spec 7 on every code and scale byte, and every check at its
 // door.
-#include <gtest/gtest.h>
-
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <ostream>
+
+#include <gtest/gtest.h>
 
 #include "base/host_device.h"
 #include "support/environment.h"
@@ -28,8 +28,8 @@ float e4m3_value(int code) {
   if ((code & 0x7F) == 0x7F) return std::numeric_limits<float>::quiet_NaN();
   const int exponent = code >> 3 & 0xF;
   const auto mantissa = static_cast<float>(code & 7);
-  const float magnitude = exponent == 0 ? std::ldexp(mantissa, -9)
-                                        : std::ldexp(8.0F + mantissa, exponent - 10);
+  const float magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8.0F + mantissa, exponent - 10);
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
@@ -51,7 +51,8 @@ QuantizedTensor all_codes(FormatId format) {
   for (int64_t row = 0; row < 256; ++row) {
     for (int64_t i = 0; i < tensor.values.size() / 256; ++i) {
       uint8_t& byte = tensor.values.data()[row * (tensor.values.size() / 256) + i];
-      byte = static_cast<uint8_t>(info.element_bits == 4 ? (i * 2 % 16) | (i * 2 + 1) % 16 << 4 : i);
+      byte =
+          static_cast<uint8_t>(info.element_bits == 4 ? (i * 2 % 16) | (i * 2 + 1) % 16 << 4 : i);
     }
     const int64_t blocks = tensor.layout.scale_blocks;
     std::memset(tensor.scales.data() + row * blocks, static_cast<int>(row),
@@ -128,10 +129,11 @@ TEST(Dequantize, Fp8TakesTheScaleOfEachTile) {
   }
 }
 
-// [rows] is shared by the batches, [batch, 1] is one for each batch, per token has one for each row.
+// [rows] is shared by the batches, [batch, 1] is one for each batch, per token has one for each
+// row.
 TEST(Dequantize, GlobalScalesRangeOverRowsOrBatches) {
-  QuantizedTensor tensor(quantized_layout(
-      FormatId::kNvfp4, 3, 16, {.scale_layout = ScaleLayoutId::kLinear, .batch = 3}));
+  QuantizedTensor tensor(quantized_layout(FormatId::kNvfp4, 3, 16,
+                                          {.scale_layout = ScaleLayoutId::kLinear, .batch = 3}));
   std::memset(tensor.values.data(), 0x22, static_cast<size_t>(tensor.values.size()));
   std::memset(tensor.scales.data(), 0x38, static_cast<size_t>(tensor.scales.size()));
   const Vector factors = Vector::of<float>(DType::kF32, {2, 3, 5});
@@ -218,61 +220,93 @@ const int64_t kOffsets[] = {0, 6};
 INSTANTIATE_TEST_SUITE_P(
     All, DequantizeChecks,
     ::testing::ValuesIn(std::vector<Violation>{
-        {"output_dtype", FormatId::kNvfp4, [](Call& c) { c.output.dtype = DType::kI32; },
+        {"output_dtype",
+         FormatId::kNvfp4,
+         [](Call& c) { c.output.dtype = DType::kI32; },
          {"output", "F32 or BF16 or F16", "I32"}},
-        {"output_columns", FormatId::kNvfp4, [](Call& c) { c.output.shape[2] = 127; },
+        {"output_columns",
+         FormatId::kNvfp4,
+         [](Call& c) { c.output.shape[2] = 127; },
          {"output", "128 columns", "127"}},
-        {"output_rows", FormatId::kMxfp8, [](Call& c) { c.output.shape[0] = 3; },
+        {"output_rows",
+         FormatId::kMxfp8,
+         [](Call& c) { c.output.shape[0] = 3; },
          {"output", "2 x 6", "3, 6, 128"}},
-        {"output_null", FormatId::kMxfp8, [](Call& c) { c.output.data = nullptr; },
+        {"output_null",
+         FormatId::kMxfp8,
+         [](Call& c) { c.output.data = nullptr; },
          {"output", "null"}},
-        {"output_stride", FormatId::kMxfp8, [](Call& c) { c.output.strides[1] = 100; },
+        {"output_stride",
+         FormatId::kMxfp8,
+         [](Call& c) { c.output.strides[1] = 100; },
          {"output", "at least 128", "100"}},
-        {"output_misaligned", FormatId::kMxfp8,
+        {"output_misaligned",
+         FormatId::kMxfp8,
          [](Call& c) { c.output.data = static_cast<char*>(c.output.data) + 2; },
          {"output", "aligned to 4"}},
-        {"output_device", FormatId::kMxfp8,
+        {"output_device",
+         FormatId::kMxfp8,
          [](Call& c) { c.output.device.type = DeviceType::kCuda; },
          {"output", "cpu", "cuda:0"}},
-        {"columns", FormatId::kNvfp4, [](Call& c) { c.input.cols = 120; },
-         {"input", "16", "120"}},
-        {"values_dtype", FormatId::kNvfp4, [](Call& c) { c.input.values.dtype = DType::kI8; },
+        {"columns", FormatId::kNvfp4, [](Call& c) { c.input.cols = 120; }, {"input", "16", "120"}},
+        {"values_dtype",
+         FormatId::kNvfp4,
+         [](Call& c) { c.input.values.dtype = DType::kI8; },
          {"input.values", "U8", "I8"}},
-        {"values_null", FormatId::kNvfp4, [](Call& c) { c.input.values.data = nullptr; },
+        {"values_null",
+         FormatId::kNvfp4,
+         [](Call& c) { c.input.values.data = nullptr; },
          {"input.values", "null"}},
-        {"scales_type", FormatId::kNvfp4,
+        {"scales_type",
+         FormatId::kNvfp4,
          [](Call& c) { c.input.scales.type = ScaleType::kUE8M0; },
          {"input.scales", "E4M3", "UE8M0"}},
-        {"scales_capacity", FormatId::kNvfp4, [](Call& c) { c.input.scales.capacity = 7; },
+        {"scales_capacity",
+         FormatId::kNvfp4,
+         [](Call& c) { c.input.scales.capacity = 7; },
          {"input.scales", "2048", "7"}},
-        {"scales_extents", FormatId::kNvfp4, [](Call& c) { c.input.scales.blocks = 7; },
+        {"scales_extents",
+         FormatId::kNvfp4,
+         [](Call& c) { c.input.scales.blocks = 7; },
          {"input.scales", "2 x 6 x 8", "2 x 6 x 7"}},
-        {"scales_null", FormatId::kNvfp4, [](Call& c) { c.input.scales.data = nullptr; },
+        {"scales_null",
+         FormatId::kNvfp4,
+         [](Call& c) { c.input.scales.data = nullptr; },
          {"input.scales", "null"}},
-        {"global_count", FormatId::kNvfp4, [](Call& c) { c.input.global_scale.shape[0] = 5; },
+        {"global_count",
+         FormatId::kNvfp4,
+         [](Call& c) { c.input.global_scale.shape[0] = 5; },
          {"input.global_scale", "F32[5]"}},
-        {"global_dtype", FormatId::kNvfp4,
+        {"global_dtype",
+         FormatId::kNvfp4,
          [](Call& c) { c.input.global_scale.dtype = DType::kF16; },
          {"input.global_scale", "F32", "F16"}},
-        {"global_unused", FormatId::kMxfp4,
+        {"global_unused",
+         FormatId::kMxfp4,
          [](Call& c) {
-           c.input.global_scale =
-               TensorView::contiguous(c.input.scales.data, DType::kF32, {1});
+           c.input.global_scale = TensorView::contiguous(c.input.scales.data, DType::kF32, {1});
          },
          {"input.global_scale", "mxfp4"}},
-        {"row_scale_absent", FormatId::kNvfp4PerToken,
-         [](Call& c) { c.input.global_scale = {}; }, {"input.global_scale"}},
-        {"row_scale_count", FormatId::kNvfp4PerToken,
+        {"row_scale_absent",
+         FormatId::kNvfp4PerToken,
+         [](Call& c) { c.input.global_scale = {}; },
+         {"input.global_scale"}},
+        {"row_scale_count",
+         FormatId::kNvfp4PerToken,
          [](Call& c) { c.input.global_scale.shape[0] = 6; },
          {"input.global_scale", "12", "F32[6]"}},
-        {"divides", FormatId::kMxfp4, [](Call& c) { c.options.global_scale_divides = true; },
+        {"divides",
+         FormatId::kMxfp4,
+         [](Call& c) { c.options.global_scale_divides = true; },
          {"global_scale_divides", "mxfp4"}},
-        {"offsets_format", FormatId::kMxfp4,
+        {"offsets_format",
+         FormatId::kMxfp4,
          [](Call& c) {
            c.options.row_offsets = TensorView::contiguous(kOffsets, DType::kI64, {2});
          },
          {"row_offsets", "fp8_1x128"}},
-        {"offsets_batch", FormatId::kFp8Block1x128,
+        {"offsets_batch",
+         FormatId::kFp8Block1x128,
          [](Call& c) {
            c.options.row_offsets = TensorView::contiguous(kOffsets, DType::kI64, {2});
          },

@@ -1,10 +1,10 @@
 // Batched, grouped and per-token forms against dense calls (spec 6.2, 8.3, 8.4, 8.6, 14.8, 14.13).
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <ostream>
+
+#include <gtest/gtest.h>
 
 #include "support/tensors.h"
 #include "unit/ops/quantize/plain_model.h"
@@ -39,15 +39,14 @@ uint8_t scale_at(const QuantizedTensor& tensor, int64_t batch, int64_t row, int6
   const QuantizedLayout& layout = tensor.layout;
   const int64_t image = layout.scale_count / std::max<int64_t>(1, layout.batch);
   return tensor.scales.data()[batch * image + scale_offset(layout.scale_layout, row, block,
-                                                           layout.scale_rows,
-                                                           layout.scale_blocks)];
+                                                           layout.scale_rows, layout.scale_blocks)];
 }
 
 // Batch `batch` of `grouped` is `dense` on the rows of `dense`, untouched and zero behind them.
 void expect_prefix(const QuantizedTensor& grouped, int64_t batch, const QuantizedTensor& dense) {
   const int64_t row_bytes = grouped.layout.values_bytes / (kBatch * kRows);
-  const auto values = grouped.values.span().subspan(
-      static_cast<size_t>(batch * kRows * row_bytes), static_cast<size_t>(kRows * row_bytes));
+  const auto values = grouped.values.span().subspan(static_cast<size_t>(batch * kRows * row_bytes),
+                                                    static_cast<size_t>(kRows * row_bytes));
   const int64_t valid = dense.layout.rows;
   const auto split = values.begin() + valid * row_bytes;
   EXPECT_TRUE(std::equal(values.begin(), split, dense.values.span().begin()));
@@ -188,9 +187,9 @@ TEST(GroupedFp8, PlacesEachGroupsScalesAtItsPaddedRows) {
   const Matrix input =
       Matrix::filled({.dtype = DType::kBF16, .rows = 100, .cols = 400}, Fill::kNormalRows, 12);
   for (const MathMode math : {MathMode::kExact, MathMode::kFast}) {
-    const QuantizedTensor dense = quantized(
-        input, {.format = FormatId::kFp8Block1x128, .layout = ScaleLayoutId::kLinear,
-                .options = {.math = math}});
+    const QuantizedTensor dense = quantized(input, {.format = FormatId::kFp8Block1x128,
+                                                    .layout = ScaleLayoutId::kLinear,
+                                                    .options = {.math = math}});
     for (const std::vector<int64_t>& offsets : splits) {
       const auto groups = static_cast<int64_t>(offsets.size()) - 1;
       const QuantizedTensor grouped(
@@ -276,9 +275,9 @@ TEST(PerToken, RowsOfSmallIntegersTimesAPowerOfTwo) {
     }
   }
   for (const MathMode math : {MathMode::kExact, MathMode::kFast}) {
-    const QuantizedTensor tensor = quantized(
-        input, {.format = FormatId::kNvfp4PerToken, .layout = ScaleLayoutId::kLinear,
-                .options = {.math = math}});
+    const QuantizedTensor tensor = quantized(input, {.format = FormatId::kNvfp4PerToken,
+                                                     .layout = ScaleLayoutId::kLinear,
+                                                     .options = {.math = math}});
     for (int64_t row = 0; row < kTokens; ++row) {
       SCOPED_TRACE(name(math));
       expect_token_row(input, tensor, row, math);

@@ -63,7 +63,8 @@ float model_exp(float x) {
   float r = std::fma(n, -0x1.62e400p-1F, x);
   r = std::fma(n, -0x1.7f7d1cp-20F, r);
   float p = 1.0F / 5040.0F;
-  for (const float c : {1.0F / 720.0F, 1.0F / 120.0F, 1.0F / 24.0F, 1.0F / 6.0F, 0.5F, 1.0F, 1.0F}) {
+  for (const float c :
+       {1.0F / 720.0F, 1.0F / 120.0F, 1.0F / 24.0F, 1.0F / 6.0F, 0.5F, 1.0F, 1.0F}) {
     p = std::fma(p, r, c);
   }
   const int exponent = static_cast<int>(n);
@@ -113,8 +114,8 @@ ModelBlock model_nvfp4(const std::vector<float>& x, float g, MathMode math) {
   const bool is_exact = math == MathMode::kExact;
   const float a = largest_magnitude(x);
   const float sixth = 1.0F / 6.0F;
-  const float scale = is_exact ? (a != 0.0F ? a * (g * sixth) : 0.0F)
-                               : multiply(g, multiply(a, sixth, math), math);
+  const float scale =
+      is_exact ? (a != 0.0F ? a * (g * sixth) : 0.0F) : multiply(g, multiply(a, sixth, math), math);
   ModelBlock block{.scale = model_e4m3(scale), .codes = {}};
   const float product = multiply(model_e4m3_value(block.scale), reciprocal(g, math), math);
   float m = reciprocal(product, math);
@@ -158,8 +159,7 @@ ModelBlock model_four_over_six(const std::vector<float>& x, float g, const FourO
 ModelBlock model_mx(const std::vector<float>& x, bool is_fp4, MathMode math) {
   const float largest = is_fp4 ? 6.0F : 448.0F;
   const float a = largest_magnitude(x);
-  const float scaled =
-      math == MathMode::kExact ? a / largest : multiply(a, 1.0F / largest, math);
+  const float scaled = math == MathMode::kExact ? a / largest : multiply(a, 1.0F / largest, math);
   // The least byte whose power of two is not below.
   int byte = 0;
   while (std::ldexp(1.0, byte - 127) < static_cast<double>(scaled)) ++byte;

@@ -1,11 +1,11 @@
 // Offsets beyond 2^31 elements and 2^32 bytes, in sparse mappings: pages that nobody writes cost
 // nothing. The whole-tensor case writes over 1 GiB and runs with NARROWFLOAT_LARGE=1 only.
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <sys/mman.h>
+
+#include <gtest/gtest.h>
 
 #include "support/tensors.h"
 
@@ -39,8 +39,8 @@ TEST(QuantizeLarge, RowsFarApart) {
   constexpr int64_t kCols = 256;
   const SparseMemory memory((kStridedRows - 1) * kStride * 2 + kCols * 2);
   if (!memory.ok()) GTEST_SKIP() << "no 13 GB of address space";
-  const Matrix dense =
-      Matrix::filled({.dtype = DType::kBF16, .rows = kStridedRows, .cols = kCols}, Fill::kNormal, 1);
+  const Matrix dense = Matrix::filled({.dtype = DType::kBF16, .rows = kStridedRows, .cols = kCols},
+                                      Fill::kNormal, 1);
   for (int64_t row = 0; row < kStridedRows; ++row) {
     std::memcpy(memory.data() + row * kStride * 2, dense.row(row), size_t{kCols * 2});
   }
@@ -63,16 +63,16 @@ TEST(DequantizeLarge, RowsFarApart) {
   constexpr int64_t kCols = 256;
   const SparseMemory memory((kStridedRows - 1) * kStride * 4 + kCols * 4);
   if (!memory.ok()) GTEST_SKIP() << "no 26 GB of address space";
-  const Matrix input =
-      Matrix::filled({.dtype = DType::kBF16, .rows = kStridedRows, .cols = kCols}, Fill::kNormal, 2);
+  const Matrix input = Matrix::filled({.dtype = DType::kBF16, .rows = kStridedRows, .cols = kCols},
+                                      Fill::kNormal, 2);
   const QuantizedTensor tensor = quantized(input, {.format = FormatId::kMxfp8});
   TensorView view = TensorView::contiguous(memory.data(), DType::kF32, {kStridedRows, kCols});
   view.strides[0] = kStride;
   dequantize(tensor.view, view);
   const Matrix expected = dequantized(tensor.view);
   for (int64_t row = 0; row < kStridedRows; ++row) {
-    EXPECT_EQ(0, std::memcmp(memory.data() + row * kStride * 4, expected.row(row),
-                             size_t{kCols * 4}));
+    EXPECT_EQ(0,
+              std::memcmp(memory.data() + row * kStride * 4, expected.row(row), size_t{kCols * 4}));
   }
 }
 
@@ -110,10 +110,9 @@ TEST(QuantizeLarge, ListedRowsOfATensorBeyondTwoToTheThirtyOne) {
     EXPECT_EQ(reinterpret_cast<const float*>(row_scales.data())[row],
               expected.global_scale.data<float>()[small]);
     for (int64_t block = 0; block < kCols / 16; ++block) {
-      EXPECT_EQ(
-          scales.data()[scale_offset(layout.scale_layout, row, block, kRows, kCols / 16)],
-          expected.scales.data()[scale_offset(layout.scale_layout, small, block,
-                                              expected.layout.rows, kCols / 16)]);
+      EXPECT_EQ(scales.data()[scale_offset(layout.scale_layout, row, block, kRows, kCols / 16)],
+                expected.scales.data()[scale_offset(layout.scale_layout, small, block,
+                                                    expected.layout.rows, kCols / 16)]);
     }
   }
 }
@@ -129,8 +128,8 @@ TEST(QuantizeLarge, WholeTensorBeyondTwoToTheThirtyOne) {
     const SparseMemory values(layout.values_bytes);
     const SparseMemory scales(layout.scales_bytes);
     if (!input.ok() || !values.ok() || !scales.ok()) GTEST_SKIP() << "no address space";
-    const Matrix tail = Matrix::filled({.dtype = DType::kBF16, .rows = kTail, .cols = kCols},
-                                       Fill::kNormal, 4);
+    const Matrix tail =
+        Matrix::filled({.dtype = DType::kBF16, .rows = kTail, .cols = kCols}, Fill::kNormal, 4);
     std::memcpy(input.data() + (kRows - kTail) * kCols * 2, tail.row(0), size_t{kTail * kCols * 2});
     float global_scale = 0.0F;
     quantize(TensorView::contiguous(input.data(), DType::kBF16, {kRows, kCols}),
@@ -143,10 +142,11 @@ TEST(QuantizeLarge, WholeTensorBeyondTwoToTheThirtyOne) {
                             [](uint8_t byte) { return byte == 0; }));
     for (int64_t row = 0; row < kTail; ++row) {
       for (int64_t block = 0; block < layout.scale_blocks; ++block) {
-        ASSERT_EQ(scales.data()[scale_offset(layout.scale_layout, kRows - kTail + row, block, kRows,
-                                             layout.scale_blocks)],
-                  expected.scales.data()[scale_offset(layout.scale_layout, row, block, kTail,
-                                                      layout.scale_blocks)]);
+        ASSERT_EQ(
+            scales.data()[scale_offset(layout.scale_layout, kRows - kTail + row, block, kRows,
+                                       layout.scale_blocks)],
+            expected.scales
+                .data()[scale_offset(layout.scale_layout, row, block, kTail, layout.scale_blocks)]);
       }
     }
   }

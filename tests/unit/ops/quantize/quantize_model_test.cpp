@@ -1,10 +1,10 @@
 // quantize() against a second transcription of the formulas (plain_model.h), on data chosen so that
 // near misses of the arithmetic show: a reassociated product, a flush too many or too few, another
 // reciprocal, a contracted multiply-add.
-#include <gtest/gtest.h>
-
 #include <array>
 #include <cmath>
+
+#include <gtest/gtest.h>
 
 #include "base/host_device.h"
 #include "support/tensors.h"
@@ -64,14 +64,16 @@ class QuantizeModel : public ::testing::TestWithParam<MathMode> {};
 TEST_P(QuantizeModel, Nvfp4ScalesNearTies) {
   Random random(1);
   for (int i = 0; i < 12; ++i) {
-    const float g = std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-9, 9)));
+    const float g =
+        std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-9, 9)));
     const Matrix input = rows_near_scale_ties(g, random.bits());
     const QuantizedTensor tensor =
         quantized(input, {.format = FormatId::kNvfp4,
                           .layout = ScaleLayoutId::kLinear,
                           .options = {.math = GetParam(), .encode_scale = g}});
     for (int64_t row = 0; row < kRows; ++row) {
-      expect_block(model_nvfp4(block_of(input, row), g, GetParam()), stored_block(tensor, row), row);
+      expect_block(model_nvfp4(block_of(input, row), g, GetParam()), stored_block(tensor, row),
+                   row);
       if (HasFatalFailure()) return;
     }
   }
@@ -101,7 +103,8 @@ TEST_P(QuantizeModel, Nvfp4CodesNearTies) {
                           .layout = ScaleLayoutId::kLinear,
                           .options = {.math = GetParam(), .encode_scale = g}});
     for (int64_t row = 0; row < kRows; ++row) {
-      expect_block(model_nvfp4(block_of(input, row), g, GetParam()), stored_block(tensor, row), row);
+      expect_block(model_nvfp4(block_of(input, row), g, GetParam()), stored_block(tensor, row),
+                   row);
       if (HasFatalFailure()) return;
     }
   }
@@ -137,9 +140,9 @@ TEST_P(QuantizeModel, MxOfEveryFiniteFill) {
       for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
         const Matrix input = Matrix::filled({.dtype = dtype, .rows = 300, .cols = 32},
                                             static_cast<Fill>(fill), random.bits());
-        const QuantizedTensor tensor = quantized(input, {.format = format,
-                                                         .layout = ScaleLayoutId::kLinear,
-                                                         .options = {.math = GetParam()}});
+        const QuantizedTensor tensor = quantized(
+            input,
+            {.format = format, .layout = ScaleLayoutId::kLinear, .options = {.math = GetParam()}});
         for (int64_t row = 0; row < 300; ++row) {
           expect_block(model_mx(block_of(input, row), format == FormatId::kMxfp4, GetParam()),
                        stored_block(tensor, row), row);
@@ -160,9 +163,9 @@ TEST_P(QuantizeModel, MaximaAroundTheSmallestNormal) {
       input.set(row, 0, bits_float(edge + static_cast<uint32_t>(row - 200)));
       input.set(row, 1, -0x1p-149F);
     }
-    const QuantizedTensor tensor = quantized(input, {.format = format,
-                                                     .layout = ScaleLayoutId::kLinear,
-                                                     .options = {.math = GetParam()}});
+    const QuantizedTensor tensor = quantized(
+        input,
+        {.format = format, .layout = ScaleLayoutId::kLinear, .options = {.math = GetParam()}});
     for (int64_t row = 0; row < 400; ++row) {
       expect_block(model_mx(block_of(input, row), format == FormatId::kMxfp4, GetParam()),
                    stored_block(tensor, row), row);
@@ -171,8 +174,7 @@ TEST_P(QuantizeModel, MaximaAroundTheSmallestNormal) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, QuantizeModel,
-                         ::testing::Values(MathMode::kExact, MathMode::kFast),
+INSTANTIATE_TEST_SUITE_P(Modes, QuantizeModel, ::testing::Values(MathMode::kExact, MathMode::kFast),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 // Data on quarter steps of a scale makes the two candidates' errors nearly equal.
@@ -185,12 +187,12 @@ TEST(QuantizeFourOverSix, KeepsTheCandidateOfTheSpecifiedErrorSum) {
         .error = variant % 2 == 0 ? FourOverSixError::kMae : FourOverSixError::kMse,
         .error_math = variant / 2 == 0 ? FourOverSixMath::kStrict : FourOverSixMath::kFast};
     for (int i = 0; i < 8; ++i) {
-      const float g = std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-3, 9)));
+      const float g =
+          std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-3, 9)));
       const Fill fill = random.pick({Fill::kIntegers, Fill::kQuarterIntegers, Fill::kNormal});
-      const Matrix input = Matrix::filled({.dtype = random.pick({DType::kBF16, DType::kF32}),
-                                           .rows = kRows,
-                                           .cols = 16},
-                                          fill, random.bits());
+      const Matrix input = Matrix::filled(
+          {.dtype = random.pick({DType::kBF16, DType::kF32}), .rows = kRows, .cols = 16}, fill,
+          random.bits());
       const QuantizedTensor tensor =
           quantized(input, {.format = FormatId::kNvfp4,
                             .layout = ScaleLayoutId::kLinear,
@@ -216,9 +218,9 @@ TEST(QuantizeReciprocal, IsTheApproximateInstructionsInFastMode) {
     const float exact = encode_scale_from_decode(d);
     const float fast = encode_scale_from_decode(d, MathMode::kFast);
     EXPECT_EQ(exact, 1.0F / d);
-    EXPECT_LE(std::abs(static_cast<int64_t>(float_bits(exact)) -
-                       static_cast<int64_t>(float_bits(fast))),
-              1);
+    EXPECT_LE(
+        std::abs(static_cast<int64_t>(float_bits(exact)) - static_cast<int64_t>(float_bits(fast))),
+        1);
     num_different += exact != fast ? 1 : 0;
   }
   // Spec 4.3: of the integers 1 to 512, 64 differ from the IEEE reciprocal.

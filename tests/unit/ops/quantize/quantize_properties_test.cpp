@@ -1,11 +1,11 @@
 // Laws of quantize that hold for every shape and all data: RapidCheck draws (and shrinks) the
 // shapes and options, a seed stands for the data.
-#include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
 #include "support/environment.h"
 #include "support/tensors.h"
@@ -112,7 +112,8 @@ RC_GTEST_PROP(QuantizeLaws, PermutedRowsGivePermutedOutputs, ()) {
   RC_PRE(has_independent_rows(info));
   const Drawn drawn = draw(info, false);
   std::vector<int64_t> order;
-  for (int64_t i = 0; i < drawn.shape.rows; ++i) order.push_back(*rc::gen::inRange<int64_t>(0, drawn.shape.rows));
+  for (int64_t i = 0; i < drawn.shape.rows; ++i)
+    order.push_back(*rc::gen::inRange<int64_t>(0, drawn.shape.rows));
   const Matrix input = data(drawn);
   const QuantizedTensor all = quantized(input, to_with_given_scale(drawn));
   const QuantizedTensor some = quantized(gathered(input, order), to_with_given_scale(drawn));
@@ -170,8 +171,7 @@ RC_GTEST_PROP(QuantizeLaws, TheCallersFloatingPointModeDoesNotMatterToFusedForms
   const Matrix input = data(drawn);
   const Matrix weight = Matrix::filled({.dtype = DType::kBF16, .rows = 1, .cols = drawn.shape.cols},
                                        Fill::kNormal, drawn.seed + 1);
-  const TensorView vector =
-      TensorView::contiguous(weight.row(0), DType::kBF16, {drawn.shape.cols});
+  const TensorView vector = TensorView::contiguous(weight.row(0), DType::kBF16, {drawn.shape.cols});
   const QuantizeOptions options{.math = drawn.math};
   const auto run_all = [&] {
     std::vector<QuantizedBytes> all;
@@ -186,8 +186,8 @@ RC_GTEST_PROP(QuantizeLaws, TheCallersFloatingPointModeDoesNotMatterToFusedForms
     return all;
   };
   const std::vector<QuantizedBytes> expected = run_all();
-  const ControlWord word(*rc::gen::element(kFlushToZero | kDenormalsAreZero, kRoundDown, kRoundUp,
-                                           kRoundToZero));
+  const ControlWord word(
+      *rc::gen::element(kFlushToZero | kDenormalsAreZero, kRoundDown, kRoundUp, kRoundToZero));
   RC_ASSERT(run_all() == expected);
 }
 

@@ -1,9 +1,9 @@
 // A fused quantizer equals its composition (spec 1.3): the 16-bit tensor that the unfused operation
 // would store, made here by the plain model, then quantize(). In every format, layout, mode and
 // input type.
-#include <gtest/gtest.h>
-
 #include <functional>
+
+#include <gtest/gtest.h>
 
 #include "support/tensors.h"
 #include "tensor/block_math.h"

@@ -1,9 +1,9 @@
 // Laws of relayout, and every check at its door.
-#include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
-
 #include <array>
 #include <ostream>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
 #include "support/expect_error.h"
 #include "support/tensors.h"
@@ -48,8 +48,8 @@ RC_GTEST_PROP(RelayoutLaws, AnyPathBetweenLayoutsGivesTheSameImage, ()) {
   Random random(*rc::gen::arbitrary<uint64_t>());
   const Image start = make_image(format, ScaleLayoutId::kLinear, batch, rows, blocks);
   for (uint8_t& byte : start.buffer.span()) byte = static_cast<uint8_t>(random.bits());
-  const auto path = *rc::gen::container<std::vector<ScaleLayoutId>>(
-      3, rc::gen::elementOf(layouts_of(format)));
+  const auto path =
+      *rc::gen::container<std::vector<ScaleLayoutId>>(3, rc::gen::elementOf(layouts_of(format)));
   Image direct = make_image(format, path.back(), batch, rows, blocks);
   relayout(format, start.view, direct.view);
   Image at = make_image(format, path.front(), batch, rows, blocks);
@@ -93,20 +93,23 @@ INSTANTIATE_TEST_SUITE_P(
     All, RelayoutChecks,
     ::testing::Values(
         Violation{"format", [](FormatId& f, V&, V&) { f = static_cast<FormatId>(99); }, {"99"}},
-        Violation{"type", [](FormatId& f, V&, V&) { f = FormatId::kMxfp4; },
+        Violation{"type",
+                  [](FormatId& f, V&, V&) { f = FormatId::kMxfp4; },
                   {"input", "mxfp4", "UE8M0", "E4M3"}},
-        Violation{"output_type", [](FormatId&, V&, V& o) { o.type = ScaleType::kUE8M0; },
+        Violation{"output_type",
+                  [](FormatId&, V&, V& o) { o.type = ScaleType::kUE8M0; },
                   {"output", "E4M3", "UE8M0"}},
-        Violation{"layout", [](FormatId&, V& i, V&) { i.layout = ScaleLayoutId::kMnMajor; },
+        Violation{"layout",
+                  [](FormatId&, V& i, V&) { i.layout = ScaleLayoutId::kMnMajor; },
                   {"input", "mn_major"}},
         Violation{"batch", [](FormatId&, V& i, V&) { i.batch = -1; }, {"input", "batch", "-1"}},
         Violation{"rows", [](FormatId&, V& i, V&) { i.rows = -2; }, {"-2"}},
-        Violation{"capacity", [](FormatId&, V&, V& o) { o.capacity -= 1; },
+        Violation{"capacity",
+                  [](FormatId&, V&, V& o) { o.capacity -= 1; },
                   {"output", "128", "127", "swizzled_8x4"}},
         Violation{"huge", [](FormatId&, V& i, V&) { i.rows = INT64_MAX / 2; }, {"2^63"}},
         Violation{"null", [](FormatId&, V& i, V&) { i.data = nullptr; }, {"input", "null"}},
-        Violation{"null_output", [](FormatId&, V&, V& o) { o.data = nullptr; },
-                  {"output", "null"}},
+        Violation{"null_output", [](FormatId&, V&, V& o) { o.data = nullptr; }, {"output", "null"}},
         Violation{"device",
                   [](FormatId&, V&, V& o) { o.device = {.type = DeviceType::kCuda, .index = 0}; },
                   {"output", "cpu", "cuda:0"}},
@@ -140,9 +143,10 @@ TEST(Relayout, RefusesDevicesItCannotDoWithEveryCandidatesReason) {
 
 TEST(Relayout, AcceptsEmptyImagesWithoutBuffers) {
   for (const ScaleLayoutId layout : layouts_of(FormatId::kNvfp4)) {
-    for (const auto& [batch, rows, blocks] : {std::array<int64_t, 3>{0, 5, 6}, {1, 0, 6}, {1, 5, 0}}) {
-      const ScaleView from{.layout = ScaleLayoutId::kLinear, .batch = batch, .rows = rows,
-                           .blocks = blocks};
+    for (const auto& [batch, rows, blocks] :
+         {std::array<int64_t, 3>{0, 5, 6}, {1, 0, 6}, {1, 5, 0}}) {
+      const ScaleView from{
+          .layout = ScaleLayoutId::kLinear, .batch = batch, .rows = rows, .blocks = blocks};
       ScaleView to = from;
       to.layout = layout;
       EXPECT_NO_THROW(relayout(FormatId::kNvfp4, from, to));
