@@ -210,6 +210,68 @@ TEST(QuantizeFourOverSix, KeepsTheCandidateOfTheSpecifiedErrorSum) {
   EXPECT_GT(num_four, 1000) << "candidate 4 was hardly ever taken: the test shows nothing";
 }
 
+// Bisects one element of x until its two neighbouring floats decide between the candidates in
+// different ways: the two error sums then differ by their rounding. False if no such element is
+// found.
+bool balance(std::vector<float>& x, size_t index, float g, const FourOverSix& options,
+             Random& random) {
+  const auto scale_with = [&](float value) {
+    x[index] = value;
+    return model_four_over_six(x, g, options).scale;
+  };
+  float low = std::abs(random.normal());
+  float high = std::abs(random.normal());
+  const uint8_t low_scale = scale_with(low);
+  if (low_scale == scale_with(high)) return false;
+  // Positive floats are ordered as their bits.
+  while (std::abs(static_cast<int64_t>(float_bits(low)) - static_cast<int64_t>(float_bits(high))) >
+         1) {
+    const float middle = bits_float(float_bits(low) / 2 + float_bits(high) / 2 +
+                                    (float_bits(low) & float_bits(high) & 1U));
+    (scale_with(middle) == low_scale ? low : high) = middle;
+  }
+  x[index] = low;
+  return true;
+}
+
+TEST(QuantizeFourOverSix, DecidesByTheRoundingOfEachOperationWhereErrorsAreEqual) {
+  constexpr int64_t kBlocks = 400;
+  constexpr int64_t kUlps = 7;
+  Random random(6);
+  for (int variant = 0; variant < 4; ++variant) {
+    const FourOverSix options{
+        .enabled = true,
+        .error = variant % 2 == 0 ? FourOverSixError::kMae : FourOverSixError::kMse,
+        .error_math = variant / 2 == 0 ? FourOverSixMath::kStrict : FourOverSixMath::kFast};
+    const float g = 100.0F + 33.0F * std::abs(random.normal());
+    const Matrix input({.dtype = DType::kF32, .rows = kBlocks * kUlps, .cols = 16});
+    for (int64_t block = 0; block < kBlocks;) {
+      std::vector<float> x(16);
+      for (float& value : x) value = random.normal();
+      x[3] = 4.0F;  // The maximum, whatever balance() tries.
+      const auto index = static_cast<size_t>(random.range(4, 15));
+      if (!balance(x, index, g, options, random)) continue;
+      for (int64_t ulp = 0; ulp < kUlps; ++ulp) {
+        const int64_t row = block * kUlps + ulp;
+        for (size_t i = 0; i < 16; ++i) input.set(row, static_cast<int64_t>(i), x[i]);
+        const uint32_t near = float_bits(x[index]) + static_cast<uint32_t>(ulp - kUlps / 2);
+        input.set(row, static_cast<int64_t>(index), bits_float(near));
+      }
+      ++block;
+    }
+    const QuantizedTensor tensor =
+        quantized(input, {.format = FormatId::kNvfp4,
+                          .layout = ScaleLayoutId::kLinear,
+                          .options = {.encode_scale = g, .four_over_six = options}});
+    for (int64_t row = 0; row < kBlocks * kUlps; ++row) {
+      SCOPED_TRACE(variant);
+      expect_block(model_four_over_six(block_of(input, row), g, options), stored_block(tensor, row),
+                   row);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Facts about the table of the approximate reciprocal that a division does not reproduce.
 TEST(QuantizeReciprocal, IsTheApproximateInstructionsInFastMode) {
   int64_t num_different = 0;
