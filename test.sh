@@ -2,8 +2,21 @@
 # All checks of the repository, in the order that finds mistakes soonest; stops at the first stage
 # that fails. Installs what is missing first (tools/setup.sh --tests). Safe to run again. CI runs
 # this and nothing else. docs/testing.md says what each stage covers and how to run a part of it.
+#
+#     ./test.sh                 everything but what needs PyTorch
+#     ./test.sh --with-torch    that too; installs PyTorch (several GB) into .venv-torch
 set -euo pipefail
 cd "$(dirname "$0")"
+
+with_torch=false
+case "${1:-}" in
+  "") ;;
+  --with-torch) with_torch=true ;;
+  *)
+    echo "usage: ./test.sh [--with-torch]" >&2
+    exit 2
+    ;;
+esac
 
 jobs=$(nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL=$jobs
@@ -44,6 +57,17 @@ python_tests() {
     .venv/bin/python -m pytest -q -p no:cacheprovider tests/python tests/cli
 }
 
+torch_tests() {
+  if ! $with_torch; then
+    echo "skipped: compressed-tensors reading our checkpoints; ./test.sh --with-torch runs it"
+    return
+  fi
+  tools/setup.sh --torch
+  .venv-torch/bin/python -c 'import compressed_tensors, torch'  # pytest would skip without them.
+  NARROWFLOAT_CLI=$PWD/build/cpu/src/cli/narrowfloat \
+    .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python/test_compressed_tensors.py
+}
+
 sanitized_unit_tests() {
   build cpu-asan --target unit_tests
   ctest --preset cpu-asan -L '^unit$' -j "$jobs" --no-tests=error
@@ -61,6 +85,7 @@ stage "setup" tools/setup.sh --tests
 stage "build (preset cpu)" build cpu
 stage "ctest (preset cpu)" ctest --preset cpu -j "$jobs" --no-tests=error
 stage "Python tests" python_tests
+stage "Python tests with PyTorch" torch_tests
 stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests
 stage "CUDA compile check (preset sm90)" cuda_compile_check

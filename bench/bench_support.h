@@ -131,6 +131,29 @@ inline std::vector<std::string> implementations(std::string_view op,
   return names;
 }
 
+// The implementation that runs the problem where `implementation` ("": none) is pinned.
+inline std::string chosen_implementation(std::string_view op, std::string_view implementation,
+                                         const ExplainRequest& request) {
+  const Pinned pinned(op, implementation);
+  return explain(op, request).chosen;
+}
+
+// <op>/..., or <op>_by/<implementation>/... where one is pinned; `details` says what is between.
+template <typename Case>
+std::string case_name(std::string_view op, const Case& what, const std::string& details) {
+  const std::string by = what.implementation.empty() ? "" : "_by/" + what.implementation;
+  return fmt::format("{}{}/{}/{}x{}", op, by, details, what.shape.rows, what.shape.cols);
+}
+
+// Adds the case once for each implementation that takes it.
+template <typename Case>
+void add_each_implementation(std::string_view op, Case what, void (*add)(const Case&)) {
+  for (const std::string& name : implementations(op, explain_request(what))) {
+    what.implementation = name;
+    add(what);
+  }
+}
+
 inline double seconds_of(const std::function<void()>& call) {
   const auto start = std::chrono::steady_clock::now();
   call();

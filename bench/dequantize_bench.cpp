@@ -55,8 +55,7 @@ class PreparedDequantize {
   }
 
   [[nodiscard]] std::string implementation() const {
-    const Pinned pinned("dequantize", what_.implementation);
-    return explain("dequantize", explain_request(what_)).chosen;
+    return chosen_implementation("dequantize", what_.implementation, explain_request(what_));
   }
 
  private:
@@ -70,14 +69,10 @@ class PreparedDequantize {
   Bytes output_;
 };
 
-std::string case_name(const DequantizeCase& what) {
-  const std::string head =
-      what.implementation.empty() ? "dequantize" : "dequantize_by/" + what.implementation;
-  return fmt::format("{}/{}/{}/{}x{}", head, name(what.format), name(what.output), what.shape.rows,
-                     what.shape.cols);
+void add(const DequantizeCase& what) {
+  const std::string details = fmt::format("{}/{}", name(what.format), name(what.output));
+  register_case<PreparedDequantize>(case_name("dequantize", what, details), what);
 }
-
-void add(const DequantizeCase& what) { register_case<PreparedDequantize>(case_name(what), what); }
 
 void register_all() {
   for (const FormatInfo& format : all_formats()) {
@@ -86,11 +81,8 @@ void register_all() {
         add({.format = format.id, .output = output, .shape = shape});
       }
     }
-    DequantizeCase small{.format = format.id, .output = DType::kBF16, .shape = kSmallShape};
-    for (const std::string& name : implementations("dequantize", explain_request(small))) {
-      small.implementation = name;
-      add(small);
-    }
+    add_each_implementation<DequantizeCase>(
+        "dequantize", {.format = format.id, .output = DType::kBF16, .shape = kSmallShape}, add);
   }
 }
 

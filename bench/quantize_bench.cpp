@@ -70,8 +70,7 @@ class PreparedQuantize {
   }
 
   [[nodiscard]] std::string implementation() const {
-    const Pinned pinned("quantize", what_.implementation);
-    return explain("quantize", explain_request(what_)).chosen;
+    return chosen_implementation("quantize", what_.implementation, explain_request(what_));
   }
 
  private:
@@ -87,15 +86,12 @@ class PreparedQuantize {
   QuantizeOptions options_;
 };
 
-std::string case_name(const QuantizeCase& what) {
-  const std::string head =
-      what.implementation.empty() ? "quantize" : "quantize_by/" + what.implementation;
-  return fmt::format("{}/{}{}/{}/{}/{}x{}", head, name(what.format),
-                     what.scale_given ? ":scale_given" : "", name(what.math), name(what.input),
-                     what.shape.rows, what.shape.cols);
+void add(const QuantizeCase& what) {
+  const std::string details =
+      fmt::format("{}{}/{}/{}", name(what.format), what.scale_given ? ":scale_given" : "",
+                  name(what.math), name(what.input));
+  register_case<PreparedQuantize>(case_name("quantize", what, details), what);
 }
-
-void add(const QuantizeCase& what) { register_case<PreparedQuantize>(case_name(what), what); }
 
 void register_all() {
   for (const FormatInfo& format : all_formats()) {
@@ -111,12 +107,9 @@ void register_all() {
           add(given);
         }
       }
-      QuantizeCase small{
-          .format = format.id, .math = math, .input = DType::kBF16, .shape = kSmallShape};
-      for (const std::string& name : implementations("quantize", explain_request(small))) {
-        small.implementation = name;
-        add(small);
-      }
+      add_each_implementation<QuantizeCase>(
+          "quantize",
+          {.format = format.id, .math = math, .input = DType::kBF16, .shape = kSmallShape}, add);
     }
   }
 }

@@ -1,6 +1,6 @@
 # narrowfloat_test(NAME <name> LABEL <label> SOURCES <files...>): a GoogleTest executable in
-# <build>/tests/bin, registered test by test with ctest under its label (default: unit). `unit` tests
-# are what the sanitizer build runs; they see the internal headers.
+# <build>/tests/bin, registered test by test with ctest under its label (default: unit). The
+# sanitizer build runs the `unit` tests; they see the internal headers.
 find_package(GTest REQUIRED)
 include(GoogleTest)
 add_custom_target(unit_tests)
@@ -17,7 +17,7 @@ function(narrowfloat_test)
   target_link_libraries(${arg_NAME} PRIVATE narrowfloat_internal GTest::gtest_main)
   target_compile_definitions(${arg_NAME} PRIVATE NARROWFLOAT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   # Discovered when ctest runs, so that a build does not depend on running its tests.
-  gtest_discover_tests(${arg_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+  gtest_discover_tests(${arg_NAME} NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS ${arg_LABEL} TIMEOUT 600)
   if(arg_LABEL STREQUAL unit)
     add_dependencies(unit_tests ${arg_NAME})

@@ -3,18 +3,21 @@
 #
 #     tools/setup.sh            what the build needs
 #     tools/setup.sh --tests    also what tests and lint need, with a Python environment in .venv
+#     tools/setup.sh --torch    as --tests, and .venv-torch with PyTorch (several GB) for ./test.sh
+#                               --with-torch
 #
 # Safe to run again; does nothing and needs no network when nothing is missing. Programs found on
 # PATH are taken as they are, whoever installed them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_tests=false
+with_tests=false with_torch=false
 case "${1:-}" in
   "") ;;
   --tests) with_tests=true ;;
+  --torch) with_tests=true with_torch=true ;;
   *)
-    echo "usage: tools/setup.sh [--tests]" >&2
+    echo "usage: tools/setup.sh [--tests | --torch]" >&2
     exit 2
     ;;
 esac
@@ -71,12 +74,27 @@ if [ "${#missing[@]}" -gt 0 ]; then
     --no-install-recommends "${missing[@]}"
 fi
 
-if $with_tests; then
-  # The environment is as old as the list it was made from: a changed list remakes it.
-  if ! cmp -s tools/requirements-test.txt .venv/requirements-test.txt; then
-    echo "setup: making the Python environment .venv from tools/requirements-test.txt"
-    python3 -m venv --clear .venv
-    .venv/bin/pip install --quiet --disable-pip-version-check -r tools/requirements-test.txt
-    cp tools/requirements-test.txt .venv/requirements-test.txt
+# python_environment FOLDER LIST...: a virtual environment with the packages of the lists. It is as
+# old as the lists it was made from: a changed list remakes it.
+python_environment() {
+  local folder=$1 list options=()
+  shift
+  for list in "$@"; do
+    options+=(-r "$list")
+  done
+  local made_from=$folder/${list##*/}
+  if cat "$@" | cmp -s - "$made_from"; then
+    return
   fi
+  echo "setup: making the Python environment $folder from $*"
+  python3 -m venv --clear "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check "${options[@]}"
+  cat "$@" > "$made_from"
+}
+
+if $with_tests; then
+  python_environment .venv tools/requirements-test.txt
+fi
+if $with_torch; then
+  python_environment .venv-torch tools/requirements-test.txt tools/requirements-torch.txt
 fi

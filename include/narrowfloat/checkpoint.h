@@ -89,6 +89,12 @@ struct LogicalTensor {
 // shape; kUnsupported for a declared method that is not readable.
 std::vector<LogicalTensor> recognise(const Checkpoint& checkpoint);
 
+// Shell-style patterns over tensor names: `*` any run of characters (dots and slashes too), `?` any
+// one character, `[abc]`, `[a-z]`, `[!a-z]` one of a set. There is no escape character: `[*]` is a
+// star, and a `[` without its `]` stands for itself. True if all of `text` matches. Time is at most
+// pattern times text, whatever the pattern.
+bool glob_matches(std::string_view pattern, std::string_view text);
+
 enum class ScaleSearch : int { kAmax = 0, kFourOverSix = 1 };
 
 struct ProgressEvent {
@@ -129,7 +135,7 @@ struct ErrorFigures {
   double norm_ratio = 1;
   double max_abs = 0;
   int64_t max_abs_index = 0;
-  double clipped_percent = 0;  // Known only where the compared side is quantized.
+  std::optional<double> clipped_percent;  // Known only where the compared side is quantized.
   double flushed_percent = 0;
   int64_t nonfinite = 0;  // Elements left out of the sums.
 };
@@ -153,8 +159,12 @@ struct CheckpointReport {
   double seconds = 0;
   double quantize_seconds = 0;  // Inside the quantizer.
   uint64_t quantized_source_bytes = 0;
-  std::vector<std::string> files;  // Written (or planned), in order.
-  bool cancelled = false;          // Stopped by options.cancelled; nothing was left at the target.
+  std::vector<std::string> files;    // Written (or planned), in order.
+  std::vector<uint64_t> file_bytes;  // The size of each.
+  // Of the source's reader, and what deserves a second look. Messages name options as "option
+  // force", with the names of the fields above.
+  std::vector<std::string> warnings;
+  bool cancelled = false;  // Stopped by options.cancelled; nothing was left at the target.
 };
 
 // SRC and DST: a .safetensors file each, or a directory each. Throws before anything is written, or
@@ -185,7 +195,8 @@ struct TensorDiff {
 struct CheckpointDiff {
   std::vector<TensorDiff> tensors;
   ErrorFigures total;
-  bool equal = true;  // No tensor differs in its values.
+  bool equal = true;                  // No tensor differs in its values.
+  std::vector<std::string> warnings;  // Of the readers of A and B.
 };
 // Compares logical tensors: quantized ones are dequantized. Non-tensor files are not compared.
 CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b);

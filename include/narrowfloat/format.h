@@ -46,6 +46,10 @@ enum class MathMode : int { kExact = 0, kFast = 1 };
 // rounds the maximum to the element's mantissa first.
 enum class Ue8m0Rounding : int { kUp = 0, kFloor = 1, kEven = 2 };
 
+// What a global scale of NVFP4 ranges over: the whole tensor, each row (shared by the batches), or
+// each batch (as valid_rows wants).
+enum class ScaleAxis : int { kTensor = 0, kRow = 1, kBatch = 2 };
+
 // Everything a caller may ask about a format, for listings and size computations.
 struct FormatInfo {
   FormatId id;
@@ -61,7 +65,8 @@ struct FormatInfo {
   bool has_row_scale;           // The global scale has one value per row, computed from that row.
 
   [[nodiscard]] bool allows(ScaleLayoutId layout) const {
-    return layouts[static_cast<size_t>(layout)];
+    const auto index = static_cast<size_t>(layout);
+    return index < layouts.size() && layouts[index];
   }
 };
 
@@ -101,6 +106,7 @@ struct ScaleView {
 int64_t scale_image_size(ScaleLayoutId layout, int64_t rows, int64_t blocks);
 // FP8 1x128 with row groups (spec 8.6): first scale row of group `group`, whose rows start at
 // `row_offset`; with group = number of groups and row_offset = all rows, the rows of the image.
+// REQUIRES: both >= 0, row_offset + 31 * group below 2^63.
 int64_t grouped_scale_row(int64_t row_offset, int64_t group);
 // Position of the scale of (row, block) in an image, in scales.
 int64_t scale_offset(ScaleLayoutId layout, int64_t row, int64_t block, int64_t rows,
@@ -136,7 +142,8 @@ struct QuantizedLayout {
   int64_t scale_blocks;
   int64_t scale_count;  // Scales in all images, padding included.
   int64_t scales_bytes;
-  int64_t global_scales;  // F32 values for the default case: 0, 1, or rows (per token: batch*rows).
+  ScaleAxis global_scale_axis;
+  int64_t global_scales;  // F32 values: 0, 1, rows or batch by the axis; per token batch * rows.
 
   // Views over caller's buffers of exactly these sizes.
   [[nodiscard]] QuantizedView bind(void* values, void* scales, float* global_scale,
@@ -150,6 +157,7 @@ struct QuantizedLayoutOptions {
   // FP8 1x128 only: number of row groups, whose scales start at padded rows of one mn_major image
   // (QuantizeOptions::row_offsets); 0 for none.
   int64_t groups = 0;
+  ScaleAxis global_scale_axis = ScaleAxis::kTensor;  // Other values for NVFP4 only.
 };
 
 // Throws kInvalidArgument for a negative extent, a K the format cannot split into blocks, an

@@ -5,8 +5,11 @@
 //   * write the whole value and scale buffers they are given, padding as zero (exceptions named);
 //   * give the same bytes for any implementation, thread count and floating-point environment;
 //   * accept 0 rows and 0 columns.
-// CPU inputs need the natural alignment of their element type, a last stride of 1, and any row
-// stride; outputs must be dense.
+// On the CPU tensors need the natural alignment of their element type. Inputs, `residual` and the
+// output of dequantize may have any row stride of at least their columns (leading axes lie evenly;
+// the input of a quantizer may also be a [batch, rows, cols] view with any two leading strides of
+// at least cols, a transposed one, say);
+// values, scales and all other outputs are dense. Buffers must not overlap.
 #pragma once
 
 #include <optional>
@@ -37,6 +40,8 @@ struct FourOverSix {
   FourOverSixMath error_math = FourOverSixMath::kStrict;
   // 448 or 256. Changes the encode scale that is computed from a maximum, and the per-token base.
   int e4m3_max = 448;
+
+  friend bool operator==(const FourOverSix&, const FourOverSix&) = default;
 };
 
 // Options that a format has no use for must keep their defaults; anything else is an error.
@@ -126,7 +131,9 @@ void relayout(FormatId format, const ScaleView& input, const ScaleView& output, 
 void tensor_amax(const TensorView& input, const TensorView& output, Stream stream = {});
 void row_amax(const TensorView& input, const TensorView& output, Stream stream = {});
 
-// Converters between the two directions of a global scale (spec 1.6). e4m3_max is 448 or 256.
+// Converters between the two directions of a global scale (spec 1.6): the formulas alone, for any
+// input, so that they can stand in for what a device computes; quantize() checks what it is given.
+// e4m3_max is 448 or 256, anything else throws kInvalidArgument.
 float encode_scale_from_amax(float amax, int e4m3_max = 448);
 float decode_scale_from_encode(float encode_scale);  // The same in both math modes.
 float encode_scale_from_decode(float decode_scale, MathMode math = MathMode::kExact);

@@ -15,6 +15,11 @@
 
 namespace narrowfloat {
 
+// `text` (untrusted: a name or a path) with control characters, text-direction overrides,
+// backslashes and bytes that are not UTF-8 written as \n, \x1b or \u{202e}. Cut after about
+// `max_bytes` with "...".
+std::string printable(std::string_view text, size_t max_bytes = 200);
+
 struct TensorInfo {
   std::string name;
   DType dtype = DType::kU8;
@@ -78,7 +83,10 @@ class SafetensorsWriter {
   [[nodiscard]] uint64_t file_size() const;
   // Bytes [begin, begin + data.size()) of tensor `name`.
   void write(std::string_view name, uint64_t begin, std::span<const std::byte> data);
-  // Checks that every byte was written, syncs, validates the header by reading it back, renames.
+  // Everything that takes time: checks that every byte was written, syncs, validates the header by
+  // reading it back. Nothing can be written afterwards.
+  void finish();
+  // Finishes, if that was not done, and renames.
   void commit();
 
  private:

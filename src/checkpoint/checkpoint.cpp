@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "base/throw_error.h"
@@ -74,6 +75,56 @@ bool is_listed(const ShardIndex& index, std::string_view tensor) {
                                         return entry.tensor < wanted;
                                       });
   return found != index.entries.end() && found->tensor == tensor;
+}
+
+// Of a name PREFIX-NUMBER-of-COUNT.safetensors.
+struct NumberedShard {
+  std::string_view prefix;
+  std::string_view number;
+  std::string_view count;
+};
+
+std::optional<NumberedShard> parse_numbered(std::string_view name) {
+  constexpr std::string_view kOf = "-of-";
+  constexpr size_t kMaxDigits = 7;
+  const auto is_number = [](std::string_view text) {
+    return !text.empty() && text.size() <= kMaxDigits &&
+           text.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  name.remove_suffix(kShardSuffix.size());
+  const size_t of = name.rfind(kOf);
+  if (of == std::string_view::npos) return std::nullopt;
+  const size_t dash = name.substr(0, of).rfind('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const NumberedShard shard = {name.substr(0, dash), name.substr(dash + 1, of - dash - 1),
+                               name.substr(of + kOf.size())};
+  if (!is_number(shard.number) || !is_number(shard.count)) return std::nullopt;
+  return shard;
+}
+
+// Shards that count themselves must all be there; the first is number 1, or with some writers 0.
+void check_numbering(const std::string& directory, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const std::optional<NumberedShard> shard = parse_numbered(name);
+    if (!shard) continue;
+    const auto name_of = [&](int64_t number) {
+      return fmt::format("{}-{:0{}}-of-{}{}", shard->prefix, number, shard->number.size(),
+                         shard->count, kShardSuffix);
+    };
+    const auto is_there = [&](int64_t number) {
+      return std::binary_search(names.begin(), names.end(), name_of(number));
+    };
+    // A gap shows at the shard before it, or at the first number.
+    const int64_t number = std::stoll(std::string(shard->number));
+    const int64_t count = std::stoll(std::string(shard->count));
+    const int64_t base = is_there(0) ? 0 : 1;
+    for (const int64_t wanted : {base, number + 1}) {
+      if (wanted >= base + count || is_there(wanted)) continue;
+      throw_error(ErrorKind::kCorruptData,
+                  "{}: '{}' is missing, but '{}' is there; the checkpoint is incomplete",
+                  printable(directory), printable(name_of(wanted)), printable(name));
+    }
+  }
 }
 
 std::string joined(const std::vector<std::string>& names) {
@@ -194,6 +245,7 @@ void Checkpoint::State::open_unindexed(const Listing& listing, const Safetensors
                     ? ""
                     : "; pickle and GGUF files are not read: " + joined(listing.foreign));
   }
+  check_numbering(path, listing.shards);
   for (const std::string& file : listing.shards) open_shard(join_path(path, file), options);
   gather_tensors();
   if (shards.size() > 1) {

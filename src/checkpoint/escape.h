@@ -1,18 +1,16 @@
 // Text that came from files, made safe to print, and the reverse: text made safe to put into JSON.
 //
 // Tensor and file names are untrusted: they may hold newlines that forge log lines, or terminal
-// escapes that rewrite the screen. Every message of this folder prints them through printable().
+// escapes that rewrite the screen. Every message of this folder prints them through printable(),
+// which is public: programs need it too.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <string_view>
 
-namespace narrowfloat {
+#include "narrowfloat/safetensors.h"
 
-// `text` with control characters, text-direction overrides, backslashes and bytes that are not
-// UTF-8 written as \n, \x1b or \u{202e}. Cut after about `max_bytes` with "...".
-std::string printable(std::string_view text, size_t max_bytes = 200);
+namespace narrowfloat {
 
 // As RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_valid_utf8(std::string_view text);

@@ -25,6 +25,7 @@ struct SafetensorsWriter::State {
   PartialFile file;
   std::unordered_map<std::string_view, const TensorInfo*> by_name;
   Coverage written;
+  bool finished = false;
   bool committed = false;
 
   void check_complete() const;
@@ -77,7 +78,7 @@ void SafetensorsWriter::write(std::string_view name, uint64_t begin,
                               std::span<const std::byte> data) {
   State& state = *state_;
   const std::string path = printable(state.file.path());
-  if (state.committed) throw_invalid("{}: was committed already", path);
+  if (state.finished) throw_invalid("{}: was committed already", path);
   const auto found = state.by_name.find(name);
   if (found == state.by_name.end()) {
     throw_invalid("{}: no tensor '{}' was announced", path, printable(name));
@@ -91,13 +92,20 @@ void SafetensorsWriter::write(std::string_view name, uint64_t begin,
   state.written.add(tensor.offset + begin, tensor.offset + begin + data.size());
 }
 
-void SafetensorsWriter::commit() {
+void SafetensorsWriter::finish() {
   State& state = *state_;
-  if (state.committed) throw_invalid("{}: was committed already", printable(state.file.path()));
+  if (state.finished) return;
   state.check_complete();
   state.file.write(0, std::as_bytes(std::span(state.layout.header)));
   state.file.sync();
   state.check_read_back();
+  state.finished = true;
+}
+
+void SafetensorsWriter::commit() {
+  State& state = *state_;
+  if (state.committed) throw_invalid("{}: was committed already", printable(state.file.path()));
+  finish();
   state.file.publish();
   state.committed = true;
 }

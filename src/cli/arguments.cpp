@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/option_helpers.h"
-#include "cli/printable.h"
+#include "cli/output.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -78,7 +78,7 @@ Reply usage_error(const CLI::App& app, std::string message) {
   const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
   if (chosen.empty()) message += fmt::format("; the commands are {}", command_list(app));
   return {ExitCode::kUsage, "",
-          fmt::format("narrowfloat{}: {}\nTry: narrowfloat{} --help\n", command, printable(message),
+          fmt::format("narrowfloat{}: {}\nTry: narrowfloat{} --help\n", command, escaped(message),
                       command)};
 }
 

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "cli/json_output.h"
+#include "cli/option_spelling.h"
 #include "cli/output.h"
-#include "cli/printable.h"
 #include "cli/size_text.h"
 
 namespace narrowfloat::cli {
@@ -103,6 +103,15 @@ void print_document(const CheckpointReport& report, const ReportContext& context
   document["quantizer_gb_per_second"] = quantizer_gb_per_second(report);
   document["figures"] = report.total.elements > 0 ? figures_json(report.total) : Json(nullptr);
   document["files"] = report.files;
+  document["file_sizes"] = Json::array();
+  for (size_t i = 0; i < report.files.size(); ++i) {
+    document["file_sizes"].push_back(
+        Json{{"name", report.files[i]}, {"size_bytes", report.file_bytes[i]}});
+  }
+  document["warnings"] = Json::array();
+  for (const std::string& warning : report.warnings) {
+    document["warnings"].push_back(with_option_spelling(warning));
+  }
   document["tensors"] = Json::array();
   for (const TensorReport& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));
   print_json(document);
@@ -122,8 +131,8 @@ std::string tensor_table(const CheckpointReport& report, bool colored) {
     const bool is_copy = tensor.action == kCopy;
     table.add_row({tensor.action, format_shape(tensor.shape), format_bytes(tensor.source_bytes),
                    format_bytes(tensor.target_bytes),
-                   tensor.figures ? fmt::format("{:.2f}", tensor.figures->sqnr_db) : "-",
-                   printable(tensor.name), printable(tensor.reason)},
+                   tensor.figures ? format_fixed(tensor.figures->sqnr_db, 2) : "-",
+                   escaped(tensor.name), escaped(tensor.reason)},
                   is_copy ? Tone::kFaint : Tone::kPlain);
   }
   return table.to_text(colored) + "\n";
@@ -132,10 +141,10 @@ std::string tensor_table(const CheckpointReport& report, bool colored) {
 // Over all quantized tensors.
 std::string figures_text(const ErrorFigures& figures) {
   std::string text = fmt::format(
-      "SQNR       {:.2f} dB\n"
+      "SQNR       {} dB\n"
       "cosine     {:.6f}\n"
       "norm ratio {:.6f}\n",
-      figures.sqnr_db, figures.cosine, figures.norm_ratio);
+      format_fixed(figures.sqnr_db, 2), figures.cosine, figures.norm_ratio);
   if (figures.nonfinite > 0) {
     text += fmt::format("left out   {} elements that are NaN or infinite\n", figures.nonfinite);
   }
@@ -175,18 +184,31 @@ std::string summary(const CheckpointReport& report, const ReportContext& context
 std::string file_list(const CheckpointReport& report, const ReportContext& context) {
   std::string text = context.is_dry_run ? "would write " : "wrote      ";
   for (size_t i = 0; i < report.files.size(); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", printable(report.files[i]));
+    text += fmt::format("{}{} ({})", i == 0 ? "" : ", ", escaped(report.files[i]),
+                        format_bytes(report.file_bytes[i]));
   }
   return text + "\n";
+}
+
+void print_warnings(const CheckpointReport& report, const ReportContext& context) {
+  for (const std::string& warning : report.warnings) {
+    const std::string text = with_option_spelling(warning);
+    if (context.progress == ProgressMode::kJson) {
+      print_json_event(Json{{"event", "warning"}, {"message", text}});
+    } else {
+      warn(text);
+    }
+  }
 }
 
 }  // namespace
 
 ExitCode print_report(const CheckpointReport& report, const ReportContext& context,
                       const OutputArguments& output) {
+  if (!output.is_quiet) print_warnings(report, context);
   if (report.cancelled) {
     write_stderr(fmt::format("narrowfloat {}: interrupted; nothing was left at {}\n",
-                             context.command, printable(context.target)));
+                             context.command, escaped(context.target)));
     return ExitCode::kInterrupted;
   }
   if (output.data == DataFormat::kJson) {
@@ -199,7 +221,7 @@ ExitCode print_report(const CheckpointReport& report, const ReportContext& conte
   std::string text;
   if (has_details) text += tensor_table(report, colored);
   text += paint(fmt::format("{}{} -> {}", context.is_dry_run ? "plan: " : "",
-                            printable(context.source), printable(context.target)),
+                            escaped(context.source), escaped(context.target)),
                 Tone::kHeading, colored);
   text += '\n';
   text += summary(report, context);

@@ -16,6 +16,7 @@ struct ReportContext {
   std::string_view target;
   std::string_view format;  // What it was turned into: "nvfp4-ct", "BF16".
   bool is_dry_run = false;
+  ProgressMode progress = ProgressMode::kAuto;  // kJson: warnings are events.
 };
 
 // Prints as asked for and returns the exit code: kDone, or kInterrupted for a cancelled run.

@@ -8,7 +8,7 @@
 #include "cli/commands.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
-#include "cli/printable.h"
+#include "cli/size_text.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -40,6 +40,7 @@ void print_document(const DiffArguments& arguments, const CheckpointDiff& diff) 
   document["b"] = arguments.b;
   document["equal"] = diff.equal;
   document["total"] = figures_json(diff.total);
+  document["warnings"] = diff.warnings;
   document["tensors"] = Json::array();
   for (const TensorDiff& tensor : diff.tensors) {
     document["tensors"].push_back(Json{{"name", tensor.name},
@@ -55,11 +56,11 @@ void print_document(const DiffArguments& arguments, const CheckpointDiff& diff) 
 std::vector<std::string> figure_cells(const ErrorFigures& figures) {
   return {fmt::format("{:.3e}", figures.mse),
           fmt::format("{:.5f}", figures.relative_error),
-          fmt::format("{:.2f}", figures.sqnr_db),
+          format_fixed(figures.sqnr_db, 2),
           fmt::format("{:.6f}", figures.cosine),
           fmt::format("{:.6f}", figures.norm_ratio),
           fmt::format("{:.3e}", figures.max_abs),
-          fmt::format("{:.2f}", figures.clipped_percent),
+          figures.clipped_percent ? fmt::format("{:.2f}", *figures.clipped_percent) : "-",
           fmt::format("{:.2f}", figures.flushed_percent)};
 }
 
@@ -78,7 +79,7 @@ Table figure_table() {
 }
 
 std::string status_text(const TensorDiff& diff) {
-  return diff.detail.empty() ? diff.status : diff.status + ": " + printable(diff.detail);
+  return diff.detail.empty() ? diff.status : diff.status + ": " + escaped(diff.detail);
 }
 
 void add_tensor(Table& table, const TensorDiff& diff) {
@@ -87,9 +88,26 @@ void add_tensor(Table& table, const TensorDiff& diff) {
   std::vector<std::string> cells = is_compared
                                        ? figure_cells(diff.figures)
                                        : std::vector<std::string>(figure_cells({}).size(), "-");
-  cells.push_back(printable(diff.name));
+  cells.push_back(escaped(diff.name));
   cells.push_back(status_text(diff));
   table.add_row(std::move(cells), is_compared ? Tone::kPlain : Tone::kBad);
+}
+
+// Elements that the figures leave out; empty if there are none.
+std::string nonfinite_text(const CheckpointDiff& diff) {
+  int64_t elements = 0;
+  std::vector<const TensorDiff*> tensors;
+  for (const TensorDiff& tensor : diff.tensors) {
+    if (tensor.figures.nonfinite == 0) continue;
+    elements += tensor.figures.nonfinite;
+    tensors.push_back(&tensor);
+  }
+  if (tensors.empty()) return "";
+  const TensorDiff& first = *tensors.front();
+  return fmt::format(
+      "left out: {} elements that are NaN or infinite in A or B, {} of them in {}{}\n", elements,
+      first.figures.nonfinite, escaped(first.name),
+      tensors.size() > 1 ? fmt::format(", the rest in {} more", tensors.size() - 1) : "");
 }
 
 // The worst tensors, the figures over all that differ, and a verdict.
@@ -113,6 +131,7 @@ void print_table(const CheckpointDiff& diff, const OutputArguments& output) {
     }
     text += '\n';
   }
+  text += nonfinite_text(diff);
   text += fmt::format("{}: {} of {} tensors have other values\n",
                       diff.equal ? paint("same values", Tone::kGood, colored)
                                  : paint("different", Tone::kBad, colored),
@@ -138,10 +157,11 @@ void print_csv(const CheckpointDiff& diff) {
   const auto number = [](double value) { return fmt::format("{}", value); };
   for (const TensorDiff& tensor : diff.tensors) {
     const ErrorFigures& figures = tensor.figures;
-    table.add_row({printable(tensor.name), tensor.status, std::to_string(figures.elements),
+    table.add_row({escaped(tensor.name), tensor.status, std::to_string(figures.elements),
                    number(figures.mse), number(figures.relative_error), number(figures.sqnr_db),
                    number(figures.cosine), number(figures.norm_ratio), number(figures.max_abs),
-                   std::to_string(figures.max_abs_index), number(figures.clipped_percent),
+                   std::to_string(figures.max_abs_index),
+                   figures.clipped_percent ? number(*figures.clipped_percent) : "",
                    number(figures.flushed_percent), std::to_string(figures.nonfinite)});
   }
   write_stdout(table.to_csv());
@@ -153,6 +173,9 @@ ExitCode run(const DiffArguments& arguments) {
   set_num_threads(arguments.num_threads);
   CheckpointDiff diff = diff_checkpoints(arguments.a, arguments.b);
   sort_worst_first(diff.tensors);
+  if (!arguments.output.is_quiet) {
+    for (const std::string& warning : diff.warnings) warn(warning);
+  }
   if (arguments.output.data == DataFormat::kJson) {
     print_document(arguments, diff);
   } else if (arguments.output.data == DataFormat::kCsv) {

@@ -7,7 +7,6 @@
 #include "cli/commands.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
-#include "cli/printable.h"
 #include "cli/size_text.h"
 #include "narrowfloat/error.h"
 
@@ -103,7 +102,7 @@ void print_document() {
 }
 
 std::string or_none(const std::vector<std::string>& words, std::string_view separator) {
-  return words.empty() ? "none" : printable(fmt::format("{}", fmt::join(words, separator)));
+  return words.empty() ? "none" : escaped(fmt::format("{}", fmt::join(words, separator)));
 }
 
 std::string machine_text() {
@@ -132,7 +131,7 @@ std::string others_text(const Explanation& explanation) {
   for (const Candidate& candidate : explanation.candidates) {
     if (candidate.name == explanation.chosen) continue;
     text += fmt::format("{}{} ({})", text.empty() ? "" : "; ", candidate.name,
-                        printable(candidate.reason));
+                        escaped(candidate.reason));
   }
   return text;
 }

@@ -2,7 +2,6 @@
 // bytes are. Reads headers only. A checkpoint whose quantization this version cannot read is still
 // listed, tensor by tensor as stored, with exit code 4.
 #include <algorithm>
-#include <fnmatch.h>
 #include <map>
 
 #include <fmt/format.h>
@@ -10,7 +9,6 @@
 #include "cli/commands.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
-#include "cli/printable.h"
 #include "cli/size_text.h"
 
 namespace narrowfloat::cli {
@@ -26,9 +24,9 @@ std::string_view kind_of(const LogicalTensor& tensor) {
   return tensor.convention ? convention_info(*tensor.convention).name : name(tensor.dtype);
 }
 
-// As the library matches --include and --exclude: stars cross dots, backslashes are no escapes.
+// As the library matches --include and --exclude.
 bool matches(const std::string& glob, const LogicalTensor& tensor) {
-  return ::fnmatch(glob.c_str(), tensor.name.c_str(), FNM_NOESCAPE) == 0;
+  return glob_matches(glob, tensor.name);
 }
 
 // Throws for a glob that matches nothing: it is a typing error more often than a question.
@@ -42,7 +40,7 @@ void keep_matching(std::vector<LogicalTensor>& tensors, const std::vector<std::s
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("--tensor: '{}' matches no tensor; globs apply to whole names, as "
                             "'*.down_proj.weight'",
-                            printable(glob)));
+                            escaped(glob)));
   }
   std::erase_if(tensors, [&](const LogicalTensor& tensor) {
     return std::none_of(globs.begin(), globs.end(),
@@ -78,6 +76,26 @@ Inspection look_into(const Checkpoint& checkpoint, const std::vector<std::string
   }
   keep_matching(inspection.tensors, globs);
   return inspection;
+}
+
+// What config.json or the file's metadata say about quantization, such as
+// "compressed-tensors, nvfp4-pack-quantized"; empty if nothing. Other places are not looked at:
+// they are the library's business, this is a heading for people.
+std::string declared_method(const Checkpoint& checkpoint) {
+  const Json config = Json::parse(checkpoint.config_text(), nullptr, false);
+  std::string text;
+  if (config.is_object() && config.contains("quantization_config")) {
+    const Json& quantization = config["quantization_config"];
+    for (const char* key : {"quant_method", "quant_algo", "format", "fmt"}) {
+      const auto value = quantization.is_object() ? quantization.find(key) : quantization.end();
+      if (value == quantization.end() || !value->is_string()) continue;
+      text += (text.empty() ? "" : ", ") + value->get<std::string>();
+    }
+  }
+  if (!text.empty()) return text;
+  const auto& metadata = checkpoint.shards().front().metadata();
+  const auto convention = metadata.find("narrowfloat.convention");
+  return convention == metadata.end() ? "" : convention->second;
 }
 
 // Sums over the tensors of one kind.
@@ -118,14 +136,20 @@ Json to_json(std::string_view kind, const KindTotals& totals) {
               {"bits_per_weight", totals.bits_per_weight()}};
 }
 
-Json to_json(const LogicalTensor& tensor) {
+Json to_json(const LogicalTensor& tensor, const Checkpoint& checkpoint) {
   Json json{{"name", tensor.name},
             {"kind", kind_of(tensor)},
             {"quantized", tensor.convention.has_value()},
             {"shape", tensor.shape},
             {"size_bytes", tensor.size_bytes},
             {"bits_per_weight", json_number(tensor.bits_per_element())},
-            {"parts", tensor.parts}};
+            {"parts", tensor.parts},
+            {"stored", Json::array()}};
+  for (const std::string& part : tensor.parts) {
+    const TensorInfo& info = checkpoint.find(part)->info;
+    json["stored"].push_back(
+        Json{{"name", part}, {"dtype", name(info.dtype)}, {"shape", info.shape}});
+  }
   if (tensor.convention) json["format"] = name(convention_info(*tensor.convention).format);
   return json;
 }
@@ -145,12 +169,14 @@ void print_document(const InspectArguments& arguments, const Checkpoint& checkpo
   document["total"] = to_json("all", totals.all);
   document["kinds"] = Json::array();
   for (const auto& [kind, sums] : totals.kinds) document["kinds"].push_back(to_json(kind, sums));
+  const std::string declared = declared_method(checkpoint);
+  document["declared"] = declared.empty() ? Json(nullptr) : Json(declared);
   document["warnings"] = checkpoint.warnings();
   document["unsupported"] =
       inspection.unsupported.empty() ? Json(nullptr) : Json(inspection.unsupported);
   document["tensors"] = Json::array();
   for (const LogicalTensor& tensor : inspection.tensors) {
-    document["tensors"].push_back(to_json(tensor));
+    document["tensors"].push_back(to_json(tensor, checkpoint));
   }
   print_json(document);
 }
@@ -167,7 +193,7 @@ Table tensor_table(const Inspection& inspection, DataFormat data) {
     table.add_row({std::string(kind_of(tensor)), format_shape(tensor.shape),
                    data == DataFormat::kCsv ? std::to_string(tensor.size_bytes)
                                             : format_bytes(tensor.size_bytes),
-                   fmt::format("{:.3f}", tensor.bits_per_element()), printable(tensor.name)},
+                   fmt::format("{:.3f}", tensor.bits_per_element()), escaped(tensor.name)},
                   tensor.convention ? Tone::kGood : Tone::kPlain);
   }
   return table;
@@ -200,12 +226,13 @@ std::string summary(const InspectArguments& arguments, const Checkpoint& checkpo
   }
   add("all", totals.all, "");
   const size_t num_shards = checkpoint.shards().size();
+  const std::string declared = declared_method(checkpoint);
   return fmt::format(
-      "{}\n{}",
-      paint(fmt::format("{}: {} {}, {}", printable(arguments.path), num_shards,
+      "{}\ndeclared: {}\n{}",
+      paint(fmt::format("{}: {} {}, {}", escaped(arguments.path), num_shards,
                         num_shards == 1 ? "file" : "shards", format_bytes(file_bytes)),
             Tone::kHeading, colored),
-      table.to_text(colored));
+      declared.empty() ? "no quantization" : escaped(declared), table.to_text(colored));
 }
 
 void print_tables(const InspectArguments& arguments, const Checkpoint& checkpoint,

@@ -20,7 +20,8 @@ ExitCode run(const QuantizeArguments& arguments) {
                               .source = arguments.source,
                               .target = arguments.target,
                               .format = convention_info(options.to).name,
-                              .is_dry_run = options.dry_run};
+                              .is_dry_run = options.dry_run,
+                              .progress = arguments.progress};
   return print_report(report, context, arguments.output);
 }
 

@@ -4,7 +4,7 @@
 
 namespace narrowfloat::cli {
 
-// Handles SIGINT and SIGTERM while it lives. A signal the parent process ignores (nohup, background
+// Handles SIGINT, SIGTERM and SIGHUP while it lives. A signal the parent process ignores (nohup, background
 // jobs) stays ignored. At most one at a time.
 class InterruptGuard {
  public:

@@ -34,7 +34,8 @@ Json figures_json(const ErrorFigures& figures) {
               {"norm_ratio", json_number(figures.norm_ratio)},
               {"max_abs", json_number(figures.max_abs)},
               {"max_abs_index", figures.max_abs_index},
-              {"clipped_percent", json_number(figures.clipped_percent)},
+              {"clipped_percent",
+               figures.clipped_percent ? json_number(*figures.clipped_percent) : Json(nullptr)},
               {"flushed_percent", json_number(figures.flushed_percent)},
               {"nonfinite", figures.nonfinite}};
 }

@@ -11,6 +11,7 @@
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
+#include "cli/option_spelling.h"
 #include "cli/output.h"
 #include "narrowfloat/error.h"
 
@@ -42,7 +43,7 @@ ExitCode run_program(int argc, const char* const* argv) {
     return std::visit([](const auto& arguments) { return run(arguments); },
                       std::get<Command>(parsed));
   } catch (const Error& error) {
-    return fail(exit_code(error.kind()), error.what());
+    return fail(exit_code(error.kind()), with_option_spelling(error.what()));
   } catch (const std::bad_alloc&) {
     return fail(ExitCode::kInput, "out of memory: give a smaller --max-memory, or free some");
   } catch (const std::system_error& error) {

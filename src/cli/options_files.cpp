@@ -37,8 +37,9 @@ struct QuantizeChoices {
 // What the commands that write a checkpoint have in common.
 template <typename Arguments>
 void add_writer(CLI::App& app, Arguments& arguments) {
-  add_parsed_into(app, "--max-memory", parse_bytes, arguments.options.max_memory_bytes,
-                  "Budget for buffers, such as 8GiB; default three quarters of what is available")
+  add_parsed_into(
+      app, "--max-memory", parse_bytes, arguments.options.max_memory_bytes,
+      "Budget for buffers, such as 8GiB; 0, the default, is three quarters of what is free")
       ->option_text("BYTES");
   add_parsed_into(app, "--max-shard-size", parse_bytes, arguments.options.max_shard_bytes,
                   "Largest file of the target; default 5GB. A tensor is never split")

@@ -77,7 +77,7 @@ void add_bench(CLI::App& app, BenchArguments& arguments) {
       // Called for every --format, not once with the last one.
       ->trigger_on_parse();
   add_parsed(
-      command, "--shape", parse_shape,
+      command, "--shape", parse_nonempty_shape,
       [&arguments](MatrixShape shape) {
         arguments.rows = shape.rows;
         arguments.cols = shape.cols;

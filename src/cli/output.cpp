@@ -11,8 +11,8 @@
 
 #include <fmt/format.h>
 
-#include "cli/printable.h"
 #include "narrowfloat/error.h"
+#include "narrowfloat/safetensors.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -51,6 +51,8 @@ std::string_view color_code(Tone tone) {
   return "";
 }
 
+bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
+
 // Quoted only where it has to be.
 std::string csv_cell(std::string_view text) {
   if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
@@ -83,6 +85,27 @@ void write_stdout(std::string_view text) {
 void write_stderr(std::string_view text) { write_all(STDERR_FILENO, text); }
 
 void warn(std::string_view text) { write_stderr(fmt::format("narrowfloat: warning: {}\n", text)); }
+
+std::string escaped(std::string_view text) { return printable(text, std::string::npos); }
+
+size_t display_width(std::string_view text) {
+  size_t width = 0;
+  for (const char c : text) width += is_continuation(c) ? 0 : 1;
+  return width;
+}
+
+std::string shortened(std::string_view text, size_t width) {
+  if (display_width(text) <= width) return std::string(text);
+  constexpr std::string_view kMark = "...";
+  if (width <= kMark.size()) return std::string(kMark.substr(0, width));
+  size_t columns = 0;
+  size_t end = 0;
+  while (columns < width - kMark.size() || is_continuation(text[end])) {
+    columns += is_continuation(text[end]) ? 0 : 1;
+    ++end;
+  }
+  return std::string(text.substr(0, end)) + std::string(kMark);
+}
 
 bool stderr_is_terminal() { return ::isatty(STDERR_FILENO) == 1 && !is_dumb_terminal(); }
 

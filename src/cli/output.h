@@ -24,6 +24,13 @@ void write_stderr(std::string_view text);
 // A line "narrowfloat: warning: ...".
 void warn(std::string_view text);
 
+// printable(), whole: tables and CSV cut no name.
+std::string escaped(std::string_view text);
+// Columns that escaped text takes on a terminal, one per code point.
+size_t display_width(std::string_view text);
+// At most `width` columns of escaped text; "..." marks the cut.
+std::string shortened(std::string_view text, size_t width);
+
 bool stderr_is_terminal();
 // Whether `mode` means colour on this stdout.
 bool is_colored(ColorMode mode);
@@ -31,7 +38,7 @@ bool is_colored(ColorMode mode);
 enum class Tone : int { kPlain, kHeading, kGood, kBad, kFaint };
 std::string paint(std::string_view text, Tone tone, bool colored);
 
-// Columns of text. Cells are printed as they are: escape names with printable().
+// Columns of text. Cells are printed as they are: escape names with escaped().
 class Table {
  public:
   enum class Align : int { kLeft, kRight };

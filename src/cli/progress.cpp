@@ -9,7 +9,6 @@
 
 #include "cli/json_output.h"
 #include "cli/output.h"
-#include "cli/printable.h"
 #include "cli/size_text.h"
 
 namespace narrowfloat::cli {
@@ -46,7 +45,7 @@ std::string progress_line(std::string_view verb, const ProgressEvent& event, dou
     line += fmt::format(", {}/s, {} left", format_bytes(static_cast<uint64_t>(bytes_per_second)),
                         format_duration(left_bytes / bytes_per_second));
   }
-  return line + "  " + printable(event.tensor);
+  return line + "  " + escaped(event.tensor);
 }
 
 Progress::Progress(std::string verb, ProgressMode mode, const OutputArguments& output)

@@ -103,6 +103,12 @@ std::string format_duration(double seconds) {
   return fmt::format("{}h {:02}m", whole / 3600, whole / 60 % 60);
 }
 
+std::string format_fixed(double value, int decimals) {
+  std::string text = fmt::format("{:.{}f}", value, decimals);
+  if (text.starts_with('-') && text.find_first_not_of("-0.") == std::string::npos) text.erase(0, 1);
+  return text;
+}
+
 std::string format_shape(std::span<const int64_t> shape) {
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "x"));
 }
@@ -111,6 +117,12 @@ MatrixShape parse_shape(std::string_view text) {
   const size_t cross = text.find_first_of("xX");
   if (cross == std::string_view::npos) refuse(text, "rows x columns such as 4096x4096");
   return {parse_extent(text.substr(0, cross), text), parse_extent(text.substr(cross + 1), text)};
+}
+
+MatrixShape parse_nonempty_shape(std::string_view text) {
+  const MatrixShape shape = parse_shape(text);
+  if (shape.rows == 0 || shape.cols == 0) refuse(text, "at least one row and one column");
+  return shape;
 }
 
 DType parse_dtype_option(std::string_view text) {

@@ -20,6 +20,9 @@ uint64_t parse_bytes(std::string_view text);
 // "0.25 s", "12.5 s", "3m 20s", "1h 05m".
 std::string format_duration(double seconds);
 
+// With so many decimals, and no sign before a zero.
+std::string format_fixed(double value, int decimals);
+
 // "256x128"; "scalar" for rank 0.
 std::string format_shape(std::span<const int64_t> shape);
 
@@ -29,6 +32,8 @@ struct MatrixShape {
 };
 // "4096x4096".
 MatrixShape parse_shape(std::string_view text);
+// The same with at least one row and one column.
+MatrixShape parse_nonempty_shape(std::string_view text);
 
 // "bf16", "fp16" or "fp32", and the spellings of safetensors files ("BF16", "F8_E4M3", ...).
 DType parse_dtype_option(std::string_view text);

@@ -44,6 +44,8 @@ struct Fp8Input {
       const float scale = mul_rn(pair.encode, div_rn(amax, 6.0F));
       const uint8_t stored = UE8M0::encode_up(scale);
       if (scale == 0.0F) return {stored, 0.0F};
+      // A NaN scale makes every code NaN; the clamp below would hide it.
+      if (stored == UE8M0::kNanCode) return {stored, UE8M0::decode(stored)};
       return {stored, min_number(mul_rn(pair.encode, UE8M0::reciprocal(stored)), kFloatMax)};
     } else {
       const float scale = Math::mul(pair.encode, Math::mul(amax, kOneSixth));

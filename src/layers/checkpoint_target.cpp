@@ -5,12 +5,14 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <filesystem>
+#include <iterator>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utility>
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
-#include "checkpoint/file_io.h"
 
 namespace narrowfloat {
 namespace {
@@ -18,6 +20,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kFileSuffix = ".safetensors";
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+constexpr std::string_view kStagedSuffix = ".staged";
+constexpr const char* kStagingName = ".narrowfloat.partial";  // Inside an existing target.
+constexpr const char* kLockName = ".narrowfloat.lock";        // Inside the staging directory.
+constexpr const char* kReplacedName = "replaced";             // So are the old files, for a while.
 
 fs::path canonical(const std::string& path) {
   std::error_code error;
@@ -31,39 +38,130 @@ bool is_inside(const fs::path& inner, const fs::path& outer) {
   return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
-// What --force may remove: only a directory that is recognisably a checkpoint.
-bool looks_like_checkpoint(const fs::path& directory) {
-  return std::any_of(
-      fs::directory_iterator(directory), fs::directory_iterator(),
-      [](const fs::directory_entry& entry) { return entry.path().extension() == kFileSuffix; });
+// Sorted, without the staging directory.
+std::vector<fs::directory_entry> entries_of(const std::string& directory) {
+  std::vector<fs::directory_entry> entries;
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().filename() != kStagingName) entries.push_back(*at);
+  }
+  if (error) {
+    throw_error(ErrorKind::kIo, "{}: cannot list the directory: {}", printable(directory),
+                error.message());
+  }
+  std::sort(entries.begin(), entries.end());
+  return entries;
 }
 
 void sync_directory(const std::string& path) {
   const FileDescriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.get() < 0 || fsync(directory.get()) != 0) throw_errno(path, "sync the directory");
+  // EINVAL: the file system has no such operation and needs none.
+  if (directory.get() < 0 || (fsync(directory.get()) != 0 && errno != EINVAL)) {
+    throw_errno(path, "sync the directory");
+  }
 }
 
 void rename_or_throw(const std::string& from, const std::string& to) {
   if (rename(from.c_str(), to.c_str()) != 0) throw_errno(to, "rename to it");
 }
 
-// A new directory beside `target`: TARGET.partial-N with the first free number.
-std::string make_staging(const std::string& target) {
-  for (int number = 1;; ++number) {
-    std::string path = fmt::format("{}.partial-{}", target, number);
-    if (mkdir(path.c_str(), 0777) == 0) return path;
-    if (errno != EEXIST) throw_errno(path, "make the directory");
+// Renames that are undone unless they are kept.
+class Renames {
+ public:
+  Renames() = default;
+  Renames(const Renames&) = delete;
+  Renames& operator=(const Renames&) = delete;
+  ~Renames() { undo(); }
+
+  void add(const std::string& from, const std::string& to) {
+    rename_or_throw(from, to);
+    done_.emplace_back(from, to);
   }
+  void keep() { done_.clear(); }
+  // False if a file could not be moved back.
+  bool undo() noexcept {
+    bool all = true;
+    for (; !done_.empty(); done_.pop_back()) {
+      all = rename(done_.back().second.c_str(), done_.back().first.c_str()) == 0 && all;
+    }
+    return all;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> done_;
+};
+
+// In this order they come, in the opposite one they leave: see the header.
+int rank(const std::string& name) {
+  if (name.ends_with(kIndexSuffix)) return 0;
+  if (name == "config.json") return 1;
+  return name.ends_with(kFileSuffix) ? 3 : 2;
+}
+
+void sort_for_arrival(std::vector<std::string>& names) {
+  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
+    return std::pair(rank(a), a) < std::pair(rank(b), b);
+  });
+}
+
+// Names of the complete files of a staging directory, as they will be.
+std::vector<std::string> staged_names(const std::string& staging) {
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : entries_of(staging)) {
+    std::string name = entry.path().filename().string();
+    if (!name.ends_with(kStagedSuffix)) continue;
+    name.resize(name.size() - kStagedSuffix.size());
+    names.push_back(std::move(name));
+  }
+  sort_for_arrival(names);
+  return names;
+}
+
+std::string staged_path(const std::string& staging, const std::string& name) {
+  return join_path(staging, name) + std::string(kStagedSuffix);
+}
+
+bool is_same_file(const FileDescriptor& file, const std::string& path) {
+  struct stat opened {};
+  struct stat named {};
+  return fstat(file.get(), &opened) == 0 && lstat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+// File systems without locks count as unlocked.
+bool try_lock(const FileDescriptor& file) {
+  return flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+// Removes a staging directory whose run is dead. False if it has no lock file, so is not ours.
+// Throws kIo if the run is alive.
+bool remove_stale(const std::string& path) {
+  const std::string lock_path = join_path(path, kLockName);
+  const FileDescriptor lock(open(lock_path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (lock.get() < 0) return errno != ENOENT ? false : rmdir(path.c_str()) == 0;
+  if (!try_lock(lock)) {
+    throw_error(ErrorKind::kIo, "{}: another run is writing there; wait for it or stop it",
+                printable(path));
+  }
+  // Another run may have removed it and begun anew since it was opened.
+  if (!is_same_file(lock, lock_path)) return true;
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) {
+    throw_error(ErrorKind::kIo, "{}: cannot remove what a dead run left: {}", printable(path),
+                error.message());
+  }
+  return true;
 }
 
 }  // namespace
 
 CheckpointTarget::CheckpointTarget(const Checkpoint& source, const std::string& target, bool force)
-    : is_directory_(source.is_directory()) {
+    : is_directory_(source.is_directory()), force_(force), auxiliary_(source.auxiliary_files()) {
   if (target.empty()) throw_invalid("target: expected a path, got an empty one");
   target_ = canonical(target).string();
   check_relation(source);
-  check_existing(force);
+  check_existing();
   const fs::path parent = fs::path(target_).parent_path();
   if (!fs::is_directory(parent)) {
     throw_error(ErrorKind::kIo, "{}: no such directory; create it first",
@@ -92,7 +190,12 @@ void CheckpointTarget::check_relation(const Checkpoint& source) const {
   }
 }
 
-void CheckpointTarget::check_existing(bool force) const {
+void CheckpointTarget::check_existing() const {
+  // Links that lead somewhere were resolved.
+  if (fs::is_symlink(fs::symlink_status(target_))) {
+    throw_invalid("target: '{}' is a link that leads nowhere; remove it or name a different place",
+                  printable(target_));
+  }
   const fs::file_status status = fs::status(target_);
   const bool is_file_name = target_.ends_with(kFileSuffix);
   if (is_directory_ != !is_file_name ||
@@ -101,12 +204,38 @@ void CheckpointTarget::check_existing(bool force) const {
                   is_directory_ ? "directory" : "file", printable(target_),
                   is_directory_ ? "a directory" : "a file named *.safetensors");
   }
-  if (!fs::exists(status) || (is_directory_ && fs::is_empty(target_))) return;
-  if (!force) {
-    throw_invalid("target: '{}' exists{}; use force to replace it, or name a different place",
-                  printable(target_), is_directory_ ? " and is not empty" : "");
+  if (!fs::exists(status) || (is_directory_ && entries_of(target_).empty())) return;
+  if (!force_) {
+    throw_invalid(
+        "target: '{}' exists{}; use option force to replace it, or name a different place",
+        printable(target_), is_directory_ ? " and is not empty" : "");
   }
-  if (is_directory_ && !looks_like_checkpoint(target_)) {
+  if (is_directory_) check_replaceable();
+}
+
+// What force may remove: files that a checkpoint has by their names, and no directory.
+bool CheckpointTarget::is_replaceable(const std::string& name) const {
+  return name.ends_with(kFileSuffix) || name.ends_with(kIndexSuffix) ||
+         name.ends_with(".partial") || name == "config.json" || name == "hf_quant_config.json" ||
+         name == kLockName ||  // Of a run that was killed right after its commit.
+         std::find(auxiliary_.begin(), auxiliary_.end(), name) != auxiliary_.end();
+}
+
+void CheckpointTarget::check_replaceable() const {
+  bool has_weights = fs::exists(join_path(target_, kStagingName));  // They may be in there.
+  for (const fs::directory_entry& entry : entries_of(target_)) {
+    const std::string name = entry.path().filename().string();
+    const fs::file_type type = entry.symlink_status().type();
+    const bool is_file = type == fs::file_type::regular || type == fs::file_type::symlink;
+    if (!is_file || !is_replaceable(name)) {
+      throw_invalid(
+          "target: '{}' holds '{}', which is not part of a checkpoint, so it is not replaced; move "
+          "that away or name a different place",
+          printable(target_), printable(name));
+    }
+    has_weights = has_weights || name.ends_with(kFileSuffix);
+  }
+  if (!has_weights) {
     throw_invalid(
         "target: '{}' holds no .safetensors file, so it is not replaced; remove it "
         "yourself or name a different place",
@@ -114,41 +243,112 @@ void CheckpointTarget::check_existing(bool force) const {
   }
 }
 
-void CheckpointTarget::begin(uint64_t bytes_needed) {
-  const std::string parent = fs::path(target_).parent_path().string();
+std::string CheckpointTarget::host() const {
+  return is_directory_ && fs::is_directory(target_) ? target_
+                                                    : fs::path(target_).parent_path().string();
+}
+
+void CheckpointTarget::check_room(uint64_t bytes_needed) const {
+  const std::string directory = host();
+  if (faccessat(AT_FDCWD, directory.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    throw_errno(target_, fmt::format("write to {}", printable(directory)));
+  }
   std::error_code error;
-  const fs::space_info space = fs::space(parent, error);
-  if (!error && space.available < bytes_needed) {
+  const fs::space_info space = fs::space(directory, error);
+  // Some network and overlay systems do not tell: no capacity at all.
+  if (!error && space.capacity != 0 && space.available < bytes_needed) {
     throw_error(ErrorKind::kIo,
                 "{}: {} bytes are needed, {} are free; make room or choose another "
                 "disk",
-                printable(parent), bytes_needed, space.available);
+                printable(directory), bytes_needed, space.available);
   }
-  if (is_directory_) staging_ = make_staging(target_);
+}
+
+void CheckpointTarget::begin(uint64_t bytes_needed) {
+  check_room(bytes_needed);
+  if (is_directory_) make_staging();
+}
+
+void CheckpointTarget::make_staging() {
+  exists_ = fs::is_directory(target_);
+  if (exists_) {
+    const std::string path = join_path(target_, kStagingName);
+    if (!try_staging(path)) {
+      throw_error(ErrorKind::kIo, "{}: is in the way; remove it", printable(path));
+    }
+    return;
+  }
+  for (int number = 1; !try_staging(fmt::format("{}.partial-{}", target_, number)); ++number) {
+  }
+}
+
+// False if something of that name exists that is not ours.
+bool CheckpointTarget::try_staging(const std::string& path) {
+  while (mkdir(path.c_str(), 0777) != 0) {
+    if (errno != EEXIST) throw_errno(path, "make the directory");
+    if (!remove_stale(path)) return false;
+  }
+  staging_ = path;
+  const std::string lock_path = join_path(path, kLockName);
+  lock_ = FileDescriptor(open(lock_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (lock_.get() < 0) throw_errno(lock_path, "create");
+  if (!try_lock(lock_)) throw_error(ErrorKind::kIo, "{}: cannot be locked", printable(lock_path));
+  return true;
 }
 
 std::string CheckpointTarget::file_path(const std::string& name) const {
-  return is_directory_ ? join_path(staging_, name) : target_;
+  return is_directory_ ? staged_path(staging_, name) : target_;
 }
 
 void CheckpointTarget::commit() {
   if (!is_directory_) return;
-  sync_directory(staging_);
-  std::string replaced;
-  if (fs::exists(target_) && !fs::is_empty(target_)) {
-    replaced = staging_ + ".old";
-    rename_or_throw(target_, replaced);
+  if (exists_) {
+    commit_in_place();
+    return;
   }
+  for (const std::string& name : staged_names(staging_)) {
+    rename_or_throw(staged_path(staging_, name), join_path(staging_, name));
+  }
+  sync_directory(staging_);
   if (rename(staging_.c_str(), target_.c_str()) != 0) {
-    const int cause = errno;
-    if (!replaced.empty()) rename_or_throw(replaced, target_);
-    errno = cause;
     throw_errno(target_, "rename the finished directory to it");
   }
   staging_.clear();
+  unlink(join_path(target_, kLockName).c_str());
   sync_directory(fs::path(target_).parent_path().string());
+}
+
+void CheckpointTarget::commit_in_place() {
+  std::vector<std::string> old_names;
+  for (const fs::directory_entry& entry : entries_of(target_)) {
+    const std::string name = entry.path().filename().string();
+    // What came since the check stays.
+    if (force_ && is_replaceable(name) && !fs::is_directory(entry.symlink_status())) {
+      old_names.push_back(name);
+    }
+  }
+  if (!force_) check_existing();
+  sort_for_arrival(old_names);
+  const std::string replaced = join_path(staging_, kReplacedName);
+  if (mkdir(replaced.c_str(), 0777) != 0) throw_errno(replaced, "make the directory");
+  sync_directory(staging_);
+  Renames renames;
+  try {
+    for (auto name = old_names.rbegin(); name != old_names.rend(); ++name) {
+      renames.add(join_path(target_, *name), join_path(replaced, *name));
+    }
+    sync_directory(target_);
+    for (const std::string& name : staged_names(staging_)) {
+      renames.add(staged_path(staging_, name), join_path(target_, name));
+    }
+    sync_directory(target_);
+  } catch (...) {
+    if (!renames.undo()) staging_.clear();  // It holds the only copy of something.
+    throw;
+  }
+  renames.keep();
   std::error_code ignored;  // The new checkpoint is in place; leftovers are only untidy.
-  if (!replaced.empty()) fs::remove_all(replaced, ignored);
+  fs::remove_all(std::exchange(staging_, {}), ignored);
 }
 
 }  // namespace narrowfloat

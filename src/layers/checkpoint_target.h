@@ -1,12 +1,21 @@
 // Where a rewritten checkpoint goes, so that nothing half-written ever loads.
 //
-// A single file is atomic by itself. A directory is filled under the name TARGET.partial-N beside
-// it and renamed at the end; with `force`, what was there is renamed to TARGET.partial-N.old first
-// and removed last. A kill can leave one of those two, never a mixture at the target.
+// A single file is atomic by itself. A directory is staged: every file is written under a name that
+// no loader knows (NAME.staged), in a directory that is locked while the run lives; what a dead run
+// left there is removed by the next one with the same target.
+//
+//   target does not exist:  staged in TARGET.partial-N beside it, which is renamed to TARGET;
+//   it does (empty, force): staged in TARGET/.narrowfloat.partial, as it may be a mount point.
+//
+// Order of renames: the old weights leave first and the old index last; the new index and configs
+// come first and the new weights last. An index whose shards are missing does not load, so a crash
+// leaves the old checkpoint, none, or the new one at TARGET, never a mixture, and TARGET exists.
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "checkpoint/file_io.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -14,7 +23,8 @@ namespace narrowfloat {
 class CheckpointTarget {
  public:
   // Throws kInvalidArgument for a target that is the source, inside it or around it, that is of the
-  // other kind (file, directory), or that exists without `force`. Writes nothing.
+  // other kind (file, directory), that exists without `force`, or that holds with `force` anything
+  // but a checkpoint and files of the names that the source has. Writes nothing.
   CheckpointTarget(const Checkpoint& source, const std::string& target, bool force);
   CheckpointTarget(const CheckpointTarget&) = delete;
   CheckpointTarget& operator=(const CheckpointTarget&) = delete;
@@ -23,20 +33,33 @@ class CheckpointTarget {
 
   [[nodiscard]] bool is_directory() const { return is_directory_; }
 
-  // Checks the free space and makes the directory to write to.
+  // Throws kIo if the file system that will hold the target is not writable or too full.
+  void check_room(uint64_t bytes_needed) const;
+  // Checks the room and makes the directory to write to. Throws kIo if another run has it.
   void begin(uint64_t bytes_needed);
-  // Path of a file of the checkpoint; of the only one if it is a single file.
+  // Where to write a file of the checkpoint; the target itself if it is a single file.
   [[nodiscard]] std::string file_path(const std::string& name) const;
-  // Makes the directory appear at the target. Files must be complete and on disk.
+  // Makes the files appear at the target. They must be complete and on disk.
   void commit();
 
  private:
   void check_relation(const Checkpoint& source) const;
-  void check_existing(bool force) const;
+  void check_existing() const;
+  void check_replaceable() const;
+  [[nodiscard]] bool is_replaceable(const std::string& name) const;
+  // The existing directory that the first new name is made in.
+  [[nodiscard]] std::string host() const;
+  void make_staging();
+  bool try_staging(const std::string& path);
+  void commit_in_place();
 
   bool is_directory_;
-  std::string target_;   // Canonical.
-  std::string staging_;  // Empty before begin(), and for files.
+  bool force_;
+  bool exists_ = false;
+  std::string target_;                  // Canonical.
+  std::vector<std::string> auxiliary_;  // Names of the source's other files.
+  std::string staging_;                 // Empty before begin(), and for files.
+  FileDescriptor lock_;
 };
 
 }  // namespace narrowfloat

@@ -106,6 +106,19 @@ void CodedRows::decode(const TensorView& output) {
   dequantize(view(&global_scale), output, options);
 }
 
+double CodedRows::value(int64_t row, int64_t col) const {
+  const FormatInfo& format = format_info(spec_.info.format);
+  const bool is_packed = format.element_bits == 4;
+  const int64_t index = row * layout_.cols + col;
+  const auto stored =
+      static_cast<unsigned>(values_[static_cast<size_t>(index / (is_packed ? 2 : 1))]);
+  const float code = is_packed
+                         ? E2M1::decode(static_cast<uint8_t>(stored >> (index % 2 * 4) & 0xFU))
+                         : E4M3::decode(static_cast<uint8_t>(stored));
+  return static_cast<double>(code) *
+         static_cast<double>(decode_scale(row, col / format.block_cols));
+}
+
 float CodedRows::decode_scale(int64_t row, int64_t block) const {
   const FormatInfo& format = format_info(spec_.info.format);
   const int64_t index = row / format.block_rows * layout_.scale_blocks + block;

@@ -38,6 +38,8 @@ class CodedRows {
 
   // With the producer's arithmetic. output: F32, F16 or BF16 [rows, cols].
   void decode(const TensorView& output);
+  // One element, unrounded and beyond the range of F32 too.
+  [[nodiscard]] double value(int64_t row, int64_t col) const;
 
   [[nodiscard]] ClipLimits clip_limits() const;
 

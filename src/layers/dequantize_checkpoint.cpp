@@ -1,6 +1,7 @@
 // Dequantizing a checkpoint: every quantized weight becomes one plain tensor, everything else is
 // copied, and the configs forget the quantization.
 #include <chrono>
+#include <cmath>
 
 #include <nlohmann/json.hpp>
 
@@ -8,8 +9,11 @@
 #include "checkpoint/config_text.h"
 #include "checkpoint/escape.h"
 #include "layers/memory_plan.h"
+#include "layers/nonfinite.h"
 #include "layers/rewrite.h"
+#include "layers/source_facts.h"
 #include "layers/weight_reader.h"
+#include "tensor/element_io.h"
 
 namespace narrowfloat {
 namespace {
@@ -38,10 +42,12 @@ class CheckpointDequantizer {
   CheckpointReport run(const std::string& target) {
     const auto start = std::chrono::steady_clock::now();
     check_options();
+    report_.warnings = source_warnings(source_);
     plan();
     memory_.check();
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = base_metadata(source_);
+    job.metadata["narrowfloat.settings"] = fmt::format("dtype={}", name(options_.dtype));
     job.max_shard_bytes = options_.max_shard_bytes;
     job.dry_run = options_.dry_run;
     job.force = options_.force;
@@ -52,6 +58,7 @@ class CheckpointDequantizer {
     }
     RewriteResult written = rewrite_checkpoint(std::move(job));
     report_.files = std::move(written.files);
+    report_.file_bytes = std::move(written.file_bytes);
     report_.source_bytes = written.source_bytes;
     report_.target_bytes = written.target_bytes;
     report_.cancelled = written.cancelled;
@@ -65,9 +72,11 @@ class CheckpointDequantizer {
   void check_options() const {
     const DType dtype = options_.dtype;
     if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32) {
-      throw_invalid("dtype: expected BF16, F16 or F32, got {}", name(dtype));
+      throw_invalid("option dtype: expected BF16, F16 or F32, got {}", name(dtype));
     }
-    if (options_.max_shard_bytes == 0) throw_invalid("max_shard_bytes: must be at least 1, got 0");
+    if (options_.max_shard_bytes == 0) {
+      throw_invalid("option max_shard_bytes: must be at least 1, got 0");
+    }
   }
 
   void plan() {
@@ -101,7 +110,8 @@ class CheckpointDequantizer {
   uint64_t add_weight(const LogicalTensor& weight) {
     const int64_t cols = weight.shape[1];
     const ConventionSpec& spec = convention_spec(*weight.convention);
-    const RowRanges ranges = memory_.add(weight.name, weight.shape[0], [&](int64_t rows) {
+    const RowGrid grid = {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
+    const RowRanges ranges = memory_.add(weight.name, weight.shape[0], grid, [&](int64_t rows) {
       return CodedRows::buffer_bytes(spec, rows, cols) + output_bytes(rows * cols);
     });
     const CheckpointTensor& values = *source_.find(weight.parts.front());
@@ -123,16 +133,81 @@ class CheckpointDequantizer {
   }
 
   void dequantize_weight(const LogicalTensor& weight, const RowRanges& ranges,
-                         SafetensorsWriter& writer) const {
+                         SafetensorsWriter& writer) {
     const int64_t cols = weight.shape[1];
     CodedReader reader(source_, weight, ranges.rows_at_a_time);
     std::vector<std::byte> output(output_bytes(ranges.rows_at_a_time * cols));
+    BadScales bad;
+    Overflows overflows;
     for_each_range(ranges, [&](int64_t first, int64_t count) {
       reader.load(first, count);
-      reader.coded().decode(TensorView::contiguous(output.data(), options_.dtype, {count, cols}));
+      const BadScales found = bad_scales(format_info(reader.coded().spec().info.format).scale_type,
+                                         reader.coded().scales());
+      // Ranges within one tile see the same scales.
+      if (first % format_info(reader.coded().spec().info.format).block_rows == 0) {
+        bad.nonfinite += found.nonfinite;
+        bad.negative += found.negative;
+      }
+      const TensorView values =
+          TensorView::contiguous(output.data(), options_.dtype, {count, cols});
+      reader.coded().decode(values);
+      if (first_nonfinite(values) >= 0) count_overflows(reader.coded(), values, first, overflows);
       writer.write(weight.name, output_bytes(first * cols),
                    std::span(output).first(output_bytes(count * cols)));
     });
+    if (overflows.count > 0) refuse_overflows(weight.name, overflows);
+    warn_of_scales(weight.name, bad);
+  }
+
+  // Elements that became infinite although codes and scales are finite.
+  struct Overflows {
+    int64_t count = 0;
+    int64_t row = 0;  // Of the first one.
+    int64_t col = 0;
+    double value = 0;
+  };
+
+  static void count_overflows(const CodedRows& coded, const TensorView& values, int64_t first_row,
+                              Overflows& overflows) {
+    const int64_t cols = coded.cols();
+    for (int64_t row = 0; row < coded.rows(); ++row) {
+      const TensorView one_row = TensorView::contiguous(
+          element_pointer(values.data, values.dtype, row * cols), values.dtype, {1, cols});
+      if (first_nonfinite(one_row) < 0) continue;
+      for (int64_t col = 0; col < cols; ++col) {
+        const double value = coded.value(row, col);
+        if (!std::isfinite(value) || is_finite(one_row, col)) continue;
+        if (overflows.count == 0) overflows = {0, first_row + row, col, value};
+        ++overflows.count;
+      }
+    }
+  }
+
+  static bool is_finite(const TensorView& row, int64_t col) {
+    return first_nonfinite(TensorView::contiguous(element_pointer(row.data, row.dtype, col),
+                                                  row.dtype, {1, 1})) < 0;
+  }
+
+  // Nothing has been committed.
+  [[noreturn]] void refuse_overflows(const std::string& weight, const Overflows& overflows) const {
+    const char* const advice = options_.dtype == DType::kF16    ? "use bf16 or fp32"
+                               : options_.dtype == DType::kBF16 ? "use fp32"
+                                                                : "the scales are out of range";
+    throw_invalid(
+        "option dtype: tensor '{}' has {} value(s) beyond the range of {}, the first, {:g}, at "
+        "[{}, {}]; {}",
+        printable(weight), overflows.count, name(options_.dtype), overflows.value, overflows.row,
+        overflows.col, advice);
+  }
+
+  void warn_of_scales(const std::string& weight, const BadScales& bad) {
+    const auto warn = [&](int64_t count, const char* what) {
+      if (count == 0) return;
+      report_.warnings.push_back(
+          fmt::format("tensor '{}': {} block scale(s) are {}", printable(weight), count, what));
+    };
+    warn(bad.nonfinite, "NaN or infinite, and so are all values of their blocks");
+    warn(bad.negative, "negative, which no quantizer writes; values keep that sign");
   }
 
   const DequantizeCheckpointOptions& options_;

@@ -29,6 +29,10 @@ class Side {
   [[nodiscard]] const CheckpointTensor& part(size_t index) const {
     return *checkpoint_.find(tensor_.parts[index]);
   }
+  [[nodiscard]] int64_t tile_rows() const {
+    if (!tensor_.convention) return 1;
+    return format_info(convention_spec(*tensor_.convention).info.format).block_rows;
+  }
   [[nodiscard]] std::string description() const {
     return std::string(tensor_.convention ? convention_info(*tensor_.convention).name
                                           : name(tensor_.dtype));
@@ -93,6 +97,26 @@ bool is_identical(const Side& a, const Side& b) {
   return true;
 }
 
+float stored_global_scale(const Side& side) {
+  float scale = 0;
+  const std::string bytes = side.piece(2, 0, sizeof(scale));
+  std::memcpy(&scale, bytes.data(), sizeof(scale));
+  return scale;
+}
+
+// One side stores the encode scale, the other the decode scale, and everything else is equal: the
+// values then differ by at most the rounding of the reciprocal.
+bool have_reciprocal_global_scales(const Side& a, const Side& b) {
+  if (!a.tensor().convention || !b.tensor().convention) return false;
+  const GlobalScaleSense a_sense = convention_spec(*a.tensor().convention).global_sense;
+  const GlobalScaleSense b_sense = convention_spec(*b.tensor().convention).global_sense;
+  if (a_sense == GlobalScaleSense::kNone || b_sense == GlobalScaleSense::kNone) return false;
+  if (a_sense == b_sense || !parts_equal(a, b, 0) || !parts_equal(a, b, 1)) return false;
+  const double product =
+      static_cast<double>(stored_global_scale(a)) * static_cast<double>(stored_global_scale(b));
+  return std::abs(product - 1.0) <= 0x1p-22;  // Three roundings to F32, some 2^-24 each.
+}
+
 // What the values of a pair have in common.
 struct ValueComparison {
   bool equal = true;
@@ -124,6 +148,10 @@ class CheckpointComparer {
       result_.tensors.push_back(std::move(diff));
     }
     result_.total = figures_of(total_.total());
+    for (const Checkpoint* side : {&a_, &b_}) {
+      result_.warnings.insert(result_.warnings.end(), side->warnings().begin(),
+                              side->warnings().end());
+    }
     return std::move(result_);
   }
 
@@ -145,6 +173,7 @@ class CheckpointComparer {
     diff.figures.sqnr_db = std::numeric_limits<double>::infinity();
     if (is_identical(a_side, b_side)) {
       diff.status = "identical";
+      if (b->convention) diff.figures.clipped_percent = 0;
     } else if (a_side.has_values() && b_side.has_values()) {
       compare_values(a_side, b_side, diff);
     } else {
@@ -159,8 +188,9 @@ class CheckpointComparer {
   void compare_values(Side& a, Side& b, TensorDiff& diff) {
     const std::vector<int64_t>& shape = a.tensor().shape;
     const int64_t cols = PlainReader::cols_of(shape);
+    const RowGrid grid = {.tile = std::max(a.tile_rows(), b.tile_rows()), .smallest = 1};
     const RowRanges ranges = plan_row_ranges(
-        PlainReader::rows_of(shape), kRangeBudget,
+        PlainReader::rows_of(shape), kRangeBudget, grid,
         [&](int64_t rows) { return static_cast<uint64_t>(rows * cols) * sizeof(double); });
     a.prepare(ranges.rows_at_a_time);
     b.prepare(ranges.rows_at_a_time);
@@ -178,6 +208,7 @@ class CheckpointComparer {
     if (!values.equal) total_.add(errors.total());
     diff.detail = a.description() == b.description() ? a.description()
                                                      : a.description() + " and " + b.description();
+    if (have_reciprocal_global_scales(a, b)) diff.detail += "; same codes, reciprocal global scale";
     if (values.equal && values.zero_signs_differ) diff.detail += "; zeros of different sign";
   }
 

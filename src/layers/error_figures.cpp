@@ -48,8 +48,9 @@ ErrorSums sums_of_row(std::span<const double> x, std::span<const double> y,
     sums.y_squares += y[i] * y[i];
     sums.products += x[i] * y[i];
     if (x[i] != 0 && y[i] == 0) ++sums.flushed;
-    if (!limits.empty() && std::abs(x[i]) > limits[i / static_cast<size_t>(block_cols)]) {
-      ++sums.clipped;
+    if (!limits.empty()) {
+      ++sums.limited;
+      if (std::abs(x[i]) > limits[i / static_cast<size_t>(block_cols)]) ++sums.clipped;
     }
     if (std::abs(error) > sums.max_abs) {
       sums.max_abs = std::abs(error);
@@ -70,6 +71,7 @@ ErrorSums merged(const ErrorSums& earlier, const ErrorSums& later) {
   ErrorSums sum = earlier;
   sum.elements += later.elements;
   sum.nonfinite += later.nonfinite;
+  sum.limited += later.limited;
   sum.clipped += later.clipped;
   sum.flushed += later.flushed;
   sum.error_squares += later.error_squares;
@@ -103,7 +105,10 @@ ErrorFigures figures_of(const ErrorSums& sums) {
   figures.norm_ratio = std::sqrt(ratio_or(sums.y_squares, sums.x_squares, 1.0, kInfinity));
   figures.max_abs = sums.max_abs;
   figures.max_abs_index = sums.max_abs_index;
-  figures.clipped_percent = 100.0 * static_cast<double>(sums.clipped) / count;
+  if (sums.limited > 0) {
+    figures.clipped_percent =
+        100.0 * static_cast<double>(sums.clipped) / static_cast<double>(sums.limited);
+  }
   figures.flushed_percent = 100.0 * static_cast<double>(sums.flushed) / count;
   return figures;
 }

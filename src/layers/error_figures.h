@@ -18,7 +18,8 @@ namespace narrowfloat {
 struct ErrorSums {
   int64_t elements = 0;  // All, with the non-finite ones.
   int64_t nonfinite = 0;
-  int64_t clipped = 0;  // |x| above the largest value of its block.
+  int64_t limited = 0;  // Finite ones in a block whose largest value is known.
+  int64_t clipped = 0;  // Of these: |x| above that value.
   int64_t flushed = 0;  // x != 0 and y == 0.
   double error_squares = 0;
   double x_squares = 0;

@@ -1,6 +1,8 @@
 // explain(): the ordered implementations of one operation for a problem without data.
 #include <array>
 
+#include <fmt/ranges.h>
+
 #include "base/throw_error.h"
 #include "narrowfloat/runtime.h"
 #include "ops/amax/amax_problem.h"
@@ -16,7 +18,18 @@ QuantizedLayout layout_of(const ExplainRequest& request) {
                           {.scale_layout = request.scale_layout, .batch = request.batch});
 }
 
+// The types a call would be refused for, in the words of the call.
+void require_float(const ExplainRequest& request, bool takes_fp8) {
+  const DType dtype = request.dtype;
+  if (dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16) return;
+  if (takes_fp8 && dtype == DType::kF8E4M3) return;
+  throw_invalid("dtype: expected F32, BF16{} F16{}, got {}", takes_fp8 ? "," : " or",
+                takes_fp8 ? " or F8_E4M3" : "", name(dtype));
+}
+
 Explanation explain_quantize(const ExplainRequest& request) {
+  const bool takes_fp8 = request.format == FormatId::kNvfp4 || request.format == FormatId::kMxfp4;
+  require_float(request, takes_fp8);
   const QuantizedLayout layout = layout_of(request);
   QuantizeProblem problem;
   problem.format = request.format;
@@ -32,6 +45,7 @@ Explanation explain_quantize(const ExplainRequest& request) {
 }
 
 Explanation explain_dequantize(const ExplainRequest& request) {
+  require_float(request, false);
   DequantizeProblem problem;
   problem.format = request.format;
   problem.layout = layout_of(request).scale_layout;
@@ -57,6 +71,8 @@ Explanation explain_relayout(const ExplainRequest& request) {
 }
 
 Explanation explain_amax(const ExplainRequest& request) {
+  require_float(request, false);
+  layout_of(request);  // Refuses impossible shapes.
   const AmaxProblem problem{.input = request.dtype,
                             .device = request.device,
                             .rows = request.batch * request.rows,
@@ -65,32 +81,21 @@ Explanation explain_amax(const ExplainRequest& request) {
   return explain_candidates("amax", amax_impls(), problem);
 }
 
-struct Operation {
-  std::string_view name;
-  Explanation (*explain)(const ExplainRequest& request);
-};
+using Explain = Explanation (*)(const ExplainRequest& request);
 
-constexpr std::array kOperations{
-    Operation{"quantize", explain_quantize}, Operation{"dequantize", explain_dequantize},
-    Operation{"relayout", explain_relayout}, Operation{"amax", explain_amax}};
+// In the order of kOperations.
+constexpr std::array<Explain, kOperations.size()> kExplain{explain_quantize, explain_dequantize,
+                                                           explain_relayout, explain_amax};
 
 }  // namespace
 
-std::vector<std::string_view> operations() {
-  std::vector<std::string_view> names;
-  names.reserve(kOperations.size());
-  for (const Operation& operation : kOperations) names.push_back(operation.name);
-  return names;
-}
+std::vector<std::string_view> operations() { return {kOperations.begin(), kOperations.end()}; }
 
 Explanation explain(std::string_view op, const ExplainRequest& request) {
-  std::string names;
-  for (const Operation& operation : kOperations) {
-    if (operation.name == op) return operation.explain(request);
-    names += names.empty() ? "" : ", ";
-    names += operation.name;
+  for (size_t i = 0; i < kOperations.size(); ++i) {
+    if (kOperations[i] == op) return kExplain[i](request);
   }
-  throw_invalid("operation: expected one of {}, got \"{}\"", names, op);
+  throw_invalid("operation: expected one of {}, got \"{}\"", fmt::join(kOperations, ", "), op);
 }
 
 }  // namespace narrowfloat

@@ -1,7 +1,8 @@
 // Only the last star is ever retried: an earlier one could not do better than the match it has.
-#include "layers/glob.h"
-
 #include <optional>
+#include <string_view>
+
+#include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
 namespace {

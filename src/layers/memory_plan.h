@@ -8,21 +8,31 @@
 
 namespace narrowfloat {
 
-// `requested`, or for 0 three quarters of the memory that is available (control group included).
-uint64_t memory_budget(uint64_t requested);
+// `requested`, or for 0 three quarters of the memory that is available (control groups included),
+// at least 256 MiB. `root`: what comes before /proc and /sys, for tests.
+uint64_t memory_budget(uint64_t requested, const std::string& root = "");
 
-// Bytes of all buffers for a range of that many rows.
+// Bytes of all buffers for a range of that many rows; grows with them.
 using RangeCost = std::function<uint64_t(int64_t rows)>;
+
+// Where ranges may begin. Encoding needs whole tiles (the block rows of the format); decoding also
+// takes a part of one tile, so its ranges are tiles, or 1, 2, 4... rows that divide a tile.
+struct RowGrid {
+  int64_t tile = 1;      // A power of two.
+  int64_t smallest = 1;  // 1 or the tile.
+};
+// The most rows that ranges may have where up to `rows` are wanted (at least 1).
+int64_t aligned_rows(int64_t rows, const RowGrid& grid);
 
 struct RowRanges {
   int64_t rows = 0;            // Of the tensor.
-  int64_t rows_at_a_time = 0;  // A multiple of 128, or all.
+  int64_t rows_at_a_time = 0;  // As the grid wants, or all.
   uint64_t buffer_bytes = 0;
 };
 
-// The largest ranges that fit. Cost must grow at most linearly in multiples of 128 rows. Where not
-// even 128 rows fit, the ranges have 128 rows and cost more than the budget.
-RowRanges plan_row_ranges(int64_t rows, uint64_t budget, const RangeCost& cost);
+// The largest ranges that fit. Where not even the smallest fit, they cost more than the budget.
+RowRanges plan_row_ranges(int64_t rows, uint64_t budget, const RowGrid& grid,
+                          const RangeCost& cost);
 
 // Calls body(first, count) for each range in order.
 void for_each_range(const RowRanges& ranges, const std::function<void(int64_t, int64_t)>& body);
@@ -33,7 +43,8 @@ class MemoryPlan {
   explicit MemoryPlan(uint64_t budget) : budget_(budget) {}
 
   [[nodiscard]] uint64_t budget() const { return budget_; }
-  RowRanges add(const std::string& tensor, int64_t rows, const RangeCost& cost);
+  RowRanges add(const std::string& tensor, int64_t rows, const RowGrid& grid,
+                const RangeCost& cost);
   // For what is copied without being understood, in pieces of any size.
   void add_copy(uint64_t bytes);
   [[nodiscard]] uint64_t copy_buffer_bytes() const { return copy_bytes_; }
@@ -46,6 +57,7 @@ class MemoryPlan {
   uint64_t peak_bytes_ = 0;
   uint64_t copy_bytes_ = 0;
   uint64_t largest_minimum_ = 0;
+  int64_t largest_rows_ = 0;
   std::string largest_tensor_;
 };
 

@@ -1,12 +1,14 @@
 // Quantizing a checkpoint: choose the weights, find the global scales, encode range by range.
 //
 // A weight that fits into the memory budget is read once; a larger one is read once for its maximum
-// and once in ranges of rows. Weights that consumers merge (q, k, v; gate and up) share a global
+// and once in ranges of rows. The figures take a range apart again, so that a wide weight is never
+// there as a whole in fp32. Weights that consumers merge (q, k, v; gate and up) share a global
 // scale, so the maximum is that of all of them, wherever they are stored.
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "base/throw_error.h"
 #include "checkpoint/config_text.h"
@@ -17,6 +19,7 @@
 #include "layers/nonfinite.h"
 #include "layers/rewrite.h"
 #include "layers/selection.h"
+#include "layers/source_facts.h"
 #include "layers/weight_reader.h"
 #include "narrowfloat/runtime.h"
 
@@ -26,6 +29,8 @@ namespace {
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+constexpr int64_t kMeasureElements = int64_t{4} << 20;  // Decoded at a time for the figures.
 
 // A weight to be quantized.
 struct Task {
@@ -37,6 +42,59 @@ struct Task {
   [[nodiscard]] const std::string& name() const { return tensor->info.name; }
   [[nodiscard]] int64_t rows() const { return tensor->info.shape[0]; }
   [[nodiscard]] int64_t cols() const { return tensor->info.shape[1]; }
+};
+
+// The errors of a weight's codes, a piece of a range at a time. They do not depend on the pieces:
+// sums are by row.
+class Measurement {
+ public:
+  // For ranges in `coded` of up to `rows` rows; pieces of `piece_rows` split no tile, or divide it.
+  Measurement(CodedRows& coded, int64_t rows, int64_t piece_rows)
+      : coded_(coded),
+        piece_rows_(piece_rows),
+        decoded_(static_cast<size_t>(piece_rows * coded.cols())) {
+    if (piece_rows < rows) {
+      piece_.emplace(coded.spec(), piece_rows, coded.cols(), coded.global_scale());
+    }
+  }
+
+  // The range that is in `coded` now; its rows before quantizing are `x`.
+  void add(int64_t first, const FloatRows& x) {
+    const int64_t row_bytes = coded_.cols() * bits(x.dtype) / 8;
+    for (int64_t row = 0; row < coded_.rows(); row += piece_rows_) {
+      const int64_t count = std::min(piece_rows_, coded_.rows() - row);
+      CodedRows& codes = piece_ ? copy_piece(row, count) : coded_;
+      codes.decode(TensorView::contiguous(decoded_.data(), DType::kF32, {count, coded_.cols()}));
+      const ClipLimits limits = codes.clip_limits();
+      add_errors(errors_, {first + row, count, coded_.cols()}, {x.dtype, x.data + row * row_bytes},
+                 {DType::kF32, std::as_bytes(std::span(decoded_)).data()}, &limits);
+    }
+  }
+
+  [[nodiscard]] ErrorSums total() const { return errors_.total(); }
+
+ private:
+  CodedRows& copy_piece(int64_t row, int64_t count) {
+    piece_->set_rows(count);
+    const int64_t tile = format_info(coded_.spec().info.format).block_rows;
+    copy_part(coded_.values(), piece_->values(), row, count);
+    copy_part(coded_.scales(), piece_->scales(), row / tile, (count + tile - 1) / tile);
+    return *piece_;
+  }
+
+  // Rows [row, row + count) of `all` are `piece`.
+  static void copy_part(std::span<const std::byte> all, std::span<std::byte> piece, int64_t row,
+                        int64_t count) {
+    const size_t row_bytes = piece.size() / static_cast<size_t>(count);
+    const auto part = all.subspan(static_cast<size_t>(row) * row_bytes, piece.size());
+    std::copy(part.begin(), part.end(), piece.begin());
+  }
+
+  CodedRows& coded_;
+  int64_t piece_rows_;
+  std::optional<CodedRows> piece_;
+  std::vector<float> decoded_;
+  ErrorAccumulator errors_;
 };
 
 class CheckpointQuantizer {
@@ -51,10 +109,12 @@ class CheckpointQuantizer {
   CheckpointReport run(const std::string& target) {
     const auto start = std::chrono::steady_clock::now();
     check_options();
+    report_.warnings = source_warnings(source_);
     plan();
     memory_.check();
     RewriteResult written = rewrite_checkpoint(make_job(target));
     report_.files = std::move(written.files);
+    report_.file_bytes = std::move(written.file_bytes);
     report_.source_bytes = written.source_bytes;
     report_.target_bytes = written.target_bytes;
     report_.cancelled = written.cancelled;
@@ -69,14 +129,16 @@ class CheckpointQuantizer {
     const FormatId format = spec_.info.format;
     const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
     if (options_.mx_scale != Ue8m0Rounding::kUp && !is_mx) {
-      throw_invalid("mx_scale: '{}' is for mxfp4 and mxfp8, not for {}; leave it at 'up'",
+      throw_invalid("option mx_scale: '{}' is for mxfp4 and mxfp8, not for {}; leave it at 'up'",
                     narrowfloat::name(options_.mx_scale), spec_.info.name);
     }
     if (options_.scale_search != ScaleSearch::kAmax && format != FormatId::kNvfp4) {
-      throw_invalid("scale_search: 4over6 is for nvfp4, not for {}; leave it at 'amax'",
+      throw_invalid("option scale_search: 4over6 is for nvfp4, not for {}; leave it at 'amax'",
                     spec_.info.name);
     }
-    if (options_.max_shard_bytes == 0) throw_invalid("max_shard_bytes: must be at least 1, got 0");
+    if (options_.max_shard_bytes == 0) {
+      throw_invalid("option max_shard_bytes: must be at least 1, got 0");
+    }
   }
 
   void plan() {
@@ -85,6 +147,9 @@ class CheckpointQuantizer {
     const SelectionRules rules = {spec_.info.format, options_.include, options_.exclude,
                                   excluded_modules_of(source_.config_text())};
     const std::vector<Selection> selections = select_tensors(tensors, rules);
+    for (std::string& warning : unmatched_exclusions(tensors, rules.excluded_modules)) {
+      report_.warnings.push_back(std::move(warning));
+    }
     report_.tensors.resize(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       TensorReport& report = report_.tensors[i];
@@ -92,6 +157,7 @@ class CheckpointQuantizer {
       report.name = tensors[i].name;
       report.shape = tensors[i].shape;
       report.source_bytes = tensor.info.size_bytes;
+      if (!selections[i].warning.empty()) report_.warnings.push_back(selections[i].warning);
       if (selections[i].quantize) {
         add_task(tensor, report);
       } else {
@@ -101,7 +167,7 @@ class CheckpointQuantizer {
     if (tasks_.empty()) {
       throw_invalid(
           "{}: no tensor is left to quantize to {}; look at the reasons with a dry run, "
-          "and at --include and --exclude",
+          "and at option include and option exclude",
           printable(source_.path()), spec_.info.name);
     }
   }
@@ -129,7 +195,8 @@ class CheckpointQuantizer {
     task->tensor = &tensor;
     task->report = &report;
     task->scale_key = shared_scale_key(tensor.info.name);
-    task->ranges = memory_.add(tensor.info.name, task->rows(),
+    const int64_t tile = format_info(spec_.info.format).block_rows;
+    task->ranges = memory_.add(tensor.info.name, task->rows(), {.tile = tile, .smallest = tile},
                                [&](int64_t rows) { return range_cost(tensor.info, rows); });
     RewriteItem item = copy_item(source_, tensor, {});
     item.tensors =
@@ -146,15 +213,25 @@ class CheckpointQuantizer {
     tasks_.push_back(std::move(task));
   }
 
-  // Source rows, codes and scales, and for the figures the decoded rows and their sums.
+  // Source rows, codes and scales, and for the figures some decoded rows and their sums, with a
+  // copy of their codes unless they are the whole range.
   uint64_t range_cost(const TensorInfo& info, int64_t rows) const {
     const int64_t cols = info.shape[1];
     uint64_t cost = PlainReader::buffer_bytes(info, rows);
     cost += CodedRows::buffer_bytes(spec_, rows, cols);
     if (options_.measure) {
-      cost += static_cast<uint64_t>(rows * cols) * sizeof(float) + error_buffer_bytes(rows);
+      const int64_t piece = measured_rows(rows, cols);
+      cost += static_cast<uint64_t>(piece * cols) * sizeof(float) + error_buffer_bytes(piece);
+      if (piece < rows) cost += CodedRows::buffer_bytes(spec_, piece, cols);
     }
     return cost;
+  }
+
+  // How many rows of a range are measured at a time.
+  int64_t measured_rows(int64_t rows, int64_t cols) const {
+    const int64_t most = kMeasureElements / std::max<int64_t>(1, cols);
+    const RowGrid grid = {.tile = format_info(spec_.info.format).block_rows, .smallest = 1};
+    return rows <= most ? rows : std::min(rows, aligned_rows(most, grid));
   }
 
   RewriteJob make_job(const std::string& target) {
@@ -213,7 +290,7 @@ class CheckpointQuantizer {
       if (at >= 0) {
         throw_error(ErrorKind::kCorruptData,
                     "{}: tensor '{}' has a NaN or infinity at [{}, {}]; repair it, exclude it, or "
-                    "set keep_nonfinite",
+                    "use option keep_nonfinite",
                     printable(source_.path()), printable(task.name()), first + at / task.cols(),
                     at % task.cols());
       }
@@ -261,16 +338,18 @@ class CheckpointQuantizer {
       writer.write(parts[2].name, 0, std::as_bytes(std::span(&scale.stored, 1)));
     }
     CodedRows coded(spec_, task.ranges.rows_at_a_time, task.cols(), scale.stored);
-    std::vector<float> decoded;
+    std::optional<Measurement> measurement;
     if (options_.measure) {
-      decoded.resize(static_cast<size_t>(task.ranges.rows_at_a_time * task.cols()));
+      const int64_t rows = task.ranges.rows_at_a_time;
+      measurement.emplace(coded, rows, measured_rows(rows, task.cols()));
     }
-    ErrorAccumulator errors;
+    int64_t num_nonfinite = 0;
     uint64_t values_written = 0;
     uint64_t scales_written = 0;
     for_each_range(task.ranges, [&](int64_t first, int64_t count) {
       const TensorView rows = load(task, reader, first, count);
       coded.set_rows(count);
+      if (options_.keep_nonfinite) num_nonfinite += count_nonfinite(rows);
       const auto start = std::chrono::steady_clock::now();
       encode(rows, settings_, scale.encode, coded);
       report_.quantize_seconds += seconds_since(start);
@@ -278,15 +357,17 @@ class CheckpointQuantizer {
       writer.write(parts[1].name, scales_written, coded.scales());
       values_written += coded.values().size();
       scales_written += coded.scales().size();
-      if (!options_.measure) return;
-      coded.decode(TensorView::contiguous(decoded.data(), DType::kF32, {count, task.cols()}));
-      const ClipLimits limits = coded.clip_limits();
-      add_errors(errors, {first, count, task.cols()}, reader.float_rows(),
-                 {DType::kF32, std::as_bytes(std::span(decoded)).data()}, &limits);
+      if (measurement) measurement->add(first, reader.float_rows());
     });
-    if (!options_.measure) return;
-    task.report->figures = figures_of(errors.total());
-    total_.add(errors.total());
+    if (num_nonfinite > 0) {
+      report_.warnings.push_back(fmt::format(
+          "tensor '{}': {} of {} elements are NaN or infinite and were quantized as they "
+          "are (option keep_nonfinite)",
+          printable(task.name()), num_nonfinite, task.rows() * task.cols()));
+    }
+    if (!measurement) return;
+    task.report->figures = figures_of(measurement->total());
+    total_.add(measurement->total());
   }
 
   const QuantizeCheckpointOptions& options_;

@@ -1,5 +1,5 @@
-// Order of a directory's files: shards, other files, configs, index last of all. The directory gets
-// its name only when everything is on disk (checkpoint_target.h).
+// Order of writing a directory's files: shards, other files, configs, index last of all. They get
+// their names only when everything is on disk (checkpoint_target.h).
 #include "layers/rewrite.h"
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "checkpoint/file_io.h"
 #include "checkpoint/safetensors_layout.h"
 #include "layers/checkpoint_target.h"
+#include "layers/source_facts.h"
 #include "narrowfloat/runtime.h"
 
 namespace narrowfloat {
@@ -32,19 +33,20 @@ class Rewriter {
   RewriteResult run() {
     CheckpointTarget target(job_.source, job_.target, job_.force);
     plan();
-    if (job_.dry_run) return std::move(result_);
-    uint64_t auxiliary_bytes = 0;
+    uint64_t needed_bytes = result_.target_bytes;
     for (const std::string& name : auxiliary_) {
-      auxiliary_bytes += fs::file_size(join_path(job_.source.path(), name));
+      needed_bytes += fs::file_size(join_path(job_.source.path(), name));
     }
-    target.begin(result_.target_bytes + auxiliary_bytes);
-    if (!write_shards(target)) {
-      result_.files.clear();
-      result_.cancelled = true;
+    if (job_.dry_run) {
+      target.check_room(needed_bytes);
       return std::move(result_);
     }
-    if (target.is_directory()) write_other_files(target);
-    target.commit();
+    target.begin(needed_bytes);
+    if (!write_files(target)) {
+      result_.files.clear();
+      result_.file_bytes.clear();
+      result_.cancelled = true;
+    }
     return std::move(result_);
   }
 
@@ -67,28 +69,50 @@ class Rewriter {
       throw_invalid("target: {} tensors do not fit into one file; make the source a directory",
                     job_.items.size());
     }
-    list_files(is_directory);
     for (const SafetensorsReader& shard : job_.source.shards()) {
       result_.source_bytes += shard.file_size();
     }
     for (const PlannedShard& shard : shards_) {
-      result_.target_bytes += plan_layout(shard.tensors, job_.metadata).file_size;
+      result_.target_bytes += shard_bytes(shard);
     }
+    list_files(is_directory);
   }
 
   void list_files(bool is_directory) {
     if (!is_directory) {
-      result_.files = {fs::path(job_.target).filename().string()};
+      add_file(fs::path(job_.target).filename().string(), result_.target_bytes);
       return;
     }
-    for (const PlannedShard& shard : shards_) result_.files.push_back(shard.file_name);
+    for (const PlannedShard& shard : shards_) add_file(shard.file_name, shard_bytes(shard));
     for (const std::string& name : job_.source.auxiliary_files()) {
-      if (name != kModelOptFile) auxiliary_.push_back(name);
+      if (name == kModelOptFile) continue;
+      auxiliary_.push_back(name);
+      add_file(name, fs::file_size(join_path(job_.source.path(), name)));
     }
-    result_.files.insert(result_.files.end(), auxiliary_.begin(), auxiliary_.end());
-    for (const ConfigFile& config : job_.extra_configs) result_.files.push_back(config.name);
-    if (!job_.config_text.empty()) result_.files.emplace_back(kConfigName);
-    if (shards_.size() > 1) result_.files.emplace_back(kIndexFileName);
+    for (const ConfigFile& config : job_.extra_configs) add_file(config.name, config.text.size());
+    if (!job_.config_text.empty()) add_file(kConfigName, job_.config_text.size());
+    if (shards_.size() > 1) add_file(kIndexFileName, index_json(shards_).size());
+  }
+
+  void add_file(const std::string& name, uint64_t bytes) {
+    result_.files.push_back(name);
+    result_.file_bytes.push_back(bytes);
+  }
+
+  [[nodiscard]] uint64_t shard_bytes(const PlannedShard& shard) const {
+    return plan_layout(shard.tensors, job_.metadata).file_size;
+  }
+
+  [[nodiscard]] bool is_cancelled() const { return job_.cancelled && job_.cancelled(); }
+
+  // False if the work was cancelled: asked for a last time right before anything appears.
+  bool write_files(CheckpointTarget& target) {
+    if (!write_shards(target)) return false;
+    if (!target.is_directory()) return true;
+    write_other_files(target);
+    if (is_cancelled()) return false;
+    target.commit();
+    return true;
   }
 
   // False if the work was cancelled.
@@ -97,13 +121,15 @@ class Rewriter {
     for (const PlannedShard& shard : shards_) {
       SafetensorsWriter writer(target.file_path(shard.file_name), shard.tensors, job_.metadata);
       for (size_t written = 0; written < shard.tensors.size(); ++next_item) {
-        if (job_.cancelled && job_.cancelled()) return false;
+        if (is_cancelled()) return false;
         RewriteItem& item = job_.items[next_item];
         item.write(writer);
         written += item.tensors.size();
         report_progress(item);
       }
-      if (job_.cancelled && job_.cancelled()) return false;
+      if (is_cancelled()) return false;
+      writer.finish();  // The sync takes long.
+      if (is_cancelled()) return false;
       writer.commit();
     }
     return true;
@@ -179,6 +205,7 @@ std::map<std::string, std::string> base_metadata(const Checkpoint& source) {
     }
   }
   metadata["format"] = "pt";
+  metadata["narrowfloat.source"] = source_fingerprint(source);
   metadata["narrowfloat.version"] = std::string(version());
   return metadata;
 }

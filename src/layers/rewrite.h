@@ -40,7 +40,8 @@ struct RewriteJob {
 
 struct RewriteResult {
   std::vector<std::string> files;
-  uint64_t source_bytes = 0;  // Sizes of the safetensors files.
+  std::vector<uint64_t> file_bytes;  // The size of each.
+  uint64_t source_bytes = 0;         // Sizes of the safetensors files.
   uint64_t target_bytes = 0;
   bool cancelled = false;
 };

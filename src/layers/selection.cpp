@@ -8,7 +8,6 @@
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
-#include "layers/glob.h"
 #include "tensor/block_math.h"
 
 namespace narrowfloat {
@@ -16,13 +15,32 @@ namespace {
 
 constexpr std::string_view kWeightSuffix = ".weight";
 
+constexpr std::string_view kHead = "output head";
+constexpr std::string_view kConv1d = "Conv1D (stored transposed, as GPT-2 does)";
+
 struct NameRule {
-  std::string_view glob;  // Over one component of a module's name.
+  std::string_view glob;
   std::string_view reason;
   bool is_linear;
 };
-// The first that matches any component decides.
-constexpr std::array kNameRules = {
+// Over the whole name of a module.
+constexpr std::array kModuleRules = {
+    NameRule{"output", kHead, true},  // Only at the top: attention has `output` too.
+    NameRule{"cls.*.decoder", kHead, true},
+    NameRule{"shared", "embedding", false},  // T5; "model.shared" of BART.
+    NameRule{"model.shared", "embedding", false},
+    // Linear in some descendants, whose configs must list them; for Conv1D the entry is harmless.
+    NameRule{"transformer.h.*.c_attn", kConv1d, true},
+    NameRule{"transformer.h.*.c_fc", kConv1d, true},
+    NameRule{"transformer.h.*.c_proj", kConv1d, true},
+    NameRule{"h.*.c_attn", kConv1d, true},
+    NameRule{"h.*.c_fc", kConv1d, true},
+    NameRule{"h.*.c_proj", kConv1d, true},
+};
+// Over one component of it. The first that matches any component decides.
+constexpr std::array kComponentRules = {
+    NameRule{"*rotary*", "rotary table", false},
+    NameRule{"relative_attention_bias", "embedding of relative positions", false},
     NameRule{"*embed*", "embedding", false},
     NameRule{"wte", "embedding", false},
     NameRule{"wpe", "embedding", false},
@@ -32,10 +50,10 @@ constexpr std::array kNameRules = {
     NameRule{"*router*", "router", true},
     NameRule{"gate", "router", true},  // mlp.gate, block_sparse_moe.gate; experts have gate_proj.
     NameRule{"shared_expert_gate", "router", true},
-    NameRule{"lm_head", "output head", true},
-    NameRule{"embed_out", "output head", true},
-    NameRule{"score", "output head", true},
-    NameRule{"classifier", "output head", true},
+    NameRule{"lm_head", kHead, true},
+    NameRule{"embed_out", kHead, true},
+    NameRule{"score", kHead, true},
+    NameRule{"classifier", kHead, true},
 };
 
 std::vector<std::string_view> components(std::string_view module) {
@@ -49,10 +67,11 @@ std::vector<std::string_view> components(std::string_view module) {
 }
 
 const NameRule* name_rule(std::string_view module) {
-  static constexpr NameRule kOutput{"output", "output head", true};
-  if (module == kOutput.glob) return &kOutput;  // Only at the top: attention has `output` too.
+  for (const NameRule& rule : kModuleRules) {
+    if (glob_matches(rule.glob, module)) return &rule;
+  }
   const std::vector<std::string_view> parts = components(module);
-  for (const NameRule& rule : kNameRules) {
+  for (const NameRule& rule : kComponentRules) {
     for (const std::string_view part : parts) {
       if (glob_matches(rule.glob, part)) return &rule;
     }
@@ -63,6 +82,16 @@ const NameRule* name_rule(std::string_view module) {
 bool matches_any(const std::vector<std::string>& globs, std::string_view text) {
   return std::any_of(globs.begin(), globs.end(),
                      [&](const std::string& glob) { return glob_matches(glob, text); });
+}
+
+// Whether `entry` of a config means `module` or one that it is in.
+bool excludes(const std::string& entry, std::string_view module) {
+  return glob_matches(entry, module) || glob_matches(entry + ".*", module);
+}
+
+bool excluded_by_any(const std::vector<std::string>& entries, std::string_view module) {
+  return std::any_of(entries.begin(), entries.end(),
+                     [&](const std::string& entry) { return excludes(entry, module); });
 }
 
 bool is_quantizable_dtype(DType dtype) {
@@ -91,8 +120,8 @@ void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
     });
     if (!found) {
       throw_invalid(
-          "{}: '{}' matches no tensor; globs apply to whole names, as '*.down_proj.weight'", option,
-          printable(glob));
+          "option {}: '{}' matches no tensor; globs apply to whole names, as '*.down_proj.weight'",
+          option, printable(glob));
     }
   }
 }
@@ -108,16 +137,22 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
   if (matches_any(rules.exclude, tensor.name)) {
     selection.reason = "excluded";
   } else if (included && !why_not.empty()) {
-    throw_invalid("include: tensor '{}' cannot be quantized to {}: {}", printable(tensor.name),
-                  name(rules.format), why_not);
+    throw_invalid("option include: tensor '{}' cannot be quantized to {}: {}",
+                  printable(tensor.name), name(rules.format), why_not);
   } else if (!why_not.empty()) {
     selection.reason = why_not;
   } else if (!included && rule != nullptr) {
     selection.reason = rule->reason;
-  } else if (!included && matches_any(rules.excluded_modules, module)) {
+  } else if (!included && excluded_by_any(rules.excluded_modules, module)) {
     selection.reason = "excluded by the source config";
   }
   selection.quantize = selection.reason.empty();
+  if (selection.quantize && rule != nullptr && rule->reason != kHead) {
+    selection.warning = fmt::format(
+        "tensor '{}' ({}) is quantized on request (option include); loaders that expect quantized "
+        "weights in Linear modules only may not read it",
+        printable(tensor.name), rule->reason);
+  }
   return selection;
 }
 
@@ -134,7 +169,7 @@ void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& 
       if (module.starts_with("re:")) {
         throw_error(ErrorKind::kUnsupported,
                     "config.json: {}: regular expressions such as '{}' are not supported; remove "
-                    "the entry and use --exclude",
+                    "the entry and use option exclude",
                     key, printable(module));
       }
       modules.push_back(module);
@@ -162,6 +197,23 @@ std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
   selections.reserve(tensors.size());
   for (const LogicalTensor& tensor : tensors) selections.push_back(select(tensor, rules));
   return selections;
+}
+
+std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
+                                              const std::vector<std::string>& excluded_modules) {
+  std::vector<std::string> warnings;
+  for (const std::string& entry : excluded_modules) {
+    // Any parameter counts, not only weights: the name less its last component is the module.
+    const bool found = std::any_of(tensors.begin(), tensors.end(), [&](const LogicalTensor& t) {
+      const size_t dot = t.name.rfind('.');
+      return dot != std::string::npos && excludes(entry, std::string_view(t.name).substr(0, dot));
+    });
+    if (found) continue;
+    warnings.push_back(
+        fmt::format("config.json: '{}' is to be left alone, but no tensor is in such a module",
+                    printable(entry)));
+  }
+  return warnings;
 }
 
 std::vector<std::string> excluded_modules_of(const std::string& config_text) {

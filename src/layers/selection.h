@@ -1,7 +1,8 @@
 // Which tensors of a plain checkpoint are quantized, and which of them share a global scale.
 //
 // By default: 2-D `*.weight` tensors of linear layers, experts included, whose K fits the format.
-// Never embeddings, norms, routers, output heads, convolutions, or what the source config excludes.
+// Never embeddings, norms, routers, output heads, convolutions (GPT-2's Conv1D too), rotary tables,
+// or what the source config excludes.
 // Includes add to that, excludes win over both.
 #pragma once
 
@@ -18,20 +19,26 @@ struct SelectionRules {
   FormatId format = FormatId::kNvfp4;
   std::vector<std::string> include;  // Globs over tensor names.
   std::vector<std::string> exclude;
-  std::vector<std::string> excluded_modules;  // Globs over module names, from the source config.
+  // Globs over module names, from the source config; what is below such a module is meant too.
+  std::vector<std::string> excluded_modules;
 };
 
 struct Selection {
   bool quantize = false;
   std::string reason;  // Why not.
-  bool is_linear =
-      false;  // The weight of a linear module: configs must list it if it is left alone.
+  // The weight of a linear module: configs must list it if it is left alone.
+  bool is_linear = false;
+  std::string warning;  // Empty, or what is unusual about the choice.
 };
 
 // One entry per tensor. Throws kInvalidArgument for an included tensor that cannot be quantized and
 // for a glob that matches no tensor.
 std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
                                       const SelectionRules& rules);
+
+// Warnings for exclusions of the source config that no tensor is in.
+std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
+                                              const std::vector<std::string>& excluded_modules);
 
 // Modules that the config of the source wants left alone.
 std::vector<std::string> excluded_modules_of(const std::string& config_text);

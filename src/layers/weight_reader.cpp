@@ -94,7 +94,8 @@ CodedReader::CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weig
              weight.shape[1], read_global_scale(checkpoint, weight)) {}
 
 void CodedReader::load(int64_t first, int64_t count) {
-  NF_ASSERT(first % kRangeRows == 0);
+  const int64_t tile = format_info(coded_.spec().info.format).block_rows;
+  NF_ASSERT(first % tile == 0 || first % tile + count <= tile);
   coded_.set_rows(count);
   // Codes are bytes in every convention.
   const uint64_t row_bytes = to_unsigned(values_.info.shape[1]);

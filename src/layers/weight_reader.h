@@ -1,6 +1,6 @@
 // Reading weights of a checkpoint in ranges of rows: plain ones as they are, quantized ones as
 // CodedRows. The caller chooses the ranges; a range of a quantized weight starts at a multiple of
-// kRangeRows, so that 128x128 blocks are never split.
+// the format's block rows (128 for 128x128 blocks, else 1) or lies within such a tile.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,6 @@
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
-
-inline constexpr int64_t kRangeRows = 128;
 
 // A plain tensor, seen as rows of its last extent.
 class PlainReader {
@@ -45,7 +43,7 @@ class CodedReader {
  public:
   CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight, int64_t max_rows);
 
-  // `first` must be a multiple of kRangeRows.
+  // `first` must be a multiple of the format's block rows, or the range within one such tile.
   void load(int64_t first, int64_t count);
   [[nodiscard]] CodedRows& coded() { return coded_; }
 

@@ -23,6 +23,11 @@ std::string forced_implementation(std::string_view op) {
           "NARROWFLOAT_FORCE: expected op:implementation[,op:implementation...], got \"{}\"",
           setting);
     }
+    if (std::find(kOperations.begin(), kOperations.end(), entry.substr(0, colon)) ==
+        kOperations.end()) {
+      throw_invalid("NARROWFLOAT_FORCE: there is no operation \"{}\"; expected one of {}",
+                    entry.substr(0, colon), fmt::join(kOperations, ", "));
+    }
     if (entry.substr(0, colon) == op) forced = entry.substr(colon + 1);
   }
   return forced;

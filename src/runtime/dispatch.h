@@ -6,6 +6,7 @@
 // problem, it is an error, never a fallback.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,8 +39,12 @@ inline Support cpu_only(Device device) {
   return device.type == DeviceType::kCpu ? Support::yes() : Support::no("runs on the CPU only");
 }
 
+// Every operation with a list of implementations.
+inline constexpr std::array<std::string_view, 4> kOperations = {"quantize", "dequantize",
+                                                                "relayout", "amax"};
+
 // What NARROWFLOAT_FORCE pins for `op`; empty if nothing. Throws kInvalidArgument for a malformed
-// value.
+// value or an operation that does not exist.
 std::string forced_implementation(std::string_view op);
 
 namespace dispatch_detail {

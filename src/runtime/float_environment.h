@@ -4,6 +4,7 @@
 // guard.
 #pragma once
 
+#include <atomic>
 #include <cfenv>
 #include <cstdint>
 
@@ -43,5 +44,25 @@ class FloatEnvironmentGuard {
   std::fenv_t saved_;
 #endif
 };
+
+namespace float_environment_detail {
+
+// Compilers do not know that arithmetic depends on the environment and may move it across a guard.
+// A call that they cannot see through (the fence makes it impure) stays where it is.
+template <typename Function>
+[[gnu::noinline]] auto call(const Function& function) {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  return function();
+}
+
+}  // namespace float_environment_detail
+
+// function() in the specified environment: for scalar arithmetic beside a guard. Loops whose
+// operands are loaded and stored between the guard's construction and its end need no such call.
+template <typename Function>
+auto in_float_environment(const Function& function) {
+  const FloatEnvironmentGuard guard;
+  return float_environment_detail::call(function);
+}
 
 }  // namespace narrowfloat

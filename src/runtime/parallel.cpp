@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include <tbb/blocked_range.h>
 #include <tbb/global_control.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/parallel_reduce.h>
+#include <tbb/task_arena.h>
 
 #include "base/throw_error.h"
 #include "narrowfloat/runtime.h"
@@ -36,10 +38,14 @@ std::unique_ptr<tbb::global_control>& control() {
 void set_num_threads(int count) {
   if (count < 0) throw_invalid("num_threads: expected >= 0 (0 means all cores), got {}", count);
   const std::lock_guard lock(control_mutex());
-  control().reset();
-  if (count == 0) return;
-  control() = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
-                                                    static_cast<size_t>(count));
+  // The smallest active limit counts, so the new one is made before the old one goes: a concurrent
+  // call never runs unlimited.
+  std::unique_ptr<tbb::global_control> limit;
+  if (count > 0) {
+    limit = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
+                                                  static_cast<size_t>(count));
+  }
+  control() = std::move(limit);
 }
 
 int num_threads() {
@@ -57,18 +63,22 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
     if (count > 0) work(Range(0, count));
     return;
   }
-  tbb::parallel_for(Range(0, count, static_cast<size_t>(grain)), work);
+  // Isolated: a thread that waits here must not pick up the caller's own tasks, which would run in
+  // this floating-point environment.
+  tbb::this_task_arena::isolate(
+      [&] { tbb::parallel_for(Range(0, count, static_cast<size_t>(grain)), work); });
 }
 
 uint32_t parallel_max(int64_t count, int64_t grain,
                       const std::function<uint32_t(int64_t, int64_t)>& body) {
-  return tbb::parallel_reduce(
-      Range(0, count, static_cast<size_t>(grain)), uint32_t{0},
-      [&](const Range& range, uint32_t so_far) {
-        const FloatEnvironmentGuard guard;
-        return std::max(so_far, body(range.begin(), range.end()));
-      },
-      [](uint32_t a, uint32_t b) { return std::max(a, b); });
+  const auto work = [&](const Range& range, uint32_t so_far) {
+    const FloatEnvironmentGuard guard;
+    return std::max(so_far, body(range.begin(), range.end()));
+  };
+  return tbb::this_task_arena::isolate([&] {
+    return tbb::parallel_reduce(Range(0, count, static_cast<size_t>(grain)), uint32_t{0}, work,
+                                [](uint32_t a, uint32_t b) { return std::max(a, b); });
+  });
 }
 
 }  // namespace narrowfloat

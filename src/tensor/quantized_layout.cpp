@@ -42,6 +42,9 @@ void check_extents(const FormatInfo& info, int64_t rows, int64_t cols, ScaleLayo
     throw_invalid("groups: need batch 1 and layout mn_major, got batch {} and {}", options.batch,
                   name(scale_layout));
   }
+  if (options.global_scale_axis != ScaleAxis::kTensor && info.id != FormatId::kNvfp4) {
+    throw_invalid("global_scale_axis: only nvfp4 has a choice, got {}", info.name);
+  }
   // Each group may add 31 rows of padding.
   if (options.groups > (INT64_MAX - rows) / 31) {
     throw_invalid("groups: {} groups of {} rows in all exceed 2^63 scale rows", options.groups,
@@ -79,11 +82,11 @@ QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
   layout.scale_count =
       product("scales", {options.batch, scale_image_size(scale_layout, image.rows, image.blocks)});
   layout.scales_bytes = product("scales", {layout.scale_count, bytes(info.scale_type)});
-  if (info.has_row_scale) {
-    layout.global_scales = product("row scales", {options.batch, rows});
-  } else {
-    layout.global_scales = info.has_global_scale ? 1 : 0;
-  }
+  layout.global_scale_axis = options.global_scale_axis;
+  layout.global_scales = info.has_global_scale ? 1 : 0;
+  if (info.has_row_scale) layout.global_scales = product("row scales", {options.batch, rows});
+  if (options.global_scale_axis == ScaleAxis::kRow) layout.global_scales = rows;
+  if (options.global_scale_axis == ScaleAxis::kBatch) layout.global_scales = options.batch;
   return layout;
 }
 
@@ -107,8 +110,12 @@ QuantizedView QuantizedLayout::bind(void* values, void* scales, float* global_sc
                  .rows = scale_rows,
                  .blocks = scale_blocks,
                  .capacity = scale_count};
-  if (global_scales > 0 || info.has_global_scale) {
-    view.global_scale = TensorView::contiguous(global_scale, DType::kF32, {global_scales}, device);
+  if (info.has_global_scale) {
+    const bool is_per_batch = global_scale_axis == ScaleAxis::kBatch;
+    const std::initializer_list<int64_t> per_batch = {global_scales, 1};
+    const std::initializer_list<int64_t> flat = {global_scales};
+    view.global_scale =
+        TensorView::contiguous(global_scale, DType::kF32, is_per_batch ? per_batch : flat, device);
   }
   return view;
 }

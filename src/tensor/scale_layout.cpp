@@ -5,7 +5,10 @@
 
 namespace narrowfloat {
 
-int bytes(ScaleType type) { return type == ScaleType::kF32 ? 4 : 1; }
+int bytes(ScaleType type) {
+  name(type);  // Refuses values that are not scale types.
+  return type == ScaleType::kF32 ? 4 : 1;
+}
 
 int64_t scale_image_size(ScaleLayoutId layout, int64_t rows, int64_t blocks) {
   if (rows < 0 || blocks < 0) {

@@ -1,4 +1,5 @@
 // Construction and description of tensor views.
+#include <algorithm>
 #include <span>
 
 #include <fmt/ranges.h>
@@ -53,7 +54,9 @@ int64_t TensorView::num_elements() const {
 }
 
 std::string to_string(const TensorView& view) {
-  const auto extents = std::span(view.shape).first(static_cast<size_t>(view.rank));
+  // A view with a wrong rank gets into messages too.
+  const int rank = std::clamp(view.rank, 0, TensorView::kMaxRank);
+  const auto extents = std::span(view.shape).first(static_cast<size_t>(rank));
   return fmt::format("{}[{}]", name(view.dtype), fmt::join(extents, ", "));
 }
 

@@ -23,9 +23,23 @@ void require_dtype(std::string_view argument, const TensorView& view,
 }
 
 void require_device(std::string_view argument, Device device, Device expected) {
-  if (device == expected) return;
+  // The CPU has no index.
+  if (device.type == expected.type &&
+      (device.type == DeviceType::kCpu || device.index == expected.index)) {
+    return;
+  }
   throw_invalid("{}: expected device {} as the input, got {}", argument, to_string(expected),
                 to_string(device));
+}
+
+void require_view(std::string_view argument, const TensorView& view) {
+  if (view.rank < 0 || view.rank > TensorView::kMaxRank) {
+    throw_invalid("{}: expected a rank of 0 to {}, got {}", argument, TensorView::kMaxRank,
+                  view.rank);
+  }
+  for (const int64_t extent : std::span(view.shape).first(static_cast<size_t>(view.rank))) {
+    if (extent < 0) throw_invalid("{}: expected extents >= 0, got {}", argument, to_string(view));
+  }
 }
 
 void require_data(std::string_view argument, const TensorView& view) {
@@ -55,6 +69,7 @@ void require_dense(std::string_view argument, const TensorView& view) {
 
 void require_vector(std::string_view argument, const TensorView& view, DType dtype, int64_t count,
                     Device device) {
+  require_view(argument, view);
   require_dtype(argument, view, {dtype});
   require_device(argument, view.device, device);
   if (view.num_elements() != count) {
@@ -65,6 +80,7 @@ void require_vector(std::string_view argument, const TensorView& view, DType dty
 }
 
 RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_t cols) {
+  require_view(argument, view);
   if (view.rank < 1) throw_invalid("{}: expected at least one axis, got a scalar", argument);
   const auto last = static_cast<size_t>(view.rank - 1);
   if (view.shape[last] != cols) {
@@ -105,6 +121,55 @@ RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_
   return matrix;
 }
 
+BatchedRows require_batched_rows(std::string_view argument, const TensorView& view, int64_t batch,
+                                 int64_t rows, int64_t cols) {
+  require_view(argument, view);
+  const bool has_own_strides = view.rank == 3 && view.shape[0] == batch && view.shape[1] == rows &&
+                               view.shape[2] == cols && view.strides[2] == 1 &&
+                               (batch <= 1 || view.strides[0] >= cols) &&
+                               (rows <= 1 || view.strides[1] >= cols);
+  if (has_own_strides) {
+    require_data(argument, view);
+    return {.batch_stride = view.strides[0], .row_stride = view.strides[1]};
+  }
+  const RowMatrix matrix = require_rows(argument, view, cols);
+  if (matrix.rows != batch * rows) {
+    throw_invalid("{}: expected {} rows in all ({} x {} of the output), got {}", argument,
+                  batch * rows, batch, rows, to_string(view));
+  }
+  return {.batch_stride = rows * matrix.stride, .row_stride = matrix.stride};
+}
+
+ByteRange byte_range(std::string_view argument, const TensorView& view) {
+  if (view.is_absent() || view.num_elements() == 0) return {argument, nullptr, 0};
+  int64_t last = 0;
+  for (size_t axis = 0; axis < static_cast<size_t>(view.rank); ++axis) {
+    last += (view.shape[axis] - 1) * view.strides[axis];
+  }
+  return {argument, view.data, (last + 1) * bits(view.dtype) / 8};
+}
+
+ByteRange byte_range(std::string_view argument, const ScaleView& view) {
+  return {argument, view.data, view.data == nullptr ? 0 : view.capacity * bytes(view.type)};
+}
+
+void require_disjoint(std::span<const ByteRange> outputs, std::span<const ByteRange> inputs) {
+  const auto check = [](const ByteRange& a, const ByteRange& b) {
+    const auto a_begin = reinterpret_cast<uintptr_t>(a.data);
+    const auto b_begin = reinterpret_cast<uintptr_t>(b.data);
+    if (a.size_bytes == 0 || b.size_bytes == 0) return;
+    if (a_begin < b_begin + static_cast<uintptr_t>(b.size_bytes) &&
+        b_begin < a_begin + static_cast<uintptr_t>(a.size_bytes)) {
+      throw_invalid("{}: overlaps {} in memory; give it a buffer of its own", a.argument,
+                    b.argument);
+    }
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (const ByteRange& other : outputs.subspan(i + 1)) check(outputs[i], other);
+    for (const ByteRange& input : inputs) check(outputs[i], input);
+  }
+}
+
 void require_scales(std::string_view argument, const ScaleView& view, FormatId format) {
   const FormatInfo& info = format_info(format);
   if (view.type != info.scale_type) {
@@ -141,6 +206,7 @@ void require_quantized(std::string_view argument, const QuantizedView& view, int
                   view.cols);
   }
   const std::string values = fmt::format("{}.values", argument);
+  require_view(values, view.values);
   const bool is_packed = info.element_bits == 4;
   require_dtype(values, view.values, {is_packed ? DType::kU8 : DType::kF8E4M3});
   if (view.values.rank < 1) throw_invalid("{}: expected at least one axis", values);
@@ -149,7 +215,7 @@ void require_quantized(std::string_view argument, const QuantizedView& view, int
       info.id == FormatId::kMxfp8 && value_cols >= view.cols && value_cols % 32 == 0;
   const int64_t expected_cols = is_packed ? view.cols / 2 : is_padded ? value_cols : view.cols;
   const RowMatrix rows = require_rows(values, view.values, expected_cols);
-  if (rows.rows != view.batch * view.rows) {
+  if (rows.rows != checked_mul(view.batch, view.rows)) {
     throw_invalid("{}: expected {} x {} rows, got {}", values, view.batch, view.rows,
                   to_string(view.values));
   }
@@ -173,6 +239,8 @@ void require_row_offsets(const TensorView& offsets, int64_t rows, Device device)
                   to_string(offsets));
   }
   require_vector("row_offsets", offsets, DType::kI64, offsets.shape[0], device);
+  // Values on a device are for the implementation that runs there to check.
+  if (device.type != DeviceType::kCpu) return;
   const auto* values = static_cast<const int64_t*>(offsets.data);
   const int64_t last = offsets.shape[0] - 1;
   if (values[0] != 0 || values[last] != rows) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <span>
 #include <string_view>
 
 #include "narrowfloat/format.h"
@@ -21,6 +22,9 @@ void require_dense(std::string_view argument, const TensorView& view);
 void require_vector(std::string_view argument, const TensorView& view, DType dtype, int64_t count,
                     Device device);
 
+// Rank within bounds, no negative extent.
+void require_view(std::string_view argument, const TensorView& view);
+
 // A tensor as a matrix of all its leading extents by `cols`.
 struct RowMatrix {
   int64_t rows = 0;
@@ -29,6 +33,28 @@ struct RowMatrix {
 // The last extent must be `cols` with stride 1, and the leading extents must lie evenly, so that
 // one row stride serves them all.
 RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_t cols);
+
+// Rows in batches, each with strides of their own.
+struct BatchedRows {
+  int64_t batch_stride = 0;  // In elements.
+  int64_t row_stride = 0;
+};
+// As require_rows for batch * rows rows; a view of exactly [batch, rows, cols] may have any two
+// leading strides of at least `cols`: a transposed view, say.
+BatchedRows require_batched_rows(std::string_view argument, const TensorView& view, int64_t batch,
+                                 int64_t rows, int64_t cols);
+
+// A buffer in memory, for require_disjoint.
+struct ByteRange {
+  std::string_view argument;
+  const void* data = nullptr;
+  int64_t size_bytes = 0;
+};
+// From the first to the last element, whatever the strides.
+ByteRange byte_range(std::string_view argument, const TensorView& view);
+ByteRange byte_range(std::string_view argument, const ScaleView& view);
+// No output shares bytes with another output or an input.
+void require_disjoint(std::span<const ByteRange> outputs, std::span<const ByteRange> inputs);
 
 // Values, scales and global scale of a quantized tensor agree with each other and with the format.
 // scale_rows: logical rows the scale image must have.

@@ -43,7 +43,8 @@ def test_quantize_json_keys(tmp_path):
     assert list(document) == [
         "schema_version", "command", "source", "target", "format", "dry_run", "cancelled",
         "source_bytes", "target_bytes", "converted", "copied", "peak_buffer_bytes", "seconds",
-        "quantize_seconds", "quantizer_gb_per_second", "figures", "files", "tensors"]
+        "quantize_seconds", "quantizer_gb_per_second", "figures", "files", "file_sizes",
+        "warnings", "tensors"]
     assert list(document["converted"]) == ["tensors", "elements", "source_bytes", "target_bytes",
                                            "bits_per_weight"]
     assert list(document["figures"]) == FIGURES
@@ -67,6 +68,17 @@ def test_dry_run_writes_nothing_and_shows_both_sets(tmp_path, small_file):
     assert list(tmp_path.iterdir()) == [small_file]
     assert "up_proj" in text and "embed_tokens" in text
     assert "plan:" in text and "would write" in text and "memory" in text
+    assert "would write out.safetensors (" in text and " kB)" in text
+
+
+def test_dry_run_has_the_size_of_every_file(tmp_path):
+    plan = run_json("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4-modelopt", "--dry-run",
+                    "--max-shard-size", "2M")
+    run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4-modelopt", "--max-shard-size",
+           "2M")
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    assert {file["name"]: file["size_bytes"] for file in plan["file_sizes"]} == sizes
+    assert [file["name"] for file in plan["file_sizes"]] == plan["files"]
 
 
 def test_dry_run_promises_what_the_run_keeps(tmp_path, small_file):
@@ -129,15 +141,22 @@ def test_inspect_for_people():
     text = run_ok("inspect", TINY_MOE).stdout
     assert "model.layers.0.mlp.experts.0.gate_proj.weight" in text
     assert "128x256" in text and "bits per weight" in text
+    assert "declared: no quantization" in text
 
 
 def test_inspect_json_keys(quantized):
     document = run_json("inspect", quantized)
     assert list(document) == ["schema_version", "command", "path", "shards", "total", "kinds",
-                              "warnings", "unsupported", "tensors"]
+                              "declared", "warnings", "unsupported", "tensors"]
     tensor = next(tensor for tensor in document["tensors"] if tensor["quantized"])
     assert list(tensor) == ["name", "kind", "quantized", "shape", "size_bytes", "bits_per_weight",
-                            "parts", "format"]
+                            "parts", "stored", "format"]
+    assert document["declared"] == "compressed-tensors, nvfp4-pack-quantized"
+    assert [part["dtype"] for part in tensor["stored"]] == ["U8", "F8_E4M3", "F32"]
+    assert [part["name"] for part in tensor["stored"]] == tensor["parts"]
+    rows, cols = tensor["shape"]
+    assert [part["shape"] for part in tensor["stored"]] == [[rows, cols // 2], [rows, cols // 16],
+                                                            [1]]
     assert tensor["kind"] == "nvfp4-ct" and tensor["format"] == "nvfp4"
     assert len(tensor["parts"]) == 3
 
@@ -171,7 +190,8 @@ def test_diff_of_equal_checkpoints():
 
 def test_diff_is_worst_first(quantized):
     document = run_json("diff", TINY_MOE, quantized, expected=FINDINGS)
-    assert list(document) == ["schema_version", "command", "a", "b", "equal", "total", "tensors"]
+    assert list(document) == ["schema_version", "command", "a", "b", "equal", "total", "warnings",
+                              "tensors"]
     assert list(document["tensors"][0]) == ["name", "status", "detail", "figures"]
     assert list(document["tensors"][0]["figures"]) == FIGURES
     assert not document["equal"]
@@ -205,6 +225,35 @@ def test_diff_names_tensors_that_are_missing_or_of_another_shape(tmp_path):
     document = run_json("diff", a, b, expected=FINDINGS)
     assert {tensor["name"]: tensor["status"] for tensor in document["tensors"]} == {
         "x": "shape differs", "only_a": "only in A", "only_b": "only in B"}
+
+
+def test_diff_with_a_plain_side_knows_no_clipping(tmp_path):
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    write_safetensors(a, {"x": bf16_weight(2, 4)})
+    write_safetensors(b, {"x": bf16_weight(2, 4, 1)})
+    document = run_json("diff", a, b, expected=FINDINGS)
+    assert document["tensors"][0]["figures"]["clipped_percent"] is None
+    assert run("diff", a, b).stdout.splitlines()[1].split()[6] == "-"
+    row = next(csv.DictReader(io.StringIO(run("diff", a, b, "--csv").stdout)))
+    assert row["clipped_percent"] == ""
+
+
+def test_diff_says_how_many_elements_were_left_out(tmp_path):
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    dtype, shape, data = bf16_weight(2, 4)
+    write_safetensors(a, {"x": (dtype, shape, data)})
+    write_safetensors(b, {"x": (dtype, shape, b"\xc0\x7f" + data[2:])})
+    result = run("diff", a, b)
+    assert result.returncode == FINDINGS
+    assert "left out: 1 elements that are NaN or infinite" in result.stdout
+    assert "left out" not in run("diff", a, a).stdout
+
+
+def test_sqnr_of_zero_has_no_sign(tmp_path):
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    write_safetensors(a, {"x": bf16_weight(2, 4)})
+    write_safetensors(b, {"x": ("BF16", [2, 4], bytes(16))})
+    assert "-0.00" not in run("diff", a, b).stdout
 
 
 @pytest.mark.parametrize("op", ["quantize", "dequantize", "relayout", "amax"])

@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 import subprocess
+import time
 
 import pytest
 from conftest import (CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED, TINY_MOE, UNSUPPORTED,
@@ -51,6 +52,8 @@ def test_top_level_help_lists_the_commands():
     (["explain", "quantize", "--format", "nvfp4", "--shape", "4x96", "--device", "tpu"], "cuda:N"),
     (["explain", "multiply", "--format", "nvfp4", "--shape", "4x96"], "dequantize"),
     (["bench", "multiply"], "quantize"),
+    (["bench", "--shape", "0x0"], "at least one row and one column"),
+    (["bench", "--shape", "16x0"], "at least one row and one column"),
     (["bench", "--min-time", "forever"], "--min-time"),
 ])
 def test_wrong_usage(arguments, expected):
@@ -80,7 +83,7 @@ def test_no_overwriting_without_force(tmp_path, small_file):
     target.write_bytes(b"precious")
     result = run("quantize", small_file, target, "--to", "nvfp4")
     assert result.returncode == USAGE
-    assert "out.safetensors" in result.stderr and "force" in result.stderr
+    assert "out.safetensors" in result.stderr and "--force" in result.stderr
     assert target.read_bytes() == b"precious"
     run_ok("quantize", small_file, target, "--to", "nvfp4", "--force")
     assert run("inspect", target).returncode == DONE
@@ -93,6 +96,43 @@ def test_no_overwriting_of_a_directory_without_force(tmp_path):
     result = run("quantize", TINY_MOE, target, "--to", "nvfp4")
     assert result.returncode == USAGE
     assert [path.name for path in target.iterdir()] == ["precious"]
+
+
+def test_empty_shards_are_refused_by_their_option(tmp_path, small_file):
+    result = run("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4",
+                 "--max-shard-size", "0")
+    assert result.returncode == USAGE
+    assert "--max-shard-size: must be at least 1" in result.stderr
+
+
+def test_nothing_left_to_quantize_names_the_options(tmp_path, small_file):
+    result = run("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4",
+                 "--exclude", "*")
+    assert result.returncode == USAGE
+    assert "--include and --exclude" in result.stderr
+
+
+def test_values_beyond_fp16_stop_dequantizing(tmp_path):
+    source, target = tmp_path / "big.safetensors", tmp_path / "out.safetensors"
+    write_safetensors(source, {"a.weight": ("F8_E4M3", [1, 32], b"\x7e" * 32),
+                               "a.weight_scale": ("U8", [1, 1], b"\x88")})
+    result = run("dequantize", source, target, "--dtype", "fp16")
+    assert result.returncode == USAGE
+    assert "--dtype: tensor 'a.weight' has 32 value(s)" in result.stderr
+    assert "[0, 0]" in result.stderr and "bf16 or fp32" in result.stderr
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("foreign", [".git/HEAD", "notes.md"])
+def test_force_deletes_nothing_but_checkpoints(tmp_path, foreign):
+    target = tmp_path / "out"
+    run_ok("quantize", TINY_MOE, target, "--to", "nvfp4")
+    (target / foreign).parent.mkdir(exist_ok=True)
+    (target / foreign).write_text("precious")
+    result = run("quantize", TINY_MOE, target, "--to", "mxfp8", "--force")
+    assert result.returncode == USAGE
+    assert foreign.split("/", maxsplit=1)[0] in result.stderr
+    assert (target / foreign).read_text() == "precious"
 
 
 def test_source_is_never_the_target(small_file):
@@ -139,16 +179,17 @@ def test_nan_in_a_weight_stops_unless_kept(tmp_path):
     write_safetensors(source, {name: (dtype, shape, b"\xc0\x7f" + data[2:])})
     result = run("quantize", source, target, "--to", "mxfp8")
     assert result.returncode in (USAGE, INPUT)
-    assert name in result.stderr and "nonfinite" in result.stderr.replace("-", "")
+    assert name in result.stderr and "--nonfinite keep" in result.stderr
     assert list(tmp_path.iterdir()) == [source]
-    run_ok("quantize", source, target, "--to", "mxfp8", "--nonfinite", "keep")
+    kept = run_ok("quantize", source, target, "--to", "mxfp8", "--nonfinite", "keep")
+    assert f"warning: tensor '{name}': 1 of 8192 elements" in kept.stderr
 
 
 def test_too_small_a_memory_budget_names_the_minimum(tmp_path, small_file):
     result = run("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4",
                  "--max-memory", "16")
     assert result.returncode == USAGE
-    assert any(character.isdigit() for character in result.stderr)
+    assert "--max-memory: 16 bytes are too few; at least" in result.stderr
     assert list(tmp_path.iterdir()) == [small_file]
 
 
@@ -181,7 +222,7 @@ def test_glob_that_matches_nothing(tmp_path, small_file, option):
     result = run("quantize", small_file, tmp_path / "out.safetensors", "--to", "nvfp4", option,
                  "*.upproj.*")
     assert result.returncode == USAGE
-    assert "*.upproj.*" in result.stderr
+    assert f"{option}: '*.upproj.*' matches no tensor" in result.stderr
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
@@ -215,7 +256,7 @@ def slow_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted(tmp_path, slow_file, signal_number):
     target = tmp_path / "out.safetensors"
     command = [CLI, "quantize", slow_file, target, "--to", "nvfp4", "--threads", "1",
@@ -230,14 +271,51 @@ def test_interrupted(tmp_path, slow_file, signal_number):
     assert list(tmp_path.iterdir()) == [slow_file]
 
 
-def test_second_interrupt_stops_at_once(tmp_path, slow_file):
-    command = [CLI, "quantize", slow_file, tmp_path / "out.safetensors", "--to", "nvfp4",
-               "--threads", "1", "--progress", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=CLEAN_ENVIRONMENT) as process:
-        process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize("target_exists", [False, True])
+def test_killed(tmp_path, slow_file, target_exists):
+    """What a killed run leaves loads nowhere, and the next run removes it."""
+    source, target = tmp_path / "model", tmp_path / "out"
+    source.mkdir()
+    slow_file.rename(source / "model.safetensors")
+    if target_exists:
+        target.mkdir()
+    arguments = ["quantize", source, target, "--to", "nvfp4", "--threads", "1",
+                 "--max-shard-size", "2M"]
+    with subprocess.Popen([CLI, *arguments, "--progress", "json"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, env=CLEAN_ENVIRONMENT) as process:
+        for _ in range(12):  # Some shards of 3 tensors are complete by then.
+            process.stderr.readline()
+        process.kill()
         process.communicate(timeout=120)
-    assert process.returncode == INTERRUPTED
-    assert not (tmp_path / "out.safetensors").exists()
+    leftovers = [path for path in tmp_path.rglob("*") if path.is_dir() and path != source]
+    assert any(list(path.iterdir()) for path in leftovers)
+    for path in leftovers:
+        assert run("inspect", path).returncode == INPUT, path
+    run_ok(*arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+    assert not any(".partial" in path.name for path in target.iterdir())
+    assert run("inspect", target).returncode == DONE
+
+
+def test_second_interrupt_stops_at_once(tmp_path):
+    """In the middle of a tensor, which a first signal alone would let finish."""
+    source, target = tmp_path / "large.safetensors", tmp_path / "out.safetensors"
+    write_safetensors(source, {"model.layers.0.mlp.a_proj.weight": bf16_weight(64, 128),
+                               "model.layers.0.mlp.b_proj.weight": bf16_weight(8192, 8192)})
+
+    def seconds_to_stop(num_signals):
+        command = [CLI, "quantize", source, target, "--to", "nvfp4", "--threads", "1",
+                   "--progress", "json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=CLEAN_ENVIRONMENT) as process:
+            process.stderr.readline()  # The small tensor is done, the large one has begun.
+            start = time.monotonic()
+            for _ in range(num_signals):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.05)  # Equal signals that are pending together are one.
+            process.communicate(timeout=120)
+        assert process.returncode == INTERRUPTED
+        assert not target.exists()
+        return time.monotonic() - start
+
+    assert seconds_to_stop(2) < 0.5 * seconds_to_stop(1)

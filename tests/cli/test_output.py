@@ -9,12 +9,26 @@ from conftest import (CLEAN_ENVIRONMENT, CLI, DONE, FINDINGS, INPUT, TINY_MOE, b
                       run_ok, run_on_terminal, write_safetensors)
 
 ESCAPE = "\x1b"
+CALIBRATION_WARNING = (f"narrowfloat: warning: {TINY_MOE}: subdirectories are not copied: "
+                       "calibration\n")
 
 
 def test_no_colour_and_no_progress_without_a_terminal(tmp_path):
     result = run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4", env={"TERM": "xterm"})
     assert ESCAPE not in result.stdout
-    assert result.stderr == ""
+    assert result.stderr == CALIBRATION_WARNING
+
+
+def test_warnings_are_in_the_document_too(tmp_path, small_file):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/onnx").mkdir()
+    small_file.rename(tmp_path / "model/model.safetensors")
+    result = run_ok("quantize", tmp_path / "model", tmp_path / "out", "--to", "nvfp4", "--include",
+                    "*embed*", "--json")
+    warnings = json.loads(result.stdout)["warnings"]
+    assert [f"narrowfloat: warning: {text}" for text in warnings] == result.stderr.splitlines()
+    assert len(warnings) == 3
+    assert "config.json" in warnings[0] and "onnx" in warnings[1] and "--include" in warnings[2]
 
 
 def test_colour_and_progress_on_a_terminal(tmp_path):
@@ -51,6 +65,8 @@ def test_progress_events(tmp_path):
     result = run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4", "--progress", "json",
                     "--json")
     events = [json.loads(line) for line in result.stderr.splitlines()]
+    warning = events.pop()
+    assert list(warning) == ["event", "message"] and "calibration" in warning["message"]
     assert all(list(event) == ["event", "tensor", "done_bytes", "total_bytes", "seconds"]
                for event in events)
     done = [event["done_bytes"] for event in events]

@@ -32,6 +32,8 @@ __global__ void shared_functions_kernel(float* global_values) {
   global_values[0] = silu_mul<ExactMath>(global_values[0], global_values[1]);
   global_values[2] = rms_norm_element(global_values[2], rsqrt_rn(global_values[3]), 1.0F);
   global_values[4] = Fp8Input<ExactMath>::widen(3, Fp8Input<ExactMath>::factor(global_values[4]));
+  const auto row = Nvfp4PerToken::row_scale<ExactMath>(global_values[6], global_values[7]);
+  global_values[6] = row.stored + Fp8Tensor::given_scale(global_values[7]).multiplier;
   const FourOverSixBlock block = FourOverSixSearch<ExactMath>::encode(
       global_values, 1.0F, Nvfp4::scale_pair<ExactMath>(1.0F), FourOverSixRules{});
   global_values[5] = E4M3::decode(block.stored) + UE8M0::decode(block.codes[0]);
@@ -45,6 +47,12 @@ template __global__ void encode_one_block_kernel<Mxfp8>(const float*, uint8_t*, 
                                                         BlockRules);
 template __global__ void encode_one_block_kernel<Fp8Block1x128>(const float*, uint8_t*, float*,
                                                                 BlockRules);
+template __global__ void encode_one_block_kernel<Nvfp4PerToken>(const float*, uint8_t*, uint8_t*,
+                                                                BlockRules);
+template __global__ void encode_one_block_kernel<Fp8Block128x128>(const float*, uint8_t*, float*,
+                                                                  BlockRules);
+template __global__ void encode_one_block_kernel<Fp8Tensor>(const float*, uint8_t*, float*,
+                                                            BlockRules);
 template __global__ void scale_offset_kernel<Swizzled128x4Layout>(int64_t*, ImageExtents);
 template __global__ void scale_offset_kernel<Swizzled8x4Layout>(int64_t*, ImageExtents);
 template __global__ void scale_offset_kernel<MnMajorLayout>(int64_t*, ImageExtents);

@@ -9,14 +9,14 @@ from pathlib import Path
 TEST_BINARIES = "NARROWFLOAT_TEST_BIN"
 
 
-def program() -> Path:
-    """Path of the program; a missing one is a failure, since a skip would hide it."""
+def program(name: str) -> Path:
+    """Path of a test program; a missing one is a failure, since a skip would hide it."""
     folder = os.environ.get(TEST_BINARIES)
     if not folder:
         raise RuntimeError(f"set {TEST_BINARIES} to the folder with the built test programs")
-    path = Path(folder) / "quantize_raw"
+    path = Path(folder) / name
     if not path.is_file():
-        raise RuntimeError(f"{path} does not exist: build the target quantize_raw")
+        raise RuntimeError(f"{path} does not exist: build the target {name}")
     return path
 
 
@@ -30,7 +30,7 @@ def quantize_raw(
     source, result = scratch / "in.bin", scratch / "out"
     source.write_bytes(data)
     batch, rows, cols = (str(extent) for extent in shape)
-    command = [str(program()), "--batch", batch, "--rows", rows, "--cols", cols]
+    command = [str(program("quantize_raw")), "--batch", batch, "--rows", rows, "--cols", cols]
     for key, value in arguments.items():
         command.append(f"--{key}={value}")
     done = subprocess.run([*command, source, result], capture_output=True, text=True, check=False)

@@ -3,7 +3,7 @@
 Part 1 decodes the stored tensors with NumPy and ml_dtypes, written from the format descriptions
 alone, and compares with `narrowfloat dequantize`, bit for bit in fp32.  Part 2 lets the library
 compressed-tensors parse our config.json and decompress our tensors.  It needs torch (several GB),
-so it is skipped where that is not installed; tools/requirements-torch.txt has the versions.
+so it is skipped where that is not installed; `./test.sh --with-torch` installs it and runs it.
 
 The command line is taken from NARROWFLOAT_CLI, or from build/cpu.
 """
@@ -13,16 +13,14 @@ import os
 import pathlib
 import subprocess
 
+import ml_dtypes
+import numpy as np
 import pytest
-
-np = pytest.importorskip("numpy")
-ml_dtypes = pytest.importorskip("ml_dtypes")
-safetensors = pytest.importorskip("safetensors")
-safetensors_numpy = pytest.importorskip("safetensors.numpy")
+import safetensors
+import safetensors.numpy as safetensors_numpy
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLI = pathlib.Path(os.environ.get("NARROWFLOAT_CLI", ROOT / "build/cpu/src/cli/narrowfloat"))
-pytestmark = pytest.mark.skipif(not CLI.exists(), reason=f"{CLI} is not built (NARROWFLOAT_CLI)")
 
 CONVENTIONS = ["nvfp4-ct", "nvfp4-modelopt", "mxfp4-ct", "mxfp8-ct", "fp8-block"]
 COMPRESSED_TENSORS = ["nvfp4-ct", "mxfp4-ct", "mxfp8-ct"]
@@ -169,7 +167,7 @@ def test_no_nvfp4_scale_is_zero(quantized, convention):
 
 @pytest.fixture(scope="module", name="library")
 def import_library():
-    reason = "needs torch and compressed-tensors (tools/requirements-torch.txt)"
+    reason = "needs torch and compressed-tensors: run ./test.sh --with-torch"
     pytest.importorskip("torch", reason=reason)
     return pytest.importorskip("compressed_tensors", reason=reason)
 

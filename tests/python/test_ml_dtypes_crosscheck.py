@@ -12,10 +12,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
-
-np = pytest.importorskip("numpy", reason="the reference model needs numpy")
-ml_dtypes = pytest.importorskip("ml_dtypes", reason="this cross-check needs ml_dtypes")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-
-np = pytest.importorskip("numpy", reason="the reference model needs numpy")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 

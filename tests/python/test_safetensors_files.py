@@ -10,15 +10,12 @@ import os
 import pathlib
 import subprocess
 
+import ml_dtypes
+import numpy as np
 import pytest
-
-np = pytest.importorskip("numpy")
-ml_dtypes = pytest.importorskip("ml_dtypes")
-safetensors = pytest.importorskip("safetensors")
-safetensors_numpy = pytest.importorskip("safetensors.numpy")
-
-BIN_DIR = os.environ.get("NARROWFLOAT_TEST_BIN")
-pytestmark = pytest.mark.skipif(not BIN_DIR, reason="NARROWFLOAT_TEST_BIN is not set")
+import safetensors
+import safetensors.numpy as safetensors_numpy
+from quantize_raw import program
 
 # The format's name of each type that NumPy and ml_dtypes have.
 DTYPES = {
@@ -37,7 +34,7 @@ SHAPES = [(), (1,), (3,), (5, 7), (2, 0, 3), (3, 1001)]
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> subprocess.CompletedProcess:
-    command = [os.path.join(BIN_DIR, "safetensors_copy"), str(source), str(target)]
+    command = [str(program("safetensors_copy")), str(source), str(target)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

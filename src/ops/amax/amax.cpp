@@ -23,9 +23,13 @@ namespace {
 
 void run(const TensorView& input, const TensorView& output, bool per_row, Stream stream) {
   require_dtype("input", input, {DType::kF32, DType::kF16, DType::kBF16});
+  require_view("input", input);
   const int64_t cols = input.rank > 0 ? input.shape[static_cast<size_t>(input.rank - 1)] : 0;
   const RowMatrix rows = require_rows("input", input, cols);
   require_vector("output", output, DType::kF32, per_row ? rows.rows : 1, input.device);
+  const std::array outputs{byte_range("output", output)};
+  const std::array inputs{byte_range("input", input)};
+  require_disjoint(outputs, inputs);
   const AmaxProblem problem{.input = input.dtype,
                             .device = input.device,
                             .rows = rows.rows,

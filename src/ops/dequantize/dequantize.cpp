@@ -85,6 +85,12 @@ Lowered lower(const QuantizedView& input, const TensorView& output,
     throw_invalid("output: expected {} x {} rows, got {}", input.batch, input.rows,
                   to_string(output));
   }
+  const std::array outputs{byte_range("output", output)};
+  const std::array inputs{byte_range("input.values", input.values),
+                          byte_range("input.scales", input.scales),
+                          byte_range("input.global_scale", input.global_scale),
+                          byte_range("row_offsets", options.row_offsets)};
+  require_disjoint(outputs, inputs);
   lowered.args.values = static_cast<const uint8_t*>(input.values.data);
   lowered.args.value_row_bytes = input.values.shape[static_cast<size_t>(input.values.rank - 1)];
   lowered.args.scales = input.scales;

@@ -14,20 +14,15 @@ int64_t valid_rows(const QuantizeProblem& problem, const QuantizeArgs& args, int
 }
 
 EncodeScales::EncodeScales(const QuantizeProblem& problem, const QuantizeArgs& args,
-                           const AmaxOfBatch& amax)
+                           const AmaxOfBatches& amax)
     : problem_(problem), args_(args) {
   if (problem.encode_source != EncodeScaleSource::kAmax) return;
   const auto e4m3_max = static_cast<float>(problem.four_over_six.e4m3_max);
-  float tensor_amax = 0.0F;
-  for (int64_t batch = 0; batch < problem.batch; ++batch) {
-    const float batch_amax = amax(batch);
-    tensor_amax = std::max(tensor_amax, batch_amax);
-    if (problem.encode_axis == EncodeScaleAxis::kBatch) {
-      computed_.push_back(encode_scale_of_amax(batch_amax, e4m3_max));
-    }
-  }
-  if (problem.encode_axis == EncodeScaleAxis::kTensor) {
-    computed_.push_back(encode_scale_of_amax(tensor_amax, e4m3_max));
+  const bool is_per_batch = problem.encode_axis == EncodeScaleAxis::kBatch;
+  const int64_t scales = is_per_batch ? problem.batch : 1;
+  const int64_t batches_each = is_per_batch ? 1 : problem.batch;
+  for (int64_t i = 0; i < scales; ++i) {
+    computed_.push_back(encode_scale_of_amax(amax(i, batches_each), e4m3_max));
   }
 }
 

@@ -10,11 +10,11 @@ namespace narrowfloat {
 
 class EncodeScales {
  public:
-  // Maximum of |y| over the valid rows of a batch.
-  using AmaxOfBatch = std::function<float(int64_t batch)>;
+  // Maximum of |y| over the valid rows of some batches.
+  using AmaxOfBatches = std::function<float(int64_t first_batch, int64_t batches)>;
 
   // Takes maxima only where the problem asks for computed scales.
-  EncodeScales(const QuantizeProblem& problem, const QuantizeArgs& args, const AmaxOfBatch& amax);
+  EncodeScales(const QuantizeProblem& problem, const QuantizeArgs& args, const AmaxOfBatches& amax);
 
   // `row` within the batch.
   [[nodiscard]] float encode(int64_t batch, int64_t row) const;

@@ -67,22 +67,22 @@ void add_rmsnorm_quantize(const TensorView& input, const TensorView& residual,
 }
 
 float encode_scale_from_amax(float amax, int e4m3_max) {
-  const FloatEnvironmentGuard guard;
   if (e4m3_max != 448 && e4m3_max != 256) {
     throw_invalid("e4m3_max: expected 448 or 256, got {}", e4m3_max);
   }
-  return encode_scale_of_amax(amax, static_cast<float>(e4m3_max));
+  return in_float_environment(
+      [&] { return encode_scale_of_amax(amax, static_cast<float>(e4m3_max)); });
 }
 
 float decode_scale_from_encode(float encode_scale) {
-  const FloatEnvironmentGuard guard;
-  return canonical_nan(div_rn(1.0F, encode_scale));
+  return in_float_environment([&] { return canonical_nan(div_rn(1.0F, encode_scale)); });
 }
 
 float encode_scale_from_decode(float decode_scale, MathMode math) {
-  const FloatEnvironmentGuard guard;
-  return math == MathMode::kExact ? canonical_nan(div_rn(1.0F, decode_scale))
-                                  : FastMath::rcp(decode_scale);
+  return in_float_environment([&] {
+    return math == MathMode::kExact ? canonical_nan(div_rn(1.0F, decode_scale))
+                                    : FastMath::rcp(decode_scale);
+  });
 }
 
 }  // namespace narrowfloat

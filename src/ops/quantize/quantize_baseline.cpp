@@ -1,13 +1,12 @@
 // cpu_baseline: all cores through oneTBB, portable C++ that compilers vectorise, the oracle's
 // bytes.
 //
-// Work is cut into segments of one row (up to 2048 columns), bands of 128 rows for 128x128 blocks,
-// or whole rows where a row needs a statistic first. A segment is widened to fp32 once into a stack
-// buffer; maxima, codes and packing then are loops with constant trip counts over that buffer. No
-// buffer is larger than one 128x128 tile.
+// Work is cut into pieces of one row (up to 2048 columns), 128x128 tiles, or whole rows where a row
+// needs a statistic first, over all batches at once. A piece is widened to fp32 in a stack buffer;
+// maxima, codes and packing then are loops over that buffer. No such buffer is larger than one
+// tile; what is allocated is one number per batch, or the sorted list of rows.
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <vector>
 
 #include "ops/quantize/block_encoder.h"
@@ -27,6 +26,61 @@ constexpr int64_t kTile = 128;
 // Elements below which a piece of work is not split further.
 constexpr int64_t kGrainElements = 16384;
 
+using AmaxOfBatches = EncodeScales::AmaxOfBatches;
+
+bool is_norm(RowSourceKind source) {
+  return source == RowSourceKind::kRmsNorm || source == RowSourceKind::kAddRmsNorm;
+}
+
+// Columns [col, col + count) of a row.
+struct RowPiece {
+  int64_t row;
+  int64_t col;
+  int64_t count;
+};
+
+// Cuts rows into pieces for all cores. An empty row is one empty piece, so that it gets its
+// statistics.
+class RowPieces {
+ public:
+  RowPieces(const QuantizeProblem& problem, bool needs_whole_rows) : cols_(problem.cols) {
+    const bool whole = needs_whole_rows || is_norm(problem.source);
+    length_ = whole ? std::max<int64_t>(cols_, 1) : kSegment;
+    per_row_ = std::max<int64_t>(1, ceil_div(cols_, length_));
+    const int64_t usual = std::max<int64_t>(1, std::min(length_, cols_));
+    grain_ = std::max<int64_t>(1, kGrainElements / usual);
+  }
+
+  // `rows` rows, numbered from 0.
+  template <typename Body>
+  void for_each(int64_t rows, const Body& body) const {
+    parallel_for(rows * per_row_, grain_, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(piece(i));
+    });
+  }
+
+  // The largest value of body(piece).
+  template <typename Body>
+  uint32_t max(int64_t rows, const Body& body) const {
+    return parallel_max(rows * per_row_, grain_, [&](int64_t begin, int64_t end) {
+      uint32_t largest = 0;
+      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, body(piece(i)));
+      return largest;
+    });
+  }
+
+ private:
+  [[nodiscard]] RowPiece piece(int64_t index) const {
+    const int64_t col = index % per_row_ * length_;
+    return {index / per_row_, col, std::min(length_, cols_ - col)};
+  }
+
+  int64_t cols_;
+  int64_t length_;   // Columns of a piece.
+  int64_t per_row_;  // Pieces.
+  int64_t grain_;
+};
+
 template <BlockFormat Format, class Math>
 class Baseline {
  public:
@@ -35,36 +89,23 @@ class Baseline {
 
   Baseline(const QuantizeProblem& problem, const QuantizeArgs& args, const RowSource& source,
            const EncodeScales& scales)
-      : problem_(problem), args_(args), source_(source), scales_(scales), encoder_(problem) {
-    const bool needs_whole_rows = Format::kHasRowScale ||
-                                  problem.source == RowSourceKind::kRmsNorm ||
-                                  problem.source == RowSourceKind::kAddRmsNorm;
-    segment_ = needs_whole_rows ? std::max<int64_t>(problem.cols, 1) : kSegment;
-  }
+      : problem_(problem), args_(args), source_(source), scales_(scales), encoder_(problem) {}
 
-  void quantize_batch(int64_t batch, const std::function<float(int64_t)>& amax) const {
-    const int64_t rows = valid_rows(problem_, args_, batch);
+  void quantize_all(const AmaxOfBatches& amax) const {
     if constexpr (Format::kId == FormatId::kFp8Tensor) {
-      const BlockScale<float> scale =
-          args_.fp8_decode_scale
-              ? Fp8Tensor::given_scale(*args_.fp8_decode_scale)
-              : Fp8Tensor::block_scale<Math>(amax(batch), ScalePair{}, problem_.rules);
-      store(batch, 0, 0, std::span(&scale.stored, 1));
-      for_segments(rows, [&](int64_t row, int64_t col, int64_t count) {
-        const int64_t flat_row = flat(batch, row);
-        encode_run(flat_row, source_.row_factor(flat_row, 1.0F), col, count, scale.multiplier);
-      });
+      quantize_tensors(amax);
     } else if constexpr (Format::kBlockRows > 1) {
-      parallel_for(ceil_div(rows, kTile), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t band = begin; band < end; ++band) quantize_band(batch, band);
-      });
+      quantize_bands();
     } else if (problem_.has_row_list) {
-      quantize_listed_rows(batch);
+      quantize_listed_rows();
     } else {
-      for_segments(rows, [&](int64_t row, int64_t col, int64_t count) {
-        quantize_segment(batch, row, col, count);
+      const RowPieces pieces(problem_, Format::kHasRowScale);
+      pieces.for_each(problem_.batch * problem_.rows, [&](const RowPiece& piece) {
+        const int64_t batch = piece.row / problem_.rows;
+        const int64_t row = piece.row % problem_.rows;
+        if (row >= valid_rows(problem_, args_, batch)) return;
+        quantize_piece(batch, row, piece);
       });
-      clear_padding(batch, rows);
     }
   }
 
@@ -73,48 +114,30 @@ class Baseline {
     return batch * problem_.rows + row;
   }
 
-  // Calls body(row, col, count) for every segment of `rows` rows; at least once a row, so that an
-  // empty row gets its statistics.
-  template <typename Body>
-  void for_segments(int64_t rows, const Body& body) const {
-    const int64_t per_row = std::max<int64_t>(1, ceil_div(problem_.cols, segment_));
-    const int64_t grain = std::max<int64_t>(
-        1, kGrainElements / std::max<int64_t>(1, std::min(segment_, problem_.cols)));
-    parallel_for(rows * per_row, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t col = i % per_row * segment_;
-        body(i / per_row, col, std::min(segment_, problem_.cols - col));
-      }
-    });
-  }
-
   // A row that is listed twice is worked on once.
-  void quantize_listed_rows(int64_t batch) const {
-    std::vector<uint8_t> is_listed(static_cast<size_t>(problem_.rows), 0);
-    for (const int32_t row : args_.row_list) {
-      if (row >= 0 && row < problem_.rows) is_listed[static_cast<size_t>(row)] = 1;
-    }
-    for_segments(problem_.rows, [&](int64_t row, int64_t col, int64_t count) {
-      if (is_listed[static_cast<size_t>(row)] != 0) quantize_segment(batch, row, col, count);
+  void quantize_listed_rows() const {
+    std::vector<int32_t> rows(args_.row_list.begin(), args_.row_list.end());
+    std::erase_if(rows, [&](int32_t row) { return row < 0 || row >= problem_.rows; });
+    std::sort(rows.begin(), rows.end());
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    const RowPieces pieces(problem_, Format::kHasRowScale);
+    pieces.for_each(static_cast<int64_t>(rows.size()), [&](const RowPiece& piece) {
+      quantize_piece(0, rows[static_cast<size_t>(piece.row)], piece);
     });
   }
 
-  void clear_padding(int64_t batch, int64_t rows) const {
-    if (problem_.value_cols == problem_.cols) return;
-    for (int64_t row = 0; row < rows; ++row) clear_value_padding(problem_, args_, flat(batch, row));
-  }
-
-  void quantize_segment(int64_t batch, int64_t row, int64_t first_col, int64_t count) const {
+  void quantize_piece(int64_t batch, int64_t row, const RowPiece& piece) const {
     const int64_t flat_row = flat(batch, row);
     const float factor = source_.row_factor(flat_row, scales_.encode(batch, row));
     const RowScaling scaling = row_scaling(batch, row, factor);
     std::array<float, kSegment> x;
-    for (int64_t done = 0; done < count; done += kSegment) {
-      const int64_t n = std::min(kSegment, count - done);
-      source_.load(flat_row, factor, first_col + done, n, x.data());
-      encode_blocks(batch, row, first_col + done, std::span(x).first(static_cast<size_t>(n)),
+    for (int64_t done = 0; done < piece.count; done += kSegment) {
+      const int64_t n = std::min(kSegment, piece.count - done);
+      source_.load(flat_row, factor, piece.col + done, n, x.data());
+      encode_blocks(batch, row, piece.col + done, std::span(x).first(static_cast<size_t>(n)),
                     scaling);
     }
+    if (piece.col + piece.count == problem_.cols) clear_value_padding(problem_, args_, flat_row);
   }
 
   [[nodiscard]] RowScaling row_scaling(int64_t batch, int64_t row, float factor) const {
@@ -176,49 +199,86 @@ class Baseline {
     return scale.stored;
   }
 
-  // 128x128 blocks: one row of tiles, each widened once and kept while its maximum is found.
-  void quantize_band(int64_t batch, int64_t band) const {
+  // 128x128 blocks. A norm's rows are read as a whole, so its bands are not split into columns.
+  void quantize_bands() const {
+    const int64_t bands = ceil_div(problem_.rows, kTile);
+    const int64_t tiles = ceil_div(problem_.cols, kTile);
+    const int64_t tiles_at_once = is_norm(problem_.source) ? std::max<int64_t>(1, tiles) : 1;
+    const int64_t pieces = ceil_div(tiles, tiles_at_once);
+    parallel_for(problem_.batch * bands * pieces, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i % pieces * tiles_at_once;
+        quantize_band(i / pieces / bands, i / pieces % bands, first,
+                      std::min(first + tiles_at_once, tiles));
+      }
+    });
+  }
+
+  // Tiles [first_tile, end_tile) of a band, each widened once and kept while its maximum is found.
+  void quantize_band(int64_t batch, int64_t band, int64_t first_tile, int64_t end_tile) const {
     const int64_t first_row = band * kTile;
     const int64_t rows = std::min(kTile, problem_.rows - first_row);
     std::array<float, kTile> factors;
     for (int64_t i = 0; i < rows; ++i) {
       factors[static_cast<size_t>(i)] = source_.row_factor(flat(batch, first_row + i), 1.0F);
     }
-    std::array<float, kTile * kTile> tile;
-    std::array<uint8_t, kTile> codes;
-    for (int64_t col = 0; col < problem_.cols; col += kTile) {
+    std::array<float, kTile * kTile> values;
+    for (int64_t tile = first_tile; tile < end_tile; ++tile) {
+      const int64_t col = tile * kTile;
       const int64_t count = std::min(kTile, problem_.cols - col);
       AbsMax amax;
       for (int64_t i = 0; i < rows; ++i) {
-        float* x = tile.data() + i * kTile;
+        float* x = values.data() + i * kTile;
         source_.load(flat(batch, first_row + i), factors[static_cast<size_t>(i)], col, count, x);
         amax.add(x, count);
       }
       BlockScale<Stored> scale = encoder_.block_scale(amax.or_zero(), ScalePair{});
       if constexpr (std::is_same_v<Stored, float>) scale.stored = canonical_nan(scale.stored);
-      store(batch, band, col / kTile, std::span<const Stored>(&scale.stored, 1));
+      store(batch, band, tile, std::span<const Stored>(&scale.stored, 1));
       for (int64_t i = 0; i < rows; ++i) {
-        const float* x = tile.data() + i * kTile;
-        for (int64_t j = 0; j < count; ++j) {
-          codes[static_cast<size_t>(j)] = Format::template encode<Math>(x[j], scale.multiplier);
-        }
-        store_codes<Element>(args_, flat(batch, first_row + i), col, codes.data(), count);
+        encode_values(flat(batch, first_row + i), col, values.data() + i * kTile, count,
+                      scale.multiplier);
       }
     }
+  }
+
+  void quantize_tensors(const AmaxOfBatches& amax) const {
+    std::vector<float> multipliers;
+    for (int64_t batch = 0; batch < problem_.batch; ++batch) {
+      const BlockScale<float> scale =
+          args_.fp8_decode_scale
+              ? Fp8Tensor::given_scale(*args_.fp8_decode_scale)
+              : Fp8Tensor::block_scale<Math>(amax(batch, 1), ScalePair{}, problem_.rules);
+      const float stored = canonical_nan(scale.stored);
+      store(batch, 0, 0, std::span(&stored, 1));
+      multipliers.push_back(scale.multiplier);
+    }
+    const RowPieces pieces(problem_, false);
+    pieces.for_each(problem_.batch * problem_.rows, [&](const RowPiece& piece) {
+      const float multiplier = multipliers[static_cast<size_t>(piece.row / problem_.rows)];
+      encode_run(piece.row, source_.row_factor(piece.row, 1.0F), piece.col, piece.count,
+                 multiplier);
+    });
   }
 
   void encode_run(int64_t flat_row, float factor, int64_t first_col, int64_t count,
                   float multiplier) const {
     std::array<float, kTile> x;
-    std::array<uint8_t, kTile> codes;
     for (int64_t col = first_col; col < first_col + count; col += kTile) {
       const int64_t n = std::min(kTile, first_col + count - col);
       source_.load(flat_row, factor, col, n, x.data());
-      for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-        codes[i] = Format::template encode<Math>(x[i], multiplier);
-      }
-      store_codes<Element>(args_, flat_row, col, codes.data(), n);
+      encode_values(flat_row, col, x.data(), n, multiplier);
     }
+  }
+
+  // Up to 128 columns with a known multiplier.
+  void encode_values(int64_t flat_row, int64_t col, const float* x, int64_t count,
+                     float multiplier) const {
+    std::array<uint8_t, kTile> codes;
+    for (int64_t i = 0; i < count; ++i) {
+      codes[static_cast<size_t>(i)] = Format::template encode<Math>(x[i], multiplier);
+    }
+    store_codes<Element>(args_, flat_row, col, codes.data(), count);
   }
 
   void store(int64_t batch, int64_t row, int64_t block, std::span<const Stored> stored) const {
@@ -232,27 +292,25 @@ class Baseline {
   const RowSource& source_;
   const EncodeScales& scales_;
   BlockEncoder<Format, Math> encoder_;
-  int64_t segment_;  // Columns of a piece of work.
 };
 
-float batch_amax(const QuantizeProblem& problem, const QuantizeArgs& args, const RowSource& source,
-                 int64_t batch) {
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, problem.cols));
-  const uint32_t bits =
-      parallel_max(valid_rows(problem, args, batch), grain, [&](int64_t begin, int64_t end) {
-        AbsMax amax;
-        std::array<float, kTile> x;
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t row = batch * problem.rows + i;
-          const float factor = source.row_factor(row, 1.0F);
-          for (int64_t col = 0; col < problem.cols; col += kTile) {
-            const int64_t n = std::min(kTile, problem.cols - col);
-            source.load_unscaled(row, factor, col, n, x.data());
-            amax.add(x.data(), n);
-          }
-        }
-        return float_bits(amax.or_zero());
-      });
+float amax_of_batches(const QuantizeProblem& problem, const QuantizeArgs& args,
+                      const RowSource& source, int64_t first_batch, int64_t batches) {
+  const RowPieces pieces(problem, false);
+  const uint32_t bits = pieces.max(batches * problem.rows, [&](const RowPiece& piece) {
+    const int64_t batch = first_batch + piece.row / problem.rows;
+    if (piece.row % problem.rows >= valid_rows(problem, args, batch)) return uint32_t{0};
+    const int64_t row = first_batch * problem.rows + piece.row;
+    const float factor = source.row_factor(row, 1.0F);
+    AbsMax amax;
+    std::array<float, kTile> x;
+    for (int64_t col = piece.col; col < piece.col + piece.count; col += kTile) {
+      const int64_t n = std::min(kTile, piece.col + piece.count - col);
+      source.load_unscaled(row, factor, col, n, x.data());
+      amax.add(x.data(), n);
+    }
+    return float_bits(amax.or_zero());
+  });
   return bits_float(bits);
 }
 
@@ -275,13 +333,15 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stre
   prepare_norm_rows(problem, args, source);
   clear_scales(args.scales);
   clear_scales(args.extra_scales);
-  const auto amax = [&](int64_t batch) { return batch_amax(problem, args, source, batch); };
+  const auto amax = [&](int64_t first_batch, int64_t batches) {
+    return amax_of_batches(problem, args, source, first_batch, batches);
+  };
   const EncodeScales scales(problem, args, amax);
   scales.store_decode_scales();
   clear_row_scales(problem, args);
   visit_format_and_math(problem, [&]<BlockFormat Format, class Math>() {
     const Baseline<Format, Math> baseline(problem, args, source, scales);
-    for (int64_t batch = 0; batch < problem.batch; ++batch) baseline.quantize_batch(batch, amax);
+    baseline.quantize_all(amax);
   });
 }
 

@@ -1,8 +1,10 @@
 // Every requirement of the quantizers is checked here, before anything is written.
 #include "ops/quantize/quantize_checks.h"
 
+#include <array>
 #include <cmath>
 
+#include "base/bad_enumerator.h"
 #include "base/throw_error.h"
 #include "formats/global_scale.h"
 #include "tensor/block_math.h"
@@ -24,6 +26,19 @@ void require_default(std::string_view option, bool is_default, FormatId format) 
 void require_positive(std::string_view argument, float value) {
   if (std::isfinite(value) && value > 0.0F) return;
   throw_invalid("{}: expected a finite value > 0, got {}", argument, value);
+}
+
+// Values that were cast into an enumeration.
+void check_enumerators(const QuantizeOptions& options) {
+  name(options.math);
+  name(options.mx_scale);
+  name(options.fp8_rule);
+  const auto error = static_cast<unsigned>(options.four_over_six.error);
+  const auto error_math = static_cast<unsigned>(options.four_over_six.error_math);
+  if (error > 1) throw_bad_enumerator("four_over_six.error", static_cast<int>(error));
+  if (error_math > 1) {
+    throw_bad_enumerator("four_over_six.error_math", static_cast<int>(error_math));
+  }
 }
 
 void check_input_dtype(const QuantizeCall& call) {
@@ -74,7 +89,13 @@ void check_option_combinations(const QuantizeCall& call) {
   }
   if (options.encode_scale) require_positive("encode_scale", *options.encode_scale);
   if (options.base_decode_scale) require_positive("base_decode_scale", *options.base_decode_scale);
-  if (options.fp8_decode_scale) require_positive("fp8_decode_scale", *options.fp8_decode_scale);
+  if (options.fp8_decode_scale) {
+    require_positive("fp8_decode_scale", *options.fp8_decode_scale);
+    if (options.fp8_eps || options.fp8_rule != Fp8ScaleRule::kReciprocal) {
+      throw_invalid(
+          "fp8_decode_scale: a given scale leaves nothing for fp8_rule and fp8_eps to do");
+    }
+  }
   if (is_fp8_input && options.four_over_six.enabled) {
     throw_invalid("four_over_six: not offered for F8_E4M3 input; use F32, F16 or BF16");
   }
@@ -85,11 +106,14 @@ void check_option_combinations(const QuantizeCall& call) {
   if (e4m3_max != 448 && e4m3_max != 256) {
     throw_invalid("four_over_six.e4m3_max: expected 448 or 256, got {}", e4m3_max);
   }
-  if (e4m3_max != 448 && !options.four_over_six.enabled) {
-    throw_invalid("four_over_six.e4m3_max: 256 needs four_over_six.enabled");
+  if (!options.four_over_six.enabled && options.four_over_six != FourOverSix{}) {
+    throw_invalid("four_over_six: its options need four_over_six.enabled");
   }
   if (!options.valid_rows.is_absent() && is_norm(call.source)) {
     throw_invalid("valid_rows: not offered for the norm forms");
+  }
+  if (!options.row_list.is_absent() && is_norm(call.source)) {
+    throw_invalid("row_list: not offered for the norm forms");
   }
   if (!options.valid_rows.is_absent() && !options.row_list.is_absent()) {
     throw_invalid("valid_rows: give either it or row_list, not both");
@@ -169,6 +193,12 @@ void lower_global_scale(const QuantizeCall& call, LoweredQuantize& lowered) {
   if (problem.encode_axis == EncodeScaleAxis::kRow) count = problem.rows;
   if (problem.encode_axis == EncodeScaleAxis::kBatch) count = problem.batch;
   require_vector("output.global_scale", global, DType::kF32, count, problem.device);
+  const bool says_batch = global.rank == 2 && global.shape[0] == problem.batch;
+  if (problem.encode_axis == EncodeScaleAxis::kBatch && count == problem.rows && count > 1 &&
+      !says_batch) {
+    throw_invalid("output.global_scale: {} values could be meant per row; use shape [{}, 1]", count,
+                  count);
+  }
   lowered.args.global_scale = static_cast<float*>(global.data);
 }
 
@@ -205,14 +235,11 @@ void lower_row_selection(const QuantizeCall& call, LoweredQuantize& lowered) {
 void lower_input(const QuantizeCall& call, LoweredQuantize& lowered) {
   const QuantizeProblem& problem = lowered.problem;
   const int64_t factor = call.source == RowSourceKind::kSiluMul ? 2 : 1;
-  const RowMatrix input = require_rows("input", call.input, factor * problem.cols);
-  const int64_t rows = problem.batch * problem.rows;
-  if (input.rows != rows) {
-    throw_invalid("input: expected {} rows in all ({} x {} of the output), got {}", rows,
-                  problem.batch, problem.rows, to_string(call.input));
-  }
+  const BatchedRows input =
+      require_batched_rows("input", call.input, problem.batch, problem.rows, factor * problem.cols);
   lowered.args.input = call.input.data;
-  lowered.args.input_stride = input.stride;
+  lowered.args.input_batch_stride = input.batch_stride;
+  lowered.args.input_stride = input.row_stride;
   if (call.source == RowSourceKind::kSmooth || is_norm(call.source)) {
     const std::string_view argument = is_norm(call.source) ? "weight" : "smooth";
     require_vector(argument, call.vector, call.input.dtype, problem.cols, problem.device);
@@ -259,11 +286,30 @@ void lower_norm(const QuantizeCall& call, LoweredQuantize& lowered) {
   }
 }
 
+void check_overlap(const QuantizeCall& call) {
+  const QuantizedView& output = call.output;
+  const QuantizeOptions& options = call.options;
+  const std::array outputs{byte_range("output.values", output.values),
+                           byte_range("output.scales", output.scales),
+                           byte_range("output.global_scale", output.global_scale),
+                           byte_range("norm.norm_output", call.norm.norm_output),
+                           byte_range("norm.extra_scales", call.norm.extra_scales),
+                           byte_range("residual", call.residual)};
+  const std::array inputs{byte_range("input", call.input),
+                          byte_range("weight", call.vector),
+                          byte_range("encode_scales", options.encode_scales),
+                          byte_range("row_list", options.row_list),
+                          byte_range("valid_rows", options.valid_rows),
+                          byte_range("row_offsets", options.row_offsets)};
+  require_disjoint(outputs, inputs);
+}
+
 }  // namespace
 
 LoweredQuantize lower(const QuantizeCall& call) {
   const QuantizedView& output = call.output;
   const FormatInfo& info = format_info(output.format);
+  check_enumerators(call.options);
   check_input_dtype(call);
   check_option_use(call);
   check_option_combinations(call);
@@ -294,10 +340,12 @@ LoweredQuantize lower(const QuantizeCall& call) {
   lower_encode_scales(call, lowered);
   lower_global_scale(call, lowered);
   if (is_norm(call.source)) lower_norm(call, lowered);
+  check_overlap(call);
   lowered.args.values = static_cast<uint8_t*>(output.values.data);
   lowered.args.value_row_bytes = row_extent;
   lowered.args.scales = output.scales;
   lowered.args.fp8_decode_scale = call.options.fp8_decode_scale;
+  problem.has_fp8_decode_scale = call.options.fp8_decode_scale.has_value();
   return lowered;
 }
 

@@ -182,8 +182,13 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stre
   }
   clear_scales(args.scales);
   clear_scales(args.extra_scales);
-  const EncodeScales scales(
-      problem, args, [&](int64_t batch) { return batch_amax(problem, args, source, batch); });
+  const EncodeScales scales(problem, args, [&](int64_t first_batch, int64_t batches) {
+    float amax = 0.0F;
+    for (int64_t batch = first_batch; batch < first_batch + batches; ++batch) {
+      amax = std::max(amax, batch_amax(problem, args, source, batch));
+    }
+    return amax;
+  });
   scales.store_decode_scales();
   clear_row_scales(problem, args);
   visit_format_and_math(problem, [&]<BlockFormat Format, class Math>() {

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "base/bad_enumerator.h"
+
 namespace narrowfloat {
 
 std::span<const QuantizeImpl> quantize_impls() {
@@ -25,7 +27,7 @@ std::string_view name(RowSourceKind kind) {
     case RowSourceKind::kAddRmsNorm:
       return "add_rmsnorm";
   }
-  return "unknown";
+  throw_bad_enumerator("row source", static_cast<int>(kind));
 }
 
 std::string to_string(const QuantizeProblem& problem) {

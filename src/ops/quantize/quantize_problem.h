@@ -46,20 +46,24 @@ struct QuantizeProblem {
   BlockRules rules;
   bool has_row_list = false;
   bool has_valid_rows = false;
+  bool has_fp8_decode_scale = false;
   int64_t groups = 0;  // Row groups of FP8 1x128.
 };
 std::string to_string(const QuantizeProblem& problem);
 
-// The numerics of FP8 rules without a fast form are those of `exact` (spec 6.7).
+// The numerics of FP8 rules without a fast form, and of a given scale, are those of `exact` (spec
+// 6.7, 6.9).
 inline MathMode effective_math(const QuantizeProblem& problem) {
-  const bool has_fast_form = format_info(problem.format).scale_type != ScaleType::kF32 ||
-                             problem.rules.fp8_rule == Fp8ScaleRule::kReciprocal;
+  const bool has_fast_form =
+      format_info(problem.format).scale_type != ScaleType::kF32 ||
+      (problem.rules.fp8_rule == Fp8ScaleRule::kReciprocal && !problem.has_fp8_decode_scale);
   return has_fast_form ? problem.math : MathMode::kExact;
 }
 
 struct QuantizeArgs {
-  const void* input = nullptr;   // [batch * rows, cols], or 2 * cols for SiLU.
-  int64_t input_stride = 0;      // In elements.
+  const void* input = nullptr;     // [batch, rows, cols], or 2 * cols for SiLU.
+  int64_t input_batch_stride = 0;  // In elements.
+  int64_t input_stride = 0;
   const void* vector = nullptr;  // Smoothing factors or norm weight, [cols].
   void* residual = nullptr;      // [batch * rows, cols], updated in place.
   int64_t residual_stride = 0;

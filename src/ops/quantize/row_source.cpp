@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 
-#include "base/assert.h"
 #include "base/int_math.h"
 #include "formats/fp8_input.h"
 #include "formats/rms_norm.h"
@@ -23,12 +22,16 @@ constexpr int64_t kChunk = 256;
 RowSource::RowSource(const QuantizeProblem& problem, const QuantizeArgs& args)
     : problem_(problem), args_(args) {}
 
+int64_t RowSource::input_offset(int64_t row) const {
+  return row / problem_.rows * args_.input_batch_stride + row % problem_.rows * args_.input_stride;
+}
+
 const void* RowSource::input_at(int64_t row, int64_t col) const {
   // After add_residual() the norm reads the sum that was stored.
   if (problem_.source == RowSourceKind::kAddRmsNorm) {
     return element_pointer(args_.residual, problem_.input, row * args_.residual_stride + col);
   }
-  return element_pointer(args_.input, problem_.input, row * args_.input_stride + col);
+  return element_pointer(args_.input, problem_.input, input_offset(row) + col);
 }
 
 float RowSource::row_factor(int64_t row, float encode_scale) const {
@@ -102,8 +105,7 @@ void RowSource::add_residual(int64_t row) const {
   for (int64_t col = 0; col < problem_.cols; col += kChunk) {
     const int64_t n = std::min(kChunk, problem_.cols - col);
     void* sum = element_pointer(args_.residual, problem_.input, row * args_.residual_stride + col);
-    widen(problem_.input,
-          element_pointer(args_.input, problem_.input, row * args_.input_stride + col), n,
+    widen(problem_.input, element_pointer(args_.input, problem_.input, input_offset(row) + col), n,
           x.data());
     widen(problem_.input, sum, n, r.data());
     for (size_t i = 0; i < static_cast<size_t>(n); ++i) x[i] = add_rn(x[i], r[i]);

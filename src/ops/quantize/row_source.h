@@ -28,6 +28,7 @@ class RowSource {
  private:
   void load_silu(int64_t row, int64_t col, int64_t count, float* out) const;
   [[nodiscard]] float reciprocal_rms(int64_t row) const;
+  [[nodiscard]] int64_t input_offset(int64_t row) const;
   [[nodiscard]] const void* input_at(int64_t row, int64_t col) const;
 
   const QuantizeProblem& problem_;

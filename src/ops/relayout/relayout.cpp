@@ -28,9 +28,9 @@ void relayout(FormatId format, const ScaleView& input, const ScaleView& output, 
     throw_invalid("output: expected the extents of the input, {} x {} x {}, got {} x {} x {}",
                   input.batch, input.rows, input.blocks, output.batch, output.rows, output.blocks);
   }
-  if (input.data == output.data && input.capacity > 0 && output.capacity > 0) {
-    throw_invalid("output: must not be the input's buffer; pass a second one");
-  }
+  const std::array outputs{byte_range("output", output)};
+  const std::array inputs{byte_range("input", input)};
+  require_disjoint(outputs, inputs);
   const RelayoutProblem problem{.type = input.type,
                                 .from = input.layout,
                                 .to = output.layout,

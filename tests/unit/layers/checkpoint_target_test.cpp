@@ -1,6 +1,10 @@
 // Where a checkpoint may be written, and that nothing else is touched.
 #include "layers/checkpoint_target.h"
 
+#include <csignal>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "unit/layers/model_files.h"
 
 namespace narrowfloat {
@@ -52,7 +56,7 @@ TEST_F(CheckpointTargetTest, RefusesTheOtherKind) {
 
 TEST_F(CheckpointTargetTest, RefusesWhatExistsWithoutForce) {
   write_model(dir_ / "old", tiny_model());
-  expect_refused(dir_ / "old", "exists and is not empty; use force");
+  expect_refused(dir_ / "old", "exists and is not empty; use option force");
   fs::create_directory(dir_ / "empty");
   EXPECT_NO_THROW(CheckpointTarget(Checkpoint(source_), dir_ / "empty", false));
 }
@@ -60,9 +64,23 @@ TEST_F(CheckpointTargetTest, RefusesWhatExistsWithoutForce) {
 TEST_F(CheckpointTargetTest, ForceReplacesCheckpointsOnly) {
   write_model(dir_ / "old", tiny_model());
   EXPECT_NO_THROW(CheckpointTarget(Checkpoint(source_), dir_ / "old", true));
-  fs::create_directory(dir_ / "photos");
-  write_file(dir_ / "photos/cat.jpg", "x");
-  expect_refused(dir_ / "photos", "holds no .safetensors file, so it is not replaced", true);
+  fs::create_directory(dir_ / "config");
+  write_file(dir_ / "config/config.json", "{}");
+  expect_refused(dir_ / "config", "holds no .safetensors file, so it is not replaced", true);
+}
+
+TEST_F(CheckpointTargetTest, ForceDeletesNothingElse) {
+  write_model(dir_ / "old", tiny_model());
+  write_file(dir_ / "old/notes.txt", "x");
+  expect_refused(dir_ / "old", "holds 'notes.txt', which is not part of a checkpoint", true);
+  fs::remove(dir_ / "old/notes.txt");
+  fs::create_directory(dir_ / "old/.git");
+  expect_refused(dir_ / "old", "holds '.git', which is not part of a checkpoint", true);
+  fs::remove(dir_ / "old/.git");
+  fs::create_directory(dir_ / "old/deep.safetensors");
+  expect_refused(dir_ / "old", "holds 'deep.safetensors'", true);
+  fs::remove(dir_ / "old/deep.safetensors");
+  EXPECT_NO_THROW(CheckpointTarget(Checkpoint(source_), dir_ / "old", true));
 }
 
 TEST_F(CheckpointTargetTest, RefusesAMissingParent) {
@@ -97,13 +115,133 @@ TEST_F(CheckpointTargetTest, CommitReplacesTheWholeDirectory) {
   EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"model", "old"}));
 }
 
-TEST_F(CheckpointTargetTest, LeftoversOfAKilledRunAreNotInTheWay) {
+TEST_F(CheckpointTargetTest, ForceKeepsTheOldOneUntilTheCommit) {
+  write_model(dir_ / "old", tiny_model());
+  const std::vector<std::string> before = names_in(dir_ / "old");
+  {
+    CheckpointTarget target(Checkpoint(source_), dir_ / "old", true);
+    target.begin(0);
+    write_file(target.file_path("new.txt"), "x");
+    EXPECT_NO_THROW(Checkpoint{dir_ / "old"});
+  }
+  EXPECT_EQ(names_in(dir_ / "old"), before);
+}
+
+TEST_F(CheckpointTargetTest, AFailedCommitPutsTheOldFilesBack) {
+  write_model(dir_ / "old", tiny_model());
+  CheckpointTarget target(Checkpoint(source_), dir_ / "old", true);
+  target.begin(0);
+  write_file(target.file_path("a.txt"), "x");
+  write_file(target.file_path("in-the-way.safetensors"), "x");
+  fs::create_directories(dir_ / "old/in-the-way.safetensors/sub");
+  expect_error(ErrorKind::kIo, "in-the-way", [&] { target.commit(); });
+  fs::remove_all(dir_ / "old/in-the-way.safetensors");
+  EXPECT_NO_THROW(Checkpoint{dir_ / "old"});
+  EXPECT_FALSE(fs::exists(dir_ / "old/a.txt"));
+}
+
+TEST_F(CheckpointTargetTest, AnEmptyDirectoryStaysTheSameOne) {
+  fs::create_directory(dir_ / "mount");
+  fs::create_directory_symlink(dir_ / "mount", dir_ / "link");
+  for (const char* name : {"mount", "link"}) {
+    CheckpointTarget target(Checkpoint(source_), dir_ / name, false);
+    target.begin(0);
+    write_file(target.file_path("new.txt"), "x");
+    target.commit();
+    EXPECT_EQ(names_in(dir_ / "mount"), std::vector<std::string>{"new.txt"});
+    EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"link", "model", "mount"}));
+    fs::remove(dir_ / "mount/new.txt");
+  }
+}
+
+TEST_F(CheckpointTargetTest, RefusesADanglingLink) {
+  fs::create_symlink(dir_ / "nowhere", dir_ / "link");
+  expect_refused(dir_ / "link", "is a link that leads nowhere");
+  expect_refused(dir_ / "link", "is a link that leads nowhere", true);
+}
+
+// Runs `body`, which must not return, in a process of its own.
+template <typename Body>
+void run_and_kill(Body body) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    body();
+    _exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+}
+
+TEST_F(CheckpointTargetTest, WhatAKilledRunLeavesIsNoCheckpointAndIsRemoved) {
+  fs::create_directory(dir_ / "empty");
+  write_model(dir_ / "old", tiny_model());
+  const std::map<std::string, std::string> leftovers = {{"new", dir_ / "new.partial-1"},
+                                                        {"empty", dir_ / "empty"},
+                                                        {"old", dir_ / "old/.narrowfloat.partial"}};
+  for (const auto& [name, leftover] : leftovers) {
+    run_and_kill([&, target_path = dir_ / name] {
+      CheckpointTarget target(Checkpoint(source_), target_path, true);
+      target.begin(0);
+      for (const char* shard : {"model-00001-of-00003", "model-00002-of-00003"}) {
+        write_model_file(target.file_path(std::string(shard) + ".safetensors"), {});
+      }
+      raise(SIGKILL);
+    });
+    EXPECT_TRUE(fs::exists(leftover)) << name;
+    EXPECT_THROW(Checkpoint{leftover}, Error) << name;
+    CheckpointTarget target(Checkpoint(source_), dir_ / name, name == "old");
+    target.begin(0);
+    write_file(target.file_path("new.txt"), "x");
+    target.commit();
+    EXPECT_EQ(names_in(dir_ / name), std::vector<std::string>{"new.txt"});
+  }
+  EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"empty", "model", "new", "old"}));
+}
+
+TEST_F(CheckpointTargetTest, ALiveRunIsNotDisturbed) {
+  fs::create_directory(dir_ / "empty");
+  for (const char* name : {"new", "empty"}) {
+    CheckpointTarget first(Checkpoint(source_), dir_ / name, false);
+    first.begin(0);
+    CheckpointTarget second(Checkpoint(source_), dir_ / name, false);
+    expect_error(ErrorKind::kIo, "another run is writing there", [&] { second.begin(0); });
+    write_file(first.file_path("new.txt"), "x");
+    EXPECT_NO_THROW(first.commit());
+  }
+}
+
+TEST_F(CheckpointTargetTest, OtherDirectoriesAreNotInTheWay) {
   fs::create_directory(dir_ / "out.partial-1");
+  write_file(dir_ / "out.partial-1/notes.txt", "x");
   CheckpointTarget target(Checkpoint(source_), dir_ / "out", false);
   target.begin(0);
   target.commit();
   EXPECT_TRUE(fs::exists(dir_ / "out"));
-  EXPECT_TRUE(fs::exists(dir_ / "out.partial-1"));
+  EXPECT_TRUE(fs::exists(dir_ / "out.partial-1/notes.txt"));
+}
+
+TEST_F(CheckpointTargetTest, IncompleteSetsOfShardsDoNotOpen) {
+  const std::string path = dir_ / "part";
+  fs::create_directory(path);
+  const auto write_shard = [&](const std::string& name) {
+    write_model_file(path + "/" + name, {bf16_tensor(name, {2, 2})});
+  };
+  write_shard("model-00002-of-00003.safetensors");
+  expect_error(ErrorKind::kCorruptData, "'model-00001-of-00003.safetensors' is missing",
+               [&] { Checkpoint{path}; });
+  write_shard("model-00001-of-00003.safetensors");
+  expect_error(ErrorKind::kCorruptData, "'model-00003-of-00003.safetensors' is missing",
+               [&] { Checkpoint{path}; });
+  write_shard("model-00003-of-00003.safetensors");
+  EXPECT_NO_THROW(Checkpoint{path});
+  write_shard("other-00000-of-000002.safetensors");
+  expect_error(ErrorKind::kCorruptData, "'other-00001-of-000002.safetensors' is missing",
+               [&] { Checkpoint{path}; });
+  write_shard("other-00001-of-000002.safetensors");
+  write_shard("a-of-b.safetensors");
+  EXPECT_NO_THROW(Checkpoint{path});
 }
 
 }  // namespace

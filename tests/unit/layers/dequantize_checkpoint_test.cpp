@@ -93,6 +93,9 @@ TEST_F(DequantizeCheckpoint, TheMemoryBudgetDoesNotShowInTheBytes) {
     dequantize_checkpoint(quantized, quantized + "-all", {});
     dequantize_checkpoint(quantized, quantized + "-pieces", {.max_memory_bytes = 50'000});
     expect_same_files(quantized + "-all", quantized + "-pieces");
+    // Parts of a tile.
+    dequantize_checkpoint(quantized, quantized + "-rows", {.max_memory_bytes = 5'000});
+    expect_same_files(quantized + "-all", quantized + "-rows");
   }
 }
 
@@ -112,7 +115,8 @@ TEST_F(DequantizeCheckpoint, FindsCompanionsInOtherShards) {
   EXPECT_EQ(Checkpoint(dir_ / "two").shards().size(), 3U);
   dequantize_checkpoint(dir_ / "one", dir_ / "one-back", {});
   dequantize_checkpoint(dir_ / "two", dir_ / "two-back", {});
-  expect_same_files(dir_ / "one-back", dir_ / "two-back");
+  const CheckpointDiff diff = diff_checkpoints(dir_ / "one-back", dir_ / "two-back");
+  for (const TensorDiff& tensor : diff.tensors) EXPECT_EQ(tensor.status, "identical");
 }
 
 TEST_F(DequantizeCheckpoint, RefusesUnusableGlobalScales) {
@@ -129,11 +133,71 @@ TEST_F(DequantizeCheckpoint, RefusesUnusableGlobalScales) {
   }
 }
 
+// MXFP8 of a row of 32 with the given codes and scale.
+std::vector<TestTensor> mxfp8_model(uint8_t code, uint8_t scale) {
+  std::vector<uint8_t> codes(64, 0x38);  // 1.0
+  codes[32 + 5] = code;
+  return {tensor_of("a.weight", DType::kF8E4M3, {2, 32}, codes),
+          tensor_of<uint8_t>("a.weight_scale", DType::kU8, {2, 1}, {127, scale})};
+}
+
+TEST_F(DequantizeCheckpoint, RefusesValuesBeyondTheDtype) {
+  write_model_file(dir_ / "in.safetensors", mxfp8_model(0x7E, 127 + 8));  // 448 * 256
+  expect_error(
+      ErrorKind::kInvalidArgument,
+      "option dtype: tensor 'a.weight' has 1 value(s) beyond the range of F16, the first, 114688, "
+      "at [1, 5]; use bf16 or fp32",
+      [&] {
+        dequantize_checkpoint(dir_ / "in.safetensors", dir_ / "out.safetensors",
+                              {.dtype = DType::kF16});
+      });
+  EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"in.safetensors"});
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    dequantize_checkpoint(dir_ / "in.safetensors", dir_ / "out.safetensors",
+                          {.dtype = dtype, .force = true});
+  }
+}
+
+TEST_F(DequantizeCheckpoint, RefusesValuesBeyondF32) {
+  write_model_file(dir_ / "in.safetensors", mxfp8_model(0x7E, 254));
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    expect_error(ErrorKind::kInvalidArgument, "has 1 value(s) beyond the range of", [&] {
+      dequantize_checkpoint(dir_ / "in.safetensors", dir_ / "out.safetensors", {.dtype = dtype});
+    });
+  }
+}
+
+TEST_F(DequantizeCheckpoint, WarnsOfScalesThatNoQuantizerWrites) {
+  write_model_file(dir_ / "mx.safetensors", mxfp8_model(0x38, 0xFF));
+  const CheckpointReport mx =
+      dequantize_checkpoint(dir_ / "mx.safetensors", dir_ / "mx-out.safetensors", {});
+  ASSERT_EQ(mx.warnings.size(), 1U);
+  EXPECT_NE(mx.warnings[0].find("'a.weight': 1 block scale(s) are NaN"), std::string::npos);
+  write_model_file(
+      dir_ / "nv.safetensors",
+      {tensor_of<uint8_t>("a.weight_packed", DType::kU8, {4, 8}, std::vector<uint8_t>(32, 0x11)),
+       tensor_of<uint8_t>("a.weight_scale", DType::kF8E4M3, {4, 1}, {0x7F, 0xFF, 0xB8, 0x80}),
+       tensor_of<float>("a.weight_global_scale", DType::kF32, {1}, {1.0F})});
+  const CheckpointReport nv =
+      dequantize_checkpoint(dir_ / "nv.safetensors", dir_ / "nv-out.safetensors", {});
+  ASSERT_EQ(nv.warnings.size(), 2U);
+  EXPECT_NE(nv.warnings[0].find("2 block scale(s) are NaN"), std::string::npos);
+  EXPECT_NE(nv.warnings[1].find("1 block scale(s) are negative"), std::string::npos);
+}
+
+TEST_F(DequantizeCheckpoint, RecordsSourceAndSettings) {
+  write_model_file(dir_ / "in.safetensors", mxfp8_model(0x38, 127));
+  dequantize_checkpoint(dir_ / "in.safetensors", dir_ / "out.safetensors", {});
+  const SafetensorsReader file(dir_ / "out.safetensors");
+  EXPECT_EQ(file.metadata().at("narrowfloat.settings"), "dtype=BF16");
+  EXPECT_TRUE(file.metadata().at("narrowfloat.source").starts_with("xxh64:"));
+}
+
 TEST_F(DequantizeCheckpoint, RefusesPlainSourcesAndOtherDtypes) {
   write_model(dir_ / "in", tiny_model());
   expect_error(ErrorKind::kInvalidArgument, "no tensor is quantized",
                [&] { dequantize_checkpoint(dir_ / "in", dir_ / "out", {}); });
-  expect_error(ErrorKind::kInvalidArgument, "dtype: expected BF16, F16 or F32, got F64",
+  expect_error(ErrorKind::kInvalidArgument, "option dtype: expected BF16, F16 or F32, got F64",
                [&] { dequantize_checkpoint(dir_ / "in", dir_ / "out", {.dtype = DType::kF64}); });
 }
 

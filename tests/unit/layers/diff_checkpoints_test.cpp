@@ -101,6 +101,50 @@ TEST_F(DiffCheckpoints, QuantizedWeightsAreDequantized) {
   }
 }
 
+TEST_F(DiffCheckpoints, ReciprocalGlobalScalesAreNamed) {
+  write_model(dir_ / "model", tiny_model());
+  QuantizeCheckpointOptions options;
+  quantize_checkpoint(dir_ / "model", dir_ / "ct", options);
+  options.to = Convention::kNvfp4ModelOpt;
+  quantize_checkpoint(dir_ / "model", dir_ / "modelopt", options);
+  int num_named = 0;
+  for (const TensorDiff& tensor : diff_checkpoints(dir_ / "ct", dir_ / "modelopt").tensors) {
+    if (tensor.status == "identical") continue;
+    EXPECT_EQ(tensor.detail, "nvfp4-ct and nvfp4-modelopt; same codes, reciprocal global scale");
+    EXPECT_LT(tensor.figures.relative_error, 1e-6);
+    ++num_named;
+  }
+  EXPECT_EQ(num_named, 9);
+}
+
+TEST_F(DiffCheckpoints, OtherCodesAreNotCalledReciprocal) {
+  write_model(dir_ / "model", tiny_model());
+  QuantizeCheckpointOptions options;
+  quantize_checkpoint(dir_ / "model", dir_ / "ct", options);
+  options.to = Convention::kNvfp4ModelOpt;
+  options.scale_search = ScaleSearch::kFourOverSix;
+  quantize_checkpoint(dir_ / "model", dir_ / "modelopt", options);
+  for (const TensorDiff& tensor : diff_checkpoints(dir_ / "ct", dir_ / "modelopt").tensors) {
+    EXPECT_EQ(tensor.detail.find("reciprocal"), std::string::npos) << tensor.name;
+  }
+}
+
+TEST_F(DiffCheckpoints, ClippingIsUnknownForAPlainSide) {
+  const CheckpointDiff result =
+      diff({bf16_tensor("w", {2, 2}, kValues)}, {bf16_tensor("w", {2, 2}, {1, 2, 3, 4})});
+  EXPECT_FALSE(result.tensors.at(0).figures.clipped_percent.has_value());
+  EXPECT_FALSE(result.total.clipped_percent.has_value());
+}
+
+TEST_F(DiffCheckpoints, PassesTheReadersWarningsOn) {
+  write_model(dir_ / "a", tiny_model());
+  write_model(dir_ / "b", tiny_model());
+  write_file(dir_ / "b/pytorch_model.bin", "pickle");
+  const CheckpointDiff result = diff_checkpoints(dir_ / "a", dir_ / "b");
+  ASSERT_EQ(result.warnings.size(), 1U);
+  EXPECT_NE(result.warnings[0].find("pytorch_model.bin"), std::string::npos);
+}
+
 TEST_F(DiffCheckpoints, ADequantizedCopyHasTheSameValues) {
   write_model(dir_ / "model", tiny_model());
   for (const ConventionInfo& info : all_conventions()) {

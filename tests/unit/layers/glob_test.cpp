@@ -1,9 +1,9 @@
 // Globs over tensor names.
-#include "layers/glob.h"
-
 #include <string>
 
 #include <gtest/gtest.h>
+
+#include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
 namespace {

@@ -165,6 +165,30 @@ TEST_F(QuantizeCheckpoint, TheMemoryBudgetDoesNotShowInTheBytes) {
   }
 }
 
+// Larger than what is measured at a time.
+TEST_F(QuantizeCheckpoint, WideWeightsNeedAFewRowsOnly) {
+  write_model(dir_ / "wide", {bf16_tensor("a.fc.weight", {130, 65536})});
+  for (const ConventionInfo& info : all_conventions()) {
+    QuantizeCheckpointOptions options = to(info.id);
+    const std::string all = dir_ / (std::string(info.name) + "-all");
+    const std::string pieces = dir_ / (std::string(info.name) + "-pieces");
+    const CheckpointReport with_all = quantize_checkpoint(dir_ / "wide", all, options);
+    options.max_memory_bytes = info.id == Convention::kFp8Block ? 46'200'000 : 500'000;
+    const CheckpointReport with_pieces = quantize_checkpoint(dir_ / "wide", pieces, options);
+    EXPECT_LE(with_pieces.peak_buffer_bytes, options.max_memory_bytes) << info.name;
+    expect_same_files(all, pieces);
+    EXPECT_EQ(with_all.total.mse, with_pieces.total.mse) << info.name;
+    EXPECT_EQ(with_all.total.cosine, with_pieces.total.cosine) << info.name;
+    EXPECT_EQ(with_all.total.clipped_percent, with_pieces.total.clipped_percent) << info.name;
+    EXPECT_EQ(with_all.total.max_abs_index, with_pieces.total.max_abs_index) << info.name;
+    // The dequantizer's figures are the measured ones.
+    dequantize_checkpoint(all, all + "-back", {.dtype = DType::kF32});
+    EXPECT_EQ(diff_checkpoints(dir_ / "wide", all + "-back").total.mse, with_all.total.mse);
+    EXPECT_EQ(diff_checkpoints(dir_ / "wide", all).total.mse, with_all.total.mse);
+    fs::remove_all(all + "-back");
+  }
+}
+
 TEST_F(QuantizeCheckpoint, ThreadsAndRepetitionDoNotShowInTheBytes) {
   for (const ConventionInfo& info : all_conventions()) {
     const std::string first = dir_ / (std::string(info.name) + "-1");
@@ -181,7 +205,8 @@ TEST_F(QuantizeCheckpoint, ThreadsAndRepetitionDoNotShowInTheBytes) {
 TEST_F(QuantizeCheckpoint, TooSmallABudgetNamesTheMinimum) {
   QuantizeCheckpointOptions options;
   options.max_memory_bytes = 1'000;
-  expect_error(ErrorKind::kInvalidArgument, "max_memory_bytes: 1000 bytes are too few; at least",
+  expect_error(ErrorKind::kInvalidArgument,
+               "option max_memory_bytes: 1000 bytes are too few; at least",
                [&] { quantize_checkpoint(source_, target_, options); });
 }
 
@@ -268,6 +293,10 @@ TEST_F(QuantizeCheckpoint, DryRunPlansWithoutWriting) {
   EXPECT_EQ(plan.target_bytes, done.target_bytes);
   EXPECT_EQ(plan.peak_buffer_bytes, done.peak_buffer_bytes);
   EXPECT_EQ(done.target_bytes, fs::file_size(target_ + "/model.safetensors"));
+  ASSERT_EQ(plan.file_bytes.size(), plan.files.size());
+  for (size_t i = 0; i < plan.files.size(); ++i) {
+    EXPECT_EQ(plan.file_bytes[i], fs::file_size(target_ + "/" + plan.files[i])) << plan.files[i];
+  }
 }
 
 TEST_F(QuantizeCheckpoint, CancellingLeavesNothing) {
@@ -280,6 +309,24 @@ TEST_F(QuantizeCheckpoint, CancellingLeavesNothing) {
     EXPECT_TRUE(report.cancelled);
     EXPECT_TRUE(report.files.empty());
     EXPECT_EQ(names_in(dir_.path()), std::vector<std::string>{"model"});
+  }
+}
+
+TEST_F(QuantizeCheckpoint, CancellingRightBeforeTheCommitLeavesNothing) {
+  write_model_file(dir_ / "in.safetensors", tiny_model());
+  const std::vector<std::string> before = names_in(dir_.path());
+  for (const bool is_file : {false, true}) {
+    const std::string source = is_file ? dir_ / "in.safetensors" : source_;
+    const std::string target = is_file ? dir_ / "out.safetensors" : target_;
+    QuantizeCheckpointOptions options;
+    int asked = 0;
+    options.cancelled = [&] { return ++asked < 0; };
+    EXPECT_FALSE(quantize_checkpoint(source, target, options).cancelled);
+    fs::remove_all(target);
+    const int last = std::exchange(asked, 0);
+    options.cancelled = [&] { return ++asked == last; };
+    EXPECT_TRUE(quantize_checkpoint(source, target, options).cancelled);
+    EXPECT_EQ(names_in(dir_.path()), before);
   }
 }
 
@@ -307,6 +354,45 @@ TEST_F(QuantizeCheckpoint, NonFiniteWeightsStopIt) {
   options.keep_nonfinite = true;
   const CheckpointReport report = quantize_checkpoint(dir_ / "bad", target_, options);
   EXPECT_EQ(report.total.nonfinite, 1);
+  ASSERT_EQ(report.warnings.size(), 1U);
+  EXPECT_NE(report.warnings[0].find("'a.fc.weight': 1 of 2048 elements are NaN or infinite"),
+            std::string::npos);
+}
+
+TEST_F(QuantizeCheckpoint, PassesWarningsOn) {
+  fs::create_directory(source_ + "/onnx");
+  fs::create_directory(source_ + "/.cache");
+  write_file(source_ + "/pytorch_model.bin", "pickle");
+  write_file(source_ + "/config.json", R"({"modules_to_not_convert": ["vision"]})");
+  QuantizeCheckpointOptions options;
+  options.include = {"*embed_tokens*"};
+  const std::vector<std::string> warnings = quantize_checkpoint(source_, target_, options).warnings;
+  ASSERT_EQ(warnings.size(), 4U);
+  EXPECT_NE(warnings[0].find("pytorch_model.bin"), std::string::npos);
+  EXPECT_TRUE(warnings[1].ends_with("subdirectories are not copied: onnx")) << warnings[1];
+  EXPECT_NE(warnings[2].find("'vision'"), std::string::npos);
+  EXPECT_NE(warnings[3].find("embed_tokens"), std::string::npos);
+}
+
+TEST_F(QuantizeCheckpoint, WarnsOfAMissingConfig) {
+  fs::remove(source_ + "/config.json");
+  const CheckpointReport report = quantize_checkpoint(source_, target_, {});
+  ASSERT_EQ(report.warnings.size(), 1U);
+  EXPECT_NE(report.warnings[0].find("no config.json"), std::string::npos);
+  EXPECT_EQ(dequantize_checkpoint(target_, dir_ / "back", {}).warnings.size(), 1U);
+}
+
+TEST_F(QuantizeCheckpoint, TheFingerprintDependsOnTheSourcesHeadersAlone) {
+  const auto fingerprint = [&](const std::string& source) {
+    quantize_checkpoint(source, source + "-q", {});
+    return Checkpoint(source + "-q").shards()[0].metadata().at("narrowfloat.source");
+  };
+  const std::string expected = fingerprint(source_);
+  EXPECT_EQ(expected.size(), std::string("xxh64:").size() + 16);
+  write_model(dir_ / "elsewhere", tiny_model());
+  EXPECT_EQ(fingerprint(dir_ / "elsewhere"), expected);
+  write_model(dir_ / "larger", tiny_model(64));
+  EXPECT_NE(fingerprint(dir_ / "larger"), expected);
 }
 
 TEST_F(QuantizeCheckpoint, RefusesQuantizedSources) {

@@ -40,6 +40,14 @@ TEST(Selection, LeavesOtherModulesAlone) {
       {"lm_head.weight", "output head"},
       {"output.weight", "output head"},
       {"vision.patch_conv.weight", "convolution"},
+      {"shared.weight", "embedding"},
+      {"cls.predictions.decoder.weight", "output head"},
+      {"encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+       "embedding of relative positions"},
+      {"model.layers.0.self_attn.rotary_table.weight", "rotary table"},
+      {"transformer.h.0.attn.c_attn.weight", "Conv1D (stored transposed, as GPT-2 does)"},
+      {"transformer.h.11.mlp.c_fc.weight", "Conv1D (stored transposed, as GPT-2 does)"},
+      {"h.3.mlp.c_proj.weight", "Conv1D (stored transposed, as GPT-2 does)"},
   };
   for (const auto& [name, reason] : cases) {
     const Selection selection = select_one(plain(name, {64, 64}));
@@ -78,13 +86,25 @@ TEST(Selection, IncludesAddAndExcludesWin) {
   EXPECT_EQ(both.reason, "excluded");
 }
 
+TEST(Selection, WarnsOfIncludedModulesThatAreNotPlainLinear) {
+  for (const char* name : {"model.embed_tokens.weight", "model.mlp.gate.weight", "a.norm.weight"}) {
+    const Selection selection = select_one(plain(name, {64, 64}), {.include = {"*"}});
+    EXPECT_TRUE(selection.quantize) << name;
+    EXPECT_NE(selection.warning.find("may not read it"), std::string::npos) << name;
+    EXPECT_NE(selection.warning.find(name), std::string::npos) << selection.warning;
+  }
+  for (const char* name : {"lm_head.weight", "model.layers.0.mlp.up_proj.weight"}) {
+    EXPECT_EQ(select_one(plain(name, {64, 64}), {.include = {"*"}}).warning, "") << name;
+  }
+}
+
 TEST(Selection, RefusesImpossibleIncludes) {
   expect_error(ErrorKind::kInvalidArgument, "cannot be quantized to nvfp4: rank 1",
                [] { select_one(plain("a.norm.weight", {64}), {.include = {"*"}}); });
 }
 
 TEST(Selection, RefusesGlobsThatMatchNothing) {
-  expect_error(ErrorKind::kInvalidArgument, "exclude: 'lm_heat*' matches no tensor", [] {
+  expect_error(ErrorKind::kInvalidArgument, "option exclude: 'lm_heat*' matches no tensor", [] {
     select_one(plain("lm_head.weight", {64, 64}), {.exclude = {"lm_heat*"}});
   });
 }
@@ -96,6 +116,40 @@ TEST(Selection, ObeysTheSourceConfig) {
   EXPECT_EQ(select_one(plain("b.fc.weight", {64, 64}), {.excluded_modules = modules}).reason,
             "excluded by the source config");
   EXPECT_TRUE(select_one(plain("c.fc.weight", {64, 64}), {.excluded_modules = modules}).quantize);
+}
+
+TEST(Selection, ExcludedModulesTakeWhatIsInThemAlong) {
+  const std::vector<std::string> modules = excluded_modules_of(
+      R"({"modules_to_not_convert": ["vision", "model.layers.0.self_attn", "model.layers.*.mlp"]})");
+  const auto is_quantized = [&](const std::string& name) {
+    return select_one(plain(name, {64, 64}), {.excluded_modules = modules}).quantize;
+  };
+  EXPECT_FALSE(is_quantized("vision.weight"));
+  EXPECT_FALSE(is_quantized("vision.blocks.3.attn.qkv.weight"));
+  EXPECT_FALSE(is_quantized("model.layers.0.self_attn.q_proj.weight"));
+  EXPECT_FALSE(is_quantized("model.layers.7.mlp.up_proj.weight"));
+  EXPECT_FALSE(is_quantized("model.layers.7.mlp.experts.0.up_proj.weight"));
+  EXPECT_TRUE(is_quantized("visionary.fc.weight"));
+  EXPECT_TRUE(is_quantized("model.vision.fc.weight"));
+  EXPECT_TRUE(is_quantized("model.layers.1.self_attn.q_proj.weight"));
+  EXPECT_TRUE(is_quantized("model.layers.7.mlp2.up_proj.weight"));
+}
+
+TEST(Selection, AllListsOfTheConfigReachBelow) {
+  for (const char* key : {"modules_to_not_convert", "ignore", "exclude_modules"}) {
+    const auto modules = excluded_modules_of(std::string("{\"") + key + "\": [\"vision\"]}");
+    EXPECT_FALSE(
+        select_one(plain("vision.a.fc.weight", {64, 64}), {.excluded_modules = modules}).quantize)
+        << key;
+  }
+}
+
+TEST(Selection, WarnsOfExclusionsThatMatchNothing) {
+  const std::vector<LogicalTensor> tensors = {plain("vision.blocks.0.fc.weight", {64, 64}),
+                                              plain("model.norm.bias", {64})};
+  const auto warnings = unmatched_exclusions(tensors, {"vision", "model.norm", "audio.*"});
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("'audio.*' is to be left alone, but no tensor"), std::string::npos);
 }
 
 TEST(Selection, RefusesRegularExpressionsOfTheConfig) {

@@ -34,8 +34,8 @@ const std::array kImpls{Impl{"wide", even_only}, Impl{"narrow", small_only},
                         Impl{"reference", small_or_even}};
 std::span<const Impl> impls() { return kImpls; }
 
-std::string_view selected(int size) { return select("work", impls(), Problem{size}).name; }
-Explanation explained(int size) { return explain_candidates("work", impls(), Problem{size}); }
+std::string_view selected(int size) { return select("amax", impls(), Problem{size}).name; }
+Explanation explained(int size) { return explain_candidates("amax", impls(), Problem{size}); }
 
 template <typename Action>
 void expect_error(ErrorKind kind, const std::string& message, const Action& action) {
@@ -56,7 +56,7 @@ TEST(Select, TakesTheFirstThatSupportsTheProblem) {
 
 TEST(Select, ListsEveryCandidateWithItsReasonIfNoneFits) {
   expect_error(ErrorKind::kUnsupported,
-               "work: no implementation takes 401 things\n"
+               "amax: no implementation takes 401 things\n"
                "  wide: size must be even\n"
                "  narrow: size must be below 100\n"
                "  reference: size must be below 100",
@@ -65,7 +65,7 @@ TEST(Select, ListsEveryCandidateWithItsReasonIfNoneFits) {
 
 TEST(Explain, SaysWhyEachCandidateWasRefusedOrPassedOver) {
   const Explanation five = explained(5);
-  EXPECT_EQ(five.op, "work");
+  EXPECT_EQ(five.op, "amax");
   EXPECT_EQ(five.problem, "5 things");
   EXPECT_EQ(five.chosen, "narrow");
   ASSERT_EQ(five.candidates.size(), 3U);
@@ -85,7 +85,7 @@ TEST(Explain, ChoosesNothingIfNothingFits) {
 }
 
 TEST(ForcedImplementation, IsTakenInsteadOfTheFirst) {
-  const Forced forced("work:reference");
+  const Forced forced("amax:reference");
   EXPECT_EQ(selected(4), "reference");
   const Explanation four = explained(4);
   EXPECT_EQ(four.chosen, "reference");
@@ -95,7 +95,7 @@ TEST(ForcedImplementation, IsTakenInsteadOfTheFirst) {
 }
 
 TEST(ForcedImplementation, ThatRefusesIsAnErrorAndNeverAFallback) {
-  const Forced forced("work:wide");
+  const Forced forced("amax:wide");
   EXPECT_EQ(selected(4), "wide");
   try {
     (void)selected(5);
@@ -111,42 +111,50 @@ TEST(ForcedImplementation, ThatRefusesIsAnErrorAndNeverAFallback) {
 }
 
 TEST(ForcedImplementation, WithAnUnknownNameIsAnErrorThatListsTheNames) {
-  const Forced forced("work:fast");
+  const Forced forced("amax:fast");
   const std::string message =
-      "NARROWFLOAT_FORCE: work has no implementation \"fast\"; it has wide, narrow, reference";
+      "NARROWFLOAT_FORCE: amax has no implementation \"fast\"; it has wide, narrow, reference";
   expect_error(ErrorKind::kInvalidArgument, message, [] { (void)selected(4); });
   expect_error(ErrorKind::kInvalidArgument, message, [] { (void)explained(4); });
 }
 
 TEST(ForcedImplementation, ConcernsItsOperationOnly) {
-  const Forced forced("rest:reference,other:x");
+  const Forced forced("quantize:reference,relayout:x");
   EXPECT_EQ(selected(4), "wide");
-  EXPECT_EQ(forced_implementation("rest"), "reference");
-  EXPECT_EQ(forced_implementation("other"), "x");
-  EXPECT_EQ(forced_implementation("work"), "");
+  EXPECT_EQ(forced_implementation("quantize"), "reference");
+  EXPECT_EQ(forced_implementation("relayout"), "x");
+  EXPECT_EQ(forced_implementation("amax"), "");
 }
 
 TEST(ForcedImplementation, TakesTheLastOfSeveralPinsOfOneOperation) {
-  const Forced forced("work:wide,work:narrow");
+  const Forced forced("amax:wide,amax:narrow");
   EXPECT_EQ(selected(4), "narrow");
 }
 
 TEST(ForcedImplementation, IsAbsentWithoutTheVariableAndForAnEmptyOne) {
   unsetenv("NARROWFLOAT_FORCE");
-  EXPECT_EQ(forced_implementation("work"), "");
+  EXPECT_EQ(forced_implementation("amax"), "");
   const Forced forced("");
-  EXPECT_EQ(forced_implementation("work"), "");
+  EXPECT_EQ(forced_implementation("amax"), "");
   EXPECT_EQ(selected(4), "wide");
+}
+
+TEST(ForcedImplementation, RefusesAnOperationThatDoesNotExist) {
+  const Forced forced("quantise:cpu_reference");
+  expect_error(ErrorKind::kInvalidArgument,
+               "NARROWFLOAT_FORCE: there is no operation \"quantise\"; expected one of quantize, "
+               "dequantize, relayout, amax",
+               [] { (void)forced_implementation("amax"); });
 }
 
 TEST(ForcedImplementation, RefusesAMalformedSettingWhateverTheOperation) {
   for (const std::string setting :
-       {"work", ":narrow", "work:", "work:narrow,rest", ",work:narrow"}) {
+       {"amax", ":narrow", "amax:", "amax:narrow,rest", ",amax:narrow"}) {
     const Forced forced(setting.c_str());
     expect_error(ErrorKind::kInvalidArgument,
                  "NARROWFLOAT_FORCE: expected op:implementation[,op:implementation...], got \"" +
                      setting + "\"",
-                 [] { (void)forced_implementation("work"); });
+                 [] { (void)forced_implementation("amax"); });
   }
 }
 

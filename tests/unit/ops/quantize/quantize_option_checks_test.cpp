@@ -181,7 +181,7 @@ const std::vector<Violation> kOptionValues{
      kNv,
      kPlain,
      [](C& c, const W&) { c.options.four_over_six.e4m3_max = 256; },
-     {"e4m3_max", "enabled"}},
+     {"four_over_six", "enabled"}},
     {"eps_negative",
      kF1,
      kPlain,

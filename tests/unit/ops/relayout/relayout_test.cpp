@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(
                     o = i;
                     o.data = i.data;
                   },
-                  {"output", "second"}}),
+                  {"output", "overlaps input"}}),
     [](const auto& test) { return test.param.name; });
 
 TEST(Relayout, RefusesDevicesItCannotDoWithEveryCandidatesReason) {

@@ -1,0 +1,97 @@
+// The fingerprint hashes what a header says, not its JSON: spelling and padding do not count.
+#include "layers/source_facts.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "checkpoint/escape.h"
+
+namespace narrowfloat {
+namespace {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little, "numbers are hashed as they lie");
+
+// Texts are preceded by their lengths, so that no two headers give the same bytes.
+class HeaderBytes {
+ public:
+  void add(uint64_t number) {
+    std::array<char, sizeof(number)> bytes{};
+    std::memcpy(bytes.data(), &number, sizeof(number));
+    bytes_.append(bytes.data(), bytes.size());
+  }
+  void add(std::string_view text) {
+    add(uint64_t{text.size()});
+    bytes_.append(text);
+  }
+  void add(const TensorInfo& tensor) {
+    add(std::string_view(tensor.name));
+    add(name(tensor.dtype));
+    add(uint64_t{tensor.shape.size()});
+    for (const int64_t extent : tensor.shape) add(static_cast<uint64_t>(extent));
+    add(tensor.offset);
+    add(tensor.size_bytes);
+  }
+  [[nodiscard]] uint64_t hash() const { return XXH64(bytes_.data(), bytes_.size(), 0); }
+
+ private:
+  std::string bytes_;
+};
+
+// Hidden ones (.git, .cache) belong to tools. Sorted.
+std::vector<std::string> subdirectories(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+    std::error_code ignored;
+    const std::string name = at->path().filename().string();
+    if (at->is_directory(ignored) && !name.starts_with('.')) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+std::vector<std::string> source_warnings(const Checkpoint& source) {
+  std::vector<std::string> warnings = source.warnings();
+  if (!source.is_directory()) return warnings;
+  if (source.config_text().empty()) {
+    warnings.push_back(
+        fmt::format("{}: there is no config.json; the target will have none, and loaders will not "
+                    "learn how its weights are stored",
+                    printable(source.path())));
+  }
+  const std::vector<std::string> names = subdirectories(source.path());
+  if (!names.empty()) {
+    warnings.push_back(fmt::format("{}: subdirectories are not copied: {}",
+                                   printable(source.path()),
+                                   printable(fmt::format("{}", fmt::join(names, ", ")))));
+  }
+  return warnings;
+}
+
+std::string source_fingerprint(const Checkpoint& source) {
+  HeaderBytes header;
+  for (const SafetensorsReader& shard : source.shards()) {
+    header.add(uint64_t{shard.tensors().size()});
+    for (const TensorInfo& tensor : shard.tensors()) header.add(tensor);
+    header.add(uint64_t{shard.metadata().size()});
+    for (const auto& [key, value] : shard.metadata()) {
+      header.add(std::string_view(key));
+      header.add(std::string_view(value));
+    }
+  }
+  return fmt::format("xxh64:{:016x}", header.hash());
+}
+
+}  // namespace narrowfloat
