@@ -4,8 +4,8 @@
 
 namespace narrowfloat::cli {
 
-// Handles SIGINT, SIGTERM and SIGHUP while it lives. A signal the parent process ignores (nohup, background
-// jobs) stays ignored. At most one at a time.
+// Handles SIGINT, SIGTERM and SIGHUP while it lives. A signal the parent process ignores (nohup,
+// background jobs) stays ignored. At most one at a time.
 class InterruptGuard {
  public:
   InterruptGuard();

@@ -157,6 +157,11 @@ class CheckpointDequantizer {
     });
     if (overflows.count > 0) refuse_overflows(weight.name, overflows);
     warn_of_scales(weight.name, bad);
+    if (overflows.beyond_f32 > 0) {
+      report_.warnings.push_back(
+          fmt::format("tensor '{}': {} value(s) are beyond the range of F32 and became infinite",
+                      printable(weight.name), overflows.beyond_f32));
+    }
   }
 
   // Elements that became infinite although codes and scales are finite.
@@ -165,6 +170,7 @@ class CheckpointDequantizer {
     int64_t row = 0;  // Of the first one.
     int64_t col = 0;
     double value = 0;
+    int64_t beyond_f32 = 0;  // Not in `count`: no dtype holds them.
   };
 
   static void count_overflows(const CodedRows& coded, const TensorView& values, int64_t first_row,
@@ -177,8 +183,14 @@ class CheckpointDequantizer {
       for (int64_t col = 0; col < cols; ++col) {
         const double value = coded.value(row, col);
         if (!std::isfinite(value) || is_finite(one_row, col)) continue;
-        if (overflows.count == 0) overflows = {0, first_row + row, col, value};
-        ++overflows.count;
+        if (!std::isfinite(static_cast<float>(value))) {
+          ++overflows.beyond_f32;
+          continue;
+        }
+        if (overflows.count++ > 0) continue;
+        overflows.row = first_row + row;
+        overflows.col = col;
+        overflows.value = value;
       }
     }
   }
@@ -190,9 +202,7 @@ class CheckpointDequantizer {
 
   // Nothing has been committed.
   [[noreturn]] void refuse_overflows(const std::string& weight, const Overflows& overflows) const {
-    const char* const advice = options_.dtype == DType::kF16    ? "use bf16 or fp32"
-                               : options_.dtype == DType::kBF16 ? "use fp32"
-                                                                : "the scales are out of range";
+    const char* const advice = options_.dtype == DType::kF16 ? "use bf16 or fp32" : "use fp32";
     throw_invalid(
         "option dtype: tensor '{}' has {} value(s) beyond the range of {}, the first, {:g}, at "
         "[{}, {}]; {}",

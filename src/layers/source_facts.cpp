@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include <fmt/format.h>
-#define XXH_INLINE_ALL
+#define XXH_INLINE_ALL  // NOLINT(readability-identifier-naming): the name is the library's.
 #include <xxhash.h>
 
 #include "checkpoint/escape.h"

@@ -130,7 +130,7 @@ class Sampler {
     }
     if (info_.has_row_scale) {
       if (random_.chance(30)) case_.base_decode_scale = sample_scale(random_);
-      if (!case_.valid_rows && case_.batch == 1 && random_.chance(25)) {
+      if (!case_.valid_rows && !case_.is_norm() && case_.batch == 1 && random_.chance(25)) {
         case_.row_list = sample_row_list(random_, case_.rows);
       }
     }
@@ -175,6 +175,8 @@ class Sampler {
     }
     if (case_.format == FormatId::kFp8Tensor && random_.chance(40)) {
       case_.fp8_decode_scale = sample_scale(random_);
+      case_.fp8_rule = Fp8ScaleRule::kReciprocal;
+      case_.fp8_eps.reset();
     }
     const bool has_groups =
         case_.format == FormatId::kFp8Block1x128 && case_.layout == ScaleLayoutId::kMnMajor;

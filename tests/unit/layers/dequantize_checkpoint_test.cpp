@@ -158,13 +158,13 @@ TEST_F(DequantizeCheckpoint, RefusesValuesBeyondTheDtype) {
   }
 }
 
-TEST_F(DequantizeCheckpoint, RefusesValuesBeyondF32) {
+// As --nonfinite keep writes them for an infinity: nothing can hold them.
+TEST_F(DequantizeCheckpoint, WarnsOfValuesBeyondF32) {
   write_model_file(dir_ / "in.safetensors", mxfp8_model(0x7E, 254));
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    expect_error(ErrorKind::kInvalidArgument, "has 1 value(s) beyond the range of", [&] {
-      dequantize_checkpoint(dir_ / "in.safetensors", dir_ / "out.safetensors", {.dtype = dtype});
-    });
-  }
+  const CheckpointReport report = dequantize_checkpoint(
+      dir_ / "in.safetensors", dir_ / "out.safetensors", {.dtype = DType::kF32});
+  ASSERT_EQ(report.warnings.size(), 1U);
+  EXPECT_NE(report.warnings[0].find("1 value(s) are beyond the range of F32"), std::string::npos);
 }
 
 TEST_F(DequantizeCheckpoint, WarnsOfScalesThatNoQuantizerWrites) {

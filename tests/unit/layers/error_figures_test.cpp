@@ -33,7 +33,7 @@ TEST(ErrorFigures, EqualsDirectComputation) {
   EXPECT_EQ(figures.max_abs, 1);
   EXPECT_EQ(figures.max_abs_index, 0);  // Element 3 is as far off, but later.
   EXPECT_EQ(figures.flushed_percent, 25);
-  EXPECT_EQ(figures.clipped_percent, 0);
+  EXPECT_FALSE(figures.clipped_percent.has_value());
 }
 
 TEST(ErrorFigures, ClippingIsJudgedPerBlock) {

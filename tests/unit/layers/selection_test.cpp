@@ -119,8 +119,9 @@ TEST(Selection, ObeysTheSourceConfig) {
 }
 
 TEST(Selection, ExcludedModulesTakeWhatIsInThemAlong) {
-  const std::vector<std::string> modules = excluded_modules_of(
-      R"({"modules_to_not_convert": ["vision", "model.layers.0.self_attn", "model.layers.*.mlp"]})");
+  const std::vector<std::string> modules =
+      excluded_modules_of(R"({"modules_to_not_convert":)"
+                          R"( ["vision", "model.layers.0.self_attn", "model.layers.*.mlp"]})");
   const auto is_quantized = [&](const std::string& name) {
     return select_one(plain(name, {64, 64}), {.excluded_modules = modules}).quantize;
   };
