@@ -328,14 +328,16 @@ void CheckpointTarget::commit_in_place() {
     }
   }
   if (!force_) check_existing();
+  // They leave in the opposite order.
   sort_for_arrival(old_names);
+  std::reverse(old_names.begin(), old_names.end());
   const std::string replaced = join_path(staging_, kReplacedName);
   if (mkdir(replaced.c_str(), 0777) != 0) throw_errno(replaced, "make the directory");
   sync_directory(staging_);
   Renames renames;
   try {
-    for (auto name = old_names.rbegin(); name != old_names.rend(); ++name) {
-      renames.add(join_path(target_, *name), join_path(replaced, *name));
+    for (const std::string& name : old_names) {
+      renames.add(join_path(target_, name), join_path(replaced, name));
     }
     sync_directory(target_);
     for (const std::string& name : staged_names(staging_)) {
