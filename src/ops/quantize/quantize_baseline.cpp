@@ -28,10 +28,6 @@ constexpr int64_t kGrainElements = 16384;
 
 using AmaxOfBatches = EncodeScales::AmaxOfBatches;
 
-bool is_norm(RowSourceKind source) {
-  return source == RowSourceKind::kRmsNorm || source == RowSourceKind::kAddRmsNorm;
-}
-
 // Columns [col, col + count) of a row.
 struct RowPiece {
   int64_t row;

@@ -14,9 +14,6 @@ namespace narrowfloat {
 namespace {
 
 bool is_fp4(FormatId format) { return format_info(format).element_bits == 4; }
-bool is_norm(RowSourceKind source) {
-  return source == RowSourceKind::kRmsNorm || source == RowSourceKind::kAddRmsNorm;
-}
 
 void require_default(std::string_view option, bool is_default, FormatId format) {
   if (is_default) return;

@@ -24,6 +24,10 @@ enum class RowSourceKind : int {
   kAddRmsNorm = 4,
 };
 std::string_view name(RowSourceKind kind);
+// Rows of a norm need a statistic of the whole row first.
+inline bool is_norm(RowSourceKind source) {
+  return source == RowSourceKind::kRmsNorm || source == RowSourceKind::kAddRmsNorm;
+}
 
 // Where encode scales come from, and what they range over.
 enum class EncodeScaleSource : int { kNone = 0, kHost = 1, kTensor = 2, kAmax = 3 };

@@ -35,7 +35,7 @@ const void* RowSource::input_at(int64_t row, int64_t col) const {
 }
 
 float RowSource::row_factor(int64_t row, float encode_scale) const {
-  if (problem_.source == RowSourceKind::kRmsNorm || problem_.source == RowSourceKind::kAddRmsNorm) {
+  if (is_norm(problem_.source)) {
     return reciprocal_rms(row);
   }
   if (problem_.input != DType::kF8E4M3) return 1.0F;
