@@ -84,15 +84,17 @@ Explanation explain_amax(const ExplainRequest& request) {
 using Explain = Explanation (*)(const ExplainRequest& request);
 
 // In the order of kOperations.
-constexpr std::array<Explain, kOperations.size()> kExplain{explain_quantize, explain_dequantize,
-                                                           explain_relayout, explain_amax};
+constexpr std::array<Explain, 4> kExplain{explain_quantize, explain_dequantize, explain_relayout,
+                                          explain_amax};
 
 }  // namespace
 
-std::vector<std::string_view> operations() { return {kOperations.begin(), kOperations.end()}; }
+std::vector<std::string_view> operations() {
+  return {kOperations.begin(), kOperations.begin() + kExplain.size()};
+}
 
 Explanation explain(std::string_view op, const ExplainRequest& request) {
-  for (size_t i = 0; i < kOperations.size(); ++i) {
+  for (size_t i = 0; i < kExplain.size(); ++i) {
     if (kOperations[i] == op) return kExplain[i](request);
   }
   throw_invalid("operation: expected one of {}, got \"{}\"", fmt::join(kOperations, ", "), op);

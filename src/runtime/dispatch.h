@@ -40,8 +40,9 @@ inline Support cpu_only(Device device) {
 }
 
 // Every operation with a list of implementations.
-inline constexpr std::array<std::string_view, 4> kOperations = {"quantize", "dequantize",
-                                                                "relayout", "amax"};
+inline constexpr std::array<std::string_view, 9> kOperations = {
+    "quantize", "dequantize", "relayout",     "amax",   "route",
+    "permute",  "activation", "grouped_gemm", "combine"};
 
 // What NARROWFLOAT_FORCE pins for `op`; empty if nothing. Throws kInvalidArgument for a malformed
 // value or an operation that does not exist.

@@ -54,7 +54,7 @@ int num_threads() {
   return std::min(static_cast<int>(limit), tbb::info::default_concurrency());
 }
 
-void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   const auto work = [&](const Range& range) {
     const FloatEnvironmentGuard guard;
     body(range.begin(), range.end());
@@ -69,8 +69,7 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
       [&] { tbb::parallel_for(Range(0, count, static_cast<size_t>(grain)), work); });
 }
 
-uint32_t parallel_max(int64_t count, int64_t grain,
-                      const std::function<uint32_t(int64_t, int64_t)>& body) {
+uint32_t parallel_max(int64_t count, int64_t grain, FunctionRef<uint32_t(int64_t, int64_t)> body) {
   const auto work = [&](const Range& range, uint32_t so_far) {
     const FloatEnvironmentGuard guard;
     return std::max(so_far, body(range.begin(), range.end()));

@@ -3,17 +3,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+
+#include "base/function_ref.h"
 
 namespace narrowfloat {
 
 // Calls body(begin, end) on disjoint ranges that cover [0, count), none shorter than `grain` where
 // that can be helped. Exceptions reach the caller.
-void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
+void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
 
 // The largest of body(begin, end) over such ranges, as a bit pattern of a non-negative float (whose
 // order is that of integers, so the result does not depend on the split); 0 for count == 0.
-uint32_t parallel_max(int64_t count, int64_t grain,
-                      const std::function<uint32_t(int64_t, int64_t)>& body);
+uint32_t parallel_max(int64_t count, int64_t grain, FunctionRef<uint32_t(int64_t, int64_t)> body);
 
 }  // namespace narrowfloat

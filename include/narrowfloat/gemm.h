@@ -1,0 +1,76 @@
+// Grouped GEMM: for each expert e, rows of activations times the expert's weights (moe spec 6.1,
+// 6.4). Weights are prepared once into the image that the implementation computes from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "narrowfloat/moe_types.h"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+// Weights in checkpoint order: row-major, no shuffle.
+struct WeightView {
+  // [experts, rows, cols], dense: BF16, F8_E4M3, or U8 [experts, rows, cols / 2] for E2M1.
+  TensorView values;
+  // Absent for kBf16 and kFp8Tensor, else one image per expert (batch): linear, or swizzled_128x4
+  // for the byte scales. kFp8Block: rows and blocks are those of the 128x128 grid.
+  ScaleView scales;
+};
+
+// Immutable, cheap to copy; may be used by several threads at once.
+class GroupedWeights {
+ public:
+  // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have.
+  // Throws kInvalidArgument for shapes, types or scales that do not fit the mode.
+  static GroupedWeights prepare(const WeightView& weights, MoeMode mode, Device device = {},
+                                Stream stream = {});
+
+  [[nodiscard]] MoeMode mode() const;
+  [[nodiscard]] int64_t experts() const;
+  [[nodiscard]] int64_t rows() const;
+  [[nodiscard]] int64_t cols() const;
+  [[nodiscard]] int64_t bytes() const;  // Of the image.
+  [[nodiscard]] Device device() const;
+  [[nodiscard]] std::string_view implementation() const;  // "cpu_baseline"
+
+  struct State;
+  [[nodiscard]] const State& state() const { return *state_; }
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+struct GroupedGemmArgs {
+  // Rows in the mode's format (for kBf16 rows F32 as well, CPU only): [T, cols] with
+  // gather_tokens, else [rows, cols].
+  CodedRows a;
+  bool gather_tokens = false;  // Row p reads row row_to_token[p] of `a` instead of row p.
+  Permutation permutation;
+  Accumulation accumulation = Accumulation::kFp32;
+
+  // output[p, n] = scale * a.row_scale * (w * sum) + bias, for the expert of p's tile; what is
+  // absent is 1 or 0. w is slot_weights[row_to_slot[p]].
+  TensorView slot_weights;  // F32 [slots], optional.
+  PerExpert scale = 1.0F;
+  // Where set, weight rows of the gate half by this order take gate_scale instead of scale.
+  std::optional<GateOrder> gate_order;
+  PerExpert gate_scale = 1.0F;
+  TensorView bias;  // Optional: F32 or BF16 [experts, weight rows].
+
+  // [max rows, weight rows]: F32, BF16 (rounded once), or F64 with Accumulation::kFp64. Padding
+  // rows are not written.
+  TensorView output;
+};
+
+// Bytes of workspace for up to `a_rows` rows of `a`, whatever the accumulation; grows with a_rows.
+int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
+                               Accumulation accumulation);
+
+// Multiplies the valid rows of every tile. workspace: U8, aligned to 256 bytes, any contents.
+void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
+                  const TensorView& workspace, Stream stream = {});
+
+}  // namespace narrowfloat

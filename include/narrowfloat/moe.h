@@ -1,0 +1,99 @@
+// The fused Mixture-of-Experts layer: route, permute, first GEMM, activation, second GEMM, combine
+// (moe spec 1, 6). Prepared once, run many times.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "narrowfloat/activation.h"
+#include "narrowfloat/combine.h"
+#include "narrowfloat/gemm.h"
+#include "narrowfloat/moe_types.h"
+#include "narrowfloat/permute.h"
+#include "narrowfloat/route.h"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+struct MoeConfig {
+  int64_t hidden = 0;  // H
+  int64_t inter = 0;   // I: the width of this rank's experts, after gating.
+  RoutingConfig routing;
+  // Expert parallelism: routed experts [expert_offset, expert_offset + local_experts) are here.
+  int32_t expert_offset = 0;
+  int32_t local_experts = 0;  // EL; all experts where S > 0.
+
+  MoeMode mode = MoeMode::kBf16;
+  GateOrder gate_order = GateOrder::kUpGate;
+  Activation activation;
+  // Llama-4: the routing weight multiplies the first GEMM's rows, the combine uses 1; k must be 1.
+  bool weight_on_input = false;
+  bool add_fc2_bias = true;           // Tensor parallelism: true on exactly one rank.
+  DType out_dtype = DType::kBF16;     // BF16, F16 or F32.
+  DType slot_dtype = DType::kBF16;    // Of one slot's result: BF16 or F32.
+  std::optional<int32_t> token_tile;  // A power of two; default: default_token_tile.
+
+  // The CPU's alone: what a reference needs.
+  Accumulation accumulation = Accumulation::kFp32;
+  bool fp32_rows = false;            // Modes with bf16 rows: input and intermediate stay fp32.
+  bool double_quantize_fc1 = false;  // kFp8Block: FC1's result goes through 1x128 as well, as in
+                                     // pipelines with a separate activation kernel (spec 6.5).
+};
+
+// Canonical weights; the first extent is EL + S, shared experts last. Factors that a mode does not
+// have stay 1.
+struct MoeWeights {
+  WeightView w1;         // [EL + S, F1, H]
+  WeightView w2;         // [EL + S, H, I]
+  PerExpert up_scale;    // Factors of the halves of w1: global scale of the weights times static
+  PerExpert gate_scale;  // scale of the input. Not gated: up_scale alone.
+  PerExpert down_scale;  // Global scale of w2 over inter_multiplier.
+  PerExpert inter_multiplier;  // kFp8Tensor, kNvfp4: static quant multiplier of the intermediate.
+  // kFp8Tensor, kNvfp4: static quant multiplier of plain input rows; absent: rows must come coded.
+  std::optional<float> input_multiplier;
+  TensorView bias1;  // F32 or BF16 [EL + S, F1] and [EL + S, H], optional, in real units.
+  TensorView bias2;
+};
+
+// [T, H] in the mode's input format, or plain BF16, F16 or F32 rows that the layer quantizes with
+// the bits of quantize() (modes with bf16 rows: BF16, or F32 with fp32_rows).
+using MoeInputs = CodedRows;
+
+// Every member is optional but one of out and slot_out.
+struct MoeOutputs {
+  TensorView out;             // out_dtype [T, N], N <= H: the last columns are dropped.
+  TensorView slot_out;        // slot_dtype [max_rows(T), H]: every slot's result at its row.
+  TensorView expert_weights;  // F32 [T, k + S]
+  TensorView slot_to_row;     // I32 [T * (k + S)]: where slot_out has a slot; -1: not local.
+  TensorView topk_ids;        // I32 [T, k + S]
+  TensorView routing_replay;  // I16 [>= T, k]; not with S > 0.
+  DeviceErrors* errors = nullptr;
+};
+
+// Immutable after prepare, cheap to copy; concurrent run() calls with workspaces of their own are
+// legal. run() neither allocates nor synchronises.
+class MoeLayer {
+ public:
+  // Copies what it needs. Throws kInvalidArgument for anything that does not fit together.
+  static MoeLayer prepare(const MoeWeights& weights, const MoeConfig& config, Device device = {},
+                          Stream stream = {});
+
+  [[nodiscard]] const MoeConfig& config() const;
+  [[nodiscard]] int64_t weight_bytes() const;  // Of both prepared images.
+  // Bytes for up to `tokens` tokens; never decreases. Formula: docs/moe.md.
+  [[nodiscard]] int64_t required_workspace(int64_t tokens) const;
+  [[nodiscard]] int32_t token_tile(int64_t tokens) const;
+  [[nodiscard]] int64_t max_rows(int64_t tokens) const;  // Rows of slot_out.
+
+  // workspace: U8 [>= required_workspace(T)], aligned to 256 bytes, any contents. Everything that
+  // can be decided on the host is checked before anything is written.
+  void run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
+           const TensorView& workspace, Stream stream = {}) const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace narrowfloat

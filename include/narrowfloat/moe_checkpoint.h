@@ -1,0 +1,52 @@
+// One Mixture-of-Experts layer of a checkpoint directory, ready for MoeLayer::prepare.
+//
+// Reads the names that Hugging Face models use (`model.layers.L.mlp.experts.E.gate_proj.weight`,
+// Mixtral's `block_sparse_moe.experts.E.w1.weight`, ...) in bf16, fp16 or fp32, or in any quantized
+// convention of checkpoint.h, and the routing from config.json.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "narrowfloat/checkpoint.h"
+#include "narrowfloat/moe.h"
+
+namespace narrowfloat {
+
+struct LoadMoeOptions {
+  // Plain weights are quantized to the mode's format; quantized ones must have it already. Default:
+  // kBf16 for plain weights, kNvfp4Bf16, kMxfp4Bf16, kMxfp8 or kFp8Block for quantized ones.
+  std::optional<MoeMode> mode;
+  // Largest |x| of the layer's input and of the intermediate, for the static scales of kFp8Tensor
+  // and kNvfp4 (the multiplier is the format's largest value over it). Required by those modes.
+  std::optional<float> input_amax;
+  std::optional<float> inter_amax;
+  int32_t expert_offset = 0;
+  std::optional<int32_t> local_experts;  // Default: all from expert_offset on.
+};
+
+// Layers with experts, ascending. Empty for a model without.
+std::vector<int64_t> moe_layers(const Checkpoint& checkpoint);
+
+// Owns the weights in canonical order.
+class LoadedMoe {
+ public:
+  // Throws kInvalidArgument for a layer without experts or options that do not fit, kCorruptData
+  // for weights that do not fit together, kUnsupported for a model whose routing is not known.
+  LoadedMoe(const Checkpoint& checkpoint, int64_t layer, const LoadMoeOptions& options = {});
+
+  [[nodiscard]] const MoeConfig& config() const;
+  [[nodiscard]] const MoeWeights& weights() const;        // Views into this object.
+  [[nodiscard]] WeightFormat stored_format() const;       // Of the checkpoint.
+  [[nodiscard]] uint64_t stored_bytes() const;            // Of the local experts there.
+  [[nodiscard]] const TensorView& router_weight() const;  // F32 [E, H]
+  [[nodiscard]] const TensorView& router_bias() const;    // F32 [E] or absent: Routing::bias.
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace narrowfloat

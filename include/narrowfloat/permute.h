@@ -1,0 +1,48 @@
+// Permutation: sorts the slots of all tokens by expert, each expert's rows padded to a multiple of
+// the token tile (moe spec 5). The order within an expert is that of the slot indexes (stable).
+//
+//   Permutation member   FlashInfer's name
+//   slot_to_row          expanded_idx_to_permuted_idx
+//   row_to_token         permuted_idx_to_token_idx
+//   row_to_slot          permuted_idx_to_expanded_idx
+//   num_rows             total_num_padded_tokens
+//   tile_to_expert       cta_idx_xy_to_batch_idx
+//   tile_row_end         cta_idx_xy_to_mn_limit
+//   num_tiles            num_non_exiting_ctas
+#pragma once
+
+#include <cstdint>
+
+#include "narrowfloat/moe_types.h"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+// Sizes of the buffers of a Permutation: bounds over all routings (moe spec 5.2).
+struct PermutationLayout {
+  int64_t tokens;
+  int64_t slots;          // A token: k + S.
+  int32_t local_experts;  // EL + S
+  int32_t token_tile;
+  int64_t max_tiles;
+  int64_t max_rows;  // max_tiles * token_tile
+  int64_t bytes;     // One buffer for everything.
+
+  // Views into a buffer of `bytes` bytes, aligned to 4.
+  [[nodiscard]] Permutation bind(void* buffer, Device device = {}) const;
+};
+
+// Throws kInvalidArgument for extents out of range, and where slots or rows reach 2^31.
+PermutationLayout permutation_layout(int64_t tokens, int64_t slots, int32_t local_experts,
+                                     int32_t token_tile);
+
+// The tile that is used where none is asked for: the power of two at or above the mean number of
+// rows of a local expert, within [8, 128]. Never decreases as tokens grow.
+int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts);
+
+// ids: I32 [T, slots] of global experts. Local are [expert_offset, expert_offset + local_experts),
+// the local experts of `permutation`'s layout; every other id (-1, say) has no row.
+void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
+             const Permutation& permutation, Stream stream = {});
+
+}  // namespace narrowfloat
