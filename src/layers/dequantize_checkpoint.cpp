@@ -112,7 +112,7 @@ class CheckpointDequantizer {
     const ConventionSpec& spec = convention_spec(*weight.convention);
     const RowGrid grid = {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
     const RowRanges ranges = memory_.add(weight.name, weight.shape[0], grid, [&](int64_t rows) {
-      return CodedRows::buffer_bytes(spec, rows, cols) + output_bytes(rows * cols);
+      return CodedWeight::buffer_bytes(spec, rows, cols) + output_bytes(rows * cols);
     });
     const CheckpointTensor& values = *source_.find(weight.parts.front());
     RewriteItem item;
@@ -173,7 +173,7 @@ class CheckpointDequantizer {
     int64_t beyond_f32 = 0;  // Not in `count`: no dtype holds them.
   };
 
-  static void count_overflows(const CodedRows& coded, const TensorView& values, int64_t first_row,
+  static void count_overflows(const CodedWeight& coded, const TensorView& values, int64_t first_row,
                               Overflows& overflows) {
     const int64_t cols = coded.cols();
     for (int64_t row = 0; row < coded.rows(); ++row) {

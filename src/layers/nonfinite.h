@@ -20,7 +20,7 @@ struct BadScales {
   int64_t nonfinite = 0;
   int64_t negative = 0;  // Minus zero is none.
 };
-// Of block scales as CodedRows holds them.
+// Of block scales as CodedWeight holds them.
 BadScales bad_scales(ScaleType type, std::span<const std::byte> scales);
 
 }  // namespace narrowfloat

@@ -1,11 +1,11 @@
 // Reading weights of a checkpoint in ranges of rows: plain ones as they are, quantized ones as
-// CodedRows. The caller chooses the ranges; a range of a quantized weight starts at a multiple of
+// CodedWeight. The caller chooses the ranges; a range of a quantized weight starts at a multiple of
 // the format's block rows (128 for 128x128 blocks, else 1) or lies within such a tile.
 #pragma once
 
 #include <vector>
 
-#include "layers/coded_rows.h"
+#include "layers/coded_weight.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -45,7 +45,7 @@ class CodedReader {
 
   // `first` must be a multiple of the format's block rows, or the range within one such tile.
   void load(int64_t first, int64_t count);
-  [[nodiscard]] CodedRows& coded() { return coded_; }
+  [[nodiscard]] CodedWeight& coded() { return coded_; }
 
  private:
   void load_scales(int64_t first);
@@ -53,7 +53,7 @@ class CodedReader {
   const Checkpoint& checkpoint_;
   const CheckpointTensor& values_;
   const CheckpointTensor& scales_;
-  CodedRows coded_;
+  CodedWeight coded_;
 };
 
 }  // namespace narrowfloat

@@ -1,5 +1,5 @@
 // Encoding and decoding the way files need it: no zero scales, both directions of the global scale.
-#include "layers/coded_rows.h"
+#include "layers/coded_weight.h"
 
 #include "unit/layers/model_files.h"
 
@@ -8,19 +8,19 @@ namespace {
 
 constexpr int64_t kCols = 32;
 
-CodedRows encoded(const ConventionSpec& spec, const std::vector<float>& values,
-                  const EncodeSettings& settings = {}) {
+CodedWeight encoded(const ConventionSpec& spec, const std::vector<float>& values,
+                    const EncodeSettings& settings = {}) {
   float amax = 0;
   for (const float value : values) amax = std::max(amax, std::abs(value));
   const TensorScale scale = tensor_scale(spec, settings, amax);
   const auto rows = static_cast<int64_t>(values.size()) / kCols;
-  CodedRows coded(spec, rows, kCols, scale.stored);
+  CodedWeight coded(spec, rows, kCols, scale.stored);
   encode(TensorView::contiguous(values.data(), DType::kF32, {rows, kCols}), settings, scale.encode,
          coded);
   return coded;
 }
 
-std::vector<float> decoded(CodedRows& coded) {
+std::vector<float> decoded(CodedWeight& coded) {
   std::vector<float> values(static_cast<size_t>(coded.rows() * coded.cols()));
   coded.decode(TensorView::contiguous(values.data(), DType::kF32, {coded.rows(), coded.cols()}));
   return values;
@@ -37,9 +37,9 @@ std::vector<float> values_with_zero_scales() {
   return values;
 }
 
-TEST(CodedRows, CompressedTensorsStoresOneEighthForZeroScales) {
+TEST(CodedWeight, CompressedTensorsStoresOneEighthForZeroScales) {
   for (const MathMode math : {MathMode::kExact, MathMode::kFast}) {
-    CodedRows coded =
+    CodedWeight coded =
         encoded(compressed_tensors_nvfp4(), values_with_zero_scales(), {.math = math});
     EXPECT_EQ(coded.scales()[1], std::byte{0x20});
     EXPECT_EQ(coded.scales()[2], std::byte{0x20});
@@ -49,20 +49,20 @@ TEST(CodedRows, CompressedTensorsStoresOneEighthForZeroScales) {
   }
 }
 
-TEST(CodedRows, ModelOptTellsZeroBlocksFromUnderflow) {
-  CodedRows coded = encoded(modelopt_nvfp4(), values_with_zero_scales());
+TEST(CodedWeight, ModelOptTellsZeroBlocksFromUnderflow) {
+  CodedWeight coded = encoded(modelopt_nvfp4(), values_with_zero_scales());
   EXPECT_EQ(coded.scales()[1], std::byte{0x38});
   EXPECT_EQ(coded.scales()[2], std::byte{0x01});
   EXPECT_EQ(coded.values()[16], std::byte{0x80});
 }
 
-TEST(CodedRows, FourOverSixHasNoZeroScalesEither) {
-  CodedRows coded = encoded(compressed_tensors_nvfp4(), values_with_zero_scales(),
-                            {.scale_search = ScaleSearch::kFourOverSix});
+TEST(CodedWeight, FourOverSixHasNoZeroScalesEither) {
+  CodedWeight coded = encoded(compressed_tensors_nvfp4(), values_with_zero_scales(),
+                              {.scale_search = ScaleSearch::kFourOverSix});
   for (const std::byte scale : coded.scales()) EXPECT_NE(scale, std::byte{0});
 }
 
-TEST(CodedRows, GlobalScalesPointInTheirConventionsDirection) {
+TEST(CodedWeight, GlobalScalesPointInTheirConventionsDirection) {
   const float amax = 3.0F;
   EXPECT_EQ(tensor_scale(compressed_tensors_nvfp4(), {}, amax).stored, 2688.0F / amax);
   const TensorScale modelopt = tensor_scale(modelopt_nvfp4(), {}, amax);
@@ -73,7 +73,7 @@ TEST(CodedRows, GlobalScalesPointInTheirConventionsDirection) {
   EXPECT_EQ(tensor_scale(compressed_tensors_mxfp4(), {}, amax).stored, 1.0F);
 }
 
-TEST(CodedRows, GlobalScalesOfZeroAndTinyTensorsAreUsable) {
+TEST(CodedWeight, GlobalScalesOfZeroAndTinyTensorsAreUsable) {
   for (const ConventionSpec* spec : {&compressed_tensors_nvfp4(), &modelopt_nvfp4()}) {
     for (const float amax : {0.0F, 1e-44F, 1e-38F, 3e38F}) {
       const float stored = tensor_scale(*spec, {}, amax).stored;
@@ -82,10 +82,10 @@ TEST(CodedRows, GlobalScalesOfZeroAndTinyTensorsAreUsable) {
   }
 }
 
-TEST(CodedRows, ConventionsDecodeToNearlyTheSameValues) {
+TEST(CodedWeight, ConventionsDecodeToNearlyTheSameValues) {
   const std::vector<float> values = weight_values("w", 4 * kCols);
   for (const ConventionSpec* spec : all_convention_specs()) {
-    CodedRows coded = encoded(*spec, values);
+    CodedWeight coded = encoded(*spec, values);
     const std::vector<float> back = decoded(coded);
     for (size_t i = 0; i < values.size(); ++i) {
       EXPECT_NEAR(back[i], values[i], 0.02) << spec->info.name << " " << i;
@@ -93,12 +93,12 @@ TEST(CodedRows, ConventionsDecodeToNearlyTheSameValues) {
   }
 }
 
-TEST(CodedRows, ClipLimitsAreTheLargestCodesOfTheirBlocks) {
+TEST(CodedWeight, ClipLimitsAreTheLargestCodesOfTheirBlocks) {
   std::vector<float> values(2 * kCols, 1.0F);
   values[0] = -6.0F;
   values[40] = 448.0F;
   for (const ConventionSpec* spec : {&compressed_tensors_mxfp4(), &compressed_tensors_mxfp8()}) {
-    const CodedRows coded = encoded(*spec, values);
+    const CodedWeight coded = encoded(*spec, values);
     const ClipLimits limits = coded.clip_limits();
     std::vector<double> row;
     limits.of_row(0, row);

@@ -16,10 +16,10 @@
 
 namespace narrowfloat {
 
-class CodedRows {
+class CodedWeight {
  public:
   // Buffers for `rows` rows; `global_scale` as stored (1 where the convention has none).
-  CodedRows(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale);
+  CodedWeight(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale);
 
   // For the last range of a tensor. At most the rows of the constructor.
   void set_rows(int64_t rows);
@@ -71,6 +71,6 @@ TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& setti
 // input: F32, F16 or BF16 [rows, cols]. A zero scale is replaced by the convention's byte, and the
 // codes of that block are those of the scale that is stored.
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
-            CodedRows& output);
+            CodedWeight& output);
 
 }  // namespace narrowfloat
