@@ -1,4 +1,4 @@
-// Single IEEE operations on fp32: one rounding each, nearest even, denormals kept, never
+// Single IEEE operations on fp32 and double: one rounding each, nearest even, denormals kept, never
 // contracted. On CUDA the intrinsics say so; on the host -ffp-contract=off does.
 #pragma once
 
@@ -39,6 +39,30 @@ NF_HOST_DEVICE inline float fma_rn(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 #else
   return std::fma(a, b, c);
+#endif
+}
+
+NF_HOST_DEVICE inline double mul_rn(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+NF_HOST_DEVICE inline double add_rn(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+NF_HOST_DEVICE inline double div_rn(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __ddiv_rn(a, b);
+#else
+  return a / b;
 #endif
 }
 

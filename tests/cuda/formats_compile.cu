@@ -1,5 +1,6 @@
 // Compiles the rules of every format as device code in exact mode: the types that CPU and CUDA
 // share must stay free of host-only calls. Never launched.
+#include "base/portable_math.h"
 #include "formats/four_over_six.h"
 #include "formats/fp8_input.h"
 #include "formats/registry.h"
@@ -29,6 +30,7 @@ __global__ void scale_offset_kernel(int64_t* global_offset, ImageExtents extents
 }
 
 __global__ void shared_functions_kernel(float* global_values) {
+  global_values[8] = sigmoid_by_tanh(exp_portable(global_values[8]));
   global_values[0] = silu_mul<ExactMath>(global_values[0], global_values[1]);
   global_values[2] = rms_norm_element(global_values[2], rsqrt_rn(global_values[3]), 1.0F);
   global_values[4] = Fp8Input<ExactMath>::widen(3, Fp8Input<ExactMath>::factor(global_values[4]));

@@ -23,6 +23,13 @@ TEST(FloatOps, RoundOnceAndDoNotContract) {
   EXPECT_EQ(div_rn(1.0F, 3.0F), bits_float(0x3EAAAAABU));
 }
 
+TEST(FloatOps, KeepTheBitsOfDoubles) {
+  const double a = 1.0 + 0x1p-30;
+  EXPECT_EQ(mul_rn(a, a), 1.0 + 0x1p-29);  // 2^-60 is lost to rounding, not to fp32.
+  EXPECT_EQ(add_rn(1.0, 0x1p-52), 1.0 + 0x1p-52);
+  EXPECT_EQ(div_rn(1.0, 1.0 + 0x1p-52), 1.0 - 0x1p-52);
+}
+
 TEST(FloatOps, KeepDenormals) {
   EXPECT_EQ(mul_rn(0x1p-126F, 0.5F), 0x1p-127F);
   EXPECT_EQ(add_rn(0x1p-149F, 0x1p-149F), 0x1p-148F);
