@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "base/float_ops.h"
 #include "base/throw_error.h"
 #include "formats/float16.h"
 #include "formats/minifloat.h"
@@ -67,6 +68,14 @@ inline void round_through(DType dtype, float* values, int64_t count) {
   } else if (dtype == DType::kBF16) {
     for (int64_t i = 0; i < count; ++i) values[i] = bf16_to_float(float_to_bf16(values[i]));
   }
+}
+
+// Largest finite number of an input type, as block rules want it (spec 6.7); FLT_MAX for all others
+// than the 16-bit types.
+inline float largest_finite(DType dtype) {
+  if (dtype == DType::kBF16) return bits_float(0x7F7F0000U);
+  if (dtype == DType::kF16) return 65504.0F;
+  return kFloatMax;
 }
 
 // Bytes of one element of a type with whole bytes.

@@ -2,6 +2,7 @@
 // format's rule, the 4-over-6 search or the E4M3-input rule, as the problem says.
 #pragma once
 
+#include "formats/block_codes.h"
 #include "formats/four_over_six.h"
 #include "formats/fp8_input.h"
 #include "formats/registry.h"
@@ -22,22 +23,13 @@ class BlockEncoder {
 
   explicit BlockEncoder(const QuantizeProblem& problem) : problem_(problem) {}
 
-  // The block's maximum as the format wants it (spec 4.5).
-  static float block_amax(const float* x, int64_t count) {
-    AbsMax amax;
-    amax.add(x, count);
-    return Format::kAmaxOfNanIsNan ? amax.or_nan() : amax.or_zero();
-  }
-
   Stored encode(const float* x, int64_t count, const RowScaling& row, uint8_t* codes) const {
-    const float amax = block_amax(x, count);
+    const float amax = block_amax<Format>(x, count);
     if constexpr (Format::kHasGlobalScale) {
       if (problem_.four_over_six.enabled) return encode_four_over_six(x, amax, row, codes);
     }
     const BlockScale<Stored> scale = block_scale(amax, row.pair);
-    for (int64_t i = 0; i < count; ++i) {
-      codes[i] = Format::template encode<Math>(x[i], scale.multiplier);
-    }
+    encode_values<Format, Math>(x, count, scale.multiplier, codes);
     return scale.stored;
   }
 

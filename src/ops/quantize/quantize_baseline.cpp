@@ -176,10 +176,8 @@ class Baseline {
       stored[static_cast<size_t>(i)] =
           encoder_.encode(x.data() + i * kCols, n, scaling, codes.data() + i * kCols);
     }
-    if constexpr (std::is_same_v<Stored, float>) {
-      for (int64_t i = 0; i < blocks; ++i) {
-        stored[static_cast<size_t>(i)] = canonical_nan(stored[static_cast<size_t>(i)]);
-      }
+    for (int64_t i = 0; i < blocks; ++i) {
+      stored[static_cast<size_t>(i)] = canonical_scale(stored[static_cast<size_t>(i)]);
     }
     store(batch, row, first_col / kCols, std::span(stored).first(static_cast<size_t>(blocks)));
     store_codes<Element>(args_, flat(batch, row), first_col, codes.data(), count);
@@ -188,10 +186,8 @@ class Baseline {
   Stored encode_full_block(const float* x, const RowScaling& scaling, uint8_t* codes) const {
     constexpr int64_t kCols = Format::kBlockCols;
     const BlockScale<Stored> scale =
-        encoder_.block_scale(encoder_.block_amax(x, kCols), scaling.pair);
-    for (int64_t i = 0; i < kCols; ++i) {
-      codes[i] = Format::template encode<Math>(x[i], scale.multiplier);
-    }
+        encoder_.block_scale(block_amax<Format>(x, kCols), scaling.pair);
+    encode_values<Format, Math>(x, kCols, scale.multiplier, codes);
     return scale.stored;
   }
 
@@ -228,12 +224,12 @@ class Baseline {
         source_.load(flat(batch, first_row + i), factors[static_cast<size_t>(i)], col, count, x);
         amax.add(x, count);
       }
-      BlockScale<Stored> scale = encoder_.block_scale(amax.or_zero(), ScalePair{});
-      if constexpr (std::is_same_v<Stored, float>) scale.stored = canonical_nan(scale.stored);
-      store(batch, band, tile, std::span<const Stored>(&scale.stored, 1));
+      const BlockScale<Stored> scale = encoder_.block_scale(amax.or_zero(), ScalePair{});
+      const Stored stored = canonical_scale(scale.stored);
+      store(batch, band, tile, std::span<const Stored>(&stored, 1));
       for (int64_t i = 0; i < rows; ++i) {
-        encode_values(flat(batch, first_row + i), col, values.data() + i * kTile, count,
-                      scale.multiplier);
+        encode_columns(flat(batch, first_row + i), col, values.data() + i * kTile, count,
+                       scale.multiplier);
       }
     }
   }
@@ -263,17 +259,15 @@ class Baseline {
     for (int64_t col = first_col; col < first_col + count; col += kTile) {
       const int64_t n = std::min(kTile, first_col + count - col);
       source_.load(flat_row, factor, col, n, x.data());
-      encode_values(flat_row, col, x.data(), n, multiplier);
+      encode_columns(flat_row, col, x.data(), n, multiplier);
     }
   }
 
   // Up to 128 columns with a known multiplier.
-  void encode_values(int64_t flat_row, int64_t col, const float* x, int64_t count,
-                     float multiplier) const {
+  void encode_columns(int64_t flat_row, int64_t col, const float* x, int64_t count,
+                      float multiplier) const {
     std::array<uint8_t, kTile> codes;
-    for (int64_t i = 0; i < count; ++i) {
-      codes[static_cast<size_t>(i)] = Format::template encode<Math>(x[i], multiplier);
-    }
+    encode_values<Format, Math>(x, count, multiplier, codes.data());
     store_codes<Element>(args_, flat_row, col, codes.data(), count);
   }
 

@@ -8,6 +8,7 @@
 #include "base/throw_error.h"
 #include "formats/global_scale.h"
 #include "tensor/block_math.h"
+#include "tensor/element_io.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {
@@ -135,13 +136,10 @@ BlockRules block_rules(const QuantizeCall& call) {
       eps != 0.0F) {
     throw_invalid("fp8_eps: expected 0 for rule reciprocal in fast mode, got {}", eps);
   }
-  float input_max = kFloatMax;
-  if (call.input.dtype == DType::kBF16) input_max = bits_float(0x7F7F0000U);
-  if (call.input.dtype == DType::kF16) input_max = 65504.0F;
   return {.mx_rounding = options.mx_scale,
           .fp8_rule = options.fp8_rule,
           .fp8_eps = eps,
-          .input_max = input_max};
+          .input_max = largest_finite(call.input.dtype)};
 }
 
 // Source and axis of the encode scales, and the size of the decode scales stored from them.

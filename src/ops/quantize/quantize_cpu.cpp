@@ -136,14 +136,12 @@ class Oracle {
     std::array<uint8_t, kMaxBlock> codes;
     const int64_t count = std::min(kMaxBlock, problem_.cols - col);
     source_.load(flat(batch, row), factor, col, count, x.data());
-    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-      codes[i] = Format::template encode<Math>(x[i], multiplier);
-    }
+    encode_values<Format, Math>(x.data(), count, multiplier, codes.data());
     store_codes<typename Format::Element>(args_, flat(batch, row), col, codes.data(), count);
   }
 
   void store(int64_t batch, int64_t row, int64_t block, Stored stored) const {
-    if constexpr (std::is_same_v<Stored, float>) stored = canonical_nan(stored);
+    stored = canonical_scale(stored);
     const std::span<const Stored> one(&stored, 1);
     const int64_t image_row = scale_row(args_.row_offsets, row);
     store_scales<Stored>(args_.scales, batch, image_row, block, one);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <span>
 
+#include "formats/block_codes.h"
 #include "ops/quantize/quantize_problem.h"
 #include "tensor/layouts/registry.h"
 
@@ -36,20 +37,11 @@ void store_scales(const ScaleView& image, int64_t batch, int64_t row, int64_t fi
   });
 }
 
-// Codes, one a byte in, of columns [col, col + count) of a row of the flattened matrix. 4-bit codes
-// are packed two a byte, the even column in the low nibble (spec 8.1).
+// Codes, one a byte in, of columns [col, col + count) of a row of the flattened matrix.
 template <typename Element>
 void store_codes(const QuantizeArgs& args, int64_t row, int64_t col, const uint8_t* codes,
                  int64_t count) {
-  uint8_t* out = args.values + row * args.value_row_bytes;
-  if constexpr (Element::kBits == 4) {
-    out += col / 2;
-    for (int64_t i = 0; i < count / 2; ++i) {
-      out[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
-    }
-  } else {
-    if (count > 0) std::memcpy(out + col, codes, static_cast<size_t>(count));
-  }
+  pack_codes<Element>(codes, col, count, args.values + row * args.value_row_bytes);
 }
 
 // Zeroes the value columns that only pad a row (MXFP8 alignment).

@@ -1,0 +1,117 @@
+// See row_encoder.h. The formats' own rules, applied block by block.
+#include "tensor/row_encoder.h"
+
+#include <algorithm>
+#include <array>
+
+#include "formats/block_codes.h"
+#include "formats/registry.h"
+#include "tensor/element_io.h"
+
+namespace narrowfloat {
+namespace {
+
+// Decode scale of a per-token row over its maximum (spec 6.2).
+constexpr float kBaseDecodeScale = 1.0F / (448.0F * 6.0F);
+
+struct Columns {
+  const float* x;
+  int64_t first;
+  int64_t count;
+};
+
+template <BlockFormat Format>
+void encode_blocks(const RowRules& rules, const ScalePair& pair, const Columns& columns,
+                   const RowTarget& target) {
+  using Stored = typename Format::Stored;
+  constexpr int64_t kCols = Format::kBlockCols;
+  const BlockRules block_rules{.input_max = rules.input_max};
+  auto* scales = static_cast<Stored*>(target.scales);
+  std::array<uint8_t, kCols> codes;
+  for (int64_t done = 0; done < columns.count; done += kCols) {
+    const float* x = columns.x + done;
+    const int64_t col = columns.first + done;
+    const int64_t n = std::min(kCols, columns.count - done);
+    const auto scale =
+        Format::template block_scale<ExactMath>(block_amax<Format>(x, n), pair, block_rules);
+    scales[col / kCols * target.scale_stride] = canonical_scale(scale.stored);
+    encode_values<Format, ExactMath>(x, n, scale.multiplier, codes.data());
+    pack_codes<typename Format::Element>(codes.data(), col, n, target.values);
+  }
+}
+
+}  // namespace
+
+int64_t row_bytes(RowFormat format, int64_t cols) {
+  switch (format) {
+    case RowFormat::kBf16:
+      return 2 * cols;
+    case RowFormat::kFp32:
+      return 4 * cols;
+    case RowFormat::kFp8Static:
+    case RowFormat::kFp8Group:
+    case RowFormat::kMxfp8:
+      return cols;
+    case RowFormat::kNvfp4:
+    case RowFormat::kNvfp4PerToken:
+      return cols / 2;
+  }
+  throw_bad_enumerator("row format", static_cast<int>(format));
+}
+
+RowTarget row_target(const CodedRows& rows, RowFormat format, int64_t row, int64_t cols) {
+  RowTarget target{.values =
+                       static_cast<uint8_t*>(rows.values.data) + row * row_bytes(format, cols)};
+  if (!rows.scales.is_absent()) {
+    target.scales =
+        element_pointer(rows.scales.data, rows.scales.dtype, row * rows.scales.strides[0]);
+    target.scale_stride = rows.scales.strides[1];
+  }
+  if (!rows.row_scale.is_absent()) {
+    target.row_scale = static_cast<float*>(rows.row_scale.data) + row;
+  }
+  return target;
+}
+
+RowEncoder::RowEncoder(const RowRules& rules) : rules_(rules) {
+  if (rules.format == RowFormat::kNvfp4) {
+    pair_ = Nvfp4::scale_pair<ExactMath>(rules.multiplier);
+  }
+}
+
+void RowEncoder::start_row(float row_amax, const RowTarget& target) {
+  if (!needs_row_amax()) return;
+  const auto scale = Nvfp4PerToken::row_scale<ExactMath>(row_amax, kBaseDecodeScale);
+  pair_ = scale.pair;
+  *target.row_scale = canonical_nan(scale.stored);
+}
+
+void RowEncoder::encode(const float* x, int64_t col, int64_t count, const RowTarget& target) const {
+  const Columns columns{x, col, count};
+  switch (rules_.format) {
+    case RowFormat::kBf16:
+      return narrow(DType::kBF16, x, count, target.values + 2 * col);
+    case RowFormat::kFp32:
+      return narrow(DType::kF32, x, count, target.values + 4 * col);
+    case RowFormat::kFp8Static:
+      return encode_values<Fp8Tensor, ExactMath>(x, count, rules_.multiplier, target.values + col);
+    case RowFormat::kFp8Group:
+      return encode_blocks<Fp8Block1x128>(rules_, pair_, columns, target);
+    case RowFormat::kMxfp8:
+      return encode_blocks<Mxfp8>(rules_, pair_, columns, target);
+    case RowFormat::kNvfp4:
+      return encode_blocks<Nvfp4>(rules_, pair_, columns, target);
+    case RowFormat::kNvfp4PerToken:
+      return encode_blocks<Nvfp4PerToken>(rules_, pair_, columns, target);
+  }
+}
+
+void encode_row(const RowRules& rules, const float* x, int64_t cols, const RowTarget& target) {
+  RowEncoder encoder(rules);
+  AbsMax amax;
+  if (encoder.needs_row_amax()) amax.add(x, cols);
+  encoder.start_row(amax.or_zero(), target);
+  encoder.encode(x, 0, cols, target);
+}
+
+}  // namespace narrowfloat
