@@ -79,6 +79,20 @@ void require_vector(std::string_view argument, const TensorView& view, DType dty
   require_data(argument, view);
 }
 
+void require_tensor(std::string_view argument, const TensorView& view,
+                    std::initializer_list<DType> allowed, std::initializer_list<int64_t> shape,
+                    Device device) {
+  require_view(argument, view);
+  require_dtype(argument, view, allowed);
+  require_device(argument, view.device, device);
+  if (!std::equal(shape.begin(), shape.end(), view.shape.begin(), view.shape.begin() + view.rank)) {
+    throw_invalid("{}: expected shape [{}], got {}", argument, fmt::join(shape, ", "),
+                  to_string(view));
+  }
+  require_dense(argument, view);
+  require_data(argument, view);
+}
+
 RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_t cols) {
   require_view(argument, view);
   if (view.rank < 1) throw_invalid("{}: expected at least one axis, got a scalar", argument);

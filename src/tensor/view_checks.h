@@ -22,6 +22,11 @@ void require_dense(std::string_view argument, const TensorView& view);
 void require_vector(std::string_view argument, const TensorView& view, DType dtype, int64_t count,
                     Device device);
 
+// A dense tensor of one of the types, exactly `shape`, on `device`.
+void require_tensor(std::string_view argument, const TensorView& view,
+                    std::initializer_list<DType> allowed, std::initializer_list<int64_t> shape,
+                    Device device);
+
 // Rank within bounds, no negative extent.
 void require_view(std::string_view argument, const TensorView& view);
 

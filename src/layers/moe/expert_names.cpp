@@ -1,0 +1,103 @@
+// See expert_names.h.
+#include "layers/moe/expert_names.h"
+
+#include <charconv>
+#include <set>
+
+#include <fmt/ranges.h>
+
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+
+namespace narrowfloat {
+namespace {
+
+// Takes the last dotted part off `text`.
+std::string_view take_last(std::string_view& text) {
+  const size_t dot = text.rfind('.');
+  const std::string_view last = dot == std::string_view::npos ? text : text.substr(dot + 1);
+  text = dot == std::string_view::npos ? std::string_view{} : text.substr(0, dot);
+  return last;
+}
+
+std::optional<int64_t> parse_index(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+std::optional<ExpertMatrix> parse_matrix(std::string_view block, std::string_view text) {
+  if (block == "mlp") {
+    if (text == "gate_proj") return ExpertMatrix::kGate;
+    if (text == "up_proj") return ExpertMatrix::kUp;
+    if (text == "down_proj") return ExpertMatrix::kDown;
+  } else if (block == "block_sparse_moe") {
+    if (text == "w1") return ExpertMatrix::kGate;
+    if (text == "w3") return ExpertMatrix::kUp;
+    if (text == "w2") return ExpertMatrix::kDown;
+  }
+  return std::nullopt;
+}
+
+std::set<int64_t> layers_with_experts(std::span<const LogicalTensor> tensors) {
+  std::set<int64_t> layers;
+  for (const LogicalTensor& tensor : tensors) {
+    if (const auto parsed = parse_expert_name(tensor.name)) layers.insert(parsed->layer);
+  }
+  return layers;
+}
+
+}  // namespace
+
+std::string_view name(ExpertMatrix matrix) {
+  constexpr std::array<std::string_view, 3> kNames{"gate", "up", "down"};
+  return kNames[static_cast<size_t>(matrix)];
+}
+
+std::optional<ExpertName> parse_expert_name(std::string_view tensor) {
+  std::string_view rest = tensor;
+  if (take_last(rest) != "weight") return std::nullopt;
+  const std::string_view projection = take_last(rest);
+  const std::optional<int64_t> expert = parse_index(take_last(rest));
+  if (!expert || take_last(rest) != "experts") return std::nullopt;
+  ExpertName result{.block = rest, .layer = 0, .expert = *expert, .matrix = ExpertMatrix::kGate};
+  const std::optional<ExpertMatrix> matrix = parse_matrix(take_last(rest), projection);
+  const std::optional<int64_t> layer = parse_index(take_last(rest));
+  if (!matrix || !layer || take_last(rest) != "layers") return std::nullopt;
+  result.matrix = *matrix;
+  result.layer = *layer;
+  return result;
+}
+
+LayerExperts layer_experts(std::span<const LogicalTensor> tensors, int64_t layer,
+                           const std::string& path) {
+  LayerExperts result;
+  for (const LogicalTensor& tensor : tensors) {
+    const auto parsed = parse_expert_name(tensor.name);
+    if (!parsed || parsed->layer != layer) continue;
+    const auto expert = static_cast<size_t>(parsed->expert);
+    // More experts than tensors cannot all be there; nothing is allocated for such a number.
+    if (expert >= tensors.size()) {
+      throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expert number {} has gaps below it",
+                  printable(path), printable(tensor.name), expert);
+    }
+    if (expert >= result.experts.size()) result.experts.resize(expert + 1, {});
+    result.experts[expert][static_cast<size_t>(parsed->matrix)] = &tensor;
+    result.block = parsed->block;
+  }
+  if (result.experts.empty()) {
+    throw_invalid("layer: {} has no experts in layer {}; layers with experts: {}", printable(path),
+                  layer, fmt::join(layers_with_experts(tensors), ", "));
+  }
+  for (size_t expert = 0; expert < result.experts.size(); ++expert) {
+    for (size_t matrix = 0; matrix < 3; ++matrix) {
+      if (result.experts[expert][matrix] != nullptr) continue;
+      throw_error(ErrorKind::kCorruptData, "{}: {}: expert {} lacks its {} matrix", printable(path),
+                  printable(result.block), expert, name(static_cast<ExpertMatrix>(matrix)));
+    }
+  }
+  return result;
+}
+
+}  // namespace narrowfloat

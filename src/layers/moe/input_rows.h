@@ -1,0 +1,17 @@
+// Coding rows inside the layer: plain inputs into the mode's format, with the bits of quantize(),
+// and FC1's result where a layer quantizes it twice.
+#pragma once
+
+#include "narrowfloat/moe_types.h"
+
+namespace narrowfloat {
+
+// rows: BF16, F16, F32 or F64 [rows, cols], dense. F64 is rounded to fp32 first.
+// multiplier: of the static formats. output: as RowBuffers::bind makes it.
+void code_rows(const TensorView& rows, RowFormat format, float multiplier, const CodedRows& output);
+
+// As code_rows for the rows that `slot_to_row` names.
+void code_listed_rows(const TensorView& rows, const TensorView& slot_to_row, RowFormat format,
+                      const CodedRows& output);
+
+}  // namespace narrowfloat

@@ -1,0 +1,19 @@
+// Routing and activation of a model's experts, from its config.json (Hugging Face's member names).
+#pragma once
+
+#include <string>
+
+#include "narrowfloat/moe.h"
+
+namespace narrowfloat {
+
+struct MoeModelConfig {
+  RoutingConfig routing;  // experts too, as the config declares them.
+  Activation activation;
+};
+
+// path: of the checkpoint, for messages. Throws kUnsupported for model types and settings that are
+// not known, naming those that are; kCorruptData for members of the wrong type.
+MoeModelConfig read_moe_config(const std::string& config_text, const std::string& path);
+
+}  // namespace narrowfloat

@@ -1,0 +1,338 @@
+// See moe_checks.h. Shapes, dtypes and layouts of the weights themselves are checked where they are
+// prepared; here is what only the layer knows.
+#include "layers/moe/moe_checks.h"
+
+#include <array>
+#include <bit>
+
+#include "base/throw_error.h"
+#include "tensor/view_checks.h"
+
+namespace narrowfloat {
+namespace {
+
+bool has_static_multiplier(MoeMode mode) {
+  return mode == MoeMode::kFp8Tensor || mode == MoeMode::kNvfp4;
+}
+
+void check_extent(std::string_view argument, int64_t extent, const MoeModeInfo& mode) {
+  if (extent <= 0 || extent % mode.multiple != 0) {
+    throw_invalid("{}: mode {} needs a positive multiple of {}, got {}", argument, mode.name,
+                  mode.multiple, extent);
+  }
+}
+
+void check_shard(const MoeConfig& config) {
+  const int32_t experts = config.routing.experts;
+  // Compared without a sum that could overflow.
+  if (config.expert_offset < 0 || config.local_experts < 1 ||
+      config.expert_offset > experts - config.local_experts) {
+    throw_invalid(
+        "config.local_experts: the shard must lie within the {} experts, got experts {} to {}",
+        experts, config.expert_offset, int64_t{config.expert_offset} + config.local_experts - 1);
+  }
+  if (config.routing.shared_experts > 0 && config.local_experts != experts) {
+    throw_invalid(
+        "config.routing.shared_experts: fused shared experts need all experts on one rank; got "
+        "{} of {} local experts (run the shared experts as a layer of their own)",
+        config.local_experts, experts);
+  }
+}
+
+void check_types(const MoeConfig& config) {
+  const DType out = config.out_dtype;
+  if (out != DType::kBF16 && out != DType::kF16 && out != DType::kF32) {
+    throw_invalid("config.out_dtype: expected BF16, F16 or F32, got {}", name(out));
+  }
+  if (config.slot_dtype != DType::kBF16 && config.slot_dtype != DType::kF32) {
+    throw_invalid("config.slot_dtype: expected BF16 or F32, got {}", name(config.slot_dtype));
+  }
+  if (config.token_tile &&
+      (*config.token_tile < 1 || !std::has_single_bit(static_cast<uint32_t>(*config.token_tile)))) {
+    throw_invalid("config.token_tile: expected a power of two, got {}", *config.token_tile);
+  }
+}
+
+void check_switches(const MoeConfig& config) {
+  const MoeModeInfo& mode = moe_mode_info(config.mode);
+  if (config.weight_on_input && config.routing.top_k != 1) {
+    throw_invalid("config.weight_on_input: needs top_k 1, got {}", config.routing.top_k);
+  }
+  if (config.fp32_rows && mode.input != RowFormat::kBf16) {
+    throw_invalid("config.fp32_rows: only for modes with bf16 rows, got {}", mode.name);
+  }
+  if (config.double_quantize_fc1 && config.mode != MoeMode::kFp8Block) {
+    throw_invalid("config.double_quantize_fc1: only for mode fp8_block, got {}", mode.name);
+  }
+}
+
+void check_per_expert(std::string_view argument, const PerExpert& values, int32_t count,
+                      Device device) {
+  if (values.values.is_absent()) return;
+  require_tensor(argument, values.values, {DType::kF32}, {count}, device);
+}
+
+bool is_one(const PerExpert& factor) { return factor.values.is_absent() && factor.value == 1.0F; }
+
+void check_multipliers(const MoeWeights& weights, const MoeConfig& config) {
+  if (has_static_multiplier(config.mode)) return;
+  const std::string_view mode = name(config.mode);
+  if (!is_one(weights.inter_multiplier)) {
+    throw_invalid("weights.inter_multiplier: mode {} has no static multiplier; leave it 1", mode);
+  }
+  if (weights.input_multiplier) {
+    throw_invalid("weights.input_multiplier: mode {} has no static multiplier; leave it out", mode);
+  }
+}
+
+// Types and scales are checked against the mode where the weights are prepared.
+void check_weight_shape(std::string_view argument, const WeightView& weight,
+                        std::initializer_list<int64_t> shape) {
+  const TensorView& values = weight.values;
+  const int64_t packed = values.dtype == DType::kU8 ? 2 : 1;
+  const auto expected = shape.begin();
+  if (values.rank != 3 || values.shape[0] != expected[0] || values.shape[1] != expected[1] ||
+      values.shape[2] * packed != expected[2]) {
+    throw_invalid("{}.values: expected [local experts, rows, cols] = [{}, {}, {}] elements, got {}",
+                  argument, expected[0], expected[1], expected[2], to_string(values));
+  }
+}
+
+void check_bias(std::string_view argument, const TensorView& bias, int32_t experts, int64_t rows,
+                Device device) {
+  if (bias.is_absent()) return;
+  require_tensor(argument, bias, {DType::kF32, DType::kBF16}, {experts, rows}, device);
+}
+
+// Types of rows that the layer codes, or takes as they are.
+void check_plain_input(const TensorView& x, const MoeConfig& config, bool has_input_multiplier) {
+  const bool is_bf16_mode = moe_mode_info(config.mode).input == RowFormat::kBf16;
+  if (is_bf16_mode && config.fp32_rows) {
+    return require_dtype("inputs.values", x, {DType::kBF16, DType::kF32});
+  }
+  if (is_bf16_mode) return require_dtype("inputs.values", x, {DType::kBF16});
+  require_dtype("inputs.values", x, {DType::kBF16, DType::kF16, DType::kF32});
+  if (has_static_multiplier(config.mode) && !has_input_multiplier) {
+    throw_invalid(
+        "inputs.values: mode {} quantizes plain rows with weights.input_multiplier, which the "
+        "layer was prepared without; prepare it with one, or pass coded rows",
+        name(config.mode));
+  }
+}
+
+void check_coded_input(const MoeInputs& inputs, const MoeConfig& config, int64_t tokens,
+                       Device device) {
+  const RowFormat format = moe_mode_info(config.mode).input;
+  require_tensor("inputs.values", inputs.values, {value_dtype(format)},
+                 {tokens, value_cols(format, config.hidden)}, device);
+  const int64_t blocks = scale_blocks(format, config.hidden);
+  if (blocks == 0) {
+    if (!inputs.scales.is_absent()) {
+      throw_invalid("inputs.scales: mode {} has no block scales of its input; leave it out",
+                    name(config.mode));
+    }
+  } else {
+    const TensorView& scales = inputs.scales;
+    const DType dtype = scale_dtype(format);
+    require_view("inputs.scales", scales);
+    require_device("inputs.scales", scales.device, device);
+    if (scales.dtype != dtype && (dtype == DType::kF32 || scales.dtype != DType::kU8)) {
+      throw_invalid("inputs.scales: expected {}{}, got {}", name(dtype),
+                    dtype == DType::kF32 ? "" : " or U8", name(scales.dtype));
+    }
+    if (scales.rank != 2 || scales.shape[0] != tokens || scales.shape[1] != blocks) {
+      throw_invalid("inputs.scales: expected a [{}, {}] view (any strides), got {}", tokens, blocks,
+                    to_string(scales));
+    }
+    require_data("inputs.scales", scales);
+  }
+  if (format == RowFormat::kNvfp4PerToken) {
+    require_tensor("inputs.row_scale", inputs.row_scale, {DType::kF32}, {tokens}, device);
+  }
+}
+
+void check_inputs(const MoeCall& call, const MoeConfig& config, bool has_input_multiplier,
+                  Device device) {
+  const MoeInputs& inputs = call.inputs;
+  if (is_plain_input(inputs, config)) {
+    check_plain_input(inputs.values, config, has_input_multiplier);
+    require_tensor("inputs.values", inputs.values, {inputs.values.dtype},
+                   {call.tokens, config.hidden}, device);
+    if (!inputs.scales.is_absent()) {
+      throw_invalid("inputs.scales: plain {} rows have no scales; leave it out",
+                    name(inputs.values.dtype));
+    }
+  } else {
+    check_coded_input(inputs, config, call.tokens, device);
+  }
+  if (moe_mode_info(config.mode).input != RowFormat::kNvfp4PerToken ||
+      is_plain_input(inputs, config)) {
+    if (!inputs.row_scale.is_absent()) {
+      throw_invalid("inputs.row_scale: only for coded rows of mode nvfp4_per_token; leave it out");
+    }
+  }
+}
+
+void check_routing_tokens(const Routing& routing, int64_t tokens) {
+  const TensorView* view = &routing.ids;
+  std::string_view argument = "routing.ids";
+  if (!routing.logits.is_absent()) {
+    view = &routing.logits;
+    argument = "routing.logits";
+  } else if (!routing.packed.is_absent()) {
+    view = &routing.packed;
+    argument = "routing.packed";
+  }
+  if (view->rank != 2 || view->shape[0] != tokens) {
+    throw_invalid("{}: expected one row for each of the {} tokens of inputs, got {}", argument,
+                  tokens, to_string(*view));
+  }
+}
+
+void check_outputs(const MoeCall& call, const MoeConfig& config, const MoeWorkspace& plan,
+                   Device device) {
+  const MoeOutputs& outputs = call.outputs;
+  const int64_t slots = plan.permutation_layout.slots;
+  if (outputs.out.is_absent() && outputs.slot_out.is_absent()) {
+    throw_invalid("outputs.out: give out, slot_out, or both");
+  }
+  if (!outputs.out.is_absent()) {
+    require_view("outputs.out", outputs.out);
+    const int64_t cols = outputs.out.rank == 2 ? outputs.out.shape[1] : -1;
+    if (cols < 0 || cols > config.hidden) {
+      throw_invalid("outputs.out: expected [{}, at most {}], got {}", call.tokens, config.hidden,
+                    to_string(outputs.out));
+    }
+    require_tensor("outputs.out", outputs.out, {config.out_dtype}, {call.tokens, cols}, device);
+  }
+  if (!outputs.slot_out.is_absent()) {
+    require_tensor("outputs.slot_out", outputs.slot_out, {config.slot_dtype},
+                   {plan.permutation_layout.max_rows, config.hidden}, device);
+  }
+  if (!outputs.expert_weights.is_absent()) {
+    require_tensor("outputs.expert_weights", outputs.expert_weights, {DType::kF32},
+                   {call.tokens, slots}, device);
+  }
+  if (!outputs.topk_ids.is_absent()) {
+    require_tensor("outputs.topk_ids", outputs.topk_ids, {DType::kI32}, {call.tokens, slots},
+                   device);
+  }
+  if (!outputs.slot_to_row.is_absent()) {
+    require_vector("outputs.slot_to_row", outputs.slot_to_row, DType::kI32, call.tokens * slots,
+                   device);
+  }
+}
+
+void check_workspace(const MoeCall& call, const MoeWorkspace& plan, Device device) {
+  const TensorView& workspace = call.workspace;
+  require_view("workspace", workspace);
+  if (plan.total == 0) return;
+  require_dtype("workspace", workspace, {DType::kU8});
+  require_device("workspace", workspace.device, device);
+  require_dense("workspace", workspace);
+  if (workspace.num_elements() < plan.total) {
+    throw_invalid("workspace: {} tokens need {} bytes (required_workspace), got {}", call.tokens,
+                  plan.total, workspace.num_elements());
+  }
+  require_data("workspace", workspace);
+  if (reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+    throw_invalid("workspace: expected an address aligned to {} bytes", kWorkspaceAlignment);
+  }
+}
+
+void check_overlaps(const MoeCall& call) {
+  const MoeOutputs& outputs = call.outputs;
+  const std::array written{byte_range("outputs.out", outputs.out),
+                           byte_range("outputs.slot_out", outputs.slot_out),
+                           byte_range("outputs.expert_weights", outputs.expert_weights),
+                           byte_range("outputs.slot_to_row", outputs.slot_to_row),
+                           byte_range("outputs.topk_ids", outputs.topk_ids),
+                           byte_range("outputs.routing_replay", outputs.routing_replay),
+                           byte_range("workspace", call.workspace)};
+  const std::array read{byte_range("inputs.values", call.inputs.values),
+                        byte_range("inputs.scales", call.inputs.scales),
+                        byte_range("inputs.row_scale", call.inputs.row_scale),
+                        byte_range("routing.logits", call.routing.logits),
+                        byte_range("routing.bias", call.routing.bias),
+                        byte_range("routing.packed", call.routing.packed),
+                        byte_range("routing.ids", call.routing.ids),
+                        byte_range("routing.weights", call.routing.weights)};
+  require_disjoint(written, read);
+}
+
+}  // namespace
+
+int64_t fc1_rows(const MoeConfig& config) {
+  return activation_info(config.activation.kind).is_gated ? 2 * config.inter : config.inter;
+}
+
+int32_t weight_experts(const MoeConfig& config) {
+  return config.local_experts + config.routing.shared_experts;
+}
+
+MoeExtents moe_extents(const MoeConfig& config) {
+  const MoeModeInfo& mode = moe_mode_info(config.mode);
+  return {.hidden = config.hidden,
+          .inter = config.inter,
+          .fc1_rows = fc1_rows(config),
+          .slots = config.routing.top_k + config.routing.shared_experts,
+          .local_experts = weight_experts(config),
+          .input = mode.input,
+          .intermediate = config.fp32_rows ? RowFormat::kFp32 : mode.intermediate,
+          .fc1_dtype = config.accumulation == Accumulation::kFp64 ? DType::kF64 : DType::kF32,
+          .slot_dtype = config.slot_dtype,
+          .double_quantize_fc1 = config.double_quantize_fc1};
+}
+
+void check_moe_config(const MoeConfig& config, Device device) {
+  if (device.type != DeviceType::kCpu) {
+    throw_error(ErrorKind::kUnsupported,
+                "device: the MoE layer runs on the CPU only in this build, got {}",
+                to_string(device));
+  }
+  check_routing_config(config.routing);
+  const MoeModeInfo& mode = moe_mode_info(config.mode);
+  check_extent("config.hidden", config.hidden, mode);
+  check_extent("config.inter", config.inter, mode);
+  check_shard(config);
+  check_types(config);
+  check_switches(config);
+}
+
+void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device) {
+  const int32_t experts = weight_experts(config);
+  check_weight_shape("weights.w1", weights.w1, {experts, fc1_rows(config), config.hidden});
+  check_weight_shape("weights.w2", weights.w2, {experts, config.hidden, config.inter});
+  check_per_expert("weights.up_scale", weights.up_scale, experts, device);
+  check_per_expert("weights.gate_scale", weights.gate_scale, experts, device);
+  check_per_expert("weights.down_scale", weights.down_scale, experts, device);
+  check_per_expert("weights.inter_multiplier", weights.inter_multiplier, experts, device);
+  check_per_expert("config.activation.alpha", config.activation.alpha, experts, device);
+  check_per_expert("config.activation.beta", config.activation.beta, experts, device);
+  check_per_expert("config.activation.limit_gate", config.activation.limit_gate, experts, device);
+  check_per_expert("config.activation.limit_up", config.activation.limit_up, experts, device);
+  check_multipliers(weights, config);
+  if (!activation_info(config.activation.kind).is_gated && !is_one(weights.gate_scale)) {
+    throw_invalid("weights.gate_scale: activation {} has no gate; leave it 1",
+                  name(config.activation.kind));
+  }
+  check_bias("weights.bias1", weights.bias1, experts, fc1_rows(config), device);
+  check_bias("weights.bias2", weights.bias2, experts, config.hidden, device);
+}
+
+bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config) {
+  const DType dtype = inputs.values.dtype;
+  const bool is_wide = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+  return is_wide || moe_mode_info(config.mode).input == RowFormat::kBf16;
+}
+
+void check_moe_call(const MoeCall& call, const MoeConfig& config, const MoeWorkspace& plan,
+                    bool has_input_multiplier, Device device) {
+  check_inputs(call, config, has_input_multiplier, device);
+  check_routing_tokens(call.routing, call.tokens);
+  check_outputs(call, config, plan, device);
+  check_workspace(call, plan, device);
+  check_overlaps(call);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,33 @@
+// The checks of MoeLayer: everything about a configuration, its weights and a call that can be
+// decided on the host. Each throws kInvalidArgument (kUnsupported for what a device lacks).
+#pragma once
+
+#include "layers/moe/moe_workspace.h"
+#include "narrowfloat/moe.h"
+
+namespace narrowfloat {
+
+void check_moe_config(const MoeConfig& config, Device device);
+void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device);
+
+// F1: rows of w1.
+int64_t fc1_rows(const MoeConfig& config);
+// EL + S
+int32_t weight_experts(const MoeConfig& config);
+MoeExtents moe_extents(const MoeConfig& config);
+
+// True for rows that the layer codes itself.
+bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config);
+
+struct MoeCall {
+  const MoeInputs& inputs;
+  const Routing& routing;
+  const MoeOutputs& outputs;
+  const TensorView& workspace;
+  int64_t tokens;
+};
+// has_input_multiplier: plain rows can be coded with a static multiplier.
+void check_moe_call(const MoeCall& call, const MoeConfig& config, const MoeWorkspace& plan,
+                    bool has_input_multiplier, Device device);
+
+}  // namespace narrowfloat

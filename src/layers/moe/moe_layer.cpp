@@ -1,0 +1,49 @@
+// The public layer: checks, then the stages of MoeRun.
+#include "base/throw_error.h"
+#include "layers/moe/moe_run.h"
+
+namespace narrowfloat {
+
+struct MoeLayer::State : PreparedMoe {
+  using PreparedMoe::PreparedMoe;
+};
+
+MoeLayer MoeLayer::prepare(const MoeWeights& weights, const MoeConfig& config, Device device,
+                           Stream stream) {
+  check_moe_config(config, device);
+  check_moe_weights(weights, config, device);
+  MoeLayer layer;
+  layer.state_ = std::make_shared<const State>(weights, config, device, stream);
+  return layer;
+}
+
+const MoeConfig& MoeLayer::config() const { return state_->config; }
+
+int64_t MoeLayer::weight_bytes() const { return state_->w1.bytes() + state_->w2.bytes(); }
+
+int64_t MoeLayer::required_workspace(int64_t tokens) const {
+  return state_->workspace(tokens).total;
+}
+
+int32_t MoeLayer::token_tile(int64_t tokens) const { return state_->token_tile(tokens); }
+
+int64_t MoeLayer::max_rows(int64_t tokens) const {
+  const MoeExtents& extents = state_->extents;
+  return permutation_layout(tokens, extents.slots, extents.local_experts,
+                            state_->token_tile(tokens))
+      .max_rows;
+}
+
+void MoeLayer::run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
+                   const TensorView& workspace, Stream stream) const {
+  if (inputs.values.rank != 2) {
+    throw_invalid("inputs.values: expected [tokens, {}], got {}", state_->config.hidden,
+                  to_string(inputs.values));
+  }
+  const MoeCall call{inputs, routing, outputs, workspace, inputs.values.shape[0]};
+  const MoeWorkspace plan = state_->workspace(call.tokens);
+  check_moe_call(call, state_->config, plan, state_->input_multiplier.has_value(), state_->device);
+  MoeRun(*state_, plan, call, stream).run();
+}
+
+}  // namespace narrowfloat

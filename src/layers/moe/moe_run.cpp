@@ -1,0 +1,131 @@
+// See moe_run.h.
+#include "layers/moe/moe_run.h"
+
+#include "layers/moe/input_rows.h"
+
+namespace narrowfloat {
+
+MoeRun::MoeRun(const PreparedMoe& layer, const MoeWorkspace& plan, const MoeCall& call,
+               Stream stream)
+    : layer_(layer), plan_(plan), call_(call), stream_(stream) {
+  const MoeOutputs& outputs = call.outputs;
+  ids_ = output_or(outputs.topk_ids, plan.ids, DType::kI32);
+  weights_ = output_or(outputs.expert_weights, plan.weights, DType::kF32);
+  permutation_ = plan.permutation_layout.bind(at(plan.permutation), layer.device);
+  if (!outputs.slot_to_row.is_absent()) permutation_.slot_to_row = outputs.slot_to_row;
+  const int64_t max_rows = plan.permutation_layout.max_rows;
+  const MoeExtents& extents = layer.extents;
+  fc1_ = TensorView::contiguous(at(plan.gemm_rows), extents.fc1_dtype, {max_rows, extents.fc1_rows},
+                                layer.device);
+  slot_rows_ = outputs.slot_out;
+  if (slot_rows_.is_absent()) {
+    slot_rows_ = TensorView::contiguous(at(plan.gemm_rows), extents.slot_dtype,
+                                        {max_rows, extents.hidden}, layer.device);
+  }
+}
+
+std::byte* MoeRun::at(int64_t offset) const {
+  return static_cast<std::byte*>(call_.workspace.data) + offset;
+}
+
+TensorView MoeRun::output_or(const TensorView& requested, int64_t offset, DType dtype) const {
+  if (!requested.is_absent()) return requested;
+  return TensorView::contiguous(at(offset), dtype, {call_.tokens, layer_.extents.slots},
+                                layer_.device);
+}
+
+void MoeRun::run() {
+  route_tokens();
+  permute_slots();
+  multiply_first(coded_input());
+  multiply_second(activate_rows());
+  combine_slots();
+}
+
+void MoeRun::route_tokens() {
+  const RouteOutputs outputs{.ids = ids_,
+                             .weights = weights_,
+                             .replay = call_.outputs.routing_replay,
+                             .errors = call_.outputs.errors};
+  route(call_.routing, layer_.config.routing, outputs, stream_);
+}
+
+void MoeRun::permute_slots() {
+  permute(ids_, layer_.config.expert_offset, layer_.extents.local_experts, permutation_, stream_);
+}
+
+CodedRows MoeRun::coded_input() {
+  const RowFormat format = layer_.extents.input;
+  if (format == RowFormat::kBf16 || !is_plain_input(call_.inputs, layer_.config)) {
+    return call_.inputs;
+  }
+  const CodedRows coded = plan_.input.bind(at(plan_.input_rows), call_.tokens, layer_.device);
+  code_rows(call_.inputs.values, format, layer_.input_multiplier.value_or(1.0F), coded);
+  return coded;
+}
+
+void MoeRun::multiply_first(const CodedRows& input) {
+  const bool is_gated = activation_info(layer_.config.activation.kind).is_gated;
+  GroupedGemmArgs args;
+  args.a = input;
+  args.gather_tokens = true;
+  args.permutation = permutation_;
+  args.accumulation = layer_.config.accumulation;
+  if (layer_.config.weight_on_input) {
+    args.slot_weights = weights_;
+    args.slot_weights.rank = 1;
+    args.slot_weights.shape[0] = weights_.num_elements();
+    args.slot_weights.strides[0] = 1;
+  }
+  args.scale = layer_.up_scale.view();
+  if (is_gated) {
+    args.gate_order = layer_.config.gate_order;
+    args.gate_scale = layer_.gate_scale.view();
+  }
+  args.bias = layer_.bias1.view();
+  args.output = fc1_;
+  grouped_gemm(args, layer_.w1, gemm_workspace(), stream_);
+}
+
+CodedRows MoeRun::activate_rows() {
+  const int64_t max_rows = plan_.permutation_layout.max_rows;
+  ActivateArgs args;
+  args.input.values = fc1_;
+  if (layer_.config.double_quantize_fc1) {
+    args.input = plan_.fc1_coded.bind(at(plan_.fc1_coded_rows), max_rows, layer_.device);
+    code_listed_rows(fc1_, permutation_.slot_to_row, RowFormat::kFp8Group, args.input);
+  }
+  args.activation = layer_.config.activation;
+  args.gate_order = layer_.config.gate_order;
+  args.slot_to_row = permutation_.slot_to_row;
+  args.tile_to_expert = permutation_.tile_to_expert;
+  args.token_tile = permutation_.token_tile;
+  args.format = layer_.extents.intermediate;
+  args.multiplier = layer_.inter_multiplier.view();
+  args.output = plan_.intermediate.bind(at(plan_.intermediate_rows), max_rows, layer_.device);
+  activate(args, stream_);
+  return args.output;
+}
+
+void MoeRun::multiply_second(const CodedRows& intermediate) {
+  GroupedGemmArgs args;
+  args.a = intermediate;
+  args.permutation = permutation_;
+  args.accumulation = layer_.config.accumulation;
+  args.scale = layer_.down_scale.view();
+  args.bias = layer_.bias2.view();
+  args.output = slot_rows_;
+  grouped_gemm(args, layer_.w2, gemm_workspace(), stream_);
+}
+
+void MoeRun::combine_slots() {
+  if (call_.outputs.out.is_absent()) return;
+  const TensorView weights = layer_.config.weight_on_input ? TensorView{} : weights_;
+  combine(slot_rows_, permutation_.slot_to_row, weights, call_.outputs.out, stream_);
+}
+
+TensorView MoeRun::gemm_workspace() const {
+  return TensorView::contiguous(at(plan_.gemm), DType::kU8, {plan_.gemm_bytes}, layer_.device);
+}
+
+}  // namespace narrowfloat

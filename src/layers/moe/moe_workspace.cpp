@@ -1,0 +1,42 @@
+// See moe_workspace.h; the formula in words is in docs/moe.md.
+#include "layers/moe/moe_workspace.h"
+
+#include <algorithm>
+
+#include "base/int_math.h"
+
+namespace narrowfloat {
+
+MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t token_tile,
+                           int64_t gemm_bytes) {
+  MoeWorkspace plan;
+  plan.tokens = tokens;
+  plan.permutation_layout =
+      permutation_layout(tokens, extents.slots, extents.local_experts, token_tile);
+  const int64_t max_rows = plan.permutation_layout.max_rows;
+  plan.input = row_buffers(extents.input, tokens, extents.hidden);
+  plan.intermediate = row_buffers(extents.intermediate, max_rows, extents.inter);
+  plan.fc1_coded = row_buffers(RowFormat::kFp8Group, extents.double_quantize_fc1 ? max_rows : 0,
+                               extents.fc1_rows);
+  int64_t offset = 0;
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = offset;
+    offset += round_up(bytes, kWorkspaceAlignment);
+    return begin;
+  };
+  const int64_t fc1_bytes = max_rows * extents.fc1_rows * bits(extents.fc1_dtype) / 8;
+  const int64_t slot_bytes = max_rows * extents.hidden * bits(extents.slot_dtype) / 8;
+  plan.ids = take(tokens * extents.slots * 4);
+  plan.weights = take(tokens * extents.slots * 4);
+  plan.permutation = take(plan.permutation_layout.bytes);
+  plan.input_rows = take(plan.input.bytes());
+  plan.gemm_rows = take(std::max(fc1_bytes, slot_bytes));
+  plan.intermediate_rows = take(plan.intermediate.bytes());
+  plan.fc1_coded_rows = take(plan.fc1_coded.bytes());
+  plan.gemm = take(gemm_bytes);
+  plan.gemm_bytes = gemm_bytes;
+  plan.total = offset;
+  return plan;
+}
+
+}  // namespace narrowfloat

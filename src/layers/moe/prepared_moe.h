@@ -1,0 +1,57 @@
+// What MoeLayer::prepare leaves behind: prepared weights, and copies of everything small that the
+// caller gave. Immutable afterwards; never copied, because the configuration's per-expert values
+// are views into it.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "layers/moe/moe_workspace.h"
+#include "narrowfloat/moe.h"
+
+namespace narrowfloat {
+
+class OwnedPerExpert {
+ public:
+  OwnedPerExpert() = default;
+  explicit OwnedPerExpert(const PerExpert& source);
+  [[nodiscard]] PerExpert view() const;
+
+ private:
+  float one_ = 1.0F;
+  std::vector<float> each_;
+};
+
+class OwnedTensor {
+ public:
+  OwnedTensor() = default;
+  // source: dense, or absent.
+  explicit OwnedTensor(const TensorView& source);
+  [[nodiscard]] TensorView view() const;
+
+ private:
+  TensorView view_;
+  std::vector<std::byte> bytes_;
+};
+
+struct PreparedMoe {
+  PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Device where, Stream stream);
+  PreparedMoe(const PreparedMoe&) = delete;
+  PreparedMoe& operator=(const PreparedMoe&) = delete;
+  ~PreparedMoe() = default;
+
+  [[nodiscard]] int32_t token_tile(int64_t tokens) const;
+  [[nodiscard]] MoeWorkspace workspace(int64_t tokens) const;
+
+  Device device;
+  MoeExtents extents;
+  OwnedPerExpert alpha, beta, limit_gate, limit_up;
+  MoeConfig config;
+  OwnedPerExpert up_scale, gate_scale, down_scale, inter_multiplier;
+  std::optional<float> input_multiplier;
+  OwnedTensor bias1, bias2;
+  GroupedWeights w1, w2;
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,36 @@
+// Buffers of activation rows in a RowFormat: what they take, and views over them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "narrowfloat/moe_types.h"
+
+namespace narrowfloat {
+
+// Every part starts at a multiple of this.
+inline constexpr int64_t kWorkspaceAlignment = 256;
+
+struct RowBuffers {
+  RowFormat format = RowFormat::kBf16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t values_bytes = 0;
+  int64_t scales_bytes = 0;     // Linear [rows, scale_blocks].
+  int64_t row_scale_bytes = 0;  // kNvfp4PerToken: one F32 a row.
+
+  // All parts, each rounded up to kWorkspaceAlignment.
+  [[nodiscard]] int64_t bytes() const;
+  // Views over `buffer`, aligned to kWorkspaceAlignment, for the first `used` rows.
+  [[nodiscard]] CodedRows bind(std::byte* buffer, int64_t used, Device device) const;
+};
+
+RowBuffers row_buffers(RowFormat format, int64_t rows, int64_t cols);
+
+// Type of the elements, and of the block scales (formats without: F32).
+DType value_dtype(RowFormat format);
+DType scale_dtype(RowFormat format);
+// Columns of the values tensor: two elements share a byte in 4-bit formats.
+int64_t value_cols(RowFormat format, int64_t cols);
+
+}  // namespace narrowfloat
