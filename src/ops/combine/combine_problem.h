@@ -1,0 +1,46 @@
+// A combine as data (see quantize_problem.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "narrowfloat/combine.h"
+#include "runtime/dispatch.h"
+
+namespace narrowfloat {
+
+struct CombineProblem {
+  DType slot_rows = DType::kBF16;
+  DType weights = DType::kF32;  // Counts where has_weights.
+  bool has_weights = true;
+  DType output = DType::kBF16;
+  Device device;
+  int64_t tokens = 0;
+  int64_t slots = 0;   // A token.
+  int64_t hidden = 0;  // Columns of slot_rows.
+  int64_t cols = 0;    // Of the output.
+};
+std::string to_string(const CombineProblem& problem);
+
+struct CombineArgs {
+  const void* slot_rows = nullptr;       // [rows, hidden]
+  const int32_t* slot_to_row = nullptr;  // [tokens * slots]: -1, or a row below `rows`.
+  const void* weights = nullptr;         // [tokens * slots] or null.
+  void* output = nullptr;                // [tokens, cols]
+  int64_t output_stride = 0;             // In elements.
+};
+
+struct CombineImpl {
+  std::string_view name;
+  Support (*supports)(const CombineProblem& problem);
+  void (*run)(const CombineProblem& problem, const CombineArgs& args, Stream stream);
+};
+
+// Ordered, fastest first, the oracle last.
+std::span<const CombineImpl> combine_impls();
+extern const CombineImpl kCombineCpuReference;
+extern const CombineImpl kCombineCpuBaseline;
+
+}  // namespace narrowfloat

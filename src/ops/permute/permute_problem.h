@@ -1,0 +1,48 @@
+// A permutation as data (see quantize_problem.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "narrowfloat/permute.h"
+#include "runtime/dispatch.h"
+
+namespace narrowfloat {
+
+// Experts of a layer, fused shared ones included (moe spec 1.8): what arrays of counters are sized
+// for.
+inline constexpr int32_t kMaxLocalExperts = 4096;
+
+struct PermuteProblem {
+  PermutationLayout layout{};
+  int32_t expert_offset = 0;
+  Device device;
+};
+std::string to_string(const PermuteProblem& problem);
+
+// Lengths are those of the layout; see struct Permutation.
+struct PermuteArgs {
+  const int32_t* ids = nullptr;  // [tokens * slots]
+  int32_t* slot_to_row = nullptr;
+  int32_t* row_to_token = nullptr;
+  int32_t* row_to_slot = nullptr;
+  int32_t* num_rows = nullptr;
+  int32_t* tile_to_expert = nullptr;
+  int32_t* tile_row_end = nullptr;
+  int32_t* num_tiles = nullptr;
+};
+
+struct PermuteImpl {
+  std::string_view name;
+  Support (*supports)(const PermuteProblem& problem);
+  void (*run)(const PermuteProblem& problem, const PermuteArgs& args, Stream stream);
+};
+
+// Ordered, fastest first, the oracle last.
+std::span<const PermuteImpl> permute_impls();
+extern const PermuteImpl kPermuteCpuReference;
+extern const PermuteImpl kPermuteCpuBaseline;
+
+}  // namespace narrowfloat
