@@ -18,8 +18,8 @@ class FunctionRef<Result(Args...)> {
   template <typename Callable>
   requires(!std::same_as<std::remove_cvref_t<Callable>, FunctionRef> &&
            std::is_invocable_r_v<Result, const Callable&, Args...>)
-      FunctionRef(
-          const Callable& callable)  // NOLINT(google-explicit-constructor): as std::function.
+      // NOLINTNEXTLINE(google-explicit-constructor): as std::function.
+      FunctionRef(const Callable& callable)
       : object_(&callable), call_([](const void* object, Args... args) -> Result {
           return (*static_cast<const Callable*>(object))(std::forward<Args>(args)...);
         }) {}

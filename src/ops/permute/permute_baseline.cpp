@@ -28,6 +28,7 @@ class ChunkedSort {
     const int64_t chunks = std::clamp<int64_t>(wanted, 1, kCounters / layout_.local_experts);
     tokens_per_chunk_ = std::max<int64_t>(1, ceil_div(layout_.tokens, chunks));
     chunks_ = ceil_div(layout_.tokens, tokens_per_chunk_);
+    std::fill_n(counters_.begin(), chunks_ * layout_.local_experts, 0);
   }
 
   void run() {
@@ -124,7 +125,7 @@ class ChunkedSort {
   PermuteArgs args_;
   int64_t tokens_per_chunk_ = 1;
   int64_t chunks_ = 0;
-  std::array<int32_t, kCounters> counters_{};  // [chunks, local experts]
+  std::array<int32_t, kCounters> counters_;  // [chunks, local experts]
 };
 
 void run_baseline(const PermuteProblem& problem, const PermuteArgs& args, Stream /*stream*/) {
