@@ -50,26 +50,28 @@ const TensorView& the_input(const Routing& routing, RoutingInput* input) {
   return has_logits ? routing.logits : has_packed ? routing.packed : routing.ids;
 }
 
-// [rows, cols] without gaps; rows < 0 takes any number.
-void require_matrix(std::string_view argument, const TensorView& view, int64_t rows, int64_t cols) {
+// rows < 0 takes any number.
+void require_shape(std::string_view argument, const TensorView& view, int64_t rows, int64_t cols) {
   require_view(argument, view);
-  if (view.rank != 2 || view.shape[1] != cols || (rows >= 0 && view.shape[0] != rows)) {
-    throw_invalid("{}: expected [{}, {}], got {}", argument,
-                  rows < 0 ? std::string("tokens") : fmt::to_string(rows), cols, to_string(view));
-  }
-  require_data(argument, view);
+  const bool fits = view.rank == 2 && view.shape[1] == cols && (rows < 0 || view.shape[0] == rows);
+  if (fits) return;
+  throw_invalid("{}: expected [{}, {}], got {}", argument,
+                rows < 0 ? std::string("tokens") : fmt::to_string(rows), cols, to_string(view));
 }
 
-void require_dense_matrix(std::string_view argument, const TensorView& view, int64_t rows,
-                          int64_t cols) {
-  require_matrix(argument, view, rows, cols);
+// Where and what a dense matrix is, its shape aside.
+void require_dense_matrix(std::string_view argument, const TensorView& view, Device device,
+                          std::initializer_list<DType> dtypes) {
+  require_dtype(argument, view, dtypes);
+  require_device(argument, view.device, device);
   require_dense(argument, view);
+  require_data(argument, view);
 }
 
 void take_logits(const Routing& routing, RouteProblem* problem, RouteArgs* args) {
   const RoutingConfig& config = problem->config;
+  require_shape("routing.logits", routing.logits, -1, config.experts);
   require_dtype("routing.logits", routing.logits, {DType::kF32, DType::kBF16, DType::kF16});
-  require_matrix("routing.logits", routing.logits, -1, config.experts);
   problem->dtype = routing.logits.dtype;
   args->logits = routing.logits.data;
   args->logits_stride = require_rows("routing.logits", routing.logits, config.experts).stride;
@@ -86,19 +88,19 @@ void take_logits(const Routing& routing, RouteProblem* problem, RouteArgs* args)
 void take_precomputed(const Routing& routing, RouteProblem* problem, RouteArgs* args) {
   const int64_t top_k = problem->config.top_k;
   if (problem->input == RoutingInput::kPacked) {
-    require_dtype("routing.packed", routing.packed, {DType::kI32});
-    require_dense_matrix("routing.packed", routing.packed, -1, top_k);
+    require_shape("routing.packed", routing.packed, -1, top_k);
+    require_dense_matrix("routing.packed", routing.packed, problem->device, {DType::kI32});
     args->packed = static_cast<const int32_t*>(routing.packed.data);
     problem->dtype = DType::kBF16;
     return;
   }
-  require_dtype("routing.ids", routing.ids, {DType::kI32});
-  require_dense_matrix("routing.ids", routing.ids, -1, top_k);
+  require_shape("routing.ids", routing.ids, -1, top_k);
+  require_dense_matrix("routing.ids", routing.ids, problem->device, {DType::kI32});
   args->given_ids = static_cast<const int32_t*>(routing.ids.data);
   if (routing.weights.is_absent()) return;
-  require_dtype("routing.weights", routing.weights, {DType::kF32, DType::kBF16});
-  require_dense_matrix("routing.weights", routing.weights, problem->tokens, top_k);
-  require_device("routing.weights", routing.weights.device, problem->device);
+  require_shape("routing.weights", routing.weights, problem->tokens, top_k);
+  require_dense_matrix("routing.weights", routing.weights, problem->device,
+                       {DType::kF32, DType::kBF16});
   problem->dtype = routing.weights.dtype;
   args->given_weights = routing.weights.data;
 }
@@ -127,12 +129,10 @@ void require_given_ids(const RouteProblem& problem, const RouteArgs& args) {
 }
 
 void take_outputs(const RouteOutputs& outputs, const RouteProblem& problem, RouteArgs* args) {
-  require_dtype("outputs.ids", outputs.ids, {DType::kI32});
-  require_dense_matrix("outputs.ids", outputs.ids, problem.tokens, problem.slots());
-  require_device("outputs.ids", outputs.ids.device, problem.device);
-  require_dtype("outputs.weights", outputs.weights, {DType::kF32});
-  require_dense_matrix("outputs.weights", outputs.weights, problem.tokens, problem.slots());
-  require_device("outputs.weights", outputs.weights.device, problem.device);
+  require_shape("outputs.ids", outputs.ids, problem.tokens, problem.slots());
+  require_dense_matrix("outputs.ids", outputs.ids, problem.device, {DType::kI32});
+  require_shape("outputs.weights", outputs.weights, problem.tokens, problem.slots());
+  require_dense_matrix("outputs.weights", outputs.weights, problem.device, {DType::kF32});
   args->ids = static_cast<int32_t*>(outputs.ids.data);
   args->weights = static_cast<float*>(outputs.weights.data);
   args->errors = outputs.errors;
@@ -141,9 +141,8 @@ void take_outputs(const RouteOutputs& outputs, const RouteProblem& problem, Rout
     throw_invalid("outputs.replay: not with shared experts (config.shared_experts = {})",
                   problem.config.shared_experts);
   }
-  require_dtype("outputs.replay", outputs.replay, {DType::kI16});
-  require_dense_matrix("outputs.replay", outputs.replay, -1, problem.config.top_k);
-  require_device("outputs.replay", outputs.replay.device, problem.device);
+  require_shape("outputs.replay", outputs.replay, -1, problem.config.top_k);
+  require_dense_matrix("outputs.replay", outputs.replay, problem.device, {DType::kI16});
   if (outputs.replay.shape[0] < problem.tokens) {
     throw_invalid("outputs.replay: expected at least {} rows, got {}", problem.tokens,
                   to_string(outputs.replay));
