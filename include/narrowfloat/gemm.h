@@ -65,7 +65,8 @@ struct GroupedGemmArgs {
   TensorView output;
 };
 
-// Bytes of workspace for up to `a_rows` rows of `a`, whatever the accumulation; grows with a_rows.
+// Bytes of workspace for up to `a_rows` rows of `a`; never decreases as a_rows grows. Formula:
+// docs/kernels/cpu_grouped_gemm.md.
 int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
                                Accumulation accumulation);
 

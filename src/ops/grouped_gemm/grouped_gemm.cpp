@@ -1,0 +1,27 @@
+// The public grouped GEMM: check, then run the implementation that prepared the weights.
+#include <limits>
+
+#include "base/throw_error.h"
+#include "ops/grouped_gemm/grouped_gemm_checks.h"
+
+namespace narrowfloat {
+
+int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
+                               Accumulation accumulation) {
+  // Rows are numbered by int32 (moe spec 1.8).
+  constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
+  if (a_rows < 0 || a_rows > kMaxRows) {
+    throw_invalid("a_rows: expected 0 to {}, got {}", kMaxRows, a_rows);
+  }
+  const GroupedWeights::State& state = weights.state();
+  return state.impl->workspace_bytes(state.problem, a_rows, accumulation);
+}
+
+void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
+                  const TensorView& workspace, Stream stream) {
+  const GemmCall call = checked_call(args, weights, workspace);
+  const GroupedWeights::State& state = weights.state();
+  state.impl->run(state.problem, call, stream);
+}
+
+}  // namespace narrowfloat

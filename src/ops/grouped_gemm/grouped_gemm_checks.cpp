@@ -1,0 +1,280 @@
+// See grouped_gemm_checks.h.
+#include "ops/grouped_gemm/grouped_gemm_checks.h"
+
+#include <array>
+
+#include "base/throw_error.h"
+#include "ops/grouped_gemm/gemm_shape.h"
+#include "tensor/view_checks.h"
+
+namespace narrowfloat {
+namespace {
+
+// Scales of activation rows are the one kind of view that may have any strides.
+void lower_input_scales(const TensorView& scales, const GemmShape& shape, GemmRows& rows) {
+  const ScaleGrid& grid = shape.input_scales;
+  if (!grid.is_present()) {
+    if (!scales.is_absent())
+      throw_invalid("a.scales: {} has none; leave it unset", name(shape.mode.id));
+    return;
+  }
+  require_view("a.scales", scales);
+  if (grid.type == ScaleType::kF32) {
+    require_dtype("a.scales", scales, {DType::kF32});
+  } else {
+    const bool is_e4m3 = grid.type == ScaleType::kE4M3;
+    require_dtype("a.scales", scales, {is_e4m3 ? DType::kF8E4M3 : DType::kF8E8M0, DType::kU8});
+  }
+  if (scales.rank != 2 || scales.shape[0] != rows.count || scales.shape[1] != grid.blocks) {
+    throw_invalid("a.scales: expected [{}, {}] (rows, scales a row), got {}", rows.count,
+                  grid.blocks, to_string(scales));
+  }
+  if (scales.strides[0] < 0 || scales.strides[1] < 0) {
+    throw_invalid("a.scales: expected strides >= 0, got {} and {}", scales.strides[0],
+                  scales.strides[1]);
+  }
+  require_data("a.scales", scales);
+  rows.scales = scales.data;
+  rows.scale_row_stride = scales.strides[0];
+  rows.scale_block_stride = scales.strides[1];
+}
+
+GemmRows lower_rows(const GroupedGemmArgs& args, const GemmShape& shape, Device device) {
+  const CodedRows& a = args.a;
+  require_view("a.values", a.values);
+  if (shape.inputs.dtype == DType::kBF16) {
+    require_dtype("a.values", a.values, {DType::kBF16, DType::kF32});
+  } else {
+    require_dtype("a.values", a.values, {shape.inputs.dtype});
+  }
+  const int64_t value_cols = shape.inputs.dtype == DType::kU8 ? shape.cols / 2 : shape.cols;
+  if (a.values.rank != 2 || a.values.shape[1] != value_cols) {
+    throw_invalid("a.values: expected [rows, {}], got {}", value_cols, to_string(a.values));
+  }
+  require_dense("a.values", a.values);
+  require_data("a.values", a.values);
+  require_device("a.values", a.values.device, device);
+  GemmRows rows{.values = a.values.data, .dtype = a.values.dtype, .count = a.values.shape[0]};
+  lower_input_scales(a.scales, shape, rows);
+  if (shape.input_scales.is_present()) require_device("a.scales", a.scales.device, device);
+  if (shape.mode.id == MoeMode::kNvfp4PerToken) {
+    require_vector("a.row_scale", a.row_scale, DType::kF32, rows.count, device);
+    rows.row_scale = static_cast<const float*>(a.row_scale.data);
+  } else if (!a.row_scale.is_absent()) {
+    throw_invalid("a.row_scale: {} has none; leave it unset", name(shape.mode.id));
+  }
+  return rows;
+}
+
+const int32_t* require_indexes(std::string_view argument, const TensorView& view, int64_t count,
+                               Device device) {
+  require_vector(argument, view, DType::kI32, count, device);
+  return static_cast<const int32_t*>(view.data);
+}
+
+GemmFactor lower_factor(std::string_view argument, const PerExpert& factor, int64_t experts,
+                        Device device) {
+  GemmFactor lowered{.value = factor.value};
+  if (factor.values.is_absent()) return lowered;
+  require_vector(argument, factor.values, DType::kF32, experts, device);
+  lowered.values = static_cast<const float*>(factor.values.data);
+  return lowered;
+}
+
+GemmEpilogue lower_epilogue(const GroupedGemmArgs& args, const GemmShape& shape, Device device) {
+  GemmEpilogue epilogue;
+  epilogue.scale = lower_factor("scale", args.scale, shape.experts, device);
+  epilogue.gate_scale = lower_factor("gate_scale", args.gate_scale, shape.experts, device);
+  epilogue.gate_order = args.gate_order;
+  const bool has_gate_scale =
+      epilogue.gate_scale.values != nullptr || epilogue.gate_scale.value != 1.0F;
+  if (has_gate_scale && !args.gate_order) {
+    throw_invalid("gate_scale: it counts with gate_order only; set both or neither");
+  }
+  if (!args.slot_weights.is_absent()) {
+    require_vector("slot_weights", args.slot_weights, DType::kF32, args.slot_weights.num_elements(),
+                   device);
+    epilogue.slot_weights = static_cast<const float*>(args.slot_weights.data);
+    const TensorView& slots = args.permutation.row_to_slot;
+    epilogue.row_to_slot =
+        require_indexes("permutation.row_to_slot", slots, slots.num_elements(), device);
+  }
+  if (!args.bias.is_absent()) {
+    require_view("bias", args.bias);
+    require_dtype("bias", args.bias, {DType::kF32, DType::kBF16});
+    if (args.bias.rank != 2 || args.bias.shape[0] != shape.experts ||
+        args.bias.shape[1] != shape.rows) {
+      throw_invalid("bias: expected [{}, {}] (experts, weight rows), got {}", shape.experts,
+                    shape.rows, to_string(args.bias));
+    }
+    require_dense("bias", args.bias);
+    require_data("bias", args.bias);
+    require_device("bias", args.bias.device, device);
+    epilogue.bias = args.bias.data;
+    epilogue.bias_dtype = args.bias.dtype;
+  }
+  return epilogue;
+}
+
+// The tiles' buffers; how many are in use is the device's to know.
+GemmTiles lower_tiles(const Permutation& permutation, Device device) {
+  if (permutation.token_tile < 1) {
+    throw_invalid("permutation.token_tile: expected at least 1, got {}", permutation.token_tile);
+  }
+  const int64_t count = permutation.tile_to_expert.num_elements();
+  return {.token_tile = permutation.token_tile,
+          .count = count,
+          .experts = require_indexes("permutation.tile_to_expert", permutation.tile_to_expert,
+                                     count, device),
+          .row_ends =
+              require_indexes("permutation.tile_row_end", permutation.tile_row_end, count, device)};
+}
+
+void check_output(const GroupedGemmArgs& args, const GemmShape& shape, Device device) {
+  require_view("output", args.output);
+  if (args.accumulation == Accumulation::kFp64) {
+    require_dtype("output", args.output, {DType::kF32, DType::kBF16, DType::kF64});
+  } else {
+    require_dtype("output", args.output, {DType::kF32, DType::kBF16});
+  }
+  if (args.output.rank != 2 || args.output.shape[1] != shape.rows) {
+    throw_invalid("output: expected [max rows, {}], got {}", shape.rows, to_string(args.output));
+  }
+  require_dense("output", args.output);
+  require_data("output", args.output);
+  require_device("output", args.output.device, device);
+}
+
+void check_workspace(const TensorView& workspace, int64_t needed, Device device) {
+  if (workspace.is_absent() && needed == 0) return;
+  require_view("workspace", workspace);
+  require_dtype("workspace", workspace, {DType::kU8});
+  require_device("workspace", workspace.device, device);
+  require_dense("workspace", workspace);
+  const int64_t size = workspace.is_absent() ? 0 : workspace.num_elements();
+  if (size < needed) {
+    throw_invalid("workspace: expected at least {} bytes (grouped_gemm_workspace), got {}", needed,
+                  size);
+  }
+  if (needed == 0) return;
+  require_data("workspace", workspace);
+  const auto address = reinterpret_cast<uintptr_t>(workspace.data);
+  if (address % static_cast<uintptr_t>(kGemmAlignment) != 0) {
+    throw_invalid("workspace: expected an address aligned to {} bytes, got {:#x}", kGemmAlignment,
+                  address);
+  }
+}
+
+void check_disjoint(const GroupedGemmArgs& args, const TensorView& workspace) {
+  const Permutation& permutation = args.permutation;
+  const std::array outputs{byte_range("output", args.output), byte_range("workspace", workspace)};
+  const std::array inputs{byte_range("a.values", args.a.values),
+                          byte_range("a.scales", args.a.scales),
+                          byte_range("a.row_scale", args.a.row_scale),
+                          byte_range("permutation.row_to_token", permutation.row_to_token),
+                          byte_range("permutation.row_to_slot", permutation.row_to_slot),
+                          byte_range("permutation.tile_to_expert", permutation.tile_to_expert),
+                          byte_range("permutation.tile_row_end", permutation.tile_row_end),
+                          byte_range("permutation.num_tiles", permutation.num_tiles),
+                          byte_range("slot_weights", args.slot_weights),
+                          byte_range("scale", args.scale.values),
+                          byte_range("gate_scale", args.gate_scale.values),
+                          byte_range("bias", args.bias)};
+  require_disjoint(outputs, inputs);
+}
+
+// Rows of a tile must lie in every buffer that row numbers index.
+void check_tile(const GroupedGemmArgs& args, const GemmCall& call, int64_t experts, int64_t tile) {
+  const int64_t expert = call.tiles.experts[tile];
+  const int64_t previous = tile == 0 ? 0 : call.tiles.experts[tile - 1];
+  if (expert < previous || expert >= experts) {
+    throw_invalid(
+        "permutation.tile_to_expert: expected experts in ascending order below {}, got {} after {} "
+        "at tile {}",
+        experts, expert, previous, tile);
+  }
+  const int64_t begin = tile * call.tiles.token_tile;
+  const int64_t end = call.tiles.row_ends[tile];
+  if (end < begin || end > begin + call.tiles.token_tile) {
+    throw_invalid("permutation.tile_row_end: expected {} to {} for tile {}, got {}", begin,
+                  begin + call.tiles.token_tile, tile, end);
+  }
+  const auto require_row = [&](std::string_view argument, int64_t rows) {
+    if (end > rows) {
+      throw_invalid("{}: expected at least {} rows (tile {} ends there), got {}", argument, end,
+                    tile, rows);
+    }
+  };
+  require_row("output", args.output.shape[0]);
+  if (args.gather_tokens) {
+    require_row("permutation.row_to_token", args.permutation.row_to_token.num_elements());
+  } else {
+    require_row("a.values", call.rows.count);
+  }
+  if (call.epilogue.slot_weights != nullptr) {
+    require_row("permutation.row_to_slot", args.permutation.row_to_slot.num_elements());
+  }
+}
+
+void check_row(const GroupedGemmArgs& args, const GemmCall& call, int64_t row) {
+  if (args.gather_tokens) {
+    const int64_t token = call.rows.row_to_token[row];
+    if (token < 0 || token >= call.rows.count) {
+      throw_invalid("permutation.row_to_token: expected 0 to {} (rows of a), got {} at row {}",
+                    call.rows.count - 1, token, row);
+    }
+  }
+  if (call.epilogue.slot_weights == nullptr) return;
+  const int64_t slot = call.epilogue.row_to_slot[row];
+  const int64_t slots = args.slot_weights.num_elements();
+  if (slot < 0 || slot >= slots) {
+    throw_invalid("permutation.row_to_slot: expected 0 to {} (slot_weights), got {} at row {}",
+                  slots - 1, slot, row);
+  }
+}
+
+// Reads the permutation, which is on the CPU.
+void check_contents(const GroupedGemmArgs& args, int64_t experts, GemmCall& call) {
+  const int64_t used = *static_cast<const int32_t*>(args.permutation.num_tiles.data);
+  if (used < 0 || used > call.tiles.count) {
+    throw_invalid("permutation.num_tiles: expected 0 to {} (tile_to_expert), got {}",
+                  call.tiles.count, used);
+  }
+  call.tiles.count = used;
+  for (int64_t tile = 0; tile < used; ++tile) {
+    check_tile(args, call, experts, tile);
+    const int64_t begin = tile * call.tiles.token_tile;
+    for (int64_t row = begin; row < call.tiles.row_ends[tile]; ++row) check_row(args, call, row);
+  }
+}
+
+}  // namespace
+
+GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights,
+                      const TensorView& workspace) {
+  const GroupedWeights::State& state = weights.state();
+  const Device device = state.problem.device;
+  const GemmShape shape(state.problem);
+  GemmCall call{.image = state.image.get(),
+                .accumulation = args.accumulation,
+                .rows = lower_rows(args, shape, device),
+                .tiles = lower_tiles(args.permutation, device),
+                .epilogue = lower_epilogue(args, shape, device),
+                .output = args.output.data,
+                .output_dtype = args.output.dtype,
+                .workspace = static_cast<uint8_t*>(workspace.data)};
+  if (args.gather_tokens) {
+    const TensorView& tokens = args.permutation.row_to_token;
+    call.rows.row_to_token =
+        require_indexes("permutation.row_to_token", tokens, tokens.num_elements(), device);
+  }
+  require_vector("permutation.num_tiles", args.permutation.num_tiles, DType::kI32, 1, device);
+  check_output(args, shape, device);
+  check_workspace(workspace, grouped_gemm_workspace(weights, call.rows.count, args.accumulation),
+                  device);
+  check_disjoint(args, workspace);
+  if (device.type == DeviceType::kCpu) check_contents(args, shape.experts, call);
+  return call;
+}
+
+}  // namespace narrowfloat

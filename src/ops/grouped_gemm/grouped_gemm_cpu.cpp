@@ -1,0 +1,174 @@
+// cpu_reference: the oracle (moe spec 1.9, 6.4). Real is float (kFp32) or double (kFp64); every
+// operator is one IEEE operation in Real. For row p of an expert e and weight row n
+//
+//   total = 0;  for each group of K:  inner = 0;  for k ascending:  inner = inner + x^[k] * w^[n,
+//   k]
+//               total = total + factor * inner,  factor = dA * dW, or the one of them there is
+//   modes without group scales have one group and total = inner
+//   a = w * total                           with slot weights
+//   v = (scale[e] * row_scale) * a + bias   what is absent leaves its operation out
+//
+// x^ and w^ are code * block scale where the mode decodes with its scales, else the code. Rounded
+// weights (moe spec 11.3): w^ = 2^r * E4M3(code * scale * 2^-r), r the least integer with
+// 6 * (largest scale magnitude of the row's group) <= 448 * 2^r, or 0 where all are 0.
+#include <cmath>
+#include <cstring>
+
+#include "formats/minifloat.h"
+#include "formats/ue8m0.h"
+#include "ops/grouped_gemm/gemm_output.h"
+#include "ops/grouped_gemm/gemm_shape.h"
+#include "ops/grouped_gemm/host_image.h"
+#include "runtime/float_environment.h"
+
+namespace narrowfloat {
+namespace {
+
+float decode_code(DType dtype, const void* codes, int64_t index) {
+  const auto* codes8 = static_cast<const uint8_t*>(codes);
+  if (dtype == DType::kF32) return static_cast<const float*>(codes)[index];
+  if (dtype == DType::kBF16) return bf16_to_float(static_cast<const uint16_t*>(codes)[index]);
+  if (dtype == DType::kF8E4M3) return E4M3::decode(codes8[index]);
+  const int shift = index % 2 == 0 ? 0 : 4;
+  return E2M1::decode(static_cast<uint8_t>((codes8[index / 2] >> shift) & 0xF));
+}
+
+float decode_scale(ScaleType type, const void* scales, int64_t index) {
+  if (type == ScaleType::kF32) return static_cast<const float*>(scales)[index];
+  const uint8_t code = static_cast<const uint8_t*>(scales)[index];
+  return type == ScaleType::kUE8M0 ? UE8M0::decode(code) : E4M3::decode(code);
+}
+
+template <typename Real>
+class Oracle {
+ public:
+  Oracle(const GroupedGemmProblem& problem, const GemmCall& call) : shape_(problem), call_(call) {}
+
+  void run() const {
+    for (int64_t tile = 0; tile < call_.tiles.count; ++tile) {
+      for (int64_t p = tile * call_.tiles.token_tile; p < call_.tiles.row_ends[tile]; ++p) {
+        for (int64_t n = 0; n < shape_.rows; ++n) {
+          const Real value = finished(call_.tiles.experts[tile], n, p);
+          store_result(call_.output_dtype, value, p * shape_.rows + n, call_.output);
+        }
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] Real weight_scale(int64_t e, int64_t n, int64_t k) const {
+    const ScaleGrid& grid = shape_.weight_scales;
+    const int64_t row = e * grid.rows + n / grid.block_rows;
+    return decode_scale(grid.type, call_.image + shape_.code_bytes(),
+                        row * grid.blocks + k / grid.block_cols);
+  }
+  [[nodiscard]] Real input_scale(int64_t r, int64_t k) const {
+    const int64_t block = k / shape_.input_scales.block_cols;
+    return decode_scale(shape_.input_scales.type, call_.rows.scales,
+                        r * call_.rows.scale_row_stride + block * call_.rows.scale_block_stride);
+  }
+
+  // 2^r of the group of 128 columns that k is in.
+  [[nodiscard]] float rounding_unit(int64_t e, int64_t n, int64_t k) const {
+    const int64_t first = k / 128 * 128;
+    float largest = 0.0F;
+    const int64_t end = std::min(first + 128, shape_.cols);
+    for (int64_t i = first; i < end; i += shape_.weight_scales.block_cols) {
+      const auto magnitude = std::abs(static_cast<float>(weight_scale(e, n, i)));
+      if (magnitude > largest) largest = magnitude;
+    }
+    if (largest == 0.0F) return 1.0F;
+    float unit = 0x1p-30F;
+    while (6.0F * largest > 448.0F * unit) unit *= 2.0F;
+    return unit;
+  }
+
+  [[nodiscard]] Real weight(int64_t e, int64_t n, int64_t k) const {
+    const int64_t index = (e * shape_.rows + n) * shape_.cols + k;
+    const Real code = decode_code(shape_.weights.dtype, call_.image, index);
+    if (shape_.mode.weight_scale != ScaleUse::kDecode) return code;
+    const Real exact = code * weight_scale(e, n, k);
+    if (!shape_.mode.rounds_weights) return exact;
+    const float unit = rounding_unit(e, n, k);
+    return unit * E4M3::decode(E4M3::encode(static_cast<float>(exact) / unit));
+  }
+  [[nodiscard]] Real input(int64_t r, int64_t k) const {
+    const Real code = decode_code(call_.rows.dtype, call_.rows.values, r * shape_.cols + k);
+    return shape_.mode.row_scale == ScaleUse::kDecode ? code * input_scale(r, k) : code;
+  }
+
+  [[nodiscard]] Real sum(int64_t e, int64_t n, int64_t r) const {
+    Real total = 0;
+    for (int64_t first = 0; first < shape_.cols; first += shape_.group_cols) {
+      Real inner = 0;
+      for (int64_t k = first; k < std::min(first + shape_.group_cols, shape_.cols); ++k) {
+        inner = inner + input(r, k) * weight(e, n, k);
+      }
+      if (shape_.mode.row_scale != ScaleUse::kGroup) return inner;
+      Real factor = input_scale(r, first);
+      if (shape_.mode.weight_scale == ScaleUse::kGroup) factor *= weight_scale(e, n, first);
+      total = total + factor * inner;
+    }
+    return total;
+  }
+
+  [[nodiscard]] Real finished(int64_t e, int64_t n, int64_t p) const {
+    const GemmEpilogue& epilogue = call_.epilogue;
+    const int64_t r = call_.rows.source(p);
+    Real a = sum(e, n, r);
+    if (epilogue.slot_weights != nullptr) {
+      a = epilogue.slot_weights[epilogue.row_to_slot[p]] * a;
+    }
+    const bool gate = epilogue.gate_order && is_gate_row(*epilogue.gate_order, n, shape_.rows);
+    Real factor = gate ? epilogue.gate_scale.of(e) : epilogue.scale.of(e);
+    if (call_.rows.row_scale != nullptr) factor *= call_.rows.row_scale[r];
+    const Real value = factor * a;
+    if (epilogue.bias == nullptr) return value;
+    return value + decode_code(epilogue.bias_dtype, epilogue.bias, e * shape_.rows + n);
+  }
+
+  const GemmShape shape_;
+  const GemmCall& call_;
+};
+
+void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
+  const FloatEnvironmentGuard guard;
+  if (call.accumulation == Accumulation::kFp64) return Oracle<double>(problem, call).run();
+  Oracle<float>(problem, call).run();
+}
+
+int64_t image_bytes(const GroupedGemmProblem& problem) {
+  const GemmShape shape(problem);
+  return shape.code_bytes() + shape.scale_bytes();
+}
+
+// Codes as they came, then linear scales.
+WeightImage prepare(const GroupedGemmProblem& problem, const WeightSource& source,
+                    Stream /*stream*/) {
+  const GemmShape shape(problem);
+  const auto image = make_host_image(image_bytes(problem));
+  std::memcpy(image.get(), source.values, static_cast<size_t>(shape.code_bytes()));
+  uint8_t* out = image.get() + shape.code_bytes();
+  const ScaleGrid& grid = shape.weight_scales;
+  for (int64_t row = 0; row < shape.experts * grid.rows; ++row) {
+    for (int64_t block = 0; block < grid.blocks; ++block, out += bytes(grid.type)) {
+      std::memcpy(out, scale_address(source.scales, row / grid.rows, row % grid.rows, block),
+                  static_cast<size_t>(bytes(grid.type)));
+    }
+  }
+  return image;
+}
+
+int64_t workspace_bytes(const GroupedGemmProblem& /*problem*/, int64_t /*a_rows*/,
+                        Accumulation /*accumulation*/) {
+  return 0;
+}
+
+Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.device); }
+
+}  // namespace
+
+const GroupedGemmImpl kGroupedGemmCpuReference{"cpu_reference", supports,        image_bytes,
+                                               prepare,         workspace_bytes, run};
+
+}  // namespace narrowfloat

@@ -1,0 +1,115 @@
+// A grouped GEMM as data: the problem that implementations are chosen by, the checked arguments as
+// plain pointers, and the record of an implementation.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "narrowfloat/gemm.h"
+#include "runtime/dispatch.h"
+
+namespace narrowfloat {
+
+struct GroupedGemmProblem {
+  MoeMode mode = MoeMode::kBf16;
+  Device device;
+  int64_t experts = 0;
+  int64_t rows = 0;  // Of an expert's weights.
+  int64_t cols = 0;
+};
+std::string to_string(const GroupedGemmProblem& problem);
+
+// Rows of activations. Scale (row, block) lies at row * scale_row_stride + block *
+// scale_block_stride.
+struct GemmRows {
+  const void* values = nullptr;
+  DType dtype = DType::kBF16;  // F32 as well in place of BF16.
+  int64_t count = 0;
+  const void* scales = nullptr;
+  int64_t scale_row_stride = 0;
+  int64_t scale_block_stride = 0;
+  const float* row_scale = nullptr;       // Optional.
+  const int32_t* row_to_token = nullptr;  // Optional: row p reads row row_to_token[p].
+
+  [[nodiscard]] int64_t source(int64_t row) const {
+    return row_to_token == nullptr ? row : row_to_token[row];
+  }
+};
+
+// Rows [tile * token_tile, row_ends[tile]) belong to experts[tile]; experts ascend.
+struct GemmTiles {
+  int64_t token_tile = 1;
+  int64_t count = 0;
+  const int32_t* experts = nullptr;
+  const int32_t* row_ends = nullptr;
+};
+
+struct GemmFactor {
+  float value = 1.0F;
+  const float* values = nullptr;
+  [[nodiscard]] float of(int64_t expert) const {
+    return values == nullptr ? value : values[expert];
+  }
+};
+
+struct GemmEpilogue {
+  const float* slot_weights = nullptr;  // Optional.
+  const int32_t* row_to_slot = nullptr;
+  GemmFactor scale;
+  GemmFactor gate_scale;
+  std::optional<GateOrder> gate_order;
+  const void* bias = nullptr;  // Optional, F32 or BF16.
+  DType bias_dtype = DType::kF32;
+};
+
+struct GemmCall {
+  const uint8_t* image = nullptr;
+  Accumulation accumulation = Accumulation::kFp32;
+  GemmRows rows;
+  GemmTiles tiles;
+  GemmEpilogue epilogue;
+  void* output = nullptr;
+  DType output_dtype = DType::kF32;
+  uint8_t* workspace = nullptr;
+};
+
+// Weights as the caller has them, checked.
+struct WeightSource {
+  const uint8_t* values = nullptr;
+  ScaleView scales;
+};
+
+using WeightImage = std::shared_ptr<const uint8_t>;
+
+struct GroupedGemmImpl {
+  std::string_view name;
+  Support (*supports)(const GroupedGemmProblem& problem);
+  int64_t (*image_bytes)(const GroupedGemmProblem& problem);
+  WeightImage (*prepare)(const GroupedGemmProblem& problem, const WeightSource& source,
+                         Stream stream);
+  int64_t (*workspace_bytes)(const GroupedGemmProblem& problem, int64_t a_rows,
+                             Accumulation accumulation);
+  void (*run)(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream);
+};
+
+// Ordered, fastest first, the oracle last.
+std::span<const GroupedGemmImpl> grouped_gemm_impls();
+extern const GroupedGemmImpl kGroupedGemmCpuReference;
+extern const GroupedGemmImpl kGroupedGemmCpuBaseline;
+
+struct GroupedWeights::State {
+  GroupedGemmProblem problem;
+  const GroupedGemmImpl* impl = nullptr;
+  WeightImage image;
+};
+
+// Alignment of a workspace, and of images on the host.
+inline constexpr int64_t kGemmAlignment = 256;
+// Weight rows come in multiples of this.
+inline constexpr int64_t kGemmRowMultiple = 16;
+
+}  // namespace narrowfloat

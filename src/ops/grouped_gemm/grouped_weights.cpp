@@ -1,0 +1,106 @@
+// GroupedWeights: checks the caller's weights, chooses the implementation and keeps its image.
+#include <fmt/format.h>
+
+#include "base/throw_error.h"
+#include "ops/grouped_gemm/gemm_shape.h"
+#include "tensor/view_checks.h"
+
+namespace narrowfloat {
+namespace {
+
+void require_values(const TensorView& values, const MoeModeInfo& info, Device device) {
+  require_view("weights.values", values);
+  const DType dtype = storage_of(info.weights).dtype;
+  require_dtype("weights.values", values, {dtype});
+  require_device("weights.values", values.device, device);
+  if (values.rank != 3) {
+    throw_invalid("weights.values: expected [experts, rows, {}], got {}",
+                  dtype == DType::kU8 ? "cols / 2" : "cols", to_string(values));
+  }
+  if (values.shape[0] < 1 || values.shape[1] < 1 || values.shape[2] < 1) {
+    throw_invalid("weights.values: expected at least one expert, row and column, got {}",
+                  to_string(values));
+  }
+  if (values.shape[1] % kGemmRowMultiple != 0) {
+    throw_invalid("weights.values: expected rows in multiples of {}, got {}", kGemmRowMultiple,
+                  to_string(values));
+  }
+  if (values.shape[0] > std::numeric_limits<int32_t>::max()) {
+    throw_invalid("weights.values: expected fewer than 2^31 experts, got {}", to_string(values));
+  }
+  require_dense("weights.values", values);
+  require_data("weights.values", values);
+}
+
+int64_t require_cols(const TensorView& values, const MoeModeInfo& info) {
+  const int64_t cols = values.shape[2] * (values.dtype == DType::kU8 ? 2 : 1);
+  if (cols % info.multiple != 0) {
+    throw_invalid("weights.values: {} needs columns in multiples of {}, got {}", info.name,
+                  info.multiple, cols);
+  }
+  return cols;
+}
+
+void require_weight_scales(const ScaleView& scales, const GemmShape& shape,
+                           const GroupedGemmProblem& problem) {
+  const ScaleGrid& grid = shape.weight_scales;
+  if (!grid.is_present()) {
+    if (scales.data == nullptr) return;
+    throw_invalid("weights.scales: {} weights have none; leave them unset",
+                  name(moe_mode_info(problem.mode).weights));
+  }
+  const bool may_be_swizzled = grid.type != ScaleType::kF32;
+  if (scales.layout != ScaleLayoutId::kLinear &&
+      !(may_be_swizzled && scales.layout == ScaleLayoutId::kSwizzled128x4)) {
+    throw_invalid("weights.scales: expected layout linear{}, got {}; relayout() converts",
+                  may_be_swizzled ? " or swizzled_128x4" : "", name(scales.layout));
+  }
+  if (scales.batch != shape.experts || scales.rows != grid.rows || scales.blocks != grid.blocks) {
+    throw_invalid(
+        "weights.scales: expected {} x {} x {} (experts x rows x blocks), got {} x {} x {}",
+        shape.experts, grid.rows, grid.blocks, scales.batch, scales.rows, scales.blocks);
+  }
+  require_scales("weights.scales", scales, *shape.weights.scales);
+  require_device("weights.scales", scales.device, problem.device);
+}
+
+}  // namespace
+
+std::span<const GroupedGemmImpl> grouped_gemm_impls() {
+  static const std::array kImpls{kGroupedGemmCpuBaseline, kGroupedGemmCpuReference};
+  return kImpls;
+}
+
+std::string to_string(const GroupedGemmProblem& problem) {
+  return fmt::format("{} {} x {}x{} on {}", name(problem.mode), problem.experts, problem.rows,
+                     problem.cols, to_string(problem.device));
+}
+
+GroupedWeights GroupedWeights::prepare(const WeightView& weights, MoeMode mode, Device device,
+                                       Stream stream) {
+  const MoeModeInfo& info = moe_mode_info(mode);
+  require_values(weights.values, info, device);
+  const GroupedGemmProblem problem{.mode = mode,
+                                   .device = device,
+                                   .experts = weights.values.shape[0],
+                                   .rows = weights.values.shape[1],
+                                   .cols = require_cols(weights.values, info)};
+  require_weight_scales(weights.scales, GemmShape(problem), problem);
+  const GroupedGemmImpl& impl = select("grouped_gemm", grouped_gemm_impls(), problem);
+  const WeightSource source{.values = static_cast<const uint8_t*>(weights.values.data),
+                            .scales = weights.scales};
+  GroupedWeights prepared;
+  prepared.state_ = std::make_shared<const State>(
+      State{.problem = problem, .impl = &impl, .image = impl.prepare(problem, source, stream)});
+  return prepared;
+}
+
+MoeMode GroupedWeights::mode() const { return state_->problem.mode; }
+int64_t GroupedWeights::experts() const { return state_->problem.experts; }
+int64_t GroupedWeights::rows() const { return state_->problem.rows; }
+int64_t GroupedWeights::cols() const { return state_->problem.cols; }
+int64_t GroupedWeights::bytes() const { return state_->impl->image_bytes(state_->problem); }
+Device GroupedWeights::device() const { return state_->problem.device; }
+std::string_view GroupedWeights::implementation() const { return state_->impl->name; }
+
+}  // namespace narrowfloat

@@ -1,0 +1,473 @@
+// See gemm_case.h.
+#include "support/gemm_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include "support/environment.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+// How a side of the product is stored: the table of moe spec 1.2, written out again.
+struct Storage {
+  DType dtype;
+  int64_t block_rows;
+  int64_t block_cols;  // 0: no block scales.
+  ScaleType scale;
+};
+
+Storage weight_storage(MoeMode mode) {
+  switch (mode) {
+    case MoeMode::kBf16:
+      return {DType::kBF16, 1, 0, ScaleType::kF32};
+    case MoeMode::kFp8Tensor:
+      return {DType::kF8E4M3, 1, 0, ScaleType::kF32};
+    case MoeMode::kFp8Block:
+      return {DType::kF8E4M3, 128, 128, ScaleType::kF32};
+    case MoeMode::kMxfp8:
+      return {DType::kF8E4M3, 1, 32, ScaleType::kUE8M0};
+    case MoeMode::kMxfp4Mxfp8:
+    case MoeMode::kMxfp4Bf16:
+    case MoeMode::kMxfp4Fp8:
+      return {DType::kU8, 1, 32, ScaleType::kUE8M0};
+    default:
+      return {DType::kU8, 1, 16, ScaleType::kE4M3};
+  }
+}
+
+Storage input_storage(MoeMode mode) {
+  switch (mode) {
+    case MoeMode::kBf16:
+    case MoeMode::kMxfp4Bf16:
+    case MoeMode::kNvfp4Bf16:
+      return {DType::kBF16, 1, 0, ScaleType::kF32};
+    case MoeMode::kFp8Tensor:
+      return {DType::kF8E4M3, 1, 0, ScaleType::kF32};
+    case MoeMode::kMxfp8:
+    case MoeMode::kMxfp4Mxfp8:
+      return {DType::kF8E4M3, 1, 32, ScaleType::kUE8M0};
+    case MoeMode::kNvfp4:
+    case MoeMode::kNvfp4PerToken:
+      return {DType::kU8, 1, 16, ScaleType::kE4M3};
+    default:
+      return {DType::kF8E4M3, 1, 128, ScaleType::kF32};
+  }
+}
+
+int64_t scale_rows(const Storage& storage, int64_t rows) {
+  return (rows + storage.block_rows - 1) / storage.block_rows;
+}
+int64_t scale_blocks(const Storage& storage, int64_t cols) {
+  return storage.block_cols == 0 ? 0 : (cols + storage.block_cols - 1) / storage.block_cols;
+}
+
+double bf16_value(uint16_t code) {
+  const uint32_t bits = static_cast<uint32_t>(code) << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void append(std::vector<uint8_t>& out, T value) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
+  out.insert(out.end(), bytes, bytes + sizeof(value));
+}
+
+uint16_t bf16_of_exact(double value) {
+  const auto narrow = static_cast<float>(value);
+  uint32_t bits = 0;
+  std::memcpy(&bits, &narrow, sizeof(bits));
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+uint8_t e4m3_of_exact(double value) {
+  unsigned code = 0;
+  while (decode_e4m3(code) != value) ++code;
+  return static_cast<uint8_t>(code);
+}
+
+float random_float(GemmData data, Random& random) {
+  if (data == GemmData::kIntegers) return static_cast<float>(random.range(-8, 8));
+  if (data == GemmData::kBits && random.chance(20)) {
+    const uint32_t bits = random.bits32();
+    float value = 0;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+  return std::ldexp(random.normal(), static_cast<int>(random.range(-3, 3)));
+}
+
+// A nibble that is one of 0, 1, 2, 3, 4, 6 with any sign.
+unsigned integer_nibble(Random& random) {
+  return random.pick({0U, 2U, 4U, 5U, 6U, 7U, 10U, 12U, 13U, 14U, 15U});
+}
+
+// Appends one code (two for E2M1: a byte) and its values.
+void add_code(DType dtype, GemmData data, Random& random, std::vector<uint8_t>& codes,
+              std::vector<double>& values) {
+  if (dtype == DType::kF32) {
+    const float value = random_float(data, random);
+    append(codes, value);
+    values.push_back(value);
+  } else if (dtype == DType::kBF16) {
+    const uint16_t code = bf16_of_exact(random_float(data, random));
+    append(codes, code);
+    values.push_back(bf16_value(code));
+  } else if (dtype == DType::kF8E4M3) {
+    auto code = static_cast<uint8_t>(random.bits());
+    if (data == GemmData::kIntegers) code = e4m3_of_exact(static_cast<double>(random.range(-8, 8)));
+    if (data == GemmData::kRandom && (code & 0x7F) == 0x7F) code = 0x7E;
+    codes.push_back(code);
+    values.push_back(decode_e4m3(code));
+  } else {
+    auto code = static_cast<uint8_t>(random.bits());
+    if (data == GemmData::kIntegers) {
+      code = static_cast<uint8_t>(integer_nibble(random) | (integer_nibble(random) << 4));
+    }
+    codes.push_back(code);
+    values.push_back(decode_e2m1(code & 0xFU));
+    values.push_back(decode_e2m1(code >> 4));
+  }
+}
+
+void add_scale(ScaleType type, GemmData data, Random& random, std::vector<uint8_t>& scales,
+               std::vector<double>& values) {
+  const auto power = static_cast<int>(random.range(0, 2));
+  if (type == ScaleType::kF32) {
+    float scale =
+        std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-4, 4)));
+    if (data == GemmData::kIntegers) scale = std::ldexp(1.0F, power);
+    append(scales, scale);
+    values.push_back(scale);
+  } else if (type == ScaleType::kUE8M0) {
+    auto code = static_cast<uint8_t>(127 + random.range(-6, 6));
+    if (data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
+    if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
+    scales.push_back(code);
+    values.push_back(code == 255 ? std::numeric_limits<double>::quiet_NaN()
+                                 : std::ldexp(1.0, code - 127));
+  } else {
+    auto code = static_cast<uint8_t>(random.range(0, 0x7E));
+    if (data == GemmData::kIntegers) code = e4m3_of_exact(std::ldexp(1.0, power));
+    if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits() & 0x7FU);
+    scales.push_back(code);
+    values.push_back(decode_e4m3(code));
+  }
+}
+
+}  // namespace
+
+double decode_e2m1(unsigned code) {
+  constexpr std::array kMagnitudes{0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+  return (code & 8U) != 0 ? -kMagnitudes[code & 7U] : kMagnitudes[code & 7U];
+}
+
+double decode_e4m3(unsigned code) {
+  const unsigned exponent = (code >> 3) & 0xFU;
+  const unsigned mantissa = code & 7U;
+  if ((code & 0x7FU) == 0x7FU) return std::numeric_limits<double>::quiet_NaN();
+  const double magnitude = exponent == 0
+                               ? std::ldexp(mantissa, -9)
+                               : std::ldexp(8.0 + mantissa, static_cast<int>(exponent) - 10);
+  return (code & 0x80U) != 0 ? -magnitude : magnitude;
+}
+
+double nearest_e4m3(double value) {
+  if (std::isnan(value)) return value;
+  unsigned best = 0;
+  for (unsigned code = 0; code < 0x7F; ++code) {
+    const double distance = std::abs(decode_e4m3(code) - std::abs(value));
+    const double least = std::abs(decode_e4m3(best) - std::abs(value));
+    if (distance < least || (distance == least && code % 2 == 0)) best = code;
+  }
+  return std::copysign(decode_e4m3(best), value);
+}
+
+double output_element(DType dtype, const std::vector<uint8_t>& output, int64_t index) {
+  const auto at = static_cast<size_t>(index);
+  if (dtype == DType::kBF16) {
+    uint16_t code = 0;
+    std::memcpy(&code, output.data() + at * 2, 2);
+    return bf16_value(code);
+  }
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, output.data() + at * 4, 4);
+    return value;
+  }
+  double value = 0;
+  std::memcpy(&value, output.data() + at * 8, 8);
+  return value;
+}
+
+std::string to_string(const GemmCaseSpec& spec) {
+  return fmt::format(
+      "{} {}x{} rows {} tile {}{}{}{}{} bias {} gate {}{} data {} seed {}", name(spec.mode),
+      spec.weight_rows, spec.cols, fmt::join(spec.expert_rows, ","), spec.token_tile,
+      spec.gathers ? " gather" : "", spec.fp32_rows ? " fp32" : "",
+      spec.transposed_scales ? " transposed" : "", spec.has_slot_weights ? " weighted" : "",
+      spec.bias ? name(*spec.bias) : "none", spec.gate_order ? name(*spec.gate_order) : "none",
+      spec.has_scale ? " scaled" : "", static_cast<int>(spec.data), spec.seed);
+}
+
+GemmCase::GemmCase(const GemmCaseSpec& spec) : spec_(spec) {
+  Random random(spec.seed);
+  make_permutation(random);
+  make_weights(random);
+  make_inputs(random);
+  make_epilogue(random);
+}
+
+void GemmCase::make_permutation(Random& random) {
+  for (size_t expert = 0; expert < spec_.expert_rows.size(); ++expert) {
+    for (int64_t left = spec_.expert_rows[expert]; left > 0; left -= spec_.token_tile) {
+      const auto first = static_cast<int64_t>(tile_to_expert_.size()) * spec_.token_tile;
+      const int64_t count = std::min<int64_t>(left, spec_.token_tile);
+      tile_to_expert_.push_back(static_cast<int32_t>(expert));
+      tile_row_end_.push_back(static_cast<int32_t>(first + count));
+      for (int64_t row = first; row < first + count; ++row) {
+        rows_.push_back({row, static_cast<int64_t>(expert), row});
+      }
+    }
+  }
+  num_tiles_ = {static_cast<int32_t>(tile_to_expert_.size())};
+  // A tile that is not in use.
+  tile_to_expert_.push_back(0);
+  tile_row_end_.push_back(0);
+  const size_t max_rows = tile_to_expert_.size() * static_cast<size_t>(spec_.token_tile);
+  row_to_token_.assign(max_rows, -1);
+  row_to_slot_.assign(max_rows, -1);
+  input_rows_ = static_cast<int64_t>(max_rows);
+  if (spec_.gathers) input_rows_ = (static_cast<int64_t>(rows_.size()) + 1) / 2;
+  std::vector<int32_t> slots(rows_.size());
+  std::iota(slots.begin(), slots.end(), 0);
+  for (size_t i = slots.size(); i > 1; --i) {
+    std::swap(slots[i - 1],
+              slots[static_cast<size_t>(random.range(0, static_cast<int64_t>(i) - 1))]);
+  }
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const auto row = static_cast<size_t>(rows_[i].row);
+    row_to_slot_[row] = slots[i];
+    row_to_token_[row] = static_cast<int32_t>(slots[i] / 2);
+    if (spec_.gathers) rows_[i].source = row_to_token_[row];
+  }
+}
+
+void GemmCase::make_weights(Random& random) {
+  const Storage storage = weight_storage(spec_.mode);
+  const int64_t count = experts() * spec_.weight_rows * spec_.cols;
+  while (static_cast<int64_t>(weight_values_.size()) < count) {
+    add_code(storage.dtype, spec_.data, random, weight_codes_, weight_values_);
+  }
+  if (storage.block_cols == 0) return;
+  const int64_t rows = scale_rows(storage, spec_.weight_rows);
+  const int64_t blocks = scale_blocks(storage, spec_.cols);
+  for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
+    add_scale(storage.scale, spec_.data, random, weight_scales_, weight_scale_values_);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t expert = i / (spec_.weight_rows * spec_.cols);
+    const int64_t row = i / spec_.cols % spec_.weight_rows / storage.block_rows;
+    const int64_t block = i % spec_.cols / storage.block_cols;
+    weight_values_[static_cast<size_t>(i)] *=
+        weight_scale_values_[static_cast<size_t>((expert * rows + row) * blocks + block)];
+  }
+  if (spec_.mode == MoeMode::kNvfp4Fp8Rounded) round_weights();
+}
+
+// moe spec 11.3: r from the logarithm, and E4M3 by search.
+void GemmCase::round_weights() {
+  const int64_t blocks = spec_.cols / 16;
+  for (int64_t row = 0; row < experts() * spec_.weight_rows; ++row) {
+    for (int64_t first = 0; first < spec_.cols; first += 128) {
+      const int64_t end = std::min(first + 128, spec_.cols);
+      double largest = 0;
+      for (int64_t k = first; k < end; k += 16) {
+        const double scale = weight_scale_values_[static_cast<size_t>(row * blocks + k / 16)];
+        if (scale > largest) largest = scale;
+      }
+      const double unit = largest == 0 ? 1 : std::exp2(std::ceil(std::log2(6.0 * largest / 448.0)));
+      for (int64_t k = first; k < end; ++k) {
+        double& value = weight_values_[static_cast<size_t>(row * spec_.cols + k)];
+        value = unit * nearest_e4m3(value / unit);
+      }
+    }
+  }
+}
+
+void GemmCase::make_inputs(Random& random) {
+  Storage storage = input_storage(spec_.mode);
+  if (storage.dtype == DType::kBF16 && spec_.fp32_rows) storage.dtype = DType::kF32;
+  const int64_t count = input_rows_ * spec_.cols;
+  while (static_cast<int64_t>(input_values_.size()) < count) {
+    add_code(storage.dtype, spec_.data, random, input_codes, input_values_);
+  }
+  const int64_t blocks = scale_blocks(storage, spec_.cols);
+  std::vector<double> scales;
+  for (int64_t i = 0; i < input_rows_ * blocks; ++i) {
+    add_scale(storage.scale, spec_.data, random, input_scales, scales);
+  }
+  // With transposed scales, (row, block) is stored at block * rows + row.
+  for (int64_t i = 0; i < count && blocks > 0; ++i) {
+    const int64_t row = i / spec_.cols;
+    const int64_t block = i % spec_.cols / storage.block_cols;
+    const int64_t at = spec_.transposed_scales ? block * input_rows_ + row : row * blocks + block;
+    input_values_[static_cast<size_t>(i)] *= scales[static_cast<size_t>(at)];
+  }
+  if (spec_.gathers) return;
+  // Padding rows hold NaN patterns.
+  std::vector<bool> is_valid(static_cast<size_t>(input_rows_));
+  for (const Row& row : rows_) is_valid[static_cast<size_t>(row.row)] = true;
+  const size_t row_bytes = input_codes.size() / static_cast<size_t>(input_rows_);
+  for (size_t row = 0; row < is_valid.size(); ++row) {
+    if (!is_valid[row]) std::memset(input_codes.data() + row * row_bytes, 0xFF, row_bytes);
+  }
+}
+
+void GemmCase::make_epilogue(Random& random) {
+  const auto number = [&] {
+    const auto integer = static_cast<float>(random.range(1, 4));
+    return spec_.data == GemmData::kIntegers ? integer : random.normal();
+  };
+  for (size_t i = 0; i < rows_.size(); ++i) slot_weights_.push_back(number());
+  for (int64_t i = 0; i < experts(); ++i) {
+    scale_.push_back(spec_.has_scale ? number() : 1.0F);
+    gate_scale_.push_back(number());
+  }
+  for (int64_t i = 0; i < input_rows_; ++i) row_scale.push_back(number());
+  for (int64_t i = 0; spec_.bias && i < experts() * spec_.weight_rows; ++i) {
+    add_code(*spec_.bias, spec_.data == GemmData::kBits ? GemmData::kRandom : spec_.data, random,
+             bias_codes_, bias_values_);
+  }
+}
+
+int64_t GemmCase::weight_bytes() const {
+  return static_cast<int64_t>(weight_codes_.size() + weight_scales_.size());
+}
+
+WeightView GemmCase::weights(ScaleLayoutId layout) const {
+  const Storage storage = weight_storage(spec_.mode);
+  const int64_t cols = storage.dtype == DType::kU8 ? spec_.cols / 2 : spec_.cols;
+  WeightView view{.values = TensorView::contiguous(weight_codes_.data(), storage.dtype,
+                                                   {experts(), spec_.weight_rows, cols}),
+                  .scales = {}};
+  if (storage.block_cols == 0) return view;
+  const int64_t rows = scale_rows(storage, spec_.weight_rows);
+  const int64_t blocks = scale_blocks(storage, spec_.cols);
+  view.scales = {.data = const_cast<uint8_t*>(weight_scales_.data()),
+                 .type = storage.scale,
+                 .layout = layout,
+                 .device = {},
+                 .batch = experts(),
+                 .rows = rows,
+                 .blocks = blocks,
+                 .capacity = experts() * scale_image_size(layout, rows, blocks)};
+  if (layout == ScaleLayoutId::kLinear) return view;
+  const int64_t image = scale_image_size(layout, rows, blocks);
+  swizzled_scales_.assign(static_cast<size_t>(view.scales.capacity), 0xFF);
+  for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
+    const int64_t offset = scale_offset(layout, i / blocks % rows, i % blocks, rows, blocks);
+    swizzled_scales_[static_cast<size_t>(i / (rows * blocks) * image + offset)] =
+        weight_scales_[static_cast<size_t>(i)];
+  }
+  view.scales.data = swizzled_scales_.data();
+  return view;
+}
+
+GroupedGemmArgs GemmCase::args() const {
+  Storage storage = input_storage(spec_.mode);
+  if (storage.dtype == DType::kBF16 && spec_.fp32_rows) storage.dtype = DType::kF32;
+  const auto vector = [](const auto& values, DType dtype) {
+    return TensorView::contiguous(values.data(), dtype, {static_cast<int64_t>(values.size())});
+  };
+  GroupedGemmArgs args;
+  const int64_t cols = storage.dtype == DType::kU8 ? spec_.cols / 2 : spec_.cols;
+  args.a.values = TensorView::contiguous(input_codes.data(), storage.dtype, {input_rows_, cols});
+  if (storage.block_cols > 0) {
+    const DType dtype = storage.scale == ScaleType::kF32    ? DType::kF32
+                        : storage.scale == ScaleType::kE4M3 ? DType::kF8E4M3
+                                                            : DType::kF8E8M0;
+    args.a.scales = TensorView::contiguous(input_scales.data(), dtype,
+                                           {input_rows_, scale_blocks(storage, spec_.cols)});
+    if (spec_.transposed_scales) args.a.scales.strides = {1, input_rows_};
+  }
+  if (spec_.mode == MoeMode::kNvfp4PerToken) args.a.row_scale = vector(row_scale, DType::kF32);
+  args.gather_tokens = spec_.gathers;
+  args.permutation.token_tile = spec_.token_tile;
+  args.permutation.row_to_token = vector(row_to_token_, DType::kI32);
+  args.permutation.row_to_slot = vector(row_to_slot_, DType::kI32);
+  args.permutation.tile_to_expert = vector(tile_to_expert_, DType::kI32);
+  args.permutation.tile_row_end = vector(tile_row_end_, DType::kI32);
+  args.permutation.num_tiles = vector(num_tiles_, DType::kI32);
+  if (spec_.has_slot_weights) args.slot_weights = vector(slot_weights_, DType::kF32);
+  if (spec_.has_scale) args.scale = PerExpert(vector(scale_, DType::kF32));
+  args.gate_order = spec_.gate_order;
+  if (spec_.gate_order) args.gate_scale = PerExpert(vector(gate_scale_, DType::kF32));
+  if (spec_.bias) {
+    args.bias =
+        TensorView::contiguous(bias_codes_.data(), *spec_.bias, {experts(), spec_.weight_rows});
+  }
+  return args;
+}
+
+std::vector<uint8_t> GemmCase::run(const GemmRun& run) const {
+  const bool has_bytes = weight_storage(spec_.mode).scale != ScaleType::kF32;
+  const ForcedImplementation forced("grouped_gemm", run.implementation);
+  const GroupedWeights prepared =
+      GroupedWeights::prepare(weights(has_bytes ? run.layout : ScaleLayoutId::kLinear), spec_.mode);
+  EXPECT_EQ(prepared.implementation(), run.implementation);
+  const GuardedBuffer output(max_rows() * spec_.weight_rows * bits(run.output) / 8,
+                             {.poison = 0xFF});
+  const int64_t size = grouped_gemm_workspace(prepared, input_rows_, run.accumulation);
+  const GuardedBuffer workspace(size, {.poison = run.workspace_poison, .guard = Guard::kPage});
+  GroupedGemmArgs call = args();
+  call.accumulation = run.accumulation;
+  call.output = TensorView::contiguous(output.data(), run.output, {max_rows(), spec_.weight_rows});
+  grouped_gemm(call, prepared, TensorView::contiguous(workspace.data(), DType::kU8, {size}));
+  EXPECT_TRUE(output.intact() && workspace.intact());
+  return output.copy();
+}
+
+bool GemmCase::is_gate_row(int64_t weight_row) const {
+  if (!spec_.gate_order) return false;
+  switch (*spec_.gate_order) {
+    case GateOrder::kUpGate:
+      return weight_row >= spec_.weight_rows / 2;
+    case GateOrder::kGateUp:
+      return weight_row < spec_.weight_rows / 2;
+    case GateOrder::kInterleaved:
+      return weight_row % 2 == 0;
+  }
+  return false;
+}
+
+GemmCase::Expected GemmCase::expected(const Row& row, int64_t weight_row) const {
+  double sum = 0;
+  double magnitude = 0;
+  for (int64_t k = 0; k < spec_.cols; ++k) {
+    const double product = input(row.source, k) * weight(row.expert, weight_row, k);
+    sum += product;
+    magnitude += std::abs(product);
+  }
+  double factor = (is_gate_row(weight_row) ? gate_scale_ : scale_)[static_cast<size_t>(row.expert)];
+  if (spec_.has_slot_weights) {
+    factor *= slot_weights_[static_cast<size_t>(row_to_slot_[static_cast<size_t>(row.row)])];
+  }
+  if (spec_.mode == MoeMode::kNvfp4PerToken) factor *= row_scale[static_cast<size_t>(row.source)];
+  double bias = 0;
+  if (spec_.bias) {
+    bias = bias_values_[static_cast<size_t>(row.expert * spec_.weight_rows + weight_row)];
+  }
+  return {factor * sum + bias, std::abs(factor) * magnitude + std::abs(bias)};
+}
+
+}  // namespace narrowfloat::testing

@@ -1,0 +1,287 @@
+// Results of grouped_gemm against int64 arithmetic and a double-precision model on codes that the
+// test decodes itself, and the laws that hold between calls.
+#include <cmath>
+#include <cstring>
+#include <ostream>
+
+#include <gtest/gtest.h>
+
+#include "support/environment.h"
+#include "support/gemm_case.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr std::array kImplementations{"cpu_baseline", "cpu_reference"};
+
+// A K that the mode takes and that is no multiple of its larger blocks.
+int64_t odd_cols(MoeMode mode) {
+  const int64_t multiple = moe_mode_info(mode).multiple;
+  return multiple == 16 ? 144 + 128 : multiple == 32 ? 160 + 128 : 384;
+}
+
+class GroupedGemm : public ::testing::TestWithParam<MoeMode> {};
+
+TEST_P(GroupedGemm, EqualsIntegerArithmeticWhereThatIsExact) {
+  for (const int64_t cols : {moe_mode_info(GetParam()).multiple, odd_cols(GetParam())}) {
+    const GemmCase gemm({.mode = GetParam(),
+                         .weight_rows = 48,
+                         .cols = cols,
+                         .expert_rows = {1, 0, 9, 3},
+                         .has_slot_weights = true,
+                         .bias = DType::kF32,
+                         .gate_order = GateOrder::kUpGate,
+                         .has_scale = true,
+                         .data = GemmData::kIntegers,
+                         .seed = 7});
+    for (const auto* implementation : kImplementations) {
+      const auto output = gemm.run({.implementation = implementation});
+      for (const auto& row : gemm.rows()) {
+        for (int64_t n = 0; n < 48; ++n) {
+          // Integers far below 2^53: the model's doubles are exact.
+          const auto expected = static_cast<int64_t>(gemm.expected(row, n).value);
+          ASSERT_LT(std::abs(expected), 1 << 24);
+          ASSERT_EQ(output_element(DType::kF32, output, row.row * 48 + n),
+                    static_cast<double>(expected))
+              << implementation << " row " << row.row << " column " << n;
+        }
+      }
+    }
+  }
+}
+
+// The distance allowed to the model, in terms' magnitudes.
+double tolerance(Accumulation accumulation, DType output, int64_t cols) {
+  const auto terms = static_cast<double>(cols + 8);
+  if (output == DType::kBF16) return 0x1.01p-8;
+  if (accumulation == Accumulation::kFp32) return terms * 0x1p-24;
+  return output == DType::kF32 ? 0x1.01p-24 : terms * 0x1p-52;
+}
+
+TEST_P(GroupedGemm, IsCloseToADoublePrecisionModelOfTheCodes) {
+  const GemmCase gemm({.mode = GetParam(),
+                       .weight_rows = 144,
+                       .cols = odd_cols(GetParam()),
+                       .expert_rows = {2, 5, 0, 17},
+                       .token_tile = 4,
+                       .gathers = true,
+                       .has_slot_weights = true,
+                       .bias = DType::kBF16,
+                       .gate_order = GateOrder::kInterleaved,
+                       .has_scale = true,
+                       .seed = 11});
+  for (const Accumulation accumulation : {Accumulation::kFp32, Accumulation::kFp64}) {
+    for (const DType output_type : {DType::kF32, DType::kBF16, DType::kF64}) {
+      if (output_type == DType::kF64 && accumulation == Accumulation::kFp32) continue;
+      const auto output = gemm.run({.accumulation = accumulation, .output = output_type});
+      const double allowed = tolerance(accumulation, output_type, gemm.spec().cols);
+      for (const auto& row : gemm.rows()) {
+        for (int64_t n = 0; n < 144; ++n) {
+          const auto expected = gemm.expected(row, n);
+          ASSERT_NEAR(output_element(output_type, output, row.row * 144 + n), expected.value,
+                      allowed * expected.magnitude)
+              << row.row << " " << n << " " << name(output_type);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GroupedGemm, DependsOnNeitherWorkspaceContentsNorThreadsNorScaleLayouts) {
+  const GemmCase gemm({.mode = GetParam(),
+                       .weight_rows = 160,
+                       .cols = odd_cols(GetParam()),
+                       .expert_rows = {64, 0, 17, 3},
+                       .token_tile = 16,
+                       .seed = 13});
+  for (const Accumulation accumulation : {Accumulation::kFp32, Accumulation::kFp64}) {
+    GemmRun run{.accumulation = accumulation};
+    const auto expected = gemm.run(run);
+    run.workspace_poison = 0x00;
+    EXPECT_EQ(gemm.run(run), expected) << "zeroed workspace";
+    run.layout = ScaleLayoutId::kSwizzled128x4;
+    EXPECT_EQ(gemm.run(run), expected) << "swizzled scales";
+    const ThreadLimit one_thread(1);
+    EXPECT_EQ(gemm.run(run), expected) << "one thread";
+  }
+}
+
+TEST_P(GroupedGemm, WritesValidRowsOnly) {
+  for (const int32_t tile : {1, 2, 8, 128}) {
+    const GemmCase gemm({.mode = GetParam(),
+                         .weight_rows = 16,
+                         .cols = odd_cols(GetParam()),
+                         .expert_rows = {0, 2, 130, 0, 1},
+                         .token_tile = tile,
+                         .seed = 17});
+    for (const auto* implementation : kImplementations) {
+      const auto output = gemm.run({.implementation = implementation});
+      std::vector<uint8_t> untouched = output;
+      for (const auto& row : gemm.rows()) {
+        EXPECT_FALSE(std::isnan(output_element(DType::kF32, output, row.row * 16)));
+        std::memset(untouched.data() + row.row * 16 * 4, 0xFF, 16 * 4);
+      }
+      EXPECT_EQ(untouched, std::vector<uint8_t>(output.size(), 0xFF)) << implementation;
+    }
+  }
+}
+
+TEST_P(GroupedGemm, KeepsNanInItsRow) {
+  GemmCase gemm({.mode = GetParam(),
+                 .weight_rows = 32,
+                 .cols = odd_cols(GetParam()),
+                 .expert_rows = {6, 3},
+                 .seed = 19});
+  const auto before = gemm.run({});
+  // Row 2 becomes NaN: by its values, or where E2M1 has no NaN by its scales.
+  const bool by_scale = moe_mode_info(GetParam()).input == RowFormat::kNvfp4 ||
+                        moe_mode_info(GetParam()).input == RowFormat::kNvfp4PerToken;
+  std::vector<uint8_t>& bytes = by_scale ? gemm.input_scales : gemm.input_codes;
+  const size_t row_bytes = bytes.size() / static_cast<size_t>(gemm.input_rows());
+  std::memset(bytes.data() + 2 * row_bytes, 0xFF, row_bytes);
+  const auto after = gemm.run({});
+  for (const auto& row : gemm.rows()) {
+    for (int64_t n = 0; n < 32; ++n) {
+      const int64_t at = row.row * 32 + n;
+      if (row.row == 2) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, after.data() + at * 4, 4);
+        EXPECT_EQ(bits, 0x7FFFFFFFU);
+      } else {
+        EXPECT_EQ(output_element(DType::kF32, after, at), output_element(DType::kF32, before, at));
+      }
+    }
+  }
+}
+
+std::string test_name(const ::testing::TestParamInfo<MoeMode>& info) {
+  return std::string(name(info.param));
+}
+
+std::vector<MoeMode> all_modes() {
+  std::vector<MoeMode> modes;
+  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
+  return modes;
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, GroupedGemm, ::testing::ValuesIn(all_modes()), test_name);
+
+TEST(GroupedGemmRows, TransposedScalesMeanTheSame) {
+  const GemmCaseSpec spec{.mode = MoeMode::kFp8Block,
+                          .weight_rows = 128,
+                          .cols = 640,
+                          .expert_rows = {3, 4},
+                          .transposed_scales = true,
+                          .data = GemmData::kIntegers,
+                          .seed = 23};
+  const GemmCase gemm(spec);
+  for (const auto* implementation : kImplementations) {
+    const auto output = gemm.run({.implementation = implementation});
+    for (const auto& row : gemm.rows()) {
+      ASSERT_EQ(output_element(DType::kF32, output, row.row * 128 + 5),
+                gemm.expected(row, 5).value);
+    }
+  }
+}
+
+TEST(GroupedGemmRows, Fp32RowsKeepTheirBits) {
+  const GemmCase gemm({.mode = MoeMode::kNvfp4Bf16,
+                       .weight_rows = 32,
+                       .cols = 80,
+                       .expert_rows = {5, 2},
+                       .fp32_rows = true,
+                       .seed = 29});
+  const auto output = gemm.run({.accumulation = Accumulation::kFp64, .output = DType::kF64});
+  for (const auto& row : gemm.rows()) {
+    const auto expected = gemm.expected(row, 3);
+    ASSERT_NEAR(output_element(DType::kF64, output, row.row * 32 + 3), expected.value,
+                0x1p-45 * expected.magnitude);
+  }
+}
+
+TEST(GroupedGemmRows, NoRowsWriteNothing) {
+  const GemmCase gemm({.mode = MoeMode::kMxfp4Bf16, .expert_rows = {0, 0}});
+  EXPECT_EQ(gemm.run({}),
+            std::vector<uint8_t>(static_cast<size_t>(gemm.max_rows()) * 32 * 4, 0xFF));
+}
+
+// A case whose rows tests fill: the first output of row 0 is the sum of a few exact terms.
+class ExactTerms {
+ public:
+  ExactTerms()
+      : gemm_({.mode = MoeMode::kBf16,
+               .weight_rows = 16,
+               .cols = 512,
+               .expert_rows = {1},
+               .fp32_rows = true,
+               .data = GemmData::kIntegers}) {
+    std::fill_n(gemm_.input_codes.begin(), gemm_.input_codes.size(), uint8_t{0});
+    for (int64_t k = 0; k < 512; ++k) {
+      const double weight = std::abs(gemm_.weight(0, 0, k));
+      if (weight == 1 || weight == 2 || weight == 4) columns_.push_back(k);
+    }
+  }
+  // Adds a product to the sum, at the given fraction of K.
+  void set_term(double fraction, double product) {
+    const int64_t k = columns_[static_cast<size_t>(
+        std::lround(fraction * static_cast<double>(columns_.size() - 1)))];
+    const auto value = static_cast<float>(product / gemm_.weight(0, 0, k));
+    std::memcpy(gemm_.input_codes.data() + k * 4, &value, 4);
+  }
+  [[nodiscard]] double result(const GemmRun& run) const {
+    return output_element(run.output, gemm_.run(run), 0);
+  }
+
+ private:
+  GemmCase gemm_;
+  std::vector<int64_t> columns_;
+};
+
+TEST(GroupedGemmSums, RunInAscendingKInTheTypeAskedFor) {
+  ExactTerms gemm;
+  gemm.set_term(0.1, 0x1p24);
+  gemm.set_term(0.6, 1.0);
+  gemm.set_term(1.0, -0x1p24);
+  for (const auto* implementation : kImplementations) {
+    GemmRun run{.implementation = implementation};
+    EXPECT_EQ(gemm.result(run), 0.0);
+    run.accumulation = Accumulation::kFp64;
+    EXPECT_EQ(gemm.result(run), 1.0);
+  }
+  // The large terms first: nothing is lost.
+  gemm.set_term(0.1, 0x1p24);
+  gemm.set_term(0.6, -0x1p24);
+  gemm.set_term(1.0, 1.0);
+  for (const auto* implementation : kImplementations) {
+    EXPECT_EQ(gemm.result({.implementation = implementation}), 1.0);
+  }
+}
+
+// 1 + 2^-8 + 2^-40 is 1 + 2^-7 in bf16; by way of fp32, where it is a tie, it would be 1.
+TEST(GroupedGemmOutput, Fp64SumsRoundToBf16Once) {
+  for (const double sign : {1.0, -1.0}) {
+    for (const double below : {1.0, -1.0}) {
+      ExactTerms gemm;
+      gemm.set_term(0.2, sign * (1 + 0x1p-8));
+      gemm.set_term(0.3, sign * below * 0x1p-40);
+      for (const auto* implementation : kImplementations) {
+        const GemmRun run{.implementation = implementation,
+                          .accumulation = Accumulation::kFp64,
+                          .output = DType::kBF16};
+        EXPECT_EQ(gemm.result(run), sign * (below > 0 ? 1 + 0x1p-7 : 1.0));
+      }
+    }
+  }
+}
+
+TEST(GroupedGemmOutput, IgnoresTheCallersFloatingPointEnvironment) {
+  const GemmCase gemm({.mode = MoeMode::kMxfp4Bf16, .data = GemmData::kRandom, .seed = 37});
+  const auto expected = gemm.run({});
+  const ControlWord word(kFlushToZero | kDenormalsAreZero | kRoundUp);
+  for (const auto* implementation : kImplementations) {
+    EXPECT_EQ(gemm.run({.implementation = implementation}), expected);
+  }
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
