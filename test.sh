@@ -73,6 +73,12 @@ sanitized_unit_tests() {
   ctest --preset cpu-asan -L '^unit$' -j "$jobs" --no-tests=error
 }
 
+# oneTBB is not instrumented, so only what each caller computes by itself can be judged.
+thread_sanitized_runs() {
+  build cpu-tsan --target moe_threads_test
+  ctest --preset cpu-tsan -R WithoutThePool -j "$jobs" --no-tests=error
+}
+
 cuda_compile_check() {
   if command -v nvcc > /dev/null; then
     build sm90 --target cuda_headers_compile
@@ -88,4 +94,5 @@ stage "Python tests" python_tests
 stage "Python tests with PyTorch" torch_tests
 stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests
+stage "concurrent runs with ThreadSanitizer (preset cpu-tsan)" thread_sanitized_runs
 stage "CUDA compile check (preset sm90)" cuda_compile_check

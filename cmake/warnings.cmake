@@ -21,7 +21,8 @@ target_compile_options(
             -fno-math-errno>)
 if(NARROWFLOAT_SANITIZE)
   # float-cast-overflow and friends are part of "undefined"; a report must fail the test.
-  set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  set(sanitizers -fsanitize=${NARROWFLOAT_SANITIZE} -fno-sanitize-recover=all
+                 -fno-omit-frame-pointer)
   target_compile_options(narrowfloat_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitizers}>)
   target_link_options(narrowfloat_options INTERFACE ${sanitizers})
 endif()

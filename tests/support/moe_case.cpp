@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include <gtest/gtest.h>
-
 #include "formats/float16.h"
 #include "formats/minifloat.h"
 #include "tensor/element_io.h"
@@ -216,20 +214,21 @@ MoeWeights MoeCase::shard(int32_t offset, int32_t count) const {
 
 MoeResult MoeCase::run(const MoeLayer& layer, const MoeRunStyle& style) const {
   const int64_t tokens = inputs_.values.shape[0];
-  const int64_t slots = shape_.top_k + shape_.shared_experts;
+  const MoeConfig& config = layer.config();
+  const int64_t slots = config.routing.top_k + config.routing.shared_experts;
   const int64_t rows = layer.max_rows(tokens);
   const BufferStyle buffer{.poison = style.poison, .guard = style.guard};
-  const int64_t slot_bytes = bits(config_.slot_dtype) / 8;
-  const GuardedBuffer out(tokens * shape_.hidden * bits(config_.out_dtype) / 8, buffer);
-  const GuardedBuffer slot_out(rows * shape_.hidden * slot_bytes, buffer);
+  const int64_t slot_bytes = bits(config.slot_dtype) / 8;
+  const GuardedBuffer out(tokens * config.hidden * bits(config.out_dtype) / 8, buffer);
+  const GuardedBuffer slot_out(rows * config.hidden * slot_bytes, buffer);
   const GuardedBuffer weights(tokens * slots * 4, buffer);
   const GuardedBuffer ids(tokens * slots * 4, buffer);
   const GuardedBuffer slot_to_row(tokens * slots * 4, buffer);
   const GuardedBuffer workspace(layer.required_workspace(tokens) + 256, buffer);
   MoeOutputs outputs;
-  outputs.out = TensorView::contiguous(out.data(), config_.out_dtype, {tokens, shape_.hidden});
+  outputs.out = TensorView::contiguous(out.data(), config.out_dtype, {tokens, config.hidden});
   outputs.slot_out =
-      TensorView::contiguous(slot_out.data(), config_.slot_dtype, {rows, shape_.hidden});
+      TensorView::contiguous(slot_out.data(), config.slot_dtype, {rows, config.hidden});
   outputs.expert_weights = TensorView::contiguous(weights.data(), DType::kF32, {tokens, slots});
   outputs.topk_ids = TensorView::contiguous(ids.data(), DType::kI32, {tokens, slots});
   outputs.slot_to_row = TensorView::contiguous(slot_to_row.data(), DType::kI32, {tokens * slots});
@@ -240,7 +239,7 @@ MoeResult MoeCase::run(const MoeLayer& layer, const MoeRunStyle& style) const {
   EXPECT_TRUE(out.intact() && slot_out.intact() && weights.intact() && ids.intact() &&
               slot_to_row.intact() && workspace.intact());
   MoeResult result{out.copy(), {}, weights.copy(), ids.copy(), slot_to_row.copy()};
-  const auto row_bytes = static_cast<size_t>(shape_.hidden * slot_bytes);
+  const auto row_bytes = static_cast<size_t>(config.hidden * slot_bytes);
   result.slot_rows.resize(static_cast<size_t>(tokens * slots) * row_bytes);
   for (int64_t slot = 0; slot < tokens * slots; ++slot) {
     const int32_t row = slot_to_row.span<int32_t>()[static_cast<size_t>(slot)];
@@ -280,6 +279,16 @@ std::vector<float> as_floats(const std::vector<uint8_t>& bytes, DType dtype) {
   std::vector<float> result(static_cast<size_t>(count));
   widen(dtype, bytes.data(), count, result.data());
   return result;
+}
+
+std::vector<MoeMode> every_moe_mode() {
+  std::vector<MoeMode> modes;
+  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
+  return modes;
+}
+
+std::string mode_test_name(const ::testing::TestParamInfo<MoeMode>& param) {
+  return std::string(name(param.param));
 }
 
 std::string force_moe(std::string_view implementation) {

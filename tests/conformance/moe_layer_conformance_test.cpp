@@ -1,0 +1,175 @@
+// The whole layer over a covering set: every pair of mode, routing method, activation and gate
+// order occurs. For each case the fast implementations give the bytes of the reference, and fp32
+// sums stay within moe spec 12.3 of fp64 ones.
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "base/int_math.h"
+#include "conformance/case_sampling.h"
+#include "support/environment.h"
+#include "support/moe_case.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+Activation activation_of(ActivationKind kind) {
+  switch (kind) {
+    case ActivationKind::kSwiglu:
+      return Activation::swiglu_oai(1.702F, 1.0F, 1.5F);
+    case ActivationKind::kSwigluStep:
+      return Activation::swiglu_step(1.25F);
+    case ActivationKind::kSituGlu:
+      return Activation::situ(1.5F, 2.5F);
+    default:
+      return Activation::plain(kind);
+  }
+}
+
+// Sizes that the mode allows and, where it does, that are no multiples of 128.
+MoeShape sample_shape(MoeMode mode, Random& random) {
+  const int64_t unit = moe_mode_info(mode).multiple;
+  MoeShape shape;
+  shape.tokens = random.pick({1, 3, 7, 17});
+  shape.hidden = unit * random.range(1, unit == 128 ? 3 : 11);
+  shape.inter = unit * random.range(1, unit == 128 ? 2 : 9);
+  shape.experts = 8;
+  shape.top_k = static_cast<int32_t>(random.range(1, 4));
+  return shape;
+}
+
+void set_routing(MoeCase& layer_case, RoutingMethod method, Random& random) {
+  RoutingConfig& routing = layer_case.config().routing;
+  routing.method = method;
+  if (method == RoutingMethod::kDeepSeekV3) {
+    routing.n_group = random.pick({1, 4});
+    routing.topk_group = routing.n_group == 4 ? 3 : 1;
+  }
+  if (method == RoutingMethod::kDeepSeekV3 || method == RoutingMethod::kMiniMax2) {
+    routing.routed_scale = 2.5F;
+    if (random.chance(70)) layer_case.add_router_bias();
+  }
+  if (method == RoutingMethod::kSigmoidRenorm) routing.norm_topk = random.chance(50);
+  routing.options.weights_bf16 = random.chance(25);
+}
+
+double end_to_end_bound(MoeMode mode) {
+  const RowFormat intermediate = moe_mode_info(mode).intermediate;
+  return intermediate == RowFormat::kBf16 ? 3e-3 : 3e-2;
+}
+
+struct LayerAxes {
+  MoeMode mode;
+  ActivationKind activation;
+  RoutingMethod method;
+  GateOrder order;
+};
+
+void check_case(const LayerAxes& axes, int64_t index) {
+  const std::string combination =
+      std::string(name(axes.mode)) + "/" + std::string(name(axes.activation)) + "/" +
+      std::string(name(axes.method)) + "/" + std::string(name(axes.order));
+  SCOPED_TRACE(combination + " case " + std::to_string(index));
+  const uint64_t seed = case_seed(combination, index);
+  Random random(seed);
+  MoeShape shape = sample_shape(axes.mode, random);
+  if (axes.method == RoutingMethod::kLlama4) shape.top_k = 1;
+  if (random.chance(20)) shape.shared_experts = static_cast<int32_t>(random.range(1, 2));
+  MoeCase layer_case(axes.mode, shape, activation_of(axes.activation), seed);
+  MoeConfig& config = layer_case.config();
+  config.gate_order = axes.order;
+  set_routing(layer_case, axes.method, random);
+  config.weight_on_input = shape.top_k == 1 && random.chance(50);
+  config.slot_dtype = random.pick({DType::kBF16, DType::kF32});
+  config.out_dtype = random.pick({DType::kBF16, DType::kF16, DType::kF32});
+  if (random.chance(50)) layer_case.add_biases();
+  if (random.chance(50)) layer_case.add_per_expert_parameters();
+
+  std::optional<MoeResult> fp32;
+  for (const Accumulation accumulation : {Accumulation::kFp32, Accumulation::kFp64}) {
+    config.accumulation = accumulation;
+    const std::string reference = force_moe("cpu_reference");
+    MoeResult expected;
+    {
+      const ForcedImplementation forced(reference.substr(0, 5), reference.substr(6));
+      expected = layer_case.run();
+    }
+    EXPECT_EQ(layer_case.run(), expected);
+    if (!fp32) {
+      fp32 = expected;
+      continue;
+    }
+    EXPECT_EQ(fp32->topk_ids, expected.topk_ids);
+    EXPECT_EQ(fp32->expert_weights, expected.expert_weights);
+    const Distance apart = distance(as_floats(fp32->slot_rows, config.slot_dtype),
+                                    as_floats(expected.slot_rows, config.slot_dtype), shape.hidden);
+    EXPECT_LT(apart.rel, end_to_end_bound(axes.mode));
+  }
+}
+
+class MoeLayerConformance : public ::testing::TestWithParam<MoeMode> {};
+INSTANTIATE_TEST_SUITE_P(Moe, MoeLayerConformance, ::testing::ValuesIn(every_moe_mode()),
+                         mode_test_name);
+
+// 12 modes x 11 activations; method (i + j) mod 10 and order (i + 2 j) mod 3 then meet every mode,
+// every activation and each other.
+TEST_P(MoeLayerConformance, EveryImplementationGivesTheBytesOfTheReference) {
+  const auto mode = static_cast<size_t>(GetParam());
+  const auto activations = all_activations();
+  const auto methods = all_routing_methods();
+  for (size_t j = 0; j < activations.size(); ++j) {
+    const LayerAxes axes{.mode = GetParam(),
+                         .activation = activations[j].id,
+                         .method = methods[(mode + j) % methods.size()].id,
+                         .order = static_cast<GateOrder>((mode + 2 * j) % 3)};
+    for_cases(1, [&](int64_t index) { check_case(axes, index); });
+  }
+}
+
+// A gate order is where rows lie, not what they mean.
+void reorder_rows(WeightView& weight, TensorView& bias, int64_t inter, GateOrder to,
+                  std::vector<std::vector<uint8_t>>& storage) {
+  const auto move = [&](void* data, int64_t experts, int64_t row_bytes) {
+    storage.emplace_back(static_cast<size_t>(experts * 2 * inter * row_bytes));
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      for (int64_t row = 0; row < 2 * inter; ++row) {
+        // From up_gate: which row of the canonical order lies at `row`.
+        int64_t from = row < inter ? row + inter : row - inter;
+        if (to == GateOrder::kInterleaved) from = row % 2 == 0 ? inter + row / 2 : row / 2;
+        std::memcpy(storage.back().data() + (expert * 2 * inter + row) * row_bytes,
+                    static_cast<uint8_t*>(data) + (expert * 2 * inter + from) * row_bytes,
+                    static_cast<size_t>(row_bytes));
+      }
+    }
+    return storage.back().data();
+  };
+  const int64_t experts = weight.values.shape[0];
+  weight.values.data =
+      move(weight.values.data, experts, weight.values.shape[2] * bits(weight.values.dtype) / 8);
+  if (weight.scales.data != nullptr) {
+    weight.scales.data =
+        move(weight.scales.data, experts, weight.scales.blocks * bytes(weight.scales.type));
+  }
+  bias.data = move(bias.data, experts, 4);
+}
+
+TEST_P(MoeLayerConformance, GateOrdersOfTheSameWeightsGiveEqualBits) {
+  if (GetParam() == MoeMode::kFp8Block) {
+    GTEST_SKIP() << "128x128 blocks have rows of both halves in an interleaved order";
+  }
+  const MoeShape shape{.tokens = 6, .hidden = 160, .inter = 96, .experts = 4, .top_k = 2};
+  MoeCase layer_case(GetParam(), shape, Activation::swiglu_oai(1.702F, 1.0F, 2.0F), 1);
+  layer_case.add_biases();
+  const MoeWeights original = layer_case.weights();
+  const MoeResult expected = layer_case.run();
+  for (const GateOrder order : {GateOrder::kGateUp, GateOrder::kInterleaved}) {
+    std::vector<std::vector<uint8_t>> storage;
+    layer_case.weights() = original;
+    reorder_rows(layer_case.weights().w1, layer_case.weights().bias1, 96, order, storage);
+    layer_case.config().gate_order = order;
+    EXPECT_EQ(layer_case.run(), expected) << name(order);
+  }
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing

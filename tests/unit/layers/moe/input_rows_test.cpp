@@ -1,0 +1,138 @@
+// Coding inside the layer gives the bytes of the public quantizer.
+#include "layers/moe/input_rows.h"
+
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "layers/moe/row_buffers.h"
+#include "narrowfloat/quantize.h"
+#include "support/fills.h"
+#include "support/moe_case.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+struct Coding {
+  RowFormat rows;
+  FormatId format;
+  float multiplier;
+};
+
+class InputRows : public ::testing::TestWithParam<std::tuple<int, DType, Fill>> {};
+
+constexpr Coding kCodings[] = {
+    {RowFormat::kFp8Static, FormatId::kFp8Tensor, 32.0F},
+    {RowFormat::kFp8Group, FormatId::kFp8Block1x128, 1.0F},
+    {RowFormat::kMxfp8, FormatId::kMxfp8, 1.0F},
+    {RowFormat::kNvfp4, FormatId::kNvfp4, 300.0F},
+    {RowFormat::kNvfp4PerToken, FormatId::kNvfp4PerToken, 1.0F},
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Moe, InputRows,
+    ::testing::Combine(::testing::Range(0, 5),
+                       ::testing::Values(DType::kBF16, DType::kF16, DType::kF32),
+                       ::testing::Values(Fill::kNormalRows, Fill::kSpecials, Fill::kZeros,
+                                         Fill::kExtremes, Fill::kDenormals)));
+
+TEST_P(InputRows, AreTheQuantizersBytes) {
+  const Coding& coding = kCodings[std::get<0>(GetParam())];
+  const DType dtype = std::get<1>(GetParam());
+  constexpr int64_t kRows = 5;
+  constexpr int64_t kCols = 1120;  // Eight groups of 128, and 96.
+  std::vector<uint8_t> plain(static_cast<size_t>(kRows * kCols * bits(dtype) / 8));
+  Random random(7);
+  fill_elements(std::get<2>(GetParam()), dtype, random, kRows * kCols, plain.data());
+  const TensorView input = TensorView::contiguous(plain.data(), dtype, {kRows, kCols});
+
+  const QuantizedLayout layout =
+      quantized_layout(coding.format, kRows, kCols, {.scale_layout = ScaleLayoutId::kLinear});
+  std::vector<uint8_t> values(static_cast<size_t>(layout.values_bytes));
+  std::vector<uint8_t> scales(static_cast<size_t>(layout.scales_bytes));
+  std::vector<float> global(static_cast<size_t>(std::max<int64_t>(1, layout.global_scales)));
+  QuantizeOptions options;
+  if (coding.format == FormatId::kNvfp4) options.encode_scale = coding.multiplier;
+  if (coding.format == FormatId::kFp8Tensor) options.fp8_decode_scale = 1 / coding.multiplier;
+  quantize(
+      input,
+      layout.bind(values.data(), scales.data(), layout.global_scales > 0 ? global.data() : nullptr),
+      options);
+
+  const RowBuffers buffers = row_buffers(coding.rows, kRows, kCols);
+  std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
+  const CodedRows coded = buffers.bind(memory.data(), kRows, {});
+  code_rows(input, coding.rows, coding.multiplier, coded);
+  EXPECT_EQ(std::memcmp(coded.values.data, values.data(), values.size()), 0);
+  if (!coded.scales.is_absent()) {
+    ASSERT_EQ(static_cast<size_t>(buffers.scales_bytes), scales.size());
+    EXPECT_EQ(std::memcmp(coded.scales.data, scales.data(), scales.size()), 0);
+  }
+  if (!coded.row_scale.is_absent()) {
+    EXPECT_EQ(std::memcmp(coded.row_scale.data, global.data(), kRows * sizeof(float)), 0);
+  }
+}
+
+TEST(InputRows, ListedRowsAloneAreWritten) {
+  std::vector<double> rows(4 * 256, 1.5);
+  const int32_t listed[] = {2, -1, 0};
+  const RowBuffers buffers = row_buffers(RowFormat::kFp8Group, 4, 256);
+  std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
+  const CodedRows coded = buffers.bind(memory.data(), 4, {});
+  code_listed_rows(TensorView::contiguous(rows.data(), DType::kF64, {4, 256}),
+                   TensorView::contiguous(listed, DType::kI32, {3}), RowFormat::kFp8Group, coded);
+  const auto* values = static_cast<const uint8_t*>(coded.values.data);
+  for (size_t row = 0; row < 4; ++row) {
+    // 1.5 is its group's maximum: 448.
+    EXPECT_EQ(values[row * 256], row % 2 == 0 ? 0x7E : 0xEE) << row;
+  }
+}
+
+// A plain input and the same input coded by quantize() give the same output.
+class CodedInput : public ::testing::TestWithParam<MoeMode> {};
+INSTANTIATE_TEST_SUITE_P(Moe, CodedInput, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
+
+TEST_P(CodedInput, GivesTheOutputOfPlainInput) {
+  const MoeShape shape{.tokens = 6, .hidden = 384, .inter = 128, .experts = 4, .top_k = 2};
+  MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 3);
+  const MoeResult plain = layer_case.run();
+  const RowFormat format = moe_mode_info(GetParam()).input;
+  if (format == RowFormat::kBf16) return;
+  const Coding* coding = nullptr;
+  for (const Coding& candidate : kCodings) {
+    if (candidate.rows == format) coding = &candidate;
+  }
+  ASSERT_NE(coding, nullptr);
+  const ScaleLayoutId image =
+      format == RowFormat::kFp8Group ? ScaleLayoutId::kMnMajor : ScaleLayoutId::kLinear;
+  const QuantizedLayout layout = quantized_layout(coding->format, 6, 384, {.scale_layout = image});
+  std::vector<uint8_t> values(static_cast<size_t>(layout.values_bytes));
+  std::vector<float> scales(static_cast<size_t>(layout.scales_bytes));
+  std::vector<float> global(8);
+  QuantizeOptions options;
+  if (format == RowFormat::kNvfp4) options.encode_scale = layer_case.weights().input_multiplier;
+  if (format == RowFormat::kFp8Static) {
+    options.fp8_decode_scale = 1 / *layer_case.weights().input_multiplier;
+  }
+  quantize(
+      layer_case.inputs().values,
+      layout.bind(values.data(), scales.data(), layout.global_scales > 0 ? global.data() : nullptr),
+      options);
+  MoeInputs coded;
+  const bool is_packed = value_dtype(format) == DType::kU8;
+  coded.values =
+      TensorView::contiguous(values.data(), value_dtype(format), {6, is_packed ? 192 : 384});
+  if (const int64_t blocks = scale_blocks(format, 384); blocks > 0) {
+    coded.scales = TensorView::contiguous(scales.data(), scale_dtype(format), {6, blocks});
+    // mn_major: one column of 6 rows padded to 8 after the other.
+    if (format == RowFormat::kFp8Group) coded.scales.strides = {1, 8};
+  }
+  if (format == RowFormat::kNvfp4PerToken) {
+    coded.row_scale = TensorView::contiguous(global.data(), DType::kF32, {6});
+  }
+  layer_case.inputs() = coded;
+  EXPECT_EQ(layer_case.run(), plain);
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
