@@ -58,14 +58,19 @@ struct Activation {
   static Activation plain(ActivationKind kind);
 };
 
+// Throws kInvalidArgument for parameters that the kind does not read, and for values it has no
+// meaning for: limits below 0, tanh scales of kSituGlu that are not above 0, NaN. Values per expert
+// are not looked at.
+void check_activation(const Activation& activation);
+
 struct ActivateArgs {
   // u and g of the rows: F32, F64 or BF16 [rows, F1], or F8_E4M3 with F32 1x128 scales. F64 is
   // computed in fp64 throughout and rounded once by the requantization; all else in fp32.
   CodedRows input;
   Activation activation;
   GateOrder gate_order = GateOrder::kUpGate;  // Counts for gated activations.
-  // I32 [slots]: the rows to work on, -1 for none. Other rows are neither read nor written, scales
-  // included.
+  // I32 [slots]: the rows to work on, none of them twice, -1 for none. Other rows are neither read
+  // nor written, scales included.
   TensorView slot_to_row;
   // Only where a parameter has a value per expert (absent otherwise): the tiles of the rows.
   TensorView tile_to_expert;

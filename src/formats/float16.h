@@ -19,6 +19,17 @@ NF_HOST_DEVICE constexpr uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(is_nan ? 0x7FFFU : rounded);
 }
 
+// One rounding: to fp32 by truncation first, with the last bit set where something was lost, so
+// that the second step sees which side of a tie the value is on.
+NF_HOST_DEVICE constexpr uint16_t double_to_bf16(double value) {
+  const auto nearest = static_cast<float>(value);
+  const auto back = static_cast<double>(nearest);
+  if (value != value || back == value) return float_to_bf16(nearest);
+  const bool is_above = back < 0.0 ? back < value : back > value;
+  const uint32_t truncated = float_bits(nearest) - (is_above ? 1U : 0U);
+  return float_to_bf16(bits_float(truncated | 1U));
+}
+
 NF_HOST_DEVICE constexpr float f16_to_float(uint16_t value) {
   const uint32_t sign = (value & 0x8000U) << 16;
   const uint32_t magnitude = value & 0x7FFFU;

@@ -1,0 +1,29 @@
+// The public activation: check, choose an implementation, run it.
+#include <array>
+
+#include <fmt/format.h>
+
+#include "ops/activation/activation_checks.h"
+
+namespace narrowfloat {
+
+std::span<const ActivationImpl> activation_impls() {
+  static const std::array kImpls{kActivationCpuBaseline, kActivationCpuReference};
+  return kImpls;
+}
+
+std::string to_string(const ActivationProblem& problem) {
+  return fmt::format("{} {} {} {}x{} -> {} {}x{} ({} slots{}{}) on {}", name(problem.kind),
+                     name(problem.gate_order), name(problem.input), problem.rows,
+                     problem.input_cols, name(problem.format), problem.rows, problem.inter,
+                     problem.slots, problem.per_expert ? ", per expert" : "",
+                     problem.has_num_rows ? ", rows on the device" : "", to_string(problem.device));
+}
+
+void activate(const ActivateArgs& args, Stream stream) {
+  const LoweredActivation lowered = lower(args);
+  select("activation", activation_impls(), lowered.problem)
+      .run(lowered.problem, lowered.args, stream);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,123 @@
+// cpu_baseline: all cores through oneTBB, a row at a time. A row is widened, activated and encoded
+// in pieces on the stack; formats that need the row's maximum first compute the activation twice,
+// which needs no memory.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "ops/activation/activation_rows.h"
+#include "runtime/parallel.h"
+#include "tensor/element_io.h"
+
+namespace narrowfloat {
+namespace {
+
+// Columns of h at a time.
+constexpr int64_t kPiece = 4 * RowEncoder::kUnit;
+// Elements below which a piece of work is not split further: an exponential costs more than the
+// rounding that other operations spend on an element.
+constexpr int64_t kGrainElements = 2048;
+
+template <typename Real>
+class Row {
+ public:
+  Row(const ActivationProblem& problem, const ActivationArgs& args, int64_t row)
+      : problem_(problem),
+        args_(args),
+        row_(row),
+        is_gated_(activation_info(problem.kind).is_gated),
+        activation_(problem, args, row) {}
+
+  void encode() const {
+    const RowTarget target = row_target(args_.output, problem_.format, row_, problem_.inter);
+    RowEncoder encoder(activation_.rules());
+    AbsMax amax;
+    if (encoder.needs_row_amax()) {
+      for_each_piece([&](const float* h, int64_t, int64_t count) { amax.add(h, count); });
+    }
+    encoder.start_row(amax.or_zero(), target);
+    for_each_piece([&](const float* h, int64_t first, int64_t count) {
+      encoder.encode(h, first, count, target);
+    });
+  }
+
+ private:
+  template <typename Body>
+  void for_each_piece(const Body& body) const {
+    std::array<Real, kPiece> u;
+    std::array<Real, kPiece> g{};
+    std::array<float, kPiece> h;
+    for (int64_t first = 0; first < problem_.inter; first += kPiece) {
+      const int64_t count = std::min(kPiece, problem_.inter - first);
+      load_piece(first, count, u.data(), g.data());
+      for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+        h[i] = activation_.result(u[i], g[i]);
+      }
+      body(h.data(), first, count);
+    }
+  }
+
+  void load_piece(int64_t first, int64_t count, Real* u, Real* g) const {
+    if (!is_gated_) return load(first, count, u);
+    if (problem_.gate_order != GateOrder::kInterleaved) {
+      const bool is_up_first = problem_.gate_order == GateOrder::kUpGate;
+      load(first + (is_up_first ? 0 : problem_.inter), count, u);
+      load(first + (is_up_first ? problem_.inter : 0), count, g);
+      return;
+    }
+    std::array<Real, 2 * kPiece> pairs;
+    load(2 * first, 2 * count, pairs.data());
+    for (int64_t i = 0; i < count; ++i) {
+      g[i] = pairs[static_cast<size_t>(2 * i)];
+      u[i] = pairs[static_cast<size_t>(2 * i + 1)];
+    }
+  }
+
+  // Columns of the input as they are stored.
+  void load(int64_t first, int64_t count, Real* out) const {
+    const void* in = element_pointer(args_.input.values.data, problem_.input,
+                                     row_ * problem_.input_cols + first);
+    if constexpr (sizeof(Real) == sizeof(double)) {
+      std::memcpy(out, in, static_cast<size_t>(count) * sizeof(double));
+    } else {
+      widen(problem_.input, in, count, out);
+      if (problem_.input == DType::kF8E4M3) apply_scales(first, count, out);
+    }
+  }
+
+  void apply_scales(int64_t first, int64_t count, float* x) const {
+    const TensorView& scales = args_.input.scales;
+    const auto* row_scales = static_cast<const float*>(scales.data) + row_ * scales.strides[0];
+    for (int64_t col = first; col < first + count;) {
+      const int64_t block = col / 128;
+      const int64_t end = std::min(first + count, (block + 1) * 128);
+      const float scale = row_scales[block * scales.strides[1]];
+      for (; col < end; ++col) x[col - first] = mul_rn(x[col - first], scale);
+    }
+  }
+
+  const ActivationProblem& problem_;
+  const ActivationArgs& args_;
+  int64_t row_;
+  bool is_gated_;
+  RowActivation<Real> activation_;
+};
+
+void run(const ActivationProblem& problem, const ActivationArgs& args, Stream /*stream*/) {
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, problem.inter));
+  visit_real(problem, [&]<typename Real>() {
+    parallel_for(problem.slots, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t slot = begin; slot < end; ++slot) {
+        if (args.slot_to_row[slot] >= 0) Row<Real>(problem, args, args.slot_to_row[slot]).encode();
+      }
+    });
+  });
+}
+
+Support supports(const ActivationProblem& problem) { return cpu_only(problem.device); }
+
+}  // namespace
+
+const ActivationImpl kActivationCpuBaseline{"cpu_baseline", supports, run};
+
+}  // namespace narrowfloat

@@ -1,0 +1,243 @@
+// See activation_checks.h.
+#include "ops/activation/activation_checks.h"
+
+#include <array>
+#include <cmath>
+
+#include "base/int_math.h"
+#include "base/throw_error.h"
+#include "tensor/row_checks.h"
+#include "tensor/view_checks.h"
+
+namespace narrowfloat {
+namespace {
+
+// The five values that may be given per expert, with their names in messages.
+struct Parameter {
+  std::string_view argument;
+  const PerExpert& given;
+};
+
+auto parameters(const ActivateArgs& call) {
+  const Activation& activation = call.activation;
+  return std::array{Parameter{"activation.alpha", activation.alpha},
+                    Parameter{"activation.beta", activation.beta},
+                    Parameter{"activation.limit_gate", activation.limit_gate},
+                    Parameter{"activation.limit_up", activation.limit_up},
+                    Parameter{"multiplier", call.multiplier}};
+}
+
+void check_multiplier(const ActivateArgs& call) {
+  const bool is_read = call.format == RowFormat::kFp8Static || call.format == RowFormat::kNvfp4;
+  if (!call.multiplier.values.is_absent()) {
+    if (!is_read) {
+      throw_invalid("multiplier: {} rows take none; leave it unset", name(call.format));
+    }
+    return;
+  }
+  const float value = call.multiplier.value;
+  if (!is_read && value != 1.0F) {
+    throw_invalid("multiplier: {} rows take none; leave it at 1, got {}", name(call.format), value);
+  }
+  if (!std::isfinite(value) || value <= 0.0F) {
+    throw_invalid("multiplier: expected a finite value > 0, got {}", value);
+  }
+}
+
+// The number of experts that the values per expert are for; 0 without any.
+int64_t lower_experts(const ActivateArgs& call, Device device) {
+  int64_t experts = 0;
+  for (const auto& [argument, given] : parameters(call)) {
+    if (given.values.is_absent()) continue;
+    const int64_t count = given.values.num_elements();
+    if (experts == 0) experts = count;
+    require_vector(argument, given.values, DType::kF32, experts, device);
+  }
+  if (experts > 0) return experts;
+  if (!call.tile_to_expert.is_absent() || call.token_tile != 0) {
+    throw_invalid(
+        "tile_to_expert, token_tile: no parameter has a value per expert; leave them unset");
+  }
+  return 0;
+}
+
+void lower_tiles(const ActivateArgs& call, int64_t rows, Device device) {
+  if (call.tile_to_expert.is_absent()) {
+    throw_invalid("tile_to_expert: a parameter has a value per expert; give the tiles' experts");
+  }
+  if (call.token_tile <= 0) {
+    throw_invalid("token_tile: expected the rows of a tile, > 0, got {}", call.token_tile);
+  }
+  const int64_t tiles = call.tile_to_expert.num_elements();
+  require_vector("tile_to_expert", call.tile_to_expert, DType::kI32, tiles, device);
+  if (tiles < ceil_div(rows, call.token_tile)) {
+    throw_invalid("tile_to_expert: expected at least {} tiles for {} rows, got {}",
+                  ceil_div(rows, call.token_tile), rows, tiles);
+  }
+}
+
+void check_num_rows(const ActivateArgs& call, Device device) {
+  if (call.num_rows.is_absent()) return;
+  const bool has_image =
+      call.format == RowFormat::kFp8Group ||
+      (call.input.values.dtype == DType::kF8E4M3 && scale_blocks(call.format, 128) == 0);
+  if (!has_image) {
+    throw_invalid("num_rows: only for 1x128 scales, of F8_E4M3 input and fp8_1x128 rows");
+  }
+  require_vector("num_rows", call.num_rows, DType::kI32, 1, device);
+}
+
+void check_input(const ActivateArgs& call, const ActivationProblem& problem) {
+  const TensorView& values = call.input.values;
+  if (values.shape[1] != problem.input_cols) {
+    const bool gated = activation_info(problem.kind).is_gated;
+    throw_invalid("input.values: {} of {} columns reads {} (u{}), got {}", name(problem.kind),
+                  problem.inter, problem.input_cols, gated ? " and g" : "", to_string(values));
+  }
+  require_dense("input.values", values);
+  require_data("input.values", values);
+  const bool has_scales = values.dtype == DType::kF8E4M3;
+  if (!has_scales && !call.input.scales.is_absent()) {
+    throw_invalid("input.scales: {} input has none; leave it unset", name(values.dtype));
+  }
+  if (!call.input.row_scale.is_absent()) {
+    throw_invalid("input.row_scale: not read; leave it unset");
+  }
+  if (has_scales) {
+    require_row_scales("input.scales", call.input.scales,
+                       {.format = RowFormat::kFp8Group,
+                        .rows = problem.rows,
+                        .cols = problem.input_cols,
+                        .device = problem.device,
+                        .reads_scale_strides = !problem.has_num_rows});
+  }
+}
+
+ActivationProblem lower_problem(const ActivateArgs& call) {
+  const TensorView& input = call.input.values;
+  const TensorView& output = call.output.values;
+  require_view("input.values", input);
+  require_dtype("input.values", input, {DType::kF32, DType::kF64, DType::kBF16, DType::kF8E4M3});
+  require_view("output.values", output);
+  for (const auto& [argument, view] :
+       {std::pair{"input.values", &input}, std::pair{"output.values", &output}}) {
+    if (view->rank != 2) {
+      throw_invalid("{}: expected [rows, columns], got {}", argument, to_string(*view));
+    }
+  }
+  const ActivationInfo& info = activation_info(call.activation.kind);
+  const int64_t inter = output.shape[1] * (value_cols(call.format, 2) == 1 ? 2 : 1);
+  const auto gated_cols = checked_mul(inter, 2);
+  if (!gated_cols) throw_invalid("output.values: too many columns, {}", to_string(output));
+  return {.kind = call.activation.kind,
+          .gate_order = call.gate_order,
+          .input = input.dtype,
+          .format = call.format,
+          .device = input.device,
+          .slots = call.slot_to_row.num_elements(),
+          .rows = input.shape[0],
+          .inter = inter,
+          .input_cols = info.is_gated ? *gated_cols : inter,
+          .has_num_rows = !call.num_rows.is_absent()};
+}
+
+// [blocks, P] images: the place of (row, block) is row + P * block.
+void resolve_strides(int64_t image_rows, LoweredActivation& lowered) {
+  for (TensorView* scales : {&lowered.args.input.scales, &lowered.args.output.scales}) {
+    if (scales->is_absent()) continue;
+    scales->strides[0] = 1;
+    scales->strides[1] = image_rows;
+  }
+}
+
+// What only the data can tell: done here where it can be read.
+void check_data(int64_t experts, LoweredActivation& lowered) {
+  const ActivationProblem& problem = lowered.problem;
+  const ActivationArgs& args = lowered.args;
+  int64_t rows = problem.rows;
+  if (problem.has_num_rows) {
+    rows = *args.num_rows;
+    if (rows < 0 || rows > problem.rows) {
+      throw_invalid("num_rows: expected 0 to {} (rows of the input), got {}", problem.rows, rows);
+    }
+    resolve_strides(rows, lowered);
+  }
+  for (int64_t slot = 0; slot < problem.slots; ++slot) {
+    const int32_t row = args.slot_to_row[slot];
+    if (row < 0) continue;
+    if (row >= rows) {
+      throw_invalid("slot_to_row: expected rows below {}, got {} at {}", rows, row, slot);
+    }
+    if (experts == 0) continue;
+    const int64_t tile = row / args.token_tile;
+    const int32_t expert = args.tile_to_expert[tile];
+    if (expert < 0 || expert >= experts) {
+      throw_invalid("tile_to_expert: expected experts below {}, got {} at {}", experts, expert,
+                    tile);
+    }
+  }
+}
+
+void check_overlap(const ActivateArgs& call, bool has_num_rows) {
+  ByteRange scales = byte_range("output.scales", call.output.scales);
+  ByteRange input_scales = byte_range("input.scales", call.input.scales);
+  if (has_num_rows) {
+    // Images of at most rows * blocks scales, whatever the strides say.
+    scales.size_bytes = call.output.scales.is_absent() ? 0 : call.output.scales.num_elements() * 4;
+    input_scales.size_bytes =
+        call.input.scales.is_absent() ? 0 : call.input.scales.num_elements() * 4;
+  }
+  const auto given = parameters(call);
+  const std::array outputs{byte_range("output.values", call.output.values), scales,
+                           byte_range("output.row_scale", call.output.row_scale)};
+  const std::array inputs{byte_range("input.values", call.input.values),
+                          input_scales,
+                          byte_range("slot_to_row", call.slot_to_row),
+                          byte_range("tile_to_expert", call.tile_to_expert),
+                          byte_range("num_rows", call.num_rows),
+                          byte_range(given[0].argument, given[0].given.values),
+                          byte_range(given[1].argument, given[1].given.values),
+                          byte_range(given[2].argument, given[2].given.values),
+                          byte_range(given[3].argument, given[3].given.values),
+                          byte_range(given[4].argument, given[4].given.values)};
+  require_disjoint(outputs, inputs);
+}
+
+}  // namespace
+
+LoweredActivation lower(const ActivateArgs& call) {
+  check_activation(call.activation);
+  // Both throw for what is no enumerator.
+  name(call.gate_order);
+  name(call.format);
+  check_multiplier(call);
+  LoweredActivation lowered{.problem = lower_problem(call)};
+  ActivationProblem& problem = lowered.problem;
+  const Device device = problem.device;
+  check_num_rows(call, device);
+  check_input(call, problem);
+  require_coded_rows({"output.values", "output.scales", "output.row_scale"}, call.output,
+                     {.format = problem.format,
+                      .rows = problem.rows,
+                      .cols = problem.inter,
+                      .device = device,
+                      .reads_scale_strides = !problem.has_num_rows,
+                      .is_written = true});
+  require_vector("slot_to_row", call.slot_to_row, DType::kI32, problem.slots, device);
+  const int64_t experts = lower_experts(call, device);
+  problem.per_expert = experts > 0;
+  if (problem.per_expert) lower_tiles(call, problem.rows, device);
+  check_overlap(call, problem.has_num_rows);
+  lowered.args = {.input = call.input,
+                  .output = call.output,
+                  .activation = call.activation,
+                  .multiplier = call.multiplier,
+                  .slot_to_row = static_cast<const int32_t*>(call.slot_to_row.data),
+                  .tile_to_expert = static_cast<const int32_t*>(call.tile_to_expert.data),
+                  .token_tile = call.token_tile,
+                  .num_rows = static_cast<const int32_t*>(call.num_rows.data)};
+  if (device.type == DeviceType::kCpu) check_data(experts, lowered);
+  return lowered;
+}
+
+}  // namespace narrowfloat

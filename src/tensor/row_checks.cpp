@@ -1,0 +1,95 @@
+// See row_checks.h.
+#include "tensor/row_checks.h"
+
+#include "base/int_math.h"
+#include "base/throw_error.h"
+#include "tensor/view_checks.h"
+
+namespace narrowfloat {
+namespace {
+
+bool is_nvfp4(RowFormat format) {
+  return format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken;
+}
+
+DType value_dtype(RowFormat format) {
+  if (format == RowFormat::kBf16) return DType::kBF16;
+  if (format == RowFormat::kFp32) return DType::kF32;
+  return is_nvfp4(format) ? DType::kU8 : DType::kF8E4M3;
+}
+
+void require_matrix(std::string_view argument, const TensorView& view, int64_t rows, int64_t cols) {
+  require_view(argument, view);
+  if (view.rank != 2 || view.shape[0] != rows || view.shape[1] != cols) {
+    throw_invalid("{}: expected [{}, {}], got {}", argument, rows, cols, to_string(view));
+  }
+}
+
+void require_absent(std::string_view argument, const TensorView& view, RowFormat format) {
+  if (!view.is_absent()) throw_invalid("{}: {} has none; leave it unset", argument, name(format));
+}
+
+void require_scale_dtype(std::string_view argument, const TensorView& view, RowFormat format) {
+  if (format == RowFormat::kFp8Group) return require_dtype(argument, view, {DType::kF32});
+  if (format == RowFormat::kMxfp8) {
+    return require_dtype(argument, view, {DType::kF8E8M0, DType::kU8});
+  }
+  require_dtype(argument, view, {DType::kF8E4M3, DType::kU8});
+}
+
+// Some order of the axes steps over everything inside.
+bool are_places_distinct(const TensorView& view) {
+  const auto [rows, blocks] = std::pair{view.shape[0], view.shape[1]};
+  if (rows <= 1 && blocks <= 1) return true;
+  const auto [row, block] = std::pair{view.strides[0], view.strides[1]};
+  if (rows <= 1) return block > 0;
+  if (blocks <= 1) return row > 0;
+  return row > 0 && block > 0 && (row > (blocks - 1) * block || block > (rows - 1) * row);
+}
+
+}  // namespace
+
+int64_t value_cols(RowFormat format, int64_t cols) { return is_nvfp4(format) ? cols / 2 : cols; }
+
+void require_row_cols(std::string_view argument, RowFormat format, int64_t cols) {
+  int64_t multiple = 1;
+  if (format == RowFormat::kMxfp8) multiple = 32;
+  if (is_nvfp4(format)) multiple = 16;
+  if (cols % multiple != 0) {
+    throw_invalid("{}: {} needs columns in multiples of {}, got {}", argument, name(format),
+                  multiple, cols);
+  }
+}
+
+void require_row_scales(std::string_view argument, const TensorView& scales,
+                        const RowShape& shape) {
+  const int64_t blocks = scale_blocks(shape.format, shape.cols);
+  if (blocks == 0) return require_absent(argument, scales, shape.format);
+  require_matrix(argument, scales, shape.rows, blocks);
+  require_scale_dtype(argument, scales, shape.format);
+  require_device(argument, scales.device, shape.device);
+  require_data(argument, scales);
+  if (!shape.reads_scale_strides || scales.num_elements() == 0) return;
+  const bool may_share = !shape.is_written;
+  const bool is_negative = scales.strides[0] < 0 || scales.strides[1] < 0;
+  if (is_negative || (!may_share && !are_places_distinct(scales))) {
+    throw_invalid("{}: strides {} and {} of {} do not give every scale a place of its own",
+                  argument, scales.strides[0], scales.strides[1], to_string(scales));
+  }
+}
+
+void require_coded_rows(const RowNames& names, const CodedRows& view, const RowShape& shape) {
+  require_matrix(names.values, view.values, shape.rows, value_cols(shape.format, shape.cols));
+  require_dtype(names.values, view.values, {value_dtype(shape.format)});
+  require_device(names.values, view.values.device, shape.device);
+  require_dense(names.values, view.values);
+  require_data(names.values, view.values);
+  require_row_cols(names.values, shape.format, shape.cols);
+  require_row_scales(names.scales, view.scales, shape);
+  if (shape.format != RowFormat::kNvfp4PerToken) {
+    return require_absent(names.row_scale, view.row_scale, shape.format);
+  }
+  require_vector(names.row_scale, view.row_scale, DType::kF32, shape.rows, shape.device);
+}
+
+}  // namespace narrowfloat
