@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "narrowfloat/activation.h"
 #include "narrowfloat/combine.h"
@@ -12,6 +13,7 @@
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/permute.h"
 #include "narrowfloat/route.h"
+#include "narrowfloat/runtime.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -95,5 +97,10 @@ class MoeLayer {
   struct State;
   std::shared_ptr<const State> state_;
 };
+
+// Which implementation each stage of a run on `tokens` tokens (from logits) would use, and why the
+// others do not: route, permute, grouped_gemm (first and second), activation, combine in the order
+// they run. Throws kInvalidArgument for configurations that MoeLayer::prepare refuses.
+std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens, Device device = {});
 
 }  // namespace narrowfloat
