@@ -72,7 +72,7 @@ struct ActivateArgs {
   // I32 [slots]: the rows to work on, none of them twice, -1 for none. Other rows are neither read
   // nor written, scales included.
   TensorView slot_to_row;
-  // Only where a parameter has a value per expert (absent otherwise): the tiles of the rows.
+  // The tiles of the rows: read only where a parameter has a value per expert.
   TensorView tile_to_expert;
   int32_t token_tile = 0;
   RowFormat format = RowFormat::kBf16;  // Of the output.

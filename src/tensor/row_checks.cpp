@@ -3,20 +3,11 @@
 
 #include "base/int_math.h"
 #include "base/throw_error.h"
+#include "tensor/row_format.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {
 namespace {
-
-bool is_nvfp4(RowFormat format) {
-  return format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken;
-}
-
-DType value_dtype(RowFormat format) {
-  if (format == RowFormat::kBf16) return DType::kBF16;
-  if (format == RowFormat::kFp32) return DType::kF32;
-  return is_nvfp4(format) ? DType::kU8 : DType::kF8E4M3;
-}
 
 void require_matrix(std::string_view argument, const TensorView& view, int64_t rows, int64_t cols) {
   require_view(argument, view);
@@ -30,11 +21,9 @@ void require_absent(std::string_view argument, const TensorView& view, RowFormat
 }
 
 void require_scale_dtype(std::string_view argument, const TensorView& view, RowFormat format) {
-  if (format == RowFormat::kFp8Group) return require_dtype(argument, view, {DType::kF32});
-  if (format == RowFormat::kMxfp8) {
-    return require_dtype(argument, view, {DType::kF8E8M0, DType::kU8});
-  }
-  require_dtype(argument, view, {DType::kF8E4M3, DType::kU8});
+  const DType dtype = scale_dtype(format);
+  if (dtype == DType::kF32) return require_dtype(argument, view, {dtype});
+  require_dtype(argument, view, {dtype, DType::kU8});
 }
 
 // Some order of the axes steps over everything inside.
@@ -48,18 +37,6 @@ bool are_places_distinct(const TensorView& view) {
 }
 
 }  // namespace
-
-int64_t value_cols(RowFormat format, int64_t cols) { return is_nvfp4(format) ? cols / 2 : cols; }
-
-void require_row_cols(std::string_view argument, RowFormat format, int64_t cols) {
-  int64_t multiple = 1;
-  if (format == RowFormat::kMxfp8) multiple = 32;
-  if (is_nvfp4(format)) multiple = 16;
-  if (cols % multiple != 0) {
-    throw_invalid("{}: {} needs columns in multiples of {}, got {}", argument, name(format),
-                  multiple, cols);
-  }
-}
 
 void require_row_scales(std::string_view argument, const TensorView& scales,
                         const RowShape& shape) {
@@ -79,12 +56,13 @@ void require_row_scales(std::string_view argument, const TensorView& scales,
 }
 
 void require_coded_rows(const RowNames& names, const CodedRows& view, const RowShape& shape) {
-  require_matrix(names.values, view.values, shape.rows, value_cols(shape.format, shape.cols));
-  require_dtype(names.values, view.values, {value_dtype(shape.format)});
-  require_device(names.values, view.values.device, shape.device);
-  require_dense(names.values, view.values);
-  require_data(names.values, view.values);
-  require_row_cols(names.values, shape.format, shape.cols);
+  const int64_t multiple = column_multiple(shape.format);
+  if (shape.cols % multiple != 0) {
+    throw_invalid("{}: {} needs columns in multiples of {}, got {}", names.values,
+                  name(shape.format), multiple, shape.cols);
+  }
+  require_tensor(names.values, view.values, {value_dtype(shape.format)},
+                 {shape.rows, value_cols(shape.format, shape.cols)}, shape.device);
   require_row_scales(names.scales, view.scales, shape);
   if (shape.format != RowFormat::kNvfp4PerToken) {
     return require_absent(names.row_scale, view.row_scale, shape.format);

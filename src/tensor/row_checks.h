@@ -25,10 +25,6 @@ struct RowShape {
   bool is_written = false;          // Then no two scales may share a place.
 };
 
-// Columns of values: two a byte for E2M1.
-int64_t value_cols(RowFormat format, int64_t cols);
-// cols is a multiple of what the format's blocks need.
-void require_row_cols(std::string_view argument, RowFormat format, int64_t cols);
 // Values, scales and row scales have the format's types and the shape's extents, and are absent
 // where the format has none.
 void require_coded_rows(const RowNames& names, const CodedRows& view, const RowShape& shape);

@@ -7,6 +7,7 @@
 #include "formats/block_codes.h"
 #include "formats/registry.h"
 #include "tensor/element_io.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat {
 namespace {
@@ -41,23 +42,6 @@ void encode_blocks(const RowRules& rules, const ScalePair& pair, const Columns& 
 }
 
 }  // namespace
-
-int64_t row_bytes(RowFormat format, int64_t cols) {
-  switch (format) {
-    case RowFormat::kBf16:
-      return 2 * cols;
-    case RowFormat::kFp32:
-      return 4 * cols;
-    case RowFormat::kFp8Static:
-    case RowFormat::kFp8Group:
-    case RowFormat::kMxfp8:
-      return cols;
-    case RowFormat::kNvfp4:
-    case RowFormat::kNvfp4PerToken:
-      return cols / 2;
-  }
-  throw_bad_enumerator("row format", static_cast<int>(format));
-}
 
 RowTarget row_target(const CodedRows& rows, RowFormat format, int64_t row, int64_t cols) {
   RowTarget target{.values =

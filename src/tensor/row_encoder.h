@@ -32,8 +32,6 @@ struct RowTarget {
   float* row_scale = nullptr;  // kNvfp4PerToken.
 };
 
-// Bytes of one row of values.
-int64_t row_bytes(RowFormat format, int64_t cols);
 // `row` of a checked CodedRows with `cols` columns.
 RowTarget row_target(const CodedRows& rows, RowFormat format, int64_t row, int64_t cols);
 

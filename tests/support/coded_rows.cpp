@@ -2,33 +2,17 @@
 #include "support/coded_rows.h"
 
 #include "tensor/element_io.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat::testing {
-namespace {
-
-DType value_type(RowFormat format) {
-  if (format == RowFormat::kBf16) return DType::kBF16;
-  if (format == RowFormat::kFp32) return DType::kF32;
-  const bool packed = format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken;
-  return packed ? DType::kU8 : DType::kF8E4M3;
-}
-
-DType scale_type(RowFormat format) {
-  if (format == RowFormat::kFp8Group) return DType::kF32;
-  return format == RowFormat::kMxfp8 ? DType::kF8E8M0 : DType::kF8E4M3;
-}
-
-}  // namespace
-
 RowsTensor::RowsTensor(RowFormat format, int64_t rows, int64_t cols, const BufferStyle& style,
                        ScaleOrder order) {
-  const DType values_dtype = value_type(format);
-  const int64_t stored_cols = values_dtype == DType::kU8 ? cols / 2 : cols;
-  values = GuardedBuffer(rows * stored_cols * element_bytes(values_dtype), style);
-  view.values = TensorView::contiguous(values.data(), values_dtype, {rows, stored_cols});
+  values = GuardedBuffer(rows * row_bytes(format, cols), style);
+  view.values =
+      TensorView::contiguous(values.data(), value_dtype(format), {rows, value_cols(format, cols)});
   const int64_t blocks = scale_blocks(format, cols);
   if (blocks > 0) {
-    const DType dtype = scale_type(format);
+    const DType dtype = scale_dtype(format);
     scales = GuardedBuffer(rows * blocks * element_bytes(dtype), style);
     view.scales = TensorView::contiguous(scales.data(), dtype, {rows, blocks});
     if (order == ScaleOrder::kBlocksFirst) view.scales.strides = {1, rows};

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "narrowfloat/moe_types.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat {
 
@@ -26,11 +27,5 @@ struct RowBuffers {
 };
 
 RowBuffers row_buffers(RowFormat format, int64_t rows, int64_t cols);
-
-// Type of the elements, and of the block scales (formats without: F32).
-DType value_dtype(RowFormat format);
-DType scale_dtype(RowFormat format);
-// Columns of the values tensor: two elements share a byte in 4-bit formats.
-int64_t value_cols(RowFormat format, int64_t cols);
 
 }  // namespace narrowfloat

@@ -11,6 +11,7 @@
 #include "narrowfloat/quantize.h"
 #include "support/tensors.h"
 #include "tensor/element_io.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -19,7 +20,7 @@ constexpr std::array kFormats{RowFormat::kBf16,         RowFormat::kFp32,  RowFo
                               RowFormat::kFp8Group,     RowFormat::kMxfp8, RowFormat::kNvfp4,
                               RowFormat::kNvfp4PerToken};
 
-int64_t scale_bytes(RowFormat format) { return format == RowFormat::kFp8Group ? 4 : 1; }
+int64_t scale_bytes(RowFormat format) { return bits(scale_dtype(format)) / 8; }
 
 // Everything that a row is stored as.
 struct Row {

@@ -297,7 +297,7 @@ TEST(Activate, IsExactOnIntegersWithASteepSlope) {
     call.input.set(0, i, static_cast<float>(i % 4 + 1));
     call.input.set(0, 144 + i, i % 2 == 0 ? 2.0F : -3.0F);
   }
-  call.input.set(0, 144 + 5, 224.0F);                        // u = 2
+  call.input.set(0, 144 + 5, 224.0F);   // u = 2
   call.input.set(0, 144 + 130, 64.0F);  // u = 3: the maximum of the short group.
   activate(call.args);
   const RowBytes row = row_bytes_of(call.output, 0);
