@@ -127,45 +127,49 @@ TEST_P(MoeLayerConformance, EveryImplementationGivesTheBytesOfTheReference) {
 }
 
 // A gate order is where rows lie, not what they mean.
-void reorder_rows(WeightView& weight, TensorView& bias, int64_t inter, GateOrder to,
+void reorder_rows(WeightView& weight, TensorView& bias, GateOrder to,
                   std::vector<std::vector<uint8_t>>& storage) {
-  const auto move = [&](void* data, int64_t experts, int64_t row_bytes) {
-    storage.emplace_back(static_cast<size_t>(experts * 2 * inter * row_bytes));
+  const auto move = [&](void* data, int64_t experts, int64_t rows, int64_t row_bytes) {
+    storage.emplace_back(static_cast<size_t>(experts * rows * row_bytes));
     for (int64_t expert = 0; expert < experts; ++expert) {
-      for (int64_t row = 0; row < 2 * inter; ++row) {
+      for (int64_t row = 0; row < rows; ++row) {
         // From up_gate: which row of the canonical order lies at `row`.
-        int64_t from = row < inter ? row + inter : row - inter;
-        if (to == GateOrder::kInterleaved) from = row % 2 == 0 ? inter + row / 2 : row / 2;
-        std::memcpy(storage.back().data() + (expert * 2 * inter + row) * row_bytes,
-                    static_cast<uint8_t*>(data) + (expert * 2 * inter + from) * row_bytes,
+        int64_t from = row < rows / 2 ? row + rows / 2 : row - rows / 2;
+        if (to == GateOrder::kInterleaved) from = row % 2 == 0 ? (rows + row) / 2 : row / 2;
+        std::memcpy(storage.back().data() + (expert * rows + row) * row_bytes,
+                    static_cast<uint8_t*>(data) + (expert * rows + from) * row_bytes,
                     static_cast<size_t>(row_bytes));
       }
     }
     return storage.back().data();
   };
   const int64_t experts = weight.values.shape[0];
-  weight.values.data =
-      move(weight.values.data, experts, weight.values.shape[2] * bits(weight.values.dtype) / 8);
+  weight.values.data = move(weight.values.data, experts, weight.values.shape[1],
+                            weight.values.shape[2] * bits(weight.values.dtype) / 8);
   if (weight.scales.data != nullptr) {
-    weight.scales.data =
-        move(weight.scales.data, experts, weight.scales.blocks * bytes(weight.scales.type));
+    weight.scales.data = move(weight.scales.data, experts, weight.scales.rows,
+                              weight.scales.blocks * bytes(weight.scales.type));
   }
-  bias.data = move(bias.data, experts, 4);
+  bias.data = move(bias.data, experts, bias.shape[1], 4);
 }
 
 TEST_P(MoeLayerConformance, GateOrdersOfTheSameWeightsGiveEqualBits) {
-  if (GetParam() == MoeMode::kFp8Block) {
-    GTEST_SKIP() << "128x128 blocks have rows of both halves in an interleaved order";
-  }
-  const MoeShape shape{.tokens = 6, .hidden = 160, .inter = 96, .experts = 4, .top_k = 2};
+  // 128x128 blocks can change places as a whole; interleaved, they would hold rows of both halves.
+  const bool has_tiles = GetParam() == MoeMode::kFp8Block;
+  const MoeShape shape{.tokens = 6,
+                       .hidden = has_tiles ? 256 : 160,
+                       .inter = has_tiles ? 128 : 96,
+                       .experts = 4,
+                       .top_k = 2};
   MoeCase layer_case(GetParam(), shape, Activation::swiglu_oai(1.702F, 1.0F, 2.0F), 1);
   layer_case.add_biases();
   const MoeWeights original = layer_case.weights();
   const MoeResult expected = layer_case.run();
   for (const GateOrder order : {GateOrder::kGateUp, GateOrder::kInterleaved}) {
+    if (has_tiles && order == GateOrder::kInterleaved) continue;
     std::vector<std::vector<uint8_t>> storage;
     layer_case.weights() = original;
-    reorder_rows(layer_case.weights().w1, layer_case.weights().bias1, 96, order, storage);
+    reorder_rows(layer_case.weights().w1, layer_case.weights().bias1, order, storage);
     layer_case.config().gate_order = order;
     EXPECT_EQ(layer_case.run(), expected) << name(order);
   }

@@ -30,7 +30,7 @@ CodedRows RowBuffers::bind(std::byte* buffer, int64_t used, Device device) const
     view.scales = TensorView::contiguous(buffer, scale_dtype(format), {used, blocks}, device);
   }
   buffer += round_up(scales_bytes, kWorkspaceAlignment);
-  if (row_scale_bytes > 0) {
+  if (format == RowFormat::kNvfp4PerToken) {
     view.row_scale = TensorView::contiguous(buffer, DType::kF32, {used}, device);
   }
   return view;

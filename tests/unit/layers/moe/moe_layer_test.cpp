@@ -165,7 +165,8 @@ TEST_P(EveryMode, AResultDoesNotDependOnTheBatchOrTheTile) {
 TEST_P(EveryMode, NanInOneTokenStaysThere) {
   MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 8);
   const MoeResult clean = layer_case.run();
-  layer_case.x()[3 * 256 + 17] = 0x7FC0;
+  // NVFP4 has no NaN: its code for one is the largest, so the element here is a small one.
+  layer_case.x()[3 * 256 + 19] = 0x7FC0;
   const MoeResult dirty = layer_case.run();
   for (size_t token = 0; token < 7; ++token) {
     const bool is_same = std::memcmp(&clean.out[token * 512], &dirty.out[token * 512], 512) == 0;
