@@ -1,17 +1,28 @@
 // narrowfloat: block-scaled 4-bit and 8-bit floating point. Start here.
 //
-//   format.h       the formats, scale layouts, and views of quantized tensors
-//   quantize.h     quantize, dequantize, fused forms, scale layouts, maxima
-//   checkpoint.h   whole checkpoints: quantize, dequantize, inspect, compare
-//   safetensors.h  single files
-//   runtime.h      threads, and which implementation runs where and why
-//   error.h        the exception all of them throw
+//   format.h          the formats, scale layouts, and views of quantized tensors
+//   quantize.h        quantize, dequantize, fused forms, scale layouts, maxima
+//   moe.h             the fused Mixture-of-Experts layer; it includes the headers of its stages:
+//                     route.h, permute.h, gemm.h, activation.h, combine.h, and moe_types.h
+//   moe_checkpoint.h  such a layer from a checkpoint
+//   checkpoint.h      whole checkpoints: quantize, dequantize, inspect, compare
+//   safetensors.h     single files
+//   runtime.h         threads, and which implementation runs where and why
+//   error.h           the exception all of them throw
 #pragma once
 
-#include "narrowfloat/checkpoint.h"   // IWYU pragma: export
-#include "narrowfloat/error.h"        // IWYU pragma: export
-#include "narrowfloat/format.h"       // IWYU pragma: export
-#include "narrowfloat/quantize.h"     // IWYU pragma: export
-#include "narrowfloat/runtime.h"      // IWYU pragma: export
-#include "narrowfloat/safetensors.h"  // IWYU pragma: export
-#include "narrowfloat/tensor.h"       // IWYU pragma: export
+#include "narrowfloat/activation.h"      // IWYU pragma: export
+#include "narrowfloat/checkpoint.h"      // IWYU pragma: export
+#include "narrowfloat/combine.h"         // IWYU pragma: export
+#include "narrowfloat/error.h"           // IWYU pragma: export
+#include "narrowfloat/format.h"          // IWYU pragma: export
+#include "narrowfloat/gemm.h"            // IWYU pragma: export
+#include "narrowfloat/moe.h"             // IWYU pragma: export
+#include "narrowfloat/moe_checkpoint.h"  // IWYU pragma: export
+#include "narrowfloat/moe_types.h"       // IWYU pragma: export
+#include "narrowfloat/permute.h"         // IWYU pragma: export
+#include "narrowfloat/quantize.h"        // IWYU pragma: export
+#include "narrowfloat/route.h"           // IWYU pragma: export
+#include "narrowfloat/runtime.h"         // IWYU pragma: export
+#include "narrowfloat/safetensors.h"     // IWYU pragma: export
+#include "narrowfloat/tensor.h"          // IWYU pragma: export
