@@ -37,6 +37,10 @@ struct GemmCase {
   Layer layer;
   int64_t tokens;
   std::string implementation = {};  // Empty: the one the library chooses.
+
+  [[nodiscard]] int64_t products() const {
+    return 3 * tokens * layer.top_k * layer.hidden * layer.inter;
+  }
 };
 
 // splitmix64, eight bytes at a time.
@@ -191,6 +195,19 @@ class PreparedGemm {
     multiply(w2_, slots_->view(), false, routing);
   }
 
+  // The oracle's bytes, where it is not too slow.
+  [[nodiscard]] bool is_correct() {
+    constexpr int64_t kMaxProducts = 20'000'000;
+    if (what_.products() > kMaxProducts) return true;
+    GemmCase oracle = what_;
+    oracle.implementation = kOracle;
+    PreparedGemm expected(oracle);
+    expected.run(expected.routings_[0]);
+    run(routings_[0]);
+    return std::memcmp(output_.data(), expected.output_.data(), output_.size() * sizeof(float)) ==
+           0;
+  }
+
   void measure(benchmark::State& state) {
     std::vector<double> seconds;
     double weights = 0;
@@ -204,8 +221,7 @@ class PreparedGemm {
                  static_cast<double>(what_.layer.experts) *
                  static_cast<double>(w1_.bytes() + w2_.bytes());
     }
-    const double products = static_cast<double>(what_.tokens * what_.layer.top_k) *
-                            static_cast<double>(3 * what_.layer.hidden * what_.layer.inter);
+    const auto products = static_cast<double>(what_.products());
     const auto report = [&](const std::string& prefix, double time) {
       state.counters[prefix + "GFLOP_per_s"] = 2 * products / time / 1e9;
       state.counters[prefix + "weights_GB_per_s"] =
@@ -252,6 +268,11 @@ void add(const GemmCase& what) {
     if (current.first != name) {
       current.second.reset();
       current = {name, std::make_unique<PreparedGemm>(what)};
+      if (!current.second->is_correct()) {
+        any_wrong_bytes() = true;
+        state.SkipWithError("differs from the oracle");
+        return;
+      }
     }
     current.second->measure(state);
   };

@@ -2,6 +2,7 @@
 #include "support/gemm_case.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -182,14 +183,22 @@ double decode_e4m3(unsigned code) {
 }
 
 double nearest_e4m3(double value) {
+  static const auto kMagnitudes = [] {
+    std::array<double, 127> magnitudes{};  // Ascending, as the codes are.
+    for (unsigned code = 0; code < 127; ++code) magnitudes[code] = decode_e4m3(code);
+    return magnitudes;
+  }();
   if (std::isnan(value)) return value;
-  unsigned best = 0;
-  for (unsigned code = 0; code < 0x7F; ++code) {
-    const double distance = std::abs(decode_e4m3(code) - std::abs(value));
-    const double least = std::abs(decode_e4m3(best) - std::abs(value));
-    if (distance < least || (distance == least && code % 2 == 0)) best = code;
-  }
-  return std::copysign(decode_e4m3(best), value);
+  const double magnitude = std::abs(value);
+  const auto* above = std::lower_bound(kMagnitudes.begin(), kMagnitudes.end(), magnitude);
+  if (above == kMagnitudes.end()) return std::copysign(kMagnitudes.back(), value);
+  if (above == kMagnitudes.begin()) return value;
+  const auto* below = above - 1;
+  const double up = *above - magnitude;
+  const double down = magnitude - *below;
+  const bool above_is_even = (above - kMagnitudes.begin()) % 2 == 0;
+  const bool goes_up = up < down || (up == down && above_is_even);
+  return std::copysign(goes_up ? *above : *below, value);
 }
 
 double output_element(DType dtype, const std::vector<uint8_t>& output, int64_t index) {

@@ -78,7 +78,7 @@ class Oracle {
       if (magnitude > largest) largest = magnitude;
     }
     if (largest == 0.0F) return 1.0F;
-    float unit = 0x1p-30F;
+    float unit = 0x1p-16F;  // Below that of the least scale, 2^-9.
     while (6.0F * largest > 448.0F * unit) unit *= 2.0F;
     return unit;
   }
