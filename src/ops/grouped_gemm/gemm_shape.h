@@ -13,6 +13,7 @@
 #include "base/name_table.h"
 #include "narrowfloat/moe_types.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat {
 
@@ -69,21 +70,11 @@ inline CodeStorage storage_of(WeightFormat format) {
 }
 
 inline CodeStorage storage_of(RowFormat format) {
-  switch (format) {
-    case RowFormat::kBf16:
-    case RowFormat::kFp32:
-      return {DType::kBF16, {}};
-    case RowFormat::kFp8Static:
-      return {DType::kF8E4M3, {}};
-    case RowFormat::kFp8Group:
-      return {DType::kF8E4M3, FormatId::kFp8Block1x128};
-    case RowFormat::kMxfp8:
-      return {DType::kF8E4M3, FormatId::kMxfp8};
-    case RowFormat::kNvfp4:
-    case RowFormat::kNvfp4PerToken:
-      return {DType::kU8, FormatId::kNvfp4};
-  }
-  throw_bad_enumerator("row format", static_cast<int>(format));
+  CodeStorage storage{.dtype = value_dtype(format), .scales = {}};
+  if (format == RowFormat::kFp8Group) storage.scales = FormatId::kFp8Block1x128;
+  if (format == RowFormat::kMxfp8) storage.scales = FormatId::kMxfp8;
+  if (storage.dtype == DType::kU8) storage.scales = FormatId::kNvfp4;
+  return storage;
 }
 
 inline int code_bits(DType dtype) { return dtype == DType::kU8 ? 4 : bits(dtype); }
@@ -139,6 +130,8 @@ struct GemmShape {
   }
   [[nodiscard]] int64_t code_bytes() const { return experts * expert_code_bytes(); }
   [[nodiscard]] int64_t scale_bytes() const { return experts * weight_scales.size_bytes(); }
+  // Of either implementation's image: codes, then scales.
+  [[nodiscard]] int64_t image_bytes() const { return code_bytes() + scale_bytes(); }
 };
 
 }  // namespace narrowfloat

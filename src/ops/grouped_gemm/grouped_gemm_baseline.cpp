@@ -13,6 +13,7 @@
 #include "ops/grouped_gemm/panel_decoder.h"
 #include "ops/grouped_gemm/panel_image.h"
 #include "ops/grouped_gemm/panel_kernel.h"
+#include "ops/grouped_gemm/weight_images.h"
 #include "runtime/parallel.h"
 
 namespace narrowfloat {
@@ -228,7 +229,7 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline",   supports,        panel_image_bytes,
+const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline",   supports,        image_bytes,
                                               make_panel_image, workspace_bytes, run};
 
 }  // namespace narrowfloat

@@ -5,65 +5,30 @@
 
 #include "base/throw_error.h"
 #include "ops/grouped_gemm/gemm_shape.h"
+#include "tensor/row_checks.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {
 namespace {
 
-// Scales of activation rows are the one kind of view that may have any strides.
-void lower_input_scales(const TensorView& scales, const GemmShape& shape, GemmRows& rows) {
-  const ScaleGrid& grid = shape.input_scales;
-  if (!grid.is_present()) {
-    if (!scales.is_absent())
-      throw_invalid("a.scales: {} has none; leave it unset", name(shape.mode.id));
-    return;
-  }
-  require_view("a.scales", scales);
-  if (grid.type == ScaleType::kF32) {
-    require_dtype("a.scales", scales, {DType::kF32});
-  } else {
-    const bool is_e4m3 = grid.type == ScaleType::kE4M3;
-    require_dtype("a.scales", scales, {is_e4m3 ? DType::kF8E4M3 : DType::kF8E8M0, DType::kU8});
-  }
-  if (scales.rank != 2 || scales.shape[0] != rows.count || scales.shape[1] != grid.blocks) {
-    throw_invalid("a.scales: expected [{}, {}] (rows, scales a row), got {}", rows.count,
-                  grid.blocks, to_string(scales));
-  }
-  if (scales.strides[0] < 0 || scales.strides[1] < 0) {
-    throw_invalid("a.scales: expected strides >= 0, got {} and {}", scales.strides[0],
-                  scales.strides[1]);
-  }
-  require_data("a.scales", scales);
-  rows.scales = scales.data;
-  rows.scale_row_stride = scales.strides[0];
-  rows.scale_block_stride = scales.strides[1];
-}
-
 GemmRows lower_rows(const GroupedGemmArgs& args, const GemmShape& shape, Device device) {
   const CodedRows& a = args.a;
   require_view("a.values", a.values);
-  if (shape.inputs.dtype == DType::kBF16) {
+  RowFormat format = moe_mode_info(shape.mode.id).input;
+  if (format == RowFormat::kBf16) {
     require_dtype("a.values", a.values, {DType::kBF16, DType::kF32});
-  } else {
-    require_dtype("a.values", a.values, {shape.inputs.dtype});
+    if (a.values.dtype == DType::kF32) format = RowFormat::kFp32;
   }
-  const int64_t value_cols = shape.inputs.dtype == DType::kU8 ? shape.cols / 2 : shape.cols;
-  if (a.values.rank != 2 || a.values.shape[1] != value_cols) {
-    throw_invalid("a.values: expected [rows, {}], got {}", value_cols, to_string(a.values));
-  }
-  require_dense("a.values", a.values);
-  require_data("a.values", a.values);
-  require_device("a.values", a.values.device, device);
-  GemmRows rows{.values = a.values.data, .dtype = a.values.dtype, .count = a.values.shape[0]};
-  lower_input_scales(a.scales, shape, rows);
-  if (shape.input_scales.is_present()) require_device("a.scales", a.scales.device, device);
-  if (shape.mode.id == MoeMode::kNvfp4PerToken) {
-    require_vector("a.row_scale", a.row_scale, DType::kF32, rows.count, device);
-    rows.row_scale = static_cast<const float*>(a.row_scale.data);
-  } else if (!a.row_scale.is_absent()) {
-    throw_invalid("a.row_scale: {} has none; leave it unset", name(shape.mode.id));
-  }
-  return rows;
+  const int64_t count = a.values.rank == 0 ? 0 : a.values.shape[0];
+  require_coded_rows({.values = "a.values", .scales = "a.scales", .row_scale = "a.row_scale"}, a,
+                     {.format = format, .rows = count, .cols = shape.cols, .device = device});
+  return {.values = a.values.data,
+          .dtype = a.values.dtype,
+          .count = count,
+          .scales = a.scales.data,
+          .scale_row_stride = a.scales.strides[0],
+          .scale_block_stride = a.scales.strides[1],
+          .row_scale = static_cast<const float*>(a.row_scale.data)};
 }
 
 const int32_t* require_indexes(std::string_view argument, const TensorView& view, int64_t count,
@@ -100,16 +65,8 @@ GemmEpilogue lower_epilogue(const GroupedGemmArgs& args, const GemmShape& shape,
         require_indexes("permutation.row_to_slot", slots, slots.num_elements(), device);
   }
   if (!args.bias.is_absent()) {
-    require_view("bias", args.bias);
-    require_dtype("bias", args.bias, {DType::kF32, DType::kBF16});
-    if (args.bias.rank != 2 || args.bias.shape[0] != shape.experts ||
-        args.bias.shape[1] != shape.rows) {
-      throw_invalid("bias: expected [{}, {}] (experts, weight rows), got {}", shape.experts,
-                    shape.rows, to_string(args.bias));
-    }
-    require_dense("bias", args.bias);
-    require_data("bias", args.bias);
-    require_device("bias", args.bias.device, device);
+    require_tensor("bias", args.bias, {DType::kF32, DType::kBF16}, {shape.experts, shape.rows},
+                   device);
     epilogue.bias = args.bias.data;
     epilogue.bias_dtype = args.bias.dtype;
   }

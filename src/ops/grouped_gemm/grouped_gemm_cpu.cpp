@@ -1,24 +1,19 @@
 // cpu_reference: the oracle (moe spec 1.9, 6.4). Real is float (kFp32) or double (kFp64); every
-// operator is one IEEE operation in Real. For row p of an expert e and weight row n
-//
-//   total = 0;  for each group of K:  inner = 0;  for k ascending:  inner = inner + x^[k] * w^[n,
-//   k]
-//               total = total + factor * inner,  factor = dA * dW, or the one of them there is
-//   modes without group scales have one group and total = inner
-//   a = w * total                           with slot weights
-//   v = (scale[e] * row_scale) * a + bias   what is absent leaves its operation out
-//
+// operator is one IEEE operation in Real. For row p of expert e and weight row n, 0 to begin with:
+//   inner += x^[k] * w^[n, k]     k ascending in a group
+//   total += factor * inner       factor = dA * dW, or the one there is; without: total = inner
+//   a = w * total                 with slot weights
+//   v = (scale[e] * row_scale) * a + bias     what is absent leaves its operation out
 // x^ and w^ are code * block scale where the mode decodes with its scales, else the code. Rounded
-// weights (moe spec 11.3): w^ = 2^r * E4M3(code * scale * 2^-r), r the least integer with
-// 6 * (largest scale magnitude of the row's group) <= 448 * 2^r, or 0 where all are 0.
+// weights (moe spec 11.3) are 2^r * E4M3(code * scale * 2^-r), r the least with 6 * sfmax <= 448 *
+// 2^r, or 0; sfmax is the largest magnitude of the row's scales in the group.
 #include <cmath>
-#include <cstring>
 
 #include "formats/minifloat.h"
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/gemm_output.h"
 #include "ops/grouped_gemm/gemm_shape.h"
-#include "ops/grouped_gemm/host_image.h"
+#include "ops/grouped_gemm/weight_images.h"
 #include "runtime/float_environment.h"
 
 namespace narrowfloat {
@@ -137,28 +132,6 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*strea
   Oracle<float>(problem, call).run();
 }
 
-int64_t image_bytes(const GroupedGemmProblem& problem) {
-  const GemmShape shape(problem);
-  return shape.code_bytes() + shape.scale_bytes();
-}
-
-// Codes as they came, then linear scales.
-WeightImage prepare(const GroupedGemmProblem& problem, const WeightSource& source,
-                    Stream /*stream*/) {
-  const GemmShape shape(problem);
-  const auto image = make_host_image(image_bytes(problem));
-  std::memcpy(image.get(), source.values, static_cast<size_t>(shape.code_bytes()));
-  uint8_t* out = image.get() + shape.code_bytes();
-  const ScaleGrid& grid = shape.weight_scales;
-  for (int64_t row = 0; row < shape.experts * grid.rows; ++row) {
-    for (int64_t block = 0; block < grid.blocks; ++block, out += bytes(grid.type)) {
-      std::memcpy(out, scale_address(source.scales, row / grid.rows, row % grid.rows, block),
-                  static_cast<size_t>(bytes(grid.type)));
-    }
-  }
-  return image;
-}
-
 int64_t workspace_bytes(const GroupedGemmProblem& /*problem*/, int64_t /*a_rows*/,
                         Accumulation /*accumulation*/) {
   return 0;
@@ -168,7 +141,7 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmCpuReference{"cpu_reference", supports,        image_bytes,
-                                               prepare,         workspace_bytes, run};
+const GroupedGemmImpl kGroupedGemmCpuReference{"cpu_reference",      supports,        image_bytes,
+                                               make_canonical_image, workspace_bytes, run};
 
 }  // namespace narrowfloat

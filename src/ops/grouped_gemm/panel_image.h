@@ -44,8 +44,4 @@ class PanelImage {
   const uint8_t* image_;
 };
 
-int64_t panel_image_bytes(const GroupedGemmProblem& problem);
-WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSource& source,
-                             Stream stream);
-
 }  // namespace narrowfloat

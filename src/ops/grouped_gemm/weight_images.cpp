@@ -1,13 +1,36 @@
-// See panel_image.h.
-#include "ops/grouped_gemm/panel_image.h"
+// See weight_images.h.
+#include "ops/grouped_gemm/weight_images.h"
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 
-#include "ops/grouped_gemm/host_image.h"
+#include "ops/grouped_gemm/panel_image.h"
 #include "runtime/parallel.h"
+#include "tensor/layouts/linear.h"
+#include "tensor/layouts/swizzled_128x4.h"
 
 namespace narrowfloat {
 namespace {
+
+// Not initialised: the threads that fill it touch its pages first.
+std::shared_ptr<uint8_t> make_host_image(int64_t size_bytes) {
+  constexpr std::align_val_t kAlignment{static_cast<size_t>(kGemmAlignment)};
+  const auto size = static_cast<size_t>(std::max<int64_t>(1, size_bytes));
+  return {static_cast<uint8_t*>(::operator new(size, kAlignment)),
+          [](uint8_t* image) { ::operator delete(image, kAlignment); }};
+}
+
+// Where the scale of (row, block) of an expert's grid lies: linear or swizzled_128x4, as checked.
+const uint8_t* scale_address(const ScaleView& scales, int64_t expert, int64_t row, int64_t block) {
+  const ImageExtents extents{scales.rows, scales.blocks};
+  const int64_t offset = scales.layout == ScaleLayoutId::kLinear
+                             ? LinearLayout::offset(row, block, extents)
+                             : Swizzled128x4Layout::offset(row, block, extents);
+  const int64_t image = scales.capacity / scales.batch;
+  return static_cast<const uint8_t*>(scales.data) + (expert * image + offset) * bytes(scales.type);
+}
 
 // rows: 16 rows of codes, `stride` bytes apart.
 template <typename Code>
@@ -56,15 +79,28 @@ void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t panel,
 
 }  // namespace
 
-int64_t panel_image_bytes(const GroupedGemmProblem& problem) {
+int64_t image_bytes(const GroupedGemmProblem& problem) { return GemmShape(problem).image_bytes(); }
+
+WeightImage make_canonical_image(const GroupedGemmProblem& problem, const WeightSource& source,
+                                 Stream /*stream*/) {
   const GemmShape shape(problem);
-  return shape.code_bytes() + shape.scale_bytes();
+  const auto image = make_host_image(shape.image_bytes());
+  std::memcpy(image.get(), source.values, static_cast<size_t>(shape.code_bytes()));
+  uint8_t* out = image.get() + shape.code_bytes();
+  const ScaleGrid& grid = shape.weight_scales;
+  for (int64_t row = 0; row < shape.experts * grid.rows; ++row) {
+    for (int64_t block = 0; block < grid.blocks; ++block, out += bytes(grid.type)) {
+      std::memcpy(out, scale_address(source.scales, row / grid.rows, row % grid.rows, block),
+                  static_cast<size_t>(bytes(grid.type)));
+    }
+  }
+  return image;
 }
 
 WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSource& source,
                              Stream /*stream*/) {
   const GemmShape shape(problem);
-  const auto image = make_host_image(panel_image_bytes(problem));
+  const auto image = make_host_image(shape.image_bytes());
   const bool has_byte_scales =
       shape.weight_scales.is_present() && shape.weight_scales.block_rows == 1;
   parallel_for(shape.experts * shape.rows / kPanelRows, 1, [&](int64_t begin, int64_t end) {
