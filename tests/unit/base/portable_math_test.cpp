@@ -122,5 +122,32 @@ TEST(SigmoidByTanh, StepsBy2ToThe25thJustAboveZero) {
   }
 }
 
+double cdf_error(float x) {
+  return error_in_ulp(normal_cdf(x), std::erfc(-x / std::sqrt(2.0L)) / 2);
+}
+
+// Down to -13 the result is a normal number; the form with erf would have nothing left at -6.
+TEST(NormalCdf, IsWithin42TenthsOfAnUlpFarIntoTheLowerTail) {
+  double worst = 0;
+  for (uint32_t bits = 0; bits < float_bits(13.0F); bits += 2039) {
+    worst = std::max({worst, cdf_error(bits_float(bits)), cdf_error(-bits_float(bits))});
+  }
+  for (float x = 0.0F; x < 13.0F; x += 0.0001F) worst = std::max(worst, cdf_error(-x));
+  EXPECT_LE(worst, 4.2);
+  EXPECT_GT(worst, 0.5);
+}
+
+TEST(NormalCdf, EndsInZeroAndOne) {
+  EXPECT_EQ(normal_cdf(0.0F), 0.5F);
+  EXPECT_EQ(normal_cdf(-0.0F), 0.5F);
+  EXPECT_EQ(normal_cdf(6.0F), 1.0F);
+  EXPECT_EQ(normal_cdf(15.0F), 1.0F);
+  EXPECT_EQ(normal_cdf(kInfinity), 1.0F);
+  EXPECT_GT(normal_cdf(-14.0F), 0.0F);
+  EXPECT_EQ(float_bits(normal_cdf(-14.51F)), 0U);
+  EXPECT_EQ(float_bits(normal_cdf(-kInfinity)), 0U);
+  EXPECT_EQ(float_bits(normal_cdf(bits_float(0xFF800001U))), 0x7FFFFFFFU);
+}
+
 }  // namespace
 }  // namespace narrowfloat

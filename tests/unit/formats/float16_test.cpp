@@ -93,5 +93,60 @@ INSTANTIATE_TEST_SUITE_P(Types, Float16, testing::Values(&kBf16, &kFp16),
                            return std::string(type.param == &kBf16 ? "Bf16" : "Fp16");
                          });
 
+// The nearest of two bf16 neighbours, ties to the even one, by comparing distances in double (all
+// of them exact).
+uint16_t slow_double_to_bf16(double x) {
+  const auto magnitude_code = [](double magnitude) {
+    uint32_t low = 0;
+    uint32_t high = 0x7F80;
+    while (high - low > 1) {
+      const uint32_t middle = (low + high) / 2;
+      (static_cast<double>(bf16_to_float(static_cast<uint16_t>(middle))) <= magnitude ? low
+                                                                                      : high) =
+          middle;
+    }
+    const double below = bf16_to_float(static_cast<uint16_t>(low));
+    // Infinity stands where the next number would.
+    const double above = high == 0x7F80 ? 0x1p128 : bf16_to_float(static_cast<uint16_t>(high));
+    const double to_below = magnitude - below;
+    const double to_above = above - magnitude;
+    if (to_below == to_above) return low % 2 == 0 ? low : high;
+    return to_below < to_above ? low : high;
+  };
+  const uint32_t sign = std::signbit(x) ? 0x8000U : 0U;
+  return static_cast<uint16_t>(sign | magnitude_code(std::fabs(x)));
+}
+
+TEST(DoubleToBf16, RoundsOnceEverywhere) {
+  for (uint32_t code = 0; code < 0x7F80; code += 7) {
+    const double value = bf16_to_float(static_cast<uint16_t>(code));
+    const double next =
+        code + 1 == 0x7F80 ? 0x1p128 : bf16_to_float(static_cast<uint16_t>(code + 1));
+    const double tie = value + (next - value) / 2;
+    for (const double x : {value, std::nextafter(value, 0x1p200), std::nextafter(tie, 0.0), tie,
+                           std::nextafter(tie, 0x1p200), std::nextafter(next, 0.0)}) {
+      for (const double signed_x : {x, -x}) {
+        ASSERT_EQ(double_to_bf16(signed_x), slow_double_to_bf16(signed_x)) << signed_x;
+      }
+    }
+  }
+}
+
+// Rounding to fp32 first would make a tie of it, and even of that.
+TEST(DoubleToBf16, DiffersFromTwoRoundings) {
+  const double x = 1.0 + 0x1p-8 + 0x1p-40;
+  EXPECT_EQ(double_to_bf16(x), 0x3F81);
+  EXPECT_EQ(float_to_bf16(static_cast<float>(x)), 0x3F80);
+}
+
+TEST(DoubleToBf16, KeepsSignsAndEnds) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(double_to_bf16(-0.0), 0x8000);
+  EXPECT_EQ(double_to_bf16(-1e-300), 0x8000);
+  EXPECT_EQ(double_to_bf16(1e300), 0x7F80);
+  EXPECT_EQ(double_to_bf16(-kInfinity), 0xFF80);
+  EXPECT_EQ(double_to_bf16(-std::numeric_limits<double>::quiet_NaN()), 0x7FFF);
+}
+
 }  // namespace
 }  // namespace narrowfloat

@@ -1,0 +1,221 @@
+// Every implementation of activate, in every row format and from every input type, against the
+// oracle: all kinds and gate orders, values per expert, images of scales, rows that no slot names.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "base/int_math.h"
+#include "conformance/case_sampling.h"
+#include "narrowfloat/error.h"
+#include "ops/activation/activation_problem.h"
+#include "support/coded_rows.h"
+#include "support/environment.h"
+#include "support/tensors.h"
+#include "tensor/row_format.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr int64_t kCasesPerCombination = 60;
+constexpr std::string_view kOracle = "cpu_reference";
+constexpr int64_t kExperts = 5;
+
+struct ActivationCase {
+  uint64_t seed = 0;
+  RowFormat format = RowFormat::kBf16;
+  DType input = DType::kF32;
+  ActivationKind kind = ActivationKind::kSwiglu;
+  GateOrder order = GateOrder::kUpGate;
+  int64_t rows = 0;
+  int64_t inter = 0;
+  Fill fill = Fill::kNormal;
+  ScaleOrder scale_order = ScaleOrder::kRowsFirst;
+  bool per_expert = false;
+  bool has_num_rows = false;
+  int32_t token_tile = 8;
+  int64_t misalignment = 0;
+
+  [[nodiscard]] int64_t input_cols() const {
+    return activation_info(kind).is_gated ? 2 * inter : inter;
+  }
+};
+
+std::string to_string(const ActivationCase& c) {
+  return fmt::format("{} {} {} {}x{} -> {} {}{}{}", name(c.kind), name(c.order), name(c.input),
+                     c.rows, c.input_cols(), name(c.format), name(c.fill),
+                     c.per_expert ? " per expert" : "", c.has_num_rows ? " num_rows" : "");
+}
+
+ActivationCase sample_case(RowFormat format, DType input, uint64_t seed) {
+  Random random(seed);
+  ActivationCase c{.seed = seed, .format = format, .input = input};
+  c.kind = random.pick(all_activations()).id;
+  c.order = random.pick({GateOrder::kUpGate, GateOrder::kGateUp, GateOrder::kInterleaved});
+  c.rows = random.pick<int64_t>({0, 1, 1, 2, 3, 7, 8, 9, 33, 64});
+  c.inter = random.chance(60) ? sample_cols(random, column_multiple(format))
+                              : column_multiple(format) * random.range(0, 20);
+  while (c.rows * c.inter > 30000) c.rows /= 2;
+  c.fill = static_cast<Fill>(random.range(0, kNumFills - 1));
+  c.scale_order = random.pick({ScaleOrder::kRowsFirst, ScaleOrder::kBlocksFirst});
+  c.per_expert = random.chance(40);
+  c.has_num_rows =
+      random.chance(30) && (format == RowFormat::kFp8Group ||
+                            (input == DType::kF8E4M3 && scale_blocks(format, 128) == 0));
+  c.token_tile = 1 << random.range(0, 5);
+  c.misalignment = 8 * random.range(0, 7);
+  return c;
+}
+
+// All buffers of a case but the output.
+struct Inputs {
+  GuardedBuffer values;
+  RowsTensor coded;
+  Vector parameters;
+  Vector tiles;
+  Vector slots;
+  Vector num_rows;
+  ActivateArgs args;
+};
+
+void make_rows(const ActivationCase& c, const BufferStyle& style, Random& random, Inputs& inputs) {
+  const int64_t cols = c.input_cols();
+  if (c.input == DType::kF8E4M3) {
+    inputs.coded = RowsTensor(RowFormat::kFp8Group, c.rows, cols, style, c.scale_order);
+    fill_elements(c.fill, DType::kF8E4M3, random, c.rows * cols, inputs.coded.values.data());
+    fill_elements(Fill::kNormal, DType::kF32, random, inputs.coded.scales.size() / 4,
+                  inputs.coded.scales.data());
+    inputs.args.input = inputs.coded.view;
+    return;
+  }
+  inputs.values = GuardedBuffer(c.rows * cols * bits(c.input) / 8, style);
+  inputs.args.input.values = TensorView::contiguous(inputs.values.data(), c.input, {c.rows, cols});
+  if (c.input != DType::kF64) {
+    fill_elements(c.fill, c.input, random, c.rows * cols, inputs.values.data());
+    return;
+  }
+  std::vector<float> narrow(static_cast<size_t>(c.rows * cols));
+  fill_elements(c.fill, DType::kF32, random, c.rows * cols, narrow.data());
+  for (size_t i = 0; i < narrow.size(); ++i) {
+    inputs.values.data<double>()[i] =
+        static_cast<double>(narrow[i]) * (1.0 + 1e-9 * static_cast<double>(random.normal()));
+  }
+}
+
+// Positive values, which every parameter may have.
+PerExpert sample_parameter(const ActivationCase& c, Random& random, int index, Inputs& inputs) {
+  if (!c.per_expert || random.chance(30)) return 0.1F + std::abs(3.0F * random.normal());
+  float* first = inputs.parameters.buffer().data<float>() + index * kExperts;
+  for (int64_t i = 0; i < kExperts; ++i) first[i] = 0.1F + std::abs(3.0F * random.normal());
+  return PerExpert(TensorView::contiguous(first, DType::kF32, {kExperts}));
+}
+
+void make_parameters(const ActivationCase& c, Random& random, Inputs& inputs) {
+  inputs.parameters = Vector(DType::kF32, 5 * kExperts);
+  const ActivationInfo& info = activation_info(c.kind);
+  ActivateArgs& args = inputs.args;
+  args.activation.kind = c.kind;
+  if (info.has_alpha) args.activation.alpha = sample_parameter(c, random, 0, inputs);
+  if (info.has_beta) args.activation.beta = sample_parameter(c, random, 1, inputs);
+  if (info.has_limits) args.activation.limit_gate = sample_parameter(c, random, 2, inputs);
+  if (info.has_limits) args.activation.limit_up = sample_parameter(c, random, 3, inputs);
+  const bool takes_multiplier = c.format == RowFormat::kFp8Static || c.format == RowFormat::kNvfp4;
+  if (takes_multiplier) args.multiplier = sample_parameter(c, random, 4, inputs);
+  inputs.tiles = Vector(DType::kI32, ceil_div(c.rows, c.token_tile));
+  for (int32_t& expert : inputs.tiles.buffer().span<int32_t>()) {
+    expert = static_cast<int32_t>(random.range(0, kExperts - 1));
+  }
+  args.tile_to_expert = inputs.tiles.view();
+  args.token_tile = c.token_tile;
+}
+
+Inputs make_inputs(const ActivationCase& c, const BufferStyle& style) {
+  Inputs inputs;
+  Random random(c.seed + 1);
+  make_rows(c, style, random, inputs);
+  make_parameters(c, random, inputs);
+  inputs.args.gate_order = c.order;
+  inputs.args.format = c.format;
+  // Half of the rows in a random order, between slots without one.
+  std::vector<int32_t> slots;
+  for (int32_t row = 0; row < c.rows; ++row) {
+    slots.push_back(random.chance(50) ? row : -1);
+    std::swap(slots.back(), slots[static_cast<size_t>(random.range(0, row))]);
+  }
+  inputs.slots = Vector::of(DType::kI32, slots);
+  inputs.args.slot_to_row = inputs.slots.view();
+  if (c.has_num_rows) {
+    const int32_t used = slots.empty() ? 0 : *std::max_element(slots.begin(), slots.end()) + 1;
+    const auto rows = static_cast<int32_t>(random.range(used, c.rows));
+    inputs.num_rows = Vector::of<int32_t>(DType::kI32, {rows});
+    inputs.args.num_rows = inputs.num_rows.view();
+  }
+  return inputs;
+}
+
+// Empty where the implementation refuses.
+std::optional<std::vector<uint8_t>> run_case(const ActivationCase& c, std::string_view impl,
+                                             Guard guard) {
+  const BufferStyle style{.poison = 0xFF, .guard = guard, .misalignment = c.misalignment};
+  Inputs inputs = make_inputs(c, style);
+  const RowsTensor output(c.format, c.rows, c.inter, style, c.scale_order);
+  inputs.args.output = output.view;
+  const ForcedImplementation forced("activation", impl);
+  try {
+    activate(inputs.args);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported) throw;
+    return std::nullopt;
+  }
+  EXPECT_TRUE(output.intact() && inputs.values.intact() && inputs.coded.intact());
+  return output.bytes();
+}
+
+using Combination = std::pair<RowFormat, DType>;
+
+std::vector<Combination> all_combinations() {
+  std::vector<Combination> all;
+  for (int format = 0; format <= static_cast<int>(RowFormat::kNvfp4PerToken); ++format) {
+    for (const DType input : {DType::kF32, DType::kF64, DType::kBF16, DType::kF8E4M3}) {
+      all.emplace_back(static_cast<RowFormat>(format), input);
+    }
+  }
+  return all;
+}
+
+std::string test_name(const Combination& combination) {
+  return fmt::format("{}_from_{}", name(combination.first), name(combination.second));
+}
+
+class ActivationConformance : public ::testing::TestWithParam<Combination> {};
+
+TEST_P(ActivationConformance, EveryImplementationGivesTheOraclesBytes) {
+  for_cases(kCasesPerCombination, [&](int64_t index) {
+    const auto [format, input] = GetParam();
+    const ActivationCase c =
+        sample_case(format, input, case_seed("activation" + test_name(GetParam()), index));
+    const auto oracle = run_case(c, kOracle, Guard::kCanary).value();
+    for (const ActivationImpl& impl : activation_impls()) {
+      const std::string note = repro_line("activation", impl.name, index) + "\n  " + to_string(c);
+      set_crash_note(note.c_str());
+      for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
+        const auto output = run_case(c, impl.name, guard);
+        EXPECT_TRUE(!output || *output == oracle) << note;
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ActivationConformance, ::testing::ValuesIn(all_combinations()),
+                         [](const auto& test) { return test_name(test.param); });
+
+TEST(ActivationImplementations, EndWithTheOracle) {
+  ASSERT_FALSE(activation_impls().empty());
+  EXPECT_EQ(activation_impls().back().name, kOracle);
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
