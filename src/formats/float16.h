@@ -25,7 +25,7 @@ NF_HOST_DEVICE constexpr uint16_t double_to_bf16(double value) {
   const auto nearest = static_cast<float>(value);
   const auto back = static_cast<double>(nearest);
   if (value != value || back == value) return float_to_bf16(nearest);
-  const bool is_above = back < 0.0 ? back < value : back > value;
+  const bool is_above = value < 0.0 ? back < value : back > value;
   const uint32_t truncated = float_bits(nearest) - (is_above ? 1U : 0U);
   return float_to_bf16(bits_float(truncated | 1U));
 }

@@ -30,7 +30,7 @@ __global__ void scale_offset_kernel(int64_t* global_offset, ImageExtents extents
 }
 
 __global__ void shared_functions_kernel(float* global_values) {
-  global_values[8] = sigmoid_by_tanh(exp_portable(global_values[8]));
+  global_values[8] = sigmoid_by_tanh(exp_portable(normal_cdf(global_values[8])));
   global_values[0] = silu_mul<ExactMath>(global_values[0], global_values[1]);
   global_values[2] = rms_norm_element(global_values[2], rsqrt_rn(global_values[3]), 1.0F);
   global_values[4] = Fp8Input<ExactMath>::widen(3, Fp8Input<ExactMath>::factor(global_values[4]));
