@@ -4,13 +4,13 @@
 #include <cstring>
 
 #include "base/bad_enumerator.h"
-#include "base/int_math.h"
 #include "base/throw_error.h"
 #include "checkpoint/conventions/convention.h"
 #include "checkpoint/escape.h"
 #include "formats/float16.h"
 #include "layers/weight_reader.h"
 #include "runtime/parallel.h"
+#include "tensor/code_storage.h"
 #include "tensor/element_io.h"
 
 namespace narrowfloat {
@@ -18,65 +18,18 @@ namespace {
 
 constexpr int64_t kConvertGrain = 1 << 16;
 
-// How a weight format lies in memory. block_rows 0: no block scales.
-struct FormatSizes {
-  DType values = DType::kBF16;
-  int64_t block_rows = 0;
-  int64_t block_cols = 0;
-  ScaleType scale_type = ScaleType::kF32;
-};
-
-FormatSizes sizes(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kBf16:
-      return {.values = DType::kBF16};
-    case WeightFormat::kFp8Tensor:
-      return {.values = DType::kF8E4M3};
-    case WeightFormat::kFp8Block:
-      return {DType::kF8E4M3, 128, 128, ScaleType::kF32};
-    case WeightFormat::kMxfp8:
-      return {DType::kF8E4M3, 1, 32, ScaleType::kUE8M0};
-    case WeightFormat::kMxfp4:
-      return {DType::kU8, 1, 32, ScaleType::kUE8M0};
-    case WeightFormat::kNvfp4:
-      return {DType::kU8, 1, 16, ScaleType::kE4M3};
-  }
-  throw_bad_enumerator("weight format", static_cast<int>(format));
-}
-
+// The quantizer's format for plain weights.
 FormatId quantizer_format(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kBf16:
-      break;
-    case WeightFormat::kFp8Tensor:
-      return FormatId::kFp8Tensor;
-    case WeightFormat::kFp8Block:
-      return FormatId::kFp8Block128x128;
-    case WeightFormat::kMxfp8:
-      return FormatId::kMxfp8;
-    case WeightFormat::kMxfp4:
-      return FormatId::kMxfp4;
-    case WeightFormat::kNvfp4:
-      return FormatId::kNvfp4;
-  }
-  throw_bad_enumerator("quantized weight format", static_cast<int>(format));
+  return format == WeightFormat::kFp8Tensor ? FormatId::kFp8Tensor : *storage_of(format).scales;
 }
 
 int64_t row_bytes(const StackedWeight& weight) {
-  return sizes(weight.format).values == DType::kU8
-             ? weight.cols / 2
-             : weight.cols * bits(sizes(weight.format).values) / 8;
+  return weight.cols * code_bits(storage_of(weight.format).dtype) / 8;
 }
 
-int64_t scale_rows(const StackedWeight& weight, int64_t rows) {
-  const FormatSizes format = sizes(weight.format);
-  return format.block_rows == 0 ? 0 : ceil_div(rows, format.block_rows);
-}
-
-int64_t scale_row_bytes(const StackedWeight& weight) {
-  const FormatSizes format = sizes(weight.format);
-  if (format.block_rows == 0) return 0;
-  return ceil_div(weight.cols, format.block_cols) * bytes(format.scale_type);
+// Of the first `rows` rows of one expert.
+ScaleGrid grid(const StackedWeight& weight, int64_t rows) {
+  return scale_grid(storage_of(weight.format), rows, weight.cols);
 }
 
 void to_bf16(const TensorView& plain, std::byte* out) {
@@ -112,24 +65,25 @@ StackedWeight::StackedWeight(WeightFormat weight_format, int64_t num_experts, in
                              int64_t num_cols)
     : format(weight_format), experts(num_experts), rows(num_rows), cols(num_cols) {
   values.resize(static_cast<size_t>(experts * rows * row_bytes(*this)));
-  scales.resize(static_cast<size_t>(experts * scale_rows(*this, rows) * scale_row_bytes(*this)));
+  scales.resize(static_cast<size_t>(experts * grid(*this, rows).size_bytes()));
 }
 
 WeightView StackedWeight::view() const {
-  const FormatSizes layout = sizes(format);
-  const int64_t stored_cols = layout.values == DType::kU8 ? cols / 2 : cols;
+  const CodeStorage storage = storage_of(format);
+  const int64_t stored_cols = storage.dtype == DType::kU8 ? cols / 2 : cols;
   WeightView result;
   result.values =
-      TensorView::contiguous(values.data(), layout.values, {experts, rows, stored_cols});
-  if (layout.block_rows == 0) return result;
+      TensorView::contiguous(values.data(), storage.dtype, {experts, rows, stored_cols});
+  const ScaleGrid blocks = grid(*this, rows);
+  if (!blocks.is_present()) return result;
   // Operations never write through the views of their inputs.
   result.scales.data = const_cast<std::byte*>(scales.data());
-  result.scales.type = layout.scale_type;
+  result.scales.type = blocks.type;
   result.scales.layout = ScaleLayoutId::kLinear;
   result.scales.batch = experts;
-  result.scales.rows = scale_rows(*this, rows);
-  result.scales.blocks = ceil_div(cols, layout.block_cols);
-  result.scales.capacity = experts * result.scales.rows * result.scales.blocks;
+  result.scales.rows = blocks.rows;
+  result.scales.blocks = blocks.blocks;
+  result.scales.capacity = experts * blocks.rows * blocks.blocks;
   return result;
 }
 
@@ -138,12 +92,11 @@ ExpertLoader::ExpertLoader(const Checkpoint& checkpoint, StackedWeight& target)
 
 ExpertLoader::Place ExpertLoader::place(int64_t expert, int64_t first_row, int64_t rows) {
   const int64_t value_row = expert * target_.rows + first_row;
-  const int64_t scale_row =
-      expert * scale_rows(target_, target_.rows) + scale_rows(target_, first_row);
+  const int64_t scales_before =
+      expert * grid(target_, target_.rows).size_bytes() + grid(target_, first_row).size_bytes();
   return {target_.values.data() + value_row * row_bytes(target_),
-          target_.scales.data() + scale_row * scale_row_bytes(target_),
-          static_cast<size_t>(rows * row_bytes(target_)),
-          static_cast<size_t>(scale_rows(target_, rows) * scale_row_bytes(target_))};
+          target_.scales.data() + scales_before, static_cast<size_t>(rows * row_bytes(target_)),
+          static_cast<size_t>(grid(target_, rows).size_bytes())};
 }
 
 float ExpertLoader::load(const LogicalTensor& weight, int64_t expert, int64_t first_row,

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "base/throw_error.h"
+#include "tensor/row_checks.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {
@@ -120,56 +121,23 @@ void check_plain_input(const TensorView& x, const MoeConfig& config, bool has_in
   }
 }
 
-void check_coded_input(const MoeInputs& inputs, const MoeConfig& config, int64_t tokens,
-                       Device device) {
-  const RowFormat format = moe_mode_info(config.mode).input;
-  require_tensor("inputs.values", inputs.values, {value_dtype(format)},
-                 {tokens, value_cols(format, config.hidden)}, device);
-  const int64_t blocks = scale_blocks(format, config.hidden);
-  if (blocks == 0) {
-    if (!inputs.scales.is_absent()) {
-      throw_invalid("inputs.scales: mode {} has no block scales of its input; leave it out",
-                    name(config.mode));
-    }
-  } else {
-    const TensorView& scales = inputs.scales;
-    const DType dtype = scale_dtype(format);
-    require_view("inputs.scales", scales);
-    require_device("inputs.scales", scales.device, device);
-    if (scales.dtype != dtype && (dtype == DType::kF32 || scales.dtype != DType::kU8)) {
-      throw_invalid("inputs.scales: expected {}{}, got {}", name(dtype),
-                    dtype == DType::kF32 ? "" : " or U8", name(scales.dtype));
-    }
-    if (scales.rank != 2 || scales.shape[0] != tokens || scales.shape[1] != blocks) {
-      throw_invalid("inputs.scales: expected a [{}, {}] view (any strides), got {}", tokens, blocks,
-                    to_string(scales));
-    }
-    require_data("inputs.scales", scales);
-  }
-  if (format == RowFormat::kNvfp4PerToken) {
-    require_tensor("inputs.row_scale", inputs.row_scale, {DType::kF32}, {tokens}, device);
-  }
-}
-
 void check_inputs(const MoeCall& call, const MoeConfig& config, bool has_input_multiplier,
                   Device device) {
   const MoeInputs& inputs = call.inputs;
-  if (is_plain_input(inputs, config)) {
-    check_plain_input(inputs.values, config, has_input_multiplier);
-    require_tensor("inputs.values", inputs.values, {inputs.values.dtype},
-                   {call.tokens, config.hidden}, device);
-    if (!inputs.scales.is_absent()) {
-      throw_invalid("inputs.scales: plain {} rows have no scales; leave it out",
-                    name(inputs.values.dtype));
-    }
-  } else {
-    check_coded_input(inputs, config, call.tokens, device);
+  const RowShape shape{.format = moe_mode_info(config.mode).input,
+                       .rows = call.tokens,
+                       .cols = config.hidden,
+                       .device = device};
+  if (!is_plain_input(inputs, config)) {
+    return require_coded_rows({"inputs.values", "inputs.scales", "inputs.row_scale"}, inputs,
+                              shape);
   }
-  if (moe_mode_info(config.mode).input != RowFormat::kNvfp4PerToken ||
-      is_plain_input(inputs, config)) {
-    if (!inputs.row_scale.is_absent()) {
-      throw_invalid("inputs.row_scale: only for coded rows of mode nvfp4_per_token; leave it out");
-    }
+  check_plain_input(inputs.values, config, has_input_multiplier);
+  require_tensor("inputs.values", inputs.values, {inputs.values.dtype},
+                 {call.tokens, config.hidden}, device);
+  if (!inputs.scales.is_absent() || !inputs.row_scale.is_absent()) {
+    throw_invalid("inputs.scales and inputs.row_scale: plain {} rows have none; leave them out",
+                  name(inputs.values.dtype));
   }
 }
 

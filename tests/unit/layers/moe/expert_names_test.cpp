@@ -1,3 +1,4 @@
+// Which tensor names are expert weights, and what of a layer must be there.
 #include "layers/moe/expert_names.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Routing and activation from config.json, and what is refused.
 #include "layers/moe/model_config.h"
 
 #include <gtest/gtest.h>
