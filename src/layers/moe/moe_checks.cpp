@@ -259,6 +259,7 @@ void check_moe_config(const MoeConfig& config, Device device) {
                 to_string(device));
   }
   check_routing_config(config.routing);
+  check_activation(config.activation);
   const MoeModeInfo& mode = moe_mode_info(config.mode);
   check_extent("config.hidden", config.hidden, mode);
   check_extent("config.inter", config.inter, mode);
