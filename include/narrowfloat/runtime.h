@@ -36,6 +36,9 @@ struct CpuInfo {
 };
 CpuInfo cpu_info();
 
+// What the system can give without swapping, and control groups (a container) have left.
+uint64_t available_memory_bytes();
+
 struct GpuInfo {
   std::string name;
   std::string compute_capability;  // "9.0"

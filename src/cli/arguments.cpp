@@ -40,6 +40,9 @@ struct AllArguments {
   ExplainArguments explain;
   DoctorArguments doctor;
   BenchArguments bench;
+  EvalArguments eval;
+  MoeRunArguments moe_run;
+  MoeBenchArguments moe_bench;
 };
 
 void add_all(CLI::App& app, AllArguments& all) {
@@ -50,6 +53,8 @@ void add_all(CLI::App& app, AllArguments& all) {
   add_explain(app, all.explain);
   add_doctor(app, all.doctor);
   add_bench(app, all.bench);
+  add_eval(app, all.eval);
+  add_moe(app, all.moe_run, all.moe_bench);
 }
 
 // REQUIRES: exactly one command was parsed.
@@ -60,7 +65,10 @@ Command chosen_command(const CLI::App& app, AllArguments& all) {
   if (app.got_subcommand("diff")) return all.diff;
   if (app.got_subcommand("explain")) return all.explain;
   if (app.got_subcommand("doctor")) return all.doctor;
-  return all.bench;
+  if (app.got_subcommand("bench")) return all.bench;
+  if (app.got_subcommand("eval")) return all.eval;
+  if (app.get_subcommand("moe")->got_subcommand("run")) return all.moe_run;
+  return all.moe_bench;
 }
 
 std::string command_list(const CLI::App& app) {
@@ -71,15 +79,32 @@ std::string command_list(const CLI::App& app) {
   return list;
 }
 
+// The words of the chosen command, " moe run", and the command without one where words are missing.
+struct ChosenCommand {
+  std::string words;
+  const CLI::App* incomplete = nullptr;
+};
+ChosenCommand chosen_words(const CLI::App& app) {
+  ChosenCommand chosen;
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    chosen.words += " " + command->get_name();
+  }
+  if (!command->get_subcommands({}).empty()) chosen.incomplete = command;
+  return chosen;
+}
+
 // CLI11's message names the option; what is added says where to look for the right one. Messages
 // may quote what the user typed.
 Reply usage_error(const CLI::App& app, std::string message) {
-  const auto chosen = app.get_subcommands();
-  const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
-  if (chosen.empty()) message += fmt::format("; the commands are {}", command_list(app));
+  const ChosenCommand chosen = chosen_words(app);
+  if (chosen.incomplete != nullptr) {
+    message += fmt::format("; the commands are {}", command_list(*chosen.incomplete));
+  }
   return {ExitCode::kUsage, "",
-          fmt::format("narrowfloat{}: {}\nTry: narrowfloat{} --help\n", command, escaped(message),
-                      command)};
+          fmt::format("narrowfloat{}: {}\nTry: narrowfloat{} --help\n", chosen.words,
+                      escaped(message), chosen.words)};
 }
 
 }  // namespace
@@ -101,7 +126,7 @@ std::variant<Command, Reply> parse_arguments(int argc, const char* const* argv) 
   } catch (const CLI::ParseError& error) {
     return usage_error(app, error.what());
   }
-  if (app.get_subcommands().empty()) return usage_error(app, "no command given");
+  if (chosen_words(app).incomplete != nullptr) return usage_error(app, "no command given");
   return chosen_command(app, all);
 }
 

@@ -10,6 +10,7 @@
 
 #include "cli/exit_code.h"
 #include "narrowfloat/checkpoint.h"
+#include "narrowfloat/moe_types.h"
 #include "narrowfloat/runtime.h"
 
 namespace narrowfloat::cli {
@@ -79,8 +80,47 @@ struct BenchArguments {
   double min_seconds = 0.5;  // Of timed runs, for each case.
 };
 
+struct EvalArguments {
+  OutputArguments output;
+  std::string model;
+  std::string text;  // Empty: calibration/heldout.txt of the model.
+  std::vector<MoeMode> modes;
+  bool has_fp32 = false;
+  bool is_all_modes = false;   // As where no mode is named.
+  uint64_t num_bytes = 32768;  // Of the text; 0: all.
+  int num_threads = 0;
+};
+
+struct MoeRunArguments {
+  OutputArguments output;
+  std::string model;
+  int64_t layer = 0;
+  std::vector<MoeMode> modes;  // Empty: one that fits the stored weights.
+  bool is_all_modes = false;   // That the stored weights can be computed in.
+  std::string activations;     // Empty: calibration/activations.safetensors of the model.
+  std::string reference;       // The unquantized model, where `model` is quantized.
+  int64_t max_tokens = 0;      // 0: all.
+  int num_threads = 0;
+  double min_seconds = 0.5;
+};
+
+struct MoeBenchArguments {
+  OutputArguments output;
+  std::string shape;
+  std::vector<int64_t> tokens = {1, 8, 64, 512};
+  std::vector<MoeMode> modes;  // Empty: the shape's own.
+  bool is_all_modes = false;
+  std::string routing = "uniform";  // Or "zipf", or a file.
+  int32_t rank = 0;                 // Of `num_ranks` that share the experts.
+  int32_t num_ranks = 1;
+  uint64_t max_memory_bytes = 0;  // 0: six tenths of what is available.
+  int num_threads = 0;
+  double min_seconds = 0.5;
+};
+
 using Command = std::variant<QuantizeArguments, DequantizeArguments, InspectArguments,
-                             DiffArguments, ExplainArguments, DoctorArguments, BenchArguments>;
+                             DiffArguments, ExplainArguments, DoctorArguments, BenchArguments,
+                             EvalArguments, MoeRunArguments, MoeBenchArguments>;
 
 // The answer to --help, --version or a wrong command line: nothing is left to run.
 struct Reply {

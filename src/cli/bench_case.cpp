@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <optional>
 #include <random>
 #include <thread>
@@ -16,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/timing.h"
 #include "narrowfloat/error.h"
 #include "narrowfloat/quantize.h"
 #include "narrowfloat/runtime.h"
@@ -100,29 +99,6 @@ class ForceReference {
   std::optional<std::string> previous_;
 };
 
-// Of the timed runs; the run that warms up is not among them.
-struct Timing {
-  int64_t num_runs = 0;
-  double median_seconds = 0;
-};
-
-// The median, not the mean: one interruption by another process must not count.
-Timing time_runs(const std::function<void()>& body, double min_seconds) {
-  using Clock = std::chrono::steady_clock;
-  constexpr size_t kMinRuns = 5;
-  body();
-  std::vector<double> seconds;
-  for (double total = 0; total < min_seconds || seconds.size() < kMinRuns;) {
-    const Clock::time_point start = Clock::now();
-    body();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    total += seconds.back();
-  }
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return {static_cast<int64_t>(seconds.size()), *middle};
-}
-
 // Reads size_bytes / 2 and writes as many, split over the threads that operations may use.
 double time_memcpy(uint64_t size_bytes, double min_seconds) {
   const size_t size = size_bytes / 2;
@@ -197,16 +173,14 @@ BenchResult bench_dequantize(const BenchProblem& problem) {
   return result_of(timing, input.size_bytes() + output.size(), output == expected);
 }
 
-double gb_per_second_of(uint64_t size_bytes, double seconds) {
-  return seconds > 0 ? static_cast<double>(size_bytes) / seconds / 1e9 : 0;
-}
-
 }  // namespace
 
-double BenchResult::gb_per_second() const { return gb_per_second_of(size_bytes, median_seconds); }
+double BenchResult::gb_per_second() const {
+  return billions_per_second(static_cast<double>(size_bytes), median_seconds);
+}
 
 double BenchResult::memcpy_gb_per_second() const {
-  return gb_per_second_of(size_bytes, memcpy_seconds);
+  return billions_per_second(static_cast<double>(size_bytes), memcpy_seconds);
 }
 
 BenchResult run_bench(const BenchProblem& problem) {

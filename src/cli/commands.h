@@ -14,5 +14,8 @@ ExitCode run(const DiffArguments& arguments);
 ExitCode run(const ExplainArguments& arguments);
 ExitCode run(const DoctorArguments& arguments);
 ExitCode run(const BenchArguments& arguments);
+ExitCode run(const EvalArguments& arguments);
+ExitCode run(const MoeRunArguments& arguments);
+ExitCode run(const MoeBenchArguments& arguments);
 
 }  // namespace narrowfloat::cli

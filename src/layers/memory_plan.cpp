@@ -10,6 +10,7 @@
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
+#include "narrowfloat/runtime.h"
 
 namespace narrowfloat {
 namespace {
@@ -92,13 +93,19 @@ uint64_t available_in_groups(const std::string& root) {
   return available;
 }
 
+uint64_t available_memory(const std::string& root) {
+  const std::optional<uint64_t> kibibytes = keyed_number(root + "/proc/meminfo", "MemAvailable:");
+  const uint64_t in_system = kibibytes ? *kibibytes << 10 : kUnknown;
+  return std::min(in_system, available_in_groups(root));
+}
+
 }  // namespace
+
+uint64_t available_memory_bytes() { return available_memory(""); }
 
 uint64_t memory_budget(uint64_t requested, const std::string& root) {
   if (requested != 0) return requested;
-  const std::optional<uint64_t> kibibytes = keyed_number(root + "/proc/meminfo", "MemAvailable:");
-  const uint64_t in_system = kibibytes ? *kibibytes << 10 : kUnknown;
-  return std::max(std::min(in_system, available_in_groups(root)) / 4 * 3, kMinDefaultBudget);
+  return std::max(available_memory(root) / 4 * 3, kMinDefaultBudget);
 }
 
 int64_t aligned_rows(int64_t rows, const RowGrid& grid) {

@@ -13,6 +13,7 @@ import subprocess
 from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,8 @@ def run_json(*arguments, expected=DONE):
     assert result.returncode == expected, result.stderr
     document = json.loads(result.stdout)
     assert document["schema_version"] == 1
-    assert document["command"] == arguments[0]
+    words = 2 if arguments[0] == "moe" else 1
+    assert document["command"] == " ".join(arguments[:words])
     return document
 
 
@@ -91,6 +93,24 @@ def bf16_weight(rows, cols, start=0):
     period = array("H", ((0x3B80 + (i * 37 + start) % 0x400) | (i % 2 << 15) for i in range(1024)))
     repeats = -(-rows * cols // len(period))
     return ("BF16", [rows, cols], (period * repeats).tobytes()[:2 * rows * cols])
+
+
+def read_safetensors(path):
+    """{name: float32 array} of the BF16 and F32 tensors of a file."""
+    data = Path(path).read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, info in header.items():
+        begin, end = (8 + size + offset for offset in info["data_offsets"])
+        if info["dtype"] == "BF16":
+            words = np.frombuffer(data[begin:end], "<u2").astype(np.uint32) << 16
+            values = words.view(np.float32)
+        else:
+            values = np.frombuffer(data[begin:end], "<f4")
+        tensors[name] = values.reshape(info["shape"])
+    return tensors
 
 
 @pytest.fixture

@@ -11,19 +11,20 @@ import pytest
 from conftest import (CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED, TINY_MOE, UNSUPPORTED,
                       USAGE, bf16_weight, run, run_ok, write_safetensors)
 
-COMMANDS = ["quantize", "dequantize", "inspect", "diff", "explain", "doctor", "bench"]
+COMMANDS = ["quantize", "dequantize", "inspect", "diff", "explain", "doctor", "bench",
+            "eval", "moe run", "moe bench"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples_and_exit_codes(command):
-    text = run_ok(command, "--help").stdout
+    text = run_ok(*command.split(), "--help").stdout
     for word in ("Usage:", "Examples:", f"narrowfloat {command}", "Exit codes:", "130 interrupted"):
         assert word in text, word
 
 
 def test_top_level_help_lists_the_commands():
     text = run_ok("--help").stdout
-    assert all(command in text for command in COMMANDS)
+    assert all(command.split()[0] in text for command in COMMANDS)
 
 
 @pytest.mark.parametrize("arguments,expected", [
@@ -55,6 +56,31 @@ def test_top_level_help_lists_the_commands():
     (["bench", "--shape", "0x0"], "at least one row and one column"),
     (["bench", "--shape", "16x0"], "at least one row and one column"),
     (["bench", "--min-time", "forever"], "--min-time"),
+    (["eval"], "DIR is required"),
+    (["eval", "a", "--mode", "int3"], "nvfp4_per_token"),
+    (["eval", "a", "--bytes", "1"], "at least 2 bytes"),
+    (["eval", "a", "--bytes", "some"], "GiB"),
+    (["moe"], "the commands are run, bench"),
+    (["moe", "walk"], "walk"),
+    (["moe", "run"], "DIR is required"),
+    (["moe", "run", "a"], "--layer is required"),
+    (["moe", "run", "a", "--layer", "-1"], "--layer"),
+    (["moe", "run", "a", "--layer", "0", "--tokens", "0"], "--tokens"),
+    (["moe", "run", "a", "--layer", "0", "--mode", "fp4"], "mxfp4_mxfp8"),
+    (["moe", "bench"], "--shape is required"),
+    (["moe", "bench", "--shape", "gpt-oss-7b"], "qwen3-30b-a3b"),
+    (["moe", "bench", "--shape", "128,128,8"], "H,I,E,k"),
+    (["moe", "bench", "--shape", "128,128,8,2,"], "H,I,E,k"),
+    (["moe", "bench", "--shape", "128,0,8,2"], "H,I,E,k"),
+    (["moe", "bench", "--shape", "128,128,8,9"], "k is at most E"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--mode", "fp4"], "mxfp4_mxfp8"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--tokens", "1,,2"], "such as 1,8,64"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--tokens", "0"], "such as 1,8,64"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--ep", "2/2"], "R/N"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--ep", "2"], "R/N"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--ep", "0/3"], "cannot be shared evenly"),
+    (["moe", "bench", "--shape", "144,128,8,2", "--mode", "fp8_block"], "multiples of 128"),
+    (["moe", "bench", "--shape", "128,128,8,2", "--max-memory", "1000"], "--max-memory"),
 ])
 def test_wrong_usage(arguments, expected):
     result = run(*arguments)

@@ -1,6 +1,9 @@
 // Ranges of rows for a memory budget.
 #include "layers/memory_plan.h"
 
+#include <algorithm>
+
+#include "narrowfloat/runtime.h"
 #include "unit/layers/model_files.h"
 
 namespace narrowfloat {
@@ -60,6 +63,9 @@ TEST(MemoryPlan, CopiesInBoundedPieces) {
 TEST(MemoryPlan, DefaultBudgetIsPartOfTheMachine) {
   EXPECT_EQ(memory_budget(123), 123U);
   EXPECT_GE(memory_budget(0), kMiB * 256);
+  // Both read the same machine, a moment apart.
+  EXPECT_LE(available_memory_bytes() / 2, std::max(memory_budget(0), kMiB * 256));
+  EXPECT_GT(available_memory_bytes(), kMiB);
 }
 
 // A machine in files: 8 GiB available, and what the tests add.

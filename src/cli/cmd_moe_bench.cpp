@@ -1,0 +1,223 @@
+// narrowfloat moe bench: the time of a layer with the shape of a known model and random weights, in
+// one or more modes. A result outside of its tolerance is exit code 1.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "cli/json_output.h"
+#include "cli/memory_read.h"
+#include "cli/moe/bench_case.h"
+#include "cli/output.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+// Of the memory that is available; the rest is the system's and ours.
+constexpr double kMemoryShare = 0.6;
+constexpr double kReadTestSeconds = 0.2;
+
+struct ModeResults {
+  MoeConfig config;
+  std::vector<MoeBenchResult> cases;
+};
+
+struct Report {
+  MoeShape shape;
+  double read_rate = 0;
+  std::vector<ModeResults> modes;
+  std::vector<std::string> notes;
+  bool is_all_correct = true;
+};
+
+std::vector<MoeMode> modes_of(const MoeBenchArguments& arguments, const MoeShape& shape,
+                              std::vector<std::string>& notes) {
+  if (!arguments.modes.empty()) return arguments.modes;
+  if (!arguments.is_all_modes) return {shape.mode};
+  std::vector<MoeMode> modes;
+  for (const MoeModeInfo& info : all_moe_modes()) {
+    if (shape.hidden % info.multiple == 0 && shape.inter % info.multiple == 0) {
+      modes.push_back(info.id);
+    } else {
+      notes.push_back(
+          fmt::format("{}: left out, hidden and intermediate size must be multiples "
+                      "of {}",
+                      info.name, info.multiple));
+    }
+  }
+  return modes;
+}
+
+uint64_t memory_limit(const MoeBenchArguments& arguments) {
+  if (arguments.max_memory_bytes > 0) return arguments.max_memory_bytes;
+  return static_cast<uint64_t>(static_cast<double>(available_memory_bytes()) * kMemoryShare);
+}
+
+void add_reduction_note(const MoeShape& shape, const MoeConfig& config,
+                        std::vector<std::string>& notes) {
+  const RoutingConfig& routing = config.routing;
+  if (routing.experts == shape.routing.experts) return;
+  std::string note = fmt::format("{}: {} of {} experts, as many as memory holds", name(config.mode),
+                                 routing.experts, shape.routing.experts);
+  if (routing.n_group != shape.routing.n_group) note += ", routed without groups";
+  notes.push_back(note);
+}
+
+Report measure(const MoeBenchArguments& arguments) {
+  Report report;
+  report.shape = parse_moe_shape(arguments.shape);
+  const std::vector<MoeMode> modes = modes_of(arguments, report.shape, report.notes);
+  const int64_t max_tokens = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
+  const ExpertShard shard{arguments.rank, arguments.num_ranks};
+  std::vector<MoeConfig> configs;  // All of them first: no mistake shows after minutes.
+  for (const MoeMode mode : modes) {
+    configs.push_back(bench_config(report.shape, mode, shard, max_tokens, memory_limit(arguments)));
+    add_reduction_note(report.shape, configs.back(), report.notes);
+  }
+  report.read_rate = read_gb_per_second(std::min(arguments.min_seconds, kReadTestSeconds));
+  const bool has_progress = stderr_is_terminal() && !arguments.output.is_quiet;
+  for (const MoeConfig& config : configs) {
+    if (has_progress)
+      write_stderr(fmt::format("\r\x1b[K{} {}", report.shape.name, name(config.mode)));
+    const MoeBenchProblem problem{config, report.shape.has_bias, arguments.routing,
+                                  arguments.min_seconds};
+    report.modes.push_back({config, run_moe_bench(problem, arguments.tokens)});
+    for (const MoeBenchResult& result : report.modes.back().cases) {
+      report.is_all_correct = report.is_all_correct && result.is_correct;
+    }
+  }
+  if (has_progress) write_stderr("\r\x1b[K");
+  return report;
+}
+
+Json case_json(const MoeConfig& config, const MoeBenchResult& result, const Report& report) {
+  const double seconds = result.timing.median_seconds;
+  return Json{{"mode", name(config.mode)},
+              {"tokens", result.tokens},
+              {"experts", config.routing.experts},
+              {"local_experts", config.local_experts},
+              {"expert_offset", config.expert_offset},
+              {"experts_hit", result.load.num_hit},
+              {"local_slots", result.load.num_slots},
+              {"largest_load", result.load.largest},
+              {"runs", result.timing.num_runs},
+              {"median_seconds", seconds},
+              {"lower_quartile_seconds", result.timing.lower_quartile_seconds},
+              {"upper_quartile_seconds", result.timing.upper_quartile_seconds},
+              {"weight_bytes", result.work.weight_bytes},
+              {"bytes", result.work.weight_bytes + result.work.other_bytes},
+              {"flops", result.work.flops},
+              {"weight_gb_per_second", billions_per_second(result.work.weight_bytes, seconds)},
+              {"read_gb_per_second", report.read_rate},
+              {"gflop_per_second", billions_per_second(result.work.flops, seconds)},
+              {"checked_tokens", result.checked_tokens},
+              {"error_to_fp64", Json{{"rel", json_number(result.error.rel)},
+                                     {"row", json_number(result.error.row)}}},
+              {"correct", result.is_correct}};
+}
+
+void print_document(const MoeBenchArguments& arguments, const Report& report) {
+  const MoeShape& shape = report.shape;
+  Json document = json_document("moe bench");
+  document["version"] = version();
+  document["cpu"] = cpu_info().model;
+  document["threads"] = num_threads();
+  document["environment"] = environment_settings();
+  document["shape"] = shape.name;
+  document["hidden"] = shape.hidden;
+  document["inter"] = shape.inter;
+  document["experts"] = shape.routing.experts;
+  document["top_k"] = shape.routing.top_k;
+  document["routing_method"] = name(shape.routing.method);
+  document["activation"] = name(shape.activation.kind);
+  document["gate_order"] = name(shape.gate_order);
+  document["bias"] = shape.has_bias;
+  document["routing"] = arguments.routing;
+  document["rank"] = arguments.rank;
+  document["ranks"] = arguments.num_ranks;
+  document["min_seconds"] = arguments.min_seconds;
+  document["notes"] = report.notes;
+  document["cases"] = Json::array();
+  for (const auto& [config, cases] : report.modes) {
+    for (const MoeBenchResult& result : cases) {
+      document["cases"].push_back(case_json(config, result, report));
+    }
+  }
+  print_json(document);
+}
+
+// For people and for CSV: the names of the columns carry the units.
+Table case_table(const Report& report) {
+  using enum Table::Align;
+  Table table({{"mode", kLeft},
+               {"tokens", kRight},
+               {"experts", kRight},
+               {"local_experts", kRight},
+               {"hit", kRight},
+               {"slots", kRight},
+               {"median_ms", kRight},
+               {"spread_percent", kRight},
+               {"weights_gb_per_s", kRight},
+               {"percent_of_read", kRight},
+               {"gflop_per_s", kRight},
+               {"rel_fp64", kRight},
+               {"row_fp64", kRight},
+               {"result", kLeft}});
+  for (const auto& [config, cases] : report.modes) {
+    for (const MoeBenchResult& result : cases) {
+      const double seconds = result.timing.median_seconds;
+      const double rate = billions_per_second(result.work.weight_bytes, seconds);
+      const double share = report.read_rate > 0 ? 100 * rate / report.read_rate : 0;
+      table.add_row(
+          {std::string(name(config.mode)), std::to_string(result.tokens),
+           std::to_string(config.routing.experts), std::to_string(config.local_experts),
+           std::to_string(result.load.num_hit), std::to_string(result.load.num_slots),
+           fmt::format("{:.3f}", seconds * 1e3),
+           fmt::format("{:.0f}", result.timing.spread_percent()), fmt::format("{:.2f}", rate),
+           fmt::format("{:.0f}", share),
+           fmt::format("{:.2f}", billions_per_second(result.work.flops, seconds)),
+           fmt::format("{:.2e}", result.error.rel), fmt::format("{:.2e}", result.error.row),
+           result.is_correct ? "correct" : "WRONG"},
+          result.is_correct ? Tone::kPlain : Tone::kBad);
+    }
+  }
+  return table;
+}
+
+void print_table(const MoeBenchArguments& arguments, const Report& report) {
+  const MoeShape& shape = report.shape;
+  std::string text =
+      fmt::format("{}: hidden {}, intermediate {}, {} experts, top {}, {}, {}{}; routing {}\n",
+                  shape.name, shape.hidden, shape.inter, shape.routing.experts, shape.routing.top_k,
+                  name(shape.routing.method), name(shape.activation.kind),
+                  shape.has_bias ? ", bias" : "", escaped(arguments.routing));
+  if (arguments.num_ranks > 1) {
+    text += fmt::format("rank {} of {}\n", arguments.rank, arguments.num_ranks);
+  }
+  for (const std::string& note : report.notes) text += note + "\n";
+  text += fmt::format("{} threads, {}, memory is read at {:.2f} GB/s\n\n", num_threads(),
+                      cpu_info().model, report.read_rate);
+  write_stdout(text + case_table(report).to_text(is_colored(arguments.output.color)));
+}
+
+}  // namespace
+
+ExitCode run(const MoeBenchArguments& arguments) {
+  set_num_threads(arguments.num_threads);
+  const Report report = measure(arguments);
+  if (arguments.output.data == DataFormat::kJson) {
+    print_document(arguments, report);
+  } else if (arguments.output.data == DataFormat::kCsv) {
+    // Not a column: CSV files of several runs are put together.
+    if (!arguments.output.is_quiet) {
+      for (const std::string& note : report.notes) warn(note);
+    }
+    write_stdout(case_table(report).to_csv());
+  } else if (!arguments.output.is_quiet) {
+    print_table(arguments, report);
+  }
+  return report.is_all_correct ? ExitCode::kDone : ExitCode::kFindings;
+}
+
+}  // namespace narrowfloat::cli

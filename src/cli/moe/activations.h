@@ -1,0 +1,35 @@
+// Inputs of an MoE layer from a safetensors file, such as calibration/activations.safetensors of
+// models/tiny-moe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "narrowfloat/moe_checkpoint.h"
+
+namespace narrowfloat::cli {
+
+struct Activations {
+  std::string path;
+  int64_t tokens = 0;
+  std::vector<float> rows;    // [tokens, H]
+  std::vector<float> logits;  // [tokens, E]
+  bool has_stored_logits = false;
+};
+
+// DIR/calibration/activations.safetensors, if it is there.
+std::optional<std::string> default_activations(const std::string& directory);
+
+// The first `max_tokens` rows (0: all) of `layers.L.hidden_states`, or of `hidden_states`; logits
+// of `layers.L.router_logits` or `router_logits` if the file has them, else from the layer's
+// router. Throws kCorruptData where a tensor is missing or has another shape.
+Activations read_activations(const std::string& path, int64_t layer, const LoadedMoe& moe,
+                             int64_t max_tokens);
+
+// rows @ router_weight.T in fp32: [T, E].
+std::vector<float> router_logits(const LoadedMoe& moe, std::span<const float> rows);
+
+}  // namespace narrowfloat::cli

@@ -1,0 +1,51 @@
+// Measurements of `narrowfloat moe bench`: one layer of random weights at several numbers of
+// tokens, timed, and a sample of every result compared with an fp64 oracle.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/moe/figures.h"
+#include "cli/moe/shape.h"
+#include "cli/timing.h"
+#include "narrowfloat/moe.h"
+
+namespace narrowfloat::cli {
+
+// The part of the experts that one rank has: rank / num_ranks of all.
+struct ExpertShard {
+  int32_t rank = 0;
+  int32_t num_ranks = 1;
+};
+
+struct MoeBenchProblem {
+  MoeConfig config;
+  bool has_bias = false;
+  std::string routing = "uniform";
+  double min_seconds = 0.5;
+};
+
+struct MoeBenchResult {
+  int64_t tokens = 0;
+  LoadSummary load;
+  Work work;
+  Timing timing;
+  // A sample of tokens against Accumulation::kFp64 on the same weights and inputs.
+  int64_t checked_tokens = 0;
+  Distance error;
+  bool is_correct = false;  // Within the tolerance of the mode.
+};
+
+// The layer of `shape` in `mode`, with as many of its experts as `max_bytes` hold together with the
+// prepared copy and the buffers for `max_tokens`. Throws kInvalidArgument where the mode cannot
+// have these extents, or not even the fewest experts fit.
+MoeConfig bench_config(const MoeShape& shape, MoeMode mode, const ExpertShard& shard,
+                       int64_t max_tokens, uint64_t max_bytes);
+
+// One result for each entry of `tokens`.
+std::vector<MoeBenchResult> run_moe_bench(const MoeBenchProblem& problem,
+                                          std::span<const int64_t> tokens);
+
+}  // namespace narrowfloat::cli

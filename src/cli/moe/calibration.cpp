@@ -1,0 +1,112 @@
+// The first half of the layer, stage by stage: a layer does not give away its intermediate. Rows
+// are rounded to bf16, as the modes that are calibrated get them.
+#include "cli/moe/calibration.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cli/float_tensors.h"
+#include "cli/moe/layer_runner.h"
+#include "narrowfloat/quantize.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+float largest(const TensorView& values) {
+  float result = 0;
+  tensor_amax(values, TensorView::contiguous(&result, DType::kF32, {1}));
+  return result;
+}
+
+// Ids and weights of all slots.
+struct RoutedSlots {
+  RoutedSlots(const LoadedMoe& layer, std::span<const float> logits)
+      : tokens(static_cast<int64_t>(logits.size()) / layer.config().routing.experts),
+        count(layer.config().routing.top_k + layer.config().routing.shared_experts),
+        ids(static_cast<size_t>(tokens * count)),
+        weights(ids.size()) {
+    Routing routing;
+    routing.logits = matrix_view(logits, layer.config().routing.experts);
+    routing.bias = layer.router_bias();
+    RouteOutputs outputs;
+    outputs.ids = ids_view();
+    outputs.weights = TensorView::contiguous(weights.data(), DType::kF32, {tokens, count});
+    route(routing, layer.config().routing, outputs);
+  }
+  [[nodiscard]] TensorView ids_view() const {
+    return TensorView::contiguous(ids.data(), DType::kI32, {tokens, count});
+  }
+
+  int64_t tokens;
+  int64_t count;  // A token.
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+GroupedGemmArgs first_gemm(const LoadedMoe& layer, const RoutedSlots& slots) {
+  const MoeConfig& config = layer.config();
+  GroupedGemmArgs args;
+  args.gather_tokens = true;
+  args.scale = layer.weights().up_scale;
+  args.gate_scale = layer.weights().gate_scale;
+  if (activation_info(config.activation.kind).is_gated) args.gate_order = config.gate_order;
+  args.bias = layer.weights().bias1;
+  if (config.weight_on_input) {
+    args.slot_weights = TensorView::contiguous(slots.weights.data(), DType::kF32,
+                                               {static_cast<int64_t>(slots.weights.size())});
+  }
+  return args;
+}
+
+}  // namespace
+
+void LayerMaxima::include(const LayerMaxima& other) {
+  input = std::max(input, other.input);
+  inter = std::max(inter, other.inter);
+}
+
+bool has_static_scales(MoeMode mode) {
+  const RowFormat input = moe_mode_info(mode).input;
+  return input == RowFormat::kFp8Static || input == RowFormat::kNvfp4;
+}
+
+LayerMaxima measure_maxima(const LoadedMoe& layer, std::span<const float> rows,
+                           std::span<const float> logits) {
+  const MoeConfig& config = layer.config();
+  const std::vector<uint16_t> input = to_bf16(rows);
+  const RoutedSlots slots(layer, logits);
+  const int32_t local = config.local_experts + config.routing.shared_experts;
+  const PermutationLayout layout = permutation_layout(
+      slots.tokens, slots.count, local, default_token_tile(slots.tokens, slots.count, local));
+  const AlignedBytes permutation_bytes(layout.bytes);
+  GroupedGemmArgs gemm = first_gemm(layer, slots);
+  gemm.permutation = layout.bind(permutation_bytes.view().data);
+  permute(slots.ids_view(), config.expert_offset, local, gemm.permutation);
+  gemm.a.values = matrix_view(input, config.hidden);
+
+  const GroupedWeights w1 = GroupedWeights::prepare(layer.weights().w1, config.mode);
+  std::vector<float> sums(static_cast<size_t>(layout.max_rows * w1.rows()));
+  gemm.output = matrix_view(sums, w1.rows());
+  const AlignedBytes workspace(grouped_gemm_workspace(w1, slots.tokens, gemm.accumulation));
+  grouped_gemm(gemm, w1, workspace.view());
+
+  // Zero where no slot is: those rows are not written, and do not count.
+  std::vector<float> inter(static_cast<size_t>(layout.max_rows * config.inter));
+  ActivateArgs activation;
+  activation.input.values = gemm.output;
+  activation.activation = config.activation;
+  activation.gate_order = config.gate_order;
+  activation.slot_to_row = gemm.permutation.slot_to_row;
+  if (!config.activation.alpha.values.is_absent() || !config.activation.beta.values.is_absent() ||
+      !config.activation.limit_gate.values.is_absent() ||
+      !config.activation.limit_up.values.is_absent()) {
+    activation.tile_to_expert = gemm.permutation.tile_to_expert;
+    activation.token_tile = layout.token_tile;
+  }
+  activation.format = RowFormat::kFp32;
+  activation.output.values = matrix_view(inter, config.inter);
+  activate(activation);
+  return {.input = largest(gemm.a.values), .inter = largest(activation.output.values)};
+}
+
+}  // namespace narrowfloat::cli

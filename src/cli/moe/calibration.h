@@ -1,0 +1,27 @@
+// Static scales: the largest input and intermediate of a layer on given rows, which the modes with
+// static scales need before they can be prepared.
+#pragma once
+
+#include <span>
+
+#include "narrowfloat/moe.h"
+#include "narrowfloat/moe_checkpoint.h"
+
+namespace narrowfloat::cli {
+
+struct LayerMaxima {
+  float input = 0;
+  float inter = 0;
+
+  void include(const LayerMaxima& other);
+};
+
+// Whether layers of this mode are prepared with maxima.
+bool has_static_scales(MoeMode mode);
+
+// Of dense fp32 rows [T, H] and their logits [T, E]. `layer` has bf16 rows (a mode such as bf16 or
+// nvfp4_bf16): its intermediate is what the maxima are of.
+LayerMaxima measure_maxima(const LoadedMoe& layer, std::span<const float> rows,
+                           std::span<const float> logits);
+
+}  // namespace narrowfloat::cli

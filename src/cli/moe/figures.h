@@ -1,0 +1,49 @@
+// The numbers that are reported about runs of an MoE layer: distance from an oracle, load of the
+// experts, work (moe spec 12.1, 14.1).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "narrowfloat/moe.h"
+
+namespace narrowfloat::cli {
+
+// rel(a, b) over all rows, and the largest rel of one row whose reference is not zero (moe
+// spec 12.1). Infinite where a is not zero and the reference is, or one of both is no number.
+struct Distance {
+  double rel = 0;
+  double row = 0;
+};
+Distance distance(std::span<const float> values, std::span<const float> reference, int64_t cols);
+
+// The largest end-to-end distance from the fp64 oracle on the same inputs (G4 of moe spec 12.3).
+Distance tolerance(MoeMode mode);
+
+// Tokens of every local expert (shared ones last).
+std::vector<int64_t> expert_load(std::span<const int32_t> ids, const MoeConfig& config);
+
+struct LoadSummary {
+  int64_t num_hit = 0;    // Experts with at least one token.
+  int64_t num_slots = 0;  // Of local experts.
+  int64_t smallest = 0;
+  int64_t largest = 0;
+  double mean = 0;
+};
+LoadSummary summarise(std::span<const int64_t> load);
+// "0-15: 3, 16-31: 13": experts by their number of tokens, in a few classes of equal width.
+std::string load_histogram(std::span<const int64_t> load);
+
+// Of one run (moe spec 14.1).
+struct Work {
+  double weight_bytes = 0;  // Of the experts that were hit, block scales included.
+  double other_bytes = 0;   // Input and output once, routing.
+  double flops = 0;         // Of the local slots.
+};
+Work work_of(const MoeConfig& config, const LoadSummary& load, int64_t tokens);
+// Elements of both weight matrices of one expert.
+double weights_per_expert(const MoeConfig& config);
+
+}  // namespace narrowfloat::cli

@@ -1,0 +1,109 @@
+// The table is data: a new model is a line.
+#include "cli/moe/shape.h"
+
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "narrowfloat/error.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr int64_t kMaxExtent = 1 << 20;
+constexpr int64_t kMaxExperts = 4096;
+
+// What a line of the table does not name is a plain SwiGLU with renormalised softmax.
+struct NamedShape {
+  std::string_view name;
+  int64_t hidden, inter;
+  int32_t experts, top_k;
+  MoeMode mode;
+  bool is_deepseek;  // Sigmoid, 8 groups of which 4 are kept, x2.5.
+  bool is_gpt_oss;   // Biases, interleaved gate, clamped activation.
+};
+constexpr std::array kShapes = {
+    NamedShape{"deepseek-v3", 7168, 2048, 256, 8, MoeMode::kFp8Block, true, false},
+    NamedShape{"gpt-oss-20b", 2880, 2880, 32, 4, MoeMode::kMxfp4Bf16, false, true},
+    NamedShape{"gpt-oss-120b", 2880, 2880, 128, 4, MoeMode::kMxfp4Bf16, false, true},
+    NamedShape{"qwen3-30b-a3b", 2048, 768, 128, 8, MoeMode::kBf16, false, false},
+    NamedShape{"mixtral-8x7b", 4096, 14336, 8, 2, MoeMode::kBf16, false, false},
+};
+
+[[noreturn]] void refuse(std::string_view text, std::string_view reason) {
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      fmt::format("got '{}', expected one of {}, or four numbers H,I,E,k such as "
+                  "1024,512,32,4 (hidden and intermediate size, experts, experts a token){}",
+                  text, moe_shape_names(), reason));
+}
+
+MoeShape shape_of(const NamedShape& named) {
+  MoeShape shape;
+  shape.name = named.name;
+  shape.hidden = named.hidden;
+  shape.inter = named.inter;
+  shape.routing.experts = named.experts;
+  shape.routing.top_k = named.top_k;
+  shape.mode = named.mode;
+  if (named.is_deepseek) {
+    shape.routing.method = RoutingMethod::kDeepSeekV3;
+    shape.routing.n_group = 8;
+    shape.routing.topk_group = 4;
+    shape.routing.routed_scale = 2.5F;
+  }
+  if (named.is_gpt_oss) {
+    shape.activation = Activation::swiglu_oai(1.702F, 1.0F, 7.0F);
+    shape.gate_order = GateOrder::kInterleaved;
+    shape.has_bias = true;
+  }
+  return shape;
+}
+
+std::vector<int64_t> parse_numbers(std::string_view text) {
+  std::vector<int64_t> numbers;
+  const char* const end = text.data() + text.size();
+  for (const char* at = text.data(); at != end;) {
+    int64_t value = 0;
+    const auto result = std::from_chars(at, end, value);
+    if (result.ec != std::errc{} || value < 1) refuse(text, "");
+    numbers.push_back(value);
+    at = result.ptr;
+    if (at != end && (*at != ',' || ++at == end)) refuse(text, "");
+  }
+  return numbers;
+}
+
+}  // namespace
+
+std::string moe_shape_names() {
+  std::string names;
+  for (const NamedShape& shape : kShapes) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", shape.name);
+  }
+  return names;
+}
+
+MoeShape parse_moe_shape(std::string_view text) {
+  for (const NamedShape& shape : kShapes) {
+    if (shape.name == text) return shape_of(shape);
+  }
+  const std::vector<int64_t> numbers = parse_numbers(text);
+  if (numbers.size() != 4) refuse(text, "");
+  if (numbers[0] > kMaxExtent || numbers[1] > kMaxExtent || numbers[2] > kMaxExperts) {
+    refuse(text, fmt::format("; at most {}, {}, {}", kMaxExtent, kMaxExtent, kMaxExperts));
+  }
+  if (numbers[3] > numbers[2]) refuse(text, "; k is at most E");
+  MoeShape shape;
+  shape.name = text;
+  shape.hidden = numbers[0];
+  shape.inter = numbers[1];
+  shape.routing.experts = static_cast<int32_t>(numbers[2]);
+  shape.routing.top_k = static_cast<int32_t>(numbers[3]);
+  return shape;
+}
+
+}  // namespace narrowfloat::cli

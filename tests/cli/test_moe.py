@@ -1,0 +1,231 @@
+"""`narrowfloat moe run` on the small model and `narrowfloat moe bench` on made-up layers."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import (INPUT, TINY_MOE, USAGE, read_safetensors, run, run_json, run_ok,
+                      write_safetensors)
+
+ACTIVATIONS = TINY_MOE / "calibration/activations.safetensors"
+MODES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "mxfp4_mxfp8", "mxfp4_bf16", "mxfp4_fp8",
+         "nvfp4", "nvfp4_per_token", "nvfp4_bf16", "nvfp4_fp8_exact", "nvfp4_fp8_rounded"]
+# Largest relative error against fp64 on the same inputs: all rows, worst row (moe spec 12.3, G4).
+TOLERANCE = {
+    "bf16": (3e-3, 1e-2), "mxfp4_bf16": (3e-3, 1e-2), "nvfp4_bf16": (3e-3, 1e-2),
+    "fp8_tensor": (2e-2, 6e-2), "fp8_block": (2e-2, 6e-2), "mxfp4_fp8": (2e-2, 6e-2),
+    "nvfp4_fp8_rounded": (2e-2, 6e-2), "mxfp8": (5e-3, 4e-2), "mxfp4_mxfp8": (5e-3, 4e-2),
+    "nvfp4": (1.5e-2, 8e-2), "nvfp4_per_token": (3e-2, 1.5e-1), "nvfp4_fp8_exact": (5e-3, 2e-2)}
+# What quantization costs on this layer, with room: relative error to unquantized weights.
+COST = {"bf16": (1e-3, 5e-3), "fp8_tensor": (0.01, 0.08), "fp8_block": (0.01, 0.08),
+        "mxfp8": (0.01, 0.08)}
+FP4_COST = (0.05, 0.35)
+BENCH = ["moe", "bench", "--min-time", "0"]
+
+
+@pytest.fixture(scope="module")
+def every_mode():
+    return run_json("moe", "run", TINY_MOE, "--layer", 1, "--mode", "all", "--tokens", 96,
+                    "--min-time", 0)
+
+
+def test_run_in_every_mode_is_close_to_fp64(every_mode):
+    assert [row["mode"] for row in every_mode["modes"]] == MODES
+    for row in every_mode["modes"]:
+        rel, worst = TOLERANCE[row["mode"]]
+        assert row["error_to_fp64"]["rel"] <= rel, row
+        assert row["error_to_fp64"]["row"] <= worst, row
+
+
+def test_run_in_every_mode_costs_what_the_format_costs(every_mode):
+    for row in every_mode["modes"]:
+        low, high = COST.get(row["mode"], FP4_COST)
+        assert low < row["error_to_unquantized"]["rel"] < high, row
+        assert row["error_to_unquantized"]["row"] >= row["error_to_unquantized"]["rel"]
+
+
+def test_load_is_that_of_the_router_logits(every_mode):
+    logits = read_safetensors(ACTIVATIONS)["layers.1.router_logits"][:96]
+    best = np.argsort(-logits, -1, kind="stable")[:, :2]
+    counts = np.bincount(best.ravel(), minlength=16)
+    load = every_mode["load"]
+    assert load["tokens_per_expert"] == counts.tolist()
+    assert (load["min"], load["max"], load["mean"]) == (counts.min(), counts.max(), 12)
+    assert load["hit"] == (counts > 0).sum()
+
+
+def test_work_is_counted_by_the_formulas(every_mode):
+    for row in every_mode["modes"]:
+        assert row["flops"] == 2 * 96 * 2 * 3 * 256 * 128
+        assert row["weight_bytes"] == every_mode["load"]["hit"] * 3 * 256 * 128 * \
+            row["bits_per_weight"] / 8
+        assert row["gflop_per_second"] == pytest.approx(
+            row["flops"] / row["median_seconds"] / 1e9)
+
+
+def test_logits_are_computed_where_the_file_has_none(tmp_path):
+    tensors = read_safetensors(ACTIVATIONS)
+    path = tmp_path / "rows.safetensors"
+    rows = tensors["layers.2.hidden_states"][:40]
+    write_safetensors(path, {"hidden_states": ("F32", list(rows.shape), rows.tobytes())})
+    arguments = ["moe", "run", TINY_MOE, "--layer", 2, "--min-time", 0, "--tokens", 40]
+    document = run_json(*arguments, "--activations", path)
+    stored = run_json(*arguments)
+    assert not document["stored_logits"] and stored["stored_logits"]
+    assert document["load"] == stored["load"]
+    assert document["modes"][0]["mode"] == "bf16"
+    # The router's weights differ in the last bits, and with them the results.
+    assert document["modes"][0]["error_to_unquantized"]["rel"] == pytest.approx(
+        stored["modes"][0]["error_to_unquantized"]["rel"], rel=1e-2)
+
+
+def test_a_quantized_model_needs_its_reference(quantized):
+    arguments = ["moe", "run", quantized, "--layer", 0, "--activations", ACTIVATIONS, "--tokens",
+                 50, "--min-time", 0]
+    alone = run_json(*arguments)
+    assert alone["stored_format"] == "nvfp4"
+    assert [row["mode"] for row in alone["modes"]] == ["nvfp4_bf16"]
+    assert alone["modes"][0]["error_to_unquantized"] is None
+    assert "--reference" in run_ok(*arguments).stdout
+    both = run_json(*arguments, "--reference", TINY_MOE, "--mode", "all")
+    assert [row["mode"] for row in both["modes"]] == [mode for mode in MODES if "nvfp4" in mode]
+    # Quantized on the fly or stored: the same weights.
+    fresh = run_json("moe", "run", TINY_MOE, "--layer", 0, "--tokens", 50, "--min-time", 0,
+                     "--mode", "nvfp4_bf16")
+    stored = next(row for row in both["modes"] if row["mode"] == "nvfp4_bf16")
+    assert stored["error_to_unquantized"]["rel"] == pytest.approx(
+        fresh["modes"][0]["error_to_unquantized"]["rel"], rel=0.05)
+
+
+def test_run_prints_a_table_for_people():
+    text = run_ok("moe", "run", TINY_MOE, "--layer", 3, "--tokens", 20, "--min-time", 0, "--mode",
+                  "nvfp4", "--mode", "mxfp8").stdout
+    for word in ("16 experts, top 2", "20 tokens", "static scales", "tokens per expert",
+                 "experts by tokens", "nvfp4", "mxfp8", "gflop_per_s"):
+        assert word in text, word
+
+
+def test_run_csv_is_the_table():
+    text = run_ok("moe", "run", TINY_MOE, "--layer", 3, "--tokens", 20, "--min-time", 0, "--csv",
+                  "--mode", "mxfp8").stdout
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["mode"] for row in rows] == ["mxfp8"]
+    assert float(rows[0]["median_ms"]) > 0
+
+
+@pytest.mark.parametrize("arguments,code,expected", [
+    (["--layer", 9], USAGE, "9"),
+    (["--layer", 0, "--activations", "none.safetensors"], INPUT, "none.safetensors"),
+])
+def test_run_names_what_is_wrong(arguments, code, expected):
+    result = run("moe", "run", TINY_MOE, *arguments)
+    assert result.returncode == code
+    assert expected in result.stderr
+
+
+def test_run_without_activations_says_how_to_name_them(tmp_path):
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy(TINY_MOE / name, tmp_path)
+    result = run("moe", "run", tmp_path, "--layer", 0)
+    assert result.returncode == USAGE
+    assert "--activations" in result.stderr
+
+
+def test_run_refuses_rows_of_another_width(tmp_path):
+    path = tmp_path / "rows.safetensors"
+    write_safetensors(path, {"layers.0.hidden_states": ("F32", [2, 8], bytes(64))})
+    result = run("moe", "run", TINY_MOE, "--layer", 0, "--activations", path)
+    assert result.returncode == INPUT
+    assert "[tokens, 256]" in result.stderr
+
+
+def test_bench_in_every_mode_is_correct():
+    document = run_json(*BENCH, "--shape", "256,128,8,2", "--tokens", "1,33", "--mode", "all")
+    assert [(case["mode"], case["tokens"]) for case in document["cases"]] == [
+        (mode, tokens) for mode in MODES for tokens in (1, 33)]
+    for case in document["cases"]:
+        assert case["correct"] and case["checked_tokens"] == case["tokens"]
+        assert case["local_slots"] == case["tokens"] * 2
+        assert case["flops"] == 2 * case["local_slots"] * 3 * 256 * 128
+        rel, worst = TOLERANCE[case["mode"]]
+        assert case["error_to_fp64"]["row"] <= worst
+        assert case["error_to_fp64"]["rel"] <= (worst if case["tokens"] == 1 else rel)
+    assert document["notes"] == []
+
+
+def test_bench_leaves_out_modes_that_cannot_have_the_shape():
+    document = run_json(*BENCH, "--shape", "96,32,4,2", "--tokens", "3", "--mode", "all")
+    modes = [case["mode"] for case in document["cases"]]
+    assert "fp8_block" not in modes and len(modes) == len(MODES) - 1
+    assert any("fp8_block" in note and "128" in note for note in document["notes"])
+
+
+def test_bench_knows_the_published_shapes():
+    document = run_json(*BENCH, "--shape", "gpt-oss-20b", "--tokens", "1", "--max-memory", "250M")
+    assert (document["hidden"], document["inter"], document["experts"], document["top_k"]) == (
+        2880, 2880, 32, 4)
+    assert document["activation"] == "swiglu" and document["gate_order"] == "interleaved"
+    assert document["bias"]
+    case = document["cases"][0]
+    assert case["mode"] == "mxfp4_bf16" and case["correct"]
+    assert 4 <= case["experts"] < 32
+    assert f"{case['experts']} of 32 experts" in document["notes"][0]
+
+
+def test_ranks_share_the_slots():
+    arguments = [*BENCH, "--shape", "128,128,16,4", "--tokens", "50", "--mode", "nvfp4_bf16"]
+    alone = run_json(*arguments)["cases"][0]
+    assert alone["local_slots"] == 200 and alone["experts_hit"] == 16
+    parts = [run_json(*arguments, "--ep", f"{rank}/4")["cases"][0] for rank in range(4)]
+    assert [part["expert_offset"] for part in parts] == [0, 4, 8, 12]
+    assert all(part["local_experts"] == 4 and part["correct"] for part in parts)
+    assert sum(part["local_slots"] for part in parts) == 200
+    assert sum(part["flops"] for part in parts) == alone["flops"]
+
+
+def test_zipf_loads_the_first_experts_most():
+    loads = {}
+    for routing in ("uniform", "zipf"):
+        case = run_json(*BENCH, "--shape", "32,32,32,2", "--tokens", "400", "--mode", "bf16",
+                        "--routing", routing)["cases"][0]
+        loads[routing] = case["largest_load"]
+    assert loads["uniform"] < 60 < 100 < loads["zipf"]
+
+
+@pytest.fixture
+def ids_file(tmp_path):
+    path = tmp_path / "ids.safetensors"
+    ids = np.array([[3, 1], [3, 0], [2, 3], [3, 1]], np.int32)
+    write_safetensors(path, {"topk_ids": ("I32", [4, 2], ids.tobytes())})
+    return path
+
+
+def test_routing_of_a_file_is_followed(ids_file):
+    document = run_json(*BENCH, "--shape", "64,32,8,2", "--tokens", "1,4", "--mode", "mxfp8",
+                        "--routing", ids_file)
+    assert [(case["experts_hit"], case["largest_load"]) for case in document["cases"]] == [
+        (2, 1), (4, 4)]
+    assert all(case["correct"] for case in document["cases"])
+
+
+@pytest.mark.parametrize("shape,tokens,code,expected", [
+    ("64,32,8,2", "5", USAGE, "routes 4 tokens"),
+    ("64,32,8,3", "4", INPUT, "[tokens, 3]"),
+    ("64,32,2,2", "4", USAGE, "ids"),
+])
+def test_routing_of_a_file_must_fit(ids_file, shape, tokens, code, expected):
+    result = run(*BENCH, "--shape", shape, "--tokens", tokens, "--routing", ids_file)
+    assert result.returncode == code, result.stderr
+    assert expected in result.stderr
+
+
+def test_bench_table_and_csv_have_the_same_columns():
+    arguments = [*BENCH, "--shape", "64,32,4,2", "--tokens", "2", "--mode", "mxfp4_bf16"]
+    text = run_ok(*arguments).stdout
+    header = run_ok(*arguments, "--csv").stdout.splitlines()[0].split(",")
+    assert all(column in text for column in header)
+    assert "correct" in text and "memory is read at" in text
+    assert json.loads(run_ok(*arguments, "--json").stdout)["cases"]
