@@ -20,8 +20,7 @@ struct WeightView {
   ScaleView scales;
 };
 
-// Immutable, cheap to copy; may be used by several threads at once. A default-constructed one is
-// empty: whatever reads it throws kInvalidArgument.
+// Immutable, cheap to copy; may be used by several threads at once.
 class GroupedWeights {
  public:
   // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have.
@@ -38,7 +37,7 @@ class GroupedWeights {
   [[nodiscard]] std::string_view implementation() const;  // "cpu_baseline"
 
   struct State;
-  [[nodiscard]] const State& state() const;
+  [[nodiscard]] const State& state() const { return *state_; }
 
  private:
   std::shared_ptr<const State> state_;

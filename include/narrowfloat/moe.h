@@ -74,8 +74,7 @@ struct MoeOutputs {
 };
 
 // Immutable after prepare, cheap to copy; concurrent run() calls with workspaces of their own are
-// legal. run() neither allocates nor synchronises. A default-constructed layer is empty: whatever
-// reads it throws kInvalidArgument.
+// legal. run() neither allocates nor synchronises.
 class MoeLayer {
  public:
   // Copies what it needs. Throws kInvalidArgument for anything that does not fit together.
@@ -96,7 +95,6 @@ class MoeLayer {
 
  private:
   struct State;
-  [[nodiscard]] const State& state() const;
   std::shared_ptr<const State> state_;
 };
 

@@ -2,8 +2,7 @@
 //
 // Reads the names that Hugging Face models use (`model.layers.L.mlp.experts.E.gate_proj.weight`,
 // Mixtral's `block_sparse_moe.experts.E.w1.weight`, ...) in bf16, fp16 or fp32, or in any quantized
-// convention of checkpoint.h, their biases where they have some, and the routing from config.json.
-// Shared experts stay with the caller: models keep them as a dense layer beside the routed experts.
+// convention of checkpoint.h, and the routing from config.json.
 #pragma once
 
 #include <cstdint>

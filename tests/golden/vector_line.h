@@ -137,7 +137,8 @@ class PinnedImplementation {
  public:
   explicit PinnedImplementation(const std::string& name) {
     std::string setting;
-    for (const std::string op : {"quantize", "dequantize", "amax", "relayout"}) {
+    for (const std::string op : {"quantize", "dequantize", "amax", "relayout", "route", "permute",
+                                 "activation", "grouped_gemm", "combine"}) {
       setting += (setting.empty() ? "" : ",") + op + ":" + name;
     }
     setenv("NARROWFLOAT_FORCE", setting.c_str(), 1);
