@@ -20,7 +20,8 @@ struct WeightView {
   ScaleView scales;
 };
 
-// Immutable, cheap to copy; may be used by several threads at once.
+// Immutable, cheap to copy; may be used by several threads at once. A default-constructed one is
+// empty: whatever reads it throws kInvalidArgument.
 class GroupedWeights {
  public:
   // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have.
@@ -37,7 +38,7 @@ class GroupedWeights {
   [[nodiscard]] std::string_view implementation() const;  // "cpu_baseline"
 
   struct State;
-  [[nodiscard]] const State& state() const { return *state_; }
+  [[nodiscard]] const State& state() const;
 
  private:
   std::shared_ptr<const State> state_;

@@ -74,7 +74,8 @@ struct MoeOutputs {
 };
 
 // Immutable after prepare, cheap to copy; concurrent run() calls with workspaces of their own are
-// legal. run() neither allocates nor synchronises.
+// legal. run() neither allocates nor synchronises. A default-constructed layer is empty: whatever
+// reads it throws kInvalidArgument.
 class MoeLayer {
  public:
   // Copies what it needs. Throws kInvalidArgument for anything that does not fit together.
@@ -95,6 +96,7 @@ class MoeLayer {
 
  private:
   struct State;
+  [[nodiscard]] const State& state() const;
   std::shared_ptr<const State> state_;
 };
 

@@ -2,7 +2,8 @@
 //
 // Reads the names that Hugging Face models use (`model.layers.L.mlp.experts.E.gate_proj.weight`,
 // Mixtral's `block_sparse_moe.experts.E.w1.weight`, ...) in bf16, fp16 or fp32, or in any quantized
-// convention of checkpoint.h, and the routing from config.json.
+// convention of checkpoint.h, their biases where they have some, and the routing from config.json.
+// Shared experts stay with the caller: models keep them as a dense layer beside the routed experts.
 #pragma once
 
 #include <cstdint>

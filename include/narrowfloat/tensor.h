@@ -75,7 +75,8 @@ struct TensorView {
   static TensorView contiguous(const void* data, DType dtype, std::initializer_list<int64_t> shape,
                                Device device = {});
 
-  // Product of the extents; 1 for rank 0. Throws kInvalidArgument where it exceeds 63 bits.
+  // Product of the extents; 1 for rank 0. Throws kInvalidArgument where it exceeds 63 bits, and for
+  // a rank that no view has.
   [[nodiscard]] int64_t num_elements() const;
   // True for the "no tensor" view: used for optional arguments.
   [[nodiscard]] bool is_absent() const { return data == nullptr && rank == 0; }

@@ -40,6 +40,9 @@ TensorView TensorView::contiguous(const void* data, DType dtype,
 }
 
 int64_t TensorView::num_elements() const {
+  if (rank < 0 || rank > kMaxRank) {
+    throw_invalid("rank: expected 0 to {}, got {}", kMaxRank, rank);
+  }
   int64_t count = 1;
   const auto extents = std::span(shape).first(static_cast<size_t>(rank));
   for (const int64_t extent : extents) {

@@ -3,6 +3,7 @@
 #include "tensor/view_checks.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include <fmt/ranges.h>
@@ -156,11 +157,17 @@ BatchedRows require_batched_rows(std::string_view argument, const TensorView& vi
 
 ByteRange byte_range(std::string_view argument, const TensorView& view) {
   if (view.is_absent() || view.num_elements() == 0) return {argument, nullptr, 0};
-  int64_t last = 0;
-  for (size_t axis = 0; axis < static_cast<size_t>(view.rank); ++axis) {
-    last += (view.shape[axis] - 1) * view.strides[axis];
+  std::optional<int64_t> size = 1;
+  for (size_t axis = 0; axis < static_cast<size_t>(view.rank) && size; ++axis) {
+    const auto span = checked_mul(view.shape[axis] - 1, view.strides[axis]);
+    size = span ? checked_add(*size, *span) : std::nullopt;
   }
-  return {argument, view.data, (last + 1) * bits(view.dtype) / 8};
+  if (size) size = checked_mul(*size, bits(view.dtype));
+  if (!size) {
+    throw_invalid("{}: extents and strides of {} span more than 2^63 bits", argument,
+                  to_string(view));
+  }
+  return {argument, view.data, *size / 8};
 }
 
 ByteRange byte_range(std::string_view argument, const ScaleView& view) {

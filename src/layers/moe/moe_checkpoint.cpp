@@ -1,8 +1,11 @@
 // LoadedMoe: names, config and weights of one layer put together.
 #include "narrowfloat/moe_checkpoint.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
+
+#include <fmt/ranges.h>
 
 #include "base/bad_enumerator.h"
 #include "base/throw_error.h"
@@ -68,6 +71,18 @@ std::vector<float> read_plain_f32(const Checkpoint& checkpoint, const Checkpoint
   return result;
 }
 
+// Biases of all experts, those without one zero.
+struct StackedBias {
+  int64_t rows = 0;
+  std::vector<float> values;  // [experts, rows]; empty where no expert has one.
+
+  [[nodiscard]] TensorView view() const {
+    if (values.empty()) return {};
+    const int64_t experts = static_cast<int64_t>(values.size()) / rows;
+    return TensorView::contiguous(values.data(), DType::kF32, {experts, rows});
+  }
+};
+
 struct LoadedLayer {
   MoeConfig config;
   MoeWeights weights;
@@ -80,6 +95,7 @@ struct LoadedLayer {
   std::vector<float> router_bias;
   std::optional<StackedWeight> w1, w2;
   std::vector<float> up_scale, gate_scale, down_scale;
+  StackedBias bias1, bias2;
 };
 
 class LayerLoader {
@@ -98,6 +114,10 @@ class LayerLoader {
     config.activation = model_.activation;
     config.gate_order = GateOrder::kGateUp;
     check_expert_count();
+    if (gate.shape.size() != 2) {
+      throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expected a matrix, got {} axes",
+                  printable(checkpoint_.path()), printable(gate.name), gate.shape.size());
+    }
     config.hidden = gate.shape.at(1);
     config.inter = gate.shape.at(0);
     config.expert_offset = options_.expert_offset;
@@ -112,6 +132,8 @@ class LayerLoader {
     const WeightFormat format = moe_mode_info(config.mode).weights;
     state.w1.emplace(format, config.local_experts, 2 * config.inter, config.hidden);
     state.w2.emplace(format, config.local_experts, config.hidden, config.inter);
+    state.bias1.rows = 2 * config.inter;
+    state.bias2.rows = config.hidden;
     ExpertLoader w1(checkpoint_, *state.w1);
     ExpertLoader w2(checkpoint_, *state.w2);
     for (int32_t expert = 0; expert < config.local_experts; ++expert) {
@@ -119,8 +141,14 @@ class LayerLoader {
       state.gate_scale.push_back(w1.load(*matrices[0], expert, 0, config.inter));
       state.up_scale.push_back(w1.load(*matrices[1], expert, config.inter, config.inter));
       state.down_scale.push_back(w2.load(*matrices[2], expert, 0, config.hidden));
+      const int64_t gate_row = expert * state.bias1.rows;
+      load_bias(*matrices[0], gate_row, state.bias1, state);
+      load_bias(*matrices[1], gate_row + config.inter, state.bias1, state);
+      load_bias(*matrices[2], expert * state.bias2.rows, state.bias2, state);
       for (const LogicalTensor* matrix : matrices) state.stored_bytes += matrix->size_bytes;
     }
+    state.weights.bias1 = state.bias1.view();
+    state.weights.bias2 = state.bias2.view();
     fold_static_scales(state);
     const auto each = [&](std::vector<float>& values) {
       return PerExpert(TensorView::contiguous(values.data(), DType::kF32, {config.local_experts}));
@@ -146,12 +174,34 @@ class LayerLoader {
     if (state.config.routing.method != RoutingMethod::kDeepSeekV3) return;
     const CheckpointTensor* bias = checkpoint_.find(stem + "e_score_correction_bias");
     if (bias == nullptr) return;
+    require_shape(*bias, {experts});
     state.router_bias = read_plain_f32(checkpoint_, *bias);
     state.router_bias_view =
         TensorView::contiguous(state.router_bias.data(), DType::kF32, {bias->info.num_elements()});
   }
 
  private:
+  void require_shape(const CheckpointTensor& tensor, const std::vector<int64_t>& shape) const {
+    if (tensor.info.shape == shape) return;
+    throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expected shape [{}], got [{}]",
+                printable(checkpoint_.path()), printable(tensor.info.name), fmt::join(shape, ", "),
+                fmt::join(tensor.info.shape, ", "));
+  }
+
+  // "....gate_proj.bias" beside "....gate_proj.weight", to row `first` of the stacked bias.
+  void load_bias(const LogicalTensor& weight, int64_t first, StackedBias& target,
+                 LoadedLayer& state) const {
+    constexpr std::string_view kWeight = "weight";
+    const std::string stem = weight.name.substr(0, weight.name.size() - kWeight.size());
+    const CheckpointTensor* tensor = checkpoint_.find(stem + "bias");
+    if (tensor == nullptr) return;
+    require_shape(*tensor, {weight.shape.at(0)});
+    const std::vector<float> values = read_plain_f32(checkpoint_, *tensor);
+    target.values.resize(static_cast<size_t>(state.config.local_experts * target.rows));
+    std::copy(values.begin(), values.end(), target.values.begin() + first);
+    state.stored_bytes += tensor->info.size_bytes;
+  }
+
   void check_expert_count() const {
     if (static_cast<size_t>(model_.routing.experts) != experts_.experts.size()) {
       throw_error(ErrorKind::kCorruptData, "{}: {} has experts 0 to {}, config.json declares {}",

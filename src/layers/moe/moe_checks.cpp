@@ -4,6 +4,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 
 #include "base/throw_error.h"
 #include "tensor/row_checks.h"
@@ -75,8 +76,20 @@ void check_per_expert(std::string_view argument, const PerExpert& values, int32_
 
 bool is_one(const PerExpert& factor) { return factor.values.is_absent() && factor.value == 1.0F; }
 
+void check_multiplier(std::string_view argument, float value) {
+  if (std::isfinite(value) && value > 0.0F) return;
+  throw_invalid("{}: expected finite values > 0, got {}", argument, value);
+}
+
 void check_multipliers(const MoeWeights& weights, const MoeConfig& config) {
-  if (has_static_multiplier(config.mode)) return;
+  if (has_static_multiplier(config.mode)) {
+    const PerExpert& inter = weights.inter_multiplier;
+    const auto* each = static_cast<const float*>(inter.values.data);
+    const int64_t count = inter.values.is_absent() ? 0 : inter.values.num_elements();
+    if (count == 0) check_multiplier("weights.inter_multiplier", inter.value);
+    for (int64_t i = 0; i < count; ++i) check_multiplier("weights.inter_multiplier", each[i]);
+    return check_multiplier("weights.input_multiplier", weights.input_multiplier.value_or(1.0F));
+  }
   const std::string_view mode = name(config.mode);
   if (!is_one(weights.inter_multiplier)) {
     throw_invalid("weights.inter_multiplier: mode {} has no static multiplier; leave it 1", mode);
@@ -261,6 +274,7 @@ void check_moe_config(const MoeConfig& config, Device device) {
   check_routing_config(config.routing);
   check_activation(config.activation);
   const MoeModeInfo& mode = moe_mode_info(config.mode);
+  name(config.gate_order);  // Throws for what is no enumerator.
   check_extent("config.hidden", config.hidden, mode);
   check_extent("config.inter", config.inter, mode);
   check_shard(config);

@@ -17,33 +17,38 @@ MoeLayer MoeLayer::prepare(const MoeWeights& weights, const MoeConfig& config, D
   return layer;
 }
 
-const MoeConfig& MoeLayer::config() const { return state_->config; }
-
-int64_t MoeLayer::weight_bytes() const { return state_->w1.bytes() + state_->w2.bytes(); }
-
-int64_t MoeLayer::required_workspace(int64_t tokens) const {
-  return state_->workspace(tokens).total;
+const MoeLayer::State& MoeLayer::state() const {
+  if (state_ == nullptr) throw_invalid("layer: empty; make it with MoeLayer::prepare");
+  return *state_;
 }
 
-int32_t MoeLayer::token_tile(int64_t tokens) const { return state_->token_tile(tokens); }
+const MoeConfig& MoeLayer::config() const { return state().config; }
+
+int64_t MoeLayer::weight_bytes() const { return state().w1.bytes() + state().w2.bytes(); }
+
+int64_t MoeLayer::required_workspace(int64_t tokens) const {
+  return state().workspace(tokens).total;
+}
+
+int32_t MoeLayer::token_tile(int64_t tokens) const { return state().token_tile(tokens); }
 
 int64_t MoeLayer::max_rows(int64_t tokens) const {
-  const MoeExtents& extents = state_->extents;
+  const MoeExtents& extents = state().extents;
   return permutation_layout(tokens, extents.slots, extents.local_experts,
-                            state_->token_tile(tokens))
+                            state().token_tile(tokens))
       .max_rows;
 }
 
 void MoeLayer::run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
                    const TensorView& workspace, Stream stream) const {
   if (inputs.values.rank != 2) {
-    throw_invalid("inputs.values: expected [tokens, {}], got {}", state_->config.hidden,
+    throw_invalid("inputs.values: expected [tokens, {}], got {}", state().config.hidden,
                   to_string(inputs.values));
   }
   const MoeCall call{inputs, routing, outputs, workspace, inputs.values.shape[0]};
-  const MoeWorkspace plan = state_->workspace(call.tokens);
-  check_moe_call(call, state_->config, plan, state_->input_multiplier.has_value(), state_->device);
-  MoeRun(*state_, plan, call, stream).run();
+  const MoeWorkspace plan = state().workspace(call.tokens);
+  check_moe_call(call, state().config, plan, state().input_multiplier.has_value(), state().device);
+  MoeRun(state(), plan, call, stream).run();
 }
 
 }  // namespace narrowfloat

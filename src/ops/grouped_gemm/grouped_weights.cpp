@@ -95,12 +95,17 @@ GroupedWeights GroupedWeights::prepare(const WeightView& weights, MoeMode mode, 
   return prepared;
 }
 
-MoeMode GroupedWeights::mode() const { return state_->problem.mode; }
-int64_t GroupedWeights::experts() const { return state_->problem.experts; }
-int64_t GroupedWeights::rows() const { return state_->problem.rows; }
-int64_t GroupedWeights::cols() const { return state_->problem.cols; }
-int64_t GroupedWeights::bytes() const { return state_->impl->image_bytes(state_->problem); }
-Device GroupedWeights::device() const { return state_->problem.device; }
-std::string_view GroupedWeights::implementation() const { return state_->impl->name; }
+const GroupedWeights::State& GroupedWeights::state() const {
+  if (state_ == nullptr) throw_invalid("weights: empty; make them with GroupedWeights::prepare");
+  return *state_;
+}
+
+MoeMode GroupedWeights::mode() const { return state().problem.mode; }
+int64_t GroupedWeights::experts() const { return state().problem.experts; }
+int64_t GroupedWeights::rows() const { return state().problem.rows; }
+int64_t GroupedWeights::cols() const { return state().problem.cols; }
+int64_t GroupedWeights::bytes() const { return state().impl->image_bytes(state().problem); }
+Device GroupedWeights::device() const { return state().problem.device; }
+std::string_view GroupedWeights::implementation() const { return state().impl->name; }
 
 }  // namespace narrowfloat

@@ -61,6 +61,14 @@ TEST(TensorView, WithAnEmptyExtentHasNoElementsHoweverLargeTheOthers) {
   }
 }
 
+TEST(TensorView, OfARankThatNoViewHasHasNoNumberOfElements) {
+  for (const int rank : {-1, TensorView::kMaxRank + 1}) {
+    TensorView view = TensorView::contiguous(nullptr, DType::kU8, {2, 3});
+    view.rank = rank;
+    EXPECT_THROW((void)view.num_elements(), Error) << rank;
+  }
+}
+
 TEST(TensorView, DescribesItselfInMessages) {
   EXPECT_EQ(to_string(TensorView::contiguous(nullptr, DType::kBF16, {4, 96})), "BF16[4, 96]");
   EXPECT_EQ(to_string(TensorView::contiguous(nullptr, DType::kF32, {})), "F32[]");

@@ -235,5 +235,15 @@ TEST(RequireRowOffsets, WantsAscendingOffsetsFromZeroToTheRows) {
   });
 }
 
+TEST(ByteRange, RefusesStridesAndExtentsThatOverflow) {
+  TensorView strided = view(DType::kF32, {3, 2});
+  EXPECT_EQ(byte_range("x", strided).size_bytes, 24);
+  strided.strides[0] = int64_t{1} << 62;
+  expect_invalid("x: extents and strides of F32[3, 2] span more than 2^63 bits",
+                 [&] { byte_range("x", strided); });
+  // 2^61 bytes are 2^64 bits.
+  EXPECT_THROW(byte_range("x", view(DType::kU8, {int64_t{1} << 61})), Error);
+}
+
 }  // namespace
 }  // namespace narrowfloat

@@ -3,9 +3,11 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include <gtest/gtest.h>
 
+#include "base/float_ops.h"
 #include "support/expect_error.h"
 #include "support/moe_case.h"
 
@@ -280,6 +282,99 @@ TEST(LoadedMoe, RefusesWhatDoesNotFit) {
   options.expert_offset = 14;
   options.local_experts = 3;
   expect_error(ErrorKind::kInvalidArgument, {"local_experts", "16"}, [&] { load(0, options); });
+}
+
+// A model of one layer with two experts of 32 x 16.
+class SmallModel {
+ public:
+  explicit SmallModel(std::vector<TensorSpec> extra, std::vector<int64_t> gate_shape = {32, 16}) {
+    std::filesystem::create_directories(path_);
+    std::ofstream(path_ / "config.json")
+        << R"({"model_type": "deepseek_v3", "n_routed_experts": 2, "num_experts_per_tok": 1})";
+    std::vector<TensorSpec> tensors = std::move(extra);
+    tensors.push_back({"model.layers.0.mlp.gate.weight", DType::kF32, {2, 16}});
+    for (const std::string expert : {"0", "1"}) {
+      const std::string stem = "model.layers.0.mlp.experts." + expert + ".";
+      tensors.push_back({stem + "gate_proj.weight", DType::kBF16, gate_shape});
+      tensors.push_back({stem + "up_proj.weight", DType::kBF16, {32, 16}});
+      tensors.push_back({stem + "down_proj.weight", DType::kBF16, {16, 32}});
+    }
+    SafetensorsWriter writer((path_ / "model.safetensors").string(), tensors, {});
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto size = static_cast<size_t>(bits(tensors[i].dtype) / 8);
+      size_t count = 1;
+      for (const int64_t extent : tensors[i].shape) count *= static_cast<size_t>(extent);
+      std::vector<uint8_t> data(count * size);
+      // The upper halves of value(i, j).
+      for (size_t j = 0; j < count; ++j) {
+        data[j * size + size - 1] = 0x40;
+        data[j * size + size - 2] = static_cast<uint8_t>(16 * i + j % 16);
+      }
+      writer.write(tensors[i].name, 0, std::as_bytes(std::span(data)));
+    }
+    writer.commit();
+  }
+  ~SmallModel() { std::filesystem::remove_all(path_); }
+  SmallModel(const SmallModel&) = delete;
+  SmallModel& operator=(const SmallModel&) = delete;
+
+  [[nodiscard]] Checkpoint open() const { return Checkpoint(path_.string()); }
+  // Element j of tensor i.
+  static float value(uint32_t i, uint32_t j) {
+    return bits_float(0x40000000U | ((16 * i + j % 16) << 16));
+  }
+
+ private:
+  std::filesystem::path path_ = std::filesystem::path(::testing::TempDir()) / "moe-small-model";
+};
+
+TEST(LoadedMoe, ReadsBiasesBesideTheWeights) {
+  const std::string experts = "model.layers.0.mlp.experts.";
+  const SmallModel model({{experts + "0.gate_proj.bias", DType::kBF16, {32}},
+                          {experts + "1.up_proj.bias", DType::kF32, {32}},
+                          {experts + "1.down_proj.bias", DType::kBF16, {16}}});
+  const LoadedMoe loaded(model.open(), 0);
+  ASSERT_EQ(to_string(loaded.weights().bias1), "F32[2, 64]");
+  ASSERT_EQ(to_string(loaded.weights().bias2), "F32[2, 16]");
+  const auto* bias1 = static_cast<const float*>(loaded.weights().bias1.data);
+  const auto* bias2 = static_cast<const float*>(loaded.weights().bias2.data);
+  for (uint32_t j = 0; j < 32; ++j) {
+    EXPECT_EQ(bias1[j], SmallModel::value(0, j)) << "gate of expert 0";
+    EXPECT_EQ(bias1[32 + j], 0.0F) << "up of expert 0";
+    EXPECT_EQ(bias1[64 + j], 0.0F) << "gate of expert 1";
+    EXPECT_EQ(bias1[96 + j], SmallModel::value(1, j)) << "up of expert 1";
+  }
+  for (uint32_t j = 0; j < 16; ++j) {
+    EXPECT_EQ(bias2[j], 0.0F);
+    EXPECT_EQ(bias2[16 + j], SmallModel::value(2, j));
+  }
+  EXPECT_EQ(loaded.stored_bytes(), 2U * 3 * 32 * 16 * 2 + 32 * 2 + 32 * 4 + 16 * 2);
+  // A shard has its own experts' biases.
+  LoadMoeOptions options;
+  options.expert_offset = 1;
+  const LoadedMoe shard(model.open(), 0, options);
+  ASSERT_EQ(to_string(shard.weights().bias1), "F32[1, 64]");
+  EXPECT_EQ(static_cast<const float*>(shard.weights().bias1.data)[32], SmallModel::value(1, 0));
+  (void)MoeLayer::prepare(shard.weights(), shard.config());
+}
+
+TEST(LoadedMoe, HasNoBiasesWhereTheModelHasNone) {
+  const SmallModel model({});
+  const LoadedMoe loaded(model.open(), 0);
+  EXPECT_TRUE(loaded.weights().bias1.is_absent());
+  EXPECT_TRUE(loaded.weights().bias2.is_absent());
+}
+
+TEST(LoadedMoe, RefusesTensorsOfWrongShapes) {
+  const auto refuses = [](const SmallModel& model, const std::vector<std::string>& fragments) {
+    expect_error(ErrorKind::kCorruptData, fragments,
+                 [&] { const LoadedMoe loaded(model.open(), 0); });
+  };
+  refuses(SmallModel({}, {512}), {"gate_proj.weight", "a matrix", "1 axes"});
+  refuses(SmallModel({{"model.layers.0.mlp.experts.1.up_proj.bias", DType::kBF16, {31}}}),
+          {"1.up_proj.bias", "[32]", "[31]"});
+  refuses(SmallModel({{"model.layers.0.mlp.gate.e_score_correction_bias", DType::kF32, {3}}}),
+          {"e_score_correction_bias", "[2]", "[3]"});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "layers/moe/moe_checks.h"
 
 #include <functional>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -112,6 +113,29 @@ TEST(MoeChecks, PrepareRefusesConfigurationsThatCannotWork) {
        MoeMode::kBf16,
        [](MoeCase& c) { c.weights().input_multiplier = 2.0F; },
        {"weights.input_multiplier", "bf16"}},
+      {"zero multiplier",
+       MoeMode::kFp8Tensor,
+       [](MoeCase& c) { c.weights().inter_multiplier = 0.0F; },
+       {"weights.inter_multiplier", "> 0", "0"}},
+      {"multiplier of an expert",
+       MoeMode::kNvfp4,
+       [](MoeCase& c) {
+         static float each[4] = {1, 1, std::numeric_limits<float>::quiet_NaN(), 1};
+         c.weights().inter_multiplier = PerExpert(TensorView::contiguous(each, DType::kF32, {4}));
+       },
+       {"weights.inter_multiplier", "finite", "nan"}},
+      {"infinite input multiplier",
+       MoeMode::kNvfp4,
+       [](MoeCase& c) { c.weights().input_multiplier = std::numeric_limits<float>::infinity(); },
+       {"weights.input_multiplier", "finite", "inf"}},
+      {"activation parameter",
+       MoeMode::kBf16,
+       [](MoeCase& c) { c.config().activation.limit_up = -1.0F; },
+       {"activation.limit_up", "-1"}},
+      {"gate order",
+       MoeMode::kBf16,
+       [](MoeCase& c) { c.config().gate_order = static_cast<GateOrder>(3); },
+       {"gate order", "3"}},
       {"bias",
        MoeMode::kBf16,
        [](MoeCase& c) {
@@ -134,6 +158,20 @@ TEST(MoeChecks, AnActivationWithoutAGateHasNoGateScale) {
   layer_case.weights().gate_scale = 0.5F;
   expect_error(ErrorKind::kInvalidArgument, {"weights.gate_scale", "relu2"},
                [&] { (void)layer_case.prepare(); });
+}
+
+TEST(MoeChecks, AnEmptyLayerRefusesEverything) {
+  const MoeLayer empty;
+  const auto refuses = [](const std::function<void()>& call) {
+    expect_error(ErrorKind::kInvalidArgument, {"layer", "empty", "prepare"}, call);
+  };
+  refuses([&] { (void)empty.config(); });
+  refuses([&] { (void)empty.weight_bytes(); });
+  refuses([&] { (void)empty.required_workspace(1); });
+  refuses([&] { (void)empty.token_tile(1); });
+  refuses([&] { (void)empty.max_rows(1); });
+  MoeCase given(MoeMode::kBf16, kSmall, Activation::swiglu(), 1);
+  refuses([&] { empty.run(given.inputs(), given.routing(), {}, {}); });
 }
 
 // A call with everything in place, to be broken in one way.

@@ -304,6 +304,19 @@ TEST(GroupedWeights, KnowTheirShapeAndTakeNoMoreBytesThanTheyWereGiven) {
   }
 }
 
+TEST(GroupedWeights, RefuseEverythingWhereEmpty) {
+  const GemmCase gemm(valid_spec(MoeMode::kFp8Block));
+  const GroupedWeights empty;
+  const auto refuses = [](const std::function<void()>& call) {
+    expect_error(ErrorKind::kInvalidArgument, {"weights", "empty", "prepare"}, call);
+  };
+  refuses([&] { (void)empty.mode(); });
+  refuses([&] { (void)empty.bytes(); });
+  refuses([&] { (void)empty.implementation(); });
+  refuses([&] { (void)grouped_gemm_workspace(empty, 1, Accumulation::kFp32); });
+  refuses([&] { grouped_gemm(gemm.args(), empty, {}); });
+}
+
 TEST(GroupedWeights, RefuseDevicesWithoutAnImplementation) {
   const GemmCase gemm(valid_spec(MoeMode::kBf16));
   WeightView weights = gemm.weights();
