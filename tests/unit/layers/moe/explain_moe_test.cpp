@@ -1,0 +1,56 @@
+// What explain_moe() says about the stages of a layer.
+#include <gtest/gtest.h>
+
+#include "narrowfloat/moe.h"
+#include "support/environment.h"
+#include "support/expect_error.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+MoeConfig gpt_oss() {
+  MoeConfig config;
+  config.hidden = 2880;
+  config.inter = 2880;
+  config.routing.experts = 32;
+  config.routing.top_k = 4;
+  config.local_experts = 32;
+  config.mode = MoeMode::kMxfp4Bf16;
+  config.activation = Activation::swiglu_oai(1.702F, 1.0F, 7.0F);
+  return config;
+}
+
+TEST(ExplainMoe, ListsTheStagesInTheirOrder) {
+  const std::vector<Explanation> stages = explain_moe(gpt_oss(), 8);
+  std::vector<std::string> names;
+  for (const Explanation& stage : stages) {
+    names.push_back(stage.op);
+    EXPECT_EQ(stage.chosen, "cpu_baseline") << stage.op;
+    EXPECT_EQ(stage.candidates.back().name, "cpu_reference") << stage.op;
+    EXPECT_FALSE(stage.problem.empty()) << stage.op;
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"route", "permute", "grouped_gemm", "activation",
+                                             "grouped_gemm", "combine"}));
+  // The two GEMMs are told apart by their extents.
+  EXPECT_NE(stages[2].problem.find("5760"), std::string::npos) << stages[2].problem;
+  EXPECT_EQ(stages[4].problem.find("5760"), std::string::npos) << stages[4].problem;
+}
+
+TEST(ExplainMoe, FollowsWhatIsPinned) {
+  const ForcedImplementation forced("activation", "cpu_reference");
+  const std::vector<Explanation> stages = explain_moe(gpt_oss(), 8);
+  EXPECT_EQ(stages[3].chosen, "cpu_reference");
+  EXPECT_EQ(stages[2].chosen, "cpu_baseline");
+}
+
+TEST(ExplainMoe, RefusesWhatPrepareRefuses) {
+  MoeConfig config = gpt_oss();
+  config.hidden = 2881;
+  expect_error(ErrorKind::kInvalidArgument, {"config.hidden", "2881"},
+               [&] { (void)explain_moe(config, 1); });
+  expect_error(ErrorKind::kInvalidArgument, {"tokens", "-1"},
+               [&] { (void)explain_moe(gpt_oss(), -1); });
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
