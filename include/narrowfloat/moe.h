@@ -53,7 +53,8 @@ struct MoeWeights {
   PerExpert down_scale;  // Global scale of w2 over inter_multiplier.
   PerExpert inter_multiplier;  // kFp8Tensor, kNvfp4: static quant multiplier of the intermediate.
   // kFp8Tensor, kNvfp4: static quant multiplier of plain input rows; absent: rows must come coded.
-  std::optional<float> input_multiplier;
+  // With a value per expert a token is coded once for each of its experts.
+  std::optional<PerExpert> input_multiplier;
   TensorView bias1;  // F32 or BF16 [EL + S, F1] and [EL + S, H], optional, in real units.
   TensorView bias2;
 };

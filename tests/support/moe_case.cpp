@@ -64,7 +64,7 @@ MoeCase::MoeCase(MoeMode mode, const MoeShape& shape, const Activation& activati
     weights_.inter_multiplier = factors(range / 64, random);
   }
   if (has_factor(format)) {
-    const float input = weights_.input_multiplier ? 1 / *weights_.input_multiplier : 1.0F;
+    const float input = weights_.input_multiplier ? 1 / weights_.input_multiplier->value : 1.0F;
     const float inter =
         weights_.input_multiplier ? 64.0F / (mode == MoeMode::kNvfp4 ? 2688 : 448) : 1.0F;
     const auto fan = [&](int64_t cols) {

@@ -35,9 +35,11 @@ float row_amax(const TensorView& rows, int64_t row) {
   return amax.or_zero();
 }
 
-void code_row(const TensorView& rows, int64_t row, const RowRules& rules, const CodedRows& output) {
+// Row `to` of output from row `row`.
+void code_row(const TensorView& rows, int64_t row, const RowRules& rules, const CodedRows& output,
+              int64_t to) {
   const int64_t cols = rows.shape[1];
-  const RowTarget target = row_target(output, rules.format, row, cols);
+  const RowTarget target = row_target(output, rules.format, to, cols);
   RowEncoder encoder(rules);
   encoder.start_row(encoder.needs_row_amax() ? row_amax(rows, row) : 0.0F, target);
   float piece[kPiece];
@@ -61,8 +63,29 @@ void code_rows(const TensorView& rows, RowFormat format, float multiplier,
   const RowRules rules{
       .format = format, .multiplier = multiplier, .input_max = largest_finite(source)};
   parallel_for(rows.shape[0], row_grain(rows.shape[1]), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) code_row(rows, row, rules, output);
+    for (int64_t row = begin; row < end; ++row) code_row(rows, row, rules, output, row);
   });
+}
+
+void code_slot_rows(const TensorView& tokens, const Permutation& permutation, RowFormat format,
+                    const PerExpert& multiplier, const CodedRows& output) {
+  const auto ints = [](const TensorView& view) { return static_cast<const int32_t*>(view.data); };
+  const auto* rows = ints(permutation.slot_to_row);
+  const auto* row_tokens = ints(permutation.row_to_token);
+  const auto* experts = ints(permutation.tile_to_expert);
+  const auto* multipliers = static_cast<const float*>(multiplier.values.data);
+  parallel_for(permutation.slot_to_row.num_elements(), row_grain(tokens.shape[1]),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t slot = begin; slot < end; ++slot) {
+                   const int64_t row = rows[slot];
+                   if (row < 0) continue;
+                   const RowRules rules{
+                       .format = format,
+                       .multiplier = multipliers[experts[row / permutation.token_tile]],
+                       .input_max = largest_finite(tokens.dtype)};
+                   code_row(tokens, row_tokens[row], rules, output, row);
+                 }
+               });
 }
 
 void code_listed_rows(const TensorView& rows, const TensorView& slot_to_row, RowFormat format,
@@ -72,7 +95,7 @@ void code_listed_rows(const TensorView& rows, const TensorView& slot_to_row, Row
   parallel_for(slot_to_row.num_elements(), row_grain(rows.shape[1]),
                [&](int64_t begin, int64_t end) {
                  for (int64_t slot = begin; slot < end; ++slot) {
-                   if (listed[slot] >= 0) code_row(rows, listed[slot], rules, output);
+                   if (listed[slot] >= 0) code_row(rows, listed[slot], rules, output, listed[slot]);
                  }
                });
 }

@@ -10,6 +10,11 @@ namespace narrowfloat {
 // multiplier: of the static formats. output: as RowBuffers::bind makes it.
 void code_rows(const TensorView& rows, RowFormat format, float multiplier, const CodedRows& output);
 
+// Row `row` of output is the row's token, coded with the multiplier of the expert of the row's
+// tile: for every row that a slot has.
+void code_slot_rows(const TensorView& tokens, const Permutation& permutation, RowFormat format,
+                    const PerExpert& multiplier, const CodedRows& output);
+
 // As code_rows for the rows that `slot_to_row` names.
 void code_listed_rows(const TensorView& rows, const TensorView& slot_to_row, RowFormat format,
                       const CodedRows& output);

@@ -76,19 +76,23 @@ void check_per_expert(std::string_view argument, const PerExpert& values, int32_
 
 bool is_one(const PerExpert& factor) { return factor.values.is_absent() && factor.value == 1.0F; }
 
-void check_multiplier(std::string_view argument, float value) {
-  if (std::isfinite(value) && value > 0.0F) return;
-  throw_invalid("{}: expected finite values > 0, got {}", argument, value);
+void check_multiplier(std::string_view argument, const PerExpert& given, int32_t experts,
+                      Device device) {
+  check_per_expert(argument, given, experts, device);
+  const bool is_one_for_all = given.values.is_absent();
+  const auto* each = is_one_for_all ? &given.value : static_cast<const float*>(given.values.data);
+  for (int32_t i = 0; i < (is_one_for_all ? 1 : experts); ++i) {
+    if (std::isfinite(each[i]) && each[i] > 0.0F) continue;
+    throw_invalid("{}: expected finite values > 0, got {}", argument, each[i]);
+  }
 }
 
-void check_multipliers(const MoeWeights& weights, const MoeConfig& config) {
+void check_multipliers(const MoeWeights& weights, const MoeConfig& config, Device device) {
   if (has_static_multiplier(config.mode)) {
-    const PerExpert& inter = weights.inter_multiplier;
-    const auto* each = static_cast<const float*>(inter.values.data);
-    const int64_t count = inter.values.is_absent() ? 0 : inter.values.num_elements();
-    if (count == 0) check_multiplier("weights.inter_multiplier", inter.value);
-    for (int64_t i = 0; i < count; ++i) check_multiplier("weights.inter_multiplier", each[i]);
-    return check_multiplier("weights.input_multiplier", weights.input_multiplier.value_or(1.0F));
+    const int32_t experts = weight_experts(config);
+    check_multiplier("weights.inter_multiplier", weights.inter_multiplier, experts, device);
+    return check_multiplier("weights.input_multiplier", weights.input_multiplier.value_or(1.0F),
+                            experts, device);
   }
   const std::string_view mode = name(config.mode);
   if (!is_one(weights.inter_multiplier)) {
@@ -251,7 +255,7 @@ int32_t weight_experts(const MoeConfig& config) {
   return config.local_experts + config.routing.shared_experts;
 }
 
-MoeExtents moe_extents(const MoeConfig& config) {
+MoeExtents moe_extents(const MoeConfig& config, const std::optional<PerExpert>& input_multiplier) {
   const MoeModeInfo& mode = moe_mode_info(config.mode);
   return {.hidden = config.hidden,
           .inter = config.inter,
@@ -262,7 +266,8 @@ MoeExtents moe_extents(const MoeConfig& config) {
           .intermediate = config.fp32_rows ? RowFormat::kFp32 : mode.intermediate,
           .fc1_dtype = config.accumulation == Accumulation::kFp64 ? DType::kF64 : DType::kF32,
           .slot_dtype = config.slot_dtype,
-          .double_quantize_fc1 = config.double_quantize_fc1};
+          .double_quantize_fc1 = config.double_quantize_fc1,
+          .input_per_expert = input_multiplier && !input_multiplier->values.is_absent()};
 }
 
 void check_moe_config(const MoeConfig& config, Device device) {
@@ -289,12 +294,11 @@ void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Devic
   check_per_expert("weights.up_scale", weights.up_scale, experts, device);
   check_per_expert("weights.gate_scale", weights.gate_scale, experts, device);
   check_per_expert("weights.down_scale", weights.down_scale, experts, device);
-  check_per_expert("weights.inter_multiplier", weights.inter_multiplier, experts, device);
   check_per_expert("config.activation.alpha", config.activation.alpha, experts, device);
   check_per_expert("config.activation.beta", config.activation.beta, experts, device);
   check_per_expert("config.activation.limit_gate", config.activation.limit_gate, experts, device);
   check_per_expert("config.activation.limit_up", config.activation.limit_up, experts, device);
-  check_multipliers(weights, config);
+  check_multipliers(weights, config, device);
   if (!activation_info(config.activation.kind).is_gated && !is_one(weights.gate_scale)) {
     throw_invalid("weights.gate_scale: activation {} has no gate; leave it 1",
                   name(config.activation.kind));

@@ -14,7 +14,8 @@ void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Devic
 int64_t fc1_rows(const MoeConfig& config);
 // EL + S
 int32_t weight_experts(const MoeConfig& config);
-MoeExtents moe_extents(const MoeConfig& config);
+MoeExtents moe_extents(const MoeConfig& config,
+                       const std::optional<PerExpert>& input_multiplier = {});
 
 // True for rows that the layer codes itself.
 bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config);

@@ -54,21 +54,28 @@ void MoeRun::permute_slots() {
   permute(ids_, layer_.config.expert_offset, layer_.extents.local_experts, permutation_, stream_);
 }
 
-CodedRows MoeRun::coded_input() {
-  const RowFormat format = layer_.extents.input;
-  if (format == RowFormat::kBf16 || !is_plain_input(call_.inputs, layer_.config)) {
-    return call_.inputs;
+MoeRun::InputRows MoeRun::coded_input() {
+  const MoeExtents& extents = layer_.extents;
+  if (extents.input == RowFormat::kBf16 || !is_plain_input(call_.inputs, layer_.config)) {
+    return {.rows = call_.inputs};
   }
-  const CodedRows coded = plan_.input.bind(at(plan_.input_rows), call_.tokens, layer_.device);
-  code_rows(call_.inputs.values, format, layer_.input_multiplier.value_or(1.0F), coded);
-  return coded;
+  const PerExpert multiplier =
+      layer_.input_multiplier ? layer_.input_multiplier->view() : PerExpert{};
+  const CodedRows coded = plan_.input.bind(at(plan_.input_rows), plan_.input.rows, layer_.device);
+  const TensorView& plain = call_.inputs.values;
+  if (extents.input_per_expert) {
+    code_slot_rows(plain, permutation_, extents.input, multiplier, coded);
+  } else {
+    code_rows(plain, extents.input, multiplier.value, coded);
+  }
+  return {.rows = coded, .by_token = !extents.input_per_expert};
 }
 
-void MoeRun::multiply_first(const CodedRows& input) {
+void MoeRun::multiply_first(const InputRows& input) {
   const bool is_gated = activation_info(layer_.config.activation.kind).is_gated;
   GroupedGemmArgs args;
-  args.a = input;
-  args.gather_tokens = true;
+  args.a = input.rows;
+  args.gather_tokens = input.by_token;
   args.permutation = permutation_;
   args.accumulation = layer_.config.accumulation;
   if (layer_.config.weight_on_input) {

@@ -15,8 +15,13 @@ class MoeRun {
  private:
   void route_tokens();
   void permute_slots();
-  [[nodiscard]] CodedRows coded_input();
-  void multiply_first(const CodedRows& input);
+  // Rows of the first GEMM: one for each token, or one for each slot at the slot's row.
+  struct InputRows {
+    CodedRows rows;
+    bool by_token = true;
+  };
+  [[nodiscard]] InputRows coded_input();
+  void multiply_first(const InputRows& input);
   [[nodiscard]] CodedRows activate_rows();
   void multiply_second(const CodedRows& intermediate);
   void combine_slots();

@@ -21,6 +21,7 @@ struct MoeExtents {
   DType fc1_dtype = DType::kF32;  // F64 with Accumulation::kFp64.
   DType slot_dtype = DType::kBF16;
   bool double_quantize_fc1 = false;
+  bool input_per_expert = false;  // Plain rows are coded for each expert that reads them.
 };
 
 // Offsets in bytes, multiples of kWorkspaceAlignment.

@@ -36,7 +36,7 @@ TensorView OwnedTensor::view() const {
 PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Device where,
                          Stream stream)
     : device(where),
-      extents(moe_extents(source)),
+      extents(moe_extents(source, weights.input_multiplier)),
       alpha(source.activation.alpha),
       beta(source.activation.beta),
       limit_gate(source.activation.limit_gate),
@@ -66,7 +66,8 @@ MoeWorkspace PreparedMoe::workspace(int64_t tokens) const {
   const int32_t tile = token_tile(tokens);
   const int64_t max_rows =
       permutation_layout(tokens, extents.slots, extents.local_experts, tile).max_rows;
-  const int64_t gemm_bytes = std::max(grouped_gemm_workspace(w1, tokens, config.accumulation),
+  const int64_t input_rows = extents.input_per_expert ? max_rows : tokens;
+  const int64_t gemm_bytes = std::max(grouped_gemm_workspace(w1, input_rows, config.accumulation),
                                       grouped_gemm_workspace(w2, max_rows, config.accumulation));
   return moe_workspace(extents, tokens, tile, gemm_bytes);
 }

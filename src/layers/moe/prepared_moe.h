@@ -49,7 +49,7 @@ struct PreparedMoe {
   OwnedPerExpert alpha, beta, limit_gate, limit_up;
   MoeConfig config;
   OwnedPerExpert up_scale, gate_scale, down_scale, inter_multiplier;
-  std::optional<float> input_multiplier;
+  std::optional<OwnedPerExpert> input_multiplier;
   OwnedTensor bias1, bias2;
   GroupedWeights w1, w2;
 };

@@ -110,9 +110,11 @@ TEST_P(CodedInput, GivesTheOutputOfPlainInput) {
   std::vector<float> scales(static_cast<size_t>(layout.scales_bytes));
   std::vector<float> global(8);
   QuantizeOptions options;
-  if (format == RowFormat::kNvfp4) options.encode_scale = layer_case.weights().input_multiplier;
+  if (format == RowFormat::kNvfp4) {
+    options.encode_scale = layer_case.weights().input_multiplier->value;
+  }
   if (format == RowFormat::kFp8Static) {
-    options.fp8_decode_scale = 1 / *layer_case.weights().input_multiplier;
+    options.fp8_decode_scale = 1 / layer_case.weights().input_multiplier->value;
   }
   quantize(
       layer_case.inputs().values,
@@ -132,6 +134,41 @@ TEST_P(CodedInput, GivesTheOutputOfPlainInput) {
   }
   layer_case.inputs() = coded;
   EXPECT_EQ(layer_case.run(), plain);
+}
+
+class StaticInput : public ::testing::TestWithParam<MoeMode> {};
+INSTANTIATE_TEST_SUITE_P(Moe, StaticInput, ::testing::Values(MoeMode::kFp8Tensor, MoeMode::kNvfp4),
+                         mode_test_name);
+
+// Every expert's rows are those of a layer whose one multiplier is this expert's.
+TEST_P(StaticInput, IsCodedWithTheMultiplierOfEachExpert) {
+  const MoeShape shape{
+      .tokens = 21, .hidden = 272, .inter = 144, .experts = 5, .top_k = 3, .shared_experts = 1};
+  MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 9);
+  const float base = layer_case.weights().input_multiplier->value;
+  std::vector<float> each;
+  for (int i = 0; i < 6; ++i) each.push_back(base * (0.5F + 0.3F * static_cast<float>(i)));
+  layer_case.weights().input_multiplier =
+      PerExpert(TensorView::contiguous(each.data(), DType::kF32, {6}));
+  const MoeResult result = layer_case.run();
+  EXPECT_EQ(layer_case.run(layer_case.prepare(), {.poison = 0x00, .guard = Guard::kPage}), result);
+  std::vector<int32_t> ids(21 * 4);
+  std::memcpy(ids.data(), result.topk_ids.data(), result.topk_ids.size());
+  for (int32_t expert = 0; expert < 6; ++expert) {
+    layer_case.weights().input_multiplier = each[static_cast<size_t>(expert)];
+    const MoeResult one = layer_case.run();
+    int64_t differing = 0;
+    for (size_t slot = 0; slot < ids.size(); ++slot) {
+      const bool is_same = std::memcmp(&result.slot_rows[slot * 272 * 2],
+                                       &one.slot_rows[slot * 272 * 2], 272 * 2) == 0;
+      if (ids[slot] == expert) {
+        EXPECT_TRUE(is_same) << "expert " << expert << " slot " << slot;
+      } else {
+        differing += is_same ? 0 : 1;
+      }
+    }
+    EXPECT_GT(differing, 0);
+  }
 }
 
 }  // namespace

@@ -124,6 +124,13 @@ TEST(MoeChecks, PrepareRefusesConfigurationsThatCannotWork) {
          c.weights().inter_multiplier = PerExpert(TensorView::contiguous(each, DType::kF32, {4}));
        },
        {"weights.inter_multiplier", "finite", "nan"}},
+      {"input multipliers of fewer experts",
+       MoeMode::kNvfp4,
+       [](MoeCase& c) {
+         c.weights().input_multiplier =
+             PerExpert(TensorView::contiguous(per_expert, DType::kF32, {3}));
+       },
+       {"weights.input_multiplier", "4", "3"}},
       {"infinite input multiplier",
        MoeMode::kNvfp4,
        [](MoeCase& c) { c.weights().input_multiplier = std::numeric_limits<float>::infinity(); },
