@@ -137,7 +137,8 @@ class LayerLoader {
     ExpertLoader w1(checkpoint_, *state.w1);
     ExpertLoader w2(checkpoint_, *state.w2);
     for (int32_t expert = 0; expert < config.local_experts; ++expert) {
-      const auto& matrices = experts_.experts[static_cast<size_t>(config.expert_offset + expert)];
+      const int64_t id = int64_t{config.expert_offset} + expert;
+      const auto& matrices = experts_.experts[static_cast<size_t>(id)];
       state.gate_scale.push_back(w1.load(*matrices[0], expert, 0, config.inter));
       state.up_scale.push_back(w1.load(*matrices[1], expert, config.inter, config.inter));
       state.down_scale.push_back(w2.load(*matrices[2], expert, 0, config.hidden));
