@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -72,6 +73,24 @@ int64_t num_codes(const OwnedTensor& tensor) {
   return tensor.count() * (tensor.dtype == DType::kU8 ? 2 : 1);
 }
 
+namespace {
+
+// Position of a code among all codes of its type in the order of their values.
+int64_t ordered(int64_t code, int num_bits) {
+  const int64_t sign = int64_t{1} << (num_bits - 1);
+  return (code & sign) != 0 ? -(code & (sign - 1)) : code;
+}
+
+// Moves the counter; fails for codes more than one step apart (moe spec 12.2, G2).
+void compare_code(int64_t got, int64_t expected, int num_bits, int64_t* unequal) {
+  if (got == expected) return;
+  ++*unequal;
+  EXPECT_LE(std::abs(ordered(got, num_bits) - ordered(expected, num_bits)), 1)
+      << "codes " << got << " and " << expected << " of " << num_bits << " bits";
+}
+
+}  // namespace
+
 int64_t count_codes(const OwnedTensor& got, const OwnedTensor& expected) {
   if (got.shape != expected.shape || got.dtype != expected.dtype) {
     ADD_FAILURE() << "codes: shapes or types differ";
@@ -80,10 +99,21 @@ int64_t count_codes(const OwnedTensor& got, const OwnedTensor& expected) {
   const size_t width = static_cast<size_t>(bits(expected.dtype)) / 8;
   int64_t unequal = 0;
   for (size_t i = 0; i < expected.bytes.size(); i += width) {
-    if (std::memcmp(&got.bytes[i], &expected.bytes[i], width) == 0) continue;
-    const int difference = got.bytes[i] ^ expected.bytes[i];
-    const bool both = expected.dtype == DType::kU8 && (difference & 15) != 0 && difference > 15;
-    unequal += both ? 2 : 1;
+    if (expected.dtype == DType::kU8) {
+      compare_code(got.bytes[i] & 15, expected.bytes[i] & 15, 4, &unequal);
+      compare_code(got.bytes[i] >> 4, expected.bytes[i] >> 4, 4, &unequal);
+    } else if (width < 4) {
+      int64_t codes[2] = {};
+      for (size_t byte = width; byte-- > 0;) {
+        codes[0] = codes[0] << 8 | got.bytes[i + byte];
+        codes[1] = codes[1] << 8 | expected.bytes[i + byte];
+      }
+      // UE8M0 has no sign: its codes are their own order.
+      const bool is_signed = expected.dtype != DType::kF8E8M0;
+      compare_code(codes[0], codes[1], static_cast<int>(width) * 8 + (is_signed ? 0 : 1), &unequal);
+    } else if (std::memcmp(&got.bytes[i], &expected.bytes[i], width) != 0) {
+      ++unequal;  // F32: the callers compare distances.
+    }
   }
   return unequal;
 }

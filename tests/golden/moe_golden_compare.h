@@ -21,7 +21,8 @@ Distance distance(std::string_view what, const OwnedTensor& got, const OwnedTens
 int64_t count_unequal(std::string_view what, const OwnedTensor& got, const OwnedTensor& expected,
                       const std::vector<double>& allowed = {});
 
-// Codes (or elements of BF16 and F32) that differ; U8 counts nibbles.
+// Codes (or elements of BF16 and F32) that differ; U8 counts nibbles. Fails where one is more than
+// a step of its type away.
 int64_t count_codes(const OwnedTensor& got, const OwnedTensor& expected);
 int64_t num_codes(const OwnedTensor& tensor);
 

@@ -1,7 +1,7 @@
 // Names of expert weights in checkpoints, and the tensors of one layer's experts.
 //
 //   X.layers.L.mlp.experts.E.{gate_proj,up_proj,down_proj}.weight      Qwen, DeepSeek, GLM, OLMoE
-//   X.layers.L.block_sparse_moe.experts.E.{w1,w3,w2}.weight            Mixtral, MiniMax
+//   X.layers.L.block_sparse_moe.experts.E.{w1,w3,w2}.weight            Mixtral
 #pragma once
 
 #include <array>

@@ -27,14 +27,9 @@ class ConfigReader {
     if (value < 0 || value > 1'000'000) fail(key, "an integer from 0 to 1000000");
     return static_cast<int32_t>(value);
   }
-  [[nodiscard]] int32_t integer_or(std::string_view key, int32_t missing) const {
+  [[nodiscard]] float number(std::string_view key) const {
     const auto member = config_.find(key);
-    return member == config_.end() || member->is_null() ? missing : integer(key);
-  }
-  [[nodiscard]] float number_or(std::string_view key, float missing) const {
-    const auto member = config_.find(key);
-    if (member == config_.end() || member->is_null()) return missing;
-    if (!member->is_number()) fail(key, "a number");
+    if (member == config_.end() || !member->is_number()) fail(key, "a number");
     return member->get<float>();
   }
   [[nodiscard]] bool flag_or(std::string_view key, bool missing) const {
@@ -94,9 +89,10 @@ RoutingConfig deepseek_router(const ConfigReader& config) {
   routing.method = RoutingMethod::kDeepSeekV3;
   routing.experts = config.integer("n_routed_experts");
   routing.top_k = config.integer("num_experts_per_tok");
-  routing.n_group = config.integer_or("n_group", 1);
-  routing.topk_group = config.integer_or("topk_group", 1);
-  routing.routed_scale = config.number_or("routed_scaling_factor", 1.0F);
+  // Required: what a missing member means differs between readers of such files.
+  routing.n_group = config.integer("n_group");
+  routing.topk_group = config.integer("topk_group");
+  routing.routed_scale = config.number("routed_scaling_factor");
   return routing;
 }
 

@@ -174,7 +174,10 @@ class LayerLoader {
                                                       {experts, state.config.hidden});
     if (state.config.routing.method != RoutingMethod::kDeepSeekV3) return;
     const CheckpointTensor* bias = checkpoint_.find(stem + "e_score_correction_bias");
-    if (bias == nullptr) return;
+    if (bias == nullptr) {
+      throw_error(ErrorKind::kCorruptData, "{}: expected the router's '{}e_score_correction_bias'",
+                  printable(checkpoint_.path()), printable(stem));
+    }
     require_shape(*bias, {experts});
     state.router_bias = read_plain_f32(checkpoint_, *bias);
     state.router_bias_view =

@@ -1,6 +1,7 @@
 // Names of the routing methods, and the limits of a routing (moe spec 1.8, 4.3): what a method
 // would ignore is an error.
 #include <array>
+#include <cmath>
 
 #include "base/name_table.h"
 #include "base/throw_error.h"
@@ -93,6 +94,9 @@ void check_routing_config(const RoutingConfig& config) {
   if (method.spec.single && config.top_k != 1) {
     throw_invalid("config.top_k: method {} selects one expert; expected 1, got {}", method.name,
                   config.top_k);
+  }
+  if (!std::isfinite(config.routed_scale)) {
+    throw_invalid("config.routed_scale: expected a finite number, got {}", config.routed_scale);
   }
   if (!method.spec.scaled && config.routed_scale != 1.0F) {
     throw_invalid("config.routed_scale: method {} has no scale; expected 1, got {}", method.name,

@@ -38,6 +38,21 @@ TEST(MoeModelConfig, ReadsSigmoidRouters) {
   EXPECT_EQ(deepseek.routing.routed_scale, 2.5F);
 }
 
+TEST(MoeModelConfig, SigmoidRoutersMustBeComplete) {
+  expect_error(ErrorKind::kCorruptData, {"n_group", "integer"}, [] {
+    (void)read_moe_config(
+        R"({"model_type": "deepseek_v3", "n_routed_experts": 256, "num_experts_per_tok": 8,
+            "topk_group": 4, "routed_scaling_factor": 2.5})",
+        "m");
+  });
+  expect_error(ErrorKind::kCorruptData, {"routed_scaling_factor", "number"}, [] {
+    (void)read_moe_config(
+        R"({"model_type": "deepseek_v3", "n_routed_experts": 256, "num_experts_per_tok": 8,
+            "n_group": 8, "topk_group": 4})",
+        "m");
+  });
+}
+
 TEST(MoeModelConfig, SaysWhatIsNotKnown) {
   const auto read = [](const char* text) { (void)read_moe_config(text, "dir"); };
   expect_error(ErrorKind::kUnsupported, {"dir/config.json", "model_type", "qwen3_moe", "llama"},

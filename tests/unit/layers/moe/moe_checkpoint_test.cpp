@@ -287,10 +287,13 @@ TEST(LoadedMoe, RefusesWhatDoesNotFit) {
 // A model of one layer with two experts of 32 x 16.
 class SmallModel {
  public:
-  explicit SmallModel(std::vector<TensorSpec> extra, std::vector<int64_t> gate_shape = {32, 16}) {
+  // router_bias: experts of the correction bias; 0 leaves it out.
+  explicit SmallModel(std::vector<TensorSpec> extra, std::vector<int64_t> gate_shape = {32, 16},
+                      int64_t router_bias = 2) {
     std::filesystem::create_directories(path_);
     std::ofstream(path_ / "config.json")
-        << R"({"model_type": "deepseek_v3", "n_routed_experts": 2, "num_experts_per_tok": 1})";
+        << R"({"model_type": "deepseek_v3", "n_routed_experts": 2, "num_experts_per_tok": 1,
+              "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5})";
     std::vector<TensorSpec> tensors = std::move(extra);
     tensors.push_back({"model.layers.0.mlp.gate.weight", DType::kF32, {2, 16}});
     for (const std::string expert : {"0", "1"}) {
@@ -298,6 +301,10 @@ class SmallModel {
       tensors.push_back({stem + "gate_proj.weight", DType::kBF16, gate_shape});
       tensors.push_back({stem + "up_proj.weight", DType::kBF16, {32, 16}});
       tensors.push_back({stem + "down_proj.weight", DType::kBF16, {16, 32}});
+    }
+    if (router_bias > 0) {
+      tensors.push_back(
+          {"model.layers.0.mlp.gate.e_score_correction_bias", DType::kF32, {router_bias}});
     }
     SafetensorsWriter writer((path_ / "model.safetensors").string(), tensors, {});
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -373,8 +380,8 @@ TEST(LoadedMoe, RefusesTensorsOfWrongShapes) {
   refuses(SmallModel({}, {512}), {"gate_proj.weight", "a matrix", "1 axes"});
   refuses(SmallModel({{"model.layers.0.mlp.experts.1.up_proj.bias", DType::kBF16, {31}}}),
           {"1.up_proj.bias", "[32]", "[31]"});
-  refuses(SmallModel({{"model.layers.0.mlp.gate.e_score_correction_bias", DType::kF32, {3}}}),
-          {"e_score_correction_bias", "[2]", "[3]"});
+  refuses(SmallModel({}, {32, 16}, 3), {"e_score_correction_bias", "[2]", "[3]"});
+  refuses(SmallModel({}, {32, 16}, 0), {"e_score_correction_bias"});
 }
 
 }  // namespace

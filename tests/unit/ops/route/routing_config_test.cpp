@@ -117,6 +117,8 @@ TEST(RoutingConfigChecks, RefuseWhatTheMethodWouldIgnore) {
     } else {
       expect_refused(config, {"config.routed_scale", method, "got 2.5"});
     }
+    config.routed_scale = std::numeric_limits<float>::infinity();
+    expect_refused(config, {"config.routed_scale", "finite", "inf"});
     config = config_of(info.id, 8, 1);
     config.norm_topk = false;
     if (info.id == RoutingMethod::kSigmoidRenorm) {
