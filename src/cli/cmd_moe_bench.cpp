@@ -20,6 +20,7 @@ constexpr double kReadTestSeconds = 0.2;
 
 struct ModeResults {
   MoeConfig config;
+  std::string implementation;  // Of the first GEMM.
   std::vector<MoeBenchResult> cases;
 };
 
@@ -64,6 +65,13 @@ void add_reduction_note(const MoeShape& shape, const MoeConfig& config,
   notes.push_back(note);
 }
 
+std::string gemm_implementation(const MoeConfig& config) {
+  for (const Explanation& stage : explain_moe(config, 1)) {
+    if (stage.op == "grouped_gemm") return stage.chosen;
+  }
+  return "";
+}
+
 Report measure(const MoeBenchArguments& arguments) {
   Report report;
   report.shape = parse_moe_shape(arguments.shape);
@@ -82,7 +90,8 @@ Report measure(const MoeBenchArguments& arguments) {
       write_stderr(fmt::format("\r\x1b[K{} {}", report.shape.name, name(config.mode)));
     const MoeBenchProblem problem{config, report.shape.has_bias, arguments.routing,
                                   arguments.min_seconds};
-    report.modes.push_back({config, run_moe_bench(problem, arguments.tokens)});
+    report.modes.push_back(
+        {config, gemm_implementation(config), run_moe_bench(problem, arguments.tokens)});
     for (const MoeBenchResult& result : report.modes.back().cases) {
       report.is_all_correct = report.is_all_correct && result.is_correct;
     }
@@ -91,16 +100,18 @@ Report measure(const MoeBenchArguments& arguments) {
   return report;
 }
 
-Json case_json(const MoeConfig& config, const MoeBenchResult& result, const Report& report) {
+Json case_json(const ModeResults& mode, const MoeBenchResult& result, double read_rate) {
+  const MoeConfig& config = mode.config;
   const double seconds = result.timing.median_seconds;
   return Json{{"mode", name(config.mode)},
+              {"implementation", mode.implementation},
               {"tokens", result.tokens},
               {"experts", config.routing.experts},
               {"local_experts", config.local_experts},
               {"expert_offset", config.expert_offset},
-              {"experts_hit", result.load.num_hit},
-              {"local_slots", result.load.num_slots},
-              {"largest_load", result.load.largest},
+              {"experts_hit", result.experts_hit},
+              {"local_slots", result.local_slots},
+              {"largest_load", result.largest_load},
               {"runs", result.timing.num_runs},
               {"median_seconds", seconds},
               {"lower_quartile_seconds", result.timing.lower_quartile_seconds},
@@ -109,7 +120,7 @@ Json case_json(const MoeConfig& config, const MoeBenchResult& result, const Repo
               {"bytes", result.work.weight_bytes + result.work.other_bytes},
               {"flops", result.work.flops},
               {"weight_gb_per_second", billions_per_second(result.work.weight_bytes, seconds)},
-              {"read_gb_per_second", report.read_rate},
+              {"read_gb_per_second", read_rate},
               {"gflop_per_second", billions_per_second(result.work.flops, seconds)},
               {"checked_tokens", result.checked_tokens},
               {"error_to_fp64", Json{{"rel", json_number(result.error.rel)},
@@ -139,9 +150,9 @@ void print_document(const MoeBenchArguments& arguments, const Report& report) {
   document["min_seconds"] = arguments.min_seconds;
   document["notes"] = report.notes;
   document["cases"] = Json::array();
-  for (const auto& [config, cases] : report.modes) {
-    for (const MoeBenchResult& result : cases) {
-      document["cases"].push_back(case_json(config, result, report));
+  for (const ModeResults& mode : report.modes) {
+    for (const MoeBenchResult& result : mode.cases) {
+      document["cases"].push_back(case_json(mode, result, report.read_rate));
     }
   }
   print_json(document);
@@ -151,6 +162,7 @@ void print_document(const MoeBenchArguments& arguments, const Report& report) {
 Table case_table(const Report& report) {
   using enum Table::Align;
   Table table({{"mode", kLeft},
+               {"implementation", kLeft},
                {"tokens", kRight},
                {"experts", kRight},
                {"local_experts", kRight},
@@ -164,15 +176,15 @@ Table case_table(const Report& report) {
                {"rel_fp64", kRight},
                {"row_fp64", kRight},
                {"result", kLeft}});
-  for (const auto& [config, cases] : report.modes) {
+  for (const auto& [config, implementation, cases] : report.modes) {
     for (const MoeBenchResult& result : cases) {
       const double seconds = result.timing.median_seconds;
       const double rate = billions_per_second(result.work.weight_bytes, seconds);
       const double share = report.read_rate > 0 ? 100 * rate / report.read_rate : 0;
       table.add_row(
-          {std::string(name(config.mode)), std::to_string(result.tokens),
+          {std::string(name(config.mode)), implementation, std::to_string(result.tokens),
            std::to_string(config.routing.experts), std::to_string(config.local_experts),
-           std::to_string(result.load.num_hit), std::to_string(result.load.num_slots),
+           fmt::format("{:.4g}", result.experts_hit), fmt::format("{:.6g}", result.local_slots),
            fmt::format("{:.3f}", seconds * 1e3),
            fmt::format("{:.0f}", result.timing.spread_percent()), fmt::format("{:.2f}", rate),
            fmt::format("{:.0f}", share),

@@ -107,7 +107,9 @@ LayerResult run_mode(const MoeRunArguments& arguments, const Checkpoint& checkpo
   result.timing = time_runs([&] { runner.run(rows, routing); }, arguments.min_seconds);
   const std::vector<float> output = runner.output();
   load = expert_load(runner.ids(), layer.config());
-  result.work = work_of(layer.config(), summarise(load), activations.tokens);
+  const LoadSummary summary = summarise(load);
+  result.work = work_of(layer.config(), static_cast<double>(summary.num_hit),
+                        static_cast<double>(summary.num_slots), activations.tokens);
 
   MoeConfig oracle_config = layer.config();
   oracle_config.accumulation = Accumulation::kFp64;
@@ -122,7 +124,11 @@ LayerResult run_mode(const MoeRunArguments& arguments, const Checkpoint& checkpo
 
 std::string activations_path(const MoeRunArguments& arguments) {
   if (!arguments.activations.empty()) return arguments.activations;
-  if (const auto path = default_activations(arguments.model)) return *path;
+  // A quantized model has the inputs of its original.
+  for (const std::string& directory : {arguments.model, arguments.reference}) {
+    if (directory.empty()) continue;
+    if (const auto path = default_activations(directory)) return *path;
+  }
   throw Error(ErrorKind::kInvalidArgument,
               fmt::format("{}: there is no calibration/activations.safetensors; name a file with "
                           "the layer's inputs with --activations",

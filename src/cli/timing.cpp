@@ -12,7 +12,8 @@ double Timing::spread_percent() const {
   return 100 * (upper_quartile_seconds - lower_quartile_seconds) / median_seconds;
 }
 
-Timing time_runs(const std::function<void()>& body, double min_seconds) {
+Timing time_runs(const std::function<void()>& body, double min_seconds,
+                 const std::function<void()>& after_run) {
   using Clock = std::chrono::steady_clock;
   constexpr size_t kMinRuns = 5;
   body();
@@ -22,6 +23,7 @@ Timing time_runs(const std::function<void()>& body, double min_seconds) {
     body();
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     total += seconds.back();
+    after_run();
   }
   std::sort(seconds.begin(), seconds.end());
   const size_t last = seconds.size() - 1;

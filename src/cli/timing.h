@@ -17,8 +17,11 @@ struct Timing {
   [[nodiscard]] double spread_percent() const;
 };
 
-// Runs until `min_seconds` have passed, and at least five times.
-Timing time_runs(const std::function<void()>& body, double min_seconds);
+// Runs until `min_seconds` have passed, and at least five times. `after_run` is called after every
+// timed run, and is not timed.
+Timing time_runs(
+    const std::function<void()>& body, double min_seconds,
+    const std::function<void()>& after_run = [] {});
 
 // Bytes (or operations) over time, in billions a second; 0 where no time was measured.
 double billions_per_second(double amount, double seconds);

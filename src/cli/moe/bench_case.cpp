@@ -1,9 +1,11 @@
-// Rows come in as bf16, so a mode's quantization of its input is timed with it; so is the router.
-// The oracle is prepared after the timed layer has gone: two copies of the weights are the most
-// that is in memory.
+// Runs take one range of the tokens after the other, so that few tokens do not find their experts
+// in a cache. Rows come in as bf16, so a mode's quantization of its input is timed with it; so is
+// the router. The oracle is prepared after the timed layer has gone: two copies of the weights are
+// the most that is in memory.
 #include "cli/moe/bench_case.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -80,27 +82,66 @@ void check_extents(const MoeShape& shape, const MoeModeInfo& mode, const ExpertS
   }
 }
 
-// The timed part: what a result needs for its check later is kept in `outputs`.
-std::vector<MoeBenchResult> time_all(const MoeBenchProblem& problem, const MoeWeights& weights,
-                                     const std::vector<uint16_t>& rows, const BenchRouting& routing,
-                                     std::span<const int64_t> tokens,
-                                     std::vector<std::vector<float>>& outputs) {
-  const MoeConfig& config = problem.config;
-  LayerRunner runner(weights, config, *std::max_element(tokens.begin(), tokens.end()));
-  std::vector<MoeBenchResult> results;
-  for (const int64_t count : tokens) {
-    const auto elements = static_cast<size_t>(count * config.hidden);
-    const TensorView input = matrix_view(std::span(rows).first(elements), config.hidden);
-    const Routing view = routing.first(count);
-    MoeBenchResult result;
-    result.tokens = count;
-    result.timing = time_runs([&] { runner.run(input, view); }, problem.min_seconds);
-    result.load = summarise(expert_load(runner.ids(), config));
-    result.work = work_of(config, result.load, count);
-    outputs.push_back(rows_at(sample_of(config, count), runner.output(), config.hidden));
-    results.push_back(result);
+// What all cases of a layer have in common.
+struct BenchInputs {
+  const MoeConfig& config;
+  BenchRouting routing;
+  std::vector<uint16_t> rows;  // bf16, as many as there are tokens in `routing`.
+
+  [[nodiscard]] TensorView range(int64_t begin, int64_t count) const {
+    const auto hidden = static_cast<size_t>(config.hidden);
+    const auto first = static_cast<size_t>(begin) * hidden;
+    return matrix_view(std::span(rows).subspan(first, static_cast<size_t>(count) * hidden),
+                       config.hidden);
   }
-  return results;
+};
+
+// A timed case, and what its check needs.
+struct TimedCase {
+  MoeBenchResult result;
+  std::vector<int64_t> sample;  // Tokens of the last run.
+  std::vector<float> output;    // Of those tokens.
+};
+
+TimedCase time_case(const BenchInputs& inputs, int64_t tokens, double min_seconds,
+                    LayerRunner& runner) {
+  const MoeConfig& config = inputs.config;
+  const int64_t num_ranges = inputs.routing.tokens() / tokens;
+  int64_t num_runs = 0;
+  int64_t begin = 0;
+  TimedCase timed;
+  MoeBenchResult& result = timed.result;
+  const auto run = [&] {
+    begin = num_runs++ % num_ranges * tokens;
+    runner.run(inputs.range(begin, tokens), inputs.routing.range(begin, tokens));
+  };
+  const auto count_load = [&] {
+    const LoadSummary load = summarise(expert_load(runner.ids(), config));
+    result.experts_hit += static_cast<double>(load.num_hit);
+    result.local_slots += static_cast<double>(load.num_slots);
+    result.largest_load = std::max(result.largest_load, load.largest);
+  };
+  result.tokens = tokens;
+  result.timing = time_runs(run, min_seconds, count_load);
+  result.experts_hit /= static_cast<double>(result.timing.num_runs);
+  result.local_slots /= static_cast<double>(result.timing.num_runs);
+  result.work = work_of(config, result.experts_hit, result.local_slots, tokens);
+  timed.sample = sample_of(config, tokens);
+  timed.output = rows_at(timed.sample, runner.output(), config.hidden);
+  for (int64_t& token : timed.sample) token += begin;
+  return timed;
+}
+
+void check_case(const BenchInputs& inputs, LayerRunner& oracle, TimedCase& timed) {
+  const MoeConfig& config = inputs.config;
+  const std::vector<uint16_t> rows = rows_at(timed.sample, inputs.rows, config.hidden);
+  BenchRouting sampled = inputs.routing;
+  const Routing routing = inputs.routing.of(timed.sample, sampled);
+  oracle.run(matrix_view(rows, config.hidden), routing);
+  MoeBenchResult& result = timed.result;
+  result.checked_tokens = static_cast<int64_t>(timed.sample.size());
+  result.error = distance(timed.output, oracle.output(), config.hidden);
+  result.is_correct = is_within(result.error, tolerance(config.mode), result.checked_tokens);
 }
 
 }  // namespace
@@ -147,27 +188,24 @@ std::vector<MoeBenchResult> run_moe_bench(const MoeBenchProblem& problem,
                                           std::span<const int64_t> tokens) {
   const MoeConfig& config = problem.config;
   const int64_t max_tokens = *std::max_element(tokens.begin(), tokens.end());
-  const BenchRouting routing(problem.routing, config.routing, max_tokens);
+  BenchRouting routing(problem.routing, config.routing, max_tokens);
+  const auto elements = static_cast<size_t>(routing.tokens() * config.hidden);
+  const BenchInputs inputs{config, std::move(routing), to_bf16(random_normal(elements, kRowSeed))};
   const RandomWeights weights(config, problem.has_bias);
-  const std::vector<uint16_t> rows =
-      to_bf16(random_normal(static_cast<size_t>(max_tokens * config.hidden), kRowSeed));
-  std::vector<std::vector<float>> outputs;
-  std::vector<MoeBenchResult> results =
-      time_all(problem, weights.weights(), rows, routing, tokens, outputs);
-
+  std::vector<TimedCase> cases;
+  {
+    LayerRunner runner(weights.weights(), config, max_tokens);
+    for (const int64_t count : tokens) {
+      cases.push_back(time_case(inputs, count, problem.min_seconds, runner));
+    }
+  }
   MoeConfig oracle_config = config;
   oracle_config.accumulation = Accumulation::kFp64;
   LayerRunner oracle(weights.weights(), oracle_config, std::min(kMaxChecked, max_tokens));
-  for (size_t i = 0; i < results.size(); ++i) {
-    const std::vector<int64_t> sample = sample_of(config, results[i].tokens);
-    const std::vector<uint16_t> input = rows_at(sample, rows, config.hidden);
-    BenchRouting sampled = routing;
-    const Routing view = routing.of(sample, sampled);
-    oracle.run(matrix_view(input, config.hidden), view);
-    results[i].checked_tokens = static_cast<int64_t>(sample.size());
-    results[i].error = distance(outputs[i], oracle.output(), config.hidden);
-    results[i].is_correct =
-        is_within(results[i].error, tolerance(config.mode), results[i].checked_tokens);
+  std::vector<MoeBenchResult> results;
+  for (TimedCase& timed : cases) {
+    check_case(inputs, oracle, timed);
+    results.push_back(timed.result);
   }
   return results;
 }

@@ -29,7 +29,11 @@ struct MoeBenchProblem {
 
 struct MoeBenchResult {
   int64_t tokens = 0;
-  LoadSummary load;
+  // Means over the timed runs, which are on different tokens, and the most tokens that one expert
+  // had.
+  double experts_hit = 0;
+  double local_slots = 0;
+  int64_t largest_load = 0;
   Work work;
   Timing timing;
   // A sample of tokens against Accumulation::kFp64 on the same weights and inputs.

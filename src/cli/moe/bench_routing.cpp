@@ -15,6 +15,8 @@ namespace {
 
 constexpr double kZipfExponent = 1;
 constexpr uint64_t kSeed = 42;
+// Runs on few tokens take others each time: the same experts again and again would stay in caches.
+constexpr int64_t kMinRandomTokens = 256;
 
 const TensorInfo* find_by_ending(const SafetensorsReader& file, std::string_view ending) {
   for (const TensorInfo& tensor : file.tensors()) {
@@ -45,18 +47,25 @@ std::vector<Value> selected_rows(const std::vector<Value>& values, int64_t cols,
 
 }  // namespace
 
-BenchRouting::BenchRouting(const std::string& kind, const RoutingConfig& config, int64_t max_tokens)
+BenchRouting::BenchRouting(const std::string& kind, const RoutingConfig& config, int64_t tokens)
     : config_(config) {
   if (kind == "uniform") {
-    logits_ = random_logits(max_tokens, config.experts, 0, kSeed);
+    logits_ = random_logits(std::max(tokens, kMinRandomTokens), config.experts, 0, kSeed);
   } else if (kind == "zipf") {
-    logits_ = random_logits(max_tokens, config.experts, kZipfExponent, kSeed);
+    logits_ =
+        random_logits(std::max(tokens, kMinRandomTokens), config.experts, kZipfExponent, kSeed);
   } else {
     read_file(kind);
-    const int64_t rows = ids_.empty() ? static_cast<int64_t>(logits_.size()) / config.experts
-                                      : static_cast<int64_t>(ids_.size()) / config.top_k;
-    check_tokens(kind, rows, max_tokens);
+    if (this->tokens() >= tokens) return;
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("--routing {}: it routes {} tokens, --tokens asks for {}",
+                            printable(kind), this->tokens(), tokens));
   }
+}
+
+int64_t BenchRouting::tokens() const {
+  return ids_.empty() ? static_cast<int64_t>(logits_.size()) / config_.experts
+                      : static_cast<int64_t>(ids_.size()) / config_.top_k;
 }
 
 void BenchRouting::read_file(const std::string& path) {
@@ -82,19 +91,14 @@ void BenchRouting::read_file(const std::string& path) {
   logits_ = read_floats(file, *logits);
 }
 
-void BenchRouting::check_tokens(const std::string& path, int64_t rows, int64_t max_tokens) const {
-  if (rows >= max_tokens) return;
-  throw Error(ErrorKind::kInvalidArgument,
-              fmt::format("--routing {}: it routes {} tokens, --tokens asks for {}",
-                          printable(path), rows, max_tokens));
-}
-
-Routing BenchRouting::first(int64_t tokens) const {
+Routing BenchRouting::range(int64_t begin, int64_t count) const {
   Routing routing;
   if (ids_.empty()) {
-    routing.logits = TensorView::contiguous(logits_.data(), DType::kF32, {tokens, config_.experts});
+    routing.logits = TensorView::contiguous(logits_.data() + begin * config_.experts, DType::kF32,
+                                            {count, config_.experts});
   } else {
-    routing.ids = TensorView::contiguous(ids_.data(), DType::kI32, {tokens, config_.top_k});
+    routing.ids = TensorView::contiguous(ids_.data() + begin * config_.top_k, DType::kI32,
+                                         {count, config_.top_k});
   }
   return routing;
 }
@@ -108,7 +112,7 @@ Routing BenchRouting::of(std::span<const int64_t> tokens, BenchRouting& copy) co
   } else {
     copy.ids_ = selected_rows(ids_, config_.top_k, tokens);
   }
-  return copy.first(static_cast<int64_t>(tokens.size()));
+  return copy.range(0, static_cast<int64_t>(tokens.size()));
 }
 
 }  // namespace narrowfloat::cli

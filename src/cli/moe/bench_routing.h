@@ -13,17 +13,19 @@ namespace narrowfloat::cli {
 
 class BenchRouting {
  public:
-  // kind: "uniform", "zipf", or a safetensors file with a tensor *topk_ids (I32 [T, k]) or
-  // *router_logits ([T, E]). Throws kCorruptData for a file without, or of another shape.
-  BenchRouting(const std::string& kind, const RoutingConfig& config, int64_t max_tokens);
+  // Of at least `tokens` tokens. kind: "uniform", "zipf", or a safetensors file with a tensor
+  // *topk_ids (I32 [T, k]) or *router_logits ([T, E]). Throws kCorruptData for a file without, or
+  // of another shape.
+  BenchRouting(const std::string& kind, const RoutingConfig& config, int64_t tokens);
 
-  [[nodiscard]] Routing first(int64_t tokens) const;
+  [[nodiscard]] int64_t tokens() const;
+  // Of tokens [begin, begin + count).
+  [[nodiscard]] Routing range(int64_t begin, int64_t count) const;
   // Of these tokens only; `copy` holds what the result views.
   [[nodiscard]] Routing of(std::span<const int64_t> tokens, BenchRouting& copy) const;
 
  private:
   void read_file(const std::string& path);
-  void check_tokens(const std::string& path, int64_t rows, int64_t max_tokens) const;
 
   RoutingConfig config_;
   std::vector<float> logits_;  // Or

@@ -127,7 +127,7 @@ double weights_per_expert(const MoeConfig& config) {
   return halves * static_cast<double>(config.hidden) * static_cast<double>(config.inter);
 }
 
-Work work_of(const MoeConfig& config, const LoadSummary& load, int64_t tokens) {
+Work work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens) {
   const MoeModeInfo& mode = moe_mode_info(config.mode);
   const double elements = weights_per_expert(config);
   const auto row_elements = static_cast<double>(tokens * config.hidden);
@@ -135,10 +135,10 @@ Work work_of(const MoeConfig& config, const LoadSummary& load, int64_t tokens) {
   const double out_bytes = bits(config.out_dtype) / 8.0;
   constexpr double kLogitBytes = 4;
   Work work;
-  work.weight_bytes = static_cast<double>(load.num_hit) * elements * mode.bits_per_weight / 8;
+  work.weight_bytes = experts_hit * elements * mode.bits_per_weight / 8;
   work.other_bytes = row_elements * (row_element_bytes(input) + out_bytes) +
                      static_cast<double>(tokens * config.routing.experts) * kLogitBytes;
-  work.flops = 2 * static_cast<double>(load.num_slots) * elements;
+  work.flops = 2 * local_slots * elements;
   return work;
 }
 

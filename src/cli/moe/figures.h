@@ -42,7 +42,7 @@ struct Work {
   double other_bytes = 0;   // Input and output once, routing.
   double flops = 0;         // Of the local slots.
 };
-Work work_of(const MoeConfig& config, const LoadSummary& load, int64_t tokens);
+Work work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens);
 // Elements of both weight matrices of one expert.
 double weights_per_expert(const MoeConfig& config);
 
