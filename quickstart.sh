@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # From a fresh clone to a quantized model: installs what is missing (Debian packages), builds the
 # program `narrowfloat`, quantizes the small model of this repository to NVFP4 and MXFP4, and shows
-# what that saved and cost. Everything it makes is under build/quickstart/; safe to run again.
+# what that saved and cost, down to the accuracy of the model. Everything it makes is under
+# build/quickstart/; safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -49,9 +50,15 @@ head -n 10 $out/diff.txt
 echo "..."
 tail -n 3 $out/diff.txt
 
-say "Result: size and accuracy of both formats"
+say "7. Bits per byte of a held-out text, experts in every mode (about a minute)"
+show $narrowfloat eval $model > $out/eval.txt
+echo "done, shown at the end"
+
+say "Result: size and accuracy"
 for format in nvfp4 mxfp4; do
   echo
   tail -n +2 "$out/$format.summary.txt"  # Without the line of the command.
 done
-printf '\nThe quantized models: %s, the program: %s\n' "$out/tiny-moe-{nvfp4,mxfp4}" "$narrowfloat"
+printf '\nThe quantized models: %s, the program: %s\n\n' \
+  "$out/tiny-moe-{nvfp4,mxfp4}" "$narrowfloat"
+cat $out/eval.txt

@@ -170,6 +170,15 @@ def test_without_activations_the_text_calibrates(tmp_path):
     assert 1e-4 < abs(document["modes"][1]["difference_to_bf16"]) < 0.05
 
 
+def test_a_mode_equals_the_model_with_its_weights_rounded(tmp_path, small):
+    """MXFP4 weights are bf16 numbers, so bf16 experts on them are the mode mxfp4_bf16."""
+    run_ok("quantize", TINY_MOE, tmp_path / "mxfp4", "--to", "mxfp4", "--exclude", "*self_attn*")
+    run_ok("dequantize", tmp_path / "mxfp4", tmp_path / "plain", "--dtype", "bf16")
+    plain = run_json("eval", tmp_path / "plain", "--text", TEXT, "--bytes", 1700, "--mode", "bf16")
+    mode = next(row for row in small["modes"] if row["mode"] == "mxfp4_bf16")
+    assert plain["modes"][0]["bits_per_byte"] == mode["bits_per_byte"]
+
+
 @pytest.mark.parametrize("changes,expected", [
     ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
     ({"vocab_size": 151936}, "vocab_size is 151936"),
