@@ -83,7 +83,7 @@ Explanation explain_amax(const ExplainRequest& request) {
 
 using Explain = Explanation (*)(const ExplainRequest& request);
 
-// In the order of kOperations.
+// The first of kOperations, in their order; explain_moe() has the others.
 constexpr std::array<Explain, 4> kExplain{explain_quantize, explain_dequantize, explain_relayout,
                                           explain_amax};
 
@@ -97,7 +97,7 @@ Explanation explain(std::string_view op, const ExplainRequest& request) {
   for (size_t i = 0; i < kExplain.size(); ++i) {
     if (kOperations[i] == op) return kExplain[i](request);
   }
-  throw_invalid("operation: expected one of {}, got \"{}\"", fmt::join(kOperations, ", "), op);
+  throw_invalid("operation: expected one of {}, got \"{}\"", fmt::join(operations(), ", "), op);
 }
 
 }  // namespace narrowfloat

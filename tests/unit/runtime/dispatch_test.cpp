@@ -143,7 +143,7 @@ TEST(ForcedImplementation, RefusesAnOperationThatDoesNotExist) {
   const Forced forced("quantise:cpu_reference");
   expect_error(ErrorKind::kInvalidArgument,
                "NARROWFLOAT_FORCE: there is no operation \"quantise\"; expected one of quantize, "
-               "dequantize, relayout, amax",
+               "dequantize, relayout, amax, route, permute, activation, grouped_gemm, combine",
                [] { (void)forced_implementation("amax"); });
 }
 
