@@ -51,7 +51,8 @@ echo "..."
 tail -n 3 $out/diff.txt
 
 say "7. Bits per byte of a held-out text, experts in every mode (about a minute)"
-show $narrowfloat eval $model > $out/eval.txt
+echo "\$ $narrowfloat eval $model"
+$narrowfloat eval $model > $out/eval.txt
 echo "done, shown at the end"
 
 say "Result: size and accuracy"

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -45,22 +45,32 @@ struct Evaluation {
   std::vector<ModeScore> scores;
 };
 
+// The first `limit` bytes of a regular file, all where it is 0.
+void read_beginning(uint64_t limit, Text& text) {
+  std::error_code error;
+  std::ifstream file;
+  if (std::filesystem::is_regular_file(text.path, error)) file.open(text.path, std::ios::binary);
+  if (!file.is_open()) {
+    throw Error(ErrorKind::kIo, fmt::format("{}: no file that can be read; give a text with --text",
+                                            printable(text.path)));
+  }
+  text.file_bytes = std::filesystem::file_size(text.path, error);
+  text.bytes.resize(limit > 0 ? std::min(text.file_bytes, limit) : text.file_bytes);
+  file.read(reinterpret_cast<char*>(text.bytes.data()),
+            static_cast<std::streamsize>(text.bytes.size()));
+  if (!file) {
+    throw Error(ErrorKind::kIo, fmt::format("{}: expected {} bytes, read {}", printable(text.path),
+                                            text.bytes.size(), file.gcount()));
+  }
+}
+
 Text read_text(const EvalArguments& arguments, int64_t window) {
   Text text;
   text.path =
       arguments.text.empty()
           ? (std::filesystem::path(arguments.model) / "calibration" / "heldout.txt").string()
           : arguments.text;
-  std::ifstream file(text.path, std::ios::binary);
-  if (!file) {
-    throw Error(ErrorKind::kIo,
-                fmt::format("{}: cannot be opened; give a text with --text", printable(text.path)));
-  }
-  text.bytes.assign(std::istreambuf_iterator<char>(file), {});
-  text.file_bytes = text.bytes.size();
-  if (arguments.num_bytes > 0 && text.bytes.size() > arguments.num_bytes) {
-    text.bytes.resize(arguments.num_bytes);
-  }
+  read_beginning(arguments.num_bytes, text);
   const auto step = static_cast<size_t>(window);
   for (size_t begin = 0; begin < text.bytes.size(); begin += step) {
     const size_t length = std::min(step, text.bytes.size() - begin);
@@ -94,8 +104,9 @@ ModeScore score_mode(const Checkpoint& checkpoint, const TextModel& model, const
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   const size_t batch = std::min(kBatch, text.windows.size());
+  // The first window is the longest.
   ModelExperts experts(checkpoint, model.config(), mode, maxima,
-                       static_cast<int64_t>(batch) * model.config().window);
+                       static_cast<int64_t>(batch * text.windows.front().size()));
   const auto add_experts = [&](int64_t layer, std::span<const float> rows,
                                std::span<float> residual) {
     experts.add_output(layer, rows, residual);

@@ -159,6 +159,7 @@ ExitCode run(const MoeRunArguments& arguments) {
   // and loading says so.
   if (report.has_static_scales && moe_mode_info(stored.config().mode).input == RowFormat::kBf16) {
     setting.maxima = measure_maxima(stored, activations.rows, activations.logits);
+    require_usable(setting.maxima, arguments.layer, path);
   }
   for (const MoeMode mode : modes) {
     report.modes.push_back(run_mode(arguments, checkpoint, setting, mode, report.load));

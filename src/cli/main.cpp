@@ -45,7 +45,8 @@ ExitCode run_program(int argc, const char* const* argv) {
   } catch (const Error& error) {
     return fail(exit_code(error.kind()), with_option_spelling(error.what()));
   } catch (const std::bad_alloc&) {
-    return fail(ExitCode::kInput, "out of memory: give a smaller --max-memory, or free some");
+    return fail(ExitCode::kInput,
+                "out of memory: free some, or ask for less (--max-memory, --tokens, --bytes)");
   } catch (const std::system_error& error) {
     return fail(ExitCode::kInput, error.what());
   } catch (const std::exception& error) {

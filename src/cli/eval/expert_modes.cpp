@@ -93,6 +93,7 @@ ModelMaxima model_maxima(const Checkpoint& checkpoint, const TextModel& model, W
       const Activations activations =
           read_activations(*path, static_cast<int64_t>(l), layers[l], 0);
       maxima.layers.push_back(measure_maxima(layers[l], activations.rows, activations.logits));
+      require_usable(maxima.layers.back(), static_cast<int64_t>(l), *path);
     }
     return maxima;
   }
@@ -102,6 +103,7 @@ ModelMaxima model_maxima(const Checkpoint& checkpoint, const TextModel& model, W
   const auto measure = [&](int64_t l, std::span<const float> rows, std::span<float> residual) {
     const LoadedMoe& layer = layers[static_cast<size_t>(l)];
     maxima.layers.push_back(measure_maxima(layer, rows, router_logits(layer, rows)));
+    require_usable(maxima.layers.back(), l, maxima.source);
     experts.add_output(l, rows, residual);
   };
   model.score(std::span(&window, 1), measure);

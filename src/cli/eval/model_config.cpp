@@ -1,6 +1,7 @@
 // Reads what it needs and refuses what it would have to ignore.
 #include "cli/eval/model_config.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <string_view>
 
@@ -17,6 +18,8 @@ using Config = nlohmann::json;
 
 constexpr int64_t kMaxExtent = 1 << 20;
 constexpr int64_t kBytes = 256;  // Values of a byte: one token each.
+// Windows are no longer than this, whatever a model could take: memory grows with them.
+constexpr int64_t kMaxWindow = 4096;
 
 // One config.json and where it came from.
 struct Source {
@@ -66,6 +69,24 @@ Source parse_source(const std::string& config_text, const std::string& path) {
   return source;
 }
 
+// At the top level, or in `rope_parameters` as newer files have it.
+double rope_theta(const Source& source) {
+  const auto parameters = source.config.find("rope_parameters");
+  if (parameters == source.config.end() || parameters->is_null()) {
+    return source.positive("rope_theta");
+  }
+  if (!parameters->is_object()) source.reject("rope_parameters", "an object");
+  const std::string type = parameters->value("rope_type", Config("default")).dump();
+  if (type != "\"default\"") source.refuse(fmt::format("rope_type is {}", printable(type)));
+  for (const auto& [key, value] : parameters->items()) {
+    if (key != "rope_type" && key != "rope_theta") {
+      source.refuse(fmt::format("config.json sets '{}'", printable("rope_parameters." + key)));
+    }
+  }
+  if (!parameters->contains("rope_theta")) return source.positive("rope_theta");
+  return Source{*parameters, source.path}.positive("rope_theta");
+}
+
 void check_architecture(const Source& source) {
   const std::string type =
       source.config.contains("model_type") && source.config["model_type"].is_string()
@@ -75,6 +96,10 @@ void check_architecture(const Source& source) {
   for (const char* key : {"attention_bias", "use_sliding_window", "rope_scaling", "mlp_only_layers",
                           "quantization_config"}) {
     if (source.is_set(key)) source.refuse(fmt::format("config.json sets '{}'", key));
+  }
+  if (source.config.contains("partial_rotary_factor") &&
+      source.positive("partial_rotary_factor") != 1.0) {
+    source.refuse("config.json sets 'partial_rotary_factor'");
   }
   if (source.config.contains("decoder_sparse_step") && source.extent("decoder_sparse_step") != 1) {
     source.refuse("not every layer has experts (decoder_sparse_step)");
@@ -93,8 +118,8 @@ ModelConfig parse_model_config(const std::string& config_text, const std::string
   config.kv_heads = source.extent("num_key_value_heads");
   config.head_dim = source.extent("head_dim");
   config.vocabulary = source.extent("vocab_size");
-  config.window = source.extent("max_position_embeddings");
-  config.rope_theta = source.positive("rope_theta");
+  config.window = std::min(source.extent("max_position_embeddings"), kMaxWindow);
+  config.rope_theta = rope_theta(source);
   config.eps = static_cast<float>(source.positive("rms_norm_eps"));
   config.has_tied_embeddings = source.is_set("tie_word_embeddings");
   if (config.vocabulary != kBytes) {

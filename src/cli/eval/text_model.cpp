@@ -76,14 +76,15 @@ struct TextModel::Scratch {
 };
 
 TextModel::TextModel(const Checkpoint& checkpoint)
-    : config_(parse_model_config(checkpoint.config_text(), checkpoint.path())),
-      rotary_(config_.window, config_.head_dim, config_.rope_theta) {
+    : config_(parse_model_config(checkpoint.config_text(), checkpoint.path())) {
   constexpr const char* kEmbedding = "model.embed_tokens.weight";
   embedding_ = read_tensor(checkpoint, kEmbedding, {config_.vocabulary, config_.hidden});
   head_ = read_linear(checkpoint, config_.has_tied_embeddings ? kEmbedding : "lm_head.weight",
                       config_.vocabulary, config_.hidden);
   norm_ = read_tensor(checkpoint, "model.norm.weight", {config_.hidden});
   for (int64_t i = 0; i < config_.layers; ++i) layers_.push_back(load_layer(checkpoint, i));
+  // Last: by now the tensors have confirmed the sizes of config.json.
+  rotary_ = RotaryTable(config_.window, config_.head_dim, config_.rope_theta);
 }
 
 TextModel::Layer TextModel::load_layer(const Checkpoint& checkpoint, int64_t index) const {

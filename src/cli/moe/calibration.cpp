@@ -3,11 +3,16 @@
 #include "cli/moe/calibration.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "cli/float_tensors.h"
 #include "cli/moe/layer_runner.h"
+#include "narrowfloat/error.h"
 #include "narrowfloat/quantize.h"
+#include "narrowfloat/safetensors.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -68,6 +73,15 @@ void LayerMaxima::include(const LayerMaxima& other) {
 bool has_static_scales(MoeMode mode) {
   const RowFormat input = moe_mode_info(mode).input;
   return input == RowFormat::kFp8Static || input == RowFormat::kNvfp4;
+}
+
+void require_usable(const LayerMaxima& maxima, int64_t layer, const std::string& source) {
+  const auto is_usable = [](float amax) { return amax > 0 && std::isfinite(amax); };
+  if (is_usable(maxima.input) && is_usable(maxima.inter)) return;
+  throw Error(ErrorKind::kInvalidArgument,
+              fmt::format("{}: layer {}: static scales need rows that are finite and not all zero; "
+                          "the largest input is {}, the largest intermediate {}",
+                          printable(source), layer, maxima.input, maxima.inter));
 }
 
 LayerMaxima measure_maxima(const LoadedMoe& layer, std::span<const float> rows,

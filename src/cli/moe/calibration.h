@@ -2,7 +2,9 @@
 // static scales need before they can be prepared.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <string>
 
 #include "narrowfloat/moe.h"
 #include "narrowfloat/moe_checkpoint.h"
@@ -23,5 +25,9 @@ bool has_static_scales(MoeMode mode);
 // nvfp4_bf16): its intermediate is what the maxima are of.
 LayerMaxima measure_maxima(const LoadedMoe& layer, std::span<const float> rows,
                            std::span<const float> logits);
+
+// Throws kInvalidArgument for maxima that no scale can be made of: rows that are all zero, or not
+// finite. source: where the rows are from.
+void require_usable(const LayerMaxima& maxima, int64_t layer, const std::string& source);
 
 }  // namespace narrowfloat::cli
