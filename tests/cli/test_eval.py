@@ -185,6 +185,9 @@ def test_a_mode_equals_the_model_with_its_weights_rounded(tmp_path, small):
     ({"attention_bias": True}, "attention_bias"),
     ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
     ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, 'rope_type is "yarn"'),
+    ({"rope_parameters": {"rope_theta": 1e4, "factor": 2}}, "rope_parameters.factor"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
 ])
 def test_other_architectures_are_refused(tmp_path, changes, expected):
     result = run("eval", copy_of_model(tmp_path, changes, activations=True))
@@ -204,6 +207,21 @@ def test_a_config_that_does_not_fit_is_malformed(tmp_path, changes, expected):
     assert expected in result.stderr
 
 
+def test_theta_may_be_among_the_rope_parameters(tmp_path):
+    parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    model = copy_of_model(tmp_path, {"rope_theta": None, "rope_parameters": parameters})
+    arguments = ("--text", TEXT, "--bytes", 600, "--mode", "bf16")
+    newer, older = (run_json("eval", m, *arguments)["modes"] for m in (model, TINY_MOE))
+    assert newer[0]["bits_per_byte"] == older[0]["bits_per_byte"]
+
+
+def test_windows_are_bounded_whatever_a_model_could_take(tmp_path):
+    model = copy_of_model(tmp_path, {"max_position_embeddings": 1 << 20})
+    document = run_json("eval", model, "--text", TEXT, "--bytes", 600, "--mode", "bf16")
+    assert document["window"] == 4096
+    assert document["scored_bytes"] == 599
+
+
 def test_a_quantized_model_is_refused(quantized):
     result = run("eval", quantized, "--text", TEXT)
     assert result.returncode == UNSUPPORTED
@@ -214,3 +232,10 @@ def test_a_missing_text_is_named(tmp_path):
     result = run("eval", copy_of_model(tmp_path, {}))
     assert result.returncode == INPUT
     assert "heldout.txt" in result.stderr and "--text" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["/dev/zero", "."])
+def test_a_text_must_be_a_regular_file(text):
+    result = run("eval", TINY_MOE, "--text", text)
+    assert result.returncode == INPUT
+    assert text in result.stderr and "--text" in result.stderr
