@@ -8,6 +8,7 @@
 #include "cli/json_output.h"
 #include "cli/memory_read.h"
 #include "cli/moe/bench_case.h"
+#include "cli/moe/bench_routing.h"
 #include "cli/output.h"
 #include "narrowfloat/runtime.h"
 
@@ -29,18 +30,22 @@ struct Report {
   double read_rate = 0;
   std::vector<ModeResults> modes;
   std::vector<std::string> notes;
-  bool is_all_correct = true;
+  bool has_wrong = false;
 };
 
+// In the order of the table, each once. A named mode that cannot have the shape stays: an error
+// will say why.
 std::vector<MoeMode> modes_of(const MoeBenchArguments& arguments, const MoeShape& shape,
                               std::vector<std::string>& notes) {
-  if (!arguments.modes.empty()) return arguments.modes;
-  if (!arguments.is_all_modes) return {shape.mode};
+  const std::vector<MoeMode>& named = arguments.modes;
+  if (named.empty() && !arguments.is_all_modes) return {shape.mode};
   std::vector<MoeMode> modes;
   for (const MoeModeInfo& info : all_moe_modes()) {
-    if (shape.hidden % info.multiple == 0 && shape.inter % info.multiple == 0) {
+    const bool is_named = std::find(named.begin(), named.end(), info.id) != named.end();
+    const bool fits = shape.hidden % info.multiple == 0 && shape.inter % info.multiple == 0;
+    if (is_named || (arguments.is_all_modes && fits)) {
       modes.push_back(info.id);
-    } else {
+    } else if (arguments.is_all_modes) {
       notes.push_back(
           fmt::format("{}: left out, hidden and intermediate size must be multiples "
                       "of {}",
@@ -72,37 +77,72 @@ std::string gemm_implementation(const MoeConfig& config) {
   return "";
 }
 
+// The layer in every mode. All of them before the first run: no mistake shows after minutes.
+std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, Report& report) {
+  const MoeShape& shape = report.shape;
+  const int64_t max_tokens = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
+  const ExpertShard shard{arguments.rank, arguments.num_ranks};
+  std::vector<MoeConfig> configs;
+  for (const MoeMode mode : modes_of(arguments, shape, report.notes)) {
+    configs.push_back(bench_config(shape, mode, shard, max_tokens, memory_limit(arguments)));
+    const MoeConfig& config = configs.back();
+    check_routing(arguments.routing, config.routing, max_tokens, shape.routing.experts);
+    add_reduction_note(shape, config, report.notes);
+  }
+  return configs;
+}
+
 Report measure(const MoeBenchArguments& arguments) {
   Report report;
   report.shape = parse_moe_shape(arguments.shape);
-  const std::vector<MoeMode> modes = modes_of(arguments, report.shape, report.notes);
-  const int64_t max_tokens = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
-  const ExpertShard shard{arguments.rank, arguments.num_ranks};
-  std::vector<MoeConfig> configs;  // All of them first: no mistake shows after minutes.
-  for (const MoeMode mode : modes) {
-    configs.push_back(bench_config(report.shape, mode, shard, max_tokens, memory_limit(arguments)));
-    add_reduction_note(report.shape, configs.back(), report.notes);
-  }
+  const std::vector<MoeConfig> configs = configs_of(arguments, report);
   report.read_rate = read_gb_per_second(std::min(arguments.min_seconds, kReadTestSeconds));
   const bool has_progress = stderr_is_terminal() && !arguments.output.is_quiet;
   for (const MoeConfig& config : configs) {
     if (has_progress)
       write_stderr(fmt::format("\r\x1b[K{} {}", report.shape.name, name(config.mode)));
-    const MoeBenchProblem problem{config, report.shape.has_bias, arguments.routing,
-                                  arguments.min_seconds};
+    const MoeBenchProblem problem{config, report.shape.has_bias, report.shape.routing.experts,
+                                  arguments.routing, arguments.min_seconds};
     report.modes.push_back(
         {config, gemm_implementation(config), run_moe_bench(problem, arguments.tokens)});
     for (const MoeBenchResult& result : report.modes.back().cases) {
-      report.is_all_correct = report.is_all_correct && result.is_correct;
+      report.has_wrong = report.has_wrong || result.verdict == Verdict::kWrong;
     }
   }
   if (has_progress) write_stderr("\r\x1b[K");
   return report;
 }
 
+bool is_checked(const MoeBenchResult& result) { return result.checked_tokens > 0; }
+
+std::string verdict_text(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kCorrect:
+      return "correct";
+    case Verdict::kWrong:
+      return "WRONG";
+    case Verdict::kNotChecked:
+      return "not checked";
+  }
+  return "";
+}
+
+Json verdict_json(Verdict verdict) {
+  return verdict == Verdict::kNotChecked ? Json(nullptr) : Json(verdict == Verdict::kCorrect);
+}
+
+Json error_json(const MoeBenchResult& result) {
+  if (!is_checked(result)) return nullptr;
+  return Json{{"rel", json_number(result.error.rel)}, {"row", json_number(result.error.row)}};
+}
+
+std::string error_text(const MoeBenchResult& result, double error) {
+  return is_checked(result) ? fmt::format("{:.2e}", error) : "-";
+}
+
 Json case_json(const ModeResults& mode, const MoeBenchResult& result, double read_rate) {
   const MoeConfig& config = mode.config;
-  const double seconds = result.timing.median_seconds;
+  const double mean = result.timing.mean_seconds();
   return Json{{"mode", name(config.mode)},
               {"implementation", mode.implementation},
               {"tokens", result.tokens},
@@ -113,19 +153,19 @@ Json case_json(const ModeResults& mode, const MoeBenchResult& result, double rea
               {"local_slots", result.local_slots},
               {"largest_load", result.largest_load},
               {"runs", result.timing.num_runs},
-              {"median_seconds", seconds},
+              {"total_seconds", result.timing.total_seconds},
+              {"median_seconds", result.timing.median_seconds},
               {"lower_quartile_seconds", result.timing.lower_quartile_seconds},
               {"upper_quartile_seconds", result.timing.upper_quartile_seconds},
               {"weight_bytes", result.work.weight_bytes},
               {"bytes", result.work.weight_bytes + result.work.other_bytes},
               {"flops", result.work.flops},
-              {"weight_gb_per_second", billions_per_second(result.work.weight_bytes, seconds)},
+              {"weight_gb_per_second", billions_per_second(result.work.weight_bytes, mean)},
               {"read_gb_per_second", read_rate},
-              {"gflop_per_second", billions_per_second(result.work.flops, seconds)},
+              {"gflop_per_second", billions_per_second(result.work.flops, mean)},
               {"checked_tokens", result.checked_tokens},
-              {"error_to_fp64", Json{{"rel", json_number(result.error.rel)},
-                                     {"row", json_number(result.error.row)}}},
-              {"correct", result.is_correct}};
+              {"error_to_fp64", error_json(result)},
+              {"correct", verdict_json(result.verdict)}};
 }
 
 void print_document(const MoeBenchArguments& arguments, const Report& report) {
@@ -178,20 +218,20 @@ Table case_table(const Report& report) {
                {"result", kLeft}});
   for (const auto& [config, implementation, cases] : report.modes) {
     for (const MoeBenchResult& result : cases) {
-      const double seconds = result.timing.median_seconds;
-      const double rate = billions_per_second(result.work.weight_bytes, seconds);
+      const double mean = result.timing.mean_seconds();
+      const double rate = billions_per_second(result.work.weight_bytes, mean);
       const double share = report.read_rate > 0 ? 100 * rate / report.read_rate : 0;
       table.add_row(
           {std::string(name(config.mode)), implementation, std::to_string(result.tokens),
            std::to_string(config.routing.experts), std::to_string(config.local_experts),
            fmt::format("{:.4g}", result.experts_hit), fmt::format("{:.6g}", result.local_slots),
-           fmt::format("{:.3f}", seconds * 1e3),
+           fmt::format("{:.3f}", result.timing.median_seconds * 1e3),
            fmt::format("{:.0f}", result.timing.spread_percent()), fmt::format("{:.2f}", rate),
            fmt::format("{:.0f}", share),
-           fmt::format("{:.2f}", billions_per_second(result.work.flops, seconds)),
-           fmt::format("{:.2e}", result.error.rel), fmt::format("{:.2e}", result.error.row),
-           result.is_correct ? "correct" : "WRONG"},
-          result.is_correct ? Tone::kPlain : Tone::kBad);
+           fmt::format("{:.2f}", billions_per_second(result.work.flops, mean)),
+           error_text(result, result.error.rel), error_text(result, result.error.row),
+           verdict_text(result.verdict)},
+          result.verdict == Verdict::kWrong ? Tone::kBad : Tone::kPlain);
     }
   }
   return table;
@@ -229,7 +269,7 @@ ExitCode run(const MoeBenchArguments& arguments) {
   } else if (!arguments.output.is_quiet) {
     print_table(arguments, report);
   }
-  return report.is_all_correct ? ExitCode::kDone : ExitCode::kFindings;
+  return report.has_wrong ? ExitCode::kFindings : ExitCode::kDone;
 }
 
 }  // namespace narrowfloat::cli

@@ -79,12 +79,14 @@ bool fits(const MoeModeInfo& mode, const LoadedMoe& stored) {
   return has_weights && config.hidden % mode.multiple == 0 && config.inter % mode.multiple == 0;
 }
 
+// In the order of the table, each once. A named mode that does not fit stays: loading says why.
 std::vector<MoeMode> modes_of(const MoeRunArguments& arguments, const LoadedMoe& stored) {
-  if (!arguments.modes.empty()) return arguments.modes;
-  if (!arguments.is_all_modes) return {stored.config().mode};
+  const std::vector<MoeMode>& named = arguments.modes;
+  if (named.empty() && !arguments.is_all_modes) return {stored.config().mode};
   std::vector<MoeMode> modes;
   for (const MoeModeInfo& info : all_moe_modes()) {
-    if (fits(info, stored)) modes.push_back(info.id);
+    const bool is_named = std::find(named.begin(), named.end(), info.id) != named.end();
+    if (is_named || (arguments.is_all_modes && fits(info, stored))) modes.push_back(info.id);
   }
   return modes;
 }

@@ -66,12 +66,17 @@ std::vector<uint16_t> to_bf16(std::span<const float> values) {
 }
 
 std::vector<float> read_floats(const SafetensorsReader& file, const TensorInfo& tensor) {
+  return read_floats(file, tensor, tensor.size_bytes);
+}
+
+std::vector<float> read_floats(const SafetensorsReader& file, const TensorInfo& tensor,
+                               uint64_t size_bytes) {
   if (!is_plain(tensor.dtype)) {
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("{}: tensor '{}': expected BF16, F16 or F32, got {}",
                             printable(file.path()), printable(tensor.name), name(tensor.dtype)));
   }
-  std::vector<std::byte> bytes(tensor.size_bytes);
+  std::vector<std::byte> bytes(size_bytes);
   file.read(tensor, 0, bytes);
   return to_floats(bytes, tensor.dtype);
 }

@@ -19,5 +19,8 @@ std::vector<uint16_t> to_bf16(std::span<const float> values);
 
 // The whole tensor as fp32. Throws kUnsupported, naming it, for a type that is not plain.
 std::vector<float> read_floats(const SafetensorsReader& file, const TensorInfo& tensor);
+// The first `size_bytes` of it.
+std::vector<float> read_floats(const SafetensorsReader& file, const TensorInfo& tensor,
+                               uint64_t size_bytes);
 
 }  // namespace narrowfloat::cli

@@ -1,4 +1,4 @@
-// A sum over 256 MB, more than caches hold, in pieces that the threads take from a counter.
+// A sum over 256 MiB, more than caches hold, in pieces that the threads take from a counter.
 #include "cli/memory_read.h"
 
 #include <atomic>

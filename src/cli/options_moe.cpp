@@ -1,4 +1,5 @@
 // Options of the commands that compute Mixture-of-Experts layers: eval, moe run, moe bench.
+#include <algorithm>
 #include <charconv>
 
 #include <fmt/format.h>

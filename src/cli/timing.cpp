@@ -12,13 +12,18 @@ double Timing::spread_percent() const {
   return 100 * (upper_quartile_seconds - lower_quartile_seconds) / median_seconds;
 }
 
+double Timing::mean_seconds() const {
+  return num_runs > 0 ? total_seconds / static_cast<double>(num_runs) : 0;
+}
+
 Timing time_runs(const std::function<void()>& body, double min_seconds,
                  const std::function<void()>& after_run) {
   using Clock = std::chrono::steady_clock;
   constexpr size_t kMinRuns = 5;
   body();
   std::vector<double> seconds;
-  for (double total = 0; total < min_seconds || seconds.size() < kMinRuns;) {
+  double total = 0;
+  while (total < min_seconds || seconds.size() < kMinRuns) {
     const Clock::time_point start = Clock::now();
     body();
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
@@ -28,6 +33,7 @@ Timing time_runs(const std::function<void()>& body, double min_seconds,
   std::sort(seconds.begin(), seconds.end());
   const size_t last = seconds.size() - 1;
   return {.num_runs = static_cast<int64_t>(seconds.size()),
+          .total_seconds = total,
           .median_seconds = seconds[seconds.size() / 2],
           .lower_quartile_seconds = seconds[last / 4],
           .upper_quartile_seconds = seconds[last - last / 4]};

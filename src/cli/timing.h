@@ -9,12 +9,15 @@ namespace narrowfloat::cli {
 // Of the timed runs; the run that warms up is not among them.
 struct Timing {
   int64_t num_runs = 0;
+  double total_seconds = 0;
   double median_seconds = 0;
   double lower_quartile_seconds = 0;
   double upper_quartile_seconds = 0;
 
   // Distance of the quartiles in percent of the median.
   [[nodiscard]] double spread_percent() const;
+  // What goes with a mean over runs that differ: a median may be that of a run without work.
+  [[nodiscard]] double mean_seconds() const;
 };
 
 // Runs until `min_seconds` have passed, and at least five times. `after_run` is called after every

@@ -186,6 +186,54 @@ def test_ranks_share_the_slots():
     assert sum(part["flops"] for part in parts) == alone["flops"]
 
 
+def test_rates_under_ep_are_sums_over_all_runs():
+    # Many runs have no slot here: a median that is one of theirs goes with no mean of bytes.
+    document = run_json("moe", "bench", "--min-time", "0.02", "--shape", "1024,1024,32,2",
+                        "--tokens", "1", "--ep", "0/4")
+    case = document["cases"][0]
+    assert case["runs"] > 0 and case["total_seconds"] >= 0.02
+    assert 0 < case["local_slots"] < 2
+    for amount, rate in (("weight_bytes", "weight_gb_per_second"), ("flops", "gflop_per_second")):
+        assert case[rate] == pytest.approx(
+            case[amount] * case["runs"] / case["total_seconds"] / 1e9)
+    assert case["weight_gb_per_second"] < 50 * case["read_gb_per_second"]
+
+
+def test_only_tokens_with_local_slots_are_checked(ids_file):
+    arguments = [*BENCH, "--shape", "64,32,8,2", "--mode", "mxfp8", "--routing", ids_file]
+    # Experts 2 and 3 are rank 1's: all four tokens; 0 and 1 rank 0's: all but the third.
+    for rank, checked in ((0, 3), (1, 4)):
+        case = run_json(*arguments, "--tokens", "4", "--ep", f"{rank}/4")["cases"][0]
+        assert (case["checked_tokens"], case["correct"]) == (checked, True)
+    # One token a run, the last of which may be the third.
+    case = run_json(*arguments, "--tokens", "1", "--ep", "0/4")["cases"][0]
+    assert (case["checked_tokens"], case["correct"]) == (1, True)
+    assert case["error_to_fp64"] is not None
+
+
+def test_a_rank_without_slots_is_not_checked(ids_file):
+    arguments = [*BENCH, "--shape", "64,32,8,2", "--mode", "mxfp8", "--routing", ids_file,
+                 "--tokens", "4", "--ep", "3/4"]
+    case = run_json(*arguments)["cases"][0]
+    assert (case["local_slots"], case["checked_tokens"]) == (0, 0)
+    assert case["correct"] is None and case["error_to_fp64"] is None
+    row = next(csv.DictReader(io.StringIO(run_ok(*arguments, "--csv").stdout)))
+    assert (row["result"], row["rel_fp64"]) == ("not checked", "-")
+
+
+@pytest.mark.parametrize("named,expected", [
+    (["nvfp4", "bf16", "bf16"], ["bf16", "nvfp4"]),
+    (["all", "mxfp8"], MODES),
+    (["mxfp8", "all"], MODES),
+])
+def test_modes_are_a_union_in_the_order_of_the_table(named, expected):
+    modes = [word for mode in named for word in ("--mode", mode)]
+    bench = run_json(*BENCH, "--shape", "128,128,4,2", "--tokens", "1", *modes)
+    assert [case["mode"] for case in bench["cases"]] == expected
+    layer = run_json("moe", "run", TINY_MOE, "--layer", 0, "--tokens", 2, "--min-time", 0, *modes)
+    assert [row["mode"] for row in layer["modes"]] == expected
+
+
 def test_zipf_loads_the_first_experts_most():
     loads = {}
     for routing in ("uniform", "zipf"):
@@ -214,12 +262,40 @@ def test_routing_of_a_file_is_followed(ids_file):
 @pytest.mark.parametrize("shape,tokens,code,expected", [
     ("64,32,8,2", "5", USAGE, "routes 4 tokens"),
     ("64,32,8,3", "4", INPUT, "[tokens, 3]"),
-    ("64,32,2,2", "4", USAGE, "ids"),
+    ("64,32,2,2", "4", USAGE, "routes to 4 experts, only 2 are in the layer"),
 ])
 def test_routing_of_a_file_must_fit(ids_file, shape, tokens, code, expected):
     result = run(*BENCH, "--shape", shape, "--tokens", tokens, "--routing", ids_file)
     assert result.returncode == code, result.stderr
     assert expected in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["ids", "logits"])
+def test_routing_of_a_file_needs_all_its_experts(tmp_path, kind):
+    path = tmp_path / "routing.safetensors"
+    if kind == "ids":
+        ids = np.array([[31, 0]], np.int32)
+        write_safetensors(path, {"topk_ids": ("I32", [1, 2], ids.tobytes())})
+    else:
+        write_safetensors(path, {"router_logits": ("F32", [1, 32], bytes(128))})
+    arguments = [*BENCH, "--shape", "256,256,32,2", "--tokens", "1", "--routing", path]
+    result = run(*arguments, "--max-memory", "8M")
+    assert result.returncode == USAGE
+    assert "routes to 32 experts, only" in result.stderr and "--max-memory" in result.stderr
+    assert run_json(*arguments)["cases"][0]["correct"]
+
+
+def test_of_a_long_file_only_the_needed_rows_are_read(tmp_path):
+    path = tmp_path / "ids.safetensors"
+    ids = np.full((5000, 2), (1, 2), np.int32)
+    ids[300:] = 99
+    write_safetensors(path, {"topk_ids": ("I32", [5000, 2], ids.tobytes())})
+    arguments = [*BENCH, "--shape", "64,32,4,2", "--routing", path]
+    case = run_json(*arguments, "--tokens", "300")["cases"][0]
+    assert case["correct"] and case["largest_load"] == 300
+    # Input and output in bf16, and the ids.
+    assert case["bytes"] - case["weight_bytes"] == 300 * (64 * 4 + 2 * 4)
+    assert run(*arguments, "--tokens", "301").returncode == USAGE
 
 
 def test_bench_table_and_csv_have_the_same_columns():

@@ -1,10 +1,11 @@
-// Runs take one range of the tokens after the other, so that few tokens do not find their experts
-// in a cache. Rows come in as bf16, so a mode's quantization of its input is timed with it; so is
-// the router. The oracle is prepared after the timed layer has gone: two copies of the weights are
-// the most that is in memory.
+// Runs take one range of the tokens after the other, round and round, so that few tokens do not
+// find their experts in a cache. Rows come in as bf16, so a mode's quantization of its input is
+// timed with it; so is the router. The oracle is prepared after the timed layer has gone: two
+// copies of the weights are the most that is in memory.
 #include "cli/moe/bench_case.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <fmt/format.h>
@@ -26,13 +27,34 @@ constexpr int64_t kMaxChecked = 64;
 // A relative error over fewer rows is that of one row.
 constexpr int64_t kMinForRel = 16;
 
-// Evenly spread over [0, tokens).
-std::vector<int64_t> sample_of(const MoeConfig& config, int64_t tokens) {
+// Tokens of a run, by whether experts of this rank had a part in them.
+struct TokenSplit {
+  std::vector<int64_t> local, other;
+};
+TokenSplit split_tokens(std::span<const int32_t> ids, const MoeConfig& config, int64_t tokens) {
+  const int32_t first = config.expert_offset;
+  const int32_t last = first + config.local_experts;
+  const size_t width = ids.size() / static_cast<size_t>(tokens);
+  TokenSplit split;
+  for (int64_t token = 0; token < tokens; ++token) {
+    const auto slots = ids.subspan(static_cast<size_t>(token) * width, width);
+    const bool is_local = std::any_of(slots.begin(), slots.end(),
+                                      [&](int32_t id) { return id >= first && id < last; });
+    (is_local ? split.local : split.other).push_back(token);
+  }
+  return split;
+}
+
+// Evenly spread over `tokens`.
+std::vector<int64_t> sample_of(const MoeConfig& config, std::span<const int64_t> tokens) {
   const double flops = 2.0 * config.routing.top_k * weights_per_expert(config);
   const auto affordable = static_cast<int64_t>(kCheckFlops / flops);
-  const int64_t count = std::min(tokens, std::clamp<int64_t>(affordable, 2, kMaxChecked));
+  const auto num_tokens = static_cast<int64_t>(tokens.size());
+  const int64_t count = std::min(num_tokens, std::clamp<int64_t>(affordable, 2, kMaxChecked));
   std::vector<int64_t> sample;
-  for (int64_t i = 0; i < count; ++i) sample.push_back(i * tokens / count);
+  for (int64_t i = 0; i < count; ++i) {
+    sample.push_back(tokens[static_cast<size_t>(i * num_tokens / count)]);
+  }
   return sample;
 }
 
@@ -99,9 +121,24 @@ struct BenchInputs {
 // A timed case, and what its check needs.
 struct TimedCase {
   MoeBenchResult result;
-  std::vector<int64_t> sample;  // Tokens of the last run.
+  std::vector<int64_t> sample;  // Tokens of one run, with local slots.
   std::vector<float> output;    // Of those tokens.
+  bool has_zeros = true;        // The output of a token of that run without local slots.
 };
+
+// Of the last run, which began at token `begin`.
+void take_sample(const LayerRunner& runner, int64_t begin, TimedCase& timed) {
+  const MoeConfig& config = runner.config();
+  const std::vector<float> output = runner.output();
+  const TokenSplit split = split_tokens(runner.ids(), config, timed.result.tokens);
+  timed.sample = sample_of(config, split.local);
+  timed.output = rows_at(timed.sample, output, config.hidden);
+  for (int64_t& token : timed.sample) token += begin;
+  if (split.other.empty()) return;
+  const int64_t unused = split.other[split.other.size() / 2];
+  const std::vector<float> zeros = rows_at(std::array{unused}, output, config.hidden);
+  timed.has_zeros = std::all_of(zeros.begin(), zeros.end(), [](float value) { return value == 0; });
+}
 
 TimedCase time_case(const BenchInputs& inputs, int64_t tokens, double min_seconds,
                     LayerRunner& runner) {
@@ -109,6 +146,7 @@ TimedCase time_case(const BenchInputs& inputs, int64_t tokens, double min_second
   const int64_t num_ranges = inputs.routing.tokens() / tokens;
   int64_t num_runs = 0;
   int64_t begin = 0;
+  int64_t checked = 0;  // Begin of the last run with local slots.
   TimedCase timed;
   MoeBenchResult& result = timed.result;
   const auto run = [&] {
@@ -120,28 +158,37 @@ TimedCase time_case(const BenchInputs& inputs, int64_t tokens, double min_second
     result.experts_hit += static_cast<double>(load.num_hit);
     result.local_slots += static_cast<double>(load.num_slots);
     result.largest_load = std::max(result.largest_load, load.largest);
+    if (load.num_slots > 0) checked = begin;
   };
   result.tokens = tokens;
   result.timing = time_runs(run, min_seconds, count_load);
   result.experts_hit /= static_cast<double>(result.timing.num_runs);
   result.local_slots /= static_cast<double>(result.timing.num_runs);
-  result.work = work_of(config, result.experts_hit, result.local_slots, tokens);
-  timed.sample = sample_of(config, tokens);
-  timed.output = rows_at(timed.sample, runner.output(), config.hidden);
-  for (int64_t& token : timed.sample) token += begin;
+  result.work =
+      work_of(config, result.experts_hit, result.local_slots, tokens, inputs.routing.has_ids());
+  if (checked != begin) {
+    runner.run(inputs.range(checked, tokens), inputs.routing.range(checked, tokens));
+  }
+  take_sample(runner, checked, timed);
   return timed;
 }
 
 void check_case(const BenchInputs& inputs, LayerRunner& oracle, TimedCase& timed) {
+  MoeBenchResult& result = timed.result;
+  if (timed.sample.empty()) {
+    if (!timed.has_zeros) result.verdict = Verdict::kWrong;
+    return;
+  }
   const MoeConfig& config = inputs.config;
   const std::vector<uint16_t> rows = rows_at(timed.sample, inputs.rows, config.hidden);
   BenchRouting sampled = inputs.routing;
   const Routing routing = inputs.routing.of(timed.sample, sampled);
   oracle.run(matrix_view(rows, config.hidden), routing);
-  MoeBenchResult& result = timed.result;
   result.checked_tokens = static_cast<int64_t>(timed.sample.size());
   result.error = distance(timed.output, oracle.output(), config.hidden);
-  result.is_correct = is_within(result.error, tolerance(config.mode), result.checked_tokens);
+  const bool is_correct =
+      timed.has_zeros && is_within(result.error, tolerance(config.mode), result.checked_tokens);
+  result.verdict = is_correct ? Verdict::kCorrect : Verdict::kWrong;
 }
 
 }  // namespace
@@ -188,7 +235,7 @@ std::vector<MoeBenchResult> run_moe_bench(const MoeBenchProblem& problem,
                                           std::span<const int64_t> tokens) {
   const MoeConfig& config = problem.config;
   const int64_t max_tokens = *std::max_element(tokens.begin(), tokens.end());
-  BenchRouting routing(problem.routing, config.routing, max_tokens);
+  BenchRouting routing(problem.routing, config.routing, max_tokens, problem.shape_experts);
   const auto elements = static_cast<size_t>(routing.tokens() * config.hidden);
   const BenchInputs inputs{config, std::move(routing), to_bf16(random_normal(elements, kRowSeed))};
   const RandomWeights weights(config, problem.has_bias);

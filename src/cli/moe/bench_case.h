@@ -23,9 +23,13 @@ struct ExpertShard {
 struct MoeBenchProblem {
   MoeConfig config;
   bool has_bias = false;
+  int32_t shape_experts = 0;  // What the layer has before memory limits it.
   std::string routing = "uniform";
   double min_seconds = 0.5;
 };
+
+// Of a result: kNotChecked where no run had a slot of this rank's experts.
+enum class Verdict { kCorrect, kWrong, kNotChecked };
 
 struct MoeBenchResult {
   int64_t tokens = 0;
@@ -36,10 +40,11 @@ struct MoeBenchResult {
   int64_t largest_load = 0;
   Work work;
   Timing timing;
-  // A sample of tokens against Accumulation::kFp64 on the same weights and inputs.
+  // A sample of tokens with local slots against Accumulation::kFp64 on the same weights and inputs.
   int64_t checked_tokens = 0;
   Distance error;
-  bool is_correct = false;  // Within the tolerance of the mode.
+  // Correct: within the tolerance of the mode, and a token without local slots is all zeros.
+  Verdict verdict = Verdict::kNotChecked;
 };
 
 // The layer of `shape` in `mode`, with as many of its experts as `max_bytes` hold together with the

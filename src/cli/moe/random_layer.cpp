@@ -15,10 +15,10 @@ constexpr size_t kWordBytes = sizeof(uint64_t);
 constexpr int64_t kPieceBytes = 1 << 22;  // Filled by one thread at a time.
 
 // Root mean squares of the codes as fill_words() draws them.
-constexpr double kFp4Rms = 2.926;      // All sixteen codes alike.
-constexpr double kFp8Rms = 13.5;       // 2 to 30, uniform in the code.
-constexpr double kBf16Rms = 7.05;      // Times 2^exponent of the lowest octave.
-constexpr double kE4m3ScaleRms = 2.2;  // Block scales 1 to 3.75, uniform in the code.
+constexpr double kFp4Rms = 2.926;       // All sixteen codes alike.
+constexpr double kFp8Rms = 13.5;        // 2 to 30, uniform in the code.
+constexpr double kBf16Rms = 7.05;       // Times 2^exponent of the lowest octave.
+constexpr double kE4m3ScaleRms = 2.32;  // Block scales 1 to 3.75, uniform in the code.
 
 uint64_t hash(uint64_t seed, uint64_t index) {
   uint64_t x = seed * 0xD1342543DE82EF95ULL + (index + 1) * 0x9E3779B97F4A7C15ULL;

@@ -1,6 +1,6 @@
 // Made-up weights, activations and routing for `narrowfloat moe bench`, the same on every run.
-// Codes and scales are drawn directly; every block gets a scale of its own, so that a wrong scale
-// index shows (moe spec 13.5).
+// Codes and scales are drawn directly; the scales of blocks are random and differ, so that a wrong
+// scale index shows (moe spec 13.5).
 #pragma once
 
 #include <cstdint>
