@@ -16,4 +16,9 @@ int64_t row_bytes(RowFormat format, int64_t cols);
 // may be short.
 int64_t column_multiple(RowFormat format);
 
+// True for formats whose multiplier is fixed before the values are known.
+constexpr bool has_static_multiplier(RowFormat format) {
+  return format == RowFormat::kFp8Static || format == RowFormat::kNvfp4;
+}
+
 }  // namespace narrowfloat

@@ -65,11 +65,6 @@ GroupedGemmArgs first_gemm(const LoadedMoe& layer, const RoutedSlots& slots) {
 
 }  // namespace
 
-void LayerMaxima::include(const LayerMaxima& other) {
-  input = std::max(input, other.input);
-  inter = std::max(inter, other.inter);
-}
-
 bool has_static_scales(MoeMode mode) {
   const RowFormat input = moe_mode_info(mode).input;
   return input == RowFormat::kFp8Static || input == RowFormat::kNvfp4;

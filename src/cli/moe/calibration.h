@@ -14,8 +14,6 @@ namespace narrowfloat::cli {
 struct LayerMaxima {
   float input = 0;
   float inter = 0;
-
-  void include(const LayerMaxima& other);
 };
 
 // Whether layers of this mode are prepared with maxima.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kPiece = 4 * RowEncoder::kUnit;
 
-// Elements [col, col + count) of a row, as fp32.
+// Elements [col, col + count) of a row, as fp32; F64 is what FC1 of a fp64 layer leaves.
 void load(const TensorView& rows, int64_t row, int64_t col, int64_t count, float* out) {
   const int64_t first = row * rows.shape[1] + col;
   if (rows.dtype != DType::kF64) {
@@ -59,9 +59,8 @@ int64_t row_grain(int64_t cols) {
 
 void code_rows(const TensorView& rows, RowFormat format, float multiplier,
                const CodedRows& output) {
-  const DType source = rows.dtype == DType::kF64 ? DType::kF32 : rows.dtype;
   const RowRules rules{
-      .format = format, .multiplier = multiplier, .input_max = largest_finite(source)};
+      .format = format, .multiplier = multiplier, .input_max = largest_finite(rows.dtype)};
   parallel_for(rows.shape[0], row_grain(rows.shape[1]), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) code_row(rows, row, rules, output, row);
   });

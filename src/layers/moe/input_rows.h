@@ -6,7 +6,7 @@
 
 namespace narrowfloat {
 
-// rows: BF16, F16, F32 or F64 [rows, cols], dense. F64 is rounded to fp32 first.
+// rows: BF16, F16 or F32 [rows, cols], dense.
 // multiplier: of the static formats. output: as RowBuffers::bind makes it.
 void code_rows(const TensorView& rows, RowFormat format, float multiplier, const CodedRows& output);
 
@@ -15,7 +15,8 @@ void code_rows(const TensorView& rows, RowFormat format, float multiplier, const
 void code_slot_rows(const TensorView& tokens, const Permutation& permutation, RowFormat format,
                     const PerExpert& multiplier, const CodedRows& output);
 
-// As code_rows for the rows that `slot_to_row` names.
+// As code_rows for the rows that `slot_to_row` names. rows: F32 or F64, which is rounded to fp32
+// first.
 void code_listed_rows(const TensorView& rows, const TensorView& slot_to_row, RowFormat format,
                       const CodedRows& output);
 

@@ -15,6 +15,7 @@
 #include "layers/moe/model_config.h"
 #include "runtime/float_environment.h"
 #include "tensor/element_io.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat {
 namespace {
@@ -40,10 +41,6 @@ MoeMode default_mode(WeightFormat stored) {
 // Largest value that codes and block scales of the static formats reach together.
 float static_range(RowFormat format) {
   return format == RowFormat::kNvfp4 ? 448.0F * 6.0F : 448.0F;
-}
-
-bool is_static(RowFormat format) {
-  return format == RowFormat::kFp8Static || format == RowFormat::kNvfp4;
 }
 
 float static_multiplier(std::string_view option, const std::optional<float>& amax,
@@ -240,7 +237,7 @@ class LayerLoader {
   // of the GEMM divide by.
   void fold_static_scales(LoadedLayer& state) const {
     const MoeModeInfo& mode = moe_mode_info(state.config.mode);
-    if (!is_static(mode.input)) return;
+    if (!has_static_multiplier(mode.input)) return;
     const float input = static_multiplier("input_amax", options_.input_amax, mode.input);
     const float inter = static_multiplier("inter_amax", options_.inter_amax, mode.intermediate);
     in_float_environment([&] {

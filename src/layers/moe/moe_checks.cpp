@@ -8,14 +8,11 @@
 
 #include "base/throw_error.h"
 #include "tensor/row_checks.h"
+#include "tensor/row_format.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {
 namespace {
-
-bool has_static_multiplier(MoeMode mode) {
-  return mode == MoeMode::kFp8Tensor || mode == MoeMode::kNvfp4;
-}
 
 void check_extent(std::string_view argument, int64_t extent, const MoeModeInfo& mode) {
   if (extent <= 0 || extent % mode.multiple != 0) {
@@ -88,7 +85,7 @@ void check_multiplier(std::string_view argument, const PerExpert& given, int32_t
 }
 
 void check_multipliers(const MoeWeights& weights, const MoeConfig& config, Device device) {
-  if (has_static_multiplier(config.mode)) {
+  if (has_static_multiplier(moe_mode_info(config.mode).input)) {
     const int32_t experts = weight_experts(config);
     check_multiplier("weights.inter_multiplier", weights.inter_multiplier, experts, device);
     return check_multiplier("weights.input_multiplier", weights.input_multiplier.value_or(1.0F),
@@ -124,13 +121,14 @@ void check_bias(std::string_view argument, const TensorView& bias, int32_t exper
 
 // Types of rows that the layer codes, or takes as they are.
 void check_plain_input(const TensorView& x, const MoeConfig& config, bool has_input_multiplier) {
-  const bool is_bf16_mode = moe_mode_info(config.mode).input == RowFormat::kBf16;
+  const RowFormat format = moe_mode_info(config.mode).input;
+  const bool is_bf16_mode = format == RowFormat::kBf16;
   if (is_bf16_mode && config.fp32_rows) {
     return require_dtype("inputs.values", x, {DType::kBF16, DType::kF32});
   }
   if (is_bf16_mode) return require_dtype("inputs.values", x, {DType::kBF16});
   require_dtype("inputs.values", x, {DType::kBF16, DType::kF16, DType::kF32});
-  if (has_static_multiplier(config.mode) && !has_input_multiplier) {
+  if (has_static_multiplier(format) && !has_input_multiplier) {
     throw_invalid(
         "inputs.values: mode {} quantizes plain rows with weights.input_multiplier, which the "
         "layer was prepared without; prepare it with one, or pass coded rows",

@@ -14,8 +14,9 @@ MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t to
   plan.permutation_layout =
       permutation_layout(tokens, extents.slots, extents.local_experts, token_tile);
   const int64_t max_rows = plan.permutation_layout.max_rows;
-  plan.input =
-      row_buffers(extents.input, extents.input_per_expert ? max_rows : tokens, extents.hidden);
+  const int64_t coded_rows = extents.input_per_expert ? max_rows : tokens;
+  plan.input = row_buffers(extents.input, extents.input == RowFormat::kBf16 ? 0 : coded_rows,
+                           extents.hidden);
   plan.intermediate = row_buffers(extents.intermediate, max_rows, extents.inter);
   plan.fc1_coded = row_buffers(RowFormat::kFp8Group, extents.double_quantize_fc1 ? max_rows : 0,
                                extents.fc1_rows);

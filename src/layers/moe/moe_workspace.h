@@ -28,7 +28,7 @@ struct MoeExtents {
 struct MoeWorkspace {
   int64_t tokens = 0;
   PermutationLayout permutation_layout;
-  RowBuffers input;  // Plain inputs are coded into it.
+  RowBuffers input;  // Plain inputs are coded into it; empty in modes with bf16 rows.
   RowBuffers intermediate;
   RowBuffers fc1_coded;  // Of double_quantize_fc1, else empty.
 

@@ -10,16 +10,6 @@
 
 namespace narrowfloat {
 
-// Rounds to odd: a result whose low bit says "inexact" rounds on to a shorter type as the double
-// itself would have.
-inline float round_to_odd(double value) {
-  const auto nearest = static_cast<float>(value);
-  const auto widened = static_cast<double>(nearest);
-  if (widened == value || std::isnan(value)) return nearest;
-  const bool went_up = std::abs(widened) > std::abs(value);
-  return bits_float((float_bits(nearest) - (went_up ? 1U : 0U)) | 1U);
-}
-
 inline void store_result(DType dtype, float value, int64_t index, void* output) {
   if (dtype == DType::kBF16) {
     static_cast<uint16_t*>(output)[index] = float_to_bf16(value);
@@ -30,7 +20,7 @@ inline void store_result(DType dtype, float value, int64_t index, void* output) 
 
 inline void store_result(DType dtype, double value, int64_t index, void* output) {
   if (dtype == DType::kBF16) {
-    static_cast<uint16_t*>(output)[index] = float_to_bf16(round_to_odd(value));
+    static_cast<uint16_t*>(output)[index] = double_to_bf16(value);
   } else if (dtype == DType::kF32) {
     static_cast<float*>(output)[index] = canonical_nan(static_cast<float>(value));
   } else {
