@@ -3,6 +3,7 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 90a)
 endif()
 enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
 # CMake 3.25 does not know that nvcc 13 has C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
@@ -11,6 +12,8 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 # Global fast-math flags are never used: `fast` mode spells out its approximations (spec 17.1).
+# Register spills are errors like all other warnings: no kernel ships with one.
 target_compile_options(narrowfloat_options
                        INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -fmad=false
+                                 -Xptxas=-warn-spills
                                  -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off>)

@@ -56,9 +56,13 @@ struct Device {
 // "cpu" or "cuda:N".
 std::string to_string(Device device);
 
-// A CUDA stream handle (cudaStream_t), passed through untouched; ignored on the CPU.
+// Where CUDA work is queued; ignored on the CPU. Operations never wait for it.
 struct Stream {
-  void* handle = nullptr;
+  void* handle = nullptr;  // cudaStream_t of the tensors' device; null: its default stream.
+  // Programmatic dependent launch: an operation's kernels may start while the work queued before
+  // them still ends, and wait for it on the device before they touch memory. Results are the same;
+  // short operations in a row get faster. Inside a capture the graph gets programmatic edges.
+  bool programmatic_launch = false;
 };
 
 struct TensorView {

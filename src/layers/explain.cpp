@@ -9,6 +9,7 @@
 #include "ops/dequantize/dequantize_problem.h"
 #include "ops/quantize/quantize_problem.h"
 #include "ops/relayout/relayout_problem.h"
+#include "runtime/dispatch.h"
 
 namespace narrowfloat {
 namespace {

@@ -7,6 +7,8 @@
 
 #include <fmt/ranges.h>
 
+#include "base/throw_error.h"
+
 namespace narrowfloat {
 
 std::string forced_implementation(std::string_view op) {

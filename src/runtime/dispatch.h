@@ -7,37 +7,15 @@
 #pragma once
 
 #include <array>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "base/throw_error.h"
 #include "narrowfloat/runtime.h"
+#include "runtime/support.h"
 
 namespace narrowfloat {
-
-// Yes, or no with the missing condition.
-class Support {
- public:
-  static Support yes() { return {}; }
-  static Support no(std::string reason) {
-    Support support;
-    support.reason_ = std::move(reason);
-    return support;
-  }
-  [[nodiscard]] bool ok() const { return !reason_.has_value(); }
-  [[nodiscard]] const std::string& reason() const { return *reason_; }
-
- private:
-  std::optional<std::string> reason_;
-};
-
-// The condition of every CPU implementation.
-inline Support cpu_only(Device device) {
-  return device.type == DeviceType::kCpu ? Support::yes() : Support::no("runs on the CPU only");
-}
 
 // Every operation with a list of implementations.
 inline constexpr std::array<std::string_view, 9> kOperations = {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "narrowfloat/runtime.h"
+#include "runtime/cuda/cuda_devices.h"
 
 extern "C" char** environ;
 
@@ -68,8 +69,13 @@ CpuInfo cpu_info() {
           .features = cpu_features()};
 }
 
-// GPU discovery belongs to the CUDA backend; this build has none.
-std::vector<GpuInfo> gpu_info() { return {}; }
+std::vector<GpuInfo> gpu_info() {
+#if defined(NARROWFLOAT_CUDA)
+  return list_gpus();
+#else
+  return {};
+#endif
+}
 
 std::vector<std::string> environment_settings() {
   std::vector<std::string> settings;

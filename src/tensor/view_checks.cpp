@@ -56,6 +56,21 @@ void require_data(std::string_view argument, const TensorView& view) {
   }
 }
 
+void require_cuda_alignment(std::string_view argument, const void* data, Device device) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  if (device.type != DeviceType::kCuda || address % kCudaAlignment == 0) return;
+  throw_invalid("{}: expected an address aligned to {} bytes on {}, got {:#x}; copy the tensor",
+                argument, kCudaAlignment, to_string(device), address);
+}
+
+void require_cuda_rows(std::string_view argument, const void* data, int64_t row_bytes,
+                       Device device) {
+  require_cuda_alignment(argument, data, device);
+  if (device.type != DeviceType::kCuda || row_bytes % kCudaAlignment == 0) return;
+  throw_invalid("{}: expected rows a multiple of {} bytes apart on {}, got {}; copy the tensor",
+                argument, kCudaAlignment, to_string(device), row_bytes);
+}
+
 void require_dense(std::string_view argument, const TensorView& view) {
   int64_t expected = 1;
   for (int axis = view.rank - 1; axis >= 0; --axis) {

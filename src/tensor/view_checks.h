@@ -27,6 +27,14 @@ void require_tensor(std::string_view argument, const TensorView& view,
                     std::initializer_list<DType> allowed, std::initializer_list<int64_t> shape,
                     Device device);
 
+// On CUDA devices the buffer and its rows start at multiples of 16 bytes, the width of the loads
+// and stores there (spec 1.8). Every other device takes anything.
+inline constexpr int64_t kCudaAlignment = 16;
+void require_cuda_alignment(std::string_view argument, const void* data, Device device);
+// `row_bytes`: from a row to the next.
+void require_cuda_rows(std::string_view argument, const void* data, int64_t row_bytes,
+                       Device device);
+
 // Rank within bounds, no negative extent.
 void require_view(std::string_view argument, const TensorView& view);
 

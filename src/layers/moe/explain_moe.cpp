@@ -7,6 +7,7 @@
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "ops/permute/permute_problem.h"
 #include "ops/route/route_problem.h"
+#include "runtime/dispatch.h"
 
 namespace narrowfloat {
 namespace {

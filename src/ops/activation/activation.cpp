@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "ops/activation/activation_checks.h"
+#include "runtime/dispatch.h"
 
 namespace narrowfloat {
 

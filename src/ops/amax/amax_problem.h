@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "narrowfloat/quantize.h"
-#include "runtime/dispatch.h"
+#include "runtime/support.h"
 
 namespace narrowfloat {
 

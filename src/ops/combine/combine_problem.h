@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "narrowfloat/combine.h"
-#include "runtime/dispatch.h"
+#include "runtime/support.h"
 
 namespace narrowfloat {
 

@@ -5,6 +5,7 @@
 
 #include "base/throw_error.h"
 #include "ops/dequantize/dequantize_problem.h"
+#include "runtime/dispatch.h"
 #include "tensor/block_math.h"
 #include "tensor/view_checks.h"
 

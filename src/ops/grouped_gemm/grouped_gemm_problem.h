@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "narrowfloat/gemm.h"
-#include "runtime/dispatch.h"
+#include "runtime/support.h"
 
 namespace narrowfloat {
 

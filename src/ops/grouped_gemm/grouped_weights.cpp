@@ -3,6 +3,7 @@
 
 #include "base/throw_error.h"
 #include "ops/grouped_gemm/gemm_shape.h"
+#include "runtime/dispatch.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {

@@ -5,6 +5,7 @@
 
 #include "base/throw_error.h"
 #include "ops/permute/permute_problem.h"
+#include "runtime/dispatch.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "narrowfloat/permute.h"
-#include "runtime/dispatch.h"
+#include "runtime/support.h"
 
 namespace narrowfloat {
 

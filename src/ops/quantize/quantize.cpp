@@ -1,9 +1,11 @@
 // The public quantizers: check, choose an implementation, run it.
 #include "narrowfloat/quantize.h"
 
+#include "base/throw_error.h"
 #include "formats/global_scale.h"
 #include "ops/quantize/quantize_checks.h"
 #include "ops/quantize/quantize_problem.h"
+#include "runtime/dispatch.h"
 #include "runtime/float_environment.h"
 
 namespace narrowfloat {

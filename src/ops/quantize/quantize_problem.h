@@ -11,7 +11,7 @@
 
 #include "formats/block_format.h"
 #include "narrowfloat/quantize.h"
-#include "runtime/dispatch.h"
+#include "runtime/support.h"
 
 namespace narrowfloat {
 

@@ -7,6 +7,7 @@
 #include "base/name_table.h"
 #include "base/throw_error.h"
 #include "ops/route/route_problem.h"
+#include "runtime/dispatch.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {

@@ -8,7 +8,7 @@
 
 #include "narrowfloat/route.h"
 #include "ops/route/routing_spec.h"
-#include "runtime/dispatch.h"
+#include "runtime/support.h"
 
 namespace narrowfloat {
 

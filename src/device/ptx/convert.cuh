@@ -1,0 +1,37 @@
+// Conversions between fp32 and packed narrow floats, one instruction per function. Packed results
+// hold the first argument in the lower half.
+#pragma once
+
+#include "base/host_device.h"
+
+namespace narrowfloat {
+
+// cvt.rn.satfinite.e4m3x2.f32: nearest even, saturating; NaN gives 0x7F.
+__device__ inline uint16_t to_e4m3x2(float low, float high) {
+  uint16_t result;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// cvt.rn.f16x2.e4m3x2: exact.
+__device__ inline uint32_t e4m3x2_to_f16x2(uint16_t codes) {
+  uint32_t result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(codes));
+  return result;
+}
+
+// cvt.rn.bf16x2.f32: nearest even, overflow to infinity; NaN gives 0x7FFF.
+__device__ inline uint32_t to_bf16x2(float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// cvt.rn.f16x2.f32: nearest even, overflow to infinity; NaN gives 0x7FFF.
+__device__ inline uint32_t to_f16x2(float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,45 @@
+// Single fp32 instructions with flush-to-zero and the approximate ones, one per function.
+#pragma once
+
+#include "base/host_device.h"
+
+namespace narrowfloat {
+
+// mul.rn.ftz.f32: denormal operands count as zeros of their sign; tininess is judged after
+// rounding.
+__device__ inline float mul_ftz(float a, float b) {
+  float result;
+  asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// add.rn.ftz.f32
+__device__ inline float add_ftz(float a, float b) {
+  float result;
+  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// div.rn.ftz.f32: a correctly rounded quotient of flushed operands.
+__device__ inline float div_ftz(float a, float b) {
+  float result;
+  asm("div.rn.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// rcp.approx.ftz.f32: within 1 ulp, and what `fast` mode is defined by (spec 4.3). Never of another
+// reciprocal's result: ptxas replaces the pair by its operand.
+__device__ inline float rcp_approx(float a) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));
+  return result;
+}
+
+// ex2.approx.ftz.f32: 2^a within 2 ulp.
+__device__ inline float exp2_approx(float a) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));
+  return result;
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,117 @@
+// See cuda_devices.h.
+#include "runtime/cuda/cuda_devices.h"
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "base/throw_error.h"
+#include "runtime/cuda/cuda_check.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+int attribute(int device, cudaDeviceAttr which) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+struct Entry {
+  CudaDevice device;
+  int major = 0;
+  int minor = 0;
+};
+
+// 0 without a driver or a GPU.
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return std::min(count, kMaxDevices);
+  cudaGetLastError();  // The failed call must not show up in a later check.
+  return 0;
+}
+
+const Entry& entry_of(int index) {
+  static std::mutex mutex;
+  static std::array<std::optional<Entry>, kMaxDevices> entries;
+  const std::lock_guard lock(mutex);
+  const int count = device_count();
+  if (index < 0 || index >= count) {
+    throw_error(ErrorKind::kDevice, "device: expected cuda:0 to cuda:{}, got cuda:{}", count - 1,
+                index);
+  }
+  std::optional<Entry>& entry = entries[static_cast<size_t>(index)];
+  if (!entry) {
+    entry = Entry{.device = {.num_sms = attribute(index, cudaDevAttrMultiProcessorCount),
+                             .max_shared_bytes_per_block =
+                                 attribute(index, cudaDevAttrMaxSharedMemoryPerBlockOptin)},
+                  .major = attribute(index, cudaDevAttrComputeCapabilityMajor),
+                  .minor = attribute(index, cudaDevAttrComputeCapabilityMinor)};
+  }
+  return *entry;
+}
+
+// The architectures of this build: "90a", or several with commas. Code for "90a" runs on 9.0 alone.
+bool has_code_for(int major, int minor) {
+  std::string_view rest = NARROWFLOAT_CUDA_ARCHITECTURES;
+  const std::string wanted = fmt::format("{}{}a", major, minor);
+  while (!rest.empty()) {
+    const std::string_view architecture = rest.substr(0, rest.find(','));
+    if (architecture == wanted) return true;
+    rest.remove_prefix(std::min(rest.size(), architecture.size() + 1));
+  }
+  return false;
+}
+
+}  // namespace
+
+void check_cuda(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  throw_error(ErrorKind::kDevice, "{}: {} ({})", call, cudaGetErrorString(status),
+              cudaGetErrorName(status));
+}
+
+const CudaDevice& cuda_device(int index) { return entry_of(index).device; }
+
+Support runs_on_cuda(Device device) {
+  if (device.type != DeviceType::kCuda) return Support::no("runs on CUDA devices only");
+  const int count = device_count();
+  if (device.index < 0 || device.index >= count) {
+    return Support::no(fmt::format("there is no {}: {} CUDA devices", to_string(device), count));
+  }
+  const Entry& entry = entry_of(device.index);
+  if (has_code_for(entry.major, entry.minor)) return Support::yes();
+  return Support::no(fmt::format("{} has compute capability {}.{}, the build has code for sm_{}",
+                                 to_string(device), entry.major, entry.minor,
+                                 NARROWFLOAT_CUDA_ARCHITECTURES));
+}
+
+std::vector<GpuInfo> list_gpus() {
+  std::vector<GpuInfo> gpus;
+  for (int i = 0; i < device_count(); ++i) {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
+    gpus.push_back({.name = properties.name,
+                    .compute_capability = fmt::format("{}.{}", properties.major, properties.minor),
+                    .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)});
+  }
+  return gpus;
+}
+
+CudaDeviceScope::CudaDeviceScope(Device device) {
+  int current = 0;
+  check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == device.index) return;
+  check_cuda(cudaSetDevice(device.index), "cudaSetDevice");
+  previous_ = current;
+}
+
+CudaDeviceScope::~CudaDeviceScope() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,41 @@
+// The GPUs of this machine as host code sees them: what they are, whether this build has code for
+// them, and choosing one for a scope. Needs no CUDA header; in a build without CUDA only the
+// listing exists, and it is empty.
+#pragma once
+
+#include <vector>
+
+#include "narrowfloat/runtime.h"
+#include "runtime/support.h"
+
+namespace narrowfloat {
+
+// Facts that launches are sized by.
+struct CudaDevice {
+  int num_sms = 0;
+  int max_shared_bytes_per_block = 0;  // After opting in.
+};
+
+// Read once per process and device. Throws kDevice where there is no such device.
+const CudaDevice& cuda_device(int index);
+
+// The condition of every CUDA implementation: the tensors are on a GPU that this build has code
+// for.
+Support runs_on_cuda(Device device);
+
+std::vector<GpuInfo> list_gpus();
+
+// Makes a device current for a scope. Launches go to the device of their tensors, whichever is
+// current in the calling thread.
+class CudaDeviceScope {
+ public:
+  explicit CudaDeviceScope(Device device);
+  ~CudaDeviceScope();
+  CudaDeviceScope(const CudaDeviceScope&) = delete;
+  CudaDeviceScope& operator=(const CudaDeviceScope&) = delete;
+
+ private:
+  int previous_ = -1;  // -1: nothing to restore.
+};
+
+}  // namespace narrowfloat

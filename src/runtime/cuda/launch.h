@@ -1,0 +1,50 @@
+// Launching kernels: every launch is checked, goes to the device and the stream of its tensors, and
+// takes part in programmatic dependent launch where the caller's stream asks for it. Works inside
+// graph capture; allocates nothing, waits for nothing.
+//
+// A kernel that is launched this way opens with device/ptx/grid_dependency.cuh's
+// wait_for_previous_grids() before it touches memory that an earlier kernel may read or write.
+#pragma once
+
+#include <cstddef>
+#include <cuda_runtime.h>
+#include <type_traits>
+
+#include "narrowfloat/tensor.h"
+#include "runtime/cuda/cuda_check.h"
+
+namespace narrowfloat {
+
+struct LaunchShape {
+  dim3 blocks;
+  dim3 threads;
+  size_t shared_bytes = 0;  // Dynamic shared memory.
+};
+
+inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+// Nothing is launched for an empty grid. The device must be current (CudaDeviceScope).
+template <typename... Params>
+void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
+            const std::type_identity_t<Params>&... args) {
+  if (shape.blocks.x == 0 || shape.blocks.y == 0 || shape.blocks.z == 0) return;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.blocks;
+  config.blockDim = shape.threads;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = cuda_stream(stream);
+  config.attrs = &attribute;
+  config.numAttrs = stream.programmatic_launch ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
+}
+
+// Zeroes device memory in stream order.
+inline void clear_async(void* data, size_t size_bytes, Stream stream) {
+  if (size_bytes == 0) return;
+  check_cuda(cudaMemsetAsync(data, 0, size_bytes, cuda_stream(stream)), "cudaMemsetAsync");
+}
+
+}  // namespace narrowfloat
