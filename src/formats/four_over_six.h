@@ -45,7 +45,7 @@ struct FourOverSixSearch {
   NF_HOST_DEVICE static FourOverSixBlock candidate(const float* x, float scale,
                                                    const ScalePair& pair) {
     FourOverSixBlock block;
-    block.stored = E4M3::encode(scale);
+    block.stored = Math::template encode<E4M3>(scale);
     const float multiplier = Nvfp4::multiplier<Math>(block.stored, pair);
     for (int i = 0; i < kSize; ++i) block.codes[i] = Nvfp4::encode<Math>(x[i], multiplier);
     return block;
@@ -53,10 +53,11 @@ struct FourOverSixSearch {
 
   NF_HOST_DEVICE static float error(const float* x, const FourOverSixBlock& block,
                                     const ScalePair& pair, const FourOverSixRules& rules) {
-    const float scale = E4M3::decode(block.stored);
+    const float scale = Math::template decode<E4M3>(block.stored);
     float sum = 0.0F;
     for (int i = 0; i < kSize; ++i) {
-      const float e = element_error(x[i], E2M1::decode(block.codes[i]), scale, pair, rules);
+      const float e =
+          element_error(x[i], Math::template decode<E2M1>(block.codes[i]), scale, pair, rules);
       const float term = rules.error == FourOverSixError::kMae
                              ? bits_float(float_bits(e) & 0x7FFFFFFFU)
                              : Math::mul(e, e);

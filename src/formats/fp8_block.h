@@ -54,7 +54,7 @@ struct Fp8Block {
 
   template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
-    return E4M3::encode(Math::mul(x, multiplier));
+    return Math::template encode<E4M3>(Math::mul(x, multiplier));
   }
 
   NF_HOST_DEVICE static float decode_scale(Stored stored, float /*global_scale*/) { return stored; }

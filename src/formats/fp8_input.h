@@ -21,7 +21,7 @@ struct Fp8Input {
   // h as fp32. `exact` saturates where fp16 would overflow.
   NF_HOST_DEVICE static float widen(uint8_t code, float factor) {
     constexpr float kF16Max = 65504.0F;
-    float value = Math::mul(E4M3::decode(code), factor);
+    float value = Math::mul(Math::template decode<E4M3>(code), factor);
     if constexpr (Math::kMode == MathMode::kExact) {
       if (value > kF16Max) value = kF16Max;
       if (value < -kF16Max) value = -kF16Max;
@@ -34,8 +34,8 @@ struct Fp8Input {
       return Nvfp4::block_scale<Math>(amax, pair, BlockRules{});
     } else {
       const float scale = Math::mul(pair.encode, Math::mul(amax, kOneSixth));
-      const uint8_t stored = E4M3::encode(scale);
-      return {stored, multiplier(scale, E4M3::decode(stored), pair.encode)};
+      const uint8_t stored = Math::template encode<E4M3>(scale);
+      return {stored, multiplier(scale, Math::template decode<E4M3>(stored), pair.encode)};
     }
   }
 

@@ -1,9 +1,10 @@
 // The arithmetic of the two math modes as types: block formulas are written once against a policy.
 //
 // A policy has mul, add, div, rcp (each one rounding), flush (denormals to zero where the mode does
-// that), and kMode. ExactMath runs on the CPU and in CUDA code. FastMath here is the CPU model of
-// what the GPU instructions `mul.ftz`, `add.ftz`, `rcp.approx.ftz` do; CUDA code has its own policy
-// of the same shape built from those instructions.
+// that), encode and decode of a MiniFloat, and kMode. ExactMath runs on the CPU and in CUDA code.
+// FastMath here is the CPU model of what the GPU instructions `mul.ftz`, `add.ftz`,
+// `rcp.approx.ftz` do. device/device_math.cuh has policies of the same shape and the same results
+// built from the GPU's instructions.
 #pragma once
 
 #include "base/float_ops.h"
@@ -20,6 +21,14 @@ struct ExactMath {
   NF_HOST_DEVICE static float div(float a, float b) { return div_rn(a, b); }
   NF_HOST_DEVICE static float rcp(float a) { return div_rn(1.0F, a); }
   NF_HOST_DEVICE static float flush(float a) { return a; }
+  template <class Float>
+  NF_HOST_DEVICE static uint8_t encode(float a) {
+    return Float::encode(a);
+  }
+  template <class Float>
+  NF_HOST_DEVICE static float decode(uint8_t code) {
+    return Float::decode(code);
+  }
 };
 
 struct FastMath {
@@ -48,6 +57,14 @@ struct FastMath {
   // A correctly rounded quotient with flushed operands and result (spec 4.4).
   static float div(float a, float b) { return flush(flush(a) / flush(b)); }
   static float rcp(float a) { return rcp_approx_ftz(a); }
+  template <class Float>
+  static uint8_t encode(float a) {
+    return Float::encode(a);
+  }
+  template <class Float>
+  static float decode(uint8_t code) {
+    return Float::decode(code);
+  }
 };
 
 }  // namespace narrowfloat

@@ -67,7 +67,7 @@ struct Mxfp4 : MxFormat<E2M1> {
 
   template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
-    return E2M1::encode(Math::mul(x, multiplier));
+    return Math::template encode<E2M1>(Math::mul(x, multiplier));
   }
 };
 
@@ -80,8 +80,9 @@ struct Mxfp8 : MxFormat<E4M3> {
   template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
     const float scaled = Math::mul(x, multiplier);
-    if constexpr (Math::kMode == MathMode::kExact) return E4M3::encode(scaled);
-    return E4M3::encode(max_number(min_number(scaled, E4M3::kMaxFinite), -E4M3::kMaxFinite));
+    if constexpr (Math::kMode == MathMode::kExact) return Math::template encode<E4M3>(scaled);
+    return Math::template encode<E4M3>(
+        max_number(min_number(scaled, E4M3::kMaxFinite), -E4M3::kMaxFinite));
   }
 };
 

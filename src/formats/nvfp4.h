@@ -45,10 +45,12 @@ struct Nvfp4 {
                                                        const BlockRules& /*rules*/) {
     if constexpr (Math::kMode == MathMode::kExact) {
       if (amax == 0.0F) return {0, 0.0F};
-      const uint8_t stored = E4M3::encode(mul_rn(amax, mul_rn(pair.encode, kOneSixth)));
+      const uint8_t stored =
+          Math::template encode<E4M3>(mul_rn(amax, mul_rn(pair.encode, kOneSixth)));
       return {stored, multiplier<Math>(stored, pair)};
     } else {
-      const uint8_t stored = E4M3::encode(Math::mul(pair.encode, Math::mul(amax, kOneSixth)));
+      const uint8_t stored =
+          Math::template encode<E4M3>(Math::mul(pair.encode, Math::mul(amax, kOneSixth)));
       return {stored, Math::flush(amax) != 0.0F ? multiplier<Math>(stored, pair) : 0.0F};
     }
   }
@@ -57,13 +59,13 @@ struct Nvfp4 {
   // block decodes to zero whatever its codes are.
   template <class Math>
   NF_HOST_DEVICE static float multiplier(uint8_t stored, const ScalePair& pair) {
-    const float reciprocal = Math::rcp(Math::mul(E4M3::decode(stored), pair.decode));
+    const float reciprocal = Math::rcp(Math::mul(Math::template decode<E4M3>(stored), pair.decode));
     return Math::kMode == MathMode::kExact ? min_number(reciprocal, kFloatMax) : reciprocal;
   }
 
   template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
-    return E2M1::encode(Math::mul(x, multiplier));
+    return Math::template encode<E2M1>(Math::mul(x, multiplier));
   }
 
   // Scale first, as producers of checkpoints do (spec 7).

@@ -34,4 +34,22 @@ __device__ inline uint32_t to_f16x2(float low, float high) {
   return result;
 }
 
+// cvt.f32.f16 of the lower half: exact.
+__device__ inline float f16_low_to_float(uint32_t pair) {
+  float result;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}"
+      : "=f"(result)
+      : "r"(pair));
+  return result;
+}
+
+// cvt.f32.f16 of the upper half.
+__device__ inline float f16_high_to_float(uint32_t pair) {
+  float result;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}"
+      : "=f"(result)
+      : "r"(pair));
+  return result;
+}
+
 }  // namespace narrowfloat
