@@ -1,9 +1,11 @@
 # narrowfloat_test(NAME <name> LABEL <label> SOURCES <files...>): a GoogleTest executable in
 # <build>/tests/bin, registered test by test with ctest under its label (default: unit). The
-# sanitizer build runs the `unit` tests; they see the internal headers.
+# sanitizer build runs the `unit` tests; they see the internal headers. Tests labelled `gpu` need a
+# GPU and skip without one; the target `gpu_tests` builds them.
 find_package(GTest REQUIRED)
 include(GoogleTest)
 add_custom_target(unit_tests)
+add_custom_target(gpu_tests)
 
 function(narrowfloat_test)
   cmake_parse_arguments(arg "" "NAME;LABEL" "SOURCES" ${ARGN})
@@ -19,7 +21,7 @@ function(narrowfloat_test)
   # Discovered when ctest runs, so that a build does not depend on running its tests.
   gtest_discover_tests(${arg_NAME} NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS ${arg_LABEL} TIMEOUT 600)
-  if(arg_LABEL STREQUAL unit)
-    add_dependencies(unit_tests ${arg_NAME})
+  if(TARGET ${arg_LABEL}_tests)
+    add_dependencies(${arg_LABEL}_tests ${arg_NAME})
   endif()
 endfunction()

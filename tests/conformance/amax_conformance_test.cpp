@@ -6,8 +6,10 @@
 
 #include "base/host_device.h"
 #include "conformance/case_sampling.h"
+#include "conformance/coverage.h"
 #include "narrowfloat/error.h"
 #include "ops/amax/amax_problem.h"
+#include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/tensors.h"
 
@@ -33,9 +35,10 @@ std::vector<uint32_t> expected_maxima(const Matrix& input, bool per_row) {
   return {rows.empty() ? 0 : *std::max_element(rows.begin(), rows.end())};
 }
 
-class AmaxConformance : public ::testing::TestWithParam<DType> {};
+class AmaxConformance : public DeviceTest<DType> {};
 
 TEST_P(AmaxConformance, EveryImplementationFindsTheMaximum) {
+  Coverage coverage;
   for_cases(kCasesPerType, [&](int64_t index) {
     Random random(case_seed("amax" + std::string(name(GetParam())), index));
     MatrixShape shape{.dtype = GetParam(),
@@ -48,6 +51,7 @@ TEST_P(AmaxConformance, EveryImplementationFindsTheMaximum) {
     const bool per_row = random.chance(50);
     const uint64_t seed = random.bits();
     for (const AmaxImpl& impl : amax_impls()) {
+      if (!is_for_device(impl.name)) continue;
       const std::string note = fmt::format(
           "{}\n  {} {}x{}x{} gap {} {}", repro_line("amax", impl.name, index), name(fill),
           shape.batch, shape.rows, shape.cols, shape.gap, per_row ? "rows" : "tensor");
@@ -60,21 +64,31 @@ TEST_P(AmaxConformance, EveryImplementationFindsTheMaximum) {
         const std::vector<uint32_t> expected = expected_maxima(input, per_row);
         const Vector output(DType::kF32, static_cast<int64_t>(expected.size()), style);
         const std::vector<uint8_t> before = input.buffer().copy();
+        // Maxima take any alignment on every device.
+        const DeviceCopies device({&input.buffer(), &output.buffer()},
+                                  {.alignment = 1, .programmatic_launch = guard == Guard::kPage});
         const ForcedImplementation forced("amax", impl.name);
         try {
-          const TensorView view = input.view(shape.batch == 1 ? 2 : 3);
-          per_row ? row_amax(view, output.view()) : tensor_amax(view, output.view());
+          const TensorView view = device.view(input.view(shape.batch == 1 ? 2 : 3));
+          const TensorView maxima = device.view(output.view());
+          per_row ? row_amax(view, maxima, device.stream())
+                  : tensor_amax(view, maxima, device.stream());
         } catch (const Error& error) {
           ASSERT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what() << "\n" << note;
+          coverage.refused(impl.name, error.what());
           continue;
         }
+        coverage.ran(impl.name);
+        EXPECT_TRUE(device.take_back()) << note;
         const auto actual = output.buffer().span<uint32_t>();
         EXPECT_EQ(expected, std::vector<uint32_t>(actual.begin(), actual.end())) << note;
         EXPECT_TRUE(output.buffer().intact() && input.buffer().intact()) << note;
         EXPECT_EQ(before, input.buffer().copy()) << note;
       }
     }
+    coverage.end_case(true, name(GetParam()));
   });
+  coverage.report(name(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AmaxConformance,

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "support/device_copies.h"
+
 namespace narrowfloat::testing {
 
 int64_t num_cases(int64_t base) {
@@ -36,9 +38,11 @@ uint64_t case_seed(std::string_view combination, int64_t index) {
 std::string repro_line(std::string_view op, std::string_view implementation, int64_t index) {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   return fmt::format(
-      "repro: NARROWFLOAT_CONFORMANCE_CASE={} NARROWFLOAT_FORCE={}:{} tests/bin/conformance "
+      "repro: NARROWFLOAT_CONFORMANCE_CASE={} NARROWFLOAT_FORCE={}:{} tests/bin/{} "
       "--gtest_filter={}.{}",
-      index, op, implementation, test->test_suite_name(), test->name());
+      index, op, implementation,
+      device_under_test().type == DeviceType::kCuda ? "conformance_gpu" : "conformance",
+      test->test_suite_name(), test->name());
 }
 
 int64_t sample_rows(Random& random) {

@@ -7,8 +7,10 @@
 
 #include "base/host_device.h"
 #include "conformance/case_sampling.h"
+#include "conformance/coverage.h"
 #include "narrowfloat/error.h"
 #include "ops/dequantize/dequantize_problem.h"
+#include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/tensors.h"
 #include "tensor/block_math.h"
@@ -126,22 +128,33 @@ QuantizedTensor make_input(const DequantizeCase& c, const BufferStyle& style) {
 
 // Empty where the implementation refuses.
 std::optional<std::vector<uint8_t>> run_case(const DequantizeCase& c, std::string_view impl,
-                                             uint8_t poison, Guard guard) {
+                                             uint8_t poison, Guard guard,
+                                             std::string* refusal = nullptr) {
   const BufferStyle style{.poison = poison, .guard = guard, .misalignment = c.misalignment};
   const QuantizedTensor input = make_input(c, style);
   const QuantizedBytes before = bytes_of(input);
-  const Matrix output(
-      {.dtype = c.dtype, .batch = c.batch, .rows = c.rows, .cols = c.cols, .gap = c.gap}, style);
+  const Matrix output({.dtype = c.dtype,
+                       .batch = c.batch,
+                       .rows = c.rows,
+                       .cols = c.cols,
+                       .gap = device_gap(c.gap)},
+                      style);
   const Vector offsets = Vector::of(DType::kI64, c.row_offsets);
+  const DeviceCopies device(
+      {&input.values, &input.scales, &input.global_scale, &output.buffer(), &offsets.buffer()},
+      {.on_host = !is_for_device(impl), .programmatic_launch = guard == Guard::kPage});
   DequantizeOptions options{.global_scale_divides = c.divides};
-  if (!c.row_offsets.empty()) options.row_offsets = offsets.view();
+  if (!c.row_offsets.empty()) options.row_offsets = device.view(offsets.view());
   const ForcedImplementation forced("dequantize", impl);
   try {
-    dequantize(input.view, output.view(c.batch > 1 ? 3 : 2), options);
+    dequantize(device.view(input.view), device.view(output.view(c.batch > 1 ? 3 : 2)), options,
+               device.stream());
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported) throw;
+    if (refusal != nullptr) *refusal = error.what();
     return std::nullopt;
   }
+  EXPECT_TRUE(device.take_back()) << "a canary on the device was overwritten";
   EXPECT_TRUE(input.intact() && output.buffer().intact()) << "a canary was overwritten";
   EXPECT_EQ(before, bytes_of(input)) << "the input changed";
   // Gaps between rows belong to the caller.
@@ -176,24 +189,30 @@ std::string test_name(const Combination& combination) {
   return fmt::format("{}_{}", name(combination.first), name(combination.second));
 }
 
-class DequantizeConformance : public ::testing::TestWithParam<Combination> {};
+class DequantizeConformance : public DeviceTest<Combination> {};
 
 TEST_P(DequantizeConformance, EveryImplementationGivesTheOraclesBytes) {
+  Coverage coverage;
   for_cases(kCasesPerCombination, [&](int64_t index) {
     const auto [format, layout] = GetParam();
     const DequantizeCase c =
         sample_case(format, layout, case_seed("dequantize" + test_name(GetParam()), index));
     const auto oracle = run_case(c, kOracle, 0xCC, Guard::kCanary).value();
     for (const DequantizeImpl& impl : dequantize_impls()) {
+      if (!is_for_device(impl.name)) continue;
       const std::string note = repro_line("dequantize", impl.name, index) + "\n  " + to_string(c);
       set_crash_note(note.c_str());
       for (const auto& [poison, guard] :
            {std::pair{uint8_t{0xCC}, Guard::kCanary}, std::pair{uint8_t{0xFF}, Guard::kPage}}) {
-        const auto output = run_case(c, impl.name, poison, guard);
+        std::string refusal;
+        const auto output = run_case(c, impl.name, poison, guard, &refusal);
+        output ? coverage.ran(impl.name) : coverage.refused(impl.name, refusal);
         EXPECT_TRUE(!output || *output == oracle) << note;
       }
     }
+    coverage.end_case(true, to_string(c));
   });
+  coverage.report(test_name(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DequantizeConformance, ::testing::ValuesIn(all_combinations()),

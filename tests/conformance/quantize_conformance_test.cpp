@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
+#include "conformance/coverage.h"
 #include "conformance/quantize_expectations.h"
 
 namespace narrowfloat::testing {
@@ -41,7 +42,7 @@ std::vector<Combination> all_combinations() {
 
 void PrintTo(const Combination& combination, std::ostream* out) { *out << test_name(combination); }
 
-class QuantizeConformance : public ::testing::TestWithParam<Combination> {
+class QuantizeConformance : public DeviceTest<Combination> {
  protected:
   void run_case(int64_t index) {
     const auto [format, layout, math] = GetParam();
@@ -58,28 +59,34 @@ class QuantizeConformance : public ::testing::TestWithParam<Combination> {
     blocks_ += num_blocks(test_case);
     ++cases_;
     for (const QuantizeImpl& impl : quantize_impls()) {
+      if (!is_for_device(impl.name)) continue;
       for (const RunStyle style : {RunStyle{.poison = 0xCC, .guard = Guard::kCanary},
                                    RunStyle{.poison = 0xFF, .guard = Guard::kPage}}) {
-        const auto output = expect_valid(test_case, impl.name, index, style);
+        std::string refusal;
+        const auto output = expect_valid(test_case, impl.name, index, style, &refusal);
         if (!output) {
-          ++skipped_;
+          coverage_.refused(impl.name, refusal);
           continue;
         }
+        coverage_.ran(impl.name);
         EXPECT_EQ(difference(test_case, oracle, *output), "")
             << repro_line("quantize", impl.name, index) << "\n  " << to_string(test_case)
             << "\n  surroundings: " << static_cast<int>(style.poison);
       }
     }
+    // fp32 input is optional on CUDA (spec 3).
+    coverage_.end_case(test_case.dtype != DType::kF32, to_string(test_case));
   }
 
   // Runs and checks what must hold without an oracle; empty where the implementation refuses.
   static std::optional<QuantizeOutput> expect_valid(const QuantizeCase& test_case,
                                                     std::string_view impl, int64_t index,
-                                                    const RunStyle& style) {
+                                                    const RunStyle& style,
+                                                    std::string* refusal = nullptr) {
     const std::string note = repro_line("quantize", impl, index) + "\n  " + to_string(test_case);
     set_crash_note(note.c_str());
     try {
-      auto output = run_quantize(test_case, impl, style);
+      auto output = run_quantize(test_case, impl, style, refusal);
       const std::string violation =
           output ? violation_of(test_case, *output, style.poison) : std::string();
       EXPECT_EQ(violation, "") << note;
@@ -91,7 +98,7 @@ class QuantizeConformance : public ::testing::TestWithParam<Combination> {
   }
 
   int64_t cases_ = 0;
-  int64_t skipped_ = 0;
+  Coverage coverage_;
   int64_t mistrusted_ = 0;
   int64_t ordinary_ = 0;
   int64_t ordinary_mistrusted_ = 0;
@@ -101,8 +108,9 @@ class QuantizeConformance : public ::testing::TestWithParam<Combination> {
 TEST_P(QuantizeConformance, EveryImplementationGivesTheOraclesBytes) {
   for_cases(kCasesPerCombination, [&](int64_t index) { run_case(index); });
   std::cout << test_name(GetParam()) << ": " << cases_ << " cases, " << blocks_ << " blocks, "
-            << skipped_ << " skipped, " << mistrusted_ << " mistrusted (" << ordinary_mistrusted_
-            << " of " << ordinary_ << " ordinary ones)\n";
+            << mistrusted_ << " mistrusted (" << ordinary_mistrusted_ << " of " << ordinary_
+            << " ordinary ones)\n";
+  coverage_.report(test_name(GetParam()));
   // Denormals, sparse data and absurd scales give zeros; ordinary data must not. (It does where
   // `fast` flushes data of a very small exponent.)
   EXPECT_LE(ordinary_mistrusted_, 5 + ordinary_ / 4);

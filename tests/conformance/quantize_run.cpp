@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "conformance/coverage.h"
 #include "narrowfloat/error.h"
+#include "support/device_copies.h"
 #include "support/environment.h"
 
 namespace narrowfloat::testing {
@@ -43,14 +45,14 @@ Buffers make_buffers(const QuantizeCase& c, const RunStyle& style) {
   Buffers b;
   MatrixShape input = shape;
   input.cols = c.input_cols();
-  input.gap = c.gap;
+  input.gap = device_gap(c.gap);
   b.input = Matrix::filled(input, c.fill, c.seed + 1, shifted);
   if (c.source != RowSourceKind::kPlain && c.source != RowSourceKind::kSiluMul) {
     b.vector = row_vector(c, plain);
   }
   if (c.source == RowSourceKind::kAddRmsNorm) {
     MatrixShape residual = shape;
-    residual.gap = c.gap * 2;
+    residual.gap = device_gap(c.gap * 2);
     b.residual = Matrix::filled(residual, Fill::kNormal, c.seed + 3, shifted);
   }
   b.encode_scales = Vector::of(DType::kF32, c.encode_scales);
@@ -72,42 +74,54 @@ Buffers make_buffers(const QuantizeCase& c, const RunStyle& style) {
   return b;
 }
 
-QuantizeOptions options_of(const QuantizeCase& c, const Buffers& b) {
+QuantizeOptions options_of(const QuantizeCase& c, const Buffers& b, const DeviceCopies& device) {
   QuantizeOptions options;
   options.math = c.math;
   options.encode_scale = c.encode_scale;
-  if (!c.encode_scales.empty()) options.encode_scales = b.encode_scales.view();
+  if (!c.encode_scales.empty()) options.encode_scales = device.view(b.encode_scales.view());
   options.four_over_six = c.four_over_six;
   options.base_decode_scale = c.base_decode_scale;
-  if (c.row_list) options.row_list = b.row_list.view();
+  if (c.row_list) options.row_list = device.view(b.row_list.view());
   options.mx_scale = c.mx_scale;
   options.fp8_rule = c.fp8_rule;
   options.fp8_eps = c.fp8_eps;
   options.fp8_decode_scale = c.fp8_decode_scale;
-  if (c.valid_rows) options.valid_rows = b.valid_rows.view();
-  if (!c.row_offsets.empty()) options.row_offsets = b.row_offsets.view();
+  if (c.valid_rows) options.valid_rows = device.view(b.valid_rows.view());
+  if (!c.row_offsets.empty()) options.row_offsets = device.view(b.row_offsets.view());
   return options;
 }
 
-void call(const QuantizeCase& c, const Buffers& b) {
-  const QuantizeOptions options = options_of(c, b);
+void call(const QuantizeCase& c, const Buffers& b, const DeviceCopies& device) {
+  const QuantizeOptions options = options_of(c, b, device);
   RmsNormOptions norm{.eps = c.norm_eps};
-  if (c.has_norm_output) norm.norm_output = b.norm_output.view();
-  if (c.extra_layout) norm.extra_scales = b.extra.view.scales;
-  const TensorView input = b.input.view(c.input_rank);
-  const QuantizedView& output = b.output.view;
+  if (c.has_norm_output) norm.norm_output = device.view(b.norm_output.view());
+  if (c.extra_layout) norm.extra_scales = device.view(b.extra.view.scales);
+  const TensorView input = device.view(b.input.view(c.input_rank));
+  const TensorView vector = device.view(b.vector.view());
+  const QuantizedView output = device.view(b.output.view);
+  const Stream stream = device.stream();
   switch (c.source) {
     case RowSourceKind::kPlain:
-      return quantize(input, output, options);
+      return quantize(input, output, options, stream);
     case RowSourceKind::kSiluMul:
-      return silu_mul_quantize(input, output, options);
+      return silu_mul_quantize(input, output, options, stream);
     case RowSourceKind::kSmooth:
-      return smooth_quantize(input, b.vector.view(), output, options);
+      return smooth_quantize(input, vector, output, options, stream);
     case RowSourceKind::kRmsNorm:
-      return rmsnorm_quantize(input, b.vector.view(), output, norm, options);
+      return rmsnorm_quantize(input, vector, output, norm, options, stream);
     case RowSourceKind::kAddRmsNorm:
-      return add_rmsnorm_quantize(input, b.residual.view(), b.vector.view(), output, norm, options);
+      return add_rmsnorm_quantize(input, device.view(b.residual.view()), vector, output, norm,
+                                  options, stream);
   }
+}
+
+// All that a call may touch.
+DeviceCopies copies_of(const Buffers& b, const DeviceCopyStyle& style) {
+  return {{&b.input.buffer(), &b.residual.buffer(), &b.vector.buffer(), &b.encode_scales.buffer(),
+           &b.row_list.buffer(), &b.valid_rows.buffer(), &b.row_offsets.buffer(), &b.output.values,
+           &b.output.scales, &b.output.global_scale, &b.extra.values, &b.extra.scales,
+           &b.norm_output.buffer()},
+          style};
 }
 
 bool all_intact(const Buffers& b) {
@@ -143,7 +157,7 @@ Matrix input_of(const QuantizeCase& c) {
 }
 
 std::optional<QuantizeOutput> run_quantize(const QuantizeCase& c, std::string_view implementation,
-                                           const RunStyle& style) {
+                                           const RunStyle& style, std::string* refusal) {
   const Buffers b = make_buffers(c, style);
   // Rows that do not count hold whatever a previous batch left there. (A norm reads them all: it
   // updates the residual and norm_output of every row.)
@@ -154,17 +168,23 @@ std::optional<QuantizeOutput> run_quantize(const QuantizeCase& c, std::string_vi
   const std::vector<uint8_t> vector = b.vector.buffer().copy();
   const std::vector<uint8_t> before = all_outputs(b);
   const ForcedImplementation forced("quantize", implementation);
+  const DeviceCopies device = copies_of(b, {.on_host = !is_for_device(implementation),
+                                            .programmatic_launch = style.guard == Guard::kPage});
+  bool canaries_intact = false;
   try {
-    call(c, b);
+    call(c, b, device);
+    canaries_intact = device.take_back();
   } catch (const Error& error) {
+    canaries_intact = device.take_back();
     if (error.kind() != ErrorKind::kUnsupported || before != all_outputs(b)) throw;
+    if (refusal != nullptr) *refusal = error.what();
     return std::nullopt;
   }
   QuantizeOutput output{.tensor = bytes_of(b.output),
                         .extra_scales = b.extra.scales.copy(),
                         .norm_output = b.norm_output.elements(),
                         .residual = b.residual.elements()};
-  output.canaries_intact = all_intact(b);
+  output.canaries_intact = canaries_intact && all_intact(b);
   output.inputs_unchanged = input == b.input.buffer().copy() && vector == b.vector.buffer().copy();
   return output;
 }

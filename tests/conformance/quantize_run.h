@@ -1,4 +1,5 @@
-// Runs one quantize case through the public API in guarded, poisoned buffers.
+// Runs one quantize case through the public API in guarded, poisoned buffers: on the device under
+// test, or on the host where the implementation is for another device.
 #pragma once
 
 #include <optional>
@@ -28,9 +29,11 @@ struct QuantizeOutput {
   bool inputs_unchanged = false;
 };
 
-// Empty if the implementation refuses the case. Throws what else the operation throws.
+// Empty if the implementation refuses the case; `refusal`, if given, is why. Throws what else the
+// operation throws.
 std::optional<QuantizeOutput> run_quantize(const QuantizeCase& test_case,
-                                           std::string_view implementation, const RunStyle& style);
+                                           std::string_view implementation, const RunStyle& style,
+                                           std::string* refusal = nullptr);
 
 // The layout of the case's output.
 QuantizedLayout layout_of(const QuantizeCase& test_case);

@@ -7,8 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
+#include "conformance/coverage.h"
 #include "narrowfloat/error.h"
 #include "ops/relayout/relayout_problem.h"
+#include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/guarded_buffer.h"
 
@@ -88,9 +90,10 @@ std::vector<uint8_t> expected_image(const Combination& c, const Extents& extents
 
 void PrintTo(const Combination& combination, std::ostream* out) { *out << test_name(combination); }
 
-class RelayoutConformance : public ::testing::TestWithParam<Combination> {};
+class RelayoutConformance : public DeviceTest<Combination> {};
 
 TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
+  Coverage coverage;
   for_cases(kCasesPerCombination, [&](int64_t index) {
     const Combination& c = GetParam();
     Random random(case_seed("relayout" + test_name(c), index));
@@ -98,6 +101,7 @@ TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
                           .rows = sample_rows(random),
                           .blocks = random.chance(70) ? random.range(0, 20) : random.range(0, 70)};
     for (const RelayoutImpl& impl : relayout_impls()) {
+      if (!is_for_device(impl.name)) continue;
       const std::string note =
           fmt::format("{}\n  {} {}x{}x{}", repro_line("relayout", impl.name, index), test_name(c),
                       extents.batch, extents.rows, extents.blocks);
@@ -110,19 +114,27 @@ TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
         const GuardedBuffer output =
             image_buffer(c, c.to, extents, {.poison = poison, .guard = guard});
         const std::vector<uint8_t> before = input.copy();
+        const DeviceCopies device({&input, &output},
+                                  {.programmatic_launch = guard == Guard::kPage});
         const ForcedImplementation forced("relayout", impl.name);
         try {
-          relayout(c.format, image(c, c.from, extents, input), image(c, c.to, extents, output));
+          relayout(c.format, device.view(image(c, c.from, extents, input)),
+                   device.view(image(c, c.to, extents, output)), device.stream());
         } catch (const Error& error) {
           ASSERT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what() << "\n" << note;
+          coverage.refused(impl.name, error.what());
           continue;
         }
+        coverage.ran(impl.name);
+        EXPECT_TRUE(device.take_back()) << note;
         EXPECT_EQ(expected_image(c, extents, input), output.copy()) << note;
         EXPECT_EQ(before, input.copy()) << note;
         EXPECT_TRUE(input.intact() && output.intact()) << note;
       }
     }
+    coverage.end_case(true, test_name(c));
   });
+  coverage.report(test_name(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RelayoutConformance, ::testing::ValuesIn(all_combinations()),

@@ -40,6 +40,7 @@ class GuardedBuffer {
     return {data<T>(), static_cast<size_t>(size_) / sizeof(T)};
   }
   [[nodiscard]] int64_t size() const { return size_; }
+  [[nodiscard]] Guard guard() const { return guard_; }
   [[nodiscard]] std::vector<uint8_t> copy() const { return {data_, data_ + size_}; }
   [[nodiscard]] bool intact() const;
 

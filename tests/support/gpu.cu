@@ -1,0 +1,82 @@
+// See gpu.h.
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/launch.h"
+#include "support/gpu.h"
+
+namespace narrowfloat::testing {
+
+std::string gpu_missing(int index) {
+  const Support support = runs_on_cuda(gpu(index));
+  if (support.ok()) return {};
+  return "skipped: no CUDA device that this build has code for: " + support.reason();
+}
+
+CudaStream::CudaStream(Device device) : device_(device) {
+  const CudaDeviceScope scope(device);
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+             "cudaStreamCreateWithFlags");
+  handle_ = stream;
+}
+
+CudaStream::~CudaStream() {
+  const CudaDeviceScope scope(device_);
+  cudaStreamDestroy(cuda_stream(get()));
+}
+
+void CudaStream::synchronize() const {
+  check_cuda(cudaStreamSynchronize(cuda_stream(get())), "cudaStreamSynchronize");
+}
+
+CapturedGraph::CapturedGraph(const CudaStream& stream, const std::function<void()>& body)
+    : stream_(stream) {
+  const cudaStream_t queue = cuda_stream(stream.get());
+  check_cuda(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal),
+             "cudaStreamBeginCapture");
+  cudaGraph_t graph = nullptr;
+  try {
+    body();
+  } catch (...) {
+    cudaStreamEndCapture(queue, &graph);
+    cudaGetLastError();  // The broken capture must not show up in a later check.
+    throw;
+  }
+  check_cuda(cudaStreamEndCapture(queue, &graph), "cudaStreamEndCapture");
+  graph_ = graph;
+  size_t nodes = 0;
+  check_cuda(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
+  num_nodes_ = static_cast<int64_t>(nodes);
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  executable_ = executable;
+}
+
+CapturedGraph::~CapturedGraph() {
+  if (executable_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable_));
+  if (graph_ != nullptr) cudaGraphDestroy(static_cast<cudaGraph_t>(graph_));
+}
+
+void CapturedGraph::replay(int times) const {
+  for (int i = 0; i < times; ++i) {
+    check_cuda(
+        cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_), cuda_stream(stream_.get())),
+        "cudaGraphLaunch");
+  }
+  stream_.synchronize();
+}
+
+void synchronize_device(Device device) {
+  const CudaDeviceScope scope(device);
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+int64_t free_device_memory(Device device) {
+  const CudaDeviceScope scope(device);
+  size_t free = 0;
+  size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return static_cast<int64_t>(free);
+}
+
+}  // namespace narrowfloat::testing

@@ -1,0 +1,61 @@
+// Streams, captured graphs and devices for GPU tests, behind a header that needs no CUDA: only the
+// .cu file beside it sees CUDA's headers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat::testing {
+
+// Empty where kernels of this build run on cuda:`index`; else a whole sentence that says why not.
+std::string gpu_missing(int index = 0);
+
+inline Device gpu(int index = 0) { return {DeviceType::kCuda, index}; }
+
+// A stream of its own, not ordered with the default stream.
+class CudaStream {
+ public:
+  explicit CudaStream(Device device = gpu());
+  ~CudaStream();
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  [[nodiscard]] Stream get(bool programmatic_launch = false) const {
+    return {.handle = handle_, .programmatic_launch = programmatic_launch};
+  }
+  // Until everything that was queued is done. Throws what a kernel ran into.
+  void synchronize() const;
+
+ private:
+  Device device_;
+  void* handle_ = nullptr;
+};
+
+// What `body` queues on `stream`, as a graph. Throws where the body does what a capture forbids:
+// allocating or waiting.
+class CapturedGraph {
+ public:
+  CapturedGraph(const CudaStream& stream, const std::function<void()>& body);
+  ~CapturedGraph();
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+  // Runs it `times` in a row and waits.
+  void replay(int times = 1) const;
+  [[nodiscard]] int64_t num_nodes() const { return num_nodes_; }
+
+ private:
+  const CudaStream& stream_;
+  void* graph_ = nullptr;
+  void* executable_ = nullptr;
+  int64_t num_nodes_ = 0;
+};
+
+// Until all work of the device is done.
+void synchronize_device(Device device = gpu());
+int64_t free_device_memory(Device device = gpu());
+
+}  // namespace narrowfloat::testing
