@@ -53,8 +53,12 @@ struct Fp8Block {
   }
 
   template <class Math>
+  NF_HOST_DEVICE static float scaled(float x, float multiplier) {
+    return Math::mul(x, multiplier);
+  }
+  template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
-    return Math::template encode<E4M3>(Math::mul(x, multiplier));
+    return Math::template encode<Element>(scaled<Math>(x, multiplier));
   }
 
   NF_HOST_DEVICE static float decode_scale(Stored stored, float /*global_scale*/) { return stored; }

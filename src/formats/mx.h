@@ -66,8 +66,12 @@ struct Mxfp4 : MxFormat<E2M1> {
   static constexpr std::string_view kDescription = "E2M1, UE8M0 scale per 32 columns";
 
   template <class Math>
+  NF_HOST_DEVICE static float scaled(float x, float multiplier) {
+    return Math::mul(x, multiplier);
+  }
+  template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
-    return Math::template encode<E2M1>(Math::mul(x, multiplier));
+    return Math::template encode<Element>(scaled<Math>(x, multiplier));
   }
 };
 
@@ -78,11 +82,14 @@ struct Mxfp8 : MxFormat<E4M3> {
 
   // The clamp of `fast` turns NaN into 448, as the kernels it equals do.
   template <class Math>
+  NF_HOST_DEVICE static float scaled(float x, float multiplier) {
+    const float product = Math::mul(x, multiplier);
+    if constexpr (Math::kMode == MathMode::kExact) return product;
+    return max_number(min_number(product, E4M3::kMaxFinite), -E4M3::kMaxFinite);
+  }
+  template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
-    const float scaled = Math::mul(x, multiplier);
-    if constexpr (Math::kMode == MathMode::kExact) return Math::template encode<E4M3>(scaled);
-    return Math::template encode<E4M3>(
-        max_number(min_number(scaled, E4M3::kMaxFinite), -E4M3::kMaxFinite));
+    return Math::template encode<Element>(scaled<Math>(x, multiplier));
   }
 };
 

@@ -63,9 +63,14 @@ struct Nvfp4 {
     return Math::kMode == MathMode::kExact ? min_number(reciprocal, kFloatMax) : reciprocal;
   }
 
+  // What an element is rounded to a code from.
+  template <class Math>
+  NF_HOST_DEVICE static float scaled(float x, float multiplier) {
+    return Math::mul(x, multiplier);
+  }
   template <class Math>
   NF_HOST_DEVICE static uint8_t encode(float x, float multiplier) {
-    return Math::template encode<E2M1>(Math::mul(x, multiplier));
+    return Math::template encode<Element>(scaled<Math>(x, multiplier));
   }
 
   // Scale first, as producers of checkpoints do (spec 7).

@@ -299,6 +299,20 @@ void check_overlap(const QuantizeCall& call) {
   require_disjoint(outputs, inputs);
 }
 
+// The widths of loads and stores on CUDA devices.
+void check_cuda_alignment(const QuantizeCall& call, const QuantizeArgs& args) {
+  const Device device = call.input.device;
+  const int64_t width = element_bytes(call.input.dtype);
+  require_cuda_rows("input", args.input, args.input_stride * width, device);
+  require_cuda_rows("input", args.input, args.input_batch_stride * width, device);
+  require_cuda_alignment(is_norm(call.source) ? "weight" : "smooth", args.vector, device);
+  require_cuda_rows("residual", args.residual, args.residual_stride * width, device);
+  require_cuda_alignment("norm.norm_output", args.norm_output, device);
+  require_cuda_alignment("norm.extra_scales", args.extra_scales.data, device);
+  require_cuda_alignment("output.values", args.values, device);
+  require_cuda_alignment("output.scales", args.scales.data, device);
+}
+
 }  // namespace
 
 LoweredQuantize lower(const QuantizeCall& call) {
@@ -341,6 +355,7 @@ LoweredQuantize lower(const QuantizeCall& call) {
   lowered.args.scales = output.scales;
   lowered.args.fp8_decode_scale = call.options.fp8_decode_scale;
   problem.has_fp8_decode_scale = call.options.fp8_decode_scale.has_value();
+  check_cuda_alignment(call, lowered.args);
   return lowered;
 }
 

@@ -10,7 +10,12 @@
 namespace narrowfloat {
 
 std::span<const QuantizeImpl> quantize_impls() {
-  static const std::array kImpls{kQuantizeCpuBaseline, kQuantizeCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kQuantizeSm90Blocks,
+#endif
+        kQuantizeCpuBaseline, kQuantizeCpuReference
+  };
   return kImpls;
 }
 

@@ -7,5 +7,7 @@ namespace narrowfloat {
 
 extern const QuantizeImpl kQuantizeCpuReference;
 extern const QuantizeImpl kQuantizeCpuBaseline;
+// In builds with CUDA.
+extern const QuantizeImpl kQuantizeSm90Blocks;
 
 }  // namespace narrowfloat

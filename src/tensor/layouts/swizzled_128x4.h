@@ -22,10 +22,13 @@ struct Swizzled128x4Layout {
   }
   NF_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t block,
                                                  const ImageExtents& extents) {
-    const int64_t block_tiles = ceil_div(extents.blocks, kTileBlocks);
-    const int64_t tile = (row / kTileRows) * block_tiles + block / kTileBlocks;
-    return tile * (kTileRows * kTileBlocks) + (row % 32) * 16 + (row % kTileRows / 32) * 4 +
-           block % kTileBlocks;
+    // Powers of two divide unsigned numbers by shifts, and 32-bit operands stay 32 bits wide.
+    const auto r = static_cast<uint64_t>(row);
+    const auto b = static_cast<uint64_t>(block);
+    const auto block_tiles = static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks));
+    const uint64_t tile = (r / kTileRows) * block_tiles + b / kTileBlocks;
+    return static_cast<int64_t>(tile * (kTileRows * kTileBlocks) + (r % 32) * 16 +
+                                (r % kTileRows / 32) * 4 + b % kTileBlocks);
   }
 };
 

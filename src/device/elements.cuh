@@ -1,0 +1,135 @@
+// A thread's run of input elements in registers, as they are stored: pairs of bf16 or fp16 in
+// words, or fp32 numbers. What kernels ask of a run: its elements as fp32, its largest magnitude,
+// its signs.
+//
+// Magnitudes are returned as fp32 bit patterns, whose order as integers is that of the numbers,
+// with NaN above infinity:
+//   max_or_nan()   NaN if any element is NaN
+//   max_number()   the largest magnitude that is a number; NaN if there is none
+#pragma once
+
+#include <type_traits>
+
+#include "base/float_ops.h"
+#include "device/ptx/convert.cuh"
+#include "device/ptx/packed.cuh"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+inline constexpr uint32_t kInfinityBits = 0x7F800000U;
+inline constexpr uint32_t kNanBits = 0x7FFFFFFFU;
+
+// The two 16-bit types as kernels need them.
+struct Bf16Pair {
+  static constexpr DType kDType = DType::kBF16;
+  __device__ static float low(uint32_t pair) { return bits_float(pair << 16); }
+  __device__ static float high(uint32_t pair) { return bits_float(pair & 0xFFFF0000U); }
+  // RN16 of two numbers; NaN is canonical.
+  __device__ static uint32_t round(float low, float high) { return to_bf16x2(low, high); }
+  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_bf16x2(a, b); }
+  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_bf16x2(a, b); }
+};
+
+struct F16Pair {
+  static constexpr DType kDType = DType::kF16;
+  __device__ static float low(uint32_t pair) { return f16_low_to_float(pair); }
+  __device__ static float high(uint32_t pair) { return f16_high_to_float(pair); }
+  __device__ static uint32_t round(float low, float high) { return to_f16x2(low, high); }
+  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_f16x2(a, b); }
+  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_f16x2(a, b); }
+};
+
+// kCount elements of a 16-bit type; element 2i in the lower half of word i.
+template <class PairType, int kCount>
+struct PackedElements {
+  using Pair = PairType;
+  static constexpr int kSize = kCount;
+  static constexpr int kWords = kCount / 2;
+  static constexpr bool kIsPacked = true;
+  static constexpr int kBytes = 2 * kCount;
+
+  uint32_t words[kWords];
+
+  __device__ float operator[](int i) const {
+    return i % 2 == 0 ? Pair::low(words[i / 2]) : Pair::high(words[i / 2]);
+  }
+  __device__ uint32_t max_or_nan() const {
+    uint32_t largest = words[0] & kMagnitudes;
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) {
+      largest = Pair::max_or_nan(largest, words[i] & kMagnitudes);
+    }
+    return float_bits(Pair::low(Pair::max_or_nan(largest, largest >> 16)));
+  }
+  __device__ uint32_t max_number() const {
+    uint32_t largest = words[0] & kMagnitudes;
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) {
+      largest = Pair::max_number(largest, words[i] & kMagnitudes);
+    }
+    return float_bits(Pair::low(Pair::max_number(largest, largest >> 16)));
+  }
+
+ private:
+  static constexpr uint32_t kMagnitudes = 0x7FFF7FFFU;
+};
+
+// kCount fp32 elements.
+template <int kCount>
+struct FloatElements {
+  static constexpr int kSize = kCount;
+  static constexpr int kWords = kCount;
+  static constexpr bool kIsPacked = false;
+  static constexpr int kBytes = 4 * kCount;
+
+  uint32_t words[kWords];
+
+  __device__ float operator[](int i) const { return bits_float(words[i]); }
+  __device__ uint32_t max_or_nan() const {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) largest = max(largest, words[i] & 0x7FFFFFFFU);
+    return largest;
+  }
+  __device__ uint32_t max_number() const {
+    uint32_t largest = kNanBits;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      largest = largest_number(largest, words[i] & 0x7FFFFFFFU);
+    }
+    return largest;
+  }
+
+  // Of two magnitudes; a number wins over NaN.
+  __device__ static uint32_t largest_number(uint32_t a, uint32_t b) {
+    return float_bits(fmaxf(bits_float(a), bits_float(b)));
+  }
+};
+
+// kBytes from `address` (16-byte aligned, or 8 for 8 bytes) into the words of a run.
+template <class Elements>
+__device__ inline Elements load_elements(const void* address) {
+  static_assert(Elements::kBytes % 16 == 0);
+  Elements elements;
+#pragma unroll
+  for (int i = 0; i < Elements::kBytes / 16; ++i) {
+    const uint4 part = __ldg(static_cast<const uint4*>(address) + i);
+    elements.words[4 * i] = part.x;
+    elements.words[4 * i + 1] = part.y;
+    elements.words[4 * i + 2] = part.z;
+    elements.words[4 * i + 3] = part.w;
+  }
+  return elements;
+}
+
+template <class Elements>
+__device__ inline void store_elements(const Elements& elements, void* address) {
+#pragma unroll
+  for (int i = 0; i < Elements::kBytes / 16; ++i) {
+    static_cast<uint4*>(address)[i] = {elements.words[4 * i], elements.words[4 * i + 1],
+                                       elements.words[4 * i + 2], elements.words[4 * i + 3]};
+  }
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,77 @@
+// Eight E2M1 codes from eight fp32 magnitudes without an E2M1 instruction, in the fp32 pipe.
+//
+// Let v >= 0 be an element times its multiplier, and e its power of two, at least 1. The E2M1 grid
+// is e / 2 apart at v, which is the unit in the last place of e * 2^22, so
+//
+//   r = fma(e, 2^22, v)     rounds v to the grid, ties to the even code: the one rounding
+//   q = fma(e, -2^22, r)    is what v became, exactly
+//
+// Everything carries a factor 2^-6: then q has the exponents of E4M3's denormals and first normals,
+// and an E4M3 conversion, exact here, leaves the code in bits 2 to 4 of a byte. Magnitudes only: a
+// negative v would drop r into a binade whose grid is twice as fine, and lose the sign of zeros;
+// the signs come from the input words.
+//
+// Good for v < 7: above, the rounding would leave E2M1's range. Callers test the block's largest v.
+#pragma once
+
+#include "base/float_ops.h"
+#include "device/elements.cuh"
+#include "device/ptx/convert.cuh"
+#include "device/ptx/packed.cuh"
+
+namespace narrowfloat {
+
+inline constexpr float kE2m1Prescale = 0x1p-6F;
+inline constexpr float kE2m1FastLimit = 7.0F * kE2m1Prescale;
+
+// v: magnitude * multiplier * kE2m1Prescale, a number below kE2m1FastLimit. The rounded value, with
+// the factor.
+__device__ inline float round_to_e2m1_grid(float v) {
+  const float power = bits_float(max(float_bits(v) & kInfinityBits, float_bits(kE2m1Prescale)));
+  const float r = __fmaf_rn(power, 0x1p22F, v);
+  return __fmaf_rn(power, -0x1p22F, r);
+}
+
+// The signs of elements 2i and 2i+1 at bits 3 and 7 of byte i, for four words or eight floats.
+template <class Elements>
+__device__ inline uint32_t nibble_signs(const Elements& elements, int first) {
+  uint32_t even;
+  uint32_t odd;
+  if constexpr (Elements::kIsPacked) {
+    const uint32_t* words = elements.words + first / 2;
+    // Bytes 1 and 3 of a word hold the signs.
+    const uint32_t low = permute_bytes(words[0], words[1], 0x7351);
+    const uint32_t high = permute_bytes(words[2], words[3], 0x7351);
+    even = permute_bytes(low, high, 0x5410);
+    odd = permute_bytes(low, high, 0x7632);
+  } else {
+    const uint32_t* words = elements.words + first;
+    even = permute_bytes(permute_bytes(words[0], words[2], 0x0073),
+                         permute_bytes(words[4], words[6], 0x0073), 0x5410);
+    odd = permute_bytes(permute_bytes(words[1], words[3], 0x0073),
+                        permute_bytes(words[5], words[7], 0x0073), 0x5410);
+  }
+  return (even >> 4 & 0x08080808U) | (odd & 0x80808080U);
+}
+
+// Packs four rounded values q (with the factor) as E4M3 bytes, the code in bits 2 to 4 of each.
+__device__ inline uint32_t grid_codes(float q0, float q1, float q2, float q3) {
+  return to_e4m3x2(q0, q1) | static_cast<uint32_t>(to_e4m3x2(q2, q3)) << 16;
+}
+
+// Codes of elements first to first + 7, element `first` in the lowest nibble. multiplier: that of
+// the block times kE2m1Prescale.
+template <class Math, class Elements>
+__device__ inline uint32_t encode_e2m1_in_range(const Elements& elements, int first,
+                                                float multiplier) {
+  float q[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    q[i] = round_to_e2m1_grid(Math::mul(fabsf(elements[first + i]), multiplier));
+  }
+  const uint32_t even = grid_codes(q[0], q[2], q[4], q[6]);
+  const uint32_t odd = grid_codes(q[1], q[3], q[5], q[7]);
+  return (even >> 2) + (odd << 2) | nibble_signs(elements, first);
+}
+
+}  // namespace narrowfloat

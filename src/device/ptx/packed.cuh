@@ -1,0 +1,39 @@
+// Instructions on pairs of 16-bit floats in one register.
+#pragma once
+
+#include "base/host_device.h"
+
+namespace narrowfloat {
+
+// max.bf16x2, max.f16x2: a number wins over NaN.
+__device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// max.NaN.bf16x2, max.NaN.f16x2: NaN wins.
+__device__ inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// prmt.b32: byte i of the result is byte selector[4i..4i+3] of the eight bytes of a (0 to 3) and b.
+__device__ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
+  return result;
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,176 @@
+// sm90 quantizer of formats whose scales are known before the codes of their block alone: every
+// format but NVFP4 per token and FP8 128x128, from every source but norms.
+//
+//   codes = Element(x * multiplier(block maximum)), scale = the format's rule     (spec 6)
+//
+// A thread holds a run of 8 or 16 elements, a block of V elements lies in V / run neighbouring
+// lanes. Runs of all rows are numbered one after another (a row's runs rounded up to whole blocks),
+// one thread each in a one-shot grid, so that any number of columns fills the warps. Blocks of
+// threads behind those zero the scale padding.
+//
+//   load run | maximum, over the lanes of the block by shuffles | scale | codes | store codes,
+//   scale
+//
+// Bound by memory: NVFP4 from bf16 moves 2.56 bytes an element; the arithmetic is about 12
+// instructions an element (docs/kernels/quantize.md).
+#pragma once
+
+#include <string_view>
+
+#include "device/ptx/grid_dependency.cuh"
+#include "ops/quantize/sm90/encode_unit.cuh"
+#include "ops/quantize/sm90/scale_stores.cuh"
+#include "runtime/cuda/launch.h"
+
+namespace narrowfloat {
+
+struct QuantizeBlocksConfig {
+  int threads;
+  int run;  // Elements of a thread.
+};
+
+consteval bool is_valid(const QuantizeBlocksConfig& config) {
+  return config.threads % 32 == 0 && config.threads <= 1024 &&
+         (config.run == 8 || config.run == 16);
+}
+
+// The rows of one launch, and its blocks of threads.
+struct QuantizeBlocksGrid {
+  int64_t first_row;  // Of the flattened [batch * rows].
+  uint32_t num_rows;
+  FastDivisor runs_per_row;
+  uint32_t element_blocks;  // Blocks of threads before those that zero padding.
+  ScalePadding padding;
+};
+
+template <BlockFormat Format, class Math>
+__device__ inline void store_decode_scale(const QuantizeParams& params, uint32_t batch,
+                                          int64_t row) {
+  if constexpr (Format::kHasGlobalScale) {
+    if (params.encode_source == EncodeScaleSource::kAmax) return;
+    int64_t index = 0;
+    bool is_mine = batch == 0 && row == 0;
+    if (params.encode_axis == EncodeScaleAxis::kRow) {
+      index = row;
+      is_mine = batch == 0;
+    } else if (params.encode_axis == EncodeScaleAxis::kBatch) {
+      index = batch;
+      is_mine = row == 0;
+    }
+    if (!is_mine) return;
+    const float encode = encode_scale<Format>(params, batch, row);
+    params.global_scale[index] = canonical_nan(div_rn(1.0F, encode));
+  }
+}
+
+// Where a thread's run lies.
+struct RunPlace {
+  uint32_t batch;
+  int64_t row;       // In the batch.
+  int64_t flat_row;  // batch * rows + row
+  int64_t col;
+  bool is_inside;  // Of the rows and the value columns.
+  bool is_input;   // Of the input's columns, in a row that counts.
+};
+
+template <class Tuning>
+__device__ inline RunPlace place_of_run(const QuantizeParams& params,
+                                        const QuantizeBlocksGrid& grid) {
+  const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
+  const uint32_t launch_row = grid.runs_per_row.quotient(run);
+  const uint32_t run_in_row = run - launch_row * grid.runs_per_row.divisor();
+  RunPlace place;
+  place.flat_row = grid.first_row + launch_row;
+  place.col = static_cast<int64_t>(run_in_row) * Tuning::kConfig.run;
+  place.is_inside = launch_row < grid.num_rows && place.col < params.value_cols;
+  place.batch = 0;
+  place.row = place.flat_row;
+  if (params.batch > 1) {
+    place.batch = params.rows_per_batch.quotient(static_cast<uint32_t>(place.flat_row));
+    place.row = place.flat_row - place.batch * params.rows;
+  }
+  place.is_input =
+      place.is_inside && place.col < params.cols && place.row < valid_rows(params, place.batch);
+  return place;
+}
+
+__device__ inline const uint8_t* input_row(const QuantizeParams& params, const RunPlace& place) {
+  return params.input + place.batch * params.input_batch_stride +
+         place.row * params.input_row_stride;
+}
+
+// Multiplier of the run's elements; stores the scale of its block.
+template <BlockFormat Format, class Math, class Source, class Elements>
+__device__ inline float scale_run(const QuantizeParams& params, const RunPlace& place,
+                                  const Elements& elements, float* largest) {
+  if constexpr (Format::kId == FormatId::kFp8Tensor) {
+    const BlockScale<float> scale = tensor_scale<Math>(params, place.batch);
+    if (place.is_inside && place.row == 0 && place.col == 0 && params.has_fp8_decode_scale) {
+      store_scale(params.scales, place.batch, 0, 0, canonical_nan(scale.stored));
+    }
+    return scale.multiplier;
+  } else {
+    constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
+    const ScalePair pair = row_pair<Format, Math>(params, place.batch, place.row);
+    const BlockMaximum maximum = block_maximum<Format, kLanes>(elements);
+    *largest = maximum.largest;
+    const auto scale =
+        scale_of_block<Format, Math, Source::kScaleRule>(maximum.amax, pair, params.rules);
+    const bool is_first_lane = threadIdx.x % kLanes == 0;
+    if (place.is_inside && is_first_lane) {
+      const auto stored = canonical_scale(scale.stored);
+      // Pad columns and rows that do not count have scale zero.
+      using Stored = decltype(stored);
+      store_scale(params.scales, place.batch, image_row(params, place.row),
+                  static_cast<uint32_t>(place.col / Format::kBlockCols),
+                  place.is_input ? stored : Stored{0});
+    }
+    return scale.multiplier;
+  }
+}
+
+template <class Tuning>
+__device__ inline void clear_padding_of_launch(const QuantizeParams& params,
+                                               const QuantizeBlocksGrid& grid) {
+  const uint32_t index = (blockIdx.x - grid.element_blocks) * Tuning::kConfig.threads + threadIdx.x;
+  const uint32_t per_image = grid.padding.per_image();
+  const uint32_t batch = index / per_image;
+  if (batch < params.batch) {
+    clear_padding(params.scales, grid.padding, batch, index - batch * per_image);
+  }
+}
+
+template <BlockFormat Format, class Math, class Source, class Tuning>
+__global__ void __launch_bounds__(Tuning::kConfig.threads)
+    quantize_blocks_kernel(const __grid_constant__ QuantizeParams params,
+                           const __grid_constant__ QuantizeBlocksGrid grid) {
+  wait_for_previous_grids();
+  if (blockIdx.x >= grid.element_blocks) {
+    clear_padding_of_launch<Tuning>(params, grid);
+    return;
+  }
+  const RunPlace place = place_of_run<Tuning>(params, grid);
+  typename Source::template Elements<Tuning::kConfig.run> elements{};
+  if (place.is_input) {
+    const float factor =
+        row_factor<Source, Math>(Source::kScaleRule == ScaleRule::kE4m3Input
+                                     ? encode_scale<Format>(params, place.batch, place.row)
+                                     : 1.0F);
+    elements = Source::template load<Tuning::kConfig.run>(params, input_row(params, place),
+                                                          place.col, factor);
+  }
+  allow_next_grid();
+  float largest = 0.0F;
+  const float multiplier = scale_run<Format, Math, Source>(params, place, elements, &largest);
+  const bool is_pad = place.is_inside && place.col >= params.cols;
+  if (place.is_input || is_pad) {
+    const auto codes = encode_elements<Format, Math>(elements, largest, multiplier);
+    store_codes(codes, params.values + place.flat_row * params.value_row_bytes +
+                           place.col * Format::Element::kBits / 8);
+  }
+  if (place.is_inside && place.col == 0) {
+    store_decode_scale<Format, Math>(params, place.batch, place.row);
+  }
+}
+
+}  // namespace narrowfloat

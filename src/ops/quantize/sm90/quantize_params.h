@@ -1,0 +1,66 @@
+// What the CUDA quantizers are given: a QuantizeProblem and its QuantizeArgs as one plain struct of
+// numbers and device pointers, and the pieces of a large problem that one launch handles.
+#pragma once
+
+#include <cstdint>
+
+#include "base/fast_division.h"
+#include "formats/four_over_six.h"
+#include "ops/quantize/quantize_problem.h"
+#include "tensor/layouts/image_extents.h"
+
+namespace narrowfloat {
+
+// A scale image per batch, one after another.
+struct ScaleImages {
+  uint8_t* data = nullptr;  // Null: none.
+  ScaleLayoutId layout = ScaleLayoutId::kLinear;
+  ImageExtents extents;     // Logical rows and blocks of one image.
+  int64_t image_bytes = 0;  // Padding included.
+};
+
+struct QuantizeParams {
+  const uint8_t* input;  // [batch, rows, cols], or 2 * cols for SiLU; strides in bytes.
+  int64_t input_batch_stride;
+  int64_t input_row_stride;
+  const uint8_t* vector;  // [cols]: smoothing factors or norm weight.
+  uint8_t* residual;      // [batch * rows, cols]
+  int64_t residual_row_stride;
+  uint8_t* norm_output;  // [batch * rows, cols], dense; null: none.
+  float norm_eps;
+
+  uint8_t* values;  // [batch * rows, value_row_bytes]
+  int64_t value_row_bytes;
+  ScaleImages scales;
+  ScaleImages extra_scales;
+  float* global_scale;
+
+  EncodeScaleSource encode_source;
+  EncodeScaleAxis encode_axis;
+  ScalePair host_pair;         // Of a scale that the host knows.
+  const float* encode_scales;  // Device values, by encode_axis.
+  // kAmax: the maxima as bit patterns, found by an earlier kernel, lie where the decode scales (FP8
+  // per tensor: the scales) will be written by a later one.
+  float e4m3_max;
+  float base_decode_scale;
+  bool has_fp8_decode_scale;
+  float fp8_decode_scale;
+
+  BlockRules rules;
+  FourOverSix four_over_six;
+
+  int64_t batch;
+  int64_t rows;
+  int64_t cols;
+  int64_t value_cols;
+  const int32_t* row_list;  // Null: all rows.
+  int64_t num_listed_rows;
+  const int32_t* valid_rows;   // [batch]; null: all rows.
+  const int64_t* row_offsets;  // [groups + 1]; null: no groups.
+  int64_t groups;
+  FastDivisor rows_per_batch;
+};
+
+QuantizeParams make_quantize_params(const QuantizeProblem& problem, const QuantizeArgs& args);
+
+}  // namespace narrowfloat

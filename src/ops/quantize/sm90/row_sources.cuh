@@ -1,0 +1,174 @@
+// The rows that get quantized, as runs of elements in a thread's registers, whatever they are
+// computed from: what the 16-bit tensor of the unfused operation would hold (spec 1.3, 6.12). The
+// GPU's counterpart of row_source.h; norms, which need a statistic of the whole row, are in
+// norm_rows.cuh.
+//
+// A source has
+//   Elements<n>                       n elements in registers
+//   kInputBytes                       bytes of an input element
+//   kScaleRule                        which rule makes block scales from its elements
+//   load<n>(params, row, col, factor) elements [col, col + n) of the row that starts at `row`
+//   load_unscaled<n>(...)             what maxima of a whole tensor are taken of
+#pragma once
+
+#include "device/device_math.cuh"
+#include "device/elements.cuh"
+#include "device/vector_io.cuh"
+#include "formats/fp8_input.h"
+#include "formats/silu.h"
+#include "ops/quantize/sm90/quantize_params.h"
+
+namespace narrowfloat {
+
+// Block scales by the format's own rule, or by those for E4M3 input (spec 6.10).
+enum class ScaleRule : int { kFormat = 0, kE4m3Input = 1 };
+
+// A tensor of a 16-bit type as it is.
+template <class Pair>
+struct PlainRows {
+  template <int kCount>
+  using Elements = PackedElements<Pair, kCount>;
+  static constexpr int kInputBytes = 2;
+  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+
+  template <int kCount>
+  __device__ static Elements<kCount> load(const QuantizeParams& /*params*/, const uint8_t* row,
+                                          int64_t col, float /*factor*/) {
+    return load_elements<Elements<kCount>>(row + col * kInputBytes);
+  }
+};
+
+struct FloatRows {
+  template <int kCount>
+  using Elements = FloatElements<kCount>;
+  static constexpr int kInputBytes = 4;
+  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+
+  template <int kCount>
+  __device__ static Elements<kCount> load(const QuantizeParams& /*params*/, const uint8_t* row,
+                                          int64_t col, float /*factor*/) {
+    return load_elements<Elements<kCount>>(row + col * kInputBytes);
+  }
+};
+
+// E4M3 codes times `factor` as fp16.
+template <class Math>
+struct E4m3Rows {
+  template <int kCount>
+  using Elements = PackedElements<F16Pair, kCount>;
+  static constexpr int kInputBytes = 1;
+  static constexpr ScaleRule kScaleRule = ScaleRule::kE4m3Input;
+
+  template <int kCount>
+  __device__ static Elements<kCount> load(const QuantizeParams& /*params*/, const uint8_t* row,
+                                          int64_t col, float factor) {
+    const Codes<kCount> codes = load_codes<kCount>(row + col);
+    Elements<kCount> elements;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      const uint32_t pair = e4m3x2_to_f16x2(codes.pair(i));
+      elements.words[i] = to_f16x2(widened(f16_low_to_float(pair), factor),
+                                   widened(f16_high_to_float(pair), factor));
+    }
+    return elements;
+  }
+
+  template <int kCount>
+  __device__ static Elements<kCount> load_unscaled(const QuantizeParams& /*params*/,
+                                                   const uint8_t* row, int64_t col,
+                                                   float /*factor*/) {
+    const Codes<kCount> codes = load_codes<kCount>(row + col);
+    Elements<kCount> elements;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) elements.words[i] = e4m3x2_to_f16x2(codes.pair(i));
+    return elements;
+  }
+
+ private:
+  template <int kCount>
+  struct Codes {
+    uint32_t words[kCount / 4];
+    __device__ uint16_t pair(int i) const {
+      return static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+    }
+  };
+
+  template <int kCount>
+  __device__ static Codes<kCount> load_codes(const uint8_t* address) {
+    Codes<kCount> codes;
+    static_assert(kCount == 16, "one 16-byte load");
+    const uint4 all = load_readonly<uint4>(address);
+    codes.words[0] = all.x;
+    codes.words[1] = all.y;
+    codes.words[2] = all.z;
+    codes.words[3] = all.w;
+    return codes;
+  }
+
+  // Before the rounding to fp16. NaN passes both comparisons.
+  __device__ static float widened(float value, float factor) {
+    constexpr float kF16Max = 65504.0F;
+    float h = Math::mul(value, factor);
+    if constexpr (Math::kMode == MathMode::kExact) {
+      if (h > kF16Max) h = kF16Max;
+      if (h < -kF16Max) h = -kF16Max;
+    }
+    return h;
+  }
+};
+
+// silu(gate) * up; the gate is the first half of a row.
+template <class Pair, class Math>
+struct SiluRows {
+  template <int kCount>
+  using Elements = PackedElements<Pair, kCount>;
+  static constexpr int kInputBytes = 2;
+  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+
+  template <int kCount>
+  __device__ static Elements<kCount> load(const QuantizeParams& params, const uint8_t* row,
+                                          int64_t col, float /*factor*/) {
+    const auto gate = load_elements<Elements<kCount>>(row + col * kInputBytes);
+    const auto up = load_elements<Elements<kCount>>(row + (params.cols + col) * kInputBytes);
+    Elements<kCount> y;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      y.words[i] = Pair::round(silu_mul<Math>(gate[2 * i], up[2 * i]),
+                               silu_mul<Math>(gate[2 * i + 1], up[2 * i + 1]));
+    }
+    return y;
+  }
+};
+
+// input * smooth[col], bf16.
+struct SmoothRows {
+  template <int kCount>
+  using Elements = PackedElements<Bf16Pair, kCount>;
+  static constexpr int kInputBytes = 2;
+  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+
+  template <int kCount>
+  __device__ static Elements<kCount> load(const QuantizeParams& params, const uint8_t* row,
+                                          int64_t col, float /*factor*/) {
+    const auto x = load_elements<Elements<kCount>>(row + col * kInputBytes);
+    const auto smooth = load_elements<Elements<kCount>>(params.vector + col * kInputBytes);
+    Elements<kCount> y;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      y.words[i] =
+          Bf16Pair::round(mul_rn(x[2 * i], smooth[2 * i]), mul_rn(x[2 * i + 1], smooth[2 * i + 1]));
+    }
+    return y;
+  }
+};
+
+// A factor of the whole row that load() needs (spec 6.10).
+template <class Source, class Math>
+__device__ inline float row_factor(float encode_scale) {
+  if constexpr (Source::kScaleRule == ScaleRule::kE4m3Input) {
+    return Fp8Input<Math>::factor(encode_scale);
+  }
+  return 1.0F;
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,23 @@
+// See scale_clearing.h.
+#include "ops/quantize/sm90/scale_clearing.h"
+#include "runtime/cuda/launch.h"
+
+namespace narrowfloat {
+
+void clear_scale_images(const QuantizeParams& params, Stream stream) {
+  for (const ScaleImages& images : {params.scales, params.extra_scales}) {
+    if (images.data == nullptr) continue;
+    clear_async(images.data, static_cast<size_t>(params.batch * images.image_bytes), stream);
+  }
+}
+
+Support sm90_extents(const QuantizeProblem& problem) {
+  constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
+  constexpr int64_t kMaxBatch = 65535;
+  if (problem.batch > kMaxBatch) return Support::no("batch must be below 65536");
+  if (problem.batch * problem.rows > kMaxRows) return Support::no("rows must be below 2^31");
+  if (problem.value_cols > kMaxRows) return Support::no("columns must be below 2^31");
+  return Support::yes();
+}
+
+}  // namespace narrowfloat

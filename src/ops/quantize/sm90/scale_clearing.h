@@ -1,0 +1,14 @@
+// What the launch sequences of the CUDA quantizers share.
+#pragma once
+
+#include "ops/quantize/sm90/quantize_params.h"
+
+namespace narrowfloat {
+
+// Zeroes whole scale images, in stream order.
+void clear_scale_images(const QuantizeParams& params, Stream stream);
+
+// Extents that the kernels' indices hold.
+Support sm90_extents(const QuantizeProblem& problem);
+
+}  // namespace narrowfloat
