@@ -11,39 +11,17 @@
 #include <type_traits>
 
 #include "base/float_ops.h"
-#include "device/ptx/convert.cuh"
-#include "device/ptx/packed.cuh"
-#include "narrowfloat/tensor.h"
+#include "device/packed16.cuh"
 
 namespace narrowfloat {
 
 inline constexpr uint32_t kInfinityBits = 0x7F800000U;
 inline constexpr uint32_t kNanBits = 0x7FFFFFFFU;
 
-// The two 16-bit types as kernels need them.
-struct Bf16Pair {
-  static constexpr DType kDType = DType::kBF16;
-  __device__ static float low(uint32_t pair) { return bits_float(pair << 16); }
-  __device__ static float high(uint32_t pair) { return bits_float(pair & 0xFFFF0000U); }
-  // RN16 of two numbers; NaN is canonical.
-  __device__ static uint32_t round(float low, float high) { return to_bf16x2(low, high); }
-  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_bf16x2(a, b); }
-  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_bf16x2(a, b); }
-};
-
-struct F16Pair {
-  static constexpr DType kDType = DType::kF16;
-  __device__ static float low(uint32_t pair) { return f16_low_to_float(pair); }
-  __device__ static float high(uint32_t pair) { return f16_high_to_float(pair); }
-  __device__ static uint32_t round(float low, float high) { return to_f16x2(low, high); }
-  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_f16x2(a, b); }
-  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_f16x2(a, b); }
-};
-
 // kCount elements of a 16-bit type; element 2i in the lower half of word i.
-template <class PairType, int kCount>
+template <class HalfType, int kCount>
 struct PackedElements {
-  using Pair = PairType;
+  using Half = HalfType;
   static constexpr int kSize = kCount;
   static constexpr int kWords = kCount / 2;
   static constexpr bool kIsPacked = true;
@@ -52,23 +30,23 @@ struct PackedElements {
   uint32_t words[kWords];
 
   __device__ float operator[](int i) const {
-    return i % 2 == 0 ? Pair::low(words[i / 2]) : Pair::high(words[i / 2]);
+    return i % 2 == 0 ? Half::low(words[i / 2]) : Half::high(words[i / 2]);
   }
   __device__ uint32_t max_or_nan() const {
     uint32_t largest = words[0] & kMagnitudes;
 #pragma unroll
     for (int i = 1; i < kWords; ++i) {
-      largest = Pair::max_or_nan(largest, words[i] & kMagnitudes);
+      largest = Half::max_or_nan(largest, words[i] & kMagnitudes);
     }
-    return float_bits(Pair::low(Pair::max_or_nan(largest, largest >> 16)));
+    return float_bits(Half::low(Half::max_or_nan(largest, largest >> 16)));
   }
   __device__ uint32_t max_number() const {
     uint32_t largest = words[0] & kMagnitudes;
 #pragma unroll
     for (int i = 1; i < kWords; ++i) {
-      largest = Pair::max_number(largest, words[i] & kMagnitudes);
+      largest = Half::max_number(largest, words[i] & kMagnitudes);
     }
-    return float_bits(Pair::low(Pair::max_number(largest, largest >> 16)));
+    return float_bits(Half::low(Half::max_number(largest, largest >> 16)));
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include "base/host_device.h"
 #include "device/ptx/convert.cuh"
+#include "device/ptx/packed.cuh"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -13,6 +14,9 @@ struct PackedBf16 {
   __device__ static float low(uint32_t pair) { return bits_float(pair << 16); }
   __device__ static float high(uint32_t pair) { return bits_float(pair & 0xFFFF0000U); }
   __device__ static uint32_t pack(float low, float high) { return to_bf16x2(low, high); }
+  // Of each half: a number wins, or NaN does.
+  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_bf16x2(a, b); }
+  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_bf16x2(a, b); }
 };
 
 struct PackedF16 {
@@ -20,6 +24,8 @@ struct PackedF16 {
   __device__ static float low(uint32_t pair) { return f16_low_to_float(pair); }
   __device__ static float high(uint32_t pair) { return f16_high_to_float(pair); }
   __device__ static uint32_t pack(float low, float high) { return to_f16x2(low, high); }
+  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_f16x2(a, b); }
+  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_f16x2(a, b); }
 };
 
 }  // namespace narrowfloat

@@ -57,8 +57,8 @@ void launch_quantize_blocks(const QuantizeProblem& problem, const QuantizeParams
 // would not fit the registers, all others long ones.
 template <class Source>
 inline constexpr bool kHasShortRuns = false;
-template <class Pair>
-inline constexpr bool kHasShortRuns<PlainRows<Pair>> = true;
+template <class Half>
+inline constexpr bool kHasShortRuns<PlainRows<Half>> = true;
 template <>
 inline constexpr bool kHasShortRuns<FloatRows> = true;
 template <class Source>

@@ -13,9 +13,9 @@
 
 #include "device/device_math.cuh"
 #include "device/elements.cuh"
+#include "device/silu.cuh"
 #include "device/vector_io.cuh"
 #include "formats/fp8_input.h"
-#include "formats/silu.h"
 #include "ops/quantize/sm90/quantize_params.h"
 
 namespace narrowfloat {
@@ -24,10 +24,10 @@ namespace narrowfloat {
 enum class ScaleRule : int { kFormat = 0, kE4m3Input = 1 };
 
 // A tensor of a 16-bit type as it is.
-template <class Pair>
+template <class Half>
 struct PlainRows {
   template <int kCount>
-  using Elements = PackedElements<Pair, kCount>;
+  using Elements = PackedElements<Half, kCount>;
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
@@ -55,7 +55,7 @@ struct FloatRows {
 template <class Math>
 struct E4m3Rows {
   template <int kCount>
-  using Elements = PackedElements<F16Pair, kCount>;
+  using Elements = PackedElements<PackedF16, kCount>;
   static constexpr int kInputBytes = 1;
   static constexpr ScaleRule kScaleRule = ScaleRule::kE4m3Input;
 
@@ -118,10 +118,10 @@ struct E4m3Rows {
 };
 
 // silu(gate) * up; the gate is the first half of a row.
-template <class Pair, class Math>
+template <class Half, class Math>
 struct SiluRows {
   template <int kCount>
-  using Elements = PackedElements<Pair, kCount>;
+  using Elements = PackedElements<Half, kCount>;
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
@@ -130,20 +130,33 @@ struct SiluRows {
                                           int64_t col, float /*factor*/) {
     const auto gate = load_elements<Elements<kCount>>(row + col * kInputBytes);
     const auto up = load_elements<Elements<kCount>>(row + (params.cols + col) * kInputBytes);
+    const bool in_range = gates_in_range(gate);
     Elements<kCount> y;
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) {
-      y.words[i] = Pair::round(silu_mul<Math>(gate[2 * i], up[2 * i]),
-                               silu_mul<Math>(gate[2 * i + 1], up[2 * i + 1]));
+      y.words[i] = in_range ? silu_mul_in_range<Math, Half>(gate.words[i], up.words[i])
+                            : silu_mul_plain<Math, Half>(gate.words[i], up.words[i]);
     }
     return y;
+  }
+
+ private:
+  // NaN propagates and is out of range.
+  template <int kCount>
+  __device__ static bool gates_in_range(const Elements<kCount>& gate) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      largest = Half::max_or_nan(largest, gate.words[i] & 0x7FFF7FFFU);
+    }
+    return silu_gates_in_range<Half>(largest);
   }
 };
 
 // input * smooth[col], bf16.
 struct SmoothRows {
   template <int kCount>
-  using Elements = PackedElements<Bf16Pair, kCount>;
+  using Elements = PackedElements<PackedBf16, kCount>;
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
@@ -155,8 +168,8 @@ struct SmoothRows {
     Elements<kCount> y;
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) {
-      y.words[i] =
-          Bf16Pair::round(mul_rn(x[2 * i], smooth[2 * i]), mul_rn(x[2 * i + 1], smooth[2 * i + 1]));
+      y.words[i] = PackedBf16::pack(mul_rn(x[2 * i], smooth[2 * i]),
+                                    mul_rn(x[2 * i + 1], smooth[2 * i + 1]));
     }
     return y;
   }

@@ -16,11 +16,11 @@ void visit_device_math(MathMode mode, Visitor&& visitor) {
 }
 
 template <typename Visitor>
-void visit_pair(DType dtype, Visitor&& visitor) {
+void visit_half(DType dtype, Visitor&& visitor) {
   if (dtype == DType::kBF16) {
-    visitor.template operator()<Bf16Pair>();
+    visitor.template operator()<PackedBf16>();
   } else {
-    visitor.template operator()<F16Pair>();
+    visitor.template operator()<PackedF16>();
   }
 }
 
@@ -30,9 +30,9 @@ template <bool kTakesE4m3, typename Visitor>
 void visit_source(const QuantizeProblem& problem, Visitor&& visitor) {
   if (problem.source == RowSourceKind::kSmooth) return visitor.template operator()<SmoothRows>();
   if (problem.source == RowSourceKind::kSiluMul) {
-    return visit_pair(problem.input, [&]<class Pair>() {
+    return visit_half(problem.input, [&]<class Half>() {
       visit_device_math(problem.math,
-                        [&]<class Math>() { visitor.template operator()<SiluRows<Pair, Math>>(); });
+                        [&]<class Math>() { visitor.template operator()<SiluRows<Half, Math>>(); });
     });
   }
   if (problem.input == DType::kF32) return visitor.template operator()<FloatRows>();
@@ -42,7 +42,7 @@ void visit_source(const QuantizeProblem& problem, Visitor&& visitor) {
           problem.math, [&]<class Math>() { visitor.template operator()<E4m3Rows<Math>>(); });
     }
   }
-  visit_pair(problem.input, [&]<class Pair>() { visitor.template operator()<PlainRows<Pair>>(); });
+  visit_half(problem.input, [&]<class Half>() { visitor.template operator()<PlainRows<Half>>(); });
 }
 
 }  // namespace narrowfloat
