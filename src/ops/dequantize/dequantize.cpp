@@ -86,6 +86,9 @@ Lowered lower(const QuantizedView& input, const TensorView& output,
     throw_invalid("output: expected {} x {} rows, got {}", input.batch, input.rows,
                   to_string(output));
   }
+  require_cuda_alignment("input.values", input.values.data, problem.device);
+  require_cuda_alignment("input.scales", input.scales.data, problem.device);
+  require_cuda_rows("output", output.data, rows.stride * (bits(output.dtype) / 8), problem.device);
   const std::array outputs{byte_range("output", output)};
   const std::array inputs{byte_range("input.values", input.values),
                           byte_range("input.scales", input.scales),
@@ -104,7 +107,12 @@ Lowered lower(const QuantizedView& input, const TensorView& output,
 }  // namespace
 
 std::span<const DequantizeImpl> dequantize_impls() {
-  static const std::array kImpls{kDequantizeCpuBaseline, kDequantizeCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kDequantizeSm90,
+#endif
+        kDequantizeCpuBaseline, kDequantizeCpuReference
+  };
   return kImpls;
 }
 

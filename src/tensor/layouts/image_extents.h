@@ -1,4 +1,4 @@
-// Extents of a scale image: rows and scales per row, logical or padded.
+// Extents of a scale image: rows and scales per row, logical or padded; and a place in it.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,12 @@ namespace narrowfloat {
 struct ImageExtents {
   int64_t rows = 0;
   int64_t blocks = 0;
+};
+
+// Whose scale it is: of this block of this row.
+struct ScalePlace {
+  int64_t row = 0;
+  int64_t block = 0;
 };
 
 }  // namespace narrowfloat

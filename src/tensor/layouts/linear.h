@@ -16,6 +16,11 @@ struct LinearLayout {
                                                  const ImageExtents& extents) {
     return row * extents.blocks + block;
   }
+  // The inverse of offset(), in all layouts; in the padding it names rows or blocks beyond the
+  // logical ones.
+  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
+    return {offset / extents.blocks, offset % extents.blocks};
+  }
 };
 
 }  // namespace narrowfloat

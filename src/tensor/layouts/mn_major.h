@@ -18,6 +18,10 @@ struct MnMajorLayout {
                                                  const ImageExtents& extents) {
     return block * round_up(extents.rows, kRowPadding) + row;
   }
+  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
+    const int64_t rows = round_up(extents.rows, kRowPadding);
+    return {offset % rows, offset / rows};
+  }
 };
 
 }  // namespace narrowfloat

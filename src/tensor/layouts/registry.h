@@ -22,6 +22,24 @@ struct LayoutList {
         ((Layouts::kId == id ? (visitor.template operator()<Layouts>(), true) : false) || ...);
     if (!found) throw_bad_enumerator("scale layout", static_cast<int>(id));
   }
+
+  // A layout's offset() and place() where the layout is data in device code: a branch that all
+  // threads take the same way, instead of a kernel per layout. `id` is one of the list.
+  NF_HOST_DEVICE static constexpr int64_t offset(ScaleLayoutId id, int64_t row, int64_t block,
+                                                 const ImageExtents& extents) {
+    int64_t result = 0;
+    static_cast<void>(
+        ((Layouts::kId == id ? (result = Layouts::offset(row, block, extents), true) : false) ||
+         ...));
+    return result;
+  }
+  NF_HOST_DEVICE static constexpr ScalePlace place(ScaleLayoutId id, int64_t offset,
+                                                   const ImageExtents& extents) {
+    ScalePlace result;
+    static_cast<void>(
+        ((Layouts::kId == id ? (result = Layouts::place(offset, extents), true) : false) || ...));
+    return result;
+  }
 };
 
 // In the order of ScaleLayoutId.

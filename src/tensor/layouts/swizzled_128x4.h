@@ -30,6 +30,13 @@ struct Swizzled128x4Layout {
     return static_cast<int64_t>(tile * (kTileRows * kTileBlocks) + (r % 32) * 16 +
                                 (r % kTileRows / 32) * 4 + b % kTileBlocks);
   }
+  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
+    const int64_t block_tiles = ceil_div(extents.blocks, kTileBlocks);
+    const int64_t tile = offset / (kTileRows * kTileBlocks);
+    const int64_t in_tile = offset % (kTileRows * kTileBlocks);
+    return {tile / block_tiles * kTileRows + in_tile / 4 % 4 * 32 + in_tile / 16,
+            tile % block_tiles * kTileBlocks + in_tile % kTileBlocks};
+  }
 };
 
 }  // namespace narrowfloat

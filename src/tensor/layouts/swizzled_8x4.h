@@ -25,6 +25,13 @@ struct Swizzled8x4Layout {
     return static_cast<int64_t>(tile * (kTileRows * kTileBlocks) + (r % kTileRows) * kTileBlocks +
                                 b % kTileBlocks);
   }
+  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
+    const int64_t block_tiles = ceil_div(extents.blocks, kTileBlocks);
+    const int64_t tile = offset / (kTileRows * kTileBlocks);
+    const int64_t in_tile = offset % (kTileRows * kTileBlocks);
+    return {tile / block_tiles * kTileRows + in_tile / kTileBlocks,
+            tile % block_tiles * kTileBlocks + in_tile % kTileBlocks};
+  }
 };
 
 }  // namespace narrowfloat

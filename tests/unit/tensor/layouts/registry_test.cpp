@@ -37,6 +37,33 @@ TEST(ScaleLayouts, AreBijectionsForAllSmallImages) {
   }
 }
 
+// Every position of the padded image has one place, and offset() leads back to it.
+template <typename Layout>
+void check_inverse(int64_t rows, int64_t blocks) {
+  const ImageExtents logical{rows, blocks};
+  const ImageExtents padded = Layout::padded(logical);
+  for (int64_t offset = 0; offset < padded.rows * padded.blocks; ++offset) {
+    const ScalePlace place = Layout::place(offset, logical);
+    ASSERT_TRUE(place.row >= 0 && place.row < padded.rows && place.block >= 0 &&
+                place.block < padded.blocks)
+        << Layout::kName << " " << rows << " x " << blocks << " at " << offset;
+    ASSERT_EQ(Layout::offset(place.row, place.block, logical), offset)
+        << Layout::kName << " " << rows << " x " << blocks;
+    const ScalePlace listed = AllLayouts::place(Layout::kId, offset, logical);
+    ASSERT_TRUE(listed.row == place.row && listed.block == place.block);
+    ASSERT_EQ(AllLayouts::offset(Layout::kId, place.row, place.block, logical), offset);
+  }
+}
+
+TEST(ScaleLayouts, PlaceInvertsOffsetAlsoInThePadding) {
+  for (const int64_t rows : {1, 4, 7, 8, 9, 31, 127, 128, 129, 300}) {
+    for (int64_t blocks = 1; blocks <= 20; ++blocks) {
+      AllLayouts::for_each([&]<typename Layout>() { check_inverse<Layout>(rows, blocks); });
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
 // A full image has no padding: every offset is used, so this pins the tile order too.
 TEST(ScaleLayouts, AgreeWithTheirTensorOfTiles) {
   const ImageExtents full{256, 8};
