@@ -11,7 +11,12 @@
 namespace narrowfloat {
 
 std::span<const AmaxImpl> amax_impls() {
-  static const std::array kImpls{kAmaxCpuBaseline, kAmaxCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kAmaxSm90,
+#endif
+        kAmaxCpuBaseline, kAmaxCpuReference
+  };
   return kImpls;
 }
 

@@ -11,7 +11,12 @@
 namespace narrowfloat {
 
 std::span<const RelayoutImpl> relayout_impls() {
-  static const std::array kImpls{kRelayoutCpuBaseline, kRelayoutCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kRelayoutSm90,
+#endif
+        kRelayoutCpuBaseline, kRelayoutCpuReference
+  };
   return kImpls;
 }
 
@@ -25,6 +30,8 @@ void relayout(FormatId format, const ScaleView& input, const ScaleView& output, 
   require_scales("input", input, format);
   require_scales("output", output, format);
   require_device("output", output.device, input.device);
+  require_cuda_alignment("input", input.data, input.device);
+  require_cuda_alignment("output", output.data, input.device);
   if (output.batch != input.batch || output.rows != input.rows || output.blocks != input.blocks) {
     throw_invalid("output: expected the extents of the input, {} x {} x {}, got {} x {} x {}",
                   input.batch, input.rows, input.blocks, output.batch, output.rows, output.blocks);

@@ -39,5 +39,6 @@ struct RelayoutImpl {
 std::span<const RelayoutImpl> relayout_impls();
 extern const RelayoutImpl kRelayoutCpuReference;
 extern const RelayoutImpl kRelayoutCpuBaseline;
+extern const RelayoutImpl kRelayoutSm90;  // In CUDA builds.
 
 }  // namespace narrowfloat
