@@ -20,22 +20,6 @@ __device__ inline uint32_t e4m3x2_to_f16x2(uint16_t codes) {
   return result;
 }
 
-// cvt.f32.f16 of the lower or upper half: exact.
-__device__ inline float f16x2_low(uint32_t pair) {
-  float result;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }"
-      : "=f"(result)
-      : "r"(pair));
-  return result;
-}
-__device__ inline float f16x2_high(uint32_t pair) {
-  float result;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high; }"
-      : "=f"(result)
-      : "r"(pair));
-  return result;
-}
-
 // cvt.rn.bf16x2.f32: nearest even, overflow to infinity; NaN gives 0x7FFF.
 __device__ inline uint32_t to_bf16x2(float low, float high) {
   uint32_t result;

@@ -29,6 +29,13 @@ __device__ inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
+// mul.rn.f16x2: denormals are kept.
+__device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // prmt.b32: byte i of the result is byte selector[4i..4i+3] of the eight bytes of a (0 to 3) and b.
 __device__ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t result;

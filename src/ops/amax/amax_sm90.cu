@@ -15,7 +15,7 @@
 
 #include "base/int_math.h"
 #include "device/ptx/grid_dependency.cuh"
-#include "device/ptx/packed_ops.cuh"
+#include "device/ptx/packed.cuh"
 #include "device/reduce.cuh"
 #include "device/vector_io.cuh"
 #include "formats/float16.h"
@@ -148,7 +148,8 @@ __device__ uint32_t piece_max(uint32_t value, int threads_per_piece) {
 }
 
 template <typename Words>
-__global__ void __launch_bounds__(kMaxThreads) find_maxima_kernel(AmaxParams params) {
+__global__ void __launch_bounds__(kMaxThreads)
+    find_maxima_kernel(const __grid_constant__ AmaxParams params) {
   constexpr int kPerVector = static_cast<int>(kVectorBytes / Words::kBytes);
   const Piece piece = assign_piece(params, Words::kBytes);
   const int lane = static_cast<int>(threadIdx.x) & (params.threads_per_piece - 1);

@@ -140,7 +140,8 @@ __device__ void load_global_scales(const DequantizeParams& params, const RowSet&
 }
 
 template <BlockFormat Format, typename Output, typename Split>
-__global__ void __launch_bounds__(kMaxThreads) dequantize_rows_kernel(DequantizeParams params) {
+__global__ void __launch_bounds__(kMaxThreads)
+    dequantize_rows_kernel(const __grid_constant__ DequantizeParams params) {
   using Piece = CodePiece<typename Format::Element, Output::kPieceElements>;
   const RowSet rows = assign_rows<Split>(params);
   if (rows.num_rows == 0) return;

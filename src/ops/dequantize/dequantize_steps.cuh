@@ -4,7 +4,7 @@
 
 #include "base/float_ops.h"
 #include "device/ptx/convert.cuh"
-#include "device/ptx/packed_ops.cuh"
+#include "device/ptx/packed.cuh"
 #include "device/vector_io.cuh"
 #include "formats/registry.h"
 #include "ops/dequantize/code_pieces.h"
@@ -35,8 +35,8 @@ struct Bf16Output {
 
 __device__ inline void e4m3_pair_to_float(uint32_t pair, float& low, float& high) {
   const uint32_t halves = e4m3x2_to_f16x2(static_cast<uint16_t>(pair));
-  low = f16x2_low(halves);
-  high = f16x2_high(halves);
+  low = f16_low_to_float(halves);
+  high = f16_high_to_float(halves);
 }
 
 // The codes of one piece as loaded.
@@ -94,8 +94,8 @@ struct CodePiece<E2M1, kElements> {
   __device__ static void decode_pair(uint32_t pair, float& low, float& high) {
     constexpr uint32_t kTwice64 = 0x54005400U;
     const uint32_t halves = mul_f16x2(e4m3x2_to_f16x2(static_cast<uint16_t>(pair)), kTwice64);
-    low = f16x2_low(halves);
-    high = f16x2_high(halves);
+    low = f16_low_to_float(halves);
+    high = f16_high_to_float(halves);
   }
 };
 
@@ -104,7 +104,7 @@ template <BlockFormat Format>
 __device__ inline float block_factor(typename Format::Stored stored, float global_scale,
                                      bool global_scale_divides) {
   if constexpr (Format::kHasGlobalScale) {
-    const float scale = f16x2_low(e4m3x2_to_f16x2(stored));
+    const float scale = f16_low_to_float(e4m3x2_to_f16x2(stored));
     return global_scale_divides ? div_rn(scale, global_scale) : mul_rn(scale, global_scale);
   } else {
     return Format::decode_scale(stored, global_scale);

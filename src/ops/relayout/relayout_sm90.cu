@@ -101,7 +101,8 @@ __device__ uint32_t load_linear(const RelayoutParams& params, int64_t position) 
 }
 
 template <typename Stored>
-__global__ void __launch_bounds__(kThreads) move_scales_kernel(RelayoutParams params) {
+__global__ void __launch_bounds__(kThreads)
+    move_scales_kernel(const __grid_constant__ RelayoutParams params) {
   constexpr int64_t kPerWord = sizeof(uint32_t) / sizeof(Stored);
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * (kWords * kPerWord);
   if (first >= params.num_outputs) return;

@@ -31,11 +31,13 @@ struct Swizzled128x4Layout {
                                 (r % kTileRows / 32) * 4 + b % kTileBlocks);
   }
   NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
-    const int64_t block_tiles = ceil_div(extents.blocks, kTileBlocks);
-    const int64_t tile = offset / (kTileRows * kTileBlocks);
-    const int64_t in_tile = offset % (kTileRows * kTileBlocks);
-    return {tile / block_tiles * kTileRows + in_tile / 4 % 4 * 32 + in_tile / 16,
-            tile % block_tiles * kTileBlocks + in_tile % kTileBlocks};
+    const auto block_tiles = static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks));
+    const auto position = static_cast<uint64_t>(offset);
+    const uint64_t tile = position / (kTileRows * kTileBlocks);
+    const uint64_t in_tile = position % (kTileRows * kTileBlocks);
+    const uint64_t row = tile / block_tiles * kTileRows + (in_tile / 4 % 4) * 32 + in_tile / 16;
+    const uint64_t block = tile % block_tiles * kTileBlocks + in_tile % kTileBlocks;
+    return {static_cast<int64_t>(row), static_cast<int64_t>(block)};
   }
 };
 
