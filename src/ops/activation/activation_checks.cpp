@@ -134,7 +134,8 @@ ActivationProblem lower_problem(const ActivateArgs& call) {
           .rows = input.shape[0],
           .inter = inter,
           .input_cols = info.is_gated ? *gated_cols : inter,
-          .has_num_rows = !call.num_rows.is_absent()};
+          .has_num_rows = !call.num_rows.is_absent(),
+          .has_row_to_slot = !call.row_to_slot.is_absent()};
 }
 
 // [blocks, P] images: the place of (row, block) is row + P * block.
@@ -146,10 +147,30 @@ void resolve_strides(int64_t image_rows, LoweredActivation& lowered) {
   }
 }
 
+void check_inverse_map(const ActivationProblem& problem, const ActivationArgs& args) {
+  int64_t named = 0;
+  for (int64_t slot = 0; slot < problem.slots; ++slot) {
+    const int32_t row = args.slot_to_row[slot];
+    if (row < 0) continue;
+    ++named;
+    if (args.row_to_slot[row] != slot) {
+      throw_invalid("row_to_slot: expected slot {} at row {}, as slot_to_row says, got {}", slot,
+                    row, args.row_to_slot[row]);
+    }
+  }
+  int64_t in_use = 0;
+  for (int64_t row = 0; row < problem.rows; ++row) in_use += args.row_to_slot[row] >= 0 ? 1 : 0;
+  if (in_use != named) {
+    throw_invalid("row_to_slot: expected {} rows with a slot, as slot_to_row names, got {}", named,
+                  in_use);
+  }
+}
+
 // What only the data can tell: done here where it can be read.
-void check_data(int64_t experts, LoweredActivation& lowered) {
+void check_data(LoweredActivation& lowered) {
   const ActivationProblem& problem = lowered.problem;
   const ActivationArgs& args = lowered.args;
+  const int64_t experts = args.experts;
   int64_t rows = problem.rows;
   if (problem.has_num_rows) {
     rows = *args.num_rows;
@@ -172,6 +193,16 @@ void check_data(int64_t experts, LoweredActivation& lowered) {
                     tile);
     }
   }
+  if (problem.has_row_to_slot) check_inverse_map(problem, args);
+}
+
+// Values are accessed in pieces of 16 bytes on CUDA; scales and maps one by one.
+void check_alignment(const ActivateArgs& call, const ActivationProblem& problem) {
+  if (problem.rows == 0 || problem.inter == 0) return;
+  require_cuda_rows("input.values", call.input.values.data,
+                    problem.input_cols * bits(problem.input) / 8, problem.device);
+  require_cuda_rows("output.values", call.output.values.data,
+                    row_bytes(problem.format, problem.inter), problem.device);
 }
 
 void check_overlap(const ActivateArgs& call, bool has_num_rows) {
@@ -191,6 +222,7 @@ void check_overlap(const ActivateArgs& call, bool has_num_rows) {
                           byte_range("slot_to_row", call.slot_to_row),
                           byte_range("tile_to_expert", call.tile_to_expert),
                           byte_range("num_rows", call.num_rows),
+                          byte_range("row_to_slot", call.row_to_slot),
                           byte_range(given[0].argument, given[0].given.values),
                           byte_range(given[1].argument, given[1].given.values),
                           byte_range(given[2].argument, given[2].given.values),
@@ -223,7 +255,11 @@ LoweredActivation lower(const ActivateArgs& call) {
   const int64_t experts = lower_experts(call, device);
   problem.per_expert = experts > 0;
   if (problem.per_expert) lower_tiles(call, problem.rows, device);
+  if (problem.has_row_to_slot) {
+    require_vector("row_to_slot", call.row_to_slot, DType::kI32, problem.rows, device);
+  }
   check_overlap(call, problem.has_num_rows);
+  check_alignment(call, problem);
   lowered.args = {.input = call.input,
                   .output = call.output,
                   .activation = call.activation,
@@ -231,8 +267,10 @@ LoweredActivation lower(const ActivateArgs& call) {
                   .slot_to_row = static_cast<const int32_t*>(call.slot_to_row.data),
                   .tile_to_expert = static_cast<const int32_t*>(call.tile_to_expert.data),
                   .token_tile = call.token_tile,
-                  .num_rows = static_cast<const int32_t*>(call.num_rows.data)};
-  if (device.type == DeviceType::kCpu) check_data(experts, lowered);
+                  .num_rows = static_cast<const int32_t*>(call.num_rows.data),
+                  .row_to_slot = static_cast<const int32_t*>(call.row_to_slot.data),
+                  .experts = experts};
+  if (device.type == DeviceType::kCpu) check_data(lowered);
   return lowered;
 }
 

@@ -23,6 +23,7 @@ struct ActivationProblem {
   int64_t input_cols = 0;   // F1
   bool per_expert = false;  // Some parameter has a value per expert.
   bool has_num_rows = false;
+  bool has_row_to_slot = false;
 };
 std::string to_string(const ActivationProblem& problem);
 
@@ -35,6 +36,8 @@ struct ActivationArgs {
   const int32_t* tile_to_expert = nullptr;
   int32_t token_tile = 0;
   const int32_t* num_rows = nullptr;
+  const int32_t* row_to_slot = nullptr;
+  int64_t experts = 0;  // Of the parameters that have a value per expert.
 };
 
 struct ActivationImpl {
@@ -47,5 +50,8 @@ struct ActivationImpl {
 std::span<const ActivationImpl> activation_impls();
 extern const ActivationImpl kActivationCpuReference;
 extern const ActivationImpl kActivationCpuBaseline;
+// In builds with CUDA.
+extern const ActivationImpl kActivationSm90Swiglu;
+extern const ActivationImpl kActivationSm90Portable;
 
 }  // namespace narrowfloat

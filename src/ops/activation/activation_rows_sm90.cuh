@@ -1,0 +1,113 @@
+// What the CUDA implementations of the block-FP8 activation share: which rows a call names, where
+// their 1x128 scales lie, and how the pieces of a group become codes.
+//
+// The maps and the number of rows live on the device, where nobody can check them beforehand: a row
+// counts only if it lies in the buffers and, with a number of rows, in the scale images.
+#pragma once
+
+#include "base/int_math.h"
+#include "device/device_math.cuh"
+#include "device/vector_io.cuh"
+#include "formats/fp8_block.h"
+#include "ops/activation/activation_problem.h"
+
+namespace narrowfloat {
+
+inline constexpr int kGroupCols = 128;
+
+struct NamedRows {
+  const int32_t* map;       // slot_to_row, or row_to_slot where rows are visited in order.
+  const int32_t* num_rows;  // On the device, or null.
+  int32_t count;            // Entries of the map.
+  int32_t rows;             // Of the buffers.
+  bool in_order;            // The map is row_to_slot.
+};
+
+inline NamedRows named_rows(const ActivationProblem& problem, const ActivationArgs& args,
+                            bool in_order) {
+  return {.map = in_order ? args.row_to_slot : args.slot_to_row,
+          .num_rows = args.num_rows,
+          .count = static_cast<int32_t>(in_order ? problem.rows : problem.slots),
+          .rows = static_cast<int32_t>(problem.rows),
+          .in_order = in_order};
+}
+
+// Kernels count groups of columns over all rows and slots, bundles of up to 8 of them whole, and
+// the bytes of a row in 32 bits.
+inline Support fits_flat_index(const ActivationProblem& problem) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  const int64_t entries = (problem.slots > problem.rows ? problem.slots : problem.rows) + 1024;
+  const bool fits =
+      problem.inter < kLimit / 16 && entries < kLimit / ceil_div(problem.inter + 1, kGroupCols);
+  return fits ? Support::yes() : Support::no("needs fewer than 2^31 groups of 128 columns");
+}
+
+// Rows at or above this are none; an impossible number of rows gives 0.
+__device__ inline int32_t row_limit(const NamedRows& named) {
+  if (named.num_rows == nullptr) return named.rows;
+  const int32_t given = load_readonly<int32_t>(named.num_rows);
+  return given < 0 || given > named.rows ? 0 : given;
+}
+
+// The rows of kCount neighbouring entries of the map, -1 for none.
+template <int kCount>
+struct RowSet {
+  int32_t row[kCount];
+  int32_t limit;  // Of all rows.
+};
+
+template <int kCount>
+__device__ inline RowSet<kCount> find_rows(const NamedRows& named, uint32_t first) {
+  RowSet<kCount> set;
+  // All loads before the first use.
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t entry = first + i;
+    const bool exists = entry < static_cast<uint32_t>(named.count);
+    set.row[i] = exists ? load_readonly<int32_t>(named.map + entry) : -1;
+  }
+  set.limit = row_limit(named);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (named.in_order && set.row[i] >= 0) set.row[i] = static_cast<int32_t>(first) + i;
+    if (set.row[i] >= set.limit) set.row[i] = -1;
+  }
+  return set;
+}
+
+// 1x128 scales of rows; element (row, block) lies at row * row_stride + block * block_stride.
+template <typename Scale>
+struct ScaleImage {
+  Scale* data;
+  int64_t row_stride;
+  int64_t block_stride;
+
+  // An image [blocks, P] whose P is known on the device only.
+  __device__ ScaleImage of_rows(const NamedRows& named, int32_t limit) const {
+    if (named.num_rows == nullptr) return *this;
+    return {data, 1, limit};
+  }
+  [[nodiscard]] __device__ Scale* place(int32_t row, uint32_t block) const {
+    return data + (row * row_stride + block * block_stride);
+  }
+};
+
+template <typename Scale>
+ScaleImage<Scale> scale_image(const TensorView& scales) {
+  return {static_cast<Scale*>(scales.data), scales.strides[0], scales.strides[1]};
+}
+
+// Scale and multiplier of a group, by the rule reciprocal.
+__device__ inline BlockScale<float> group_scale(float amax) {
+  return Fp8Block1x128::block_scale<DeviceExactMath>(amax, ScalePair{},
+                                                     BlockRules{.input_max = kFloatMax});
+}
+
+// Four codes in a word.
+__device__ inline uint32_t encode_four(const float* h, float multiplier) {
+  const uint32_t low = to_e4m3x2(__fmul_rn(h[0], multiplier), __fmul_rn(h[1], multiplier));
+  const uint32_t high = to_e4m3x2(__fmul_rn(h[2], multiplier), __fmul_rn(h[3], multiplier));
+  return high << 16 | low;
+}
+
+}  // namespace narrowfloat

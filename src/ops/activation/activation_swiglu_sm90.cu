@@ -1,0 +1,344 @@
+// sm90_swiglu: SwiGLU of E4M3 or BF16 rows to E4M3 with 1x128 scales, for halves that lie apart.
+//
+//   h     = g * rcp(1 + ex2(-log2(e) * alpha * g)) * u      hardware ex2 and rcp (moe spec 6.2)
+//   a     = max |h| over 128 columns;  m = RN(448 / a), 1 for a = 0 or infinite
+//   code  = E4M3(RN(h * m));           scale = RN(1 / m)                            (spec 6.7)
+//
+// Threads to data: 8 or 16 lanes own 128 output columns of one row, each of them 16 or 8
+// neighbouring columns of u, of g and of the output, in one access each. Groups of lanes walk over
+// (bundle of rows, group of columns); in a bundle the rows run fastest, so that their scales,
+// neighbours in a [blocks, P] image, share a sector. A thread may hold the pieces of two rows.
+//
+// Bytes a row, E4M3: 2 I + I for elements, 3 I / 32 for scales: 3.09 an output. BF16: 5.03.
+// docs/kernels/activation.md has the arithmetic, the predictions and what was measured.
+#include "base/fast_division.h"
+#include "base/int_math.h"
+#include "device/ptx/grid_dependency.cuh"
+#include "device/reduce.cuh"
+#include "ops/activation/activation_math.h"
+#include "ops/activation/activation_rows_sm90.cuh"
+#include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/launch.h"
+
+namespace narrowfloat {
+namespace {
+
+// kLanes share a group of 128 columns; a thread works on kRows entries of the map; kBundle threads'
+// worth of rows follow each other before the next group of columns comes.
+struct SpreadTuning {
+  static constexpr int kLanes = 16;
+  static constexpr int kRows = 1;
+  static constexpr int kBundle = 1;
+  static constexpr int kThreads = 128;
+};
+struct OneRowTuning {
+  static constexpr int kLanes = 8;
+  static constexpr int kRows = 1;
+  static constexpr int kBundle = 1;
+  static constexpr int kThreads = 256;
+};
+struct TwoRowsTuning {
+  static constexpr int kLanes = 8;
+  static constexpr int kRows = 2;
+  static constexpr int kBundle = 4;
+  static constexpr int kThreads = 256;
+};
+// 16-byte pieces of BF16 are 8 columns.
+struct TwoWideRowsTuning {
+  static constexpr int kLanes = 16;
+  static constexpr int kRows = 2;
+  static constexpr int kBundle = 4;
+  static constexpr int kThreads = 256;
+};
+
+struct E4m3Input {
+  static constexpr int kPerWord = 4;
+  static constexpr bool kHasScales = true;
+  __device__ static void widen(uint32_t word, float* out) {
+    const uint32_t low = e4m3x2_to_f16x2(static_cast<uint16_t>(word));
+    const uint32_t high = e4m3x2_to_f16x2(static_cast<uint16_t>(word >> 16));
+    out[0] = f16_low_to_float(low);
+    out[1] = f16_high_to_float(low);
+    out[2] = f16_low_to_float(high);
+    out[3] = f16_high_to_float(high);
+  }
+};
+struct Bf16Input {
+  static constexpr int kPerWord = 2;
+  static constexpr bool kHasScales = false;
+  __device__ static void widen(uint32_t word, float* out) {
+    out[0] = bits_float(word << 16);
+    out[1] = bits_float(word & 0xFFFF0000U);
+  }
+};
+
+struct SwigluParams {
+  const uint8_t* input;  // [rows, 2 * inter]
+  uint8_t* output;       // [rows, inter]
+  ScaleImage<const float> input_scales;
+  ScaleImage<float> output_scales;
+  NamedRows named;
+  FastDivisor bundle_items;  // Groups of columns times kBundle.
+  uint32_t inter;
+  uint32_t first_up;  // Columns where the halves start.
+  uint32_t first_gate;
+  ActivationParams<float> activation;
+};
+
+template <int kWords>
+struct Words {
+  uint32_t word[kWords];
+};
+
+// 8 or 16 bytes.
+template <int kWords>
+__device__ inline Words<kWords> load_words(const uint8_t* address) {
+  if constexpr (kWords == 4) return bit_cast<Words<4>>(load_readonly<uint4>(address));
+  if constexpr (kWords == 2) return bit_cast<Words<2>>(load_readonly<uint2>(address));
+}
+template <int kWords>
+__device__ inline void store_words(uint8_t* address, const Words<kWords>& words) {
+  if constexpr (kWords == 4) store(address, bit_cast<uint4>(words));
+  if constexpr (kWords == 2) store(address, bit_cast<uint2>(words));
+}
+
+template <class Input, class Tuning>
+struct Shape {
+  static constexpr int kCols = kGroupCols / Tuning::kLanes;  // A thread and row.
+  static constexpr int kWords = kCols / Input::kPerWord;
+};
+
+// What a thread reads of a row.
+template <class Input, class Tuning>
+struct Piece {
+  Words<Shape<Input, Tuning>::kWords> up;
+  Words<Shape<Input, Tuning>::kWords> gate;
+  float up_scale;
+  float gate_scale;
+};
+
+// What a thread works on.
+template <class Tuning>
+struct Place {
+  RowSet<Tuning::kRows> rows;
+  uint32_t group;
+  uint32_t col;  // The first of its columns.
+};
+
+template <class Tuning>
+__device__ inline Place<Tuning> assign_place(const SwigluParams& params) {
+  constexpr uint32_t kItemsPerBlock = Tuning::kThreads / Tuning::kLanes;
+  const uint32_t item = blockIdx.x * kItemsPerBlock + threadIdx.x / Tuning::kLanes;
+  const uint32_t bundle = params.bundle_items.quotient(item);
+  const uint32_t in_bundle = item - bundle * params.bundle_items.divisor();
+  Place<Tuning> place;
+  place.group = in_bundle / Tuning::kBundle;
+  place.col =
+      place.group * kGroupCols + threadIdx.x % Tuning::kLanes * (kGroupCols / Tuning::kLanes);
+  const uint32_t entry = bundle * Tuning::kBundle + in_bundle % Tuning::kBundle;
+  // Entries behind the map's end are none, those of threads behind the last item included.
+  place.rows = find_rows<Tuning::kRows>(params.named, entry * Tuning::kRows);
+  return place;
+}
+
+// Zeros where there is no row or, at the end of a short group, no column.
+template <class Input, class Tuning>
+__device__ inline Piece<Input, Tuning> load_piece(const SwigluParams& params, int32_t row,
+                                                  int32_t limit, uint32_t col) {
+  Piece<Input, Tuning> piece{};
+  if (row < 0 || col >= params.inter) return piece;
+  constexpr int kBytes = 4 / Input::kPerWord;
+  const uint8_t* const line = params.input + int64_t{row} * (2 * kBytes) * params.inter;
+  const uint32_t up_col = params.first_up + col;
+  const uint32_t gate_col = params.first_gate + col;
+  piece.up = load_words<Shape<Input, Tuning>::kWords>(line + kBytes * up_col);
+  piece.gate = load_words<Shape<Input, Tuning>::kWords>(line + kBytes * gate_col);
+  if constexpr (Input::kHasScales) {
+    const auto scales = params.input_scales.of_rows(params.named, limit);
+    piece.up_scale = load_readonly<float>(scales.place(row, up_col / kGroupCols));
+    piece.gate_scale = load_readonly<float>(scales.place(row, gate_col / kGroupCols));
+  }
+  return piece;
+}
+
+// x * rcp(1 + ex2(t * -log2(e))); for x = t very negative that is -0.
+__device__ inline float times_fast_sigmoid(float x, float t) {
+  const float e = exp2_approx(__fmul_rn(t, -0x1.715476p0F));
+  return __fmul_rn(x, rcp_approx(__fadd_rn(1.0F, e)));
+}
+
+template <bool kHasParameters>
+__device__ inline float fast_swiglu(float u, float g, const ActivationParams<float>& params) {
+  if constexpr (!kHasParameters) return __fmul_rn(times_fast_sigmoid(g, g), u);
+  const float gate = activation_detail::clamp_above(g, params.limit_gate);
+  const float up = activation_detail::clamp_both(u, params.limit_up);
+  const float shifted = params.beta == 0.0F ? up : __fadd_rn(up, params.beta);
+  return __fmul_rn(times_fast_sigmoid(gate, __fmul_rn(params.alpha, gate)), shifted);
+}
+
+template <class Input, class Tuning, bool kHasParameters>
+__device__ inline void activate_piece(const Piece<Input, Tuning>& piece,
+                                      const ActivationParams<float>& params, float* h) {
+  constexpr int kPerWord = Input::kPerWord;
+#pragma unroll
+  for (int i = 0; i < Shape<Input, Tuning>::kWords; ++i) {
+    float up[kPerWord];
+    float gate[kPerWord];
+    Input::widen(piece.up.word[i], up);
+    Input::widen(piece.gate.word[i], gate);
+#pragma unroll
+    for (int j = 0; j < kPerWord; ++j) {
+      if constexpr (Input::kHasScales) {
+        up[j] = __fmul_rn(up[j], piece.up_scale);
+        gate[j] = __fmul_rn(gate[j], piece.gate_scale);
+      }
+      h[i * kPerWord + j] = fast_swiglu<kHasParameters>(up[j], gate[j], params);
+    }
+  }
+}
+
+// Over the lanes of a group; numbers win over NaN.
+template <class Tuning>
+__device__ inline float group_amax(const float* h) {
+  float amax = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kGroupCols / Tuning::kLanes; ++i) amax = fmaxf(amax, fabsf(h[i]));
+  return bits_float(group_max<Tuning::kLanes>(float_bits(amax)));
+}
+
+template <class Tuning>
+__device__ inline void store_piece(const SwigluParams& params, const Place<Tuning>& place,
+                                   int32_t row, const float* h) {
+  const BlockScale<float> scale = group_scale(group_amax<Tuning>(h));
+  if (row < 0 || place.col >= params.inter) return;
+  constexpr int kWords = kGroupCols / Tuning::kLanes / 4;
+  Words<kWords> codes;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) codes.word[i] = encode_four(h + 4 * i, scale.multiplier);
+  store_words(params.output + (int64_t{row} * params.inter + place.col), codes);
+  if (threadIdx.x % Tuning::kLanes == 0) {
+    const auto scales = params.output_scales.of_rows(params.named, place.rows.limit);
+    *scales.place(row, place.group) = scale.stored;
+  }
+}
+
+template <class Input, class Tuning, bool kHasParameters>
+__global__ void __launch_bounds__(Tuning::kThreads)
+    activate_swiglu_kernel(const __grid_constant__ SwigluParams params) {
+  wait_for_previous_grids();
+  const Place<Tuning> place = assign_place<Tuning>(params);
+  Piece<Input, Tuning> pieces[Tuning::kRows];
+#pragma unroll
+  for (int i = 0; i < Tuning::kRows; ++i) {
+    pieces[i] = load_piece<Input, Tuning>(params, place.rows.row[i], place.rows.limit, place.col);
+  }
+  allow_next_grid();
+#pragma unroll
+  for (int i = 0; i < Tuning::kRows; ++i) {
+    const int32_t row = place.rows.row[i];
+    if (!__any_sync(kFullWarp, row >= 0)) continue;
+    float h[Shape<Input, Tuning>::kCols];
+    activate_piece<Input, Tuning, kHasParameters>(pieces[i], params.activation, h);
+    store_piece<Tuning>(params, place, row, h);
+  }
+}
+
+// With many rows the order of the rows, where the inverse map is there: 275 us against 303 at
+// 131072 rows of 2048 columns. With few the slots, as the buffers have many rows without one.
+bool visits_in_order(const ActivationProblem& problem) {
+  constexpr int64_t kManySlots = 4096;
+  return problem.has_row_to_slot && problem.slots >= kManySlots;
+}
+
+bool has_parameters(const Activation& activation) {
+  return activation.alpha.value != 1.0F || activation.beta.value != 0.0F ||
+         activation.limit_gate.value != Activation::kNoLimit ||
+         activation.limit_up.value != Activation::kNoLimit;
+}
+
+SwigluParams make_params(const ActivationProblem& problem, const ActivationArgs& args) {
+  const auto inter = static_cast<uint32_t>(problem.inter);
+  const bool up_first = problem.gate_order == GateOrder::kUpGate;
+  const Activation& activation = args.activation;
+  return {.input = static_cast<const uint8_t*>(args.input.values.data),
+          .output = static_cast<uint8_t*>(args.output.values.data),
+          .input_scales = scale_image<const float>(args.input.scales),
+          .output_scales = scale_image<float>(args.output.scales),
+          .named = named_rows(problem, args, visits_in_order(problem)),
+          .bundle_items = {},
+          .inter = inter,
+          .first_up = up_first ? 0 : inter,
+          .first_gate = up_first ? inter : 0,
+          .activation = {.alpha = activation.alpha.value,
+                         .beta = activation.beta.value,
+                         .limit_gate = activation.limit_gate.value,
+                         .limit_up = activation.limit_up.value}};
+}
+
+template <class Input, class Tuning, bool kHasParameters = false>
+void launch_activate_swiglu(SwigluParams params, const ActivationProblem& problem, Stream stream) {
+  const int64_t bundle_items = ceil_div(problem.inter, kGroupCols) * Tuning::kBundle;
+  const int64_t bundles = ceil_div(params.named.count, Tuning::kRows * Tuning::kBundle);
+  constexpr int kItemsPerBlock = Tuning::kThreads / Tuning::kLanes;
+  params.bundle_items = FastDivisor(static_cast<uint32_t>(bundle_items));
+  const auto blocks = static_cast<unsigned>(ceil_div(bundles * bundle_items, kItemsPerBlock));
+  launch(activate_swiglu_kernel<Input, Tuning, kHasParameters>,
+         {.blocks = dim3(blocks), .threads = dim3(Tuning::kThreads)}, stream, params);
+}
+
+// Up to here every group of the problem finds a place on the 132 SMs at once.
+constexpr int64_t kFewGroups = 8192;
+constexpr int64_t kSomeGroups = 65536;
+
+void launch_e4m3(const SwigluParams& params, const ActivationProblem& problem, int64_t groups,
+                 Stream stream) {
+  if (groups <= kFewGroups) {
+    return launch_activate_swiglu<E4m3Input, SpreadTuning>(params, problem, stream);
+  }
+  if (groups <= kSomeGroups) {
+    return launch_activate_swiglu<E4m3Input, OneRowTuning>(params, problem, stream);
+  }
+  launch_activate_swiglu<E4m3Input, TwoRowsTuning>(params, problem, stream);
+}
+
+void launch_bf16(const SwigluParams& params, const ActivationProblem& problem, int64_t groups,
+                 Stream stream) {
+  if (groups <= kSomeGroups) {
+    return launch_activate_swiglu<Bf16Input, SpreadTuning>(params, problem, stream);
+  }
+  launch_activate_swiglu<Bf16Input, TwoWideRowsTuning>(params, problem, stream);
+}
+
+void run(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
+  const CudaDeviceScope scope(problem.device);
+  if (problem.slots == 0 || problem.rows == 0 || problem.inter == 0) return;
+  const SwigluParams params = make_params(problem, args);
+  const int64_t groups = problem.slots * ceil_div(problem.inter, kGroupCols);
+  const bool is_e4m3 = problem.input == DType::kF8E4M3;
+  if (has_parameters(args.activation)) {
+    return is_e4m3 ? launch_activate_swiglu<E4m3Input, OneRowTuning, true>(params, problem, stream)
+                   : launch_activate_swiglu<Bf16Input, SpreadTuning, true>(params, problem, stream);
+  }
+  is_e4m3 ? launch_e4m3(params, problem, groups, stream)
+          : launch_bf16(params, problem, groups, stream);
+}
+
+Support supports(const ActivationProblem& problem) {
+  if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
+  if (problem.format != RowFormat::kFp8Group) return Support::no("writes fp8_1x128 rows only");
+  if (problem.kind != ActivationKind::kSwiglu) return Support::no("does swiglu only");
+  if (problem.gate_order == GateOrder::kInterleaved) {
+    return Support::no("reads halves that lie apart only");
+  }
+  if (problem.per_expert) return Support::no("takes one value for all experts");
+  if (problem.input != DType::kF8E4M3 && problem.input != DType::kBF16) {
+    return Support::no("reads F8_E4M3 and BF16 only");
+  }
+  return fits_flat_index(problem);
+}
+
+}  // namespace
+
+const ActivationImpl kActivationSm90Swiglu{"sm90_swiglu", supports, run};
+
+}  // namespace narrowfloat
