@@ -15,6 +15,9 @@ constexpr int32_t kSlots[] = {2, -1, 0};
 constexpr int32_t kTiles[] = {1, 0};
 constexpr float kPair[] = {1.0F, 2.0F};
 constexpr int32_t kFour[] = {4};
+constexpr int32_t kInverse[] = {2, -1, 0, -1};
+constexpr int32_t kSwapped[] = {0, -1, 2, -1};
+constexpr int32_t kTooMany[] = {2, 1, 0, -1};
 
 PerExpert pair_of_values() { return PerExpert(TensorView::contiguous(kPair, DType::kF32, {2})); }
 
@@ -205,6 +208,18 @@ INSTANTIATE_TEST_SUITE_P(
            a.token_tile = 2;
          },
          {"multiplier", "2 values", "F32[1]"}},
+        {"inverse_map_count",
+         kBf16,
+         [](Args& a) { a.row_to_slot = TensorView::contiguous(kInverse, DType::kI32, {3}); },
+         {"row_to_slot", "4 values", "I32[3]"}},
+        {"inverse_map_of_other_slots",
+         kBf16,
+         [](Args& a) { a.row_to_slot = TensorView::contiguous(kSwapped, DType::kI32, {4}); },
+         {"row_to_slot", "slot 0 at row 2", "got 2"}},
+        {"inverse_map_of_more_rows",
+         kBf16,
+         [](Args& a) { a.row_to_slot = TensorView::contiguous(kTooMany, DType::kI32, {4}); },
+         {"row_to_slot", "2 rows", "got 3"}},
         {"num_rows_unused",
          kBf16,
          [](Args& a) { a.num_rows = TensorView::contiguous(kFour, DType::kI32, {1}); },
@@ -240,6 +255,36 @@ TEST(Activate, RefusesDevicesItCannotDoWithEveryCandidatesReason) {
                {"activation", "swiglu up_gate F32 4x64 -> bf16 4x32", "cuda:1", "cpu_baseline",
                 "cpu_reference", "runs on the CPU only"},
                [&] { activate(args); });
+}
+
+// Every view of a call on CUDA; the data stays where it is and must not be looked at.
+ActivateArgs on_cuda(const ActivateArgs& host) {
+  ActivateArgs args = host;
+  for (TensorView* view : {&args.input.values, &args.slot_to_row, &args.output.values}) {
+    view->device = {.type = DeviceType::kCuda, .index = 0};
+  }
+  return args;
+}
+
+TEST(Activate, WantsRowsOf16BytePiecesOnCuda) {
+  const Matrix input({.dtype = DType::kF32, .rows = 4, .cols = 48});
+  const RowsTensor output(RowFormat::kBf16, 4, 24);
+  const ActivateArgs host{.input = {.values = input.view()},
+                          .slot_to_row = TensorView::contiguous(kSlots, DType::kI32, {3}),
+                          .output = output.view};
+  ActivateArgs shifted = on_cuda(host);
+  shifted.input.values.data = static_cast<float*>(host.input.values.data) + 2;
+  expect_error(ErrorKind::kInvalidArgument, {"input.values", "aligned to 16 bytes", "cuda:0"},
+               [&] { activate(shifted); });
+  shifted = on_cuda(host);
+  shifted.output.values.data = static_cast<uint16_t*>(host.output.values.data) + 4;
+  expect_error(ErrorKind::kInvalidArgument, {"output.values", "aligned to 16 bytes"},
+               [&] { activate(shifted); });
+  ActivateArgs narrow = on_cuda(host);
+  narrow.output.values.shape[1] = narrow.output.values.strides[0] = 12;
+  narrow.input.values.shape[1] = narrow.input.values.strides[0] = 24;
+  expect_error(ErrorKind::kInvalidArgument, {"output.values", "multiple of 16 bytes", "24"},
+               [&] { activate(narrow); });
 }
 
 }  // namespace
