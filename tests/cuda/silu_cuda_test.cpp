@@ -1,6 +1,5 @@
 // SiLU on the GPU against the CPU's bits: all gates of both 16-bit types, in both modes, each with
 // ordinary and with special values of up.
-#include <array>
 #include <vector>
 
 #include <fmt/format.h>

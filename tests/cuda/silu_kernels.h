@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "narrowfloat/quantize.h"
+#include "narrowfloat/format.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat::testing {
