@@ -68,8 +68,44 @@ struct DoctorArguments {
   OutputArguments output;
 };
 
+// What a fused quantizer reads.
+enum class QuantizeSource : int { kPlain, kSiluMul, kSmooth, kRmsNorm, kAddRmsNorm };
+enum class SweepMode : int { kBandwidth, kComparison };
+// Edges of the CUDA graph that calls are timed in.
+enum class EdgeChoice : int { kBoth, kPlain, kProgrammatic };
+
+// The block-FP8 activation of a MoE layer.
+struct ActivationShape {
+  int64_t top_k = 8;
+  int64_t experts = 256;
+  int64_t inter = 2048;
+  int32_t tile = 8;
+  bool has_bf16_input = false;  // Else FP8 with 1x128 scales.
+};
+
+// `bench --device`: sweeps over shapes, on the CPU or a GPU.
+struct SweepArguments {
+  std::optional<Device> device;
+  SweepMode mode = SweepMode::kBandwidth;
+  std::vector<int64_t> rows;  // Empty: those of BenchArguments.
+  std::vector<int64_t> cols;
+  std::vector<ScaleLayoutId> layouts;  // Empty: the format's default.
+  bool is_all_layouts = false;
+  std::vector<QuantizeSource> sources;  // Empty: plain.
+  bool is_scale_given = true;
+  bool has_four_over_six = false;
+  ActivationShape activation;
+  std::vector<int64_t> tokens = {1, 32, 256, 1024, 4096, 16384};
+  bool is_cache_warm = false;
+  EdgeChoice edges = EdgeChoice::kBoth;
+  double replay_ms = 3;
+  int replays = 9;
+  std::string commit;
+};
+
 struct BenchArguments {
   OutputArguments output;
+  SweepArguments sweep;
   std::string op;                 // Empty: quantize and dequantize.
   std::vector<FormatId> formats;  // Empty: all.
   int64_t rows = 4096;

@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <cstring>
-#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include <fmt/format.h>
-
+#include "cli/forced_implementation.h"
 #include "cli/timing.h"
 #include "narrowfloat/error.h"
 #include "narrowfloat/quantize.h"
@@ -77,28 +74,6 @@ struct QuantizedBuffers {
   std::vector<float> global_scale;
 };
 
-// Pins an operation to cpu_reference while it lives. The library reads the variable on every call.
-class ForceReference {
- public:
-  explicit ForceReference(std::string_view op) {
-    if (const char* value = std::getenv(kName)) previous_ = value;
-    ::setenv(kName, fmt::format("{0}:cpu_reference", op).c_str(), 1);
-  }
-  ~ForceReference() {
-    if (previous_) {
-      ::setenv(kName, previous_->c_str(), 1);
-    } else {
-      ::unsetenv(kName);
-    }
-  }
-  ForceReference(const ForceReference&) = delete;
-  ForceReference& operator=(const ForceReference&) = delete;
-
- private:
-  static constexpr const char* kName = "NARROWFLOAT_FORCE";
-  std::optional<std::string> previous_;
-};
-
 // Reads size_bytes / 2 and writes as many, split over the threads that operations may use.
 double time_memcpy(uint64_t size_bytes, double min_seconds) {
   const size_t size = size_bytes / 2;
@@ -150,7 +125,7 @@ BenchResult bench_quantize(const BenchProblem& problem) {
   const Timing timing =
       time_runs([&] { quantize(input_view, output.view(), options); }, problem.min_seconds);
   QuantizedBuffers expected(layout);
-  const ForceReference force(problem.op);
+  const ForcedImplementation forced(problem.op, "cpu_reference");
   quantize(input_view, expected.view(), options);
   return result_of(timing, input.size() + output.size_bytes(), output == expected);
 }
@@ -168,7 +143,7 @@ BenchResult bench_dequantize(const BenchProblem& problem) {
   };
   const Timing timing = time_runs([&] { run_into(output); }, problem.min_seconds);
   Bytes expected(original.size());
-  const ForceReference force(problem.op);
+  const ForcedImplementation forced(problem.op, "cpu_reference");
   run_into(expected);
   return result_of(timing, input.size_bytes() + output.size(), output == expected);
 }

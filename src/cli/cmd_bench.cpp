@@ -1,11 +1,14 @@
-// narrowfloat bench: the speed of every format on this machine, beside memcpy of the same bytes in
-// the same run. A result that differs from the reference implementation is exit code 1.
+// narrowfloat bench: the speed of every format on the CPU, beside memcpy of the same bytes in the
+// same run; with --device a sweep (bench/sweep.h). A result that differs from the reference
+// implementation is exit code 1.
 #include <fmt/format.h>
 
+#include "cli/bench/sweep.h"
 #include "cli/bench_case.h"
 #include "cli/commands.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
+#include "narrowfloat/error.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -114,6 +117,11 @@ void print_results(const BenchArguments& arguments, const std::vector<BenchCase>
 }  // namespace
 
 ExitCode run(const BenchArguments& arguments) {
+  if (arguments.sweep.device) return run_sweep(arguments);
+  if (!arguments.op.empty() && arguments.op != "quantize" && arguments.op != "dequantize") {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("bench {} needs --device, cpu or cuda:N", arguments.op));
+  }
   set_num_threads(arguments.num_threads);
   std::vector<BenchCase> cases;
   bool is_all_correct = true;

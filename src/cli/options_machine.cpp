@@ -1,4 +1,4 @@
-// Options of the commands that look at the machine: explain, doctor, bench.
+// Options of the commands that look at the machine: explain, doctor.
 #include <fmt/format.h>
 
 #include "cli/option_helpers.h"
@@ -14,11 +14,6 @@ constexpr const char* kExplainExamples = R"(Examples:
 constexpr const char* kDoctorExamples = R"(Examples:
   narrowfloat doctor --json > bug-report.json
 )";
-constexpr const char* kBenchExamples = R"(Examples:
-  narrowfloat bench
-  narrowfloat bench quantize --format nvfp4 --format mxfp4 --shape 8192x4096 --csv
-)";
-
 }  // namespace
 
 void add_explain(CLI::App& app, ExplainArguments& arguments) {
@@ -60,43 +55,6 @@ void add_doctor(CLI::App& app, DoctorArguments& arguments) {
   CLI::App& command =
       add_command(app, "doctor", "Show what this build and this machine can do", kDoctorExamples);
   add_output(command, arguments.output, CsvSupport::kNo);
-}
-
-void add_bench(CLI::App& app, BenchArguments& arguments) {
-  CLI::App& command =
-      add_command(app, "bench", "Time quantization beside memcpy on this machine, checking results",
-                  kBenchExamples);
-  command.add_option("OP", arguments.op, "quantize or dequantize; default both")
-      ->check(CLI::IsMember({"quantize", "dequantize"}))
-      ->option_text(" ");
-  add_parsed(
-      command, "--format", [](const std::string& text) { return parse_format(text); },
-      [&arguments](FormatId format) { arguments.formats.push_back(format); },
-      fmt::format("May be repeated; default all: {}", format_list()))
-      ->option_text("FORMAT ...")
-      // Called for every --format, not once with the last one.
-      ->trigger_on_parse();
-  add_parsed(
-      command, "--shape", parse_nonempty_shape,
-      [&arguments](MatrixShape shape) {
-        arguments.rows = shape.rows;
-        arguments.cols = shape.cols;
-      },
-      "Rows and columns; default 4096x4096")
-      ->option_text("MxK");
-  add_parsed_into(command, "--dtype", parse_target_dtype, arguments.dtype,
-                  "High-precision side: bf16 (default), fp16 or fp32")
-      ->option_text("DTYPE");
-  add_parsed_into(command, "--math", parse_math_mode, arguments.math,
-                  "Arithmetic of quantization: exact (default) or fast")
-      ->option_text("MODE");
-  add_threads(command, arguments.num_threads);
-  command
-      .add_option("--min-time", arguments.min_seconds,
-                  "Seconds of timed runs for each case; default 0.5")
-      ->option_text("S")
-      ->check(CLI::Range(0.0, 3600.0));
-  add_output(command, arguments.output, CsvSupport::kYes);
 }
 
 }  // namespace narrowfloat::cli

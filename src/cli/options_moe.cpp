@@ -1,6 +1,5 @@
 // Options of the commands that compute Mixture-of-Experts layers: eval, moe run, moe bench.
 #include <algorithm>
-#include <charconv>
 
 #include <fmt/format.h>
 
@@ -37,28 +36,9 @@ std::string mode_list() {
   return list;
 }
 
-// A whole number in [low, high], or an error that says what was expected.
-int64_t parse_count(std::string_view text, int64_t low, int64_t high, std::string_view expected) {
-  int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto result = std::from_chars(text.data(), end, value);
-  if (result.ec != std::errc{} || result.ptr != end || value < low || value > high) {
-    throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, expected));
-  }
-  return value;
-}
-
 std::vector<int64_t> parse_token_list(const std::string& text) {
-  const std::string expected =
-      fmt::format("numbers of tokens such as 1,8,64, each 1 to {}", kMaxTokens);
-  std::vector<int64_t> tokens;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t comma = std::min(text.find(',', begin), text.size());
-    const std::string_view number = std::string_view(text).substr(begin, comma - begin);
-    tokens.push_back(parse_count(number, 1, kMaxTokens, expected));
-    begin = comma + 1;
-  }
-  return tokens;
+  return parse_count_list(
+      text, kMaxTokens, fmt::format("numbers of tokens such as 1,8,64, each 1 to {}", kMaxTokens));
 }
 
 struct Rank {

@@ -134,8 +134,30 @@ DType parse_dtype_option(std::string_view text) {
   refuse(text, "bf16, fp16 or fp32");
 }
 
+int64_t parse_count(std::string_view text, int64_t low, int64_t high, std::string_view expected) {
+  int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  if (result.ec != std::errc{} || result.ptr != end || value < low || value > high) {
+    refuse(text, expected);
+  }
+  return value;
+}
+
+std::vector<int64_t> parse_count_list(std::string_view text, int64_t high,
+                                      std::string_view expected) {
+  std::vector<int64_t> counts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    counts.push_back(parse_count(text.substr(begin, comma - begin), 1, high, expected));
+    begin = comma + 1;
+  }
+  return counts;
+}
+
 Device parse_device(std::string_view text) {
   if (text == "cpu") return {};
+  if (text == "cuda") return {DeviceType::kCuda, 0};
   constexpr std::string_view kCuda = "cuda:";
   if (text.starts_with(kCuda)) {
     const std::string_view digits = text.substr(kCuda.size());

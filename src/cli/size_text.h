@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "narrowfloat/tensor.h"
 
@@ -35,10 +36,16 @@ MatrixShape parse_shape(std::string_view text);
 // The same with at least one row and one column.
 MatrixShape parse_nonempty_shape(std::string_view text);
 
+// A whole number in [low, high], or an error that says what was expected.
+int64_t parse_count(std::string_view text, int64_t low, int64_t high, std::string_view expected);
+// "1,8,64": each from 1 to `high`.
+std::vector<int64_t> parse_count_list(std::string_view text, int64_t high,
+                                      std::string_view expected);
+
 // "bf16", "fp16" or "fp32", and the spellings of safetensors files ("BF16", "F8_E4M3", ...).
 DType parse_dtype_option(std::string_view text);
 
-// "cpu" or "cuda:N".
+// "cpu", "cuda" (that is cuda:0) or "cuda:N".
 Device parse_device(std::string_view text);
 
 }  // namespace narrowfloat::cli

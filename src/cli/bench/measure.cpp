@@ -1,0 +1,331 @@
+// Buffers of calls rotate: a set is inputs, then outputs, each aligned to 256 bytes. All sets hold
+// the same input, so one result is right for all. Outputs are poisoned before every measurement,
+// and the poison between buffers must survive.
+#include "cli/bench/measure.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cli/forced_implementation.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr uint64_t kAlignment = 256;
+constexpr uint8_t kPoison = 0xFF;
+// A cold cache: rotated buffers exceed it so many times, with at most so many sets.
+constexpr uint64_t kCacheMultiple = 4;
+constexpr int64_t kMaxSets = 64;
+constexpr int64_t kMaxCalls = 2000;
+// A launch with little to do.
+constexpr double kLaunchUs = 0.8;
+// Below, results are compared with the reference itself, which has one thread.
+constexpr int64_t kReferenceElements = 1 << 20;
+
+uint64_t aligned(uint64_t size_bytes) {
+  return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool is_input(const WorkBuffer& buffer) { return buffer.role == WorkBuffer::Role::kInput; }
+
+double us_of(uint64_t size_bytes, double gb_per_s) {
+  return gb_per_s > 0 ? static_cast<double>(size_bytes) / gb_per_s / 1e3 : 0;
+}
+
+void put(Machine& machine, const WorkBuffer& buffer, std::byte* to) {
+  if (buffer.is_random()) {
+    machine.fill_random(to, buffer.dtype, buffer.first_value, buffer.num_values());
+  } else {
+    machine.write(to, buffer.content.data(), buffer.size_bytes);
+  }
+}
+
+double best_traffic_us(Machine& machine, const std::vector<TrafficShape>& shapes,
+                       const ReplayPlan& plan,
+                       const std::function<Traffic(int64_t call_idx)>& traffic) {
+  double best = 0;
+  for (const TrafficShape& shape : shapes) {
+    const CallTime time = machine.time_calls(
+        [&](int64_t i, Stream stream) { machine.queue_traffic(traffic(i), shape, stream); }, plan);
+    if (best == 0 || time.median_us < best) best = time.median_us;
+  }
+  return best;
+}
+
+}  // namespace
+
+struct Measurement::Place {
+  std::byte* base = nullptr;
+  int64_t sets = 0;
+  uint64_t input_bytes = 0;   // Of a set.
+  uint64_t output_bytes = 0;  // Behind its inputs.
+  std::vector<uint64_t> offsets;
+  std::vector<std::vector<std::byte*>> addresses;  // Of the buffers of every set.
+
+  [[nodiscard]] uint64_t stride() const { return input_bytes + output_bytes; }
+  [[nodiscard]] std::byte* set(int64_t index) const {
+    return base + static_cast<uint64_t>(index) * stride();
+  }
+  [[nodiscard]] std::byte* outputs(int64_t index) const { return set(index) + input_bytes; }
+  [[nodiscard]] Addresses of_call(int64_t call_idx) const {
+    return addresses[static_cast<size_t>(call_idx % sets)];
+  }
+};
+
+MachineRates measure_rates(Machine& machine) {
+  const uint64_t part = std::max<uint64_t>(machine.facts().cache_bytes, 1U << 20U) * 2 / 16 * 16;
+  constexpr int64_t kParts = 6;
+  std::byte* const memory = machine.reserve(part * kParts);
+  machine.fill_bytes(memory, 1, part * kParts);
+  const auto at = [&](int64_t i) { return memory + static_cast<uint64_t>(i % kParts) * part; };
+  const ReplayPlan plan{.calls = 2 * kParts, .replays = 5};
+  const std::vector<TrafficShape> shapes = {{256, 2}, {256, 4}, {512, 2}};
+  const auto rate = [](uint64_t size_bytes, double us) {
+    return us > 0 ? static_cast<double>(size_bytes) / us / 1e3 : 0;
+  };
+  MachineRates rates;
+  const auto traffic_rate = [&](uint64_t reads, uint64_t writes) {
+    const double us = best_traffic_us(machine, shapes, plan, [&](int64_t i) {
+      return Traffic{.from = at(i), .read_bytes = reads, .to = at(i + 1), .write_bytes = writes};
+    });
+    return rate(reads + writes, us);
+  };
+  rates.kernel_copy_gb_per_s = traffic_rate(part, part);
+  rates.read_gb_per_s = traffic_rate(part, 0);
+  rates.mixed_gb_per_s = traffic_rate(part, part / 2);
+  const CallTime own = machine.time_calls(
+      [&](int64_t i, Stream stream) { machine.queue_copy(at(i + 1), at(i), part, stream); }, plan);
+  rates.own_copy_gb_per_s = rate(2 * part, own.median_us);
+  rates.copy_gb_per_s = std::max(rates.kernel_copy_gb_per_s, rates.own_copy_gb_per_s);
+  return rates;
+}
+
+const CallTime* SweepResult::headline() const {
+  if (programmatic) return &*programmatic;
+  return plain ? &*plain : nullptr;
+}
+
+std::optional<double> SweepResult::headline_memory_only() const {
+  return programmatic ? memory_only_programmatic_us : memory_only_us;
+}
+
+double SweepResult::gb_per_s() const {
+  const CallTime* const time = headline();
+  if (time == nullptr || time->median_us <= 0) return 0;
+  return static_cast<double>(total_bytes()) / time->median_us / 1e3;
+}
+
+SweepResult Measurement::measure(const SweepCase& what) {
+  try {
+    return measure_work(make_work(what, machine_.device(), values_));
+  } catch (const Error& error) {
+    SweepResult result;
+    result.error = error.kind();
+    result.wrong = error.what();
+    return result;
+  }
+}
+
+Measurement::Place Measurement::place(const Work& work) {
+  Place place;
+  place.offsets.resize(work.buffers.size());
+  uint64_t end = 0;
+  const auto add = [&](bool wants_input) {
+    for (size_t i = 0; i < work.buffers.size(); ++i) {
+      if (is_input(work.buffers[i]) != wants_input) continue;
+      place.offsets[i] = end;
+      end += aligned(work.buffers[i].size_bytes);
+    }
+  };
+  add(true);
+  place.input_bytes = end;
+  add(false);
+  place.output_bytes = end - place.input_bytes;
+  const uint64_t wanted = kCacheMultiple * machine_.facts().cache_bytes;
+  const auto enough = static_cast<int64_t>(wanted / std::max<uint64_t>(end, 1)) + 1;
+  place.sets = arguments_.is_cache_warm ? 1 : std::clamp<int64_t>(enough, 2, kMaxSets);
+  place.base = machine_.reserve(place.stride() * static_cast<uint64_t>(place.sets) + kAlignment);
+  for (int64_t set = 0; set < place.sets; ++set) {
+    std::vector<std::byte*>& addresses = place.addresses.emplace_back();
+    for (const uint64_t offset : place.offsets) addresses.push_back(place.set(set) + offset);
+  }
+  return place;
+}
+
+void Measurement::fill_inputs(const Work& work, const Place& place) {
+  for (size_t i = 0; i < work.buffers.size(); ++i) {
+    if (is_input(work.buffers[i])) put(machine_, work.buffers[i], place.addresses[0][i]);
+  }
+  for (int64_t set = 1; set < place.sets; ++set) {
+    machine_.copy(place.set(set), place.set(0), place.input_bytes);
+  }
+}
+
+void Measurement::fill_outputs(const Work& work, const Place& place) {
+  machine_.fill_bytes(place.outputs(0), kPoison, place.output_bytes);
+  for (size_t i = 0; i < work.buffers.size(); ++i) {
+    const bool is_updated = work.buffers[i].role == WorkBuffer::Role::kUpdated;
+    if (is_updated) put(machine_, work.buffers[i], place.addresses[0][i]);
+  }
+  for (int64_t set = 1; set < place.sets; ++set) {
+    machine_.copy(place.outputs(set), place.outputs(0), place.output_bytes);
+  }
+}
+
+std::vector<Bytes> Measurement::expected_outputs(const Work& work, std::string& checked_with) {
+  const bool is_large = work.elements > kReferenceElements;
+  checked_with = work.has_baseline && is_large ? "cpu_baseline" : "cpu_reference";
+  std::vector<Bytes> outputs(work.buffers.size());
+  const auto random = [this](const WorkBuffer& buffer) {
+    return values_.get(buffer.dtype, buffer.first_value, buffer.num_values());
+  };
+  // All values first: the next ones may move those before.
+  for (const WorkBuffer& buffer : work.buffers) {
+    if (buffer.is_random()) random(buffer);
+  }
+  std::vector<std::byte*> addresses;
+  for (size_t i = 0; i < work.buffers.size(); ++i) {
+    const WorkBuffer& buffer = work.buffers[i];
+    const std::span<const std::byte> content =
+        buffer.is_random() ? random(buffer) : std::span<const std::byte>(buffer.content);
+    if (is_input(buffer)) {
+      addresses.push_back(const_cast<std::byte*>(content.data()));  // Inputs are only read.
+      continue;
+    }
+    outputs[i].assign(content.begin(), content.end());
+    outputs[i].resize(buffer.size_bytes, std::byte{kPoison});
+    addresses.push_back(outputs[i].data());
+  }
+  const ForcedImplementation forced(work.operation, checked_with);
+  work.call(addresses, {}, {});
+  return outputs;
+}
+
+std::string Measurement::difference(const Work& work, const Place& place,
+                                    const std::vector<Bytes>& expected, std::string& note) {
+  for (int64_t set = 1; set < place.sets; ++set) {
+    if (!machine_.is_equal(place.outputs(set), place.outputs(0), place.output_bytes)) {
+      return fmt::format("calls {} and 0 on the same input differ", set);
+    }
+  }
+  Bytes got(place.output_bytes);
+  machine_.read(got.data(), place.outputs(0), got.size());
+  for (size_t i = 0; i < work.buffers.size(); ++i) {
+    const WorkBuffer& buffer = work.buffers[i];
+    if (is_input(buffer)) continue;
+    const auto all = std::span<const std::byte>(got).subspan(place.offsets[i] - place.input_bytes);
+    const auto bytes = all.first(buffer.size_bytes);
+    const auto behind =
+        all.subspan(buffer.size_bytes, aligned(buffer.size_bytes) - buffer.size_bytes);
+    if (std::any_of(behind.begin(), behind.end(),
+                    [](std::byte byte) { return byte != std::byte{kPoison}; })) {
+      return fmt::format("{}: something was written behind it", buffer.name);
+    }
+    if (work.compare) {
+      const std::string wrong = work.compare(buffer, bytes, expected[i], note);
+      if (!wrong.empty()) return fmt::format("{}: {}", buffer.name, wrong);
+    } else if (!std::equal(bytes.begin(), bytes.end(), expected[i].begin())) {
+      const auto first = std::mismatch(bytes.begin(), bytes.end(), expected[i].begin());
+      return fmt::format("{}: byte {} is {:#04x}, not {:#04x}", buffer.name,
+                         first.first - bytes.begin(), std::to_integer<int>(*first.first),
+                         std::to_integer<int>(*first.second));
+    }
+  }
+  return "";
+}
+
+int64_t Measurement::calls_of(double us, int64_t sets) const {
+  const double wanted = std::ceil(1e3 * arguments_.replay_ms / std::max(us, 0.1));
+  return std::max(std::min(static_cast<int64_t>(wanted), kMaxCalls), sets);
+}
+
+double Measurement::memory_only_us(const Work& work, const Place& place, bool is_programmatic) {
+  const auto key = std::make_tuple(work.read_bytes, work.second_read_bytes, work.write_bytes,
+                                   place.sets, is_programmatic);
+  const auto known = memory_only_.find(key);
+  if (known != memory_only_.end()) return known->second;
+  const double us = us_of(work.total_bytes(), rates_.copy_gb_per_s) + kLaunchUs;
+  const ReplayPlan plan{.calls = calls_of(2 * us, place.sets),
+                        .replays = std::min(arguments_.replays, 3),
+                        .is_programmatic = is_programmatic};
+  const auto traffic = [&](int64_t call_idx) {
+    const int64_t set = call_idx % place.sets;
+    return Traffic{.from = place.set(set),
+                   .read_bytes = work.read_bytes,
+                   .to = place.outputs(set),
+                   .write_bytes = work.write_bytes};
+  };
+  double best = 0;
+  for (const TrafficShape& shape : traffic_shapes(traffic(0))) {
+    const auto call = [&](int64_t i, Stream stream) {
+      const Traffic once = traffic(i);
+      if (work.second_read_bytes > 0) {
+        const Traffic reads{.from = once.from, .read_bytes = work.second_read_bytes, .to = once.to};
+        machine_.queue_traffic(reads, shape, stream);
+      }
+      machine_.queue_traffic(once, shape, stream);
+    };
+    const double median = machine_.time_calls(call, plan).median_us;
+    if (best == 0 || median < best) best = median;
+  }
+  return memory_only_[key] = best;
+}
+
+SweepResult Measurement::measure_work(const Work& work) {
+  SweepResult result;
+  result.implementation = work.implementation;
+  result.read_bytes = work.read_bytes + work.second_read_bytes;
+  result.write_bytes = work.write_bytes;
+  const std::vector<Bytes> expected = expected_outputs(work, result.checked_with);
+  const Place at = place(work);
+  result.buffer_sets = at.sets;
+  const Device device = machine_.device();
+  const auto call = [&](int64_t i, Stream stream) { work.call(at.of_call(i), device, stream); };
+  fill_inputs(work, at);
+  fill_outputs(work, at);
+  // The first call loads code; the second one tells kernels that are far slower than memory.
+  machine_.run_once(call);
+  const double one_us = machine_.run_once(call);
+  const double us =
+      std::max(us_of(work.total_bytes(), rates_.copy_gb_per_s) + kLaunchUs, one_us / 2);
+  const bool has_updates =
+      std::any_of(work.buffers.begin(), work.buffers.end(),
+                  [](const WorkBuffer& b) { return b.role == WorkBuffer::Role::kUpdated; });
+  const auto time_edges = [&](bool is_programmatic) {
+    ReplayPlan plan{.calls = calls_of(us, at.sets),
+                    .replays = arguments_.replays,
+                    .is_programmatic = is_programmatic};
+    fill_outputs(work, at);
+    const CallTime time = machine_.time_calls(call, plan);
+    if (has_updates) {
+      // Replays added up: once more, one call on each set.
+      fill_outputs(work, at);
+      plan.calls = at.sets;
+      plan.replays = 0;
+      machine_.time_calls(call, plan);
+    }
+    if (result.wrong.empty()) {
+      result.note.clear();
+      result.wrong = difference(work, at, expected, result.note);
+    }
+    return time;
+  };
+  const bool can_be_programmatic = machine_.facts().has_programmatic_launch;
+  if (arguments_.edges != EdgeChoice::kProgrammatic || !can_be_programmatic) {
+    result.plain = time_edges(false);
+    result.memory_only_us = memory_only_us(work, at, false);
+  }
+  if (arguments_.edges != EdgeChoice::kPlain && can_be_programmatic) {
+    // The traffic of the other edges has overwritten the outputs; time_edges() poisons them again.
+    result.programmatic = time_edges(true);
+    result.memory_only_programmatic_us = memory_only_us(work, at, true);
+  }
+  return result;
+}
+
+}  // namespace narrowfloat::cli
