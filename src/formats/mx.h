@@ -41,11 +41,8 @@ struct MxFormat {
     if (rounding != Ue8m0Rounding::kUp) {
       return UE8M0::encode_amax(amax, rounding, Element::kMaxExponent, Element::kMantissaBits);
     }
-    if constexpr (Math::kMode == MathMode::kExact) {
-      return UE8M0::encode_up(div_rn(amax, Element::kMaxFinite));
-    } else {
-      return UE8M0::encode_up(Math::mul(amax, 1.0F / Element::kMaxFinite));
-    }
+    // A true division gives the same byte for every maximum (spec 6.6).
+    return UE8M0::encode_up(Math::mul(amax, 1.0F / Element::kMaxFinite));
   }
 
   template <class Math>

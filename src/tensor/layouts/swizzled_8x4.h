@@ -17,13 +17,17 @@ struct Swizzled8x4Layout {
   }
   NF_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t block,
                                                  const ImageExtents& extents) {
-    // Powers of two divide unsigned numbers by shifts, and 32-bit operands stay 32 bits wide.
-    const auto r = static_cast<uint64_t>(row);
-    const auto b = static_cast<uint64_t>(block);
-    const auto block_tiles = static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks));
-    const uint64_t tile = (r / kTileRows) * block_tiles + b / kTileBlocks;
-    return static_cast<int64_t>(tile * (kTileRows * kTileBlocks) + (r % kTileRows) * kTileBlocks +
-                                b % kTileBlocks);
+    return offset_in_tiles(static_cast<uint64_t>(row), static_cast<uint64_t>(block),
+                           static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks)));
+  }
+  // The same for an unsigned type that holds the number of tiles: 32 bits are cheaper on a GPU.
+  // block_tiles: tiles beside each other.
+  template <typename Index>
+  NF_HOST_DEVICE static constexpr int64_t offset_in_tiles(Index row, Index block,
+                                                          Index block_tiles) {
+    const Index tile = row / 8U * block_tiles + block / 4U;
+    const Index place = (row % 8U) * 4U + block % 4U;
+    return static_cast<int64_t>(tile) * (kTileRows * kTileBlocks) + static_cast<int64_t>(place);
   }
   NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
     const auto block_tiles = static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks));

@@ -1,10 +1,10 @@
-// Launching quantize_blocks_kernel: the tuning by size, the grid, and very large tensors in several
-// launches.
+// Launching the kernels of quantize_dense.cuh and quantize_blocks.cuh: which of the two, the tuning
+// by size, the grid, and very large tensors in several launches.
 #pragma once
 
 #include <algorithm>
 
-#include "ops/quantize/sm90/quantize_blocks.cuh"
+#include "ops/quantize/sm90/quantize_dense.cuh"
 #include "ops/quantize/sm90/visit_sources.cuh"
 #include "runtime/cuda/cuda_devices.h"
 
@@ -53,8 +53,59 @@ void launch_quantize_blocks(const QuantizeProblem& problem, const QuantizeParams
   }
 }
 
+// Whether the dense kernel takes the problem. num_runs: of all rows, with runs of `run` elements.
+inline bool is_dense(const QuantizeProblem& problem, int64_t run) {
+  constexpr int64_t kMaxRuns = (int64_t{1} << 31) - 2048;
+  const FormatInfo& info = format_info(problem.format);
+  return problem.batch == 1 && !problem.has_valid_rows && problem.groups == 0 &&
+         problem.encode_axis == EncodeScaleAxis::kTensor && problem.value_cols == problem.cols &&
+         problem.cols % info.block_cols == 0 && problem.rows * (problem.cols / run) < kMaxRuns;
+}
+
+inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
+                                             const QuantizeParams& params, int64_t run) {
+  const int64_t runs_per_row = problem.cols / run;
+  const ImageExtents& extents = params.scales.extents;
+  QuantizeDenseParams dense{};
+  dense.input = params.input;
+  dense.input_row_stride = params.input_row_stride;
+  dense.vector = params.vector;
+  dense.cols = params.cols;
+  dense.values = params.values;
+  dense.scales = params.scales.data;
+  dense.layout = params.scales.layout;
+  dense.layout_stride = static_cast<uint32_t>(dense.layout == ScaleLayoutId::kMnMajor
+                                                  ? MnMajorLayout::padded(extents).rows
+                                                  : ceil_div(extents.blocks, 4));
+  dense.blocks = static_cast<uint32_t>(extents.blocks);
+  dense.num_runs = static_cast<uint32_t>(problem.rows * runs_per_row);
+  dense.runs_per_row = FastDivisor(static_cast<uint32_t>(runs_per_row));
+  dense.is_amax = params.encode_source == EncodeScaleSource::kAmax;
+  if (params.encode_source == EncodeScaleSource::kTensor) dense.device_scale = params.encode_scales;
+  if (dense.is_amax) dense.device_scale = params.global_scale;
+  dense.e4m3_max = params.e4m3_max;
+  dense.host_pair = params.host_pair;
+  dense.global_scale = params.global_scale;
+  dense.rules = params.rules;
+  dense.images = params.scales;
+  dense.padding = scale_padding(params.scales);
+  return dense;
+}
+
+template <BlockFormat Format, class Math, class Source, class Tuning>
+void launch_quantize_dense(const QuantizeProblem& problem, const QuantizeParams& params,
+                           Stream stream) {
+  constexpr int kThreads = Tuning::kConfig.threads;
+  QuantizeDenseParams dense = make_dense_params(problem, params, Tuning::kConfig.run);
+  dense.element_blocks = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
+  const auto padding = static_cast<uint32_t>(ceil_div(dense.padding.per_image(), kThreads));
+  launch(quantize_dense_kernel<Format, Math, Source, Tuning>,
+         {dim3(dense.element_blocks + padding), dim3(kThreads)}, stream, dense);
+}
+
 // Which runs a source has kernels for: plain 16-bit tensors both, fp32 short ones, as 16 elements
-// would not fit the registers, all others long ones.
+// would not fit the registers, all others long ones. Formats with blocks and sources of 16 bits
+// have dense kernels.
 template <class Source>
 inline constexpr bool kHasShortRuns = false;
 template <class Half>
@@ -63,21 +114,34 @@ template <>
 inline constexpr bool kHasShortRuns<FloatRows> = true;
 template <class Source>
 inline constexpr bool kHasLongRuns = !std::is_same_v<Source, FloatRows>;
+template <BlockFormat Format, class Source>
+inline constexpr bool kHasDense = Format::kBlockCols > 0 && Source::kInputBytes == 2;
+
+template <BlockFormat Format, class Math, class Source, class Tuning>
+void launch_dense_or_blocks(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+  if constexpr (kHasDense<Format, Source>) {
+    if (is_dense(problem, Tuning::kConfig.run)) {
+      return launch_quantize_dense<Format, Math, Source, Tuning>(problem, params, stream);
+    }
+  }
+  launch_quantize_blocks<Format, Math, Source, Tuning>(problem, params, stream);
+}
 
 template <BlockFormat Format>
 void launch_quantize_blocks_of(const QuantizeProblem& problem, const QuantizeParams& params,
                                Stream stream) {
   constexpr bool kTakesE4m3 = Format::kId == FormatId::kNvfp4 || Format::kId == FormatId::kMxfp4;
+  const bool is_short = problem.batch * problem.rows * problem.cols < kLongRunElements;
   visit_device_math(effective_math(problem), [&]<class Math>() {
     visit_source<kTakesE4m3>(problem, [&]<class Source>() {
       if constexpr (kHasShortRuns<Source>) {
-        const bool is_short = problem.batch * problem.rows * problem.cols < kLongRunElements;
         if (is_short || !kHasLongRuns<Source>) {
-          return launch_quantize_blocks<Format, Math, Source, ShortRuns>(problem, params, stream);
+          return launch_dense_or_blocks<Format, Math, Source, ShortRuns>(problem, params, stream);
         }
       }
       if constexpr (kHasLongRuns<Source>) {
-        launch_quantize_blocks<Format, Math, Source, LongRuns>(problem, params, stream);
+        launch_dense_or_blocks<Format, Math, Source, LongRuns>(problem, params, stream);
       }
     });
   });

@@ -9,6 +9,7 @@
 //   kScaleRule                        which rule makes block scales from its elements
 //   load<n>(params, row, col, factor) elements [col, col + n) of the row that starts at `row`
 //   load_unscaled<n>(...)             what maxima of a whole tensor are taken of
+// where params has at least the members `cols` and `vector` of QuantizeParams.
 #pragma once
 
 #include "device/device_math.cuh"
@@ -31,9 +32,9 @@ struct PlainRows {
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
-  template <int kCount>
-  __device__ static Elements<kCount> load(const QuantizeParams& /*params*/, const uint8_t* row,
-                                          int64_t col, float /*factor*/) {
+  template <int kCount, class Params>
+  __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
+                                          float /*factor*/) {
     return load_elements<Elements<kCount>>(row + col * kInputBytes);
   }
 };
@@ -44,9 +45,9 @@ struct FloatRows {
   static constexpr int kInputBytes = 4;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
-  template <int kCount>
-  __device__ static Elements<kCount> load(const QuantizeParams& /*params*/, const uint8_t* row,
-                                          int64_t col, float /*factor*/) {
+  template <int kCount, class Params>
+  __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
+                                          float /*factor*/) {
     return load_elements<Elements<kCount>>(row + col * kInputBytes);
   }
 };
@@ -59,9 +60,9 @@ struct E4m3Rows {
   static constexpr int kInputBytes = 1;
   static constexpr ScaleRule kScaleRule = ScaleRule::kE4m3Input;
 
-  template <int kCount>
-  __device__ static Elements<kCount> load(const QuantizeParams& /*params*/, const uint8_t* row,
-                                          int64_t col, float factor) {
+  template <int kCount, class Params>
+  __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
+                                          float factor) {
     const Codes<kCount> codes = load_codes<kCount>(row + col);
     Elements<kCount> elements;
 #pragma unroll
@@ -73,10 +74,9 @@ struct E4m3Rows {
     return elements;
   }
 
-  template <int kCount>
-  __device__ static Elements<kCount> load_unscaled(const QuantizeParams& /*params*/,
-                                                   const uint8_t* row, int64_t col,
-                                                   float /*factor*/) {
+  template <int kCount, class Params>
+  __device__ static Elements<kCount> load_unscaled(const Params& /*params*/, const uint8_t* row,
+                                                   int64_t col, float /*factor*/) {
     const Codes<kCount> codes = load_codes<kCount>(row + col);
     Elements<kCount> elements;
 #pragma unroll
@@ -125,9 +125,9 @@ struct SiluRows {
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
-  template <int kCount>
-  __device__ static Elements<kCount> load(const QuantizeParams& params, const uint8_t* row,
-                                          int64_t col, float /*factor*/) {
+  template <int kCount, class Params>
+  __device__ static Elements<kCount> load(const Params& params, const uint8_t* row, int64_t col,
+                                          float /*factor*/) {
     const auto gate = load_elements<Elements<kCount>>(row + col * kInputBytes);
     const auto up = load_elements<Elements<kCount>>(row + (params.cols + col) * kInputBytes);
     const bool in_range = gates_in_range(gate);
@@ -160,9 +160,9 @@ struct SmoothRows {
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
-  template <int kCount>
-  __device__ static Elements<kCount> load(const QuantizeParams& params, const uint8_t* row,
-                                          int64_t col, float /*factor*/) {
+  template <int kCount, class Params>
+  __device__ static Elements<kCount> load(const Params& params, const uint8_t* row, int64_t col,
+                                          float /*factor*/) {
     const auto x = load_elements<Elements<kCount>>(row + col * kInputBytes);
     const auto smooth = load_elements<Elements<kCount>>(params.vector + col * kInputBytes);
     Elements<kCount> y;
