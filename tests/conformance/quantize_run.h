@@ -7,17 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "conformance/quantize_case.h"
-#include "support/tensors.h"
+#include "conformance/quantize_call.h"
 
 namespace narrowfloat::testing {
-
-// What surrounds a run and must not matter: poison, guards, and what lies in the gaps between input
-// rows and in the input rows that are not visited.
-struct RunStyle {
-  uint8_t poison = 0xCC;
-  Guard guard = Guard::kCanary;
-};
 
 // Everything an operation may write, after the run.
 struct QuantizeOutput {
@@ -34,10 +26,5 @@ struct QuantizeOutput {
 std::optional<QuantizeOutput> run_quantize(const QuantizeCase& test_case,
                                            std::string_view implementation, const RunStyle& style,
                                            std::string* refusal = nullptr);
-
-// The layout of the case's output.
-QuantizedLayout layout_of(const QuantizeCase& test_case);
-// The input matrix as run_quantize() makes it, dense.
-Matrix input_of(const QuantizeCase& test_case);
 
 }  // namespace narrowfloat::testing

@@ -6,9 +6,9 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "narrowfloat/format.h"
 #include "narrowfloat/moe_types.h"
@@ -22,16 +22,20 @@ std::string device_missing();
 // A gap of `elements` or a little more between rows, as the device wants its rows to lie.
 int64_t device_gap(int64_t elements);
 
+using Buffers = std::vector<const GuardedBuffer*>;
+
 struct DeviceCopyStyle {
+  Device device = device_under_test();
   bool on_host = false;    // No copies: the oracle's runs.
   int64_t alignment = 16;  // Of all buffers, up to 16; otherwise they start where the host's do.
   bool programmatic_launch = false;
+  // Buffers whose copies start out as memory that nobody wrote: what initcheck looks for.
+  Buffers uninitialized = {};
 };
 
 class DeviceCopies {
  public:
-  DeviceCopies(std::initializer_list<const GuardedBuffer*> buffers,
-               const DeviceCopyStyle& style = {});
+  explicit DeviceCopies(const Buffers& buffers, const DeviceCopyStyle& style = {});
   ~DeviceCopies();
   DeviceCopies(const DeviceCopies&) = delete;
   DeviceCopies& operator=(const DeviceCopies&) = delete;
@@ -44,6 +48,8 @@ class DeviceCopies {
   [[nodiscard]] PerExpert view(const PerExpert& host) const;
   [[nodiscard]] Stream stream() const;
 
+  // Copies the bytes of the host buffers again.
+  void send() const;
   // Waits, then copies all bytes to the host buffers. False if a canary on the device was
   // overwritten.
   [[nodiscard]] bool take_back() const;

@@ -9,8 +9,7 @@ Device device_under_test() { return {}; }
 std::string device_missing() { return {}; }
 int64_t device_gap(int64_t elements) { return elements; }
 
-DeviceCopies::DeviceCopies(std::initializer_list<const GuardedBuffer*> /*buffers*/,
-                           const DeviceCopyStyle& /*style*/) {}
+DeviceCopies::DeviceCopies(const Buffers& /*buffers*/, const DeviceCopyStyle& /*style*/) {}
 DeviceCopies::~DeviceCopies() = default;
 
 TensorView DeviceCopies::view(const TensorView& host) const { return host; }
@@ -19,6 +18,7 @@ QuantizedView DeviceCopies::view(const QuantizedView& host) const { return host;
 CodedRows DeviceCopies::view(const CodedRows& host) const { return host; }
 PerExpert DeviceCopies::view(const PerExpert& host) const { return host; }
 Stream DeviceCopies::stream() const { return {}; }
+void DeviceCopies::send() const {}
 bool DeviceCopies::take_back() const { return true; }
 void* DeviceCopies::moved(void* host) const { return host; }
 

@@ -1,4 +1,6 @@
 // device_copies.h for the first GPU.
+#include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -16,20 +18,24 @@ struct Copied {
 };
 
 // At the same place within 64 bytes as the host's buffer, up to the alignment.
-Copied copied(const GuardedBuffer& host, int64_t alignment) {
+Copied copied(const GuardedBuffer& host, const DeviceCopyStyle& style) {
   const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(host.data()) % 64);
-  DeviceBuffer device(host.size(), {.offset = place / alignment * alignment,
-                                    .guard_behind = host.guard() == Guard::kCanary});
-  device.write(host.data(), host.size());
+  const bool is_initialized = std::ranges::count(style.uninitialized, &host) == 0;
+  DeviceBuffer device(host.size(), {.device = style.device,
+                                    .offset = place / style.alignment * style.alignment,
+                                    .guard_behind = host.guard() == Guard::kCanary,
+                                    .is_initialized = is_initialized});
+  if (is_initialized) device.write(host.data(), host.size());
   return {&host, std::move(device)};
 }
 
 }  // namespace
 
 struct DeviceCopies::State {
-  CudaStream stream;
   bool on_host = false;
   bool programmatic_launch = false;
+  Device device;
+  std::optional<CudaStream> stream;
   std::vector<Copied> buffers;
 };
 
@@ -40,14 +46,15 @@ int64_t device_gap(int64_t elements) {
   return (elements + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-DeviceCopies::DeviceCopies(std::initializer_list<const GuardedBuffer*> buffers,
-                           const DeviceCopyStyle& style)
+DeviceCopies::DeviceCopies(const Buffers& buffers, const DeviceCopyStyle& style)
     : state_(std::make_unique<State>()) {
   state_->on_host = style.on_host;
   state_->programmatic_launch = style.programmatic_launch;
+  state_->device = style.device;
   if (style.on_host) return;
+  state_->stream.emplace(style.device);
   for (const GuardedBuffer* buffer : buffers) {
-    if (buffer->data() != nullptr) state_->buffers.push_back(copied(*buffer, style.alignment));
+    if (buffer->data() != nullptr) state_->buffers.push_back(copied(*buffer, style));
   }
 }
 
@@ -66,7 +73,7 @@ TensorView DeviceCopies::view(const TensorView& host) const {
   if (host.is_absent() || state_->on_host) return host;
   TensorView device = host;
   device.data = moved(host.data);
-  device.device = gpu();
+  device.device = state_->device;
   return device;
 }
 
@@ -74,7 +81,7 @@ ScaleView DeviceCopies::view(const ScaleView& host) const {
   if (state_->on_host) return host;
   ScaleView device = host;
   device.data = moved(host.data);
-  device.device = gpu();
+  device.device = state_->device;
   return device;
 }
 
@@ -98,11 +105,17 @@ PerExpert DeviceCopies::view(const PerExpert& host) const {
 
 Stream DeviceCopies::stream() const {
   if (state_->on_host) return {};
-  return state_->stream.get(state_->programmatic_launch);
+  return state_->stream->get(state_->programmatic_launch);
+}
+
+void DeviceCopies::send() const {
+  for (const Copied& copy : state_->buffers)
+    copy.device.write(copy.host->data(), copy.host->size());
 }
 
 bool DeviceCopies::take_back() const {
-  state_->stream.synchronize();
+  if (state_->on_host) return true;
+  state_->stream->synchronize();
   bool intact = true;
   for (const Copied& copy : state_->buffers) {
     intact = copy.device.intact(copy.host->data()) && intact;
