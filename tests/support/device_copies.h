@@ -47,6 +47,7 @@ class DeviceCopies {
   [[nodiscard]] CodedRows view(const CodedRows& host) const;
   [[nodiscard]] PerExpert view(const PerExpert& host) const;
   [[nodiscard]] Stream stream() const;
+  [[nodiscard]] Device device() const;
 
   // Copies the bytes of the host buffers again.
   void send() const;

@@ -18,6 +18,7 @@ QuantizedView DeviceCopies::view(const QuantizedView& host) const { return host;
 CodedRows DeviceCopies::view(const CodedRows& host) const { return host; }
 PerExpert DeviceCopies::view(const PerExpert& host) const { return host; }
 Stream DeviceCopies::stream() const { return {}; }
+Device DeviceCopies::device() const { return {}; }
 void DeviceCopies::send() const {}
 bool DeviceCopies::take_back() const { return true; }
 void* DeviceCopies::moved(void* host) const { return host; }

@@ -108,6 +108,8 @@ Stream DeviceCopies::stream() const {
   return state_->stream->get(state_->programmatic_launch);
 }
 
+Device DeviceCopies::device() const { return state_->on_host ? Device{} : state_->device; }
+
 void DeviceCopies::send() const {
   for (const Copied& copy : state_->buffers)
     copy.device.write(copy.host->data(), copy.host->size());

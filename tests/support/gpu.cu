@@ -79,4 +79,10 @@ int64_t free_device_memory(Device device) {
   return static_cast<int64_t>(free);
 }
 
+int current_device() {
+  int index = 0;
+  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  return index;
+}
+
 }  // namespace narrowfloat::testing

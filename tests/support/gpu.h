@@ -57,5 +57,7 @@ class CapturedGraph {
 // Until all work of the device is done.
 void synchronize_device(Device device = gpu());
 int64_t free_device_memory(Device device = gpu());
+// Of this thread.
+int current_device();
 
 }  // namespace narrowfloat::testing

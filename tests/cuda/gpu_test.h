@@ -1,0 +1,19 @@
+// The base of GPU tests: they skip, and say why, where no kernel of this build can run.
+#pragma once
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "support/gpu.h"
+
+namespace narrowfloat::testing {
+
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+}  // namespace narrowfloat::testing
