@@ -81,6 +81,7 @@ struct ActivationShape {
   int64_t inter = 2048;
   int32_t tile = 8;
   bool has_bf16_input = false;  // Else FP8 with 1x128 scales.
+  bool has_inverse_map = true;  // From rows to slots, beside that from slots to rows.
 };
 
 // `bench --device`: sweeps over shapes, on the CPU or a GPU.

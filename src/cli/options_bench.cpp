@@ -110,7 +110,10 @@ Options add_activation_options(CLI::App& command, SweepArguments& sweep) {
           ->option_text("N"),
       add_choice<bool>(command, "--input", {{"fp8", false}, {"bf16", true}}, shape.has_bf16_input,
                        "activation: fp8 (default) or bf16")
-          ->option_text("TYPE")};
+          ->option_text("TYPE"),
+      add_choice<bool>(command, "--maps", {{"both", true}, {"slots", false}}, shape.has_inverse_map,
+                       "activation: maps of slots to rows and back (default), or slots only")
+          ->option_text("WHICH")};
 }
 
 Options add_method_options(CLI::App& command, SweepArguments& sweep) {

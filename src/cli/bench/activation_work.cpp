@@ -45,6 +45,7 @@ std::vector<int32_t> random_experts(int64_t tokens, const ActivationShape& shape
 
 struct Rows {
   std::vector<int32_t> slot_to_row;
+  std::vector<int32_t> row_to_slot;
   int32_t num_rows = 0;  // Padding included.
 };
 
@@ -60,6 +61,9 @@ Rows sorted_rows(int64_t tokens, const ActivationShape& shape) {
   rows.slot_to_row.resize(ids.size());
   std::memcpy(rows.slot_to_row.data(), permutation.slot_to_row.data, ids.size() * sizeof(int32_t));
   std::memcpy(&rows.num_rows, permutation.num_rows.data, sizeof(int32_t));
+  rows.row_to_slot.resize(static_cast<size_t>(rows.num_rows));
+  std::memcpy(rows.row_to_slot.data(), permutation.row_to_slot.data,
+              rows.row_to_slot.size() * sizeof(int32_t));
   return rows;
 }
 
@@ -118,7 +122,15 @@ std::string compare_activation(const WorkBuffer& buffer, std::span<const std::by
                                  : compare_scales(got, expected, note);
 }
 
-enum Position : size_t { kValuesAt, kScalesAt, kMapAt, kNumRowsAt, kInputAt, kInputScalesAt };
+enum Position : size_t {
+  kValuesAt,
+  kScalesAt,
+  kMapAt,
+  kInverseMapAt,
+  kNumRowsAt,
+  kInputAt,
+  kInputScalesAt
+};
 
 void add_fp8_input(int64_t rows, int64_t cols, RandomValues& values, Work& work) {
   const QuantizedLayout layout = quantized_layout(FormatId::kFp8Block1x128, rows, cols,
@@ -142,7 +154,7 @@ void add_fp8_input(int64_t rows, int64_t cols, RandomValues& values, Work& work)
   work.buffers.push_back({"input scales", kInput, image.size() * sizeof(float), bytes_of(image)});
 }
 
-// Of the rows that the map names, and the map itself.
+// Of the rows that the map names, and one map.
 void count_bytes(const SweepCase& what, int64_t slots, Work& work) {
   const int64_t cols = what.cols;
   const int64_t input = what.activation.has_bf16_input ? 4 * cols : 2 * cols + 8 * cols / kGroup;
@@ -169,9 +181,12 @@ Work make_activation_work(const SweepCase& what, RandomValues& values) {
   const auto size = static_cast<uint64_t>(rows * inter);
   work.buffers.push_back({"values", kOutput, size, {}});
   work.buffers.push_back({"scales", kOutput, size / kGroup * sizeof(float), {}});
-  Bytes map = bytes_of(sorted.slot_to_row);
-  const uint64_t map_bytes = map.size();
-  work.buffers.push_back({"map", kInput, map_bytes, std::move(map)});
+  const auto add_map = [&work](std::string_view name, const std::vector<int32_t>& map) {
+    const uint64_t map_bytes = map.size() * sizeof(int32_t);
+    work.buffers.push_back({std::string(name), kInput, map_bytes, bytes_of(map)});
+  };
+  add_map("map", sorted.slot_to_row);
+  add_map("inverse map", sorted.row_to_slot);
   work.buffers.push_back(
       {"number of rows", kInput, sizeof(int32_t), bytes_of(std::vector{sorted.num_rows})});
   if (shape.has_bf16_input) {
@@ -179,13 +194,16 @@ Work make_activation_work(const SweepCase& what, RandomValues& values) {
   } else {
     add_fp8_input(rows, 2 * inter, values, work);
   }
-  work.call = [rows, slots, inter, is_bf16 = shape.has_bf16_input](Addresses at, Device where,
-                                                                   Stream stream) {
+  work.call = [rows, slots, inter, shape](Addresses at, Device where, Stream stream) {
+    const bool is_bf16 = shape.has_bf16_input;
     ActivateArgs args;
     args.input.values = TensorView::contiguous(
         at[kInputAt], is_bf16 ? DType::kBF16 : DType::kF8E4M3, {rows, 2 * inter}, where);
     if (!is_bf16) args.input.scales = scale_view(at[kInputScalesAt], rows, 2 * inter, where);
     args.slot_to_row = TensorView::contiguous(at[kMapAt], DType::kI32, {slots}, where);
+    if (shape.has_inverse_map) {
+      args.row_to_slot = TensorView::contiguous(at[kInverseMapAt], DType::kI32, {rows}, where);
+    }
     args.num_rows = TensorView::contiguous(at[kNumRowsAt], DType::kI32, {1}, where);
     args.format = RowFormat::kFp8Group;
     args.output.values =

@@ -69,6 +69,7 @@ Json what_json(const SweepCase& what) {
     json["experts"] = what.activation.experts;
     json["tile"] = what.activation.tile;
     json["input"] = what.activation.has_bf16_input ? "bf16" : "fp8";
+    json["maps"] = what.activation.has_inverse_map ? "both" : "slots";
   }
   return json;
 }
