@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command: correctness, compute-sanitizer, benchmark tables.
+#
+#     tools/gpu_check.sh [BUILD_DIR [LOG_DIR]]      default: build/sm90, BUILD_DIR/gpu_check
+#
+# Builds nothing and needs no CMake: the executables may come from another machine, with shared
+# libraries they need in BUILD_DIR/lib. Writes one log a step to LOG_DIR, ends with a table of the
+# steps, and fails if any of them did; a failed step does not stop the others. docs/testing.md says
+# what each step proves.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+build=${1:-build/sm90}
+logs=${2:-$build/gpu_check}
+mkdir -p "$logs"
+if [ -d "$build/lib" ]; then
+  LD_LIBRARY_PATH=$(cd "$build/lib" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LD_LIBRARY_PATH
+fi
+
+failed=false table=""
+
+# step NAME COMMAND...: runs the command with its output in a log.
+step() {
+  local name=$1 log=$logs/$1.log start=$SECONDS result=passed
+  shift
+  printf '== %s\n' "$name"
+  if ! "$@" > "$log" 2>&1; then
+    result=FAILED failed=true
+    grep -E '\[  FAILED  \]|Failure|========= (ERROR SUMMARY|Invalid|Race|Uninit)|rror' "$log" \
+      | head -n 20
+    tail -n 15 "$log"
+  elif grep -m 1 'skipped: no CUDA device .*cuda:0' "$log"; then
+    result=skipped failed=true
+  fi
+  table+=$(printf '%-28s %-8s %5d s' "$name" "$result" $((SECONDS - start)))$'\n'
+}
+
+# sanitize TOOL TEST ARGUMENT...: a test under one of compute-sanitizer's tools.
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+sanitize() {
+  timeout 300 "$sanitizer" --tool "$1" --error-exitcode 1 --launch-timeout 0 \
+    "$build/tests/bin/$2" "${@:3}"
+}
+
+tests=()
+for test in "$build"/tests/bin/*gpu* "$build"/tests/bin/*cuda*; do
+  [ -x "$test" ] && tests+=("${test##*/}")
+done
+if [ ${#tests[@]} -eq 0 ]; then
+  echo "no GPU tests in $build/tests/bin: build the target gpu_tests with -DNARROWFLOAT_CUDA=ON" >&2
+  exit 2
+fi
+for test in "${tests[@]}"; do
+  step "$test" "$build/tests/bin/$test"
+done
+
+# A small set: every kernel's paths, not every value. initcheck takes the one test whose outputs
+# start out unwritten; everywhere else poison hides what it looks for.
+export NARROWFLOAT_CONFORMANCE_CASES=0.01
+few='GpuQueueing.OutputsNeedNoInitialization'
+step memcheck_conformance sanitize memcheck conformance_gpu
+step memcheck_queueing sanitize memcheck gpu_test --gtest_filter="$few:GpuQueueing.Graphs*"
+step racecheck_conformance sanitize racecheck conformance_gpu
+step racecheck_queueing sanitize racecheck gpu_test --gtest_filter="$few"
+step initcheck_queueing sanitize initcheck gpu_test --gtest_filter="$few"
+unset NARROWFLOAT_CONFORMANCE_CASES
+
+step benchmarks bench/run_gpu_benchmarks.sh "$build" "$logs"
+
+printf '\n%s' "$table"
+if $failed; then
+  echo "FAILED; logs are in $logs"
+  exit 1
+fi
+echo "all GPU checks passed; logs are in $logs"
