@@ -34,11 +34,16 @@ struct QuantizeDenseParams {
   ScalePadding padding;
 };
 
+// What dense_pair makes the scales from: loaded early, as all that follows waits for it.
+__device__ inline float load_device_scale(const QuantizeDenseParams& params) {
+  return params.device_scale == nullptr ? 0.0F : *params.device_scale;
+}
+
 template <BlockFormat Format, class Math>
-__device__ inline ScalePair dense_pair(const QuantizeDenseParams& params) {
+__device__ inline ScalePair dense_pair(const QuantizeDenseParams& params, float device_scale) {
   if (params.device_scale == nullptr) return params.host_pair;
-  const float value = *params.device_scale;
-  const float encode = params.is_amax ? encode_scale_of_amax(value, params.e4m3_max) : value;
+  const float encode =
+      params.is_amax ? encode_scale_of_amax(device_scale, params.e4m3_max) : device_scale;
   return Format::template scale_pair<Math>(encode);
 }
 
@@ -89,15 +94,17 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads)
     if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
     return;
   }
+  float device_scale = 0.0F;
+  if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
   typename Source::template Elements<kRun> elements{};
   if (is_inside) {
     elements = Source::template load<kRun>(
         params, params.input + static_cast<int64_t>(row) * params.input_row_stride,
         static_cast<int64_t>(run_in_row) * kRun, 1.0F);
   }
-  ScalePair pair{};
-  if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params);
   allow_next_grid();
+  ScalePair pair{};
+  if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
   const BlockMaximum maximum = block_maximum<Format, kLanes>(elements);
   const auto scale = Format::template block_scale<Math>(maximum.amax, pair, params.rules);
   if (!is_inside) return;
