@@ -80,7 +80,7 @@ thread_sanitized_runs() {
   ctest --preset cpu-tsan -R WithoutThePool -j "$jobs" --no-tests=error
 }
 
-# The C++ sources are those of the preset cpu: with ccache they are not compiled again. Without a GPU
+# The C++ sources are those of the preset cpu: ccache does not compile them again. Without a GPU
 # the tests skip; tools/gpu_check.sh is for machines that have one.
 gpu_tests() {
   if ! command -v nvcc > /dev/null; then

@@ -8,7 +8,7 @@
 # steps, and fails if any of them did; a failed step does not stop the others. docs/testing.md says
 # what each step proves.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 build=${1:-build/sm90}
 logs=${2:-$build/gpu_check}

@@ -1,0 +1,37 @@
+// Functions that CPU and GPU must compute with the same bits, evaluated on the GPU.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "support/device_buffer.h"
+
+namespace narrowfloat::testing {
+
+enum class UnaryFunction : int {
+  kExp = 0,
+  kTanh = 1,
+  kSigmoid = 2,
+  kNormalCdf = 3,
+  kReciprocalRoot = 4,
+  kReciprocal = 5,  // rcp.approx.ftz
+  kToE4m3 = 6,
+};
+
+// Bit patterns first, first + stride, ... as arguments.
+struct BitRange {
+  uint32_t first = 0;
+  uint32_t stride = 1;
+  int64_t count = 0;
+};
+
+// Waits. `results`: one word per argument; codes in the lowest byte.
+void evaluate_on_gpu(UnaryFunction function, const BitRange& range, const DeviceBuffer& results);
+
+enum class BinaryFunction : int { kMultiply = 0, kAdd = 1, kDivide = 2 };  // Of `fast` mode.
+
+std::vector<float> evaluate_on_gpu(BinaryFunction function, std::span<const float> a,
+                                   std::span<const float> b);
+
+}  // namespace narrowfloat::testing

@@ -1,0 +1,154 @@
+// The scalar functions that device code shares with the host, and the instructions that have a
+// model there (spec 14.2, 14.12): the same bits for all arguments, or for a dense sample where the
+// host would take too long.
+#include <array>
+#include <atomic>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/portable_math.h"
+#include "cuda/gpu_test.h"
+#include "cuda/math_kernels.h"
+#include "formats/math_policy.h"
+#include "formats/minifloat.h"
+#include "runtime/parallel.h"
+#include "support/random.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr int64_t kAll = int64_t{1} << 32;
+constexpr int64_t kChunk = int64_t{1} << 26;
+constexpr uint32_t kOne = 0x3F800000U;
+
+uint32_t on_host(UnaryFunction function, float x) {
+  switch (function) {
+    case UnaryFunction::kExp:
+      return float_bits(exp_portable(x));
+    case UnaryFunction::kTanh:
+      return float_bits(tanh_portable(x));
+    case UnaryFunction::kSigmoid:
+      return float_bits(sigmoid_by_tanh(x));
+    case UnaryFunction::kNormalCdf:
+      return float_bits(normal_cdf(x));
+    case UnaryFunction::kReciprocalRoot:
+      return float_bits(canonical_nan(rsqrt_rn(x)));
+    case UnaryFunction::kReciprocal:
+      return float_bits(FastMath::rcp(x));
+    case UnaryFunction::kToE4m3:
+      return E4M3::encode(x);
+  }
+  return 0;
+}
+
+float on_host(BinaryFunction function, float a, float b) {
+  switch (function) {
+    case BinaryFunction::kMultiply:
+      return FastMath::mul(a, b);
+    case BinaryFunction::kAdd:
+      return FastMath::add(a, b);
+    case BinaryFunction::kDivide:
+      return FastMath::div(a, b);
+  }
+  return 0.0F;
+}
+
+class GpuMath : public GpuTest {
+ protected:
+  static void expect_same(UnaryFunction function, const BitRange& range) {
+    const int64_t size = std::min(range.count, kChunk);
+    const DeviceBuffer device(size * 4);
+    std::vector<uint32_t> results(static_cast<size_t>(size));
+    for (int64_t at = 0; at < range.count; at += kChunk) {
+      BitRange chunk = range;
+      chunk.first += static_cast<uint32_t>(at) * range.stride;
+      chunk.count = std::min(kChunk, range.count - at);
+      evaluate_on_gpu(function, chunk, device);
+      device.read(results.data(), chunk.count * 4);
+      ASSERT_EQ(first_difference(function, chunk, results), "");
+    }
+  }
+
+  // Of a chunk, by all cores.
+  static std::string first_difference(UnaryFunction function, const BitRange& chunk,
+                                      const std::vector<uint32_t>& results) {
+    std::atomic<int64_t> first{chunk.count};
+    parallel_for(chunk.count, 1 << 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end && i < first; ++i) {
+        const uint32_t bits = chunk.first + static_cast<uint32_t>(i) * chunk.stride;
+        if (on_host(function, bits_float(bits)) == results[static_cast<size_t>(i)]) continue;
+        int64_t earlier = first;
+        while (i < earlier && !first.compare_exchange_weak(earlier, i)) continue;
+      }
+    });
+    if (first == chunk.count) return {};
+    const uint32_t bits = chunk.first + static_cast<uint32_t>(first) * chunk.stride;
+    return fmt::format("function {} of {:#010x} is {:#x}, expected {:#x}",
+                       static_cast<int>(function), bits, results[static_cast<size_t>(first.load())],
+                       on_host(function, bits_float(bits)));
+  }
+
+  static void expect_sample_same(UnaryFunction function, uint32_t stride) {
+    expect_same(function, {.stride = stride, .count = kAll / stride});
+  }
+};
+
+TEST_F(GpuMath, TheExponentialIsTheHosts) { expect_sample_same(UnaryFunction::kExp, 1); }
+
+TEST_F(GpuMath, TheHyperbolicTangentIsTheHosts) { expect_sample_same(UnaryFunction::kTanh, 1); }
+
+TEST_F(GpuMath, OtherFunctionsAreTheHosts) {
+  expect_sample_same(UnaryFunction::kSigmoid, 61);
+  expect_sample_same(UnaryFunction::kNormalCdf, 61);
+  expect_sample_same(UnaryFunction::kReciprocalRoot, 61);
+  // All mantissas with even and odd exponents.
+  expect_same(UnaryFunction::kReciprocalRoot, {.first = kOne, .count = 1 << 24});
+}
+
+TEST_F(GpuMath, TheReciprocalIsTheTables) {
+  expect_same(UnaryFunction::kReciprocal, {.first = kOne, .count = 1 << 23});
+  expect_sample_same(UnaryFunction::kReciprocal, 61);
+}
+
+TEST_F(GpuMath, TheConversionToE4m3IsTheFormats) { expect_sample_same(UnaryFunction::kToE4m3, 13); }
+
+// A pair whose exact result lies within a few ulp of 2^-126, where flushing decides.
+std::array<float, 2> tiny_pair(BinaryFunction function, Random& random) {
+  const auto a = bits_float(static_cast<uint32_t>(random.range(1, 127) << 23) |
+                            (random.bits32() & 0x807FFFFFU));
+  const auto ulps = static_cast<uint32_t>(random.range(-4, 4));
+  const auto nearby = [&](double value) {
+    return bits_float(float_bits(static_cast<float>(value)) + ulps);
+  };
+  const auto wide = static_cast<double>(a);
+  if (function == BinaryFunction::kMultiply) return {a, nearby(0x1p-126 / wide)};
+  if (function == BinaryFunction::kDivide) return {nearby(0x1p-126 / wide), 1.0F / a};
+  const float small =
+      bits_float(static_cast<uint32_t>(random.range(1, 3) << 23) | (random.bits32() & 0x807FFFFFU));
+  return {small, nearby(0x1p-126 - static_cast<double>(small))};
+}
+
+TEST_F(GpuMath, FlushingArithmeticIsItsModels) {
+  constexpr size_t kPairs = 1 << 22;
+  for (const auto function :
+       {BinaryFunction::kMultiply, BinaryFunction::kAdd, BinaryFunction::kDivide}) {
+    Random random(static_cast<uint64_t>(function));
+    std::vector<float> a(kPairs);
+    std::vector<float> b(kPairs);
+    for (size_t i = 0; i < kPairs; ++i) {
+      std::array<float, 2> pair{bits_float(random.bits32()), bits_float(random.bits32())};
+      if (i % 2 == 0) pair = tiny_pair(function, random);
+      a[i] = pair[0];
+      b[i] = pair[1];
+    }
+    const std::vector<float> results = evaluate_on_gpu(function, a, b);
+    for (size_t i = 0; i < kPairs; ++i) {
+      ASSERT_EQ(float_bits(canonical_nan(on_host(function, a[i], b[i]))), float_bits(results[i]))
+          << static_cast<int>(function) << ": " << fmt::format("{:a} {:a}", a[i], b[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
