@@ -1,6 +1,6 @@
 # CUDA is optional. Kernels are compiled ahead of time for sm_90a; nothing is compiled at run time.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 90a)
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
