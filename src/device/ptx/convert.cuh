@@ -20,6 +20,22 @@ __device__ inline uint32_t e4m3x2_to_f16x2(uint16_t codes) {
   return result;
 }
 
+// The same of the lower and of the upper half of four codes.
+__device__ inline uint32_t e4m3x4_low_to_f16x2(uint32_t codes) {
+  uint32_t result;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}"
+      : "=r"(result)
+      : "r"(codes));
+  return result;
+}
+__device__ inline uint32_t e4m3x4_high_to_f16x2(uint32_t codes) {
+  uint32_t result;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high;}"
+      : "=r"(result)
+      : "r"(codes));
+  return result;
+}
+
 // cvt.rn.bf16x2.f32: nearest even, overflow to infinity; NaN gives 0x7FFF.
 __device__ inline uint32_t to_bf16x2(float low, float high) {
   uint32_t result;

@@ -35,8 +35,8 @@ struct Parameter {
 struct PortableParams {
   const uint8_t* input;  // [rows, input_cols]
   uint8_t* output;       // [rows, inter]
-  ScaleImage<const float> input_scales;
-  ScaleImage<float> output_scales;
+  ScaleImage<const float, uint64_t> input_scales;
+  ScaleImage<float, uint64_t> output_scales;
   NamedRows named;
   FastDivisor groups;  // Of columns, in a row.
   uint32_t inter;
@@ -56,8 +56,8 @@ struct PortableParams {
 };
 
 struct Place {
-  int32_t row;  // -1: none.
-  int32_t limit;
+  uint32_t row;  // Or kNoRow.
+  uint32_t limit;
   uint32_t group;
   uint32_t col;  // The lane's first.
 };
@@ -78,9 +78,9 @@ __device__ Place assign_place(const PortableParams& params) {
 }
 
 // Expert of a row; -1 where the map has none that exists.
-__device__ int32_t expert_of(const PortableParams& params, int32_t row) {
+__device__ int32_t expert_of(const PortableParams& params, uint32_t row) {
   if (params.tile_to_expert == nullptr) return 0;
-  const uint32_t tile = params.token_tile.quotient(static_cast<uint32_t>(row));
+  const uint32_t tile = params.token_tile.quotient(row);
   const auto expert = load_readonly<int32_t>(params.tile_to_expert + tile);
   return expert < params.experts ? expert : -1;
 }
@@ -107,8 +107,8 @@ __device__ FourColumns load_bf16(const uint8_t* line, uint32_t col) {
 }
 __device__ FourColumns load_e4m3(const uint8_t* line, uint32_t col, float scale) {
   const auto word = load_readonly<uint32_t>(line + col);
-  const uint32_t low = e4m3x2_to_f16x2(static_cast<uint16_t>(word));
-  const uint32_t high = e4m3x2_to_f16x2(static_cast<uint16_t>(word >> 16));
+  const uint32_t low = e4m3x4_low_to_f16x2(word);
+  const uint32_t high = e4m3x4_high_to_f16x2(word);
   return {__fmul_rn(f16_low_to_float(low), scale), __fmul_rn(f16_high_to_float(low), scale),
           __fmul_rn(f16_low_to_float(high), scale), __fmul_rn(f16_high_to_float(high), scale)};
 }
@@ -116,7 +116,7 @@ __device__ FourColumns load_e4m3(const uint8_t* line, uint32_t col, float scale)
 // Columns [col, col + 4) of the input.
 __device__ FourColumns load_columns(const PortableParams& params, const Place& place,
                                     uint32_t col) {
-  const int64_t first = int64_t{place.row} * params.input_cols;
+  const uint64_t first = uint64_t{place.row} * params.input_cols;
   if (params.input_dtype == DType::kF32) return load_f32(params.input + 4 * first, col);
   if (params.input_dtype == DType::kBF16) return load_bf16(params.input + 2 * first, col);
   const auto scales = params.input_scales.of_rows(params.named, place.limit);
@@ -179,7 +179,7 @@ __device__ void store_group(const PortableParams& params, const Place& place, bo
   const BlockScale<float> scale =
       group_scale(bits_float(__reduce_max_sync(kFullWarp, float_bits(amax))));
   if (!has_columns) return;
-  store(params.output + (int64_t{place.row} * params.inter + place.col),
+  store(params.output + (uint64_t{place.row} * params.inter + place.col),
         encode_four(h.value, scale.multiplier));
   if (threadIdx.x % kWarpSize != 0) return;
   const auto scales = params.output_scales.of_rows(params.named, place.limit);
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
     activate_portable_kernel(const __grid_constant__ PortableParams params) {
   wait_for_previous_grids();
   const Place place = assign_place(params);
-  if (place.row < 0) return;
+  if (place.row == kNoRow) return;
   const int32_t expert = expert_of(params, place.row);
   if (expert < 0) return;
   // The end of a short group.
@@ -211,8 +211,8 @@ PortableParams make_params(const ActivationProblem& problem, const ActivationArg
   const auto token_tile = static_cast<uint32_t>(problem.per_expert ? args.token_tile : 1);
   return {.input = static_cast<const uint8_t*>(args.input.values.data),
           .output = static_cast<uint8_t*>(args.output.values.data),
-          .input_scales = scale_image<const float>(args.input.scales),
-          .output_scales = scale_image<float>(args.output.scales),
+          .input_scales = scale_image<const float, uint64_t>(args.input.scales),
+          .output_scales = scale_image<float, uint64_t>(args.output.scales),
           .named = named_rows(problem, args, false),
           .groups = FastDivisor(groups),
           .inter = static_cast<uint32_t>(problem.inter),

@@ -7,6 +7,7 @@
 
 #include "base/int_math.h"
 #include "device/device_math.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "device/vector_io.cuh"
 #include "formats/fp8_block.h"
 #include "ops/activation/activation_problem.h"
@@ -43,64 +44,89 @@ inline Support fits_flat_index(const ActivationProblem& problem) {
 }
 
 // Rows at or above this are none; an impossible number of rows gives 0.
-__device__ inline int32_t row_limit(const NamedRows& named) {
-  if (named.num_rows == nullptr) return named.rows;
-  const int32_t given = load_readonly<int32_t>(named.num_rows);
-  return given < 0 || given > named.rows ? 0 : given;
+__device__ inline uint32_t row_limit(const NamedRows& named) {
+  const auto rows = static_cast<uint32_t>(named.rows);
+  if (named.num_rows == nullptr) return rows;
+  const auto given = load_readonly<uint32_t>(named.num_rows);
+  return given > rows ? 0 : given;
 }
 
-// The rows of kCount neighbouring entries of the map, -1 for none.
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFU;
+
+// The rows of kCount neighbouring entries of the map.
 template <int kCount>
 struct RowSet {
-  int32_t row[kCount];
-  int32_t limit;  // Of all rows.
+  uint32_t row[kCount];  // Or kNoRow.
+  uint32_t limit;        // Of all rows.
 };
+
+// Before the previous grid has ended: the map is the start of a chain of two memory latencies.
+__device__ inline void prefetch_rows(const NamedRows& named, uint32_t first) {
+  if (first < static_cast<uint32_t>(named.count)) prefetch_to_l2(named.map + first);
+}
 
 template <int kCount>
 __device__ inline RowSet<kCount> find_rows(const NamedRows& named, uint32_t first) {
   RowSet<kCount> set;
-  // All loads before the first use.
+  // All loads before the first use. Negative entries are above every limit.
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const uint32_t entry = first + i;
     const bool exists = entry < static_cast<uint32_t>(named.count);
-    set.row[i] = exists ? load_readonly<int32_t>(named.map + entry) : -1;
+    set.row[i] = exists ? load_readonly<uint32_t>(named.map + entry) : kNoRow;
   }
   set.limit = row_limit(named);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (named.in_order && set.row[i] >= 0) set.row[i] = static_cast<int32_t>(first) + i;
-    if (set.row[i] >= set.limit) set.row[i] = -1;
+    const bool is_negative = static_cast<int32_t>(set.row[i]) < 0;
+    if (named.in_order) set.row[i] = is_negative ? kNoRow : first + i;
+    if (set.row[i] >= set.limit) set.row[i] = kNoRow;
   }
   return set;
 }
 
 // 1x128 scales of rows; element (row, block) lies at row * row_stride + block * block_stride.
-template <typename Scale>
+template <typename Scale, typename Stride>
 struct ScaleImage {
   Scale* data;
-  int64_t row_stride;
-  int64_t block_stride;
+  Stride row_stride;
+  Stride block_stride;
 
   // An image [blocks, P] whose P is known on the device only.
-  __device__ ScaleImage of_rows(const NamedRows& named, int32_t limit) const {
-    if (named.num_rows == nullptr) return *this;
-    return {data, 1, limit};
+  __device__ ScaleImage of_rows(const NamedRows& named, uint32_t limit) const {
+    const bool is_known = named.num_rows == nullptr;
+    return {data, is_known ? row_stride : 1, is_known ? block_stride : limit};
   }
-  [[nodiscard]] __device__ Scale* place(int32_t row, uint32_t block) const {
-    return data + (row * row_stride + block * block_stride);
+  [[nodiscard]] __device__ Scale* place(uint32_t row, uint32_t block) const {
+    return data +
+           (static_cast<uint64_t>(row) * row_stride + static_cast<uint64_t>(block) * block_stride);
   }
 };
 
-template <typename Scale>
-ScaleImage<Scale> scale_image(const TensorView& scales) {
-  return {static_cast<Scale*>(scales.data), scales.strides[0], scales.strides[1]};
+template <typename Scale, typename Stride>
+ScaleImage<Scale, Stride> scale_image(const TensorView& scales) {
+  return {static_cast<Scale*>(scales.data), static_cast<Stride>(scales.strides[0]),
+          static_cast<Stride>(scales.strides[1])};
 }
 
 // Scale and multiplier of a group, by the rule reciprocal.
 __device__ inline BlockScale<float> group_scale(float amax) {
   return Fp8Block1x128::block_scale<DeviceExactMath>(amax, ScalePair{},
                                                      BlockRules{.input_max = kFloatMax});
+}
+
+// The same bits with 8 instructions where the maximum is an ordinary number: both quotients come
+// from an approximate reciprocal and one correction. Compared with the divisions for all mantissas;
+// in this range nothing is denormal, so exponents do not matter.
+__device__ inline BlockScale<float> short_group_scale(float amax) {
+  constexpr float kLeast = 0x1p-100F;
+  constexpr float kMost = 0x1p100F;
+  if (!(amax >= kLeast && amax <= kMost)) return group_scale(amax);
+  const float y = rcp_approx(amax);
+  const float near = __fmul_rn(E4M3::kMaxFinite, y);
+  const float m = __fmaf_rn(__fmaf_rn(-amax, near, E4M3::kMaxFinite), y, near);
+  const float r = rcp_approx(m);
+  return {__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m};
 }
 
 // Four codes in a word.

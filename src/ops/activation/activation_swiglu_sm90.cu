@@ -55,8 +55,8 @@ struct E4m3Input {
   static constexpr int kPerWord = 4;
   static constexpr bool kHasScales = true;
   __device__ static void widen(uint32_t word, float* out) {
-    const uint32_t low = e4m3x2_to_f16x2(static_cast<uint16_t>(word));
-    const uint32_t high = e4m3x2_to_f16x2(static_cast<uint16_t>(word >> 16));
+    const uint32_t low = e4m3x4_low_to_f16x2(word);
+    const uint32_t high = e4m3x4_high_to_f16x2(word);
     out[0] = f16_low_to_float(low);
     out[1] = f16_high_to_float(low);
     out[2] = f16_low_to_float(high);
@@ -75,8 +75,8 @@ struct Bf16Input {
 struct SwigluParams {
   const uint8_t* input;  // [rows, 2 * inter]
   uint8_t* output;       // [rows, inter]
-  ScaleImage<const float> input_scales;
-  ScaleImage<float> output_scales;
+  ScaleImage<const float, uint32_t> input_scales;
+  ScaleImage<float, uint32_t> output_scales;
   NamedRows named;
   FastDivisor bundle_items;  // Groups of columns times kBundle.
   uint32_t inter;
@@ -118,37 +118,34 @@ struct Piece {
 };
 
 // What a thread works on.
-template <class Tuning>
 struct Place {
-  RowSet<Tuning::kRows> rows;
+  uint32_t entry;  // Of the map, the first of kRows.
   uint32_t group;
   uint32_t col;  // The first of its columns.
 };
 
 template <class Tuning>
-__device__ inline Place<Tuning> assign_place(const SwigluParams& params) {
+__device__ inline Place assign_place(const SwigluParams& params) {
   constexpr uint32_t kItemsPerBlock = Tuning::kThreads / Tuning::kLanes;
   const uint32_t item = blockIdx.x * kItemsPerBlock + threadIdx.x / Tuning::kLanes;
   const uint32_t bundle = params.bundle_items.quotient(item);
   const uint32_t in_bundle = item - bundle * params.bundle_items.divisor();
-  Place<Tuning> place;
-  place.group = in_bundle / Tuning::kBundle;
-  place.col =
-      place.group * kGroupCols + threadIdx.x % Tuning::kLanes * (kGroupCols / Tuning::kLanes);
-  const uint32_t entry = bundle * Tuning::kBundle + in_bundle % Tuning::kBundle;
-  // Entries behind the map's end are none, those of threads behind the last item included.
-  place.rows = find_rows<Tuning::kRows>(params.named, entry * Tuning::kRows);
-  return place;
+  const uint32_t group = in_bundle / Tuning::kBundle;
+  const uint32_t lane = threadIdx.x % Tuning::kLanes;
+  // Threads behind the last item get entries behind the map's end.
+  return {.entry = (bundle * Tuning::kBundle + in_bundle % Tuning::kBundle) * Tuning::kRows,
+          .group = group,
+          .col = group * kGroupCols + lane * (kGroupCols / Tuning::kLanes)};
 }
 
 // Zeros where there is no row or, at the end of a short group, no column.
 template <class Input, class Tuning>
-__device__ inline Piece<Input, Tuning> load_piece(const SwigluParams& params, int32_t row,
-                                                  int32_t limit, uint32_t col) {
+__device__ inline Piece<Input, Tuning> load_piece(const SwigluParams& params, uint32_t row,
+                                                  uint32_t limit, uint32_t col) {
   Piece<Input, Tuning> piece{};
-  if (row < 0 || col >= params.inter) return piece;
+  if (row == kNoRow || col >= params.inter) return piece;
   constexpr int kBytes = 4 / Input::kPerWord;
-  const uint8_t* const line = params.input + int64_t{row} * (2 * kBytes) * params.inter;
+  const uint8_t* const line = params.input + uint64_t{row} * (2 * kBytes * params.inter);
   const uint32_t up_col = params.first_up + col;
   const uint32_t gate_col = params.first_gate + col;
   piece.up = load_words<Shape<Input, Tuning>::kWords>(line + kBytes * up_col);
@@ -206,40 +203,49 @@ __device__ inline float group_amax(const float* h) {
   return bits_float(group_max<Tuning::kLanes>(float_bits(amax)));
 }
 
+// Where a row's results go.
+struct Target {
+  uint32_t row;    // Or kNoRow.
+  uint32_t limit;  // Of all rows.
+  uint32_t group;
+  uint32_t col;
+};
+
 template <class Tuning>
-__device__ inline void store_piece(const SwigluParams& params, const Place<Tuning>& place,
-                                   int32_t row, const float* h) {
-  const BlockScale<float> scale = group_scale(group_amax<Tuning>(h));
-  if (row < 0 || place.col >= params.inter) return;
+__device__ inline void store_piece(const SwigluParams& params, const Target& target,
+                                   const float* h) {
+  const BlockScale<float> scale = short_group_scale(group_amax<Tuning>(h));
+  if (target.row == kNoRow || target.col >= params.inter) return;
   constexpr int kWords = kGroupCols / Tuning::kLanes / 4;
   Words<kWords> codes;
 #pragma unroll
   for (int i = 0; i < kWords; ++i) codes.word[i] = encode_four(h + 4 * i, scale.multiplier);
-  store_words(params.output + (int64_t{row} * params.inter + place.col), codes);
+  store_words(params.output + (uint64_t{target.row} * params.inter + target.col), codes);
   if (threadIdx.x % Tuning::kLanes == 0) {
-    const auto scales = params.output_scales.of_rows(params.named, place.rows.limit);
-    *scales.place(row, place.group) = scale.stored;
+    const auto scales = params.output_scales.of_rows(params.named, target.limit);
+    *scales.place(target.row, target.group) = scale.stored;
   }
 }
 
 template <class Input, class Tuning, bool kHasParameters>
 __global__ void __launch_bounds__(Tuning::kThreads)
     activate_swiglu_kernel(const __grid_constant__ SwigluParams params) {
+  const Place place = assign_place<Tuning>(params);
+  prefetch_rows(params.named, place.entry);
   wait_for_previous_grids();
-  const Place<Tuning> place = assign_place<Tuning>(params);
+  const auto rows = find_rows<Tuning::kRows>(params.named, place.entry);
   Piece<Input, Tuning> pieces[Tuning::kRows];
 #pragma unroll
   for (int i = 0; i < Tuning::kRows; ++i) {
-    pieces[i] = load_piece<Input, Tuning>(params, place.rows.row[i], place.rows.limit, place.col);
+    pieces[i] = load_piece<Input, Tuning>(params, rows.row[i], rows.limit, place.col);
   }
   allow_next_grid();
 #pragma unroll
   for (int i = 0; i < Tuning::kRows; ++i) {
-    const int32_t row = place.rows.row[i];
-    if (!__any_sync(kFullWarp, row >= 0)) continue;
+    if (!__any_sync(kFullWarp, rows.row[i] != kNoRow)) continue;
     float h[Shape<Input, Tuning>::kCols];
     activate_piece<Input, Tuning, kHasParameters>(pieces[i], params.activation, h);
-    store_piece<Tuning>(params, place, row, h);
+    store_piece<Tuning>(params, {rows.row[i], rows.limit, place.group, place.col}, h);
   }
 }
 
@@ -262,8 +268,8 @@ SwigluParams make_params(const ActivationProblem& problem, const ActivationArgs&
   const Activation& activation = args.activation;
   return {.input = static_cast<const uint8_t*>(args.input.values.data),
           .output = static_cast<uint8_t*>(args.output.values.data),
-          .input_scales = scale_image<const float>(args.input.scales),
-          .output_scales = scale_image<float>(args.output.scales),
+          .input_scales = scale_image<const float, uint32_t>(args.input.scales),
+          .output_scales = scale_image<float, uint32_t>(args.output.scales),
           .named = named_rows(problem, args, visits_in_order(problem)),
           .bundle_items = {},
           .inter = inter,
@@ -309,9 +315,7 @@ void launch_bf16(const SwigluParams& params, const ActivationProblem& problem, i
   launch_activate_swiglu<Bf16Input, TwoWideRowsTuning>(params, problem, stream);
 }
 
-void run(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
-  const CudaDeviceScope scope(problem.device);
-  if (problem.slots == 0 || problem.rows == 0 || problem.inter == 0) return;
+void launch_fitting(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
   const SwigluParams params = make_params(problem, args);
   const int64_t groups = problem.slots * ceil_div(problem.inter, kGroupCols);
   const bool is_e4m3 = problem.input == DType::kF8E4M3;
@@ -321,6 +325,23 @@ void run(const ActivationProblem& problem, const ActivationArgs& args, Stream st
   }
   is_e4m3 ? launch_e4m3(params, problem, groups, stream)
           : launch_bf16(params, problem, groups, stream);
+}
+
+// The kernel's strides have 32 bits.
+bool has_wide_strides(const TensorView& scales) {
+  constexpr int64_t kLimit = int64_t{1} << 32;
+  return !scales.is_absent() && (scales.strides[0] >= kLimit || scales.strides[1] >= kLimit);
+}
+
+void run(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
+  if (problem.slots == 0 || problem.rows == 0 || problem.inter == 0) return;
+  const bool reads_strides = !problem.has_num_rows;
+  if (reads_strides &&
+      (has_wide_strides(args.input.scales) || has_wide_strides(args.output.scales))) {
+    return kActivationSm90Portable.run(problem, args, stream);
+  }
+  const CudaDeviceScope scope(problem.device);
+  launch_fitting(problem, args, stream);
 }
 
 Support supports(const ActivationProblem& problem) {
