@@ -5,11 +5,13 @@
 
 namespace narrowfloat {
 
-// Memory that nobody writes while the kernel runs: goes through the read-only path.
+// Memory that this kernel does not write. An ordinary load all the same: ld.global.nc (__ldg) says
+// that nobody writes the memory while the kernel runs, and ptxas then moves it above
+// griddepcontrol.wait, where the grid before this one may still be writing.
 template <typename Vector>
 __device__ inline Vector load_readonly(const void* address) {
   static_assert(sizeof(Vector) <= 16);
-  return __ldg(static_cast<const Vector*>(address));
+  return *static_cast<const Vector*>(address);
 }
 
 template <typename Vector>
