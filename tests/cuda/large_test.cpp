@@ -1,0 +1,175 @@
+// Tensors of more than 2^31 elements and 2^32 bytes on the GPU (spec 14.10): the same bytes as
+// their rows give in small calls, and as the host gives for rows at both ends and around the
+// borders.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "cuda/bulk_kernels.h"
+#include "cuda/gpu_test.h"
+#include "support/tensors.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr int64_t kRows = 799040;
+constexpr int64_t kCols = 2688;
+constexpr int64_t kRowBytes = kCols * 2;
+constexpr int64_t kNeededBytes = int64_t{20} << 30;
+static_assert(kRows * kCols > int64_t{1} << 31);
+
+class GpuLarge : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    if (free_device_memory() < kNeededBytes) GTEST_SKIP() << "skipped: needs 20 GiB of memory";
+    input_ = DeviceBuffer(kRows * kRowBytes);
+    fill_with_numbers(input_);
+  }
+
+  static TensorView rows_of(const DeviceBuffer& buffer, int64_t first, int64_t count) {
+    return TensorView::contiguous(buffer.data() + first * kRowBytes, DType::kBF16, {count, kCols},
+                                  gpu());
+  }
+
+  DeviceBuffer input_;
+};
+
+// A quantized tensor of kRows rows, and the part of it that holds some rows.
+struct LargeTensor {
+  QuantizedLayout layout;
+  DeviceBuffer values;
+  DeviceBuffer scales;
+  DeviceBuffer global_scale;
+
+  LargeTensor(FormatId format, ScaleLayoutId scale_layout, uint8_t poison)
+      : layout(quantized_layout(format, kRows, kCols, {.scale_layout = scale_layout})),
+        values(layout.values_bytes, {.poison = poison}),
+        scales(layout.scales_bytes, {.poison = poison}),
+        global_scale(layout.global_scales * 4) {}
+
+  [[nodiscard]] QuantizedView view(int64_t first = 0, int64_t count = kRows) const {
+    const QuantizedLayout part =
+        quantized_layout(layout.format, count, kCols, {.scale_layout = layout.scale_layout});
+    const QuantizedLayout before =
+        quantized_layout(layout.format, first, kCols, {.scale_layout = layout.scale_layout});
+    return part.bind(values.data() + before.values_bytes, scales.data() + before.scales_bytes,
+                     reinterpret_cast<float*>(global_scale.data()), gpu());
+  }
+};
+
+QuantizeOptions options_of(FormatId format) {
+  QuantizeOptions options;
+  // A maximum of the tensor would not be the maximum of a part.
+  if (format == FormatId::kNvfp4) options.encode_scale = 1.75F;
+  return options;
+}
+
+// Of whole 128-row tiles, so that parts of a swizzled image are contiguous.
+template <typename Body>
+void for_pieces(const Body& body) {
+  constexpr int64_t kPiece = 128 * 100;
+  for (int64_t first = 0; first < kRows; first += kPiece) {
+    body(first, std::min(kPiece, kRows - first));
+  }
+}
+
+std::vector<uint8_t> read(const DeviceBuffer& buffer, int64_t at, int64_t count) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(count));
+  buffer.read(bytes.data(), count, at);
+  return bytes;
+}
+
+// Rows of a linear result against the host.
+void expect_host_rows(const DeviceBuffer& input, const LargeTensor& large, int64_t first) {
+  constexpr int64_t kSample = 32;
+  const Matrix rows({.rows = kSample, .cols = kCols});
+  input.read(rows.buffer().data(), rows.buffer().size(), first * kRowBytes);
+  const QuantizedTensor expected = quantized(rows, {.format = large.layout.format,
+                                                    .layout = ScaleLayoutId::kLinear,
+                                                    .options = options_of(large.layout.format)});
+  const int64_t value_bytes = expected.values.size() / kSample;
+  const int64_t scale_bytes = expected.scales.size() / kSample;
+  EXPECT_TRUE(expected.values.copy() ==
+              read(large.values, first * value_bytes, expected.values.size()))
+      << "values from row " << first;
+  EXPECT_TRUE(expected.scales.copy() ==
+              read(large.scales, first * scale_bytes, expected.scales.size()))
+      << "scales from row " << first;
+}
+
+TEST_F(GpuLarge, QuantizesAsInPieces) {
+  using Kind = std::pair<FormatId, ScaleLayoutId>;
+  for (const auto& [format, layout] : {Kind{FormatId::kNvfp4, ScaleLayoutId::kLinear},
+                                       Kind{FormatId::kNvfp4, ScaleLayoutId::kSwizzled128x4},
+                                       Kind{FormatId::kMxfp4, ScaleLayoutId::kLinear},
+                                       Kind{FormatId::kMxfp8, ScaleLayoutId::kLinear},
+                                       Kind{FormatId::kMxfp8, ScaleLayoutId::kSwizzled128x4},
+                                       Kind{FormatId::kFp8Block1x128, ScaleLayoutId::kLinear}}) {
+    SCOPED_TRACE(fmt::format("{} {}", name(format), name(layout)));
+    const LargeTensor whole(format, layout, 0xCC);
+    const LargeTensor pieces(format, layout, 0x33);
+    const QuantizeOptions options = options_of(format);
+    quantize(rows_of(input_, 0, kRows), whole.view(), options);
+    for_pieces([&](int64_t first, int64_t count) {
+      quantize(rows_of(input_, first, count), pieces.view(first, count), options);
+    });
+    synchronize_device();
+    EXPECT_EQ(count_differences(whole.values, pieces.values), 0);
+    EXPECT_EQ(count_differences(whole.scales, pieces.scales), 0);
+    EXPECT_TRUE(whole.values.intact() && whole.scales.intact());
+    if (layout != ScaleLayoutId::kLinear) continue;
+    // Around element 2^31, and around 2^31 and 2^32 bytes of input.
+    for (const int64_t first : {int64_t{0}, (int64_t{1} << 30) / kCols - 16,
+                                (int64_t{1} << 31) / kCols - 16, kRows - 32}) {
+      expect_host_rows(input_, whole, first);
+    }
+  }
+}
+
+TEST_F(GpuLarge, MnMajorScalesAreTheLinearOnesMoved) {
+  const LargeTensor linear(FormatId::kFp8Block1x128, ScaleLayoutId::kLinear, 0xCC);
+  const LargeTensor mn_major(FormatId::kFp8Block1x128, ScaleLayoutId::kMnMajor, 0xCC);
+  const LargeTensor moved(FormatId::kFp8Block1x128, ScaleLayoutId::kMnMajor, 0x33);
+  quantize(rows_of(input_, 0, kRows), linear.view());
+  quantize(rows_of(input_, 0, kRows), mn_major.view());
+  relayout(FormatId::kFp8Block1x128, linear.view().scales, moved.view().scales);
+  synchronize_device();
+  EXPECT_EQ(count_differences(mn_major.scales, moved.scales), 0);
+  EXPECT_EQ(count_differences(mn_major.values, linear.values), 0);
+}
+
+TEST_F(GpuLarge, DequantizesAsInPieces) {
+  const LargeTensor coded(FormatId::kNvfp4, ScaleLayoutId::kLinear, 0xCC);
+  quantize(rows_of(input_, 0, kRows), coded.view(), options_of(FormatId::kNvfp4));
+  const DeviceBuffer whole(kRows * kRowBytes, {.poison = 0xCC});
+  const DeviceBuffer pieces(kRows * kRowBytes, {.poison = 0x33});
+  dequantize(coded.view(), rows_of(whole, 0, kRows));
+  for_pieces([&](int64_t first, int64_t count) {
+    dequantize(coded.view(first, count), rows_of(pieces, first, count));
+  });
+  synchronize_device();
+  EXPECT_EQ(count_differences(whole, pieces), 0);
+}
+
+TEST_F(GpuLarge, TheMaximumMayBeTheLastElement) {
+  const uint16_t largest = 0x4640;  // 12288, above all others.
+  input_.write(&largest, 2, input_.size() - 2);
+  const DeviceBuffer maximum(4);
+  const DeviceBuffer maxima(kRows * 4);
+  const auto vector = [](const DeviceBuffer& buffer) {
+    return TensorView::contiguous(buffer.data(), DType::kF32, {buffer.size() / 4}, gpu());
+  };
+  tensor_amax(rows_of(input_, 0, kRows), vector(maximum));
+  row_amax(rows_of(input_, 0, kRows), vector(maxima));
+  float all = 0.0F;
+  float last = 0.0F;
+  maximum.read(&all, 4);
+  maxima.read(&last, 4, maxima.size() - 4);
+  EXPECT_EQ(all, 12288.0F);
+  EXPECT_EQ(last, 12288.0F);
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
