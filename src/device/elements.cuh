@@ -12,6 +12,7 @@
 
 #include "base/float_ops.h"
 #include "device/packed16.cuh"
+#include "device/vector_io.cuh"
 
 namespace narrowfloat {
 
@@ -92,7 +93,7 @@ __device__ inline Elements load_elements(const void* address) {
   Elements elements;
 #pragma unroll
   for (int i = 0; i < Elements::kBytes / 16; ++i) {
-    const uint4 part = __ldg(static_cast<const uint4*>(address) + i);
+    const auto part = load_readonly<uint4>(static_cast<const uint4*>(address) + i);
     elements.words[4 * i] = part.x;
     elements.words[4 * i + 1] = part.y;
     elements.words[4 * i + 2] = part.z;

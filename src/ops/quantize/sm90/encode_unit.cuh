@@ -82,11 +82,17 @@ __device__ inline auto encode_elements(const Elements& elements, float largest, 
   Codes<typename Format::Element, Elements::kSize> codes;
   if constexpr (Format::Element::kBits == 4) {
     const float prescaled = Math::mul(multiplier, kE2m1Prescale);
-    const bool in_range = is_in_e2m1_range<Math>(largest, prescaled);
+    // One branch for all, so that the chains of all elements interleave.
+    if (is_in_e2m1_range<Math>(largest, prescaled)) {
 #pragma unroll
-    for (int i = 0; i < codes.kWords; ++i) {
-      codes.words[i] = in_range ? encode_e2m1_in_range<Math>(elements, 8 * i, prescaled)
-                                : encode_e2m1_any<Format, Math>(elements, 8 * i, multiplier);
+      for (int i = 0; i < codes.kWords; ++i) {
+        codes.words[i] = encode_e2m1_in_range<Math>(elements, 8 * i, prescaled);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < codes.kWords; ++i) {
+        codes.words[i] = encode_e2m1_any<Format, Math>(elements, 8 * i, multiplier);
+      }
     }
   } else {
 #pragma unroll

@@ -10,19 +10,27 @@
 
 namespace narrowfloat {
 
+// A grid that fits the GPU at once.
+struct SingleWave {
+  static constexpr QuantizeBlocksConfig kConfig{
+      .threads = 128, .run = 8, .blocks_per_sm = 8, .lets_next_in_early = true};
+  static_assert(is_valid(kConfig));
+};
 // Few elements: short runs, so that more threads share the latency.
 struct ShortRuns {
-  static constexpr QuantizeBlocksConfig kConfig{.threads = 256, .run = 8};
+  static constexpr QuantizeBlocksConfig kConfig{.threads = 256, .run = 8, .blocks_per_sm = 8};
   static_assert(is_valid(kConfig));
 };
 // Many: a block of threads must move more than the 3.6 KB that memory moves while the GPU starts
 // one.
 struct LongRuns {
-  static constexpr QuantizeBlocksConfig kConfig{.threads = 256, .run = 16};
+  static constexpr QuantizeBlocksConfig kConfig{.threads = 256, .run = 16, .blocks_per_sm = 5};
   static_assert(is_valid(kConfig));
 };
 
-// Elements from which long runs are as fast.
+// Elements up to which one block of 128 threads an SM is enough, and from which long runs are as
+// fast.
+inline constexpr int64_t kSingleWaveElements = int64_t{128} * 1024;
 inline constexpr int64_t kLongRunElements = int64_t{1} << 24;
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
@@ -114,6 +122,11 @@ template <>
 inline constexpr bool kHasShortRuns<FloatRows> = true;
 template <class Source>
 inline constexpr bool kHasLongRuns = !std::is_same_v<Source, FloatRows>;
+// Byte scales and what they are made from have one arithmetic; FP8 rules without a fast form are
+// exact whatever the source is (effective_math).
+template <BlockFormat Format, class Math, class Source>
+inline constexpr bool kAgrees =
+    !kHasByteScales<Format> || Source::kMathMode.value_or(Math::kMode) == Math::kMode;
 template <BlockFormat Format, class Source>
 inline constexpr bool kHasDense = Format::kBlockCols > 0 && Source::kInputBytes == 2;
 
@@ -125,22 +138,26 @@ void launch_dense_or_blocks(const QuantizeProblem& problem, const QuantizeParams
       return launch_quantize_dense<Format, Math, Source, Tuning>(problem, params, stream);
     }
   }
-  launch_quantize_blocks<Format, Math, Source, Tuning>(problem, params, stream);
+  using Other = std::conditional_t<Tuning::kConfig.run == 8, ShortRuns, LongRuns>;
+  launch_quantize_blocks<Format, Math, Source, Other>(problem, params, stream);
 }
 
 template <BlockFormat Format>
 void launch_quantize_blocks_of(const QuantizeProblem& problem, const QuantizeParams& params,
                                Stream stream) {
   constexpr bool kTakesE4m3 = Format::kId == FormatId::kNvfp4 || Format::kId == FormatId::kMxfp4;
-  const bool is_short = problem.batch * problem.rows * problem.cols < kLongRunElements;
+  const int64_t elements = problem.batch * problem.rows * problem.cols;
   visit_device_math(effective_math(problem), [&]<class Math>() {
     visit_source<kTakesE4m3>(problem, [&]<class Source>() {
       if constexpr (kHasShortRuns<Source>) {
-        if (is_short || !kHasLongRuns<Source>) {
+        if (elements <= kSingleWaveElements) {
+          return launch_dense_or_blocks<Format, Math, Source, SingleWave>(problem, params, stream);
+        }
+        if (elements < kLongRunElements || !kHasLongRuns<Source>) {
           return launch_dense_or_blocks<Format, Math, Source, ShortRuns>(problem, params, stream);
         }
       }
-      if constexpr (kHasLongRuns<Source>) {
+      if constexpr (kHasLongRuns<Source> && kAgrees<Format, Math, Source>) {
         launch_dense_or_blocks<Format, Math, Source, LongRuns>(problem, params, stream);
       }
     });

@@ -26,7 +26,11 @@ namespace narrowfloat {
 
 struct QuantizeBlocksConfig {
   int threads;
-  int run;  // Elements of a thread.
+  int run;            // Elements of a thread.
+  int blocks_per_sm;  // Dense kernels: at least so many fit, which bounds the registers.
+  // Dense kernels: the next kernel may start before this one's loads are issued. Only where the
+  // grid fits the GPU at once; else waiting blocks take slots that this grid still needs.
+  bool lets_next_in_early = false;
 };
 
 consteval bool is_valid(const QuantizeBlocksConfig& config) {

@@ -10,26 +10,27 @@
 
 namespace narrowfloat {
 
+// What every thread reads comes first: the constant cache fetches it in few lines.
 struct QuantizeDenseParams {
   const uint8_t* input;      // [rows, cols], or 2 * cols for SiLU.
   int64_t input_row_stride;  // In bytes.
-  const uint8_t* vector;     // [cols]
-  int64_t cols;
-  uint8_t* values;
-  uint8_t* scales;
+  FastDivisor runs_per_row;
+  uint32_t num_runs;
+  uint32_t element_blocks;  // Blocks of threads before those that zero padding.
   ScaleLayoutId layout;
   // swizzled: tiles beside each other; mn_major: scales from a block to the next.
   uint32_t layout_stride;
-  uint32_t blocks;  // Of a row.
-  uint32_t num_runs;
-  FastDivisor runs_per_row;
-  uint32_t element_blocks;    // Blocks of threads before those that zero padding.
+  uint32_t blocks;            // Of a row.
   const float* device_scale;  // Encode scale, or maximum; null: host_pair.
+  uint8_t* values;
+  uint8_t* scales;
+  ScalePair host_pair;
+  BlockRules rules;
   bool is_amax;
   float e4m3_max;
-  ScalePair host_pair;
   float* global_scale;
-  BlockRules rules;
+  const uint8_t* vector;  // [cols]
+  int64_t cols;
   ScaleImages images;
   ScalePadding padding;
 };
@@ -70,50 +71,57 @@ __device__ inline void store_dense_scale(const QuantizeDenseParams& params, uint
   }
 }
 
-template <BlockFormat Format>
+template <BlockFormat Format, class Math>
 __device__ inline void store_dense_decode_scale(const QuantizeDenseParams& params,
                                                 const ScalePair& pair) {
   if constexpr (Format::kHasGlobalScale) {
-    if (!params.is_amax) *params.global_scale = canonical_nan(div_rn(1.0F, pair.encode));
+    if (params.is_amax) return;
+    const bool is_quotient = Math::kMode == MathMode::kExact;
+    const float decode = is_quotient ? pair.decode : div_rn(1.0F, pair.encode);
+    *params.global_scale = canonical_nan(decode);
   }
 }
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
-__global__ void __launch_bounds__(Tuning::kConfig.threads)
+__global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.blocks_per_sm)
     quantize_dense_kernel(const __grid_constant__ QuantizeDenseParams params) {
   constexpr int kRun = Tuning::kConfig.run;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kRun;
   constexpr int kCodeBytes = kRun * Format::Element::kBits / 8;
+  // All addresses come before the wait, so that the end of the previous kernel hides them.
   const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
   const uint32_t row = params.runs_per_row.quotient(run);
   const uint32_t run_in_row = run - row * params.runs_per_row.divisor();
   const bool is_inside = run < params.num_runs;
+  const uint8_t* input = params.input + static_cast<int64_t>(row) * params.input_row_stride;
+  uint8_t* values = params.values + static_cast<int64_t>(run) * kCodeBytes;
+  compute_here(input, values);
   wait_for_previous_grids();
   if (blockIdx.x >= params.element_blocks) {
     const uint32_t piece = run - params.element_blocks * Tuning::kConfig.threads;
     if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
     return;
   }
+  if constexpr (Tuning::kConfig.lets_next_in_early) allow_next_grid();
   float device_scale = 0.0F;
   if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
   typename Source::template Elements<kRun> elements{};
   if (is_inside) {
-    elements = Source::template load<kRun>(
-        params, params.input + static_cast<int64_t>(row) * params.input_row_stride,
-        static_cast<int64_t>(run_in_row) * kRun, 1.0F);
+    elements =
+        Source::template load<kRun>(params, input, static_cast<int64_t>(run_in_row) * kRun, 1.0F);
   }
-  allow_next_grid();
+  if constexpr (!Tuning::kConfig.lets_next_in_early) allow_next_grid();
   ScalePair pair{};
   if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
+  if (run == 0) store_dense_decode_scale<Format, Math>(params, pair);
   const BlockMaximum maximum = block_maximum<Format, kLanes>(elements);
   const auto scale = Format::template block_scale<Math>(maximum.amax, pair, params.rules);
   if (!is_inside) return;
-  const auto codes = encode_elements<Format, Math>(elements, maximum.largest, scale.multiplier);
-  store_codes(codes, params.values + static_cast<int64_t>(run) * kCodeBytes);
   if (run % kLanes == 0) {
     store_dense_scale(params, run / kLanes, row, canonical_scale(scale.stored));
   }
-  if (run == 0) store_dense_decode_scale<Format>(params, pair);
+  const auto codes = encode_elements<Format, Math>(elements, maximum.largest, scale.multiplier);
+  store_codes(codes, values);
 }
 
 }  // namespace narrowfloat

@@ -7,10 +7,13 @@
 //   Elements<n>                       n elements in registers
 //   kInputBytes                       bytes of an input element
 //   kScaleRule                        which rule makes block scales from its elements
+//   kMathMode                         its arithmetic, where it has any of its own
 //   load<n>(params, row, col, factor) elements [col, col + n) of the row that starts at `row`
 //   load_unscaled<n>(...)             what maxima of a whole tensor are taken of
 // where params has at least the members `cols` and `vector` of QuantizeParams.
 #pragma once
+
+#include <optional>
 
 #include "device/device_math.cuh"
 #include "device/elements.cuh"
@@ -31,6 +34,7 @@ struct PlainRows {
   using Elements = PackedElements<Half, kCount>;
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+  static constexpr std::optional<MathMode> kMathMode = std::nullopt;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
@@ -44,6 +48,7 @@ struct FloatRows {
   using Elements = FloatElements<kCount>;
   static constexpr int kInputBytes = 4;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+  static constexpr std::optional<MathMode> kMathMode = std::nullopt;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
@@ -59,6 +64,7 @@ struct E4m3Rows {
   using Elements = PackedElements<PackedF16, kCount>;
   static constexpr int kInputBytes = 1;
   static constexpr ScaleRule kScaleRule = ScaleRule::kE4m3Input;
+  static constexpr std::optional<MathMode> kMathMode = Math::kMode;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
@@ -124,18 +130,25 @@ struct SiluRows {
   using Elements = PackedElements<Half, kCount>;
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+  static constexpr std::optional<MathMode> kMathMode = Math::kMode;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& params, const uint8_t* row, int64_t col,
                                           float /*factor*/) {
     const auto gate = load_elements<Elements<kCount>>(row + col * kInputBytes);
     const auto up = load_elements<Elements<kCount>>(row + (params.cols + col) * kInputBytes);
-    const bool in_range = gates_in_range(gate);
     Elements<kCount> y;
+    // One branch for all, so that the chains of all elements interleave.
+    if (gates_in_range(gate)) {
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-      y.words[i] = in_range ? silu_mul_in_range<Math, Half>(gate.words[i], up.words[i])
-                            : silu_mul_plain<Math, Half>(gate.words[i], up.words[i]);
+      for (int i = 0; i < kCount / 2; ++i) {
+        y.words[i] = silu_mul_in_range<Math, Half>(gate.words[i], up.words[i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        y.words[i] = silu_mul_plain<Math, Half>(gate.words[i], up.words[i]);
+      }
     }
     return y;
   }
@@ -159,6 +172,7 @@ struct SmoothRows {
   using Elements = PackedElements<PackedBf16, kCount>;
   static constexpr int kInputBytes = 2;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+  static constexpr std::optional<MathMode> kMathMode = std::nullopt;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& params, const uint8_t* row, int64_t col,
