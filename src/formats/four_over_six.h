@@ -41,6 +41,14 @@ struct FourOverSixSearch {
     return error(x, four, pair, rules) < error(x, six, pair, rules) ? four : six;
   }
 
+  // What an element adds to the error of its block.
+  NF_HOST_DEVICE static float error_term(float x, uint8_t code, float scale, const ScalePair& pair,
+                                         const FourOverSixRules& rules) {
+    const float e = element_error(x, Math::template decode<E2M1>(code), scale, pair, rules);
+    return rules.error == FourOverSixError::kMae ? bits_float(float_bits(e) & 0x7FFFFFFFU)
+                                                 : Math::mul(e, e);
+  }
+
  private:
   NF_HOST_DEVICE static FourOverSixBlock candidate(const float* x, float scale,
                                                    const ScalePair& pair) {
@@ -56,11 +64,7 @@ struct FourOverSixSearch {
     const float scale = Math::template decode<E4M3>(block.stored);
     float sum = 0.0F;
     for (int i = 0; i < kSize; ++i) {
-      const float e =
-          element_error(x[i], Math::template decode<E2M1>(block.codes[i]), scale, pair, rules);
-      const float term = rules.error == FourOverSixError::kMae
-                             ? bits_float(float_bits(e) & 0x7FFFFFFFU)
-                             : Math::mul(e, e);
+      const float term = error_term(x[i], block.codes[i], scale, pair, rules);
       sum = Math::add(sum, term);
     }
     return sum;

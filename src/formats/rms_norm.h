@@ -54,7 +54,7 @@ class RmsNormSum {
   std::array<float, kLevels> partial_{};
 };
 
-inline float reciprocal_rms_of_sum(float sum, int64_t cols, float eps) {
+NF_HOST_DEVICE inline float reciprocal_rms_of_sum(float sum, int64_t cols, float eps) {
   return rsqrt_rn(add_rn(div_rn(sum, static_cast<float>(cols)), eps));
 }
 

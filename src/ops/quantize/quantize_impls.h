@@ -9,5 +9,6 @@ extern const QuantizeImpl kQuantizeCpuReference;
 extern const QuantizeImpl kQuantizeCpuBaseline;
 // In builds with CUDA.
 extern const QuantizeImpl kQuantizeSm90Blocks;
+extern const QuantizeImpl kQuantizeSm90Rows;
 
 }  // namespace narrowfloat

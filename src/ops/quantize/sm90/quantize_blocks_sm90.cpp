@@ -16,6 +16,7 @@ Support supports(const QuantizeProblem& problem) {
   if (!on_cuda.ok()) return on_cuda;
   if (is_norm(problem.source)) return Support::no("norms need whole rows");
   if (format_info(problem.format).has_row_scale) return Support::no("row scales need whole rows");
+  if (problem.four_over_six.enabled) return Support::no("4-over-6 needs whole blocks in a thread");
   if (problem.format == FormatId::kFp8Block128x128) return Support::no("blocks span rows");
   return sm90_extents(problem);
 }

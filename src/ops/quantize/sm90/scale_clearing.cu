@@ -11,6 +11,11 @@ void clear_scale_images(const QuantizeParams& params, Stream stream) {
   }
 }
 
+void clear_row_scales(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
+  const auto rows = static_cast<size_t>(problem.batch * problem.rows);
+  clear_async(params.global_scale, rows * sizeof(float), stream);
+}
+
 Support sm90_extents(const QuantizeProblem& problem) {
   constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
   constexpr int64_t kMaxBatch = 65535;

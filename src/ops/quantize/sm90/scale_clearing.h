@@ -8,6 +8,9 @@ namespace narrowfloat {
 // Zeroes whole scale images, in stream order.
 void clear_scale_images(const QuantizeParams& params, Stream stream);
 
+// Zeroes the scales of all rows of a format that has them.
+void clear_row_scales(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream);
+
 // Extents that the kernels' indices hold.
 Support sm90_extents(const QuantizeProblem& problem);
 

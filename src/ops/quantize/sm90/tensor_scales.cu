@@ -81,7 +81,11 @@ __global__ void __launch_bounds__(kThreads)
   const auto slot = static_cast<uint32_t>(index);
   if constexpr (Format::kId == FormatId::kFp8Tensor) {
     const float stored = tensor_scale<Math>(params, slot).stored;
-    reinterpret_cast<float*>(params.scales.data)[index] = canonical_nan(stored);
+    for (const ScaleImages* images : {&params.scales, &params.extra_scales}) {
+      // The one layout of one scale is linear.
+      auto* scales = reinterpret_cast<float*>(images->data);
+      if (scales != nullptr) scales[index] = canonical_nan(stored);
+    }
   } else {
     const float encode = encode_scale<Format>(params, slot, index);
     params.global_scale[index] = canonical_nan(div_rn(1.0F, encode));

@@ -1,0 +1,120 @@
+// Rows of a norm as runs of 16 elements, and the sum of squares they need first (spec 6.12).
+//
+// The sum is the fixed tree of formats/rms_norm.h whatever the shape of the launch. A run is two of
+// its leaves; the 32 runs of a warp are one subtree, evaluated by shuffles between neighbours,
+// neighbours of neighbours and so on (a + b is b + a, so all lanes get its bits); the sums of all
+// warps lie in shared memory in the order of the row and are joined in the same way. Runs beyond
+// the row are +0, as the tree's absent leaves are.
+#pragma once
+
+#include "device/device_math.cuh"
+#include "device/elements.cuh"
+#include "device/ptx/prefetch.cuh"
+#include "device/reduce.cuh"
+#include "formats/rms_norm.h"
+#include "ops/quantize/sm90/row_sources.cuh"
+
+namespace narrowfloat {
+
+// Subtrees of a row, each of a warp's 32 runs of 16 elements.
+inline constexpr int kMaxNormSums = 1024;
+inline constexpr int64_t kMaxNormCols = int64_t{kMaxNormSums} * kWarpSize * 16;
+
+// The row (batch, row); flat_row = batch * rows + row.
+struct RowPlace {
+  uint32_t batch;
+  int32_t row;
+  int32_t flat_row;
+};
+
+__device__ inline const uint8_t* input_row(const QuantizeParams& params, const RowPlace& place) {
+  return params.input + place.batch * params.input_batch_stride +
+         int64_t{place.row} * params.input_row_stride;
+}
+
+template <class HalfType>
+struct NormRows {
+  using Half = HalfType;
+  using Elements = PackedElements<Half, 16>;
+  static constexpr bool kIsNorm = true;
+  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+
+  // What the norm is taken of. is_first: nobody has added the input into the residual yet.
+  __device__ static Elements load(const QuantizeParams& params, const RowPlace& place, uint32_t col,
+                                  bool is_first) {
+    const size_t offset = size_t{col} * sizeof(uint16_t);
+    // Its load has to wait until the registers are free.
+    if (is_first) prefetch_to_l2(params.vector + offset);
+    if (params.residual == nullptr) {
+      return load_elements<Elements>(input_row(params, place) + offset);
+    }
+    uint8_t* residual =
+        params.residual + int64_t{place.flat_row} * params.residual_row_stride + offset;
+    const auto r = load_written_elements<Elements>(residual);
+    if (!is_first) return r;
+    const auto h = sum(r, load_elements<Elements>(input_row(params, place) + offset));
+    store_elements(h, residual);
+    return h;
+  }
+
+  __device__ static Elements finish(const QuantizeParams& params, const Elements& h, uint32_t col,
+                                    float reciprocal_rms) {
+    const auto weight = load_elements<Elements>(params.vector + size_t{col} * sizeof(uint16_t));
+    Elements y;
+#pragma unroll
+    for (int i = 0; i < Elements::kWords; ++i) {
+      y.words[i] = Half::pack(rms_norm_element(h[2 * i], reciprocal_rms, weight[2 * i]),
+                              rms_norm_element(h[2 * i + 1], reciprocal_rms, weight[2 * i + 1]));
+    }
+    return y;
+  }
+
+ private:
+  __device__ static Elements sum(const Elements& a, const Elements& b) {
+    Elements result;
+#pragma unroll
+    for (int i = 0; i < Elements::kWords; ++i) {
+      result.words[i] = Half::pack(add_rn(a[2 * i], b[2 * i]), add_rn(a[2 * i + 1], b[2 * i + 1]));
+    }
+    return result;
+  }
+};
+
+// The two leaves of a run, joined.
+template <class Elements>
+__device__ inline float sum_of_squares(const Elements& h) {
+  static_assert(Elements::kSize == 16);
+  float leaves[2] = {0.0F, 0.0F};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    leaves[0] = fma_rn(h[i], h[i], leaves[0]);
+    leaves[1] = fma_rn(h[8 + i], h[8 + i], leaves[1]);
+  }
+  return add_rn(leaves[0], leaves[1]);
+}
+
+// The tree over one value a lane, from neighbours up. Every lane gets it.
+__device__ inline float warp_tree_sum(float value) {
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    value = add_rn(value, __shfl_xor_sync(kFullWarp, value, distance));
+  }
+  return value;
+}
+
+// The tree over sums[0 .. count), at most kMaxNormSums. Every thread gets it.
+__device__ inline float tree_of_sums(const float* sums, int count) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  float value = warp_tree_sum(lane < count ? sums[lane] : 0.0F);
+  if (count <= kWarpSize) return value;
+#pragma unroll 1
+  for (int group = 1; group * kWarpSize < count; ++group) {
+    const int i = group * kWarpSize + lane;
+    const float sum = warp_tree_sum(i < count ? sums[i] : 0.0F);
+    if (lane == group) value = sum;
+  }
+  const int groups = (count + kWarpSize - 1) / kWarpSize;
+  return warp_tree_sum(lane < groups ? value : 0.0F);
+}
+
+}  // namespace narrowfloat

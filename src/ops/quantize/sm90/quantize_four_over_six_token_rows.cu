@@ -1,0 +1,17 @@
+// The kernels of quantize_rows.cuh for nvfp4_per_token with 4-over-6.
+#include "ops/quantize/sm90/launch_rows.cuh"
+#include "ops/quantize/sm90/quantize_rows.h"
+
+namespace narrowfloat {
+
+void launch_quantize_four_over_six_token_rows(const QuantizeProblem& problem,
+                                              const QuantizeParams& params, Stream stream) {
+  visit_device_math(problem.math, [&]<class Math>() {
+    visit_row_source<Math>(problem, [&]<class Source>() {
+      launch_quantize_whole_rows<Nvfp4PerToken, Math, Source, FourOverSixRun>(problem, params,
+                                                                              stream);
+    });
+  });
+}
+
+}  // namespace narrowfloat

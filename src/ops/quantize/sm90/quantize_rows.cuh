@@ -1,0 +1,348 @@
+// sm90 quantizer by whole rows: NVFP4 per token, whose scale needs the maximum of its row; norms of
+// every format, which need the sum of a row's squares; 4-over-6, which needs whole blocks in a
+// thread.
+//
+//   row scale from max |y|, y = norm(row) or the row, then the format's blocks (spec 6.2, 6.12)
+//
+// A block of threads takes a row. Run r of 16 elements belongs to thread r % threads, so a warp
+// reads neighbouring memory. What its threads hold is a chunk of the row; it stays in registers
+// from its load to its codes: one pass over memory. Only rows of more than about 16384 elements
+// have more than one, in kernels of their own (is_long): chunks behind the first are loaded again
+// in every sweep, out of the L2 cache. Blocks of threads behind the rows zero the scale padding.
+//
+//   load | sum of squares | finish, maximum | scale, codes, stores      one barrier per statistic
+//
+// Bound by memory: NVFP4 from bf16 moves 2.56 bytes an element, a norm with residual 6.56.
+#pragma once
+
+#include <string_view>
+
+#include "ops/quantize/sm90/four_over_six.cuh"
+#include "ops/quantize/sm90/norm_rows.cuh"
+#include "ops/quantize/sm90/quantize_blocks.cuh"
+
+namespace narrowfloat {
+
+inline constexpr int kRowRun = 16;  // Elements of a run.
+
+struct QuantizeRowsConfig {
+  int runs;              // Of a thread, in registers.
+  int max_threads;       // Of a row.
+  int registers;         // Of a thread: what sets the number of rows in flight.
+  bool is_long = false;  // Rows may have several chunks.
+  bool four_over_six = false;
+};
+
+consteval bool is_valid(const QuantizeRowsConfig& config) {
+  return (config.runs == 1 || config.runs == 2) && config.max_threads % kWarpSize == 0 &&
+         config.max_threads <= 1024 && config.max_threads * config.registers <= 65536;
+}
+
+// Rows of a launch, of the flattened [batch * rows] or of the row list.
+struct QuantizeRowsGrid {
+  int64_t first_row;
+  uint32_t num_rows;
+  int num_chunks;
+  ScalePadding padding;
+  ScalePadding extra_padding;
+};
+
+// A source of row_sources.cuh, which needs nothing of the row.
+template <class Source>
+struct WholeRows {
+  using Elements = typename Source::template Elements<kRowRun>;
+  static constexpr bool kIsNorm = false;
+  static constexpr ScaleRule kScaleRule = Source::kScaleRule;
+
+  __device__ static Elements load(const QuantizeParams& params, const RowPlace& place, uint32_t col,
+                                  bool /*is_first*/) {
+    return Source::template load<kRowRun>(params, input_row(params, place), col, 1.0F);
+  }
+  __device__ static const Elements& finish(const QuantizeParams& /*params*/,
+                                           const Elements& elements, uint32_t /*col*/,
+                                           float /*factor*/) {
+    return elements;
+  }
+};
+
+template <bool kIsNorm>
+struct RowStorage {
+  float sums[kIsNorm ? kMaxNormSums : 1];
+  uint32_t maxima[kWarpSize];
+};
+
+// A thread's runs of one chunk.
+template <class Source, int kRuns>
+struct Chunk {
+  typename Source::Elements runs[kRuns];
+};
+
+template <int kRuns>
+__device__ inline uint32_t run_col(int chunk, int run) {
+  return (static_cast<uint32_t>(chunk * kRuns + run) * blockDim.x + threadIdx.x) * kRowRun;
+}
+
+template <class Source, int kRuns>
+__device__ inline Chunk<Source, kRuns> load_chunk(const QuantizeParams& params,
+                                                  const RowPlace& place, int index, bool is_first) {
+  Chunk<Source, kRuns> chunk{};
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const uint32_t col = run_col<kRuns>(index, i);
+    if (col < params.cols) chunk.runs[i] = Source::load(params, place, col, is_first);
+  }
+  return chunk;
+}
+
+// From what was loaded to the elements that are quantized.
+template <class Source, int kRuns>
+__device__ inline void finish_chunk(const QuantizeParams& params, int index, float factor,
+                                    Chunk<Source, kRuns>& chunk) {
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const uint32_t col = run_col<kRuns>(index, i);
+    if (col < params.cols) chunk.runs[i] = Source::finish(params, chunk.runs[i], col, factor);
+  }
+}
+
+// 1 / rms of the row whose first chunk is given; adds the input into the residual of all others.
+template <class Source, int kRuns>
+__device__ inline float row_reciprocal_rms(const QuantizeParams& params, const RowPlace& place,
+                                           const Chunk<Source, kRuns>& first, int num_chunks,
+                                           float* shared_sums) {
+  const int warps = static_cast<int>(blockDim.x) / kWarpSize;
+  const auto store_sums = [&](const Chunk<Source, kRuns>& chunk, int index) {
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const float sum = warp_tree_sum(sum_of_squares(chunk.runs[i]));
+      const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+      if (threadIdx.x % kWarpSize == 0) shared_sums[(index * kRuns + i) * warps + warp] = sum;
+    }
+  };
+  store_sums(first, 0);
+#pragma unroll 1
+  for (int index = 1; index < num_chunks; ++index) {
+    store_sums(load_chunk<Source, kRuns>(params, place, index, true), index);
+  }
+  __syncthreads();
+  const float sum = tree_of_sums(shared_sums, num_chunks * kRuns * warps);
+  return reciprocal_rms_of_sum(sum, params.cols, params.norm_eps);
+}
+
+// The largest number of a chunk as a bit pattern, 0 where there is none.
+template <class Source, int kRuns>
+__device__ inline uint32_t chunk_maximum(const Chunk<Source, kRuns>& chunk) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const uint32_t number = chunk.runs[i].max_number();
+    largest = max(largest, number > kInfinityBits ? 0U : number);
+  }
+  return largest;
+}
+
+// A thread's part of the maximum of the row whose first chunk is given, finished.
+template <class Source, int kRuns>
+__device__ inline uint32_t row_maximum(const QuantizeParams& params, const RowPlace& place,
+                                       const Chunk<Source, kRuns>& first, float factor,
+                                       int num_chunks) {
+  uint32_t largest = chunk_maximum(first);
+#pragma unroll 1
+  for (int index = 1; index < num_chunks; ++index) {
+    auto chunk = load_chunk<Source, kRuns>(params, place, index, false);
+    finish_chunk(params, index, factor, chunk);
+    largest = max(largest, chunk_maximum(chunk));
+  }
+  return largest;
+}
+
+template <class Source, int kRuns>
+__device__ inline void store_norm_output(const QuantizeParams& params, const RowPlace& place,
+                                         int index, const Chunk<Source, kRuns>& chunk) {
+  if (params.norm_output == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const uint32_t col = run_col<kRuns>(index, i);
+    if (col >= params.cols) continue;
+    store_elements(
+        chunk.runs[i],
+        params.norm_output + (int64_t{place.flat_row} * params.cols + col) * sizeof(uint16_t));
+  }
+}
+
+// What a row's blocks have in common.
+struct RowScaling {
+  ScalePair pair{};
+  float row_amax = 0.0F;    // Per token.
+  float multiplier = 0.0F;  // FP8 per tensor.
+  int32_t image_row = 0;
+};
+
+// Stores the scales of the row or tensor as well.
+template <BlockFormat Format, class Math>
+__device__ inline RowScaling scale_row(const QuantizeParams& params, const RowPlace& place,
+                                       uint32_t row_amax) {
+  RowScaling scaling;
+  scaling.image_row = place.row;
+  if constexpr (Format::kHasRowScale) {
+    scaling.row_amax = bits_float(row_amax);
+    const auto scale = Format::template row_scale<Math>(scaling.row_amax, params.base_decode_scale);
+    scaling.pair = scale.pair;
+    if (threadIdx.x == 0) params.global_scale[place.flat_row] = canonical_nan(scale.stored);
+  } else if constexpr (Format::kId == FormatId::kFp8Tensor) {
+    const BlockScale<float> scale = tensor_scale<Math>(params, place.batch);
+    scaling.multiplier = scale.multiplier;
+    if (threadIdx.x == 0 && place.row == 0 && params.has_fp8_decode_scale) {
+      store_scale(params.scales, place.batch, 0, 0, canonical_nan(scale.stored));
+      store_scale(params.extra_scales, place.batch, 0, 0, canonical_nan(scale.stored));
+    }
+  } else {
+    scaling.pair = row_pair<Format, Math>(params, place.batch, place.row);
+    scaling.image_row = static_cast<int32_t>(image_row(params, place.row));
+    if (threadIdx.x == 0) store_decode_scale<Format, Math>(params, place.batch, place.row);
+  }
+  return scaling;
+}
+
+// Codes of a run and the scale of its block, which is left alone for FP8 per tensor.
+template <BlockFormat Format, class Math, class Source, class Tuning>
+__device__ inline auto encode_run(const QuantizeParams& params, const RowScaling& scaling,
+                                  const typename Source::Elements& elements,
+                                  typename Format::Stored* stored) {
+  if constexpr (Format::kId == FormatId::kFp8Tensor) {
+    return encode_elements<Format, Math>(elements, 0.0F, scaling.multiplier);
+  } else if constexpr (Tuning::kConfig.four_over_six) {
+    const FourOverSixRow row =
+        four_over_six_row(params.four_over_six, scaling.pair, scaling.row_amax);
+    const FourOverSixCodes block = encode_four_over_six<Math, Format::kHasRowScale>(
+        elements, block_maximum<Format, 1>(elements), row);
+    *stored = block.stored;
+    return block.codes;
+  } else {
+    constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kRowRun;
+    const BlockMaximum maximum = block_maximum<Format, kLanes>(elements);
+    const auto scale =
+        scale_of_block<Format, Math, Source::kScaleRule>(maximum.amax, scaling.pair, params.rules);
+    *stored = canonical_scale(scale.stored);
+    return encode_elements<Format, Math>(elements, maximum.largest, scale.multiplier);
+  }
+}
+
+template <BlockFormat Format, class Math, class Source, class Tuning>
+__device__ inline void quantize_run(const QuantizeParams& params, const RowPlace& place,
+                                    const RowScaling& scaling,
+                                    const typename Source::Elements& elements, uint32_t col) {
+  using Stored = typename Format::Stored;
+  Stored stored{0};
+  const auto codes = encode_run<Format, Math, Source, Tuning>(params, scaling, elements, &stored);
+  if (col >= params.value_cols) return;
+  const bool is_pad = col >= params.cols;
+  store_codes(codes, params.values + int64_t{place.flat_row} * params.value_row_bytes +
+                         size_t{col} * Format::Element::kBits / 8);
+  if constexpr (Format::kId != FormatId::kFp8Tensor) {
+    constexpr auto kCols = static_cast<uint32_t>(Format::kBlockCols);
+    if (col % kCols == 0) {
+      const Stored scale = is_pad ? Stored{0} : stored;
+      store_scale(params.scales, place.batch, scaling.image_row, col / kCols, scale);
+      store_scale(params.extra_scales, place.batch, scaling.image_row, col / kCols, scale);
+    }
+  }
+}
+
+// A chunk; finished before for formats with row scales.
+template <BlockFormat Format, class Math, class Source, class Tuning>
+__device__ inline void quantize_chunk(const QuantizeParams& params, const RowPlace& place,
+                                      const RowScaling& scaling, int index, float factor,
+                                      Chunk<Source, Tuning::kConfig.runs>& chunk) {
+  constexpr int kRuns = Tuning::kConfig.runs;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const uint32_t col = run_col<kRuns>(index, i);
+    if constexpr (!Format::kHasRowScale) {
+      // Run by run, so that what finishing needs takes registers for one run only.
+      if (col < params.cols) chunk.runs[i] = Source::finish(params, chunk.runs[i], col, factor);
+    }
+    quantize_run<Format, Math, Source, Tuning>(params, place, scaling, chunk.runs[i], col);
+  }
+  if constexpr (Source::kIsNorm) store_norm_output(params, place, index, chunk);
+}
+
+// Scales of a row that does not count.
+template <BlockFormat Format>
+__device__ inline void store_zero_scales(const QuantizeParams& params, const RowPlace& place) {
+  using Stored = typename Format::Stored;
+  for (int64_t block = threadIdx.x; block < params.scales.extents.blocks; block += blockDim.x) {
+    store_scale(params.scales, place.batch, place.row, static_cast<uint32_t>(block), Stored{0});
+  }
+  if (Format::kHasRowScale && threadIdx.x == 0) params.global_scale[place.flat_row] = 0.0F;
+}
+
+// The row of a block of threads; row -1 for an entry of the list that names none.
+__device__ inline RowPlace place_of_row(const QuantizeParams& params,
+                                        const QuantizeRowsGrid& grid) {
+  if (params.row_list != nullptr) {
+    const int32_t row = params.row_list[grid.first_row + blockIdx.x];
+    return {0, row < params.rows ? row : -1, row};
+  }
+  const uint32_t index = static_cast<uint32_t>(grid.first_row) + blockIdx.x;
+  uint32_t batch = 0;
+  if (params.batch > 1) batch = params.rows_per_batch.quotient(index);
+  const auto row = static_cast<int32_t>(index - batch * static_cast<uint32_t>(params.rows));
+  return {batch, row, static_cast<int32_t>(index)};
+}
+
+__device__ inline void clear_padding_of_launch(const QuantizeParams& params,
+                                               const QuantizeRowsGrid& grid) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x - grid.num_rows) * blockDim.x + threadIdx.x;
+  const auto clear = [&](const ScaleImages& images, const ScalePadding& padding) {
+    const int64_t per_image = padding.per_image();
+    if (index >= per_image * params.batch) return;
+    const auto batch = static_cast<uint32_t>(index / per_image);
+    clear_padding(images, padding, batch, static_cast<uint32_t>(index - batch * per_image));
+  };
+  clear(params.scales, grid.padding);
+  clear(params.extra_scales, grid.extra_padding);
+}
+
+template <BlockFormat Format, class Math, class Source, class Tuning>
+__global__ void __maxnreg__(Tuning::kConfig.registers)
+    quantize_rows_kernel(const __grid_constant__ QuantizeParams params,
+                         const __grid_constant__ QuantizeRowsGrid grid) {
+  __shared__ RowStorage<Source::kIsNorm> shared_storage;
+  constexpr int kRuns = Tuning::kConfig.runs;
+  wait_for_previous_grids();
+  if (blockIdx.x >= grid.num_rows) return clear_padding_of_launch(params, grid);
+  const RowPlace place = place_of_row(params, grid);
+  if (place.row < 0) return;
+  if constexpr (!Source::kIsNorm) {
+    if (place.row >= valid_rows(params, place.batch)) {
+      return store_zero_scales<Format>(params, place);
+    }
+  }
+
+  // A constant where there is one: a loop costs ten registers even if it never runs twice.
+  const int num_chunks = Tuning::kConfig.is_long ? grid.num_chunks : 1;
+  auto chunk = load_chunk<Source, kRuns>(params, place, 0, true);
+  allow_next_grid();
+  float factor = 1.0F;
+  if constexpr (Source::kIsNorm) {
+    factor =
+        row_reciprocal_rms<Source, kRuns>(params, place, chunk, num_chunks, shared_storage.sums);
+  }
+  uint32_t row_amax = 0;
+  if constexpr (Format::kHasRowScale) {
+    finish_chunk(params, 0, factor, chunk);
+    row_amax = row_maximum<Source, kRuns>(params, place, chunk, factor, num_chunks);
+    row_amax = block_max(row_amax, shared_storage.maxima);
+  }
+  const RowScaling scaling = scale_row<Format, Math>(params, place, row_amax);
+#pragma unroll 1
+  for (int index = 0;;) {
+    quantize_chunk<Format, Math, Source, Tuning>(params, place, scaling, index, factor, chunk);
+    if (++index == num_chunks) return;
+    chunk = load_chunk<Source, kRuns>(params, place, index, false);
+    if constexpr (Format::kHasRowScale) finish_chunk(params, index, factor, chunk);
+  }
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,43 @@
+// Launchers of the kernels in quantize_rows.cuh and of the kernel before them, by what they do.
+#pragma once
+
+#include "ops/quantize/sm90/quantize_params.h"
+
+namespace narrowfloat {
+
+// NVFP4 per token from all sources but norms.
+void launch_quantize_token_rows(const QuantizeProblem& problem, const QuantizeParams& params,
+                                Stream stream);
+// Norms into formats with blocks inside a row.
+void launch_quantize_norm_rows_fp4(const QuantizeProblem& problem, const QuantizeParams& params,
+                                   Stream stream);
+void launch_quantize_norm_rows_fp8(const QuantizeProblem& problem, const QuantizeParams& params,
+                                   Stream stream);
+// NVFP4 and NVFP4 per token with 4-over-6, from all sources.
+void launch_quantize_four_over_six(const QuantizeProblem& problem, const QuantizeParams& params,
+                                   Stream stream);
+void launch_quantize_four_over_six_token_rows(const QuantizeProblem& problem,
+                                              const QuantizeParams& params, Stream stream);
+
+// Columns of FP8's two-dimensional blocks.
+inline constexpr int kTileCols = 128;
+
+// What a norm's rows leave for a second kernel.
+struct NormRowsResult {
+  // Of the tensor's or the batches' maxima, cleared before; null: none are wanted.
+  float* amax_slots = nullptr;
+  int64_t slots_per_batch = 0;  // 0: one slot for all.
+  // 1 / rms into the first four bytes of each 128 columns of the values.
+  bool stores_reciprocal_rms = false;
+};
+
+// Everything of a norm but its quantization: adds the residual, stores the norm output.
+void launch_prepare_norm_rows(const QuantizeProblem& problem, const QuantizeParams& params,
+                              const NormRowsResult& result, Stream stream);
+// What is left for the second kernel: the norm of the residual, or of the input.
+QuantizeParams after_prepare_norm_rows(const QuantizeParams& params);
+
+// Conditions of the kernels.
+Support norm_extents(const QuantizeProblem& problem);
+
+}  // namespace narrowfloat
