@@ -102,21 +102,6 @@ __device__ inline Elements load_elements(const void* address) {
   return elements;
 }
 
-// As load_elements, from memory that the same kernel may write.
-template <class Elements>
-__device__ inline Elements load_written_elements(const void* address) {
-  Elements elements;
-#pragma unroll
-  for (int i = 0; i < Elements::kBytes / 16; ++i) {
-    const uint4 part = static_cast<const uint4*>(address)[i];
-    elements.words[4 * i] = part.x;
-    elements.words[4 * i + 1] = part.y;
-    elements.words[4 * i + 2] = part.z;
-    elements.words[4 * i + 3] = part.w;
-  }
-  return elements;
-}
-
 template <class Elements>
 __device__ inline void store_elements(const Elements& elements, void* address) {
 #pragma unroll

@@ -39,22 +39,34 @@ struct NormRows {
   static constexpr bool kIsNorm = true;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 
-  // What the norm is taken of. is_first: nobody has added the input into the residual yet.
-  __device__ static Elements load(const QuantizeParams& params, const RowPlace& place, uint32_t col,
-                                  bool is_first) {
+  // What the norm is taken of: the residual where there is one, to which add_input() belongs.
+  __device__ static Elements load(const QuantizeParams& params, const RowPlace& place,
+                                  uint32_t col) {
     const size_t offset = size_t{col} * sizeof(uint16_t);
     // Its load has to wait until the registers are free.
-    if (is_first) prefetch_to_l2(params.vector + offset);
-    if (params.residual == nullptr) {
-      return load_elements<Elements>(input_row(params, place) + offset);
+    prefetch_to_l2(params.vector + offset);
+    return load_elements<Elements>(row_of_norm(params, place) + offset);
+  }
+
+  // Adds the input into the residual: of runs that were loaded already, so that all loads are on
+  // their way before the first store.
+  template <int kRuns>
+  __device__ static void add_input(const QuantizeParams& params, const RowPlace& place,
+                                   const uint32_t (&cols)[kRuns], Elements (&runs)[kRuns]) {
+    if (params.residual == nullptr) return;
+    Elements input[kRuns];
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      if (cols[i] >= params.cols) continue;
+      input[i] =
+          load_elements<Elements>(input_row(params, place) + size_t{cols[i]} * sizeof(uint16_t));
     }
-    uint8_t* residual =
-        params.residual + int64_t{place.flat_row} * params.residual_row_stride + offset;
-    const auto r = load_written_elements<Elements>(residual);
-    if (!is_first) return r;
-    const auto h = sum(r, load_elements<Elements>(input_row(params, place) + offset));
-    store_elements(h, residual);
-    return h;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      if (cols[i] >= params.cols) continue;
+      runs[i] = sum(runs[i], input[i]);
+      store_elements(runs[i], residual_row(params, place) + size_t{cols[i]} * sizeof(uint16_t));
+    }
   }
 
   __device__ static Elements finish(const QuantizeParams& params, const Elements& h, uint32_t col,
@@ -70,6 +82,13 @@ struct NormRows {
   }
 
  private:
+  __device__ static uint8_t* residual_row(const QuantizeParams& params, const RowPlace& place) {
+    return params.residual + int64_t{place.flat_row} * params.residual_row_stride;
+  }
+  __device__ static const uint8_t* row_of_norm(const QuantizeParams& params,
+                                               const RowPlace& place) {
+    return params.residual != nullptr ? residual_row(params, place) : input_row(params, place);
+  }
   __device__ static Elements sum(const Elements& a, const Elements& b) {
     Elements result;
 #pragma unroll

@@ -54,8 +54,8 @@ struct WholeRows {
   static constexpr bool kIsNorm = false;
   static constexpr ScaleRule kScaleRule = Source::kScaleRule;
 
-  __device__ static Elements load(const QuantizeParams& params, const RowPlace& place, uint32_t col,
-                                  bool /*is_first*/) {
+  __device__ static Elements load(const QuantizeParams& params, const RowPlace& place,
+                                  uint32_t col) {
     return Source::template load<kRowRun>(params, input_row(params, place), col, 1.0F);
   }
   __device__ static const Elements& finish(const QuantizeParams& /*params*/,
@@ -82,14 +82,19 @@ __device__ inline uint32_t run_col(int chunk, int run) {
   return (static_cast<uint32_t>(chunk * kRuns + run) * blockDim.x + threadIdx.x) * kRowRun;
 }
 
+// is_first: the input has not been added into the residual of this chunk.
 template <class Source, int kRuns>
 __device__ inline Chunk<Source, kRuns> load_chunk(const QuantizeParams& params,
                                                   const RowPlace& place, int index, bool is_first) {
   Chunk<Source, kRuns> chunk{};
+  uint32_t cols[kRuns];
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
-    const uint32_t col = run_col<kRuns>(index, i);
-    if (col < params.cols) chunk.runs[i] = Source::load(params, place, col, is_first);
+    cols[i] = run_col<kRuns>(index, i);
+    if (cols[i] < params.cols) chunk.runs[i] = Source::load(params, place, cols[i]);
+  }
+  if constexpr (Source::kIsNorm) {
+    if (is_first) Source::add_input(params, place, cols, chunk.runs);
   }
   return chunk;
 }
