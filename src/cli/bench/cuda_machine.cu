@@ -55,6 +55,7 @@ MachineFacts facts_of(int index) {
   facts.num_units = properties.multiProcessorCount;
   facts.max_clock_mhz = attribute(index, cudaDevAttrClockRate) / 1000;
   facts.cache_bytes = static_cast<uint64_t>(properties.l2CacheSize);
+  facts.stream_bytes = 512U << 20U;
   facts.memory_bytes = properties.totalGlobalMem;
   facts.has_programmatic_launch = properties.major >= 9;
   return facts;
@@ -180,6 +181,14 @@ class CudaMachine : public Machine {
     return differs == 0;
   }
 
+  [[nodiscard]] std::vector<TrafficShape> traffic_shapes(const Traffic& traffic) const override {
+    constexpr uint64_t kSmallBytes = 1U << 20U;
+    constexpr uint64_t kLargeBytes = 64U << 20U;
+    const uint64_t size_bytes = traffic.read_bytes + traffic.write_bytes;
+    if (size_bytes < kSmallBytes) return {{128, 1}, {256, 1}};
+    if (size_bytes < kLargeBytes) return {{128, 1}, {256, 1}, {256, 2}};
+    return {{256, 2}, {256, 4}, {512, 2}};
+  }
   void queue_traffic(const Traffic& traffic, const TrafficShape& shape, Stream stream) override {
     queue_traffic_kernel(traffic, shape, stream);
   }

@@ -62,6 +62,7 @@ class HostMachine : public Machine {
     facts_.name = cpu_info().model;
     facts_.num_units = num_threads();
     facts_.cache_bytes = kCacheBytes;
+    facts_.stream_bytes = kCacheBytes;
     facts_.memory_bytes = available_memory_bytes();
   }
   ~HostMachine() override { release(); }
@@ -101,6 +102,10 @@ class HostMachine : public Machine {
     return std::memcmp(a, b, size_bytes) == 0;
   }
 
+  [[nodiscard]] std::vector<TrafficShape> traffic_shapes(
+      const Traffic& /*traffic*/) const override {
+    return {TrafficShape{}};
+  }
   // As much as possible is copied; what one side has more is only read or only set.
   void queue_traffic(const Traffic& traffic, const TrafficShape& /*shape*/,
                      Stream /*stream*/) override {

@@ -18,21 +18,13 @@ double quantile(const std::vector<double>& sorted, double fraction) {
 }  // namespace
 
 CallTime call_time(std::vector<double> us_per_call, int64_t calls) {
+  if (us_per_call.empty()) return {};
   std::sort(us_per_call.begin(), us_per_call.end());
   return {.median_us = quantile(us_per_call, 0.5),
           .p10_us = quantile(us_per_call, 0.1),
           .p90_us = quantile(us_per_call, 0.9),
           .calls = calls,
           .replays = static_cast<int>(us_per_call.size())};
-}
-
-std::vector<TrafficShape> traffic_shapes(const Traffic& traffic) {
-  constexpr uint64_t kSmallBytes = 1U << 20U;
-  constexpr uint64_t kLargeBytes = 64U << 20U;
-  const uint64_t size = traffic.read_bytes + traffic.write_bytes;
-  if (size < kSmallBytes) return {{128, 1}, {256, 1}};
-  if (size < kLargeBytes) return {{128, 1}, {256, 1}, {256, 2}};
-  return {{256, 2}, {256, 4}};
 }
 
 }  // namespace narrowfloat::cli

@@ -21,7 +21,8 @@ struct MachineFacts {
   std::string cuda_runtime;
   int num_units = 0;  // Streaming multiprocessors, or threads.
   int max_clock_mhz = 0;
-  uint64_t cache_bytes = 0;  // What buffers must exceed to come from memory.
+  uint64_t cache_bytes = 0;   // What buffers must exceed to come from memory.
+  uint64_t stream_bytes = 0;  // Of a buffer that rates are measured with: start and end are little.
   uint64_t memory_bytes = 0;
   bool has_programmatic_launch = false;
 };
@@ -34,13 +35,11 @@ struct Traffic {
   uint64_t write_bytes = 0;
 };
 
-// Kernels that move traffic differ in how much a block of threads does. Which one is fastest
-// depends on the size, so all that may be are timed.
+// How much a block of threads does in a kernel that moves traffic.
 struct TrafficShape {
   int threads = 256;
   int vectors = 1;  // 16-byte accesses of a thread: 1, 2 or 4.
 };
-std::vector<TrafficShape> traffic_shapes(const Traffic& traffic);
 
 // Queues call `call_idx`.
 using QueuedCall = std::function<void(int64_t call_idx, Stream stream)>;
@@ -59,6 +58,7 @@ struct CallTime {
   int64_t calls = 0;
   int replays = 0;
 };
+// Of replays, in any order; zeros without one.
 CallTime call_time(std::vector<double> us_per_call, int64_t calls);
 
 class Machine {
@@ -84,6 +84,8 @@ class Machine {
   // Sizes are multiples of 16.
   virtual bool is_equal(const std::byte* a, const std::byte* b, uint64_t size_bytes) = 0;
 
+  // Which shape is fastest depends on the size: all that may be, to be timed.
+  [[nodiscard]] virtual std::vector<TrafficShape> traffic_shapes(const Traffic& traffic) const = 0;
   virtual void queue_traffic(const Traffic& traffic, const TrafficShape& shape, Stream stream) = 0;
   // The machine's own way to copy.
   virtual void queue_copy(std::byte* to, const std::byte* from, uint64_t size_bytes,

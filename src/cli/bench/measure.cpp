@@ -45,14 +45,21 @@ void put(Machine& machine, const WorkBuffer& buffer, std::byte* to) {
   }
 }
 
-double best_traffic_us(Machine& machine, const std::vector<TrafficShape>& shapes,
-                       const ReplayPlan& plan,
+// The best shape's time. `second_read_bytes`: read once more, by a kernel of its own, before.
+double best_traffic_us(Machine& machine, const ReplayPlan& plan, uint64_t second_read_bytes,
                        const std::function<Traffic(int64_t call_idx)>& traffic) {
   double best = 0;
-  for (const TrafficShape& shape : shapes) {
-    const CallTime time = machine.time_calls(
-        [&](int64_t i, Stream stream) { machine.queue_traffic(traffic(i), shape, stream); }, plan);
-    if (best == 0 || time.median_us < best) best = time.median_us;
+  for (const TrafficShape& shape : machine.traffic_shapes(traffic(0))) {
+    const auto call = [&](int64_t i, Stream stream) {
+      const Traffic once = traffic(i);
+      if (second_read_bytes > 0) {
+        const Traffic read{.from = once.from, .read_bytes = second_read_bytes, .to = once.to};
+        machine.queue_traffic(read, shape, stream);
+      }
+      machine.queue_traffic(once, shape, stream);
+    };
+    const double median_us = machine.time_calls(call, plan).median_us;
+    if (best == 0 || median_us < best) best = median_us;
   }
   return best;
 }
@@ -77,24 +84,23 @@ struct Measurement::Place {
   }
 };
 
-MachineRates measure_rates(Machine& machine) {
-  const uint64_t part = std::max<uint64_t>(machine.facts().cache_bytes, 1U << 20U) * 2 / 16 * 16;
-  constexpr int64_t kParts = 6;
+MachineRates measure_rates(Machine& machine, int replays) {
+  const uint64_t part = machine.facts().stream_bytes;
+  constexpr int64_t kParts = 4;
   std::byte* const memory = machine.reserve(part * kParts);
   machine.fill_bytes(memory, 1, part * kParts);
   const auto at = [&](int64_t i) { return memory + static_cast<uint64_t>(i % kParts) * part; };
-  const ReplayPlan plan{.calls = 2 * kParts, .replays = 5};
-  const std::vector<TrafficShape> shapes = {{256, 2}, {256, 4}, {512, 2}};
+  const ReplayPlan plan{.calls = kParts, .replays = replays};
   const auto rate = [](uint64_t size_bytes, double us) {
     return us > 0 ? static_cast<double>(size_bytes) / us / 1e3 : 0;
   };
-  MachineRates rates;
   const auto traffic_rate = [&](uint64_t reads, uint64_t writes) {
-    const double us = best_traffic_us(machine, shapes, plan, [&](int64_t i) {
+    const double us = best_traffic_us(machine, plan, 0, [&](int64_t i) {
       return Traffic{.from = at(i), .read_bytes = reads, .to = at(i + 1), .write_bytes = writes};
     });
     return rate(reads + writes, us);
   };
+  MachineRates rates;
   rates.kernel_copy_gb_per_s = traffic_rate(part, part);
   rates.read_gb_per_s = traffic_rate(part, 0);
   rates.mixed_gb_per_s = traffic_rate(part, part / 2);
@@ -260,20 +266,7 @@ double Measurement::memory_only_us(const Work& work, const Place& place, bool is
                    .to = place.outputs(set),
                    .write_bytes = work.write_bytes};
   };
-  double best = 0;
-  for (const TrafficShape& shape : traffic_shapes(traffic(0))) {
-    const auto call = [&](int64_t i, Stream stream) {
-      const Traffic once = traffic(i);
-      if (work.second_read_bytes > 0) {
-        const Traffic reads{.from = once.from, .read_bytes = work.second_read_bytes, .to = once.to};
-        machine_.queue_traffic(reads, shape, stream);
-      }
-      machine_.queue_traffic(once, shape, stream);
-    };
-    const double median = machine_.time_calls(call, plan).median_us;
-    if (best == 0 || median < best) best = median;
-  }
-  return memory_only_[key] = best;
+  return memory_only_[key] = best_traffic_us(machine_, plan, work.second_read_bytes, traffic);
 }
 
 SweepResult Measurement::measure_work(const Work& work) {

@@ -24,7 +24,7 @@ struct MachineRates {
   double read_gb_per_s = 0;
   double mixed_gb_per_s = 0;  // Two reads for a write.
 };
-MachineRates measure_rates(Machine& machine);
+MachineRates measure_rates(Machine& machine, int replays);
 
 struct SweepResult {
   std::string implementation;

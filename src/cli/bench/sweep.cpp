@@ -31,7 +31,7 @@ ExitCode run_sweep(const BenchArguments& arguments) {
   set_num_threads(arguments.num_threads);
   const std::vector<SweepCase> planned = cases_of(arguments);
   const std::unique_ptr<Machine> machine = open_machine(*arguments.sweep.device);
-  const MachineRates rates = measure_rates(*machine);
+  const MachineRates rates = measure_rates(*machine, arguments.sweep.replays);
   const bool has_progress = stderr_is_terminal() && !arguments.output.is_quiet;
   Measurement measurement(*machine, arguments.sweep, rates);
   std::vector<Measured> cases;

@@ -1,0 +1,401 @@
+#!/usr/bin/env python3
+"""Tables and plots from the documents that `narrowfloat bench --json` and bench/peers write.
+
+    bench/report.py RESULTS                        print the tables with targets and peers
+    bench/report.py RESULTS --all                  print every table
+    bench/report.py RESULTS --into docs/benchmarks.md --plots docs/images/benchmarks
+                                                   write all tables between the page's two marks, and
+                                                   the plots (needs matplotlib)
+
+RESULTS is a folder of *.json, or files.  Where a case was measured twice, the file later in the
+alphabet counts.  Times are medians in microseconds, as in the documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+SCHEMA_VERSION = 1
+COMMANDS = ("bench", "bench peers")
+# What tells cases apart; everything else is measured.
+IDENTITY = ("op", "format", "layout", "math", "dtype", "source", "encode_scale", "four_over_six",
+            "rows", "cols", "tokens", "top_k", "experts", "tile", "input", "maps")
+BEGIN, END = "<!-- bench/report.py: begin -->", "<!-- bench/report.py: end -->"
+TARGETS = Path(__file__).parent / "targets" / "h100.json"
+
+FORMATS = ("nvfp4", "nvfp4_per_token", "mxfp4", "mxfp8", "fp8_1x128", "fp8_128x128", "fp8_tensor")
+# Fields that a section does not vary; a section's own filter comes on top.
+COMMON = {"math": "exact", "dtype": "BF16", "source": "plain", "four_over_six": False,
+          "encode_scale": ("given", None), "l2": "cold"}
+
+Case = dict
+Rows = list[list[str]]
+
+
+class Results:
+    """The cases of all documents; a case knows its document's machine and rates."""
+
+    def __init__(self, documents: Iterable[dict]):
+        self.documents = list(documents)
+        cases: dict[tuple, Case] = {}
+        for document in self.documents:
+            for case in document["cases"]:
+                full = {**{key: None for key in IDENTITY}, **case,
+                        "peer": case.get("peer"), "l2": document["l2"],
+                        "rates": document.get("rates", {})}
+                cases[tuple(full[key] for key in (*IDENTITY, "peer", "l2"))] = full
+        self.cases = list(cases.values())
+
+    @property
+    def machine(self) -> dict:
+        return next(d["machine"] for d in self.documents if d["command"] == "bench")
+
+    @property
+    def rates(self) -> dict:
+        return next(d["rates"] for d in self.documents if d["command"] == "bench")
+
+    @property
+    def commits(self) -> list[str]:
+        return sorted({d.get("commit", "") for d in self.documents} - {""})
+
+    def select(self, wanted: dict, peer: str | None = None) -> list[Case]:
+        """The cases whose fields have the wanted values (a tuple or list: one of them)."""
+        def fits(case: Case) -> bool:
+            return case["peer"] == peer and all(
+                case[key] in value if isinstance(value, (tuple, list)) else case[key] == value
+                for key, value in wanted.items())
+        return [case for case in self.cases if fits(case)]
+
+    def one(self, wanted: dict, peer: str | None = None) -> Case | None:
+        found = self.select(wanted, peer)
+        return found[-1] if found else None
+
+    def peers(self, wanted: dict) -> list[str]:
+        names = {case["peer"] for case in self.cases} - {None}
+        return sorted(name for name in names if self.select(wanted, name))
+
+
+def load(paths: list[Path]) -> Results:
+    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir()
+                                                 else [path])]
+    documents = []
+    for file in files:
+        try:
+            document = json.loads(file.read_text())
+        except json.JSONDecodeError as error:
+            raise SystemExit(f"report: {file}: not JSON: {error}") from error
+        if document.get("command") not in COMMANDS:
+            raise SystemExit(f"report: {file}: expected a document of one of {COMMANDS}")
+        if document.get("schema_version") != SCHEMA_VERSION:
+            raise SystemExit(f"report: {file}: expected schema_version {SCHEMA_VERSION}")
+        if "machine" in document:  # `bench` without --device has none.
+            documents.append(document)
+    if not any(document["command"] == "bench" for document in documents):
+        raise SystemExit(f"report: no document of `narrowfloat bench --device ... --json` in "
+                         f"{', '.join(map(str, paths))}")
+    return Results(documents)
+
+
+# ---- Cells ------------------------------------------------------------------------------------
+
+
+def us(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+
+def median(case: Case | None, edges: str) -> float | None:
+    if case is None or not case["correct"] or not case.get(edges):
+        return None
+    return case[edges]["median_us"]
+
+
+def best(case: Case | None) -> float | None:
+    """Programmatic edges where they were measured."""
+    programmatic = median(case, "programmatic")
+    return median(case, "plain") if programmatic is None else programmatic
+
+
+def pair(first: float | None, second: float | None) -> str:
+    return "-" if first is None and second is None else f"{us(first)} / {us(second)}"
+
+
+def cell(case: Case | None) -> str:
+    """ "25.9 (98 %)": microseconds, share of the device's copy rate."""
+    if case is None:
+        return "-"
+    if not case["correct"]:
+        return "unsupported" if not case.get("checked_with") else "WRONG"
+    return f"{us(best(case))} ({case['percent_of_copy']:.0f} %)"
+
+
+def table(heads: list[str], rows: Rows) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+# ---- Tables with targets -------------------------------------------------------------------------
+
+
+def verdict(time: float | None, target: float) -> str:
+    if time is None:
+        return "-"
+    if time <= target:
+        return "met"
+    return f"+{us(time - target)} (+{100 * (time / target - 1):.1f} %)"
+
+
+def target_row(results: Results, group: dict, row: dict, peers: list[str]) -> list[str]:
+    wanted = {**group["select"], **row["select"], "l2": "cold"}
+    case = results.one(wanted)
+    known = row.get("peers", [None] * len(group["peers"]))
+    measured = [us(median(results.one(wanted, peer), "plain")) for peer in peers]
+    if case is None:
+        memory_only, floor, ours, error = "-", "-", "-", "not measured"
+    else:
+        memory_only = pair(case["memory_only_us"], case["memory_only_programmatic_us"])
+        floor = us(case["floor_us"])
+        ours = pair(median(case, "plain"), median(case, "programmatic"))
+        error = verdict(best(case), row["target_us"]) if case["correct"] else cell(case)
+    return [row["name"], floor, memory_only, *(us(value) for value in known), *measured, ours,
+            us(row["target_us"]), error]
+
+
+def target_tables(results: Results, targets: dict) -> str:
+    text = ""
+    for group in targets["tables"]:
+        peers = results.peers({**group["select"], "l2": "cold"})
+        heads = ["case", "bytes / copy", "memory only, plain / PDL",
+                 *(f"{peer} (published)" for peer in group["peers"]),
+                 *(f"{peer} (this run)" for peer in peers),
+                 "narrowfloat, plain / PDL", "target", "result"]
+        rows = [target_row(results, group, row, peers) for row in group["rows"]]
+        text += f"### {group['title']}\n\n{group['about']}\n\n{table(heads, rows)}\n"
+    return text
+
+
+# ---- Sweeps --------------------------------------------------------------------------------------
+
+
+def pivot(cases: list[Case], row_of: Callable[[Case], tuple], column_of: Callable[[Case], int],
+          corner: str, unit: str) -> str:
+    columns = sorted({column_of(case) for case in cases})
+    lines: dict[tuple, dict[int, Case]] = {}
+    for case in cases:
+        lines.setdefault(row_of(case), {})[column_of(case)] = case
+    rows = [[" ".join(str(part) for part in line), *(cell(found.get(c)) for c in columns)]
+            for line, found in lines.items()]
+    return table([corner, *(f"{unit}{column}" for column in columns)], rows)
+
+
+def order(case: Case) -> tuple:
+    format_rank = FORMATS.index(case["format"]) if case["format"] in FORMATS else -1
+    return (str(case["op"]), str(case["source"]), format_rank, str(case["layout"]),
+            case["cols"] or 0)
+
+
+def by_format(case: Case) -> tuple:
+    return (case["format"], case["layout"])
+
+
+SECTIONS = [
+    ("Quantize, K = 7168", {"op": "quantize", "cols": 7168}, by_format),
+    ("Quantize, fp16 input, K = 7168", {"op": "quantize", "cols": 7168, "dtype": "F16"}, by_format),
+    ("Quantize, `fast` mode, K = 7168", {"op": "quantize", "cols": 7168, "math": "fast"},
+     by_format),
+    ("Quantize, scale computed from the maximum, K = 7168",
+     {"op": "quantize", "cols": 7168, "encode_scale": "amax"}, by_format),
+    ("Quantize, 4-over-6, K = 7168", {"op": "quantize", "cols": 7168, "four_over_six": True},
+     by_format),
+    ("Quantize, other K", {"op": "quantize", "cols": (1536, 2048, 2880, 4096, 16384)},
+     lambda case: (case["format"], case["layout"], f"K={case['cols']}")),
+    ("Fused with quantization, K = 7168",
+     {"op": "quantize", "cols": 7168, "source": ("silu_mul", "smooth", "rmsnorm", "add_rmsnorm")},
+     lambda case: (case["source"], case["format"], case["layout"])),
+    ("Dequantize, K = 7168", {"op": "dequantize", "cols": 7168}, by_format),
+    ("Dequantize to fp16, K = 7168", {"op": "dequantize", "cols": 7168, "dtype": "F16"}, by_format),
+    ("Dequantize, other K", {"op": "dequantize", "cols": (1536, 2048, 2880, 4096, 16384)},
+     lambda case: (case["format"], case["layout"], f"K={case['cols']}")),
+    ("Maxima", {"op": ("amax", "row_amax")}, lambda case: (case["op"], f"K={case['cols']}")),
+    ("Relayout of scales, K = 7168", {"op": "relayout", "cols": 7168}, by_format),
+]
+
+
+def sweep_tables(results: Results) -> str:
+    text = ""
+    for title, wanted, row_of in SECTIONS:
+        cases = sorted(results.select({**COMMON, **wanted}), key=order)
+        if cases:
+            text += f"### {title}\n\n{pivot(cases, row_of, lambda c: c['rows'], '', 'M=')}\n"
+    cases = sorted(results.select({"op": "activation", "l2": "cold"}), key=lambda c: c["tokens"])
+    if cases:
+        by_input = pivot(cases, lambda c: (c["input"], "maps:", c["maps"]), lambda c: c["tokens"],
+                         "input", "T=")
+        text += f"### Block-FP8 activation\n\n{by_input}\n"
+    return text
+
+
+def peer_table(results: Results) -> str:
+    rows = []
+    for case in sorted((c for c in results.cases if c["peer"]), key=order):
+        ours = results.one({key: case[key] for key in (*IDENTITY, "l2") if key != "maps"})
+        theirs, mine = median(case, "plain"), median(ours, "plain")
+        size = f"T={case['tokens']}" if case["tokens"] else f"{case['rows']}x{case['cols']}"
+        rows.append([str(case["format"] or case["op"]), size, case["peer"], us(theirs),
+                     pair(mine, median(ours, "programmatic")),
+                     f"{theirs / mine:.2f}" if theirs and mine else "-",
+                     case["note"] if case["correct"] else f"WRONG: {case['message']}"])
+    heads = ["case", "size", "peer", "peer, plain us", "narrowfloat, plain / PDL us",
+             "peer / narrowfloat, both plain", "peer's result"]
+    return f"### Peers, same run\n\n{table(heads, rows)}\n" if rows else ""
+
+
+def machine_text(results: Results) -> str:
+    machine, rates = results.machine, results.rates
+    commits = ", ".join(results.commits)
+    return (f"{machine['name']}, driver {machine['driver']}, CUDA {machine['cuda_runtime']}"
+            f"{f', commit {commits}' if commits else ''}. Device copy {rates['copy_gb_per_s']:.0f} "
+            f"GB/s, two reads for a write {rates['read_2_write_1_gb_per_s']:.0f} GB/s, read only "
+            f"{rates['read_gb_per_s']:.0f} GB/s, in the same run.\n\n")
+
+
+def summary(results: Results) -> str:
+    cases = [case for case in results.cases if not case["peer"]]
+    wrong = [case for case in cases if not case["correct"]]
+    text = f"{len(cases)} cases, {len(cases) - len(wrong)} with the right bytes.\n\n"
+    for case in wrong[:20]:
+        name = " ".join(str(case[key]) for key in IDENTITY if case[key] not in (None, False))
+        text += f"- {name}: {case['message']}\n"
+    return text + ("\n" if wrong else "")
+
+
+def report(results: Results, targets: dict, everything: bool) -> str:
+    text = machine_text(results) + summary(results)
+    if results.machine["name"] == targets["device"]:
+        text += target_tables(results, targets)
+    else:
+        text += f"No targets: they are for {targets['device']}.\n\n"
+    if everything:
+        text += sweep_tables(results)
+    return text + peer_table(results)
+
+
+# ---- Plots ---------------------------------------------------------------------------------------
+
+
+def plot_bandwidth(plt, results: Results, op: str, path: Path) -> bool:
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    drawn = False
+    for name in FORMATS:
+        cases = results.select({**COMMON, "op": op, "format": name, "cols": 7168,
+                                "layout": ("linear", "mn_major")})
+        points = {case["rows"]: case["gb_per_s"] for case in cases if best(case)}
+        if points:
+            drawn = True
+            axes.plot(sorted(points), [points[m] for m in sorted(points)], marker="o", label=name)
+    axes.axhline(results.rates["copy_gb_per_s"], color="black", linestyle="--", linewidth=1,
+                 label="device copy")
+    axes.set(xscale="log", xlabel="rows (K = 7168)", ylabel="GB/s read and written",
+             title=f"{op}, {results.machine['name']}", ylim=(0, None))
+    axes.set_xscale("log", base=2)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return save(plt, figure, path) if drawn else close(plt, figure)
+
+
+def plot_ratios(plt, results: Results, path: Path) -> bool:
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    lines: dict[str, dict[int, float]] = {}
+    for case in (c for c in results.cases if c["peer"]):
+        ours = results.one({key: case[key] for key in (*IDENTITY, "l2") if key != "maps"})
+        theirs, mine = median(case, "plain"), median(ours, "plain")
+        if theirs and mine:
+            name = f"{case['format'] or case['op']}: {case['peer']}"
+            lines.setdefault(name, {})[case["rows"] or case["tokens"]] = theirs / mine
+    for name, points in sorted(lines.items()):
+        axes.plot(sorted(points), [points[m] for m in sorted(points)], marker="o", label=name)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set(xlabel="rows or tokens", ylabel="time of the peer / time of narrowfloat",
+             title=f"Peers, plain graph edges, {results.machine['name']}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.grid(alpha=0.3, which="both")
+    if lines:
+        axes.legend(fontsize=8)
+    return save(plt, figure, path) if lines else close(plt, figure)
+
+
+def close(plt, figure) -> bool:
+    plt.close(figure)
+    return False
+
+
+def save(plt, figure, path: Path) -> bool:
+    figure.tight_layout()
+    for suffix in (".svg", ".png"):
+        # No date: the same results give the same file.
+        metadata = {"Date": None} if suffix == ".svg" else None
+        figure.savefig(path.with_suffix(suffix), metadata=metadata, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def draw_plots(results: Results, folder: Path) -> list[tuple[str, str]]:
+    """(title, file name) of what was drawn."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("report: no plots: install matplotlib", file=sys.stderr)
+        return []
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "narrowfloat", "svg.fonttype": "none"})
+    from matplotlib import pyplot as plt
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for op in ("quantize", "dequantize"):
+        if plot_bandwidth(plt, results, op, folder / f"{op}_bandwidth"):
+            drawn.append((f"Bandwidth of {op} over the number of rows", f"{op}_bandwidth.svg"))
+    if plot_ratios(plt, results, folder / "peers"):
+        drawn.append(("Times of peers over those of narrowfloat", "peers.svg"))
+    return drawn
+
+
+def replace_between_marks(page: Path, text: str) -> None:
+    old = page.read_text()
+    if BEGIN not in old or END not in old:
+        raise SystemExit(f"report: {page}: expected the marks {BEGIN} and {END}")
+    head, rest = old.split(BEGIN, 1)
+    tail = rest.split(END, 1)[1]
+    page.write_text(f"{head}{BEGIN}\n\n{text.rstrip()}\n\n{END}{tail}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--targets", type=Path, default=TARGETS)
+    parser.add_argument("--all", action="store_true", help="every table, not those with targets")
+    parser.add_argument("--into", type=Path, help="a page with the two marks")
+    parser.add_argument("--plots", type=Path, help="folder for SVG and PNG files")
+    arguments = parser.parse_args()
+    results = load(arguments.results)
+    targets = json.loads(arguments.targets.read_text())
+    plots = draw_plots(results, arguments.plots) if arguments.plots else []
+    if not arguments.into:
+        print(report(results, targets, arguments.all))
+        return
+    text = ""
+    for title, name in plots:
+        link = os.path.relpath(arguments.plots / name, arguments.into.parent)
+        text += f"![{title}]({Path(link).as_posix()})\n\n"
+    replace_between_marks(arguments.into, text + report(results, targets, everything=True))
+
+
+if __name__ == "__main__":
+    main()

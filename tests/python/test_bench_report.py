@@ -1,0 +1,121 @@
+"""bench/report.py on small documents: what tables say, not how fast anything is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORT = ROOT / "bench/report.py"
+TARGETS = ROOT / "bench/targets/h100.json"
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def case(rows, us, programmatic_us=None, **fields):
+    time = {"median_us": us, "p10_us": us, "p90_us": us, "calls": 10, "replays": 3}
+    programmatic = None if programmatic_us is None else time | {"median_us": programmatic_us}
+    return {"op": "quantize", "format": "nvfp4", "layout": "linear", "math": "exact",
+            "dtype": "BF16", "source": "plain", "encode_scale": "given", "four_over_six": False,
+            "rows": rows, "cols": 7168, "plain": time, "programmatic": programmatic,
+            "memory_only_us": 1.2, "memory_only_programmatic_us": 0.7, "floor_us": 0.01,
+            "gb_per_s": 100.0, "percent_of_copy": 12.4, "checked_with": "cpu_reference",
+            "correct": True, "message": "", "note": ""} | fields
+
+
+def document(cases, name=H100, **fields):
+    return {"schema_version": 1, "command": "bench", "commit": "abc123", "l2": "cold",
+            "machine": {"device": "cuda:0", "name": name, "driver": "580.1",
+                        "cuda_runtime": "13.0"},
+            "rates": {"copy_gb_per_s": 3020.0, "read_2_write_1_gb_per_s": 3050.0,
+                      "read_gb_per_s": 3180.0}, "cases": cases} | fields
+
+
+def report(folder, documents, *options):
+    for name, content in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return subprocess.run([sys.executable, REPORT, folder, *map(str, options)], text=True,
+                          capture_output=True, check=False)
+
+
+def line_of(text, start):
+    return next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_targets_are_met_or_missed(tmp_path):
+    text = report(tmp_path, {"a": document([case(1, 1.5, 0.79), case(16, 1.6, 1.14)])}).stdout
+    met = cells(line_of(text, "NVFP4 linear M=1"))
+    assert met[1:3] == ["0.01", "1.20 / 0.70"]
+    assert met[-3:] == ["1.50 / 0.79", "0.80", "met"]
+    assert cells(line_of(text, "NVFP4 linear M=16"))[-1] == "+0.19 (+20.0 %)"
+    assert cells(line_of(text, "NVFP4 linear M=128"))[-1] == "not measured"
+
+
+def test_no_targets_for_another_device(tmp_path):
+    text = report(tmp_path, {"a": document([case(1, 1.5)], name="NVIDIA H200")}).stdout
+    assert "No targets" in text and "NVFP4 linear" not in text
+
+
+def test_wrong_results_are_no_times(tmp_path):
+    wrong = case(1, 1.5, 0.1, correct=False, message="values: byte 7 is 0x01, not 0x02")
+    text = report(tmp_path, {"a": document([wrong])}).stdout
+    assert cells(line_of(text, "NVFP4 linear M=1"))[-1] == "WRONG"
+    assert "byte 7" in text and "1 cases, 0 with the right bytes" in text
+
+
+def test_the_later_document_counts(tmp_path):
+    documents = {"a": document([case(1, 9.0, 8.0)]), "b": document([case(1, 1.5, 0.79)])}
+    assert "1.50 / 0.79" in report(tmp_path, documents).stdout
+
+
+def test_peers_of_the_same_run_stand_beside(tmp_path):
+    peer = case(1, 3.0, peer="triton", note="same bytes")
+    peer["memory_only_us"] = None
+    documents = {"ours": document([case(1, 1.5, 0.79)]),
+                 "peers": document([peer], command="bench peers")}
+    text = report(tmp_path, documents).stdout
+    assert "triton (this run)" in text
+    assert cells(line_of(text, "nvfp4"))[1:] == ["1x7168", "triton", "3.00", "1.50 / 0.79", "2.00",
+                                                 "same bytes"]
+
+
+def test_every_table_is_written_between_the_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- bench/report.py: begin -->\nold\n<!-- bench/report.py: end -->\n"
+                    "after\n")
+    cases = [case(1, 1.5), case(1, 2.5, dtype="F16"), case(1, 3.5, op="dequantize",
+                                                           encode_scale=None)]
+    result = report(tmp_path, {"a": document(cases)}, "--into", page)
+    assert result.returncode == 0, result.stderr
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    for title in ("Quantize, K = 7168", "Quantize, fp16 input", "Dequantize, K = 7168"):
+        assert title in text
+    assert "| nvfp4 linear | 1.50 (12 %) |" in text
+
+
+@pytest.mark.parametrize("documents,expected", [
+    ({}, "no document"),
+    ({"a": {"command": "doctor"}}, "bench peers"),
+    ({"a": document([], schema_version=2)}, "schema_version 1"),
+])
+def test_wrong_input(tmp_path, documents, expected):
+    result = report(tmp_path, documents)
+    assert result.returncode != 0
+    assert expected in result.stderr
+
+
+def test_targets_name_cases_once():
+    targets = json.loads(TARGETS.read_text())
+    assert targets["device"] == H100
+    for group in targets["tables"]:
+        selections = [json.dumps(row["select"], sort_keys=True) for row in group["rows"]]
+        assert len(set(selections)) == len(selections)
+        for row in group["rows"]:
+            assert row["target_us"] > 0
+            assert len(row.get("peers", group["peers"])) == len(group["peers"])
