@@ -4,8 +4,8 @@
     bench/report.py RESULTS                        print the tables with targets and peers
     bench/report.py RESULTS --all                  print every table
     bench/report.py RESULTS --into docs/benchmarks.md --plots docs/images/benchmarks
-                                                   write all tables between the page's two marks, and
-                                                   the plots (needs matplotlib)
+                                                   write all tables between the page's two marks,
+                                                   and the plots (needs matplotlib)
 
 RESULTS is a folder of *.json, or files.  Where a case was measured twice, the file later in the
 alphabet counts.  Times are medians in microseconds, as in the documents.

@@ -136,7 +136,7 @@ class Quantizer:
 
 
 class Activation:
-    """SwiGLU and FP8 1x128 of rows sorted by expert; torch.compile works on all rows in order."""
+    """SwiGLU and FP8 1x128 of rows sorted by expert; torch.compile takes all rows in order."""
 
     def __init__(self, peer: str, tokens: int, device: str):
         self.name, self.peer, self.tokens = "activation", peer, tokens
@@ -146,7 +146,8 @@ class Activation:
         generator = torch.Generator(device=device).manual_seed(1)
         x = torch.randn(rows, 2 * INTER, generator=generator, device=device)
         self.x = x.to(FP8)
-        self.x_scales = torch.rand(2 * INTER // 128, rows, generator=generator, device=device) + 0.5
+        self.x_scales = 0.5 + torch.rand(2 * INTER // 128, rows, generator=generator,
+                                         device=device)
         del x
         outputs = [poisoned((rows, INTER), FP8, device),
                    poisoned((INTER // 128, rows), torch.float32, device)]

@@ -1,9 +1,9 @@
 """Triton kernels for the quantizers that bench/run_gpu_benchmarks.sh compares with: what a careful
 user would write, flat over the matrix where the format allows it, one pass over memory.
 
-Arithmetic is that of `exact` mode (docs/numerics.md), for finite inputs of ordinary size: no special
-cases for NaN, infinity, zero blocks or denormals.  So bytes are equal to the library's on normal
-data, which run.py checks, but not on all data.
+Arithmetic is that of `exact` mode (docs/numerics.md), for finite inputs of ordinary size: no
+special cases for NaN, infinity, zero blocks or denormals.  So bytes are equal to the library's on
+normal data, which run.py checks, but not on all data.
 """
 
 import triton
