@@ -12,7 +12,7 @@ namespace narrowfloat {
 std::span<const QuantizeImpl> quantize_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kQuantizeSm90Blocks, kQuantizeSm90Rows,
+    kQuantizeSm90Blocks, kQuantizeSm90Rows, kQuantizeSm90Tiles,
 #endif
         kQuantizeCpuBaseline, kQuantizeCpuReference
   };

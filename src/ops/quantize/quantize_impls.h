@@ -10,5 +10,6 @@ extern const QuantizeImpl kQuantizeCpuBaseline;
 // In builds with CUDA.
 extern const QuantizeImpl kQuantizeSm90Blocks;
 extern const QuantizeImpl kQuantizeSm90Rows;
+extern const QuantizeImpl kQuantizeSm90Tiles;
 
 }  // namespace narrowfloat

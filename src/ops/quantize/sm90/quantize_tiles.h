@@ -1,0 +1,16 @@
+// Launcher of the kernel in quantize_tiles.cu.
+#pragma once
+
+#include "ops/quantize/sm90/quantize_params.h"
+
+namespace narrowfloat {
+
+// FP8 with 128x128 blocks. For norms after launch_prepare_norm_rows(), which must have stored the
+// rows' 1 / rms.
+void launch_quantize_tiles(const QuantizeProblem& problem, const QuantizeParams& params,
+                           Stream stream);
+
+// Numbers of blocks that one launch holds.
+Support tile_extents(const QuantizeProblem& problem);
+
+}  // namespace narrowfloat
