@@ -7,6 +7,8 @@
                                                    write all tables between the page's two marks,
                                                    and the plots (needs matplotlib)
 
+    bench/report.py RESULTS --compact              rewrite the documents with one case a line
+
 RESULTS is a folder of *.json, or files.  Where a case was measured twice, the file later in the
 alphabet counts.  Times are medians in microseconds, as in the documents.
 """
@@ -80,11 +82,22 @@ class Results:
         return sorted(name for name in names if self.select(wanted, name))
 
 
+def files_of(paths: list[Path]) -> list[Path]:
+    return [file for path in paths
+            for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+
+
+def compact(file: Path) -> None:
+    """For files that are committed: numbers with 4 decimals, a case a line."""
+    document = json.loads(file.read_text(), parse_float=lambda text: round(float(text), 4))
+    cases = [json.dumps(case) for case in document.pop("cases")]
+    head = json.dumps(document, indent=1).removesuffix("\n}")
+    file.write_text(head + ',\n "cases": [\n' + ",\n".join(cases) + "\n]}\n")
+
+
 def load(paths: list[Path]) -> Results:
-    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir()
-                                                 else [path])]
     documents = []
-    for file in files:
+    for file in files_of(paths):
         try:
             document = json.loads(file.read_text())
         except json.JSONDecodeError as error:
@@ -381,10 +394,15 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--targets", type=Path, default=TARGETS)
     parser.add_argument("--all", action="store_true", help="every table, not those with targets")
+    parser.add_argument("--compact", action="store_true", help="rewrite the documents")
     parser.add_argument("--into", type=Path, help="a page with the two marks")
     parser.add_argument("--plots", type=Path, help="folder for SVG and PNG files")
     arguments = parser.parse_args()
     results = load(arguments.results)
+    if arguments.compact:
+        for file in files_of(arguments.results):
+            compact(file)
+        return
     targets = json.loads(arguments.targets.read_text())
     plots = draw_plots(results, arguments.plots) if arguments.plots else []
     if not arguments.into:

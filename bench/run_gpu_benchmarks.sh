@@ -107,5 +107,6 @@ if $peers; then
   fi
 fi
 
+"$python" "$root/bench/report.py" "$out" --compact
 "$python" "$root/bench/report.py" "$out"
 exit $status

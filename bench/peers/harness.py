@@ -26,30 +26,14 @@ def quantile(ordered: list[float], fraction: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def time_calls(call, sets: int, replay_ms: float = 3.0, replays: int = 9) -> dict:
-    """call(index) works on set index % sets; what it returns is kept alive as long as its set."""
+def replay_times(call, sets: int, calls: int, replays: int, stream) -> list[float]:
+    """Sorted microseconds of a call, one for each replay.  What call(index) returns is kept until the
+    next call on the same set, so that outputs that a call allocates rotate too."""
     kept = {}
-
-    def run(calls: int) -> None:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
         for index in range(calls):
             kept[index % sets] = call(index)
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run(sets)  # Compiles.
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(stream)
-        run(sets)
-        end.record(stream)
-    stream.synchronize()
-    # Launches from Python are slow: a replay is at least as short as this says.
-    us = max(1e3 * begin.elapsed_time(end) / sets / 4, 1.0)
-    calls = max(sets, min(MAX_CALLS, math.ceil(1e3 * replay_ms / us)))
-    graph = torch.cuda.CUDAGraph()
-    kept.clear()
-    with torch.cuda.graph(graph, stream=stream):
-        run(calls)
     events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     with torch.cuda.stream(stream):
         graph.replay()
@@ -58,6 +42,18 @@ def time_calls(call, sets: int, replay_ms: float = 3.0, replays: int = 9) -> dic
             graph.replay()
             event.record(stream)
     stream.synchronize()
-    times = sorted(1e3 * a.elapsed_time(b) / calls for a, b in zip(events, events[1:]))
+    return sorted(1e3 * a.elapsed_time(b) / calls for a, b in zip(events, events[1:]))
+
+
+def time_calls(call, sets: int, replay_ms: float = 3.0, replays: int = 9) -> dict:
+    """call(index) works on set index % sets."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call(0)  # Compiles.
+    stream.synchronize()
+    estimate = replay_times(call, sets, sets, 1, stream)[0]
+    calls = max(sets, min(MAX_CALLS, math.ceil(1e3 * replay_ms / estimate)))
+    times = replay_times(call, sets, calls, replays, stream)
     return {"median_us": statistics.median(times), "p10_us": quantile(times, 0.1),
             "p90_us": quantile(times, 0.9), "calls": calls, "replays": replays}

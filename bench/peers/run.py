@@ -200,7 +200,8 @@ def choose_config(work) -> None:
     times = {}
     for config in triton_kernels.CONFIGS[work.name]:
         work.config = config
-        times[config] = harness.time_calls(work.call, work.sets, replay_ms=1, replays=3)["median_us"]
+        time = harness.time_calls(work.call, work.sets, replay_ms=1, replays=3)
+        times[config] = time["median_us"]
     work.config = min(times, key=times.get)
 
 

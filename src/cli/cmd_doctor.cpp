@@ -110,9 +110,9 @@ std::string machine_text() {
   const CpuInfo cpu = cpu_info();
   std::string text = fmt::format("narrowfloat  {}\n", build.version);
   text += fmt::format("build        {}, {}\n", build.build_type, build.compiler);
-  text +=
-      fmt::format("CUDA         {}\n", build.cuda_enabled ? or_none(build.cuda_architectures, ", ")
-                                                          : "not in this build");
+  const std::string architectures = or_none(build.cuda_architectures, ", ");
+  text += fmt::format("CUDA         {}\n",
+                      build.cuda_enabled ? "code for sm_" + architectures : "not in this build");
   text += fmt::format("CPU          {}, {} logical cores\n", cpu.model, cpu.logical_cores);
   text += fmt::format("features     {}\n", or_none(cpu.features, " "));
   std::vector<std::string> gpus;

@@ -99,6 +99,18 @@ def test_every_table_is_written_between_the_marks(tmp_path):
     assert "| nvfp4 linear | 1.50 (12 %) |" in text
 
 
+def test_compact_documents_say_the_same(tmp_path):
+    documents = {"a": document([case(1, 1.51234567, 0.79), case(16, 1.6)])}
+    before = report(tmp_path, documents).stdout
+    assert report(tmp_path, documents, "--compact").returncode == 0
+    text = (tmp_path / "a.json").read_text()
+    assert len(text.splitlines()) < 30 and "1.5123," in text
+    assert json.loads(text).keys() == documents["a"].keys()
+    after = subprocess.run([sys.executable, REPORT, tmp_path], text=True, capture_output=True,
+                           check=True).stdout
+    assert after == before
+
+
 @pytest.mark.parametrize("documents,expected", [
     ({}, "no document"),
     ({"a": {"command": "doctor"}}, "bench peers"),

@@ -74,6 +74,7 @@ class Graph {
     } catch (...) {
       cudaStreamEndCapture(stream, &graph);
       if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();  // Of the broken capture: it must not show up in a later check.
       throw;
     }
     check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");

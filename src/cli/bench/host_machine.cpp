@@ -139,6 +139,7 @@ class HostMachine : public Machine {
     };
     run_once(replay);
     std::vector<double> us_per_call;
+    us_per_call.reserve(static_cast<size_t>(plan.replays));
     for (int i = 0; i < plan.replays; ++i) {
       us_per_call.push_back(run_once(replay) / static_cast<double>(plan.calls));
     }

@@ -281,11 +281,12 @@ SweepResult Measurement::measure_work(const Work& work) {
   const auto call = [&](int64_t i, Stream stream) { work.call(at.of_call(i), device, stream); };
   fill_inputs(work, at);
   fill_outputs(work, at);
-  // The first call loads code; the second one tells kernels that are far slower than memory.
+  // The first call loads code; the second one tells kernels that are far slower than memory. A
+  // single launch takes several times as long as one in a graph.
   machine_.run_once(call);
   const double one_us = machine_.run_once(call);
   const double us =
-      std::max(us_of(work.total_bytes(), rates_.copy_gb_per_s) + kLaunchUs, one_us / 2);
+      std::max(us_of(work.total_bytes(), rates_.copy_gb_per_s) + kLaunchUs, one_us / 4);
   const bool has_updates =
       std::any_of(work.buffers.begin(), work.buffers.end(),
                   [](const WorkBuffer& b) { return b.role == WorkBuffer::Role::kUpdated; });
