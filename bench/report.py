@@ -193,6 +193,68 @@ def target_tables(results: Results, targets: dict) -> str:
     return text
 
 
+# ---- Rules for all sizes ---------------------------------------------------------------------------
+
+LARGE_ELEMENTS = 1 << 24
+MIN_PERCENT_OF_COPY = 92
+MAX_OVER_FLOOR = 1.10
+MAX_US_OVER_MEMORY_ONLY = 0.3
+
+
+def is_plain_and_exact(case: Case) -> bool:
+    return (case["op"] in ("quantize", "dequantize") and case["math"] == "exact"
+            and not case["four_over_six"] and case["source"] == "plain")
+
+
+def is_large(case: Case) -> bool:
+    return bool(case["rows"]) and case["rows"] * case["cols"] >= LARGE_ELEMENTS
+
+
+def over_memory_only(case: Case) -> float:
+    programmatic = case["memory_only_programmatic_us"]
+    return best(case) - (case["memory_only_us"] if programmatic is None else programmatic)
+
+
+# (what holds, for which cases, whether it does)
+RULES = [
+    (f"quantize and dequantize, `exact`, not 4-over-6, M x K from 2^24 on: at least "
+     f"{MIN_PERCENT_OF_COPY} % of copy",
+     lambda c: is_plain_and_exact(c) and is_large(c),
+     lambda c: c["percent_of_copy"] >= MIN_PERCENT_OF_COPY),
+    ("fused, `exact`, not 4-over-6, M x K from 2^24 on: at most 10 % over bytes / copy",
+     lambda c: (c["op"] == "quantize" and c["source"] != "plain" and is_large(c)
+                and c["math"] == "exact" and not c["four_over_six"]),
+     lambda c: best(c) <= MAX_OVER_FLOOR * c["floor_us"]),
+    (f"quantize, `exact`, linear scales, given scale, M x K below 2^24: at most "
+     f"{MAX_US_OVER_MEMORY_ONLY} us over memory only",
+     lambda c: (is_plain_and_exact(c) and c["op"] == "quantize" and not is_large(c)
+                and c["layout"] in ("linear", "mn_major") and c["encode_scale"] != "amax"),
+     lambda c: over_memory_only(c) <= MAX_US_OVER_MEMORY_ONLY),
+]
+
+
+def name_of(case: Case) -> str:
+    words = (case["op"], case["format"], case["layout"], case["dtype"], case["source"],
+             case["encode_scale"], f"{case['rows']}x{case['cols']}")
+    return " ".join(str(word) for word in words if word not in (None, "plain"))
+
+
+def rules_table(results: Results) -> str:
+    """How many cases follow a rule, and those that do not."""
+    text = "### Rules for all sizes\n\n"
+    for rule, applies, holds in RULES:
+        cases = [c for c in results.cases
+                 if not c["peer"] and c["correct"] and c["l2"] == "cold" and applies(c)]
+        misses = sorted((c for c in cases if not holds(c)), key=order)
+        if cases:
+            text += f"- {rule}: {len(cases) - len(misses)} of {len(cases)} cases\n"
+        for case in misses:
+            text += (f"  - {name_of(case)}: {us(best(case))} us, {case['percent_of_copy']:.1f} %, "
+                     f"bytes / copy {us(case['floor_us'])}, memory only "
+                     f"{pair(case['memory_only_us'], case['memory_only_programmatic_us'])}\n")
+    return text + "\n"
+
+
 # ---- Sweeps --------------------------------------------------------------------------------------
 
 
@@ -294,6 +356,7 @@ def report(results: Results, targets: dict, everything: bool) -> str:
         text += target_tables(results, targets)
     else:
         text += f"No targets: they are for {targets['device']}.\n\n"
+    text += rules_table(results)
     if everything:
         text += sweep_tables(results)
     return text + peer_table(results)

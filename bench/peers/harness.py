@@ -27,8 +27,8 @@ def quantile(ordered: list[float], fraction: float) -> float:
 
 
 def replay_times(call, sets: int, calls: int, replays: int, stream) -> list[float]:
-    """Sorted microseconds of a call, one for each replay.  What call(index) returns is kept until the
-    next call on the same set, so that outputs that a call allocates rotate too."""
+    """Sorted microseconds of a call, one for each replay.  What call(index) returns is kept until
+    the next call on the same set, so that outputs that a call allocates rotate too."""
     kept = {}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):

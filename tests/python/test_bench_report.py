@@ -99,6 +99,26 @@ def test_every_table_is_written_between_the_marks(tmp_path):
     assert "| nvfp4 linear | 1.50 (12 %) |" in text
 
 
+def test_rules_name_the_cases_that_break_them(tmp_path):
+    slow = case(16384, 120.0, 110.0, percent_of_copy=89.1, floor_us=99.7)
+    cases = [slow, case(4096, 27.0, 26.0, percent_of_copy=97.0), case(1, 1.5, 0.8),
+             case(16, 1.9, 1.3)]
+    text = report(tmp_path, {"a": document(cases)}).stdout
+    assert "at least 92 % of copy: 1 of 2 cases" in text
+    assert "quantize nvfp4 linear BF16 given 16384x7168: 110.0 us, 89.1 %" in text
+    assert "0.3 us over memory only: 1 of 2 cases" in text
+    assert "given 16x7168" in text and "given 1x7168" not in text
+
+
+def test_the_script_says_how_to_use_it(tmp_path):
+    script = ROOT / "bench/run_gpu_benchmarks.sh"
+    usage = subprocess.run([script], text=True, capture_output=True, check=False)
+    assert usage.returncode == 2 and "OUT_DIR [--quick]" in usage.stderr
+    absent = subprocess.run([script, tmp_path / "out", "--build", tmp_path], text=True,
+                            capture_output=True, check=False)
+    assert absent.returncode == 2 and "cmake --preset sm90" in absent.stderr
+
+
 def test_compact_documents_say_the_same(tmp_path):
     documents = {"a": document([case(1, 1.51234567, 0.79), case(16, 1.6)])}
     before = report(tmp_path, documents).stdout
