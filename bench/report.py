@@ -18,100 +18,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-SCHEMA_VERSION = 1
-COMMANDS = ("bench", "bench peers")
-# What tells cases apart; everything else is measured.
-IDENTITY = ("op", "format", "layout", "math", "dtype", "source", "encode_scale", "four_over_six",
-            "rows", "cols", "tokens", "top_k", "experts", "tile", "input", "maps")
+from report_data import (COMMON, FORMATS, IDENTITY, Case, Results, best, compact, files_of, load,
+                         median)
+
 BEGIN, END = "<!-- bench/report.py: begin -->", "<!-- bench/report.py: end -->"
 TARGETS = Path(__file__).parent / "targets" / "h100.json"
 
-FORMATS = ("nvfp4", "nvfp4_per_token", "mxfp4", "mxfp8", "fp8_1x128", "fp8_128x128", "fp8_tensor")
-# Fields that a section does not vary; a section's own filter comes on top.
-COMMON = {"math": "exact", "dtype": "BF16", "source": "plain", "four_over_six": False,
-          "encode_scale": ("given", None), "l2": "cold"}
-
-Case = dict
 Rows = list[list[str]]
-
-
-class Results:
-    """The cases of all documents; a case knows its document's machine and rates."""
-
-    def __init__(self, documents: Iterable[dict]):
-        self.documents = list(documents)
-        cases: dict[tuple, Case] = {}
-        for document in self.documents:
-            for case in document["cases"]:
-                full = {**{key: None for key in IDENTITY}, **case,
-                        "peer": case.get("peer"), "l2": document["l2"],
-                        "rates": document.get("rates", {})}
-                cases[tuple(full[key] for key in (*IDENTITY, "peer", "l2"))] = full
-        self.cases = list(cases.values())
-
-    @property
-    def machine(self) -> dict:
-        return next(d["machine"] for d in self.documents if d["command"] == "bench")
-
-    @property
-    def rates(self) -> dict:
-        return next(d["rates"] for d in self.documents if d["command"] == "bench")
-
-    @property
-    def commits(self) -> list[str]:
-        return sorted({d.get("commit", "") for d in self.documents} - {""})
-
-    def select(self, wanted: dict, peer: str | None = None) -> list[Case]:
-        """The cases whose fields have the wanted values (a tuple or list: one of them)."""
-        def fits(case: Case) -> bool:
-            return case["peer"] == peer and all(
-                case[key] in value if isinstance(value, (tuple, list)) else case[key] == value
-                for key, value in wanted.items())
-        return [case for case in self.cases if fits(case)]
-
-    def one(self, wanted: dict, peer: str | None = None) -> Case | None:
-        found = self.select(wanted, peer)
-        return found[-1] if found else None
-
-    def peers(self, wanted: dict) -> list[str]:
-        names = {case["peer"] for case in self.cases} - {None}
-        return sorted(name for name in names if self.select(wanted, name))
-
-
-def files_of(paths: list[Path]) -> list[Path]:
-    return [file for path in paths
-            for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-
-
-def compact(file: Path) -> None:
-    """For files that are committed: numbers with 4 decimals, a case a line."""
-    document = json.loads(file.read_text(), parse_float=lambda text: round(float(text), 4))
-    cases = [json.dumps(case) for case in document.pop("cases")]
-    head = json.dumps(document, indent=1).removesuffix("\n}")
-    file.write_text(head + ',\n "cases": [\n' + ",\n".join(cases) + "\n]}\n")
-
-
-def load(paths: list[Path]) -> Results:
-    documents = []
-    for file in files_of(paths):
-        try:
-            document = json.loads(file.read_text())
-        except json.JSONDecodeError as error:
-            raise SystemExit(f"report: {file}: not JSON: {error}") from error
-        if document.get("command") not in COMMANDS:
-            raise SystemExit(f"report: {file}: expected a document of one of {COMMANDS}")
-        if document.get("schema_version") != SCHEMA_VERSION:
-            raise SystemExit(f"report: {file}: expected schema_version {SCHEMA_VERSION}")
-        if "machine" in document:  # `bench` without --device has none.
-            documents.append(document)
-    if not any(document["command"] == "bench" for document in documents):
-        raise SystemExit(f"report: no document of `narrowfloat bench --device ... --json` in "
-                         f"{', '.join(map(str, paths))}")
-    return Results(documents)
 
 
 # ---- Cells ------------------------------------------------------------------------------------
@@ -121,18 +37,6 @@ def us(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if value < 100 else f"{value:.1f}"
-
-
-def median(case: Case | None, edges: str) -> float | None:
-    if case is None or not case["correct"] or not case.get(edges):
-        return None
-    return case[edges]["median_us"]
-
-
-def best(case: Case | None) -> float | None:
-    """Programmatic edges where they were measured."""
-    programmatic = median(case, "programmatic")
-    return median(case, "plain") if programmatic is None else programmatic
 
 
 def pair(first: float | None, second: float | None) -> str:
@@ -193,7 +97,7 @@ def target_tables(results: Results, targets: dict) -> str:
     return text
 
 
-# ---- Rules for all sizes ---------------------------------------------------------------------------
+# ---- Rules for all sizes -------------------------------------------------------------------------
 
 LARGE_ELEMENTS = 1 << 24
 MIN_PERCENT_OF_COPY = 92
@@ -226,8 +130,9 @@ RULES = [
                 and c["math"] == "exact" and not c["four_over_six"]),
      lambda c: best(c) <= MAX_OVER_FLOOR * c["floor_us"]),
     (f"quantize, `exact`, linear scales, given scale, M x K below 2^24: at most "
-     f"{MAX_US_OVER_MEMORY_ONLY} us over memory only",
+     f"{MAX_US_OVER_MEMORY_ONLY} us over memory only (per token has targets of its own)",
      lambda c: (is_plain_and_exact(c) and c["op"] == "quantize" and not is_large(c)
+                and c["format"] != "nvfp4_per_token"
                 and c["layout"] in ("linear", "mn_major") and c["encode_scale"] != "amax"),
      lambda c: over_memory_only(c) <= MAX_US_OVER_MEMORY_ONLY),
 ]
@@ -362,86 +267,6 @@ def report(results: Results, targets: dict, everything: bool) -> str:
     return text + peer_table(results)
 
 
-# ---- Plots ---------------------------------------------------------------------------------------
-
-
-def plot_bandwidth(plt, results: Results, op: str, path: Path) -> bool:
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    drawn = False
-    for name in FORMATS:
-        cases = results.select({**COMMON, "op": op, "format": name, "cols": 7168,
-                                "layout": ("linear", "mn_major")})
-        points = {case["rows"]: case["gb_per_s"] for case in cases if best(case)}
-        if points:
-            drawn = True
-            axes.plot(sorted(points), [points[m] for m in sorted(points)], marker="o", label=name)
-    axes.axhline(results.rates["copy_gb_per_s"], color="black", linestyle="--", linewidth=1,
-                 label="device copy")
-    axes.set(xscale="log", xlabel="rows (K = 7168)", ylabel="GB/s read and written",
-             title=f"{op}, {results.machine['name']}", ylim=(0, None))
-    axes.set_xscale("log", base=2)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return save(plt, figure, path) if drawn else close(plt, figure)
-
-
-def plot_ratios(plt, results: Results, path: Path) -> bool:
-    figure, axes = plt.subplots(figsize=(7, 4.2))
-    lines: dict[str, dict[int, float]] = {}
-    for case in (c for c in results.cases if c["peer"]):
-        ours = results.one({key: case[key] for key in (*IDENTITY, "l2") if key != "maps"})
-        theirs, mine = median(case, "plain"), median(ours, "plain")
-        if theirs and mine:
-            name = f"{case['format'] or case['op']}: {case['peer']}"
-            lines.setdefault(name, {})[case["rows"] or case["tokens"]] = theirs / mine
-    for name, points in sorted(lines.items()):
-        axes.plot(sorted(points), [points[m] for m in sorted(points)], marker="o", label=name)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set(xlabel="rows or tokens", ylabel="time of the peer / time of narrowfloat",
-             title=f"Peers, plain graph edges, {results.machine['name']}")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.grid(alpha=0.3, which="both")
-    if lines:
-        axes.legend(fontsize=8)
-    return save(plt, figure, path) if lines else close(plt, figure)
-
-
-def close(plt, figure) -> bool:
-    plt.close(figure)
-    return False
-
-
-def save(plt, figure, path: Path) -> bool:
-    figure.tight_layout()
-    for suffix in (".svg", ".png"):
-        # No date: the same results give the same file.
-        metadata = {"Date": None} if suffix == ".svg" else None
-        figure.savefig(path.with_suffix(suffix), metadata=metadata, dpi=120)
-    plt.close(figure)
-    return True
-
-
-def draw_plots(results: Results, folder: Path) -> list[tuple[str, str]]:
-    """(title, file name) of what was drawn."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("report: no plots: install matplotlib", file=sys.stderr)
-        return []
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "narrowfloat", "svg.fonttype": "none"})
-    from matplotlib import pyplot as plt
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for op in ("quantize", "dequantize"):
-        if plot_bandwidth(plt, results, op, folder / f"{op}_bandwidth"):
-            drawn.append((f"Bandwidth of {op} over the number of rows", f"{op}_bandwidth.svg"))
-    if plot_ratios(plt, results, folder / "peers"):
-        drawn.append(("Times of peers over those of narrowfloat", "peers.svg"))
-    return drawn
-
-
 def replace_between_marks(page: Path, text: str) -> None:
     old = page.read_text()
     if BEGIN not in old or END not in old:
@@ -467,7 +292,10 @@ def main() -> None:
             compact(file)
         return
     targets = json.loads(arguments.targets.read_text())
-    plots = draw_plots(results, arguments.plots) if arguments.plots else []
+    plots = []
+    if arguments.plots:
+        import report_plots  # Imports matplotlib.
+        plots = report_plots.draw(results, arguments.plots)
     if not arguments.into:
         print(report(results, targets, arguments.all))
         return
