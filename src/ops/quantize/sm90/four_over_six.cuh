@@ -65,8 +65,9 @@ template <class Math>
 __device__ inline FourOverSixScale four_over_six_scale(float scale, const ScalePair& pair) {
   const uint8_t stored = Math::template encode<E4M3>(scale);
   const float multiplier = Nvfp4::multiplier<Math>(stored, pair);
-  return {stored, Math::mul(multiplier, kE2m1Prescale),
-          __fmul_rn(Math::template decode<E4M3>(stored), 1.0F / kE2m1Prescale)};
+  // Not flushed: a least multiplier that became zero would pass for that of a zero block.
+  return {stored, mul_rn(multiplier, kE2m1Prescale),
+          mul_rn(Math::template decode<E4M3>(stored), 1.0F / kE2m1Prescale)};
 }
 
 // Sum of the errors of a candidate so far, and its codes of eight elements without their signs.
