@@ -91,7 +91,7 @@ struct Piece {
 __device__ Piece assign_piece(const AmaxParams& params, int64_t element_bytes) {
   const int64_t index = int64_t{blockIdx.x} * (blockDim.x / params.threads_per_piece) +
                         threadIdx.x / params.threads_per_piece;
-  Piece piece;
+  Piece piece{.first = params.input};
   if (index >= params.rows * params.pieces_per_row) return piece;
   // One of the two is 1 in most problems: no division.
   if (params.pieces_per_row == 1) {
@@ -112,7 +112,7 @@ __device__ uint32_t add_elements(const Piece& piece, int begin, int end, const A
   const auto* elements = reinterpret_cast<const typename Words::Element*>(piece.first);
   const int lane = static_cast<int>(threadIdx.x) & (params.threads_per_piece - 1);
   for (int i = begin + lane; i < end; i += params.threads_per_piece) {
-    largest = Words::add(largest, __ldg(elements + i));
+    largest = Words::add(largest, load_readonly<typename Words::Element>(elements + i));
   }
   return largest;
 }
@@ -126,7 +126,7 @@ __device__ uint32_t add_vectors(const uint8_t* first, int num_vectors, int lane,
 #pragma unroll
     for (int j = 0; j < kLoadsInFlight; ++j) {
       // Beyond the end the first one again: a maximum may take it twice.
-      loaded[j] = __ldg(vectors + (i + j * lanes < num_vectors ? i + j * lanes : i));
+      loaded[j] = load_readonly<uint4>(vectors + (i + j * lanes < num_vectors ? i + j * lanes : i));
     }
 #pragma unroll
     for (const uint4& words : loaded) {

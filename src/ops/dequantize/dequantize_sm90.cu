@@ -115,14 +115,14 @@ __device__ void load_scales(const DequantizeParams& params, const RowSet& rows, 
   if (sizeof(Stored) == sizeof(float) && params.row_offsets != nullptr) {
 #pragma unroll
     for (int i = 0; i < Split::kRows; ++i) {
-      scales[i] = __ldg(image + grouped_scale(params, rows, i));
+      scales[i] = load_readonly<Stored>(image + grouped_scale(params, rows, i));
     }
     return;
   }
   const Stored* first = image + first_scale(params, rows);
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {
-    scales[i] = __ldg(first + rows.distance(i, params.scale_step));
+    scales[i] = load_readonly<Stored>(first + rows.distance(i, params.scale_step));
   }
 }
 
@@ -135,7 +135,7 @@ __device__ void load_global_scales(const DequantizeParams& params, const RowSet&
   const int64_t step = params.global_row_step << params.row_step_log2;
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {
-    global_scales[i] = is_one ? 1.0F : __ldg(first + rows.distance(i, step));
+    global_scales[i] = is_one ? 1.0F : load_readonly<float>(first + rows.distance(i, step));
   }
 }
 

@@ -62,14 +62,14 @@ __device__ uint32_t load_scales(const RelayoutParams& params, const Target& targ
                         target.batch * params.input_image +
                         AllLayouts::offset(params.from, place.row, place.block, params.extents);
   if constexpr (sizeof(Stored) == sizeof(uint32_t)) {
-    return __ldg(first);
+    return load_readonly<Stored>(first);
   } else {
     const int64_t left = params.extents.blocks - place.block;
     if (count == 4 && left >= 4 && params.aligned_words) return load_readonly<uint32_t>(first);
     uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (i < count && i < left) word |= uint32_t{__ldg(first + i)} << (8 * i);
+      if (i < count && i < left) word |= uint32_t{load_readonly<Stored>(first + i)} << (8 * i);
     }
     return word;
   }

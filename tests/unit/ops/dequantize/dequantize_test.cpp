@@ -327,6 +327,39 @@ TEST(Dequantize, RefusesDevicesItCannotDoWithEveryCandidatesReason) {
                [&] { dequantize(input.view, to); });
 }
 
+// Every buffer and row of a GPU's tensors starts at a multiple of 16 bytes (spec 1.8). Nothing is
+// read or written before that is checked, so host memory can stand in.
+TEST(Dequantize, RefusesMisalignedTensorsOnAGpu) {
+  struct Misaligned {
+    const char* argument;
+    void (*apply)(QuantizedView& input, TensorView& output);
+  };
+  const Device gpu{.type = DeviceType::kCuda, .index = 0};
+  for (const Misaligned& misaligned :
+       {Misaligned{"input.values",
+                   [](QuantizedView&input, TensorView&) {
+                     input.values.data = static_cast<char*>(input.values.data) + 8;
+                   }},
+        Misaligned{"input.scales",
+                   [](QuantizedView&input, TensorView&) {
+                     input.scales.data = static_cast<char*>(input.scales.data) + 4;
+                   }},
+        Misaligned{"output",
+                   [](QuantizedView&, TensorView&output) {
+                     output.data = static_cast<char*>(output.data) + 8;
+                   }},
+        Misaligned{"output", [](QuantizedView&, TensorView&output) { output.strides[0] = 130; }}}) {
+    const QuantizedTensor input(quantized_layout(FormatId::kMxfp8, 2, 128));
+    const Matrix output({.dtype = DType::kF32, .rows = 2, .cols = 128, .gap = 8});
+    QuantizedView from = input.view;
+    TensorView to = output.view();
+    from.values.device = from.scales.device = to.device = gpu;
+    misaligned.apply(from, to);
+    expect_error(ErrorKind::kInvalidArgument, {misaligned.argument, "16 bytes", "cuda:0"},
+                 [&] { dequantize(from, to); });
+  }
+}
+
 TEST(Dequantize, AcceptsEmptyTensorsWithoutBuffers) {
   for (const FormatInfo& info : all_formats()) {
     for (const auto& [batch, rows, cols] :

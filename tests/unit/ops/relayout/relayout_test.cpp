@@ -154,6 +154,22 @@ TEST(Relayout, AcceptsEmptyImagesWithoutBuffers) {
   }
 }
 
+TEST(Relayout, RefusesMisalignedImagesOnAGpu) {
+  const Image input = make_image(FormatId::kMxfp4, ScaleLayoutId::kLinear, 1, 5, 6);
+  const Image output = make_image(FormatId::kMxfp4, ScaleLayoutId::kSwizzled8x4, 1, 5, 6);
+  ScaleView from = input.view;
+  ScaleView to = output.view;
+  from.device = to.device = {.type = DeviceType::kCuda, .index = 0};
+  ScaleView misaligned = from;
+  misaligned.data = input.buffer.data() + 4;
+  expect_error(ErrorKind::kInvalidArgument, {"input", "16 bytes", "cuda:0"},
+               [&] { relayout(FormatId::kMxfp4, misaligned, to); });
+  misaligned = to;
+  misaligned.data = output.buffer.data() + 8;
+  expect_error(ErrorKind::kInvalidArgument, {"output", "16 bytes", "cuda:0"},
+               [&] { relayout(FormatId::kMxfp4, from, misaligned); });
+}
+
 TEST(Relayout, RefusesF32ImagesThatAreNotAligned) {
   const Image input = make_image(FormatId::kFp8Block1x128, ScaleLayoutId::kLinear, 1, 5, 6);
   const Image output = make_image(FormatId::kFp8Block1x128, ScaleLayoutId::kMnMajor, 1, 5, 6);
