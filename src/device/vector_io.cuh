@@ -11,6 +11,8 @@ namespace narrowfloat {
 template <typename Vector>
 __device__ inline Vector load_readonly(const void* address) {
   static_assert(sizeof(Vector) <= 16);
+  // Where the compiler cannot see it, a generic load would be slower.
+  __builtin_assume(__isGlobal(address));
   return *static_cast<const Vector*>(address);
 }
 
