@@ -35,6 +35,13 @@ __device__ inline float rcp_approx(float a) {
   return result;
 }
 
+// One Newton step from rcp.approx: the correctly rounded reciprocal for every significand, where
+// neither a nor 1 / a is near the ends of the range (2^-110 to 2^110 are far from them).
+__device__ inline float newton_reciprocal(float a) {
+  const float y = rcp_approx(a);
+  return __fmaf_rn(y, __fmaf_rn(-a, y, 1.0F), y);
+}
+
 // ex2.approx.ftz.f32: 2^a within 2 ulp.
 __device__ inline float exp2_approx(float a) {
   float result;

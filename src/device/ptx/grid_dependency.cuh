@@ -19,11 +19,4 @@ __device__ inline void wait_for_previous_grids() {
 // that this grid still needs.
 __device__ inline void allow_next_grid() { asm volatile("griddepcontrol.launch_dependents;"); }
 
-// No instruction: the values are ready before what follows. Without it the compiler moves their
-// computation to their first use, below a wait.
-template <typename First, typename Second>
-__device__ inline void compute_here(First*& first, Second*& second) {
-  asm volatile("" : "+l"(first), "+l"(second));
-}
-
 }  // namespace narrowfloat

@@ -36,6 +36,20 @@ __device__ inline BlockMaximum block_maximum(const Elements& elements) {
   return maximum;
 }
 
+// The same where not all lanes of the warp take part, but all of each group.
+template <BlockFormat Format, int kLanes, class Elements>
+__device__ inline float maximum_beside_nan(const Elements& elements) {
+  const uint32_t lane = threadIdx.x % kWarpSize;
+  const unsigned group = ((kFullWarp >> (kWarpSize - kLanes)) << (lane / kLanes * kLanes));
+  float amax = bits_float(elements.max_number());
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(group, amax, distance));
+  }
+  if (!is_nan(amax)) return amax;
+  return Format::kAmaxOfNanIsNan ? bits_float(kNanBits) : 0.0F;
+}
+
 template <BlockFormat Format, class Math, ScaleRule kRule>
 __device__ inline BlockScale<typename Format::Stored> scale_of_block(float amax,
                                                                      const ScalePair& pair,
@@ -54,14 +68,28 @@ struct Codes {
   uint32_t words[kWords];
 };
 
+// Elements first to first + 7 of a run.
+template <class Half, int kCount>
+__device__ inline PackedElements<Half, 8> eight_of(const PackedElements<Half, kCount>& run,
+                                                   int first) {
+  const uint32_t* words = run.words + first / 2;
+  return {{words[0], words[1], words[2], words[3]}};
+}
+template <int kCount>
+__device__ inline FloatElements<8> eight_of(const FloatElements<kCount>& run, int first) {
+  const uint32_t* w = run.words + first;
+  return {{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]}};
+}
+
 // Eight codes of E2M1 by the format's plain formula, for blocks with NaN, infinities or a
-// multiplier out of the ordinary.
-template <BlockFormat Format, class Math, class Elements>
-__device__ inline uint32_t encode_e2m1_any(const Elements& elements, int first, float multiplier) {
+// multiplier out of the ordinary. Out of line: the code of the ordinary way stays short and in the
+// caches.
+template <BlockFormat Format, class Math, class Eight>
+__device__ __noinline__ uint32_t encode_e2m1_any(Eight elements, float multiplier) {
   uint32_t codes = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const uint32_t code = Format::template encode<Math>(elements[first + i], multiplier);
+    const uint32_t code = Format::template encode<Math>(elements[i], multiplier);
     codes |= code << (4 * i);
   }
   return codes;
@@ -77,6 +105,8 @@ __device__ inline bool is_in_e2m1_range(float largest, float prescaled) {
   return Math::mul(largest, prescaled) < kE2m1FastLimit && is_normal;
 }
 
+// Codes of elements whose multiplier is known. largest: as for is_in_e2m1_range; counts for 4-bit
+// formats only.
 template <BlockFormat Format, class Math, class Elements>
 __device__ inline auto encode_elements(const Elements& elements, float largest, float multiplier) {
   Codes<typename Format::Element, Elements::kSize> codes;
@@ -91,20 +121,108 @@ __device__ inline auto encode_elements(const Elements& elements, float largest, 
     } else {
 #pragma unroll
       for (int i = 0; i < codes.kWords; ++i) {
-        codes.words[i] = encode_e2m1_any<Format, Math>(elements, 8 * i, multiplier);
+        codes.words[i] = encode_e2m1_any<Format, Math>(eight_of(elements, 8 * i), multiplier);
       }
     }
   } else {
 #pragma unroll
     for (int i = 0; i < codes.kWords; ++i) {
-      const auto scaled = [&](int j) {
-        return Format::template scaled<Math>(elements[4 * i + j], multiplier);
+      const auto scaled = [&](int k) {
+        return Format::template scaled<Math>(elements[4 * i + k], multiplier);
       };
       codes.words[i] = to_e4m3x2(scaled(0), scaled(1)) |
                        static_cast<uint32_t>(to_e4m3x2(scaled(2), scaled(3))) << 16;
     }
   }
   return codes;
+}
+
+// A block's scale on the way of ordinary data: free of branches, so that the latency of short
+// launches stays low. is_right: whether it is the format's; if so, no element of the block is NaN.
+template <typename Stored>
+struct OrdinaryScale {
+  Stored stored;
+  float prescaled;  // The multiplier times kE2m1Prescale.
+  bool is_right;
+};
+
+// NVFP4 in exact mode (Nvfp4::block_scale), whose decode factor is RN(1 / encode). One Newton step
+// makes an approximate reciprocal the correctly rounded one for every significand while nothing
+// under- or overflows, which the ranges of the encode factor and of an E4M3 scale, 2^-9 to 448, see
+// to. A scale of zero gives NaN, which is not in range.
+__device__ inline OrdinaryScale<uint8_t> ordinary_nvfp4_scale(float amax, float encode) {
+  const uint8_t stored =
+      DeviceExactMath::encode<E4M3>(__fmul_rn(amax, __fmul_rn(encode, kOneSixth)));
+  const float product = __fmul_rn(DeviceExactMath::decode<E4M3>(stored), newton_reciprocal(encode));
+  const float multiplier = newton_reciprocal(amax == 0.0F ? 1.0F : product);
+  const bool is_moderate = encode >= 0x1p-100F && encode <= 0x1p100F;
+  return {stored, __fmul_rn(multiplier, kE2m1Prescale), is_moderate};
+}
+
+template <BlockFormat Format, class Math, ScaleRule kRule>
+__device__ inline OrdinaryScale<typename Format::Stored> ordinary_scale(float amax,
+                                                                        const ScalePair& pair,
+                                                                        const BlockRules& rules) {
+  constexpr bool kIsNvfp4 = Format::kScaleType == ScaleType::kE4M3;
+  if constexpr (kIsNvfp4 && kRule == ScaleRule::kFormat && Math::kMode == MathMode::kExact) {
+    return ordinary_nvfp4_scale(amax, pair.encode);
+  } else {
+    const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
+    return {scale.stored, Math::mul(scale.multiplier, kE2m1Prescale), true};
+  }
+}
+
+template <BlockFormat Format, class Elements>
+struct EncodedBlock {
+  Codes<typename Format::Element, Elements::kSize> codes;  // Of this lane's elements.
+  typename Format::Stored stored;                          // Canonical.
+};
+
+// The maximum of 8-bit formats, whose codes need to know nothing of NaN: comparisons of floats, in
+// which a number wins.
+template <BlockFormat Format, int kLanes, class Elements>
+__device__ inline float number_maximum(const Elements& elements) {
+  float amax = bits_float(elements.max_number());
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, distance));
+  }
+  return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
+}
+
+// The block that a group of kLanes lanes holds.
+template <BlockFormat Format, class Math, ScaleRule kRule, int kLanes, class Elements>
+__device__ inline EncodedBlock<Format, Elements> encode_block(const Elements& elements,
+                                                              const ScalePair& pair,
+                                                              const BlockRules& rules) {
+  EncodedBlock<Format, Elements> block;
+  if constexpr (Format::Element::kBits == 8) {
+    const float amax = number_maximum<Format, kLanes>(elements);
+    const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
+    block.stored = canonical_scale(scale.stored);
+    block.codes = encode_elements<Format, Math>(elements, 0.0F, scale.multiplier);
+  } else {
+    const float largest = bits_float(group_max<kLanes>(elements.max_or_nan()));
+    const auto ordinary = ordinary_scale<Format, Math, kRule>(largest, pair, rules);
+    // The same for all lanes of the group.
+    if (ordinary.is_right && is_in_e2m1_range<Math>(largest, ordinary.prescaled)) {
+      block.stored = ordinary.stored;
+#pragma unroll
+      for (int i = 0; i < block.codes.kWords; ++i) {
+        block.codes.words[i] = encode_e2m1_in_range<Math>(elements, 8 * i, ordinary.prescaled);
+      }
+    } else {
+      const float amax = maximum_beside_nan<Format, kLanes>(elements);
+      const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
+      block.stored = scale.stored;
+#pragma unroll
+      for (int i = 0; i < block.codes.kWords; ++i) {
+        block.codes.words[i] =
+            encode_e2m1_any<Format, Math>(eight_of(elements, 8 * i), scale.multiplier);
+      }
+    }
+  }
+  return block;
 }
 
 template <class CodesType>

@@ -10,12 +10,6 @@
 
 namespace narrowfloat {
 
-// A grid that fits the GPU at once.
-struct SingleWave {
-  static constexpr QuantizeBlocksConfig kConfig{
-      .threads = 128, .run = 8, .blocks_per_sm = 8, .lets_next_in_early = true};
-  static_assert(is_valid(kConfig));
-};
 // Few elements: short runs, so that more threads share the latency.
 struct ShortRuns {
   static constexpr QuantizeBlocksConfig kConfig{.threads = 256, .run = 8, .blocks_per_sm = 8};
@@ -28,9 +22,7 @@ struct LongRuns {
   static_assert(is_valid(kConfig));
 };
 
-// Elements up to which one block of 128 threads an SM is enough, and from which long runs are as
-// fast.
-inline constexpr int64_t kSingleWaveElements = int64_t{128} * 1024;
+// Elements from which long runs are as fast.
 inline constexpr int64_t kLongRunElements = int64_t{1} << 24;
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
@@ -138,8 +130,7 @@ void launch_dense_or_blocks(const QuantizeProblem& problem, const QuantizeParams
       return launch_quantize_dense<Format, Math, Source, Tuning>(problem, params, stream);
     }
   }
-  using Other = std::conditional_t<Tuning::kConfig.run == 8, ShortRuns, LongRuns>;
-  launch_quantize_blocks<Format, Math, Source, Other>(problem, params, stream);
+  launch_quantize_blocks<Format, Math, Source, Tuning>(problem, params, stream);
 }
 
 template <BlockFormat Format>
@@ -150,9 +141,6 @@ void launch_quantize_blocks_of(const QuantizeProblem& problem, const QuantizePar
   visit_device_math(effective_math(problem), [&]<class Math>() {
     visit_source<kTakesE4m3>(problem, [&]<class Source>() {
       if constexpr (kHasShortRuns<Source>) {
-        if (elements <= kSingleWaveElements) {
-          return launch_dense_or_blocks<Format, Math, Source, SingleWave>(problem, params, stream);
-        }
         if (elements < kLongRunElements || !kHasLongRuns<Source>) {
           return launch_dense_or_blocks<Format, Math, Source, ShortRuns>(problem, params, stream);
         }

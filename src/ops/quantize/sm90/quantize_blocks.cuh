@@ -28,9 +28,6 @@ struct QuantizeBlocksConfig {
   int threads;
   int run;            // Elements of a thread.
   int blocks_per_sm;  // Dense kernels: at least so many fit, which bounds the registers.
-  // Dense kernels: the next kernel may start before this one's loads are issued. Only where the
-  // grid fits the GPU at once; else waiting blocks take slots that this grid still needs.
-  bool lets_next_in_early = false;
 };
 
 consteval bool is_valid(const QuantizeBlocksConfig& config) {
@@ -103,33 +100,29 @@ __device__ inline const uint8_t* input_row(const QuantizeParams& params, const R
          place.row * params.input_row_stride;
 }
 
-// Multiplier of the run's elements; stores the scale of its block.
+// The codes of a run; stores the scale of its block.
 template <BlockFormat Format, class Math, class Source, class Elements>
-__device__ inline float scale_run(const QuantizeParams& params, const RunPlace& place,
-                                  const Elements& elements, float* largest) {
+__device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& place,
+                                  const Elements& elements) {
   if constexpr (Format::kId == FormatId::kFp8Tensor) {
     const BlockScale<float> scale = tensor_scale<Math>(params, place.batch);
     if (place.is_inside && place.row == 0 && place.col == 0 && params.has_fp8_decode_scale) {
       store_scale(params.scales, place.batch, 0, 0, canonical_nan(scale.stored));
     }
-    return scale.multiplier;
+    return encode_elements<Format, Math>(elements, 0.0F, scale.multiplier);
   } else {
     constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
     const ScalePair pair = row_pair<Format, Math>(params, place.batch, place.row);
-    const BlockMaximum maximum = block_maximum<Format, kLanes>(elements);
-    *largest = maximum.largest;
-    const auto scale =
-        scale_of_block<Format, Math, Source::kScaleRule>(maximum.amax, pair, params.rules);
-    const bool is_first_lane = threadIdx.x % kLanes == 0;
-    if (place.is_inside && is_first_lane) {
-      const auto stored = canonical_scale(scale.stored);
+    const auto block =
+        encode_block<Format, Math, Source::kScaleRule, kLanes>(elements, pair, params.rules);
+    if (place.is_inside && threadIdx.x % kLanes == 0) {
       // Pad columns and rows that do not count have scale zero.
-      using Stored = decltype(stored);
+      using Stored = typename Format::Stored;
       store_scale(params.scales, place.batch, image_row(params, place.row),
                   static_cast<uint32_t>(place.col / Format::kBlockCols),
-                  place.is_input ? stored : Stored{0});
+                  place.is_input ? block.stored : Stored{0});
     }
-    return scale.multiplier;
+    return block.codes;
   }
 }
 
@@ -164,11 +157,9 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads)
                                                           place.col, factor);
   }
   allow_next_grid();
-  float largest = 0.0F;
-  const float multiplier = scale_run<Format, Math, Source>(params, place, elements, &largest);
+  const auto codes = encode_run<Format, Math, Source>(params, place, elements);
   const bool is_pad = place.is_inside && place.col >= params.cols;
   if (place.is_input || is_pad) {
-    const auto codes = encode_elements<Format, Math>(elements, largest, multiplier);
     store_codes(codes, params.values + place.flat_row * params.value_row_bytes +
                            place.col * Format::Element::kBits / 8);
   }

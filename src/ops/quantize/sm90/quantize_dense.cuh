@@ -71,14 +71,13 @@ __device__ inline void store_dense_scale(const QuantizeDenseParams& params, uint
   }
 }
 
-template <BlockFormat Format, class Math>
-__device__ inline void store_dense_decode_scale(const QuantizeDenseParams& params,
-                                                const ScalePair& pair) {
+template <BlockFormat Format>
+__device__ inline void store_dense_decode_scale(const QuantizeDenseParams& params) {
   if constexpr (Format::kHasGlobalScale) {
     if (params.is_amax) return;
-    const bool is_quotient = Math::kMode == MathMode::kExact;
-    const float decode = is_quotient ? pair.decode : div_rn(1.0F, pair.encode);
-    *params.global_scale = canonical_nan(decode);
+    const float encode =
+        params.device_scale == nullptr ? params.host_pair.encode : *params.device_scale;
+    *params.global_scale = canonical_nan(div_rn(1.0F, encode));
   }
 }
 
@@ -88,21 +87,18 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   constexpr int kRun = Tuning::kConfig.run;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kRun;
   constexpr int kCodeBytes = kRun * Format::Element::kBits / 8;
-  // All addresses come before the wait, so that the end of the previous kernel hides them.
   const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
   const uint32_t row = params.runs_per_row.quotient(run);
   const uint32_t run_in_row = run - row * params.runs_per_row.divisor();
   const bool is_inside = run < params.num_runs;
   const uint8_t* input = params.input + static_cast<int64_t>(row) * params.input_row_stride;
   uint8_t* values = params.values + static_cast<int64_t>(run) * kCodeBytes;
-  compute_here(input, values);
   wait_for_previous_grids();
   if (blockIdx.x >= params.element_blocks) {
     const uint32_t piece = run - params.element_blocks * Tuning::kConfig.threads;
     if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
     return;
   }
-  if constexpr (Tuning::kConfig.lets_next_in_early) allow_next_grid();
   float device_scale = 0.0F;
   if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
   typename Source::template Elements<kRun> elements{};
@@ -110,18 +106,15 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
     elements =
         Source::template load<kRun>(params, input, static_cast<int64_t>(run_in_row) * kRun, 1.0F);
   }
-  if constexpr (!Tuning::kConfig.lets_next_in_early) allow_next_grid();
+  allow_next_grid();
   ScalePair pair{};
   if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
-  if (run == 0) store_dense_decode_scale<Format, Math>(params, pair);
-  const BlockMaximum maximum = block_maximum<Format, kLanes>(elements);
-  const auto scale = Format::template block_scale<Math>(maximum.amax, pair, params.rules);
+  const auto block =
+      encode_block<Format, Math, ScaleRule::kFormat, kLanes>(elements, pair, params.rules);
   if (!is_inside) return;
-  if (run % kLanes == 0) {
-    store_dense_scale(params, run / kLanes, row, canonical_scale(scale.stored));
-  }
-  const auto codes = encode_elements<Format, Math>(elements, maximum.largest, scale.multiplier);
-  store_codes(codes, values);
+  store_codes(block.codes, values);
+  if (run % kLanes == 0) store_dense_scale(params, run / kLanes, row, block.stored);
+  if (run == 0) store_dense_decode_scale<Format>(params);
 }
 
 }  // namespace narrowfloat

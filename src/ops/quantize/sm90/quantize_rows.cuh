@@ -225,11 +225,10 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RowScaling
     return block.codes;
   } else {
     constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kRowRun;
-    const BlockMaximum maximum = block_maximum<Format, kLanes>(elements);
-    const auto scale =
-        scale_of_block<Format, Math, Source::kScaleRule>(maximum.amax, scaling.pair, params.rules);
-    *stored = canonical_scale(scale.stored);
-    return encode_elements<Format, Math>(elements, maximum.largest, scale.multiplier);
+    const auto block = encode_block<Format, Math, Source::kScaleRule, kLanes>(
+        elements, scaling.pair, params.rules);
+    *stored = block.stored;
+    return block.codes;
   }
 }
 
