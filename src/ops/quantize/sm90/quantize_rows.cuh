@@ -175,20 +175,79 @@ __device__ inline void store_norm_output(const QuantizeParams& params, const Row
   }
 }
 
+// Where a row's scales are: every layout puts scale `block` at
+//
+//   base + (block >> shift) * stride + (block & mask)
+//
+// with base, stride and so on the same for the whole row.
+template <typename Stored>
+struct ScaleRow {
+  Stored* base;  // Null: nowhere.
+  uint32_t shift;
+  uint32_t mask;
+  uint32_t stride;
+
+  __device__ Stored* place(uint32_t block) const {
+    return base + (size_t{block >> shift} * stride + (block & mask));
+  }
+};
+
+template <typename Stored>
+__device__ inline ScaleRow<Stored> scale_row_of(const ScaleImages& images, uint32_t batch,
+                                                int64_t row) {
+  if (row < 0) return {nullptr, 0, 0, 0};
+  auto* image = reinterpret_cast<Stored*>(images.data + batch * images.image_bytes);
+  switch (images.layout) {
+    case ScaleLayoutId::kMnMajor:
+      return {image + row, 0, 0, static_cast<uint32_t>(MnMajorLayout::padded(images.extents).rows)};
+    case ScaleLayoutId::kSwizzled128x4:
+      return {image + Swizzled128x4Layout::offset(row, 0, images.extents), 2, 3, 512};
+    case ScaleLayoutId::kSwizzled8x4:
+      return {image + Swizzled8x4Layout::offset(row, 0, images.extents), 2, 3, 32};
+    case ScaleLayoutId::kLinear:
+      break;
+  }
+  return {image + LinearLayout::offset(row, 0, images.extents), 2, 3, 4};
+}
+
+// Stores a scale, and the zeros that pad the last four of a swizzled row.
+template <typename Stored>
+__device__ inline void store_scale(const ScaleRow<Stored>& row, uint32_t num_blocks, uint32_t block,
+                                   Stored scale) {
+  if (row.base == nullptr) return;
+  Stored* place = row.place(block);
+  *place = scale;
+  constexpr uint32_t kLinearStride = 4;
+  if (block + 1 == num_blocks && row.mask != 0 && row.stride != kLinearStride) {
+#pragma unroll 1
+    for (uint32_t pad = 1; (block + pad) % 4 != 0; ++pad) place[pad] = Stored{0};
+  }
+}
+
 // What a row's blocks have in common.
+template <typename Stored>
 struct RowScaling {
   ScalePair pair{};
   float row_amax = 0.0F;    // Per token.
   float multiplier = 0.0F;  // FP8 per tensor.
-  int32_t image_row = 0;
+  ScaleRow<Stored> scales{};
+  ScaleRow<Stored> extra_scales{};  // Of norms.
 };
 
 // Stores the scales of the row or tensor as well.
 template <BlockFormat Format, class Math>
-__device__ inline RowScaling scale_row(const QuantizeParams& params, const RowPlace& place,
-                                       uint32_t row_amax) {
-  RowScaling scaling;
-  scaling.image_row = place.row;
+__device__ inline auto scale_row(const QuantizeParams& params, const RowPlace& place,
+                                 uint32_t row_amax) {
+  using Stored = typename Format::Stored;
+  RowScaling<Stored> scaling;
+  if constexpr (Format::kId != FormatId::kFp8Tensor) {
+    const bool has_groups = Format::kId == FormatId::kFp8Block1x128;
+    const int64_t row = has_groups ? image_row(params, place.row) : place.row;
+    scaling.scales = scale_row_of<Stored>(params.scales, place.batch, row);
+    if (params.extra_scales.data != nullptr) {
+      scaling.extra_scales = scale_row_of<Stored>(params.extra_scales, place.batch, row);
+    }
+  }
   if constexpr (Format::kHasRowScale) {
     scaling.row_amax = bits_float(row_amax);
     const auto scale = Format::template row_scale<Math>(scaling.row_amax, params.base_decode_scale);
@@ -203,7 +262,6 @@ __device__ inline RowScaling scale_row(const QuantizeParams& params, const RowPl
     }
   } else {
     scaling.pair = row_pair<Format, Math>(params, place.batch, place.row);
-    scaling.image_row = static_cast<int32_t>(image_row(params, place.row));
     if (threadIdx.x == 0) store_decode_scale<Format, Math>(params, place.batch, place.row);
   }
   return scaling;
@@ -211,7 +269,8 @@ __device__ inline RowScaling scale_row(const QuantizeParams& params, const RowPl
 
 // Codes of a run and the scale of its block, which is left alone for FP8 per tensor.
 template <BlockFormat Format, class Math, class Source, class Tuning>
-__device__ inline auto encode_run(const QuantizeParams& params, const RowScaling& scaling,
+__device__ inline auto encode_run(const QuantizeParams& params,
+                                  const RowScaling<typename Format::Stored>& scaling,
                                   const typename Source::Elements& elements,
                                   typename Format::Stored* stored) {
   if constexpr (Format::kId == FormatId::kFp8Tensor) {
@@ -234,21 +293,23 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RowScaling
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
 __device__ inline void quantize_run(const QuantizeParams& params, const RowPlace& place,
-                                    const RowScaling& scaling,
+                                    const RowScaling<typename Format::Stored>& scaling,
                                     const typename Source::Elements& elements, uint32_t col) {
   using Stored = typename Format::Stored;
   Stored stored{0};
   const auto codes = encode_run<Format, Math, Source, Tuning>(params, scaling, elements, &stored);
   if (col >= params.value_cols) return;
-  const bool is_pad = col >= params.cols;
   store_codes(codes, params.values + int64_t{place.flat_row} * params.value_row_bytes +
                          size_t{col} * Format::Element::kBits / 8);
   if constexpr (Format::kId != FormatId::kFp8Tensor) {
     constexpr auto kCols = static_cast<uint32_t>(Format::kBlockCols);
     if (col % kCols == 0) {
-      const Stored scale = is_pad ? Stored{0} : stored;
-      store_scale(params.scales, place.batch, scaling.image_row, col / kCols, scale);
-      store_scale(params.extra_scales, place.batch, scaling.image_row, col / kCols, scale);
+      const auto num_blocks = static_cast<uint32_t>(params.scales.extents.blocks);
+      const Stored scale = col < params.cols ? stored : Stored{0};
+      store_scale(scaling.scales, num_blocks, col / kCols, scale);
+      if constexpr (Source::kIsNorm) {
+        store_scale(scaling.extra_scales, num_blocks, col / kCols, scale);
+      }
     }
   }
 }
@@ -256,8 +317,8 @@ __device__ inline void quantize_run(const QuantizeParams& params, const RowPlace
 // A chunk; finished before for formats with row scales.
 template <BlockFormat Format, class Math, class Source, class Tuning>
 __device__ inline void quantize_chunk(const QuantizeParams& params, const RowPlace& place,
-                                      const RowScaling& scaling, int index, float factor,
-                                      Chunk<Source, Tuning::kConfig.runs>& chunk) {
+                                      const RowScaling<typename Format::Stored>& scaling, int index,
+                                      float factor, Chunk<Source, Tuning::kConfig.runs>& chunk) {
   constexpr int kRuns = Tuning::kConfig.runs;
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
@@ -295,6 +356,8 @@ __device__ inline RowPlace place_of_row(const QuantizeParams& params,
   return {batch, row, static_cast<int32_t>(index)};
 }
 
+// kHasExtra: there may be extra scales.
+template <bool kHasExtra>
 __device__ inline void clear_padding_of_launch(const QuantizeParams& params,
                                                const QuantizeRowsGrid& grid) {
   const int64_t index = static_cast<int64_t>(blockIdx.x - grid.num_rows) * blockDim.x + threadIdx.x;
@@ -305,7 +368,7 @@ __device__ inline void clear_padding_of_launch(const QuantizeParams& params,
     clear_padding(images, padding, batch, static_cast<uint32_t>(index - batch * per_image));
   };
   clear(params.scales, grid.padding);
-  clear(params.extra_scales, grid.extra_padding);
+  if constexpr (kHasExtra) clear(params.extra_scales, grid.extra_padding);
 }
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
@@ -315,7 +378,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   __shared__ RowStorage<Source::kIsNorm> shared_storage;
   constexpr int kRuns = Tuning::kConfig.runs;
   wait_for_previous_grids();
-  if (blockIdx.x >= grid.num_rows) return clear_padding_of_launch(params, grid);
+  if (blockIdx.x >= grid.num_rows) return clear_padding_of_launch<Source::kIsNorm>(params, grid);
   const RowPlace place = place_of_row(params, grid);
   if (place.row < 0) return;
   if constexpr (!Source::kIsNorm) {
@@ -339,7 +402,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
     row_amax = row_maximum<Source, kRuns>(params, place, chunk, factor, num_chunks);
     row_amax = block_max(row_amax, shared_storage.maxima);
   }
-  const RowScaling scaling = scale_row<Format, Math>(params, place, row_amax);
+  const auto scaling = scale_row<Format, Math>(params, place, row_amax);
 #pragma unroll 1
   for (int index = 0;;) {
     quantize_chunk<Format, Math, Source, Tuning>(params, place, scaling, index, factor, chunk);
