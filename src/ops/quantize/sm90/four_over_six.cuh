@@ -26,7 +26,7 @@ struct FourOverSixRow {
   float target;
   float divisor;
   float reciprocal;  // RN(1 / divisor)
-  bool is_ordinary;  // The division below is right.
+  bool is_ordinary;  // The shortcuts below are right.
 };
 
 // row_amax: per token, else 0.
@@ -35,6 +35,7 @@ __device__ inline FourOverSixRow four_over_six_row(const FourOverSix& options,
   FourOverSixRow row{pair, {}, pair.decode, 1.0F, 1.0F, 1.0F, true};
   const float code_range = static_cast<float>(options.e4m3_max) * 6.0F;
   row.rules = {options.error, options.error_math, code_range, row_amax};
+  row.is_ordinary = pair.encode >= 0x1p-100F && pair.encode <= 0x1p100F;
   if (options.error_math == FourOverSixMath::kFast) {
     row.factor = 1.0F;
     row.target = pair.encode;
@@ -42,17 +43,17 @@ __device__ inline FourOverSixRow four_over_six_row(const FourOverSix& options,
     row.factor = row_amax;
     row.divisor = code_range;
     row.reciprocal = div_rn(1.0F, code_range);
-    row.is_ordinary = row_amax >= 0x1p-60F && row_amax <= 0x1p100F;
+    row.is_ordinary &= row_amax >= 0x1p-60F && row_amax <= 0x1p100F;
   }
   return row;
 }
 
-// a / row.divisor, correctly rounded (Markstein 1990; compared with the division for all
-// significands and both ranges of codes) while nothing under- or overflows; a / 1 is a.
-__device__ inline float divide_by_range(float a, const FourOverSixRow& row) {
-  const float quotient = __fmul_rn(a, row.reciprocal);
-  const float remainder = __fmaf_rn(-row.divisor, quotient, a);
-  return __fmaf_rn(remainder, row.reciprocal, quotient);
+// a / divisor, correctly rounded (Markstein 1990; compared with the division for all significands
+// and the divisors 6, 1536 and 2688) while nothing under- or overflows; a / 1 is a.
+__device__ inline float divide_by_known(float a, float divisor, float reciprocal) {
+  const float quotient = __fmul_rn(a, reciprocal);
+  const float remainder = __fmaf_rn(-divisor, quotient, a);
+  return __fmaf_rn(remainder, reciprocal, quotient);
 }
 
 struct FourOverSixScale {
@@ -61,13 +62,25 @@ struct FourOverSixScale {
   float decoded;    // The scale over kE2m1Prescale.
 };
 
+// s6 of the formula. is_ordinary: by the shortcut.
+template <class Math>
+__device__ inline float scale_of_six(float amax, float encode, bool is_ordinary) {
+  if constexpr (Math::kMode == MathMode::kFast) {
+    return Math::mul(encode, Math::mul(amax, kOneSixth));
+  }
+  return mul_rn(is_ordinary ? divide_by_known(amax, 6.0F, kOneSixth) : div_rn(amax, 6.0F), encode);
+}
+
+// A stored scale of zero gives a multiplier that is out of range, or NaN.
 template <class Math>
 __device__ inline FourOverSixScale four_over_six_scale(float scale, const ScalePair& pair) {
   const uint8_t stored = Math::template encode<E4M3>(scale);
-  const float multiplier = Nvfp4::multiplier<Math>(stored, pair);
+  const float decoded = Math::template decode<E4M3>(stored);
+  const float product = Math::mul(decoded, pair.decode);
+  const float multiplier =
+      Math::kMode == MathMode::kExact ? newton_reciprocal(product) : Math::rcp(product);
   // Not flushed: a least multiplier that became zero would pass for that of a zero block.
-  return {stored, mul_rn(multiplier, kE2m1Prescale),
-          mul_rn(Math::template decode<E4M3>(stored), 1.0F / kE2m1Prescale)};
+  return {stored, mul_rn(multiplier, kE2m1Prescale), mul_rn(decoded, 1.0F / kE2m1Prescale)};
 }
 
 // Sum of the errors of a candidate so far, and its codes of eight elements without their signs.
@@ -85,7 +98,7 @@ __device__ inline void add_eight(const Elements& elements, int first, const Four
     const float x = fabsf(elements[first + i]);
     q[i] = round_to_e2m1_grid(Math::mul(x, scale.prescaled));
     float decoded = Math::mul(Math::mul(q[i], scale.decoded), row.factor);
-    if constexpr (kDivides) decoded = divide_by_range(decoded, row);
+    if constexpr (kDivides) decoded = divide_by_known(decoded, row.divisor, row.reciprocal);
     const float e = Math::add(decoded, -Math::mul(x, row.target));
     const float term = kError == FourOverSixError::kMae ? fabsf(e) : Math::mul(e, e);
     candidate->error = Math::add(candidate->error, term);
@@ -130,10 +143,11 @@ __device__ inline FourOverSixCodes better_candidate(const Elements& elements,
 
 // By the plain formula, a loop: it may be slow, and its registers count for the whole kernel.
 template <class Math, class Elements>
-__device__ __noinline__ FourOverSixCodes encode_four_over_six_any(Elements elements,
-                                                                  float scale_six, ScalePair pair,
+__device__ __noinline__ FourOverSixCodes encode_four_over_six_any(Elements elements, float amax,
+                                                                  ScalePair pair,
                                                                   FourOverSixRules rules) {
   FourOverSixCodes result{};
+  const float scale_six = scale_of_six<Math>(amax, pair.encode, false);
   float least = 0.0F;
 #pragma unroll 1
   for (int k = 0; k < 2; ++k) {
@@ -166,15 +180,14 @@ __device__ inline FourOverSixCodes encode_four_over_six(const Elements& elements
                                                         const FourOverSixRow& row) {
   // Zero blocks drop the sign of their zeros.
   if (Math::flush(maximum.amax) == 0.0F) return {};
-  const float s6 = Math::kMode == MathMode::kExact
-                       ? mul_rn(div_rn(maximum.amax, 6.0F), row.pair.encode)
-                       : Math::mul(row.pair.encode, Math::mul(maximum.amax, kOneSixth));
+  const float s6 = scale_of_six<Math>(maximum.amax, row.pair.encode, true);
   const FourOverSixScale six = four_over_six_scale<Math>(s6, row.pair);
   const FourOverSixScale four = four_over_six_scale<Math>(Math::mul(s6, 1.5F), row.pair);
-  const bool in_range = row.is_ordinary && is_in_e2m1_range<Math>(maximum.largest, six.prescaled) &&
+  const bool in_range = row.is_ordinary && maximum.largest >= 0x1p-90F &&
+                        is_in_e2m1_range<Math>(maximum.largest, six.prescaled) &&
                         is_in_e2m1_range<Math>(maximum.largest, four.prescaled);
   if (!in_range) {
-    return encode_four_over_six_any<Math>(elements, s6, row.pair, row.rules);
+    return encode_four_over_six_any<Math>(elements, maximum.amax, row.pair, row.rules);
   }
   if (row.rules.error == FourOverSixError::kMae) {
     return better_candidate<Math, kDivides, FourOverSixError::kMae>(elements, six, four, row);

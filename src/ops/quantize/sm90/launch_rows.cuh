@@ -41,11 +41,22 @@ struct FourOverSixRun {
       .runs = 1, .max_threads = 1024, .registers = 64, .four_over_six = true};
   static_assert(is_valid(kConfig));
 };
+struct FourOverSixTwoRuns {
+  static constexpr QuantizeRowsConfig kConfig{
+      .runs = 2, .max_threads = 512, .registers = 80, .four_over_six = true};
+  static_assert(is_valid(kConfig));
+};
 struct FourOverSixLongRows {
   static constexpr QuantizeRowsConfig kConfig{
       .runs = 1, .max_threads = 512, .registers = 96, .is_long = true, .four_over_six = true};
   static_assert(is_valid(kConfig));
 };
+
+// Sources with kernels for many rows, beside norms.
+template <class Source>
+inline constexpr bool kHasTwoRuns = false;
+template <class Half>
+inline constexpr bool kHasTwoRuns<WholeRows<PlainRows<Half>>> = true;
 
 template <class Source>
 inline constexpr bool kIsLarge = false;

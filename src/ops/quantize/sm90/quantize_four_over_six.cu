@@ -8,6 +8,12 @@ void launch_quantize_four_over_six(const QuantizeProblem& problem, const Quantiz
                                    Stream stream) {
   visit_device_math(problem.math, [&]<class Math>() {
     visit_row_source<Math>(problem, [&]<class Source>() {
+      if constexpr (kHasTwoRuns<Source>) {
+        if (takes_two_runs<FourOverSixTwoRuns>(problem)) {
+          return launch_quantize_rows<Nvfp4, Math, Source, FourOverSixTwoRuns>(problem, params,
+                                                                               stream);
+        }
+      }
       launch_quantize_whole_rows<Nvfp4, Math, Source, FourOverSixRun>(problem, params, stream);
     });
   });

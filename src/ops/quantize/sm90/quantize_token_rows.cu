@@ -3,15 +3,6 @@
 #include "ops/quantize/sm90/quantize_rows.h"
 
 namespace narrowfloat {
-namespace {
-
-template <class Source>
-constexpr bool kHasTwoRuns = false;
-template <class Half>
-constexpr bool kHasTwoRuns<WholeRows<PlainRows<Half>>> = true;
-
-}  // namespace
-
 void launch_quantize_token_rows(const QuantizeProblem& problem, const QuantizeParams& params,
                                 Stream stream) {
   visit_device_math(problem.math, [&]<class Math>() {
