@@ -111,7 +111,8 @@ template <BlockFormat Format, class Math, class Elements>
 __device__ inline auto encode_elements(const Elements& elements, float largest, float multiplier) {
   Codes<typename Format::Element, Elements::kSize> codes;
   if constexpr (Format::Element::kBits == 4) {
-    const float prescaled = Math::mul(multiplier, kE2m1Prescale);
+    // Not flushed: a least multiplier that became zero would pass for that of a zero block.
+    const float prescaled = mul_rn(multiplier, kE2m1Prescale);
     // One branch for all, so that the chains of all elements interleave.
     if (is_in_e2m1_range<Math>(largest, prescaled)) {
 #pragma unroll
@@ -168,7 +169,7 @@ __device__ inline OrdinaryScale<typename Format::Stored> ordinary_scale(float am
     return ordinary_nvfp4_scale(amax, pair.encode);
   } else {
     const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
-    return {scale.stored, Math::mul(scale.multiplier, kE2m1Prescale), true};
+    return {scale.stored, mul_rn(scale.multiplier, kE2m1Prescale), true};
   }
 }
 

@@ -19,7 +19,7 @@ struct TwoRuns {
   static_assert(is_valid(kConfig));
 };
 struct OneNormRun {
-  static constexpr QuantizeRowsConfig kConfig{.runs = 1, .max_threads = 1024, .registers = 48};
+  static constexpr QuantizeRowsConfig kConfig{.runs = 1, .max_threads = 1024, .registers = 56};
   static_assert(is_valid(kConfig));
 };
 struct TwoNormRuns {
@@ -111,10 +111,13 @@ inline bool holds_rows_of(const QuantizeProblem& problem) {
 
 // Rows from which two runs a thread are as fast; fewer cannot fill the GPU that way.
 inline constexpr int64_t kTwoRunRows = 1025;
+// Of norms, whose one-run kernels have no more than two rows on an SM.
+inline constexpr int64_t kTwoNormRunRows = 265;
 
 template <class Tuning>
 bool takes_two_runs(const QuantizeProblem& problem) {
-  return holds_rows_of<Tuning>(problem) && problem.batch * problem.rows >= kTwoRunRows;
+  const int64_t least = is_norm(problem.source) ? kTwoNormRunRows : kTwoRunRows;
+  return holds_rows_of<Tuning>(problem) && problem.batch * problem.rows >= least;
 }
 
 // By a tuning if it holds a row, else as long rows.
