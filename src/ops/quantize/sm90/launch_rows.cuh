@@ -23,7 +23,7 @@ struct OneNormRun {
   static_assert(is_valid(kConfig));
 };
 struct TwoNormRuns {
-  static constexpr QuantizeRowsConfig kConfig{.runs = 2, .max_threads = 512, .registers = 64};
+  static constexpr QuantizeRowsConfig kConfig{.runs = 2, .max_threads = 512, .registers = 72};
   static_assert(is_valid(kConfig));
 };
 // SiLU and fp32.
