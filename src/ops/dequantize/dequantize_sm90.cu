@@ -95,10 +95,33 @@ __device__ RowSet assign_rows(const DequantizeParams& params) {
   return rows;
 }
 
-// Position in the scale image of the block of the set's first row.
-__device__ int64_t first_scale(const DequantizeParams& params, const RowSet& rows) {
-  return AllLayouts::offset(params.layout, rows.first_row >> params.scale_row_shift,
-                            rows.piece >> params.scale_block_shift, params.scale_extents);
+// Of the set's first row.
+template <typename Stored>
+struct Addresses {
+  const uint8_t* codes;
+  const Stored* scale_image;  // Of the batch.
+  const Stored* scale;        // Without row groups.
+  const float* global_scale;
+  uint8_t* output;
+};
+
+template <typename Piece, typename Stored>
+__device__ Addresses<Stored> locate(const DequantizeParams& params, const RowSet& rows) {
+  const int64_t flat_row = static_cast<int64_t>(rows.batch) * params.rows + rows.first_row;
+  Addresses<Stored> addresses;
+  addresses.codes =
+      params.values + flat_row * params.value_row_bytes + rows.piece * int64_t{Piece::kBytes};
+  addresses.scale_image =
+      static_cast<const Stored*>(params.scales) + rows.batch * params.scale_image;
+  addresses.scale =
+      addresses.scale_image +
+      AllLayouts::offset(params.layout, rows.first_row >> params.scale_row_shift,
+                         rows.piece >> params.scale_block_shift, params.scale_extents);
+  addresses.global_scale = params.global_scale + rows.batch * params.global_batch_step +
+                           rows.first_row * params.global_row_step;
+  addresses.output =
+      params.output + flat_row * params.output_row_bytes + rows.piece * int64_t{sizeof(uint4)};
+  return addresses;
 }
 
 __device__ int64_t grouped_scale(const DequantizeParams& params, const RowSet& rows, int i) {
@@ -110,32 +133,30 @@ __device__ int64_t grouped_scale(const DequantizeParams& params, const RowSet& r
 }
 
 template <typename Split, typename Stored>
-__device__ void load_scales(const DequantizeParams& params, const RowSet& rows, Stored* scales) {
-  const Stored* image = static_cast<const Stored*>(params.scales) + rows.batch * params.scale_image;
+__device__ void load_scales(const DequantizeParams& params, const RowSet& rows,
+                            const Addresses<Stored>& addresses, Stored* scales) {
   if (sizeof(Stored) == sizeof(float) && params.row_offsets != nullptr) {
 #pragma unroll
     for (int i = 0; i < Split::kRows; ++i) {
-      scales[i] = load_readonly<Stored>(image + grouped_scale(params, rows, i));
+      scales[i] = load_readonly<Stored>(addresses.scale_image + grouped_scale(params, rows, i));
     }
     return;
   }
-  const Stored* first = image + first_scale(params, rows);
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {
-    scales[i] = load_readonly<Stored>(first + rows.distance(i, params.scale_step));
+    scales[i] = load_readonly<Stored>(addresses.scale + rows.distance(i, params.scale_step));
   }
 }
 
-template <typename Split>
+template <typename Split, typename Stored>
 __device__ void load_global_scales(const DequantizeParams& params, const RowSet& rows,
-                                   float* global_scales) {
+                                   const Addresses<Stored>& addresses, float* global_scales) {
   const bool is_one = params.global_scale == nullptr;
-  const float* first = params.global_scale + rows.batch * params.global_batch_step +
-                       rows.first_row * params.global_row_step;
   const int64_t step = params.global_row_step << params.row_step_log2;
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {
-    global_scales[i] = is_one ? 1.0F : load_readonly<float>(first + rows.distance(i, step));
+    global_scales[i] =
+        is_one ? 1.0F : load_readonly<float>(addresses.global_scale + rows.distance(i, step));
   }
 }
 
@@ -143,32 +164,31 @@ template <BlockFormat Format, typename Output, typename Split>
 __global__ void __launch_bounds__(kMaxThreads)
     dequantize_rows_kernel(const __grid_constant__ DequantizeParams params) {
   using Piece = CodePiece<typename Format::Element, Output::kPieceElements>;
+  using Stored = typename Format::Stored;
   const RowSet rows = assign_rows<Split>(params);
   if (rows.num_rows == 0) return;
-  const int64_t flat_row = static_cast<int64_t>(rows.batch) * params.rows + rows.first_row;
-  const uint8_t* global_codes =
-      params.values + flat_row * params.value_row_bytes + rows.piece * int64_t{Piece::kBytes};
+  const Addresses<Stored> addresses = locate<Piece, Stored>(params, rows);
   const int64_t value_step = params.value_row_bytes << params.row_step_log2;
+  const int64_t output_step = params.output_row_bytes << params.row_step_log2;
   wait_for_previous_grids();
   Piece codes[Split::kRows];
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {
-    codes[i].load(global_codes + rows.distance(i, value_step));
+    codes[i].load(addresses.codes + rows.distance(i, value_step));
   }
-  typename Format::Stored scales[Split::kRows];
-  load_scales<Split>(params, rows, scales);
+  Stored scales[Split::kRows];
+  load_scales<Split>(params, rows, addresses, scales);
   float global_scales[Split::kRows] = {};
-  if constexpr (Format::kHasGlobalScale) load_global_scales<Split>(params, rows, global_scales);
+  if constexpr (Format::kHasGlobalScale) {
+    load_global_scales<Split>(params, rows, addresses, global_scales);
+  }
   allow_next_grid();
-  uint8_t* global_output =
-      params.output + flat_row * params.output_row_bytes + rows.piece * int64_t{sizeof(uint4)};
-  const int64_t output_step = params.output_row_bytes << params.row_step_log2;
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {
     const float factor =
         block_factor<Format>(scales[i], global_scales[i], params.global_scale_divides);
     const uint4 piece = dequantize_piece<Output>(codes[i], factor);
-    if (i < rows.num_rows) store(global_output + i * output_step, piece);
+    if (i < rows.num_rows) store(addresses.output + i * output_step, piece);
   }
 }
 
