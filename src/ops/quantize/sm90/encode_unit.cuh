@@ -96,13 +96,15 @@ __device__ __noinline__ uint32_t encode_e2m1_any(Eight elements, float multiplie
 }
 
 // True where encode_e2m1_in_range gives the format's codes. largest: the block's largest magnitude,
-// NaN if it has any; prescaled: the multiplier times kE2m1Prescale. The least multiplier keeps that
-// product exact; zero belongs to blocks of zeros.
+// NaN if it has any; prescaled: RN(multiplier * kE2m1Prescale), never flushed. From the least
+// multiplier on that product is exact; +0 belongs to blocks of zeros; what a device holds as scale
+// may make a multiplier negative.
 template <class Math>
 __device__ inline bool is_in_e2m1_range(float largest, float prescaled) {
   constexpr uint32_t kLeast = 0x0D800000U;  // 2^-100
-  const bool is_normal = float_bits(prescaled) - 1U >= kLeast - 1U;
-  return Math::mul(largest, prescaled) < kE2m1FastLimit && is_normal;
+  const uint32_t bits = float_bits(prescaled);
+  const bool is_positive = bits - kLeast < kInfinityBits - kLeast;
+  return Math::mul(largest, prescaled) < kE2m1FastLimit && (is_positive || bits == 0);
 }
 
 // Codes of elements whose multiplier is known. largest: as for is_in_e2m1_range; counts for 4-bit
@@ -111,7 +113,6 @@ template <BlockFormat Format, class Math, class Elements>
 __device__ inline auto encode_elements(const Elements& elements, float largest, float multiplier) {
   Codes<typename Format::Element, Elements::kSize> codes;
   if constexpr (Format::Element::kBits == 4) {
-    // Not flushed: a least multiplier that became zero would pass for that of a zero block.
     const float prescaled = mul_rn(multiplier, kE2m1Prescale);
     // One branch for all, so that the chains of all elements interleave.
     if (is_in_e2m1_range<Math>(largest, prescaled)) {

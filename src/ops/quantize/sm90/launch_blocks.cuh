@@ -22,6 +22,13 @@ struct LongRuns {
   static_assert(is_valid(kConfig));
 };
 
+// Long runs of sources with much arithmetic: small blocks of threads and at most 40 registers, so
+// that loads of some overlap the arithmetic of others.
+struct LongBusyRuns {
+  static constexpr QuantizeBlocksConfig kConfig{.threads = 128, .run = 16, .blocks_per_sm = 12};
+  static_assert(is_valid(kConfig));
+};
+
 // Elements from which long runs are as fast.
 inline constexpr int64_t kLongRunElements = int64_t{1} << 24;
 
@@ -92,11 +99,44 @@ inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
   return dense;
 }
 
+template <BlockFormat Format, class Math, class Half, class Tuning>
+void launch_quantize_flat(const QuantizeDenseParams& dense, Stream stream) {
+  constexpr int kThreads = Tuning::kConfig.threads;
+  const QuantizeFlatParams flat{.input = dense.input,
+                                .values = dense.values,
+                                .scales = dense.scales,
+                                .num_runs = dense.num_runs,
+                                .is_amax = dense.is_amax,
+                                .device_scale = dense.device_scale,
+                                .host_pair = dense.host_pair,
+                                .rules = dense.rules,
+                                .global_scale = dense.global_scale,
+                                .e4m3_max = dense.e4m3_max};
+  const dim3 blocks(static_cast<unsigned>(ceil_div(flat.num_runs, kThreads)));
+  launch(quantize_flat_kernel<Format, Math, Half, Tuning>, {blocks, dim3(kThreads)}, stream, flat);
+}
+
+// The 16-bit type of a plain tensor; void for other sources.
+template <class Source>
+struct PlainHalf {
+  using Type = void;
+};
+template <class Half>
+struct PlainHalf<PlainRows<Half>> {
+  using Type = Half;
+};
+
 template <BlockFormat Format, class Math, class Source, class Tuning>
 void launch_quantize_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                            Stream stream) {
   constexpr int kThreads = Tuning::kConfig.threads;
   QuantizeDenseParams dense = make_dense_params(problem, params, Tuning::kConfig.run);
+  using Half = typename PlainHalf<Source>::Type;
+  if constexpr (!std::is_void_v<Half>) {
+    const bool is_flat = dense.layout == ScaleLayoutId::kLinear &&
+                         dense.input_row_stride == problem.cols * Source::kInputBytes;
+    if (is_flat) return launch_quantize_flat<Format, Math, Half, Tuning>(dense, stream);
+  }
   dense.element_blocks = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
   const auto padding = static_cast<uint32_t>(ceil_div(dense.padding.per_image(), kThreads));
   launch(quantize_dense_kernel<Format, Math, Source, Tuning>,
@@ -114,6 +154,10 @@ template <>
 inline constexpr bool kHasShortRuns<FloatRows> = true;
 template <class Source>
 inline constexpr bool kHasLongRuns = !std::is_same_v<Source, FloatRows>;
+template <class Source>
+inline constexpr bool kIsBusy = false;
+template <class Half, class Math>
+inline constexpr bool kIsBusy<SiluRows<Half, Math>> = true;
 // Byte scales and what they are made from have one arithmetic; FP8 rules without a fast form are
 // exact whatever the source is (effective_math).
 template <BlockFormat Format, class Math, class Source>
@@ -146,7 +190,8 @@ void launch_quantize_blocks_of(const QuantizeProblem& problem, const QuantizePar
         }
       }
       if constexpr (kHasLongRuns<Source> && kAgrees<Format, Math, Source>) {
-        launch_dense_or_blocks<Format, Math, Source, LongRuns>(problem, params, stream);
+        using Tuning = std::conditional_t<kIsBusy<Source>, LongBusyRuns, LongRuns>;
+        launch_dense_or_blocks<Format, Math, Source, Tuning>(problem, params, stream);
       }
     });
   });

@@ -71,7 +71,8 @@ struct RunPlace {
   int64_t flat_row;  // batch * rows + row
   int64_t col;
   bool is_inside;  // Of the rows and the value columns.
-  bool is_input;   // Of the input's columns, in a row that counts.
+  bool counts;     // Inside, in a row that counts.
+  bool is_input;   // Of the input's columns too.
 };
 
 template <class Tuning>
@@ -90,8 +91,8 @@ __device__ inline RunPlace place_of_run(const QuantizeParams& params,
     place.batch = params.rows_per_batch.quotient(static_cast<uint32_t>(place.flat_row));
     place.row = place.flat_row - place.batch * params.rows;
   }
-  place.is_input =
-      place.is_inside && place.col < params.cols && place.row < valid_rows(params, place.batch);
+  place.counts = place.is_inside && place.row < valid_rows(params, place.batch);
+  place.is_input = place.counts && place.col < params.cols;
   return place;
 }
 
@@ -158,8 +159,7 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads)
   }
   allow_next_grid();
   const auto codes = encode_run<Format, Math, Source>(params, place, elements);
-  const bool is_pad = place.is_inside && place.col >= params.cols;
-  if (place.is_input || is_pad) {
+  if (place.counts) {
     store_codes(codes, params.values + place.flat_row * params.value_row_bytes +
                            place.col * Format::Element::kBits / 8);
   }

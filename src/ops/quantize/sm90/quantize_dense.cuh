@@ -36,12 +36,13 @@ struct QuantizeDenseParams {
 };
 
 // What dense_pair makes the scales from: loaded early, as all that follows waits for it.
-__device__ inline float load_device_scale(const QuantizeDenseParams& params) {
+template <class Params>
+__device__ inline float load_device_scale(const Params& params) {
   return params.device_scale == nullptr ? 0.0F : *params.device_scale;
 }
 
-template <BlockFormat Format, class Math>
-__device__ inline ScalePair dense_pair(const QuantizeDenseParams& params, float device_scale) {
+template <BlockFormat Format, class Math, class Params>
+__device__ inline ScalePair dense_pair(const Params& params, float device_scale) {
   if (params.device_scale == nullptr) return params.host_pair;
   const float encode =
       params.is_amax ? encode_scale_of_amax(device_scale, params.e4m3_max) : device_scale;
@@ -71,8 +72,8 @@ __device__ inline void store_dense_scale(const QuantizeDenseParams& params, uint
   }
 }
 
-template <BlockFormat Format>
-__device__ inline void store_dense_decode_scale(const QuantizeDenseParams& params) {
+template <BlockFormat Format, class Params>
+__device__ inline void store_dense_decode_scale(const Params& params) {
   if constexpr (Format::kHasGlobalScale) {
     if (params.is_amax) return;
     const float encode =
@@ -99,13 +100,13 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
     if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
     return;
   }
-  float device_scale = 0.0F;
-  if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
   typename Source::template Elements<kRun> elements{};
   if (is_inside) {
     elements =
         Source::template load<kRun>(params, input, static_cast<int64_t>(run_in_row) * kRun, 1.0F);
   }
+  float device_scale = 0.0F;
+  if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
   allow_next_grid();
   ScalePair pair{};
   if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
@@ -114,6 +115,49 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   if (!is_inside) return;
   store_codes(block.codes, values);
   if (run % kLanes == 0) store_dense_scale(params, run / kLanes, row, block.stored);
+  if (run == 0) store_dense_decode_scale<Format>(params);
+}
+
+// Where rows of a plain tensor follow each other without gaps and the scales are linear, the number
+// of a run is all there is to addressing.
+struct QuantizeFlatParams {
+  const uint8_t* input;  // [rows, cols]
+  uint8_t* values;
+  uint8_t* scales;
+  uint32_t num_runs;
+  bool is_amax;
+  const float* device_scale;  // As in QuantizeDenseParams.
+  ScalePair host_pair;
+  BlockRules rules;
+  float* global_scale;
+  float e4m3_max;
+};
+
+template <BlockFormat Format, class Math, class Half, class Tuning>
+__global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.blocks_per_sm)
+    quantize_flat_kernel(const __grid_constant__ QuantizeFlatParams params) {
+  using Elements = PackedElements<Half, Tuning::kConfig.run>;
+  constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
+  constexpr int kCodeBytes = Elements::kSize * Format::Element::kBits / 8;
+  const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
+  const bool is_inside = run < params.num_runs;
+  wait_for_previous_grids();
+  Elements elements{};
+  if (is_inside) {
+    elements = load_elements<Elements>(params.input + static_cast<int64_t>(run) * Elements::kBytes);
+  }
+  float device_scale = 0.0F;
+  if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
+  allow_next_grid();
+  ScalePair pair{};
+  if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
+  const auto block =
+      encode_block<Format, Math, ScaleRule::kFormat, kLanes>(elements, pair, params.rules);
+  if (!is_inside) return;
+  store_codes(block.codes, params.values + static_cast<int64_t>(run) * kCodeBytes);
+  if (run % kLanes == 0) {
+    reinterpret_cast<typename Format::Stored*>(params.scales)[run / kLanes] = block.stored;
+  }
   if (run == 0) store_dense_decode_scale<Format>(params);
 }
 

@@ -383,7 +383,12 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   if (place.row < 0) return;
   if constexpr (!Source::kIsNorm) {
     if (place.row >= valid_rows(params, place.batch)) {
-      return store_zero_scales<Format>(params, place);
+      store_zero_scales<Format>(params, place);
+      // The scale of the tensor or batch is stored whether its rows count or not.
+      if constexpr (!Format::kHasRowScale) {
+        if (threadIdx.x == 0) store_decode_scale<Format, Math>(params, place.batch, place.row);
+      }
+      return;
     }
   }
 
