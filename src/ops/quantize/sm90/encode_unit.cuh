@@ -192,11 +192,12 @@ __device__ inline float number_maximum(const Elements& elements) {
   return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
 }
 
-// The block that a group of kLanes lanes holds.
-template <BlockFormat Format, class Math, ScaleRule kRule, int kLanes, class Elements>
+// A block, which a group of neighbouring lanes holds.
+template <BlockFormat Format, class Math, ScaleRule kRule, class Elements>
 __device__ inline EncodedBlock<Format, Elements> encode_block(const Elements& elements,
                                                               const ScalePair& pair,
                                                               const BlockRules& rules) {
+  constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
   EncodedBlock<Format, Elements> block;
   if constexpr (Format::Element::kBits == 8) {
     const float amax = number_maximum<Format, kLanes>(elements);

@@ -114,8 +114,7 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& 
   } else {
     constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
     const ScalePair pair = row_pair<Format, Math>(params, place.batch, place.row);
-    const auto block =
-        encode_block<Format, Math, Source::kScaleRule, kLanes>(elements, pair, params.rules);
+    const auto block = encode_block<Format, Math, Source::kScaleRule>(elements, pair, params.rules);
     if (place.is_inside && threadIdx.x % kLanes == 0) {
       // Pad columns and rows that do not count have scale zero.
       using Stored = typename Format::Stored;

@@ -110,8 +110,7 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   allow_next_grid();
   ScalePair pair{};
   if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
-  const auto block =
-      encode_block<Format, Math, ScaleRule::kFormat, kLanes>(elements, pair, params.rules);
+  const auto block = encode_block<Format, Math, ScaleRule::kFormat>(elements, pair, params.rules);
   if (!is_inside) return;
   store_codes(block.codes, values);
   if (run % kLanes == 0) store_dense_scale(params, run / kLanes, row, block.stored);
@@ -151,8 +150,7 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   allow_next_grid();
   ScalePair pair{};
   if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
-  const auto block =
-      encode_block<Format, Math, ScaleRule::kFormat, kLanes>(elements, pair, params.rules);
+  const auto block = encode_block<Format, Math, ScaleRule::kFormat>(elements, pair, params.rules);
   if (!is_inside) return;
   store_codes(block.codes, params.values + static_cast<int64_t>(run) * kCodeBytes);
   if (run % kLanes == 0) {

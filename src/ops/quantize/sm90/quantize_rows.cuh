@@ -283,9 +283,8 @@ __device__ inline auto encode_run(const QuantizeParams& params,
     *stored = block.stored;
     return block.codes;
   } else {
-    constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kRowRun;
-    const auto block = encode_block<Format, Math, Source::kScaleRule, kLanes>(
-        elements, scaling.pair, params.rules);
+    const auto block =
+        encode_block<Format, Math, Source::kScaleRule>(elements, scaling.pair, params.rules);
     *stored = block.stored;
     return block.codes;
   }
