@@ -66,7 +66,7 @@ step racecheck_queueing sanitize racecheck gpu_test --gtest_filter="$few"
 step initcheck_queueing sanitize initcheck gpu_test --gtest_filter="$few"
 unset NARROWFLOAT_CONFORMANCE_CASES
 
-step benchmarks bench/run_gpu_benchmarks.sh "$build" "$logs"
+step benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
 
 printf '\n%s' "$table"
 if $failed; then

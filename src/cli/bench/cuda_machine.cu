@@ -1,6 +1,7 @@
 // A GPU as a machine for sweeps. Calls are captured into a CUDA graph and timed by events around
 // replays of it, so that the host takes no part: microseconds of a call are the time of a replay
 // divided by the calls in it.
+#include <algorithm>
 #include <cuda_runtime.h>
 #include <fstream>
 #include <string>
@@ -55,8 +56,9 @@ MachineFacts facts_of(int index) {
   facts.num_units = properties.multiProcessorCount;
   facts.max_clock_mhz = attribute(index, cudaDevAttrClockRate) / 1000;
   facts.cache_bytes = static_cast<uint64_t>(properties.l2CacheSize);
-  facts.stream_bytes = 512U << 20U;
   facts.memory_bytes = properties.totalGlobalMem;
+  // With 512 MB an H100 reads 2 % slower.
+  facts.stream_bytes = std::min<uint64_t>(uint64_t{2} << 30U, facts.memory_bytes / 8);
   facts.has_programmatic_launch = properties.major >= 9;
   return facts;
 }
