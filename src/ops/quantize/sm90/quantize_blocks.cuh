@@ -82,7 +82,8 @@ __device__ inline RunPlace place_of_run(const QuantizeParams& params,
   const uint32_t launch_row = grid.runs_per_row.quotient(run);
   const uint32_t run_in_row = run - launch_row * grid.runs_per_row.divisor();
   RunPlace place;
-  place.flat_row = grid.first_row + launch_row;
+  // Threads behind the last row stand on it: what they look up must exist.
+  place.flat_row = grid.first_row + min(launch_row, grid.num_rows - 1);
   place.col = static_cast<int64_t>(run_in_row) * Tuning::kConfig.run;
   place.is_inside = launch_row < grid.num_rows && place.col < params.value_cols;
   place.batch = 0;
