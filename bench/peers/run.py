@@ -73,10 +73,10 @@ def difference(got: list, expected: list, is_exact: bool) -> tuple[str, str]:
     wanted_values = wanted_values.view(values.shape)
     scales = scales[..., :wanted_scales.shape[-1]].contiguous()
     if is_exact:
-        # A scale matrix of one column is no dense tensor to view().
+        # A matrix of one column need not be dense enough for view().
         same = (torch.equal(values.view(torch.uint8), wanted_values.view(torch.uint8))
-                and torch.equal(scales.contiguous().view(torch.uint8),
-                                wanted_scales.contiguous().view(torch.uint8)))
+                and torch.equal(scales.reshape(-1).view(torch.uint8),
+                                wanted_scales.reshape(-1).view(torch.uint8)))
         return ("" if same else "bytes differ from the reference", "same bytes")
     codes = share_of_differing(values, wanted_values)
     other = share_of_differing(scales, wanted_scales)
