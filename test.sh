@@ -20,10 +20,6 @@ esac
 
 jobs=$(nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL=$jobs
-if command -v ccache > /dev/null; then
-  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
-  export CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-fi
 
 stage="" stage_start=0 timings=""
 
@@ -95,6 +91,10 @@ gpu_tests() {
 }
 
 stage "setup" tools/setup.sh --tests
+if command -v ccache > /dev/null; then
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+  export CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+fi
 stage "build (preset cpu)" build cpu
 stage "ctest (preset cpu)" ctest --preset cpu -j "$jobs" --no-tests=error
 stage "Python tests" python_tests
