@@ -100,14 +100,13 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
     if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
     return;
   }
-  typename Source::template Elements<kRun> elements{};
-  if (is_inside) {
-    elements =
-        Source::template load<kRun>(params, input, static_cast<int64_t>(run_in_row) * kRun, 1.0F);
-  }
+  const auto col = static_cast<int64_t>(run_in_row) * kRun;
+  decltype(load_source_input<Source, kRun>(params, input, col)) loaded{};
+  if (is_inside) loaded = load_source_input<Source, kRun>(params, input, col);
   float device_scale = 0.0F;
   if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
   allow_next_grid();
+  const auto elements = finish_source_input<Source>(loaded);
   ScalePair pair{};
   if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
   const auto block = encode_block<Format, Math, ScaleRule::kFormat>(elements, pair, params.rules);

@@ -8,6 +8,10 @@ namespace narrowfloat {
 // NVFP4 per token from all sources but norms.
 void launch_quantize_token_rows(const QuantizeProblem& problem, const QuantizeParams& params,
                                 Stream stream);
+// The same for plain 16-bit tensors of rows that fit registers and all count (is_token_dense).
+bool is_token_dense(const QuantizeProblem& problem);
+void launch_quantize_token_dense(const QuantizeProblem& problem, const QuantizeParams& params,
+                                 Stream stream);
 // Norms into formats with blocks inside a row.
 void launch_quantize_norm_rows_fp4(const QuantizeProblem& problem, const QuantizeParams& params,
                                    Stream stream);

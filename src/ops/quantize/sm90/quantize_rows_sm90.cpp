@@ -35,7 +35,10 @@ void launch_elements(const QuantizeProblem& problem, const QuantizeParams& param
                ? launch_quantize_four_over_six_token_rows(problem, params, stream)
                : launch_quantize_four_over_six(problem, params, stream);
   }
-  if (!is_norm(problem.source)) return launch_quantize_token_rows(problem, params, stream);
+  if (!is_norm(problem.source)) {
+    return is_token_dense(problem) ? launch_quantize_token_dense(problem, params, stream)
+                                   : launch_quantize_token_rows(problem, params, stream);
+  }
   if (format_info(problem.format).element_bits == 4) {
     return launch_quantize_norm_rows_fp4(problem, params, stream);
   }

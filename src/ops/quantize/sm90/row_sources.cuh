@@ -10,6 +10,9 @@
 //   kMathMode                         its arithmetic, where it has any of its own
 //   load<n>(params, row, col, factor) elements [col, col + n) of the row that starts at `row`
 //   load_unscaled<n>(...)             what maxima of a whole tensor are taken of
+// and, where load() computes more than the next kernel should wait for,
+//   Input<n>, load_input<n>(params, row, col), finish(input)
+//                                     the two steps of load()
 // where params has at least the members `cols` and `vector` of QuantizeParams.
 #pragma once
 
@@ -132,11 +135,29 @@ struct SiluRows {
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
   static constexpr std::optional<MathMode> kMathMode = Math::kMode;
 
+  template <int kCount>
+  struct Input {
+    Elements<kCount> gate;
+    Elements<kCount> up;
+  };
+
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& params, const uint8_t* row, int64_t col,
                                           float /*factor*/) {
-    const auto gate = load_elements<Elements<kCount>>(row + col * kInputBytes);
-    const auto up = load_elements<Elements<kCount>>(row + (params.cols + col) * kInputBytes);
+    return finish(load_input<kCount>(params, row, col));
+  }
+
+  template <int kCount, class Params>
+  __device__ static Input<kCount> load_input(const Params& params, const uint8_t* row,
+                                             int64_t col) {
+    return {load_elements<Elements<kCount>>(row + col * kInputBytes),
+            load_elements<Elements<kCount>>(row + (params.cols + col) * kInputBytes)};
+  }
+
+  template <int kCount>
+  __device__ static Elements<kCount> finish(const Input<kCount>& input) {
+    const Elements<kCount>& gate = input.gate;
+    const Elements<kCount>& up = input.up;
     Elements<kCount> y;
     // One branch for all, so that the chains of all elements interleave.
     if (gates_in_range(gate)) {
@@ -188,6 +209,24 @@ struct SmoothRows {
     return y;
   }
 };
+
+// load() in two steps, the second of which does nothing for most sources.
+template <class Source, int kCount, class Params>
+__device__ inline auto load_source_input(const Params& params, const uint8_t* row, int64_t col) {
+  if constexpr (requires { typename Source::template Input<kCount>; }) {
+    return Source::template load_input<kCount>(params, row, col);
+  } else {
+    return Source::template load<kCount>(params, row, col, 1.0F);
+  }
+}
+template <class Source, class Input>
+__device__ inline auto finish_source_input(const Input& input) {
+  if constexpr (requires { Source::finish(input); }) {
+    return Source::finish(input);
+  } else {
+    return input;
+  }
+}
 
 // A factor of the whole row that load() needs (spec 6.10).
 template <class Source, class Math>

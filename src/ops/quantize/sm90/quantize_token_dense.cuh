@@ -1,0 +1,160 @@
+// sm90 quantizer for NVFP4 per token in the usual case, with fewer instructions and registers than
+// quantize_rows.cuh: one batch of a plain 16-bit tensor whose rows all count, whole blocks, and
+// rows that the registers of one block of threads hold.
+//
+//   row scale from max |x|, then the blocks of NVFP4 (spec 6.2)
+//
+// A block of threads takes a row, a thread one or two runs of 16 elements, which are blocks. What
+// counts for small tensors is the way from the last load to the codes: one barrier, and divisions
+// without branches where the row's maximum is an ordinary number. What counts for large ones is the
+// number of rows in flight, which the registers set.
+//
+// Bound by memory: 2.56 bytes an element.
+#pragma once
+
+#include "ops/quantize/sm90/quantize_dense.cuh"
+
+namespace narrowfloat {
+
+struct QuantizeTokenConfig {
+  int runs;         // Of a thread.
+  int max_threads;  // Of a row.
+  int registers;    // Of a thread.
+};
+
+consteval bool is_valid(const QuantizeTokenConfig& config) {
+  return (config.runs == 1 || config.runs == 2) && config.max_threads % kWarpSize == 0 &&
+         config.max_threads <= 1024 && config.max_threads * config.registers <= 65536;
+}
+
+struct QuantizeTokenParams {
+  const uint8_t* input;
+  int64_t input_row_stride;  // In bytes.
+  uint32_t runs_per_row;
+  uint32_t num_rows;
+  uint8_t* values;
+  uint8_t* scales;
+  float* row_scales;
+  ScaleLayoutId layout;    // Not mn_major.
+  uint32_t tiles_per_row;  // Of swizzled layouts.
+  float base_decode_scale;
+  float base_encode_scale;  // RN(1 / base_decode_scale)
+  ScaleImages images;
+  ScalePadding padding;
+};
+
+// Nvfp4PerToken::row_scale for whatever maximum.
+template <class Math>
+__device__ __noinline__ Nvfp4PerToken::RowScale token_row_scale_any(float row_amax, float base) {
+  return Nvfp4PerToken::row_scale<Math>(row_amax, base);
+}
+
+// The same without branches for ordinary numbers. The quotient is IEEE's: two corrections of
+// base_encode * (1 / amax), as in the division of the CUDA compiler where nothing under- or
+// overflows.
+template <class Math>
+__device__ inline Nvfp4PerToken::RowScale token_row_scale(const QuantizeTokenParams& params,
+                                                          float row_amax) {
+  if constexpr (Math::kMode == MathMode::kExact) {
+    const auto is_moderate = [](float a, float limit) { return a >= 1.0F / limit && a <= limit; };
+    const float base = params.base_encode_scale;
+    if (is_moderate(row_amax, 0x1p60F) && is_moderate(base, 0x1p30F)) {
+      const float y = newton_reciprocal(row_amax);
+      float encode = __fmul_rn(base, y);
+      encode = __fmaf_rn(y, __fmaf_rn(-row_amax, encode, base), encode);
+      encode = __fmaf_rn(y, __fmaf_rn(-row_amax, encode, base), encode);
+      const float decode = newton_reciprocal(encode);
+      return {decode, {encode, decode}};
+    }
+    return token_row_scale_any<Math>(row_amax, params.base_decode_scale);
+  } else {
+    return Nvfp4PerToken::row_scale<Math>(row_amax, params.base_decode_scale);
+  }
+}
+
+// Stores the scale of a block, and the zeros that pad the last four of a swizzled row.
+__device__ inline void store_token_scale(const QuantizeTokenParams& params, uint32_t row,
+                                         uint32_t block, uint8_t scale) {
+  if (params.layout == ScaleLayoutId::kLinear) {
+    params.scales[row * params.runs_per_row + block] = scale;
+    return;
+  }
+  uint8_t* place =
+      params.scales + (params.layout == ScaleLayoutId::kSwizzled128x4
+                           ? Swizzled128x4Layout::offset_in_tiles(row, block, params.tiles_per_row)
+                           : Swizzled8x4Layout::offset_in_tiles(row, block, params.tiles_per_row));
+  *place = scale;
+  if (block + 1 == params.runs_per_row) {
+#pragma unroll 1
+    for (uint32_t pad = 1; (block + pad) % 4 != 0; ++pad) place[pad] = 0;
+  }
+}
+
+// The largest number of a run; 0 where there is none.
+template <class Elements>
+__device__ inline uint32_t largest_number(const Elements& elements) {
+  const uint32_t largest = elements.max_or_nan();
+  if (largest <= kInfinityBits) return largest;
+  const uint32_t number = elements.max_number();
+  return number > kInfinityBits ? 0U : number;
+}
+
+template <class Half, int kRuns>
+struct TokenRuns {
+  PackedElements<Half, 16> runs[kRuns];
+};
+
+template <int kRuns>
+__device__ inline uint32_t token_run(int i) {
+  return static_cast<uint32_t>(i) * blockDim.x + threadIdx.x;
+}
+
+template <class Half, class Math, int kRuns>
+__device__ inline void quantize_token_runs(const QuantizeTokenParams& params, uint32_t row,
+                                           const ScalePair& pair,
+                                           const TokenRuns<Half, kRuns>& elements) {
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const uint32_t run = token_run<kRuns>(i);
+    const auto block =
+        encode_block<Nvfp4PerToken, Math, ScaleRule::kFormat>(elements.runs[i], pair, BlockRules{});
+    if (run >= params.runs_per_row) continue;
+    const uint32_t number = row * params.runs_per_row + run;
+    store_codes(block.codes, params.values + size_t{number} * 8);
+    store_token_scale(params, row, run, block.stored);
+  }
+}
+
+template <class Half, class Math, class Tuning>
+__global__ void __maxnreg__(Tuning::kConfig.registers)
+    quantize_token_dense_kernel(const __grid_constant__ QuantizeTokenParams params) {
+  __shared__ uint32_t shared_maxima[kWarpSize];
+  constexpr int kRuns = Tuning::kConfig.runs;
+  const uint32_t row = blockIdx.x;
+  const uint8_t* input = params.input + static_cast<int64_t>(row) * params.input_row_stride;
+  wait_for_previous_grids();
+  if (row >= params.num_rows) {
+    const uint32_t piece = (row - params.num_rows) * blockDim.x + threadIdx.x;
+    if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
+    return;
+  }
+  TokenRuns<Half, kRuns> elements{};
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const uint32_t run = token_run<kRuns>(i);
+    using Run = PackedElements<Half, 16>;
+    if (run < params.runs_per_row) {
+      elements.runs[i] = load_elements<Run>(input + size_t{run} * Run::kBytes);
+    }
+  }
+  allow_next_grid();
+  uint32_t row_amax = 0;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) row_amax = max(row_amax, largest_number(elements.runs[i]));
+  row_amax = block_max(row_amax, shared_maxima);
+  const auto scale = token_row_scale<Math>(params, bits_float(row_amax));
+  if (threadIdx.x == 0) params.row_scales[row] = canonical_nan(scale.stored);
+  quantize_token_runs<Half, Math, kRuns>(params, row, scale.pair, elements);
+}
+
+}  // namespace narrowfloat
