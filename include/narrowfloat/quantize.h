@@ -5,11 +5,16 @@
 //   * write the whole value and scale buffers they are given, padding as zero (exceptions named);
 //   * give the same bytes for any implementation, thread count and floating-point environment;
 //   * accept 0 rows and 0 columns.
-// On the CPU tensors need the natural alignment of their element type. Inputs, `residual` and the
-// output of dequantize may have any row stride of at least their columns (leading axes lie evenly;
-// the input of a quantizer may also be a [batch, rows, cols] view with any two leading strides of
-// at least cols, a transposed one, say);
-// values, scales and all other outputs are dense. Buffers must not overlap.
+// Inputs, `residual` and the output of dequantize may have any row stride of at least their
+// columns (leading axes lie evenly; the input of a quantizer may also be a [batch, rows, cols] view
+// with any two leading strides of at least cols, a transposed one, say); values, scales and all
+// other outputs are dense. Buffers must not overlap.
+//
+// On the CPU tensors need the natural alignment of their element type. On CUDA devices everything
+// but small vectors (encode_scales, valid_rows, ...) and the input of the maxima needs 16 bytes,
+// rows lie multiples of 16 bytes apart, pointers are memory of the device they name, which nobody
+// checks, and calls return before the work is done. What lies in vectors there is not checked
+// either: nonsense gives wrong numbers, never an access outside the buffers.
 #pragma once
 
 #include <optional>

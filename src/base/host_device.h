@@ -14,6 +14,14 @@
 
 namespace narrowfloat {
 
+// Whether device code is being compiled for an architecture that converts fp32 to E2M1 in one
+// instruction. False in host code.
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
+inline constexpr bool kHasE2m1Conversion = true;
+#else
+inline constexpr bool kHasE2m1Conversion = false;
+#endif
+
 // std::bit_cast is not callable from device code (without relaxed-constexpr), the builtin is.
 template <typename To, typename From>
 NF_HOST_DEVICE constexpr To bit_cast(const From& from) {

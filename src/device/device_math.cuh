@@ -13,12 +13,17 @@ namespace narrowfloat {
 
 namespace device_math_detail {
 
-// The instruction's NaN is 0x7F whatever its operand's sign, and everything else is E4M3's own
-// rule.
+// The instructions' NaN is 0x7F or 0x7 whatever its operand's sign, and everything else is the
+// type's own rule.
 template <class Float>
 __device__ inline uint8_t encode(float a) {
-  if constexpr (std::is_same_v<Float, E4M3>) return static_cast<uint8_t>(to_e4m3x2(a, 0.0F));
-  return Float::encode(a);
+  if constexpr (std::is_same_v<Float, E4M3>) {
+    return static_cast<uint8_t>(to_e4m3x2(a, 0.0F));
+  } else if constexpr (std::is_same_v<Float, E2M1> && kHasE2m1Conversion) {
+    return static_cast<uint8_t>(to_e2m1x8({a}));
+  } else {
+    return Float::encode(a);
+  }
 }
 
 // By way of fp16, which holds every E4M3 number. NaN only enters arithmetic, whose NaN is

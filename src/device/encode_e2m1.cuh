@@ -1,4 +1,5 @@
-// Eight E2M1 codes from eight fp32 magnitudes without an E2M1 instruction, in the fp32 pipe.
+// Eight E2M1 codes from eight fp32 numbers: by the E2M1 instruction where there is one, else from
+// their magnitudes in the fp32 pipe, as follows.
 //
 // Let v >= 0 be an element times its multiplier, and e its power of two, at least 1. The E2M1 grid
 // is e / 2 apart at v, which is the unit in the last place of e * 2^22, so
@@ -64,14 +65,23 @@ __device__ inline uint32_t grid_codes(float q0, float q1, float q2, float q3) {
 template <class Math, class Elements>
 __device__ inline uint32_t encode_e2m1_in_range(const Elements& elements, int first,
                                                 float multiplier) {
-  float q[8];
+  if constexpr (kHasE2m1Conversion) {
+    // Exact: the multiplier without its factor.
+    const float whole = __fmul_rn(multiplier, 1.0F / kE2m1Prescale);
+    float v[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    q[i] = round_to_e2m1_grid(Math::mul(fabsf(elements[first + i]), multiplier));
+    for (int i = 0; i < 8; ++i) v[i] = Math::mul(elements[first + i], whole);
+    return to_e2m1x8(v);
+  } else {
+    float q[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      q[i] = round_to_e2m1_grid(Math::mul(fabsf(elements[first + i]), multiplier));
+    }
+    const uint32_t even = grid_codes(q[0], q[2], q[4], q[6]);
+    const uint32_t odd = grid_codes(q[1], q[3], q[5], q[7]);
+    return (even >> 2) + (odd << 2) | nibble_signs(elements, first);
   }
-  const uint32_t even = grid_codes(q[0], q[2], q[4], q[6]);
-  const uint32_t odd = grid_codes(q[1], q[3], q[5], q[7]);
-  return (even >> 2) + (odd << 2) | nibble_signs(elements, first);
 }
 
 }  // namespace narrowfloat

@@ -13,6 +13,21 @@ __device__ inline uint16_t to_e4m3x2(float low, float high) {
   return result;
 }
 
+// cvt.rn.satfinite.e2m1x2.f32 of eight numbers, the first in the lowest nibble: nearest even,
+// saturating, signs of zeros kept; NaN gives 0x7. Only where kHasE2m1Conversion.
+__device__ inline uint32_t to_e2m1x8(const float (&v)[8]) {
+  uint32_t result;
+  asm("{.reg .b8 a, b, c, d;"
+      "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;"
+      "cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;"
+      "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;"
+      "cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;"
+      "mov.b32 %0, {a, b, c, d};}"
+      : "=r"(result)
+      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
+  return result;
+}
+
 // cvt.rn.f16x2.e4m3x2: exact.
 __device__ inline uint32_t e4m3x2_to_f16x2(uint16_t codes) {
   uint32_t result;

@@ -130,12 +130,14 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& 
 template <class Tuning>
 __device__ inline void clear_padding_of_launch(const QuantizeParams& params,
                                                const QuantizeBlocksGrid& grid) {
-  const uint32_t index = (blockIdx.x - grid.element_blocks) * Tuning::kConfig.threads + threadIdx.x;
-  const uint32_t per_image = grid.padding.per_image();
-  const uint32_t batch = index / per_image;
-  if (batch < params.batch) {
-    clear_padding(params.scales, grid.padding, batch, index - batch * per_image);
-  }
+  // Pieces of all images together may be more than 32 bits count.
+  const auto index =
+      int64_t{blockIdx.x - grid.element_blocks} * Tuning::kConfig.threads + threadIdx.x;
+  const int64_t per_image = grid.padding.per_image();
+  if (index >= per_image * params.batch) return;
+  const auto batch = static_cast<uint32_t>(index / per_image);
+  clear_padding(params.scales, grid.padding, batch,
+                static_cast<uint32_t>(index - batch * per_image));
 }
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
