@@ -70,10 +70,10 @@ QuantizeBuffers make_buffers(const QuantizeCase& c, const RunStyle& style) {
     residual.gap = device_gap(c.gap * 2);
     b.residual = Matrix::filled(residual, Fill::kNormal, c.seed + 3, shifted);
   }
-  b.encode_scales = Vector::of(DType::kF32, c.encode_scales);
-  if (c.row_list) b.row_list = Vector::of(DType::kI32, *c.row_list);
-  if (c.valid_rows) b.valid_rows = Vector::of(DType::kI32, *c.valid_rows);
-  b.row_offsets = Vector::of(DType::kI64, c.row_offsets);
+  b.encode_scales = Vector::of(DType::kF32, c.encode_scales, plain);
+  if (c.row_list) b.row_list = Vector::of(DType::kI32, *c.row_list, plain);
+  if (c.valid_rows) b.valid_rows = Vector::of(DType::kI32, *c.valid_rows, plain);
+  b.row_offsets = Vector::of(DType::kI64, c.row_offsets, plain);
   const QuantizedLayout layout = layout_of(c);
   b.output = QuantizedTensor(layout, shifted, c.num_global_scales());
   if (c.extra_layout) {

@@ -54,8 +54,12 @@ struct LargeTensor {
         quantized_layout(layout.format, count, kCols, {.scale_layout = layout.scale_layout});
     const QuantizedLayout before =
         quantized_layout(layout.format, first, kCols, {.scale_layout = layout.scale_layout});
-    return part.bind(values.data() + before.values_bytes, scales.data() + before.scales_bytes,
-                     reinterpret_cast<float*>(global_scale.data()), gpu());
+    // Formats with one scale of the tensor keep it at the beginning.
+    const bool has_row_scale = format_info(layout.format).has_row_scale;
+    const bool has_blocks = format_info(layout.format).block_cols != 0;
+    return part.bind(
+        values.data() + before.values_bytes, scales.data() + (has_blocks ? before.scales_bytes : 0),
+        reinterpret_cast<float*>(global_scale.data()) + (has_row_scale ? first : 0), gpu());
   }
 };
 
@@ -63,6 +67,7 @@ QuantizeOptions options_of(FormatId format) {
   QuantizeOptions options;
   // A maximum of the tensor would not be the maximum of a part.
   if (format == FormatId::kNvfp4) options.encode_scale = 1.75F;
+  if (format == FormatId::kFp8Tensor) options.fp8_decode_scale = 0.25F;
   return options;
 }
 
@@ -106,7 +111,10 @@ TEST_F(GpuLarge, QuantizesAsInPieces) {
                                        Kind{FormatId::kMxfp4, ScaleLayoutId::kLinear},
                                        Kind{FormatId::kMxfp8, ScaleLayoutId::kLinear},
                                        Kind{FormatId::kMxfp8, ScaleLayoutId::kSwizzled128x4},
-                                       Kind{FormatId::kFp8Block1x128, ScaleLayoutId::kLinear}}) {
+                                       Kind{FormatId::kNvfp4PerToken, ScaleLayoutId::kLinear},
+                                       Kind{FormatId::kFp8Block1x128, ScaleLayoutId::kLinear},
+                                       Kind{FormatId::kFp8Block128x128, ScaleLayoutId::kLinear},
+                                       Kind{FormatId::kFp8Tensor, ScaleLayoutId::kLinear}}) {
     SCOPED_TRACE(fmt::format("{} {}", name(format), name(layout)));
     const LargeTensor whole(format, layout, 0xCC);
     const LargeTensor pieces(format, layout, 0x33);
@@ -118,8 +126,10 @@ TEST_F(GpuLarge, QuantizesAsInPieces) {
     synchronize_device();
     EXPECT_EQ(count_differences(whole.values, pieces.values), 0);
     EXPECT_EQ(count_differences(whole.scales, pieces.scales), 0);
+    EXPECT_EQ(whole.global_scale.copy(), pieces.global_scale.copy());
     EXPECT_TRUE(whole.values.intact() && whole.scales.intact());
-    if (layout != ScaleLayoutId::kLinear) continue;
+    // Scales of single rows are needed to compare some rows.
+    if (layout != ScaleLayoutId::kLinear || format_info(format).block_rows != 1) continue;
     // Around element 2^31, and around 2^31 and 2^32 bytes of input.
     for (const int64_t first : {int64_t{0}, (int64_t{1} << 30) / kCols - 16,
                                 (int64_t{1} << 31) / kCols - 16, kRows - 32}) {

@@ -50,8 +50,8 @@ class Vector {
   Vector() = default;
   Vector(DType dtype, int64_t count, const BufferStyle& style = {});
   template <typename T>
-  static Vector of(DType dtype, const std::vector<T>& values) {
-    Vector vector(dtype, static_cast<int64_t>(values.size()));
+  static Vector of(DType dtype, const std::vector<T>& values, const BufferStyle& style = {}) {
+    Vector vector(dtype, static_cast<int64_t>(values.size()), style);
     for (size_t i = 0; i < values.size(); ++i) vector.buffer_.template data<T>()[i] = values[i];
     return vector;
   }
