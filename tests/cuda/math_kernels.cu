@@ -26,6 +26,8 @@ __device__ uint32_t evaluate(UnaryFunction function, float x) {
       return float_bits(DeviceFastMath::rcp(x));
     case UnaryFunction::kToE4m3:
       return DeviceExactMath::encode<E4M3>(x);
+    case UnaryFunction::kToE2m1:
+      return DeviceExactMath::encode<E2M1>(x);
   }
   return 0;
 }

@@ -17,6 +17,7 @@ enum class UnaryFunction : int {
   kReciprocalRoot = 4,
   kReciprocal = 5,  // rcp.approx.ftz
   kToE4m3 = 6,
+  kToE2m1 = 7,
 };
 
 // Bit patterns first, first + stride, ... as arguments.

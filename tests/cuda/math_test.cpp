@@ -38,6 +38,8 @@ uint32_t on_host(UnaryFunction function, float x) {
       return float_bits(FastMath::rcp(x));
     case UnaryFunction::kToE4m3:
       return E4M3::encode(x);
+    case UnaryFunction::kToE2m1:
+      return E2M1::encode(x);
   }
   return 0;
 }
@@ -111,7 +113,11 @@ TEST_F(GpuMath, TheReciprocalIsTheTables) {
   expect_sample_same(UnaryFunction::kReciprocal, 61);
 }
 
-TEST_F(GpuMath, TheConversionToE4m3IsTheFormats) { expect_sample_same(UnaryFunction::kToE4m3, 13); }
+TEST_F(GpuMath, ConversionsAreTheFormats) {
+  expect_sample_same(UnaryFunction::kToE4m3, 13);
+  // An instruction on some architectures.
+  expect_sample_same(UnaryFunction::kToE2m1, 61);
+}
 
 // A pair whose exact result lies within a few ulp of 2^-126, where flushing decides.
 std::array<float, 2> tiny_pair(BinaryFunction function, Random& random) {
