@@ -28,6 +28,8 @@ __device__ uint32_t evaluate(UnaryFunction function, float x) {
       return DeviceExactMath::encode<E4M3>(x);
     case UnaryFunction::kToE2m1:
       return DeviceExactMath::encode<E2M1>(x);
+    case UnaryFunction::kNewtonReciprocal:
+      return float_bits(newton_reciprocal(x));
   }
   return 0;
 }

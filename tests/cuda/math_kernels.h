@@ -18,6 +18,7 @@ enum class UnaryFunction : int {
   kReciprocal = 5,  // rcp.approx.ftz
   kToE4m3 = 6,
   kToE2m1 = 7,
+  kNewtonReciprocal = 8,
 };
 
 // Bit patterns first, first + stride, ... as arguments.

@@ -40,6 +40,8 @@ uint32_t on_host(UnaryFunction function, float x) {
       return E4M3::encode(x);
     case UnaryFunction::kToE2m1:
       return E2M1::encode(x);
+    case UnaryFunction::kNewtonReciprocal:
+      return float_bits(div_rn(1.0F, x));
   }
   return 0;
 }
@@ -111,6 +113,13 @@ TEST_F(GpuMath, OtherFunctionsAreTheHosts) {
 TEST_F(GpuMath, TheReciprocalIsTheTables) {
   expect_same(UnaryFunction::kReciprocal, {.first = kOne, .count = 1 << 23});
   expect_sample_same(UnaryFunction::kReciprocal, 61);
+}
+
+// For all mantissas, near 1 and near the ends of the range that kernels use it in.
+TEST_F(GpuMath, OneNewtonStepIsCorrectlyRounded) {
+  for (const float first : {1.0F, 0x1p-110F, 0x1p109F}) {
+    expect_same(UnaryFunction::kNewtonReciprocal, {.first = float_bits(first), .count = 1 << 23});
+  }
 }
 
 TEST_F(GpuMath, ConversionsAreTheFormats) {
