@@ -7,7 +7,7 @@
 // Threads to data: 8 or 16 lanes own 128 output columns of one row, each of them 16 or 8
 // neighbouring columns of u, of g and of the output, in one access each. Groups of lanes walk over
 // (bundle of rows, group of columns); in a bundle the rows run fastest, so that their scales,
-// neighbours in a [blocks, P] image, share a sector. A thread may hold the pieces of two rows.
+// neighbours in a [blocks, P] image, share a sector.
 //
 // Bytes a row, E4M3: 2 I + I for elements, 3 I / 32 for scales: 3.09 an output. BF16: 5.03.
 // docs/kernels/activation.md has the arithmetic, the predictions and what was measured.
@@ -23,35 +23,25 @@
 namespace narrowfloat {
 namespace {
 
-// kLanes share a group of 128 columns; a thread works on kRows entries of the map; kBundle threads'
-// worth of rows follow each other before the next group of columns comes.
-struct SpreadTuning {
-  static constexpr int kLanes = 16;
-  static constexpr int kRows = 1;
-  static constexpr int kBundle = 1;
+// kLanes share a group of 128 columns; kBundle rows follow each other before the next group of
+// columns comes; at least kMinBlocks fit on an SM, which bounds the registers.
+template <int kLanesOfGroup, int kBundleRows, int kBlocks>
+struct RowTuning {
+  static constexpr int kLanes = kLanesOfGroup;
+  static constexpr int kBundle = kBundleRows;
+  static constexpr int kMinBlocks = kBlocks;
   static constexpr int kThreads = 128;
 };
-struct OneRowTuning {
-  static constexpr int kLanes = 8;
-  static constexpr int kRows = 1;
-  static constexpr int kBundle = 1;
-  static constexpr int kThreads = 256;
-};
-struct TwoRowsTuning {
-  static constexpr int kLanes = 8;
-  static constexpr int kRows = 2;
-  static constexpr int kBundle = 4;
-  static constexpr int kThreads = 256;
-};
-// 16-byte pieces of BF16 are 8 columns.
-struct TwoWideRowsTuning {
-  static constexpr int kLanes = 16;
-  static constexpr int kRows = 2;
-  static constexpr int kBundle = 4;
-  static constexpr int kThreads = 256;
-};
+template <class Input>
+using FewRowsTuning = RowTuning<Input::kLanes, 1, 1>;
+template <class Input>
+using ManyRowsTuning = RowTuning<Input::kLanes, 8, 16>;
+// With parameters, which take more registers.
+template <class Input>
+using GeneralTuning = RowTuning<Input::kLanes, 8, 12>;
 
 struct E4m3Input {
+  static constexpr int kLanes = 8;  // With 16-byte pieces.
   static constexpr int kPerWord = 4;
   static constexpr bool kHasScales = true;
   __device__ static void widen(uint32_t word, float* out) {
@@ -64,6 +54,7 @@ struct E4m3Input {
   }
 };
 struct Bf16Input {
+  static constexpr int kLanes = 16;
   static constexpr int kPerWord = 2;
   static constexpr bool kHasScales = false;
   __device__ static void widen(uint32_t word, float* out) {
@@ -119,7 +110,7 @@ struct Piece {
 
 // What a thread works on.
 struct Place {
-  uint32_t entry;  // Of the map, the first of kRows.
+  uint32_t entry;  // Of the map.
   uint32_t group;
   uint32_t col;  // The first of its columns.
 };
@@ -133,17 +124,17 @@ __device__ inline Place assign_place(const SwigluParams& params) {
   const uint32_t group = in_bundle / Tuning::kBundle;
   const uint32_t lane = threadIdx.x % Tuning::kLanes;
   // Threads behind the last item get entries behind the map's end.
-  return {.entry = (bundle * Tuning::kBundle + in_bundle % Tuning::kBundle) * Tuning::kRows,
+  return {.entry = bundle * Tuning::kBundle + in_bundle % Tuning::kBundle,
           .group = group,
           .col = group * kGroupCols + lane * (kGroupCols / Tuning::kLanes)};
 }
 
-// Zeros where there is no row or, at the end of a short group, no column.
+// Zeros where, at the end of a short group, there is no column.
 template <class Input, class Tuning>
 __device__ inline Piece<Input, Tuning> load_piece(const SwigluParams& params, uint32_t row,
                                                   uint32_t limit, uint32_t col) {
   Piece<Input, Tuning> piece{};
-  if (row == kNoRow || col >= params.inter) return piece;
+  if (col >= params.inter) return piece;
   constexpr int kBytes = 4 / Input::kPerWord;
   const uint8_t* const line = params.input + uint64_t{row} * (2 * kBytes * params.inter);
   const uint32_t up_col = params.first_up + col;
@@ -205,17 +196,15 @@ __device__ inline float group_amax(const float* h) {
 
 // Where a row's results go.
 struct Target {
-  uint32_t row;    // Or kNoRow.
+  uint32_t row;
   uint32_t limit;  // Of all rows.
   uint32_t group;
   uint32_t col;
 };
 
 template <class Tuning>
-__device__ inline void store_piece(const SwigluParams& params, const Target& target,
-                                   const float* h) {
-  const BlockScale<float> scale = short_group_scale(group_amax<Tuning>(h));
-  if (target.row == kNoRow || target.col >= params.inter) return;
+__device__ inline void store_scaled(const SwigluParams& params, const Target& target,
+                                    const float* h, const BlockScale<float>& scale) {
   constexpr int kWords = kGroupCols / Tuning::kLanes / 4;
   Words<kWords> codes;
 #pragma unroll
@@ -227,26 +216,34 @@ __device__ inline void store_piece(const SwigluParams& params, const Target& tar
   }
 }
 
+// Maxima out of the ordinary once more, behind the stores: the way of all others has no branch.
+template <class Tuning>
+__device__ inline void store_piece(const SwigluParams& params, const Target& target,
+                                   const float* h) {
+  const float amax = group_amax<Tuning>(h);
+  const QuickGroupScale quick = quick_group_scale(amax);
+  if (target.col >= params.inter) return;
+  store_scaled<Tuning>(params, target, h, quick.scale);
+  if (__builtin_expect(!quick.is_right, 0)) {
+    store_scaled<Tuning>(params, target, h, group_scale(amax));
+  }
+}
+
+// A group's lanes have the same row: none of them takes part in a shuffle that another has left.
 template <class Input, class Tuning, bool kHasParameters>
-__global__ void __launch_bounds__(Tuning::kThreads)
+__global__ void __launch_bounds__(Tuning::kThreads, Tuning::kMinBlocks)
     activate_swiglu_kernel(const __grid_constant__ SwigluParams params) {
   const Place place = assign_place<Tuning>(params);
   prefetch_rows(params.named, place.entry);
   wait_for_previous_grids();
-  const auto rows = find_rows<Tuning::kRows>(params.named, place.entry);
-  Piece<Input, Tuning> pieces[Tuning::kRows];
-#pragma unroll
-  for (int i = 0; i < Tuning::kRows; ++i) {
-    pieces[i] = load_piece<Input, Tuning>(params, rows.row[i], rows.limit, place.col);
-  }
+  const auto rows = find_rows<1>(params.named, place.entry);
+  const uint32_t row = rows.row[0];
+  if (row == kNoRow) return;
+  const auto piece = load_piece<Input, Tuning>(params, row, rows.limit, place.col);
   allow_next_grid();
-#pragma unroll
-  for (int i = 0; i < Tuning::kRows; ++i) {
-    if (!__any_sync(kFullWarp, rows.row[i] != kNoRow)) continue;
-    float h[Shape<Input, Tuning>::kCols];
-    activate_piece<Input, Tuning, kHasParameters>(pieces[i], params.activation, h);
-    store_piece<Tuning>(params, {rows.row[i], rows.limit, place.group, place.col}, h);
-  }
+  float h[Shape<Input, Tuning>::kCols];
+  activate_piece<Input, Tuning, kHasParameters>(piece, params.activation, h);
+  store_piece<Tuning>(params, {row, rows.limit, place.group, place.col}, h);
 }
 
 // With many rows the order of the rows, where the inverse map is there: 275 us against 303 at
@@ -284,7 +281,7 @@ SwigluParams make_params(const ActivationProblem& problem, const ActivationArgs&
 template <class Input, class Tuning, bool kHasParameters = false>
 void launch_activate_swiglu(SwigluParams params, const ActivationProblem& problem, Stream stream) {
   const int64_t bundle_items = ceil_div(problem.inter, kGroupCols) * Tuning::kBundle;
-  const int64_t bundles = ceil_div(params.named.count, Tuning::kRows * Tuning::kBundle);
+  const int64_t bundles = ceil_div(params.named.count, Tuning::kBundle);
   constexpr int kItemsPerBlock = Tuning::kThreads / Tuning::kLanes;
   params.bundle_items = FastDivisor(static_cast<uint32_t>(bundle_items));
   const auto blocks = static_cast<unsigned>(ceil_div(bundles * bundle_items, kItemsPerBlock));
@@ -292,39 +289,26 @@ void launch_activate_swiglu(SwigluParams params, const ActivationProblem& proble
          {.blocks = dim3(blocks), .threads = dim3(Tuning::kThreads)}, stream, params);
 }
 
-// Up to here every group of the problem finds a place on the 132 SMs at once.
-constexpr int64_t kFewGroups = 8192;
-constexpr int64_t kSomeGroups = 65536;
+// Up to here the GPU holds all groups almost at once, with the registers that they like.
+constexpr int64_t kFewGroups = 32768;
 
-void launch_e4m3(const SwigluParams& params, const ActivationProblem& problem, int64_t groups,
-                 Stream stream) {
-  if (groups <= kFewGroups) {
-    return launch_activate_swiglu<E4m3Input, SpreadTuning>(params, problem, stream);
+template <class Input>
+void launch_by_size(const SwigluParams& params, const ActivationProblem& problem,
+                    const Activation& activation, Stream stream) {
+  if (has_parameters(activation)) {
+    return launch_activate_swiglu<Input, GeneralTuning<Input>, true>(params, problem, stream);
   }
-  if (groups <= kSomeGroups) {
-    return launch_activate_swiglu<E4m3Input, OneRowTuning>(params, problem, stream);
+  if (problem.slots * ceil_div(problem.inter, kGroupCols) <= kFewGroups) {
+    return launch_activate_swiglu<Input, FewRowsTuning<Input>>(params, problem, stream);
   }
-  launch_activate_swiglu<E4m3Input, TwoRowsTuning>(params, problem, stream);
-}
-
-void launch_bf16(const SwigluParams& params, const ActivationProblem& problem, int64_t groups,
-                 Stream stream) {
-  if (groups <= kSomeGroups) {
-    return launch_activate_swiglu<Bf16Input, SpreadTuning>(params, problem, stream);
-  }
-  launch_activate_swiglu<Bf16Input, TwoWideRowsTuning>(params, problem, stream);
+  launch_activate_swiglu<Input, ManyRowsTuning<Input>>(params, problem, stream);
 }
 
 void launch_fitting(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
   const SwigluParams params = make_params(problem, args);
-  const int64_t groups = problem.slots * ceil_div(problem.inter, kGroupCols);
-  const bool is_e4m3 = problem.input == DType::kF8E4M3;
-  if (has_parameters(args.activation)) {
-    return is_e4m3 ? launch_activate_swiglu<E4m3Input, OneRowTuning, true>(params, problem, stream)
-                   : launch_activate_swiglu<Bf16Input, SpreadTuning, true>(params, problem, stream);
-  }
-  is_e4m3 ? launch_e4m3(params, problem, groups, stream)
-          : launch_bf16(params, problem, groups, stream);
+  problem.input == DType::kF8E4M3
+      ? launch_by_size<E4m3Input>(params, problem, args.activation, stream)
+      : launch_by_size<Bf16Input>(params, problem, args.activation, stream);
 }
 
 // The kernel's strides have 32 bits.

@@ -10,7 +10,19 @@
 
 namespace narrowfloat {
 
-// Few elements: short runs, so that more threads share the latency.
+// 4-bit codes of dense rows: 5 KB a block of threads, which is still more than the 3.6 KB that
+// memory moves while the GPU starts one.
+struct DenseRuns {
+  static constexpr QuantizeBlocksConfig kConfig{.threads = 128, .run = 16, .blocks_per_sm = 10};
+  static_assert(is_valid(kConfig));
+};
+// Of dense rows with linear scales.
+struct FlatRuns {
+  static constexpr QuantizeBlocksConfig kConfig{.threads = 256, .run = 16, .blocks_per_sm = 6};
+  static_assert(is_valid(kConfig));
+};
+// Few elements: short runs, so that more threads share the latency. Dense rows of 8-bit codes too:
+// a warp's loads and stores are whole lines.
 struct ShortRuns {
   static constexpr QuantizeBlocksConfig kConfig{.threads = 256, .run = 8, .blocks_per_sm = 8};
   static_assert(is_valid(kConfig));
@@ -69,6 +81,31 @@ inline bool is_dense(const QuantizeProblem& problem, int64_t run) {
          problem.cols % info.block_cols == 0 && problem.rows * (problem.cols / run) < kMaxRuns;
 }
 
+// Pieces of the last tiles of rows, as clear_last_tiles takes them.
+inline void set_padding(const ScaleImages& images, QuantizeDenseParams& dense) {
+  if (images.layout == ScaleLayoutId::kLinear) return;
+  const int64_t rows = images.extents.rows;
+  const int64_t stride = dense.layout_stride;
+  int64_t tile_rows = 128;  // And for every tile beside another, bytes and pieces:
+  int64_t tile_bytes = 512;
+  int64_t pieces = stride * 32;
+  if (images.layout == ScaleLayoutId::kSwizzled8x4) {
+    tile_rows = 8;
+    tile_bytes = 32;
+    pieces = stride * 8;
+  }
+  if (images.layout == ScaleLayoutId::kMnMajor) {
+    tile_rows = 4;
+    pieces = images.extents.blocks * 4;
+  }
+  if (rows % tile_rows == 0) return;
+  const bool is_mn_major = images.layout == ScaleLayoutId::kMnMajor;
+  const int64_t first = rows / tile_rows * (is_mn_major ? 16 : tile_bytes * stride);
+  dense.last_tiles = images.data + first;
+  dense.last_tile_rows = static_cast<uint32_t>(rows % tile_rows);
+  dense.padding_pieces = static_cast<uint32_t>(pieces);
+}
+
 inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
                                              const QuantizeParams& params, int64_t run) {
   const int64_t runs_per_row = problem.cols / run;
@@ -91,11 +128,10 @@ inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
   if (params.encode_source == EncodeScaleSource::kTensor) dense.device_scale = params.encode_scales;
   if (dense.is_amax) dense.device_scale = params.global_scale;
   dense.e4m3_max = params.e4m3_max;
-  dense.host_pair = params.host_pair;
+  dense.host_encode = params.host_pair.encode;
   dense.global_scale = params.global_scale;
   dense.rules = params.rules;
-  dense.images = params.scales;
-  dense.padding = scale_padding(params.scales);
+  set_padding(params.scales, dense);
   return dense;
 }
 
@@ -108,7 +144,7 @@ void launch_quantize_flat(const QuantizeDenseParams& dense, Stream stream) {
                                 .num_runs = dense.num_runs,
                                 .is_amax = dense.is_amax,
                                 .device_scale = dense.device_scale,
-                                .host_pair = dense.host_pair,
+                                .host_encode = dense.host_encode,
                                 .rules = dense.rules,
                                 .global_scale = dense.global_scale,
                                 .e4m3_max = dense.e4m3_max};
@@ -116,31 +152,43 @@ void launch_quantize_flat(const QuantizeDenseParams& dense, Stream stream) {
   launch(quantize_flat_kernel<Format, Math, Half, Tuning>, {blocks, dim3(kThreads)}, stream, flat);
 }
 
-// The 16-bit type of a plain tensor; void for other sources.
-template <class Source>
-struct PlainHalf {
-  using Type = void;
-};
-template <class Half>
-struct PlainHalf<PlainRows<Half>> {
-  using Type = Half;
-};
-
 template <BlockFormat Format, class Math, class Source, class Tuning>
 void launch_quantize_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                            Stream stream) {
   constexpr int kThreads = Tuning::kConfig.threads;
   QuantizeDenseParams dense = make_dense_params(problem, params, Tuning::kConfig.run);
-  using Half = typename PlainHalf<Source>::Type;
-  if constexpr (!std::is_void_v<Half>) {
-    const bool is_flat = dense.layout == ScaleLayoutId::kLinear &&
-                         dense.input_row_stride == problem.cols * Source::kInputBytes;
-    if (is_flat) return launch_quantize_flat<Format, Math, Half, Tuning>(dense, stream);
-  }
   dense.element_blocks = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
-  const auto padding = static_cast<uint32_t>(ceil_div(dense.padding.per_image(), kThreads));
+  const auto padding = static_cast<uint32_t>(ceil_div(dense.padding_pieces, kThreads));
   launch(quantize_dense_kernel<Format, Math, Source, Tuning>,
          {dim3(dense.element_blocks + padding), dim3(kThreads)}, stream, dense);
+}
+
+// Plain 16-bit tensors: tunings of rows, and where flat addressing will do.
+template <BlockFormat Format>
+struct PlainTunings {
+  static constexpr bool kIs8Bit = Format::Element::kBits == 8;
+  using Rows = std::conditional_t<kIs8Bit, ShortRuns, DenseRuns>;
+  using Flat = std::conditional_t<kIs8Bit, ShortRuns, FlatRuns>;
+};
+
+template <BlockFormat Format, class Math, class Half>
+void launch_plain_dense(const QuantizeProblem& problem, const QuantizeParams& params,
+                        Stream stream) {
+  using Source = PlainRows<Half>;
+  using Tunings = PlainTunings<Format>;
+  using Rows = typename Tunings::Rows;
+  const bool is_flat = params.scales.layout == ScaleLayoutId::kLinear &&
+                       params.input_row_stride == problem.cols * Source::kInputBytes;
+  if (!is_flat) return launch_quantize_dense<Format, Math, Source, Rows>(problem, params, stream);
+  // Up to here the GPU holds every run at once in small blocks of threads.
+  constexpr int64_t kFewElements = int64_t{1} << 19;
+  const bool is_small = problem.rows * problem.cols <= kFewElements;
+  const auto launch_with = [&]<class Tuning>() {
+    const auto dense = make_dense_params(problem, params, Tuning::kConfig.run);
+    launch_quantize_flat<Format, Math, Half, Tuning>(dense, stream);
+  };
+  is_small ? launch_with.template operator()<DenseRuns>()
+           : launch_with.template operator()<typename Tunings::Flat>();
 }
 
 // Which runs a source has kernels for: plain 16-bit tensors both, fp32 short ones, as 16 elements
@@ -166,11 +214,26 @@ inline constexpr bool kAgrees =
 template <BlockFormat Format, class Source>
 inline constexpr bool kHasDense = Format::kBlockCols > 0 && Source::kInputBytes == 2;
 
+// The 16-bit type of a plain tensor; void for other sources.
+template <class Source>
+struct PlainHalf {
+  using Type = void;
+};
+template <class Half>
+struct PlainHalf<PlainRows<Half>> {
+  using Type = Half;
+};
+
 template <BlockFormat Format, class Math, class Source, class Tuning>
 void launch_dense_or_blocks(const QuantizeProblem& problem, const QuantizeParams& params,
                             Stream stream) {
   if constexpr (kHasDense<Format, Source>) {
-    if (is_dense(problem, Tuning::kConfig.run)) {
+    using Half = typename PlainHalf<Source>::Type;
+    if constexpr (!std::is_void_v<Half>) {
+      if (is_dense(problem, ShortRuns::kConfig.run)) {
+        return launch_plain_dense<Format, Math, Half>(problem, params, stream);
+      }
+    } else if (is_dense(problem, Tuning::kConfig.run)) {
       return launch_quantize_dense<Format, Math, Source, Tuning>(problem, params, stream);
     }
   }

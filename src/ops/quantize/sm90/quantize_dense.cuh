@@ -6,6 +6,7 @@
 // the difference between 106 and 99 us for 16384 x 7168 (docs/kernels/quantize.md).
 #pragma once
 
+#include "ops/quantize/sm90/ordinary_blocks.cuh"
 #include "ops/quantize/sm90/quantize_blocks.cuh"
 
 namespace narrowfloat {
@@ -21,70 +22,92 @@ struct QuantizeDenseParams {
   // swizzled: tiles beside each other; mn_major: scales from a block to the next.
   uint32_t layout_stride;
   uint32_t blocks;            // Of a row.
-  const float* device_scale;  // Encode scale, or maximum; null: host_pair.
+  const float* device_scale;  // Encode scale, or maximum; null: host_encode.
+  float host_encode;
+  bool is_amax;
   uint8_t* values;
   uint8_t* scales;
-  ScalePair host_pair;
   BlockRules rules;
-  bool is_amax;
   float e4m3_max;
   float* global_scale;
   const uint8_t* vector;  // [cols]
   int64_t cols;
-  ScaleImages images;
-  ScalePadding padding;
+  // The last tiles of rows, if they have pad rows.
+  uint8_t* last_tiles;
+  uint32_t last_tile_rows;  // That are no padding.
+  uint32_t padding_pieces;
 };
 
-// What dense_pair makes the scales from: loaded early, as all that follows waits for it.
+// The encode scale comes from the device, the host or the tensor's maximum. `loaded` early: all
+// that follows waits for it.
 template <class Params>
 __device__ inline float load_device_scale(const Params& params) {
-  return params.device_scale == nullptr ? 0.0F : *params.device_scale;
+  return params.device_scale == nullptr ? params.host_encode : *params.device_scale;
+}
+template <class Params>
+__device__ inline float dense_encode_scale(const Params& params, float loaded) {
+  if (__builtin_expect(params.is_amax, 0)) return encode_scale_of_amax(loaded, params.e4m3_max);
+  return loaded;
 }
 
-template <BlockFormat Format, class Math, class Params>
-__device__ inline ScalePair dense_pair(const Params& params, float device_scale) {
-  if (params.device_scale == nullptr) return params.host_pair;
-  const float encode =
-      params.is_amax ? encode_scale_of_amax(device_scale, params.e4m3_max) : device_scale;
-  return Format::template scale_pair<Math>(encode);
+// Stores the tensor's decode scale, where no other kernel does. A division only where it is needed:
+// the first thread's time is that of a small tensor.
+template <class Params>
+__device__ inline void store_dense_decode_scale(const Params& params, float encode) {
+  if (params.is_amax) return;
+  float decode = newton_reciprocal(encode);
+  if (!(encode >= 0x1p-100F && encode <= 0x1p100F)) decode = canonical_nan(div_rn(1.0F, encode));
+  *params.global_scale = decode;
 }
 
 template <typename Stored>
-__device__ inline void store_dense_scale(const QuantizeDenseParams& params, uint32_t block_number,
-                                         uint32_t row, Stored scale) {
+__device__ inline Stored* dense_scale_place(const QuantizeDenseParams& params,
+                                            uint32_t block_number, uint32_t row) {
   auto* image = reinterpret_cast<Stored*>(params.scales);
-  if (params.layout == ScaleLayoutId::kLinear) {
-    image[block_number] = scale;
-    return;
-  }
+  if (params.layout == ScaleLayoutId::kLinear) return image + block_number;
   const uint32_t block = block_number - row * params.blocks;
   if (params.layout == ScaleLayoutId::kMnMajor) {
-    image[static_cast<int64_t>(block) * params.layout_stride + row] = scale;
-    return;
+    return image + (static_cast<int64_t>(block) * params.layout_stride + row);
   }
-  Stored* place =
-      image + (params.layout == ScaleLayoutId::kSwizzled128x4
-                   ? Swizzled128x4Layout::offset_in_tiles(row, block, params.layout_stride)
-                   : Swizzled8x4Layout::offset_in_tiles(row, block, params.layout_stride));
-  *place = scale;
-  if (block + 1 == params.blocks) {
-    for (uint32_t pad = 1; (block + pad) % 4 != 0; ++pad) place[pad] = Stored{0};
-  }
+  return image + (params.layout == ScaleLayoutId::kSwizzled128x4
+                      ? Swizzled128x4Layout::offset_in_tiles(row, block, params.layout_stride)
+                      : Swizzled8x4Layout::offset_in_tiles(row, block, params.layout_stride));
 }
 
-template <BlockFormat Format, class Params>
-__device__ inline void store_dense_decode_scale(const Params& params) {
-  if constexpr (Format::kHasGlobalScale) {
-    if (params.is_amax) return;
-    const float encode =
-        params.device_scale == nullptr ? params.host_pair.encode : *params.device_scale;
-    *params.global_scale = canonical_nan(div_rn(1.0F, encode));
+// Zeros behind a row's last block, up to a whole tile.
+template <typename Stored>
+__device__ inline void pad_row(const QuantizeDenseParams& params, uint32_t block, Stored* place) {
+  const bool is_swizzled = params.layout == ScaleLayoutId::kSwizzled128x4 ||
+                           params.layout == ScaleLayoutId::kSwizzled8x4;
+  if (block + 1 != params.blocks || !is_swizzled) return;
+  for (uint32_t pad = 1; (block + pad) % 4 != 0; ++pad) place[pad] = Stored{0};
+}
+
+// Pad rows of the last tiles of rows, in pieces that lie one after another: 16 bytes of
+// swizzled_128x4, which are the blocks of rows r, r + 32, r + 64, r + 96; else 4 bytes of a row.
+__device__ inline void clear_last_tiles(const QuantizeDenseParams& params, uint32_t piece) {
+  if (piece >= params.padding_pieces) return;
+  const uint32_t first = params.last_tile_rows;
+  if (params.layout == ScaleLayoutId::kSwizzled128x4) {
+    uint8_t* const place = params.last_tiles + int64_t{piece} * 16;
+    const uint32_t row = piece % 32;
+    if (row >= first) return store(place, uint4{0, 0, 0, 0});
+    for (uint32_t i = 1; i < 4; ++i) {
+      if (row + 32 * i >= first) store(place + 4 * i, 0U);
+    }
+    return;
   }
+  const bool is_mn_major = params.layout == ScaleLayoutId::kMnMajor;
+  const uint32_t tile_rows = is_mn_major ? 4 : 8;
+  const int64_t tile_bytes = is_mn_major ? int64_t{params.layout_stride} * 4 : 32;
+  const uint32_t row = piece % tile_rows;
+  if (row >= first) store(params.last_tiles + piece / tile_rows * tile_bytes + row * 4, 0U);
 }
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
 __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.blocks_per_sm)
     quantize_dense_kernel(const __grid_constant__ QuantizeDenseParams params) {
+  using Stored = typename Format::Stored;
   constexpr int kRun = Tuning::kConfig.run;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kRun;
   constexpr int kCodeBytes = kRun * Format::Element::kBits / 8;
@@ -93,27 +116,29 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   const uint32_t run_in_row = run - row * params.runs_per_row.divisor();
   const bool is_inside = run < params.num_runs;
   const uint8_t* input = params.input + static_cast<int64_t>(row) * params.input_row_stride;
-  uint8_t* values = params.values + static_cast<int64_t>(run) * kCodeBytes;
   wait_for_previous_grids();
   if (blockIdx.x >= params.element_blocks) {
-    const uint32_t piece = run - params.element_blocks * Tuning::kConfig.threads;
-    if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
-    return;
+    return clear_last_tiles(params, run - params.element_blocks * Tuning::kConfig.threads);
   }
   const auto col = static_cast<int64_t>(run_in_row) * kRun;
   decltype(load_source_input<Source, kRun>(params, input, col)) loaded{};
   if (is_inside) loaded = load_source_input<Source, kRun>(params, input, col);
-  float device_scale = 0.0F;
-  if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
+  float encode = 1.0F;
+  if constexpr (Format::kHasGlobalScale) encode = load_device_scale(params);
   allow_next_grid();
   const auto elements = finish_source_input<Source>(loaded);
-  ScalePair pair{};
-  if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
-  const auto block = encode_block<Format, Math, ScaleRule::kFormat>(elements, pair, params.rules);
+  if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale(params, encode);
+  const auto block = ordinary_block<Format, Math>(elements, encode, params.rules);
   if (!is_inside) return;
-  store_codes(block.codes, values);
-  if (run % kLanes == 0) store_dense_scale(params, run / kLanes, row, block.stored);
-  if (run == 0) store_dense_decode_scale<Format>(params);
+  RunTarget<Stored> target{params.values + static_cast<int64_t>(run) * kCodeBytes, nullptr};
+  if (run % kLanes == 0) {
+    target.scale = dense_scale_place<Stored>(params, run / kLanes, row);
+    pad_row(params, run_in_row / kLanes, target.scale);
+  }
+  if constexpr (Format::kHasGlobalScale) {
+    if (run == 0) store_dense_decode_scale(params, encode);
+  }
+  store_block<Format, Math>(elements, block, encode, params.rules, target);
 }
 
 // Where rows of a plain tensor follow each other without gaps and the scales are linear, the number
@@ -125,7 +150,7 @@ struct QuantizeFlatParams {
   uint32_t num_runs;
   bool is_amax;
   const float* device_scale;  // As in QuantizeDenseParams.
-  ScalePair host_pair;
+  float host_encode;
   BlockRules rules;
   float* global_scale;
   float e4m3_max;
@@ -135,6 +160,7 @@ template <BlockFormat Format, class Math, class Half, class Tuning>
 __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.blocks_per_sm)
     quantize_flat_kernel(const __grid_constant__ QuantizeFlatParams params) {
   using Elements = PackedElements<Half, Tuning::kConfig.run>;
+  using Stored = typename Format::Stored;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
   constexpr int kCodeBytes = Elements::kSize * Format::Element::kBits / 8;
   const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
@@ -144,18 +170,18 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   if (is_inside) {
     elements = load_elements<Elements>(params.input + static_cast<int64_t>(run) * Elements::kBytes);
   }
-  float device_scale = 0.0F;
-  if constexpr (Format::kHasGlobalScale) device_scale = load_device_scale(params);
+  float encode = 1.0F;
+  if constexpr (Format::kHasGlobalScale) encode = load_device_scale(params);
   allow_next_grid();
-  ScalePair pair{};
-  if constexpr (Format::kHasGlobalScale) pair = dense_pair<Format, Math>(params, device_scale);
-  const auto block = encode_block<Format, Math, ScaleRule::kFormat>(elements, pair, params.rules);
+  if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale(params, encode);
+  const auto block = ordinary_block<Format, Math>(elements, encode, params.rules);
   if (!is_inside) return;
-  store_codes(block.codes, params.values + static_cast<int64_t>(run) * kCodeBytes);
-  if (run % kLanes == 0) {
-    reinterpret_cast<typename Format::Stored*>(params.scales)[run / kLanes] = block.stored;
+  RunTarget<Stored> target{params.values + static_cast<int64_t>(run) * kCodeBytes, nullptr};
+  if (run % kLanes == 0) target.scale = reinterpret_cast<Stored*>(params.scales) + run / kLanes;
+  if constexpr (Format::kHasGlobalScale) {
+    if (run == 0) store_dense_decode_scale(params, encode);
   }
-  if (run == 0) store_dense_decode_scale<Format>(params);
+  store_block<Format, Math>(elements, block, encode, params.rules, target);
 }
 
 }  // namespace narrowfloat

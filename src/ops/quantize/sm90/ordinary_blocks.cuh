@@ -1,0 +1,119 @@
+// Blocks of the dense kernels in two steps. First every block on the way of ordinary data, a
+// straight line of code from the load to the stores, which is what the latency of a short launch
+// consists of. Then, behind those stores and out of line, the blocks for which that way is not
+// right (NaN, infinities, scales out of the ordinary) once more by the format's plain formula.
+#pragma once
+
+#include "ops/quantize/sm90/encode_unit.cuh"
+
+namespace narrowfloat {
+
+template <BlockFormat Format>
+struct OrdinaryBlock {
+  typename Format::Stored stored;
+  float factor;   // For 4-bit codes with kE2m1Prescale.
+  bool is_right;  // Else neither is what the format asks for.
+};
+
+// FP8's rule reciprocal without divisions: both quotients come from an approximate reciprocal and
+// one correction, the bits of the divisions for every mantissa where nothing is denormal (compared
+// with them). A maximum of zero has the factor of 448, which is 1.
+__device__ inline OrdinaryBlock<Fp8Block1x128> ordinary_reciprocal(float amax) {
+  const float a = amax == 0.0F ? E4M3::kMaxFinite : amax;
+  const float y = rcp_approx(a);
+  const float near = __fmul_rn(E4M3::kMaxFinite, y);
+  const float m = __fmaf_rn(__fmaf_rn(-a, near, E4M3::kMaxFinite), y, near);
+  const float r = rcp_approx(m);
+  const bool is_moderate = a >= 0x1p-100F && a <= 0x1p100F;
+  return {__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m, is_moderate};
+}
+
+template <BlockFormat Format, class Math>
+__device__ inline OrdinaryBlock<Format> ordinary_8_bit(float amax, const BlockRules& rules) {
+  if constexpr (Format::kId == FormatId::kFp8Block1x128 && Math::kMode == MathMode::kExact) {
+    if (rules.fp8_rule == Fp8ScaleRule::kReciprocal) {
+      return ordinary_reciprocal(amax < rules.fp8_eps ? rules.fp8_eps : amax);
+    }
+  }
+  const auto scale = Format::template block_scale<Math>(amax, ScalePair{}, rules);
+  return {canonical_scale(scale.stored), scale.multiplier, true};
+}
+
+template <BlockFormat Format, class Math>
+__device__ inline ScalePair pair_of(float encode) {
+  if constexpr (Format::kHasGlobalScale) return Format::template scale_pair<Math>(encode);
+  return ScalePair{};
+}
+
+// Of a block that a group of neighbouring lanes holds.
+template <BlockFormat Format, class Math, class Elements>
+__device__ inline OrdinaryBlock<Format> ordinary_block(const Elements& elements, float encode,
+                                                       const BlockRules& rules) {
+  constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
+  if constexpr (Format::Element::kBits == 8) {
+    return ordinary_8_bit<Format, Math>(number_maximum<Format, kLanes>(elements), rules);
+  } else {
+    const float largest = bits_float(group_max<kLanes>(elements.max_or_nan()));
+    // The compiler drops the decode factor where the scale does not need it.
+    const auto scale = ordinary_scale<Format, Math, ScaleRule::kFormat>(
+        largest, pair_of<Format, Math>(encode), rules);
+    const bool is_right = scale.is_right && is_in_e2m1_range<Math>(largest, scale.prescaled);
+    return {scale.stored, scale.prescaled, is_right};
+  }
+}
+
+template <BlockFormat Format, class Math, class Elements>
+__device__ inline auto ordinary_codes(const Elements& elements, float factor) {
+  if constexpr (Format::Element::kBits == 8) {
+    return encode_elements<Format, Math>(elements, 0.0F, factor);
+  } else {
+    Codes<typename Format::Element, Elements::kSize> codes;
+#pragma unroll
+    for (int i = 0; i < codes.kWords; ++i) {
+      codes.words[i] = encode_e2m1_in_range<Math>(elements, 8 * i, factor);
+    }
+    return codes;
+  }
+}
+
+// Where a thread's results go.
+template <typename Stored>
+struct RunTarget {
+  uint8_t* codes;
+  Stored* scale;  // Null for lanes whose block another lane stores the scale of.
+};
+
+// A block by the plain formula. All lanes of its group come here.
+template <BlockFormat Format, class Math, class Elements>
+__device__ __noinline__ void store_plain_block(Elements elements, float encode,
+                                               const BlockRules& rules,
+                                               RunTarget<typename Format::Stored> target) {
+  constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
+  const float amax = maximum_beside_nan<Format, kLanes>(elements);
+  const auto scale = Format::template block_scale<Math>(amax, pair_of<Format, Math>(encode), rules);
+  Codes<typename Format::Element, Elements::kSize> codes;
+  if constexpr (Format::Element::kBits == 8) {
+    codes = encode_elements<Format, Math>(elements, 0.0F, scale.multiplier);
+  } else {
+#pragma unroll
+    for (int i = 0; i < codes.kWords; ++i) {
+      codes.words[i] = encode_e2m1_any<Format, Math>(eight_of(elements, 8 * i), scale.multiplier);
+    }
+  }
+  store_codes(codes, target.codes);
+  if (target.scale != nullptr) *target.scale = canonical_scale(scale.stored);
+}
+
+// `block` is ordinary_block of the elements.
+template <BlockFormat Format, class Math, class Elements>
+__device__ inline void store_block(const Elements& elements, const OrdinaryBlock<Format>& block,
+                                   float encode, const BlockRules& rules,
+                                   const RunTarget<typename Format::Stored>& target) {
+  store_codes(ordinary_codes<Format, Math>(elements, block.factor), target.codes);
+  if (target.scale != nullptr) *target.scale = block.stored;
+  if (__builtin_expect(!block.is_right, 0)) {
+    store_plain_block<Format, Math>(elements, encode, rules, target);
+  }
+}
+
+}  // namespace narrowfloat
