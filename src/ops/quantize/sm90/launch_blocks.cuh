@@ -124,9 +124,8 @@ inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
   dense.blocks = static_cast<uint32_t>(extents.blocks);
   dense.num_runs = static_cast<uint32_t>(problem.rows * runs_per_row);
   dense.runs_per_row = FastDivisor(static_cast<uint32_t>(runs_per_row));
-  dense.is_amax = params.encode_source == EncodeScaleSource::kAmax;
   if (params.encode_source == EncodeScaleSource::kTensor) dense.device_scale = params.encode_scales;
-  if (dense.is_amax) dense.device_scale = params.global_scale;
+  if (params.encode_source == EncodeScaleSource::kAmax) dense.device_scale = params.global_scale;
   dense.e4m3_max = params.e4m3_max;
   dense.host_encode = params.host_pair.encode;
   dense.global_scale = params.global_scale;
@@ -135,32 +134,56 @@ inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
   return dense;
 }
 
-template <BlockFormat Format, class Math, class Half, class Tuning>
+// Calls visitor.template operator()<kIsAmax>().
+template <BlockFormat Format, typename Visitor>
+void visit_amax(const QuantizeProblem& problem, Visitor&& visitor) {
+  if constexpr (Format::kHasGlobalScale) {
+    if (problem.encode_source == EncodeScaleSource::kAmax)
+      return visitor.template operator()<true>();
+  }
+  visitor.template operator()<false>();
+}
+
+template <BlockFormat Format, class Math, class Half, class Case>
 void launch_quantize_flat(const QuantizeDenseParams& dense, Stream stream) {
-  constexpr int kThreads = Tuning::kConfig.threads;
+  constexpr int kThreads = Case::kConfig.threads;
   const QuantizeFlatParams flat{.input = dense.input,
                                 .values = dense.values,
                                 .scales = dense.scales,
                                 .num_runs = dense.num_runs,
-                                .is_amax = dense.is_amax,
                                 .device_scale = dense.device_scale,
                                 .host_encode = dense.host_encode,
                                 .rules = dense.rules,
                                 .global_scale = dense.global_scale,
                                 .e4m3_max = dense.e4m3_max};
   const dim3 blocks(static_cast<unsigned>(ceil_div(flat.num_runs, kThreads)));
-  launch(quantize_flat_kernel<Format, Math, Half, Tuning>, {blocks, dim3(kThreads)}, stream, flat);
+  launch(quantize_flat_kernel<Format, Math, Half, Case>, {blocks, dim3(kThreads)}, stream, flat);
 }
 
+template <BlockFormat Format, class Math, class Source, class Case>
+void launch_dense_case(const QuantizeProblem& problem, const QuantizeParams& params,
+                       Stream stream) {
+  constexpr int kThreads = Case::kConfig.threads;
+  QuantizeDenseParams dense = make_dense_params(problem, params, Case::kConfig.run);
+  dense.element_blocks = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
+  const auto padding = static_cast<uint32_t>(ceil_div(dense.padding_pieces, kThreads));
+  launch(quantize_dense_kernel<Format, Math, Source, Case>,
+         {dim3(dense.element_blocks + padding), dim3(kThreads)}, stream, dense);
+}
+
+// The layouts of matrix multiplications have kernels of their own.
 template <BlockFormat Format, class Math, class Source, class Tuning>
 void launch_quantize_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                            Stream stream) {
-  constexpr int kThreads = Tuning::kConfig.threads;
-  QuantizeDenseParams dense = make_dense_params(problem, params, Tuning::kConfig.run);
-  dense.element_blocks = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
-  const auto padding = static_cast<uint32_t>(ceil_div(dense.padding_pieces, kThreads));
-  launch(quantize_dense_kernel<Format, Math, Source, Tuning>,
-         {dim3(dense.element_blocks + padding), dim3(kThreads)}, stream, dense);
+  constexpr ScaleLayoutId kUsual =
+      kHasByteScales<Format> ? ScaleLayoutId::kSwizzled128x4 : ScaleLayoutId::kMnMajor;
+  visit_amax<Format>(problem, [&]<bool kIsAmax>() {
+    if (params.scales.layout == kUsual) {
+      using Case = DenseCase<Tuning, kIsAmax, kUsual>;
+      return launch_dense_case<Format, Math, Source, Case>(problem, params, stream);
+    }
+    launch_dense_case<Format, Math, Source, DenseCase<Tuning, kIsAmax>>(problem, params, stream);
+  });
 }
 
 // Plain 16-bit tensors: tunings of rows, and where flat addressing will do.
@@ -185,7 +208,9 @@ void launch_plain_dense(const QuantizeProblem& problem, const QuantizeParams& pa
   const bool is_small = problem.rows * problem.cols <= kFewElements;
   const auto launch_with = [&]<class Tuning>() {
     const auto dense = make_dense_params(problem, params, Tuning::kConfig.run);
-    launch_quantize_flat<Format, Math, Half, Tuning>(dense, stream);
+    visit_amax<Format>(problem, [&]<bool kIsAmax>() {
+      launch_quantize_flat<Format, Math, Half, DenseCase<Tuning, kIsAmax>>(dense, stream);
+    });
   };
   is_small ? launch_with.template operator()<DenseRuns>()
            : launch_with.template operator()<typename Tunings::Flat>();

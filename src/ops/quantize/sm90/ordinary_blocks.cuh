@@ -104,16 +104,13 @@ __device__ __noinline__ void store_plain_block(Elements elements, float encode,
   if (target.scale != nullptr) *target.scale = canonical_scale(scale.stored);
 }
 
-// `block` is ordinary_block of the elements.
+// `block` is ordinary_block of the elements. If it is not right, store_plain_block has to follow.
 template <BlockFormat Format, class Math, class Elements>
-__device__ inline void store_block(const Elements& elements, const OrdinaryBlock<Format>& block,
-                                   float encode, const BlockRules& rules,
-                                   const RunTarget<typename Format::Stored>& target) {
+__device__ inline void store_ordinary_block(const Elements& elements,
+                                            const OrdinaryBlock<Format>& block,
+                                            const RunTarget<typename Format::Stored>& target) {
   store_codes(ordinary_codes<Format, Math>(elements, block.factor), target.codes);
   if (target.scale != nullptr) *target.scale = block.stored;
-  if (__builtin_expect(!block.is_right, 0)) {
-    store_plain_block<Format, Math>(elements, encode, rules, target);
-  }
 }
 
 }  // namespace narrowfloat

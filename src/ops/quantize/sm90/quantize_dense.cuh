@@ -24,7 +24,6 @@ struct QuantizeDenseParams {
   uint32_t blocks;            // Of a row.
   const float* device_scale;  // Encode scale, or maximum; null: host_encode.
   float host_encode;
-  bool is_amax;
   uint8_t* values;
   uint8_t* scales;
   BlockRules rules;
@@ -38,57 +37,75 @@ struct QuantizeDenseParams {
   uint32_t padding_pieces;
 };
 
+// What a dense kernel is compiled for besides its tuning: a layout that is known, and whether
+// device_scale is a maximum. Branches cost a short launch more than their instructions.
+template <class TuningType, bool kFromAmax, ScaleLayoutId... kLayouts>
+struct DenseCase {
+  static constexpr auto kConfig = TuningType::kConfig;
+  static constexpr bool kIsAmax = kFromAmax;
+
+  template <class Params>
+  __device__ static ScaleLayoutId layout(const Params& params) {
+    if constexpr (sizeof...(kLayouts) == 0) {
+      return params.layout;
+    } else {
+      return (kLayouts, ...);
+    }
+  }
+};
+
 // The encode scale comes from the device, the host or the tensor's maximum. `loaded` early: all
 // that follows waits for it.
 template <class Params>
 __device__ inline float load_device_scale(const Params& params) {
   return params.device_scale == nullptr ? params.host_encode : *params.device_scale;
 }
-template <class Params>
+template <class Case, class Params>
 __device__ inline float dense_encode_scale(const Params& params, float loaded) {
-  if (__builtin_expect(params.is_amax, 0)) return encode_scale_of_amax(loaded, params.e4m3_max);
+  if constexpr (Case::kIsAmax) return encode_scale_of_amax(loaded, params.e4m3_max);
   return loaded;
 }
 
-// Stores the tensor's decode scale, where no other kernel does. A division only where it is needed:
+// The tensor's decode scale. A division only where it is needed:
 // the first thread's time is that of a small tensor.
 template <class Params>
 __device__ inline void store_dense_decode_scale(const Params& params, float encode) {
-  if (params.is_amax) return;
   float decode = newton_reciprocal(encode);
   if (!(encode >= 0x1p-100F && encode <= 0x1p100F)) decode = canonical_nan(div_rn(1.0F, encode));
   *params.global_scale = decode;
 }
 
 template <typename Stored>
-__device__ inline Stored* dense_scale_place(const QuantizeDenseParams& params,
+__device__ inline Stored* dense_scale_place(const QuantizeDenseParams& params, ScaleLayoutId layout,
                                             uint32_t block_number, uint32_t row) {
   auto* image = reinterpret_cast<Stored*>(params.scales);
-  if (params.layout == ScaleLayoutId::kLinear) return image + block_number;
+  if (layout == ScaleLayoutId::kLinear) return image + block_number;
   const uint32_t block = block_number - row * params.blocks;
-  if (params.layout == ScaleLayoutId::kMnMajor) {
+  if (layout == ScaleLayoutId::kMnMajor) {
     return image + (static_cast<int64_t>(block) * params.layout_stride + row);
   }
-  return image + (params.layout == ScaleLayoutId::kSwizzled128x4
+  return image + (layout == ScaleLayoutId::kSwizzled128x4
                       ? Swizzled128x4Layout::offset_in_tiles(row, block, params.layout_stride)
                       : Swizzled8x4Layout::offset_in_tiles(row, block, params.layout_stride));
 }
 
 // Zeros behind a row's last block, up to a whole tile.
 template <typename Stored>
-__device__ inline void pad_row(const QuantizeDenseParams& params, uint32_t block, Stored* place) {
-  const bool is_swizzled = params.layout == ScaleLayoutId::kSwizzled128x4 ||
-                           params.layout == ScaleLayoutId::kSwizzled8x4;
+__device__ inline void pad_row(const QuantizeDenseParams& params, ScaleLayoutId layout,
+                               uint32_t block, Stored* place) {
+  const bool is_swizzled =
+      layout == ScaleLayoutId::kSwizzled128x4 || layout == ScaleLayoutId::kSwizzled8x4;
   if (block + 1 != params.blocks || !is_swizzled) return;
   for (uint32_t pad = 1; (block + pad) % 4 != 0; ++pad) place[pad] = Stored{0};
 }
 
 // Pad rows of the last tiles of rows, in pieces that lie one after another: 16 bytes of
 // swizzled_128x4, which are the blocks of rows r, r + 32, r + 64, r + 96; else 4 bytes of a row.
-__device__ inline void clear_last_tiles(const QuantizeDenseParams& params, uint32_t piece) {
+__device__ inline void clear_last_tiles(const QuantizeDenseParams& params, ScaleLayoutId layout,
+                                        uint32_t piece) {
   if (piece >= params.padding_pieces) return;
   const uint32_t first = params.last_tile_rows;
-  if (params.layout == ScaleLayoutId::kSwizzled128x4) {
+  if (layout == ScaleLayoutId::kSwizzled128x4) {
     uint8_t* const place = params.last_tiles + int64_t{piece} * 16;
     const uint32_t row = piece % 32;
     if (row >= first) return store(place, uint4{0, 0, 0, 0});
@@ -97,28 +114,29 @@ __device__ inline void clear_last_tiles(const QuantizeDenseParams& params, uint3
     }
     return;
   }
-  const bool is_mn_major = params.layout == ScaleLayoutId::kMnMajor;
+  const bool is_mn_major = layout == ScaleLayoutId::kMnMajor;
   const uint32_t tile_rows = is_mn_major ? 4 : 8;
   const int64_t tile_bytes = is_mn_major ? int64_t{params.layout_stride} * 4 : 32;
   const uint32_t row = piece % tile_rows;
   if (row >= first) store(params.last_tiles + piece / tile_rows * tile_bytes + row * 4, 0U);
 }
 
-template <BlockFormat Format, class Math, class Source, class Tuning>
-__global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.blocks_per_sm)
+template <BlockFormat Format, class Math, class Source, class Case>
+__global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.blocks_per_sm)
     quantize_dense_kernel(const __grid_constant__ QuantizeDenseParams params) {
   using Stored = typename Format::Stored;
-  constexpr int kRun = Tuning::kConfig.run;
+  const ScaleLayoutId layout = Case::layout(params);
+  constexpr int kRun = Case::kConfig.run;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kRun;
   constexpr int kCodeBytes = kRun * Format::Element::kBits / 8;
-  const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
+  const uint32_t run = blockIdx.x * Case::kConfig.threads + threadIdx.x;
   const uint32_t row = params.runs_per_row.quotient(run);
   const uint32_t run_in_row = run - row * params.runs_per_row.divisor();
   const bool is_inside = run < params.num_runs;
   const uint8_t* input = params.input + static_cast<int64_t>(row) * params.input_row_stride;
   wait_for_previous_grids();
   if (blockIdx.x >= params.element_blocks) {
-    return clear_last_tiles(params, run - params.element_blocks * Tuning::kConfig.threads);
+    return clear_last_tiles(params, layout, run - params.element_blocks * Case::kConfig.threads);
   }
   const auto col = static_cast<int64_t>(run_in_row) * kRun;
   decltype(load_source_input<Source, kRun>(params, input, col)) loaded{};
@@ -127,18 +145,21 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   if constexpr (Format::kHasGlobalScale) encode = load_device_scale(params);
   allow_next_grid();
   const auto elements = finish_source_input<Source>(loaded);
-  if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale(params, encode);
+  if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale<Case>(params, encode);
   const auto block = ordinary_block<Format, Math>(elements, encode, params.rules);
   if (!is_inside) return;
   RunTarget<Stored> target{params.values + static_cast<int64_t>(run) * kCodeBytes, nullptr};
   if (run % kLanes == 0) {
-    target.scale = dense_scale_place<Stored>(params, run / kLanes, row);
-    pad_row(params, run_in_row / kLanes, target.scale);
+    target.scale = dense_scale_place<Stored>(params, layout, run / kLanes, row);
+    pad_row(params, layout, run_in_row / kLanes, target.scale);
   }
-  if constexpr (Format::kHasGlobalScale) {
+  store_ordinary_block<Format, Math>(elements, block, target);
+  if constexpr (Format::kHasGlobalScale && !Case::kIsAmax) {
     if (run == 0) store_dense_decode_scale(params, encode);
   }
-  store_block<Format, Math>(elements, block, encode, params.rules, target);
+  if (__builtin_expect(!block.is_right, 0)) {
+    store_plain_block<Format, Math>(elements, encode, params.rules, target);
+  }
 }
 
 // Where rows of a plain tensor follow each other without gaps and the scales are linear, the number
@@ -148,7 +169,6 @@ struct QuantizeFlatParams {
   uint8_t* values;
   uint8_t* scales;
   uint32_t num_runs;
-  bool is_amax;
   const float* device_scale;  // As in QuantizeDenseParams.
   float host_encode;
   BlockRules rules;
@@ -156,14 +176,14 @@ struct QuantizeFlatParams {
   float e4m3_max;
 };
 
-template <BlockFormat Format, class Math, class Half, class Tuning>
-__global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.blocks_per_sm)
+template <BlockFormat Format, class Math, class Half, class Case>
+__global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.blocks_per_sm)
     quantize_flat_kernel(const __grid_constant__ QuantizeFlatParams params) {
-  using Elements = PackedElements<Half, Tuning::kConfig.run>;
+  using Elements = PackedElements<Half, Case::kConfig.run>;
   using Stored = typename Format::Stored;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
   constexpr int kCodeBytes = Elements::kSize * Format::Element::kBits / 8;
-  const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
+  const uint32_t run = blockIdx.x * Case::kConfig.threads + threadIdx.x;
   const bool is_inside = run < params.num_runs;
   wait_for_previous_grids();
   Elements elements{};
@@ -173,15 +193,18 @@ __global__ void __launch_bounds__(Tuning::kConfig.threads, Tuning::kConfig.block
   float encode = 1.0F;
   if constexpr (Format::kHasGlobalScale) encode = load_device_scale(params);
   allow_next_grid();
-  if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale(params, encode);
+  if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale<Case>(params, encode);
   const auto block = ordinary_block<Format, Math>(elements, encode, params.rules);
   if (!is_inside) return;
   RunTarget<Stored> target{params.values + static_cast<int64_t>(run) * kCodeBytes, nullptr};
   if (run % kLanes == 0) target.scale = reinterpret_cast<Stored*>(params.scales) + run / kLanes;
-  if constexpr (Format::kHasGlobalScale) {
+  store_ordinary_block<Format, Math>(elements, block, target);
+  if constexpr (Format::kHasGlobalScale && !Case::kIsAmax) {
     if (run == 0) store_dense_decode_scale(params, encode);
   }
-  store_block<Format, Math>(elements, block, encode, params.rules, target);
+  if (__builtin_expect(!block.is_right, 0)) {
+    store_plain_block<Format, Math>(elements, encode, params.rules, target);
+  }
 }
 
 }  // namespace narrowfloat
