@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "forced.h"
+#include "narrowfloat/error.h"
 
 namespace narrowfloat {
 namespace {
