@@ -71,6 +71,9 @@ def save(figure, path: Path) -> bool:
         # No date: the same results give the same file.
         metadata = {"Date": None} if suffix == ".svg" else None
         figure.savefig(path.with_suffix(suffix), metadata=metadata, dpi=120)
+    svg = path.with_suffix(".svg")
+    lines = svg.read_text(encoding="utf-8").splitlines()
+    svg.write_text("".join(line.rstrip() + "\n" for line in lines), encoding="utf-8")
     plt.close(figure)
     return True
 
