@@ -13,41 +13,24 @@
 
 namespace narrowfloat {
 
-// The largest magnitudes of a block.
-struct BlockMaximum {
-  float largest;  // NaN if any element is NaN.
-  float amax;     // As the format wants it (spec 4.5).
-};
-
-// Of the blocks that groups of kLanes lanes hold. NaN does not count in amax, but for formats where
-// a block of nothing else is NaN.
-template <BlockFormat Format, int kLanes, class Elements>
-__device__ inline BlockMaximum block_maximum(const Elements& elements) {
-  const uint32_t largest = group_max<kLanes>(elements.max_or_nan());
-  BlockMaximum maximum{bits_float(largest), bits_float(largest)};
-  // Uniform over the warp, and rare.
-  if (__any_sync(kFullWarp, largest > kInfinityBits)) {
-    const uint32_t number = elements.max_number();
-    const bool has_number = number <= kInfinityBits;
-    const uint32_t amax = group_max<kLanes>(has_number ? number : 0U);
-    const bool is_all_nan = group_max<kLanes>(has_number ? 1U : 0U) == 0;
-    maximum.amax = bits_float(Format::kAmaxOfNanIsNan && is_all_nan ? kNanBits : amax);
-  }
-  return maximum;
+// The lanes of the group of `lanes` neighbours that this thread is in.
+template <int kLanes>
+__device__ inline unsigned lanes_of_group() {
+  const uint32_t first = threadIdx.x % kWarpSize / kLanes * kLanes;
+  return (kFullWarp >> (kWarpSize - kLanes)) << first;
 }
 
-// The same where not all lanes of the warp take part, but all of each group.
+// The maximum of a block as its format wants it (spec 4.5): NaN does not count, but a block of
+// nothing else is NaN for some. `lanes`: those of the warp that take part, whole groups.
 template <BlockFormat Format, int kLanes, class Elements>
-__device__ inline float maximum_beside_nan(const Elements& elements) {
-  const uint32_t lane = threadIdx.x % kWarpSize;
-  const unsigned group = ((kFullWarp >> (kWarpSize - kLanes)) << (lane / kLanes * kLanes));
+__device__ inline float block_amax(const Elements& elements, unsigned lanes) {
   float amax = bits_float(elements.max_number());
+  // Comparisons of floats, in which a number wins.
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(group, amax, distance));
+    amax = fmaxf(amax, __shfl_xor_sync(lanes, amax, distance));
   }
-  if (!is_nan(amax)) return amax;
-  return Format::kAmaxOfNanIsNan ? bits_float(kNanBits) : 0.0F;
+  return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
 }
 
 template <BlockFormat Format, class Math, ScaleRule kRule>
@@ -107,28 +90,26 @@ __device__ inline bool is_in_e2m1_range(float largest, float prescaled) {
   return Math::mul(largest, prescaled) < kE2m1FastLimit && (is_positive || bits == 0);
 }
 
-// Codes of elements whose multiplier is known. largest: as for is_in_e2m1_range; counts for 4-bit
-// formats only.
+// The codes of 4-bit formats where is_in_e2m1_range holds.
 template <BlockFormat Format, class Math, class Elements>
-__device__ inline auto encode_elements(const Elements& elements, float largest, float multiplier) {
+__device__ inline auto codes_in_range(const Elements& elements, float prescaled) {
   Codes<typename Format::Element, Elements::kSize> codes;
-  if constexpr (Format::Element::kBits == 4) {
-    const float prescaled = mul_rn(multiplier, kE2m1Prescale);
-    // One branch for all, so that the chains of all elements interleave.
-    if (is_in_e2m1_range<Math>(largest, prescaled)) {
 #pragma unroll
-      for (int i = 0; i < codes.kWords; ++i) {
-        codes.words[i] = encode_e2m1_in_range<Math>(elements, 8 * i, prescaled);
-      }
+  for (int i = 0; i < codes.kWords; ++i) {
+    codes.words[i] = encode_e2m1_in_range<Math>(elements, 8 * i, prescaled);
+  }
+  return codes;
+}
+
+// The codes of any block.
+template <BlockFormat Format, class Math, class Elements>
+__device__ inline auto plain_codes(const Elements& elements, float multiplier) {
+  Codes<typename Format::Element, Elements::kSize> codes;
+#pragma unroll
+  for (int i = 0; i < codes.kWords; ++i) {
+    if constexpr (Format::Element::kBits == 4) {
+      codes.words[i] = encode_e2m1_any<Format, Math>(eight_of(elements, 8 * i), multiplier);
     } else {
-#pragma unroll
-      for (int i = 0; i < codes.kWords; ++i) {
-        codes.words[i] = encode_e2m1_any<Format, Math>(eight_of(elements, 8 * i), multiplier);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < codes.kWords; ++i) {
       const auto scaled = [&](int k) {
         return Format::template scaled<Math>(elements[4 * i + k], multiplier);
       };
@@ -180,52 +161,27 @@ struct EncodedBlock {
   typename Format::Stored stored;                          // Canonical.
 };
 
-// The maximum of 8-bit formats, whose codes need to know nothing of NaN: comparisons of floats, in
-// which a number wins.
-template <BlockFormat Format, int kLanes, class Elements>
-__device__ inline float number_maximum(const Elements& elements) {
-  float amax = bits_float(elements.max_number());
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, distance));
-  }
-  return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
-}
-
 // A block, which a group of neighbouring lanes holds.
 template <BlockFormat Format, class Math, ScaleRule kRule, class Elements>
 __device__ inline EncodedBlock<Format, Elements> encode_block(const Elements& elements,
                                                               const ScalePair& pair,
                                                               const BlockRules& rules) {
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
-  EncodedBlock<Format, Elements> block;
-  if constexpr (Format::Element::kBits == 8) {
-    const float amax = number_maximum<Format, kLanes>(elements);
-    const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
-    block.stored = canonical_scale(scale.stored);
-    block.codes = encode_elements<Format, Math>(elements, 0.0F, scale.multiplier);
-  } else {
+  unsigned lanes = kFullWarp;
+  if constexpr (Format::Element::kBits == 4) {
     const float largest = bits_float(group_max<kLanes>(elements.max_or_nan()));
     const auto ordinary = ordinary_scale<Format, Math, kRule>(largest, pair, rules);
     // The same for all lanes of the group.
     if (ordinary.is_right && is_in_e2m1_range<Math>(largest, ordinary.prescaled)) {
-      block.stored = ordinary.stored;
-#pragma unroll
-      for (int i = 0; i < block.codes.kWords; ++i) {
-        block.codes.words[i] = encode_e2m1_in_range<Math>(elements, 8 * i, ordinary.prescaled);
-      }
-    } else {
-      const float amax = maximum_beside_nan<Format, kLanes>(elements);
-      const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
-      block.stored = scale.stored;
-#pragma unroll
-      for (int i = 0; i < block.codes.kWords; ++i) {
-        block.codes.words[i] =
-            encode_e2m1_any<Format, Math>(eight_of(elements, 8 * i), scale.multiplier);
-      }
+      return EncodedBlock<Format, Elements>{
+          codes_in_range<Format, Math>(elements, ordinary.prescaled), ordinary.stored};
     }
+    lanes = lanes_of_group<kLanes>();
   }
-  return block;
+  const float amax = block_amax<Format, kLanes>(elements, lanes);
+  const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
+  return EncodedBlock<Format, Elements>{plain_codes<Format, Math>(elements, scale.multiplier),
+                                        canonical_scale(scale.stored)};
 }
 
 template <class CodesType>

@@ -176,18 +176,19 @@ __device__ __noinline__ FourOverSixCodes encode_four_over_six_any(Elements eleme
 // kDivides: the format's errors may need the division.
 template <class Math, bool kDivides, class Elements>
 __device__ inline FourOverSixCodes encode_four_over_six(const Elements& elements,
-                                                        const BlockMaximum& maximum,
                                                         const FourOverSixRow& row) {
+  const float largest = bits_float(elements.max_or_nan());
+  const float amax = is_nan(largest) ? block_amax<Nvfp4, 1>(elements, kFullWarp) : largest;
   // Zero blocks drop the sign of their zeros.
-  if (Math::flush(maximum.amax) == 0.0F) return {};
-  const float s6 = scale_of_six<Math>(maximum.amax, row.pair.encode, true);
+  if (Math::flush(amax) == 0.0F) return {};
+  const float s6 = scale_of_six<Math>(amax, row.pair.encode, true);
   const FourOverSixScale six = four_over_six_scale<Math>(s6, row.pair);
   const FourOverSixScale four = four_over_six_scale<Math>(Math::mul(s6, 1.5F), row.pair);
-  const bool in_range = row.is_ordinary && maximum.largest >= 0x1p-90F &&
-                        is_in_e2m1_range<Math>(maximum.largest, six.prescaled) &&
-                        is_in_e2m1_range<Math>(maximum.largest, four.prescaled);
+  const bool in_range = row.is_ordinary && largest >= 0x1p-90F &&
+                        is_in_e2m1_range<Math>(largest, six.prescaled) &&
+                        is_in_e2m1_range<Math>(largest, four.prescaled);
   if (!in_range) {
-    return encode_four_over_six_any<Math>(elements, maximum.amax, row.pair, row.rules);
+    return encode_four_over_six_any<Math>(elements, amax, row.pair, row.rules);
   }
   if (row.rules.error == FourOverSixError::kMae) {
     return better_candidate<Math, kDivides, FourOverSixError::kMae>(elements, six, four, row);

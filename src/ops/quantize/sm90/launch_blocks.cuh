@@ -1,4 +1,4 @@
-// Launching the kernels of quantize_dense.cuh and quantize_blocks.cuh: which of the two, the tuning
+// Launching the kernels of quantize_dense.cuh and quantize_blocks.cuh: which of them, the tuning
 // by size, the grid, and very large tensors in several launches.
 #pragma once
 
@@ -72,7 +72,7 @@ void launch_quantize_blocks(const QuantizeProblem& problem, const QuantizeParams
   }
 }
 
-// Whether the dense kernel takes the problem. num_runs: of all rows, with runs of `run` elements.
+// Whether the dense and flat kernels take the problem, with runs of `run` elements.
 inline bool is_dense(const QuantizeProblem& problem, int64_t run) {
   constexpr int64_t kMaxRuns = (int64_t{1} << 31) - 2048;
   const FormatInfo& info = format_info(problem.format);

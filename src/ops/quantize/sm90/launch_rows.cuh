@@ -157,4 +157,36 @@ void visit_row_source(const QuantizeProblem& problem, Visitor&& visitor) {
   }
 }
 
+// Norms into a format whose blocks lie inside a row.
+template <BlockFormat Format>
+void launch_quantize_norm_rows(const QuantizeProblem& problem, const QuantizeParams& params,
+                               Stream stream) {
+  visit_device_math(effective_math(problem), [&]<class Math>() {
+    visit_half(problem.input, [&]<class Half>() {
+      using Source = NormRows<Half>;
+      if (takes_two_runs<TwoNormRuns>(problem)) {
+        return launch_quantize_rows<Format, Math, Source, TwoNormRuns>(problem, params, stream);
+      }
+      launch_quantize_whole_rows<Format, Math, Source, OneNormRun>(problem, params, stream);
+    });
+  });
+}
+
+// NVFP4 with 4-over-6 from any source.
+template <BlockFormat Format>
+void launch_quantize_four_over_six_rows(const QuantizeProblem& problem,
+                                        const QuantizeParams& params, Stream stream) {
+  visit_device_math(problem.math, [&]<class Math>() {
+    visit_row_source<Math>(problem, [&]<class Source>() {
+      if constexpr (kHasTwoRuns<Source>) {
+        if (takes_two_runs<FourOverSixTwoRuns>(problem)) {
+          return launch_quantize_rows<Format, Math, Source, FourOverSixTwoRuns>(problem, params,
+                                                                                stream);
+        }
+      }
+      launch_quantize_whole_rows<Format, Math, Source, FourOverSixRun>(problem, params, stream);
+    });
+  });
+}
+
 }  // namespace narrowfloat

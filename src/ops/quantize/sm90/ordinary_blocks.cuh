@@ -51,7 +51,7 @@ __device__ inline OrdinaryBlock<Format> ordinary_block(const Elements& elements,
                                                        const BlockRules& rules) {
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
   if constexpr (Format::Element::kBits == 8) {
-    return ordinary_8_bit<Format, Math>(number_maximum<Format, kLanes>(elements), rules);
+    return ordinary_8_bit<Format, Math>(block_amax<Format, kLanes>(elements, kFullWarp), rules);
   } else {
     const float largest = bits_float(group_max<kLanes>(elements.max_or_nan()));
     // The compiler drops the decode factor where the scale does not need it.
@@ -59,20 +59,6 @@ __device__ inline OrdinaryBlock<Format> ordinary_block(const Elements& elements,
         largest, pair_of<Format, Math>(encode), rules);
     const bool is_right = scale.is_right && is_in_e2m1_range<Math>(largest, scale.prescaled);
     return {scale.stored, scale.prescaled, is_right};
-  }
-}
-
-template <BlockFormat Format, class Math, class Elements>
-__device__ inline auto ordinary_codes(const Elements& elements, float factor) {
-  if constexpr (Format::Element::kBits == 8) {
-    return encode_elements<Format, Math>(elements, 0.0F, factor);
-  } else {
-    Codes<typename Format::Element, Elements::kSize> codes;
-#pragma unroll
-    for (int i = 0; i < codes.kWords; ++i) {
-      codes.words[i] = encode_e2m1_in_range<Math>(elements, 8 * i, factor);
-    }
-    return codes;
   }
 }
 
@@ -89,18 +75,9 @@ __device__ __noinline__ void store_plain_block(Elements elements, float encode,
                                                const BlockRules& rules,
                                                RunTarget<typename Format::Stored> target) {
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
-  const float amax = maximum_beside_nan<Format, kLanes>(elements);
+  const float amax = block_amax<Format, kLanes>(elements, lanes_of_group<kLanes>());
   const auto scale = Format::template block_scale<Math>(amax, pair_of<Format, Math>(encode), rules);
-  Codes<typename Format::Element, Elements::kSize> codes;
-  if constexpr (Format::Element::kBits == 8) {
-    codes = encode_elements<Format, Math>(elements, 0.0F, scale.multiplier);
-  } else {
-#pragma unroll
-    for (int i = 0; i < codes.kWords; ++i) {
-      codes.words[i] = encode_e2m1_any<Format, Math>(eight_of(elements, 8 * i), scale.multiplier);
-    }
-  }
-  store_codes(codes, target.codes);
+  store_codes(plain_codes<Format, Math>(elements, scale.multiplier), target.codes);
   if (target.scale != nullptr) *target.scale = canonical_scale(scale.stored);
 }
 
@@ -109,7 +86,11 @@ template <BlockFormat Format, class Math, class Elements>
 __device__ inline void store_ordinary_block(const Elements& elements,
                                             const OrdinaryBlock<Format>& block,
                                             const RunTarget<typename Format::Stored>& target) {
-  store_codes(ordinary_codes<Format, Math>(elements, block.factor), target.codes);
+  if constexpr (Format::Element::kBits == 4) {
+    store_codes(codes_in_range<Format, Math>(elements, block.factor), target.codes);
+  } else {
+    store_codes(plain_codes<Format, Math>(elements, block.factor), target.codes);
+  }
   if (target.scale != nullptr) *target.scale = block.stored;
 }
 

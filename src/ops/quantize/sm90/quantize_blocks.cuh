@@ -15,8 +15,6 @@
 // instructions an element (docs/kernels/quantize.md).
 #pragma once
 
-#include <string_view>
-
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/sm90/encode_unit.cuh"
 #include "ops/quantize/sm90/scale_stores.cuh"
@@ -111,7 +109,7 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& 
     if (place.is_inside && place.row == 0 && place.col == 0 && params.has_fp8_decode_scale) {
       store_scale(params.scales, place.batch, 0, 0, canonical_nan(scale.stored));
     }
-    return encode_elements<Format, Math>(elements, 0.0F, scale.multiplier);
+    return plain_codes<Format, Math>(elements, scale.multiplier);
   } else {
     constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
     const ScalePair pair = row_pair<Format, Math>(params, place.batch, place.row);

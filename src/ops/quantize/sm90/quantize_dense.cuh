@@ -54,7 +54,7 @@ struct DenseCase {
   }
 };
 
-// The encode scale comes from the device, the host or the tensor's maximum. `loaded` early: all
+// The encode scale comes from the device, the host or the tensor's maximum. Loaded early, as all
 // that follows waits for it.
 template <class Params>
 __device__ inline float load_device_scale(const Params& params) {
@@ -66,8 +66,8 @@ __device__ inline float dense_encode_scale(const Params& params, float loaded) {
   return loaded;
 }
 
-// The tensor's decode scale. A division only where it is needed:
-// the first thread's time is that of a small tensor.
+// The tensor's decode scale. A division only where it is needed: the first thread's time is that of
+// a small tensor.
 template <class Params>
 __device__ inline void store_dense_decode_scale(const Params& params, float encode) {
   float decode = newton_reciprocal(encode);

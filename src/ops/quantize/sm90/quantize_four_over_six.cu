@@ -6,17 +6,7 @@ namespace narrowfloat {
 
 void launch_quantize_four_over_six(const QuantizeProblem& problem, const QuantizeParams& params,
                                    Stream stream) {
-  visit_device_math(problem.math, [&]<class Math>() {
-    visit_row_source<Math>(problem, [&]<class Source>() {
-      if constexpr (kHasTwoRuns<Source>) {
-        if (takes_two_runs<FourOverSixTwoRuns>(problem)) {
-          return launch_quantize_rows<Nvfp4, Math, Source, FourOverSixTwoRuns>(problem, params,
-                                                                               stream);
-        }
-      }
-      launch_quantize_whole_rows<Nvfp4, Math, Source, FourOverSixRun>(problem, params, stream);
-    });
-  });
+  launch_quantize_four_over_six_rows<Nvfp4>(problem, params, stream);
 }
 
 }  // namespace narrowfloat

@@ -6,18 +6,7 @@ namespace narrowfloat {
 
 void launch_quantize_four_over_six_token_rows(const QuantizeProblem& problem,
                                               const QuantizeParams& params, Stream stream) {
-  visit_device_math(problem.math, [&]<class Math>() {
-    visit_row_source<Math>(problem, [&]<class Source>() {
-      if constexpr (kHasTwoRuns<Source>) {
-        if (takes_two_runs<FourOverSixTwoRuns>(problem)) {
-          return launch_quantize_rows<Nvfp4PerToken, Math, Source, FourOverSixTwoRuns>(
-              problem, params, stream);
-        }
-      }
-      launch_quantize_whole_rows<Nvfp4PerToken, Math, Source, FourOverSixRun>(problem, params,
-                                                                              stream);
-    });
-  });
+  launch_quantize_four_over_six_rows<Nvfp4PerToken>(problem, params, stream);
 }
 
 }  // namespace narrowfloat

@@ -6,25 +6,13 @@ namespace narrowfloat {
 
 void launch_quantize_norm_rows_fp4(const QuantizeProblem& problem, const QuantizeParams& params,
                                    Stream stream) {
-  const auto launch_format = [&]<BlockFormat Format>() {
-    visit_device_math(problem.math, [&]<class Math>() {
-      visit_half(problem.input, [&]<class Half>() {
-        if (takes_two_runs<TwoNormRuns>(problem)) {
-          launch_quantize_rows<Format, Math, NormRows<Half>, TwoNormRuns>(problem, params, stream);
-        } else {
-          launch_quantize_whole_rows<Format, Math, NormRows<Half>, OneNormRun>(problem, params,
-                                                                               stream);
-        }
-      });
-    });
-  };
   switch (problem.format) {
     case FormatId::kNvfp4:
-      return launch_format.template operator()<Nvfp4>();
+      return launch_quantize_norm_rows<Nvfp4>(problem, params, stream);
     case FormatId::kNvfp4PerToken:
-      return launch_format.template operator()<Nvfp4PerToken>();
+      return launch_quantize_norm_rows<Nvfp4PerToken>(problem, params, stream);
     default:
-      return launch_format.template operator()<Mxfp4>();
+      return launch_quantize_norm_rows<Mxfp4>(problem, params, stream);
   }
 }
 

@@ -274,12 +274,11 @@ __device__ inline auto encode_run(const QuantizeParams& params,
                                   const typename Source::Elements& elements,
                                   typename Format::Stored* stored) {
   if constexpr (Format::kId == FormatId::kFp8Tensor) {
-    return encode_elements<Format, Math>(elements, 0.0F, scaling.multiplier);
+    return plain_codes<Format, Math>(elements, scaling.multiplier);
   } else if constexpr (Tuning::kConfig.four_over_six) {
     const FourOverSixRow row =
         four_over_six_row(params.four_over_six, scaling.pair, scaling.row_amax);
-    const FourOverSixCodes block = encode_four_over_six<Math, Format::kHasRowScale>(
-        elements, block_maximum<Format, 1>(elements), row);
+    const auto block = encode_four_over_six<Math, Format::kHasRowScale>(elements, row);
     *stored = block.stored;
     return block.codes;
   } else {

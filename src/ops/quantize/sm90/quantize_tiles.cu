@@ -145,7 +145,7 @@ __global__ void __maxnreg__(kRegisters<Source>)
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     if (!runs.is_inside(params, i)) continue;
-    store_codes(encode_elements<Format, Math>(elements[i], amax, scale.multiplier),
+    store_codes(plain_codes<Format, Math>(elements[i], scale.multiplier),
                 value_row(params, place, runs.row(i)) + runs.col);
   }
   if (threadIdx.x == 0) {

@@ -18,8 +18,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kRun = 16;
-constexpr int kRunsInFlight = 4;
 constexpr int kBlocksPerSm = 8;
+
+// Loads of a thread at once; a run of SiLU reads twice as much and computes.
+template <class Source>
+inline constexpr int kRunsInFlight = 4;
+template <class Half, class Math>
+inline constexpr int kRunsInFlight<SiluRows<Half, Math>> = 1;
 
 bool is_fp8_tensor(const QuantizeProblem& problem) {
   return problem.format == FormatId::kFp8Tensor;
@@ -46,6 +51,23 @@ __device__ uint32_t run_maximum(const QuantizeParams& params, const uint8_t* row
   }
 }
 
+struct RunInRow {
+  int64_t row;
+  int64_t run;
+};
+__device__ inline RunInRow run_in_row(int64_t run, int64_t runs_per_row) {
+  const int64_t row = run / runs_per_row;
+  return {row, run - row * runs_per_row};
+}
+__device__ inline void advance(RunInRow& place, const RunInRow& stride, int64_t runs_per_row) {
+  place.row += stride.row;
+  place.run += stride.run;
+  if (place.run >= runs_per_row) {
+    place.run -= runs_per_row;
+    ++place.row;
+  }
+}
+
 // blockIdx.y: batch.
 template <BlockFormat Format, class Source>
 __global__ void __launch_bounds__(kThreads)
@@ -56,14 +78,21 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t runs = valid_rows(params, batch) * runs_per_row;
   const uint8_t* input = params.input + batch * params.input_batch_stride;
   uint32_t largest = 0;
-  // Runs of a thread are a grid apart, so that a warp reads neighbouring memory.
+  // Runs of a thread are a grid apart, so that a warp reads neighbouring memory. Places are counted
+  // on: a 64-bit division for every run would take longer than its load.
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-#pragma unroll kRunsInFlight
-  for (int64_t run = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; run < runs;
-       run += step) {
-    const int64_t row = run / runs_per_row;
-    const int64_t col = (run - row * runs_per_row) * kRun;
-    largest = max(largest, run_maximum<Source>(params, input + row * params.input_row_stride, col));
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const RunInRow stride = run_in_row(step, runs_per_row);
+  RunInRow place = run_in_row(first, runs_per_row);
+  for (int64_t run = first; run < runs; run += kRunsInFlight<Source> * step) {
+#pragma unroll
+    for (int i = 0; i < kRunsInFlight<Source>; ++i) {
+      // Behind the last run the first once more: loads without conditions go out together.
+      const RunInRow at = run + i * step < runs ? place : RunInRow{0, 0};
+      const uint8_t* row = input + at.row * params.input_row_stride;
+      largest = max(largest, run_maximum<Source>(params, row, at.run * kRun));
+      advance(place, stride, runs_per_row);
+    }
   }
   allow_next_grid();
   largest = block_max(largest, shared_maxima);
