@@ -18,13 +18,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kRun = 16;
-constexpr int kBlocksPerSm = 8;
 
-// Loads of a thread at once; a run of SiLU reads twice as much and computes.
+// Loads of a thread at once; a run of SiLU reads twice as much.
 template <class Source>
 inline constexpr int kRunsInFlight = 4;
 template <class Half, class Math>
-inline constexpr int kRunsInFlight<SiluRows<Half, Math>> = 1;
+inline constexpr int kRunsInFlight<SiluRows<Half, Math>> = 2;
 
 bool is_fp8_tensor(const QuantizeProblem& problem) {
   return problem.format == FormatId::kFp8Tensor;
@@ -51,19 +50,27 @@ __device__ uint32_t run_maximum(const QuantizeParams& params, const uint8_t* row
   }
 }
 
+// Runs are numbered row after row; a thread's are a grid apart. Places are counted on from the
+// first: a 64-bit division for every run would take longer than its load.
 struct RunInRow {
   int64_t row;
   int64_t run;
 };
-__device__ inline RunInRow run_in_row(int64_t run, int64_t runs_per_row) {
-  const int64_t row = run / runs_per_row;
-  return {row, run - row * runs_per_row};
+struct AmaxGrid {
+  FastDivisor runs_per_row;
+  int64_t step;      // Threads of the grid's first axis, below 2^31.
+  RunInRow advance;  // The same in rows and runs.
+};
+
+__device__ inline RunInRow first_place(const AmaxGrid& grid, int64_t run) {
+  const uint32_t row = grid.runs_per_row.quotient(static_cast<uint32_t>(run));
+  return {row, run - int64_t{row} * grid.runs_per_row.divisor()};
 }
-__device__ inline void advance(RunInRow& place, const RunInRow& stride, int64_t runs_per_row) {
-  place.row += stride.row;
-  place.run += stride.run;
-  if (place.run >= runs_per_row) {
-    place.run -= runs_per_row;
+__device__ inline void advance(const AmaxGrid& grid, RunInRow& place) {
+  place.row += grid.advance.row;
+  place.run += grid.advance.run;
+  if (place.run >= grid.runs_per_row.divisor()) {
+    place.run -= grid.runs_per_row.divisor();
     ++place.row;
   }
 }
@@ -71,27 +78,23 @@ __device__ inline void advance(RunInRow& place, const RunInRow& stride, int64_t 
 // blockIdx.y: batch.
 template <BlockFormat Format, class Source>
 __global__ void __launch_bounds__(kThreads)
-    find_amax_kernel(const __grid_constant__ QuantizeParams params, const int64_t runs_per_row) {
+    find_amax_kernel(const __grid_constant__ QuantizeParams params, const AmaxGrid grid) {
   __shared__ uint32_t shared_maxima[kThreads / kWarpSize];
   wait_for_previous_grids();
   const uint32_t batch = blockIdx.y;
-  const int64_t runs = valid_rows(params, batch) * runs_per_row;
+  const int64_t runs = valid_rows(params, batch) * grid.runs_per_row.divisor();
   const uint8_t* input = params.input + batch * params.input_batch_stride;
   uint32_t largest = 0;
-  // Runs of a thread are a grid apart, so that a warp reads neighbouring memory. Places are counted
-  // on: a 64-bit division for every run would take longer than its load.
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const RunInRow stride = run_in_row(step, runs_per_row);
-  RunInRow place = run_in_row(first, runs_per_row);
-  for (int64_t run = first; run < runs; run += kRunsInFlight<Source> * step) {
+  RunInRow place = first_place(grid, first);
+  for (int64_t run = first; run < runs; run += kRunsInFlight<Source> * grid.step) {
 #pragma unroll
     for (int i = 0; i < kRunsInFlight<Source>; ++i) {
       // Behind the last run the first once more: loads without conditions go out together.
-      const RunInRow at = run + i * step < runs ? place : RunInRow{0, 0};
+      const RunInRow at = run + i * grid.step < runs ? place : RunInRow{0, 0};
       const uint8_t* row = input + at.row * params.input_row_stride;
       largest = max(largest, run_maximum<Source>(params, row, at.run * kRun));
-      advance(place, stride, runs_per_row);
+      advance(grid, place);
     }
   }
   allow_next_grid();
@@ -99,6 +102,14 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && largest > 0) {
     atomicMax(reinterpret_cast<unsigned*>(amax_slot<Format>(params, batch)), largest);
   }
+}
+
+// In place of a memset, which programmatic launches cannot overlap.
+__global__ void __launch_bounds__(kThreads) clear_slots_kernel(float* slots, const int64_t count) {
+  wait_for_previous_grids();
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  allow_next_grid();
+  if (index < count) slots[index] = 0.0F;
 }
 
 template <BlockFormat Format, class Math>
@@ -136,23 +147,30 @@ bool needs_amax(const QuantizeProblem& problem) {
 }
 
 void clear_amax_slots(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
-  void* slots = is_fp8_tensor(problem) ? static_cast<void*>(params.scales.data)
-                                       : static_cast<void*>(params.global_scale);
-  clear_async(slots, static_cast<size_t>(num_slots(problem)) * sizeof(float), stream);
+  float* slots =
+      is_fp8_tensor(problem) ? reinterpret_cast<float*>(params.scales.data) : params.global_scale;
+  const int64_t count = num_slots(problem);
+  const dim3 blocks(static_cast<unsigned>(ceil_div(count, kThreads)));
+  launch(clear_slots_kernel, {blocks, dim3(kThreads)}, stream, slots, count);
 }
 
 void launch_find_amax(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
   const int64_t runs_per_row = problem.cols / kRun;
   const int64_t runs = problem.rows * runs_per_row;
   if (runs == 0) return;
-  const int64_t most = int64_t{kBlocksPerSm} * cuda_device(problem.device.index).num_sms;
-  const int64_t wanted = ceil_div(runs, kThreads);
-  const dim3 blocks(static_cast<unsigned>(std::min(wanted, most)),
-                    static_cast<unsigned>(problem.batch));
+  // A run for each thread while the GPU holds them all. Then as many as a thread loads at once, in
+  // blocks of threads that end at different times: a last wave of some costs more than their start.
+  const int64_t num_sms = cuda_device(problem.device.index).num_sms;
+  const int64_t most = std::clamp(ceil_div(runs, kThreads * 4), num_sms * 8, num_sms * 64);
+  const int64_t wanted = std::min(ceil_div(runs, kThreads), most);
+  const int64_t step = wanted * kThreads;
+  const AmaxGrid grid{.runs_per_row = FastDivisor(static_cast<uint32_t>(runs_per_row)),
+                      .step = step,
+                      .advance = {step / runs_per_row, step % runs_per_row}};
+  const dim3 blocks(static_cast<unsigned>(wanted), static_cast<unsigned>(problem.batch));
   visit_slot_format(problem, [&]<BlockFormat Format>() {
     visit_source<Format::kId == FormatId::kNvfp4>(problem, [&]<class Source>() {
-      launch(find_amax_kernel<Format, Source>, {blocks, dim3(kThreads)}, stream, params,
-             runs_per_row);
+      launch(find_amax_kernel<Format, Source>, {blocks, dim3(kThreads)}, stream, params, grid);
     });
   });
 }
