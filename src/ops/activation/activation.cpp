@@ -11,7 +11,7 @@ namespace narrowfloat {
 std::span<const ActivationImpl> activation_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kActivationSm90Swiglu, kActivationSm90Portable,
+    kActivationSm90Swiglu, kActivationSm90Portable, kActivationSm90TokenRows,
 #endif
         kActivationCpuBaseline, kActivationCpuReference
   };

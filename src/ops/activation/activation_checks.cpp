@@ -196,11 +196,15 @@ void check_data(LoweredActivation& lowered) {
   if (problem.has_row_to_slot) check_inverse_map(problem, args);
 }
 
-// Values are accessed in pieces of 16 bytes on CUDA; scales and maps one by one.
+// Values are accessed in pieces of up to 16 bytes on CUDA, codes of 4 bits in pieces of two bytes;
+// scales and maps one by one.
 void check_alignment(const ActivateArgs& call, const ActivationProblem& problem) {
   if (problem.rows == 0 || problem.inter == 0) return;
   require_cuda_rows("input.values", call.input.values.data,
                     problem.input_cols * bits(problem.input) / 8, problem.device);
+  if (value_dtype(problem.format) == DType::kU8) {
+    return require_cuda_alignment("output.values", call.output.values.data, problem.device);
+  }
   require_cuda_rows("output.values", call.output.values.data,
                     row_bytes(problem.format, problem.inter), problem.device);
 }

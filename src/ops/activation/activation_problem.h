@@ -53,5 +53,6 @@ extern const ActivationImpl kActivationCpuBaseline;
 // In builds with CUDA.
 extern const ActivationImpl kActivationSm90Swiglu;
 extern const ActivationImpl kActivationSm90Portable;
+extern const ActivationImpl kActivationSm90TokenRows;
 
 }  // namespace narrowfloat
