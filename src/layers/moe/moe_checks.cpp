@@ -5,8 +5,11 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "base/throw_error.h"
+#include "layers/moe/owned_tensor.h"
 #include "tensor/row_checks.h"
 #include "tensor/row_format.h"
 #include "tensor/view_checks.h"
@@ -65,6 +68,53 @@ void check_switches(const MoeConfig& config) {
   }
 }
 
+// What a device cannot do: references are the CPU's.
+void check_device_switches(const MoeConfig& config, Device device) {
+  if (device.type == DeviceType::kCpu) return;
+  const auto refuse = [&](std::string_view argument, std::string_view instead) {
+    throw_error(ErrorKind::kUnsupported, "{}: for layers on the CPU alone, not on {}; {}", argument,
+                to_string(device), instead);
+  };
+  if (config.accumulation != Accumulation::kFp32) {
+    refuse("config.accumulation", "leave it fp32, or prepare the layer on the CPU");
+  }
+  if (config.fp32_rows) refuse("config.fp32_rows", "leave it off: rows are bf16");
+  if (config.double_quantize_fc1) {
+    refuse("config.double_quantize_fc1", "leave it off: rows are quantized once");
+  }
+}
+
+void require_on_device(std::string_view argument, const void* data, Device from, Device device) {
+  if (data == nullptr || from == device) return;
+  if (from.type == DeviceType::kCpu && device.type == DeviceType::kCpu) return;
+  throw_invalid("{}: expected a tensor on {}, the layer's device, got one on {}; copy it there",
+                argument, to_string(device), to_string(from));
+}
+
+// Everything that is given as a tensor lies on the layer's device, checkpoints' tensors included.
+void check_weight_devices(const MoeWeights& weights, const MoeConfig& config, Device device) {
+  const Activation& activation = config.activation;
+  const PerExpert input_multiplier = weights.input_multiplier.value_or(1.0F);
+  const std::array tensors{std::pair{"weights.w1.values", &weights.w1.values},
+                           std::pair{"weights.w2.values", &weights.w2.values},
+                           std::pair{"weights.up_scale", &weights.up_scale.values},
+                           std::pair{"weights.gate_scale", &weights.gate_scale.values},
+                           std::pair{"weights.down_scale", &weights.down_scale.values},
+                           std::pair{"weights.inter_multiplier", &weights.inter_multiplier.values},
+                           std::pair{"weights.input_multiplier", &input_multiplier.values},
+                           std::pair{"weights.bias1", &weights.bias1},
+                           std::pair{"weights.bias2", &weights.bias2},
+                           std::pair{"config.activation.alpha", &activation.alpha.values},
+                           std::pair{"config.activation.beta", &activation.beta.values},
+                           std::pair{"config.activation.limit_gate", &activation.limit_gate.values},
+                           std::pair{"config.activation.limit_up", &activation.limit_up.values}};
+  for (const auto& [argument, view] : tensors) {
+    require_on_device(argument, view->data, view->device, device);
+  }
+  require_on_device("weights.w1.scales", weights.w1.scales.data, weights.w1.scales.device, device);
+  require_on_device("weights.w2.scales", weights.w2.scales.data, weights.w2.scales.device, device);
+}
+
 void check_per_expert(std::string_view argument, const PerExpert& values, int32_t count,
                       Device device) {
   if (values.values.is_absent()) return;
@@ -74,22 +124,23 @@ void check_per_expert(std::string_view argument, const PerExpert& values, int32_
 bool is_one(const PerExpert& factor) { return factor.values.is_absent() && factor.value == 1.0F; }
 
 void check_multiplier(std::string_view argument, const PerExpert& given, int32_t experts,
-                      Device device) {
+                      Device device, Stream stream) {
   check_per_expert(argument, given, experts, device);
-  const bool is_one_for_all = given.values.is_absent();
-  const auto* each = is_one_for_all ? &given.value : static_cast<const float*>(given.values.data);
-  for (int32_t i = 0; i < (is_one_for_all ? 1 : experts); ++i) {
-    if (std::isfinite(each[i]) && each[i] > 0.0F) continue;
-    throw_invalid("{}: expected finite values > 0, got {}", argument, each[i]);
+  const std::vector<float> each = given.values.is_absent() ? std::vector<float>{given.value}
+                                                           : floats_on_host(given.values, stream);
+  for (const float value : each) {
+    if (std::isfinite(value) && value > 0.0F) continue;
+    throw_invalid("{}: expected finite values > 0, got {}", argument, value);
   }
 }
 
-void check_multipliers(const MoeWeights& weights, const MoeConfig& config, Device device) {
+void check_multipliers(const MoeWeights& weights, const MoeConfig& config, Device device,
+                       Stream stream) {
   if (has_static_multiplier(moe_mode_info(config.mode).input)) {
     const int32_t experts = weight_experts(config);
-    check_multiplier("weights.inter_multiplier", weights.inter_multiplier, experts, device);
+    check_multiplier("weights.inter_multiplier", weights.inter_multiplier, experts, device, stream);
     return check_multiplier("weights.input_multiplier", weights.input_multiplier.value_or(1.0F),
-                            experts, device);
+                            experts, device, stream);
   }
   const std::string_view mode = name(config.mode);
   if (!is_one(weights.inter_multiplier)) {
@@ -150,6 +201,7 @@ void check_inputs(const MoeCall& call, const MoeConfig& config, bool has_input_m
   check_plain_input(inputs.values, config, has_input_multiplier);
   require_tensor("inputs.values", inputs.values, {inputs.values.dtype},
                  {call.tokens, config.hidden}, device);
+  require_cuda_alignment("inputs.values", inputs.values.data, device);
   if (!inputs.scales.is_absent() || !inputs.row_scale.is_absent()) {
     throw_invalid("inputs.scales and inputs.row_scale: plain {} rows have none; leave them out",
                   name(inputs.values.dtype));
@@ -269,11 +321,6 @@ MoeExtents moe_extents(const MoeConfig& config, const std::optional<PerExpert>& 
 }
 
 void check_moe_config(const MoeConfig& config, Device device) {
-  if (device.type != DeviceType::kCpu) {
-    throw_error(ErrorKind::kUnsupported,
-                "device: the MoE layer runs on the CPU only in this build, got {}",
-                to_string(device));
-  }
   check_routing_config(config.routing);
   check_activation(config.activation);
   const MoeModeInfo& mode = moe_mode_info(config.mode);
@@ -283,10 +330,13 @@ void check_moe_config(const MoeConfig& config, Device device) {
   check_shard(config);
   check_types(config);
   check_switches(config);
+  check_device_switches(config, device);
 }
 
-void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device) {
+void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device,
+                       Stream stream) {
   const int32_t experts = weight_experts(config);
+  check_weight_devices(weights, config, device);
   check_weight_shape("weights.w1", weights.w1, {experts, fc1_rows(config), config.hidden});
   check_weight_shape("weights.w2", weights.w2, {experts, config.hidden, config.inter});
   check_per_expert("weights.up_scale", weights.up_scale, experts, device);
@@ -296,7 +346,7 @@ void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Devic
   check_per_expert("config.activation.beta", config.activation.beta, experts, device);
   check_per_expert("config.activation.limit_gate", config.activation.limit_gate, experts, device);
   check_per_expert("config.activation.limit_up", config.activation.limit_up, experts, device);
-  check_multipliers(weights, config, device);
+  check_multipliers(weights, config, device, stream);
   if (!activation_info(config.activation.kind).is_gated && !is_one(weights.gate_scale)) {
     throw_invalid("weights.gate_scale: activation {} has no gate; leave it 1",
                   name(config.activation.kind));

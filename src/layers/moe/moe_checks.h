@@ -8,7 +8,9 @@
 namespace narrowfloat {
 
 void check_moe_config(const MoeConfig& config, Device device);
-void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device);
+// Waits for the stream where values per expert lie on a device.
+void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device,
+                       Stream stream);
 
 // F1: rows of w1.
 int64_t fc1_rows(const MoeConfig& config);

@@ -11,7 +11,8 @@ struct MoeLayer::State : PreparedMoe {
 MoeLayer MoeLayer::prepare(const MoeWeights& weights, const MoeConfig& config, Device device,
                            Stream stream) {
   check_moe_config(config, device);
-  check_moe_weights(weights, config, device);
+  require_usable_device(device);
+  check_moe_weights(weights, config, device, stream);
   MoeLayer layer;
   layer.state_ = std::make_shared<const State>(weights, config, device, stream);
   return layer;

@@ -1,7 +1,7 @@
 // See moe_run.h.
 #include "layers/moe/moe_run.h"
 
-#include "layers/moe/input_rows.h"
+#include "ops/code_rows/code_rows.h"
 
 namespace narrowfloat {
 
@@ -59,16 +59,19 @@ MoeRun::InputRows MoeRun::coded_input() {
   if (extents.input == RowFormat::kBf16 || !is_plain_input(call_.inputs, layer_.config)) {
     return {.rows = call_.inputs};
   }
-  const PerExpert multiplier =
-      layer_.input_multiplier ? layer_.input_multiplier->view() : PerExpert{};
-  const CodedRows coded = plan_.input.bind(at(plan_.input_rows), plan_.input.rows, layer_.device);
-  const TensorView& plain = call_.inputs.values;
+  CodeRowsArgs args;
+  args.rows = call_.inputs.values;
+  args.format = extents.input;
+  if (layer_.input_multiplier) args.multiplier = layer_.input_multiplier->view();
   if (extents.input_per_expert) {
-    code_slot_rows(plain, permutation_, extents.input, multiplier, coded);
-  } else {
-    code_rows(plain, extents.input, multiplier.value, coded);
+    args.choice = RowChoice::kGathered;
+    args.map = permutation_.row_to_token;
+    args.tile_to_expert = permutation_.tile_to_expert;
+    args.token_tile = permutation_.token_tile;
   }
-  return {.rows = coded, .by_token = !extents.input_per_expert};
+  args.output = plan_.input.bind(at(plan_.input_rows), plan_.input.rows, layer_.device);
+  code_rows(args, stream_);
+  return {.rows = args.output, .by_token = !extents.input_per_expert};
 }
 
 void MoeRun::multiply_first(const InputRows& input) {
@@ -100,7 +103,12 @@ CodedRows MoeRun::activate_rows() {
   args.input.values = fc1_;
   if (layer_.config.double_quantize_fc1) {
     args.input = plan_.fc1_coded.bind(at(plan_.fc1_coded_rows), max_rows, layer_.device);
-    code_listed_rows(fc1_, permutation_.slot_to_row, RowFormat::kFp8Group, args.input);
+    code_rows({.rows = fc1_,
+               .format = RowFormat::kFp8Group,
+               .choice = RowChoice::kMarked,
+               .map = permutation_.row_to_slot,
+               .output = args.input},
+              stream_);
   }
   args.activation = layer_.config.activation;
   args.gate_order = layer_.config.gate_order;

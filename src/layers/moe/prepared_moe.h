@@ -1,39 +1,15 @@
 // What MoeLayer::prepare leaves behind: prepared weights, and copies of everything small that the
-// caller gave. Immutable afterwards; never copied, because the configuration's per-expert values
-// are views into it.
+// caller gave, all on the layer's device. Immutable afterwards; never copied, because the
+// configuration's per-expert values are views into it.
 #pragma once
 
-#include <cstddef>
 #include <optional>
-#include <vector>
 
 #include "layers/moe/moe_workspace.h"
+#include "layers/moe/owned_tensor.h"
 #include "narrowfloat/moe.h"
 
 namespace narrowfloat {
-
-class OwnedPerExpert {
- public:
-  OwnedPerExpert() = default;
-  explicit OwnedPerExpert(const PerExpert& source);
-  [[nodiscard]] PerExpert view() const;
-
- private:
-  float one_ = 1.0F;
-  std::vector<float> each_;
-};
-
-class OwnedTensor {
- public:
-  OwnedTensor() = default;
-  // source: dense, or absent.
-  explicit OwnedTensor(const TensorView& source);
-  [[nodiscard]] TensorView view() const;
-
- private:
-  TensorView view_;
-  std::vector<std::byte> bytes_;
-};
 
 struct PreparedMoe {
   PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Device where, Stream stream);

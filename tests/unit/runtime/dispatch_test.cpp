@@ -142,10 +142,11 @@ TEST(ForcedImplementation, IsAbsentWithoutTheVariableAndForAnEmptyOne) {
 
 TEST(ForcedImplementation, RefusesAnOperationThatDoesNotExist) {
   const Forced forced("quantise:cpu_reference");
-  expect_error(ErrorKind::kInvalidArgument,
-               "NARROWFLOAT_FORCE: there is no operation \"quantise\"; expected one of quantize, "
-               "dequantize, relayout, amax, route, permute, activation, grouped_gemm, combine",
-               [] { (void)forced_implementation("amax"); });
+  expect_error(
+      ErrorKind::kInvalidArgument,
+      "NARROWFLOAT_FORCE: there is no operation \"quantise\"; expected one of quantize, "
+      "dequantize, relayout, amax, route, permute, code_rows, activation, grouped_gemm, combine",
+      [] { (void)forced_implementation("amax"); });
 }
 
 TEST(ForcedImplementation, RefusesAMalformedSettingWhateverTheOperation) {

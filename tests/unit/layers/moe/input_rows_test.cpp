@@ -1,12 +1,11 @@
 // Coding inside the layer gives the bytes of the public quantizer.
-#include "layers/moe/input_rows.h"
-
 #include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "layers/moe/row_buffers.h"
 #include "narrowfloat/quantize.h"
+#include "ops/code_rows/code_rows.h"
 #include "support/fills.h"
 #include "support/moe_case.h"
 
@@ -62,7 +61,8 @@ TEST_P(InputRows, AreTheQuantizersBytes) {
   const RowBuffers buffers = row_buffers(coding.rows, kRows, kCols);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
   const CodedRows coded = buffers.bind(memory.data(), kRows, {});
-  code_rows(input, coding.rows, coding.multiplier, coded);
+  code_rows(
+      {.rows = input, .format = coding.rows, .multiplier = coding.multiplier, .output = coded}, {});
   EXPECT_EQ(std::memcmp(coded.values.data, values.data(), values.size()), 0);
   if (!coded.scales.is_absent()) {
     ASSERT_EQ(static_cast<size_t>(buffers.scales_bytes), scales.size());
@@ -73,14 +73,18 @@ TEST_P(InputRows, AreTheQuantizersBytes) {
   }
 }
 
-TEST(InputRows, ListedRowsAloneAreWritten) {
+TEST(InputRows, MarkedRowsAloneAreWritten) {
   std::vector<double> rows(4 * 256, 1.5);
-  const int32_t listed[] = {2, -1, 0};
+  const int32_t marks[] = {0, -1, 7, -1};
   const RowBuffers buffers = row_buffers(RowFormat::kFp8Group, 4, 256);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
   const CodedRows coded = buffers.bind(memory.data(), 4, {});
-  code_listed_rows(TensorView::contiguous(rows.data(), DType::kF64, {4, 256}),
-                   TensorView::contiguous(listed, DType::kI32, {3}), RowFormat::kFp8Group, coded);
+  code_rows({.rows = TensorView::contiguous(rows.data(), DType::kF64, {4, 256}),
+             .format = RowFormat::kFp8Group,
+             .choice = RowChoice::kMarked,
+             .map = TensorView::contiguous(marks, DType::kI32, {4}),
+             .output = coded},
+            {});
   const auto* values = static_cast<const uint8_t*>(coded.values.data);
   for (size_t row = 0; row < 4; ++row) {
     // 1.5 is its group's maximum: 448.
