@@ -163,7 +163,9 @@ inline Parameter parameter(const PerExpert& given) {
 
 inline PortableParams portable_params(const ActivationProblem& problem,
                                       const ActivationArgs& args) {
-  const auto groups = static_cast<uint32_t>(ceil_div(problem.inter, kGroupCols));
+  // Rows without columns may have a row scale all the same.
+  const auto groups =
+      static_cast<uint32_t>(problem.inter == 0 ? 1 : ceil_div(problem.inter, kGroupCols));
   const auto token_tile = static_cast<uint32_t>(problem.per_expert ? args.token_tile : 1);
   return {.input = static_cast<const uint8_t*>(args.input.values.data),
           .input_scales = scale_image<const float, uint64_t>(args.input.scales),

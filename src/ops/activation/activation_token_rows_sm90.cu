@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
 void launch_activate_token_rows(const ActivationProblem& problem, const ActivationArgs& args,
                                 Stream stream) {
   const CudaDeviceScope scope(problem.device);
-  if (problem.slots == 0 || problem.rows == 0 || problem.inter == 0) return;
+  if (problem.slots == 0 || problem.rows == 0) return;
   const PortableParams params = portable_params(problem, args);
   const uint32_t groups = params.groups.divisor();
   const size_t kept_groups = groups < kMaxKeptGroups ? groups : kMaxKeptGroups;

@@ -137,6 +137,8 @@ float largest_finite_of(DType dtype) {
 }
 
 CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& args) {
+  // Rows without columns have a row scale all the same.
+  const int64_t groups = problem.cols == 0 ? 1 : ceil_div(problem.cols, kRowGroupCols);
   const auto row_size = static_cast<uint64_t>(row_bytes(problem.format, problem.cols));
   const auto tile = static_cast<uint32_t>(problem.per_expert ? args.token_tile : 1);
   return {.input = static_cast<const uint8_t*>(args.rows.data),
@@ -148,7 +150,7 @@ CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& a
           .input_rows = static_cast<uint32_t>(problem.input_rows),
           .rows = static_cast<uint32_t>(problem.rows),
           .cols = static_cast<uint32_t>(problem.cols),
-          .groups = FastDivisor(static_cast<uint32_t>(ceil_div(problem.cols, kRowGroupCols))),
+          .groups = FastDivisor(static_cast<uint32_t>(groups)),
           .multiplier = args.multiplier.value,
           .multipliers = static_cast<const float*>(args.multiplier.values.data),
           .tile_to_expert =
@@ -188,7 +190,7 @@ void launch_code_groups(const CodeRowsProblem& problem, const CodeRowsArgs& args
 void launch_code_token_rows(const CodeRowsProblem& problem, const CodeRowsArgs& args,
                             Stream stream) {
   const CudaDeviceScope scope(problem.device);
-  if (problem.rows == 0 || problem.cols == 0) return;
+  if (problem.rows == 0) return;
   launch(code_token_rows_kernel,
          {.blocks = dim3(static_cast<unsigned>(problem.rows)), .threads = dim3(kThreads)}, stream,
          make_params(problem, args));
