@@ -13,7 +13,8 @@ namespace narrowfloat {
 //   slot_to_row  I32 [T * slots], dense
 //   weights      F32 or BF16 [T, slots], dense; absent: 1
 //   out          BF16, F16 or F32 [T, N], N <= H: the last columns are dropped
-// Rounds once. The same bits on every device.
+// Rounds once. The same bits on every device. A row that does not exist is an error on the CPU and
+// a slot to skip on a GPU, where the rows of slot_rows and out lie multiples of 16 bytes apart.
 void combine(const TensorView& slot_rows, const TensorView& slot_to_row, const TensorView& weights,
              const TensorView& out, Stream stream = {});
 

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
+#include "conformance/coverage.h"
 #include "narrowfloat/error.h"
 #include "ops/combine/combine_problem.h"
+#include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/tensors.h"
 
@@ -28,10 +30,11 @@ Case sample_case(Random& random) {
   c.tokens = std::min<int64_t>(sample_rows(random), 200);
   c.slots = random.pick<int64_t>({1, 2, 3, 8, 9, 22});
   c.rows = random.range(1, 100);
-  c.hidden = random.chance(50) ? random.range(0, 70) : sample_cols(random, 1);
+  c.hidden = device_gap(random.chance(50) ? random.range(0, 70) : sample_cols(random, 1));
   while (c.tokens * c.slots * c.hidden > 100000) c.tokens /= 2;
   c.cols = random.chance(70) ? c.hidden : random.range(0, c.hidden);
   c.gap = random.chance(30) ? random.range(1, 40) : 0;
+  c.gap = device_gap(c.cols + c.gap) - c.cols;
   c.weights = random.pick({DType::kF32, DType::kBF16});
   c.has_weights = random.chance(85);
   c.out = random.pick({DType::kF32, DType::kF16, DType::kBF16});
@@ -59,12 +62,17 @@ class CombineRun {
   }
 
   // Everything in the output's buffer, gaps too.
-  [[nodiscard]] std::vector<uint8_t> run(std::string_view implementation) const {
+  [[nodiscard]] std::vector<uint8_t> run(std::string_view implementation, bool on_host) const {
     const Matrix out(
         {.dtype = case_.out, .rows = case_.tokens, .cols = case_.cols, .gap = case_.gap}, style_);
+    const DeviceCopies device(
+        {&slot_rows_.buffer(), &slot_to_row_.buffer(), &weights_.buffer(), &out.buffer()},
+        {.on_host = on_host, .programmatic_launch = style_.guard == Guard::kPage});
     const ForcedImplementation forced("combine", implementation);
-    combine(slot_rows_.view(), slot_to_row_.view(),
-            case_.has_weights ? weights_.view() : TensorView{}, out.view());
+    combine(device.view(slot_rows_.view()), device.view(slot_to_row_.view()),
+            case_.has_weights ? device.view(weights_.view()) : TensorView{},
+            device.view(out.view()), device.stream());
+    EXPECT_TRUE(device.take_back());
     EXPECT_TRUE(out.buffer().intact() && slot_rows_.buffer().intact());
     return out.buffer().copy();
   }
@@ -77,9 +85,10 @@ class CombineRun {
   Vector weights_;
 };
 
-class CombineConformance : public ::testing::TestWithParam<DType> {};
+class CombineConformance : public DeviceTest<DType> {};
 
 TEST_P(CombineConformance, EveryImplementationGivesTheReferencesBits) {
+  Coverage coverage;
   for_cases(kCasesPerType, [&](int64_t index) {
     Random random(case_seed("combine" + std::string(name(GetParam())), index));
     const Case c = sample_case(random);
@@ -88,21 +97,26 @@ TEST_P(CombineConformance, EveryImplementationGivesTheReferencesBits) {
                            {.poison = guard == Guard::kPage ? uint8_t{0xFF} : uint8_t{0xCC},
                             .guard = guard,
                             .misalignment = 4});
-      const std::vector<uint8_t> expected = run.run("cpu_reference");
+      const std::vector<uint8_t> expected = run.run("cpu_reference", true);
       for (const CombineImpl& impl : combine_impls()) {
+        if (!is_for_device(impl.name)) continue;
         const std::string note = fmt::format(
             "{}\n  {}x{} slots, {} rows of {} {}, weights {}, out {} of {} gap {}",
             repro_line("combine", impl.name, index), c.tokens, c.slots, c.rows, c.hidden,
             name(c.fill), c.has_weights ? name(c.weights) : "absent", name(c.out), c.cols, c.gap);
         set_crash_note(note.c_str());
         try {
-          EXPECT_TRUE(run.run(impl.name) == expected) << note;
+          EXPECT_TRUE(run.run(impl.name, false) == expected) << note;
+          coverage.ran(impl.name);
         } catch (const Error& error) {
           ASSERT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what() << "\n" << note;
+          coverage.refused(impl.name, error.what());
         }
       }
     }
+    coverage.end_case(true, name(GetParam()));
   });
+  coverage.report(name(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CombineConformance,

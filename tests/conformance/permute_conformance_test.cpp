@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
+#include "conformance/coverage.h"
 #include "narrowfloat/error.h"
 #include "ops/permute/permute_problem.h"
+#include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/permuted.h"
+#include "support/tensors.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -28,20 +31,40 @@ IdShape sample_shape(Random& random) {
   return shape;
 }
 
-class PermuteConformance : public ::testing::TestWithParam<int> {};
+// The buffer of the maps after a run, poisoned before it.
+std::vector<uint8_t> run(const IdShape& shape, const Vector& ids, uint8_t poison, bool on_host) {
+  const Permuted permuted(shape, poison);
+  const DeviceCopies device({&ids.buffer(), &permuted.buffer},
+                            {.on_host = on_host, .programmatic_launch = poison == 0xFF});
+  const auto ids_view =
+      TensorView::contiguous(ids.buffer().data(), DType::kI32, {shape.tokens, shape.slots});
+  Permutation maps = permuted.maps;
+  for (TensorView* map : {&maps.slot_to_row, &maps.row_to_token, &maps.row_to_slot, &maps.num_rows,
+                          &maps.tile_to_expert, &maps.tile_row_end, &maps.num_tiles}) {
+    *map = device.view(*map);
+  }
+  permute(device.view(ids_view), shape.offset, shape.local, maps, device.stream());
+  EXPECT_TRUE(device.take_back());
+  EXPECT_TRUE(permuted.buffer.intact());
+  return permuted.buffer.copy();
+}
+
+class PermuteConformance : public DeviceTest<int> {};
 
 TEST_P(PermuteConformance, EveryImplementationGivesTheReferencesMaps) {
   const auto spread = static_cast<IdSpread>(GetParam());
+  Coverage coverage;
   for_cases(kCasesPerSpread, [&](int64_t index) {
     Random random(case_seed("permute" + std::string(name(spread)), index));
     const IdShape shape = sample_shape(random);
-    const std::vector<int32_t> ids = expert_ids(spread, shape, random);
-    Permuted expected(shape);
+    const Vector ids = Vector::of(DType::kI32, expert_ids(spread, shape, random));
+    std::vector<uint8_t> expected;
     {
       const ForcedImplementation forced("permute", "cpu_reference");
-      expected = Permuted(shape, ids);
+      expected = run(shape, ids, 0xFF, true);
     }
     for (const PermuteImpl& impl : permute_impls()) {
+      if (!is_for_device(impl.name)) continue;
       const std::string note =
           fmt::format("{}\n  {} {}x{} slots, {} experts, local {} from {}, tile {}",
                       repro_line("permute", impl.name, index), name(spread), shape.tokens,
@@ -50,15 +73,17 @@ TEST_P(PermuteConformance, EveryImplementationGivesTheReferencesMaps) {
       for (const uint8_t poison : {uint8_t{0x00}, uint8_t{0xFF}}) {
         const ForcedImplementation forced("permute", impl.name);
         try {
-          const Permuted actual(shape, ids, poison);
-          EXPECT_TRUE(actual.buffer.intact()) << note;
-          EXPECT_TRUE(actual.buffer.copy() == expected.buffer.copy()) << note;
+          EXPECT_TRUE(run(shape, ids, poison, false) == expected) << note;
+          coverage.ran(impl.name);
         } catch (const Error& error) {
           ASSERT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what() << "\n" << note;
+          coverage.refused(impl.name, error.what());
         }
       }
     }
+    coverage.end_case(true, name(spread));
   });
+  coverage.report(name(spread));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PermuteConformance, ::testing::Range(0, kNumIdSpreads),

@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
+#include "conformance/coverage.h"
 #include "narrowfloat/error.h"
 #include "ops/route/route_problem.h"
+#include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/tensors.h"
 
@@ -91,31 +93,56 @@ struct Outputs {
   std::vector<uint8_t> ids;
   std::vector<uint8_t> weights;
   std::vector<uint8_t> replay;
+  std::vector<uint8_t> errors;
   bool operator==(const Outputs&) const = default;
 };
 
+struct RunStyle {
+  bool on_host = false;
+  bool programmatic_launch = false;
+};
+
 Outputs run(const Inputs& inputs, const RoutingConfig& config, int64_t tokens,
-            std::string_view implementation) {
-  const ForcedImplementation forced("route", implementation);
+            const RunStyle& how) {
   const int64_t slots = config.top_k + config.shared_experts;
   const BufferStyle style{.poison = 0xFF};
   const GuardedBuffer ids(tokens * slots * 4, style);
   const GuardedBuffer weights(tokens * slots * 4, style);
   const GuardedBuffer replay((tokens + 2) * config.top_k * 2, style);
+  const Vector errors(DType::kI64, 2);
+  // Logits take any alignment of their elements on every device.
+  const DeviceCopies device(
+      {&inputs.logits.buffer(), &inputs.bias.buffer(), &inputs.ids, &inputs.weights.buffer(), &ids,
+       &weights, &replay, &errors.buffer()},
+      {.on_host = how.on_host, .alignment = 1, .programmatic_launch = how.programmatic_launch});
+  const Routing routing{.logits = device.view(inputs.routing.logits),
+                        .bias = device.view(inputs.routing.bias),
+                        .packed = device.view(inputs.routing.packed),
+                        .ids = device.view(inputs.routing.ids),
+                        .weights = device.view(inputs.routing.weights)};
   RouteOutputs outputs{
-      .ids = TensorView::contiguous(ids.data(), DType::kI32, {tokens, slots}),
-      .weights = TensorView::contiguous(weights.data(), DType::kF32, {tokens, slots})};
+      .ids = device.view(TensorView::contiguous(ids.data(), DType::kI32, {tokens, slots})),
+      .weights = device.view(TensorView::contiguous(weights.data(), DType::kF32, {tokens, slots})),
+      .errors = static_cast<DeviceErrors*>(device.view(errors.view()).data)};
   if (config.shared_experts == 0) {
-    outputs.replay = TensorView::contiguous(replay.data(), DType::kI16, {tokens + 2, config.top_k});
+    outputs.replay =
+        device.view(TensorView::contiguous(replay.data(), DType::kI16, {tokens + 2, config.top_k}));
   }
-  route(inputs.routing, config, outputs);
-  EXPECT_TRUE(ids.intact() && weights.intact() && replay.intact());
-  return {ids.copy(), weights.copy(), replay.copy()};
+  route(routing, config, outputs, device.stream());
+  EXPECT_TRUE(device.take_back());
+  EXPECT_TRUE(ids.intact() && weights.intact() && replay.intact() && errors.buffer().intact());
+  return {ids.copy(), weights.copy(), replay.copy(), errors.buffer().copy()};
 }
 
-class RouteConformance : public ::testing::TestWithParam<RoutingMethod> {};
+Outputs expected_outputs(const Inputs& inputs, const RoutingConfig& config, int64_t tokens) {
+  const ForcedImplementation forced("route", "cpu_reference");
+  return run(inputs, config, tokens, {.on_host = true});
+}
+
+class RouteConformance : public DeviceTest<RoutingMethod> {};
 
 TEST_P(RouteConformance, EveryImplementationGivesTheReferencesBytes) {
+  Coverage coverage;
   for_cases(kCasesPerMethod, [&](int64_t index) {
     Random random(case_seed("route" + std::string(name(GetParam())), index));
     const RoutingConfig config = sample_config(GetParam(), random);
@@ -126,20 +153,27 @@ TEST_P(RouteConformance, EveryImplementationGivesTheReferencesBytes) {
     const bool from_logits = random.chance(75);
     from_logits ? give_logits(config, tokens, random, &inputs)
                 : give_ids(config, tokens, random, &inputs);
-    const Outputs expected = run(inputs, config, tokens, "cpu_reference");
+    const Outputs expected = expected_outputs(inputs, config, tokens);
     for (const RouteImpl& impl : route_impls()) {
+      if (!is_for_device(impl.name)) continue;
       const std::string note =
           fmt::format("{}\n  {} {} tokens, {} of {} experts, groups {}/{}",
                       repro_line("route", impl.name, index), from_logits ? "logits" : "ids", tokens,
                       config.top_k, config.experts, config.n_group, config.topk_group);
       set_crash_note(note.c_str());
+      const ForcedImplementation forced("route", impl.name);
       try {
-        EXPECT_TRUE(run(inputs, config, tokens, impl.name) == expected) << note;
+        const RunStyle how{.programmatic_launch = index % 2 == 0};
+        EXPECT_TRUE(run(inputs, config, tokens, how) == expected) << note;
+        coverage.ran(impl.name);
       } catch (const Error& error) {
         ASSERT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what() << "\n" << note;
+        coverage.refused(impl.name, error.what());
       }
     }
+    coverage.end_case(true, name(GetParam()));
   });
+  coverage.report(name(GetParam()));
 }
 
 std::vector<RoutingMethod> all_methods() {

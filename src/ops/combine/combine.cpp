@@ -11,7 +11,12 @@
 namespace narrowfloat {
 
 std::span<const CombineImpl> combine_impls() {
-  static const std::array kImpls{kCombineCpuBaseline, kCombineCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kCombineSm90,
+#endif
+        kCombineCpuBaseline, kCombineCpuReference
+  };
   return kImpls;
 }
 
@@ -29,6 +34,8 @@ void require_matrix(std::string_view argument, const TensorView& view) {
   require_dtype(argument, view, {DType::kBF16, DType::kF16, DType::kF32});
   if (view.rank != 2) throw_invalid("{}: expected two axes, got {}", argument, to_string(view));
 }
+
+int64_t row_bytes(const TensorView& view, int64_t stride) { return stride * bits(view.dtype) / 8; }
 
 // Slots of a token.
 int64_t require_slots(const TensorView& slot_to_row, int64_t tokens, Device device) {
@@ -49,7 +56,7 @@ void require_weights(const TensorView& weights, const CombineProblem& problem) {
   require_vector("weights", weights, weights.dtype, problem.tokens * problem.slots, problem.device);
 }
 
-// Values on a device are for the implementation that runs there to trust.
+// On a device a row that does not exist counts as none.
 void require_rows_exist(const TensorView& slot_to_row, int64_t rows) {
   if (slot_to_row.device.type != DeviceType::kCpu) return;
   const auto* values = static_cast<const int32_t*>(slot_to_row.data);
@@ -87,13 +94,18 @@ void combine(const TensorView& slot_rows, const TensorView& slot_to_row, const T
     throw_invalid("out: expected at most {} columns as slot_rows has, got {}", slot_rows.shape[1],
                   out.shape[1]);
   }
+  require_cuda_rows("slot_rows", slot_rows.data, row_bytes(slot_rows, slot_rows.shape[1]),
+                    slot_rows.device);
   const int64_t tokens = out.shape[0];
+  // Nothing follows the row of a lone token.
+  require_cuda_rows("out", out.data, tokens > 1 ? row_bytes(out, out_rows.stride) : 0, out.device);
   const CombineProblem problem{.slot_rows = slot_rows.dtype,
                                .weights = weights.dtype,
                                .has_weights = !weights.is_absent(),
                                .output = out.dtype,
                                .device = slot_rows.device,
                                .tokens = tokens,
+                               .rows = slot_rows.shape[0],
                                .slots = require_slots(slot_to_row, tokens, slot_rows.device),
                                .hidden = slot_rows.shape[1],
                                .cols = out.shape[1]};

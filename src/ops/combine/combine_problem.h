@@ -18,6 +18,7 @@ struct CombineProblem {
   DType output = DType::kBF16;
   Device device;
   int64_t tokens = 0;
+  int64_t rows = 0;    // Of slot_rows.
   int64_t slots = 0;   // A token.
   int64_t hidden = 0;  // Columns of slot_rows.
   int64_t cols = 0;    // Of the output.
@@ -26,7 +27,7 @@ std::string to_string(const CombineProblem& problem);
 
 struct CombineArgs {
   const void* slot_rows = nullptr;       // [rows, hidden]
-  const int32_t* slot_to_row = nullptr;  // [tokens * slots]: -1, or a row below `rows`.
+  const int32_t* slot_to_row = nullptr;  // [tokens * slots]: -1, or a row.
   const void* weights = nullptr;         // [tokens * slots] or null.
   void* output = nullptr;                // [tokens, cols]
   int64_t output_stride = 0;             // In elements.
@@ -42,5 +43,6 @@ struct CombineImpl {
 std::span<const CombineImpl> combine_impls();
 extern const CombineImpl kCombineCpuReference;
 extern const CombineImpl kCombineCpuBaseline;
+extern const CombineImpl kCombineSm90;  // In CUDA builds.
 
 }  // namespace narrowfloat

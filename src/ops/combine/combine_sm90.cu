@@ -1,0 +1,262 @@
+// sm90_pieces: the weighted sum of a token's slots in slot order (moe spec 6.6), bound by reading.
+//
+//   a = +0;  for s ascending, row(t, s) >= 0:  a = fma(w[t, s], y[row(t, s), o], a)
+//   out[t, o] = round(a)
+//
+// A thread owns one 16-byte piece of a token's columns: 8 of a 16-bit type or 4 of fp32. A block
+// has up to 256 neighbouring pieces of one token. The rows of eight slots are looked up at once,
+// then their eight pieces are in flight at once: two memory latencies for up to eight slots.
+//
+// Bytes a token: slots * cols * width read, cols * width written. Instructions an element: one fma
+// a slot, and the widening. Rows end at multiples of 16 bytes, so that only stores have a tail.
+#include <algorithm>
+#include <cuda_runtime.h>
+#include <string>
+
+#include "base/fast_division.h"
+#include "base/int_math.h"
+#include "device/elements.cuh"
+#include "device/ptx/grid_dependency.cuh"
+#include "formats/float16.h"
+#include "ops/combine/combine_problem.h"
+#include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/launch.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int kMaxThreads = 256;
+constexpr int64_t kPieceBytes = 16;
+constexpr int kSlotsAtOnce = 8;
+
+enum class WeightType : uint8_t { kOne, kF32, kBf16 };
+
+struct CombineParams {
+  const uint8_t* slot_rows = nullptr;    // [rows], row_bytes apart.
+  const int32_t* slot_to_row = nullptr;  // [tokens, slots]
+  const void* weights = nullptr;         // [tokens, slots]
+  uint8_t* output = nullptr;             // [tokens, cols], output_row_bytes apart.
+  int64_t row_bytes = 0;
+  int64_t output_row_bytes = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t slots = 0;
+  FastDivisor blocks_per_token;
+  WeightType weight_type = WeightType::kOne;
+};
+
+// 16 bytes of input, and as many columns of output.
+template <class HalfType>
+using HalfPiece = PackedElements<HalfType, 8>;
+using FloatPiece = FloatElements<4>;
+
+// Output elements by type; a run of kCount is stored at once, others one by one.
+template <class Half>
+struct HalfOutput {
+  static constexpr int64_t kBytes = 2;
+  __device__ static void store_one(float value, void* address) {
+    store(address, static_cast<uint16_t>(Half::pack(value, 0.0F)));
+  }
+  template <int kCount>
+  __device__ static void store_all(const float (&values)[kCount], void* address) {
+    uint32_t words[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) words[i] = Half::pack(values[2 * i], values[2 * i + 1]);
+    if constexpr (kCount == 8) {
+      store(address, uint4{words[0], words[1], words[2], words[3]});
+    } else {
+      store(address, uint2{words[0], words[1]});
+    }
+  }
+};
+
+struct FloatOutput {
+  static constexpr int64_t kBytes = 4;
+  __device__ static void store_one(float value, void* address) {
+    store(address, canonical_nan(value));
+  }
+  template <int kCount>
+  __device__ static void store_all(const float (&values)[kCount], void* address) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      store(static_cast<float4*>(address) + i / 4,
+            float4{canonical_nan(values[i]), canonical_nan(values[i + 1]),
+                   canonical_nan(values[i + 2]), canonical_nan(values[i + 3])});
+    }
+  }
+};
+
+struct Piece {
+  int64_t token;
+  int64_t col;
+};
+
+template <int kCols>
+__device__ Piece assign_piece(const CombineParams& params) {
+  const uint32_t token = params.blocks_per_token.quotient(blockIdx.x);
+  const uint32_t block = blockIdx.x - token * params.blocks_per_token.divisor();
+  return {.token = token, .col = (int64_t{block} * blockDim.x + threadIdx.x) * kCols};
+}
+
+// The rows, weights and data of neighbouring slots of a token.
+template <class Elements>
+struct SlotPieces {
+  int32_t row[kSlotsAtOnce];
+  float weight[kSlotsAtOnce];
+  Elements data[kSlotsAtOnce];
+};
+
+// Of slots [slot, slot + num_slots).
+__device__ void load_weights(const CombineParams& params, int64_t slot, int64_t num_slots,
+                             float (&weights)[kSlotsAtOnce]) {
+  const auto* const floats = static_cast<const float*>(params.weights) + slot;
+  const auto* const halves = static_cast<const uint16_t*>(params.weights) + slot;
+  const bool is_f32 = params.weight_type == WeightType::kF32;
+  const bool is_bf16 = params.weight_type == WeightType::kBf16;
+#pragma unroll
+  for (int i = 0; i < kSlotsAtOnce; ++i) {
+    weights[i] = 1.0F;
+    if (is_f32 && i < num_slots) weights[i] = load_readonly<float>(floats + i);
+  }
+  if (!is_bf16) return;
+#pragma unroll
+  for (int i = 0; i < kSlotsAtOnce; ++i) {
+    if (i < num_slots) weights[i] = bf16_to_float(load_readonly<uint16_t>(halves + i));
+  }
+}
+
+// A slot without a row, or with one that does not exist, loads nothing.
+template <class Elements>
+__device__ SlotPieces<Elements> load_slots(const CombineParams& params, const Piece& piece,
+                                           int64_t first) {
+  constexpr int64_t kElementBytes = kPieceBytes / Elements::kSize;
+  const int64_t slot = piece.token * params.slots + first;
+  const int64_t num_slots = params.slots - first;
+  SlotPieces<Elements> slots;
+#pragma unroll
+  for (int i = 0; i < kSlotsAtOnce; ++i) {
+    slots.row[i] = i < num_slots ? load_readonly<int32_t>(params.slot_to_row + slot + i) : -1;
+  }
+  load_weights(params, slot, num_slots, slots.weight);
+#pragma unroll
+  for (int i = 0; i < kSlotsAtOnce; ++i) {
+    if (slots.row[i] >= params.rows) slots.row[i] = -1;
+    if (slots.row[i] < 0) continue;
+    slots.data[i] = load_elements<Elements>(params.slot_rows + slots.row[i] * params.row_bytes +
+                                            piece.col * kElementBytes);
+  }
+  return slots;
+}
+
+template <class Elements>
+__device__ void add_slots(const SlotPieces<Elements>& slots, float (&sums)[Elements::kSize]) {
+#pragma unroll
+  for (int s = 0; s < kSlotsAtOnce; ++s) {
+    if (slots.row[s] < 0) continue;
+#pragma unroll
+    for (int i = 0; i < Elements::kSize; ++i) {
+      sums[i] = fma_rn(slots.weight[s], slots.data[s][i], sums[i]);
+    }
+  }
+}
+
+template <class Output, int kCols>
+__device__ void store_piece(const CombineParams& params, const Piece& piece,
+                            const float (&sums)[kCols]) {
+  uint8_t* const global_piece =
+      params.output + piece.token * params.output_row_bytes + piece.col * Output::kBytes;
+  if (piece.col + kCols <= params.cols) {
+    Output::store_all(sums, global_piece);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCols; ++i) {
+    if (piece.col + i < params.cols) Output::store_one(sums[i], global_piece + i * Output::kBytes);
+  }
+}
+
+template <class Elements, class Output>
+__global__ void __launch_bounds__(kMaxThreads)
+    combine_slots_kernel(const __grid_constant__ CombineParams params) {
+  const Piece piece = assign_piece<Elements::kSize>(params);
+  if (piece.col >= params.cols) return;
+  float sums[Elements::kSize] = {};
+  wait_for_previous_grids();
+  for (int64_t first = 0; first < params.slots; first += kSlotsAtOnce) {
+    const SlotPieces<Elements> slots = load_slots<Elements>(params, piece, first);
+    allow_next_grid();
+    add_slots(slots, sums);
+  }
+  store_piece<Output>(params, piece, sums);
+}
+
+WeightType weight_type(const CombineProblem& problem) {
+  if (!problem.has_weights) return WeightType::kOne;
+  return problem.weights == DType::kF32 ? WeightType::kF32 : WeightType::kBf16;
+}
+
+int64_t element_width(DType dtype) { return bits(dtype) / 8; }
+
+int64_t pieces_per_token(const CombineProblem& problem) {
+  return ceil_div(problem.cols * element_width(problem.slot_rows), kPieceBytes);
+}
+
+int64_t blocks_per_token(const CombineProblem& problem) {
+  return ceil_div(pieces_per_token(problem), kMaxThreads);
+}
+
+template <class Elements>
+void launch_for_output(const CombineProblem& problem, const LaunchShape& shape,
+                       const CombineParams& params, Stream stream) {
+  if (problem.output == DType::kF32) {
+    launch(combine_slots_kernel<Elements, FloatOutput>, shape, stream, params);
+  } else if (problem.output == DType::kBF16) {
+    launch(combine_slots_kernel<Elements, HalfOutput<PackedBf16>>, shape, stream, params);
+  } else {
+    launch(combine_slots_kernel<Elements, HalfOutput<PackedF16>>, shape, stream, params);
+  }
+}
+
+void launch_combine_slots(const CombineProblem& problem, const CombineArgs& args, Stream stream) {
+  if (problem.tokens == 0 || problem.cols == 0) return;
+  const CudaDeviceScope scope(problem.device);
+  const int64_t blocks = blocks_per_token(problem);
+  const int64_t threads = round_up(ceil_div(pieces_per_token(problem), blocks), 32);
+  CombineParams params;
+  params.slot_rows = static_cast<const uint8_t*>(args.slot_rows);
+  params.slot_to_row = args.slot_to_row;
+  params.weights = args.weights;
+  params.output = static_cast<uint8_t*>(args.output);
+  params.row_bytes = problem.hidden * element_width(problem.slot_rows);
+  params.output_row_bytes = args.output_stride * element_width(problem.output);
+  params.rows = problem.rows;
+  params.cols = problem.cols;
+  params.slots = problem.slots;
+  params.blocks_per_token = FastDivisor(static_cast<uint32_t>(blocks));
+  params.weight_type = weight_type(problem);
+  const LaunchShape shape{dim3(static_cast<unsigned>(problem.tokens * blocks)),
+                          dim3(static_cast<unsigned>(threads))};
+  if (problem.slot_rows == DType::kF32) {
+    launch_for_output<FloatPiece>(problem, shape, params, stream);
+  } else if (problem.slot_rows == DType::kBF16) {
+    launch_for_output<HalfPiece<PackedBf16>>(problem, shape, params, stream);
+  } else {
+    launch_for_output<HalfPiece<PackedF16>>(problem, shape, params, stream);
+  }
+}
+
+Support supports(const CombineProblem& problem) {
+  const Support device = runs_on_cuda(problem.device);
+  if (!device.ok()) return device;
+  if (problem.tokens > INT32_MAX / std::max<int64_t>(1, blocks_per_token(problem))) {
+    return Support::no("more than 2^31 pieces of " + std::to_string(kMaxThreads * kPieceBytes) +
+                       " bytes");
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+const CombineImpl kCombineSm90{"sm90_pieces", supports, launch_combine_slots};
+
+}  // namespace narrowfloat
