@@ -11,7 +11,12 @@
 namespace narrowfloat {
 
 std::span<const PermuteImpl> permute_impls() {
-  static const std::array kImpls{kPermuteCpuBaseline, kPermuteCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kPermuteSm90Block, kPermuteSm90Grid,
+#endif
+        kPermuteCpuBaseline, kPermuteCpuReference
+  };
   return kImpls;
 }
 

@@ -44,5 +44,7 @@ struct PermuteImpl {
 std::span<const PermuteImpl> permute_impls();
 extern const PermuteImpl kPermuteCpuReference;
 extern const PermuteImpl kPermuteCpuBaseline;
+extern const PermuteImpl kPermuteSm90Block;  // In CUDA builds, as is the next.
+extern const PermuteImpl kPermuteSm90Grid;
 
 }  // namespace narrowfloat

@@ -1,0 +1,125 @@
+// sm90_block: the permutation of a small batch in one block and one launch (permute_sm90.cuh).
+//
+//   all threads   clear the maps and counters          | barrier
+//   warp w        counts run w                         | barrier
+//   thread e      adds up the runs of expert e         | sum over experts in the block
+//   thread e      turns counts into rows               | barrier
+//   warp w        places run w
+//
+// Decode is a chain of latencies: the ids, two barriers, the sum, the stores. Ids are read twice,
+// the second time from L1. The limit on slots is where more blocks begin to pay.
+#include <algorithm>
+#include <cuda_runtime.h>
+#include <string>
+
+#include "base/int_math.h"
+#include "ops/permute/permute_sm90.cuh"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int64_t kMaxSlots = 8192;
+
+struct BlockParams {
+  PermuteParams permute;
+  uint32_t num_runs = 0;
+  uint32_t slots_per_run = 0;
+};
+
+struct SharedStorage {
+  uint32_t scratch[kPermuteMaxThreads / kWarpSize];
+  // Dynamic: row_ends[experts], then counters[num_runs][experts].
+};
+
+__device__ uint32_t count_of_expert(const BlockParams& params, const uint32_t* shared_counters,
+                                    uint32_t expert) {
+  uint32_t count = 0;
+#pragma unroll 8
+  for (uint32_t run = 0; run < params.num_runs; ++run) {
+    count += shared_counters[run * params.permute.experts + expert];
+  }
+  return count;
+}
+
+// Counts of this thread's experts become rows; every thread gets the number of rows in use.
+__device__ uint32_t lay_out_experts(const BlockParams& params, uint32_t* shared_counters,
+                                    uint32_t* shared_row_ends, uint32_t* shared_scratch) {
+  const ExpertRange own = own_experts(params.permute);
+  uint32_t rows = 0;
+  for (uint32_t e = own.begin; e < own.end; ++e) {
+    rows += round_up_to_tile(params.permute, count_of_expert(params, shared_counters, e));
+  }
+  const BlockSum sum = block_sum(rows, shared_scratch);
+  uint32_t base = sum.before;
+  for (uint32_t e = own.begin; e < own.end; ++e) {
+    uint32_t row = base;
+#pragma unroll 8
+    for (uint32_t run = 0; run < params.num_runs; ++run) {
+      uint32_t& counter = shared_counters[run * params.permute.experts + e];
+      const uint32_t count = counter;
+      counter = row;
+      row += count;
+    }
+    shared_row_ends[e] = row;
+    base += round_up_to_tile(params.permute, row - base);
+  }
+  return sum.total;
+}
+
+__global__ void __launch_bounds__(kPermuteMaxThreads)
+    permute_block_kernel(const __grid_constant__ BlockParams params) {
+  __shared__ SharedStorage shared;
+  extern __shared__ uint32_t shared_row_ends[];
+  uint32_t* const shared_counters = shared_row_ends + params.permute.experts;
+  const uint32_t warp = threadIdx.x / kWarpSize;
+  const bool has_run = warp < params.num_runs;
+  const SlotRun run = slot_run(0, params.permute.num_slots, params.slots_per_run, warp);
+  uint32_t* const shared_own = shared_counters + warp * params.permute.experts;
+  for (uint32_t i = threadIdx.x; i < params.num_runs * params.permute.experts; i += blockDim.x) {
+    shared_counters[i] = 0;
+  }
+  __syncthreads();
+  wait_for_previous_grids();
+  if (has_run) count_run(params.permute, run, shared_own);
+  allow_next_grid();
+  clear_maps(params.permute, threadIdx.x, blockDim.x);
+  __syncthreads();
+  const uint32_t rows = lay_out_experts(params, shared_counters, shared_row_ends, shared.scratch);
+  if (threadIdx.x == 0) store_totals(params.permute, rows);
+  __syncthreads();
+  if (has_run) place_run(params.permute, run, shared_own, shared_row_ends);
+}
+
+void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args, Stream stream) {
+  const CudaDeviceScope scope(problem.device);
+  const int64_t experts = problem.layout.local_experts;
+  const int64_t slots = problem.layout.tokens * problem.layout.slots;
+  const int64_t warps =
+      std::min<int64_t>(kPermuteMaxThreads / kWarpSize, (kPermuteMaxCounters - experts) / experts);
+  BlockParams params{.permute = make_permute_params(problem, args)};
+  params.slots_per_run =
+      static_cast<uint32_t>(std::max<int64_t>(1, ceil_div(slots, warps * kWarpSize)) * kWarpSize);
+  params.num_runs = static_cast<uint32_t>(ceil_div(slots, params.slots_per_run));
+  // Enough for the runs, for the experts, and for the rows to clear.
+  const int64_t wanted = std::max<int64_t>(
+      {params.num_runs * int64_t{kWarpSize}, experts, problem.layout.max_rows / 4});
+  const int64_t threads = std::min<int64_t>(kPermuteMaxThreads, round_up(wanted, kWarpSize));
+  const LaunchShape shape{dim3(1), dim3(static_cast<unsigned>(threads)),
+                          static_cast<size_t>((params.num_runs + 1) * experts) * sizeof(uint32_t)};
+  launch(permute_block_kernel, shape, stream, params);
+}
+
+Support supports(const PermuteProblem& problem) {
+  const Support device = runs_on_cuda(problem.device);
+  if (!device.ok()) return device;
+  if (problem.layout.tokens * problem.layout.slots > kMaxSlots) {
+    return Support::no("more than " + std::to_string(kMaxSlots) + " slots");
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+const PermuteImpl kPermuteSm90Block{"sm90_block", supports, launch_permute_block};
+
+}  // namespace narrowfloat
