@@ -81,7 +81,8 @@ struct RouteOutputs {
 // Ids and weights of all slots, from logits or from a precomputed routing. Ids are the same on
 // every device, ties included: keys are compared by the order of their bits (-0 below +0, NaN above
 // infinity), equal keys by the lower id. Of a precomputed routing with ids out of range the CPU
-// throws kInvalidArgument before it writes anything.
+// throws kInvalidArgument before it writes anything; a GPU writes -1 for them and counts them in
+// `errors`.
 void route(const Routing& routing, const RoutingConfig& config, const RouteOutputs& outputs,
            Stream stream = {});
 

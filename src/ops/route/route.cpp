@@ -13,7 +13,12 @@
 namespace narrowfloat {
 
 std::span<const RouteImpl> route_impls() {
-  static const std::array kImpls{kRouteCpuBaseline, kRouteCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kRouteSm90Warp, kRouteSm90Sort, kRouteSm90Given,
+#endif
+        kRouteCpuBaseline, kRouteCpuReference
+  };
   return kImpls;
 }
 

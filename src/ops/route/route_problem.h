@@ -61,5 +61,8 @@ struct RouteImpl {
 std::span<const RouteImpl> route_impls();
 extern const RouteImpl kRouteCpuReference;
 extern const RouteImpl kRouteCpuBaseline;
+extern const RouteImpl kRouteSm90Warp;  // In CUDA builds, as are the next.
+extern const RouteImpl kRouteSm90Sort;
+extern const RouteImpl kRouteSm90Given;
 
 }  // namespace narrowfloat

@@ -102,11 +102,14 @@ NF_HOST_DEVICE inline uint32_t order_image(float key) {
   return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFU : 0x80000000U);
 }
 
-NF_HOST_DEVICE inline float routing_key(RoutingKey key, float logit, float bias) {
-  if (key == RoutingKey::kLogit) return logit;
-  const float sigmoid = sigmoid_by_tanh(logit);
+// The key from what it is made of: the logit's sigmoid, or the logit itself for kLogit.
+NF_HOST_DEVICE inline float key_of_value(RoutingKey key, float value, float bias) {
   // Devices make NaNs of different bits, which would rank differently.
-  return key == RoutingKey::kSigmoid ? sigmoid : canonical_nan(add_rn(sigmoid, bias));
+  return key == RoutingKey::kSigmoidPlusBias ? canonical_nan(add_rn(value, bias)) : value;
+}
+
+NF_HOST_DEVICE inline float routing_key(RoutingKey key, float logit, float bias) {
+  return key_of_value(key, key == RoutingKey::kLogit ? logit : sigmoid_by_tanh(logit), bias);
 }
 
 // The score of a group of experts: its two largest keys together (moe spec 4.3).
