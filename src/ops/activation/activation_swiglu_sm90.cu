@@ -24,14 +24,16 @@ namespace narrowfloat {
 namespace {
 
 // kLanes share a group of 128 columns; kBundle rows follow each other before the next group of
-// columns comes; at least kMinBlocks fit on an SM, which bounds the registers.
+// columns comes; at least kMinBlocks fit on an SM, which bounds the registers. Few rows take small
+// blocks of threads, which spread evenly.
 template <int kLanesOfGroup, int kBundleRows, int kBlocks>
 struct RowTuning {
   static constexpr int kLanes = kLanesOfGroup;
   static constexpr int kBundle = kBundleRows;
   static constexpr int kMinBlocks = kBlocks;
-  static constexpr int kThreads = 128;
+  static constexpr int kThreads = kBundleRows == 1 ? 64 : 128;
 };
+using OneTokenTuning = RowTuning<16, 1, 1>;
 template <class Input>
 using FewRowsTuning = RowTuning<Input::kLanes, 1, 1>;
 template <class Input>
@@ -289,8 +291,10 @@ void launch_activate_swiglu(SwigluParams params, const ActivationProblem& proble
          {.blocks = dim3(blocks), .threads = dim3(Tuning::kThreads)}, stream, params);
 }
 
-// Up to here the GPU holds all groups almost at once, with the registers that they like.
+// Up to here the GPU holds all groups almost at once, with the registers that they like; and up to
+// here latency is all there is.
 constexpr int64_t kFewGroups = 32768;
+constexpr int64_t kOneTokenGroups = 256;
 
 template <class Input>
 void launch_by_size(const SwigluParams& params, const ActivationProblem& problem,
@@ -298,7 +302,11 @@ void launch_by_size(const SwigluParams& params, const ActivationProblem& problem
   if (has_parameters(activation)) {
     return launch_activate_swiglu<Input, GeneralTuning<Input>, true>(params, problem, stream);
   }
-  if (problem.slots * ceil_div(problem.inter, kGroupCols) <= kFewGroups) {
+  const int64_t groups = problem.slots * ceil_div(problem.inter, kGroupCols);
+  if (groups <= kOneTokenGroups) {
+    return launch_activate_swiglu<Input, OneTokenTuning>(params, problem, stream);
+  }
+  if (groups <= kFewGroups) {
     return launch_activate_swiglu<Input, FewRowsTuning<Input>>(params, problem, stream);
   }
   launch_activate_swiglu<Input, ManyRowsTuning<Input>>(params, problem, stream);
