@@ -36,6 +36,25 @@ __device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
+// mul.rn.bf16x2: denormals are kept.
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// add.rn.bf16x2, sub.rn.bf16x2
+__device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // prmt.b32: byte i of the result is byte selector[4i..4i+3] of the eight bytes of a (0 to 3) and b.
 __device__ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t result;

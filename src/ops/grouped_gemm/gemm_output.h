@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "formats/float16.h"
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/tensor.h"
@@ -30,7 +31,7 @@ inline void store_result(DType dtype, double value, int64_t index, void* output)
 }
 
 // True for the weight rows of the gate half (moe spec 1.3).
-inline bool is_gate_row(GateOrder order, int64_t row, int64_t rows) {
+NF_HOST_DEVICE inline bool is_gate_row(GateOrder order, int64_t row, int64_t rows) {
   if (order == GateOrder::kInterleaved) return row % 2 == 0;
   const bool is_first_half = row < rows / 2;
   return is_first_half == (order == GateOrder::kGateUp);

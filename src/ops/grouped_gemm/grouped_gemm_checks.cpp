@@ -18,10 +18,15 @@ GemmRows lower_rows(const GroupedGemmArgs& args, const GemmShape& shape, Device 
   if (format == RowFormat::kBf16) {
     require_dtype("a.values", a.values, {DType::kBF16, DType::kF32});
     if (a.values.dtype == DType::kF32) format = RowFormat::kFp32;
+    if (format == RowFormat::kFp32 && device.type == DeviceType::kCuda) {
+      throw_error(ErrorKind::kUnsupported,
+                  "a.values: fp32 rows run on the CPU only; convert to bf16");
+    }
   }
   const int64_t count = a.values.rank == 0 ? 0 : a.values.shape[0];
   require_coded_rows({.values = "a.values", .scales = "a.scales", .row_scale = "a.row_scale"}, a,
                      {.format = format, .rows = count, .cols = shape.cols, .device = device});
+  require_cuda_alignment("a.values", a.values.data, device);
   return {.values = a.values.data,
           .dtype = a.values.dtype,
           .count = count,
@@ -60,9 +65,11 @@ GemmEpilogue lower_epilogue(const GroupedGemmArgs& args, const GemmShape& shape,
     require_vector("slot_weights", args.slot_weights, DType::kF32, args.slot_weights.num_elements(),
                    device);
     epilogue.slot_weights = static_cast<const float*>(args.slot_weights.data);
+    epilogue.num_slots = args.slot_weights.num_elements();
     const TensorView& slots = args.permutation.row_to_slot;
     epilogue.row_to_slot =
         require_indexes("permutation.row_to_slot", slots, slots.num_elements(), device);
+    epilogue.num_mapped = slots.num_elements();
   }
   if (!args.bias.is_absent()) {
     require_tensor("bias", args.bias, {DType::kF32, DType::kBF16}, {shape.experts, shape.rows},
@@ -90,6 +97,11 @@ GemmTiles lower_tiles(const Permutation& permutation, Device device) {
 void check_output(const GroupedGemmArgs& args, const GemmShape& shape, Device device) {
   require_view("output", args.output);
   if (args.accumulation == Accumulation::kFp64) {
+    if (device.type == DeviceType::kCuda) {
+      throw_error(ErrorKind::kUnsupported,
+                  "accumulation: fp64 is the CPU's reference; expected fp32 on {}",
+                  to_string(device));
+    }
     require_dtype("output", args.output, {DType::kF32, DType::kBF16, DType::kF64});
   } else {
     require_dtype("output", args.output, {DType::kF32, DType::kBF16});
@@ -99,6 +111,7 @@ void check_output(const GroupedGemmArgs& args, const GemmShape& shape, Device de
   }
   require_dense("output", args.output);
   require_data("output", args.output);
+  require_cuda_alignment("output", args.output.data, device);
   require_device("output", args.output.device, device);
 }
 
@@ -219,13 +232,16 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
                 .epilogue = lower_epilogue(args, shape, device),
                 .output = args.output.data,
                 .output_dtype = args.output.dtype,
+                .output_rows = args.output.rank == 0 ? 0 : args.output.shape[0],
                 .workspace = static_cast<uint8_t*>(workspace.data)};
   if (args.gather_tokens) {
     const TensorView& tokens = args.permutation.row_to_token;
     call.rows.row_to_token =
         require_indexes("permutation.row_to_token", tokens, tokens.num_elements(), device);
+    call.rows.num_mapped = tokens.num_elements();
   }
   require_vector("permutation.num_tiles", args.permutation.num_tiles, DType::kI32, 1, device);
+  call.tiles.num_tiles = static_cast<const int32_t*>(args.permutation.num_tiles.data);
   check_output(args, shape, device);
   check_workspace(workspace, grouped_gemm_workspace(weights, call.rows.count, args.accumulation),
                   device);

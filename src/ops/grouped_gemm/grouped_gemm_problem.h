@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/host_device.h"
 #include "narrowfloat/gemm.h"
 #include "runtime/support.h"
 
@@ -34,6 +35,7 @@ struct GemmRows {
   int64_t scale_block_stride = 0;
   const float* row_scale = nullptr;       // Optional.
   const int32_t* row_to_token = nullptr;  // Optional: row p reads row row_to_token[p].
+  int64_t num_mapped = 0;                 // Rows it has.
 
   [[nodiscard]] int64_t source(int64_t row) const {
     return row_to_token == nullptr ? row : row_to_token[row];
@@ -43,7 +45,8 @@ struct GemmRows {
 // Rows [tile * token_tile, row_ends[tile]) belong to experts[tile]; experts ascend.
 struct GemmTiles {
   int64_t token_tile = 1;
-  int64_t count = 0;
+  int64_t count = 0;  // In use; on a GPU, where only the device knows these, all there are.
+  const int32_t* num_tiles = nullptr;  // In use.
   const int32_t* experts = nullptr;
   const int32_t* row_ends = nullptr;
 };
@@ -51,14 +54,16 @@ struct GemmTiles {
 struct GemmFactor {
   float value = 1.0F;
   const float* values = nullptr;
-  [[nodiscard]] float of(int64_t expert) const {
+  [[nodiscard]] NF_HOST_DEVICE float of(int64_t expert) const {
     return values == nullptr ? value : values[expert];
   }
 };
 
 struct GemmEpilogue {
   const float* slot_weights = nullptr;  // Optional.
+  int64_t num_slots = 0;
   const int32_t* row_to_slot = nullptr;
+  int64_t num_mapped = 0;  // Rows it has.
   GemmFactor scale;
   GemmFactor gate_scale;
   std::optional<GateOrder> gate_order;
@@ -74,6 +79,7 @@ struct GemmCall {
   GemmEpilogue epilogue;
   void* output = nullptr;
   DType output_dtype = DType::kF32;
+  int64_t output_rows = 0;
   uint8_t* workspace = nullptr;
 };
 
@@ -100,6 +106,7 @@ struct GroupedGemmImpl {
 std::span<const GroupedGemmImpl> grouped_gemm_impls();
 extern const GroupedGemmImpl kGroupedGemmCpuReference;
 extern const GroupedGemmImpl kGroupedGemmCpuBaseline;
+extern const GroupedGemmImpl kGroupedGemmSm90;
 
 struct GroupedWeights::State {
   GroupedGemmProblem problem;

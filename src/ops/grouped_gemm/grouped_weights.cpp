@@ -31,6 +31,7 @@ void require_values(const TensorView& values, const MoeModeInfo& info, Device de
   }
   require_dense("weights.values", values);
   require_data("weights.values", values);
+  require_cuda_alignment("weights.values", values.data, device);
 }
 
 int64_t require_cols(const TensorView& values, const MoeModeInfo& info) {
@@ -68,7 +69,12 @@ void require_weight_scales(const ScaleView& scales, const GemmShape& shape,
 }  // namespace
 
 std::span<const GroupedGemmImpl> grouped_gemm_impls() {
-  static const std::array kImpls{kGroupedGemmCpuBaseline, kGroupedGemmCpuReference};
+  static const std::array kImpls {
+#if defined(NARROWFLOAT_CUDA)
+    kGroupedGemmSm90,
+#endif
+        kGroupedGemmCpuBaseline, kGroupedGemmCpuReference
+  };
   return kImpls;
 }
 

@@ -1,0 +1,97 @@
+// Quantized activation rows to 16-bit floats in the workspace, once per row however many experts
+// read it. E4M3 codes, E4M3 x UE8M0 and E2M1 x E4M3 are exact in bf16, E4M3 codes in fp16 too;
+// scales of 1x128 stay out, they are factors of sums (moe spec 11.1).
+//
+// A thread makes 8 elements, 16 bytes. Bytes: 1.06 (0.56 for NVFP4) read and 2 written an element,
+// beside 2 bytes an element and row tile that the GEMM reads.
+#include <algorithm>
+#include <cuda_runtime.h>
+
+#include "base/float_ops.h"
+#include "base/int_math.h"
+#include "device/ptx/convert.cuh"
+#include "device/ptx/grid_dependency.cuh"
+#include "device/vector_io.cuh"
+#include "formats/minifloat.h"
+#include "formats/ue8m0.h"
+#include "ops/grouped_gemm/sm90/gemm_params.h"
+#include "runtime/cuda/launch.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kElements = 8;
+
+__device__ uint32_t word_of(const uint2& words, int index) {
+  return index == 0 ? words.x : words.y;
+}
+
+// Codes 2i and 2i + 1 of eight as a pair of fp16.
+__device__ uint32_t e4m3_pair(const uint2& codes, int i) {
+  const uint32_t word = word_of(codes, i / 2);
+  return i % 2 == 0 ? e4m3x4_low_to_f16x2(word) : e4m3x4_high_to_f16x2(word);
+}
+
+__device__ float load_scale(const RowDecodeParams& params, int64_t row, int64_t block) {
+  const uint8_t code =
+      params.scales[row * params.scale_row_stride + block * params.scale_block_stride];
+  return params.format == RowFormat::kMxfp8 ? UE8M0::decode(code) : E4M3::decode(code);
+}
+
+__device__ uint4 decode_e4m3(const RowDecodeParams& params, int64_t row, int64_t col) {
+  const auto codes = load_readonly<uint2>(params.codes + row * params.cols + col);
+  uint32_t words[4];
+  float scale = 1.0F;
+  if (params.format == RowFormat::kMxfp8) scale = load_scale(params, row, col / 32);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    words[i] = e4m3_pair(codes, i);
+    if (params.to_f16) continue;
+    words[i] = to_bf16x2(mul_rn(f16_low_to_float(words[i]), scale),
+                         mul_rn(f16_high_to_float(words[i]), scale));
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+__device__ uint4 decode_e2m1(const RowDecodeParams& params, int64_t row, int64_t col) {
+  const auto codes = load_readonly<uint32_t>(params.codes + (row * params.cols + col) / 2);
+  const float scale = load_scale(params, row, col / 16);
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto pair = static_cast<uint8_t>(codes >> (8 * i));
+    words[i] = to_bf16x2(mul_rn(E2M1::decode(pair & 0xFU), scale),
+                         mul_rn(E2M1::decode(static_cast<uint8_t>(pair >> 4)), scale));
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+__global__ void __launch_bounds__(kThreads)
+    decode_rows_kernel(const __grid_constant__ RowDecodeParams params) {
+  wait_for_previous_grids();
+  allow_next_grid();
+  int64_t rows = params.rows;
+  if (params.num_tiles != nullptr) {
+    rows = min(rows, static_cast<int64_t>(*params.num_tiles) * params.token_tile);
+  }
+  const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
+  if (col >= params.cols) return;
+  const bool is_e2m1 =
+      params.format == RowFormat::kNvfp4 || params.format == RowFormat::kNvfp4PerToken;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    store(params.output + row * params.cols + col,
+          is_e2m1 ? decode_e2m1(params, row, col) : decode_e4m3(params, row, col));
+  }
+}
+
+}  // namespace
+
+void launch_decode_rows(const RowDecodeParams& params, Stream stream) {
+  constexpr int64_t kMaxRows = 8192;
+  const auto blocks = static_cast<unsigned>(ceil_div(params.cols, kThreads * kElements));
+  const auto rows = static_cast<unsigned>(std::min(params.rows, kMaxRows));
+  launch(decode_rows_kernel, {dim3(blocks, rows), dim3(kThreads)}, stream, params);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,93 @@
+// From a tile's sums in registers to the output: slot weight, scales, bias, one rounding.
+//
+//   out[p, n] = (scale[e] * row_scale[r]) * (w[slot] * sum) + bias[e, n]
+//
+// Factors of a token are loaded into shared memory while the first weights arrive.
+#pragma once
+
+#include "base/float_ops.h"
+#include "device/ptx/convert.cuh"
+#include "device/vector_io.cuh"
+#include "ops/grouped_gemm/gemm_output.h"
+#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "ops/grouped_gemm/sm90/work_list.cuh"
+
+namespace narrowfloat {
+
+struct TokenFactor {
+  float weight;  // Of its slot.
+  float scale;   // Of its row.
+};
+
+// By the threads of a warpgroup, of which `thread` is one.
+__device__ inline void load_factors(const GemmParams& params, const WorkItem& item, int thread,
+                                    TokenFactor* shared_factors) {
+  if (thread >= item.num_rows) return;
+  const int64_t row = item.first_row + thread;
+  TokenFactor factor{1.0F, 1.0F};
+  if (params.epilogue.slot_weights != nullptr) {
+    const int slot = params.epilogue.row_to_slot[row];
+    if (slot >= 0 && slot < params.epilogue.num_slots)
+      factor.weight = params.epilogue.slot_weights[slot];
+  }
+  if (params.row_scale != nullptr) {
+    const int64_t source = params.row_to_token == nullptr ? row : params.row_to_token[row];
+    if (source >= 0 && source < params.input_rows) factor.scale = params.row_scale[source];
+  }
+  shared_factors[thread] = factor;
+}
+
+// Factor and bias of an output column; absent bias is the neutral element of addition, -0.
+struct ColumnFactor {
+  float scale;
+  float bias;
+};
+
+__device__ inline ColumnFactor column_factor(const GemmParams& params, int expert, int col) {
+  const GemmEpilogue& epilogue = params.epilogue;
+  const bool is_gate = params.has_gate && is_gate_row(params.gate_order, col, params.rows);
+  ColumnFactor factor{is_gate ? epilogue.gate_scale.of(expert) : epilogue.scale.of(expert), -0.0F};
+  const int64_t index = static_cast<int64_t>(expert) * params.rows + col;
+  if (epilogue.bias != nullptr && epilogue.bias_dtype == DType::kF32) {
+    factor.bias = static_cast<const float*>(epilogue.bias)[index];
+  } else if (epilogue.bias != nullptr) {
+    const uint32_t bits = static_cast<const uint16_t*>(epilogue.bias)[index];
+    factor.bias = bits_float(bits << 16);
+  }
+  return factor;
+}
+
+__device__ inline float finished(float sum, const TokenFactor& token, const ColumnFactor& column) {
+  const float weighted = mul_rn(token.weight, sum);
+  return add_rn(mul_rn(mul_rn(column.scale, token.scale), weighted), column.bias);
+}
+
+// sums: of block `block` of 64 weight rows, as wgmma leaves them in this thread (weight_units.h):
+// 4j + 2h + i is weight row h of the thread's two and token 8j + 2c + i.
+template <int kTokens, int kSums>
+__device__ inline void finish_tile(const GemmParams& params, const WorkItem& item, int block,
+                                   const float (&sums)[kSums], const TokenFactor* shared_factors,
+                                   float repair) {
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int col = block * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
+  if (col >= params.rows) return;
+  const ColumnFactor columns[2] = {column_factor(params, item.expert, col),
+                                   column_factor(params, item.expert, col + 1)};
+#pragma unroll
+  for (int i = 0; i < kTokens / 4; ++i) {
+    const int token = i / 2 * 8 + thread % 4 * 2 + i % 2;
+    if (token >= item.num_rows) continue;
+    const TokenFactor factor = shared_factors[token];
+    const float low = finished(mul_rn(sums[i / 2 * 4 + i % 2], repair), factor, columns[0]);
+    const float high = finished(mul_rn(sums[i / 2 * 4 + 2 + i % 2], repair), factor, columns[1]);
+    const int64_t index = (item.first_row + token) * params.rows + col;
+    if (params.output_is_bf16) {
+      store(static_cast<uint16_t*>(params.output) + index, to_bf16x2(low, high));
+    } else {
+      store(static_cast<float*>(params.output) + index,
+            float2{canonical_nan(low), canonical_nan(high)});
+    }
+  }
+}
+
+}  // namespace narrowfloat

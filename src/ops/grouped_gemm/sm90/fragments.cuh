@@ -1,0 +1,224 @@
+// From the units of a weight image (weight_units.h) to fragments of 16-bit floats in registers, as
+// wgmma's operand A: one policy a coding. decode() gives the four steps of 16 columns that thread
+// `thread` of a warpgroup holds; all values are exact, times 1 / kRepair.
+#pragma once
+
+#include "device/ptx/convert.cuh"
+#include "device/ptx/packed.cuh"
+#include "device/ptx/wgmma_bf16.cuh"
+#include "device/ptx/wgmma_f16.cuh"
+#include "ops/grouped_gemm/sm90/weight_units.h"
+
+namespace narrowfloat {
+
+using Fragments = uint32_t[4][4];  // [step][a0 to a3]
+
+template <typename Word>
+__device__ inline Word load_shared(const uint8_t* shared) {
+  return *reinterpret_cast<const Word*>(shared);
+}
+
+__device__ inline uint32_t twice(uint32_t half) { return half * 0x10001U; }
+
+// bf16 pairs are the tensor core's own.
+struct Bf16Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kBf16;
+  static constexpr float kRepair = 1.0F;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const auto words = load_shared<uint4>(unit + (step * 128 + thread) * 16);
+      fragments[step][0] = words.x;
+      fragments[step][1] = words.y;
+      fragments[step][2] = words.z;
+      fragments[step][3] = words.w;
+    }
+  }
+  template <int kSums>
+  __device__ static void multiply(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t rows,
+                                  int accumulate) {
+    wgmma_bf16(sums, a, rows, accumulate);
+  }
+};
+
+// 16 bytes of e4m3 pairs: two steps.
+struct Fp8Pairs {
+  uint4 words;
+  __device__ uint32_t word(int step, int half) const {
+    if (step == 0) return half == 0 ? words.x : words.y;
+    return half == 0 ? words.z : words.w;
+  }
+};
+
+// E4M3 as fp16: exact, NaN too. Activations are fp16 as well.
+struct Fp8Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kFp8;
+  static constexpr float kRepair = 1.0F;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const Fp8Pairs pairs{load_shared<uint4>(unit + (step / 2 * 128 + thread) * 16)};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t word = pairs.word(step % 2, half);
+        fragments[step][2 * half] = e4m3x4_low_to_f16x2(word);
+        fragments[step][2 * half + 1] = e4m3x4_high_to_f16x2(word);
+      }
+    }
+  }
+  // Of the unit's 128 x 128 block.
+  __device__ static float unit_scale(const uint8_t* unit) {
+    return load_shared<float>(unit + unit_code_bytes(kCoding));
+  }
+  template <int kSums>
+  __device__ static void multiply(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t rows,
+                                  int accumulate) {
+    wgmma_f16(sums, a, rows, accumulate);
+  }
+};
+
+// 2^(b - 127) as a pair of bf16: 2^-127 is a denormal, 255 is NaN.
+__device__ inline uint32_t ue8m0_pair(uint32_t code) {
+  return twice(max(code << 7 | (code + 1) >> 8, 0x40U));
+}
+
+// Scales of a thread's two rows in a unit, one byte a block of 32 columns.
+struct MxScales {
+  uint32_t word;
+  __device__ MxScales(const uint8_t* scales, int thread)
+      : word(load_shared<uint32_t>(scales + thread / 4 * 4)) {}
+  __device__ uint32_t pair(int row, int block) const {
+    return ue8m0_pair(word >> (16 * row + 8 * block) & 0xFFU);
+  }
+};
+
+struct Mxfp8Weights : Bf16Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kMxfp8;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    const MxScales scales(unit + unit_code_bytes(kCoding), thread);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const Fp8Pairs pairs{load_shared<uint4>(unit + (step / 2 * 128 + thread) * 16)};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t word = pairs.word(step % 2, half);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          // The two codes in the upper bytes of the halves, then exponent and mantissa four bits
+          // down: the value times 2^-120.
+          const uint32_t upper = permute_bytes(word, 0, row == 0 ? 0x1404U : 0x3424U);
+          const uint32_t small = (upper & 0x80008000U) | (upper >> 4 & 0x07F007F0U);
+          fragments[step][2 * half + row] =
+              mul_bf16x2(mul_bf16x2(small, 0x7B807B80U), scales.pair(row, step / 2));
+        }
+      }
+    }
+  }
+};
+
+// A word of eight e2m1 codes as four pairs of bf16, times 2^-126: sign to bit 15, exponent and
+// mantissa to bits 8 to 6 of each half. The codes' bits lie so that this takes nine instructions:
+//   half of a word, bit   15  14  13 12 11 10  9   8 7   6 5 4  3   2 1 0
+//                         s3  m3  s1 e  e  m   s0  e e   e e m  s2' e e m
+//   of pair                3   3   1  2  2  2   0  3 3   1 1 1  2   0 0 0       ' of the other half
+__device__ inline void expand_e2m1(uint32_t word, uint32_t (&pairs)[4]) {
+  constexpr uint32_t kMask = 0x81C081C0U;
+  pairs[0] = word << 6 & kMask;
+  pairs[1] = word << 2 & kMask;
+  pairs[2] = __funnelshift_r(word, word, 4) & kMask;
+  pairs[3] = (word & 0x81808180U) | (word >> 8 & 0x00400040U);
+}
+
+__device__ inline uint32_t word_of(const uint4& words, int index) {
+  if (index < 2) return index == 0 ? words.x : words.y;
+  return index == 2 ? words.z : words.w;
+}
+
+struct Mxfp4Weights : Bf16Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kMxfp4;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    constexpr uint32_t kTwoTo126 = 0x7E807E80U;
+    const auto words = load_shared<uint4>(unit + thread * 16);
+    const MxScales scales(unit + unit_code_bytes(kCoding), thread);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      expand_e2m1(word_of(words, step), fragments[step]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t value = mul_bf16x2(fragments[step][i], kTwoTo126);
+        fragments[step][i] = mul_bf16x2(value, scales.pair(i % 2, step / 2));
+      }
+    }
+  }
+};
+
+// Scales of a thread's two rows in a unit, one byte a block of 16 columns.
+struct Nvfp4Scales {
+  uint2 words;
+  __device__ Nvfp4Scales(const uint8_t* scales, int thread)
+      : words(load_shared<uint2>(scales + thread / 4 * 8)) {}
+  // Times 2^118: what undoes the 2^-126 of the codes and stays in bf16's range for the largest
+  // scale, 448.
+  __device__ uint32_t pair(int row, int block) const {
+    const auto selector = 0x4040U + 0x0101U * static_cast<uint32_t>(block);
+    return permute_bytes(row == 0 ? words.x : words.y, 0, selector) * 16U + 0x75807580U;
+  }
+};
+
+struct Nvfp4Weights : Bf16Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kNvfp4;
+  static constexpr float kRepair = 256.0F;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    const auto words = load_shared<uint4>(unit + thread * 16);
+    const Nvfp4Scales scales(unit + unit_code_bytes(kCoding), thread);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      expand_e2m1(word_of(words, step), fragments[step]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        fragments[step][i] = mul_bf16x2(fragments[step][i], scales.pair(i % 2, step));
+      }
+    }
+  }
+};
+
+// Each half to the nearest E4M3 value, ties to even, for magnitudes up to 448 and NaN: adding 16
+// times its power of two (2^-6 at least) makes bf16's unit that of a 3-bit mantissa.
+__device__ inline uint32_t round_to_e4m3(uint32_t pair) {
+  const uint32_t magnitude = pair & 0x7FFF7FFFU;
+  const uint32_t power = __vmaxu2(pair & 0x7F807F80U, 0x3C803C80U) + 0x02000200U;
+  return sub_bf16x2(add_bf16x2(magnitude, power), power) | (pair & 0x80008000U);
+}
+
+// moe spec 11.3.
+struct Nvfp4RoundedWeights : Bf16Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Rounded;
+  static constexpr float kRepair = 256.0F;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    Nvfp4Weights::decode(unit, thread, fragments);
+    const auto units =
+        uint32_t{load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 256 + thread / 4 * 2)};
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      // 2^(8 - r), which also takes the 2^-8 of the values away, and its reciprocal.
+      const uint32_t down = twice((units >> (8 * row) & 0xFFU) << 7);
+      const uint32_t up = 0x7F007F00U - down;
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = row; i < 4; i += 2) {
+          const uint32_t scaled = mul_bf16x2(fragments[step][i], down);
+          fragments[step][i] = mul_bf16x2(round_to_e4m3(scaled), up);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,10 @@
+// The GEMM of E4M3 weights, per tensor and per 128 x 128.
+#include "ops/grouped_gemm/sm90/gemm_kernel.cuh"
+
+namespace narrowfloat {
+
+void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
+  launch_gemm<Fp8Weights, true>(params, shape, stream);
+}
+
+}  // namespace narrowfloat

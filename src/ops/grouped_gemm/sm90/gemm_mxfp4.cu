@@ -1,0 +1,10 @@
+// The GEMM of MXFP4 weights.
+#include "ops/grouped_gemm/sm90/gemm_kernel.cuh"
+
+namespace narrowfloat {
+
+void launch_gemm_mxfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
+  launch_gemm<Mxfp4Weights, false>(params, shape, stream);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,79 @@
+// What the Hopper GEMM kernels read, as plain pointers and extents, and their launchers: one a
+// coding of weights and a way of promotion.
+#pragma once
+
+#include "ops/grouped_gemm/grouped_gemm_problem.h"
+
+namespace narrowfloat {
+
+struct GemmParams {
+  // Weights (weight_units.h).
+  const uint8_t* image = nullptr;
+  int64_t block_bytes = 0;  // Of 64 weight rows.
+  int experts = 0;
+  int rows = 0;  // Of an expert's weights: output columns.
+  int cols = 0;
+  int units = 0;      // Of 64 columns.
+  int blocks = 0;     // Of 64 weight rows.
+  int row_tiles = 0;  // Pairs of blocks.
+
+  // Activations: [input_rows][cols] bf16, or fp16 beside FP8 weights.
+  const uint16_t* values = nullptr;
+  int64_t input_rows = 0;
+  // Of a row and a group of 128 columns, where sums are promoted; null is 1.
+  const float* group_scales = nullptr;
+  int64_t group_row_stride = 0;
+  int64_t group_stride = 0;
+  const float* row_scale = nullptr;       // Optional.
+  const int32_t* row_to_token = nullptr;  // Optional.
+
+  // Token tiles; `splits` pieces of up to kTokens rows each.
+  const int32_t* tile_experts = nullptr;
+  const int32_t* row_ends = nullptr;
+  const int32_t* num_tiles = nullptr;
+  int max_tiles = 0;
+  int token_tile = 1;
+  int splits = 1;
+  int64_t row_limit = 0;  // Rows that every buffer indexed by rows has.
+
+  GemmEpilogue epilogue;  // But for the gate order: an optional has no device code.
+  bool has_gate = false;
+  GateOrder gate_order = GateOrder::kUpGate;
+  void* output = nullptr;  // [row][rows], bf16 or fp32.
+  bool output_is_bf16 = false;
+};
+
+// A launch of the kernel for tiles of `tokens` (8, 16, 32, 64 or 128) rows.
+struct GemmLaunch {
+  int tokens = 8;
+  int num_sms = 1;
+};
+
+using GemmLauncher = void (*)(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_bf16(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_mxfp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_mxfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_mxfp4_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_nvfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_nvfp4_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_nvfp4_rounded(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+
+// Activation rows as 16-bit floats in the workspace, exact: [rows][cols].
+struct RowDecodeParams {
+  RowFormat format = RowFormat::kMxfp8;
+  bool to_f16 = false;  // E4M3 codes beside FP8 weights; else bf16.
+  const uint8_t* codes = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const uint8_t* scales = nullptr;
+  int64_t scale_row_stride = 0;
+  int64_t scale_block_stride = 0;
+  // Rows in use: num_tiles * token_tile where given.
+  const int32_t* num_tiles = nullptr;
+  int token_tile = 1;
+  uint16_t* output = nullptr;
+};
+void launch_decode_rows(const RowDecodeParams& params, Stream stream);
+
+}  // namespace narrowfloat

@@ -1,0 +1,158 @@
+// sm90_wgmma: every mode on the 16-bit tensor cores of Hopper (moe spec 11.1). Quantized rows are
+// decoded to 16-bit floats in the workspace, then one kernel multiplies all experts' tiles
+// (gemm_kernel.cuh).
+#include <algorithm>
+#include <bit>
+
+#include "base/throw_error.h"
+#include "ops/grouped_gemm/gemm_shape.h"
+#include "ops/grouped_gemm/sm90/gemm_params.h"
+#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "runtime/cuda/cuda_devices.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int64_t kMaxExtent = int64_t{1} << 30;
+constexpr int64_t kMaxItems = int64_t{1} << 31;
+
+GemmLauncher launcher_of(const GemmMode& mode, WeightCoding coding) {
+  const bool has_groups = mode.group_cols == 128;
+  switch (coding) {
+    case WeightCoding::kBf16:
+      return launch_gemm_bf16;
+    case WeightCoding::kFp8:
+      return launch_gemm_fp8;
+    case WeightCoding::kMxfp8:
+      return launch_gemm_mxfp8;
+    case WeightCoding::kMxfp4:
+      return has_groups ? launch_gemm_mxfp4_groups : launch_gemm_mxfp4;
+    case WeightCoding::kNvfp4:
+      return has_groups ? launch_gemm_nvfp4_groups : launch_gemm_nvfp4;
+    case WeightCoding::kNvfp4Rounded:
+      return launch_gemm_nvfp4_rounded;
+  }
+  return nullptr;
+}
+
+bool decodes_rows(const GroupedGemmProblem& problem) {
+  return moe_mode_info(problem.mode).input != RowFormat::kBf16;
+}
+
+// Rows that every buffer indexed by row numbers has.
+int64_t row_limit(const GemmCall& call) {
+  int64_t limit = call.output_rows;
+  limit =
+      std::min(limit, call.rows.row_to_token == nullptr ? call.rows.count : call.rows.num_mapped);
+  if (call.epilogue.slot_weights != nullptr) limit = std::min(limit, call.epilogue.num_mapped);
+  return limit;
+}
+
+void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
+  const UnitGrid grid(problem);
+  params.image = call.image;
+  params.block_bytes = grid.block_bytes();
+  params.experts = static_cast<int>(problem.experts);
+  params.rows = static_cast<int>(problem.rows);
+  params.cols = static_cast<int>(problem.cols);
+  params.units = static_cast<int>(grid.units);
+  params.blocks = static_cast<int>(grid.blocks);
+  params.row_tiles = static_cast<int>(ceil_div(grid.blocks, 2));
+}
+
+void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
+  const GemmRows& rows = call.rows;
+  params.values = static_cast<const uint16_t*>(
+      decodes_rows(problem) ? static_cast<const void*>(call.workspace) : rows.values);
+  params.input_rows = rows.count;
+  params.row_scale = rows.row_scale;
+  params.row_to_token = rows.row_to_token;
+  if (moe_mode_info(problem.mode).input == RowFormat::kFp8Group) {
+    params.group_scales = static_cast<const float*>(rows.scales);
+    params.group_row_stride = rows.scale_row_stride;
+    params.group_stride = rows.scale_block_stride;
+  } else if (coding_of(problem.mode) == WeightCoding::kFp8) {
+    // No scales: the image's own 1, again and again.
+    params.group_scales =
+        reinterpret_cast<const float*>(call.image + unit_code_bytes(WeightCoding::kFp8));
+  }
+}
+
+// Returns the tokens of a tile of the kernel.
+int set_tiles(const GemmCall& call, GemmParams& params) {
+  const int64_t tile = call.tiles.token_tile;
+  const auto tokens =
+      static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(tile)), 8, 128));
+  params.tile_experts = call.tiles.experts;
+  params.row_ends = call.tiles.row_ends;
+  params.num_tiles = call.tiles.num_tiles;
+  params.max_tiles = static_cast<int>(call.tiles.count);
+  params.token_tile = static_cast<int>(tile);
+  params.splits = static_cast<int>(ceil_div(tile, static_cast<int64_t>(tokens)));
+  params.row_limit = row_limit(call);
+  if (call.tiles.count * params.splits >= kMaxItems / params.row_tiles) {
+    throw_invalid(
+        "permutation.tile_to_expert: {} tiles of {} rows times {} tiles of weight rows are 2^31 or "
+        "more; take larger token tiles or split the batch",
+        call.tiles.count, tile, params.row_tiles);
+  }
+  return tokens;
+}
+
+void set_epilogue(const GemmCall& call, GemmParams& params) {
+  params.epilogue = call.epilogue;
+  params.has_gate = call.epilogue.gate_order.has_value();
+  params.gate_order = call.epilogue.gate_order.value_or(GateOrder::kUpGate);
+  params.output = call.output;
+  params.output_is_bf16 = call.output_dtype == DType::kBF16;
+}
+
+void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
+  const bool gathers = call.rows.row_to_token != nullptr;
+  launch_decode_rows({.format = moe_mode_info(problem.mode).input,
+                      .to_f16 = coding_of(problem.mode) == WeightCoding::kFp8,
+                      .codes = static_cast<const uint8_t*>(call.rows.values),
+                      .rows = call.rows.count,
+                      .cols = problem.cols,
+                      .scales = static_cast<const uint8_t*>(call.rows.scales),
+                      .scale_row_stride = call.rows.scale_row_stride,
+                      .scale_block_stride = call.rows.scale_block_stride,
+                      .num_tiles = gathers ? nullptr : call.tiles.num_tiles,
+                      .token_tile = static_cast<int>(call.tiles.token_tile),
+                      .output = reinterpret_cast<uint16_t*>(call.workspace)},
+                     stream);
+}
+
+void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
+  GemmParams params;
+  set_extents(problem, call, params);
+  set_rows(problem, call, params);
+  const int tokens = set_tiles(call, params);
+  set_epilogue(call, params);
+  const CudaDeviceScope scope(problem.device);
+  if (decodes_rows(problem)) decode_rows(problem, call, stream);
+  const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(problem.mode));
+  launch_gemm(params, {.tokens = tokens, .num_sms = cuda_device(problem.device.index).num_sms},
+              stream);
+}
+
+int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
+                        Accumulation /*accumulation*/) {
+  return decodes_rows(problem) ? round_up(a_rows * problem.cols * 2, kGemmAlignment) : 0;
+}
+
+Support supports(const GroupedGemmProblem& problem) {
+  const Support device = runs_on_cuda(problem.device);
+  if (!device.ok()) return device;
+  if (std::max(problem.rows, problem.cols) >= kMaxExtent) {
+    return Support::no("more than 2^30 weight rows or columns");
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma",    supports,        unit_image_bytes,
+                                       make_unit_image, workspace_bytes, run};
+
+}  // namespace narrowfloat
