@@ -9,8 +9,8 @@ namespace narrowfloat {
 __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
                                  uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
       "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier)
       : "memory");
 }

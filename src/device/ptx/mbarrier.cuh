@@ -27,7 +27,8 @@ __device__ inline void arrive(uint32_t barrier) {
 // One arrival, and `bytes` that bulk copies will bring before the phase can end.
 __device__ inline void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile(
-      "{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(barrier),
+      "{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(
+          barrier),
       "r"(bytes)
       : "memory");
 }

@@ -26,8 +26,8 @@ __device__ inline void keep_before(uint32_t& value) { asm volatile("" : "+r"(val
 // chunk c of row r lies at c ^ (r % 8). `address` is a multiple of 1024; 16 columns further on is
 // 2 more in the descriptor (32 bytes).
 __device__ inline uint64_t swizzled_descriptor(uint32_t address) {
-  constexpr uint64_t kLeadingBytes = 1;       // Unused with a swizzle.
-  constexpr uint64_t kStride = 1024 / 16;     // From 8 rows to the next.
+  constexpr uint64_t kLeadingBytes = 1;    // Unused with a swizzle.
+  constexpr uint64_t kStride = 1024 / 16;  // From 8 rows to the next.
   constexpr uint64_t kSwizzle128 = 1;
   return (address & 0x3FFFFU) >> 4 | kLeadingBytes << 16 | kStride << 32 | kSwizzle128 << 62;
 }

@@ -40,7 +40,6 @@ template <WeightCoding kCoding>
 class UnitSource {
  public:
   static constexpr int kBits = code_bits_of(kCoding);
-  static constexpr int kScaleCols = kCoding >= WeightCoding::kNvfp4 ? 16 : 32;
 
   __device__ UnitSource(const PrepareParams& params, int64_t index) : params_(params) {
     const int64_t block = index / params.units;
@@ -197,7 +196,8 @@ __device__ bool has_nan(const UnitSource<WeightCoding::kMxfp8>& source, int64_t 
 // By two of the four threads that share their rows: thread % 4 is the row.
 template <WeightCoding kCoding>
 __device__ void make_scales(const UnitSource<kCoding>& source) {
-  constexpr int kBlocks = kUnitCols / UnitSource<kCoding>::kScaleCols;
+  constexpr int kScaleCols = kCoding >= WeightCoding::kNvfp4 ? 16 : 32;
+  constexpr int kBlocks = kUnitCols / kScaleCols;
   const int half = static_cast<int>(threadIdx.x % 4);
   if (half >= 2) return;
   const int64_t row = source.row(half);
@@ -205,7 +205,7 @@ __device__ void make_scales(const UnitSource<kCoding>& source) {
   uint8_t* own = scales + threadIdx.x / 4 * (2 * kBlocks) + half * kBlocks;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
-    const int64_t col_block = source.first_col() / UnitSource<kCoding>::kScaleCols + block;
+    const int64_t col_block = source.first_col() / kScaleCols + block;
     uint32_t code = source.load_scale(row, col_block, kBlocks == 4 ? 0x38 : 127);
     if constexpr (kBlocks == 4) code = normalized_scale(code);
     if constexpr (kCoding == WeightCoding::kMxfp8) {

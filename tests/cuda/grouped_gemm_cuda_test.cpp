@@ -1,0 +1,272 @@
+// grouped_gemm on a GPU against exact sums in fp64: every mode over generated shapes, tiles and
+// epilogues within the tolerances of moe spec 12, and to the bit where all sums are exact.
+#include <cmath>
+#include <ostream>
+
+#include <gtest/gtest.h>
+
+#include "conformance/case_sampling.h"
+#include "cuda/gpu_test.h"
+#include "formats/float16.h"
+#include "narrowfloat/error.h"
+#include "support/expect_error.h"
+#include "support/gemm_device_run.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr int64_t kCasesPerMode = 20;
+constexpr int64_t kMaxProducts = 3'000'000;
+
+int64_t sample_gemm_cols(Random& random, int64_t multiple) {
+  if (multiple == 128) return random.pick({128, 256, 384, 640, 1152});
+  if (multiple == 32) return random.pick({32, 64, 96, 128, 160, 288, 544, 2880});
+  return random.pick({16, 48, 80, 128, 144, 272, 400, 2880});
+}
+
+GemmCaseSpec sample_case(MoeMode mode, GemmData data, Random& random) {
+  GemmCaseSpec spec{.mode = mode};
+  spec.cols = sample_gemm_cols(random, moe_mode_info(mode).multiple);
+  spec.weight_rows = random.pick({16, 32, 48, 64, 144, 272});
+  spec.expert_rows.clear();
+  const int64_t experts = random.range(1, 6);
+  int64_t left = kMaxProducts / (spec.cols * spec.weight_rows);
+  for (int64_t i = 0; i < experts; ++i) {
+    const int64_t rows = std::min(left, random.pick<int64_t>({0, 1, 2, 3, 5, 17, 64, 300}));
+    spec.expert_rows.push_back(rows);
+    left -= rows;
+  }
+  spec.token_tile = random.pick({1, 2, 4, 8, 16, 32, 64, 128, 256});
+  spec.gathers = random.chance(50);
+  spec.transposed_scales = random.chance(50);
+  spec.has_slot_weights = random.chance(50);
+  if (random.chance(60)) spec.bias = random.pick({DType::kF32, DType::kBF16});
+  if (random.chance(60)) {
+    spec.gate_order =
+        random.pick({GateOrder::kUpGate, GateOrder::kGateUp, GateOrder::kInterleaved});
+  }
+  spec.has_scale = random.chance(60);
+  spec.data = data;
+  spec.seed = random.bits();
+  return spec;
+}
+
+bool has_byte_scales(MoeMode mode) {
+  const WeightFormat format = moe_mode_info(mode).weights;
+  return format >= WeightFormat::kMxfp8;
+}
+
+ScaleLayoutId sample_layout(MoeMode mode, Random& random) {
+  if (!has_byte_scales(mode)) return ScaleLayoutId::kLinear;
+  return random.pick({ScaleLayoutId::kLinear, ScaleLayoutId::kSwizzled128x4});
+}
+
+// NaN in every row of `a` that no row reads.
+void poison_unread_rows(GemmCase& gemm) {
+  if (gemm.input_rows() == 0) return;
+  std::vector<bool> is_read(static_cast<size_t>(gemm.input_rows()));
+  for (const GemmCase::Row& row : gemm.rows()) is_read[static_cast<size_t>(row.source)] = true;
+  const size_t row_bytes = gemm.input_codes.size() / is_read.size();
+  const size_t scale_bytes = gemm.input_scales.size() / is_read.size();
+  for (size_t row = 0; row < is_read.size(); ++row) {
+    if (is_read[row]) continue;
+    std::fill_n(gemm.input_codes.begin() + static_cast<std::ptrdiff_t>(row * row_bytes), row_bytes,
+                uint8_t{0xFF});
+    if (gemm.spec().transposed_scales) continue;
+    std::fill_n(gemm.input_scales.begin() + static_cast<std::ptrdiff_t>(row * scale_bytes),
+                scale_bytes, uint8_t{0xFF});
+  }
+}
+
+bool is_written(const std::vector<uint8_t>& output, size_t element, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) {
+    if (output[element * bytes + i] != 0xFF) return true;
+  }
+  return false;
+}
+
+// Rows of padding and tiles that are not in use keep their poison.
+void expect_padding_untouched(const GemmCase& gemm, DType dtype,
+                              const std::vector<uint8_t>& output) {
+  std::vector<bool> is_valid(static_cast<size_t>(gemm.max_rows()));
+  for (const GemmCase::Row& row : gemm.rows()) is_valid[static_cast<size_t>(row.row)] = true;
+  const auto bytes = static_cast<size_t>(bits(dtype) / 8);
+  const auto cols = static_cast<size_t>(gemm.spec().weight_rows);
+  for (size_t row = 0; row < is_valid.size(); ++row) {
+    if (is_valid[row]) continue;
+    for (size_t col = 0; col < cols; ++col) {
+      ASSERT_FALSE(is_written(output, row * cols + col, bytes)) << "row " << row << " col " << col;
+    }
+  }
+}
+
+// fp32 sums of the tensor core, by the magnitudes of all terms.
+constexpr double kSumError = 1e-5;
+
+void expect_near(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>& output) {
+  double error = 0;
+  double norm = 0;
+  for (const GemmCase::Row& row : gemm.rows()) {
+    for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+      const auto [value, magnitude] = gemm.expected(row, col);
+      const double got = output_element(dtype, output, row.row * gemm.spec().weight_rows + col);
+      const double rounding = dtype == DType::kBF16 ? 0x1p-8 * std::abs(value) : 0;
+      ASSERT_LE(std::abs(got - value), kSumError * magnitude + rounding)
+          << "row " << row.row << " col " << col << " got " << got << " expected " << value;
+      error += (got - value) * (got - value);
+      norm += value * value;
+    }
+  }
+  // moe spec 12.3.
+  if (dtype == DType::kF32) {
+    EXPECT_LE(std::sqrt(error), 5e-5 * std::sqrt(norm));
+  }
+}
+
+void expect_exact(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>& output) {
+  for (const GemmCase::Row& row : gemm.rows()) {
+    for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+      const auto value = static_cast<float>(gemm.expected(row, col).value);
+      const double expected = dtype == DType::kBF16 ? bf16_to_float(float_to_bf16(value)) : value;
+      const double got = output_element(dtype, output, row.row * gemm.spec().weight_rows + col);
+      ASSERT_EQ(got, expected) << "row " << row.row << " col " << col;
+    }
+  }
+}
+
+std::string note_of(const GemmCase& gemm, DType output, int64_t index) {
+  return repro_line("grouped_gemm", "sm90_wgmma", index) + "\n  " + to_string(gemm.spec()) +
+         " -> " + std::string(name(output));
+}
+
+class GroupedGemmCuda : public ::testing::TestWithParam<MoeMode> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
+  for_cases(kCasesPerMode, [&](int64_t index) {
+    Random random(case_seed("grouped_gemm_cuda " + std::string(name(GetParam())), index));
+    GemmCase gemm(sample_case(GetParam(), GemmData::kRandom, random));
+    const DType dtype = random.pick({DType::kF32, DType::kBF16});
+    const ScaleLayoutId layout = sample_layout(GetParam(), random);
+    const bool programmatic_launch = random.chance(50);
+    if (!gemm.spec().gathers) poison_unread_rows(gemm);
+    SCOPED_TRACE(note_of(gemm, dtype, index));
+    const GemmOnDevice device(gemm, dtype, layout);
+    const std::vector<uint8_t> output = device.run(programmatic_launch);
+    expect_near(gemm, dtype, output);
+    expect_padding_untouched(gemm, dtype, output);
+  });
+}
+
+TEST_P(GroupedGemmCuda, IsExactForIntegers) {
+  for_cases(kCasesPerMode, [&](int64_t index) {
+    Random random(case_seed("grouped_gemm_integers " + std::string(name(GetParam())), index));
+    GemmCase gemm(sample_case(GetParam(), GemmData::kIntegers, random));
+    const DType dtype = random.pick({DType::kF32, DType::kBF16});
+    SCOPED_TRACE(note_of(gemm, dtype, index));
+    const GemmOnDevice device(gemm, dtype, sample_layout(GetParam(), random));
+    expect_exact(gemm, dtype, device.run());
+  });
+}
+
+// Blocks of the kernel go through many tiles, and graphs give the bytes of a plain call.
+TEST_P(GroupedGemmCuda, RepeatsItselfOverManyTiles) {
+  const GemmCase gemm({.mode = GetParam(),
+                       .weight_rows = 1040,
+                       .cols = 640,
+                       .expert_rows = {70, 0, 1, 33, 5},
+                       .token_tile = 1,
+                       .gathers = true,
+                       .seed = 7});
+  const GemmOnDevice device(gemm);
+  const std::vector<uint8_t> output = device.run();
+  expect_near(gemm, DType::kF32, output);
+  EXPECT_EQ(device.run(true), output);
+  EXPECT_EQ(device.replay(), output);
+}
+
+TEST_P(GroupedGemmCuda, NanStaysInItsRow) {
+  GemmCase gemm({.mode = GetParam(), .expert_rows = {9, 4}, .token_tile = 16, .seed = 11});
+  const size_t row_bytes = gemm.input_codes.size() / static_cast<size_t>(gemm.input_rows());
+  const RowFormat format = moe_mode_info(GetParam()).input;
+  const int64_t nan_row = gemm.rows()[3].row;
+  if (format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken) {
+    gemm.input_scales[static_cast<size_t>(nan_row) * 8 + 3] = 0x7F;
+  } else {
+    const size_t code = static_cast<size_t>(nan_row) * row_bytes + 40;
+    std::fill_n(gemm.input_codes.begin() + static_cast<std::ptrdiff_t>(code), 2, uint8_t{0x7F});
+    if (format == RowFormat::kBf16) gemm.input_codes[code] = 0xFF;
+  }
+  const std::vector<uint8_t> output = GemmOnDevice(gemm).run();
+  for (const GemmCase::Row& row : gemm.rows()) {
+    for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+      const double got =
+          output_element(DType::kF32, output, row.row * gemm.spec().weight_rows + col);
+      ASSERT_EQ(std::isnan(got), row.row == nan_row) << "row " << row.row << " col " << col;
+    }
+  }
+}
+
+// Counts, experts and rows on the device that fit nothing.
+TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
+  GemmCase gemm({.mode = GetParam(),
+                 .expert_rows = {9, 4},
+                 .token_tile = 8,
+                 .gathers = true,
+                 .has_slot_weights = true,
+                 .seed = 13});
+  GemmOnDevice device(gemm);
+  const auto replaced = [&](TensorView& view, const std::vector<int32_t>& pattern) {
+    std::vector<int32_t> values(static_cast<size_t>(view.num_elements()));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = pattern[i % pattern.size()];
+    view = device.copy(
+        TensorView::contiguous(values.data(), DType::kI32, {static_cast<int64_t>(values.size())}));
+  };
+  Permutation& permutation = device.args.permutation;
+  replaced(permutation.num_tiles, {1'000'000});
+  replaced(permutation.tile_row_end, {2'000'000'000, -5, 9});
+  replaced(permutation.row_to_token, {-7, 2'000'000'000, 1});
+  replaced(permutation.row_to_slot, {-7, 2'000'000'000, 1});
+  static_cast<void>(device.run());
+  replaced(permutation.tile_to_expert, {0, 2'000'000'000, -3});
+  static_cast<void>(device.run());
+  replaced(permutation.num_tiles, {-1});
+  for (const uint8_t byte : device.run()) ASSERT_EQ(byte, 0xFF);
+}
+
+TEST_P(GroupedGemmCuda, ImageIsLittleLargerThanTheWeights) {
+  const GemmCase gemm({.mode = GetParam(), .weight_rows = 256, .cols = 1280, .expert_rows = {1}});
+  const GemmOnDevice device(gemm);
+  EXPECT_LE(static_cast<double>(device.weights().bytes()),
+            1.05 * static_cast<double>(gemm.weight_bytes()));
+}
+
+std::vector<MoeMode> all_modes() {
+  std::vector<MoeMode> modes;
+  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
+  return modes;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(all_modes()),
+                         [](const auto& test) { return std::string(name(test.param)); });
+
+class GroupedGemmCudaChecks : public GpuTest {};
+
+TEST_F(GroupedGemmCudaChecks, RefuseWhatOnlyTheCpuDoes) {
+  const GemmCase gemm({.fp32_rows = true});
+  const GemmOnDevice fp32_rows(gemm);
+  expect_error(ErrorKind::kUnsupported, {"a.values: fp32 rows"},
+               [&] { static_cast<void>(fp32_rows.run()); });
+  const GemmCase plain({});
+  GemmOnDevice fp64(plain);
+  fp64.args.accumulation = Accumulation::kFp64;
+  expect_error(ErrorKind::kUnsupported, {"accumulation: fp64"},
+               [&] { static_cast<void>(fp64.run()); });
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing

@@ -1,0 +1,104 @@
+// See gemm_device_run.h.
+#include "support/gemm_device_run.h"
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "tensor/view_checks.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr uint8_t kUnwritten = 0xFF;
+
+WeightView weights_on_device(const WeightView& host, const DeviceBuffer& values,
+                             const DeviceBuffer& scales) {
+  WeightView view = host;
+  view.values.data = values.data();
+  view.values.device = gpu();
+  if (view.scales.data == nullptr) return view;
+  view.scales.data = scales.data();
+  view.scales.device = gpu();
+  return view;
+}
+
+}  // namespace
+
+GemmOnDevice::GemmOnDevice(const GemmCase& gemm, DType output, ScaleLayoutId layout) {
+  const WeightView host = gemm.weights(layout);
+  const ByteRange values = byte_range("values", host.values);
+  const ByteRange scales = byte_range("scales", host.scales);
+  {
+    // Gone once prepare() has returned: the image is a copy.
+    const DeviceBuffer value_copy(values.size_bytes, {.guard_behind = false});
+    value_copy.write(values.data, values.size_bytes);
+    const DeviceBuffer scale_copy(std::max<int64_t>(1, scales.size_bytes), {.guard_behind = false});
+    if (scales.size_bytes > 0) scale_copy.write(scales.data, scales.size_bytes);
+    weights_ = GroupedWeights::prepare(weights_on_device(host, value_copy, scale_copy),
+                                       gemm.spec().mode, gpu(), stream_.get());
+    value_copy.fill(0xA5);
+  }
+  args = gemm.args();
+  for (TensorView* view :
+       {&args.a.values, &args.a.scales, &args.a.row_scale, &args.permutation.row_to_token,
+        &args.permutation.row_to_slot, &args.permutation.tile_to_expert,
+        &args.permutation.tile_row_end, &args.permutation.num_tiles, &args.slot_weights,
+        &args.scale.values, &args.gate_scale.values, &args.bias}) {
+    *view = copy(*view);
+  }
+  const int64_t rows = gemm.max_rows();
+  const int64_t cols = gemm.spec().weight_rows;
+  output_ = DeviceBuffer(rows * cols * bits(output) / 8, {.poison = kUnwritten});
+  args.output = TensorView::contiguous(output_.data(), output, {rows, cols});
+  args.output.device = gpu();
+  const int64_t size = grouped_gemm_workspace(weights_, gemm.input_rows(), Accumulation::kFp32);
+  workspace_ = DeviceBuffer(size, {.poison = kUnwritten});
+}
+
+void* GemmOnDevice::copy_bytes(const void* host, int64_t size) {
+  buffers_.push_back(
+      std::make_unique<DeviceBuffer>(size, DeviceBufferStyle{.guard_behind = false}));
+  buffers_.back()->write(host, size);
+  return buffers_.back()->data();
+}
+
+TensorView GemmOnDevice::copy(const TensorView& host) {
+  TensorView device = host;
+  if (host.is_absent()) return device;
+  const ByteRange range = byte_range("tensor", host);
+  device.device = gpu();
+  device.data = range.size_bytes == 0 ? nullptr : copy_bytes(range.data, range.size_bytes);
+  return device;
+}
+
+void GemmOnDevice::call(Stream stream) const {
+  TensorView workspace = TensorView::contiguous(workspace_.data(), DType::kU8, {workspace_.size()});
+  workspace.device = gpu();
+  grouped_gemm(args, weights_, workspace, stream);
+}
+
+std::vector<uint8_t> GemmOnDevice::take_output() const {
+  stream_.synchronize();
+  EXPECT_TRUE(output_.intact() && workspace_.intact());
+  return output_.copy();
+}
+
+std::vector<uint8_t> GemmOnDevice::run(bool programmatic_launch) const {
+  output_.fill(kUnwritten);
+  workspace_.fill(kUnwritten);
+  call(stream_.get(programmatic_launch));
+  return take_output();
+}
+
+std::vector<uint8_t> GemmOnDevice::replay() const {
+  output_.fill(kUnwritten);
+  const CapturedGraph graph(stream_, [&] {
+    call(stream_.get(true));
+    call(stream_.get(true));
+  });
+  graph.replay(3);
+  return take_output();
+}
+
+}  // namespace narrowfloat::testing

@@ -1,0 +1,40 @@
+// Runs the calls of a GemmCase on a GPU, with every buffer there copied, poisoned or guarded.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "support/device_buffer.h"
+#include "support/gemm_case.h"
+
+namespace narrowfloat::testing {
+
+// A GemmCase's weights prepared on the GPU and its tensors there.
+class GemmOnDevice {
+ public:
+  explicit GemmOnDevice(const GemmCase& gemm, DType output = DType::kF32,
+                        ScaleLayoutId layout = ScaleLayoutId::kLinear);
+
+  // Arguments on the GPU; tests may change them before a run.
+  GroupedGemmArgs args;
+  // The output's bytes, 0xFF where nothing was written. Fails the test if guard bytes fell.
+  [[nodiscard]] std::vector<uint8_t> run(bool programmatic_launch = false) const;
+  // The same as a graph, replayed a few times.
+  [[nodiscard]] std::vector<uint8_t> replay() const;
+  // A copy on the GPU, of a view of host memory; its buffer lives as long as this object.
+  TensorView copy(const TensorView& host);
+  [[nodiscard]] const GroupedWeights& weights() const { return weights_; }
+
+ private:
+  void call(Stream stream) const;
+  [[nodiscard]] std::vector<uint8_t> take_output() const;
+  void* copy_bytes(const void* host, int64_t size);
+
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
+  CudaStream stream_;
+  GroupedWeights weights_;
+  DeviceBuffer output_;
+  DeviceBuffer workspace_;
+};
+
+}  // namespace narrowfloat::testing
