@@ -10,7 +10,10 @@
 #include "conformance/case_sampling.h"
 #include "conformance/quantize_call.h"
 #include "narrowfloat/activation.h"
+#include "narrowfloat/combine.h"
 #include "narrowfloat/error.h"
+#include "narrowfloat/permute.h"
+#include "narrowfloat/route.h"
 #include "support/coded_rows.h"
 
 namespace narrowfloat::testing {
@@ -155,6 +158,115 @@ OperationCall activation_call(DType input, RowFormat format, Random& random) {
           }};
 }
 
+struct RoutingBuffers {
+  Matrix data;  // Logits, ids or rows.
+  Vector map;
+  Vector weights;
+  GuardedBuffer output;
+  Vector other_output;
+  Vector errors;
+};
+
+TensorView as_matrix(const GuardedBuffer& buffer, DType dtype, int64_t rows, int64_t cols) {
+  return TensorView::contiguous(buffer.data(), dtype, {rows, cols});
+}
+
+OperationCall route_call(int32_t experts, int32_t top_k, Random& random) {
+  const int64_t tokens = random.range(1, 700);
+  const auto b = std::make_shared<RoutingBuffers>();
+  b->data = Matrix::filled({.dtype = DType::kF32, .rows = tokens, .cols = experts}, Fill::kNormal,
+                           random.bits());
+  b->output = GuardedBuffer(tokens * top_k * 4, {});
+  b->other_output = Vector(DType::kF32, tokens * top_k);
+  b->errors = Vector(DType::kI64, 2);
+  const RoutingConfig config{.method = RoutingMethod::kDefault, .experts = experts, .top_k = top_k};
+  return {.name = fmt::format("route {} tokens to {} of {}", tokens, top_k, experts),
+          .inputs = {&b->data.buffer()},
+          .outputs = {&b->output, &b->other_output.buffer(), &b->errors.buffer()},
+          .queue = [b, config, tokens](const DeviceCopies& device, Stream stream) {
+            const auto view = [&](const GuardedBuffer& buffer, DType dtype) {
+              return device.view(as_matrix(buffer, dtype, tokens, config.top_k));
+            };
+            route({.logits = device.view(b->data.view())}, config,
+                  {.ids = view(b->output, DType::kI32),
+                   .weights = view(b->other_output.buffer(), DType::kF32),
+                   .errors = static_cast<DeviceErrors*>(device.view(b->errors.view()).data)},
+                  stream);
+          }};
+}
+
+// Ids are any bits: most of them out of range.
+OperationCall route_given_call(int64_t tokens, Random& random) {
+  constexpr RoutingConfig kConfig{.experts = 4000, .top_k = 6};
+  const auto b = std::make_shared<RoutingBuffers>();
+  b->data = Matrix::filled({.dtype = DType::kBF16, .rows = tokens, .cols = 2 * kConfig.top_k},
+                           Fill::kRandomBits, random.bits());
+  b->output = GuardedBuffer(tokens * kConfig.top_k * 4, {});
+  b->other_output = Vector(DType::kF32, tokens * kConfig.top_k);
+  b->errors = Vector(DType::kI64, 2);
+  return {.name = fmt::format("route {} packed tokens", tokens),
+          .inputs = {&b->data.buffer()},
+          .outputs = {&b->output, &b->other_output.buffer(), &b->errors.buffer()},
+          .queue = [b, tokens, kConfig](const DeviceCopies& device, Stream stream) {
+            const auto view = [&](const GuardedBuffer& buffer, DType dtype) {
+              return device.view(as_matrix(buffer, dtype, tokens, kConfig.top_k));
+            };
+            route({.packed = view(b->data.buffer(), DType::kI32)}, kConfig,
+                  {.ids = view(b->output, DType::kI32),
+                   .weights = view(b->other_output.buffer(), DType::kF32),
+                   .errors = static_cast<DeviceErrors*>(device.view(b->errors.view()).data)},
+                  stream);
+          }};
+}
+
+OperationCall permute_call(int64_t tokens, Random& random) {
+  constexpr int64_t kSlots = 8;
+  const auto experts = static_cast<int32_t>(random.range(1, 300));
+  const auto tile = 1 << random.range(0, 7);
+  const PermutationLayout layout = permutation_layout(tokens, kSlots, experts, tile);
+  const auto b = std::make_shared<RoutingBuffers>();
+  b->map = Vector(DType::kI32, tokens * kSlots);
+  for (int32_t& id : b->map.buffer().span<int32_t>()) {
+    id = static_cast<int32_t>(random.range(-1, experts));
+  }
+  b->output = GuardedBuffer(layout.bytes, {});
+  return {.name = fmt::format("permute {} tokens, {} experts, tile {}", tokens, experts, tile),
+          .inputs = {&b->map.buffer()},
+          .outputs = {&b->output},
+          .queue = [b, layout, tokens, experts](const DeviceCopies& device, Stream stream) {
+            const TensorView maps =
+                device.view(as_matrix(b->output, DType::kI32, 1, layout.bytes / 4));
+            permute(device.view(as_matrix(b->map.buffer(), DType::kI32, tokens, kSlots)), 0,
+                    experts, layout.bind(maps.data, maps.device), stream);
+          }};
+}
+
+OperationCall combine_call(DType rows_type, DType output_type, Random& random) {
+  constexpr int64_t kSlots = 9;
+  const int64_t tokens = random.range(1, 60);
+  const int64_t rows = random.range(1, 200);
+  const int64_t cols = 16 * random.range(1, 200);
+  const auto b = std::make_shared<RoutingBuffers>();
+  b->data = Matrix::filled({.dtype = rows_type, .rows = rows, .cols = cols}, Fill::kNormal,
+                           random.bits());
+  b->map = Vector(DType::kI32, tokens * kSlots);
+  for (int32_t& row : b->map.buffer().span<int32_t>()) {
+    row = static_cast<int32_t>(random.range(-1, rows - 1));
+  }
+  b->weights = Vector(DType::kF32, tokens * kSlots);
+  fill_elements(Fill::kNormal, DType::kF32, random, tokens * kSlots, b->weights.buffer().data());
+  b->output = GuardedBuffer(tokens * cols * bits(output_type) / 8, {});
+  return {.name = fmt::format("combine {} rows of {} {} -> {} {}", rows, cols, name(rows_type),
+                              tokens, name(output_type)),
+          .inputs = {&b->data.buffer(), &b->map.buffer(), &b->weights.buffer()},
+          .outputs = {&b->output},
+          .queue = [b, tokens, cols, output_type](const DeviceCopies& device, Stream stream) {
+            combine(device.view(b->data.view()), device.view(b->map.view()),
+                    device.view(b->weights.view()),
+                    device.view(as_matrix(b->output, output_type, tokens, cols)), stream);
+          }};
+}
+
 class Sampler {
  public:
   Sampler(uint64_t seed, int64_t per_kind) : seed_(seed), random_(seed), per_kind_(per_kind) {}
@@ -175,6 +287,7 @@ class Sampler {
       add(activation_call(DType::kBF16, static_cast<RowFormat>(format), random_));
     }
     add(activation_call(DType::kF8E4M3, RowFormat::kFp8Group, random_));
+    draw_routing();
     return std::move(calls_);
   }
 
@@ -191,6 +304,21 @@ class Sampler {
         const auto target = static_cast<ScaleLayoutId>(to);
         if (info.allows(target)) add(relayout_call(info.id, layout, target, random_));
       }
+    }
+  }
+
+  // Every implementation at least once: few and many experts, slots and tokens.
+  void draw_routing() {
+    for (const auto& [experts, top_k] : {std::pair{60, 8}, {200, 6}, {500, 30}, {600, 5}}) {
+      add(route_call(experts, top_k, random_));
+    }
+    for (const int64_t tokens : {30, 3000}) {
+      add(route_given_call(tokens, random_));
+      add(permute_call(tokens, random_));
+    }
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      add(combine_call(dtype, DType::kBF16, random_));
+      add(combine_call(DType::kBF16, dtype, random_));
     }
   }
 
