@@ -5,8 +5,8 @@ multiplications, and writes a document beside those of `narrowfloat moe bench`:
     bench/peers/moe.py OUT.json [--shape NAME] [--tokens T,...] [--device cuda:N] [--commit TEXT]
 
 Routing and the sorting of slots happen before the clock starts, which flatters these peers. Several
-routings take turns, so that weights come from memory. A few tokens of every result are compared in the same
-run with fp32 arithmetic on the same quantized weights.
+routings take turns, so that weights come from memory. In the same run a few tokens of every result
+are compared with fp32 arithmetic on the same quantized weights.
 """
 
 from __future__ import annotations
