@@ -4,26 +4,37 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
 
-// Yes, or no with the missing condition.
+// Yes, or no with the missing condition. Saying no in a literal's words allocates nothing: every
+// call asks implementations until one says yes.
 class Support {
  public:
   static Support yes() { return {}; }
-  static Support no(std::string reason) {
+  static Support no(const char* literal) {
     Support support;
-    support.reason_ = std::move(reason);
+    support.literal_ = literal;
     return support;
   }
-  [[nodiscard]] bool ok() const { return !reason_.has_value(); }
-  [[nodiscard]] const std::string& reason() const { return *reason_; }
+  static Support no(std::string reason) {
+    Support support;
+    support.text_ = std::move(reason);
+    return support;
+  }
+  [[nodiscard]] bool ok() const { return literal_ == nullptr && !text_; }
+  [[nodiscard]] std::string_view reason() const {
+    if (text_) return *text_;
+    return literal_ == nullptr ? std::string_view{} : literal_;
+  }
 
  private:
-  std::optional<std::string> reason_;
+  const char* literal_ = nullptr;
+  std::optional<std::string> text_;
 };
 
 // The condition of every CPU implementation.

@@ -8,83 +8,25 @@
 #include "base/int_math.h"
 #include "conformance/case_sampling.h"
 #include "support/environment.h"
-#include "support/moe_case.h"
+#include "support/moe_exact_case.h"
+#include "support/moe_sampling.h"
 
 namespace narrowfloat::testing {
 namespace {
-
-Activation activation_of(ActivationKind kind) {
-  switch (kind) {
-    case ActivationKind::kSwiglu:
-      return Activation::swiglu_oai(1.702F, 1.0F, 1.5F);
-    case ActivationKind::kSwigluStep:
-      return Activation::swiglu_step(1.25F);
-    case ActivationKind::kSituGlu:
-      return Activation::situ(1.5F, 2.5F);
-    default:
-      return Activation::plain(kind);
-  }
-}
-
-// Sizes that the mode allows and, where it does, that are no multiples of 128.
-MoeShape sample_shape(MoeMode mode, Random& random) {
-  const int64_t unit = moe_mode_info(mode).multiple;
-  MoeShape shape;
-  shape.tokens = random.pick({1, 3, 7, 17});
-  shape.hidden = unit * random.range(1, unit == 128 ? 3 : 11);
-  shape.inter = unit * random.range(1, unit == 128 ? 2 : 9);
-  shape.experts = 8;
-  shape.top_k = static_cast<int32_t>(random.range(1, 4));
-  return shape;
-}
-
-void set_routing(MoeCase& layer_case, RoutingMethod method, Random& random) {
-  RoutingConfig& routing = layer_case.config().routing;
-  routing.method = method;
-  if (method == RoutingMethod::kDeepSeekV3) {
-    routing.n_group = random.pick({1, 4});
-    routing.topk_group = routing.n_group == 4 ? 3 : 1;
-  }
-  if (method == RoutingMethod::kDeepSeekV3 || method == RoutingMethod::kMiniMax2) {
-    routing.routed_scale = 2.5F;
-    if (random.chance(70)) layer_case.add_router_bias();
-  }
-  if (method == RoutingMethod::kSigmoidRenorm) routing.norm_topk = random.chance(50);
-  routing.options.weights_bf16 = random.chance(25);
-}
 
 double end_to_end_bound(MoeMode mode) {
   const RowFormat intermediate = moe_mode_info(mode).intermediate;
   return intermediate == RowFormat::kBf16 ? 3e-3 : 3e-2;
 }
 
-struct LayerAxes {
-  MoeMode mode;
-  ActivationKind activation;
-  RoutingMethod method;
-  GateOrder order;
-};
-
 void check_case(const LayerAxes& axes, int64_t index) {
-  const std::string combination =
-      std::string(name(axes.mode)) + "/" + std::string(name(axes.activation)) + "/" +
-      std::string(name(axes.method)) + "/" + std::string(name(axes.order));
+  const std::string combination = to_string(axes);
   SCOPED_TRACE(combination + " case " + std::to_string(index));
   const uint64_t seed = case_seed(combination, index);
   Random random(seed);
-  MoeShape shape = sample_shape(axes.mode, random);
-  if (axes.method == RoutingMethod::kLlama4) shape.top_k = 1;
-  if (random.chance(20)) shape.shared_experts = static_cast<int32_t>(random.range(1, 2));
-  MoeCase layer_case(axes.mode, shape, activation_of(axes.activation), seed);
+  const auto sampled = sample_moe_case(axes, sample_moe_shape(axes.mode, random), random, seed);
+  MoeCase& layer_case = *sampled;
   MoeConfig& config = layer_case.config();
-  config.gate_order = axes.order;
-  set_routing(layer_case, axes.method, random);
-  config.weight_on_input = shape.top_k == 1 && random.chance(50);
-  config.slot_dtype = random.pick({DType::kBF16, DType::kF32});
-  config.out_dtype = random.pick({DType::kBF16, DType::kF16, DType::kF32});
-  if (random.chance(50)) layer_case.add_biases();
-  if (random.chance(50)) layer_case.add_per_expert_parameters();
-
   std::optional<MoeResult> fp32;
   for (const Accumulation accumulation : {Accumulation::kFp32, Accumulation::kFp64}) {
     config.accumulation = accumulation;
@@ -101,8 +43,9 @@ void check_case(const LayerAxes& axes, int64_t index) {
     }
     EXPECT_EQ(fp32->topk_ids, expected.topk_ids);
     EXPECT_EQ(fp32->expert_weights, expected.expert_weights);
-    const Distance apart = distance(as_floats(fp32->slot_rows, config.slot_dtype),
-                                    as_floats(expected.slot_rows, config.slot_dtype), shape.hidden);
+    const Distance apart =
+        distance(as_floats(fp32->slot_rows, config.slot_dtype),
+                 as_floats(expected.slot_rows, config.slot_dtype), config.hidden);
     EXPECT_LT(apart.rel, end_to_end_bound(axes.mode));
   }
 }
@@ -123,6 +66,23 @@ TEST_P(MoeLayerConformance, EveryImplementationGivesTheBytesOfTheReference) {
                          .method = methods[(mode + j) % methods.size()].id,
                          .order = static_cast<GateOrder>((mode + 2 * j) % 3)};
     for_cases(1, [&](int64_t index) { check_case(axes, index); });
+  }
+}
+
+// Integers and scales of 1: sums in fp32 lose nothing (moe spec 12.4).
+TEST_P(MoeLayerConformance, ExactCasesHaveTheBitsOfDoublePrecision) {
+  const int64_t unit = std::max<int64_t>(16, moe_mode_info(GetParam()).multiple);
+  for (const int64_t blocks : {2, 3, 5}) {
+    const MoeShape shape{.tokens = 9,
+                         .hidden = unit * blocks,
+                         .inter = unit * (blocks + 1),
+                         .experts = 5,
+                         .top_k = 3,
+                         .shared_experts = static_cast<int32_t>(blocks % 2)};
+    ExactMoe exact(GetParam(), shape, static_cast<uint64_t>(blocks));
+    const MoeResult result = exact.layer_case().run();
+    exact.layer_case().config().accumulation = Accumulation::kFp64;
+    EXPECT_EQ(exact.layer_case().run(), result) << blocks << " blocks";
   }
 }
 

@@ -9,7 +9,7 @@ namespace narrowfloat::testing {
 std::string gpu_missing(int index) {
   const Support support = runs_on_cuda(gpu(index));
   if (support.ok()) return {};
-  return "skipped: no CUDA device that this build has code for: " + support.reason();
+  return "skipped: no CUDA device that this build has code for: " + std::string(support.reason());
 }
 
 CudaStream::CudaStream(Device device) : device_(device) {

@@ -1,0 +1,244 @@
+// See gpu_moe.h.
+#include "support/gpu_moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace narrowfloat::testing {
+namespace {
+
+// Strided tensors too: everything up to the last element.
+int64_t extent_bytes(const TensorView& view) {
+  if (view.is_absent() || view.num_elements() == 0) return 0;
+  int64_t last = 0;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    last += (view.shape[static_cast<size_t>(axis)] - 1) * view.strides[static_cast<size_t>(axis)];
+  }
+  return (last + 1) * bits(view.dtype) / 8;
+}
+
+// A buffer with the bytes of a view, and the view of it.
+DeviceBuffer mirrored(const TensorView& host, Device device, TensorView& view) {
+  view = host;
+  if (host.is_absent()) return {};
+  const int64_t bytes = extent_bytes(host);
+  DeviceBuffer buffer(bytes, {.device = device});
+  if (bytes > 0) buffer.write(host.data, bytes);
+  view.data = buffer.data();
+  view.device = device;
+  return buffer;
+}
+
+void resend(const DeviceBuffer& buffer, const TensorView& host) {
+  if (const int64_t bytes = extent_bytes(host); bytes > 0) buffer.write(host.data, bytes);
+}
+
+DeviceBuffer output(TensorView& view, DType dtype, std::initializer_list<int64_t> shape,
+                    Device device) {
+  view = TensorView::contiguous(nullptr, dtype, shape, device);
+  DeviceBuffer buffer(view.num_elements() * bits(dtype) / 8, {.device = device});
+  view.data = buffer.data();
+  return buffer;
+}
+
+}  // namespace
+
+uint8_t* DeviceTensors::memory(const void* host, int64_t bytes) {
+  DeviceBuffer buffer(bytes, {.device = device_});
+  if (bytes > 0) buffer.write(host, bytes);
+  buffers_.push_back(std::move(buffer));
+  return buffers_.back().data();
+}
+
+TensorView DeviceTensors::copy(const TensorView& host) {
+  TensorView view = host;
+  if (host.is_absent()) return view;
+  view.data = memory(host.data, extent_bytes(host));
+  view.device = device_;
+  return view;
+}
+
+ScaleView DeviceTensors::copy(const ScaleView& host) {
+  ScaleView view = host;
+  if (host.data == nullptr) return view;
+  view.data = memory(host.data, host.capacity * bytes(host.type));
+  view.device = device_;
+  return view;
+}
+
+PerExpert DeviceTensors::copy(const PerExpert& host) {
+  return host.values.is_absent() ? host : PerExpert(copy(host.values));
+}
+
+void DeviceTensors::fill(uint8_t byte) const {
+  for (const DeviceBuffer& buffer : buffers_) buffer.fill(byte);
+}
+
+MoeLayer prepare_on_gpu(const MoeWeights& weights, const MoeConfig& config, Device device) {
+  DeviceTensors tensors(device);
+  MoeWeights there = weights;
+  for (WeightView* weight : {&there.w1, &there.w2}) {
+    weight->values = tensors.copy(weight->values);
+    weight->scales = tensors.copy(weight->scales);
+  }
+  for (PerExpert* factor :
+       {&there.up_scale, &there.gate_scale, &there.down_scale, &there.inter_multiplier}) {
+    *factor = tensors.copy(*factor);
+  }
+  if (there.input_multiplier) there.input_multiplier = tensors.copy(*there.input_multiplier);
+  there.bias1 = tensors.copy(there.bias1);
+  there.bias2 = tensors.copy(there.bias2);
+  MoeConfig moved = config;
+  Activation& activation = moved.activation;
+  for (PerExpert* parameter :
+       {&activation.alpha, &activation.beta, &activation.limit_gate, &activation.limit_up}) {
+    *parameter = tensors.copy(*parameter);
+  }
+  const CudaStream stream(device);
+  MoeLayer layer = MoeLayer::prepare(there, moved, device, stream.get());
+  tensors.fill(0xFF);
+  return layer;
+}
+
+GpuMoeRun::GpuMoeRun(const MoeLayer& layer, MoeCase& layer_case, Device device)
+    : layer_(layer), tokens_(layer_case.inputs().values.shape[0]) {
+  const MoeConfig& config = layer.config();
+  const int64_t slots = config.routing.top_k + config.routing.shared_experts;
+  x_ = mirrored(layer_case.inputs().values, device, inputs_.values);
+  scales_ = mirrored(layer_case.inputs().scales, device, inputs_.scales);
+  row_scale_ = mirrored(layer_case.inputs().row_scale, device, inputs_.row_scale);
+  logits_ = mirrored(layer_case.routing().logits, device, routing_.logits);
+  router_bias_ = mirrored(layer_case.routing().bias, device, routing_.bias);
+  packed_ = mirrored(layer_case.routing().packed, device, routing_.packed);
+  ids_in_ = mirrored(layer_case.routing().ids, device, routing_.ids);
+  weights_in_ = mirrored(layer_case.routing().weights, device, routing_.weights);
+  out_ = output(outputs_.out, config.out_dtype, {tokens_, config.hidden}, device);
+  slot_out_ = output(outputs_.slot_out, config.slot_dtype, {layer.max_rows(tokens_), config.hidden},
+                     device);
+  weights_ = output(outputs_.expert_weights, DType::kF32, {tokens_, slots}, device);
+  ids_ = output(outputs_.topk_ids, DType::kI32, {tokens_, slots}, device);
+  slot_to_row_ = output(outputs_.slot_to_row, DType::kI32, {tokens_ * slots}, device);
+  errors_ = DeviceBuffer(sizeof(DeviceErrors), {.device = device});
+  outputs_.errors = reinterpret_cast<DeviceErrors*>(errors_.data());
+  workspace_ = output(workspace_view_, DType::kU8, {layer.required_workspace(tokens_)}, device);
+}
+
+void GpuMoeRun::queue(Stream stream) const {
+  layer_.run(inputs_, routing_, outputs_, workspace_view_, stream);
+}
+
+void GpuMoeRun::send(const MoeInputs& inputs, const Routing& routing) const {
+  resend(x_, inputs.values);
+  resend(scales_, inputs.scales);
+  resend(row_scale_, inputs.row_scale);
+  resend(logits_, routing.logits);
+  resend(router_bias_, routing.bias);
+  resend(packed_, routing.packed);
+  resend(ids_in_, routing.ids);
+  resend(weights_in_, routing.weights);
+}
+
+void GpuMoeRun::poison(uint8_t byte) const {
+  for (const DeviceBuffer* buffer :
+       {&out_, &slot_out_, &weights_, &ids_, &slot_to_row_, &errors_, &workspace_}) {
+    buffer->fill(byte);
+  }
+}
+
+MoeResult GpuMoeRun::take() const {
+  for (const DeviceBuffer* buffer :
+       {&x_, &logits_, &out_, &slot_out_, &weights_, &ids_, &slot_to_row_, &errors_, &workspace_}) {
+    EXPECT_TRUE(buffer->data() == nullptr || buffer->intact());
+  }
+  MoeResult result{out_.copy(), {}, weights_.copy(), ids_.copy(), slot_to_row_.copy()};
+  const std::vector<uint8_t> rows = slot_out_.copy();
+  const size_t row_bytes = static_cast<size_t>(outputs_.slot_out.shape[1]) *
+                           static_cast<size_t>(bits(outputs_.slot_out.dtype) / 8);
+  result.slot_rows.resize(result.slot_to_row.size() / 4 * row_bytes);
+  for (size_t slot = 0; slot < result.slot_to_row.size() / 4; ++slot) {
+    int32_t row = 0;
+    std::memcpy(&row, &result.slot_to_row[4 * slot], 4);
+    const bool exists = row >= 0 && row < outputs_.slot_out.shape[0];
+    EXPECT_TRUE(row == -1 || exists) << "slot " << slot << " row " << row;
+    if (!exists) continue;
+    std::memcpy(&result.slot_rows[slot * row_bytes], &rows[static_cast<size_t>(row) * row_bytes],
+                row_bytes);
+  }
+  return result;
+}
+
+DeviceErrors GpuMoeRun::errors() const {
+  DeviceErrors errors;
+  errors_.read(&errors, sizeof(errors));
+  return errors;
+}
+
+MoeResult run_on_gpu(const MoeLayer& layer, MoeCase& layer_case, const GpuMoeStyle& style) {
+  const GpuMoeRun run(layer, layer_case);
+  run.poison(style.poison);
+  const CudaStream stream;
+  run.queue(stream.get(style.programmatic_launch));
+  stream.synchronize();
+  return run.take();
+}
+
+namespace {
+
+struct Bound {
+  double rel;
+  double row;
+};
+
+// Moe spec 12.3, column G4.
+Bound end_to_end_bound(MoeMode mode) {
+  switch (mode) {
+    case MoeMode::kBf16:
+    case MoeMode::kMxfp4Bf16:
+    case MoeMode::kNvfp4Bf16:
+      return {3e-3, 1e-2};
+    case MoeMode::kNvfp4:
+      return {1.5e-2, 8e-2};
+    case MoeMode::kNvfp4PerToken:
+      return {3e-2, 1.5e-1};
+    case MoeMode::kNvfp4Fp8Exact:
+      return {5e-3, 2e-2};
+    case MoeMode::kMxfp8:
+    case MoeMode::kMxfp4Mxfp8:
+      return {2e-2, 8e-2};
+    default:
+      return {2e-2, 6e-2};
+  }
+}
+
+void expect_near(std::string_view what, const Bound& bound, const std::vector<uint8_t>& reference,
+                 const std::vector<uint8_t>& actual, const MoeConfig& config, DType dtype) {
+  ASSERT_EQ(reference.size(), actual.size()) << what;
+  const std::vector<float> expected = as_floats(reference, dtype);
+  const std::vector<float> found = as_floats(actual, dtype);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(std::isfinite(expected[i]), std::isfinite(found[i])) << what << " element " << i;
+  }
+  const Distance apart = distance(found, expected, config.hidden);
+  EXPECT_LE(apart.rel, bound.rel) << what;
+  EXPECT_LE(apart.row, bound.row) << what;
+}
+
+}  // namespace
+
+void expect_close(const MoeCase& layer_case, const MoeConfig& config, const MoeResult& reference,
+                  const MoeResult& actual) {
+  EXPECT_EQ(actual.topk_ids, reference.topk_ids);
+  EXPECT_EQ(actual.slot_to_row, reference.slot_to_row);
+  EXPECT_EQ(actual.expert_weights, reference.expert_weights);
+  // The tolerances are for rows of 2048 columns; a flipped code weighs more in shorter ones.
+  const auto inter = static_cast<double>(layer_case.shape().inter);
+  const double width = std::max(1.0, std::sqrt(512.0 / inter));
+  Bound bound = end_to_end_bound(config.mode);
+  bound.row *= width;
+  bound.rel = std::min(bound.row, bound.rel * width);
+  expect_near("slot rows", bound, reference.slot_rows, actual.slot_rows, config, config.slot_dtype);
+  expect_near("out", bound, reference.out, actual.out, config, config.out_dtype);
+}
+
+}  // namespace narrowfloat::testing

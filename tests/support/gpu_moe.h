@@ -1,0 +1,73 @@
+// Layers of moe_case.h on a GPU: the case's tensors are copied there, outputs come back as the
+// bytes that the CPU's run has, so that the two compare.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "support/device_buffer.h"
+#include "support/moe_case.h"
+
+namespace narrowfloat::testing {
+
+// Copies of host tensors in guarded device memory. Absent views stay absent.
+class DeviceTensors {
+ public:
+  explicit DeviceTensors(Device device = gpu()) : device_(device) {}
+  [[nodiscard]] TensorView copy(const TensorView& host);
+  [[nodiscard]] ScaleView copy(const ScaleView& host);
+  [[nodiscard]] PerExpert copy(const PerExpert& host);
+  // Overwrites all copies with `byte`.
+  void fill(uint8_t byte) const;
+
+ private:
+  [[nodiscard]] uint8_t* memory(const void* host, int64_t bytes);
+
+  Device device_;
+  std::vector<DeviceBuffer> buffers_;
+};
+
+// The weights and parameters are overwritten afterwards: a layer has copies of its own.
+MoeLayer prepare_on_gpu(const MoeWeights& weights, const MoeConfig& config, Device device = gpu());
+inline MoeLayer prepare_on_gpu(MoeCase& layer_case) {
+  return prepare_on_gpu(layer_case.weights(), layer_case.config());
+}
+
+// Inputs, outputs and workspace of runs of one layer with one number of tokens.
+class GpuMoeRun {
+ public:
+  GpuMoeRun(const MoeLayer& layer, MoeCase& layer_case, Device device = gpu());
+
+  // Queues a run; may be captured.
+  void queue(Stream stream) const;
+  // Other values of the same shapes.
+  void send(const MoeInputs& inputs, const Routing& routing) const;
+  // Fills outputs and workspace.
+  void poison(uint8_t byte) const;
+  // After the work has ended. Expects that nothing around the buffers was written.
+  [[nodiscard]] MoeResult take() const;
+  [[nodiscard]] DeviceErrors errors() const;
+
+ private:
+  MoeLayer layer_;
+  int64_t tokens_;
+  DeviceBuffer x_, scales_, row_scale_, logits_, router_bias_, packed_, ids_in_, weights_in_;
+  DeviceBuffer out_, slot_out_, weights_, ids_, slot_to_row_, errors_, workspace_;
+  MoeInputs inputs_;
+  Routing routing_;
+  MoeOutputs outputs_;
+  TensorView workspace_view_;
+};
+
+struct GpuMoeStyle {
+  uint8_t poison = 0xFF;
+  bool programmatic_launch = false;
+};
+MoeResult run_on_gpu(const MoeLayer& layer, MoeCase& layer_case, const GpuMoeStyle& style = {});
+
+// Moe spec 12: maps and ids equal, outputs within the end-to-end tolerance of the fp64 reference on
+// the CPU. Small layers have few elements for a flipped code to hide among: their bounds are wider.
+void expect_close(const MoeCase& layer_case, const MoeConfig& config, const MoeResult& reference,
+                  const MoeResult& actual);
+
+}  // namespace narrowfloat::testing
