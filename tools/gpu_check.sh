@@ -61,9 +61,12 @@ export NARROWFLOAT_CONFORMANCE_CASES=0.1
 few='GpuQueueing.OutputsNeedNoInitialization'
 step memcheck_conformance sanitize memcheck conformance_gpu
 step memcheck_grouped_gemm sanitize memcheck grouped_gemm_cuda_test
+moe='*ExactCases*:*Precomputed*:*CodesEvery*:*ReportsIds*'
+step memcheck_moe sanitize memcheck moe_cuda_test --gtest_filter="$moe"
 step memcheck_queueing sanitize memcheck gpu_test --gtest_filter="$few:GpuQueueing.Graphs*"
 step racecheck_conformance sanitize racecheck conformance_gpu
 step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test
+step synccheck_moe sanitize synccheck moe_cuda_test --gtest_filter="$moe"
 step racecheck_queueing sanitize racecheck gpu_test --gtest_filter="$few"
 step initcheck_queueing sanitize initcheck gpu_test --gtest_filter="$few"
 unset NARROWFLOAT_CONFORMANCE_CASES

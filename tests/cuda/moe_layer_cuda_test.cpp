@@ -245,7 +245,7 @@ TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
   }
 }
 
-// Everything at once: 40 layers, 2000 with NARROWFLOAT_CONFORMANCE_CASES=50.
+// Everything at once: 48 layers, 2400 with NARROWFLOAT_CONFORMANCE_CASES=50.
 class MoeSoak : public ::testing::TestWithParam<MoeMode> {
  protected:
   void SetUp() override {
