@@ -2,6 +2,7 @@
 #include "base/portable_math.h"
 #include "cuda/math_kernels.h"
 #include "device/device_math.cuh"
+#include "device/sigmoid.cuh"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/launch.h"
 
@@ -30,6 +31,8 @@ __device__ uint32_t evaluate(UnaryFunction function, float x) {
       return DeviceExactMath::encode<E2M1>(x);
     case UnaryFunction::kNewtonReciprocal:
       return float_bits(newton_reciprocal(x));
+    case UnaryFunction::kRouterSigmoid:
+      return float_bits(router_sigmoid(x));
   }
   return 0;
 }

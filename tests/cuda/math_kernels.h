@@ -19,6 +19,7 @@ enum class UnaryFunction : int {
   kToE4m3 = 6,
   kToE2m1 = 7,
   kNewtonReciprocal = 8,
+  kRouterSigmoid = 9,
 };
 
 // Bit patterns first, first + stride, ... as arguments.

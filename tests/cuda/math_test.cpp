@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/portable_math.h"
+#include "cuda/bulk_kernels.h"
 #include "cuda/gpu_test.h"
 #include "cuda/math_kernels.h"
 #include "formats/math_policy.h"
@@ -29,6 +30,7 @@ uint32_t on_host(UnaryFunction function, float x) {
     case UnaryFunction::kTanh:
       return float_bits(tanh_portable(x));
     case UnaryFunction::kSigmoid:
+    case UnaryFunction::kRouterSigmoid:
       return float_bits(sigmoid_by_tanh(x));
     case UnaryFunction::kNormalCdf:
       return float_bits(normal_cdf(x));
@@ -101,6 +103,18 @@ class GpuMath : public GpuTest {
 TEST_F(GpuMath, TheExponentialIsTheHosts) { expect_sample_same(UnaryFunction::kExp, 1); }
 
 TEST_F(GpuMath, TheHyperbolicTangentIsTheHosts) { expect_sample_same(UnaryFunction::kTanh, 1); }
+
+// All arguments, on the GPU alone: the portable sigmoid is the host's.
+TEST_F(GpuMath, TheRoutersSigmoidIsThePortableOne) {
+  const DeviceBuffer portable(kChunk * 4);
+  const DeviceBuffer router(kChunk * 4);
+  for (int64_t first = 0; first < kAll; first += kChunk) {
+    const BitRange chunk{.first = static_cast<uint32_t>(first), .count = kChunk};
+    evaluate_on_gpu(UnaryFunction::kSigmoid, chunk, portable);
+    evaluate_on_gpu(UnaryFunction::kRouterSigmoid, chunk, router);
+    ASSERT_EQ(count_differences(portable, router), 0) << "from " << chunk.first;
+  }
+}
 
 TEST_F(GpuMath, OtherFunctionsAreTheHosts) {
   expect_sample_same(UnaryFunction::kSigmoid, 61);

@@ -27,7 +27,9 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 constexpr int64_t kPieceBytes = 16;
-constexpr int kSlotsAtOnce = 8;
+// In flight at once. With few slots fewer registers leave room for more threads.
+constexpr int kManySlots = 8;
+constexpr int kFewSlots = 2;
 
 enum class WeightType : uint8_t { kOne, kF32, kBf16 };
 
@@ -99,47 +101,48 @@ __device__ Piece assign_piece(const CombineParams& params) {
 }
 
 // The rows, weights and data of neighbouring slots of a token.
-template <class Elements>
+template <class Elements, int kSlots>
 struct SlotPieces {
-  int32_t row[kSlotsAtOnce];
-  float weight[kSlotsAtOnce];
-  Elements data[kSlotsAtOnce];
+  int32_t row[kSlots];
+  float weight[kSlots];
+  Elements data[kSlots];
 };
 
 // Of slots [slot, slot + num_slots).
+template <int kSlots>
 __device__ void load_weights(const CombineParams& params, int64_t slot, int64_t num_slots,
-                             float (&weights)[kSlotsAtOnce]) {
+                             float (&weights)[kSlots]) {
   const auto* const floats = static_cast<const float*>(params.weights) + slot;
   const auto* const halves = static_cast<const uint16_t*>(params.weights) + slot;
   const bool is_f32 = params.weight_type == WeightType::kF32;
   const bool is_bf16 = params.weight_type == WeightType::kBf16;
 #pragma unroll
-  for (int i = 0; i < kSlotsAtOnce; ++i) {
+  for (int i = 0; i < kSlots; ++i) {
     weights[i] = 1.0F;
     if (is_f32 && i < num_slots) weights[i] = load_readonly<float>(floats + i);
   }
   if (!is_bf16) return;
 #pragma unroll
-  for (int i = 0; i < kSlotsAtOnce; ++i) {
+  for (int i = 0; i < kSlots; ++i) {
     if (i < num_slots) weights[i] = bf16_to_float(load_readonly<uint16_t>(halves + i));
   }
 }
 
 // A slot without a row, or with one that does not exist, loads nothing.
-template <class Elements>
-__device__ SlotPieces<Elements> load_slots(const CombineParams& params, const Piece& piece,
-                                           int64_t first) {
+template <class Elements, int kSlots>
+__device__ SlotPieces<Elements, kSlots> load_slots(const CombineParams& params, const Piece& piece,
+                                                   int64_t first) {
   constexpr int64_t kElementBytes = kPieceBytes / Elements::kSize;
   const int64_t slot = piece.token * params.slots + first;
   const int64_t num_slots = params.slots - first;
-  SlotPieces<Elements> slots;
+  SlotPieces<Elements, kSlots> slots;
 #pragma unroll
-  for (int i = 0; i < kSlotsAtOnce; ++i) {
+  for (int i = 0; i < kSlots; ++i) {
     slots.row[i] = i < num_slots ? load_readonly<int32_t>(params.slot_to_row + slot + i) : -1;
   }
   load_weights(params, slot, num_slots, slots.weight);
 #pragma unroll
-  for (int i = 0; i < kSlotsAtOnce; ++i) {
+  for (int i = 0; i < kSlots; ++i) {
     if (slots.row[i] >= params.rows) slots.row[i] = -1;
     if (slots.row[i] < 0) continue;
     slots.data[i] = load_elements<Elements>(params.slot_rows + slots.row[i] * params.row_bytes +
@@ -148,10 +151,11 @@ __device__ SlotPieces<Elements> load_slots(const CombineParams& params, const Pi
   return slots;
 }
 
-template <class Elements>
-__device__ void add_slots(const SlotPieces<Elements>& slots, float (&sums)[Elements::kSize]) {
+template <class Elements, int kSlots>
+__device__ void add_slots(const SlotPieces<Elements, kSlots>& slots,
+                          float (&sums)[Elements::kSize]) {
 #pragma unroll
-  for (int s = 0; s < kSlotsAtOnce; ++s) {
+  for (int s = 0; s < kSlots; ++s) {
     if (slots.row[s] < 0) continue;
 #pragma unroll
     for (int i = 0; i < Elements::kSize; ++i) {
@@ -175,15 +179,15 @@ __device__ void store_piece(const CombineParams& params, const Piece& piece,
   }
 }
 
-template <class Elements, class Output>
+template <class Elements, class Output, int kSlots>
 __global__ void __launch_bounds__(kMaxThreads)
     combine_slots_kernel(const __grid_constant__ CombineParams params) {
   const Piece piece = assign_piece<Elements::kSize>(params);
   if (piece.col >= params.cols) return;
   float sums[Elements::kSize] = {};
   wait_for_previous_grids();
-  for (int64_t first = 0; first < params.slots; first += kSlotsAtOnce) {
-    const SlotPieces<Elements> slots = load_slots<Elements>(params, piece, first);
+  for (int64_t first = 0; first < params.slots; first += kSlots) {
+    const auto slots = load_slots<Elements, kSlots>(params, piece, first);
     allow_next_grid();
     add_slots(slots, sums);
   }
@@ -205,15 +209,24 @@ int64_t blocks_per_token(const CombineProblem& problem) {
   return ceil_div(pieces_per_token(problem), kMaxThreads);
 }
 
+template <class Elements, class Output>
+void launch_for_slots(const LaunchShape& shape, const CombineParams& params, Stream stream) {
+  if (params.slots <= kFewSlots) {
+    launch(combine_slots_kernel<Elements, Output, kFewSlots>, shape, stream, params);
+  } else {
+    launch(combine_slots_kernel<Elements, Output, kManySlots>, shape, stream, params);
+  }
+}
+
 template <class Elements>
 void launch_for_output(const CombineProblem& problem, const LaunchShape& shape,
                        const CombineParams& params, Stream stream) {
   if (problem.output == DType::kF32) {
-    launch(combine_slots_kernel<Elements, FloatOutput>, shape, stream, params);
+    launch_for_slots<Elements, FloatOutput>(shape, params, stream);
   } else if (problem.output == DType::kBF16) {
-    launch(combine_slots_kernel<Elements, HalfOutput<PackedBf16>>, shape, stream, params);
+    launch_for_slots<Elements, HalfOutput<PackedBf16>>(shape, params, stream);
   } else {
-    launch(combine_slots_kernel<Elements, HalfOutput<PackedF16>>, shape, stream, params);
+    launch_for_slots<Elements, HalfOutput<PackedF16>>(shape, params, stream);
   }
 }
 

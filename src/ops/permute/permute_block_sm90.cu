@@ -6,8 +6,8 @@
 //   thread e      turns counts into rows               | barrier
 //   warp w        places run w
 //
-// Decode is a chain of latencies: the ids, two barriers, the sum, the stores. Ids are read twice,
-// the second time from L1. The limit on slots is where more blocks begin to pay.
+// Decode is a chain of latencies: the ids, three barriers, the sum, the stores. The limit on slots
+// is where more blocks begin to pay.
 #include <algorithm>
 #include <cuda_runtime.h>
 #include <string>
@@ -80,22 +80,22 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
   }
   __syncthreads();
   wait_for_previous_grids();
-  if (has_run) count_run(params.permute, run, shared_own);
+  SlotBatch kept;
+  if (has_run) kept = count_run(params.permute, run, shared_own);
   allow_next_grid();
   clear_maps(params.permute, threadIdx.x, blockDim.x);
   __syncthreads();
   const uint32_t rows = lay_out_experts(params, shared_counters, shared_row_ends, shared.scratch);
   if (threadIdx.x == 0) store_totals(params.permute, rows);
   __syncthreads();
-  if (has_run) place_run(params.permute, run, shared_own, shared_row_ends);
+  if (has_run) place_run(params.permute, run, kept, {shared_own, shared_row_ends});
 }
 
 void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args, Stream stream) {
   const CudaDeviceScope scope(problem.device);
   const int64_t experts = problem.layout.local_experts;
   const int64_t slots = problem.layout.tokens * problem.layout.slots;
-  const int64_t warps =
-      std::min<int64_t>(kPermuteMaxThreads / kWarpSize, (kPermuteMaxCounters - experts) / experts);
+  const int64_t warps = permute_warps(experts);
   BlockParams params{.permute = make_permute_params(problem, args)};
   params.slots_per_run =
       static_cast<uint32_t>(std::max<int64_t>(1, ceil_div(slots, warps * kWarpSize)) * kWarpSize);

@@ -24,11 +24,13 @@ namespace {
 constexpr int kCountThreads = 512;
 constexpr int64_t kMinChunkSlots = 2048;
 constexpr int64_t kMaxChunks = 256;
+constexpr int64_t kMaxParts = 16;
 
 struct GridParams {
   PermuteParams permute;
   uint32_t num_chunks = 0;
   uint32_t slots_per_chunk = 0;  // The last one has the remainder as well.
+  uint32_t parts = 1;            // Of the threads that lay out.
 };
 
 struct Chunk {
@@ -58,10 +60,8 @@ __global__ void __launch_bounds__(kCountThreads)
   wait_for_previous_grids();
   for (uint32_t first = chunk.begin; first < chunk.end; first += blockDim.x) {
     const uint32_t expert = local_expert(params.permute, first + threadIdx.x, chunk.end);
-    const unsigned same = __match_any_sync(kFullWarp, expert);
-    const bool counts = (same & ((1U << threadIdx.x % kWarpSize) - 1)) == 0;
     // Sums of integers: the order does not matter.
-    if (expert < experts && counts) atomicAdd(shared_counts + expert, __popc(same));
+    if (expert < experts) atomicAdd(shared_counts + expert, 1U);
   }
   allow_next_grid();
   clear_maps(params.permute, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
@@ -70,66 +70,105 @@ __global__ void __launch_bounds__(kCountThreads)
   for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) global_counts[e] = shared_counts[e];
 }
 
-__device__ uint32_t count_of_expert(const GridParams& params, uint32_t expert) {
+// Counts of an expert in chunks [begin, end), several loads in flight at once: body(table, count).
+template <typename Body>
+__device__ void for_chunks(const GridParams& params, uint32_t expert, uint32_t begin, uint32_t end,
+                           const Body& body) {
+  constexpr uint32_t kAtOnce = 16;
+  for (uint32_t first = begin; first < end; first += kAtOnce) {
+    uint32_t counts[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      counts[i] = first + i < end ? chunk_table(params, first + i)[expert] : 0U;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (first + i < end) body(chunk_table(params, first + i), counts[i]);
+    }
+  }
+}
+
+struct LayOutStorage {
+  uint32_t counts[kMaxLocalExperts];  // [parts][experts]: slots of an expert in a part's chunks.
+  uint32_t bases[kMaxLocalExperts];   // First row of an expert.
+  uint32_t scratch[kPermuteMaxThreads / kWarpSize];
+};
+
+__device__ uint32_t count_of_expert(const GridParams& params, const LayOutStorage& shared,
+                                    uint32_t expert, uint32_t parts) {
   uint32_t count = 0;
-#pragma unroll 16
-  for (uint32_t chunk = 0; chunk < params.num_chunks; ++chunk) {
-    count += load_readonly<uint32_t>(chunk_table(params, chunk) + expert);
+  for (uint32_t part = 0; part < parts; ++part) {
+    count += shared.counts[part * params.permute.experts + expert];
   }
   return count;
 }
 
-// Counts of an expert become rows from `base` on. Loads of several chunks are in flight at once.
-__device__ void store_rows(const GridParams& params, uint32_t expert, uint32_t base,
-                           uint32_t row_end) {
-  constexpr uint32_t kAtOnce = 8;
-  uint32_t row = base;
-  for (uint32_t first = 0; first < params.num_chunks; first += kAtOnce) {
-    uint32_t counts[kAtOnce];
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      counts[i] = first + i < params.num_chunks ? chunk_table(params, first + i)[expert] : 0U;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      if (first + i >= params.num_chunks) continue;
-      uint32_t* const global_rows = chunk_table(params, first + i);
-      global_rows[expert] = row;
-      global_rows[params.permute.experts + expert] = row_end;
-      row += counts[i];
-    }
-  }
-}
-
-__global__ void __launch_bounds__(kPermuteMaxThreads)
-    lay_out_chunks_kernel(const __grid_constant__ GridParams params) {
-  __shared__ uint32_t shared_scratch[kPermuteMaxThreads / kWarpSize];
-  __shared__ uint32_t shared_counts[kMaxLocalExperts];
+// Rows of all experts; ends with a barrier.
+__device__ void lay_out_experts(const GridParams& params, LayOutStorage& shared) {
   const ExpertRange own = own_experts(params.permute);
-  wait_for_previous_grids();
   uint32_t rows = 0;
   for (uint32_t e = own.begin; e < own.end; ++e) {
-    shared_counts[e] = count_of_expert(params, e);
-    rows += round_up_to_tile(params.permute, shared_counts[e]);
+    rows += round_up_to_tile(params.permute, count_of_expert(params, shared, e, params.parts));
   }
-  allow_next_grid();
-  const BlockSum sum = block_sum(rows, shared_scratch);
+  const BlockSum sum = block_sum(rows, shared.scratch);
   uint32_t base = sum.before;
   for (uint32_t e = own.begin; e < own.end; ++e) {
-    store_rows(params, e, base, base + shared_counts[e]);
-    base += round_up_to_tile(params.permute, shared_counts[e]);
+    shared.bases[e] = base;
+    base += round_up_to_tile(params.permute, count_of_expert(params, shared, e, params.parts));
   }
   if (threadIdx.x == 0) store_totals(params.permute, sum.total);
+  __syncthreads();
 }
 
-// Counts of runs become rows from the chunk's rows on. Then the table may be overwritten.
-__device__ void lay_out_runs(const GridParams& params, uint32_t num_runs, uint32_t* shared_counters,
-                             uint32_t* shared_row_ends) {
+// Part p of the threads takes a share of the chunks, its thread e expert e. Above 1024 experts
+// there is one part, whose threads take several experts.
+__global__ void __launch_bounds__(kPermuteMaxThreads)
+    lay_out_chunks_kernel(const __grid_constant__ GridParams params) {
+  __shared__ LayOutStorage shared;
+  const uint32_t experts = params.permute.experts;
+  const uint32_t part = params.parts > 1 ? threadIdx.x / experts : 0;
+  const uint32_t each = (params.num_chunks + params.parts - 1) / params.parts;
+  const uint32_t begin = min(part * each, params.num_chunks);
+  const uint32_t end = part < params.parts ? min(begin + each, params.num_chunks) : begin;
+  const uint32_t first = threadIdx.x - part * experts;
+  const uint32_t last = part < params.parts ? experts : 0;
+  wait_for_previous_grids();
+  for (uint32_t e = first; e < last; e += blockDim.x) {
+    uint32_t count = 0;
+    for_chunks(params, e, begin, end, [&](uint32_t* /*table*/, uint32_t n) { count += n; });
+    shared.counts[part * experts + e] = count;
+  }
+  allow_next_grid();
+  __syncthreads();
+  lay_out_experts(params, shared);
+  for (uint32_t e = first; e < last; e += blockDim.x) {
+    uint32_t row = shared.bases[e] + count_of_expert(params, shared, e, part);
+    const uint32_t row_end = shared.bases[e] + count_of_expert(params, shared, e, params.parts);
+    for_chunks(params, e, begin, end, [&](uint32_t* global_rows, uint32_t count) {
+      global_rows[e] = row;
+      global_rows[experts + e] = row_end;
+      row += count;
+    });
+  }
+}
+
+// The chunk's part of the table, after which it may be overwritten.
+__device__ void load_rows(const GridParams& params, uint32_t* shared_rows,
+                          uint32_t* shared_row_ends) {
   const uint32_t experts = params.permute.experts;
   const uint32_t* const global_rows = chunk_table(params, blockIdx.x);
   for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) {
-    uint32_t row = load_readonly<uint32_t>(global_rows + e);
+    shared_rows[e] = load_readonly<uint32_t>(global_rows + e);
     shared_row_ends[e] = load_readonly<uint32_t>(global_rows + experts + e);
+  }
+}
+
+// Counts of runs become rows from the chunk's rows on.
+__device__ void lay_out_runs(const GridParams& params, uint32_t num_runs,
+                             const uint32_t* shared_rows, uint32_t* shared_counters) {
+  const uint32_t experts = params.permute.experts;
+  for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) {
+    uint32_t row = shared_rows[e];
 #pragma unroll 8
     for (uint32_t run = 0; run < num_runs; ++run) {
       uint32_t& counter = shared_counters[run * experts + e];
@@ -144,22 +183,25 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
     place_chunks_kernel(const __grid_constant__ GridParams params) {
   extern __shared__ uint32_t shared_row_ends[];
   const uint32_t experts = params.permute.experts;
-  uint32_t* const shared_counters = shared_row_ends + experts;
+  uint32_t* const shared_rows = shared_row_ends + experts;
+  uint32_t* const shared_counters = shared_rows + experts;
   const uint32_t warp = threadIdx.x / kWarpSize;
   const uint32_t num_runs = blockDim.x / kWarpSize;
+  uint32_t* const shared_own = shared_counters + warp * experts;
   const Chunk chunk = own_chunk(params);
   const uint32_t slots = chunk.end - chunk.begin;
   const uint32_t slots_per_run = (slots + blockDim.x - 1) / blockDim.x * kWarpSize;
   const SlotRun run = slot_run(chunk.begin, chunk.end, slots_per_run, warp);
   for (uint32_t i = threadIdx.x; i < num_runs * experts; i += blockDim.x) shared_counters[i] = 0;
-  __syncthreads();
   wait_for_previous_grids();
-  count_run(params.permute, run, shared_counters + warp * experts);
+  load_rows(params, shared_rows, shared_row_ends);
+  __syncthreads();
+  const SlotBatch kept = count_run(params.permute, run, shared_own);
   allow_next_grid();
   __syncthreads();
-  lay_out_runs(params, num_runs, shared_counters, shared_row_ends);
+  lay_out_runs(params, num_runs, shared_rows, shared_counters);
   __syncthreads();
-  place_run(params.permute, run, shared_counters + warp * experts, shared_row_ends);
+  place_run(params.permute, run, kept, {shared_own, shared_row_ends});
 }
 
 void launch_permute_grid(const PermuteProblem& problem, const PermuteArgs& args, Stream stream) {
@@ -170,15 +212,16 @@ void launch_permute_grid(const PermuteProblem& problem, const PermuteArgs& args,
   GridParams params{.permute = make_permute_params(problem, args)};
   params.num_chunks = static_cast<uint32_t>(std::max<int64_t>(1, slots / chunk));
   params.slots_per_chunk = static_cast<uint32_t>(chunk);
-  const int64_t warps =
-      std::min<int64_t>(kPermuteMaxThreads / kWarpSize, (kPermuteMaxCounters - experts) / experts);
+  params.parts =
+      static_cast<uint32_t>(std::clamp<int64_t>(kPermuteMaxThreads / experts, 1, kMaxParts));
+  const int64_t warps = permute_warps(experts);
   const size_t expert_bytes = static_cast<size_t>(experts) * sizeof(uint32_t);
   const dim3 blocks(params.num_chunks);
   launch(count_chunks_kernel, {blocks, dim3(kCountThreads), expert_bytes}, stream, params);
   launch(lay_out_chunks_kernel, {dim3(1), dim3(kPermuteMaxThreads)}, stream, params);
   launch(place_chunks_kernel,
          {blocks, dim3(static_cast<unsigned>(warps * kWarpSize)),
-          static_cast<size_t>(warps + 1) * expert_bytes},
+          static_cast<size_t>(warps + 2) * expert_bytes},
          stream, params);
 }
 

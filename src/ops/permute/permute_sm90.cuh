@@ -2,14 +2,18 @@
 // neighbouring slots that one warp walks in order.
 //
 //   counters[run][expert]   first how many slots of the expert the run has, then the row of the
-//                           run's next slot of that expert
+//                           run's first slot of that expert
+//   row of a slot           counters[run][expert] + its rank among the run's slots of that expert
 //
 // Runs are in the order of the slots, so rows within an expert are too. Within a warp the lanes
-// with equal experts find each other, and the lowest of them counts for all: no atomics.
+// with equal experts find each other, and the lowest of them counts for all.
 //
 // What no slot is sorted to holds -1 (rows) or 0 (tiles). These are filled over the whole buffers
 // first; a barrier or a launch lies between that and the placing of slots.
 #pragma once
+
+#include <algorithm>
+#include <bit>
 
 #include "base/fast_division.h"
 #include "device/ptx/grid_dependency.cuh"
@@ -22,14 +26,19 @@
 namespace narrowfloat {
 
 inline constexpr int kPermuteMaxThreads = 1024;
-// Of shared counters: 40 KB.
-inline constexpr int kPermuteMaxCounters = 10240;
+
+// Warps with counters of their own in 48 KB of shared memory, beside two words an expert.
+inline int64_t permute_warps(int64_t experts) {
+  constexpr int64_t kSharedWords = 12160;
+  return std::clamp<int64_t>(kSharedWords / experts - 2, 1, kPermuteMaxThreads / kWarpSize);
+}
 
 struct PermuteParams {
   PermuteArgs args;
   uint32_t num_slots = 0;  // Of all tokens.
   uint32_t expert_offset = 0;
   uint32_t experts = 0;
+  uint32_t expert_bits = 0;  // Of the largest local expert.
   uint32_t tile_shift = 0;
   uint32_t max_rows = 0;
   uint32_t max_tiles = 0;
@@ -43,6 +52,7 @@ inline PermuteParams make_permute_params(const PermuteProblem& problem, const Pe
   params.num_slots = static_cast<uint32_t>(layout.tokens * layout.slots);
   params.expert_offset = static_cast<uint32_t>(problem.expert_offset);
   params.experts = static_cast<uint32_t>(layout.local_experts);
+  params.expert_bits = static_cast<uint32_t>(std::bit_width(params.experts - 1));
   while ((int32_t{1} << params.tile_shift) < layout.token_tile) ++params.tile_shift;
   params.max_rows = static_cast<uint32_t>(layout.max_rows);
   params.max_tiles = static_cast<uint32_t>(layout.max_tiles);
@@ -89,46 +99,124 @@ __device__ inline SlotRun slot_run(uint32_t begin, uint32_t end, uint32_t slots_
   return {.begin = first, .end = min(end - first, slots_per_run) + first};
 }
 
-// Returns counters[expert] plus the number of lower lanes with the same expert, and adds the number
-// of all lanes with it to the counter. All lanes of the warp take part; the warp owns the counters.
-__device__ inline uint32_t take_places(uint32_t* shared_counters, uint32_t expert, bool is_local) {
-  const unsigned lane = threadIdx.x % kWarpSize;
-  const unsigned same = __match_any_sync(kFullWarp, expert);
-  const unsigned lower = same & ((1U << lane) - 1);
-  const uint32_t first = is_local ? shared_counters[expert] : 0U;
-  __syncwarp();
-  if (is_local && lower == 0) shared_counters[expert] = first + __popc(same);
-  __syncwarp();
-  return first + __popc(lower);
+// A warp's next slots of a run: of each lane kBatch slots, 32 apart.
+inline constexpr int kPermuteBatch = 4;
+struct SlotBatch {
+  uint32_t expert[kPermuteBatch];
+  uint32_t rank[kPermuteBatch];  // Among the slots of the run with the same expert.
+};
+inline constexpr uint32_t kBatchSlots = kPermuteBatch * kWarpSize;
+
+// The slot of this lane in part `part` of the batch that begins with slot `first`.
+__device__ inline uint32_t slot_of_batch(uint32_t first, int part) {
+  return first + static_cast<uint32_t>(part) * kWarpSize + threadIdx.x % kWarpSize;
 }
 
-__device__ inline void count_run(const PermuteParams& params, const SlotRun& run,
-                                 uint32_t* shared_counters) {
-  for (uint32_t first = run.begin; first < run.end; first += kWarpSize) {
-    const uint32_t expert = local_expert(params, first + threadIdx.x % kWarpSize, run.end);
-    take_places(shared_counters, expert, expert < params.experts);
+// The lanes with the same local expert as this one: a vote on each bit of its number. (MATCH.ANY
+// takes several times as long for a warp of different experts.)
+__device__ inline unsigned lanes_with_expert(uint32_t expert, bool is_local, uint32_t expert_bits) {
+  unsigned same = __ballot_sync(kFullWarp, is_local);
+#pragma unroll 4
+  for (uint32_t bit = 0; bit < expert_bits; ++bit) {
+    const bool is_set = (expert >> bit & 1U) != 0;
+    const unsigned set = __ballot_sync(kFullWarp, is_set);
+    same &= is_set ? set : ~set;
+  }
+  return same;
+}
+
+// Ranks of a batch; counts its slots. All lanes take part; the warp owns the counters.
+__device__ inline SlotBatch count_batch(const PermuteParams& params, const SlotRun& run,
+                                        uint32_t first, uint32_t* shared_counters) {
+  SlotBatch batch;
+#pragma unroll
+  for (int i = 0; i < kPermuteBatch; ++i) {
+    batch.expert[i] = local_expert(params, slot_of_batch(first, i), run.end);
+  }
+#pragma unroll
+  for (int i = 0; i < kPermuteBatch; ++i) {
+    if (slot_of_batch(first, i) - threadIdx.x % kWarpSize >= run.end) continue;
+    const bool is_local = batch.expert[i] < params.experts;
+    const unsigned same = lanes_with_expert(batch.expert[i], is_local, params.expert_bits);
+    const unsigned lower = same & ((1U << threadIdx.x % kWarpSize) - 1);
+    const uint32_t before = is_local ? shared_counters[batch.expert[i]] : 0U;
+    __syncwarp();
+    if (is_local && lower == 0) shared_counters[batch.expert[i]] = before + __popc(same);
+    __syncwarp();
+    batch.rank[i] = before + __popc(lower);
+  }
+  return batch;
+}
+
+// Counts a run; returns its first batch. Ranks of later ones wait in slot_to_row.
+__device__ inline SlotBatch count_run(const PermuteParams& params, const SlotRun& run,
+                                      uint32_t* shared_counters) {
+  const SlotBatch kept = count_batch(params, run, run.begin, shared_counters);
+  for (uint32_t first = run.begin + kBatchSlots; first < run.end; first += kBatchSlots) {
+    const SlotBatch batch = count_batch(params, run, first, shared_counters);
+#pragma unroll
+    for (int i = 0; i < kPermuteBatch; ++i) {
+      const uint32_t slot = slot_of_batch(first, i);
+      if (slot < run.end) params.args.slot_to_row[slot] = static_cast<int32_t>(batch.rank[i]);
+    }
+  }
+  return kept;
+}
+
+__device__ inline SlotBatch load_batch(const PermuteParams& params, const SlotRun& run,
+                                       uint32_t first) {
+  SlotBatch batch;
+#pragma unroll
+  for (int i = 0; i < kPermuteBatch; ++i) {
+    const uint32_t slot = slot_of_batch(first, i);
+    batch.expert[i] = local_expert(params, slot, run.end);
+    if (slot < run.end) batch.rank[i] = static_cast<uint32_t>(params.args.slot_to_row[slot]);
+  }
+  return batch;
+}
+
+// The slot that opens a tile describes the tile.
+__device__ inline void place_slot(const PermuteParams& params, uint32_t slot, uint32_t expert,
+                                  uint32_t row, uint32_t row_end) {
+  const uint32_t tile_rows = 1U << params.tile_shift;
+  params.args.slot_to_row[slot] = static_cast<int32_t>(row);
+  params.args.row_to_token[row] = static_cast<int32_t>(params.slots.quotient(slot));
+  params.args.row_to_slot[row] = static_cast<int32_t>(slot);
+  if (row % tile_rows != 0) return;
+  const uint32_t tile = row >> params.tile_shift;
+  params.args.tile_to_expert[tile] = static_cast<int32_t>(expert);
+  params.args.tile_row_end[tile] = static_cast<int32_t>(row + min(tile_rows, row_end - row));
+}
+
+// Where the experts' rows lie: shared_rows[e] is the run's first of expert e, shared_row_ends[e]
+// one past the expert's last.
+struct SharedRows {
+  const uint32_t* rows;
+  const uint32_t* row_ends;
+};
+
+__device__ inline void place_batch(const PermuteParams& params, const SlotRun& run, uint32_t first,
+                                   const SlotBatch& batch, const SharedRows& shared) {
+#pragma unroll
+  for (int i = 0; i < kPermuteBatch; ++i) {
+    const uint32_t slot = slot_of_batch(first, i);
+    if (slot >= run.end) continue;
+    const uint32_t expert = batch.expert[i];
+    if (expert < params.experts) {
+      place_slot(params, slot, expert, shared.rows[expert] + batch.rank[i],
+                 shared.row_ends[expert]);
+    } else {
+      params.args.slot_to_row[slot] = -1;
+    }
   }
 }
 
-// Counters hold rows. The slot that opens a tile describes the tile; shared_row_ends[e] is one past
-// the expert's last row.
+// `kept`: what count_run() returned.
 __device__ inline void place_run(const PermuteParams& params, const SlotRun& run,
-                                 uint32_t* shared_counters, const uint32_t* shared_row_ends) {
-  const uint32_t tile_rows = 1U << params.tile_shift;
-  for (uint32_t first = run.begin; first < run.end; first += kWarpSize) {
-    const uint32_t slot = first + threadIdx.x % kWarpSize;
-    const uint32_t expert = local_expert(params, slot, run.end);
-    const bool is_local = expert < params.experts;
-    const uint32_t row = take_places(shared_counters, expert, is_local);
-    if (slot < run.end) params.args.slot_to_row[slot] = is_local ? static_cast<int32_t>(row) : -1;
-    if (!is_local) continue;
-    params.args.row_to_token[row] = static_cast<int32_t>(params.slots.quotient(slot));
-    params.args.row_to_slot[row] = static_cast<int32_t>(slot);
-    if (row % tile_rows != 0) continue;
-    const uint32_t tile = row >> params.tile_shift;
-    params.args.tile_to_expert[tile] = static_cast<int32_t>(expert);
-    params.args.tile_row_end[tile] =
-        static_cast<int32_t>(row + min(tile_rows, shared_row_ends[expert] - row));
+                                 const SlotBatch& kept, const SharedRows& shared) {
+  place_batch(params, run, run.begin, kept, shared);
+  for (uint32_t first = run.begin + kBatchSlots; first < run.end; first += kBatchSlots) {
+    place_batch(params, run, first, load_batch(params, run, first), shared);
   }
 }
 

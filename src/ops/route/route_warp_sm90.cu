@@ -3,30 +3,32 @@
 //
 //   threads of the block   keys of all experts of the block's tokens -> shared memory
 //   warp w                 token w: [groups: two best keys of each, then the best groups]
-//                          k rounds: the largest key of the warp, the lowest expert that has it
+//                          lanes sort their keys; k rounds take the best of the lanes' best
 //   lane s                 weight of slot s; sums run over lanes in slot order
 //
-// Keys are compared as order images, 32-bit integers, so a round is two warp reductions in
-// hardware (REDUX): the maximum of the images, the minimum of the ids that have it. Lane l holds
-// experts l, l + 32, ..., and only the lane that lost its best looks for another one.
+// Keys are compared as order images, 32-bit integers, so a round is a warp reduction in hardware
+// (REDUX), a vote on who has the maximum, and a second reduction only where keys are equal.
 //
-// A block of 256 threads has one token while there are fewer tokens than the GPU has room for, so
-// that at decode each thread computes one sigmoid (a chain of about 40 double operations), and up
-// to eight tokens above that. Bytes a token: experts * width read, 8 k written.
+// A block has one token while there are fewer tokens than the GPU has room for, so that at decode
+// each thread computes one sigmoid (a chain of about 20 double operations), and up to eight tokens
+// above that. Bytes a token: experts * width read, 8 k written.
 #include <algorithm>
 #include <bit>
 #include <cuda_runtime.h>
 #include <string>
+#include <type_traits>
 
 #include "base/fast_division.h"
 #include "base/int_math.h"
+#include "device/sigmoid.cuh"
 #include "ops/route/route_sm90.cuh"
 
 namespace narrowfloat {
 namespace {
 
-constexpr int kMaxThreads = 256;
-constexpr int kMaxTokensPerBlock = kMaxThreads / kWarpSize;
+constexpr int kMaxThreads = 512;
+constexpr int kManyTokensThreads = 256;  // Of blocks with several tokens.
+constexpr int kMaxTokensPerBlock = kManyTokensThreads / kWarpSize;
 constexpr int32_t kMaxWarpExperts = 512;
 constexpr int32_t kMaxWarpSlots = kWarpSize;
 constexpr int32_t kMaxWarpGroups = kWarpSize;
@@ -35,6 +37,7 @@ struct WarpParams {
   RouteParams route;
   FastDivisor experts;
   FastDivisor group_size;
+  int32_t candidates = 0;  // Experts, or members of the groups that are kept.
   int32_t tokens_per_block = 1;
   int32_t lanes_per_group = 1;  // A power of two.
 };
@@ -68,17 +71,10 @@ __device__ void compute_keys(const WarpParams& params, int64_t first_token, uint
     const float bias = load_bias(route, expert);
     const SharedToken to = shared_token(params, shared, token);
     const bool is_sigmoid = values_are_sigmoids(route.spec);
-    const float value = is_sigmoid ? sigmoid_by_tanh(logit) : logit;
+    const float value = is_sigmoid ? router_sigmoid(logit) : logit;
     to.values[expert] = value;
     to.images[expert] = order_image(key_of_value(route.spec.key, value, bias));
   }
-}
-
-// The largest image among the lanes that offer one, and among those that offer it the smallest
-// index. Some lane does.
-__device__ uint32_t warp_first_largest(bool offers, uint32_t image, uint32_t index) {
-  const uint32_t largest = __reduce_max_sync(kFullWarp, offers ? image : 0U);
-  return __reduce_min_sync(kFullWarp, offers && image == largest ? index : 0xFFFFFFFFU);
 }
 
 struct TwoLargest {
@@ -116,74 +112,127 @@ __device__ TwoLargest two_largest_of_group(const WarpParams& params, const Share
   return keys;
 }
 
-// A bit for each group that is kept.
-__device__ uint32_t select_groups(const WarpParams& params, const SharedToken& from) {
+// Lane i gets the i-th kept group in the order of the groups. A group is kept if fewer than
+// topk_group are better: each lane counts them.
+__device__ int kept_groups(const WarpParams& params, const SharedToken& from) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int group = lane / params.lanes_per_group;
   const TwoLargest keys = two_largest_of_group(params, from, group, lane % params.lanes_per_group);
   const uint32_t score =
       order_image(group_score(float_of_image(keys.largest), float_of_image(keys.second)));
-  bool is_left = group < params.route.num_groups;
-  uint32_t kept = 0;
-  for (int i = 0; i < params.route.topk_group; ++i) {
-    const uint32_t best = warp_first_largest(is_left, score, static_cast<uint32_t>(group));
-    kept |= 1U << best;
-    is_left = is_left && static_cast<uint32_t>(group) != best;
+  int better = 0;
+#pragma unroll 4
+  for (int other = 0; other < params.route.num_groups; ++other) {
+    const uint32_t image = __shfl_sync(kFullWarp, score, other * params.lanes_per_group);
+    better += image > score || (image == score && other < group) ? 1 : 0;
   }
-  return kept;
+  const bool is_first_lane = lane % params.lanes_per_group == 0;
+  unsigned kept = __ballot_sync(kFullWarp, is_first_lane && group < params.route.num_groups &&
+                                               better < params.route.topk_group);
+  int own = 0;
+  for (int i = 0; i < params.route.topk_group; ++i) {
+    if (lane == i) own = (__ffs(static_cast<int>(kept)) - 1) / params.lanes_per_group;
+    kept &= kept - 1;
+  }
+  return own;
 }
 
-// The keys of a lane's experts lane + 32 i, and which of them may still be taken.
-template <int kPerLane>
-struct LaneKeys {
-  uint32_t images[kPerLane];
-  uint32_t left = 0;
-  // The best of those left: the first of the largest.
-  uint32_t best_image = 0;
-  int best = 0;
+// A key's image above the complement of its expert: larger first, equal keys by the lower expert.
+// 0 is none.
+using RankedKey = uint64_t;
 
-  __device__ void find_best() {
-    bool found = false;
+__device__ RankedKey ranked(uint32_t image, uint32_t expert) {
+  return (RankedKey{image} << 32) | (0xFFFFFFFFU - expert);
+}
+__device__ uint32_t image_of(RankedKey key) { return static_cast<uint32_t>(key >> 32); }
+__device__ uint32_t low_word(RankedKey key) { return static_cast<uint32_t>(key); }
+
+// Candidates lane, lane + 32, ...: experts, or members of the kept groups one after the other.
+template <int kPerLane>
+__device__ void load_keys(const WarpParams& params, const SharedToken& from,
+                          RankedKey (&keys)[kPerLane]) {
+  const bool is_grouped = params.route.num_groups > 1;
+  const int own_group = is_grouped ? kept_groups(params, from) : 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const bool is_better = (left >> i & 1) != 0 && (!found || images[i] > best_image);
-      best_image = is_better ? images[i] : best_image;
-      best = is_better ? i : best;
-      found = found || is_better;
+  for (int i = 0; i < kPerLane; ++i) {
+    const uint32_t candidate = threadIdx.x % kWarpSize + static_cast<uint32_t>(i) * kWarpSize;
+    uint32_t expert = candidate;
+    if (is_grouped) {
+      const uint32_t place = params.group_size.quotient(candidate);
+      const auto size = static_cast<uint32_t>(params.route.group_size);
+      const int group = __shfl_sync(kFullWarp, own_group, static_cast<int>(place % kWarpSize));
+      expert = static_cast<uint32_t>(group) * size + candidate - place * size;
+    }
+    const bool exists = candidate < static_cast<uint32_t>(params.candidates);
+    keys[i] = exists ? ranked(from.images[expert], expert) : RankedKey{0};
+  }
+}
+
+// The exchanges of Batcher's odd-even merge sort of kCount keys.
+template <int kCount>
+struct SortingNetwork {
+  int size = 0;
+  int low[kCount * kCount / 2 + 1] = {};
+  int high[kCount * kCount / 2 + 1] = {};
+
+  NF_HOST_DEVICE constexpr SortingNetwork() {
+    for (int p = 1; p < kCount; p *= 2) {
+      for (int k = p; k >= 1; k /= 2) {
+        for (int j = k % p; j + k < kCount; j += 2 * k) add_run(p, k, j);
+      }
+    }
+  }
+
+ private:
+  NF_HOST_DEVICE constexpr void add_run(int p, int k, int j) {
+    for (int i = j; i < j + k && i + k < kCount; ++i) {
+      if (i / (2 * p) != (i + k) / (2 * p)) continue;
+      low[size] = i;
+      high[size++] = i + k;
     }
   }
 };
 
-template <int kPerLane>
-__device__ LaneKeys<kPerLane> load_keys(const WarpParams& params, const SharedToken& from) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  const uint32_t kept = params.route.num_groups > 1 ? select_groups(params, from) : 1U;
-  LaneKeys<kPerLane> keys;
+// Largest first.
+template <int kCount>
+__device__ void sort_keys(RankedKey (&keys)[kCount]) {
+  constexpr SortingNetwork<kCount> kNetwork;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int32_t expert = lane + i * kWarpSize;
-    if (expert >= params.route.experts) continue;
-    keys.images[i] = from.images[expert];
-    const uint32_t group = params.group_size.quotient(static_cast<uint32_t>(expert));
-    keys.left |= (kept >> group & 1U) << i;
+  for (int i = 0; i < kNetwork.size; ++i) {
+    RankedKey& low = keys[kNetwork.low[i]];
+    RankedKey& high = keys[kNetwork.high[i]];
+    const RankedKey larger = low > high ? low : high;
+    high = low > high ? high : low;
+    low = larger;
   }
-  keys.find_best();
-  return keys;
 }
 
-// Lane s gets the expert of slot s, best first.
+// Lane s gets the expert of slot s, best first. Each round takes the best of the lanes' best.
 template <int kPerLane>
 __device__ int32_t select_experts(const WarpParams& params, const SharedToken& from) {
-  const uint32_t lane = threadIdx.x % kWarpSize;
-  LaneKeys<kPerLane> keys = load_keys<kPerLane>(params, from);
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  RankedKey keys[kPerLane];
+  load_keys(params, from, keys);
+  sort_keys(keys);
   uint32_t selected = 0;
-  for (uint32_t slot = 0; slot < static_cast<uint32_t>(params.route.top_k); ++slot) {
-    const uint32_t own = lane + static_cast<uint32_t>(keys.best) * kWarpSize;
-    const uint32_t expert = warp_first_largest(keys.left != 0, keys.best_image, own);
-    if (lane == slot) selected = expert;
-    if (own != expert || keys.left == 0) continue;
-    keys.left &= ~(1U << keys.best);
-    keys.find_best();
+  for (int32_t slot = 0; slot < params.route.top_k; ++slot) {
+    const uint32_t largest = __reduce_max_sync(kFullWarp, image_of(keys[0]));
+    bool is_best = image_of(keys[0]) == largest;
+    unsigned best = __ballot_sync(kFullWarp, is_best);
+    if ((best & (best - 1)) != 0) {
+      // Equal keys: the lower expert. Lanes without keys have the least low word.
+      const uint32_t low = __reduce_max_sync(kFullWarp, is_best ? low_word(keys[0]) : 0U);
+      is_best = is_best && low_word(keys[0]) == low;
+      best = __ballot_sync(kFullWarp, is_best);
+    }
+    const uint32_t low =
+        __shfl_sync(kFullWarp, low_word(keys[0]), __ffs(static_cast<int>(best)) - 1);
+    if (lane == slot) selected = 0xFFFFFFFFU - low;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const RankedKey next = i + 1 < kPerLane ? keys[i + 1 < kPerLane ? i + 1 : i] : RankedKey{0};
+      keys[i] = is_best ? next : keys[i];
+    }
   }
   return static_cast<int32_t>(selected);
 }
@@ -209,6 +258,22 @@ __device__ float sum_over_experts(const RouteParams& route, const SharedToken& t
   return sum;
 }
 
+// Lane s has the raw weight of slot s. Eight shuffles are on their way at once.
+__device__ float sum_over_slots(float raw, int32_t top_k) {
+  constexpr int32_t kAtOnce = 8;
+  float sum = 0.0F;
+  for (int32_t first = 0; first < top_k; first += kAtOnce) {
+    float terms[kAtOnce];
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) terms[i] = __shfl_sync(kFullWarp, raw, first + i);
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      if (first + i < top_k) sum = add_rn(sum, terms[i]);
+    }
+  }
+  return sum;
+}
+
 // Lane s: the weight of slot s, whose expert is `id`.
 __device__ float weight_of_slot(const RouteParams& route, const SharedToken& token, int32_t id) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -225,9 +290,7 @@ __device__ float weight_of_slot(const RouteParams& route, const SharedToken& tok
   const bool is_done = spec.weight == RoutingWeight::kSigmoid && values_are_sigmoids(spec);
   const float raw = is_done ? value : raw_weight(spec.weight, value, maximum);
   if (spec.weight != RoutingWeight::kSoftmaxOverAll) {
-    for (int32_t s = 0; s < route.top_k; ++s) {
-      sum = add_rn(sum, __shfl_sync(kFullWarp, raw, s));
-    }
+    sum = sum_over_slots(raw, route.top_k);
   }
   return final_weight(raw, route.routed_scale, weight_divisor(spec, sum));
 }
@@ -253,6 +316,16 @@ __global__ void __launch_bounds__(kMaxThreads)
   store_shared_experts(params.route, token, lane, kWarpSize);
 }
 
+// The least number of registers that takes `needed` keys.
+template <typename Body>
+void visit_keys_per_lane(int64_t needed, const Body& body) {
+  if (needed <= 1) return body(std::integral_constant<int, 1>());
+  if (needed <= 4) return body(std::integral_constant<int, 4>());
+  if (needed <= 8) return body(std::integral_constant<int, 8>());
+  if (needed <= 12) return body(std::integral_constant<int, 12>());
+  body(std::integral_constant<int, 16>());
+}
+
 void launch_route_warp(const RouteProblem& problem, const RouteArgs& args, Stream stream) {
   const CudaDeviceScope scope(problem.device);
   if (problem.tokens == 0) return launch_clear_errors(args.errors, stream);
@@ -266,20 +339,19 @@ void launch_route_warp(const RouteProblem& problem, const RouteArgs& args, Strea
   params.lanes_per_group =
       kWarpSize /
       static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(params.route.num_groups)));
+  params.candidates = params.route.num_groups > 1
+                          ? params.route.topk_group * params.route.group_size
+                          : params.route.experts;
   const int64_t keys = int64_t{params.tokens_per_block} * params.route.experts;
-  const int64_t threads = std::min<int64_t>(
-      kMaxThreads,
-      std::max<int64_t>(params.tokens_per_block * kWarpSize, round_up(keys, kWarpSize)));
+  const int64_t max_threads = params.tokens_per_block > 1 ? kManyTokensThreads : kMaxThreads;
+  const int64_t threads = std::clamp(round_up(keys, kWarpSize),
+                                     int64_t{params.tokens_per_block} * kWarpSize, max_threads);
   const LaunchShape shape{
       dim3(static_cast<unsigned>(ceil_div(problem.tokens, params.tokens_per_block))),
       dim3(static_cast<unsigned>(threads)), static_cast<size_t>(2 * keys) * sizeof(uint32_t)};
-  if (params.route.experts <= 4 * kWarpSize) {
-    launch(route_warp_kernel<4>, shape, stream, params);
-  } else if (params.route.experts <= 8 * kWarpSize) {
-    launch(route_warp_kernel<8>, shape, stream, params);
-  } else {
-    launch(route_warp_kernel<16>, shape, stream, params);
-  }
+  visit_keys_per_lane(ceil_div(params.candidates, kWarpSize), [&](auto per_lane) {
+    launch(route_warp_kernel<decltype(per_lane)::value>, shape, stream, params);
+  });
 }
 
 Support supports(const RouteProblem& problem) {
