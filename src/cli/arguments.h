@@ -130,6 +130,7 @@ struct EvalArguments {
 
 struct MoeRunArguments {
   OutputArguments output;
+  Device device;
   std::string model;
   int64_t layer = 0;
   std::vector<MoeMode> modes;  // Empty: one that fits the stored weights.
@@ -143,6 +144,7 @@ struct MoeRunArguments {
 
 struct MoeBenchArguments {
   OutputArguments output;
+  Device device;
   std::string shape;
   std::vector<int64_t> tokens = {1, 8, 64, 512};
   std::vector<MoeMode> modes;  // Empty: the shape's own.

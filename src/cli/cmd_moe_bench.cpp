@@ -4,11 +4,13 @@
 
 #include <fmt/format.h>
 
+#include "cli/bench/measure.h"
 #include "cli/commands.h"
 #include "cli/json_output.h"
 #include "cli/memory_read.h"
 #include "cli/moe/bench_case.h"
 #include "cli/moe/bench_routing.h"
+#include "cli/moe/gpu_layer.h"
 #include "cli/output.h"
 #include "narrowfloat/runtime.h"
 
@@ -18,6 +20,7 @@ namespace {
 // Of the memory that is available; the rest is the system's and ours.
 constexpr double kMemoryShare = 0.6;
 constexpr double kReadTestSeconds = 0.2;
+constexpr int kRateReplays = 5;
 
 struct ModeResults {
   MoeConfig config;
@@ -27,6 +30,7 @@ struct ModeResults {
 
 struct Report {
   MoeShape shape;
+  std::string machine;
   double read_rate = 0;
   std::vector<ModeResults> modes;
   std::vector<std::string> notes;
@@ -55,9 +59,18 @@ std::vector<MoeMode> modes_of(const MoeBenchArguments& arguments, const MoeShape
   return modes;
 }
 
-uint64_t memory_limit(const MoeBenchArguments& arguments) {
+// A layer on a GPU has its weights on the host as well, where results are checked.
+uint64_t memory_limit(const MoeBenchArguments& arguments, const Machine* gpu) {
   if (arguments.max_memory_bytes > 0) return arguments.max_memory_bytes;
-  return static_cast<uint64_t>(static_cast<double>(available_memory_bytes()) * kMemoryShare);
+  uint64_t available = available_memory_bytes();
+  if (gpu != nullptr) available = std::min(available, gpu->facts().memory_bytes);
+  return static_cast<uint64_t>(static_cast<double>(available) * kMemoryShare);
+}
+
+// Bytes of weights against the rate at which memory is read.
+double read_rate_of(const MoeBenchArguments& arguments, Machine* gpu) {
+  if (gpu != nullptr) return measure_rates(*gpu, kRateReplays).read_gb_per_s;
+  return read_gb_per_second(std::min(arguments.min_seconds, kReadTestSeconds));
 }
 
 void add_reduction_note(const MoeShape& shape, const MoeConfig& config,
@@ -70,21 +83,22 @@ void add_reduction_note(const MoeShape& shape, const MoeConfig& config,
   notes.push_back(note);
 }
 
-std::string gemm_implementation(const MoeConfig& config) {
-  for (const Explanation& stage : explain_moe(config, 1)) {
+std::string gemm_implementation(const MoeConfig& config, Device device) {
+  for (const Explanation& stage : explain_moe(config, 1, device)) {
     if (stage.op == "grouped_gemm") return stage.chosen;
   }
   return "";
 }
 
 // The layer in every mode. All of them before the first run: no mistake shows after minutes.
-std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, Report& report) {
+std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, const Machine* gpu,
+                                  Report& report) {
   const MoeShape& shape = report.shape;
   const int64_t max_tokens = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
   const ExpertShard shard{arguments.rank, arguments.num_ranks};
   std::vector<MoeConfig> configs;
   for (const MoeMode mode : modes_of(arguments, shape, report.notes)) {
-    configs.push_back(bench_config(shape, mode, shard, max_tokens, memory_limit(arguments)));
+    configs.push_back(bench_config(shape, mode, shard, max_tokens, memory_limit(arguments, gpu)));
     const MoeConfig& config = configs.back();
     check_routing(arguments.routing, config.routing, max_tokens, shape.routing.experts);
     add_reduction_note(shape, config, report.notes);
@@ -95,16 +109,22 @@ std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, Report& re
 Report measure(const MoeBenchArguments& arguments) {
   Report report;
   report.shape = parse_moe_shape(arguments.shape);
-  const std::vector<MoeConfig> configs = configs_of(arguments, report);
-  report.read_rate = read_gb_per_second(std::min(arguments.min_seconds, kReadTestSeconds));
+  const std::unique_ptr<Machine> gpu = open_layer_machine(arguments.device);
+  const std::vector<MoeConfig> configs = configs_of(arguments, gpu.get(), report);
+  report.read_rate = read_rate_of(arguments, gpu.get());
+  report.machine = gpu == nullptr ? cpu_info().model : gpu->facts().name;
   const bool has_progress = stderr_is_terminal() && !arguments.output.is_quiet;
   for (const MoeConfig& config : configs) {
     if (has_progress)
       write_stderr(fmt::format("\r\x1b[K{} {}", report.shape.name, name(config.mode)));
-    const MoeBenchProblem problem{config, report.shape.has_bias, report.shape.routing.experts,
-                                  arguments.routing, arguments.min_seconds};
-    report.modes.push_back(
-        {config, gemm_implementation(config), run_moe_bench(problem, arguments.tokens)});
+    const MoeBenchProblem problem{config,
+                                  report.shape.has_bias,
+                                  report.shape.routing.experts,
+                                  arguments.routing,
+                                  arguments.min_seconds,
+                                  gpu.get()};
+    report.modes.push_back({config, gemm_implementation(config, arguments.device),
+                            run_moe_bench(problem, arguments.tokens)});
     for (const MoeBenchResult& result : report.modes.back().cases) {
       report.has_wrong = report.has_wrong || result.verdict == Verdict::kWrong;
     }
@@ -174,6 +194,8 @@ void print_document(const MoeBenchArguments& arguments, const Report& report) {
   document["version"] = version();
   document["cpu"] = cpu_info().model;
   document["threads"] = num_threads();
+  document["device"] = to_string(arguments.device);
+  document["machine"] = report.machine;
   document["environment"] = environment_settings();
   document["shape"] = shape.name;
   document["hidden"] = shape.hidden;
@@ -248,8 +270,11 @@ void print_table(const MoeBenchArguments& arguments, const Report& report) {
     text += fmt::format("rank {} of {}\n", arguments.rank, arguments.num_ranks);
   }
   for (const std::string& note : report.notes) text += note + "\n";
-  text += fmt::format("{} threads, {}, memory is read at {:.2f} GB/s\n\n", num_threads(),
-                      cpu_info().model, report.read_rate);
+  const std::string where = arguments.device.type == DeviceType::kCpu
+                                ? fmt::format("{} threads", num_threads())
+                                : to_string(arguments.device);
+  text += fmt::format("{}, {}, memory is read at {:.2f} GB/s\n\n", where, report.machine,
+                      report.read_rate);
   write_stdout(text + case_table(report).to_text(is_colored(arguments.output.color)));
 }
 

@@ -8,9 +8,11 @@
 #include "cli/float_tensors.h"
 #include "cli/moe/activations.h"
 #include "cli/moe/calibration.h"
+#include "cli/moe/gpu_layer.h"
 #include "cli/moe/layer_report.h"
 #include "cli/moe/layer_runner.h"
 #include "narrowfloat/error.h"
+#include "narrowfloat/runtime.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -23,6 +25,7 @@ struct Setting {
   std::vector<uint16_t> rows;               // As bf16.
   std::optional<std::vector<float>> exact;  // The fp64 oracle on unquantized weights.
   LayerMaxima maxima;                       // Where a mode has static scales.
+  Machine* gpu = nullptr;                   // Null: on the CPU.
 };
 
 Routing routing_of(const Activations& activations, const LoadedMoe& layer) {
@@ -105,10 +108,19 @@ LayerResult run_mode(const MoeRunArguments& arguments, const Checkpoint& checkpo
   const Routing routing = routing_of(activations, layer);
   LayerResult result;
   result.mode = mode;
-  LayerRunner runner(layer.weights(), layer.config(), activations.tokens);
-  result.timing = time_runs([&] { runner.run(rows, routing); }, arguments.min_seconds);
-  const std::vector<float> output = runner.output();
-  load = expert_load(runner.ids(), layer.config());
+  std::vector<float> output;
+  if (setting.gpu != nullptr) {
+    GpuLayer runner(*setting.gpu, layer.weights(), layer.config());
+    runner.load(rows, routing, activations.tokens);
+    result.timing = runner.time_runs({{0, activations.tokens}}, arguments.min_seconds);
+    output = runner.output();
+    load = expert_load(runner.ids(), layer.config());
+  } else {
+    LayerRunner runner(layer.weights(), layer.config(), activations.tokens);
+    result.timing = time_runs([&] { runner.run(rows, routing); }, arguments.min_seconds);
+    output = runner.output();
+    load = expert_load(runner.ids(), layer.config());
+  }
   const LoadSummary summary = summarise(load);
   result.work = work_of(layer.config(), static_cast<double>(summary.num_hit),
                         static_cast<double>(summary.num_slots), activations.tokens);
@@ -151,9 +163,12 @@ ExitCode run(const MoeRunArguments& arguments) {
                 fmt::format("{}: there are no rows in it", printable(path)));
   }
   const std::vector<MoeMode> modes = modes_of(arguments, stored);
+  const std::unique_ptr<Machine> gpu = open_layer_machine(arguments.device);
   Setting setting(activations);
+  setting.gpu = gpu.get();
   setting.exact = exact_output(arguments, stored, activations);
   LayerReport report(activations);
+  report.machine = gpu == nullptr ? cpu_info().model : gpu->facts().name;
   report.config = stored.config();
   report.stored_format = name(stored.stored_format());
   report.has_static_scales = std::any_of(modes.begin(), modes.end(), has_static_scales);

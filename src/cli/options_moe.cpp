@@ -22,6 +22,7 @@ constexpr const char* kBenchExamples = R"(Examples:
   narrowfloat moe bench --shape gpt-oss-20b
   narrowfloat moe bench --shape 2048,768,32,4 --tokens 1,64 --mode all --routing zipf --csv
   narrowfloat moe bench --shape deepseek-v3 --ep 0/16 --mode nvfp4_bf16
+  narrowfloat moe bench --shape deepseek-v3 --device cuda --tokens 1,32,1024
 )";
 
 constexpr int64_t kMaxTokens = 1 << 20;
@@ -90,6 +91,12 @@ void add_min_time(CLI::App& command, double& min_seconds) {
       ->check(CLI::Range(0.0, 3600.0));
 }
 
+void add_device(CLI::App& command, Device& device) {
+  add_parsed_into(command, "--device", parse_device, device,
+                  "cpu (default), cuda or cuda:N; results are checked on the CPU")
+      ->option_text("DEVICE");
+}
+
 void add_moe_run(CLI::App& app, MoeRunArguments& arguments) {
   CLI::App& command =
       add_command(app, "run", "Run a layer of a checkpoint on real activations: error, load, time",
@@ -115,6 +122,7 @@ void add_moe_run(CLI::App& app, MoeRunArguments& arguments) {
   command.add_option("--tokens", arguments.max_tokens, "The first N rows of the file; default all")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, kMaxTokens));
+  add_device(command, arguments.device);
   add_threads(command, arguments.num_threads);
   add_min_time(command, arguments.min_seconds);
   add_output(command, arguments.output, CsvSupport::kYes);
@@ -159,6 +167,7 @@ void add_moe_bench(CLI::App& app, MoeBenchArguments& arguments) {
                   "Memory for weights and buffers; shapes that need more run with fewer experts. "
                   "0, the default, is six tenths of what is available")
       ->option_text("BYTES");
+  add_device(command, arguments.device);
   add_threads(command, arguments.num_threads);
   add_min_time(command, arguments.min_seconds);
   add_output(command, arguments.output, CsvSupport::kYes);

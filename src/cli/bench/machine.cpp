@@ -21,6 +21,8 @@ CallTime call_time(std::vector<double> us_per_call, int64_t calls) {
   if (us_per_call.empty()) return {};
   std::sort(us_per_call.begin(), us_per_call.end());
   return {.median_us = quantile(us_per_call, 0.5),
+          .lower_quartile_us = quantile(us_per_call, 0.25),
+          .upper_quartile_us = quantile(us_per_call, 0.75),
           .p10_us = quantile(us_per_call, 0.1),
           .p90_us = quantile(us_per_call, 0.9),
           .calls = calls,

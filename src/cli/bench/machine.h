@@ -53,6 +53,8 @@ struct ReplayPlan {
 // Of one call: the time of a replay divided by its calls.
 struct CallTime {
   double median_us = 0;
+  double lower_quartile_us = 0;
+  double upper_quartile_us = 0;
   double p10_us = 0;
   double p90_us = 0;
   int64_t calls = 0;

@@ -12,6 +12,7 @@
 
 #include "cli/float_tensors.h"
 #include "cli/moe/bench_routing.h"
+#include "cli/moe/gpu_layer.h"
 #include "cli/moe/layer_runner.h"
 #include "cli/moe/random_layer.h"
 #include "cli/size_text.h"
@@ -24,6 +25,8 @@ constexpr uint64_t kRowSeed = 7;
 // Of the oracle, for each number of tokens: it is slow.
 constexpr double kCheckFlops = 5e8;
 constexpr int64_t kMaxChecked = 64;
+// Of one graph on a GPU: ranges of tokens whose experts differ.
+constexpr int64_t kMaxGraphRuns = 32;
 // A relative error over fewer rows is that of one row.
 constexpr int64_t kMinForRel = 16;
 
@@ -126,11 +129,10 @@ struct TimedCase {
   bool has_zeros = true;        // The output of a token of that run without local slots.
 };
 
-// Of the last run, which began at token `begin`.
-void take_sample(const LayerRunner& runner, int64_t begin, TimedCase& timed) {
-  const MoeConfig& config = runner.config();
-  const std::vector<float> output = runner.output();
-  const TokenSplit split = split_tokens(runner.ids(), config, timed.result.tokens);
+// Of a run that began at token `begin`.
+void take_sample(const MoeConfig& config, const std::vector<float>& output,
+                 std::span<const int32_t> ids, int64_t begin, TimedCase& timed) {
+  const TokenSplit split = split_tokens(ids, config, timed.result.tokens);
   timed.sample = sample_of(config, split.local);
   timed.output = rows_at(timed.sample, output, config.hidden);
   for (int64_t& token : timed.sample) token += begin;
@@ -169,8 +171,56 @@ TimedCase time_case(const BenchInputs& inputs, int64_t tokens, double min_second
   if (checked != begin) {
     runner.run(inputs.range(checked, tokens), inputs.routing.range(checked, tokens));
   }
-  take_sample(runner, checked, timed);
+  take_sample(config, runner.output(), runner.ids(), checked, timed);
   return timed;
+}
+
+// The same ranges once for their load, then all of them in one graph.
+TimedCase time_case_on_gpu(const BenchInputs& inputs, int64_t tokens, double min_seconds,
+                           GpuLayer& layer) {
+  const MoeConfig& config = inputs.config;
+  const int64_t num_ranges = std::min(inputs.routing.tokens() / tokens, kMaxGraphRuns);
+  std::vector<TokenRange> ranges;
+  TokenRange checked{0, tokens};
+  TimedCase timed;
+  MoeBenchResult& result = timed.result;
+  result.tokens = tokens;
+  for (int64_t i = 0; i < num_ranges; ++i) {
+    ranges.push_back({i * tokens, tokens});
+    layer.run(ranges.back());
+    const LoadSummary load = summarise(expert_load(layer.ids(), config));
+    result.experts_hit += static_cast<double>(load.num_hit) / static_cast<double>(num_ranges);
+    result.local_slots += static_cast<double>(load.num_slots) / static_cast<double>(num_ranges);
+    result.largest_load = std::max(result.largest_load, load.largest);
+    if (load.num_slots > 0) checked = ranges.back();
+  }
+  result.timing = layer.time_runs(ranges, min_seconds);
+  result.work =
+      work_of(config, result.experts_hit, result.local_slots, tokens, inputs.routing.has_ids());
+  layer.run(checked);
+  take_sample(config, layer.output(), layer.ids(), checked.begin, timed);
+  return timed;
+}
+
+std::vector<TimedCase> time_cases(const MoeBenchProblem& problem, const BenchInputs& inputs,
+                                  const RandomWeights& weights, std::span<const int64_t> tokens) {
+  const MoeConfig& config = problem.config;
+  const int64_t max_tokens = *std::max_element(tokens.begin(), tokens.end());
+  std::vector<TimedCase> cases;
+  if (problem.gpu != nullptr) {
+    GpuLayer layer(*problem.gpu, weights.weights(), config);
+    const int64_t all = inputs.routing.tokens();
+    layer.load(inputs.range(0, all), inputs.routing.range(0, all), max_tokens);
+    for (const int64_t count : tokens) {
+      cases.push_back(time_case_on_gpu(inputs, count, problem.min_seconds, layer));
+    }
+    return cases;
+  }
+  LayerRunner runner(weights.weights(), config, max_tokens);
+  for (const int64_t count : tokens) {
+    cases.push_back(time_case(inputs, count, problem.min_seconds, runner));
+  }
+  return cases;
 }
 
 void check_case(const BenchInputs& inputs, LayerRunner& oracle, TimedCase& timed) {
@@ -239,13 +289,7 @@ std::vector<MoeBenchResult> run_moe_bench(const MoeBenchProblem& problem,
   const auto elements = static_cast<size_t>(routing.tokens() * config.hidden);
   const BenchInputs inputs{config, std::move(routing), to_bf16(random_normal(elements, kRowSeed))};
   const RandomWeights weights(config, problem.has_bias);
-  std::vector<TimedCase> cases;
-  {
-    LayerRunner runner(weights.weights(), config, max_tokens);
-    for (const int64_t count : tokens) {
-      cases.push_back(time_case(inputs, count, problem.min_seconds, runner));
-    }
-  }
+  std::vector<TimedCase> cases = time_cases(problem, inputs, weights, tokens);
   MoeConfig oracle_config = config;
   oracle_config.accumulation = Accumulation::kFp64;
   LayerRunner oracle(weights.weights(), oracle_config, std::min(kMaxChecked, max_tokens));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/bench/machine.h"
 #include "cli/moe/figures.h"
 #include "cli/moe/shape.h"
 #include "cli/timing.h"
@@ -26,6 +27,7 @@ struct MoeBenchProblem {
   int32_t shape_experts = 0;  // What the layer has before memory limits it.
   std::string routing = "uniform";
   double min_seconds = 0.5;
+  Machine* gpu = nullptr;  // Null: on the CPU.
 };
 
 // Of a result: kNotChecked where no run had a slot of this rank's experts.
@@ -38,7 +40,7 @@ struct MoeBenchResult {
   double experts_hit = 0;
   double local_slots = 0;
   int64_t largest_load = 0;
-  Work work;
+  LayerWork work;
   Timing timing;
   // A sample of tokens with local slots against Accumulation::kFp64 on the same weights and inputs.
   int64_t checked_tokens = 0;

@@ -127,7 +127,7 @@ double weights_per_expert(const MoeConfig& config) {
   return halves * static_cast<double>(config.hidden) * static_cast<double>(config.inter);
 }
 
-Work work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens,
+LayerWork work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens,
              bool has_ids) {
   const MoeModeInfo& mode = moe_mode_info(config.mode);
   const double elements = weights_per_expert(config);
@@ -136,7 +136,7 @@ Work work_of(const MoeConfig& config, double experts_hit, double local_slots, in
   const double out_bytes = bits(config.out_dtype) / 8.0;
   constexpr double kRoutingBytes = 4;  // Of a logit or an id.
   const int32_t routing_cols = has_ids ? config.routing.top_k : config.routing.experts;
-  Work work;
+  LayerWork work;
   work.weight_bytes = experts_hit * elements * mode.bits_per_weight / 8;
   work.other_bytes = row_elements * (row_element_bytes(input) + out_bytes) +
                      static_cast<double>(tokens * routing_cols) * kRoutingBytes;

@@ -37,12 +37,12 @@ LoadSummary summarise(std::span<const int64_t> load);
 std::string load_histogram(std::span<const int64_t> load);
 
 // Of one run (moe spec 14.1).
-struct Work {
+struct LayerWork {
   double weight_bytes = 0;  // Of the experts that were hit, block scales included.
   double other_bytes = 0;   // Input and output once, routing: logits, or ids where they are given.
   double flops = 0;         // Of the local slots.
 };
-Work work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens,
+LayerWork work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens,
              bool has_ids = false);
 // Elements of both weight matrices of one expert.
 double weights_per_expert(const MoeConfig& config);

@@ -21,6 +21,8 @@ void print_document(const MoeRunArguments& arguments, const LayerReport& report)
   document["version"] = version();
   document["cpu"] = cpu_info().model;
   document["threads"] = num_threads();
+  document["device"] = to_string(arguments.device);
+  document["machine"] = report.machine;
   document["model"] = arguments.model;
   document["layer"] = arguments.layer;
   document["hidden"] = config.hidden;
@@ -103,7 +105,11 @@ void print_table(const MoeRunArguments& arguments, const LayerReport& report) {
       fmt::format("load         {} of {} experts hit; tokens per expert: {} to {}, mean {:.1f}\n",
                   load.num_hit, report.load.size(), load.smallest, load.largest, load.mean);
   text += fmt::format("             experts by tokens: {}\n", load_histogram(report.load));
-  text += fmt::format("machine      {} threads, {}\n\n", num_threads(), cpu_info().model);
+  const bool is_on_cpu = arguments.device.type == DeviceType::kCpu;
+  text += fmt::format(
+      "machine      {}, {}\n\n",
+      is_on_cpu ? fmt::format("{} threads", num_threads()) : to_string(arguments.device),
+      report.machine);
   text += mode_table(report).to_text(is_colored(arguments.output.color));
   text += "\nrel, row: relative error of all rows and of the worst one, against fp64 on ";
   text += "the unquantized weights\nand against fp64 on the same quantized weights and inputs.\n";

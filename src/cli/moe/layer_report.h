@@ -19,13 +19,14 @@ struct LayerResult {
   std::optional<Distance> to_unquantized;
   Distance to_same_inputs;
   Timing timing;
-  Work work;
+  LayerWork work;
 };
 
 struct LayerReport {
   explicit LayerReport(const Activations& inputs) : activations(inputs) {}
 
   MoeConfig config;
+  std::string machine;
   std::string stored_format;
   const Activations& activations;
   bool has_static_scales = false;
