@@ -305,3 +305,21 @@ def test_bench_table_and_csv_have_the_same_columns():
     assert all(column in text for column in header)
     assert "correct" in text and "memory is read at" in text
     assert json.loads(run_ok(*arguments, "--json").stdout)["cases"]
+
+
+def test_the_device_is_named():
+    arguments = [*BENCH, "--shape", "64,32,4,2", "--tokens", "2", "--mode", "mxfp4_bf16"]
+    document = json.loads(run_ok(*arguments, "--device", "cpu", "--json").stdout)
+    assert document["device"] == "cpu" and document["machine"] == document["cpu"]
+    assert "threads" in run_ok(*arguments).stdout
+
+
+@pytest.mark.parametrize("command", [
+    ["moe", "run", str(TINY_MOE), "--layer", "1"],
+    ["moe", "bench", "--shape", "64,32,4,2"],
+])
+def test_a_device_that_does_not_exist_is_refused(command):
+    assert "cuda:N" in run(*command, "--device", "tpu").stderr
+    result = run(*command, "--device", "cuda:77")
+    assert result.returncode not in (0, 1)
+    assert result.stdout == ""

@@ -143,6 +143,47 @@ TEST_P(MoeOnTheGpu, TakesPrecomputedRoutings) {
   expect_gpu_agrees(layer_case);
 }
 
+// Ids and bf16 weights in one word each, and apart.
+TEST_P(MoeOnTheGpu, PackedAndUnpackedRoutingsAgree) {
+  const MoeShape shape{.tokens = 11, .hidden = 128, .inter = 128, .experts = 8, .top_k = 3};
+  MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 13);
+  Random random(13);
+  std::vector<int32_t> packed;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+  for (int i = 0; i < 33; ++i) {
+    const auto weight = static_cast<uint16_t>(element_bits(DType::kBF16, random.normal()));
+    ids.push_back(static_cast<int32_t>(random.range(0, 7)));
+    packed.push_back(ids.back() << 16 | weight);
+    weights.push_back(load_element(DType::kBF16, &weight, 0));
+  }
+  const MoeLayer layer = prepare_on_gpu(layer_case);
+  layer_case.routing() = {};
+  layer_case.routing().packed = TensorView::contiguous(packed.data(), DType::kI32, {11, 3});
+  const MoeResult from_packed = run_on_gpu(layer, layer_case);
+  layer_case.routing() = {};
+  layer_case.routing().ids = TensorView::contiguous(ids.data(), DType::kI32, {11, 3});
+  layer_case.routing().weights = TensorView::contiguous(weights.data(), DType::kF32, {11, 3});
+  EXPECT_EQ(run_on_gpu(layer, layer_case), from_packed);
+}
+
+TEST_P(MoeOnTheGpu, SlotsCombinedAfterwardsAreTheOutput) {
+  const MoeShape shape{.tokens = 23, .hidden = 256, .inter = 128, .experts = 8, .top_k = 3};
+  MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 14);
+  const MoeLayer layer = prepare_on_gpu(layer_case);
+  const MoeResult expected = run_on_gpu(layer, layer_case);
+  const GpuMoeRun run(layer, layer_case);
+  const CudaStream stream;
+  run.poison(0x5A);
+  run.queue_slots(stream.get());
+  stream.synchronize();
+  MoeResult slots = run.take();
+  EXPECT_EQ(slots.out, std::vector<uint8_t>(expected.out.size(), 0x5A));
+  run.queue_combine(stream.get());
+  stream.synchronize();
+  EXPECT_EQ(run.take(), expected);
+}
+
 TEST_P(MoeOnTheGpu, CodesEveryPlainInput) {
   const MoeModeInfo& mode = moe_mode_info(GetParam());
   if (mode.input == RowFormat::kBf16) GTEST_SKIP() << "bf16 rows are not coded";

@@ -128,6 +128,16 @@ void GpuMoeRun::queue(Stream stream) const {
   layer_.run(inputs_, routing_, outputs_, workspace_view_, stream);
 }
 
+void GpuMoeRun::queue_slots(Stream stream) const {
+  MoeOutputs outputs = outputs_;
+  outputs.out = {};
+  layer_.run(inputs_, routing_, outputs, workspace_view_, stream);
+}
+
+void GpuMoeRun::queue_combine(Stream stream) const {
+  combine(outputs_.slot_out, outputs_.slot_to_row, outputs_.expert_weights, outputs_.out, stream);
+}
+
 void GpuMoeRun::send(const MoeInputs& inputs, const Routing& routing) const {
   resend(x_, inputs.values);
   resend(scales_, inputs.scales);

@@ -40,6 +40,10 @@ class GpuMoeRun {
 
   // Queues a run; may be captured.
   void queue(Stream stream) const;
+  // The same without `out`.
+  void queue_slots(Stream stream) const;
+  // combine() of the slots' rows into `out`.
+  void queue_combine(Stream stream) const;
   // Other values of the same shapes.
   void send(const MoeInputs& inputs, const Routing& routing) const;
   // Fills outputs and workspace.
