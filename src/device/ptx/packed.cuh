@@ -55,6 +55,23 @@ __device__ inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
+// The lower or upper half in both halves, as moves: ptxas folds them into a multiplication, which it
+// does not do with prmt.
+__device__ inline uint32_t low_halves(uint32_t pair) {
+  uint32_t result;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}"
+      : "=r"(result)
+      : "r"(pair));
+  return result;
+}
+__device__ inline uint32_t high_halves(uint32_t pair) {
+  uint32_t result;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}"
+      : "=r"(result)
+      : "r"(pair));
+  return result;
+}
+
 // prmt.b32: byte i of the result is byte selector[4i..4i+3] of the eight bytes of a (0 to 3) and b.
 __device__ inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t result;

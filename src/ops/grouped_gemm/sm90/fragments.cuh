@@ -79,9 +79,9 @@ struct Fp8Weights {
   }
 };
 
-// 2^(b - 127) as a pair of bf16: 2^-127 is a denormal, 255 is NaN.
-__device__ inline uint32_t ue8m0_pair(uint32_t code) {
-  return twice(max(code << 7 | (code + 1) >> 8, 0x40U));
+// Half `row` of a word, in both halves.
+__device__ inline uint32_t broadcast(uint32_t rows, int row) {
+  return row == 0 ? low_halves(rows) : high_halves(rows);
 }
 
 // Scales of a thread's two rows in a unit, one byte a block of 32 columns.
@@ -89,8 +89,10 @@ struct MxScales {
   uint32_t word;
   __device__ MxScales(const uint8_t* scales, int thread)
       : word(load_shared<uint32_t>(scales + thread / 4 * 4)) {}
-  __device__ uint32_t pair(int row, int block) const {
-    return ue8m0_pair(word >> (16 * row + 8 * block) & 0xFFU);
+  // 2^(code - 127) of both rows as bf16: 2^-127 is a denormal, 255 is NaN.
+  __device__ uint32_t rows(int block) const {
+    const uint32_t codes = word >> (8 * block) & 0x00FF00FFU;
+    return __vmaxu2(codes << 7 | (codes + 0x00010001U >> 8 & 0x00010001U), 0x00400040U);
   }
 };
 
@@ -112,7 +114,7 @@ struct Mxfp8Weights : Bf16Weights {
           const uint32_t upper = permute_bytes(word, 0, row == 0 ? 0x1404U : 0x3424U);
           const uint32_t small = (upper & 0x80008000U) | (upper >> 4 & 0x07F007F0U);
           fragments[step][2 * half + row] =
-              mul_bf16x2(mul_bf16x2(small, 0x7B807B80U), scales.pair(row, step / 2));
+              mul_bf16x2(mul_bf16x2(small, 0x7B807B80U), broadcast(scales.rows(step / 2), row));
         }
       }
     }
@@ -150,7 +152,7 @@ struct Mxfp4Weights : Bf16Weights {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t value = mul_bf16x2(fragments[step][i], kTwoTo126);
-        fragments[step][i] = mul_bf16x2(value, scales.pair(i % 2, step / 2));
+        fragments[step][i] = mul_bf16x2(value, broadcast(scales.rows(step / 2), i % 2));
       }
     }
   }
@@ -161,11 +163,12 @@ struct Nvfp4Scales {
   uint2 words;
   __device__ Nvfp4Scales(const uint8_t* scales, int thread)
       : words(load_shared<uint2>(scales + thread / 4 * 8)) {}
-  // Times 2^118: what undoes the 2^-126 of the codes and stays in bf16's range for the largest
-  // scale, 448.
-  __device__ uint32_t pair(int row, int block) const {
-    const auto selector = 0x4040U + 0x0101U * static_cast<uint32_t>(block);
-    return permute_bytes(row == 0 ? words.x : words.y, 0, selector) * 16U + 0x75807580U;
+  // Of both rows as bf16, times 2^118: what undoes the 2^-126 of the codes and stays in bf16's
+  // range for the largest scale, 448.
+  __device__ uint32_t rows(int block) const {
+    const uint32_t word = block < 2 ? words.x : words.y;
+    const uint32_t shifted = block % 2 == 0 ? word << 4 : word >> 4;
+    return (shifted & 0x0FF00FF0U) + 0x75807580U;
   }
 };
 
@@ -181,7 +184,7 @@ struct Nvfp4Weights : Bf16Weights {
       expand_e2m1(word_of(words, step), fragments[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        fragments[step][i] = mul_bf16x2(fragments[step][i], scales.pair(i % 2, step));
+        fragments[step][i] = mul_bf16x2(fragments[step][i], broadcast(scales.rows(step), i % 2));
       }
     }
   }

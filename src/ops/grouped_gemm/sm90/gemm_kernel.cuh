@@ -2,11 +2,11 @@
 // D^T = W * X^T. Weight rows are wgmma's M, tokens its N, so that few tokens waste nothing, and the
 // weights are decoded in registers to 16-bit floats, the A operand, exactly.
 //
-//   block   producer warpgroup | consumer warpgroup 0: 64 weight rows | consumer warpgroup 1: 64
+//   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 columns: their weights by bulk copies, the activation rows by
 //           16-byte copies that gather rows and swizzle, zeros for absent rows and columns
-//   work    (two blocks of 64 weight rows) x (token tile), persistent blocks over all of them in
-//           the same order for both sides (work_list.cuh)
+//   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them in the same
+//           order for both sides (work_list.cuh)
 //
 // A consumer multiplies a unit while it decodes the next one. Where activations have a scale every
 // 128 columns, sums start anew there and are added in fp32 registers, times that scale and the
@@ -15,6 +15,7 @@
 
 #include <cuda_runtime.h>
 
+#include "base/int_math.h"
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/wgmma.cuh"
@@ -34,8 +35,12 @@ struct GemmShapeOf {
   using Weights = WeightsPolicy;
   static constexpr bool kHasGroups = kHasGroupSums;
   static constexpr int kTokens = kTileTokens;
-  static constexpr int kSums = kTokens / 2;  // Of a thread.
+  static constexpr int kSums = kTokens / 2;  // Of a thread and a block of 64 weight rows.
   static constexpr bool kIsSmall = kTokens <= 32;
+  // Blocks of 64 weight rows of a warpgroup: two halve the reads of activations, where the
+  // registers take them.
+  static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128) ? 1 : 2;
+  static constexpr int kTileBlocks = 2 * kBlocks;
 
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
@@ -44,13 +49,13 @@ struct GemmShapeOf {
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kBits = code_bits_of(Weights::kCoding);
-  static constexpr int kUnits = !kIsSmall || kBits == 8 ? 2 : (kBits == 4 ? 4 : 1);
+  static constexpr int kUnits = kBits == 16 ? 1 : (kBits == 4 && kIsSmall ? 4 : 2);
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
   static constexpr int kBlockStageBytes = kUnits * kUnitBytes;
   static constexpr int kPanelBytes = kTokens * kUnitCols * 2;  // A unit of activations.
   static constexpr int kStageBytes =
-      2 * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
+      kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
   static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
   static constexpr int kFittingStages = (kSharedBytes - 4096) / kStageBytes;
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
@@ -64,7 +69,7 @@ inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 template <class Shape>
 struct GemmStorage {
   uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kPanelBytes];
-  uint8_t weights[Shape::kStages][kConsumers][Shape::kBlockStageBytes];
+  uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
   float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1][Shape::kTokens];
   TokenFactor factors[kConsumers][Shape::kTokens];
   RingBarriers<Shape::kStages> barriers;
@@ -79,7 +84,7 @@ class Producer {
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
 
   __device__ void run() {
-    for (WorkList work(params_, Shape::kTokens); work.has_next(); work.next()) {
+    for (WorkList work(params_, Shape::kTokens, Shape::kTileBlocks); work.has_next(); work.next()) {
       const WorkItem item = work.item();
       if (item.num_rows <= 0) continue;
       find_rows(item);
@@ -95,9 +100,12 @@ class Producer {
   }
 
  private:
-  static constexpr int kRowsPerPass = kWarpgroup / 8;  // Of a unit, 16 bytes a thread.
-  static constexpr int kPasses = (Shape::kUnits * Shape::kTokens + kRowsPerPass - 1) / kRowsPerPass;
+  // A thread copies 16 bytes of a row of a unit, of every kRowsPerPass-th row.
+  static constexpr int kRowsPerPass = kWarpgroup / 8;
   static constexpr int kSources = Shape::kTokens > kRowsPerPass ? Shape::kTokens / kRowsPerPass : 1;
+  // Units a pass covers where one has fewer rows.
+  static constexpr int kUnitStep =
+      Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
 
   // Row of the activations behind row `row` of the tile; -1 for absent ones.
   __device__ int source_of(const WorkItem& item, int row) const {
@@ -109,9 +117,13 @@ class Producer {
   }
 
   __device__ void find_rows(const WorkItem& item) {
+    has_row_ = 0;
 #pragma unroll
     for (int i = 0; i < kSources; ++i) {
-      sources_[i] = source_of(item, (thread_ / 8 + i * kRowsPerPass) % Shape::kTokens);
+      const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
+      const int64_t row = source >= 0 ? source : 0;
+      global_rows_[i] = params_.values + row * params_.cols + thread_ % 8 * 8;
+      has_row_ |= (source >= 0 ? 1U : 0U) << i;
     }
     if constexpr (Shape::kHasGroups) {
       scale_source_ = thread_ < Shape::kTokens ? source_of(item, thread_) : -1;
@@ -121,7 +133,7 @@ class Producer {
   __device__ void copy_weights(const WorkItem& item, int unit) const {
     if (thread_ != 0) return;
     const int count = min(Shape::kUnits, params_.units - unit);
-    const int blocks = min(kConsumers, params_.blocks - item.block);
+    const int blocks = min(Shape::kTileBlocks, params_.blocks - item.block);
     const auto bytes = static_cast<uint32_t>(count * Shape::kUnitBytes);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
     const uint8_t* global_units =
@@ -134,30 +146,26 @@ class Producer {
     }
   }
 
-  // Rows of all units of the stage one after another, 16 a pass.
+  // Addresses are sums of what changes with the stage and constants of the thread.
   __device__ void copy_rows(int unit) const {
-    // Not unrolled: the addresses of all passes would not fit the producer's registers.
-#pragma unroll 1
-    for (int pass = 0; pass < kPasses; pass += kSources) {
+    const int row = thread_ / 8 % Shape::kTokens;
+    const int first = thread_ / 8 / Shape::kTokens;  // Unit of the stage; 0 unless kUnitStep > 1.
+    const int chunk = (thread_ ^ row) % 8;
+    const uint32_t shared_rows = shared_address(shared_.rows[at_.stage][first]) +
+                                 static_cast<uint32_t>(row * 128 + chunk * 16);
+    const int first_col = (unit + first) * kUnitCols;
+    if (first >= Shape::kUnits) return;
+#pragma unroll
+    for (int step = 0; step < Shape::kUnits; step += kUnitStep) {
+      const bool has_cols = first_col + step * kUnitCols + thread_ % 8 * 8 < params_.cols;
+      const uint32_t mask = has_cols ? has_row_ : 0;
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
-        const int index = thread_ / 8 + (pass + i) * kRowsPerPass;
-        if (index < Shape::kUnits * Shape::kTokens) copy_chunk(unit, index, sources_[i]);
+        copy_16(
+            shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
+            global_rows_[i] + first_col + step * kUnitCols, (mask >> i & 1U) != 0 ? 16 : 0);
       }
     }
-  }
-
-  // Row `index` of the stage is a row of a unit; this thread's 16 bytes of it.
-  __device__ void copy_chunk(int unit, int index, int source) const {
-    const int panel = index / Shape::kTokens;
-    const int row = index % Shape::kTokens;
-    const int chunk = thread_ % 8;
-    const int col = (unit + panel) * kUnitCols + chunk * 8;
-    const bool is_there = source >= 0 && col < params_.cols;
-    const int64_t offset = is_there ? static_cast<int64_t>(source) * params_.cols + col : 0;
-    copy_16(shared_address(shared_.rows[at_.stage][panel]) +
-                static_cast<uint32_t>(row * 128 + ((chunk ^ (row % 8)) << 4)),
-            params_.values + offset, is_there ? 16 : 0);
   }
 
   __device__ void copy_group_scales(int group) const {
@@ -178,7 +186,8 @@ class Producer {
   const TheRing& ring_;
   int thread_;
   RingPosition<Shape::kStages> at_;
-  int sources_[kSources];
+  const uint16_t* global_rows_[kSources];
+  uint32_t has_row_ = 0;  // A bit for each.
   int scale_source_ = -1;
 };
 
@@ -188,7 +197,9 @@ class Consumer {
   using Weights = typename Shape::Weights;
   using TheRing = Ring<Shape::kStages>;
   using Position = RingPosition<Shape::kStages>;
-  using Sums = float[Shape::kSums];
+  static constexpr int kBlocks = Shape::kBlocks;
+  using Sums = float[kBlocks][Shape::kSums];
+  using BlockFragments = Fragments[kBlocks];
 
   __device__ Consumer(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params),
@@ -198,81 +209,98 @@ class Consumer {
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
   __device__ void run() {
-    for (WorkList work(params_, Shape::kTokens); work.has_next(); work.next()) {
+    for (WorkList work(params_, Shape::kTokens, Shape::kTileBlocks); work.has_next(); work.next()) {
       const WorkItem item = work.item();
       if (item.num_rows <= 0) continue;
       load_factors(params_, item, thread_, shared_.factors[warpgroup_]);
       Sums sums;
       multiply(sums);
       sync_threads(1 + warpgroup_, kWarpgroup);
-      finish_tile<Shape::kTokens>(params_, item, item.block + warpgroup_, sums,
-                                  shared_.factors[warpgroup_], Weights::kRepair);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        finish_tile<Shape::kTokens>(params_, item, item.block + warpgroup_ * kBlocks + i, sums[i],
+                                    shared_.factors[warpgroup_], Weights::kRepair);
+      }
       sync_threads(1 + warpgroup_, kWarpgroup);
     }
   }
 
  private:
-  // Two sets of fragments: one in the tensor core, one being decoded.
+  // Two sets of fragments: one in the tensor core, one being decoded. Unrolled over the units of a
+  // stage, for their addresses.
   __device__ void multiply(Sums& sums) {
-    Fragments even;
-    Fragments odd;
+    constexpr int kUnroll = Shape::kUnits < 2 ? 2 : Shape::kUnits;
+    BlockFragments fragments[2];
     if constexpr (Shape::kHasGroups) {
 #pragma unroll
-      for (float& sum : sums) sum = 0.0F;
+      for (int i = 0; i < kBlocks * Shape::kSums; ++i) sums[i / Shape::kSums][i % Shape::kSums] = 0;
     }
-    slot_ = 0;
     ring_.wait_full(at_);
     fence_async_proxy();
-    decode(at_, 0, even);
-    for (int unit = 0; unit < params_.units; unit += 2) {
-      step(unit, even, odd, sums);
-      if (unit + 1 < params_.units) step(unit + 1, odd, even, sums);
-    }
-  }
-
-  __device__ const uint8_t* weights_of(const Position& at, int slot) const {
-    return shared_.weights[at.stage][warpgroup_] + slot * Shape::kUnitBytes;
-  }
-
-  __device__ void decode(const Position& at, int slot, Fragments& fragments) const {
-    Weights::decode(weights_of(at, slot), thread_, fragments);
+    decode(at_, 0, fragments[0]);
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; unit += kUnroll) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) keep_before(fragments[i / 4][i % 4]);
-  }
-
-  __device__ void step(int unit, Fragments& now, Fragments& next, Sums& sums) {
-    if constexpr (Shape::kHasGroups) {
-      step_of_group(unit, now, next, sums);
-    } else {
-      issue(unit > 0, now, sums);
-      prepare_next(unit, next);
-      wgmma_wait();
-      advance(unit);
+      for (int i = 0; i < kUnroll; ++i) {
+        if (i > 0 && unit + i >= params_.units) break;
+        step({unit + i, i % Shape::kUnits}, fragments[i % 2], fragments[(i + 1) % 2], sums);
+      }
     }
   }
 
-  __device__ void step_of_group(int unit, Fragments& now, Fragments& next, Sums& sums) {
-    issue(unit % kGroupUnits > 0, now, group_sums_);
-    prepare_next(unit, next);
-    wgmma_wait();
-    if (unit % kGroupUnits == kGroupUnits - 1 || unit + 1 == params_.units) promote(sums);
-    advance(unit);
+  __device__ const uint8_t* weights_of(const Position& at, int slot, int block) const {
+    return shared_.weights[at.stage][warpgroup_ * kBlocks + block] + slot * Shape::kUnitBytes;
   }
 
-  __device__ void issue(bool accumulate, Fragments& now, Sums& sums) {
-    const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][slot_]));
+  __device__ void decode(const Position& at, int slot, BlockFragments& fragments) const {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      Weights::decode(weights_of(at, slot, block), thread_, fragments[block]);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) keep_before(fragments[block][i / 4][i % 4]);
+    }
+  }
+
+  // A unit and its place in the stage.
+  struct Unit {
+    int index;
+    int slot;
+  };
+  [[nodiscard]] __device__ bool is_last(const Unit& unit) const {
+    return unit.index + 1 == params_.units;
+  }
+
+  __device__ void step(const Unit& unit, BlockFragments& now, BlockFragments& next, Sums& sums) {
+    constexpr int kLastOfGroup = kGroupUnits - 1;
+    if constexpr (Shape::kHasGroups) {
+      issue(unit, unit.slot % kGroupUnits > 0, now, group_sums_);
+    } else {
+      issue(unit, unit.index > 0, now, sums);
+    }
+    if (!is_last(unit)) prepare_next(unit, next);
+    wgmma_wait();
+    if constexpr (Shape::kHasGroups) {
+      if (unit.slot % kGroupUnits == kLastOfGroup || is_last(unit)) promote(unit, sums);
+    }
+    if (unit.slot + 1 == Shape::kUnits || is_last(unit)) release();
+  }
+
+  __device__ void issue(const Unit& unit, bool accumulate, BlockFragments& now, Sums& sums) {
+    const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][unit.slot]));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      Weights::multiply(sums, now[k], rows + 2 * k, accumulate || k > 0 ? 1 : 0);
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Weights::multiply(sums[block], now[block][k], rows + 2 * k, accumulate || k > 0 ? 1 : 0);
+      }
     }
     wgmma_commit();
   }
 
-  __device__ void prepare_next(int unit, Fragments& next) {
-    if (unit + 1 == params_.units) return;
-    if (slot_ + 1 < Shape::kUnits) {
-      decode(at_, slot_ + 1, next);
+  __device__ void prepare_next(const Unit& unit, BlockFragments& next) {
+    if (unit.slot + 1 < Shape::kUnits) {
+      decode(at_, unit.slot + 1, next);
       return;
     }
     Position following = at_;
@@ -282,30 +310,26 @@ class Consumer {
     decode(following, 0, next);
   }
 
-  __device__ void promote(Sums& sums) const {
-    float weight_scale = 1.0F;
-    if constexpr (Weights::kCoding == WeightCoding::kFp8) {
-      weight_scale = Weights::unit_scale(weights_of(at_, slot_));
-    }
-    const float* scales = shared_.group_scales[at_.stage][slot_ / kGroupUnits] + 2 * (thread_ % 4);
+  __device__ void promote(const Unit& unit, Sums& sums) const {
+    const float* scales =
+        shared_.group_scales[at_.stage][unit.slot / kGroupUnits] + 2 * (thread_ % 4);
 #pragma unroll
-    for (int i = 0; i < Shape::kSums; i += 4) {
-      const float2 pair = *reinterpret_cast<const float2*>(scales + 2 * i);
-      const float first = __fmul_rn(pair.x, weight_scale);
-      const float second = __fmul_rn(pair.y, weight_scale);
-      sums[i] = __fmaf_rn(first, group_sums_[i], sums[i]);
-      sums[i + 1] = __fmaf_rn(second, group_sums_[i + 1], sums[i + 1]);
-      sums[i + 2] = __fmaf_rn(first, group_sums_[i + 2], sums[i + 2]);
-      sums[i + 3] = __fmaf_rn(second, group_sums_[i + 3], sums[i + 3]);
+    for (int block = 0; block < kBlocks; ++block) {
+      float weight_scale = 1.0F;
+      if constexpr (Weights::kCoding == WeightCoding::kFp8) {
+        weight_scale = Weights::unit_scale(weights_of(at_, unit.slot, block));
+      }
+#pragma unroll
+      for (int i = 0; i < Shape::kSums; ++i) {
+        const float scale = __fmul_rn(scales[2 * (i / 4 * 4) + i % 2], weight_scale);
+        sums[block][i] = __fmaf_rn(scale, group_sums_[block][i], sums[block][i]);
+      }
     }
   }
 
-  // To the next unit; the stage goes back with its last one.
-  __device__ void advance(int unit) {
-    if (++slot_ < Shape::kUnits && unit + 1 < params_.units) return;
+  __device__ void release() {
     if (thread_ % 32 == 0) ring_.release(at_);
     at_.advance();
-    slot_ = 0;
   }
 
   const GemmParams& params_;
@@ -314,8 +338,7 @@ class Consumer {
   int warpgroup_;
   int thread_;
   Position at_;
-  int slot_ = 0;
-  float group_sums_[Shape::kHasGroups ? Shape::kSums : 1];
+  float group_sums_[Shape::kHasGroups ? kBlocks : 1][Shape::kSums];
 };
 
 template <class Shape>
@@ -345,7 +368,8 @@ void launch_multiply_groups(const GemmParams& params, int num_sms, Stream stream
   check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(kBytes)),
              "cudaFuncSetAttribute");
-  const int64_t most = int64_t{params.max_tiles} * params.splits * params.row_tiles;
+  const int row_tiles = ceil_div(params.blocks, Shape::kTileBlocks);
+  const int64_t most = int64_t{params.max_tiles} * params.splits * row_tiles;
   const int64_t blocks = std::min<int64_t>(most, int64_t{num_sms} * Shape::kBlocksPerSm);
   launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), kBytes}, stream,
          params);

@@ -13,9 +13,8 @@ struct GemmParams {
   int experts = 0;
   int rows = 0;  // Of an expert's weights: output columns.
   int cols = 0;
-  int units = 0;      // Of 64 columns.
-  int blocks = 0;     // Of 64 weight rows.
-  int row_tiles = 0;  // Pairs of blocks.
+  int units = 0;   // Of 64 columns.
+  int blocks = 0;  // Of 64 weight rows.
 
   // Activations: [input_rows][cols] bf16, or fp16 beside FP8 weights.
   const uint16_t* values = nullptr;

@@ -57,7 +57,6 @@ void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
   params.cols = static_cast<int>(problem.cols);
   params.units = static_cast<int>(grid.units);
   params.blocks = static_cast<int>(grid.blocks);
-  params.row_tiles = static_cast<int>(ceil_div(grid.blocks, 2));
 }
 
 void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
@@ -90,11 +89,12 @@ int set_tiles(const GemmCall& call, GemmParams& params) {
   params.token_tile = static_cast<int>(tile);
   params.splits = static_cast<int>(ceil_div(tile, static_cast<int64_t>(tokens)));
   params.row_limit = row_limit(call);
-  if (call.tiles.count * params.splits >= kMaxItems / params.row_tiles) {
+  const int64_t row_tiles = ceil_div(static_cast<int64_t>(params.blocks), int64_t{2});
+  if (call.tiles.count * params.splits >= kMaxItems / row_tiles) {
     throw_invalid(
         "permutation.tile_to_expert: {} tiles of {} rows times {} tiles of weight rows are 2^31 or "
         "more; take larger token tiles or split the batch",
-        call.tiles.count, tile, params.row_tiles);
+        call.tiles.count, tile, row_tiles);
   }
   return tokens;
 }

@@ -202,7 +202,7 @@ __device__ void make_scales(const UnitSource<kCoding>& source) {
   if (half >= 2) return;
   const int64_t row = source.row(half);
   uint8_t* scales = source.unit() + unit_code_bytes(kCoding);
-  uint8_t* own = scales + threadIdx.x / 4 * (2 * kBlocks) + half * kBlocks;
+  uint8_t* own = scales + threadIdx.x / 4 * (2 * kBlocks) + half * 2;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const int64_t col_block = source.first_col() / kScaleCols + block;
@@ -211,7 +211,7 @@ __device__ void make_scales(const UnitSource<kCoding>& source) {
     if constexpr (kCoding == WeightCoding::kMxfp8) {
       if (has_nan(source, row, block)) code = 0xFF;
     }
-    own[block] = static_cast<uint8_t>(code);
+    own[block / 2 * 4 + block % 2] = static_cast<uint8_t>(code);
   }
   if constexpr (kCoding == WeightCoding::kNvfp4Rounded) {
     scales[256 + threadIdx.x / 4 * 2 + half] = static_cast<uint8_t>(rounding_code(source, row));

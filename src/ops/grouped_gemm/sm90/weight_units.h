@@ -16,7 +16,9 @@
 // Scales, of threads' rows (index w * 8 + q):
 //   fp8                  F32, the one of the unit; 16 bytes
 //   mxfp8, mxfp4         [32][2 rows][2 blocks] UE8M0
-//   nvfp4                [32][2 rows][4 blocks], E4M3 normalised to 5 exponent and 3 mantissa bits
+//   nvfp4                [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent
+//   and
+//                        3 mantissa bits
 //   nvfp4_fp8_rounded    behind these [32][2 rows]: 135 - r of the group of 128 columns (11.3)
 #pragma once
 
