@@ -327,7 +327,9 @@ class Consumer {
     }
   }
 
+  // Once all lanes of the warp have read.
   __device__ void release() {
+    __syncwarp();
     if (thread_ % 32 == 0) ring_.release(at_);
     at_.advance();
   }
