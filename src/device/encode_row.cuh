@@ -58,6 +58,32 @@ __device__ inline RowFactors token_row_factors(float row_amax, const RowTarget& 
   return {.pair = scale.pair};
 }
 
+// Scale and multiplier of a group, by the rule reciprocal.
+__device__ inline BlockScale<float> group_scale(float amax, float input_max = kFloatMax) {
+  return Fp8Block1x128::block_scale<DeviceExactMath>(amax, ScalePair{},
+                                                     BlockRules{.input_max = input_max});
+}
+
+struct QuickGroupScale {
+  BlockScale<float> scale;
+  bool is_right;  // Else group_scale is to be asked.
+};
+
+// The same bits with 8 instructions and no branch where the maximum is an ordinary number: both
+// quotients come from an approximate reciprocal and one correction. Compared with the divisions for
+// all mantissas; in this range nothing is denormal, so exponents do not matter. A maximum of zero
+// has the multiplier of 448, which is 1.
+__device__ inline QuickGroupScale quick_group_scale(float amax) {
+  constexpr float kLeast = 0x1p-100F;
+  constexpr float kMost = 0x1p100F;
+  const float a = amax == 0.0F ? E4M3::kMaxFinite : amax;
+  const float y = rcp_approx(a);
+  const float near = __fmul_rn(E4M3::kMaxFinite, y);
+  const float m = __fmaf_rn(__fmaf_rn(-a, near, E4M3::kMaxFinite), y, near);
+  const float r = rcp_approx(m);
+  return {{__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m}, a >= kLeast && a <= kMost};
+}
+
 namespace encode_row_detail {
 
 template <RowFormat kFormat>
@@ -99,13 +125,32 @@ __device__ inline uint16_t four_e2m1(const FourColumns& x, float multiplier) {
   return static_cast<uint16_t>(codes);
 }
 
+// All lanes hold one group, whose maximum counts no NaN.
+__device__ inline BlockScale<float> scale_of_warp(const FourColumns& x, float input_max) {
+  float amax = 0.0F;
+#pragma unroll
+  for (const float value : x.value) amax = fmaxf(amax, fabsf(value));
+  amax = bits_float(__reduce_max_sync(kFullWarp, float_bits(amax)));
+  const QuickGroupScale quick = quick_group_scale(amax);
+  return __builtin_expect(quick.is_right, 1) ? quick.scale : group_scale(amax, input_max);
+}
+
+template <BlockFormat Format>
+__device__ inline auto scale_of_lanes(const FourColumns& x, const RowFactors& factors) {
+  if constexpr (Format::kBlockCols == kRowGroupCols) {
+    return scale_of_warp(x, factors.input_max);
+  } else {
+    return Format::template block_scale<DeviceExactMath>(block_maximum<Format>(x), factors.pair,
+                                                         BlockRules{});
+  }
+}
+
 template <RowFormat kFormat>
 __device__ inline void store_blocks(const FourColumns& x, uint32_t col, bool has_columns,
                                     const RowFactors& factors, const RowTarget& target) {
   using Format = BlockFormatOf<kFormat>;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kLaneCols;
-  const auto scale = Format::template block_scale<DeviceExactMath>(
-      block_maximum<Format>(x), factors.pair, BlockRules{.input_max = factors.input_max});
+  const auto scale = scale_of_lanes<Format>(x, factors);
   if (!has_columns) return;
   if constexpr (Format::Element::kBits == 8) {
     store(target.values + col, four_e4m3(x, scale.multiplier));

@@ -286,6 +286,29 @@ TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
   }
 }
 
+// 2.3e9 elements of slots' results (moe spec 13.3).
+TEST_F(MoeGpuChecks, OffsetsHave64Bits) {
+  const MoeShape shape{.tokens = 40960, .hidden = 7168, .inter = 32, .experts = 8, .top_k = 8};
+  MoeCase layer_case(MoeMode::kMxfp4Mxfp8, shape, Activation::swiglu(), 6);
+  const GpuMoeRun run(prepare_on_gpu(layer_case), layer_case);
+  run.poison(0xFF);
+  const CudaStream stream;
+  run.queue(stream.get());
+  stream.synchronize();
+  constexpr int64_t kChecked = 3;
+  const MoeLayer reference = layer_case.prepare();
+  for (const int64_t begin : {int64_t{0}, shape.tokens / 2 + 1, shape.tokens - kChecked}) {
+    MoeInputs& inputs = layer_case.inputs();
+    TensorView& logits = layer_case.routing().logits;
+    inputs.values.data = layer_case.x().data() + begin * shape.hidden;
+    logits.data = layer_case.logits().data() + begin * shape.experts;
+    inputs.values.shape[0] = logits.shape[0] = kChecked;
+    const std::vector<float> expected =
+        as_floats(layer_case.run(reference).out, layer_case.config().out_dtype);
+    EXPECT_LE(distance(run.output_of(begin, kChecked), expected, shape.hidden).rel, 2e-2) << begin;
+  }
+}
+
 // Everything at once: 48 layers, 2400 with NARROWFLOAT_CONFORMANCE_CASES=50.
 class MoeSoak : public ::testing::TestWithParam<MoeMode> {
  protected:

@@ -184,6 +184,13 @@ DeviceErrors GpuMoeRun::errors() const {
   return errors;
 }
 
+std::vector<float> GpuMoeRun::output_of(int64_t begin, int64_t count) const {
+  const int64_t row_bytes = outputs_.out.shape[1] * bits(outputs_.out.dtype) / 8;
+  std::vector<uint8_t> bytes(static_cast<size_t>(count * row_bytes));
+  out_.read(bytes.data(), count * row_bytes, begin * row_bytes);
+  return as_floats(bytes, outputs_.out.dtype);
+}
+
 MoeResult run_on_gpu(const MoeLayer& layer, MoeCase& layer_case, const GpuMoeStyle& style) {
   const GpuMoeRun run(layer, layer_case);
   run.poison(style.poison);

@@ -128,6 +128,15 @@ struct SharedColumns {
 template <int kThreads>
 __device__ inline FourColumns activate_columns(const PortableParams& params, const GateAndUp& in,
                                                const ActivationParams<float>& activation) {
+  FourColumns h;
+  if (params.kind == ActivationKind::kSwiglu) {
+    // What most layers have: four chains of operations side by side.
+#pragma unroll
+    for (int i = 0; i < kLaneCols; ++i) {
+      h.value[i] = activation_detail::swiglu(in.up.value[i], in.gate.value[i], activation);
+    }
+    return h;
+  }
   __shared__ SharedColumns<kThreads> shared_columns;
   const uint32_t thread = threadIdx.x;
 #pragma unroll
@@ -141,7 +150,6 @@ __device__ inline FourColumns activate_columns(const PortableParams& params, con
     shared_columns.up[i][thread] =
         activated(params.kind, u, shared_columns.gate[i][thread], activation);
   }
-  FourColumns h;
 #pragma unroll
   for (int i = 0; i < kLaneCols; ++i) h.value[i] = shared_columns.up[i][thread];
   return h;

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/int_math.h"
-#include "device/device_math.cuh"
+#include "device/encode_row.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/vector_io.cuh"
 #include "formats/fp8_block.h"
@@ -14,7 +14,7 @@
 
 namespace narrowfloat {
 
-inline constexpr int kGroupCols = 128;
+inline constexpr int kGroupCols = kRowGroupCols;
 
 struct NamedRows {
   const int32_t* map;       // slot_to_row, or row_to_slot where rows are visited in order.
@@ -107,32 +107,6 @@ template <typename Scale, typename Stride>
 ScaleImage<Scale, Stride> scale_image(const TensorView& scales) {
   return {static_cast<Scale*>(scales.data), static_cast<Stride>(scales.strides[0]),
           static_cast<Stride>(scales.strides[1])};
-}
-
-// Scale and multiplier of a group, by the rule reciprocal.
-__device__ inline BlockScale<float> group_scale(float amax) {
-  return Fp8Block1x128::block_scale<DeviceExactMath>(amax, ScalePair{},
-                                                     BlockRules{.input_max = kFloatMax});
-}
-
-struct QuickGroupScale {
-  BlockScale<float> scale;
-  bool is_right;  // Else group_scale is to be asked.
-};
-
-// The same bits with 8 instructions and no branch where the maximum is an ordinary number: both
-// quotients come from an approximate reciprocal and one correction. Compared with the divisions for
-// all mantissas; in this range nothing is denormal, so exponents do not matter. A maximum of zero
-// has the multiplier of 448, which is 1.
-__device__ inline QuickGroupScale quick_group_scale(float amax) {
-  constexpr float kLeast = 0x1p-100F;
-  constexpr float kMost = 0x1p100F;
-  const float a = amax == 0.0F ? E4M3::kMaxFinite : amax;
-  const float y = rcp_approx(a);
-  const float near = __fmul_rn(E4M3::kMaxFinite, y);
-  const float m = __fmaf_rn(__fmaf_rn(-a, near, E4M3::kMaxFinite), y, near);
-  const float r = rcp_approx(m);
-  return {{__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m}, a >= kLeast && a <= kMost};
 }
 
 // Four codes in a word.

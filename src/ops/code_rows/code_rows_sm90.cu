@@ -35,7 +35,8 @@ struct CodeRowsParams {
   uint32_t input_rows;
   uint32_t rows;
   uint32_t cols;
-  FastDivisor groups;  // Of 128 columns, in a row.
+  uint32_t groups;      // Of 128 columns, in a row.
+  FastDivisor bundles;  // Of groups, in a row.
   float multiplier;
   // Where there is a multiplier per expert. Otherwise null.
   const float* multipliers;
@@ -84,20 +85,30 @@ __device__ uint32_t lane_col(uint32_t group) {
   return group * kRowGroupCols + threadIdx.x % kWarpSize * kLaneCols;
 }
 
-template <RowFormat kFormat>
+// kGroups neighbouring groups of a row, all of them loaded before the first is encoded.
+template <RowFormat kFormat, int kGroups>
 __global__ void __launch_bounds__(kThreads)
     code_groups_kernel(const __grid_constant__ CodeRowsParams params) {
   wait_for_previous_grids();
   const uint32_t item = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
-  const uint32_t row = params.groups.quotient(item);
+  const uint32_t row = params.bundles.quotient(item);
   const uint32_t source = source_of(params, row);
   if (source == kNoRow) return;
-  const uint32_t col = lane_col(item - row * params.groups.divisor());
-  const bool has_columns = col < params.cols;
-  const FourColumns x = has_columns ? load_columns(params, source, col) : FourColumns{};
+  const uint32_t first = (item - row * params.bundles.divisor()) * kGroups;
+  FourColumns x[kGroups];
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const uint32_t col = lane_col(first + i);
+    x[i] = col < params.cols ? load_columns(params, source, col) : FourColumns{};
+  }
   const RowFactors factors = row_factors<kFormat>(multiplier_of(params, row), params.input_max);
   allow_next_grid();
-  encode_row_group<kFormat>(x, col, has_columns, factors, params.output.target(row));
+  const RowTarget target = params.output.target(row);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const uint32_t col = lane_col(first + i);
+    encode_row_group<kFormat>(x[i], col, col < params.cols, factors, target);
+  }
 }
 
 // Over the thread's columns; NaN does not count.
@@ -122,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
   const RowTarget target = params.output.target(blockIdx.x);
   const RowFactors factors = token_row_factors(row_amax, target, threadIdx.x == 0);
   allow_next_grid();
-  for (uint32_t group = threadIdx.x / kWarpSize; group < params.groups.divisor(); group += kWarps) {
+  for (uint32_t group = threadIdx.x / kWarpSize; group < params.groups; group += kWarps) {
     const uint32_t col = lane_col(group);
     const bool has_columns = col < params.cols;
     const FourColumns x = has_columns ? load_columns(params, source, col) : FourColumns{};
@@ -137,8 +148,6 @@ float largest_finite_of(DType dtype) {
 }
 
 CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& args) {
-  // Rows without columns have a row scale all the same.
-  const int64_t groups = problem.cols == 0 ? 1 : ceil_div(problem.cols, kRowGroupCols);
   const auto row_size = static_cast<uint64_t>(row_bytes(problem.format, problem.cols));
   const auto tile = static_cast<uint32_t>(problem.per_expert ? args.token_tile : 1);
   return {.input = static_cast<const uint8_t*>(args.rows.data),
@@ -150,7 +159,8 @@ CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& a
           .input_rows = static_cast<uint32_t>(problem.input_rows),
           .rows = static_cast<uint32_t>(problem.rows),
           .cols = static_cast<uint32_t>(problem.cols),
-          .groups = FastDivisor(static_cast<uint32_t>(groups)),
+          .groups = static_cast<uint32_t>(ceil_div(problem.cols, kRowGroupCols)),
+          .bundles = {},
           .multiplier = args.multiplier.value,
           .multipliers = static_cast<const float*>(args.multiplier.values.data),
           .tile_to_expert =
@@ -162,29 +172,38 @@ CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& a
 
 using Kernel = void (*)(CodeRowsParams);
 
+template <int kGroups>
 Kernel kernel_of(RowFormat format) {
   switch (format) {
     case RowFormat::kFp8Static:
-      return code_groups_kernel<RowFormat::kFp8Static>;
+      return code_groups_kernel<RowFormat::kFp8Static, kGroups>;
     case RowFormat::kFp8Group:
-      return code_groups_kernel<RowFormat::kFp8Group>;
+      return code_groups_kernel<RowFormat::kFp8Group, kGroups>;
     case RowFormat::kMxfp8:
-      return code_groups_kernel<RowFormat::kMxfp8>;
+      return code_groups_kernel<RowFormat::kMxfp8, kGroups>;
     case RowFormat::kNvfp4:
-      return code_groups_kernel<RowFormat::kNvfp4>;
+      return code_groups_kernel<RowFormat::kNvfp4, kGroups>;
     default:
       return nullptr;
   }
 }
 
+// A warp of its own for each group while that keeps everybody busy; then as many bytes in flight as
+// memory wants.
+constexpr int64_t kFewGroups = 8192;
+constexpr int kBundle = 4;
+
 void launch_code_groups(const CodeRowsProblem& problem, const CodeRowsArgs& args, Stream stream) {
   const CudaDeviceScope scope(problem.device);
   if (problem.rows == 0 || problem.cols == 0) return;
-  const int64_t items = problem.rows * ceil_div(problem.cols, kRowGroupCols);
-  launch(
-      kernel_of(problem.format),
-      {.blocks = dim3(static_cast<unsigned>(ceil_div(items, kWarps))), .threads = dim3(kThreads)},
-      stream, make_params(problem, args));
+  CodeRowsParams params = make_params(problem, args);
+  const bool has_few = problem.rows * params.groups <= kFewGroups;
+  const int64_t bundles = has_few ? params.groups : ceil_div(params.groups, kBundle);
+  params.bundles = FastDivisor(static_cast<uint32_t>(bundles));
+  const int64_t blocks = ceil_div(problem.rows * bundles, kWarps);
+  launch(has_few ? kernel_of<1>(problem.format) : kernel_of<kBundle>(problem.format),
+         {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)}, stream,
+         params);
 }
 
 void launch_code_token_rows(const CodeRowsProblem& problem, const CodeRowsArgs& args,
@@ -206,7 +225,7 @@ Support fits(const CodeRowsProblem& problem) {
 }
 
 Support supports_groups(const CodeRowsProblem& problem) {
-  if (kernel_of(problem.format) == nullptr) {
+  if (kernel_of<1>(problem.format) == nullptr) {
     return Support::no("codes fp8_static, fp8_1x128, mxfp8 and nvfp4 rows only");
   }
   return fits(problem);
