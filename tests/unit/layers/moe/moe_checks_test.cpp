@@ -297,5 +297,36 @@ TEST_F(MoeCalls, RefuseBuffersThatOverlap) {
   refuses({"outputs.out", "overlaps", "workspace"});
 }
 
+// References are the CPU's: refused before anybody looks for the device.
+TEST(MoeChecks, DevicesDoNotComputeReferences) {
+  const std::pair<const char*, std::function<void(MoeConfig&)>> switches[] = {
+      {"config.accumulation", [](MoeConfig& c) { c.accumulation = Accumulation::kFp64; }},
+      {"config.fp32_rows", [](MoeConfig& c) { c.fp32_rows = true; }},
+      {"config.double_quantize_fc1",
+       [](MoeConfig& c) {
+         c.mode = MoeMode::kFp8Block;
+         c.double_quantize_fc1 = true;
+       }},
+  };
+  const Device device{DeviceType::kCuda, 0};
+  for (const auto& [argument, change] : switches) {
+    MoeCase layer_case(MoeMode::kBf16, kSmall, Activation::swiglu(), 1);
+    change(layer_case.config());
+    const auto expected = {std::string(argument), std::string("cuda:0"), std::string("CPU")};
+    expect_error(ErrorKind::kUnsupported, expected, [&] {
+      (void)MoeLayer::prepare(layer_case.weights(), layer_case.config(), device);
+    });
+    expect_error(ErrorKind::kUnsupported, expected,
+                 [&] { (void)explain_moe(layer_case.config(), 1, device); });
+  }
+}
+
+TEST(MoeChecks, ADeviceThatDoesNotExistIsRefusedWithTheReason) {
+  MoeCase layer_case(MoeMode::kBf16, kSmall, Activation::swiglu(), 1);
+  expect_error(ErrorKind::kUnsupported, {"device", "cuda:77", "CUDA"}, [&] {
+    (void)MoeLayer::prepare(layer_case.weights(), layer_case.config(), {DeviceType::kCuda, 77});
+  });
+}
+
 }  // namespace
 }  // namespace narrowfloat::testing
