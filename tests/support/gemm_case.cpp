@@ -140,8 +140,9 @@ void add_code(DType dtype, GemmData data, Random& random, std::vector<uint8_t>& 
   }
 }
 
-void add_scale(ScaleType type, GemmData data, Random& random, std::vector<uint8_t>& scales,
-               std::vector<double>& values) {
+void add_scale(ScaleType type, const GemmCaseSpec& spec, Random& random,
+               std::vector<uint8_t>& scales, std::vector<double>& values) {
+  const GemmData data = spec.data;
   const auto power = static_cast<int>(random.range(0, 2));
   if (type == ScaleType::kF32) {
     float scale =
@@ -150,7 +151,8 @@ void add_scale(ScaleType type, GemmData data, Random& random, std::vector<uint8_
     append(scales, scale);
     values.push_back(scale);
   } else if (type == ScaleType::kUE8M0) {
-    auto code = static_cast<uint8_t>(127 + random.range(-6, 6));
+    auto code =
+        static_cast<uint8_t>(127 + (spec.wide_scales ? random.range(-6, 6) : random.range(-5, 5)));
     if (data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
     if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
     scales.push_back(code);
@@ -158,6 +160,7 @@ void add_scale(ScaleType type, GemmData data, Random& random, std::vector<uint8_
                                  : std::ldexp(1.0, code - 127));
   } else {
     auto code = static_cast<uint8_t>(random.range(0, 0x7E));
+    if (!spec.wide_scales) code = static_cast<uint8_t>(random.range(0x28, 0x5F));
     if (data == GemmData::kIntegers) code = e4m3_of_exact(std::ldexp(1.0, power));
     if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits() & 0x7FU);
     scales.push_back(code);
@@ -281,7 +284,7 @@ void GemmCase::make_weights(Random& random) {
   const int64_t rows = scale_rows(storage, spec_.weight_rows);
   const int64_t blocks = scale_blocks(storage, spec_.cols);
   for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
-    add_scale(storage.scale, spec_.data, random, weight_scales_, weight_scale_values_);
+    add_scale(storage.scale, spec_, random, weight_scales_, weight_scale_values_);
   }
   for (int64_t i = 0; i < count; ++i) {
     const int64_t expert = i / (spec_.weight_rows * spec_.cols);
@@ -323,7 +326,7 @@ void GemmCase::make_inputs(Random& random) {
   const int64_t blocks = scale_blocks(storage, spec_.cols);
   std::vector<double> scales;
   for (int64_t i = 0; i < input_rows_ * blocks; ++i) {
-    add_scale(storage.scale, spec_.data, random, input_scales, scales);
+    add_scale(storage.scale, spec_, random, input_scales, scales);
   }
   // With transposed scales, (row, block) is stored at block * rows + row.
   for (int64_t i = 0; i < count && blocks > 0; ++i) {

@@ -34,6 +34,7 @@ struct GemmCaseSpec {
   std::optional<GateOrder> gate_order;  // With a gate_scale per expert.
   bool has_scale = false;               // One per expert.
   GemmData data = GemmData::kRandom;
+  bool wide_scales = true;  // Random byte scales: over a range that E4M3 weights cannot follow.
   uint64_t seed = 1;
 };
 std::string to_string(const GemmCaseSpec& spec);

@@ -55,8 +55,8 @@ __device__ inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
-// The lower or upper half in both halves, as moves: ptxas folds them into a multiplication, which it
-// does not do with prmt.
+// The lower or upper half in both halves, as moves: ptxas folds them into a multiplication, unlike
+// prmt.
 __device__ inline uint32_t low_halves(uint32_t pair) {
   uint32_t result;
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}"

@@ -225,7 +225,8 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
   const GroupedWeights::State& state = weights.state();
   const Device device = state.problem.device;
   const GemmShape shape(state.problem);
-  GemmCall call{.image = state.image.get(),
+  GemmCall call{.image = state.image.bytes.get(),
+                .image_form = state.image.form,
                 .accumulation = args.accumulation,
                 .rows = lower_rows(args, shape, device),
                 .tiles = lower_tiles(args.permutation, device),

@@ -73,6 +73,7 @@ struct GemmEpilogue {
 
 struct GemmCall {
   const uint8_t* image = nullptr;
+  int image_form = 0;
   Accumulation accumulation = Accumulation::kFp32;
   GemmRows rows;
   GemmTiles tiles;
@@ -89,7 +90,11 @@ struct WeightSource {
   ScaleView scales;
 };
 
-using WeightImage = std::shared_ptr<const uint8_t>;
+// What an implementation computes from. form: which of its images this is, where it has several.
+struct WeightImage {
+  std::shared_ptr<const uint8_t> bytes;
+  int form = 0;
+};
 
 struct GroupedGemmImpl {
   std::string_view name;

@@ -94,7 +94,7 @@ WeightImage make_canonical_image(const GroupedGemmProblem& problem, const Weight
                   static_cast<size_t>(bytes(grid.type)));
     }
   }
-  return image;
+  return {.bytes = image};
 }
 
 WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSource& source,
@@ -113,7 +113,7 @@ WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSour
     std::memcpy(image.get() + shape.code_bytes(), source.scales.data,
                 static_cast<size_t>(shape.scale_bytes()));
   }
-  return image;
+  return {.bytes = image};
 }
 
 }  // namespace narrowfloat

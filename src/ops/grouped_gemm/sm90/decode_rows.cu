@@ -1,6 +1,6 @@
-// Quantized activation rows to 16-bit floats in the workspace, once per row however many experts
-// read it. E4M3 codes, E4M3 x UE8M0 and E2M1 x E4M3 are exact in bf16, E4M3 codes in fp16 too;
-// scales of 1x128 stay out, they are factors of sums (moe spec 11.1).
+// Quantized activation rows to bf16 in the workspace, once per row however many experts read it.
+// E4M3 codes, E4M3 x UE8M0 and E2M1 x E4M3 are exact in bf16; scales of 1x128 stay out, they are
+// factors of sums (moe spec 11.1).
 //
 // A thread makes 8 elements, 16 bytes. Bytes: 1.06 (0.56 for NVFP4) read and 2 written an element,
 // beside 2 bytes an element and row tile that the GEMM reads.
@@ -47,7 +47,6 @@ __device__ uint4 decode_e4m3(const RowDecodeParams& params, int64_t row, int64_t
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     words[i] = e4m3_pair(codes, i);
-    if (params.to_f16) continue;
     words[i] = to_bf16x2(mul_rn(f16_low_to_float(words[i]), scale),
                          mul_rn(f16_high_to_float(words[i]), scale));
   }

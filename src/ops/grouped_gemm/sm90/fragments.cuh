@@ -3,10 +3,8 @@
 // `thread` of a warpgroup holds; all values are exact, times 1 / kRepair.
 #pragma once
 
-#include "device/ptx/convert.cuh"
 #include "device/ptx/packed.cuh"
 #include "device/ptx/wgmma_bf16.cuh"
-#include "device/ptx/wgmma_f16.cuh"
 #include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {
@@ -48,34 +46,6 @@ struct Fp8Pairs {
   __device__ uint32_t word(int step, int half) const {
     if (step == 0) return half == 0 ? words.x : words.y;
     return half == 0 ? words.z : words.w;
-  }
-};
-
-// E4M3 as fp16: exact, NaN too. Activations are fp16 as well.
-struct Fp8Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kFp8;
-  static constexpr float kRepair = 1.0F;
-
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const Fp8Pairs pairs{load_shared<uint4>(unit + (step / 2 * 128 + thread) * 16)};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t word = pairs.word(step % 2, half);
-        fragments[step][2 * half] = e4m3x4_low_to_f16x2(word);
-        fragments[step][2 * half + 1] = e4m3x4_high_to_f16x2(word);
-      }
-    }
-  }
-  // Of the unit's 128 x 128 block.
-  __device__ static float unit_scale(const uint8_t* unit) {
-    return load_shared<float>(unit + unit_code_bytes(kCoding));
-  }
-  template <int kSums>
-  __device__ static void multiply(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t rows,
-                                  int accumulate) {
-    wgmma_f16(sums, a, rows, accumulate);
   }
 };
 

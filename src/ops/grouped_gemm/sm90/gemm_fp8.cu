@@ -1,4 +1,5 @@
 // The GEMM of E4M3 weights, per tensor and per 128 x 128.
+#include "ops/grouped_gemm/sm90/fragments_fp8.cuh"
 #include "ops/grouped_gemm/sm90/gemm_kernel.cuh"
 
 namespace narrowfloat {

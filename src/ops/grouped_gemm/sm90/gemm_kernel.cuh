@@ -1,9 +1,9 @@
 // The grouped GEMM of Hopper: out[token, n] = epilogue(sum over k of x[token, k] * w[n, k]), as
 // D^T = W * X^T. Weight rows are wgmma's M, tokens its N, so that few tokens waste nothing, and the
-// weights are decoded in registers to 16-bit floats, the A operand, exactly.
+// weights are decoded in registers to bf16 or E4M3, the A operand, exactly.
 //
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
-//   stage   kUnits units of 64 columns: their weights by bulk copies, the activation rows by
+//   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
 //           16-byte copies that gather rows and swizzle, zeros for absent rows and columns
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them in the same
 //           order for both sides (work_list.cuh)
@@ -27,8 +27,6 @@
 
 namespace narrowfloat {
 
-inline constexpr int kGroupUnits = 2;  // Units a promotion group has.
-
 // kWeights decodes units; kHasGroups: sums are promoted every 128 columns.
 template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens>
 struct GemmShapeOf {
@@ -48,12 +46,13 @@ struct GemmShapeOf {
   static constexpr int kConsumerRegisters = kIsSmall ? 104 : 224;
 
   // Around 16 KB of weights a stage; whole promotion groups.
-  static constexpr int kBits = code_bits_of(Weights::kCoding);
-  static constexpr int kUnits = kBits == 16 ? 1 : (kBits == 4 && kIsSmall ? 4 : 2);
+  static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
+  static constexpr int kUnits = kIsSmall || kMostUnits < 2 ? kMostUnits : 2;
+  static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
   static constexpr int kBlockStageBytes = kUnits * kUnitBytes;
-  static constexpr int kPanelBytes = kTokens * kUnitCols * 2;  // A unit of activations.
+  static constexpr int kPanelBytes = kTokens * kUnitRowBytes;  // A unit of activations.
   static constexpr int kStageBytes =
       kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
   static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
@@ -100,6 +99,7 @@ class Producer {
   }
 
  private:
+  static constexpr int kGroupUnits = Shape::kGroupUnits;
   // A thread copies 16 bytes of a row of a unit, of every kRowsPerPass-th row.
   static constexpr int kRowsPerPass = kWarpgroup / 8;
   static constexpr int kSources = Shape::kTokens > kRowsPerPass ? Shape::kTokens / kRowsPerPass : 1;
@@ -122,7 +122,7 @@ class Producer {
     for (int i = 0; i < kSources; ++i) {
       const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
       const int64_t row = source >= 0 ? source : 0;
-      global_rows_[i] = params_.values + row * params_.cols + thread_ % 8 * 8;
+      global_rows_[i] = params_.values + row * params_.row_bytes + thread_ % 8 * 16;
       has_row_ |= (source >= 0 ? 1U : 0U) << i;
     }
     if constexpr (Shape::kHasGroups) {
@@ -153,17 +153,18 @@ class Producer {
     const int chunk = (thread_ ^ row) % 8;
     const uint32_t shared_rows = shared_address(shared_.rows[at_.stage][first]) +
                                  static_cast<uint32_t>(row * 128 + chunk * 16);
-    const int first_col = (unit + first) * kUnitCols;
+    const int first_byte = (unit + first) * kUnitRowBytes;
     if (first >= Shape::kUnits) return;
 #pragma unroll
     for (int step = 0; step < Shape::kUnits; step += kUnitStep) {
-      const bool has_cols = first_col + step * kUnitCols + thread_ % 8 * 8 < params_.cols;
+      const bool has_cols =
+          first_byte + step * kUnitRowBytes + thread_ % 8 * 16 < params_.row_bytes;
       const uint32_t mask = has_cols ? has_row_ : 0;
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
         copy_16(
             shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
-            global_rows_[i] + first_col + step * kUnitCols, (mask >> i & 1U) != 0 ? 16 : 0);
+            global_rows_[i] + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
       }
     }
   }
@@ -186,7 +187,7 @@ class Producer {
   const TheRing& ring_;
   int thread_;
   RingPosition<Shape::kStages> at_;
-  const uint16_t* global_rows_[kSources];
+  const uint8_t* global_rows_[kSources];
   uint32_t has_row_ = 0;  // A bit for each.
   int scale_source_ = -1;
 };
@@ -271,7 +272,7 @@ class Consumer {
   }
 
   __device__ void step(const Unit& unit, BlockFragments& now, BlockFragments& next, Sums& sums) {
-    constexpr int kLastOfGroup = kGroupUnits - 1;
+    constexpr int kGroupUnits = Shape::kGroupUnits;
     if constexpr (Shape::kHasGroups) {
       issue(unit, unit.slot % kGroupUnits > 0, now, group_sums_);
     } else {
@@ -280,7 +281,7 @@ class Consumer {
     if (!is_last(unit)) prepare_next(unit, next);
     wgmma_wait();
     if constexpr (Shape::kHasGroups) {
-      if (unit.slot % kGroupUnits == kLastOfGroup || is_last(unit)) promote(unit, sums);
+      if (unit.slot % kGroupUnits == kGroupUnits - 1 || is_last(unit)) promote(unit, sums);
     }
     if (unit.slot + 1 == Shape::kUnits || is_last(unit)) release();
   }
@@ -312,16 +313,17 @@ class Consumer {
 
   __device__ void promote(const Unit& unit, Sums& sums) const {
     const float* scales =
-        shared_.group_scales[at_.stage][unit.slot / kGroupUnits] + 2 * (thread_ % 4);
+        shared_.group_scales[at_.stage][unit.slot / Shape::kGroupUnits] + 2 * (thread_ % 4);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      float weight_scale = 1.0F;
-      if constexpr (Weights::kCoding == WeightCoding::kFp8) {
-        weight_scale = Weights::unit_scale(weights_of(at_, unit.slot, block));
+      float2 row_scales{1.0F, 1.0F};
+      if constexpr (Shape::kGroupUnits == 1) {
+        row_scales = Weights::row_scales(weights_of(at_, unit.slot, block), thread_);
       }
 #pragma unroll
       for (int i = 0; i < Shape::kSums; ++i) {
-        const float scale = __fmul_rn(scales[2 * (i / 4 * 4) + i % 2], weight_scale);
+        const float row_scale = i / 2 % 2 == 0 ? row_scales.x : row_scales.y;
+        const float scale = __fmul_rn(scales[2 * (i / 4 * 4) + i % 2], row_scale);
         sums[block][i] = __fmaf_rn(scale, group_sums_[block][i], sums[block][i]);
       }
     }

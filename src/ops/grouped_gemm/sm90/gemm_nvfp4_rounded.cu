@@ -1,4 +1,4 @@
-// The GEMM of NVFP4 weights rounded to E4M3 (moe spec 11.3).
+// The GEMM of NVFP4 weights rounded to E4M3 (moe spec 11.3) where E4M3 operands do not fit.
 #include "ops/grouped_gemm/sm90/gemm_kernel.cuh"
 
 namespace narrowfloat {

@@ -13,11 +13,12 @@ struct GemmParams {
   int experts = 0;
   int rows = 0;  // Of an expert's weights: output columns.
   int cols = 0;
-  int units = 0;   // Of 64 columns.
+  int units = 0;   // Of a block.
   int blocks = 0;  // Of 64 weight rows.
 
-  // Activations: [input_rows][cols] bf16, or fp16 beside FP8 weights.
-  const uint16_t* values = nullptr;
+  // Activations: [input_rows][cols] bf16 or E4M3.
+  const uint8_t* values = nullptr;
+  int64_t row_bytes = 0;
   int64_t input_rows = 0;
   // Of a row and a group of 128 columns, where sums are promoted; null is 1.
   const float* group_scales = nullptr;
@@ -54,14 +55,15 @@ void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream s
 void launch_gemm_mxfp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_mxfp4_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_nvfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_nvfp4_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_nvfp4_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_nvfp4_rounded(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 
-// Activation rows as 16-bit floats in the workspace, exact: [rows][cols].
+// Activation rows as bf16 in the workspace, exact: [rows][cols].
 struct RowDecodeParams {
   RowFormat format = RowFormat::kMxfp8;
-  bool to_f16 = false;  // E4M3 codes beside FP8 weights; else bf16.
   const uint8_t* codes = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;

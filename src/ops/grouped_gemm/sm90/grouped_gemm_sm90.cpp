@@ -1,6 +1,7 @@
-// sm90_wgmma: every mode on the 16-bit tensor cores of Hopper (moe spec 11.1). Quantized rows are
-// decoded to 16-bit floats in the workspace, then one kernel multiplies all experts' tiles
-// (gemm_kernel.cuh).
+// sm90_wgmma: every mode on Hopper's tensor cores (moe spec 11.1): FP8 weights, and
+// MXFP4 and rounded NVFP4 weights beside FP8 rows, on those of FP8; all others on those of bf16,
+// for which quantized rows are decoded in the workspace first. Then one kernel multiplies all
+// experts' tiles (gemm_kernel.cuh).
 #include <algorithm>
 #include <bit>
 
@@ -31,12 +32,20 @@ GemmLauncher launcher_of(const GemmMode& mode, WeightCoding coding) {
       return has_groups ? launch_gemm_nvfp4_groups : launch_gemm_nvfp4;
     case WeightCoding::kNvfp4Rounded:
       return launch_gemm_nvfp4_rounded;
+    case WeightCoding::kMxfp4Fp8:
+      return launch_gemm_mxfp4_fp8;
+    case WeightCoding::kNvfp4Fp8:
+      return launch_gemm_nvfp4_fp8;
   }
   return nullptr;
 }
 
-bool decodes_rows(const GroupedGemmProblem& problem) {
-  return moe_mode_info(problem.mode).input != RowFormat::kBf16;
+WeightCoding coding_of(const GemmCall& call) { return static_cast<WeightCoding>(call.image_form); }
+
+// The form of the kernel's rows differs from the caller's.
+bool decodes_rows(const GroupedGemmProblem& problem, WeightCoding coding) {
+  const bool has_bf16_rows = moe_mode_info(problem.mode).input == RowFormat::kBf16;
+  return !has_bf16_rows && activation_bytes(coding) == 2;
 }
 
 // Rows that every buffer indexed by row numbers has.
@@ -49,7 +58,7 @@ int64_t row_limit(const GemmCall& call) {
 }
 
 void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
-  const UnitGrid grid(problem);
+  const UnitGrid grid(problem, coding_of(call));
   params.image = call.image;
   params.block_bytes = grid.block_bytes();
   params.experts = static_cast<int>(problem.experts);
@@ -61,8 +70,9 @@ void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
 
 void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
   const GemmRows& rows = call.rows;
-  params.values = static_cast<const uint16_t*>(
-      decodes_rows(problem) ? static_cast<const void*>(call.workspace) : rows.values);
+  params.values = decodes_rows(problem, coding_of(call)) ? call.workspace
+                                                         : static_cast<const uint8_t*>(rows.values);
+  params.row_bytes = problem.cols * activation_bytes(coding_of(call));
   params.input_rows = rows.count;
   params.row_scale = rows.row_scale;
   params.row_to_token = rows.row_to_token;
@@ -70,7 +80,7 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
     params.group_scales = static_cast<const float*>(rows.scales);
     params.group_row_stride = rows.scale_row_stride;
     params.group_stride = rows.scale_block_stride;
-  } else if (coding_of(problem.mode) == WeightCoding::kFp8) {
+  } else if (coding_of(call) == WeightCoding::kFp8) {
     // No scales: the image's own 1, again and again.
     params.group_scales =
         reinterpret_cast<const float*>(call.image + unit_code_bytes(WeightCoding::kFp8));
@@ -110,7 +120,6 @@ void set_epilogue(const GemmCall& call, GemmParams& params) {
 void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
   const bool gathers = call.rows.row_to_token != nullptr;
   launch_decode_rows({.format = moe_mode_info(problem.mode).input,
-                      .to_f16 = coding_of(problem.mode) == WeightCoding::kFp8,
                       .codes = static_cast<const uint8_t*>(call.rows.values),
                       .rows = call.rows.count,
                       .cols = problem.cols,
@@ -130,15 +139,18 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   const int tokens = set_tiles(call, params);
   set_epilogue(call, params);
   const CudaDeviceScope scope(problem.device);
-  if (decodes_rows(problem)) decode_rows(problem, call, stream);
-  const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(problem.mode));
+  if (decodes_rows(problem, coding_of(call))) decode_rows(problem, call, stream);
+  const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(call));
   launch_gemm(params, {.tokens = tokens, .num_sms = cuda_device(problem.device.index).num_sms},
               stream);
 }
 
 int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
                         Accumulation /*accumulation*/) {
-  return decodes_rows(problem) ? round_up(a_rows * problem.cols * 2, kGemmAlignment) : 0;
+  // Weights whose scales spread too far get the form that needs 16-bit rows.
+  const bool may_decode = decodes_rows(problem, coding_of(problem.mode)) ||
+                          coding_of(problem.mode) >= WeightCoding::kMxfp4Fp8;
+  return may_decode ? round_up(a_rows * problem.cols * 2, kGemmAlignment) : 0;
 }
 
 Support supports(const GroupedGemmProblem& problem) {

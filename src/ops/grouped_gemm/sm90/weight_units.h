@@ -1,25 +1,33 @@
 // The weight image of the Hopper GEMM: what prepare() writes and the main loop copies.
 //
-//   [expert][block of 64 weight rows][unit of 64 columns]
-//   unit: codes of 64 x 64 weights in the order of wgmma's A fragments, then the unit's scales
+//   [expert][block of 64 weight rows][unit]
+//   unit: codes of 64 rows and 64 columns (128 beside activations in E4M3) in the order of wgmma's
+//   A fragments, then the unit's scales
 //
 // Rows and columns are padded to whole units with codes that mean zero. A warpgroup of four warps
-// works on one block; thread w * 32 + 4q + c of it (warp w) holds weight rows 16w + 2q and
-// 16w + 2q + 1 of the block, as rows q and q + 8 of the fragment, so that its results of one token
-// are neighbours in the output. Of 16 columns from k on it holds the pairs
+// works on a block; thread w * 32 + 4q + c of it (warp w) holds weight rows 16w + 2q and 16w + 2q +
+// 1, as rows q and q + 8 of the fragment, so that its results of one token are neighbours in the
+// output. A unit is four steps of 16 (32) columns; of each, from column k on, a thread holds pairs
+// of 16-bit values, or four E4M3 codes:
 //   a0 = row 0, k + 2c   a1 = row 1, k + 2c   a2 = row 0, k + 2c + 8   a3 = row 1, k + 2c + 8
+//   a0 = row 0, k + 4c   a1 = row 1, k + 4c   a2 = row 0, k + 4c + 16  a3 = row 1, k + 4c + 16
 //
-//   bf16   [4 steps of 16 columns][128 threads][a0 a1 a2 a3]
-//   e4m3   [2][128 threads][2 steps][a0 a1 a2 a3], two bytes a pair
-//   e2m1   [128 threads][4 steps], a word a step whose bits fragments.cuh explains
+//   bf16, fp8     [4 steps][128 threads][a0 a1 a2 a3]
+//   mxfp8         [2][128 threads][2 steps][a0 a1 a2 a3], two bytes a pair
+//   mxfp4, nvfp4  [128 threads][4 steps], a word a step whose bits fragments.cuh explains
+//   mxfp4_fp8, nvfp4_fp8
+//                 [2][128 threads][2 steps][2 rows], a word of eight codes: fragments_fp8.cuh
 //
 // Scales, of threads' rows (index w * 8 + q):
-//   fp8                  F32, the one of the unit; 16 bytes
-//   mxfp8, mxfp4         [32][2 rows][2 blocks] UE8M0
-//   nvfp4                [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent
-//   and
-//                        3 mantissa bits
-//   nvfp4_fp8_rounded    behind these [32][2 rows]: 135 - r of the group of 128 columns (11.3)
+//   fp8            F32, the one of the unit; 16 bytes
+//   mxfp8, mxfp4   [32][2 rows][2 blocks] UE8M0
+//   nvfp4          [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent and 3
+//                  mantissa bits; rounded to E4M3 (moe spec 11.3), behind these [32][2 rows] 135 -
+//                  r of the group of 128 columns
+//   mxfp4_fp8      [32][2 rows][4 blocks] 8 * (k + 5) for a scale of 2^(k + r), then [32][2 rows]
+//                  127 + r
+//   nvfp4_fp8      [32][2 rows][8 blocks] the E4M3 code of scale * 2^-r, bit 7 what 1.5 times it
+//                  needs; then [32][2 rows] 127 + r
 #pragma once
 
 #include "base/int_math.h"
@@ -34,17 +42,26 @@ enum class WeightCoding : int {
   kMxfp4 = 3,
   kNvfp4 = 4,
   kNvfp4Rounded = 5,
+  kMxfp4Fp8 = 6,  // For activations in E4M3.
+  kNvfp4Fp8 = 7,  // Likewise, rounded to E4M3.
 };
 
 inline constexpr int kUnitRows = 64;
-inline constexpr int kUnitCols = 64;
+// Bytes of an activation in shared memory; a unit has 128 bytes of each row.
+NF_HOST_DEVICE constexpr int activation_bytes(WeightCoding coding) {
+  return coding == WeightCoding::kFp8 || coding >= WeightCoding::kMxfp4Fp8 ? 1 : 2;
+}
+inline constexpr int kUnitRowBytes = 128;
+NF_HOST_DEVICE constexpr int unit_cols(WeightCoding coding) {
+  return kUnitRowBytes / activation_bytes(coding);
+}
 
 NF_HOST_DEVICE constexpr int code_bits_of(WeightCoding coding) {
   if (coding == WeightCoding::kBf16) return 16;
   return coding >= WeightCoding::kMxfp4 ? 4 : 8;
 }
 NF_HOST_DEVICE constexpr int unit_code_bytes(WeightCoding coding) {
-  return kUnitRows * kUnitCols / 8 * code_bits_of(coding);
+  return kUnitRows * unit_cols(coding) / 8 * code_bits_of(coding);
 }
 NF_HOST_DEVICE constexpr int unit_scale_bytes(WeightCoding coding) {
   switch (coding) {
@@ -56,7 +73,10 @@ NF_HOST_DEVICE constexpr int unit_scale_bytes(WeightCoding coding) {
     case WeightCoding::kNvfp4:
       return 256;
     case WeightCoding::kNvfp4Rounded:
+    case WeightCoding::kMxfp4Fp8:
       return 256 + 64;
+    case WeightCoding::kNvfp4Fp8:
+      return 512 + 64;
     default:
       return 0;
   }
@@ -65,8 +85,10 @@ NF_HOST_DEVICE constexpr int unit_bytes(WeightCoding coding) {
   return unit_code_bytes(coding) + unit_scale_bytes(coding);
 }
 
+// The coding of a mode's first choice.
 inline WeightCoding coding_of(MoeMode mode) {
-  if (mode == MoeMode::kNvfp4Fp8Rounded) return WeightCoding::kNvfp4Rounded;
+  if (mode == MoeMode::kMxfp4Fp8) return WeightCoding::kMxfp4Fp8;
+  if (mode == MoeMode::kNvfp4Fp8Rounded) return WeightCoding::kNvfp4Fp8;
   switch (moe_mode_info(mode).weights) {
     case WeightFormat::kBf16:
       return WeightCoding::kBf16;
@@ -86,16 +108,22 @@ inline WeightCoding coding_of(MoeMode mode) {
 struct UnitGrid {
   WeightCoding coding;
   int64_t blocks;  // Of an expert, of 64 rows.
-  int64_t units;   // Of a block, of 64 columns.
+  int64_t units;   // Of a block.
 
-  explicit UnitGrid(const GroupedGemmProblem& problem)
-      : coding(coding_of(problem.mode)),
+  UnitGrid(const GroupedGemmProblem& problem, WeightCoding of)
+      : coding(of),
         blocks(ceil_div(problem.rows, kUnitRows)),
-        units(ceil_div(problem.cols, kUnitCols)) {}
+        units(ceil_div(problem.cols, unit_cols(of))) {}
   [[nodiscard]] int64_t block_bytes() const { return units * unit_bytes(coding); }
 };
 
-// On the GPU of `problem`, from checkpoint order. Allocates; waits until the image is made.
+// What weights get whose scales spread too far for E4M3 operands.
+inline WeightCoding wide_coding(WeightCoding coding) {
+  return coding == WeightCoding::kMxfp4Fp8 ? WeightCoding::kMxfp4 : WeightCoding::kNvfp4Rounded;
+}
+
+// On the GPU of `problem`, from checkpoint order; the coding is the image's form. Allocates; waits
+// until the image is made.
 int64_t unit_image_bytes(const GroupedGemmProblem& problem);
 WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightSource& source,
                             Stream stream);

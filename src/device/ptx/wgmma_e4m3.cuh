@@ -1,7 +1,7 @@
-// wgmma.mma_async of fp16 pairs, one overload per number of tokens: d[64 weight rows, n tokens] =
-// a[64, 16] * b[16, n], plus d if `accumulate`. a in registers, b in shared memory through a
-// descriptor, fp32 sums (PTX ISA, Asynchronous Warpgroup Level Matrix Instructions). Between
-// wgmma_fence() and wgmma_wait() neither d nor a may be touched.
+// wgmma.mma_async of four e4m3, one overload per number of tokens: d[64 weight rows, n tokens] =
+// a[64, 32] * b[32, n], plus d if `accumulate`. a in registers, b in shared memory through a
+// descriptor, sums of 13 fraction bits (PTX ISA, Asynchronous Warpgroup Level Matrix Instructions).
+// Between wgmma_fence() and wgmma_wait() neither d nor a may be touched.
 #pragma once
 
 #include "base/host_device.h"
@@ -9,38 +9,38 @@
 namespace narrowfloat {
 
 // Tokens: 8.
-__device__ inline void wgmma_f16(float (&d)[4], const uint32_t (&a)[4], uint64_t b,
-                                 int accumulate) {
+__device__ inline void wgmma_e4m3(float (&d)[4], const uint32_t (&a)[4], uint64_t b,
+                                  int accumulate) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %9, 0;"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {"
       "%0, %1, %2, %3"
-      "}, {%4, %5, %6, %7}, %8, p, 1, 1, 0;}"
+      "}, {%4, %5, %6, %7}, %8, p, 1, 1;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 // Tokens: 16.
-__device__ inline void wgmma_f16(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
-                                 int accumulate) {
+__device__ inline void wgmma_e4m3(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
+                                  int accumulate) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %13, 0;"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
       "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;}"
+      "}, {%8, %9, %10, %11}, %12, p, 1, 1;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 // Tokens: 32.
-__device__ inline void wgmma_f16(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
-                                 int accumulate) {
+__device__ inline void wgmma_e4m3(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                  int accumulate) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %21, 0;"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
+      "}, {%16, %17, %18, %19}, %20, p, 1, 1;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15])
@@ -48,14 +48,14 @@ __device__ inline void wgmma_f16(float (&d)[16], const uint32_t (&a)[4], uint64_
 }
 
 // Tokens: 64.
-__device__ inline void wgmma_f16(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                 int accumulate) {
+__device__ inline void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                  int accumulate) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %37, 0;"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -65,16 +65,16 @@ __device__ inline void wgmma_f16(float (&d)[32], const uint32_t (&a)[4], uint64_
 }
 
 // Tokens: 128.
-__device__ inline void wgmma_f16(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                 int accumulate) {
+__device__ inline void wgmma_e4m3(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                  int accumulate) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %69, 0;"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
       "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
       "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;}"
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),

@@ -1,0 +1,116 @@
+// As fragments.cuh, for activations in E4M3: four steps of 32 columns of E4M3 weights, and a factor
+// for the sums of a group of 128 columns, which is a unit.
+#pragma once
+
+#include "base/host_device.h"
+#include "device/ptx/wgmma_e4m3.cuh"
+#include "ops/grouped_gemm/sm90/fragments.cuh"
+
+namespace narrowfloat {
+
+struct Fp8Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kFp8;
+  static constexpr float kRepair = 1.0F;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    Bf16Weights::decode(unit, thread, fragments);
+  }
+  // Of the thread's two rows.
+  __device__ static float2 row_scales(const uint8_t* unit, int /*thread*/) {
+    const auto scale = load_shared<float>(unit + unit_code_bytes(kCoding));
+    return {scale, scale};
+  }
+  template <int kSums>
+  __device__ static void multiply(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t rows,
+                                  int accumulate) {
+    wgmma_e4m3(sums, a, rows, accumulate);
+  }
+};
+
+// E2M1 times a block's scale as E4M3: PRMT looks magnitudes up in a table of eight bytes. A word
+// has eight codes of one row, nibble i the magnitude of code i; the signs of codes 0 to 3 are at
+// bits 7, 15, 23, 31, of 4 to 7 at 3, 11, 19, 27.
+struct E2m1Table {
+  uint32_t low;   // Of 0, 0.5, 1, 1.5.
+  uint32_t high;  // Of 2, 3, 4, 6.
+};
+
+__device__ inline uint32_t first_four(const E2m1Table& table, uint32_t word) {
+  return permute_bytes(table.low, table.high, word & 0x7777U) | (word & 0x80808080U);
+}
+__device__ inline uint32_t last_four(const E2m1Table& table, uint32_t word) {
+  return permute_bytes(table.low, table.high, word >> 16 & 0x7777U) | (word << 4 & 0x80808080U);
+}
+
+// 127 + r of the thread's two rows as 2^r.
+__device__ inline float2 powers_of_two(uint32_t codes) {
+  return {bits_float((codes & 0xFFU) << 23), bits_float(codes >> 8 << 23)};
+}
+
+// Scales are powers of two, so the table is exact: that of 1 with the exponent added to each byte
+// (moe spec 11.2).
+struct Mxfp4Fp8Weights : Fp8Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Fp8;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    const auto scales = load_shared<uint2>(unit + unit_code_bytes(kCoding) + thread / 4 * 8);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const auto words = load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const uint32_t word = row == 0 ? words.x : words.y;
+        const E2m1Table table = table_of((row == 0 ? scales.x : scales.y) >> (8 * step) & 0xFFU);
+        fragments[step][row] = first_four(table, word);
+        fragments[step][2 + row] = last_four(table, word);
+      }
+    }
+  }
+  __device__ static float2 row_scales(const uint8_t* unit, int thread) {
+    return powers_of_two(
+        load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 256 + thread / 4 * 2));
+  }
+
+ private:
+  // shift: 8 * (k + 5); the table of k = -5 has the bytes of 0, 2^-6, 2^-5 and so on.
+  __device__ static E2m1Table table_of(uint32_t shift) {
+    return {shift * 0x01010100U + 0x14100800U, shift * 0x01010101U + 0x24201C18U};
+  }
+};
+
+// Products rounded to E4M3 (moe spec 11.3). With c the code of scale * 2^-r, normal with 0.5 times
+// it, powers of two times it are c plus multiples of 8, and 1.5 times it, rounded, is c + 4, or
+// c + 5 for mantissas 1 to 5; so are 3 and 6 times it from 2 and 4 times it.
+struct Nvfp4Fp8Weights : Fp8Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Fp8;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    const uint8_t* scales = unit + unit_code_bytes(kCoding) + thread / 4 * 16;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const auto words = load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const uint32_t word = row == 0 ? words.x : words.y;
+        const auto codes = uint32_t{load_shared<uint16_t>(scales + row * 8 + step * 2)};
+        fragments[step][row] = first_four(table_of(codes & 0xFFU), word);
+        fragments[step][2 + row] = last_four(table_of(codes >> 8), word);
+      }
+    }
+  }
+  __device__ static float2 row_scales(const uint8_t* unit, int thread) {
+    return powers_of_two(
+        load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 512 + thread / 4 * 2));
+  }
+
+ private:
+  // Bit 7: the mantissa is 1 to 5.
+  __device__ static E2m1Table table_of(uint32_t scale) {
+    const uint32_t code = scale & 0x7FU;
+    const uint32_t more = scale >> 7;
+    return {code * 0x01010100U + more * 0x01000000U + 0x03FFF800U,
+            code * 0x01010101U + more * 0x01000100U + 0x14100C08U};
+  }
+};
+
+}  // namespace narrowfloat
