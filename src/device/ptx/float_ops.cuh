@@ -35,6 +35,13 @@ __device__ inline float rcp_approx(float a) {
   return result;
 }
 
+// rcp.approx.ftz.f64: about 20 bits, from the upper half of the operand.
+__device__ inline double rcp_approx(double a) {
+  double result;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(result) : "d"(a));
+  return result;
+}
+
 // One Newton step from rcp.approx: the correctly rounded reciprocal for every significand, where
 // neither a nor 1 / a is near the ends of the range (2^-110 to 2^110 are far from them).
 __device__ inline float newton_reciprocal(float a) {

@@ -1,13 +1,15 @@
-// sm90_block: the permutation of a small batch in one block and one launch (permute_sm90.cuh).
+// sm90_block: the permutation of a small batch in one launch (permute_sm90.cuh).
 //
-//   all threads   clear the maps and counters          | barrier
-//   warp w        counts run w                         | barrier
+//   all threads   clear counters                       | barrier
+//   warp w        counts run w; all: clear the maps    | barrier
 //   thread e      adds up the runs of expert e         | sum over experts in the block
 //   thread e      turns counts into rows               | barrier
 //   warp w        places run w
 //
-// Decode is a chain of latencies: the ids, three barriers, the sum, the stores. The limit on slots
-// is where more blocks begin to pay.
+// Decode is a chain of latencies: the ids, the barriers, the sum, the stores. Above 256 slots the
+// scattered stores of one multiprocessor would take longest. Then there are up to 16 blocks, which
+// all count and lay out everything, since that is faster than to share it, but write only a share
+// of the tiles with their rows, and of the slots: no block needs to know of another.
 #include <algorithm>
 #include <cuda_runtime.h>
 #include <string>
@@ -18,12 +20,15 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kMaxSlots = 8192;
+constexpr int64_t kMaxSlots = 4096;
+constexpr int64_t kSlotsPerBlock = 256;
+constexpr int kManyParts = 8;
 
 struct BlockParams {
   PermuteParams permute;
   uint32_t num_runs = 0;
   uint32_t slots_per_run = 0;
+  uint32_t slots_per_block = 0;  // That the block writes.
 };
 
 struct SharedStorage {
@@ -52,20 +57,15 @@ __device__ uint32_t lay_out_experts(const BlockParams& params, uint32_t* shared_
   const BlockSum sum = block_sum(rows, shared_scratch);
   uint32_t base = sum.before;
   for (uint32_t e = own.begin; e < own.end; ++e) {
-    uint32_t row = base;
-#pragma unroll 8
-    for (uint32_t run = 0; run < params.num_runs; ++run) {
-      uint32_t& counter = shared_counters[run * params.permute.experts + e];
-      const uint32_t count = counter;
-      counter = row;
-      row += count;
-    }
+    const uint32_t row =
+        lay_out_runs(shared_counters + e, params.permute.experts, params.num_runs, base);
     shared_row_ends[e] = row;
     base += round_up_to_tile(params.permute, row - base);
   }
   return sum.total;
 }
 
+template <int kParts>
 __global__ void __launch_bounds__(kPermuteMaxThreads)
     permute_block_kernel(const __grid_constant__ BlockParams params) {
   __shared__ SharedStorage shared;
@@ -80,15 +80,17 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
   }
   __syncthreads();
   wait_for_previous_grids();
-  SlotBatch kept;
-  if (has_run) kept = count_run(params.permute, run, shared_own);
+  SlotBatch<kParts> kept;
+  if (has_run) kept = count_run<kParts>(params.permute, run, shared_own);
   allow_next_grid();
-  clear_maps(params.permute, threadIdx.x, blockDim.x);
+  const TileRange tiles = clear_own_tiles(params.permute);
   __syncthreads();
   const uint32_t rows = lay_out_experts(params, shared_counters, shared_row_ends, shared.scratch);
-  if (threadIdx.x == 0) store_totals(params.permute, rows);
+  if (blockIdx.x == 0 && threadIdx.x == 0) store_totals(params.permute, rows);
   __syncthreads();
-  if (has_run) place_run(params.permute, run, kept, {shared_own, shared_row_ends});
+  const uint32_t num_slots = params.permute.num_slots;
+  const SlotRun slots = slot_run(0, num_slots, params.slots_per_block, blockIdx.x);
+  if (has_run) place_run(params.permute, run, kept, {shared_own, shared_row_ends, tiles, slots});
 }
 
 void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args, Stream stream) {
@@ -100,13 +102,22 @@ void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args
   params.slots_per_run =
       static_cast<uint32_t>(std::max<int64_t>(1, ceil_div(slots, warps * kWarpSize)) * kWarpSize);
   params.num_runs = static_cast<uint32_t>(ceil_div(slots, params.slots_per_run));
+  // Ranks of slots that do not fit into registers wait in slot_to_row, where one block has to be
+  // alone.
+  const bool may_share = params.slots_per_run <= SlotBatch<kManyParts>::kSlots;
+  const int64_t blocks = may_share ? std::max<int64_t>(1, ceil_div(slots, kSlotsPerBlock)) : 1;
+  params.slots_per_block = static_cast<uint32_t>(ceil_div(slots, blocks));
   // Enough for the runs, for the experts, and for the rows to clear.
   const int64_t wanted = std::max<int64_t>(
-      {params.num_runs * int64_t{kWarpSize}, experts, problem.layout.max_rows / 4});
+      {params.num_runs * int64_t{kWarpSize}, experts, problem.layout.max_rows / (4 * blocks)});
   const int64_t threads = std::min<int64_t>(kPermuteMaxThreads, round_up(wanted, kWarpSize));
-  const LaunchShape shape{dim3(1), dim3(static_cast<unsigned>(threads)),
+  const LaunchShape shape{dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)),
                           static_cast<size_t>((params.num_runs + 1) * experts) * sizeof(uint32_t)};
-  launch(permute_block_kernel, shape, stream, params);
+  if (params.slots_per_run <= kWarpSize) {
+    launch(permute_block_kernel<1>, shape, stream, params);
+  } else {
+    launch(permute_block_kernel<kManyParts>, shape, stream, params);
+  }
 }
 
 Support supports(const PermuteProblem& problem) {

@@ -20,10 +20,10 @@
 namespace narrowfloat {
 namespace {
 
-// Of the counting kernel. Placing takes as many warps as it has counters for.
 constexpr int kCountThreads = 512;
-constexpr int64_t kMinChunkSlots = 2048;
-constexpr int64_t kMaxChunks = 256;
+constexpr int64_t kMinChunkSlots = 512;
+constexpr int64_t kMaxChunks = 64;
+constexpr int kParts = 2;  // Of the placing kernel's batches.
 constexpr int64_t kMaxParts = 16;
 
 struct GridParams {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kCountThreads)
     if (expert < experts) atomicAdd(shared_counts + expert, 1U);
   }
   allow_next_grid();
-  clear_maps(params.permute, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+  clear_own_tiles(params.permute);
   __syncthreads();
   uint32_t* const global_counts = chunk_table(params, blockIdx.x);
   for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) global_counts[e] = shared_counts[e];
@@ -163,22 +163,6 @@ __device__ void load_rows(const GridParams& params, uint32_t* shared_rows,
   }
 }
 
-// Counts of runs become rows from the chunk's rows on.
-__device__ void lay_out_runs(const GridParams& params, uint32_t num_runs,
-                             const uint32_t* shared_rows, uint32_t* shared_counters) {
-  const uint32_t experts = params.permute.experts;
-  for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) {
-    uint32_t row = shared_rows[e];
-#pragma unroll 8
-    for (uint32_t run = 0; run < num_runs; ++run) {
-      uint32_t& counter = shared_counters[run * experts + e];
-      const uint32_t count = counter;
-      counter = row;
-      row += count;
-    }
-  }
-}
-
 __global__ void __launch_bounds__(kPermuteMaxThreads)
     place_chunks_kernel(const __grid_constant__ GridParams params) {
   extern __shared__ uint32_t shared_row_ends[];
@@ -196,12 +180,15 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
   wait_for_previous_grids();
   load_rows(params, shared_rows, shared_row_ends);
   __syncthreads();
-  const SlotBatch kept = count_run(params.permute, run, shared_own);
+  const SlotBatch<kParts> kept = count_run<kParts>(params.permute, run, shared_own);
   allow_next_grid();
   __syncthreads();
-  lay_out_runs(params, num_runs, shared_rows, shared_counters);
+  for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) {
+    lay_out_runs(shared_counters + e, experts, num_runs, shared_rows[e]);
+  }
   __syncthreads();
-  place_run(params.permute, run, kept, {shared_own, shared_row_ends});
+  const PermuteParams& permute = params.permute;
+  place_run(permute, run, kept, {shared_own, shared_row_ends, {0, permute.max_tiles}, run});
 }
 
 void launch_permute_grid(const PermuteProblem& problem, const PermuteArgs& args, Stream stream) {
@@ -214,7 +201,7 @@ void launch_permute_grid(const PermuteProblem& problem, const PermuteArgs& args,
   params.slots_per_chunk = static_cast<uint32_t>(chunk);
   params.parts =
       static_cast<uint32_t>(std::clamp<int64_t>(kPermuteMaxThreads / experts, 1, kMaxParts));
-  const int64_t warps = permute_warps(experts);
+  const int64_t warps = std::min(permute_warps(experts), ceil_div(chunk, kParts * kWarpSize));
   const size_t expert_bytes = static_cast<size_t>(experts) * sizeof(uint32_t);
   const dim3 blocks(params.num_chunks);
   launch(count_chunks_kernel, {blocks, dim3(kCountThreads), expert_bytes}, stream, params);

@@ -74,16 +74,26 @@ __device__ inline uint32_t local_expert(const PermuteParams& params, uint32_t sl
   return min(id - params.expert_offset, params.experts);
 }
 
-// Thread `thread` of `threads` writes its share of the rows and tiles that hold nothing.
-__device__ inline void clear_maps(const PermuteParams& params, uint32_t thread, uint32_t threads) {
-  for (uint32_t row = thread; row < params.max_rows; row += threads) {
+struct TileRange {
+  uint32_t begin;
+  uint32_t end;
+};
+
+// The block's share of the tiles and of the rows in them, cleared: they hold nothing.
+__device__ inline TileRange clear_own_tiles(const PermuteParams& params) {
+  const uint32_t each = (params.max_tiles + gridDim.x - 1) / gridDim.x;
+  const uint32_t begin = min(blockIdx.x * each, params.max_tiles);
+  const uint32_t end = min(begin + each, params.max_tiles);
+  for (uint32_t row = (begin << params.tile_shift) + threadIdx.x; row < end << params.tile_shift;
+       row += blockDim.x) {
     params.args.row_to_token[row] = -1;
     params.args.row_to_slot[row] = -1;
   }
-  for (uint32_t tile = thread; tile < params.max_tiles; tile += threads) {
+  for (uint32_t tile = begin + threadIdx.x; tile < end; tile += blockDim.x) {
     params.args.tile_to_expert[tile] = 0;
     params.args.tile_row_end[tile] = 0;
   }
+  return {.begin = begin, .end = end};
 }
 
 // Neighbouring slots, a multiple of 32 but for the last run.
@@ -99,13 +109,15 @@ __device__ inline SlotRun slot_run(uint32_t begin, uint32_t end, uint32_t slots_
   return {.begin = first, .end = min(end - first, slots_per_run) + first};
 }
 
-// A warp's next slots of a run: of each lane kBatch slots, 32 apart.
-inline constexpr int kPermuteBatch = 4;
+// A warp's next slots of a run: of each lane kParts slots, 32 apart. Kernels have as few parts as
+// they can: at decode each instruction is fetched once and run once.
+template <int kParts>
 struct SlotBatch {
-  uint32_t expert[kPermuteBatch];
-  uint32_t rank[kPermuteBatch];  // Among the slots of the run with the same expert.
+  static constexpr uint32_t kSlots = kParts * kWarpSize;
+
+  uint32_t expert[kParts];
+  uint32_t rank[kParts];  // Among the slots of the run with the same expert.
 };
-inline constexpr uint32_t kBatchSlots = kPermuteBatch * kWarpSize;
 
 // The slot of this lane in part `part` of the batch that begins with slot `first`.
 __device__ inline uint32_t slot_of_batch(uint32_t first, int part) {
@@ -126,15 +138,16 @@ __device__ inline unsigned lanes_with_expert(uint32_t expert, bool is_local, uin
 }
 
 // Ranks of a batch; counts its slots. All lanes take part; the warp owns the counters.
-__device__ inline SlotBatch count_batch(const PermuteParams& params, const SlotRun& run,
-                                        uint32_t first, uint32_t* shared_counters) {
-  SlotBatch batch;
+template <int kParts>
+__device__ inline SlotBatch<kParts> count_batch(const PermuteParams& params, const SlotRun& run,
+                                                uint32_t first, uint32_t* shared_counters) {
+  SlotBatch<kParts> batch;
 #pragma unroll
-  for (int i = 0; i < kPermuteBatch; ++i) {
+  for (int i = 0; i < kParts; ++i) {
     batch.expert[i] = local_expert(params, slot_of_batch(first, i), run.end);
   }
 #pragma unroll
-  for (int i = 0; i < kPermuteBatch; ++i) {
+  for (int i = 0; i < kParts; ++i) {
     if (slot_of_batch(first, i) - threadIdx.x % kWarpSize >= run.end) continue;
     const bool is_local = batch.expert[i] < params.experts;
     const unsigned same = lanes_with_expert(batch.expert[i], is_local, params.expert_bits);
@@ -149,13 +162,15 @@ __device__ inline SlotBatch count_batch(const PermuteParams& params, const SlotR
 }
 
 // Counts a run; returns its first batch. Ranks of later ones wait in slot_to_row.
-__device__ inline SlotBatch count_run(const PermuteParams& params, const SlotRun& run,
-                                      uint32_t* shared_counters) {
-  const SlotBatch kept = count_batch(params, run, run.begin, shared_counters);
-  for (uint32_t first = run.begin + kBatchSlots; first < run.end; first += kBatchSlots) {
-    const SlotBatch batch = count_batch(params, run, first, shared_counters);
+template <int kParts>
+__device__ inline SlotBatch<kParts> count_run(const PermuteParams& params, const SlotRun& run,
+                                              uint32_t* shared_counters) {
+  const SlotBatch<kParts> kept = count_batch<kParts>(params, run, run.begin, shared_counters);
+  for (uint32_t first = run.begin + SlotBatch<kParts>::kSlots; first < run.end;
+       first += SlotBatch<kParts>::kSlots) {
+    const SlotBatch<kParts> batch = count_batch<kParts>(params, run, first, shared_counters);
 #pragma unroll
-    for (int i = 0; i < kPermuteBatch; ++i) {
+    for (int i = 0; i < kParts; ++i) {
       const uint32_t slot = slot_of_batch(first, i);
       if (slot < run.end) params.args.slot_to_row[slot] = static_cast<int32_t>(batch.rank[i]);
     }
@@ -163,11 +178,12 @@ __device__ inline SlotBatch count_run(const PermuteParams& params, const SlotRun
   return kept;
 }
 
-__device__ inline SlotBatch load_batch(const PermuteParams& params, const SlotRun& run,
-                                       uint32_t first) {
-  SlotBatch batch;
+template <int kParts>
+__device__ inline SlotBatch<kParts> load_batch(const PermuteParams& params, const SlotRun& run,
+                                               uint32_t first) {
+  SlotBatch<kParts> batch;
 #pragma unroll
-  for (int i = 0; i < kPermuteBatch; ++i) {
+  for (int i = 0; i < kParts; ++i) {
     const uint32_t slot = slot_of_batch(first, i);
     batch.expert[i] = local_expert(params, slot, run.end);
     if (slot < run.end) batch.rank[i] = static_cast<uint32_t>(params.args.slot_to_row[slot]);
@@ -175,49 +191,74 @@ __device__ inline SlotBatch load_batch(const PermuteParams& params, const SlotRu
   return batch;
 }
 
+// Where a run's slots go, and which part of the maps this block writes.
+struct Placement {
+  const uint32_t* shared_rows;      // [experts]: the run's first row of an expert.
+  const uint32_t* shared_row_ends;  // [experts]: one past the expert's last row.
+  TileRange tiles;                  // These, and the rows in them.
+  SlotRun slots;
+};
+
 // The slot that opens a tile describes the tile.
-__device__ inline void place_slot(const PermuteParams& params, uint32_t slot, uint32_t expert,
-                                  uint32_t row, uint32_t row_end) {
+__device__ inline void place_row(const PermuteParams& params, const Placement& to, uint32_t slot,
+                                 uint32_t expert, uint32_t row) {
   const uint32_t tile_rows = 1U << params.tile_shift;
-  params.args.slot_to_row[slot] = static_cast<int32_t>(row);
+  const uint32_t tile = row >> params.tile_shift;
+  if (tile < to.tiles.begin || tile >= to.tiles.end) return;
   params.args.row_to_token[row] = static_cast<int32_t>(params.slots.quotient(slot));
   params.args.row_to_slot[row] = static_cast<int32_t>(slot);
   if (row % tile_rows != 0) return;
-  const uint32_t tile = row >> params.tile_shift;
+  const uint32_t rows_left = to.shared_row_ends[expert] - row;
   params.args.tile_to_expert[tile] = static_cast<int32_t>(expert);
-  params.args.tile_row_end[tile] = static_cast<int32_t>(row + min(tile_rows, row_end - row));
+  params.args.tile_row_end[tile] = static_cast<int32_t>(row + min(tile_rows, rows_left));
 }
 
-// Where the experts' rows lie: shared_rows[e] is the run's first of expert e, shared_row_ends[e]
-// one past the expert's last.
-struct SharedRows {
-  const uint32_t* rows;
-  const uint32_t* row_ends;
-};
-
+template <int kParts>
 __device__ inline void place_batch(const PermuteParams& params, const SlotRun& run, uint32_t first,
-                                   const SlotBatch& batch, const SharedRows& shared) {
+                                   const SlotBatch<kParts>& batch, const Placement& to) {
 #pragma unroll
-  for (int i = 0; i < kPermuteBatch; ++i) {
+  for (int i = 0; i < kParts; ++i) {
     const uint32_t slot = slot_of_batch(first, i);
     if (slot >= run.end) continue;
     const uint32_t expert = batch.expert[i];
-    if (expert < params.experts) {
-      place_slot(params, slot, expert, shared.rows[expert] + batch.rank[i],
-                 shared.row_ends[expert]);
-    } else {
-      params.args.slot_to_row[slot] = -1;
+    const bool is_local = expert < params.experts;
+    const uint32_t row = is_local ? to.shared_rows[expert] + batch.rank[i] : 0xFFFFFFFFU;
+    if (is_local) place_row(params, to, slot, expert, row);
+    if (slot >= to.slots.begin && slot < to.slots.end) {
+      params.args.slot_to_row[slot] = static_cast<int32_t>(row);
     }
   }
 }
 
 // `kept`: what count_run() returned.
+template <int kParts>
 __device__ inline void place_run(const PermuteParams& params, const SlotRun& run,
-                                 const SlotBatch& kept, const SharedRows& shared) {
-  place_batch(params, run, run.begin, kept, shared);
-  for (uint32_t first = run.begin + kBatchSlots; first < run.end; first += kBatchSlots) {
-    place_batch(params, run, first, load_batch(params, run, first), shared);
+                                 const SlotBatch<kParts>& kept, const Placement& to) {
+  place_batch(params, run, run.begin, kept, to);
+  for (uint32_t first = run.begin + SlotBatch<kParts>::kSlots; first < run.end;
+       first += SlotBatch<kParts>::kSlots) {
+    place_batch(params, run, first, load_batch<kParts>(params, run, first), to);
   }
+}
+
+// Counts of one expert, by run, become rows from `row` on; returns the row behind them. Several
+// loads are in flight at once, which the compiler cannot arrange: a store may alias the next load.
+__device__ inline uint32_t lay_out_runs(uint32_t* shared_counters, uint32_t experts,
+                                        uint32_t num_runs, uint32_t row) {
+  constexpr uint32_t kAtOnce = 8;
+  for (uint32_t first = 0; first < num_runs; first += kAtOnce) {
+    uint32_t counts[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      counts[i] = first + i < num_runs ? shared_counters[(first + i) * experts] : 0U;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (first + i < num_runs) shared_counters[(first + i) * experts] = row;
+      row += counts[i];
+    }
+  }
+  return row;
 }
 
 // Experts [begin, end) of this thread, neighbours, so that sums over threads are sums over experts.

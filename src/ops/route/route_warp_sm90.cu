@@ -37,9 +37,11 @@ struct WarpParams {
   RouteParams route;
   FastDivisor experts;
   FastDivisor group_size;
-  int32_t candidates = 0;  // Experts, or members of the groups that are kept.
+  int32_t shared_stride = 0;  // From a token's keys to the next one's: whole 16-byte words.
+  int32_t candidates = 0;     // Experts, or members of the groups that are kept.
   int32_t tokens_per_block = 1;
-  int32_t lanes_per_group = 1;  // A power of two.
+  int32_t group_lane_bits = 0;  // 2^bits lanes share a group.
+  int32_t group_steps = 0;      // Of these lanes over its members.
 };
 
 // One token's part of the shared memory.
@@ -53,10 +55,10 @@ __device__ bool values_are_sigmoids(const RoutingSpec& spec) {
 }
 
 __device__ SharedToken shared_token(const WarpParams& params, uint32_t* shared, int token) {
-  const int32_t experts = params.route.experts;
-  return {.images = shared + token * experts,
-          .values = reinterpret_cast<float*>(shared) +
-                    static_cast<ptrdiff_t>(params.tokens_per_block + token) * experts};
+  uint32_t* const images = shared + token * params.shared_stride;
+  return {
+      .images = images,
+      .values = reinterpret_cast<float*>(images + params.tokens_per_block * params.shared_stride)};
 }
 
 __device__ void compute_keys(const WarpParams& params, int64_t first_token, uint32_t* shared) {
@@ -87,23 +89,23 @@ struct TwoLargest {
   }
 };
 
-// The two largest keys of the group that this lane shares with lanes_per_group - 1 neighbours.
+// The two largest keys of the group that this lane shares with its neighbours.
 __device__ TwoLargest two_largest_of_group(const WarpParams& params, const SharedToken& from,
                                            int group, int lane_in_group) {
-  const int lanes = params.lanes_per_group;
   const int size = params.route.group_size;
-  const int steps = (size + lanes - 1) / lanes;
   TwoLargest keys;
   if (group < params.route.num_groups) {
+    const uint32_t* const images = from.images + group * size;
     // Groups start at different steps, or all would read the same banks.
-    int step = group % steps;
-    for (int i = 0; i < steps; ++i) {
-      const int member = step * lanes + lane_in_group;
-      if (member < size) keys.add(from.images[group * size + member]);
-      step = step + 1 < steps ? step + 1 : 0;
+    int step = min(group, params.group_steps - 1);
+#pragma unroll 4
+    for (int i = 0; i < params.group_steps; ++i) {
+      const int member = (step << params.group_lane_bits) + lane_in_group;
+      keys.add(member < size ? images[member] : 0U);
+      step = step + 1 < params.group_steps ? step + 1 : 0;
     }
   }
-  for (int distance = 1; distance < lanes; distance *= 2) {
+  for (int distance = 1; distance < 1 << params.group_lane_bits; distance *= 2) {
     const uint32_t largest = __shfl_xor_sync(kFullWarp, keys.largest, distance);
     const uint32_t second = __shfl_xor_sync(kFullWarp, keys.second, distance);
     keys.add(largest);
@@ -116,22 +118,25 @@ __device__ TwoLargest two_largest_of_group(const WarpParams& params, const Share
 // topk_group are better: each lane counts them.
 __device__ int kept_groups(const WarpParams& params, const SharedToken& from) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const int group = lane / params.lanes_per_group;
-  const TwoLargest keys = two_largest_of_group(params, from, group, lane % params.lanes_per_group);
+  const int bits = params.group_lane_bits;
+  const int group = lane >> bits;
+  const int lane_in_group = lane - (group << bits);
+  const TwoLargest keys = two_largest_of_group(params, from, group, lane_in_group);
   const uint32_t score =
       order_image(group_score(float_of_image(keys.largest), float_of_image(keys.second)));
   int better = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int other = 0; other < params.route.num_groups; ++other) {
-    const uint32_t image = __shfl_sync(kFullWarp, score, other * params.lanes_per_group);
+    const uint32_t image = __shfl_sync(kFullWarp, score, other << bits);
     better += image > score || (image == score && other < group) ? 1 : 0;
   }
-  const bool is_first_lane = lane % params.lanes_per_group == 0;
-  unsigned kept = __ballot_sync(kFullWarp, is_first_lane && group < params.route.num_groups &&
-                                               better < params.route.topk_group);
+  const bool is_kept =
+      lane_in_group == 0 && group < params.route.num_groups && better < params.route.topk_group;
+  unsigned kept = __ballot_sync(kFullWarp, is_kept);
   int own = 0;
+#pragma unroll 4
   for (int i = 0; i < params.route.topk_group; ++i) {
-    if (lane == i) own = (__ffs(static_cast<int>(kept)) - 1) / params.lanes_per_group;
+    if (lane == i) own = (__ffs(static_cast<int>(kept)) - 1) >> bits;
     kept &= kept - 1;
   }
   return own;
@@ -249,12 +254,19 @@ __device__ float sum_over_experts(const RouteParams& route, const SharedToken& t
   *maximum = float_of_image(__reduce_max_sync(kFullWarp, largest));
   __syncwarp();
   for (int32_t e = lane; e < route.experts; e += kWarpSize) {
-    token.images[e] = float_bits(raw_weight(route.spec.weight, token.values[e], *maximum));
+    token.images[e] = float_bits(softmax_term(token.values[e], *maximum));
   }
   __syncwarp();
+  // A chain of additions, of which the loads must not be part.
   float sum = 0.0F;
-#pragma unroll 8
-  for (int32_t e = 0; e < route.experts; ++e) sum = add_rn(sum, bits_float(token.images[e]));
+  int32_t expert = 0;
+#pragma unroll 4
+  for (; expert + 4 <= route.experts; expert += 4) {
+    const uint4 terms = *reinterpret_cast<const uint4*>(token.images + expert);
+    sum = add_rn(add_rn(sum, bits_float(terms.x)), bits_float(terms.y));
+    sum = add_rn(add_rn(sum, bits_float(terms.z)), bits_float(terms.w));
+  }
+  for (; expert < route.experts; ++expert) sum = add_rn(sum, bits_float(token.images[expert]));
   return sum;
 }
 
@@ -274,6 +286,13 @@ __device__ float sum_over_slots(float raw, int32_t top_k) {
   return sum;
 }
 
+// raw_weight() of a value of the shared memory.
+__device__ float raw_weight_of_value(const RoutingSpec& spec, float value, float maximum) {
+  if (spec.weight == RoutingWeight::kLogit) return value;
+  if (spec.weight != RoutingWeight::kSigmoid) return softmax_term(value, maximum);
+  return values_are_sigmoids(spec) ? value : router_sigmoid(value);
+}
+
 // Lane s: the weight of slot s, whose expert is `id`.
 __device__ float weight_of_slot(const RouteParams& route, const SharedToken& token, int32_t id) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -287,8 +306,7 @@ __device__ float weight_of_slot(const RouteParams& route, const SharedToken& tok
   } else if (spec.weight == RoutingWeight::kSoftmaxOverSelected) {
     maximum = float_of_image(__reduce_max_sync(kFullWarp, image_for_maximum(value)));
   }
-  const bool is_done = spec.weight == RoutingWeight::kSigmoid && values_are_sigmoids(spec);
-  const float raw = is_done ? value : raw_weight(spec.weight, value, maximum);
+  const float raw = raw_weight_of_value(spec, value, maximum);
   if (spec.weight != RoutingWeight::kSoftmaxOverAll) {
     sum = sum_over_slots(raw, route.top_k);
   }
@@ -298,7 +316,7 @@ __device__ float weight_of_slot(const RouteParams& route, const SharedToken& tok
 template <int kPerLane>
 __global__ void __launch_bounds__(kMaxThreads)
     route_warp_kernel(const __grid_constant__ WarpParams params) {
-  extern __shared__ uint32_t shared[];
+  extern __shared__ __align__(16) uint32_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t first_token = int64_t{blockIdx.x} * params.tokens_per_block;
@@ -336,13 +354,15 @@ void launch_route_warp(const RouteProblem& problem, const RouteArgs& args, Strea
   params.group_size = FastDivisor(static_cast<uint32_t>(params.route.group_size));
   params.tokens_per_block =
       static_cast<int32_t>(std::clamp<int64_t>(problem.tokens / room, 1, kMaxTokensPerBlock));
-  params.lanes_per_group =
-      kWarpSize /
-      static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(params.route.num_groups)));
+  const auto groups = static_cast<uint32_t>(params.route.num_groups);
+  const int32_t group_lanes = kWarpSize / static_cast<int32_t>(std::bit_ceil(groups));
+  params.group_lane_bits = std::countr_zero(static_cast<uint32_t>(group_lanes));
+  params.group_steps = static_cast<int32_t>(ceil_div(params.route.group_size, group_lanes));
   params.candidates = params.route.num_groups > 1
                           ? params.route.topk_group * params.route.group_size
                           : params.route.experts;
-  const int64_t keys = int64_t{params.tokens_per_block} * params.route.experts;
+  params.shared_stride = static_cast<int32_t>(round_up(params.route.experts, 4));
+  const int64_t keys = int64_t{params.tokens_per_block} * params.shared_stride;
   const int64_t max_threads = params.tokens_per_block > 1 ? kManyTokensThreads : kMaxThreads;
   const int64_t threads = std::clamp(round_up(keys, kWarpSize),
                                      int64_t{params.tokens_per_block} * kWarpSize, max_threads);

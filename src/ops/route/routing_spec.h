@@ -118,11 +118,15 @@ NF_HOST_DEVICE inline float group_score(float largest, float second) {
 }
 
 // `maximum`: of the logits a softmax runs over.
+NF_HOST_DEVICE inline float softmax_term(float logit, float maximum) {
+  return exp_portable(add_rn(logit, -maximum));
+}
+
 NF_HOST_DEVICE inline float raw_weight(RoutingWeight weight, float logit, float maximum) {
   if (weight == RoutingWeight::kLogit) return logit;
   // Never key - bias: that cancels (moe spec 4.2).
   if (weight == RoutingWeight::kSigmoid) return sigmoid_by_tanh(logit);
-  return exp_portable(add_rn(logit, -maximum));
+  return softmax_term(logit, maximum);
 }
 
 // From the sum of the raw weights that count. A NaN stays one.
