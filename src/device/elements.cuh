@@ -34,24 +34,25 @@ struct PackedElements {
     return i % 2 == 0 ? Half::low(words[i / 2]) : Half::high(words[i / 2]);
   }
   __device__ uint32_t max_or_nan() const {
-    uint32_t largest = words[0] & kMagnitudes;
-#pragma unroll
-    for (int i = 1; i < kWords; ++i) {
-      largest = Half::max_or_nan(largest, words[i] & kMagnitudes);
-    }
-    return float_bits(Half::low(Half::max_or_nan(largest, largest >> 16)));
+    return largest([](uint32_t a, uint32_t b) { return Half::max_or_nan(a, b); });
   }
   __device__ uint32_t max_number() const {
-    uint32_t largest = words[0] & kMagnitudes;
-#pragma unroll
-    for (int i = 1; i < kWords; ++i) {
-      largest = Half::max_number(largest, words[i] & kMagnitudes);
-    }
-    return float_bits(Half::low(Half::max_number(largest, largest >> 16)));
+    return largest([](uint32_t a, uint32_t b) { return Half::max_number(a, b); });
   }
 
  private:
-  static constexpr uint32_t kMagnitudes = 0x7FFF7FFFU;
+  template <class Larger>
+  __device__ uint32_t largest(Larger&& larger) const {
+    uint32_t parts[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) parts[i] = words[i];
+#pragma unroll
+    for (int count = kWords / 2; count > 0; count /= 2) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) parts[i] = larger(parts[i], parts[i + count]);
+    }
+    return float_bits(fabsf(Half::low(larger(parts[0], parts[0] >> 16))));
+  }
 };
 
 // kCount fp32 elements.

@@ -14,9 +14,10 @@ struct PackedBf16 {
   __device__ static float low(uint32_t pair) { return bits_float(pair << 16); }
   __device__ static float high(uint32_t pair) { return bits_float(pair & 0xFFFF0000U); }
   __device__ static uint32_t pack(float low, float high) { return to_bf16x2(low, high); }
-  // Of each half: a number wins, or NaN does.
-  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_bf16x2(a, b); }
-  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_bf16x2(a, b); }
+  // Of each half the larger magnitude, with a sign of no use: a number wins, or NaN does.
+  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_abs_bf16x2(a, b); }
+  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_abs_nan_bf16x2(a, b); }
+  __device__ static uint32_t add(uint32_t a, uint32_t b) { return add_bf16x2(a, b); }
 };
 
 struct PackedF16 {
@@ -24,8 +25,9 @@ struct PackedF16 {
   __device__ static float low(uint32_t pair) { return f16_low_to_float(pair); }
   __device__ static float high(uint32_t pair) { return f16_high_to_float(pair); }
   __device__ static uint32_t pack(float low, float high) { return to_f16x2(low, high); }
-  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_f16x2(a, b); }
-  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_nan_f16x2(a, b); }
+  __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_abs_f16x2(a, b); }
+  __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_abs_nan_f16x2(a, b); }
+  __device__ static uint32_t add(uint32_t a, uint32_t b) { return add_f16x2(a, b); }
 };
 
 }  // namespace narrowfloat

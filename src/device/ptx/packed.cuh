@@ -5,6 +5,31 @@
 
 namespace narrowfloat {
 
+// max.xorsign.abs.bf16x2, .f16x2: the larger magnitude, with a sign of no use; a number wins over
+// NaN.
+__device__ inline uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ inline uint32_t max_abs_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+// max.NaN.xorsign.abs.bf16x2, .f16x2: the same, and NaN wins.
+__device__ inline uint32_t max_abs_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+__device__ inline uint32_t max_abs_nan_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // max.bf16x2, max.f16x2: a number wins over NaN.
 __device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
@@ -17,15 +42,15 @@ __device__ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
-// max.NaN.bf16x2, max.NaN.f16x2: NaN wins.
-__device__ inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+// add.rn.bf16x2, add.rn.f16x2: denormals are kept.
+__device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
-__device__ inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
+__device__ inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
   uint32_t result;
-  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
 

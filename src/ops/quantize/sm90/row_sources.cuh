@@ -180,10 +180,8 @@ struct SiluRows {
   __device__ static bool gates_in_range(const Elements<kCount>& gate) {
     uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-      largest = Half::max_or_nan(largest, gate.words[i] & 0x7FFF7FFFU);
-    }
-    return silu_gates_in_range<Half>(largest);
+    for (int i = 0; i < kCount / 2; ++i) largest = Half::max_or_nan(largest, gate.words[i]);
+    return silu_gates_in_range<Half>(largest & 0x7FFF7FFFU);
   }
 };
 
