@@ -29,4 +29,14 @@ __device__ inline void copy_4(uint32_t shared, const void* global, uint32_t byte
                : "memory");
 }
 
+// cp.async of 16 bytes, past L1.
+__device__ inline void copy_16(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(global))
+               : "memory");
+}
+
+// cp.async.wait_all: until all copies of this thread that complete on no barrier have arrived.
+__device__ inline void wait_for_async_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 }  // namespace narrowfloat

@@ -2,13 +2,9 @@
 // mbarrier). Addresses are those of the shared window: shared_address().
 #pragma once
 
-#include "base/host_device.h"
+#include "device/ptx/shared_memory.cuh"
 
 namespace narrowfloat {
-
-__device__ inline uint32_t shared_address(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 
 __device__ inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

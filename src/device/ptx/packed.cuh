@@ -42,18 +42,6 @@ __device__ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
-// add.rn.bf16x2, add.rn.f16x2: denormals are kept.
-__device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t result;
-  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-__device__ inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
-  uint32_t result;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-
 // mul.rn.f16x2: denormals are kept.
 __device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   uint32_t result;
@@ -68,7 +56,12 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
-// add.rn.bf16x2, sub.rn.bf16x2
+// add.rn.f16x2, add.rn.bf16x2, sub.rn.bf16x2: denormals are kept.
+__device__ inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
 __device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
   asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));

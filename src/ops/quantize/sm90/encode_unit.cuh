@@ -129,14 +129,15 @@ struct OrdinaryScale {
   bool is_right;
 };
 
-// NVFP4 in exact mode (Nvfp4::block_scale), whose decode factor is RN(1 / encode). One Newton step
+// NVFP4 in exact mode (Nvfp4::block_scale); decode: RN(1 / encode). One Newton step
 // makes an approximate reciprocal the correctly rounded one for every significand while nothing
 // under- or overflows, which the ranges of the encode factor and of an E4M3 scale, 2^-9 to 448, see
 // to. A scale of zero gives NaN, which is not in range.
-__device__ inline OrdinaryScale<uint8_t> ordinary_nvfp4_scale(float amax, float encode) {
+__device__ inline OrdinaryScale<uint8_t> ordinary_nvfp4_scale(float amax, float encode,
+                                                              float decode) {
   const uint8_t stored =
       DeviceExactMath::encode<E4M3>(__fmul_rn(amax, __fmul_rn(encode, kOneSixth)));
-  const float product = __fmul_rn(DeviceExactMath::decode<E4M3>(stored), newton_reciprocal(encode));
+  const float product = __fmul_rn(DeviceExactMath::decode<E4M3>(stored), decode);
   const float multiplier = newton_reciprocal(amax == 0.0F ? 1.0F : product);
   const bool is_moderate = encode >= 0x1p-100F && encode <= 0x1p100F;
   return {stored, __fmul_rn(multiplier, kE2m1Prescale), is_moderate};
@@ -148,7 +149,7 @@ __device__ inline OrdinaryScale<typename Format::Stored> ordinary_scale(float am
                                                                         const BlockRules& rules) {
   constexpr bool kIsNvfp4 = Format::kScaleType == ScaleType::kE4M3;
   if constexpr (kIsNvfp4 && kRule == ScaleRule::kFormat && Math::kMode == MathMode::kExact) {
-    return ordinary_nvfp4_scale(amax, pair.encode);
+    return ordinary_nvfp4_scale(amax, pair.encode, newton_reciprocal(pair.encode));
   } else {
     const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
     return {scale.stored, mul_rn(scale.multiplier, kE2m1Prescale), true};

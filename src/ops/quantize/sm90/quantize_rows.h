@@ -12,6 +12,18 @@ void launch_quantize_token_rows(const QuantizeProblem& problem, const QuantizePa
 bool is_token_dense(const QuantizeProblem& problem);
 void launch_quantize_token_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                                  Stream stream);
+// Norms into formats with blocks inside a row, and NVFP4 per token from SiLU and smoothing, of
+// dense rows of up to kMaxStreamCols columns (quantize_stream.cuh).
+inline constexpr int64_t kMaxStreamCols = 16384;
+bool is_stream(const QuantizeProblem& problem, const QuantizeParams& params);
+void launch_quantize_stream(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream);
+void launch_quantize_stream_norm_fp4(const QuantizeProblem& problem, const QuantizeParams& params,
+                                     Stream stream);
+void launch_quantize_stream_norm_fp8(const QuantizeProblem& problem, const QuantizeParams& params,
+                                     Stream stream);
+void launch_quantize_stream_token(const QuantizeProblem& problem, const QuantizeParams& params,
+                                  Stream stream);
 // Norms into formats with blocks inside a row.
 void launch_quantize_norm_rows_fp4(const QuantizeProblem& problem, const QuantizeParams& params,
                                    Stream stream);

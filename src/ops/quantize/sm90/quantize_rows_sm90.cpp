@@ -35,6 +35,7 @@ void launch_elements(const QuantizeProblem& problem, const QuantizeParams& param
                ? launch_quantize_four_over_six_token_rows(problem, params, stream)
                : launch_quantize_four_over_six(problem, params, stream);
   }
+  if (is_stream(problem, params)) return launch_quantize_stream(problem, params, stream);
   if (!is_norm(problem.source)) {
     return is_token_dense(problem) ? launch_quantize_token_dense(problem, params, stream)
                                    : launch_quantize_token_rows(problem, params, stream);

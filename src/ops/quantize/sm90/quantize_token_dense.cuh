@@ -52,9 +52,8 @@ __device__ __noinline__ Nvfp4PerToken::RowScale token_row_scale_any(float row_am
 // The same without branches for ordinary numbers. The quotient is IEEE's: two corrections of
 // base_encode * (1 / amax), as in the division of the CUDA compiler where nothing under- or
 // overflows.
-template <class Math>
-__device__ inline Nvfp4PerToken::RowScale token_row_scale(const QuantizeTokenParams& params,
-                                                          float row_amax) {
+template <class Math, class Params>
+__device__ inline Nvfp4PerToken::RowScale token_row_scale(const Params& params, float row_amax) {
   if constexpr (Math::kMode == MathMode::kExact) {
     const auto is_moderate = [](float a, float limit) { return a >= 1.0F / limit && a <= limit; };
     const float base = params.base_encode_scale;
@@ -90,10 +89,9 @@ __device__ inline void store_token_scale(const QuantizeTokenParams& params, uint
   }
 }
 
-// The largest number of a run; 0 where there is none.
+// The largest number of a run; 0 where there is none. largest: elements.max_or_nan().
 template <class Elements>
-__device__ inline uint32_t largest_number(const Elements& elements) {
-  const uint32_t largest = elements.max_or_nan();
+__device__ inline uint32_t largest_number(const Elements& elements, uint32_t largest) {
   if (largest <= kInfinityBits) return largest;
   const uint32_t number = elements.max_number();
   return number > kInfinityBits ? 0U : number;
@@ -150,7 +148,9 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   allow_next_grid();
   uint32_t row_amax = 0;
 #pragma unroll
-  for (int i = 0; i < kRuns; ++i) row_amax = max(row_amax, largest_number(elements.runs[i]));
+  for (int i = 0; i < kRuns; ++i) {
+    row_amax = max(row_amax, largest_number(elements.runs[i], elements.runs[i].max_or_nan()));
+  }
   row_amax = block_max(row_amax, shared_maxima);
   const auto scale = token_row_scale<Math>(params, bits_float(row_amax));
   if (threadIdx.x == 0) params.row_scales[row] = canonical_nan(scale.stored);

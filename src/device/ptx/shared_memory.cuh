@@ -1,0 +1,41 @@
+// Shared memory by its 32-bit addresses: what a thread keeps in a register the compiler need not
+// make anew at every access.
+#pragma once
+
+#include "base/host_device.h"
+
+namespace narrowfloat {
+
+// An address in shared memory, as instructions take it.
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ld.shared.u32
+__device__ inline uint32_t load_shared(uint32_t address) {
+  uint32_t result;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(result) : "r"(address) : "memory");
+  return result;
+}
+
+// ld.shared.v4.u32: 16 bytes.
+__device__ inline uint4 load_shared_16(uint32_t address) {
+  uint4 result;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(result.x), "=r"(result.y), "=r"(result.z), "=r"(result.w)
+               : "r"(address)
+               : "memory");
+  return result;
+}
+
+// st.shared.u32
+__device__ inline void store_shared(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// st.shared.v4.u32: 16 bytes of zeros.
+__device__ inline void clear_shared_16(uint32_t address) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+}  // namespace narrowfloat

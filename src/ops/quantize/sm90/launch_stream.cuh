@@ -1,0 +1,138 @@
+// Launching the kernel of quantize_stream.cuh: its parameters, and as many blocks of threads as the
+// GPU holds at once.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/quantize/sm90/quantize_rows.h"
+#include "ops/quantize/sm90/quantize_stream.cuh"
+#include "ops/quantize/sm90/visit_sources.cuh"
+#include "runtime/cuda/cuda_devices.h"
+
+namespace narrowfloat {
+
+// Each formula is that of the layout (tensor/layouts), its row and its block part taken apart.
+inline ScalePlaces scale_places(const ScaleImages& images) {
+  const auto blocks = static_cast<uint32_t>(images.extents.blocks);
+  const auto tiles = static_cast<uint32_t>(ceil_div(images.extents.blocks, 4));
+  switch (images.layout) {
+    case ScaleLayoutId::kLinear:
+      return {.layout = images.layout, .row_stride = blocks, .block_stride = 1};
+    case ScaleLayoutId::kMnMajor: {
+      const auto rows = static_cast<uint32_t>(MnMajorLayout::padded(images.extents).rows);
+      return {.layout = images.layout, .row_stride = 1, .block_stride = rows};
+    }
+    case ScaleLayoutId::kSwizzled8x4:
+      return {.layout = images.layout,
+              .row_shift = 3,
+              .row_stride = tiles * 32,
+              .low_rows = 7,
+              .low_stride = 4,
+              .block_shift = 2,
+              .block_stride = 32,
+              .block_mask = 3};
+    case ScaleLayoutId::kSwizzled128x4:
+      break;
+  }
+  return {.layout = images.layout,
+          .row_shift = 7,
+          .row_stride = tiles * 512,
+          .low_rows = 31,
+          .low_stride = 16,
+          .high_rows = 3,
+          .block_shift = 2,
+          .block_stride = 512,
+          .block_mask = 3};
+}
+
+inline QuantizeStreamParams make_stream_params(const QuantizeProblem& problem,
+                                               const QuantizeParams& params) {
+  QuantizeStreamParams stream{};
+  stream.input = params.input;
+  stream.input_row_stride = params.input_row_stride;
+  stream.vector = params.vector;
+  stream.runs_per_row = static_cast<uint32_t>(problem.cols / kStreamRun);
+  stream.num_rows = static_cast<uint32_t>(problem.rows);
+  stream.values = params.values;
+  stream.scales = params.scales.data;
+  stream.places = scale_places(params.scales);
+  stream.blocks = static_cast<uint32_t>(params.scales.extents.blocks);
+  stream.rules = params.rules;
+  stream.cols = static_cast<float>(problem.cols);
+  stream.eps = params.norm_eps;
+  if (params.encode_source == EncodeScaleSource::kTensor) {
+    stream.device_scale = params.encode_scales;
+  }
+  stream.is_amax = params.encode_source == EncodeScaleSource::kAmax;
+  if (stream.is_amax) stream.device_scale = params.global_scale;
+  stream.host_encode = params.host_pair.encode;
+  stream.e4m3_max = params.e4m3_max;
+  stream.global_scale = params.global_scale;
+  stream.base_decode_scale = params.base_decode_scale;
+  stream.base_encode_scale = 1.0F / params.base_decode_scale;
+  stream.images = params.scales;
+  stream.padding = scale_padding(params.scales);
+  return stream;
+}
+
+// Blocks of threads that an SM of compute capability 9.0 holds.
+inline int64_t stream_blocks_per_sm(const CudaDevice& device, int64_t threads, int64_t registers,
+                                    int64_t shared_bytes) {
+  constexpr int64_t kSystemBytes = 1024;  // Of each block's shared memory.
+  const int64_t memory = device.max_shared_bytes_per_block + kSystemBytes;
+  const int64_t by_memory = memory / (shared_bytes + kSystemBytes);
+  const int64_t by_registers = 65536 / (round_up(registers, 8) * threads);
+  const int64_t most = std::min<int64_t>({by_memory, by_registers, 2048 / threads, 32});
+  return std::max<int64_t>(1, most);
+}
+
+struct StreamTuning {
+  static constexpr QuantizeStreamConfig kConfig{.max_threads = 1024, .registers = 64};
+  static_assert(is_valid(kConfig));
+};
+static_assert(kMaxStreamCols == StreamTuning::kConfig.max_threads * kStreamRun);
+
+template <BlockFormat Format, class Math, class Source, class Layout>
+void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& params,
+                          Stream stream) {
+  using Case = StreamCase<StreamTuning, Layout>;
+  constexpr auto kKernel = quantize_stream_kernel<Format, Math, Source, Case>;
+  const CudaDevice& device = cuda_device(problem.device.index);
+  const int64_t threads = round_up(problem.cols / kStreamRun, kWarpSize);
+  const int64_t shared_bytes =
+      StreamShared::kBytes + threads / kWarpSize * RowRing<Source::kInputs>::kBytes;
+  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shared_bytes)),
+             "cudaFuncSetAttribute");
+  const QuantizeStreamParams stream_params = make_stream_params(problem, params);
+  // Few rows may have much padding.
+  const int64_t wanted =
+      std::max(problem.rows, ceil_div(stream_params.padding.per_image(), threads));
+  const int64_t most =
+      device.num_sms * stream_blocks_per_sm(device, threads, Case::kConfig.registers, shared_bytes);
+  launch(kKernel,
+         {dim3(static_cast<unsigned>(std::min(wanted, most))), dim3(static_cast<unsigned>(threads)),
+          static_cast<size_t>(shared_bytes)},
+         stream, stream_params);
+}
+
+// 4-bit formats, which instructions bound, have kernels for their usual layouts.
+template <BlockFormat Format, class Math, class Source>
+void launch_quantize_stream(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+  if constexpr (Format::Element::kBits == 4) {
+    constexpr auto kLinear = ScaleLayoutId::kLinear;
+    constexpr auto k128x4 = ScaleLayoutId::kSwizzled128x4;
+    if (problem.layout == kLinear) {
+      return launch_stream_layout<Format, Math, Source, StreamLayout<kLinear>>(problem, params,
+                                                                               stream);
+    }
+    if (problem.layout == k128x4) {
+      return launch_stream_layout<Format, Math, Source, StreamLayout<k128x4>>(problem, params,
+                                                                              stream);
+    }
+  }
+  launch_stream_layout<Format, Math, Source, StreamLayout<>>(problem, params, stream);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,43 @@
+// Which problems the kernels of quantize_stream.cuh take, and which of them.
+#include "ops/quantize/sm90/quantize_rows.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int64_t kRun = 16;
+constexpr int64_t kMaxRuns = int64_t{1} << 30;
+
+// The norm of what a norm's second kernel reads counts, too: the residual is its input.
+bool is_stream_source(const QuantizeProblem& problem, const QuantizeParams& params) {
+  const bool has_row_scale = format_info(problem.format).has_row_scale;
+  if (is_norm(problem.source)) {
+    return params.residual == nullptr && params.norm_output == nullptr &&
+           params.extra_scales.data == nullptr && problem.format != FormatId::kFp8Tensor;
+  }
+  return has_row_scale &&
+         (problem.source == RowSourceKind::kSiluMul || problem.source == RowSourceKind::kSmooth);
+}
+
+}  // namespace
+
+bool is_stream(const QuantizeProblem& problem, const QuantizeParams& params) {
+  const int64_t block_cols = format_info(problem.format).block_cols;
+  const bool has_all_rows =
+      problem.batch == 1 && !problem.has_row_list && !problem.has_valid_rows && problem.groups == 0;
+  const bool is_half = problem.input == DType::kBF16 || problem.input == DType::kF16;
+  return is_stream_source(problem, params) && has_all_rows && is_half &&
+         problem.encode_axis == EncodeScaleAxis::kTensor && problem.value_cols == problem.cols &&
+         problem.cols % block_cols == 0 && problem.cols <= kMaxStreamCols &&
+         problem.rows * (problem.cols / kRun) < kMaxRuns;
+}
+
+void launch_quantize_stream(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+  if (!is_norm(problem.source)) return launch_quantize_stream_token(problem, params, stream);
+  if (format_info(problem.format).element_bits == 4) {
+    return launch_quantize_stream_norm_fp4(problem, params, stream);
+  }
+  launch_quantize_stream_norm_fp8(problem, params, stream);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,327 @@
+// sm90 quantizer of rows that stream through shared memory, for what needs a statistic of a whole
+// row and much arithmetic besides: norms, and NVFP4 per token from SiLU and smoothing. One batch of
+// 16-bit tensors whose rows all count, whole blocks, rows of up to 16384 elements.
+//
+//   y = source(row), codes and scales of y's blocks (spec 6, 6.12)
+//
+// As many blocks of threads as the GPU holds, each with every n-th row, a run of 16 elements for a
+// thread. While a row is computed the next one arrives in shared memory (row_ring.cuh), and what is
+// the same for all rows stays in registers: the weight of a norm as fp32, the place of a block's
+// scale in its row, the encode scale.
+//
+//   wait for the row, request another | statistics, two barriers each | codes, scales, stores
+//
+// Bound by memory: NVFP4 from a norm moves 2.56 bytes an element, from SiLU 4.56; a norm has 18
+// instructions an element (docs/kernels/quantize.md).
+#pragma once
+
+#include "ops/quantize/sm90/ordinary_blocks.cuh"
+#include "ops/quantize/sm90/quantize_dense.cuh"
+#include "ops/quantize/sm90/quantize_token_dense.cuh"
+#include "ops/quantize/sm90/stream_sources.cuh"
+
+namespace narrowfloat {
+
+struct QuantizeStreamConfig {
+  int max_threads;  // Of a row.
+  int registers;    // Of a thread.
+};
+
+consteval bool is_valid(const QuantizeStreamConfig& config) {
+  return config.max_threads % kWarpSize == 0 && config.max_threads <= 1024 &&
+         config.max_threads * config.registers <= 65536;
+}
+
+// Where the scale of (row, block) is, in any layout: the sum of a part that depends on the row and
+// one that depends on the block.
+struct ScalePlaces {
+  ScaleLayoutId layout;
+  uint32_t row_shift;  // Rows of a tile, as a power of two,
+  uint32_t row_stride;
+  uint32_t low_rows;  // the mask of neighbours in it,
+  uint32_t low_stride;
+  uint32_t high_rows;  // and of rows 32 apart.
+  uint32_t block_shift;
+  uint32_t block_stride;
+  uint32_t block_mask;
+
+  __device__ uint32_t of_row(uint32_t row) const {
+    return (row >> row_shift) * row_stride + (row & low_rows) * low_stride +
+           (row / 32 & high_rows) * 4;
+  }
+  __device__ uint32_t of_block(uint32_t block) const {
+    return (block >> block_shift) * block_stride + (block & block_mask);
+  }
+  __device__ bool is_swizzled() const {
+    return layout == ScaleLayoutId::kSwizzled128x4 || layout == ScaleLayoutId::kSwizzled8x4;
+  }
+};
+
+// Layouts that a kernel is compiled for; for none it asks ScalePlaces.
+template <ScaleLayoutId... kLayouts>
+struct StreamLayout {
+  __device__ static uint32_t of_row(const ScalePlaces& places, uint32_t row) {
+    if constexpr (((kLayouts == ScaleLayoutId::kLinear) || ...)) return row * places.row_stride;
+    if constexpr (((kLayouts == ScaleLayoutId::kSwizzled128x4) || ...)) {
+      return row / 128 * places.row_stride + (row % 32 * 16 | row / 32 % 4 * 4);
+    }
+    return places.of_row(row);
+  }
+};
+
+struct QuantizeStreamParams {
+  const uint8_t* input;
+  int64_t input_row_stride;  // In bytes.
+  const uint8_t* vector;
+  uint32_t runs_per_row;
+  uint32_t num_rows;
+  uint8_t* values;
+  uint8_t* scales;
+  ScalePlaces places;
+  uint32_t blocks;  // Of a row.
+  BlockRules rules;
+  // Norms.
+  float cols;
+  float eps;
+  // Of the tensor, as in QuantizeDenseParams; global_scale is the rows' for formats with row
+  // scales.
+  const float* device_scale;
+  float host_encode;
+  float e4m3_max;
+  bool is_amax;
+  float* global_scale;
+  float base_decode_scale;
+  float base_encode_scale;  // RN(1 / base_decode_scale)
+  ScaleImages images;
+  ScalePadding padding;
+};
+
+// What the warps of a block of threads tell each other, at addresses of shared memory: a value per
+// warp for each statistic, and what the first warp makes of them.
+struct StreamShared {
+  static constexpr uint32_t kWordBytes = sizeof(uint32_t);
+  static constexpr uint32_t kWarpsBytes = kWarpSize * kWordBytes;
+  static constexpr uint32_t kBytes = 3 * kWarpsBytes;
+  uint32_t sums;
+  uint32_t maxima;
+  uint32_t results;
+
+  // Sums and maxima of warps that do not exist are zero.
+  __device__ explicit StreamShared(uint32_t memory)
+      : sums(memory), maxima(memory + kWarpsBytes), results(memory + 2 * kWarpsBytes) {
+    for (uint32_t i = threadIdx.x; i < 2 * kWarpSize; i += blockDim.x) {
+      store_shared(memory + i * kWordBytes, 0);
+    }
+    __syncthreads();
+  }
+};
+
+__device__ inline void store_of_warp(uint32_t values, uint32_t value) {
+  if (threadIdx.x % kWarpSize != 0) return;
+  store_shared(values + threadIdx.x / kWarpSize * StreamShared::kWordBytes, value);
+}
+// For lane i of the first warp, that of warp i.
+__device__ inline uint32_t load_of_warp(uint32_t values) {
+  return load_shared(values + threadIdx.x * StreamShared::kWordBytes);
+}
+
+// Lets the first warp make from the values of all warps what all need. Two barriers cost less
+// than `make` in every warp.
+template <class Make>
+__device__ inline void let_first_warp(Make&& make) {
+  __syncthreads();
+  if (threadIdx.x < kWarpSize) make();
+  __syncthreads();
+}
+
+// 1 / rms of the row.
+template <class Row>
+__device__ inline float row_reciprocal_rms(const QuantizeStreamParams& params,
+                                           const StreamShared& shared, const Row& h) {
+  store_of_warp(shared.sums, float_bits(warp_tree_sum(sum_of_squares(h))));
+  let_first_warp([&] {
+    const float sum = warp_tree_sum(bits_float(load_of_warp(shared.sums)));
+    // reciprocal_rms_of_sum()
+    const float factor = rsqrt_rn(add_rn(div_rn(sum, params.cols), params.eps));
+    if (threadIdx.x == 0) store_shared(shared.results, float_bits(factor));
+  });
+  return bits_float(load_shared(shared.results));
+}
+
+// The factors of a row of a format with row scales; stores the row's scale. number: the largest of
+// the thread's run, 0 where there is none.
+template <class Math>
+__device__ inline ScalePair row_scale_pair(const QuantizeStreamParams& params,
+                                           const StreamShared& shared, uint32_t row,
+                                           uint32_t number) {
+  const uint32_t encode = shared.results + StreamShared::kWordBytes;
+  const uint32_t decode = encode + StreamShared::kWordBytes;
+  store_of_warp(shared.maxima, __reduce_max_sync(kFullWarp, number));
+  let_first_warp([&] {
+    const uint32_t amax = __reduce_max_sync(kFullWarp, load_of_warp(shared.maxima));
+    const auto scale = token_row_scale<Math>(params, bits_float(amax));
+    if (threadIdx.x != 0) return;
+    store_shared(encode, float_bits(scale.pair.encode));
+    store_shared(decode, float_bits(scale.pair.decode));
+    params.global_scale[row] = canonical_nan(scale.stored);
+  });
+  return {bits_float(load_shared(encode)), bits_float(load_shared(decode))};
+}
+
+// What is the same for a thread's run of every row, and where the codes of the current row's go.
+template <BlockFormat Format>
+struct StreamRun {
+  using Stored = typename Format::Stored;
+  static constexpr auto kLanes = static_cast<uint32_t>(Format::kBlockCols / kStreamRun);
+  static constexpr uint32_t kCodeBytes = kStreamRun * Format::Element::kBits / 8;
+
+  uint8_t* codes;
+  uint64_t step;  // From there to the next row's.
+  Stored* scale;  // Of a row whose part of the place is zero.
+  uint32_t pads;  // Zeros behind it.
+  bool is_inside;
+  bool stores_scale;
+
+  __device__ explicit StreamRun(const QuantizeStreamParams& params) {
+    const uint32_t run = threadIdx.x;
+    const uint32_t block = run / kLanes;
+    is_inside = run < params.runs_per_row;
+    stores_scale = is_inside && run % kLanes == 0;
+    const bool is_last = stores_scale && block + 1 == params.blocks;
+    pads = is_last && params.places.is_swizzled() ? (0U - params.blocks) % 4 : 0U;
+    const uint64_t row_bytes = uint64_t{params.runs_per_row} * kCodeBytes;
+    codes = params.values + blockIdx.x * row_bytes + run * kCodeBytes;
+    step = gridDim.x * row_bytes;
+    scale = reinterpret_cast<Stored*>(params.scales) + params.places.of_block(block);
+  }
+};
+
+template <typename Stored>
+__device__ __noinline__ void store_stream_pads(Stored* place, uint32_t pads) {
+#pragma unroll 1
+  for (uint32_t pad = 1; pad <= pads; ++pad) place[pad] = Stored{0};
+}
+
+// Of a block of a 4-bit format, whose decode factor is known.
+template <BlockFormat Format, class Math>
+__device__ inline OrdinaryScale<uint8_t> stream_scale(float amax, const ScalePair& pair,
+                                                      const BlockRules& rules) {
+  constexpr bool kIsNvfp4 = Format::kScaleType == ScaleType::kE4M3;
+  if constexpr (kIsNvfp4 && Math::kMode == MathMode::kExact) {
+    return ordinary_nvfp4_scale(amax, pair.encode, pair.decode);
+  } else {
+    return ordinary_scale<Format, Math, ScaleRule::kFormat>(amax, pair, rules);
+  }
+}
+
+// A run's codes and, for one lane of a block, its scale, 4-bit formats. One branch for ordinary
+// blocks and all others: unlike ordinary_blocks.cuh, as throughput counts here and not latency.
+// run_largest: elements.max_or_nan().
+template <BlockFormat Format, class Math, class Elements>
+__device__ inline void quantize_stream_run_4(const QuantizeStreamParams& params,
+                                             const Elements& elements, uint32_t run_largest,
+                                             const ScalePair& pair, const StreamRun<Format>& run,
+                                             uint8_t* scale) {
+  constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
+  const float largest = bits_float(group_max<kLanes>(run_largest));
+  const auto ordinary = stream_scale<Format, Math>(largest, pair, params.rules);
+  Codes<typename Format::Element, Elements::kSize> codes;
+  uint8_t stored = ordinary.stored;
+  // The same for all lanes of the group.
+  if (ordinary.is_right && is_in_e2m1_range<Math>(largest, ordinary.prescaled)) {
+    codes = codes_in_range<Format, Math>(elements, ordinary.prescaled);
+  } else {
+    const float amax = block_amax<Format, kLanes>(elements, lanes_of_group<kLanes>());
+    const auto plain = Format::template block_scale<Math>(amax, pair, params.rules);
+    codes = plain_codes<Format, Math>(elements, plain.multiplier);
+    stored = canonical_scale(plain.stored);
+  }
+  if (!run.is_inside) return;
+  store_codes(codes, run.codes);
+  if (run.stores_scale) *scale = stored;
+}
+
+// 8-bit formats.
+template <BlockFormat Format, class Math, class Elements>
+__device__ inline void quantize_stream_run_8(const QuantizeStreamParams& params,
+                                             const Elements& elements, const StreamRun<Format>& run,
+                                             typename Format::Stored* scale) {
+  const auto block = ordinary_block<Format, Math>(elements, 1.0F, params.rules);
+  if (!run.is_inside) return;
+  store_codes(plain_codes<Format, Math>(elements, block.factor), run.codes);
+  if (run.stores_scale) *scale = block.stored;
+  if (__builtin_expect(!block.is_right, 0)) {
+    const RunTarget<typename Format::Stored> target{run.codes, run.stores_scale ? scale : nullptr};
+    store_plain_block<Format, Math>(elements, 1.0F, params.rules, target);
+  }
+}
+
+// The factors of all rows of a format without row scales; stores the tensor's decode scale.
+template <BlockFormat Format, class Math>
+__device__ inline ScalePair tensor_pair(const QuantizeStreamParams& params) {
+  if constexpr (!Format::kHasGlobalScale || Format::kHasRowScale) return {1.0F, 1.0F};
+  float encode = load_device_scale(params);
+  if (params.is_amax) {
+    encode = encode_scale_of_amax(encode, params.e4m3_max);
+  } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+    store_dense_decode_scale(params, encode);
+  }
+  return Nvfp4::scale_pair<Math>(encode);
+}
+
+__device__ inline void clear_stream_padding(const QuantizeStreamParams& params) {
+  const uint32_t pieces = params.padding.per_image();
+#pragma unroll 1
+  for (uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x; piece < pieces;
+       piece += gridDim.x * blockDim.x) {
+    clear_padding(params.images, params.padding, 0, piece);
+  }
+}
+
+template <class TuningType, class LayoutType>
+struct StreamCase {
+  static constexpr auto kConfig = TuningType::kConfig;
+  using Layout = LayoutType;
+};
+
+template <BlockFormat Format, class Math, class Source, class Case>
+__global__ void __maxnreg__(Case::kConfig.registers)
+    quantize_stream_kernel(const __grid_constant__ QuantizeStreamParams params) {
+  extern __shared__ uint4 stream_memory[];
+  using Stored = typename Format::Stored;
+  const uint32_t memory = shared_address(stream_memory);
+  const StreamShared shared(memory);
+  RowRing<Source::kInputs> ring(memory + StreamShared::kBytes,
+                                params.input + blockIdx.x * params.input_row_stride,
+                                gridDim.x * params.input_row_stride, params.runs_per_row);
+  StreamRun<Format> run(params);
+  wait_for_previous_grids();
+  if (blockIdx.x < params.num_rows) ring.start();
+  const auto vector = Source::load_vector(params);
+  ScalePair pair = tensor_pair<Format, Math>(params);
+  clear_stream_padding(params);
+#pragma unroll 1
+  for (uint32_t row = blockIdx.x; row < params.num_rows; row += gridDim.x) {
+    const bool is_followed = row + gridDim.x < params.num_rows;
+    ring.advance(is_followed);
+    if (!is_followed) allow_next_grid();
+    const auto input = Source::read(ring);
+    float reciprocal_rms = 1.0F;
+    if constexpr (Source::kIsNorm) reciprocal_rms = row_reciprocal_rms(params, shared, input);
+    const auto elements = Source::finish(input, vector, reciprocal_rms);
+    const uint32_t largest = elements.max_or_nan();
+    if constexpr (Format::kHasRowScale) {
+      pair = row_scale_pair<Math>(params, shared, row, largest_number(elements, largest));
+    }
+    Stored* const scale = run.scale + Case::Layout::of_row(params.places, row);
+    if constexpr (Format::Element::kBits == 4) {
+      quantize_stream_run_4<Format, Math>(params, elements, largest, pair, run, scale);
+    } else {
+      quantize_stream_run_8<Format, Math>(params, elements, run, scale);
+    }
+    if (run.pads > 0) store_stream_pads(scale, run.pads);
+    run.codes += run.step;
+  }
+}
+
+}  // namespace narrowfloat
