@@ -123,8 +123,10 @@ void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args
 Support supports(const PermuteProblem& problem) {
   const Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
-  if (problem.layout.tokens * problem.layout.slots > kMaxSlots) {
-    return Support::no("more than " + std::to_string(kMaxSlots) + " slots");
+  // The grid's table takes two slots for each local expert: fewer are for this one.
+  const int64_t most = std::max(kMaxSlots, 2 * int64_t{problem.layout.local_experts} - 1);
+  if (problem.layout.tokens * problem.layout.slots > most) {
+    return Support::no("more than " + std::to_string(most) + " slots");
   }
   return Support::yes();
 }
