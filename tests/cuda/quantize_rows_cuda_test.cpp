@@ -155,27 +155,31 @@ TEST_F(QuantizeRowsCuda, ManyRows) {
   }
 }
 
+void expect_streamed_rows(int64_t rows, int64_t cols, Fill fill) {
+  const auto expect_case = [&](FormatId format, RowSourceKind source, ScaleLayoutId layout) {
+    QuantizeCase test_case = make_case(format, source, rows, cols);
+    test_case.layout = layout;
+    test_case.fill = fill;
+    if (format == FormatId::kNvfp4) test_case.encode_scale = 300.0F;
+    expect_oracle(test_case, "sm90_rows");
+  };
+  for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
+    expect_case(format, RowSourceKind::kRmsNorm, ScaleLayoutId::kSwizzled128x4);
+  }
+  expect_case(FormatId::kFp8Block1x128, RowSourceKind::kRmsNorm, ScaleLayoutId::kMnMajor);
+  for (const RowSourceKind source :
+       {RowSourceKind::kRmsNorm, RowSourceKind::kSiluMul, RowSourceKind::kSmooth}) {
+    expect_case(FormatId::kNvfp4PerToken, source, ScaleLayoutId::kLinear);
+  }
+}
+
 // More rows than the GPU holds blocks of threads for: each takes several.
 TEST_F(QuantizeRowsCuda, SeveralRowsForABlockOfThreads) {
-  for (const auto& [rows, cols] :
-       {std::pair<int64_t, int64_t>{9001, 160}, {1100, 2944}, {600, 7168}, {300, 16384}}) {
-    for (const Fill fill : {Fill::kNormalRows, Fill::kExtremes}) {
-      const auto expect_layout = [&](FormatId format, RowSourceKind source, ScaleLayoutId layout) {
-        QuantizeCase test_case = make_case(format, source, rows, cols);
-        test_case.layout = layout;
-        test_case.fill = fill;
-        if (format == FormatId::kNvfp4) test_case.encode_scale = 300.0F;
-        expect_oracle(test_case, "sm90_rows");
-      };
-      for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
-        expect_layout(format, RowSourceKind::kRmsNorm, ScaleLayoutId::kSwizzled128x4);
-      }
-      expect_layout(FormatId::kFp8Block1x128, RowSourceKind::kRmsNorm, ScaleLayoutId::kMnMajor);
-      for (const RowSourceKind source :
-           {RowSourceKind::kRmsNorm, RowSourceKind::kSiluMul, RowSourceKind::kSmooth}) {
-        expect_layout(FormatId::kNvfp4PerToken, source, ScaleLayoutId::kLinear);
-      }
-    }
+  for (const Fill fill : {Fill::kNormalRows, Fill::kExtremes}) {
+    expect_streamed_rows(9001, 160, fill);
+    expect_streamed_rows(1100, 2944, fill);
+    expect_streamed_rows(600, 7168, fill);
+    expect_streamed_rows(300, 16384, fill);
   }
 }
 
