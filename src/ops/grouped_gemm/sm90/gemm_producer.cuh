@@ -1,0 +1,129 @@
+// The producer warpgroup of the Hopper GEMM (gemm_kernel.cuh): fills the ring. Thread 0 requests
+// weights, every thread gathers 16-byte pieces of activation rows.
+#pragma once
+
+#include "device/ptx/async_copy.cuh"
+#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/work_list.cuh"
+
+namespace narrowfloat {
+
+template <class Shape>
+class Producer {
+ public:
+  using TheRing = Ring<Shape::kStages>;
+
+  __device__ Producer(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+      : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
+
+  __device__ void run() {
+    for (WorkList work(params_, Shape::kTokens, Shape::kTileBlocks); work.has_next(); work.next()) {
+      const WorkItem item = work.item();
+      if (item.num_rows <= 0) continue;
+      find_rows(item);
+      for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
+        ring_.wait_empty(at_);
+        copy_weights(item, unit);
+        copy_rows(unit);
+        if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
+        arrive_after_copies(ring_.full(at_));
+        at_.advance();
+      }
+    }
+  }
+
+ private:
+  static constexpr int kGroupUnits = Shape::kGroupUnits;
+  // A thread copies 16 bytes of a row of a unit, of every kRowsPerPass-th row.
+  static constexpr int kRowsPerPass = kWarpgroup / 8;
+  static constexpr int kSources = Shape::kTokens > kRowsPerPass ? Shape::kTokens / kRowsPerPass : 1;
+  // Units a pass covers where one has fewer rows.
+  static constexpr int kUnitStep =
+      Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
+
+  // Row of the activations behind row `row` of the tile; -1 for absent ones.
+  __device__ int source_of(const WorkItem& item, int row) const {
+    if (row >= item.num_rows) return -1;
+    const int64_t tile_row = item.first_row + row;
+    if (params_.row_to_token == nullptr) return static_cast<int>(tile_row);
+    const int token = params_.row_to_token[tile_row];
+    return token >= 0 && token < params_.input_rows ? token : -1;
+  }
+
+  __device__ void find_rows(const WorkItem& item) {
+    has_row_ = 0;
+#pragma unroll
+    for (int i = 0; i < kSources; ++i) {
+      const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
+      const int64_t row = source >= 0 ? source : 0;
+      global_rows_[i] = params_.values + row * params_.row_bytes + thread_ % 8 * 16;
+      has_row_ |= (source >= 0 ? 1U : 0U) << i;
+    }
+    if constexpr (Shape::kHasGroups) {
+      scale_source_ = thread_ < Shape::kTokens ? source_of(item, thread_) : -1;
+    }
+  }
+
+  __device__ void copy_weights(const WorkItem& item, int unit) const {
+    if (thread_ != 0) return;
+    const int count = min(Shape::kUnits, params_.units - unit);
+    const int blocks = min(Shape::kTileBlocks, params_.blocks - item.block);
+    const auto bytes = static_cast<uint32_t>(count * Shape::kUnitBytes);
+    arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
+    const uint8_t* global_units =
+        params_.image +
+        (static_cast<int64_t>(item.expert) * params_.blocks + item.block) * params_.block_bytes +
+        static_cast<int64_t>(unit) * Shape::kUnitBytes;
+    for (int block = 0; block < blocks; ++block) {
+      copy_bulk(shared_address(shared_.weights[at_.stage][block]),
+                global_units + block * params_.block_bytes, bytes, ring_.full(at_));
+    }
+  }
+
+  // Addresses are sums of what changes with the stage and constants of the thread.
+  __device__ void copy_rows(int unit) const {
+    const int row = thread_ / 8 % Shape::kTokens;
+    const int first = thread_ / 8 / Shape::kTokens;  // Unit of the stage; 0 unless kUnitStep > 1.
+    const int chunk = (thread_ ^ row) % 8;
+    const uint32_t shared_rows = shared_address(shared_.rows[at_.stage][first]) +
+                                 static_cast<uint32_t>(row * 128 + chunk * 16);
+    const int first_byte = (unit + first) * kUnitRowBytes;
+    if (first >= Shape::kUnits) return;
+#pragma unroll
+    for (int step = 0; step < Shape::kUnits; step += kUnitStep) {
+      const bool has_cols =
+          first_byte + step * kUnitRowBytes + thread_ % 8 * 16 < params_.row_bytes;
+      const uint32_t mask = has_cols ? has_row_ : 0;
+#pragma unroll
+      for (int i = 0; i < kSources; ++i) {
+        copy_16(
+            shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
+            global_rows_[i] + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
+      }
+    }
+  }
+
+  __device__ void copy_group_scales(int group) const {
+    if (thread_ >= Shape::kTokens) return;
+#pragma unroll
+    for (int i = 0; i < Shape::kGroups; ++i) {
+      const bool is_there = scale_source_ >= 0 && (group + i) * kGroupUnits < params_.units;
+      const int64_t offset =
+          is_there ? scale_source_ * params_.group_row_stride + (group + i) * params_.group_stride
+                   : 0;
+      copy_4(shared_address(&shared_.group_scales[at_.stage][i][thread_]),
+             params_.group_scales + offset, is_there ? 4 : 0);
+    }
+  }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  const TheRing& ring_;
+  int thread_;
+  RingPosition<Shape::kStages> at_;
+  const uint8_t* global_rows_[kSources];
+  uint32_t has_row_ = 0;  // A bit for each.
+  int scale_source_ = -1;
+};
+
+}  // namespace narrowfloat

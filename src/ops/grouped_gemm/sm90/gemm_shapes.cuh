@@ -1,0 +1,58 @@
+// Tile sizes of the Hopper GEMM, and what they take of a multiprocessor: registers, stages, shared
+// memory.
+#pragma once
+
+#include "device/ring.cuh"
+#include "ops/grouped_gemm/sm90/finish.cuh"
+#include "ops/grouped_gemm/sm90/weight_units.h"
+
+namespace narrowfloat {
+
+// kWeights decodes units; kHasGroups: sums are promoted every 128 columns.
+template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens>
+struct GemmShapeOf {
+  using Weights = WeightsPolicy;
+  static constexpr bool kHasGroups = kHasGroupSums;
+  static constexpr int kTokens = kTileTokens;
+  static constexpr int kSums = kTokens / 2;  // Of a thread and a block of 64 weight rows.
+  static constexpr bool kIsSmall = kTokens <= 32;
+  // Blocks of 64 weight rows of a warpgroup: two halve the reads of activations, where the
+  // registers take them.
+  static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128) ? 1 : 2;
+  static constexpr int kTileBlocks = 2 * kBlocks;
+
+  // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
+  static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
+  static constexpr int kProducerRegisters = kIsSmall ? 32 : 56;
+  static constexpr int kConsumerRegisters = kIsSmall ? 104 : 224;
+
+  // Around 16 KB of weights a stage; whole promotion groups.
+  static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
+  static constexpr int kUnits = kIsSmall || kMostUnits < 2 ? kMostUnits : 2;
+  static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
+  static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
+  static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
+  static constexpr int kBlockStageBytes = kUnits * kUnitBytes;
+  static constexpr int kPanelBytes = kTokens * kUnitRowBytes;  // A unit of activations.
+  static constexpr int kStageBytes =
+      kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
+  static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
+  static constexpr int kFittingStages = (kSharedBytes - 4096) / kStageBytes;
+  static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
+  static_assert(kStages >= 3 && kUnits % (kHasGroups ? kGroupUnits : 1) == 0);
+};
+
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kConsumers = 2;  // Warpgroups.
+inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
+
+template <class Shape>
+struct GemmStorage {
+  uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kPanelBytes];
+  uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
+  float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1][Shape::kTokens];
+  TokenFactor factors[kConsumers][Shape::kTokens];
+  RingBarriers<Shape::kStages> barriers;
+};
+
+}  // namespace narrowfloat
