@@ -3,13 +3,13 @@
 // reads 32 bytes of every row (4-bit codes), and stores 16 bytes at a time.
 #include <algorithm>
 #include <cuda_runtime.h>
-#include <memory>
 
 #include "device/ptx/grid_dependency.cuh"
 #include "device/vector_io.cuh"
 #include "narrowfloat/error.h"
 #include "ops/grouped_gemm/sm90/unit_steps.cuh"
 #include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/device_memory.h"
 #include "runtime/cuda/launch.h"
 
 namespace narrowfloat {
@@ -72,15 +72,6 @@ void launch_make_units(WeightCoding coding, const PrepareParams& params, Stream 
   }
 }
 
-std::shared_ptr<uint8_t> allocate(int64_t size_bytes, Device device) {
-  void* data = nullptr;
-  check_cuda(cudaMalloc(&data, static_cast<size_t>(size_bytes)), "cudaMalloc");
-  return {static_cast<uint8_t*>(data), [device](uint8_t* memory) {
-            const CudaDeviceScope scope(device);
-            cudaFree(memory);
-          }};
-}
-
 int64_t image_bytes_of(const GroupedGemmProblem& problem, const UnitGrid& grid) {
   return problem.experts * grid.blocks * grid.block_bytes();
 }
@@ -90,8 +81,8 @@ int64_t image_bytes_of(const GroupedGemmProblem& problem, const UnitGrid& grid) 
 WeightImage make_image(const GroupedGemmProblem& problem, const WeightSource& source,
                        WeightCoding coding, Stream stream) {
   const UnitGrid grid(problem, coding);
-  const auto image = allocate(image_bytes_of(problem, grid), problem.device);
-  const auto misfit = allocate(sizeof(int32_t), problem.device);
+  const auto image = allocate_device_memory(problem.device, image_bytes_of(problem, grid));
+  const auto misfit = allocate_device_memory(problem.device, sizeof(int32_t));
   PrepareParams params{.codes = source.values,
                        .image = image.get(),
                        .rows = problem.rows,
@@ -109,10 +100,7 @@ WeightImage make_image(const GroupedGemmProblem& problem, const WeightSource& so
   clear_async(params.misfit, sizeof(int32_t), stream);
   launch_make_units(coding, params, stream);
   int32_t has_misfit = 0;
-  check_cuda(cudaMemcpyAsync(&has_misfit, params.misfit, sizeof(int32_t), cudaMemcpyDeviceToHost,
-                             cuda_stream(stream)),
-             "cudaMemcpyAsync");
-  check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "cudaStreamSynchronize");
+  copy_to_host(&has_misfit, params.misfit, sizeof(int32_t), problem.device, stream);
   if (has_misfit != 0) return {};
   return {.bytes = image, .form = static_cast<int>(coding)};
 }
