@@ -24,8 +24,8 @@ struct WeightView {
 // empty: whatever reads it throws kInvalidArgument.
 class GroupedWeights {
  public:
-  // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have; on
-  // a GPU up to 4 % more, rows and columns padded to 64 or 128. There their values start at a
+  // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have;
+  // on a GPU up to 4 % more, rows and columns padded to 64 or 128. There their values start at a
   // multiple of 16 bytes, as do `a.values` and the output below, and the call waits for the copy.
   // Throws kInvalidArgument for shapes, types or scales that do not fit the mode.
   static GroupedWeights prepare(const WeightView& weights, MoeMode mode, Device device = {},
