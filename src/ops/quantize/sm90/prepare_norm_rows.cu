@@ -81,7 +81,10 @@ QuantizeParams after_prepare_norm_rows(const QuantizeParams& params) {
 }
 
 Support norm_extents(const QuantizeProblem& problem) {
-  if (problem.cols > kMaxNormCols) return Support::no("norms take up to 524288 columns");
+  // Threads walk over the padding of values too, and have places in shared memory for its sums.
+  if (problem.value_cols > kMaxNormCols) {
+    return Support::no("norms take up to 524288 columns, padding included");
+  }
   if (problem.rows + 31 * problem.groups > (int64_t{1} << 31) - 1) {
     return Support::no("rows of scales must be below 2^31");
   }
