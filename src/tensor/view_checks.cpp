@@ -160,7 +160,10 @@ BatchedRows require_batched_rows(std::string_view argument, const TensorView& vi
                                (rows <= 1 || view.strides[1] >= cols);
   if (has_own_strides) {
     require_data(argument, view);
-    return {.batch_stride = view.strides[0], .row_stride = view.strides[1]};
+    // The stride of an axis of one entry is never used and may be anything: the other one's goes.
+    const int64_t outer = batch > 1 ? view.strides[0] : cols;
+    const int64_t row_stride = rows > 1 ? view.strides[1] : outer;
+    return {.batch_stride = batch > 1 ? outer : row_stride, .row_stride = row_stride};
   }
   const RowMatrix matrix = require_rows(argument, view, cols);
   if (matrix.rows != batch * rows) {

@@ -53,7 +53,8 @@ struct BatchedRows {
   int64_t row_stride = 0;
 };
 // As require_rows for batch * rows rows; a view of exactly [batch, rows, cols] may have any two
-// leading strides of at least `cols`: a transposed view, say.
+// leading strides of at least `cols`: a transposed view, say. Of an axis of one entry the stride
+// does not count; what comes back for it is a stride of the view that counts, or `cols`.
 BatchedRows require_batched_rows(std::string_view argument, const TensorView& view, int64_t batch,
                                  int64_t rows, int64_t cols);
 

@@ -1,6 +1,8 @@
 // Each check at the door violated once, with its whole message: argument, expected, got.
 #include "tensor/view_checks.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -112,6 +114,24 @@ TEST(RequireRows, RefusesWhatIsNoMatrixOfRows) {
   tensor.strides = {40, 8, 1};
   expect_invalid("x: leading axes do not form rows of one stride: expected 24 on axis 0, got 40",
                  [&] { require_rows("x", tensor, 8); });
+}
+
+TEST(RequireBatchedRows, TakesAnyTwoStridesButOnlyThoseThatAreUsed) {
+  TensorView tensor = view(DType::kBF16, {2, 3, 8});
+  const auto strides = [&](std::initializer_list<int64_t> extents,
+                           std::initializer_list<int64_t> steps) {
+    std::copy(extents.begin(), extents.end(), tensor.shape.begin());
+    std::copy(steps.begin(), steps.end(), tensor.strides.begin());
+    const BatchedRows rows = require_batched_rows("x", tensor, tensor.shape[0], tensor.shape[1], 8);
+    return std::pair{rows.batch_stride, rows.row_stride};
+  };
+  EXPECT_EQ(strides({2, 3, 8}, {16, 32, 1}), (std::pair<int64_t, int64_t>{16, 32}));
+  // y[..., None].transpose(1, 2) has stride 1 on the new axis.
+  EXPECT_EQ(strides({2, 1, 8}, {24, 1, 1}), (std::pair<int64_t, int64_t>{24, 24}));
+  EXPECT_EQ(strides({2, 1, 8}, {24, 9, 1}), (std::pair<int64_t, int64_t>{24, 24}));
+  EXPECT_EQ(strides({1, 3, 8}, {1, 16, 1}), (std::pair<int64_t, int64_t>{16, 16}));
+  EXPECT_EQ(strides({1, 1, 8}, {1, 9, 1}), (std::pair<int64_t, int64_t>{8, 8}));
+  EXPECT_THROW(strides({2, 3, 8}, {24, 1, 1}), Error);
 }
 
 ScaleView scales_of(const QuantizedLayout& layout) {

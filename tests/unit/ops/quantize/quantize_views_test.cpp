@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "narrowfloat/quantize.h"
+#include "ops/quantize/quantize_checks.h"
 #include "support/expect_error.h"
 #include "support/tensors.h"
 
@@ -43,6 +44,26 @@ TEST(QuantizeViews, TakeATransposedInputAsItsCopy) {
     EXPECT_EQ(transposed.values.copy(), expected.values.copy()) << info.name;
     EXPECT_EQ(transposed.scales.copy(), expected.scales.copy()) << info.name;
   }
+}
+
+// On a GPU rows lie multiples of 16 bytes apart; along an axis of one entry nothing lies apart.
+TEST(QuantizeViews, MayHaveAnyStrideAlongAnAxisOfOneEntryOnAGpu) {
+  constexpr int64_t kCols = 128;
+  const Device gpu{DeviceType::kCuda, 0};
+  const QuantizedLayout layout = quantized_layout(FormatId::kMxfp8, 1, kCols, {.batch = 3});
+  const Matrix memory({DType::kBF16, 3, 1, kCols, 0});
+  const QuantizedTensor output(layout);
+  QuantizeCall call{
+      .input = memory.view(3),
+      .output = layout.bind(output.values.data(), output.scales.data(), nullptr, gpu)};
+  call.input.device = gpu;
+  call.input.strides = {kCols, 1, 1, 0};
+  const LoweredQuantize lowered = lower(call);
+  EXPECT_EQ(lowered.args.input_batch_stride, kCols);
+  EXPECT_EQ(lowered.args.input_stride, kCols);
+  call.input.strides = {kCols + 1, 1, 1, 0};
+  expect_error(ErrorKind::kInvalidArgument, {"input: expected rows a multiple of 16 bytes apart"},
+               [&] { lower(call); });
 }
 
 TEST(QuantizeViews, RefuseBuffersThatOverlap) {
