@@ -97,6 +97,7 @@ __global__ void move_words_kernel(TrafficParams params) {
 
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // Reported here: it must not show up in a later check.
   throw Error(ErrorKind::kDevice, std::string(what) + ": " + cudaGetErrorString(status));
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // Reported here: it must not show up in a later check.
   throw Error(ErrorKind::kDevice, std::string(call) + ": " + cudaGetErrorString(status) + " (" +
                                       cudaGetErrorName(status) + ")");
 }
@@ -147,7 +148,14 @@ class CudaMachine : public Machine {
       memory_ = nullptr;
       size_bytes_ = 0;
       void* memory = nullptr;
-      check(cudaMalloc(&memory, size_bytes), "cudaMalloc");
+      const cudaError_t status = cudaMalloc(&memory, size_bytes);
+      if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        // No kDevice: smaller cases still have room.
+        throw Error(ErrorKind::kUnsupported, "no room for " + std::to_string(size_bytes) +
+                                                 " bytes on cuda:" + std::to_string(index_));
+      }
+      check(status, "cudaMalloc");
       memory_ = static_cast<std::byte*>(memory);
       size_bytes_ = size_bytes;
     }
