@@ -3,8 +3,8 @@
 #include <functional>
 
 #include "cuda/gpu_test.h"
-#include "narrowfloat/activation.h"
-#include "support/coded_rows.h"
+#include "ops/quantize/sm90/quantize_rows.h"
+#include "runtime/cuda/cuda_devices.h"
 #include "support/expect_error.h"
 #include "support/tensors.h"
 
@@ -171,6 +171,38 @@ TEST(GpuChecks, AMissingDeviceIsNamed) {
     expect_error(ErrorKind::kUnsupported, {"there is no cuda:63", "runs on the CPU only"},
                  [&] { call(operands); });
   }
+}
+
+TEST(GpuChecks, AMachineWithoutDevicesSaysSo) {
+  if (list_gpus().empty()) {
+    expect_error(ErrorKind::kDevice, {"device: there are no CUDA devices, got cuda:0"},
+                 [] { cuda_device(0); });
+  } else {
+    expect_error(ErrorKind::kDevice, {"device: expected cuda:0 to cuda:", "got cuda:-1"},
+                 [] { cuda_device(-1); });
+  }
+}
+
+TEST(GpuChecks, AFailureThatWasThrownIsNotLeftForTheCaller) {
+  // Without a driver every question ends in an error.
+  if (list_gpus().empty()) GTEST_SKIP() << "skipped: no CUDA device";
+  expect_error(ErrorKind::kDevice, {"cuda"}, [] { const CudaDeviceScope scope(gpu(9999)); });
+  EXPECT_FALSE(has_cuda_error());
+}
+
+// MXFP8 pads values to any multiple of 32, and a norm's threads walk over the padding.
+TEST(GpuChecks, NormsOfRowsThatArePaddedTooFarAreRefused) {
+  constexpr int64_t kMost = 524288;
+  QuantizeProblem problem{.format = FormatId::kMxfp8,
+                          .source = RowSourceKind::kRmsNorm,
+                          .rows = 1,
+                          .cols = 64,
+                          .value_cols = kMost};
+  EXPECT_TRUE(norm_extents(problem).ok());
+  problem.value_cols = kMost + 32;
+  EXPECT_EQ(norm_extents(problem).reason(), "norms take up to 524288 columns, padding included");
+  problem.cols = kMost + 32;
+  EXPECT_FALSE(norm_extents(problem).ok());
 }
 
 }  // namespace

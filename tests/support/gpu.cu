@@ -1,10 +1,28 @@
 // See gpu.h.
+#include <algorithm>
+#include <vector>
+
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/launch.h"
 #include "support/gpu.h"
 
 namespace narrowfloat::testing {
+namespace {
+
+std::vector<cudaGraphNodeType> node_types(cudaGraph_t graph) {
+  size_t count = 0;
+  check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "cudaGraphGetNodes");
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count > 0) check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
+  std::vector<cudaGraphNodeType> types(count);
+  for (size_t i = 0; i < count; ++i) {
+    check_cuda(cudaGraphNodeGetType(nodes[i], &types[i]), "cudaGraphNodeGetType");
+  }
+  return types;
+}
+
+}  // namespace
 
 std::string gpu_missing(int index) {
   const Support support = runs_on_cuda(gpu(index));
@@ -44,9 +62,11 @@ CapturedGraph::CapturedGraph(const CudaStream& stream, const std::function<void(
   }
   check_cuda(cudaStreamEndCapture(queue, &graph), "cudaStreamEndCapture");
   graph_ = graph;
-  size_t nodes = 0;
-  check_cuda(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
-  num_nodes_ = static_cast<int64_t>(nodes);
+  const std::vector<cudaGraphNodeType> types = node_types(graph);
+  num_nodes_ = static_cast<int64_t>(types.size());
+  num_other_nodes_ = std::ranges::count_if(types, [](cudaGraphNodeType type) {
+    return type != cudaGraphNodeTypeKernel && type != cudaGraphNodeTypeMemset;
+  });
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
   executable_ = executable;
@@ -84,5 +104,7 @@ int current_device() {
   check_cuda(cudaGetDevice(&index), "cudaGetDevice");
   return index;
 }
+
+bool has_cuda_error() { return cudaPeekAtLastError() != cudaSuccess; }
 
 }  // namespace narrowfloat::testing

@@ -46,12 +46,15 @@ class CapturedGraph {
   // Runs it `times` in a row and waits.
   void replay(int times = 1) const;
   [[nodiscard]] int64_t num_nodes() const { return num_nodes_; }
+  // Nodes that are neither kernels nor memsets: allocations, copies, calls of the host.
+  [[nodiscard]] int64_t num_other_nodes() const { return num_other_nodes_; }
 
  private:
   const CudaStream& stream_;
   void* graph_ = nullptr;
   void* executable_ = nullptr;
   int64_t num_nodes_ = 0;
+  int64_t num_other_nodes_ = 0;
 };
 
 // Until all work of the device is done.
@@ -59,5 +62,7 @@ void synchronize_device(Device device = gpu());
 int64_t free_device_memory(Device device = gpu());
 // Of this thread.
 int current_device();
+// Whether a call of CUDA that failed would show up in the caller's next check of launches.
+bool has_cuda_error();
 
 }  // namespace narrowfloat::testing

@@ -5,7 +5,7 @@
 
 namespace narrowfloat {
 
-// Throws kDevice with `call`, the name of what failed, and CUDA's own words. `call` is a literal.
+// Throws kDevice with `call`, a literal, and CUDA's own words, and leaves no last error behind.
 void check_cuda(cudaError_t status, const char* call);
 
 }  // namespace narrowfloat

@@ -40,6 +40,9 @@ const Entry& entry_of(int index) {
   static std::array<std::optional<Entry>, kMaxDevices> entries;
   const std::lock_guard lock(mutex);
   const int count = device_count();
+  if (count == 0) {
+    throw_error(ErrorKind::kDevice, "device: there are no CUDA devices, got cuda:{}", index);
+  }
   if (index < 0 || index >= count) {
     throw_error(ErrorKind::kDevice, "device: expected cuda:0 to cuda:{}, got cuda:{}", count - 1,
                 index);
@@ -71,6 +74,8 @@ bool has_code_for(int major, int minor) {
 
 void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // Reported here: it must not show up in a later check, the caller's
+                       // included.
   throw_error(ErrorKind::kDevice, "{}: {} ({})", call, cudaGetErrorString(status),
               cudaGetErrorName(status));
 }
