@@ -84,6 +84,13 @@ __device__ inline QuickGroupScale quick_group_scale(float amax) {
   return {{__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m}, a >= kLeast && a <= kMost};
 }
 
+// Codes of four neighbouring values in a word.
+__device__ inline uint32_t four_e4m3(const float* x, float multiplier) {
+  const uint32_t low = to_e4m3x2(__fmul_rn(x[0], multiplier), __fmul_rn(x[1], multiplier));
+  const uint32_t high = to_e4m3x2(__fmul_rn(x[2], multiplier), __fmul_rn(x[3], multiplier));
+  return high << 16 | low;
+}
+
 namespace encode_row_detail {
 
 template <RowFormat kFormat>
@@ -105,14 +112,6 @@ __device__ inline float block_maximum(const FourColumns& x) {
     amax = fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, distance));
   }
   return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
-}
-
-__device__ inline uint32_t four_e4m3(const FourColumns& x, float multiplier) {
-  const uint32_t low =
-      to_e4m3x2(__fmul_rn(x.value[0], multiplier), __fmul_rn(x.value[1], multiplier));
-  const uint32_t high =
-      to_e4m3x2(__fmul_rn(x.value[2], multiplier), __fmul_rn(x.value[3], multiplier));
-  return high << 16 | low;
 }
 
 template <BlockFormat Format>
@@ -153,7 +152,7 @@ __device__ inline void store_blocks(const FourColumns& x, uint32_t col, bool has
   const auto scale = scale_of_lanes<Format>(x, factors);
   if (!has_columns) return;
   if constexpr (Format::Element::kBits == 8) {
-    store(target.values + col, four_e4m3(x, scale.multiplier));
+    store(target.values + col, four_e4m3(x.value, scale.multiplier));
   } else {
     store(target.values + col / 2, four_e2m1<Format>(x, scale.multiplier));
   }
@@ -179,7 +178,7 @@ __device__ inline void encode_row_group(const FourColumns& x, uint32_t col, bool
           float4{canonical_nan(x.value[0]), canonical_nan(x.value[1]), canonical_nan(x.value[2]),
                  canonical_nan(x.value[3])});
   } else if constexpr (kFormat == RowFormat::kFp8Static) {
-    if (has_columns) store(target.values + col, detail::four_e4m3(x, factors.multiplier));
+    if (has_columns) store(target.values + col, four_e4m3(x.value, factors.multiplier));
   } else {
     detail::store_blocks<kFormat>(x, col, has_columns, factors, target);
   }

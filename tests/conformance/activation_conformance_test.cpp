@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/host_device.h"
 #include "base/int_math.h"
 #include "conformance/case_sampling.h"
 #include "conformance/coverage.h"
@@ -224,8 +225,7 @@ bool is_one_step(uint8_t a, uint8_t b) {
 }
 
 bool is_close(float expected, float actual) {
-  if (std::isnan(expected) || std::isinf(expected))
-    return std::isnan(expected) == std::isnan(actual);
+  if (!std::isfinite(expected)) return float_bits(expected) == float_bits(actual);
   return std::abs(expected - actual) <= 1e-2F * std::abs(expected);
 }
 

@@ -11,6 +11,7 @@
 
 #include "cuda/activation_case.h"
 #include "narrowfloat/error.h"
+#include "ops/activation/activation_problem.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/gpu.h"
@@ -195,9 +196,26 @@ TEST_F(ActivationOnTheGpu, SkipsTilesOfExpertsThatDoNotExist) {
   EXPECT_EQ(activated_on_gpu(c, {}, values).bytes(), expected.bytes());
 }
 
+TEST_F(ActivationOnTheGpu, FastKernelRefusesStridesBeyond32Bits) {
+  for (const ActivationImpl& impl : activation_impls()) {
+    if (impl.name != kFast) continue;
+    ActivationProblem problem{.input = kBF16,
+                              .format = RowFormat::kFp8Group,
+                              .device = gpu(),
+                              .slots = 1,
+                              .rows = 2,
+                              .inter = 256,
+                              .input_cols = 512};
+    EXPECT_TRUE(impl.supports(problem).ok());
+    problem.has_wide_strides = true;
+    EXPECT_EQ(impl.supports(problem).reason(), "strides of scales must be below 2^32");
+  }
+}
+
 TEST_F(ActivationOnTheGpu, WorksBeyond2To31Elements) {
   constexpr int64_t kRows = 530000;
   constexpr int64_t kInter = 4096;
+  if (free_device_memory() < int64_t{8} << 30) GTEST_SKIP() << "skipped: needs 8 GiB of memory";
   const std::array<int32_t, 4> slots{0, static_cast<int32_t>(kRows - 1), 262144, -1};
   const GuardedBuffer map(sizeof(slots), {});
   std::copy(slots.begin(), slots.end(), map.data<int32_t>());
@@ -217,6 +235,11 @@ TEST_F(ActivationOnTheGpu, WorksBeyond2To31Elements) {
   args.output = device.view(actual.view);
   for (const std::string_view impl : {kFast, kPortable}) {
     const ForcedImplementation forced("activation", impl);
+    // What the other implementation left must not pass for this one's.
+    for (const GuardedBuffer* output : {&actual.values, &actual.scales}) {
+      std::ranges::fill(output->span(), kOutputPoison);
+    }
+    device.send();
     activate(args, device.stream());
     EXPECT_TRUE(device.take_back());
     // All elements are equal, so that their codes are the largest whatever the scale's last bits.

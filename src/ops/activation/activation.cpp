@@ -19,12 +19,13 @@ std::span<const ActivationImpl> activation_impls() {
 }
 
 std::string to_string(const ActivationProblem& problem) {
-  return fmt::format("{} {} {} {}x{} -> {} {}x{} ({} slots{}{}{}) on {}", name(problem.kind),
+  return fmt::format("{} {} {} {}x{} -> {} {}x{} ({} slots{}{}{}{}) on {}", name(problem.kind),
                      name(problem.gate_order), name(problem.input), problem.rows,
                      problem.input_cols, name(problem.format), problem.rows, problem.inter,
                      problem.slots, problem.per_expert ? ", per expert" : "",
                      problem.has_num_rows ? ", rows on the device" : "",
-                     problem.has_row_to_slot ? ", inverse map" : "", to_string(problem.device));
+                     problem.has_row_to_slot ? ", inverse map" : "",
+                     problem.has_wide_strides ? ", wide strides" : "", to_string(problem.device));
 }
 
 void activate(const ActivateArgs& args, Stream stream) {

@@ -109,6 +109,18 @@ void check_input(const ActivateArgs& call, const ActivationProblem& problem) {
   }
 }
 
+// With the number of rows on the device strides are not read.
+bool has_wide_strides(const ActivateArgs& call) {
+  const auto is_wide = [](const TensorView& scales) {
+    constexpr int64_t kLimit = int64_t{1} << 32;
+    const auto is_wide_on = [&](size_t axis) {
+      return scales.shape[axis] > 1 && scales.strides[axis] >= kLimit;
+    };
+    return scales.rank == 2 && (is_wide_on(0) || is_wide_on(1));
+  };
+  return call.num_rows.is_absent() && (is_wide(call.input.scales) || is_wide(call.output.scales));
+}
+
 ActivationProblem lower_problem(const ActivateArgs& call) {
   const TensorView& input = call.input.values;
   const TensorView& output = call.output.values;
@@ -135,7 +147,8 @@ ActivationProblem lower_problem(const ActivateArgs& call) {
           .inter = inter,
           .input_cols = info.is_gated ? *gated_cols : inter,
           .has_num_rows = !call.num_rows.is_absent(),
-          .has_row_to_slot = !call.row_to_slot.is_absent()};
+          .has_row_to_slot = !call.row_to_slot.is_absent(),
+          .has_wide_strides = has_wide_strides(call)};
 }
 
 // [blocks, P] images: the place of (row, block) is row + P * block.

@@ -24,6 +24,7 @@ struct ActivationProblem {
   bool per_expert = false;  // Some parameter has a value per expert.
   bool has_num_rows = false;
   bool has_row_to_slot = false;
+  bool has_wide_strides = false;  // Some stride of scales that is read takes more than 32 bits.
 };
 std::string to_string(const ActivationProblem& problem);
 

@@ -1,5 +1,5 @@
-// What the CUDA implementations of the block-FP8 activation share: which rows a call names, where
-// their 1x128 scales lie, and how the pieces of a group become codes.
+// What the CUDA implementations of the activation share: which rows a call names, and where their
+// 1x128 scales lie.
 //
 // The maps and the number of rows live on the device, where nobody can check them beforehand: a row
 // counts only if it lies in the buffers and, with a number of rows, in the scale images.
@@ -9,7 +9,6 @@
 #include "device/encode_row.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/vector_io.cuh"
-#include "formats/fp8_block.h"
 #include "ops/activation/activation_problem.h"
 
 namespace narrowfloat {
@@ -107,13 +106,6 @@ template <typename Scale, typename Stride>
 ScaleImage<Scale, Stride> scale_image(const TensorView& scales) {
   return {static_cast<Scale*>(scales.data), static_cast<Stride>(scales.strides[0]),
           static_cast<Stride>(scales.strides[1])};
-}
-
-// Four codes in a word.
-__device__ inline uint32_t encode_four(const float* h, float multiplier) {
-  const uint32_t low = to_e4m3x2(__fmul_rn(h[0], multiplier), __fmul_rn(h[1], multiplier));
-  const uint32_t high = to_e4m3x2(__fmul_rn(h[2], multiplier), __fmul_rn(h[3], multiplier));
-  return high << 16 | low;
 }
 
 }  // namespace narrowfloat

@@ -210,7 +210,7 @@ __device__ inline void store_scaled(const SwigluParams& params, const Target& ta
   constexpr int kWords = kGroupCols / Tuning::kLanes / 4;
   Words<kWords> codes;
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) codes.word[i] = encode_four(h + 4 * i, scale.multiplier);
+  for (int i = 0; i < kWords; ++i) codes.word[i] = four_e4m3(h + 4 * i, scale.multiplier);
   store_words(params.output + (uint64_t{target.row} * params.inter + target.col), codes);
   if (threadIdx.x % Tuning::kLanes == 0) {
     const auto scales = params.output_scales.of_rows(params.named, target.limit);
@@ -319,19 +319,8 @@ void launch_fitting(const ActivationProblem& problem, const ActivationArgs& args
       : launch_by_size<Bf16Input>(params, problem, args.activation, stream);
 }
 
-// The kernel's strides have 32 bits.
-bool has_wide_strides(const TensorView& scales) {
-  constexpr int64_t kLimit = int64_t{1} << 32;
-  return !scales.is_absent() && (scales.strides[0] >= kLimit || scales.strides[1] >= kLimit);
-}
-
 void run(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
   if (problem.slots == 0 || problem.rows == 0 || problem.inter == 0) return;
-  const bool reads_strides = !problem.has_num_rows;
-  if (reads_strides &&
-      (has_wide_strides(args.input.scales) || has_wide_strides(args.output.scales))) {
-    return kActivationSm90Portable.run(problem, args, stream);
-  }
   const CudaDeviceScope scope(problem.device);
   launch_fitting(problem, args, stream);
 }
@@ -347,6 +336,7 @@ Support supports(const ActivationProblem& problem) {
   if (problem.input != DType::kF8E4M3 && problem.input != DType::kBF16) {
     return Support::no("reads F8_E4M3 and BF16 only");
   }
+  if (problem.has_wide_strides) return Support::no("strides of scales must be below 2^32");
   return fits_flat_index(problem);
 }
 

@@ -1,9 +1,9 @@
 // sm90_token_rows: every activation, gate order and parameter, of F32, BF16 or E4M3 rows, to NVFP4
 // with a multiplier for each row, with the CPU's bits.
 //
-//   h         = bf16(activated(u, g))                                    (moe spec 6.2, 6.4 mode
-//   8b) row scale = max |h| over the row / 2688, as encode factor            (spec 6.2) codes     =
-//   E2M1 with E4M3 scales per 16 columns of h times the factor
+//   h         = bf16(activated(u, g))                        (moe spec 6.2, 6.4 mode 8b)
+//   row scale = max |h| over the row / 2688, as encode factor                 (spec 6.2)
+//   codes     = E2M1 with E4M3 scales per 16 columns of h times the factor
 //
 // Threads to data: a block owns one row; its warps walk over the row's groups of 128 columns, a
 // lane has four neighbouring columns of each. First the maximum, then the codes: h waits in shared

@@ -6,6 +6,7 @@
 
 #include "activation_call.h"
 #include "narrowfloat/quantize.h"
+#include "ops/activation/activation_checks.h"
 #include "ops/activation/activation_math.h"
 #include "support/environment.h"
 
@@ -189,6 +190,31 @@ TEST_P(ActivateFormats, StoreScalesInImagesOfBlocksByRows) {
     EXPECT_EQ(row_bytes_of(image.output, row), row_bytes_of(dense.output, row)) << row;
   }
   EXPECT_TRUE(image.output.intact());
+}
+
+// Some implementations index scales with 32 bits: the problem says where that is not enough.
+TEST(ActivationProblems, TellStridesBeyond32Bits) {
+  const ActivationCall call(RowFormat::kFp8Group, 3, 256);
+  // Nothing is written; so much memory behind an address overlaps nothing only where none is.
+  constexpr uintptr_t kNowhere = uintptr_t{1} << 48;
+  const auto is_wide = [&](std::array<int64_t, 2> strides, int64_t rows) {
+    ActivateArgs args = call.args;
+    args.input.values.shape[0] = rows;
+    args.output.values.shape[0] = rows;
+    args.output.scales.shape[0] = rows;
+    args.slot_to_row.shape[0] = rows;
+    args.output.scales.strides = {strides[0], strides[1]};
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): nobody follows it.
+    args.output.scales.data = reinterpret_cast<void*>(kNowhere);
+    return lower(args).problem.has_wide_strides;
+  };
+  constexpr int64_t kLimit = int64_t{1} << 32;
+  EXPECT_FALSE(is_wide({2, 1}, 3));
+  EXPECT_FALSE(is_wide({1, kLimit - 1}, 3));
+  EXPECT_TRUE(is_wide({1, kLimit}, 3));
+  EXPECT_TRUE(is_wide({kLimit, 1}, 3));
+  // Along one row nothing is stepped.
+  EXPECT_FALSE(is_wide({kLimit, 1}, 1));
 }
 
 TEST_P(ActivateFormats, DoNotDependOnThreadsOrTheCallersFloatingPointMode) {
