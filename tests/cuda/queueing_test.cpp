@@ -142,6 +142,17 @@ TEST_F(GpuQueueing, TheTensorsDeviceNeedNotBeCurrent) {
   expect_outputs(calls(), expected, lane);
 }
 
+// Allocations out of a pool do not show in the free memory, but they do in a graph.
+TEST_F(GpuQueueing, KernelsAndMemsetsAreAllThatIsQueued) {
+  const CudaStream stream;
+  for (const OperationCall& call : calls()) {
+    const DeviceCopies device(call.buffers());
+    run_alone(call, device, stream.get());  // The first launch of a kernel loads its code.
+    const CapturedGraph graph(stream, [&] { call.queue(device, stream.get()); });
+    EXPECT_EQ(graph.num_other_nodes(), 0) << call.name << ": " << graph.num_nodes() << " nodes";
+  }
+}
+
 TEST_F(GpuQueueing, NothingIsAllocated) {
   const Lane lane(calls(), gpu());
   // The first launch of a kernel loads its code.
