@@ -75,6 +75,7 @@ Routed route_everywhere(const Routing& routing, const RoutingConfig& config,
                         std::optional<int64_t> replay_rows) {
   std::optional<Routed> result;
   for (const RouteImpl& impl : route_impls()) {
+    if (!impl.name.starts_with("cpu_")) continue;
     const ForcedImplementation forced("route", impl.name);
     Routed routed = run(routing, config, replay_rows);
     if (result) {
