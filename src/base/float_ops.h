@@ -42,6 +42,15 @@ NF_HOST_DEVICE inline float fma_rn(float a, float b, float c) {
 #endif
 }
 
+// a / divisor, correctly rounded (Markstein 1990; compared with the division for all significands
+// and the divisors 1, 6, 1536 and 2688) while nothing under- or overflows. reciprocal:
+// RN(1 / divisor).
+NF_HOST_DEVICE inline float divide_by_known(float a, float divisor, float reciprocal) {
+  const float quotient = mul_rn(a, reciprocal);
+  const float remainder = fma_rn(-divisor, quotient, a);
+  return fma_rn(remainder, reciprocal, quotient);
+}
+
 NF_HOST_DEVICE inline double mul_rn(double a, double b) {
 #if defined(__CUDA_ARCH__)
   return __dmul_rn(a, b);

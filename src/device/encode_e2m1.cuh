@@ -1,44 +1,20 @@
 // Eight E2M1 codes from eight fp32 numbers: by the E2M1 instruction where there is one, else from
-// their magnitudes in the fp32 pipe, as follows.
+// their magnitudes in the fp32 pipe, rounded as in formats/e2m1_grid.h.
 //
-// Let v >= 0 be an element times its multiplier, t = max(v, 1 + 2^-21) and e the power of two of t.
-// The E2M1 grid is e / 2 apart at v, and so are the numbers around t * 2^22 - v, of which t * 2^22
-// is one. Hence
-//
-//   r = fma(t, 2^22, -v)   rounds v to the grid, ties to the even code: the one rounding
-//   q = fma(t, 2^22, -r)   is what v became, exactly
-//
-// A tie has v = t with three significant bits, so that t * 2^22 is an even multiple of e / 2 and
-// does not disturb the choice. Just above t = e the difference falls below e * 2^22, where numbers
-// are e / 4 apart, but there v is next to e; t is a little more than 1 lest that happen to smaller
-// v. (t * 2^22 + v would not do: it leaves the binade for v just below 2e.) Compared with the plain
-// formula for all floats in range.
-//
-// Everything carries a factor 2^-6: then q has the exponents of E4M3's denormals and first normals,
-// and an E4M3 conversion, exact here, leaves the code in bits 2 to 4 of a byte. Magnitudes only: a
-// negative v would be rounded to the grid of small ones, and zeros would lose their sign; the signs
-// come from the input words.
+// Everything carries that header's factor 2^-6: then a rounded value has the exponents of E4M3's
+// denormals and first normals, and an E4M3 conversion, exact here, leaves the code in bits 2 to 4
+// of a byte. Magnitudes only: a negative one would be rounded to the grid of small ones, and zeros
+// would lose their sign; the signs come from the input words.
 //
 // Good for v < 7: above, the rounding would leave E2M1's range. Callers test the block's largest v.
 #pragma once
 
-#include "base/float_ops.h"
 #include "device/elements.cuh"
 #include "device/ptx/convert.cuh"
 #include "device/ptx/packed.cuh"
+#include "formats/e2m1_grid.h"
 
 namespace narrowfloat {
-
-inline constexpr float kE2m1Prescale = 0x1p-6F;
-inline constexpr float kE2m1FastLimit = 7.0F * kE2m1Prescale;
-
-// v: magnitude * multiplier * kE2m1Prescale, a number below kE2m1FastLimit. The rounded value, with
-// the factor.
-__device__ inline float round_to_e2m1_grid(float v) {
-  const float t = fmaxf(v, 0x1.000008p0F * kE2m1Prescale);
-  const float r = __fmaf_rn(t, 0x1p22F, -v);
-  return __fmaf_rn(t, 0x1p22F, -r);
-}
 
 // The signs of elements 2i and 2i+1 at bits 3 and 7 of byte i, for four words or eight floats.
 template <class Elements>

@@ -83,6 +83,17 @@ TEST(IsDenormalOrZero, EndsAtTheSmallestNormal) {
   EXPECT_FALSE(is_denormal_or_zero(kNan));
 }
 
+// Exponents do not matter while nothing under- or overflows.
+TEST(DivideByKnown, IsTheDivisionForAllSignificands) {
+  for (const float divisor : {1.0F, 6.0F, 1536.0F, 2688.0F}) {
+    const float reciprocal = 1.0F / divisor;
+    for (uint32_t significand = 0; significand < 1U << 23; ++significand) {
+      const float a = bits_float(float_bits(1.0F) + significand);
+      ASSERT_EQ(divide_by_known(a, divisor, reciprocal), a / divisor) << a << " / " << divisor;
+    }
+  }
+}
+
 TEST(AbsMax, SkipsNanAndTellsNoNumberFromZero) {
   AbsMax amax;
   EXPECT_EQ(float_bits(amax.or_zero()), 0U);

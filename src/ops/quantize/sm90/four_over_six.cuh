@@ -48,14 +48,6 @@ __device__ inline FourOverSixRow four_over_six_row(const FourOverSix& options,
   return row;
 }
 
-// a / divisor, correctly rounded (Markstein 1990; compared with the division for all significands
-// and the divisors 6, 1536 and 2688) while nothing under- or overflows; a / 1 is a.
-__device__ inline float divide_by_known(float a, float divisor, float reciprocal) {
-  const float quotient = __fmul_rn(a, reciprocal);
-  const float remainder = __fmaf_rn(-divisor, quotient, a);
-  return __fmaf_rn(remainder, reciprocal, quotient);
-}
-
 struct FourOverSixScale {
   uint8_t stored;
   float prescaled;  // The multiplier times kE2m1Prescale.
