@@ -8,8 +8,6 @@
 //   max_number()   the largest magnitude that is a number; NaN if there is none
 #pragma once
 
-#include <type_traits>
-
 #include "base/float_ops.h"
 #include "device/packed16.cuh"
 #include "device/vector_io.cuh"
@@ -87,7 +85,7 @@ struct FloatElements {
   }
 };
 
-// kBytes from `address` (16-byte aligned, or 8 for 8 bytes) into the words of a run.
+// kBytes from `address`, 16-byte aligned, into the words of a run.
 template <class Elements>
 __device__ inline Elements load_elements(const void* address) {
   static_assert(Elements::kBytes % 16 == 0);

@@ -54,8 +54,12 @@ class RmsNormSum {
   std::array<float, kLevels> partial_{};
 };
 
+// cols: their number, rounded.
+NF_HOST_DEVICE inline float reciprocal_rms(float sum, float cols, float eps) {
+  return rsqrt_rn(add_rn(div_rn(sum, cols), eps));
+}
 NF_HOST_DEVICE inline float reciprocal_rms_of_sum(float sum, int64_t cols, float eps) {
-  return rsqrt_rn(add_rn(div_rn(sum, static_cast<float>(cols)), eps));
+  return reciprocal_rms(sum, static_cast<float>(cols), eps);
 }
 
 // Before the rounding to 16 bits. The weight is added to +0, so that -0 counts as +0.

@@ -6,7 +6,6 @@
 
 #include "ops/quantize/sm90/quantize_dense.cuh"
 #include "ops/quantize/sm90/visit_sources.cuh"
-#include "runtime/cuda/cuda_devices.h"
 
 namespace narrowfloat {
 

@@ -109,9 +109,7 @@ inline bool holds_rows_of(const QuantizeProblem& problem) {
   return row_shape(problem.value_cols, Tuning::kConfig).num_chunks <= 1;
 }
 
-// Rows from which two runs a thread are as fast; fewer cannot fill the GPU that way.
-inline constexpr int64_t kTwoRunRows = 1025;
-// Of norms, whose one-run kernels have no more than two rows on an SM.
+// kTwoRunRows of norms, whose one-run kernels have no more than two rows on an SM.
 inline constexpr int64_t kTwoNormRunRows = 265;
 
 template <class Tuning>

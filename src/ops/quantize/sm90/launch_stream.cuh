@@ -51,7 +51,7 @@ inline QuantizeStreamParams make_stream_params(const QuantizeProblem& problem,
   stream.input = params.input;
   stream.input_row_stride = params.input_row_stride;
   stream.vector = params.vector;
-  stream.runs_per_row = static_cast<uint32_t>(problem.cols / kStreamRun);
+  stream.runs_per_row = static_cast<uint32_t>(problem.cols / kRowRun);
   stream.num_rows = static_cast<uint32_t>(problem.rows);
   stream.values = params.values;
   stream.scales = params.scales.data;
@@ -90,7 +90,12 @@ struct StreamTuning {
   static constexpr QuantizeStreamConfig kConfig{.max_threads = 1024, .registers = 64};
   static_assert(is_valid(kConfig));
 };
-static_assert(kMaxStreamCols == StreamTuning::kConfig.max_threads * kStreamRun);
+static_assert(kMaxStreamCols == StreamTuning::kConfig.max_threads * kRowRun);
+
+template <class Source>
+constexpr int64_t stream_shared_bytes(int64_t threads) {
+  return StreamShared::kBytes + threads / kWarpSize * RowRing<Source::kInputs>::kBytes;
+}
 
 template <BlockFormat Format, class Math, class Source, class Layout>
 void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& params,
@@ -98,11 +103,13 @@ void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& 
   using Case = StreamCase<StreamTuning, Layout>;
   constexpr auto kKernel = quantize_stream_kernel<Format, Math, Source, Case>;
   const CudaDevice& device = cuda_device(problem.device.index);
-  const int64_t threads = round_up(problem.cols / kStreamRun, kWarpSize);
-  const int64_t shared_bytes =
-      StreamShared::kBytes + threads / kWarpSize * RowRing<Source::kInputs>::kBytes;
+  const int64_t threads = round_up(problem.cols / kRowRun, kWarpSize);
+  const int64_t shared_bytes = stream_shared_bytes<Source>(threads);
+  // Of the widest row, whatever this call's is: the attribute is the process's, other threads may
+  // set it at the same time.
+  constexpr int64_t kMostBytes = stream_shared_bytes<Source>(Case::kConfig.max_threads);
   check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)),
+                                  static_cast<int>(kMostBytes)),
              "cudaFuncSetAttribute");
   const QuantizeStreamParams stream_params = make_stream_params(problem, params);
   // Few rows may have much padding.
@@ -118,8 +125,7 @@ void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& 
 
 // 4-bit formats, which instructions bound, have kernels for their usual layouts.
 template <BlockFormat Format, class Math, class Source>
-void launch_quantize_stream(const QuantizeProblem& problem, const QuantizeParams& params,
-                            Stream stream) {
+void launch_stream(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
   if constexpr (Format::Element::kBits == 4) {
     constexpr auto kLinear = ScaleLayoutId::kLinear;
     constexpr auto k128x4 = ScaleLayoutId::kSwizzled128x4;

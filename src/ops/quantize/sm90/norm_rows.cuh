@@ -12,13 +12,14 @@
 #include "device/ptx/prefetch.cuh"
 #include "device/reduce.cuh"
 #include "formats/rms_norm.h"
+#include "ops/quantize/sm90/row_runs.h"
 #include "ops/quantize/sm90/row_sources.cuh"
 
 namespace narrowfloat {
 
 // Subtrees of a row, each of a warp's 32 runs of 16 elements.
 inline constexpr int kMaxNormSums = 1024;
-inline constexpr int64_t kMaxNormCols = int64_t{kMaxNormSums} * kWarpSize * 16;
+inline constexpr int64_t kMaxNormCols = int64_t{kMaxNormSums} * kWarpSize * kRowRun;
 
 // The row (batch, row); flat_row = batch * rows + row.
 struct RowPlace {
@@ -35,7 +36,7 @@ __device__ inline const uint8_t* input_row(const QuantizeParams& params, const R
 template <class HalfType>
 struct NormRows {
   using Half = HalfType;
-  using Elements = PackedElements<Half, 16>;
+  using Elements = PackedElements<Half, kRowRun>;
   static constexpr bool kIsNorm = true;
   static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
 

@@ -4,6 +4,7 @@
 // right (NaN, infinities, scales out of the ordinary) once more by the format's plain formula.
 #pragma once
 
+#include "device/group_scale.cuh"
 #include "ops/quantize/sm90/encode_unit.cuh"
 
 namespace narrowfloat {
@@ -15,24 +16,12 @@ struct OrdinaryBlock {
   bool is_right;  // Else neither is what the format asks for.
 };
 
-// FP8's rule reciprocal without divisions: both quotients come from an approximate reciprocal and
-// one correction, the bits of the divisions for every mantissa where nothing is denormal (compared
-// with them). A maximum of zero has the factor of 448, which is 1.
-__device__ inline OrdinaryBlock<Fp8Block1x128> ordinary_reciprocal(float amax) {
-  const float a = amax == 0.0F ? E4M3::kMaxFinite : amax;
-  const float y = rcp_approx(a);
-  const float near = __fmul_rn(E4M3::kMaxFinite, y);
-  const float m = __fmaf_rn(__fmaf_rn(-a, near, E4M3::kMaxFinite), y, near);
-  const float r = rcp_approx(m);
-  const bool is_moderate = a >= 0x1p-100F && a <= 0x1p100F;
-  return {__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m, is_moderate};
-}
-
 template <BlockFormat Format, class Math>
 __device__ inline OrdinaryBlock<Format> ordinary_8_bit(float amax, const BlockRules& rules) {
   if constexpr (Format::kId == FormatId::kFp8Block1x128 && Math::kMode == MathMode::kExact) {
     if (rules.fp8_rule == Fp8ScaleRule::kReciprocal) {
-      return ordinary_reciprocal(amax < rules.fp8_eps ? rules.fp8_eps : amax);
+      const auto quick = quick_group_scale(amax < rules.fp8_eps ? rules.fp8_eps : amax);
+      return {quick.scale.stored, quick.scale.multiplier, quick.is_right};
     }
   }
   const auto scale = Format::template block_scale<Math>(amax, ScalePair{}, rules);

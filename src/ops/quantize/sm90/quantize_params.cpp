@@ -65,4 +65,13 @@ QuantizeParams make_quantize_params(const QuantizeProblem& problem, const Quanti
   return params;
 }
 
+Support sm90_extents(const QuantizeProblem& problem) {
+  constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
+  constexpr int64_t kMaxBatch = 65535;
+  if (problem.batch > kMaxBatch) return Support::no("batch must be below 65536");
+  if (problem.batch * problem.rows > kMaxRows) return Support::no("rows must be below 2^31");
+  if (problem.value_cols > kMaxRows) return Support::no("columns must be below 2^31");
+  return Support::yes();
+}
+
 }  // namespace narrowfloat

@@ -1,5 +1,5 @@
 // What the CUDA quantizers are given: a QuantizeProblem and its QuantizeArgs as one plain struct of
-// numbers and device pointers, and the pieces of a large problem that one launch handles.
+// numbers and device pointers, and how large a problem their indices hold.
 #pragma once
 
 #include <cstdint>
@@ -62,5 +62,8 @@ struct QuantizeParams {
 };
 
 QuantizeParams make_quantize_params(const QuantizeProblem& problem, const QuantizeArgs& args);
+
+// Extents that the kernels' indices hold.
+Support sm90_extents(const QuantizeProblem& problem);
 
 }  // namespace narrowfloat

@@ -15,15 +15,12 @@
 // Bound by memory: NVFP4 from bf16 moves 2.56 bytes an element, a norm with residual 6.56.
 #pragma once
 
-#include <string_view>
-
 #include "ops/quantize/sm90/four_over_six.cuh"
 #include "ops/quantize/sm90/norm_rows.cuh"
 #include "ops/quantize/sm90/quantize_blocks.cuh"
+#include "ops/quantize/sm90/row_runs.h"
 
 namespace narrowfloat {
-
-inline constexpr int kRowRun = 16;  // Elements of a run.
 
 struct QuantizeRowsConfig {
   int runs;              // Of a thread, in registers.
@@ -32,11 +29,6 @@ struct QuantizeRowsConfig {
   bool is_long = false;  // Rows may have several chunks.
   bool four_over_six = false;
 };
-
-consteval bool is_valid(const QuantizeRowsConfig& config) {
-  return (config.runs == 1 || config.runs == 2) && config.max_threads % kWarpSize == 0 &&
-         config.max_threads <= 1024 && config.max_threads * config.registers <= 65536;
-}
 
 // Rows of a launch, of the flattened [batch * rows] or of the row list.
 struct QuantizeRowsGrid {

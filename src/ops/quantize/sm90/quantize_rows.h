@@ -1,4 +1,5 @@
-// Launchers of the kernels in quantize_rows.cuh and of the kernel before them, by what they do.
+// Launchers of sm90_rows' kernels by what they do: those of quantize_rows.cuh, of
+// quantize_token_dense.cuh and of quantize_stream.cuh, and the kernel before them.
 #pragma once
 
 #include "ops/quantize/sm90/quantize_params.h"

@@ -1,7 +1,8 @@
 // sm90_rows: quantizers that need a whole row or whole blocks in a thread: NVFP4 per token, norms
 // into formats with blocks inside a row, 4-over-6. Up to five launches: maxima, where no scale is
-// given (for norms by a kernel that also adds the residual); clearing images with gaps; the kernel
-// of quantize_rows.cuh; scales of tensors.
+// given (for norms by a kernel that also adds the residual); clearing images with gaps; a kernel of
+// quantize_token_dense.cuh or quantize_stream.cuh for the usual cases, else of quantize_rows.cuh;
+// scales of tensors.
 #include "ops/quantize/sm90/quantize_rows.h"
 
 #include "ops/quantize/quantize_impls.h"

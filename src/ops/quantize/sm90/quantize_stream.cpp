@@ -1,10 +1,10 @@
 // Which problems the kernels of quantize_stream.cuh take, and which of them.
 #include "ops/quantize/sm90/quantize_rows.h"
+#include "ops/quantize/sm90/row_runs.h"
 
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kRun = 16;
 constexpr int64_t kMaxRuns = int64_t{1} << 30;
 
 // The norm of what a norm's second kernel reads counts, too: the residual is its input.
@@ -28,7 +28,7 @@ bool is_stream(const QuantizeProblem& problem, const QuantizeParams& params) {
   return is_stream_source(problem, params) && has_all_rows && is_half &&
          problem.encode_axis == EncodeScaleAxis::kTensor && problem.value_cols == problem.cols &&
          problem.cols % block_cols == 0 && problem.cols <= kMaxStreamCols &&
-         problem.rows * (problem.cols / kRun) < kMaxRuns;
+         problem.rows * (problem.cols / kRowRun) < kMaxRuns;
 }
 
 void launch_quantize_stream(const QuantizeProblem& problem, const QuantizeParams& params,

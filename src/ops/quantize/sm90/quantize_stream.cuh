@@ -27,11 +27,6 @@ struct QuantizeStreamConfig {
   int registers;    // Of a thread.
 };
 
-consteval bool is_valid(const QuantizeStreamConfig& config) {
-  return config.max_threads % kWarpSize == 0 && config.max_threads <= 1024 &&
-         config.max_threads * config.registers <= 65536;
-}
-
 // Where the scale of (row, block) is, in any layout: the sum of a part that depends on the row and
 // one that depends on the block.
 struct ScalePlaces {
@@ -102,6 +97,7 @@ struct StreamShared {
   static constexpr uint32_t kWordBytes = sizeof(uint32_t);
   static constexpr uint32_t kWarpsBytes = kWarpSize * kWordBytes;
   static constexpr uint32_t kBytes = 3 * kWarpsBytes;
+  static_assert(kBytes % kRingAlignment == 0);
   uint32_t sums;
   uint32_t maxima;
   uint32_t results;
@@ -141,9 +137,8 @@ __device__ inline float row_reciprocal_rms(const QuantizeStreamParams& params,
   store_of_warp(shared.sums, float_bits(warp_tree_sum(sum_of_squares(h))));
   let_first_warp([&] {
     const float sum = warp_tree_sum(bits_float(load_of_warp(shared.sums)));
-    // reciprocal_rms_of_sum()
-    const float factor = rsqrt_rn(add_rn(div_rn(sum, params.cols), params.eps));
-    if (threadIdx.x == 0) store_shared(shared.results, float_bits(factor));
+    if (threadIdx.x != 0) return;
+    store_shared(shared.results, float_bits(reciprocal_rms(sum, params.cols, params.eps)));
   });
   return bits_float(load_shared(shared.results));
 }
@@ -172,8 +167,8 @@ __device__ inline ScalePair row_scale_pair(const QuantizeStreamParams& params,
 template <BlockFormat Format>
 struct StreamRun {
   using Stored = typename Format::Stored;
-  static constexpr auto kLanes = static_cast<uint32_t>(Format::kBlockCols / kStreamRun);
-  static constexpr uint32_t kCodeBytes = kStreamRun * Format::Element::kBits / 8;
+  static constexpr auto kLanes = static_cast<uint32_t>(Format::kBlockCols / kRowRun);
+  static constexpr uint32_t kCodeBytes = kRowRun * Format::Element::kBits / 8;
 
   uint8_t* codes;
   uint64_t step;  // From there to the next row's.
@@ -287,7 +282,7 @@ struct StreamCase {
 template <BlockFormat Format, class Math, class Source, class Case>
 __global__ void __maxnreg__(Case::kConfig.registers)
     quantize_stream_kernel(const __grid_constant__ QuantizeStreamParams params) {
-  extern __shared__ uint4 stream_memory[];
+  extern __shared__ __align__(kRingAlignment) uint4 stream_memory[];
   using Stored = typename Format::Stored;
   const uint32_t memory = shared_address(stream_memory);
   const StreamShared shared(memory);

@@ -8,7 +8,7 @@ void launch_quantize_stream_norm_fp8(const QuantizeProblem& problem, const Quant
   const auto launch_format = [&]<BlockFormat Format>() {
     visit_device_math(effective_math(problem), [&]<class Math>() {
       visit_half(problem.input, [&]<class Half>() {
-        launch_quantize_stream<Format, Math, StreamNorm<Half>>(problem, params, stream);
+        launch_stream<Format, Math, StreamNorm<Half>>(problem, params, stream);
       });
     });
   };

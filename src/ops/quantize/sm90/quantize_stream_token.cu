@@ -7,10 +7,10 @@ void launch_quantize_stream_token(const QuantizeProblem& problem, const Quantize
                                   Stream stream) {
   visit_device_math(problem.math, [&]<class Math>() {
     if (problem.source == RowSourceKind::kSmooth) {
-      return launch_quantize_stream<Nvfp4PerToken, Math, StreamSmooth>(problem, params, stream);
+      return launch_stream<Nvfp4PerToken, Math, StreamSmooth>(problem, params, stream);
     }
     visit_half(problem.input, [&]<class Half>() {
-      launch_quantize_stream<Nvfp4PerToken, Math, StreamSilu<Half, Math>>(problem, params, stream);
+      launch_stream<Nvfp4PerToken, Math, StreamSilu<Half, Math>>(problem, params, stream);
     });
   });
 }

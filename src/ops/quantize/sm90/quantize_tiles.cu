@@ -14,8 +14,6 @@
 // it.
 //
 // Bound by memory: 3 bytes an element of bf16.
-#include <algorithm>
-
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/sm90/encode_unit.cuh"
 #include "ops/quantize/sm90/norm_rows.cuh"

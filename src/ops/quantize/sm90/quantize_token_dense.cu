@@ -6,8 +6,6 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kTokenRun = 16;  // Elements of a run.
-
 // Few rows: all threads share the latency.
 struct OneTokenRun {
   static constexpr QuantizeTokenConfig kConfig{.runs = 1, .max_threads = 1024, .registers = 32};
@@ -18,13 +16,12 @@ struct TwoTokenRuns {
   static constexpr QuantizeTokenConfig kConfig{.runs = 2, .max_threads = 512, .registers = 48};
   static_assert(is_valid(kConfig));
 };
-constexpr int64_t kTwoTokenRunRows = 1025;
 
 template <class Half, class Math, class Tuning>
 void launch_token_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                         Stream stream) {
   constexpr int64_t kRuns = Tuning::kConfig.runs;
-  const int64_t runs = problem.cols / kTokenRun;
+  const int64_t runs = problem.cols / kRowRun;
   const int64_t threads = round_up(ceil_div(runs, kRuns), kWarpSize);
   const ScalePadding padding = scale_padding(params.scales);
   const QuantizeTokenParams token{.input = params.input,
@@ -55,15 +52,15 @@ bool is_token_dense(const QuantizeProblem& problem) {
   const bool has_all_rows = problem.batch == 1 && !problem.has_row_list && !problem.has_valid_rows;
   return problem.source == RowSourceKind::kPlain && is_half && has_all_rows &&
          problem.layout != ScaleLayoutId::kMnMajor && problem.value_cols == problem.cols &&
-         problem.cols % kTokenRun == 0 && problem.cols <= kMaxCols &&
-         problem.rows * (problem.cols / kTokenRun) < kMaxRuns;
+         problem.cols % kRowRun == 0 && problem.cols <= kMaxCols &&
+         problem.rows * (problem.cols / kRowRun) < kMaxRuns;
 }
 
 void launch_quantize_token_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                                  Stream stream) {
   visit_device_math(problem.math, [&]<class Math>() {
     visit_half(problem.input, [&]<class Half>() {
-      if (problem.rows < kTwoTokenRunRows) {
+      if (problem.rows < kTwoRunRows) {
         launch_token_dense<Half, Math, OneTokenRun>(problem, params, stream);
       } else {
         launch_token_dense<Half, Math, TwoTokenRuns>(problem, params, stream);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "ops/quantize/sm90/quantize_dense.cuh"
+#include "ops/quantize/sm90/row_runs.h"
 
 namespace narrowfloat {
 
@@ -21,11 +22,6 @@ struct QuantizeTokenConfig {
   int max_threads;  // Of a row.
   int registers;    // Of a thread.
 };
-
-consteval bool is_valid(const QuantizeTokenConfig& config) {
-  return (config.runs == 1 || config.runs == 2) && config.max_threads % kWarpSize == 0 &&
-         config.max_threads <= 1024 && config.max_threads * config.registers <= 65536;
-}
 
 struct QuantizeTokenParams {
   const uint8_t* input;
@@ -99,7 +95,7 @@ __device__ inline uint32_t largest_number(const Elements& elements, uint32_t lar
 
 template <class Half, int kRuns>
 struct TokenRuns {
-  PackedElements<Half, 16> runs[kRuns];
+  PackedElements<Half, kRowRun> runs[kRuns];
 };
 
 template <int kRuns>
@@ -140,7 +136,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     const uint32_t run = token_run<kRuns>(i);
-    using Run = PackedElements<Half, 16>;
+    using Run = PackedElements<Half, kRowRun>;
     if (run < params.runs_per_row) {
       elements.runs[i] = load_elements<Run>(input + size_t{run} * Run::kBytes);
     }

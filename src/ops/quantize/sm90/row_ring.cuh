@@ -13,31 +13,33 @@
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/shared_memory.cuh"
 #include "device/reduce.cuh"
+#include "ops/quantize/sm90/row_runs.h"
 
 namespace narrowfloat {
 
-inline constexpr int kStreamRun = 16;  // Elements of a run.
-inline constexpr uint32_t kStreamRunBytes = 2 * kStreamRun;
+inline constexpr uint32_t kRowRunBytes = 2 * kRowRun;
+// Of its memory: both pieces of a run lie in one piece of this size. Whole rows of banks, besides.
+inline constexpr uint32_t kRingAlignment = 128;
 
 // kInputs: tensors side by side in a row of input, each with as many runs.
 template <int kInputs>
 class RowRing {
-  static constexpr uint32_t kWarpBytes = kWarpSize * kStreamRunBytes;  // Of an input.
+  static constexpr uint32_t kWarpBytes = kWarpSize * kRowRunBytes;  // Of an input.
   static constexpr uint32_t kRowBytes = kInputs * kWarpBytes;
   static constexpr uint32_t kPieceBytes = 16;
 
  public:
   static constexpr uint32_t kBytes = 2 * kRowBytes;  // Of a warp.
 
-  // memory: of all warps. input: the first row of this block of threads. step: bytes from one of
-  // its rows to the next.
+  // memory: of all warps, aligned. input: the first row of this block of threads. step: bytes from
+  // one of its rows to the next.
   __device__ RowRing(uint32_t memory, const uint8_t* input, int64_t step, uint32_t runs_per_row)
-      : step_(step), input_bytes_(runs_per_row * kStreamRunBytes) {
+      : step_(step), input_bytes_(runs_per_row * kRowRunBytes) {
     const uint32_t warp = threadIdx.x / kWarpSize;
     const uint32_t lane = threadIdx.x % kWarpSize;
     const uint32_t ring = memory + warp * kBytes;
     target_ = ring + (lane ^ (lane / 8 % 2)) * kPieceBytes;
-    place_ = ring + lane * kStreamRunBytes + lane / 4 % 2 * kPieceBytes;
+    place_ = ring + lane * kRowRunBytes + lane / 4 % 2 * kPieceBytes;
     const uint32_t offset = warp * kWarpBytes + lane * kPieceBytes;
     source_ = input + offset;
     has_first_ = offset < input_bytes_;

@@ -1,4 +1,4 @@
-// What the launch sequences of the CUDA quantizers share.
+// Zeroing scales that no row's threads know of.
 #pragma once
 
 #include "ops/quantize/sm90/quantize_params.h"
@@ -10,8 +10,5 @@ void clear_scale_images(const QuantizeParams& params, Stream stream);
 
 // Zeroes the scales of all rows of a format that has them.
 void clear_row_scales(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream);
-
-// Extents that the kernels' indices hold.
-Support sm90_extents(const QuantizeProblem& problem);
 
 }  // namespace narrowfloat

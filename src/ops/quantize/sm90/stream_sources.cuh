@@ -16,14 +16,14 @@
 namespace narrowfloat {
 
 template <class Half>
-using StreamElements = PackedElements<Half, kStreamRun>;
+using StreamElements = PackedElements<Half, kRowRun>;
 
 // This thread's run of params.vector.
 template <class Half, class Params>
 __device__ inline StreamElements<Half> load_vector_run(const Params& params) {
   StreamElements<Half> vector{};
   if (threadIdx.x < params.runs_per_row) {
-    const uint8_t* address = params.vector + threadIdx.x * kStreamRunBytes;
+    const uint8_t* address = params.vector + threadIdx.x * kRowRunBytes;
     vector = load_elements<StreamElements<Half>>(address);
   }
   return vector;
@@ -34,7 +34,7 @@ struct StreamNorm {
   using Half = HalfType;
   using Elements = StreamElements<Half>;
   using Vector = Elements;
-  using Row = FloatElements<kStreamRun>;
+  using Row = FloatElements<kRowRun>;
   static constexpr int kInputs = 1;
   static constexpr bool kIsNorm = true;
 
@@ -44,7 +44,7 @@ struct StreamNorm {
     const auto h = ring.template read<Elements>(0);
     Row row;
 #pragma unroll
-    for (int i = 0; i < kStreamRun; ++i) row.words[i] = keep_in_register(float_bits(h[i]));
+    for (int i = 0; i < kRowRun; ++i) row.words[i] = keep_in_register(float_bits(h[i]));
     return row;
   }
 
@@ -75,7 +75,7 @@ struct StreamSilu {
   using Half = HalfType;
   using Elements = StreamElements<Half>;
   struct Vector {};
-  using Row = typename SiluRows<Half, Math>::template Input<kStreamRun>;
+  using Row = typename SiluRows<Half, Math>::template Input<kRowRun>;
   static constexpr int kInputs = 2;
   static constexpr bool kIsNorm = false;
 

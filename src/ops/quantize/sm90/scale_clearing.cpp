@@ -1,5 +1,6 @@
 // See scale_clearing.h.
 #include "ops/quantize/sm90/scale_clearing.h"
+
 #include "runtime/cuda/launch.h"
 
 namespace narrowfloat {
@@ -14,15 +15,6 @@ void clear_scale_images(const QuantizeParams& params, Stream stream) {
 void clear_row_scales(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
   const auto rows = static_cast<size_t>(problem.batch * problem.rows);
   clear_async(params.global_scale, rows * sizeof(float), stream);
-}
-
-Support sm90_extents(const QuantizeProblem& problem) {
-  constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
-  constexpr int64_t kMaxBatch = 65535;
-  if (problem.batch > kMaxBatch) return Support::no("batch must be below 65536");
-  if (problem.batch * problem.rows > kMaxRows) return Support::no("rows must be below 2^31");
-  if (problem.value_cols > kMaxRows) return Support::no("columns must be below 2^31");
-  return Support::yes();
 }
 
 }  // namespace narrowfloat
