@@ -2,7 +2,10 @@
 #include "base/portable_math.h"
 #include "cuda/math_kernels.h"
 #include "device/device_math.cuh"
+#include "device/group_scale.cuh"
 #include "device/sigmoid.cuh"
+#include "formats/e2m1_grid.h"
+#include "ops/quantize/sm90/quantize_token_dense.cuh"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/launch.h"
 
@@ -33,8 +36,24 @@ __device__ uint32_t evaluate(UnaryFunction function, float x) {
       return float_bits(newton_reciprocal(x));
     case UnaryFunction::kRouterSigmoid:
       return float_bits(router_sigmoid(x));
+    case UnaryFunction::kE2m1Grid:
+      return float_bits(round_to_e2m1_grid(x));
+    case UnaryFunction::kGroupScale:
+      return float_bits(quick_group_scale(x).scale.stored);
+    case UnaryFunction::kGroupMultiplier:
+      return float_bits(quick_group_scale(x).scale.multiplier);
   }
   return 0;
+}
+
+// What token_row_scale reads of a kernel's parameters.
+struct TokenBase {
+  float base_decode_scale;
+  float base_encode_scale;
+};
+
+__device__ Nvfp4PerToken::RowScale token_scale(float row_amax, float base) {
+  return token_row_scale<DeviceExactMath>(TokenBase{base, div_rn(1.0F, base)}, row_amax);
 }
 
 __device__ float evaluate(BinaryFunction function, float a, float b) {
@@ -45,6 +64,12 @@ __device__ float evaluate(BinaryFunction function, float a, float b) {
       return DeviceFastMath::add(a, b);
     case BinaryFunction::kDivide:
       return DeviceFastMath::div(a, b);
+    case BinaryFunction::kTokenEncodeScale:
+      return token_scale(a, b).pair.encode;
+    case BinaryFunction::kTokenDecodeScale:
+      return token_scale(a, b).pair.decode;
+    case BinaryFunction::kDivideByKnown:
+      return divide_by_known(a, b, div_rn(1.0F, b));
   }
   return 0.0F;
 }

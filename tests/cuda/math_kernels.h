@@ -20,6 +20,9 @@ enum class UnaryFunction : int {
   kToE2m1 = 7,
   kNewtonReciprocal = 8,
   kRouterSigmoid = 9,
+  kE2m1Grid = 10,
+  kGroupScale = 11,       // Of quick_group_scale,
+  kGroupMultiplier = 12,  // and what it quantizes with.
 };
 
 // Bit patterns first, first + stride, ... as arguments.
@@ -32,7 +35,14 @@ struct BitRange {
 // Waits. `results`: one word per argument; codes in the lowest byte.
 void evaluate_on_gpu(UnaryFunction function, const BitRange& range, const DeviceBuffer& results);
 
-enum class BinaryFunction : int { kMultiply = 0, kAdd = 1, kDivide = 2 };  // Of `fast` mode.
+enum class BinaryFunction : int {
+  kMultiply = 0,  // Of `fast` mode.
+  kAdd = 1,
+  kDivide = 2,
+  kTokenEncodeScale = 3,  // Of token_row_scale: a row's maximum, a base decode scale.
+  kTokenDecodeScale = 4,
+  kDivideByKnown = 5,
+};
 
 std::vector<float> evaluate_on_gpu(BinaryFunction function, std::span<const float> a,
                                    std::span<const float> b);

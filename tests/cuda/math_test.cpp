@@ -11,8 +11,11 @@
 #include "cuda/bulk_kernels.h"
 #include "cuda/gpu_test.h"
 #include "cuda/math_kernels.h"
+#include "formats/e2m1_grid.h"
+#include "formats/fp8_block.h"
 #include "formats/math_policy.h"
 #include "formats/minifloat.h"
+#include "formats/nvfp4.h"
 #include "runtime/parallel.h"
 #include "support/random.h"
 
@@ -22,6 +25,10 @@ namespace {
 constexpr int64_t kAll = int64_t{1} << 32;
 constexpr int64_t kChunk = int64_t{1} << 26;
 constexpr uint32_t kOne = 0x3F800000U;
+
+BlockScale<float> group_scale(float amax) {
+  return Fp8Block1x128::block_scale<ExactMath>(amax, ScalePair{}, BlockRules{});
+}
 
 uint32_t on_host(UnaryFunction function, float x) {
   switch (function) {
@@ -44,6 +51,12 @@ uint32_t on_host(UnaryFunction function, float x) {
       return E2M1::encode(x);
     case UnaryFunction::kNewtonReciprocal:
       return float_bits(div_rn(1.0F, x));
+    case UnaryFunction::kE2m1Grid:
+      return float_bits(E2M1::decode(E2M1::encode(x / kE2m1Prescale)) * kE2m1Prescale);
+    case UnaryFunction::kGroupScale:
+      return float_bits(group_scale(x).stored);
+    case UnaryFunction::kGroupMultiplier:
+      return float_bits(group_scale(x).multiplier);
   }
   return 0;
 }
@@ -56,6 +69,12 @@ float on_host(BinaryFunction function, float a, float b) {
       return FastMath::add(a, b);
     case BinaryFunction::kDivide:
       return FastMath::div(a, b);
+    case BinaryFunction::kTokenEncodeScale:
+      return Nvfp4PerToken::row_scale<ExactMath>(a, b).pair.encode;
+    case BinaryFunction::kTokenDecodeScale:
+      return Nvfp4PerToken::row_scale<ExactMath>(a, b).pair.decode;
+    case BinaryFunction::kDivideByKnown:
+      return div_rn(a, b);
   }
   return 0.0F;
 }
@@ -136,6 +155,22 @@ TEST_F(GpuMath, OneNewtonStepIsCorrectlyRounded) {
   }
 }
 
+// All floats in the range.
+TEST_F(GpuMath, RoundingToTheE2m1GridIsTheCodes) {
+  expect_same(UnaryFunction::kE2m1Grid, {.count = int64_t{float_bits(kE2m1FastLimit)}});
+}
+
+// For all mantissas, near 1 and at the ends of the range where it says it is right; and for a
+// maximum of zero.
+TEST_F(GpuMath, TheQuickScaleOfAGroupIsThatOfTheDivisions) {
+  for (const auto function : {UnaryFunction::kGroupScale, UnaryFunction::kGroupMultiplier}) {
+    for (const float first : {1.0F, 0x1p-100F, 0x1p99F}) {
+      expect_same(function, {.first = float_bits(first), .count = 1 << 23});
+    }
+    expect_same(function, {.first = 0, .count = 1});
+  }
+}
+
 TEST_F(GpuMath, ConversionsAreTheFormats) {
   expect_sample_same(UnaryFunction::kToE4m3, 13);
   // An instruction on some architectures.
@@ -176,6 +211,43 @@ TEST_F(GpuMath, FlushingArithmeticIsItsModels) {
       ASSERT_EQ(float_bits(canonical_nan(on_host(function, a[i], b[i]))), float_bits(results[i]))
           << static_cast<int>(function) << ": " << fmt::format("{:a} {:a}", a[i], b[i]);
     }
+  }
+}
+
+// The numbers of a binade as first operands, one second operand for all.
+void expect_binade_same(BinaryFunction function, float first, float second) {
+  std::vector<float> a(1 << 23);
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = bits_float(float_bits(first) + static_cast<uint32_t>(i));
+  }
+  const std::vector<float> b(a.size(), second);
+  const std::vector<float> results = evaluate_on_gpu(function, a, b);
+  for (size_t i = 0; i < a.size(); ++i) {
+    const float expected = on_host(function, a[i], second);
+    if (float_bits(expected) == float_bits(results[i])) continue;
+    ADD_FAILURE() << fmt::format("function {} of {:a} {:a} is {:a}, expected {:a}",
+                                 static_cast<int>(function), a[i], second, results[i], expected);
+    return;
+  }
+}
+
+// For all mantissas, at the usual base decode scales and at the ends of the range of those that go
+// without divisions; maxima in the middle and at the ends of theirs.
+TEST_F(GpuMath, TheScaleOfATokensRowIsTheFormats) {
+  for (const auto function :
+       {BinaryFunction::kTokenEncodeScale, BinaryFunction::kTokenDecodeScale}) {
+    for (const float base : {1.0F / 2688.0F, 1.0F / 1536.0F, 1.0F / 3.0F, 0x1p-30F, 0x1.8p29F}) {
+      expect_binade_same(function, 1.0F, base);
+    }
+    for (const float first : {0x1p-60F, 0x1p59F}) {
+      expect_binade_same(function, first, 1.0F / 2688.0F);
+    }
+  }
+}
+
+TEST_F(GpuMath, DivisionByAKnownNumberIsTheDivision) {
+  for (const float divisor : {1.0F, 6.0F, 1536.0F, 2688.0F}) {
+    expect_binade_same(BinaryFunction::kDivideByKnown, 1.0F, divisor);
   }
 }
 
