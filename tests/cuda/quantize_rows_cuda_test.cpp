@@ -2,59 +2,15 @@
 // rows of several chunks, shapes of real models, more rows than one tuning takes, norms whose tree
 // of sums ends in every way, 4-over-6 on much data, the largest batch. The oracle judges every
 // byte.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "conformance/quantize_call.h"
 #include "cuda/gpu_test.h"
-#include "support/environment.h"
+#include "cuda/quantize_oracle.h"
 
 namespace narrowfloat::testing {
 namespace {
 
 constexpr std::initializer_list<MathMode> kBothModes = {MathMode::kExact, MathMode::kFast};
-
-// All outputs, after a run of `implementation`.
-std::vector<std::vector<uint8_t>> run(const QuantizeCase& test_case,
-                                      std::string_view implementation) {
-  const QuantizeBuffers buffers = make_buffers(test_case, {});
-  Buffers all = buffers.inputs();
-  for (const GuardedBuffer* output : buffers.outputs()) all.push_back(output);
-  const ForcedImplementation forced("quantize", implementation);
-  const DeviceCopies device(all, {.on_host = implementation == "cpu_reference"});
-  queue_quantize(test_case, buffers, device, device.stream());
-  EXPECT_TRUE(device.take_back()) << "a canary was overwritten";
-  std::vector<std::vector<uint8_t>> outputs;
-  for (const GuardedBuffer* output : buffers.outputs()) outputs.push_back(output->copy());
-  return outputs;
-}
-
-void expect_oracle(QuantizeCase test_case, std::string_view implementation) {
-  test_case.seed += static_cast<uint64_t>(test_case.cols) * 31 + 7;
-  const auto expected = run(test_case, "cpu_reference");
-  const auto actual = run(test_case, implementation);
-  ASSERT_EQ(expected.size(), actual.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (expected[i] == actual[i]) continue;
-    size_t byte = 0;
-    while (expected[i][byte] == actual[i][byte]) ++byte;
-    ADD_FAILURE() << to_string(test_case) << "\n  output " << i << ": byte " << byte << " of "
-                  << expected[i].size()
-                  << fmt::format(" is {:#04x}, expected {:#04x}", actual[i][byte],
-                                 expected[i][byte]);
-  }
-}
-
-QuantizeCase make_case(FormatId format, RowSourceKind source, int64_t rows, int64_t cols) {
-  QuantizeCase test_case;
-  test_case.format = format;
-  test_case.layout = format_info(format).default_layout;
-  test_case.source = source;
-  test_case.rows = rows;
-  test_case.cols = cols;
-  test_case.fill = Fill::kNormalRows;
-  return test_case;
-}
 
 constexpr std::initializer_list<RowSourceKind> kNorms = {RowSourceKind::kRmsNorm,
                                                          RowSourceKind::kAddRmsNorm};
@@ -152,34 +108,6 @@ TEST_F(QuantizeRowsCuda, ManyRows) {
         }
       }
     }
-  }
-}
-
-void expect_streamed_rows(int64_t rows, int64_t cols, Fill fill) {
-  const auto expect_case = [&](FormatId format, RowSourceKind source, ScaleLayoutId layout) {
-    QuantizeCase test_case = make_case(format, source, rows, cols);
-    test_case.layout = layout;
-    test_case.fill = fill;
-    if (format == FormatId::kNvfp4) test_case.encode_scale = 300.0F;
-    expect_oracle(test_case, "sm90_rows");
-  };
-  for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8}) {
-    expect_case(format, RowSourceKind::kRmsNorm, ScaleLayoutId::kSwizzled128x4);
-  }
-  expect_case(FormatId::kFp8Block1x128, RowSourceKind::kRmsNorm, ScaleLayoutId::kMnMajor);
-  for (const RowSourceKind source :
-       {RowSourceKind::kRmsNorm, RowSourceKind::kSiluMul, RowSourceKind::kSmooth}) {
-    expect_case(FormatId::kNvfp4PerToken, source, ScaleLayoutId::kLinear);
-  }
-}
-
-// More rows than the GPU holds blocks of threads for: each takes several.
-TEST_F(QuantizeRowsCuda, SeveralRowsForABlockOfThreads) {
-  for (const Fill fill : {Fill::kNormalRows, Fill::kExtremes}) {
-    expect_streamed_rows(9001, 160, fill);
-    expect_streamed_rows(1100, 2944, fill);
-    expect_streamed_rows(600, 7168, fill);
-    expect_streamed_rows(300, 16384, fill);
   }
 }
 
