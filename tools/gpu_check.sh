@@ -20,9 +20,9 @@ fi
 
 failed=false table=""
 
-# step NAME COMMAND...: runs the command with its output in a log.
+# step NAME COMMAND...: runs the command with its output in a log, and counts tests that it skipped.
 step() {
-  local name=$1 log=$logs/$1.log start=$SECONDS result=passed
+  local name=$1 log=$logs/$1.log start=$SECONDS result=passed skipped
   shift
   printf '== %s\n' "$name"
   if ! "$@" > "$log" 2>&1; then
@@ -33,7 +33,8 @@ step() {
   elif grep -m 1 'skipped: no CUDA device .*cuda:0' "$log"; then
     result=skipped failed=true
   fi
-  table+=$(printf '%-28s %-8s %5d s' "$name" "$result" $((SECONDS - start)))$'\n'
+  skipped=$(sed -nE 's/^\[  SKIPPED \] ([0-9]+) tests?, listed below:.*/, \1 skipped/p' "$log")
+  table+=$(printf '%-28s %-8s %5d s%s' "$name" "$result" $((SECONDS - start)) "$skipped")$'\n'
 }
 
 # sanitize TOOL TEST ARGUMENT...: a test under one of compute-sanitizer's tools.
@@ -41,6 +42,16 @@ sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-san
 sanitize() {
   timeout 300 "$sanitizer" --tool "$1" --error-exitcode 1 --launch-timeout 0 \
     "$build/tests/bin/$2" "${@:3}"
+}
+
+# finds TOOL FAULT: the tool reports a fault that is there.
+finds() {
+  local code=0
+  timeout 300 "$sanitizer" --tool "$1" --error-exitcode 99 --launch-timeout 0 \
+    "$build/tests/bin/sanitizer_faults" "$2" || code=$?
+  [ $code -eq 99 ] && return
+  echo "Failure: $1 does not report the fault $2: exit code $code"
+  return 1
 }
 
 tests=()
@@ -54,6 +65,12 @@ fi
 for test in "${tests[@]}"; do
   step "$test" "$build/tests/bin/$test"
 done
+
+# What the clean reports below are worth.
+step memcheck_finds_faults finds memcheck out_of_bounds
+step racecheck_finds_faults finds racecheck race
+step initcheck_finds_faults finds initcheck uninitialized
+step synccheck_finds_faults finds synccheck barrier
 
 # A small set: every kernel's paths, not every value. initcheck takes the one test whose outputs
 # start out unwritten; everywhere else poison hides what it looks for.
@@ -69,6 +86,8 @@ step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test
 step synccheck_moe sanitize synccheck moe_cuda_test --gtest_filter="$moe"
 step racecheck_queueing sanitize racecheck gpu_test --gtest_filter="$few"
 step initcheck_queueing sanitize initcheck gpu_test --gtest_filter="$few"
+step racecheck_streamed_rows sanitize racecheck quantize_rows_cuda_test \
+  --gtest_filter='QuantizeStreamCuda.AFewCases*'
 unset NARROWFLOAT_CONFORMANCE_CASES
 
 step benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
