@@ -128,7 +128,7 @@ double weights_per_expert(const MoeConfig& config) {
 }
 
 LayerWork work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens,
-             bool has_ids) {
+                  bool has_ids) {
   const MoeModeInfo& mode = moe_mode_info(config.mode);
   const double elements = weights_per_expert(config);
   const auto row_elements = static_cast<double>(tokens * config.hidden);

@@ -43,7 +43,7 @@ struct LayerWork {
   double flops = 0;         // Of the local slots.
 };
 LayerWork work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens,
-             bool has_ids = false);
+                  bool has_ids = false);
 // Elements of both weight matrices of one expert.
 double weights_per_expert(const MoeConfig& config);
 
