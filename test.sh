@@ -54,6 +54,18 @@ python_tests() {
     .venv/bin/python -m pytest -q -p no:cacheprovider tests/python tests/cli
 }
 
+# The wheel as `pip install .` makes it, without a network, and its tests, in .venv. ccache knows
+# the objects of the preset cpu again if the compiler has the same name, so it is named as CMake
+# does; scikit-build-core would take the name that Python was built with.
+python_package_tests() {
+  rm -rf build/wheel
+  CC=cc CXX=c++ .venv/bin/pip wheel --quiet --disable-pip-version-check --no-build-isolation \
+    --no-deps --config-settings=build-dir=build/python --wheel-dir build/wheel .
+  .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
+    build/wheel/narrowfloat-*.whl
+  .venv/bin/python -m pytest -q -p no:cacheprovider tests/python_package
+}
+
 torch_tests() {
   if ! $with_torch; then
     echo "skipped: compressed-tensors reading our checkpoints; ./test.sh --with-torch runs it"
@@ -98,6 +110,7 @@ fi
 stage "build (preset cpu)" build cpu
 stage "ctest (preset cpu)" ctest --preset cpu -j "$jobs" --no-tests=error
 stage "Python tests" python_tests
+stage "Python package" python_package_tests
 stage "Python tests with PyTorch" torch_tests
 stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests

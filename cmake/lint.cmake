@@ -51,6 +51,8 @@ file(
   ${PROJECT_SOURCE_DIR}/tests/*.cu
   ${PROJECT_SOURCE_DIR}/bench/*.h
   ${PROJECT_SOURCE_DIR}/bench/*.cpp
+  ${PROJECT_SOURCE_DIR}/python/*.h
+  ${PROJECT_SOURCE_DIR}/python/*.cpp
   ${PROJECT_SOURCE_DIR}/examples/*.cpp)
 add_custom_target(
   lint_format

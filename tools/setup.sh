@@ -51,6 +51,9 @@ if $with_tests; then
   need_program clang-format-14 clang-format-14
   need_program clang-tidy-14 clang-tidy-14
   python3 -c 'import ensurepip, venv' 2> /dev/null || missing+=(python3-venv)
+  # For the extension module of the Python package.
+  headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))' || true)
+  [ -f "$headers/Python.h" ] || missing+=(python3-dev)
   if command -v dpkg-query > /dev/null; then
     need_package libgtest-dev librapidcheck-dev libbenchmark-dev
   fi

@@ -51,6 +51,7 @@ LIBRARIES = {  # Third-party library -> how its headers begin.
     "CLI11": ("CLI/",),
     "test": ("gtest/", "gmock/", "rapidcheck"),
     "benchmark": ("benchmark/",),
+    "nanobind": ("nanobind/",),
 }
 THIRD_PARTY = {  # Folder -> libraries its files may include; others may include all.
     "include": set(),
@@ -63,6 +64,7 @@ THIRD_PARTY = {  # Folder -> libraries its files may include; others may include
     "src/ops": {"fmt", "TBB"},
     "src/layers": {"fmt", "TBB", "nlohmann-json", "xxHash"},
     "src/cli": {"fmt", "nlohmann-json", "CLI11"},
+    "python": {"nanobind"},
     "examples": set(),
 }
 CUDA_HEADER = re.compile(r"cuda|cub/|cute/|cutlass/|thrust/|nccl|mma\.h|nvtx|cooperative_groups")

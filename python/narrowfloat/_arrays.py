@@ -1,0 +1,78 @@
+"""Arrays on their way into the extension: types that DLPack lacks become integers of their size.
+
+ml_dtypes is never imported for an input: an array of its types brings the type along.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# Types of ml_dtypes -> what stands for their bits in the extension.
+_STAND_INS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8}
+# Types of codes and scales; only where bytes are expected.
+_BYTE_TYPES = {"float8_e4m3fn", "float8_e8m0fnu", "uint8"}
+_NATIVE_KINDS = "biuf"
+
+# dtype -> type to view it as, or None where it goes as it is. Remembered, since looking up the name
+# of a dtype takes microseconds.
+_views: dict[np.dtype[Any], Any] = {}
+
+
+def _view_of(argument: str, dtype: np.dtype[Any]) -> Any:
+    if not dtype.isnative:
+        raise ValueError(f"{argument}: expected native byte order, got {dtype.str}")
+    stand_in = _STAND_INS.get(dtype.name)
+    if stand_in is None and not (dtype.isbuiltin == 1 and dtype.kind in _NATIVE_KINDS):
+        raise ValueError(
+            f"{argument}: expected float32, float16, bfloat16 (or uint16), float8_e4m3fn (or "
+            f"uint8), got an array of {dtype.name}"
+        )
+    _views[dtype] = stand_in
+    return stand_in
+
+
+def to_core(argument: str, array: Any) -> Any:
+    """The array as the extension takes it: itself, or a view of the same memory."""
+    if not isinstance(array, np.ndarray):
+        return array  # The extension asks for DLPack or the buffer protocol.
+    try:
+        view = _views[array.dtype]
+    except KeyError:
+        view = _view_of(argument, array.dtype)
+    return array if view is None else array.view(view)
+
+
+def codes_to_core(argument: str, array: Any) -> Any:
+    """As to_core(), for values and scales: float8_e8m0fnu is a byte, too."""
+    if isinstance(array, np.ndarray) and array.dtype.itemsize == 1:
+        if array.dtype.name not in _BYTE_TYPES:
+            raise ValueError(f"{argument}: expected uint8, got {array.dtype.name}")
+        return array.view(np.uint8)
+    return to_core(argument, array)
+
+
+def shape_of(argument: str, array: Any) -> tuple[int, ...]:
+    """Extents of an array with at least one axis."""
+    try:
+        shape = tuple(array.shape)
+    except (AttributeError, TypeError):
+        raise TypeError(f"{argument}: expected an array, got {type(array).__name__}") from None
+    if not shape:
+        raise ValueError(f"{argument}: expected at least one axis, got a scalar")
+    return shape
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """The NumPy type of "float32", "float16", "bfloat16" or of what NumPy makes a type of.
+
+    Without ml_dtypes, "bfloat16" is uint16: the bits.
+    """
+    if dtype != "bfloat16":
+        return np.dtype(dtype)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(np.uint16)
+    return np.dtype(ml_dtypes.bfloat16)

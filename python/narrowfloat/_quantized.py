@@ -1,0 +1,250 @@
+"""QuantizedTensor: the buffers of a quantized tensor and what they mean."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from narrowfloat import _core
+from narrowfloat._arrays import codes_to_core, to_core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_SCALE_TYPES = {"E4M3": "F8_E4M3", "UE8M0": "F8_E8M0", "F32": "F32"}  # Spelling of safetensors.
+_METADATA = "narrowfloat."
+
+
+def scales_shape(sizes: _core.QuantizedLayout, lead: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a scale array for batches `lead`: a matrix where the image is one, else flat."""
+    if sizes.scale_layout == "linear":
+        return (*lead, sizes.scale_rows, sizes.scale_blocks)
+    batch = prod(lead)
+    return (*lead, sizes.scale_count // batch if batch else 0)
+
+
+def alignment_of(format: str, cols: int, value_cols: int) -> int:
+    """An alignment that pads `cols` to `value_cols`, so that a layout need not keep its own."""
+    return value_cols if format == "mxfp8" and value_cols > cols else 32
+
+
+class QuantizedTensor:
+    """A quantized tensor: codes, block scales, global scale, and what they mean.
+
+    The arrays are the caller's: nothing is copied, whoever changes one changes the tensor.
+
+    values: codes, uint8 [..., cols / 2] with the even column in the low nibble (4-bit formats), or
+        uint8 [..., value_cols] of float8_e4m3fn.
+    scales: block scales, uint8 (float8_e4m3fn or float8_e8m0fnu by `layout.scale_type`) or float32.
+        Of layout `linear` [scale_rows, scale_blocks], else flat [n]; with a leading [batch] where
+        the tensor has batches. Padding is zero.
+    global_scale: float32 [layout.global_scales], decode scales: they multiply on dequantization.
+        None for formats without.
+    layout: sizes, format and scale layout.
+    shape: the logical shape, [..., rows, cols].
+    row_offsets: fp8_1x128 with groups of rows: int64 [groups + 1]; else None.
+    """
+
+    __slots__ = ("_buffers", "_global_scale", "_layout", "_row_offsets", "_scales", "_shape",
+                 "_values")  # fmt: skip
+
+    def __init__(
+        self,
+        values: NDArray[Any],
+        scales: NDArray[Any],
+        global_scale: NDArray[np.float32] | None,
+        layout: _core.QuantizedLayout,
+        shape: Sequence[int] | None = None,
+        row_offsets: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Wraps arrays of the sizes that `layout` says; any shapes with these sizes will do."""
+        if shape is None:
+            lead = (layout.batch,) if layout.batch != 1 else ()
+            shape = (*lead, layout.rows, layout.cols)
+        if shape[-1] != layout.cols or prod(shape[:-1]) != layout.batch * layout.rows:
+            raise ValueError(
+                f"shape: {tuple(shape)} is not the layout's {layout.batch} x {layout.rows} x "
+                f"{layout.cols}"
+            )
+        self._buffers = _core.QuantizedBuffers(
+            layout,
+            codes_to_core("values", values),
+            codes_to_core("scales", scales),
+            None if global_scale is None else to_core("global_scale", global_scale),
+        )
+        self._values, self._scales, self._global_scale = values, scales, global_scale
+        self._layout, self._shape, self._row_offsets = layout, tuple(shape), row_offsets
+
+    @classmethod
+    def empty(
+        cls,
+        shape: Sequence[int],
+        format: str,
+        *,
+        layout: str | None = None,
+        batched: bool = False,
+        alignment: int = 32,
+        groups: int = 0,
+        global_scale_axis: str = "tensor",
+    ) -> QuantizedTensor:
+        """New zeroed arrays for a tensor of a logical shape, for use as `out=`.
+
+        shape: [..., cols]. batched: the axes before the last two are batches with scale images of
+        their own; else all leading axes together are rows. Other arguments: quantized_layout().
+        """
+        if not shape:
+            raise ValueError("shape: expected at least one axis")
+        if batched and len(shape) < 3:
+            raise ValueError(f"batched: needs at least three axes, got shape {tuple(shape)}")
+        batch = prod(shape[:-2]) if batched else 1
+        sizes = _core.quantized_layout(
+            format,
+            shape[-2] if batched else prod(shape[:-1]),
+            shape[-1],
+            scale_layout=layout,
+            batch=batch,
+            alignment=alignment,
+            groups=groups,
+            global_scale_axis=global_scale_axis,
+        )
+        packed = sizes.value_cols // 2 if sizes.element_bits == 4 else sizes.value_cols
+        values = np.zeros((*shape[:-1], packed), np.uint8)
+        scales = np.zeros(
+            scales_shape(sizes, tuple(shape[:-2]) if batched else ()),
+            np.float32 if sizes.scale_type == "F32" else np.uint8,
+        )
+        has_global = next(f for f in _core.formats() if f.name == format).has_global_scale
+        global_scale = np.zeros(sizes.global_scales, np.float32) if has_global else None
+        return cls(values, scales, global_scale, sizes, shape)
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """Codes; see the class."""
+        return self._values
+
+    @property
+    def scales(self) -> NDArray[Any]:
+        """Block scales; see the class."""
+        return self._scales
+
+    @property
+    def global_scale(self) -> NDArray[np.float32] | None:
+        """Decode scales of the tensor, its rows or its batches; see the class."""
+        return self._global_scale
+
+    @property
+    def layout(self) -> _core.QuantizedLayout:
+        """Sizes of the buffers."""
+        return self._layout
+
+    @property
+    def row_offsets(self) -> NDArray[np.int64] | None:
+        """Where the groups of rows begin; see the class."""
+        return self._row_offsets
+
+    @property
+    def format(self) -> str:
+        """Name of the format: "nvfp4"."""
+        return self._layout.format
+
+    @property
+    def scale_layout(self) -> str:
+        """Name of the layout of the scales: "linear"."""
+        return self._layout.scale_layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self._shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, padding included."""
+        sizes = self._layout
+        return sizes.values_bytes + sizes.scales_bytes + 4 * sizes.global_scales
+
+    def __repr__(self) -> str:
+        return f"QuantizedTensor({self.format}, shape={self._shape}, scales={self.scale_layout})"
+
+    def dequantize(self, dtype: Any = "float32", **options: Any) -> NDArray[Any]:
+        """narrowfloat.dequantize(self, dtype, ...)."""
+        from narrowfloat._operations import dequantize
+
+        return dequantize(self, dtype, **options)
+
+    def relayout(self, layout: str) -> QuantizedTensor:
+        """narrowfloat.relayout(self, layout)."""
+        from narrowfloat._operations import relayout
+
+        return relayout(self, layout)
+
+    def save(self, path: str | os.PathLike[str], name: str = "tensor") -> None:
+        """Writes a safetensors file with the tensors NAME.values, NAME.scales, NAME.global_scale.
+
+        What they mean stands in the file's metadata, for load(). Checkpoints that other software
+        reads are written by the command line program. The file appears complete or not at all.
+        """
+        sizes = self._layout
+        codes = "U8" if sizes.element_bits == 4 else "F8_E4M3"
+        parts = [(f"{name}.values", codes, codes_to_core("values", self._values)),
+                 (f"{name}.scales", _SCALE_TYPES[sizes.scale_type],
+                  codes_to_core("scales", self._scales))]  # fmt: skip
+        if self._global_scale is not None:
+            parts.append((f"{name}.global_scale", "F32", self._global_scale))
+        if self._row_offsets is not None:
+            parts.append((f"{name}.row_offsets", "I64", self._row_offsets))
+        facts = {
+            "format": sizes.format,
+            "scale_layout": sizes.scale_layout,
+            "shape": ",".join(map(str, self._shape)),
+            "batch": str(sizes.batch),
+            "value_cols": str(sizes.value_cols),
+            "global_scale_axis": sizes.global_scale_axis,
+        }
+        metadata = {f"{_METADATA}{key}": value for key, value in facts.items()}
+        _core.write_safetensors(os.fspath(path), parts, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], name: str = "tensor") -> QuantizedTensor:
+        """Reads what save() wrote. ValueError for a file of any other content."""
+        file = _core.SafetensorsReader.open(os.fspath(path))
+        metadata, tensors = file.metadata(), file.tensors()
+        arrays: dict[str, NDArray[Any]] = {}
+        for part, dtypes in (("values", {"U8": np.uint8, "F8_E4M3": np.uint8}),
+                             ("scales", {"F8_E4M3": np.uint8, "F8_E8M0": np.uint8,
+                                         "F32": np.float32}),
+                             ("global_scale", {"F32": np.float32}),
+                             ("row_offsets", {"I64": np.int64})):  # fmt: skip
+            if f"{name}.{part}" not in tensors:
+                continue
+            dtype, shape = tensors[f"{name}.{part}"]
+            if dtype not in dtypes:
+                raise ValueError(f"{path}: {name}.{part}: unexpected type {dtype}")
+            arrays[part] = np.empty(shape, dtypes[dtype])
+            file.read(f"{name}.{part}", arrays[part])
+        offsets = arrays.get("row_offsets")
+        try:
+            shape = tuple(int(extent) for extent in metadata[f"{_METADATA}shape"].split(","))
+            batch = int(metadata[f"{_METADATA}batch"])
+            value_cols = int(metadata[f"{_METADATA}value_cols"])
+            sizes = _core.quantized_layout(
+                metadata[f"{_METADATA}format"],
+                prod(shape[:-1]) // batch if batch else 0,
+                shape[-1],
+                scale_layout=metadata[f"{_METADATA}scale_layout"],
+                batch=batch,
+                alignment=alignment_of(metadata[f"{_METADATA}format"], shape[-1], value_cols),
+                groups=0 if offsets is None else len(offsets) - 1,
+                global_scale_axis=metadata[f"{_METADATA}global_scale_axis"],
+            )
+            return cls(arrays["values"], arrays["scales"], arrays.get("global_scale"), sizes,
+                       shape, offsets)  # fmt: skip
+        except KeyError as error:
+            raise ValueError(f"{path}: no quantized tensor {name!r}: {error} is missing") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {name}: {error}") from error

@@ -1,0 +1,16 @@
+// The extension module narrowfloat._core: the public headers, function by function. Conveniences
+// (defaults, allocation, names of arguments) are the Python files beside it.
+#include <nanobind/nanobind.h>
+
+#include "python/src/bindings.h"
+#include "python/src/errors.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "The C++ library; use the functions of the package narrowfloat.";
+  narrowfloat::python::register_errors();
+  narrowfloat::python::bind_runtime(module);
+  narrowfloat::python::bind_formats(module);
+  narrowfloat::python::bind_options(module);
+  narrowfloat::python::bind_operations(module);
+  narrowfloat::python::bind_files(module);
+}

@@ -1,0 +1,128 @@
+// The operations. Arrays become views while the interpreter is locked; the library then runs
+// without the lock, so that other Python threads go on.
+#include <string>
+#include <string_view>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+
+#include "narrowfloat/error.h"
+#include "narrowfloat/quantize.h"
+#include "python/src/arrays.h"
+#include "python/src/bindings.h"
+#include "python/src/buffers.h"
+#include "python/src/choices.h"
+#include "python/src/options.h"
+
+namespace narrowfloat::python {
+namespace {
+
+using nb::literals::operator""_a;
+using Options = PythonQuantizeOptions;
+
+void run_quantize(nb::handle input, const QuantizedBuffers& output, const Options& options) {
+  const Array array = input_array("input", input);
+  const QuantizedView& view = output.output();
+  const nb::gil_scoped_release unlocked;
+  quantize(array.view, view, options.options);
+}
+
+void run_silu_mul_quantize(nb::handle gate_up, const QuantizedBuffers& output,
+                           const Options& options) {
+  const Array array = input_array("gate_up", gate_up);
+  const QuantizedView& view = output.output();
+  const nb::gil_scoped_release unlocked;
+  silu_mul_quantize(array.view, view, options.options);
+}
+
+void run_smooth_quantize(nb::handle input, nb::handle smooth, const QuantizedBuffers& output,
+                         const Options& options) {
+  const Array array = input_array("input", input);
+  const Array factors = input_array("smooth", smooth);
+  const QuantizedView& view = output.output();
+  const nb::gil_scoped_release unlocked;
+  smooth_quantize(array.view, factors.view, view, options.options);
+}
+
+void run_rmsnorm_quantize(nb::handle input, nb::handle weight, const QuantizedBuffers& output,
+                          const PythonRmsNormOptions& norm, const Options& options) {
+  const Array array = input_array("input", input);
+  const Array factors = input_array("weight", weight);
+  const QuantizedView& view = output.output();
+  const nb::gil_scoped_release unlocked;
+  rmsnorm_quantize(array.view, factors.view, view, norm.options, options.options);
+}
+
+void run_add_rmsnorm_quantize(nb::handle input, nb::handle residual, nb::handle weight,
+                              const QuantizedBuffers& output, const PythonRmsNormOptions& norm,
+                              const Options& options) {
+  const Array array = input_array("input", input);
+  const Array sum = output_array("residual", residual);
+  const Array factors = input_array("weight", weight);
+  const QuantizedView& view = output.output();
+  const nb::gil_scoped_release unlocked;
+  add_rmsnorm_quantize(array.view, sum.view, factors.view, view, norm.options, options.options);
+}
+
+void run_dequantize(const QuantizedBuffers& input, nb::handle output, bool global_scale_divides,
+                    nb::handle row_offsets) {
+  const Array array = output_array("out", output);
+  const Array offsets = input_array("row_offsets", row_offsets);
+  const DequantizeOptions options{.global_scale_divides = global_scale_divides,
+                                  .row_offsets = offsets.view};
+  const nb::gil_scoped_release unlocked;
+  dequantize(input.view, array.view, options);
+}
+
+void run_relayout(const QuantizedBuffers& input, const QuantizedLayout& layout, nb::handle output) {
+  if (input.layout.format != layout.format) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "out: its format is " + std::string(name(layout.format)) + ", the input's " +
+                    std::string(name(input.layout.format)));
+  }
+  const Array array = output_array("out", output);
+  const ScaleView scales = scale_view(layout, "out", array);
+  const nb::gil_scoped_release unlocked;
+  relayout(layout.format, input.view.scales, scales);
+}
+
+void run_amax(nb::handle input, nb::handle output, bool per_row) {
+  const Array array = input_array("input", input);
+  const Array maxima = output_array("out", output);
+  const nb::gil_scoped_release unlocked;
+  per_row ? row_amax(array.view, maxima.view) : tensor_amax(array.view, maxima.view);
+}
+
+void bind_scale_formulas(nb::module_& module) {
+  module.def("encode_scale_from_amax", &encode_scale_from_amax, "amax"_a, "e4m3_max"_a = 448,
+             "The multiplier that quantize() takes for a tensor with this largest magnitude.");
+  module.def("decode_scale_from_encode", &decode_scale_from_encode, "encode_scale"_a,
+             "The global scale that is stored for a multiplier.");
+  module.def(
+      "encode_scale_from_decode",
+      [](float decode_scale, std::string_view math) {
+        return encode_scale_from_decode(decode_scale, parse_math_mode(math));
+      },
+      "decode_scale"_a, "math"_a = "exact", "The multiplier of a stored global scale.");
+}
+
+}  // namespace
+
+void bind_operations(nb::module_& module) {
+  nb::class_<QuantizedBuffers>(module, "QuantizedBuffers")
+      .def(nb::init<const QuantizedLayout&, nb::handle, nb::handle, nb::handle>(), "layout"_a,
+           "values"_a, "scales"_a, "global_scale"_a.none())
+      .def_ro("is_writable", &QuantizedBuffers::is_writable);
+  module.def("quantize", &run_quantize);
+  module.def("silu_mul_quantize", &run_silu_mul_quantize);
+  module.def("smooth_quantize", &run_smooth_quantize);
+  module.def("rmsnorm_quantize", &run_rmsnorm_quantize);
+  module.def("add_rmsnorm_quantize", &run_add_rmsnorm_quantize);
+  module.def("dequantize", &run_dequantize, "input"_a, "output"_a, "global_scale_divides"_a,
+             "row_offsets"_a.none());
+  module.def("relayout", &run_relayout);
+  module.def("amax", &run_amax);
+  bind_scale_formulas(module);
+}
+
+}  // namespace narrowfloat::python

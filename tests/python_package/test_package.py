@@ -1,0 +1,214 @@
+"""The package as a whole: versions, what an import needs, the program, threads, memory."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+
+import narrowfloat as nf
+
+PACKAGE = Path(nf.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
+    """A subprocess far from the repository, so that nothing of it is imported by accident."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", **options)
+
+
+def test_versions_agree() -> None:
+    """The wheel's, the library's, the program's and CMake's."""
+    assert importlib.metadata.version("narrowfloat") == nf.version() == nf.__version__
+    assert f"narrowfloat VERSION {nf.__version__} " in (ROOT / "CMakeLists.txt").read_text()
+    printed = run(sys.executable, "-m", "narrowfloat", "--version").stdout
+    assert printed.startswith(f"narrowfloat {nf.__version__}\n")
+    assert nf.build_info()["version"] == nf.__version__
+
+
+def test_import_is_fast_and_needs_numpy_alone() -> None:
+    """Below 0.3 s, the best of five, since other programs may be running."""
+    code = (
+        "import time, sys; start = time.perf_counter(); import narrowfloat; "
+        "took = time.perf_counter() - start; "
+        "assert not {'torch', 'ml_dtypes', 'nanobind', 'safetensors'} & set(sys.modules); "
+        "print(took)"
+    )
+    times = []
+    for _ in range(5):
+        result = run(sys.executable, "-c", code)
+        assert result.returncode == 0, result.stderr
+        times.append(float(result.stdout))
+    assert min(times) < 0.3, times
+
+
+def test_works_without_ml_dtypes() -> None:
+    """bfloat16 then is uint16."""
+    code = (
+        "import sys; sys.modules['ml_dtypes'] = None; import numpy, narrowfloat as nf; "
+        "q = nf.quantize(numpy.ones((2, 32), numpy.uint16), 'mxfp4'); "
+        "print(q.dequantize('bfloat16').dtype)"
+    )
+    result = run(sys.executable, "-c", code)
+    assert result.stdout == "uint16\n", result.stderr
+
+
+def test_the_program(tmp_path: Path) -> None:
+    """`python -m narrowfloat` and the script: arguments, output, exit codes are the program's."""
+    assert run(sys.executable, "-m", "narrowfloat", "no-such-command").returncode == 2
+    script = Path(sys.executable).parent / "narrowfloat"
+    result = run(str(script), "explain", "quantize", "--format", "nvfp4", "--shape", "4x96")
+    assert result.returncode == 0 and "cpu_baseline" in result.stdout
+    tensors = {"layer.weight": np.ones((32, 64), ml_dtypes.bfloat16)}
+    source = tmp_path / "in.safetensors"
+    safetensors.numpy.save_file(tensors, source)
+    missing = run(sys.executable, "-m", "narrowfloat", "inspect", str(tmp_path / "absent"))
+    assert missing.returncode == 3 and "absent" in missing.stderr
+
+
+def test_bytes_of_the_program(tmp_path: Path) -> None:
+    """A weight in a file of compressed-tensors and the same weight through the package."""
+    x = np.random.default_rng(1).standard_normal((48, 128)).astype(ml_dtypes.bfloat16)
+    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    safetensors.numpy.save_file({"layer.weight": x}, source)
+    for fmt, values in (("nvfp4", "weight_packed"), ("mxfp4", "weight_packed"),
+                        ("mxfp8", "weight")):  # fmt: skip
+        result = run(sys.executable, "-m", "narrowfloat", "quantize", str(source), str(target),
+                     "--to", fmt, "--include", "*", "--force")  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        q = nf.quantize(x, fmt, layout="linear")
+        with safetensors.safe_open(target, "numpy") as file:
+            sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+        stored = target.read_bytes()
+        assert sizes[f"layer.{values}"] == list(q.values.shape)
+        assert q.values.tobytes() in stored and q.scales.tobytes() in stored
+
+
+def test_everything_public_is_documented_and_typed() -> None:
+    """Docstrings, annotations, the marker of typed packages, and stubs of the extension."""
+    for name in nf.__all__:
+        thing = getattr(nf, name)
+        assert inspect.getdoc(thing), name
+        if inspect.isfunction(thing):
+            signature = inspect.signature(thing)
+            assert signature.return_annotation is not inspect.Signature.empty, name
+            for parameter in signature.parameters.values():
+                assert parameter.annotation is not inspect.Parameter.empty, (name, parameter)
+    assert (PACKAGE / "py.typed").is_file()
+    stubs = (PACKAGE / "_core.pyi").read_text()
+    assert "def quantized_layout(format: str, rows: int, cols: int" in stubs
+
+
+def test_documentation_names_every_function() -> None:
+    """The table of docs/python.md is complete."""
+    text = (ROOT / "docs" / "python.md").read_text()
+    missing = [name for name in nf.__all__ if f"`{name}" not in text]
+    assert not missing
+
+
+def test_documented_code_runs(tmp_path: Path) -> None:
+    """The blocks of docs/python.md, one after another."""
+    text = (ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) >= 4
+    code = "\n".join([*blocks, "assert restored.shape == (256, 512) and q.shape == (4, 64, 512)"])
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_nothing_but_system_libraries_is_linked() -> None:
+    """No library of the build machine's folders, no run path."""
+    for binary in [*PACKAGE.glob("_core*.so"), PACKAGE / "bin" / "narrowfloat"]:
+        listing = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True)
+        paths = re.findall(r"=> (\S+)", listing.stdout)
+        assert paths and all(path.startswith(("/lib", "/usr/lib")) for path in paths), paths
+        assert "not found" not in listing.stdout
+
+
+def test_threads_get_the_bytes_of_one() -> None:
+    """Concurrent calls on shared inputs with outputs of their own."""
+    x = np.random.default_rng(2).standard_normal((64, 256)).astype(np.float32)
+    wanted = {info.name: nf.quantize(x, info.name).values.tobytes() for info in nf.formats()}
+
+    def work(number: int) -> bool:
+        names = list(wanted)
+        name = names[number % len(names)]
+        q = nf.quantize(x, name)
+        return q.values.tobytes() == wanted[name] and q.dequantize().shape == x.shape
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(400)))
+
+
+def test_interpreter_is_free_during_a_call() -> None:
+    """Another thread counts while one long call runs."""
+    x = np.ones((2048, 4096), np.float32)
+    q = nf.QuantizedTensor.empty(x.shape, "nvfp4")
+    counts, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            counts[0] += 1
+            time.sleep(0.0005)
+
+    counter = threading.Thread(target=count)
+    before = nf.num_threads()
+    nf.set_num_threads(1)
+    counter.start()
+    try:
+        started = counts[0]
+        deadline = time.perf_counter() + 20
+        while counts[0] - started < 5 and time.perf_counter() < deadline:
+            at_begin = counts[0]
+            nf.quantize(x, out=q)
+            if counts[0] - at_begin >= 5:  # Within one call: the lock was released.
+                break
+        during = counts[0] - at_begin
+    finally:
+        done.set()
+        counter.join()
+        nf.set_num_threads(before)
+    assert during >= 5
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_no_memory_is_kept() -> None:
+    """10,000 calls of each kind, refused ones among them; a leak of one small buffer would show."""
+    x = np.random.default_rng(3).standard_normal((16, 64)).astype(np.float32)
+    lone = np.zeros(1, np.int64)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            q = nf.quantize(x, "nvfp4", encode_scale=np.ones(16, np.float32))
+            q.relayout("swizzled_8x4").dequantize()
+            nf.amax(x)
+            try:
+                nf.quantize(x, "nvfp4_per_token", row_list=lone)
+            except ValueError:
+                pass
+
+    references = sys.getrefcount(x), sys.getrefcount(lone)
+    calls(1000)
+    before = resident_bytes()
+    calls(10_000)
+    grown = resident_bytes() - before
+    assert (sys.getrefcount(x), sys.getrefcount(lone)) == references
+    assert grown < 1_000_000, f"{grown} bytes"
