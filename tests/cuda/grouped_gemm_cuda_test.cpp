@@ -222,6 +222,20 @@ TEST_P(GroupedGemmCuda, NanStaysInItsRow) {
   }
 }
 
+TEST_P(GroupedGemmCuda, NanScaleOfZerosStaysInItsWeightRow) {
+  GemmCase gemm({.mode = GetParam(), .expert_rows = {9, 4}, .token_tile = 16, .seed = 12});
+  if (!gemm.plant_nan_scale_of_zeros(5)) GTEST_SKIP() << "no block scales in bytes";
+  const std::vector<uint8_t> output = GemmOnDevice(gemm).run();
+  for (const GemmCase::Row& row : gemm.rows()) {
+    for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+      const double got =
+          output_element(DType::kF32, output, row.row * gemm.spec().weight_rows + col);
+      ASSERT_EQ(std::isnan(got), row.expert == 0 && col == 5)
+          << "row " << row.row << " col " << col;
+    }
+  }
+}
+
 // Counts, experts and rows on the device that fit nothing.
 TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
   GemmCase gemm({.mode = GetParam(),

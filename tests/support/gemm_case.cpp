@@ -362,6 +362,17 @@ void GemmCase::make_epilogue(Random& random) {
   }
 }
 
+bool GemmCase::plant_nan_scale_of_zeros(int64_t weight_row) {
+  const Storage storage = weight_storage(spec_.mode);
+  if (storage.block_cols == 0 || storage.scale == ScaleType::kF32) return false;
+  const int64_t codes_a_byte = storage.dtype == DType::kU8 ? 2 : 1;
+  std::fill_n(weight_codes_.begin() + weight_row * spec_.cols / codes_a_byte,
+              storage.block_cols / codes_a_byte, uint8_t{0});
+  weight_scales_[static_cast<size_t>(weight_row * scale_blocks(storage, spec_.cols))] =
+      storage.scale == ScaleType::kE4M3 ? 0x7F : 0xFF;
+  return true;
+}
+
 int64_t GemmCase::weight_bytes() const {
   return static_cast<int64_t>(weight_codes_.size() + weight_scales_.size());
 }

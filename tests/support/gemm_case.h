@@ -88,6 +88,10 @@ class GemmCase {
   };
   [[nodiscard]] Expected expected(const Row& row, int64_t weight_row) const;
 
+  // Zeros in the first block of weight row `weight_row` of expert 0, and NaN for its scale; false
+  // where weights have no block scales in bytes. Does not change what weight() says.
+  bool plant_nan_scale_of_zeros(int64_t weight_row);
+
   // Raw buffers that tests change before a run.
   std::vector<uint8_t> input_codes;
   std::vector<uint8_t> input_scales;

@@ -168,7 +168,7 @@ __device__ inline void make_scales(const UnitSource<kCoding>& source) {
   }
 }
 
-// False where all codes of a block of 32 columns mean zero: its scale does not count.
+// False where all codes of a block of 32 columns mean zero: its scale does not count unless NaN.
 __device__ inline bool has_values(const UnitSource<WeightCoding::kMxfp4Fp8>& source, int64_t row,
                                   int64_t block) {
   uint32_t magnitudes = 0;
@@ -188,7 +188,8 @@ __device__ inline bool make_group_scales(const UnitSource<WeightCoding::kMxfp4Fp
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int64_t block = source.first_col() / 32 + i;
-    codes[i] = has_values(source, row, block) ? source.load_scale(row, block, 0) : 0x100U;
+    const uint32_t scale = source.load_scale(row, block, 0);
+    codes[i] = scale == 0xFFU || has_values(source, row, block) ? scale : 0x100U;
     if (codes[i] <= 0xFFU) largest = max(largest, codes[i]);
   }
   if (largest == 0) largest = 127;

@@ -154,6 +154,22 @@ TEST_P(GroupedGemm, KeepsNanInItsRow) {
   }
 }
 
+TEST_P(GroupedGemm, NanScaleOfZerosStaysInItsWeightRow) {
+  GemmCase gemm({.mode = GetParam(), .expert_rows = {9, 4}, .token_tile = 16, .seed = 12});
+  if (!gemm.plant_nan_scale_of_zeros(5)) GTEST_SKIP() << "no block scales in bytes";
+  for (const auto* implementation : kImplementations) {
+    const auto output = gemm.run({.implementation = implementation});
+    for (const auto& row : gemm.rows()) {
+      for (int64_t n = 0; n < gemm.spec().weight_rows; ++n) {
+        const double got =
+            output_element(DType::kF32, output, row.row * gemm.spec().weight_rows + n);
+        ASSERT_EQ(std::isnan(got), row.expert == 0 && n == 5)
+            << implementation << " row " << row.row << " column " << n;
+      }
+    }
+  }
+}
+
 std::string test_name(const ::testing::TestParamInfo<MoeMode>& info) {
   return std::string(name(info.param));
 }
