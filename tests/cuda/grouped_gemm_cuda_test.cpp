@@ -9,6 +9,7 @@
 #include "cuda/gpu_test.h"
 #include "formats/float16.h"
 #include "narrowfloat/error.h"
+#include "ops/grouped_gemm/sm90/weight_units.h"
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"
 
@@ -145,6 +146,11 @@ void expect_exact(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>&
   }
 }
 
+// Of several, the form of the image that was chosen.
+WeightCoding form_of(const GemmOnDevice& device) {
+  return static_cast<WeightCoding>(device.weights().state().image.form);
+}
+
 std::string note_of(const GemmCase& gemm, DType output, int64_t index) {
   return repro_line("grouped_gemm", "sm90_wgmma", index) + "\n  " + to_string(gemm.spec()) +
          " -> " + std::string(name(output));
@@ -167,6 +173,9 @@ TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
     if (!gemm.spec().gathers) poison_unread_rows(gemm);
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, layout);
+    if (!gemm.spec().wide_scales) {
+      EXPECT_EQ(form_of(device), coding_of(GetParam()));
+    }
     const std::vector<uint8_t> output = device.run(programmatic_launch);
     expect_near(gemm, dtype, output);
     expect_padding_untouched(gemm, dtype, output);
@@ -180,6 +189,7 @@ TEST_P(GroupedGemmCuda, IsExactForIntegers) {
     const DType dtype = random.pick({DType::kF32, DType::kBF16});
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, sample_layout(GetParam(), random));
+    EXPECT_EQ(form_of(device), coding_of(GetParam()));
     expect_exact(gemm, dtype, device.run());
   });
 }
@@ -263,11 +273,23 @@ TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
   for (const uint8_t byte : device.run()) ASSERT_EQ(byte, 0xFF);
 }
 
-TEST_P(GroupedGemmCuda, ImageIsLittleLargerThanTheWeights) {
-  const GemmCase gemm({.mode = GetParam(), .weight_rows = 256, .cols = 1280, .expert_rows = {1}});
-  const GemmOnDevice device(gemm);
-  EXPECT_LE(static_cast<double>(device.weights().bytes()),
-            1.05 * static_cast<double>(gemm.weight_bytes()));
+TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {
+  for (const bool has_misfit : {false, true}) {
+    GemmCase gemm({.mode = GetParam(),
+                   .weight_rows = 256,
+                   .cols = 1280,
+                   .expert_rows = {1},
+                   .wide_scales = false});
+    if (has_misfit && !gemm.plant_nan_scale_of_zeros(3)) continue;
+    const GemmOnDevice device(gemm);
+    const WeightCoding first = coding_of(GetParam());
+    const bool is_wide = has_misfit && first >= WeightCoding::kMxfp4Fp8;
+    EXPECT_EQ(form_of(device), is_wide ? wide_coding(first) : first);
+    const UnitGrid grid(device.weights().state().problem, form_of(device));
+    EXPECT_EQ(device.weights().bytes(), grid.blocks * grid.block_bytes());
+    EXPECT_LE(static_cast<double>(device.weights().bytes()),
+              1.05 * static_cast<double>(gemm.weight_bytes()));
+  }
 }
 
 std::vector<MoeMode> all_modes() {

@@ -93,13 +93,13 @@ struct WeightSource {
 // What an implementation computes from. form: which of its images this is, where it has several.
 struct WeightImage {
   std::shared_ptr<const uint8_t> bytes;
+  int64_t size_bytes = 0;
   int form = 0;
 };
 
 struct GroupedGemmImpl {
   std::string_view name;
   Support (*supports)(const GroupedGemmProblem& problem);
-  int64_t (*image_bytes)(const GroupedGemmProblem& problem);
   WeightImage (*prepare)(const GroupedGemmProblem& problem, const WeightSource& source,
                          Stream stream);
   int64_t (*workspace_bytes)(const GroupedGemmProblem& problem, int64_t a_rows,

@@ -111,7 +111,7 @@ MoeMode GroupedWeights::mode() const { return state().problem.mode; }
 int64_t GroupedWeights::experts() const { return state().problem.experts; }
 int64_t GroupedWeights::rows() const { return state().problem.rows; }
 int64_t GroupedWeights::cols() const { return state().problem.cols; }
-int64_t GroupedWeights::bytes() const { return state().impl->image_bytes(state().problem); }
+int64_t GroupedWeights::bytes() const { return state().image.size_bytes; }
 Device GroupedWeights::device() const { return state().problem.device; }
 std::string_view GroupedWeights::implementation() const { return state().impl->name; }
 

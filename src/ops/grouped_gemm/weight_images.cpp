@@ -79,8 +79,6 @@ void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t panel,
 
 }  // namespace
 
-int64_t image_bytes(const GroupedGemmProblem& problem) { return GemmShape(problem).image_bytes(); }
-
 WeightImage make_canonical_image(const GroupedGemmProblem& problem, const WeightSource& source,
                                  Stream /*stream*/) {
   const GemmShape shape(problem);
@@ -94,7 +92,7 @@ WeightImage make_canonical_image(const GroupedGemmProblem& problem, const Weight
                   static_cast<size_t>(bytes(grid.type)));
     }
   }
-  return {.bytes = image};
+  return {.bytes = image, .size_bytes = shape.image_bytes()};
 }
 
 WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSource& source,
@@ -113,7 +111,7 @@ WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSour
     std::memcpy(image.get() + shape.code_bytes(), source.scales.data,
                 static_cast<size_t>(shape.scale_bytes()));
   }
-  return {.bytes = image};
+  return {.bytes = image, .size_bytes = shape.image_bytes()};
 }
 
 }  // namespace narrowfloat

@@ -6,7 +6,6 @@
 
 namespace narrowfloat {
 
-int64_t image_bytes(const GroupedGemmProblem& problem);
 // Codes as they came, linear scales: what the oracle reads.
 WeightImage make_canonical_image(const GroupedGemmProblem& problem, const WeightSource& source,
                                  Stream stream);

@@ -164,7 +164,7 @@ Support supports(const GroupedGemmProblem& problem) {
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma",    supports,        unit_image_bytes,
-                                       make_unit_image, workspace_bytes, run};
+const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma", supports, make_unit_image, workspace_bytes,
+                                       run};
 
 }  // namespace narrowfloat

@@ -72,16 +72,13 @@ void launch_make_units(WeightCoding coding, const PrepareParams& params, Stream 
   }
 }
 
-int64_t image_bytes_of(const GroupedGemmProblem& problem, const UnitGrid& grid) {
-  return problem.experts * grid.blocks * grid.block_bytes();
-}
-
 // Waits until the image is made: later launches may read it on any stream. An empty image if the
 // weights do not fit the coding.
 WeightImage make_image(const GroupedGemmProblem& problem, const WeightSource& source,
                        WeightCoding coding, Stream stream) {
   const UnitGrid grid(problem, coding);
-  const auto image = allocate_device_memory(problem.device, image_bytes_of(problem, grid));
+  const int64_t size_bytes = problem.experts * grid.blocks * grid.block_bytes();
+  const auto image = allocate_device_memory(problem.device, size_bytes);
   const auto misfit = allocate_device_memory(problem.device, sizeof(int32_t));
   PrepareParams params{.codes = source.values,
                        .image = image.get(),
@@ -102,14 +99,10 @@ WeightImage make_image(const GroupedGemmProblem& problem, const WeightSource& so
   int32_t has_misfit = 0;
   copy_to_host(&has_misfit, params.misfit, sizeof(int32_t), problem.device, stream);
   if (has_misfit != 0) return {};
-  return {.bytes = image, .form = static_cast<int>(coding)};
+  return {.bytes = image, .size_bytes = size_bytes, .form = static_cast<int>(coding)};
 }
 
 }  // namespace
-
-int64_t unit_image_bytes(const GroupedGemmProblem& problem) {
-  return image_bytes_of(problem, UnitGrid(problem, coding_of(problem.mode)));
-}
 
 WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightSource& source,
                             Stream stream) {

@@ -124,7 +124,6 @@ inline WeightCoding wide_coding(WeightCoding coding) {
 
 // On the GPU of `problem`, from checkpoint order; the coding is the image's form. Allocates; waits
 // until the image is made.
-int64_t unit_image_bytes(const GroupedGemmProblem& problem);
 WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightSource& source,
                             Stream stream);
 
