@@ -1,4 +1,4 @@
-// Telling the compiler what to hold in registers.
+// Telling the compiler what to hold in registers, and where.
 #pragma once
 
 #include "base/host_device.h"
@@ -11,5 +11,8 @@ __device__ inline uint32_t keep_in_register(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+
+// Whatever makes `value` stays in front of this place, and accesses to memory on their side of it.
+__device__ inline void keep_before(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
 }  // namespace narrowfloat

@@ -19,12 +19,9 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// No instruction: whatever makes `value` stays in front of this place.
-__device__ inline void keep_before(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
-
-// Of [rows][64 16-bit columns] in shared memory, 128 bytes a row, in the 128-byte swizzle: 16-byte
-// chunk c of row r lies at c ^ (r % 8). `address` is a multiple of 1024; 16 columns further on is
-// 2 more in the descriptor (32 bytes).
+// Of [rows][128 bytes] in shared memory in the 128-byte swizzle: 16-byte chunk c of row r lies at
+// c ^ (r % 8). `address` is a multiple of 1024; the next 32 bytes, an instruction's columns, are 2
+// more in the descriptor.
 __device__ inline uint64_t swizzled_descriptor(uint32_t address) {
   constexpr uint64_t kLeadingBytes = 1;    // Unused with a swizzle.
   constexpr uint64_t kStride = 1024 / 16;  // From 8 rows to the next.

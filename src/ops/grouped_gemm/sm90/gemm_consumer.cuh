@@ -2,6 +2,7 @@
 // finishes.
 #pragma once
 
+#include "device/ptx/keep.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
 #include "ops/grouped_gemm/sm90/work_list.cuh"

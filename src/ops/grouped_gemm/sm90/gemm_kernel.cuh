@@ -1,6 +1,7 @@
 // The grouped GEMM of Hopper: out[token, n] = epilogue(sum over k of x[token, k] * w[n, k]), as
 // D^T = W * X^T. Weight rows are wgmma's M, tokens its N, so that few tokens waste nothing, and the
-// weights are decoded in registers to bf16 or E4M3, the A operand, exactly.
+// weights are decoded in registers to bf16 or E4M3, the A operand: exactly, but for NVFP4 beside
+// FP8 rows where the mode rounds it to E4M3 (moe spec 11.3).
 //
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
