@@ -195,8 +195,8 @@ void check_inputs(const MoeCall& call, const MoeConfig& config, bool has_input_m
                        .cols = config.hidden,
                        .device = device};
   if (!is_plain_input(inputs, config)) {
-    return require_coded_rows({"inputs.values", "inputs.scales", "inputs.row_scale"}, inputs,
-                              shape);
+    require_coded_rows({"inputs.values", "inputs.scales", "inputs.row_scale"}, inputs, shape);
+    return require_cuda_alignment("inputs.values", inputs.values.data, device);
   }
   check_plain_input(inputs.values, config, has_input_multiplier);
   require_tensor("inputs.values", inputs.values, {inputs.values.dtype},
@@ -239,10 +239,14 @@ void check_outputs(const MoeCall& call, const MoeConfig& config, const MoeWorksp
                     to_string(outputs.out));
     }
     require_tensor("outputs.out", outputs.out, {config.out_dtype}, {call.tokens, cols}, device);
+    // Nothing follows the row of a lone token.
+    const int64_t row_bytes = call.tokens > 1 ? cols * bits(config.out_dtype) / 8 : 0;
+    require_cuda_rows("outputs.out", outputs.out.data, row_bytes, device);
   }
   if (!outputs.slot_out.is_absent()) {
     require_tensor("outputs.slot_out", outputs.slot_out, {config.slot_dtype},
                    {plan.permutation_layout.max_rows, config.hidden}, device);
+    require_cuda_alignment("outputs.slot_out", outputs.slot_out.data, device);
   }
   if (!outputs.expert_weights.is_absent()) {
     require_tensor("outputs.expert_weights", outputs.expert_weights, {DType::kF32},

@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "layers/moe/moe_checks.h"
+#include "layers/moe/stage_problems.h"
+#include "runtime/dispatch.h"
 
 namespace narrowfloat {
 
@@ -38,10 +40,23 @@ int32_t PreparedMoe::token_tile(int64_t tokens) const {
   return default_token_tile(tokens, extents.slots, extents.local_experts);
 }
 
+// Shapes that a stage refuses: nothing may be queued before the refusal.
+void PreparedMoe::check_stages(const PermutationLayout& permutation) const {
+  for (const GroupedWeights* weights : {&w1, &w2}) {
+    require_tiles(*weights, permutation.max_tiles, permutation.token_tile);
+  }
+  const StageProblems stages(config, extents, permutation, device);
+  static_cast<void>(select("activation", activation_impls(), stages.activation()));
+  if (extents.input == RowFormat::kBf16) return;
+  static_cast<void>(select("code_rows", code_rows_impls(), stages.code_input()));
+}
+
 MoeWorkspace PreparedMoe::workspace(int64_t tokens) const {
   const int32_t tile = token_tile(tokens);
-  const int64_t max_rows =
-      permutation_layout(tokens, extents.slots, extents.local_experts, tile).max_rows;
+  const PermutationLayout permutation =
+      permutation_layout(tokens, extents.slots, extents.local_experts, tile);
+  check_stages(permutation);
+  const int64_t max_rows = permutation.max_rows;
   const int64_t input_rows = extents.input_per_expert ? max_rows : tokens;
   const int64_t gemm_bytes = std::max(grouped_gemm_workspace(w1, input_rows, config.accumulation),
                                       grouped_gemm_workspace(w2, max_rows, config.accumulation));

@@ -18,6 +18,7 @@ struct PreparedMoe {
   ~PreparedMoe() = default;
 
   [[nodiscard]] int32_t token_tile(int64_t tokens) const;
+  // Throws for numbers of tokens that a stage refuses.
   [[nodiscard]] MoeWorkspace workspace(int64_t tokens) const;
 
   Device device;
@@ -28,6 +29,9 @@ struct PreparedMoe {
   std::optional<OwnedPerExpert> input_multiplier;
   OwnedTensor bias1, bias2;
   GroupedWeights w1, w2;
+
+ private:
+  void check_stages(const PermutationLayout& permutation) const;
 };
 
 }  // namespace narrowfloat

@@ -17,9 +17,18 @@ int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
   return state.impl->workspace_bytes(state.problem, a_rows, accumulation);
 }
 
+void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_tile) {
+  const GroupedWeights::State& state = weights.state();
+  const Support support = state.impl->supports_tiles(state.problem, count, token_tile);
+  if (support.ok()) return;
+  throw_invalid("permutation.tile_to_expert: {}; take larger token tiles or split the batch",
+                support.reason());
+}
+
 void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
                   const TensorView& workspace, Stream stream) {
   const GemmCall call = checked_call(args, weights, workspace);
+  require_tiles(weights, call.tiles.count, call.tiles.token_tile);
   const GroupedWeights::State& state = weights.state();
   state.impl->run(state.problem, call, stream);
 }

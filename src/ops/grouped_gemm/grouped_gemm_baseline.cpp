@@ -229,7 +229,7 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline", supports, make_panel_image,
-                                              workspace_bytes, run};
+const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline",  supports,           make_panel_image,
+                                              workspace_bytes, supports_any_tiles, run};
 
 }  // namespace narrowfloat

@@ -104,6 +104,8 @@ struct GroupedGemmImpl {
                          Stream stream);
   int64_t (*workspace_bytes)(const GroupedGemmProblem& problem, int64_t a_rows,
                              Accumulation accumulation);
+  // Of `count` tiles of `token_tile` rows.
+  Support (*supports_tiles)(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile);
   void (*run)(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream);
 };
 
@@ -112,6 +114,13 @@ std::span<const GroupedGemmImpl> grouped_gemm_impls();
 extern const GroupedGemmImpl kGroupedGemmCpuReference;
 extern const GroupedGemmImpl kGroupedGemmCpuBaseline;
 extern const GroupedGemmImpl kGroupedGemmSm90;
+
+inline Support supports_any_tiles(const GroupedGemmProblem& /*problem*/, int64_t /*count*/,
+                                  int64_t /*token_tile*/) {
+  return Support::yes();
+}
+// What a call refuses, for permutations of up to `count` tiles. Throws kInvalidArgument.
+void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_tile);
 
 struct GroupedWeights::State {
   GroupedGemmProblem problem;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 
+#include <fmt/format.h>
+
 #include "base/throw_error.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
@@ -14,7 +16,8 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kMaxExtent = int64_t{1} << 30;
+// Bytes of a row of bf16, and of what a stage has behind its end, are counted in 31 bits.
+constexpr int64_t kMaxExtent = int64_t{1} << 29;
 constexpr int64_t kMaxItems = int64_t{1} << 31;
 
 GemmLauncher launcher_of(const GemmMode& mode, WeightCoding coding) {
@@ -87,26 +90,23 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
   }
 }
 
-// Returns the tokens of a tile of the kernel.
-int set_tiles(const GemmCall& call, GemmParams& params) {
-  const int64_t tile = call.tiles.token_tile;
-  const auto tokens =
-      static_cast<int>(std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(tile)), 8, 128));
+// Tokens of a tile of the kernel.
+int kernel_tokens(int64_t token_tile) {
+  return static_cast<int>(
+      std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(token_tile)), 8, 128));
+}
+int64_t kernel_tiles(int64_t token_tile) {
+  return ceil_div(token_tile, int64_t{kernel_tokens(token_tile)});
+}
+
+void set_tiles(const GemmCall& call, GemmParams& params) {
   params.tile_experts = call.tiles.experts;
   params.row_ends = call.tiles.row_ends;
   params.num_tiles = call.tiles.num_tiles;
   params.max_tiles = static_cast<int>(call.tiles.count);
-  params.token_tile = static_cast<int>(tile);
-  params.splits = static_cast<int>(ceil_div(tile, static_cast<int64_t>(tokens)));
+  params.token_tile = static_cast<int>(call.tiles.token_tile);
+  params.splits = static_cast<int>(kernel_tiles(call.tiles.token_tile));
   params.row_limit = row_limit(call);
-  const int64_t row_tiles = ceil_div(static_cast<int64_t>(params.blocks), int64_t{2});
-  if (call.tiles.count * params.splits >= kMaxItems / row_tiles) {
-    throw_invalid(
-        "permutation.tile_to_expert: {} tiles of {} rows times {} tiles of weight rows are 2^31 or "
-        "more; take larger token tiles or split the batch",
-        call.tiles.count, tile, row_tiles);
-  }
-  return tokens;
 }
 
 void set_epilogue(const GemmCall& call, GemmParams& params) {
@@ -136,12 +136,14 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   GemmParams params;
   set_extents(problem, call, params);
   set_rows(problem, call, params);
-  const int tokens = set_tiles(call, params);
+  set_tiles(call, params);
   set_epilogue(call, params);
   const CudaDeviceScope scope(problem.device);
   if (decodes_rows(problem, coding_of(call))) decode_rows(problem, call, stream);
   const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(call));
-  launch_gemm(params, {.tokens = tokens, .num_sms = cuda_device(problem.device.index).num_sms},
+  launch_gemm(params,
+              {.tokens = kernel_tokens(call.tiles.token_tile),
+               .num_sms = cuda_device(problem.device.index).num_sms},
               stream);
 }
 
@@ -157,14 +159,23 @@ Support supports(const GroupedGemmProblem& problem) {
   const Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
   if (std::max(problem.rows, problem.cols) >= kMaxExtent) {
-    return Support::no("more than 2^30 weight rows or columns");
+    return Support::no("2^29 weight rows or columns, or more");
   }
   return Support::yes();
 }
 
+Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile) {
+  const int64_t row_tiles = ceil_div(problem.rows, int64_t{2 * kUnitRows});
+  const int64_t tiles = kernel_tiles(token_tile);
+  if (count < ceil_div(kMaxItems, tiles * row_tiles)) return Support::yes();
+  return Support::no(
+      fmt::format("{} tiles of {} rows times {} tiles of weight rows are 2^31 or more", count,
+                  token_tile, row_tiles));
+}
+
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma", supports, make_unit_image, workspace_bytes,
-                                       run};
+const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma",    supports,       make_unit_image,
+                                       workspace_bytes, supports_tiles, run};
 
 }  // namespace narrowfloat

@@ -36,6 +36,36 @@ TEST(ExplainMoe, ListsTheStagesInTheirOrder) {
   EXPECT_EQ(stages[4].problem.find("5760"), std::string::npos) << stages[4].problem;
 }
 
+std::vector<std::string> stage_names(const std::vector<Explanation>& stages) {
+  std::vector<std::string> names;
+  for (const Explanation& stage : stages) names.push_back(stage.op);
+  return names;
+}
+
+TEST(ExplainMoe, ListsTheCodingOfRows) {
+  MoeConfig config = gpt_oss();
+  config.mode = MoeMode::kFp8Block;
+  config.hidden = config.inter = 256;
+  const std::vector<Explanation> stages = explain_moe(config, 8);
+  EXPECT_EQ(stage_names(stages),
+            (std::vector<std::string>{"route", "permute", "code_rows", "grouped_gemm", "activation",
+                                      "grouped_gemm", "combine"}));
+  EXPECT_NE(stages[2].problem.find("8x256"), std::string::npos) << stages[2].problem;
+  config.double_quantize_fc1 = true;
+  EXPECT_EQ(stage_names(explain_moe(config, 8)),
+            (std::vector<std::string>{"route", "permute", "code_rows", "grouped_gemm", "code_rows",
+                                      "activation", "grouped_gemm", "combine"}));
+}
+
+TEST(ExplainMoe, SaysWhichActivationsHaveValuesPerExpert) {
+  MoeConfig config = gpt_oss();
+  EXPECT_EQ(explain_moe(config, 8)[3].problem.find("per expert"), std::string::npos);
+  const std::vector<float> limits(32, 7.0F);
+  config.activation.limit_up = PerExpert(TensorView::contiguous(limits.data(), DType::kF32, {32}));
+  const std::string problem = explain_moe(config, 8)[3].problem;
+  EXPECT_NE(problem.find("per expert"), std::string::npos) << problem;
+}
+
 TEST(ExplainMoe, FollowsWhatIsPinned) {
   const ForcedImplementation forced("activation", "cpu_reference");
   const std::vector<Explanation> stages = explain_moe(gpt_oss(), 8);

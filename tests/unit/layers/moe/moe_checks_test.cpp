@@ -2,11 +2,13 @@
 // nothing has been written.
 #include "layers/moe/moe_checks.h"
 
+#include <array>
 #include <functional>
 #include <limits>
 
 #include <gtest/gtest.h>
 
+#include "base/int_math.h"
 #include "support/expect_error.h"
 #include "support/moe_case.h"
 
@@ -295,6 +297,65 @@ TEST_F(MoeCalls, RefuseBuffersThatOverlap) {
   make(MoeMode::kBf16);
   outputs_.out.data = workspace_.data;
   refuses({"outputs.out", "overlaps", "workspace"});
+}
+
+// A call of coded rows on a GPU that only the checks see: its memory is the host's.
+class MoeCallsOnAGpu : public ::testing::Test {
+ protected:
+  MoeCallsOnAGpu() {
+    inputs_.values = view(DType::kF8E4M3, {3, kSmall.hidden});
+    routing_.logits = view(DType::kF32, {3, kSmall.experts});
+    outputs_.out = view(DType::kBF16, {3, kSmall.hidden});
+    outputs_.slot_out = view(DType::kBF16, {plan_.permutation_layout.max_rows, kSmall.hidden});
+    workspace_ = view(DType::kU8, {plan_.total});
+  }
+  TensorView view(DType dtype, std::initializer_list<int64_t> shape) {
+    TensorView result = TensorView::contiguous(nullptr, dtype, shape, kDevice);
+    result.data = memory_.data() + used_;
+    used_ += round_up(result.num_elements() * bits(dtype) / 8, kWorkspaceAlignment);
+    EXPECT_LE(used_, static_cast<int64_t>(memory_.size()));
+    return result;
+  }
+  void check() {
+    const MoeCall call{inputs_, routing_, outputs_, workspace_, 3};
+    check_moe_call(call, layer_case_.config(), plan_, true, kDevice);
+  }
+  void refuses(const std::vector<std::string>& fragments) {
+    expect_error(ErrorKind::kInvalidArgument, fragments, [&] { check(); });
+  }
+
+  static constexpr Device kDevice{DeviceType::kCuda, 0};
+  MoeCase layer_case_{MoeMode::kFp8Tensor, kSmall, Activation::swiglu(), 2};
+  MoeWorkspace plan_ = moe_workspace(moe_extents(layer_case_.config()), 3, 8, 0);
+  alignas(kWorkspaceAlignment) std::array<std::byte, size_t{1} << 19> memory_{};
+  int64_t used_ = 0;
+  MoeInputs inputs_;
+  Routing routing_;
+  MoeOutputs outputs_;
+  TensorView workspace_;
+};
+
+void move_by(TensorView& view, int64_t bytes) {
+  view.data = static_cast<std::byte*>(view.data) + bytes;
+}
+
+TEST_F(MoeCallsOnAGpu, NeedAlignedBuffers) {
+  EXPECT_NO_THROW(check());
+  move_by(inputs_.values, 8);
+  refuses({"inputs.values", "16 bytes", "cuda:0"});
+  move_by(inputs_.values, -8);
+  move_by(outputs_.slot_out, 2);
+  refuses({"outputs.slot_out", "16 bytes"});
+  move_by(outputs_.slot_out, -2);
+  move_by(outputs_.out, 4);
+  refuses({"outputs.out", "16 bytes"});
+}
+
+TEST_F(MoeCallsOnAGpu, NeedAlignedRowsOfOut) {
+  outputs_.out = view(DType::kBF16, {3, 248});
+  EXPECT_NO_THROW(check());
+  outputs_.out = view(DType::kBF16, {3, 250});
+  refuses({"outputs.out", "multiple of 16 bytes", "500"});
 }
 
 // References are the CPU's: refused before anybody looks for the device.

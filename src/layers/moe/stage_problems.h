@@ -1,0 +1,42 @@
+// The stages of a layer as problems without data: what their implementations are chosen by.
+#pragma once
+
+#include "layers/moe/moe_workspace.h"
+#include "narrowfloat/moe.h"
+#include "ops/activation/activation_problem.h"
+#include "ops/code_rows/code_rows_problem.h"
+#include "ops/combine/combine_problem.h"
+#include "ops/grouped_gemm/grouped_gemm_problem.h"
+#include "ops/permute/permute_problem.h"
+#include "ops/route/route_problem.h"
+
+namespace narrowfloat {
+
+// Of a run from logits, plain rows of bf16 and a configuration that outlives this.
+class StageProblems {
+ public:
+  StageProblems(const MoeConfig& config, const MoeExtents& extents,
+                const PermutationLayout& permutation, Device device)
+      : config_(config), extents_(extents), permutation_(permutation), device_(device) {}
+
+  [[nodiscard]] RouteProblem route() const;
+  [[nodiscard]] PermuteProblem permute() const;
+  // Where the mode's rows are quantized.
+  [[nodiscard]] CodeRowsProblem code_input() const;
+  [[nodiscard]] GroupedGemmProblem first_gemm() const;
+  // With double_quantize_fc1.
+  [[nodiscard]] CodeRowsProblem code_fc1() const;
+  [[nodiscard]] ActivationProblem activation() const;
+  [[nodiscard]] GroupedGemmProblem second_gemm() const;
+  [[nodiscard]] CombineProblem combine() const;
+
+ private:
+  [[nodiscard]] GroupedGemmProblem gemm(int64_t rows, int64_t cols) const;
+
+  const MoeConfig& config_;
+  MoeExtents extents_;
+  PermutationLayout permutation_;
+  Device device_;
+};
+
+}  // namespace narrowfloat
