@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace narrowfloat::cli {
 namespace {
@@ -20,11 +21,13 @@ double quantile(const std::vector<double>& sorted, double fraction) {
 CallTime call_time(std::vector<double> us_per_call, int64_t calls) {
   if (us_per_call.empty()) return {};
   std::sort(us_per_call.begin(), us_per_call.end());
+  const double sum = std::accumulate(us_per_call.begin(), us_per_call.end(), 0.0);
   return {.median_us = quantile(us_per_call, 0.5),
           .lower_quartile_us = quantile(us_per_call, 0.25),
           .upper_quartile_us = quantile(us_per_call, 0.75),
           .p10_us = quantile(us_per_call, 0.1),
           .p90_us = quantile(us_per_call, 0.9),
+          .total_us = sum * static_cast<double>(calls),
           .calls = calls,
           .replays = static_cast<int>(us_per_call.size())};
 }

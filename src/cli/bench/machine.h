@@ -57,6 +57,7 @@ struct CallTime {
   double upper_quartile_us = 0;
   double p10_us = 0;
   double p90_us = 0;
+  double total_us = 0;  // Of all replays.
   int64_t calls = 0;
   int replays = 0;
 };

@@ -186,9 +186,8 @@ Timing GpuLayer::time_runs(const std::vector<TokenRange>& ranges, double min_sec
       {.calls = calls,
        .replays = replays,
        .is_programmatic = machine_.facts().has_programmatic_launch});
-  const int64_t runs = calls * replays;
-  return {.num_runs = runs,
-          .total_seconds = time.median_us * 1e-6 * static_cast<double>(runs),
+  return {.num_runs = time.calls * time.replays,
+          .total_seconds = time.total_us * 1e-6,
           .median_seconds = time.median_us * 1e-6,
           .lower_quartile_seconds = time.lower_quartile_us * 1e-6,
           .upper_quartile_seconds = time.upper_quartile_us * 1e-6};
