@@ -63,20 +63,19 @@ ScaleLayoutId sample_layout(MoeMode mode, Random& random) {
   return random.pick({ScaleLayoutId::kLinear, ScaleLayoutId::kSwizzled128x4});
 }
 
-// NaN in every row of `a` that no row reads.
-void poison_unread_rows(GemmCase& gemm) {
-  if (gemm.input_rows() == 0) return;
+// NaN scales for every row of `a` that no row reads; its codes are NaN already.
+void poison_scales_of_unread_rows(GemmCase& gemm) {
   std::vector<bool> is_read(static_cast<size_t>(gemm.input_rows()));
   for (const GemmCase::Row& row : gemm.rows()) is_read[static_cast<size_t>(row.source)] = true;
-  const size_t row_bytes = gemm.input_codes.size() / is_read.size();
-  const size_t scale_bytes = gemm.input_scales.size() / is_read.size();
-  for (size_t row = 0; row < is_read.size(); ++row) {
-    if (is_read[row]) continue;
-    std::fill_n(gemm.input_codes.begin() + static_cast<std::ptrdiff_t>(row * row_bytes), row_bytes,
-                uint8_t{0xFF});
-    if (gemm.spec().transposed_scales) continue;
-    std::fill_n(gemm.input_scales.begin() + static_cast<std::ptrdiff_t>(row * scale_bytes),
-                scale_bytes, uint8_t{0xFF});
+  const TensorView scales = gemm.args().a.scales;
+  if (scales.is_absent()) return;
+  const int64_t bytes = bits(scales.dtype) / 8;
+  for (int64_t row = 0; row < scales.shape[0]; ++row) {
+    if (is_read[static_cast<size_t>(row)]) continue;
+    for (int64_t block = 0; block < scales.shape[1]; ++block) {
+      const int64_t at = row * scales.strides[0] + block * scales.strides[1];
+      std::fill_n(gemm.input_scales.begin() + at * bytes, bytes, uint8_t{0xFF});
+    }
   }
 }
 
@@ -170,7 +169,7 @@ TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
     const DType dtype = random.pick({DType::kF32, DType::kBF16});
     const ScaleLayoutId layout = sample_layout(GetParam(), random);
     const bool programmatic_launch = random.chance(50);
-    if (!gemm.spec().gathers) poison_unread_rows(gemm);
+    if (!gemm.spec().gathers) poison_scales_of_unread_rows(gemm);
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, layout);
     if (!gemm.spec().wide_scales) {
@@ -300,6 +299,19 @@ std::vector<MoeMode> all_modes() {
 
 INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(all_modes()),
                          [](const auto& test) { return std::string(name(test.param)); });
+
+// Of problems alone: nothing here needs a GPU.
+TEST(GroupedGemmSm90, TakesFewerThanTwoToThe31Tiles) {
+  const GroupedGemmProblem problem{
+      .mode = MoeMode::kNvfp4, .device = {DeviceType::kCuda, 0}, .experts = 8, .rows = 4096};
+  constexpr int64_t kMost = (int64_t{1} << 31) / 32 - 1;  // 32 times 128 weight rows.
+  EXPECT_TRUE(kGroupedGemmSm90.supports_tiles(problem, kMost, 128).ok());
+  EXPECT_FALSE(kGroupedGemmSm90.supports_tiles(problem, kMost + 1, 128).ok());
+  // A tile of 256 rows is two of the kernel.
+  EXPECT_TRUE(kGroupedGemmSm90.supports_tiles(problem, kMost / 2, 256).ok());
+  const Support refused = kGroupedGemmSm90.supports_tiles(problem, kMost / 2 + 1, 256);
+  EXPECT_NE(refused.reason().find("2^31"), std::string_view::npos) << refused.reason();
+}
 
 class GroupedGemmCudaChecks : public GpuTest {};
 

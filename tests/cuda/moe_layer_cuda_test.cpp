@@ -62,7 +62,7 @@ TEST_P(MoeOnTheGpu, AgreesWithTheCpuForEveryActivationMethodAndOrder) {
 }
 
 TEST_P(MoeOnTheGpu, AgreesForEveryNumberOfTokens) {
-  for (const int64_t tokens : {0, 1, 2, 7, 8, 63, 64, 65, 300}) {
+  for (const int64_t tokens : {0, 1, 2, 7, 8, 63, 64, 65, 127, 128, 300}) {
     SCOPED_TRACE(tokens);
     const MoeShape shape{.tokens = tokens, .hidden = 256, .inter = 384, .experts = 16, .top_k = 4};
     MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 21);
@@ -274,6 +274,31 @@ TEST_F(MoeGpuChecks, HostTensorsAreRefused) {
                [&] { (void)MoeLayer::prepare(layer_case.weights(), layer_case.config(), gpu()); });
   const MoeLayer layer = prepare_on_gpu(layer_case);
   expect_error(ErrorKind::kInvalidArgument, {"cuda:0", "cpu"}, [&] { layer_case.run(layer); });
+}
+
+TEST_F(MoeGpuChecks, WhatIsRefusedWritesNothing) {
+  const MoeShape shape{.tokens = 3, .hidden = 128, .inter = 128, .experts = 4, .top_k = 2};
+  MoeCase layer_case(MoeMode::kFp8Block, shape, Activation::swiglu(), 5);
+  const GpuMoeRun run(prepare_on_gpu(layer_case), layer_case);
+  run.poison(0xFF);
+  const CudaStream stream;
+  expect_error(ErrorKind::kInvalidArgument, {"outputs.out", "16 bytes"},
+               [&] { run.queue_first_cols(125, stream.get()); });
+  stream.synchronize();
+  const MoeResult result = run.take();
+  for (const std::vector<uint8_t>* bytes :
+       {&result.out, &result.expert_weights, &result.topk_ids, &result.slot_to_row}) {
+    EXPECT_EQ(*bytes, std::vector<uint8_t>(bytes->size(), 0xFF));
+  }
+}
+
+// 600 million tokens of two slots: 2^31 groups of 128 columns of the activation, or more.
+TEST_F(MoeGpuChecks, RowsThatAStageCannotCountAreRefusedWithTheWorkspace) {
+  const MoeShape shape{.tokens = 3, .hidden = 128, .inter = 128, .experts = 4, .top_k = 2};
+  MoeCase layer_case(MoeMode::kFp8Block, shape, Activation::swiglu(), 5);
+  const MoeLayer layer = prepare_on_gpu(layer_case);
+  expect_error(ErrorKind::kUnsupported, {"activation", "2^31"},
+               [&] { (void)layer.required_workspace(600'000'000); });
 }
 
 TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {

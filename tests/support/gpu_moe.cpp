@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "cli/moe/figures.h"
+
 namespace narrowfloat::testing {
 namespace {
 
@@ -134,6 +136,12 @@ void GpuMoeRun::queue_slots(Stream stream) const {
   layer_.run(inputs_, routing_, outputs, workspace_view_, stream);
 }
 
+void GpuMoeRun::queue_first_cols(int64_t cols, Stream stream) const {
+  MoeOutputs outputs = outputs_;
+  outputs.out.shape[1] = outputs.out.strides[0] = cols;
+  layer_.run(inputs_, routing_, outputs, workspace_view_, stream);
+}
+
 void GpuMoeRun::queue_combine(Stream stream) const {
   combine(outputs_.slot_out, outputs_.slot_to_row, outputs_.expert_weights, outputs_.out, stream);
 }
@@ -202,34 +210,9 @@ MoeResult run_on_gpu(const MoeLayer& layer, MoeCase& layer_case, const GpuMoeSty
 
 namespace {
 
-struct Bound {
-  double rel;
-  double row;
-};
-
-// Moe spec 12.3, column G4.
-Bound end_to_end_bound(MoeMode mode) {
-  switch (mode) {
-    case MoeMode::kBf16:
-    case MoeMode::kMxfp4Bf16:
-    case MoeMode::kNvfp4Bf16:
-      return {3e-3, 1e-2};
-    case MoeMode::kNvfp4:
-      return {1.5e-2, 8e-2};
-    case MoeMode::kNvfp4PerToken:
-      return {3e-2, 1.5e-1};
-    case MoeMode::kNvfp4Fp8Exact:
-      return {5e-3, 2e-2};
-    case MoeMode::kMxfp8:
-    case MoeMode::kMxfp4Mxfp8:
-      return {2e-2, 8e-2};
-    default:
-      return {2e-2, 6e-2};
-  }
-}
-
-void expect_near(std::string_view what, const Bound& bound, const std::vector<uint8_t>& reference,
-                 const std::vector<uint8_t>& actual, const MoeConfig& config, DType dtype) {
+void expect_near(std::string_view what, const cli::Distance& bound,
+                 const std::vector<uint8_t>& reference, const std::vector<uint8_t>& actual,
+                 const MoeConfig& config, DType dtype) {
   ASSERT_EQ(reference.size(), actual.size()) << what;
   const std::vector<float> expected = as_floats(reference, dtype);
   const std::vector<float> found = as_floats(actual, dtype);
@@ -251,7 +234,7 @@ void expect_close(const MoeCase& layer_case, const MoeConfig& config, const MoeR
   // The tolerances are for rows of 2048 columns; a flipped code weighs more in shorter ones.
   const auto inter = static_cast<double>(layer_case.shape().inter);
   const double width = std::max(1.0, std::sqrt(512.0 / inter));
-  Bound bound = end_to_end_bound(config.mode);
+  cli::Distance bound = cli::tolerance(config.mode);
   bound.row *= width;
   bound.rel = std::min(bound.row, bound.rel * width);
   expect_near("slot rows", bound, reference.slot_rows, actual.slot_rows, config, config.slot_dtype);

@@ -42,6 +42,8 @@ class GpuMoeRun {
   void queue(Stream stream) const;
   // The same without `out`.
   void queue_slots(Stream stream) const;
+  // The same as queue(), with `cols` columns of `out`, dense.
+  void queue_first_cols(int64_t cols, Stream stream) const;
   // combine() of the slots' rows into `out`.
   void queue_combine(Stream stream) const;
   // Other values of the same shapes.
