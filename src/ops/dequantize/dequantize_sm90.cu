@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(kMaxThreads)
   using Piece = CodePiece<typename Format::Element, Output::kPieceElements>;
   using Stored = typename Format::Stored;
   const RowSet rows = assign_rows<Split>(params);
+  if (rows.num_rows == 0) return;
   const Addresses<Stored> addresses = locate<Piece, Stored>(params, rows);
   const int64_t value_step = params.value_row_bytes << params.row_step_log2;
   const int64_t output_step = params.output_row_bytes << params.row_step_log2;
   wait_for_previous_grids();
-  if (rows.num_rows == 0) return;
   Piece codes[Split::kRows];
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {

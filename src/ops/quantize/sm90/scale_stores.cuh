@@ -32,12 +32,9 @@ __device__ inline int64_t image_row(const QuantizeParams& params, int64_t row) {
       high = middle;
     }
   }
-  // Unsigned: any bits may be in memory, and they must not overflow.
-  const auto start = static_cast<uint64_t>(params.row_offsets[low]);
-  const uint64_t padded_start = (start + 31 * static_cast<uint64_t>(low)) / 32 * 32;
-  const uint64_t place = padded_start + static_cast<uint64_t>(row) - start;
-  return place < static_cast<uint64_t>(params.scales.extents.rows) ? static_cast<int64_t>(place)
-                                                                   : -1;
+  const int64_t start = params.row_offsets[low];
+  const int64_t place = (start + 31 * low) / 32 * 32 + (row - start);
+  return place < 0 || place >= params.scales.extents.rows ? -1 : place;
 }
 
 // Stores the scale of (row, block), and the zeros that pad a row's last tile of blocks.
