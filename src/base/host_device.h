@@ -22,6 +22,14 @@ inline constexpr bool kHasE2m1Conversion = true;
 inline constexpr bool kHasE2m1Conversion = false;
 #endif
 
+// Whether device code is being compiled for Hopper's own instructions: warpgroup matrix
+// multiplications, registers handed from one warpgroup to another. False in host code.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kHasWgmma = true;
+#else
+inline constexpr bool kHasWgmma = false;
+#endif
+
 // std::bit_cast is not callable from device code (without relaxed-constexpr), the builtin is.
 template <typename To, typename From>
 NF_HOST_DEVICE constexpr To bit_cast(const From& from) {

@@ -23,8 +23,7 @@ int attribute(int device, cudaDeviceAttr which) {
 
 struct Entry {
   CudaDevice device;
-  int major = 0;
-  int minor = 0;
+  int minor = 0;  // Of the compute capability.
 };
 
 // 0 without a driver or a GPU.
@@ -49,10 +48,10 @@ const Entry& entry_of(int index) {
   }
   std::optional<Entry>& entry = entries[static_cast<size_t>(index)];
   if (!entry) {
-    entry = Entry{.device = {.num_sms = attribute(index, cudaDevAttrMultiProcessorCount),
+    entry = Entry{.device = {.compute_major = attribute(index, cudaDevAttrComputeCapabilityMajor),
+                             .num_sms = attribute(index, cudaDevAttrMultiProcessorCount),
                              .max_shared_bytes_per_block =
                                  attribute(index, cudaDevAttrMaxSharedMemoryPerBlockOptin)},
-                  .major = attribute(index, cudaDevAttrComputeCapabilityMajor),
                   .minor = attribute(index, cudaDevAttrComputeCapabilityMinor)};
   }
   return *entry;
@@ -89,9 +88,9 @@ Support runs_on_cuda(Device device) {
     return Support::no(fmt::format("there is no {}: {} CUDA devices", to_string(device), count));
   }
   const Entry& entry = entry_of(device.index);
-  if (has_code_for(entry.major, entry.minor)) return Support::yes();
+  if (has_code_for(entry.device.compute_major, entry.minor)) return Support::yes();
   return Support::no(fmt::format("{} has compute capability {}.{}, the build has code for sm_{}",
-                                 to_string(device), entry.major, entry.minor,
+                                 to_string(device), entry.device.compute_major, entry.minor,
                                  NARROWFLOAT_CUDA_ARCHITECTURES));
 }
 

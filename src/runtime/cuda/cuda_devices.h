@@ -10,8 +10,9 @@
 
 namespace narrowfloat {
 
-// Facts that launches are sized by.
+// Facts that launches depend on.
 struct CudaDevice {
+  int compute_major = 0;  // 9: Hopper.
   int num_sms = 0;
   int max_shared_bytes_per_block = 0;  // After opting in.
 };

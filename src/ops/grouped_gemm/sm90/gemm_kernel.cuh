@@ -28,19 +28,22 @@ namespace narrowfloat {
 template <class Shape>
 __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     multiply_groups_kernel(const __grid_constant__ GemmParams params) {
-  extern __shared__ __align__(1024) uint8_t shared_bytes[];
-  auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
-  const Ring<Shape::kStages> ring(shared.barriers);
-  if (threadIdx.x == 0) ring.init(kWarpgroup + 1, kConsumers * kWarpgroup / 32);
-  __syncthreads();
-  wait_for_previous_grids();
-  if (threadIdx.x < kWarpgroup) {
-    give_registers<Shape::kProducerRegisters>();
-    Producer<Shape>(params, shared, ring).run();
-    allow_next_grid();
-  } else {
-    take_registers<Shape::kConsumerRegisters>();
-    Consumer<Shape>(params, shared, ring).run();
+  // Compiles to nothing elsewhere, where supports() refuses to run.
+  if constexpr (kHasWgmma) {
+    extern __shared__ __align__(1024) uint8_t shared_bytes[];
+    auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
+    const Ring<Shape::kStages> ring(shared.barriers);
+    if (threadIdx.x == 0) ring.init(kWarpgroup + 1, kConsumers * kWarpgroup / 32);
+    __syncthreads();
+    wait_for_previous_grids();
+    if (threadIdx.x < kWarpgroup) {
+      give_registers<Shape::kProducerRegisters>();
+      Producer<Shape>(params, shared, ring).run();
+      allow_next_grid();
+    } else {
+      take_registers<Shape::kConsumerRegisters>();
+      Consumer<Shape>(params, shared, ring).run();
+    }
   }
 }
 

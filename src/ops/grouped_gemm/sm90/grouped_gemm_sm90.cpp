@@ -158,6 +158,9 @@ int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
 Support supports(const GroupedGemmProblem& problem) {
   const Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
+  if (cuda_device(problem.device.index).compute_major != 9) {
+    return Support::no("needs the matrix instructions of Hopper, compute capability 9.0");
+  }
   if (std::max(problem.rows, problem.cols) >= kMaxExtent) {
     return Support::no("2^29 weight rows or columns, or more");
   }
