@@ -28,12 +28,6 @@ struct FourColumns {
   float value[kLaneCols];
 };
 
-// Decode scale of a per-token row over its maximum (spec 6.2).
-inline constexpr float kTokenBaseDecodeScale = 1.0F / (448.0F * 6.0F);
-
-// Formats whose rows need their maximum before the first code.
-constexpr bool needs_row_maximum(RowFormat format) { return format == RowFormat::kNvfp4PerToken; }
-
 // What the codes of a row depend on besides its values.
 struct RowFactors {
   float multiplier = 1.0F;  // kFp8Static.

@@ -12,9 +12,6 @@
 namespace narrowfloat {
 namespace {
 
-// Decode scale of a per-token row over its maximum (spec 6.2).
-constexpr float kBaseDecodeScale = 1.0F / (448.0F * 6.0F);
-
 struct Columns {
   const float* x;
   int64_t first;
@@ -65,7 +62,7 @@ RowEncoder::RowEncoder(const RowRules& rules) : rules_(rules) {
 
 void RowEncoder::start_row(float row_amax, const RowTarget& target) {
   if (!needs_row_amax()) return;
-  const auto scale = Nvfp4PerToken::row_scale<ExactMath>(row_amax, kBaseDecodeScale);
+  const auto scale = Nvfp4PerToken::row_scale<ExactMath>(row_amax, kTokenBaseDecodeScale);
   pair_ = scale.pair;
   *target.row_scale = canonical_nan(scale.stored);
 }

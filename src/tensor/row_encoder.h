@@ -18,6 +18,9 @@
 
 namespace narrowfloat {
 
+// Decode scale of a kNvfp4PerToken row over its maximum (spec 6.2).
+inline constexpr float kTokenBaseDecodeScale = 1.0F / (448.0F * 6.0F);
+
 struct RowRules {
   RowFormat format = RowFormat::kBf16;
   float multiplier = 1.0F;      // kFp8Static and kNvfp4 only.

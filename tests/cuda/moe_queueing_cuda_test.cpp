@@ -3,7 +3,6 @@
 // and layers.
 #include <algorithm>
 #include <memory>
-#include <vector>
 
 #include "cuda/gpu_test.h"
 #include "support/expect_error.h"
