@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "narrowfloat/activation.h"
@@ -74,6 +76,20 @@ struct MoeOutputs {
   DeviceErrors* errors = nullptr;
 };
 
+// The stages of a run, in their order. Where one kernel does several of them together, as chosen by
+// implementation and number of tokens, all of these end with the first.
+enum class MoeStage : int {
+  kRoute = 0,
+  kPermute = 1,
+  kCodeInput = 2,  // Of plain rows, in modes with quantized ones.
+  kFirstGemm = 3,
+  kActivation = 4,
+  kSecondGemm = 5,
+  kCombine = 6,
+};
+std::string_view name(MoeStage stage);       // "first_gemm"
+std::span<const MoeStage> all_moe_stages();  // In their order.
+
 // Immutable after prepare, cheap to copy; concurrent run() calls with workspaces of their own are
 // legal. run() neither allocates nor synchronises. A default-constructed layer is empty: whatever
 // reads it throws kInvalidArgument.
@@ -91,9 +107,11 @@ class MoeLayer {
   [[nodiscard]] int64_t max_rows(int64_t tokens) const;  // Rows of slot_out.
 
   // workspace: U8 [>= required_workspace(T)], aligned to 256 bytes, any contents. Everything that
-  // can be decided on the host is checked before anything is written.
+  // can be decided on the host is checked before anything is written. For measurements: a run ends
+  // behind stage `last`, the same up to there; outputs of later stages are left as they are.
   void run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
-           const TensorView& workspace, Stream stream = {}) const;
+           const TensorView& workspace, Stream stream = {},
+           MoeStage last = MoeStage::kCombine) const;
 
  private:
   struct State;

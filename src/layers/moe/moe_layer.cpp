@@ -41,15 +41,16 @@ int64_t MoeLayer::max_rows(int64_t tokens) const {
 }
 
 void MoeLayer::run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
-                   const TensorView& workspace, Stream stream) const {
+                   const TensorView& workspace, Stream stream, MoeStage last) const {
   if (inputs.values.rank != 2) {
     throw_invalid("inputs.values: expected [tokens, {}], got {}", state().config.hidden,
                   to_string(inputs.values));
   }
   const MoeCall call{inputs, routing, outputs, workspace, inputs.values.shape[0]};
   const MoeWorkspace plan = state().workspace(call.tokens);
+  static_cast<void>(name(last));  // Throws for what is no stage.
   check_moe_call(call, state().config, plan, state().input_multiplier.has_value(), state().device);
-  MoeRun(state(), plan, call, stream).run();
+  MoeRun(state(), plan, call, stream).run(last);
 }
 
 }  // namespace narrowfloat

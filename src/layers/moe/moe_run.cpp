@@ -34,11 +34,19 @@ TensorView MoeRun::output_or(const TensorView& requested, int64_t offset, DType 
                                 layer_.device);
 }
 
-void MoeRun::run() {
+void MoeRun::run(MoeStage last) {
   route_tokens();
+  if (last == MoeStage::kRoute) return;
   permute_slots();
-  multiply_first(coded_input());
-  multiply_second(activate_rows());
+  if (last == MoeStage::kPermute) return;
+  const InputRows input = coded_input();
+  if (last == MoeStage::kCodeInput) return;
+  multiply_first(input);
+  if (last == MoeStage::kFirstGemm) return;
+  const CodedRows intermediate = activate_rows();
+  if (last == MoeStage::kActivation) return;
+  multiply_second(intermediate);
+  if (last == MoeStage::kSecondGemm) return;
   combine_slots();
 }
 

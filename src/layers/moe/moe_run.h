@@ -10,7 +10,8 @@ class MoeRun {
  public:
   // `call` was checked. Allocates nothing.
   MoeRun(const PreparedMoe& layer, const MoeWorkspace& plan, const MoeCall& call, Stream stream);
-  void run();
+  // The stages up to `last`.
+  void run(MoeStage last);
 
  private:
   void route_tokens();
