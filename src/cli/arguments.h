@@ -153,8 +153,11 @@ struct MoeBenchArguments {
   int32_t rank = 0;                 // Of `num_ranks` that share the experts.
   int32_t num_ranks = 1;
   uint64_t max_memory_bytes = 0;  // 0: six tenths of what is available.
+  std::optional<int32_t> token_tile;
+  bool has_stages = false;
   int num_threads = 0;
   double min_seconds = 0.5;
+  std::string commit;
 };
 
 using Command = std::variant<QuantizeArguments, DequantizeArguments, InspectArguments,

@@ -1,5 +1,6 @@
 // Options of the commands that compute Mixture-of-Experts layers: eval, moe run, moe bench.
 #include <algorithm>
+#include <bit>
 
 #include <fmt/format.h>
 
@@ -40,6 +41,13 @@ std::string mode_list() {
 std::vector<int64_t> parse_token_list(const std::string& text) {
   return parse_count_list(
       text, kMaxTokens, fmt::format("numbers of tokens such as 1,8,64, each 1 to {}", kMaxTokens));
+}
+
+int32_t parse_token_tile(const std::string& text) {
+  constexpr std::string_view kExpected = "a power of two from 1 to 1024";
+  const int64_t tile = parse_count(text, 1, 1024, kExpected);
+  if (std::has_single_bit(static_cast<uint64_t>(tile))) return static_cast<int32_t>(tile);
+  throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, kExpected));
 }
 
 struct Rank {
@@ -167,6 +175,13 @@ void add_moe_bench(CLI::App& app, MoeBenchArguments& arguments) {
                   "Memory for weights and buffers; shapes that need more run with fewer experts. "
                   "0, the default, is six tenths of what is available")
       ->option_text("BYTES");
+  add_parsed_into(command, "--token-tile", parse_token_tile, arguments.token_tile,
+                  "Rows of an expert are padded to a multiple; default: by the number of tokens")
+      ->option_text("N");
+  command.add_flag("--stages", arguments.has_stages, "Time the stages of the layer, too")
+      ->option_text(" ");
+  command.add_option("--commit", arguments.commit, "Text for the document: what was measured")
+      ->option_text("TEXT");
   add_device(command, arguments.device);
   add_threads(command, arguments.num_threads);
   add_min_time(command, arguments.min_seconds);

@@ -36,7 +36,9 @@ Timing time_runs(const std::function<void()>& body, double min_seconds,
           .total_seconds = total,
           .median_seconds = seconds[seconds.size() / 2],
           .lower_quartile_seconds = seconds[last / 4],
-          .upper_quartile_seconds = seconds[last - last / 4]};
+          .upper_quartile_seconds = seconds[last - last / 4],
+          .p10_seconds = seconds[last / 10],
+          .p90_seconds = seconds[last - last / 10]};
 }
 
 double billions_per_second(double amount, double seconds) {

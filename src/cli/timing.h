@@ -13,6 +13,8 @@ struct Timing {
   double median_seconds = 0;
   double lower_quartile_seconds = 0;
   double upper_quartile_seconds = 0;
+  double p10_seconds = 0;
+  double p90_seconds = 0;
 
   // Distance of the quartiles in percent of the median.
   [[nodiscard]] double spread_percent() const;

@@ -43,6 +43,19 @@ __global__ void fill_normal_kernel(Element* to, int64_t first, int64_t count) {
   }
 }
 
+// random_word_bits() of cli/random_words.h, on the device.
+__global__ void random_words_kernel(uint64_t* to, int64_t count, RandomWords words) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += stride) {
+    uint64_t bits =
+        words.seed * 0xD1342543DE82EF95U + (static_cast<uint64_t>(i) + 1) * 0x9E3779B97F4A7C15U;
+    bits = (bits ^ (bits >> 30U)) * 0xBF58476D1CE4E5B9U;
+    bits = (bits ^ (bits >> 27U)) * 0x94D049BB133111EBU;
+    to[i] = ((bits ^ (bits >> 31U)) & words.mask) + words.base;
+  }
+}
+
 __global__ void compare_words_kernel(const uint4* a, const uint4* b, int64_t count, int* flag) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   bool differs = false;
@@ -137,6 +150,24 @@ void queue_normal_fill(std::byte* to, DType dtype, int64_t first, int64_t count,
   if (dtype == DType::kBF16) launch_fill<__nv_bfloat16>(to, first, count, cuda_stream);
   if (dtype == DType::kF16) launch_fill<__half>(to, first, count, cuda_stream);
   if (dtype == DType::kF32) launch_fill<float>(to, first, count, cuda_stream);
+}
+
+void queue_random_words(std::byte* to, uint64_t size_bytes, const RandomWords& words,
+                        void* stream) {
+  const auto count = static_cast<int64_t>(size_bytes / sizeof(uint64_t));
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  if (count > 0) {
+    random_words_kernel<<<grid_of(count), kThreads, 0, cuda_stream>>>(
+        reinterpret_cast<uint64_t*>(to), count, words);
+    check(cudaGetLastError(), "random_words_kernel");
+  }
+  const uint64_t rest = size_bytes % sizeof(uint64_t);
+  if (rest == 0) return;
+  const auto last = static_cast<uint64_t>(count);
+  const uint64_t word = (random_word_bits(words.seed, last) & words.mask) + words.base;
+  // Pageable memory: the copy has taken it when the call returns.
+  check(cudaMemcpyAsync(to + last * sizeof(word), &word, rest, cudaMemcpyHostToDevice, cuda_stream),
+        "cudaMemcpyAsync");
 }
 
 void queue_comparison(const std::byte* a, const std::byte* b, uint64_t size_bytes, int* flag,

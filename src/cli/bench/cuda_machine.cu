@@ -81,8 +81,12 @@ class Graph {
       throw;
     }
     check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    size_t nodes = 0;
+    const cudaError_t counted = cudaGraphGetNodes(graph, nullptr, &nodes);
+    num_nodes_ = static_cast<int64_t>(nodes);
     const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
     cudaGraphDestroy(graph);
+    check(counted, "cudaGraphGetNodes");
     check(status, "cudaGraphInstantiate");
     check(cudaGraphUpload(executable_, stream), "cudaGraphUpload");
   }
@@ -90,12 +94,14 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
+  [[nodiscard]] int64_t num_nodes() const { return num_nodes_; }
   void launch(cudaStream_t stream) const {
     check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
   }
 
  private:
   cudaGraphExec_t executable_ = nullptr;
+  int64_t num_nodes_ = 0;
 };
 
 class Events {
@@ -165,6 +171,9 @@ class CudaMachine : public Machine {
   void fill_random(std::byte* to, DType dtype, int64_t first, int64_t count) override {
     queue_normal_fill(to, dtype, first, count, stream_);
   }
+  void fill_words(std::byte* to, const RandomWords& words, uint64_t size_bytes) override {
+    queue_random_words(to, size_bytes, words, stream_);
+  }
   void fill_bytes(std::byte* to, uint8_t value, uint64_t size_bytes) override {
     check(cudaMemsetAsync(to, value, size_bytes, stream_), "cudaMemsetAsync");
   }
@@ -210,6 +219,7 @@ class CudaMachine : public Machine {
           "cudaMemcpyAsync");
   }
 
+  void wait() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
   double run_once(const QueuedCall& call) override {
     Events events(2);
     events.record(0, stream_);
@@ -241,9 +251,12 @@ class CudaMachine : public Machine {
     return call_time(std::move(us_per_call), plan.calls);
   }
 
- private:
-  void wait() { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  int64_t count_launches(const QueuedCall& call) override {
+    return Graph(stream_, [&] { call(0, {.handle = stream_, .programmatic_launch = true}); })
+        .num_nodes();
+  }
 
+ private:
   int index_ = 0;
   MachineFacts facts_;
   cudaStream_t stream_ = nullptr;

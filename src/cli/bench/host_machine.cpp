@@ -31,7 +31,7 @@ uint64_t mixed(uint64_t index) {
 
 // Values below 1 made from their bits: the exponent is geometric, sign and mantissa are random.
 template <typename Word>
-void fill_words(std::byte* to, int64_t first, int64_t count, int exponent_bits) {
+void fill_values(std::byte* to, int64_t first, int64_t count, int exponent_bits) {
   const int mantissa_bits = static_cast<int>(sizeof(Word)) * 8 - 1 - exponent_bits;
   const int largest_exponent = (1 << (exponent_bits - 1)) - 2;
   for (int64_t i = 0; i < count; ++i) {
@@ -82,9 +82,12 @@ class HostMachine : public Machine {
   }
 
   void fill_random(std::byte* to, DType dtype, int64_t first, int64_t count) override {
-    if (dtype == DType::kBF16) fill_words<uint16_t>(to, first, count, 8);
-    if (dtype == DType::kF16) fill_words<uint16_t>(to, first, count, 5);
-    if (dtype == DType::kF32) fill_words<uint32_t>(to, first, count, 8);
+    if (dtype == DType::kBF16) fill_values<uint16_t>(to, first, count, 8);
+    if (dtype == DType::kF16) fill_values<uint16_t>(to, first, count, 5);
+    if (dtype == DType::kF32) fill_values<uint32_t>(to, first, count, 8);
+  }
+  void fill_words(std::byte* to, const RandomWords& words, uint64_t size_bytes) override {
+    fill_random_words(to, 0, size_bytes, words);
   }
   void fill_bytes(std::byte* to, uint8_t value, uint64_t size_bytes) override {
     std::memset(to, value, size_bytes);
@@ -126,6 +129,7 @@ class HostMachine : public Machine {
               [&](uint64_t begin, uint64_t size) { std::memcpy(to + begin, from + begin, size); });
   }
 
+  void wait() override {}
   double run_once(const QueuedCall& call) override {
     const auto start = std::chrono::steady_clock::now();
     call(0, {});
@@ -145,6 +149,8 @@ class HostMachine : public Machine {
     }
     return call_time(std::move(us_per_call), plan.calls);
   }
+
+  int64_t count_launches(const QueuedCall& /*call*/) override { return 0; }
 
  private:
   void release() {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/random_words.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat::cli {
@@ -80,6 +81,8 @@ class Machine {
 
   // Elements [first, first + count) of one endless sequence of random values: BF16, F16 or F32.
   virtual void fill_random(std::byte* to, DType dtype, int64_t first, int64_t count) = 0;
+  // The beginning of the words; `size_bytes` of any size.
+  virtual void fill_words(std::byte* to, const RandomWords& words, uint64_t size_bytes) = 0;
   virtual void fill_bytes(std::byte* to, uint8_t value, uint64_t size_bytes) = 0;
   virtual void copy(std::byte* to, const std::byte* from, uint64_t size_bytes) = 0;
   virtual void write(std::byte* to, const std::byte* host, uint64_t size_bytes) = 0;
@@ -94,9 +97,12 @@ class Machine {
   virtual void queue_copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                           Stream stream) = 0;
 
+  virtual void wait() = 0;  // Until everything above has happened.
   // Runs it once and waits; returns microseconds, with the launch.
   virtual double run_once(const QueuedCall& call) = 0;
   virtual CallTime time_calls(const QueuedCall& call, const ReplayPlan& plan) = 0;
+  // Kernels, copies and memsets that a call queues; 0 on the host, which has no queue.
+  virtual int64_t count_launches(const QueuedCall& call) = 0;
 };
 
 std::unique_ptr<Machine> open_host();

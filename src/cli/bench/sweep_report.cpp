@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/bench/machine_json.h"
 #include "cli/bench/sweep.h"
 #include "cli/json_output.h"
 #include "cli/output.h"
@@ -95,33 +96,16 @@ Json case_json(const Measured& measured, const MachineRates& rates) {
   return json;
 }
 
-Json machine_json(const Machine& machine) {
-  const MachineFacts& facts = machine.facts();
-  return Json{{"device", to_string(machine.device())},
-              {"name", facts.name},
-              {"compute_capability", facts.compute_capability},
-              {"driver", facts.driver},
-              {"cuda_runtime", facts.cuda_runtime},
-              {"units", facts.num_units},
-              {"max_clock_mhz", facts.max_clock_mhz},
-              {"cache_bytes", facts.cache_bytes},
-              {"memory_bytes", facts.memory_bytes}};
-}
-
 void print_document(const BenchArguments& arguments, const Machine& machine,
                     const MachineRates& rates, const std::vector<Measured>& cases) {
   Json document = json_document("bench");
   document["version"] = version();
   document["commit"] = arguments.sweep.commit;
-  document["machine"] = machine_json(machine);
+  document["machine"] = machine_json(machine.facts(), machine.device());
   document["cpu"] = cpu_info().model;
   document["threads"] = num_threads();
   document["l2"] = arguments.sweep.is_cache_warm ? "warm" : "cold";
-  document["rates"] = Json{{"copy_gb_per_s", rates.copy_gb_per_s},
-                           {"kernel_copy_gb_per_s", rates.kernel_copy_gb_per_s},
-                           {"own_copy_gb_per_s", rates.own_copy_gb_per_s},
-                           {"read_gb_per_s", rates.read_gb_per_s},
-                           {"read_2_write_1_gb_per_s", rates.mixed_gb_per_s}};
+  document["rates"] = rates_json(rates);
   document["environment"] = environment_settings();
   document["cases"] = Json::array();
   for (const Measured& measured : cases) document["cases"].push_back(case_json(measured, rates));

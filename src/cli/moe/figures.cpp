@@ -144,4 +144,35 @@ LayerWork work_of(const MoeConfig& config, double experts_hit, double local_slot
   return work;
 }
 
+double fastest_tflop_per_s(MoeMode mode, std::string_view compute_capability) {
+  // What the fastest dense products reach on an H100 with 132 multiprocessors; docs/benchmarks.md.
+  constexpr double kBf16Rate = 700;
+  constexpr double kFp8Rate = 1400;
+  if (compute_capability != "9.0") return 0;
+  switch (mode) {
+    case MoeMode::kFp8Tensor:
+    case MoeMode::kFp8Block:
+    case MoeMode::kMxfp8:
+    case MoeMode::kMxfp4Mxfp8:
+    case MoeMode::kMxfp4Fp8:
+    case MoeMode::kNvfp4Fp8Rounded:
+      return kFp8Rate;
+    case MoeMode::kBf16:
+    case MoeMode::kMxfp4Bf16:
+    case MoeMode::kNvfp4:
+    case MoeMode::kNvfp4PerToken:
+    case MoeMode::kNvfp4Bf16:
+    case MoeMode::kNvfp4Fp8Exact:
+      return kBf16Rate;
+  }
+  return 0;
+}
+
+double floor_seconds(const LayerWork& work, const WorkRates& rates) {
+  double seconds = 0;
+  if (rates.gb_per_s > 0) seconds = (work.weight_bytes + work.other_bytes) / rates.gb_per_s * 1e-9;
+  if (rates.tflop_per_s > 0) seconds = std::max(seconds, work.flops / rates.tflop_per_s * 1e-12);
+  return seconds;
+}
+
 }  // namespace narrowfloat::cli

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "narrowfloat/moe.h"
@@ -44,6 +45,17 @@ struct LayerWork {
 };
 LayerWork work_of(const MoeConfig& config, double experts_hit, double local_slots, int64_t tokens,
                   bool has_ids = false);
+
+// What no run can be faster than: bytes at the rate of memory, operations at that of the fastest
+// dense products of these types.
+struct WorkRates {
+  double gb_per_s = 0;
+  double tflop_per_s = 0;  // 0: not known.
+};
+// Operations of a GPU's tensor cores in this mode, by its compute capability.
+double fastest_tflop_per_s(MoeMode mode, std::string_view compute_capability);
+double floor_seconds(const LayerWork& work, const WorkRates& rates);
+
 // Elements of both weight matrices of one expert.
 double weights_per_expert(const MoeConfig& config);
 

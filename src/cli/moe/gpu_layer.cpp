@@ -14,6 +14,7 @@ namespace {
 constexpr uint64_t kAlignment = 256;
 constexpr int kMinReplays = 5;
 constexpr int kMaxReplays = 1000;
+constexpr uint8_t kPoison = 0xFF;  // NaN in every type of output.
 
 uint64_t aligned(uint64_t size_bytes) {
   return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -38,10 +39,16 @@ class Transfer {
     buffers_.push_back({&data, size_bytes});
   }
 
+  void add(const RandomTensor& tensor, MoeWeights& weights) {
+    made_.push_back(
+        {&tensor.data(weights), tensor.size_bytes, &tensor.device(weights), &tensor.words});
+  }
+
   // Places everything; the views then are views of the copies.
   void send() {
     uint64_t total = 0;
     for (const Copy& copy : copies_) total += aligned(copy.size_bytes);
+    for (const Made& made : made_) total += aligned(made.size_bytes);
     for (const Buffer& buffer : buffers_) total += aligned(buffer.size_bytes);
     std::byte* to = machine_.reserve(std::max(total, kAlignment));
     for (const Copy& copy : copies_) {
@@ -49,6 +56,12 @@ class Transfer {
       *copy.data = to;
       *copy.device = machine_.device();
       to += aligned(copy.size_bytes);
+    }
+    for (const Made& made : made_) {
+      machine_.fill_words(to, *made.words, made.size_bytes);
+      *made.data = to;
+      *made.device = machine_.device();
+      to += aligned(made.size_bytes);
     }
     for (const Buffer& buffer : buffers_) {
       *buffer.data = to;
@@ -62,6 +75,12 @@ class Transfer {
     uint64_t size_bytes;
     Device* device;
   };
+  struct Made {
+    void** data;
+    uint64_t size_bytes;
+    Device* device;
+    const RandomWords* words;
+  };
   struct Buffer {
     std::byte** data;
     uint64_t size_bytes;
@@ -72,11 +91,14 @@ class Transfer {
 
   Machine& machine_;
   std::vector<Copy> copies_;
+  std::vector<Made> made_;
   std::vector<Buffer> buffers_;
 };
 
-MoeLayer prepare_on(Machine& machine, MoeWeights weights, MoeConfig config) {
+MoeLayer prepare_on(Machine& machine, MoeWeights weights, MoeConfig config,
+                    const std::vector<RandomTensor>& tensors) {
   Transfer transfer(machine);
+  for (const RandomTensor& tensor : tensors) transfer.add(tensor, weights);
   for (WeightView* weight : {&weights.w1, &weights.w2}) {
     transfer.add(weight->values);
     transfer.add(weight->scales);
@@ -94,6 +116,7 @@ MoeLayer prepare_on(Machine& machine, MoeWeights weights, MoeConfig config) {
     transfer.add(*parameter);
   }
   transfer.send();
+  machine.wait();
   return MoeLayer::prepare(weights, config, machine.device());
 }
 
@@ -117,7 +140,11 @@ std::unique_ptr<Machine> open_layer_machine(Device device) {
 }
 
 GpuLayer::GpuLayer(Machine& machine, const MoeWeights& weights, const MoeConfig& config)
-    : machine_(machine), layer_(prepare_on(machine, weights, config)) {}
+    : machine_(machine), layer_(prepare_on(machine, weights, config, {})) {}
+
+GpuLayer::GpuLayer(Machine& machine, const RandomWeights& weights, const MoeConfig& config)
+    : machine_(machine),
+      layer_(prepare_on(machine, weights.weights(), config, weights.tensors())) {}
 
 void GpuLayer::load(const TensorView& rows, const Routing& routing, int64_t max_tokens) {
   const MoeConfig& config = layer_.config();
@@ -139,7 +166,7 @@ void GpuLayer::load(const TensorView& rows, const Routing& routing, int64_t max_
   workspace_ = TensorView::contiguous(workspace, DType::kU8, {workspace_bytes}, machine_.device());
 }
 
-void GpuLayer::queue(TokenRange range, Stream stream) const {
+void GpuLayer::queue(TokenRange range, Stream stream, MoeStage last) const {
   const MoeConfig& config = layer_.config();
   MoeInputs inputs;
   inputs.values = rows_of(rows_, range);
@@ -152,12 +179,13 @@ void GpuLayer::queue(TokenRange range, Stream stream) const {
                                        machine_.device());
   outputs.topk_ids =
       TensorView::contiguous(ids_, DType::kI32, {range.count, slots_of(config)}, machine_.device());
-  layer_.run(inputs, routing, outputs, workspace_, stream);
+  layer_.run(inputs, routing, outputs, workspace_, stream, last);
 }
 
 double GpuLayer::run(TokenRange range) {
   tokens_ = range.count;
-  return machine_.run_once([&](int64_t, Stream stream) { queue(range, stream); });
+  return machine_.run_once(
+      [&](int64_t, Stream stream) { queue(range, stream, MoeStage::kCombine); });
 }
 
 std::vector<float> GpuLayer::output() const {
@@ -174,15 +202,24 @@ std::vector<int32_t> GpuLayer::ids() const {
   return ids;
 }
 
-Timing GpuLayer::time_runs(const std::vector<TokenRange>& ranges, double min_seconds) {
+int64_t GpuLayer::count_launches(TokenRange range, MoeStage last) {
+  return machine_.count_launches([&](int64_t, Stream stream) { queue(range, stream, last); });
+}
+
+Timing GpuLayer::time_runs(const std::vector<TokenRange>& ranges, double min_seconds,
+                           MoeStage last) {
   const auto calls = static_cast<int64_t>(ranges.size());
   double once_us = 0;
   for (const TokenRange range : ranges) once_us += run(range);
   const double wanted = std::ceil(min_seconds * 1e6 / std::max(once_us, 1.0));
   const auto replays = static_cast<int>(
       std::clamp(wanted, static_cast<double>(kMinReplays), static_cast<double>(kMaxReplays)));
+  const MoeConfig& config = layer_.config();
+  machine_.fill_bytes(out_, kPoison,
+                      static_cast<uint64_t>(tokens_ * config.hidden * bits(config.out_dtype) / 8));
+  machine_.fill_bytes(ids_, kPoison, static_cast<uint64_t>(tokens_ * slots_of(config) * 4));
   const CallTime time = machine_.time_calls(
-      [&](int64_t call, Stream stream) { queue(ranges[static_cast<size_t>(call)], stream); },
+      [&](int64_t call, Stream stream) { queue(ranges[static_cast<size_t>(call)], stream, last); },
       {.calls = calls,
        .replays = replays,
        .is_programmatic = machine_.facts().has_programmatic_launch});
@@ -190,7 +227,9 @@ Timing GpuLayer::time_runs(const std::vector<TokenRange>& ranges, double min_sec
           .total_seconds = time.total_us * 1e-6,
           .median_seconds = time.median_us * 1e-6,
           .lower_quartile_seconds = time.lower_quartile_us * 1e-6,
-          .upper_quartile_seconds = time.upper_quartile_us * 1e-6};
+          .upper_quartile_seconds = time.upper_quartile_us * 1e-6,
+          .p10_seconds = time.p10_us * 1e-6,
+          .p90_seconds = time.p90_us * 1e-6};
 }
 
 }  // namespace narrowfloat::cli

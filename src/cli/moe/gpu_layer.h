@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/bench/machine.h"
+#include "cli/moe/random_layer.h"
 #include "cli/timing.h"
 #include "narrowfloat/moe.h"
 
@@ -25,22 +26,28 @@ class GpuLayer {
  public:
   // Takes the machine's memory; keeps nothing of `weights`.
   GpuLayer(Machine& machine, const MoeWeights& weights, const MoeConfig& config);
+  // The tensors of random words are made on the GPU.
+  GpuLayer(Machine& machine, const RandomWeights& weights, const MoeConfig& config);
 
   // Dense rows [T, H] and their routing, for runs on ranges of up to `max_tokens` of them.
   void load(const TensorView& rows, const Routing& routing, int64_t max_tokens);
 
   // Runs it and waits; returns microseconds, with the launches.
   double run(TokenRange range);
-  // Of the last run.
+  // Of the last run, or of the last range of time_runs().
   [[nodiscard]] std::vector<float> output() const;
   [[nodiscard]] std::vector<int32_t> ids() const;
 
   // Graphs of runs on these ranges, one after another, until `min_seconds` have passed. Times are
-  // those of a run in the mean over the ranges.
-  [[nodiscard]] Timing time_runs(const std::vector<TokenRange>& ranges, double min_seconds);
+  // those of a run in the mean over the ranges. Outputs are poisoned before. Runs end behind
+  // `last`.
+  Timing time_runs(const std::vector<TokenRange>& ranges, double min_seconds,
+                   MoeStage last = MoeStage::kCombine);
+  [[nodiscard]] int64_t count_launches(TokenRange range, MoeStage last = MoeStage::kCombine);
+  [[nodiscard]] int32_t token_tile(int64_t tokens) const { return layer_.token_tile(tokens); }
 
  private:
-  void queue(TokenRange range, Stream stream) const;
+  void queue(TokenRange range, Stream stream, MoeStage last) const;
 
   Machine& machine_;
   MoeLayer layer_;

@@ -36,7 +36,7 @@ LayerRunner::LayerRunner(const MoeWeights& weights, const MoeConfig& config, int
       out_(output_bytes(config, max_tokens)),
       ids_(slots(config, max_tokens)) {}
 
-void LayerRunner::run(const TensorView& rows, const Routing& routing) {
+void LayerRunner::run(const TensorView& rows, const Routing& routing, MoeStage last) {
   tokens_ = rows.shape[0];
   MoeInputs inputs;
   inputs.values = rows;
@@ -45,7 +45,7 @@ void LayerRunner::run(const TensorView& rows, const Routing& routing) {
   const RoutingConfig& routing_config = config().routing;
   outputs.topk_ids = TensorView::contiguous(
       ids_.data(), DType::kI32, {tokens_, routing_config.top_k + routing_config.shared_experts});
-  layer_.run(inputs, routing, outputs, workspace_.view());
+  layer_.run(inputs, routing, outputs, workspace_.view(), {}, last);
 }
 
 std::vector<float> LayerRunner::output() const {

@@ -28,7 +28,8 @@ class LayerRunner {
   LayerRunner(const MoeWeights& weights, const MoeConfig& config, int64_t max_tokens);
 
   [[nodiscard]] const MoeConfig& config() const { return layer_.config(); }
-  void run(const TensorView& rows, const Routing& routing);
+  void run(const TensorView& rows, const Routing& routing, MoeStage last = MoeStage::kCombine);
+  [[nodiscard]] int32_t token_tile(int64_t tokens) const { return layer_.token_tile(tokens); }
   // Of the last run: [T, H] as fp32, and the experts [T, k + S] that it used.
   [[nodiscard]] std::vector<float> output() const;
   [[nodiscard]] std::span<const int32_t> ids() const;

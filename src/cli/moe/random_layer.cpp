@@ -1,18 +1,15 @@
-// Numbers come from a hash of their position (splitmix64), so threads can fill a buffer in any
-// order. Codes cover four octaves, FP4 all codes; scales two octaves.
+// Codes cover four octaves, FP4 all codes; scales two octaves.
 #include "cli/moe/random_layer.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "cli/threads.h"
 
 namespace narrowfloat::cli {
 namespace {
-
-constexpr size_t kWordBytes = sizeof(uint64_t);
-constexpr int64_t kPieceBytes = 1 << 22;  // Filled by one thread at a time.
 
 // Root mean squares of the codes as fill_words() draws them.
 constexpr double kFp4Rms = 2.926;       // All sixteen codes alike.
@@ -20,35 +17,18 @@ constexpr double kFp8Rms = 13.5;        // 2 to 30, uniform in the code.
 constexpr double kBf16Rms = 7.05;       // Times 2^exponent of the lowest octave.
 constexpr double kE4m3ScaleRms = 2.32;  // Block scales 1 to 3.75, uniform in the code.
 
-uint64_t hash(uint64_t seed, uint64_t index) {
-  uint64_t x = seed * 0xD1342543DE82EF95ULL + (index + 1) * 0x9E3779B97F4A7C15ULL;
-  x = (x ^ x >> 30U) * 0xBF58476D1CE4E5B9ULL;
-  x = (x ^ x >> 27U) * 0x94D049BB133111EBULL;
-  return x ^ x >> 31U;
-}
-
 // In (0, 1).
 double uniform(uint64_t seed, uint64_t index) {
-  return (static_cast<double>(hash(seed, index) >> 11U) + 0.5) * 0x1p-53;
+  return (static_cast<double>(random_word_bits(seed, index) >> 11U) + 0.5) * 0x1p-53;
 }
 
-// Random bits where `mask` has ones, plus `base`, in every element at once: no sum may carry into
-// the next element.
-struct WordPattern {
-  uint64_t mask = ~uint64_t{0};
-  uint64_t base = 0;
-};
-
-void fill_words(std::byte* data, int64_t size_bytes, const WordPattern& pattern, uint64_t seed) {
-  const int64_t pieces = (size_bytes + kPieceBytes - 1) / kPieceBytes;
-  for_each_index(pieces, [&](int64_t piece) {
-    const auto begin = static_cast<size_t>(piece * kPieceBytes);
-    const auto end = static_cast<size_t>(std::min((piece + 1) * kPieceBytes, size_bytes));
-    for (size_t at = begin; at < end; at += kWordBytes) {
-      const uint64_t word = (hash(seed, at / kWordBytes) & pattern.mask) + pattern.base;
-      std::memcpy(data + at, &word, std::min(kWordBytes, end - at));
-    }
-  });
+// A sum of four uniform numbers of 16 bits, scaled to variance 1.
+float normal(uint64_t seed, uint64_t index) {
+  constexpr double kScale = 1.7320508075688772 / 65536;
+  const uint64_t bits = random_word_bits(seed, index);
+  const uint64_t sum =
+      (bits & 0xFFFFU) + (bits >> 16U & 0xFFFFU) + (bits >> 32U & 0xFFFFU) + (bits >> 48U);
+  return static_cast<float>((static_cast<double>(sum) - 2 * 65535.0) * kScale);
 }
 
 // The same 8 or 16 bits in every element of a word.
@@ -87,30 +67,19 @@ Storage storage_of(WeightFormat format) {
   return {};
 }
 
-WordPattern element_pattern(const Storage& storage, int64_t cols) {
-  if (storage.element_bits == 4) return {};
+RandomWords element_words(const Storage& storage, int64_t cols, uint64_t seed) {
+  if (storage.element_bits == 4) return {.seed = seed};
   // Sign, two bits of exponent and the mantissa are random; FP8 starts at 2.
-  if (storage.element_bits == 8) return {repeated8(0x9F), repeated8(0x40)};
+  if (storage.element_bits == 8) return {seed, repeated8(0x9F), repeated8(0x40)};
   const int exponent = 127 + scale_exponent(storage.rms, cols);
-  return {repeated16(0x81FF), repeated16(static_cast<uint64_t>(exponent) << 7U)};
+  return {seed, repeated16(0x81FF), repeated16(static_cast<uint64_t>(exponent) << 7U)};
 }
 
-void fill_scales(const ScaleView& scales, const Storage& storage, int64_t cols, uint64_t seed) {
-  const int exponent = scale_exponent(storage.rms, cols);
-  auto* data = static_cast<std::byte*>(scales.data);
-  if (scales.type == ScaleType::kE4M3) {
-    return fill_words(data, scales.capacity, {repeated8(0x0F), repeated8(0x38)}, seed);
-  }
-  if (scales.type == ScaleType::kUE8M0) {
-    const int lowest = 127 + exponent - 1;
-    const uint64_t base = repeated8(static_cast<uint64_t>(lowest));
-    return fill_words(data, scales.capacity, {repeated8(0x01), base}, seed);
-  }
-  for (int64_t i = 0; i < scales.capacity; ++i) {
-    const double factor = 0.5 + uniform(seed, static_cast<uint64_t>(i));
-    const auto scale = static_cast<float>(std::ldexp(factor, exponent));
-    std::memcpy(data + static_cast<size_t>(i) * sizeof(scale), &scale, sizeof(scale));
-  }
+// Of scales of one byte.
+RandomWords scale_words(const Storage& storage, int64_t cols, uint64_t seed) {
+  if (storage.scale_type == ScaleType::kE4M3) return {seed, repeated8(0x0F), repeated8(0x38)};
+  const int lowest = 127 + scale_exponent(storage.rms, cols) - 1;
+  return {seed, repeated8(0x01), repeated8(static_cast<uint64_t>(lowest))};
 }
 
 int64_t fc1_rows(const MoeConfig& config) {
@@ -119,13 +88,32 @@ int64_t fc1_rows(const MoeConfig& config) {
 
 }  // namespace
 
-RandomWeights::RandomWeights(const MoeConfig& config, bool has_bias) {
-  weights_.w1 = add_weight(config, fc1_rows(config), config.hidden, 1);
-  weights_.w2 = add_weight(config, config.hidden, config.inter, 2);
+RandomWeights::RandomWeights(const MoeConfig& config, bool has_bias,
+                             std::optional<std::vector<int32_t>> experts) {
+  if (experts) {
+    experts_ = std::move(*experts);
+  } else {
+    experts_.resize(static_cast<size_t>(config.local_experts));
+    std::iota(experts_.begin(), experts_.end(), 0);
+  }
+  add_weight(config, &MoeWeights::w1, {fc1_rows(config), config.hidden, 1});
+  add_weight(config, &MoeWeights::w2, {config.hidden, config.inter, 2});
   add_global_factors(config);
   if (!has_bias) return;
-  weights_.bias1 = add_bias(config, fc1_rows(config), 3);
-  weights_.bias2 = add_bias(config, config.hidden, 4);
+  weights_.bias1 = add_bias(fc1_rows(config), 3);
+  weights_.bias2 = add_bias(config.hidden, 4);
+}
+
+void RandomWeights::fill() {
+  for (const RandomTensor& tensor : tensors_) {
+    const uint64_t slice = tensor.size_bytes / experts_.size();
+    std::byte* to = add_buffer(tensor.size_bytes);
+    tensor.data(weights_) = to;
+    for (size_t i = 0; i < experts_.size(); ++i) {
+      fill_random_words(to + i * slice, static_cast<uint64_t>(experts_[i]) * slice, slice,
+                        tensor.words);
+    }
+  }
 }
 
 double RandomWeights::bytes(const MoeConfig& config) {
@@ -133,42 +121,65 @@ double RandomWeights::bytes(const MoeConfig& config) {
   return elements * config.local_experts * moe_mode_info(config.mode).bits_per_weight / 8;
 }
 
-std::byte* RandomWeights::add_buffer(int64_t size_bytes) {
-  const auto size = static_cast<size_t>(size_bytes);
+std::byte* RandomWeights::add_buffer(uint64_t size_bytes) {
   // NOLINTNEXTLINE(modernize-make-unique): make_unique would clear the memory.
-  buffers_.push_back({std::unique_ptr<std::byte[]>(new std::byte[size]), size});
-  return buffers_.back().data.get();
+  buffers_.push_back(std::unique_ptr<std::byte[]>(new std::byte[size_bytes]));
+  return buffers_.back().get();
 }
 
-WeightView RandomWeights::add_weight(const MoeConfig& config, int64_t rows, int64_t cols,
-                                     uint64_t seed) {
+float* RandomWeights::add_floats(int64_t count) {
+  return reinterpret_cast<float*>(add_buffer(static_cast<uint64_t>(count) * sizeof(float)));
+}
+
+void RandomWeights::add_weight(const MoeConfig& config, WeightView MoeWeights::*member,
+                               const Matrix& matrix) {
   const Storage storage = storage_of(moe_mode_info(config.mode).weights);
-  const int64_t experts = config.local_experts;
-  const int64_t stored_cols = storage.dtype == DType::kU8 ? cols / 2 : cols;
+  const auto experts = static_cast<int64_t>(experts_.size());
+  const auto [rows, cols, seed] = matrix;
+  WeightView& weight = weights_.*member;
+  weight.values =
+      TensorView::contiguous(static_cast<std::byte*>(nullptr), storage.dtype,
+                             {experts, rows, storage.dtype == DType::kU8 ? cols / 2 : cols});
   const int64_t size_bytes = experts * rows * cols * storage.element_bits / 8;
-  std::byte* values = add_buffer(size_bytes);
-  fill_words(values, size_bytes, element_pattern(storage, cols), seed);
-  WeightView weight;
-  weight.values = TensorView::contiguous(values, storage.dtype, {experts, rows, stored_cols});
-  if (storage.block_cols == 0) return weight;
+  tensors_.push_back(
+      {member, false, static_cast<uint64_t>(size_bytes), element_words(storage, cols, seed)});
+  if (storage.block_cols == 0) return;
   ScaleView& scales = weight.scales;
   scales.type = storage.scale_type;
   scales.batch = experts;
   scales.rows = (rows + storage.block_rows - 1) / storage.block_rows;
   scales.blocks = (cols + storage.block_cols - 1) / storage.block_cols;
   scales.capacity = experts * scale_image_size(scales.layout, scales.rows, scales.blocks);
-  scales.data = add_buffer(scales.capacity * narrowfloat::bytes(storage.scale_type));
-  fill_scales(scales, storage, cols, seed + 100);
-  return weight;
+  const uint64_t scale_seed = seed + 100;
+  if (storage.scale_type != ScaleType::kF32) {
+    tensors_.push_back({member, true, static_cast<uint64_t>(scales.capacity),
+                        scale_words(storage, cols, scale_seed)});
+    return;
+  }
+  const int exponent = scale_exponent(storage.rms, cols);
+  scales.data = add_per_expert(scales.rows * scales.blocks, [&](uint64_t index) {
+    return static_cast<float>(std::ldexp(0.5 + uniform(scale_seed, index), exponent));
+  });
 }
 
-PerExpert RandomWeights::add_factors(const MoeConfig& config, float base, uint64_t seed) {
-  const int64_t experts = config.local_experts;
-  auto* data = reinterpret_cast<float*>(add_buffer(experts * int64_t{sizeof(float)}));
-  for (int64_t e = 0; e < experts; ++e) {
-    data[e] = base * static_cast<float>(0.75 + uniform(seed, static_cast<uint64_t>(e)) / 2);
-  }
-  return PerExpert(TensorView::contiguous(data, DType::kF32, {experts}));
+// value(index): of the layer with all its experts.
+float* RandomWeights::add_per_expert(int64_t count, const std::function<float(uint64_t)>& value) {
+  float* const data = add_floats(static_cast<int64_t>(experts_.size()) * count);
+  for_each_index(static_cast<int64_t>(experts_.size()), [&](int64_t i) {
+    const int64_t first = experts_[static_cast<size_t>(i)] * count;
+    for (int64_t j = 0; j < count; ++j) {
+      data[i * count + j] = value(static_cast<uint64_t>(first + j));
+    }
+  });
+  return data;
+}
+
+PerExpert RandomWeights::add_factors(float base, uint64_t seed) {
+  const float* const data = add_per_expert(1, [&](uint64_t expert) {
+    return base * static_cast<float>(0.75 + uniform(seed, expert) / 2);
+  });
+  return PerExpert(
+      TensorView::contiguous(data, DType::kF32, {static_cast<int64_t>(experts_.size())}));
 }
 
 // Factors of an expert: the global scale of its weights, over the static multiplier of what comes
@@ -190,31 +201,26 @@ void RandomWeights::add_global_factors(const MoeConfig& config) {
   const double rms = storage_of(mode.weights).rms;
   const float scale1 = std::ldexp(1.0F, scale_exponent(rms, config.hidden));
   const float scale2 = std::ldexp(1.0F, scale_exponent(rms, config.inter));
-  weights_.up_scale = add_factors(config, scale1 / input, 5);
+  weights_.up_scale = add_factors(scale1 / input, 5);
   if (activation_info(config.activation.kind).is_gated) {
-    weights_.gate_scale = add_factors(config, scale1 / input, 6);
+    weights_.gate_scale = add_factors(scale1 / input, 6);
   }
-  weights_.down_scale = add_factors(config, scale2 / inter, 7);
+  weights_.down_scale = add_factors(scale2 / inter, 7);
 }
 
-TensorView RandomWeights::add_bias(const MoeConfig& config, int64_t rows, uint64_t seed) {
-  const int64_t count = config.local_experts * rows;
-  auto* data = reinterpret_cast<float*>(add_buffer(count * int64_t{sizeof(float)}));
-  const std::vector<float> values = random_normal(static_cast<size_t>(count), seed);
-  std::transform(values.begin(), values.end(), data, [](float value) { return value / 8; });
-  return TensorView::contiguous(data, DType::kF32, {config.local_experts, rows});
+TensorView RandomWeights::add_bias(int64_t rows, uint64_t seed) {
+  const float* const data =
+      add_per_expert(rows, [&](uint64_t index) { return normal(seed, index) / 8; });
+  return TensorView::contiguous(data, DType::kF32, {static_cast<int64_t>(experts_.size()), rows});
 }
 
 std::vector<float> random_normal(size_t count, uint64_t seed) {
+  constexpr size_t kPiece = 1U << 16U;
   std::vector<float> values(count);
-  // A sum of four uniform numbers of 16 bits, scaled to variance 1.
-  constexpr double kScale = 1.7320508075688772 / 65536;
-  for (size_t i = 0; i < count; ++i) {
-    const uint64_t bits = hash(seed, i);
-    const uint64_t sum =
-        (bits & 0xFFFFU) + (bits >> 16U & 0xFFFFU) + (bits >> 32U & 0xFFFFU) + (bits >> 48U);
-    values[i] = static_cast<float>((static_cast<double>(sum) - 2 * 65535.0) * kScale);
-  }
+  for_each_index(static_cast<int64_t>((count + kPiece - 1) / kPiece), [&](int64_t piece) {
+    const size_t begin = static_cast<size_t>(piece) * kPiece;
+    for (size_t i = begin; i < std::min(begin + kPiece, count); ++i) values[i] = normal(seed, i);
+  });
   return values;
 }
 

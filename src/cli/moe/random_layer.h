@@ -4,37 +4,63 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <string>
+#include <optional>
 #include <vector>
 
+#include "cli/random_words.h"
 #include "narrowfloat/moe.h"
 
 namespace narrowfloat::cli {
 
-// Weights that keep values of size 1 at size 1. Owns what weights() views.
+// A tensor of codes or of byte scales, which are most of a layer: nothing but random words.
+struct RandomTensor {
+  WeightView MoeWeights::*weight;
+  bool is_scales = false;  // Else values.
+  uint64_t size_bytes = 0;
+  RandomWords words;
+
+  [[nodiscard]] void*& data(MoeWeights& weights) const {
+    return is_scales ? (weights.*weight).scales.data : (weights.*weight).values.data;
+  }
+  [[nodiscard]] Device& device(MoeWeights& weights) const {
+    return is_scales ? (weights.*weight).scales.device : (weights.*weight).values.device;
+  }
+};
+
+// Weights that keep values of size 1 at size 1. Owns what weights() views. Until fill(), the
+// tensors() have no memory: a device makes them itself.
 class RandomWeights {
  public:
-  RandomWeights(const MoeConfig& config, bool has_bias);
+  // Of local experts `experts` only, one after another: the same as in the layer with all of them.
+  RandomWeights(const MoeConfig& config, bool has_bias,
+                std::optional<std::vector<int32_t>> experts = {});
 
+  void fill();  // In host memory.
+  [[nodiscard]] const std::vector<RandomTensor>& tensors() const { return tensors_; }
   [[nodiscard]] const MoeWeights& weights() const { return weights_; }
   [[nodiscard]] static double bytes(const MoeConfig& config);  // Of codes and block scales.
 
  private:
-  // Memory that is not cleared first: weights may be most of what there is.
-  struct Buffer {
-    std::unique_ptr<std::byte[]> data;
-    size_t size = 0;
+  struct Matrix {
+    int64_t rows, cols;
+    uint64_t seed;
   };
 
-  std::byte* add_buffer(int64_t size_bytes);
-  WeightView add_weight(const MoeConfig& config, int64_t rows, int64_t cols, uint64_t seed);
-  PerExpert add_factors(const MoeConfig& config, float base, uint64_t seed);
-  TensorView add_bias(const MoeConfig& config, int64_t rows, uint64_t seed);
+  std::byte* add_buffer(uint64_t size_bytes);
+  float* add_floats(int64_t count);
+  float* add_per_expert(int64_t count, const std::function<float(uint64_t)>& value);
+  void add_weight(const MoeConfig& config, WeightView MoeWeights::*member, const Matrix& matrix);
+  PerExpert add_factors(float base, uint64_t seed);
+  TensorView add_bias(int64_t rows, uint64_t seed);
   void add_global_factors(const MoeConfig& config);
 
+  std::vector<int32_t> experts_;
   MoeWeights weights_;
-  std::vector<Buffer> buffers_;
+  std::vector<RandomTensor> tensors_;
+  // Memory that is not cleared first: weights may be most of what there is.
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;
 };
 
 // About normal with variance 1.

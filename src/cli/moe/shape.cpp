@@ -16,21 +16,25 @@ namespace {
 constexpr int64_t kMaxExtent = 1 << 20;
 constexpr int64_t kMaxExperts = 4096;
 
-// What a line of the table does not name is a plain SwiGLU with renormalised softmax.
+// How a model routes and activates, where it is not softmax, renormalised, and SwiGLU.
+enum class Family { kPlain, kDeepSeek, kKimi, kGptOss, kLlama4 };
+
 struct NamedShape {
   std::string_view name;
   int64_t hidden, inter;
   int32_t experts, top_k;
   MoeMode mode;
-  bool is_deepseek;  // Sigmoid, 8 groups of which 4 are kept, x2.5.
-  bool is_gpt_oss;   // Biases, interleaved gate, clamped activation.
+  Family family = Family::kPlain;
 };
 constexpr std::array kShapes = {
-    NamedShape{"deepseek-v3", 7168, 2048, 256, 8, MoeMode::kFp8Block, true, false},
-    NamedShape{"gpt-oss-20b", 2880, 2880, 32, 4, MoeMode::kMxfp4Bf16, false, true},
-    NamedShape{"gpt-oss-120b", 2880, 2880, 128, 4, MoeMode::kMxfp4Bf16, false, true},
-    NamedShape{"qwen3-30b-a3b", 2048, 768, 128, 8, MoeMode::kBf16, false, false},
-    NamedShape{"mixtral-8x7b", 4096, 14336, 8, 2, MoeMode::kBf16, false, false},
+    NamedShape{"deepseek-v3", 7168, 2048, 256, 8, MoeMode::kFp8Block, Family::kDeepSeek},
+    NamedShape{"kimi-k2", 7168, 2048, 384, 8, MoeMode::kFp8Block, Family::kKimi},
+    NamedShape{"gpt-oss-20b", 2880, 2880, 32, 4, MoeMode::kMxfp4Bf16, Family::kGptOss},
+    NamedShape{"gpt-oss-120b", 2880, 2880, 128, 4, MoeMode::kMxfp4Bf16, Family::kGptOss},
+    NamedShape{"qwen3-30b-a3b", 2048, 768, 128, 8, MoeMode::kBf16},
+    NamedShape{"mixtral-8x7b", 4096, 14336, 8, 2, MoeMode::kBf16},
+    NamedShape{"llama-4-scout", 5120, 8192, 16, 1, MoeMode::kBf16, Family::kLlama4},
+    NamedShape{"llama-4-maverick", 5120, 8192, 128, 1, MoeMode::kBf16, Family::kLlama4},
 };
 
 [[noreturn]] void refuse(std::string_view text, std::string_view reason) {
@@ -49,16 +53,28 @@ MoeShape shape_of(const NamedShape& named) {
   shape.routing.experts = named.experts;
   shape.routing.top_k = named.top_k;
   shape.mode = named.mode;
-  if (named.is_deepseek) {
-    shape.routing.method = RoutingMethod::kDeepSeekV3;
-    shape.routing.n_group = 8;
-    shape.routing.topk_group = 4;
-    shape.routing.routed_scale = 2.5F;
-  }
-  if (named.is_gpt_oss) {
-    shape.activation = Activation::swiglu_oai(1.702F, 1.0F, 7.0F);
-    shape.gate_order = GateOrder::kInterleaved;
-    shape.has_bias = true;
+  switch (named.family) {
+    case Family::kPlain:
+      break;
+    case Family::kDeepSeek:
+      shape.routing.method = RoutingMethod::kDeepSeekV3;
+      shape.routing.n_group = 8;
+      shape.routing.topk_group = 4;
+      shape.routing.routed_scale = 2.5F;
+      break;
+    case Family::kKimi:
+      shape.routing.method = RoutingMethod::kDeepSeekV3;
+      shape.routing.routed_scale = 2.827F;
+      break;
+    case Family::kGptOss:
+      shape.activation = Activation::swiglu_oai(1.702F, 1.0F, 7.0F);
+      shape.gate_order = GateOrder::kInterleaved;
+      shape.has_bias = true;
+      break;
+    case Family::kLlama4:
+      shape.routing.method = RoutingMethod::kLlama4;
+      shape.weight_on_input = true;
+      break;
   }
   return shape;
 }

@@ -18,7 +18,8 @@ struct MoeShape {
                           // beside the routed ones.
   Activation activation;
   GateOrder gate_order = GateOrder::kGateUp;
-  bool has_bias = false;  // Of the experts. No router bias: DeepSeek-V3 is routed without its own.
+  bool has_bias = false;  // Of the experts. No router bias: models are routed without their own.
+  bool weight_on_input = false;
   MoeMode mode = MoeMode::kBf16;  // That of the published checkpoint.
 };
 
