@@ -307,6 +307,50 @@ def test_bench_table_and_csv_have_the_same_columns():
     assert json.loads(run_ok(*arguments, "--json").stdout)["cases"]
 
 
+STAGES = ["route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine"]
+
+
+def test_stages_are_timed_where_asked_for():
+    arguments = [*BENCH, "--shape", "64,32,4,2", "--tokens", "3", "--mode", "mxfp8"]
+    assert run_json(*arguments)["cases"][0]["stages"] == []
+    stages = run_json(*arguments, "--stages")["cases"][0]["stages"]
+    assert [stage["stage"] for stage in stages] == STAGES
+    assert all(stage["median_seconds"] >= 0 for stage in stages)
+    assert max(stages, key=lambda stage: stage["median_seconds"])["median_seconds"] > 0
+    gemms = {stage["stage"] for stage in stages if stage["gflop_per_second"] > 0}
+    assert gemms <= {"first_gemm", "second_gemm"}
+    text = run_ok(*arguments, "--stages").stdout
+    assert "percent_of_layer" in text and "second_gemm" in text
+    assert "percent_of_layer" not in run_ok(*arguments).stdout
+
+
+def test_the_floor_is_bytes_at_the_rate_of_memory():
+    case = run_json(*BENCH, "--shape", "64,32,4,2", "--tokens", "3")["cases"][0]
+    assert case["floor_seconds"] == pytest.approx(case["bytes"] / case["read_gb_per_second"] / 1e9)
+    mean = case["total_seconds"] / case["runs"]
+    assert case["percent_of_floor"] == pytest.approx(100 * case["floor_seconds"] / mean)
+    assert case["p10_seconds"] <= case["median_seconds"] <= case["p90_seconds"]
+    assert case["launches"] is None
+
+
+def test_the_commit_and_the_tile_are_in_the_document():
+    arguments = [*BENCH, "--shape", "64,32,4,2", "--tokens", "3"]
+    assert run_json(*arguments)["commit"] == ""
+    assert run_json(*arguments)["cases"][0]["token_tile"] == 8
+    document = run_json(*arguments, "--commit", "v1-2-gabc", "--token-tile", "32")
+    assert document["commit"] == "v1-2-gabc"
+    assert document["cases"][0]["token_tile"] == 32 and document["cases"][0]["correct"]
+    assert "power of two" in run(*arguments, "--token-tile", "24").stderr
+
+
+@pytest.mark.parametrize("shape,experts", [("kimi-k2", 384), ("llama-4-scout", 16)])
+def test_bench_routes_as_other_models_do(shape, experts):
+    document = run_json(*BENCH, "--shape", shape, "--tokens", "1", "--mode", "nvfp4_bf16",
+                        "--max-memory", "600M")
+    case = document["cases"][0]
+    assert case["correct"] and document["experts"] == experts
+
+
 def test_the_device_is_named():
     arguments = [*BENCH, "--shape", "64,32,4,2", "--tokens", "2", "--mode", "mxfp4_bf16"]
     document = json.loads(run_ok(*arguments, "--device", "cpu", "--json").stdout)
