@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tables and plots from the documents that `narrowfloat bench --json` and bench/peers write.
+"""Tables and plots from the documents that `narrowfloat bench --json`, `narrowfloat moe bench --json`
+and bench/peers write.
 
     bench/report.py RESULTS                        print the tables with targets and peers
     bench/report.py RESULTS --all                  print every table
@@ -21,11 +22,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import report_moe
 from report_data import (COMMON, FORMATS, IDENTITY, Case, Results, best, compact, files_of, load,
                          median)
 
 BEGIN, END = "<!-- bench/report.py: begin -->", "<!-- bench/report.py: end -->"
 TARGETS = Path(__file__).parent / "targets" / "h100.json"
+MOE_TARGETS = Path(__file__).parent / "targets" / "h100_moe.json"
 
 Rows = list[list[str]]
 
@@ -286,24 +289,32 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="a page with the two marks")
     parser.add_argument("--plots", type=Path, help="folder for SVG and PNG files")
     arguments = parser.parse_args()
-    results = load(arguments.results)
+    results, moe_documents = load(arguments.results)
+    moe = report_moe.MoeResults(moe_documents)
     if arguments.compact:
         for file in files_of(arguments.results):
             compact(file)
         return
     targets = json.loads(arguments.targets.read_text())
+    moe_targets = json.loads(MOE_TARGETS.read_text())
+
+    def text_of(everything: bool) -> str:
+        sweeps = report(results, targets, everything) if results else ""
+        return sweeps + report_moe.report(moe, moe_targets, everything)
+
     plots = []
     if arguments.plots:
         import report_plots  # Imports matplotlib.
-        plots = report_plots.draw(results, arguments.plots)
+        plots = report_plots.draw(results, arguments.plots) if results else []
+        plots += report_plots.draw_layers(moe, moe_targets, arguments.plots)
     if not arguments.into:
-        print(report(results, targets, arguments.all))
+        print(text_of(arguments.all))
         return
     text = ""
     for title, name in plots:
         link = os.path.relpath(arguments.plots / name, arguments.into.parent)
         text += f"![{title}]({Path(link).as_posix()})\n\n"
-    replace_between_marks(arguments.into, text + report(results, targets, everything=True))
+    replace_between_marks(arguments.into, text + text_of(everything=True))
 
 
 if __name__ == "__main__":

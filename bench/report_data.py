@@ -8,6 +8,7 @@ from pathlib import Path
 
 SCHEMA_VERSION = 1
 COMMANDS = ("bench", "bench peers")
+MOE_COMMANDS = ("moe bench", "moe bench peers", "moe gemm")
 # What tells cases apart; everything else is measured.
 IDENTITY = ("op", "format", "layout", "math", "dtype", "source", "encode_scale", "four_over_six",
             "rows", "cols", "tokens", "top_k", "experts", "tile", "input", "maps")
@@ -81,27 +82,38 @@ def files_of(paths: list[Path]) -> list[Path]:
 
 
 def compact(file: Path) -> None:
-    """For files that are committed: numbers with 4 decimals, a case a line."""
-    document = json.loads(file.read_text(), parse_float=lambda text: round(float(text), 4))
+    """For files that are committed: short numbers, a case a line."""
+    document = json.loads(file.read_text())
+    is_moe = document["command"] in MOE_COMMANDS  # Its times are seconds.
+    document = json.loads(file.read_text(), parse_float=lambda text: float(
+        f"{float(text):.6g}") if is_moe else round(float(text), 4))
+    if "cases" not in document:
+        file.write_text(json.dumps(document) + "\n")
+        return
     cases = [json.dumps(case) for case in document.pop("cases")]
     head = json.dumps(document, indent=1).removesuffix("\n}")
     file.write_text(head + ',\n "cases": [\n' + ",\n".join(cases) + "\n]}\n")
 
 
-def load(paths: list[Path]) -> Results:
-    documents = []
+def load(paths: list[Path]) -> tuple[Results | None, list[dict]]:
+    """The sweeps (None where there are none), and the documents of Mixture-of-Experts layers."""
+    documents, moe_documents = [], []
     for file in files_of(paths):
         try:
             document = json.loads(file.read_text())
         except json.JSONDecodeError as error:
             raise SystemExit(f"report: {file}: not JSON: {error}") from error
-        if document.get("command") not in COMMANDS:
-            raise SystemExit(f"report: {file}: expected a document of one of {COMMANDS}")
+        if document.get("command") not in (*COMMANDS, *MOE_COMMANDS):
+            raise SystemExit(f"report: {file}: expected a document of one of "
+                             f"{(*COMMANDS, *MOE_COMMANDS)}")
         if document.get("schema_version") != SCHEMA_VERSION:
             raise SystemExit(f"report: {file}: expected schema_version {SCHEMA_VERSION}")
-        if "machine" in document:  # `bench` without --device has none.
+        if document["command"] in MOE_COMMANDS:
+            moe_documents.append(document)
+        elif "machine" in document:  # `bench` without --device has none.
             documents.append(document)
-    if not any(document["command"] == "bench" for document in documents):
+    has_sweep = any(document["command"] == "bench" for document in documents)
+    if not has_sweep and not any(document.get("gpu") for document in moe_documents):
         raise SystemExit(f"report: no document of `narrowfloat bench --device ... --json` in "
                          f"{', '.join(map(str, paths))}")
-    return Results(documents)
+    return (Results(documents) if has_sweep else None), moe_documents

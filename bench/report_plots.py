@@ -1,11 +1,12 @@
-"""The plots of bench/report.py, as SVG and PNG: bandwidth over the number of rows, and times of
-peers over those of the library.  The same results give the same files.
+"""The plots of bench/report.py, as SVG and PNG: bandwidth over the number of rows, times of peers
+over those of the library, and of whole MoE layers over the number of tokens.  The same results give the same files.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import report_moe
 from report_data import COMMON, FORMATS, IDENTITY, Results, best, median
 
 try:
@@ -58,6 +59,49 @@ def plot_ratios(results: Results, path: Path) -> bool:
     if lines:
         axes.legend(fontsize=8)
     return save(figure, path) if lines else close(figure)
+
+
+def plot_layer(results: report_moe.MoeResults, layer: dict, path: Path) -> bool:
+    """Latency over tokens: ours, the floor of the same run, what peers reached."""
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    shape, mode = layer["shape"], layer["mode"]
+    cases = {row["tokens"]: results.layer(shape, mode, row["tokens"]) for row in layer["rows"]}
+    ours = {t: report_moe.time_us(case) for t, case in cases.items() if report_moe.time_us(case)}
+    if not ours:
+        return close(figure)
+    floors = {t: report_moe.floor_us(cases[t]) for t in ours}
+    axes.plot(sorted(floors), [floors[t] for t in sorted(floors)], color="black", linestyle="--",
+              linewidth=1, label="floor: bytes or operations")
+    axes.plot(sorted(ours), [ours[t] for t in sorted(ours)], marker="o", label="narrowfloat")
+    for index, peer in enumerate(layer["peers"]):
+        points = {row["tokens"]: row["peers"][index] for row in layer["rows"]
+                  if row["peers"][index] is not None}
+        axes.plot(sorted(points), [points[t] for t in sorted(points)], marker="x", linewidth=1,
+                  label=f"{peer} (published)")
+    for peer in results.peers_of(shape, mode):
+        points = {key[2]: report_moe.peer_us(case) for key, case in results.peers.items()
+                  if key[:2] == (shape, mode) and key[3] == peer and report_moe.peer_us(case)}
+        axes.plot(sorted(points), [points[t] for t in sorted(points)], marker="+", linewidth=1,
+                  label=f"{peer} (this run)")
+    axes.set(xlabel="tokens", ylabel="microseconds of a layer",
+             title=f"{shape} {mode}, {results.machine['name']}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8)
+    return save(figure, path)
+
+
+def draw_layers(results: report_moe.MoeResults, targets: dict,
+                folder: Path) -> list[tuple[str, str]]:
+    """(title, file name) of what was drawn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for layer in targets["layers"] if results.machine else []:
+        name = f"moe_{layer['shape']}_{layer['mode']}".replace("-", "_")
+        if plot_layer(results, layer, folder / name):
+            drawn.append((f"Latency over tokens: {layer['title']}", f"{name}.svg"))
+    return drawn
 
 
 def close(figure) -> bool:

@@ -2,26 +2,32 @@
 # Measures this library on the GPU of this machine, and peers beside it, into OUT_DIR/*.json; then
 # prints the tables with targets. docs/benchmarks.md has the method.
 #
-#     bench/run_gpu_benchmarks.sh OUT_DIR [--quick] [--no-peers] [--build DIR] [--device cuda:N]
+#     bench/run_gpu_benchmarks.sh OUT_DIR [--quick] [--only ops|moe] [--no-peers] [--build DIR]
+#                                 [--device cuda:N]
 #
-# --quick measures the cases with targets only (about 20 s without peers). Peers need a python3 with
-# torch and triton ($PYTHON names another); they are left out where it has none. COMMIT, where it is
-# set, is what the documents say was measured. The exit code is not 0 where a result was wrong.
+# --quick measures the cases with targets only (about 20 s of operations and 60 s of MoE layers,
+# without peers); --only one of the two. Peers need a python3 with torch and triton ($PYTHON names
+# another); they are left out where it has none. COMMIT, where it is set, is what the documents say
+# was measured. The exit code is not 0 where a result was wrong.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-out="" quick=false peers=true build="" device=cuda:0
+out="" quick=false peers=true build="" device=cuda:0 only=""
 usage() {
-  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=true ;;
     --no-peers) peers=false ;;
-    --build | --device)
+    --build | --device | --only)
       [ $# -ge 2 ] || usage
-      if [ "$1" = --build ]; then build=$2; else device=$2; fi
+      case "$1" in
+        --build) build=$2 ;;
+        --device) device=$2 ;;
+        --only) only=$2 ;;
+      esac
       shift
       ;;
     -*) usage ;;
@@ -33,6 +39,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -n "$out" ] || usage
+case "$only" in
+  "" | ops | moe) ;;
+  *) usage ;;
+esac
 
 cli=${build:-$root/build/sm90}/src/cli/narrowfloat
 if [ ! -x "$cli" ]; then
@@ -45,15 +55,24 @@ commit=${COMMIT:-$(git -C "$root" describe --always --dirty 2> /dev/null || echo
 mkdir -p "$out"
 status=0
 
-# sweep NAME ARGUMENT...: one document.
-sweep() {
+# document NAME COMMAND...: what it writes to stdout.
+document() {
   local name=$1 start=$SECONDS code=0
   shift
-  "$cli" bench "$@" --device "$device" --commit "$commit" --json > "$out/$name.json" || code=$?
+  "$@" --device "$device" --commit "$commit" --json > "$out/$name.json" || code=$?
   [ $code -eq 0 ] || status=1
   # A device that failed, or options that do not fit this version, leave no document behind.
   [ -s "$out/$name.json" ] || rm -f "$out/$name.json"
   printf '%4d s  %s (exit code %d)\n' $((SECONDS - start)) "$name" "$code" >&2
+}
+
+# sweep NAME ARGUMENT...
+sweep() { document "$1" "$cli" bench "${@:2}"; }
+
+# layer SHAPE MODE TOKENS ARGUMENT...
+layer() {
+  document "moe_$1_$2" "$cli" moe bench --shape "$1" --mode "$2" --tokens "$3" --min-time 0.1 \
+    "${@:4}"
 }
 
 rows=1,16,128,1024,4096,16384
@@ -92,16 +111,47 @@ full() {
   sweep activation_bf16 activation --input bf16 --tokens 1,32,256,1024,4096,16384 "${fast[@]}"
 }
 
+# The tables of whole layers with targets.
+moe_targets() {
+  local all=1,4,16,64,256,1024,4096
+  layer deepseek-v3 fp8_block $all --stages
+  layer gpt-oss-120b mxfp4_bf16 $all --stages
+  layer gpt-oss-120b mxfp4_fp8 $all --stages
+  layer deepseek-v3 nvfp4_bf16 1,16,64,256,1024,4096 --stages
+  layer deepseek-v3 nvfp4_fp8_rounded 1,16,64,256,1024,4096 --stages
+}
+
+# Other shapes, and tokens that prefer some experts.
+moe_others() {
+  local few=1,64,1024
+  layer qwen3-30b-a3b bf16 $few
+  layer mixtral-8x7b fp8_block $few
+  layer llama-4-scout bf16 $few
+  layer kimi-k2 fp8_block $few
+  document moe_zipf "$cli" moe bench --shape deepseek-v3 --tokens $few --routing zipf \
+    --min-time 0.1
+  document moe_recorded "$cli" moe bench --shape 256,128,16,2 --mode fp8_block --tokens $few \
+    --routing "$root/models/tiny-moe/calibration/activations.safetensors" --min-time 0.1
+}
+
 # Later in the alphabet than `quantize`: where both measured a case, the longer replays count.
-targets
-$quick || full
+if [ "$only" != moe ]; then
+  targets
+  $quick || full
+fi
+if [ "$only" != ops ]; then
+  moe_targets
+  $quick || moe_others
+fi
 
 if $peers; then
   if "$python" -c 'import torch, triton' 2> /dev/null; then
     peer_options=()
     ! $quick || peer_options=(--quick)
-    "$python" "$root/bench/peers/run.py" "$out/peers.json" --commit "$commit" \
-      --device "$device" "${peer_options[@]}" || status=1
+    [ "$only" = moe ] || "$python" "$root/bench/peers/run.py" "$out/peers.json" \
+      --commit "$commit" --device "$device" "${peer_options[@]}" || status=1
+    [ "$only" = ops ] || "$python" "$root/bench/peers/moe.py" "$out/moe_peers.json" \
+      --commit "$commit" --device "$device" || status=1
   else
     echo "peers left out: $python has no torch and triton" >&2
   fi

@@ -1,0 +1,230 @@
+"""Tables of Mixture-of-Experts layers and of grouped GEMMs for bench/report.py: documents of
+`narrowfloat moe bench --json`, `narrowfloat moe gemm --json` and bench/peers/moe.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Case = dict
+STAGES = ("route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine")
+
+
+def us(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+class MoeResults:
+    """The cases of all documents; a later document counts more."""
+
+    def __init__(self, documents: Iterable[dict]):
+        self.documents = list(documents)
+        self.layers: dict[tuple, Case] = {}
+        self.peers: dict[tuple, Case] = {}
+        self.gemms: dict[tuple, Case] = {}
+        for document in self.documents:
+            if document["command"] == "moe bench peers":
+                for layer in document["layers"]:
+                    for case in layer["cases"]:
+                        key = (layer["shape"], case["mode"], case["tokens"], case["peer"])
+                        self.peers[key] = case
+            for case in document.get("cases", []):
+                if document["command"] == "moe gemm":
+                    key = (case["mode"], case["n"], case["k"], case["groups"], case["rows"])
+                    self.gemms[key] = case
+                else:
+                    key = (document["shape"], routing_name(document["routing"]), case["mode"],
+                           case["tokens"])
+                    self.layers[key] = case | {"ep": f"{document['rank']}/{document['ranks']}"}
+
+    @property
+    def machine(self) -> dict | None:
+        return next((d["gpu"] for d in self.documents if d.get("gpu")), None)
+
+    @property
+    def rates(self) -> dict:
+        return next((d["rates"] for d in self.documents if d.get("rates")), {})
+
+    @property
+    def commits(self) -> list[str]:
+        return sorted({d.get("commit", "") for d in self.documents} - {""})
+
+    def layer(self, shape: str, mode: str, tokens: int, routing: str = "uniform") -> Case | None:
+        return self.layers.get((shape, routing, mode, tokens))
+
+    def peers_of(self, shape: str, mode: str) -> list[str]:
+        return sorted({key[3] for key in self.peers if key[:2] == (shape, mode)})
+
+
+def routing_name(routing: str) -> str:
+    return routing if routing in ("uniform", "zipf") else "recorded"
+
+
+def time_us(case: Case | None) -> float | None:
+    return None if case is None or case["correct"] is False else case["median_seconds"] * 1e6
+
+
+def floor_us(case: Case | None) -> float | None:
+    return None if case is None else case["floor_seconds"] * 1e6
+
+
+def peer_us(case: Case | None) -> float | None:
+    return case["plain"]["median_us"] if case and case["correct"] else None
+
+
+def target_of(row: dict, case: Case | None, memory_gb_per_s: float) -> float:
+    """The target where this run's tokens hit as many experts as the target's did: with few tokens
+    nearly all of the time is that of reading them."""
+    if case is None or case["experts_hit"] >= case["local_experts"] - 0.5:
+        return row["target_us"]
+    floor = case["weight_bytes"] / memory_gb_per_s / 1e3
+    return row["target_us"] * floor / row["floor_us"]
+
+
+def verdict(case: Case | None, target: float) -> str:
+    if case is None:
+        return "not measured"
+    time = time_us(case)
+    if time is None:
+        return "WRONG"
+    if time <= target:
+        return "met"
+    return f"+{us(time - target)} (+{100 * (time / target - 1):.1f} %)"
+
+
+def layer_row(results: MoeResults, layer: dict, row: dict, memory: float) -> list[str]:
+    shape, mode, tokens = layer["shape"], layer["mode"], row["tokens"]
+    case = results.layer(shape, mode, tokens)
+    target = target_of(row, case, memory)
+    here = [us(peer_us(results.peers.get((shape, mode, tokens, peer))))
+            for peer in results.peers_of(shape, mode)]
+    hit = "-" if case is None else f"{case['experts_hit']:.4g}"
+    launches = "-" if case is None or case["launches"] is None else str(case["launches"])
+    return [str(tokens), hit, us(row["floor_us"]), us(floor_us(case)),
+            *(us(value) for value in row["peers"]), *here, us(row["target_us"]), us(target),
+            us(time_us(case)), launches, verdict(case, target)]
+
+
+def layer_tables(results: MoeResults, targets: dict) -> str:
+    text = ""
+    for layer in targets["layers"]:
+        heads = ["tokens", "experts hit", "floor (published)", "floor",
+                 *(f"{peer} (published)" for peer in layer["peers"]),
+                 *(f"{peer} (this run)"
+                   for peer in results.peers_of(layer["shape"], layer["mode"])),
+                 "target", "target, so many experts", "narrowfloat", "launches", "result"]
+        rows = [layer_row(results, layer, row, targets["memory_gb_per_s"])
+                for row in layer["rows"]]
+        text += f"#### {layer['title']}\n\n{layer['about']}\n\n{table(heads, rows)}\n"
+    return text
+
+
+def stage_table(results: MoeResults) -> str:
+    rows = []
+    for (shape, routing, mode, tokens), case in sorted(results.layers.items()):
+        if not case.get("stages"):
+            continue
+        stages = {stage["stage"]: stage for stage in case["stages"]}
+        first, second = stages["first_gemm"], stages["second_gemm"]
+        rows.append([shape, mode if routing == "uniform" else f"{mode}, {routing}", str(tokens),
+                     *(us(stages[name]["median_seconds"] * 1e6) for name in STAGES),
+                     us(time_us(case)),
+                     *(f"{stage['weight_gb_per_second']:.0f} / "
+                       f"{stage['gflop_per_second'] / 1e3:.0f}" for stage in (first, second))])
+    heads = ["shape", "mode", "tokens", *STAGES, "layer", "first GEMM GB/s / TFLOP/s",
+             "second GEMM GB/s / TFLOP/s"]
+    about = ("A stage's time is how much longer a run to its end takes than one to the end of the "
+             "stage before; stages that one kernel does together are counted with the first.")
+    return f"#### Stages\n\n{about}\n\n{table(heads, rows)}\n" if rows else ""
+
+
+def other_table(results: MoeResults, targets: dict) -> str:
+    """Layers without a target: other shapes and other routings."""
+    with_target = {(layer["shape"], "uniform", layer["mode"], row["tokens"])
+                   for layer in targets["layers"] for row in layer["rows"]}
+    rows = []
+    for key, case in sorted(results.layers.items()):
+        if key in with_target:
+            continue
+        shape, routing, mode, tokens = key
+        rows.append([shape, mode, routing, str(tokens), f"{case['experts_hit']:.4g}",
+                     str(case["largest_load"]), us(floor_us(case)), us(time_us(case)),
+                     f"{case['percent_of_floor']:.0f} %",
+                     f"{case['weight_gb_per_second']:.0f}",
+                     f"{case['gflop_per_second'] / 1e3:.0f}", str(case["launches"] or "-"),
+                     "correct" if case["correct"] else "WRONG"])
+    heads = ["shape", "mode", "routing", "tokens", "experts hit", "largest load", "floor",
+             "narrowfloat", "of the floor's rate", "GB/s of weights", "TFLOP/s", "launches",
+             "result"]
+    return f"#### Other shapes and routings\n\n{table(heads, rows)}\n" if rows else ""
+
+
+def gemm_table(results: MoeResults, gemm: dict) -> str:
+    if not results.gemms:
+        return ""
+    rows = []
+    for row in gemm["rows"]:
+        case = results.gemms.get((gemm["mode"], row["n"], row["k"], row["groups"], row["rows"]))
+        time = None if case is None or not case["correct"] else case["median_us"]
+        work = 2 * row["rows"] * row["n"] * row["k"]
+        weights = row["n"] * row["k"] * row["groups"] * (1 + 4 / 128 / 128)
+        if row["rows"] >= 32 * row["groups"]:
+            rate = [f"{work / t / 1e6:.0f} TFLOP/s" if t else "-"
+                    for t in (row["target_us"], time)]
+        else:
+            rate = [f"{weights / t / 1e6:.2f} TB/s" if t else "-" for t in (row["target_us"], time)]
+        result = "not measured" if case is None else "WRONG" if time is None else (
+            "met" if time <= row["target_us"] else
+            f"+{us(time - row['target_us'])} (+{100 * (time / row['target_us'] - 1):.1f} %)")
+        rows.append([f"{row['n']}, {row['k']}, {row['groups']}", str(row["rows"]),
+                     us(row["target_us"]), rate[0], us(time), rate[1],
+                     "-" if case is None else str(case["token_tile"]), result])
+    heads = ["N, K, groups", "rows", f"{gemm['peer']} (published)", "its rate", "narrowfloat",
+             "rate", "token tile", "result"]
+    return f"#### {gemm['title']}\n\n{gemm['about']}\n\n{table(heads, rows)}\n"
+
+
+def peer_table(results: MoeResults) -> str:
+    rows = []
+    for (shape, mode, tokens, peer), case in sorted(results.peers.items()):
+        ours, theirs = time_us(results.layer(shape, mode, tokens)), peer_us(case)
+        rows.append([shape, mode, str(tokens), peer, us(theirs), us(ours),
+                     f"{theirs / ours:.2f}" if theirs and ours else "-",
+                     case["note"] if case["correct"] else f"WRONG: error {case['error']:.1e}"])
+    heads = ["shape", "mode", "tokens", "peer", "peer, plain us", "narrowfloat, PDL us",
+             "peer / narrowfloat", "note"]
+    return f"#### Peers' layers, same run\n\n{table(heads, rows)}\n" if rows else ""
+
+
+def summary(results: MoeResults) -> str:
+    cases = [*results.layers.items(), *results.gemms.items()]
+    wrong = [key for key, case in cases if case["correct"] is False]
+    text = f"{len(cases)} cases, {len(cases) - len(wrong)} right.\n\n"
+    return text + "".join(f"- WRONG: {' '.join(map(str, key))}\n" for key in wrong[:20]) + (
+        "\n" if wrong else "")
+
+
+def report(results: MoeResults, targets: dict, everything: bool) -> str:
+    machine = results.machine
+    if machine is None:
+        return ""
+    commits = ", ".join(results.commits)
+    text = (f"### Whole MoE layers\n\n{machine['name']}, driver {machine['driver']}, CUDA "
+            f"{machine['cuda_runtime']}{f', commit {commits}' if commits else ''}. Microseconds "
+            "of a run, programmatic edges; other tokens on every run of a graph.\n\n")
+    text += summary(results)
+    if machine["name"] == targets["device"]:
+        text += layer_tables(results, targets) + gemm_table(results, targets["gemm"])
+    else:
+        text += f"No targets: they are for {targets['device']}.\n\n"
+    text += other_table(results, targets)
+    if everything:
+        text += stage_table(results)
+    return text + peer_table(results)
