@@ -21,6 +21,7 @@ __device__ inline uint32_t twice(uint32_t half) { return half * 0x10001U; }
 // bf16 pairs are the tensor core's own.
 struct Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kBf16;
+  static constexpr bool kIsPanel = false;  // Operand A lies in shared memory.
   static constexpr float kRepair = 1.0F;
 
   __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {

@@ -8,18 +8,22 @@
 
 namespace narrowfloat {
 
+// E4M3 weights, which stay in shared memory: panels as wgmma reads them.
 struct Fp8Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kFp8;
+  static constexpr bool kIsPanel = true;
   static constexpr float kRepair = 1.0F;
 
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    Bf16Weights::decode(unit, thread, fragments);
+  __device__ static float scale(const uint8_t* unit) {
+    return load_shared<float>(unit + unit_code_bytes(kCoding));
   }
-  // Of the thread's two rows.
-  __device__ static float2 row_scales(const uint8_t* unit, int /*thread*/) {
-    const auto scale = load_shared<float>(unit + unit_code_bytes(kCoding));
-    return {scale, scale};
-  }
+};
+
+// Weights that become E4M3 in registers.
+struct E4m3Fragments {
+  static constexpr bool kIsPanel = false;
+  static constexpr float kRepair = 1.0F;
+
   template <int kSums>
   __device__ static void multiply(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t rows,
                                   int accumulate) {
@@ -49,7 +53,7 @@ __device__ inline float2 powers_of_two(uint32_t codes) {
 
 // Scales are powers of two, so the table is exact: that of 1 with the exponent added to each byte
 // (moe spec 11.2).
-struct Mxfp4Fp8Weights : Fp8Weights {
+struct Mxfp4Fp8Weights : E4m3Fragments {
   static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Fp8;
 
   __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
@@ -81,7 +85,7 @@ struct Mxfp4Fp8Weights : Fp8Weights {
 // Products rounded to E4M3 (moe spec 11.3). With c the code of scale * 2^-r, normal with 0.5 times
 // it, powers of two times it are c plus multiples of 8, and 1.5 times it, rounded, is c + 4, or
 // c + 5 for mantissas 1 to 5; so are 3 and 6 times it from 2 and 4 times it.
-struct Nvfp4Fp8Weights : Fp8Weights {
+struct Nvfp4Fp8Weights : E4m3Fragments {
   static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Fp8;
 
   __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {

@@ -9,7 +9,8 @@
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them in the same
 //           order for both sides (work_list.cuh)
 //
-// A consumer multiplies a unit while it decodes the next one. Where activations have a scale every
+// A consumer multiplies a unit while it decodes the next one (register_loop.cuh); E4M3 weights need
+// no decoding (panel_loop.cuh). Where activations have a scale every
 // 128 columns, sums start anew there and are added in fp32 registers, times that scale and the
 // weights' own of 128 x 128. docs/kernels/grouped_gemm_sm90.md has the arithmetic and figures.
 #pragma once

@@ -16,15 +16,18 @@ struct GemmShapeOf {
   static constexpr int kTokens = kTileTokens;
   static constexpr int kSums = kTokens / 2;  // Of a thread and a block of 64 weight rows.
   static constexpr bool kIsSmall = kTokens <= 32;
+  // Instructions of fewer tokens, in steps of this, for tiles that are not full.
+  static constexpr int kLeastWidth = Weights::kIsPanel && !kIsSmall ? 32 : kTokens;
   // Blocks of 64 weight rows of a warpgroup: two halve the reads of activations, where the
   // registers take them.
-  static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128) ? 1 : 2;
+  static constexpr bool kIsPanel = Weights::kIsPanel;
+  static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128 && !kIsPanel) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
 
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
-  static constexpr int kProducerRegisters = kIsSmall ? 32 : 56;
-  static constexpr int kConsumerRegisters = kIsSmall ? 104 : 224;
+  static constexpr int kProducerRegisters = kIsSmall ? 32 : kIsPanel ? 40 : 56;
+  static constexpr int kConsumerRegisters = kIsSmall ? 104 : kIsPanel ? 232 : 224;
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
@@ -32,7 +35,9 @@ struct GemmShapeOf {
   static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
-  static constexpr int kBlockStageBytes = kUnits * kUnitBytes;
+  // Panels start at multiples of 1024.
+  static constexpr int kBlockStageBytes =
+      kIsPanel ? round_up(kUnits * kUnitBytes, 1024) : kUnits * kUnitBytes;
   static constexpr int kPanelBytes = kTokens * kUnitRowBytes;  // A unit of activations.
   static constexpr int kStageBytes =
       kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;

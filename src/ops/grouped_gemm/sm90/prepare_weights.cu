@@ -23,6 +23,8 @@ __device__ void make_unit(const PrepareParams& params, const UnitSource<kCoding>
   } else if constexpr (code_bits_of(kCoding) == 4) {
     make_e2m1_codes(source);
     make_scales(source);
+  } else if constexpr (kCoding == WeightCoding::kFp8) {
+    make_panel(source);
   } else {
     make_wide_codes(source);
   }

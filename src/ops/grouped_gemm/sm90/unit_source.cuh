@@ -48,6 +48,10 @@ class UnitSource {
     const auto thread = static_cast<int>(threadIdx.x);
     return first_row_ + thread / 32 * 16 + thread % 32 / 4 * 2 + half;
   }
+  // Row `place` of a panel.
+  [[nodiscard]] __device__ int64_t panel_row(int place) const {
+    return first_row_ + place / 16 * 16 + place % 8 * 2 + place / 8 % 2;
+  }
   // First column of register `index` of the fragment of step `step`.
   [[nodiscard]] __device__ int64_t col(int step, int index) const {
     constexpr int kCols = kUnitCols / 32;  // Of a register.

@@ -123,11 +123,28 @@ __device__ inline void make_wide_codes(const UnitSource<kCoding>& source) {
       const int64_t row = source.row(i % 2);
       const int64_t col = source.col(part * kSteps + i / 4, i % 4);
       if constexpr (kCoding == WeightCoding::kBf16) words[i] = source.load_pair(row, col);
-      if constexpr (kCoding == WeightCoding::kFp8) words[i] = source.load_four(row, col);
       if constexpr (kSteps == 2) words[i / 2] |= source.load_pair(row, col) << (16 * (i % 2));
     }
     store(source.unit() + (part * kPrepareThreads + threadIdx.x) * 16,
           uint4{words[0], words[1], words[2], words[3]});
+  }
+}
+
+// [64 rows][128 bytes] in the 128-byte swizzle: 16-byte chunk c of row r lies at c ^ (r % 8).
+__device__ inline void make_panel(const UnitSource<WeightCoding::kFp8>& source) {
+  constexpr int kPassRows = kPrepareThreads / 8;
+  const auto chunk = static_cast<int>(threadIdx.x % 8);
+#pragma unroll
+  for (int pass = 0; pass < kUnitRows / kPassRows; ++pass) {
+    const int place = pass * kPassRows + static_cast<int>(threadIdx.x / 8);
+    const int64_t row = source.panel_row(place);
+    const int64_t col = source.first_col() + chunk * 16;
+    uint4 codes;
+    codes.x = source.load_four(row, col);
+    codes.y = source.load_four(row, col + 4);
+    codes.z = source.load_four(row, col + 8);
+    codes.w = source.load_four(row, col + 12);
+    store(source.unit() + place * 128 + (chunk ^ place % 8) * 16, codes);
   }
 }
 

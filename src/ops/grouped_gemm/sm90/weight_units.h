@@ -12,7 +12,10 @@
 //   a0 = row 0, k + 2c   a1 = row 1, k + 2c   a2 = row 0, k + 2c + 8   a3 = row 1, k + 2c + 8
 //   a0 = row 0, k + 4c   a1 = row 1, k + 4c   a2 = row 0, k + 4c + 16  a3 = row 1, k + 4c + 16
 //
-//   bf16, fp8     [4 steps][128 threads][a0 a1 a2 a3]
+//   bf16          [4 steps][128 threads][a0 a1 a2 a3]
+//   fp8           [64 rows][128 bytes], a panel that wgmma reads from shared memory, in the
+//                 128-byte swizzle; its row 16w + q is weight row 16w + 2q, 16w + q + 8 is 16w + 2q
+//                 + 1: the results lie as with fragments
 //   mxfp8         [2][128 threads][2 steps][a0 a1 a2 a3], two bytes a pair
 //   mxfp4, nvfp4  [128 threads][4 steps], a word a step whose bits fragments.cuh explains
 //   mxfp4_fp8, nvfp4_fp8

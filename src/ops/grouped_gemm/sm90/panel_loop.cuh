@@ -1,0 +1,103 @@
+// The main loop of a consumer warpgroup whose weights are E4M3 panels in shared memory, operand A
+// as they are (weight_units.h). Sums start anew with every unit, 128 columns, and are added to fp32
+// registers, times the factors of token and weights.
+//
+// One block of 64 weight rows is multiplied at a time, into one temporary set of sums: while a
+// warpgroup promotes its set, the other one's instructions keep the tensor cores busy.
+#pragma once
+
+#include "device/ptx/wgmma.cuh"
+#include "device/ptx/wgmma_e4m3_shared.cuh"
+#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+
+namespace narrowfloat {
+
+template <class Shape>
+class PanelLoop {
+ public:
+  using TheRing = Ring<Shape::kStages>;
+  static constexpr int kBlocks = Shape::kBlocks;
+  static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1);
+
+  __device__ PanelLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+      : params_(params),
+        shared_(shared),
+        ring_(ring),
+        warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
+        thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
+
+  // Of the first 2 * kSums tokens.
+  template <int kSums>
+  __device__ void multiply(float (&sums)[kBlocks][kSums]) {
+#pragma unroll
+    for (int i = 0; i < kBlocks * kSums; ++i) sums[i / kSums][i % kSums] = 0;
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; ++unit) {
+      ring_.wait_full(at_);
+      fence_async_proxy();
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        float group_sums[kSums];
+        float scales[kSums / 2];
+        issue(block, group_sums);
+        wgmma_wait();
+        load_scales(block, scales);
+        promote(group_sums, scales, sums[block]);
+        if (block + 1 == kBlocks) release();
+      }
+    }
+  }
+
+ private:
+  __device__ const uint8_t* weights_of(int block) const {
+    return shared_.weights[at_.stage][warpgroup_ * kBlocks + block];
+  }
+
+  template <int kSums>
+  __device__ void issue(int block, float (&group_sums)[kSums]) const {
+    const uint64_t weights = swizzled_descriptor(shared_address(weights_of(block)));
+    const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      wgmma_e4m3(group_sums, weights + 2 * k, rows + 2 * k, k > 0 ? 1 : 0);
+    }
+    wgmma_commit();
+  }
+
+  // Of the thread's tokens, 8j + 2c and 8j + 2c + 1.
+  template <int kTokens>
+  __device__ void load_scales(int block, float (&scales)[kTokens]) const {
+    const float* shared_scales = shared_.group_scales[at_.stage][0] + 2 * (thread_ % 4);
+    const float weight_scale = Shape::Weights::scale(weights_of(block));
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      scales[i] = __fmul_rn(shared_scales[i / 2 * 8 + i % 2], weight_scale);
+    }
+  }
+
+  template <int kSums>
+  __device__ static void promote(const float (&group_sums)[kSums], const float (&scales)[kSums / 2],
+                                 float (&sums)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] = __fmaf_rn(scales[i / 4 * 2 + i % 2], group_sums[i], sums[i]);
+    }
+  }
+
+  // Once all lanes of the warp have read.
+  __device__ void release() {
+    __syncwarp();
+    if (thread_ % 32 == 0) ring_.release(at_);
+    at_.advance();
+  }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  const TheRing& ring_;
+  int warpgroup_;
+  int thread_;
+  RingPosition<Shape::kStages> at_;
+};
+
+}  // namespace narrowfloat
