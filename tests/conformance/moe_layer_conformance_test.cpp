@@ -1,8 +1,6 @@
 // The whole layer over a covering set: every pair of mode, routing method, activation and gate
 // order occurs. For each case the fast implementations give the bytes of the reference, and fp32
 // sums stay within moe spec 12.3 of fp64 ones.
-#include <cstring>
-
 #include <gtest/gtest.h>
 
 #include "base/int_math.h"
@@ -10,6 +8,7 @@
 #include "support/environment.h"
 #include "support/moe_exact_case.h"
 #include "support/moe_sampling.h"
+#include "support/moved_weights.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -87,32 +86,6 @@ TEST_P(MoeLayerConformance, ExactCasesHaveTheBitsOfDoublePrecision) {
 }
 
 // A gate order is where rows lie, not what they mean.
-void reorder_rows(WeightView& weight, TensorView& bias, GateOrder to,
-                  std::vector<std::vector<uint8_t>>& storage) {
-  const auto move = [&](void* data, int64_t experts, int64_t rows, int64_t row_bytes) {
-    storage.emplace_back(static_cast<size_t>(experts * rows * row_bytes));
-    for (int64_t expert = 0; expert < experts; ++expert) {
-      for (int64_t row = 0; row < rows; ++row) {
-        // From up_gate: which row of the canonical order lies at `row`.
-        int64_t from = row < rows / 2 ? row + rows / 2 : row - rows / 2;
-        if (to == GateOrder::kInterleaved) from = row % 2 == 0 ? (rows + row) / 2 : row / 2;
-        std::memcpy(storage.back().data() + (expert * rows + row) * row_bytes,
-                    static_cast<uint8_t*>(data) + (expert * rows + from) * row_bytes,
-                    static_cast<size_t>(row_bytes));
-      }
-    }
-    return storage.back().data();
-  };
-  const int64_t experts = weight.values.shape[0];
-  weight.values.data = move(weight.values.data, experts, weight.values.shape[1],
-                            weight.values.shape[2] * bits(weight.values.dtype) / 8);
-  if (weight.scales.data != nullptr) {
-    weight.scales.data = move(weight.scales.data, experts, weight.scales.rows,
-                              weight.scales.blocks * bytes(weight.scales.type));
-  }
-  bias.data = move(bias.data, experts, bias.shape[1], 4);
-}
-
 TEST_P(MoeLayerConformance, GateOrdersOfTheSameWeightsGiveEqualBits) {
   // 128x128 blocks can change places as a whole; interleaved, they would hold rows of both halves.
   const bool has_tiles = GetParam() == MoeMode::kFp8Block;
@@ -127,9 +100,9 @@ TEST_P(MoeLayerConformance, GateOrdersOfTheSameWeightsGiveEqualBits) {
   const MoeResult expected = layer_case.run();
   for (const GateOrder order : {GateOrder::kGateUp, GateOrder::kInterleaved}) {
     if (has_tiles && order == GateOrder::kInterleaved) continue;
-    std::vector<std::vector<uint8_t>> storage;
-    layer_case.weights() = original;
-    reorder_rows(layer_case.weights().w1, layer_case.weights().bias1, order, storage);
+    MovedWeights moved(original);
+    moved.reorder_gate(order);
+    layer_case.weights() = moved.weights();
     layer_case.config().gate_order = order;
     EXPECT_EQ(layer_case.run(), expected) << name(order);
   }

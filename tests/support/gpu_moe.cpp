@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cli/moe/figures.h"
+#include "support/moe_batch.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -103,18 +104,19 @@ MoeLayer prepare_on_gpu(const MoeWeights& weights, const MoeConfig& config, Devi
   return layer;
 }
 
-GpuMoeRun::GpuMoeRun(const MoeLayer& layer, MoeCase& layer_case, Device device)
-    : layer_(layer), tokens_(layer_case.inputs().values.shape[0]) {
+GpuMoeRun::GpuMoeRun(const MoeLayer& layer, const MoeInputs& inputs, const Routing& routing,
+                     Device device)
+    : layer_(layer), device_(device), tokens_(inputs.values.shape[0]) {
   const MoeConfig& config = layer.config();
   const int64_t slots = config.routing.top_k + config.routing.shared_experts;
-  x_ = mirrored(layer_case.inputs().values, device, inputs_.values);
-  scales_ = mirrored(layer_case.inputs().scales, device, inputs_.scales);
-  row_scale_ = mirrored(layer_case.inputs().row_scale, device, inputs_.row_scale);
-  logits_ = mirrored(layer_case.routing().logits, device, routing_.logits);
-  router_bias_ = mirrored(layer_case.routing().bias, device, routing_.bias);
-  packed_ = mirrored(layer_case.routing().packed, device, routing_.packed);
-  ids_in_ = mirrored(layer_case.routing().ids, device, routing_.ids);
-  weights_in_ = mirrored(layer_case.routing().weights, device, routing_.weights);
+  x_ = mirrored(inputs.values, device, inputs_.values);
+  scales_ = mirrored(inputs.scales, device, inputs_.scales);
+  row_scale_ = mirrored(inputs.row_scale, device, inputs_.row_scale);
+  logits_ = mirrored(routing.logits, device, routing_.logits);
+  router_bias_ = mirrored(routing.bias, device, routing_.bias);
+  packed_ = mirrored(routing.packed, device, routing_.packed);
+  ids_in_ = mirrored(routing.ids, device, routing_.ids);
+  weights_in_ = mirrored(routing.weights, device, routing_.weights);
   out_ = output(outputs_.out, config.out_dtype, {tokens_, config.hidden}, device);
   slot_out_ = output(outputs_.slot_out, config.slot_dtype, {layer.max_rows(tokens_), config.hidden},
                      device);
@@ -140,6 +142,33 @@ void GpuMoeRun::queue_first_cols(int64_t cols, Stream stream) const {
   MoeOutputs outputs = outputs_;
   outputs.out.shape[1] = outputs.out.strides[0] = cols;
   layer_.run(inputs_, routing_, outputs, workspace_view_, stream);
+}
+
+void GpuMoeRun::queue_first_tokens(int64_t tokens, Stream stream) const {
+  const MoeConfig& config = layer_.config();
+  MoeInputs inputs = inputs_;
+  Routing routing = routing_;
+  MoeOutputs outputs = outputs_;
+  for (TensorView* view :
+       {&inputs.values, &inputs.scales, &inputs.row_scale, &routing.logits, &routing.packed,
+        &routing.ids, &routing.weights, &outputs.out, &outputs.expert_weights, &outputs.topk_ids}) {
+    if (!view->is_absent()) view->shape[0] = tokens;
+  }
+  outputs.slot_out.shape[0] = layer_.max_rows(tokens);
+  outputs.slot_to_row.shape[0] = tokens * (config.routing.top_k + config.routing.shared_experts);
+  layer_.run(inputs, routing, outputs, workspace_view_, stream);
+}
+
+void GpuMoeRun::queue_in_workspace(int64_t bytes, Stream stream) const {
+  TensorView workspace = workspace_view_;
+  workspace.shape[0] = bytes;
+  layer_.run(inputs_, routing_, outputs_, workspace, stream);
+}
+
+void GpuMoeRun::move_workspace(int64_t offset) {
+  const int64_t bytes = workspace_view_.num_elements();
+  workspace_ = DeviceBuffer(offset + bytes, {.device = device_});
+  workspace_view_.data = workspace_.data() + offset;
 }
 
 void GpuMoeRun::queue_combine(Stream stream) const {
@@ -239,6 +268,23 @@ void expect_close(const MoeCase& layer_case, const MoeConfig& config, const MoeR
   bound.rel = std::min(bound.row, bound.rel * width);
   expect_near("slot rows", bound, reference.slot_rows, actual.slot_rows, config, config.slot_dtype);
   expect_near("out", bound, reference.out, actual.out, config, config.out_dtype);
+}
+
+void expect_batch_close(const MoeCase& layer_case, const MoeLayer& layer, const MoeResult& oracle,
+                        const MoeResult& result) {
+  const MoeConfig& config = layer.config();
+  const int64_t slots = config.routing.top_k + config.routing.shared_experts;
+  const auto tokens_of = [&](const MoeResult& of) {
+    return static_cast<int64_t>(of.topk_ids.size()) / (4 * slots);
+  };
+  const int64_t tokens = tokens_of(result);
+  const int64_t own = std::min(tokens, tokens_of(oracle));
+  EXPECT_TRUE(result.slot_to_row ==
+              permuted_rows(result.topk_ids, config, layer.token_tile(tokens)));
+  expect_periodic(result, tokens, own);
+  const MoeResult first = with_tokens(result, layer, own);
+  expect_close(layer_case, config, with_tokens(oracle, layer, own), first);
+  EXPECT_TRUE(combined_slots(first, config) == first.out);
 }
 
 }  // namespace narrowfloat::testing

@@ -36,7 +36,10 @@ inline MoeLayer prepare_on_gpu(MoeCase& layer_case) {
 // Inputs, outputs and workspace of runs of one layer with one number of tokens.
 class GpuMoeRun {
  public:
-  GpuMoeRun(const MoeLayer& layer, MoeCase& layer_case, Device device = gpu());
+  GpuMoeRun(const MoeLayer& layer, const MoeInputs& inputs, const Routing& routing,
+            Device device = gpu());
+  GpuMoeRun(const MoeLayer& layer, MoeCase& layer_case, Device device = gpu())
+      : GpuMoeRun(layer, layer_case.inputs(), layer_case.routing(), device) {}
 
   // Queues a run; may be captured.
   void queue(Stream stream) const;
@@ -44,10 +47,16 @@ class GpuMoeRun {
   void queue_slots(Stream stream) const;
   // The same as queue(), with `cols` columns of `out`, dense.
   void queue_first_cols(int64_t cols, Stream stream) const;
+  // The same as queue(), with the first `tokens` tokens of all inputs and outputs.
+  void queue_first_tokens(int64_t tokens, Stream stream) const;
+  // The same as queue(), with another size of the workspace.
+  void queue_in_workspace(int64_t bytes, Stream stream) const;
   // combine() of the slots' rows into `out`.
   void queue_combine(Stream stream) const;
   // Other values of the same shapes.
   void send(const MoeInputs& inputs, const Routing& routing) const;
+  // Another workspace of the same size, `offset` bytes into its buffer.
+  void move_workspace(int64_t offset);
   // Fills outputs and workspace.
   void poison(uint8_t byte) const;
   // After the work has ended. Expects that nothing around the buffers was written.
@@ -58,6 +67,7 @@ class GpuMoeRun {
 
  private:
   MoeLayer layer_;
+  Device device_;
   int64_t tokens_;
   DeviceBuffer x_, scales_, row_scale_, logits_, router_bias_, packed_, ids_in_, weights_in_;
   DeviceBuffer out_, slot_out_, weights_, ids_, slot_to_row_, errors_, workspace_;
@@ -77,5 +87,11 @@ MoeResult run_on_gpu(const MoeLayer& layer, MoeCase& layer_case, const GpuMoeSty
 // the CPU. Small layers have few elements for a flipped code to hide among: their bounds are wider.
 void expect_close(const MoeCase& layer_case, const MoeConfig& config, const MoeResult& reference,
                   const MoeResult& actual);
+
+// `result` is a run of the first tokens of `oracle`, or of all of them over and over
+// (RepeatedTokens). Those are close to the oracle, the others equal to them to the bit, slots lie
+// in the rows of moe spec 5.1, and `out` is what 6.6 makes of them.
+void expect_batch_close(const MoeCase& layer_case, const MoeLayer& layer, const MoeResult& oracle,
+                        const MoeResult& result);
 
 }  // namespace narrowfloat::testing

@@ -1,8 +1,10 @@
 // See moe_case.h. Magnitudes are chosen so that the rows of both GEMMs are of order 1.
 #include "support/moe_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "formats/float16.h"
 #include "formats/minifloat.h"
@@ -34,6 +36,18 @@ std::optional<ScaleShape> scale_shape(WeightFormat format) {
 // What the codes themselves are worth, root mean square.
 double code_rms(WeightFormat format) {
   return format == WeightFormat::kMxfp4 || format == WeightFormat::kNvfp4 ? 2.9 : 1.0;
+}
+
+// Elements of which larger tensors are repetitions: a prime number, so that rows differ.
+constexpr size_t kDistinct = 4'194'301;
+
+// Draws the first elements, copies the others.
+template <typename T, typename Draw>
+void fill_repeated(std::span<T> values, const Draw& draw) {
+  for (T& value : values.first(std::min(values.size(), kDistinct))) value = draw();
+  for (size_t i = kDistinct; i < values.size(); i += kDistinct) {
+    std::copy_n(values.begin(), std::min(kDistinct, values.size() - i), &values[i]);
+  }
 }
 
 bool has_factor(WeightFormat format) {
@@ -77,7 +91,7 @@ MoeCase::MoeCase(MoeMode mode, const MoeShape& shape, const Activation& activati
     weights_.down_scale = factors(fan(shape.inter) * inter, random);
   }
   x_.resize(static_cast<size_t>(shape.tokens * shape.hidden));
-  for (uint16_t& value : x_) value = float_to_bf16(random.normal());
+  fill_repeated(std::span(x_), [&] { return float_to_bf16(random.normal()); });
   inputs_.values = TensorView::contiguous(x_.data(), DType::kBF16, {shape.tokens, shape.hidden});
   logits_.resize(static_cast<size_t>(shape.tokens * shape.experts));
   for (float& logit : logits_) logit = 2 * random.normal();
@@ -108,16 +122,18 @@ void MoeCase::fill_weight(WeightView& view, int64_t rows, int64_t cols, Random& 
   if (format == WeightFormat::kBf16) {
     storage_.emplace_back(static_cast<size_t>(count) * 2);
     auto* values = reinterpret_cast<uint16_t*>(storage_.back().data());
-    for (int64_t i = 0; i < count; ++i) values[i] = float_to_bf16(fan * random.normal());
+    fill_repeated(std::span(values, static_cast<size_t>(count)),
+                  [&] { return float_to_bf16(fan * random.normal()); });
     view.values = TensorView::contiguous(values, DType::kBF16, {experts, rows, cols});
   } else if (format == WeightFormat::kMxfp4 || format == WeightFormat::kNvfp4) {
     storage_.emplace_back(static_cast<size_t>(count / 2));
-    for (uint8_t& pair : storage_.back()) pair = static_cast<uint8_t>(random.bits32());
+    fill_repeated(std::span(storage_.back()),
+                  [&] { return static_cast<uint8_t>(random.bits32()); });
     view.values =
         TensorView::contiguous(storage_.back().data(), DType::kU8, {experts, rows, cols / 2});
   } else {
     storage_.emplace_back(static_cast<size_t>(count));
-    for (uint8_t& code : storage_.back()) code = E4M3::encode(random.normal());
+    fill_repeated(std::span(storage_.back()), [&] { return E4M3::encode(random.normal()); });
     view.values =
         TensorView::contiguous(storage_.back().data(), DType::kF8E4M3, {experts, rows, cols});
   }
