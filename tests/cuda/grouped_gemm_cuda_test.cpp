@@ -284,8 +284,7 @@ TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {
     const WeightCoding first = coding_of(GetParam());
     const bool is_wide = has_misfit && first >= WeightCoding::kMxfp4Fp8;
     EXPECT_EQ(form_of(device), is_wide ? wide_coding(first) : first);
-    const UnitGrid grid(device.weights().state().problem, form_of(device));
-    EXPECT_EQ(device.weights().bytes(), grid.blocks * grid.block_bytes());
+    EXPECT_EQ(device.weights().bytes(), expert_image_bytes(device.weights().state().problem));
     EXPECT_LE(static_cast<double>(device.weights().bytes()),
               1.05 * static_cast<double>(gemm.weight_bytes()));
   }

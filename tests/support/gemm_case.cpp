@@ -112,6 +112,36 @@ unsigned integer_nibble(Random& random) {
   return random.pick({0U, 2U, 4U, 5U, 6U, 7U, 10U, 12U, 13U, 14U, 15U});
 }
 
+// Of a unit matrix, or all finite codes one after the other.
+unsigned planned_code(DType dtype, bool is_unit, int64_t row, int64_t col) {
+  if (dtype == DType::kBF16) return is_unit && row == col ? 0x3F80 : is_unit ? 0 : 0x3F80 + col;
+  if (dtype == DType::kU8) {
+    return is_unit ? (row == col ? 2 : 0) : static_cast<unsigned>(row + col) % 16;
+  }
+  if (is_unit) return row == col ? 0x38 : 0;
+  const auto code = static_cast<unsigned>(row + col) % 256;
+  return (code & 0x7FU) == 0x7FU ? code - 1 : code;
+}
+
+// Codes [rows][cols] as the case's data plans them, and their values.
+void plan_codes(DType dtype, bool is_unit, int64_t rows, int64_t cols, std::vector<uint8_t>& codes,
+                std::vector<double>& values) {
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const unsigned code = planned_code(dtype, is_unit, i / cols, i % cols);
+    if (dtype == DType::kBF16) {
+      append(codes, static_cast<uint16_t>(code));
+      values.push_back(bf16_value(static_cast<uint16_t>(code)));
+    } else if (dtype == DType::kF8E4M3) {
+      codes.push_back(static_cast<uint8_t>(code));
+      values.push_back(decode_e4m3(code));
+    } else {
+      if (i % 2 == 0) codes.push_back(static_cast<uint8_t>(code));
+      if (i % 2 == 1) codes.back() = static_cast<uint8_t>(codes.back() | code << 4);
+      values.push_back(decode_e2m1(code));
+    }
+  }
+}
+
 // Appends one code (two for E2M1: a byte) and its values.
 void add_code(DType dtype, GemmData data, Random& random, std::vector<uint8_t>& codes,
               std::vector<double>& values) {
@@ -140,29 +170,41 @@ void add_code(DType dtype, GemmData data, Random& random, std::vector<uint8_t>& 
   }
 }
 
-void add_scale(ScaleType type, const GemmCaseSpec& spec, Random& random,
-               std::vector<uint8_t>& scales, std::vector<double>& values) {
-  const GemmData data = spec.data;
+// What a scale is made of.
+struct ScaleWish {
+  ScaleType type;
+  GemmData data;
+  bool is_wide;
+  bool is_unit;  // Of a unit matrix.
+  int64_t row;
+};
+
+void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scales,
+               std::vector<double>& values) {
+  const auto [type, data, is_wide, is_unit, row] = wish;
+  const bool is_planned = data >= GemmData::kEveryWeight;
   const auto power = static_cast<int>(random.range(0, 2));
   if (type == ScaleType::kF32) {
     float scale =
         std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-4, 4)));
     if (data == GemmData::kIntegers) scale = std::ldexp(1.0F, power);
+    if (is_planned) scale = is_unit ? 1.0F : std::ldexp(1.0F, static_cast<int>(row % 64) - 32);
     append(scales, scale);
     values.push_back(scale);
   } else if (type == ScaleType::kUE8M0) {
-    auto code =
-        static_cast<uint8_t>(127 + (spec.wide_scales ? random.range(-6, 6) : random.range(-5, 5)));
+    auto code = static_cast<uint8_t>(127 + (is_wide ? random.range(-6, 6) : random.range(-5, 5)));
     if (data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
+    if (is_planned) code = static_cast<uint8_t>(is_unit ? 127 : row);
     if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
     scales.push_back(code);
     values.push_back(code == 255 ? std::numeric_limits<double>::quiet_NaN()
                                  : std::ldexp(1.0, code - 127));
   } else {
     auto code = static_cast<uint8_t>(random.range(0, 0x7E));
-    if (!spec.wide_scales) code = static_cast<uint8_t>(random.range(0x28, 0x5F));
+    if (!is_wide) code = static_cast<uint8_t>(random.range(0x28, 0x5F));
     if (data == GemmData::kIntegers) code = e4m3_of_exact(std::ldexp(1.0, power));
     if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits() & 0x7FU);
+    if (is_planned) code = static_cast<uint8_t>(is_unit ? 0x38 : row);
     scales.push_back(code);
     values.push_back(decode_e4m3(code));
   }
@@ -277,6 +319,10 @@ void GemmCase::make_permutation(Random& random) {
 void GemmCase::make_weights(Random& random) {
   const Storage storage = weight_storage(spec_.mode);
   const int64_t count = experts() * spec_.weight_rows * spec_.cols;
+  if (spec_.data >= GemmData::kEveryWeight) {
+    plan_codes(storage.dtype, spec_.data == GemmData::kEveryInput, experts() * spec_.weight_rows,
+               spec_.cols, weight_codes_, weight_values_);
+  }
   while (static_cast<int64_t>(weight_values_.size()) < count) {
     add_code(storage.dtype, spec_.data, random, weight_codes_, weight_values_);
   }
@@ -284,7 +330,11 @@ void GemmCase::make_weights(Random& random) {
   const int64_t rows = scale_rows(storage, spec_.weight_rows);
   const int64_t blocks = scale_blocks(storage, spec_.cols);
   for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
-    add_scale(storage.scale, spec_, random, weight_scales_, weight_scale_values_);
+    const bool is_wide =
+        spec_.wide_scales || std::ranges::count(spec_.wide_experts, i / (rows * blocks)) > 0;
+    add_scale({storage.scale, spec_.data, is_wide, spec_.data == GemmData::kEveryInput,
+               i / blocks % rows},
+              random, weight_scales_, weight_scale_values_);
   }
   for (int64_t i = 0; i < count; ++i) {
     const int64_t expert = i / (spec_.weight_rows * spec_.cols);
@@ -320,13 +370,20 @@ void GemmCase::make_inputs(Random& random) {
   Storage storage = input_storage(spec_.mode);
   if (storage.dtype == DType::kBF16 && spec_.fp32_rows) storage.dtype = DType::kF32;
   const int64_t count = input_rows_ * spec_.cols;
+  if (spec_.data >= GemmData::kEveryWeight) {
+    plan_codes(storage.dtype, spec_.data == GemmData::kEveryWeight, input_rows_, spec_.cols,
+               input_codes, input_values_);
+  }
   while (static_cast<int64_t>(input_values_.size()) < count) {
     add_code(storage.dtype, spec_.data, random, input_codes, input_values_);
   }
   const int64_t blocks = scale_blocks(storage, spec_.cols);
   std::vector<double> scales;
   for (int64_t i = 0; i < input_rows_ * blocks; ++i) {
-    add_scale(storage.scale, spec_, random, input_scales, scales);
+    const int64_t row = spec_.transposed_scales ? i % input_rows_ : i / blocks;
+    add_scale(
+        {storage.scale, spec_.data, spec_.wide_scales, spec_.data == GemmData::kEveryWeight, row},
+        random, input_scales, scales);
   }
   // With transposed scales, (row, block) is stored at block * rows + row.
   for (int64_t i = 0; i < count && blocks > 0; ++i) {
@@ -348,7 +405,8 @@ void GemmCase::make_inputs(Random& random) {
 void GemmCase::make_epilogue(Random& random) {
   const auto number = [&] {
     const auto integer = static_cast<float>(random.range(1, 4));
-    return spec_.data == GemmData::kIntegers ? integer : random.normal();
+    const bool is_exact = spec_.data == GemmData::kIntegers || spec_.data >= GemmData::kEveryWeight;
+    return is_exact ? integer : random.normal();
   };
   for (size_t i = 0; i < rows_.size(); ++i) slot_weights_.push_back(number());
   for (int64_t i = 0; i < experts(); ++i) {
@@ -360,6 +418,11 @@ void GemmCase::make_epilogue(Random& random) {
     add_code(*spec_.bias, spec_.data == GemmData::kBits ? GemmData::kRandom : spec_.data, random,
              bias_codes_, bias_values_);
   }
+}
+
+void GemmCase::set_weight_scale(int64_t weight_row, int64_t block, uint8_t scale) {
+  const int64_t blocks = scale_blocks(weight_storage(spec_.mode), spec_.cols);
+  weight_scales_[static_cast<size_t>(weight_row * blocks + block)] = scale;
 }
 
 bool GemmCase::plant_nan_scale_of_zeros(int64_t weight_row) {

@@ -18,6 +18,11 @@ enum class GemmData : int {
   kRandom = 0,    // Finite, a scale of its own for every block.
   kIntegers = 1,  // Every product and sum is exact in fp32.
   kBits = 2,      // Any code, NaN too.
+  // Rows are those of a unit matrix, and so results those of weights: column by column all finite
+  // codes, and scales of all bytes, row by row.
+  kEveryWeight = 3,
+  kEveryInput = 4,      // The same with weights and rows exchanged.
+  kNeedsPromotion = 5,  // Three groups of 128 products of 128, then a product of 1, then zeros.
 };
 
 struct GemmCaseSpec {
@@ -35,6 +40,7 @@ struct GemmCaseSpec {
   bool has_scale = false;               // One per expert.
   GemmData data = GemmData::kRandom;
   bool wide_scales = true;  // Random byte scales: over a range that E4M3 weights cannot follow.
+  std::vector<int64_t> wide_experts;  // Without wide_scales: experts whose scales are so.
   uint64_t seed = 1;
 };
 std::string to_string(const GemmCaseSpec& spec);
@@ -88,6 +94,8 @@ class GemmCase {
   };
   [[nodiscard]] Expected expected(const Row& row, int64_t weight_row) const;
 
+  // The scale byte of a block of weight row `weight_row` of expert 0; weight() is not changed.
+  void set_weight_scale(int64_t weight_row, int64_t block, uint8_t scale);
   // Zeros in the first block of weight row `weight_row` of expert 0, and NaN for its scale; false
   // where weights have no block scales in bytes. Does not change what weight() says.
   bool plant_nan_scale_of_zeros(int64_t weight_row);

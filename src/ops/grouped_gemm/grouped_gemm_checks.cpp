@@ -227,6 +227,7 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
   const GemmShape shape(state.problem);
   GemmCall call{.image = state.image.bytes.get(),
                 .image_form = state.image.form,
+                .tables = state.image.tables,
                 .accumulation = args.accumulation,
                 .rows = lower_rows(args, shape, device),
                 .tiles = lower_tiles(args.permutation, device),

@@ -71,9 +71,19 @@ struct GemmEpilogue {
   DType bias_dtype = DType::kF32;
 };
 
+// What a GPU's image has beside its form; on the device.
+struct ImageTables {
+  // Optional: each expert's form. Where there is one, some have `rest_form` instead.
+  const uint8_t* expert_forms = nullptr;
+  int rest_form = 0;
+  // Optional [experts][rows]: factors of the sums of experts in forms for bf16 cores.
+  const float* row_powers = nullptr;
+};
+
 struct GemmCall {
   const uint8_t* image = nullptr;
   int image_form = 0;
+  ImageTables tables;
   Accumulation accumulation = Accumulation::kFp32;
   GemmRows rows;
   GemmTiles tiles;
@@ -95,6 +105,8 @@ struct WeightImage {
   std::shared_ptr<const uint8_t> bytes;
   int64_t size_bytes = 0;
   int form = 0;
+  ImageTables tables;
+  std::shared_ptr<const uint8_t> table_bytes;
 };
 
 struct GroupedGemmImpl {

@@ -36,6 +36,16 @@ void copy_on_device(void* to, const void* from, int64_t size_bytes, Device devic
              "cudaMemcpyAsync");
 }
 
+void copy_to_device(void* to, const void* host, int64_t size_bytes, Device device, Stream stream) {
+  if (size_bytes > 0) {
+    const CudaDeviceScope scope(device);
+    check_cuda(cudaMemcpyAsync(to, host, static_cast<size_t>(size_bytes), cudaMemcpyHostToDevice,
+                               handle_of(stream)),
+               "cudaMemcpyAsync");
+  }
+  wait_for(device, stream);
+}
+
 void copy_to_host(void* host, const void* from, int64_t size_bytes, Device device, Stream stream) {
   if (size_bytes > 0) {
     const CudaDeviceScope scope(device);

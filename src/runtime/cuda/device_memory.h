@@ -15,7 +15,8 @@ std::shared_ptr<uint8_t> allocate_device_memory(Device device, int64_t size_byte
 
 // In stream order, on one device.
 void copy_on_device(void* to, const void* from, int64_t size_bytes, Device device, Stream stream);
-// After the work that was queued on `stream`; waits for it.
+// After the work that was queued on `stream`; both wait for it.
+void copy_to_device(void* to, const void* host, int64_t size_bytes, Device device, Stream stream);
 void copy_to_host(void* host, const void* from, int64_t size_bytes, Device device, Stream stream);
 void wait_for(Device device, Stream stream);
 

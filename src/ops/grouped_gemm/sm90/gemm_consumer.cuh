@@ -46,11 +46,32 @@ class Consumer {
     }
     float sums[kBlocks][kWidth / 2];
     loop_.multiply(sums);
+    if constexpr (has_ue8m0_scales(Weights::kCoding)) {
+      if (params_.row_powers != nullptr) scale_rows<kWidth / 2>(item, sums);
+    }
     sync_threads(1 + warpgroup_, kWarpgroup);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       finish_tile<kWidth>(params_, item, item.block + warpgroup_ * kBlocks + i, sums[i],
                           shared_.factors[warpgroup_], Weights::kRepair);
+    }
+  }
+
+  // By the powers of two that prepare() took from rows outside bf16's range.
+  template <int kSums>
+  __device__ void scale_rows(const WorkItem& item, float (&sums)[kBlocks][kSums]) const {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      const int row = (item.block + warpgroup_ * kBlocks + block) * kUnitRows + thread_ / 32 * 16 +
+                      thread_ % 32 / 4 * 2;
+      if (row >= params_.rows) continue;
+      const float* powers =
+          params_.row_powers + static_cast<int64_t>(item.expert) * params_.rows + row;
+      const float2 factors{powers[0], powers[1]};
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        sums[block][i] = __fmul_rn(sums[block][i], i / 2 % 2 == 0 ? factors.x : factors.y);
+      }
     }
   }
 

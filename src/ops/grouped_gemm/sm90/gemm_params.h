@@ -10,6 +10,10 @@ struct GemmParams {
   // Weights (weight_units.h).
   const uint8_t* image = nullptr;
   int64_t block_bytes = 0;  // Of 64 weight rows.
+  int64_t expert_bytes = 0;
+  const uint8_t* expert_forms = nullptr;  // Optional: only experts that have `form` count.
+  int form = 0;
+  const float* row_powers = nullptr;  // Optional [experts][rows]: factors of sums.
   int experts = 0;
   int rows = 0;  // Of an expert's weights: output columns.
   int cols = 0;

@@ -70,10 +70,9 @@ class Producer {
     const int blocks = min(Shape::kTileBlocks, params_.blocks - item.block);
     const auto bytes = static_cast<uint32_t>(count * Shape::kUnitBytes);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
-    const uint8_t* global_units =
-        params_.image +
-        (static_cast<int64_t>(item.expert) * params_.blocks + item.block) * params_.block_bytes +
-        static_cast<int64_t>(unit) * Shape::kUnitBytes;
+    const uint8_t* global_units = params_.image + item.expert * params_.expert_bytes +
+                                  item.block * params_.block_bytes +
+                                  static_cast<int64_t>(unit) * Shape::kUnitBytes;
     for (int block = 0; block < blocks; ++block) {
       copy_bulk(shared_address(shared_.weights[at_.stage][block]),
                 global_units + block * params_.block_bytes, bytes, ring_.full(at_));

@@ -64,6 +64,10 @@ void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
   const UnitGrid grid(problem, coding_of(call));
   params.image = call.image;
   params.block_bytes = grid.block_bytes();
+  params.expert_bytes = expert_image_bytes(problem);
+  params.expert_forms = call.tables.expert_forms;
+  params.form = call.image_form;
+  if (!may_not_fit(coding_of(call))) params.row_powers = call.tables.row_powers;
   params.experts = static_cast<int>(problem.experts);
   params.rows = static_cast<int>(problem.rows);
   params.cols = static_cast<int>(problem.cols);
@@ -132,13 +136,13 @@ void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream
                      stream);
 }
 
-void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
+// The experts that have the call's form.
+void multiply(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
   GemmParams params;
   set_extents(problem, call, params);
   set_rows(problem, call, params);
   set_tiles(call, params);
   set_epilogue(call, params);
-  const CudaDeviceScope scope(problem.device);
   if (decodes_rows(problem, coding_of(call))) decode_rows(problem, call, stream);
   const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(call));
   launch_gemm(params,
@@ -147,11 +151,20 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
               stream);
 }
 
+void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
+  const CudaDeviceScope scope(problem.device);
+  multiply(problem, call, stream);
+  if (call.tables.expert_forms == nullptr) return;
+  GemmCall rest = call;
+  rest.image_form = call.tables.rest_form;
+  multiply(problem, rest, stream);
+}
+
 int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
                         Accumulation /*accumulation*/) {
   // Weights whose scales spread too far get the form that needs 16-bit rows.
-  const bool may_decode = decodes_rows(problem, coding_of(problem.mode)) ||
-                          coding_of(problem.mode) >= WeightCoding::kMxfp4Fp8;
+  const bool may_decode =
+      decodes_rows(problem, coding_of(problem.mode)) || may_not_fit(coding_of(problem.mode));
   return may_decode ? round_up(a_rows * problem.cols * 2, kGemmAlignment) : 0;
 }
 

@@ -1,8 +1,12 @@
 // prepare() on the GPU: weights in checkpoint order to the image of weight_units.h. A block of 128
 // threads makes a unit; each thread fetches its own pairs of neighbouring columns, so that a warp
 // reads 32 bytes of every row (4-bit codes), and stores 16 bytes at a time.
+//
+// All experts get the mode's first form; those that do not fit it get the other one in its place.
 #include <algorithm>
 #include <cuda_runtime.h>
+#include <string>
+#include <vector>
 
 #include "device/ptx/grid_dependency.cuh"
 #include "device/vector_io.cuh"
@@ -16,10 +20,13 @@ namespace narrowfloat {
 namespace {
 
 template <WeightCoding kCoding>
-__device__ void make_unit(const PrepareParams& params, const UnitSource<kCoding>& source) {
+constexpr bool kHasUe8m0Scales = kCoding == WeightCoding::kMxfp8 || kCoding == WeightCoding::kMxfp4;
+
+template <WeightCoding kCoding>
+__device__ void make_unit(const UnitSource<kCoding>& source) {
   if constexpr (kCoding >= WeightCoding::kMxfp4Fp8) {
     make_e2m1_rows(source);
-    if (!make_group_scales(source)) *params.misfit = 1;
+    if (!make_group_scales(source)) source.flags().misfits = 1;
   } else if constexpr (code_bits_of(kCoding) == 4) {
     make_e2m1_codes(source);
     make_scales(source);
@@ -42,76 +49,186 @@ __global__ void __launch_bounds__(kPrepareThreads)
     make_units_kernel(const __grid_constant__ PrepareParams params) {
   wait_for_previous_grids();
   for (int64_t index = blockIdx.x; index < params.num_units; index += gridDim.x) {
-    make_unit(params, UnitSource<kCoding>(params, index));
+    make_unit(UnitSource<kCoding>(params, index));
   }
 }
 
+// A thread a weight row.
 template <WeightCoding kCoding>
-void launch_make_units(const PrepareParams& params, Stream stream) {
+__global__ void __launch_bounds__(kPrepareThreads)
+    find_row_shifts_kernel(const __grid_constant__ PrepareParams params) {
+  wait_for_previous_grids();
+  const int64_t row = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
+  const int64_t expert_units = params.blocks * params.units;
+  if (row >= params.num_units / expert_units * params.rows) return;
+  const UnitSource<kCoding> source(params, row / params.rows * expert_units);
+  const int shift = find_row_shift(source, row % params.rows, params.scale_extents.blocks);
+  params.row_shifts[row] = static_cast<int8_t>(shift);
+}
+
+__global__ void __launch_bounds__(kPrepareThreads)
+    make_row_powers_kernel(const int8_t* shifts, int64_t count, float* powers) {
+  wait_for_previous_grids();
+  const int64_t row = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
+  if (row < count) powers[row] = power_of_two(shifts[row]);
+}
+
+dim3 blocks_of_threads(int64_t threads) {
+  return dim3(static_cast<unsigned>(ceil_div(threads, int64_t{kPrepareThreads})));
+}
+
+template <WeightCoding kCoding>
+void launch_make_units(const PrepareParams& params, int64_t experts, Stream stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
+  if constexpr (kHasUe8m0Scales<kCoding>) {
+    launch(find_row_shifts_kernel<kCoding>,
+           {blocks_of_threads(experts * params.rows), dim3(kPrepareThreads)}, stream, params);
+  }
   const auto blocks = static_cast<unsigned>(std::min(params.num_units, kMaxBlocks));
   launch(make_units_kernel<kCoding>, {dim3(blocks), dim3(kPrepareThreads)}, stream, params);
 }
 
-void launch_make_units(WeightCoding coding, const PrepareParams& params, Stream stream) {
+void launch_make_units(WeightCoding coding, const PrepareParams& params, int64_t experts,
+                       Stream stream) {
   switch (coding) {
     case WeightCoding::kBf16:
-      return launch_make_units<WeightCoding::kBf16>(params, stream);
+      return launch_make_units<WeightCoding::kBf16>(params, experts, stream);
     case WeightCoding::kFp8:
-      return launch_make_units<WeightCoding::kFp8>(params, stream);
+      return launch_make_units<WeightCoding::kFp8>(params, experts, stream);
     case WeightCoding::kMxfp8:
-      return launch_make_units<WeightCoding::kMxfp8>(params, stream);
+      return launch_make_units<WeightCoding::kMxfp8>(params, experts, stream);
     case WeightCoding::kMxfp4:
-      return launch_make_units<WeightCoding::kMxfp4>(params, stream);
+      return launch_make_units<WeightCoding::kMxfp4>(params, experts, stream);
     case WeightCoding::kNvfp4:
-      return launch_make_units<WeightCoding::kNvfp4>(params, stream);
+      return launch_make_units<WeightCoding::kNvfp4>(params, experts, stream);
     case WeightCoding::kNvfp4Rounded:
-      return launch_make_units<WeightCoding::kNvfp4Rounded>(params, stream);
+      return launch_make_units<WeightCoding::kNvfp4Rounded>(params, experts, stream);
     case WeightCoding::kMxfp4Fp8:
-      return launch_make_units<WeightCoding::kMxfp4Fp8>(params, stream);
+      return launch_make_units<WeightCoding::kMxfp4Fp8>(params, experts, stream);
     case WeightCoding::kNvfp4Fp8:
-      return launch_make_units<WeightCoding::kNvfp4Fp8>(params, stream);
+      return launch_make_units<WeightCoding::kNvfp4Fp8>(params, experts, stream);
   }
 }
 
-// Waits until the image is made: later launches may read it on any stream. An empty image if the
-// weights do not fit the coding.
-WeightImage make_image(const GroupedGemmProblem& problem, const WeightSource& source,
-                       WeightCoding coding, Stream stream) {
-  const UnitGrid grid(problem, coding);
-  const int64_t size_bytes = problem.experts * grid.blocks * grid.block_bytes();
-  const auto image = allocate_device_memory(problem.device, size_bytes);
-  const auto misfit = allocate_device_memory(problem.device, sizeof(int32_t));
-  PrepareParams params{.codes = source.values,
-                       .image = image.get(),
-                       .rows = problem.rows,
-                       .cols = problem.cols,
-                       .blocks = grid.blocks,
-                       .units = grid.units,
-                       .num_units = problem.experts * grid.blocks * grid.units};
-  if (source.scales.data != nullptr) {
-    params.scales = static_cast<const uint8_t*>(source.scales.data);
-    params.layout = source.scales.layout;
-    params.scale_extents = {source.scales.rows, source.scales.blocks};
-    params.scale_image = source.scales.capacity / source.scales.batch;
+class ImageMaker {
+ public:
+  ImageMaker(const GroupedGemmProblem& problem, const WeightSource& source, Stream stream)
+      : problem_(problem),
+        source_(source),
+        stream_(stream),
+        expert_bytes_(expert_image_bytes(problem)),
+        bytes_(allocate_device_memory(problem.device, problem.experts * expert_bytes_)),
+        flag_bytes_(allocate_device_memory(problem.device, problem.experts * kFlagBytes)),
+        shift_bytes_(allocate_device_memory(problem.device, problem.experts * problem.rows)) {}
+
+  // Waits until the image is made: later launches may read it on any stream.
+  WeightImage make() {
+    WeightCoding coding = coding_of(problem_.mode);
+    clear_async(flag_bytes_.get(), static_cast<size_t>(problem_.experts * kFlagBytes), stream_);
+    make_experts(coding, 0, problem_.experts);
+    std::vector<ExpertFlags> flags = read_flags();
+    std::vector<uint8_t> forms(flags.size(), static_cast<uint8_t>(coding));
+    int64_t misfits = 0;
+    for (size_t expert = 0; expert < flags.size(); ++expert) {
+      if (flags[expert].misfits == 0) continue;
+      ++misfits;
+      forms[expert] = static_cast<uint8_t>(wide_coding(coding));
+      make_experts(wide_coding(coding), static_cast<int64_t>(expert), 1);
+    }
+    if (misfits > 0) flags = read_flags();
+    if (misfits == problem_.experts) coding = wide_coding(coding);
+    WeightImage image{.bytes = bytes_,
+                      .size_bytes = problem_.experts * expert_bytes_,
+                      .form = static_cast<int>(coding)};
+    add_tables(flags, misfits < problem_.experts ? misfits : 0, forms, image);
+    return image;
   }
-  params.misfit = reinterpret_cast<int32_t*>(misfit.get());
-  clear_async(params.misfit, sizeof(int32_t), stream);
-  launch_make_units(coding, params, stream);
-  int32_t has_misfit = 0;
-  copy_to_host(&has_misfit, params.misfit, sizeof(int32_t), problem.device, stream);
-  if (has_misfit != 0) return {};
-  return {.bytes = image, .size_bytes = size_bytes, .form = static_cast<int>(coding)};
-}
+
+ private:
+  static constexpr auto kFlagBytes = static_cast<int64_t>(sizeof(ExpertFlags));
+
+  void make_experts(WeightCoding coding, int64_t first, int64_t count) const {
+    const UnitGrid grid(problem_, coding);
+    const int64_t rows = first * problem_.rows;
+    PrepareParams params{.codes = source_.values + rows * problem_.cols / 8 * code_bits_of(coding),
+                         .image = bytes_.get() + first * expert_bytes_,
+                         .rows = problem_.rows,
+                         .cols = problem_.cols,
+                         .blocks = grid.blocks,
+                         .units = grid.units,
+                         .num_units = count * grid.blocks * grid.units,
+                         .expert_bytes = expert_bytes_,
+                         .row_shifts = reinterpret_cast<int8_t*>(shift_bytes_.get()) + rows,
+                         .flags = reinterpret_cast<ExpertFlags*>(flag_bytes_.get()) + first};
+    if (source_.scales.data != nullptr) {
+      params.layout = source_.scales.layout;
+      params.scale_extents = {source_.scales.rows, source_.scales.blocks};
+      params.scale_image = source_.scales.capacity / source_.scales.batch;
+      params.scales = static_cast<const uint8_t*>(source_.scales.data) +
+                      first * params.scale_image * bytes(source_.scales.type);
+    }
+    launch_make_units(coding, params, count, stream_);
+  }
+
+  [[nodiscard]] std::vector<ExpertFlags> read_flags() const {
+    std::vector<ExpertFlags> flags(static_cast<size_t>(problem_.experts));
+    copy_to_host(flags.data(), flag_bytes_.get(), problem_.experts * kFlagBytes, problem_.device,
+                 stream_);
+    for (size_t expert = 0; expert < flags.size(); ++expert) {
+      if (flags[expert].spreads == 0) continue;
+      throw Error(ErrorKind::kUnsupported,
+                  "weights.scales: in a row of expert " + std::to_string(expert) +
+                      " the largest and the least scale of a block with values are further apart "
+                      "than the exponents of bf16 reach; use the CPU, or fewer powers of two");
+    }
+    return flags;
+  }
+
+  // The experts' forms where `misfits` of them have another than the image, and the powers of two
+  // that rows were moved by.
+  void add_tables(const std::vector<ExpertFlags>& flags, int64_t misfits,
+                  const std::vector<uint8_t>& forms, WeightImage& image) const {
+    const bool has_shifts = std::any_of(flags.begin(), flags.end(),
+                                        [](const ExpertFlags& found) { return found.shifts != 0; });
+    const int64_t rows = has_shifts ? problem_.experts * problem_.rows : 0;
+    const int64_t power_bytes = rows * static_cast<int64_t>(sizeof(float));
+    const int64_t size_bytes = power_bytes + (misfits > 0 ? problem_.experts : 0);
+    const auto tables = allocate_device_memory(problem_.device, size_bytes);
+    if (misfits > 0) {
+      copy_to_device(tables.get() + power_bytes, forms.data(), problem_.experts, problem_.device,
+                     stream_);
+      image.tables.expert_forms = tables.get() + power_bytes;
+      image.tables.rest_form = static_cast<int>(wide_coding(coding_of(problem_.mode)));
+    }
+    if (has_shifts) {
+      image.tables.row_powers = make_powers(rows, reinterpret_cast<float*>(tables.get()));
+    }
+    image.table_bytes = tables;
+    image.size_bytes += size_bytes;
+    wait_for(problem_.device, stream_);
+  }
+
+  const float* make_powers(int64_t rows, float* powers) const {
+    launch(make_row_powers_kernel, {blocks_of_threads(rows), dim3(kPrepareThreads)}, stream_,
+           reinterpret_cast<const int8_t*>(shift_bytes_.get()), rows, powers);
+    return powers;
+  }
+
+  const GroupedGemmProblem& problem_;
+  const WeightSource& source_;
+  Stream stream_;
+  int64_t expert_bytes_;
+  std::shared_ptr<uint8_t> bytes_;
+  std::shared_ptr<uint8_t> flag_bytes_;
+  std::shared_ptr<uint8_t> shift_bytes_;  // Of UE8M0 scales.
+};
 
 }  // namespace
 
 WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightSource& source,
                             Stream stream) {
   const CudaDeviceScope scope(problem.device);
-  WeightImage image = make_image(problem, source, coding_of(problem.mode), stream);
-  if (image.bytes != nullptr) return image;
-  return make_image(problem, source, wide_coding(coding_of(problem.mode)), stream);
+  return ImageMaker(problem, source, stream).make();
 }
 
 }  // namespace narrowfloat

@@ -11,6 +11,13 @@ namespace narrowfloat {
 inline constexpr int kPrepareThreads = 128;
 inline constexpr uint32_t kE4m3Nan = 0x7F;
 
+// 1 where something was found.
+struct ExpertFlags {
+  int32_t misfits = 0;  // Weights that the coding cannot have.
+  int32_t shifts = 0;   // Rows whose scales were moved.
+  int32_t spreads = 0;  // Rows whose scales are too far apart for bf16.
+};
+
 struct PrepareParams {
   const uint8_t* codes = nullptr;  // [experts][rows][cols]
   uint8_t* image = nullptr;
@@ -19,12 +26,15 @@ struct PrepareParams {
   int64_t blocks = 0;  // Of an expert.
   int64_t units = 0;   // Of a block.
   int64_t num_units = 0;
+  int64_t expert_bytes = 0;  // Of the image, from an expert to the next.
   // Null without block scales.
   const uint8_t* scales = nullptr;
   ScaleLayoutId layout = ScaleLayoutId::kLinear;
   ImageExtents scale_extents{0, 0};  // Of an expert.
   int64_t scale_image = 0;           // Scales from an expert to the next.
-  int32_t* misfit = nullptr;         // Set where weights do not fit the coding.
+  // UE8M0 scales: what is subtracted from the bytes of a row of an expert.
+  int8_t* row_shifts = nullptr;
+  ExpertFlags* flags = nullptr;  // Of each expert.
 };
 
 // Of one unit: where it comes from and goes to.
@@ -39,7 +49,8 @@ class UnitSource {
     expert_ = block / params.blocks;
     first_row_ = (block - expert_ * params.blocks) * kUnitRows;
     first_col_ = (index - block * params.units) * kUnitCols;
-    unit_ = params.image + index * unit_bytes(kCoding);
+    unit_ = params.image + expert_ * params.expert_bytes +
+            (index - expert_ * params.blocks * params.units) * unit_bytes(kCoding);
   }
 
   [[nodiscard]] __device__ uint8_t* unit() const { return unit_; }
@@ -78,6 +89,10 @@ class UnitSource {
     if (row >= params_.scale_extents.rows || block >= params_.scale_extents.blocks) return outside;
     return params_.scales[scale_index(row, block)];
   }
+  [[nodiscard]] __device__ int row_shift(int64_t row) const {
+    return row < params_.rows ? params_.row_shifts[expert_ * params_.rows + row] : 0;
+  }
+  [[nodiscard]] __device__ ExpertFlags& flags() const { return params_.flags[expert_]; }
   // The scale of 128 x 128; 1 where there are none.
   [[nodiscard]] __device__ float load_grid_scale() const {
     if (params_.scales == nullptr) return 1.0F;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "formats/minifloat.h"
-#include "ops/grouped_gemm/sm90/unit_source.cuh"
+#include "ops/grouped_gemm/sm90/row_shifts.cuh"
 
 namespace narrowfloat {
 
@@ -174,7 +174,11 @@ __device__ inline void make_scales(const UnitSource<kCoding>& source) {
   for (int block = 0; block < kBlocks; ++block) {
     const int64_t col_block = source.first_col() / kScaleCols + block;
     uint32_t code = source.load_scale(row, col_block, kBlocks == 4 ? 0x38 : 127);
-    if constexpr (kBlocks == 4) code = normalized_scale(code);
+    if constexpr (kBlocks == 4) {
+      code = normalized_scale(code);
+    } else {
+      code = shifted_scale(code, source.row_shift(row));
+    }
     if constexpr (kCoding == WeightCoding::kMxfp8) {
       if (has_nan(source, row, block)) code = 0xFF;
     }
@@ -183,14 +187,6 @@ __device__ inline void make_scales(const UnitSource<kCoding>& source) {
   if constexpr (kCoding == WeightCoding::kNvfp4Rounded) {
     scales[256 + threadIdx.x / 4 * 2 + half] = static_cast<uint8_t>(rounding_code(source, row));
   }
-}
-
-// False where all codes of a block of 32 columns mean zero: its scale does not count unless NaN.
-__device__ inline bool has_values(const UnitSource<WeightCoding::kMxfp4Fp8>& source, int64_t row,
-                                  int64_t block) {
-  uint32_t magnitudes = 0;
-  for (int i = 0; i < 32; i += 4) magnitudes |= source.load_four(row, block * 32 + i) & 0x7777U;
-  return magnitudes != 0;
 }
 
 // The largest scale of the group gets k = 6, the largest that E4M3 holds with 6, and the others
@@ -206,12 +202,12 @@ __device__ inline bool make_group_scales(const UnitSource<WeightCoding::kMxfp4Fp
   for (int i = 0; i < 4; ++i) {
     const int64_t block = source.first_col() / 32 + i;
     const uint32_t scale = source.load_scale(row, block, 0);
-    codes[i] = scale == 0xFFU || has_values(source, row, block) ? scale : 0x100U;
+    codes[i] = scale == kUe8m0Nan || has_values(source, row, block) ? scale : 0x100U;
     if (codes[i] <= 0xFFU) largest = max(largest, codes[i]);
   }
   if (largest == 0) largest = 127;
   uint8_t* scales = source.unit() + unit_code_bytes(WeightCoding::kMxfp4Fp8);
-  bool fits = largest > 6 && largest < 0xFF;
+  bool fits = largest > 6 && largest <= 246;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t below = codes[i] <= 0xFFU ? largest - codes[i] : 11U;

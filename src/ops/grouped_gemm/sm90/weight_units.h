@@ -1,6 +1,6 @@
 // The weight image of the Hopper GEMM: what prepare() writes and the main loop copies.
 //
-//   [expert][block of 64 weight rows][unit]
+//   [expert][block of 64 weight rows][unit], experts expert_image_bytes() apart
 //   unit: codes of 64 rows and 64 columns (128 beside activations in E4M3) in the order of wgmma's
 //   A fragments, then the unit's scales
 //
@@ -32,6 +32,8 @@
 //   nvfp4_fp8      [32][2 rows][8 blocks] the E4M3 code of scale * 2^-r, bit 7 what 1.5 times it
 //                  needs; then [32][2 rows] 127 + r
 #pragma once
+
+#include <algorithm>
 
 #include "base/int_math.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
@@ -120,13 +122,30 @@ struct UnitGrid {
   [[nodiscard]] int64_t block_bytes() const { return units * unit_bytes(coding); }
 };
 
-// What weights get whose scales spread too far for E4M3 operands.
+// Codings for E4M3 operands that scales may spread too far for: such experts get the other form.
+inline bool may_not_fit(WeightCoding coding) { return coding >= WeightCoding::kMxfp4Fp8; }
 inline WeightCoding wide_coding(WeightCoding coding) {
   return coding == WeightCoding::kMxfp4Fp8 ? WeightCoding::kMxfp4 : WeightCoding::kNvfp4Rounded;
 }
 
+// Of rows that prepare() may have moved by a power of two, for bf16's range (moe spec 11.2).
+NF_HOST_DEVICE constexpr bool has_ue8m0_scales(WeightCoding coding) {
+  return coding == WeightCoding::kMxfp8 || coding == WeightCoding::kMxfp4;
+}
+
+// From an expert of the image to the next: room for either form where experts may have one of two.
+inline int64_t expert_image_bytes(const GroupedGemmProblem& problem) {
+  const WeightCoding coding = coding_of(problem.mode);
+  const UnitGrid grid(problem, coding);
+  const int64_t bytes = grid.blocks * grid.block_bytes();
+  if (!may_not_fit(coding)) return bytes;
+  const UnitGrid wide(problem, wide_coding(coding));
+  return std::max(bytes, wide.blocks * wide.block_bytes());
+}
+
 // On the GPU of `problem`, from checkpoint order; the coding is the image's form. Allocates; waits
-// until the image is made.
+// until the image is made. Throws kUnsupported for UE8M0 scales further apart in a row than bf16's
+// exponents reach.
 WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightSource& source,
                             Stream stream);
 

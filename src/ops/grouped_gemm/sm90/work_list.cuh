@@ -57,9 +57,15 @@ class WorkList {
     int64_t end = min(tile_row + params_.token_tile, params_.row_limit);
     end = min(end, static_cast<int64_t>(params_.row_ends[tile]));
     end = min(end, item.first_row + tokens_);
-    const bool is_expert = item.expert >= 0 && item.expert < params_.experts;
-    if (is_expert && end > item.first_row) item.num_rows = static_cast<int>(end - item.first_row);
+    if (has_expert(item.expert) && end > item.first_row) {
+      item.num_rows = static_cast<int>(end - item.first_row);
+    }
     return item;
+  }
+
+  [[nodiscard]] __device__ bool has_expert(int expert) const {
+    if (expert < 0 || expert >= params_.experts) return false;
+    return params_.expert_forms == nullptr || params_.expert_forms[expert] == params_.form;
   }
 
   const GemmParams& params_;

@@ -1,0 +1,182 @@
+// Forms of weights in grouped_gemm on a GPU: every scale byte with every code to the bit, the ends
+// of the exponent range, experts whose scales fit E4M3 beside experts whose scales do not, and rows
+// whose results no tile and no other row changes.
+#include <array>
+#include <cmath>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "cuda/gpu_test.h"
+#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "support/expect_error.h"
+#include "support/gemm_device_run.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+class WeightFormsCuda : public ::testing::TestWithParam<MoeMode> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+const GroupedWeights::State& state_of(const GemmOnDevice& device) {
+  return device.weights().state();
+}
+
+double element(const GemmCase& gemm, const std::vector<uint8_t>& output, int64_t row, int64_t col) {
+  return output_element(DType::kF32, output, row * gemm.spec().weight_rows + col);
+}
+
+// NaN where the expected values are, otherwise their nearest fp32.
+void expect_exact(const GemmCase& gemm, const std::vector<uint8_t>& output) {
+  for (const GemmCase::Row& row : gemm.rows()) {
+    for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+      const auto expected = static_cast<float>(gemm.expected(row, col).value);
+      const auto got = static_cast<float>(element(gemm, output, row.row, col));
+      if (std::isnan(expected) && std::isnan(got)) continue;
+      ASSERT_EQ(got, expected) << "row " << row.row << " col " << col;
+    }
+  }
+}
+
+GemmCaseSpec every_code(MoeMode mode, GemmData data, int64_t rows) {
+  return {.mode = mode,
+          .weight_rows = data == GemmData::kEveryWeight ? rows : 256,
+          .cols = 256,
+          .expert_rows = {data == GemmData::kEveryWeight ? 256 : rows},
+          .token_tile = 64,
+          .data = data};
+}
+
+// Bytes 7 to 246 fit E4M3's form, all of them not.
+TEST_P(WeightFormsCuda, DecodeEveryScaleAndCodeOfWeights) {
+  for (const int64_t rows : {128, 256}) {
+    SCOPED_TRACE(rows);
+    const GemmCase gemm(every_code(GetParam(), GemmData::kEveryWeight, rows));
+    const GemmOnDevice device(gemm);
+    expect_exact(gemm, device.run());
+  }
+}
+
+TEST_P(WeightFormsCuda, DecodeEveryScaleAndCodeOfInputs) {
+  const GemmCase gemm(every_code(GetParam(), GemmData::kEveryInput, 256));
+  expect_exact(gemm, GemmOnDevice(gemm).run());
+}
+
+// Of two experts' weights one has scales that E4M3 cannot follow, both results are right, and those
+// of the other experts what they are without it.
+TEST_P(WeightFormsCuda, AnExpertThatDoesNotFitChangesNoOther) {
+  GemmCaseSpec spec{.mode = GetParam(),
+                    .weight_rows = 272,
+                    .cols = 640,
+                    .expert_rows = {5, 70, 0, 9, 40},
+                    .token_tile = 16,
+                    .gathers = true,
+                    .has_slot_weights = true,
+                    .bias = DType::kF32,
+                    .has_scale = true,
+                    .wide_scales = false,
+                    .seed = 21};
+  const GemmCase fitting(spec);
+  const GemmOnDevice fitting_device(fitting);
+  EXPECT_EQ(state_of(fitting_device).image.tables.expert_forms, nullptr);
+  const std::vector<uint8_t> fitting_output = fitting_device.run();
+  spec.wide_experts = {1, 4};
+  const GemmCase mixed(spec);
+  const GemmOnDevice device(mixed);
+  const std::vector<uint8_t> output = device.run();
+  EXPECT_EQ(device.replay(), output);
+  const bool has_forms = may_not_fit(coding_of(GetParam()));
+  EXPECT_EQ(state_of(device).image.tables.expert_forms != nullptr, has_forms);
+  EXPECT_EQ(state_of(device).image.form, static_cast<int>(coding_of(GetParam())));
+  for (const GemmCase::Row& row : mixed.rows()) {
+    const bool is_wide = row.expert == 1 || row.expert == 4;
+    for (int64_t col = 0; col < spec.weight_rows; ++col) {
+      const double got = element(mixed, output, row.row, col);
+      const auto [value, magnitude] = mixed.expected(row, col);
+      ASSERT_NEAR(got, value, 1e-3 * magnitude) << "row " << row.row << " col " << col;
+      if (!is_wide) {
+        ASSERT_EQ(got, element(mixed, fitting_output, row.row, col)) << "row " << row.row;
+      }
+    }
+  }
+}
+
+// The bits of a row's results are those of any token tile, and of any other rows of the call.
+TEST_P(WeightFormsCuda, ARowIsTheSameInEveryTile) {
+  GemmCaseSpec spec{.mode = GetParam(),
+                    .weight_rows = 272,
+                    .cols = 640,
+                    .expert_rows = {131},
+                    .gathers = false,
+                    .wide_scales = false,
+                    .seed = 22};
+  std::map<int64_t, std::vector<double>> results;  // By position in the expert.
+  for (const int32_t tile : {128, 1, 8, 16, 32, 64, 256}) {
+    for (const int64_t rows : {131, 7}) {
+      SCOPED_TRACE(tile);
+      spec.token_tile = tile;
+      spec.expert_rows = {131};
+      GemmCase gemm(spec);
+      GemmOnDevice device(gemm);
+      // Fewer rows: the others end before they begin.
+      std::vector<int32_t> ends(static_cast<size_t>(gemm.args().permutation.tile_row_end.shape[0]));
+      for (size_t i = 0; i < ends.size(); ++i) {
+        ends[i] = static_cast<int32_t>(
+            std::min<int64_t>(rows, static_cast<int64_t>(i + 1) * spec.token_tile));
+      }
+      device.args.permutation.tile_row_end = device.copy(TensorView::contiguous(
+          ends.data(), DType::kI32, {static_cast<int64_t>(ends.size())}));
+      const std::vector<uint8_t> output = device.run();
+      for (int64_t row = 0; row < rows; ++row) {
+        std::vector<double> values;
+        for (int64_t col = 0; col < spec.weight_rows; ++col) {
+          values.push_back(element(gemm, output, row, col));
+        }
+        const auto [known, is_new] = results.try_emplace(row, values);
+        ASSERT_EQ(known->second, values) << "row " << row << " of " << rows;
+      }
+    }
+  }
+}
+
+constexpr std::array kEveryMode{
+    MoeMode::kBf16,         MoeMode::kFp8Tensor,      MoeMode::kFp8Block,
+    MoeMode::kMxfp8,        MoeMode::kMxfp4Mxfp8,     MoeMode::kMxfp4Bf16,
+    MoeMode::kMxfp4Fp8,     MoeMode::kNvfp4,          MoeMode::kNvfp4PerToken,
+    MoeMode::kNvfp4Bf16,    MoeMode::kNvfp4Fp8Exact,  MoeMode::kNvfp4Fp8Rounded};
+INSTANTIATE_TEST_SUITE_P(All, WeightFormsCuda, ::testing::ValuesIn(kEveryMode),
+                         [](const auto& test) { return std::string(name(test.param)); });
+
+class WeightScalesCuda : public GpuTest {};
+
+// 16384 ones of 2^-7 beside 1: the tensor core's own sum, of 13 fraction bits, loses all of them
+// unless groups of 128 columns are added in fp32.
+TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneSumWouldLose) {
+  for (const MoeMode mode : {MoeMode::kFp8Tensor, MoeMode::kFp8Block, MoeMode::kMxfp4Fp8,
+                             MoeMode::kNvfp4Fp8Rounded}) {
+    SCOPED_TRACE(name(mode));
+    GemmCase gemm({.mode = mode,
+                   .weight_rows = 128,
+                   .cols = 512,
+                   .expert_rows = {64},
+                   .token_tile = 64,
+                   .data = GemmData::kOnesBehindThousands});
+    expect_exact(gemm, GemmOnDevice(gemm).run());
+  }
+}
+
+// A row that has both ends of the range has no bf16 form.
+TEST_F(WeightScalesCuda, FurtherApartThanBf16ReachesAreRefused) {
+  GemmCase gemm({.mode = MoeMode::kMxfp8, .expert_rows = {3, 4}});
+  gemm.set_weight_scale(7, 0, 1);
+  gemm.set_weight_scale(7, 2, 250);
+  expect_error(ErrorKind::kUnsupported, {"weights.scales", "expert 0"},
+               [&] { static_cast<void>(GemmOnDevice(gemm)); });
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
