@@ -112,22 +112,41 @@ unsigned integer_nibble(Random& random) {
   return random.pick({0U, 2U, 4U, 5U, 6U, 7U, 10U, 12U, 13U, 14U, 15U});
 }
 
-// Of a unit matrix, or all finite codes one after the other.
-unsigned planned_code(DType dtype, bool is_unit, int64_t row, int64_t col) {
-  if (dtype == DType::kBF16) return is_unit && row == col ? 0x3F80 : is_unit ? 0 : 0x3F80 + col;
-  if (dtype == DType::kU8) {
-    return is_unit ? (row == col ? 2 : 0) : static_cast<unsigned>(row + col) % 16;
-  }
-  if (is_unit) return row == col ? 0x38 : 0;
+// The roles of a side's codes and scales in planned data.
+enum class Plan : int { kNone = 0, kEveryCode = 1, kUnit = 2, kLarge = 3, kSmall = 4 };
+Plan plan_of(GemmData data, bool is_input) {
+  if (data == GemmData::kNeedsPromotion) return is_input ? Plan::kLarge : Plan::kSmall;
+  if (data == GemmData::kEveryWeight) return is_input ? Plan::kUnit : Plan::kEveryCode;
+  if (data == GemmData::kEveryInput) return is_input ? Plan::kEveryCode : Plan::kUnit;
+  return Plan::kNone;
+}
+
+double planned_number(Plan plan, int64_t row, int64_t col) {
+  if (plan == Plan::kUnit) return row == col ? 1 : 0;
+  if (col >= 384) return col == 384 ? 1 : 0;
+  return plan == Plan::kLarge ? 32 : 4;
+}
+
+unsigned planned_code(DType dtype, Plan plan, int64_t row, int64_t col) {
   const auto code = static_cast<unsigned>(row + col) % 256;
-  return (code & 0x7FU) == 0x7FU ? code - 1 : code;
+  const bool is_every_code = plan == Plan::kEveryCode;
+  const double number = is_every_code ? 0 : planned_number(plan, row, col);
+  if (dtype == DType::kBF16) return is_every_code ? 0x3F80 + code : bf16_of_exact(number);
+  if (dtype == DType::kF8E4M3) {
+    if (!is_every_code) return e4m3_of_exact(number);
+    return (code & 0x7FU) == 0x7FU ? code - 1 : code;
+  }
+  if (is_every_code) return code % 16;
+  unsigned nibble = 0;
+  while (decode_e2m1(nibble) != number) ++nibble;
+  return nibble;
 }
 
 // Codes [rows][cols] as the case's data plans them, and their values.
-void plan_codes(DType dtype, bool is_unit, int64_t rows, int64_t cols, std::vector<uint8_t>& codes,
+void plan_codes(DType dtype, Plan plan, int64_t rows, int64_t cols, std::vector<uint8_t>& codes,
                 std::vector<double>& values) {
   for (int64_t i = 0; i < rows * cols; ++i) {
-    const unsigned code = planned_code(dtype, is_unit, i / cols, i % cols);
+    const unsigned code = planned_code(dtype, plan, i / cols, i % cols);
     if (dtype == DType::kBF16) {
       append(codes, static_cast<uint16_t>(code));
       values.push_back(bf16_value(static_cast<uint16_t>(code)));
@@ -175,36 +194,49 @@ struct ScaleWish {
   ScaleType type;
   GemmData data;
   bool is_wide;
-  bool is_unit;  // Of a unit matrix.
+  Plan plan;
+  int64_t rows;
   int64_t row;
+  int64_t block;
 };
+
+// Bytes of all rows together, or, of fewer than 256 rows, some that E4M3 can follow. Those of a row
+// differ a little.
+uint8_t planned_scale(const ScaleWish& wish) {
+  const bool is_ue8m0 = wish.type == ScaleType::kUE8M0;
+  if (wish.plan != Plan::kEveryCode) return is_ue8m0 ? 127 : 0x38;
+  const int64_t first = wish.rows >= 256 ? 0 : is_ue8m0 ? 64 : 8;
+  return static_cast<uint8_t>(std::max<int64_t>(0, first + wish.row - wish.block % 4 * 3));
+}
 
 void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scales,
                std::vector<double>& values) {
-  const auto [type, data, is_wide, is_unit, row] = wish;
-  const bool is_planned = data >= GemmData::kEveryWeight;
+  const bool is_planned = wish.plan != Plan::kNone;
   const auto power = static_cast<int>(random.range(0, 2));
-  if (type == ScaleType::kF32) {
+  if (wish.type == ScaleType::kF32) {
     float scale =
         std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-4, 4)));
-    if (data == GemmData::kIntegers) scale = std::ldexp(1.0F, power);
-    if (is_planned) scale = is_unit ? 1.0F : std::ldexp(1.0F, static_cast<int>(row % 64) - 32);
+    if (wish.data == GemmData::kIntegers) scale = std::ldexp(1.0F, power);
+    if (is_planned) scale = 1.0F;
+    if (wish.plan == Plan::kEveryCode)
+      scale = std::ldexp(1.0F, static_cast<int>(wish.row % 64) - 32);
     append(scales, scale);
     values.push_back(scale);
-  } else if (type == ScaleType::kUE8M0) {
-    auto code = static_cast<uint8_t>(127 + (is_wide ? random.range(-6, 6) : random.range(-5, 5)));
-    if (data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
-    if (is_planned) code = static_cast<uint8_t>(is_unit ? 127 : row);
-    if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
+  } else if (wish.type == ScaleType::kUE8M0) {
+    auto code =
+        static_cast<uint8_t>(127 + (wish.is_wide ? random.range(-6, 6) : random.range(-5, 5)));
+    if (wish.data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
+    if (is_planned) code = planned_scale(wish);
+    if (wish.data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
     scales.push_back(code);
     values.push_back(code == 255 ? std::numeric_limits<double>::quiet_NaN()
                                  : std::ldexp(1.0, code - 127));
   } else {
-    auto code = static_cast<uint8_t>(random.range(0, 0x7E));
-    if (!is_wide) code = static_cast<uint8_t>(random.range(0x28, 0x5F));
-    if (data == GemmData::kIntegers) code = e4m3_of_exact(std::ldexp(1.0, power));
-    if (data == GemmData::kBits) code = static_cast<uint8_t>(random.bits() & 0x7FU);
-    if (is_planned) code = static_cast<uint8_t>(is_unit ? 0x38 : row);
+    const int64_t drawn = random.range(0, 0x7E);
+    auto code = static_cast<uint8_t>(wish.is_wide ? drawn : 0x28 + drawn % 0x38);
+    if (wish.data == GemmData::kIntegers) code = e4m3_of_exact(std::ldexp(1.0, power));
+    if (wish.data == GemmData::kBits) code = static_cast<uint8_t>(random.bits() & 0x7FU);
+    if (is_planned) code = planned_scale(wish);
     scales.push_back(code);
     values.push_back(decode_e4m3(code));
   }
@@ -319,9 +351,10 @@ void GemmCase::make_permutation(Random& random) {
 void GemmCase::make_weights(Random& random) {
   const Storage storage = weight_storage(spec_.mode);
   const int64_t count = experts() * spec_.weight_rows * spec_.cols;
-  if (spec_.data >= GemmData::kEveryWeight) {
-    plan_codes(storage.dtype, spec_.data == GemmData::kEveryInput, experts() * spec_.weight_rows,
-               spec_.cols, weight_codes_, weight_values_);
+  const Plan plan = plan_of(spec_.data, false);
+  if (plan != Plan::kNone) {
+    plan_codes(storage.dtype, plan, experts() * spec_.weight_rows, spec_.cols, weight_codes_,
+               weight_values_);
   }
   while (static_cast<int64_t>(weight_values_.size()) < count) {
     add_code(storage.dtype, spec_.data, random, weight_codes_, weight_values_);
@@ -332,8 +365,7 @@ void GemmCase::make_weights(Random& random) {
   for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
     const bool is_wide =
         spec_.wide_scales || std::ranges::count(spec_.wide_experts, i / (rows * blocks)) > 0;
-    add_scale({storage.scale, spec_.data, is_wide, spec_.data == GemmData::kEveryInput,
-               i / blocks % rows},
+    add_scale({storage.scale, spec_.data, is_wide, plan, rows, i / blocks % rows, i % blocks},
               random, weight_scales_, weight_scale_values_);
   }
   for (int64_t i = 0; i < count; ++i) {
@@ -354,7 +386,8 @@ void GemmCase::round_weights() {
       const int64_t end = std::min(first + 128, spec_.cols);
       double largest = 0;
       for (int64_t k = first; k < end; k += 16) {
-        const double scale = weight_scale_values_[static_cast<size_t>(row * blocks + k / 16)];
+        const double scale =
+            std::abs(weight_scale_values_[static_cast<size_t>(row * blocks + k / 16)]);
         if (scale > largest) largest = scale;
       }
       const double unit = largest == 0 ? 1 : std::exp2(std::ceil(std::log2(6.0 * largest / 448.0)));
@@ -370,9 +403,9 @@ void GemmCase::make_inputs(Random& random) {
   Storage storage = input_storage(spec_.mode);
   if (storage.dtype == DType::kBF16 && spec_.fp32_rows) storage.dtype = DType::kF32;
   const int64_t count = input_rows_ * spec_.cols;
-  if (spec_.data >= GemmData::kEveryWeight) {
-    plan_codes(storage.dtype, spec_.data == GemmData::kEveryWeight, input_rows_, spec_.cols,
-               input_codes, input_values_);
+  const Plan plan = plan_of(spec_.data, true);
+  if (plan != Plan::kNone) {
+    plan_codes(storage.dtype, plan, input_rows_, spec_.cols, input_codes, input_values_);
   }
   while (static_cast<int64_t>(input_values_.size()) < count) {
     add_code(storage.dtype, spec_.data, random, input_codes, input_values_);
@@ -381,9 +414,9 @@ void GemmCase::make_inputs(Random& random) {
   std::vector<double> scales;
   for (int64_t i = 0; i < input_rows_ * blocks; ++i) {
     const int64_t row = spec_.transposed_scales ? i % input_rows_ : i / blocks;
-    add_scale(
-        {storage.scale, spec_.data, spec_.wide_scales, spec_.data == GemmData::kEveryWeight, row},
-        random, input_scales, scales);
+    const int64_t block = spec_.transposed_scales ? i / input_rows_ : i % blocks;
+    add_scale({storage.scale, spec_.data, spec_.wide_scales, plan, input_rows_, row, block}, random,
+              input_scales, scales);
   }
   // With transposed scales, (row, block) is stored at block * rows + row.
   for (int64_t i = 0; i < count && blocks > 0; ++i) {

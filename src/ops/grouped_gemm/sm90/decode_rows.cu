@@ -2,6 +2,9 @@
 // E4M3 codes, E4M3 x UE8M0 and E2M1 x E4M3 are exact in bf16; scales of 1x128 stay out, they are
 // factors of sums (moe spec 11.1).
 //
+// UE8M0 scales of a row that bf16 has not exactly and as normal numbers with E4M3 codes (bytes
+// below 10, above 246: moe spec 11.2) are moved by a power of two, which becomes the row's factor.
+//
 // A thread makes 8 elements, 16 bytes. Bytes: 1.06 (0.56 for NVFP4) read and 2 written an element,
 // beside 2 bytes an element and row tile that the GEMM reads.
 #include <algorithm>
@@ -11,6 +14,7 @@
 #include "base/int_math.h"
 #include "device/ptx/convert.cuh"
 #include "device/ptx/grid_dependency.cuh"
+#include "device/reduce.cuh"
 #include "device/vector_io.cuh"
 #include "formats/minifloat.h"
 #include "formats/ue8m0.h"
@@ -33,17 +37,47 @@ __device__ uint32_t e4m3_pair(const uint2& codes, int i) {
   return i % 2 == 0 ? e4m3x4_low_to_f16x2(word) : e4m3x4_high_to_f16x2(word);
 }
 
-__device__ float load_scale(const RowDecodeParams& params, int64_t row, int64_t block) {
-  const uint8_t code =
-      params.scales[row * params.scale_row_stride + block * params.scale_block_stride];
-  return params.format == RowFormat::kMxfp8 ? UE8M0::decode(code) : E4M3::decode(code);
+__device__ uint8_t load_scale(const RowDecodeParams& params, int64_t row, int64_t block) {
+  return params.scales[row * params.scale_row_stride + block * params.scale_block_stride];
 }
 
-__device__ uint4 decode_e4m3(const RowDecodeParams& params, int64_t row, int64_t col) {
+constexpr int kLeastExact = 10;
+constexpr int kMostExact = 246;
+
+// What is subtracted from the bytes of a row's scales. By a warp.
+__device__ int find_shift(const RowDecodeParams& params, int64_t row) {
+  uint32_t least = kMostExact;
+  uint32_t most = 0;
+  for (int64_t block = threadIdx.x % 32; block < params.cols / 32; block += 32) {
+    const uint32_t scale = load_scale(params, row, block);
+    if (scale == UE8M0::kNanCode) continue;
+    least = min(least, scale);
+    most = max(most, scale);
+  }
+  least = __reduce_min_sync(kFullWarp, least);
+  most = __reduce_max_sync(kFullWarp, most);
+  if (most > kMostExact) return static_cast<int>(most) - kMostExact;
+  // Sums of larger numbers could overflow, and need the least ones less.
+  return least < kLeastExact && most < 127 ? static_cast<int>(least) - kLeastExact : 0;
+}
+
+// Almost always 0, at the price of a look at the row's scales by the block together.
+__device__ int row_shift(const RowDecodeParams& params, int64_t row) {
+  bool is_outside = false;
+  for (int64_t block = threadIdx.x; block < params.cols / 32; block += kThreads) {
+    const int scale = load_scale(params, row, block);
+    is_outside = is_outside || scale < kLeastExact || scale > kMostExact;
+  }
+  return __syncthreads_or(is_outside ? 1 : 0) != 0 ? find_shift(params, row) : 0;
+}
+
+__device__ uint4 decode_e4m3(const RowDecodeParams& params, int64_t row, int64_t col, int shift) {
   const auto codes = load_readonly<uint2>(params.codes + row * params.cols + col);
   uint32_t words[4];
   float scale = 1.0F;
-  if (params.format == RowFormat::kMxfp8) scale = load_scale(params, row, col / 32);
+  if (params.format == RowFormat::kMxfp8) {
+    scale = mul_rn(UE8M0::decode(load_scale(params, row, col / 32)), power_of_two(-shift));
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     words[i] = e4m3_pair(codes, i);
@@ -55,7 +89,7 @@ __device__ uint4 decode_e4m3(const RowDecodeParams& params, int64_t row, int64_t
 
 __device__ uint4 decode_e2m1(const RowDecodeParams& params, int64_t row, int64_t col) {
   const auto codes = load_readonly<uint32_t>(params.codes + (row * params.cols + col) / 2);
-  const float scale = load_scale(params, row, col / 16);
+  const float scale = E4M3::decode(load_scale(params, row, col / 16));
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -75,12 +109,16 @@ __global__ void __launch_bounds__(kThreads)
     rows = min(rows, static_cast<int64_t>(*params.num_tiles) * params.token_tile);
   }
   const int64_t col = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
-  if (col >= params.cols) return;
   const bool is_e2m1 =
       params.format == RowFormat::kNvfp4 || params.format == RowFormat::kNvfp4PerToken;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const int shift = params.row_factors != nullptr ? row_shift(params, row) : 0;
+    if (params.row_factors != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+      params.row_factors[row] = power_of_two(shift);
+    }
+    if (col >= params.cols) continue;
     store(params.output + row * params.cols + col,
-          is_e2m1 ? decode_e2m1(params, row, col) : decode_e4m3(params, row, col));
+          is_e2m1 ? decode_e2m1(params, row, col) : decode_e4m3(params, row, col, shift));
   }
 }
 

@@ -78,6 +78,7 @@ struct RowDecodeParams {
   const int32_t* num_tiles = nullptr;
   int token_tile = 1;
   uint16_t* output = nullptr;
+  float* row_factors = nullptr;  // kMxfp8: what a row's values are to be multiplied by.
 };
 void launch_decode_rows(const RowDecodeParams& params, Stream stream);
 

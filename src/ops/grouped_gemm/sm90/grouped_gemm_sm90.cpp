@@ -51,6 +51,19 @@ bool decodes_rows(const GroupedGemmProblem& problem, WeightCoding coding) {
   return !has_bf16_rows && activation_bytes(coding) == 2;
 }
 
+bool has_row_factors(const GroupedGemmProblem& problem) {
+  return moe_mode_info(problem.mode).input == RowFormat::kMxfp8;
+}
+
+// Workspace of decoded rows; their factors lie behind.
+int64_t decoded_bytes(const GroupedGemmProblem& problem, int64_t rows) {
+  return round_up(rows * problem.cols * 2, kGemmAlignment);
+}
+float* row_factors(const GroupedGemmProblem& problem, const GemmCall& call) {
+  if (!has_row_factors(problem)) return nullptr;
+  return reinterpret_cast<float*>(call.workspace + decoded_bytes(problem, call.rows.count));
+}
+
 // Rows that every buffer indexed by row numbers has.
 int64_t row_limit(const GemmCall& call) {
   int64_t limit = call.output_rows;
@@ -81,7 +94,7 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
                                                          : static_cast<const uint8_t*>(rows.values);
   params.row_bytes = problem.cols * activation_bytes(coding_of(call));
   params.input_rows = rows.count;
-  params.row_scale = rows.row_scale;
+  params.row_scale = has_row_factors(problem) ? row_factors(problem, call) : rows.row_scale;
   params.row_to_token = rows.row_to_token;
   if (moe_mode_info(problem.mode).input == RowFormat::kFp8Group) {
     params.group_scales = static_cast<const float*>(rows.scales);
@@ -132,7 +145,8 @@ void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream
                       .scale_block_stride = call.rows.scale_block_stride,
                       .num_tiles = gathers ? nullptr : call.tiles.num_tiles,
                       .token_tile = static_cast<int>(call.tiles.token_tile),
-                      .output = reinterpret_cast<uint16_t*>(call.workspace)},
+                      .output = reinterpret_cast<uint16_t*>(call.workspace),
+                      .row_factors = row_factors(problem, call)},
                      stream);
 }
 
@@ -165,7 +179,9 @@ int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
   // Weights whose scales spread too far get the form that needs 16-bit rows.
   const bool may_decode =
       decodes_rows(problem, coding_of(problem.mode)) || may_not_fit(coding_of(problem.mode));
-  return may_decode ? round_up(a_rows * problem.cols * 2, kGemmAlignment) : 0;
+  if (!may_decode) return 0;
+  const int64_t factors = has_row_factors(problem) ? a_rows * int64_t{sizeof(float)} : 0;
+  return decoded_bytes(problem, a_rows) + round_up(factors, kGemmAlignment);
 }
 
 Support supports(const GroupedGemmProblem& problem) {
