@@ -20,9 +20,6 @@ namespace narrowfloat {
 namespace {
 
 template <WeightCoding kCoding>
-constexpr bool kHasUe8m0Scales = kCoding == WeightCoding::kMxfp8 || kCoding == WeightCoding::kMxfp4;
-
-template <WeightCoding kCoding>
 __device__ void make_unit(const UnitSource<kCoding>& source) {
   if constexpr (kCoding >= WeightCoding::kMxfp4Fp8) {
     make_e2m1_rows(source);
@@ -80,7 +77,7 @@ dim3 blocks_of_threads(int64_t threads) {
 template <WeightCoding kCoding>
 void launch_make_units(const PrepareParams& params, int64_t experts, Stream stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
-  if constexpr (kHasUe8m0Scales<kCoding>) {
+  if constexpr (has_ue8m0_scales(kCoding)) {
     launch(find_row_shifts_kernel<kCoding>,
            {blocks_of_threads(experts * params.rows), dim3(kPrepareThreads)}, stream, params);
   }
