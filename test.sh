@@ -56,11 +56,13 @@ python_tests() {
 
 # The wheel as `pip install .` makes it, without a network, and its tests, in .venv. ccache knows
 # the objects of the preset cpu again if the compiler has the same name, so it is named as CMake
-# does; scikit-build-core would take the name that Python was built with.
+# does; scikit-build-core would take the name that Python was built with. The CUDA part is left out:
+# its objects are those of the preset sm90, and nothing here could run them.
 python_package_tests() {
   rm -rf build/wheel
   CC=cc CXX=c++ .venv/bin/pip wheel --quiet --disable-pip-version-check --no-build-isolation \
-    --no-deps --config-settings=build-dir=build/python --wheel-dir build/wheel .
+    --no-deps --config-settings=build-dir=build/python \
+    --config-settings=cmake.define.NARROWFLOAT_CUDA=OFF --wheel-dir build/wheel .
   .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
   .venv/bin/python -m pytest -q -p no:cacheprovider tests/python_package
@@ -68,13 +70,17 @@ python_package_tests() {
 
 torch_tests() {
   if ! $with_torch; then
-    echo "skipped: compressed-tensors reading our checkpoints; ./test.sh --with-torch runs it"
+    echo "skipped: compressed-tensors reading our checkpoints, and tensors of torch in the Python"
+    echo "package; ./test.sh --with-torch runs both"
     return
   fi
   tools/setup.sh --torch
   .venv-torch/bin/python -c 'import compressed_tensors, torch'  # pytest would skip without them.
   NARROWFLOAT_CLI=$PWD/build/cpu/src/cli/narrowfloat \
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python/test_compressed_tensors.py
+  .venv-torch/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
+    build/wheel/narrowfloat-*.whl
+  .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
 sanitized_unit_tests() {

@@ -7,29 +7,44 @@
     quantized = nf.quantize(weights, "nvfp4")
     restored = quantized.dequantize()
 
-Arrays are NumPy's, or of any library that speaks DLPack, in the memory of the CPU. Inputs are
-never copied and never written. bfloat16 and float8 arrays are those of ml_dtypes; without it
-uint16 stands for the bits of bfloat16 and uint8 for those of float8_e4m3fn.
+Arrays are NumPy's, torch's, or of any library that speaks DLPack, on the CPU or (in a build with
+CUDA) on a GPU. Inputs are never copied and never written. bfloat16 and float8 arrays of NumPy are
+those of ml_dtypes; without it uint16 stands for the bits of bfloat16 and uint8 for those of
+float8_e4m3fn.
 
 Errors: ValueError for arguments and files that can never work, NotImplementedError for valid
 requests that this build cannot do, OSError where the system refused, RuntimeError for bugs, and
 TypeError for what is no array at all.
 """
 
+from narrowfloat._checkpoints import dequantize_checkpoint, diff, quantize_checkpoint
 from narrowfloat._core import (
+    CheckpointDiff,
+    CheckpointReport,
+    ErrorFigures,
+    Explanation,
     FormatInfo,
     QuantizedLayout,
+    activations,
     build_info,
     decode_scale_from_encode,
+    default_token_tile,
     encode_scale_from_amax,
     encode_scale_from_decode,
     formats,
     layouts,
+    moe_layers,
+    moe_modes,
     num_threads,
+    operations,
     quantized_layout,
+    routing_methods,
     set_num_threads,
     version,
 )
+from narrowfloat._explain import explain
+from narrowfloat._moe import MoeLayer
+from narrowfloat._moe_config import Activation, MoeConfig
 from narrowfloat._norms import add_rmsnorm_quantize, rmsnorm_quantize
 from narrowfloat._operations import (
     amax,
@@ -41,31 +56,55 @@ from narrowfloat._operations import (
 )
 from narrowfloat._options import FourOverSix, QuantizeOptions
 from narrowfloat._quantized import QuantizedTensor
+from narrowfloat._routing import Permutation, combine, permute, route
+from narrowfloat._streams import use_stream
 
 __version__ = version()
 
 __all__ = [
+    "Activation",
+    "CheckpointDiff",
+    "CheckpointReport",
+    "ErrorFigures",
+    "Explanation",
     "FormatInfo",
     "FourOverSix",
+    "MoeConfig",
+    "MoeLayer",
+    "Permutation",
     "QuantizeOptions",
     "QuantizedLayout",
     "QuantizedTensor",
+    "activations",
     "add_rmsnorm_quantize",
     "amax",
     "build_info",
+    "combine",
     "decode_scale_from_encode",
+    "default_token_tile",
     "dequantize",
+    "dequantize_checkpoint",
+    "diff",
     "encode_scale_from_amax",
     "encode_scale_from_decode",
+    "explain",
     "formats",
     "layouts",
+    "moe_layers",
+    "moe_modes",
     "num_threads",
+    "operations",
+    "permute",
     "quantize",
+    "quantize_checkpoint",
     "quantized_layout",
     "relayout",
     "rmsnorm_quantize",
+    "route",
+    "routing_methods",
     "set_num_threads",
     "silu_mul_quantize",
     "smooth_quantize",
+    "use_stream",
     "version",
 ]

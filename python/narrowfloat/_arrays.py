@@ -1,10 +1,12 @@
-"""Arrays on their way into the extension: types that DLPack lacks become integers of their size.
+"""Arrays on their way into the extension and new arrays for results.
 
-ml_dtypes is never imported for an input: an array of its types brings the type along.
+Types that DLPack lacks become integers of their size. ml_dtypes and torch are never imported for an
+input: an array of theirs brings its library along.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -76,3 +78,80 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     except ImportError:
         return np.dtype(np.uint16)
     return np.dtype(ml_dtypes.bfloat16)
+
+
+class NumpyMaker:
+    """Makes arrays of NumPy."""
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        """A new array; dtype as float_dtype() takes it."""
+        return np.zeros(shape, float_dtype(dtype))
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """As zeros(), of any contents."""
+        return np.empty(shape, float_dtype(dtype))
+
+    def from_numpy(self, array: Any) -> Any:
+        """The same numbers where new arrays are made."""
+        return array
+
+
+class TorchMaker:
+    """Makes tensors of torch on one device."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def _type(self, dtype: Any) -> Any:
+        torch = sys.modules["torch"]
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        return getattr(torch, name)
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        """A new tensor; dtype is torch's, or a name, or NumPy's."""
+        return sys.modules["torch"].zeros(shape, dtype=self._type(dtype), device=self.device)
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """As zeros(), of any contents."""
+        return sys.modules["torch"].empty(shape, dtype=self._type(dtype), device=self.device)
+
+    def from_numpy(self, array: Any) -> Any:
+        """The same numbers where new tensors are made."""
+        torch = sys.modules["torch"]
+        # A copy, as torch has no read-only tensors.
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+
+Maker = NumpyMaker | TorchMaker
+
+NUMPY = NumpyMaker()
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is a tensor of torch, which is then imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def maker_of(argument: str, array: Any) -> Maker:
+    """Makes arrays of the kind of `array`: torch's on its device, else NumPy's.
+
+    NotImplementedError for an array of another library on a device: its results must be given.
+    """
+    if isinstance(array, np.ndarray):
+        return NUMPY
+    if isinstance(array, Maker):
+        return array
+    if is_torch(array):
+        return TorchMaker(array.device)
+    where = getattr(array, "__dlpack_device__", None)
+    if where is not None:
+        kind, index = where()
+        if kind == 2 or kind == 13:  # kDLCUDA, kDLCUDAManaged
+            raise NotImplementedError(
+                f"{argument}: an array on cuda:{int(index)}, where narrowfloat makes tensors of "
+                "torch alone; give out"
+            )
+    return NUMPY

@@ -65,7 +65,7 @@ def rmsnorm_quantize(
     Other arguments: quantize().
     """
     shape = shape_of("input", input)
-    target = prepare_output(shape, format, layout, batched, None, out, options)
+    target = prepare_output(shape, format, layout, batched, None, out, options, ("input", input))
     norm = _norm_options(target, eps, norm_output, extra_layout, extra_scales)
     factors = to_core("weight", weight)
     core_options = to_core_options(options)
@@ -90,7 +90,7 @@ def add_rmsnorm_quantize(
 ) -> QuantizedTensor:
     """As rmsnorm_quantize() of input + residual, rounded; the sum is stored to `residual`."""
     shape = shape_of("input", input)
-    target = prepare_output(shape, format, layout, batched, None, out, options)
+    target = prepare_output(shape, format, layout, batched, None, out, options, ("input", input))
     norm = _norm_options(target, eps, norm_output, extra_layout, extra_scales)
     _core.add_rmsnorm_quantize(
         to_core("input", input),

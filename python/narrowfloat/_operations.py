@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from narrowfloat import _core
-from narrowfloat._arrays import float_dtype, shape_of, to_core
+from narrowfloat._arrays import is_torch, maker_of, shape_of, to_core
 from narrowfloat._options import QuantizeOptions, global_scale_axis, to_core_options
 from narrowfloat._quantized import QuantizedTensor, alignment_of, scales_shape
 
@@ -25,8 +25,12 @@ def prepare_output(
     alignment: int | None,
     out: QuantizedTensor | None,
     options: QuantizeOptions,
+    like: tuple[str, Any],
 ) -> QuantizedTensor:
-    """`out`, if it is what the other arguments ask for, or a new tensor."""
+    """`out`, if it is what the other arguments ask for, or a new tensor of the kind of `like`.
+
+    like: name and value of the argument that decides where the result lies.
+    """
     if out is None:
         offsets = options.get("row_offsets")
         if format is None:
@@ -39,6 +43,7 @@ def prepare_output(
             alignment=32 if alignment is None else alignment,
             groups=0 if offsets is None else shape_of("row_offsets", offsets)[0] - 1,
             global_scale_axis=global_scale_axis(format, options),
+            like=maker_of(*like),
         )
     if not isinstance(out, QuantizedTensor):
         raise TypeError(f"out: expected a QuantizedTensor, got {type(out).__name__}")
@@ -59,6 +64,12 @@ def finish_output(target: QuantizedTensor, options: QuantizeOptions) -> Quantize
     """What a tensor must know of the call that filled it."""
     target._row_offsets = options.get("row_offsets")
     return target
+
+
+def _is_contiguous(array: Any) -> bool:
+    if isinstance(array, np.ndarray):
+        return array.flags.c_contiguous
+    return is_torch(array) and array.is_contiguous()
 
 
 def quantize(
@@ -82,7 +93,8 @@ def quantize(
     options: QuantizeOptions.
     """
     shape = shape_of("input", input)
-    target = prepare_output(shape, format, layout, batched, alignment, out, options)
+    like = ("input", input)
+    target = prepare_output(shape, format, layout, batched, alignment, out, options, like)
     _core.quantize(to_core("input", input), target._buffers, to_core_options(options))
     return finish_output(target, options)
 
@@ -106,7 +118,8 @@ def silu_mul_quantize(
     if shape[-1] % 2:
         raise ValueError(f"gate_up: expected an even number of columns, got {shape[-1]}")
     shape = (*shape[:-1], shape[-1] // 2)
-    target = prepare_output(shape, format, layout, batched, alignment, out, options)
+    like = ("gate_up", gate_up)
+    target = prepare_output(shape, format, layout, batched, alignment, out, options, like)
     core_options = to_core_options(options)
     _core.silu_mul_quantize(to_core("gate_up", gate_up), target._buffers, core_options)
     return finish_output(target, options)
@@ -128,7 +141,8 @@ def smooth_quantize(
     input: bfloat16 [..., cols]. smooth: bfloat16 [cols]. Other arguments: quantize().
     """
     shape = shape_of("input", input)
-    target = prepare_output(shape, format, layout, batched, alignment, out, options)
+    like = ("input", input)
+    target = prepare_output(shape, format, layout, batched, alignment, out, options, like)
     core_options = to_core_options(options)
     factors = to_core("smooth", smooth)
     _core.smooth_quantize(to_core("input", input), factors, target._buffers, core_options)
@@ -149,7 +163,7 @@ def dequantize(
     global_scale_divides: the global scale is a divisor, as compressed-tensors files store it.
     """
     if out is None:
-        out = np.empty(input.shape, float_dtype(dtype))
+        out = maker_of("input", input.values).empty(input.shape, dtype)
     target = to_core("out", out)
     _core.dequantize(input._buffers, target, global_scale_divides, input.row_offsets)
     return out
@@ -178,8 +192,8 @@ def relayout(
     )
     if out is None:
         lead = input.shape[:-2] if old.batch != 1 else ()
-        dtype = np.float32 if sizes.scale_type == "F32" else np.uint8
-        out = np.empty(scales_shape(sizes, lead), dtype)
+        dtype = "float32" if sizes.scale_type == "F32" else "uint8"
+        out = maker_of("input", input.scales).empty(scales_shape(sizes, lead), dtype)
     _core.relayout(input._buffers, sizes, to_core("out", out))
     return QuantizedTensor(input.values, out, input.global_scale, sizes, input.shape)
 
@@ -194,7 +208,9 @@ def amax(
     """
     shape = shape_of("input", input)
     if out is None:
-        out = np.empty(shape[:-1] if per_row else 1, np.float32)
-    flat = out.reshape(-1) if isinstance(out, np.ndarray) and out.flags.c_contiguous else out
+        out = maker_of("input", input).empty(shape[:-1] if per_row else (1,), "float32")
+    flat = out
+    if len(out.shape) != 1 and _is_contiguous(out):
+        flat = out.reshape(-1)
     _core.amax(to_core("input", input), flat, per_row)
     return out

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from narrowfloat import _core
-from narrowfloat._arrays import codes_to_core, to_core
+from narrowfloat._arrays import NUMPY, codes_to_core, maker_of, to_core
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SCALE_TYPES = {"E4M3": "F8_E4M3", "UE8M0": "F8_E8M0", "F32": "F32"}  # Spelling of safetensors.
 _METADATA = "narrowfloat."
+_WITH_GLOBAL_SCALE = {info.name for info in _core.formats() if info.has_global_scale}
 
 
 def scales_shape(sizes: _core.QuantizedLayout, lead: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,11 +92,13 @@ class QuantizedTensor:
         alignment: int = 32,
         groups: int = 0,
         global_scale_axis: str = "tensor",
+        like: Any = None,
     ) -> QuantizedTensor:
         """New zeroed arrays for a tensor of a logical shape, for use as `out=`.
 
         shape: [..., cols]. batched: the axes before the last two are batches with scale images of
-        their own; else all leading axes together are rows. Other arguments: quantized_layout().
+        their own; else all leading axes together are rows. like: a torch tensor; the new arrays are
+        then tensors on its device. Other arguments: quantized_layout().
         """
         if not shape:
             raise ValueError("shape: expected at least one axis")
@@ -113,13 +116,14 @@ class QuantizedTensor:
             global_scale_axis=global_scale_axis,
         )
         packed = sizes.value_cols // 2 if sizes.element_bits == 4 else sizes.value_cols
-        values = np.zeros((*shape[:-1], packed), np.uint8)
-        scales = np.zeros(
+        make = NUMPY if like is None else maker_of("like", like)
+        values = make.zeros((*shape[:-1], packed), "uint8")
+        scales = make.zeros(
             scales_shape(sizes, tuple(shape[:-2]) if batched else ()),
-            np.float32 if sizes.scale_type == "F32" else np.uint8,
+            "float32" if sizes.scale_type == "F32" else "uint8",
         )
-        has_global = next(f for f in _core.formats() if f.name == format).has_global_scale
-        global_scale = np.zeros(sizes.global_scales, np.float32) if has_global else None
+        has_global = format in _WITH_GLOBAL_SCALE
+        global_scale = make.zeros((sizes.global_scales,), "float32") if has_global else None
         return cls(values, scales, global_scale, sizes, shape)
 
     @property

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include "narrowfloat/error.h"
+#include "python/src/exchange.h"
 
 namespace narrowfloat::python {
 namespace {
@@ -54,84 +55,112 @@ DType dtype_of(std::string_view argument, nb::dlpack::dtype dtype) {
              std::to_string(dtype.code) + ", " + std::to_string(dtype.bits) + " bits)");
 }
 
-void require_cpu(std::string_view argument, const nb::ndarray<nb::ro>& array) {
-  const int type = array.device_type();
-  if (type == nb::device::cpu::value || type == nb::device::cuda_host::value) return;
-  const bool is_cuda = type == nb::device::cuda::value || type == nb::device::cuda_managed::value;
+// Memory that both sides can read counts as the CPU's where it is pinned, as CUDA's where managed.
+Device device_of(std::string_view argument, const nb::dlpack::dltensor& tensor) {
+  const int type = tensor.device.device_type;
+  if (type == nb::device::cpu::value || type == nb::device::cuda_host::value) return {};
+  if (type == nb::device::cuda::value || type == nb::device::cuda_managed::value) {
+    return {.type = DeviceType::kCuda, .index = tensor.device.device_id};
+  }
   refuse(ErrorKind::kUnsupported, argument,
-         (is_cuda ? "an array on cuda:" + std::to_string(array.device_id())
-                  : "an array on a device of DLPack type " + std::to_string(type)) +
-             ", but this build of the Python package computes on the CPU; copy it there");
+         "an array on a device of DLPack type " + std::to_string(type) +
+             ", but narrowfloat computes on the CPU and on CUDA devices; copy it there");
 }
 
 // More axes than a view has are fine where they lie densely: the leading ones become one.
-void set_matrix(std::string_view argument, const nb::ndarray<nb::ro>& array, TensorView& view) {
-  const size_t last = array.ndim() - 1;
+void set_matrix(std::string_view argument, const nb::dlpack::dltensor& tensor, TensorView& view) {
   int64_t dense = 1;
-  for (size_t axis = array.ndim(); axis-- > 0;) {
-    if (array.shape(axis) != 1 && array.stride(axis) != dense && array.size() > 0) {
+  bool is_empty = false;
+  for (int axis = 0; axis < tensor.ndim; ++axis) is_empty |= tensor.shape[axis] == 0;
+  for (int axis = tensor.ndim; axis-- > 0;) {
+    if (tensor.shape[axis] != 1 && tensor.strides[axis] != dense && !is_empty) {
       refuse(ErrorKind::kInvalidArgument, argument,
              "expected at most " + std::to_string(TensorView::kMaxRank) +
-                 " axes or a C-contiguous array, got " + std::to_string(array.ndim()) +
+                 " axes or a C-contiguous array, got " + std::to_string(tensor.ndim) +
                  "; reshape it");
     }
-    dense *= static_cast<int64_t>(array.shape(axis));
+    dense *= tensor.shape[axis];
   }
-  const auto cols = static_cast<int64_t>(array.shape(last));
+  const int64_t cols = tensor.shape[tensor.ndim - 1];
   view.rank = 2;
   view.shape = {cols > 0 ? dense / cols : 0, cols};
   view.strides = {cols, 1};
 }
 
-TensorView view_of(std::string_view argument, const nb::ndarray<nb::ro>& array) {
-  require_cpu(argument, array);
+TensorView view_of(std::string_view argument, const nb::dlpack::dltensor& tensor, DType bytes_as) {
   TensorView view;
-  view.dtype = dtype_of(argument, array.dtype());
-  if (array.ndim() > static_cast<size_t>(TensorView::kMaxRank)) {
-    set_matrix(argument, array, view);
+  view.device = device_of(argument, tensor);
+  view.dtype = dtype_of(argument, tensor.dtype);
+  if (tensor.dtype.code == static_cast<uint8_t>(Code::UInt) && tensor.dtype.bits == 8) {
+    view.dtype = bytes_as;
+  }
+  if (tensor.ndim > TensorView::kMaxRank) {
+    set_matrix(argument, tensor, view);
   } else {
-    view.rank = static_cast<int>(array.ndim());
-    for (size_t axis = 0; axis < array.ndim(); ++axis) {
-      view.shape[axis] = static_cast<int64_t>(array.shape(axis));
-      view.strides[axis] = array.stride(axis);
+    view.rank = tensor.ndim;
+    for (int axis = 0; axis < tensor.ndim; ++axis) {
+      const auto i = static_cast<size_t>(axis);
+      view.shape[i] = tensor.shape[axis];
+      view.strides[i] = tensor.strides[axis];
     }
   }
   // Views do not tell inputs from outputs; operations never write through their inputs.
-  view.data = const_cast<void*>(static_cast<const void*>(array.data()));
-  if (reinterpret_cast<uintptr_t>(view.data) % array.itemsize() != 0) {
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  const uintptr_t item_bytes = tensor.dtype.bits / 8U;
+  if (reinterpret_cast<uintptr_t>(view.data) % item_bytes != 0) {
     refuse(ErrorKind::kInvalidArgument, argument,
-           "expected memory aligned to " + std::to_string(array.itemsize()) +
-               " bytes; copy the array");
+           "expected memory aligned to " + std::to_string(item_bytes) + " bytes; copy the array");
   }
   return view;
 }
 
+// What an imported array says, in DLPack's form. Its strides are always there.
+nb::dlpack::dltensor describe(const nb::ndarray<nb::ro>& array) {
+  return {.data = const_cast<void*>(static_cast<const void*>(array.data())),
+          .device = {array.device_type(), array.device_id()},
+          .ndim = static_cast<int32_t>(array.ndim()),
+          .dtype = array.dtype(),
+          .shape = const_cast<int64_t*>(array.shape_ptr()),
+          .strides = const_cast<int64_t*>(array.stride_ptr()),
+          .byte_offset = 0};
+}
+
+[[noreturn]] void throw_no_array(std::string_view argument, nb::handle object) {
+  const auto type = nb::cast<std::string>(object.type().attr("__name__"));
+  const std::string message = std::string(argument) + ": expected an array, got " + type;
+  throw nb::type_error(message.c_str());
+}
+
 }  // namespace
 
-Array input_array(std::string_view argument, nb::handle object) {
+Array input_array(std::string_view argument, nb::handle object, DType bytes_as) {
   Array array;
   if (object.is_none()) return array;
-  if (!nb::try_cast(object, array.owner)) {
-    const auto type = nb::cast<std::string>(object.type().attr("__name__"));
-    const std::string message = std::string(argument) + ": expected an array, got " + type;
-    throw nb::type_error(message.c_str());
+  nb::dlpack::dltensor tensor{};
+  if (describe_tensor(object, tensor)) {
+    array.object = nb::borrow(object);
+    array.view = view_of(argument, tensor, bytes_as);
+    return array;
   }
-  array.view = view_of(argument, array.owner);
+  if (!nb::try_cast(object, array.owner)) throw_no_array(argument, object);
+  array.view = view_of(argument, describe(array.owner), bytes_as);
   return array;
 }
 
-Array output_array(std::string_view argument, nb::handle object) {
-  Array array = input_array(argument, object);
-  if (!object.is_none() && !is_writable(object)) {
+Array output_array(std::string_view argument, nb::handle object, DType bytes_as) {
+  Array array = input_array(argument, object, bytes_as);
+  if (!object.is_none() && !is_writable(array, object)) {
     refuse(ErrorKind::kInvalidArgument, argument, "the array is read-only");
   }
   return array;
 }
 
-// Producers of read-only memory fail an import that asks to write.
-bool is_writable(nb::handle array) {
+// Producers of read-only memory fail an import that asks to write. Tensors that were described in
+// place are of libraries that have no such memory.
+bool is_writable(const Array& array, nb::handle object) {
+  if (array.object.is_valid()) return true;
   nb::ndarray<> writable;
-  return nb::try_cast(array, writable);
+  return nb::try_cast(object, writable);
 }
 
 bool is_dense(const TensorView& view) {

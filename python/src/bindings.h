@@ -5,10 +5,15 @@
 
 namespace narrowfloat::python {
 
-void bind_formats(nanobind::module_& module);     // FormatInfo, QuantizedLayout, names, sizes.
-void bind_options(nanobind::module_& module);     // QuantizeOptions, RmsNormOptions.
-void bind_operations(nanobind::module_& module);  // QuantizedBuffers and what works on them.
-void bind_files(nanobind::module_& module);       // Single safetensors files.
-void bind_runtime(nanobind::module_& module);     // Version, threads.
+void bind_formats(nanobind::module_& module);       // FormatInfo, QuantizedLayout, names, sizes.
+void bind_options(nanobind::module_& module);       // QuantizeOptions, RmsNormOptions.
+void bind_operations(nanobind::module_& module);    // QuantizedBuffers and what works on them.
+void bind_files(nanobind::module_& module);         // Single safetensors files.
+void bind_checkpoints(nanobind::module_& module);   // Checkpoints and their reports.
+void bind_moe(nanobind::module_& module);           // MoeConfig, MoeWeights, MoeLayer.
+void bind_routing(nanobind::module_& module);       // route, permute, combine; listings.
+void bind_explanations(nanobind::module_& module);  // explain.
+void bind_streams(nanobind::module_& module);       // The stream of CUDA calls.
+void bind_runtime(nanobind::module_& module);       // Version, threads.
 
 }  // namespace narrowfloat::python

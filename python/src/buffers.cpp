@@ -23,7 +23,16 @@ void require_part(std::string_view argument, const TensorView& view, int64_t cou
                   ", got " + got);
 }
 
-bool is_writable_or_none(nb::handle object) { return object.is_none() || is_writable(object); }
+bool is_writable_or_none(const Array& array, nb::handle object) {
+  return object.is_none() || is_writable(array, object);
+}
+
+void require_device(std::string_view argument, const TensorView& view, Device device) {
+  if (view.is_absent() || view.device == device) return;
+  throw Error(ErrorKind::kInvalidArgument, std::string(argument) + ": expected an array on " +
+                                               to_string(device) + " like values, got one on " +
+                                               to_string(view.device));
+}
 
 }  // namespace
 
@@ -33,16 +42,20 @@ QuantizedBuffers::QuantizedBuffers(const QuantizedLayout& wanted, nb::handle val
       values(input_array("values", values_array)),
       scales(input_array("scales", scales_array)),
       global_scale(input_array("global_scale", global_scale_array)),
-      is_writable(is_writable_or_none(values_array) && is_writable_or_none(scales_array) &&
-                  is_writable_or_none(global_scale_array)) {
+      is_writable(is_writable_or_none(values, values_array) &&
+                  is_writable_or_none(scales, scales_array) &&
+                  is_writable_or_none(global_scale, global_scale_array)) {
   require_part("values", values.view, layout.values_bytes, 8);
   const int scale_bits = 8 * bytes(format_info(layout.format).scale_type);
   require_part("scales", scales.view, layout.scale_count, scale_bits);
   if (layout.global_scales > 0 || !global_scale.view.is_absent()) {
     require_part("global_scale", global_scale.view, layout.global_scales, 32);
   }
-  view =
-      layout.bind(values.view.data, scales.view.data, static_cast<float*>(global_scale.view.data));
+  const Device device = values.view.device;
+  require_device("scales", scales.view, device);
+  require_device("global_scale", global_scale.view, device);
+  view = layout.bind(values.view.data, scales.view.data,
+                     static_cast<float*>(global_scale.view.data), device);
 }
 
 const QuantizedView& QuantizedBuffers::output() const {
@@ -53,7 +66,7 @@ const QuantizedView& QuantizedBuffers::output() const {
 ScaleView scale_view(const QuantizedLayout& layout, std::string_view argument, const Array& array) {
   const int scale_bits = 8 * bytes(format_info(layout.format).scale_type);
   require_part(argument, array.view, layout.scale_count, scale_bits);
-  return layout.bind(nullptr, array.view.data, nullptr).scales;
+  return layout.bind(nullptr, array.view.data, nullptr, array.view.device).scales;
 }
 
 }  // namespace narrowfloat::python

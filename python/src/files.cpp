@@ -30,7 +30,12 @@ using Metadata = std::map<std::string, std::string>;
 
 std::span<std::byte> dense_bytes(const std::string& argument, const Array& array) {
   if (!is_dense(array.view)) throw_invalid(argument + ": expected a C-contiguous array");
-  return {static_cast<std::byte*>(array.view.data), array.owner.nbytes()};
+  if (array.view.device.type != DeviceType::kCpu) {
+    throw_invalid(argument + ": expected an array on the CPU, got one on " +
+                  to_string(array.view.device) + "; copy it there");
+  }
+  const int64_t size_bits = array.view.num_elements() * bits(array.view.dtype);
+  return {static_cast<std::byte*>(array.view.data), static_cast<size_t>(size_bits) / 8};
 }
 
 // A tensor of a file to be: name, element type as safetensors spells it, array.

@@ -13,4 +13,9 @@ NB_MODULE(_core, module) {
   narrowfloat::python::bind_options(module);
   narrowfloat::python::bind_operations(module);
   narrowfloat::python::bind_files(module);
+  narrowfloat::python::bind_checkpoints(module);
+  narrowfloat::python::bind_moe(module);
+  narrowfloat::python::bind_routing(module);
+  narrowfloat::python::bind_explanations(module);
+  narrowfloat::python::bind_streams(module);
 }

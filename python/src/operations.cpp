@@ -13,6 +13,7 @@
 #include "python/src/buffers.h"
 #include "python/src/choices.h"
 #include "python/src/options.h"
+#include "python/src/streams.h"
 
 namespace narrowfloat::python {
 namespace {
@@ -23,16 +24,18 @@ using Options = PythonQuantizeOptions;
 void run_quantize(nb::handle input, const QuantizedBuffers& output, const Options& options) {
   const Array array = input_array("input", input);
   const QuantizedView& view = output.output();
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  quantize(array.view, view, options.options);
+  quantize(array.view, view, options.options, stream);
 }
 
 void run_silu_mul_quantize(nb::handle gate_up, const QuantizedBuffers& output,
                            const Options& options) {
   const Array array = input_array("gate_up", gate_up);
   const QuantizedView& view = output.output();
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  silu_mul_quantize(array.view, view, options.options);
+  silu_mul_quantize(array.view, view, options.options, stream);
 }
 
 void run_smooth_quantize(nb::handle input, nb::handle smooth, const QuantizedBuffers& output,
@@ -40,8 +43,9 @@ void run_smooth_quantize(nb::handle input, nb::handle smooth, const QuantizedBuf
   const Array array = input_array("input", input);
   const Array factors = input_array("smooth", smooth);
   const QuantizedView& view = output.output();
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  smooth_quantize(array.view, factors.view, view, options.options);
+  smooth_quantize(array.view, factors.view, view, options.options, stream);
 }
 
 void run_rmsnorm_quantize(nb::handle input, nb::handle weight, const QuantizedBuffers& output,
@@ -49,8 +53,9 @@ void run_rmsnorm_quantize(nb::handle input, nb::handle weight, const QuantizedBu
   const Array array = input_array("input", input);
   const Array factors = input_array("weight", weight);
   const QuantizedView& view = output.output();
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  rmsnorm_quantize(array.view, factors.view, view, norm.options, options.options);
+  rmsnorm_quantize(array.view, factors.view, view, norm.options, options.options, stream);
 }
 
 void run_add_rmsnorm_quantize(nb::handle input, nb::handle residual, nb::handle weight,
@@ -60,8 +65,10 @@ void run_add_rmsnorm_quantize(nb::handle input, nb::handle residual, nb::handle 
   const Array sum = output_array("residual", residual);
   const Array factors = input_array("weight", weight);
   const QuantizedView& view = output.output();
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  add_rmsnorm_quantize(array.view, sum.view, factors.view, view, norm.options, options.options);
+  add_rmsnorm_quantize(array.view, sum.view, factors.view, view, norm.options, options.options,
+                       stream);
 }
 
 void run_dequantize(const QuantizedBuffers& input, nb::handle output, bool global_scale_divides,
@@ -70,8 +77,9 @@ void run_dequantize(const QuantizedBuffers& input, nb::handle output, bool globa
   const Array offsets = input_array("row_offsets", row_offsets);
   const DequantizeOptions options{.global_scale_divides = global_scale_divides,
                                   .row_offsets = offsets.view};
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  dequantize(input.view, array.view, options);
+  dequantize(input.view, array.view, options, stream);
 }
 
 void run_relayout(const QuantizedBuffers& input, const QuantizedLayout& layout, nb::handle output) {
@@ -82,15 +90,18 @@ void run_relayout(const QuantizedBuffers& input, const QuantizedLayout& layout, 
   }
   const Array array = output_array("out", output);
   const ScaleView scales = scale_view(layout, "out", array);
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  relayout(layout.format, input.view.scales, scales);
+  relayout(layout.format, input.view.scales, scales, stream);
 }
 
 void run_amax(nb::handle input, nb::handle output, bool per_row) {
   const Array array = input_array("input", input);
   const Array maxima = output_array("out", output);
+  const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  per_row ? row_amax(array.view, maxima.view) : tensor_amax(array.view, maxima.view);
+  per_row ? row_amax(array.view, maxima.view, stream)
+          : tensor_amax(array.view, maxima.view, stream);
 }
 
 void bind_scale_formulas(nb::module_& module) {

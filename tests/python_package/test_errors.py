@@ -188,12 +188,14 @@ class Tensor(ctypes.Structure):
 class CudaArray:
     """Claims to lie on a GPU; its memory is never touched."""
 
-    shape = (4, 64)
-
-    def __init__(self) -> None:
-        self.extents = (ctypes.c_int64 * 2)(4, 64)
-        self.steps = (ctypes.c_int64 * 2)(64, 1)
-        self.tensor = Tensor(4096, 2, 1, 2, 2, 32, 1, self.extents, self.steps, 0, None, None)
+    def __init__(self, bits: int = 32, shape: tuple[int, int] = (4, 64)) -> None:
+        self.shape = shape
+        self.extents = (ctypes.c_int64 * 2)(*shape)
+        self.steps = (ctypes.c_int64 * 2)(shape[1], 1)
+        code = 1 if bits == 8 else 2
+        address = 4096 * (bits + shape[0])  # Different for the parts of a tensor.
+        self.tensor = Tensor(address, 2, 1, 2, code, bits, 1, self.extents, self.steps, 0,
+                             None, None)  # fmt: skip
 
     def __dlpack__(self, **_arguments):
         make = ctypes.pythonapi.PyCapsule_New
@@ -205,15 +207,38 @@ class CudaArray:
         return (2, 1)
 
 
-def test_cuda_arrays_are_not_implemented() -> None:
-    """The message names argument and device."""
+def on_the_gpu() -> nf.QuantizedTensor:
+    """A quantized tensor on cuda:1, of memory that is never touched."""
+    values, scales, scale = (CudaArray(bits, shape) for bits, shape in
+                             ((8, (4, 32)), (8, (128 * 4, 1)), (32, (1, 1))))  # fmt: skip
+    return nf.QuantizedTensor(values, scales, scale, Q.layout)
+
+
+def test_cuda_arrays() -> None:
+    """Results are made for torch alone; devices must agree; a build without CUDA says so."""
     array = CudaArray()
-    with pytest.raises(NotImplementedError, match="input: .*cuda:1"):
+    with pytest.raises(NotImplementedError, match="input: .*cuda:1.*give out"):
         nf.quantize(array, "nvfp4")
-    with pytest.raises(NotImplementedError, match="out: .*cuda:1"):
+    with pytest.raises(ValueError, match="cuda:1"):
+        nf.quantize(X, out=on_the_gpu())
+    with pytest.raises(ValueError, match="cuda:1"):
         nf.dequantize(Q, out=array)
-    with pytest.raises(NotImplementedError, match="values: .*cuda:1"):
-        nf.QuantizedTensor(array, Q.scales, Q.global_scale, Q.layout)
+    with pytest.raises(ValueError, match="scales: .*cuda:1"):
+        nf.QuantizedTensor(CudaArray(8, (4, 32)), Q.scales, Q.global_scale, Q.layout)
+    with pytest.raises(ValueError, match="values: .*cuda:1"):
+        on_the_gpu().save("never")
+    if not nf.build_info()["cuda_enabled"]:
+        with pytest.raises(NotImplementedError, match="on cuda:1"):
+            nf.quantize(array, out=on_the_gpu())
+
+
+def test_streams_are_restored() -> None:
+    """Nested choices, also after an exception."""
+    with nf.use_stream(12345), nf.use_stream(99, programmatic_launch=True):
+        assert nf._core.set_stream(99, True) == (99, True)
+    with pytest.raises(KeyError), nf.use_stream(7):
+        raise KeyError
+    assert nf._core.set_stream(None, False) == (None, False)
 
 
 def test_files(tmp_path: Path) -> None:

@@ -122,7 +122,9 @@ def test_documented_code_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "python.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     assert len(blocks) >= 4
-    code = "\n".join([*blocks, "assert restored.shape == (256, 512) and q.shape == (4, 64, 512)"])
+    model = f"import ml_dtypes; MODEL = {str(ROOT / 'models' / 'tiny-moe')!r}"
+    checks = "assert restored.shape == (256, 512) and q.shape == (4, 64, 512)"
+    code = "\n".join([model, *blocks, checks])
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
     )

@@ -1,0 +1,125 @@
+"""Checkpoints as files: quantize, dequantize, compare. And two arrays, compared."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from narrowfloat import _core
+from narrowfloat._arrays import is_torch
+from narrowfloat._quantized import QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Path = str | os.PathLike[str]
+
+
+def quantize_checkpoint(
+    source: Path,
+    target: Path,
+    to: str = "nvfp4",
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    math: Literal["exact", "fast"] = "exact",
+    mx_scale: Literal["up", "floor", "even"] = "up",
+    scale_search: Literal["amax", "four_over_six"] = "amax",
+    keep_nonfinite: bool = False,
+    max_memory_bytes: int = 0,
+    dry_run: bool = False,
+    force: bool = False,
+    measure: bool = True,
+) -> _core.CheckpointReport:
+    """Quantizes the weights of a safetensors file or of a model directory, tensor by tensor.
+
+    to: a convention of docs/cli.md: nvfp4, nvfp4-modelopt, mxfp4, mxfp8, fp8-block.
+    include, exclude: globs over tensor names; includes add to the default choice, excludes win.
+    force: replace what is at the target. dry_run: plan and validate only. measure: fill `figures`.
+    The target appears complete or not at all. Ctrl-C stops between tensors.
+    """
+    options = _core.QuantizeCheckpointOptions()
+    options.include, options.exclude = list(include), list(exclude)
+    options.keep_nonfinite, options.max_memory_bytes = keep_nonfinite, max_memory_bytes
+    options.dry_run, options.force, options.measure = dry_run, force, measure
+    words = {"to": to, "math": math, "mx_scale": mx_scale, "scale_search": scale_search}
+    return _core.quantize_checkpoint(os.fspath(source), os.fspath(target), options, words)
+
+
+def dequantize_checkpoint(
+    source: Path,
+    target: Path,
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    *,
+    force: bool = False,
+) -> _core.CheckpointReport:
+    """Writes a quantized checkpoint with plain weights. Arguments: quantize_checkpoint()."""
+    return _core.dequantize_checkpoint(os.fspath(source), os.fspath(target), dtype, force)
+
+
+def _numbers(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, QuantizedTensor):
+        value = value.dequantize("float32")
+    if is_torch(value):
+        value = value.detach().double().cpu().numpy()
+    return np.asarray(value).astype(np.float64)
+
+
+def _ratio(numerator: float, denominator: float, if_both_zero: float, if_zero: float) -> float:
+    if denominator:
+        return numerator / denominator
+    return if_both_zero if numerator == 0 else if_zero
+
+
+def _diff_arrays(a: Any, b: Any) -> _core.ErrorFigures:
+    x, y = _numbers(a), _numbers(b)
+    if x.shape != y.shape:
+        raise ValueError(f"b: expected the shape {x.shape} of a, got {y.shape}")
+    figures = _core.ErrorFigures()
+    finite = np.isfinite(x) & np.isfinite(y)
+    figures.elements, figures.nonfinite = x.size, int(x.size - finite.sum())
+    figures.sqnr_db = float("inf")
+    count = x.size - figures.nonfinite
+    if count == 0:
+        return figures
+    error = np.where(finite, x - np.where(finite, y, 0), 0)
+    xs, ys = x[finite], y[finite]
+    x_squares, y_squares = float(np.sum(xs * xs)), float(np.sum(ys * ys))
+    error_squares = float(np.sum(error * error))
+    figures.mse = error_squares / count
+    figures.relative_error = _ratio(error_squares, x_squares, 0.0, float("inf")) ** 0.5
+    if figures.relative_error:
+        figures.sqnr_db = float(-20 * np.log10(figures.relative_error))
+    norms = (x_squares * y_squares) ** 0.5
+    both_zero = x_squares == 0 and y_squares == 0
+    figures.cosine = float(np.sum(xs * ys)) / norms if norms else float(both_zero)
+    figures.norm_ratio = _ratio(y_squares, x_squares, 1.0, float("inf")) ** 0.5
+    figures.max_abs = float(np.abs(error).max())
+    figures.max_abs_index = int(np.abs(error).argmax())
+    figures.flushed_percent = 100.0 * float(np.sum((xs != 0) & (ys == 0))) / count
+    return figures
+
+
+@overload
+def diff(a: Path, b: Path) -> _core.CheckpointDiff: ...
+
+
+@overload
+def diff(a: Any, b: Any) -> _core.ErrorFigures: ...
+
+
+def diff(a: Any, b: Any) -> _core.CheckpointDiff | _core.ErrorFigures:
+    """How b differs from the reference a.
+
+    Two paths: checkpoints, tensor by tensor; quantized tensors are dequantized. Two arrays, or
+    QuantizedTensors, of one shape: the figures of docs/howto/read_the_error_report.md
+    (without clipped_percent).
+    """
+    are_paths = [isinstance(value, (str, os.PathLike)) for value in (a, b)]
+    if all(are_paths):
+        return _core.diff_checkpoints(os.fspath(a), os.fspath(b))
+    if any(are_paths):
+        raise TypeError("b: expected two paths or two arrays")
+    return _diff_arrays(a, b)

@@ -1,0 +1,319 @@
+"""The fused Mixture-of-Experts layer: prepared once, run many times."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from narrowfloat import _core
+from narrowfloat._arrays import (
+    NUMPY,
+    Maker,
+    TorchMaker,
+    codes_to_core,
+    is_torch,
+    maker_of,
+    shape_of,
+    to_core,
+)
+from narrowfloat._moe_config import MoeConfig, config_from_core, config_to_core, factor_to_core
+from narrowfloat._quantized import QuantizedTensor
+from narrowfloat._routing import optional_to_core
+
+_ALIGNMENT = 256  # Of a workspace.
+
+
+def _parts(argument: str, weight: Any, scales: Any, layout: str) -> tuple[Any, Any, str]:
+    """Values, scales and layout of a weight matrix in either of its forms."""
+    if not isinstance(weight, QuantizedTensor):
+        codes = codes_to_core if scales is not None else to_core
+        return codes(argument, weight), scales, layout
+    if scales is not None:
+        raise ValueError(f"{argument}_scales: {argument} is a QuantizedTensor, which has its own")
+    kept = None if weight.format == "fp8_tensor" else weight.scales
+    return codes_to_core(argument, weight.values), kept, weight.scale_layout
+
+
+def _global_scale(weight: Any) -> Any:
+    """The factor of a quantized weight that is no part of its block scales; None for none."""
+    if not isinstance(weight, QuantizedTensor):
+        return None
+    if weight.format == "fp8_tensor":
+        return weight.scales.reshape(-1)
+    return weight.global_scale
+
+
+def _over(scale: Any, multiplier: Any, maker: Maker) -> Any:
+    """scale / multiplier as float32: what undoes a static multiplier."""
+    if multiplier is None:
+        return scale
+    if isinstance(multiplier, np.ndarray):
+        multiplier = maker.from_numpy(multiplier)
+    return scale / (np.float32(multiplier) if isinstance(multiplier, Real) else multiplier)
+
+
+def _per_expert(scale: Any, experts: int) -> Any:
+    """One value for all experts as a number, as the extension takes it, or the array."""
+    if scale.shape[0] == 1 and experts != 1:
+        return float(scale[0])
+    return scale
+
+
+class MoeLayer:
+    """A prepared layer: immutable, may run in several threads at once.
+
+    Made by prepare() or from_checkpoint(). Computes where its weights lie: on the CPU, or on the
+    device of the torch tensors that prepare() was given.
+    """
+
+    __slots__ = ("_config", "_core", "_core_config", "_maker", "_router_bias", "_router_weight")
+
+    _core: _core.MoeLayer
+    _core_config: _core.MoeConfig
+    _config: MoeConfig
+    _maker: Maker
+    _router_weight: Any
+    _router_bias: Any
+
+    def __init__(self) -> None:
+        raise TypeError("MoeLayer: use MoeLayer.prepare() or MoeLayer.from_checkpoint()")
+
+    @classmethod
+    def prepare(
+        cls,
+        w1: Any,
+        w2: Any,
+        config: MoeConfig,
+        *,
+        w1_scales: Any = None,
+        w2_scales: Any = None,
+        scale_layout: str = "linear",
+        up_scale: Any = None,
+        gate_scale: Any = None,
+        down_scale: Any = None,
+        inter_multiplier: Any = None,
+        input_multiplier: Any = None,
+        bias1: Any = None,
+        bias2: Any = None,
+    ) -> MoeLayer:
+        """Copies the weights into the image that the implementation computes from.
+
+        w1: [experts, F1, H], w2: [experts, H, I], shared experts last; F1 is 2 * I for gated
+            activations, else I. Each a QuantizedTensor (with batched=True), or codes of the mode's
+            type (bfloat16; float8_e4m3fn; uint8 with two 4-bit codes) with w1_scales, w2_scales in
+            `scale_layout`: linear, or swizzled_128x4 for one-byte scales.
+        up_scale, gate_scale, down_scale: factors of the two halves of w1, and of w2; a number or
+            float32 [experts]. Default: the global scales of QuantizedTensors over the multipliers,
+            or 1.
+        input_multiplier, inter_multiplier: modes with static activation scales; largest value of
+            the format over the largest input and intermediate (docs/moe.md).
+        bias1, bias2: float32 or bfloat16 [experts, F1] and [experts, H].
+        """
+        values1, scales1, layout1 = _parts("w1", w1, w1_scales, scale_layout)
+        values2, scales2, layout2 = _parts("w2", w2, w2_scales, scale_layout)
+        maker = maker_of("w1", values1)
+        experts = shape_of("w1", values1)[0]
+        first, second = _global_scale(w1), _global_scale(w2)
+        if first is not None:
+            first = _per_expert(_over(first, input_multiplier, maker), experts)
+        if second is not None:
+            second = _per_expert(_over(second, inter_multiplier, maker), experts)
+        factors = {
+            "up_scale": first if up_scale is None else up_scale,
+            "gate_scale": first if gate_scale is None else gate_scale,
+            "down_scale": second if down_scale is None else down_scale,
+            "inter_multiplier": inter_multiplier,
+            "input_multiplier": input_multiplier,
+        }
+        weights = _core.MoeWeights(config.mode)
+        weights.set_weight("w1", values1, _scales("w1_scales", scales1), layout1)
+        weights.set_weight("w2", values2, _scales("w2_scales", scales2), layout2)
+        for name, value in factors.items():
+            if value is not None:
+                weights.set_factor(name, factor_to_core(name, value, maker))
+        for name, bias in (("bias1", bias1), ("bias2", bias2)):
+            if bias is not None:
+                weights.set_bias(name, to_core(name, bias))
+        core_config = config_to_core(config, maker)
+        return cls._wrap(_core.MoeLayer.prepare(weights, core_config), config, core_config, maker)
+
+    @classmethod
+    def _wrap(
+        cls, core: _core.MoeLayer, config: MoeConfig, core_config: _core.MoeConfig, maker: Maker
+    ) -> MoeLayer:
+        layer = cls.__new__(cls)
+        layer._core, layer._config, layer._core_config = core, config, core_config
+        layer._maker, layer._router_weight, layer._router_bias = maker, None, None
+        return layer
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike[str],
+        layer: int,
+        *,
+        mode: str | None = None,
+        device: Any = "cpu",
+        input_amax: float | None = None,
+        inter_amax: float | None = None,
+        expert_offset: int = 0,
+        local_experts: int | None = None,
+        **changes: Any,
+    ) -> MoeLayer:
+        """One layer of a model directory, with the names that Hugging Face models use.
+
+        mode: plain weights are quantized to its format, quantized ones must have it; default: by
+            the stored weights. device: "cpu", or what torch takes as one ("cuda").
+        input_amax, inter_amax: largest magnitude of the layer's input and of the intermediate;
+            modes fp8_tensor and nvfp4 need them.
+        changes: fields of MoeConfig, such as out_dtype="float32".
+        The router is the caller's: hidden @ router_weight.T are the logits, router_bias goes to
+        run(). Shared experts stay with the caller, too.
+        """
+        options = _core.LoadMoeOptions()
+        options.input_amax, options.inter_amax = input_amax, inter_amax
+        options.expert_offset, options.local_experts = expert_offset, local_experts
+        loaded = _core.LoadedMoe.load(os.fspath(path), layer, mode, options)
+        maker = _maker_on(device)
+        parts = {
+            name: maker.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in loaded.weights.items()
+        }
+        config = replace(config_from_core(loaded.config), **changes)
+        prepared = cls.prepare(parts.pop("w1"), parts.pop("w2"), config, **parts)
+        prepared._router_weight = maker.from_numpy(loaded.router_weight)
+        if loaded.router_bias is not None:
+            prepared._router_bias = maker.from_numpy(loaded.router_bias)
+        return prepared
+
+    @property
+    def config(self) -> MoeConfig:
+        """What it was prepared with."""
+        return self._config
+
+    @property
+    def router_weight(self) -> Any:
+        """float32 [E, H] of a layer from a checkpoint; else None."""
+        return self._router_weight
+
+    @property
+    def router_bias(self) -> Any:
+        """float32 [E] of a layer from a checkpoint that has one; else None."""
+        return self._router_bias
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of both prepared images."""
+        return self._core.weight_bytes
+
+    def required_workspace(self, tokens: int) -> int:
+        """Bytes for up to `tokens` tokens; never decreases."""
+        return self._core.required_workspace(tokens)
+
+    def token_tile(self, tokens: int) -> int:
+        """Rows that an expert's tokens are padded to."""
+        return self._core.token_tile(tokens)
+
+    def max_rows(self, tokens: int) -> int:
+        """Rows of slot_out."""
+        return self._core.max_rows(tokens)
+
+    def explain(self, tokens: int, device: str | None = None) -> list[_core.Explanation]:
+        """Which implementation each stage of a run uses, and why the others do not.
+
+        device: default: the layer's.
+        """
+        if device is None:
+            device = str(self._maker.device) if isinstance(self._maker, TorchMaker) else "cpu"
+        return _core.explain_moe(self._core_config, tokens, device)
+
+    def __repr__(self) -> str:
+        config = self._config
+        return (
+            f"MoeLayer({config.mode}, H={config.hidden}, I={config.inter}, E={config.experts}, "
+            f"k={config.top_k})"
+        )
+
+    def new_workspace(self, tokens: int) -> Any:
+        """An array for run(workspace=...), for up to `tokens` tokens."""
+        return _aligned(self._maker, self.required_workspace(tokens))
+
+    def run(
+        self,
+        hidden: Any,
+        logits: Any = None,
+        *,
+        bias: Any = None,
+        packed: Any = None,
+        ids: Any = None,
+        weights: Any = None,
+        hidden_scales: Any = None,
+        row_scale: Any = None,
+        out: Any = None,
+        slot_out: Any = None,
+        expert_weights: Any = None,
+        slot_to_row: Any = None,
+        topk_ids: Any = None,
+        routing_replay: Any = None,
+        errors: Any = None,
+        workspace: Any = None,
+    ) -> Any:
+        """The layer's output for T tokens, [T, H] of out_dtype; None where only slot_out is given.
+
+        hidden: bfloat16, float16 or float32 [T, H], which the layer codes for its mode; or rows
+            coded for it, with hidden_scales and (nvfp4_per_token) row_scale, decode, float32 [T].
+        logits and bias, or packed, or ids and weights: route().
+        out: [T, N], N <= H: the last columns are dropped.
+        slot_out: slot_dtype [max_rows(T), H], every slot's result at its row. expert_weights:
+            float32 [T, k + S]. slot_to_row: int32 [T * (k + S)]. topk_ids: int32 [T, k + S].
+            routing_replay: int16 [>= T, k]. Written to if given.
+        errors: route(). workspace: new_workspace(T); default: a new one.
+        """
+        tokens = shape_of("hidden", hidden)[0]
+        if out is None and slot_out is None:
+            out = self._maker.empty((tokens, self._config.hidden), self._config.out_dtype)
+        if workspace is None:
+            workspace = self.new_workspace(tokens)
+        routing = {"logits": logits, "bias": bias, "packed": packed, "ids": ids, "weights": weights}
+        outputs = {"out": out, "slot_out": slot_out, "expert_weights": expert_weights,
+                   "slot_to_row": slot_to_row, "topk_ids": topk_ids,
+                   "routing_replay": routing_replay}  # fmt: skip
+        self._core.run(
+            to_core("hidden", hidden),
+            _scales("hidden_scales", hidden_scales),
+            optional_to_core("row_scale", row_scale),
+            _given(routing),
+            _given(outputs),
+            errors,
+            workspace,
+        )
+        return out
+
+
+def _given(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: to_core(name, array) for name, array in arrays.items() if array is not None}
+
+
+def _scales(argument: str, array: Any) -> Any:
+    return None if array is None else codes_to_core(argument, array)
+
+
+def _maker_on(device: Any) -> Maker:
+    if isinstance(device, str) and device == "cpu":
+        return NUMPY
+    import torch
+
+    return TorchMaker(torch.device(device))
+
+
+def _aligned(maker: Maker, size: int) -> Any:
+    if isinstance(maker, TorchMaker) and maker.device.type != "cpu":
+        return maker.empty((max(size, 1),), "uint8")  # torch's blocks begin at multiples of 512.
+    space = maker.empty((size + _ALIGNMENT,), "uint8")
+    address = space.data_ptr() if is_torch(space) else space.ctypes.data
+    start = -address % _ALIGNMENT
+    return space[start : start + size]

@@ -1,0 +1,229 @@
+// Checkpoints: quantize, dequantize, compare, and one Mixture-of-Experts layer of one.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "narrowfloat/checkpoint.h"
+#include "narrowfloat/error.h"
+#include "narrowfloat/moe_checkpoint.h"
+#include "python/src/bindings.h"
+#include "python/src/choices.h"
+#include "python/src/moe_arguments.h"
+
+namespace narrowfloat::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+// Ctrl-C between two tensors. The exception that Python has ready is raised after the work.
+bool interrupted() {
+  const nb::gil_scoped_acquire locked;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Runs without the interpreter's lock, then raises what a signal left.
+template <typename Function>
+auto run_unlocked(Function function) {
+  auto result = [&] {
+    const nb::gil_scoped_release unlocked;
+    return function();
+  }();
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return result;
+}
+
+CheckpointReport run_quantize(const std::string& source, const std::string& target,
+                              QuantizeCheckpointOptions options, const nb::dict& words) {
+  for (const auto& [key, value] : words) {
+    const auto name = nb::cast<std::string>(key);
+    const auto text = nb::cast<std::string>(value);
+    if (name == "to") options.to = parse_convention(text);
+    if (name == "math") options.math = parse_math_mode(text);
+    if (name == "mx_scale") options.mx_scale = parse_ue8m0_rounding(text);
+    if (name == "scale_search") {
+      options.scale_search = parse_choice<ScaleSearch>(
+          name, text, {{"amax", ScaleSearch::kAmax}, {"four_over_six", ScaleSearch::kFourOverSix}});
+    }
+  }
+  options.cancelled = interrupted;
+  return run_unlocked([&] { return quantize_checkpoint(source, target, options); });
+}
+
+CheckpointReport run_dequantize(const std::string& source, const std::string& target,
+                                const std::string& dtype, bool force) {
+  DequantizeCheckpointOptions options;
+  options.dtype = parse_choice<DType>(
+      "dtype", dtype,
+      {{"bfloat16", DType::kBF16}, {"float16", DType::kF16}, {"float32", DType::kF32}});
+  options.force = force;
+  options.cancelled = interrupted;
+  return run_unlocked([&] { return dequantize_checkpoint(source, target, options); });
+}
+
+void bind_reports(nb::module_& module) {
+  nb::class_<ErrorFigures>(module, "ErrorFigures", "How two tensors differ.")
+      .def(nb::init<>())
+      .def_rw("elements", &ErrorFigures::elements)
+      .def_rw("mse", &ErrorFigures::mse)
+      .def_rw("relative_error", &ErrorFigures::relative_error, "Frobenius.")
+      .def_rw("sqnr_db", &ErrorFigures::sqnr_db, "Infinite for no error.")
+      .def_rw("cosine", &ErrorFigures::cosine)
+      .def_rw("norm_ratio", &ErrorFigures::norm_ratio)
+      .def_rw("max_abs", &ErrorFigures::max_abs)
+      .def_rw("max_abs_index", &ErrorFigures::max_abs_index)
+      .def_rw("clipped_percent", &ErrorFigures::clipped_percent,
+              "None where the compared side is not quantized.")
+      .def_rw("flushed_percent", &ErrorFigures::flushed_percent)
+      .def_rw("nonfinite", &ErrorFigures::nonfinite, "Elements left out of the sums.");
+  nb::class_<TensorReport>(module, "TensorReport", "What became of one tensor.")
+      .def_ro("name", &TensorReport::name)
+      .def_ro("action", &TensorReport::action, "quantize or copy.")
+      .def_ro("reason", &TensorReport::reason, "Why it is copied.")
+      .def_ro("shape", &TensorReport::shape)
+      .def_ro("source_bytes", &TensorReport::source_bytes)
+      .def_ro("target_bytes", &TensorReport::target_bytes)
+      .def_ro("figures", &TensorReport::figures);
+  nb::class_<CheckpointReport>(module, "CheckpointReport", "What became of a checkpoint.")
+      .def_ro("tensors", &CheckpointReport::tensors)
+      .def_ro("source_bytes", &CheckpointReport::source_bytes)
+      .def_ro("target_bytes", &CheckpointReport::target_bytes)
+      .def_ro("total", &CheckpointReport::total, "Over the quantized tensors.")
+      .def_ro("seconds", &CheckpointReport::seconds)
+      .def_ro("files", &CheckpointReport::files)
+      .def_ro("warnings", &CheckpointReport::warnings);
+  nb::class_<TensorDiff>(module, "TensorDiff", "One tensor of two checkpoints.")
+      .def_ro("name", &TensorDiff::name)
+      .def_ro("status", &TensorDiff::status,
+              "identical, same values, different, only in A, only in B, or shape differs.")
+      .def_ro("detail", &TensorDiff::detail)
+      .def_ro("figures", &TensorDiff::figures, "A is the reference.");
+  nb::class_<CheckpointDiff>(module, "CheckpointDiff", "Two checkpoints, tensor by tensor.")
+      .def_ro("tensors", &CheckpointDiff::tensors)
+      .def_ro("total", &CheckpointDiff::total)
+      .def_ro("equal", &CheckpointDiff::equal, "No tensor differs in its values.")
+      .def_ro("warnings", &CheckpointDiff::warnings);
+}
+
+struct LoadedLayer {
+  LoadedMoe moe;
+};
+
+nb::dlpack::dtype numpy_type(const TensorView& view) {
+  using Code = nb::dlpack::dtype_code;
+  Code code = Code::UInt;
+  if (view.dtype == DType::kF32) code = Code::Float;
+  return {static_cast<uint8_t>(code), static_cast<uint8_t>(bits(view.dtype)), 1};
+}
+
+// A view of memory that `owner` keeps. bfloat16 is uint16, one-byte types are uint8.
+nb::object as_numpy(const TensorView& view, nb::handle owner) {
+  if (view.is_absent()) return nb::none();
+  std::vector<size_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+  const nb::ndarray<nb::numpy, nb::ro> array(view.data, shape.size(), shape.data(), owner, nullptr,
+                                             numpy_type(view));
+  return nb::cast(array);
+}
+
+nb::object as_numpy(const ScaleView& view, nb::handle owner) {
+  if (view.data == nullptr) return nb::none();
+  const bool is_float = view.type == ScaleType::kF32;
+  return as_numpy(TensorView::contiguous(view.data, is_float ? DType::kF32 : DType::kU8,
+                                         {view.batch, view.capacity / view.batch}),
+                  owner);
+}
+
+nb::object as_python(const PerExpert& factor, nb::handle owner) {
+  if (factor.values.is_absent()) return nb::cast(factor.value);
+  return as_numpy(factor.values, owner);
+}
+
+nb::dict weights_of(nb::handle self) {
+  const MoeWeights& weights = nb::cast<const LoadedLayer&>(self).moe.weights();
+  nb::dict parts;
+  parts["w1"] = as_numpy(weights.w1.values, self);
+  parts["w1_scales"] = as_numpy(weights.w1.scales, self);
+  parts["w2"] = as_numpy(weights.w2.values, self);
+  parts["w2_scales"] = as_numpy(weights.w2.scales, self);
+  parts["scale_layout"] = std::string(name(weights.w1.scales.layout));
+  parts["up_scale"] = as_python(weights.up_scale, self);
+  parts["gate_scale"] = as_python(weights.gate_scale, self);
+  parts["down_scale"] = as_python(weights.down_scale, self);
+  parts["inter_multiplier"] = as_python(weights.inter_multiplier, self);
+  parts["input_multiplier"] =
+      weights.input_multiplier ? as_python(*weights.input_multiplier, self) : nb::none();
+  parts["bias1"] = as_numpy(weights.bias1, self);
+  parts["bias2"] = as_numpy(weights.bias2, self);
+  return parts;
+}
+
+LoadedLayer load_layer(const std::string& path, int64_t layer,
+                       const std::optional<std::string>& mode, LoadMoeOptions options) {
+  if (mode) options.mode = parse_moe_mode(*mode);
+  return run_unlocked([&] { return LoadedLayer{LoadedMoe(Checkpoint(path), layer, options)}; });
+}
+
+void bind_layer(nb::module_& module) {
+  nb::class_<LoadMoeOptions>(module, "LoadMoeOptions")
+      .def(nb::init<>())
+      .def_rw("input_amax", &LoadMoeOptions::input_amax)
+      .def_rw("inter_amax", &LoadMoeOptions::inter_amax)
+      .def_rw("expert_offset", &LoadMoeOptions::expert_offset)
+      .def_rw("local_experts", &LoadMoeOptions::local_experts);
+  nb::class_<LoadedLayer>(module, "LoadedMoe")
+      .def_static("load", &load_layer, "path"_a, "layer"_a, "mode"_a.none(), "options"_a)
+      .def_prop_ro("config",
+                   [](const LoadedLayer& self) {
+                     return PythonMoeConfig{.config = self.moe.config(), .arrays = {}};
+                   })
+      .def_prop_ro("weights", &weights_of)
+      .def_prop_ro(
+          "stored_format",
+          [](const LoadedLayer& self) { return std::string(name(self.moe.stored_format())); })
+      .def_prop_ro("router_weight",
+                   [](nb::handle self) {
+                     return as_numpy(nb::cast<const LoadedLayer&>(self).moe.router_weight(), self);
+                   })
+      .def_prop_ro("router_bias", [](nb::handle self) {
+        return as_numpy(nb::cast<const LoadedLayer&>(self).moe.router_bias(), self);
+      });
+  module.def(
+      "moe_layers",
+      [](const std::string& path) {
+        return run_unlocked([&] { return moe_layers(Checkpoint(path)); });
+      },
+      "path"_a);
+}
+
+}  // namespace
+
+void bind_checkpoints(nb::module_& module) {
+  bind_reports(module);
+  bind_layer(module);
+  nb::class_<QuantizeCheckpointOptions>(module, "QuantizeCheckpointOptions")
+      .def(nb::init<>())
+      .def_rw("include", &QuantizeCheckpointOptions::include)
+      .def_rw("exclude", &QuantizeCheckpointOptions::exclude)
+      .def_rw("keep_nonfinite", &QuantizeCheckpointOptions::keep_nonfinite)
+      .def_rw("max_memory_bytes", &QuantizeCheckpointOptions::max_memory_bytes)
+      .def_rw("dry_run", &QuantizeCheckpointOptions::dry_run)
+      .def_rw("force", &QuantizeCheckpointOptions::force)
+      .def_rw("measure", &QuantizeCheckpointOptions::measure);
+  module.def("quantize_checkpoint", &run_quantize, "source"_a, "target"_a, "options"_a, "words"_a);
+  module.def("dequantize_checkpoint", &run_dequantize, "source"_a, "target"_a, "dtype"_a,
+             "force"_a);
+  module.def(
+      "diff_checkpoints",
+      [](const std::string& a, const std::string& b) {
+        return run_unlocked([&] { return diff_checkpoints(a, b); });
+      },
+      "a"_a, "b"_a);
+}
+
+}  // namespace narrowfloat::python

@@ -1,0 +1,105 @@
+// Which implementation an operation would use, and why not the others.
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "narrowfloat/error.h"
+#include "narrowfloat/moe.h"
+#include "narrowfloat/runtime.h"
+#include "python/src/bindings.h"
+#include "python/src/choices.h"
+#include "python/src/moe_arguments.h"
+
+namespace narrowfloat::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+// "cpu", "cuda" or "cuda:1".
+Device parse_device(const std::string& text) {
+  if (text == "cpu") return {};
+  if (text == "cuda") return {.type = DeviceType::kCuda, .index = 0};
+  const std::string digits = text.starts_with("cuda:") ? text.substr(5) : "";
+  if (digits.empty() || digits.size() > 4 ||
+      digits.find_first_not_of("0123456789") != std::string::npos) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "device: expected cpu, cuda or cuda:N; got \"" + text + "\"");
+  }
+  return {.type = DeviceType::kCuda, .index = std::stoi(digits)};
+}
+
+struct ExplainArguments {
+  std::string format, math, dtype, device;
+  std::optional<std::string> layout;
+  int64_t batch, rows, cols;
+};
+
+ExplainRequest to_request(const ExplainArguments& from) {
+  ExplainRequest request{.format = parse_format(from.format),
+                         .scale_layout = {},
+                         .math = parse_math_mode(from.math),
+                         .dtype = DType::kBF16,
+                         .batch = from.batch,
+                         .rows = from.rows,
+                         .cols = from.cols,
+                         .device = parse_device(from.device)};
+  if (from.layout) request.scale_layout = parse_scale_layout(*from.layout);
+  request.dtype = parse_choice<DType>("dtype", from.dtype,
+                                      {{"bfloat16", DType::kBF16},
+                                       {"float16", DType::kF16},
+                                       {"float32", DType::kF32},
+                                       {"float8_e4m3fn", DType::kF8E4M3}});
+  return request;
+}
+
+}  // namespace
+
+void bind_explanations(nb::module_& module) {
+  nb::class_<Candidate>(module, "Candidate", "An implementation and whether it takes a problem.")
+      .def_ro("name", &Candidate::name)
+      .def_ro("supported", &Candidate::supported)
+      .def_ro("reason", &Candidate::reason, "Why not, or why it was passed over.");
+  nb::class_<Explanation>(module, "Explanation", "Which implementation an operation would use.")
+      .def_ro("op", &Explanation::op)
+      .def_ro("problem", &Explanation::problem, "The problem in words.")
+      .def_ro("candidates", &Explanation::candidates, "In the order they are asked.")
+      .def_ro("chosen", &Explanation::chosen, "Empty if none fits.")
+      .def("__repr__", [](const Explanation& self) {
+        return "Explanation(" + self.op + ": " + (self.chosen.empty() ? "none" : self.chosen) + ")";
+      });
+  module.def("operations", &operations, "Names of the operations that explain() knows.");
+  module.def(
+      "explain",
+      [](std::string_view op, const nb::tuple& shape, std::string format,
+         std::optional<std::string> layout, std::string dtype, std::string math,
+         std::string device) {
+        const auto [batch, rows, cols] = std::array{
+            nb::cast<int64_t>(shape[0]), nb::cast<int64_t>(shape[1]), nb::cast<int64_t>(shape[2])};
+        return explain(op, to_request({.format = std::move(format),
+                                       .math = std::move(math),
+                                       .dtype = std::move(dtype),
+                                       .device = std::move(device),
+                                       .layout = std::move(layout),
+                                       .batch = batch,
+                                       .rows = rows,
+                                       .cols = cols}));
+      },
+      "op"_a, "shape"_a, "format"_a, "layout"_a.none(), "dtype"_a, "math"_a, "device"_a);
+  module.def(
+      "explain_moe",
+      [](const PythonMoeConfig& config, int64_t tokens, const std::string& device) {
+        return explain_moe(config.config, tokens, parse_device(device));
+      },
+      "config"_a, "tokens"_a, "device"_a);
+}
+
+}  // namespace narrowfloat::python

@@ -1,0 +1,300 @@
+// The Mixture-of-Experts layer: its configuration and weights as objects that are filled from
+// Python, and the layer itself.
+#include "narrowfloat/moe.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "narrowfloat/error.h"
+#include "narrowfloat/runtime.h"
+#include "python/src/bindings.h"
+#include "python/src/choices.h"
+#include "python/src/moe_arguments.h"
+#include "python/src/streams.h"
+
+namespace narrowfloat::python {
+namespace {
+
+using nb::literals::operator""_a;
+using Config = PythonMoeConfig;
+using Weights = PythonMoeWeights;
+
+DType parse_float_type(std::string_view argument, std::string_view text) {
+  return parse_choice<DType>(
+      argument, text,
+      {{"bfloat16", DType::kBF16}, {"float16", DType::kF16}, {"float32", DType::kF32}});
+}
+
+std::string_view float_type_name(DType dtype) {
+  if (dtype == DType::kF32) return "float32";
+  return dtype == DType::kF16 ? "float16" : "bfloat16";
+}
+
+// Those that are not at their defaults: numbers only, as checkpoints have them.
+nb::dict activation_parameters(const Config& self) {
+  const Activation& activation = self.config.activation;
+  const Activation defaults;
+  nb::dict parameters;
+  const auto add = [&](const char* name, PerExpert Activation::*member) {
+    const float value = (activation.*member).value;
+    if (value != (defaults.*member).value) parameters[name] = value;
+  };
+  add("alpha", &Activation::alpha);
+  add("beta", &Activation::beta);
+  add("limit_gate", &Activation::limit_gate);
+  add("limit_up", &Activation::limit_up);
+  return parameters;
+}
+
+void set_activation(Config& self, std::string_view kind, const nb::dict& parameters) {
+  Activation activation;
+  activation.kind = parse_activation(kind);
+  for (const auto& [key, value] : parameters) {
+    const auto name = nb::cast<std::string>(key);
+    const auto member =
+        parse_choice<PerExpert Activation::*>("activation", name,
+                                              {{"alpha", &Activation::alpha},
+                                               {"beta", &Activation::beta},
+                                               {"limit_gate", &Activation::limit_gate},
+                                               {"limit_up", &Activation::limit_up}});
+    activation.*member = per_expert(name, value, self.arrays);
+  }
+  self.config.activation = activation;
+}
+
+// A field of MoeConfig or of the routing in it that Python sees as it is.
+template <typename T>
+void bind_field(nb::class_<Config>& type, const char* name, T MoeConfig::*field) {
+  type.def_prop_rw(
+      name, [field](const Config& self) { return self.config.*field; },
+      [field](Config& self, T value) { self.config.*field = value; });
+}
+
+template <typename T>
+void bind_field(nb::class_<Config>& type, const char* name, T RoutingConfig::*field) {
+  type.def_prop_rw(
+      name, [field](const Config& self) { return self.config.routing.*field; },
+      [field](Config& self, T value) { self.config.routing.*field = value; });
+}
+
+void bind_field(nb::class_<Config>& type, const char* name, bool RouterOptions::*field) {
+  type.def_prop_rw(
+      name, [field](const Config& self) { return self.config.routing.options.*field; },
+      [field](Config& self, bool value) { self.config.routing.options.*field = value; });
+}
+
+void bind_float_type(nb::class_<Config>& type, const char* name, DType MoeConfig::*field) {
+  type.def_prop_rw(
+      name,
+      [field](const Config& self) { return std::string(float_type_name(self.config.*field)); },
+      [field, name](Config& self, std::string_view text) {
+        self.config.*field = parse_float_type(name, text);
+      });
+}
+
+void bind_words(nb::class_<Config>& type) {
+  type.def_prop_rw(
+          "mode", [](const Config& self) { return std::string(name(self.config.mode)); },
+          [](Config& self, std::string_view text) { self.config.mode = parse_moe_mode(text); })
+      .def_prop_rw(
+          "gate_order",
+          [](const Config& self) { return std::string(name(self.config.gate_order)); },
+          [](Config& self, std::string_view text) {
+            self.config.gate_order = parse_gate_order(text);
+          })
+      .def_prop_rw(
+          "method",
+          [](const Config& self) { return std::string(name(self.config.routing.method)); },
+          [](Config& self, std::string_view text) {
+            self.config.routing.method = parse_routing_method(text);
+          })
+      .def_prop_rw(
+          "accumulation",
+          [](const Config& self) {
+            return self.config.accumulation == Accumulation::kFp64 ? "float64" : "float32";
+          },
+          [](Config& self, std::string_view text) {
+            self.config.accumulation = parse_choice<Accumulation>(
+                "accumulation", text,
+                {{"float32", Accumulation::kFp32}, {"float64", Accumulation::kFp64}});
+          })
+      .def_prop_ro(
+          "activation",
+          [](const Config& self) { return std::string(name(self.config.activation.kind)); })
+      .def_prop_ro(
+          "is_gated",
+          [](const Config& self) { return activation_info(self.config.activation.kind).is_gated; })
+      .def_prop_ro("activation_parameters", &activation_parameters)
+      .def("set_activation", &set_activation, "kind"_a, "parameters"_a);
+}
+
+void bind_config(nb::module_& module) {
+  nb::class_<Config> type(module, "MoeConfig");
+  type.def(nb::init<>());
+  bind_field(type, "hidden", &MoeConfig::hidden);
+  bind_field(type, "inter", &MoeConfig::inter);
+  bind_field(type, "expert_offset", &MoeConfig::expert_offset);
+  bind_field(type, "local_experts", &MoeConfig::local_experts);
+  bind_field(type, "weight_on_input", &MoeConfig::weight_on_input);
+  bind_field(type, "add_fc2_bias", &MoeConfig::add_fc2_bias);
+  bind_field(type, "token_tile", &MoeConfig::token_tile);
+  bind_field(type, "fp32_rows", &MoeConfig::fp32_rows);
+  bind_field(type, "double_quantize_fc1", &MoeConfig::double_quantize_fc1);
+  bind_field(type, "experts", &RoutingConfig::experts);
+  bind_field(type, "top_k", &RoutingConfig::top_k);
+  bind_field(type, "shared_experts", &RoutingConfig::shared_experts);
+  bind_field(type, "n_group", &RoutingConfig::n_group);
+  bind_field(type, "topk_group", &RoutingConfig::topk_group);
+  bind_field(type, "routed_scale", &RoutingConfig::routed_scale);
+  bind_field(type, "norm_topk", &RoutingConfig::norm_topk);
+  bind_field(type, "weights_bf16", &RouterOptions::weights_bf16);
+  bind_field(type, "grouped_bias_bf16", &RouterOptions::grouped_bias_bf16);
+  bind_field(type, "negative_one_is_empty", &RouterOptions::negative_one_is_empty);
+  bind_float_type(type, "out_dtype", &MoeConfig::out_dtype);
+  bind_float_type(type, "slot_dtype", &MoeConfig::slot_dtype);
+  bind_words(type);
+}
+
+// The scale image of weights [experts, rows, cols]: what the mode's format has.
+ScaleView weight_scales(WeightFormat format, const TensorView& values, const TensorView& scales,
+                        ScaleLayoutId layout) {
+  const int64_t rows = values.shape[1];
+  const int64_t cols = values.dtype == DType::kU8 ? 2 * values.shape[2] : values.shape[2];
+  ScaleView view{.data = scales.data,
+                 .type = ScaleType::kUE8M0,
+                 .layout = layout,
+                 .device = scales.device,
+                 .batch = values.shape[0],
+                 .rows = rows,
+                 .blocks = cols / 32,
+                 .capacity = scales.num_elements()};
+  if (format == WeightFormat::kNvfp4) {
+    view.type = ScaleType::kE4M3;
+    view.blocks = cols / 16;
+  } else if (format == WeightFormat::kFp8Block) {
+    view.type = ScaleType::kF32;
+    view.rows = (rows + 127) / 128;
+    view.blocks = (cols + 127) / 128;
+  }
+  return view;
+}
+
+void set_weight(Weights& self, std::string_view which, nb::handle values, nb::handle scales,
+                std::string_view layout) {
+  const WeightFormat format = moe_mode_info(self.mode).weights;
+  const bool is_fp4 = format == WeightFormat::kMxfp4 || format == WeightFormat::kNvfp4;
+  const DType byte_type = is_fp4 ? DType::kU8 : DType::kF8E4M3;
+  WeightView& target = which == "w1" ? self.weights.w1 : self.weights.w2;
+  target.values = self.arrays.emplace_back(input_array(which, values, byte_type)).view;
+  if (target.values.rank != 3) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        std::string(which) + ": expected [experts, rows, cols], got " + to_string(target.values));
+  }
+  if (scales.is_none()) return;
+  const std::string argument = std::string(which) + "_scales";
+  const Array& array = self.arrays.emplace_back(input_array(argument, scales, DType::kU8));
+  const bool is_float = format == WeightFormat::kFp8Block;
+  if (!is_dense(array.view) ||
+      (is_float ? array.view.dtype != DType::kF32 : bits(array.view.dtype) != 8)) {
+    throw Error(ErrorKind::kInvalidArgument, argument + ": expected a C-contiguous array of " +
+                                                 (is_float ? "float32" : "uint8") + ", got " +
+                                                 to_string(array.view));
+  }
+  target.scales = weight_scales(format, target.values, array.view, parse_scale_layout(layout));
+}
+
+void set_factor(Weights& self, std::string_view which, nb::handle value) {
+  const PerExpert factor = per_expert(which, value, self.arrays);
+  if (which == "input_multiplier") {
+    self.weights.input_multiplier = factor;
+    return;
+  }
+  self.weights.*parse_choice<PerExpert MoeWeights::*>(
+                    "factor", which,
+                    {{"up_scale", &MoeWeights::up_scale},
+                     {"gate_scale", &MoeWeights::gate_scale},
+                     {"down_scale", &MoeWeights::down_scale},
+                     {"inter_multiplier", &MoeWeights::inter_multiplier}}) = factor;
+}
+
+void set_bias(Weights& self, std::string_view which, nb::handle value) {
+  TensorView& target = which == "bias1" ? self.weights.bias1 : self.weights.bias2;
+  target = self.arrays.emplace_back(input_array(which, value)).view;
+}
+
+void bind_weights(nb::module_& module) {
+  nb::class_<Weights>(module, "MoeWeights")
+      .def("__init__",
+           [](Weights* self, std::string_view mode) {
+             new (self) Weights{.mode = parse_moe_mode(mode), .weights = {}, .arrays = {}};
+           })
+      .def("set_weight", &set_weight, "which"_a, "values"_a, "scales"_a.none(), "layout"_a)
+      .def("set_factor", &set_factor)
+      .def("set_bias", &set_bias);
+}
+
+MoeLayer prepare(const Weights& weights, const Config& config) {
+  if (weights.arrays.empty()) throw Error(ErrorKind::kInvalidArgument, "w1: missing");
+  const Array& first = weights.arrays.front();
+  const Device device = first.view.device;
+  const Stream stream = current_stream(first);
+  const nb::gil_scoped_release unlocked;
+  return MoeLayer::prepare(weights.weights, config.config, device, stream);
+}
+
+DType type_of_bytes(const MoeLayer& layer) {
+  const RowFormat format = moe_mode_info(layer.config().mode).input;
+  const bool is_fp4 = format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken;
+  return is_fp4 ? DType::kU8 : DType::kF8E4M3;
+}
+
+constexpr NamedView<MoeOutputs> kOutputs[] = {{"out", &MoeOutputs::out},
+                                              {"slot_out", &MoeOutputs::slot_out},
+                                              {"expert_weights", &MoeOutputs::expert_weights},
+                                              {"slot_to_row", &MoeOutputs::slot_to_row},
+                                              {"topk_ids", &MoeOutputs::topk_ids},
+                                              {"routing_replay", &MoeOutputs::routing_replay}};
+
+void run(const MoeLayer& layer, nb::handle values, nb::handle scales, nb::handle row_scale,
+         const nb::dict& routing_arrays, const nb::dict& output_arrays, nb::handle errors,
+         nb::handle workspace) {
+  std::vector<Array> arrays;
+  arrays.reserve(16);
+  const Array input = input_array("hidden", values, type_of_bytes(layer));
+  MoeInputs inputs{.values = input.view, .scales = {}, .row_scale = {}};
+  inputs.scales = arrays.emplace_back(input_array("hidden_scales", scales, DType::kU8)).view;
+  inputs.row_scale = arrays.emplace_back(input_array("row_scale", row_scale)).view;
+  const Routing routing = routing_of(routing_arrays, arrays);
+  MoeOutputs outputs;
+  set_views(output_arrays, kOutputs, outputs, arrays, true);
+  outputs.errors = device_errors(errors, arrays);
+  const Array space = output_array("workspace", workspace, DType::kU8);
+  const Stream stream = current_stream(input);
+  const nb::gil_scoped_release unlocked;
+  layer.run(inputs, routing, outputs, space.view, stream);
+}
+
+}  // namespace
+
+void bind_moe(nb::module_& module) {
+  bind_config(module);
+  bind_weights(module);
+  nb::class_<MoeLayer>(module, "MoeLayer")
+      .def_static("prepare", &prepare, "weights"_a, "config"_a)
+      .def_prop_ro("weight_bytes", &MoeLayer::weight_bytes)
+      .def("required_workspace", &MoeLayer::required_workspace, "tokens"_a)
+      .def("token_tile", &MoeLayer::token_tile, "tokens"_a)
+      .def("max_rows", &MoeLayer::max_rows, "tokens"_a)
+      .def("run", &run, "values"_a, "scales"_a.none(), "row_scale"_a.none(), "routing"_a,
+           "outputs"_a, "errors"_a.none(), "workspace"_a);
+}
+
+}  // namespace narrowfloat::python

@@ -1,0 +1,61 @@
+// Arguments of the Mixture-of-Experts functions: structures of the library with the arrays that
+// they point into.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "narrowfloat/moe.h"
+#include "python/src/arrays.h"
+
+namespace narrowfloat::python {
+
+struct PythonMoeConfig {
+  MoeConfig config;
+  std::vector<Array> arrays;
+};
+
+struct PythonMoeWeights {
+  MoeMode mode = MoeMode::kBf16;
+  MoeWeights weights;
+  std::vector<Array> arrays;  // The first is w1's values, whose device and stream count.
+};
+
+// A number, or a float32 array with one for each expert; the array is added to `arrays`.
+PerExpert per_expert(std::string_view argument, nb::handle value, std::vector<Array>& arrays);
+
+// The members of a C++ structure that a Python dictionary may name.
+template <typename Struct>
+struct NamedView {
+  std::string_view name;
+  TensorView Struct::*view;
+};
+
+[[noreturn]] void throw_unknown_member(std::string_view name);
+
+// Fills views from the entries of `source` that are not None. Throws kInvalidArgument for names
+// that the structure lacks. `outputs`: the arrays are written to.
+template <typename Struct, size_t kCount>
+void set_views(const nb::dict& source, const NamedView<Struct> (&members)[kCount], Struct& target,
+               std::vector<Array>& arrays, bool outputs) {
+  for (const auto& [key, value] : source) {
+    if (value.is_none()) continue;
+    const auto* name = PyUnicode_AsUTF8(key.ptr());
+    const NamedView<Struct>* found = nullptr;
+    for (const NamedView<Struct>& member : members) {
+      if (name != nullptr && member.name == name) found = &member;
+    }
+    if (found == nullptr) throw_unknown_member(name == nullptr ? "?" : name);
+    arrays.push_back(outputs ? output_array(name, value, DType::kU8)
+                             : input_array(name, value, DType::kU8));
+    target.*(found->view) = arrays.back().view;
+  }
+}
+
+// Of the routing that a dictionary with logits, bias, packed, ids, weights names.
+Routing routing_of(const nb::dict& source, std::vector<Array>& arrays);
+
+// int64 [2] on the device: what DeviceErrors holds. None gives null.
+DeviceErrors* device_errors(nb::handle array, std::vector<Array>& arrays);
+
+}  // namespace narrowfloat::python

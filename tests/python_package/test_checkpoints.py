@@ -1,0 +1,74 @@
+"""Checkpoints through the package, and diff() of files and of arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import narrowfloat as nf
+
+X = np.random.default_rng(5).standard_normal((64, 128)).astype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file with one weight."""
+    path = tmp_path / "in.safetensors"
+    safetensors.numpy.save_file({"layer.weight": X}, path)
+    return path
+
+
+def test_quantize_diff_dequantize(source: Path, tmp_path: Path) -> None:
+    """The figures of the report, of the two files, and of the two arrays are the same."""
+    target, back = tmp_path / "q.safetensors", tmp_path / "back.safetensors"
+    report = nf.quantize_checkpoint(source, target, "nvfp4", include=["*"])
+    (tensor,) = report.tensors
+    assert (tensor.name, tensor.action, tensor.shape) == ("layer.weight", "quantize", [64, 128])
+    assert report.target_bytes < report.source_bytes and report.files and report.seconds >= 0
+    compared = nf.diff(source, str(target))
+    assert not compared.equal and compared.tensors[0].status == "different"
+    assert compared.total.mse == pytest.approx(tensor.figures.mse)
+    nf.dequantize_checkpoint(target, back, "float32")
+    restored = safetensors.numpy.load_file(back)["layer.weight"]
+    figures = nf.diff(X, restored)
+    for name in ("elements", "mse", "relative_error", "sqnr_db", "cosine", "norm_ratio", "max_abs",
+                 "max_abs_index", "flushed_percent", "nonfinite"):  # fmt: skip
+        assert getattr(figures, name) == pytest.approx(getattr(compared.total, name), rel=1e-9)
+    assert nf.diff(source, source).equal
+
+
+def test_existing_targets_are_kept(source: Path) -> None:
+    """Unless force says otherwise."""
+    target = source.parent / "target.safetensors"
+    nf.quantize_checkpoint(source, target, "mxfp4", include=["*"])
+    with pytest.raises(ValueError, match="force"):
+        nf.quantize_checkpoint(source, target, "mxfp4", include=["*"])
+    nf.quantize_checkpoint(source, target, "mxfp4", include=["*"], force=True)
+    with pytest.raises(ValueError, match="int2"):
+        nf.quantize_checkpoint(source, source.parent / "x", "int2")
+    planned = nf.quantize_checkpoint(source, source.parent / "x.safetensors", "mxfp8",
+                                     include=["*"], dry_run=True)  # fmt: skip
+    assert planned.tensors and not (source.parent / "x.safetensors").exists()
+
+
+def test_diff_of_arrays() -> None:
+    """Special cases of the figures."""
+    ones = np.ones(4, np.float32)
+    assert nf.diff(ones, ones).sqnr_db == float("inf")
+    assert nf.diff(np.zeros(4), np.zeros(4)).cosine == 1.0
+    assert nf.diff(np.zeros(4), ones).relative_error == float("inf")
+    odd = np.array([1, np.nan, np.inf, 2], np.float32)
+    figures = nf.diff(odd, np.array([1, 1, 1, 0], np.float32))
+    assert (figures.nonfinite, figures.max_abs, figures.max_abs_index) == (2, 2.0, 3)
+    assert figures.flushed_percent == 50.0
+    assert nf.diff(np.full(2, np.nan), np.ones(2)).mse == 0
+    q = nf.quantize(X, "mxfp8")
+    assert nf.diff(X, q).mse == nf.diff(X, q.dequantize()).mse > 0
+    with pytest.raises(ValueError, match="shape"):
+        nf.diff(ones, np.ones(3))
+    with pytest.raises(TypeError, match="paths"):
+        nf.diff("here", ones)
