@@ -1,5 +1,6 @@
 """The plots of bench/report.py, as SVG and PNG: bandwidth over the number of rows, times of peers
-over those of the library, and of whole MoE layers over the number of tokens.  The same results give the same files.
+over those of the library, and times of whole MoE layers over the number of tokens.  The same
+results give the same files.
 """
 
 from __future__ import annotations

@@ -111,7 +111,12 @@ full() {
   sweep activation_bf16 activation --input bf16 --tokens 1,32,256,1024,4096,16384 "${fast[@]}"
 }
 
-# The tables of whole layers with targets.
+# gemm SHAPE ROWS
+gemm() {
+  document "moe_gemm_${1//,/_}" "$cli" moe gemm --shape "$1" --rows "$2" --min-time 0.1
+}
+
+# The tables of whole layers and of grouped GEMMs with targets.
 moe_targets() {
   local all=1,4,16,64,256,1024,4096
   layer deepseek-v3 fp8_block $all --stages
@@ -119,6 +124,11 @@ moe_targets() {
   layer gpt-oss-120b mxfp4_fp8 $all --stages
   layer deepseek-v3 nvfp4_bf16 1,16,64,256,1024,4096 --stages
   layer deepseek-v3 nvfp4_fp8_rounded 1,16,64,256,1024,4096 --stages
+  gemm 4096,7168,8 16384
+  gemm 7168,2048,8 16384
+  gemm 4096,7168,32 114,6251,16384
+  gemm 7168,2048,32 114,16384
+  gemm 4096,7168,256 960,32768
 }
 
 # Other shapes, and tokens that prefer some experts.

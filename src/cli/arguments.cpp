@@ -43,6 +43,7 @@ struct AllArguments {
   EvalArguments eval;
   MoeRunArguments moe_run;
   MoeBenchArguments moe_bench;
+  MoeGemmArguments moe_gemm;
 };
 
 void add_all(CLI::App& app, AllArguments& all) {
@@ -54,7 +55,7 @@ void add_all(CLI::App& app, AllArguments& all) {
   add_doctor(app, all.doctor);
   add_bench(app, all.bench);
   add_eval(app, all.eval);
-  add_moe(app, all.moe_run, all.moe_bench);
+  add_moe(app, all.moe_run, all.moe_bench, all.moe_gemm);
 }
 
 // REQUIRES: exactly one command was parsed.
@@ -67,7 +68,9 @@ Command chosen_command(const CLI::App& app, AllArguments& all) {
   if (app.got_subcommand("doctor")) return all.doctor;
   if (app.got_subcommand("bench")) return all.bench;
   if (app.got_subcommand("eval")) return all.eval;
-  if (app.get_subcommand("moe")->got_subcommand("run")) return all.moe_run;
+  const CLI::App& moe = *app.get_subcommand("moe");
+  if (moe.got_subcommand("run")) return all.moe_run;
+  if (moe.got_subcommand("gemm")) return all.moe_gemm;
   return all.moe_bench;
 }
 

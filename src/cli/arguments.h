@@ -160,9 +160,24 @@ struct MoeBenchArguments {
   std::string commit;
 };
 
+// One grouped GEMM: rows [M, K] times weights [G, N, K].
+struct MoeGemmArguments {
+  OutputArguments output;
+  Device device;
+  int64_t n = 0;
+  int64_t k = 0;
+  int32_t groups = 0;
+  std::vector<int64_t> rows;
+  MoeMode mode = MoeMode::kFp8Block;
+  std::optional<int32_t> token_tile;
+  int num_threads = 0;
+  double min_seconds = 0.5;
+  std::string commit;
+};
+
 using Command = std::variant<QuantizeArguments, DequantizeArguments, InspectArguments,
                              DiffArguments, ExplainArguments, DoctorArguments, BenchArguments,
-                             EvalArguments, MoeRunArguments, MoeBenchArguments>;
+                             EvalArguments, MoeRunArguments, MoeBenchArguments, MoeGemmArguments>;
 
 // The answer to --help, --version or a wrong command line: nothing is left to run.
 struct Reply {

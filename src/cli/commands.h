@@ -17,5 +17,6 @@ ExitCode run(const BenchArguments& arguments);
 ExitCode run(const EvalArguments& arguments);
 ExitCode run(const MoeRunArguments& arguments);
 ExitCode run(const MoeBenchArguments& arguments);
+ExitCode run(const MoeGemmArguments& arguments);
 
 }  // namespace narrowfloat::cli

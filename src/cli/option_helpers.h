@@ -23,7 +23,7 @@ void add_explain(CLI::App& app, ExplainArguments& arguments);
 void add_doctor(CLI::App& app, DoctorArguments& arguments);
 void add_bench(CLI::App& app, BenchArguments& arguments);
 void add_eval(CLI::App& app, EvalArguments& arguments);
-void add_moe(CLI::App& app, MoeRunArguments& run, MoeBenchArguments& bench);
+void add_moe(CLI::App& app, MoeRunArguments& run, MoeBenchArguments& bench, MoeGemmArguments& gemm);
 
 // A command with its help text; the exit codes are added.
 CLI::App& add_command(CLI::App& app, const std::string& name, const std::string& description,

@@ -307,6 +307,48 @@ def test_bench_table_and_csv_have_the_same_columns():
     assert json.loads(run_ok(*arguments, "--json").stdout)["cases"]
 
 
+GEMM = ["moe", "gemm", "--min-time", "0"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_grouped_gemm_in_every_mode(mode):
+    document = run_json(*GEMM, "--shape", "128,256,6", "--rows", "1,7,100", "--mode", mode)
+    assert [case["rows"] for case in document["cases"]] == [1, 7, 100]
+    for case in document["cases"]:
+        assert case["correct"] and case["checked_rows"] == min(case["rows"], 8)
+        # A result is rounded to bf16 once.
+        assert 0 < case["error_to_fp64"]["row"] < 4e-3
+        assert case["flops"] == 2 * case["rows"] * 128 * 256
+        groups = min(case["rows"], 6)
+        assert case["weight_bytes"] >= groups * 128 * 256 / 2
+        assert case["weight_gb_per_second"] == pytest.approx(
+            case["weight_bytes"] / case["median_us"] / 1e3)
+
+
+def test_grouped_gemm_tables_and_tiles():
+    arguments = [*GEMM, "--shape", "128,128,4", "--rows", "40"]
+    assert run_json(*arguments)["cases"][0]["token_tile"] == 16
+    case = run_json(*arguments, "--token-tile", "4", "--mode", "bf16", "--commit", "abc")
+    assert case["cases"][0]["token_tile"] == 4 and case["commit"] == "abc"
+    rows = list(csv.DictReader(io.StringIO(run_ok(*arguments, "--csv").stdout)))
+    assert (rows[0]["groups"], rows[0]["result"]) == ("4", "correct")
+    assert "correct" in run_ok(*arguments).stdout
+
+
+@pytest.mark.parametrize("arguments,expected", [
+    (["--shape", "128,128"], "N,K,G"),
+    (["--shape", "128,128,5000", "--rows", "4"], "N,K,G"),
+    (["--shape", "128,128,4"], "--rows"),
+    (["--rows", "4"], "--shape"),
+    (["--shape", "128,128,4", "--rows", "4", "--mode", "int3"], "fp8_block"),
+    (["--shape", "128,100,4", "--rows", "4", "--mode", "fp8_block"], "128"),
+])
+def test_grouped_gemm_names_what_is_wrong(arguments, expected):
+    result = run("moe", "gemm", *arguments)
+    assert result.returncode == USAGE
+    assert expected in result.stderr
+
+
 STAGES = ["route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine"]
 
 

@@ -101,7 +101,8 @@ def test_no_targets_for_another_device(tmp_path):
 def test_peers_of_the_same_run_stand_beside(tmp_path):
     text = report(tmp_path, {"a": layers([case(1, 125, 8)]), "p": peers(250.0)})
     assert "triton (this run)" in text and "250.0" in line_of(text, TITLE, 1)
-    assert line_of(text, "Peers' layers", "deepseek-v3")[3:7] == ["triton", "250.0", "125.0", "2.00"]
+    beside = line_of(text, "Peers' layers", "deepseek-v3")
+    assert beside[3:7] == ["triton", "250.0", "125.0", "2.00"]
     text = report(tmp_path, {"p": peers(250.0, correct=False, error=0.5)})
     assert "WRONG: error 5.0e-01" in text
 
@@ -109,7 +110,7 @@ def test_peers_of_the_same_run_stand_beside(tmp_path):
 def test_stages_and_other_routings_have_tables(tmp_path):
     documents = {"a": layers([case(1, 125, 8)]),
                  "z": layers([case(1, 130, 7.5)], routing="zipf"),
-                 "r": layers([case(1, 90, 8)], routing="some/file.safetensors", shape="256,128,16,2")}
+                 "r": layers([case(1, 90, 8)], routing="a/file.safetensors", shape="256,128,16,2")}
     text = report(tmp_path, documents, "--all")
     stages = line_of(text, "#### Stages", "deepseek-v3")
     assert stages[3:10] == ["1.00"] * 7 and stages[-1] == "2900 / 6"

@@ -7,93 +7,14 @@
 
 #include "cli/float_tensors.h"
 #include "cli/moe/layer_runner.h"
+#include "cli/moe/transfer.h"
 
 namespace narrowfloat::cli {
 namespace {
 
-constexpr uint64_t kAlignment = 256;
 constexpr int kMinReplays = 5;
 constexpr int kMaxReplays = 1000;
 constexpr uint8_t kPoison = 0xFF;  // NaN in every type of output.
-
-uint64_t aligned(uint64_t size_bytes) {
-  return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-uint64_t size_of(const TensorView& view) {
-  return view.is_absent() ? 0 : static_cast<uint64_t>(view.num_elements() * bits(view.dtype) / 8);
-}
-uint64_t size_of(const ScaleView& view) {
-  return view.data == nullptr ? 0 : static_cast<uint64_t>(view.capacity * bytes(view.type));
-}
-
-// Host tensors that go to the device together.
-class Transfer {
- public:
-  explicit Transfer(Machine& machine) : machine_(machine) {}
-
-  void add(TensorView& view) { add(view.data, size_of(view), &view.device); }
-  void add(ScaleView& view) { add(view.data, size_of(view), &view.device); }
-  void add(PerExpert& given) { add(given.values); }
-  // Memory that nothing is copied to.
-  void add_buffer(std::byte*& data, uint64_t size_bytes) {
-    buffers_.push_back({&data, size_bytes});
-  }
-
-  void add(const RandomTensor& tensor, MoeWeights& weights) {
-    made_.push_back(
-        {&tensor.data(weights), tensor.size_bytes, &tensor.device(weights), &tensor.words});
-  }
-
-  // Places everything; the views then are views of the copies.
-  void send() {
-    uint64_t total = 0;
-    for (const Copy& copy : copies_) total += aligned(copy.size_bytes);
-    for (const Made& made : made_) total += aligned(made.size_bytes);
-    for (const Buffer& buffer : buffers_) total += aligned(buffer.size_bytes);
-    std::byte* to = machine_.reserve(std::max(total, kAlignment));
-    for (const Copy& copy : copies_) {
-      machine_.write(to, static_cast<const std::byte*>(*copy.data), copy.size_bytes);
-      *copy.data = to;
-      *copy.device = machine_.device();
-      to += aligned(copy.size_bytes);
-    }
-    for (const Made& made : made_) {
-      machine_.fill_words(to, *made.words, made.size_bytes);
-      *made.data = to;
-      *made.device = machine_.device();
-      to += aligned(made.size_bytes);
-    }
-    for (const Buffer& buffer : buffers_) {
-      *buffer.data = to;
-      to += aligned(buffer.size_bytes);
-    }
-  }
-
- private:
-  struct Copy {
-    void** data;
-    uint64_t size_bytes;
-    Device* device;
-  };
-  struct Made {
-    void** data;
-    uint64_t size_bytes;
-    Device* device;
-    const RandomWords* words;
-  };
-  struct Buffer {
-    std::byte** data;
-    uint64_t size_bytes;
-  };
-  void add(void*& data, uint64_t size_bytes, Device* device) {
-    if (data != nullptr) copies_.push_back({&data, size_bytes, device});
-  }
-
-  Machine& machine_;
-  std::vector<Copy> copies_;
-  std::vector<Made> made_;
-  std::vector<Buffer> buffers_;
-};
 
 MoeLayer prepare_on(Machine& machine, MoeWeights weights, MoeConfig config,
                     const std::vector<RandomTensor>& tensors) {

@@ -40,15 +40,20 @@ int scale_exponent(double rms, int64_t cols) {
   return static_cast<int>(std::lround(-std::log2(rms * std::sqrt(static_cast<double>(cols)))));
 }
 
-// What is the same for all weights of a format: how its elements and its block scales lie in
-// memory.
-struct Storage {
+}  // namespace
+
+struct RandomWeights::Storage {
   DType dtype;
   int element_bits;
   int64_t block_rows, block_cols;  // 0: no block scales.
   ScaleType scale_type;
   double rms;
 };
+
+namespace {
+
+using Storage = RandomWeights::Storage;
+
 Storage storage_of(WeightFormat format) {
   switch (format) {
     case WeightFormat::kBf16:
@@ -63,6 +68,26 @@ Storage storage_of(WeightFormat format) {
       return {DType::kU8, 4, 1, 32, ScaleType::kUE8M0, kFp4Rms};
     case WeightFormat::kNvfp4:
       return {DType::kU8, 4, 1, 16, ScaleType::kE4M3, kFp4Rms * kE4m3ScaleRms};
+  }
+  return {};
+}
+
+// Of rows: scales are those of one row.
+Storage storage_of(RowFormat format) {
+  switch (format) {
+    case RowFormat::kBf16:
+      return storage_of(WeightFormat::kBf16);
+    case RowFormat::kFp32:
+      return {DType::kF32, 32, 0, 0, ScaleType::kF32, 0};
+    case RowFormat::kFp8Static:
+      return storage_of(WeightFormat::kFp8Tensor);
+    case RowFormat::kFp8Group:
+      return {DType::kF8E4M3, 8, 1, 128, ScaleType::kF32, kFp8Rms};
+    case RowFormat::kMxfp8:
+      return storage_of(WeightFormat::kMxfp8);
+    case RowFormat::kNvfp4:
+    case RowFormat::kNvfp4PerToken:
+      return storage_of(WeightFormat::kNvfp4);
   }
   return {};
 }
@@ -96,12 +121,23 @@ RandomWeights::RandomWeights(const MoeConfig& config, bool has_bias,
     experts_.resize(static_cast<size_t>(config.local_experts));
     std::iota(experts_.begin(), experts_.end(), 0);
   }
-  add_weight(config, &MoeWeights::w1, {fc1_rows(config), config.hidden, 1});
-  add_weight(config, &MoeWeights::w2, {config.hidden, config.inter, 2});
+  const Storage storage = storage_of(moe_mode_info(config.mode).weights);
+  add_weight(storage, &MoeWeights::w1, {fc1_rows(config), config.hidden, 1});
+  add_weight(storage, &MoeWeights::w2, {config.hidden, config.inter, 2});
   add_global_factors(config);
   if (!has_bias) return;
   weights_.bias1 = add_bias(fc1_rows(config), 3);
   weights_.bias2 = add_bias(config.hidden, 4);
+}
+
+RandomWeights::RandomWeights(MoeMode mode, int64_t rows, int64_t cols, std::vector<int32_t> experts)
+    : experts_(std::move(experts)) {
+  add_weight(storage_of(moe_mode_info(mode).weights), &MoeWeights::w1, {rows, cols, 1});
+}
+
+RandomWeights::RandomWeights(RowFormat format, int64_t cols, std::vector<int32_t> rows)
+    : experts_(std::move(rows)) {
+  add_weight(storage_of(format), &MoeWeights::w1, {1, cols, 9});
 }
 
 void RandomWeights::fill() {
@@ -131,9 +167,8 @@ float* RandomWeights::add_floats(int64_t count) {
   return reinterpret_cast<float*>(add_buffer(static_cast<uint64_t>(count) * sizeof(float)));
 }
 
-void RandomWeights::add_weight(const MoeConfig& config, WeightView MoeWeights::*member,
+void RandomWeights::add_weight(const Storage& storage, WeightView MoeWeights::*member,
                                const Matrix& matrix) {
-  const Storage storage = storage_of(moe_mode_info(config.mode).weights);
   const auto experts = static_cast<int64_t>(experts_.size());
   const auto [rows, cols, seed] = matrix;
   WeightView& weight = weights_.*member;

@@ -36,11 +36,17 @@ class RandomWeights {
   // Of local experts `experts` only, one after another: the same as in the layer with all of them.
   RandomWeights(const MoeConfig& config, bool has_bias,
                 std::optional<std::vector<int32_t>> experts = {});
+  // One matrix of each of these experts, as w1.
+  RandomWeights(MoeMode mode, int64_t rows, int64_t cols, std::vector<int32_t> experts);
+  // Rows of activations, each an expert of one row.
+  RandomWeights(RowFormat format, int64_t cols, std::vector<int32_t> rows);
 
   void fill();  // In host memory.
   [[nodiscard]] const std::vector<RandomTensor>& tensors() const { return tensors_; }
   [[nodiscard]] const MoeWeights& weights() const { return weights_; }
   [[nodiscard]] static double bytes(const MoeConfig& config);  // Of codes and block scales.
+
+  struct Storage;  // How elements and block scales of a format lie in memory.
 
  private:
   struct Matrix {
@@ -51,7 +57,7 @@ class RandomWeights {
   std::byte* add_buffer(uint64_t size_bytes);
   float* add_floats(int64_t count);
   float* add_per_expert(int64_t count, const std::function<float(uint64_t)>& value);
-  void add_weight(const MoeConfig& config, WeightView MoeWeights::*member, const Matrix& matrix);
+  void add_weight(const Storage& storage, WeightView MoeWeights::*member, const Matrix& matrix);
   PerExpert add_factors(float base, uint64_t seed);
   TensorView add_bias(int64_t rows, uint64_t seed);
   void add_global_factors(const MoeConfig& config);
