@@ -2,6 +2,9 @@
 //
 //   format.h          the formats, scale layouts, and views of quantized tensors
 //   quantize.h        quantize, dequantize, fused forms, scale layouts, maxima
+//   group_quantize.h  8-bit quantization with a scale per group of columns
+//   shuffle.h         rows and scales in the order of epilogue-tiled GEMMs
+//   pack_bits.h       booleans as bits
 //   moe.h             the fused Mixture-of-Experts layer; it includes the headers of its stages:
 //                     route.h, permute.h, gemm.h, activation.h, combine.h, and moe_types.h
 //   moe_checkpoint.h  such a layer from a checkpoint
@@ -17,12 +20,15 @@
 #include "narrowfloat/error.h"           // IWYU pragma: export
 #include "narrowfloat/format.h"          // IWYU pragma: export
 #include "narrowfloat/gemm.h"            // IWYU pragma: export
+#include "narrowfloat/group_quantize.h"  // IWYU pragma: export
 #include "narrowfloat/moe.h"             // IWYU pragma: export
 #include "narrowfloat/moe_checkpoint.h"  // IWYU pragma: export
 #include "narrowfloat/moe_types.h"       // IWYU pragma: export
+#include "narrowfloat/pack_bits.h"       // IWYU pragma: export
 #include "narrowfloat/permute.h"         // IWYU pragma: export
 #include "narrowfloat/quantize.h"        // IWYU pragma: export
 #include "narrowfloat/route.h"           // IWYU pragma: export
 #include "narrowfloat/runtime.h"         // IWYU pragma: export
 #include "narrowfloat/safetensors.h"     // IWYU pragma: export
+#include "narrowfloat/shuffle.h"         // IWYU pragma: export
 #include "narrowfloat/tensor.h"          // IWYU pragma: export

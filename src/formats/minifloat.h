@@ -86,7 +86,7 @@ struct MiniFloat {
 
 using E2M1 = MiniFloat<FloatSpec{2, 1, Special::kNone}>;
 using E4M3 = MiniFloat<FloatSpec{4, 3, Special::kNanOnly}>;
-// Read only: nothing is quantized to E5M2.
+// Written by the group quantizer alone.
 using E5M2 = MiniFloat<FloatSpec{5, 2, Special::kIeee}>;
 
 // The published maxima (OCP MX 1.0 and OCP FP8).

@@ -1,0 +1,37 @@
+// Bits from booleans, eight a byte: masks of attention kernels.
+//
+// An element counts as one bit, 1 unless the element is 0. Every function checks its arguments
+// before it writes anything, throws narrowfloat::Error and accepts empty tensors. Buffers must not
+// overlap; on CUDA the elements and the packed bytes start at multiples of 16 bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+// Where the first of eight elements goes: kBig bit 7 (as NumPy's packbits), kLittle bit 0.
+enum class BitOrder : int { kBig = 0, kLittle = 1 };
+
+// input: BOOL or U8, dense, of n elements in all. output: U8 [ceil(n / 8)]; the bits behind the
+// last element are 0.
+void pack_bits(const TensorView& input, const TensorView& output, BitOrder order = BitOrder::kBig,
+               Stream stream = {});
+
+// The most bytes that `segments` segments of `elements` elements in all may need.
+int64_t segment_packed_bytes(int64_t elements, int64_t segments);
+
+// Packs each segment [offsets[i], offsets[i + 1]) into whole bytes of its own.
+//   input           BOOL or U8 [n], dense
+//   offsets         I32 or I64 [segments + 1], ascending within [0, n]
+//   output          U8, at least segment_packed_bytes(n, segments); bytes from output_offsets's
+//   last
+//                   on keep what they hold
+//   output_offsets  as offsets: where each segment starts in the output
+// Offsets on a device are not checked: nonsense gives nonsense, never an access outside buffers.
+void segment_pack_bits(const TensorView& input, const TensorView& offsets, const TensorView& output,
+                       const TensorView& output_offsets, BitOrder order = BitOrder::kBig,
+                       Stream stream = {});
+
+}  // namespace narrowfloat
