@@ -171,14 +171,17 @@ TEST(SpecVectors, AreAllKnownAndCounted) {
   EXPECT_EQ(found, expected);
 }
 
-// Counted above, described in the specification, and without an operation in the library.
-TEST(SpecVectors, OfKvCachesAndRowShufflesAreNotYetOffered) {
-  size_t count = 0;
-  for (const std::string op : {"kv_quantize", "kv_append", "vswz", "shuf"}) {
-    count += Golden::instance().lines(op).size();
-  }
-  EXPECT_EQ(count, 79U);
-  RecordProperty("lines_not_yet_offered", static_cast<int>(count));
+TEST(SpecVectors, RowShufflesMoveTheRows) {
+  for_each_line_and_implementation("shuf", [](const VectorLine& line) {
+    const int64_t group = line.integer("bs");
+    std::vector<uint8_t> rows(static_cast<size_t>(group), 0);
+    std::vector<uint8_t> shuffled = rows;
+    rows[static_cast<size_t>(line.integer("old"))] = 1;
+    shuffle_rows(TensorView::contiguous(rows.data(), DType::kU8, {group, 1}),
+                 TensorView::contiguous(shuffled.data(), DType::kU8, {group, 1}),
+                 group == 32 ? 128 : 64);
+    EXPECT_EQ(shuffled[static_cast<size_t>(line.integer("new"))], 1);
+  });
 }
 
 TEST(SpecVectors, ConversionsGiveTheCodes) {

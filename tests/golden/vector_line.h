@@ -138,7 +138,7 @@ class PinnedImplementation {
   explicit PinnedImplementation(const std::string& name) {
     std::string setting;
     for (const std::string op : {"quantize", "dequantize", "amax", "relayout", "route", "permute",
-                                 "activation", "grouped_gemm", "combine"}) {
+                                 "activation", "grouped_gemm", "combine", "shuffle"}) {
       setting += (setting.empty() ? "" : ",") + op + ":" + name;
     }
     setenv("NARROWFLOAT_FORCE", setting.c_str(), 1);

@@ -90,7 +90,9 @@ void quantize_group_8bit(const TensorView& input, const TensorView& values,
   const int64_t cols = input.shape[static_cast<size_t>(input.rank - 1)];
   const RowMatrix rows = require_rows("input", input, cols);
   check_options(options, cols);
-  require_cuda_rows("input", input.data, rows.stride * (bits(input.dtype) / 8), input.device);
+  // A single row has no next one.
+  const int64_t row_bytes = rows.rows > 1 ? rows.stride * (bits(input.dtype) / 8) : 0;
+  require_cuda_rows("input", input.data, row_bytes, input.device);
   require_view("values", values);
   require_dtype("values", values, {DType::kF8E4M3, DType::kF8E5M2, DType::kI8});
   require_device("values", values.device, input.device);
