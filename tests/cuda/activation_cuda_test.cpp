@@ -10,11 +10,11 @@
 #include <gtest/gtest.h>
 
 #include "cuda/activation_case.h"
+#include "cuda/gpu_test.h"
 #include "narrowfloat/error.h"
 #include "ops/activation/activation_problem.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
-#include "support/gpu.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -22,18 +22,8 @@ namespace {
 constexpr std::string_view kFast = "sm90_swiglu";
 constexpr std::string_view kPortable = "sm90_portable";
 
-class ActivationOnTheGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
-class ActivationShapesOnTheGpu : public ::testing::TestWithParam<ActivationShape> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class ActivationOnTheGpu : public GpuTest {};
+class ActivationShapesOnTheGpu : public GpuTestWith<ActivationShape> {};
 
 // Ten times what a prototype of the same arithmetic showed: one code in 2300 was a step away, and
 // scales were within 4e-7.

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "cuda/random_bytes.h"
 #include "narrowfloat/quantize.h"
 #include "support/device_buffer.h"
@@ -14,12 +15,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class AmaxCuda : public ::testing::TestWithParam<DType> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class AmaxCuda : public GpuTestWith<DType> {};
 
 struct Bits {
   int64_t width;

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "base/host_device.h"
+#include "cuda/gpu_test.h"
 #include "cuda/random_bytes.h"
 #include "narrowfloat/quantize.h"
 #include "support/device_buffer.h"
@@ -18,12 +19,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class DequantizeCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class DequantizeCuda : public GpuTest {};
 
 struct Run {
   DType dtype = DType::kF32;

@@ -9,11 +9,16 @@
 
 namespace narrowfloat::testing {
 
-class GpuTest : public ::testing::Test {
+template <class Base>
+class OnGpu : public Base {
  protected:
   void SetUp() override {
     if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
   }
 };
+
+using GpuTest = OnGpu<::testing::Test>;
+template <class Param>
+using GpuTestWith = OnGpu<::testing::TestWithParam<Param>>;
 
 }  // namespace narrowfloat::testing

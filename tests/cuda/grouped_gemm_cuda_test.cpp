@@ -155,12 +155,7 @@ std::string note_of(const GemmCase& gemm, DType output, int64_t index) {
          " -> " + std::string(name(output));
 }
 
-class GroupedGemmCuda : public ::testing::TestWithParam<MoeMode> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class GroupedGemmCuda : public GpuTestWith<MoeMode> {};
 
 TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
   for_cases(kCasesPerMode, [&](int64_t index) {

@@ -27,11 +27,8 @@ std::vector<ConfiguredMode> all_configured_modes() {
   return result;
 }
 
-class MoeConfigurationsOnTheGpu : public ::testing::TestWithParam<ConfiguredMode> {
+class MoeConfigurationsOnTheGpu : public GpuTestWith<ConfiguredMode> {
  protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
   static const MoeConfiguration& configuration() {
     return moe_configurations()[std::get<0>(GetParam())];
   }
@@ -78,12 +75,7 @@ TEST_P(MoeConfigurationsOnTheGpu, ShardsHoldTheirRows) {
   }
 }
 
-class MoeTopKOnTheGpu : public ::testing::TestWithParam<MoeMode> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class MoeTopKOnTheGpu : public GpuTestWith<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, MoeTopKOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
                          mode_test_name);
 

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "conformance/case_sampling.h"
+#include "cuda/gpu_test.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/fills.h"
@@ -19,12 +20,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class MoeOnTheGpu : public ::testing::TestWithParam<MoeMode> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class MoeOnTheGpu : public GpuTestWith<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, MoeOnTheGpu, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
 
 MoeResult reference_of(MoeCase& layer_case) {
@@ -259,12 +255,7 @@ TEST_P(MoeOnTheGpu, ReportsIdsThatDoNotExist) {
   EXPECT_EQ(std::memcmp(&result.out[2 * 128 * 2], zeros.data(), zeros.size()), 0);
 }
 
-class MoeGpuChecks : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class MoeGpuChecks : public GpuTest {};
 
 TEST_F(MoeGpuChecks, HostTensorsAreRefused) {
   const MoeShape shape{.tokens = 3, .hidden = 128, .inter = 128, .experts = 4, .top_k = 2};
@@ -334,12 +325,7 @@ TEST_F(MoeGpuChecks, OffsetsHave64Bits) {
 }
 
 // Everything at once: 48 layers, 2400 with NARROWFLOAT_CONFORMANCE_CASES=50.
-class MoeSoak : public ::testing::TestWithParam<MoeMode> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class MoeSoak : public GpuTestWith<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, MoeSoak, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
 
 MoeShape soak_shape(MoeMode mode, Random& random) {

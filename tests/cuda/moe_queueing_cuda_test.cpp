@@ -14,11 +14,8 @@ namespace {
 constexpr MoeShape kShape{
     .tokens = 37, .hidden = 256, .inter = 384, .experts = 16, .top_k = 4, .shared_experts = 1};
 
-class MoeQueueing : public ::testing::TestWithParam<MoeMode> {
+class MoeQueueing : public GpuTestWith<MoeMode> {
  protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
   static std::unique_ptr<MoeCase> make_case(uint64_t seed) {
     auto result = std::make_unique<MoeCase>(GetParam(), kShape,
                                             Activation::swiglu_oai(1.702F, 1.0F, 7.0F), seed);

@@ -16,12 +16,7 @@ namespace {
 constexpr MoeShape kShape{
     .tokens = 80, .hidden = 256, .inter = 128, .experts = 16, .top_k = 2, .shared_experts = 0};
 
-class MoeRoutingsOnTheGpu : public ::testing::TestWithParam<MoeMode> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class MoeRoutingsOnTheGpu : public GpuTestWith<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, MoeRoutingsOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
                          mode_test_name);
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "cuda/random_bytes.h"
 #include "narrowfloat/quantize.h"
 #include "support/device_buffer.h"
@@ -15,12 +16,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class RelayoutCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class RelayoutCuda : public GpuTest {};
 
 struct Image {
   FormatId format;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "cuda/random_bytes.h"
 #include "narrowfloat/combine.h"
 #include "narrowfloat/permute.h"
@@ -16,7 +17,6 @@
 #include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
-#include "support/gpu.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
@@ -167,19 +167,9 @@ void expect_equal(const std::vector<Bytes>& expected, const std::vector<Bytes>& 
   }
 }
 
-class RoutingOnTheGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class RoutingOnTheGpu : public GpuTest {};
 
-class RoutingOfModels : public ::testing::TestWithParam<Model> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class RoutingOfModels : public GpuTestWith<Model> {};
 
 TEST_P(RoutingOfModels, GivesTheCpusBytes) {
   for (const int64_t tokens : {1, 5, 64, 300, 1025, 16384}) {
@@ -244,12 +234,7 @@ TEST_F(RoutingOnTheGpu, StreamsRunAtOnceAndRunsAreEqual) {
 }
 
 // Ids of 2^20 tokens whose keys tie all the time (moe spec 13.2).
-class RoutingTies : public ::testing::TestWithParam<int> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class RoutingTies : public GpuTestWith<int> {};
 
 TEST_P(RoutingTies, GoToTheLowerIdOnBothSides) {
   constexpr int64_t kTokens = 1 << 20;

@@ -6,23 +6,18 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "narrowfloat/combine.h"
 #include "narrowfloat/route.h"
 #include "support/device_buffer.h"
 #include "support/device_copies.h"
 #include "support/expect_error.h"
-#include "support/gpu.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-class RoutingErrors : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class RoutingErrors : public GpuTest {};
 
 constexpr int32_t kExperts = 100;
 constexpr int32_t kTopK = 4;

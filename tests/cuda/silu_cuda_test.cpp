@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "cuda/silu_kernels.h"
 #include "formats/float16.h"
 #include "formats/silu.h"
 #include "support/device_buffer.h"
-#include "support/gpu.h"
 #include "support/random.h"
 
 namespace narrowfloat::testing {
@@ -97,12 +97,7 @@ Products run(DType half, MathMode math, const Pairs& pairs) {
   return products;
 }
 
-class SiluOnTheGpu : public ::testing::TestWithParam<std::pair<DType, MathMode>> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class SiluOnTheGpu : public GpuTestWith<std::pair<DType, MathMode>> {};
 
 TEST_P(SiluOnTheGpu, HasTheCpusBitsForAllGates) {
   const auto [half, math] = GetParam();

@@ -15,12 +15,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class WeightFormsCuda : public ::testing::TestWithParam<MoeMode> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+class WeightFormsCuda : public GpuTestWith<MoeMode> {};
 
 const GroupedWeights::State& state_of(const GemmOnDevice& device) {
   return device.weights().state();
