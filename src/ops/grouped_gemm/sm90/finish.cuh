@@ -43,19 +43,35 @@ struct ColumnFactor {
   float bias;
 };
 
-__device__ inline ColumnFactor column_factor(const GemmParams& params, int expert, int col) {
-  const GemmEpilogue& epilogue = params.epilogue;
-  const bool is_gate = params.has_gate && is_gate_row(params.gate_order, col, params.rows);
-  ColumnFactor factor{is_gate ? epilogue.gate_scale.of(expert) : epilogue.scale.of(expert), -0.0F};
-  const int64_t index = static_cast<int64_t>(expert) * params.rows + col;
-  if (epilogue.bias != nullptr && epilogue.bias_dtype == DType::kF32) {
-    factor.bias = static_cast<const float*>(epilogue.bias)[index];
-  } else if (epilogue.bias != nullptr) {
-    const uint32_t bits = static_cast<const uint16_t*>(epilogue.bias)[index];
-    factor.bias = bits_float(bits << 16);
+// Those of an expert.
+class ColumnFactors {
+ public:
+  __device__ ColumnFactors(const GemmParams& params, int expert)
+      : params_(params),
+        expert_(expert),
+        scale_(params.epilogue.scale.of(expert)),
+        gate_scale_(params.has_gate ? params.epilogue.gate_scale.of(expert) : scale_) {}
+
+  [[nodiscard]] __device__ ColumnFactor of(int col) const {
+    const bool is_gate = params_.has_gate && is_gate_row(params_.gate_order, col, params_.rows);
+    return {is_gate ? gate_scale_ : scale_, bias_of(col)};
   }
-  return factor;
-}
+
+ private:
+  [[nodiscard]] __device__ float bias_of(int col) const {
+    const GemmEpilogue& epilogue = params_.epilogue;
+    if (epilogue.bias == nullptr) return -0.0F;
+    const int64_t index = static_cast<int64_t>(expert_) * params_.rows + col;
+    if (epilogue.bias_dtype == DType::kF32) return static_cast<const float*>(epilogue.bias)[index];
+    const uint32_t bits = static_cast<const uint16_t*>(epilogue.bias)[index];
+    return bits_float(bits << 16);
+  }
+
+  const GemmParams& params_;
+  int expert_;
+  float scale_;
+  float gate_scale_;
+};
 
 __device__ inline float finished(float sum, const TokenFactor& token, const ColumnFactor& column) {
   const float weighted = mul_rn(token.weight, sum);
@@ -71,8 +87,8 @@ __device__ inline void finish_tile(const GemmParams& params, const WorkItem& ite
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int col = block * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
   if (col >= params.rows) return;
-  const ColumnFactor columns[2] = {column_factor(params, item.expert, col),
-                                   column_factor(params, item.expert, col + 1)};
+  const ColumnFactors factors(params, item.expert);
+  const ColumnFactor columns[2] = {factors.of(col), factors.of(col + 1)};
 #pragma unroll
   for (int i = 0; i < kTokens / 4; ++i) {
     const int token = i / 2 * 8 + thread % 4 * 2 + i % 2;

@@ -4,8 +4,10 @@
 
 #include <type_traits>
 
+#include "ops/grouped_gemm/sm90/finish_tokens.cuh"
 #include "ops/grouped_gemm/sm90/panel_loop.cuh"
 #include "ops/grouped_gemm/sm90/register_loop.cuh"
+#include "ops/grouped_gemm/sm90/token_loop.cuh"
 #include "ops/grouped_gemm/sm90/work_list.cuh"
 
 namespace narrowfloat {
@@ -14,7 +16,8 @@ template <class Shape>
 class Consumer {
  public:
   using Weights = typename Shape::Weights;
-  using Loop = std::conditional_t<Weights::kIsPanel, PanelLoop<Shape>, RegisterLoop<Shape>>;
+  using ManyTokens = std::conditional_t<Shape::kIsTokenMajor, TokenLoop<Shape>, PanelLoop<Shape>>;
+  using Loop = std::conditional_t<Shape::kIsPanel, ManyTokens, RegisterLoop<Shape>>;
   static constexpr int kBlocks = Shape::kBlocks;
 
   __device__ Consumer(const GemmParams& params, GemmStorage<Shape>& shared,
@@ -30,36 +33,34 @@ class Consumer {
       const WorkItem item = work.item();
       if (item.num_rows <= 0) continue;
       load_factors(params_, item, thread_, shared_.factors[warpgroup_]);
-      run_item<Shape::kTokens>(item);
+      if constexpr (!Shape::kIsTokenMajor) {
+        run_item(item);
+      } else if (Shape::kTokens > 64 && item.num_rows > 64) {
+        run_token_blocks<2>(item);
+      } else {
+        run_token_blocks<1>(item);
+      }
       sync_threads(1 + warpgroup_, kWarpgroup);
     }
   }
 
  private:
-  // By instructions of kWidth tokens, or less where there are not as many.
-  template <int kWidth>
   __device__ void run_item(const WorkItem& item) {
-    if constexpr (kWidth > Shape::kLeastWidth) {
-      if (item.num_rows <= kWidth - Shape::kLeastWidth) {
-        return run_item<kWidth - Shape::kLeastWidth>(item);
-      }
-    }
-    float sums[kBlocks][kWidth / 2];
+    float sums[kBlocks][Shape::kSums];
     loop_.multiply(sums);
     if constexpr (has_ue8m0_scales(Weights::kCoding)) {
-      if (params_.row_powers != nullptr) scale_rows<kWidth / 2>(item, sums);
+      if (params_.row_powers != nullptr) scale_rows(item, sums);
     }
     sync_threads(1 + warpgroup_, kWarpgroup);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      finish_tile<kWidth>(params_, item, item.block + warpgroup_ * kBlocks + i, sums[i],
-                          shared_.factors[warpgroup_], Weights::kRepair);
+      finish_tile<Shape::kTokens>(params_, item, item.block + warpgroup_ * kBlocks + i, sums[i],
+                                  shared_.factors[warpgroup_], Weights::kRepair);
     }
   }
 
   // By the powers of two that prepare() took from rows outside bf16's range.
-  template <int kSums>
-  __device__ void scale_rows(const WorkItem& item, float (&sums)[kBlocks][kSums]) const {
+  __device__ void scale_rows(const WorkItem& item, float (&sums)[kBlocks][Shape::kSums]) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const int row = (item.block + warpgroup_ * kBlocks + block) * kUnitRows + thread_ / 32 * 16 +
@@ -69,10 +70,20 @@ class Consumer {
           params_.row_powers + static_cast<int64_t>(item.expert) * params_.rows + row;
       const float2 factors{powers[0], powers[1]};
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
+      for (int i = 0; i < Shape::kSums; ++i) {
         sums[block][i] = __fmul_rn(sums[block][i], i / 2 % 2 == 0 ? factors.x : factors.y);
       }
     }
+  }
+
+  // kTokenBlocks: of 64 tokens.
+  template <int kTokenBlocks>
+  __device__ void run_token_blocks(const WorkItem& item) {
+    TokenSums sums[kTokenBlocks];
+    loop_.multiply(sums);
+    sync_threads(1 + warpgroup_, kWarpgroup);
+    finish_token_blocks(params_, item, item.block + warpgroup_ * kBlocks, sums,
+                        shared_.factors[warpgroup_]);
   }
 
   const GemmParams& params_;

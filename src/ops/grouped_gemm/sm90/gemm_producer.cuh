@@ -74,8 +74,20 @@ class Producer {
                                   item.block * params_.block_bytes +
                                   static_cast<int64_t>(unit) * Shape::kUnitBytes;
     for (int block = 0; block < blocks; ++block) {
-      copy_bulk(shared_address(shared_.weights[at_.stage][block]),
-                global_units + block * params_.block_bytes, bytes, ring_.full(at_));
+      copy_units(block, global_units + block * params_.block_bytes, bytes);
+    }
+  }
+
+  // Of one block, codes and scales.
+  __device__ void copy_units(int block, const uint8_t* global_units, uint32_t bytes) const {
+    const uint32_t shared_units = shared_address(shared_.weights[at_.stage][block]);
+    if constexpr (Shape::kIsTokenMajor) {
+      constexpr uint32_t kCodes = Shape::kBlockStageBytes;
+      copy_bulk(shared_units, global_units, kCodes, ring_.full(at_));
+      copy_bulk(shared_address(shared_.weight_scales[at_.stage][block]), global_units + kCodes,
+                bytes - kCodes, ring_.full(at_));
+    } else {
+      copy_bulk(shared_units, global_units, bytes, ring_.full(at_));
     }
   }
 

@@ -16,11 +16,11 @@ struct GemmShapeOf {
   static constexpr int kTokens = kTileTokens;
   static constexpr int kSums = kTokens / 2;  // Of a thread and a block of 64 weight rows.
   static constexpr bool kIsSmall = kTokens <= 32;
-  // Instructions of fewer tokens, in steps of this, for tiles that are not full.
-  static constexpr int kLeastWidth = Weights::kIsPanel && !kIsSmall ? 32 : kTokens;
   // Blocks of 64 weight rows of a warpgroup: two halve the reads of activations, where the
   // registers take them.
   static constexpr bool kIsPanel = Weights::kIsPanel;
+  // Tokens are wgmma's rows (token_loop.cuh) instead of its columns.
+  static constexpr bool kIsTokenMajor = kIsPanel && !kIsSmall;
   static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128 && !kIsPanel) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
 
@@ -35,9 +35,11 @@ struct GemmShapeOf {
   static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
-  // Panels start at multiples of 1024.
-  static constexpr int kBlockStageBytes =
-      kIsPanel ? round_up(kUnits * kUnitBytes, 1024) : kUnits * kUnitBytes;
+  // Panels start at multiples of 1024; several that one instruction reads follow each other, with
+  // their scales elsewhere.
+  static constexpr int kBlockStageBytes = kIsTokenMajor ? unit_code_bytes(Weights::kCoding)
+                                          : kIsPanel    ? round_up(kUnits * kUnitBytes, 1024)
+                                                        : kUnits * kUnitBytes;
   static constexpr int kPanelBytes = kTokens * kUnitRowBytes;  // A unit of activations.
   static constexpr int kStageBytes =
       kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
@@ -55,6 +57,7 @@ template <class Shape>
 struct GemmStorage {
   uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kPanelBytes];
   uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
+  float weight_scales[Shape::kIsTokenMajor ? Shape::kStages : 1][Shape::kTileBlocks][4];
   float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1][Shape::kTokens];
   TokenFactor factors[kConsumers][Shape::kTokens];
   RingBarriers<Shape::kStages> barriers;

@@ -1,9 +1,6 @@
-// The main loop of a consumer warpgroup whose weights are E4M3 panels in shared memory, operand A
-// as they are (weight_units.h). Sums start anew with every unit, 128 columns, and are added to fp32
-// registers, times the factors of token and weights.
-//
-// One block of 64 weight rows is multiplied at a time, into one temporary set of sums: while a
-// warpgroup promotes its set, the other one's instructions keep the tensor cores busy.
+// The main loop of a consumer warpgroup for few tokens, whose weights are E4M3 panels in shared
+// memory, wgmma's A as they are (weight_units.h). Sums start anew with every unit, 128 columns, and
+// are added to fp32 registers, times the factors of token and weights.
 #pragma once
 
 #include "device/ptx/wgmma.cuh"
@@ -26,7 +23,6 @@ class PanelLoop {
         warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
-  // Of the first 2 * kSums tokens.
   template <int kSums>
   __device__ void multiply(float (&sums)[kBlocks][kSums]) {
 #pragma unroll

@@ -1,0 +1,110 @@
+// The main loop of a consumer warpgroup for many tokens and E4M3 weights. Both operands are panels
+// in shared memory, so that either may be wgmma's A: here tokens are its 64 rows and the
+// warpgroup's 128 weight rows its columns. A thread then has sums of two tokens, whose factors are
+// two registers; with weights as A it would multiply by 32 of them.
+//
+// Sums start anew with every unit, 128 columns, and are added to fp32 registers, times the factors
+// of token and weights. 64 tokens are multiplied at a time, into one temporary set of sums: while a
+// warpgroup promotes its set, the other one's instructions keep the tensor cores busy.
+#pragma once
+
+#include "device/ptx/wgmma.cuh"
+#include "device/ptx/wgmma_e4m3_shared.cuh"
+#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+
+namespace narrowfloat {
+
+// Of 64 tokens and 128 weight rows, in a thread: 4j + 2h + i is token 16w + q + 8h and row 8j + 2c
+// + i of the panels (weight_units.h).
+using TokenSums = float[64];
+
+template <class Shape>
+class TokenLoop {
+ public:
+  using TheRing = Ring<Shape::kStages>;
+  static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1 && Shape::kBlocks == 2);
+
+  __device__ TokenLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+      : params_(params),
+        shared_(shared),
+        ring_(ring),
+        warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
+        thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
+
+  // Of the first 64 * kTokenBlocks tokens.
+  template <int kTokenBlocks>
+  __device__ void multiply(TokenSums (&sums)[kTokenBlocks]) {
+#pragma unroll
+    for (int i = 0; i < kTokenBlocks * 64; ++i) sums[i / 64][i % 64] = 0;
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; ++unit) {
+      ring_.wait_full(at_);
+      fence_async_proxy();
+#pragma unroll
+      for (int block = 0; block < kTokenBlocks; ++block) {
+        TokenSums group_sums;
+        issue(block, group_sums);
+        const Factors factors = load_factors(block);
+        wgmma_wait();
+        if (block + 1 == kTokenBlocks) release();
+        promote(group_sums, factors, sums[block]);
+      }
+    }
+  }
+
+ private:
+  // Of a thread's two tokens and the panels of two blocks.
+  struct Factors {
+    float of[2][2];  // [token][panel]
+  };
+
+  __device__ void issue(int block, TokenSums& group_sums) const {
+    const uint32_t first_token = shared_address(shared_.rows[at_.stage][0]) + block * 64 * 128;
+    const uint32_t panels = shared_address(shared_.weights[at_.stage][2 * warpgroup_]);
+    const uint64_t tokens = swizzled_descriptor(first_token);
+    const uint64_t weights = swizzled_descriptor(panels);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      wgmma_e4m3(group_sums, tokens + 2 * k, weights + 2 * k, k > 0 ? 1 : 0);
+    }
+    wgmma_commit();
+  }
+
+  __device__ Factors load_factors(int block) const {
+    const float* tokens =
+        shared_.group_scales[at_.stage][0] + block * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+    Factors factors;
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel) {
+      const float weights = shared_.weight_scales[at_.stage][2 * warpgroup_ + panel][0];
+      factors.of[0][panel] = __fmul_rn(tokens[0], weights);
+      factors.of[1][panel] = __fmul_rn(tokens[8], weights);
+    }
+    return factors;
+  }
+
+  __device__ static void promote(const TokenSums& group_sums, const Factors& factors,
+                                 TokenSums& sums) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      sums[i] = __fmaf_rn(factors.of[i / 2 % 2][i / 32], group_sums[i], sums[i]);
+    }
+  }
+
+  // Once all lanes of the warp have read.
+  __device__ void release() {
+    __syncwarp();
+    if (thread_ % 32 == 0) ring_.release(at_);
+    at_.advance();
+  }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  const TheRing& ring_;
+  int warpgroup_;
+  int thread_;
+  RingPosition<Shape::kStages> at_;
+};
+
+}  // namespace narrowfloat
