@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -88,10 +89,9 @@ _SETTERS: dict[str, Callable[[_core.QuantizeOptions, Any], None]] = {
 }
 
 
-def to_core_options(options: QuantizeOptions) -> _core.QuantizeOptions:
-    """The extension's object. None is as good as not given; an unknown keyword is a TypeError."""
+def _make(options: Iterable[tuple[str, Any]]) -> _core.QuantizeOptions:
     target = _core.QuantizeOptions()
-    for name, value in options.items():
+    for name, value in options:
         setter = _SETTERS.get(name)
         if setter is None:
             raise TypeError(f"unknown option {name!r}; there are {', '.join(_SETTERS)}")
@@ -102,6 +102,22 @@ def to_core_options(options: QuantizeOptions) -> _core.QuantizeOptions:
         except (TypeError, AttributeError) as error:
             raise TypeError(f"{name}: not usable: {value!r}") from error
     return target
+
+
+# The extension only reads options, so those without arrays serve any number of calls.
+_remembered = lru_cache(maxsize=64)(_make)
+_DEFAULTS = _core.QuantizeOptions()
+_PLAIN = frozenset((str, float, int))
+
+
+def to_core_options(options: QuantizeOptions) -> _core.QuantizeOptions:
+    """The extension's object. None is as good as not given; an unknown keyword is a TypeError."""
+    if not options:
+        return _DEFAULTS
+    for value in options.values():
+        if type(value) not in _PLAIN:
+            return _make(options.items())
+    return _remembered(tuple(options.items()))
 
 
 def global_scale_axis(format: str, options: QuantizeOptions) -> str:

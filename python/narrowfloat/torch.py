@@ -1,0 +1,453 @@
+"""Operators of torch: `torch.ops.narrowfloat.*`, with schemas and shape functions.
+
+    import narrowfloat.torch as nft
+
+    values, scales, global_scale = nft.quantize(x, "nvfp4")
+    y = nft.dequantize(values, scales, global_scale, "nvfp4", x.shape)
+
+They trace under torch.compile without graph breaks and can be captured into CUDA graphs. The
+functions of this module are the operators with defaults and `out=`; tensors of formats without a
+global scale have one of no elements. No operator has a derivative. Results are those of the
+functions of `narrowfloat` of the same name, to the bit.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import narrowfloat as nf
+from narrowfloat import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+_FORMATS = {info.name: info for info in _core.formats()}
+_FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_library = torch.library.Library("narrowfloat", "DEF")
+
+# Schemas. A quantized tensor goes in and out as values, scales, global_scale.
+_HOW = 'str format, str layout="", *, Tensor? encode_scale=None, str math="exact", ' \
+    'str mx_scale="up", bool batched=False, int alignment=32'  # fmt: skip
+_OUT = "Tensor(a!) values, Tensor(b!) scales, Tensor(c!) global_scale"
+_SHAPE = "str format, SymInt[] shape, str layout, bool batched, int alignment"
+_TENSORS = "(Tensor values, Tensor scales, Tensor global_scale)"
+
+
+def _quantized_schemas(name: str, inputs: str) -> tuple[str, str]:
+    return (f"{name}({inputs}, {_HOW}) -> {_TENSORS}",
+            f"{name}_out({inputs}, {_HOW}, {_OUT}) -> ()")  # fmt: skip
+
+
+for _schema in (
+    *_quantized_schemas("quantize", "Tensor input"),
+    *_quantized_schemas("silu_mul_quantize", "Tensor gate_up"),
+    *_quantized_schemas("rmsnorm_quantize", "Tensor input, Tensor weight, float eps"),
+    *_quantized_schemas("add_rmsnorm_quantize",
+                        "Tensor input, Tensor(r!) residual, Tensor weight, float eps"),
+    f"dequantize(Tensor values, Tensor scales, Tensor global_scale, {_SHAPE}, ScalarType dtype)"
+    " -> Tensor",
+    f"dequantize_out(Tensor values, Tensor scales, Tensor global_scale, {_SHAPE}, Tensor(a!) out)"
+    " -> ()",
+    f"relayout(Tensor scales, {_SHAPE}, str to) -> Tensor",
+    "amax(Tensor input, bool per_row) -> Tensor",
+    "route(Tensor logits, Tensor? bias, int top_k, str method, int n_group, int topk_group,"
+    " float routed_scale) -> (Tensor ids, Tensor weights)",
+    "moe(Tensor hidden, Tensor logits, Tensor? bias, int layer) -> Tensor",
+    "moe_out(Tensor hidden, Tensor logits, Tensor? bias, int layer, Tensor(a!) out,"
+    " Tensor(b!) workspace) -> ()",
+):  # fmt: skip
+    _library.define(_schema)
+
+
+# Sizes, in arithmetic that symbolic extents go through.
+
+
+def _round_up(value: Any, multiple: int) -> Any:
+    return (value + multiple - 1) // multiple * multiple
+
+
+def _image_size(layout: str, rows: Any, blocks: Any) -> Any:
+    """Scales of one image, padding included (docs/scale_layouts.md)."""
+    if layout == "swizzled_128x4":
+        return _round_up(rows, 128) * _round_up(blocks, 4)
+    if layout == "swizzled_8x4":
+        return _round_up(rows, 8) * _round_up(blocks, 4)
+    if layout == "mn_major":
+        return _round_up(rows, 4) * blocks
+    return rows * blocks
+
+
+def _product(extents: Sequence[Any]) -> Any:
+    result: Any = 1
+    for extent in extents:
+        result = result * extent
+    return result
+
+
+def buffer_shapes(
+    format: str, shape: Sequence[Any], layout: str, batched: bool, alignment: int, per_row: bool
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Shapes of values, scales and global_scale of a quantized tensor of a logical shape.
+
+    per_row: nvfp4 with an encode scale for each row.
+    """
+    info = _FORMATS[format]
+    layout = layout or info.default_layout
+    lead, cols = list(shape[:-1]), shape[-1]
+    outer = lead[:-1] if batched else []
+    rows = lead[-1] if batched else _product(lead)
+    value_cols = _round_up(cols, alignment) if format == "mxfp8" else cols
+    values = [*lead, value_cols // 2 if info.element_bits == 4 else value_cols]
+    block_rows, block_cols = info.block_shape
+    if block_cols == 0:
+        scale_rows, blocks = 1, 1
+    else:
+        scale_rows = (rows + block_rows - 1) // block_rows
+        blocks = (value_cols + block_cols - 1) // block_cols
+    scales = [*outer, scale_rows, blocks]
+    if layout != "linear":
+        scales = [*outer, _image_size(layout, scale_rows, blocks)]
+    if not info.has_global_scale:
+        return values, scales, [0]
+    if info.has_row_scale:
+        return values, scales, [_product(lead)]
+    return values, scales, [rows if per_row else 1]
+
+
+def _is_per_row(format: str, encode_scale: torch.Tensor | None) -> bool:
+    return format == "nvfp4" and encode_scale is not None and encode_scale.numel() != 1
+
+
+def _scale_type(format: str) -> torch.dtype:
+    return torch.float32 if format.startswith("fp8") else torch.uint8
+
+
+def _new_buffers(
+    input: torch.Tensor, shape: Sequence[Any], format: str, layout: str, how: dict[str, Any]
+) -> Quantized:
+    if format not in _FORMATS:
+        raise ValueError(f"format: expected one of {', '.join(_FORMATS)}; got {format!r}")
+    values, scales, global_scale = buffer_shapes(
+        format, shape, layout, how["batched"], how["alignment"],
+        _is_per_row(format, how["encode_scale"])
+    )  # fmt: skip
+    return (
+        input.new_empty(values, dtype=torch.uint8),
+        input.new_empty(scales, dtype=_scale_type(format)),
+        input.new_empty(global_scale, dtype=torch.float32),
+    )
+
+
+def _wrap(
+    parts: Quantized, format: str, shape: Sequence[int], layout: str, batched: bool, alignment: int
+) -> nf.QuantizedTensor:
+    """The three tensors as the package takes them."""
+    values, scales, global_scale = parts
+    count = global_scale.numel()
+    batch = int(_product(shape[:-2])) if batched else 1
+    rows = int(shape[-2]) if batched else int(_product(shape[:-1]))
+    per_row = format == "nvfp4" and count == rows != 1
+    per_batch = format == "nvfp4" and not per_row and count == batch != 1
+    sizes = _core.quantized_layout(
+        format,
+        rows,
+        shape[-1],
+        scale_layout=layout or None,
+        batch=batch,
+        alignment=alignment,
+        global_scale_axis="row" if per_row else "batch" if per_batch else "tensor",
+    )
+    return nf.QuantizedTensor(values, scales, global_scale if count else None, sizes, tuple(shape))
+
+
+def _options(format: str, how: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of the package: those that are not at their defaults."""
+    options = {}
+    if how["encode_scale"] is not None:
+        options["encode_scale"] = how["encode_scale"]
+    if how["math"] != "exact":
+        options["math"] = how["math"]
+    if how["mx_scale"] != "up":
+        options["mx_scale"] = how["mx_scale"]
+    return options
+
+
+def _complete(how: dict[str, Any]) -> dict[str, Any]:
+    defaults = {"encode_scale": None, "math": "exact", "mx_scale": "up", "batched": False,
+                "alignment": 32}  # fmt: skip
+    return {**defaults, **how}
+
+
+def _register(name: str, real: Any, fake: Any) -> None:
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, real, key)
+    torch.library.register_fake(f"narrowfloat::{name}", fake, lib=_library)
+
+
+def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
+    """An operator with new results, and one that writes given ones.
+
+    num_inputs: arguments before `format`. halves: the result has half of the columns.
+    """
+    function = getattr(nf, name)
+
+    def fill(inputs: Sequence[Any], parts: Quantized, format: str, layout: str, how: Any) -> None:
+        shape = list(inputs[0].shape)
+        if halves:
+            shape[-1] //= 2
+        target = _wrap(parts, format, shape, layout, how["batched"], how["alignment"])
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        extra = {"eps": value for value in inputs if isinstance(value, float)}
+        function(*tensors, out=target, **extra, **_options(format, how))
+
+    def buffers(*args: Any, **how: Any) -> Quantized:
+        format = args[num_inputs]
+        layout = args[num_inputs + 1] if len(args) > num_inputs + 1 else ""
+        shape = list(args[0].shape)
+        if halves:
+            shape[-1] = shape[-1] // 2
+        return _new_buffers(args[0], shape, format, layout, _complete(how))
+
+    def real(*args: Any, **how: Any) -> Quantized:
+        parts = buffers(*args, **how)
+        layout = args[num_inputs + 1] if len(args) > num_inputs + 1 else ""
+        fill(args[:num_inputs], parts, args[num_inputs], layout, _complete(how))
+        return parts
+
+    def real_out(*args: Any, **how: Any) -> None:
+        parts = tuple(how.pop(part) for part in ("values", "scales", "global_scale"))
+        layout = args[num_inputs + 1] if len(args) > num_inputs + 1 else ""
+        fill(args[:num_inputs], parts, args[num_inputs], layout, _complete(how))
+
+    _register(name, real, buffers)
+    _register(f"{name}_out", real_out, lambda *args, **how: None)
+
+
+_register_quantizer("quantize", 1, False)
+_register_quantizer("silu_mul_quantize", 1, True)
+_register_quantizer("rmsnorm_quantize", 3, False)
+_register_quantizer("add_rmsnorm_quantize", 4, False)
+
+
+def _dequantize_out(values, scales, global_scale, format, shape, layout, batched, alignment, out):  # type: ignore[no-untyped-def]
+    q = _wrap((values, scales, global_scale), format, shape, layout, batched, alignment)
+    nf.dequantize(q, out=out)
+
+
+def _dequantize(*args: Any) -> torch.Tensor:
+    out = args[0].new_empty(args[4], dtype=args[8])
+    _dequantize_out(*args[:8], out)
+    return out
+
+
+_register("dequantize", _dequantize, lambda *args: args[0].new_empty(args[4], dtype=args[8]))
+_register("dequantize_out", _dequantize_out, lambda *args: None)
+
+
+def _relayout_shape(format, shape, batched, alignment, to):  # type: ignore[no-untyped-def]
+    return buffer_shapes(format, shape, to, batched, alignment, False)[1]
+
+
+def _relayout(scales, format, shape, layout, batched, alignment, to):  # type: ignore[no-untyped-def]
+    out = scales.new_empty(_relayout_shape(format, shape, batched, alignment, to))
+    values, _, factors = buffer_shapes(format, shape, layout, batched, alignment, False)
+    empty = scales.new_empty(values, dtype=torch.uint8)
+    parts = (empty, scales, scales.new_empty(factors, dtype=torch.float32))
+    q = _wrap(parts, format, shape, layout, batched, alignment)
+    nf.relayout(q, to, out=out)
+    return out
+
+
+_register(
+    "relayout",
+    _relayout,
+    lambda scales, format, shape, layout, batched, alignment, to: scales.new_empty(
+        _relayout_shape(format, shape, batched, alignment, to)
+    ),
+)
+_register(
+    "amax",
+    lambda input, per_row: nf.amax(input, per_row=per_row),
+    lambda input, per_row: input.new_empty(
+        input.shape[:-1] if per_row else (1,), dtype=torch.float32
+    ),
+)
+_register(
+    "route",
+    lambda logits, bias, top_k, method, n_group, topk_group, routed_scale: nf.route(
+        logits,
+        bias=bias,
+        top_k=top_k,
+        method=method,
+        n_group=n_group,
+        topk_group=topk_group,
+        routed_scale=routed_scale,
+    ),
+    lambda logits, bias, top_k, *_: (
+        logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
+        logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
+    ),
+)
+
+# Layers as operators know them: by a number that stays theirs.
+_layers: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
+_next_number = iter(range(1, 1 << 62))
+
+
+class _Handle:
+    """A layer with a number; lives as long as the caller keeps it."""
+
+    __slots__ = ("__weakref__", "layer", "number")
+
+    def __init__(self, layer: nf.MoeLayer) -> None:
+        self.layer, self.number = layer, next(_next_number)
+        _layers[self.number] = self
+
+
+def _layer(number: int) -> nf.MoeLayer:
+    handle = _layers.get(number)
+    if handle is None:
+        raise ValueError(f"layer: number {number} is of no layer that still exists")
+    return handle.layer
+
+
+def _moe_fake(hidden, logits, bias, layer):  # type: ignore[no-untyped-def]
+    config = _layer(layer).config
+    return hidden.new_empty((hidden.shape[0], config.hidden), dtype=_FLOATS[config.out_dtype])
+
+
+_register(
+    "moe",
+    lambda hidden, logits, bias, layer: _layer(layer).run(hidden, logits, bias=bias),
+    _moe_fake,
+)
+
+
+def _moe_out(hidden, logits, bias, layer, out, workspace):  # type: ignore[no-untyped-def]
+    aligned = workspace[-workspace.data_ptr() % 256 :]
+    _layer(layer).run(hidden, logits, bias=bias, out=out, workspace=aligned)
+
+
+_register("moe_out", _moe_out, lambda *args: None)
+
+
+def _call(name: str, inputs: Sequence[Any], format: str, layout: str | None,
+          out: Quantized | None, options: dict[str, Any]) -> Quantized:  # fmt: skip
+    if out is None:
+        return getattr(torch.ops.narrowfloat, name)(*inputs, format, layout or "", **options)
+    values, scales, global_scale = out
+    getattr(torch.ops.narrowfloat, f"{name}_out")(
+        *inputs, format, layout or "", **options, values=values, scales=scales,
+        global_scale=global_scale
+    )  # fmt: skip
+    return out
+
+
+def quantize(
+    input: torch.Tensor, format: str, layout: str | None = None, *, out: Quantized | None = None,
+    **options: Any,
+) -> Quantized:  # fmt: skip
+    """(values, scales, global_scale) of a tensor. As narrowfloat.quantize().
+
+    options: encode_scale, a tensor; math, mx_scale, batched, alignment.
+    """
+    return _call("quantize", (input,), format, layout, out, options)
+
+
+def silu_mul_quantize(
+    gate_up: torch.Tensor, format: str, layout: str | None = None, *, out: Quantized | None = None,
+    **options: Any,
+) -> Quantized:  # fmt: skip
+    """As narrowfloat.silu_mul_quantize(); options: quantize()."""
+    return _call("silu_mul_quantize", (gate_up,), format, layout, out, options)
+
+
+def rmsnorm_quantize(
+    input: torch.Tensor, weight: torch.Tensor, format: str, layout: str | None = None, *,
+    eps: float = 1e-6, out: Quantized | None = None, **options: Any,
+) -> Quantized:  # fmt: skip
+    """As narrowfloat.rmsnorm_quantize(); options: quantize()."""
+    return _call("rmsnorm_quantize", (input, weight, eps), format, layout, out, options)
+
+
+def add_rmsnorm_quantize(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, format: str,
+    layout: str | None = None, *, eps: float = 1e-6, out: Quantized | None = None, **options: Any,
+) -> Quantized:  # fmt: skip
+    """As narrowfloat.add_rmsnorm_quantize(): `residual` becomes the sum. options: quantize()."""
+    return _call("add_rmsnorm_quantize", (input, residual, weight, eps), format, layout, out,
+                 options)  # fmt: skip
+
+
+def dequantize(
+    values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, format: str,
+    shape: Sequence[int], layout: str | None = None, *, batched: bool = False, alignment: int = 32,
+    dtype: torch.dtype = torch.float32, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The numbers of a quantized tensor of a logical shape. As narrowfloat.dequantize()."""
+    parts = (values, scales, global_scale, format, shape, layout or "", batched, alignment)
+    if out is None:
+        return torch.ops.narrowfloat.dequantize(*parts, dtype)
+    torch.ops.narrowfloat.dequantize_out(*parts, out)
+    return out
+
+
+def relayout(
+    scales: torch.Tensor, format: str, shape: Sequence[int], layout: str, to: str, *,
+    batched: bool = False, alignment: int = 32,
+) -> torch.Tensor:  # fmt: skip
+    """Scales of a quantized tensor of a logical shape in another layout."""
+    return torch.ops.narrowfloat.relayout(scales, format, shape, layout, batched, alignment, to)
+
+
+def amax(input: torch.Tensor, *, per_row: bool = False) -> torch.Tensor:
+    """As narrowfloat.amax()."""
+    return torch.ops.narrowfloat.amax(input, per_row)
+
+
+def route(
+    logits: torch.Tensor, top_k: int, method: str = "renormalize", *,
+    bias: torch.Tensor | None = None, n_group: int = 1, topk_group: int = 1,
+    routed_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """As narrowfloat.route() from logits, without its rarer options."""
+    return torch.ops.narrowfloat.route(
+        logits, bias, top_k, method, n_group, topk_group, routed_scale
+    )
+
+
+class Moe(torch.nn.Module):
+    """A narrowfloat.MoeLayer as a module: forward(hidden, logits, bias=None) -> [T, H].
+
+    The layer is no parameter: its weights are fixed, and stay where they were prepared.
+    """
+
+    def __init__(self, layer: nf.MoeLayer) -> None:
+        super().__init__()
+        self._handle = _Handle(layer)
+        self._number = self._handle.number
+
+    @property
+    def layer(self) -> nf.MoeLayer:
+        """The layer."""
+        return self._handle.layer
+
+    def forward(
+        self, hidden: torch.Tensor, logits: torch.Tensor, bias: torch.Tensor | None = None, *,
+        out: torch.Tensor | None = None, workspace: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """As MoeLayer.run() from logits. out and workspace: give both, or none.
+
+        workspace: layer.new_workspace(T), or any uint8 tensor with 256 bytes more than that.
+        """
+        if out is None and workspace is None:
+            return torch.ops.narrowfloat.moe(hidden, logits, bias, self._number)
+        if out is None or workspace is None:
+            raise ValueError("workspace: give both it and out, or none of them")
+        torch.ops.narrowfloat.moe_out(hidden, logits, bias, self._number, out, workspace)
+        return out

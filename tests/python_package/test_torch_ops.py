@@ -1,0 +1,166 @@
+"""narrowfloat.torch: operators against the package's functions, opcheck, torch.compile."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import narrowfloat as nf
+
+torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
+
+import narrowfloat.torch as nft  # noqa: E402
+
+OPS = torch.ops.narrowfloat
+X = torch.randn(6, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
+FORMATS = [info.name for info in nf.formats()]
+
+
+def test_shape_functions_are_the_library_s() -> None:
+    """Every format, layout and batching, on odd sizes."""
+    for info in nf.formats():
+        cases = itertools.product(info.layouts, ((5, 96), (130, 160), (3, 7, 32)), (False, True))
+        for layout, shape, batched in cases:
+            if batched and len(shape) < 3:
+                continue
+            q = nf.QuantizedTensor.empty(shape, info.name, layout=layout, batched=batched)
+            sizes = nft.buffer_shapes(info.name, shape, layout, batched, 32, False)
+            values, scales, factors = sizes
+            assert tuple(values) == q.values.shape
+            assert tuple(scales) == q.scales.shape, (info.name, layout, shape)
+            assert tuple(factors) == (0,) if q.global_scale is None else q.global_scale.shape
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_results_are_the_package_s(format: str) -> None:
+    """New results and given ones, there and back."""
+    wanted = nf.quantize(X, format, math="fast")
+    parts = nft.quantize(X, format, math="fast")
+    assert torch.equal(parts[0], wanted.values) and torch.equal(parts[1], wanted.scales)
+    assert parts[2].numel() == 0 or torch.equal(parts[2], wanted.global_scale)
+    given = tuple(torch.full_like(part, 7) for part in parts)
+    assert nft.quantize(X, format, math="fast", out=given) is given
+    assert all(torch.equal(a, b) for a, b in zip(parts, given, strict=True))
+    y = nft.dequantize(*parts, format, X.shape, dtype=torch.bfloat16)
+    assert torch.equal(y, wanted.dequantize(torch.bfloat16))
+    out = torch.empty(6, 128)
+    assert nft.dequantize(*parts, format, X.shape, out=out) is out
+    assert torch.equal(out, wanted.dequantize())
+
+
+def test_fused_forms_and_scales() -> None:
+    """SiLU, norms, an encode scale for each row, other layouts, maxima, routing."""
+    gate_up = torch.cat([X, X], 1)
+    wanted = nf.silu_mul_quantize(gate_up, "mxfp8")
+    assert torch.equal(nft.silu_mul_quantize(gate_up, "mxfp8")[0], wanted.values)
+    weight = X[0].clone()
+    parts = nft.rmsnorm_quantize(X, weight, "nvfp4", eps=1e-5)
+    assert torch.equal(parts[0], nf.rmsnorm_quantize(X, weight, "nvfp4", eps=1e-5).values)
+    one, two = X.clone(), X.clone()
+    parts = nft.add_rmsnorm_quantize(X, one, weight, "mxfp4")
+    assert torch.equal(parts[0], nf.add_rmsnorm_quantize(X, two, weight, "mxfp4").values)
+    assert torch.equal(one, two)
+    scale = torch.arange(1.0, 7.0) * 100
+    parts = nft.quantize(X, "nvfp4", "linear", encode_scale=scale)
+    wanted = nf.quantize(X, "nvfp4", layout="linear", encode_scale=scale)
+    assert parts[2].shape == (6,) and torch.equal(parts[1], wanted.scales)
+    assert torch.equal(nft.dequantize(*parts, "nvfp4", X.shape, "linear"), wanted.dequantize())
+    moved = nft.relayout(parts[1], "nvfp4", X.shape, "linear", "swizzled_8x4")
+    assert torch.equal(moved, wanted.relayout("swizzled_8x4").scales)
+    assert torch.equal(nft.amax(X, per_row=True), nf.amax(X, per_row=True))
+    logits = torch.randn(6, 8)
+    ids, weights = nft.route(logits, 2, "sigmoid")
+    assert torch.equal(ids, nf.route(logits, top_k=2, method="sigmoid")[0])
+    assert weights.dtype == torch.float32
+
+
+def small_layer() -> nf.MoeLayer:
+    """Four experts."""
+    config = nf.MoeConfig(hidden=128, inter=64, experts=4, top_k=2)
+    return nf.MoeLayer.prepare(torch.randn(4, 128, 128).bfloat16(),
+                               torch.randn(4, 128, 64).bfloat16(), config)  # fmt: skip
+
+
+def opcheck_cases() -> dict[str, tuple]:
+    """Arguments for each operator."""
+    parts = nft.quantize(X, "nvfp4")
+    shape = ("nvfp4", [6, 128], "swizzled_128x4", False, 32)
+    names = ("values", "scales", "global_scale")
+    fresh = dict(zip(names, (part.clone() for part in parts), strict=True))
+    wide, weight = torch.cat([X, X], 1), X[0].clone()
+    module = nft.Moe(small_layer())
+    opcheck_cases.keep = module
+    logits = torch.randn(6, 4)
+    return {
+        "quantize": ((X, "nvfp4"), {"encode_scale": torch.tensor([300.0])}),
+        "quantize_out": ((X, "nvfp4"), fresh),
+        "silu_mul_quantize": ((wide, "mxfp8", "linear"), {}),
+        "silu_mul_quantize_out": ((wide, "nvfp4"), fresh),
+        "rmsnorm_quantize": ((X, weight, 1e-6, "fp8_1x128"), {}),
+        "rmsnorm_quantize_out": ((X, weight, 1e-6, "nvfp4"), fresh),
+        "add_rmsnorm_quantize": ((X, X.clone(), weight, 1e-6, "nvfp4_per_token"), {}),
+        "add_rmsnorm_quantize_out": ((X, X.clone(), weight, 1e-6, "nvfp4"), fresh),
+        "dequantize": ((*parts, *shape, torch.float16), {}),
+        "dequantize_out": ((*parts, *shape, torch.empty(6, 128)), {}),
+        "relayout": ((parts[1], *shape, "linear"), {}),
+        "amax": ((X, True), {}),
+        "route": ((logits, None, 2, "renormalize", 1, 1, 1.0), {}),
+        "moe": ((X, logits, None, module._number), {}),
+        "moe_out": ((X, logits, None, module._number, torch.empty_like(X),
+                     torch.empty(256 + module.layer.required_workspace(6), dtype=torch.uint8)),
+                    {}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(opcheck_cases()))
+def test_opcheck(name: str) -> None:
+    """Schemas, shape functions, tracing with symbolic extents."""
+    arguments, keywords = opcheck_cases()[name]
+    torch.library.opcheck(getattr(OPS, name).default, arguments, keywords)
+
+
+def test_every_operator_is_checked() -> None:
+    """The cases are complete."""
+    defined = {name.split("::")[1].split(".")[0] for name in nft._library._op_defs}
+    assert defined == set(opcheck_cases())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(dynamic: bool) -> None:
+    """One graph, no breaks; several sizes."""
+
+    def there_and_back(x: torch.Tensor) -> torch.Tensor:
+        parts = nft.quantize(x * 2, "mxfp8")
+        return nft.dequantize(*parts, "mxfp8", x.shape) + 1
+
+    compiled = torch.compile(there_and_back, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (6, 9):
+        x = torch.randn(rows, 128).bfloat16()
+        assert torch.equal(compiled(x), there_and_back(x))
+
+
+def test_compiled_module() -> None:
+    """A MoE layer inside a compiled model; numbers of layers that are gone are refused."""
+    layer = small_layer()
+    module = nft.Moe(layer)
+    logits = torch.randn(6, 4)
+    compiled = torch.compile(lambda x: module(x, logits) * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(X), layer.run(X, logits) * 2)
+    out = torch.empty_like(X)
+    assert module(X, logits, out=out, workspace=layer.new_workspace(6)) is out
+    assert torch.equal(out, layer.run(X, logits))
+    with pytest.raises(ValueError, match="workspace"):
+        module(X, logits, out=out)
+    with pytest.raises(ValueError, match="layer"):
+        OPS.moe(X, logits, None, 1 << 40)
+
+
+def test_errors() -> None:
+    """The package's exceptions come through the dispatcher."""
+    with pytest.raises(ValueError, match="format"):
+        nft.quantize(X, "nvfp5")
+    with pytest.raises(ValueError, match="input"):
+        nft.quantize(X.double(), "nvfp4")
+    with pytest.raises(NotImplementedError):
+        nft.quantize(torch.empty(4, 64, device="meta").to_sparse(), "nvfp4")
