@@ -122,7 +122,8 @@ class MoeLayer {
 // Which implementation each stage of a run on `tokens` tokens (from logits) would use, and why the
 // others do not: route, permute, code_rows (of plain rows, in modes with quantized ones),
 // grouped_gemm (first and second), activation, combine in the order they run; with
-// double_quantize_fc1 code_rows before the activation too. Launches inside a stage are not listed:
+// double_quantize_fc1 code_rows before the activation too. On a GPU route_permute is asked first:
+// where it takes the problem it does the first three. Launches inside a stage are not listed:
 // docs/kernels/grouped_gemm_sm90.md says which modes decode rows first. Throws kInvalidArgument for
 // configurations that MoeLayer::prepare refuses.
 std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens, Device device = {});

@@ -18,10 +18,10 @@
 namespace narrowfloat {
 
 // Every operation with a list of implementations.
-inline constexpr std::array<std::string_view, 16> kOperations = {
-    "quantize",       "dequantize",  "relayout",      "amax",      "route",   "permute",
-    "code_rows",      "activation",  "grouped_gemm",  "combine",   "shuffle", "pack_bits",
-    "group_quantize", "kv_quantize", "kv_dequantize", "kv_reorder"};
+inline constexpr std::array<std::string_view, 17> kOperations = {
+    "quantize",       "dequantize",  "relayout",      "amax",       "route",        "permute",
+    "code_rows",      "activation",  "grouped_gemm",  "combine",    "shuffle",      "pack_bits",
+    "group_quantize", "kv_quantize", "kv_dequantize", "kv_reorder", "route_permute"};
 
 // What NARROWFLOAT_FORCE pins for `op`; empty if nothing. Throws kInvalidArgument for a malformed
 // value or an operation that does not exist.

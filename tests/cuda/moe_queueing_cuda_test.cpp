@@ -118,6 +118,33 @@ TEST_P(MoeQueueing, NoTokensCanBeCaptured) {
   EXPECT_TRUE(run.take().out.empty());
 }
 
+// Whether a GEMM's rows are decoded to bf16 before it, as launches of their own.
+bool decodes_rows(MoeMode mode) {
+  switch (moe_mode_info(mode).input) {
+    case RowFormat::kMxfp8:
+    case RowFormat::kNvfp4:
+    case RowFormat::kNvfp4PerToken:
+      return true;
+    default:
+      return mode == MoeMode::kNvfp4Fp8Exact;
+  }
+}
+
+// Routing, permutation and coding of the input are one launch.
+TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
+  for (const int64_t tokens : {1, 8, 64}) {
+    MoeShape shape = kShape;
+    shape.tokens = tokens;
+    MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 39);
+    const MoeLayer layer = prepare_on_gpu(layer_case);
+    const GpuMoeRun run(layer, layer_case);
+    const CudaStream stream;
+    const CapturedGraph graph(stream, [&] { run.queue(stream.get(true)); });
+    EXPECT_LE(graph.num_nodes(), decodes_rows(GetParam()) ? 7 : 5) << tokens;
+    EXPECT_EQ(graph.num_other_nodes(), 0);
+  }
+}
+
 TEST_P(MoeQueueing, AllocatesNothing) {
   const auto layer_case = make_case(38);
   const MoeLayer layer = prepare_on_gpu(*layer_case);

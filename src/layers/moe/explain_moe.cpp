@@ -16,11 +16,18 @@ std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens, De
                              permutation_layout(tokens, extents.slots, extents.local_experts, tile),
                              device);
   const auto gemms = grouped_gemm_impls();
-  std::vector<Explanation> explanations{
-      explain_candidates("route", route_impls(), stages.route()),
-      explain_candidates("permute", permute_impls(), stages.permute())};
-  if (extents.input != RowFormat::kBf16) {
-    explanations.push_back(explain_candidates("code_rows", code_rows_impls(), stages.code_input()));
+  std::vector<Explanation> explanations;
+  if (device.type != DeviceType::kCpu) {
+    explanations.push_back(
+        explain_candidates("route_permute", route_permute_impls(), stages.route_permute()));
+  }
+  if (explanations.empty() || explanations.front().chosen.empty()) {
+    explanations.push_back(explain_candidates("route", route_impls(), stages.route()));
+    explanations.push_back(explain_candidates("permute", permute_impls(), stages.permute()));
+    if (extents.input != RowFormat::kBf16) {
+      explanations.push_back(
+          explain_candidates("code_rows", code_rows_impls(), stages.code_input()));
+    }
   }
   explanations.push_back(explain_candidates("grouped_gemm", gemms, stages.first_gemm()));
   if (extents.double_quantize_fc1) {

@@ -2,6 +2,7 @@
 #include "layers/moe/moe_run.h"
 
 #include "ops/code_rows/code_rows.h"
+#include "ops/route/route_permute.h"
 
 namespace narrowfloat {
 
@@ -35,11 +36,13 @@ TensorView MoeRun::output_or(const TensorView& requested, int64_t offset, DType 
 }
 
 void MoeRun::run(MoeStage last) {
-  route_tokens();
+  const bool is_joint = begin_jointly();
+  if (!is_joint) route_tokens();
   if (last == MoeStage::kRoute) return;
-  permute_slots();
+  if (!is_joint) permute_slots();
   if (last == MoeStage::kPermute) return;
-  const InputRows input = coded_input();
+  const InputRows input =
+      is_joint && codes_by_token() ? InputRows{.rows = coded_rows()} : coded_input();
   if (last == MoeStage::kCodeInput) return;
   multiply_first(input);
   if (last == MoeStage::kFirstGemm) return;
@@ -50,12 +53,40 @@ void MoeRun::run(MoeStage last) {
   combine_slots();
 }
 
+RouteOutputs MoeRun::route_outputs() const {
+  return {.ids = ids_,
+          .weights = weights_,
+          .replay = call_.outputs.routing_replay,
+          .errors = call_.outputs.errors};
+}
+
+bool MoeRun::codes_input() const {
+  return layer_.extents.input != RowFormat::kBf16 && is_plain_input(call_.inputs, layer_.config);
+}
+
+bool MoeRun::codes_by_token() const { return codes_input() && !layer_.extents.input_per_expert; }
+
+CodedRows MoeRun::coded_rows() const {
+  return plan_.input.bind(at(plan_.input_rows), plan_.input.rows, layer_.device);
+}
+
+bool MoeRun::begin_jointly() {
+  RoutePermuteArgs args{.routing = call_.routing,
+                        .config = layer_.config.routing,
+                        .outputs = route_outputs(),
+                        .expert_offset = layer_.config.expert_offset,
+                        .local_experts = layer_.extents.local_experts,
+                        .permutation = permutation_};
+  if (codes_by_token()) {
+    args.input = {
+        .rows = call_.inputs.values, .format = layer_.extents.input, .output = coded_rows()};
+    if (layer_.input_multiplier) args.input.multiplier = layer_.input_multiplier->view().value;
+  }
+  return route_and_permute(args, stream_);
+}
+
 void MoeRun::route_tokens() {
-  const RouteOutputs outputs{.ids = ids_,
-                             .weights = weights_,
-                             .replay = call_.outputs.routing_replay,
-                             .errors = call_.outputs.errors};
-  route(call_.routing, layer_.config.routing, outputs, stream_);
+  route(call_.routing, layer_.config.routing, route_outputs(), stream_);
 }
 
 void MoeRun::permute_slots() {
@@ -63,10 +94,8 @@ void MoeRun::permute_slots() {
 }
 
 MoeRun::InputRows MoeRun::coded_input() {
+  if (!codes_input()) return {.rows = call_.inputs};
   const MoeExtents& extents = layer_.extents;
-  if (extents.input == RowFormat::kBf16 || !is_plain_input(call_.inputs, layer_.config)) {
-    return {.rows = call_.inputs};
-  }
   CodeRowsArgs args;
   args.rows = call_.inputs.values;
   args.format = extents.input;
@@ -77,7 +106,7 @@ MoeRun::InputRows MoeRun::coded_input() {
     args.tile_to_expert = permutation_.tile_to_expert;
     args.token_tile = permutation_.token_tile;
   }
-  args.output = plan_.input.bind(at(plan_.input_rows), plan_.input.rows, layer_.device);
+  args.output = coded_rows();
   code_rows(args, stream_);
   return {.rows = args.output, .by_token = !extents.input_per_expert};
 }

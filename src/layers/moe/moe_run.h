@@ -14,6 +14,9 @@ class MoeRun {
   void run(MoeStage last);
 
  private:
+  // With few tokens: the next two, and the rows that are coded once each, in one launch. False
+  // where that is not possible, with nothing queued.
+  [[nodiscard]] bool begin_jointly();
   void route_tokens();
   void permute_slots();
   // Rows of the first GEMM: one for each token, or one for each slot at the slot's row.
@@ -22,11 +25,16 @@ class MoeRun {
     bool by_token = true;
   };
   [[nodiscard]] InputRows coded_input();
+  // Plain rows are coded; by token: not for each expert that reads them.
+  [[nodiscard]] bool codes_input() const;
+  [[nodiscard]] bool codes_by_token() const;
+  [[nodiscard]] CodedRows coded_rows() const;
   void multiply_first(const InputRows& input);
   [[nodiscard]] CodedRows activate_rows();
   void multiply_second(const CodedRows& intermediate);
   void combine_slots();
 
+  [[nodiscard]] RouteOutputs route_outputs() const;
   [[nodiscard]] std::byte* at(int64_t offset) const;
   [[nodiscard]] TensorView gemm_workspace() const;
   // `requested`, or workspace of the same shape where the caller did not ask for it.

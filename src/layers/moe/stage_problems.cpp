@@ -1,7 +1,19 @@
 // See stage_problems.h.
 #include "layers/moe/stage_problems.h"
 
+#include <algorithm>
+
 namespace narrowfloat {
+
+RoutePermuteProblem StageProblems::route_permute() const {
+  RoutePermuteProblem problem{.route = route(), .layout = permutation_};
+  problem.route.config.n_group = std::max(1, problem.route.config.n_group);
+  if (extents_.input != RowFormat::kBf16 && !extents_.input_per_expert) {
+    problem.coded = extents_.input;
+    problem.cols = extents_.hidden;
+  }
+  return problem;
+}
 
 RouteProblem StageProblems::route() const {
   RouteProblem problem;

@@ -8,6 +8,7 @@
 #include "ops/combine/combine_problem.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "ops/permute/permute_problem.h"
+#include "ops/route/route_permute.h"
 #include "ops/route/route_problem.h"
 
 namespace narrowfloat {
@@ -19,6 +20,8 @@ class StageProblems {
                 const PermutationLayout& permutation, Device device)
       : config_(config), extents_(extents), permutation_(permutation), device_(device) {}
 
+  // The first three, of a layer on a GPU with few tokens.
+  [[nodiscard]] RoutePermuteProblem route_permute() const;
   [[nodiscard]] RouteProblem route() const;
   [[nodiscard]] PermuteProblem permute() const;
   // Where the mode's rows are quantized.

@@ -1,18 +1,14 @@
 // sm90_groups and sm90_token_rows: BF16, F16 or F32 rows to every row format, with the bits of
 // quantize(); rows may be gathered, and may have a multiplier for each expert.
 //
-// Threads to data: a warp works on 128 columns of one row, a lane on four neighbouring ones, read
-// in one access of 8 or 16 bytes. sm90_groups gives every group of every row a warp of its own;
-// sm90_token_rows, for NVFP4 per token, gives a row a block, which first finds the row's maximum
-// and then reads the row a second time, from the caches.
+// Threads to data: device/code_rows.cuh. sm90_groups gives every group of every row a warp of its
+// own; sm90_token_rows, for NVFP4 per token, gives a row a block, which first finds the row's
+// maximum and then reads the row a second time, from the caches.
 //
 // Bytes an element: 2 or 4 for the input, 0.5 to 4 for the code, less than one for scales. The
 // layer codes T rows once and reads them k times in the first GEMM: a small part of it.
-#include "base/fast_division.h"
 #include "base/int_math.h"
-#include "device/encode_row.cuh"
-#include "device/packed16.cuh"
-#include "device/ptx/grid_dependency.cuh"
+#include "device/code_rows.cuh"
 #include "ops/code_rows/code_rows_problem.h"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/launch.h"
@@ -23,128 +19,18 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr uint32_t kNoRow = 0xFFFFFFFFU;
-
-struct CodeRowsParams {
-  const uint8_t* input;  // [input_rows, cols]
-  DeviceRows output;     // [rows, cols]
-  DType input_dtype;
-  float input_max;
-  RowChoice choice;
-  const int32_t* map;  // One for each row of the output, or null.
-  uint32_t input_rows;
-  uint32_t rows;
-  uint32_t cols;
-  uint32_t groups;      // Of 128 columns, in a row.
-  FastDivisor bundles;  // Of groups, in a row.
-  float multiplier;
-  // Where there is a multiplier per expert. Otherwise null.
-  const float* multipliers;
-  const int32_t* tile_to_expert;
-  FastDivisor token_tile;
-  int32_t experts;
-};
-
-// The row that row `row` of the output is made from, or kNoRow: whatever the map holds, no row
-// beyond the buffers.
-__device__ uint32_t source_of(const CodeRowsParams& params, uint32_t row) {
-  if (row >= params.rows) return kNoRow;
-  uint32_t source = row;
-  if (params.choice != RowChoice::kAll) {
-    const auto entry = load_readonly<int32_t>(params.map + row);
-    if (entry < 0) return kNoRow;
-    if (params.choice == RowChoice::kGathered) source = static_cast<uint32_t>(entry);
-  }
-  return source < params.input_rows ? source : kNoRow;
-}
-
-__device__ float multiplier_of(const CodeRowsParams& params, uint32_t row) {
-  if (params.multipliers == nullptr) return params.multiplier;
-  const auto tile = params.token_tile.quotient(row);
-  const auto expert = load_readonly<int32_t>(params.tile_to_expert + tile);
-  const bool exists = expert >= 0 && expert < params.experts;
-  return exists ? load_readonly<float>(params.multipliers + expert) : 1.0F;
-}
-
-template <class Half>
-__device__ FourColumns widened(uint2 words) {
-  return {Half::low(words.x), Half::high(words.x), Half::low(words.y), Half::high(words.y)};
-}
-
-__device__ FourColumns load_columns(const CodeRowsParams& params, uint32_t row, uint32_t col) {
-  const uint64_t element = uint64_t{row} * params.cols + col;
-  if (params.input_dtype == DType::kF32) {
-    return bit_cast<FourColumns>(load_readonly<float4>(params.input + 4 * element));
-  }
-  const auto words = load_readonly<uint2>(params.input + 2 * element);
-  return params.input_dtype == DType::kBF16 ? widened<PackedBf16>(words)
-                                            : widened<PackedF16>(words);
-}
-
-__device__ uint32_t lane_col(uint32_t group) {
-  return group * kRowGroupCols + threadIdx.x % kWarpSize * kLaneCols;
-}
-
-// kGroups neighbouring groups of a row, all of them loaded before the first is encoded.
 template <RowFormat kFormat, int kGroups>
 __global__ void __launch_bounds__(kThreads)
     code_groups_kernel(const __grid_constant__ CodeRowsParams params) {
   wait_for_previous_grids();
-  const uint32_t item = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
-  const uint32_t row = params.bundles.quotient(item);
-  const uint32_t source = source_of(params, row);
-  if (source == kNoRow) return;
-  const uint32_t first = (item - row * params.bundles.divisor()) * kGroups;
-  FourColumns x[kGroups];
-#pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const uint32_t col = lane_col(first + i);
-    x[i] = col < params.cols ? load_columns(params, source, col) : FourColumns{};
-  }
-  const RowFactors factors = row_factors<kFormat>(multiplier_of(params, row), params.input_max);
-  allow_next_grid();
-  const RowTarget target = params.output.target(row);
-#pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const uint32_t col = lane_col(first + i);
-    encode_row_group<kFormat>(x[i], col, col < params.cols, factors, target);
-  }
-}
-
-// Over the thread's columns; NaN does not count.
-__device__ float find_row_maximum(const CodeRowsParams& params, uint32_t source) {
-  float amax = 0.0F;
-  for (uint32_t col = threadIdx.x * kLaneCols; col < params.cols; col += kThreads * kLaneCols) {
-    const FourColumns x = load_columns(params, source, col);
-#pragma unroll
-    for (const float value : x.value) amax = fmaxf(amax, fabsf(value));
-  }
-  return amax;
+  code_bundle<kFormat, kGroups>(params, blockIdx.x * kWarps + threadIdx.x / kWarpSize);
 }
 
 __global__ void __launch_bounds__(kThreads)
     code_token_rows_kernel(const __grid_constant__ CodeRowsParams params) {
   __shared__ uint32_t shared_scratch[kWarps];
   wait_for_previous_grids();
-  const uint32_t source = source_of(params, blockIdx.x);
-  if (source == kNoRow) return;
-  const float amax = find_row_maximum(params, source);
-  const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
-  const RowTarget target = params.output.target(blockIdx.x);
-  const RowFactors factors = token_row_factors(row_amax, target, threadIdx.x == 0);
-  allow_next_grid();
-  for (uint32_t group = threadIdx.x / kWarpSize; group < params.groups; group += kWarps) {
-    const uint32_t col = lane_col(group);
-    const bool has_columns = col < params.cols;
-    const FourColumns x = has_columns ? load_columns(params, source, col) : FourColumns{};
-    encode_row_group<RowFormat::kNvfp4PerToken>(x, col, has_columns, factors, target);
-  }
-}
-
-// Largest finite number of a plain type (spec 6.7).
-float largest_finite_of(DType dtype) {
-  if (dtype == DType::kBF16) return bits_float(0x7F7F0000U);
-  return dtype == DType::kF16 ? 65504.0F : kFloatMax;
+  code_token_row(params, blockIdx.x, shared_scratch);
 }
 
 CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& args) {
@@ -154,8 +40,9 @@ CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& a
           .output = device_rows(args.output, row_size),
           .input_dtype = problem.input,
           .input_max = largest_finite_of(problem.input),
-          .choice = problem.choice,
-          .map = static_cast<const int32_t*>(args.map.data),
+          .map = problem.choice == RowChoice::kAll ? nullptr
+                                                   : static_cast<const int32_t*>(args.map.data),
+          .gathers = problem.choice == RowChoice::kGathered,
           .input_rows = static_cast<uint32_t>(problem.input_rows),
           .rows = static_cast<uint32_t>(problem.rows),
           .cols = static_cast<uint32_t>(problem.cols),

@@ -16,6 +16,7 @@
 #include <bit>
 
 #include "base/fast_division.h"
+#include "device/few_slots.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/scan.cuh"
 #include "device/vector_io.cuh"
@@ -122,19 +123,6 @@ struct SlotBatch {
 // The slot of this lane in part `part` of the batch that begins with slot `first`.
 __device__ inline uint32_t slot_of_batch(uint32_t first, int part) {
   return first + static_cast<uint32_t>(part) * kWarpSize + threadIdx.x % kWarpSize;
-}
-
-// The lanes with the same local expert as this one: a vote on each bit of its number. (MATCH.ANY
-// takes several times as long for a warp of different experts.)
-__device__ inline unsigned lanes_with_expert(uint32_t expert, bool is_local, uint32_t expert_bits) {
-  unsigned same = __ballot_sync(kFullWarp, is_local);
-#pragma unroll 4
-  for (uint32_t bit = 0; bit < expert_bits; ++bit) {
-    const bool is_set = (expert >> bit & 1U) != 0;
-    const unsigned set = __ballot_sync(kFullWarp, is_set);
-    same &= is_set ? set : ~set;
-  }
-  return same;
 }
 
 // Ranks of a batch; counts its slots. All lanes take part; the warp owns the counters.

@@ -192,18 +192,23 @@ void require_countable(const RouteProblem& problem) {
 
 }  // namespace
 
+RouteCall route_call(const Routing& routing, const RoutingConfig& config,
+                     const RouteOutputs& outputs) {
+  RouteCall call{.problem = problem_of(routing, config), .args = {}};
+  if (call.problem.input == RoutingInput::kLogits) {
+    take_logits(routing, &call.problem, &call.args);
+  } else {
+    take_precomputed(routing, &call.problem, &call.args);
+  }
+  require_countable(call.problem);
+  take_outputs(outputs, call.problem, &call.args);
+  require_own_buffers(routing, outputs);
+  return call;
+}
+
 void route(const Routing& routing, const RoutingConfig& config, const RouteOutputs& outputs,
            Stream stream) {
-  RouteProblem problem = problem_of(routing, config);
-  RouteArgs args;
-  if (problem.input == RoutingInput::kLogits) {
-    take_logits(routing, &problem, &args);
-  } else {
-    take_precomputed(routing, &problem, &args);
-  }
-  require_countable(problem);
-  take_outputs(outputs, problem, &args);
-  require_own_buffers(routing, outputs);
+  const auto [problem, args] = route_call(routing, config, outputs);
   const bool is_precomputed = problem.input != RoutingInput::kLogits;
   if (is_precomputed && problem.device.type == DeviceType::kCpu) require_given_ids(problem, args);
   select("route", route_impls(), problem).run(problem, args, stream);

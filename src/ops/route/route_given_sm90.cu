@@ -8,70 +8,19 @@
 #include <algorithm>
 #include <cuda_runtime.h>
 
-#include "base/fast_division.h"
 #include "base/int_math.h"
-#include "ops/route/route_sm90.cuh"
+#include "ops/route/route_given_sm90.cuh"
 
 namespace narrowfloat {
 namespace {
 
 constexpr int kMaxThreads = 512;
-constexpr uint32_t kIdOutOfRange = 1;
 // Up to this many slots one block takes them all.
 constexpr int64_t kOneBlockSlots = 4 * kMaxThreads;
-
-struct GivenParams {
-  RouteParams route;
-  FastDivisor slots;  // Of a token.
-  uint32_t num_slots = 0;
-  bool is_packed = false;
-  bool allows_empty = false;
-};
 
 __global__ void __launch_bounds__(1) clear_errors_kernel(DeviceErrors* errors) {
   wait_for_previous_grids();
   clear_errors(errors);
-}
-
-__device__ bool is_in_range(const GivenParams& params, int32_t id) {
-  return (id >= 0 && id < params.route.experts) || (id == -1 && params.allows_empty);
-}
-
-__device__ void report(DeviceErrors* errors, int64_t index) {
-  if (errors == nullptr) return;
-  using Unsigned = unsigned long long;  // NOLINT(google-runtime-int): what atomicMin takes.
-  atomicAdd(&errors->count, 1U);
-  errors->kind = kIdOutOfRange;
-  // -1 is the largest unsigned number.
-  atomicMin(reinterpret_cast<Unsigned*>(&errors->first_index), static_cast<Unsigned>(index));
-}
-
-__device__ float given_weight(const GivenParams& params, int64_t index) {
-  const RouteArgs& args = params.route.args;
-  if (params.is_packed) {
-    return bf16_to_float(static_cast<uint16_t>(load_readonly<int32_t>(args.packed + index)));
-  }
-  if (args.given_weights == nullptr) return 1.0F;
-  return load_widened(args.given_weights, params.route.dtype, index);
-}
-
-__device__ void copy_slot(const GivenParams& params, uint32_t slot) {
-  const RouteParams& route = params.route;
-  const uint32_t token = params.slots.quotient(slot);
-  const auto slot_of_token = static_cast<int32_t>(slot - token * params.slots.divisor());
-  if (slot_of_token >= route.top_k) {
-    route.args.ids[slot] = route.experts + slot_of_token - route.top_k;
-    route.args.weights[slot] = 1.0F;
-    return;
-  }
-  const int64_t index = int64_t{token} * route.top_k + slot_of_token;
-  int32_t id = given_id(route.args, index);
-  const float weight = given_weight(params, index);
-  if (!is_in_range(params, id)) {
-    report(route.args.errors, index);
-    id = -1;
-  }
-  store_routed(route, token, slot_of_token, id, weight);
 }
 
 __global__ void __launch_bounds__(kMaxThreads)
@@ -93,11 +42,7 @@ void launch_copy_given(const RouteProblem& problem, const RouteArgs& args, Strea
   const CudaDeviceScope scope(problem.device);
   const int64_t slots = problem.tokens * problem.slots();
   if (slots == 0) return launch_clear_errors(args.errors, stream);
-  GivenParams params{.route = make_route_params(problem, args)};
-  params.slots = FastDivisor(static_cast<uint32_t>(params.route.slots));
-  params.num_slots = static_cast<uint32_t>(slots);
-  params.is_packed = problem.input == RoutingInput::kPacked;
-  params.allows_empty = problem.config.options.negative_one_is_empty;
+  const GivenParams params = make_given_params(problem, args);
   constexpr int64_t kBlocksPerSm = 4;
   const int64_t room = kBlocksPerSm * cuda_device(problem.device.index).num_sms;
   const bool is_one_block = slots <= kOneBlockSlots;

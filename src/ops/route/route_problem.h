@@ -51,6 +51,15 @@ NF_HOST_DEVICE inline int32_t given_id(const RouteArgs& args, int64_t index) {
   return args.packed != nullptr ? args.packed[index] >> 16 : args.given_ids[index];
 }
 
+// A call as an implementation takes it.
+struct RouteCall {
+  RouteProblem problem;
+  RouteArgs args;
+};
+// Throws kInvalidArgument for what route() refuses, but for ids out of range.
+RouteCall route_call(const Routing& routing, const RoutingConfig& config,
+                     const RouteOutputs& outputs);
+
 struct RouteImpl {
   std::string_view name;
   Support (*supports)(const RouteProblem& problem);

@@ -6,6 +6,7 @@
 // wait_for_previous_grids() before it touches memory that an earlier kernel may read or write.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cuda_runtime.h>
 #include <type_traits>
@@ -18,7 +19,8 @@ namespace narrowfloat {
 struct LaunchShape {
   dim3 blocks;
   dim3 threads;
-  size_t shared_bytes = 0;  // Dynamic shared memory.
+  size_t shared_bytes = 0;      // Dynamic shared memory.
+  unsigned cluster_blocks = 1;  // Of blocks.x, which is a multiple of it.
 };
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
@@ -28,16 +30,25 @@ template <typename... Params>
 void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
             const std::type_identity_t<Params>&... args) {
   if (shape.blocks.x == 0 || shape.blocks.y == 0 || shape.blocks.z == 0) return;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  unsigned num_attributes = 0;
+  if (stream.programmatic_launch) {
+    cudaLaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster_blocks > 1) {
+    cudaLaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {shape.cluster_blocks, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.blocks;
   config.blockDim = shape.threads;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = cuda_stream(stream);
-  config.attrs = &attribute;
-  config.numAttrs = stream.programmatic_launch ? 1 : 0;
+  config.attrs = attributes.data();
+  config.numAttrs = num_attributes;
   check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
 }
 

@@ -1,0 +1,43 @@
+// Thread block clusters: blocks that run at the same time, wait for each other, and write each
+// other's shared memory. A kernel that is launched without clusters is in clusters of one block.
+#pragma once
+
+#include "base/host_device.h"
+
+namespace narrowfloat {
+
+// %cluster_ctarank: this block's place in its cluster.
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// %cluster_nctarank: blocks of a cluster.
+__device__ inline uint32_t cluster_size() {
+  uint32_t size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+
+// barrier.cluster.arrive: this thread is here; what it wrote is visible to those that wait.
+__device__ inline void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+// barrier.cluster.wait: until all threads of the cluster have arrived or ended.
+__device__ inline void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// mapa and st.shared::cluster: to the same place in the shared memory of block `rank`, which must
+// have started and not have ended.
+__device__ inline void store_in_block(uint32_t shared, uint32_t rank, uint32_t value) {
+  asm volatile(
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+      "st.shared::cluster.u32 [remote], %2;}" ::"r"(shared),
+      "r"(rank), "r"(value)
+      : "memory");
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,238 @@
+// sm90_cluster: what a layer does before its first GEMM, for up to 64 tokens, in one launch.
+//
+//   cluster 0     block b routes tokens b * n .. b * n + n - 1, a warp each (route_warp_sm90.cuh),
+//                 or one block copies a precomputed routing (route_given_sm90.cuh); the ids go to
+//                 the shared memory of all its blocks                           | cluster barrier
+//                 each block permutes all slots and writes its share (device/few_slots.cuh)
+//   other blocks  code plain rows (device/code_rows.cuh), which needs no routing
+//
+// The cluster has a block for each token, at most eight. A launch and the trip of the ids through
+// memory are saved; maps are cleared while routing goes on. Bytes: those of the three operations.
+#include <algorithm>
+#include <bit>
+#include <cuda_runtime.h>
+
+#include "device/code_rows.cuh"
+#include "device/few_slots.cuh"
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/shared_memory.cuh"
+#include "ops/route/route_given_sm90.cuh"
+#include "ops/route/route_permute.h"
+#include "ops/route/route_warp_sm90.cuh"
+#include "runtime/dispatch.h"
+#include "tensor/row_format.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int kMaxThreads = 512;
+constexpr int64_t kMinThreads = 128;
+constexpr int64_t kMaxTokens = 64;
+// What every GPU schedules.
+constexpr int64_t kMaxClusterBlocks = 8;
+constexpr int64_t kMaxSharedBytes = 48 * 1024;
+// Instead of a number of keys a lane: the routing is given.
+constexpr int kGiven = 0;
+
+struct RoutePermuteParams {
+  WarpParams warp;
+  GivenParams given;
+  FewSlotsParams slots;
+  CodeRowsParams rows;
+  RowFormat format = RowFormat::kBf16;  // kBf16: no rows are coded.
+};
+
+// The id of slot `slot` of all tokens, to all blocks of the cluster.
+__device__ void share_id(const FewSlotsShared& shared, int64_t slot, int32_t id, uint32_t blocks) {
+  const uint32_t address = shared_address(shared.ids + slot);
+  for (uint32_t rank = 0; rank < blocks; ++rank) {
+    store_in_block(address, rank, static_cast<uint32_t>(id));
+  }
+}
+
+// This block's tokens, a warp each.
+template <int kPerLane>
+__device__ void route_tokens(const WarpParams& params, const BlockShare& share,
+                             const FewSlotsShared& shared, uint32_t* shared_keys) {
+  const RouteParams& route = params.route;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int64_t first_token = int64_t{share.rank} * params.tokens_per_block;
+  compute_keys(params, first_token, shared_keys);
+  __syncthreads();
+  if (share.rank == 0 && threadIdx.x == 0) clear_errors(route.args.errors);
+  const int64_t token = first_token + warp;
+  if (warp >= params.tokens_per_block || token >= route.tokens) return;
+  const SharedToken own = shared_token(params, shared_keys, warp);
+  const int32_t id = select_experts<kPerLane>(params, own);
+  if (lane < route.top_k) share_id(shared, slot_index(route, token, lane), id, share.blocks);
+  for (int32_t slot = route.top_k + lane; slot < route.slots; slot += kWarpSize) {
+    share_id(shared, slot_index(route, token, slot), route.experts + slot - route.top_k,
+             share.blocks);
+  }
+  const float weight = weight_of_slot(route, own, id);
+  if (lane < route.top_k) store_routed(route, token, lane, id, weight);
+  store_shared_experts(route, token, lane, kWarpSize);
+}
+
+// By a lone block.
+__device__ void copy_given(const GivenParams& params, const FewSlotsShared& shared) {
+  if (threadIdx.x == 0) clear_errors(params.route.args.errors);
+  __syncthreads();
+  if (threadIdx.x >= params.num_slots) return;
+  shared.ids[threadIdx.x] = static_cast<uint32_t>(copy_slot(params, threadIdx.x));
+}
+
+__device__ void code_some_rows(const RoutePermuteParams& params, uint32_t block,
+                               uint32_t* shared_scratch) {
+  const uint32_t item = block * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
+  switch (params.format) {
+    case RowFormat::kFp8Static:
+      return code_bundle<RowFormat::kFp8Static, 1>(params.rows, item);
+    case RowFormat::kFp8Group:
+      return code_bundle<RowFormat::kFp8Group, 1>(params.rows, item);
+    case RowFormat::kMxfp8:
+      return code_bundle<RowFormat::kMxfp8, 1>(params.rows, item);
+    case RowFormat::kNvfp4:
+      return code_bundle<RowFormat::kNvfp4, 1>(params.rows, item);
+    case RowFormat::kNvfp4PerToken:
+      return code_token_row(params.rows, block, shared_scratch);
+    default:
+      return;
+  }
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kMaxThreads)
+    route_permute_kernel(const __grid_constant__ RoutePermuteParams params) {
+  extern __shared__ __align__(16) uint32_t shared_words[];
+  const BlockShare share{.rank = cluster_rank(), .blocks = cluster_size()};
+  if (blockIdx.x >= share.blocks) {
+    wait_for_previous_grids();
+    return code_some_rows(params, blockIdx.x - share.blocks, shared_words);
+  }
+  // The keys come first: they are read 16 bytes at a time.
+  const FewSlotsShared shared(
+      params.slots, shared_words + (kPerLane == kGiven ? 0 : warp_shared_words(params.warp)));
+  // Blocks that have not started have no shared memory yet.
+  arrive_at_cluster();
+  clear_masks(params.slots, shared);
+  wait_for_previous_grids();
+  allow_next_grid();
+  clear_tiles(params.slots, share);
+  wait_for_cluster();
+  if constexpr (kPerLane == kGiven) {
+    copy_given(params.given, shared);
+  } else {
+    route_tokens<kPerLane>(params.warp, share, shared, shared_words);
+  }
+  arrive_at_cluster();
+  wait_for_cluster();
+  place_few_slots(params.slots, shared, share);
+}
+
+bool codes_rows(const RoutePermuteProblem& problem) { return problem.coded != RowFormat::kBf16; }
+
+int64_t cluster_blocks(const RoutePermuteProblem& problem) {
+  if (problem.route.input != RoutingInput::kLogits) return 1;
+  const auto tokens = static_cast<uint64_t>(problem.route.tokens);
+  return std::min(kMaxClusterBlocks, static_cast<int64_t>(std::bit_ceil(tokens)));
+}
+
+WarpParams make_tokens(const RoutePermuteProblem& problem, const RouteArgs& args) {
+  return make_warp_params(problem.route, args,
+                          ceil_div(problem.route.tokens, cluster_blocks(problem)));
+}
+
+FewSlotsParams make_slots(const RoutePermuteProblem& problem, const RoutePermuteArgs& args) {
+  return make_few_slots_params(problem.layout, args.expert_offset, args.permutation);
+}
+
+int64_t shared_bytes(const RoutePermuteProblem& problem) {
+  const bool is_given = problem.route.input != RoutingInput::kLogits;
+  const int64_t keys = is_given ? 0 : warp_shared_words(make_tokens(problem, {}));
+  return 4 * (keys + FewSlotsShared::words(make_slots(problem, {})));
+}
+
+CodeRowsParams make_rows(const RoutePermuteProblem& problem, const CodedInputArgs& args) {
+  CodeRowsParams params{};
+  if (!codes_rows(problem)) return params;
+  params.input = static_cast<const uint8_t*>(args.rows.data);
+  params.output =
+      device_rows(args.output, static_cast<uint64_t>(row_bytes(problem.coded, problem.cols)));
+  params.input_dtype = args.rows.dtype;
+  params.input_max = largest_finite_of(args.rows.dtype);
+  params.rows = params.input_rows = static_cast<uint32_t>(problem.route.tokens);
+  params.cols = static_cast<uint32_t>(problem.cols);
+  params.groups = static_cast<uint32_t>(ceil_div(problem.cols, kRowGroupCols));
+  params.bundles = FastDivisor(params.groups);
+  params.multiplier = args.multiplier;
+  return params;
+}
+
+// A thread for each slot and each expert; enough for a sigmoid each of one token.
+int64_t threads_of(const RoutePermuteProblem& problem, const WarpParams& tokens) {
+  const int64_t wanted =
+      std::max<int64_t>({problem.layout.tokens * problem.layout.slots, problem.layout.local_experts,
+                         int64_t{tokens.tokens_per_block} * tokens.route.experts, kMinThreads});
+  return std::min<int64_t>(kMaxThreads, round_up(wanted, kWarpSize));
+}
+
+int64_t coding_blocks(const RoutePermuteProblem& problem, const CodeRowsParams& rows,
+                      int64_t threads) {
+  if (!codes_rows(problem)) return 0;
+  if (problem.coded == RowFormat::kNvfp4PerToken) return rows.rows;
+  return ceil_div(int64_t{rows.rows} * rows.groups, threads / kWarpSize);
+}
+
+void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& route,
+                          const RoutePermuteArgs& args, Stream stream) {
+  const CudaDeviceScope scope(problem.route.device);
+  const RoutePermuteParams params{.warp = make_tokens(problem, route),
+                                  .given = make_given_params(problem.route, route),
+                                  .slots = make_slots(problem, args),
+                                  .rows = make_rows(problem, args.input),
+                                  .format = problem.coded};
+  const int64_t threads = threads_of(problem, params.warp);
+  const int64_t cluster = cluster_blocks(problem);
+  const int64_t blocks = cluster + round_up(coding_blocks(problem, params.rows, threads), cluster);
+  const LaunchShape shape{.blocks = dim3(static_cast<unsigned>(blocks)),
+                          .threads = dim3(static_cast<unsigned>(threads)),
+                          .shared_bytes = static_cast<size_t>(shared_bytes(problem)),
+                          .cluster_blocks = static_cast<unsigned>(cluster)};
+  if (problem.route.input != RoutingInput::kLogits) {
+    return launch(route_permute_kernel<kGiven>, shape, stream, params);
+  }
+  const int64_t per_lane = ceil_div(params.warp.candidates, kWarpSize);
+  if (per_lane <= 4) return launch(route_permute_kernel<4>, shape, stream, params);
+  if (per_lane <= 8) return launch(route_permute_kernel<8>, shape, stream, params);
+  launch(route_permute_kernel<16>, shape, stream, params);
+}
+
+// Reasons are literals: a layer asks in every run.
+Support supports(const RoutePermuteProblem& problem) {
+  const Support device = runs_on_cuda(problem.route.device);
+  if (!device.ok()) return device;
+  for (const std::string_view op : {"route", "permute", "code_rows"}) {
+    if (forced_implementation(op).empty()) continue;
+    return Support::no("NARROWFLOAT_FORCE pins an operation that it would do");
+  }
+  const int64_t slots = problem.layout.tokens * problem.layout.slots;
+  if (problem.route.tokens == 0) return Support::no("no tokens");
+  if (problem.route.tokens > kMaxTokens) return Support::no("more than 64 tokens");
+  if (slots > kFewSlots) return Support::no("more than 512 slots");
+  if (problem.layout.local_experts > kFewSlotsExperts) {
+    return Support::no("more than 512 local experts");
+  }
+  if (problem.route.input == RoutingInput::kLogits && !fits_a_warp(problem.route).ok()) {
+    return Support::no("more experts, selected experts or groups than a warp takes");
+  }
+  if (shared_bytes(problem) > kMaxSharedBytes) return Support::no("needs too much shared memory");
+  return Support::yes();
+}
+
+}  // namespace
+
+const RoutePermuteImpl kRoutePermuteSm90{"sm90_cluster", supports, launch_route_permute};
+
+}  // namespace narrowfloat
