@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "narrowfloat/error.h"
 #include "narrowfloat/permute.h"
 #include "ops/code_rows/code_rows.h"
@@ -14,7 +15,6 @@
 #include "support/coded_rows.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
-#include "support/gpu.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
@@ -172,12 +172,8 @@ void run_separately(const RoutePermuteArgs& args, Stream stream) {
   code_rows(code, stream);
 }
 
-class RoutePermute : public ::testing::Test {
+class RoutePermute : public GpuTest {
  protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-
   // on_host: expect the CPU's bytes, else those of the GPU's separate kernels, and their errors.
   static void expect_the_same(const FrontCase& c, bool on_host = true) {
     SCOPED_TRACE(to_string(c));
