@@ -80,6 +80,8 @@ step memcheck_conformance sanitize memcheck conformance_gpu
 step memcheck_grouped_gemm sanitize memcheck grouped_gemm_cuda_test
 moe='*ExactCases*:*Precomputed*:*CodesEvery*:*ReportsIds*'
 step memcheck_moe sanitize memcheck moe_cuda_test --gtest_filter="$moe"
+step memcheck_route_permute sanitize memcheck routing_cuda_test \
+  --gtest_filter='RoutePermute.Ids*:RoutePermute.Keys*'
 step memcheck_queueing sanitize memcheck gpu_test --gtest_filter="$few:GpuQueueing.Graphs*"
 step racecheck_conformance sanitize racecheck conformance_gpu
 step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test

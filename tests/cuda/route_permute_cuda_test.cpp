@@ -9,12 +9,14 @@
 
 #include "cuda/gpu_test.h"
 #include "narrowfloat/error.h"
+#include "narrowfloat/moe.h"
 #include "narrowfloat/permute.h"
 #include "ops/code_rows/code_rows.h"
 #include "ops/route/route_permute.h"
 #include "support/coded_rows.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
+#include "support/gpu.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
@@ -325,6 +327,29 @@ TEST_F(RoutePermute, WhatDoesNotFitIsLeftToTheOthers) {
   const ForcedImplementation forced("route_permute", "sm90_cluster");
   EXPECT_TRUE(is_taken(fits));
   EXPECT_THROW(without([](FrontCase& c) { c.tokens = 65; }), Error);
+}
+
+// Names of a layer's stages up to its first GEMM.
+std::vector<std::string> first_stages(int64_t tokens) {
+  MoeConfig config;
+  config.hidden = config.inter = 256;
+  config.routing = {.experts = 32, .top_k = 4};
+  config.local_experts = 32;
+  config.mode = MoeMode::kFp8Block;
+  std::vector<std::string> names;
+  for (const Explanation& stage : explain_moe(config, tokens, gpu())) {
+    if (stage.op == "grouped_gemm") break;
+    names.push_back(stage.op + ":" + stage.chosen);
+  }
+  return names;
+}
+
+TEST_F(RoutePermute, IsExplainedWithWhatItStandsFor) {
+  const std::vector<std::string> joint{"route_permute:sm90_cluster"};
+  EXPECT_EQ(first_stages(64), joint);
+  const std::vector<std::string> separate{"route_permute:", "route:sm90_warp", "permute:sm90_block",
+                                          "code_rows:sm90_groups"};
+  EXPECT_EQ(first_stages(65), separate);
 }
 
 }  // namespace
