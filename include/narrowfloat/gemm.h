@@ -1,11 +1,13 @@
 // Grouped GEMM: for each expert e, rows of activations times the expert's weights (moe spec 6.1,
-// 6.4). Weights are prepared once into the image that the implementation computes from.
+// 6.4). Weights are prepared once into the image that the implementation computes from. Those of u
+// and g may have the activation done with them.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 
+#include "narrowfloat/activation.h"
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/tensor.h"
 
@@ -27,9 +29,11 @@ class GroupedWeights {
   // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have;
   // on a GPU up to 4 % more, rows and columns padded to 64 or 128. There their values start at a
   // multiple of 16 bytes, as do `a.values` and the output below, and the call waits for the copy.
+  // gate_order: the rows are those of u and g, as of a gated layer's first weights, and an
+  // implementation may lay them out for the activation to follow at once (fuses_activation).
   // Throws kInvalidArgument for shapes, types or scales that do not fit the mode.
   static GroupedWeights prepare(const WeightView& weights, MoeMode mode, Device device = {},
-                                Stream stream = {});
+                                Stream stream = {}, std::optional<GateOrder> gate_order = {});
 
   [[nodiscard]] MoeMode mode() const;
   [[nodiscard]] int64_t experts() const;
@@ -38,12 +42,23 @@ class GroupedWeights {
   [[nodiscard]] int64_t bytes() const;  // Of the image.
   [[nodiscard]] Device device() const;
   [[nodiscard]] std::string_view implementation() const;  // "cpu_baseline"
+  // Whether grouped_gemm takes GroupedGemmArgs::activation of this kind and row format.
+  [[nodiscard]] bool fuses_activation(ActivationKind kind, RowFormat format) const;
 
   struct State;
   [[nodiscard]] const State& state() const;
 
  private:
   std::shared_ptr<const State> state_;
+};
+
+// An activation and its requantization, as activate() does them (narrowfloat/activation.h), of the
+// finished sums: these are written nowhere.
+struct GemmActivation {
+  Activation activation;
+  RowFormat format = RowFormat::kBf16;
+  PerExpert multiplier = 1.0F;  // kFp8Static and kNvfp4.
+  CodedRows output;             // [max rows, weight rows / 2]. Padding rows are not written.
 };
 
 struct GroupedGemmArgs {
@@ -64,8 +79,11 @@ struct GroupedGemmArgs {
   TensorView bias;  // Optional: F32 or BF16 [experts, weight rows].
 
   // [max rows, weight rows]: F32, BF16 (rounded once), or F64 with Accumulation::kFp64. Padding
-  // rows are not written.
+  // rows are not written. Absent with an activation.
   TensorView output;
+  // Where GroupedWeights::fuses_activation says so. The exponential and the reciprocal of the
+  // sigmoid may be the hardware's (moe spec 6.2).
+  std::optional<GemmActivation> activation;
 };
 
 // Bytes of workspace for up to `a_rows` rows of `a`; never decreases as a_rows grows. Formulas:

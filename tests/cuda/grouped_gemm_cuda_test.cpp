@@ -28,7 +28,7 @@ int64_t sample_gemm_cols(Random& random, int64_t multiple) {
 GemmCaseSpec sample_case(MoeMode mode, GemmData data, Random& random) {
   GemmCaseSpec spec{.mode = mode};
   spec.cols = sample_gemm_cols(random, moe_mode_info(mode).multiple);
-  spec.weight_rows = random.pick({16, 32, 48, 64, 144, 272});
+  spec.weight_rows = random.pick({16, 32, 48, 64, 144, 256, 288});
   spec.expert_rows.clear();
   const int64_t experts = random.range(1, 6);
   int64_t left = kMaxProducts / (spec.cols * spec.weight_rows);
@@ -46,6 +46,8 @@ GemmCaseSpec sample_case(MoeMode mode, GemmData data, Random& random) {
     spec.gate_order =
         random.pick({GateOrder::kUpGate, GateOrder::kGateUp, GateOrder::kInterleaved});
   }
+  const bool has_halves = spec.weight_rows % (2 * moe_mode_info(mode).multiple) == 0;
+  spec.knows_halves = spec.gate_order && has_halves && random.chance(70);
   spec.has_scale = random.chance(60);
   spec.data = data;
   spec.wide_scales = random.chance(50);

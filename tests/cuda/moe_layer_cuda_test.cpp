@@ -36,6 +36,24 @@ void expect_gpu_agrees(MoeCase& layer_case, const GpuMoeStyle& style = {}) {
   expect_close(layer_case, layer_case.config(), reference_of(layer_case), actual);
 }
 
+// Modes whose first GEMM does SwiGLU.
+bool fuses_swiglu(MoeMode mode) {
+  const RowFormat rows = moe_mode_info(mode).intermediate;
+  return rows == RowFormat::kBf16 || rows == RowFormat::kNvfp4 || rows == RowFormat::kNvfp4PerToken;
+}
+
+// One that does every activation of a mode.
+std::string pinned_activation(MoeMode mode) {
+  return mode == MoeMode::kNvfp4PerToken ? "sm90_token_rows" : "sm90_portable";
+}
+
+std::string activation_of(const MoeConfig& config) {
+  for (const Explanation& stage : explain_moe(config, 3, gpu())) {
+    if (stage.op == "activation") return stage.chosen;
+  }
+  return "";
+}
+
 // 11 activations; method and order meet every mode and activation over the modes.
 TEST_P(MoeOnTheGpu, AgreesWithTheCpuForEveryActivationMethodAndOrder) {
   const auto mode = static_cast<size_t>(GetParam());
@@ -219,6 +237,23 @@ TEST_P(MoeOnTheGpu, GivesZerosWithoutLocalExperts) {
   EXPECT_EQ(result.out, std::vector<uint8_t>(result.out.size()));
 }
 
+// The weights are laid out for a fused activation all the same.
+TEST_P(MoeOnTheGpu, AgreesWithAnActivationOfItsOwn) {
+  for (const int64_t tokens : {3, 70}) {
+    for (const GateOrder order :
+         {GateOrder::kUpGate, GateOrder::kGateUp, GateOrder::kInterleaved}) {
+      const MoeShape shape{.tokens = tokens, .hidden = 256, .inter = 384, .experts = 4, .top_k = 2};
+      MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 17);
+      layer_case.config().gate_order = order;
+      layer_case.add_biases();
+      const MoeResult expected = reference_of(layer_case);
+      const ForcedImplementation pinned("activation", pinned_activation(GetParam()));
+      expect_close(layer_case, layer_case.config(), expected,
+                   run_on_gpu(prepare_on_gpu(layer_case), layer_case));
+    }
+  }
+}
+
 TEST_P(MoeOnTheGpu, NanStaysInItsToken) {
   const MoeShape shape{.tokens = 21, .hidden = 256, .inter = 128, .experts = 4, .top_k = 2};
   MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 5);
@@ -285,7 +320,7 @@ TEST_F(MoeGpuChecks, WhatIsRefusedWritesNothing) {
 // 600 million tokens of two slots: 2^31 groups of 128 columns of the activation, or more.
 TEST_F(MoeGpuChecks, RowsThatAStageCannotCountAreRefusedWithTheWorkspace) {
   const MoeShape shape{.tokens = 3, .hidden = 128, .inter = 128, .experts = 4, .top_k = 2};
-  MoeCase layer_case(MoeMode::kFp8Block, shape, Activation::swiglu(), 5);
+  MoeCase layer_case(MoeMode::kFp8Block, shape, Activation::swiglu_step(7.0F), 5);
   const MoeLayer layer = prepare_on_gpu(layer_case);
   expect_error(ErrorKind::kUnsupported, {"activation", "2^31"},
                [&] { (void)layer.required_workspace(600'000'000); });
@@ -296,8 +331,22 @@ TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
   for (const MoeMode mode : every_moe_mode()) {
     MoeCase layer_case(mode, shape, Activation::swiglu(), 5);
     for (const Explanation& stage : explain_moe(layer_case.config(), 3, gpu())) {
-      EXPECT_TRUE(stage.chosen.starts_with("sm90")) << name(mode) << " " << stage.op;
+      const bool is_fused = stage.op == "activation" && fuses_swiglu(mode);
+      EXPECT_TRUE(is_fused ? stage.chosen == "fused into grouped_gemm"
+                           : stage.chosen.starts_with("sm90"))
+          << name(mode) << " " << stage.op << " " << stage.chosen;
     }
+  }
+}
+
+TEST_F(MoeGpuChecks, OtherActivationsAreStagesOfTheirOwn) {
+  const MoeShape shape{.tokens = 3, .hidden = 128, .inter = 128, .experts = 4, .top_k = 2};
+  for (const MoeMode mode : every_moe_mode()) {
+    MoeCase layer_case(mode, shape, Activation::swiglu_step(7.0F), 5);
+    EXPECT_TRUE(activation_of(layer_case.config()).starts_with("sm90")) << name(mode);
+    layer_case.config().activation = Activation::swiglu();
+    const ForcedImplementation pinned("activation", pinned_activation(mode));
+    EXPECT_EQ(activation_of(layer_case.config()), pinned_activation(mode)) << name(mode);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -91,9 +92,14 @@ uint16_t bf16_of_exact(double value) {
 }
 
 uint8_t e4m3_of_exact(double value) {
-  unsigned code = 0;
-  while (decode_e4m3(code) != value) ++code;
-  return static_cast<uint8_t>(code);
+  static const std::map<double, uint8_t> kCodes = [] {
+    std::map<double, uint8_t> codes;
+    for (unsigned code = 0; code < 256; ++code) {
+      if ((code & 0x7FU) != 0x7FU) codes.emplace(decode_e4m3(code), static_cast<uint8_t>(code));
+    }
+    return codes;
+  }();
+  return kCodes.at(value);
 }
 
 float random_float(GemmData data, Random& random) {

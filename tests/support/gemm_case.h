@@ -37,6 +37,7 @@ struct GemmCaseSpec {
   bool has_slot_weights = false;
   std::optional<DType> bias;
   std::optional<GateOrder> gate_order;  // With a gate_scale per expert.
+  bool knows_halves = false;            // Weights are prepared with the gate order.
   bool has_scale = false;               // One per expert.
   GemmData data = GemmData::kRandom;
   bool wide_scales = true;  // Random byte scales: over a range that E4M3 weights cannot follow.

@@ -35,8 +35,9 @@ GemmOnDevice::GemmOnDevice(const GemmCase& gemm, DType output, ScaleLayoutId lay
     value_copy.write(values.data, values.size_bytes);
     const DeviceBuffer scale_copy(std::max<int64_t>(1, scales.size_bytes), {.guard_behind = false});
     if (scales.size_bytes > 0) scale_copy.write(scales.data, scales.size_bytes);
-    weights_ = GroupedWeights::prepare(weights_on_device(host, value_copy, scale_copy),
-                                       gemm.spec().mode, gpu(), stream_.get());
+    weights_ = GroupedWeights::prepare(
+        weights_on_device(host, value_copy, scale_copy), gemm.spec().mode, gpu(), stream_.get(),
+        gemm.spec().knows_halves ? gemm.spec().gate_order : std::nullopt);
     value_copy.fill(0xA5);
   }
   args = gemm.args();

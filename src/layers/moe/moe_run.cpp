@@ -16,8 +16,12 @@ MoeRun::MoeRun(const PreparedMoe& layer, const MoeWorkspace& plan, const MoeCall
   if (!outputs.slot_to_row.is_absent()) permutation_.slot_to_row = outputs.slot_to_row;
   const int64_t max_rows = plan.permutation_layout.max_rows;
   const MoeExtents& extents = layer.extents;
-  fc1_ = TensorView::contiguous(at(plan.gemm_rows), extents.fc1_dtype, {max_rows, extents.fc1_rows},
-                                layer.device);
+  fc1_ = extents.fuses_activation
+             ? TensorView::contiguous(at(plan.gemm_rows), DType::kBF16, {max_rows, extents.inter},
+                                      layer.device)
+             : TensorView::contiguous(at(plan.gemm_rows), extents.fc1_dtype,
+                                      {max_rows, extents.fc1_rows}, layer.device);
+  intermediate_ = plan.intermediate.bind(at(plan.intermediate_rows), max_rows, layer.device);
   slot_rows_ = outputs.slot_out;
   if (slot_rows_.is_absent()) {
     slot_rows_ = TensorView::contiguous(at(plan.gemm_rows), extents.slot_dtype,
@@ -46,9 +50,9 @@ void MoeRun::run(MoeStage last) {
   if (last == MoeStage::kCodeInput) return;
   multiply_first(input);
   if (last == MoeStage::kFirstGemm) return;
-  const CodedRows intermediate = activate_rows();
+  activate_rows();
   if (last == MoeStage::kActivation) return;
-  multiply_second(intermediate);
+  multiply_second();
   if (last == MoeStage::kSecondGemm) return;
   combine_slots();
 }
@@ -130,11 +134,35 @@ void MoeRun::multiply_first(const InputRows& input) {
     args.gate_scale = layer_.gate_scale.view();
   }
   args.bias = layer_.bias1.view();
-  args.output = fc1_;
+  if (layer_.extents.fuses_activation) {
+    args.activation = fused_activation();
+  } else {
+    args.output = fc1_;
+  }
   grouped_gemm(args, layer_.w1, gemm_workspace(), stream_);
 }
 
-CodedRows MoeRun::activate_rows() {
+GemmActivation MoeRun::fused_activation() const {
+  const MoeExtents& extents = layer_.extents;
+  return {.activation = layer_.config.activation,
+          .format = fused_rows(extents),
+          .multiplier = layer_.inter_multiplier.view(),
+          .output = is_coded_later(extents) ? CodedRows{.values = fc1_} : intermediate_};
+}
+
+void MoeRun::activate_rows() {
+  const MoeExtents& extents = layer_.extents;
+  if (!extents.fuses_activation) return activate_apart();
+  if (!is_coded_later(extents)) return;
+  code_rows({.rows = fc1_,
+             .format = extents.intermediate,
+             .choice = RowChoice::kMarked,
+             .map = permutation_.row_to_slot,
+             .output = intermediate_},
+            stream_);
+}
+
+void MoeRun::activate_apart() {
   const int64_t max_rows = plan_.permutation_layout.max_rows;
   ActivateArgs args;
   args.input.values = fc1_;
@@ -154,14 +182,13 @@ CodedRows MoeRun::activate_rows() {
   args.token_tile = permutation_.token_tile;
   args.format = layer_.extents.intermediate;
   args.multiplier = layer_.inter_multiplier.view();
-  args.output = plan_.intermediate.bind(at(plan_.intermediate_rows), max_rows, layer_.device);
+  args.output = intermediate_;
   activate(args, stream_);
-  return args.output;
 }
 
-void MoeRun::multiply_second(const CodedRows& intermediate) {
+void MoeRun::multiply_second() {
   GroupedGemmArgs args;
-  args.a = intermediate;
+  args.a = intermediate_;
   args.permutation = permutation_;
   args.accumulation = layer_.config.accumulation;
   args.scale = layer_.down_scale.view();

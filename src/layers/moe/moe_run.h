@@ -30,8 +30,11 @@ class MoeRun {
   [[nodiscard]] bool codes_by_token() const;
   [[nodiscard]] CodedRows coded_rows() const;
   void multiply_first(const InputRows& input);
-  [[nodiscard]] CodedRows activate_rows();
-  void multiply_second(const CodedRows& intermediate);
+  // What is left to do of the activation.
+  void activate_rows();
+  void activate_apart();
+  [[nodiscard]] GemmActivation fused_activation() const;
+  void multiply_second();
   void combine_slots();
 
   [[nodiscard]] RouteOutputs route_outputs() const;
@@ -48,7 +51,8 @@ class MoeRun {
   TensorView ids_;
   TensorView weights_;
   Permutation permutation_;
-  TensorView fc1_;
+  TensorView fc1_;          // With a fused activation bf16 rows that are coded, or nothing.
+  CodedRows intermediate_;  // The rows of the second GEMM.
   TensorView slot_rows_;
 };
 

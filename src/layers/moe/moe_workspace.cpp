@@ -7,6 +7,21 @@
 
 namespace narrowfloat {
 
+namespace {
+
+// What lies between the first GEMM and the rows of the second.
+int64_t fc1_row_bytes(const MoeExtents& extents) {
+  if (!extents.fuses_activation) return extents.fc1_rows * bits(extents.fc1_dtype) / 8;
+  return is_coded_later(extents) ? row_bytes(fused_rows(extents), extents.inter) : 0;
+}
+
+}  // namespace
+
+RowFormat fused_rows(const MoeExtents& extents) {
+  const bool needs_whole_rows = extents.intermediate == RowFormat::kNvfp4PerToken;
+  return needs_whole_rows ? RowFormat::kBf16 : extents.intermediate;
+}
+
 MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t token_tile,
                            int64_t gemm_bytes) {
   MoeWorkspace plan;
@@ -26,7 +41,7 @@ MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t to
     offset += round_up(bytes, kWorkspaceAlignment);
     return begin;
   };
-  const int64_t fc1_bytes = max_rows * extents.fc1_rows * bits(extents.fc1_dtype) / 8;
+  const int64_t fc1_bytes = max_rows * fc1_row_bytes(extents);
   const int64_t slot_bytes = max_rows * extents.hidden * bits(extents.slot_dtype) / 8;
   plan.ids = take(tokens * extents.slots * 4);
   plan.weights = take(tokens * extents.slots * 4);

@@ -21,8 +21,16 @@ struct MoeExtents {
   DType fc1_dtype = DType::kF32;  // F64 with Accumulation::kFp64.
   DType slot_dtype = DType::kBF16;
   bool double_quantize_fc1 = false;
+  bool fuses_activation = false;  // Into the first GEMM.
   bool input_per_expert = false;  // Plain rows are coded for each expert that reads them.
 };
+
+// What the first GEMM writes with a fused activation: the intermediate rows, or, where their scale
+// needs a whole row, bf16 that is coded afterwards.
+RowFormat fused_rows(const MoeExtents& extents);
+inline bool is_coded_later(const MoeExtents& extents) {
+  return extents.fuses_activation && fused_rows(extents) != extents.intermediate;
+}
 
 // Offsets in bytes, multiples of kWorkspaceAlignment.
 struct MoeWorkspace {
@@ -36,7 +44,8 @@ struct MoeWorkspace {
   int64_t weights = 0;
   int64_t permutation = 0;
   int64_t input_rows = 0;
-  // The first GEMM's result; the second GEMM's takes its place once the activation has read it.
+  // The first GEMM's result, unless the activation is fused; the second GEMM's takes its place once
+  // the activation has read it.
   int64_t gemm_rows = 0;
   int64_t intermediate_rows = 0;
   int64_t fc1_coded_rows = 0;

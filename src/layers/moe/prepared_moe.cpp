@@ -8,6 +8,14 @@
 #include "runtime/dispatch.h"
 
 namespace narrowfloat {
+namespace {
+
+std::optional<GateOrder> order_of_rows(const MoeConfig& config) {
+  if (!activation_info(config.activation.kind).is_gated) return {};
+  return config.gate_order;
+}
+
+}  // namespace
 
 PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Device where,
                          Stream stream)
@@ -24,13 +32,14 @@ PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Dev
       inter_multiplier(weights.inter_multiplier, stream),
       bias1(weights.bias1, stream),
       bias2(source.add_fc2_bias ? weights.bias2 : TensorView{}, stream),
-      w1(GroupedWeights::prepare(weights.w1, source.mode, where, stream)),
+      w1(GroupedWeights::prepare(weights.w1, source.mode, where, stream, order_of_rows(source))),
       w2(GroupedWeights::prepare(weights.w2, source.mode, where, stream)) {
   if (weights.input_multiplier) input_multiplier.emplace(*weights.input_multiplier, stream);
   config.activation.alpha = alpha.view();
   config.activation.beta = beta.view();
   config.activation.limit_gate = limit_gate.view();
   config.activation.limit_up = limit_up.view();
+  extents.fuses_activation = StageProblems(config, extents, {}, device).fuses_activation();
   // The caller may free its tensors now.
   wait_for_copies(device, stream);
 }
@@ -46,7 +55,11 @@ void PreparedMoe::check_stages(const PermutationLayout& permutation) const {
     require_tiles(*weights, permutation.max_tiles, permutation.token_tile);
   }
   const StageProblems stages(config, extents, permutation, device);
-  static_cast<void>(select("activation", activation_impls(), stages.activation()));
+  if (!extents.fuses_activation) {
+    static_cast<void>(select("activation", activation_impls(), stages.activation()));
+  } else if (is_coded_later(extents)) {
+    static_cast<void>(select("code_rows", code_rows_impls(), stages.code_intermediate()));
+  }
   if (extents.input == RowFormat::kBf16) return;
   static_cast<void>(select("code_rows", code_rows_impls(), stages.code_input()));
 }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "runtime/dispatch.h"
+
 namespace narrowfloat {
 
 RoutePermuteProblem StageProblems::route_permute() const {
@@ -48,7 +50,27 @@ GroupedGemmProblem StageProblems::gemm(int64_t rows, int64_t cols) const {
 }
 
 GroupedGemmProblem StageProblems::first_gemm() const {
-  return gemm(extents_.fc1_rows, extents_.hidden);
+  GroupedGemmProblem problem = gemm(extents_.fc1_rows, extents_.hidden);
+  if (activation_info(config_.activation.kind).is_gated) problem.gate_order = config_.gate_order;
+  return problem;
+}
+
+bool StageProblems::fuses_activation() const {
+  if (extents_.double_quantize_fc1 || !forced_implementation("activation").empty()) return false;
+  const GroupedGemmProblem problem = first_gemm();
+  return select("grouped_gemm", grouped_gemm_impls(), problem)
+      .supports_activation(problem, config_.activation.kind, fused_rows(extents_))
+      .ok();
+}
+
+CodeRowsProblem StageProblems::code_intermediate() const {
+  return {.input = DType::kBF16,
+          .format = extents_.intermediate,
+          .choice = RowChoice::kMarked,
+          .device = device_,
+          .input_rows = permutation_.max_rows,
+          .rows = permutation_.max_rows,
+          .cols = extents_.inter};
 }
 
 CodeRowsProblem StageProblems::code_fc1() const {

@@ -29,7 +29,12 @@ class StageProblems {
   [[nodiscard]] GroupedGemmProblem first_gemm() const;
   // With double_quantize_fc1.
   [[nodiscard]] CodeRowsProblem code_fc1() const;
+  // Whether the first GEMM does the activation: where its implementation can, unless
+  // NARROWFLOAT_FORCE pins one of the activation's own.
+  [[nodiscard]] bool fuses_activation() const;
   [[nodiscard]] ActivationProblem activation() const;
+  // Where a fused activation leaves bf16 rows that are coded as a whole.
+  [[nodiscard]] CodeRowsProblem code_intermediate() const;
   [[nodiscard]] GroupedGemmProblem second_gemm() const;
   [[nodiscard]] CombineProblem combine() const;
 

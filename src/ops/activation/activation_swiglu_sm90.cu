@@ -15,6 +15,7 @@
 #include "base/int_math.h"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/reduce.cuh"
+#include "device/swiglu.cuh"
 #include "ops/activation/activation_math.h"
 #include "ops/activation/activation_rows_sm90.cuh"
 #include "runtime/cuda/cuda_devices.h"
@@ -151,19 +152,10 @@ __device__ inline Piece<Input, Tuning> load_piece(const SwigluParams& params, ui
   return piece;
 }
 
-// x * rcp(1 + ex2(t * -log2(e))); for x = t very negative that is -0.
-__device__ inline float times_fast_sigmoid(float x, float t) {
-  const float e = exp2_approx(__fmul_rn(t, -0x1.715476p0F));
-  return __fmul_rn(x, rcp_approx(__fadd_rn(1.0F, e)));
-}
-
 template <bool kHasParameters>
-__device__ inline float fast_swiglu(float u, float g, const ActivationParams<float>& params) {
-  if constexpr (!kHasParameters) return __fmul_rn(times_fast_sigmoid(g, g), u);
-  const float gate = activation_detail::clamp_above(g, params.limit_gate);
-  const float up = activation_detail::clamp_both(u, params.limit_up);
-  const float shifted = params.beta == 0.0F ? up : __fadd_rn(up, params.beta);
-  return __fmul_rn(times_fast_sigmoid(gate, __fmul_rn(params.alpha, gate)), shifted);
+__device__ inline float activate_pair(float u, float g, const ActivationParams<float>& params) {
+  if constexpr (!kHasParameters) return fast_swiglu(u, g);
+  return fast_swiglu(u, g, params);
 }
 
 template <class Input, class Tuning, bool kHasParameters>
@@ -182,7 +174,7 @@ __device__ inline void activate_piece(const Piece<Input, Tuning>& piece,
         up[j] = __fmul_rn(up[j], piece.up_scale);
         gate[j] = __fmul_rn(gate[j], piece.gate_scale);
       }
-      h[i * kPerWord + j] = fast_swiglu<kHasParameters>(up[j], gate[j], params);
+      h[i * kPerWord + j] = activate_pair<kHasParameters>(up[j], gate[j], params);
     }
   }
 }

@@ -2,10 +2,12 @@
 #include "ops/grouped_gemm/grouped_gemm_checks.h"
 
 #include <array>
+#include <cmath>
 
 #include "base/throw_error.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "tensor/row_checks.h"
+#include "tensor/row_format.h"
 #include "tensor/view_checks.h"
 
 namespace narrowfloat {
@@ -80,6 +82,58 @@ GemmEpilogue lower_epilogue(const GroupedGemmArgs& args, const GemmShape& shape,
   return epilogue;
 }
 
+GemmFactor lower_multiplier(const GemmActivation& given, int64_t experts, Device device) {
+  const PerExpert& multiplier = given.multiplier;
+  const bool is_read = given.format == RowFormat::kFp8Static || given.format == RowFormat::kNvfp4;
+  const bool is_one = multiplier.values.is_absent() && multiplier.value == 1.0F;
+  if (!is_read && !is_one) {
+    throw_invalid("activation.multiplier: {} rows take none; leave it 1", name(given.format));
+  }
+  if (multiplier.values.is_absent() &&
+      !(std::isfinite(multiplier.value) && multiplier.value > 0.0F)) {
+    throw_invalid("activation.multiplier: expected a finite value > 0, got {}", multiplier.value);
+  }
+  return lower_factor("activation.multiplier", multiplier, experts, device);
+}
+
+FusedActivation lower_activation(const GemmActivation& given,
+                                 const GroupedWeights::State& weights) {
+  const GroupedGemmProblem& problem = weights.problem;
+  const Activation& activation = given.activation;
+  check_activation(activation);
+  const Support support = weights.impl->supports_activation(problem, activation.kind, given.format);
+  if (!support.ok()) {
+    throw_error(ErrorKind::kUnsupported, "activation: {} {}; call activate()", weights.impl->name,
+                support.reason());
+  }
+  require_view("activation.output.values", given.output.values);
+  const int64_t rows = given.output.values.rank == 2 ? given.output.values.shape[0] : 0;
+  const int64_t inter = problem.rows / 2;
+  const Device device = problem.device;
+  require_coded_rows(
+      {.values = "activation.output.values",
+       .scales = "activation.output.scales",
+       .row_scale = "activation.output.row_scale"},
+      given.output,
+      {.format = given.format, .rows = rows, .cols = inter, .device = device, .is_written = true});
+  require_cuda_alignment("activation.output.values", given.output.values.data, device);
+  const auto factor = [&](std::string_view argument, const PerExpert& value) {
+    return lower_factor(argument, value, problem.experts, device);
+  };
+  return {.is_there = true,
+          .format = given.format,
+          .alpha = factor("activation.alpha", activation.alpha),
+          .beta = factor("activation.beta", activation.beta),
+          .limit_gate = factor("activation.limit_gate", activation.limit_gate),
+          .limit_up = factor("activation.limit_up", activation.limit_up),
+          .multiplier = lower_multiplier(given, problem.experts, device),
+          .values = static_cast<uint8_t*>(given.output.values.data),
+          .row_bytes = row_bytes(given.format, inter),
+          .scales = given.output.scales.data,
+          .scale_row_stride = given.output.scales.strides[0],
+          .scale_block_stride = given.output.scales.strides[1]};
+}
+
 // The tiles' buffers; how many are in use is the device's to know.
 GemmTiles lower_tiles(const Permutation& permutation, Device device) {
   if (permutation.token_tile < 1) {
@@ -95,6 +149,10 @@ GemmTiles lower_tiles(const Permutation& permutation, Device device) {
 }
 
 void check_output(const GroupedGemmArgs& args, const GemmShape& shape, Device device) {
+  if (args.activation) {
+    if (args.output.is_absent()) return;
+    throw_invalid("output: not written with an activation; leave it unset");
+  }
   require_view("output", args.output);
   if (args.accumulation == Accumulation::kFp64) {
     if (device.type == DeviceType::kCuda) {
@@ -137,7 +195,10 @@ void check_workspace(const TensorView& workspace, int64_t needed, Device device)
 
 void check_disjoint(const GroupedGemmArgs& args, const TensorView& workspace) {
   const Permutation& permutation = args.permutation;
-  const std::array outputs{byte_range("output", args.output), byte_range("workspace", workspace)};
+  const GemmActivation& activation = args.activation ? *args.activation : GemmActivation{};
+  const std::array outputs{byte_range("output", args.output), byte_range("workspace", workspace),
+                           byte_range("activation.output.values", activation.output.values),
+                           byte_range("activation.output.scales", activation.output.scales)};
   const std::array inputs{byte_range("a.values", args.a.values),
                           byte_range("a.scales", args.a.scales),
                           byte_range("a.row_scale", args.a.row_scale),
@@ -225,6 +286,7 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
   const GroupedWeights::State& state = weights.state();
   const Device device = state.problem.device;
   const GemmShape shape(state.problem);
+  const TensorView& rows = args.activation ? args.activation->output.values : args.output;
   GemmCall call{.image = state.image.bytes.get(),
                 .image_form = state.image.form,
                 .tables = state.image.tables,
@@ -234,7 +296,7 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
                 .epilogue = lower_epilogue(args, shape, device),
                 .output = args.output.data,
                 .output_dtype = args.output.dtype,
-                .output_rows = args.output.rank == 0 ? 0 : args.output.shape[0],
+                .output_rows = rows.rank == 0 ? 0 : rows.shape[0],
                 .workspace = static_cast<uint8_t*>(workspace.data)};
   if (args.gather_tokens) {
     const TensorView& tokens = args.permutation.row_to_token;
@@ -244,6 +306,7 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
   }
   require_vector("permutation.num_tiles", args.permutation.num_tiles, DType::kI32, 1, device);
   call.tiles.num_tiles = static_cast<const int32_t*>(args.permutation.num_tiles.data);
+  if (args.activation) call.activation = lower_activation(*args.activation, state);
   check_output(args, shape, device);
   check_workspace(workspace, grouped_gemm_workspace(weights, call.rows.count, args.accumulation),
                   device);

@@ -142,6 +142,7 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 }  // namespace
 
 const GroupedGemmImpl kGroupedGemmCpuReference{
-    "cpu_reference", supports, make_canonical_image, workspace_bytes, supports_any_tiles, run};
+    "cpu_reference",     supports, make_canonical_image, workspace_bytes, supports_any_tiles,
+    no_fused_activation, run};
 
 }  // namespace narrowfloat

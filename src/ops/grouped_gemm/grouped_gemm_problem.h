@@ -21,6 +21,7 @@ struct GroupedGemmProblem {
   int64_t experts = 0;
   int64_t rows = 0;  // Of an expert's weights.
   int64_t cols = 0;
+  std::optional<GateOrder> gate_order;  // Rows are those of u and g.
 };
 std::string to_string(const GroupedGemmProblem& problem);
 
@@ -80,6 +81,23 @@ struct ImageTables {
   const float* row_powers = nullptr;
 };
 
+// The activation behind the sums (GemmActivation), lowered.
+struct FusedActivation {
+  bool is_there = false;
+  RowFormat format = RowFormat::kBf16;
+  GemmFactor alpha;
+  GemmFactor beta;
+  GemmFactor limit_gate;
+  GemmFactor limit_up;
+  GemmFactor multiplier;
+  uint8_t* values = nullptr;
+  int64_t row_bytes = 0;
+  // Scale (row, block) lies at row * scale_row_stride + block * scale_block_stride, in scales.
+  void* scales = nullptr;
+  int64_t scale_row_stride = 0;
+  int64_t scale_block_stride = 0;
+};
+
 struct GemmCall {
   const uint8_t* image = nullptr;
   int image_form = 0;
@@ -88,7 +106,8 @@ struct GemmCall {
   GemmRows rows;
   GemmTiles tiles;
   GemmEpilogue epilogue;
-  void* output = nullptr;
+  FusedActivation activation;
+  void* output = nullptr;  // Without an activation.
   DType output_dtype = DType::kF32;
   int64_t output_rows = 0;
   uint8_t* workspace = nullptr;
@@ -118,8 +137,17 @@ struct GroupedGemmImpl {
                              Accumulation accumulation);
   // Of `count` tiles of `token_tile` rows.
   Support (*supports_tiles)(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile);
+  // To do an activation with rows of `format` in the same call; for problems it supports.
+  Support (*supports_activation)(const GroupedGemmProblem& problem, ActivationKind kind,
+                                 RowFormat format);
   void (*run)(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream);
 };
+
+// What the CPU says: its activation is an operation of its own.
+inline Support no_fused_activation(const GroupedGemmProblem& /*problem*/, ActivationKind /*kind*/,
+                                   RowFormat /*format*/) {
+  return Support::no("leaves the activation to its own operation");
+}
 
 // Ordered, fastest first, the oracle last.
 std::span<const GroupedGemmImpl> grouped_gemm_impls();

@@ -43,6 +43,13 @@ int64_t require_cols(const TensorView& values, const MoeModeInfo& info) {
   return cols;
 }
 
+void require_halves(const GateOrder& order, int64_t rows, const MoeModeInfo& info) {
+  name(order);  // Throws for what is no enumerator.
+  if (rows % (2 * info.multiple) == 0) return;
+  throw_invalid("weights.values: {} rows of u and of g must be multiples of {}, got {} in all",
+                info.name, info.multiple, rows);
+}
+
 void require_weight_scales(const ScaleView& scales, const GemmShape& shape,
                            const GroupedGemmProblem& problem) {
   const ScaleGrid& grid = shape.weight_scales;
@@ -79,19 +86,23 @@ std::span<const GroupedGemmImpl> grouped_gemm_impls() {
 }
 
 std::string to_string(const GroupedGemmProblem& problem) {
-  return fmt::format("{} {} x {}x{} on {}", name(problem.mode), problem.experts, problem.rows,
-                     problem.cols, to_string(problem.device));
+  const std::string order =
+      problem.gate_order ? fmt::format(" {}", name(*problem.gate_order)) : std::string();
+  return fmt::format("{} {} x {}x{}{} on {}", name(problem.mode), problem.experts, problem.rows,
+                     problem.cols, order, to_string(problem.device));
 }
 
 GroupedWeights GroupedWeights::prepare(const WeightView& weights, MoeMode mode, Device device,
-                                       Stream stream) {
+                                       Stream stream, std::optional<GateOrder> gate_order) {
   const MoeModeInfo& info = moe_mode_info(mode);
   require_values(weights.values, info, device);
   const GroupedGemmProblem problem{.mode = mode,
                                    .device = device,
                                    .experts = weights.values.shape[0],
                                    .rows = weights.values.shape[1],
-                                   .cols = require_cols(weights.values, info)};
+                                   .cols = require_cols(weights.values, info),
+                                   .gate_order = gate_order};
+  if (gate_order) require_halves(*gate_order, problem.rows, info);
   require_weight_scales(weights.scales, GemmShape(problem), problem);
   const GroupedGemmImpl& impl = select("grouped_gemm", grouped_gemm_impls(), problem);
   const WeightSource source{.values = static_cast<const uint8_t*>(weights.values.data),
@@ -114,5 +125,8 @@ int64_t GroupedWeights::cols() const { return state().problem.cols; }
 int64_t GroupedWeights::bytes() const { return state().image.size_bytes; }
 Device GroupedWeights::device() const { return state().problem.device; }
 std::string_view GroupedWeights::implementation() const { return state().impl->name; }
+bool GroupedWeights::fuses_activation(ActivationKind kind, RowFormat format) const {
+  return state().impl->supports_activation(state().problem, kind, format).ok();
+}
 
 }  // namespace narrowfloat

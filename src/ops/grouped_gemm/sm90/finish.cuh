@@ -2,7 +2,8 @@
 //
 //   out[p, n] = (scale[e] * row_scale[r]) * (w[slot] * sum) + bias[e, n]
 //
-// Factors of a token are loaded into shared memory while the first weights arrive.
+// The columns of one thread are neighbours unless weights are interleaved. Factors of a token are
+// loaded into shared memory while the first weights arrive.
 #pragma once
 
 #include "base/float_ops.h"
@@ -78,6 +79,29 @@ __device__ inline float finished(float sum, const TokenFactor& token, const Colu
   return add_rn(mul_rn(mul_rn(column.scale, token.scale), weighted), column.bias);
 }
 
+__device__ inline void store_neighbours(const GemmParams& params, int64_t index, float low,
+                                        float high) {
+  if (params.output_is_bf16) {
+    store(static_cast<uint16_t*>(params.output) + index, to_bf16x2(low, high));
+  } else {
+    store(static_cast<float*>(params.output) + index,
+          float2{canonical_nan(low), canonical_nan(high)});
+  }
+}
+
+__device__ inline void store_apart(const GemmParams& params, int64_t index, int distance,
+                                   float2 values) {
+  if (params.output_is_bf16) {
+    const uint32_t words = to_bf16x2(values.x, values.y);
+    store(static_cast<uint16_t*>(params.output) + index, static_cast<uint16_t>(words));
+    store(static_cast<uint16_t*>(params.output) + index + distance,
+          static_cast<uint16_t>(words >> 16));
+  } else {
+    store(static_cast<float*>(params.output) + index, canonical_nan(values.x));
+    store(static_cast<float*>(params.output) + index + distance, canonical_nan(values.y));
+  }
+}
+
 // sums: of block `block` of 64 weight rows, as wgmma leaves them in this thread (weight_units.h):
 // 4j + 2h + i is weight row h of the thread's two and token 8j + 2c + i.
 template <int kTokens, int kSums>
@@ -85,10 +109,12 @@ __device__ inline void finish_tile(const GemmParams& params, const WorkItem& ite
                                    const float (&sums)[kSums], const TokenFactor* shared_factors,
                                    float repair) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
-  const int col = block * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
+  const int row = thread / 32 * 16 + thread % 32 / 4 * 2;
+  const auto col = static_cast<int>(params.image_rows.source(block, row));
   if (col >= params.rows) return;
+  const auto next_col = static_cast<int>(params.image_rows.source(block, row + 1));
   const ColumnFactors factors(params, item.expert);
-  const ColumnFactor columns[2] = {factors.of(col), factors.of(col + 1)};
+  const ColumnFactor columns[2] = {factors.of(col), factors.of(next_col)};
 #pragma unroll
   for (int i = 0; i < kTokens / 4; ++i) {
     const int token = i / 2 * 8 + thread % 4 * 2 + i % 2;
@@ -97,12 +123,8 @@ __device__ inline void finish_tile(const GemmParams& params, const WorkItem& ite
     const float low = finished(mul_rn(sums[i / 2 * 4 + i % 2], repair), factor, columns[0]);
     const float high = finished(mul_rn(sums[i / 2 * 4 + 2 + i % 2], repair), factor, columns[1]);
     const int64_t index = (item.first_row + token) * params.rows + col;
-    if (params.output_is_bf16) {
-      store(static_cast<uint16_t*>(params.output) + index, to_bf16x2(low, high));
-    } else {
-      store(static_cast<float*>(params.output) + index,
-            float2{canonical_nan(low), canonical_nan(high)});
-    }
+    next_col == col + 1 ? store_neighbours(params, index, low, high)
+                        : store_apart(params, index, next_col - col, {low, high});
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "ops/grouped_gemm/sm90/finish_activated.cuh"
 #include "ops/grouped_gemm/sm90/finish_tokens.cuh"
 #include "ops/grouped_gemm/sm90/panel_loop.cuh"
 #include "ops/grouped_gemm/sm90/register_loop.cuh"
@@ -18,7 +19,6 @@ class Consumer {
   using Weights = typename Shape::Weights;
   using ManyTokens = std::conditional_t<Shape::kIsTokenMajor, TokenLoop<Shape>, PanelLoop<Shape>>;
   using Loop = std::conditional_t<Shape::kIsPanel, ManyTokens, RegisterLoop<Shape>>;
-  static constexpr int kBlocks = Shape::kBlocks;
 
   __device__ Consumer(const GemmParams& params, GemmStorage<Shape>& shared,
                       const Ring<Shape::kStages>& ring)
@@ -29,51 +29,32 @@ class Consumer {
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
   __device__ void run() {
-    for (WorkList work(params_, Shape::kTokens, Shape::kTileBlocks); work.has_next(); work.next()) {
+    const int passes = passes_of<Shape>(params_);
+    for (WorkList work(params_, Shape::kTokens, passes * Shape::kTileBlocks); work.has_next();
+         work.next()) {
       const WorkItem item = work.item();
       if (item.num_rows <= 0) continue;
       load_factors(params_, item, thread_, shared_.factors[warpgroup_]);
       if constexpr (!Shape::kIsTokenMajor) {
-        run_item(item);
+        run_item(item, passes);
       } else if (Shape::kTokens > 64 && item.num_rows > 64) {
         run_token_blocks<2>(item);
       } else {
         run_token_blocks<1>(item);
       }
-      sync_threads(1 + warpgroup_, kWarpgroup);
     }
   }
 
  private:
-  __device__ void run_item(const WorkItem& item) {
-    float sums[kBlocks][Shape::kSums];
-    loop_.multiply(sums);
-    if constexpr (has_ue8m0_scales(Weights::kCoding)) {
-      if (params_.row_powers != nullptr) scale_rows(item, sums);
+  __device__ void run_item(const WorkItem& item, int passes) {
+    ItemFinisher<Shape> finisher(params_, shared_, item);
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      float sums[Shape::kBlocks][Shape::kSums];
+      loop_.multiply(sums);
+      finisher.finish(pass, passes, sums);
     }
-    sync_threads(1 + warpgroup_, kWarpgroup);
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      finish_tile<Shape::kTokens>(params_, item, item.block + warpgroup_ * kBlocks + i, sums[i],
-                                  shared_.factors[warpgroup_], Weights::kRepair);
-    }
-  }
-
-  // By the powers of two that prepare() took from rows outside bf16's range.
-  __device__ void scale_rows(const WorkItem& item, float (&sums)[kBlocks][Shape::kSums]) const {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const int row = (item.block + warpgroup_ * kBlocks + block) * kUnitRows + thread_ / 32 * 16 +
-                      thread_ % 32 / 4 * 2;
-      if (row >= params_.rows) continue;
-      const float* powers =
-          params_.row_powers + static_cast<int64_t>(item.expert) * params_.rows + row;
-      const float2 factors{powers[0], powers[1]};
-#pragma unroll
-      for (int i = 0; i < Shape::kSums; ++i) {
-        sums[block][i] = __fmul_rn(sums[block][i], i / 2 % 2 == 0 ? factors.x : factors.y);
-      }
-    }
+    finisher.end();
   }
 
   // kTokenBlocks: of 64 tokens.
@@ -82,8 +63,9 @@ class Consumer {
     TokenSums sums[kTokenBlocks];
     loop_.multiply(sums);
     sync_threads(1 + warpgroup_, kWarpgroup);
-    finish_token_blocks(params_, item, item.block + warpgroup_ * kBlocks, sums,
+    finish_token_blocks(params_, item, item.block + warpgroup_ * Shape::kBlocks, sums,
                         shared_.factors[warpgroup_]);
+    sync_threads(1 + warpgroup_, kWarpgroup);
   }
 
   const GemmParams& params_;

@@ -56,7 +56,7 @@ void launch_multiply_groups(const GemmParams& params, int num_sms, Stream stream
   check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(kBytes)),
              "cudaFuncSetAttribute");
-  const int row_tiles = ceil_div(params.blocks, Shape::kTileBlocks);
+  const int row_tiles = ceil_div(params.blocks, passes_of<Shape>(params) * Shape::kTileBlocks);
   const int64_t most = int64_t{params.max_tiles} * params.splits * row_tiles;
   const int64_t blocks = std::min<int64_t>(most, int64_t{num_sms} * Shape::kBlocksPerSm);
   launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), kBytes}, stream,

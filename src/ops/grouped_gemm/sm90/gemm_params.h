@@ -2,7 +2,7 @@
 // coding of weights and a way of promotion.
 #pragma once
 
-#include "ops/grouped_gemm/grouped_gemm_problem.h"
+#include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {
 
@@ -19,6 +19,7 @@ struct GemmParams {
   int cols = 0;
   int units = 0;   // Of a block.
   int blocks = 0;  // Of 64 weight rows.
+  ImageRows image_rows;
 
   // Activations: [input_rows][cols] bf16 or E4M3.
   const uint8_t* values = nullptr;
@@ -43,7 +44,8 @@ struct GemmParams {
   GemmEpilogue epilogue;  // But for the gate order: an optional has no device code.
   bool has_gate = false;
   GateOrder gate_order = GateOrder::kUpGate;
-  void* output = nullptr;  // [row][rows], bf16 or fp32.
+  FusedActivation activation;
+  void* output = nullptr;  // [row][rows], bf16 or fp32; without an activation.
   bool output_is_bf16 = false;
 };
 

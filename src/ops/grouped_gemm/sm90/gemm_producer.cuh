@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/ptx/async_copy.cuh"
-#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/finish_activated.cuh"
 #include "ops/grouped_gemm/sm90/work_list.cuh"
 
 namespace narrowfloat {
@@ -17,29 +17,36 @@ class Producer {
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
 
   __device__ void run() {
-    for (WorkList work(params_, Shape::kTokens, Shape::kTileBlocks); work.has_next(); work.next()) {
+    const int passes = passes_of<Shape>(params_);
+    for (WorkList work(params_, Shape::kTokens, passes * Shape::kTileBlocks); work.has_next();
+         work.next()) {
       const WorkItem item = work.item();
       if (item.num_rows <= 0) continue;
       find_rows(item);
-      for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
-        ring_.wait_empty(at_);
-        copy_weights(item, unit);
-        copy_rows(unit);
-        if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
-        arrive_after_copies(ring_.full(at_));
-        at_.advance();
-      }
+      for (int pass = 0; pass < passes; ++pass) copy_item(item, item.block + pass * kTileBlocks);
     }
   }
 
  private:
   static constexpr int kGroupUnits = Shape::kGroupUnits;
+  static constexpr int kTileBlocks = Shape::kTileBlocks;
   // A thread copies 16 bytes of a row of a unit, of every kRowsPerPass-th row.
   static constexpr int kRowsPerPass = kWarpgroup / 8;
   static constexpr int kSources = Shape::kTokens > kRowsPerPass ? Shape::kTokens / kRowsPerPass : 1;
   // Units a pass covers where one has fewer rows.
   static constexpr int kUnitStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
+
+  __device__ void copy_item(const WorkItem& item, int first_block) {
+    for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
+      ring_.wait_empty(at_);
+      copy_weights(item.expert, first_block, unit);
+      copy_rows(unit);
+      if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
+      arrive_after_copies(ring_.full(at_));
+      at_.advance();
+    }
+  }
 
   // Row of the activations behind row `row` of the tile; -1 for absent ones.
   __device__ int source_of(const WorkItem& item, int row) const {
@@ -64,14 +71,14 @@ class Producer {
     }
   }
 
-  __device__ void copy_weights(const WorkItem& item, int unit) const {
+  __device__ void copy_weights(int expert, int first_block, int unit) const {
     if (thread_ != 0) return;
     const int count = min(Shape::kUnits, params_.units - unit);
-    const int blocks = min(Shape::kTileBlocks, params_.blocks - item.block);
+    const int blocks = max(0, min(kTileBlocks, params_.blocks - first_block));
     const auto bytes = static_cast<uint32_t>(count * Shape::kUnitBytes);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
-    const uint8_t* global_units = params_.image + item.expert * params_.expert_bytes +
-                                  item.block * params_.block_bytes +
+    const uint8_t* global_units = params_.image + expert * params_.expert_bytes +
+                                  first_block * params_.block_bytes +
                                   static_cast<int64_t>(unit) * Shape::kUnitBytes;
     for (int block = 0; block < blocks; ++block) {
       copy_units(block, global_units + block * params_.block_bytes, bytes);

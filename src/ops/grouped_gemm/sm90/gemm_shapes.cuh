@@ -8,6 +8,25 @@
 
 namespace narrowfloat {
 
+// Whether weights of this coding, beside activations with scales every 128 columns or not, are
+// those of a mode whose second GEMM reads such rows (moe spec 6.4); rows of nvfp4_per_token are
+// made from bf16.
+NF_HOST_DEVICE constexpr bool writes_rows(WeightCoding coding, bool has_groups, RowFormat format) {
+  switch (coding) {
+    case WeightCoding::kBf16:
+      return format == RowFormat::kBf16;
+    case WeightCoding::kFp8:
+      return false;
+    case WeightCoding::kMxfp8:
+      return false;
+    default:
+      break;
+  }
+  if (has_groups) return false;
+  const bool is_nvfp4 = coding == WeightCoding::kNvfp4;
+  return format == RowFormat::kBf16 || format == (is_nvfp4 ? RowFormat::kNvfp4 : RowFormat::kBf16);
+}
+
 // kWeights decodes units; kHasGroups: sums are promoted every 128 columns.
 template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens>
 struct GemmShapeOf {
@@ -44,7 +63,21 @@ struct GemmShapeOf {
   static constexpr int kStageBytes =
       kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
   static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
-  static constexpr int kFittingStages = (kSharedBytes - 4096) / kStageBytes;
+
+  // Rows that the mode's second GEMM reads (finish_activated.cuh).
+  NF_HOST_DEVICE static constexpr bool writes(RowFormat format) {
+    return writes_rows(Weights::kCoding, kHasGroups, format);
+  }
+  // Passes that give a tile 128 columns of the activation's result.
+  static constexpr int kGroupPasses = kBlocks == 1 && writes(RowFormat::kFp8Group) ? 2 : 1;
+  static constexpr bool kHasMaxima = writes(RowFormat::kMxfp8) || writes(RowFormat::kFp8Group);
+  // What warpgroups tell each other: u and g of a few tokens for each thread, then maxima.
+  static constexpr int kSwapPairs = kTokens < 16 ? 1 : 2;
+  static constexpr int kScratchFloats =
+      kBlocks == 1 ? 4 * kSwapPairs * 128 : (kHasMaxima ? 8 * kTokens : 0);
+
+  static constexpr int kFixedBytes = 4 * kScratchFloats + 2 * kTokens * 8 + 256;
+  static constexpr int kFittingStages = (kSharedBytes - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
   static_assert(kStages >= 3 && kUnits % (kHasGroups ? kGroupUnits : 1) == 0);
 };
@@ -59,6 +92,7 @@ struct GemmStorage {
   uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
   float weight_scales[Shape::kIsTokenMajor ? Shape::kStages : 1][Shape::kTileBlocks][4];
   float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1][Shape::kTokens];
+  float scratch[Shape::kScratchFloats > 0 ? Shape::kScratchFloats : 2];
   TokenFactor factors[kConsumers][Shape::kTokens];
   RingBarriers<Shape::kStages> barriers;
 };

@@ -86,6 +86,7 @@ void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
   params.cols = static_cast<int>(problem.cols);
   params.units = static_cast<int>(grid.units);
   params.blocks = static_cast<int>(grid.blocks);
+  params.image_rows = image_rows(problem);
 }
 
 void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
@@ -130,6 +131,7 @@ void set_epilogue(const GemmCall& call, GemmParams& params) {
   params.epilogue = call.epilogue;
   params.has_gate = call.epilogue.gate_order.has_value();
   params.gate_order = call.epilogue.gate_order.value_or(GateOrder::kUpGate);
+  params.activation = call.activation;
   params.output = call.output;
   params.output_is_bf16 = call.output_dtype == DType::kBF16;
 }
@@ -196,6 +198,18 @@ Support supports(const GroupedGemmProblem& problem) {
   return Support::yes();
 }
 
+Support supports_activation(const GroupedGemmProblem& problem, ActivationKind kind,
+                            RowFormat format) {
+  if (kind != ActivationKind::kSwiglu) return Support::no("does swiglu only");
+  if (!problem.gate_order) return Support::no("needs weights prepared with their gate order");
+  // Rows of nvfp4_per_token need the maximum of a row: they are made from rows of bf16.
+  const RowFormat rows = moe_mode_info(problem.mode).intermediate;
+  const RowFormat written = rows == RowFormat::kNvfp4PerToken ? RowFormat::kBf16 : rows;
+  const bool is_made = format == RowFormat::kBf16 || format == RowFormat::kNvfp4;
+  if (format == written && is_made) return Support::yes();
+  return Support::no("writes rows that the mode's second GEMM reads only");
+}
+
 Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile) {
   const int64_t row_tiles = ceil_div(problem.rows, int64_t{2 * kUnitRows});
   const int64_t tiles = kernel_tiles(token_tile);
@@ -207,7 +221,8 @@ Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma",    supports,       make_unit_image,
-                                       workspace_bytes, supports_tiles, run};
+const GroupedGemmImpl kGroupedGemmSm90{
+    "sm90_wgmma",        supports, make_unit_image, workspace_bytes, supports_tiles,
+    supports_activation, run};
 
 }  // namespace narrowfloat

@@ -57,9 +57,10 @@ __global__ void __launch_bounds__(kPrepareThreads)
   wait_for_previous_grids();
   const int64_t row = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
   const int64_t expert_units = params.blocks * params.units;
-  if (row >= params.num_units / expert_units * params.rows) return;
-  const UnitSource<kCoding> source(params, row / params.rows * expert_units);
-  const int shift = find_row_shift(source, row % params.rows, params.scale_extents.blocks);
+  const int64_t rows = params.rows.rows;
+  if (row >= params.num_units / expert_units * rows) return;
+  const UnitSource<kCoding> source(params, row / rows * expert_units);
+  const int shift = find_row_shift(source, row % rows, params.scale_extents.blocks);
   params.row_shifts[row] = static_cast<int8_t>(shift);
 }
 
@@ -79,7 +80,7 @@ void launch_make_units(const PrepareParams& params, int64_t experts, Stream stre
   constexpr int64_t kMaxBlocks = 1 << 20;
   if constexpr (has_ue8m0_scales(kCoding)) {
     launch(find_row_shifts_kernel<kCoding>,
-           {blocks_of_threads(experts * params.rows), dim3(kPrepareThreads)}, stream, params);
+           {blocks_of_threads(experts * params.rows.rows), dim3(kPrepareThreads)}, stream, params);
   }
   const auto blocks = static_cast<unsigned>(std::min(params.num_units, kMaxBlocks));
   launch(make_units_kernel<kCoding>, {dim3(blocks), dim3(kPrepareThreads)}, stream, params);
@@ -149,7 +150,7 @@ class ImageMaker {
     const int64_t rows = first * problem_.rows;
     PrepareParams params{.codes = source_.values + rows * problem_.cols / 8 * code_bits_of(coding),
                          .image = bytes_.get() + first * expert_bytes_,
-                         .rows = problem_.rows,
+                         .rows = image_rows(problem_),
                          .cols = problem_.cols,
                          .blocks = grid.blocks,
                          .units = grid.units,

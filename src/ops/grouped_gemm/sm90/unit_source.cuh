@@ -21,7 +21,7 @@ struct ExpertFlags {
 struct PrepareParams {
   const uint8_t* codes = nullptr;  // [experts][rows][cols]
   uint8_t* image = nullptr;
-  int64_t rows = 0;
+  ImageRows rows;
   int64_t cols = 0;
   int64_t blocks = 0;  // Of an expert.
   int64_t units = 0;   // Of a block.
@@ -47,7 +47,7 @@ class UnitSource {
   __device__ UnitSource(const PrepareParams& params, int64_t index) : params_(params) {
     const int64_t block = index / params.units;
     expert_ = block / params.blocks;
-    first_row_ = (block - expert_ * params.blocks) * kUnitRows;
+    block_ = block - expert_ * params.blocks;
     first_col_ = (index - block * params.units) * kUnitCols;
     unit_ = params.image + expert_ * params.expert_bytes +
             (index - expert_ * params.blocks * params.units) * unit_bytes(kCoding);
@@ -57,11 +57,11 @@ class UnitSource {
   // Row `half` of the thread's two.
   [[nodiscard]] __device__ int64_t row(int half) const {
     const auto thread = static_cast<int>(threadIdx.x);
-    return first_row_ + thread / 32 * 16 + thread % 32 / 4 * 2 + half;
+    return params_.rows.source(block_, thread / 32 * 16 + thread % 32 / 4 * 2 + half);
   }
   // Row `place` of a panel.
   [[nodiscard]] __device__ int64_t panel_row(int place) const {
-    return first_row_ + place / 16 * 16 + place % 8 * 2 + place / 8 % 2;
+    return params_.rows.source(block_, place / 16 * 16 + place % 8 * 2 + place / 8 % 2);
   }
   // First column of register `index` of the fragment of step `step`.
   [[nodiscard]] __device__ int64_t col(int step, int index) const {
@@ -72,8 +72,8 @@ class UnitSource {
 
   // Two codes, the even column in the lower bits; zeros outside.
   [[nodiscard]] __device__ uint32_t load_pair(int64_t row, int64_t col) const {
-    if (row >= params_.rows || col >= params_.cols) return 0;
-    const int64_t at = (expert_ * params_.rows + row) * params_.cols + col;
+    if (row >= params_.rows.rows || col >= params_.cols) return 0;
+    const int64_t at = (expert_ * params_.rows.rows + row) * params_.cols + col;
     const uint8_t* codes = params_.codes + at * kBits / 8;
     if constexpr (kBits == 4) return *codes;
     if constexpr (kBits == 8) return *reinterpret_cast<const uint16_t*>(codes);
@@ -90,14 +90,14 @@ class UnitSource {
     return params_.scales[scale_index(row, block)];
   }
   [[nodiscard]] __device__ int row_shift(int64_t row) const {
-    return row < params_.rows ? params_.row_shifts[expert_ * params_.rows + row] : 0;
+    return row < params_.rows.rows ? params_.row_shifts[expert_ * params_.rows.rows + row] : 0;
   }
   [[nodiscard]] __device__ ExpertFlags& flags() const { return params_.flags[expert_]; }
   // The scale of 128 x 128; 1 where there are none.
   [[nodiscard]] __device__ float load_grid_scale() const {
     if (params_.scales == nullptr) return 1.0F;
     const auto* scales = reinterpret_cast<const float*>(params_.scales);
-    return scales[scale_index(first_row_ / 128, first_col_ / 128)];
+    return scales[scale_index(params_.rows.source(block_, 0) / 128, first_col_ / 128)];
   }
 
  private:
@@ -108,7 +108,7 @@ class UnitSource {
 
   const PrepareParams& params_;
   int64_t expert_;
-  int64_t first_row_;
+  int64_t block_;  // Of the expert.
   int64_t first_col_;
   uint8_t* unit_;
 };

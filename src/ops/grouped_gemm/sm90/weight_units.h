@@ -4,6 +4,9 @@
 //   unit: codes of 64 rows and 64 columns (128 beside activations in E4M3) in the order of wgmma's
 //   A fragments, then the unit's scales
 //
+// Of u and g, block 2j has rows u and block 2j + 1 the matching rows g of columns 64j to 64j + 63
+// of the activation's result, whatever the gate order; each half is padded.
+//
 // Rows and columns are padded to whole units with codes that mean zero. A warpgroup of four warps
 // works on a block; thread w * 32 + 4q + c of it (warp w) holds weight rows 16w + 2q and 16w + 2q +
 // 1, as rows q and q + 8 of the fragment, so that its results of one token are neighbours in the
@@ -110,6 +113,33 @@ inline WeightCoding coding_of(MoeMode mode) {
   return WeightCoding::kNvfp4;
 }
 
+// Which of the caller's weight rows makes u or g of column `h` of the activation's result.
+NF_HOST_DEVICE constexpr int64_t gated_row(GateOrder order, int64_t h, bool is_gate, int64_t rows) {
+  if (order == GateOrder::kInterleaved) return 2 * h + (is_gate ? 0 : 1);
+  const bool is_second_half = is_gate == (order == GateOrder::kUpGate);
+  return is_second_half ? rows / 2 + h : h;
+}
+
+// The rows of an image.
+struct ImageRows {
+  int64_t rows = 0;  // Of an expert's weights.
+  bool is_paired = false;
+  GateOrder order = GateOrder::kUpGate;
+
+  // The caller's weight row behind row `row` of block `block`; `rows` or above for padding.
+  [[nodiscard]] NF_HOST_DEVICE constexpr int64_t source(int64_t block, int row) const {
+    if (!is_paired) return block * kUnitRows + row;
+    const int64_t h = block / 2 * kUnitRows + row;
+    return h < rows / 2 ? gated_row(order, h, block % 2 == 1, rows) : rows;
+  }
+};
+
+inline ImageRows image_rows(const GroupedGemmProblem& problem) {
+  return {.rows = problem.rows,
+          .is_paired = problem.gate_order.has_value(),
+          .order = problem.gate_order.value_or(GateOrder::kUpGate)};
+}
+
 struct UnitGrid {
   WeightCoding coding;
   int64_t blocks;  // Of an expert, of 64 rows.
@@ -117,7 +147,8 @@ struct UnitGrid {
 
   UnitGrid(const GroupedGemmProblem& problem, WeightCoding of)
       : coding(of),
-        blocks(ceil_div(problem.rows, kUnitRows)),
+        blocks(problem.gate_order ? 2 * ceil_div(problem.rows / 2, kUnitRows)
+                                  : ceil_div(problem.rows, kUnitRows)),
         units(ceil_div(problem.cols, unit_cols(of))) {}
   [[nodiscard]] int64_t block_bytes() const { return units * unit_bytes(coding); }
 };

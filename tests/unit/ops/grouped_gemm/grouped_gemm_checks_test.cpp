@@ -327,6 +327,29 @@ TEST(GroupedWeights, RefuseDevicesWithoutAnImplementation) {
   });
 }
 
+// Halves are bounds of an image; the CPU's images are the same with them and without.
+TEST(GroupedWeights, TakeAGateOrder) {
+  for (const MoeModeInfo& info : all_moe_modes()) {
+    GemmCaseSpec spec = valid_spec(info.id);
+    spec.weight_rows = 256;
+    const GemmCase gemm(spec);
+    const GroupedWeights weights =
+        GroupedWeights::prepare(gemm.weights(), info.id, {}, {}, GateOrder::kInterleaved);
+    EXPECT_EQ(weights.bytes(), GroupedWeights::prepare(gemm.weights(), info.id).bytes());
+    EXPECT_FALSE(weights.fuses_activation(ActivationKind::kSwiglu, info.intermediate));
+    GroupedGemmArgs args = gemm.args();
+    args.activation.emplace();
+    expect_error(ErrorKind::kUnsupported, {"activation", "cpu_baseline", "activate()"},
+                 [&] { grouped_gemm(args, weights, {}); });
+  }
+  const GemmCase odd(valid_spec(MoeMode::kFp8Block));  // 64 rows of u and of g.
+  expect_error(ErrorKind::kInvalidArgument, {"weights.values", "multiples of 128", "128 in all"},
+               [&] {
+                 GroupedWeights::prepare(odd.weights(), MoeMode::kFp8Block, {}, {},
+                                         GateOrder::kUpGate);
+               });
+}
+
 TEST(GroupedGemmWorkspace, NeverShrinksWithMoreRows) {
   for (const MoeModeInfo& info : all_moe_modes()) {
     const GemmCase gemm(valid_spec(info.id));

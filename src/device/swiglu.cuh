@@ -1,0 +1,37 @@
+// SwiGLU with the hardware's exponential and reciprocal (moe spec 6.2): each within 2 ulp, so that
+// results differ from activation_math.h's by a few.
+//
+//   h = g * rcp(1 + ex2(-log2(e) * alpha * g)) * (u + beta)     g at most limit_gate, u in
+//                                                               +-limit_up, clamps pass NaN
+#pragma once
+
+#include "device/ptx/float_ops.cuh"
+
+namespace narrowfloat {
+
+namespace swiglu_detail {
+
+// x * rcp(1 + ex2(t * -log2(e))); for x = t very negative that is -0.
+__device__ inline float times_sigmoid(float x, float t) {
+  const float e = exp2_approx(__fmul_rn(t, -0x1.715476p0F));
+  return __fmul_rn(x, rcp_approx(__fadd_rn(1.0F, e)));
+}
+
+}  // namespace swiglu_detail
+
+__device__ inline float fast_swiglu(float u, float g) {
+  return __fmul_rn(swiglu_detail::times_sigmoid(g, g), u);
+}
+
+// Params: alpha, beta, limit_gate, limit_up.
+template <class Params>
+__device__ inline float fast_swiglu(float u, float g, const Params& params) {
+  const float gate = g > params.limit_gate ? params.limit_gate : g;
+  const float below = u > params.limit_up ? params.limit_up : u;
+  const float up = below < -params.limit_up ? -params.limit_up : below;
+  // Adding a beta of 0 would turn -0 into +0, which plain SwiGLU does not.
+  const float shifted = params.beta == 0.0F ? up : __fadd_rn(up, params.beta);
+  return __fmul_rn(swiglu_detail::times_sigmoid(gate, __fmul_rn(params.alpha, gate)), shifted);
+}
+
+}  // namespace narrowfloat

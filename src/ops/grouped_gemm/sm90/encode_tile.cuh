@@ -1,0 +1,251 @@
+// From a tile of the activation's results in registers to rows of the second GEMM, with the bytes
+// of tensor/row_encoder.h.
+//
+//   a thread      two neighbouring columns of each of its tokens
+//   8 lanes       16 columns of four tokens: a block of NVFP4; maxima by shuffles
+//   2 warps       32 columns: a block of MXFP8
+//   8 warps       128 columns, in 8 warps at once or in 4 warps one after the other: a group of FP8
+//                 1x128
+//
+// Maxima of several warps meet in shared memory.
+#pragma once
+
+#include "device/device_math.cuh"
+#include "device/group_scale.cuh"
+#include "device/ptx/convert.cuh"
+#include "device/reduce.cuh"
+#include "device/vector_io.cuh"
+#include "formats/block_codes.h"
+#include "formats/registry.h"
+#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/work_list.cuh"
+
+namespace narrowfloat {
+
+// The consumer warpgroups, by the barrier that they share.
+__device__ inline void sync_consumers() { sync_threads(1 + kConsumers, kConsumers * kWarpgroup); }
+
+// What a thread has of a tile: values [i] are those of token(i), columns col and col + 1.
+template <class Shape>
+struct ThreadTile {
+  // Of two warpgroups with the same columns, each has every second token.
+  static constexpr bool kHasAllTokens = Shape::kBlocks == 2;
+  static constexpr int kPairs = kHasAllTokens ? Shape::kTokens / 4 : Shape::kTokens / 8;
+  using Pairs = float2[kPairs];
+
+  const FusedActivation& activation;
+  WorkItem item;
+  int inter;      // Columns of the result.
+  int warpgroup;  // Of the consumers.
+  int thread;     // Of the warpgroup.
+
+  [[nodiscard]] __device__ int token(int i) const {
+    const int first = thread % 4 * 2;
+    return kHasAllTokens ? i / 2 * 8 + first + i % 2 : i * 8 + first + warpgroup;
+  }
+  [[nodiscard]] __device__ bool has_token(int i) const { return token(i) < item.num_rows; }
+  // In pass `pass`; the tile's padding is at or above `inter`.
+  [[nodiscard]] __device__ int col(int pass) const {
+    const int block = item.block + pass * Shape::kTileBlocks + (kHasAllTokens ? 2 * warpgroup : 0);
+    return block / 2 * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
+  }
+  [[nodiscard]] __device__ uint8_t* values(int i) const {
+    return activation.values + (item.first_row + token(i)) * activation.row_bytes;
+  }
+  template <typename Scale>
+  __device__ void store_scale(int token, int block, Scale scale) const {
+    static_cast<Scale*>(activation.scales)[(item.first_row + token) * activation.scale_row_stride +
+                                           block * activation.scale_block_stride] = scale;
+  }
+  // One lane of the eight that share columns of a token.
+  [[nodiscard]] __device__ bool leads() const { return thread % 32 < 4; }
+};
+
+namespace encode_tile_detail {
+
+// Of two values, and over the eight lanes that have columns of the same token; numbers win over
+// NaN.
+__device__ inline float pair_max(float2 pair) { return fmaxf(fabsf(pair.x), fabsf(pair.y)); }
+__device__ inline float lanes_max(float value) {
+#pragma unroll
+  for (int distance = 4; distance < 32; distance *= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, distance));
+  }
+  return value;
+}
+
+template <BlockFormat Format>
+__device__ inline float maximum_of_block(float amax) {
+  return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
+}
+
+__device__ inline uint16_t two_e4m3(float2 pair, float multiplier) {
+  return to_e4m3x2(__fmul_rn(pair.x, multiplier), __fmul_rn(pair.y, multiplier));
+}
+
+}  // namespace encode_tile_detail
+
+// What takes the results of a thread, one pair of columns after the other.
+template <class Tile>
+struct Keep {
+  typename Tile::Pairs& h;
+  __device__ void operator()(int i, float2 pair) const { h[i] = pair; }
+};
+
+template <class Tile>
+class Bf16Sink {
+ public:
+  __device__ explicit Bf16Sink(const Tile& tile) : tile_(tile), col_(tile.col(0)) {}
+  __device__ void operator()(int i, float2 pair) const {
+    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
+    store(tile_.values(i) + 2 * col_, to_bf16x2(pair.x, pair.y));
+  }
+
+ private:
+  const Tile& tile_;
+  int col_;
+};
+
+template <class Tile>
+class Fp8StaticSink {
+ public:
+  __device__ explicit Fp8StaticSink(const Tile& tile)
+      : tile_(tile),
+        col_(tile.col(0)),
+        multiplier_(tile.activation.multiplier.of(tile.item.expert)) {}
+  __device__ void operator()(int i, float2 pair) const {
+    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
+    store(tile_.values(i) + col_, encode_tile_detail::two_e4m3(pair, multiplier_));
+  }
+
+ private:
+  const Tile& tile_;
+  int col_;
+  float multiplier_;
+};
+
+template <class Tile>
+class Nvfp4Sink {
+ public:
+  __device__ explicit Nvfp4Sink(const Tile& tile)
+      : tile_(tile),
+        col_(tile.col(0)),
+        scales_(Nvfp4::scale_pair<Math>(tile.activation.multiplier.of(tile.item.expert))) {}
+  __device__ void operator()(int i, float2 pair) const {
+    const float amax = encode_tile_detail::lanes_max(encode_tile_detail::pair_max(pair));
+    const auto scale = Nvfp4::block_scale<Math>(amax, scales_, BlockRules{});
+    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
+    const uint32_t low = Nvfp4::encode<Math>(pair.x, scale.multiplier);
+    const uint32_t high = Nvfp4::encode<Math>(pair.y, scale.multiplier);
+    store(tile_.values(i) + col_ / 2, static_cast<uint8_t>(high << 4 | low));
+    if (tile_.leads()) tile_.store_scale(tile_.token(i), col_ / 16, canonical_scale(scale.stored));
+  }
+
+ private:
+  using Math = DeviceExactMath;
+  const Tile& tile_;
+  int col_;
+  ScalePair scales_;
+};
+
+// The maxima of a tile's warps, [warp of the tile's columns][token].
+template <class Shape>
+class WarpMaxima {
+ public:
+  using Tile = ThreadTile<Shape>;
+  static constexpr int kWarps = 4 * Shape::kBlocks;
+
+  __device__ WarpMaxima(const Tile& tile, float* shared_maxima)
+      : tile_(tile),
+        shared_(shared_maxima),
+        warp_((Tile::kHasAllTokens ? 4 * tile.warpgroup : 0) + tile.thread / 32) {}
+
+  // Of the thread's columns of token(i); all lanes of the warp take part.
+  __device__ void put(int i, float value) {
+    const float largest = encode_tile_detail::lanes_max(value);
+    if (tile_.leads()) shared_[warp_ * Shape::kTokens + tile_.token(i)] = largest;
+  }
+  // Over `count` warps from `warp` on, a multiple of it.
+  template <int kCount>
+  [[nodiscard]] __device__ float of(int warp, int token) const {
+    float largest = shared_[warp * Shape::kTokens + token];
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) {
+      largest = fmaxf(largest, shared_[(warp + i) * Shape::kTokens + token]);
+    }
+    return largest;
+  }
+  [[nodiscard]] __device__ int warp() const { return warp_; }
+
+ private:
+  const Tile& tile_;
+  float* shared_;
+  int warp_;
+};
+
+template <class Shape>
+__device__ inline void store_mxfp8(const ThreadTile<Shape>& tile,
+                                   const typename ThreadTile<Shape>::Pairs& h,
+                                   float* shared_maxima) {
+  using Tile = ThreadTile<Shape>;
+  WarpMaxima<Shape> maxima(tile, shared_maxima);
+#pragma unroll
+  for (int i = 0; i < Tile::kPairs; ++i) maxima.put(i, encode_tile_detail::pair_max(h[i]));
+  sync_consumers();
+  const int col = tile.col(0);
+  if (col >= tile.inter) return;
+#pragma unroll
+  for (int i = 0; i < Tile::kPairs; ++i) {
+    if (!tile.has_token(i)) continue;
+    const float amax = maxima.template of<2>(maxima.warp() / 2 * 2, tile.token(i));
+    const auto scale = Mxfp8::block_scale<DeviceExactMath>(amax, ScalePair{}, BlockRules{});
+    store(tile.values(i) + col, encode_tile_detail::two_e4m3(h[i], scale.multiplier));
+    if (tile.leads() && maxima.warp() % 2 == 0) {
+      tile.store_scale(tile.token(i), col / 32, canonical_scale(scale.stored));
+    }
+  }
+}
+
+// A group of 128 columns for each token: one thread makes its scale. `first` are the columns of an
+// earlier pass, where there was one.
+template <class Shape>
+__device__ inline void store_fp8_groups(const ThreadTile<Shape>& tile,
+                                        const typename ThreadTile<Shape>::Pairs& h,
+                                        const typename ThreadTile<Shape>::Pairs& first,
+                                        float* shared_maxima) {
+  using Tile = ThreadTile<Shape>;
+  constexpr bool kHasPasses = Shape::kGroupPasses == 2;
+  WarpMaxima<Shape> maxima(tile, shared_maxima);
+#pragma unroll
+  for (int i = 0; i < Tile::kPairs; ++i) {
+    float largest = encode_tile_detail::pair_max(h[i]);
+    if constexpr (kHasPasses) largest = fmaxf(largest, encode_tile_detail::pair_max(first[i]));
+    maxima.put(i, largest);
+  }
+  sync_consumers();
+  const int owner = tile.warpgroup * kWarpgroup + tile.thread;
+  if (owner < Shape::kTokens) {
+    const float amax = encode_tile_detail::maximum_of_block<Fp8Block1x128>(
+        maxima.template of<maxima.kWarps>(0, owner));
+    const QuickGroupScale quick = quick_group_scale(amax);
+    const auto scale = quick.is_right ? quick.scale : group_scale(amax);
+    shared_maxima[owner] = scale.multiplier;
+    if (owner < tile.item.num_rows) {
+      tile.store_scale(owner, tile.item.block / 4, canonical_scale(scale.stored));
+    }
+  }
+  sync_consumers();
+#pragma unroll
+  for (int pass = 0; pass < Shape::kGroupPasses; ++pass) {
+    const int col = tile.col(pass);
+    if (col >= tile.inter) break;
+#pragma unroll
+    for (int i = 0; i < Tile::kPairs; ++i) {
+      if (!tile.has_token(i)) continue;
+      const float2 pair = kHasPasses && pass == 0 ? first[i] : h[i];
+      store(tile.values(i) + col, encode_tile_detail::two_e4m3(pair, shared_maxima[tile.token(i)]));
+    }
+  }
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,232 @@
+// From a tile's sums in registers to results: those of the GEMM (finish.cuh), or rows of the second
+// GEMM behind SwiGLU, without leaving the multiprocessor.
+//
+//   u, g   finished sums of the same column and token
+//   h      fast_swiglu(u, g), then encode_tile.cuh
+//
+// Blocks of weights come in pairs of u and g (weight_units.h). A warpgroup with two blocks has both
+// in the same thread. With one block each, warpgroup 0 has u and warpgroup 1 g of 64 columns: they
+// swap, so that 0 has the even tokens and 1 the odd ones, and groups of 128 columns take two passes
+// over the rows of activations.
+#pragma once
+
+#include "device/swiglu.cuh"
+#include "ops/grouped_gemm/sm90/encode_tile.cuh"
+#include "ops/grouped_gemm/sm90/finish.cuh"
+
+namespace narrowfloat {
+
+// Passes over the rows of activations that an item takes.
+template <class Shape>
+NF_HOST_DEVICE inline int passes_of(const GemmParams& params) {
+  const bool has_groups =
+      params.activation.is_there && params.activation.format == RowFormat::kFp8Group;
+  return has_groups ? Shape::kGroupPasses : 1;
+}
+
+// Of an expert.
+struct SwigluParameters {
+  float alpha;
+  float beta;
+  float limit_gate;
+  float limit_up;
+
+  __device__ SwigluParameters(const FusedActivation& activation, int expert)
+      : alpha(activation.alpha.of(expert)),
+        beta(activation.beta.of(expert)),
+        limit_gate(activation.limit_gate.of(expert)),
+        limit_up(activation.limit_up.of(expert)) {}
+};
+
+// Of one work item, by the threads of a consumer warpgroup.
+template <class Shape>
+class ItemFinisher {
+ public:
+  using Sums = float[Shape::kBlocks][Shape::kSums];
+
+  __device__ ItemFinisher(const GemmParams& params, GemmStorage<Shape>& shared,
+                          const WorkItem& item)
+      : params_(params),
+        shared_(shared),
+        tile_{.activation = params.activation,
+              .item = item,
+              .inter = params.rows / 2,
+              .warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1,
+              .thread = static_cast<int>(threadIdx.x) % kWarpgroup} {}
+
+  __device__ void finish(int pass, int passes, Sums& sums) {
+    if constexpr (has_ue8m0_scales(Shape::Weights::kCoding)) {
+      if (params_.row_powers != nullptr) scale_rows(pass, sums);
+    }
+    // The factors of tokens are there.
+    sync_threads(1 + tile_.warpgroup, kWarpgroup);
+    if (!params_.activation.is_there) return store_sums(sums);
+    if constexpr (Shape::kGroupPasses == 2) {
+      if (pass + 1 < passes) return activate(pass, sums, Keep<Tile>{first_});
+    }
+    encode(passes - 1, sums);
+  }
+  // Nobody reads what the next item will overwrite.
+  __device__ void end() const {
+    if (params_.activation.is_there) return sync_consumers();
+    sync_threads(1 + tile_.warpgroup, kWarpgroup);
+  }
+
+ private:
+  using Tile = ThreadTile<Shape>;
+  static constexpr float kRepair = Shape::Weights::kRepair;
+
+  __device__ const TokenFactor* factors() const { return shared_.factors[tile_.warpgroup]; }
+
+  __device__ void store_sums(const Sums& sums) const {
+#pragma unroll
+    for (int i = 0; i < Shape::kBlocks; ++i) {
+      const int block = tile_.item.block + tile_.warpgroup * Shape::kBlocks + i;
+      finish_tile<Shape::kTokens>(params_, tile_.item, block, sums[i], factors(), kRepair);
+    }
+  }
+
+  // By the powers of two that prepare() took from rows outside bf16's range.
+  __device__ void scale_rows(int pass, Sums& sums) const {
+    const float* powers =
+        params_.row_powers + static_cast<int64_t>(tile_.item.expert) * params_.rows;
+#pragma unroll
+    for (int i = 0; i < Shape::kBlocks; ++i) {
+      const Rows rows = rows_of(pass, i);
+      if (rows.low >= params_.rows) continue;
+      const float2 factors{powers[rows.low], powers[rows.high]};
+#pragma unroll
+      for (int j = 0; j < Shape::kSums; ++j) {
+        sums[i][j] = __fmul_rn(sums[i][j], j / 2 % 2 == 0 ? factors.x : factors.y);
+      }
+    }
+  }
+
+  // The caller's weight rows that the thread has of block `i` of the warpgroup.
+  struct Rows {
+    int low;
+    int high;
+  };
+  [[nodiscard]] __device__ Rows rows_of(int pass, int i) const {
+    const int block =
+        tile_.item.block + pass * Shape::kTileBlocks + tile_.warpgroup * Shape::kBlocks + i;
+    const int row = tile_.thread / 32 * 16 + tile_.thread % 32 / 4 * 2;
+    return {static_cast<int>(params_.image_rows.source(block, row)),
+            static_cast<int>(params_.image_rows.source(block, row + 1))};
+  }
+
+  struct Columns {
+    ColumnFactor low;
+    ColumnFactor high;
+  };
+  // Of block `i` of the warpgroup; of padding none that count.
+  [[nodiscard]] __device__ Columns columns_of(int pass, int i) const {
+    const Rows rows = rows_of(pass, i);
+    if (rows.low >= params_.rows) return {};
+    const ColumnFactors factors(params_, tile_.item.expert);
+    return {factors.of(rows.low), factors.of(rows.high)};
+  }
+  // Of token `token` of the thread's in a block, in the order of sums.
+  [[nodiscard]] __device__ float2 finished_pair(const Columns& columns, const TokenFactor& factor,
+                                                const float (&sums)[Shape::kSums],
+                                                int token) const {
+    const int at = token / 2 * 4 + token % 2;
+    return {finished(mul_rn(sums[at], kRepair), factor, columns.low),
+            finished(mul_rn(sums[at + 2], kRepair), factor, columns.high)};
+  }
+
+  // Calls sink(i, h) for the columns of token(i), i ascending; zeros for columns that are padding.
+  template <class Sink>
+  __device__ void activate(int pass, const Sums& sums, Sink&& sink) {
+    const SwigluParameters parameters(params_.activation, tile_.item.expert);
+    const bool is_padding = tile_.col(pass) >= tile_.inter;
+    const auto take = [&](int i, float2 up, float2 gate) {
+      const float2 h = activated(up, gate, parameters);
+      sink(i, is_padding ? float2{0.0F, 0.0F} : h);
+    };
+    if constexpr (Tile::kHasAllTokens) {
+      take_own(pass, sums, take);
+    } else {
+      take_swapped(pass, sums[0], take);
+    }
+  }
+
+  [[nodiscard]] __device__ static float2 activated(float2 up, float2 gate,
+                                                   const SwigluParameters& parameters) {
+    return {fast_swiglu(up.x, gate.x, parameters), fast_swiglu(up.y, gate.y, parameters)};
+  }
+
+  template <class Take>
+  __device__ void take_own(int pass, const Sums& sums, Take&& take) {
+    const Columns up = columns_of(pass, 0);
+    const Columns gate = columns_of(pass, 1);
+#pragma unroll
+    for (int i = 0; i < Tile::kPairs; ++i) {
+      const TokenFactor factor = factors()[tile_.token(i)];
+      take(i, finished_pair(up, factor, sums[0], i), finished_pair(gate, factor, sums[1], i));
+    }
+  }
+
+  // Through shared memory, a few tokens at a time.
+  template <class Take>
+  __device__ void take_swapped(int pass, const float (&sums)[Shape::kSums], Take&& take) {
+    constexpr int kRound = Shape::kSwapPairs;
+    const Columns columns = columns_of(pass, 0);
+    auto* const swap = reinterpret_cast<float2(*)[kRound][kWarpgroup]>(shared_.scratch);
+    const bool has_up = tile_.warpgroup == 0;
+#pragma unroll
+    for (int first = 0; first < Tile::kPairs; first += kRound) {
+      float2 own[kRound];
+#pragma unroll
+      for (int i = 0; i < kRound; ++i) {
+        const TokenFactor* two = factors() + (first + i) * 8 + tile_.thread % 4 * 2;
+        const float2 even = finished_pair(columns, two[0], sums, 2 * (first + i));
+        const float2 odd = finished_pair(columns, two[1], sums, 2 * (first + i) + 1);
+        own[i] = has_up ? even : odd;
+        swap[tile_.warpgroup][i][tile_.thread] = has_up ? odd : even;
+      }
+      sync_consumers();
+#pragma unroll
+      for (int i = 0; i < kRound; ++i) {
+        const float2 other = swap[1 - tile_.warpgroup][i][tile_.thread];
+        take(first + i, has_up ? own[i] : other, has_up ? other : own[i]);
+      }
+      sync_consumers();
+    }
+  }
+
+  // Formats whose scales need one warp alone store token after token; others keep their values.
+  __device__ void encode(int pass, const Sums& sums) {
+    const RowFormat format = params_.activation.format;
+    if constexpr (Shape::writes(RowFormat::kBf16)) {
+      if (format == RowFormat::kBf16) return activate(pass, sums, Bf16Sink<Tile>(tile_));
+    }
+    if constexpr (Shape::writes(RowFormat::kFp8Static)) {
+      if (format == RowFormat::kFp8Static) return activate(pass, sums, Fp8StaticSink<Tile>(tile_));
+    }
+    if constexpr (Shape::writes(RowFormat::kNvfp4)) {
+      if (format == RowFormat::kNvfp4) return activate(pass, sums, Nvfp4Sink<Tile>(tile_));
+    }
+    if constexpr (Shape::writes(RowFormat::kMxfp8)) {
+      if (format == RowFormat::kMxfp8) {
+        typename Tile::Pairs h;
+        activate(pass, sums, Keep<Tile>{h});
+        return store_mxfp8(tile_, h, shared_.scratch);
+      }
+    }
+    if constexpr (Shape::writes(RowFormat::kFp8Group)) {
+      if (format == RowFormat::kFp8Group) {
+        typename Tile::Pairs h;
+        activate(pass, sums, Keep<Tile>{h});
+        return store_fp8_groups(tile_, h, first_, shared_.scratch);
+      }
+    }
+  }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  Tile tile_;
+  typename Tile::Pairs first_;  // Of the first of two passes.
+};
+
+}  // namespace narrowfloat
