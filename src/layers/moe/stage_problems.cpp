@@ -58,9 +58,12 @@ GroupedGemmProblem StageProblems::first_gemm() const {
 bool StageProblems::fuses_activation() const {
   if (extents_.double_quantize_fc1 || !forced_implementation("activation").empty()) return false;
   const GroupedGemmProblem problem = first_gemm();
-  return select("grouped_gemm", grouped_gemm_impls(), problem)
-      .supports_activation(problem, config_.activation.kind, fused_rows(extents_))
-      .ok();
+  const std::string forced = forced_implementation("grouped_gemm");
+  for (const GroupedGemmImpl& impl : grouped_gemm_impls()) {
+    if ((!forced.empty() && impl.name != forced) || !impl.supports(problem).ok()) continue;
+    return impl.supports_activation(problem, config_.activation.kind, fused_rows(extents_)).ok();
+  }
+  return false;
 }
 
 CodeRowsProblem StageProblems::code_intermediate() const {
