@@ -3,6 +3,7 @@
 //   format.h          the formats, scale layouts, and views of quantized tensors
 //   quantize.h        quantize, dequantize, fused forms, scale layouts, maxima
 //   group_quantize.h  8-bit quantization with a scale per group of columns
+//   kv_cache.h        KV caches in NVFP4: rows, pages, appending
 //   shuffle.h         rows and scales in the order of epilogue-tiled GEMMs
 //   pack_bits.h       booleans as bits
 //   moe.h             the fused Mixture-of-Experts layer; it includes the headers of its stages:
@@ -21,6 +22,7 @@
 #include "narrowfloat/format.h"          // IWYU pragma: export
 #include "narrowfloat/gemm.h"            // IWYU pragma: export
 #include "narrowfloat/group_quantize.h"  // IWYU pragma: export
+#include "narrowfloat/kv_cache.h"        // IWYU pragma: export
 #include "narrowfloat/moe.h"             // IWYU pragma: export
 #include "narrowfloat/moe_checkpoint.h"  // IWYU pragma: export
 #include "narrowfloat/moe_types.h"       // IWYU pragma: export

@@ -184,6 +184,57 @@ TEST(SpecVectors, RowShufflesMoveTheRows) {
   });
 }
 
+TEST(SpecVectors, VScalesOfKvCachesAreReordered) {
+  for_each_line_and_implementation("vswz", [](const VectorLine& line) {
+    constexpr int64_t kTokens = 16;
+    const int64_t blocks = line.integer("S");
+    std::vector<uint8_t> plain(static_cast<size_t>(kTokens * blocks), 0);
+    std::vector<uint8_t> moved = plain;
+    plain[static_cast<size_t>(line.integer("t") * blocks + line.integer("s"))] = 1;
+    kv_reorder_v_scales(TensorView::contiguous(plain.data(), DType::kU8, {1, kTokens, 1, blocks}),
+                        TensorView::contiguous(moved.data(), DType::kU8, {1, kTokens, 1, blocks}),
+                        KvLayout::kNhd);
+    EXPECT_EQ(moved[static_cast<size_t>(line.integer("token") * blocks + line.integer("pos"))], 1);
+  });
+}
+
+// One block, as a row and as what is appended to a cache of one place.
+TEST(SpecVectors, KvCachesGiveTheBytes) {
+  for (const std::string op : {"kv_quantize", "kv_append"}) {
+    for_each_line_and_implementation(op, [&](const VectorLine& line) {
+      const Input& input = Golden::instance().input(line.text("in"));
+      std::vector<uint8_t> codes(8, 0xCC);
+      uint8_t scale = 0xCC;
+      const MathMode math = parse_math_mode(line.text("mode"));
+      const KvScale d(line.number("d"));
+      if (op == "kv_quantize") {
+        kv_quantize(TensorView::contiguous(input.bits.data(), DType::kBF16, {1, 16}),
+                    {TensorView::contiguous(codes.data(), DType::kU8, {1, 8}),
+                     TensorView::contiguous(&scale, DType::kF8E4M3, {1, 1})},
+                    d, math);
+      } else {
+        std::vector<uint8_t> v_codes(8);
+        uint8_t v_scale = 0;
+        const int64_t slot = 0;
+        const TensorView rows = TensorView::contiguous(input.bits.data(), DType::kBF16, {1, 1, 16});
+        const auto part = [](void* data, int64_t width) {
+          return TensorView::contiguous(data, DType::kU8, {1, 1, 1, width});
+        };
+        kv_append_slots(rows, rows, TensorView::contiguous(&slot, DType::kI64, {1}),
+                        {.k = {part(codes.data(), 8), part(&scale, 1)},
+                         .v = {part(v_codes.data(), 8), part(&v_scale, 1)},
+                         .k_scale = d,
+                         .v_scale = d},
+                        math);
+        EXPECT_EQ(v_codes, codes);
+        EXPECT_EQ(v_scale, scale);
+      }
+      EXPECT_EQ(to_hex(&scale, 1), line.text("sf"));
+      EXPECT_EQ(to_hex(codes.data(), codes.size()), line.text("q"));
+    });
+  }
+}
+
 TEST(SpecVectors, ConversionsGiveTheCodes) {
   for_each_line("cvt_e2m1", [](const VectorLine& line) {
     EXPECT_EQ(E2M1::encode(line.number("x")), line.hex("code")) << line.text("x");
@@ -364,8 +415,18 @@ float dequantize_code(FormatId format, uint8_t code, uint8_t scale, const float*
   return output[0];
 }
 
-// y_kv is the association of KV caches, which are not offered yet: a plain formula keeps the column
-// honest.
+float dequantize_kv_code(uint8_t code, uint8_t scale, float d) {
+  const std::vector<uint8_t> codes(8, static_cast<uint8_t>(code | code << 4));
+  std::vector<float> output(16);
+  kv_dequantize({TensorView::contiguous(codes.data(), DType::kU8, {1, 8}),
+                 TensorView::contiguous(&scale, DType::kF8E4M3, {1, 1})},
+                TensorView::contiguous(output.data(), DType::kF32, {1, 16}),
+                TensorView::contiguous(&d, DType::kF32, {1}));
+  for (const float element : output) EXPECT_EQ(float_bits(element), float_bits(output[0]));
+  return output[0];
+}
+
+// y_kv is the association of KV caches.
 TEST(SpecVectors, DequantizationGivesTheBits) {
   for_each_line_and_implementation("dequant_nvfp4", [](const VectorLine& line) {
     const auto code = static_cast<uint8_t>(line.hex("code"));
@@ -375,8 +436,7 @@ TEST(SpecVectors, DequantizationGivesTheBits) {
     if (d == 1.0F) {
       EXPECT_EQ(float_bits(dequantize_code(FormatId::kNvfp4, code, scale, nullptr)), line.hex("y"));
     }
-    const float kv = canonical_nan(E2M1::decode(code) * E4M3::decode(scale) * d);
-    EXPECT_EQ(float_bits(kv), line.hex("y_kv"));
+    EXPECT_EQ(float_bits(dequantize_kv_code(code, scale, d)), line.hex("y_kv"));
   });
   for (const auto& [op, format] : std::map<std::string, FormatId>{
            {"dequant_mxfp4", FormatId::kMxfp4}, {"dequant_mxfp8", FormatId::kMxfp8}}) {

@@ -137,8 +137,9 @@ class PinnedImplementation {
  public:
   explicit PinnedImplementation(const std::string& name) {
     std::string setting;
-    for (const std::string op : {"quantize", "dequantize", "amax", "relayout", "route", "permute",
-                                 "activation", "grouped_gemm", "combine", "shuffle"}) {
+    for (const std::string op :
+         {"quantize", "dequantize", "amax", "relayout", "route", "permute", "activation",
+          "grouped_gemm", "combine", "shuffle", "kv_quantize", "kv_dequantize", "kv_reorder"}) {
       setting += (setting.empty() ? "" : ",") + op + ":" + name;
     }
     setenv("NARROWFLOAT_FORCE", setting.c_str(), 1);

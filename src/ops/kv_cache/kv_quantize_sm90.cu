@@ -1,0 +1,192 @@
+// sm90_blocks: NVFP4 blocks of rows, of appended tokens and of whole caches (spec 6.11, 9.4), bound
+// by memory.
+//
+// A thread has one block: two 16-byte loads, eight bytes of codes, one scale. Neighbouring threads
+// are neighbours in a row, then in the heads, so that a warp's loads and stores are contiguous
+// where the tensors are. Keys and values go in one launch, as the two layers of the grid. Which
+// formulas a block follows and how a row finds its place are branches that all threads take the
+// same way; appended rows without a place do nothing. Ordinary blocks take the short way to their
+// codes (device/encode_e2m1.cuh), others the plain formula, out of line.
+//
+// Bytes an element: 2 read, 0.5625 written. A cache without an encode scale is read once more
+// before, for its maximum, which waits in the place of the decode scale.
+#include <array>
+#include <cuda_runtime.h>
+
+#include "device/device_math.cuh"
+#include "device/encode_e2m1.cuh"
+#include "device/ptx/grid_dependency.cuh"
+#include "device/reduce.cuh"
+#include "ops/kv_cache/kv_launch.cuh"
+#include "ops/kv_cache/kv_problem.h"
+#include "runtime/cuda/cuda_devices.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr int kBlock = static_cast<int>(kKvBlock);
+
+struct KvSideParams {
+  const uint8_t* input = nullptr;
+  int64_t input_steps[3] = {};
+  uint8_t* values = nullptr;
+  int64_t value_steps[3] = {};
+  uint8_t* scales = nullptr;
+  int64_t scale_steps[3] = {};
+  KvFactor factor;
+  float* decode_scale = nullptr;
+  bool reorders_scales = false;
+};
+
+struct KvQuantizeParams {
+  KvSideParams sides[kKvSides];
+  KvAxes axes[kKvSides];
+  KvTargets targets;
+  int64_t first_i = 0;
+  KvRule rule = KvRule::kQuantize;
+  bool looks_up = false;
+  bool has_heads_first = false;
+};
+
+// Where a block's results go.
+struct KvBlockTarget {
+  uint8_t* codes = nullptr;  // Null: nowhere.
+  uint8_t* scale = nullptr;
+};
+
+__device__ int64_t offset(const int64_t* steps, int64_t i, int64_t j, int64_t k) {
+  return i * steps[0] + j * steps[1] + k * steps[2];
+}
+
+__device__ KvBlockTarget find_target(const KvQuantizeParams& params, const KvSideParams& side,
+                                     const KvAxes& axes, const KvPlace& place) {
+  int64_t i = place.i;
+  int64_t j = place.j;
+  int64_t k = place.k;
+  if (params.looks_up) {
+    const KvEntry entry = params.targets.find(i);
+    if (entry.page < 0) return {};
+    i = entry.page;
+    j = entry.entry;
+  }
+  uint8_t* codes = side.values + offset(side.value_steps, i, j, k) + place.piece * (kBlock / 2);
+  int64_t position = place.piece;
+  if (side.reorders_scales) {
+    const int64_t token = params.has_heads_first ? k : j;
+    const KvScalePlace moved = reordered_v_scale(token, place.piece, axes.pieces.divisor());
+    j = params.has_heads_first ? j : moved.token;
+    k = params.has_heads_first ? moved.token : k;
+    position = moved.position;
+  }
+  return {codes, side.scales + offset(side.scale_steps, i, j, k) + position};
+}
+
+// Any block by the plain formula: those with NaN, infinities or multipliers out of the ordinary.
+template <class Math, class Elements>
+__device__ __noinline__ uint2 plain_codes(Elements elements, KvRule rule, float multiplier) {
+  uint32_t words[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    words[i / 8] |= uint32_t{kv_code<Math>(rule, elements[i], multiplier)} << (i % 8 * 4);
+  }
+  return {words[0], words[1]};
+}
+
+template <class Math, class Elements>
+__device__ uint2 block_codes(const Elements& elements, KvRule rule, float multiplier) {
+  // With the factor of the short way no multiplier of this range leaves that of normal numbers.
+  const bool is_ordinary = multiplier == 0.0F || (multiplier >= 0x1p-90F && multiplier <= 0x1p90F);
+  const float prescaled = multiplier * kE2m1Prescale;
+  // False for NaN.
+  const bool is_in_range = Math::mul(bits_float(elements.max_or_nan()), prescaled) < kE2m1FastLimit;
+  if (!is_ordinary || !is_in_range) return plain_codes<Math>(elements, rule, multiplier);
+  return {encode_e2m1_in_range<Math>(elements, 0, prescaled),
+          encode_e2m1_in_range<Math>(elements, 8, prescaled)};
+}
+
+template <class Half, class Math>
+__global__ void __launch_bounds__(kKvThreads)
+    quantize_blocks_kernel(const __grid_constant__ KvQuantizeParams params) {
+  using Elements = PackedElements<Half, kBlock>;
+  const KvSideParams& side = params.sides[blockIdx.y];
+  const KvAxes& axes = params.axes[blockIdx.y];
+  const uint32_t thread = blockIdx.x * kKvThreads + threadIdx.x;
+  if (thread >= axes.num_threads) return;
+  const KvPlace place = kv_place(axes, params.first_i, thread);
+  wait_for_previous_grids();
+  const KvBlockTarget target = find_target(params, side, axes, place);
+  if (target.codes == nullptr) return;
+  const auto elements =
+      load_elements<Elements>(side.input + offset(side.input_steps, place.i, place.j, place.k) +
+                              place.piece * int64_t{Elements::kBytes});
+  const float factor = side.factor.get();
+  allow_next_grid();
+  const float amax = bits_float(elements.max_number());
+  const BlockScale<uint8_t> block = kv_block_scale<Math>(params.rule, amax, factor);
+  store(target.codes, block_codes<Math>(elements, params.rule, block.multiplier));
+  *target.scale = block.stored;
+}
+
+// One thread a side, when no block needs the maximum any more.
+__global__ void __launch_bounds__(kWarpSize)
+    store_decode_scales_kernel(const __grid_constant__ KvQuantizeParams params) {
+  if (threadIdx.x >= kKvSides) return;
+  const KvSideParams& side = params.sides[threadIdx.x];
+  wait_for_previous_grids();
+  const float encode_scale = side.factor.get();
+  allow_next_grid();
+  *side.decode_scale = canonical_nan(div_rn(1.0F, encode_scale));
+}
+
+KvQuantizeParams make_params(const KvQuantizeProblem& problem, const KvQuantizeArgs& args) {
+  KvQuantizeParams params;
+  for (size_t i = 0; i < kKvSides; ++i) {
+    const KvQuantizeSide& from = args.sides[i];
+    KvSideParams& side = params.sides[i];
+    side.input = from.input;
+    side.values = from.values;
+    side.scales = from.scales;
+    side.factor = from.factor;
+    side.decode_scale = from.decode_scale;
+    side.reorders_scales = from.reorders_scales;
+    std::copy(from.input_steps.begin(), from.input_steps.end(), side.input_steps);
+    std::copy(from.value_steps.begin(), from.value_steps.end(), side.value_steps);
+    std::copy(from.scale_steps.begin(), from.scale_steps.end(), side.scale_steps);
+  }
+  params.targets = args.targets;
+  params.rule = problem.rule;
+  params.looks_up = problem.looks_up;
+  params.has_heads_first = problem.has_heads_first;
+  return params;
+}
+
+using Kernel = void (*)(KvQuantizeParams);
+
+template <class Half>
+Kernel kernel_for(MathMode math) {
+  return math == MathMode::kExact ? quantize_blocks_kernel<Half, DeviceExactMath>
+                                  : quantize_blocks_kernel<Half, DeviceFastMath>;
+}
+
+void launch_kv_quantize(const KvQuantizeProblem& problem, const KvQuantizeArgs& args,
+                        Stream stream) {
+  const CudaDeviceScope scope(problem.device);
+  const KvQuantizeParams params = make_params(problem, args);
+  const Kernel kernel = problem.input == DType::kBF16 ? kernel_for<PackedBf16>(problem.math)
+                                                      : kernel_for<PackedF16>(problem.math);
+  launch_kv(kernel, params, problem.extents, problem.blocks, stream);
+  if (args.sides[0].decode_scale == nullptr) return;
+  launch(store_decode_scales_kernel, {dim3(1), dim3(kWarpSize)}, stream, params);
+}
+
+Support supports(const KvQuantizeProblem& problem) {
+  const Support device = runs_on_cuda(problem.device);
+  if (!device.ok()) return device;
+  return kv_fits(problem.extents, problem.blocks);
+}
+
+}  // namespace
+
+const KvQuantizeImpl kKvQuantizeSm90{"sm90_blocks", supports, launch_kv_quantize};
+
+}  // namespace narrowfloat
