@@ -10,61 +10,17 @@
 #include "base/float_ops.h"
 #include "support/expect_error.h"
 #include "support/moe_case.h"
+#include "support/trained_layer.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-const char* const kModel = NARROWFLOAT_SOURCE_DIR "/models/tiny-moe";
+const std::string kModel = trained_model();
 constexpr int64_t kTokens = 96;
 
-// The model's own input of a layer and the output that its training framework computed.
-struct Recorded {
-  std::vector<uint16_t> x;
-  std::vector<float> logits;
-  std::vector<uint8_t> output;  // bf16
-};
+RecordedTokens recorded(int64_t layer) { return recorded_tokens(layer, kTokens); }
 
-std::vector<uint8_t> read_tensor(const SafetensorsReader& file, const std::string& tensor,
-                                 size_t bytes) {
-  std::vector<uint8_t> data(bytes);
-  file.read(*file.find(tensor), 0, std::as_writable_bytes(std::span(data)));
-  return data;
-}
-
-Recorded recorded(int64_t layer) {
-  const SafetensorsReader file(std::string(kModel) + "/calibration/activations.safetensors");
-  const std::string prefix = "layers." + std::to_string(layer) + ".";
-  Recorded result;
-  result.x.resize(kTokens * 256);
-  result.logits.resize(kTokens * 16);
-  const auto x = read_tensor(file, prefix + "hidden_states", result.x.size() * 2);
-  const auto logits = read_tensor(file, prefix + "router_logits", result.logits.size() * 4);
-  std::memcpy(result.x.data(), x.data(), x.size());
-  std::memcpy(result.logits.data(), logits.data(), logits.size());
-  result.output = read_tensor(file, prefix + "output", kTokens * 256 * 2);
-  return result;
-}
-
-std::vector<float> run_layer(const MoeWeights& weights, const MoeConfig& config,
-                             const Recorded& recorded) {
-  const MoeLayer layer = MoeLayer::prepare(weights, config);
-  std::vector<uint8_t> out(
-      static_cast<size_t>(kTokens * config.hidden * bits(config.out_dtype) / 8));
-  std::vector<uint8_t> memory(static_cast<size_t>(layer.required_workspace(kTokens)) + 256);
-  auto* aligned =
-      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
-  MoeInputs inputs;
-  inputs.values = TensorView::contiguous(recorded.x.data(), DType::kBF16, {kTokens, 256});
-  Routing routing;
-  routing.logits = TensorView::contiguous(recorded.logits.data(), DType::kF32, {kTokens, 16});
-  MoeOutputs outputs;
-  outputs.out = TensorView::contiguous(out.data(), config.out_dtype, {kTokens, config.hidden});
-  layer.run(inputs, routing, outputs,
-            TensorView::contiguous(aligned, DType::kU8, {layer.required_workspace(kTokens)}));
-  return as_floats(out, config.out_dtype);
-}
-
-std::vector<float> run_loaded(const LoadedMoe& loaded, const Recorded& recorded,
+std::vector<float> run_loaded(const LoadedMoe& loaded, const RecordedTokens& recorded,
                               Accumulation accumulation) {
   MoeConfig config = loaded.config();
   config.accumulation = accumulation;
@@ -72,54 +28,13 @@ std::vector<float> run_loaded(const LoadedMoe& loaded, const Recorded& recorded,
   return run_layer(loaded.weights(), config, recorded);
 }
 
-LoadMoeOptions options_for(MoeMode mode) {
-  LoadMoeOptions options;
-  options.mode = mode;
-  if (mode == MoeMode::kFp8Tensor || mode == MoeMode::kNvfp4) {
-    options.input_amax = 16.0F;
-    options.inter_amax = 16.0F;
-  }
-  return options;
-}
-
-// Distance to the layer on unquantized weights and fp32 rows; what each mode was seen to cost on
-// these activations, with a quarter of room.
-double loss_bound(MoeMode mode) {
-  switch (mode) {
-    case MoeMode::kBf16:
-      return 3e-3;
-    case MoeMode::kFp8Tensor:
-    case MoeMode::kFp8Block:
-    case MoeMode::kMxfp8:
-      return 0.06;
-    case MoeMode::kNvfp4:
-    case MoeMode::kNvfp4PerToken:
-      return 0.2;
-    case MoeMode::kNvfp4Bf16:
-    case MoeMode::kNvfp4Fp8Exact:
-    case MoeMode::kNvfp4Fp8Rounded:
-      return 0.14;
-    case MoeMode::kMxfp4Bf16:
-    case MoeMode::kMxfp4Fp8:
-    case MoeMode::kMxfp4Mxfp8:
-      return 0.2;
-  }
-  return 0;
-}
-
 class TrainedModel : public ::testing::TestWithParam<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, TrainedModel, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
 
 TEST_P(TrainedModel, StaysCloseToTheUnquantizedLayer) {
   const Checkpoint checkpoint(kModel);
-  const Recorded data = recorded(1);
-  const LoadedMoe plain(checkpoint, 1);
-  MoeConfig exact = plain.config();
-  exact.accumulation = Accumulation::kFp64;
-  exact.fp32_rows = true;
-  exact.slot_dtype = DType::kF32;
-  exact.out_dtype = DType::kF32;
-  const std::vector<float> reference = run_layer(plain.weights(), exact, data);
+  const RecordedTokens data = recorded(1);
+  const std::vector<float> reference = run_unquantized(1, data);
   const LoadedMoe loaded(checkpoint, 1, options_for(GetParam()));
   const std::vector<float> out = run_loaded(loaded, data, Accumulation::kFp32);
   const Distance loss = distance(out, reference, 256);
@@ -132,7 +47,7 @@ TEST_P(TrainedModel, StaysCloseToTheUnquantizedLayer) {
 
 TEST_P(TrainedModel, Fp32SumsAreCloseToTheReference) {
   const Checkpoint checkpoint(kModel);
-  const Recorded data = recorded(2);
+  const RecordedTokens data = recorded(2);
   const LoadedMoe loaded(checkpoint, 2, options_for(GetParam()));
   const std::vector<float> reference = run_loaded(loaded, data, Accumulation::kFp64);
   const Distance apart = distance(run_loaded(loaded, data, Accumulation::kFp32), reference, 256);
@@ -144,7 +59,7 @@ TEST_P(TrainedModel, Fp32SumsAreCloseToTheReference) {
 TEST(LoadedMoe, Bf16IsWhatTheTrainingFrameworkComputed) {
   const Checkpoint checkpoint(kModel);
   for (int64_t layer = 0; layer < 4; ++layer) {
-    const Recorded data = recorded(layer);
+    const RecordedTokens data = recorded(layer);
     const LoadedMoe loaded(checkpoint, layer);
     const std::vector<float> out = run_loaded(loaded, data, Accumulation::kFp32);
     const std::vector<float> theirs = as_floats(data.output, DType::kBF16);
@@ -165,7 +80,7 @@ TEST(LoadedMoe, FindsLayersShapeAndRouter) {
   EXPECT_EQ(loaded.config().mode, MoeMode::kBf16);
   EXPECT_EQ(loaded.stored_bytes(), 16U * 3 * 128 * 256 * 2);
   // The router reproduces the recorded logits.
-  const Recorded data = recorded(3);
+  const RecordedTokens data = recorded(3);
   const auto* router = static_cast<const float*>(loaded.router_weight().data);
   const std::vector<float> x =
       as_floats({reinterpret_cast<const uint8_t*>(data.x.data()),
@@ -199,7 +114,7 @@ struct Stored {
 
 TEST(LoadedMoe, ReadsEveryConventionAsTheCodesItStores) {
   const Checkpoint plain(kModel);
-  const Recorded data = recorded(0);
+  const RecordedTokens data = recorded(0);
   for (const Stored& stored : {Stored{Convention::kNvfp4CompressedTensors, WeightFormat::kNvfp4,
                                       MoeMode::kNvfp4PerToken, MoeMode::kNvfp4Bf16},
                                Stored{Convention::kNvfp4ModelOpt, WeightFormat::kNvfp4,
