@@ -1,6 +1,7 @@
 // The base of GPU tests: they skip, and say why, where no kernel of this build can run.
 #pragma once
 
+#include <cstdlib>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -20,5 +21,8 @@ class OnGpu : public Base {
 using GpuTest = OnGpu<::testing::Test>;
 template <class Param>
 using GpuTestWith = OnGpu<::testing::TestWithParam<Param>>;
+
+// Whether tests may take minutes and many gigabytes.
+inline bool is_large_run() { return std::getenv("NARROWFLOAT_LARGE") != nullptr; }
 
 }  // namespace narrowfloat::testing

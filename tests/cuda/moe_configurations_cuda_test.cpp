@@ -2,10 +2,9 @@
 // modes that it asks for; their shards; every k. The CPU computes a prime number of tokens once:
 // the batches consist of them, so that it judges all rows of 4096 tokens.
 //
-// Widths are 128 columns; with NARROWFLOAT_CONFORMANCE_CASES above 1 those of the specification.
+// Widths are 128 columns; with NARROWFLOAT_LARGE those of the specification.
 #include <gtest/gtest.h>
 
-#include "conformance/case_sampling.h"
 #include "cuda/gpu_test.h"
 #include "support/gpu_moe.h"
 #include "support/moe_batch.h"
@@ -33,7 +32,7 @@ class MoeConfigurationsOnTheGpu : public GpuTestWith<ConfiguredMode> {
     return moe_configurations()[std::get<0>(GetParam())];
   }
   static std::unique_ptr<MoeCase> configured_case(int64_t tokens) {
-    auto result = make_case(configuration(), std::get<1>(GetParam()), tokens, num_cases(1) > 1);
+    auto result = make_case(configuration(), std::get<1>(GetParam()), tokens, is_large_run());
     if (configuration().has_odd_extents) result->add_biases();
     return result;
   }

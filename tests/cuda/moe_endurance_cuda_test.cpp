@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "support/expect_error.h"
 #include "support/gpu_moe.h"
 
@@ -15,10 +16,10 @@ constexpr MoeShape kShape{
     .tokens = 37, .hidden = 256, .inter = 384, .experts = 16, .top_k = 4, .shared_experts = 1};
 constexpr size_t kRowBytes = kShape.hidden * 2;
 
-class MoeEndurance : public ::testing::TestWithParam<MoeMode> {
+class MoeEndurance : public GpuTestWith<MoeMode> {
  protected:
   void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
+    GpuTestWith<MoeMode>::SetUp();
     case_ = std::make_unique<MoeCase>(GetParam(), kShape, Activation::swiglu(), 91);
   }
   MoeCase& layer_case() { return *case_; }

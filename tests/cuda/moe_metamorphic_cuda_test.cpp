@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/gpu_test.h"
 #include "formats/float16.h"
 #include "support/gpu_moe.h"
 #include "support/moe_batch.h"
@@ -20,10 +21,10 @@ namespace {
 constexpr MoeShape kShape{
     .tokens = 70, .hidden = 256, .inter = 384, .experts = 8, .top_k = 3, .shared_experts = 0};
 
-class MoeMetamorphic : public ::testing::TestWithParam<MoeMode> {
+class MoeMetamorphic : public GpuTestWith<MoeMode> {
  protected:
   void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
+    GpuTestWith<MoeMode>::SetUp();
     case_ = std::make_unique<MoeCase>(GetParam(), kShape,
                                       Activation::swiglu_oai(1.702F, 1.0F, 2.0F), 61);
     case_->add_biases();

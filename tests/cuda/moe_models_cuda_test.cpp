@@ -1,10 +1,11 @@
 // Layers of real models on a GPU at their own widths (moe spec 13.1 C and L, 16): some of their
-// experts, as a rank of an expert-parallel group holds them, which tokens prefer a little. The CPU
-// computes 67 tokens; larger batches consist of them, and all their rows are compared.
+// experts, as a rank of an expert-parallel group holds them, which tokens prefer. The CPU computes
+// 67 tokens; larger batches consist of them, and all their rows are compared: 1024 tokens, 16384 of
+// one model and, with NARROWFLOAT_LARGE, of all.
 #include <gtest/gtest.h>
 
 #include "cli/moe/figures.h"
-#include "conformance/case_sampling.h"
+#include "cuda/gpu_test.h"
 #include "support/gpu_moe.h"
 #include "support/moe_batch.h"
 
@@ -82,7 +83,7 @@ class RealCase {
     for (int64_t i = 0; i < kOwnTokens * model.experts; ++i) {
       const int64_t expert = i % model.experts - config.expert_offset;
       const bool is_local = expert >= 0 && expert < model.local;
-      logits_.push_back(random.normal() + (is_local ? 1.0F : 0.0F));
+      logits_.push_back(random.normal() + (is_local ? 2.0F : 0.0F));
     }
     for (int32_t i = 0; i < model.experts; ++i) bias_.push_back(0.125F * random.normal());
     Routing& routing = case_.routing();
@@ -99,12 +100,7 @@ class RealCase {
   std::vector<float> bias_;
 };
 
-class MoeModelsOnTheGpu : public ::testing::TestWithParam<RealModel> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+using MoeModelsOnTheGpu = GpuTestWith<RealModel>;
 INSTANTIATE_TEST_SUITE_P(Moe, MoeModelsOnTheGpu, ::testing::ValuesIn(kModels),
                          [](const auto& param) {
                            return std::string(param.param.name) + "_" +
@@ -142,7 +138,7 @@ TEST_P(MoeModelsOnTheGpu, AgreeWithTheCpu) {
     const RepeatedTokens batch(layer_case, tokens);
     expect_batch_close(layer_case, layer, oracle, run_on_gpu(layer, layer_case));
   }
-  const int64_t most = num_cases(1) > 1 ? 16384 : GetParam().most_tokens;
+  const int64_t most = is_large_run() ? 16384 : GetParam().most_tokens;
   SCOPED_TRACE(std::to_string(most) + " tokens");
   const RepeatedTokens batch(layer_case, most);
   expect_outputs_repeat(layer, layer_case, oracle);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/moe/figures.h"
+#include "cuda/gpu_test.h"
 #include "support/gpu_moe.h"
 #include "support/trained_layer.h"
 
@@ -15,12 +16,7 @@ namespace {
 constexpr int64_t kTokens = 1024;
 constexpr int64_t kHidden = 256;
 
-class TrainedModelOnTheGpu : public ::testing::TestWithParam<MoeMode> {
- protected:
-  void SetUp() override {
-    if (const std::string reason = gpu_missing(); !reason.empty()) GTEST_SKIP() << reason;
-  }
-};
+using TrainedModelOnTheGpu = GpuTestWith<MoeMode>;
 INSTANTIATE_TEST_SUITE_P(Moe, TrainedModelOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
                          mode_test_name);
 
