@@ -122,9 +122,11 @@ class MoeLayer:
             first = _per_expert(_over(first, input_multiplier, maker), experts)
         if second is not None:
             second = _per_expert(_over(second, inter_multiplier, maker), experts)
+        core_config = config_to_core(config, maker)
+        default_gate = first if core_config.is_gated else None
         factors = {
             "up_scale": first if up_scale is None else up_scale,
-            "gate_scale": first if gate_scale is None else gate_scale,
+            "gate_scale": default_gate if gate_scale is None else gate_scale,
             "down_scale": second if down_scale is None else down_scale,
             "inter_multiplier": inter_multiplier,
             "input_multiplier": input_multiplier,
@@ -138,7 +140,6 @@ class MoeLayer:
         for name, bias in (("bias1", bias1), ("bias2", bias2)):
             if bias is not None:
                 weights.set_bias(name, to_core(name, bias))
-        core_config = config_to_core(config, maker)
         return cls._wrap(_core.MoeLayer.prepare(weights, core_config), config, core_config, maker)
 
     @classmethod

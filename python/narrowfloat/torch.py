@@ -20,13 +20,13 @@ import torch
 
 import narrowfloat as nf
 from narrowfloat import _core
+from narrowfloat._shapes import FORMATS, buffer_shapes, product
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-_FORMATS = {info.name: info for info in _core.formats()}
 _FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _library = torch.library.Library("narrowfloat", "DEF")
 
@@ -64,61 +64,6 @@ for _schema in (
     _library.define(_schema)
 
 
-# Sizes, in arithmetic that symbolic extents go through.
-
-
-def _round_up(value: Any, multiple: int) -> Any:
-    return (value + multiple - 1) // multiple * multiple
-
-
-def _image_size(layout: str, rows: Any, blocks: Any) -> Any:
-    """Scales of one image, padding included (docs/scale_layouts.md)."""
-    if layout == "swizzled_128x4":
-        return _round_up(rows, 128) * _round_up(blocks, 4)
-    if layout == "swizzled_8x4":
-        return _round_up(rows, 8) * _round_up(blocks, 4)
-    if layout == "mn_major":
-        return _round_up(rows, 4) * blocks
-    return rows * blocks
-
-
-def _product(extents: Sequence[Any]) -> Any:
-    result: Any = 1
-    for extent in extents:
-        result = result * extent
-    return result
-
-
-def buffer_shapes(
-    format: str, shape: Sequence[Any], layout: str, batched: bool, alignment: int, per_row: bool
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """Shapes of values, scales and global_scale of a quantized tensor of a logical shape.
-
-    per_row: nvfp4 with an encode scale for each row.
-    """
-    info = _FORMATS[format]
-    layout = layout or info.default_layout
-    lead, cols = list(shape[:-1]), shape[-1]
-    outer = lead[:-1] if batched else []
-    rows = lead[-1] if batched else _product(lead)
-    value_cols = _round_up(cols, alignment) if format == "mxfp8" else cols
-    values = [*lead, value_cols // 2 if info.element_bits == 4 else value_cols]
-    block_rows, block_cols = info.block_shape
-    if block_cols == 0:
-        scale_rows, blocks = 1, 1
-    else:
-        scale_rows = (rows + block_rows - 1) // block_rows
-        blocks = (value_cols + block_cols - 1) // block_cols
-    scales = [*outer, scale_rows, blocks]
-    if layout != "linear":
-        scales = [*outer, _image_size(layout, scale_rows, blocks)]
-    if not info.has_global_scale:
-        return values, scales, [0]
-    if info.has_row_scale:
-        return values, scales, [_product(lead)]
-    return values, scales, [rows if per_row else 1]
-
-
 def _is_per_row(format: str, encode_scale: torch.Tensor | None) -> bool:
     return format == "nvfp4" and encode_scale is not None and encode_scale.numel() != 1
 
@@ -130,8 +75,8 @@ def _scale_type(format: str) -> torch.dtype:
 def _new_buffers(
     input: torch.Tensor, shape: Sequence[Any], format: str, layout: str, how: dict[str, Any]
 ) -> Quantized:
-    if format not in _FORMATS:
-        raise ValueError(f"format: expected one of {', '.join(_FORMATS)}; got {format!r}")
+    if format not in FORMATS:
+        raise ValueError(f"format: expected one of {', '.join(FORMATS)}; got {format!r}")
     values, scales, global_scale = buffer_shapes(
         format, shape, layout, how["batched"], how["alignment"],
         _is_per_row(format, how["encode_scale"])
@@ -143,25 +88,34 @@ def _new_buffers(
     )
 
 
+def quantized_layout(
+    format: str, shape: Sequence[int], layout: str, batched: bool, alignment: int,
+    axis: str = "tensor",
+) -> _core.QuantizedLayout:  # fmt: skip
+    """Sizes of a tensor of a logical shape."""
+    return _core.quantized_layout(
+        format,
+        int(shape[-2]) if batched else int(product(shape[:-1])),
+        shape[-1],
+        scale_layout=layout or None,
+        batch=int(product(shape[:-2])) if batched else 1,
+        alignment=alignment,
+        global_scale_axis=axis,
+    )
+
+
 def _wrap(
     parts: Quantized, format: str, shape: Sequence[int], layout: str, batched: bool, alignment: int
 ) -> nf.QuantizedTensor:
     """The three tensors as the package takes them."""
     values, scales, global_scale = parts
     count = global_scale.numel()
-    batch = int(_product(shape[:-2])) if batched else 1
-    rows = int(shape[-2]) if batched else int(_product(shape[:-1]))
+    batch = int(product(shape[:-2])) if batched else 1
+    rows = int(shape[-2]) if batched else int(product(shape[:-1]))
     per_row = format == "nvfp4" and count == rows != 1
     per_batch = format == "nvfp4" and not per_row and count == batch != 1
-    sizes = _core.quantized_layout(
-        format,
-        rows,
-        shape[-1],
-        scale_layout=layout or None,
-        batch=batch,
-        alignment=alignment,
-        global_scale_axis="row" if per_row else "batch" if per_batch else "tensor",
-    )
+    axis = "row" if per_row else "batch" if per_batch else "tensor"
+    sizes = quantized_layout(format, shape, layout, batched, alignment, axis)
     return nf.QuantizedTensor(values, scales, global_scale if count else None, sizes, tuple(shape))
 
 
@@ -234,9 +188,9 @@ _register_quantizer("rmsnorm_quantize", 3, False)
 _register_quantizer("add_rmsnorm_quantize", 4, False)
 
 
-def _dequantize_out(values, scales, global_scale, format, shape, layout, batched, alignment, out):  # type: ignore[no-untyped-def]
-    q = _wrap((values, scales, global_scale), format, shape, layout, batched, alignment)
-    nf.dequantize(q, out=out)
+def _dequantize_out(*args: Any) -> None:
+    format, shape, layout, batched, alignment, out = args[3:]
+    nf.dequantize(_wrap(args[:3], format, shape, layout, batched, alignment), out=out)
 
 
 def _dequantize(*args: Any) -> torch.Tensor:
@@ -249,17 +203,18 @@ _register("dequantize", _dequantize, lambda *args: args[0].new_empty(args[4], dt
 _register("dequantize_out", _dequantize_out, lambda *args: None)
 
 
-def _relayout_shape(format, shape, batched, alignment, to):  # type: ignore[no-untyped-def]
+def _relayout_shape(*args: Any) -> list[Any]:
+    format, shape, batched, alignment, to = args
     return buffer_shapes(format, shape, to, batched, alignment, False)[1]
 
 
-def _relayout(scales, format, shape, layout, batched, alignment, to):  # type: ignore[no-untyped-def]
+def _relayout(*args: Any) -> torch.Tensor:
+    scales, format, shape, layout, batched, alignment, to = args
     out = scales.new_empty(_relayout_shape(format, shape, batched, alignment, to))
-    values, _, factors = buffer_shapes(format, shape, layout, batched, alignment, False)
-    empty = scales.new_empty(values, dtype=torch.uint8)
-    parts = (empty, scales, scales.new_empty(factors, dtype=torch.float32))
-    q = _wrap(parts, format, shape, layout, batched, alignment)
-    nf.relayout(q, to, out=out)
+    source, target = (
+        quantized_layout(format, shape, wanted, batched, alignment) for wanted in (layout, to)
+    )
+    _core.relayout_scales(source, scales, target, out)
     return out
 
 

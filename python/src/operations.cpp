@@ -95,6 +95,18 @@ void run_relayout(const QuantizedBuffers& input, const QuantizedLayout& layout, 
   relayout(layout.format, input.view.scales, scales, stream);
 }
 
+// Scales that no tensor is at hand for.
+void run_relayout_scales(const QuantizedLayout& from, nb::handle scales, const QuantizedLayout& to,
+                         nb::handle output) {
+  const Array array = input_array("scales", scales);
+  const Array target = output_array("out", output);
+  const ScaleView source = scale_view(from, "scales", array);
+  const ScaleView image = scale_view(to, "out", target);
+  const Stream stream = current_stream(array);
+  const nb::gil_scoped_release unlocked;
+  relayout(from.format, source, image, stream);
+}
+
 void run_amax(nb::handle input, nb::handle output, bool per_row) {
   const Array array = input_array("input", input);
   const Array maxima = output_array("out", output);
@@ -132,6 +144,7 @@ void bind_operations(nb::module_& module) {
   module.def("dequantize", &run_dequantize, "input"_a, "output"_a, "global_scale_divides"_a,
              "row_offsets"_a.none());
   module.def("relayout", &run_relayout);
+  module.def("relayout_scales", &run_relayout_scales);
   module.def("amax", &run_amax);
   bind_scale_formulas(module);
 }

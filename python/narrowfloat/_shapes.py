@@ -1,0 +1,64 @@
+"""Shapes of quantized tensors, in arithmetic that torch's symbolic extents go through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from narrowfloat import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FORMATS = {info.name: info for info in _core.formats()}
+
+
+def round_up(value: Any, multiple: int) -> Any:
+    return (value + multiple - 1) // multiple * multiple
+
+
+def _image_size(layout: str, rows: Any, blocks: Any) -> Any:
+    """Scales of one image, padding included (docs/scale_layouts.md)."""
+    if layout == "swizzled_128x4":
+        return round_up(rows, 128) * round_up(blocks, 4)
+    if layout == "swizzled_8x4":
+        return round_up(rows, 8) * round_up(blocks, 4)
+    if layout == "mn_major":
+        return round_up(rows, 4) * blocks
+    return rows * blocks
+
+
+def product(extents: Sequence[Any]) -> Any:
+    result: Any = 1
+    for extent in extents:
+        result = result * extent
+    return result
+
+
+def buffer_shapes(
+    format: str, shape: Sequence[Any], layout: str, batched: bool, alignment: int, per_row: bool
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Shapes of values, scales and global_scale of a quantized tensor of a logical shape.
+
+    per_row: nvfp4 with an encode scale for each row.
+    """
+    info = FORMATS[format]
+    layout = layout or info.default_layout
+    lead, cols = list(shape[:-1]), shape[-1]
+    outer = lead[:-1] if batched else []
+    rows = lead[-1] if batched else product(lead)
+    value_cols = round_up(cols, alignment) if format == "mxfp8" else cols
+    values = [*lead, value_cols // 2 if info.element_bits == 4 else value_cols]
+    block_rows, block_cols = info.block_shape
+    if block_cols == 0:
+        scale_rows, blocks = 1, 1
+    else:
+        scale_rows = (rows + block_rows - 1) // block_rows
+        blocks = (value_cols + block_cols - 1) // block_cols
+    scales = [*outer, scale_rows, blocks]
+    if layout != "linear":
+        scales = [*outer, _image_size(layout, scale_rows, blocks)]
+    if not info.has_global_scale:
+        return values, scales, [0]
+    if info.has_row_scale:
+        return values, scales, [product(lead)]
+    return values, scales, [rows if per_row else 1]

@@ -1,0 +1,1 @@
+"""The library under the names of other software."""

@@ -1,0 +1,129 @@
+"""FlashInfer's quantization and Mixture-of-Experts functions, on narrowfloat.
+
+    import narrowfloat.compat.flashinfer as flashinfer
+
+Names, argument order, defaults, shapes and types are FlashInfer 0.6.18's; tensors are torch's or
+NumPy's, on the CPU or on a Hopper GPU. docs/python.md has a table of what is the same to the bit,
+what within a tolerance, and what is not offered. Arguments that are not offered raise
+NotImplementedError with their name.
+"""
+
+from narrowfloat.compat.flashinfer._cutlass import (
+    cutlass_fused_moe,
+    cutlass_fused_moe_workspace_size,
+)
+from narrowfloat.compat.flashinfer._enums import (
+    ActivationType,
+    Fp8QuantizationType,
+    RoutingInputMode,
+    RoutingMethodType,
+    SfLayout,
+    WeightLayout,
+)
+from narrowfloat.compat.flashinfer._layers import clear_prepared_cache, prepared_cache_size
+from narrowfloat.compat.flashinfer._layouts import (
+    block_scale_interleave,
+    convert_to_block_layout,
+    nvfp4_block_scale_interleave,
+    reorder_rows_for_gated_act_gemm,
+    shuffle_matrix_a,
+    shuffle_matrix_sf_a,
+)
+from narrowfloat.compat.flashinfer._moe import (
+    trtllm_bf16_moe,
+    trtllm_bf16_routed_moe,
+    trtllm_fp8_block_scale_moe,
+    trtllm_fp8_block_scale_routed_moe,
+    trtllm_fp8_per_tensor_scale_moe,
+    trtllm_fp8_per_tensor_scale_routed_moe,
+    trtllm_mxint4_block_scale_moe,
+    trtllm_mxint4_block_scale_routed_moe,
+)
+from narrowfloat.compat.flashinfer._moe_fp4 import (
+    trtllm_fp4_block_scale_moe,
+    trtllm_fp4_block_scale_routed_moe,
+)
+from narrowfloat.compat.flashinfer._norms import add_rmsnorm_fp4quant, rmsnorm_fp4quant
+from narrowfloat.compat.flashinfer._quantize import (
+    e2m1_and_ufp8sf_scale_to_float,
+    fp4_quantize,
+    make_nvfp4_global_scale,
+    mxfp4_dequantize,
+    mxfp4_dequantize_host,
+    mxfp4_quantize,
+    mxfp8_dequantize_host,
+    mxfp8_grouped_quantize,
+    mxfp8_quantize,
+    nvfp4_batched_quantize,
+    nvfp4_quantize,
+    nvfp4_quantize_smooth,
+    packbits,
+    per_token_group_quant_8bit,
+    scaled_fp4_grouped_quantize,
+    segment_packbits,
+    silu_and_mul_nvfp4_quantize,
+    silu_and_mul_scaled_nvfp4_experts_quantize,
+)
+from narrowfloat.compat.flashinfer._routing import (
+    RoutingResult,
+    fused_topk_deepseek,
+    hash_topk,
+    moe_sort,
+    trtllm_gen_routing,
+)
+from narrowfloat.compat.flashinfer._tuning import autotune
+
+__all__ = [
+    "ActivationType",
+    "Fp8QuantizationType",
+    "RoutingInputMode",
+    "RoutingMethodType",
+    "RoutingResult",
+    "SfLayout",
+    "WeightLayout",
+    "add_rmsnorm_fp4quant",
+    "autotune",
+    "block_scale_interleave",
+    "clear_prepared_cache",
+    "convert_to_block_layout",
+    "cutlass_fused_moe",
+    "cutlass_fused_moe_workspace_size",
+    "e2m1_and_ufp8sf_scale_to_float",
+    "fp4_quantize",
+    "fused_topk_deepseek",
+    "hash_topk",
+    "make_nvfp4_global_scale",
+    "moe_sort",
+    "mxfp4_dequantize",
+    "mxfp4_dequantize_host",
+    "mxfp4_quantize",
+    "mxfp8_dequantize_host",
+    "mxfp8_grouped_quantize",
+    "mxfp8_quantize",
+    "nvfp4_batched_quantize",
+    "nvfp4_block_scale_interleave",
+    "nvfp4_quantize",
+    "nvfp4_quantize_smooth",
+    "packbits",
+    "per_token_group_quant_8bit",
+    "prepared_cache_size",
+    "reorder_rows_for_gated_act_gemm",
+    "rmsnorm_fp4quant",
+    "scaled_fp4_grouped_quantize",
+    "segment_packbits",
+    "shuffle_matrix_a",
+    "shuffle_matrix_sf_a",
+    "silu_and_mul_nvfp4_quantize",
+    "silu_and_mul_scaled_nvfp4_experts_quantize",
+    "trtllm_bf16_moe",
+    "trtllm_bf16_routed_moe",
+    "trtllm_fp4_block_scale_moe",
+    "trtllm_fp4_block_scale_routed_moe",
+    "trtllm_fp8_block_scale_moe",
+    "trtllm_fp8_block_scale_routed_moe",
+    "trtllm_fp8_per_tensor_scale_moe",
+    "trtllm_fp8_per_tensor_scale_routed_moe",
+    "trtllm_gen_routing",
+    "trtllm_mxint4_block_scale_moe",
+    "trtllm_mxint4_block_scale_routed_moe",
+]

@@ -1,0 +1,163 @@
+"""What NumPy and torch spell differently, for arrays of either."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from narrowfloat import _core
+from narrowfloat._arrays import is_torch, maker_of
+from narrowfloat._options import FourOverSix
+
+LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # By SfLayout.
+_BACKENDS = frozenset(("cuda", "cute-dsl", "cutlass", "cutile", "auto", "default", "triton"))
+_FAST_OFF = ("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "TRTLLM_DISABLE_FP4_QUANT_FAST_MATH")
+
+
+def refuse(argument: str, value: Any, instead: str) -> None:
+    """NotImplementedError that names an argument; nothing for None and False."""
+    if value is not None and value is not False:
+        raise NotImplementedError(f"{argument}: not offered; {instead}")
+
+
+def check_backend(backend: str) -> None:
+    """Backends are accepted, and change nothing."""
+    if backend not in _BACKENDS:
+        known = ", ".join(sorted(_BACKENDS))
+        raise ValueError(f"backend: expected one of {known}; got {backend!r}")
+
+
+def math_mode(math: str | None) -> str:
+    """The mode: the argument, else what FlashInfer's variables say, else exact."""
+    if math is not None:
+        return math
+    values = [os.environ[name] for name in _FAST_OFF if name in os.environ]
+    return "fast" if values and "1" not in values else "exact"
+
+
+def four_over_six() -> FourOverSix | None:
+    """The option that FlashInfer's variables ask for."""
+    get = os.environ.get
+    if get("FLASHINFER_NVFP4_4OVER6") != "1":
+        return None
+    return FourOverSix(
+        get("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAE").lower(),
+        "fast" if get("FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH") == "1" else "strict",
+        256 if get("FLASHINFER_NVFP4_4OVER6_E4M3_USE_256") == "1" else 448,
+    )
+
+
+def layout_name(argument: str, layout: Any) -> str:
+    """Our name of a SfLayout."""
+    number = int(layout)
+    if not 0 <= number < len(LAYOUTS):
+        raise ValueError(f"{argument}: expected a SfLayout, got {layout!r}")
+    return LAYOUTS[number]
+
+
+def dtype_name(array: Any) -> str:
+    """Name of the element type, the same for NumPy and torch."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def as_type(array: Any, name: str) -> Any:
+    """The same bytes as elements of another type of one byte; uint8 without ml_dtypes."""
+    if is_torch(array):
+        return array.view(getattr(sys.modules["torch"], name))
+    if name == "uint8":
+        return array.view(np.uint8)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return array
+    return array.view(getattr(ml_dtypes, name))
+
+
+def as_bytes(array: Any) -> Any:
+    """The memory of a dense array as uint8; the last axis grows with the element."""
+    return as_type(contiguous(array), "uint8")
+
+
+def cast(array: Any, name: str) -> Any:
+    """The numbers in another type."""
+    if is_torch(array):
+        return array.to(getattr(sys.modules["torch"], name))
+    return array.astype(maker_of("array", array).empty((0,), name).dtype)
+
+
+def to_float32(value: Any, like: Any) -> Any:
+    """A scale, given as a number or an array, as float32 [n] where `like` lies."""
+    if is_torch(value):
+        return value.to(device=like.device, dtype=sys.modules["torch"].float32).reshape(-1)
+    array = np.atleast_1d(np.asarray(value, np.float32)).reshape(-1)
+    return maker_of("input", like).from_numpy(array)
+
+
+def contiguous(array: Any) -> Any:
+    """Dense in C order; a copy only where needed."""
+    return array.contiguous() if is_torch(array) else np.ascontiguousarray(array)
+
+
+def transpose(array: Any, *axes: int) -> Any:
+    """A view with its axes in another order."""
+    return array.permute(*axes) if is_torch(array) else array.transpose(*axes)
+
+
+def swap_last(array: Any) -> Any:
+    """A view with the last two axes exchanged."""
+    return array.swapaxes(-1, -2)
+
+
+def is_column_major(array: Any) -> bool:
+    """A matrix whose columns are dense."""
+    if len(array.shape) < 2:
+        return False
+    if is_torch(array):
+        return array.stride(-2) == 1 and array.stride(-1) != 1
+    size = array.dtype.itemsize
+    return array.strides[-2] == size and array.strides[-1] != size
+
+
+def take(array: Any, rows: np.ndarray[Any, Any], axis: int) -> Any:
+    """A gather of rows; elements of one byte of any type."""
+    if is_torch(array):
+        index = sys.modules["torch"].from_numpy(rows).to(array.device)
+        if array.dtype.itemsize == 1:
+            return as_type(as_type(array, "uint8").index_select(axis, index), dtype_name(array))
+        return array.index_select(axis, index)
+    return np.take(array, rows, axis)
+
+
+def to_cpu(array: Any) -> Any:
+    """On the CPU."""
+    return array.cpu() if is_torch(array) else array
+
+
+def copy_into(argument: str, target: Any, source: Any) -> Any:
+    """Fills a given array, whose type and shape may differ in kind."""
+    if tuple(target.shape) != tuple(source.shape):
+        raise ValueError(
+            f"{argument}: expected shape {tuple(source.shape)}, got {tuple(target.shape)}"
+        )
+    if is_torch(target):
+        target.copy_(source)
+    else:
+        target[...] = source.astype(target.dtype)
+    return target
+
+
+def move_scales(
+    scales: Any, rows: int, blocks: int, batch: int, source: str, target: str
+) -> Any:
+    """One-byte scales [..] of `batch` images in another layout: uint8, flat."""
+    sizes = [
+        _core.quantized_layout("mxfp4", rows, 32 * blocks, scale_layout=layout, batch=batch)
+        for layout in (source, target)
+    ]
+    flat = as_bytes(scales).reshape(-1)
+    out = maker_of("scales", flat).empty((sizes[1].scale_count,), "uint8")
+    _core.relayout_scales(sizes[0], flat, sizes[1], out)
+    return out

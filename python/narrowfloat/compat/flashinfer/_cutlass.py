@@ -1,0 +1,206 @@
+"""cutlass_fused_moe: weights in canonical rows [up; gate], given routings (moe spec 8.4, 9.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arrays import (
+    as_bytes,
+    as_type,
+    contiguous,
+    dtype_name,
+    move_scales,
+    refuse,
+)
+from narrowfloat.compat.flashinfer._enums import ActivationType
+from narrowfloat.compat.flashinfer._layers import activation_of, each, is_gated, prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass
+class _Plan:
+    """How the arguments are read: a mode, canonical weights, factors."""
+
+    mode: str
+    w1: Any
+    w2: Any
+    scales: tuple[Any, Any] = (None, None)
+    layout: str = "linear"
+    factors: dict[str, Any] | None = None
+
+
+def _count(quant_scales: Sequence[Any], wanted: int, mode: str) -> None:
+    if len(quant_scales) != wanted:
+        raise ValueError(f"quant_scales: {mode} has {wanted}, got {len(quant_scales)}")
+
+
+def _image(scales: Any, experts: int) -> Any:
+    """Packed int32 scales as bytes of 128x4 images."""
+    return as_bytes(scales).reshape(experts, -1)
+
+
+def _packed(weights: Any) -> Any:
+    """Two codes a byte of weights that are typed int64."""
+    return as_bytes(weights)
+
+
+def _fp8_tensor(fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan:
+    _count(quant_scales, 4, "FP8 per tensor")
+    first, inter, second = (each(value, fc1.shape[0], fc1) for value in quant_scales[:3])
+    factors = {"up_scale": first, "gate_scale": first, "inter_multiplier": inter,
+               "down_scale": second}  # fmt: skip
+    return _Plan("fp8_tensor", fc1, fc2, factors=factors)
+
+
+def _nvfp4(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan:
+    _count(quant_scales, 6, "NVFP4")
+    experts = fc1.shape[0]
+    act1, scale1, global1, act2, scale2, global2 = quant_scales
+    first, second = each(global1, experts, fc1), each(global2, experts, fc1)
+    factors = {"up_scale": first, "gate_scale": first, "down_scale": second,
+               "inter_multiplier": each(act2, experts, fc1)}  # fmt: skip
+    if dtype_name(input) == "bfloat16":
+        multiplier = each(act1, experts, fc1)
+        size = act1.shape if hasattr(act1, "shape") else ()
+        # One value for all experts codes a token once.
+        is_one = len(size) == 0 or tuple(size) == (1,)
+        factors["input_multiplier"] = float(multiplier[0]) if is_one else multiplier
+    scales = _image(scale1, experts), _image(scale2, experts)
+    return _Plan("nvfp4", _packed(fc1), _packed(fc2), scales, "swizzled_128x4", factors)
+
+
+def _mx(fc1: Any, fc2: Any, quant_scales: Sequence[Any], is_fp4: bool) -> _Plan:
+    _count(quant_scales, 4, "MX formats")
+    experts = fc1.shape[0]
+    first, second = (each(quant_scales[i], experts, fc1) for i in (1, 3))
+    factors = {"up_scale": first, "gate_scale": first, "down_scale": second}
+    scales = _image(quant_scales[0], experts), _image(quant_scales[2], experts)
+    weights = (_packed(fc1), _packed(fc2)) if is_fp4 else (fc1, fc2)
+    return _Plan("mxfp4_mxfp8" if is_fp4 else "mxfp8", *weights, scales, "swizzled_128x4", factors)
+
+
+def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek: bool,
+          mxfp8_act: bool) -> _Plan:  # fmt: skip
+    rows, weights = dtype_name(input), dtype_name(fc1)
+    is_fp8 = weights == "float8_e4m3fn"
+    if deepseek:
+        _count(quant_scales, 2, "DeepSeek FP8")
+        return _Plan("fp8_block", fc1, fc2, tuple(quant_scales))
+    if weights == "bfloat16" and rows == "bfloat16":
+        return _Plan("bf16", fc1, fc2)
+    if mxfp8_act and weights in ("int64", "float8_e4m3fn"):
+        return _mx(fc1, fc2, quant_scales, not is_fp8)
+    if is_fp8 and rows == "float8_e4m3fn":
+        return _fp8_tensor(fc1, fc2, quant_scales)
+    if weights == "int64" and rows in ("bfloat16", "uint8", "int64"):
+        return _nvfp4(input, fc1, fc2, quant_scales)
+    raise NotImplementedError(
+        f"fc1_expert_weights: {weights} with {rows} rows is not offered; bfloat16, float8_e4m3fn "
+        "and int64 (packed FP4) weights with matching rows are"
+    )
+
+
+def _input_scales(input: Any, input_sf: Any, hidden: int, mode: str, swizzled: bool) -> Any:
+    """Linear uint8 [T, blocks] of the scales of coded rows."""
+    if input_sf is None:
+        return None
+    tokens, blocks = input.shape[0], hidden // (16 if mode == "nvfp4" else 32)
+    if not swizzled:
+        return as_bytes(input_sf).reshape(tokens, blocks)
+    return move_scales(input_sf, tokens, blocks, 1, "swizzled_128x4", "linear").reshape(
+        tokens, blocks
+    )
+
+
+def cutlass_fused_moe(
+    input: Any, token_selected_experts: Any, token_final_scales: Any, fc1_expert_weights: Any,
+    fc2_expert_weights: Any, output_dtype: Any, quant_scales: Sequence[Any],
+    fc1_expert_biases: Any = None, fc2_expert_biases: Any = None, input_sf: Any = None,
+    swiglu_alpha: Any = None, swiglu_beta: Any = None, swiglu_limit: Any = None, tp_size: int = 1,
+    tp_rank: int = 0, ep_size: int = 1, ep_rank: int = 0, cluster_size: int = 1,
+    cluster_rank: int = 0, output: Any = None, enable_alltoall: bool = False,
+    use_deepseek_fp8_block_scale: bool = False, use_w4_group_scaling: bool = False,
+    use_mxfp8_act_scaling: bool = False, min_latency_mode: bool = False,
+    use_packed_weights: bool = False, use_wfp4afp8_humming: bool = False,
+    tune_max_num_tokens: int = 8192, enable_pdl: bool | None = None,
+    activation_type: int = ActivationType.Swiglu, swizzled_input_sf: bool = True,
+    use_fused_finalize: bool = True, profile_ids: Any = None, workspace_buffer: Any = None, *,
+    situ_beta: Any = None, situ_linear_beta: Any = None,
+) -> list[Any]:  # fmt: skip
+    """[output] of a given routing: int32 [T, k] of global experts, float32 weights or None."""
+    refuse("min_latency_mode", min_latency_mode, "leave it False")
+    refuse("use_w4_group_scaling", use_w4_group_scaling, "trtllm_fp4_block_scale_moe() takes MXFP4")
+    refuse("use_packed_weights", use_packed_weights, "FP4 weights are")
+    refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "trtllm_fp4_block_scale_moe() takes MXFP4")
+    refuse("workspace_buffer", workspace_buffer, "MoeLayer.run() takes one")
+    experts, kind = fc1_expert_weights.shape[0], int(activation_type)
+    hidden = fc2_expert_weights.shape[1]
+    out_type = str(output_dtype).removeprefix("torch.")
+    top_k = token_selected_experts.shape[1]
+    if kind == ActivationType.Situ:
+        parameters = (4.0 if situ_beta is None else situ_beta,
+                      25.0 if situ_linear_beta is None else situ_linear_beta, None)  # fmt: skip
+    else:
+        parameters = (swiglu_alpha, swiglu_beta, swiglu_limit)
+
+    def build() -> nf.MoeLayer:
+        plan = _plan(input, fc1_expert_weights, fc2_expert_weights, quant_scales,
+                     use_deepseek_fp8_block_scale, use_mxfp8_act_scaling)  # fmt: skip
+        half = fc1_expert_weights.shape[1] // 2 if is_gated(kind) else 128
+        if plan.layout != "linear" and half % 128:
+            raise NotImplementedError(
+                f"fc1_expert_weights: {half} rows a half are not offered with block scales; "
+                "multiples of 128 are"
+            )
+        alpha, beta, limit = parameters
+        config = nf.MoeConfig(
+            hidden=hidden, inter=_columns(plan), experts=ep_size * experts, top_k=top_k,
+            mode=plan.mode, expert_offset=ep_rank * experts, local_experts=experts,
+            add_fc2_bias=tp_rank == 0, out_dtype=out_type, negative_one_is_empty=True,
+            activation=activation_of(kind, alpha, beta, limit, limit, geglu="geglu_erf"),
+        )  # fmt: skip
+        factors = dict(plan.factors or {})
+        if not is_gated(kind):
+            factors.pop("gate_scale", None)
+        return nf.MoeLayer.prepare(
+            contiguous(plan.w1), contiguous(plan.w2), config, w1_scales=plan.scales[0],
+            w2_scales=plan.scales[1], scale_layout=plan.layout, bias1=fc1_expert_biases,
+            bias2=fc2_expert_biases, **factors,
+        )  # fmt: skip
+
+    tensors = (fc1_expert_weights, fc2_expert_weights, *quant_scales, fc1_expert_biases,
+               fc2_expert_biases, *parameters)  # fmt: skip
+    facts = ("cutlass", out_type, top_k, tp_rank == 0, ep_size, ep_rank, kind, dtype_name(input),
+             use_deepseek_fp8_block_scale, use_mxfp8_act_scaling)  # fmt: skip
+    layer = prepared(tensors, facts, build)
+    rows = input
+    if layer.config.mode == "nvfp4" and dtype_name(input) != "bfloat16":
+        rows = as_bytes(input)
+    scales = _input_scales(input, input_sf, hidden, layer.config.mode, swizzled_input_sf)
+    result = layer.run(
+        rows, ids=token_selected_experts, weights=token_final_scales, hidden_scales=scales,
+        out=output,
+    )  # fmt: skip
+    return [result]
+
+
+def _columns(plan: _Plan) -> int:
+    """I: columns of the second matrix."""
+    is_packed = plan.mode in ("nvfp4", "mxfp4_mxfp8")
+    return plan.w2.shape[2] * (2 if is_packed else 1)
+
+
+def cutlass_fused_moe_workspace_size(*arguments: Any, **keywords: Any) -> int:
+    """Not offered."""
+    raise NotImplementedError(
+        "workspace_buffer: not offered; MoeLayer.required_workspace() and run(workspace=...) are"
+    )
+
+
+def as_fp4_words(packed: Any) -> Any:
+    """uint8 codes typed int64, as cutlass_fused_moe() takes FP4 weights."""
+    return as_type(contiguous(packed), "int64")

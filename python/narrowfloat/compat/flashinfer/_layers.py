@@ -1,0 +1,218 @@
+"""Prepared layers of weights that come with every call, and what all entry points do alike.
+
+FlashInfer's functions take raw weights each time; a MoeLayer is prepared once. Layers are kept by
+the identity of their weights (address, shape, strides, type, device, and torch's count of
+modifications) and of every configuration value, and are freed with any of the weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import narrowfloat as nf
+from narrowfloat._arrays import is_torch, maker_of
+from narrowfloat.compat.flashinfer._arrays import as_type, cast, to_float32
+from narrowfloat.compat.flashinfer._enums import ActivationType, RoutingMethodType
+from narrowfloat.compat.flashinfer._routing import bias_for, method_name, router_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+_layers: dict[Hashable, nf.MoeLayer] = {}
+_lock = threading.Lock()
+
+
+def clear_prepared_cache() -> None:
+    """Forgets all layers. Needed after NumPy weights were changed in place: they do not say so."""
+    with _lock:
+        _layers.clear()
+
+
+def prepared_cache_size() -> int:
+    """Layers that are kept."""
+    return len(_layers)
+
+
+def _identity(array: Any) -> Hashable:
+    if array is None:
+        return None
+    if is_torch(array):
+        version = 0 if array.is_inference() else array._version
+        return (array.data_ptr(), tuple(array.shape), array.stride(), array.dtype, array.device,
+                version)  # fmt: skip
+    if not hasattr(array, "ctypes"):
+        return array
+    return (array.ctypes.data, array.shape, array.strides, array.dtype.str)
+
+
+def _is_capturing() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available() and (
+        torch.cuda.is_current_stream_capturing()
+    )  # fmt: skip
+
+
+def prepared(weights: tuple[Any, ...], facts: Hashable,
+             build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
+    """The layer of these weights, built if it is not there."""
+    key = (facts, tuple(_identity(weight) for weight in weights))
+    with _lock:
+        found = _layers.get(key)
+    if found is not None:
+        return found
+    if any(is_torch(weight) and weight.is_cuda for weight in weights) and _is_capturing():
+        raise RuntimeError(
+            "gemm1_weights: not prepared yet, which a graph capture cannot do; call once before it"
+        )
+    layer = build()
+    with _lock:
+        _layers[key] = layer
+    for weight in weights:
+        if is_torch(weight) or hasattr(weight, "ctypes"):
+            weakref.finalize(weight, _layers.pop, key, None).atexit = False
+    return layer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The arguments about sizes and routing that all trtllm_* entry points have."""
+
+    num_experts: int
+    top_k: int
+    n_group: int | None
+    topk_group: int | None
+    intermediate_size: int
+    local_expert_offset: int
+    local_num_experts: int
+    routed_scaling_factor: float | None
+    routing_method_type: int
+    norm_topk_prob: bool = True
+    shared: int = 0
+
+    def config(self, from_logits: bool, **values: Any) -> nf.MoeConfig:
+        """The configuration, of a routing from logits or of a given one."""
+        options: dict[str, Any] = {}
+        if from_logits:
+            method = method_name("routing_method_type", self.routing_method_type)
+            options = router_options(method, self.n_group, self.topk_group,
+                                     self.routed_scaling_factor, self.norm_topk_prob)  # fmt: skip
+            options |= {"weights_bf16": True, "grouped_bias_bf16": "n_group" in options}
+        return nf.MoeConfig(
+            inter=self.intermediate_size,
+            experts=self.num_experts,
+            top_k=self.top_k,
+            shared_experts=self.shared,
+            expert_offset=self.local_expert_offset,
+            local_experts=self.local_num_experts,
+            negative_one_is_empty=True,
+            **options,
+            **values,
+        )
+
+    def bias(self, routing_bias: Any) -> Any:
+        """The routing bias, for methods that read one."""
+        return bias_for(method_name("routing_method_type", self.routing_method_type), routing_bias)
+
+
+UNROUTED = RoutingMethodType.Renormalize  # Of given routings, where the method counts for nothing.
+
+
+def activation_of(
+    kind: int, alpha: Any, beta: Any, limit_gate: Any, limit_up: Any, geglu: str = "geglu_tanh"
+) -> nf.Activation:
+    """An ActivationType with its parameters in real units."""
+    try:
+        type_ = ActivationType(int(kind))
+    except ValueError:
+        raise ValueError(f"activation_type: expected an ActivationType, got {kind!r}") from None
+    parameters = {"alpha": alpha, "beta": beta, "limit_gate": limit_gate, "limit_up": limit_up}
+    given = {name: value for name, value in parameters.items() if value is not None}
+    if type_ in (ActivationType.Swiglu, ActivationType.SwigluBias):
+        return nf.Activation("swiglu", **given)
+    if type_ == ActivationType.Situ:
+        return nf.Activation("situ_glu", **({"alpha": 1.0, "beta": 1.0} | given))
+    if type_ == ActivationType.SwigluStep:
+        limits = {"limit_gate": 7.0, "limit_up": 7.0} | given
+        return nf.Activation("swiglu_step", **limits)
+    names = {ActivationType.Relu: "relu", ActivationType.Silu: "silu",
+             ActivationType.Geglu: geglu, ActivationType.Relu2: "relu2",
+             ActivationType.GegluTanh: "geglu_tanh",
+             ActivationType.Identity: "identity"}  # fmt: skip
+    if type_ not in names:
+        raise NotImplementedError(f"activation_type: {type_.name} is not offered")
+    if given:
+        raise ValueError(f"gemm1_{next(iter(given))}: {type_.name} does not read it")
+    return nf.Activation(names[type_])
+
+
+def is_gated(kind: int) -> bool:
+    """Whether the first matrix has two halves."""
+    return int(kind) in (3, 4, 5, 7, 8, 10)
+
+
+def each(value: Any, experts: int, like: Any) -> Any:
+    """A scalar tensor, number or vector as float32 [experts]."""
+    vector = to_float32(value, like)
+    if vector.shape[0] == experts:
+        return vector
+    if vector.shape[0] != 1:
+        raise ValueError(f"scales: expected 1 or {experts} values, got {vector.shape[0]}")
+    filled = maker_of("input", like).empty((experts,), "float32")
+    filled[:] = vector[0]
+    return filled
+
+
+@dataclass
+class Run:
+    """One call of a layer: hidden states with their scales, the routing, the outputs."""
+
+    hidden: Any
+    hidden_scale: Any = None
+    row_scale: Any = None
+    logits: Any = None
+    bias: Any = None
+    topk_ids: Any = None  # Packed, or a tuple of ids and weights.
+    do_finalize: bool = True
+    output: Any = None
+    replay: Any = None
+
+    def routing(self) -> dict[str, Any]:
+        """Keywords of MoeLayer.run()."""
+        if self.logits is not None:
+            return {"logits": self.logits, "bias": self.bias}
+        if isinstance(self.topk_ids, tuple):
+            return {"ids": self.topk_ids[0], "weights": self.topk_ids[1]}
+        return {"packed": self.topk_ids}
+
+    def on(self, layer: nf.MoeLayer) -> Any:
+        """The output, or the three pieces of do_finalize=False."""
+        arguments = {
+            **self.routing(),
+            "hidden_scales": self.hidden_scale,
+            "row_scale": self.row_scale,
+            "routing_replay": self.replay,
+        }
+        if self.do_finalize:
+            return layer.run(self.hidden, out=self.output, **arguments)
+        if self.output is not None:
+            raise ValueError("output: needs do_finalize")
+        tokens, config = self.hidden.shape[0], layer.config
+        slots = config.top_k + config.shared_experts
+        make = maker_of("hidden_states", self.hidden)
+        rows = make.empty((layer.max_rows(tokens), config.hidden), "bfloat16")
+        weights = make.empty((tokens, slots), "float32")
+        places = make.empty((tokens * slots,), "int32")
+        layer.run(self.hidden, slot_out=rows, expert_weights=weights, slot_to_row=places,
+                  **arguments)  # fmt: skip
+        if isinstance(self.topk_ids, tuple):
+            return [rows, self.topk_ids[1], places]
+        return [rows, cast(weights, "bfloat16"), places]
+
+
+def plain_bytes(array: Any) -> Any:
+    """One-byte scales of whatever type they are typed as, as uint8."""
+    return None if array is None else as_type(array, "uint8")

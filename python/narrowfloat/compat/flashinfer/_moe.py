@@ -1,0 +1,276 @@
+"""FlashInfer's trtllm_* Mixture-of-Experts functions, on a MoeLayer.
+
+Weights come shuffled as those kernels want them (moe spec 7); they are put back into canonical
+order once, when a layer is prepared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arrays import contiguous, dtype_name, refuse, swap_last
+from narrowfloat.compat.flashinfer._enums import Fp8QuantizationType, WeightLayout
+from narrowfloat.compat.flashinfer._layers import (
+    UNROUTED,
+    Run,
+    Shape,
+    activation_of,
+    each,
+    is_gated,
+    plain_bytes,
+    prepared,
+)
+from narrowfloat.compat.flashinfer._layouts import (
+    undo_block_layout,
+    unprepare,
+    unprepare_scales,
+)
+
+
+def _canonical(weights: Any, layout: int, block: int, shuffled: bool, interleaved: bool) -> Any:
+    """[experts, rows, cols] in canonical order."""
+    if int(layout) == WeightLayout.MajorMn:
+        raise NotImplementedError(
+            "weight_layout: MajorMn is not offered; MajorK and BlockMajorK are"
+        )
+    if int(layout) == WeightLayout.BlockMajorK:
+        weights = undo_block_layout(weights)
+    return contiguous(unprepare(weights, block, interleaved) if shuffled else weights)
+
+
+def _check_lora(gemm1_lora_delta: Any) -> None:
+    refuse("gemm1_lora_delta", gemm1_lora_delta, "add it to the bias of a layer")
+
+
+def _bf16(run: Run, shape: Shape, gemm1: Any, gemm2: Any, shuffled: bool, layout: int, kind: int,
+          parameters: tuple[Any, Any, Any]) -> Any:  # fmt: skip
+    alpha, beta, limit = parameters
+
+    def build() -> nf.MoeLayer:
+        gated = is_gated(kind)
+        w1 = _canonical(gemm1, layout, 32, shuffled, gated and shuffled)
+        w2 = _canonical(gemm2, layout, 32, shuffled, False)
+        config = shape.config(
+            run.logits is not None, hidden=run.hidden.shape[1],
+            activation=activation_of(kind, alpha, beta, limit, limit),
+        )  # fmt: skip
+        return nf.MoeLayer.prepare(w1, w2, config)
+
+    facts = ("bf16", shape, run.logits is None, run.hidden.shape[1], shuffled, int(layout),
+             int(kind))  # fmt: skip
+    return run.on(prepared((gemm1, gemm2, alpha, beta, limit), facts, build))
+
+
+def trtllm_bf16_moe(
+    routing_logits: Any, routing_bias: Any, hidden_states: Any, gemm1_weights: Any,
+    gemm2_weights: Any, num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
+    intermediate_size: int, local_expert_offset: int, local_num_experts: int,
+    routed_scaling_factor: float | None = None, routing_method_type: int = 0,
+    use_shuffled_weight: bool = True, weight_layout: int = 2, do_finalize: bool = True,
+    enable_pdl: bool | None = True, tune_max_num_tokens: int = 8192, activation_type: int = 3,
+    norm_topk_prob: bool = True, routing_replay_out: Any = None, gemm1_alpha: Any = None,
+    gemm1_beta: Any = None, gemm1_clamp_limit: Any = None, output: Any = None,
+) -> Any:  # fmt: skip
+    """bfloat16 weights and activations."""
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, routing_method_type,
+                  norm_topk_prob)  # fmt: skip
+    run = Run(hidden_states, logits=routing_logits, bias=shape.bias(routing_bias),
+              do_finalize=do_finalize, output=output, replay=routing_replay_out)  # fmt: skip
+    return _bf16(run, shape, gemm1_weights, gemm2_weights, use_shuffled_weight, weight_layout,
+                 activation_type, (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
+
+
+def trtllm_bf16_routed_moe(
+    topk_ids: Any, hidden_states: Any, gemm1_weights: Any, gemm2_weights: Any, num_experts: int,
+    top_k: int, n_group: int | None, topk_group: int | None, intermediate_size: int,
+    local_expert_offset: int, local_num_experts: int, routed_scaling_factor: float | None = None,
+    routing_method_type: int = 0, use_shuffled_weight: bool = True, weight_layout: int = 2,
+    do_finalize: bool = True, enable_pdl: bool | None = True, gemm1_lora_delta: Any = None,
+    tune_max_num_tokens: int = 8192, activation_type: int = 3, routing_replay_out: Any = None,
+    gemm1_alpha: Any = None, gemm1_beta: Any = None, gemm1_clamp_limit: Any = None,
+    output: Any = None,
+) -> Any:  # fmt: skip
+    """As trtllm_bf16_moe() of a given routing."""
+    _check_lora(gemm1_lora_delta)
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
+    run = Run(hidden_states, topk_ids=topk_ids, do_finalize=do_finalize, output=output,
+              replay=routing_replay_out)  # fmt: skip
+    return _bf16(run, shape, gemm1_weights, gemm2_weights, use_shuffled_weight, weight_layout,
+                 activation_type, (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
+
+
+def _scalars(kind: int, folded: Any, gate: Any) -> dict[str, Any]:
+    """Factors of the two halves of the first matrix and of the intermediate (moe spec 9.2)."""
+    if is_gated(kind) and int(kind) != 10:
+        return {"up_scale": folded, "gate_scale": gate, "inter_multiplier": 1.0}
+    gate_scale = gate if is_gated(kind) else None
+    return {"up_scale": gate, "gate_scale": gate_scale, "inter_multiplier": folded}
+
+
+def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
+                    weight_on_input: bool) -> Any:  # fmt: skip
+    gemm1, folded, gate, gemm2, output2 = weights
+
+    def build() -> nf.MoeLayer:
+        w1 = _canonical(gemm1, WeightLayout.MajorK, 32, True, is_gated(kind))
+        w2 = _canonical(gemm2, WeightLayout.MajorK, 32, True, False)
+        config = shape.config(
+            run.logits is not None, hidden=run.hidden.shape[1], mode="fp8_tensor",
+            weight_on_input=weight_on_input,
+            activation=activation_of(kind, None, None, None, None),
+        )  # fmt: skip
+        return nf.MoeLayer.prepare(w1, w2, config, down_scale=output2,
+                                   **_scalars(kind, folded, gate))  # fmt: skip
+
+    facts = ("fp8", shape, run.logits is None, run.hidden.shape[1], int(kind), weight_on_input)
+    return run.on(prepared(weights, facts, build))
+
+
+def trtllm_fp8_per_tensor_scale_moe(
+    routing_logits: Any, routing_bias: Any, hidden_states: Any, gemm1_weights: Any,
+    output1_scales_scalar: Any, output1_scales_gate_scalar: Any, gemm2_weights: Any,
+    output2_scales_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
+    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None,
+    use_routing_scales_on_input: bool, routing_method_type: int = 0, do_finalize: bool = True,
+    enable_pdl: bool | None = None, tune_max_num_tokens: int = 8192, activation_type: int = 3,
+    norm_topk_prob: bool = True, routing_replay_out: Any = None, output: Any = None,
+) -> Any:  # fmt: skip
+    """float8_e4m3fn weights and activations, a scale for each expert."""
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, routing_method_type,
+                  norm_topk_prob)  # fmt: skip
+    run = Run(hidden_states, logits=routing_logits, bias=shape.bias(routing_bias),
+              do_finalize=do_finalize, output=output, replay=routing_replay_out)  # fmt: skip
+    weights = (gemm1_weights, output1_scales_scalar, output1_scales_gate_scalar, gemm2_weights,
+               output2_scales_scalar)  # fmt: skip
+    return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input)
+
+
+def trtllm_fp8_per_tensor_scale_routed_moe(
+    topk_ids: Any, routing_bias: Any, hidden_states: Any, gemm1_weights: Any,
+    output1_scales_scalar: Any, output1_scales_gate_scalar: Any, gemm2_weights: Any,
+    output2_scales_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
+    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None,
+    use_routing_scales_on_input: bool, routing_method_type: int = 0, do_finalize: bool = True,
+    enable_pdl: bool | None = None, tune_max_num_tokens: int = 8192, activation_type: int = 3,
+    routing_replay_out: Any = None, output: Any = None,
+) -> Any:  # fmt: skip
+    """As trtllm_fp8_per_tensor_scale_moe() of a given routing."""
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
+    run = Run(hidden_states, topk_ids=topk_ids, do_finalize=do_finalize, output=output,
+              replay=routing_replay_out)  # fmt: skip
+    weights = (gemm1_weights, output1_scales_scalar, output1_scales_gate_scalar, gemm2_weights,
+               output2_scales_scalar)  # fmt: skip
+    return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input)
+
+
+def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool, layout: int,
+               quantization: int, kind: int, parameters: tuple[Any, Any, Any]) -> Any:  # fmt: skip
+    gemm1, scale1, gemm2, scale2 = weights
+    alpha, beta, limit = parameters
+    kinds = (Fp8QuantizationType.DeepSeekFp8, Fp8QuantizationType.MxFp8)
+    if int(quantization) not in kinds:
+        raise ValueError(
+            f"fp8_quantization_type: expected DeepSeekFp8 or MxFp8, got {quantization}"
+        )
+    is_mx = int(quantization) == Fp8QuantizationType.MxFp8
+    hidden, inter = run.hidden.shape[1], shape.intermediate_size
+    scale = run.hidden_scale
+    run.hidden_scale = plain_bytes(scale) if is_mx else swap_last(scale)
+
+    def build() -> nf.MoeLayer:
+        config = shape.config(
+            run.logits is not None, hidden=hidden, mode="mxfp8" if is_mx else "fp8_block",
+            activation=activation_of(kind, alpha, beta, limit, limit),
+        )  # fmt: skip
+        gated = is_mx and is_gated(kind)
+        block, is_shuffled = (32, True) if is_mx else (16, shuffled)
+        w1 = _canonical(gemm1, layout, block, is_shuffled, gated)
+        w2 = _canonical(gemm2, layout, block, is_shuffled, False)
+        if w2.shape[1:] != (hidden, inter):
+            raise ValueError(f"gemm2_weights: expected {(hidden, inter)} an expert, got {w2.shape}")
+        s1, s2 = scale1, scale2
+        if is_mx:
+            s1 = unprepare_scales(scale1, w1.shape[1], 32, gated)
+            s2 = unprepare_scales(scale2, w2.shape[1], 32, False)
+        return nf.MoeLayer.prepare(w1, w2, config, w1_scales=s1, w2_scales=s2)
+
+    facts = ("fp8 block", shape, run.logits is None, hidden, shuffled, int(layout), is_mx,
+             int(kind))  # fmt: skip
+    return run.on(prepared((*weights, *parameters), facts, build))
+
+
+def trtllm_fp8_block_scale_moe(
+    routing_logits: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
+    gemm1_weights: Any, gemm1_weights_scale: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
+    num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
+    intermediate_size: int, local_expert_offset: int, local_num_experts: int,
+    routed_scaling_factor: float | None, routing_method_type: int = 0,
+    use_shuffled_weight: bool = False, weight_layout: int = 0, do_finalize: bool = True,
+    enable_pdl: bool | None = None, tune_max_num_tokens: int = 8192,
+    fp8_quantization_type: int = Fp8QuantizationType.DeepSeekFp8,
+    num_fused_shared_experts: int | None = None, activation_type: int = 3,
+    norm_topk_prob: bool = True, routing_replay_out: Any = None, gemm1_alpha: Any = None,
+    gemm1_beta: Any = None, gemm1_clamp_limit: Any = None, output: Any = None,
+) -> Any:  # fmt: skip
+    """DeepSeek's block-scaled FP8, or MXFP8."""
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
+                  num_fused_shared_experts or 0)  # fmt: skip
+    run = Run(hidden_states, hidden_states_scale, logits=routing_logits,
+              bias=shape.bias(routing_bias), do_finalize=do_finalize, output=output,
+              replay=routing_replay_out)  # fmt: skip
+    weights = (gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale)
+    return _fp8_block(run, shape, weights, use_shuffled_weight, weight_layout,
+                      fp8_quantization_type, activation_type,
+                      (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
+
+
+def trtllm_fp8_block_scale_routed_moe(
+    topk_ids: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
+    gemm1_weights: Any, gemm1_weights_scale: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
+    num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
+    intermediate_size: int, local_expert_offset: int, local_num_experts: int,
+    routed_scaling_factor: float | None, routing_method_type: int = 0,
+    use_shuffled_weight: bool = False, weight_layout: int = 0, do_finalize: bool = True,
+    enable_pdl: bool | None = None, gemm1_lora_delta: Any = None, output: Any = None,
+    tune_max_num_tokens: int = 8192,
+    fp8_quantization_type: int = Fp8QuantizationType.DeepSeekFp8, activation_type: int = 3,
+    gemm1_alpha: Any = None, gemm1_beta: Any = None, gemm1_clamp_limit: Any = None,
+) -> Any:  # fmt: skip
+    """As trtllm_fp8_block_scale_moe() of a given routing."""
+    _check_lora(gemm1_lora_delta)
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
+    run = Run(hidden_states, hidden_states_scale, topk_ids=topk_ids, do_finalize=do_finalize,
+              output=output)  # fmt: skip
+    weights = (gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale)
+    return _fp8_block(run, shape, weights, use_shuffled_weight, weight_layout,
+                      fp8_quantization_type, activation_type,
+                      (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
+
+
+def trtllm_mxint4_block_scale_moe(*arguments: Any, **keywords: Any) -> Any:
+    """Not offered."""
+    raise NotImplementedError("gemm1_weights: int4 is not offered; mxfp4 (trtllm_fp4_...) is")
+
+
+def trtllm_mxint4_block_scale_routed_moe(*arguments: Any, **keywords: Any) -> Any:
+    """Not offered."""
+    raise NotImplementedError("gemm1_weights: int4 is not offered; mxfp4 (trtllm_fp4_...) is")
+
+
+def hidden_is(array: Any, *names: str) -> bool:
+    """Whether the element type is one of these; uint8 stands for the bits of others in NumPy."""
+    return dtype_name(array) in names
+
+
+def per_expert_or_one(value: Any, experts: int, like: Any) -> Any:
+    """float32 [experts] of what may be None for 1."""
+    return each(1.0 if value is None else value, experts, like)

@@ -1,0 +1,185 @@
+"""trtllm_fp4_block_scale_moe: NVFP4 and MXFP4 weights (moe spec 8.3, 9.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arrays import as_type, contiguous, refuse
+from narrowfloat.compat.flashinfer._layers import (
+    UNROUTED,
+    Run,
+    Shape,
+    activation_of,
+    is_gated,
+    plain_bytes,
+    prepared,
+)
+from narrowfloat.compat.flashinfer._layouts import unprepare, unprepare_scales
+from narrowfloat.compat.flashinfer._moe import hidden_is, per_expert_or_one
+
+
+@dataclass
+class Fp4Weights:
+    """What a layer is prepared from, as the caller gives it: shuffled, scalars folded."""
+
+    gemm1: Any
+    scale1: Any
+    bias1: Any
+    alpha: Any
+    beta: Any
+    limit: Any
+    gemm2: Any
+    scale2: Any
+    bias2: Any
+    folded: Any
+    gate: Any
+    output2: Any
+
+    def tensors(self) -> tuple[Any, ...]:
+        """All of them, for the layer's identity."""
+        return tuple(vars(self).values())
+
+
+def _mode(run: Run, weights: Fp4Weights, is_per_token: bool) -> str:
+    """Format detection of the entry point."""
+    elements = 2 * prod(weights.gemm1.shape)
+    is_nvfp4 = elements // prod(weights.scale1.shape) <= 16
+    if run.hidden_scale is None:
+        if is_nvfp4 or not hidden_is(run.hidden, "bfloat16"):
+            raise NotImplementedError(
+                "hidden_states_scale: without it MXFP4 weights and bfloat16 rows are offered"
+            )
+        return "mxfp4_bf16"
+    packed = hidden_is(run.hidden, "uint8") and run.hidden.shape[1] * 2 == 16 * (
+        prod(run.hidden_scale.shape) // run.hidden.shape[0]
+    )
+    if packed != is_nvfp4:
+        raise NotImplementedError(
+            "hidden_states: NVFP4 rows with NVFP4 weights, and MXFP8 or bfloat16 rows with MXFP4 "
+            "weights are offered"
+        )
+    if not is_nvfp4:
+        return "mxfp4_mxfp8"
+    return "nvfp4_per_token" if is_per_token else "nvfp4"
+
+
+def _real(values: Any, factor: Any, rows: slice | None = None) -> Any:
+    """values * factor of each expert, of some columns where `rows` says so; None stays None."""
+    if values is None:
+        return None
+    if len(values.shape) == 1:
+        return values * factor
+    if rows is None:
+        return values * factor[:, None]
+    return values[:, rows] * factor[:, None]
+
+
+def _build(run: Run, shape: Shape, weights: Fp4Weights, mode: str, kind: int) -> nf.MoeLayer:
+    gated = is_gated(kind)
+    experts, f1 = weights.gemm1.shape[0], weights.gemm1.shape[1]
+    w1 = contiguous(unprepare(as_type(weights.gemm1, "uint8"), 32, gated))
+    w2 = contiguous(unprepare(as_type(weights.gemm2, "uint8"), 32, False))
+    like = weights.gemm1
+    folded = per_expert_or_one(weights.folded, experts, like)
+    gate = per_expert_or_one(weights.gate, experts, like)
+    output2 = per_expert_or_one(weights.output2, experts, like)
+    one_half = gated and int(kind) != 10  # One half stays linear: the fold is in up's factor.
+    up = folded if one_half else gate
+    factors = {"up_scale": up, "gate_scale": gate if gated else None, "down_scale": output2}
+    if not one_half:
+        if mode == "nvfp4":
+            factors["inter_multiplier"] = folded
+        else:  # Scales of the intermediate are dynamic: the factor comes out again.
+            factors["down_scale"] = output2 * folded
+    bias1, bias2 = weights.bias1, weights.bias2
+    if bias1 is not None:
+        bias1 = unprepare(bias1, 32, gated)
+        half = f1 // 2 if gated else f1
+        scaled = contiguous(bias1 * gate[:, None])
+        scaled[:, :half] = _real(bias1, up, slice(0, half))
+        bias1 = scaled
+    if bias2 is not None:
+        bias2 = _real(unprepare(bias2, 32, False), output2)
+    beta = _real(weights.beta, up) if one_half else weights.beta
+    config = shape.config(
+        run.logits is not None,
+        hidden=w2.shape[1],
+        mode=mode,
+        activation=activation_of(kind, weights.alpha, beta, _real(weights.limit, gate),
+                                 _real(weights.limit, up)),
+    )  # fmt: skip
+    return nf.MoeLayer.prepare(
+        w1,
+        w2,
+        config,
+        w1_scales=unprepare_scales(weights.scale1, f1, 32, gated),
+        w2_scales=unprepare_scales(weights.scale2, w2.shape[1], 32, False),
+        bias1=bias1,
+        bias2=bias2,
+        **factors,
+    )
+
+
+def _fp4(run: Run, shape: Shape, weights: Fp4Weights, kind: int, is_list: bool = True) -> list[Any]:
+    if run.row_scale is not None and (weights.bias1 is not None or weights.bias2 is not None):
+        raise NotImplementedError("per_token_scale: not offered together with a bias")
+    mode = _mode(run, weights, run.row_scale is not None)
+    run.hidden_scale = plain_bytes(run.hidden_scale)
+    facts = ("fp4", shape, run.logits is None, mode, int(kind))
+    layer = prepared(weights.tensors(), facts, lambda: _build(run, shape, weights, mode, kind))
+    result = run.on(layer)
+    return result if isinstance(result, list) or not is_list else [result]
+
+
+def trtllm_fp4_block_scale_moe(
+    routing_logits: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
+    gemm1_weights: Any, gemm1_weights_scale: Any, gemm1_bias: Any, gemm1_alpha: Any,
+    gemm1_beta: Any, gemm1_clamp_limit: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
+    gemm2_bias: Any, output1_scale_scalar: Any, output1_scale_gate_scalar: Any,
+    output2_scale_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
+    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
+    do_finalize: bool = True, enable_pdl: bool | None = None, activation_type: int = 3,
+    per_token_scale: Any = None, output: Any = None, tune_max_num_tokens: int = 8192,
+    norm_topk_prob: bool = True, routing_replay_out: Any = None,
+    num_fused_shared_experts: int | None = None,
+) -> list[Any]:  # fmt: skip
+    """NVFP4 rows and weights, or MXFP4 weights with MXFP8 or bfloat16 rows."""
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
+                  num_fused_shared_experts or 0)  # fmt: skip
+    run = Run(hidden_states, hidden_states_scale, per_token_scale, routing_logits,
+              shape.bias(routing_bias), None, do_finalize, output, routing_replay_out)  # fmt: skip
+    weights = Fp4Weights(gemm1_weights, gemm1_weights_scale, gemm1_bias, gemm1_alpha, gemm1_beta,
+                         gemm1_clamp_limit, gemm2_weights, gemm2_weights_scale, gemm2_bias,
+                         output1_scale_scalar, output1_scale_gate_scalar,
+                         output2_scale_scalar)  # fmt: skip
+    return _fp4(run, shape, weights, activation_type)
+
+
+def trtllm_fp4_block_scale_routed_moe(
+    topk_ids: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
+    gemm1_weights: Any, gemm1_weights_scale: Any, gemm1_bias: Any, gemm1_alpha: Any,
+    gemm1_beta: Any, gemm1_clamp_limit: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
+    gemm2_bias: Any, output1_scale_scalar: Any, output1_scale_gate_scalar: Any,
+    output2_scale_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
+    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
+    do_finalize: bool = True, enable_pdl: bool | None = None, activation_type: int = 3,
+    per_token_scale: Any = None, output: Any = None, tune_max_num_tokens: int = 8192,
+    gemm1_lora_delta: Any = None,
+) -> list[Any]:  # fmt: skip
+    """As trtllm_fp4_block_scale_moe() of a given routing."""
+    refuse("gemm1_lora_delta", gemm1_lora_delta, "add it to the bias of a layer")
+    shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
+                  local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
+    run = Run(hidden_states, hidden_states_scale, per_token_scale, topk_ids=topk_ids,
+              do_finalize=do_finalize, output=output)  # fmt: skip
+    weights = Fp4Weights(gemm1_weights, gemm1_weights_scale, gemm1_bias, gemm1_alpha, gemm1_beta,
+                         gemm1_clamp_limit, gemm2_weights, gemm2_weights_scale, gemm2_bias,
+                         output1_scale_scalar, output1_scale_gate_scalar,
+                         output2_scale_scalar)  # fmt: skip
+    return _fp4(run, shape, weights, activation_type)

@@ -1,0 +1,95 @@
+"""FlashInfer's RMSNorm + FP4 quantization."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import narrowfloat as nf
+from narrowfloat._arrays import maker_of
+from narrowfloat.compat.flashinfer._arrays import as_bytes, copy_into, to_float32
+
+
+def _format_of(block_size: int, scale_format: str | None) -> str:
+    known = {(16, None): "nvfp4", (16, "e4m3"): "nvfp4",
+             (32, None): "mxfp4", (32, "ue8m0"): "mxfp4"}  # fmt: skip
+    format = known.get((block_size, scale_format))
+    if format is None:
+        if (block_size, scale_format) == (32, "e4m3"):
+            raise NotImplementedError(
+                "scale_format: e4m3 with block_size 32 is not offered; ue8m0 is"
+            )
+        raise ValueError(f"block_size: no format has {block_size} with scales {scale_format}")
+    return format
+
+
+def _finish(q: nf.QuantizedTensor, y_fp4: Any, block_scale: Any, layout: str) -> tuple[Any, Any]:
+    blocks = q.layout.scale_blocks
+    shape = (*q.shape[:-1], blocks) if layout == "linear" else (-1,)
+    scales = q.scales.reshape(shape)
+    if y_fp4 is not None:
+        copy_into("y_fp4", as_bytes(y_fp4), q.values)
+    if block_scale is not None:
+        copy_into("block_scale", as_bytes(block_scale).reshape(scales.shape), scales)
+    return (q.values if y_fp4 is None else y_fp4), (scales if block_scale is None else block_scale)
+
+
+def rmsnorm_fp4quant(
+    input: Any,
+    weight: Any,
+    y_fp4: Any = None,
+    block_scale: Any = None,
+    global_scale: Any = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    enable_pdl: bool | None = None,
+) -> tuple[Any, Any]:
+    """(codes, scales) of rmsnorm(input) * weight. global_scale: an encode scale; default 1."""
+    format = _format_of(block_size, scale_format)
+    layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
+    options = {}
+    if format == "nvfp4":
+        options["encode_scale"] = to_float32(1.0 if global_scale is None else global_scale, input)
+    q = nf.rmsnorm_quantize(input, weight, format, eps=eps, layout=layout, **options)
+    return _finish(q, y_fp4, block_scale, layout)
+
+
+def add_rmsnorm_fp4quant(
+    input: Any,
+    residual: Any,
+    weight: Any,
+    y_fp4: Any = None,
+    block_scale: Any = None,
+    global_scale: Any = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    output_both_sf_layouts: bool = False,
+    block_scale_unswizzled: Any = None,
+    enable_pdl: bool | None = None,
+    y_out: Any = None,
+) -> Any:
+    """As rmsnorm_fp4quant() of input + residual, which `residual` becomes.
+
+    With output_both_sf_layouts a third result: the linear scales. y_out: the normalised tensor.
+    """
+    format = _format_of(block_size, scale_format)
+    layout = "swizzled_128x4" if is_sf_swizzled_layout or output_both_sf_layouts else "linear"
+    options: dict[str, Any] = {}
+    if format == "nvfp4":
+        options["encode_scale"] = to_float32(1.0 if global_scale is None else global_scale, input)
+    if y_out is not None:
+        options["norm_output"] = y_out
+    linear = None
+    if output_both_sf_layouts:
+        shape = (*input.shape[:-1], input.shape[-1] // block_size)
+        linear = block_scale_unswizzled
+        if linear is None:
+            linear = maker_of("input", input).empty(shape, "uint8")
+        options |= {"extra_layout": "linear", "extra_scales": as_bytes(linear).reshape(prod(shape))}
+    q = nf.add_rmsnorm_quantize(input, residual, weight, format, eps=eps, layout=layout, **options)
+    parts = _finish(q, y_fp4, block_scale, layout)
+    return parts if linear is None else (*parts, linear)

@@ -1,0 +1,437 @@
+"""FlashInfer's quantizers. Additional keyword: math, "exact" or "fast"."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import narrowfloat as nf
+from narrowfloat import _core
+from narrowfloat._arrays import is_torch, maker_of
+from narrowfloat._shapes import round_up
+from narrowfloat.compat.flashinfer._arrays import (
+    as_bytes,
+    as_type,
+    check_backend,
+    contiguous,
+    dtype_name,
+    four_over_six,
+    is_column_major,
+    layout_name,
+    math_mode,
+    swap_last,
+    take,
+    to_cpu,
+    to_float32,
+    transpose,
+)
+from narrowfloat.compat.flashinfer._enums import SfLayout
+from narrowfloat.compat.flashinfer._layouts import (
+    block_scale_interleave,
+    e4m3,
+    shuffle_gather,
+)
+
+_TILE_ROWS = {"swizzled_128x4": 128, "swizzled_8x4": 8, "linear": 1}
+
+
+def _layout_of(swizzled: bool, is_8x4: bool) -> str:
+    if not swizzled:
+        return "linear"
+    return "swizzled_8x4" if is_8x4 else "swizzled_128x4"
+
+
+def _matrix(scales: Any, layout: str, rows: int, blocks: int) -> Any:
+    """A scale image in FlashInfer's two axes."""
+    tile = _TILE_ROWS[layout]
+    return scales.reshape(round_up(rows, tile), blocks if tile == 1 else round_up(blocks, 4))
+
+
+def _nvfp4_options(math: str | None, scale: Any, input: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"math": math_mode(math), "encode_scale": to_float32(scale, input)}
+    if dtype_name(input) not in ("float8_e4m3fn", "uint8"):
+        options["four_over_six"] = four_over_six()
+    return options
+
+
+def _encode_scale(global_scale: Any, is_inversed: bool, math: str, input: Any) -> Any:
+    """float32 [n] that multiplies, where the input lies."""
+    scale = to_float32(global_scale, input)
+    if not is_inversed:
+        return scale
+    if math == "exact":
+        return 1.0 / scale  # IEEE division, on any device.
+    values = [_core.encode_scale_from_decode(float(value), math) for value in to_cpu(scale)]
+    return to_float32(values, input)
+
+
+def _quantized(input: Any, format: str, layout: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    block = 16 if format.startswith("nvfp4") else 32
+    q = nf.quantize(input, format, layout=layout, **options)
+    rows, cols = prod(input.shape[:-1]), input.shape[-1]
+    return q.values, _matrix(q.scales, layout, rows, cols // block)
+
+
+def fp4_quantize(
+    input: Any,
+    global_scale: Any = None,
+    sf_vec_size: int = 16,
+    sf_use_ue8m0: bool = False,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+    is_global_scale_inversed: bool = False,
+    enable_pdl: bool | None = None,
+    backend: str = "cuda",
+    *,
+    math: str | None = None,
+) -> tuple[Any, Any]:
+    """(codes [..., K / 2], scales [rows, blocks] padded): NVFP4, or MXFP4 with (32, True)."""
+    check_backend(backend)
+    if is_column_major(input):
+        parts = fp4_quantize(
+            swap_last(input), global_scale, sf_vec_size, sf_use_ue8m0, is_sf_swizzled_layout,
+            is_sf_8x4_layout, is_global_scale_inversed, enable_pdl, backend, math=math,
+        )  # fmt: skip
+        return swap_last(parts[0]), swap_last(parts[1])
+    layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
+    mode = math_mode(math)
+    if (sf_vec_size, sf_use_ue8m0) == (16, False):
+        if global_scale is None:
+            raise ValueError("global_scale: sf_vec_size=16 needs it")
+        scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
+        return _quantized(input, "nvfp4", layout, _nvfp4_options(mode, scale, input))
+    if (sf_vec_size, sf_use_ue8m0) != (32, True):
+        raise ValueError(
+            f"sf_use_ue8m0: with sf_vec_size {sf_vec_size} expected "
+            f"{sf_vec_size == 32}, got {sf_use_ue8m0}; legal are (16, False) and (32, True)"
+        )
+    options: dict[str, Any] = {"math": mode}
+    if dtype_name(input) in ("float8_e4m3fn", "uint8") and global_scale is not None:
+        scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
+        options["encode_scale"] = scale
+    return _quantized(input, "mxfp4", layout, options)
+
+
+def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: Any) -> Any:
+    option = four_over_six()
+    q = nf.quantize(
+        a,
+        "nvfp4_per_token",
+        layout=layout,
+        math=math_mode(math),
+        base_decode_scale=None if a_global_sf is None else float(a_global_sf),
+        four_over_six=option,
+        row_list=rows,
+    )
+    return q.values, _matrix(q.scales, layout, a.shape[0], a.shape[1] // 16), q.global_scale
+
+
+def nvfp4_quantize(
+    a: Any,
+    a_global_sf: Any,
+    sfLayout: SfLayout = SfLayout.layout_128x4,
+    do_shuffle: bool = False,
+    sf_vec_size: int = 16,
+    enable_pdl: bool | None = None,
+    backend: str = "cuda",
+    per_token_activation: bool = False,
+    expanded_idx_to_permuted_idx: Any = None,
+    *,
+    math: str | None = None,
+) -> Any:
+    """(codes, scales), with per_token_activation also the rows' decode scales."""
+    check_backend(backend)
+    if sf_vec_size != 16:
+        raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
+    layout = layout_name("sfLayout", sfLayout)
+    if per_token_activation:
+        if do_shuffle:
+            raise NotImplementedError("do_shuffle: not offered with per_token_activation")
+        return _per_token(a, a_global_sf, layout, math, expanded_idx_to_permuted_idx)
+    if expanded_idx_to_permuted_idx is not None:
+        raise ValueError("expanded_idx_to_permuted_idx: needs per_token_activation")
+    if not do_shuffle:
+        return fp4_quantize(
+            a, a_global_sf, 16, False, layout != "linear", layout == "swizzled_8x4", math=math
+        )
+    rows, blocks = a.shape[0], a.shape[1] // 16
+    if layout != "swizzled_128x4" or rows % 128 or blocks % 4:
+        raise ValueError(
+            "do_shuffle: needs layout_128x4, a multiple of 128 rows and of 64 columns; got "
+            f"{layout} and {tuple(a.shape)}"
+        )
+    codes, scales = fp4_quantize(a, a_global_sf, 16, False, False, math=math)
+    gather = shuffle_gather(rows, 32)
+    shuffled = block_scale_interleave(take(scales, gather, 0))
+    return take(codes, gather, 0), shuffled.reshape(rows, blocks)
+
+
+def mxfp4_quantize(
+    a: Any,
+    backend: str = "cuda",
+    enable_pdl: bool | None = None,
+    sfLayout: SfLayout = SfLayout.layout_128x4,
+    *,
+    math: str | None = None,
+) -> tuple[Any, Any]:
+    """(codes [M, K / 2], scales)."""
+    layout = layout_name("sfLayout", sfLayout)
+    return fp4_quantize(
+        a, None, 32, True, layout != "linear", layout == "swizzled_8x4", backend=backend, math=math
+    )
+
+
+def silu_and_mul_nvfp4_quantize(
+    input: Any,
+    global_scale: Any,
+    sf_vec_size: int = 16,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+    enable_pdl: bool | None = None,
+    *,
+    math: str | None = None,
+) -> tuple[Any, Any]:
+    """fp4_quantize() of silu(first half) * second half."""
+    if sf_vec_size != 16:
+        raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
+    layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
+    options = _nvfp4_options(math, global_scale, input)
+    q = nf.silu_mul_quantize(input, "nvfp4", layout=layout, **options)
+    rows, cols = prod(input.shape[:-1]), input.shape[-1] // 2
+    return q.values, _matrix(q.scales, layout, rows, cols // 16)
+
+
+def nvfp4_quantize_smooth(
+    x: Any,
+    pre_quant_scale: Any,
+    global_scale: Any,
+    enable_pdl: bool | None = None,
+    backend: str = "cutlass",
+    *,
+    math: str | None = None,
+) -> tuple[Any, Any]:
+    """(codes, flat 128x4 scales) of x * pre_quant_scale."""
+    check_backend(backend)
+    options = _nvfp4_options(math, global_scale, x)
+    q = nf.smooth_quantize(x, pre_quant_scale, "nvfp4", layout="swizzled_128x4", **options)
+    return q.values, q.scales
+
+
+def nvfp4_batched_quantize(
+    a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: str | None = None
+) -> tuple[Any, Any]:
+    """(codes [B, M, K / 2], scales [B, image])."""
+    if sf_vec_size != 16:
+        raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
+    options = _nvfp4_options(math, a_global_sf, a)
+    q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, **options)
+    return q.values, q.scales
+
+
+def _grouped_views(q: nf.QuantizedTensor, blocks: int) -> tuple[Any, Any]:
+    """Logical views: codes (M, K', B), scales (32, 4, rm, 4, rk, B)."""
+    batch, rows = q.shape[0], q.shape[1]
+    image = q.scales.reshape(batch, round_up(rows, 128) // 128, round_up(blocks, 4) // 4, 32, 4, 4)
+    return transpose(q.values, 1, 2, 0), transpose(image, 3, 4, 1, 5, 2, 0)
+
+
+def scaled_fp4_grouped_quantize(
+    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None
+) -> tuple[Any, Any]:
+    """NVFP4 of the first mask[b] rows of each expert; views as FlashInfer's grouped GEMM wants."""
+    options = _nvfp4_options(math, a_global_sf, a)
+    q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options)
+    codes, scales = _grouped_views(q, a.shape[2] // 16)
+    return codes, e4m3_view(scales)
+
+
+def silu_and_mul_scaled_nvfp4_experts_quantize(
+    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None
+) -> tuple[Any, Any]:
+    """scaled_fp4_grouped_quantize() of silu(first half) * second half."""
+    options = _nvfp4_options(math, a_global_sf, a)
+    q = nf.silu_mul_quantize(
+        a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options
+    )
+    codes, scales = _grouped_views(q, a.shape[2] // 32)
+    return codes, e4m3_view(scales)
+
+
+def e4m3_view(view: Any) -> Any:
+    """float8_e4m3fn elements of a view with any strides."""
+    return as_type(view, "float8_e4m3fn")
+
+
+def mxfp8_quantize(
+    input: Any,
+    is_sf_swizzled_layout: bool = True,
+    alignment: int = 32,
+    enable_pdl: bool | None = None,
+    backend: str = "cuda",
+    sf_swizzle_layout: SfLayout | None = None,
+    *,
+    math: str | None = None,
+) -> tuple[Any, Any]:
+    """(float8_e4m3fn [..., padded K], flat scales). float32 input: codes are uint8."""
+    check_backend(backend)
+    layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
+    if sf_swizzle_layout is not None:
+        layout = layout_name("sf_swizzle_layout", sf_swizzle_layout)
+    q = nf.quantize(input, "mxfp8", layout=layout, alignment=alignment, math=math_mode(math))
+    is_plain = dtype_name(input) == "float32"
+    return q.values if is_plain else e4m3(q.values), q.scales.reshape(-1)
+
+
+def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: str | None = None) -> tuple[Any, Any]:
+    """MXFP8 of the first mask[b] rows of each expert; columns padded to 128."""
+    q = nf.quantize(
+        a, "mxfp8", layout="swizzled_128x4", batched=True, alignment=128, valid_rows=mask,
+        math=math_mode(math),
+    )  # fmt: skip
+    codes, scales = _grouped_views(q, round_up(a.shape[2], 128) // 32)
+    return e4m3_view(codes), scales
+
+
+def _dequantized(
+    format: str, codes: Any, scales: Any, layout: str, global_scale: Any = None
+) -> Any:
+    """float32 on the CPU, [rows, cols]."""
+    codes, scales = contiguous(to_cpu(as_type(codes, "uint8"))), as_bytes(to_cpu(scales))
+    rows = prod(codes.shape[:-1])
+    cols = codes.shape[-1] * (1 if format == "mxfp8" else 2)
+    sizes = _core.quantized_layout(format, rows, cols, scale_layout=layout)
+    scale = None
+    if sizes.global_scales:
+        scale = to_float32(1.0 if global_scale is None else to_cpu(global_scale), codes)
+    q = nf.QuantizedTensor(codes, scales.reshape(-1), scale, sizes, (rows, cols))
+    return q.dequantize("float32")
+
+
+def mxfp4_dequantize(a_fp4: Any, a_sf: Any, sfLayout: SfLayout = SfLayout.layout_128x4) -> Any:
+    """float32 on the CPU."""
+    return _dequantized("mxfp4", a_fp4, a_sf, layout_name("sfLayout", sfLayout))
+
+
+def mxfp4_dequantize_host(weight: Any, scale: Any, group_size: int = 32) -> Any:
+    """float32 on the CPU, of linear scales."""
+    if group_size != 32:
+        raise ValueError(f"group_size: expected 32, got {group_size}")
+    return _dequantized("mxfp4", weight, scale, "linear")
+
+
+def e2m1_and_ufp8sf_scale_to_float(
+    e2m1_tensor: Any,
+    ufp8_scale_tensor: Any,
+    global_scale_tensor: Any = None,
+    sf_vec_size: int = 16,
+    ufp8_type: int = 1,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+) -> Any:
+    """float32 on the CPU. ufp8_type: 0 UE8M0 (sf_vec_size 32), 1 E4M3 (16)."""
+    formats = {(32, 0): "mxfp4", (16, 1): "nvfp4"}
+    format = formats.get((sf_vec_size, ufp8_type))
+    if format is None:
+        raise ValueError(
+            f"ufp8_type: expected (sf_vec_size, ufp8_type) of (32, 0) or (16, 1), got "
+            f"({sf_vec_size}, {ufp8_type})"
+        )
+    layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
+    return _dequantized(format, e2m1_tensor, ufp8_scale_tensor, layout, global_scale_tensor)
+
+
+def mxfp8_dequantize_host(
+    input: Any,
+    scale_tensor: Any,
+    is_sf_swizzled_layout: bool = True,
+    sf_swizzle_layout: SfLayout | None = None,
+) -> Any:
+    """float32 on the CPU."""
+    layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
+    if sf_swizzle_layout is not None:
+        layout = layout_name("sf_swizzle_layout", sf_swizzle_layout)
+    return _dequantized("mxfp8", input, scale_tensor, layout)
+
+
+def per_token_group_quant_8bit(
+    x: Any,
+    group_size: int,
+    eps: float = 1e-10,
+    dst_dtype: Any = None,
+    column_major_scales: bool = False,
+    scale_tma_aligned: bool = False,
+    scale_ue8m0: bool = False,
+    backend: str = "cutile",
+) -> tuple[Any, Any]:
+    """(float8_e4m3fn [..., K], float32 scales [..., K / 128]) in groups of 128."""
+    check_backend(backend)
+    if group_size != 128:
+        raise NotImplementedError(f"group_size: {group_size} is not offered; 128 is")
+    if dst_dtype is not None and not str(dst_dtype).endswith("float8_e4m3fn"):
+        raise NotImplementedError(f"dst_dtype: {dst_dtype} is not offered; float8_e4m3fn is")
+    for name, value in (("column_major_scales", column_major_scales),
+                        ("scale_tma_aligned", scale_tma_aligned),
+                        ("scale_ue8m0", scale_ue8m0)):  # fmt: skip
+        if value:
+            raise NotImplementedError(f"{name}: not offered; row-major float32 scales are")
+    if x.shape[-1] % 128:
+        raise ValueError(f"x: expected a multiple of 128 columns, got {x.shape[-1]}")
+    q = nf.quantize(x, "fp8_1x128", layout="linear", fp8_rule="amax_div", fp8_eps=float(eps))
+    return e4m3(q.values), q.scales.reshape(*x.shape[:-1], x.shape[-1] // 128)
+
+
+def make_nvfp4_global_scale(
+    input: Any, per_token_activation: bool, global_scale: Any = None, cfg: Any = None
+) -> Any:
+    """float32 [1]: what nvfp4_quantize() takes for a tensor."""
+    if cfg is not None:
+        raise NotImplementedError("cfg: not offered; FLASHINFER_NVFP4_4OVER6... are read")
+    option = four_over_six()
+    largest = 6.0 * (option.e4m3_max if option else 448)
+    if per_token_activation:
+        return to_float32(1.0 / largest, input)
+    if global_scale is not None:
+        return to_float32(global_scale, input)
+    largest_of_floats = 3.4028234663852886e38  # What upstream gives for a tensor of zeros.
+    found = nf.amax(contiguous(input))
+    top = to_float32(largest, input)
+    if is_torch(found):
+        return (top / found).clamp(max=largest_of_floats)
+    if found[0] == 0:
+        return to_float32(largest_of_floats, input)
+    return (top / found).astype("float32")
+
+
+def packbits(x: Any, bitorder: str = "big") -> Any:
+    """uint8 [n / 8]: eight bools a byte; the last one is filled with zeros."""
+    weights = [128, 64, 32, 16, 8, 4, 2, 1]
+    if bitorder not in ("big", "little"):
+        raise ValueError(f"bitorder: expected big or little, got {bitorder!r}")
+    weights = weights if bitorder == "big" else weights[::-1]
+    count = x.shape[0]
+    padded = maker_of("x", x).zeros((round_up(count, 8),), "uint8")
+    padded[:count] = x
+    factors = maker_of("x", x).zeros((8,), "uint8")
+    for place, weight in enumerate(weights):
+        factors[place] = weight
+    total = (padded.reshape(-1, 8) * factors).sum(-1)
+    return total.to(padded.dtype) if is_torch(total) else total.astype(padded.dtype)
+
+
+def segment_packbits(x: Any, indptr: Any, bitorder: str = "big") -> tuple[Any, Any]:
+    """Each segment of bools on its own: (bytes, new offsets)."""
+    ends = [int(end) for end in to_cpu(indptr)]
+    parts = [packbits(x[a:b], bitorder) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    total, offsets = 0, [0]
+    for part in parts:
+        total += part.shape[0]
+        offsets.append(total)
+    make = maker_of("x", x)
+    out, at = make.zeros((total,), "uint8"), 0
+    for part in parts:
+        out[at : at + part.shape[0]] = part
+        at += part.shape[0]
+    places = make.zeros((len(offsets),), dtype_name(indptr))
+    for i, offset in enumerate(offsets):
+        places[i] = offset
+    return out, places

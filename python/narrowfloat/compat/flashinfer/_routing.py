@@ -1,0 +1,177 @@
+"""FlashInfer's routing functions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arrays import cast, copy_into, dtype_name
+from narrowfloat.compat.flashinfer._enums import RoutingMethodType
+
+_METHODS = tuple(nf.routing_methods())
+
+
+class RoutingResult(NamedTuple):
+    """What trtllm_gen_routing() returns."""
+
+    topk_ids: Any
+    topk_weights: Any
+    total_num_padded_tokens: Any
+    expanded_idx_to_permuted_idx: Any
+    permuted_idx_to_token_idx: Any
+    cta_idx_xy_to_batch_idx: Any
+    cta_idx_xy_to_mn_limit: Any
+    num_non_exiting_ctas: Any
+
+
+def method_name(argument: str, method: Any) -> str:
+    """Our name of a RoutingMethodType."""
+    number = int(method)
+    if number == RoutingMethodType.Unspecified or not 0 <= number < len(_METHODS):
+        raise ValueError(f"{argument}: expected a RoutingMethodType, got {method!r}")
+    return _METHODS[number]
+
+
+def router_options(
+    method: str,
+    n_group: int | None,
+    topk_group: int | None,
+    routed_scaling_factor: float | None,
+    norm_topk_prob: bool,
+) -> dict[str, Any]:
+    """Keywords of route() and MoeConfig. What a method does not read is left out, as upstream."""
+    options: dict[str, Any] = {"method": method}
+    groups, kept = n_group or 0, topk_group or 0
+    if groups > 1 or kept > 1:
+        if method != "deepseek_v3":
+            raise ValueError(f"n_group: {method} has no groups, got {groups} and topk_group {kept}")
+        options |= {"n_group": groups, "topk_group": kept}
+    if method in ("deepseek_v3", "minimax2") and routed_scaling_factor is not None:
+        options["routed_scale"] = float(routed_scaling_factor)
+    if method == "sigmoid_renorm":
+        options["norm_topk"] = bool(norm_topk_prob)
+    return options
+
+
+def bias_for(method: str, bias: Any) -> Any:
+    """The bias, for the methods that read one."""
+    return bias if method in ("deepseek_v3", "minimax2") else None
+
+
+def trtllm_gen_routing(
+    routing_logits: Any,
+    routing_bias: Any,
+    routing_method: Any,
+    top_k: int,
+    *,
+    num_fused_shared_experts: int = 0,
+    n_group: int = 0,
+    topk_group: int = 0,
+    local_expert_offset: int = 0,
+    local_num_experts: int | None = None,
+    routed_scaling_factor: float = 1.0,
+    tile_tokens_dim: int = 8,
+    norm_topk_prob: bool = True,
+    enable_pdl: bool | None = None,
+) -> RoutingResult:
+    """Router and permutation alone. The rank inside an expert is stable."""
+    if len(routing_logits.shape) != 2 or dtype_name(routing_logits) not in ("float32", "bfloat16"):
+        raise ValueError(
+            "routing_logits: expected float32 or bfloat16 of two axes, got "
+            f"{dtype_name(routing_logits)} {tuple(routing_logits.shape)}"
+        )
+    method = method_name("routing_method", routing_method)
+    options = router_options(method, n_group, topk_group, routed_scaling_factor, norm_topk_prob)
+    shared = num_fused_shared_experts
+    ids, weights = nf.route(
+        routing_logits, bias=bias_for(method, routing_bias), top_k=top_k, shared_experts=shared,
+        weights_bf16=True, grouped_bias_bf16="n_group" in options, **options,
+    )  # fmt: skip
+    local = routing_logits.shape[1] if local_num_experts is None else local_num_experts
+    local += shared
+    maps = nf.permute(ids, local_experts=local, expert_offset=local_expert_offset,
+                      token_tile=tile_tokens_dim)  # fmt: skip
+    outside = (ids < local_expert_offset) | (ids >= local_expert_offset + local)
+    ids[outside] = -1
+    return RoutingResult(
+        ids,
+        cast(weights, "bfloat16"),
+        maps.num_rows,
+        maps.slot_to_row.reshape(tuple(ids.shape)),
+        maps.row_to_token,
+        maps.tile_to_expert,
+        maps.tile_row_end,
+        maps.num_tiles,
+    )
+
+
+def fused_topk_deepseek(
+    scores: Any,
+    bias: Any,
+    n_group: int,
+    topk_group: int,
+    topk: int,
+    routed_scaling_factor: float,
+    topk_values: Any,
+    topk_indices: Any,
+    launch_with_pdl: bool = True,
+    routing_replay_out: Any = None,
+    *,
+    backend: str = "default",
+) -> None:
+    """DeepSeek-V3's routing into topk_values and topk_indices."""
+    groups = {"n_group": n_group, "topk_group": topk_group} if n_group > 1 else {}
+    ids, weights = nf.route(
+        scores, bias=bias, top_k=topk, method="deepseek_v3", replay=routing_replay_out,
+        routed_scale=float(routed_scaling_factor), **groups,
+    )  # fmt: skip
+    copy_into("topk_indices", topk_indices, ids)
+    copy_into("topk_values", topk_values, weights)
+
+
+def moe_sort(
+    token_selected_experts: Any,
+    token_final_scales: Any,
+    num_experts: int,
+    top_k: int,
+    local_expert_offset: int = 0,
+    num_local_experts: int | None = None,
+    tile_tokens_dim: int = 128,
+    enable_pdl: bool = False,
+    out_tile_idx_to_expert_idx: Any = None,
+    out_tile_idx_to_mn_limit: Any = None,
+    out_expanded_idx_to_permuted_idx: Any = None,
+    out_permuted_idx_to_expanded_idx: Any = None,
+    out_total_num_padded_tokens: Any = None,
+    out_num_non_exiting_tiles: Any = None,
+) -> tuple[Any, ...]:
+    """Slots sorted by expert: the maps of trtllm_gen_routing() under other names."""
+    if token_selected_experts.shape[1] != top_k:
+        raise ValueError(f"top_k: {top_k}, but {token_selected_experts.shape[1]} experts a token")
+    local = num_experts if num_local_experts is None else num_local_experts
+    maps = nf.permute(token_selected_experts, local_experts=local, token_tile=tile_tokens_dim,
+                      expert_offset=local_expert_offset)  # fmt: skip
+    found = (
+        ("out_tile_idx_to_expert_idx", out_tile_idx_to_expert_idx, maps.tile_to_expert),
+        ("out_tile_idx_to_mn_limit", out_tile_idx_to_mn_limit, maps.tile_row_end),
+        ("out_expanded_idx_to_permuted_idx", out_expanded_idx_to_permuted_idx,
+         maps.slot_to_row.reshape(tuple(token_selected_experts.shape))),
+        ("out_permuted_idx_to_expanded_idx", out_permuted_idx_to_expanded_idx, maps.row_to_slot),
+        ("out_total_num_padded_tokens", out_total_num_padded_tokens, maps.num_rows),
+        ("out_num_non_exiting_tiles", out_num_non_exiting_tiles, maps.num_tiles),
+    )  # fmt: skip
+    return tuple(
+        value if out is None else copy_into(name, out, value) for name, out, value in found
+    )
+
+
+def hash_topk(
+    router_logits: Any,
+    input_ids: Any,
+    tid2eid: Any,
+    num_fused_shared_experts: int = 0,
+    routed_scaling_factor: float = 1.0,
+    launch_with_pdl: bool = True,
+) -> None:
+    """Not offered."""
+    raise NotImplementedError("input_ids: routing by token ids is not offered; route() is")

@@ -1,0 +1,30 @@
+"""What the tests of narrowfloat.compat.flashinfer found, as the table of docs/python.md."""
+
+from __future__ import annotations
+
+BITS, CLOSE, ABSENT = "same bits", "within tolerance", "not offered"
+
+RESULTS: dict[str, tuple[str, str]] = {}
+
+# Functions of FlashInfer that the package does not have at all.
+MISSING = {
+    "nvfp4_kv_quantize, nvfp4_kv_dequantize(_paged), nvfp4_quantize_append_paged_kv_cache(...), "
+    "nvfp4_quantize_paged_kv_cache": "the library has no KV caches",
+}
+BEGIN, END = "<!-- flashinfer table: begin -->\n", "<!-- flashinfer table: end -->"
+
+
+def record(name: str, result: str, note: str = "") -> None:
+    """Called by a test behind its last assertion."""
+    RESULTS[name] = (result, note)
+
+
+def render() -> str:
+    """The rows, by function."""
+    lines = ["| Function | Result | Note |", "|---|---|---|"]
+    for name, (result, note) in sorted(RESULTS.items()):
+        lines.append(f"| `{name}` | {result} | {note} |")
+    for name, note in MISSING.items():
+        names = ", ".join(f"`{one}`" for one in name.split(", "))
+        lines.append(f"| {names} | {ABSENT} | {note} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,419 @@
+"""narrowfloat.compat.flashinfer: quantizers and layouts against the independent model, to the bit.
+
+Each test runs on NumPy arrays, and on torch tensors where torch is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from flashinfer_table import BITS, CLOSE, record
+
+import narrowfloat as nf
+import narrowfloat.compat.flashinfer as fi
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
+
+import reference_model as model  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+RNG = np.random.default_rng(21)
+SCALE = np.float32(300.0)
+LAYOUTS = {fi.SfLayout.layout_128x4: "swizzled_128x4", fi.SfLayout.layout_8x4: "swizzled_8x4",
+           fi.SfLayout.layout_linear: "linear"}  # fmt: skip
+NAMES = {"bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3", "float32": "F32"}
+RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class Numpy:
+    """Arrays as they are."""
+
+    @staticmethod
+    def make(array: np.ndarray) -> Any:
+        return array
+
+    @staticmethod
+    def raw(value: Any) -> bytes:
+        return np.ascontiguousarray(value).tobytes()
+
+
+class Torch:
+    """The same bytes as tensors."""
+
+    @staticmethod
+    def make(array: np.ndarray) -> Any:
+        if array.dtype.name in ("bfloat16", "float8_e4m3fn"):
+            signed = {1: np.int8, 2: np.int16}[array.itemsize]
+            return torch.from_numpy(array.view(signed)).view(getattr(torch, array.dtype.name))
+        return torch.from_numpy(array)
+
+    @staticmethod
+    def raw(value: Any) -> bytes:
+        dense = value.contiguous()
+        return dense.view(torch.uint8).numpy().tobytes() if dense.dim() else dense.numpy().tobytes()
+
+
+LIBRARIES = [Numpy] if torch is None else [Numpy, Torch]
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda lib: lib.__name__)
+def lib(request: pytest.FixtureRequest) -> Any:
+    """Where arrays come from."""
+    return request.param
+
+
+def example(shape: tuple[int, ...], dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:
+    """Numbers of several magnitudes, a zero row, a large one."""
+    x = RNG.standard_normal(shape) * np.exp2(RNG.integers(-4, 4, shape))
+    x[..., 0, :] = 0
+    return x.astype(dtype)
+
+
+def wanted(x: np.ndarray, format: str, layout: str, **options: Any) -> model.Quantized:
+    """Of the model; x is [rows, cols] or [batch, rows, cols]."""
+    if "encode_scale" in options:
+        options["encode_scale"] = np.atleast_1d(options["encode_scale"]).astype(np.float32)
+    raw = np.ascontiguousarray(x).view(RAW[x.itemsize])
+    raw = raw if raw.ndim == 3 else raw[None]
+    return model.quantize(raw, NAMES[x.dtype.name], format, layout, model.Options(**options))
+
+
+def same(lib: Any, parts: tuple, reference: model.Quantized) -> bool:
+    """Codes and scales."""
+    return (lib.raw(parts[0]) == reference.values.tobytes()
+            and lib.raw(parts[1]) == reference.scales.tobytes())  # fmt: skip
+
+
+def test_fp4_quantize(lib: Any) -> None:
+    """Both formats, all layouts, both modes, scales for a tensor and for each row, FP8 input."""
+    for rows, cols in ((3, 96), (130, 160)):
+        for dtype in (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn):
+            x = example((rows, cols), dtype)
+            for math in ("exact", "fast"):
+                for swizzled, is_8x4, layout in ((True, False, "swizzled_128x4"),
+                                                 (True, True, "swizzled_8x4"),
+                                                 (False, False, "linear")):  # fmt: skip
+                    got = fi.fp4_quantize(lib.make(x), lib.make(SCALE.reshape(1)), 16, False,
+                                          swizzled, is_8x4, math=math)  # fmt: skip
+                    assert same(lib, got, wanted(x, "nvfp4", layout, encode_scale=SCALE, mode=math))
+                    tall = -(-rows // 128) * 128 if layout == "swizzled_128x4" else rows
+                    if layout != "swizzled_8x4":
+                        wide = -(-cols // 64) * 4 if swizzled else cols // 16
+                        assert tuple(got[1].shape) == (tall, wide)
+                    got = fi.fp4_quantize(lib.make(x), None, 32, True, swizzled, is_8x4, math=math)
+                    assert same(lib, got, wanted(x, "mxfp4", layout, mode=math))
+    x, each = example((5, 64)), np.linspace(1, 500, 5, dtype=np.float32)
+    got = fi.fp4_quantize(lib.make(x), lib.make(each))
+    assert same(lib, got, wanted(x, "nvfp4", "swizzled_128x4", encode_scale=each))
+    decode = np.float32(0.0031)
+    got = fi.fp4_quantize(lib.make(x), lib.make(decode.reshape(1)), is_global_scale_inversed=True)
+    encode = nf.encode_scale_from_decode(float(decode))
+    assert same(lib, got, wanted(x, "nvfp4", "swizzled_128x4", encode_scale=encode))
+    record("fp4_quantize", BITS)
+
+
+def test_column_major_input(lib: Any) -> None:
+    """Quantized along its dense axis, and handed back as a view."""
+    x = example((32, 48))
+    got = fi.fp4_quantize(lib.make(x).T, lib.make(SCALE.reshape(1)))
+    reference = fi.fp4_quantize(lib.make(x), lib.make(SCALE.reshape(1)))
+    assert tuple(got[0].shape) == (24, 32)
+    assert lib.raw(got[0].T) == lib.raw(reference[0])
+
+
+def test_nvfp4_quantize(lib: Any) -> None:
+    """Plain, per token, with a list of rows, shuffled."""
+    x = example((128, 128))
+    scale = lib.make(SCALE.reshape(1))
+    for layout, name in LAYOUTS.items():
+        got = fi.nvfp4_quantize(lib.make(x), scale, layout)
+        assert same(lib, got, wanted(x, "nvfp4", name, encode_scale=SCALE))
+        got = fi.nvfp4_quantize(lib.make(x), np.float32(1 / 2688), layout,
+                                per_token_activation=True, math="fast")  # fmt: skip
+        reference = wanted(x, "nvfp4_per_token", name, mode="fast")
+        assert same(lib, got, reference) and lib.raw(got[2]) == reference.global_scale.tobytes()
+    linear = wanted(x, "nvfp4", "linear", encode_scale=SCALE)
+    got = fi.nvfp4_quantize(lib.make(x), scale, do_shuffle=True)
+    order = np.array([32 * (p // 32) + 4 * (p % 8) + p % 32 // 8 for p in range(128)])
+    assert lib.raw(got[0]) == linear.values[0][order].tobytes()
+    image = model.pack_scales(linear.scales.reshape(128, 8)[order], "swizzled_128x4")
+    assert lib.raw(got[1]) == image.tobytes()
+    rows = np.array([3, -1, 7], np.int32)
+    got = fi.nvfp4_quantize(lib.make(x), np.float32(1 / 2688), per_token_activation=True,
+                            expanded_idx_to_permuted_idx=lib.make(rows))  # fmt: skip
+    full = wanted(x, "nvfp4_per_token", "swizzled_128x4")
+    assert lib.raw(got[0][3]) == full.values[0][3].tobytes()
+    record("nvfp4_quantize", BITS, "`do_shuffle` not together with `per_token_activation`")
+
+
+def test_mx_formats(lib: Any) -> None:
+    """MXFP4 and MXFP8 in every layout; MXFP8's alignment; back to float32."""
+    x = example((9, 160))
+    for layout, name in LAYOUTS.items():
+        codes, scales = fi.mxfp4_quantize(lib.make(x), sfLayout=layout)
+        reference = wanted(x, "mxfp4", name)
+        assert same(lib, (codes, scales), reference)
+        back = model.dequantize(reference, "F32").tobytes()
+        assert lib.raw(fi.mxfp4_dequantize(codes, scales, layout)) == back
+        flags = {"is_sf_swizzled_layout": name != "linear",
+                 "is_sf_8x4_layout": name == "swizzled_8x4"}  # fmt: skip
+        floats = fi.e2m1_and_ufp8sf_scale_to_float(codes, scales, None, 32, 0, **flags)
+        assert lib.raw(floats) == back
+        for alignment in (32, 128):
+            got = fi.mxfp8_quantize(lib.make(x), alignment=alignment, sf_swizzle_layout=layout)
+            reference = wanted(x, "mxfp8", name, alignment=alignment)
+            assert same(lib, got, reference) and len(got[1].shape) == 1
+            assert str(got[0].dtype).endswith("float8_e4m3fn")
+        got = fi.mxfp8_quantize(lib.make(x), sf_swizzle_layout=layout)
+        back = model.dequantize(wanted(x, "mxfp8", name), "F32").tobytes()
+        assert lib.raw(fi.mxfp8_dequantize_host(*got, sf_swizzle_layout=layout)) == back
+    codes, scales = fi.mxfp4_quantize(lib.make(x), sfLayout=fi.SfLayout.layout_linear)
+    back = model.dequantize(wanted(x, "mxfp4", "linear"), "F32").tobytes()
+    assert lib.raw(fi.mxfp4_dequantize_host(codes, scales)) == back
+    plain = fi.mxfp8_quantize(lib.make(example((4, 64), np.float32)))[0]
+    assert str(plain.dtype).endswith("uint8")
+    for name in ("mxfp4_quantize", "mxfp4_dequantize", "mxfp4_dequantize_host", "mxfp8_quantize",
+                 "mxfp8_dequantize_host"):  # fmt: skip
+        record(name, BITS)
+
+
+def test_e2m1_to_float(lib: Any) -> None:
+    """NVFP4 with its decode scale."""
+    x = example((6, 64))
+    codes, scales = fi.nvfp4_quantize(lib.make(x), lib.make(SCALE.reshape(1)))
+    decode = np.float32([nf.decode_scale_from_encode(float(SCALE))])
+    got = fi.e2m1_and_ufp8sf_scale_to_float(codes, scales, lib.make(decode))
+    back = model.dequantize(wanted(x, "nvfp4", "swizzled_128x4", encode_scale=SCALE), "F32")
+    assert lib.raw(got) == back.tobytes()
+    with pytest.raises(ValueError, match="ufp8_type"):
+        fi.e2m1_and_ufp8sf_scale_to_float(codes, scales, None, 16, 0)
+    record("e2m1_and_ufp8sf_scale_to_float", BITS, "E4M3 scales with 16, UE8M0 with 32 elements")
+
+
+def test_silu_and_smooth(lib: Any) -> None:
+    """The 16-bit tensor that an unfused operation stores, then quantized."""
+    x = example((7, 128))
+    up = nf.silu_mul_quantize(x, "nvfp4", encode_scale=float(SCALE))
+    scale = lib.make(SCALE.reshape(1))
+    got = fi.silu_and_mul_nvfp4_quantize(lib.make(x), scale)
+    assert lib.raw(got[0]) == up.values.tobytes() and lib.raw(got[1]) == up.scales.tobytes()
+    factors = example((2, 128))[1]
+    y = (x.astype(np.float32) * factors.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    got = fi.nvfp4_quantize_smooth(lib.make(x), lib.make(factors), scale)
+    assert same(lib, got, wanted(y, "nvfp4", "swizzled_128x4", encode_scale=SCALE))
+    assert len(got[1].shape) == 1
+    record("silu_and_mul_nvfp4_quantize", BITS, "upstream's SiLU may differ by an ulp")
+    record("nvfp4_quantize_smooth", BITS)
+
+
+def test_batched_and_grouped(lib: Any) -> None:
+    """An image for each expert; rows beyond the mask have zero scales."""
+    x = example((3, 40, 96))
+    got = fi.nvfp4_batched_quantize(lib.make(x), lib.make(SCALE.reshape(1)))
+    assert same(lib, got, wanted(x, "nvfp4", "swizzled_128x4", encode_scale=SCALE))
+    record("nvfp4_batched_quantize", BITS)
+    mask, each = np.array([40, 7, 0], np.int32), np.float32([100, 200, 300])
+    rows = np.arange(40) < mask[:, None]
+    reference = wanted(x, "nvfp4", "swizzled_128x4", encode_scale=each, valid_rows=mask.tolist())
+    codes, scales = fi.scaled_fp4_grouped_quantize(lib.make(x), lib.make(mask), lib.make(each))
+    assert tuple(codes.shape) == (40, 48, 3) and tuple(scales.shape) == (32, 4, 1, 4, 2, 3)
+    physical = np.frombuffer(lib.raw(permute(codes, 2, 0, 1)), np.uint8).reshape(3, 40, 48)
+    assert (physical[rows] == reference.values[rows]).all()
+    flat = permute(view_bytes(scales), 5, 2, 4, 0, 1, 3)
+    assert lib.raw(flat) == reference.scales.tobytes()
+    record("scaled_fp4_grouped_quantize", BITS)
+    codes, scales = fi.mxfp8_grouped_quantize(lib.make(x), lib.make(mask))
+    reference = wanted(x, "mxfp8", "swizzled_128x4", valid_rows=mask.tolist(), alignment=128)
+    assert tuple(codes.shape) == (40, 128, 3)
+    physical = np.frombuffer(lib.raw(permute(codes, 2, 0, 1)), np.uint8).reshape(3, 40, 128)
+    assert (physical[rows] == reference.values[rows]).all()
+    assert lib.raw(permute(scales, 5, 2, 4, 0, 1, 3)) == reference.scales.tobytes()
+    record("mxfp8_grouped_quantize", BITS)
+    up = nf.silu_mul_quantize(x, "nvfp4", batched=True, valid_rows=mask, encode_scale=each)
+    codes, scales = fi.silu_and_mul_scaled_nvfp4_experts_quantize(
+        lib.make(x), lib.make(mask), lib.make(each)
+    )
+    assert lib.raw(permute(codes, 2, 0, 1)) == up.values.tobytes()
+    assert lib.raw(permute(view_bytes(scales), 5, 2, 4, 0, 1, 3)) == up.scales.tobytes()
+    record("silu_and_mul_scaled_nvfp4_experts_quantize", BITS,
+           "upstream's SiLU may differ by an ulp")  # fmt: skip
+
+
+def permute(value: Any, *axes: int) -> Any:
+    """Axes in another order."""
+    return value.transpose(*axes) if isinstance(value, np.ndarray) else value.permute(*axes)
+
+
+def view_bytes(value: Any) -> Any:
+    """uint8 elements."""
+    return value.view(np.uint8 if isinstance(value, np.ndarray) else torch.uint8)
+
+
+def test_norms(lib: Any) -> None:
+    """Both formats and layouts, both images at once, given outputs, the sum in the residual."""
+    x, residual, weight = example((6, 128)), example((6, 128)), example((2, 128))[1]
+    for block, format in ((16, "nvfp4"), (32, "mxfp4")):
+        scale = {"encode_scale": float(SCALE)} if block == 16 else {}
+        for swizzled, layout in ((False, "linear"), (True, "swizzled_128x4")):
+            q = nf.rmsnorm_quantize(x, weight, format, layout=layout, **scale)
+            arguments = {"global_scale": lib.make(SCALE.reshape(1)), "block_size": block,
+                         "is_sf_swizzled_layout": swizzled}  # fmt: skip
+            got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), **arguments)
+            assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
+            outs = lib.make(np.zeros((6, 64), np.uint8)), lib.make(np.zeros(q.scales.shape, "u1"))
+            got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), *outs, **arguments)
+            assert got[0] is outs[0] and lib.raw(outs[1]) == q.scales.tobytes()
+        sums = residual.copy()
+        y = np.zeros_like(x)
+        q = nf.add_rmsnorm_quantize(x, sums, weight, format, norm_output=y, **scale)
+        given = lib.make(residual.copy())
+        normed = lib.make(np.zeros_like(x))
+        got = fi.add_rmsnorm_fp4quant(
+            lib.make(x), given, lib.make(weight), global_scale=lib.make(SCALE.reshape(1)),
+            block_size=block, output_both_sf_layouts=True, y_out=normed,
+        )  # fmt: skip
+        assert lib.raw(given) == sums.tobytes() and lib.raw(normed) == y.tobytes()
+        assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
+        assert lib.raw(got[2]) == q.relayout("linear").scales.tobytes()
+    with pytest.raises(NotImplementedError, match="scale_format"):
+        fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), block_size=32, scale_format="e4m3")
+    note = "the library's norm; upstream's rounds differently"
+    record("rmsnorm_fp4quant", CLOSE, note)
+    record("add_rmsnorm_fp4quant", CLOSE, note)
+
+
+def test_group_quantization(lib: Any) -> None:
+    """E4M3 in groups of 128 with row-major scales, by the formulas of the specification."""
+    x = example((5, 256))
+    x[3] = 0
+    codes, scales = fi.per_token_group_quant_8bit(lib.make(x), 128)
+    groups = x.astype(np.float32).reshape(5, 2, 128)
+    s = np.maximum(np.abs(groups).max(-1), np.float32(1e-10)) / np.float32(448)
+    q = (groups * (np.float32(1) / s)[..., None]).astype(ml_dtypes.float8_e4m3fn)
+    assert lib.raw(scales) == s.astype(np.float32).tobytes()
+    assert lib.raw(codes) == q.tobytes()
+    for name, value in (("group_size", 64), ("dst_dtype", "int8"), ("scale_ue8m0", True),
+                        ("column_major_scales", True), ("scale_tma_aligned", True)):  # fmt: skip
+        with pytest.raises(NotImplementedError, match=name):
+            fi.per_token_group_quant_8bit(lib.make(x), **{"group_size": 128, name: value})
+    record("per_token_group_quant_8bit", BITS, "groups of 128, E4M3, row-major scales")
+
+
+def test_layouts(lib: Any) -> None:
+    """Interleaving and shuffles by the formulas of the specification, element by element."""
+    sf = RNG.integers(0, 255, (2, 130, 7)).astype(np.uint8)
+    got = fi.block_scale_interleave(lib.make(sf))
+    images = [model.pack_scales(part, "swizzled_128x4") for part in sf]
+    assert lib.raw(got) == b"".join(image.tobytes() for image in images)
+    assert lib.raw(fi.nvfp4_block_scale_interleave(lib.make(sf[0]))) == images[0].tobytes()
+    t = RNG.integers(0, 255, (128, 12)).astype(np.uint8)
+    for tile, block, step in ((128, 32, 4), (64, 16, 2)):
+        moved = np.zeros_like(t)
+        for row in range(128):
+            j = row % block
+            moved[row - j + 8 * (j % step) + j // step] = t[row]
+        assert lib.raw(fi.shuffle_matrix_a(lib.make(t), tile)) == moved.tobytes()
+        image = model.pack_scales(moved, "swizzled_128x4")
+        assert lib.raw(fi.shuffle_matrix_sf_a(lib.make(t), tile)) == image.tobytes()
+    paired = np.zeros_like(t)
+    paired[0::2], paired[1::2] = t[:64], t[64:]
+    assert lib.raw(fi.reorder_rows_for_gated_act_gemm(lib.make(t))) == paired.tobytes()
+    blocks = np.stack([t[:, 4 * k : 4 * k + 4] for k in range(3)])
+    assert lib.raw(fi.convert_to_block_layout(lib.make(t), 4)) == blocks.tobytes()
+    for name in ("block_scale_interleave", "nvfp4_block_scale_interleave", "shuffle_matrix_a",
+                 "shuffle_matrix_sf_a", "reorder_rows_for_gated_act_gemm",
+                 "convert_to_block_layout"):  # fmt: skip
+        record(name, BITS)
+
+
+def test_packbits(lib: Any) -> None:
+    """Against NumPy's own."""
+    bits = RNG.integers(0, 2, 37).astype(bool)
+    ends = np.array([0, 5, 5, 21, 37], np.int32)
+    for order in ("big", "little"):
+        packed = np.packbits(bits, bitorder=order).tobytes()
+        assert lib.raw(fi.packbits(lib.make(bits), order)) == packed
+        data, offsets = fi.segment_packbits(lib.make(bits), lib.make(ends), order)
+        pairs = zip(ends[:-1], ends[1:], strict=True)
+        parts = [np.packbits(bits[a:b], bitorder=order) for a, b in pairs]
+        assert lib.raw(data) == np.concatenate(parts).tobytes()
+        assert lib.raw(offsets) == np.int32([0, 1, 1, 3, 5]).tobytes()
+    with pytest.raises(ValueError, match="bitorder"):
+        fi.packbits(lib.make(bits), "middle")
+    record("packbits", BITS)
+    record("segment_packbits", BITS)
+
+
+def test_global_scale(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tensor, of zeros, per token, with 4-over-6."""
+    x = example((4, 64))
+    top = np.abs(x.astype(np.float32)).max()
+    found = fi.make_nvfp4_global_scale(lib.make(x), False)
+    assert lib.raw(found) == np.float32(2688 / top).tobytes()
+    zeros = fi.make_nvfp4_global_scale(lib.make(np.zeros((4, 64), np.float32)), False)
+    assert float(zeros[0]) == np.finfo(np.float32).max
+    assert float(fi.make_nvfp4_global_scale(lib.make(x), True)[0]) == np.float32(1 / 2688)
+    assert float(fi.make_nvfp4_global_scale(lib.make(x), False, 5.0)[0]) == 5
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_E4M3_USE_256", "1")
+    got = fi.make_nvfp4_global_scale(lib.make(x), False)
+    assert lib.raw(got) == np.float32(1536 / top).tobytes()
+    record("make_nvfp4_global_scale", BITS, "`cfg` is not offered")
+
+
+def test_environment(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's variables: mode and 4-over-6; the argument counts for more."""
+    x = lib.make(example((64, 256), np.float16))
+    scale = np.float32(333.3)
+
+    def codes(**arguments: Any) -> bytes:
+        return lib.raw(fi.nvfp4_quantize(x, scale, per_token_activation=True, **arguments)[2])
+
+    exact, fast = codes(math="exact"), codes(math="fast")
+    assert exact != fast and codes() == exact
+    monkeypatch.setenv("TRTLLM_DISABLE_FP4_QUANT_FAST_MATH", "0")
+    assert codes() == fast and codes(math="exact") == exact
+    monkeypatch.setenv("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "1")
+    assert codes() == exact
+    y = lib.make(example((64, 256)))
+    plain = lib.raw(fi.nvfp4_quantize(y, scale)[0])
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MSE")
+    found = lib.raw(fi.nvfp4_quantize(y, scale)[0])
+    option = nf.FourOverSix(error="mse")
+    q = nf.quantize(y, "nvfp4", encode_scale=float(scale), four_over_six=option)
+    assert found != plain and found == lib.raw(q.values)
+
+
+X = example((4, 64))
+REFUSED = {
+    "global_scale": lambda: fi.fp4_quantize(X),
+    "sf_use_ue8m0": lambda: fi.fp4_quantize(X, SCALE, 16, True),
+    "backend": lambda: fi.fp4_quantize(X, SCALE, backend="vulkan"),
+    "sf_vec_size": lambda: fi.nvfp4_quantize(X, SCALE, sf_vec_size=32),
+    "sfLayout": lambda: fi.nvfp4_quantize(X, SCALE, 3),
+    "do_shuffle": lambda: fi.nvfp4_quantize(X, SCALE, do_shuffle=True),
+    "expanded_idx": lambda: fi.nvfp4_quantize(X, SCALE, expanded_idx_to_permuted_idx=X),
+    "unswizzled_sf": lambda: fi.block_scale_interleave(X),
+    "multiple of 32": lambda: fi.shuffle_matrix_a(X, 128),
+    "sf_linear": lambda: fi.shuffle_matrix_sf_a(X, 128),
+    "even number": lambda: fi.reorder_rows_for_gated_act_gemm(X[:3]),
+    "columns": lambda: fi.convert_to_block_layout(X, 48),
+    "group_size": lambda: fi.mxfp4_dequantize_host(X, X, 16),
+}
+
+
+@pytest.mark.parametrize("word", list(REFUSED))
+def test_value_errors(word: str) -> None:
+    """The message names the argument."""
+    with pytest.raises(ValueError, match=word):
+        REFUSED[word]()
