@@ -105,51 +105,65 @@ ScaleView image(const GuardedBuffer& buffer, ScaleLayoutId layout, int64_t batch
           .capacity = buffer.size()};
 }
 
+constexpr auto kLinear = ScaleLayoutId::kLinear;
+constexpr auto kSwizzled = ScaleLayoutId::kSwizzled128x4;
+
+struct ScaleCase {
+  int64_t batch;
+  int64_t rows;
+  int64_t blocks;
+  int64_t tile;
+};
+
+// Position in the shuffled images of scale i of the plain ones.
+int64_t shuffled_position(const ScaleCase& c, int64_t i) {
+  const int64_t row = i / c.blocks % c.rows;
+  return i / c.blocks / c.rows * scale_image_size(kSwizzled, c.rows, c.blocks) +
+         scale_offset(kSwizzled, moved_row(row, c.tile), i % c.blocks, c.rows, c.blocks);
+}
+
+void check_scales(const ScaleCase& c, bool is_inverse, Guard guard, Random& random) {
+  const int64_t count = c.batch * c.rows * c.blocks;
+  const GuardedBuffer plain(count, {.guard = guard});
+  const GuardedBuffer shuffled(c.batch * scale_image_size(kSwizzled, c.rows, c.blocks),
+                               {.guard = guard});
+  fill(is_inverse ? shuffled : plain, random);
+  const DeviceCopies device({&plain, &shuffled}, {.programmatic_launch = guard == Guard::kPage});
+  const ScaleView linear = device.view(image(plain, kLinear, c.batch, c.rows, c.blocks));
+  const ScaleView swizzled = device.view(image(shuffled, kSwizzled, c.batch, c.rows, c.blocks));
+  if (is_inverse) {
+    unshuffle_scales(FormatId::kNvfp4, swizzled, linear, c.tile, device.stream());
+  } else {
+    shuffle_scales(FormatId::kNvfp4, linear, swizzled, c.tile, device.stream());
+  }
+  EXPECT_TRUE(device.take_back());
+  EXPECT_TRUE(plain.intact() && shuffled.intact());
+  // The padding of shuffled images is zero.
+  std::vector<uint8_t> expected(static_cast<size_t>(is_inverse ? count : shuffled.size()), 0);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = shuffled_position(c, i);
+    if (is_inverse) {
+      expected[static_cast<size_t>(i)] = shuffled.data()[at];
+    } else {
+      expected[static_cast<size_t>(at)] = plain.data()[i];
+    }
+  }
+  EXPECT_EQ(expected, (is_inverse ? plain : shuffled).copy());
+}
+
 TEST_P(ShuffleConformance, EveryImplementationMovesEveryScale) {
-  constexpr auto kLinear = ScaleLayoutId::kLinear;
-  constexpr auto kSwizzled = ScaleLayoutId::kSwizzled128x4;
   const bool is_inverse = GetParam();
   Coverage coverage;
   for_cases(kCases, [&](int64_t index) {
     Random random(case_seed(is_inverse ? "unshuffle scales" : "shuffle scales", index));
-    const int64_t tile = random.pick<int64_t>({64, 128});
-    const int64_t batch = random.range(0, 3);
-    const int64_t rows = random.range(0, 3) * 128;
-    const int64_t blocks = random.chance(70) ? random.range(0, 20) : random.range(0, 70);
-    const auto what = fmt::format("scales {}x{}x{} tile {}", batch, rows, blocks, tile);
+    const ScaleCase c{.batch = random.range(0, 3),
+                      .rows = random.range(0, 3) * 128,
+                      .blocks = random.chance(70) ? random.range(0, 20) : random.range(0, 70),
+                      .tile = random.pick<int64_t>({64, 128})};
+    const auto what = fmt::format("scales {}x{}x{} tile {}", c.batch, c.rows, c.blocks, c.tile);
     for_implementations(coverage, what, index, [&] {
       for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
-        const int64_t padded = scale_image_size(kSwizzled, rows, blocks);
-        const GuardedBuffer plain(batch * rows * blocks, {.guard = guard});
-        const GuardedBuffer shuffled(batch * padded, {.guard = guard});
-        fill(is_inverse ? shuffled : plain, random);
-        const DeviceCopies device({&plain, &shuffled},
-                                  {.programmatic_launch = guard == Guard::kPage});
-        const ScaleView linear = device.view(image(plain, kLinear, batch, rows, blocks));
-        const ScaleView swizzled = device.view(image(shuffled, kSwizzled, batch, rows, blocks));
-        if (is_inverse) {
-          unshuffle_scales(FormatId::kNvfp4, swizzled, linear, tile, device.stream());
-        } else {
-          shuffle_scales(FormatId::kNvfp4, linear, swizzled, tile, device.stream());
-        }
-        EXPECT_TRUE(device.take_back());
-        EXPECT_TRUE(plain.intact() && shuffled.intact());
-        std::vector<uint8_t> expected(static_cast<size_t>(is_inverse ? 0 : batch * padded), 0);
-        for (int64_t i = 0; i < batch * rows * blocks; ++i) {
-          const int64_t row = i / blocks % rows;
-          const int64_t at =
-              i / blocks / rows * padded +
-              scale_offset(kSwizzled, moved_row(row, tile), i % blocks, rows, blocks);
-          if (is_inverse) {
-            ASSERT_EQ(shuffled.data()[at], plain.data()[i]) << "scale " << i;
-          } else {
-            expected[static_cast<size_t>(at)] = plain.data()[i];
-          }
-        }
-        // The padding is zero.
-        if (!is_inverse) {
-          EXPECT_EQ(expected, shuffled.copy());
-        }
+        check_scales(c, is_inverse, guard, random);
       }
     });
   });

@@ -77,13 +77,14 @@ PagedKvCache KvTensors::cache(const KvCaseShape& shape, bool is_random) {
   return cache;
 }
 
-TensorView KvTensors::numbers(DType dtype, std::vector<int64_t> shape, Fill fill, int64_t gap) {
-  const TensorView view = output(dtype, std::move(shape), gap);
+TensorView KvTensors::numbers(DType dtype, const std::vector<int64_t>& shape, Fill fill,
+                              int64_t gap) {
+  const TensorView view = output(dtype, shape, gap);
   fill_elements(fill, dtype, random_, buffers_.back()->size() / (bits(dtype) / 8), view.data);
   return view;
 }
 
-TensorView KvTensors::output(DType dtype, std::vector<int64_t> shape, int64_t gap) {
+TensorView KvTensors::output(DType dtype, const std::vector<int64_t>& shape, int64_t gap) {
   const int64_t cols = shape.back();
   const int64_t rows = cols == 0 ? 0 : product(shape) / cols;
   // The last row has no gap.
@@ -91,14 +92,14 @@ TensorView KvTensors::output(DType dtype, std::vector<int64_t> shape, int64_t ga
   return strided_view(add(count * (bits(dtype) / 8)).data(), dtype, shape, gap);
 }
 
-TensorView KvTensors::random_bytes(std::vector<int64_t> shape) {
-  const TensorView view = output(DType::kU8, std::move(shape));
+TensorView KvTensors::random_bytes(const std::vector<int64_t>& shape) {
+  const TensorView view = output(DType::kU8, shape);
   for (uint8_t& byte : buffers_.back()->span()) byte = static_cast<uint8_t>(random_.bits());
   return view;
 }
 
 TensorView KvTensors::indices(DType dtype, const std::vector<int64_t>& values,
-                              std::vector<int64_t> shape) {
+                              const std::vector<int64_t>& shape) {
   GuardedBuffer& buffer = add(static_cast<int64_t>(values.size()) * (bits(dtype) / 8));
   for (size_t i = 0; i < values.size(); ++i) {
     if (dtype == DType::kI64) {

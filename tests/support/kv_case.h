@@ -30,11 +30,12 @@ class KvTensors {
   // Values of `cache` and scales are poison, or random where the call reads them.
   PagedKvCache cache(const KvCaseShape& shape, bool is_random);
   // Numbers with `gap` elements behind each row.
-  TensorView numbers(DType dtype, std::vector<int64_t> shape, Fill fill, int64_t gap = 0);
+  TensorView numbers(DType dtype, const std::vector<int64_t>& shape, Fill fill, int64_t gap = 0);
   // Poison, to be written.
-  TensorView output(DType dtype, std::vector<int64_t> shape, int64_t gap = 0);
-  TensorView random_bytes(std::vector<int64_t> shape);
-  TensorView indices(DType dtype, const std::vector<int64_t>& values, std::vector<int64_t> shape);
+  TensorView output(DType dtype, const std::vector<int64_t>& shape, int64_t gap = 0);
+  TensorView random_bytes(const std::vector<int64_t>& shape);
+  TensorView indices(DType dtype, const std::vector<int64_t>& values,
+                     const std::vector<int64_t>& shape);
   // A factor of either kind; on a device also what the host refuses.
   KvScale scale();
 

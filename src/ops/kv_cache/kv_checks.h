@@ -20,6 +20,14 @@ struct KvShape {
   int64_t heads = 0;
 };
 
+// Keys or values of a call: numbers and their codes, with the names that messages give them.
+struct KvNamed {
+  std::string_view argument;
+  const TensorView& numbers;
+  std::string_view codes_argument;
+  const KvCodes& codes;
+};
+
 void require_math(MathMode math);
 void require_layout(KvLayout layout);
 

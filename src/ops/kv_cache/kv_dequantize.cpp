@@ -41,22 +41,23 @@ struct Sequences {
   int64_t tokens = 0;
 };
 
-void set_paged_side(std::string_view argument, const TensorView& output, const KvCodes& codes,
-                    std::string_view codes_argument, const Sequences& sequences,
-                    const KvShape& shape, KvLayout layout, KvDequantizeSide& side) {
-  require_view(argument, output);
+void set_paged_side(const KvNamed& part, const Sequences& sequences, const KvShape& shape,
+                    KvLayout layout, KvDequantizeSide& side) {
+  const TensorView& output = part.numbers;
+  require_view(part.argument, output);
   if (output.rank != 4 || output.shape[0] != sequences.batch ||
       output.shape[1] != sequences.tokens || output.shape[2] != shape.heads) {
-    throw_invalid("{}: expected [{}, {}, {}, head_dim], got {}", argument, sequences.batch,
+    throw_invalid("{}: expected [{}, {}, {}, head_dim], got {}", part.argument, sequences.batch,
                   sequences.tokens, shape.heads, to_string(output));
   }
   const std::vector<int64_t> steps =
-      require_numbers(argument, output, {shape.number}, shape.device);
-  const int64_t head_dim = require_head_dim(argument, output, kKvBlock);
-  const KvCodeSteps stored = require_codes(codes_argument, codes, shape, layout, head_dim);
-  side.values = bytes_of(codes.values);
+      require_numbers(part.argument, output, {shape.number}, shape.device);
+  const int64_t head_dim = require_head_dim(part.argument, output, kKvBlock);
+  const KvCodeSteps stored =
+      require_codes(part.codes_argument, part.codes, shape, layout, head_dim);
+  side.values = bytes_of(part.codes.values);
   side.value_steps = stored.values;
-  side.scales = bytes_of(codes.scales);
+  side.scales = bytes_of(part.codes.scales);
   side.scale_steps = stored.scales;
   side.output = bytes_of(output);
   side.output_steps = {steps[0], steps[1], steps[2]};
@@ -130,9 +131,9 @@ void kv_dequantize_paged(const PagedKvCache& cache, const TensorView& block_tabl
   }
   const Sequences sequences{.batch = block_tables.shape[0], .tokens = output_k.shape[1]};
   KvDequantizeArgs args;
-  set_paged_side("output_k", output_k, cache.k, "cache.k", sequences, shape, cache.layout,
+  set_paged_side({"output_k", output_k, "cache.k", cache.k}, sequences, shape, cache.layout,
                  args.sides[0]);
-  set_paged_side("output_v", output_v, cache.v, "cache.v", sequences, shape, cache.layout,
+  set_paged_side({"output_v", output_v, "cache.v", cache.v}, sequences, shape, cache.layout,
                  args.sides[1]);
   args.sides[0].factor = require_scale("cache.k_scale", cache.k_scale, device, 1.0F);
   args.sides[1].factor = require_scale("cache.v_scale", cache.v_scale, device, 1.0F);

@@ -48,17 +48,18 @@ void require_apart(const PagedKvCache& cache, std::initializer_list<ByteRange> i
 }
 
 // One of the two tensors of an append: [rows, heads, head_dim].
-void set_append_side(std::string_view argument, const TensorView& input, const KvCodes& codes,
-                     std::string_view codes_argument, const KvShape& shape, KvLayout layout,
+void set_append_side(const KvNamed& part, const KvShape& shape, KvLayout layout,
                      KvQuantizeSide& side) {
-  const std::vector<int64_t> steps = require_numbers(argument, input, {shape.number}, shape.device);
-  const int64_t head_dim = require_head_dim(argument, input, kKvBlock);
-  const KvCodeSteps stored = require_codes(codes_argument, codes, shape, layout, head_dim);
-  side.input = bytes_of(input);
+  const std::vector<int64_t> steps =
+      require_numbers(part.argument, part.numbers, {shape.number}, shape.device);
+  const int64_t head_dim = require_head_dim(part.argument, part.numbers, kKvBlock);
+  const KvCodeSteps stored =
+      require_codes(part.codes_argument, part.codes, shape, layout, head_dim);
+  side.input = bytes_of(part.numbers);
   side.input_steps = {steps[0], 0, steps[1]};
-  side.values = bytes_of(codes.values);
+  side.values = bytes_of(part.codes.values);
   side.value_steps = stored.values;
-  side.scales = bytes_of(codes.scales);
+  side.scales = bytes_of(part.codes.scales);
   side.scale_steps = stored.scales;
 }
 
@@ -88,8 +89,8 @@ Append prepare_append(const TensorView& key, const TensorView& value, const Page
   require_rows_and_heads("key", key, rows, shape.heads);
   require_rows_and_heads("value", value, rows, shape.heads);
   KvQuantizeArgs& args = append.args;
-  set_append_side("key", key, cache.k, "cache.k", shape, cache.layout, args.sides[0]);
-  set_append_side("value", value, cache.v, "cache.v", shape, cache.layout, args.sides[1]);
+  set_append_side({"key", key, "cache.k", cache.k}, shape, cache.layout, args.sides[0]);
+  set_append_side({"value", value, "cache.v", cache.v}, shape, cache.layout, args.sides[1]);
   args.sides[0].factor = require_scale("cache.k_scale", cache.k_scale, key.device, 1.0F);
   args.sides[1].factor = require_scale("cache.v_scale", cache.v_scale, key.device, 1.0F);
   args.targets.pages = shape.pages;
@@ -105,16 +106,18 @@ Append prepare_append(const TensorView& key, const TensorView& value, const Page
 }
 
 // One side of a whole cache: its steps in the order of memory.
-void set_cache_side(std::string_view argument, const TensorView& input, const KvCodes& codes,
-                    std::string_view codes_argument, const KvShape& shape, KvLayout layout,
+void set_cache_side(const KvNamed& part, const KvShape& shape, KvLayout layout,
                     KvQuantizeSide& side) {
-  const int64_t head_dim = require_head_dim(argument, input, 64);
-  require_codes(codes_argument, codes, shape, layout, head_dim);
-  const std::vector<int64_t> steps = require_numbers(argument, input, {shape.number}, shape.device);
+  const TensorView& input = part.numbers;
+  const KvCodes& codes = part.codes;
+  const int64_t head_dim = require_head_dim(part.argument, input, 64);
+  require_codes(part.codes_argument, codes, shape, layout, head_dim);
+  const std::vector<int64_t> steps =
+      require_numbers(part.argument, input, {shape.number}, shape.device);
   if (input.num_elements() > 0 &&
       (input.strides[2] != input.shape[3] || input.strides[1] != input.shape[2] * input.shape[3])) {
-    throw_invalid("{}: expected dense pages, got strides {} and {}; make it contiguous", argument,
-                  input.strides[1], input.strides[2]);
+    throw_invalid("{}: expected dense pages, got strides {} and {}; make it contiguous",
+                  part.argument, input.strides[1], input.strides[2]);
   }
   const auto in_memory = [](const TensorView& view) {
     return KvSteps{view.strides[0], view.strides[1], view.strides[2]};
@@ -268,8 +271,8 @@ void kv_quantize_paged_cache(const TensorView& key, const TensorView& value,
     throw_invalid("output: expected a page size that is a multiple of 4, got {}", shape.page_size);
   }
   KvQuantizeArgs args;
-  set_cache_side("key", key, output.k, "output.k", shape, output.layout, args.sides[0]);
-  set_cache_side("value", value, output.v, "output.v", shape, output.layout, args.sides[1]);
+  set_cache_side({"key", key, "output.k", output.k}, shape, output.layout, args.sides[0]);
+  set_cache_side({"value", value, "output.v", output.v}, shape, output.layout, args.sides[1]);
   args.sides[1].reorders_scales = true;
   require_decode_output("output.k_scale", output.k_scale, key.device);
   require_decode_output("output.v_scale", output.v_scale, key.device);
