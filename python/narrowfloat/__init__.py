@@ -43,6 +43,16 @@ from narrowfloat._core import (
     version,
 )
 from narrowfloat._explain import explain
+from narrowfloat._kv_cache import (
+    kv_append_paged,
+    kv_append_slots,
+    kv_dequantize,
+    kv_dequantize_paged,
+    kv_quantize,
+    kv_quantize_paged_cache,
+    kv_reorder_v_scales,
+    kv_restore_v_scales,
+)
 from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_config import Activation, MoeConfig
 from narrowfloat._norms import add_rmsnorm_quantize, rmsnorm_quantize
@@ -56,6 +66,15 @@ from narrowfloat._operations import (
 )
 from narrowfloat._options import FourOverSix, QuantizeOptions
 from narrowfloat._quantized import QuantizedTensor
+from narrowfloat._reorder import (
+    pack_bits,
+    quantize_group_8bit,
+    segment_pack_bits,
+    shuffle_rows,
+    shuffle_scales,
+    unshuffle_rows,
+    unshuffle_scales,
+)
 from narrowfloat._routing import Permutation, combine, permute, route
 from narrowfloat._streams import use_stream
 
@@ -89,22 +108,37 @@ __all__ = [
     "encode_scale_from_decode",
     "explain",
     "formats",
+    "kv_append_paged",
+    "kv_append_slots",
+    "kv_dequantize",
+    "kv_dequantize_paged",
+    "kv_quantize",
+    "kv_quantize_paged_cache",
+    "kv_reorder_v_scales",
+    "kv_restore_v_scales",
     "layouts",
     "moe_layers",
     "moe_modes",
     "num_threads",
     "operations",
+    "pack_bits",
     "permute",
     "quantize",
     "quantize_checkpoint",
+    "quantize_group_8bit",
     "quantized_layout",
     "relayout",
     "rmsnorm_quantize",
     "route",
     "routing_methods",
+    "segment_pack_bits",
     "set_num_threads",
+    "shuffle_rows",
+    "shuffle_scales",
     "silu_mul_quantize",
     "smooth_quantize",
+    "unshuffle_rows",
+    "unshuffle_scales",
     "use_stream",
     "version",
 ]

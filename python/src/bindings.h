@@ -8,6 +8,8 @@ namespace narrowfloat::python {
 void bind_formats(nanobind::module_& module);       // FormatInfo, QuantizedLayout, names, sizes.
 void bind_options(nanobind::module_& module);       // QuantizeOptions, RmsNormOptions.
 void bind_operations(nanobind::module_& module);    // QuantizedBuffers and what works on them.
+void bind_kv_cache(nanobind::module_& module);      // KV caches.
+void bind_reorder(nanobind::module_& module);       // Shuffles, bits, 8-bit groups.
 void bind_files(nanobind::module_& module);         // Single safetensors files.
 void bind_checkpoints(nanobind::module_& module);   // Checkpoints and their reports.
 void bind_moe(nanobind::module_& module);           // MoeConfig, MoeWeights, MoeLayer.

@@ -14,6 +14,8 @@ NB_MODULE(_core, module) {
   narrowfloat::python::bind_formats(module);
   narrowfloat::python::bind_options(module);
   narrowfloat::python::bind_operations(module);
+  narrowfloat::python::bind_kv_cache(module);
+  narrowfloat::python::bind_reorder(module);
   narrowfloat::python::bind_files(module);
   narrowfloat::python::bind_checkpoints(module);
   narrowfloat::python::bind_moe(module);
