@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -13,6 +14,9 @@
 
 namespace narrowfloat {
 
+struct GroupedGemmProblem;
+struct WeightPieces;
+
 // Weights in checkpoint order: row-major, no shuffle.
 struct WeightView {
   // [experts, rows, cols], dense: BF16, F8_E4M3, or U8 [experts, rows, cols / 2] for E2M1.
@@ -21,6 +25,10 @@ struct WeightView {
   // for the byte scales. kFp8Block: rows and blocks are those of the 128x128 grid.
   ScaleView scales;
 };
+
+// The weights of one expert, [1, rows, cols]. What it returned is read before it is called again or
+// prepare() returns: it may lie in the same memory every time, or be freed then.
+using ExpertSource = std::function<WeightView(int64_t expert)>;
 
 // Immutable, cheap to copy; may be used by several threads at once. A default-constructed one is
 // empty: whatever reads it throws kInvalidArgument.
@@ -34,6 +42,12 @@ class GroupedWeights {
   // Throws kInvalidArgument for shapes, types or scales that do not fit the mode.
   static GroupedWeights prepare(const WeightView& weights, MoeMode mode, Device device = {},
                                 Stream stream = {}, std::optional<GateOrder> gate_order = {});
+
+  // The same of weights that need not exist together: calls `source` for experts 0 to experts - 1,
+  // in this order, and holds the image and one expert.
+  static GroupedWeights prepare(const ExpertSource& source, int64_t experts, MoeMode mode,
+                                Device device = {}, Stream stream = {},
+                                std::optional<GateOrder> gate_order = {});
 
   [[nodiscard]] MoeMode mode() const;
   [[nodiscard]] int64_t experts() const;
@@ -49,6 +63,8 @@ class GroupedWeights {
   [[nodiscard]] const State& state() const;
 
  private:
+  static GroupedWeights prepare(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                                Stream stream);
   std::shared_ptr<const State> state_;
 };
 

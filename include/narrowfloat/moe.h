@@ -48,8 +48,12 @@ struct MoeConfig {
 // Canonical weights; the first extent is EL + S, shared experts last. Factors that a mode does not
 // have stay 1.
 struct MoeWeights {
-  WeightView w1;         // [EL + S, F1, H]
-  WeightView w2;         // [EL + S, H, I]
+  WeightView w1;  // [EL + S, F1, H]
+  WeightView w2;  // [EL + S, H, I]
+  // In place of w1 and w2: an expert at a time, first all of w1, so that originals and images need
+  // not exist together.
+  ExpertSource w1_source;
+  ExpertSource w2_source;
   PerExpert up_scale;    // Factors of the halves of w1: global scale of the weights times static
   PerExpert gate_scale;  // scale of the input. Not gated: up_scale alone.
   PerExpert down_scale;  // Global scale of w2 over inter_multiplier.

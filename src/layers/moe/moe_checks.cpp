@@ -164,6 +164,14 @@ void check_weight_shape(std::string_view argument, const WeightView& weight,
   }
 }
 
+// A weight, or a source of it.
+void check_weight(std::string_view argument, const WeightView& weight, const ExpertSource& source,
+                  std::initializer_list<int64_t> shape) {
+  if (!source) return check_weight_shape(argument, weight, shape);
+  if (weight.values.is_absent() && weight.scales.data == nullptr) return;
+  throw_invalid("{0}: expected {0} or {0}_source, got both", argument);
+}
+
 void check_bias(std::string_view argument, const TensorView& bias, int32_t experts, int64_t rows,
                 Device device) {
   if (bias.is_absent()) return;
@@ -341,8 +349,9 @@ void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Devic
                        Stream stream) {
   const int32_t experts = weight_experts(config);
   check_weight_devices(weights, config, device);
-  check_weight_shape("weights.w1", weights.w1, {experts, fc1_rows(config), config.hidden});
-  check_weight_shape("weights.w2", weights.w2, {experts, config.hidden, config.inter});
+  check_weight("weights.w1", weights.w1, weights.w1_source,
+               {experts, fc1_rows(config), config.hidden});
+  check_weight("weights.w2", weights.w2, weights.w2_source, {experts, config.hidden, config.inter});
   check_per_expert("weights.up_scale", weights.up_scale, experts, device);
   check_per_expert("weights.gate_scale", weights.gate_scale, experts, device);
   check_per_expert("weights.down_scale", weights.down_scale, experts, device);
@@ -357,6 +366,13 @@ void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Devic
   }
   check_bias("weights.bias1", weights.bias1, experts, fc1_rows(config), device);
   check_bias("weights.bias2", weights.bias2, experts, config.hidden, device);
+}
+
+void check_expert_weight(std::string_view argument, const WeightView& weight,
+                         const std::array<int64_t, 2>& shape, Device device) {
+  check_weight_shape(argument, weight, {1, shape[0], shape[1]});
+  require_on_device(argument, weight.values.data, weight.values.device, device);
+  require_on_device(argument, weight.scales.data, weight.scales.device, device);
 }
 
 bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config) {

@@ -2,6 +2,9 @@
 // decided on the host. Each throws kInvalidArgument (kUnsupported for what a device lacks).
 #pragma once
 
+#include <array>
+#include <string_view>
+
 #include "layers/moe/moe_workspace.h"
 #include "narrowfloat/moe.h"
 
@@ -11,6 +14,10 @@ void check_moe_config(const MoeConfig& config, Device device);
 // Waits for the stream where values per expert lie on a device.
 void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device,
                        Stream stream);
+
+// What a source of experts returned; shape: rows and columns.
+void check_expert_weight(std::string_view argument, const WeightView& weight,
+                         const std::array<int64_t, 2>& shape, Device device);
 
 // F1: rows of w1.
 int64_t fc1_rows(const MoeConfig& config);

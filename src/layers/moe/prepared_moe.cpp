@@ -15,6 +15,35 @@ std::optional<GateOrder> order_of_rows(const MoeConfig& config) {
   return config.gate_order;
 }
 
+// Where a layer's weights are prepared.
+struct Preparation {
+  const MoeConfig& config;
+  Device device;
+  Stream stream;
+
+  [[nodiscard]] GroupedWeights weights(std::string_view argument, const WeightView& whole,
+                                       const ExpertSource& source,
+                                       const std::array<int64_t, 2>& shape,
+                                       std::optional<GateOrder> order) const {
+    if (!source) return GroupedWeights::prepare(whole, config.mode, device, stream, order);
+    const auto checked = [&](int64_t expert) {
+      WeightView weight = source(expert);
+      check_expert_weight(argument, weight, shape, device);
+      return weight;
+    };
+    return GroupedWeights::prepare(checked, weight_experts(config), config.mode, device, stream,
+                                   order);
+  }
+  [[nodiscard]] GroupedWeights first(const MoeWeights& weights_of) const {
+    return weights("weights.w1_source", weights_of.w1, weights_of.w1_source,
+                   {fc1_rows(config), config.hidden}, order_of_rows(config));
+  }
+  [[nodiscard]] GroupedWeights second(const MoeWeights& weights_of) const {
+    return weights("weights.w2_source", weights_of.w2, weights_of.w2_source,
+                   {config.hidden, config.inter}, {});
+  }
+};
+
 }  // namespace
 
 PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Device where,
@@ -32,8 +61,8 @@ PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Dev
       inter_multiplier(weights.inter_multiplier, stream),
       bias1(weights.bias1, stream),
       bias2(source.add_fc2_bias ? weights.bias2 : TensorView{}, stream),
-      w1(GroupedWeights::prepare(weights.w1, source.mode, where, stream, order_of_rows(source))),
-      w2(GroupedWeights::prepare(weights.w2, source.mode, where, stream)) {
+      w1(Preparation{source, where, stream}.first(weights)),
+      w2(Preparation{source, where, stream}.second(weights)) {
   if (weights.input_multiplier) input_multiplier.emplace(*weights.input_multiplier, stream);
   config.activation.alpha = alpha.view();
   config.activation.beta = beta.view();

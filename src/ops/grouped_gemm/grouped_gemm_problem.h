@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/function_ref.h"
 #include "base/host_device.h"
 #include "narrowfloat/gemm.h"
 #include "runtime/support.h"
@@ -113,10 +114,17 @@ struct GemmCall {
   uint8_t* workspace = nullptr;
 };
 
-// Weights as the caller has them, checked.
+// Weights of some experts as the caller has them, checked.
 struct WeightSource {
   const uint8_t* values = nullptr;
   ScaleView scales;
+};
+
+// All weights: `experts` (a divisor of the problem's) from `first` on, ascending. A source is not
+// valid any longer when the next is asked for.
+struct WeightPieces {
+  int64_t experts = 0;
+  FunctionRef<WeightSource(int64_t first)> from;
 };
 
 // What an implementation computes from. form: which of its images this is, where it has several.
@@ -131,7 +139,7 @@ struct WeightImage {
 struct GroupedGemmImpl {
   std::string_view name;
   Support (*supports)(const GroupedGemmProblem& problem);
-  WeightImage (*prepare)(const GroupedGemmProblem& problem, const WeightSource& source,
+  WeightImage (*prepare)(const GroupedGemmProblem& problem, const WeightPieces& pieces,
                          Stream stream);
   int64_t (*workspace_bytes)(const GroupedGemmProblem& problem, int64_t a_rows,
                              Accumulation accumulation);

@@ -73,6 +73,32 @@ void require_weight_scales(const ScaleView& scales, const GemmShape& shape,
   require_device("weights.scales", scales.device, problem.device);
 }
 
+GroupedGemmProblem checked_problem(const WeightView& weights, MoeMode mode, Device device,
+                                   std::optional<GateOrder> gate_order) {
+  const MoeModeInfo& info = moe_mode_info(mode);
+  require_values(weights.values, info, device);
+  const GroupedGemmProblem problem{.mode = mode,
+                                   .device = device,
+                                   .experts = weights.values.shape[0],
+                                   .rows = weights.values.shape[1],
+                                   .cols = require_cols(weights.values, info),
+                                   .gate_order = gate_order};
+  if (gate_order) require_halves(*gate_order, problem.rows, info);
+  require_weight_scales(weights.scales, GemmShape(problem), problem);
+  return problem;
+}
+
+// Of what a source returned for an expert.
+void require_expert(const GroupedGemmProblem& own, const GroupedGemmProblem& all, int64_t expert) {
+  if (own.experts == 1 && own.rows == all.rows && own.cols == all.cols) return;
+  throw_invalid("source: expected weights of one expert, {}x{}, got {} of {}x{} for expert {}",
+                all.rows, all.cols, own.experts, own.rows, own.cols, expert);
+}
+
+WeightSource lowered(const WeightView& weights) {
+  return {.values = static_cast<const uint8_t*>(weights.values.data), .scales = weights.scales};
+}
+
 }  // namespace
 
 std::span<const GroupedGemmImpl> grouped_gemm_impls() {
@@ -94,22 +120,33 @@ std::string to_string(const GroupedGemmProblem& problem) {
 
 GroupedWeights GroupedWeights::prepare(const WeightView& weights, MoeMode mode, Device device,
                                        Stream stream, std::optional<GateOrder> gate_order) {
-  const MoeModeInfo& info = moe_mode_info(mode);
-  require_values(weights.values, info, device);
-  const GroupedGemmProblem problem{.mode = mode,
-                                   .device = device,
-                                   .experts = weights.values.shape[0],
-                                   .rows = weights.values.shape[1],
-                                   .cols = require_cols(weights.values, info),
-                                   .gate_order = gate_order};
-  if (gate_order) require_halves(*gate_order, problem.rows, info);
-  require_weight_scales(weights.scales, GemmShape(problem), problem);
+  const GroupedGemmProblem problem = checked_problem(weights, mode, device, gate_order);
+  const auto all = [&](int64_t /*first*/) { return lowered(weights); };
+  return prepare(problem, {.experts = problem.experts, .from = all}, stream);
+}
+
+GroupedWeights GroupedWeights::prepare(const ExpertSource& source, int64_t experts, MoeMode mode,
+                                       Device device, Stream stream,
+                                       std::optional<GateOrder> gate_order) {
+  if (!source) throw_invalid("source: expected a function, got an empty one");
+  if (experts < 1) throw_invalid("experts: expected at least 1, got {}", experts);
+  const WeightView first = source(0);
+  GroupedGemmProblem problem = checked_problem(first, mode, device, gate_order);
+  const auto weights_of = [&](int64_t expert) {
+    const WeightView view = expert == 0 ? first : source(expert);
+    require_expert(checked_problem(view, mode, device, gate_order), problem, expert);
+    return lowered(view);
+  };
+  problem.experts = experts;
+  return prepare(problem, {.experts = 1, .from = weights_of}, stream);
+}
+
+GroupedWeights GroupedWeights::prepare(const GroupedGemmProblem& problem,
+                                       const WeightPieces& pieces, Stream stream) {
   const GroupedGemmImpl& impl = select("grouped_gemm", grouped_gemm_impls(), problem);
-  const WeightSource source{.values = static_cast<const uint8_t*>(weights.values.data),
-                            .scales = weights.scales};
   GroupedWeights prepared;
   prepared.state_ = std::make_shared<const State>(
-      State{.problem = problem, .impl = &impl, .image = impl.prepare(problem, source, stream)});
+      State{.problem = problem, .impl = &impl, .image = impl.prepare(problem, pieces, stream)});
   return prepared;
 }
 

@@ -65,11 +65,11 @@ void copy_codes(const GemmShape& shape, const uint8_t* values, int64_t panel, ui
   interleave_packed(rows, stride, shape.cols, out);
 }
 
-// Byte scales of the 16 rows of a panel; panel counts over all experts.
-void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t panel, uint8_t* image) {
+// Byte scales of the 16 rows of a panel of a source; out is what its first panel gets.
+void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t panel, uint8_t* out) {
   const int64_t panels = shape.rows / kPanelRows;
   const int64_t blocks = shape.weight_scales.blocks;
-  uint8_t* out = image + shape.code_bytes() + panel * blocks * kPanelRows;
+  out += panel * blocks * kPanelRows;
   for (int64_t block = 0; block < blocks; ++block) {
     for (int64_t row = 0; row < kPanelRows; ++row) {
       *out++ = *scale_address(scales, panel / panels, panel % panels * kPanelRows + row, block);
@@ -77,41 +77,64 @@ void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t panel,
   }
 }
 
-}  // namespace
+// Where the image has the codes and scales of the experts from `first` on.
+struct ImagePlace {
+  uint8_t* codes;
+  uint8_t* scales;
 
-WeightImage make_canonical_image(const GroupedGemmProblem& problem, const WeightSource& source,
-                                 Stream /*stream*/) {
-  const GemmShape shape(problem);
+  ImagePlace(const GemmShape& shape, uint8_t* image, int64_t first)
+      : codes(image + first * shape.expert_code_bytes()),
+        scales(image + shape.code_bytes() + first * shape.weight_scales.size_bytes()) {}
+};
+
+// fill(place, source): of all pieces.
+WeightImage make_image(
+    const GemmShape& shape, const WeightPieces& pieces,
+    FunctionRef<void(const ImagePlace& place, const WeightSource& source)> fill) {
   const auto image = make_host_image(shape.image_bytes());
-  std::memcpy(image.get(), source.values, static_cast<size_t>(shape.code_bytes()));
-  uint8_t* out = image.get() + shape.code_bytes();
-  const ScaleGrid& grid = shape.weight_scales;
-  for (int64_t row = 0; row < shape.experts * grid.rows; ++row) {
-    for (int64_t block = 0; block < grid.blocks; ++block, out += bytes(grid.type)) {
-      std::memcpy(out, scale_address(source.scales, row / grid.rows, row % grid.rows, block),
-                  static_cast<size_t>(bytes(grid.type)));
-    }
+  for (int64_t first = 0; first < shape.experts; first += pieces.experts) {
+    fill(ImagePlace(shape, image.get(), first), pieces.from(first));
   }
   return {.bytes = image, .size_bytes = shape.image_bytes()};
 }
 
-WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSource& source,
-                             Stream /*stream*/) {
+}  // namespace
+
+WeightImage make_canonical_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                                 Stream /*stream*/) {
   const GemmShape shape(problem);
-  const auto image = make_host_image(shape.image_bytes());
-  const bool has_byte_scales =
-      shape.weight_scales.is_present() && shape.weight_scales.block_rows == 1;
-  parallel_for(shape.experts * shape.rows / kPanelRows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) {
-      copy_codes(shape, source.values, panel, image.get());
-      if (has_byte_scales) copy_scales(shape, source.scales, panel, image.get());
+  return make_image(shape, pieces, [&](const ImagePlace& place, const WeightSource& source) {
+    std::memcpy(place.codes, source.values,
+                static_cast<size_t>(pieces.experts * shape.expert_code_bytes()));
+    uint8_t* out = place.scales;
+    const ScaleGrid& grid = shape.weight_scales;
+    for (int64_t row = 0; row < pieces.experts * grid.rows; ++row) {
+      for (int64_t block = 0; block < grid.blocks; ++block, out += bytes(grid.type)) {
+        std::memcpy(out, scale_address(source.scales, row / grid.rows, row % grid.rows, block),
+                    static_cast<size_t>(bytes(grid.type)));
+      }
     }
   });
-  if (shape.weight_scales.is_present() && !has_byte_scales) {
-    std::memcpy(image.get() + shape.code_bytes(), source.scales.data,
-                static_cast<size_t>(shape.scale_bytes()));
-  }
-  return {.bytes = image, .size_bytes = shape.image_bytes()};
+}
+
+WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                             Stream /*stream*/) {
+  const GemmShape shape(problem);
+  const ScaleGrid& grid = shape.weight_scales;
+  const bool has_byte_scales = grid.is_present() && grid.block_rows == 1;
+  return make_image(shape, pieces, [&](const ImagePlace& place, const WeightSource& source) {
+    const int64_t panels = pieces.experts * shape.rows / kPanelRows;
+    parallel_for(panels, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t panel = begin; panel < end; ++panel) {
+        copy_codes(shape, source.values, panel, place.codes);
+        if (has_byte_scales) copy_scales(shape, source.scales, panel, place.scales);
+      }
+    });
+    if (grid.is_present() && !has_byte_scales) {
+      std::memcpy(place.scales, source.scales.data,
+                  static_cast<size_t>(pieces.experts * grid.size_bytes()));
+    }
+  });
 }
 
 }  // namespace narrowfloat

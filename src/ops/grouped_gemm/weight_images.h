@@ -7,10 +7,10 @@
 namespace narrowfloat {
 
 // Codes as they came, linear scales: what the oracle reads.
-WeightImage make_canonical_image(const GroupedGemmProblem& problem, const WeightSource& source,
+WeightImage make_canonical_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
                                  Stream stream);
 // Panels of 16 rows (panel_image.h).
-WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightSource& source,
+WeightImage make_panel_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
                              Stream stream);
 
 }  // namespace narrowfloat

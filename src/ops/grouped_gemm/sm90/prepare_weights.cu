@@ -110,72 +110,87 @@ void launch_make_units(WeightCoding coding, const PrepareParams& params, int64_t
 
 class ImageMaker {
  public:
-  ImageMaker(const GroupedGemmProblem& problem, const WeightSource& source, Stream stream)
+  ImageMaker(const GroupedGemmProblem& problem, Stream stream)
       : problem_(problem),
-        source_(source),
         stream_(stream),
         expert_bytes_(expert_image_bytes(problem)),
         bytes_(allocate_device_memory(problem.device, problem.experts * expert_bytes_)),
         flag_bytes_(allocate_device_memory(problem.device, problem.experts * kFlagBytes)),
-        shift_bytes_(allocate_device_memory(problem.device, problem.experts * problem.rows)) {}
+        shift_bytes_(allocate_device_memory(problem.device, problem.experts * problem.rows)),
+        forms_(static_cast<size_t>(problem.experts),
+               static_cast<uint8_t>(coding_of(problem.mode))) {
+    clear_async(flag_bytes_.get(), static_cast<size_t>(problem.experts * kFlagBytes), stream);
+  }
 
-  // Waits until the image is made: later launches may read it on any stream.
-  WeightImage make() {
-    WeightCoding coding = coding_of(problem_.mode);
-    clear_async(flag_bytes_.get(), static_cast<size_t>(problem_.experts * kFlagBytes), stream_);
-    make_experts(coding, 0, problem_.experts);
-    std::vector<ExpertFlags> flags = read_flags();
-    std::vector<uint8_t> forms(flags.size(), static_cast<uint8_t>(coding));
+  // Waits until the weights of `source`, `count` experts from `first` on, have been read.
+  void add(int64_t first, int64_t count, const WeightSource& source) {
+    const WeightCoding coding = coding_of(problem_.mode);
+    make_experts(coding, {.first = first, .count = count}, source);
+    std::vector<ExpertFlags> flags = read_flags(first, count);
     int64_t misfits = 0;
-    for (size_t expert = 0; expert < flags.size(); ++expert) {
-      if (flags[expert].misfits == 0) continue;
+    for (int64_t i = 0; i < count; ++i) {
+      if (flags[static_cast<size_t>(i)].misfits == 0) continue;
       ++misfits;
-      forms[expert] = static_cast<uint8_t>(wide_coding(coding));
-      make_experts(wide_coding(coding), static_cast<int64_t>(expert), 1);
+      forms_[static_cast<size_t>(first + i)] = static_cast<uint8_t>(wide_coding(coding));
+      make_experts(wide_coding(coding), {.first = first + i, .count = 1, .in_source = i}, source);
     }
-    if (misfits > 0) flags = read_flags();
-    if (misfits == problem_.experts) coding = wide_coding(coding);
+    if (misfits > 0) flags = read_flags(first, count);
+    for (const ExpertFlags& found : flags) has_shifts_ = has_shifts_ || found.shifts != 0;
+    misfits_ += misfits;
+  }
+
+  // Later launches may read it on any stream.
+  WeightImage take() {
+    const WeightCoding coding = coding_of(problem_.mode);
+    const bool all_wide = misfits_ == problem_.experts;
     WeightImage image{.bytes = bytes_,
                       .size_bytes = problem_.experts * expert_bytes_,
-                      .form = static_cast<int>(coding)};
-    add_tables(flags, misfits < problem_.experts ? misfits : 0, forms, image);
+                      .form = static_cast<int>(all_wide ? wide_coding(coding) : coding)};
+    add_tables(all_wide ? 0 : misfits_, image);
     return image;
   }
 
  private:
   static constexpr auto kFlagBytes = static_cast<int64_t>(sizeof(ExpertFlags));
 
-  void make_experts(WeightCoding coding, int64_t first, int64_t count) const {
+  struct Experts {
+    int64_t first = 0;
+    int64_t count = 1;
+    int64_t in_source = 0;  // The first.
+  };
+
+  void make_experts(WeightCoding coding, const Experts& experts, const WeightSource& source) const {
     const UnitGrid grid(problem_, coding);
-    const int64_t rows = first * problem_.rows;
-    PrepareParams params{.codes = source_.values + rows * problem_.cols / 8 * code_bits_of(coding),
-                         .image = bytes_.get() + first * expert_bytes_,
-                         .rows = image_rows(problem_),
-                         .cols = problem_.cols,
-                         .blocks = grid.blocks,
-                         .units = grid.units,
-                         .num_units = count * grid.blocks * grid.units,
-                         .expert_bytes = expert_bytes_,
-                         .row_shifts = reinterpret_cast<int8_t*>(shift_bytes_.get()) + rows,
-                         .flags = reinterpret_cast<ExpertFlags*>(flag_bytes_.get()) + first};
-    if (source_.scales.data != nullptr) {
-      params.layout = source_.scales.layout;
-      params.scale_extents = {source_.scales.rows, source_.scales.blocks};
-      params.scale_image = source_.scales.capacity / source_.scales.batch;
-      params.scales = static_cast<const uint8_t*>(source_.scales.data) +
-                      first * params.scale_image * bytes(source_.scales.type);
+    const int64_t source_row = experts.in_source * problem_.rows;
+    PrepareParams params{
+        .codes = source.values + source_row * problem_.cols / 8 * code_bits_of(coding),
+        .image = bytes_.get() + experts.first * expert_bytes_,
+        .rows = image_rows(problem_),
+        .cols = problem_.cols,
+        .blocks = grid.blocks,
+        .units = grid.units,
+        .num_units = experts.count * grid.blocks * grid.units,
+        .expert_bytes = expert_bytes_,
+        .row_shifts = reinterpret_cast<int8_t*>(shift_bytes_.get()) + experts.first * problem_.rows,
+        .flags = reinterpret_cast<ExpertFlags*>(flag_bytes_.get()) + experts.first};
+    if (source.scales.data != nullptr) {
+      params.layout = source.scales.layout;
+      params.scale_extents = {source.scales.rows, source.scales.blocks};
+      params.scale_image = source.scales.capacity / source.scales.batch;
+      params.scales = static_cast<const uint8_t*>(source.scales.data) +
+                      experts.in_source * params.scale_image * bytes(source.scales.type);
     }
-    launch_make_units(coding, params, count, stream_);
+    launch_make_units(coding, params, experts.count, stream_);
   }
 
-  [[nodiscard]] std::vector<ExpertFlags> read_flags() const {
-    std::vector<ExpertFlags> flags(static_cast<size_t>(problem_.experts));
-    copy_to_host(flags.data(), flag_bytes_.get(), problem_.experts * kFlagBytes, problem_.device,
-                 stream_);
-    for (size_t expert = 0; expert < flags.size(); ++expert) {
-      if (flags[expert].spreads == 0) continue;
+  [[nodiscard]] std::vector<ExpertFlags> read_flags(int64_t first, int64_t count) const {
+    std::vector<ExpertFlags> flags(static_cast<size_t>(count));
+    copy_to_host(flags.data(), flag_bytes_.get() + first * kFlagBytes, count * kFlagBytes,
+                 problem_.device, stream_);
+    for (int64_t i = 0; i < count; ++i) {
+      if (flags[static_cast<size_t>(i)].spreads == 0) continue;
       throw Error(ErrorKind::kUnsupported,
-                  "weights.scales: in a row of expert " + std::to_string(expert) +
+                  "weights.scales: in a row of expert " + std::to_string(first + i) +
                       " the largest and the least scale of a block with values are further apart "
                       "than the exponents of bf16 reach; use the CPU, or fewer powers of two");
     }
@@ -184,21 +199,18 @@ class ImageMaker {
 
   // The experts' forms where `misfits` of them have another than the image, and the powers of two
   // that rows were moved by.
-  void add_tables(const std::vector<ExpertFlags>& flags, int64_t misfits,
-                  const std::vector<uint8_t>& forms, WeightImage& image) const {
-    const bool has_shifts = std::any_of(flags.begin(), flags.end(),
-                                        [](const ExpertFlags& found) { return found.shifts != 0; });
-    const int64_t rows = has_shifts ? problem_.experts * problem_.rows : 0;
+  void add_tables(int64_t misfits, WeightImage& image) const {
+    const int64_t rows = has_shifts_ ? problem_.experts * problem_.rows : 0;
     const int64_t power_bytes = rows * static_cast<int64_t>(sizeof(float));
     const int64_t size_bytes = power_bytes + (misfits > 0 ? problem_.experts : 0);
     const auto tables = allocate_device_memory(problem_.device, size_bytes);
     if (misfits > 0) {
-      copy_to_device(tables.get() + power_bytes, forms.data(), problem_.experts, problem_.device,
+      copy_to_device(tables.get() + power_bytes, forms_.data(), problem_.experts, problem_.device,
                      stream_);
       image.tables.expert_forms = tables.get() + power_bytes;
       image.tables.rest_form = static_cast<int>(wide_coding(coding_of(problem_.mode)));
     }
-    if (has_shifts) {
+    if (has_shifts_) {
       image.tables.row_powers = make_powers(rows, reinterpret_cast<float*>(tables.get()));
     }
     image.table_bytes = tables;
@@ -213,20 +225,26 @@ class ImageMaker {
   }
 
   const GroupedGemmProblem& problem_;
-  const WeightSource& source_;
   Stream stream_;
   int64_t expert_bytes_;
   std::shared_ptr<uint8_t> bytes_;
   std::shared_ptr<uint8_t> flag_bytes_;
   std::shared_ptr<uint8_t> shift_bytes_;  // Of UE8M0 scales.
+  std::vector<uint8_t> forms_;            // Of experts.
+  int64_t misfits_ = 0;
+  bool has_shifts_ = false;
 };
 
 }  // namespace
 
-WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightSource& source,
+WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
                             Stream stream) {
   const CudaDeviceScope scope(problem.device);
-  return ImageMaker(problem, source, stream).make();
+  ImageMaker maker(problem, stream);
+  for (int64_t first = 0; first < problem.experts; first += pieces.experts) {
+    maker.add(first, pieces.experts, pieces.from(first));
+  }
+  return maker.take();
 }
 
 }  // namespace narrowfloat
