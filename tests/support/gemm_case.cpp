@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "support/environment.h"
+#include "support/planned_codes.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -118,36 +119,6 @@ unsigned integer_nibble(Random& random) {
   return random.pick({0U, 2U, 4U, 5U, 6U, 7U, 10U, 12U, 13U, 14U, 15U});
 }
 
-// The roles of a side's codes and scales in planned data.
-enum class Plan : int { kNone = 0, kEveryCode = 1, kUnit = 2, kLarge = 3, kSmall = 4 };
-Plan plan_of(GemmData data, bool is_input) {
-  if (data == GemmData::kNeedsPromotion) return is_input ? Plan::kLarge : Plan::kSmall;
-  if (data == GemmData::kEveryWeight) return is_input ? Plan::kUnit : Plan::kEveryCode;
-  if (data == GemmData::kEveryInput) return is_input ? Plan::kEveryCode : Plan::kUnit;
-  return Plan::kNone;
-}
-
-double planned_number(Plan plan, int64_t row, int64_t col) {
-  if (plan == Plan::kUnit) return row == col ? 1 : 0;
-  if (col >= 384) return col == 384 ? 1 : 0;
-  return plan == Plan::kLarge ? 32 : 4;
-}
-
-unsigned planned_code(DType dtype, Plan plan, int64_t row, int64_t col) {
-  const auto code = static_cast<unsigned>(row + col) % 256;
-  const bool is_every_code = plan == Plan::kEveryCode;
-  const double number = is_every_code ? 0 : planned_number(plan, row, col);
-  if (dtype == DType::kBF16) return is_every_code ? 0x3F80 + code : bf16_of_exact(number);
-  if (dtype == DType::kF8E4M3) {
-    if (!is_every_code) return e4m3_of_exact(number);
-    return (code & 0x7FU) == 0x7FU ? code - 1 : code;
-  }
-  if (is_every_code) return code % 16;
-  unsigned nibble = 0;
-  while (decode_e2m1(nibble) != number) ++nibble;
-  return nibble;
-}
-
 // Codes [rows][cols] as the case's data plans them, and their values.
 void plan_codes(DType dtype, Plan plan, int64_t rows, int64_t cols, std::vector<uint8_t>& codes,
                 std::vector<double>& values) {
@@ -201,19 +172,8 @@ struct ScaleWish {
   GemmData data;
   bool is_wide;
   Plan plan;
-  int64_t rows;
-  int64_t row;
-  int64_t block;
+  PlannedBlock at;
 };
-
-// Bytes of all rows together, or, of fewer than 256 rows, some that E4M3 can follow. Those of a row
-// differ a little.
-uint8_t planned_scale(const ScaleWish& wish) {
-  const bool is_ue8m0 = wish.type == ScaleType::kUE8M0;
-  if (wish.plan != Plan::kEveryCode) return is_ue8m0 ? 127 : 0x38;
-  const int64_t first = wish.rows >= 256 ? 0 : is_ue8m0 ? 64 : 8;
-  return static_cast<uint8_t>(std::max<int64_t>(0, first + wish.row - wish.block % 4 * 3));
-}
 
 void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scales,
                std::vector<double>& values) {
@@ -225,14 +185,14 @@ void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scal
     if (wish.data == GemmData::kIntegers) scale = std::ldexp(1.0F, power);
     if (is_planned) scale = 1.0F;
     if (wish.plan == Plan::kEveryCode)
-      scale = std::ldexp(1.0F, static_cast<int>(wish.row % 64) - 32);
+      scale = std::ldexp(1.0F, static_cast<int>(wish.at.row % 64) - 32);
     append(scales, scale);
     values.push_back(scale);
   } else if (wish.type == ScaleType::kUE8M0) {
     auto code =
         static_cast<uint8_t>(127 + (wish.is_wide ? random.range(-6, 6) : random.range(-5, 5)));
     if (wish.data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
-    if (is_planned) code = planned_scale(wish);
+    if (is_planned) code = planned_scale(wish.type, wish.plan, wish.at);
     if (wish.data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
     scales.push_back(code);
     values.push_back(code == 255 ? std::numeric_limits<double>::quiet_NaN()
@@ -242,7 +202,7 @@ void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scal
     auto code = static_cast<uint8_t>(wish.is_wide ? drawn : 0x28 + drawn % 0x38);
     if (wish.data == GemmData::kIntegers) code = e4m3_of_exact(std::ldexp(1.0, power));
     if (wish.data == GemmData::kBits) code = static_cast<uint8_t>(random.bits() & 0x7FU);
-    if (is_planned) code = planned_scale(wish);
+    if (is_planned) code = planned_scale(wish.type, wish.plan, wish.at);
     scales.push_back(code);
     values.push_back(decode_e4m3(code));
   }
@@ -371,7 +331,7 @@ void GemmCase::make_weights(Random& random) {
   for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
     const bool is_wide =
         spec_.wide_scales || std::ranges::count(spec_.wide_experts, i / (rows * blocks)) > 0;
-    add_scale({storage.scale, spec_.data, is_wide, plan, rows, i / blocks % rows, i % blocks},
+    add_scale({storage.scale, spec_.data, is_wide, plan, {rows, i / blocks % rows, i % blocks}},
               random, weight_scales_, weight_scale_values_);
   }
   for (int64_t i = 0; i < count; ++i) {
@@ -421,8 +381,8 @@ void GemmCase::make_inputs(Random& random) {
   for (int64_t i = 0; i < input_rows_ * blocks; ++i) {
     const int64_t row = spec_.transposed_scales ? i % input_rows_ : i / blocks;
     const int64_t block = spec_.transposed_scales ? i / input_rows_ : i % blocks;
-    add_scale({storage.scale, spec_.data, spec_.wide_scales, plan, input_rows_, row, block}, random,
-              input_scales, scales);
+    add_scale({storage.scale, spec_.data, spec_.wide_scales, plan, {input_rows_, row, block}},
+              random, input_scales, scales);
   }
   // With transposed scales, (row, block) is stored at block * rows + row.
   for (int64_t i = 0; i < count && blocks > 0; ++i) {
