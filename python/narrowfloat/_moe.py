@@ -276,7 +276,8 @@ class MoeLayer:
         """
         tokens = shape_of("hidden", hidden)[0]
         if out is None and slot_out is None:
-            out = self._maker.empty((tokens, self._config.hidden), self._config.out_dtype)
+            make = maker_of("hidden", hidden)
+            out = make.empty((tokens, self._config.hidden), self._config.out_dtype)
         if workspace is None:
             workspace = self.new_workspace(tokens)
         routing = {"logits": logits, "bias": bias, "packed": packed, "ids": ids, "weights": weights}

@@ -1,6 +1,7 @@
 """narrowfloat.compat.flashinfer: quantizers and layouts against the independent model, to the bit.
 
-Each test runs on NumPy arrays, and on torch tensors where torch is installed.
+Each test runs on NumPy arrays, on torch tensors where torch is installed, and on CUDA tensors in a
+build with CUDA on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -62,7 +63,21 @@ class Torch:
         return dense.view(torch.uint8).numpy().tobytes() if dense.dim() else dense.numpy().tobytes()
 
 
-LIBRARIES = [Numpy] if torch is None else [Numpy, Torch]
+class Cuda(Torch):
+    """Tensors on a GPU."""
+
+    @staticmethod
+    def make(array: np.ndarray) -> Any:
+        return Torch.make(array).cuda()
+
+    @staticmethod
+    def raw(value: Any) -> bytes:
+        return Torch.raw(value.cpu())
+
+
+LIBRARIES: list[type] = [Numpy] if torch is None else [Numpy, Torch]
+if torch is not None and torch.cuda.is_available() and nf.build_info()["cuda_enabled"]:
+    LIBRARIES.append(Cuda)
 
 
 @pytest.fixture(params=LIBRARIES, ids=lambda lib: lib.__name__)

@@ -94,6 +94,7 @@ def test_moe_layer() -> None:
     out = tensors.run(tensor(x), tensor(logits))
     assert out.dtype == torch.bfloat16
     assert content(out) == arrays.run(x, logits).tobytes()
+    assert isinstance(arrays.run(tensor(x), tensor(logits)), torch.Tensor)
     ids, weights = nf.route(tensor(logits), top_k=2)
     assert content(tensors.run(tensor(x), ids=ids, weights=weights)) == content(out)
     assert nf.permute(ids, local_experts=4).slot_to_row.dtype == torch.int32

@@ -1,0 +1,47 @@
+"""Runs one Mixture-of-Experts layer of a checkpoint in FP4, and looks at what each stage uses.
+
+    python examples/python/moe_layer.py models/tiny-moe
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import ml_dtypes
+import numpy as np
+
+import narrowfloat as nf
+
+
+def main() -> None:
+    """Prepare once, run many times."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--layer", type=int, default=0)
+    parser.add_argument("--mode", default="nvfp4_bf16", choices=nf.moe_modes())
+    arguments = parser.parse_args()
+
+    layer = nf.MoeLayer.from_checkpoint(arguments.model, arguments.layer, mode=arguments.mode)
+    print(layer, f"{layer.weight_bytes:,} bytes")
+
+    tokens = 16
+    hidden = np.random.default_rng(0).standard_normal((tokens, layer.config.hidden))
+    hidden = hidden.astype(ml_dtypes.bfloat16)
+    logits = hidden.astype(np.float32) @ layer.router_weight.T  # The router is the model's.
+
+    # Nothing is allocated in a run with all arrays given.
+    workspace = layer.new_workspace(tokens)
+    out = np.empty_like(hidden)
+    ids = np.empty((tokens, layer.config.top_k), np.int32)
+    layer.run(hidden, logits, bias=layer.router_bias, out=out, topk_ids=ids, workspace=workspace)
+    print("experts of the first token:", ids[0], "output:", out[0, :4].astype(np.float32))
+
+    plain = nf.MoeLayer.from_checkpoint(arguments.model, arguments.layer, mode="bf16")
+    error = nf.diff(plain.run(hidden, logits, bias=plain.router_bias), out)
+    print(f"against bfloat16 experts: {error.relative_error:.3f} relative error")
+    for stage in layer.explain(tokens):
+        print(f"  {stage.op}: {stage.chosen}")
+
+
+if __name__ == "__main__":
+    main()

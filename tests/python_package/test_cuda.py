@@ -1,0 +1,192 @@
+"""CUDA tensors of torch: the CPU's bytes, streams, graphs, devices that differ. Needs a GPU.
+
+The functions with FlashInfer's names run on CUDA tensors in their own tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import narrowfloat as nf
+
+torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
+if not (torch.cuda.is_available() and nf.build_info()["cuda_enabled"]):
+    pytest.skip("no GPU, or a build without CUDA", allow_module_level=True)
+
+import narrowfloat.torch as nft  # noqa: E402
+
+X = torch.randn(37, 256, generator=torch.Generator().manual_seed(9)).bfloat16()
+FORMATS = [info.name for info in nf.formats()]
+
+
+def cpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """On the CPU."""
+    return None if tensor is None else tensor.cpu()
+
+
+def equal(got: nf.QuantizedTensor, wanted: nf.QuantizedTensor) -> bool:
+    """All bytes of two quantized tensors."""
+    if not (torch.equal(got.values.cpu(), wanted.values)
+            and torch.equal(got.scales.cpu(), wanted.scales)):  # fmt: skip
+        return False
+    return wanted.global_scale is None or torch.equal(cpu(got.global_scale), wanted.global_scale)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_bytes_are_the_cpu_s(format: str) -> None:
+    """There and back, all layouts, both modes, the fused forms, maxima."""
+    x, weight = X.cuda(), X[0].cuda()
+    for layout in next(info.layouts for info in nf.formats() if info.name == format):
+        for math in ("exact", "fast"):
+            wanted = nf.quantize(X, format, layout=layout, math=math)
+            got = nf.quantize(x, format, layout=layout, math=math)
+            assert got.values.is_cuda and equal(got, wanted)
+            for dtype in (torch.float32, torch.bfloat16):
+                assert torch.equal(got.dequantize(dtype).cpu().view(torch.uint8),
+                                   wanted.dequantize(dtype).view(torch.uint8))  # fmt: skip
+            if layout == "swizzled_128x4":
+                linear = got.relayout("linear").scales.cpu()
+                assert torch.equal(linear, wanted.relayout("linear").scales)
+    wide = torch.cat([X, X.flip(0)], 1)
+    assert equal(nf.silu_mul_quantize(wide.cuda(), format), nf.silu_mul_quantize(wide, format))
+    wanted = nf.rmsnorm_quantize(X, X[0], format)
+    assert equal(nf.rmsnorm_quantize(x, weight, format), wanted)
+    assert torch.equal(nf.amax(x, per_row=True).cpu(), nf.amax(X, per_row=True))
+
+
+def layers(mode: str) -> tuple[nf.MoeLayer, nf.MoeLayer]:
+    """The same layer on the CPU and on the GPU."""
+    generator = torch.Generator().manual_seed(1)
+    w1 = torch.randn(8, 256, 256, generator=generator).bfloat16() / 16
+    w2 = torch.randn(8, 256, 128, generator=generator).bfloat16() / 11
+    config = nf.MoeConfig(hidden=256, inter=128, experts=8, top_k=2, mode=mode)
+    if mode == "bf16":
+        return (nf.MoeLayer.prepare(w1, w2, config),
+                nf.MoeLayer.prepare(w1.cuda(), w2.cuda(), config))  # fmt: skip
+    q1, q2 = (nf.quantize(w, "nvfp4", batched=True) for w in (w1, w2))
+    c1, c2 = (nf.quantize(w.cuda(), "nvfp4", batched=True) for w in (w1, w2))
+    return nf.MoeLayer.prepare(q1, q2, config), nf.MoeLayer.prepare(c1, c2, config)
+
+
+@pytest.mark.parametrize("mode", ["bf16", "nvfp4_bf16", "nvfp4_per_token", "nvfp4_fp8_exact"])
+def test_moe_layer(mode: str) -> None:
+    """Ids to the bit, outputs within the mode's tolerance; the GPU's implementations."""
+    host, device = layers(mode)
+    logits = torch.randn(37, 8, generator=torch.Generator().manual_seed(2))
+    ids = torch.empty(37, 2, dtype=torch.int32, device="cuda")
+    out = device.run(X.cuda(), logits.cuda(), topk_ids=ids).cpu().double()
+    wanted = host.run(X, logits).double()
+    assert float((out - wanted).norm() / wanted.norm()) < 3e-2
+    assert torch.equal(ids.cpu(), nf.route(logits, top_k=2)[0])
+    assert all("sm90" in stage.chosen for stage in device.explain(37))
+    maps, expected = (nf.permute(i, local_experts=8) for i in (ids, ids.cpu()))
+    assert torch.equal(maps.slot_to_row.cpu(), expected.slot_to_row)
+
+
+def test_checkpoint_layer_on_the_gpu() -> None:
+    """Weights are loaded on the host and copied."""
+    from pathlib import Path
+
+    tiny = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
+    layer = nf.MoeLayer.from_checkpoint(tiny, 0, mode="mxfp4_bf16", device="cuda")
+    host = nf.MoeLayer.from_checkpoint(tiny, 0, mode="mxfp4_bf16")
+    logits = X.float() @ torch.from_numpy(np.array(host.router_weight)).T
+    got = layer.run(X.cuda(), logits.cuda()).cpu().double()
+    wanted = torch.from_numpy(host.run(X, logits.numpy()).astype(np.float32)).double()
+    assert float((got - wanted).norm() / wanted.norm()) < 1e-2
+
+
+def test_work_goes_to_the_current_stream() -> None:
+    """A call behind a long sleep of its stream has not run when the sleep has not ended."""
+    x = X.cuda()
+    target = nf.QuantizedTensor.empty(x.shape, "mxfp8", like=x)
+    wanted = nf.quantize(X, "mxfp8")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    for handle in (None, stream.cuda_stream):
+        target.values.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000_000)
+            if handle is None:
+                nf.quantize(x, out=target)
+        if handle is not None:
+            with nf.use_stream(handle):
+                nf.quantize(x, out=target)
+        assert not stream.query()
+        assert int(target.values.cpu().int().sum()) == 0  # On the other stream: still untouched.
+        stream.synchronize()
+        assert equal(target, wanted)
+
+
+def test_graphs() -> None:
+    """Capture of given and of new outputs, replayed with other contents; a whole layer."""
+    x = X.cuda()
+    _, layer = layers("nvfp4_bf16")
+    module = nft.Moe(layer)
+    logits = torch.randn(37, 8, device="cuda")
+    target = nf.QuantizedTensor.empty(x.shape, "nvfp4", like=x)
+    scale = torch.tensor([300.0], device="cuda")
+    for _ in range(2):  # Loads kernels.
+        nf.quantize(x, out=target, encode_scale=scale)
+        module(x, logits)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        nf.quantize(x, out=target, encode_scale=scale)
+        parts = nft.quantize(x, "mxfp8")
+        y = module(x, logits)
+    x.copy_(X.flip(0))
+    logits.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert equal(target, nf.quantize(X.flip(0), "nvfp4", encode_scale=300.0))
+    assert torch.equal(parts[0].cpu(), nf.quantize(X.flip(0), "mxfp8").values)
+    assert torch.equal(y, layer.run(x, logits))
+
+
+def test_compiled() -> None:
+    """torch.compile around operators, with kernels of its own before and behind."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        parts = nft.quantize(x * 2, "nvfp4")
+        return nft.dequantize(*parts, "nvfp4", x.shape) + 1
+
+    compiled = torch.compile(step, fullgraph=True)
+    assert torch.equal(compiled(X.cuda()), step(X.cuda()))
+
+
+def test_opcheck_on_the_gpu() -> None:
+    """Schema and shape functions with CUDA tensors."""
+    arguments = (X.cuda(), "nvfp4")
+    torch.library.opcheck(torch.ops.narrowfloat.quantize.default, arguments)
+
+
+def test_devices_must_agree() -> None:
+    """The message names the argument or the device."""
+    x = X.cuda()
+    q = nf.quantize(x, "nvfp4")
+    with pytest.raises(ValueError, match="cuda:0"):
+        nf.quantize(X, out=q)
+    with pytest.raises(ValueError, match="scales: .*cpu"):
+        nf.QuantizedTensor(q.values, q.scales.cpu(), q.global_scale, q.layout)
+    with pytest.raises(ValueError, match="cpu"):
+        nf.dequantize(q, out=torch.empty(37, 256))
+    with pytest.raises(ValueError, match="16"):
+        nf.quantize(x.reshape(-1)[1 : 1 + 36 * 256].reshape(36, 256), "nvfp4")
+
+
+def test_no_memory_is_kept() -> None:
+    """Many calls, refused ones too, leave the allocator as it was."""
+    x = X.cuda()
+
+    def calls() -> None:
+        for _ in range(500):
+            nf.quantize(x, "nvfp4").dequantize()
+            with pytest.raises(ValueError):
+                nf.quantize(x, "nvfp5")
+
+    calls()
+    before = torch.cuda.memory_allocated()
+    calls()
+    assert torch.cuda.memory_allocated() == before
