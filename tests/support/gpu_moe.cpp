@@ -260,7 +260,7 @@ void expect_close(const MoeCase& layer_case, const MoeConfig& config, const MoeR
   EXPECT_EQ(actual.topk_ids, reference.topk_ids);
   EXPECT_EQ(actual.slot_to_row, reference.slot_to_row);
   EXPECT_EQ(actual.expert_weights, reference.expert_weights);
-  // The tolerances are for rows of 2048 columns; a flipped code weighs more in shorter ones.
+  // A flipped code weighs more in short rows.
   const auto inter = static_cast<double>(layer_case.shape().inter);
   const double width = std::max(1.0, std::sqrt(512.0 / inter));
   cli::Distance bound = cli::tolerance(config.mode);

@@ -84,7 +84,9 @@ struct GpuMoeStyle {
 MoeResult run_on_gpu(const MoeLayer& layer, MoeCase& layer_case, const GpuMoeStyle& style = {});
 
 // Moe spec 12: maps and ids equal, outputs within the end-to-end tolerance of the fp64 reference on
-// the CPU. Small layers have few elements for a flipped code to hide among: their bounds are wider.
+// the CPU. One code of an intermediate row that flips by q is worth q / sqrt(I) of the row's norm:
+// below I = 512 the bounds, which are for I = 2048, grow like that. moe_stages.h has them as they
+// are.
 void expect_close(const MoeCase& layer_case, const MoeConfig& config, const MoeResult& reference,
                   const MoeResult& actual);
 
