@@ -307,20 +307,40 @@ def test_norms(lib: Any) -> None:
 
 
 def test_group_quantization(lib: Any) -> None:
-    """E4M3 in groups of 128 with row-major scales, by the formulas of the specification."""
+    """Three types, both orders of scales, by the formulas of the specification."""
     x = example((5, 256))
     x[3] = 0
-    codes, scales = fi.per_token_group_quant_8bit(lib.make(x), 128)
-    groups = x.astype(np.float32).reshape(5, 2, 128)
-    s = np.maximum(np.abs(groups).max(-1), np.float32(1e-10)) / np.float32(448)
-    q = (groups * (np.float32(1) / s)[..., None]).astype(ml_dtypes.float8_e4m3fn)
-    assert lib.raw(scales) == s.astype(np.float32).tobytes()
-    assert lib.raw(codes) == q.tobytes()
-    for name, value in (("group_size", 64), ("dst_dtype", "int8"), ("scale_ue8m0", True),
-                        ("column_major_scales", True), ("scale_tma_aligned", True)):  # fmt: skip
-        with pytest.raises(NotImplementedError, match=name):
-            fi.per_token_group_quant_8bit(lib.make(x), **{"group_size": 128, name: value})
-    record("per_token_group_quant_8bit", BITS, "groups of 128, E4M3, row-major scales")
+    groups = x.astype(np.float32).reshape(5, 4, 64)
+    largest = np.maximum(np.abs(groups).max(-1), np.float32(1e-10))
+    for name, top in (("float8_e4m3fn", 448), ("float8_e5m2", 57344), ("int8", 127)):
+        s = (largest / np.float32(top)).astype(np.float32)
+        rows = groups * (np.float32(1) / s)[..., None]
+        columns = groups / s[..., None]
+
+        def code(v: np.ndarray, name: str = name) -> bytes:
+            if name == "int8":
+                return np.floor(v + np.float32(0.5)).astype(np.int8).tobytes()
+            return v.astype(getattr(ml_dtypes, name)).tobytes()
+
+        codes, scales = fi.per_token_group_quant_8bit(lib.make(x), 64, dst_dtype=name)
+        assert str(codes.dtype).endswith(name)
+        assert (lib.raw(codes), lib.raw(scales)) == (code(rows), s.tobytes())
+        codes, scales = fi.per_token_group_quant_8bit(
+            lib.make(x), 64, 1e-10, name, column_major_scales=True, scale_tma_aligned=True
+        )
+        padded = np.pad(s.T, ((0, 0), (0, 3)))
+        assert (lib.raw(codes), lib.raw(scales)) == (code(columns), padded.tobytes())
+    codes, scales = fi.per_token_group_quant_8bit(
+        lib.make(x), 64, column_major_scales=True, scale_ue8m0=True
+    )
+    powers = np.exp2(np.ceil(np.log2(np.maximum(largest / np.float32(448), 1e-10))))
+    assert lib.raw(scales) == powers.astype(np.float32).T.tobytes()
+    for name in ("scale_ue8m0", "scale_tma_aligned"):
+        with pytest.raises(ValueError, match=name):
+            fi.per_token_group_quant_8bit(lib.make(x), 64, **{name: True})
+    with pytest.raises(ValueError, match="dtype"):
+        fi.per_token_group_quant_8bit(lib.make(x), 64, dst_dtype="float16")
+    record("per_token_group_quant_8bit", BITS)
 
 
 def test_layouts(lib: Any) -> None:

@@ -20,6 +20,14 @@ from narrowfloat.compat.flashinfer._enums import (
     SfLayout,
     WeightLayout,
 )
+from narrowfloat.compat.flashinfer._kv_cache import (
+    nvfp4_kv_dequantize,
+    nvfp4_kv_dequantize_paged,
+    nvfp4_kv_quantize,
+    nvfp4_quantize_append_paged_kv_cache,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
+    nvfp4_quantize_paged_kv_cache,
+)
 from narrowfloat.compat.flashinfer._layers import clear_prepared_cache, prepared_cache_size
 from narrowfloat.compat.flashinfer._layouts import (
     block_scale_interleave,
@@ -102,7 +110,13 @@ __all__ = [
     "mxfp8_quantize",
     "nvfp4_batched_quantize",
     "nvfp4_block_scale_interleave",
+    "nvfp4_kv_dequantize",
+    "nvfp4_kv_dequantize_paged",
+    "nvfp4_kv_quantize",
     "nvfp4_quantize",
+    "nvfp4_quantize_append_paged_kv_cache",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+    "nvfp4_quantize_paged_kv_cache",
     "nvfp4_quantize_smooth",
     "packbits",
     "per_token_group_quant_8bit",

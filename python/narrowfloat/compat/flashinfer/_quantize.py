@@ -7,7 +7,7 @@ from typing import Any
 
 import narrowfloat as nf
 from narrowfloat import _core
-from narrowfloat._arrays import is_torch, maker_of
+from narrowfloat._arrays import is_torch
 from narrowfloat._shapes import round_up
 from narrowfloat.compat.flashinfer._arrays import (
     as_bytes,
@@ -363,21 +363,32 @@ def per_token_group_quant_8bit(
     scale_ue8m0: bool = False,
     backend: str = "cutile",
 ) -> tuple[Any, Any]:
-    """(float8_e4m3fn [..., K], float32 scales [..., K / 128]) in groups of 128."""
+    """(float8_e4m3fn, float8_e5m2 or int8 [..., K], float32 scales).
+
+    Scales are [..., K / group_size]; with column_major_scales [K / group_size, M], the last axis
+    padded to a multiple of 4 with scale_tma_aligned.
+    """
     check_backend(backend)
-    if group_size != 128:
-        raise NotImplementedError(f"group_size: {group_size} is not offered; 128 is")
-    if dst_dtype is not None and not str(dst_dtype).endswith("float8_e4m3fn"):
-        raise NotImplementedError(f"dst_dtype: {dst_dtype} is not offered; float8_e4m3fn is")
-    for name, value in (("column_major_scales", column_major_scales),
-                        ("scale_tma_aligned", scale_tma_aligned),
-                        ("scale_ue8m0", scale_ue8m0)):  # fmt: skip
-        if value:
-            raise NotImplementedError(f"{name}: not offered; row-major float32 scales are")
-    if x.shape[-1] % 128:
-        raise ValueError(f"x: expected a multiple of 128 columns, got {x.shape[-1]}")
-    q = nf.quantize(x, "fp8_1x128", layout="linear", fp8_rule="amax_div", fp8_eps=float(eps))
-    return e4m3(q.values), q.scales.reshape(*x.shape[:-1], x.shape[-1] // 128)
+    for name, value in (("scale_tma_aligned", scale_tma_aligned), ("scale_ue8m0", scale_ue8m0)):
+        if value and not column_major_scales:
+            raise ValueError(f"{name}: expected column_major_scales with it")
+    dtype = "float8_e4m3fn" if dst_dtype is None else _dtype_word(dst_dtype)
+    order = "column_major_aligned" if scale_tma_aligned else "column_major"
+    codes, scales = nf.quantize_group_8bit(
+        x,
+        group_size,
+        dtype,
+        eps=float(eps),
+        scale_order=order if column_major_scales else "row_major",
+        power_of_two_scales=scale_ue8m0,
+    )
+    return codes if dtype == "int8" else as_type(codes, dtype), scales
+
+
+def _dtype_word(dtype: Any) -> str:
+    """Name of a type of torch, NumPy or ml_dtypes."""
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+    return str(name).removeprefix("torch.")
 
 
 def make_nvfp4_global_scale(
@@ -402,36 +413,23 @@ def make_nvfp4_global_scale(
     return (top / found).astype("float32")
 
 
-def packbits(x: Any, bitorder: str = "big") -> Any:
-    """uint8 [n / 8]: eight bools a byte; the last one is filled with zeros."""
-    weights = [128, 64, 32, 16, 8, 4, 2, 1]
+def _bools(x: Any) -> Any:
+    """As pack_bits() takes them."""
+    return contiguous(x if dtype_name(x) in ("bool", "uint8") else x != 0)
+
+
+def _check_bitorder(bitorder: str) -> None:
     if bitorder not in ("big", "little"):
         raise ValueError(f"bitorder: expected big or little, got {bitorder!r}")
-    weights = weights if bitorder == "big" else weights[::-1]
-    count = x.shape[0]
-    padded = maker_of("x", x).zeros((round_up(count, 8),), "uint8")
-    padded[:count] = x
-    factors = maker_of("x", x).zeros((8,), "uint8")
-    for place, weight in enumerate(weights):
-        factors[place] = weight
-    total = (padded.reshape(-1, 8) * factors).sum(-1)
-    return total.to(padded.dtype) if is_torch(total) else total.astype(padded.dtype)
+
+
+def packbits(x: Any, bitorder: str = "big") -> Any:
+    """uint8 [n / 8]: eight bools a byte; the last one is filled with zeros."""
+    _check_bitorder(bitorder)
+    return nf.pack_bits(_bools(x), bitorder)
 
 
 def segment_packbits(x: Any, indptr: Any, bitorder: str = "big") -> tuple[Any, Any]:
     """Each segment of bools on its own: (bytes, new offsets)."""
-    ends = [int(end) for end in to_cpu(indptr)]
-    parts = [packbits(x[a:b], bitorder) for a, b in zip(ends[:-1], ends[1:], strict=True)]
-    total, offsets = 0, [0]
-    for part in parts:
-        total += part.shape[0]
-        offsets.append(total)
-    make = maker_of("x", x)
-    out, at = make.zeros((total,), "uint8"), 0
-    for part in parts:
-        out[at : at + part.shape[0]] = part
-        at += part.shape[0]
-    places = make.zeros((len(offsets),), dtype_name(indptr))
-    for i, offset in enumerate(offsets):
-        places[i] = offset
-    return out, places
+    _check_bitorder(bitorder)
+    return nf.segment_pack_bits(_bools(x), contiguous(indptr), bitorder)

@@ -1,0 +1,123 @@
+"""narrowfloat.compat.flashinfer: KV caches, through FlashInfer's shapes and the model's bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from flashinfer_table import BITS, record
+from test_flashinfer_quantizers import LIBRARIES
+from test_kv_cache import model, paged, reordered, sample, token
+
+import narrowfloat as nf
+import narrowfloat.compat.flashinfer as fi
+
+D = np.array([0.37], np.float32)
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda lib: lib.__name__)
+def lib(request: pytest.FixtureRequest) -> Any:
+    """Where arrays come from."""
+    return request.param
+
+
+@pytest.mark.parametrize("math", ["exact", "fast"])
+def test_rows(lib: Any, math: str) -> None:
+    """There with the bytes of the model, and back."""
+    x = sample((7, 64), 1)
+    codes, scales = fi.nvfp4_kv_quantize(lib.make(x), lib.make(D), math=math)
+    wanted = model(x, float(D[0]), "kv_quantize", math)
+    assert (lib.raw(codes), lib.raw(scales)) == (wanted[0].tobytes(), wanted[1].tobytes())
+    assert str(codes.dtype).endswith("uint8") and str(scales.dtype).endswith("uint8")
+    back = fi.nvfp4_kv_dequantize(codes, scales, lib.make(D))
+    assert str(back.dtype).endswith("bfloat16")
+    assert lib.raw(back) == nf.kv_dequantize(*wanted, float(D[0])).tobytes()
+    record("nvfp4_kv_quantize", BITS)
+    record("nvfp4_kv_dequantize", BITS)
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_appending_and_gathering(lib: Any, order: str, stacked: bool) -> None:
+    """Both ways of appending write the same; gathering gives what was written."""
+    pages, tokens, heads, dim = 4, 4, 2, 32
+    key, value = (sample((5, heads, dim), seed) for seed in (2, 3))
+    batches = np.array([0, 0, 1, 1, 1], np.int32)
+    positions = np.array([0, 5, 0, 1, 9], np.int32)
+    indices, indptr = np.array([3, 1, 0], np.int32), np.array([0, 2, 3], np.int32)
+    slots = np.array([12, 5, 0, 1, -1], np.int64)
+
+    def empty(width: int, dtype: Any) -> Any:
+        shape = paged(order, pages, tokens, heads, width)
+        if stacked:
+            return lib.make(np.zeros((pages, 2, *shape[1:]), dtype))
+        return tuple(lib.make(np.zeros(shape, dtype)) for _ in range(2))
+
+    def filled(by_slots: bool) -> tuple[Any, Any]:
+        cache, scales = empty(dim // 2, np.uint8), empty(dim // 16, ml_dtypes.float8_e4m3fn)
+        rows = lib.make(key), lib.make(value)
+        if by_slots:
+            fi.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+                *rows, lib.make(slots), cache, scales, 0.5, lib.make(D), kv_layout=order)  # fmt: skip
+        else:
+            fi.nvfp4_quantize_append_paged_kv_cache(
+                *rows, lib.make(batches), lib.make(positions), cache, scales, lib.make(indices),
+                lib.make(indptr), None, 0.5, lib.make(D), kv_layout=order)  # fmt: skip
+        return cache, scales
+
+    cache, scales = filled(True)
+    for part, other in zip((cache, scales), filled(False), strict=True):
+        for one, two in zip(part, other, strict=True):
+            assert lib.raw(one) == lib.raw(two)
+    halves = [cache[:, 0], cache[:, 1]] if stacked else list(cache)
+    for numbers, codes, d in ((key, halves[0], 0.5), (value, halves[1], float(D[0]))):
+        shape = paged(order, pages, tokens, heads, dim // 2)
+        raw = np.frombuffer(lib.raw(codes), np.uint8).reshape(shape)
+        for row, page, entry in ((0, 3, 0), (1, 1, 1), (2, 0, 0), (3, 0, 1)):
+            wanted = model(numbers[row], d, "kv_append", "exact")[0]
+            np.testing.assert_array_equal(token(raw, order, page, entry), wanted)
+    out = [lib.make(np.full((2, 3, heads, dim), 7, np.float16)) for _ in range(2)]
+    tables = lib.make(np.array([[3, 1], [0, 0]], np.int32))
+    fi.nvfp4_kv_dequantize_paged(cache, scales, tables, lib.make(np.array([1, 2], np.int32)), 0.5,
+                                 lib.make(D), *out, kv_layout=order)  # fmt: skip
+    for numbers, found, d in ((key, out[0], 0.5), (value, out[1], float(D[0]))):
+        wanted = np.full((2, 3, heads, dim), 7, np.float16)
+        for row, at in ((0, (0, 0)), (2, (1, 0)), (3, (1, 1))):
+            wanted[at] = nf.kv_dequantize(*model(numbers[row], d, "kv_append", "exact"), d,
+                                          np.float16)  # fmt: skip
+        assert lib.raw(found) == wanted.tobytes()
+    for name in ("nvfp4_kv_dequantize_paged", "nvfp4_quantize_append_paged_kv_cache",
+                 "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"):  # fmt: skip
+        record(name, BITS, "rows that lead nowhere are skipped")
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_whole_caches(lib: Any, order: str) -> None:
+    """Scales in e4m3, those of V reordered; decode scales as numbers."""
+    random = np.random.default_rng(4)
+    shape = paged(order, 2, 8, 3, 64)
+    key, value = (random.standard_normal(shape).astype(np.float16) for _ in range(2))
+    given = np.array([300], np.float32)
+    codes, scales, k_decode, v_decode = fi.nvfp4_quantize_paged_kv_cache(
+        lib.make(key), lib.make(value), order, v_global_sf=lib.make(given)
+    )
+    encodes = (np.float32(448) / np.abs(key).max().astype(np.float32), given[0])
+    for i, (numbers, decode) in enumerate(((key, k_decode), (value, v_decode))):
+        assert isinstance(decode, float) and decode == np.float32(1) / encodes[i]
+        q = nf.quantize(numbers, "nvfp4", layout="linear", encode_scale=float(encodes[i]))
+        plain = np.asarray(q.scales).view(np.uint8).reshape(*shape[:3], 4)
+        assert lib.raw(codes[i]) == q.values.tobytes()
+        assert lib.raw(scales[i]) == (reordered(plain, order) if i else plain).tobytes()
+        assert str(scales[i].dtype).endswith("float8_e4m3fn")
+    record("nvfp4_quantize_paged_kv_cache", BITS)
+
+
+def test_value_errors() -> None:
+    """The message names the argument."""
+    with pytest.raises(ValueError, match="paged_kv_cache"):
+        fi.nvfp4_kv_dequantize_paged(np.zeros((2, 2)), None, None, None, 1.0, 1.0, None, None)
+    x = np.zeros((2, 32), np.float16)
+    with pytest.raises(ValueError, match="decode_scale"):
+        fi.nvfp4_kv_quantize(x, -1.0)
