@@ -60,11 +60,13 @@ def test_appending_and_gathering(lib: Any, order: str, stacked: bool) -> None:
         rows = lib.make(key), lib.make(value)
         if by_slots:
             fi.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
-                *rows, lib.make(slots), cache, scales, 0.5, lib.make(D), kv_layout=order)  # fmt: skip
+                *rows, lib.make(slots), cache, scales, 0.5, lib.make(D), kv_layout=order
+            )
         else:
             fi.nvfp4_quantize_append_paged_kv_cache(
                 *rows, lib.make(batches), lib.make(positions), cache, scales, lib.make(indices),
-                lib.make(indptr), None, 0.5, lib.make(D), kv_layout=order)  # fmt: skip
+                lib.make(indptr), None, 0.5, lib.make(D), kv_layout=order,
+            )  # fmt: skip
         return cache, scales
 
     cache, scales = filled(True)

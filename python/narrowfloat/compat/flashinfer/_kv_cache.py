@@ -18,8 +18,8 @@ def _halves(cache: Any) -> tuple[Any, Any]:
         return k, v
     if len(cache.shape) != 5 or cache.shape[1] != 2:
         raise ValueError(
-            "paged_kv_cache, kv_cache_sf: expected a pair, or an array [pages, 2, ...] of five axes, "
-            f"got {tuple(cache.shape)}"
+            "paged_kv_cache, kv_cache_sf: expected a pair, or an array [pages, 2, ...] of five "
+            f"axes, got {tuple(cache.shape)}"
         )
     return cache[:, 0], cache[:, 1]
 
