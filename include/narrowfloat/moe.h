@@ -94,6 +94,9 @@ enum class MoeStage : int {
 std::string_view name(MoeStage stage);       // "first_gemm"
 std::span<const MoeStage> all_moe_stages();  // In their order.
 
+class MoeTuning;  // moe_tuning.h
+class TunedTiles;
+
 // Immutable after prepare, cheap to copy; concurrent run() calls with workspaces of their own are
 // legal. run() neither allocates nor synchronises. A default-constructed layer is empty: whatever
 // reads it throws kInvalidArgument.
@@ -102,6 +105,10 @@ class MoeLayer {
   // Copies what it needs. Throws kInvalidArgument for anything that does not fit together.
   static MoeLayer prepare(const MoeWeights& weights, const MoeConfig& config, Device device = {},
                           Stream stream = {});
+
+  // The same layer and weights with the token tiles of a tuning, where it has entries about this
+  // layer on this machine. config.token_tile comes first, the rule last.
+  [[nodiscard]] MoeLayer with_tuning(const MoeTuning& tuning) const;
 
   [[nodiscard]] const MoeConfig& config() const;
   [[nodiscard]] int64_t weight_bytes() const;  // Of both prepared images.
@@ -121,6 +128,7 @@ class MoeLayer {
   struct State;
   [[nodiscard]] const State& state() const;
   std::shared_ptr<const State> state_;
+  std::shared_ptr<const TunedTiles> tiles_;  // Null: the rule.
 };
 
 // Which implementation each stage of a run on `tokens` tokens (from logits) would use, and why the

@@ -8,6 +8,7 @@
 //   pack_bits.h       booleans as bits
 //   moe.h             the fused Mixture-of-Experts layer; it includes the headers of its stages:
 //                     route.h, permute.h, gemm.h, activation.h, combine.h, and moe_types.h
+//   moe_tuning.h      token tiles for it that were measured
 //   moe_checkpoint.h  such a layer from a checkpoint
 //   checkpoint.h      whole checkpoints: quantize, dequantize, inspect, compare
 //   safetensors.h     single files
@@ -25,6 +26,7 @@
 #include "narrowfloat/kv_cache.h"        // IWYU pragma: export
 #include "narrowfloat/moe.h"             // IWYU pragma: export
 #include "narrowfloat/moe_checkpoint.h"  // IWYU pragma: export
+#include "narrowfloat/moe_tuning.h"      // IWYU pragma: export
 #include "narrowfloat/moe_types.h"       // IWYU pragma: export
 #include "narrowfloat/pack_bits.h"       // IWYU pragma: export
 #include "narrowfloat/permute.h"         // IWYU pragma: export

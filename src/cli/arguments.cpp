@@ -41,9 +41,7 @@ struct AllArguments {
   DoctorArguments doctor;
   BenchArguments bench;
   EvalArguments eval;
-  MoeRunArguments moe_run;
-  MoeBenchArguments moe_bench;
-  MoeGemmArguments moe_gemm;
+  MoeArguments moe;
 };
 
 void add_all(CLI::App& app, AllArguments& all) {
@@ -55,7 +53,7 @@ void add_all(CLI::App& app, AllArguments& all) {
   add_doctor(app, all.doctor);
   add_bench(app, all.bench);
   add_eval(app, all.eval);
-  add_moe(app, all.moe_run, all.moe_bench, all.moe_gemm);
+  add_moe(app, all.moe);
 }
 
 // REQUIRES: exactly one command was parsed.
@@ -69,9 +67,11 @@ Command chosen_command(const CLI::App& app, AllArguments& all) {
   if (app.got_subcommand("bench")) return all.bench;
   if (app.got_subcommand("eval")) return all.eval;
   const CLI::App& moe = *app.get_subcommand("moe");
-  if (moe.got_subcommand("run")) return all.moe_run;
-  if (moe.got_subcommand("gemm")) return all.moe_gemm;
-  return all.moe_bench;
+  if (moe.got_subcommand("run")) return all.moe.run;
+  if (moe.got_subcommand("gemm")) return all.moe.gemm;
+  if (moe.got_subcommand("tune")) return all.moe.tune;
+  if (moe.got_subcommand("explain")) return all.moe.explain;
+  return all.moe.bench;
 }
 
 std::string command_list(const CLI::App& app) {

@@ -154,6 +154,7 @@ struct MoeBenchArguments {
   int32_t num_ranks = 1;
   uint64_t max_memory_bytes = 0;  // 0: six tenths of what is available.
   std::optional<int32_t> token_tile;
+  std::string tuning;  // A file; empty: the rule.
   bool has_stages = false;
   int num_threads = 0;
   double min_seconds = 0.5;
@@ -175,9 +176,40 @@ struct MoeGemmArguments {
   std::string commit;
 };
 
-using Command = std::variant<QuantizeArguments, DequantizeArguments, InspectArguments,
-                             DiffArguments, ExplainArguments, DoctorArguments, BenchArguments,
-                             EvalArguments, MoeRunArguments, MoeBenchArguments, MoeGemmArguments>;
+struct MoeTuneArguments {
+  OutputArguments output;
+  Device device;
+  std::string shape;
+  std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+  std::vector<MoeMode> modes;  // Empty: the shape's own.
+  bool is_all_modes = false;
+  std::string routing = "uniform";
+  int32_t rank = 0;
+  int32_t num_ranks = 1;
+  uint64_t max_memory_bytes = 0;
+  std::string target;      // Empty: nothing is written.
+  bool is_forced = false;  // An existing target is replaced.
+  int num_threads = 0;
+  double min_seconds = 0.5;
+};
+
+struct MoeExplainArguments {
+  OutputArguments output;
+  Device device;
+  std::string shape;
+  std::vector<int64_t> tokens = {1};
+  std::vector<MoeMode> modes;  // Empty: the shape's own.
+  bool is_all_modes = false;
+  int32_t rank = 0;
+  int32_t num_ranks = 1;
+  std::optional<int32_t> token_tile;
+  std::string tuning;  // A file; empty: the rule.
+};
+
+using Command =
+    std::variant<QuantizeArguments, DequantizeArguments, InspectArguments, DiffArguments,
+                 ExplainArguments, DoctorArguments, BenchArguments, EvalArguments, MoeRunArguments,
+                 MoeBenchArguments, MoeGemmArguments, MoeTuneArguments, MoeExplainArguments>;
 
 // The answer to --help, --version or a wrong command line: nothing is left to run.
 struct Reply {

@@ -16,39 +16,8 @@
 namespace narrowfloat::cli {
 namespace {
 
-// Of the memory that is available; the rest is the system's and ours.
-constexpr double kMemoryShare = 0.6;
 constexpr double kReadTestSeconds = 0.2;
 constexpr int kRateReplays = 5;
-
-// In the order of the table, each once. A named mode that cannot have the shape stays: an error
-// will say why.
-std::vector<MoeMode> modes_of(const MoeBenchArguments& arguments, const MoeShape& shape,
-                              std::vector<std::string>& notes) {
-  const std::vector<MoeMode>& named = arguments.modes;
-  if (named.empty() && !arguments.is_all_modes) return {shape.mode};
-  std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) {
-    const bool is_named = std::find(named.begin(), named.end(), info.id) != named.end();
-    const bool fits = shape.hidden % info.multiple == 0 && shape.inter % info.multiple == 0;
-    if (is_named || (arguments.is_all_modes && fits)) {
-      modes.push_back(info.id);
-    } else if (arguments.is_all_modes) {
-      notes.push_back(
-          fmt::format("{}: left out, hidden and intermediate size must be multiples "
-                      "of {}",
-                      info.name, info.multiple));
-    }
-  }
-  return modes;
-}
-
-// Of the host, or of the GPU that has the layer: its weights are made there.
-uint64_t memory_limit(const MoeBenchArguments& arguments, const Machine* gpu) {
-  if (arguments.max_memory_bytes > 0) return arguments.max_memory_bytes;
-  const uint64_t available = gpu == nullptr ? available_memory_bytes() : gpu->facts().memory_bytes;
-  return static_cast<uint64_t>(static_cast<double>(available) * kMemoryShare);
-}
 
 MachineRates rates_of(const MoeBenchArguments& arguments, Machine* gpu) {
   if (gpu != nullptr) return measure_rates(*gpu, kRateReplays);
@@ -81,8 +50,10 @@ std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, const Mach
   const int64_t max_tokens = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
   const ExpertShard shard{arguments.rank, arguments.num_ranks};
   std::vector<MoeConfig> configs;
-  for (const MoeMode mode : modes_of(arguments, shape, report.notes)) {
-    configs.push_back(bench_config(shape, mode, shard, max_tokens, memory_limit(arguments, gpu)));
+  for (const MoeMode mode :
+       bench_modes(shape, arguments.modes, arguments.is_all_modes, report.notes)) {
+    configs.push_back(bench_config(shape, mode, shard, max_tokens,
+                                   memory_limit(arguments.max_memory_bytes, gpu)));
     MoeConfig& config = configs.back();
     config.token_tile = arguments.token_tile;
     check_routing(arguments.routing, config.routing, max_tokens, shape.routing.experts);
@@ -94,6 +65,7 @@ std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, const Mach
 MoeBenchReport measure(const MoeBenchArguments& arguments) {
   MoeBenchReport report;
   report.shape = parse_moe_shape(arguments.shape);
+  if (!arguments.tuning.empty()) report.tuning = MoeTuning::load(arguments.tuning);
   const std::unique_ptr<Machine> gpu = open_layer_machine(arguments.device);
   const std::vector<MoeConfig> configs = configs_of(arguments, gpu.get(), report);
   report.rates = rates_of(arguments, gpu.get());
@@ -109,7 +81,8 @@ MoeBenchReport measure(const MoeBenchArguments& arguments) {
                                   arguments.routing,
                                   arguments.min_seconds,
                                   arguments.has_stages,
-                                  gpu.get()};
+                                  gpu.get(),
+                                  report.tuning};
     report.modes.push_back({config, gemm_implementation(config, arguments.device),
                             run_moe_bench(problem, arguments.tokens)});
     for (const MoeBenchResult& result : report.modes.back().cases) {

@@ -18,5 +18,7 @@ ExitCode run(const EvalArguments& arguments);
 ExitCode run(const MoeRunArguments& arguments);
 ExitCode run(const MoeBenchArguments& arguments);
 ExitCode run(const MoeGemmArguments& arguments);
+ExitCode run(const MoeTuneArguments& arguments);
+ExitCode run(const MoeExplainArguments& arguments);
 
 }  // namespace narrowfloat::cli

@@ -14,6 +14,15 @@
 
 namespace narrowfloat::cli {
 
+// Of the commands of `moe`.
+struct MoeArguments {
+  MoeRunArguments run;
+  MoeBenchArguments bench;
+  MoeGemmArguments gemm;
+  MoeTuneArguments tune;
+  MoeExplainArguments explain;
+};
+
 // Declare one command each; what is parsed ends up in the arguments, which must outlive `app`.
 void add_quantize(CLI::App& app, QuantizeArguments& arguments);
 void add_dequantize(CLI::App& app, DequantizeArguments& arguments);
@@ -23,7 +32,7 @@ void add_explain(CLI::App& app, ExplainArguments& arguments);
 void add_doctor(CLI::App& app, DoctorArguments& arguments);
 void add_bench(CLI::App& app, BenchArguments& arguments);
 void add_eval(CLI::App& app, EvalArguments& arguments);
-void add_moe(CLI::App& app, MoeRunArguments& run, MoeBenchArguments& bench, MoeGemmArguments& gemm);
+void add_moe(CLI::App& app, MoeArguments& arguments);
 
 // A command with its help text; the exit codes are added.
 CLI::App& add_command(CLI::App& app, const std::string& name, const std::string& description,

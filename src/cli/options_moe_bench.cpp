@@ -19,6 +19,14 @@ constexpr const char* kBenchExamples = R"(Examples:
   narrowfloat moe bench --shape deepseek-v3 --ep 0/16 --mode nvfp4_bf16
   narrowfloat moe bench --shape deepseek-v3 --device cuda --tokens 1,32,1024
 )";
+constexpr const char* kTuneExamples = R"(Examples:
+  narrowfloat moe tune --shape qwen3-30b-a3b --device cuda --out h100.json
+  narrowfloat moe bench --shape qwen3-30b-a3b --device cuda --tuning h100.json
+)";
+constexpr const char* kExplainExamples = R"(Examples:
+  narrowfloat moe explain --shape gpt-oss-20b --tokens 1,64
+  narrowfloat moe explain --shape deepseek-v3 --device cuda --tuning h100.json --json
+)";
 constexpr const char* kGemmExamples = R"(Examples:
   narrowfloat moe gemm --shape 1024,512,8 --rows 16,256 --mode mxfp4_bf16
   narrowfloat moe gemm --shape 4096,7168,8 --rows 16384 --device cuda
@@ -102,10 +110,9 @@ void add_moe_gemm(CLI::App& app, MoeGemmArguments& arguments) {
   add_output(command, arguments.output, CsvSupport::kYes);
 }
 
-void add_moe_bench(CLI::App& app, MoeBenchArguments& arguments) {
-  CLI::App& command = add_command(
-      app, "bench", "Time a layer with random weights in the shape of a model, checking results",
-      kBenchExamples);
+// What names a layer: shape, modes, and the part of the experts.
+template <typename Arguments>
+void add_layer(CLI::App& command, Arguments& arguments) {
   add_parsed_into(
       command, "--shape",
       [](const std::string& text) {
@@ -117,18 +124,10 @@ void add_moe_bench(CLI::App& app, MoeBenchArguments& arguments) {
                   moe_shape_names()))
       ->required()
       ->option_text("SHAPE REQUIRED");
-  add_parsed_into(command, "--tokens", parse_token_list, arguments.tokens,
-                  "Tokens of a run, one case each; default 1,8,64,512")
-      ->option_text("T,...");
   add_modes(command, arguments.modes, arguments.is_all_modes,
             fmt::format("May be repeated; all, or of {}. Default: that of the model's own "
                         "checkpoint, bf16 for H,I,E,k",
                         mode_list()));
-  command
-      .add_option("--routing", arguments.routing,
-                  "uniform (default), zipf, or a safetensors file with *topk_ids (I32 [T, k]) or "
-                  "*router_logits ([T, E])")
-      ->option_text("ROUTING");
   add_parsed(
       command, "--ep", parse_rank,
       [&arguments](Rank rank) {
@@ -137,11 +136,43 @@ void add_moe_bench(CLI::App& app, MoeBenchArguments& arguments) {
       },
       "Rank R of N ranks that share the experts; default 0/1")
       ->option_text("R/N");
-  add_parsed_into(command, "--max-memory", parse_bytes, arguments.max_memory_bytes,
-                  "Memory for weights and buffers; shapes that need more run with fewer experts. "
-                  "0, the default, is six tenths of what is available")
+}
+
+void add_routing(CLI::App& command, std::string& routing) {
+  command
+      .add_option("--routing", routing,
+                  "uniform (default), zipf, or a safetensors file with *topk_ids (I32 [T, k]) or "
+                  "*router_logits ([T, E])")
+      ->option_text("ROUTING");
+}
+
+void add_memory(CLI::App& command, uint64_t& max_bytes, const std::string& what) {
+  add_parsed_into(command, "--max-memory", parse_bytes, max_bytes,
+                  fmt::format("Memory for weights and buffers; shapes that need more {}. 0, the "
+                              "default, is six tenths of what is available",
+                              what))
       ->option_text("BYTES");
+}
+
+void add_tuning(CLI::App& command, std::string& tuning) {
+  command
+      .add_option("--tuning", tuning,
+                  "Token tiles of a file that moe tune wrote, where it has some for this layer")
+      ->option_text("FILE");
+}
+
+void add_moe_bench(CLI::App& app, MoeBenchArguments& arguments) {
+  CLI::App& command = add_command(
+      app, "bench", "Time a layer with random weights in the shape of a model, checking results",
+      kBenchExamples);
+  add_layer(command, arguments);
+  add_parsed_into(command, "--tokens", parse_token_list, arguments.tokens,
+                  "Tokens of a run, one case each; default 1,8,64,512")
+      ->option_text("T,...");
+  add_routing(command, arguments.routing);
+  add_memory(command, arguments.max_memory_bytes, "run with fewer experts");
   add_token_tile(command, arguments.token_tile);
+  add_tuning(command, arguments.tuning);
   command.add_flag("--stages", arguments.has_stages, "Time the stages of the layer, too")
       ->option_text(" ");
   add_commit(command, arguments.commit);
@@ -151,16 +182,53 @@ void add_moe_bench(CLI::App& app, MoeBenchArguments& arguments) {
   add_output(command, arguments.output, CsvSupport::kYes);
 }
 
+void add_moe_tune(CLI::App& app, MoeTuneArguments& arguments) {
+  CLI::App& command = add_command(
+      app, "tune", "Find token tiles that are faster than the rule's, by measuring", kTuneExamples);
+  add_layer(command, arguments);
+  add_parsed_into(command, "--tokens", parse_token_list, arguments.tokens,
+                  "Tokens of a run, one case each; default the powers of two up to 4096")
+      ->option_text("T,...");
+  add_routing(command, arguments.routing);
+  add_memory(command, arguments.max_memory_bytes, "are refused");
+  command
+      .add_option("-o,--out", arguments.target,
+                  "File for the tiles that are faster, for --tuning and MoeTuning::load()")
+      ->option_text("FILE");
+  command.add_flag("--force", arguments.is_forced, "Replace FILE")->option_text(" ");
+  add_checked_device(command, arguments.device);
+  add_threads(command, arguments.num_threads);
+  add_min_time(command, arguments.min_seconds);
+  add_output(command, arguments.output, CsvSupport::kNo);
+}
+
+void add_moe_explain(CLI::App& app, MoeExplainArguments& arguments) {
+  CLI::App& command = add_command(
+      app, "explain", "Token tile and implementations of a layer, and why these", kExplainExamples);
+  add_layer(command, arguments);
+  add_parsed_into(command, "--tokens", parse_token_list, arguments.tokens,
+                  "Tokens of a run, one case each; default 1")
+      ->option_text("T,...");
+  add_token_tile(command, arguments.token_tile);
+  add_tuning(command, arguments.tuning);
+  add_parsed_into(command, "--device", parse_device, arguments.device,
+                  "cpu (default), cuda or cuda:N")
+      ->option_text("DEVICE");
+  add_output(command, arguments.output, CsvSupport::kNo);
+}
+
 }  // namespace
 
-void add_moe(CLI::App& app, MoeRunArguments& run, MoeBenchArguments& bench,
-             MoeGemmArguments& gemm) {
-  CLI::App& command = *app.add_subcommand("moe", "Run or time a Mixture-of-Experts layer");
+void add_moe(CLI::App& app, MoeArguments& arguments) {
+  CLI::App& command =
+      *app.add_subcommand("moe", "Run, time, tune or explain a Mixture-of-Experts layer");
   command.require_subcommand(0, 1);
   command.footer("Try: narrowfloat moe run --help, narrowfloat moe bench --help");
-  add_moe_run(command, run);
-  add_moe_bench(command, bench);
-  add_moe_gemm(command, gemm);
+  add_moe_run(command, arguments.run);
+  add_moe_bench(command, arguments.bench);
+  add_moe_gemm(command, arguments.gemm);
+  add_moe_tune(command, arguments.tune);
+  add_moe_explain(command, arguments.explain);
 }
 
 }  // namespace narrowfloat::cli

@@ -137,6 +137,7 @@ std::vector<TimedCase> time_cases(const MoeBenchProblem& problem, const BenchInp
   if (problem.gpu != nullptr) {
     GpuLayer layer(*problem.gpu, weights, config);
     const int64_t all = inputs.routing.tokens();
+    layer.take(problem.tuning);
     layer.load(inputs.range(0, all), inputs.routing.range(0, all), max_tokens);
     for (const int64_t count : tokens) {
       cases.push_back(time_case_on_gpu(problem, inputs, count, layer));
@@ -145,19 +146,24 @@ std::vector<TimedCase> time_cases(const MoeBenchProblem& problem, const BenchInp
   }
   weights.fill();
   LayerRunner runner(weights.weights(), config, max_tokens);
+  runner.take(problem.tuning);
   for (const int64_t count : tokens) cases.push_back(time_case(problem, inputs, count, runner));
   return cases;
 }
 
 }  // namespace
 
-std::vector<MoeBenchResult> run_moe_bench(const MoeBenchProblem& problem,
-                                          std::span<const int64_t> tokens) {
+BenchInputs bench_inputs(const MoeBenchProblem& problem, int64_t max_tokens) {
   const MoeConfig& config = problem.config;
-  const int64_t max_tokens = *std::max_element(tokens.begin(), tokens.end());
   BenchRouting routing(problem.routing, config.routing, max_tokens, problem.shape_experts);
   const auto elements = static_cast<size_t>(routing.tokens() * config.hidden);
-  const BenchInputs inputs{config, std::move(routing), to_bf16(random_normal(elements, kRowSeed))};
+  return {config, std::move(routing), to_bf16(random_normal(elements, kRowSeed))};
+}
+
+std::vector<MoeBenchResult> run_moe_bench(const MoeBenchProblem& problem,
+                                          std::span<const int64_t> tokens) {
+  const int64_t max_tokens = *std::max_element(tokens.begin(), tokens.end());
+  const BenchInputs inputs = bench_inputs(problem, max_tokens);
   std::vector<MoeBenchResult> results;
   for (TimedCase& timed : time_cases(problem, inputs, tokens)) {
     timed.result.check = check_run(inputs, problem.has_bias, timed.sample);

@@ -12,7 +12,7 @@
 #include "cli/moe/bench_config.h"
 #include "cli/moe/figures.h"
 #include "cli/timing.h"
-#include "narrowfloat/moe.h"
+#include "narrowfloat/moe_tuning.h"
 
 namespace narrowfloat::cli {
 
@@ -24,6 +24,7 @@ struct MoeBenchProblem {
   double min_seconds = 0.5;
   bool has_stages = false;  // Stages are timed, too.
   Machine* gpu = nullptr;   // Null: on the CPU.
+  MoeTuning tuning;
 };
 
 // What a run takes longer to the end of a stage than to the end of the one before.
@@ -47,6 +48,9 @@ struct MoeBenchResult {
   std::vector<StageTime> stages;
   CheckedRun check;
 };
+
+// Rows and routing for runs of up to so many tokens.
+BenchInputs bench_inputs(const MoeBenchProblem& problem, int64_t max_tokens);
 
 // One result for each entry of `tokens`.
 std::vector<MoeBenchResult> run_moe_bench(const MoeBenchProblem& problem,

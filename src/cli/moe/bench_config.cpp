@@ -8,6 +8,7 @@
 #include "cli/moe/random_layer.h"
 #include "cli/size_text.h"
 #include "narrowfloat/error.h"
+#include "narrowfloat/runtime.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -44,6 +45,33 @@ void check_extents(const MoeShape& shape, const MoeModeInfo& mode, const ExpertS
 }
 
 }  // namespace
+
+std::vector<MoeMode> bench_modes(const MoeShape& shape, std::span<const MoeMode> named, bool is_all,
+                                 std::vector<std::string>& notes) {
+  if (named.empty() && !is_all) return {shape.mode};
+  std::vector<MoeMode> modes;
+  for (const MoeModeInfo& info : all_moe_modes()) {
+    const bool is_named = std::find(named.begin(), named.end(), info.id) != named.end();
+    const bool fits = shape.hidden % info.multiple == 0 && shape.inter % info.multiple == 0;
+    if (is_named || (is_all && fits)) {
+      modes.push_back(info.id);
+    } else if (is_all) {
+      notes.push_back(
+          fmt::format("{}: left out, hidden and intermediate size must be multiples "
+                      "of {}",
+                      info.name, info.multiple));
+    }
+  }
+  return modes;
+}
+
+uint64_t memory_limit(uint64_t asked_for, const Machine* gpu) {
+  // The rest is the system's and ours.
+  constexpr double kMemoryShare = 0.6;
+  if (asked_for > 0) return asked_for;
+  const uint64_t available = gpu == nullptr ? available_memory_bytes() : gpu->facts().memory_bytes;
+  return static_cast<uint64_t>(static_cast<double>(available) * kMemoryShare);
+}
 
 MoeConfig bench_config(const MoeShape& shape, MoeMode mode, const ExpertShard& shard,
                        int64_t max_tokens, uint64_t max_bytes) {

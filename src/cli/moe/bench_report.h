@@ -23,6 +23,7 @@ struct MoeBenchReport {
   std::string machine;
   std::optional<MachineFacts> gpu;
   MachineRates rates;  // On the CPU: read_gb_per_s alone.
+  MoeTuning tuning;
   std::vector<ModeResults> modes;
   std::vector<std::string> notes;
   bool has_wrong = false;

@@ -69,8 +69,9 @@ GpuLayer::GpuLayer(Machine& machine, const RandomWeights& weights, const MoeConf
 
 void GpuLayer::load(const TensorView& rows, const Routing& routing, int64_t max_tokens) {
   const MoeConfig& config = layer_.config();
-  rows_ = rows;
-  routing_ = routing;
+  host_rows_ = rows_ = rows;
+  host_routing_ = routing_ = routing;
+  max_tokens_ = max_tokens;
   Transfer transfer(machine_);
   transfer.add(rows_);
   for (TensorView* view :
@@ -85,6 +86,13 @@ void GpuLayer::load(const TensorView& rows, const Routing& routing, int64_t max_
   transfer.add_buffer(workspace, static_cast<uint64_t>(workspace_bytes));
   transfer.send();
   workspace_ = TensorView::contiguous(workspace, DType::kU8, {workspace_bytes}, machine_.device());
+}
+
+void GpuLayer::take(const MoeTuning& tuning) {
+  layer_ = layer_.with_tuning(tuning);
+  if (max_tokens_ == 0) return;
+  const bool fits = layer_.required_workspace(max_tokens_) <= workspace_.shape[0];
+  if (!fits) load(host_rows_, host_routing_, max_tokens_);
 }
 
 void GpuLayer::queue(TokenRange range, Stream stream, MoeStage last) const {

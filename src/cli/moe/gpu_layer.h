@@ -9,7 +9,7 @@
 #include "cli/bench/machine.h"
 #include "cli/moe/random_layer.h"
 #include "cli/timing.h"
-#include "narrowfloat/moe.h"
+#include "narrowfloat/moe_tuning.h"
 
 namespace narrowfloat::cli {
 
@@ -29,8 +29,11 @@ class GpuLayer {
   // The tensors of random words are made on the GPU.
   GpuLayer(Machine& machine, const RandomWeights& weights, const MoeConfig& config);
 
-  // Dense rows [T, H] and their routing, for runs on ranges of up to `max_tokens` of them.
+  // Dense rows [T, H] and their routing in host memory, which stays, for runs on ranges of up to
+  // `max_tokens` of them.
   void load(const TensorView& rows, const Routing& routing, int64_t max_tokens);
+  // Token tiles of later runs.
+  void take(const MoeTuning& tuning);
 
   // Runs it and waits; returns microseconds, with the launches.
   double run(TokenRange range);
@@ -51,6 +54,9 @@ class GpuLayer {
 
   Machine& machine_;
   MoeLayer layer_;
+  TensorView host_rows_;
+  Routing host_routing_;
+  int64_t max_tokens_ = 0;  // 0: nothing is loaded.
   TensorView rows_;
   Routing routing_;
   std::byte* out_ = nullptr;

@@ -32,9 +32,16 @@ TensorView AlignedBytes::view() const {
 
 LayerRunner::LayerRunner(const MoeWeights& weights, const MoeConfig& config, int64_t max_tokens)
     : layer_(MoeLayer::prepare(weights, config)),
+      max_tokens_(max_tokens),
       workspace_(layer_.required_workspace(max_tokens)),
       out_(output_bytes(config, max_tokens)),
       ids_(slots(config, max_tokens)) {}
+
+void LayerRunner::take(const MoeTuning& tuning) {
+  layer_ = layer_.with_tuning(tuning);
+  const int64_t wanted = layer_.required_workspace(max_tokens_);
+  if (wanted > workspace_.view().shape[0]) workspace_ = AlignedBytes(wanted);
+}
 
 void LayerRunner::run(const TensorView& rows, const Routing& routing, MoeStage last) {
   tokens_ = rows.shape[0];

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "narrowfloat/moe.h"
+#include "narrowfloat/moe_tuning.h"
 
 namespace narrowfloat::cli {
 
@@ -28,6 +28,8 @@ class LayerRunner {
   LayerRunner(const MoeWeights& weights, const MoeConfig& config, int64_t max_tokens);
 
   [[nodiscard]] const MoeConfig& config() const { return layer_.config(); }
+  // Token tiles of later runs.
+  void take(const MoeTuning& tuning);
   void run(const TensorView& rows, const Routing& routing, MoeStage last = MoeStage::kCombine);
   [[nodiscard]] int32_t token_tile(int64_t tokens) const { return layer_.token_tile(tokens); }
   // Of the last run: [T, H] as fp32, and the experts [T, k + S] that it used.
@@ -36,6 +38,7 @@ class LayerRunner {
 
  private:
   MoeLayer layer_;
+  int64_t max_tokens_;
   AlignedBytes workspace_;
   std::vector<std::byte> out_;
   std::vector<int32_t> ids_;

@@ -1,6 +1,9 @@
 // The public layer: checks, then the stages of MoeRun.
+#include <algorithm>
+
 #include "base/throw_error.h"
 #include "layers/moe/moe_run.h"
+#include "layers/moe/tuned_tiles.h"
 
 namespace narrowfloat {
 
@@ -27,16 +30,35 @@ const MoeConfig& MoeLayer::config() const { return state().config; }
 
 int64_t MoeLayer::weight_bytes() const { return state().w1.bytes() + state().w2.bytes(); }
 
-int64_t MoeLayer::required_workspace(int64_t tokens) const {
-  return state().workspace(tokens).total;
+MoeLayer MoeLayer::with_tuning(const MoeTuning& tuning) const {
+  MoeLayer tuned = *this;
+  const MoeTuningKey key = moe_tuning_key(state().config, state().device);
+  tuned.tiles_ = std::make_shared<const TunedTiles>(tuning, key);
+  return tuned;
 }
 
-int32_t MoeLayer::token_tile(int64_t tokens) const { return state().token_tile(tokens); }
+int64_t MoeLayer::required_workspace(int64_t tokens) const {
+  int64_t largest = state().workspace(tokens, token_tile(tokens)).total;
+  if (tiles_ == nullptr) return largest;
+  for (const int64_t fewer : tiles_->largest_up_to(tokens)) {
+    largest = std::max(largest, state().workspace(fewer, token_tile(fewer)).total);
+  }
+  return largest;
+}
+
+int32_t MoeLayer::token_tile(int64_t tokens) const {
+  const MoeConfig& config = state().config;
+  if (config.token_tile) return *config.token_tile;
+  if (tiles_ != nullptr) {
+    if (const std::optional<int32_t> tile = tiles_->find(tokens)) return *tile;
+  }
+  const MoeExtents& extents = state().extents;
+  return default_token_tile(tokens, extents.slots, extents.local_experts);
+}
 
 int64_t MoeLayer::max_rows(int64_t tokens) const {
   const MoeExtents& extents = state().extents;
-  return permutation_layout(tokens, extents.slots, extents.local_experts,
-                            state().token_tile(tokens))
+  return permutation_layout(tokens, extents.slots, extents.local_experts, token_tile(tokens))
       .max_rows;
 }
 
@@ -47,7 +69,7 @@ void MoeLayer::run(const MoeInputs& inputs, const Routing& routing, const MoeOut
                   to_string(inputs.values));
   }
   const MoeCall call{inputs, routing, outputs, workspace, inputs.values.shape[0]};
-  const MoeWorkspace plan = state().workspace(call.tokens);
+  const MoeWorkspace plan = state().workspace(call.tokens, token_tile(call.tokens));
   static_cast<void>(name(last));  // Throws for what is no stage.
   check_moe_call(call, state().config, plan, state().input_multiplier.has_value(), state().device);
   MoeRun(state(), plan, call, stream).run(last);

@@ -73,11 +73,6 @@ PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Dev
   wait_for_copies(device, stream);
 }
 
-int32_t PreparedMoe::token_tile(int64_t tokens) const {
-  if (config.token_tile) return *config.token_tile;
-  return default_token_tile(tokens, extents.slots, extents.local_experts);
-}
-
 // Shapes that a stage refuses: nothing may be queued before the refusal.
 void PreparedMoe::check_stages(const PermutationLayout& permutation) const {
   for (const GroupedWeights* weights : {&w1, &w2}) {
@@ -93,16 +88,15 @@ void PreparedMoe::check_stages(const PermutationLayout& permutation) const {
   static_cast<void>(select("code_rows", code_rows_impls(), stages.code_input()));
 }
 
-MoeWorkspace PreparedMoe::workspace(int64_t tokens) const {
-  const int32_t tile = token_tile(tokens);
+MoeWorkspace PreparedMoe::workspace(int64_t tokens, int32_t token_tile) const {
   const PermutationLayout permutation =
-      permutation_layout(tokens, extents.slots, extents.local_experts, tile);
+      permutation_layout(tokens, extents.slots, extents.local_experts, token_tile);
   check_stages(permutation);
   const int64_t max_rows = permutation.max_rows;
   const int64_t input_rows = extents.input_per_expert ? max_rows : tokens;
   const int64_t gemm_bytes = std::max(grouped_gemm_workspace(w1, input_rows, config.accumulation),
                                       grouped_gemm_workspace(w2, max_rows, config.accumulation));
-  return moe_workspace(extents, tokens, tile, gemm_bytes);
+  return moe_workspace(extents, tokens, token_tile, gemm_bytes);
 }
 
 }  // namespace narrowfloat

@@ -17,9 +17,8 @@ struct PreparedMoe {
   PreparedMoe& operator=(const PreparedMoe&) = delete;
   ~PreparedMoe() = default;
 
-  [[nodiscard]] int32_t token_tile(int64_t tokens) const;
-  // Throws for numbers of tokens that a stage refuses.
-  [[nodiscard]] MoeWorkspace workspace(int64_t tokens) const;
+  // Throws for numbers of tokens that a stage refuses in tiles of this size.
+  [[nodiscard]] MoeWorkspace workspace(int64_t tokens, int32_t token_tile) const;
 
   Device device;
   MoeExtents extents;

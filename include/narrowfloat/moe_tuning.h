@@ -1,0 +1,70 @@
+// Token tiles that were measured to be faster than the rule default_token_tile() on one kind of
+// machine, for one shape, by `narrowfloat moe tune`. A file of them is readable JSON; a layer takes
+// the entries that are about it and leaves the others alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "narrowfloat/moe.h"
+
+namespace narrowfloat {
+
+// What an entry is about: all of it must be equal.
+struct MoeTuningKey {
+  std::string machine;  // Name of the GPU, or model of the CPU.
+  std::string version;  // Of the library: kernels differ.
+  MoeMode mode = MoeMode::kBf16;
+  int64_t hidden = 0;
+  int64_t inter = 0;
+  int32_t slots = 0;          // Experts of a token: k + S.
+  int32_t experts = 0;        // E
+  int32_t local_experts = 0;  // EL + S
+
+  bool operator==(const MoeTuningKey&) const = default;
+};
+MoeTuningKey moe_tuning_key(const MoeConfig& config, Device device = {});
+
+struct MoeTuningEntry {
+  MoeTuningKey key;
+  int64_t first_tokens = 0;  // From so many tokens
+  int64_t last_tokens = 0;   // to so many.
+  int32_t token_tile = 0;
+  int32_t rule_tile = 0;  // What the rule says for `first_tokens`, where both were measured.
+  double us = 0;
+  double rule_us = 0;
+};
+
+class MoeTuning {
+ public:
+  // An entry must be faster than the rule by this factor: less may be chance.
+  static constexpr double kMinGain = 1.03;
+
+  MoeTuning() = default;
+  // Throws kCorruptData for entries that contradict themselves or each other.
+  explicit MoeTuning(std::vector<MoeTuningEntry> entries);
+
+  // Throw kCorruptData for text that to_json() cannot have written; load() kIo as well.
+  static MoeTuning parse(std::string_view json);
+  static MoeTuning load(const std::string& path);
+  [[nodiscard]] std::string to_json() const;
+
+  [[nodiscard]] std::span<const MoeTuningEntry> entries() const { return entries_; }
+
+ private:
+  std::vector<MoeTuningEntry> entries_;
+};
+
+// The token tile of a run on `tokens` tokens, and who decided: config.token_tile, an entry of
+// `tuning`, or the rule. The explanation's candidates are these three, with the reasons.
+struct TokenTileChoice {
+  int32_t token_tile = 0;
+  Explanation explanation;
+};
+TokenTileChoice choose_token_tile(const MoeConfig& config, int64_t tokens, Device device = {},
+                                  const MoeTuning& tuning = {});
+
+}  // namespace narrowfloat
