@@ -47,13 +47,10 @@ int64_t MoeLayer::required_workspace(int64_t tokens) const {
 }
 
 int32_t MoeLayer::token_tile(int64_t tokens) const {
-  const MoeConfig& config = state().config;
-  if (config.token_tile) return *config.token_tile;
-  if (tiles_ != nullptr) {
+  if (tiles_ != nullptr && !state().config.token_tile) {
     if (const std::optional<int32_t> tile = tiles_->find(tokens)) return *tile;
   }
-  const MoeExtents& extents = state().extents;
-  return default_token_tile(tokens, extents.slots, extents.local_experts);
+  return state().token_tile(tokens);
 }
 
 int64_t MoeLayer::max_rows(int64_t tokens) const {

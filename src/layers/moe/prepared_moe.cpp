@@ -88,6 +88,11 @@ void PreparedMoe::check_stages(const PermutationLayout& permutation) const {
   static_cast<void>(select("code_rows", code_rows_impls(), stages.code_input()));
 }
 
+int32_t PreparedMoe::token_tile(int64_t tokens) const {
+  if (config.token_tile) return *config.token_tile;
+  return default_token_tile(tokens, extents.slots, extents.local_experts);
+}
+
 MoeWorkspace PreparedMoe::workspace(int64_t tokens, int32_t token_tile) const {
   const PermutationLayout permutation =
       permutation_layout(tokens, extents.slots, extents.local_experts, token_tile);

@@ -17,8 +17,12 @@ struct PreparedMoe {
   PreparedMoe& operator=(const PreparedMoe&) = delete;
   ~PreparedMoe() = default;
 
+  [[nodiscard]] int32_t token_tile(int64_t tokens) const;  // The configuration's, or the rule's.
   // Throws for numbers of tokens that a stage refuses in tiles of this size.
   [[nodiscard]] MoeWorkspace workspace(int64_t tokens, int32_t token_tile) const;
+  [[nodiscard]] MoeWorkspace workspace(int64_t tokens) const {
+    return workspace(tokens, token_tile(tokens));
+  }
 
   Device device;
   MoeExtents extents;
