@@ -72,6 +72,20 @@ step racecheck_finds_faults finds racecheck race
 step initcheck_finds_faults finds initcheck uninitialized
 step synccheck_finds_faults finds synccheck barrier
 
+# Not judged: what racecheck says of correct hand-overs of a stage, and so whether it can be asked
+# about the grouped GEMM. docs/kernels/grouped_gemm_sm90.md.
+hand_overs() {
+  local code fault
+  for fault in hand_over_by_lanes hand_over_by_warp; do
+    code=0
+    timeout 60 "$sanitizer" --tool racecheck --error-exitcode 99 "$build/tests/bin/sanitizer_faults" \
+      "$fault" > "$logs/$fault.log" 2>&1 || code=$?
+    echo "$fault: racecheck ends with $code (99: hazards)"
+  done
+}
+step racecheck_hand_overs hand_overs
+cat "$logs/racecheck_hand_overs.log"
+
 # A small set: every kernel's paths, not every value. initcheck takes the one test whose outputs
 # start out unwritten; everywhere else poison hides what it looks for.
 export NARROWFLOAT_CONFORMANCE_CASES=0.1
