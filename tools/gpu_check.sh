@@ -78,8 +78,8 @@ hand_overs() {
   local code fault
   for fault in hand_over_by_lanes hand_over_by_warp; do
     code=0
-    timeout 60 "$sanitizer" --tool racecheck --error-exitcode 99 "$build/tests/bin/sanitizer_faults" \
-      "$fault" > "$logs/$fault.log" 2>&1 || code=$?
+    timeout 60 "$sanitizer" --tool racecheck --error-exitcode 99 \
+      "$build/tests/bin/sanitizer_faults" "$fault" > "$logs/$fault.log" 2>&1 || code=$?
     echo "$fault: racecheck ends with $code (99: hazards)"
   done
 }
