@@ -75,7 +75,7 @@ std::vector<int64_t> parse_gemm_shape(const std::string& text) {
   constexpr int64_t kMaxExtent = 1 << 20;
   constexpr std::string_view kExpected =
       "three numbers N,K,G such as 4096,7168,8: rows and columns of a group's weights, groups";
-  const std::vector<int64_t> shape = parse_count_list(text, kMaxExtent, kExpected);
+  std::vector<int64_t> shape = parse_count_list(text, kMaxExtent, kExpected);
   if (shape.size() == 3 && shape[2] <= 4096) return shape;
   throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, kExpected));
 }

@@ -125,6 +125,7 @@ class Operands {
                   static_cast<const std::byte*>(args_.permutation.slot_to_row.data),
                   map.size() * sizeof(int32_t));
     std::vector<int32_t> rows;
+    rows.reserve(slots.size());
     for (const int64_t slot : slots) rows.push_back(map[static_cast<size_t>(slot)]);
     return rows;
   }
