@@ -1,6 +1,7 @@
 // grouped_gemm on a GPU against exact sums in fp64: every mode over generated shapes, tiles and
 // epilogues within the tolerances of moe spec 12, and to the bit where all sums are exact.
 #include <cmath>
+#include <cstring>
 #include <ostream>
 
 #include <gtest/gtest.h>
@@ -206,6 +207,35 @@ TEST_P(GroupedGemmCuda, RepeatsItselfOverManyTiles) {
   EXPECT_EQ(device.replay(), output);
 }
 
+// Whoever computes an item, and whenever its weights are requested, results are the same. Blocks
+// claim every item once, and nothing where two forms of weights take a kernel each.
+TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
+  const GemmCase gemm({.mode = GetParam(),
+                       .weight_rows = 1040,
+                       .cols = 640,
+                       .expert_rows = {70, 0, 1, 33, 5},
+                       .token_tile = 1,
+                       .gathers = true,
+                       .seed = 7});
+  GemmOnDevice device(gemm);
+  const std::vector<uint8_t> dealt = device.run();
+  const DeviceBuffer counter(sizeof(uint32_t));
+  const bool claims = device.weights().state().image.tables.expert_forms == nullptr;
+  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  for (const bool has_old_tiles : {false, true}) {
+    device.layer.has_old_tiles = has_old_tiles;
+    counter.fill(0);
+    EXPECT_EQ(device.run(has_old_tiles), dealt);
+    uint32_t claimed = 0;
+    std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
+    // A tile a row, 9 tiles of 128 weight rows.
+    EXPECT_EQ(claimed, claims ? 109U * 9U : 0U);
+  }
+  // Nothing is left to claim: a block has its first item alone.
+  counter.fill(0x7F);
+  EXPECT_EQ(device.run() == dealt, !claims);
+}
+
 TEST_P(GroupedGemmCuda, NanStaysInItsRow) {
   GemmCase gemm({.mode = GetParam(), .expert_rows = {9, 4}, .token_tile = 16, .seed = 11});
   const size_t row_bytes = gemm.input_codes.size() / static_cast<size_t>(gemm.input_rows());
@@ -265,6 +295,13 @@ TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
   static_cast<void>(device.run());
   replaced(permutation.tile_to_expert, {0, 2'000'000'000, -3});
   static_cast<void>(device.run());
+  // Whatever the counter holds.
+  const DeviceBuffer counter(sizeof(uint32_t));
+  device.layer = {.next_item = reinterpret_cast<uint32_t*>(counter.data()), .has_old_tiles = true};
+  for (const int byte : {0x00, 0xFF, 0x7F}) {
+    counter.fill(static_cast<uint8_t>(byte));
+    static_cast<void>(device.run());
+  }
   replaced(permutation.num_tiles, {-1});
   for (const uint8_t byte : device.run()) ASSERT_EQ(byte, 0xFF);
 }

@@ -2,8 +2,10 @@
 // repeated, over any previous memory, with programmatic launch, from graphs, beside other streams
 // and layers.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
+#include "base/int_math.h"
 #include "cuda/gpu_test.h"
 #include "support/expect_error.h"
 #include "support/gpu_moe.h"
@@ -142,6 +144,45 @@ TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
     const CapturedGraph graph(stream, [&] { run.queue(stream.get(true)); });
     EXPECT_LE(graph.num_nodes(), decodes_rows(GetParam()) ? 7 : 5) << tokens;
     EXPECT_EQ(graph.num_other_nodes(), 0);
+  }
+}
+
+// How many items each GEMM's blocks claimed in the last run.
+std::vector<uint32_t> claimed_items(const GpuMoeRun& run, const MoeLayer& layer, int64_t tokens) {
+  constexpr int64_t kSlots = kShape.top_k + kShape.shared_experts;
+  const PermutationLayout layout = permutation_layout(
+      tokens, kSlots, kShape.experts + kShape.shared_experts, layer.token_tile(tokens));
+  // Behind ids, weights and the permutation (docs/moe.md, 14.2).
+  const int64_t offset =
+      2 * round_up(tokens * kSlots * 4, int64_t{256}) + round_up(layout.bytes, int64_t{256});
+  std::vector<uint32_t> items(2);
+  std::memcpy(items.data(), run.workspace().data() + offset, items.size() * sizeof(uint32_t));
+  return items;
+}
+
+// By the kernels that permute few, more and many tokens. Two forms of weights claim nothing.
+TEST_P(MoeQueueing, EveryRunClearsTheCountersOfItsWork) {
+  for (const int64_t tokens : {37, 300, 2000}) {
+    MoeShape shape = kShape;
+    shape.tokens = tokens;
+    MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 40);
+    const MoeLayer layer = prepare_on_gpu(layer_case);
+    const GpuMoeRun run(layer, layer_case);
+    const CudaStream stream;
+    std::vector<uint32_t> first;
+    for (int repetition = 0; repetition < 3; ++repetition) {
+      if (repetition < 2) run.poison(repetition == 0 ? 0xFF : 0x5A);
+      run.queue(stream.get(repetition > 0));
+      stream.synchronize();
+      const std::vector<uint32_t> items = claimed_items(run, layer, tokens);
+      if (repetition == 0) first = items;
+      EXPECT_EQ(items, first) << tokens << " tokens, run " << repetition;
+    }
+    const bool may_have_two_forms =
+        GetParam() == MoeMode::kMxfp4Fp8 || GetParam() == MoeMode::kNvfp4Fp8Rounded;
+    if (may_have_two_forms) continue;
+    EXPECT_GT(std::min(first[0], first[1]), 0U) << tokens;
+    EXPECT_LT(std::max(first[0], first[1]), 1'000'000U) << tokens;
   }
 }
 

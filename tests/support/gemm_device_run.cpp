@@ -76,7 +76,7 @@ TensorView GemmOnDevice::copy(const TensorView& host) {
 void GemmOnDevice::call(Stream stream) const {
   TensorView workspace = TensorView::contiguous(workspace_.data(), DType::kU8, {workspace_.size()});
   workspace.device = gpu();
-  grouped_gemm(args, weights_, workspace, stream);
+  grouped_gemm(args, weights_, workspace, layer, stream);
 }
 
 std::vector<uint8_t> GemmOnDevice::take_output() const {

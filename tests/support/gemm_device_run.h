@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "support/device_buffer.h"
 #include "support/gemm_case.h"
 
@@ -17,6 +18,7 @@ class GemmOnDevice {
 
   // Arguments on the GPU; tests may change them before a run.
   GroupedGemmArgs args;
+  LayerGemm layer;
   // The output's bytes, 0xFF where nothing was written. Fails the test if guard bytes fell.
   [[nodiscard]] std::vector<uint8_t> run(bool programmatic_launch = false) const;
   // The same as a graph, replayed a few times.

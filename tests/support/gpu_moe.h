@@ -62,6 +62,7 @@ class GpuMoeRun {
   // After the work has ended. Expects that nothing around the buffers was written.
   [[nodiscard]] MoeResult take() const;
   [[nodiscard]] DeviceErrors errors() const;
+  [[nodiscard]] std::vector<uint8_t> workspace() const { return workspace_.copy(); }
   // Tokens [begin, begin + count) of `out` alone.
   [[nodiscard]] std::vector<float> output_of(int64_t begin, int64_t count) const;
 

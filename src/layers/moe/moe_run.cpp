@@ -2,6 +2,8 @@
 #include "layers/moe/moe_run.h"
 
 #include "ops/code_rows/code_rows.h"
+#include "ops/grouped_gemm/grouped_gemm_problem.h"
+#include "ops/permute/permute_problem.h"
 #include "ops/route/route_permute.h"
 
 namespace narrowfloat {
@@ -80,7 +82,8 @@ bool MoeRun::begin_jointly() {
                         .outputs = route_outputs(),
                         .expert_offset = layer_.config.expert_offset,
                         .local_experts = layer_.extents.local_experts,
-                        .permutation = permutation_};
+                        .permutation = permutation_,
+                        .cleared = counters()};
   if (codes_by_token()) {
     args.input = {
         .rows = call_.inputs.values, .format = layer_.extents.input, .output = coded_rows()};
@@ -94,7 +97,8 @@ void MoeRun::route_tokens() {
 }
 
 void MoeRun::permute_slots() {
-  permute(ids_, layer_.config.expert_offset, layer_.extents.local_experts, permutation_, stream_);
+  permute(ids_, layer_.config.expert_offset, layer_.extents.local_experts, permutation_, counters(),
+          stream_);
 }
 
 MoeRun::InputRows MoeRun::coded_input() {
@@ -139,7 +143,7 @@ void MoeRun::multiply_first(const InputRows& input) {
   } else {
     args.output = fc1_;
   }
-  grouped_gemm(args, layer_.w1, gemm_workspace(), stream_);
+  grouped_gemm(args, layer_.w1, gemm_workspace(), {.next_item = counter(0)}, stream_);
 }
 
 GemmActivation MoeRun::fused_activation() const {
@@ -194,13 +198,25 @@ void MoeRun::multiply_second() {
   args.scale = layer_.down_scale.view();
   args.bias = layer_.bias2.view();
   args.output = slot_rows_;
-  grouped_gemm(args, layer_.w2, gemm_workspace(), stream_);
+  // The first GEMM lies between the permutation and this one.
+  grouped_gemm(args, layer_.w2, gemm_workspace(), {.next_item = counter(1), .has_old_tiles = true},
+               stream_);
 }
 
 void MoeRun::combine_slots() {
   if (call_.outputs.out.is_absent()) return;
   const TensorView weights = layer_.config.weight_on_input ? TensorView{} : weights_;
   combine(slot_rows_, permutation_.slot_to_row, weights, call_.outputs.out, stream_);
+}
+
+WordsToClear MoeRun::counters() const {
+  if (layer_.device.type == DeviceType::kCpu) return {};
+  return {.words = counter(0), .count = kGemmsOfALayer};
+}
+
+uint32_t* MoeRun::counter(int64_t gemm) const {
+  if (layer_.device.type == DeviceType::kCpu) return nullptr;
+  return reinterpret_cast<uint32_t*>(at(plan_.counters)) + gemm;
 }
 
 TensorView MoeRun::gemm_workspace() const {

@@ -1,6 +1,7 @@
 // One run of a prepared layer: the stages, in the order of moe spec 6.1, over one workspace.
 #pragma once
 
+#include "base/words_to_clear.h"
 #include "layers/moe/moe_checks.h"
 #include "layers/moe/prepared_moe.h"
 
@@ -40,6 +41,9 @@ class MoeRun {
   [[nodiscard]] RouteOutputs route_outputs() const;
   [[nodiscard]] std::byte* at(int64_t offset) const;
   [[nodiscard]] TensorView gemm_workspace() const;
+  // Of the GEMMs on a GPU: cleared with the permutation.
+  [[nodiscard]] WordsToClear counters() const;
+  [[nodiscard]] uint32_t* counter(int64_t gemm) const;
   // `requested`, or workspace of the same shape where the caller did not ask for it.
   [[nodiscard]] TensorView output_or(const TensorView& requested, int64_t offset,
                                      DType dtype) const;

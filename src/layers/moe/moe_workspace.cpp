@@ -46,6 +46,7 @@ MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t to
   plan.ids = take(tokens * extents.slots * 4);
   plan.weights = take(tokens * extents.slots * 4);
   plan.permutation = take(plan.permutation_layout.bytes);
+  plan.counters = take(kGemmsOfALayer * int64_t{sizeof(uint32_t)});
   plan.input_rows = take(plan.input.bytes());
   plan.gemm_rows = take(std::max(fc1_bytes, slot_bytes));
   plan.intermediate_rows = take(plan.intermediate.bytes());

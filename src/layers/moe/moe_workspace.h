@@ -32,6 +32,8 @@ inline bool is_coded_later(const MoeExtents& extents) {
   return extents.fuses_activation && fused_rows(extents) != extents.intermediate;
 }
 
+inline constexpr int64_t kGemmsOfALayer = 2;
+
 // Offsets in bytes, multiples of kWorkspaceAlignment.
 struct MoeWorkspace {
   int64_t tokens = 0;
@@ -43,6 +45,7 @@ struct MoeWorkspace {
   int64_t ids = 0;
   int64_t weights = 0;
   int64_t permutation = 0;
+  int64_t counters = 0;  // A word for each GEMM, which a GPU's blocks claim their work from.
   int64_t input_rows = 0;
   // The first GEMM's result, unless the activation is fused; the second GEMM's takes its place once
   // the activation has read it.

@@ -26,11 +26,17 @@ void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_t
 }
 
 void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
-                  const TensorView& workspace, Stream stream) {
-  const GemmCall call = checked_call(args, weights, workspace);
+                  const TensorView& workspace, const LayerGemm& layer, Stream stream) {
+  GemmCall call = checked_call(args, weights, workspace);
+  call.layer = layer;
   require_tiles(weights, call.tiles.count, call.tiles.token_tile);
   const GroupedWeights::State& state = weights.state();
   state.impl->run(state.problem, call, stream);
+}
+
+void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
+                  const TensorView& workspace, Stream stream) {
+  grouped_gemm(args, weights, workspace, LayerGemm{}, stream);
 }
 
 }  // namespace narrowfloat

@@ -99,6 +99,15 @@ struct FusedActivation {
   int64_t scale_block_stride = 0;
 };
 
+// What a layer knows of its GEMMs. A lone call has no memory that an earlier kernel has cleared,
+// and does not know what lies between it and the permutation.
+struct LayerGemm {
+  // Optional, on the device: 0 once earlier kernels are done. Blocks claim their work from it.
+  uint32_t* next_item = nullptr;
+  // Between the permutation's kernels and the GEMM's first there is another one.
+  bool has_old_tiles = false;
+};
+
 struct GemmCall {
   const uint8_t* image = nullptr;
   int image_form = 0;
@@ -112,6 +121,7 @@ struct GemmCall {
   DType output_dtype = DType::kF32;
   int64_t output_rows = 0;
   uint8_t* workspace = nullptr;
+  LayerGemm layer;
 };
 
 // Weights of some experts as the caller has them, checked.
@@ -167,6 +177,10 @@ inline Support supports_any_tiles(const GroupedGemmProblem& /*problem*/, int64_t
                                   int64_t /*token_tile*/) {
   return Support::yes();
 }
+// The public operation, in a layer.
+void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
+                  const TensorView& workspace, const LayerGemm& layer, Stream stream);
+
 // What a call refuses, for permutations of up to `count` tiles. Throws kInvalidArgument.
 void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_tile);
 

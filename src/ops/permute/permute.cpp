@@ -67,7 +67,7 @@ void require_no_overlap(const TensorView& ids, const Permutation& maps) {
 }  // namespace
 
 void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
-             const Permutation& permutation, Stream stream) {
+             const Permutation& permutation, const WordsToClear& cleared, Stream stream) {
   require_ids(ids);
   const PermutationLayout layout =
       permutation_layout(ids.shape[0], ids.shape[1], local_experts, permutation.token_tile);
@@ -87,8 +87,14 @@ void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts
                          .num_rows = ints(permutation.num_rows),
                          .tile_to_expert = ints(permutation.tile_to_expert),
                          .tile_row_end = ints(permutation.tile_row_end),
-                         .num_tiles = ints(permutation.num_tiles)};
+                         .num_tiles = ints(permutation.num_tiles),
+                         .cleared = cleared};
   select("permute", permute_impls(), problem).run(problem, args, stream);
+}
+
+void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
+             const Permutation& permutation, Stream stream) {
+  permute(ids, expert_offset, local_experts, permutation, WordsToClear{}, stream);
 }
 
 }  // namespace narrowfloat

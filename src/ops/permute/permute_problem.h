@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/words_to_clear.h"
 #include "narrowfloat/permute.h"
 #include "runtime/support.h"
 
@@ -32,6 +33,7 @@ struct PermuteArgs {
   int32_t* tile_to_expert = nullptr;
   int32_t* tile_row_end = nullptr;
   int32_t* num_tiles = nullptr;
+  WordsToClear cleared;  // By kernels only.
 };
 
 struct PermuteImpl {
@@ -39,6 +41,10 @@ struct PermuteImpl {
   Support (*supports)(const PermuteProblem& problem);
   void (*run)(const PermuteProblem& problem, const PermuteArgs& args, Stream stream);
 };
+
+// The public operation, which clears some words of a layer on a GPU as well.
+void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
+             const Permutation& permutation, const WordsToClear& cleared, Stream stream);
 
 // Ordered, fastest first, the oracle last.
 std::span<const PermuteImpl> permute_impls();

@@ -80,7 +80,8 @@ struct TileRange {
   uint32_t end;
 };
 
-// The block's share of the tiles and of the rows in them, cleared: they hold nothing.
+// The block's share of the tiles and of the rows in them, cleared: they hold nothing. So are the
+// layer's words.
 __device__ inline TileRange clear_own_tiles(const PermuteParams& params) {
   const uint32_t each = (params.max_tiles + gridDim.x - 1) / gridDim.x;
   const uint32_t begin = min(blockIdx.x * each, params.max_tiles);
@@ -94,6 +95,8 @@ __device__ inline TileRange clear_own_tiles(const PermuteParams& params) {
     params.args.tile_to_expert[tile] = 0;
     params.args.tile_row_end[tile] = 0;
   }
+  const WordsToClear& cleared = params.args.cleared;
+  if (blockIdx.x == 0 && threadIdx.x < cleared.count) cleared.words[threadIdx.x] = 0;
   return {.begin = begin, .end = end};
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/words_to_clear.h"
 #include "narrowfloat/permute.h"
 #include "narrowfloat/route.h"
 #include "ops/route/route_problem.h"
@@ -30,6 +31,7 @@ struct RoutePermuteArgs {
   int32_t local_experts = 0;
   Permutation permutation;
   CodedInputArgs input;
+  WordsToClear cleared;
 };
 
 struct RoutePermuteProblem {

@@ -40,6 +40,7 @@ struct RoutePermuteParams {
   FewSlotsParams slots;
   CodeRowsParams rows;
   RowFormat format = RowFormat::kBf16;  // kBf16: no rows are coded.
+  WordsToClear cleared;
 };
 
 // The id of slot `slot` of all tokens, to all blocks of the cluster.
@@ -120,6 +121,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   wait_for_previous_grids();
   allow_next_grid();
   clear_tiles(params.slots, share);
+  if (share.rank == 0 && threadIdx.x < params.cleared.count) params.cleared.words[threadIdx.x] = 0;
   wait_for_cluster();
   if constexpr (kPerLane == kGiven) {
     copy_given(params.given, shared);
@@ -192,7 +194,8 @@ void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& r
                                   .given = make_given_params(problem.route, route),
                                   .slots = make_slots(problem, args),
                                   .rows = make_rows(problem, args.input),
-                                  .format = problem.coded};
+                                  .format = problem.coded,
+                                  .cleared = args.cleared};
   const int64_t threads = threads_of(problem, params.warp);
   const int64_t cluster = cluster_blocks(problem);
   const int64_t blocks = cluster + round_up(coding_blocks(problem, params.rows, threads), cluster);

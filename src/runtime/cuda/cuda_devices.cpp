@@ -9,6 +9,7 @@
 
 #include "base/throw_error.h"
 #include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/shared_memory_opt_in.h"
 
 namespace narrowfloat {
 namespace {
@@ -104,6 +105,16 @@ std::vector<GpuInfo> list_gpus() {
                     .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)});
   }
   return gpus;
+}
+
+void SharedMemoryOptIn::allow(const void* kernel, size_t bytes, int device) {
+  static_assert(kMaxDevices == 64);
+  const uint64_t bit = uint64_t{1} << device;
+  if ((devices_.load(std::memory_order_acquire) & bit) != 0) return;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)),
+             "cudaFuncSetAttribute");
+  devices_.fetch_or(bit, std::memory_order_release);
 }
 
 CudaDeviceScope::CudaDeviceScope(Device device) {

@@ -30,8 +30,8 @@ class Consumer {
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    for (WorkList work(params_, Shape::kTokens, passes * Shape::kTileBlocks); work.has_next();
-         work.next()) {
+    WorkList work(params_, shared_.queue, Shape::kTokens, passes * Shape::kTileBlocks);
+    for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
       if (item.num_rows <= 0) continue;
       load_factors(params_, item, thread_, shared_.factors[warpgroup_]);

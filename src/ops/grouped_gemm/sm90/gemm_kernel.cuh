@@ -6,8 +6,8 @@
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
 //           16-byte copies that gather rows and swizzle, zeros for absent rows and columns
-//   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them in the same
-//           order for both sides (work_list.cuh)
+//   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
+//           take the same ones (work_list.cuh)
 //
 // A consumer multiplies a unit while it decodes the next one (register_loop.cuh); E4M3 weights need
 // no decoding (panel_loop.cuh). Where activations have a scale every
@@ -23,6 +23,7 @@
 #include "ops/grouped_gemm/sm90/gemm_consumer.cuh"
 #include "ops/grouped_gemm/sm90/gemm_producer.cuh"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/shared_memory_opt_in.h"
 
 namespace narrowfloat {
 
@@ -34,8 +35,15 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     extern __shared__ __align__(1024) uint8_t shared_bytes[];
     auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
     const Ring<Shape::kStages> ring(shared.barriers);
-    if (threadIdx.x == 0) ring.init(kWarpgroup + 1, kConsumers * kWarpgroup / 32);
+    if (threadIdx.x == 0) {
+      ring.init(kWarpgroup + 1, kConsumers * kWarpgroup / 32);
+      WorkList::init(shared.queue, kGemmThreads / 32);
+    }
     __syncthreads();
+    // By a consumer: it has nothing to do yet, and registers.
+    if (params.has_old_tiles && threadIdx.x == kWarpgroup) {
+      Producer<Shape>(params, shared, ring).request_weights();
+    }
     wait_for_previous_grids();
     if (threadIdx.x < kWarpgroup) {
       give_registers<Shape::kProducerRegisters>();
@@ -49,16 +57,15 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
 }
 
 template <class Shape>
-void launch_multiply_groups(const GemmParams& params, int num_sms, Stream stream) {
+void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
   constexpr auto kKernel = multiply_groups_kernel<Shape>;
   constexpr size_t kBytes = sizeof(GemmStorage<Shape>);
   static_assert(kBytes <= Shape::kSharedBytes);
-  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(kBytes)),
-             "cudaFuncSetAttribute");
+  static SharedMemoryOptIn opt_in;
+  opt_in.allow(reinterpret_cast<const void*>(kKernel), kBytes, shape.device);
   const int row_tiles = ceil_div(params.blocks, passes_of<Shape>(params) * Shape::kTileBlocks);
   const int64_t most = int64_t{params.max_tiles} * params.splits * row_tiles;
-  const int64_t blocks = std::min<int64_t>(most, int64_t{num_sms} * Shape::kBlocksPerSm);
+  const int64_t blocks = std::min<int64_t>(most, int64_t{shape.num_sms} * Shape::kBlocksPerSm);
   launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), kBytes}, stream,
          params);
 }
@@ -66,8 +73,7 @@ void launch_multiply_groups(const GemmParams& params, int num_sms, Stream stream
 template <class Weights, bool kHasGroups>
 void launch_gemm(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
   const auto launch_tokens = [&]<int kTokens>() {
-    launch_multiply_groups<GemmShapeOf<Weights, kHasGroups, kTokens>>(params, shape.num_sms,
-                                                                      stream);
+    launch_multiply_groups<GemmShapeOf<Weights, kHasGroups, kTokens>>(params, shape, stream);
   };
   if (shape.tokens == 8) return launch_tokens.template operator()<8>();
   if (shape.tokens == 16) return launch_tokens.template operator()<16>();

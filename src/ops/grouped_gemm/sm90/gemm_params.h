@@ -39,7 +39,9 @@ struct GemmParams {
   int max_tiles = 0;
   int token_tile = 1;
   int splits = 1;
-  int64_t row_limit = 0;  // Rows that every buffer indexed by rows has.
+  int64_t row_limit = 0;          // Rows that every buffer indexed by rows has.
+  uint32_t* next_item = nullptr;  // Optional (work_list.cuh).
+  bool has_old_tiles = false;     // Read before the wait for previous kernels (gemm_producer.cuh).
 
   GemmEpilogue epilogue;  // But for the gate order: an optional has no device code.
   bool has_gate = false;
@@ -53,6 +55,7 @@ struct GemmParams {
 struct GemmLaunch {
   int tokens = 8;
   int num_sms = 1;
+  int device = 0;
 };
 
 using GemmLauncher = void (*)(const GemmParams& params, const GemmLaunch& shape, Stream stream);

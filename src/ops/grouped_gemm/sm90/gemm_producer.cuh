@@ -1,8 +1,15 @@
 // The producer warpgroup of the Hopper GEMM (gemm_kernel.cuh): fills the ring. Thread 0 requests
 // weights, every thread gathers 16-byte pieces of activation rows.
+//
+// has_old_tiles: the list of tiles was complete before the kernel in front of this one passed its
+// own wait_for_previous_grids(), as for the second GEMM of a layer, which the first one separates
+// from the permutation. No block of this kernel starts before all of that one's have allowed it or
+// have ended, which they do behind their wait. So the tiles can be read at once, and weights, which
+// nobody writes, fill the ring while rows are still being made.
 #pragma once
 
 #include "device/ptx/async_copy.cuh"
+#include "device/ptx/grid_dependency.cuh"
 #include "ops/grouped_gemm/sm90/finish_activated.cuh"
 #include "ops/grouped_gemm/sm90/work_list.cuh"
 
@@ -16,19 +23,34 @@ class Producer {
   __device__ Producer(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
 
+  // With has_old_tiles, by the first thread of any warpgroup, before previous kernels are done: the
+  // first item's weights, as many stages as the ring has.
+  __device__ void request_weights() {
+    const int passes = passes_of<Shape>(params_);
+    const WorkList work(params_, shared_.queue, Shape::kTokens, passes * kTileBlocks, true);
+    if (!work.has_next()) return;
+    const WorkItem item = work.item();
+    if (item.num_rows <= 0) return;
+    for (int unit = 0; unit < min(params_.units, kRingUnits); unit += Shape::kUnits) {
+      copy_weights(item.expert, item.block, unit);
+      at_.advance();
+    }
+  }
+
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    for (WorkList work(params_, Shape::kTokens, passes * Shape::kTileBlocks); work.has_next();
-         work.next()) {
+    WorkList work(params_, shared_.queue, Shape::kTokens, passes * Shape::kTileBlocks);
+    for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
-      if (item.num_rows <= 0) continue;
-      find_rows(item);
-      for (int pass = 0; pass < passes; ++pass) copy_item(item, item.block + pass * kTileBlocks);
+      if (item.num_rows > 0) copy_item(item, passes, work.is_first());
+      // The ring is full meanwhile; a claim among the copies would take registers.
+      if (thread_ == 0) work.choose_next();
     }
   }
 
  private:
   static constexpr int kGroupUnits = Shape::kGroupUnits;
+  static constexpr int kRingUnits = Shape::kStages * Shape::kUnits;
   static constexpr int kTileBlocks = Shape::kTileBlocks;
   // A thread copies 16 bytes of a row of a unit, of every kRowsPerPass-th row.
   static constexpr int kRowsPerPass = kWarpgroup / 8;
@@ -37,15 +59,25 @@ class Producer {
   static constexpr int kUnitStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
 
-  __device__ void copy_item(const WorkItem& item, int first_block) {
-    for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
-      ring_.wait_empty(at_);
-      copy_weights(item.expert, first_block, unit);
-      copy_rows(unit);
-      if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
-      arrive_after_copies(ring_.full(at_));
-      at_.advance();
+  __device__ void copy_item(const WorkItem& item, int passes, bool is_first) {
+    find_rows(item);
+    for (int pass = 0; pass < passes; ++pass) {
+      const bool is_requested = params_.has_old_tiles && is_first && pass == 0;
+      const int first_block = item.block + pass * kTileBlocks;
+      for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
+        ring_.wait_empty(at_);
+        if (!is_requested || unit >= kRingUnits) copy_weights(item.expert, first_block, unit);
+        copy_stage(unit);
+      }
     }
+  }
+
+  // But for weights.
+  __device__ void copy_stage(int unit) {
+    copy_rows(unit);
+    if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
+    arrive_after_copies(ring_.full(at_));
+    at_.advance();
   }
 
   // Row of the activations behind row `row` of the tile; -1 for absent ones.

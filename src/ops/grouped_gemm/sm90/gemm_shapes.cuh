@@ -95,6 +95,7 @@ struct GemmStorage {
   float scratch[Shape::kScratchFloats > 0 ? Shape::kScratchFloats : 2];
   TokenFactor factors[kConsumers][Shape::kTokens];
   RingBarriers<Shape::kStages> barriers;
+  ItemQueue queue;
 };
 
 }  // namespace narrowfloat

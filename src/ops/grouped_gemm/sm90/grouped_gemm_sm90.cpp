@@ -125,6 +125,9 @@ void set_tiles(const GemmCall& call, GemmParams& params) {
   params.token_tile = static_cast<int>(call.tiles.token_tile);
   params.splits = static_cast<int>(kernel_tiles(call.tiles.token_tile));
   params.row_limit = row_limit(call);
+  params.has_old_tiles = call.layer.has_old_tiles;
+  // Two kernels would need a counter each, and a claim for each tile of the other's experts.
+  if (call.tables.expert_forms == nullptr) params.next_item = call.layer.next_item;
 }
 
 void set_epilogue(const GemmCall& call, GemmParams& params) {
@@ -163,7 +166,8 @@ void multiply(const GroupedGemmProblem& problem, const GemmCall& call, Stream st
   const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(call));
   launch_gemm(params,
               {.tokens = kernel_tokens(call.tiles.token_tile),
-               .num_sms = cuda_device(problem.device.index).num_sms},
+               .num_sms = cuda_device(problem.device.index).num_sms,
+               .device = problem.device.index},
               stream);
 }
 

@@ -4,8 +4,19 @@
 // Tiles are taken in groups of kTileGroup; inside a group all tiles of the same weight rows
 // come first. So blocks that run at the same time share weights and the activations of a few tiles,
 // and both stay in L2.
+//
+// A block's first item is that of its number. The following ones are dealt in the same order or, in
+// a layer, claimed from a counter: blocks that share memory unevenly would end their items at
+// different times. One producer thread knows which; a ring in shared memory tells all warps:
+//
+//   choose_next()   that thread, once an item, after the item's copies
+//   next()          all warps, each when it is done with the item
+//
+// An item's result does not depend on who computes it. Every block claims until it gets an item
+// behind the last one, so that the counter ends at the number of items.
 #pragma once
 
+#include "device/ring.cuh"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
 
 namespace narrowfloat {
@@ -17,28 +28,58 @@ struct WorkItem {
   int num_rows = 0;  // 0: nothing to do.
 };
 
+// Items on their way to a block's warps. The producer is ahead by several short ones.
+struct ItemQueue {
+  static constexpr int kSlots = 4;
+  RingBarriers<kSlots> barriers;
+  uint32_t items[kSlots];
+};
+
 class WorkList {
  public:
-  // tile_blocks: blocks of 64 weight rows of an item.
-  __device__ WorkList(const GemmParams& params, int tokens, int tile_blocks)
+  // By one thread, before a block barrier: `warps` take the items.
+  __device__ static void init(ItemQueue& shared_queue, uint32_t warps) {
+    Ring<ItemQueue::kSlots>(shared_queue.barriers).init(1, warps);
+  }
+
+  // tile_blocks: blocks of 64 weight rows of an item. is_early: before previous kernels are done.
+  __device__ WorkList(const GemmParams& params, ItemQueue& shared_queue, int tokens,
+                      int tile_blocks, bool is_early = false)
       : params_(params),
+        shared_queue_(shared_queue),
+        is_early_(is_early),
         tokens_(tokens),
         tile_blocks_(tile_blocks),
         row_tiles_(static_cast<uint32_t>((params.blocks + tile_blocks - 1) / tile_blocks)),
-        next_(blockIdx.x) {
-    const int tiles = min(max(*params.num_tiles, 0), params.max_tiles);
-    pieces_ = static_cast<uint32_t>(tiles * params.splits);
-    end_ = pieces_ * row_tiles_;
-  }
+        index_(blockIdx.x) {}
 
-  [[nodiscard]] __device__ bool has_next() const { return next_ < end_; }
-  __device__ void next() { next_ += gridDim.x; }
+  [[nodiscard]] __device__ bool has_next() const { return index_ < num_pieces() * row_tiles_; }
+
+  // The one of the block's number.
+  [[nodiscard]] __device__ bool is_first() const { return taken_ == 0; }
+
+  __device__ void choose_next() const {
+    const uint32_t before = params_.next_item == nullptr ? blockIdx.x + taken_ * gridDim.x
+                                                         : atomicAdd(params_.next_item, 1U);
+    const Position at = position();
+    ring().wait_empty(at);
+    shared_queue_.items[at.stage] = before + gridDim.x;
+    arrive(ring().full(at));
+  }
+  __device__ void next() {
+    const Position at = position();
+    ring().wait_full(at);
+    index_ = shared_queue_.items[at.stage];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ring().release(at);
+    ++taken_;
+  }
 
   [[nodiscard]] __device__ WorkItem item() const {
     const uint32_t group_items = kTileGroup * row_tiles_;
-    const uint32_t group = next_ / group_items;
-    const uint32_t in_group = next_ - group * group_items;
-    const uint32_t group_pieces = min(kTileGroup, pieces_ - group * kTileGroup);
+    const uint32_t group = index_ / group_items;
+    const uint32_t in_group = index_ - group * group_items;
+    const uint32_t group_pieces = min(kTileGroup, num_pieces() - group * kTileGroup);
     const uint32_t row_tile = in_group / group_pieces;
     const uint32_t piece = group * kTileGroup + (in_group - row_tile * group_pieces);
     const auto splits = static_cast<uint32_t>(params_.splits);
@@ -48,14 +89,35 @@ class WorkList {
 
  private:
   static constexpr uint32_t kTileGroup = 8;
+  static constexpr uint32_t kSlots = ItemQueue::kSlots;
+  using Position = RingPosition<ItemQueue::kSlots>;
+
+  [[nodiscard]] __device__ Ring<ItemQueue::kSlots> ring() const {
+    return Ring<ItemQueue::kSlots>(shared_queue_.barriers);
+  }
+  // Of the item after this one.
+  [[nodiscard]] __device__ Position position() const {
+    return {.stage = static_cast<int>(taken_ % kSlots), .parity = taken_ / kSlots % 2};
+  }
+
+  // Of token tiles. Read for each item: kernels have no register for it.
+  [[nodiscard]] __device__ uint32_t num_pieces() const {
+    const int tiles = min(max(load(params_.num_tiles), 0), params_.max_tiles);
+    return static_cast<uint32_t>(tiles * params_.splits);
+  }
+
+  // L1 may have older lines until previous kernels are done.
+  [[nodiscard]] __device__ int32_t load(const int32_t* value) const {
+    return is_early_ ? __ldcg(value) : *value;
+  }
 
   // Whatever the device holds: no row outside the buffers, no expert outside the weights.
   [[nodiscard]] __device__ WorkItem make_item(int row_tile, int tile, int split) const {
     const int64_t tile_row = static_cast<int64_t>(tile) * params_.token_tile;
-    WorkItem item{.expert = params_.tile_experts[tile], .block = tile_blocks_ * row_tile};
+    WorkItem item{.expert = load(params_.tile_experts + tile), .block = tile_blocks_ * row_tile};
     item.first_row = tile_row + static_cast<int64_t>(split) * tokens_;
     int64_t end = min(tile_row + params_.token_tile, params_.row_limit);
-    end = min(end, static_cast<int64_t>(params_.row_ends[tile]));
+    end = min(end, static_cast<int64_t>(load(params_.row_ends + tile)));
     end = min(end, item.first_row + tokens_);
     if (has_expert(item.expert) && end > item.first_row) {
       item.num_rows = static_cast<int>(end - item.first_row);
@@ -69,12 +131,13 @@ class WorkList {
   }
 
   const GemmParams& params_;
+  ItemQueue& shared_queue_;
+  bool is_early_;
   int tokens_;
   int tile_blocks_;
   uint32_t row_tiles_;
-  uint32_t next_;
-  uint32_t pieces_;
-  uint32_t end_;
+  uint32_t index_;
+  uint32_t taken_ = 0;  // From the ring.
 };
 
 }  // namespace narrowfloat

@@ -40,7 +40,8 @@ TEST(MoeWorkspace, PartsDoNotOverlapAndAreAligned) {
   EXPECT_EQ(plan.ids, 0);
   EXPECT_EQ(plan.weights, 256);
   EXPECT_EQ(plan.permutation, 512);
-  EXPECT_EQ(plan.input_rows, 512 + (plan.permutation_layout.bytes + 255) / 256 * 256);
+  EXPECT_EQ(plan.counters, 512 + (plan.permutation_layout.bytes + 255) / 256 * 256);
+  EXPECT_EQ(plan.input_rows, plan.counters + 256);
   // 7 x 96 codes in 768 bytes, 7 x 3 scales in 256.
   EXPECT_EQ(plan.gemm_rows, plan.input_rows + 768 + 256);
   // 56 rows: 64 fp32 of FC1 beat 96 bf16 of FC2.
