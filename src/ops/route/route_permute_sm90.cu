@@ -172,11 +172,14 @@ CodeRowsParams make_rows(const RoutePermuteProblem& problem, const CodedInputArg
   return params;
 }
 
-// A thread for each slot and each expert; enough for a sigmoid each of one token.
+// A thread for each slot and each expert, a warp for each token that is routed; enough for a
+// sigmoid each of one token.
 int64_t threads_of(const RoutePermuteProblem& problem, const WarpParams& tokens) {
-  const int64_t wanted =
-      std::max<int64_t>({problem.layout.tokens * problem.layout.slots, problem.layout.local_experts,
-                         int64_t{tokens.tokens_per_block} * tokens.route.experts, kMinThreads});
+  const bool is_given = problem.route.input != RoutingInput::kLogits;
+  const int64_t warps = is_given ? 0 : tokens.tokens_per_block;
+  const int64_t wanted = std::max<int64_t>(
+      {problem.layout.tokens * problem.layout.slots, problem.layout.local_experts,
+       int64_t{tokens.tokens_per_block} * tokens.route.experts, warps * kWarpSize, kMinThreads});
   return std::min<int64_t>(kMaxThreads, round_up(wanted, kWarpSize));
 }
 
