@@ -191,6 +191,17 @@ class MoeLayer:
             prepared._router_bias = maker.from_numpy(loaded.router_bias)
         return prepared
 
+    def with_tuning(self, path: str | os.PathLike[str]) -> MoeLayer:
+        """The same layer and weights with the token tiles of a file of `narrowfloat moe tune`.
+
+        Entries count that are about this layer on this machine; config.token_tile comes first.
+        """
+        tuned = MoeLayer._wrap(
+            self._core.with_tuning(os.fspath(path)), self._config, self._core_config, self._maker
+        )
+        tuned._router_weight, tuned._router_bias = self._router_weight, self._router_bias
+        return tuned
+
     @property
     def config(self) -> MoeConfig:
         """What it was prepared with."""

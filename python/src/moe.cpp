@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "narrowfloat/error.h"
+#include "narrowfloat/moe_tuning.h"
 #include "narrowfloat/runtime.h"
 #include "python/src/bindings.h"
 #include "python/src/choices.h"
@@ -290,6 +291,12 @@ void bind_moe(nb::module_& module) {
   nb::class_<MoeLayer>(module, "MoeLayer")
       .def_static("prepare", &prepare, "weights"_a, "config"_a)
       .def_prop_ro("weight_bytes", &MoeLayer::weight_bytes)
+      .def(
+          "with_tuning",
+          [](const MoeLayer& self, const std::string& path) {
+            return self.with_tuning(MoeTuning::load(path));
+          },
+          "path"_a)
       .def("required_workspace", &MoeLayer::required_workspace, "tokens"_a)
       .def("token_tile", &MoeLayer::token_tile, "tokens"_a)
       .def("max_rows", &MoeLayer::max_rows, "tokens"_a)

@@ -527,6 +527,25 @@ def test_layers_are_kept_with_their_weights(lib: Any) -> None:
     assert fi.prepared_cache_size() == 0
 
 
+def test_autotune_takes_our_file(lib: Any, tmp_path: Path) -> None:
+    """A file about another machine changes nothing; a file of anything else is refused."""
+    data = Data("bf16")
+    arguments = (lib.make(data.logits), None, lib.make(data.x), lib.make(data.w1),
+                 lib.make(data.w2))  # fmt: skip
+    options = {**sizes(), "use_shuffled_weight": False, "weight_layout": 0}
+    plain = fi.trtllm_bf16_moe(*arguments, **options)
+    with fi.autotune():
+        assert lib.raw(fi.trtllm_bf16_moe(*arguments, **options)) == lib.raw(plain)
+    torn = tmp_path / "torn.json"
+    torn.write_text("{")
+    with fi.autotune(cache=torn), pytest.raises(ValueError, match="JSON|json|tuning"):
+        fi.trtllm_bf16_moe(*arguments, **options)
+    with fi.autotune(cache=tmp_path / "absent"), pytest.raises(OSError, match="absent"):
+        fi.trtllm_bf16_moe(*arguments, **options)
+    assert lib.raw(fi.trtllm_bf16_moe(*arguments, **options)) == lib.raw(plain)
+    record("autotune", BITS, "reads our file of token tiles; measures nothing itself")
+
+
 def refusals() -> dict[str, Any]:
     """Arguments that are not offered."""
     x = np.zeros((T, H), BF16)
@@ -548,7 +567,6 @@ def refusals() -> dict[str, Any]:
             use_shuffled_weight=False, weight_layout=0),
         "gemm1_weights": fi.trtllm_mxint4_block_scale_moe,
         "input_ids": lambda: fi.hash_topk(x, ids, ids),
-        "cache": lambda: fi.autotune(cache="file").__enter__(),
     }  # fmt: skip
 
 
@@ -571,4 +589,3 @@ def test_absent_functions_and_tuning() -> None:
     record("hash_topk", ABSENT, "routing by token ids")
     with fi.autotune(), pytest.raises(ValueError, match="tuning_buckets"):
         fi.autotune(tuning_buckets=[]).__enter__()
-    record("autotune", BITS, "does nothing: no choice is made at run time; `cache` is not offered")

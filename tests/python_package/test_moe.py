@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import ml_dtypes
@@ -225,3 +226,25 @@ def test_a_layer_is_made_by_its_methods() -> None:
     with pytest.raises(TypeError, match="prepare"):
         nf.MoeLayer()
     assert "bf16" in repr(LAYER) and LAYER.token_tile(9) >= 8
+
+
+def test_tuned_tiles(tmp_path: Path) -> None:
+    """A file of measured token tiles, for this machine and this layer; results stay the same."""
+    machine = next((line.split(":", 1)[1].strip() for line in
+                    Path("/proc/cpuinfo").read_text().splitlines()
+                    if line.startswith("model name")), "unknown")  # fmt: skip
+    entry = {"machine": machine, "version": nf.version(), "mode": "bf16", "hidden": 128,
+             "inter": 128, "slots": 2, "experts": 4, "local_experts": 4, "first_tokens": 1,
+             "last_tokens": 64, "token_tile": 64, "rule_tile": 8, "us": 1.0,
+             "rule_us": 2.0}  # fmt: skip
+    path = tmp_path / "tuning.json"
+    path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 1,
+                                "entries": [entry]}))
+    tuned = LAYER.with_tuning(path)
+    assert (LAYER.token_tile(9), tuned.token_tile(9)) == (8, 64)
+    assert tuned.run(X, LOGITS).tobytes() == LAYER.run(X, LOGITS).tobytes()
+    path.write_text("{")
+    with pytest.raises(ValueError, match="tuning.json"):
+        LAYER.with_tuning(path)
+    with pytest.raises(OSError, match="absent"):
+        LAYER.with_tuning(tmp_path / "absent")

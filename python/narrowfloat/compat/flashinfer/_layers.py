@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _layers: dict[Hashable, nf.MoeLayer] = {}
 _lock = threading.Lock()
 
+# Of autotune(), for all threads.
+tuning_file: str | None = None
+
 
 def clear_prepared_cache() -> None:
     """Forgets all layers. Needed after NumPy weights were changed in place: they do not say so."""
@@ -59,7 +62,8 @@ def _is_capturing() -> bool:
 def prepared(weights: tuple[Any, ...], facts: Hashable,
              build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
     """The layer of these weights, built if it is not there."""
-    key = (facts, tuple(_identity(weight) for weight in weights))
+    path = tuning_file
+    key = (facts, path, tuple(_identity(weight) for weight in weights))
     with _lock:
         found = _layers.get(key)
     if found is not None:
@@ -68,7 +72,7 @@ def prepared(weights: tuple[Any, ...], facts: Hashable,
         raise RuntimeError(
             "gemm1_weights: not prepared yet, which a graph capture cannot do; call once before it"
         )
-    layer = build()
+    layer = build() if path is None else build().with_tuning(path)
     with _lock:
         _layers[key] = layer
     for weight in weights:

@@ -1,11 +1,15 @@
-"""FlashInfer's autotune(): accepted, since every choice here is made ahead of time."""
+"""FlashInfer's autotune(): layers inside it take the token tiles of a file of ours.
+
+Nothing is measured here: `narrowfloat moe tune` writes the file.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from narrowfloat.compat.flashinfer._arrays import refuse
+from narrowfloat.compat.flashinfer import _layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,13 +18,17 @@ if TYPE_CHECKING:
 @contextmanager
 def autotune(
     tune_mode: bool = True,
-    cache: Any = None,
+    cache: str | os.PathLike[str] | None = None,
     tuning_buckets: Any = None,
     round_up: Any = None,
     skip_ops: Any = None,
 ) -> Iterator[None]:
-    """Does nothing. cache: not offered."""
+    """cache: a file of `narrowfloat moe tune`; read when a layer is first called inside."""
     if tuning_buckets is not None and len(tuning_buckets) == 0:
         raise ValueError("tuning_buckets: expected at least one")
-    refuse("cache", cache, "nothing is tuned at run time")
-    yield
+    before = _layers.tuning_file
+    _layers.tuning_file = before if cache is None else os.fspath(cache)
+    try:
+        yield
+    finally:
+        _layers.tuning_file = before
