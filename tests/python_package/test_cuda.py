@@ -79,7 +79,7 @@ def test_moe_layer(mode: str) -> None:
     wanted = host.run(X, logits).double()
     assert float((out - wanted).norm() / wanted.norm()) < 3e-2
     assert torch.equal(ids.cpu(), nf.route(logits, top_k=2)[0])
-    assert all("sm90" in stage.chosen for stage in device.explain(37))
+    assert not any("cpu" in stage.chosen for stage in device.explain(37))
     maps, expected = (nf.permute(i, local_experts=8) for i in (ids, ids.cpu()))
     assert torch.equal(maps.slot_to_row.cpu(), expected.slot_to_row)
 
@@ -102,6 +102,7 @@ def test_work_goes_to_the_current_stream() -> None:
     x = X.cuda()
     target = nf.QuantizedTensor.empty(x.shape, "mxfp8", like=x)
     wanted = nf.quantize(X, "mxfp8")
+    nf.quantize(x, out=target)  # Loads kernels, which may wait for the device.
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     for handle in (None, stream.cuda_stream):
@@ -130,6 +131,7 @@ def test_graphs() -> None:
     scale = torch.tensor([300.0], device="cuda")
     for _ in range(2):  # Loads kernels.
         nf.quantize(x, out=target, encode_scale=scale)
+        nft.quantize(x, "mxfp8")
         module(x, logits)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
