@@ -56,8 +56,10 @@ class GroupedWeights {
   [[nodiscard]] int64_t bytes() const;  // Of the image.
   [[nodiscard]] Device device() const;
   [[nodiscard]] std::string_view implementation() const;  // "cpu_baseline"
-  // Whether grouped_gemm takes GroupedGemmArgs::activation of this kind and row format.
-  [[nodiscard]] bool fuses_activation(ActivationKind kind, RowFormat format) const;
+  // Whether grouped_gemm takes GroupedGemmArgs::activation of this kind and row format, with tiles
+  // of this size.
+  [[nodiscard]] bool fuses_activation(ActivationKind kind, RowFormat format,
+                                      int32_t token_tile) const;
 
   struct State;
   [[nodiscard]] const State& state() const;

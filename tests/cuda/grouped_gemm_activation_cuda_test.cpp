@@ -26,6 +26,12 @@ RowFormat written_rows(MoeMode mode) {
   return rows == RowFormat::kNvfp4PerToken ? RowFormat::kBf16 : rows;
 }
 
+// The largest of the kernel's tiles that takes an activation.
+int32_t largest_tile(MoeMode mode) {
+  const bool has_fp8_weights = mode == MoeMode::kFp8Tensor || mode == MoeMode::kFp8Block;
+  return has_fp8_weights || written_rows(mode) == RowFormat::kMxfp8 ? 64 : 256;
+}
+
 GemmCaseSpec sample_case(MoeMode mode, Random& random) {
   const int64_t multiple = moe_mode_info(mode).multiple;
   GemmCaseSpec spec{.mode = mode};
@@ -39,7 +45,7 @@ GemmCaseSpec sample_case(MoeMode mode, Random& random) {
     spec.expert_rows.push_back(rows);
     left -= rows;
   }
-  spec.token_tile = random.pick({1, 2, 4, 8, 16, 32, 64, 128, 256});
+  spec.token_tile = std::min(random.pick({1, 2, 4, 8, 16, 32, 64, 128, 256}), largest_tile(mode));
   spec.gathers = random.chance(50);
   spec.has_slot_weights = random.chance(50);
   if (random.chance(60)) spec.bias = random.pick({DType::kF32, DType::kBF16});
@@ -189,7 +195,7 @@ TEST_P(GemmActivationCuda, DiffersFromTheActivationInFewBytes) {
   int64_t bytes = 0;
   int64_t different = 0;
   for (const float alpha : {1.0F, 1.702F}) {
-    for (const int32_t tile : {8, 32, 128}) {
+    for (const int32_t tile : {8, 32, 64, largest_tile(GetParam())}) {
       GemmCaseSpec spec{.mode = GetParam(),
                         .weight_rows = 768,
                         .cols = 256,
@@ -211,16 +217,13 @@ TEST_P(GemmActivationCuda, DiffersFromTheActivationInFewBytes) {
   EXPECT_LE(static_cast<double>(different), 0.002 * static_cast<double>(bytes));
 }
 
-std::vector<MoeMode> fusing_modes() {
+std::vector<MoeMode> all_modes() {
   std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) {
-    const RowFormat rows = written_rows(info.id);
-    if (rows == RowFormat::kBf16 || rows == RowFormat::kNvfp4) modes.push_back(info.id);
-  }
+  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
   return modes;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GemmActivationCuda, ::testing::ValuesIn(fusing_modes()),
+INSTANTIATE_TEST_SUITE_P(All, GemmActivationCuda, ::testing::ValuesIn(all_modes()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 class GemmActivationChecks : public GpuTest {};
@@ -240,6 +243,12 @@ TEST_F(GemmActivationChecks, RefuseWhatTheImplementationDoesNotDo) {
                [&] { run(spec, ActivationKind::kGegluTanh, RowFormat::kBf16); });
   expect_error(ErrorKind::kUnsupported, {"activation", "second GEMM reads"},
                [&] { run(spec, ActivationKind::kSwiglu, RowFormat::kMxfp8); });
+  expect_error(ErrorKind::kUnsupported, {"activation", "more than 64 tokens"}, [&] {
+    GemmCaseSpec many = spec;
+    many.mode = MoeMode::kFp8Tensor;
+    many.token_tile = 128;
+    run(many, ActivationKind::kSwiglu, RowFormat::kFp8Static);
+  });
   spec.knows_halves = false;
   expect_error(ErrorKind::kUnsupported, {"activation", "gate order"},
                [&] { run(spec, ActivationKind::kSwiglu, RowFormat::kBf16); });

@@ -36,12 +36,6 @@ void expect_gpu_agrees(MoeCase& layer_case, const GpuMoeStyle& style = {}) {
   expect_close(layer_case, layer_case.config(), reference_of(layer_case), actual);
 }
 
-// Modes whose first GEMM does SwiGLU.
-bool fuses_swiglu(MoeMode mode) {
-  const RowFormat rows = moe_mode_info(mode).intermediate;
-  return rows == RowFormat::kBf16 || rows == RowFormat::kNvfp4 || rows == RowFormat::kNvfp4PerToken;
-}
-
 // One that does every activation of a mode.
 std::string pinned_activation(MoeMode mode) {
   return mode == MoeMode::kNvfp4PerToken ? "sm90_token_rows" : "sm90_portable";
@@ -331,9 +325,8 @@ TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
   for (const MoeMode mode : every_moe_mode()) {
     MoeCase layer_case(mode, shape, Activation::swiglu(), 5);
     for (const Explanation& stage : explain_moe(layer_case.config(), 3, gpu())) {
-      const bool is_fused = stage.op == "activation" && fuses_swiglu(mode);
-      EXPECT_TRUE(is_fused ? stage.chosen == "fused into grouped_gemm"
-                           : stage.chosen.starts_with("sm90"))
+      EXPECT_TRUE(stage.op == "activation" ? stage.chosen == "fused into grouped_gemm"
+                                           : stage.chosen.starts_with("sm90"))
           << name(mode) << " " << stage.op << " " << stage.chosen;
     }
   }

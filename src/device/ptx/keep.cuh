@@ -15,4 +15,7 @@ __device__ inline uint32_t keep_in_register(uint32_t value) {
 // Whatever makes `value` stays in front of this place, and accesses to memory on their side of it.
 __device__ inline void keep_before(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
+// What is made of `value` behind this place is made anew, not kept from before it.
+__device__ inline void keep_apart(float& value) { asm volatile("" : "+f"(value)); }
+
 }  // namespace narrowfloat

@@ -52,7 +52,7 @@ std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens, De
       explain_candidates("activation", activation_impls(), stages.activation());
   if (extents.fuses_activation) activation = fused_into_gemm(std::move(activation));
   explanations.push_back(std::move(activation));
-  if (is_coded_later(extents)) {
+  if (codes_fused_rows(extents)) {
     explanations.push_back(
         explain_candidates("code_rows", code_rows_impls(), stages.code_intermediate()));
   }

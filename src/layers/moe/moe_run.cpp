@@ -18,11 +18,10 @@ MoeRun::MoeRun(const PreparedMoe& layer, const MoeWorkspace& plan, const MoeCall
   if (!outputs.slot_to_row.is_absent()) permutation_.slot_to_row = outputs.slot_to_row;
   const int64_t max_rows = plan.permutation_layout.max_rows;
   const MoeExtents& extents = layer.extents;
-  fc1_ = extents.fuses_activation
-             ? TensorView::contiguous(at(plan.gemm_rows), DType::kBF16, {max_rows, extents.inter},
-                                      layer.device)
-             : TensorView::contiguous(at(plan.gemm_rows), extents.fc1_dtype,
-                                      {max_rows, extents.fc1_rows}, layer.device);
+  fc1_ = plan.fuses_activation ? TensorView::contiguous(at(plan.gemm_rows), DType::kBF16,
+                                                        {max_rows, extents.inter}, layer.device)
+                               : TensorView::contiguous(at(plan.gemm_rows), extents.fc1_dtype,
+                                                        {max_rows, extents.fc1_rows}, layer.device);
   intermediate_ = plan.intermediate.bind(at(plan.intermediate_rows), max_rows, layer.device);
   slot_rows_ = outputs.slot_out;
   if (slot_rows_.is_absent()) {
@@ -138,7 +137,7 @@ void MoeRun::multiply_first(const InputRows& input) {
     args.gate_scale = layer_.gate_scale.view();
   }
   args.bias = layer_.bias1.view();
-  if (layer_.extents.fuses_activation) {
+  if (plan_.fuses_activation) {
     args.activation = fused_activation();
   } else {
     args.output = fc1_;
@@ -151,13 +150,13 @@ GemmActivation MoeRun::fused_activation() const {
   return {.activation = layer_.config.activation,
           .format = fused_rows(extents),
           .multiplier = layer_.inter_multiplier.view(),
-          .output = is_coded_later(extents) ? CodedRows{.values = fc1_} : intermediate_};
+          .output = plan_.codes_fused_rows ? CodedRows{.values = fc1_} : intermediate_};
 }
 
 void MoeRun::activate_rows() {
   const MoeExtents& extents = layer_.extents;
-  if (!extents.fuses_activation) return activate_apart();
-  if (!is_coded_later(extents)) return;
+  if (!plan_.fuses_activation) return activate_apart();
+  if (!plan_.codes_fused_rows) return;
   code_rows({.rows = fc1_,
              .format = extents.intermediate,
              .choice = RowChoice::kMarked,

@@ -12,7 +12,7 @@ namespace {
 // What lies between the first GEMM and the rows of the second.
 int64_t fc1_row_bytes(const MoeExtents& extents) {
   if (!extents.fuses_activation) return extents.fc1_rows * bits(extents.fc1_dtype) / 8;
-  return is_coded_later(extents) ? row_bytes(fused_rows(extents), extents.inter) : 0;
+  return codes_fused_rows(extents) ? row_bytes(fused_rows(extents), extents.inter) : 0;
 }
 
 }  // namespace
@@ -26,6 +26,8 @@ MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t to
                            int64_t gemm_bytes) {
   MoeWorkspace plan;
   plan.tokens = tokens;
+  plan.fuses_activation = extents.fuses_activation;
+  plan.codes_fused_rows = codes_fused_rows(extents);
   plan.permutation_layout =
       permutation_layout(tokens, extents.slots, extents.local_experts, token_tile);
   const int64_t max_rows = plan.permutation_layout.max_rows;

@@ -21,14 +21,14 @@ struct MoeExtents {
   DType fc1_dtype = DType::kF32;  // F64 with Accumulation::kFp64.
   DType slot_dtype = DType::kBF16;
   bool double_quantize_fc1 = false;
-  bool fuses_activation = false;  // Into the first GEMM.
+  bool fuses_activation = false;  // Into the first GEMM; depends on the token tile.
   bool input_per_expert = false;  // Plain rows are coded for each expert that reads them.
 };
 
 // What the first GEMM writes with a fused activation: the intermediate rows, or, where their scale
 // needs a whole row, bf16 that is coded afterwards.
 RowFormat fused_rows(const MoeExtents& extents);
-inline bool is_coded_later(const MoeExtents& extents) {
+inline bool codes_fused_rows(const MoeExtents& extents) {
   return extents.fuses_activation && fused_rows(extents) != extents.intermediate;
 }
 
@@ -40,6 +40,8 @@ struct MoeWorkspace {
   PermutationLayout permutation_layout;
   RowBuffers input;  // Plain inputs are coded into it; empty in modes with bf16 rows.
   RowBuffers intermediate;
+  bool fuses_activation = false;
+  bool codes_fused_rows = false;
   RowBuffers fc1_coded;  // Of double_quantize_fc1, else empty.
 
   int64_t ids = 0;

@@ -68,20 +68,20 @@ PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Dev
   config.activation.beta = beta.view();
   config.activation.limit_gate = limit_gate.view();
   config.activation.limit_up = limit_up.view();
-  extents.fuses_activation = StageProblems(config, extents, {}, device).fuses_activation();
   // The caller may free its tensors now.
   wait_for_copies(device, stream);
 }
 
 // Shapes that a stage refuses: nothing may be queued before the refusal.
-void PreparedMoe::check_stages(const PermutationLayout& permutation) const {
+void PreparedMoe::check_stages(const PermutationLayout& permutation,
+                               const MoeExtents& of_call) const {
   for (const GroupedWeights* weights : {&w1, &w2}) {
     require_tiles(*weights, permutation.max_tiles, permutation.token_tile);
   }
-  const StageProblems stages(config, extents, permutation, device);
-  if (!extents.fuses_activation) {
+  const StageProblems stages(config, of_call, permutation, device);
+  if (!of_call.fuses_activation) {
     static_cast<void>(select("activation", activation_impls(), stages.activation()));
-  } else if (is_coded_later(extents)) {
+  } else if (codes_fused_rows(of_call)) {
     static_cast<void>(select("code_rows", code_rows_impls(), stages.code_intermediate()));
   }
   if (extents.input == RowFormat::kBf16) return;
@@ -96,12 +96,14 @@ int32_t PreparedMoe::token_tile(int64_t tokens) const {
 MoeWorkspace PreparedMoe::workspace(int64_t tokens, int32_t token_tile) const {
   const PermutationLayout permutation =
       permutation_layout(tokens, extents.slots, extents.local_experts, token_tile);
-  check_stages(permutation);
+  MoeExtents of_call = extents;
+  of_call.fuses_activation = StageProblems(config, extents, permutation, device).fuses_activation();
+  check_stages(permutation, of_call);
   const int64_t max_rows = permutation.max_rows;
   const int64_t input_rows = extents.input_per_expert ? max_rows : tokens;
   const int64_t gemm_bytes = std::max(grouped_gemm_workspace(w1, input_rows, config.accumulation),
                                       grouped_gemm_workspace(w2, max_rows, config.accumulation));
-  return moe_workspace(extents, tokens, token_tile, gemm_bytes);
+  return moe_workspace(of_call, tokens, token_tile, gemm_bytes);
 }
 
 }  // namespace narrowfloat

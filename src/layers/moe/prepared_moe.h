@@ -34,7 +34,7 @@ struct PreparedMoe {
   GroupedWeights w1, w2;
 
  private:
-  void check_stages(const PermutationLayout& permutation) const;
+  void check_stages(const PermutationLayout& permutation, const MoeExtents& of_call) const;
 };
 
 }  // namespace narrowfloat

@@ -61,7 +61,10 @@ bool StageProblems::fuses_activation() const {
   const std::string forced = forced_implementation("grouped_gemm");
   for (const GroupedGemmImpl& impl : grouped_gemm_impls()) {
     if ((!forced.empty() && impl.name != forced) || !impl.supports(problem).ok()) continue;
-    return impl.supports_activation(problem, config_.activation.kind, fused_rows(extents_)).ok();
+    return impl
+        .supports_activation(problem, config_.activation.kind, fused_rows(extents_),
+                             permutation_.token_tile)
+        .ok();
   }
   return false;
 }

@@ -96,15 +96,19 @@ GemmFactor lower_multiplier(const GemmActivation& given, int64_t experts, Device
   return lower_factor("activation.multiplier", multiplier, experts, device);
 }
 
-FusedActivation lower_activation(const GemmActivation& given,
+FusedActivation lower_activation(const GroupedGemmArgs& args, const GemmActivation& given,
                                  const GroupedWeights::State& weights) {
   const GroupedGemmProblem& problem = weights.problem;
   const Activation& activation = given.activation;
   check_activation(activation);
-  const Support support = weights.impl->supports_activation(problem, activation.kind, given.format);
+  const Support support = weights.impl->supports_activation(problem, activation.kind, given.format,
+                                                            args.permutation.token_tile);
   if (!support.ok()) {
     throw_error(ErrorKind::kUnsupported, "activation: {} {}; call activate()", weights.impl->name,
                 support.reason());
+  }
+  if (args.gate_order != problem.gate_order) {
+    throw_invalid("gate_order: with an activation, expected the weights' own");
   }
   require_view("activation.output.values", given.output.values);
   const int64_t rows = given.output.values.rank == 2 ? given.output.values.shape[0] : 0;
@@ -306,7 +310,7 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
   }
   require_vector("permutation.num_tiles", args.permutation.num_tiles, DType::kI32, 1, device);
   call.tiles.num_tiles = static_cast<const int32_t*>(args.permutation.num_tiles.data);
-  if (args.activation) call.activation = lower_activation(*args.activation, state);
+  if (args.activation) call.activation = lower_activation(args, *args.activation, state);
   check_output(args, shape, device);
   check_workspace(workspace, grouped_gemm_workspace(weights, call.rows.count, args.accumulation),
                   device);

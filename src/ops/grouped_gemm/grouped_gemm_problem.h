@@ -155,15 +155,16 @@ struct GroupedGemmImpl {
                              Accumulation accumulation);
   // Of `count` tiles of `token_tile` rows.
   Support (*supports_tiles)(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile);
-  // To do an activation with rows of `format` in the same call; for problems it supports.
+  // To do an activation with rows of `format` in the same call, with tiles of `token_tile` rows; for
+  // problems it supports.
   Support (*supports_activation)(const GroupedGemmProblem& problem, ActivationKind kind,
-                                 RowFormat format);
+                                 RowFormat format, int64_t token_tile);
   void (*run)(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream);
 };
 
 // What the CPU says: its activation is an operation of its own.
 inline Support no_fused_activation(const GroupedGemmProblem& /*problem*/, ActivationKind /*kind*/,
-                                   RowFormat /*format*/) {
+                                   RowFormat /*format*/, int64_t /*token_tile*/) {
   return Support::no("leaves the activation to its own operation");
 }
 

@@ -162,8 +162,9 @@ int64_t GroupedWeights::cols() const { return state().problem.cols; }
 int64_t GroupedWeights::bytes() const { return state().image.size_bytes; }
 Device GroupedWeights::device() const { return state().problem.device; }
 std::string_view GroupedWeights::implementation() const { return state().impl->name; }
-bool GroupedWeights::fuses_activation(ActivationKind kind, RowFormat format) const {
-  return state().impl->supports_activation(state().problem, kind, format).ok();
+bool GroupedWeights::fuses_activation(ActivationKind kind, RowFormat format,
+                                      int32_t token_tile) const {
+  return state().impl->supports_activation(state().problem, kind, format, token_tile).ok();
 }
 
 }  // namespace narrowfloat

@@ -13,6 +13,7 @@
 #include "device/device_math.cuh"
 #include "device/group_scale.cuh"
 #include "device/ptx/convert.cuh"
+#include "device/ptx/keep.cuh"
 #include "device/reduce.cuh"
 #include "device/vector_io.cuh"
 #include "formats/block_codes.h"
@@ -21,6 +22,11 @@
 #include "ops/grouped_gemm/sm90/work_list.cuh"
 
 namespace narrowfloat {
+
+// Of the consumers. Anew each time, so that addresses made from it take no registers of main loops.
+__device__ inline int consumer_thread() {
+  return static_cast<int>(keep_in_register(threadIdx.x)) - kWarpgroup;
+}
 
 // The consumer warpgroups, by the barrier that they share.
 __device__ inline void sync_consumers() { sync_threads(1 + kConsumers, kConsumers * kWarpgroup); }
@@ -31,13 +37,17 @@ struct ThreadTile {
   // Of two warpgroups with the same columns, each has every second token.
   static constexpr bool kHasAllTokens = Shape::kBlocks == 2;
   static constexpr int kPairs = kHasAllTokens ? Shape::kTokens / 4 : Shape::kTokens / 8;
-  using Pairs = float2[kPairs];
 
   const FusedActivation& activation;
   WorkItem item;
-  int inter;      // Columns of the result.
-  int warpgroup;  // Of the consumers.
-  int thread;     // Of the warpgroup.
+  int inter;          // Columns of the result.
+  int warpgroup = 0;  // Of the consumers.
+  int thread = 0;     // Of the warpgroup.
+
+  __device__ void set_thread(int consumer_thread) {
+    warpgroup = consumer_thread / kWarpgroup;
+    thread = consumer_thread % kWarpgroup;
+  }
 
   [[nodiscard]] __device__ int token(int i) const {
     const int first = thread % 4 * 2;
@@ -79,19 +89,24 @@ __device__ inline float maximum_of_block(float amax) {
   return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
 }
 
+// Of FP8 1x128, from the maximum of the numbers.
+__device__ inline BlockScale<float> scale_of_group(float amax) {
+  const QuickGroupScale quick = quick_group_scale(amax);
+  return quick.is_right ? quick.scale : group_scale(amax);
+}
+
 __device__ inline uint16_t two_e4m3(float2 pair, float multiplier) {
   return to_e4m3x2(__fmul_rn(pair.x, multiplier), __fmul_rn(pair.y, multiplier));
+}
+
+__device__ inline uint32_t four_e4m3(const float4& h, float multiplier) {
+  return static_cast<uint32_t>(two_e4m3({h.x, h.y}, multiplier)) |
+         static_cast<uint32_t>(two_e4m3({h.z, h.w}, multiplier)) << 16;
 }
 
 }  // namespace encode_tile_detail
 
 // What takes the results of a thread, one pair of columns after the other.
-template <class Tile>
-struct Keep {
-  typename Tile::Pairs& h;
-  __device__ void operator()(int i, float2 pair) const { h[i] = pair; }
-};
-
 template <class Tile>
 class Bf16Sink {
  public:
@@ -161,7 +176,7 @@ class WarpMaxima {
         warp_((Tile::kHasAllTokens ? 4 * tile.warpgroup : 0) + tile.thread / 32) {}
 
   // Of the thread's columns of token(i); all lanes of the warp take part.
-  __device__ void put(int i, float value) {
+  __device__ void put(int i, float value) const {
     const float largest = encode_tile_detail::lanes_max(value);
     if (tile_.leads()) shared_[warp_ * Shape::kTokens + tile_.token(i)] = largest;
   }
@@ -183,69 +198,63 @@ class WarpMaxima {
   int warp_;
 };
 
+// Of maxima that all warps have put.
 template <class Shape>
-__device__ inline void store_mxfp8(const ThreadTile<Shape>& tile,
-                                   const typename ThreadTile<Shape>::Pairs& h,
-                                   float* shared_maxima) {
+class Mxfp8Sink {
+ public:
   using Tile = ThreadTile<Shape>;
-  WarpMaxima<Shape> maxima(tile, shared_maxima);
-#pragma unroll
-  for (int i = 0; i < Tile::kPairs; ++i) maxima.put(i, encode_tile_detail::pair_max(h[i]));
-  sync_consumers();
-  const int col = tile.col(0);
-  if (col >= tile.inter) return;
-#pragma unroll
-  for (int i = 0; i < Tile::kPairs; ++i) {
-    if (!tile.has_token(i)) continue;
-    const float amax = maxima.template of<2>(maxima.warp() / 2 * 2, tile.token(i));
+
+  __device__ Mxfp8Sink(const Tile& tile, const WarpMaxima<Shape>& maxima)
+      : tile_(tile), maxima_(maxima), col_(tile.col(0)) {}
+  __device__ void operator()(int i, float2 pair) const {
+    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
+    const float amax = maxima_.template of<2>(maxima_.warp() / 2 * 2, tile_.token(i));
     const auto scale = Mxfp8::block_scale<DeviceExactMath>(amax, ScalePair{}, BlockRules{});
-    store(tile.values(i) + col, encode_tile_detail::two_e4m3(h[i], scale.multiplier));
-    if (tile.leads() && maxima.warp() % 2 == 0) {
-      tile.store_scale(tile.token(i), col / 32, canonical_scale(scale.stored));
+    store(tile_.values(i) + col_, encode_tile_detail::two_e4m3(pair, scale.multiplier));
+    if (tile_.leads() && maxima_.warp() % 2 == 0) {
+      tile_.store_scale(tile_.token(i), col_ / 32, canonical_scale(scale.stored));
     }
+  }
+
+ private:
+  const Tile& tile_;
+  const WarpMaxima<Shape>& maxima_;
+  int col_;
+};
+
+// Of a group of 128 columns for each token, one thread makes the scale and leaves the multiplier in
+// place of the first maximum.
+template <class Shape>
+__device__ inline void make_group_scales(const ThreadTile<Shape>& tile,
+                                         const WarpMaxima<Shape>& maxima, float* shared_maxima) {
+  const int token = tile.warpgroup * kWarpgroup + tile.thread;
+  if (token >= Shape::kTokens) return;
+  const float amax = encode_tile_detail::maximum_of_block<Fp8Block1x128>(
+      maxima.template of<WarpMaxima<Shape>::kWarps>(0, token));
+  const auto scale = encode_tile_detail::scale_of_group(amax);
+  shared_maxima[token] = scale.multiplier;
+  if (token < tile.item.num_rows) {
+    tile.store_scale(token, tile.item.block / 4, canonical_scale(scale.stored));
   }
 }
 
-// A group of 128 columns for each token: one thread makes its scale. `first` are the columns of an
-// earlier pass, where there was one.
+// With those multipliers; columns of pass `pass`.
 template <class Shape>
-__device__ inline void store_fp8_groups(const ThreadTile<Shape>& tile,
-                                        const typename ThreadTile<Shape>::Pairs& h,
-                                        const typename ThreadTile<Shape>::Pairs& first,
-                                        float* shared_maxima) {
+class Fp8GroupSink {
+ public:
   using Tile = ThreadTile<Shape>;
-  constexpr bool kHasPasses = Shape::kGroupPasses == 2;
-  WarpMaxima<Shape> maxima(tile, shared_maxima);
-#pragma unroll
-  for (int i = 0; i < Tile::kPairs; ++i) {
-    float largest = encode_tile_detail::pair_max(h[i]);
-    if constexpr (kHasPasses) largest = fmaxf(largest, encode_tile_detail::pair_max(first[i]));
-    maxima.put(i, largest);
+
+  __device__ Fp8GroupSink(const Tile& tile, int pass, const float* shared_multipliers)
+      : tile_(tile), multipliers_(shared_multipliers), col_(tile.col(pass)) {}
+  __device__ void operator()(int i, float2 pair) const {
+    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
+    store(tile_.values(i) + col_, encode_tile_detail::two_e4m3(pair, multipliers_[tile_.token(i)]));
   }
-  sync_consumers();
-  const int owner = tile.warpgroup * kWarpgroup + tile.thread;
-  if (owner < Shape::kTokens) {
-    const float amax = encode_tile_detail::maximum_of_block<Fp8Block1x128>(
-        maxima.template of<maxima.kWarps>(0, owner));
-    const QuickGroupScale quick = quick_group_scale(amax);
-    const auto scale = quick.is_right ? quick.scale : group_scale(amax);
-    shared_maxima[owner] = scale.multiplier;
-    if (owner < tile.item.num_rows) {
-      tile.store_scale(owner, tile.item.block / 4, canonical_scale(scale.stored));
-    }
-  }
-  sync_consumers();
-#pragma unroll
-  for (int pass = 0; pass < Shape::kGroupPasses; ++pass) {
-    const int col = tile.col(pass);
-    if (col >= tile.inter) break;
-#pragma unroll
-    for (int i = 0; i < Tile::kPairs; ++i) {
-      if (!tile.has_token(i)) continue;
-      const float2 pair = kHasPasses && pass == 0 ? first[i] : h[i];
-      store(tile.values(i) + col, encode_tile_detail::two_e4m3(pair, shared_maxima[tile.token(i)]));
-    }
-  }
-}
+
+ private:
+  const Tile& tile_;
+  const float* multipliers_;
+  int col_;
+};
 
 }  // namespace narrowfloat

@@ -55,10 +55,11 @@ class ColumnFactors {
 
   [[nodiscard]] __device__ ColumnFactor of(int col) const {
     const bool is_gate = params_.has_gate && is_gate_row(params_.gate_order, col, params_.rows);
-    return {is_gate ? gate_scale_ : scale_, bias_of(col)};
+    return {scale(is_gate), bias_of(col)};
   }
-
- private:
+  [[nodiscard]] __device__ float scale(bool is_gate) const {
+    return is_gate ? gate_scale_ : scale_;
+  }
   [[nodiscard]] __device__ float bias_of(int col) const {
     const GemmEpilogue& epilogue = params_.epilogue;
     if (epilogue.bias == nullptr) return -0.0F;
@@ -68,6 +69,7 @@ class ColumnFactors {
     return bits_float(bits << 16);
   }
 
+ private:
   const GemmParams& params_;
   int expert_;
   float scale_;

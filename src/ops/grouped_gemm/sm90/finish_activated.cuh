@@ -48,13 +48,10 @@ class ItemFinisher {
                           const WorkItem& item)
       : params_(params),
         shared_(shared),
-        tile_{.activation = params.activation,
-              .item = item,
-              .inter = params.rows / 2,
-              .warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1,
-              .thread = static_cast<int>(threadIdx.x) % kWarpgroup} {}
+        tile_{.activation = params.activation, .item = item, .inter = params.rows / 2} {}
 
   __device__ void finish(int pass, int passes, Sums& sums) {
+    tile_.set_thread(consumer_thread());
     if constexpr (has_ue8m0_scales(Shape::Weights::kCoding)) {
       if (params_.row_powers != nullptr) scale_rows(pass, sums);
     }
@@ -62,7 +59,7 @@ class ItemFinisher {
     sync_threads(1 + tile_.warpgroup, kWarpgroup);
     if (!params_.activation.is_there) return store_sums(sums);
     if constexpr (Shape::kGroupPasses == 2) {
-      if (pass + 1 < passes) return activate(pass, sums, Keep<Tile>{first_});
+      if (pass + 1 < passes) return activate(pass, sums, Park{*this});
     }
     encode(passes - 1, sums);
   }
@@ -115,24 +112,29 @@ class ItemFinisher {
             static_cast<int>(params_.image_rows.source(block, row + 1))};
   }
 
+  // Factors of the thread's two columns in block `i` of the warpgroup; of padding none that count.
   struct Columns {
-    ColumnFactor low;
-    ColumnFactor high;
+    float scale;
+    float low_bias;
+    float high_bias;
   };
-  // Of block `i` of the warpgroup; of padding none that count.
   [[nodiscard]] __device__ Columns columns_of(int pass, int i) const {
-    const Rows rows = rows_of(pass, i);
-    if (rows.low >= params_.rows) return {};
     const ColumnFactors factors(params_, tile_.item.expert);
-    return {factors.of(rows.low), factors.of(rows.high)};
+    Columns columns{factors.scale((tile_.warpgroup * Shape::kBlocks + i) % 2 == 1), -0.0F, -0.0F};
+    if (params_.epilogue.bias == nullptr) return columns;
+    const Rows rows = rows_of(pass, i);
+    if (rows.low >= params_.rows) return columns;
+    columns.low_bias = factors.bias_of(rows.low);
+    columns.high_bias = factors.bias_of(rows.high);
+    return columns;
   }
   // Of token `token` of the thread's in a block, in the order of sums.
   [[nodiscard]] __device__ float2 finished_pair(const Columns& columns, const TokenFactor& factor,
                                                 const float (&sums)[Shape::kSums],
                                                 int token) const {
     const int at = token / 2 * 4 + token % 2;
-    return {finished(mul_rn(sums[at], kRepair), factor, columns.low),
-            finished(mul_rn(sums[at + 2], kRepair), factor, columns.high)};
+    return {finished(mul_rn(sums[at], kRepair), factor, {columns.scale, columns.low_bias}),
+            finished(mul_rn(sums[at + 2], kRepair), factor, {columns.scale, columns.high_bias})};
   }
 
   // Calls sink(i, h) for the columns of token(i), i ascending; zeros for columns that are padding.
@@ -172,7 +174,7 @@ class ItemFinisher {
   __device__ void take_swapped(int pass, const float (&sums)[Shape::kSums], Take&& take) {
     constexpr int kRound = Shape::kSwapPairs;
     const Columns columns = columns_of(pass, 0);
-    auto* const swap = reinterpret_cast<float2(*)[kRound][kWarpgroup]>(shared_.scratch);
+    auto& swap = shared_.swapped;
     const bool has_up = tile_.warpgroup == 0;
 #pragma unroll
     for (int first = 0; first < Tile::kPairs; first += kRound) {
@@ -196,7 +198,7 @@ class ItemFinisher {
   }
 
   // Formats whose scales need one warp alone store token after token; others keep their values.
-  __device__ void encode(int pass, const Sums& sums) {
+  __device__ void encode(int pass, Sums& sums) {
     const RowFormat format = params_.activation.format;
     if constexpr (Shape::writes(RowFormat::kBf16)) {
       if (format == RowFormat::kBf16) return activate(pass, sums, Bf16Sink<Tile>(tile_));
@@ -208,25 +210,81 @@ class ItemFinisher {
       if (format == RowFormat::kNvfp4) return activate(pass, sums, Nvfp4Sink<Tile>(tile_));
     }
     if constexpr (Shape::writes(RowFormat::kMxfp8)) {
-      if (format == RowFormat::kMxfp8) {
-        typename Tile::Pairs h;
-        activate(pass, sums, Keep<Tile>{h});
-        return store_mxfp8(tile_, h, shared_.scratch);
-      }
+      if (format == RowFormat::kMxfp8) return encode_mxfp8(sums);
     }
     if constexpr (Shape::writes(RowFormat::kFp8Group)) {
-      if (format == RowFormat::kFp8Group) {
-        typename Tile::Pairs h;
-        activate(pass, sums, Keep<Tile>{h});
-        return store_fp8_groups(tile_, h, first_, shared_.scratch);
-      }
+      if (format == RowFormat::kFp8Group) return encode_groups(sums);
     }
   }
+
+  // Few values are kept until their scale is there; of many the activation is made again, which
+  // costs less than registers for them.
+  static constexpr bool kKeeps = Tile::kPairs <= 16;
+  using Kept = float2[kKeeps ? Tile::kPairs : 1];
+
+  template <class Put>
+  __device__ void activate_for_maxima(int pass, const Sums& sums, Kept& kept, Put&& put) {
+    activate(pass, sums, [&](int i, float2 h) {
+      if constexpr (kKeeps) kept[i] = h;
+      put(i, h);
+    });
+  }
+  template <class Sink>
+  __device__ void activate_again(int pass, Sums& sums, const Kept& kept, Sink&& sink) {
+    if constexpr (kKeeps) {
+#pragma unroll
+      for (int i = 0; i < Tile::kPairs; ++i) sink(i, kept[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Shape::kBlocks * Shape::kSums; ++i) {
+        keep_apart(sums[i / Shape::kSums][i % Shape::kSums]);
+      }
+      activate(pass, sums, sink);
+    }
+  }
+
+  __device__ void encode_mxfp8(Sums& sums) {
+    const WarpMaxima<Shape> maxima(tile_, shared_.maxima);
+    Kept kept;
+    activate_for_maxima(0, sums, kept,
+                        [&](int i, float2 h) { maxima.put(i, encode_tile_detail::pair_max(h)); });
+    sync_consumers();
+    activate_again(0, sums, kept, Mxfp8Sink<Shape>(tile_, maxima));
+  }
+
+  // In the last pass, with what an earlier one has parked.
+  __device__ void encode_groups(Sums& sums) {
+    constexpr int kLast = Shape::kGroupPasses - 1;
+    const WarpMaxima<Shape> maxima(tile_, shared_.maxima);
+    Kept kept;
+    activate_for_maxima(kLast, sums, kept, [&](int i, float2 h) {
+      float largest = encode_tile_detail::pair_max(h);
+      if constexpr (kLast > 0) largest = fmaxf(largest, encode_tile_detail::pair_max(parked(i)));
+      maxima.put(i, largest);
+    });
+    sync_consumers();
+    make_group_scales(tile_, maxima, shared_.maxima);
+    sync_consumers();
+    if constexpr (kLast > 0) {
+      const Fp8GroupSink<Shape> sink(tile_, 0, shared_.maxima);
+#pragma unroll
+      for (int i = 0; i < Tile::kPairs; ++i) sink(i, parked(i));
+    }
+    activate_again(kLast, sums, kept, Fp8GroupSink<Shape>(tile_, kLast, shared_.maxima));
+  }
+
+  // Results of the first of two passes, each thread's own.
+  [[nodiscard]] __device__ float2& parked(int i) const {
+    return shared_.parked[i][tile_.warpgroup * kWarpgroup + tile_.thread];
+  }
+  struct Park {
+    const ItemFinisher& finisher;
+    __device__ void operator()(int i, float2 h) const { finisher.parked(i) = h; }
+  };
 
   const GemmParams& params_;
   GemmStorage<Shape>& shared_;
   Tile tile_;
-  typename Tile::Pairs first_;  // Of the first of two passes.
 };
 
 }  // namespace narrowfloat

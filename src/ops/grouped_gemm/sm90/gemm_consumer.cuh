@@ -4,8 +4,7 @@
 
 #include <type_traits>
 
-#include "ops/grouped_gemm/sm90/finish_activated.cuh"
-#include "ops/grouped_gemm/sm90/finish_tokens.cuh"
+#include "ops/grouped_gemm/sm90/finish_activated_tokens.cuh"
 #include "ops/grouped_gemm/sm90/panel_loop.cuh"
 #include "ops/grouped_gemm/sm90/register_loop.cuh"
 #include "ops/grouped_gemm/sm90/token_loop.cuh"
@@ -62,10 +61,7 @@ class Consumer {
   __device__ void run_token_blocks(const WorkItem& item) {
     TokenSums sums[kTokenBlocks];
     loop_.multiply(sums);
-    sync_threads(1 + warpgroup_, kWarpgroup);
-    finish_token_blocks(params_, item, item.block + warpgroup_ * Shape::kBlocks, sums,
-                        shared_.factors[warpgroup_]);
-    sync_threads(1 + warpgroup_, kWarpgroup);
+    TokenFinisher<Shape, kTokenBlocks>(params_, shared_, item).finish(sums);
   }
 
   const GemmParams& params_;

@@ -8,25 +8,6 @@
 
 namespace narrowfloat {
 
-// Whether weights of this coding, beside activations with scales every 128 columns or not, are
-// those of a mode whose second GEMM reads such rows (moe spec 6.4); rows of nvfp4_per_token are
-// made from bf16.
-NF_HOST_DEVICE constexpr bool writes_rows(WeightCoding coding, bool has_groups, RowFormat format) {
-  switch (coding) {
-    case WeightCoding::kBf16:
-      return format == RowFormat::kBf16;
-    case WeightCoding::kFp8:
-      return false;
-    case WeightCoding::kMxfp8:
-      return false;
-    default:
-      break;
-  }
-  if (has_groups) return false;
-  const bool is_nvfp4 = coding == WeightCoding::kNvfp4;
-  return format == RowFormat::kBf16 || format == (is_nvfp4 ? RowFormat::kNvfp4 : RowFormat::kBf16);
-}
-
 // kWeights decodes units; kHasGroups: sums are promoted every 128 columns.
 template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens>
 struct GemmShapeOf {
@@ -43,6 +24,14 @@ struct GemmShapeOf {
   static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128 && !kIsPanel) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
 
+  // Rows that the mode's second GEMM reads (finish_activated.cuh), and the passes that give a tile
+  // 128 columns of them.
+  NF_HOST_DEVICE static constexpr bool writes(RowFormat format) {
+    return writes_rows(Weights::kCoding, kHasGroups, format) &&
+           takes_rows(Weights::kCoding, kTokens, format);
+  }
+  static constexpr int kGroupPasses = kBlocks == 1 && writes(RowFormat::kFp8Group) ? 2 : 1;
+
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
   static constexpr int kProducerRegisters = kIsSmall ? 32 : kIsPanel ? 40 : 56;
@@ -50,7 +39,8 @@ struct GemmShapeOf {
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
-  static constexpr int kUnits = kIsSmall || kMostUnits < 2 ? kMostUnits : 2;
+  static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
+  static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : 2;
   static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
@@ -64,19 +54,14 @@ struct GemmShapeOf {
       kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
   static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
 
-  // Rows that the mode's second GEMM reads (finish_activated.cuh).
-  NF_HOST_DEVICE static constexpr bool writes(RowFormat format) {
-    return writes_rows(Weights::kCoding, kHasGroups, format);
-  }
-  // Passes that give a tile 128 columns of the activation's result.
-  static constexpr int kGroupPasses = kBlocks == 1 && writes(RowFormat::kFp8Group) ? 2 : 1;
-  static constexpr bool kHasMaxima = writes(RowFormat::kMxfp8) || writes(RowFormat::kFp8Group);
-  // What warpgroups tell each other: u and g of a few tokens for each thread, then maxima.
-  static constexpr int kSwapPairs = kTokens < 16 ? 1 : 2;
-  static constexpr int kScratchFloats =
-      kBlocks == 1 ? 4 * kSwapPairs * 128 : (kHasMaxima ? 8 * kTokens : 0);
-
-  static constexpr int kFixedBytes = 4 * kScratchFloats + 2 * kTokens * 8 + 256;
+  // What an activation takes (finish_activated.cuh): warpgroups swap u and g of a few tokens of
+  // each thread, park a first pass, and tell each other maxima.
+  static constexpr int kSwapPairs = kBlocks == 2 ? 0 : kTokens < 16 ? 1 : 2;
+  static constexpr int kParkedPairs = kGroupPasses == 2 ? kTokens / 8 : 0;
+  static constexpr int kMaxima =
+      writes(RowFormat::kMxfp8) || writes(RowFormat::kFp8Group) ? 4 * kBlocks * kTokens : 0;
+  static constexpr int kFixedBytes =
+      (kSwapPairs + kParkedPairs + 1) * 256 * 8 + kMaxima * 4 + 2 * kTokens * 8;
   static constexpr int kFittingStages = (kSharedBytes - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
   static_assert(kStages >= 3 && kUnits % (kHasGroups ? kGroupUnits : 1) == 0);
@@ -86,13 +71,18 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;  // Warpgroups.
 inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 
+// Arrays have at least one element.
+constexpr int some(int count) { return count > 0 ? count : 1; }
+
 template <class Shape>
 struct GemmStorage {
   uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kPanelBytes];
   uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
   float weight_scales[Shape::kIsTokenMajor ? Shape::kStages : 1][Shape::kTileBlocks][4];
   float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1][Shape::kTokens];
-  float scratch[Shape::kScratchFloats > 0 ? Shape::kScratchFloats : 2];
+  float2 swapped[kConsumers][some(Shape::kSwapPairs)][Shape::kSwapPairs > 0 ? kWarpgroup : 1];
+  float2 parked[some(Shape::kParkedPairs)][Shape::kParkedPairs > 0 ? 2 * kWarpgroup : 1];
+  float maxima[some(Shape::kMaxima)];
   TokenFactor factors[kConsumers][Shape::kTokens];
   RingBarriers<Shape::kStages> barriers;
   ItemQueue queue;

@@ -203,15 +203,19 @@ Support supports(const GroupedGemmProblem& problem) {
 }
 
 Support supports_activation(const GroupedGemmProblem& problem, ActivationKind kind,
-                            RowFormat format) {
+                            RowFormat format, int64_t token_tile) {
   if (kind != ActivationKind::kSwiglu) return Support::no("does swiglu only");
   if (!problem.gate_order) return Support::no("needs weights prepared with their gate order");
   // Rows of nvfp4_per_token need the maximum of a row: they are made from rows of bf16.
   const RowFormat rows = moe_mode_info(problem.mode).intermediate;
   const RowFormat written = rows == RowFormat::kNvfp4PerToken ? RowFormat::kBf16 : rows;
-  const bool is_made = format == RowFormat::kBf16 || format == RowFormat::kNvfp4;
-  if (format == written && is_made) return Support::yes();
-  return Support::no("writes rows that the mode's second GEMM reads only");
+  if (format != written) {
+    return Support::no("writes rows that the mode's second GEMM reads only");
+  }
+  if (takes_rows(coding_of(problem.mode), kernel_tokens(token_tile), format)) {
+    return Support::yes();
+  }
+  return Support::no("has no registers for these rows with tiles of more than 64 tokens");
 }
 
 Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile) {

@@ -140,6 +140,30 @@ inline ImageRows image_rows(const GroupedGemmProblem& problem) {
           .order = problem.gate_order.value_or(GateOrder::kUpGate)};
 }
 
+// Whether weights of this coding, beside activations with scales every 128 columns or not, are
+// those of a mode whose second GEMM reads such rows (moe spec 6.4); rows of nvfp4_per_token are
+// made from bf16.
+NF_HOST_DEVICE constexpr bool writes_rows(WeightCoding coding, bool has_groups, RowFormat format) {
+  switch (coding) {
+    case WeightCoding::kBf16:
+      return format == RowFormat::kBf16;
+    case WeightCoding::kFp8:
+      return format == RowFormat::kFp8Static || format == RowFormat::kFp8Group;
+    case WeightCoding::kMxfp8:
+      return format == RowFormat::kMxfp8;
+    default:
+      break;
+  }
+  if (has_groups) return format == RowFormat::kFp8Group;
+  const bool is_nvfp4 = coding == WeightCoding::kNvfp4;
+  return format == RowFormat::kBf16 || format == (is_nvfp4 ? RowFormat::kNvfp4 : RowFormat::kMxfp8);
+}
+
+// Whether the kernel for tiles of `tokens` has the registers to make them.
+NF_HOST_DEVICE constexpr bool takes_rows(WeightCoding coding, int tokens, RowFormat format) {
+  return tokens <= 64 || (coding != WeightCoding::kFp8 && format != RowFormat::kMxfp8);
+}
+
 struct UnitGrid {
   WeightCoding coding;
   int64_t blocks;  // Of an expert, of 64 rows.

@@ -336,7 +336,7 @@ TEST(GroupedWeights, TakeAGateOrder) {
     const GroupedWeights weights =
         GroupedWeights::prepare(gemm.weights(), info.id, {}, {}, GateOrder::kInterleaved);
     EXPECT_EQ(weights.bytes(), GroupedWeights::prepare(gemm.weights(), info.id).bytes());
-    EXPECT_FALSE(weights.fuses_activation(ActivationKind::kSwiglu, info.intermediate));
+    EXPECT_FALSE(weights.fuses_activation(ActivationKind::kSwiglu, info.intermediate, 8));
     GroupedGemmArgs args = gemm.args();
     args.activation.emplace();
     expect_error(ErrorKind::kUnsupported, {"activation", "cpu_baseline", "activate()"},
