@@ -155,8 +155,8 @@ struct GroupedGemmImpl {
                              Accumulation accumulation);
   // Of `count` tiles of `token_tile` rows.
   Support (*supports_tiles)(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile);
-  // To do an activation with rows of `format` in the same call, with tiles of `token_tile` rows; for
-  // problems it supports.
+  // To do an activation with rows of `format` in the same call, with tiles of `token_tile` rows;
+  // for problems it supports.
   Support (*supports_activation)(const GroupedGemmProblem& problem, ActivationKind kind,
                                  RowFormat format, int64_t token_tile);
   void (*run)(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream);
