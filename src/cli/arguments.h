@@ -137,6 +137,7 @@ struct MoeRunArguments {
   bool is_all_modes = false;   // That the stored weights can be computed in.
   std::string activations;     // Empty: calibration/activations.safetensors of the model.
   std::string reference;       // The unquantized model, where `model` is quantized.
+  std::string routing_target;  // File for the experts of every token; empty: none.
   int64_t max_tokens = 0;      // 0: all.
   int num_threads = 0;
   double min_seconds = 0.5;

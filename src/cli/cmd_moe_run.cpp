@@ -1,6 +1,7 @@
 // narrowfloat moe run: one layer of a checkpoint on real activations. How far its output is from an
 // fp64 oracle, how its experts are used, how long it takes.
 #include <algorithm>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -13,6 +14,7 @@
 #include "cli/moe/layer_runner.h"
 #include "narrowfloat/error.h"
 #include "narrowfloat/runtime.h"
+#include "narrowfloat/safetensors.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -94,6 +96,16 @@ std::vector<MoeMode> modes_of(const MoeRunArguments& arguments, const LoadedMoe&
   return modes;
 }
 
+// Of a run: ids [T, k], as `moe bench --routing` reads them.
+void write_routing(const MoeRunArguments& arguments, std::span<const int32_t> ids, int64_t tokens) {
+  if (arguments.routing_target.empty()) return;
+  const std::string name = fmt::format("layers.{}.topk_ids", arguments.layer);
+  const int64_t top_k = static_cast<int64_t>(ids.size()) / tokens;
+  SafetensorsWriter writer(arguments.routing_target, {{name, DType::kI32, {tokens, top_k}}}, {});
+  writer.write(name, 0, std::as_bytes(ids));
+  writer.commit();
+}
+
 LayerResult run_mode(const MoeRunArguments& arguments, const Checkpoint& checkpoint,
                      const Setting& setting, MoeMode mode, std::vector<int64_t>& load) {
   LoadMoeOptions options;
@@ -114,12 +126,15 @@ LayerResult run_mode(const MoeRunArguments& arguments, const Checkpoint& checkpo
     runner.load(rows, routing, activations.tokens);
     result.timing = runner.time_runs({{0, activations.tokens}}, arguments.min_seconds);
     output = runner.output();
-    load = expert_load(runner.ids(), layer.config());
+    const std::vector<int32_t> ids = runner.ids();
+    load = expert_load(ids, layer.config());
+    write_routing(arguments, ids, activations.tokens);
   } else {
     LayerRunner runner(layer.weights(), layer.config(), activations.tokens);
     result.timing = time_runs([&] { runner.run(rows, routing); }, arguments.min_seconds);
     output = runner.output();
     load = expert_load(runner.ids(), layer.config());
+    write_routing(arguments, runner.ids(), activations.tokens);
   }
   const LoadSummary summary = summarise(load);
   result.work = work_of(layer.config(), static_cast<double>(summary.num_hit),

@@ -116,6 +116,10 @@ void add_moe_run(CLI::App& app, MoeRunArguments& arguments) {
       .add_option("--reference", arguments.reference,
                   "The unquantized model, to measure the error of a quantized one")
       ->option_text("DIR");
+  command
+      .add_option("--routing-out", arguments.routing_target,
+                  "File for the experts of every token, for moe bench --routing")
+      ->option_text("FILE");
   command.add_option("--tokens", arguments.max_tokens, "The first N rows of the file; default all")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, kMaxTokens));

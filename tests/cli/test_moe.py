@@ -82,6 +82,20 @@ def test_logits_are_computed_where_the_file_has_none(tmp_path):
         stored["modes"][0]["error_to_unquantized"]["rel"], rel=1e-2)
 
 
+def test_a_recorded_routing_can_be_measured(tmp_path, every_mode):
+    path = tmp_path / "routing.safetensors"
+    run_json("moe", "run", TINY_MOE, "--layer", 1, "--tokens", 96, "--min-time", 0,
+             "--routing-out", path)
+    assert b"layers.1.topk_ids" in path.read_bytes()[:200]
+    arguments = [*BENCH, "--shape", "256,128,16,2", "--tokens", "96", "--routing", path]
+    case = run_json(*arguments)["cases"][0]
+    assert case["correct"] and case["experts_hit"] == every_mode["load"]["hit"]
+    assert case["largest_load"] == every_mode["load"]["max"]
+    # Another number of experts a token is no scaled routing, but an error.
+    refused = run(*BENCH, "--shape", "256,128,16,4", "--tokens", "96", "--routing", path)
+    assert refused.returncode == INPUT and "[tokens, 4]" in refused.stderr
+
+
 def test_a_quantized_model_needs_its_reference(quantized):
     arguments = ["moe", "run", quantized, "--layer", 0, "--activations", ACTIVATIONS, "--tokens",
                  50, "--min-time", 0]
