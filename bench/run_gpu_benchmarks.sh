@@ -50,6 +50,12 @@ if [ ! -x "$cli" ]; then
   echo "  cmake --preset sm90 && cmake --build --preset sm90 --target narrowfloat_cli" >&2
   exit 2
 fi
+# Shared libraries of executables that come from another machine, as tools/gpu_check.sh has them.
+libraries=${build:-$root/build/sm90}/lib
+if [ -d "$libraries" ]; then
+  LD_LIBRARY_PATH=$(cd "$libraries" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LD_LIBRARY_PATH
+fi
 python=${PYTHON:-python3}
 commit=${COMMIT:-$(git -C "$root" describe --always --dirty 2> /dev/null || echo unknown)}
 mkdir -p "$out"
