@@ -66,10 +66,14 @@ void set_paged_side(const KvNamed& part, const Sequences& sequences, const KvSha
 // The outputs may lie interleaved; nothing else shares memory with them.
 void require_apart(const ByteRange& output, const PagedKvCache& cache,
                    const TensorView& block_tables, const TensorView& seq_lens) {
-  const std::array inputs{
-      byte_range("cache.k.values", cache.k.values), byte_range("cache.k.scales", cache.k.scales),
-      byte_range("cache.v.values", cache.v.values), byte_range("cache.v.scales", cache.v.scales),
-      byte_range("block_tables", block_tables),     byte_range("seq_lens", seq_lens)};
+  const std::array inputs{byte_range("cache.k.values", cache.k.values),
+                          byte_range("cache.k.scales", cache.k.scales),
+                          byte_range("cache.v.values", cache.v.values),
+                          byte_range("cache.v.scales", cache.v.scales),
+                          byte_range("block_tables", block_tables),
+                          byte_range("seq_lens", seq_lens),
+                          byte_range("cache.k_scale", cache.k_scale.tensor),
+                          byte_range("cache.v_scale", cache.v_scale.tensor)};
   require_disjoint(std::array{output}, inputs);
 }
 
@@ -97,7 +101,8 @@ void kv_dequantize(const KvCodes& input, const TensorView& output, const KvScale
   require_input("input.scales", input.scales, {DType::kF8E4M3, DType::kU8}, cols / kKvBlock);
   const std::array outputs{byte_range("output", output)};
   const std::array inputs{byte_range("input.values", input.values),
-                          byte_range("input.scales", input.scales)};
+                          byte_range("input.scales", input.scales),
+                          byte_range("decode_scale", decode_scale.tensor)};
   require_disjoint(outputs, inputs);
   KvDequantizeArgs args;
   args.sides[0] = {.values = bytes_of(input.values),

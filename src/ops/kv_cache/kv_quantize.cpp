@@ -47,6 +47,15 @@ void require_apart(const PagedKvCache& cache, std::initializer_list<ByteRange> i
   }
 }
 
+// Everything that an append reads but the indices, which `indices` names.
+void require_append_apart(const TensorView& key, const TensorView& value, const PagedKvCache& cache,
+                          std::initializer_list<ByteRange> indices) {
+  require_apart(cache, {byte_range("key", key), byte_range("value", value),
+                        byte_range("cache.k_scale", cache.k_scale.tensor),
+                        byte_range("cache.v_scale", cache.v_scale.tensor)});
+  require_apart(cache, indices);
+}
+
 // One of the two tensors of an append: [rows, heads, head_dim].
 void set_append_side(const KvNamed& part, const KvShape& shape, KvLayout layout,
                      KvQuantizeSide& side) {
@@ -144,19 +153,22 @@ void require_cache_input(std::string_view argument, const TensorView& input, con
                 second, third, to_string(input));
 }
 
-// The encode scale; without one, from the maximum, which is first stored where the decode scale
-// will be.
-KvFactor encode_factor(std::string_view argument, const KvScale& scale, const TensorView& input,
-                       const TensorView& decode_scale, Stream stream) {
+// The encode scale; without one, from the maximum, which store_maximum() puts where the decode
+// scale will be.
+KvFactor encode_factor(std::string_view argument, const KvScale& scale,
+                       const TensorView& decode_scale) {
   if (scale.value || !scale.tensor.is_absent()) {
-    return require_scale(argument, scale, input.device, 1.0F);
+    return require_scale(argument, scale, decode_scale.device, 1.0F);
   }
+  return {.device = static_cast<const float*>(decode_scale.data), .is_amax = true};
+}
+
+void store_maximum(const TensorView& input, const TensorView& decode_scale, Stream stream) {
   const int64_t page = input.shape[1] * input.shape[2] * input.shape[3];
   TensorView pages =
       TensorView::contiguous(input.data, input.dtype, {input.shape[0], page}, input.device);
   if (input.shape[0] > 1) pages.strides[0] = input.strides[0];
   tensor_amax(pages, decode_scale, stream);
-  return {.device = static_cast<const float*>(decode_scale.data), .is_amax = true};
 }
 
 void require_decode_output(std::string_view argument, const KvScale& scale, Device device) {
@@ -164,6 +176,25 @@ void require_decode_output(std::string_view argument, const KvScale& scale, Devi
     throw_invalid("{}: expected a tensor F32 [1] for the decode scale, got none", argument);
   }
   require_vector(argument, scale.tensor, DType::kF32, 1, device);
+}
+
+// Nothing of a whole cache is read or written twice: codes and decode scales are written.
+void require_cache_apart(const TensorView& key, const TensorView& value, const PagedKvCache& output,
+                         const KvCacheQuantizeOptions& options) {
+  const ByteRange k_encode = byte_range("options.k_encode_scale", options.k_encode_scale.tensor);
+  const ByteRange v_encode = byte_range("options.v_encode_scale", options.v_encode_scale.tensor);
+  require_apart(output, {byte_range("key", key), byte_range("value", value), k_encode, v_encode});
+  const std::array decode_scales{byte_range("output.k_scale", output.k_scale.tensor),
+                                 byte_range("output.v_scale", output.v_scale.tensor)};
+  const std::array others{byte_range("key", key),
+                          byte_range("value", value),
+                          k_encode,
+                          v_encode,
+                          byte_range("output.k.values", output.k.values),
+                          byte_range("output.k.scales", output.k.scales),
+                          byte_range("output.v.values", output.v.values),
+                          byte_range("output.v.scales", output.v.scales)};
+  require_disjoint(decode_scales, others);
 }
 
 }  // namespace
@@ -191,7 +222,8 @@ void kv_quantize(const TensorView& input, const KvCodes& output, const KvScale& 
   require_output("output.scales", output.scales, {DType::kF8E4M3, DType::kU8}, cols / kKvBlock);
   const std::array outputs{byte_range("output.values", output.values),
                            byte_range("output.scales", output.scales)};
-  const std::array inputs{byte_range("input", input)};
+  const std::array inputs{byte_range("input", input),
+                          byte_range("decode_scale", decode_scale.tensor)};
   require_disjoint(outputs, inputs);
   KvQuantizeArgs args;
   args.sides[0] = {.input = bytes_of(input),
@@ -232,8 +264,8 @@ void kv_append_paged(const TensorView& key, const TensorView& value, const KvPos
     throw_invalid("positions.indptr: expected [batch + 1], got {}", to_string(positions.indptr));
   }
   targets.indptr = indices("positions.indptr", positions.indptr, targets.num_batches + 1);
-  require_apart(cache, {byte_range("key", key), byte_range("value", value),
-                        byte_range("positions.batch_indices", positions.batch_indices),
+  require_append_apart(key, value, cache,
+                       {byte_range("positions.batch_indices", positions.batch_indices),
                         byte_range("positions.positions", positions.positions),
                         byte_range("positions.indices", positions.indices),
                         byte_range("positions.indptr", positions.indptr)});
@@ -253,8 +285,7 @@ void kv_append_slots(const TensorView& key, const TensorView& value, const Tenso
     throw_invalid("slots: expected at most {} values, one a row, got {}", rows, to_string(slots));
   }
   targets.slots = require_indices("slots", slots, targets.num_slots, key.device);
-  require_apart(cache,
-                {byte_range("key", key), byte_range("value", value), byte_range("slots", slots)});
+  require_append_apart(key, value, cache, {byte_range("slots", slots)});
   if (append.shape.pages == 0) return;  // No row has a place.
   run(append.problem, append.args, stream);
 }
@@ -276,28 +307,25 @@ void kv_quantize_paged_cache(const TensorView& key, const TensorView& value,
   args.sides[1].reorders_scales = true;
   require_decode_output("output.k_scale", output.k_scale, key.device);
   require_decode_output("output.v_scale", output.v_scale, key.device);
-  require_apart(output, {byte_range("key", key), byte_range("value", value)});
-  const std::array decode_scales{byte_range("output.k_scale", output.k_scale.tensor),
-                                 byte_range("output.v_scale", output.v_scale.tensor)};
-  const std::array inputs{byte_range("key", key), byte_range("value", value)};
-  require_disjoint(decode_scales, inputs);
-  // Both are checked before a maximum is stored.
-  require_scale("options.k_encode_scale", options.k_encode_scale, key.device, 1.0F);
-  require_scale("options.v_encode_scale", options.v_encode_scale, key.device, 1.0F);
-  args.sides[0].decode_scale = static_cast<float*>(output.k_scale.tensor.data);
-  args.sides[1].decode_scale = static_cast<float*>(output.v_scale.tensor.data);
-  args.sides[0].factor = encode_factor("options.k_encode_scale", options.k_encode_scale, key,
-                                       output.k_scale.tensor, stream);
-  args.sides[1].factor = encode_factor("options.v_encode_scale", options.v_encode_scale, value,
-                                       output.v_scale.tensor, stream);
-  run({.input = key.dtype,
-       .math = options.math,
-       .rule = KvRule::kNvfp4,
-       .device = key.device,
-       .extents = {key.shape[0], key.shape[1], key.shape[2]},
-       .blocks = {key.shape[3] / kKvBlock, value.shape[3] / kKvBlock},
-       .has_heads_first = output.layout == KvLayout::kHnd},
-      args, stream);
+  require_cache_apart(key, value, output, options);
+  const TensorView& k_scale = output.k_scale.tensor;
+  const TensorView& v_scale = output.v_scale.tensor;
+  args.sides[0].decode_scale = static_cast<float*>(k_scale.data);
+  args.sides[1].decode_scale = static_cast<float*>(v_scale.data);
+  args.sides[0].factor = encode_factor("options.k_encode_scale", options.k_encode_scale, k_scale);
+  args.sides[1].factor = encode_factor("options.v_encode_scale", options.v_encode_scale, v_scale);
+  const KvQuantizeProblem problem{.input = key.dtype,
+                                  .math = options.math,
+                                  .rule = KvRule::kNvfp4,
+                                  .device = key.device,
+                                  .extents = {key.shape[0], key.shape[1], key.shape[2]},
+                                  .blocks = {key.shape[3] / kKvBlock, value.shape[3] / kKvBlock},
+                                  .has_heads_first = output.layout == KvLayout::kHnd};
+  // May refuse, so it comes before a maximum is stored.
+  const KvQuantizeImpl& impl = select("kv_quantize", kv_quantize_impls(), problem);
+  if (args.sides[0].factor.is_amax) store_maximum(key, k_scale, stream);
+  if (args.sides[1].factor.is_amax) store_maximum(value, v_scale, stream);
+  impl.run(problem, args, stream);
 }
 
 }  // namespace narrowfloat

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "narrowfloat/kv_cache.h"
+#include "support/environment.h"
 #include "support/expect_error.h"
 
 namespace narrowfloat::testing {
@@ -68,6 +69,23 @@ TEST(KvAppend, RefusesRowsThatDoNotFit) {
   refused_append({"slots", "at most 3", "[4]"}, [](Append& c) { c.slots.shape[0] = 4; });
   refused_append({"cache.k.values", "overlaps key"},
                  [](Append& c) { c.key.data = c.cache.k.values.data; });
+}
+
+TEST(KvAppend, RefusesFactorsInsideTheCache) {
+  alignas(4) std::array<uint8_t, 64> values{};
+  const TensorView factor = TensorView::contiguous(values.data() + 8, DType::kF32, {1});
+  const Words k_words{"cache.v.values", "overlaps cache.k_scale"};
+  refused_append(k_words, [&](Append& c) {
+    c.cache.v.values.data = values.data();
+    c.cache.k_scale = factor;
+  });
+  Append call;
+  call.cache.k.values.data = values.data();
+  call.cache.v_scale = factor;
+  expect_error(kInvalid, {"cache.k.values", "overlaps cache.v_scale"}, [&] {
+    kv_append_paged(call.key, call.value, {call.slots, call.slots, call.slots, call.slots},
+                    call.cache);
+  });
 }
 
 TEST(KvAppend, RefusesCachesThatDoNotFit) {
@@ -141,6 +159,9 @@ TEST(KvQuantize, RefusesWhatCannotWork) {
   refused({"decode_scale", "finite", "inf"}, input, output, std::numeric_limits<float>::infinity());
   refused({"decode_scale", "1 values"}, input, output, view(numbers, DType::kF32, {2}));
   refused({"output.values", "overlaps"}, input, {view(numbers, DType::kU8, {2, 8}), output.scales});
+  alignas(4) const std::array<uint8_t, 16> shared{};
+  refused({"output.values", "overlaps decode_scale"}, input,
+          {view(shared, DType::kU8, {2, 8}), output.scales}, view(shared, DType::kF32, {1}));
 }
 
 TEST(KvDequantize, RefusesWhatCannotWork) {
@@ -160,6 +181,8 @@ TEST(KvDequantize, RefusesWhatCannotWork) {
   refused({"input.values", "1 rows"}, input, view(numbers, DType::kF32, {1, 16}));
   refused({"output", "overlaps input.values"}, {view(numbers, DType::kU8, {2, 8}), input.scales},
           output);
+  expect_error(kInvalid, {"output", "overlaps decode_scale"},
+               [&] { kv_dequantize(input, output, view(numbers, DType::kF32, {1})); });
 }
 
 // One sequence of up to four tokens.
@@ -200,6 +223,11 @@ TEST(KvDequantizePaged, RefusesWhatCannotWork) {
   });
   refused_gather({"output_k", "overlaps cache."},
                  [](Gather& c) { c.output_k.data = c.stored.v_values.data(); });
+  refused_gather({"output_v", "overlaps cache.k_scale"}, [](Gather& c) {
+    alignas(4) static std::array<uint16_t, 64> numbers{};
+    c.output_v.data = numbers.data();
+    c.stored.cache.k_scale = TensorView::contiguous(numbers.data(), DType::kF32, {1});
+  });
 }
 
 TEST(KvQuantizePagedCache, RefusesWhatCannotWork) {
@@ -226,6 +254,67 @@ TEST(KvQuantizePagedCache, RefusesWhatCannotWork) {
   refused({"output", "multiple of 4", "2"}, 2, 64, true);
   refused({"key", "multiple of 64", "32"}, 4, 32, true);
   refused({"output.k_scale", "F32 [1]"}, 4, 64, false);
+}
+
+// A page of four tokens into buffers that may be made to overlap.
+struct WholeCache {
+  std::array<uint16_t, 256> numbers{};
+  alignas(4) std::array<uint8_t, 288> codes{};
+  std::array<float, 2> decode{-1.0F, -1.0F};
+  float encode = 2.0F;
+  KvCacheQuantizeOptions options;
+  PagedKvCache output{
+      .k = {part(0, 32), part(128, 4)},
+      .v = {part(144, 32), part(272, 4)},
+      .layout = KvLayout::kNhd,
+      .k_scale = one(&decode[0]),
+      .v_scale = one(&decode[1]),
+  };
+
+  WholeCache() { numbers.fill(0x4000); }
+  WholeCache(const WholeCache&) = delete;
+  WholeCache& operator=(const WholeCache&) = delete;
+
+  TensorView part(size_t first, int64_t width) {
+    return TensorView::contiguous(codes.data() + first, DType::kU8, {1, 4, 1, width});
+  }
+  static TensorView one(void* at) { return TensorView::contiguous(at, DType::kF32, {1}); }
+  void run() {
+    const TensorView input = TensorView::contiguous(numbers.data(), DType::kBF16, {1, 4, 1, 64});
+    kv_quantize_paged_cache(input, input, output, options);
+  }
+};
+
+TEST(KvQuantizePagedCache, RefusesScalesThatOverlap) {
+  const auto refused = [](const Words& words, const std::function<void(WholeCache&)>& spoil) {
+    WholeCache call;
+    spoil(call);
+    const auto before = call.codes;
+    expect_error(kInvalid, words, [&] { call.run(); });
+    EXPECT_EQ(call.codes, before);
+    EXPECT_EQ(call.decode, (std::array<float, 2>{-1.0F, -1.0F}));
+  };
+  refused({"output.k_scale", "overlaps output.k.values"},
+          [](WholeCache& c) { c.output.k_scale = c.one(c.codes.data()); });
+  refused({"output.v_scale", "overlaps output.v.scales"},
+          [](WholeCache& c) { c.output.v_scale = c.one(c.codes.data() + 272); });
+  refused({"output.k_scale", "overlaps output.v_scale"},
+          [](WholeCache& c) { c.output.v_scale = c.output.k_scale; });
+  refused({"output.k_scale", "overlaps options.v_encode_scale"},
+          [](WholeCache& c) { c.options.v_encode_scale = c.output.k_scale; });
+  refused({"cache.v.values", "overlaps options.k_encode_scale"},
+          [](WholeCache& c) { c.options.k_encode_scale = c.one(c.codes.data() + 144); });
+  WholeCache call;
+  call.options.v_encode_scale = WholeCache::one(&call.encode);
+  call.run();
+  EXPECT_EQ(call.decode, (std::array<float, 2>{2.0F / 448.0F, 0.5F}));
+}
+
+TEST(KvQuantizePagedCache, StoresNoMaximumWhenNothingRuns) {
+  WholeCache call;
+  const ForcedImplementation forced("kv_quantize", "none");
+  EXPECT_THROW(call.run(), Error);
+  EXPECT_EQ(call.decode, (std::array<float, 2>{-1.0F, -1.0F}));
 }
 
 TEST(KvReorderVScales, RefusesWhatCannotWork) {
