@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -121,14 +122,45 @@ void check_target(const MoeTuneArguments& arguments) {
               fmt::format("--out {}: it exists; --force replaces it", printable(arguments.target)));
 }
 
-void write_target(const std::string& path, const MoeTuning& tuning) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << tuning.to_json();
-  file.close();
-  if (!file) {
-    throw Error(ErrorKind::kIo, fmt::format("{}: it cannot be written", printable(path)));
+// The file that --out names: TARGET.partial until it is complete. Made before the first run, so
+// that a missing folder shows then, and what stood in TARGET stays until it can be replaced.
+class TargetFile {
+ public:
+  // Without a path nothing is made or written.
+  explicit TargetFile(const std::string& path) : path_(path), partial_(path + ".partial") {
+    if (path_.empty()) return;
+    if (std::filesystem::exists(path_) && !std::filesystem::is_regular_file(path_)) {
+      refuse("it is not a regular file");
+    }
+    file_.open(partial_, std::ios::binary | std::ios::trunc);
+    if (!file_) refuse("it cannot be made");
   }
-}
+  TargetFile(const TargetFile&) = delete;
+  TargetFile& operator=(const TargetFile&) = delete;
+  ~TargetFile() {
+    if (path_.empty()) return;
+    std::error_code ignored;
+    std::filesystem::remove(partial_, ignored);
+  }
+
+  void write(const MoeTuning& tuning) {
+    if (path_.empty()) return;
+    file_ << tuning.to_json();
+    file_.close();
+    std::error_code error;
+    if (file_) std::filesystem::rename(partial_, path_, error);
+    if (!file_ || error) refuse("it cannot be written");
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* what) const {
+    throw Error(ErrorKind::kIo, fmt::format("--out {}: {}", printable(path_), what));
+  }
+
+  std::string path_;
+  std::string partial_;
+  std::ofstream file_;
+};
 
 void check_room(const MoeConfig& config, const MoeShape& shape) {
   if (config.routing.experts == shape.routing.experts) return;
@@ -160,6 +192,7 @@ ExitCode run(const MoeTuneArguments& arguments) {
     check_room(config, report.shape);
     report.modes.emplace_back(config, std::vector<TuneResult>{});
   }
+  TargetFile target(arguments.target);
   ExitCode code = ExitCode::kDone;
   for (auto& [config, results] : report.modes) {
     results = tune_tiles({.config = config,
@@ -176,12 +209,13 @@ ExitCode run(const MoeTuneArguments& arguments) {
         tuning_entries(moe_tuning_key(config, arguments.device), results);
     report.entries.insert(report.entries.end(), entries.begin(), entries.end());
   }
-  if (!arguments.target.empty()) write_target(arguments.target, MoeTuning(report.entries));
   if (arguments.output.data == DataFormat::kJson) {
     print_document(arguments, report);
   } else if (!arguments.output.is_quiet) {
     print_table(arguments, report);
   }
+  // Behind the output: whoever cannot write has the results.
+  target.write(MoeTuning(report.entries));
   return code;
 }
 

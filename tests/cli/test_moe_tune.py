@@ -45,6 +45,10 @@ def test_candidates_of_every_number_of_tokens_are_measured(tmp_path):
     assert [case["rule_tile"] for case in cases[:3]] == [8, 8, 128]
     written = json.loads(path.read_text())
     assert len(written["entries"]) == document["entries"] == sum(case["tuned"] for case in cases)
+    assert [file.name for file in tmp_path.iterdir()] == ["tuned.json"]
+    for entry in written["entries"]:
+        # The rule's tile is the power of two at or above a quarter of the tokens.
+        assert entry["first_tokens"] <= entry["last_tokens"] <= 4 * entry["rule_tile"]
     # A run takes what was written.
     run_json("moe", "bench", *SHAPE, "--tokens", "9", "--min-time", "0", "--tuning", path)
 
@@ -57,6 +61,16 @@ def test_a_tuning_is_not_overwritten(tmp_path):
     assert path.read_text() == "mine"
     run_ok(*TUNE, "--tokens", "1", "--out", path, "--force")
     assert json.loads(path.read_text())["format"] == "narrowfloat moe tuning"
+
+
+@pytest.mark.parametrize("target,arguments", [
+    ("absent/tuned.json", []),
+    ("", ["--force"]),
+])
+def test_a_target_that_cannot_be_made_shows_before_a_run(tmp_path, target, arguments):
+    result = run(*TUNE, "--tokens", "1", "--out", tmp_path / target, *arguments)
+    assert result.returncode == INPUT and "--out" in result.stderr and result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tune_prints_a_table():

@@ -87,6 +87,24 @@ TuneResult tune(const MoeBenchProblem& problem, const BenchInputs& inputs, int64
   return result;
 }
 
+// The last number of tokens up to `last` for which the rule still says what it says for `first`: it
+// never decreases.
+int64_t end_of_rule(const MoeTuningKey& key, int64_t first, int64_t last) {
+  const auto rule = [&](int64_t tokens) {
+    return default_token_tile(tokens, key.slots, key.local_experts);
+  };
+  const int32_t tile = rule(first);
+  while (first < last) {
+    const int64_t middle = first + (last - first + 1) / 2;
+    if (rule(middle) == tile) {
+      first = middle;
+    } else {
+      last = middle - 1;
+    }
+  }
+  return last;
+}
+
 }  // namespace
 
 std::vector<TuneResult> tune_tiles(const MoeBenchProblem& problem,
@@ -109,10 +127,10 @@ std::vector<MoeTuningEntry> tuning_entries(const MoeTuningKey& key,
   for (size_t i = 0; i < results.size(); ++i) {
     const TuneResult& result = results[i];
     if (result.best_tile == result.rule_tile || result.verdict == Verdict::kWrong) continue;
-    const bool is_last = i + 1 == results.size();
+    const int64_t next = i + 1 == results.size() ? result.tokens + 1 : results[i + 1].tokens;
     entries.push_back({.key = key,
                        .first_tokens = result.tokens,
-                       .last_tokens = is_last ? result.tokens : results[i + 1].tokens - 1,
+                       .last_tokens = end_of_rule(key, result.tokens, next - 1),
                        .token_tile = result.best_tile,
                        .rule_tile = result.rule_tile,
                        .us = result.best_us,

@@ -32,7 +32,8 @@ struct TuneResult {
 std::vector<TuneResult> tune_tiles(const MoeBenchProblem& problem, std::span<const int64_t> tokens);
 
 // Entries for the results whose best tile is not the rule's: each from its number of tokens to the
-// next one that was measured.
+// next one that was measured, but not beyond what the rule's tile is the same for: the gain is over
+// that tile.
 std::vector<MoeTuningEntry> tuning_entries(const MoeTuningKey& key,
                                            std::vector<TuneResult> results);
 
