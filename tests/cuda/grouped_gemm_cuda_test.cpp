@@ -222,10 +222,10 @@ TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
   const DeviceBuffer counter(sizeof(uint32_t));
   const bool claims = device.weights().state().image.tables.expert_forms == nullptr;
   device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
-  for (const bool has_old_tiles : {false, true}) {
-    device.layer.has_old_tiles = has_old_tiles;
+  for (const bool tiles_are_complete : {false, true}) {
+    device.layer.tiles_are_complete = tiles_are_complete;
     counter.fill(0);
-    EXPECT_EQ(device.run(has_old_tiles), dealt);
+    EXPECT_EQ(device.run(tiles_are_complete), dealt);
     uint32_t claimed = 0;
     std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
     // A tile a row, 9 tiles of 128 weight rows.
@@ -297,7 +297,8 @@ TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
   static_cast<void>(device.run());
   // Whatever the counter holds.
   const DeviceBuffer counter(sizeof(uint32_t));
-  device.layer = {.next_item = reinterpret_cast<uint32_t*>(counter.data()), .has_old_tiles = true};
+  device.layer = {.next_item = reinterpret_cast<uint32_t*>(counter.data()),
+                  .tiles_are_complete = true};
   for (const int byte : {0x00, 0xFF, 0x7F}) {
     counter.fill(static_cast<uint8_t>(byte));
     static_cast<void>(device.run());

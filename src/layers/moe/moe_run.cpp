@@ -197,9 +197,12 @@ void MoeRun::multiply_second() {
   args.scale = layer_.down_scale.view();
   args.bias = layer_.bias2.view();
   args.output = slot_rows_;
-  // The first GEMM lies between the permutation and this one.
-  grouped_gemm(args, layer_.w2, gemm_workspace(), {.next_item = counter(1), .has_old_tiles = true},
-               stream_);
+  // The first GEMM lies between the permutation and this one, which therefore reads tiles before it
+  // waits. That holds as long as no block of a kernel between the two ends, or allows the next
+  // grid, before its own wait_for_previous_grids(): a rule for every kernel that a layer queues
+  // there.
+  grouped_gemm(args, layer_.w2, gemm_workspace(),
+               {.next_item = counter(1), .tiles_are_complete = true}, stream_);
 }
 
 void MoeRun::combine_slots() {

@@ -105,7 +105,7 @@ struct LayerGemm {
   // Optional, on the device: 0 once earlier kernels are done. Blocks claim their work from it.
   uint32_t* next_item = nullptr;
   // Between the permutation's kernels and the GEMM's first there is another one.
-  bool has_old_tiles = false;
+  bool tiles_are_complete = false;
 };
 
 struct GemmCall {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <string>
 #include <type_traits>
 
 #include "base/fast_division.h"
@@ -335,12 +334,10 @@ void visit_keys_per_lane(int64_t needed, const Body& body) {
 
 // What registers and lanes have room for.
 inline Support fits_a_warp(const RouteProblem& problem) {
-  const auto at_most = [](int32_t limit, const char* what) {
-    return Support::no("more than " + std::to_string(limit) + " " + what);
-  };
-  if (problem.config.experts > kMaxWarpExperts) return at_most(kMaxWarpExperts, "experts");
-  if (problem.config.top_k > kMaxWarpSlots) return at_most(kMaxWarpSlots, "selected experts");
-  if (problem.config.n_group > kMaxWarpGroups) return at_most(kMaxWarpGroups, "groups");
+  static_assert(kMaxWarpExperts == 512 && kMaxWarpSlots == 32 && kMaxWarpGroups == 32);
+  if (problem.config.experts > kMaxWarpExperts) return Support::no("more than 512 experts");
+  if (problem.config.top_k > kMaxWarpSlots) return Support::no("more than 32 selected experts");
+  if (problem.config.n_group > kMaxWarpGroups) return Support::no("more than 32 groups");
   return Support::yes();
 }
 

@@ -3,7 +3,9 @@
 // graph capture; allocates nothing, waits for nothing.
 //
 // A kernel that is launched this way opens with device/ptx/grid_dependency.cuh's
-// wait_for_previous_grids() before it touches memory that an earlier kernel may read or write.
+// wait_for_previous_grids() before it touches memory that an earlier kernel may read or write. One
+// exception: a layer's second GEMM reads the list of tiles before (sm90/gemm_producer.cuh), so no
+// block of a kernel in front of it may end or allow the next grid before its wait.
 #pragma once
 
 #include <array>

@@ -11,8 +11,7 @@ namespace narrowfloat {
 class SharedMemoryOptIn {
  public:
   // `bytes` must be the same in all calls. `device` is current. Throws kDevice, and asks again the
-  // next time, where CUDA refuses. Nothing is remembered beyond cudaDeviceReset() but this: a
-  // process that calls it cannot launch the kernel again.
+  // next time, where CUDA refuses. After cudaDeviceReset() the kernel cannot be launched any more.
   void allow(const void* kernel, size_t bytes, int device);
 
  private:

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     }
     __syncthreads();
     // By a consumer: it has nothing to do yet, and registers.
-    if (params.has_old_tiles && threadIdx.x == kWarpgroup) {
+    if (params.tiles_are_complete && threadIdx.x == kWarpgroup) {
       Producer<Shape>(params, shared, ring).request_weights();
     }
     wait_for_previous_grids();

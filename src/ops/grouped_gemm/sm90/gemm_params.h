@@ -41,7 +41,8 @@ struct GemmParams {
   int splits = 1;
   int64_t row_limit = 0;          // Rows that every buffer indexed by rows has.
   uint32_t* next_item = nullptr;  // Optional (work_list.cuh).
-  bool has_old_tiles = false;     // Read before the wait for previous kernels (gemm_producer.cuh).
+  bool tiles_are_complete =
+      false;  // Read before the wait for previous kernels (gemm_producer.cuh).
 
   GemmEpilogue epilogue;  // But for the gate order: an optional has no device code.
   bool has_gate = false;

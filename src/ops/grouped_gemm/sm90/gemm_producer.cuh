@@ -1,11 +1,12 @@
 // The producer warpgroup of the Hopper GEMM (gemm_kernel.cuh): fills the ring. Thread 0 requests
 // weights, every thread gathers 16-byte pieces of activation rows.
 //
-// has_old_tiles: the list of tiles was complete before the kernel in front of this one passed its
-// own wait_for_previous_grids(), as for the second GEMM of a layer, which the first one separates
-// from the permutation. No block of this kernel starts before all of that one's have allowed it or
-// have ended, which they do behind their wait. So the tiles can be read at once, and weights, which
-// nobody writes, fill the ring while rows are still being made.
+// tiles_are_complete: the list of tiles was complete before the kernel in front of this one passed
+// its own wait_for_previous_grids(), as for the second GEMM of a layer, which the first one
+// separates from the permutation. No block of this kernel starts before all of that one's have
+// allowed it or have ended, which they do behind their wait (a rule: MoeRun::multiply_second). So
+// the tiles can be read at once, and weights, which nobody writes, fill the ring while rows are
+// still being made.
 #pragma once
 
 #include "device/ptx/async_copy.cuh"
@@ -23,8 +24,8 @@ class Producer {
   __device__ Producer(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
 
-  // With has_old_tiles, by the first thread of any warpgroup, before previous kernels are done: the
-  // first item's weights, as many stages as the ring has.
+  // With tiles_are_complete, by the first thread of any warpgroup, before previous kernels are
+  // done: the first item's weights, as many stages as the ring has.
   __device__ void request_weights() {
     const int passes = passes_of<Shape>(params_);
     const WorkList work(params_, shared_.queue, Shape::kTokens, passes * kTileBlocks, true);
@@ -62,7 +63,7 @@ class Producer {
   __device__ void copy_item(const WorkItem& item, int passes, bool is_first) {
     find_rows(item);
     for (int pass = 0; pass < passes; ++pass) {
-      const bool is_requested = params_.has_old_tiles && is_first && pass == 0;
+      const bool is_requested = params_.tiles_are_complete && is_first && pass == 0;
       const int first_block = item.block + pass * kTileBlocks;
       for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
         ring_.wait_empty(at_);

@@ -125,7 +125,7 @@ void set_tiles(const GemmCall& call, GemmParams& params) {
   params.token_tile = static_cast<int>(call.tiles.token_tile);
   params.splits = static_cast<int>(kernel_tiles(call.tiles.token_tile));
   params.row_limit = row_limit(call);
-  params.has_old_tiles = call.layer.has_old_tiles;
+  params.tiles_are_complete = call.layer.tiles_are_complete;
   // Two kernels would need a counter each, and a claim for each tile of the other's experts.
   if (call.tables.expert_forms == nullptr) params.next_item = call.layer.next_item;
 }
