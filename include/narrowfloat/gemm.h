@@ -57,7 +57,7 @@ class GroupedWeights {
   [[nodiscard]] Device device() const;
   [[nodiscard]] std::string_view implementation() const;  // "cpu_baseline"
   // Whether grouped_gemm takes GroupedGemmArgs::activation of this kind and row format, with tiles
-  // of this size.
+  // of this size. Never where prepare() was told no gate order.
   [[nodiscard]] bool fuses_activation(ActivationKind kind, RowFormat format,
                                       int32_t token_tile) const;
 
@@ -71,7 +71,9 @@ class GroupedWeights {
 };
 
 // An activation and its requantization, as activate() does them (narrowfloat/activation.h), of the
-// finished sums: these are written nowhere.
+// finished sums: these are written nowhere. The call throws kUnsupported where
+// GroupedWeights::fuses_activation is false, and kInvalidArgument where GroupedGemmArgs::gate_order
+// is not the one of prepare().
 struct GemmActivation {
   Activation activation;
   RowFormat format = RowFormat::kBf16;

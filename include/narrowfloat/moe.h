@@ -107,7 +107,8 @@ class MoeLayer {
                           Stream stream = {});
 
   // The same layer and weights with the token tiles of a tuning, where it has entries about this
-  // layer on this machine. config.token_tile comes first, the rule last.
+  // layer on this machine. config.token_tile comes first, the rule last. With the tiles the places
+  // of rows in slot_out, max_rows() and required_workspace() change: ask the new layer for them.
   [[nodiscard]] MoeLayer with_tuning(const MoeTuning& tuning) const;
 
   [[nodiscard]] const MoeConfig& config() const;

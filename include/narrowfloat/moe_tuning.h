@@ -26,6 +26,7 @@ struct MoeTuningKey {
 
   bool operator==(const MoeTuningKey&) const = default;
 };
+// Of a layer on `device`: machine and version are those of this process.
 MoeTuningKey moe_tuning_key(const MoeConfig& config, Device device = {});
 
 struct MoeTuningEntry {
@@ -34,8 +35,8 @@ struct MoeTuningEntry {
   int64_t last_tokens = 0;   // to so many.
   int32_t token_tile = 0;
   int32_t rule_tile = 0;  // What the rule says for `first_tokens`, where both were measured.
-  double us = 0;
-  double rule_us = 0;
+  double us = 0;          // Median time of a run with token_tile, in microseconds.
+  double rule_us = 0;     // The same with rule_tile.
 };
 
 class MoeTuning {
@@ -59,7 +60,8 @@ class MoeTuning {
 };
 
 // The token tile of a run on `tokens` tokens, and who decided: config.token_tile, an entry of
-// `tuning`, or the rule. The explanation's candidates are these three, with the reasons.
+// `tuning`, or the rule. The explanation's candidates are these three, with the reasons. Throws
+// kInvalidArgument for a configuration that no layer can have.
 struct TokenTileChoice {
   int32_t token_tile = 0;
   Explanation explanation;

@@ -25,10 +25,9 @@ int64_t segment_packed_bytes(int64_t elements, int64_t segments);
 // Packs each segment [offsets[i], offsets[i + 1]) into whole bytes of its own.
 //   input           BOOL or U8 [n], dense
 //   offsets         I32 or I64 [segments + 1], ascending within [0, n]
-//   output          U8, at least segment_packed_bytes(n, segments); bytes from output_offsets's
-//   last
-//                   on keep what they hold
-//   output_offsets  as offsets: where each segment starts in the output
+//   output          U8, at least segment_packed_bytes(n, segments); bytes behind the last segment
+//                   keep what they hold
+//   output_offsets  as offsets: where each segment starts in the output, and where the last ends
 // Offsets on a device are not checked: nonsense gives nonsense, never an access outside buffers.
 void segment_pack_bits(const TensorView& input, const TensorView& offsets, const TensorView& output,
                        const TensorView& output_offsets, BitOrder order = BitOrder::kBig,
