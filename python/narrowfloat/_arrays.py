@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from narrowfloat._streams import allocating_on
+
 # Types of ml_dtypes -> what stands for their bits in the extension.
 _STAND_INS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8}
 # Types of codes and scales; only where bytes are expected.
@@ -111,11 +113,13 @@ class TorchMaker:
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
         """A new tensor; dtype is torch's, or a name, or NumPy's."""
-        return sys.modules["torch"].zeros(shape, dtype=self._type(dtype), device=self.device)
+        with allocating_on(self.device):
+            return sys.modules["torch"].zeros(shape, dtype=self._type(dtype), device=self.device)
 
     def empty(self, shape: Any, dtype: Any) -> Any:
         """As zeros(), of any contents."""
-        return sys.modules["torch"].empty(shape, dtype=self._type(dtype), device=self.device)
+        with allocating_on(self.device):
+            return sys.modules["torch"].empty(shape, dtype=self._type(dtype), device=self.device)
 
     def from_numpy(self, array: Any) -> Any:
         """The same numbers where new tensors are made."""

@@ -21,6 +21,7 @@ import torch
 import narrowfloat as nf
 from narrowfloat import _core
 from narrowfloat._shapes import FORMATS, buffer_shapes, product
+from narrowfloat._streams import allocating_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,7 +169,8 @@ def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
         return _new_buffers(args[0], shape, format, layout, _complete(how))
 
     def real(*args: Any, **how: Any) -> Quantized:
-        parts = buffers(*args, **how)
+        with allocating_on(args[0].device):
+            parts = buffers(*args, **how)
         layout = args[num_inputs + 1] if len(args) > num_inputs + 1 else ""
         fill(args[:num_inputs], parts, args[num_inputs], layout, _complete(how))
         return parts
@@ -194,7 +196,8 @@ def _dequantize_out(*args: Any) -> None:
 
 
 def _dequantize(*args: Any) -> torch.Tensor:
-    out = args[0].new_empty(args[4], dtype=args[8])
+    with allocating_on(args[0].device):
+        out = args[0].new_empty(args[4], dtype=args[8])
     _dequantize_out(*args[:8], out)
     return out
 
@@ -210,7 +213,8 @@ def _relayout_shape(*args: Any) -> list[Any]:
 
 def _relayout(*args: Any) -> torch.Tensor:
     scales, format, shape, layout, batched, alignment, to = args
-    out = scales.new_empty(_relayout_shape(format, shape, batched, alignment, to))
+    with allocating_on(scales.device):
+        out = scales.new_empty(_relayout_shape(format, shape, batched, alignment, to))
     source, target = (
         quantized_layout(format, shape, wanted, batched, alignment) for wanted in (layout, to)
     )
