@@ -6,7 +6,6 @@ them in canonical order. Runs on the arrays that test_flashinfer_quantizers.py h
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -503,47 +502,6 @@ def test_other_routing_functions(lib: Any) -> None:
     assert got[2] is rows and lib.raw(rows) == np.int32(maps.slot_to_row).tobytes()
     assert int(got[4][0]) == maps.num_rows and len(got) == 6
     record("moe_sort", BITS, "upstream's ranks inside an expert are not contractual")
-
-
-def test_layers_are_kept_with_their_weights(lib: Any) -> None:
-    """Once prepared, again found; gone with the weights."""
-    fi.clear_prepared_cache()
-    gc.collect()
-    data = Data("bf16")
-    w1, w2 = lib.make(block_major(prepared(data.w1, 32, True))), lib.make(
-        block_major(prepared(data.w2, 32, False)))  # fmt: skip
-    x, logits = lib.make(data.x), lib.make(data.logits)
-    for _ in range(3):
-        fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes())
-    assert fi.prepared_cache_size() == 1
-    fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(routing_method_type=0))
-    assert fi.prepared_cache_size() == 2
-    if lib.__name__ != "Numpy":
-        before = lib.raw(fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes()))
-        w2 *= 2
-        assert lib.raw(fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes())) != before
-    del w1
-    gc.collect()
-    assert fi.prepared_cache_size() == 0
-
-
-def test_autotune_takes_our_file(lib: Any, tmp_path: Path) -> None:
-    """A file about another machine changes nothing; a file of anything else is refused."""
-    data = Data("bf16")
-    arguments = (lib.make(data.logits), None, lib.make(data.x), lib.make(data.w1),
-                 lib.make(data.w2))  # fmt: skip
-    options = {**sizes(), "use_shuffled_weight": False, "weight_layout": 0}
-    plain = fi.trtllm_bf16_moe(*arguments, **options)
-    with fi.autotune():
-        assert lib.raw(fi.trtllm_bf16_moe(*arguments, **options)) == lib.raw(plain)
-    torn = tmp_path / "torn.json"
-    torn.write_text("{")
-    with fi.autotune(cache=torn), pytest.raises(ValueError, match="JSON|json|tuning"):
-        fi.trtllm_bf16_moe(*arguments, **options)
-    with fi.autotune(cache=tmp_path / "absent"), pytest.raises(OSError, match="absent"):
-        fi.trtllm_bf16_moe(*arguments, **options)
-    assert lib.raw(fi.trtllm_bf16_moe(*arguments, **options)) == lib.raw(plain)
-    record("autotune", BITS, "reads our file of token tiles; measures nothing itself")
 
 
 def refusals() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import narrowfloat as nf
 from narrowfloat.compat.flashinfer._arrays import (
     as_bytes,
-    as_type,
     contiguous,
     dtype_name,
     move_scales,
@@ -199,8 +198,3 @@ def cutlass_fused_moe_workspace_size(*arguments: Any, **keywords: Any) -> int:
     raise NotImplementedError(
         "workspace_buffer: not offered; MoeLayer.required_workspace() and run(workspace=...) are"
     )
-
-
-def as_fp4_words(packed: Any) -> Any:
-    """uint8 codes typed int64, as cutlass_fused_moe() takes FP4 weights."""
-    return as_type(contiguous(packed), "int64")

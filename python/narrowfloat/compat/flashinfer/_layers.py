@@ -2,7 +2,8 @@
 
 FlashInfer's functions take raw weights each time; a MoeLayer is prepared once. Layers are kept by
 the identity of their weights (address, shape, strides, type, device, and torch's count of
-modifications) and of every configuration value, and are freed with any of the weights.
+modifications) and of every configuration value, and are freed with the memory of any of the
+weights: views that are made anew in each call find the layer again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 import narrowfloat as nf
 from narrowfloat._arrays import is_torch, maker_of
@@ -25,12 +29,23 @@ if TYPE_CHECKING:
 _layers: dict[Hashable, nf.MoeLayer] = {}
 _lock = threading.Lock()
 
-# Of autotune(), for all threads.
-tuning_file: str | None = None
+
+class TuningFile(NamedTuple):
+    """A file of token tiles, told from what another time has under the same name."""
+
+    path: str
+    changed: int  # Nanoseconds.
+
+
+# Of autotune(), in this thread or task.
+tuning_file: ContextVar[TuningFile | None] = ContextVar("tuning_file", default=None)
 
 
 def clear_prepared_cache() -> None:
-    """Forgets all layers. Needed after NumPy weights were changed in place: they do not say so."""
+    """Forgets all layers. Needed after weights were changed in a way that they do not tell.
+
+    Those are NumPy arrays, torch tensors written through `.data`, and torch's inference tensors.
+    """
     with _lock:
         _layers.clear()
 
@@ -59,26 +74,48 @@ def _is_capturing() -> bool:
     )  # fmt: skip
 
 
-def prepared(weights: tuple[Any, ...], facts: Hashable,
-             build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
-    """The layer of these weights, built if it is not there."""
-    path = tuning_file
-    key = (facts, path, tuple(_identity(weight) for weight in weights))
+def _memory(array: Any) -> Any:
+    """What lives as long as the memory of an array; None if it has none."""
+    while isinstance(array, np.ndarray) and (is_torch(array.base) or hasattr(array.base, "ctypes")):
+        array = array.base
+    if is_torch(array):
+        return array.untyped_storage()  # The same object for all views.
+    return array if hasattr(array, "ctypes") else None
+
+
+def _kept(key: Hashable, weights: tuple[Any, ...],
+          build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
     with _lock:
         found = _layers.get(key)
     if found is not None:
         return found
-    if any(is_torch(weight) and weight.is_cuda for weight in weights) and _is_capturing():
-        raise RuntimeError(
-            "gemm1_weights: not prepared yet, which a graph capture cannot do; call once before it"
-        )
-    layer = build() if path is None else build().with_tuning(path)
+    layer = build()
     with _lock:
         _layers[key] = layer
-    for weight in weights:
-        if is_torch(weight) or hasattr(weight, "ctypes"):
-            weakref.finalize(weight, _layers.pop, key, None).atexit = False
+    for memory in map(_memory, weights):
+        if memory is not None:
+            weakref.finalize(memory, _layers.pop, key, None).atexit = False
     return layer
+
+
+def prepared(weights: tuple[Any, ...], facts: Hashable,
+             build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
+    """The layer of these weights, built if it is not there."""
+
+    def build_now() -> nf.MoeLayer:
+        if any(is_torch(weight) and weight.is_cuda for weight in weights) and _is_capturing():
+            raise RuntimeError(
+                "gemm1_weights: not prepared yet, which a graph capture cannot do; call once "
+                "before it, with weights, scales and parameters in the same memory"
+            )
+        return build()
+
+    key = (facts, tuple(_identity(weight) for weight in weights))
+    layer = _kept((key, None), weights, build_now)
+    tuning = tuning_file.get()
+    if tuning is None:
+        return layer
+    return _kept((key, tuning), weights, lambda: layer.with_tuning(tuning.path))
 
 
 @dataclass(frozen=True)

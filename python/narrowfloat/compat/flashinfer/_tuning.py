@@ -23,12 +23,19 @@ def autotune(
     round_up: Any = None,
     skip_ops: Any = None,
 ) -> Iterator[None]:
-    """cache: a file of `narrowfloat moe tune`; read when a layer is first called inside."""
+    """cache: a file of `narrowfloat moe tune`; read when a layer is first called inside.
+
+    Counts in this thread (or asyncio task) alone.
+    """
     if tuning_buckets is not None and len(tuning_buckets) == 0:
         raise ValueError("tuning_buckets: expected at least one")
-    before = _layers.tuning_file
-    _layers.tuning_file = before if cache is None else os.fspath(cache)
+    if cache is None:
+        yield
+        return
+    path = os.fspath(cache)
+    changed = os.stat(path).st_mtime_ns if os.path.exists(path) else 0
+    token = _layers.tuning_file.set(_layers.TuningFile(path, changed))
     try:
         yield
     finally:
-        _layers.tuning_file = before
+        _layers.tuning_file.reset(token)
