@@ -266,5 +266,25 @@ TEST_F(GemmActivationChecks, RefuseTwoOutputs) {
                [&] { static_cast<void>(device.run()); });
 }
 
+TEST_F(GemmActivationChecks, RefuseSumsInFp64AndParametersInTheOutput) {
+  const GemmCase gemm({.gate_order = GateOrder::kUpGate, .knows_halves = true});
+  GemmOnDevice device(gemm);
+  device.args.output = {};
+  GemmActivation& activation = device.args.activation.emplace();
+  const RowBuffers rows = row_buffers(RowFormat::kBf16, gemm.max_rows(), 16);
+  const DeviceBuffer output(rows.bytes());
+  activation.output = rows.bind(reinterpret_cast<std::byte*>(output.data()), rows.rows, gpu());
+  device.args.accumulation = Accumulation::kFp64;
+  expect_error(ErrorKind::kUnsupported, {"accumulation", "fp64"},
+               [&] { static_cast<void>(device.run()); });
+  device.args.accumulation = Accumulation::kFp32;
+  const int64_t experts = device.weights().experts();
+  activation.activation.alpha =
+      PerExpert(TensorView::contiguous(output.data(), DType::kF32, {experts}, gpu()));
+  expect_error(ErrorKind::kInvalidArgument,
+               {"activation.output.values", "overlaps", "activation.alpha"},
+               [&] { static_cast<void>(device.run()); });
+}
+
 }  // namespace
 }  // namespace narrowfloat::testing

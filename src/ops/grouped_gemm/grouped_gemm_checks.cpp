@@ -153,17 +153,18 @@ GemmTiles lower_tiles(const Permutation& permutation, Device device) {
 }
 
 void check_output(const GroupedGemmArgs& args, const GemmShape& shape, Device device) {
+  const bool sums_in_fp64 = args.accumulation == Accumulation::kFp64;
+  if (sums_in_fp64 && device.type == DeviceType::kCuda) {
+    throw_error(ErrorKind::kUnsupported,
+                "accumulation: fp64 is the CPU's reference; expected fp32 on {}",
+                to_string(device));
+  }
   if (args.activation) {
     if (args.output.is_absent()) return;
     throw_invalid("output: not written with an activation; leave it unset");
   }
   require_view("output", args.output);
-  if (args.accumulation == Accumulation::kFp64) {
-    if (device.type == DeviceType::kCuda) {
-      throw_error(ErrorKind::kUnsupported,
-                  "accumulation: fp64 is the CPU's reference; expected fp32 on {}",
-                  to_string(device));
-    }
+  if (sums_in_fp64) {
     require_dtype("output", args.output, {DType::kF32, DType::kBF16, DType::kF64});
   } else {
     require_dtype("output", args.output, {DType::kF32, DType::kBF16});
@@ -202,7 +203,9 @@ void check_disjoint(const GroupedGemmArgs& args, const TensorView& workspace) {
   const GemmActivation& activation = args.activation ? *args.activation : GemmActivation{};
   const std::array outputs{byte_range("output", args.output), byte_range("workspace", workspace),
                            byte_range("activation.output.values", activation.output.values),
-                           byte_range("activation.output.scales", activation.output.scales)};
+                           byte_range("activation.output.scales", activation.output.scales),
+                           byte_range("activation.output.row_scale", activation.output.row_scale)};
+  const Activation& function = activation.activation;
   const std::array inputs{byte_range("a.values", args.a.values),
                           byte_range("a.scales", args.a.scales),
                           byte_range("a.row_scale", args.a.row_scale),
@@ -214,7 +217,12 @@ void check_disjoint(const GroupedGemmArgs& args, const TensorView& workspace) {
                           byte_range("slot_weights", args.slot_weights),
                           byte_range("scale", args.scale.values),
                           byte_range("gate_scale", args.gate_scale.values),
-                          byte_range("bias", args.bias)};
+                          byte_range("bias", args.bias),
+                          byte_range("activation.multiplier", activation.multiplier.values),
+                          byte_range("activation.alpha", function.alpha.values),
+                          byte_range("activation.beta", function.beta.values),
+                          byte_range("activation.limit_gate", function.limit_gate.values),
+                          byte_range("activation.limit_up", function.limit_up.values)};
   require_disjoint(outputs, inputs);
 }
 

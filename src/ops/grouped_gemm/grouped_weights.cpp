@@ -9,6 +9,8 @@
 namespace narrowfloat {
 namespace {
 
+constexpr int64_t kMaxExperts = std::numeric_limits<int32_t>::max();
+
 void require_values(const TensorView& values, const MoeModeInfo& info, Device device) {
   require_view("weights.values", values);
   const DType dtype = storage_of(info.weights).dtype;
@@ -26,7 +28,7 @@ void require_values(const TensorView& values, const MoeModeInfo& info, Device de
     throw_invalid("weights.values: expected rows in multiples of {}, got {}", kGemmRowMultiple,
                   to_string(values));
   }
-  if (values.shape[0] > std::numeric_limits<int32_t>::max()) {
+  if (values.shape[0] > kMaxExperts) {
     throw_invalid("weights.values: expected fewer than 2^31 experts, got {}", to_string(values));
   }
   require_dense("weights.values", values);
@@ -130,6 +132,9 @@ GroupedWeights GroupedWeights::prepare(const ExpertSource& source, int64_t exper
                                        std::optional<GateOrder> gate_order) {
   if (!source) throw_invalid("source: expected a function, got an empty one");
   if (experts < 1) throw_invalid("experts: expected at least 1, got {}", experts);
+  if (experts > kMaxExperts) {
+    throw_invalid("experts: expected fewer than 2^31 experts, got {}", experts);
+  }
   const WeightView first = source(0);
   GroupedGemmProblem problem = checked_problem(first, mode, device, gate_order);
   const auto weights_of = [&](int64_t expert) {

@@ -317,6 +317,17 @@ TEST(GroupedWeights, RefuseEverythingWhereEmpty) {
   refuses([&] { grouped_gemm(gemm.args(), empty, {}); });
 }
 
+TEST(GroupedWeights, RefuseMoreExpertsThanNumbers) {
+  const auto source = [](int64_t /*expert*/) -> WeightView {
+    ADD_FAILURE() << "asked";
+    return {};
+  };
+  expect_error(ErrorKind::kInvalidArgument, {"experts", "at least 1", "0"},
+               [&] { GroupedWeights::prepare(source, 0, MoeMode::kBf16); });
+  expect_error(ErrorKind::kInvalidArgument, {"experts", "fewer than 2^31", "2147483648"},
+               [&] { GroupedWeights::prepare(source, int64_t{1} << 31, MoeMode::kBf16); });
+}
+
 TEST(GroupedWeights, RefuseDevicesWithoutAnImplementation) {
   const GemmCase gemm(valid_spec(MoeMode::kBf16));
   WeightView weights = gemm.weights();
@@ -343,11 +354,10 @@ TEST(GroupedWeights, TakeAGateOrder) {
                  [&] { grouped_gemm(args, weights, {}); });
   }
   const GemmCase odd(valid_spec(MoeMode::kFp8Block));  // 64 rows of u and of g.
-  expect_error(ErrorKind::kInvalidArgument, {"weights.values", "multiples of 128", "128 in all"},
-               [&] {
-                 GroupedWeights::prepare(odd.weights(), MoeMode::kFp8Block, {}, {},
-                                         GateOrder::kUpGate);
-               });
+  expect_error(
+      ErrorKind::kInvalidArgument, {"weights.values", "multiples of 128", "128 in all"}, [&] {
+        GroupedWeights::prepare(odd.weights(), MoeMode::kFp8Block, {}, {}, GateOrder::kUpGate);
+      });
 }
 
 TEST(GroupedGemmWorkspace, NeverShrinksWithMoreRows) {
