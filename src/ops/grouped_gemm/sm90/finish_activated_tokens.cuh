@@ -15,7 +15,7 @@ struct FourBiases {
   __device__ FourBiases(const GemmParams& params, const ColumnFactors& columns, int block,
                         int row) {
     if (params.epilogue.bias == nullptr) return;
-    const FourColumns four(columns, params.image_rows, block, row);
+    const OutputColumns four(columns, params.image_rows, block, row);
     if (four.first >= params.rows) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) of[i] = four.factors[i].bias;

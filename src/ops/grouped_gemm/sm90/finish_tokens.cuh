@@ -6,12 +6,12 @@
 namespace narrowfloat {
 
 // Four neighbouring rows of a block from `row` on.
-struct FourColumns {
+struct OutputColumns {
   int first;
   int stride;  // Of two where u and g are interleaved.
   ColumnFactor factors[4];
 
-  __device__ FourColumns(const ColumnFactors& columns, const ImageRows& rows, int block, int row)
+  __device__ OutputColumns(const ColumnFactors& columns, const ImageRows& rows, int block, int row)
       : first(static_cast<int>(rows.source(block, row))),
         stride(static_cast<int>(rows.source(block, row + 1)) - first) {
     if (first >= rows.rows) return;
@@ -46,8 +46,8 @@ __device__ inline void finish_token_blocks(const GemmParams& params, const WorkI
   const ColumnFactors columns(params, item.expert);
 #pragma unroll
   for (int group = 0; group < 8; ++group) {
-    const FourColumns four(columns, params.image_rows, first_block + group / 4,
-                           group % 4 * 16 + thread % 4 * 4);
+    const OutputColumns four(columns, params.image_rows, first_block + group / 4,
+                             group % 4 * 16 + thread % 4 * 4);
     if (four.first >= params.rows) continue;
 #pragma unroll
     for (int i = 0; i < 2 * kTokenBlocks; ++i) {

@@ -116,10 +116,14 @@ class ImageMaker {
         expert_bytes_(expert_image_bytes(problem)),
         bytes_(allocate_device_memory(problem.device, problem.experts * expert_bytes_)),
         flag_bytes_(allocate_device_memory(problem.device, problem.experts * kFlagBytes)),
-        shift_bytes_(allocate_device_memory(problem.device, problem.experts * problem.rows)),
         forms_(static_cast<size_t>(problem.experts),
                static_cast<uint8_t>(coding_of(problem.mode))) {
     clear_async(flag_bytes_.get(), static_cast<size_t>(problem.experts * kFlagBytes), stream);
+    const WeightCoding coding = coding_of(problem.mode);
+    if (!has_ue8m0_scales(coding) && !has_ue8m0_scales(wide_coding(coding))) return;
+    // Experts in a form without shifts keep the zeros.
+    shift_bytes_ = allocate_device_memory(problem.device, problem.experts * problem.rows);
+    clear_async(shift_bytes_.get(), static_cast<size_t>(problem.experts * problem.rows), stream);
   }
 
   // Waits until the weights of `source`, `count` experts from `first` on, have been read.
@@ -171,7 +175,7 @@ class ImageMaker {
         .units = grid.units,
         .num_units = experts.count * grid.blocks * grid.units,
         .expert_bytes = expert_bytes_,
-        .row_shifts = reinterpret_cast<int8_t*>(shift_bytes_.get()) + experts.first * problem_.rows,
+        .row_shifts = row_shifts(experts.first),
         .flags = reinterpret_cast<ExpertFlags*>(flag_bytes_.get()) + experts.first};
     if (source.scales.data != nullptr) {
       params.layout = source.scales.layout;
@@ -181,6 +185,12 @@ class ImageMaker {
                       experts.in_source * params.scale_image * bytes(source.scales.type);
     }
     launch_make_units(coding, params, experts.count, stream_);
+  }
+
+  // From an expert on; null where there are none.
+  [[nodiscard]] int8_t* row_shifts(int64_t expert) const {
+    if (shift_bytes_ == nullptr) return nullptr;
+    return reinterpret_cast<int8_t*>(shift_bytes_.get()) + expert * problem_.rows;
   }
 
   [[nodiscard]] std::vector<ExpertFlags> read_flags(int64_t first, int64_t count) const {
@@ -220,7 +230,7 @@ class ImageMaker {
 
   const float* make_powers(int64_t rows, float* powers) const {
     launch(make_row_powers_kernel, {blocks_of_threads(rows), dim3(kPrepareThreads)}, stream_,
-           reinterpret_cast<const int8_t*>(shift_bytes_.get()), rows, powers);
+           static_cast<const int8_t*>(row_shifts(0)), rows, powers);
     return powers;
   }
 
@@ -229,7 +239,7 @@ class ImageMaker {
   int64_t expert_bytes_;
   std::shared_ptr<uint8_t> bytes_;
   std::shared_ptr<uint8_t> flag_bytes_;
-  std::shared_ptr<uint8_t> shift_bytes_;  // Of UE8M0 scales.
+  std::shared_ptr<uint8_t> shift_bytes_;  // Null without UE8M0 scales.
   std::vector<uint8_t> forms_;            // Of experts.
   int64_t misfits_ = 0;
   bool has_shifts_ = false;
