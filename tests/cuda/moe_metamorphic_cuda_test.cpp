@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include <gtest/gtest.h>
 
@@ -205,6 +206,26 @@ TEST_P(MoeMetamorphic, ARowDoesNotDependOnItsBatch) {
     expect_part(part.slot_rows, whole.slot_rows);
     layer_case().inputs() = inputs;
     layer_case().routing() = routing;
+  }
+}
+
+// Tiles of up to 64 tokens give equal bits; FP8 weights exchange wgmma's operands at 64, and larger
+// tiles may do SwiGLU apart, with another exponential.
+TEST_P(MoeMetamorphic, TilesDecideAboutPlacesAlone) {
+  const bool has_fp8_weights =
+      GetParam() == MoeMode::kFp8Tensor || GetParam() == MoeMode::kFp8Block;
+  std::optional<MoeResult> first;
+  for (const int32_t tile : {8, 16, 32, 64, 128}) {
+    SCOPED_TRACE(tile);
+    layer_case().config().token_tile = tile;
+    MoeResult result = run();
+    if (!first) first = result;
+    result.slot_to_row = first->slot_to_row;  // Rows of `slot_rows` are in the order of slots.
+    if (tile < 64 || (tile == 64 && !has_fp8_weights)) {
+      EXPECT_TRUE(result == *first);
+    } else {
+      expect_close(layer_case(), layer_case().config(), *first, result);
+    }
   }
 }
 

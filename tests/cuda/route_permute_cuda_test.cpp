@@ -231,6 +231,20 @@ TEST_F(RoutePermute, KeysOfALaneAndSharedMemoryAreFilled) {
   }
 }
 
+// Blocks have as many warps as tokens need, even where few keys would do with less.
+TEST_F(RoutePermute, FewExpertsOfManyTokens) {
+  for (const int32_t experts : {1, 2, 8, 16}) {
+    for (const int32_t top_k : {1, std::min(experts, 2)}) {
+      for (const int32_t shared : {0, 1}) {
+        for (const int tokens : kTokens) {
+          RoutingConfig config{.experts = experts, .top_k = top_k, .shared_experts = shared};
+          expect_the_same({.config = config, .tokens = tokens, .seed = 8});
+        }
+      }
+    }
+  }
+}
+
 TEST_F(RoutePermute, ShardsAndSharedExperts) {
   for (const auto& [offset, local] :
        std::vector<std::pair<int32_t, int32_t>>{{0, 16}, {16, 32}, {63, 1}, {1, 63}, {0, 0}}) {
