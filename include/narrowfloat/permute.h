@@ -36,8 +36,9 @@ struct PermutationLayout {
 PermutationLayout permutation_layout(int64_t tokens, int64_t slots, int32_t local_experts,
                                      int32_t token_tile);
 
-// The tile that is used where none is asked for: the power of two at or above the mean number of
-// rows of a local expert, within [8, 128]. Never decreases as tokens grow.
+// The tile that is used where none is asked for: the least power of two within [8, 128] that is at
+// least m + sqrt(2 m), where m is the mean number of rows of a local expert, rounded up; 128 if
+// none is. Never decreases as tokens grow.
 int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts);
 
 // ids: I32 [T, slots] of global experts. Local are [expert_offset, expert_offset + local_experts),

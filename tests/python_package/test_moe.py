@@ -235,13 +235,13 @@ def test_tuned_tiles(tmp_path: Path) -> None:
                     if line.startswith("model name")), "unknown")  # fmt: skip
     entry = {"machine": machine, "version": nf.version(), "mode": "bf16", "hidden": 128,
              "inter": 128, "slots": 2, "experts": 4, "local_experts": 4, "first_tokens": 1,
-             "last_tokens": 64, "token_tile": 64, "rule_tile": 8, "us": 1.0,
+             "last_tokens": 64, "token_tile": 64, "rule_tile": 16, "us": 1.0,
              "rule_us": 2.0}  # fmt: skip
     path = tmp_path / "tuning.json"
     path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 1,
                                 "entries": [entry]}))
     tuned = LAYER.with_tuning(path)
-    assert (LAYER.token_tile(9), tuned.token_tile(9)) == (8, 64)
+    assert (LAYER.token_tile(9), tuned.token_tile(9)) == (16, 64)
     assert tuned.run(X, LOGITS).tobytes() == LAYER.run(X, LOGITS).tobytes()
     path.write_text("{")
     with pytest.raises(ValueError, match="tuning.json"):

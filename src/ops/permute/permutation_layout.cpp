@@ -86,8 +86,14 @@ int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts)
   constexpr int64_t kSmallest = 8;
   constexpr int64_t kLargest = 128;
   const int64_t mean = ceil_div(count_slots(tokens, slots, local_experts), local_experts);
-  return static_cast<int32_t>(
-      std::bit_ceil(static_cast<uint64_t>(std::clamp(mean, kSmallest, kLargest))));
+  // Whether tile >= mean + sqrt(2 * mean): few experts then need a second tile, which reads their
+  // weights again.
+  const auto is_enough = [&](int64_t tile) {
+    return tile >= mean && (tile - mean) * (tile - mean) >= 2 * mean;
+  };
+  int64_t tile = kSmallest;
+  while (tile < kLargest && !is_enough(tile)) tile *= 2;
+  return static_cast<int32_t>(tile);
 }
 
 }  // namespace narrowfloat

@@ -104,17 +104,22 @@ TEST(PermutationLayout, BindsDisjointViewsThatFillTheBuffer) {
                [&] { (void)layout.bind(reinterpret_cast<char*>(buffer.data()) + 2); });
 }
 
-TEST(DefaultTokenTile, IsThePowerOfTwoAtTheMeanOfAnExpert) {
+TEST(DefaultTokenTile, LeavesRoomAboveTheMeanOfAnExpert) {
   EXPECT_EQ(default_token_tile(0, 8, 256), 8);
   EXPECT_EQ(default_token_tile(1, 8, 256), 8);
-  EXPECT_EQ(default_token_tile(256, 8, 256), 8);
-  EXPECT_EQ(default_token_tile(257, 8, 256), 16);
-  EXPECT_EQ(default_token_tile(512, 8, 256), 16);
-  EXPECT_EQ(default_token_tile(1024, 8, 256), 32);
-  EXPECT_EQ(default_token_tile(1025, 8, 256), 64);
-  EXPECT_EQ(default_token_tile(2049, 8, 256), 128);
+  EXPECT_EQ(default_token_tile(128, 8, 256), 8);   // 4 rows on average.
+  EXPECT_EQ(default_token_tile(129, 8, 256), 16);  // 5: 8.2
+  EXPECT_EQ(default_token_tile(256, 8, 256), 16);  // 8: 12
+  EXPECT_EQ(default_token_tile(352, 8, 256), 16);  // 11: 15.7
+  EXPECT_EQ(default_token_tile(353, 8, 256), 32);  // 12: 16.9
+  EXPECT_EQ(default_token_tile(512, 8, 256), 32);
+  EXPECT_EQ(default_token_tile(1024, 8, 256), 64);
+  EXPECT_EQ(default_token_tile(2048, 8, 256), 128);
   EXPECT_EQ(default_token_tile(1000000, 8, 256), 128);
-  EXPECT_EQ(default_token_tile(33, 1, 1), 64);
+  EXPECT_EQ(default_token_tile(18, 1, 1), 32);  // Exactly 18 + sqrt(36) = 24.
+  EXPECT_EQ(default_token_tile(24, 1, 1), 32);  // 30.9
+  EXPECT_EQ(default_token_tile(25, 1, 1), 64);  // 32.1
+  EXPECT_EQ(default_token_tile(std::numeric_limits<int32_t>::max(), 1, 1), 128);
   expect_error(ErrorKind::kInvalidArgument, {"slots"}, [] { default_token_tile(1, 0, 1); });
   expect_error(ErrorKind::kInvalidArgument, {"local_experts"}, [] { default_token_tile(1, 1, 0); });
 }
