@@ -1,6 +1,6 @@
 """Compares number formats on the experts of models/tiny-moe, and plots error over size.
 
-    pip install matplotlib
+    pip install matplotlib safetensors
     python examples/python/compare_formats.py models/tiny-moe formats.png
 
 The error is that of a layer's output on recorded activations, against the bfloat16 layer.

@@ -48,7 +48,7 @@ def test_moe_layer(tmp_path: Path) -> None:
 
 def test_compare_formats(tmp_path: Path) -> None:
     """Fewer bits, more error; a picture."""
-    needs("matplotlib")
+    needs("matplotlib", "safetensors")
     text = run("compare_formats.py", tmp_path, MODEL, "plot.png", "--tokens", "32")
     errors = {line.split()[0]: float(line.split()[5]) for line in text.splitlines()
               if "bits a weight" in line}  # fmt: skip
