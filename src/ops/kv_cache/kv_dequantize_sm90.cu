@@ -27,11 +27,11 @@ constexpr int kPieceCodes = kPiece / 2;
 
 struct KvSideParams {
   const uint8_t* values = nullptr;
-  int64_t value_steps[3] = {};
+  KvStrides value_steps;
   const uint8_t* scales = nullptr;
-  int64_t scale_steps[3] = {};
+  KvStrides scale_steps;
   uint8_t* output = nullptr;
-  int64_t output_steps[3] = {};
+  KvStrides output_steps;
   KvFactor factor;
 };
 
@@ -43,10 +43,6 @@ struct KvDequantizeParams {
   DType output_type = DType::kBF16;
   bool looks_up = false;
 };
-
-__device__ int64_t offset(const int64_t* steps, int64_t i, int64_t j, int64_t k) {
-  return i * steps[0] + j * steps[1] + k * steps[2];
-}
 
 // Eight codes times `scale`, which has the factor 2^14, times the decode scale.
 __device__ void decode_piece(uint32_t codes, float scale, float factor, float* x) {
@@ -86,10 +82,10 @@ __global__ void __launch_bounds__(kKvThreads)
   if (params.looks_up) from = params.tables.find(place.i, place.j);
   if (from.page < 0) return;
   const uint8_t* global_codes = side.values +
-                                offset(side.value_steps, from.page, from.entry, place.k) +
+                                side.value_steps.offset(from.page, from.entry, place.k) +
                                 place.piece * int64_t{kPieceCodes};
   const uint8_t* global_scale =
-      side.scales + offset(side.scale_steps, from.page, from.entry, place.k) + place.piece / 2;
+      side.scales + side.scale_steps.offset(from.page, from.entry, place.k) + place.piece / 2;
   const auto codes = load_readonly<uint32_t>(global_codes);
   const float scale = f16_low_to_float(e4m3x2_to_f16x2(load_readonly<uint8_t>(global_scale)));
   const float factor = side.factor.get();
@@ -98,7 +94,7 @@ __global__ void __launch_bounds__(kKvThreads)
   decode_piece(codes, __fmul_rn(scale, kCodeFactor), factor, x);
   const int64_t width = params.output_type == DType::kF32 ? 4 : 2;
   store_piece(x, params.output_type,
-              side.output + offset(side.output_steps, place.i, place.j, place.k) +
+              side.output + side.output_steps.offset(place.i, place.j, place.k) +
                   place.piece * (kPiece * width));
 }
 
@@ -111,9 +107,9 @@ KvDequantizeParams make_params(const KvDequantizeProblem& problem, const KvDequa
     side.scales = from.scales;
     side.output = from.output;
     side.factor = from.factor;
-    std::copy(from.value_steps.begin(), from.value_steps.end(), side.value_steps);
-    std::copy(from.scale_steps.begin(), from.scale_steps.end(), side.scale_steps);
-    std::copy(from.output_steps.begin(), from.output_steps.end(), side.output_steps);
+    side.value_steps = KvStrides(from.value_steps);
+    side.scale_steps = KvStrides(from.scale_steps);
+    side.output_steps = KvStrides(from.output_steps);
   }
   params.tables = args.tables;
   params.output_type = problem.output;
@@ -140,9 +136,9 @@ Support supports(const KvDequantizeProblem& problem) {
 
 struct KvReorderParams {
   const uint8_t* input = nullptr;
-  int64_t input_steps[3] = {};
+  KvStrides input_steps;
   uint8_t* output = nullptr;
-  int64_t output_steps[3] = {};
+  KvStrides output_steps;
   KvAxes axes[kKvSides];
   int64_t first_i = 0;
   bool is_inverse = false;
@@ -165,9 +161,9 @@ __global__ void __launch_bounds__(kKvThreads)
                                               : plain_v_scale(to, blocks);
   wait_for_previous_grids();
   const auto scale = load_readonly<uint8_t>(
-      params.input + offset(params.input_steps, place.i, from.token, place.k) + from.position);
+      params.input + params.input_steps.offset(place.i, from.token, place.k) + from.position);
   allow_next_grid();
-  params.output[offset(params.output_steps, place.i, to.token, place.k) + to.position] = scale;
+  params.output[params.output_steps.offset(place.i, to.token, place.k) + to.position] = scale;
 }
 
 void launch_kv_reorder(const KvReorderProblem& problem, const KvReorderArgs& args, Stream stream) {
@@ -175,8 +171,8 @@ void launch_kv_reorder(const KvReorderProblem& problem, const KvReorderArgs& arg
   KvReorderParams params;
   params.input = args.input;
   params.output = args.output;
-  std::copy(args.input_steps.begin(), args.input_steps.end(), params.input_steps);
-  std::copy(args.output_steps.begin(), args.output_steps.end(), params.output_steps);
+  params.input_steps = KvStrides(args.input_steps);
+  params.output_steps = KvStrides(args.output_steps);
   params.is_inverse = problem.is_inverse;
   launch_kv(move_v_scales_kernel, params, {problem.pages, problem.tokens, problem.heads},
             {problem.blocks, 0}, stream);

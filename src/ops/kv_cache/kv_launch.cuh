@@ -8,6 +8,7 @@
 
 #include "base/fast_division.h"
 #include "base/int_math.h"
+#include "ops/kv_cache/kv_problem.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/support.h"
 
@@ -15,6 +16,19 @@ namespace narrowfloat {
 
 inline constexpr int kKvThreads = 256;
 inline constexpr int64_t kKvMaxThreads = INT32_MAX - kKvThreads;
+
+// KvSteps, for kernels.
+struct KvStrides {
+  int64_t i = 0;
+  int64_t j = 0;
+  int64_t k = 0;
+
+  KvStrides() = default;
+  explicit KvStrides(const KvSteps& steps) : i(steps[0]), j(steps[1]), k(steps[2]) {}
+  [[nodiscard]] __device__ int64_t offset(int64_t to_i, int64_t to_j, int64_t to_k) const {
+    return to_i * i + to_j * j + to_k * k;
+  }
+};
 
 // The axes of one side: (i, j, k) and pieces of a row.
 struct KvAxes {

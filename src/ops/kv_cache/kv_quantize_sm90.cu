@@ -28,11 +28,11 @@ constexpr int kBlock = static_cast<int>(kKvBlock);
 
 struct KvSideParams {
   const uint8_t* input = nullptr;
-  int64_t input_steps[3] = {};
+  KvStrides input_steps;
   uint8_t* values = nullptr;
-  int64_t value_steps[3] = {};
+  KvStrides value_steps;
   uint8_t* scales = nullptr;
-  int64_t scale_steps[3] = {};
+  KvStrides scale_steps;
   KvFactor factor;
   float* decode_scale = nullptr;
   bool reorders_scales = false;
@@ -54,10 +54,6 @@ struct KvBlockTarget {
   uint8_t* scale = nullptr;
 };
 
-__device__ int64_t offset(const int64_t* steps, int64_t i, int64_t j, int64_t k) {
-  return i * steps[0] + j * steps[1] + k * steps[2];
-}
-
 __device__ KvBlockTarget find_target(const KvQuantizeParams& params, const KvSideParams& side,
                                      const KvAxes& axes, const KvPlace& place) {
   int64_t i = place.i;
@@ -69,7 +65,7 @@ __device__ KvBlockTarget find_target(const KvQuantizeParams& params, const KvSid
     i = entry.page;
     j = entry.entry;
   }
-  uint8_t* codes = side.values + offset(side.value_steps, i, j, k) + place.piece * (kBlock / 2);
+  uint8_t* codes = side.values + side.value_steps.offset(i, j, k) + place.piece * (kBlock / 2);
   int64_t position = place.piece;
   if (side.reorders_scales) {
     const int64_t token = params.has_heads_first ? k : j;
@@ -78,7 +74,7 @@ __device__ KvBlockTarget find_target(const KvQuantizeParams& params, const KvSid
     k = params.has_heads_first ? moved.token : k;
     position = moved.position;
   }
-  return {codes, side.scales + offset(side.scale_steps, i, j, k) + position};
+  return {codes, side.scales + side.scale_steps.offset(i, j, k) + position};
 }
 
 // Any block by the plain formula: those with NaN, infinities or multipliers out of the ordinary.
@@ -117,7 +113,7 @@ __global__ void __launch_bounds__(kKvThreads)
   const KvBlockTarget target = find_target(params, side, axes, place);
   if (target.codes == nullptr) return;
   const auto elements =
-      load_elements<Elements>(side.input + offset(side.input_steps, place.i, place.j, place.k) +
+      load_elements<Elements>(side.input + side.input_steps.offset(place.i, place.j, place.k) +
                               place.piece * int64_t{Elements::kBytes});
   const float factor = side.factor.get();
   allow_next_grid();
@@ -149,9 +145,9 @@ KvQuantizeParams make_params(const KvQuantizeProblem& problem, const KvQuantizeA
     side.factor = from.factor;
     side.decode_scale = from.decode_scale;
     side.reorders_scales = from.reorders_scales;
-    std::copy(from.input_steps.begin(), from.input_steps.end(), side.input_steps);
-    std::copy(from.value_steps.begin(), from.value_steps.end(), side.value_steps);
-    std::copy(from.scale_steps.begin(), from.scale_steps.end(), side.scale_steps);
+    side.input_steps = KvStrides(from.input_steps);
+    side.value_steps = KvStrides(from.value_steps);
+    side.scale_steps = KvStrides(from.scale_steps);
   }
   params.targets = args.targets;
   params.rule = problem.rule;
