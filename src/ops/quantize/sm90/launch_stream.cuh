@@ -8,6 +8,7 @@
 #include "ops/quantize/sm90/quantize_stream.cuh"
 #include "ops/quantize/sm90/visit_sources.cuh"
 #include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/shared_memory_opt_in.h"
 
 namespace narrowfloat {
 
@@ -105,12 +106,10 @@ void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& 
   const CudaDevice& device = cuda_device(problem.device.index);
   const int64_t threads = round_up(problem.cols / kRowRun, kWarpSize);
   const int64_t shared_bytes = stream_shared_bytes<Source>(threads);
-  // Of the widest row, whatever this call's is: the attribute is the process's, other threads may
-  // set it at the same time.
+  // Of the widest row, whatever this call's is: the kernel is allowed it once.
   constexpr int64_t kMostBytes = stream_shared_bytes<Source>(Case::kConfig.max_threads);
-  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(kMostBytes)),
-             "cudaFuncSetAttribute");
+  static SharedMemoryOptIn opt_in;
+  opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, problem.device.index);
   const QuantizeStreamParams stream_params = make_stream_params(problem, params);
   // Few rows may have much padding.
   const int64_t wanted =
