@@ -40,7 +40,7 @@ void set_views(const nb::dict& source, const NamedView<Struct> (&members)[kCount
                std::vector<Array>& arrays, bool outputs) {
   for (const auto& [key, value] : source) {
     if (value.is_none()) continue;
-    const auto* name = PyUnicode_AsUTF8(key.ptr());
+    const auto* name = PyUnicode_AsUTF8AndSize(key.ptr(), nullptr);  // Of the stable ABI.
     const NamedView<Struct>* found = nullptr;
     for (const NamedView<Struct>& member : members) {
       if (name != nullptr && member.name == name) found = &member;

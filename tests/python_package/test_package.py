@@ -131,15 +131,6 @@ def test_documented_code_runs(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_nothing_but_system_libraries_is_linked() -> None:
-    """No library of the build machine's folders, no run path."""
-    for binary in [*PACKAGE.glob("_core*.so"), PACKAGE / "bin" / "narrowfloat"]:
-        listing = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True)
-        paths = re.findall(r"=> (\S+)", listing.stdout)
-        assert paths and all(path.startswith(("/lib", "/usr/lib")) for path in paths), paths
-        assert "not found" not in listing.stdout
-
-
 def test_threads_get_the_bytes_of_one() -> None:
     """Concurrent calls on shared inputs with outputs of their own."""
     x = np.random.default_rng(2).standard_normal((64, 256)).astype(np.float32)
