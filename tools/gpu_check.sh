@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: correctness, compute-sanitizer, benchmark tables.
 #
-#     tools/gpu_check.sh [--jobs N] [BUILD_DIR [LOG_DIR]]   default: build/sm90, BUILD_DIR/gpu_check
+#     tools/gpu_check.sh [--jobs N] [--no-benchmarks] [BUILD_DIR [LOG_DIR]]
+#                                               default: build/sm90, BUILD_DIR/gpu_check
 #
 # Builds nothing and needs no CMake: the executables may come from another machine, with shared
 # libraries they need in BUILD_DIR/lib. N steps run at a time (default: half of the processors, at
@@ -15,14 +16,26 @@ cd "$(dirname "$0")/.." || exit
 jobs=$(($(nproc) / 2))
 ((jobs <= 8)) || jobs=8
 ((jobs >= 1)) || jobs=1
-if [ "${1:-}" = --jobs ]; then
-  jobs=${2:-}
-  if ! [[ $jobs =~ ^[1-9][0-9]*$ ]]; then
-    echo "gpu_check: --jobs takes a number from 1 on, got '$jobs'" >&2
-    exit 2
-  fi
-  shift 2
-fi
+benchmarks=true
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --jobs)
+      jobs=${2:-}
+      if ! [[ $jobs =~ ^[1-9][0-9]*$ ]]; then
+        echo "gpu_check: --jobs takes a number from 1 on, got '$jobs'" >&2
+        exit 2
+      fi
+      shift
+      ;;
+    --no-benchmarks) benchmarks=false ;;
+    -*)
+      sed -n '4,5s/^# \{0,1\}//p' "$0" >&2
+      exit 2
+      ;;
+    *) break ;;
+  esac
+  shift
+done
 build=${1:-build/sm90}
 logs=${2:-$build/gpu_check}
 rm -rf "$logs/results"
@@ -164,7 +177,8 @@ unset NARROWFLOAT_CONFORMANCE_CASES
 for test in gpu_test moe_cuda_test; do
   step_alone "${test}_free_memory" "$build/tests/bin/$test" --gtest_filter="$alone"
 done
-step_alone benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
+touch "$logs/benchmarks.log"
+! $benchmarks || step_alone benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
 
 cat "$logs/racecheck_hand_overs.log" "$logs/benchmarks.log"
 printf '\n'
