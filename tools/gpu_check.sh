@@ -177,7 +177,7 @@ unset NARROWFLOAT_CONFORMANCE_CASES
 for test in gpu_test moe_cuda_test; do
   step_alone "${test}_free_memory" "$build/tests/bin/$test" --gtest_filter="$alone"
 done
-touch "$logs/benchmarks.log"
+: > "$logs/benchmarks.log"
 ! $benchmarks || step_alone benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
 
 cat "$logs/racecheck_hand_overs.log" "$logs/benchmarks.log"
