@@ -1,7 +1,6 @@
-"""NVFP4 and MXFP8 against formulas written with torch from the specification alone (spec 6.1, 6.5).
+"""NVFP4, MXFP4, MXFP8 and FP8 against formulas written with torch from the specification alone.
 
-Bitwise equal, on the cases and sizes of spec 14.3. Shares nothing with the library or with the
-NumPy model of tests/golden.
+Bitwise equal, on the cases and sizes of spec 14.3.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import narrowfloat as nf
 
 torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
 
+import torch_formulas as formulas  # noqa: E402
+
 SHAPES = [(1, 64), (1, 1024), (3, 128), (16, 64), (64, 128), (128, 64), (256, 128), (512, 256),
           (128, 1024), (120, 64), (200, 256), (17, 512), (33, 1024), (127, 96)]  # fmt: skip
-LARGEST = torch.finfo(torch.float32).max
 
 
 def random(rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
@@ -42,64 +42,50 @@ def maxes(rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.full((rows, cols), torch.finfo(dtype).max, dtype=dtype)
 
 
-def e4m3(x: torch.Tensor) -> torch.Tensor:
-    """Saturating."""
-    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+CASES = pytest.mark.parametrize("case", [random, boundary, zeros, maxes])
 
 
-def e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Codes 0 to 15: nearest, ties to the even code."""
-    a = x.abs()
-    code = (
-        (a > 0.25).int() + (a >= 0.75).int() + (a > 1.25).int() + (a >= 1.75).int()
-        + (a > 2.5).int() + (a >= 3.5).int() + (a > 5).int()
-    )  # fmt: skip
-    return code + 8 * torch.signbit(x).int()
+def check(got: nf.QuantizedTensor, wanted: formulas.Coded, shape: tuple[int, int]) -> None:
+    """Codes, the 128x4 image of the scales, the factor beside them."""
+    assert torch.equal(got.values, wanted.codes.view(torch.uint8)), shape
+    assert torch.equal(got.scales, formulas.swizzled(wanted.scales)), shape
+    if got.global_scale is not None:
+        assert torch.equal(got.global_scale, wanted.factor), shape
 
 
-def swizzled(scales: torch.Tensor) -> torch.Tensor:
-    """The 128x4 image of a matrix of bytes: [M tiles][K tiles][32][4][4]."""
-    rows, cols = scales.shape
-    padded = torch.zeros(-(-rows // 128) * 128, -(-cols // 4) * 4, dtype=torch.uint8)
-    padded[:rows, :cols] = scales
-    tiles = padded.reshape(-1, 4, 32, padded.shape[1] // 4, 4)
-    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
+@DTYPES
+@CASES
+@pytest.mark.parametrize("format", ["nvfp4", "nvfp4_per_token", "mxfp4", "mxfp8"])
+def test_blocks(format: str, case, dtype: torch.dtype) -> None:
+    """All four block formats."""
+    for shape in SHAPES:
+        x = case(*shape, dtype)
+        check(nf.quantize(x, format), getattr(formulas, format)(x), shape)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", [random, boundary, zeros, maxes])
-def test_nvfp4(case, dtype: torch.dtype) -> None:
-    """Codes, scales, stored global scale."""
-    sixth = torch.tensor(1 / 6, dtype=torch.float32)
-    for rows, cols in SHAPES:
-        x = case(rows, cols, dtype)
-        blocks = x.float().reshape(rows, cols // 16, 16)
-        amax = blocks.abs().max()
-        g = (torch.tensor(2688.0) / amax).clamp(max=LARGEST) if amax else torch.tensor(1.0)
-        a = blocks.abs().amax(-1, keepdim=True)
-        scale = e4m3(torch.where(a != 0, a * (g * sixth), 0.0))
-        m = (1 / (scale.float() * (1 / g))).clamp(max=LARGEST)
-        code = e2m1(blocks * torch.where(a != 0, m, 0.0)).reshape(rows, cols)
-        packed = (code[:, 0::2] + 16 * code[:, 1::2]).to(torch.uint8)
-        q = nf.quantize(x, "nvfp4")
-        assert torch.equal(q.values, packed), (rows, cols)
-        assert torch.equal(q.scales, swizzled(scale.view(torch.uint8).reshape(rows, -1)))
-        assert float(q.global_scale[0]) == float(1 / g)
+@DTYPES
+@CASES
+@pytest.mark.parametrize("e4m3_max", [448, 256])
+@pytest.mark.parametrize("error", ["mae", "mse"])
+@pytest.mark.parametrize("format", ["nvfp4", "nvfp4_per_token"])
+def test_four_over_six(format: str, error: str, e4m3_max: int, case, dtype: torch.dtype) -> None:
+    """Both errors, both largest scales."""
+    option = nf.FourOverSix(error=error, e4m3_max=e4m3_max)
+    is_per_token = format == "nvfp4_per_token"
+    for shape in SHAPES[::4]:
+        x = case(*shape, dtype)
+        wanted = formulas.four_over_six(x, error, e4m3_max, is_per_token)
+        check(nf.quantize(x, format, four_over_six=option), wanted, shape)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", [random, boundary, zeros, maxes])
-def test_mxfp8(case, dtype: torch.dtype) -> None:
-    """Codes and scales, rule up."""
-    for rows, cols in SHAPES:
-        x = case(rows, cols, dtype)
-        blocks = x.float().reshape(rows, cols // 32, 32)
-        bits = (blocks.abs().amax(-1) / 448).view(torch.int32)
-        exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-        up = torch.where(exponent == 0, mantissa > 0x400000, mantissa != 0)
-        byte = (exponent + up.int()).clamp(max=254)
-        m = torch.exp2((127 - byte).double()).float()
-        code = e4m3(blocks * m[..., None]).reshape(rows, cols)
-        q = nf.quantize(x, "mxfp8")
-        assert torch.equal(q.values, code.view(torch.uint8)), (rows, cols)
-        assert torch.equal(q.scales, swizzled(byte.to(torch.uint8)))
+@DTYPES
+@CASES
+def test_fp8_groups(case, dtype: torch.dtype) -> None:
+    """float32 scales of 1x128 groups, the token as the fast index."""
+    for shape in ((1, 128), (16, 256), (33, 1024)):
+        x = case(*shape, dtype)
+        wanted = formulas.fp8_1x128(x)
+        got = nf.quantize(x, "fp8_1x128", layout="linear")
+        assert torch.equal(got.values, wanted.codes.view(torch.uint8)), shape
+        assert torch.equal(got.scales, wanted.scales), shape

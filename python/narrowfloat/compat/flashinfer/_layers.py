@@ -177,7 +177,7 @@ def activation_of(
     if type_ == ActivationType.Situ:
         return nf.Activation("situ_glu", **({"alpha": 1.0, "beta": 1.0} | given))
     if type_ == ActivationType.SwigluStep:
-        limits = {"limit_gate": 7.0, "limit_up": 7.0} | given
+        limits = {"limit_gate": STEP_LIMIT, "limit_up": STEP_LIMIT} | given
         return nf.Activation("swiglu_step", **limits)
     names = {ActivationType.Relu: "relu", ActivationType.Silu: "silu",
              ActivationType.Geglu: geglu, ActivationType.Relu2: "relu2",
@@ -188,6 +188,14 @@ def activation_of(
     if given:
         raise ValueError(f"gemm1_{next(iter(given))}: {type_.name} does not read it")
     return nf.Activation(names[type_])
+
+
+STEP_LIMIT = 7.0  # Of SwigluStep where the caller gives none.
+
+
+def step_limit(kind: int, up: Any, gate: Any) -> Any:
+    """The limit of up rows whose factor contains the intermediate's multiplier; None: no limit."""
+    return STEP_LIMIT * up / gate if int(kind) == ActivationType.SwigluStep else None
 
 
 def is_gated(kind: int) -> bool:

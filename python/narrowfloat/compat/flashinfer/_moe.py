@@ -20,6 +20,7 @@ from narrowfloat.compat.flashinfer._layers import (
     is_gated,
     plain_bytes,
     prepared,
+    step_limit,
 )
 from narrowfloat.compat.flashinfer._layouts import (
     undo_block_layout,
@@ -117,10 +118,11 @@ def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
     def build() -> nf.MoeLayer:
         w1 = _canonical(gemm1, WeightLayout.MajorK, 32, True, is_gated(kind))
         w2 = _canonical(gemm2, WeightLayout.MajorK, 32, True, False)
+        limit_up = step_limit(kind, folded, gate)
         config = shape.config(
             run.logits is not None, hidden=run.hidden.shape[1], mode="fp8_tensor",
             weight_on_input=weight_on_input,
-            activation=activation_of(kind, None, None, None, None),
+            activation=activation_of(kind, None, None, None, limit_up),
         )  # fmt: skip
         return nf.MoeLayer.prepare(w1, w2, config, down_scale=output2,
                                    **_scalars(kind, folded, gate))  # fmt: skip

@@ -16,6 +16,7 @@ from narrowfloat.compat.flashinfer._layers import (
     is_gated,
     plain_bytes,
     prepared,
+    step_limit,
 )
 from narrowfloat.compat.flashinfer._layouts import unprepare, unprepare_scales
 from narrowfloat.compat.flashinfer._moe import hidden_is, per_expert_or_one
@@ -104,12 +105,14 @@ def _build(run: Run, shape: Shape, weights: Fp4Weights, mode: str, kind: int) ->
     if bias2 is not None:
         bias2 = _real(unprepare(bias2, 32, False), output2)
     beta = _real(weights.beta, up) if one_half else weights.beta
+    limit_up = _real(weights.limit, up)
+    if limit_up is None:
+        limit_up = step_limit(kind, up, gate)
     config = shape.config(
         run.logits is not None,
         hidden=w2.shape[1],
         mode=mode,
-        activation=activation_of(kind, weights.alpha, beta, _real(weights.limit, gate),
-                                 _real(weights.limit, up)),
+        activation=activation_of(kind, weights.alpha, beta, _real(weights.limit, gate), limit_up),
     )  # fmt: skip
     return nf.MoeLayer.prepare(
         w1,
