@@ -447,8 +447,8 @@ def test_cutlass(lib: Any) -> None:
     record(
         "cutlass_fused_moe",
         CLOSE,
-        "bf16, FP8, DeepSeek, NVFP4, MXFP8, MXFP4 x MXFP8; not INT4, W4A16, Humming, "
-        "`min_latency_mode`, `workspace_buffer`",
+        "bf16, FP8, DeepSeek, NVFP4, MXFP8, MXFP4 x MXFP8, MXFP4 x bf16; not INT4, Humming, "
+        "`min_latency_mode`",
     )
 
 
@@ -504,6 +504,26 @@ def test_other_routing_functions(lib: Any) -> None:
     record("moe_sort", BITS, "upstream's ranks inside an expert are not contractual")
 
 
+def test_hash_topk(lib: Any) -> None:
+    """Experts by a table, weights from logits; a shared expert behind them."""
+    logits = RNG.standard_normal((6, E)).astype(np.float32) * 5
+    table = np.stack([RNG.permutation(E)[:K] for _ in range(20)]).astype(np.int32)
+    tokens = RNG.integers(0, 20, 6)
+    root = np.sqrt(np.log1p(np.exp(np.take_along_axis(logits, table[tokens], 1).astype(float))))
+    for shared in (0, 1):
+        weights, ids = fi.hash_topk(lib.make(logits), lib.make(tokens), lib.make(table), shared,
+                                    2.5)  # fmt: skip
+        wanted = np.full((6, K + shared), E, np.int32)
+        wanted[:, :K] = table[tokens]
+        assert lib.raw(ids) == wanted.tobytes()
+        found = np.frombuffer(lib.raw(weights), np.float32).reshape(6, K + shared)
+        assert np.allclose(found[:, :K], root / root.sum(-1, keepdims=True), rtol=1e-5)
+        assert np.allclose(found[:, K:], 0.4)
+    with pytest.raises(ValueError, match="num_fused_shared_experts"):
+        fi.hash_topk(lib.make(logits), lib.make(tokens), lib.make(table), 2)
+    record("hash_topk", CLOSE, "ids to the bit")
+
+
 def refusals() -> dict[str, Any]:
     """Arguments that are not offered."""
     x = np.zeros((T, H), BF16)
@@ -515,7 +535,6 @@ def refusals() -> dict[str, Any]:
         "use_w4_group_scaling": lambda: fi.cutlass_fused_moe(*common, use_w4_group_scaling=True),
         "use_packed_weights": lambda: fi.cutlass_fused_moe(*common, use_packed_weights=True),
         "use_wfp4afp8_humming": lambda: fi.cutlass_fused_moe(*common, use_wfp4afp8_humming=True),
-        "workspace_buffer": lambda: fi.cutlass_fused_moe(*common, workspace_buffer=x),
         "fc1_expert_weights": lambda: fi.cutlass_fused_moe(
             x.astype(np.float16), ids, None, fc1, fc2, "float16", []),
         "gemm1_lora_delta": lambda: fi.trtllm_bf16_routed_moe(
@@ -524,7 +543,6 @@ def refusals() -> dict[str, Any]:
             np.zeros((T, E), np.float32), None, x, fc1[:, :I], fc2, **sizes(), activation_type=0,
             use_shuffled_weight=False, weight_layout=0),
         "gemm1_weights": fi.trtllm_mxint4_block_scale_moe,
-        "input_ids": lambda: fi.hash_topk(x, ids, ids),
     }  # fmt: skip
 
 
@@ -541,9 +559,5 @@ def test_absent_functions_and_tuning() -> None:
         with pytest.raises(NotImplementedError):
             getattr(fi, name)()
         record(name, ABSENT, "the library has no int4")
-    with pytest.raises(NotImplementedError):
-        fi.cutlass_fused_moe_workspace_size(1, 2)
-    record("cutlass_fused_moe_workspace_size", ABSENT, "layers have `required_workspace`")
-    record("hash_topk", ABSENT, "routing by token ids")
     with fi.autotune(), pytest.raises(ValueError, match="tuning_buckets"):
         fi.autotune(tuning_buckets=[]).__enter__()

@@ -42,16 +42,16 @@ def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
 class Case:
     """A layer, its inputs, and the arguments that all entry points share."""
 
-    def __init__(self, mode: str, device: str, activation: str = "swiglu", top_k: int = K) -> None:
+    def __init__(self, mode: str, device: str, activation: str = "swiglu", inter: int = I) -> None:
         self.mode, self.device, self.kind = mode, device, KINDS.get(activation, 4)
-        self.layer = moe.make(mode, activation, E, H, I)
+        self.layer = moe.make(mode, activation, E, H, inter)
         generator = torch.Generator().manual_seed(5)
         self.logits = torch.randn(T, E, generator=generator)
         self.bias = torch.linspace(-0.3, 0.3, E)
         plain = torch.randn(T, H, generator=generator).bfloat16()
         self.x = moe.FORMATS[mode][1](plain)
         self.plain = plain
-        self.router = moe.Router(1, top_k)
+        self.router = moe.Router(1, K)
 
     def to(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """On the device."""
@@ -250,19 +250,24 @@ def test_mxfp8(device: str) -> None:
     case.check(got)
 
 
-def images(parts: list[moe.Coded]) -> torch.Tensor:
-    """128x4 images, four scales an int32."""
-    return torch.stack([formulas.swizzled(part.scales) for part in parts]).reshape(
-        len(parts), parts[0].scales.shape[0], -1
-    ).view(torch.int32)  # fmt: skip
+def images(parts: list[moe.Coded], halves: int = 1) -> torch.Tensor:
+    """128x4 images, four scales an int32; of each half on its own."""
+    made = [torch.cat([formulas.swizzled(half) for half in part.scales.chunk(halves)])
+            for part in parts]  # fmt: skip
+    blocks = -(-parts[0].scales.shape[1] // 4)
+    return torch.stack(made).view(torch.int32).reshape(len(parts), -1, blocks)
 
 
 @pytest.mark.parametrize("mode", ["bf16", "fp8_tensor", "fp8_block", "nvfp4", "mxfp4_mxfp8",
                                   "mxfp8"])  # fmt: skip
 def test_cutlass(mode: str, device: str) -> None:
-    """Canonical rows, given routings, every format; GeGLU there is of erf."""
-    for activation in ("swiglu", "geglu_erf"):
-        case = Case(mode, device, activation)
+    """Canonical rows, given routings, every format; GeGLU there is of erf. Halves of odd sizes."""
+    plans = [("swiglu", I), ("geglu_erf", I), ("relu2", I)]
+    if mode != "fp8_block":
+        plans.append(("swiglu", 192))
+    for activation, inter in plans:
+        case = Case(mode, device, activation, inter)
+        halves = 2 if case.layer.is_gated else 1
         w1, w2 = case.weights(0, 0), case.weights(1, 0)
         rows, options, scales = case.x.codes, {}, []
         first, second = case.factors(0) * case.x.factor, case.factors(1) / case.layer.multiplier
@@ -275,10 +280,10 @@ def test_cutlass(mode: str, device: str) -> None:
             options = {"use_deepseek_fp8_block_scale": True}
         elif mode == "nvfp4":
             rows = case.plain
-            scales = [1 / case.x.factor.reshape(1), images(case.layer.w1), first, m,
+            scales = [1 / case.x.factor.reshape(1), images(case.layer.w1, halves), first, m,
                       images(case.layer.w2), second]  # fmt: skip
         elif mode != "bf16":
-            scales = [images(case.layer.w1), first, images(case.layer.w2), second]
+            scales = [images(case.layer.w1, halves), first, images(case.layer.w2), second]
             options = {"use_mxfp8_act_scaling": True, "input_sf": case.to(case.x.scales),
                        "swizzled_input_sf": False}  # fmt: skip
         if "4" in mode:

@@ -8,10 +8,7 @@ what within a tolerance, and what is not offered. Arguments that are not offered
 NotImplementedError with their name.
 """
 
-from narrowfloat.compat.flashinfer._cutlass import (
-    cutlass_fused_moe,
-    cutlass_fused_moe_workspace_size,
-)
+from narrowfloat.compat.flashinfer._cutlass import cutlass_fused_moe
 from narrowfloat.compat.flashinfer._enums import (
     ActivationType,
     Fp8QuantizationType,
@@ -80,6 +77,7 @@ from narrowfloat.compat.flashinfer._routing import (
     trtllm_gen_routing,
 )
 from narrowfloat.compat.flashinfer._tuning import autotune
+from narrowfloat.compat.flashinfer._workspace import cutlass_fused_moe_workspace_size
 
 __all__ = [
     "ActivationType",

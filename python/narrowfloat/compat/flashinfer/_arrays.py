@@ -131,6 +131,20 @@ def take(array: Any, rows: np.ndarray[Any, Any], axis: int) -> Any:
     return np.take(array, rows, axis)
 
 
+def picked(array: Any, places: Any) -> Any:
+    """array[i, places[i, j]]."""
+    if is_torch(array):
+        return array.gather(1, places.long())
+    return np.take_along_axis(array, places.astype(np.int64), 1)
+
+
+def softplus(array: Any) -> Any:
+    """log(1 + exp(x))."""
+    if is_torch(array):
+        return array.clamp(min=0) + (-array.abs()).exp().log1p()
+    return np.logaddexp(array, array.dtype.type(0))
+
+
 def to_cpu(array: Any) -> Any:
     """On the CPU."""
     return array.cpu() if is_torch(array) else array

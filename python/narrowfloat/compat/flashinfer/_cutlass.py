@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import narrowfloat as nf
@@ -15,6 +15,8 @@ from narrowfloat.compat.flashinfer._arrays import (
 )
 from narrowfloat.compat.flashinfer._enums import ActivationType
 from narrowfloat.compat.flashinfer._layers import activation_of, each, is_gated, prepared
+from narrowfloat.compat.flashinfer._mixed_input import undo_interleave, undo_scale_interleave
+from narrowfloat.compat.flashinfer._workspace import given_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,10 +84,37 @@ def _mx(fc1: Any, fc2: Any, quant_scales: Sequence[Any], is_fp4: bool) -> _Plan:
     return _Plan("mxfp4_mxfp8" if is_fp4 else "mxfp8", *weights, scales, "swizzled_128x4", factors)
 
 
+def _w4a16(fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan:
+    """MXFP4 as it is interleaved for Hopper's mixed-input kernels."""
+    _count(quant_scales, 2, "MXFP4 with bfloat16 rows")
+    weights = [undo_interleave(w) for w in (fc1, fc2)]
+    scales = [undo_scale_interleave(s, w.shape[1], 2 * w.shape[2])
+              for s, w in zip(quant_scales, weights, strict=True)]  # fmt: skip
+    return _Plan("mxfp4_bf16", *weights, (scales[0], scales[1]))
+
+
+def _linear_halves(plan: _Plan, half: int) -> _Plan:
+    """Scales whose two halves were padded to 128 rows each, as linear ones."""
+    experts, width = plan.w1.shape[0], _columns(plan)
+    block = 16 if plan.mode == "nvfp4" else 32
+    hidden = plan.w2.shape[1]
+    first = move_scales(plan.scales[0], half, hidden // block, 2 * experts, plan.layout, "linear")
+    second = move_scales(plan.scales[1], hidden, width // block, experts, plan.layout, "linear")
+    scales = (first.reshape(experts, 2 * half, -1), second.reshape(experts, hidden, -1))
+    return replace(plan, scales=scales, layout="linear")
+
+
 def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek: bool,
-          mxfp8_act: bool) -> _Plan:  # fmt: skip
+          mxfp8_act: bool, w4: bool) -> _Plan:  # fmt: skip
     rows, weights = dtype_name(input), dtype_name(fc1)
     is_fp8 = weights == "float8_e4m3fn"
+    if w4 and (rows, weights) == ("bfloat16", "uint8"):
+        return _w4a16(fc1, fc2, quant_scales)
+    if w4:
+        raise NotImplementedError(
+            f"use_w4_group_scaling: {weights} weights with {rows} rows are not offered; uint8 "
+            "(MXFP4) weights with bfloat16 rows are"
+        )
     if deepseek:
         _count(quant_scales, 2, "DeepSeek FP8")
         return _Plan("fp8_block", fc1, fc2, tuple(quant_scales))
@@ -99,7 +128,8 @@ def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek:
         return _nvfp4(input, fc1, fc2, quant_scales)
     raise NotImplementedError(
         f"fc1_expert_weights: {weights} with {rows} rows is not offered; bfloat16, float8_e4m3fn "
-        "and int64 (packed FP4) weights with matching rows are"
+        "and int64 (packed FP4) weights with matching rows are, and uint8 (MXFP4) with "
+        "use_w4_group_scaling"
     )
 
 
@@ -132,10 +162,8 @@ def cutlass_fused_moe(
 ) -> list[Any]:  # fmt: skip
     """[output] of a given routing: int32 [T, k] of global experts, float32 weights or None."""
     refuse("min_latency_mode", min_latency_mode, "leave it False")
-    refuse("use_w4_group_scaling", use_w4_group_scaling, "trtllm_fp4_block_scale_moe() takes MXFP4")
-    refuse("use_packed_weights", use_packed_weights, "FP4 weights are")
-    refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "trtllm_fp4_block_scale_moe() takes MXFP4")
-    refuse("workspace_buffer", workspace_buffer, "MoeLayer.run() takes one")
+    refuse("use_packed_weights", use_packed_weights, "use_w4_group_scaling is, for MXFP4")
+    refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "use_w4_group_scaling is, for MXFP4")
     experts, kind = fc1_expert_weights.shape[0], int(activation_type)
     hidden = fc2_expert_weights.shape[1]
     out_type = str(output_dtype).removeprefix("torch.")
@@ -148,13 +176,11 @@ def cutlass_fused_moe(
 
     def build() -> nf.MoeLayer:
         plan = _plan(input, fc1_expert_weights, fc2_expert_weights, quant_scales,
-                     use_deepseek_fp8_block_scale, use_mxfp8_act_scaling)  # fmt: skip
-        half = fc1_expert_weights.shape[1] // 2 if is_gated(kind) else 128
-        if plan.layout != "linear" and half % 128:
-            raise NotImplementedError(
-                f"fc1_expert_weights: {half} rows a half are not offered with block scales; "
-                "multiples of 128 are"
-            )
+                     use_deepseek_fp8_block_scale, use_mxfp8_act_scaling,
+                     use_w4_group_scaling)  # fmt: skip
+        half = fc1_expert_weights.shape[1] // 2
+        if plan.layout != "linear" and is_gated(kind) and half % 128:
+            plan = _linear_halves(plan, half)
         alpha, beta, limit = parameters
         config = nf.MoeConfig(
             hidden=hidden, inter=_columns(plan), experts=ep_size * experts, top_k=top_k,
@@ -174,7 +200,7 @@ def cutlass_fused_moe(
     tensors = (fc1_expert_weights, fc2_expert_weights, *quant_scales, fc1_expert_biases,
                fc2_expert_biases, *parameters)  # fmt: skip
     facts = ("cutlass", out_type, top_k, tp_rank == 0, ep_size, ep_rank, kind, dtype_name(input),
-             use_deepseek_fp8_block_scale, use_mxfp8_act_scaling)  # fmt: skip
+             use_deepseek_fp8_block_scale, use_mxfp8_act_scaling, use_w4_group_scaling)  # fmt: skip
     layer = prepared(tensors, facts, build)
     rows = input
     if layer.config.mode == "nvfp4" and dtype_name(input) != "bfloat16":
@@ -182,19 +208,12 @@ def cutlass_fused_moe(
     scales = _input_scales(input, input_sf, hidden, layer.config.mode, swizzled_input_sf)
     result = layer.run(
         rows, ids=token_selected_experts, weights=token_final_scales, hidden_scales=scales,
-        out=output,
+        out=output, workspace=given_workspace(workspace_buffer),
     )  # fmt: skip
     return [result]
 
 
 def _columns(plan: _Plan) -> int:
     """I: columns of the second matrix."""
-    is_packed = plan.mode in ("nvfp4", "mxfp4_mxfp8")
+    is_packed = plan.mode in ("nvfp4", "mxfp4_mxfp8", "mxfp4_bf16")
     return plan.w2.shape[2] * (2 if is_packed else 1)
-
-
-def cutlass_fused_moe_workspace_size(*arguments: Any, **keywords: Any) -> int:
-    """Not offered."""
-    raise NotImplementedError(
-        "workspace_buffer: not offered; MoeLayer.required_workspace() and run(workspace=...) are"
-    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import narrowfloat as nf
-from narrowfloat.compat.flashinfer._arrays import cast, copy_into, dtype_name
+from narrowfloat._arrays import maker_of
+from narrowfloat.compat.flashinfer._arrays import cast, copy_into, dtype_name, picked, softplus
 from narrowfloat.compat.flashinfer._enums import RoutingMethodType
 
 _METHODS = tuple(nf.routing_methods())
@@ -172,6 +173,21 @@ def hash_topk(
     num_fused_shared_experts: int = 0,
     routed_scaling_factor: float = 1.0,
     launch_with_pdl: bool = True,
-) -> None:
-    """Not offered."""
-    raise NotImplementedError("input_ids: routing by token ids is not offered; route() is")
+) -> tuple[Any, Any]:
+    """Experts from a table by token id, float32 weights [T, k + S] and int32 ids from logits."""
+    if num_fused_shared_experts not in (0, 1):
+        raise ValueError(f"num_fused_shared_experts: expected 0 or 1, got "
+                         f"{num_fused_shared_experts}")  # fmt: skip
+    tokens, experts = router_logits.shape
+    top_k, shared = tid2eid.shape[1], num_fused_shared_experts
+    make = maker_of("router_logits", router_logits)
+    ids = make.empty((tokens, top_k + shared), "int32")
+    weights = make.empty((tokens, top_k + shared), "float32")
+    routed = tid2eid[input_ids]
+    ids[:, :top_k] = routed
+    ids[:, top_k:] = experts
+    x = picked(cast(router_logits, "float32"), routed)
+    root = softplus(x) ** 0.5
+    weights[:, :top_k] = root / root.sum(-1, keepdims=True)
+    weights[:, top_k:] = 1.0 / routed_scaling_factor
+    return weights, ids
