@@ -8,6 +8,7 @@
 #include "device/encode_row.cuh"
 #include "device/packed16.cuh"
 #include "device/ptx/grid_dependency.cuh"
+#include "tensor/decoded_rows.h"
 
 namespace narrowfloat {
 
@@ -16,6 +17,7 @@ inline constexpr uint32_t kNoRow = 0xFFFFFFFFU;
 struct CodeRowsParams {
   const uint8_t* input;  // [input_rows, cols]
   DeviceRows output;     // [rows, cols]
+  DecodedRows decoded;   // Optional.
   DType input_dtype;
   float input_max;
   // One for each row of the output, or null. Where it is negative nothing is written; else the row
@@ -54,6 +56,12 @@ __device__ inline float multiplier_of(const CodeRowsParams& params, uint32_t row
   const auto expert = load_readonly<int32_t>(params.tile_to_expert + tile);
   const bool exists = expert >= 0 && expert < params.experts;
   return exists ? load_readonly<float>(params.multipliers + expert) : 1.0F;
+}
+
+// Column 0 of a row that is left decoded as well, or null.
+__device__ inline uint16_t* decoded_row(const CodeRowsParams& params, uint32_t row) {
+  return params.decoded.has_values() ? params.decoded.values + uint64_t{row} * params.cols
+                                     : nullptr;
 }
 
 template <class Half>
@@ -96,7 +104,8 @@ __device__ void code_bundle(const CodeRowsParams& params, uint32_t item) {
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
     const uint32_t col = lane_col(first + i);
-    encode_row_group<kFormat>(x[i], col, col < params.cols, factors, target);
+    encode_row_group<kFormat>(x[i], col, col < params.cols, factors, target,
+                              decoded_row(params, row));
   }
 }
 
@@ -111,6 +120,26 @@ __device__ inline float find_row_maximum(const CodeRowsParams& params, uint32_t 
   return amax;
 }
 
+// By a block: calls visit(columns, col, has_columns) for the lane's columns of each group of a row.
+template <class Visit>
+__device__ void visit_row(const CodeRowsParams& params, uint32_t source, Visit&& visit) {
+  const uint32_t warps = blockDim.x / kWarpSize;
+  for (uint32_t group = threadIdx.x / kWarpSize; group < params.groups; group += warps) {
+    const uint32_t col = lane_col(group);
+    const bool has_columns = col < params.cols;
+    visit(has_columns ? load_columns(params, source, col) : FourColumns{}, col, has_columns);
+  }
+}
+
+template <RowFormat kFormat>
+__device__ void encode_row_by_block(const CodeRowsParams& params, uint32_t row,
+                                    const RowFactors& factors, const RowTarget& target) {
+  visit_row(
+      params, source_of(params, row), [&](const FourColumns& x, uint32_t col, bool has_columns) {
+        encode_row_group<kFormat>(x, col, has_columns, factors, target, decoded_row(params, row));
+      });
+}
+
 // By a block, with a word of shared memory a warp: a row of NVFP4 with a scale of its own.
 __device__ inline void code_token_row(const CodeRowsParams& params, uint32_t row,
                                       uint32_t* shared_scratch) {
@@ -121,13 +150,36 @@ __device__ inline void code_token_row(const CodeRowsParams& params, uint32_t row
   const RowTarget target = params.output.target(row);
   const RowFactors factors = token_row_factors(row_amax, target, threadIdx.x == 0);
   allow_next_grid();
-  const uint32_t warps = blockDim.x / kWarpSize;
-  for (uint32_t group = threadIdx.x / kWarpSize; group < params.groups; group += warps) {
-    const uint32_t col = lane_col(group);
-    const bool has_columns = col < params.cols;
-    const FourColumns x = has_columns ? load_columns(params, source, col) : FourColumns{};
-    encode_row_group<RowFormat::kNvfp4PerToken>(x, col, has_columns, factors, target);
-  }
+  encode_row_by_block<RowFormat::kNvfp4PerToken>(params, row, factors, target);
+}
+
+// What is subtracted from the scales of a row of MXFP8, so that its values are exact in bf16.
+__device__ inline int find_row_shift(const CodeRowsParams& params, uint32_t source,
+                                     uint32_t* shared_scratch) {
+  int least = kMostExactScale;
+  int most = 0;
+  visit_row(params, source, [&](const FourColumns& x, uint32_t /*col*/, bool has_columns) {
+    const int scale = encode_row_detail::scale_of_lanes<Mxfp8>(x, RowFactors{}).stored;
+    if (!has_columns || scale == UE8M0::kNanCode) return;
+    least = min(least, scale);
+    most = max(most, scale);
+  });
+  const uint32_t below = block_max(static_cast<uint32_t>(kMostExactScale - least), shared_scratch);
+  __syncthreads();
+  const uint32_t largest = block_max(static_cast<uint32_t>(most), shared_scratch);
+  return exact_scale_shift(kMostExactScale - static_cast<int>(below), static_cast<int>(largest));
+}
+
+// By a block, with a word of shared memory a warp: a row of MXFP8 that is left decoded as well.
+__device__ inline void code_mxfp8_row(const CodeRowsParams& params, uint32_t row,
+                                      uint32_t* shared_scratch) {
+  const uint32_t source = source_of(params, row);
+  if (source == kNoRow) return;
+  const int shift = find_row_shift(params, source, shared_scratch);
+  if (threadIdx.x == 0) params.decoded.factors[row] = power_of_two(shift);
+  allow_next_grid();
+  const RowFactors factors{.decoded_factor = power_of_two(-shift)};
+  encode_row_by_block<RowFormat::kMxfp8>(params, row, factors, params.output.target(row));
 }
 
 // Largest finite number of a plain type (spec 6.7).

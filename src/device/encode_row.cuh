@@ -6,11 +6,12 @@
 //   all lanes          one group of FP8 1x128  (the last group of a row may be short)
 //
 // All lanes of the warp take part: maxima come from shuffles. Lanes behind the end of the row pass
-// zeros and store nothing.
+// zeros and store nothing. On request codes are left as bf16 as well (tensor/decoded_rows.h).
 #pragma once
 
 #include <type_traits>
 
+#include "device/decode_codes.cuh"
 #include "device/device_math.cuh"
 #include "device/group_scale.cuh"
 #include "device/reduce.cuh"
@@ -33,6 +34,7 @@ struct RowFactors {
   float multiplier = 1.0F;  // kFp8Static.
   ScalePair pair = {};      // NVFP4.
   float input_max = kFloatMax;
+  float decoded_factor = 1.0F;  // kMxfp8: of scales of values that are left decoded.
 };
 
 // Of formats that need no row maximum.
@@ -113,17 +115,45 @@ __device__ inline auto scale_of_lanes(const FourColumns& x, const RowFactors& fa
   }
 }
 
+// What a decoded value is its code times: nothing but the code for scales of FP8 1x128.
+template <BlockFormat Format, typename Stored>
+__device__ inline float decoded_scale(Stored stored, const RowFactors& factors) {
+  if constexpr (Format::kScaleType == ScaleType::kUE8M0) {
+    return mul_rn(UE8M0::decode(stored), factors.decoded_factor);
+  } else if constexpr (Format::kScaleType == ScaleType::kE4M3) {
+    return E4M3::decode(stored);
+  } else {
+    return 1.0F;
+  }
+}
+
+template <BlockFormat Format>
+__device__ inline uint2 decode_four(uint32_t codes, float scale) {
+  if constexpr (Format::Element::kBits == 8) {
+    return {decode_e4m3x2(codes, scale), decode_e4m3x2(codes >> 16, scale)};
+  } else {
+    return {decode_e2m1x2(codes, scale), decode_e2m1x2(codes >> 8, scale)};
+  }
+}
+
 template <RowFormat kFormat>
 __device__ inline void store_blocks(const FourColumns& x, uint32_t col, bool has_columns,
-                                    const RowFactors& factors, const RowTarget& target) {
+                                    const RowFactors& factors, const RowTarget& target,
+                                    uint16_t* decoded) {
   using Format = BlockFormatOf<kFormat>;
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kLaneCols;
   const auto scale = scale_of_lanes<Format>(x, factors);
   if (!has_columns) return;
+  uint32_t codes;
   if constexpr (Format::Element::kBits == 8) {
-    store(target.values + col, four_e4m3(x.value, scale.multiplier));
+    codes = four_e4m3(x.value, scale.multiplier);
+    store(target.values + col, codes);
   } else {
-    store(target.values + col / 2, four_e2m1<Format>(x, scale.multiplier));
+    codes = four_e2m1<Format>(x, scale.multiplier);
+    store(target.values + col / 2, static_cast<uint16_t>(codes));
+  }
+  if (decoded != nullptr) {
+    store(decoded + col, decode_four<Format>(codes, decoded_scale<Format>(scale.stored, factors)));
   }
   if (threadIdx.x % kLanes != 0) return;
   auto* const scales = static_cast<typename Format::Stored*>(target.scales);
@@ -133,9 +163,11 @@ __device__ inline void store_blocks(const FourColumns& x, uint32_t col, bool has
 }  // namespace encode_row_detail
 
 // Encodes columns [col, col + 4) of the lane. Threads are one-dimensional blocks of whole warps.
+// decoded: optional, column 0 of the row as bf16, of formats with block scales.
 template <RowFormat kFormat>
 __device__ inline void encode_row_group(const FourColumns& x, uint32_t col, bool has_columns,
-                                        const RowFactors& factors, const RowTarget& target) {
+                                        const RowFactors& factors, const RowTarget& target,
+                                        uint16_t* decoded = nullptr) {
   namespace detail = encode_row_detail;
   if constexpr (kFormat == RowFormat::kBf16) {
     if (!has_columns) return;
@@ -149,7 +181,7 @@ __device__ inline void encode_row_group(const FourColumns& x, uint32_t col, bool
   } else if constexpr (kFormat == RowFormat::kFp8Static) {
     if (has_columns) store(target.values + col, four_e4m3(x.value, factors.multiplier));
   } else {
-    detail::store_blocks<kFormat>(x, col, has_columns, factors, target);
+    detail::store_blocks<kFormat>(x, col, has_columns, factors, target, decoded);
   }
 }
 

@@ -120,19 +120,15 @@ TEST_P(MoeQueueing, NoTokensCanBeCaptured) {
   EXPECT_TRUE(run.take().out.empty());
 }
 
-// Whether a GEMM's rows are decoded to bf16 before it, as launches of their own.
-bool decodes_rows(MoeMode mode) {
-  switch (moe_mode_info(mode).input) {
-    case RowFormat::kMxfp8:
-    case RowFormat::kNvfp4:
-    case RowFormat::kNvfp4PerToken:
-      return true;
-    default:
-      return mode == MoeMode::kNvfp4Fp8Exact;
-  }
+// Launches of the second GEMM's rows alone: MXFP8 rows are decoded by what sees them whole, the
+// scale of a whole row needs a pass over it.
+int64_t launches_between(MoeMode mode) {
+  const RowFormat rows = moe_mode_info(mode).intermediate;
+  return rows == RowFormat::kMxfp8 || rows == RowFormat::kNvfp4PerToken ? 1 : 0;
 }
 
-// Routing, permutation and coding of the input are one launch.
+// Routing, permutation, coding and decoding of the input are one launch; so are a GEMM, the
+// activation and the decoding of its rows.
 TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
   for (const int64_t tokens : {1, 8, 64}) {
     MoeShape shape = kShape;
@@ -142,7 +138,7 @@ TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
     const GpuMoeRun run(layer, layer_case);
     const CudaStream stream;
     const CapturedGraph graph(stream, [&] { run.queue(stream.get(true)); });
-    EXPECT_LE(graph.num_nodes(), decodes_rows(GetParam()) ? 7 : 5) << tokens;
+    EXPECT_EQ(graph.num_nodes(), 4 + launches_between(GetParam())) << tokens;
     EXPECT_EQ(graph.num_other_nodes(), 0);
   }
 }

@@ -7,6 +7,14 @@
 #include "ops/route/route_permute.h"
 
 namespace narrowfloat {
+namespace {
+
+// Rows that can be made without seeing a row whole.
+DecodedRows without_factors(const DecodedRows& rows) {
+  return rows.factors == nullptr ? rows : DecodedRows{};
+}
+
+}  // namespace
 
 MoeRun::MoeRun(const PreparedMoe& layer, const MoeWorkspace& plan, const MoeCall& call,
                Stream stream)
@@ -47,7 +55,9 @@ void MoeRun::run(MoeStage last) {
   if (!is_joint) permute_slots();
   if (last == MoeStage::kPermute) return;
   const InputRows input =
-      is_joint && codes_by_token() ? InputRows{.rows = coded_rows()} : coded_input();
+      is_joint && codes_by_token()
+          ? InputRows{.rows = coded_rows(), .is_decoded = decoded_input().has_values()}
+          : coded_input();
   if (last == MoeStage::kCodeInput) return;
   multiply_first(input);
   if (last == MoeStage::kFirstGemm) return;
@@ -75,6 +85,14 @@ CodedRows MoeRun::coded_rows() const {
   return plan_.input.bind(at(plan_.input_rows), plan_.input.rows, layer_.device);
 }
 
+DecodedRows MoeRun::decoded_input() const {
+  return decoded_rows(layer_.w1, plan_.input.rows, first_workspace());
+}
+
+DecodedRows MoeRun::decoded_intermediate() const {
+  return decoded_rows(layer_.w2, plan_.permutation_layout.max_rows, second_workspace());
+}
+
 bool MoeRun::begin_jointly() {
   RoutePermuteArgs args{.routing = call_.routing,
                         .config = layer_.config.routing,
@@ -84,8 +102,10 @@ bool MoeRun::begin_jointly() {
                         .permutation = permutation_,
                         .cleared = counters()};
   if (codes_by_token()) {
-    args.input = {
-        .rows = call_.inputs.values, .format = layer_.extents.input, .output = coded_rows()};
+    args.input = {.rows = call_.inputs.values,
+                  .format = layer_.extents.input,
+                  .output = coded_rows(),
+                  .decoded = decoded_input()};
     if (layer_.input_multiplier) args.input.multiplier = layer_.input_multiplier->view().value;
   }
   return route_and_permute(args, stream_);
@@ -114,8 +134,11 @@ MoeRun::InputRows MoeRun::coded_input() {
     args.token_tile = permutation_.token_tile;
   }
   args.output = coded_rows();
+  args.decoded = without_factors(decoded_input());
   code_rows(args, stream_);
-  return {.rows = args.output, .by_token = !extents.input_per_expert};
+  return {.rows = args.output,
+          .by_token = !extents.input_per_expert,
+          .is_decoded = args.decoded.has_values()};
 }
 
 void MoeRun::multiply_first(const InputRows& input) {
@@ -142,7 +165,11 @@ void MoeRun::multiply_first(const InputRows& input) {
   } else {
     args.output = fc1_;
   }
-  grouped_gemm(args, layer_.w1, gemm_workspace(), {.next_item = counter(0)}, stream_);
+  LayerGemm in_layer{.next_item = counter(0), .rows_are_decoded = input.is_decoded};
+  if (plan_.fuses_activation && !plan_.codes_fused_rows) {
+    in_layer.activated = without_factors(decoded_intermediate());
+  }
+  grouped_gemm(args, layer_.w1, first_workspace(), in_layer, stream_);
 }
 
 GemmActivation MoeRun::fused_activation() const {
@@ -161,7 +188,8 @@ void MoeRun::activate_rows() {
              .format = extents.intermediate,
              .choice = RowChoice::kMarked,
              .map = permutation_.row_to_slot,
-             .output = intermediate_},
+             .output = intermediate_,
+             .decoded = without_factors(decoded_intermediate())},
             stream_);
 }
 
@@ -201,8 +229,13 @@ void MoeRun::multiply_second() {
   // waits. That holds as long as no block of a kernel between the two ends, or allows the next
   // grid, before its own wait_for_previous_grids(): a rule for every kernel that a layer queues
   // there.
-  grouped_gemm(args, layer_.w2, gemm_workspace(),
-               {.next_item = counter(1), .tiles_are_complete = true}, stream_);
+  // A fused activation, and what codes its rows as a whole, leave them decoded where they can.
+  const bool is_decoded =
+      plan_.fuses_activation && without_factors(decoded_intermediate()).has_values();
+  grouped_gemm(
+      args, layer_.w2, second_workspace(),
+      {.next_item = counter(1), .tiles_are_complete = true, .rows_are_decoded = is_decoded},
+      stream_);
 }
 
 void MoeRun::combine_slots() {
@@ -221,8 +254,13 @@ uint32_t* MoeRun::counter(int64_t gemm) const {
   return reinterpret_cast<uint32_t*>(at(plan_.counters)) + gemm;
 }
 
-TensorView MoeRun::gemm_workspace() const {
+TensorView MoeRun::first_workspace() const {
   return TensorView::contiguous(at(plan_.gemm), DType::kU8, {plan_.gemm_bytes}, layer_.device);
+}
+
+TensorView MoeRun::second_workspace() const {
+  return TensorView::contiguous(at(plan_.second_gemm), DType::kU8, {plan_.second_gemm_bytes},
+                                layer_.device);
 }
 
 }  // namespace narrowfloat

@@ -4,6 +4,7 @@
 #include "base/words_to_clear.h"
 #include "layers/moe/moe_checks.h"
 #include "layers/moe/prepared_moe.h"
+#include "tensor/decoded_rows.h"
 
 namespace narrowfloat {
 
@@ -24,12 +25,16 @@ class MoeRun {
   struct InputRows {
     CodedRows rows;
     bool by_token = true;
+    bool is_decoded = false;  // In the first GEMM's workspace.
   };
   [[nodiscard]] InputRows coded_input();
   // Plain rows are coded; by token: not for each expert that reads them.
   [[nodiscard]] bool codes_input() const;
   [[nodiscard]] bool codes_by_token() const;
   [[nodiscard]] CodedRows coded_rows() const;
+  // Where the GEMMs take quantized rows as bf16 from, if they do.
+  [[nodiscard]] DecodedRows decoded_input() const;
+  [[nodiscard]] DecodedRows decoded_intermediate() const;
   void multiply_first(const InputRows& input);
   // What is left to do of the activation.
   void activate_rows();
@@ -40,7 +45,8 @@ class MoeRun {
 
   [[nodiscard]] RouteOutputs route_outputs() const;
   [[nodiscard]] std::byte* at(int64_t offset) const;
-  [[nodiscard]] TensorView gemm_workspace() const;
+  [[nodiscard]] TensorView first_workspace() const;
+  [[nodiscard]] TensorView second_workspace() const;
   // Of the GEMMs on a GPU: cleared with the permutation.
   [[nodiscard]] WordsToClear counters() const;
   [[nodiscard]] uint32_t* counter(int64_t gemm) const;

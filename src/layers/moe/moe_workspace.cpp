@@ -23,7 +23,7 @@ RowFormat fused_rows(const MoeExtents& extents) {
 }
 
 MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t token_tile,
-                           int64_t gemm_bytes) {
+                           const GemmBytes& gemms) {
   MoeWorkspace plan;
   plan.tokens = tokens;
   plan.fuses_activation = extents.fuses_activation;
@@ -53,8 +53,10 @@ MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t to
   plan.gemm_rows = take(std::max(fc1_bytes, slot_bytes));
   plan.intermediate_rows = take(plan.intermediate.bytes());
   plan.fc1_coded_rows = take(plan.fc1_coded.bytes());
-  plan.gemm = take(gemm_bytes);
-  plan.gemm_bytes = gemm_bytes;
+  plan.gemm_bytes = extents.fuses_activation ? gemms.first : std::max(gemms.first, gemms.second);
+  plan.second_gemm_bytes = extents.fuses_activation ? gemms.second : plan.gemm_bytes;
+  plan.gemm = take(plan.gemm_bytes);
+  plan.second_gemm = extents.fuses_activation ? take(plan.second_gemm_bytes) : plan.gemm;
   plan.total = offset;
   return plan;
 }

@@ -56,11 +56,18 @@ struct MoeWorkspace {
   int64_t fc1_coded_rows = 0;
   int64_t gemm = 0;
   int64_t gemm_bytes = 0;
+  int64_t second_gemm = 0;  // The same, unless the GEMMs' workspaces are apart.
+  int64_t second_gemm_bytes = 0;
   int64_t total = 0;
 };
 
-// gemm_bytes: of the larger of the two GEMMs' own workspaces.
+// Of the GEMMs themselves. With a fused activation, which may leave rows in the second one's, they
+// lie apart.
+struct GemmBytes {
+  int64_t first = 0;
+  int64_t second = 0;
+};
 MoeWorkspace moe_workspace(const MoeExtents& extents, int64_t tokens, int32_t token_tile,
-                           int64_t gemm_bytes);
+                           const GemmBytes& gemms);
 
 }  // namespace narrowfloat

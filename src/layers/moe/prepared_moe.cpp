@@ -101,9 +101,9 @@ MoeWorkspace PreparedMoe::workspace(int64_t tokens, int32_t token_tile) const {
   check_stages(permutation, of_call);
   const int64_t max_rows = permutation.max_rows;
   const int64_t input_rows = extents.input_per_expert ? max_rows : tokens;
-  const int64_t gemm_bytes = std::max(grouped_gemm_workspace(w1, input_rows, config.accumulation),
-                                      grouped_gemm_workspace(w2, max_rows, config.accumulation));
-  return moe_workspace(of_call, tokens, token_tile, gemm_bytes);
+  return moe_workspace(of_call, tokens, token_tile,
+                       {.first = grouped_gemm_workspace(w1, input_rows, config.accumulation),
+                        .second = grouped_gemm_workspace(w2, max_rows, config.accumulation)});
 }
 
 }  // namespace narrowfloat

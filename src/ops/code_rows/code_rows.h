@@ -5,6 +5,7 @@
 
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/tensor.h"
+#include "tensor/decoded_rows.h"
 
 namespace narrowfloat {
 
@@ -25,6 +26,7 @@ struct CodeRowsArgs {
   TensorView tile_to_expert;
   int32_t token_tile = 0;
   CodedRows output;
+  DecodedRows decoded;  // Optional, on a GPU; without factors.
 };
 
 void code_rows(const CodeRowsArgs& args, Stream stream);

@@ -3,7 +3,8 @@
 //
 // Threads to data: device/code_rows.cuh. sm90_groups gives every group of every row a warp of its
 // own; sm90_token_rows, for NVFP4 per token, gives a row a block, which first finds the row's
-// maximum and then reads the row a second time, from the caches.
+// maximum and then reads the row a second time, from the caches. Either leaves rows as bf16, too,
+// where a GEMM takes them so (tensor/decoded_rows.h).
 //
 // Bytes an element: 2 or 4 for the input, 0.5 to 4 for the code, less than one for scales. The
 // layer codes T rows once and reads them k times in the first GEMM: a small part of it.
@@ -38,6 +39,7 @@ CodeRowsParams make_params(const CodeRowsProblem& problem, const CodeRowsArgs& a
   const auto tile = static_cast<uint32_t>(problem.per_expert ? args.token_tile : 1);
   return {.input = static_cast<const uint8_t*>(args.rows.data),
           .output = device_rows(args.output, row_size),
+          .decoded = args.decoded,
           .input_dtype = problem.input,
           .input_max = largest_finite_of(problem.input),
           .map = problem.choice == RowChoice::kAll ? nullptr

@@ -17,6 +17,12 @@ int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
   return state.impl->workspace_bytes(state.problem, a_rows, accumulation);
 }
 
+DecodedRows decoded_rows(const GroupedWeights& weights, int64_t a_rows,
+                         const TensorView& workspace) {
+  const GroupedWeights::State& state = weights.state();
+  return state.impl->decoded_rows(state.problem, a_rows, static_cast<uint8_t*>(workspace.data));
+}
+
 void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_tile) {
   const GroupedWeights::State& state = weights.state();
   const Support support = state.impl->supports_tiles(state.problem, count, token_tile);
@@ -29,6 +35,7 @@ void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
                   const TensorView& workspace, const LayerGemm& layer, Stream stream) {
   GemmCall call = checked_call(args, weights, workspace);
   call.layer = layer;
+  call.activation.decoded = layer.activated.values;
   require_tiles(weights, call.tiles.count, call.tiles.token_tile);
   const GroupedWeights::State& state = weights.state();
   state.impl->run(state.problem, call, stream);

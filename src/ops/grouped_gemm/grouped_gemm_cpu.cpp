@@ -141,8 +141,9 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmCpuReference{
-    "cpu_reference",     supports, make_canonical_image, workspace_bytes, supports_any_tiles,
-    no_fused_activation, run};
+const GroupedGemmImpl kGroupedGemmCpuReference{"cpu_reference",      supports,
+                                               make_canonical_image, workspace_bytes,
+                                               supports_any_tiles,   no_fused_activation,
+                                               no_decoded_rows,      run};
 
 }  // namespace narrowfloat

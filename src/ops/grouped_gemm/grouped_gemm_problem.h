@@ -13,6 +13,7 @@
 #include "base/host_device.h"
 #include "narrowfloat/gemm.h"
 #include "runtime/support.h"
+#include "tensor/decoded_rows.h"
 
 namespace narrowfloat {
 
@@ -97,6 +98,7 @@ struct FusedActivation {
   void* scales = nullptr;
   int64_t scale_row_stride = 0;
   int64_t scale_block_stride = 0;
+  uint16_t* decoded = nullptr;  // Optional: the rows as bf16 as well (LayerGemm).
 };
 
 // What a layer knows of its GEMMs. A lone call has no memory that an earlier kernel has cleared,
@@ -106,6 +108,10 @@ struct LayerGemm {
   uint32_t* next_item = nullptr;
   // Between the permutation's kernels and the GEMM's first there is another one.
   bool tiles_are_complete = false;
+  // What made the rows has left them in the workspace, where decoded_rows() says.
+  bool rows_are_decoded = false;
+  // Where the activation's rows go as bf16 as well, if anywhere; without factors.
+  DecodedRows activated;
 };
 
 struct GemmCall {
@@ -159,9 +165,18 @@ struct GroupedGemmImpl {
   // for problems it supports.
   Support (*supports_activation)(const GroupedGemmProblem& problem, ActivationKind kind,
                                  RowFormat format, int64_t token_tile);
+  // Where `a_rows` rows of quantized activations lie as bf16 in the workspace; nowhere for modes
+  // that take none.
+  DecodedRows (*decoded_rows)(const GroupedGemmProblem& problem, int64_t a_rows,
+                              uint8_t* workspace);
   void (*run)(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream);
 };
 
+// What the CPU says: rows that it decodes are its own affair.
+inline DecodedRows no_decoded_rows(const GroupedGemmProblem& /*problem*/, int64_t /*a_rows*/,
+                                   uint8_t* /*workspace*/) {
+  return {};
+}
 // What the CPU says: its activation is an operation of its own.
 inline Support no_fused_activation(const GroupedGemmProblem& /*problem*/, ActivationKind /*kind*/,
                                    RowFormat /*format*/, int64_t /*token_tile*/) {
@@ -181,6 +196,10 @@ inline Support supports_any_tiles(const GroupedGemmProblem& /*problem*/, int64_t
 // The public operation, in a layer.
 void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
                   const TensorView& workspace, const LayerGemm& layer, Stream stream);
+
+// Where this GEMM takes `a_rows` rows as bf16 from, if it does, for LayerGemm::rows_are_decoded.
+DecodedRows decoded_rows(const GroupedWeights& weights, int64_t a_rows,
+                         const TensorView& workspace);
 
 // What a call refuses, for permutations of up to `count` tiles. Throws kInvalidArgument.
 void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_tile);

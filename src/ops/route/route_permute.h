@@ -12,6 +12,7 @@
 #include "narrowfloat/permute.h"
 #include "narrowfloat/route.h"
 #include "ops/route/route_problem.h"
+#include "tensor/decoded_rows.h"
 
 namespace narrowfloat {
 
@@ -21,6 +22,7 @@ struct CodedInputArgs {
   RowFormat format = RowFormat::kBf16;
   float multiplier = 1.0F;  // Of the static formats.
   CodedRows output;
+  DecodedRows decoded;  // Optional; with factors for kMxfp8 alone.
 };
 
 struct RoutePermuteArgs {

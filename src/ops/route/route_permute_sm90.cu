@@ -84,6 +84,12 @@ __device__ void copy_given(const GivenParams& params, const FewSlotsShared& shar
   shared.ids[threadIdx.x] = static_cast<uint32_t>(copy_slot(params, threadIdx.x));
 }
 
+// Whether a row needs to be seen whole.
+NF_HOST_DEVICE bool takes_block(const RoutePermuteParams& params) {
+  return params.format == RowFormat::kNvfp4PerToken ||
+         (params.format == RowFormat::kMxfp8 && params.rows.decoded.has_values());
+}
+
 __device__ void code_some_rows(const RoutePermuteParams& params, uint32_t block,
                                uint32_t* shared_scratch) {
   const uint32_t item = block * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
@@ -93,7 +99,8 @@ __device__ void code_some_rows(const RoutePermuteParams& params, uint32_t block,
     case RowFormat::kFp8Group:
       return code_bundle<RowFormat::kFp8Group, 1>(params.rows, item);
     case RowFormat::kMxfp8:
-      return code_bundle<RowFormat::kMxfp8, 1>(params.rows, item);
+      return takes_block(params) ? code_mxfp8_row(params.rows, block, shared_scratch)
+                                 : code_bundle<RowFormat::kMxfp8, 1>(params.rows, item);
     case RowFormat::kNvfp4:
       return code_bundle<RowFormat::kNvfp4, 1>(params.rows, item);
     case RowFormat::kNvfp4PerToken:
@@ -169,6 +176,7 @@ CodeRowsParams make_rows(const RoutePermuteProblem& problem, const CodedInputArg
   params.groups = static_cast<uint32_t>(ceil_div(problem.cols, kRowGroupCols));
   params.bundles = FastDivisor(params.groups);
   params.multiplier = args.multiplier;
+  params.decoded = args.decoded;
   return params;
 }
 
@@ -183,11 +191,10 @@ int64_t threads_of(const RoutePermuteProblem& problem, const WarpParams& tokens)
   return std::min<int64_t>(kMaxThreads, round_up(wanted, kWarpSize));
 }
 
-int64_t coding_blocks(const RoutePermuteProblem& problem, const CodeRowsParams& rows,
-                      int64_t threads) {
-  if (!codes_rows(problem)) return 0;
-  if (problem.coded == RowFormat::kNvfp4PerToken) return rows.rows;
-  return ceil_div(int64_t{rows.rows} * rows.groups, threads / kWarpSize);
+int64_t coding_blocks(const RoutePermuteParams& params, int64_t threads) {
+  if (params.format == RowFormat::kBf16) return 0;
+  if (takes_block(params)) return params.rows.rows;
+  return ceil_div(int64_t{params.rows.rows} * params.rows.groups, threads / kWarpSize);
 }
 
 void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& route,
@@ -201,7 +208,7 @@ void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& r
                                   .cleared = args.cleared};
   const int64_t threads = threads_of(problem, params.warp);
   const int64_t cluster = cluster_blocks(problem);
-  const int64_t blocks = cluster + round_up(coding_blocks(problem, params.rows, threads), cluster);
+  const int64_t blocks = cluster + round_up(coding_blocks(params, threads), cluster);
   const LaunchShape shape{.blocks = dim3(static_cast<unsigned>(blocks)),
                           .threads = dim3(static_cast<unsigned>(threads)),
                           .shared_bytes = static_cast<size_t>(shared_bytes(problem)),

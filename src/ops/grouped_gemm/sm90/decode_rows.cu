@@ -1,4 +1,5 @@
-// Quantized activation rows to bf16 in the workspace, once per row however many experts read it.
+// Quantized activation rows to bf16 in the workspace, once per row however many experts read it:
+// rows that what coded them has not left there already (tensor/decoded_rows.h).
 // E4M3 codes, E4M3 x UE8M0 and E2M1 x E4M3 are exact in bf16; scales of 1x128 stay out, they are
 // factors of sums (moe spec 11.1).
 //
@@ -12,7 +13,7 @@
 
 #include "base/float_ops.h"
 #include "base/int_math.h"
-#include "device/ptx/convert.cuh"
+#include "device/decode_codes.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/reduce.cuh"
 #include "device/vector_io.cuh"
@@ -27,26 +28,18 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kElements = 8;
 
-__device__ uint32_t word_of(const uint2& words, int index) {
-  return index == 0 ? words.x : words.y;
-}
-
-// Codes 2i and 2i + 1 of eight as a pair of fp16.
-__device__ uint32_t e4m3_pair(const uint2& codes, int i) {
-  const uint32_t word = word_of(codes, i / 2);
-  return i % 2 == 0 ? e4m3x4_low_to_f16x2(word) : e4m3x4_high_to_f16x2(word);
+// Codes 2i and 2i + 1 of eight.
+__device__ uint32_t two_codes(const uint2& codes, int i) {
+  return (i < 2 ? codes.x : codes.y) >> (i % 2 * 16);
 }
 
 __device__ uint8_t load_scale(const RowDecodeParams& params, int64_t row, int64_t block) {
   return params.scales[row * params.scale_row_stride + block * params.scale_block_stride];
 }
 
-constexpr int kLeastExact = 10;
-constexpr int kMostExact = 246;
-
 // What is subtracted from the bytes of a row's scales. By a warp.
 __device__ int find_shift(const RowDecodeParams& params, int64_t row) {
-  uint32_t least = kMostExact;
+  uint32_t least = kMostExactScale;
   uint32_t most = 0;
   for (int64_t block = threadIdx.x % 32; block < params.cols / 32; block += 32) {
     const uint32_t scale = load_scale(params, row, block);
@@ -56,9 +49,7 @@ __device__ int find_shift(const RowDecodeParams& params, int64_t row) {
   }
   least = __reduce_min_sync(kFullWarp, least);
   most = __reduce_max_sync(kFullWarp, most);
-  if (most > kMostExact) return static_cast<int>(most) - kMostExact;
-  // Sums of larger numbers could overflow, and need the least ones less.
-  return least < kLeastExact && most < 127 ? static_cast<int>(least) - kLeastExact : 0;
+  return exact_scale_shift(static_cast<int>(least), static_cast<int>(most));
 }
 
 // Almost always 0, at the price of a look at the row's scales by the block together.
@@ -66,7 +57,7 @@ __device__ int row_shift(const RowDecodeParams& params, int64_t row) {
   bool is_outside = false;
   for (int64_t block = threadIdx.x; block < params.cols / 32; block += kThreads) {
     const int scale = load_scale(params, row, block);
-    is_outside = is_outside || scale < kLeastExact || scale > kMostExact;
+    is_outside = is_outside || scale < kLeastExactScale || scale > kMostExactScale;
   }
   return __syncthreads_or(is_outside ? 1 : 0) != 0 ? find_shift(params, row) : 0;
 }
@@ -79,11 +70,7 @@ __device__ uint4 decode_e4m3(const RowDecodeParams& params, int64_t row, int64_t
     scale = mul_rn(UE8M0::decode(load_scale(params, row, col / 32)), power_of_two(-shift));
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = e4m3_pair(codes, i);
-    words[i] = to_bf16x2(mul_rn(f16_low_to_float(words[i]), scale),
-                         mul_rn(f16_high_to_float(words[i]), scale));
-  }
+  for (int i = 0; i < 4; ++i) words[i] = decode_e4m3x2(two_codes(codes, i), scale);
   return {words[0], words[1], words[2], words[3]};
 }
 
@@ -92,11 +79,7 @@ __device__ uint4 decode_e2m1(const RowDecodeParams& params, int64_t row, int64_t
   const float scale = E4M3::decode(load_scale(params, row, col / 16));
   uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const auto pair = static_cast<uint8_t>(codes >> (8 * i));
-    words[i] = to_bf16x2(mul_rn(E2M1::decode(pair & 0xFU), scale),
-                         mul_rn(E2M1::decode(static_cast<uint8_t>(pair >> 4)), scale));
-  }
+  for (int i = 0; i < 4; ++i) words[i] = decode_e2m1x2(codes >> (8 * i), scale);
   return {words[0], words[1], words[2], words[3]};
 }
 

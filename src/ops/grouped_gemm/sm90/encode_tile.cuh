@@ -7,9 +7,11 @@
 //   8 warps       128 columns, in 8 warps at once or in 4 warps one after the other: a group of FP8
 //                 1x128
 //
-// Maxima of several warps meet in shared memory.
+// Maxima of several warps meet in shared memory. Rows that the second GEMM takes as bf16 are left
+// as such beside their codes where the layer asks for it (tensor/decoded_rows.h).
 #pragma once
 
+#include "device/decode_codes.cuh"
 #include "device/device_math.cuh"
 #include "device/group_scale.cuh"
 #include "device/ptx/convert.cuh"
@@ -61,6 +63,10 @@ struct ThreadTile {
   }
   [[nodiscard]] __device__ uint8_t* values(int i) const {
     return activation.values + (item.first_row + token(i)) * activation.row_bytes;
+  }
+  // Columns col and col + 1 of token(i), as bf16.
+  __device__ void store_decoded(int i, int col, uint32_t pair) const {
+    store(activation.decoded + (item.first_row + token(i)) * inter + col, pair);
   }
   template <typename Scale>
   __device__ void store_scale(int token, int block, Scale scale) const {
@@ -152,7 +158,11 @@ class Nvfp4Sink {
     if (col_ >= tile_.inter || !tile_.has_token(i)) return;
     const uint32_t low = Nvfp4::encode<Math>(pair.x, scale.multiplier);
     const uint32_t high = Nvfp4::encode<Math>(pair.y, scale.multiplier);
-    store(tile_.values(i) + col_ / 2, static_cast<uint8_t>(high << 4 | low));
+    const uint32_t codes = high << 4 | low;
+    store(tile_.values(i) + col_ / 2, static_cast<uint8_t>(codes));
+    if (tile_.activation.decoded != nullptr) {
+      tile_.store_decoded(i, col_, decode_e2m1x2(codes, E4M3::decode(scale.stored)));
+    }
     if (tile_.leads()) tile_.store_scale(tile_.token(i), col_ / 16, canonical_scale(scale.stored));
   }
 
@@ -248,10 +258,17 @@ class Fp8GroupSink {
       : tile_(tile), multipliers_(shared_multipliers), col_(tile.col(pass)) {}
   __device__ void operator()(int i, float2 pair) const {
     if (col_ >= tile_.inter || !tile_.has_token(i)) return;
-    store(tile_.values(i) + col_, encode_tile_detail::two_e4m3(pair, multipliers_[tile_.token(i)]));
+    const uint16_t codes = encode_tile_detail::two_e4m3(pair, multipliers_[tile_.token(i)]);
+    store(tile_.values(i) + col_, codes);
+    if constexpr (kIsDecoded) {
+      if (tile_.activation.decoded != nullptr) {
+        tile_.store_decoded(i, col_, decode_e4m3x2(codes, 1.0F));
+      }
+    }
   }
 
  private:
+  static constexpr bool kIsDecoded = activation_bytes(Shape::Weights::kCoding) == 2;
   const Tile& tile_;
   const float* multipliers_;
   int col_;

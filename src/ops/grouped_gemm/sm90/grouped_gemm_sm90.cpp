@@ -59,9 +59,18 @@ bool has_row_factors(const GroupedGemmProblem& problem) {
 int64_t decoded_bytes(const GroupedGemmProblem& problem, int64_t rows) {
   return round_up(rows * problem.cols * 2, kGemmAlignment);
 }
-float* row_factors(const GroupedGemmProblem& problem, const GemmCall& call) {
-  if (!has_row_factors(problem)) return nullptr;
-  return reinterpret_cast<float*>(call.workspace + decoded_bytes(problem, call.rows.count));
+DecodedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, int64_t rows) {
+  DecodedRows decoded{.values = reinterpret_cast<uint16_t*>(workspace)};
+  if (has_row_factors(problem)) {
+    decoded.factors = reinterpret_cast<float*>(workspace + decoded_bytes(problem, rows));
+  }
+  return decoded;
+}
+
+// Nowhere where experts may have either of two forms: rows are decoded for the rest then.
+DecodedRows decoded_rows(const GroupedGemmProblem& problem, int64_t a_rows, uint8_t* workspace) {
+  if (!decodes_rows(problem, coding_of(problem.mode))) return {};
+  return rows_in(workspace, problem, a_rows);
 }
 
 // Rows that every buffer indexed by row numbers has.
@@ -95,7 +104,8 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
                                                          : static_cast<const uint8_t*>(rows.values);
   params.row_bytes = problem.cols * activation_bytes(coding_of(call));
   params.input_rows = rows.count;
-  params.row_scale = has_row_factors(problem) ? row_factors(problem, call) : rows.row_scale;
+  params.row_scale = has_row_factors(problem) ? rows_in(call.workspace, problem, rows.count).factors
+                                              : rows.row_scale;
   params.row_to_token = rows.row_to_token;
   if (moe_mode_info(problem.mode).input == RowFormat::kFp8Group) {
     params.group_scales = static_cast<const float*>(rows.scales);
@@ -140,7 +150,9 @@ void set_epilogue(const GemmCall& call, GemmParams& params) {
 }
 
 void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
+  if (call.layer.rows_are_decoded || !decodes_rows(problem, coding_of(call))) return;
   const bool gathers = call.rows.row_to_token != nullptr;
+  const DecodedRows decoded = rows_in(call.workspace, problem, call.rows.count);
   launch_decode_rows({.format = moe_mode_info(problem.mode).input,
                       .codes = static_cast<const uint8_t*>(call.rows.values),
                       .rows = call.rows.count,
@@ -150,8 +162,8 @@ void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream
                       .scale_block_stride = call.rows.scale_block_stride,
                       .num_tiles = gathers ? nullptr : call.tiles.num_tiles,
                       .token_tile = static_cast<int>(call.tiles.token_tile),
-                      .output = reinterpret_cast<uint16_t*>(call.workspace),
-                      .row_factors = row_factors(problem, call)},
+                      .output = decoded.values,
+                      .row_factors = decoded.factors},
                      stream);
 }
 
@@ -162,7 +174,7 @@ void multiply(const GroupedGemmProblem& problem, const GemmCall& call, Stream st
   set_rows(problem, call, params);
   set_tiles(call, params);
   set_epilogue(call, params);
-  if (decodes_rows(problem, coding_of(call))) decode_rows(problem, call, stream);
+  decode_rows(problem, call, stream);
   const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(call));
   launch_gemm(params,
               {.tokens = kernel_tokens(call.tiles.token_tile),
@@ -230,7 +242,7 @@ Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t
 }  // namespace
 
 const GroupedGemmImpl kGroupedGemmSm90{
-    "sm90_wgmma",        supports, make_unit_image, workspace_bytes, supports_tiles,
-    supports_activation, run};
+    "sm90_wgmma", supports, make_unit_image, workspace_bytes, supports_tiles, supports_activation,
+    decoded_rows, run};
 
 }  // namespace narrowfloat

@@ -326,7 +326,7 @@ class MoeCallsOnAGpu : public ::testing::Test {
 
   static constexpr Device kDevice{DeviceType::kCuda, 0};
   MoeCase layer_case_{MoeMode::kFp8Tensor, kSmall, Activation::swiglu(), 2};
-  MoeWorkspace plan_ = moe_workspace(moe_extents(layer_case_.config()), 3, 8, 0);
+  MoeWorkspace plan_ = moe_workspace(moe_extents(layer_case_.config()), 3, 8, {});
   alignas(kWorkspaceAlignment) std::array<std::byte, size_t{1} << 19> memory_{};
   int64_t used_ = 0;
   MoeInputs inputs_;

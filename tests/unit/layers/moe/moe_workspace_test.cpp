@@ -34,7 +34,7 @@ TEST(MoeWorkspace, PartsDoNotOverlapAndAreAligned) {
   extents.local_experts = 5;
   extents.input = RowFormat::kMxfp8;
   extents.intermediate = RowFormat::kMxfp8;
-  const MoeWorkspace plan = moe_workspace(extents, 7, 8, 1000);
+  const MoeWorkspace plan = moe_workspace(extents, 7, 8, {.first = 1000, .second = 700});
   // 21 slots of 5 experts with tiles of 8: at worst 5 + (21 - 5) / 8 = 7 tiles, 56 rows.
   EXPECT_EQ(plan.permutation_layout.max_rows, 56);
   EXPECT_EQ(plan.ids, 0);
