@@ -1,4 +1,4 @@
-"""cutlass_fused_moe(use_w4_group_scaling=True): weights interleaved as the specification's text says.
+"""cutlass_fused_moe(use_w4_group_scaling=True): weights interleaved as the specification says.
 
 Byte by byte and bit by bit (moe spec 7.6), which is all that this test shares with the package.
 """
