@@ -70,7 +70,8 @@ class MoeLayer:
     device of the torch tensors that prepare() was given.
     """
 
-    __slots__ = ("_config", "_core", "_core_config", "_maker", "_router_bias", "_router_weight")
+    __slots__ = ("__weakref__", "_config", "_core", "_core_config", "_maker", "_router_bias",
+                 "_router_weight")  # fmt: skip
 
     _core: _core.MoeLayer
     _core_config: _core.MoeConfig
@@ -196,11 +197,29 @@ class MoeLayer:
 
         Entries count that are about this layer on this machine; config.token_tile comes first.
         """
-        tuned = MoeLayer._wrap(
-            self._core.with_tuning(os.fspath(path)), self._config, self._core_config, self._maker
-        )
+        return self._with_core(self._core.with_tuning(os.fspath(path)))
+
+    def _with_tuning_text(self, json: str) -> MoeLayer:
+        """As with_tuning(), of what such a file holds."""
+        return self._with_core(self._core.with_tuning_text(json))
+
+    def _with_core(self, core: _core.MoeLayer) -> MoeLayer:
+        tuned = MoeLayer._wrap(core, self._config, self._core_config, self._maker)
         tuned._router_weight, tuned._router_bias = self._router_weight, self._router_bias
         return tuned
+
+    def _tuning_key(self) -> dict[str, Any]:
+        """What entries of such a file are about, for this layer on this machine."""
+        return _core.moe_tuning_key(self._core_config, self._device_name)
+
+    @property
+    def torch_device(self) -> Any:
+        """Where the layer lies, as torch says it; None without torch."""
+        return self._maker.device if isinstance(self._maker, TorchMaker) else None
+
+    @property
+    def _device_name(self) -> str:
+        return "cpu" if self.torch_device is None else str(self.torch_device)
 
     @property
     def config(self) -> MoeConfig:
@@ -239,9 +258,7 @@ class MoeLayer:
 
         device: default: the layer's.
         """
-        if device is None:
-            device = str(self._maker.device) if isinstance(self._maker, TorchMaker) else "cpu"
-        return _core.explain_moe(self._core_config, tokens, device)
+        return _core.explain_moe(self._core_config, tokens, device or self._device_name)
 
     def __repr__(self) -> str:
         config = self._config

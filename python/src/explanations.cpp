@@ -14,6 +14,7 @@
 
 #include "narrowfloat/error.h"
 #include "narrowfloat/moe.h"
+#include "narrowfloat/moe_tuning.h"
 #include "narrowfloat/runtime.h"
 #include "python/src/bindings.h"
 #include "python/src/choices.h"
@@ -61,6 +62,20 @@ ExplainRequest to_request(const ExplainArguments& from) {
   return request;
 }
 
+// As the members of an entry of a file.
+nb::dict to_dictionary(const MoeTuningKey& key) {
+  nb::dict result;
+  result["machine"] = key.machine;
+  result["version"] = key.version;
+  result["mode"] = std::string(name(key.mode));
+  result["hidden"] = key.hidden;
+  result["inter"] = key.inter;
+  result["slots"] = key.slots;
+  result["experts"] = key.experts;
+  result["local_experts"] = key.local_experts;
+  return result;
+}
+
 }  // namespace
 
 void bind_explanations(nb::module_& module) {
@@ -100,6 +115,19 @@ void bind_explanations(nb::module_& module) {
         return explain_moe(config.config, tokens, parse_device(device));
       },
       "config"_a, "tokens"_a, "device"_a);
+  module.def(
+      "moe_tuning_key",
+      [](const PythonMoeConfig& config, const std::string& device) {
+        return to_dictionary(moe_tuning_key(config.config, parse_device(device)));
+      },
+      "config"_a, "device"_a);
+  // Text of a file of token tiles as the library writes it. Throws for what load() would refuse.
+  module.def(
+      "normalized_tuning", [](std::string_view json) { return MoeTuning::parse(json).to_json(); },
+      "json"_a);
+  module.def(
+      "load_tuning", [](const std::string& path) { return MoeTuning::load(path).to_json(); },
+      "path"_a);
 }
 
 }  // namespace narrowfloat::python

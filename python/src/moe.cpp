@@ -297,6 +297,12 @@ void bind_moe(nb::module_& module) {
             return self.with_tuning(MoeTuning::load(path));
           },
           "path"_a)
+      .def(
+          "with_tuning_text",
+          [](const MoeLayer& self, std::string_view json) {
+            return self.with_tuning(MoeTuning::parse(json));
+          },
+          "json"_a)
       .def("required_workspace", &MoeLayer::required_workspace, "tokens"_a)
       .def("token_tile", &MoeLayer::token_tile, "tokens"_a)
       .def("max_rows", &MoeLayer::max_rows, "tokens"_a)

@@ -1,22 +1,16 @@
-"""Layers that the functions with FlashInfer's names keep, and autotune()."""
+"""Layers that the functions with FlashInfer's names keep."""
 
 from __future__ import annotations
 
 import gc
-import json
-import os
 import sys
-import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flashinfer_table import BITS, record
 from test_flashinfer_moe import Data, block_major, prepared, sizes
 from test_flashinfer_quantizers import LIBRARIES
 
-import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
 
 
@@ -85,66 +79,3 @@ def test_changes_that_are_not_counted(lib: Any) -> None:
     silent *= 2
     fi.clear_prepared_cache()
     assert lib.raw(fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(), **PLAIN)) != before
-
-
-def test_autotune_prepares_nothing_again(
-    lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights are shared in and outside of it; a file that changed is read again."""
-    fi.clear_prepared_cache()
-    gc.collect()
-    calls = []
-    prepare = nf.MoeLayer.prepare
-    monkeypatch.setattr(nf.MoeLayer, "prepare",
-                        lambda *args, **how: calls.append(0) or prepare(*args, **how))  # fmt: skip
-    path = tmp_path / "tiles.json"
-    file = {"format": "narrowfloat moe tuning", "format_version": 1, "entries": []}
-    path.write_text(json.dumps(file))
-    data = Data("bf16")
-    arguments = (lib.make(data.logits), None, lib.make(data.x), lib.make(data.w1),
-                 lib.make(data.w2))  # fmt: skip
-    for _ in range(2):
-        with fi.autotune(cache=path):
-            fi.trtllm_bf16_moe(*arguments, **sizes(), **PLAIN)
-        fi.trtllm_bf16_moe(*arguments, **sizes(), **PLAIN)
-        assert fi.prepared_cache_size() == 2 and len(calls) == 1
-    path.write_text("{")
-    os.utime(path, ns=(1, 1))
-    with fi.autotune(cache=path), pytest.raises(ValueError, match="JSON|json|tuning"):
-        fi.trtllm_bf16_moe(*arguments, **sizes(), **PLAIN)
-
-
-def test_autotune_counts_in_its_thread(lib: Any, tmp_path: Path) -> None:
-    """Another thread's calls take no file, and its autotune() leaves none behind."""
-    data = Data("bf16")
-    arguments = (lib.make(data.logits), None, lib.make(data.x), lib.make(data.w1),
-                 lib.make(data.w2))  # fmt: skip
-    results = []
-    with fi.autotune(cache=tmp_path / "absent"):
-        thread = threading.Thread(
-            target=lambda: results.append(fi.trtllm_bf16_moe(*arguments, **sizes(), **PLAIN))
-        )
-        thread.start()
-        thread.join()
-        assert len(results) == 1
-        with fi.autotune(), pytest.raises(OSError, match="absent"):
-            fi.trtllm_bf16_moe(*arguments, **sizes(), **PLAIN)
-
-
-def test_autotune_takes_our_file(lib: Any, tmp_path: Path) -> None:
-    """A file about another machine changes nothing; a file of anything else is refused."""
-    data = Data("bf16")
-    arguments = (lib.make(data.logits), None, lib.make(data.x), lib.make(data.w1),
-                 lib.make(data.w2))  # fmt: skip
-    options = {**sizes(), "use_shuffled_weight": False, "weight_layout": 0}
-    plain = fi.trtllm_bf16_moe(*arguments, **options)
-    with fi.autotune():
-        assert lib.raw(fi.trtllm_bf16_moe(*arguments, **options)) == lib.raw(plain)
-    torn = tmp_path / "torn.json"
-    torn.write_text("{")
-    with fi.autotune(cache=torn), pytest.raises(ValueError, match="JSON|json|tuning"):
-        fi.trtllm_bf16_moe(*arguments, **options)
-    with fi.autotune(cache=tmp_path / "absent"), pytest.raises(OSError, match="absent"):
-        fi.trtllm_bf16_moe(*arguments, **options)
-    assert lib.raw(fi.trtllm_bf16_moe(*arguments, **options)) == lib.raw(plain)
-    record("autotune", BITS, "reads our file of token tiles; measures nothing itself")

@@ -553,11 +553,9 @@ def test_what_is_not_offered_names_its_argument(word: str) -> None:
         refusals()[word]()
 
 
-def test_absent_functions_and_tuning() -> None:
-    """Functions that only refuse, and one that does nothing."""
+def test_absent_functions() -> None:
+    """Functions that only refuse."""
     for name in ("trtllm_mxint4_block_scale_moe", "trtllm_mxint4_block_scale_routed_moe"):
         with pytest.raises(NotImplementedError):
             getattr(fi, name)()
         record(name, ABSENT, "the library has no int4")
-    with fi.autotune(), pytest.raises(ValueError, match="tuning_buckets"):
-        fi.autotune(tuning_buckets=[]).__enter__()

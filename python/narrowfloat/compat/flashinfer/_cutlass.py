@@ -14,7 +14,13 @@ from narrowfloat.compat.flashinfer._arrays import (
     refuse,
 )
 from narrowfloat.compat.flashinfer._enums import ActivationType
-from narrowfloat.compat.flashinfer._layers import activation_of, each, is_gated, prepared
+from narrowfloat.compat.flashinfer._layers import (
+    activation_of,
+    each,
+    is_gated,
+    prepared,
+    with_known_tiles,
+)
 from narrowfloat.compat.flashinfer._mixed_input import undo_interleave, undo_scale_interleave
 from narrowfloat.compat.flashinfer._workspace import given_workspace
 
@@ -206,10 +212,13 @@ def cutlass_fused_moe(
     if layer.config.mode == "nvfp4" and dtype_name(input) != "bfloat16":
         rows = as_bytes(input)
     scales = _input_scales(input, input_sf, hidden, layer.config.mode, swizzled_input_sf)
-    result = layer.run(
-        rows, ids=token_selected_experts, weights=token_final_scales, hidden_scales=scales,
-        out=output, workspace=given_workspace(workspace_buffer),
-    )  # fmt: skip
+    arguments = {"ids": token_selected_experts, "weights": token_final_scales,
+                 "hidden_scales": scales}  # fmt: skip
+    space = given_workspace(workspace_buffer)
+    tuned = with_known_tiles("cutlass_fused_moe", layer, rows, arguments)
+    if space is None or space.shape[0] >= tuned.required_workspace(rows.shape[0]):
+        layer = tuned
+    result = layer.run(rows, out=output, workspace=space, **arguments)
     return [result]
 
 

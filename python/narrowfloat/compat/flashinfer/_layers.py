@@ -11,9 +11,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat.compat.flashinfer._arrays import as_type, cast, to_float32
 from narrowfloat.compat.flashinfer._enums import ActivationType, RoutingMethodType
 from narrowfloat.compat.flashinfer._routing import bias_for, method_name, router_options
+from narrowfloat.compat.flashinfer._tuning import clear_tuning, layer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -30,24 +30,16 @@ _layers: dict[Hashable, nf.MoeLayer] = {}
 _lock = threading.Lock()
 
 
-class TuningFile(NamedTuple):
-    """A file of token tiles, told from what another time has under the same name."""
-
-    path: str
-    changed: int  # Nanoseconds.
-
-
-# Of autotune(), in this thread or task.
-tuning_file: ContextVar[TuningFile | None] = ContextVar("tuning_file", default=None)
-
-
 def clear_prepared_cache() -> None:
-    """Forgets all layers. Needed after weights were changed in a way that they do not tell.
+    """Forgets all layers, and their tiles of autotune().
+
+    Needed after weights were changed in a way that they do not tell.
 
     Those are NumPy arrays, torch tensors written through `.data`, and torch's inference tensors.
     """
     with _lock:
         _layers.clear()
+    clear_tuning()
 
 
 def prepared_cache_size() -> int:
@@ -111,11 +103,21 @@ def prepared(weights: tuple[Any, ...], facts: Hashable,
         return build()
 
     key = (facts, tuple(_identity(weight) for weight in weights))
-    layer = _kept((key, None), weights, build_now)
-    tuning = tuning_file.get()
-    if tuning is None:
-        return layer
-    return _kept((key, tuning), weights, lambda: layer.with_tuning(tuning.path))
+    return _kept(key, weights, build_now)
+
+
+def with_known_tiles(op: str, layer: nf.MoeLayer, hidden: Any,
+                     arguments: dict[str, Any]) -> nf.MoeLayer:  # fmt: skip
+    """The layer with tiles of autotune(); arguments: keywords of run() without outputs."""
+    tokens = hidden.shape[0]
+
+    def runs(candidate: nf.MoeLayer) -> Callable[[], Any]:
+        out = maker_of("hidden_states", hidden).empty((tokens, candidate.config.hidden),
+                                                      candidate.config.out_dtype)  # fmt: skip
+        space = candidate.new_workspace(tokens)
+        return lambda: candidate.run(hidden, out=out, workspace=space, **arguments)
+
+    return layer_for(op, layer, tokens, runs)
 
 
 @dataclass(frozen=True)
@@ -237,14 +239,15 @@ class Run:
             return {"ids": self.topk_ids[0], "weights": self.topk_ids[1]}
         return {"packed": self.topk_ids}
 
-    def on(self, layer: nf.MoeLayer) -> Any:
-        """The output, or the three pieces of do_finalize=False."""
+    def on(self, op: str, layer: nf.MoeLayer) -> Any:
+        """The output of the function `op`, or the three pieces of do_finalize=False."""
         arguments = {
             **self.routing(),
             "hidden_scales": self.hidden_scale,
             "row_scale": self.row_scale,
-            "routing_replay": self.replay,
         }
+        layer = with_known_tiles(op, layer, self.hidden, arguments)
+        arguments["routing_replay"] = self.replay
         if self.do_finalize:
             return layer.run(self.hidden, out=self.output, **arguments)
         if self.output is not None:

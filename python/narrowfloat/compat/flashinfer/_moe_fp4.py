@@ -133,7 +133,7 @@ def _fp4(run: Run, shape: Shape, weights: Fp4Weights, kind: int, is_list: bool =
     run.hidden_scale = plain_bytes(run.hidden_scale)
     facts = ("fp4", shape, run.logits is None, mode, int(kind))
     layer = prepared(weights.tensors(), facts, lambda: _build(run, shape, weights, mode, kind))
-    result = run.on(layer)
+    result = run.on("trtllm_fp4_block_scale_moe", layer)
     return result if isinstance(result, list) or not is_list else [result]
 
 
