@@ -63,8 +63,8 @@ TEST_P(WeightFormsCuda, DecodeEveryScaleAndCodeOfInputs) {
   expect_exact(gemm, GemmOnDevice(gemm).run());
 }
 
-// Of two experts' weights one has scales that E4M3 cannot follow, both results are right, and those
-// of the other experts what they are without it.
+// Of two experts' weights one has scales that the first form cannot follow, both results are right,
+// and those of the other experts what they are without it.
 TEST_P(WeightFormsCuda, AnExpertThatDoesNotFitChangesNoOther) {
   GemmCaseSpec spec{.mode = GetParam(),
                     .weight_rows = 272,

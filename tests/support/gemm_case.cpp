@@ -171,9 +171,14 @@ struct ScaleWish {
   ScaleType type;
   GemmData data;
   bool is_wide;
+  int powers;  // UE8M0: of two, to either side.
   Plan plan;
   PlannedBlock at;
 };
+
+// Beyond what MXFP4 weights have with one multiplication.
+constexpr int kFarPowers = 70;
+int powers_of(const GemmCaseSpec& spec) { return spec.wide_scales ? 6 : 5; }
 
 void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scales,
                std::vector<double>& values) {
@@ -189,8 +194,7 @@ void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scal
     append(scales, scale);
     values.push_back(scale);
   } else if (wish.type == ScaleType::kUE8M0) {
-    auto code =
-        static_cast<uint8_t>(127 + (wish.is_wide ? random.range(-6, 6) : random.range(-5, 5)));
+    auto code = static_cast<uint8_t>(127 + random.range(-wish.powers, wish.powers));
     if (wish.data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
     if (is_planned) code = planned_scale(wish.type, wish.plan, wish.at);
     if (wish.data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
@@ -329,9 +333,10 @@ void GemmCase::make_weights(Random& random) {
   const int64_t rows = scale_rows(storage, spec_.weight_rows);
   const int64_t blocks = scale_blocks(storage, spec_.cols);
   for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
-    const bool is_wide =
-        spec_.wide_scales || std::ranges::count(spec_.wide_experts, i / (rows * blocks)) > 0;
-    add_scale({storage.scale, spec_.data, is_wide, plan, {rows, i / blocks % rows, i % blocks}},
+    const bool is_far = std::ranges::count(spec_.wide_experts, i / (rows * blocks)) > 0;
+    const PlannedBlock at{rows, i / blocks % rows, i % blocks};
+    add_scale({storage.scale, spec_.data, spec_.wide_scales || is_far,
+               is_far ? kFarPowers : powers_of(spec_), plan, at},
               random, weight_scales_, weight_scale_values_);
   }
   for (int64_t i = 0; i < count; ++i) {
@@ -381,8 +386,9 @@ void GemmCase::make_inputs(Random& random) {
   for (int64_t i = 0; i < input_rows_ * blocks; ++i) {
     const int64_t row = spec_.transposed_scales ? i % input_rows_ : i / blocks;
     const int64_t block = spec_.transposed_scales ? i / input_rows_ : i % blocks;
-    add_scale({storage.scale, spec_.data, spec_.wide_scales, plan, {input_rows_, row, block}},
-              random, input_scales, scales);
+    const PlannedBlock at{input_rows_, row, block};
+    add_scale({storage.scale, spec_.data, spec_.wide_scales, powers_of(spec_), plan, at}, random,
+              input_scales, scales);
   }
   // With transposed scales, (row, block) is stored at block * rows + row.
   for (int64_t i = 0; i < count && blocks > 0; ++i) {

@@ -41,7 +41,8 @@ struct GemmCaseSpec {
   bool has_scale = false;               // One per expert.
   GemmData data = GemmData::kRandom;
   bool wide_scales = true;  // Random byte scales: over a range that E4M3 weights cannot follow.
-  std::vector<int64_t> wide_experts;  // Without wide_scales: experts whose scales are so.
+  // Without wide_scales: experts whose scales are so; of UE8M0 over 140 powers of two.
+  std::vector<int64_t> wide_experts;
   uint64_t seed = 1;
 };
 std::string to_string(const GemmCaseSpec& spec);

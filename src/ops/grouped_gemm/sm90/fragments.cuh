@@ -110,6 +110,27 @@ __device__ inline uint32_t word_of(const uint4& words, int index) {
   return index == 2 ? words.z : words.w;
 }
 
+// One multiplication by scale * 2^118, for scales from 2^-117 to 2^9: products are normal numbers.
+struct Mxfp4NearWeights : Bf16Weights {
+  static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Near;
+  static constexpr float kRepair = 256.0F;
+
+  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    const auto words = load_shared<uint4>(unit + thread * 16);
+    const auto scales = load_shared<uint32_t>(unit + unit_code_bytes(kCoding) + thread / 4 * 4);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t rows = (step < 2 ? scales << 7 : scales >> 1) & 0x7F807F80U;
+      expand_e2m1(word_of(words, step), fragments[step]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        fragments[step][i] = mul_bf16x2(fragments[step][i], broadcast(rows, i % 2));
+      }
+    }
+  }
+};
+
+// All scales, at the price of a second multiplication.
 struct Mxfp4Weights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kMxfp4;
 

@@ -1,4 +1,5 @@
-// The GEMM of MXFP4 weights.
+// The GEMM of MXFP4 weights with any scales: the form of experts that gemm_mxfp4_near.cu does not
+// take.
 #include "ops/grouped_gemm/sm90/gemm_kernel.cuh"
 
 namespace narrowfloat {

@@ -63,6 +63,7 @@ using GemmLauncher = void (*)(const GemmParams& params, const GemmLaunch& shape,
 void launch_gemm_bf16(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+void launch_gemm_mxfp4_near(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);

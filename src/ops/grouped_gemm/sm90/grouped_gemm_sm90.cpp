@@ -29,6 +29,8 @@ GemmLauncher launcher_of(const GemmMode& mode, WeightCoding coding) {
       return launch_gemm_fp8;
     case WeightCoding::kMxfp8:
       return launch_gemm_mxfp8;
+    case WeightCoding::kMxfp4Near:
+      return launch_gemm_mxfp4_near;
     case WeightCoding::kMxfp4:
       return has_groups ? launch_gemm_mxfp4_groups : launch_gemm_mxfp4;
     case WeightCoding::kNvfp4:
@@ -195,8 +197,8 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
 int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
                         Accumulation /*accumulation*/) {
   // Weights whose scales spread too far get the form that needs 16-bit rows.
-  const bool may_decode =
-      decodes_rows(problem, coding_of(problem.mode)) || may_not_fit(coding_of(problem.mode));
+  const WeightCoding coding = coding_of(problem.mode);
+  const bool may_decode = decodes_rows(problem, may_not_fit(coding) ? wide_coding(coding) : coding);
   if (!may_decode) return 0;
   const int64_t factors = has_row_factors(problem) ? a_rows * int64_t{sizeof(float)} : 0;
   return decoded_bytes(problem, a_rows) + round_up(factors, kGemmAlignment);

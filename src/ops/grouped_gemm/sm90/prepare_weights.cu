@@ -95,6 +95,8 @@ void launch_make_units(WeightCoding coding, const PrepareParams& params, int64_t
       return launch_make_units<WeightCoding::kFp8>(params, experts, stream);
     case WeightCoding::kMxfp8:
       return launch_make_units<WeightCoding::kMxfp8>(params, experts, stream);
+    case WeightCoding::kMxfp4Near:
+      return launch_make_units<WeightCoding::kMxfp4Near>(params, experts, stream);
     case WeightCoding::kMxfp4:
       return launch_make_units<WeightCoding::kMxfp4>(params, experts, stream);
     case WeightCoding::kNvfp4:

@@ -1,6 +1,7 @@
 // Ends of the exponent range of UE8M0 scales (moe spec 11.2): bf16 has values times 2^(byte - 127)
-// exactly and as normal numbers for bytes of 10 to 246 (E4M3) or 2 to 252 (E2M1). Scales of a
-// weight row beyond these are moved by a power of two, which the GEMM gives back to the row's sums.
+// exactly and as normal numbers for bytes of 10 to 246 (E4M3) or 2 to 252 (E2M1; 10 to 136 in
+// kMxfp4Near). Scales of a weight row beyond these are moved by a power of two, which the GEMM
+// gives back to the row's sums.
 #pragma once
 
 #include "ops/grouped_gemm/sm90/unit_source.cuh"
@@ -27,12 +28,22 @@ __device__ inline uint32_t shifted_scale(uint32_t scale, int shift) {
   return static_cast<uint32_t>(min(max(static_cast<int>(scale) - shift, 0), kLargestScale));
 }
 
+// Bytes that a coding takes as they are.
+struct ScaleRange {
+  int least;
+  int most;
+};
+NF_HOST_DEVICE constexpr ScaleRange scale_range(WeightCoding coding) {
+  if (coding == WeightCoding::kMxfp4Near) return {10, 136};
+  return code_bits_of(coding) == 4 ? ScaleRange{2, 252} : ScaleRange{10, 246};
+}
+
 // What is subtracted from the scales of a row, almost always 0.
 template <WeightCoding kCoding>
 __device__ inline int find_row_shift(const UnitSource<kCoding>& source, int64_t row,
                                      int64_t blocks) {
-  constexpr int kLeast = code_bits_of(kCoding) == 4 ? 2 : 10;
-  constexpr int kMost = code_bits_of(kCoding) == 4 ? 252 : 246;
+  constexpr int kLeast = scale_range(kCoding).least;
+  constexpr int kMost = scale_range(kCoding).most;
   bool is_inside = true;
   for (int64_t block = 0; block < blocks; ++block) {
     const auto scale = static_cast<int>(source.load_scale(row, block, 127));
@@ -43,11 +54,14 @@ __device__ inline int find_row_shift(const UnitSource<kCoding>& source, int64_t 
   int most = kLeast;
   for (int64_t block = 0; block < blocks; ++block) {
     const auto scale = static_cast<int>(source.load_scale(row, block, 127));
+    if (kCoding == WeightCoding::kMxfp4Near && scale > kLargestScale) source.flags().misfits = 1;
     if (scale > kLargestScale || !has_values(source, row, block)) continue;
     least = min(least, scale);
     most = max(most, scale);
   }
-  if (most - least > kMost - kLeast) source.flags().spreads = 1;
+  if (most - least > kMost - kLeast) {
+    (may_not_fit(kCoding) ? source.flags().misfits : source.flags().spreads) = 1;
+  }
   const int shift = most > kMost ? most - kMost : min(least - kLeast, 0);
   if (shift != 0) source.flags().shifts = 1;
   return shift;

@@ -179,6 +179,10 @@ __device__ inline void make_scales(const UnitSource<kCoding>& source) {
     } else {
       code = shifted_scale(code, source.row_shift(row));
     }
+    // NaN does not fit, and zeros have any scale.
+    if constexpr (kCoding == WeightCoding::kMxfp4Near) {
+      code = min(code + kNearScaleOffset, uint32_t{kLargestScale});
+    }
     if constexpr (kCoding == WeightCoding::kMxfp8) {
       if (has_nan(source, row, block)) code = 0xFF;
     }

@@ -26,7 +26,7 @@
 //
 // Scales, of threads' rows (index w * 8 + q):
 //   fp8            F32, the one of the unit; 16 bytes
-//   mxfp8, mxfp4   [32][2 rows][2 blocks] UE8M0
+//   mxfp8, mxfp4   [32][2 rows][2 blocks] UE8M0; mxfp4_near 118 more, which bf16 has as an exponent
 //   nvfp4          [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent and 3
 //                  mantissa bits; rounded to E4M3 (moe spec 11.3), behind these [32][2 rows] 135 -
 //                  r of the group of 128 columns
@@ -47,11 +47,12 @@ enum class WeightCoding : int {
   kBf16 = 0,
   kFp8 = 1,  // Per tensor as well: all scales of blocks are 1.
   kMxfp8 = 2,
-  kMxfp4 = 3,
-  kNvfp4 = 4,
-  kNvfp4Rounded = 5,
-  kMxfp4Fp8 = 6,  // For activations in E4M3.
-  kNvfp4Fp8 = 7,  // Likewise, rounded to E4M3.
+  kMxfp4Near = 3,  // Scales of a row within 2^126.
+  kMxfp4 = 4,
+  kNvfp4 = 5,
+  kNvfp4Rounded = 6,
+  kMxfp4Fp8 = 7,  // For activations in E4M3.
+  kNvfp4Fp8 = 8,  // Likewise, rounded to E4M3.
 };
 
 inline constexpr int kUnitRows = 64;
@@ -66,7 +67,7 @@ NF_HOST_DEVICE constexpr int unit_cols(WeightCoding coding) {
 
 NF_HOST_DEVICE constexpr int code_bits_of(WeightCoding coding) {
   if (coding == WeightCoding::kBf16) return 16;
-  return coding >= WeightCoding::kMxfp4 ? 4 : 8;
+  return coding >= WeightCoding::kMxfp4Near ? 4 : 8;
 }
 NF_HOST_DEVICE constexpr int unit_code_bytes(WeightCoding coding) {
   return kUnitRows * unit_cols(coding) / 8 * code_bits_of(coding);
@@ -76,6 +77,7 @@ NF_HOST_DEVICE constexpr int unit_scale_bytes(WeightCoding coding) {
     case WeightCoding::kFp8:
       return 16;
     case WeightCoding::kMxfp8:
+    case WeightCoding::kMxfp4Near:
     case WeightCoding::kMxfp4:
       return 128;
     case WeightCoding::kNvfp4:
@@ -106,7 +108,7 @@ inline WeightCoding coding_of(MoeMode mode) {
     case WeightFormat::kMxfp8:
       return WeightCoding::kMxfp8;
     case WeightFormat::kMxfp4:
-      return WeightCoding::kMxfp4;
+      return WeightCoding::kMxfp4Near;
     case WeightFormat::kNvfp4:
       return WeightCoding::kNvfp4;
   }
@@ -177,16 +179,23 @@ struct UnitGrid {
   [[nodiscard]] int64_t block_bytes() const { return units * unit_bytes(coding); }
 };
 
-// Codings for E4M3 operands that scales may spread too far for: such experts get the other form.
-inline bool may_not_fit(WeightCoding coding) { return coding >= WeightCoding::kMxfp4Fp8; }
+// Codings that scales may spread too far for: such experts get the other form.
+NF_HOST_DEVICE constexpr bool may_not_fit(WeightCoding coding) {
+  return coding == WeightCoding::kMxfp4Near || coding >= WeightCoding::kMxfp4Fp8;
+}
 inline WeightCoding wide_coding(WeightCoding coding) {
-  return coding == WeightCoding::kMxfp4Fp8 ? WeightCoding::kMxfp4 : WeightCoding::kNvfp4Rounded;
+  return coding == WeightCoding::kNvfp4Fp8 ? WeightCoding::kNvfp4Rounded : WeightCoding::kMxfp4;
 }
 
 // Of rows that prepare() may have moved by a power of two, for bf16's range (moe spec 11.2).
 NF_HOST_DEVICE constexpr bool has_ue8m0_scales(WeightCoding coding) {
-  return coding == WeightCoding::kMxfp8 || coding == WeightCoding::kMxfp4;
+  return coding == WeightCoding::kMxfp8 || coding == WeightCoding::kMxfp4Near ||
+         coding == WeightCoding::kMxfp4;
 }
+
+// What kMxfp4Near adds to a scale's byte: the power of two as a bf16 is 2^(byte - 9) then, which is
+// the scale times 2^126, for the place of the codes' bits, and 2^-8 (fragments.cuh).
+inline constexpr int kNearScaleOffset = 118;
 
 // From an expert of the image to the next: room for either form where experts may have one of two.
 inline int64_t expert_image_bytes(const GroupedGemmProblem& problem) {
