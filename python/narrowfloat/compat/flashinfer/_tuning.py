@@ -2,7 +2,7 @@
 
 A call inside measures the tiles for its number of tokens, with its own inputs, once for each bucket
 of such numbers. What is faster than the rule's tile serves all later calls of this process, and
-goes into the file. Results do not depend on tiles (docs/moe.md).
+goes into the file. On a GPU some modes round otherwise with other tiles (docs/moe.md 1.5).
 """
 
 from __future__ import annotations
