@@ -115,6 +115,10 @@ full() {
   sweep amax amax --rows $rows --cols 2048,7168,16384 "${fast[@]}"
   sweep relayout relayout --layout all --rows $rows --cols 7168 "${fast[@]}"
   sweep activation_bf16 activation --input bf16 --tokens 1,32,256,1024,4096,16384 "${fast[@]}"
+  local op
+  for op in group_quantize kv_cache shuffle pack_bits; do
+    sweep "$op" "$op" --rows 1,32,1024,16384 --cols 1024,7168 "${fast[@]}"
+  done
 }
 
 # gemm SHAPE ROWS

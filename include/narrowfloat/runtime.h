@@ -76,8 +76,8 @@ struct ExplainRequest {
   Device device;
 };
 
-// Names of the operations explain() knows: "quantize", "dequantize", "relayout", "amax". The stages
-// of a Mixture-of-Experts layer have explain_moe() (moe.h).
+// Names of the operations explain() knows; the format counts for "quantize", "dequantize",
+// "relayout" and "amax" alone. Stages of a Mixture-of-Experts layer have explain_moe() (moe.h).
 std::vector<std::string_view> operations();
 // Throws kInvalidArgument for an unknown operation or an impossible shape.
 Explanation explain(std::string_view op, const ExplainRequest& request);

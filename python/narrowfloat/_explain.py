@@ -24,7 +24,8 @@ def explain(
 ) -> _core.Explanation:
     """Which implementation a call would use. Nothing is computed.
 
-    op: quantize, dequantize, relayout or amax (operations()). shape: of the tensor, [..., cols].
+    op: one of operations(). shape: of the tensor, [..., cols]. format: counts for quantize,
+        dequantize, relayout and amax.
     dtype: of the high-precision side: bfloat16, float16, float32 or float8_e4m3fn.
     device: "cpu", "cuda" or "cuda:N". Layers have MoeLayer.explain().
     """

@@ -170,9 +170,10 @@ void add_bench(CLI::App& app, BenchArguments& arguments) {
       add_command(app, "bench", "Time quantization on this machine, checking results", kExamples);
   command
       .add_option("OP", arguments.op,
-                  "quantize or dequantize, default both; with --device also amax, relayout and "
-                  "activation")
-      ->check(CLI::IsMember({"quantize", "dequantize", "amax", "relayout", "activation"}))
+                  "quantize or dequantize, default both; with --device also amax, relayout, "
+                  "activation, group_quantize, kv_cache, shuffle and pack_bits")
+      ->check(CLI::IsMember({"quantize", "dequantize", "amax", "relayout", "activation",
+                             "group_quantize", "kv_cache", "shuffle", "pack_bits"}))
       ->option_text(" ");
   add_common(command, arguments);
   CLI::Option* const shape = add_parsed(

@@ -7,8 +7,12 @@
 #include "narrowfloat/runtime.h"
 #include "ops/amax/amax_problem.h"
 #include "ops/dequantize/dequantize_problem.h"
+#include "ops/group_quantize/group_quantize_problem.h"
+#include "ops/kv_cache/kv_problem.h"
+#include "ops/pack_bits/pack_bits_problem.h"
 #include "ops/quantize/quantize_problem.h"
 #include "ops/relayout/relayout_problem.h"
+#include "ops/shuffle/shuffle_problem.h"
 #include "runtime/dispatch.h"
 
 namespace narrowfloat {
@@ -82,21 +86,110 @@ Explanation explain_amax(const ExplainRequest& request) {
   return explain_candidates("amax", amax_impls(), problem);
 }
 
-using Explain = Explanation (*)(const ExplainRequest& request);
+// The operations below have no format; their shapes are [batch * rows, cols].
+constexpr int64_t kColsOfGroup = 128;
+constexpr int64_t kColsOfKvBlock = 16;
+constexpr int64_t kShuffledRows = 32;
 
-// The first of kOperations, in their order; explain_moe() has the others.
-constexpr std::array<Explain, 4> kExplain{explain_quantize, explain_dequantize, explain_relayout,
-                                          explain_amax};
+void require_multiple(std::string_view what, int64_t value, int64_t divisor) {
+  if (value < 0 || value % divisor != 0) {
+    throw_invalid("{}: expected a multiple of {}, got {}", what, divisor, value);
+  }
+}
+
+Explanation explain_shuffle(const ExplainRequest& request) {
+  require_multiple("rows", request.rows, kShuffledRows);
+  require_multiple("cols", request.cols, 1);
+  const ShuffleProblem problem{.device = request.device,
+                               .rows = request.batch * request.rows,
+                               .row_bytes = request.cols * bits(request.dtype) / 8,
+                               .group_rows = kShuffledRows};
+  return explain_candidates("shuffle", shuffle_impls(), problem);
+}
+
+Explanation explain_pack_bits(const ExplainRequest& request) {
+  require_multiple("rows", request.rows, 1);
+  require_multiple("cols", request.cols, 1);
+  const PackBitsProblem problem{.device = request.device,
+                                .elements = request.batch * request.rows * request.cols};
+  return explain_candidates("pack_bits", pack_bits_impls(), problem);
+}
+
+// E4M3, scales row by row.
+Explanation explain_group_quantize(const ExplainRequest& request) {
+  require_float(request, false);
+  require_multiple("cols", request.cols, kColsOfGroup);
+  const GroupQuantizeProblem problem{.input = request.dtype,
+                                     .device = request.device,
+                                     .rows = request.batch * request.rows,
+                                     .cols = request.cols,
+                                     .group_size = kColsOfGroup};
+  return explain_candidates("group_quantize", group_quantize_impls(), problem);
+}
+
+Explanation explain_kv_quantize(const ExplainRequest& request) {
+  if (request.dtype != DType::kBF16 && request.dtype != DType::kF16) {
+    throw_invalid("dtype: expected BF16 or F16, got {}", name(request.dtype));
+  }
+  require_multiple("cols", request.cols, kColsOfKvBlock);
+  const KvQuantizeProblem problem{.input = request.dtype,
+                                  .math = request.math,
+                                  .device = request.device,
+                                  .extents = {request.batch * request.rows, 1, 1},
+                                  .blocks = {request.cols / kColsOfKvBlock, 0}};
+  return explain_candidates("kv_quantize", kv_quantize_impls(), problem);
+}
+
+Explanation explain_kv_dequantize(const ExplainRequest& request) {
+  require_float(request, false);
+  require_multiple("cols", request.cols, kColsOfKvBlock);
+  const KvDequantizeProblem problem{.output = request.dtype,
+                                    .device = request.device,
+                                    .extents = {request.batch * request.rows, 1, 1},
+                                    .blocks = {request.cols / kColsOfKvBlock, 0}};
+  return explain_candidates("kv_dequantize", kv_dequantize_impls(), problem);
+}
+
+// A page of one head for each of the batch.
+Explanation explain_kv_reorder(const ExplainRequest& request) {
+  require_multiple("rows", request.rows, 4);
+  require_multiple("cols", request.cols, 4 * kColsOfKvBlock);
+  const KvReorderProblem problem{.device = request.device,
+                                 .pages = request.batch,
+                                 .heads = 1,
+                                 .tokens = request.rows,
+                                 .blocks = request.cols / kColsOfKvBlock};
+  return explain_candidates("kv_reorder", kv_reorder_impls(), problem);
+}
+
+struct Explainer {
+  std::string_view op;
+  Explanation (*explain)(const ExplainRequest& request);
+};
+
+// explain_moe() has the stages of a layer.
+constexpr std::array<Explainer, 10> kExplainers{{{"quantize", explain_quantize},
+                                                 {"dequantize", explain_dequantize},
+                                                 {"relayout", explain_relayout},
+                                                 {"amax", explain_amax},
+                                                 {"shuffle", explain_shuffle},
+                                                 {"pack_bits", explain_pack_bits},
+                                                 {"group_quantize", explain_group_quantize},
+                                                 {"kv_quantize", explain_kv_quantize},
+                                                 {"kv_dequantize", explain_kv_dequantize},
+                                                 {"kv_reorder", explain_kv_reorder}}};
 
 }  // namespace
 
 std::vector<std::string_view> operations() {
-  return {kOperations.begin(), kOperations.begin() + kExplain.size()};
+  std::vector<std::string_view> names;
+  for (const Explainer& explainer : kExplainers) names.push_back(explainer.op);
+  return names;
 }
 
 Explanation explain(std::string_view op, const ExplainRequest& request) {
-  for (size_t i = 0; i < kExplain.size(); ++i) {
-    if (kOperations[i] == op) return kExplain[i](request);
+  for (const Explainer& explainer : kExplainers) {
+    if (explainer.op == op) return explainer.explain(request);
   }
   throw_invalid("operation: expected one of {}, got \"{}\"", fmt::join(operations(), ", "), op);
 }

@@ -48,6 +48,11 @@ def test_document():
     ["dequantize", "--layout", "all"],
     ["amax"],
     ["relayout", "--layout", "all"],
+    ["group_quantize"],
+    ["group_quantize", "--dtype", "fp32"],
+    ["kv_cache", "--dtype", "fp16"],
+    ["kv_cache", "--math", "fast"],
+    ["pack_bits"],
 ])
 def test_results_are_right(arguments):
     document = sweep(*arguments, "--rows", "1,33", "--cols", "384")
@@ -63,6 +68,20 @@ def test_activation(options):
     for case in document["cases"]:
         assert list(case) == CASE_KEYS + ACTIVATION_KEYS + RESULT_KEYS
         assert case["correct"]
+
+
+def test_operations_without_a_format():
+    cases = sweep("kv_cache", "--rows", "32", "--cols", "256")["cases"]
+    cases += sweep("shuffle", "--rows", "32,33", "--cols", "256")["cases"]
+    assert [(case["op"], case["rows"]) for case in cases] == [
+        ("kv_quantize", 32), ("kv_dequantize", 32), ("kv_append", 32), ("shuffle", 32)]
+    for case in cases:
+        assert case["correct"] and case["format"] is None
+        assert case["implementation"] == "cpu_baseline"
+    codes = 32 * 256 * 9 // 16  # Half a byte of code and a sixteenth of a scale.
+    plain = 32 * 256 * 2
+    assert [(case["read_bytes"], case["write_bytes"]) for case in cases] == [
+        (plain, codes), (codes, plain), (2 * plain + 32 * 8, 2 * codes), (plain, plain)]
 
 
 def test_bytes_are_those_of_the_specification():

@@ -305,8 +305,9 @@ def test_doctor_json():
                               "environment", "implementations"]
     combinations = {(entry["op"], entry["format"]) for entry in document["implementations"]
                     if entry["device"] == "cpu"}
-    assert combinations == {(op, name) for op in ("quantize", "dequantize", "relayout", "amax")
-                            for name in FORMATS}
+    operations = ("quantize", "dequantize", "relayout", "amax", "shuffle", "pack_bits",
+                  "group_quantize", "kv_quantize", "kv_dequantize", "kv_reorder")
+    assert combinations == {(op, name) for op in operations for name in FORMATS}
     assert all(entry["chosen"] for entry in document["implementations"]
                if entry["device"] == "cpu")
 

@@ -87,7 +87,7 @@ void add_matrices(const BenchArguments& arguments, BenchOp op, std::vector<Sweep
       what.cols = shape.cols;
       if (what.has_format()) {
         add_shape(arguments, what, cases);
-      } else {
+      } else if (op < BenchOp::kGroupQuantize || is_small_case_possible(what)) {
         cases.push_back(what);
       }
     }
@@ -121,6 +121,18 @@ std::string_view name(BenchOp op) {
       return "relayout";
     case BenchOp::kActivation:
       return "activation";
+    case BenchOp::kGroupQuantize:
+      return "group_quantize";
+    case BenchOp::kKvQuantize:
+      return "kv_quantize";
+    case BenchOp::kKvDequantize:
+      return "kv_dequantize";
+    case BenchOp::kKvAppend:
+      return "kv_append";
+    case BenchOp::kShuffle:
+      return "shuffle";
+    case BenchOp::kPackBits:
+      return "pack_bits";
   }
   return "";
 }
@@ -167,10 +179,18 @@ std::vector<SweepCase> cases_of(const BenchArguments& arguments) {
   }
   if (op == "relayout") add(BenchOp::kRelayout);
   if (op == "activation") add_activations(arguments.sweep, cases);
+  if (op == "group_quantize") add(BenchOp::kGroupQuantize);
+  if (op == "kv_cache") {
+    add(BenchOp::kKvQuantize);
+    add(BenchOp::kKvDequantize);
+    add(BenchOp::kKvAppend);
+  }
+  if (op == "shuffle") add(BenchOp::kShuffle);
+  if (op == "pack_bits") add(BenchOp::kPackBits);
   if (cases.empty()) {
     throw Error(ErrorKind::kInvalidArgument,
                 "bench: no case is left: no --format has that --layout, --source, --dtype, "
-                "--encode-scale or --four-over-six");
+                "--encode-scale or --four-over-six, or the operation no such shape or --dtype");
   }
   return cases;
 }

@@ -12,13 +12,26 @@
 
 namespace narrowfloat::cli {
 
-enum class BenchOp : int { kQuantize, kDequantize, kAmax, kRowAmax, kRelayout, kActivation };
+enum class BenchOp : int {
+  kQuantize,
+  kDequantize,
+  kAmax,
+  kRowAmax,
+  kRelayout,
+  kActivation,
+  kGroupQuantize,
+  kKvQuantize,
+  kKvDequantize,
+  kKvAppend,
+  kShuffle,
+  kPackBits
+};
 std::string_view name(BenchOp op);
 std::string_view name(QuantizeSource source);
 
 struct SweepCase {
   BenchOp op = BenchOp::kQuantize;
-  FormatId format = FormatId::kNvfp4;  // Not of kAmax, kRowAmax and kActivation.
+  FormatId format = FormatId::kNvfp4;  // Where has_format().
   ScaleLayoutId layout = ScaleLayoutId::kLinear;
   MathMode math = MathMode::kExact;
   DType dtype = DType::kBF16;  // Of the high-precision side.
@@ -40,6 +53,9 @@ bool has_tensor_scale(FormatId format);
 
 // Where relayout() takes its scales from, so that `layout` is another one.
 ScaleLayoutId source_layout(FormatId format, ScaleLayoutId layout);
+
+// Of the operations from kGroupQuantize on: whether the library takes the shape and the type.
+bool is_small_case_possible(const SweepCase& what);
 
 // Throws kInvalidArgument where nothing is left.
 std::vector<SweepCase> cases_of(const BenchArguments& arguments);

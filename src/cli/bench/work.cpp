@@ -174,6 +174,13 @@ Work make_work(const SweepCase& what, Device device, RandomValues& values) {
       return make_relayout_work(what, device);
     case BenchOp::kActivation:
       return make_activation_work(what, values);
+    case BenchOp::kGroupQuantize:
+    case BenchOp::kKvQuantize:
+    case BenchOp::kKvDequantize:
+    case BenchOp::kKvAppend:
+    case BenchOp::kShuffle:
+    case BenchOp::kPackBits:
+      return with_implementation(make_small_work(what), what, device);
   }
   throw Error(ErrorKind::kDevice, "bench: no such operation");
 }

@@ -80,5 +80,6 @@ Work make_dequantize_work(const SweepCase& what, Device device, RandomValues& va
 Work make_amax_work(const SweepCase& what, Device device);
 Work make_relayout_work(const SweepCase& what, Device device);
 Work make_activation_work(const SweepCase& what, RandomValues& values);
+Work make_small_work(const SweepCase& what);
 
 }  // namespace narrowfloat::cli

@@ -10,15 +10,16 @@
 namespace narrowfloat {
 namespace {
 
-TEST(Explain, KnowsFourOperations) {
-  EXPECT_EQ(operations(),
-            (std::vector<std::string_view>{"quantize", "dequantize", "relayout", "amax"}));
+TEST(Explain, KnowsTheOperationsOfMatrices) {
+  EXPECT_EQ(operations(), (std::vector<std::string_view>{
+                              "quantize", "dequantize", "relayout", "amax", "shuffle", "pack_bits",
+                              "group_quantize", "kv_quantize", "kv_dequantize", "kv_reorder"}));
 }
 
 TEST(Explain, ChoosesAnImplementationForEveryOperationAndFormatOnTheCpu) {
   for (const std::string_view op : operations()) {
     for (const FormatInfo& info : all_formats()) {
-      const Explanation explanation = explain(op, {.format = info.id, .rows = 4, .cols = 128});
+      const Explanation explanation = explain(op, {.format = info.id, .rows = 32, .cols = 128});
       EXPECT_EQ(explanation.op, op);
       EXPECT_FALSE(explanation.problem.empty());
       EXPECT_FALSE(explanation.chosen.empty()) << op << " " << info.name;
@@ -42,7 +43,7 @@ TEST(Explain, ChoosesAnImplementationForEveryOperationAndFormatOnTheCpu) {
 TEST(Explain, ChoosesNothingForAGpuWithoutGpuImplementations) {
   if (build_info().cuda_enabled) GTEST_SKIP() << "this build has GPU implementations";
   for (const std::string_view op : operations()) {
-    const Explanation explanation = explain(op, {.device = {DeviceType::kCuda, 0}});
+    const Explanation explanation = explain(op, {.rows = 32, .device = {DeviceType::kCuda, 0}});
     EXPECT_EQ(explanation.chosen, "") << op;
     for (const Candidate& candidate : explanation.candidates) {
       EXPECT_EQ(candidate.reason, "runs on the CPU only") << op << " " << candidate.name;
@@ -82,10 +83,18 @@ TEST(Explain, RefusesUnknownOperationsAndImpossibleShapes) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "operation: expected one of quantize, dequantize, relayout, amax, got \"gemm\"");
+                 "operation: expected one of quantize, dequantize, relayout, amax, shuffle, "
+                 "pack_bits, group_quantize, kv_quantize, kv_dequantize, kv_reorder, got \"gemm\"");
   }
   EXPECT_THROW((void)explain("quantize", {.cols = 24}), Error);
   EXPECT_THROW((void)explain("dequantize", {.rows = -1}), Error);
+  EXPECT_THROW((void)explain("shuffle", {.rows = 33}), Error);
+  EXPECT_THROW((void)explain("pack_bits", {.rows = -1}), Error);
+  EXPECT_THROW((void)explain("group_quantize", {.cols = 96}), Error);
+  EXPECT_THROW((void)explain("kv_quantize", {.cols = 24}), Error);
+  EXPECT_THROW((void)explain("kv_quantize", {.dtype = DType::kF32}), Error);
+  EXPECT_THROW((void)explain("kv_dequantize", {.cols = 24}), Error);
+  EXPECT_THROW((void)explain("kv_reorder", {.rows = 2}), Error);
   EXPECT_THROW((void)explain("relayout", {.scale_layout = ScaleLayoutId::kMnMajor}), Error);
 }
 
