@@ -46,12 +46,13 @@ class Ring {
     fence_barrier_init();
   }
   [[nodiscard]] __device__ uint32_t full(const Position& at) const { return full_ + 8 * at.stage; }
+  [[nodiscard]] __device__ uint32_t empty(const Position& at) const {
+    return empty_ + 8 * at.stage;
+  }
   __device__ void wait_full(const Position& at) const { wait(full(at), at.parity); }
   // All stages are empty to begin with.
-  __device__ void wait_empty(const Position& at) const {
-    wait(empty_ + 8 * at.stage, at.parity ^ 1U);
-  }
-  __device__ void release(const Position& at) const { arrive(empty_ + 8 * at.stage); }
+  __device__ void wait_empty(const Position& at) const { wait(empty(at), at.parity ^ 1U); }
+  __device__ void release(const Position& at) const { arrive(empty(at)); }
 
  private:
   __device__ static void wait(uint32_t barrier, uint32_t parity) {

@@ -236,6 +236,30 @@ TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
   EXPECT_EQ(device.run() == dealt, !claims);
 }
 
+// Tiles of which neighbours have the same expert, have others, or have no neighbour, dealt and
+// claimed: with FP8 weights two blocks take neighbours together and share weights.
+TEST_P(GroupedGemmCuda, LongTilesAndTheirNeighbours) {
+  const GemmCase gemm({.mode = GetParam(),
+                       .weight_rows = 528,
+                       .cols = 640,
+                       .expert_rows = {130, 5, 260, 0, 1},
+                       .token_tile = 128,
+                       .gathers = true,
+                       .seed = 17});
+  GemmOnDevice device(gemm);
+  const std::vector<uint8_t> dealt = device.run();
+  expect_near(gemm, DType::kF32, dealt);
+  expect_padding_untouched(gemm, DType::kF32, dealt);
+  EXPECT_EQ(device.replay(), dealt);
+  const DeviceBuffer counter(sizeof(uint32_t));
+  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  for (const bool tiles_are_complete : {false, true}) {
+    device.layer.tiles_are_complete = tiles_are_complete;
+    counter.fill(0);
+    EXPECT_EQ(device.run(tiles_are_complete), dealt);
+  }
+}
+
 TEST_P(GroupedGemmCuda, NanStaysInItsRow) {
   GemmCase gemm({.mode = GetParam(), .expert_rows = {9, 4}, .token_tile = 16, .seed = 11});
   const size_t row_bytes = gemm.input_codes.size() / static_cast<size_t>(gemm.input_rows());

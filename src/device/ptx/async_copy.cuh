@@ -15,6 +15,17 @@ __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t b
       : "memory");
 }
 
+// The same to several blocks of a cluster, bit i of `ranks` for block i: to the same place in the
+// shared memory of each, where it completes on the barrier of the same place.
+__device__ inline void copy_bulk_to_blocks(uint32_t shared, const void* global, uint32_t bytes,
+                                           uint32_t barrier, uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier), "h"(ranks)
+      : "memory");
+}
+
 // cp.async of 16 bytes, past L1: the first `bytes` (0 or 16) from memory, the rest zeros.
 __device__ inline void copy_16(uint32_t shared, const void* global, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),

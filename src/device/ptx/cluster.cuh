@@ -40,4 +40,26 @@ __device__ inline void store_in_block(uint32_t shared, uint32_t rank, uint32_t v
       : "memory");
 }
 
+// mapa and mbarrier.arrive.shared::cluster: at the barrier of the same place in block `rank`. Says
+// that this thread has read; for what it has written, others need a wider release.
+__device__ inline void arrive_in_block(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
+// st.async: 4 bytes to the same place in block `rank`, which complete on its barrier there.
+__device__ inline void send_to_block(uint32_t shared, uint32_t rank, uint32_t value,
+                                     uint32_t barrier) {
+  asm volatile(
+      "{.reg .b32 remote, done; mapa.shared::cluster.u32 remote, %0, %1; "
+      "mapa.shared::cluster.u32 done, %3, %1; "
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote], %2, [done];}" ::"r"(
+          shared),
+      "r"(rank), "r"(value), "r"(barrier)
+      : "memory");
+}
+
 }  // namespace narrowfloat

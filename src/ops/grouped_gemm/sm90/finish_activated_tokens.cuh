@@ -41,7 +41,13 @@ class TokenFinisher {
     // The factors of tokens are there, and later no longer needed.
     sync_threads(1 + warpgroup_, kWarpgroup);
     if (!params_.activation.is_there) {
-      finish_token_blocks(params_, item_, first_block(), sums, shared_.factors[warpgroup_]);
+      finish_token_blocks(params_,
+                          {.first_row = item_.first_row,
+                           .num_rows = item_.num_rows,
+                           .first_block = first_block(),
+                           .shared_tokens = shared_.factors[warpgroup_],
+                           .shared_columns = shared_.columns[warpgroup_]},
+                          sums);
     } else if constexpr (Shape::writes(RowFormat::kFp8Group)) {
       params_.activation.format == RowFormat::kFp8Static ? store_static(sums) : store_groups(sums);
     }

@@ -29,13 +29,19 @@ class Consumer {
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    WorkList work(params_, shared_.queue, Shape::kTokens, passes * Shape::kTileBlocks);
+    WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
-      if (item.num_rows <= 0) continue;
+      if (!item.has_copies) continue;
       load_factors(params_, item, thread_, shared_.factors[warpgroup_]);
+      if constexpr (Shape::kIsTokenMajor) {
+        load_column_factors(params_, item, item.block + 2 * warpgroup_, thread_,
+                            shared_.columns[warpgroup_]);
+      }
       if constexpr (!Shape::kIsTokenMajor) {
         run_item(item, passes);
+      } else if (Shape::kTeam > 1 && item.num_rows <= 0) {
+        loop_.pass();
       } else if (Shape::kTokens > 64 && item.num_rows > 64) {
         run_token_blocks<2>(item);
       } else {

@@ -27,6 +27,17 @@
 
 namespace narrowfloat {
 
+// All threads of a block, or of the blocks that share weights.
+template <class Shape>
+__device__ void sync_team() {
+  if constexpr (Shape::kTeam > 1) {
+    arrive_at_cluster();
+    wait_for_cluster();
+  } else {
+    __syncthreads();
+  }
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     multiply_groups_kernel(const __grid_constant__ GemmParams params) {
@@ -36,10 +47,10 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
     const Ring<Shape::kStages> ring(shared.barriers);
     if (threadIdx.x == 0) {
-      ring.init(kWarpgroup + 1, kConsumers * kWarpgroup / 32);
-      WorkList::init(shared.queue, kGemmThreads / 32);
+      ring.init(kWarpgroup + 1, Shape::kTeam * kConsumers * kWarpgroup / 32);
+      WorkList::init(shared.queue, Shape::kTeam * kGemmThreads / 32);
     }
-    __syncthreads();
+    sync_team<Shape>();
     // By a consumer: it has nothing to do yet, and registers.
     if (params.tiles_are_complete && threadIdx.x == kWarpgroup) {
       Producer<Shape>(params, shared, ring).request_weights();
@@ -53,6 +64,8 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
       take_registers<Shape::kConsumerRegisters>();
       Consumer<Shape>(params, shared, ring).run();
     }
+    // The other block may still write here, or arrive at barriers.
+    if constexpr (Shape::kTeam > 1) sync_team<Shape>();
   }
 }
 
@@ -64,10 +77,11 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
   static SharedMemoryOptIn opt_in;
   opt_in.allow(reinterpret_cast<const void*>(kKernel), kBytes, shape.device);
   const int row_tiles = ceil_div(params.blocks, passes_of<Shape>(params) * Shape::kTileBlocks);
-  const int64_t most = int64_t{params.max_tiles} * params.splits * row_tiles;
-  const int64_t blocks = std::min<int64_t>(most, int64_t{shape.num_sms} * Shape::kBlocksPerSm);
-  launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), kBytes}, stream,
-         params);
+  const int64_t pieces = int64_t{params.max_tiles} * params.splits;
+  const int64_t most = ceil_div(pieces, int64_t{Shape::kTeam}) * row_tiles;
+  const int64_t teams = std::min<int64_t>(most, shape.num_sms * Shape::kBlocksPerSm / Shape::kTeam);
+  const auto blocks = static_cast<unsigned>(teams * Shape::kTeam);
+  launch(kKernel, {dim3(blocks), dim3(kGemmThreads), kBytes, Shape::kTeam}, stream, params);
 }
 
 template <class Weights, bool kHasGroups>

@@ -9,6 +9,7 @@
 // still being made.
 #pragma once
 
+#include "base/int_math.h"
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/grouped_gemm/sm90/finish_activated.cuh"
@@ -28,22 +29,22 @@ class Producer {
   // done: the first item's weights, as many stages as the ring has.
   __device__ void request_weights() {
     const int passes = passes_of<Shape>(params_);
-    const WorkList work(params_, shared_.queue, Shape::kTokens, passes * kTileBlocks, true);
+    const WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), true);
     if (!work.has_next()) return;
     const WorkItem item = work.item();
-    if (item.num_rows <= 0) return;
+    if (!item.has_copies) return;
     for (int unit = 0; unit < min(params_.units, kRingUnits); unit += Shape::kUnits) {
-      copy_weights(item.expert, item.block, unit);
+      copy_weights(item, item.block, unit);
       at_.advance();
     }
   }
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    WorkList work(params_, shared_.queue, Shape::kTokens, passes * Shape::kTileBlocks);
+    WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
-      if (item.num_rows > 0) copy_item(item, passes, work.is_first());
+      if (item.has_copies) copy_item(item, passes, work.is_first());
       // The ring is full meanwhile; a claim among the copies would take registers.
       if (thread_ == 0) work.choose_next();
     }
@@ -67,7 +68,7 @@ class Producer {
       const int first_block = item.block + pass * kTileBlocks;
       for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
         ring_.wait_empty(at_);
-        if (!is_requested || unit >= kRingUnits) copy_weights(item.expert, first_block, unit);
+        if (!is_requested || unit >= kRingUnits) copy_weights(item, first_block, unit);
         copy_stage(unit);
       }
     }
@@ -92,6 +93,7 @@ class Producer {
 
   __device__ void find_rows(const WorkItem& item) {
     has_row_ = 0;
+    if constexpr (Shape::kIsTokenMajor) row_passes_ = ceil_div(item.num_rows, kRowsPerPass);
 #pragma unroll
     for (int i = 0; i < kSources; ++i) {
       const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
@@ -104,30 +106,44 @@ class Producer {
     }
   }
 
-  __device__ void copy_weights(int expert, int first_block, int unit) const {
+  // Where two blocks share them, each copies half of them for both.
+  __device__ void copy_weights(const WorkItem& item, int first_block, int unit) const {
     if (thread_ != 0) return;
     const int count = min(Shape::kUnits, params_.units - unit);
-    const int blocks = max(0, min(kTileBlocks, params_.blocks - first_block));
+    const int blocks =
+        item.num_rows > 0 ? max(0, min(kTileBlocks, params_.blocks - first_block)) : 0;
     const auto bytes = static_cast<uint32_t>(count * Shape::kUnitBytes);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
-    const uint8_t* global_units = params_.image + expert * params_.expert_bytes +
+    const uint8_t* global_units = params_.image + item.expert * params_.expert_bytes +
                                   first_block * params_.block_bytes +
                                   static_cast<int64_t>(unit) * Shape::kUnitBytes;
-    for (int block = 0; block < blocks; ++block) {
-      copy_units(block, global_units + block * params_.block_bytes, bytes);
+    const int own = item.is_shared ? kTileBlocks / Shape::kTeam : kTileBlocks;
+    const int first = item.is_shared ? static_cast<int>(cluster_rank()) * own : 0;
+    for (int block = first; block < min(blocks, first + own); ++block) {
+      copy_units(item, block, global_units + block * params_.block_bytes, bytes);
     }
   }
 
   // Of one block, codes and scales.
-  __device__ void copy_units(int block, const uint8_t* global_units, uint32_t bytes) const {
+  __device__ void copy_units(const WorkItem& item, int block, const uint8_t* global_units,
+                             uint32_t bytes) const {
     const uint32_t shared_units = shared_address(shared_.weights[at_.stage][block]);
     if constexpr (Shape::kIsTokenMajor) {
       constexpr uint32_t kCodes = Shape::kBlockStageBytes;
-      copy_bulk(shared_units, global_units, kCodes, ring_.full(at_));
-      copy_bulk(shared_address(shared_.weight_scales[at_.stage][block]), global_units + kCodes,
-                bytes - kCodes, ring_.full(at_));
+      const uint32_t shared_scales = shared_address(shared_.weight_scales[at_.stage][block]);
+      copy_to_team(item, shared_units, global_units, kCodes);
+      copy_to_team(item, shared_scales, global_units + kCodes, bytes - kCodes);
     } else {
-      copy_bulk(shared_units, global_units, bytes, ring_.full(at_));
+      copy_to_team(item, shared_units, global_units, bytes);
+    }
+  }
+
+  __device__ void copy_to_team(const WorkItem& item, uint32_t shared, const uint8_t* global,
+                               uint32_t bytes) const {
+    if (Shape::kTeam > 1 && item.is_shared) {
+      copy_bulk_to_blocks(shared, global, bytes, ring_.full(at_), (1U << Shape::kTeam) - 1);
+    } else {
+      copy_bulk(shared, global, bytes, ring_.full(at_));
     }
   }
 
@@ -147,6 +163,7 @@ class Producer {
       const uint32_t mask = has_cols ? has_row_ : 0;
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
+        if (Shape::kIsTokenMajor && i >= row_passes_) break;
         copy_16(
             shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
             global_rows_[i] + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
@@ -174,6 +191,8 @@ class Producer {
   RingPosition<Shape::kStages> at_;
   const uint8_t* global_rows_[kSources];
   uint32_t has_row_ = 0;  // A bit for each.
+  // Rows behind the tile's last multiply to sums that nobody reads, whatever they are.
+  int row_passes_ = kSources;
   int scale_source_ = -1;
 };
 

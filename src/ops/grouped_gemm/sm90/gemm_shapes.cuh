@@ -21,6 +21,9 @@ struct GemmShapeOf {
   static constexpr bool kIsPanel = Weights::kIsPanel;
   // Tokens are wgmma's rows (token_loop.cuh) instead of its columns.
   static constexpr bool kIsTokenMajor = kIsPanel && !kIsSmall;
+  // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
+  // weights: what one copies of these from L2 serves both.
+  static constexpr int kTeam = kIsTokenMajor && kTokens == 128 ? 2 : 1;
   static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128 && !kIsPanel) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
 
@@ -34,8 +37,8 @@ struct GemmShapeOf {
 
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
-  static constexpr int kProducerRegisters = kIsSmall ? 32 : kIsPanel ? 40 : 56;
-  static constexpr int kConsumerRegisters = kIsSmall ? 104 : kIsPanel ? 232 : 224;
+  static constexpr int kProducerRegisters = kIsSmall ? 32 : kIsPanel && kTeam == 1 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kIsSmall ? 104 : kIsPanel && kTeam == 1 ? 232 : 224;
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
@@ -60,8 +63,8 @@ struct GemmShapeOf {
   static constexpr int kParkedPairs = kGroupPasses == 2 ? kTokens / 8 : 0;
   static constexpr int kMaxima =
       writes(RowFormat::kMxfp8) || writes(RowFormat::kFp8Group) ? 4 * kBlocks * kTokens : 0;
-  static constexpr int kFixedBytes =
-      (kSwapPairs + kParkedPairs + 1) * 256 * 8 + kMaxima * 4 + 2 * kTokens * 8;
+  static constexpr int kFixedBytes = (kSwapPairs + kParkedPairs + 1) * 256 * 8 + kMaxima * 4 +
+                                     2 * kTokens * 8 + (kIsTokenMajor ? 256 * 8 : 0);
   static constexpr int kFittingStages = (kSharedBytes - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
   static_assert(kStages >= 3 && kUnits % (kHasGroups ? kGroupUnits : 1) == 0);
@@ -84,6 +87,7 @@ struct GemmStorage {
   float2 parked[some(Shape::kParkedPairs)][Shape::kParkedPairs > 0 ? 2 * kWarpgroup : 1];
   float maxima[some(Shape::kMaxima)];
   TokenFactor factors[kConsumers][Shape::kTokens];
+  alignas(16) ColumnFactor columns[kConsumers][Shape::kIsTokenMajor ? kWarpgroup : 1];
   RingBarriers<Shape::kStages> barriers;
   ItemQueue queue;
 };

@@ -8,6 +8,8 @@
 // warpgroup promotes its set, the other one's instructions keep the tensor cores busy.
 #pragma once
 
+#include "base/float_ops.h"
+#include "device/ptx/cluster.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/ptx/wgmma_e4m3_shared.cuh"
 #include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
@@ -28,7 +30,8 @@ class TokenLoop {
       : params_(params),
         shared_(shared),
         ring_(ring),
-        warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
+        // From a lane, so that the compiler knows it to be the same in all.
+        warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0)),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
   // Of the first 64 * kTokenBlocks tokens.
@@ -40,19 +43,34 @@ class TokenLoop {
     for (int unit = 0; unit < params_.units; ++unit) {
       ring_.wait_full(at_);
       fence_async_proxy();
+      const Scales<kTokenBlocks> scales = load_scales<kTokenBlocks>();
 #pragma unroll
       for (int block = 0; block < kTokenBlocks; ++block) {
         TokenSums group_sums;
         issue(block, group_sums);
-        const Factors factors = load_factors(block);
         wgmma_wait();
         if (block + 1 == kTokenBlocks) release();
-        promote(group_sums, factors, sums[block]);
+        promote(group_sums, factors_of(scales, block), sums[block]);
       }
     }
   }
 
+  // For an item whose copies the other block of the team needs.
+  __device__ void pass() {
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; ++unit) {
+      ring_.wait_full(at_);
+      release();
+    }
+  }
+
  private:
+  // Of a stage: of a thread's two tokens of each 64, and of two panels.
+  template <int kTokenBlocks>
+  struct Scales {
+    float tokens[2 * kTokenBlocks];
+    float weights[2];
+  };
   // Of a thread's two tokens and the panels of two blocks.
   struct Factors {
     float of[2][2];  // [token][panel]
@@ -71,15 +89,30 @@ class TokenLoop {
     wgmma_commit();
   }
 
-  __device__ Factors load_factors(int block) const {
-    const float* tokens =
-        shared_.group_scales[at_.stage][0] + block * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
-    Factors factors;
+  // In front of the first instructions: a load among them would hold up the last of them.
+  template <int kTokenBlocks>
+  __device__ Scales<kTokenBlocks> load_scales() const {
+    Scales<kTokenBlocks> scales;
+    const uint32_t tokens = shared_address(shared_.group_scales[at_.stage][0]) +
+                            static_cast<uint32_t>(thread_ / 32 * 64 + thread_ % 32 / 4 * 4);
+    const uint32_t weights = shared_address(shared_.weight_scales[at_.stage][2 * warpgroup_]);
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel) {
-      const float weights = shared_.weight_scales[at_.stage][2 * warpgroup_ + panel][0];
-      factors.of[0][panel] = __fmul_rn(tokens[0], weights);
-      factors.of[1][panel] = __fmul_rn(tokens[8], weights);
+      scales.weights[panel] = bits_float(load_shared(weights + panel * 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kTokenBlocks; ++i) {
+      scales.tokens[i] = bits_float(load_shared(tokens + i / 2 * 256 + i % 2 * 32));
+    }
+    return scales;
+  }
+
+  template <int kTokenBlocks>
+  __device__ static Factors factors_of(const Scales<kTokenBlocks>& scales, int block) {
+    Factors factors;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      factors.of[i / 2][i % 2] = __fmul_rn(scales.tokens[2 * block + i / 2], scales.weights[i % 2]);
     }
     return factors;
   }
@@ -95,7 +128,12 @@ class TokenLoop {
   // Once all lanes of the warp have read.
   __device__ void release() {
     __syncwarp();
-    if (thread_ % 32 == 0) ring_.release(at_);
+    if constexpr (Shape::kTeam == 1) {
+      if (thread_ % 32 == 0) ring_.release(at_);
+    } else if (thread_ % 32 < Shape::kTeam) {
+      // The other block's producer writes here, too.
+      arrive_in_block(ring_.empty(at_), thread_ % 32);
+    }
     at_.advance();
   }
 

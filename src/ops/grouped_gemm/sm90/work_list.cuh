@@ -16,6 +16,7 @@
 // behind the last one, so that the counter ends at the number of items.
 #pragma once
 
+#include "device/ptx/cluster.cuh"
 #include "device/ring.cuh"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
 
@@ -25,7 +26,22 @@ struct WorkItem {
   int expert = 0;
   int block = 0;  // The first block of 64 weight rows.
   int64_t first_row = 0;
-  int num_rows = 0;  // 0: nothing to do.
+  int num_rows = 0;  // 0: nothing to multiply.
+  // Rows here or in the other block of a team: both pass the same stages.
+  bool has_copies = false;
+  bool is_shared = false;  // In both, of the same expert.
+};
+
+// What an item is made of.
+struct WorkTiling {
+  int tokens;
+  int blocks;  // Of 64 weight rows.
+  int team;    // Blocks of threads that take neighbouring token tiles of the same weight rows.
+
+  template <class Shape>
+  __device__ static WorkTiling of(int passes) {
+    return {Shape::kTokens, passes * Shape::kTileBlocks, Shape::kTeam};
+  }
 };
 
 // Items on their way to a block's warps. The producer is ahead by several short ones.
@@ -42,49 +58,66 @@ class WorkList {
     Ring<ItemQueue::kSlots>(shared_queue.barriers).init(1, warps);
   }
 
-  // tile_blocks: blocks of 64 weight rows of an item. is_early: before previous kernels are done.
-  __device__ WorkList(const GemmParams& params, ItemQueue& shared_queue, int tokens,
-                      int tile_blocks, bool is_early = false)
+  // is_early: before previous kernels are done.
+  __device__ WorkList(const GemmParams& params, ItemQueue& shared_queue, const WorkTiling& tiling,
+                      bool is_early = false)
       : params_(params),
         shared_queue_(shared_queue),
         is_early_(is_early),
-        tokens_(tokens),
-        tile_blocks_(tile_blocks),
-        row_tiles_(static_cast<uint32_t>((params.blocks + tile_blocks - 1) / tile_blocks)),
-        index_(blockIdx.x) {}
+        tiling_(tiling),
+        row_tiles_(static_cast<uint32_t>((params.blocks + tiling.blocks - 1) / tiling.blocks)),
+        index_(blockIdx.x / team()) {}
 
-  [[nodiscard]] __device__ bool has_next() const { return index_ < num_pieces() * row_tiles_; }
+  [[nodiscard]] __device__ bool has_next() const { return index_ < num_columns() * row_tiles_; }
 
   // The one of the block's number.
   [[nodiscard]] __device__ bool is_first() const { return taken_ == 0; }
 
   __device__ void choose_next() const {
-    const uint32_t before = params_.next_item == nullptr ? blockIdx.x + taken_ * gridDim.x
-                                                         : atomicAdd(params_.next_item, 1U);
     const Position at = position();
+    if (team() > 1) {
+      // This thread has taken the slot's item before, so its phase has ended.
+      arrive_and_expect(ring().full(at), sizeof(uint32_t));
+      if (cluster_rank() != 0) return;
+    }
+    const uint32_t teams = gridDim.x / team();
+    const uint32_t before = params_.next_item == nullptr ? blockIdx.x / team() + taken_ * teams
+                                                         : atomicAdd(params_.next_item, 1U);
     ring().wait_empty(at);
-    shared_queue_.items[at.stage] = before + gridDim.x;
-    arrive(ring().full(at));
+    if (team() > 1) {
+      const uint32_t slot = shared_address(&shared_queue_.items[at.stage]);
+      for (uint32_t rank = 0; rank < team(); ++rank) {
+        send_to_block(slot, rank, before + teams, ring().full(at));
+      }
+    } else {
+      shared_queue_.items[at.stage] = before + teams;
+      arrive(ring().full(at));
+    }
   }
   __device__ void next() {
     const Position at = position();
     ring().wait_full(at);
     index_ = shared_queue_.items[at.stage];
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ring().release(at);
+    if (threadIdx.x % 32 == 0) release(at);
     ++taken_;
   }
 
   [[nodiscard]] __device__ WorkItem item() const {
-    const uint32_t group_items = kTileGroup * row_tiles_;
+    const uint32_t most_columns = kTileGroup / team();
+    const uint32_t group_items = most_columns * row_tiles_;
     const uint32_t group = index_ / group_items;
     const uint32_t in_group = index_ - group * group_items;
-    const uint32_t group_pieces = min(kTileGroup, num_pieces() - group * kTileGroup);
-    const uint32_t row_tile = in_group / group_pieces;
-    const uint32_t piece = group * kTileGroup + (in_group - row_tile * group_pieces);
-    const auto splits = static_cast<uint32_t>(params_.splits);
-    return make_item(static_cast<int>(row_tile), static_cast<int>(piece / splits),
-                     static_cast<int>(piece % splits));
+    const uint32_t group_columns = min(most_columns, num_columns() - group * most_columns);
+    const uint32_t row_tile = in_group / group_columns;
+    const uint32_t column = group * most_columns + (in_group - row_tile * group_columns);
+    if (team() == 1) return make_item(static_cast<int>(row_tile), column);
+    const uint32_t piece = team() * column + cluster_rank();
+    WorkItem item = make_item(static_cast<int>(row_tile), piece);
+    const WorkItem other = make_item(static_cast<int>(row_tile), piece ^ 1U);
+    item.is_shared = item.has_copies && other.has_copies && other.expert == item.expert;
+    item.has_copies = item.has_copies || other.has_copies;
+    return item;
   }
 
  private:
@@ -100,6 +133,16 @@ class WorkList {
     return {.stage = static_cast<int>(taken_ % kSlots), .parity = taken_ / kSlots % 2};
   }
 
+  // To the block that chooses.
+  __device__ void release(const Position& at) const {
+    team() > 1 ? arrive_in_block(ring().empty(at), 0) : ring().release(at);
+  }
+  [[nodiscard]] __device__ uint32_t team() const { return static_cast<uint32_t>(tiling_.team); }
+
+  // Pieces that a team takes together.
+  [[nodiscard]] __device__ uint32_t num_columns() const {
+    return (num_pieces() + team() - 1) / team();
+  }
   // Of token tiles. Read for each item: kernels have no register for it.
   [[nodiscard]] __device__ uint32_t num_pieces() const {
     const int tiles = min(max(load(params_.num_tiles), 0), params_.max_tiles);
@@ -112,15 +155,19 @@ class WorkList {
   }
 
   // Whatever the device holds: no row outside the buffers, no expert outside the weights.
-  [[nodiscard]] __device__ WorkItem make_item(int row_tile, int tile, int split) const {
+  [[nodiscard]] __device__ WorkItem make_item(int row_tile, uint32_t piece) const {
+    if (team() > 1 && piece >= num_pieces()) return {};
+    const auto splits = static_cast<uint32_t>(params_.splits);
+    const uint32_t tile = piece / splits;
     const int64_t tile_row = static_cast<int64_t>(tile) * params_.token_tile;
-    WorkItem item{.expert = load(params_.tile_experts + tile), .block = tile_blocks_ * row_tile};
-    item.first_row = tile_row + static_cast<int64_t>(split) * tokens_;
+    WorkItem item{.expert = load(params_.tile_experts + tile), .block = tiling_.blocks * row_tile};
+    item.first_row = tile_row + static_cast<int64_t>(piece % splits) * tiling_.tokens;
     int64_t end = min(tile_row + params_.token_tile, params_.row_limit);
     end = min(end, static_cast<int64_t>(load(params_.row_ends + tile)));
-    end = min(end, item.first_row + tokens_);
+    end = min(end, item.first_row + tiling_.tokens);
     if (has_expert(item.expert) && end > item.first_row) {
       item.num_rows = static_cast<int>(end - item.first_row);
+      item.has_copies = true;
     }
     return item;
   }
@@ -133,8 +180,7 @@ class WorkList {
   const GemmParams& params_;
   ItemQueue& shared_queue_;
   bool is_early_;
-  int tokens_;
-  int tile_blocks_;
+  WorkTiling tiling_;
   uint32_t row_tiles_;
   uint32_t index_;
   uint32_t taken_ = 0;  // From the ring.
