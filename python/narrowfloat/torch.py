@@ -14,6 +14,7 @@ functions of `narrowfloat` of the same name, to the bit.
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,19 +106,27 @@ def quantized_layout(
     )
 
 
+@lru_cache(maxsize=256)
+def _sizes(
+    format: str, shape: tuple[int, ...], layout: str, batched: bool, alignment: int, count: int
+) -> _core.QuantizedLayout:
+    """Sizes of a tensor with `count` global scales."""
+    batch = product(shape[:-2]) if batched else 1
+    rows = shape[-2] if batched else product(shape[:-1])
+    per_row = format == "nvfp4" and count == rows != 1
+    per_batch = format == "nvfp4" and not per_row and count == batch != 1
+    axis = "row" if per_row else "batch" if per_batch else "tensor"
+    return quantized_layout(format, shape, layout, batched, alignment, axis)
+
+
 def _wrap(
     parts: Quantized, format: str, shape: Sequence[int], layout: str, batched: bool, alignment: int
 ) -> nf.QuantizedTensor:
     """The three tensors as the package takes them."""
     values, scales, global_scale = parts
-    count = global_scale.numel()
-    batch = int(product(shape[:-2])) if batched else 1
-    rows = int(shape[-2]) if batched else int(product(shape[:-1]))
-    per_row = format == "nvfp4" and count == rows != 1
-    per_batch = format == "nvfp4" and not per_row and count == batch != 1
-    axis = "row" if per_row else "batch" if per_batch else "tensor"
-    sizes = quantized_layout(format, shape, layout, batched, alignment, axis)
-    return nf.QuantizedTensor(values, scales, global_scale if count else None, sizes, tuple(shape))
+    count, extents = global_scale.numel(), tuple(map(int, shape))
+    sizes = _sizes(format, extents, layout, batched, alignment, count)
+    return nf.QuantizedTensor(values, scales, global_scale if count else None, sizes, extents)
 
 
 def _options(format: str, how: dict[str, Any]) -> dict[str, Any]:
