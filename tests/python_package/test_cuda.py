@@ -179,6 +179,48 @@ def test_graphs() -> None:
     assert torch.equal(y, layer.run(x, logits))
 
 
+def test_flashinfer_functions_in_graphs() -> None:
+    """Per-token quantization reads its scale once; a layer is prepared before."""
+    import narrowfloat.compat.flashinfer as fi
+
+    x, base = X.cuda(), torch.tensor([1 / 2688], device="cuda")
+
+    def run() -> tuple:
+        return fi.nvfp4_quantize(x, base, per_token_activation=True)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        parts = run()
+    x.copy_(X.flip(0))
+    graph.replay()
+    wanted = nf.quantize(X.flip(0), "nvfp4_per_token", base_decode_scale=1 / 2688)
+    assert torch.equal(parts[0].cpu(), wanted.values)
+    assert torch.equal(parts[2].cpu(), wanted.global_scale)
+    base.mul_(2)  # Counted by torch: read again.
+    wanted = nf.quantize(X.flip(0), "nvfp4_per_token", base_decode_scale=2 / 2688)
+    assert torch.equal(run()[2].cpu(), wanted.global_scale)
+    weights = torch.randn(8, 256, 256, device="cuda").bfloat16(), torch.randn(
+        8, 256, 128, device="cuda").bfloat16()  # fmt: skip
+    logits = torch.randn(37, 8, device="cuda")
+
+    def layer() -> torch.Tensor:
+        return fi.trtllm_bf16_moe(logits, None, x, *weights, 8, 2, None, None, 128, 0, 8,
+                                  routing_method_type=1, use_shuffled_weight=False,
+                                  weight_layout=0)  # fmt: skip
+
+    fi.clear_prepared_cache()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="not prepared"), torch.cuda.graph(graph):
+        layer()
+    eager = layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer()
+    graph.replay()
+    assert torch.equal(captured, eager)
+
+
 def test_compiled() -> None:
     """torch.compile around operators, with kernels of its own before and behind."""
 

@@ -39,6 +39,7 @@ def clear_prepared_cache() -> None:
     """
     with _lock:
         _layers.clear()
+        _numbers.clear()
     clear_tuning()
 
 
@@ -57,6 +58,27 @@ def _identity(array: Any) -> Hashable:
     if not hasattr(array, "ctypes"):
         return array
     return (array.ctypes.data, array.shape, array.strides, array.dtype.str)
+
+
+_numbers: dict[Hashable, float] = {}
+
+
+def host_number(value: Any) -> float:
+    """A number that may lie on a GPU: read once for each tensor and each change of it.
+
+    So calls behind the first neither wait for the device nor end a graph capture.
+    """
+    if not is_torch(value) or not value.is_cuda:
+        return float(value)
+    key = _identity(value)
+    with _lock:
+        known = _numbers.get(key)
+    if known is None:
+        known = float(value)
+        with _lock:
+            _numbers[key] = known
+        weakref.finalize(_memory(value), _numbers.pop, key, None).atexit = False
+    return known
 
 
 def _is_capturing() -> bool:

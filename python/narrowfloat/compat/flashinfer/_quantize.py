@@ -26,6 +26,7 @@ from narrowfloat.compat.flashinfer._arrays import (
     transpose,
 )
 from narrowfloat.compat.flashinfer._enums import SfLayout
+from narrowfloat.compat.flashinfer._layers import host_number
 from narrowfloat.compat.flashinfer._layouts import (
     block_scale_interleave,
     e4m3,
@@ -119,7 +120,7 @@ def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: An
         "nvfp4_per_token",
         layout=layout,
         math=math_mode(math),
-        base_decode_scale=None if a_global_sf is None else float(a_global_sf),
+        base_decode_scale=None if a_global_sf is None else host_number(a_global_sf),
         four_over_six=option,
         row_list=rows,
     )
