@@ -2,11 +2,16 @@
 // their rows give in small calls, and as the host gives for rows at both ends and around the
 // borders.
 #include <algorithm>
+#include <functional>
 
 #include <fmt/format.h>
 
 #include "cuda/bulk_kernels.h"
 #include "cuda/gpu_test.h"
+#include "narrowfloat/group_quantize.h"
+#include "narrowfloat/kv_cache.h"
+#include "narrowfloat/pack_bits.h"
+#include "narrowfloat/shuffle.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
@@ -179,6 +184,67 @@ TEST_F(GpuLarge, TheMaximumMayBeTheLastElement) {
   maxima.read(&last, 4, maxima.size() - 4);
   EXPECT_EQ(all, 12288.0F);
   EXPECT_EQ(last, 12288.0F);
+}
+
+// A call on rows [first, first + count) of the input, which writes to `output`.
+using CallOnRows = std::function<void(const DeviceBuffer& output, int64_t first, int64_t count)>;
+
+void expect_same_in_pieces(const char* what, int64_t output_bytes, const CallOnRows& call) {
+  SCOPED_TRACE(what);
+  const DeviceBuffer whole(output_bytes, {.poison = 0xCC});
+  const DeviceBuffer pieces(output_bytes, {.poison = 0x33});
+  call(whole, 0, kRows);
+  for_pieces([&](int64_t first, int64_t count) { call(pieces, first, count); });
+  synchronize_device();
+  EXPECT_EQ(count_differences(whole, pieces), 0);
+  EXPECT_TRUE(whole.intact());
+}
+
+// Rows of `width` bytes from one on; codes lie before scales.
+TensorView bytes_of(const DeviceBuffer& buffer, int64_t at, DType dtype, int64_t first,
+                    int64_t count, int64_t width) {
+  return TensorView::contiguous(buffer.data() + at + first * width, dtype,
+                                {count, width * 8 / bits(dtype)}, gpu());
+}
+
+TEST_F(GpuLarge, OperationsWithoutAFormatAreAsInPieces) {
+  constexpr int64_t kGroups = kCols / 128;
+  const int64_t code_bytes = kRows * kCols;
+  expect_same_in_pieces("group_quantize", code_bytes + kRows * kGroups * 4,
+                        [&](const DeviceBuffer& to, int64_t first, int64_t count) {
+                          quantize_group_8bit(
+                              rows_of(input_, first, count),
+                              bytes_of(to, 0, DType::kF8E4M3, first, count, kCols),
+                              bytes_of(to, code_bytes, DType::kF32, first, count, kGroups * 4));
+                        });
+  const auto codes = [&](const DeviceBuffer& of, int64_t first, int64_t count) {
+    return KvCodes{bytes_of(of, 0, DType::kU8, first, count, kCols / 2),
+                   bytes_of(of, code_bytes / 2, DType::kU8, first, count, kCols / 16)};
+  };
+  const int64_t kv_bytes = code_bytes / 2 + code_bytes / 16;
+  expect_same_in_pieces("kv_quantize", kv_bytes,
+                        [&](const DeviceBuffer& to, int64_t first, int64_t count) {
+                          kv_quantize(rows_of(input_, first, count), codes(to, first, count));
+                        });
+  const DeviceBuffer coded(kv_bytes);
+  kv_quantize(rows_of(input_, 0, kRows), codes(coded, 0, kRows));
+  expect_same_in_pieces("kv_dequantize", kRows * kRowBytes,
+                        [&](const DeviceBuffer& to, int64_t first, int64_t count) {
+                          kv_dequantize(codes(coded, first, count), rows_of(to, first, count));
+                        });
+  expect_same_in_pieces(
+      "shuffle", kRows * kRowBytes, [&](const DeviceBuffer& to, int64_t first, int64_t count) {
+        shuffle_rows(rows_of(input_, first, count), rows_of(to, first, count), 128);
+      });
+  expect_same_in_pieces(
+      "pack_bits", kRows * kRowBytes / 8,
+      [&](const DeviceBuffer& to, int64_t first, int64_t count) {
+        const auto flat = [](const DeviceBuffer& buffer, int64_t at, int64_t size) {
+          return TensorView::contiguous(buffer.data() + at, DType::kU8, {size}, gpu());
+        };
+        pack_bits(flat(input_, first * kRowBytes, count * kRowBytes),
+                  flat(to, first * kRowBytes / 8, count * kRowBytes / 8));
+      });
 }
 
 }  // namespace

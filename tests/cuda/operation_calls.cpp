@@ -9,6 +9,7 @@
 
 #include "conformance/case_sampling.h"
 #include "conformance/quantize_call.h"
+#include "cuda/small_operation_calls.h"
 #include "narrowfloat/activation.h"
 #include "narrowfloat/combine.h"
 #include "narrowfloat/error.h"
@@ -288,6 +289,7 @@ class Sampler {
     }
     add(activation_call(DType::kF8E4M3, RowFormat::kFp8Group, random_));
     draw_routing();
+    for (OperationCall& call : small_operation_calls(random_)) add(std::move(call));
     return std::move(calls_);
   }
 
