@@ -89,16 +89,16 @@ struct Nvfp4Fp8Weights : E4m3Fragments {
   static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Fp8;
 
   __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    const uint8_t* scales = unit + unit_code_bytes(kCoding) + thread / 4 * 16;
+    const auto scales = load_shared<uint4>(unit + unit_code_bytes(kCoding) + thread / 4 * 16);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const auto words = load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const uint32_t word = row == 0 ? words.x : words.y;
-        const auto codes = uint32_t{load_shared<uint16_t>(scales + row * 8 + step * 2)};
-        fragments[step][row] = first_four(table_of(codes & 0xFFU), word);
-        fragments[step][2 + row] = last_four(table_of(codes >> 8), word);
+        const FourScales four(word_of(scales, row * 2 + step / 2));
+        fragments[step][row] = first_four(four.table(step % 2 * 2), word);
+        fragments[step][2 + row] = last_four(four.table(step % 2 * 2 + 1), word);
       }
     }
   }
@@ -108,13 +108,24 @@ struct Nvfp4Fp8Weights : E4m3Fragments {
   }
 
  private:
-  // Bit 7: the mantissa is 1 to 5.
-  __device__ static E2m1Table table_of(uint32_t scale) {
-    const uint32_t code = scale & 0x7FU;
-    const uint32_t more = scale >> 7;
-    return {code * 0x01010100U + more * 0x01000000U + 0x03FFF800U,
-            code * 0x01010101U + more * 0x01000100U + 0x14100C08U};
-  }
+  // Of four blocks of a row, a byte each: 1 and 1.5 times the scale. Bit 7 of what is stored: the
+  // mantissa is 1 to 5.
+  struct FourScales {
+    uint32_t ones;
+    uint32_t halves_more;
+
+    __device__ explicit FourScales(uint32_t stored)
+        : ones(stored & 0x7F7F7F7FU),
+          halves_more(ones + (stored >> 7 & 0x01010101U) + 0x04040404U) {}
+
+    // No byte reaches the next. The bytes' own signs, which are clear, make 0 (prmt's bit 3).
+    [[nodiscard]] __device__ E2m1Table table(uint32_t block) const {
+      const uint32_t zero_one_one_more = (4 + block) << 12 | block << 8 | block << 4 | 8 | block;
+      const uint32_t one_more_twice = (4 + block) << 12 | block << 8 | (4 + block) << 4 | block;
+      return {permute_bytes(ones, halves_more, zero_one_one_more) - 0x800U,
+              permute_bytes(ones, halves_more, one_more_twice) + 0x10100808U};
+    }
+  };
 };
 
 }  // namespace narrowfloat
