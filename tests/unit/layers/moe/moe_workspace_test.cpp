@@ -51,6 +51,24 @@ TEST(MoeWorkspace, PartsDoNotOverlapAndAreAligned) {
   EXPECT_EQ(plan.total, plan.gemm + 1024);
 }
 
+// The first GEMM writes into the second one's while it reads its own.
+TEST(MoeWorkspace, GemmsLieApartWithAFusedActivation) {
+  MoeExtents extents;
+  extents.hidden = 96;
+  extents.inter = 32;
+  extents.fc1_rows = 64;
+  extents.slots = 3;
+  extents.local_experts = 5;
+  for (const bool is_fused : {false, true}) {
+    extents.fuses_activation = is_fused;
+    const MoeWorkspace plan = moe_workspace(extents, 7, 8, {.first = 300, .second = 700});
+    EXPECT_EQ(plan.second_gemm, plan.gemm + (is_fused ? 512 : 0));
+    EXPECT_EQ(plan.gemm_bytes, is_fused ? 300 : 700);
+    EXPECT_EQ(plan.second_gemm_bytes, 700);
+    EXPECT_EQ(plan.total, plan.second_gemm + 768);
+  }
+}
+
 TEST(MoeWorkspace, ExactlyTheRequiredBytesAreEnoughAndOneLessIsRefused) {
   const MoeShape shape{.tokens = 33, .hidden = 160, .inter = 96, .experts = 4, .top_k = 2};
   MoeCase layer_case(MoeMode::kMxfp4Mxfp8, shape, Activation::swiglu(), 2);
