@@ -6,6 +6,8 @@
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
 //           16-byte copies that gather rows and swizzle, zeros for absent rows and columns
+//   team    two blocks of a cluster that share E4M3 weights of two long token tiles: each copies
+//           half of them to both
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
 //           take the same ones (work_list.cuh)
 //

@@ -12,6 +12,10 @@
 //   choose_next()   that thread, once an item, after the item's copies
 //   next()          all warps, each when it is done with the item
 //
+// A team, two blocks of a cluster, has one number for both: an item is then a pair of neighbouring
+// token tiles, one each. The first block's thread sends it to both, and all their warps say there
+// when they have taken it.
+//
 // An item's result does not depend on who computes it. Every block claims until it gets an item
 // behind the last one, so that the counter ends at the number of items.
 #pragma once
