@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from test_flashinfer_moe import Data, block_major, prepared, sizes
 from test_flashinfer_quantizers import LIBRARIES
 
+import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
 
 
@@ -79,3 +83,66 @@ def test_changes_that_are_not_counted(lib: Any) -> None:
     silent *= 2
     fi.clear_prepared_cache()
     assert lib.raw(fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(), **PLAIN)) != before
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_layers_are_freed_with_their_weights(lib: Any, shuffled: bool,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The image that was un-shuffled goes, whichever of the weights went first."""
+    made: list[weakref.ref[nf.MoeLayer]] = []
+    prepare = nf.MoeLayer.prepare
+
+    def watched(*args: Any, **how: Any) -> nf.MoeLayer:
+        layer = prepare(*args, **how)
+        made.append(weakref.ref(layer))
+        return layer
+
+    monkeypatch.setattr(nf.MoeLayer, "prepare", watched)
+    for first in (0, 1):
+        data = Data("bf16")
+        order = (lambda w, gated: block_major(prepared(w, 32, gated))) if shuffled else (
+            lambda w, gated: w.copy())  # fmt: skip
+        weights = [lib.make(order(data.w1, True)), lib.make(order(data.w2, False))]
+        x, logits = lib.make(data.x), lib.make(data.logits)
+        options = sizes() if shuffled else {**sizes(), **PLAIN}
+        fi.trtllm_bf16_moe(logits, None, x, *weights, **options)
+        assert made[-1]() is not None
+        del weights[first]
+        gc.collect()
+        assert made[-1]() is None
+    assert len(made) == 2 and fi.prepared_cache_size() == 0
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_no_memory_is_kept(lib: Any) -> None:
+    """10,000 calls of a quantizer and of a layer, refused ones, and layers of weights that go."""
+    if lib.__name__ == "Cuda":
+        pytest.skip("the host's memory tells nothing; test_cuda.py looks at the allocator's")
+    data = Data("bf16")
+    w1, w2, x = lib.make(data.w1), lib.make(data.w2), lib.make(data.x[:1])
+    logits, scale = lib.make(data.logits[:1]), lib.make(np.ones(1, np.float32))
+
+    def calls(count: int) -> None:
+        for i in range(count):
+            fi.nvfp4_quantize(x, scale)
+            fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(), **PLAIN)
+            if i % 100 == 0:
+                other = lib.make(data.w1.copy())
+                fi.trtllm_bf16_moe(logits, None, x, other, w2, **sizes(), **PLAIN)
+                with pytest.raises(ValueError, match="n_group"):
+                    fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(n_group=2), **PLAIN)
+
+    threads = nf.num_threads()
+    nf.set_num_threads(1)
+    try:
+        calls(1000)
+        before = resident_bytes()
+        calls(10_000)
+    finally:
+        nf.set_num_threads(threads)
+    assert resident_bytes() - before < 8_000_000  # Each of a hundred layers has 1.5 MB.
