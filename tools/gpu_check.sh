@@ -6,10 +6,10 @@
 #
 # Builds nothing and needs no CMake: the executables may come from another machine, with shared
 # libraries they need in BUILD_DIR/lib. N steps run at a time (default: half of the processors, at
-# most 8), since most of their time goes into references on the CPU; the benchmarks and the tests
-# that look at the GPU's free memory run alone. Writes one log a step to LOG_DIR, ends with a table
-# of the steps, and fails if any of them did; a failed step does not stop the others.
-# docs/testing.md says what each step proves.
+# most 8), since most of their time goes into references on the CPU; the benchmarks, and the tests
+# that ask for the GPU's free memory or for much of it, run alone. Writes one log a step to LOG_DIR,
+# ends with a table of the steps, and fails if any of them did; a failed step does not stop the
+# others. docs/testing.md says what each step proves.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -102,19 +102,21 @@ for test in "$build"/tests/bin/*gpu* "$build"/tests/bin/*cuda*; do
   [ -x "$test" ] && tests+=("${test##*/}")
 done
 if [ ${#tests[@]} -eq 0 ]; then
-  echo "no GPU tests in $build/tests/bin: build the target gpu_tests with -DNARROWFLOAT_CUDA=ON" >&2
+  echo "no GPU tests in $build/tests/bin: build the target gpu_tests with NARROWFLOAT_CUDA=ON" >&2
   exit 2
 fi
 
-# The tests that look at the GPU's free memory.
+# The tests that ask for the GPU's free memory, or for much of it.
 alone='*AllocatesNothing*:*NothingIsAllocated*:ExpertSourceMemory.*'
+alone+=':GpuLarge.*:*2To31*:*TwoToThe31*'
 
 # sharded NAME SHARDS COMMAND...: the tests of an executable, dealt out to that many steps.
 sharded() {
   local name=$1 shards=$2 shard
   shift 2
   for ((shard = 0; shard < shards; ++shard)); do
-    step "$name-$((shard + 1))of$shards" env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX=$shard "$@"
+    step "$name-$((shard + 1))of$shards" \
+      env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX=$shard "$@"
   done
 }
 for test in "${tests[@]}"; do
@@ -174,11 +176,14 @@ step initcheck_queueing sanitize initcheck gpu_test --gtest_filter="$few"
 step racecheck_streamed_rows sanitize racecheck quantize_rows_cuda_test \
   --gtest_filter='QuantizeStreamCuda.AFewCases*'
 unset NARROWFLOAT_CONFORMANCE_CASES
-for test in gpu_test moe_cuda_test; do
-  step_alone "${test}_free_memory" "$build/tests/bin/$test" --gtest_filter="$alone"
+for test in "${tests[@]}"; do
+  selected=$("$build/tests/bin/$test" --gtest_list_tests --gtest_filter="$alone" 2> /dev/null)
+  grep -q "^  " <<< "$selected" || continue
+  step_alone "${test}_memory" "$build/tests/bin/$test" --gtest_filter="$alone"
 done
 : > "$logs/benchmarks.log"
-! $benchmarks || step_alone benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
+! $benchmarks \
+  || step_alone benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
 
 cat "$logs/racecheck_hand_overs.log" "$logs/benchmarks.log"
 printf '\n'

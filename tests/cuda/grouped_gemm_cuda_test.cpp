@@ -296,13 +296,17 @@ TEST_P(GroupedGemmCuda, NanScaleOfZerosStaysInItsWeightRow) {
   }
 }
 
-// Counts, experts and rows on the device that fit nothing.
-TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
-  GemmCase gemm({.mode = GetParam(),
+// Counts, experts and rows on the device that fit nothing, with everything that is read for an
+// expert or a row.
+void access_nothing_outside(MoeMode mode, int32_t token_tile) {
+  GemmCase gemm({.mode = mode,
                  .expert_rows = {9, 4},
-                 .token_tile = 8,
+                 .token_tile = token_tile,
                  .gathers = true,
                  .has_slot_weights = true,
+                 .bias = DType::kF32,
+                 .gate_order = GateOrder::kUpGate,
+                 .has_scale = true,
                  .seed = 13});
   GemmOnDevice device(gemm);
   const auto replaced = [&](TensorView& view, const std::vector<int32_t>& pattern) {
@@ -329,6 +333,13 @@ TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
   }
   replaced(permutation.num_tiles, {-1});
   for (const uint8_t byte : device.run()) ASSERT_EQ(byte, 0xFF);
+}
+
+TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
+  for (const int32_t token_tile : {8, 64, 128}) {
+    SCOPED_TRACE(token_tile);
+    access_nothing_outside(GetParam(), token_tile);
+  }
 }
 
 TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {

@@ -50,6 +50,16 @@ __device__ inline void arrive_in_block(uint32_t barrier, uint32_t rank) {
       : "memory");
 }
 
+// The same by the threads for which `arrives`, without a branch.
+__device__ inline void arrive_in_block_if(bool arrives, uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{.reg .b32 remote; .reg .pred arrives; mapa.shared::cluster.u32 remote, %0, %1; "
+      "setp.ne.u32 arrives, %2, 0; "
+      "@arrives mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(barrier),
+      "r"(rank), "r"(static_cast<uint32_t>(arrives))
+      : "memory");
+}
+
 // st.async: 4 bytes to the same place in block `rank`, which complete on its barrier there.
 __device__ inline void send_to_block(uint32_t shared, uint32_t rank, uint32_t value,
                                      uint32_t barrier) {

@@ -81,7 +81,8 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
   const int row_tiles = ceil_div(params.blocks, passes_of<Shape>(params) * Shape::kTileBlocks);
   const int64_t pieces = int64_t{params.max_tiles} * params.splits;
   const int64_t most = ceil_div(pieces, int64_t{Shape::kTeam}) * row_tiles;
-  const int64_t teams = std::min<int64_t>(most, shape.num_sms * Shape::kBlocksPerSm / Shape::kTeam);
+  const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / Shape::kTeam;
+  const int64_t teams = std::min(most, std::max<int64_t>(1, resident));
   const auto blocks = static_cast<unsigned>(teams * Shape::kTeam);
   launch(kKernel, {dim3(blocks), dim3(kGemmThreads), kBytes, Shape::kTeam}, stream, params);
 }

@@ -103,7 +103,7 @@ class WorkList {
     ring().wait_full(at);
     index_ = shared_queue_.items[at.stage];
     __syncwarp();
-    if (threadIdx.x % 32 == 0) release(at);
+    release(at, threadIdx.x % 32 == 0);
     ++taken_;
   }
 
@@ -138,8 +138,13 @@ class WorkList {
   }
 
   // To the block that chooses.
-  __device__ void release(const Position& at) const {
-    team() > 1 ? arrive_in_block(ring().empty(at), 0) : ring().release(at);
+  __device__ void release(const Position& at, bool is_first_lane) const {
+    if (team() > 1) {
+      // Without a branch: the warp is whole when it comes to the team's barrier.
+      arrive_in_block_if(is_first_lane, ring().empty(at), 0);
+    } else if (is_first_lane) {
+      ring().release(at);
+    }
   }
   [[nodiscard]] __device__ uint32_t team() const { return static_cast<uint32_t>(tiling_.team); }
 
@@ -164,12 +169,14 @@ class WorkList {
     const auto splits = static_cast<uint32_t>(params_.splits);
     const uint32_t tile = piece / splits;
     const int64_t tile_row = static_cast<int64_t>(tile) * params_.token_tile;
-    WorkItem item{.expert = load(params_.tile_experts + tile), .block = tiling_.blocks * row_tile};
+    WorkItem item{.block = tiling_.blocks * row_tile};
+    const int expert = load(params_.tile_experts + tile);
     item.first_row = tile_row + static_cast<int64_t>(piece % splits) * tiling_.tokens;
     int64_t end = min(tile_row + params_.token_tile, params_.row_limit);
     end = min(end, static_cast<int64_t>(load(params_.row_ends + tile)));
     end = min(end, item.first_row + tiling_.tokens);
-    if (has_expert(item.expert) && end > item.first_row) {
+    if (has_expert(expert) && end > item.first_row) {
+      item.expert = expert;
       item.num_rows = static_cast<int>(end - item.first_row);
       item.has_copies = true;
     }
