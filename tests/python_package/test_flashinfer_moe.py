@@ -26,7 +26,6 @@ import reference_moe as moe  # noqa: E402
 import reference_routing as routing  # noqa: E402
 
 T, H, I, E, K = 5, 256, 128, 8, 2
-RNG = np.random.default_rng(31)
 BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 # Largest distance of a run from the model (moe spec 12.3, G4).
 FAR = {"bf16": 3e-3, "fp8_tensor": 2e-2, "fp8_block": 2e-2, "mxfp8": 5e-3, "mxfp4_mxfp8": 5e-3,
@@ -357,8 +356,8 @@ def test_fp4_bias_and_limits(lib: Any) -> None:
     limit = np.full(E, 0.7, np.float32)
     data = Data("nvfp4", limit_gate=limit, limit_up=limit, beta=np.ones(E, np.float32))
     scale = data.each["up_scale"]
-    data.bias1 = RNG.standard_normal((E, 2 * I)).astype(np.float32) / 4
-    data.bias2 = RNG.standard_normal((E, H)).astype(np.float32) / 4
+    data.bias1 = data.rng.standard_normal((E, 2 * I)).astype(np.float32) / 4
+    data.bias2 = data.rng.standard_normal((E, H)).astype(np.float32) / 4
     arguments = fp4_arguments(lib, data) | {
         "gemm1_bias": lib.make(prepared(data.bias1 / scale[:, None], 32, True)),
         "gemm2_bias": lib.make(
@@ -455,7 +454,7 @@ def test_cutlass(lib: Any) -> None:
 
 def test_gen_routing(lib: Any) -> None:
     """Router and permutation against the model."""
-    logits = RNG.standard_normal((13, E)).astype(np.float32)
+    logits = np.random.default_rng(33).standard_normal((13, E)).astype(np.float32)
     bias = np.linspace(-1, 1, E).astype(np.float32)
     for method in range(10):
         k = 1 if method == 3 else K
@@ -486,7 +485,7 @@ def test_gen_routing(lib: Any) -> None:
 
 def test_other_routing_functions(lib: Any) -> None:
     """fused_topk_deepseek() into given arrays, moe_sort() under its names."""
-    logits = RNG.standard_normal((6, E)).astype(np.float32)
+    logits = np.random.default_rng(34).standard_normal((6, E)).astype(np.float32)
     bias = np.linspace(-0.5, 0.5, E).astype(np.float32)
     values, ids = lib.make(np.zeros((6, K), np.float32)), lib.make(np.zeros((6, K), np.int32))
     fi.fused_topk_deepseek(lib.make(logits), lib.make(bias), 4, 2, K, 2.5, values, ids)
@@ -507,9 +506,10 @@ def test_other_routing_functions(lib: Any) -> None:
 
 def test_hash_topk(lib: Any) -> None:
     """Experts by a table, weights from logits; a shared expert behind them."""
-    logits = RNG.standard_normal((6, E)).astype(np.float32) * 5
-    table = np.stack([RNG.permutation(E)[:K] for _ in range(20)]).astype(np.int32)
-    tokens = RNG.integers(0, 20, 6)
+    rng = np.random.default_rng(35)
+    logits = rng.standard_normal((6, E)).astype(np.float32) * 5
+    table = np.stack([rng.permutation(E)[:K] for _ in range(20)]).astype(np.int32)
+    tokens = rng.integers(0, 20, 6)
     root = np.sqrt(np.log1p(np.exp(np.take_along_axis(logits, table[tokens], 1).astype(float))))
     for shared in (0, 1):
         weights, ids = fi.hash_topk(lib.make(logits), lib.make(tokens), lib.make(table), shared,
