@@ -207,6 +207,9 @@ SECTIONS = [
      lambda case: (case["format"], case["layout"], f"K={case['cols']}")),
     ("Maxima", {"op": ("amax", "row_amax")}, lambda case: (case["op"], f"K={case['cols']}")),
     ("Relayout of scales, K = 7168", {"op": "relayout", "cols": 7168}, by_format),
+    ("8-bit groups, KV caches, shuffled rows, packed bits",
+     {"op": ("group_quantize", "kv_quantize", "kv_dequantize", "kv_append", "shuffle",
+             "pack_bits")}, lambda case: (case["op"], f"K={case['cols']}")),
 ]
 
 
