@@ -33,6 +33,13 @@ def allocating_on(device: Any) -> AbstractContextManager[Any]:
     return cuda.stream(cuda.ExternalStream(handle, device=device))
 
 
+def is_capturing(device: Any) -> bool:
+    """Whether the stream that calls on a GPU of torch queue their work to is being captured."""
+    cuda = sys.modules["torch"].cuda
+    with cuda.device(device), allocating_on(device):
+        return cuda.is_current_stream_capturing()
+
+
 @contextmanager
 def use_stream(handle: int | None = None, *, programmatic_launch: bool = False) -> Iterator[None]:
     """Within it, this thread's calls on CUDA arrays queue their work to a given stream.

@@ -16,6 +16,7 @@ from test_flashinfer_quantizers import LIBRARIES
 
 import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
+from narrowfloat.compat.flashinfer import _layers
 
 
 @pytest.fixture(params=LIBRARIES, ids=lambda lib: lib.__name__)
@@ -146,3 +147,42 @@ def test_no_memory_is_kept(lib: Any) -> None:
     finally:
         nf.set_num_threads(threads)
     assert resident_bytes() - before < 8_000_000  # Each of a hundred layers has 1.5 MB.
+
+
+class OnGpu:
+    """As much of a tensor on a GPU as a number is read through."""
+
+    is_cuda, dtype, device = True, "float32", "cuda:0"
+
+    def __init__(self, value: float) -> None:
+        self.value, self.storage = value, Data.__new__(Data)
+
+    def data_ptr(self) -> int:
+        return id(self.storage)
+
+    def untyped_storage(self) -> Any:
+        return self.storage
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def test_numbers_on_a_gpu_are_read_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wrote them; a capture has the last one that was read; nothing is left of them."""
+    capturing: list[bool] = []
+    monkeypatch.setattr(_layers, "is_torch", lambda array: isinstance(array, OnGpu))
+    monkeypatch.setattr(_layers, "is_capturing", lambda device: bool(capturing))
+    scale = OnGpu(1.0)
+    for _ in range(10_000):
+        scale.value += 1
+        assert _layers.host_number("scale", scale) == scale.value
+    assert len(_layers._numbers) == 1
+    capturing.append(True)
+    last, scale.value = scale.value, 3.0
+    assert _layers.host_number("scale", scale) == last
+    with pytest.raises(RuntimeError, match="scale: not read"):
+        _layers.host_number("scale", OnGpu(1.0))
+    del scale
+    gc.collect()
+    assert _layers._numbers == {}
+    assert _layers.host_number("scale", np.float32(2)) == 2.0

@@ -8,7 +8,6 @@ weights: views that are made anew in each call find the layer again.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 
 import narrowfloat as nf
 from narrowfloat._arrays import is_torch, maker_of
+from narrowfloat._streams import allocating_on, is_capturing
 from narrowfloat.compat.flashinfer._arrays import as_type, cast, to_float32
 from narrowfloat.compat.flashinfer._enums import ActivationType, RoutingMethodType
 from narrowfloat.compat.flashinfer._routing import bias_for, method_name, router_options
@@ -60,32 +60,31 @@ def _identity(array: Any) -> Hashable:
     return (array.ctypes.data, array.shape, array.strides, array.dtype.str)
 
 
-_numbers: dict[Hashable, float] = {}
+_numbers: dict[Hashable, float] = {}  # What was read last from a place on a GPU.
 
 
-def host_number(value: Any) -> float:
-    """A number that may lie on a GPU: read once for each tensor and each change of it.
+def host_number(argument: str, value: Any) -> float:
+    """A number that may lie on a GPU, whose stream is then waited for.
 
-    So calls behind the first neither wait for the device nor end a graph capture.
+    A graph capture, which cannot wait, gets what the last call before it read from the same memory.
     """
     if not is_torch(value) or not value.is_cuda:
         return float(value)
-    key = _identity(value)
-    with _lock:
+    key = (value.data_ptr(), value.dtype, value.device)
+    if is_capturing(value.device):
         known = _numbers.get(key)
-    if known is None:
-        known = float(value)
-        with _lock:
-            _numbers[key] = known
+        if known is None:
+            raise RuntimeError(f"{argument}: not read yet, which a graph capture cannot do; call "
+                               "once before it, with it in the same memory")  # fmt: skip
+        return known
+    with allocating_on(value.device):
+        number = float(value)
+    with _lock:
+        is_new = key not in _numbers
+        _numbers[key] = number
+    if is_new:
         weakref.finalize(_memory(value), _numbers.pop, key, None).atexit = False
-    return known
-
-
-def _is_capturing() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available() and (
-        torch.cuda.is_current_stream_capturing()
-    )  # fmt: skip
+    return number
 
 
 def _memory(array: Any) -> Any:
@@ -117,7 +116,8 @@ def prepared(weights: tuple[Any, ...], facts: Hashable,
     """The layer of these weights, built if it is not there."""
 
     def build_now() -> nf.MoeLayer:
-        if any(is_torch(weight) and weight.is_cuda for weight in weights) and _is_capturing():
+        where = [weight.device for weight in weights if is_torch(weight) and weight.is_cuda]
+        if where and is_capturing(where[0]):
             raise RuntimeError(
                 "gemm1_weights: not prepared yet, which a graph capture cannot do; call once "
                 "before it, with weights, scales and parameters in the same memory"

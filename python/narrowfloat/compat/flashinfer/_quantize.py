@@ -120,7 +120,8 @@ def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: An
         "nvfp4_per_token",
         layout=layout,
         math=math_mode(math),
-        base_decode_scale=None if a_global_sf is None else host_number(a_global_sf),
+        base_decode_scale=None if a_global_sf is None
+        else host_number("a_global_sf", a_global_sf),
         four_over_six=option,
         row_list=rows,
     )
