@@ -1,6 +1,7 @@
 // Arrays of Python as views. Both directions go through DLPack's description of an array.
 #include "python/src/arrays.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -87,6 +88,16 @@ void set_matrix(std::string_view argument, const nb::dlpack::dltensor& tensor, T
   view.strides = {cols, 1};
 }
 
+// Strides of arrays without elements mean nothing, and are 0 in newer versions of NumPy.
+void set_strides_of_none(TensorView& view) {
+  if (view.num_elements() > 0) return;
+  int64_t dense = 1;
+  for (auto axis = static_cast<size_t>(view.rank); axis-- > 0;) {
+    view.strides[axis] = dense;
+    dense *= std::max<int64_t>(view.shape[axis], 1);
+  }
+}
+
 TensorView view_of(std::string_view argument, const nb::dlpack::dltensor& tensor, DType bytes_as) {
   TensorView view;
   view.device = device_of(argument, tensor);
@@ -104,6 +115,7 @@ TensorView view_of(std::string_view argument, const nb::dlpack::dltensor& tensor
       view.strides[i] = tensor.strides[axis];
     }
   }
+  set_strides_of_none(view);
   // Views do not tell inputs from outputs; operations never write through their inputs.
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   const uintptr_t item_bytes = tensor.dtype.bits / 8U;
@@ -164,9 +176,9 @@ bool is_writable(const Array& array, nb::handle object) {
 }
 
 bool is_dense(const TensorView& view) {
+  if (view.num_elements() == 0) return true;
   int64_t expected = 1;
   for (auto axis = static_cast<size_t>(view.rank); axis-- > 0;) {
-    if (view.shape[axis] == 0) return true;
     if (view.shape[axis] != 1 && view.strides[axis] != expected) return false;
     expected *= view.shape[axis];
   }

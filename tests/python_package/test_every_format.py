@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -72,6 +73,24 @@ def test_dequantize_and_relayout(fmt: str, layout: str) -> None:
     for dtype in DTYPES.values():
         assert other.dequantize(dtype).tobytes() == q.dequantize(dtype).tobytes()
     assert other.relayout(q.scale_layout).scales.tobytes() == q.scales.tobytes()
+
+
+@pytest.mark.parametrize("fmt", [info.name for info in nf.formats()])
+def test_strides_of_empty_arrays_mean_nothing(fmt: str) -> None:
+    """NumPy 2.4 has zeros there, older versions those of a dense array."""
+    cols = cols_of(fmt, 2)
+
+    def empty(*shape: int, dtype: Any) -> np.ndarray:
+        strides = (0,) * len(shape)
+        return np.lib.stride_tricks.as_strided(np.empty(0, dtype), shape, strides)
+
+    for shape in ((0, cols), (0, 3, 5, cols)):
+        x = empty(*shape, dtype=np.float32)
+        q = nf.quantize(x, fmt)
+        values = empty(*q.values.shape, dtype=np.uint8)
+        again = nf.QuantizedTensor(values, q.scales, q.global_scale, q.layout, shape=q.shape)
+        assert again.dequantize().shape == x.shape
+        nf.dequantize(q, out=empty(*shape, dtype=np.float32))
 
 
 @pytest.mark.parametrize("fmt", [info.name for info in nf.formats()])
