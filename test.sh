@@ -65,7 +65,8 @@ python_package_tests() {
     --config-settings=cmake.define.NARROWFLOAT_CUDA=OFF --wheel-dir build/wheel .
   .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
-  .venv/bin/python -m pytest -q -p no:cacheprovider tests/python_package
+  NARROWFLOAT_EXPECT_WHEEL=1 \
+    .venv/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
 torch_tests() {
@@ -80,7 +81,8 @@ torch_tests() {
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python/test_compressed_tensors.py
   .venv-torch/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
-  .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python_package
+  NARROWFLOAT_EXPECT_WHEEL=1 \
+    .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
 sanitized_unit_tests() {
