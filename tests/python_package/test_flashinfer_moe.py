@@ -504,27 +504,6 @@ def test_other_routing_functions(lib: Any) -> None:
     record("moe_sort", BITS, "upstream's ranks inside an expert are not contractual")
 
 
-def test_hash_topk(lib: Any) -> None:
-    """Experts by a table, weights from logits; a shared expert behind them."""
-    rng = np.random.default_rng(35)
-    logits = rng.standard_normal((6, E)).astype(np.float32) * 5
-    table = np.stack([rng.permutation(E)[:K] for _ in range(20)]).astype(np.int32)
-    tokens = rng.integers(0, 20, 6)
-    root = np.sqrt(np.log1p(np.exp(np.take_along_axis(logits, table[tokens], 1).astype(float))))
-    for shared in (0, 1):
-        weights, ids = fi.hash_topk(lib.make(logits), lib.make(tokens), lib.make(table), shared,
-                                    2.5)  # fmt: skip
-        wanted = np.full((6, K + shared), E, np.int32)
-        wanted[:, :K] = table[tokens]
-        assert lib.raw(ids) == wanted.tobytes()
-        found = np.frombuffer(lib.raw(weights), np.float32).reshape(6, K + shared)
-        assert np.allclose(found[:, :K], root / root.sum(-1, keepdims=True), rtol=1e-5)
-        assert np.allclose(found[:, K:], 0.4)
-    with pytest.raises(ValueError, match="num_fused_shared_experts"):
-        fi.hash_topk(lib.make(logits), lib.make(tokens), lib.make(table), 2)
-    record("hash_topk", CLOSE, "ids to the bit")
-
-
 def refusals() -> dict[str, Any]:
     """Arguments that are not offered."""
     x = np.zeros((T, H), BF16)

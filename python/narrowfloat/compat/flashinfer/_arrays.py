@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._options import FourOverSix
+from narrowfloat._streams import allocating_on
 
 LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # By SfLayout.
 _BACKENDS = frozenset(("cuda", "cute-dsl", "cutlass", "cutile", "auto", "default", "triton"))
@@ -89,11 +91,24 @@ def cast(array: Any, name: str) -> Any:
 
 
 def to_float32(value: Any, like: Any) -> Any:
-    """A scale, given as a number or an array, as float32 [n] where `like` lies."""
-    if is_torch(value):
+    """A scale, given as a number or an array, as float32 [n] where `like` lies.
+
+    One number is written there by a fill: a copy from the host would wait, and end a graph capture.
+    """
+    if is_torch(value) and (value.is_cuda or value.numel() != 1 or value.device == like.device):
         return value.to(device=like.device, dtype=sys.modules["torch"].float32).reshape(-1)
-    array = np.atleast_1d(np.asarray(value, np.float32)).reshape(-1)
-    return maker_of("input", like).from_numpy(array)
+    host = value.float().numpy() if is_torch(value) else value
+    array = np.asarray(host, np.float32).reshape(-1)
+    if array.size != 1 or not is_torch(like):
+        return maker_of("input", like).from_numpy(array)
+    torch = sys.modules["torch"]
+    with allocating_on(like.device):
+        return torch.full((1,), float(array[0]), dtype=torch.float32, device=like.device)
+
+
+def scale_of(value: Any, like: Any) -> Any:
+    """A scale for an option of the library: a number as it is, else as to_float32()."""
+    return float(value) if isinstance(value, Real) else to_float32(value, like)
 
 
 def contiguous(array: Any) -> Any:
@@ -138,6 +153,13 @@ def picked(array: Any, places: Any) -> Any:
     return np.take_along_axis(array, places.astype(np.int64), 1)
 
 
+def where(condition: Any, array: Any, other: Any) -> Any:
+    """array where the condition holds, else the number `other`."""
+    if is_torch(array):
+        return array.masked_fill(~condition, other)
+    return np.where(condition, array, array.dtype.type(other))
+
+
 def softplus(array: Any) -> Any:
     """log(1 + exp(x))."""
     if is_torch(array):
@@ -145,9 +167,22 @@ def softplus(array: Any) -> Any:
     return np.logaddexp(array, array.dtype.type(0))
 
 
+def is_on_gpu(array: Any) -> bool:
+    """Whether its values cannot be looked at without waiting."""
+    return is_torch(array) and array.is_cuda
+
+
 def to_cpu(array: Any) -> Any:
     """On the CPU."""
     return array.cpu() if is_torch(array) else array
+
+
+def output_bytes(argument: str, array: Any) -> Any:
+    """The memory of a given output as uint8. A copy would be filled and lost: ValueError."""
+    is_dense = array.is_contiguous() if is_torch(array) else array.flags.c_contiguous
+    if not is_dense:
+        raise ValueError(f"{argument}: expected a dense array in C order, got a strided view")
+    return as_bytes(array)
 
 
 def copy_into(argument: str, target: Any, source: Any) -> Any:

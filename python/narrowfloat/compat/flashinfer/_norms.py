@@ -7,7 +7,7 @@ from typing import Any
 
 import narrowfloat as nf
 from narrowfloat._arrays import maker_of
-from narrowfloat.compat.flashinfer._arrays import as_bytes, copy_into, to_float32
+from narrowfloat.compat.flashinfer._arrays import copy_into, output_bytes, scale_of
 
 
 def _format_of(block_size: int, scale_format: str | None) -> str:
@@ -23,15 +23,26 @@ def _format_of(block_size: int, scale_format: str | None) -> str:
     return format
 
 
-def _finish(q: nf.QuantizedTensor, y_fp4: Any, block_scale: Any, layout: str) -> tuple[Any, Any]:
-    blocks = q.layout.scale_blocks
-    shape = (*q.shape[:-1], blocks) if layout == "linear" else (-1,)
-    scales = q.scales.reshape(shape)
-    if y_fp4 is not None:
-        copy_into("y_fp4", as_bytes(y_fp4), q.values)
-    if block_scale is not None:
-        copy_into("block_scale", as_bytes(block_scale).reshape(scales.shape), scales)
-    return (q.values if y_fp4 is None else y_fp4), (scales if block_scale is None else block_scale)
+class _Outputs:
+    """Outputs that a caller may have given: looked at before anything is written."""
+
+    def __init__(self, y_fp4: Any, block_scale: Any) -> None:
+        self._given = y_fp4, block_scale
+        self._codes = None if y_fp4 is None else output_bytes("y_fp4", y_fp4)
+        self._scales = None if block_scale is None else output_bytes("block_scale", block_scale)
+
+    def filled(self, q: nf.QuantizedTensor, layout: str) -> tuple[Any, Any]:
+        """Codes and scales, where they are wanted."""
+        blocks = q.layout.scale_blocks
+        scales = q.scales.reshape((*q.shape[:-1], blocks) if layout == "linear" else (-1,))
+        found = [q.values, scales]
+        if self._codes is not None:
+            copy_into("y_fp4", self._codes, q.values)
+            found[0] = self._given[0]
+        if self._scales is not None:
+            copy_into("block_scale", self._scales.reshape(scales.shape), scales)
+            found[1] = self._given[1]
+        return found[0], found[1]
 
 
 def rmsnorm_fp4quant(
@@ -48,12 +59,13 @@ def rmsnorm_fp4quant(
 ) -> tuple[Any, Any]:
     """(codes, scales) of rmsnorm(input) * weight. global_scale: an encode scale; default 1."""
     format = _format_of(block_size, scale_format)
+    outputs = _Outputs(y_fp4, block_scale)
     layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
     options = {}
     if format == "nvfp4":
-        options["encode_scale"] = to_float32(1.0 if global_scale is None else global_scale, input)
+        options["encode_scale"] = scale_of(1.0 if global_scale is None else global_scale, input)
     q = nf.rmsnorm_quantize(input, weight, format, eps=eps, layout=layout, **options)
-    return _finish(q, y_fp4, block_scale, layout)
+    return outputs.filled(q, layout)
 
 
 def add_rmsnorm_fp4quant(
@@ -77,10 +89,11 @@ def add_rmsnorm_fp4quant(
     With output_both_sf_layouts a third result: the linear scales. y_out: the normalised tensor.
     """
     format = _format_of(block_size, scale_format)
+    outputs = _Outputs(y_fp4, block_scale)
     layout = "swizzled_128x4" if is_sf_swizzled_layout or output_both_sf_layouts else "linear"
     options: dict[str, Any] = {}
     if format == "nvfp4":
-        options["encode_scale"] = to_float32(1.0 if global_scale is None else global_scale, input)
+        options["encode_scale"] = scale_of(1.0 if global_scale is None else global_scale, input)
     if y_out is not None:
         options["norm_output"] = y_out
     linear = None
@@ -89,7 +102,8 @@ def add_rmsnorm_fp4quant(
         linear = block_scale_unswizzled
         if linear is None:
             linear = maker_of("input", input).empty(shape, "uint8")
-        options |= {"extra_layout": "linear", "extra_scales": as_bytes(linear).reshape(prod(shape))}
+        flat = output_bytes("block_scale_unswizzled", linear).reshape(prod(shape))
+        options |= {"extra_layout": "linear", "extra_scales": flat}
     q = nf.add_rmsnorm_quantize(input, residual, weight, format, eps=eps, layout=layout, **options)
-    parts = _finish(q, y_fp4, block_scale, layout)
+    parts = outputs.filled(q, layout)
     return parts if linear is None else (*parts, linear)

@@ -19,19 +19,15 @@ from narrowfloat.compat.flashinfer._arrays import (
     is_column_major,
     layout_name,
     math_mode,
+    scale_of,
     swap_last,
-    take,
     to_cpu,
     to_float32,
     transpose,
 )
 from narrowfloat.compat.flashinfer._enums import SfLayout
 from narrowfloat.compat.flashinfer._layers import host_number
-from narrowfloat.compat.flashinfer._layouts import (
-    block_scale_interleave,
-    e4m3,
-    shuffle_gather,
-)
+from narrowfloat.compat.flashinfer._layouts import e4m3
 
 _TILE_ROWS = {"swizzled_128x4": 128, "swizzled_8x4": 8, "linear": 1}
 
@@ -49,17 +45,19 @@ def _matrix(scales: Any, layout: str, rows: int, blocks: int) -> Any:
 
 
 def _nvfp4_options(math: str | None, scale: Any, input: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {"math": math_mode(math), "encode_scale": to_float32(scale, input)}
+    options: dict[str, Any] = {"math": math_mode(math), "encode_scale": scale_of(scale, input)}
     if dtype_name(input) not in ("float8_e4m3fn", "uint8"):
         options["four_over_six"] = four_over_six()
     return options
 
 
 def _encode_scale(global_scale: Any, is_inversed: bool, math: str, input: Any) -> Any:
-    """float32 [n] that multiplies, where the input lies."""
-    scale = to_float32(global_scale, input)
+    """What multiplies: a number, or float32 [n] where the input lies."""
+    scale = scale_of(global_scale, input)
     if not is_inversed:
         return scale
+    if isinstance(scale, float):
+        return _core.encode_scale_from_decode(scale, math)
     if math == "exact":
         return 1.0 / scale  # IEEE division, on any device.
     values = [_core.encode_scale_from_decode(float(value), math) for value in to_cpu(scale)]
@@ -163,9 +161,7 @@ def nvfp4_quantize(
             f"{layout} and {tuple(a.shape)}"
         )
     codes, scales = fp4_quantize(a, a_global_sf, 16, False, False, math=math)
-    gather = shuffle_gather(rows, 32)
-    shuffled = block_scale_interleave(take(scales, gather, 0))
-    return take(codes, gather, 0), shuffled.reshape(rows, blocks)
+    return nf.shuffle_rows(codes, 128), nf.shuffle_scales(scales, 128)
 
 
 def mxfp4_quantize(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import narrowfloat as nf
 from narrowfloat._arrays import maker_of
-from narrowfloat.compat.flashinfer._arrays import cast, copy_into, dtype_name, picked, softplus
+from narrowfloat.compat.flashinfer._arrays import (
+    cast,
+    copy_into,
+    dtype_name,
+    is_on_gpu,
+    picked,
+    softplus,
+    where,
+)
 from narrowfloat.compat.flashinfer._enums import RoutingMethodType
 
 _METHODS = tuple(nf.routing_methods())
@@ -93,9 +102,8 @@ def trtllm_gen_routing(
     maps = nf.permute(ids, local_experts=local, expert_offset=local_expert_offset,
                       token_tile=tile_tokens_dim)  # fmt: skip
     outside = (ids < local_expert_offset) | (ids >= local_expert_offset + local)
-    ids[outside] = -1
     return RoutingResult(
-        ids,
+        where(~outside, ids, -1),
         cast(weights, "bfloat16"),
         maps.num_rows,
         maps.slot_to_row.reshape(tuple(ids.shape)),
@@ -166,6 +174,29 @@ def moe_sort(
     )
 
 
+def _check_hash_topk(router_logits: Any, input_ids: Any, tid2eid: Any, shared: int,
+                     factor: float) -> None:  # fmt: skip
+    """Shapes, types and numbers; not what device arrays hold."""
+    if shared not in (0, 1):
+        raise ValueError(f"num_fused_shared_experts: expected 0 or 1, got {shared}")
+    if not (math.isfinite(factor) and factor != 0):
+        raise ValueError(f"routed_scaling_factor: expected a finite number but 0, got {factor}")
+    for name, array, axes, types in (("router_logits", router_logits, 2, ("float32",)),
+                                     ("input_ids", input_ids, 1, ("int64", "int32")),
+                                     ("tid2eid", tid2eid, 2, ("int32", "int64"))):  # fmt: skip
+        if len(array.shape) != axes or dtype_name(array) not in types:
+            raise ValueError(f"{name}: expected {types[0]} of {axes} axes, got "
+                             f"{dtype_name(array)} {tuple(array.shape)}")  # fmt: skip
+    if input_ids.shape[0] != router_logits.shape[0]:
+        raise ValueError(f"input_ids: {input_ids.shape[0]} tokens, but "
+                         f"{router_logits.shape[0]} rows of router_logits")  # fmt: skip
+    if not 1 <= tid2eid.shape[1] <= 32 - shared:
+        raise ValueError(f"tid2eid: expected 1 to {32 - shared} experts a token, got "
+                         f"{tid2eid.shape[1]}")  # fmt: skip
+    if tid2eid.shape[0] == 0 or router_logits.shape[1] == 0:
+        raise ValueError("tid2eid, router_logits: expected at least one token id and one expert")
+
+
 def hash_topk(
     router_logits: Any,
     input_ids: Any,
@@ -174,20 +205,30 @@ def hash_topk(
     routed_scaling_factor: float = 1.0,
     launch_with_pdl: bool = True,
 ) -> tuple[Any, Any]:
-    """Experts from a table by token id, float32 weights [T, k + S] and int32 ids from logits."""
-    if num_fused_shared_experts not in (0, 1):
-        raise ValueError(f"num_fused_shared_experts: expected 0 or 1, got "
-                         f"{num_fused_shared_experts}")  # fmt: skip
-    tokens, experts = router_logits.shape
-    top_k, shared = tid2eid.shape[1], num_fused_shared_experts
+    """Experts from a table by token id, float32 weights [T, k + S] and int32 ids from logits.
+
+    router_logits: float32 [T, E]. input_ids: int64 [T]. tid2eid: int32 [vocabulary, k]. Ids out of
+    range are a ValueError on the CPU; on a GPU their slots get the id -1 and the weight 0.
+    """
+    shared = num_fused_shared_experts
+    _check_hash_topk(router_logits, input_ids, tid2eid, shared, routed_scaling_factor)
+    (tokens, experts), top_k = router_logits.shape, tid2eid.shape[1]
+    known = (input_ids >= 0) & (input_ids < tid2eid.shape[0])
+    routed = tid2eid[where(known, input_ids, 0)]
+    usable = known[:, None] & (routed >= 0) & (routed < experts)
+    if not is_on_gpu(router_logits):
+        for name, valid in (("input_ids", known), ("tid2eid", usable)):
+            if not bool(valid.all()):
+                raise ValueError(f"{name}: holds values that are out of range")
+    # Wide, since softplus of logits below -104 is nothing in float32.
+    x = picked(cast(router_logits, "float64"), where(usable, routed, 0))
+    root = where(usable, softplus(x) ** 0.5, 0)
+    total = root.sum(-1, keepdims=True)
     make = maker_of("router_logits", router_logits)
     ids = make.empty((tokens, top_k + shared), "int32")
     weights = make.empty((tokens, top_k + shared), "float32")
-    routed = tid2eid[input_ids]
-    ids[:, :top_k] = routed
+    ids[:, :top_k] = where(usable, routed, -1)
     ids[:, top_k:] = experts
-    x = picked(cast(router_logits, "float32"), routed)
-    root = softplus(x) ** 0.5
-    weights[:, :top_k] = root / root.sum(-1, keepdims=True)
+    weights[:, :top_k] = root / where(total != 0, total, 1)
     weights[:, top_k:] = 1.0 / routed_scaling_factor
     return weights, ids
