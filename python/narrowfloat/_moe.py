@@ -213,13 +213,13 @@ class MoeLayer:
         return _core.moe_tuning_key(self._core_config, self._device_name)
 
     @property
-    def torch_device(self) -> Any:
+    def _torch_device(self) -> Any:
         """Where the layer lies, as torch says it; None without torch."""
         return self._maker.device if isinstance(self._maker, TorchMaker) else None
 
     @property
     def _device_name(self) -> str:
-        return "cpu" if self.torch_device is None else str(self.torch_device)
+        return "cpu" if self._torch_device is None else str(self._torch_device)
 
     @property
     def config(self) -> MoeConfig:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 from flashinfer_table import CLOSE, record
-from test_flashinfer_moe import E, H, I, K, LIBRARIES, Data, cutlass, sizes
+from test_flashinfer_moe import (
+    BF16,
+    E4M3,
+    FAR,
+    LIBRARIES,
+    Data,
+    E,
+    H,
+    I,
+    K,
+    cutlass,
+    fp4_arguments,
+    prepared,
+    prepared_scales,
+    sizes,
+)
 
 import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
-from narrowfloat.compat.flashinfer import _measure, _tuning
+from narrowfloat.compat.flashinfer import _layers, _measure, _tuning, _tuning_file
 
 PLAIN = {"use_shuffled_weight": False, "weight_layout": 0}
 
@@ -31,9 +48,11 @@ def lib(request: pytest.FixtureRequest) -> Any:
 def nothing_known() -> Iterator[None]:
     """Before and behind each test."""
     fi.clear_prepared_cache()
+    _tuning.clear_tuning()
     gc.collect()
     yield
     fi.clear_prepared_cache()
+    _tuning.clear_tuning()
 
 
 class Calls:
@@ -70,21 +89,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     factory = _tuning.fastest_tile
 
     def fastest(rule: int, layer: Any, with_tile: Any, runs: Any) -> Any:
-        tiles: dict[Any, int] = {}
+        tiles: list[int] = []
+        calls: dict[Any, int] = {}
 
         def labelled(tile: int) -> Any:
-            tuned = with_tile(tile)
-            tiles[tuned] = tile
-            return tuned
+            tiles.append(tile)
+            return with_tile(tile)
 
-        def made(tuned: Any) -> Any:
-            call = runs(tuned)
-            call.tile = tiles[tuned]
-            return call
+        def made(layers: Any) -> Any:
+            made = runs(layers)
+            calls.update(zip(made, tiles, strict=True))
+            return made
 
         def timed(run: Any) -> float:
-            measured.append(run.tile)
-            return 50.0 if run.tile == 16 else 100.0
+            measured.append(calls[run])
+            return 50.0 if calls[run] == 16 else 100.0
 
         monkeypatch.setattr(_measure, "_time_on_cpu", timed)
         monkeypatch.setattr(_measure, "_gpu_timer", lambda device: timed)
@@ -99,6 +118,11 @@ def entries(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["entries"]
 
 
+def ranges(path: Path) -> list[tuple[int, int]]:
+    """Numbers of tokens that the entries of a file are about, ascending."""
+    return sorted((entry["first_tokens"], entry["last_tokens"]) for entry in entries(path))
+
+
 def test_measures_once_and_saves(calls: Calls, clock: list[int], tmp_path: Path) -> None:
     """Same bits; the tile serves calls behind the context, too, and other processes' files."""
     path = tmp_path / "tiles.json"
@@ -110,10 +134,13 @@ def test_measures_once_and_saves(calls: Calls, clock: list[int], tmp_path: Path)
         assert set(clock) == {8, 16, 32} and not path.exists()
         assert calls() == plain and len(clock) == first
     assert calls() == plain and calls.tiles[-1] == 16
-    (entry,) = entries(path)
-    assert (entry["first_tokens"], entry["last_tokens"]) == (5, 8)
-    assert (entry["token_tile"], entry["rule_tile"], entry["us"]) == (16, 8, 50.0)
+    assert ranges(path) == [(1, 1), (2, 2), (3, 4), (5, 8)]  # Smaller buckets, too.
+    for entry in entries(path):
+        assert (entry["token_tile"], entry["rule_tile"], entry["us"]) == (16, 8, 50.0)
     fi.clear_prepared_cache()
+    calls()
+    assert calls.tiles[-1] == 16  # Weights say nothing about tiles.
+    _tuning.clear_tuning()
     calls()
     assert calls.tiles[-1] == 8
     with fi.autotune(False, cache=path):
@@ -133,8 +160,8 @@ def test_files_are_merged(calls: Calls, clock: list[int], tmp_path: Path) -> Non
         path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 1,
                                     "entries": [*entries(path), other]}))  # fmt: skip
     found = entries(path)
-    assert other in found and len(found) == 3
-    assert sorted(e["last_tokens"] for e in found) == [4, 4, 16]
+    assert other in found and len(found) == 6
+    assert ranges(path)[-2:] == [(5, 8), (9, 16)]
     assert [p.name for p in tmp_path.iterdir()] == ["tiles.json"]
     before = path.read_text()
     count = len(clock)
@@ -150,19 +177,19 @@ def test_buckets(calls: Calls, clock: list[int], tmp_path: Path) -> None:
     with fi.autotune(cache=path, tuning_buckets=[20, 6]):
         calls(4)
         calls(7)
-    ranges = sorted((e["first_tokens"], e["last_tokens"]) for e in entries(path))
-    assert ranges[0] == (1, 6) and ranges[1][0] == 7
-    last = ranges[1][1]
+    (first, second) = ranges(path)
+    assert first == (1, 6) and second[0] == 7
+    last = second[1]
 
     def rule(tokens: int) -> int:
         return nf.default_token_tile(tokens, slots=K, local_experts=E)
 
     assert last >= 7 and rule(last) == rule(7) < rule(last + 1)  # 20 and more share a bucket.
-    fi.clear_prepared_cache()
+    _tuning.clear_tuning()
     path = tmp_path / "down.json"
     with fi.autotune(cache=path, tuning_buckets=[4, 6, 8], round_up=False):
         calls(7)
-    assert [(e["first_tokens"], e["last_tokens"]) for e in entries(path)] == [(6, 7)]
+    assert ranges(path) == [(1, 5), (6, 7)]
 
 
 def test_default_buckets() -> None:
@@ -172,6 +199,25 @@ def test_default_buckets() -> None:
     for bucket in (1, 2, 256, 512, 768, 2048, 2560, 4096, 8192, 16384):
         assert bucket in found
     assert 384 not in found and 2304 not in found and 5120 not in found
+
+
+def test_routed_functions_have_names(calls: Calls, clock: list[int]) -> None:
+    """skip_ops tells them from those that route."""
+    ids = calls.lib.make(np.resize(np.arange(K, dtype=np.int32), (5, K)))
+    weights = calls.lib.make(np.ones((5, K), BF16))
+    x = calls.lib.make(calls.data.x)
+    options = sizes()
+    options.pop("routing_method_type", None)
+
+    def routed() -> None:
+        fi.trtllm_bf16_routed_moe((ids, weights), x, *calls.arguments, **options, **PLAIN)
+
+    with fi.autotune(skip_ops=["trtllm_bf16_routed_moe"]):
+        routed()
+        assert clock == []
+    with fi.autotune(skip_ops=["trtllm_bf16_moe"]):
+        routed()
+        assert clock
 
 
 def test_what_does_not_measure(calls: Calls, clock: list[int], tmp_path: Path) -> None:
@@ -200,7 +246,36 @@ def test_the_slower_tiles_are_not_saved(calls: Calls, tmp_path: Path,
     for _ in range(2):
         with fi.autotune(cache=tmp_path / "tiles.json"):
             calls()
-    assert len(asked) == 1 and not (tmp_path / "tiles.json").exists() and set(calls.tiles) == {8}
+    assert len(asked) == 4 and not (tmp_path / "tiles.json").exists() and set(calls.tiles) == {8}
+    with fi.autotune(tuning_buckets=[2, 9], round_up=False):  # Of 2 to 8 all but 5 to 8 is known.
+        calls(3)
+        assert len(asked) == 4
+    (settled,) = _tuning._settled.values()
+    settled[:] = [one for one in settled if one["last_tokens"] == 8]
+    with fi.autotune(tuning_buckets=[2, 9], round_up=False):
+        calls(3)  # A range with the same end.
+    assert len(asked) == 5 and settled[-1]["last_tokens"] == 4
+
+
+def test_ranges_end_where_something_is_known(calls: Calls, clock: list[int],
+                                             tmp_path: Path) -> None:  # fmt: skip
+    """Entries split buckets, and so do numbers of tokens where the rule's tile was best."""
+    path = tmp_path / "tiles.json"
+    with fi.autotune(cache=path, tuning_buckets=[3, 4], round_up=False):
+        calls(4)
+    assert ranges(path)[0] == (1, 3)
+    group = [entry for entry in entries(path) if entry["last_tokens"] == 3]
+    _tuning.clear_tuning()
+    _tuning._add(group, None)
+    with fi.autotune(cache=tmp_path / "other.json", tuning_buckets=[6, 20]):
+        calls(5)
+    assert ranges(tmp_path / "other.json") == [(1, 3), (4, 6)]
+    _tuning.clear_tuning()
+    session = _tuning.Session([6, 20], True, frozenset())
+    key = tuple(group[0][name] for name in _tuning.KEY) + ("swiglu",)
+    _tuning._settled[key] = [{**group[0], "first_tokens": 2, "last_tokens": 3}]
+    assert _tuning._range_for(session, key, 4) == (4, 6)
+    assert _tuning._range_for(session, key, 1) == (1, 1)
 
 
 def test_real_times(calls: Calls, lib: Any, tmp_path: Path) -> None:
@@ -219,7 +294,96 @@ def test_real_times(calls: Calls, lib: Any, tmp_path: Path) -> None:
                                                weight_dtype="bfloat16")  # fmt: skip
     space = lib.make(np.zeros(size + 256, np.uint8))
     assert lib.raw(cutlass(*arguments, workspace_buffer=space)) == plain[0]
-    record("autotune", CLOSE, "chooses token tiles (moe.md 1.5); files are ours, not upstream's")
+    record("autotune", CLOSE,
+           "chooses token tiles ([moe.md 1.5](moe.md)); files are ours, not upstream's")
+
+
+def fp8_block(lib: Any, tokens: int) -> Any:
+    """DeepSeek's entry point, whose scales are columns."""
+    data = Data("fp8_block")
+    scales = np.ascontiguousarray(np.resize(data.rows.scales, (tokens, H // 128)).T)
+    return fi.trtllm_fp8_block_scale_moe(
+        lib.make(np.resize(data.logits, (tokens, E))), None,
+        lib.make(np.resize(data.rows.codes, (tokens, H)).view(E4M3)), lib.make(scales),
+        *map(lib.make, (data.w1, data.s1, data.w2, data.s2)), **sizes())  # fmt: skip
+
+
+def mxfp8(lib: Any, tokens: int) -> Any:
+    """The same one with scales of 32 elements, which count in the same order."""
+    data = Data("mxfp8")
+    weights = [lib.make(order(w, is_first)) for w, order, is_first in (
+        (data.w1, lambda w, first: prepared(w, 32, first), True), (data.s1, prepared_scales, True),
+        (data.w2, lambda w, first: prepared(w, 32, first), False),
+        (data.s2, prepared_scales, False))]  # fmt: skip
+    return fi.trtllm_fp8_block_scale_moe(
+        lib.make(np.resize(data.logits, (tokens, E))), None,
+        lib.make(np.resize(data.rows.codes, (tokens, H)).view(E4M3)),
+        lib.make(np.resize(data.rows.scales, (tokens, H // 32))), *weights, **sizes(),
+        fp8_quantization_type=fi.Fp8QuantizationType.MxFp8)  # fmt: skip
+
+
+def nvfp4_per_token(lib: Any, tokens: int) -> Any:
+    """Rows with scales of their own."""
+    data = Data("nvfp4_per_token")
+    (out,) = fi.trtllm_fp4_block_scale_moe(
+        lib.make(np.resize(data.logits, (tokens, E))), None,
+        hidden_states=lib.make(np.resize(data.rows.codes, (tokens, H // 2))),
+        hidden_states_scale=lib.make(np.resize(data.rows.scales, (tokens, H // 16)).view(E4M3)),
+        per_token_scale=lib.make(np.resize(data.rows.row_scale, tokens)),
+        **fp4_arguments(lib, data), **sizes())  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("function", [fp8_block, mxfp8, nvfp4_per_token],
+                         ids=lambda function: function.__name__)  # fmt: skip
+def test_modes_with_scales(lib: Any, function: Any, tmp_path: Path,
+                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Inputs are cut for smaller buckets; tiles of 64 and 128 tokens agree, not to the bit."""
+
+    def always_128(rule: int, layer: Any, with_tile: Any, runs: Any) -> Any:
+        for run in runs([with_tile(tile) for tile in (rule, 128)]):
+            run()
+        return {"token_tile": 128, "rule_tile": rule, "us": 1.0, "rule_us": 2.0}
+
+    plain = np.frombuffer(lib.raw(function(lib, 128)), BF16).astype(np.float64)
+    assert nf.default_token_tile(128, slots=K, local_experts=E) == 64
+    monkeypatch.setattr(_tuning, "fastest_tile", always_128)
+    path = tmp_path / "tiles.json"
+    with fi.autotune(cache=path):
+        tuned = np.frombuffer(lib.raw(function(lib, 128)), BF16).astype(np.float64)
+    assert [last for _, last in ranges(path)] == [1, 2, 4, 8, 16, 32, 64, 128]
+    distance = np.linalg.norm(tuned - plain) / np.linalg.norm(plain)
+    assert distance < FAR[function.__name__]
+    assert lib.__name__ == "Cuda" or distance == 0
+
+
+def test_shared_experts(lib: Any, clock: list[int], tmp_path: Path) -> None:
+    """They count as local experts and as slots."""
+    data = Data("bf16")
+    config = nf.MoeConfig(hidden=H, inter=I, experts=E - 1, top_k=K, shared_experts=1)
+    layer = nf.MoeLayer.prepare(lib.make(data.w1), lib.make(data.w2), config)
+    logits = lib.make(np.ascontiguousarray(data.logits[:, 1:]))
+    with fi.autotune(cache=tmp_path / "tiles.json"):
+        tuned = _layers.with_known_tiles("any", layer, lib.make(data.x), {"logits": logits})
+    assert tuned.token_tile(5) == 16 and layer.token_tile(5) == 8
+    entry = entries(tmp_path / "tiles.json")[0]
+    assert (entry["experts"], entry["local_experts"], entry["slots"]) == (E - 1, E, K + 1)
+
+
+@pytest.mark.skipif(LIBRARIES[-1].__name__ != "Cuda", reason="needs a GPU")
+@pytest.mark.parametrize("is_named", [False, True])
+def test_times_are_those_of_the_stream_in_use(is_named: bool) -> None:
+    """On a GPU that need not be the current one; a sleep of it is seen whole."""
+    cuda = sys.modules["torch"].cuda
+    device = sys.modules["torch"].device("cuda", cuda.device_count() - 1)
+    stream = cuda.Stream(device) if is_named else cuda.current_stream(device)
+
+    def run() -> None:
+        with cuda.stream(stream):
+            cuda._sleep(20_000_000)  # Cycles: at least 5 ms at any clock.
+
+    with nf.use_stream(stream.cuda_stream if is_named else None):
+        assert _measure._gpu_timer(device)(run) > 5_000
 
 
 def test_errors(calls: Calls, tmp_path: Path) -> None:
@@ -234,6 +398,168 @@ def test_errors(calls: Calls, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="tuning_buckets"), fi.autotune(tuning_buckets=wrong):
             calls()
     assert calls.tiles == []
+
+
+def test_failures(calls: Calls, clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile that fails is left out; without memory the call goes on, and is measured later."""
+    run, fast, failing = nf.MoeLayer.run, _tuning.fastest_tile, [16]
+
+    def refusing(layer: nf.MoeLayer, hidden: Any, *args: Any, **how: Any) -> Any:
+        if layer.token_tile(hidden.shape[0]) in failing:
+            raise RuntimeError("refused")
+        return run(layer, hidden, *args, **how)
+
+    def without_memory(*args: Any) -> Any:
+        raise MemoryError
+
+    plain = calls()
+    monkeypatch.setattr(nf.MoeLayer, "run", refusing)
+    with fi.autotune():
+        assert calls() == plain
+    assert set(clock) == {8, 32} and calls.tiles[-1] == 8
+    _tuning.clear_tuning()
+    clock.clear()
+    monkeypatch.setattr(_tuning, "fastest_tile", without_memory)
+    with fi.autotune():
+        assert calls() == plain
+    monkeypatch.setattr(_tuning, "fastest_tile", fast)
+    failing[:] = []
+    with fi.autotune():
+        assert calls() == plain and clock
+    failing[:] = [8, 16, 32]
+    with pytest.raises(RuntimeError, match="refused"), fi.autotune():
+        calls(9)
+
+
+def test_a_capture_is_refused_each_time(calls: Calls, clock: list[int],
+                                        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """And does not count as measured."""
+    plain = calls()
+    with monkeypatch.context() as capturing:
+        capturing.setattr(_measure, "_is_on_gpu", lambda layer: True)
+        capturing.setattr(_measure, "is_capturing", lambda device: True)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="captured"), fi.autotune():
+                calls()
+    with fi.autotune():
+        assert calls() == plain and clock
+        count = len(clock)
+        calls(2)  # Known by now: may be captured.
+        assert len(clock) == count
+
+
+def test_one_workspace_for_all_tiles(calls: Calls, clock: list[int],
+                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Measuring a number of tokens needs the memory of its largest tile once."""
+    made: list[int] = []
+    new = nf.MoeLayer.new_workspace
+
+    def counted(layer: nf.MoeLayer, tokens: int) -> Any:
+        made.append(tokens)
+        return new(layer, tokens)
+
+    calls()
+    monkeypatch.setattr(nf.MoeLayer, "new_workspace", counted)
+    with fi.autotune(tuning_buckets=[8]):
+        calls()
+    assert made == [5, 5]  # Of the tiles, and of the call.
+
+
+def test_what_was_known_is_saved(calls: Calls, clock: list[int], tmp_path: Path) -> None:
+    """Of layers that were called, from wherever it is known."""
+    with fi.autotune():
+        calls()
+    count, path = len(clock), tmp_path / "tiles.json"
+    with fi.autotune(cache=path):
+        pass
+    assert not path.exists()
+    with fi.autotune(cache=path):
+        calls()
+    assert ranges(path)[-1] == (5, 8) and len(clock) == count
+    stored = [{**entry, "us": 25.0} for entry in entries(path)]
+    with fi.autotune(cache=path):
+        calls()
+        path.write_text(_tuning.text_of(stored))
+    assert entries(path) == stored  # What others wrote meanwhile is newer than what was known.
+
+
+def test_activations_have_tiles_of_their_own(calls: Calls, clock: list[int],
+                                             tmp_path: Path) -> None:  # fmt: skip
+    """What one of them measured serves no other; files serve all."""
+    data = Data("bf16", "relu2")
+    weights = calls.lib.make(data.w1), calls.lib.make(data.w2)
+    x, logits = calls.lib.make(data.x), calls.lib.make(data.logits)
+
+    def other() -> None:
+        fi.trtllm_bf16_moe(logits, None, x, *weights, **sizes(), **PLAIN,
+                           activation_type=fi.ActivationType.Relu2)  # fmt: skip
+
+    with fi.autotune():
+        calls()
+    count = len(clock)
+    other()
+    assert calls.tiles[-1] == 8
+    with fi.autotune(cache=tmp_path / "tiles.json"):
+        other()
+    assert len(clock) == 2 * count and calls.tiles[-1] == 16
+    _tuning.clear_tuning()
+    with fi.autotune(cache=tmp_path / "tiles.json"):
+        calls()
+    assert len(clock) == 2 * count and calls.tiles[-1] == 16
+
+
+def test_files_that_many_write(tmp_path: Path) -> None:
+    """Nobody's entries are lost; the file's mode stays, a new one's is the umask's."""
+    path = tmp_path / "tiles.json"
+    layer = nf.MoeConfig(hidden=H, inter=I, experts=E, top_k=K)
+    entry = {"machine": "m", "version": "1", "mode": layer.mode, "hidden": H, "inter": I,
+             "slots": K, "experts": E, "local_experts": E, "token_tile": 16, "rule_tile": 8,
+             "us": 1.0, "rule_us": 2.0}  # fmt: skip
+
+    def write(place: int) -> None:
+        for count in range(place, 200, 10):
+            mine = {**entry, "first_tokens": count + 1, "last_tokens": count + 1}
+            _tuning_file.save(str(path), [], [mine])
+
+    before = os.umask(0o027)
+    try:
+        threads = [threading.Thread(target=write, args=(place,)) for place in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        os.umask(before)
+    assert ranges(path) == [(count, count) for count in range(1, 201)]
+    assert path.stat().st_mode & 0o777 == 0o640
+    path.chmod(0o664)
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    _tuning_file.save(str(link), [], [{**entry, "first_tokens": 300, "last_tokens": 300}])
+    assert link.is_symlink() and len(entries(path)) == 201
+    assert path.stat().st_mode & 0o777 == 0o664
+    path.write_text("{")
+    with pytest.raises(ValueError, match="JSON|json|tuning"):
+        _tuning_file.save(str(path), [], [{**entry, "first_tokens": 1, "last_tokens": 1}])
+    assert path.read_text() == "{"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "tiles.json"]
+
+
+def test_an_error_inside_comes_out(calls: Calls, clock: list[int], tmp_path: Path) -> None:
+    """Whatever happens to the file, which gets what was measured before."""
+    path = tmp_path / "tiles.json"
+    for contents in (None, "{"):
+        with pytest.raises(KeyError, match="mine"), fi.autotune(cache=path):  # noqa: PT012
+            calls()
+            if contents:
+                path.write_text(contents)
+            raise KeyError("mine")
+    assert path.read_text() == "{"
+    path.unlink()
+    with pytest.raises(KeyError), fi.autotune(cache=path):
+        calls()
+        raise KeyError
+    assert ranges(path)[-1] == (5, 8)
 
 
 def test_tiles_go_with_the_layers(calls: Calls, clock: list[int]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,17 +22,17 @@ from narrowfloat._streams import allocating_on, is_capturing
 from narrowfloat.compat.flashinfer._arrays import as_type, cast, to_float32
 from narrowfloat.compat.flashinfer._enums import ActivationType, RoutingMethodType
 from narrowfloat.compat.flashinfer._routing import bias_for, method_name, router_options
-from narrowfloat.compat.flashinfer._tuning import clear_tuning, layer_for
+from narrowfloat.compat.flashinfer._tuning import layer_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
 _layers: dict[Hashable, nf.MoeLayer] = {}
 _lock = threading.Lock()
 
 
 def clear_prepared_cache() -> None:
-    """Forgets all layers, and their tiles of autotune().
+    """Forgets all layers. Tiles of autotune() stay.
 
     Needed after weights were changed in a way that they do not tell.
 
@@ -40,7 +41,6 @@ def clear_prepared_cache() -> None:
     with _lock:
         _layers.clear()
         _numbers.clear()
-    clear_tuning()
 
 
 def prepared_cache_size() -> int:
@@ -131,15 +131,19 @@ def prepared(weights: tuple[Any, ...], facts: Hashable,
 def with_known_tiles(op: str, layer: nf.MoeLayer, hidden: Any,
                      arguments: dict[str, Any]) -> nf.MoeLayer:  # fmt: skip
     """The layer with tiles of autotune(); arguments: keywords of run() without outputs."""
-    tokens = hidden.shape[0]
 
-    def runs(candidate: nf.MoeLayer) -> Callable[[], Any]:
-        out = maker_of("hidden_states", hidden).empty((tokens, candidate.config.hidden),
-                                                      candidate.config.out_dtype)  # fmt: skip
-        space = candidate.new_workspace(tokens)
-        return lambda: candidate.run(hidden, out=out, workspace=space, **arguments)
+    def runs(tokens: int, layers: Sequence[nf.MoeLayer]) -> Sequence[Callable[[], Any]]:
+        cut = {name: value if name == "bias" or value is None else value[:tokens]
+               for name, value in arguments.items()}  # fmt: skip
+        out = maker_of("hidden_states", hidden).empty((tokens, layer.config.hidden),
+                                                      layer.config.out_dtype)  # fmt: skip
+        # One for all: they take turns.
+        largest = max(layers, key=lambda candidate: candidate.required_workspace(tokens))
+        space = largest.new_workspace(tokens)
+        return [partial(candidate.run, hidden[:tokens], out=out, workspace=space, **cut)
+                for candidate in layers]  # fmt: skip
 
-    return layer_for(op, layer, tokens, runs)
+    return layer_for(op, layer, hidden.shape[0], runs)
 
 
 @dataclass(frozen=True)
@@ -241,8 +245,9 @@ def each(value: Any, experts: int, like: Any) -> Any:
 
 @dataclass
 class Run:
-    """One call of a layer: hidden states with their scales, the routing, the outputs."""
+    """One call of a function: its name, hidden states with scales, the routing, the outputs."""
 
+    op: str
     hidden: Any
     hidden_scale: Any = None
     row_scale: Any = None
@@ -261,14 +266,14 @@ class Run:
             return {"ids": self.topk_ids[0], "weights": self.topk_ids[1]}
         return {"packed": self.topk_ids}
 
-    def on(self, op: str, layer: nf.MoeLayer) -> Any:
-        """The output of the function `op`, or the three pieces of do_finalize=False."""
+    def on(self, layer: nf.MoeLayer) -> Any:
+        """The function's output, or the three pieces of do_finalize=False."""
         arguments = {
             **self.routing(),
             "hidden_scales": self.hidden_scale,
             "row_scale": self.row_scale,
         }
-        layer = with_known_tiles(op, layer, self.hidden, arguments)
+        layer = with_known_tiles(self.op, layer, self.hidden, arguments)
         arguments["routing_replay"] = self.replay
         if self.do_finalize:
             return layer.run(self.hidden, out=self.output, **arguments)

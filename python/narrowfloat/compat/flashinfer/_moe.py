@@ -61,7 +61,7 @@ def _bf16(run: Run, shape: Shape, gemm1: Any, gemm2: Any, shuffled: bool, layout
     facts = ("bf16", shape, run.logits is None, run.hidden.shape[1], shuffled, int(layout),
              int(kind))  # fmt: skip
     layer = prepared((gemm1, gemm2, alpha, beta, limit), facts, build)
-    return run.on("trtllm_bf16_moe", layer)
+    return run.on(layer)
 
 
 def trtllm_bf16_moe(
@@ -78,8 +78,9 @@ def trtllm_bf16_moe(
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type,
                   norm_topk_prob)  # fmt: skip
-    run = Run(hidden_states, logits=routing_logits, bias=shape.bias(routing_bias),
-              do_finalize=do_finalize, output=output, replay=routing_replay_out)  # fmt: skip
+    run = Run("trtllm_bf16_moe", hidden_states, logits=routing_logits,
+              bias=shape.bias(routing_bias), do_finalize=do_finalize, output=output,
+              replay=routing_replay_out)  # fmt: skip
     return _bf16(run, shape, gemm1_weights, gemm2_weights, use_shuffled_weight, weight_layout,
                  activation_type, (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
 
@@ -98,8 +99,8 @@ def trtllm_bf16_routed_moe(
     _check_lora(gemm1_lora_delta)
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
-    run = Run(hidden_states, topk_ids=topk_ids, do_finalize=do_finalize, output=output,
-              replay=routing_replay_out)  # fmt: skip
+    run = Run("trtllm_bf16_routed_moe", hidden_states, topk_ids=topk_ids, do_finalize=do_finalize,
+              output=output, replay=routing_replay_out)  # fmt: skip
     return _bf16(run, shape, gemm1_weights, gemm2_weights, use_shuffled_weight, weight_layout,
                  activation_type, (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
 
@@ -129,7 +130,7 @@ def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
                                    **_scalars(kind, folded, gate))  # fmt: skip
 
     facts = ("fp8", shape, run.logits is None, run.hidden.shape[1], int(kind), weight_on_input)
-    return run.on("trtllm_fp8_per_tensor_scale_moe", prepared(weights, facts, build))
+    return run.on(prepared(weights, facts, build))
 
 
 def trtllm_fp8_per_tensor_scale_moe(
@@ -146,8 +147,9 @@ def trtllm_fp8_per_tensor_scale_moe(
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type,
                   norm_topk_prob)  # fmt: skip
-    run = Run(hidden_states, logits=routing_logits, bias=shape.bias(routing_bias),
-              do_finalize=do_finalize, output=output, replay=routing_replay_out)  # fmt: skip
+    run = Run("trtllm_fp8_per_tensor_scale_moe", hidden_states, logits=routing_logits,
+              bias=shape.bias(routing_bias), do_finalize=do_finalize, output=output,
+              replay=routing_replay_out)  # fmt: skip
     weights = (gemm1_weights, output1_scales_scalar, output1_scales_gate_scalar, gemm2_weights,
                output2_scales_scalar)  # fmt: skip
     return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input)
@@ -166,8 +168,8 @@ def trtllm_fp8_per_tensor_scale_routed_moe(
     """As trtllm_fp8_per_tensor_scale_moe() of a given routing."""
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
-    run = Run(hidden_states, topk_ids=topk_ids, do_finalize=do_finalize, output=output,
-              replay=routing_replay_out)  # fmt: skip
+    run = Run("trtllm_fp8_per_tensor_scale_routed_moe", hidden_states, topk_ids=topk_ids,
+              do_finalize=do_finalize, output=output, replay=routing_replay_out)  # fmt: skip
     weights = (gemm1_weights, output1_scales_scalar, output1_scales_gate_scalar, gemm2_weights,
                output2_scales_scalar)  # fmt: skip
     return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input)
@@ -207,7 +209,7 @@ def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool,
     facts = ("fp8 block", shape, run.logits is None, hidden, shuffled, int(layout), is_mx,
              int(kind))  # fmt: skip
     layer = prepared((*weights, *parameters), facts, build)
-    return run.on("trtllm_fp8_block_scale_moe", layer)
+    return run.on(layer)
 
 
 def trtllm_fp8_block_scale_moe(
@@ -227,9 +229,9 @@ def trtllm_fp8_block_scale_moe(
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
                   num_fused_shared_experts or 0)  # fmt: skip
-    run = Run(hidden_states, hidden_states_scale, logits=routing_logits,
-              bias=shape.bias(routing_bias), do_finalize=do_finalize, output=output,
-              replay=routing_replay_out)  # fmt: skip
+    run = Run("trtllm_fp8_block_scale_moe", hidden_states, hidden_states_scale,
+              logits=routing_logits, bias=shape.bias(routing_bias), do_finalize=do_finalize,
+              output=output, replay=routing_replay_out)  # fmt: skip
     weights = (gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale)
     return _fp8_block(run, shape, weights, use_shuffled_weight, weight_layout,
                       fp8_quantization_type, activation_type,
@@ -252,8 +254,8 @@ def trtllm_fp8_block_scale_routed_moe(
     _check_lora(gemm1_lora_delta)
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
-    run = Run(hidden_states, hidden_states_scale, topk_ids=topk_ids, do_finalize=do_finalize,
-              output=output)  # fmt: skip
+    run = Run("trtllm_fp8_block_scale_routed_moe", hidden_states, hidden_states_scale,
+              topk_ids=topk_ids, do_finalize=do_finalize, output=output)  # fmt: skip
     weights = (gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale)
     return _fp8_block(run, shape, weights, use_shuffled_weight, weight_layout,
                       fp8_quantization_type, activation_type,

@@ -133,7 +133,7 @@ def _fp4(run: Run, shape: Shape, weights: Fp4Weights, kind: int, is_list: bool =
     run.hidden_scale = plain_bytes(run.hidden_scale)
     facts = ("fp4", shape, run.logits is None, mode, int(kind))
     layer = prepared(weights.tensors(), facts, lambda: _build(run, shape, weights, mode, kind))
-    result = run.on("trtllm_fp4_block_scale_moe", layer)
+    result = run.on(layer)
     return result if isinstance(result, list) or not is_list else [result]
 
 
@@ -154,8 +154,9 @@ def trtllm_fp4_block_scale_moe(
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
                   num_fused_shared_experts or 0)  # fmt: skip
-    run = Run(hidden_states, hidden_states_scale, per_token_scale, routing_logits,
-              shape.bias(routing_bias), None, do_finalize, output, routing_replay_out)  # fmt: skip
+    run = Run("trtllm_fp4_block_scale_moe", hidden_states, hidden_states_scale, per_token_scale,
+              routing_logits, shape.bias(routing_bias), None, do_finalize, output,
+              routing_replay_out)  # fmt: skip
     weights = Fp4Weights(gemm1_weights, gemm1_weights_scale, gemm1_bias, gemm1_alpha, gemm1_beta,
                          gemm1_clamp_limit, gemm2_weights, gemm2_weights_scale, gemm2_bias,
                          output1_scale_scalar, output1_scale_gate_scalar,
@@ -179,8 +180,9 @@ def trtllm_fp4_block_scale_routed_moe(
     refuse("gemm1_lora_delta", gemm1_lora_delta, "add it to the bias of a layer")
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
-    run = Run(hidden_states, hidden_states_scale, per_token_scale, topk_ids=topk_ids,
-              do_finalize=do_finalize, output=output)  # fmt: skip
+    run = Run("trtllm_fp4_block_scale_routed_moe", hidden_states, hidden_states_scale,
+              per_token_scale, topk_ids=topk_ids, do_finalize=do_finalize,
+              output=output)  # fmt: skip
     weights = Fp4Weights(gemm1_weights, gemm1_weights_scale, gemm1_bias, gemm1_alpha, gemm1_beta,
                          gemm1_clamp_limit, gemm2_weights, gemm2_weights_scale, gemm2_bias,
                          output1_scale_scalar, output1_scale_gate_scalar,

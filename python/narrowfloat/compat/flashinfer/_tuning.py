@@ -1,34 +1,34 @@
 """FlashInfer's autotune(): token tiles are measured inside of it, kept, and used everywhere.
 
-A call inside measures the tiles for its number of tokens, with its own inputs, once for each bucket
-of such numbers. What is faster than the rule's tile serves all later calls of this process, and
-goes into the file. On a GPU some modes round otherwise with other tiles (docs/moe.md 1.5).
+A call inside measures the tiles for its number of tokens and for the smaller buckets of such
+numbers, with its own inputs, each bucket once. What is faster than the rule's tile serves all later
+calls of this process, and goes into the file. On a GPU some modes round otherwise with other tiles
+(docs/moe.md 1.5).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 import threading
 from bisect import bisect_left, bisect_right
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import narrowfloat as nf
-from narrowfloat import _core
-from narrowfloat.compat.flashinfer._measure import fastest_tile
+from narrowfloat.compat.flashinfer._measure import FAILURES, check_not_capturing, fastest_tile
+from narrowfloat.compat.flashinfer._tuning_file import KEY, key_of, overlap, read, save, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Key = tuple[Any, ...]
     Entry = dict[str, Any]
+    # What runs the first n rows of a call through each of some layers.
+    Runs = Callable[[int, Sequence[nf.MoeLayer]], Sequence[Callable[[], Any]]]
 
-KEY = ("machine", "version", "mode", "hidden", "inter", "slots", "experts", "local_experts")
 _LARGEST = 2**31 - 1  # Number of tokens in a file.
 
 
@@ -46,6 +46,8 @@ class Session:
     rounds_up: bool
     skipped: frozenset[str]
     measured: list[Entry] = field(default_factory=list)
+    used: dict[Key, None] = field(default_factory=dict)  # Keys, in the order of their calls.
+    tried: set[tuple[Key, int]] = field(default_factory=set)  # With a number of tokens.
 
     def range_of(self, tokens: int) -> tuple[int, int]:
         """The numbers of tokens of a bucket, first and last."""
@@ -57,11 +59,18 @@ class Session:
         place = max(bisect_right(at, tokens) - 1, 0)
         return at[place] if place else 1, at[place + 1] - 1 if place + 1 < len(at) else _LARGEST
 
+    def up_to(self, tokens: int) -> list[int]:
+        """A number of tokens of each bucket that begins at `tokens` or before, this one first."""
+        first, _ = self.range_of(tokens)
+        return [tokens, *(bucket for bucket in self.buckets if bucket < first)]
+
 
 _session: ContextVar[Session | None] = ContextVar("autotune", default=None)
 _lock = threading.RLock()
+# By key and kind of activation; by None in its place what came from files, which do not name it.
 _entries: dict[Key, tuple[Entry, ...]] = {}
-_measured: set[tuple[Key, int]] = set()  # Last number of tokens of a range without a faster tile.
+# By the same, ranges in which the rule's tile was the fastest.
+_settled: dict[Key, list[Entry]] = {}
 _tuned: WeakKeyDictionary[nf.MoeLayer, tuple[tuple[Entry, ...], nf.MoeLayer]] = WeakKeyDictionary()
 _keys: WeakKeyDictionary[nf.MoeLayer, Key] = WeakKeyDictionary()
 
@@ -70,7 +79,7 @@ def clear_tuning() -> None:
     """Forgets all tiles."""
     with _lock:
         _entries.clear()
-        _measured.clear()
+        _settled.clear()
         _tuned.clear()
 
 
@@ -78,51 +87,25 @@ def _key_of(layer: nf.MoeLayer) -> Key:
     key = _keys.get(layer)
     if key is None:
         found = layer._tuning_key()
-        key = _keys[layer] = tuple(found[name] for name in KEY)
+        kind = layer.config.activation.kind
+        key = _keys[layer] = (*(found[name] for name in KEY), kind)
     return key
 
 
-def _key(entry: Entry) -> Key:
-    return tuple(entry[name] for name in KEY)
-
-
-def _add(entries: Sequence[Entry], to: dict[Key, tuple[Entry, ...]]) -> None:
+def _add(entries: Sequence[Entry], kind: str | None) -> None:
     """Puts entries in, in place of those about the same numbers of tokens."""
     for entry in entries:
-        others = tuple(
-            other for other in to.get(_key(entry), ())
-            if other["last_tokens"] < entry["first_tokens"]
-            or entry["last_tokens"] < other["first_tokens"]
-        )  # fmt: skip
-        to[_key(entry)] = (*others, entry)
+        key = (*key_of(entry), kind)
+        others = (other for other in _entries.get(key, ()) if not overlap(other, entry))
+        _entries[key] = (*others, entry)
 
 
-def _text(entries: Sequence[Entry]) -> str:
-    return json.dumps({"format": "narrowfloat moe tuning", "format_version": 1,
-                       "entries": list(entries)})  # fmt: skip
-
-
-def _read(path: str) -> list[Entry]:
-    return json.loads(_core.load_tuning(path))["entries"]
-
-
-def _save(path: str, measured: Sequence[Entry]) -> None:
-    """Replaces the file at once by what it has now and what was measured."""
-    merged: dict[Key, tuple[Entry, ...]] = {}
-    if os.path.exists(path):
-        _add(_read(path), merged)
-    _add(measured, merged)
-    text = _core.normalized_tuning(_text([entry for group in merged.values() for entry in group]))
-    folder = os.path.dirname(os.path.abspath(path))
-    handle, name = tempfile.mkstemp(prefix=os.path.basename(path) + ".", suffix=".partial",
-                                    dir=folder)  # fmt: skip
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+def _known(key: Key) -> tuple[Entry, ...]:
+    """Entries that count for a key: its own, and from files where it has none."""
+    own, general = _entries.get(key, ()), _entries.get((*key[:-1], None), ())
+    if not own or not general:
+        return own or general
+    return (*own, *(entry for entry in general if not any(overlap(entry, one) for one in own)))
 
 
 def _covers(entry: Entry, tokens: int) -> bool:
@@ -130,8 +113,8 @@ def _covers(entry: Entry, tokens: int) -> bool:
 
 
 def _range_for(session: Session, key: Key, tokens: int) -> tuple[int, int]:
-    """Of a bucket, the numbers of tokens with the same rule that no entry is about."""
-    facts = dict(zip(KEY, key, strict=True))
+    """Of a bucket, the numbers of tokens with the same rule that nothing is known about."""
+    facts = dict(zip(KEY, key, strict=False))
 
     def rule(count: int) -> int:
         return nf.default_token_tile(count, slots=facts["slots"],
@@ -139,7 +122,7 @@ def _range_for(session: Session, key: Key, tokens: int) -> tuple[int, int]:
 
     first, last = session.range_of(tokens)
     last = max(tokens, min(last, _LARGEST // facts["slots"]))
-    for entry in _entries.get(key, ()):
+    for entry in (*_known(key), *_settled.get(key, ())):
         if entry["last_tokens"] < tokens:
             first = max(first, entry["last_tokens"] + 1)
         if entry["first_tokens"] > tokens:
@@ -150,51 +133,66 @@ def _range_for(session: Session, key: Key, tokens: int) -> tuple[int, int]:
     return first, last
 
 
-def _measure(session: Session, key: Key, layer: nf.MoeLayer, tokens: int,
-             runs: Callable[[nf.MoeLayer], Callable[[], Any]]) -> None:  # fmt: skip
-    with _lock:
-        if tokens < 1 or layer.config.token_tile is not None:
-            return
-        if any(_covers(entry, tokens) for entry in _entries.get(key, ())):
-            return
-        first, last = _range_for(session, key, tokens)
-        if (key, last) in _measured:
-            return
-        _measured.add((key, last))
-        facts = dict(zip(KEY, key, strict=True))
+def _measure(session: Session, key: Key, layer: nf.MoeLayer, tokens: int, runs: Runs) -> None:
+    """Looks for the tile of a number of tokens, unless something is known about it."""
+    if (key, tokens) in session.tried:
+        return
+    if any(_covers(entry, tokens) for entry in (*_known(key), *_settled.get(key, ()))):
+        return
+    check_not_capturing(layer)
+    session.tried.add((key, tokens))
+    facts = dict(zip(KEY, key, strict=False))
 
-        def with_tile(tile: int) -> nf.MoeLayer:
-            return layer._with_tuning_text(_text([{
-                **facts, "first_tokens": tokens, "last_tokens": tokens, "token_tile": tile,
-                "rule_tile": tile, "us": 1.0, "rule_us": 2.0,
-            }]))  # fmt: skip
+    def with_tile(tile: int) -> nf.MoeLayer:
+        return layer._with_tuning_text(text_of([{
+            **facts, "first_tokens": tokens, "last_tokens": tokens, "token_tile": tile,
+            "rule_tile": tile, "us": 1.0, "rule_us": 2.0,
+        }]))  # fmt: skip
 
-        found = fastest_tile(layer.token_tile(tokens), layer, with_tile, runs)
-        if found is not None:
-            entry = {**facts, "first_tokens": first, "last_tokens": last, **found}
-            _add([entry], _entries)
-            session.measured.append(entry)
+    try:
+        found = fastest_tile(layer.token_tile(tokens), layer, with_tile,
+                             lambda layers: runs(tokens, layers))  # fmt: skip
+    except FAILURES:
+        return  # The call itself goes on with the rule's tile, and says what is wrong with it.
+    first, last = _range_for(session, key, tokens)
+    entry = {**facts, "first_tokens": first, "last_tokens": last, **(found or {})}
+    if found is None:
+        _settled.setdefault(key, []).append(entry)
+    else:
+        _add([entry], key[-1])
+        session.measured.append(entry)
 
 
-def layer_for(op: str, layer: nf.MoeLayer, tokens: int,
-              runs: Callable[[nf.MoeLayer], Callable[[], Any]]) -> nf.MoeLayer:  # fmt: skip
+def layer_for(op: str, layer: nf.MoeLayer, tokens: int, runs: Runs) -> nf.MoeLayer:
     """The layer with the tiles that are known for it; inside autotune() they are measured first.
 
-    runs: makes what runs the call's inputs through a layer.
+    runs: makes what runs the first rows of the call's inputs through layers.
     """
     session = _session.get()
     if session is None and not _entries:
         return layer
     key = _key_of(layer)
-    if session is not None and op not in session.skipped:
-        _measure(session, key, layer, tokens, runs)
-    entries = _entries.get(key)
+    if session is not None and layer.config.token_tile is None:
+        with _lock:
+            session.used[key] = None
+            if op not in session.skipped and tokens > 0:
+                for count in session.up_to(tokens):
+                    _measure(session, key, layer, count, runs)
+    entries = _known(key)
     if not entries:
         return layer
     known = _tuned.get(layer)
-    if known is None or known[0] is not entries:
-        known = _tuned[layer] = (entries, layer._with_tuning_text(_text(entries)))
+    if known is None or known[0] != entries:
+        known = _tuned[layer] = (entries, layer._with_tuning_text(text_of(entries)))
     return known[1]
+
+
+def _save(path: str, session: Session) -> None:
+    """What was measured, and what else is known about the layers that were called."""
+    with _lock:
+        known = [entry for key in session.used for entry in _known(key)]
+    if known:
+        save(path, known, session.measured)
 
 
 @contextmanager
@@ -207,8 +205,11 @@ def autotune(
 ) -> Iterator[None]:
     """Measures in calls of this thread (or asyncio task) inside, unless tune_mode is false.
 
-    cache: a file as of `narrowfloat moe tune`. Its entries are known from here on; what is measured
-        is added to it at the end, and a missing one is made. Without it: for this process alone.
+    A call with many tokens measures for its number and for all smaller buckets.
+
+    cache: a file as of `narrowfloat moe tune`. Its entries are known from here on. At the end it
+        gets what was measured, and what else is known about the layers that were called; a missing
+        one is made. Without it: for this process alone.
     tuning_buckets: numbers of tokens; one up to the next larger of them shares its tile, with
         round_up=False from the next smaller one.
     skip_ops: names of functions that do not measure.
@@ -221,13 +222,19 @@ def autotune(
     path = None if cache is None else os.fspath(cache)
     if path is not None and (not tune_mode or os.path.exists(path)):
         with _lock:
-            _add(_read(path), _entries)
+            _add(read(path), None)
     names = frozenset(name.rpartition("::")[2] for name in skip_ops or ())
     session = Session(buckets, round_up is not False, names)
     token = _session.set(session if tune_mode else None)
     try:
         yield
+    except BaseException:
+        if path is not None and tune_mode:
+            with suppress(OSError, ValueError):  # What went wrong first is the news.
+                _save(path, session)
+        raise
+    else:
+        if path is not None and tune_mode:
+            _save(path, session)
     finally:
         _session.reset(token)
-        if path is not None and session.measured:
-            _save(path, session.measured)
