@@ -41,7 +41,8 @@ GemmCaseSpec sample_case(MoeMode mode, Random& random) {
   const int64_t experts = random.range(1, 6);
   int64_t left = kMaxProducts / (spec.cols * spec.weight_rows);
   for (int64_t i = 0; i < experts; ++i) {
-    const int64_t rows = std::min(left, random.pick<int64_t>({0, 1, 2, 3, 5, 17, 64, 300}));
+    const int64_t rows =
+        std::min(left, random.pick<int64_t>({0, 1, 2, 3, 5, 17, 36, 64, 140, 300}));
     spec.expert_rows.push_back(rows);
     left -= rows;
   }

@@ -34,7 +34,8 @@ GemmCaseSpec sample_case(MoeMode mode, GemmData data, Random& random) {
   const int64_t experts = random.range(1, 6);
   int64_t left = kMaxProducts / (spec.cols * spec.weight_rows);
   for (int64_t i = 0; i < experts; ++i) {
-    const int64_t rows = std::min(left, random.pick<int64_t>({0, 1, 2, 3, 5, 17, 64, 300}));
+    const int64_t rows =
+        std::min(left, random.pick<int64_t>({0, 1, 2, 3, 5, 17, 36, 64, 140, 300}));
     spec.expert_rows.push_back(rows);
     left -= rows;
   }
@@ -205,6 +206,52 @@ TEST_P(GroupedGemmCuda, RepeatsItselfOverManyTiles) {
   expect_near(gemm, DType::kF32, output);
   EXPECT_EQ(device.run(true), output);
   EXPECT_EQ(device.replay(), output);
+}
+
+// The same rows in smaller tiles, some of them without rows.
+void divide_tiles(const GemmCase& gemm, int32_t token_tile, GemmOnDevice& device) {
+  const Permutation whole = gemm.args().permutation;
+  std::vector<int32_t> experts;
+  std::vector<int32_t> ends;
+  for (int32_t first = 0; first < gemm.max_rows(); first += token_tile) {
+    const int32_t tile = first / whole.token_tile;
+    experts.push_back(static_cast<const int32_t*>(whole.tile_to_expert.data)[tile]);
+    const int32_t end = static_cast<const int32_t*>(whole.tile_row_end.data)[tile];
+    ends.push_back(std::min(end, first + token_tile));
+  }
+  const auto copy = [&](std::vector<int32_t>& values) {
+    const auto count = static_cast<int64_t>(values.size());
+    return device.copy(TensorView::contiguous(values.data(), DType::kI32, {count}));
+  };
+  std::vector<int32_t> count{static_cast<int32_t>(experts.size())};
+  Permutation& permutation = device.args.permutation;
+  permutation.token_tile = token_tile;
+  permutation.tile_to_expert = copy(experts);
+  permutation.tile_row_end = copy(ends);
+  permutation.num_tiles = copy(count);
+}
+
+// Items have as many columns as their rows need, and the tails of experts come with the piece
+// before: neither changes a bit, nor writes outside.
+TEST_P(GroupedGemmCuda, TailsHaveTheBitsOfSmallTiles) {
+  const GemmCase gemm(
+      {.mode = GetParam(),
+       .weight_rows = 96,
+       .cols = 384,
+       .expert_rows = {129, 7, 140, 150, 160, 161, 33, 45, 0, 56, 288, 300, 81, 100},
+       .token_tile = 256,
+       .gathers = true,
+       .has_slot_weights = true,
+       .wide_scales = false,
+       .seed = 8});
+  GemmOnDevice device(gemm);
+  const std::vector<uint8_t> output = device.run();
+  expect_near(gemm, DType::kF32, output);
+  expect_padding_untouched(gemm, DType::kF32, output);
+  for (const int32_t tile : {128, 64, 32, 8}) {
+    divide_tiles(gemm, tile, device);
+    EXPECT_TRUE(device.run() == output) << "tile " << tile;
+  }
 }
 
 // Whoever computes an item, and whenever its weights are requested, results are the same. Blocks

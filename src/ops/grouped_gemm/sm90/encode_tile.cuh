@@ -33,26 +33,31 @@ __device__ inline int consumer_thread() {
 // The consumer warpgroups, by the barrier that they share.
 __device__ inline void sync_consumers() { sync_threads(1 + kConsumers, kConsumers * kWarpgroup); }
 
-// What a thread has of a tile: values [i] are those of token(i), columns col and col + 1.
+// What a thread has of a round of a tile's tokens: values [i] are those of token(i), columns col
+// and col + 1.
 template <class Shape>
 struct ThreadTile {
   // Of two warpgroups with the same columns, each has every second token.
   static constexpr bool kHasAllTokens = Shape::kBlocks == 2;
-  static constexpr int kPairs = kHasAllTokens ? Shape::kTokens / 4 : Shape::kTokens / 8;
+  static constexpr int kPairs = kHasAllTokens ? Shape::kRoundTokens / 4 : Shape::kRoundTokens / 8;
 
   const FusedActivation& activation;
   WorkItem item;
   int inter;          // Columns of the result.
   int warpgroup = 0;  // Of the consumers.
   int thread = 0;     // Of the warpgroup.
+  int round = 0;
 
   __device__ void set_thread(int consumer_thread) {
     warpgroup = consumer_thread / kWarpgroup;
     thread = consumer_thread % kWarpgroup;
   }
 
+  [[nodiscard]] __device__ int first_token() const {
+    return Shape::kRounds == 1 ? 0 : round * Shape::kRoundTokens;
+  }
   [[nodiscard]] __device__ int token(int i) const {
-    const int first = thread % 4 * 2;
+    const int first = first_token() + thread % 4 * 2;
     return kHasAllTokens ? i / 2 * 8 + first + i % 2 : i * 8 + first + warpgroup;
   }
   [[nodiscard]] __device__ bool has_token(int i) const { return token(i) < item.num_rows; }

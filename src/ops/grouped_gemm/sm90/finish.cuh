@@ -20,11 +20,7 @@ struct TokenFactor {
   float scale;   // Of its row.
 };
 
-// By the threads of a warpgroup, of which `thread` is one.
-__device__ inline void load_factors(const GemmParams& params, const WorkItem& item, int thread,
-                                    TokenFactor* shared_factors) {
-  if (thread >= item.num_rows) return;
-  const int64_t row = item.first_row + thread;
+__device__ inline TokenFactor load_factor(const GemmParams& params, int64_t row) {
   TokenFactor factor{1.0F, 1.0F};
   if (params.epilogue.slot_weights != nullptr) {
     const int slot = params.epilogue.row_to_slot[row];
@@ -35,7 +31,17 @@ __device__ inline void load_factors(const GemmParams& params, const WorkItem& it
     const int64_t source = params.row_to_token == nullptr ? row : params.row_to_token[row];
     if (source >= 0 && source < params.input_rows) factor.scale = params.row_scale[source];
   }
-  shared_factors[thread] = factor;
+  return factor;
+}
+
+// Of up to kTokens, by the threads of a warpgroup, of which `thread` is one.
+template <int kTokens>
+__device__ inline void load_factors(const GemmParams& params, const WorkItem& item, int thread,
+                                    TokenFactor* shared_factors) {
+#pragma unroll
+  for (int token = thread; token < thread + kTokens; token += 128) {
+    if (token < item.num_rows) shared_factors[token] = load_factor(params, item.first_row + token);
+  }
 }
 
 // Factor and bias of an output column; absent bias is the neutral element of addition, -0.
@@ -104,30 +110,32 @@ __device__ inline void store_apart(const GemmParams& params, int64_t index, int 
   }
 }
 
-// sums: of block `block` of 64 weight rows, as wgmma leaves them in this thread (weight_units.h):
-// 4j + 2h + i is weight row h of the thread's two and token 8j + 2c + i.
-template <int kTokens, int kSums>
-__device__ inline void finish_tile(const GemmParams& params, const WorkItem& item, int block,
-                                   const float (&sums)[kSums], const TokenFactor* shared_factors,
-                                   float repair) {
-  const int thread = static_cast<int>(threadIdx.x) % 128;
-  const int row = thread / 32 * 16 + thread % 32 / 4 * 2;
-  const auto col = static_cast<int>(params.image_rows.source(block, row));
-  if (col >= params.rows) return;
-  const auto next_col = static_cast<int>(params.image_rows.source(block, row + 1));
-  const ColumnFactors factors(params, item.expert);
-  const ColumnFactor columns[2] = {factors.of(col), factors.of(next_col)};
-#pragma unroll
-  for (int i = 0; i < kTokens / 4; ++i) {
-    const int token = i / 2 * 8 + thread % 4 * 2 + i % 2;
-    if (token >= item.num_rows) continue;
-    const TokenFactor factor = shared_factors[token];
-    const float low = finished(mul_rn(sums[i / 2 * 4 + i % 2], repair), factor, columns[0]);
-    const float high = finished(mul_rn(sums[i / 2 * 4 + 2 + i % 2], repair), factor, columns[1]);
-    const int64_t index = (item.first_row + token) * params.rows + col;
-    next_col == col + 1 ? store_neighbours(params, index, low, high)
-                        : store_apart(params, index, next_col - col, {low, high});
+// The two columns of a thread of a warpgroup in a block of 64 weight rows.
+struct ThreadColumns {
+  int col;
+  int distance;  // To the other one.
+  ColumnFactor factors[2];
+
+  __device__ ThreadColumns(const GemmParams& params, int expert, int block, int thread) {
+    const int row = thread / 32 * 16 + thread % 32 / 4 * 2;
+    col = static_cast<int>(params.image_rows.source(block, row));
+    distance = static_cast<int>(params.image_rows.source(block, row + 1)) - col;
+    if (col >= params.rows) return;
+    const ColumnFactors all(params, expert);
+    factors[0] = all.of(col);
+    factors[1] = all.of(col + distance);
   }
+};
+
+// Results of one token, whose row of the output is `row`.
+__device__ inline void store_columns(const GemmParams& params, int64_t row,
+                                     const ThreadColumns& columns, const TokenFactor& token,
+                                     float2 sums) {
+  const float low = finished(sums.x, token, columns.factors[0]);
+  const float high = finished(sums.y, token, columns.factors[1]);
+  const int64_t index = row * params.rows + columns.col;
+  columns.distance == 1 ? store_neighbours(params, index, low, high)
+                        : store_apart(params, index, columns.distance, {low, high});
 }
 
 }  // namespace narrowfloat

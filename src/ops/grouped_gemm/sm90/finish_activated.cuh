@@ -57,9 +57,9 @@ class ItemFinisher {
     }
     // The factors of tokens are there.
     sync_threads(1 + tile_.warpgroup, kWarpgroup);
-    if (!params_.activation.is_there) return store_sums(sums);
+    if (!params_.activation.is_there) return store_sums(pass, sums);
     if constexpr (Shape::kGroupPasses == 2) {
-      if (pass + 1 < passes) return activate(pass, sums, Park{*this});
+      if (pass + 1 < passes) return activate<true>(pass, sums, Park{*this});
     }
     encode(passes - 1, sums);
   }
@@ -75,11 +75,57 @@ class ItemFinisher {
 
   __device__ const TokenFactor* factors() const { return shared_.factors[tile_.warpgroup]; }
 
-  __device__ void store_sums(const Sums& sums) const {
+  // Round after round of tokens, whose sums are the first ones of each block. Where they are needed
+  // again, all are in their places in the end. Code for all of an item's tokens at once does not
+  // fit the cache of instructions.
+  template <bool kIsLast, class Finish>
+  __device__ void for_rounds(Sums& sums, Finish&& finish) {
+#pragma unroll 1
+    for (tile_.round = 0; tile_.round != Shape::kRounds; ++tile_.round) {
+      if (Shape::kRounds == 1 || tile_.first_token() < tile_.item.num_rows) finish();
+      if constexpr (Shape::kRounds > 1) {
 #pragma unroll
-    for (int i = 0; i < Shape::kBlocks; ++i) {
-      const int block = tile_.item.block + tile_.warpgroup * Shape::kBlocks + i;
-      finish_tile<Shape::kTokens>(params_, tile_.item, block, sums[i], factors(), kRepair);
+        for (int block = 0; block < Shape::kBlocks; ++block) rotate<kIsLast>(sums[block]);
+      }
+    }
+  }
+  template <bool kIsLast>
+  __device__ static void rotate(float (&sums)[Shape::kSums]) {
+    constexpr int kOfRound = Shape::kRoundTokens / 2;
+    float first[kOfRound];
+#pragma unroll
+    for (int i = 0; i < kOfRound; ++i) first[i] = sums[i];
+#pragma unroll
+    for (int i = 0; i + kOfRound < Shape::kSums; ++i) sums[i] = sums[i + kOfRound];
+    if constexpr (!kIsLast) {
+#pragma unroll
+      for (int i = 0; i < kOfRound; ++i) sums[Shape::kSums - kOfRound + i] = first[i];
+    }
+  }
+
+  [[nodiscard]] __device__ int block_of(int pass, int i) const {
+    return tile_.item.block + pass * Shape::kTileBlocks + tile_.warpgroup * Shape::kBlocks + i;
+  }
+
+  __device__ void store_sums(int pass, Sums& sums) {
+    const ThreadColumns low(params_, tile_.item.expert, block_of(pass, 0), tile_.thread);
+    const ThreadColumns high(params_, tile_.item.expert, block_of(pass, Shape::kBlocks - 1),
+                             tile_.thread);
+    for_rounds<true>(sums, [&] {
+#pragma unroll
+      for (int i = 0; i < Shape::kBlocks; ++i) store_round(i == 0 ? low : high, sums[i]);
+    });
+  }
+  __device__ void store_round(const ThreadColumns& columns,
+                              const float (&sums)[Shape::kSums]) const {
+    if (columns.col >= params_.rows) return;
+#pragma unroll
+    for (int i = 0; i < Shape::kRoundTokens / 4; ++i) {
+      const int token = tile_.first_token() + i / 2 * 8 + tile_.thread % 4 * 2 + i % 2;
+      if (token >= tile_.item.num_rows) continue;
+      const int at = i / 2 * 4 + i % 2;
+      store_columns(params_, tile_.item.first_row + token, columns, factors()[token],
+                    {mul_rn(sums[at], kRepair), mul_rn(sums[at + 2], kRepair)});
     }
   }
 
@@ -105,8 +151,7 @@ class ItemFinisher {
     int high;
   };
   [[nodiscard]] __device__ Rows rows_of(int pass, int i) const {
-    const int block =
-        tile_.item.block + pass * Shape::kTileBlocks + tile_.warpgroup * Shape::kBlocks + i;
+    const int block = block_of(pass, i);
     const int row = tile_.thread / 32 * 16 + tile_.thread % 32 / 4 * 2;
     return {static_cast<int>(params_.image_rows.source(block, row)),
             static_cast<int>(params_.image_rows.source(block, row + 1))};
@@ -138,8 +183,9 @@ class ItemFinisher {
   }
 
   // Calls sink(i, h) for the columns of token(i), i ascending; zeros for columns that are padding.
-  template <class Sink>
-  __device__ void activate(int pass, const Sums& sums, Sink&& sink) {
+  // kIsLast: nobody needs the sums again.
+  template <bool kIsLast, class Sink>
+  __device__ void activate(int pass, Sums& sums, Sink&& sink) {
     const SwigluParameters parameters(params_.activation, tile_.item.expert);
     const bool is_padding = tile_.col(pass) >= tile_.inter;
     const auto take = [&](int i, float2 up, float2 gate) {
@@ -147,9 +193,9 @@ class ItemFinisher {
       sink(i, is_padding ? float2{0.0F, 0.0F} : h);
     };
     if constexpr (Tile::kHasAllTokens) {
-      take_own(pass, sums, take);
+      take_own<kIsLast>(pass, sums, take);
     } else {
-      take_swapped(pass, sums[0], take);
+      take_swapped<kIsLast>(pass, sums, take);
     }
   }
 
@@ -158,56 +204,67 @@ class ItemFinisher {
     return {fast_swiglu(up.x, gate.x, parameters), fast_swiglu(up.y, gate.y, parameters)};
   }
 
-  template <class Take>
-  __device__ void take_own(int pass, const Sums& sums, Take&& take) {
+  template <bool kIsLast, class Take>
+  __device__ void take_own(int pass, Sums& sums, Take&& take) {
     const Columns up = columns_of(pass, 0);
     const Columns gate = columns_of(pass, 1);
+    for_rounds<kIsLast>(sums, [&] {
 #pragma unroll
-    for (int i = 0; i < Tile::kPairs; ++i) {
-      const TokenFactor factor = factors()[tile_.token(i)];
-      take(i, finished_pair(up, factor, sums[0], i), finished_pair(gate, factor, sums[1], i));
-    }
+      for (int i = 0; i < Tile::kPairs; ++i) {
+        const TokenFactor factor = factors()[tile_.token(i)];
+        take(i, finished_pair(up, factor, sums[0], i), finished_pair(gate, factor, sums[1], i));
+      }
+    });
   }
 
+  template <bool kIsLast, class Take>
+  __device__ void take_swapped(int pass, Sums& sums, Take&& take) {
+    const Columns columns = columns_of(pass, 0);
+    for_rounds<kIsLast>(sums, [&] {
+#pragma unroll
+      for (int first = 0; first < Tile::kPairs; first += Shape::kSwapPairs) {
+        take_swapped_pairs(first, columns, sums[0], take);
+      }
+    });
+  }
   // Through shared memory, a few tokens at a time.
   template <class Take>
-  __device__ void take_swapped(int pass, const float (&sums)[Shape::kSums], Take&& take) {
-    constexpr int kRound = Shape::kSwapPairs;
-    const Columns columns = columns_of(pass, 0);
+  __device__ void take_swapped_pairs(int first, const Columns& columns,
+                                     const float (&sums)[Shape::kSums], Take&& take) {
+    constexpr int kPairs = Shape::kSwapPairs;
     auto& swap = shared_.swapped;
     const bool has_up = tile_.warpgroup == 0;
+    float2 own[kPairs];
 #pragma unroll
-    for (int first = 0; first < Tile::kPairs; first += kRound) {
-      float2 own[kRound];
-#pragma unroll
-      for (int i = 0; i < kRound; ++i) {
-        const TokenFactor* two = factors() + (first + i) * 8 + tile_.thread % 4 * 2;
-        const float2 even = finished_pair(columns, two[0], sums, 2 * (first + i));
-        const float2 odd = finished_pair(columns, two[1], sums, 2 * (first + i) + 1);
-        own[i] = has_up ? even : odd;
-        swap[tile_.warpgroup][i][tile_.thread] = has_up ? odd : even;
-      }
-      sync_consumers();
-#pragma unroll
-      for (int i = 0; i < kRound; ++i) {
-        const float2 other = swap[1 - tile_.warpgroup][i][tile_.thread];
-        take(first + i, has_up ? own[i] : other, has_up ? other : own[i]);
-      }
-      sync_consumers();
+    for (int i = 0; i < kPairs; ++i) {
+      const TokenFactor* two =
+          factors() + tile_.first_token() + (first + i) * 8 + tile_.thread % 4 * 2;
+      const float2 even = finished_pair(columns, two[0], sums, 2 * (first + i));
+      const float2 odd = finished_pair(columns, two[1], sums, 2 * (first + i) + 1);
+      own[i] = has_up ? even : odd;
+      swap[tile_.warpgroup][i][tile_.thread] = has_up ? odd : even;
     }
+    sync_consumers();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float2 other = swap[1 - tile_.warpgroup][i][tile_.thread];
+      take(first + i, has_up ? own[i] : other, has_up ? other : own[i]);
+    }
+    sync_consumers();
   }
 
   // Formats whose scales need one warp alone store token after token; others keep their values.
   __device__ void encode(int pass, Sums& sums) {
     const RowFormat format = params_.activation.format;
     if constexpr (Shape::writes(RowFormat::kBf16)) {
-      if (format == RowFormat::kBf16) return activate(pass, sums, Bf16Sink<Tile>(tile_));
+      if (format == RowFormat::kBf16) return activate<true>(pass, sums, Bf16Sink<Tile>(tile_));
     }
     if constexpr (Shape::writes(RowFormat::kFp8Static)) {
-      if (format == RowFormat::kFp8Static) return activate(pass, sums, Fp8StaticSink<Tile>(tile_));
+      if (format == RowFormat::kFp8Static)
+        return activate<true>(pass, sums, Fp8StaticSink<Tile>(tile_));
     }
     if constexpr (Shape::writes(RowFormat::kNvfp4)) {
-      if (format == RowFormat::kNvfp4) return activate(pass, sums, Nvfp4Sink<Tile>(tile_));
+      if (format == RowFormat::kNvfp4) return activate<true>(pass, sums, Nvfp4Sink<Tile>(tile_));
     }
     if constexpr (Shape::writes(RowFormat::kMxfp8)) {
       if (format == RowFormat::kMxfp8) return encode_mxfp8(sums);
@@ -219,12 +276,12 @@ class ItemFinisher {
 
   // Few values are kept until their scale is there; of many the activation is made again, which
   // costs less than registers for them.
-  static constexpr bool kKeeps = Tile::kPairs <= 16;
+  static constexpr bool kKeeps = Tile::kPairs <= 16 && Shape::kRounds == 1;
   using Kept = float2[kKeeps ? Tile::kPairs : 1];
 
   template <class Put>
-  __device__ void activate_for_maxima(int pass, const Sums& sums, Kept& kept, Put&& put) {
-    activate(pass, sums, [&](int i, float2 h) {
+  __device__ void activate_for_maxima(int pass, Sums& sums, Kept& kept, Put&& put) {
+    activate<false>(pass, sums, [&](int i, float2 h) {
       if constexpr (kKeeps) kept[i] = h;
       put(i, h);
     });
@@ -239,7 +296,7 @@ class ItemFinisher {
       for (int i = 0; i < Shape::kBlocks * Shape::kSums; ++i) {
         keep_apart(sums[i / Shape::kSums][i % Shape::kSums]);
       }
-      activate(pass, sums, sink);
+      activate<true>(pass, sums, sink);
     }
   }
 
@@ -267,15 +324,19 @@ class ItemFinisher {
     sync_consumers();
     if constexpr (kLast > 0) {
       const Fp8GroupSink<Shape> sink(tile_, 0, shared_.maxima);
+#pragma unroll 1
+      for (tile_.round = 0; tile_.round != Shape::kRounds; ++tile_.round) {
 #pragma unroll
-      for (int i = 0; i < Tile::kPairs; ++i) sink(i, parked(i));
+        for (int i = 0; i < Tile::kPairs; ++i) sink(i, parked(i));
+      }
     }
     activate_again(kLast, sums, kept, Fp8GroupSink<Shape>(tile_, kLast, shared_.maxima));
   }
 
   // Results of the first of two passes, each thread's own.
   [[nodiscard]] __device__ float2& parked(int i) const {
-    return shared_.parked[i][tile_.warpgroup * kWarpgroup + tile_.thread];
+    return shared_
+        .parked[tile_.round * Tile::kPairs + i][tile_.warpgroup * kWarpgroup + tile_.thread];
   }
   struct Park {
     const ItemFinisher& finisher;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/ptx/packed.cuh"
-#include "device/ptx/wgmma_bf16.cuh"
+#include "device/ptx/wgmma_bf16_between.cuh"
 #include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {

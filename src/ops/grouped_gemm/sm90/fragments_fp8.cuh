@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/host_device.h"
-#include "device/ptx/wgmma_e4m3.cuh"
+#include "device/ptx/wgmma_e4m3_between.cuh"
 #include "ops/grouped_gemm/sm90/fragments.cuh"
 
 namespace narrowfloat {

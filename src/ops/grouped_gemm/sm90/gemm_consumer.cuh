@@ -33,7 +33,7 @@ class Consumer {
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
       if (!item.has_copies) continue;
-      load_factors(params_, item, thread_, shared_.factors[warpgroup_]);
+      load_factors<Shape::kTokens>(params_, item, thread_, shared_.factors[warpgroup_]);
       if constexpr (Shape::kIsTokenMajor) {
         load_column_factors(params_, item, item.block + 2 * warpgroup_, thread_,
                             shared_.columns[warpgroup_]);
@@ -56,10 +56,19 @@ class Consumer {
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       float sums[Shape::kBlocks][Shape::kSums];
-      loop_.multiply(sums);
+      multiply(item, sums);
       finisher.finish(pass, passes, sums);
     }
     finisher.end();
+  }
+
+  template <class Sums>
+  __device__ void multiply(const WorkItem& item, Sums& sums) {
+    if constexpr (Shape::kIsPanel) {
+      loop_.multiply(sums);
+    } else {
+      loop_.multiply(item.num_rows, sums);
+    }
   }
 
   // kTokenBlocks: of 64 tokens.

@@ -5,7 +5,7 @@
 //
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
-//           16-byte copies that gather rows and swizzle, zeros for absent rows and columns
+//           16-byte copies that gather rows and swizzle, zeros for absent columns
 //   team    two blocks of a cluster that share E4M3 weights of two long token tiles: each copies
 //           half of them to both
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
@@ -96,7 +96,8 @@ void launch_gemm(const GemmParams& params, const GemmLaunch& shape, Stream strea
   if (shape.tokens == 16) return launch_tokens.template operator()<16>();
   if (shape.tokens == 32) return launch_tokens.template operator()<32>();
   if (shape.tokens == 64) return launch_tokens.template operator()<64>();
-  launch_tokens.template operator()<128>();
+  // Tokens as wgmma's columns: with a tail of up to 32 rows.
+  launch_tokens.template operator()<Weights::kIsPanel ? 128 : 160>();
 }
 
 }  // namespace narrowfloat

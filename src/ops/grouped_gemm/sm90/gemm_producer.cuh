@@ -60,6 +60,8 @@ class Producer {
   // Units a pass covers where one has fewer rows.
   static constexpr int kUnitStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
+  static constexpr int kScaleSources =
+      Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
 
   __device__ void copy_item(const WorkItem& item, int passes, bool is_first) {
     find_rows(item);
@@ -93,7 +95,7 @@ class Producer {
 
   __device__ void find_rows(const WorkItem& item) {
     has_row_ = 0;
-    if constexpr (Shape::kIsTokenMajor) row_passes_ = ceil_div(item.num_rows, kRowsPerPass);
+    row_passes_ = ceil_div(item.num_rows, kRowsPerPass);
 #pragma unroll
     for (int i = 0; i < kSources; ++i) {
       const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
@@ -101,8 +103,9 @@ class Producer {
       global_rows_[i] = params_.values + row * params_.row_bytes + thread_ % 8 * 16;
       has_row_ |= (source >= 0 ? 1U : 0U) << i;
     }
-    if constexpr (Shape::kHasGroups) {
-      scale_source_ = thread_ < Shape::kTokens ? source_of(item, thread_) : -1;
+#pragma unroll
+    for (int i = 0; i < kScaleSources; ++i) {
+      scale_sources_[i] = source_of(item, thread_ + i * kWarpgroup);
     }
   }
 
@@ -163,7 +166,7 @@ class Producer {
       const uint32_t mask = has_cols ? has_row_ : 0;
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
-        if (Shape::kIsTokenMajor && i >= row_passes_) break;
+        if (kSources > 2 && i >= row_passes_) break;
         copy_16(
             shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
             global_rows_[i] + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
@@ -172,14 +175,19 @@ class Producer {
   }
 
   __device__ void copy_group_scales(int group) const {
-    if (thread_ >= Shape::kTokens) return;
+#pragma unroll
+    for (int i = 0; i < kScaleSources; ++i) {
+      const int token = thread_ + i * kWarpgroup;
+      if (token < Shape::kTokens) copy_group_scales(group, token, scale_sources_[i]);
+    }
+  }
+  __device__ void copy_group_scales(int group, int token, int source) const {
 #pragma unroll
     for (int i = 0; i < Shape::kGroups; ++i) {
-      const bool is_there = scale_source_ >= 0 && (group + i) * kGroupUnits < params_.units;
+      const bool is_there = source >= 0 && (group + i) * kGroupUnits < params_.units;
       const int64_t offset =
-          is_there ? scale_source_ * params_.group_row_stride + (group + i) * params_.group_stride
-                   : 0;
-      copy_4(shared_address(&shared_.group_scales[at_.stage][i][thread_]),
+          is_there ? source * params_.group_row_stride + (group + i) * params_.group_stride : 0;
+      copy_4(shared_address(&shared_.group_scales[at_.stage][i][token]),
              params_.group_scales + offset, is_there ? 4 : 0);
     }
   }
@@ -191,9 +199,9 @@ class Producer {
   RingPosition<Shape::kStages> at_;
   const uint8_t* global_rows_[kSources];
   uint32_t has_row_ = 0;  // A bit for each.
-  // Rows behind the tile's last multiply to sums that nobody reads, whatever they are.
+  // Rows behind the item's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;
-  int scale_source_ = -1;
+  int scale_sources_[some(kScaleSources)];
 };
 
 }  // namespace narrowfloat

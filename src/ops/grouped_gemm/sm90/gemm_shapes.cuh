@@ -13,7 +13,9 @@ template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens>
 struct GemmShapeOf {
   using Weights = WeightsPolicy;
   static constexpr bool kHasGroups = kHasGroupSums;
+  // Tokens of an item: of a piece of kPieceTokens, and of a tail behind it (work_list.cuh).
   static constexpr int kTokens = kTileTokens;
+  static constexpr int kPieceTokens = kTokens > 128 ? 128 : kTokens;
   static constexpr int kSums = kTokens / 2;  // Of a thread and a block of 64 weight rows.
   static constexpr bool kIsSmall = kTokens <= 32;
   // Blocks of 64 weight rows of a warpgroup: two halve the reads of activations, where the
@@ -24,8 +26,23 @@ struct GemmShapeOf {
   // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
   // weights: what one copies of these from L2 serves both.
   static constexpr int kTeam = kIsTokenMajor && kTokens == 128 ? 2 : 1;
-  static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens == 128 && !kIsPanel) ? 1 : 2;
+  static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens > 64 && !kIsPanel) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
+
+  // Numbers of columns that register_loop.cuh can multiply, ascending, up to kTokens: an item takes
+  // the first that its rows fit.
+  NF_HOST_DEVICE static constexpr int columns(int width) {
+    constexpr int kOfMany[] = {32, 64, 80, 96, 112, 128, 144, 160};
+    // A decode of so many instructions that eight main loops would not be one function.
+    constexpr int kOfManyRounded[] = {32, 96, 128, 160};
+    constexpr int kOf64[] = {32, 40, 48, 64};
+    if (kTokens <= 64) return kTokens == 64 ? kOf64[width] : kTokens;
+    return Weights::kCoding == WeightCoding::kNvfp4Rounded ? kOfManyRounded[width] : kOfMany[width];
+  }
+
+  // Tokens that the code behind the main loop is unrolled over (finish_activated.cuh).
+  static constexpr int kRoundTokens = kTokens > 64 && !kIsPanel ? 32 / kBlocks : kTokens;
+  static constexpr int kRounds = kTokens / kRoundTokens;
 
   // Rows that the mode's second GEMM reads (finish_activated.cuh), and the passes that give a tile
   // 128 columns of them.
@@ -43,8 +60,9 @@ struct GemmShapeOf {
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
   static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
-  static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : 2;
   static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
+  static constexpr int kFewUnits = kHasGroups && kTokens > 128 ? kGroupUnits : 2;
+  static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : kFewUnits;
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
   // Panels start at multiples of 1024; several that one instruction reads follow each other, with

@@ -16,7 +16,15 @@ class RegisterLoop {
   using Position = RingPosition<Shape::kStages>;
   static constexpr int kBlocks = Shape::kBlocks;
   using Sums = float[kBlocks][Shape::kSums];
-  using BlockFragments = Fragments[kBlocks];
+  // Blocks that are multiplied at a time: where sums take the registers, one after the other.
+  static constexpr bool kTakesTurns = Shape::kTokens > 64 ||
+                                      (Shape::kHasGroups && Shape::kGroupUnits == 1);
+  static constexpr int kStepBlocks = kTakesTurns ? 1 : kBlocks;
+  static constexpr int kSteps = kBlocks / kStepBlocks;  // Of a unit.
+  using StepFragments = Fragments[kStepBlocks];
+  static constexpr int kBlockSums = Shape::kSums;
+  template <int kCount>
+  using StepSums = float[kStepBlocks][kCount];
 
   __device__ RegisterLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params),
@@ -25,105 +33,163 @@ class RegisterLoop {
         warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
-  // Two sets of fragments: one in the tensor core, one being decoded. Unrolled over the units of a
-  // stage, for their addresses.
-  __device__ void multiply(Sums& sums) {
-    constexpr int kUnroll = Shape::kUnits < 2 ? 2 : Shape::kUnits;
-    BlockFragments fragments[2];
-    if constexpr (Shape::kHasGroups) {
-#pragma unroll
-      for (int i = 0; i < kBlocks * Shape::kSums; ++i) sums[i / Shape::kSums][i % Shape::kSums] = 0;
+  // Of the columns that the item's rows need; the others' sums are 0.
+  template <int kWidth = 0>
+  __device__ void multiply(int num_rows, Sums& sums) {
+    constexpr int kColumns = Shape::columns(kWidth);
+    if constexpr (kColumns < Shape::kTokens) {
+      if (num_rows > kColumns) return multiply<kWidth + 1>(num_rows, sums);
     }
-    ring_.wait_full(at_);
-    fence_async_proxy();
-    decode(at_, 0, fragments[0]);
-#pragma unroll 1
-    for (int unit = 0; unit < params_.units; unit += kUnroll) {
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        if (i > 0 && unit + i >= params_.units) break;
-        step({unit + i, i % Shape::kUnits}, fragments[i % 2], fragments[(i + 1) % 2], sums);
-      }
-    }
+    multiply_columns<kColumns>(sums);
   }
 
  private:
+  // Columns at a time, where sums of groups take the registers.
+  NF_HOST_DEVICE static constexpr int part_columns(int columns) {
+    return Shape::kGroupUnits == 1 && columns > 128 ? columns / 2 : columns;
+  }
+  // Of a group of 128 columns of weights.
+  template <int kColumns>
+  using GroupSums = float[kStepBlocks][part_columns(kColumns) / 2];
+
   __device__ const uint8_t* weights_of(const Position& at, int slot, int block) const {
     return shared_.weights[at.stage][warpgroup_ * kBlocks + block] + slot * Shape::kUnitBytes;
   }
 
-  __device__ void decode(const Position& at, int slot, BlockFragments& fragments) const {
+  __device__ void decode(const Position& at, int slot, int step, StepFragments& fragments) const {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      Weights::decode(weights_of(at, slot, block), thread_, fragments[block]);
+    for (int i = 0; i < kStepBlocks; ++i) {
+      Weights::decode(weights_of(at, slot, step * kStepBlocks + i), thread_, fragments[i]);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) keep_before(fragments[block][i / 4][i % 4]);
+      for (int j = 0; j < 16; ++j) keep_before(fragments[i][j / 4][j % 4]);
     }
   }
 
-  // A unit and its place in the stage.
-  struct Unit {
-    int index;
+  // Some blocks of a unit, and the unit's place in the stage.
+  struct Step {
+    int unit;
     int slot;
+    int index;  // Of the unit's steps.
   };
-  [[nodiscard]] __device__ bool is_last(const Unit& unit) const {
-    return unit.index + 1 == params_.units;
+  [[nodiscard]] __device__ bool ends_item(const Step& step) const {
+    return step.unit + 1 == params_.units && step.index + 1 == kSteps;
+  }
+  [[nodiscard]] __device__ bool ends_stage(const Step& step) const {
+    return step.slot + 1 == Shape::kUnits && step.index + 1 == kSteps;
   }
 
-  __device__ void step(const Unit& unit, BlockFragments& now, BlockFragments& next, Sums& sums) {
-    constexpr int kGroupUnits = Shape::kGroupUnits;
+  // Two sets of fragments: one in the tensor core, one being decoded. Unrolled over the units of a
+  // stage, for their addresses.
+  template <int kColumns>
+  __device__ void multiply_columns(Sums& sums) {
+    constexpr int kUnroll = Shape::kUnits * kSteps < 2 ? 2 : Shape::kUnits;
+    StepFragments fragments[2];
+    GroupSums<kColumns> group_sums;
+    if constexpr (Shape::kHasGroups) clear<0, kColumns>(sums);
+    ring_.wait_full(at_);
+    fence_async_proxy();
+    decode(at_, 0, 0, fragments[0]);
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; unit += kUnroll) {
+#pragma unroll
+      for (int i = 0; i < kUnroll * kSteps; ++i) {
+        if (i > 0 && unit + i / kSteps >= params_.units) break;
+        const Step step{unit + i / kSteps, i / kSteps % Shape::kUnits, i % kSteps};
+        multiply_step<kColumns>(step, fragments[i % 2], fragments[(i + 1) % 2], sums, group_sums);
+      }
+    }
+    clear<kColumns, Shape::kTokens>(sums);
+  }
+
+  // Of columns from kFirst to kEnd - 1.
+  template <int kFirst, int kEnd>
+  __device__ static void clear(Sums& sums) {
+#pragma unroll
+    for (int i = kFirst / 2; i < kEnd / 2; ++i) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) sums[block][i] = 0;
+    }
+  }
+
+  template <int kColumns>
+  __device__ void multiply_step(const Step& step, StepFragments& now, StepFragments& next,
+                                Sums& sums, GroupSums<kColumns>& group_sums) {
     if constexpr (Shape::kHasGroups) {
-      issue(unit, unit.slot % kGroupUnits > 0, now, group_sums_);
+      multiply_group_step<kColumns>(step, now, next, sums, group_sums);
     } else {
-      issue(unit, unit.index > 0, now, sums);
+      auto& own = reinterpret_cast<StepSums<kBlockSums>&>(sums[step.index * kStepBlocks]);
+      issue<kColumns>(step, 0, step.unit > 0, now, own);
+      if (!ends_item(step)) prepare_next(step, next);
+      wgmma_wait();
     }
-    if (!is_last(unit)) prepare_next(unit, next);
-    wgmma_wait();
-    if constexpr (Shape::kHasGroups) {
-      if (unit.slot % kGroupUnits == kGroupUnits - 1 || is_last(unit)) promote(unit, sums);
-    }
-    if (unit.slot + 1 == Shape::kUnits || is_last(unit)) release();
+    if (ends_stage(step) || ends_item(step)) release();
   }
 
-  __device__ void issue(const Unit& unit, bool accumulate, BlockFragments& now, Sums& sums) {
-    const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][unit.slot]));
+  // Into temporary sums, which start anew with each group. Of many columns two halves one after the
+  // other: their registers are those of one, and one is promoted while the other warpgroup has the
+  // tensor cores.
+  template <int kColumns>
+  __device__ void multiply_group_step(const Step& step, StepFragments& now, StepFragments& next,
+                                      Sums& sums, GroupSums<kColumns>& group_sums) {
+    constexpr int kGroupUnits = Shape::kGroupUnits;
+    constexpr int kPartColumns = part_columns(kColumns);
+    const bool ends_group =
+        step.slot % kGroupUnits == kGroupUnits - 1 || step.unit + 1 == params_.units;
+#pragma unroll
+    for (int part = 0; part < kColumns / kPartColumns; ++part) {
+      issue<kPartColumns>(step, part * kPartColumns, step.slot % kGroupUnits > 0, now, group_sums);
+      if (part == 0 && !ends_item(step)) prepare_next(step, next);
+      wgmma_wait();
+      if (ends_group) promote<kPartColumns>(step, part * kPartColumns, group_sums, sums);
+    }
+  }
+
+  // The columns of tokens from `first` on.
+  template <int kColumns, int kCount>
+  __device__ void issue(const Step& step, int first, bool accumulate, StepFragments& now,
+                        StepSums<kCount>& sums) {
+    const uint64_t rows =
+        swizzled_descriptor(shared_address(shared_.rows[at_.stage][step.slot]) + first * 128);
     wgmma_fence();
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int i = 0; i < kStepBlocks; ++i) {
+      auto& narrow = reinterpret_cast<float(&)[kColumns / 2]>(sums[i]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        Weights::multiply(sums[block], now[block][k], rows + 2 * k, accumulate || k > 0 ? 1 : 0);
+        Weights::multiply(narrow, now[i][k], rows + 2 * k, accumulate || k > 0 ? 1 : 0);
       }
     }
     wgmma_commit();
   }
 
-  __device__ void prepare_next(const Unit& unit, BlockFragments& next) {
-    if (unit.slot + 1 < Shape::kUnits) {
-      decode(at_, unit.slot + 1, next);
-      return;
-    }
+  __device__ void prepare_next(const Step& step, StepFragments& next) {
+    if (step.index + 1 < kSteps) return decode(at_, step.slot, step.index + 1, next);
+    if (!ends_stage(step)) return decode(at_, step.slot + 1, 0, next);
     Position following = at_;
     following.advance();
     ring_.wait_full(following);
     fence_async_proxy();
-    decode(following, 0, next);
+    decode(following, 0, 0, next);
   }
 
-  __device__ void promote(const Unit& unit, Sums& sums) const {
+  template <int kColumns>
+  __device__ void promote(const Step& step, int first, const StepSums<kColumns / 2>& group_sums,
+                          Sums& sums) const {
     const float* scales =
-        shared_.group_scales[at_.stage][unit.slot / Shape::kGroupUnits] + 2 * (thread_ % 4);
+        shared_.group_scales[at_.stage][step.slot / Shape::kGroupUnits] + first + 2 * (thread_ % 4);
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int i = 0; i < kStepBlocks; ++i) {
+      const int block = step.index * kStepBlocks + i;
+      float* promoted = sums[block] + first / 2;
       float2 row_scales{1.0F, 1.0F};
       if constexpr (Shape::kGroupUnits == 1) {
-        row_scales = Weights::row_scales(weights_of(at_, unit.slot, block), thread_);
+        row_scales = Weights::row_scales(weights_of(at_, step.slot, block), thread_);
       }
 #pragma unroll
-      for (int i = 0; i < Shape::kSums; ++i) {
-        const float row_scale = i / 2 % 2 == 0 ? row_scales.x : row_scales.y;
-        const float scale = __fmul_rn(scales[2 * (i / 4 * 4) + i % 2], row_scale);
-        sums[block][i] = __fmaf_rn(scale, group_sums_[block][i], sums[block][i]);
+      for (int j = 0; j < kColumns / 2; ++j) {
+        const float row_scale = j / 2 % 2 == 0 ? row_scales.x : row_scales.y;
+        const float scale = __fmul_rn(scales[2 * (j / 4 * 4) + j % 2], row_scale);
+        promoted[j] = __fmaf_rn(scale, group_sums[i][j], promoted[j]);
       }
     }
   }
@@ -141,7 +207,6 @@ class RegisterLoop {
   int warpgroup_;
   int thread_;
   Position at_;
-  float group_sums_[Shape::kHasGroups ? kBlocks : 1][Shape::kSums];
 };
 
 }  // namespace narrowfloat

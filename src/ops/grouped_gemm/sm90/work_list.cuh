@@ -16,6 +16,10 @@
 // token tiles, one each. The first block's thread sends it to both, and all their warps say there
 // when they have taken it.
 //
+// An item has a piece of a token tile, `tokens` rows or what there is. Behind a full piece, what is
+// left of the expert is its tail: up to `tail_tokens` rows of the next piece come with the item
+// before instead of one of their own, which would read and decode the same weights again.
+//
 // An item's result does not depend on who computes it. Every block claims until it gets an item
 // behind the last one, so that the counter ends at the number of items.
 #pragma once
@@ -38,13 +42,17 @@ struct WorkItem {
 
 // What an item is made of.
 struct WorkTiling {
-  int tokens;
-  int blocks;  // Of 64 weight rows.
-  int team;    // Blocks of threads that take neighbouring token tiles of the same weight rows.
+  int tokens;       // Of a piece.
+  int tail_tokens;  // Most of a tail.
+  int blocks;       // Of 64 weight rows.
+  int team;         // Blocks of threads that take neighbouring token tiles of the same weight rows.
 
   template <class Shape>
   __device__ static WorkTiling of(int passes) {
-    return {Shape::kTokens, passes * Shape::kTileBlocks, Shape::kTeam};
+    return {.tokens = Shape::kPieceTokens,
+            .tail_tokens = Shape::kTokens - Shape::kPieceTokens,
+            .blocks = passes * Shape::kTileBlocks,
+            .team = Shape::kTeam};
   }
 };
 
@@ -115,12 +123,16 @@ class WorkList {
     const uint32_t group_columns = min(most_columns, num_columns() - group * most_columns);
     const uint32_t row_tile = in_group / group_columns;
     const uint32_t column = group * most_columns + (in_group - row_tile * group_columns);
-    if (team() == 1) return make_item(static_cast<int>(row_tile), column);
-    const uint32_t piece = team() * column + cluster_rank();
-    WorkItem item = make_item(static_cast<int>(row_tile), piece);
-    const WorkItem other = make_item(static_cast<int>(row_tile), piece ^ 1U);
-    item.is_shared = item.has_copies && other.has_copies && other.expert == item.expert;
-    item.has_copies = item.has_copies || other.has_copies;
+    const uint32_t piece = team() > 1 ? team() * column + cluster_rank() : column;
+    WorkItem item = item_of(piece);
+    item.block = tiling_.blocks * static_cast<int>(row_tile);
+    if (team() > 1) {
+      const WorkItem other = item_of(piece ^ 1U);
+      item.is_shared = item.has_copies && other.has_copies && other.expert == item.expert;
+      item.has_copies = item.has_copies || other.has_copies;
+    } else if (tiling_.tail_tokens > 0) {
+      join_tail(piece, item);
+    }
     return item;
   }
 
@@ -164,12 +176,12 @@ class WorkList {
   }
 
   // Whatever the device holds: no row outside the buffers, no expert outside the weights.
-  [[nodiscard]] __device__ WorkItem make_item(int row_tile, uint32_t piece) const {
+  [[nodiscard]] __device__ WorkItem item_of(uint32_t piece) const {
     if (team() > 1 && piece >= num_pieces()) return {};
     const auto splits = static_cast<uint32_t>(params_.splits);
     const uint32_t tile = piece / splits;
     const int64_t tile_row = static_cast<int64_t>(tile) * params_.token_tile;
-    WorkItem item{.block = tiling_.blocks * row_tile};
+    WorkItem item;
     const int expert = load(params_.tile_experts + tile);
     item.first_row = tile_row + static_cast<int64_t>(piece % splits) * tiling_.tokens;
     int64_t end = min(tile_row + params_.token_tile, params_.row_limit);
@@ -181,6 +193,23 @@ class WorkList {
       item.has_copies = true;
     }
     return item;
+  }
+
+  // Only behind a full piece, whose rows end where those of the next one begin.
+  __device__ void join_tail(uint32_t piece, WorkItem& item) const {
+    if (is_full(item) && piece + 1 < num_pieces()) {
+      const WorkItem next = item_of(piece + 1);
+      if (next.expert == item.expert && is_tail(next)) item.num_rows += next.num_rows;
+    } else if (is_tail(item) && piece > 0) {
+      const WorkItem before = item_of(piece - 1);
+      if (before.expert == item.expert && is_full(before)) item = {};
+    }
+  }
+  [[nodiscard]] __device__ bool is_full(const WorkItem& item) const {
+    return item.num_rows == tiling_.tokens;
+  }
+  [[nodiscard]] __device__ bool is_tail(const WorkItem& item) const {
+    return item.num_rows > 0 && item.num_rows <= tiling_.tail_tokens;
   }
 
   [[nodiscard]] __device__ bool has_expert(int expert) const {
