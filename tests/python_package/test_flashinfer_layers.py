@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_flashinfer_moe import Data, block_major, prepared, sizes
+from test_flashinfer_moe import Data, E, block_major, prepared, sizes
 from test_flashinfer_quantizers import LIBRARIES
 
 import narrowfloat as nf
@@ -114,6 +116,60 @@ def test_layers_are_freed_with_their_weights(lib: Any, shuffled: bool,
     assert len(made) == 2 and fi.prepared_cache_size() == 0
 
 
+def test_threads_prepare_a_layer_once(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come while one of them prepares it wait for that; an error ends the waiting."""
+    data = Data("bf16")
+    w1, w2 = lib.make(data.w1.copy()), lib.make(data.w2.copy())
+    x, logits = lib.make(data.x), lib.make(data.logits)
+    prepare, made, results = nf.MoeLayer.prepare, [], []
+    begin = threading.Barrier(4)
+
+    def slow(*args: Any, **how: Any) -> nf.MoeLayer:
+        made.append(0)
+        time.sleep(0.2)
+        if len(made) == 1:
+            raise ValueError("the first one fails")
+        return prepare(*args, **how)
+
+    def call() -> None:
+        begin.wait()
+        try:
+            out = fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(), **PLAIN)
+        except ValueError as error:
+            results.append(str(error))
+        else:
+            results.append(lib.raw(out))
+
+    monkeypatch.setattr(nf.MoeLayer, "prepare", slow)
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 2 and results.count("the first one fails") == 1
+    assert len(set(results)) == 2 and _layers._building == {}
+
+
+def test_parameters_made_anew_leave_nothing_at_the_weights(lib: Any) -> None:
+    """A layer goes with the first of its arrays, and so does what waits for the others."""
+    data = Data("bf16")
+    w1, w2 = lib.make(data.w1.copy()), lib.make(data.w2.copy())
+    x, logits = lib.make(data.x), lib.make(data.logits)
+    fi.clear_prepared_cache()
+    gc.collect()
+    before = len(weakref.finalize._registry)
+    for i in range(20):
+        alpha = lib.make(np.full(E, 1 + i / 16, np.float32))
+        fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(), **PLAIN, gemm1_alpha=alpha)
+    assert fi.prepared_cache_size() <= 2
+    del alpha
+    gc.collect()
+    assert fi.prepared_cache_size() == 0 and len(weakref.finalize._registry) <= before
+    fi.trtllm_bf16_moe(logits, None, x, w1, w2, **sizes(), **PLAIN)
+    fi.clear_prepared_cache()
+    assert len(weakref.finalize._registry) <= before
+
+
 def resident_bytes() -> int:
     """Memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -152,10 +208,16 @@ def test_no_memory_is_kept(lib: Any) -> None:
 class OnGpu:
     """As much of a tensor on a GPU as a number is read through."""
 
-    is_cuda, dtype, device = True, "float32", "cuda:0"
+    is_cuda, dtype, device, shape = True, "float32", "cuda:0", ()
 
     def __init__(self, value: float) -> None:
         self.value, self.storage = value, Data.__new__(Data)
+
+    def is_inference(self) -> bool:
+        return True
+
+    def stride(self) -> tuple[int, ...]:
+        return ()
 
     def data_ptr(self) -> int:
         return id(self.storage)
@@ -182,6 +244,8 @@ def test_numbers_on_a_gpu_are_read_in_each_call(monkeypatch: pytest.MonkeyPatch)
     assert _layers.host_number("scale", scale) == last
     with pytest.raises(RuntimeError, match="scale: not read"):
         _layers.host_number("scale", OnGpu(1.0))
+    with pytest.raises(RuntimeError, match="fc1_expert_weights: not prepared"):
+        _layers.prepared("fc1_expert_weights", (OnGpu(1.0),), (), Data)
     del scale
     gc.collect()
     assert _layers._numbers == {}

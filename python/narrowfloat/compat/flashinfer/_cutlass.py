@@ -207,7 +207,7 @@ def cutlass_fused_moe(
                fc2_expert_biases, *parameters)  # fmt: skip
     facts = ("cutlass", out_type, top_k, tp_rank == 0, ep_size, ep_rank, kind, dtype_name(input),
              use_deepseek_fp8_block_scale, use_mxfp8_act_scaling, use_w4_group_scaling)  # fmt: skip
-    layer = prepared(tensors, facts, build)
+    layer = prepared("fc1_expert_weights", tensors, facts, build)
     rows = input
     if layer.config.mode == "nvfp4" and dtype_name(input) != "bfloat16":
         rows = as_bytes(input)

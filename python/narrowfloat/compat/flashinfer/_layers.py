@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
 _layers: dict[Hashable, nf.MoeLayer] = {}
+_finalizers: dict[Hashable, list[weakref.finalize[Any, Any]]] = {}  # Of each kept layer.
+_building: dict[Hashable, threading.Lock] = {}
 _lock = threading.Lock()
 
 
@@ -38,9 +40,8 @@ def clear_prepared_cache() -> None:
 
     Those are NumPy arrays, torch tensors written through `.data`, and torch's inference tensors.
     """
-    with _lock:
-        _layers.clear()
-        _numbers.clear()
+    for key in list(_layers):
+        _forget(key)
 
 
 def prepared_cache_size() -> int:
@@ -96,30 +97,51 @@ def _memory(array: Any) -> Any:
     return array if hasattr(array, "ctypes") else None
 
 
-def _kept(key: Hashable, weights: tuple[Any, ...],
-          build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
-    with _lock:
-        found = _layers.get(key)
-    if found is not None:
-        return found
-    layer = build()
-    with _lock:
-        _layers[key] = layer
+def _forget(key: Hashable) -> None:
+    """Drops a layer; what waits for the end of its other weights goes with it."""
+    _layers.pop(key, None)
+    for finalizer in _finalizers.pop(key, ()):
+        finalizer.detach()
+
+
+def _keep(key: Hashable, weights: tuple[Any, ...], layer: nf.MoeLayer) -> None:
+    finalizers = []
     for memory in map(_memory, weights):
         if memory is not None:
-            weakref.finalize(memory, _layers.pop, key, None).atexit = False
-    return layer
+            finalizers.append(weakref.finalize(memory, _forget, key))
+            finalizers[-1].atexit = False
+    _finalizers[key] = finalizers
+    _layers[key] = layer
 
 
-def prepared(weights: tuple[Any, ...], facts: Hashable,
+def _kept(key: Hashable, weights: tuple[Any, ...],
+          build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
+    found = _layers.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        building = _building.setdefault(key, threading.Lock())
+    with building:  # Threads that miss at once prepare one layer.
+        try:
+            found = _layers.get(key)
+            if found is None:
+                found = build()
+                _keep(key, weights, found)
+            return found
+        finally:
+            with _lock:
+                _building.pop(key, None)
+
+
+def prepared(argument: str, weights: tuple[Any, ...], facts: Hashable,
              build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
-    """The layer of these weights, built if it is not there."""
+    """The layer of these weights, built if it is not there. argument: what errors name."""
 
     def build_now() -> nf.MoeLayer:
         where = [weight.device for weight in weights if is_torch(weight) and weight.is_cuda]
         if where and is_capturing(where[0]):
             raise RuntimeError(
-                "gemm1_weights: not prepared yet, which a graph capture cannot do; call once "
+                f"{argument}: not prepared yet, which a graph capture cannot do; call once "
                 "before it, with weights, scales and parameters in the same memory"
             )
         return build()
@@ -190,6 +212,13 @@ class Shape:
 UNROUTED = RoutingMethodType.Renormalize  # Of given routings, where the method counts for nothing.
 
 
+def _copied(value: Any) -> Any:
+    """Of an array of the caller, which a layer must not keep alive."""
+    if is_torch(value):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def activation_of(
     kind: int, alpha: Any, beta: Any, limit_gate: Any, limit_up: Any, geglu: str = "geglu_tanh"
 ) -> nf.Activation:
@@ -199,7 +228,7 @@ def activation_of(
     except ValueError:
         raise ValueError(f"activation_type: expected an ActivationType, got {kind!r}") from None
     parameters = {"alpha": alpha, "beta": beta, "limit_gate": limit_gate, "limit_up": limit_up}
-    given = {name: value for name, value in parameters.items() if value is not None}
+    given = {name: _copied(value) for name, value in parameters.items() if value is not None}
     if type_ in (ActivationType.Swiglu, ActivationType.SwigluBias):
         return nf.Activation("swiglu", **given)
     if type_ == ActivationType.Situ:

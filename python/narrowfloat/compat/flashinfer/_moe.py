@@ -60,7 +60,7 @@ def _bf16(run: Run, shape: Shape, gemm1: Any, gemm2: Any, shuffled: bool, layout
 
     facts = ("bf16", shape, run.logits is None, run.hidden.shape[1], shuffled, int(layout),
              int(kind))  # fmt: skip
-    layer = prepared((gemm1, gemm2, alpha, beta, limit), facts, build)
+    layer = prepared("gemm1_weights", (gemm1, gemm2, alpha, beta, limit), facts, build)
     return run.on(layer)
 
 
@@ -130,7 +130,7 @@ def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
                                    **_scalars(kind, folded, gate))  # fmt: skip
 
     facts = ("fp8", shape, run.logits is None, run.hidden.shape[1], int(kind), weight_on_input)
-    return run.on(prepared(weights, facts, build))
+    return run.on(prepared("gemm1_weights", weights, facts, build))
 
 
 def trtllm_fp8_per_tensor_scale_moe(
@@ -208,7 +208,7 @@ def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool,
 
     facts = ("fp8 block", shape, run.logits is None, hidden, shuffled, int(layout), is_mx,
              int(kind))  # fmt: skip
-    layer = prepared((*weights, *parameters), facts, build)
+    layer = prepared("gemm1_weights", (*weights, *parameters), facts, build)
     return run.on(layer)
 
 

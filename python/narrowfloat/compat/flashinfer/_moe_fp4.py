@@ -132,7 +132,8 @@ def _fp4(run: Run, shape: Shape, weights: Fp4Weights, kind: int, is_list: bool =
     mode = _mode(run, weights, run.row_scale is not None)
     run.hidden_scale = plain_bytes(run.hidden_scale)
     facts = ("fp4", shape, run.logits is None, mode, int(kind))
-    layer = prepared(weights.tensors(), facts, lambda: _build(run, shape, weights, mode, kind))
+    layer = prepared("gemm1_weights", weights.tensors(), facts,
+                     lambda: _build(run, shape, weights, mode, kind))  # fmt: skip
     result = run.on(layer)
     return result if isinstance(result, list) or not is_list else [result]
 
