@@ -105,21 +105,8 @@ void expect_padding_untouched(const GemmCase& gemm, DType dtype,
   }
 }
 
-// Errors of sums: of one by the magnitudes of its terms, and of all by their norm (moe spec 12.3).
-// FP8 tensor cores keep 13 fraction bits.
-struct Tolerance {
-  double of_terms = 1e-5;
-  double of_norm = 5e-5;
-};
-Tolerance tolerance_of(const GemmCaseSpec& spec) {
-  const bool is_fp8 = spec.mode == MoeMode::kFp8Tensor || spec.mode == MoeMode::kFp8Block ||
-                      spec.mode == MoeMode::kMxfp4Fp8 || spec.mode == MoeMode::kNvfp4Fp8Rounded;
-  if (is_fp8) return {.of_terms = 1e-3, .of_norm = 1.5e-3};
-  return {};
-}
-
 void expect_near(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>& output) {
-  const Tolerance tolerance = tolerance_of(gemm.spec());
+  const GemmTolerance tolerance = gemm_tolerance(gemm.spec().mode);
   double error = 0;
   double norm = 0;
   for (const GemmCase::Row& row : gemm.rows()) {

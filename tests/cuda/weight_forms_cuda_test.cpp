@@ -46,13 +46,16 @@ GemmCaseSpec every_code(MoeMode mode, GemmData data, int64_t rows) {
           .data = data};
 }
 
+// In the first form with few rows, in the other with many; all that MXFP4 has with one
+// multiplication, too.
 TEST_P(WeightFormsCuda, DecodeEveryScaleAndCodeOfWeights) {
-  for (const int64_t rows : {112, 256}) {
+  for (const int64_t rows : {112, 144, 256}) {
     SCOPED_TRACE(rows);
     const GemmCase gemm(every_code(GetParam(), GemmData::kEveryWeight, rows));
     const GemmOnDevice device(gemm);
     const WeightCoding first = coding_of(GetParam());
-    const bool is_wide = rows == 256 && may_not_fit(first);
+    const int64_t fitting_rows = first == WeightCoding::kMxfp4Near ? 144 : 112;
+    const bool is_wide = rows > fitting_rows && may_not_fit(first);
     EXPECT_EQ(state_of(device).image.form, static_cast<int>(is_wide ? wide_coding(first) : first));
     expect_exact(gemm, device.run());
   }
@@ -89,12 +92,14 @@ TEST_P(WeightFormsCuda, AnExpertThatDoesNotFitChangesNoOther) {
   const bool has_forms = may_not_fit(coding_of(GetParam()));
   EXPECT_EQ(state_of(device).image.tables.expert_forms != nullptr, has_forms);
   EXPECT_EQ(state_of(device).image.form, static_cast<int>(coding_of(GetParam())));
+  const GemmTolerance tolerance = gemm_tolerance(GetParam());
   for (const GemmCase::Row& row : mixed.rows()) {
     const bool is_wide = row.expert == 1 || row.expert == 4;
     for (int64_t col = 0; col < spec.weight_rows; ++col) {
       const double got = element(mixed, output, row.row, col);
       const auto [value, magnitude] = mixed.expected(row, col);
-      ASSERT_NEAR(got, value, 1e-3 * magnitude) << "row " << row.row << " col " << col;
+      ASSERT_NEAR(got, value, tolerance.of_terms * magnitude)
+          << "row " << row.row << " col " << col;
       if (!is_wide) {
         ASSERT_EQ(got, element(mixed, fitting_output, row.row, col)) << "row " << row.row;
       }
@@ -161,6 +166,83 @@ TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneTensorCoreSumLoses) {
                    .token_tile = 64,
                    .data = GemmData::kNeedsPromotion});
     expect_exact(gemm, GemmOnDevice(gemm).run());
+  }
+}
+
+// MXFP4 scales of two blocks of a row, the others between 2^-115 and 2^-106.
+struct TwoScales {
+  uint8_t first;
+  uint8_t last;
+  WeightCoding form;
+};
+
+TEST_F(WeightScalesCuda, OneMultiplicationHasScalesOfUpToTwoWithin126Powers) {
+  constexpr std::array kEdges{
+      TwoScales{118, 127, WeightCoding::kMxfp4Near}, TwoScales{2, 128, WeightCoding::kMxfp4Near},
+      TwoScales{0, 126, WeightCoding::kMxfp4Near},   TwoScales{127, 1, WeightCoding::kMxfp4Near},
+      TwoScales{0, 127, WeightCoding::kMxfp4},       TwoScales{128, 1, WeightCoding::kMxfp4},
+      TwoScales{118, 129, WeightCoding::kMxfp4},     TwoScales{250, 12, WeightCoding::kMxfp4}};
+  for (const TwoScales& edge : kEdges) {
+    SCOPED_TRACE(::testing::Message() << int{edge.first} << " and " << int{edge.last});
+    GemmCase gemm(every_code(MoeMode::kMxfp4Bf16, GemmData::kEveryWeight, 112));
+    gemm.set_weight_scale(5, 0, edge.first);
+    gemm.set_weight_scale(5, 7, edge.last);
+    const GemmOnDevice device(gemm);
+    EXPECT_EQ(state_of(device).image.form, static_cast<int>(edge.form));
+    expect_exact(gemm, device.run());
+  }
+}
+
+TEST_F(WeightScalesCuda, BlocksOfZerosHaveAnyScaleButNan) {
+  GemmCase gemm(every_code(MoeMode::kMxfp4Bf16, GemmData::kEveryWeight, 112));
+  for (const uint8_t scale : {uint8_t{0}, uint8_t{254}}) {
+    gemm.clear_weights(5, 3);
+    gemm.set_weight_scale(5, 3, scale);
+    const GemmOnDevice device(gemm);
+    EXPECT_EQ(state_of(device).image.form, static_cast<int>(WeightCoding::kMxfp4Near));
+    EXPECT_EQ(state_of(device).image.tables.row_powers, nullptr);
+    expect_exact(gemm, device.run());
+  }
+  GemmCase two({.mode = MoeMode::kMxfp4Bf16, .expert_rows = {9, 4}, .wide_scales = false});
+  ASSERT_TRUE(two.plant_nan_scale_of_zeros(3));
+  const GemmOnDevice device(two);
+  EXPECT_EQ(state_of(device).image.form, static_cast<int>(WeightCoding::kMxfp4Near));
+  EXPECT_NE(state_of(device).image.tables.expert_forms, nullptr);
+}
+
+// What an expert's first form found does not stay where it gets the other one.
+TEST_F(WeightScalesCuda, RowsThatOnlyTheFirstFormMovesLeaveNoTable) {
+  GemmCase gemm(every_code(MoeMode::kMxfp4Bf16, GemmData::kEveryWeight, 112));
+  gemm.set_weight_scale(5, 0, 129);
+  const GemmOnDevice device(gemm);
+  EXPECT_EQ(state_of(device).image.form, static_cast<int>(WeightCoding::kMxfp4));
+  EXPECT_EQ(state_of(device).image.tables.row_powers, nullptr);
+}
+
+// Down to the least denormals: both forms of an expert give the same bits.
+TEST_F(WeightScalesCuda, OneMultiplicationOrTwoGiveTheSameBits) {
+  GemmCase gemm({.mode = MoeMode::kMxfp4Bf16,
+                 .weight_rows = 144,
+                 .cols = 640,
+                 .expert_rows = {70},
+                 .token_tile = 64,
+                 .seed = 23});
+  for (size_t i = 1; i < gemm.input_codes.size(); i += 2) {
+    gemm.input_codes[i] &= 0x83;  // Magnitudes below 2^-119.
+  }
+  const GemmOnDevice near(gemm);
+  const std::vector<uint8_t> expected = near.run();
+  EXPECT_EQ(state_of(near).image.form, static_cast<int>(WeightCoding::kMxfp4Near));
+  gemm.set_weight_scale(7, 2, 129);
+  const GemmOnDevice wide(gemm);
+  const std::vector<uint8_t> output = wide.run();
+  EXPECT_EQ(state_of(wide).image.form, static_cast<int>(WeightCoding::kMxfp4));
+  for (const GemmCase::Row& row : gemm.rows()) {
+    for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+      if (col == 7) continue;
+      ASSERT_EQ(element(gemm, output, row.row, col), element(gemm, expected, row.row, col))
+          << "row " << row.row << " col " << col;
+    }
   }
 }
 

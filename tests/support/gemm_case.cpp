@@ -166,19 +166,31 @@ void add_code(DType dtype, GemmData data, Random& random, std::vector<uint8_t>& 
   }
 }
 
+// From the least to the largest.
+struct ScaleBytes {
+  int least;
+  int most;
+};
+
 // What a scale is made of.
 struct ScaleWish {
   ScaleType type;
   GemmData data;
   bool is_wide;
-  int powers;  // UE8M0: of two, to either side.
+  ScaleBytes bytes;  // UE8M0.
   Plan plan;
   PlannedBlock at;
 };
 
-// Beyond what MXFP4 weights have with one multiplication.
-constexpr int kFarPowers = 70;
-int powers_of(const GemmCaseSpec& spec) { return spec.wide_scales ? 6 : 5; }
+// Of weights: up to the largest scale that MXFP4 has with one multiplication, or beyond it, and
+// both near enough to each other that every block counts in a sum.
+ScaleBytes weight_bytes_of(const GemmCaseSpec& spec, bool is_far) {
+  if (is_far) return {118, 132};
+  return spec.wide_scales ? ScaleBytes{116, 128} : ScaleBytes{118, 128};
+}
+ScaleBytes input_bytes_of(const GemmCaseSpec& spec) {
+  return spec.wide_scales ? ScaleBytes{121, 133} : ScaleBytes{122, 132};
+}
 
 void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scales,
                std::vector<double>& values) {
@@ -194,8 +206,10 @@ void add_scale(const ScaleWish& wish, Random& random, std::vector<uint8_t>& scal
     append(scales, scale);
     values.push_back(scale);
   } else if (wish.type == ScaleType::kUE8M0) {
-    auto code = static_cast<uint8_t>(127 + random.range(-wish.powers, wish.powers));
-    if (wish.data == GemmData::kIntegers) code = static_cast<uint8_t>(127 + power);
+    auto code = static_cast<uint8_t>(random.range(wish.bytes.least, wish.bytes.most));
+    if (wish.data == GemmData::kIntegers) {
+      code = static_cast<uint8_t>(std::min(127 + power, wish.bytes.most));
+    }
     if (is_planned) code = planned_scale(wish.type, wish.plan, wish.at);
     if (wish.data == GemmData::kBits) code = static_cast<uint8_t>(random.bits());
     scales.push_back(code);
@@ -336,7 +350,7 @@ void GemmCase::make_weights(Random& random) {
     const bool is_far = std::ranges::count(spec_.wide_experts, i / (rows * blocks)) > 0;
     const PlannedBlock at{rows, i / blocks % rows, i % blocks};
     add_scale({storage.scale, spec_.data, spec_.wide_scales || is_far,
-               is_far ? kFarPowers : powers_of(spec_), plan, at},
+               weight_bytes_of(spec_, is_far), plan, at},
               random, weight_scales_, weight_scale_values_);
   }
   for (int64_t i = 0; i < count; ++i) {
@@ -387,8 +401,8 @@ void GemmCase::make_inputs(Random& random) {
     const int64_t row = spec_.transposed_scales ? i % input_rows_ : i / blocks;
     const int64_t block = spec_.transposed_scales ? i / input_rows_ : i % blocks;
     const PlannedBlock at{input_rows_, row, block};
-    add_scale({storage.scale, spec_.data, spec_.wide_scales, powers_of(spec_), plan, at}, random,
-              input_scales, scales);
+    add_scale({storage.scale, spec_.data, spec_.wide_scales, input_bytes_of(spec_), plan, at},
+              random, input_scales, scales);
   }
   // With transposed scales, (row, block) is stored at block * rows + row.
   for (int64_t i = 0; i < count && blocks > 0; ++i) {
@@ -426,16 +440,30 @@ void GemmCase::make_epilogue(Random& random) {
 }
 
 void GemmCase::set_weight_scale(int64_t weight_row, int64_t block, uint8_t scale) {
-  const int64_t blocks = scale_blocks(weight_storage(spec_.mode), spec_.cols);
-  weight_scales_[static_cast<size_t>(weight_row * blocks + block)] = scale;
+  const Storage storage = weight_storage(spec_.mode);
+  const int64_t blocks = scale_blocks(storage, spec_.cols);
+  uint8_t& byte = weight_scales_[static_cast<size_t>(weight_row * blocks + block)];
+  const int64_t first = block * storage.block_cols;
+  for (int64_t col = first; col < std::min(first + storage.block_cols, spec_.cols); ++col) {
+    double& value = weight_values_[static_cast<size_t>(weight_row * spec_.cols + col)];
+    value = std::ldexp(value, scale - byte);
+  }
+  byte = scale;
+}
+
+void GemmCase::clear_weights(int64_t weight_row, int64_t block) {
+  const Storage storage = weight_storage(spec_.mode);
+  const int64_t codes_a_byte = storage.dtype == DType::kU8 ? 2 : 1;
+  const int64_t at = weight_row * spec_.cols + block * storage.block_cols;
+  std::fill_n(weight_codes_.begin() + at / codes_a_byte, storage.block_cols / codes_a_byte,
+              uint8_t{0});
+  std::fill_n(weight_values_.begin() + at, storage.block_cols, 0.0);
 }
 
 bool GemmCase::plant_nan_scale_of_zeros(int64_t weight_row) {
   const Storage storage = weight_storage(spec_.mode);
   if (storage.block_cols == 0 || storage.scale == ScaleType::kF32) return false;
-  const int64_t codes_a_byte = storage.dtype == DType::kU8 ? 2 : 1;
-  std::fill_n(weight_codes_.begin() + weight_row * spec_.cols / codes_a_byte,
-              storage.block_cols / codes_a_byte, uint8_t{0});
+  clear_weights(weight_row, 0);
   weight_scales_[static_cast<size_t>(weight_row * scale_blocks(storage, spec_.cols))] =
       storage.scale == ScaleType::kE4M3 ? 0x7F : 0xFF;
   return true;

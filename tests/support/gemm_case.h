@@ -41,7 +41,7 @@ struct GemmCaseSpec {
   bool has_scale = false;               // One per expert.
   GemmData data = GemmData::kRandom;
   bool wide_scales = true;  // Random byte scales: over a range that E4M3 weights cannot follow.
-  // Without wide_scales: experts whose scales are so; of UE8M0 over 140 powers of two.
+  // Without wide_scales: experts whose scales are so; of UE8M0 up to 32.
   std::vector<int64_t> wide_experts;
   uint64_t seed = 1;
 };
@@ -96,10 +96,12 @@ class GemmCase {
   };
   [[nodiscard]] Expected expected(const Row& row, int64_t weight_row) const;
 
-  // The scale byte of a block of weight row `weight_row` of expert 0; weight() is not changed.
+  // The UE8M0 scale, not NaN, of a block of weight row `weight_row` of expert 0.
   void set_weight_scale(int64_t weight_row, int64_t block, uint8_t scale);
-  // Zeros in the first block of weight row `weight_row` of expert 0, and NaN for its scale; false
-  // where weights have no block scales in bytes. Does not change what weight() says.
+  // Zeros in a whole block of weight row `weight_row` of expert 0.
+  void clear_weights(int64_t weight_row, int64_t block);
+  // Zeros in the first block of weight row `weight_row` of expert 0, and NaN for its scale, which
+  // weight() does not know; false where weights have no block scales in bytes.
   bool plant_nan_scale_of_zeros(int64_t weight_row);
 
   // Raw buffers that tests change before a run.

@@ -25,6 +25,13 @@ WeightView weights_on_device(const WeightView& host, const DeviceBuffer& values,
 
 }  // namespace
 
+GemmTolerance gemm_tolerance(MoeMode mode) {
+  const bool is_fp8 = mode == MoeMode::kFp8Tensor || mode == MoeMode::kFp8Block ||
+                      mode == MoeMode::kMxfp4Fp8 || mode == MoeMode::kNvfp4Fp8Rounded;
+  if (is_fp8) return {.of_terms = 1e-3, .of_norm = 1.5e-3};
+  return {};
+}
+
 GemmOnDevice::GemmOnDevice(const GemmCase& gemm, DType output, ScaleLayoutId layout) {
   const WeightView host = gemm.weights(layout);
   const ByteRange values = byte_range("values", host.values);

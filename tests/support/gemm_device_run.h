@@ -10,6 +10,14 @@
 
 namespace narrowfloat::testing {
 
+// Errors of sums: of one by the magnitudes of its terms, and of all by their norm (moe spec 12.3).
+// FP8 tensor cores keep 13 fraction bits.
+struct GemmTolerance {
+  double of_terms = 1e-5;
+  double of_norm = 5e-5;
+};
+GemmTolerance gemm_tolerance(MoeMode mode);
+
 // A GemmCase's weights prepared on the GPU and its tensors there.
 class GemmOnDevice {
  public:

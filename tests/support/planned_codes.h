@@ -44,12 +44,13 @@ struct PlannedBlock {
   int64_t row;
   int64_t block;
 };
-// Bytes of all rows together, or, of fewer than 256 rows, some that E4M3 can follow. Those of a row
-// differ a little.
+// Of 256 rows and more all bytes, of more than 128 those that MXFP4 has with one multiplication, up
+// to 128, of fewer some that E4M3 can follow, too. Those of a row differ a little.
 inline uint8_t planned_scale(ScaleType type, Plan plan, const PlannedBlock& at) {
   const bool is_ue8m0 = type == ScaleType::kUE8M0;
   if (plan != Plan::kEveryCode) return is_ue8m0 ? 127 : 0x38;
-  const int64_t first = at.rows >= 256 ? 0 : is_ue8m0 ? 64 : 8;
+  int64_t first = is_ue8m0 ? 16 : 8;
+  if (at.rows > 128) first = at.rows >= 256 ? 0 : 129 - at.rows;
   return static_cast<uint8_t>(std::max<int64_t>(0, first + at.row - at.block % 4 * 3));
 }
 

@@ -110,10 +110,9 @@ __device__ inline uint32_t word_of(const uint4& words, int index) {
   return index == 2 ? words.z : words.w;
 }
 
-// One multiplication by scale * 2^118, for scales from 2^-117 to 2^9: products are normal numbers.
+// One multiplication by scale * 2^126, for scales from 2^-125 to 2: the fragments of kMxfp4.
 struct Mxfp4NearWeights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Near;
-  static constexpr float kRepair = 256.0F;
 
   __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
     const auto words = load_shared<uint4>(unit + thread * 16);

@@ -69,7 +69,8 @@ DecodedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, int64
   return decoded;
 }
 
-// Nowhere where experts may have either of two forms: rows are decoded for the rest then.
+// Nowhere where the first of two forms takes rows as they are: those that the other one needs are
+// decoded once it is known that an expert has it.
 DecodedRows decoded_rows(const GroupedGemmProblem& problem, int64_t a_rows, uint8_t* workspace) {
   if (!decodes_rows(problem, coding_of(problem.mode))) return {};
   return rows_in(workspace, problem, a_rows);
@@ -191,6 +192,8 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   if (call.tables.expert_forms == nullptr) return;
   GemmCall rest = call;
   rest.image_form = call.tables.rest_form;
+  // Where the first form needs them, too, it has just decoded them.
+  if (decodes_rows(problem, coding_of(call))) rest.layer.rows_are_decoded = true;
   multiply(problem, rest, stream);
 }
 

@@ -120,7 +120,7 @@ class ImageMaker {
         flag_bytes_(allocate_device_memory(problem.device, problem.experts * kFlagBytes)),
         forms_(static_cast<size_t>(problem.experts),
                static_cast<uint8_t>(coding_of(problem.mode))) {
-    clear_async(flag_bytes_.get(), static_cast<size_t>(problem.experts * kFlagBytes), stream);
+    clear_flags(0, problem.experts);
     const WeightCoding coding = coding_of(problem.mode);
     if (!has_ue8m0_scales(coding) && !has_ue8m0_scales(wide_coding(coding))) return;
     // Experts in a form without shifts keep the zeros.
@@ -137,6 +137,7 @@ class ImageMaker {
     for (int64_t i = 0; i < count; ++i) {
       if (flags[static_cast<size_t>(i)].misfits == 0) continue;
       ++misfits;
+      clear_flags(first + i, 1);
       forms_[static_cast<size_t>(first + i)] = static_cast<uint8_t>(wide_coding(coding));
       make_experts(wide_coding(coding), {.first = first + i, .count = 1, .in_source = i}, source);
     }
@@ -187,6 +188,11 @@ class ImageMaker {
                       experts.in_source * params.scale_image * bytes(source.scales.type);
     }
     launch_make_units(coding, params, experts.count, stream_);
+  }
+
+  void clear_flags(int64_t first, int64_t count) const {
+    clear_async(flag_bytes_.get() + first * kFlagBytes, static_cast<size_t>(count * kFlagBytes),
+                stream_);
   }
 
   // From an expert on; null where there are none.

@@ -1,7 +1,8 @@
 // Ends of the exponent range of UE8M0 scales (moe spec 11.2): bf16 has values times 2^(byte - 127)
-// exactly and as normal numbers for bytes of 10 to 246 (E4M3) or 2 to 252 (E2M1; 10 to 136 in
-// kMxfp4Near). Scales of a weight row beyond these are moved by a power of two, which the GEMM
-// gives back to the row's sums.
+// exactly and as normal numbers for bytes of 10 to 246 (E4M3) or 2 to 252 (E2M1). Scales of a
+// weight row beyond these are moved by a power of two, which the GEMM gives back to the row's sums.
+// kMxfp4Near has bytes of 2 to 128, moves what kMxfp4 moves and nothing else, and so gives its
+// bits.
 #pragma once
 
 #include "ops/grouped_gemm/sm90/unit_source.cuh"
@@ -10,6 +11,7 @@ namespace narrowfloat {
 
 inline constexpr uint32_t kUe8m0Nan = 0xFF;
 inline constexpr int kLargestScale = 0xFE;
+inline constexpr int kLargestNearScale = kLargestScale - kNearScaleOffset;
 
 // False where all codes of a block of 32 columns mean zero: its scale does not count unless NaN.
 template <WeightCoding kCoding>
@@ -34,7 +36,7 @@ struct ScaleRange {
   int most;
 };
 NF_HOST_DEVICE constexpr ScaleRange scale_range(WeightCoding coding) {
-  if (coding == WeightCoding::kMxfp4Near) return {10, 136};
+  if (coding == WeightCoding::kMxfp4Near) return {2, kLargestNearScale};
   return code_bits_of(coding) == 4 ? ScaleRange{2, 252} : ScaleRange{10, 246};
 }
 
@@ -59,7 +61,8 @@ __device__ inline int find_row_shift(const UnitSource<kCoding>& source, int64_t 
     least = min(least, scale);
     most = max(most, scale);
   }
-  if (most - least > kMost - kLeast) {
+  const bool is_too_large = kCoding == WeightCoding::kMxfp4Near && most > kMost;
+  if (is_too_large || most - least > kMost - kLeast) {
     (may_not_fit(kCoding) ? source.flags().misfits : source.flags().spreads) = 1;
   }
   const int shift = most > kMost ? most - kMost : min(least - kLeast, 0);

@@ -26,7 +26,7 @@
 //
 // Scales, of threads' rows (index w * 8 + q):
 //   fp8            F32, the one of the unit; 16 bytes
-//   mxfp8, mxfp4   [32][2 rows][2 blocks] UE8M0; mxfp4_near 118 more, which bf16 has as an exponent
+//   mxfp8, mxfp4   [32][2 rows][2 blocks] UE8M0; mxfp4_near 126 more, which bf16 has as an exponent
 //   nvfp4          [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent and 3
 //                  mantissa bits; rounded to E4M3 (moe spec 11.3), behind these [32][2 rows] 135 -
 //                  r of the group of 128 columns
@@ -47,7 +47,7 @@ enum class WeightCoding : int {
   kBf16 = 0,
   kFp8 = 1,  // Per tensor as well: all scales of blocks are 1.
   kMxfp8 = 2,
-  kMxfp4Near = 3,  // Scales of a row within 2^126.
+  kMxfp4Near = 3,  // Scales of up to 2, those of a row within 2^126.
   kMxfp4 = 4,
   kNvfp4 = 5,
   kNvfp4Rounded = 6,
@@ -193,9 +193,9 @@ NF_HOST_DEVICE constexpr bool has_ue8m0_scales(WeightCoding coding) {
          coding == WeightCoding::kMxfp4;
 }
 
-// What kMxfp4Near adds to a scale's byte: the power of two as a bf16 is 2^(byte - 9) then, which is
-// the scale times 2^126, for the place of the codes' bits, and 2^-8 (fragments.cuh).
-inline constexpr int kNearScaleOffset = 118;
+// What kMxfp4Near adds to a scale's byte: as the exponent of a bf16 it is that of the scale times
+// 2^126 then, for the place of the codes' bits (fragments.cuh).
+inline constexpr int kNearScaleOffset = 126;
 
 // From an expert of the image to the next: room for either form where experts may have one of two.
 inline int64_t expert_image_bytes(const GroupedGemmProblem& problem) {
