@@ -89,8 +89,9 @@ DecodedRows MoeRun::decoded_input() const {
   return decoded_rows(layer_.w1, plan_.input.rows, first_workspace());
 }
 
-DecodedRows MoeRun::decoded_intermediate() const {
-  return decoded_rows(layer_.w2, plan_.permutation_layout.max_rows, second_workspace());
+DecodedRows MoeRun::left_intermediate() const {
+  return without_factors(
+      decoded_rows(layer_.w2, plan_.permutation_layout.max_rows, second_workspace()));
 }
 
 bool MoeRun::begin_jointly() {
@@ -167,7 +168,7 @@ void MoeRun::multiply_first(const InputRows& input) {
   }
   LayerGemm in_layer{.next_item = counter(0), .rows_are_decoded = input.is_decoded};
   if (plan_.fuses_activation && !plan_.codes_fused_rows) {
-    in_layer.activated = without_factors(decoded_intermediate());
+    in_layer.activated = left_intermediate();
   }
   grouped_gemm(args, layer_.w1, first_workspace(), in_layer, stream_);
 }
@@ -189,7 +190,7 @@ void MoeRun::activate_rows() {
              .choice = RowChoice::kMarked,
              .map = permutation_.row_to_slot,
              .output = intermediate_,
-             .decoded = without_factors(decoded_intermediate())},
+             .decoded = left_intermediate()},
             stream_);
 }
 
@@ -225,13 +226,11 @@ void MoeRun::multiply_second() {
   args.scale = layer_.down_scale.view();
   args.bias = layer_.bias2.view();
   args.output = slot_rows_;
+  const bool is_decoded = plan_.fuses_activation && left_intermediate().has_values();
   // The first GEMM lies between the permutation and this one, which therefore reads tiles before it
   // waits. That holds as long as no block of a kernel between the two ends, or allows the next
   // grid, before its own wait_for_previous_grids(): a rule for every kernel that a layer queues
   // there.
-  // A fused activation, and what codes its rows as a whole, leave them decoded where they can.
-  const bool is_decoded =
-      plan_.fuses_activation && without_factors(decoded_intermediate()).has_values();
   grouped_gemm(
       args, layer_.w2, second_workspace(),
       {.next_item = counter(1), .tiles_are_complete = true, .rows_are_decoded = is_decoded},

@@ -34,7 +34,8 @@ class MoeRun {
   [[nodiscard]] CodedRows coded_rows() const;
   // Where the GEMMs take quantized rows as bf16 from, if they do.
   [[nodiscard]] DecodedRows decoded_input() const;
-  [[nodiscard]] DecodedRows decoded_intermediate() const;
+  // Those that a fused activation, and what codes its rows as a whole, leave for the second GEMM.
+  [[nodiscard]] DecodedRows left_intermediate() const;
   void multiply_first(const InputRows& input);
   // What is left to do of the activation.
   void activate_rows();
