@@ -76,9 +76,12 @@ struct ExplainRequest {
   Device device;
 };
 
-// Names of the operations explain() knows; the format counts for "quantize", "dequantize",
-// "relayout" and "amax" alone. Stages of a Mixture-of-Experts layer have explain_moe() (moe.h).
+// Names of the operations explain() knows. Stages of a Mixture-of-Experts layer have explain_moe()
+// (moe.h).
 std::vector<std::string_view> operations();
+// Whether the operation has formats: for the others a request's format counts for nothing. Throws
+// kInvalidArgument for an unknown operation.
+bool has_formats(std::string_view op);
 // Throws kInvalidArgument for an unknown operation or an impossible shape.
 Explanation explain(std::string_view op, const ExplainRequest& request);
 

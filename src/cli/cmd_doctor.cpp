@@ -19,7 +19,7 @@ constexpr int64_t kTypicalExtent = 4096;
 // What an operation on a format would use on a device.
 struct Choice {
   std::string_view op;
-  std::string_view format;
+  std::string_view format;  // Empty for operations without formats.
   std::string device;
   Explanation explanation;
 };
@@ -49,12 +49,14 @@ std::vector<Choice> all_choices() {
   std::vector<Choice> choices;
   for (const Device device : devices()) {
     for (const std::string_view op : operations()) {
+      ExplainRequest request{
+          .scale_layout = {}, .rows = kTypicalExtent, .cols = kTypicalExtent, .device = device};
+      if (!has_formats(op)) {
+        choices.push_back({op, {}, to_string(device), explain_or_reason(op, request)});
+        continue;
+      }
       for (const FormatInfo& format : all_formats()) {
-        const ExplainRequest request{.format = format.id,
-                                     .scale_layout = {},
-                                     .rows = kTypicalExtent,
-                                     .cols = kTypicalExtent,
-                                     .device = device};
+        request.format = format.id;
         choices.push_back({op, format.name, to_string(device), explain_or_reason(op, request)});
       }
     }
@@ -72,7 +74,7 @@ Json to_json(const Choice& choice) {
   }
   const std::string& chosen = choice.explanation.chosen;
   return Json{{"op", choice.op},
-              {"format", choice.format},
+              {"format", choice.format.empty() ? Json(nullptr) : Json(choice.format)},
               {"device", choice.device},
               {"chosen", chosen.empty() ? Json(nullptr) : Json(chosen)},
               {"candidates", candidates}};
@@ -155,7 +157,8 @@ std::string choices_text(bool colored) {
   Table table({{"device"}, {"operation"}, {"runs"}, {"formats"}, {"others"}});
   for (const Group& group : groups) {
     const Explanation& explanation = group.choice.explanation;
-    const bool is_for_all = group.formats.size() == all_formats().size();
+    const bool is_for_all =
+        group.formats.size() == all_formats().size() || !has_formats(group.choice.op);
     table.add_row({group.choice.device, std::string(group.choice.op),
                    explanation.chosen.empty() ? "nothing" : explanation.chosen,
                    is_for_all ? "all" : fmt::format("{}", fmt::join(group.formats, " ")),

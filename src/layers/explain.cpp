@@ -1,8 +1,11 @@
 // explain(): the ordered implementations of one operation for a problem without data.
+#include <algorithm>
 #include <array>
+#include <optional>
 
 #include <fmt/ranges.h>
 
+#include "base/int_math.h"
 #include "base/throw_error.h"
 #include "narrowfloat/runtime.h"
 #include "ops/amax/amax_problem.h"
@@ -86,20 +89,32 @@ Explanation explain_amax(const ExplainRequest& request) {
   return explain_candidates("amax", amax_impls(), problem);
 }
 
-// The operations below have no format; their shapes are [batch * rows, cols].
+// The operations below have no format; their shapes are [batch * rows, cols]. Bits of elements of
+// any type, and each extent alone, are counted in 63 bits.
+void require_shape(const ExplainRequest& request) {
+  std::optional<int64_t> bits_in_all = 64;
+  for (const int64_t extent : {request.batch, request.rows, request.cols}) {
+    if (extent < 0) throw_invalid("shape: expected no negative extent, got {}", extent);
+    if (bits_in_all) bits_in_all = checked_mul(*bits_in_all, std::max<int64_t>(extent, 1));
+  }
+  if (!bits_in_all) {
+    throw_invalid("shape: {} x {} x {} elements exceed 2^63 bits", request.batch, request.rows,
+                  request.cols);
+  }
+}
+
 constexpr int64_t kColsOfGroup = 128;
 constexpr int64_t kColsOfKvBlock = 16;
 constexpr int64_t kShuffledRows = 32;
 
 void require_multiple(std::string_view what, int64_t value, int64_t divisor) {
-  if (value < 0 || value % divisor != 0) {
+  if (value % divisor != 0) {
     throw_invalid("{}: expected a multiple of {}, got {}", what, divisor, value);
   }
 }
 
 Explanation explain_shuffle(const ExplainRequest& request) {
   require_multiple("rows", request.rows, kShuffledRows);
-  require_multiple("cols", request.cols, 1);
   const ShuffleProblem problem{.device = request.device,
                                .rows = request.batch * request.rows,
                                .row_bytes = request.cols * bits(request.dtype) / 8,
@@ -108,8 +123,6 @@ Explanation explain_shuffle(const ExplainRequest& request) {
 }
 
 Explanation explain_pack_bits(const ExplainRequest& request) {
-  require_multiple("rows", request.rows, 1);
-  require_multiple("cols", request.cols, 1);
   const PackBitsProblem problem{.device = request.device,
                                 .elements = request.batch * request.rows * request.cols};
   return explain_candidates("pack_bits", pack_bits_impls(), problem);
@@ -164,20 +177,28 @@ Explanation explain_kv_reorder(const ExplainRequest& request) {
 
 struct Explainer {
   std::string_view op;
+  bool has_formats;
   Explanation (*explain)(const ExplainRequest& request);
 };
 
 // explain_moe() has the stages of a layer.
-constexpr std::array<Explainer, 10> kExplainers{{{"quantize", explain_quantize},
-                                                 {"dequantize", explain_dequantize},
-                                                 {"relayout", explain_relayout},
-                                                 {"amax", explain_amax},
-                                                 {"shuffle", explain_shuffle},
-                                                 {"pack_bits", explain_pack_bits},
-                                                 {"group_quantize", explain_group_quantize},
-                                                 {"kv_quantize", explain_kv_quantize},
-                                                 {"kv_dequantize", explain_kv_dequantize},
-                                                 {"kv_reorder", explain_kv_reorder}}};
+constexpr std::array kExplainers{Explainer{"quantize", true, explain_quantize},
+                                 Explainer{"dequantize", true, explain_dequantize},
+                                 Explainer{"relayout", true, explain_relayout},
+                                 Explainer{"amax", true, explain_amax},
+                                 Explainer{"shuffle", false, explain_shuffle},
+                                 Explainer{"pack_bits", false, explain_pack_bits},
+                                 Explainer{"group_quantize", false, explain_group_quantize},
+                                 Explainer{"kv_quantize", false, explain_kv_quantize},
+                                 Explainer{"kv_dequantize", false, explain_kv_dequantize},
+                                 Explainer{"kv_reorder", false, explain_kv_reorder}};
+
+const Explainer& find_explainer(std::string_view op) {
+  for (const Explainer& explainer : kExplainers) {
+    if (explainer.op == op) return explainer;
+  }
+  throw_invalid("operation: expected one of {}, got \"{}\"", fmt::join(operations(), ", "), op);
+}
 
 }  // namespace
 
@@ -187,11 +208,12 @@ std::vector<std::string_view> operations() {
   return names;
 }
 
+bool has_formats(std::string_view op) { return find_explainer(op).has_formats; }
+
 Explanation explain(std::string_view op, const ExplainRequest& request) {
-  for (const Explainer& explainer : kExplainers) {
-    if (explainer.op == op) return explainer.explain(request);
-  }
-  throw_invalid("operation: expected one of {}, got \"{}\"", fmt::join(operations(), ", "), op);
+  const Explainer& explainer = find_explainer(op);
+  if (!explainer.has_formats) require_shape(request);
+  return explainer.explain(request);
 }
 
 }  // namespace narrowfloat

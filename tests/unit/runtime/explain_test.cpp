@@ -16,6 +16,32 @@ TEST(Explain, KnowsTheOperationsOfMatrices) {
                               "group_quantize", "kv_quantize", "kv_dequantize", "kv_reorder"}));
 }
 
+// Then one request says what there is to say of it.
+TEST(Explain, KnowsWhichOperationsHaveFormats) {
+  for (const std::string_view op : operations()) {
+    const bool expected =
+        op == "quantize" || op == "dequantize" || op == "relayout" || op == "amax";
+    EXPECT_EQ(has_formats(op), expected) << op;
+    if (expected) continue;
+    const Explanation one = explain(op, {.rows = 32});
+    for (const FormatInfo& info : all_formats()) {
+      const Explanation other = explain(op, {.format = info.id, .rows = 32});
+      EXPECT_EQ(other.problem, one.problem) << op << " " << info.name;
+      EXPECT_EQ(other.chosen, one.chosen) << op << " " << info.name;
+    }
+  }
+  EXPECT_THROW((void)has_formats("gemm"), Error);
+}
+
+TEST(Explain, RefusesShapesThatOverflow) {
+  constexpr int64_t kHuge = int64_t{1} << 31;
+  for (const std::string_view op : operations()) {
+    EXPECT_THROW((void)explain(op, {.batch = kHuge, .rows = kHuge, .cols = kHuge}), Error) << op;
+    EXPECT_THROW((void)explain(op, {.batch = -1, .rows = 32}), Error) << op;
+  }
+  EXPECT_THROW((void)explain("shuffle", {.rows = 0, .cols = INT64_MAX}), Error);
+}
+
 TEST(Explain, ChoosesAnImplementationForEveryOperationAndFormatOnTheCpu) {
   for (const std::string_view op : operations()) {
     for (const FormatInfo& info : all_formats()) {
