@@ -379,6 +379,43 @@ def test_what_was_known_is_saved(calls: Calls, clock: list[int], tmp_path: Path)
     assert entries(path) == stored  # What others wrote meanwhile is newer than what was known.
 
 
+def test_contexts_inside_of_contexts(calls: Calls, clock: list[int], tmp_path: Path) -> None:
+    """Each file gets what was measured within; tune_mode=False inside measures nothing."""
+    path, inner = tmp_path / "tiles.json", tmp_path / "inner.json"
+    with fi.autotune(cache=path):
+        with fi.autotune(False):
+            calls(1)
+        assert clock == []
+        with fi.autotune(cache=inner):
+            calls(2)
+        with fi.autotune():
+            calls(9)
+    assert ranges(inner) == [(1, 1), (2, 2)]
+    assert ranges(path) == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16)]
+
+
+def test_threads(calls: Calls, clock: list[int], tmp_path: Path) -> None:
+    """Each with a context of its own: same bits, one measurement, one file; nothing piles up."""
+    path, results = tmp_path / "tiles.json", []
+    plain = calls()
+
+    def call() -> None:
+        for _ in range(50):
+            with fi.autotune(cache=path):
+                results.append(calls())
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 200 and set(results) == {plain}
+    assert len(clock) == 4 * 5 * 3  # Buckets, rounds, tiles.
+    assert ranges(path) == [(1, 1), (2, 2), (3, 4), (5, 8)]
+    maps = (_tuning._entries, _tuning._settled)
+    assert [sum(map(len, one.values())) for one in maps] == [8, 0]  # Measured, and from the file.
+
+
 def test_activations_have_tiles_of_their_own(calls: Calls, clock: list[int],
                                              tmp_path: Path) -> None:  # fmt: skip
     """What one of them measured serves no other; files serve all."""

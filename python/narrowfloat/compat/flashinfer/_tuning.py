@@ -238,3 +238,7 @@ def autotune(
             _save(path, session)
     finally:
         _session.reset(token)
+        outer = _session.get()
+        if outer is not None and tune_mode:  # Its file gets this, too.
+            outer.used.update(session.used)
+            outer.measured.extend(session.measured)
