@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from flashinfer_table import CLOSE, record
@@ -70,6 +71,47 @@ def test_no_layer_needs_more(lib: Any, mode: str, kind: str) -> None:
         )
         needed = layer.required_workspace(tokens)
         assert needed + 256 <= size < 10 * needed + 65536, (tokens, needed, size)
+
+
+SHAPES = {
+    "one expert": {"experts": 1, "top_k": 1},
+    "more slots than local experts": {"experts": 16, "top_k": 8, "shards": 8},
+    "shards": {"experts": 8, "top_k": 2, "shards": 4},
+    "wide intermediate": {"hidden": 128, "inter": 2048},
+    "narrow intermediate": {"hidden": 2048, "inter": 128},
+    "geglu": {"kind": "geglu_tanh"},
+    "identity": {"kind": "identity"},
+}
+NUMBERS = {"swiglu": 3, "geglu_tanh": 8, "identity": 9}
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_no_shape_needs_more(name: str) -> None:
+    """Ends of what layers may be, with given routings."""
+    plan = {"hidden": 128, "inter": 256, "experts": 4, "top_k": 2, "shards": 1, "kind": "swiglu",
+            **SHAPES[name]}  # fmt: skip
+    hidden, inter, experts, shards = (plan[key] for key in ("hidden", "inter", "experts", "shards"))
+    local, kind = experts // shards, plan["kind"]
+    config = nf.MoeConfig(hidden=hidden, inter=inter, experts=experts, top_k=plan["top_k"],
+                          local_experts=local, activation=nf.Activation(kind))  # fmt: skip
+    rows = inter if kind == "identity" else 2 * inter
+    bf16 = ml_dtypes.bfloat16
+    layer = nf.MoeLayer.prepare(np.zeros((local, rows, hidden), bf16),
+                                np.zeros((local, hidden, inter), bf16), config)  # fmt: skip
+    for tokens in (1, 2, 9, 64, 300, 2048):
+        size = fi.cutlass_fused_moe_workspace_size(
+            tokens, hidden, inter, experts, plan["top_k"], **TYPES, ep_size=shards,
+            activation_type=NUMBERS[kind],
+        )  # fmt: skip
+        assert layer.required_workspace(tokens) + 256 <= size, tokens
+
+
+@pytest.mark.parametrize("name", ["min_latency_mode", "use_packed_weights",
+                                  "use_wfp4afp8_humming"])  # fmt: skip
+def test_what_is_not_offered(name: str) -> None:
+    """As cutlass_fused_moe() refuses it."""
+    with pytest.raises(NotImplementedError, match=name):
+        fi.cutlass_fused_moe_workspace_size(T, H, I, E, K, **TYPES, **{name: True})
 
 
 def test_wrong_sizes() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashinfer_table import record_part
 from test_flashinfer_moe import LIBRARIES, Data, check, cutlass
 
 import narrowfloat.compat.flashinfer as fi
@@ -71,6 +72,7 @@ def test_mxfp4_with_bf16_rows(lib: Any, typed: Any) -> None:
                   lib.make(interleaved(data.w2)), scales, use_w4_group_scaling=True,
                   **parameters)  # fmt: skip
     check(lib, got, data.expected(data.routed()), "mxfp4_bf16")
+    record_part("cutlass_fused_moe", "MXFP4 x bf16")
 
 
 def test_refusals(lib: Any) -> None:

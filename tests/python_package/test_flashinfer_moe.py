@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flashinfer_table import ABSENT, BITS, CLOSE, record
+from flashinfer_table import ABSENT, BITS, CLOSE, record, record_part
 from test_flashinfer_quantizers import LIBRARIES
 
 import narrowfloat as nf
@@ -405,6 +405,7 @@ def test_cutlass(lib: Any) -> None:
     shard = cutlass(lib, data, x, lib.make(data.w1[4:]), lib.make(data.w2[4:]), [], ep_size=2,
                     ep_rank=1)  # fmt: skip
     check(lib, shard, data.expected(data.routed(), 4, 4), "bf16")
+    record_part("cutlass_fused_moe", "bf16")
 
     data = Data("fp8_tensor")
     scalars = [lib.make(data.each["up_scale"]), lib.make(np.float32([data.c_sf])),
@@ -412,12 +413,14 @@ def test_cutlass(lib: Any) -> None:
     got = cutlass(lib, data, lib.make(data.rows.codes.view(E4M3)), lib.make(data.w1),
                   lib.make(data.w2), scalars)  # fmt: skip
     check(lib, got, data.expected(data.routed()), "fp8_tensor")
+    record_part("cutlass_fused_moe", "FP8")
 
     data = Data("fp8_block")
     got = cutlass(lib, data, lib.make(data.x), lib.make(data.w1), lib.make(data.w2),
                   [lib.make(data.s1), lib.make(data.s2)],
                   use_deepseek_fp8_block_scale=True)  # fmt: skip
     check(lib, got, data.expected(data.routed()), "fp8_block")
+    record_part("cutlass_fused_moe", "DeepSeek")
 
     data = Data("nvfp4")
     scalars = [lib.make(np.float32([data.input_multiplier])), lib.make(images(data.s1)),
@@ -433,6 +436,7 @@ def test_cutlass(lib: Any) -> None:
     swizzled = cutlass(lib, data, lib.make(data.rows.codes), *codes, scalars,
                        input_sf=lib.make(image))  # fmt: skip
     assert lib.raw(linear) == lib.raw(swizzled) == lib.raw(plain)
+    record_part("cutlass_fused_moe", "NVFP4")
 
     for mode in ("mxfp4_mxfp8", "mxfp8"):
         data = Data(mode)
@@ -444,12 +448,9 @@ def test_cutlass(lib: Any) -> None:
                       input_sf=lib.make(data.rows.scales), swizzled_input_sf=False,
                       use_mxfp8_act_scaling=True)  # fmt: skip
         check(lib, got, data.expected(data.routed()), mode)
-    record(
-        "cutlass_fused_moe",
-        CLOSE,
-        "bf16, FP8, DeepSeek, NVFP4, MXFP8, MXFP4 x MXFP8, MXFP4 x bf16; not INT4, Humming, "
-        "`min_latency_mode`",
-    )
+        record_part("cutlass_fused_moe", {"mxfp8": "MXFP8"}.get(mode, "MXFP4 x MXFP8"))
+    record("cutlass_fused_moe", CLOSE, "not fp16 rows, MXFP4 x per-tensor FP8, INT4, Humming, "
+           "`min_latency_mode`")  # fmt: skip
 
 
 def test_gen_routing(lib: Any) -> None:
@@ -512,6 +513,11 @@ def refusals() -> dict[str, Any]:
     common = (x, ids, None, fc1, fc2, "bfloat16", [])
     return {
         "min_latency_mode": lambda: fi.cutlass_fused_moe(*common, min_latency_mode=True),
+        "cluster_size": lambda: fi.cutlass_fused_moe(*common, cluster_size=2),
+        "cluster_rank": lambda: fi.cutlass_fused_moe(*common, cluster_size=1, cluster_rank=1),
+        "int64 with float8_e4m3fn rows": lambda: fi.cutlass_fused_moe(
+            x.astype(E4M3), ids, None, fc1.view(np.int64), fc2.view(np.int64), "bfloat16",
+            [np.ones(E, np.float32)] * 5),
         "use_w4_group_scaling": lambda: fi.cutlass_fused_moe(*common, use_w4_group_scaling=True),
         "use_packed_weights": lambda: fi.cutlass_fused_moe(*common, use_packed_weights=True),
         "use_wfp4afp8_humming": lambda: fi.cutlass_fused_moe(*common, use_wfp4afp8_humming=True),

@@ -168,6 +168,8 @@ def cutlass_fused_moe(
 ) -> list[Any]:  # fmt: skip
     """[output] of a given routing: int32 [T, k] of global experts, float32 weights or None."""
     refuse("min_latency_mode", min_latency_mode, "leave it False")
+    refuse("cluster_size", cluster_size != 1, "leave it 1; ep_size is, for shards of experts")
+    refuse("cluster_rank", cluster_rank != 0, "leave it 0; ep_rank is, for shards of experts")
     refuse("use_packed_weights", use_packed_weights, "use_w4_group_scaling is, for MXFP4")
     refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "use_w4_group_scaling is, for MXFP4")
     experts, kind = fc1_expert_weights.shape[0], int(activation_type)

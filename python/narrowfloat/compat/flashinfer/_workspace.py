@@ -8,7 +8,7 @@ from typing import Any
 import narrowfloat as nf
 from narrowfloat._arrays import is_torch
 from narrowfloat._shapes import round_up
-from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name
+from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name, refuse
 from narrowfloat.compat.flashinfer._enums import ActivationType
 from narrowfloat.compat.flashinfer._layers import is_gated
 
@@ -29,9 +29,12 @@ def cutlass_fused_moe_workspace_size(
     An upper bound of the layer's own number, which needs the weights: the sums of docs/moe.md 14.2
     with the widest formats, for the token tiles of the rule.
     """
+    refuse("min_latency_mode", min_latency_mode, "leave it False")
+    refuse("use_packed_weights", use_packed_weights, "use_w4_group_scaling is, for MXFP4")
+    refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "use_w4_group_scaling is, for MXFP4")
     for name, value in (("max_num_tokens", max_num_tokens), ("hidden_size", hidden_size),
                         ("intermediate_size", intermediate_size), ("top_k", top_k),
-                        ("num_experts_total", num_experts_total)):  # fmt: skip
+                        ("num_experts_total", num_experts_total), ("ep_size", ep_size)):  # fmt: skip
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
     if num_experts_total % ep_size:
