@@ -446,6 +446,64 @@ def test_environment(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found != plain and found == lib.raw(q.values)
 
 
+def test_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keyword of every NVFP4 quantizer: what the variables say, and more than they."""
+    x, scale = lib.make(example((64, 256))), lib.make(SCALE.reshape(1))
+    factors, batch = lib.make(example((2, 256))[1]), lib.make(example((3, 16, 256)))
+    mask, each = lib.make(np.array([16, 16, 16], np.int32)), lib.make(np.full(3, SCALE))
+    calls = [
+        lambda **how: fi.fp4_quantize(x, scale, **how),
+        lambda **how: fi.nvfp4_quantize(x, scale, **how),
+        lambda **how: fi.nvfp4_quantize(x, np.float32(1 / 1536), per_token_activation=True, **how),
+        lambda **how: fi.silu_and_mul_nvfp4_quantize(x, scale, **how),
+        lambda **how: fi.nvfp4_quantize_smooth(x, factors, scale, **how),
+        lambda **how: fi.nvfp4_batched_quantize(batch, scale, **how),
+        lambda **how: fi.scaled_fp4_grouped_quantize(batch, mask, each, **how),
+        lambda **how: fi.silu_and_mul_scaled_nvfp4_experts_quantize(batch, mask, each, **how),
+        lambda **how: (fi.make_nvfp4_global_scale(x, False, **how),),
+    ]
+    option = nf.FourOverSix(error="mse", error_math="fast", e4m3_max=256)
+    plain, chosen = ([lib.raw(call(**how)[0]) for call in calls]
+                     for how in ({}, {"four_over_six": option}))  # fmt: skip
+    default = [lib.raw(call(four_over_six=True)[0]) for call in calls]
+    assert all(a != b for a, b in zip(plain, chosen, strict=True))
+    for name, value in (("", "1"), ("_ERR_MODE", "MSE"), ("_ERR_USE_FAST_MATH", "1"),
+                        ("_E4M3_USE_256", "1")):  # fmt: skip
+        monkeypatch.setenv(f"FLASHINFER_NVFP4_4OVER6{name}", value)
+    assert [lib.raw(call()[0]) for call in calls] == chosen
+    assert [lib.raw(call(four_over_six=False)[0]) for call in calls] == plain
+    assert [lib.raw(call(four_over_six=True)[0]) for call in calls] == default
+    with pytest.raises(ValueError, match="four_over_six"):
+        fi.fp4_quantize(x, None, 32, True, four_over_six=True)
+
+
+def test_variables_are_for_nvfp4_of_16_bits(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MX formats and FP8 inputs have the mode of the argument alone."""
+    x = lib.make(example((64, 256), np.float16))
+    coded = lib.make(example((64, 256)).astype(ml_dtypes.float8_e4m3fn))
+    mask = lib.make(np.array([64], np.int32))
+    calls = [
+        lambda **how: fi.mxfp4_quantize(x, **how),
+        lambda **how: fi.mxfp8_quantize(x, **how),
+        lambda **how: fi.mxfp8_grouped_quantize(x.reshape(1, 64, 256), mask, **how),
+        lambda **how: fi.fp4_quantize(coded, np.float32(333.3), **how),
+    ]
+    modes: list[str] = []
+    quantize = nf.quantize
+
+    def watched(*arguments: Any, **how: Any) -> Any:
+        modes.append(how["math"])
+        return quantize(*arguments, **how)
+
+    monkeypatch.setattr(nf, "quantize", watched)
+    monkeypatch.setenv("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "0")
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    for call in calls:
+        call()
+        call(math="fast")
+    assert modes == ["exact", "fast"] * len(calls)
+
+
 X = example((4, 64))
 REFUSED = {
     "global_scale": lambda: fi.fp4_quantize(X),

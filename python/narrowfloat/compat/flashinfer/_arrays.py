@@ -40,8 +40,10 @@ def math_mode(math: str | None) -> str:
     return "fast" if values and "1" not in values else "exact"
 
 
-def four_over_six() -> FourOverSix | None:
-    """The option that FlashInfer's variables ask for."""
+def four_over_six_option(choice: Any) -> FourOverSix | None:
+    """The argument (True, False or a FourOverSix), else what FlashInfer's variables ask for."""
+    if choice is not None:
+        return (FourOverSix() if choice else None) if isinstance(choice, bool) else choice
     get = os.environ.get
     if get("FLASHINFER_NVFP4_4OVER6") != "1":
         return None

@@ -1,4 +1,8 @@
-"""FlashInfer's quantizers. Additional keyword: math, "exact" or "fast"."""
+"""FlashInfer's quantizers, with additional keywords.
+
+math: "exact" or "fast". four_over_six (of NVFP4): True, a narrowfloat.FourOverSix, or False. Without
+them FlashInfer's environment variables count, for NVFP4 from 16-bit inputs as upstream.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from narrowfloat.compat.flashinfer._arrays import (
     check_backend,
     contiguous,
     dtype_name,
-    four_over_six,
+    four_over_six_option,
     is_column_major,
     layout_name,
     math_mode,
@@ -44,11 +48,25 @@ def _matrix(scales: Any, layout: str, rows: int, blocks: int) -> Any:
     return scales.reshape(round_up(rows, tile), blocks if tile == 1 else round_up(blocks, 4))
 
 
-def _nvfp4_options(math: str | None, scale: Any, input: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {"math": math_mode(math), "encode_scale": scale_of(scale, input)}
-    if dtype_name(input) not in ("float8_e4m3fn", "uint8"):
-        options["four_over_six"] = four_over_six()
-    return options
+def _is_coded(input: Any) -> bool:
+    """FP8, for which FlashInfer's variables do not count."""
+    return dtype_name(input) in ("float8_e4m3fn", "uint8")
+
+
+def _nvfp4_mode(math: str | None, input: Any) -> str:
+    return (math or "exact") if _is_coded(input) else math_mode(math)
+
+
+def _nvfp4_options(
+    math: str | None, scale: Any, input: Any, choice: Any = None
+) -> dict[str, Any]:
+    """choice: the argument four_over_six."""
+    is_open = choice is None and _is_coded(input)
+    return {
+        "math": _nvfp4_mode(math, input),
+        "encode_scale": scale_of(scale, input),
+        "four_over_six": None if is_open else four_over_six_option(choice),
+    }
 
 
 def _encode_scale(global_scale: Any, is_inversed: bool, math: str, input: Any) -> Any:
@@ -83,6 +101,7 @@ def fp4_quantize(
     backend: str = "cuda",
     *,
     math: str | None = None,
+    four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """(codes [..., K / 2], scales [rows, blocks] padded): NVFP4, or MXFP4 with (32, True)."""
     check_backend(backend)
@@ -90,29 +109,34 @@ def fp4_quantize(
         parts = fp4_quantize(
             swap_last(input), global_scale, sf_vec_size, sf_use_ue8m0, is_sf_swizzled_layout,
             is_sf_8x4_layout, is_global_scale_inversed, enable_pdl, backend, math=math,
+            four_over_six=four_over_six,
         )  # fmt: skip
         return swap_last(parts[0]), swap_last(parts[1])
     layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
-    mode = math_mode(math)
     if (sf_vec_size, sf_use_ue8m0) == (16, False):
         if global_scale is None:
             raise ValueError("global_scale: sf_vec_size=16 needs it")
+        mode = _nvfp4_mode(math, input)
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
-        return _quantized(input, "nvfp4", layout, _nvfp4_options(mode, scale, input))
+        options = _nvfp4_options(mode, scale, input, four_over_six)
+        return _quantized(input, "nvfp4", layout, options)
     if (sf_vec_size, sf_use_ue8m0) != (32, True):
         raise ValueError(
             f"sf_use_ue8m0: with sf_vec_size {sf_vec_size} expected "
             f"{sf_vec_size == 32}, got {sf_use_ue8m0}; legal are (16, False) and (32, True)"
         )
+    if four_over_six:
+        raise ValueError("four_over_six: an option of NVFP4, not of MXFP4")
+    mode = math or "exact"
     options: dict[str, Any] = {"math": mode}
-    if dtype_name(input) in ("float8_e4m3fn", "uint8") and global_scale is not None:
+    if _is_coded(input) and global_scale is not None:
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
         options["encode_scale"] = scale
     return _quantized(input, "mxfp4", layout, options)
 
 
-def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: Any) -> Any:
-    option = four_over_six()
+def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: Any,
+               choice: Any) -> Any:
     q = nf.quantize(
         a,
         "nvfp4_per_token",
@@ -120,7 +144,7 @@ def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: An
         math=math_mode(math),
         base_decode_scale=None if a_global_sf is None
         else host_number("a_global_sf", a_global_sf),
-        four_over_six=option,
+        four_over_six=four_over_six_option(choice),
         row_list=rows,
     )
     return q.values, _matrix(q.scales, layout, a.shape[0], a.shape[1] // 16), q.global_scale
@@ -138,6 +162,7 @@ def nvfp4_quantize(
     expanded_idx_to_permuted_idx: Any = None,
     *,
     math: str | None = None,
+    four_over_six: Any = None,
 ) -> Any:
     """(codes, scales), with per_token_activation also the rows' decode scales."""
     check_backend(backend)
@@ -147,12 +172,14 @@ def nvfp4_quantize(
     if per_token_activation:
         if do_shuffle:
             raise NotImplementedError("do_shuffle: not offered with per_token_activation")
-        return _per_token(a, a_global_sf, layout, math, expanded_idx_to_permuted_idx)
+        return _per_token(a, a_global_sf, layout, math, expanded_idx_to_permuted_idx,
+                          four_over_six)
     if expanded_idx_to_permuted_idx is not None:
         raise ValueError("expanded_idx_to_permuted_idx: needs per_token_activation")
     if not do_shuffle:
         return fp4_quantize(
-            a, a_global_sf, 16, False, layout != "linear", layout == "swizzled_8x4", math=math
+            a, a_global_sf, 16, False, layout != "linear", layout == "swizzled_8x4", math=math,
+            four_over_six=four_over_six,
         )
     rows, blocks = a.shape[0], a.shape[1] // 16
     if layout != "swizzled_128x4" or rows % 128 or blocks % 4:
@@ -160,7 +187,8 @@ def nvfp4_quantize(
             "do_shuffle: needs layout_128x4, a multiple of 128 rows and of 64 columns; got "
             f"{layout} and {tuple(a.shape)}"
         )
-    codes, scales = fp4_quantize(a, a_global_sf, 16, False, False, math=math)
+    codes, scales = fp4_quantize(a, a_global_sf, 16, False, False, math=math,
+                                 four_over_six=four_over_six)
     return nf.shuffle_rows(codes, 128), nf.shuffle_scales(scales, 128)
 
 
@@ -188,12 +216,13 @@ def silu_and_mul_nvfp4_quantize(
     enable_pdl: bool | None = None,
     *,
     math: str | None = None,
+    four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """fp4_quantize() of silu(first half) * second half."""
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
-    options = _nvfp4_options(math, global_scale, input)
+    options = _nvfp4_options(math, global_scale, input, four_over_six)
     q = nf.silu_mul_quantize(input, "nvfp4", layout=layout, **options)
     rows, cols = prod(input.shape[:-1]), input.shape[-1] // 2
     return q.values, _matrix(q.scales, layout, rows, cols // 16)
@@ -207,21 +236,23 @@ def nvfp4_quantize_smooth(
     backend: str = "cutlass",
     *,
     math: str | None = None,
+    four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """(codes, flat 128x4 scales) of x * pre_quant_scale."""
     check_backend(backend)
-    options = _nvfp4_options(math, global_scale, x)
+    options = _nvfp4_options(math, global_scale, x, four_over_six)
     q = nf.smooth_quantize(x, pre_quant_scale, "nvfp4", layout="swizzled_128x4", **options)
     return q.values, q.scales
 
 
 def nvfp4_batched_quantize(
-    a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: str | None = None
+    a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: str | None = None,
+    four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """(codes [B, M, K / 2], scales [B, image])."""
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
-    options = _nvfp4_options(math, a_global_sf, a)
+    options = _nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, **options)
     return q.values, q.scales
 
@@ -234,20 +265,20 @@ def _grouped_views(q: nf.QuantizedTensor, blocks: int) -> tuple[Any, Any]:
 
 
 def scaled_fp4_grouped_quantize(
-    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None
+    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
     """NVFP4 of the first mask[b] rows of each expert; views as FlashInfer's grouped GEMM wants."""
-    options = _nvfp4_options(math, a_global_sf, a)
+    options = _nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options)
     codes, scales = _grouped_views(q, a.shape[2] // 16)
     return codes, e4m3_view(scales)
 
 
 def silu_and_mul_scaled_nvfp4_experts_quantize(
-    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None
+    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
     """scaled_fp4_grouped_quantize() of silu(first half) * second half."""
-    options = _nvfp4_options(math, a_global_sf, a)
+    options = _nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.silu_mul_quantize(
         a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options
     )
@@ -275,7 +306,7 @@ def mxfp8_quantize(
     layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
     if sf_swizzle_layout is not None:
         layout = layout_name("sf_swizzle_layout", sf_swizzle_layout)
-    q = nf.quantize(input, "mxfp8", layout=layout, alignment=alignment, math=math_mode(math))
+    q = nf.quantize(input, "mxfp8", layout=layout, alignment=alignment, math=math or "exact")
     is_plain = dtype_name(input) == "float32"
     return q.values if is_plain else e4m3(q.values), q.scales.reshape(-1)
 
@@ -284,7 +315,7 @@ def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: str | None = None) -> tup
     """MXFP8 of the first mask[b] rows of each expert; columns padded to 128."""
     q = nf.quantize(
         a, "mxfp8", layout="swizzled_128x4", batched=True, alignment=128, valid_rows=mask,
-        math=math_mode(math),
+        math=math or "exact",
     )  # fmt: skip
     codes, scales = _grouped_views(q, round_up(a.shape[2], 128) // 32)
     return e4m3_view(codes), scales
@@ -390,12 +421,13 @@ def _dtype_word(dtype: Any) -> str:
 
 
 def make_nvfp4_global_scale(
-    input: Any, per_token_activation: bool, global_scale: Any = None, cfg: Any = None
-) -> Any:
+    input: Any, per_token_activation: bool, global_scale: Any = None, cfg: Any = None, *,
+    four_over_six: Any = None,
+) -> Any:  # fmt: skip
     """float32 [1]: what nvfp4_quantize() takes for a tensor."""
     if cfg is not None:
-        raise NotImplementedError("cfg: not offered; FLASHINFER_NVFP4_4OVER6... are read")
-    option = four_over_six()
+        raise NotImplementedError("cfg: not offered; four_over_six is")
+    option = four_over_six_option(four_over_six)
     largest = 6.0 * (option.e4m3_max if option else 448)
     if per_token_activation:
         return to_float32(1.0 / largest, input)
