@@ -1,7 +1,7 @@
 """FlashInfer's quantizers, with additional keywords.
 
-math: "exact" or "fast". four_over_six (of NVFP4): True, a narrowfloat.FourOverSix, or False. Without
-them FlashInfer's environment variables count, for NVFP4 from 16-bit inputs as upstream.
+math: "exact" or "fast". four_over_six (of NVFP4): True, a narrowfloat.FourOverSix, or False.
+Without them FlashInfer's environment variables count, for NVFP4 from 16-bit inputs as upstream.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def cutlass_fused_moe_workspace_size(
     refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "use_w4_group_scaling is, for MXFP4")
     for name, value in (("max_num_tokens", max_num_tokens), ("hidden_size", hidden_size),
                         ("intermediate_size", intermediate_size), ("top_k", top_k),
-                        ("num_experts_total", num_experts_total), ("ep_size", ep_size)):  # fmt: skip
+                        ("num_experts_total", num_experts_total),
+                        ("ep_size", ep_size)):  # fmt: skip
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
     if num_experts_total % ep_size:
