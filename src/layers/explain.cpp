@@ -204,6 +204,7 @@ const Explainer& find_explainer(std::string_view op) {
 
 std::vector<std::string_view> operations() {
   std::vector<std::string_view> names;
+  names.reserve(kExplainers.size());
   for (const Explainer& explainer : kExplainers) names.push_back(explainer.op);
   return names;
 }
