@@ -1,0 +1,184 @@
+"""narrowfloat.compat.flashinfer: names, order and defaults of arguments, and numbers of enumerations.
+
+Written off the specifications (quantization 10, moe 3 and 8.2), not off the package. Keywords that
+the package adds stand behind all of these and are keyword-only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+import narrowfloat.compat.flashinfer as fi
+
+WITHOUT = "num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset, " \
+    "local_num_experts"  # fmt: skip
+SHAPE = f"{WITHOUT}, routed_scaling_factor"
+ROUTED = "routing_logits, routing_bias, hidden_states"
+CLAMPS = "gemm1_alpha=None, gemm1_beta=None, gemm1_clamp_limit=None"
+FP8_BLOCK = "hidden_states, hidden_states_scale, gemm1_weights, gemm1_weights_scale, " \
+    f"gemm2_weights, gemm2_weights_scale, {SHAPE}, routing_method_type=0, " \
+    "use_shuffled_weight=False, weight_layout=0, do_finalize=True, enable_pdl=None"  # fmt: skip
+FP8_TENSOR = "hidden_states, gemm1_weights, output1_scales_scalar, output1_scales_gate_scalar, " \
+    f"gemm2_weights, output2_scales_scalar, {SHAPE}, use_routing_scales_on_input, " \
+    "routing_method_type=0, do_finalize=True, enable_pdl=None, tune_max_num_tokens=8192, " \
+    "activation_type=3"  # fmt: skip
+FP4 = "routing_bias, hidden_states, hidden_states_scale, gemm1_weights, gemm1_weights_scale, " \
+    "gemm1_bias, gemm1_alpha, gemm1_beta, gemm1_clamp_limit, gemm2_weights, " \
+    "gemm2_weights_scale, gemm2_bias, output1_scale_scalar, output1_scale_gate_scalar, " \
+    f"output2_scale_scalar, {SHAPE}, routing_method_type=0, do_finalize=True, enable_pdl=None, " \
+    "activation_type=3, per_token_scale=None, output=None, tune_max_num_tokens=8192"  # fmt: skip
+NORM = "y_fp4=None, block_scale=None, global_scale=None, eps=1e-6, block_size=16, " \
+    "scale_format=None, is_sf_swizzled_layout=False"  # fmt: skip
+PAGED = "paged_kv_cache, kv_cache_sf"
+
+SIGNATURES = {
+    "fp4_quantize": "input, global_scale=None, sf_vec_size=16, sf_use_ue8m0=False, "
+    "is_sf_swizzled_layout=True, is_sf_8x4_layout=False, is_global_scale_inversed=False, "
+    "enable_pdl=None, backend='cuda'",
+    "nvfp4_quantize": "a, a_global_sf, sfLayout=0, do_shuffle=False, sf_vec_size=16, "
+    "enable_pdl=None, backend='cuda', per_token_activation=False, "
+    "expanded_idx_to_permuted_idx=None",
+    "mxfp4_quantize": "a, backend='cuda', enable_pdl=None, sfLayout=0",
+    "mxfp4_dequantize": "a_fp4, a_sf, sfLayout=0",
+    "mxfp4_dequantize_host": "weight, scale, group_size=32",
+    "e2m1_and_ufp8sf_scale_to_float": "e2m1_tensor, ufp8_scale_tensor, global_scale_tensor=None, "
+    "sf_vec_size=16, ufp8_type=1, is_sf_swizzled_layout=True, is_sf_8x4_layout=False",
+    "silu_and_mul_nvfp4_quantize": "input, global_scale, sf_vec_size=16, "
+    "is_sf_swizzled_layout=True, is_sf_8x4_layout=False, enable_pdl=None",
+    "nvfp4_quantize_smooth": "x, pre_quant_scale, global_scale, enable_pdl=None, "
+    "backend='cutlass'",
+    "nvfp4_batched_quantize": "a, a_global_sf, sf_vec_size=16",
+    "scaled_fp4_grouped_quantize": "a, mask, a_global_sf",
+    "silu_and_mul_scaled_nvfp4_experts_quantize": "a, mask, a_global_sf",
+    "mxfp8_quantize": "input, is_sf_swizzled_layout=True, alignment=32, enable_pdl=None, "
+    "backend='cuda', sf_swizzle_layout=None",
+    "mxfp8_grouped_quantize": "a, mask",
+    "mxfp8_dequantize_host": "input, scale_tensor, is_sf_swizzled_layout=True, "
+    "sf_swizzle_layout=None",
+    "per_token_group_quant_8bit": "x, group_size, eps=1e-10, dst_dtype=None, "
+    "column_major_scales=False, scale_tma_aligned=False, scale_ue8m0=False, backend='cutile'",
+    "shuffle_matrix_a": "t, epilogue_tile_m",
+    "shuffle_matrix_sf_a": "sf_linear, epilogue_tile_m, num_elts_per_sf=16",
+    "convert_to_block_layout": "t, blockK",
+    "reorder_rows_for_gated_act_gemm": "t",
+    "nvfp4_kv_quantize": "input, global_scale",
+    "nvfp4_kv_dequantize_paged": f"{PAGED}, block_tables, seq_lens, k_scale, v_scale, output_k, "
+    "output_v, kv_layout='NHD'",
+    "nvfp4_quantize_append_paged_kv_cache": "append_key, append_value, batch_indices, positions, "
+    f"{PAGED}, kv_indices, kv_indptr, kv_last_page_len, k_scale, v_scale, kv_layout='NHD'",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": "append_key, append_value, "
+    f"slot_mapping, {PAGED}, k_scale, v_scale, kv_layout='NHD'",
+    "nvfp4_quantize_paged_kv_cache": "k_cache, v_cache, kv_layout='HND', k_global_sf=None, "
+    "v_global_sf=None",
+    "rmsnorm_fp4quant": f"input, weight, {NORM}, enable_pdl=None",
+    "add_rmsnorm_fp4quant": f"input, residual, weight, {NORM}, output_both_sf_layouts=False, "
+    "block_scale_unswizzled=None, enable_pdl=None, y_out=None",
+    "packbits": "x, bitorder='big'",
+    "segment_packbits": "x, indptr, bitorder='big'",
+    "make_nvfp4_global_scale": "input, per_token_activation, global_scale=None, cfg=None",
+    "hash_topk": "router_logits, input_ids, tid2eid, num_fused_shared_experts=0, "
+    "routed_scaling_factor=1.0, launch_with_pdl=True",
+    "trtllm_bf16_moe": f"{ROUTED}, gemm1_weights, gemm2_weights, {SHAPE}=None, "
+    "routing_method_type=0, use_shuffled_weight=True, weight_layout=2, do_finalize=True, "
+    "enable_pdl=True, tune_max_num_tokens=8192, activation_type=3, norm_topk_prob=True, "
+    f"routing_replay_out=None, {CLAMPS}, output=None",
+    "trtllm_bf16_routed_moe": f"topk_ids, hidden_states, gemm1_weights, gemm2_weights, {SHAPE}"
+    "=None, routing_method_type=0, use_shuffled_weight=True, weight_layout=2, do_finalize=True, "
+    "enable_pdl=True, gemm1_lora_delta=None, tune_max_num_tokens=8192, activation_type=3, "
+    f"routing_replay_out=None, {CLAMPS}, output=None",
+    "trtllm_fp8_per_tensor_scale_moe": f"routing_logits, routing_bias, {FP8_TENSOR}, "
+    "norm_topk_prob=True, routing_replay_out=None, output=None",
+    "trtllm_fp8_per_tensor_scale_routed_moe": f"topk_ids, routing_bias, {FP8_TENSOR}, "
+    "routing_replay_out=None, output=None",
+    "trtllm_fp8_block_scale_moe": f"routing_logits, routing_bias, {FP8_BLOCK}, "
+    "tune_max_num_tokens=8192, fp8_quantization_type=1, num_fused_shared_experts=None, "
+    f"activation_type=3, norm_topk_prob=True, routing_replay_out=None, {CLAMPS}, output=None",
+    "trtllm_fp8_block_scale_routed_moe": f"topk_ids, routing_bias, {FP8_BLOCK}, "
+    "gemm1_lora_delta=None, output=None, tune_max_num_tokens=8192, fp8_quantization_type=1, "
+    f"activation_type=3, {CLAMPS}",
+    "trtllm_fp4_block_scale_moe": f"routing_logits, {FP4}, norm_topk_prob=True, "
+    "routing_replay_out=None, num_fused_shared_experts=None",
+    "trtllm_fp4_block_scale_routed_moe": f"topk_ids, {FP4}, gemm1_lora_delta=None",
+    "trtllm_gen_routing": "routing_logits, routing_bias, routing_method, top_k, *, "
+    "num_fused_shared_experts=0, n_group=0, topk_group=0, local_expert_offset=0, "
+    "local_num_experts=None, routed_scaling_factor=1.0, tile_tokens_dim=8, norm_topk_prob=True, "
+    "enable_pdl=None",
+    "fused_topk_deepseek": "scores, bias, n_group, topk_group, topk, routed_scaling_factor, "
+    "topk_values, topk_indices, launch_with_pdl=True, routing_replay_out=None, *, "
+    "backend='default'",
+    "cutlass_fused_moe": "input, token_selected_experts, token_final_scales, fc1_expert_weights, "
+    "fc2_expert_weights, output_dtype, quant_scales, fc1_expert_biases=None, "
+    "fc2_expert_biases=None, input_sf=None, swiglu_alpha=None, swiglu_beta=None, "
+    "swiglu_limit=None, tp_size=1, tp_rank=0, ep_size=1, ep_rank=0, cluster_size=1, "
+    "cluster_rank=0, output=None, enable_alltoall=False, use_deepseek_fp8_block_scale=False, "
+    "use_w4_group_scaling=False, use_mxfp8_act_scaling=False, min_latency_mode=False, "
+    "use_packed_weights=False, use_wfp4afp8_humming=False, tune_max_num_tokens=8192, "
+    "enable_pdl=None, activation_type=3, swizzled_input_sf=True, use_fused_finalize=True, "
+    "profile_ids=None, workspace_buffer=None, *, situ_beta=None, situ_linear_beta=None",
+    "cutlass_fused_moe_workspace_size": "max_num_tokens, hidden_size, intermediate_size, "
+    "num_experts_total, top_k, *, x_dtype, weight_dtype, output_dtype='bfloat16', "
+    "activation_type=3, tp_size=1, tp_rank=0, ep_size=1, ep_rank=0, min_latency_mode=False, "
+    "use_deepseek_fp8_block_scale=False, use_w4_group_scaling=False, "
+    "use_mxfp8_act_scaling=False, use_fused_finalize=True, use_packed_weights=False, "
+    "use_wfp4afp8_humming=False, device=None",
+}
+ADDED = {"math", "four_over_six"}
+
+ENUMERATIONS = {
+    "RoutingMethodType": "Default Renormalize DeepSeekV3 Llama4 RenormalizeNaive TopK "
+    "SigmoidRenorm MiniMax2 Sigmoid TopKSigmoid Unspecified",
+    "RoutingInputMode": "FromLogits PackedPrecomputed UnpackedPrecomputed",
+    "ActivationType": "Gelu Relu Silu Swiglu Geglu SwigluBias Relu2 SwigluStep GegluTanh Identity "
+    "Situ InvalidType",
+    "WeightLayout": "MajorK MajorMn BlockMajorK",
+    "Fp8QuantizationType": "NoneFp8 DeepSeekFp8 MxFp8 PerTensorFp8",
+    "SfLayout": "layout_128x4 layout_8x4 layout_linear",
+}
+
+
+def spelled(name: str) -> list[str]:
+    """Arguments of a function as the list above spells them, without those of its own."""
+    words: list[str] = []
+    for parameter in inspect.signature(getattr(fi, name)).parameters.values():
+        if parameter.name in ADDED:
+            assert parameter.kind == parameter.KEYWORD_ONLY and parameter.default is None
+            continue
+        if parameter.kind == parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        default = parameter.default
+        if default is parameter.empty:
+            words.append(parameter.name)
+            continue
+        value = int(default) if hasattr(default, "numerator") and not isinstance(
+            default, bool) else default  # fmt: skip
+        words.append(f"{parameter.name}={value!r}")
+    return words
+
+
+@pytest.mark.parametrize("name", list(SIGNATURES))
+def test_signatures(name: str) -> None:
+    """In order, with defaults."""
+    wanted = re.sub(r"\b1e-6\b", "1e-06", SIGNATURES[name])
+    assert spelled(name) == wanted.split(", ")
+
+
+@pytest.mark.parametrize("name", list(ENUMERATIONS))
+def test_enumerations(name: str) -> None:
+    """Members count from 0 in the order of the specification; they are integers."""
+    members = [(member.name, int(member)) for member in getattr(fi, name)]
+    assert members == [(word, i) for i, word in enumerate(ENUMERATIONS[name].split())]
+    assert np.int32(getattr(fi, name)(1)) == 1
+
+
+def test_the_list_is_complete() -> None:
+    """But for the functions without arguments of that kind."""
+    others = {"autotune", "block_scale_interleave", "nvfp4_block_scale_interleave", "moe_sort",
+              "nvfp4_kv_dequantize", "trtllm_mxint4_block_scale_moe",
+              "trtllm_mxint4_block_scale_routed_moe", "clear_prepared_cache",
+              "prepared_cache_size"}  # fmt: skip
+    functions = {name for name in fi.__all__ if name[0].islower()}
+    assert functions == set(SIGNATURES) | others
