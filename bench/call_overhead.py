@@ -1,8 +1,8 @@
-"""What a call from Python costs more than the same call from C++ (docs/python.md, "Cost of a call").
+"""What a call from Python costs more than the same call from C++ (docs/python.md).
 
     python bench/call_overhead.py [--device cpu|cuda] [--calls N]
 
-Quantizes 1 x 64 numbers to NVFP4 into given memory with one thread: arithmetic takes next to nothing.
+Quantizes 1 x 64 numbers to NVFP4 into given memory with one thread: the arithmetic is short.
 The time from C++ is what `narrowfloat bench` says. Times are those of the processor, the best of
 several rounds, so that other programs count for little. torch is measured where it is installed.
 On a GPU the time is that of handing work over, launches included, and C++ is not measured.

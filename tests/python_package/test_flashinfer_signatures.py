@@ -1,4 +1,4 @@
-"""narrowfloat.compat.flashinfer: names, order and defaults of arguments, and numbers of enumerations.
+"""narrowfloat.compat.flashinfer: names, order, defaults of arguments; numbers of enumerations.
 
 Written off the specifications (quantization 10, moe 3 and 8.2), not off the package. Keywords that
 the package adds stand behind all of these and are keyword-only.
@@ -127,6 +127,15 @@ SIGNATURES = {
     "use_wfp4afp8_humming=False, device=None",
 }
 ADDED = {"math", "four_over_six"}
+SIGNATURES["moe_sort"] = (
+    "token_selected_experts, token_final_scales, num_experts, top_k, local_expert_offset=0, "
+    "num_local_experts=None, tile_tokens_dim=128, enable_pdl=False, "
+    "out_tile_idx_to_expert_idx=None, out_tile_idx_to_mn_limit=None, "
+    "out_expanded_idx_to_permuted_idx=None, out_permuted_idx_to_expanded_idx=None, "
+    "out_total_num_padded_tokens=None, out_num_non_exiting_tiles=None"
+)
+SIGNATURES["autotune"] = "tune_mode=True, cache=None, tuning_buckets=None, round_up=None, " \
+    "skip_ops=None"  # fmt: skip
 
 ENUMERATIONS = {
     "RoutingMethodType": "Default Renormalize DeepSeekV3 Llama4 RenormalizeNaive TopK "
@@ -176,8 +185,8 @@ def test_enumerations(name: str) -> None:
 
 def test_the_list_is_complete() -> None:
     """But for the functions without arguments of that kind."""
-    others = {"autotune", "block_scale_interleave", "nvfp4_block_scale_interleave", "moe_sort",
-              "nvfp4_kv_dequantize", "trtllm_mxint4_block_scale_moe",
+    others = {"block_scale_interleave", "nvfp4_block_scale_interleave", "nvfp4_kv_dequantize",
+              "trtllm_mxint4_block_scale_moe",
               "trtllm_mxint4_block_scale_routed_moe", "clear_prepared_cache",
               "prepared_cache_size"}  # fmt: skip
     functions = {name for name in fi.__all__ if name[0].islower()}
