@@ -7,8 +7,9 @@
 
 They trace under torch.compile without graph breaks and can be captured into CUDA graphs. The
 functions of this module are the operators with defaults and `out=`; tensors of formats without a
-global scale have one of no elements. No operator has a derivative. Results are those of the
-functions of `narrowfloat` of the same name, to the bit.
+global scale have one of no elements. The operators of 8-bit groups, KV caches, shuffles, bits,
+permute and combine are `torch.ops.narrowfloat.*` alone. No operator has a derivative. Results are
+those of the functions of `narrowfloat` of the same name, to the bit.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import narrowfloat as nf
-from narrowfloat import _core
+from narrowfloat import (
+    _core,
+    _torch_layouts,  # noqa: F401: it defines operators.
+)
 from narrowfloat._shapes import FORMATS, buffer_shapes, product
 from narrowfloat._streams import allocating_on
+from narrowfloat._torch_library import library as _library
+from narrowfloat._torch_library import register as _register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +36,6 @@ if TYPE_CHECKING:
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_library = torch.library.Library("narrowfloat", "DEF")
 
 # Schemas. A quantized tensor goes in and out as values, scales, global_scale.
 _HOW = 'str format, str layout="", *, Tensor? encode_scale=None, str math="exact", ' \
@@ -48,6 +53,7 @@ def _quantized_schemas(name: str, inputs: str) -> tuple[str, str]:
 for _schema in (
     *_quantized_schemas("quantize", "Tensor input"),
     *_quantized_schemas("silu_mul_quantize", "Tensor gate_up"),
+    *_quantized_schemas("smooth_quantize", "Tensor input, Tensor smooth"),
     *_quantized_schemas("rmsnorm_quantize", "Tensor input, Tensor weight, float eps"),
     *_quantized_schemas("add_rmsnorm_quantize",
                         "Tensor input, Tensor(r!) residual, Tensor weight, float eps"),
@@ -56,9 +62,13 @@ for _schema in (
     f"dequantize_out(Tensor values, Tensor scales, Tensor global_scale, {_SHAPE}, Tensor(a!) out)"
     " -> ()",
     f"relayout(Tensor scales, {_SHAPE}, str to) -> Tensor",
+    f"relayout_out(Tensor scales, {_SHAPE}, str to, Tensor(a!) out) -> ()",
     "amax(Tensor input, bool per_row) -> Tensor",
+    "amax_out(Tensor input, bool per_row, Tensor(a!) out) -> ()",
     "route(Tensor logits, Tensor? bias, int top_k, str method, int n_group, int topk_group,"
     " float routed_scale) -> (Tensor ids, Tensor weights)",
+    "route_out(Tensor logits, Tensor? bias, int top_k, str method, int n_group, int topk_group,"
+    " float routed_scale, Tensor(a!) ids, Tensor(b!) weights) -> ()",
     "moe(Tensor hidden, Tensor logits, Tensor? bias, int layer) -> Tensor",
     "moe_out(Tensor hidden, Tensor logits, Tensor? bias, int layer, Tensor(a!) out,"
     " Tensor(b!) workspace) -> ()",
@@ -147,12 +157,6 @@ def _complete(how: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **how}
 
 
-def _register(name: str, real: Any, fake: Any) -> None:
-    for key in ("CPU", "CUDA"):
-        _library.impl(name, real, key)
-    torch.library.register_fake(f"narrowfloat::{name}", fake, lib=_library)
-
-
 def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
     """An operator with new results, and one that writes given ones.
 
@@ -195,6 +199,7 @@ def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
 
 _register_quantizer("quantize", 1, False)
 _register_quantizer("silu_mul_quantize", 1, True)
+_register_quantizer("smooth_quantize", 2, False)
 _register_quantizer("rmsnorm_quantize", 3, False)
 _register_quantizer("add_rmsnorm_quantize", 4, False)
 
@@ -221,14 +226,19 @@ def _relayout_shape(*args: Any) -> list[Any]:
 
 
 def _relayout(*args: Any) -> torch.Tensor:
-    scales, format, shape, layout, batched, alignment, to = args
+    scales, format, shape, _, batched, alignment, to = args
     with allocating_on(scales.device):
         out = scales.new_empty(_relayout_shape(format, shape, batched, alignment, to))
+    _relayout_out(*args, out)
+    return out
+
+
+def _relayout_out(*args: Any) -> None:
+    scales, format, shape, layout, batched, alignment, to, out = args
     source, target = (
         quantized_layout(format, shape, wanted, batched, alignment) for wanted in (layout, to)
     )
     _core.relayout_scales(source, scales, target, out)
-    return out
 
 
 _register(
@@ -238,6 +248,18 @@ _register(
         _relayout_shape(format, shape, batched, alignment, to)
     ),
 )
+
+
+def _amax_out(input: torch.Tensor, per_row: bool, out: torch.Tensor) -> None:
+    nf.amax(input, per_row=per_row, out=out)
+
+
+_register("relayout_out", _relayout_out, lambda *args: None)
+_register(
+    "amax_out",
+    _amax_out,
+    lambda *args: None,
+)
 _register(
     "amax",
     lambda input, per_row: nf.amax(input, per_row=per_row),
@@ -245,17 +267,22 @@ _register(
         input.shape[:-1] if per_row else (1,), dtype=torch.float32
     ),
 )
+
+
+def _route(*args: Any, out: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, bias, top_k, method, n_group, topk_group, routed_scale = args
+    return nf.route(logits, bias=bias, top_k=top_k, method=method, n_group=n_group,
+                    topk_group=topk_group, routed_scale=routed_scale, out=out)  # fmt: skip
+
+
+def _route_out(*args: Any) -> None:
+    _route(*args[:7], out=args[7:])
+
+
+_register("route_out", _route_out, lambda *args: None)
 _register(
     "route",
-    lambda logits, bias, top_k, method, n_group, topk_group, routed_scale: nf.route(
-        logits,
-        bias=bias,
-        top_k=top_k,
-        method=method,
-        n_group=n_group,
-        topk_group=topk_group,
-        routed_scale=routed_scale,
-    ),
+    _route,
     lambda logits, bias, top_k, *_: (
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
@@ -335,6 +362,14 @@ def silu_mul_quantize(
     return _call("silu_mul_quantize", (gate_up,), format, layout, out, options)
 
 
+def smooth_quantize(
+    input: torch.Tensor, smooth: torch.Tensor, format: str, layout: str | None = None, *,
+    out: Quantized | None = None, **options: Any,
+) -> Quantized:  # fmt: skip
+    """As narrowfloat.smooth_quantize(); options: quantize()."""
+    return _call("smooth_quantize", (input, smooth), format, layout, out, options)
+
+
 def rmsnorm_quantize(
     input: torch.Tensor, weight: torch.Tensor, format: str, layout: str | None = None, *,
     eps: float = 1e-6, out: Quantized | None = None, **options: Any,
@@ -367,26 +402,37 @@ def dequantize(
 
 def relayout(
     scales: torch.Tensor, format: str, shape: Sequence[int], layout: str, to: str, *,
-    batched: bool = False, alignment: int = 32,
+    batched: bool = False, alignment: int = 32, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Scales of a quantized tensor of a logical shape in another layout."""
-    return torch.ops.narrowfloat.relayout(scales, format, shape, layout, batched, alignment, to)
+    parts = (scales, format, shape, layout, batched, alignment, to)
+    if out is None:
+        return torch.ops.narrowfloat.relayout(*parts)
+    torch.ops.narrowfloat.relayout_out(*parts, out)
+    return out
 
 
-def amax(input: torch.Tensor, *, per_row: bool = False) -> torch.Tensor:
+def amax(
+    input: torch.Tensor, *, per_row: bool = False, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """As narrowfloat.amax()."""
-    return torch.ops.narrowfloat.amax(input, per_row)
+    if out is None:
+        return torch.ops.narrowfloat.amax(input, per_row)
+    torch.ops.narrowfloat.amax_out(input, per_row, out)
+    return out
 
 
 def route(
     logits: torch.Tensor, top_k: int, method: str = "renormalize", *,
     bias: torch.Tensor | None = None, n_group: int = 1, topk_group: int = 1,
-    routed_scale: float = 1.0,
+    routed_scale: float = 1.0, out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """As narrowfloat.route() from logits, without its rarer options."""
-    return torch.ops.narrowfloat.route(
-        logits, bias, top_k, method, n_group, topk_group, routed_scale
-    )
+    given = (logits, bias, top_k, method, n_group, topk_group, routed_scale)
+    if out is None:
+        return torch.ops.narrowfloat.route(*given)
+    torch.ops.narrowfloat.route_out(*given, *out)
+    return out
 
 
 class Moe(torch.nn.Module):

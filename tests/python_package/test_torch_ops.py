@@ -10,6 +10,8 @@ import narrowfloat as nf
 
 torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
 
+from torch_op_cases import functions, more_cases  # noqa: E402
+
 import narrowfloat.torch as nft  # noqa: E402
 
 OPS = torch.ops.narrowfloat
@@ -104,7 +106,14 @@ def opcheck_cases() -> dict[str, tuple]:
         "dequantize": ((*parts, *shape, torch.float16), {}),
         "dequantize_out": ((*parts, *shape, torch.empty(6, 128)), {}),
         "relayout": ((parts[1], *shape, "linear"), {}),
+        "relayout_out": ((parts[1], *shape, "linear", torch.empty(6, 8, dtype=torch.uint8)), {}),
         "amax": ((X, True), {}),
+        "amax_out": ((X, True, torch.empty(6)), {}),
+        "smooth_quantize": ((X, weight, "nvfp4"), {}),
+        "smooth_quantize_out": ((X, weight, "nvfp4"), fresh),
+        "route_out": ((logits, None, 2, "renormalize", 1, 1, 1.0,
+                       torch.empty(6, 2, dtype=torch.int32), torch.empty(6, 2)), {}),
+        **more_cases(),
         "route": ((logits, None, 2, "renormalize", 1, 1, 1.0), {}),
         "moe": ((X, logits, None, module._number), {}),
         "moe_out": ((X, logits, None, module._number, torch.empty_like(X),
@@ -118,6 +127,34 @@ def test_opcheck(name: str) -> None:
     """Schemas, shape functions, tracing with symbolic extents."""
     arguments, keywords = opcheck_cases()[name]
     torch.library.opcheck(getattr(OPS, name).default, arguments, keywords)
+
+
+@pytest.mark.parametrize("name", list(more_cases()))
+def test_operators_are_the_functions(name: str) -> None:
+    """Results, and tensors that are filled, to the bit."""
+    (ours, _), (theirs, _) = more_cases()[name], more_cases()[name]
+    got = getattr(OPS, name)(*ours)
+    wanted = functions()[name](*theirs)
+    for one, two in zip((got, *ours), (wanted, *theirs), strict=True):
+        parts = (one, two) if isinstance(one, tuple | list) else ((one,), (two,))
+        for a, b in zip(*parts, strict=True):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_given_outputs() -> None:
+    """Of a relayout, of maxima, of a routing."""
+    parts, logits = nft.quantize(X, "nvfp4"), torch.randn(6, 4)
+    out = torch.zeros(6, 8, dtype=torch.uint8)
+    where = (parts[1], "nvfp4", X.shape, "swizzled_128x4", "linear")
+    assert nft.relayout(*where, out=out) is out and torch.equal(out, nft.relayout(*where))
+    tops = torch.zeros(6)
+    assert nft.amax(X, per_row=True, out=tops) is tops
+    assert torch.equal(tops, nft.amax(X, per_row=True))
+    given = torch.zeros(6, 2, dtype=torch.int32), torch.zeros(6, 2)
+    assert nft.route(logits, 2, out=given) is given
+    assert all(torch.equal(a, b) for a, b in zip(given, nft.route(logits, 2), strict=True))
+    smooth = nft.smooth_quantize(X, X[1].clone(), "nvfp4")
+    assert torch.equal(smooth[0], nf.smooth_quantize(X, X[1].clone(), "nvfp4").values)
 
 
 def test_every_operator_is_checked() -> None:
