@@ -31,6 +31,8 @@ from narrowfloat.compat.flashinfer._layouts import (
 
 def _canonical(weights: Any, layout: int, block: int, shuffled: bool, interleaved: bool) -> Any:
     """[experts, rows, cols] in canonical order."""
+    if int(layout) not in list(WeightLayout):
+        raise ValueError(f"weight_layout: expected a WeightLayout, got {layout!r}")
     if int(layout) == WeightLayout.MajorMn:
         raise NotImplementedError(
             "weight_layout: MajorMn is not offered; MajorK and BlockMajorK are"
