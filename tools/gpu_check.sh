@@ -164,11 +164,12 @@ step memcheck_queueing sanitize memcheck gpu_test --gtest_filter="$few:GpuQueuei
 step racecheck_conformance sanitize racecheck conformance_gpu
 step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test --gtest_filter="$tiles"
 step synccheck_moe sanitize synccheck moe_cuda_test --gtest_filter="$moe"
-# The grouped GEMM's hand-overs, which racecheck does not follow, left out.
+# Without the grouped GEMM, whose hand-overs racecheck does not follow, and without layers that
+# launch it in clusters: there the tool ends with an error of its own.
 racecheck_layers() {
   timeout 300 "$sanitizer" --tool racecheck --error-exitcode 1 --launch-timeout 0 \
     --kernel-regex-exclude kernel_substring=multiply_groups "$build/tests/bin/moe_cuda_test" \
-    --gtest_filter="$moe"
+    --gtest_filter='*AtEveryCount/small_mxfp4_fp8:*AtEveryCount/odd_nvfp4'
 }
 step racecheck_moe racecheck_layers
 step racecheck_queueing sanitize racecheck gpu_test --gtest_filter="$few"
