@@ -24,7 +24,7 @@ from pathlib import Path
 
 import report_moe
 from report_data import (COMMON, FORMATS, IDENTITY, Case, Results, best, compact, files_of, load,
-                         median)
+                         median, run_of_peers)
 
 BEGIN, END = "<!-- bench/report.py: begin -->", "<!-- bench/report.py: end -->"
 TARGETS = Path(__file__).parent / "targets" / "h100.json"
@@ -93,7 +93,7 @@ def target_tables(results: Results, targets: dict) -> str:
         peers = results.peers({**group["select"], "l2": "cold"})
         heads = ["case", "bytes / copy", "memory only, plain / PDL",
                  *(f"{peer} (published)" for peer in group["peers"]),
-                 *(f"{peer} (this run)" for peer in peers),
+                 *(f"{peer} ({run_of_peers(results.documents)})" for peer in peers),
                  "narrowfloat, plain / PDL", "target", "result"]
         rows = [target_row(results, group, row, peers) for row in group["rows"]]
         text += f"### {group['title']}\n\n{group['about']}\n\n{table(heads, rows)}\n"
@@ -239,7 +239,8 @@ def peer_table(results: Results) -> str:
                      case["note"] if case["correct"] else f"WRONG: {case['message']}"])
     heads = ["case", "size", "peer", "peer, plain us", "narrowfloat, plain / PDL us",
              "peer / narrowfloat, both plain", "peer's result"]
-    return f"### Peers, same run\n\n{table(heads, rows)}\n" if rows else ""
+    title = f"### Peers ({run_of_peers(results.documents)})"
+    return f"{title}\n\n{table(heads, rows)}\n" if rows else ""
 
 
 def machine_text(results: Results) -> str:

@@ -33,6 +33,15 @@ def best(case: Case | None) -> float | None:
     return median(case, "plain") if programmatic is None else programmatic
 
 
+def run_of_peers(documents: Iterable[dict]) -> str:
+    """Whose numbers the peers' are: "this run" only where all documents are of one commit."""
+    def commits(of_peers: bool) -> set[str]:
+        return {d.get("commit", "") for d in documents
+                if d["command"].endswith("peers") == of_peers}
+    same = commits(True) <= commits(False) and len(commits(False)) == 1
+    return "this run" if same else f"commit {', '.join(sorted(commits(True)))}"
+
+
 class Results:
     """The cases of all documents; a case knows its document's machine and rates."""
 

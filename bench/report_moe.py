@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from report_data import run_of_peers
+
 Case = dict
 STAGES = ("route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine")
 
@@ -117,7 +119,7 @@ def layer_tables(results: MoeResults, targets: dict) -> str:
     for layer in targets["layers"]:
         heads = ["tokens", "experts hit", "floor (published)", "floor",
                  *(f"{peer} (published)" for peer in layer["peers"]),
-                 *(f"{peer} (this run)"
+                 *(f"{peer} ({run_of_peers(results.documents)})"
                    for peer in results.peers_of(layer["shape"], layer["mode"])),
                  "target", "target, so many experts", "narrowfloat", "launches", "result"]
         rows = [layer_row(results, layer, row, targets["memory_gb_per_s"])
@@ -200,7 +202,8 @@ def peer_table(results: MoeResults) -> str:
                      case["note"] if case["correct"] else f"WRONG: error {case['error']:.1e}"])
     heads = ["shape", "mode", "tokens", "peer", "peer, plain us", "narrowfloat, PDL us",
              "peer / narrowfloat", "note"]
-    return f"#### Peers' layers, same run\n\n{table(heads, rows)}\n" if rows else ""
+    title = f"#### Peers' layers ({run_of_peers(results.documents)})"
+    return f"{title}\n\n{table(heads, rows)}\n" if rows else ""
 
 
 def summary(results: MoeResults) -> str:

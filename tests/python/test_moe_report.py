@@ -103,6 +103,9 @@ def test_peers_of_the_same_run_stand_beside(tmp_path):
     assert "triton (this run)" in text and "250.0" in line_of(text, TITLE, 1)
     beside = line_of(text, "Peers' layers", "deepseek-v3")
     assert beside[3:7] == ["triton", "250.0", "125.0", "2.00"]
+    older = peers(250.0) | {"commit": "def456"}
+    text = report(tmp_path, {"a": layers([case(1, 125, 8)]), "p": older})
+    assert "triton (commit def456)" in text and "this run" not in text
     text = report(tmp_path, {"p": peers(250.0, correct=False, error=0.5)})
     assert "WRONG: error 5.0e-01" in text
 
