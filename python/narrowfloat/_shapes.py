@@ -35,11 +35,11 @@ def product(extents: Sequence[Any]) -> Any:
 
 
 def buffer_shapes(
-    format: str, shape: Sequence[Any], layout: str, batched: bool, alignment: int, per_row: bool
+    format: str, shape: Sequence[Any], layout: str, batched: bool, alignment: int, axis: str
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Shapes of values, scales and global_scale of a quantized tensor of a logical shape.
 
-    per_row: nvfp4 with an encode scale for each row.
+    axis: what global scales of nvfp4 range over: tensor, row or batch.
     """
     info = FORMATS[format]
     layout = layout or info.default_layout
@@ -61,4 +61,10 @@ def buffer_shapes(
         return values, scales, [0]
     if info.has_row_scale:
         return values, scales, [product(lead)]
-    return values, scales, [rows if per_row else 1]
+    return values, scales, [{"row": rows, "batch": product(outer)}.get(axis, 1)]
+
+
+def grouped_scales(format: str, shape: Sequence[Any], groups: Any) -> list[Any]:
+    """Shape of the scales of fp8_1x128 with groups of rows, each padded to 32 (spec 8.6)."""
+    blocks = round_up(shape[-1], FORMATS[format].block_shape[1] or 1) // 128
+    return [(product(shape[:-1]) + 31 * groups) // 32 * 32 * blocks]

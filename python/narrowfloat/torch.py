@@ -14,9 +14,8 @@ those of the functions of `narrowfloat` of the same name, to the bit.
 
 from __future__ import annotations
 
-import weakref
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 
@@ -25,59 +24,84 @@ from narrowfloat import (
     _core,
     _torch_layouts,  # noqa: F401: it defines operators.
 )
-from narrowfloat._shapes import FORMATS, buffer_shapes, product
+from narrowfloat._options import global_scale_axis as _axis
+from narrowfloat._shapes import FORMATS, buffer_shapes, grouped_scales, product
 from narrowfloat._streams import allocating_on
 from narrowfloat._torch_library import library as _library
 from narrowfloat._torch_library import register as _register
+from narrowfloat._torch_moe import Moe, route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Unpack
+
+__all__ = ["Moe", "Options", "Quantized", "add_rmsnorm_quantize", "amax", "dequantize", "quantize",
+           "relayout", "rmsnorm_quantize", "route", "silu_mul_quantize",
+           "smooth_quantize"]  # fmt: skip
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-_FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+class Options(TypedDict, total=False):
+    """Keywords of all quantizers: those of narrowfloat.QuantizeOptions, and of the layout.
+
+    encode_scale: float32 [1], [rows] or (with valid_rows) [batch], a tensor.
+    row_list, valid_rows: int32 tensors; row_offsets: int64. What a call leaves alone is 0 in new
+        results.
+    batched: the axes before the last two are batches. alignment: mxfp8.
+    """
+
+    encode_scale: torch.Tensor
+    math: Literal["exact", "fast"]
+    mx_scale: Literal["up", "floor", "even"]
+    four_over_six: nf.FourOverSix
+    base_decode_scale: float
+    row_list: torch.Tensor
+    fp8_rule: Literal["reciprocal", "reciprocal_pow2", "amax_div", "pow2_ceil"]
+    fp8_eps: float
+    fp8_decode_scale: float
+    valid_rows: torch.Tensor
+    row_offsets: torch.Tensor
+    batched: bool
+    alignment: int
+
 
 # Schemas. A quantized tensor goes in and out as values, scales, global_scale.
+# four_over_six: its three fields with blanks between them. "" and None: not given.
 _HOW = 'str format, str layout="", *, Tensor? encode_scale=None, str math="exact", ' \
-    'str mx_scale="up", bool batched=False, int alignment=32'  # fmt: skip
+    'str mx_scale="up", bool batched=False, int alignment=32, str four_over_six="", ' \
+    'float? base_decode_scale=None, Tensor? row_list=None, str fp8_rule="", ' \
+    'float? fp8_eps=None, float? fp8_decode_scale=None, Tensor? valid_rows=None, ' \
+    'Tensor? row_offsets=None'  # fmt: skip
+_NORM = ', Tensor(n!)? norm_output=None, str extra_layout="", Tensor(e!)? extra_scales=None'
 _OUT = "Tensor(a!) values, Tensor(b!) scales, Tensor(c!) global_scale"
 _SHAPE = "str format, SymInt[] shape, str layout, bool batched, int alignment"
+_BACK = '*, Tensor? row_offsets=None, bool global_scale_divides=False, str global_scale_axis=""'
 _TENSORS = "(Tensor values, Tensor scales, Tensor global_scale)"
 
 
-def _quantized_schemas(name: str, inputs: str) -> tuple[str, str]:
-    return (f"{name}({inputs}, {_HOW}) -> {_TENSORS}",
-            f"{name}_out({inputs}, {_HOW}, {_OUT}) -> ()")  # fmt: skip
+def _quantized_schemas(name: str, inputs: str, more: str = "") -> tuple[str, str]:
+    return (f"{name}({inputs}, {_HOW}{more}) -> {_TENSORS}",
+            f"{name}_out({inputs}, {_HOW}{more}, {_OUT}) -> ()")  # fmt: skip
 
 
 for _schema in (
     *_quantized_schemas("quantize", "Tensor input"),
     *_quantized_schemas("silu_mul_quantize", "Tensor gate_up"),
     *_quantized_schemas("smooth_quantize", "Tensor input, Tensor smooth"),
-    *_quantized_schemas("rmsnorm_quantize", "Tensor input, Tensor weight, float eps"),
+    *_quantized_schemas("rmsnorm_quantize", "Tensor input, Tensor weight, float eps", _NORM),
     *_quantized_schemas("add_rmsnorm_quantize",
-                        "Tensor input, Tensor(r!) residual, Tensor weight, float eps"),
-    f"dequantize(Tensor values, Tensor scales, Tensor global_scale, {_SHAPE}, ScalarType dtype)"
-    " -> Tensor",
-    f"dequantize_out(Tensor values, Tensor scales, Tensor global_scale, {_SHAPE}, Tensor(a!) out)"
-    " -> ()",
+                        "Tensor input, Tensor(r!) residual, Tensor weight, float eps", _NORM),
+    f"dequantize(Tensor values, Tensor scales, Tensor global_scale, {_SHAPE}, ScalarType dtype,"
+    f" {_BACK}) -> Tensor",
+    f"dequantize_out(Tensor values, Tensor scales, Tensor global_scale, {_SHAPE}, Tensor(a!) out,"
+    f" {_BACK}) -> ()",
     f"relayout(Tensor scales, {_SHAPE}, str to) -> Tensor",
     f"relayout_out(Tensor scales, {_SHAPE}, str to, Tensor(a!) out) -> ()",
     "amax(Tensor input, bool per_row) -> Tensor",
     "amax_out(Tensor input, bool per_row, Tensor(a!) out) -> ()",
-    "route(Tensor logits, Tensor? bias, int top_k, str method, int n_group, int topk_group,"
-    " float routed_scale) -> (Tensor ids, Tensor weights)",
-    "route_out(Tensor logits, Tensor? bias, int top_k, str method, int n_group, int topk_group,"
-    " float routed_scale, Tensor(a!) ids, Tensor(b!) weights) -> ()",
-    "moe(Tensor hidden, Tensor logits, Tensor? bias, int layer) -> Tensor",
-    "moe_out(Tensor hidden, Tensor logits, Tensor? bias, int layer, Tensor(a!) out,"
-    " Tensor(b!) workspace) -> ()",
 ):  # fmt: skip
     _library.define(_schema)
-
-
-def _is_per_row(format: str, encode_scale: torch.Tensor | None) -> bool:
-    return format == "nvfp4" and encode_scale is not None and encode_scale.numel() != 1
 
 
 def _scale_type(format: str) -> torch.dtype:
@@ -90,19 +114,24 @@ def _new_buffers(
     if format not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}; got {format!r}")
     values, scales, global_scale = buffer_shapes(
-        format, shape, layout, how["batched"], how["alignment"],
-        _is_per_row(format, how["encode_scale"])
-    )  # fmt: skip
+        format, shape, layout, how["batched"], how["alignment"], _axis(format, how)
+    )
+    if how["row_offsets"] is not None:
+        groups = how["row_offsets"].shape[0] - 1
+        scales = grouped_scales(format, shape, groups)
+    # What a list of rows leaves out is 0, as everywhere.
+    is_partial = any(how[name] is not None for name in ("row_list", "valid_rows", "row_offsets"))
+    make = input.new_zeros if is_partial else input.new_empty
     return (
-        input.new_empty(values, dtype=torch.uint8),
-        input.new_empty(scales, dtype=_scale_type(format)),
-        input.new_empty(global_scale, dtype=torch.float32),
+        make(values, dtype=torch.uint8),
+        make(scales, dtype=_scale_type(format)),
+        make(global_scale, dtype=torch.float32),
     )
 
 
 def quantized_layout(
     format: str, shape: Sequence[int], layout: str, batched: bool, alignment: int,
-    axis: str = "tensor",
+    axis: str = "tensor", groups: int = 0,
 ) -> _core.QuantizedLayout:  # fmt: skip
     """Sizes of a tensor of a logical shape."""
     return _core.quantized_layout(
@@ -113,48 +142,68 @@ def quantized_layout(
         batch=int(product(shape[:-2])) if batched else 1,
         alignment=alignment,
         global_scale_axis=axis,
+        groups=groups,
     )
 
 
-@lru_cache(maxsize=256)
-def _sizes(
-    format: str, shape: tuple[int, ...], layout: str, batched: bool, alignment: int, count: int
-) -> _core.QuantizedLayout:
-    """Sizes of a tensor with `count` global scales."""
+_sizes = lru_cache(maxsize=256)(quantized_layout)
+
+
+def _axis_of(format: str, shape: Sequence[int], batched: bool, count: int) -> str:
+    """What `count` global scales range over. Where rows and batches are as many: rows."""
     batch = product(shape[:-2]) if batched else 1
     rows = shape[-2] if batched else product(shape[:-1])
-    per_row = format == "nvfp4" and count == rows != 1
-    per_batch = format == "nvfp4" and not per_row and count == batch != 1
-    axis = "row" if per_row else "batch" if per_batch else "tensor"
-    return quantized_layout(format, shape, layout, batched, alignment, axis)
+    if format != "nvfp4" or count == 1:
+        return "tensor"
+    return "row" if count == rows else "batch" if count == batch else "tensor"
 
 
 def _wrap(
-    parts: Quantized, format: str, shape: Sequence[int], layout: str, batched: bool, alignment: int
+    parts: Quantized, format: str, shape: Sequence[int], layout: str, how: dict[str, Any]
 ) -> nf.QuantizedTensor:
-    """The three tensors as the package takes them."""
+    """The three tensors as the package takes them.
+
+    how: batched, alignment, row_offsets, and global_scale_axis or "".
+    """
     values, scales, global_scale = parts
-    count, extents = global_scale.numel(), tuple(map(int, shape))
-    sizes = _sizes(format, extents, layout, batched, alignment, count)
-    return nf.QuantizedTensor(values, scales, global_scale if count else None, sizes, extents)
+    count, extents, offsets = global_scale.numel(), tuple(map(int, shape)), how["row_offsets"]
+    axis = how["global_scale_axis"] or _axis_of(format, extents, how["batched"], count)
+    groups = 0 if offsets is None else offsets.shape[0] - 1
+    sizes = _sizes(format, extents, layout, how["batched"], how["alignment"], axis, groups)
+    given = global_scale if count else None
+    return nf.QuantizedTensor(values, scales, given, sizes, extents, offsets)
 
 
-def _options(format: str, how: dict[str, Any]) -> dict[str, Any]:
+_DEFAULTS = {
+    "encode_scale": None, "math": "exact", "mx_scale": "up", "four_over_six": "",
+    "base_decode_scale": None, "row_list": None, "fp8_rule": "", "fp8_eps": None,
+    "fp8_decode_scale": None, "valid_rows": None, "row_offsets": None,
+}  # fmt: skip
+
+
+def _four_over_six(text: str) -> nf.FourOverSix:
+    parts = text.split()
+    if len(parts) != 3 or not parts[2].isdecimal():
+        raise ValueError(f"four_over_six: expected error, error_math and e4m3_max, got {text!r}")
+    return nf.FourOverSix(parts[0], parts[1], int(parts[2]))  # type: ignore[arg-type]
+
+
+def _options(how: dict[str, Any]) -> dict[str, Any]:
     """Keywords of the package: those that are not at their defaults."""
     options = {}
-    if how["encode_scale"] is not None:
-        options["encode_scale"] = how["encode_scale"]
-    if how["math"] != "exact":
-        options["math"] = how["math"]
-    if how["mx_scale"] != "up":
-        options["mx_scale"] = how["mx_scale"]
+    for name, default in _DEFAULTS.items():
+        value = how[name]
+        if value is not None and (isinstance(value, torch.Tensor) or value != default):
+            options[name] = _four_over_six(value) if name == "four_over_six" else value
+    for name in ("norm_output", "extra_layout", "extra_scales"):
+        value = how.get(name)
+        if value is not None and not (isinstance(value, str) and not value):
+            options[name] = value
     return options
 
 
 def _complete(how: dict[str, Any]) -> dict[str, Any]:
-    defaults = {"encode_scale": None, "math": "exact", "mx_scale": "up", "batched": False,
-                "alignment": 32}  # fmt: skip
-    return {**defaults, **how}
+    return {**_DEFAULTS, "batched": False, "alignment": 32, **how}
 
 
 def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
@@ -168,10 +217,11 @@ def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
         shape = list(inputs[0].shape)
         if halves:
             shape[-1] //= 2
-        target = _wrap(parts, format, shape, layout, how["batched"], how["alignment"])
+        axis = _axis(format, how)
+        target = _wrap(parts, format, shape, layout, {**how, "global_scale_axis": axis})
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         extra = {"eps": value for value in inputs if isinstance(value, float)}
-        function(*tensors, out=target, **extra, **_options(format, how))
+        function(*tensors, out=target, **extra, **_options(how))
 
     def buffers(*args: Any, **how: Any) -> Quantized:
         format = args[num_inputs]
@@ -204,25 +254,29 @@ _register_quantizer("rmsnorm_quantize", 3, False)
 _register_quantizer("add_rmsnorm_quantize", 4, False)
 
 
-def _dequantize_out(*args: Any) -> None:
+def _dequantize_out(*args: Any, **how: Any) -> None:
     format, shape, layout, batched, alignment, out = args[3:]
-    nf.dequantize(_wrap(args[:3], format, shape, layout, batched, alignment), out=out)
+    given = {"row_offsets": None, "global_scale_axis": "", **how}
+    given.update(batched=batched, alignment=alignment)
+    divides = given.get("global_scale_divides", False)
+    source = _wrap(args[:3], format, shape, layout, given)
+    nf.dequantize(source, out=out, global_scale_divides=divides)
 
 
-def _dequantize(*args: Any) -> torch.Tensor:
+def _dequantize(*args: Any, **how: Any) -> torch.Tensor:
     with allocating_on(args[0].device):
         out = args[0].new_empty(args[4], dtype=args[8])
-    _dequantize_out(*args[:8], out)
+    _dequantize_out(*args[:8], out, **how)
     return out
 
 
-_register("dequantize", _dequantize, lambda *args: args[0].new_empty(args[4], dtype=args[8]))
-_register("dequantize_out", _dequantize_out, lambda *args: None)
+_register("dequantize", _dequantize, lambda *args, **how: args[0].new_empty(args[4], dtype=args[8]))
+_register("dequantize_out", _dequantize_out, lambda *args, **how: None)
 
 
 def _relayout_shape(*args: Any) -> list[Any]:
     format, shape, batched, alignment, to = args
-    return buffer_shapes(format, shape, to, batched, alignment, False)[1]
+    return buffer_shapes(format, shape, to, batched, alignment, "tensor")[1]
 
 
 def _relayout(*args: Any) -> torch.Tensor:
@@ -269,70 +323,13 @@ _register(
 )
 
 
-def _route(*args: Any, out: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    logits, bias, top_k, method, n_group, topk_group, routed_scale = args
-    return nf.route(logits, bias=bias, top_k=top_k, method=method, n_group=n_group,
-                    topk_group=topk_group, routed_scale=routed_scale, out=out)  # fmt: skip
-
-
-def _route_out(*args: Any) -> None:
-    _route(*args[:7], out=args[7:])
-
-
-_register("route_out", _route_out, lambda *args: None)
-_register(
-    "route",
-    _route,
-    lambda logits, bias, top_k, *_: (
-        logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
-        logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
-    ),
-)
-
-# Layers as operators know them: by a number that stays theirs.
-_layers: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
-_next_number = iter(range(1, 1 << 62))
-
-
-class _Handle:
-    """A layer with a number; lives as long as the caller keeps it."""
-
-    __slots__ = ("__weakref__", "layer", "number")
-
-    def __init__(self, layer: nf.MoeLayer) -> None:
-        self.layer, self.number = layer, next(_next_number)
-        _layers[self.number] = self
-
-
-def _layer(number: int) -> nf.MoeLayer:
-    handle = _layers.get(number)
-    if handle is None:
-        raise ValueError(f"layer: number {number} is of no layer that still exists")
-    return handle.layer
-
-
-def _moe_fake(hidden, logits, bias, layer):  # type: ignore[no-untyped-def]
-    config = _layer(layer).config
-    return hidden.new_empty((hidden.shape[0], config.hidden), dtype=_FLOATS[config.out_dtype])
-
-
-_register(
-    "moe",
-    lambda hidden, logits, bias, layer: _layer(layer).run(hidden, logits, bias=bias),
-    _moe_fake,
-)
-
-
-def _moe_out(hidden, logits, bias, layer, out, workspace):  # type: ignore[no-untyped-def]
-    aligned = workspace[-workspace.data_ptr() % 256 :]
-    _layer(layer).run(hidden, logits, bias=bias, out=out, workspace=aligned)
-
-
-_register("moe_out", _moe_out, lambda *args: None)
-
-
 def _call(name: str, inputs: Sequence[Any], format: str, layout: str | None,
-          out: Quantized | None, options: dict[str, Any]) -> Quantized:  # fmt: skip
+          out: Quantized | None, options: Any) -> Quantized:  # fmt: skip
+    if options.get("four_over_six") is not None:
+        chosen = options["four_over_six"]
+        text = f"{chosen.error} {chosen.error_math} {chosen.e4m3_max}"
+        options = {**options, "four_over_six": text}
+    options = {name: value for name, value in options.items() if value is not None}
     if out is None:
         return getattr(torch.ops.narrowfloat, name)(*inputs, format, layout or "", **options)
     values, scales, global_scale = out
@@ -345,58 +342,77 @@ def _call(name: str, inputs: Sequence[Any], format: str, layout: str | None,
 
 def quantize(
     input: torch.Tensor, format: str, layout: str | None = None, *, out: Quantized | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
     """(values, scales, global_scale) of a tensor. As narrowfloat.quantize().
 
-    options: encode_scale, a tensor; math, mx_scale, batched, alignment.
+    input: float32, float16, bfloat16 (FP4 formats also float8_e4m3fn) [..., cols].
+    out: uint8 values, scales of the format's type, float32 global scale; written to.
     """
     return _call("quantize", (input,), format, layout, out, options)
 
 
 def silu_mul_quantize(
     gate_up: torch.Tensor, format: str, layout: str | None = None, *, out: Quantized | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.silu_mul_quantize(); options: quantize()."""
+    """As narrowfloat.silu_mul_quantize(), of float16 or bfloat16 [..., 2 * cols]."""
     return _call("silu_mul_quantize", (gate_up,), format, layout, out, options)
 
 
 def smooth_quantize(
     input: torch.Tensor, smooth: torch.Tensor, format: str, layout: str | None = None, *,
-    out: Quantized | None = None, **options: Any,
+    out: Quantized | None = None, **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.smooth_quantize(); options: quantize()."""
+    """As narrowfloat.smooth_quantize(), of bfloat16 [..., cols] and [cols]."""
     return _call("smooth_quantize", (input, smooth), format, layout, out, options)
 
 
 def rmsnorm_quantize(
     input: torch.Tensor, weight: torch.Tensor, format: str, layout: str | None = None, *,
-    eps: float = 1e-6, out: Quantized | None = None, **options: Any,
+    eps: float = 1e-6, norm_output: torch.Tensor | None = None, extra_layout: str | None = None,
+    extra_scales: torch.Tensor | None = None, out: Quantized | None = None,
+    **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.rmsnorm_quantize(); options: quantize()."""
-    return _call("rmsnorm_quantize", (input, weight, eps), format, layout, out, options)
+    """As narrowfloat.rmsnorm_quantize(), of input [..., cols] and weight [cols].
+
+    norm_output: of the input's type and shape. extra_scales: scales in extra_layout. Written to.
+    """
+    more = {"norm_output": norm_output, "extra_layout": extra_layout, "extra_scales": extra_scales}
+    return _call("rmsnorm_quantize", (input, weight, eps), format, layout, out,
+                 {**options, **more})  # fmt: skip
 
 
 def add_rmsnorm_quantize(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, format: str,
-    layout: str | None = None, *, eps: float = 1e-6, out: Quantized | None = None, **options: Any,
+    layout: str | None = None, *, eps: float = 1e-6, norm_output: torch.Tensor | None = None,
+    extra_layout: str | None = None, extra_scales: torch.Tensor | None = None,
+    out: Quantized | None = None, **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.add_rmsnorm_quantize(): `residual` becomes the sum. options: quantize()."""
+    """As narrowfloat.add_rmsnorm_quantize(): `residual` becomes the sum. rmsnorm_quantize()."""
+    more = {"norm_output": norm_output, "extra_layout": extra_layout, "extra_scales": extra_scales}
     return _call("add_rmsnorm_quantize", (input, residual, weight, eps), format, layout, out,
-                 options)  # fmt: skip
+                 {**options, **more})  # fmt: skip
 
 
 def dequantize(
     values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, format: str,
     shape: Sequence[int], layout: str | None = None, *, batched: bool = False, alignment: int = 32,
-    dtype: torch.dtype = torch.float32, out: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32, row_offsets: torch.Tensor | None = None,
+    global_scale_divides: bool = False, global_scale_axis: str | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The numbers of a quantized tensor of a logical shape. As narrowfloat.dequantize()."""
+    """The numbers of a quantized tensor of a logical shape. As narrowfloat.dequantize().
+
+    row_offsets: as quantize() had it. global_scale_axis: tensor, row or batch; default: by their
+    number, which says too little only where a tensor has as many batches as rows.
+    """
     parts = (values, scales, global_scale, format, shape, layout or "", batched, alignment)
+    how = {"row_offsets": row_offsets, "global_scale_divides": global_scale_divides,
+           "global_scale_axis": global_scale_axis or ""}  # fmt: skip
     if out is None:
-        return torch.ops.narrowfloat.dequantize(*parts, dtype)
-    torch.ops.narrowfloat.dequantize_out(*parts, out)
+        return torch.ops.narrowfloat.dequantize(*parts, dtype, **how)
+    torch.ops.narrowfloat.dequantize_out(*parts, out, **how)
     return out
 
 
@@ -420,48 +436,3 @@ def amax(
         return torch.ops.narrowfloat.amax(input, per_row)
     torch.ops.narrowfloat.amax_out(input, per_row, out)
     return out
-
-
-def route(
-    logits: torch.Tensor, top_k: int, method: str = "renormalize", *,
-    bias: torch.Tensor | None = None, n_group: int = 1, topk_group: int = 1,
-    routed_scale: float = 1.0, out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """As narrowfloat.route() from logits, without its rarer options."""
-    given = (logits, bias, top_k, method, n_group, topk_group, routed_scale)
-    if out is None:
-        return torch.ops.narrowfloat.route(*given)
-    torch.ops.narrowfloat.route_out(*given, *out)
-    return out
-
-
-class Moe(torch.nn.Module):
-    """A narrowfloat.MoeLayer as a module: forward(hidden, logits, bias=None) -> [T, H].
-
-    The layer is no parameter: its weights are fixed, and stay where they were prepared.
-    """
-
-    def __init__(self, layer: nf.MoeLayer) -> None:
-        super().__init__()
-        self._handle = _Handle(layer)
-        self._number = self._handle.number
-
-    @property
-    def layer(self) -> nf.MoeLayer:
-        """The layer."""
-        return self._handle.layer
-
-    def forward(
-        self, hidden: torch.Tensor, logits: torch.Tensor, bias: torch.Tensor | None = None, *,
-        out: torch.Tensor | None = None, workspace: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """As MoeLayer.run() from logits. out and workspace: give both, or none.
-
-        workspace: layer.new_workspace(T), or any uint8 tensor with 256 bytes more than that.
-        """
-        if out is None and workspace is None:
-            return torch.ops.narrowfloat.moe(hidden, logits, bias, self._number)
-        if out is None or workspace is None:
-            raise ValueError("workspace: give both it and out, or none of them")
-        torch.ops.narrowfloat.moe_out(hidden, logits, bias, self._number, out, workspace)
-        return out

@@ -27,7 +27,7 @@ def test_shape_functions_are_the_library_s() -> None:
             if batched and len(shape) < 3:
                 continue
             q = nf.QuantizedTensor.empty(shape, info.name, layout=layout, batched=batched)
-            sizes = nft.buffer_shapes(info.name, shape, layout, batched, 32, False)
+            sizes = nft.buffer_shapes(info.name, shape, layout, batched, 32, "tensor")
             values, scales, factors = sizes
             assert tuple(values) == q.values.shape
             assert tuple(scales) == q.scales.shape, (info.name, layout, shape)

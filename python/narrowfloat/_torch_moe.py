@@ -1,0 +1,172 @@
+"""Operators of torch: routing, and whole layers.
+
+A layer is a number to its operators, since schemas know nothing but tensors and numbers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+import narrowfloat as nf
+from narrowfloat._streams import allocating_on
+from narrowfloat._torch_library import library, register
+
+_FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+_LOGITS = "Tensor? logits, Tensor? bias, int top_k, str method, int n_group, int topk_group," \
+    " float routed_scale"  # fmt: skip
+_RARE = "*, Tensor? packed=None, Tensor? given_ids=None, Tensor? given_weights=None," \
+    " int? experts=None, int shared_experts=0, bool norm_topk=True, bool weights_bf16=False," \
+    " bool grouped_bias_bf16=False, bool negative_one_is_empty=False," \
+    " Tensor(r!)? replay=None, Tensor(e!)? errors=None"  # fmt: skip
+_RUN = "Tensor hidden, Tensor? logits, Tensor? bias, int layer"
+_RUN_MORE = "*, Tensor? packed=None, Tensor? ids=None, Tensor? weights=None," \
+    " Tensor? hidden_scales=None, Tensor? row_scale=None, Tensor(s!)? slot_out=None," \
+    " Tensor(w!)? expert_weights=None, Tensor(p!)? slot_to_row=None, Tensor(t!)? topk_ids=None," \
+    " Tensor(r!)? routing_replay=None, Tensor(e!)? errors=None"  # fmt: skip
+for _schema in (
+    f"route({_LOGITS}, {_RARE}) -> (Tensor ids, Tensor weights)",
+    f"route_out({_LOGITS}, Tensor(a!) ids, Tensor(b!) weights, {_RARE}) -> ()",
+    f"moe({_RUN}, {_RUN_MORE}) -> Tensor",
+    f"moe_out({_RUN}, Tensor(a!) out, Tensor(b!) workspace, {_RUN_MORE}) -> ()",
+):
+    library.define(_schema)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """The shape function of what returns nothing."""
+
+
+def _route(*args: Any, out: Any = None, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, bias, top_k, method, n_group, topk_group, routed_scale = args
+    ids, weights = how.pop("given_ids", None), how.pop("given_weights", None)
+    return nf.route(logits, bias=bias, top_k=top_k, method=method, n_group=n_group,
+                    topk_group=topk_group, routed_scale=routed_scale, ids=ids, weights=weights,
+                    out=out, **how)  # fmt: skip
+
+
+def _route_out(*args: Any, **how: Any) -> None:
+    _route(*args[:7], out=args[7:], **how)
+
+
+def _route_fake(*args: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = (args[0], how.get("packed"), how.get("given_ids"))
+    found = next(tensor for tensor in given if tensor is not None)
+    shape = (found.shape[0], args[2] + how.get("shared_experts", 0))
+    return found.new_empty(shape, dtype=torch.int32), found.new_empty(shape, dtype=torch.float32)
+
+
+register("route", _route, _route_fake)
+register("route_out", _route_out, _nothing)
+
+# Layers as operators know them: by a number that stays theirs.
+_layers: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
+_next_number = iter(range(1, 1 << 62))
+
+
+class _Handle:
+    """A layer with a number; lives as long as the caller keeps it."""
+
+    __slots__ = ("__weakref__", "layer", "number")
+
+    def __init__(self, layer: nf.MoeLayer) -> None:
+        self.layer, self.number = layer, next(_next_number)
+        _layers[self.number] = self
+
+
+def _layer(number: int) -> nf.MoeLayer:
+    handle = _layers.get(number)
+    if handle is None:
+        raise ValueError(f"layer: number {number} is of no layer that still exists")
+    return handle.layer
+
+
+def _moe_fake(hidden: Any, logits: Any, bias: Any, layer: int, **how: Any) -> torch.Tensor:
+    config = _layer(layer).config
+    return hidden.new_empty((hidden.shape[0], config.hidden), dtype=_FLOATS[config.out_dtype])
+
+
+def _moe(hidden: Any, logits: Any, bias: Any, layer: int, **how: Any) -> torch.Tensor:
+    found = _layer(layer)
+    out = None
+    if how.get("slot_out") is not None:  # Without a result nobody else asked for one.
+        with allocating_on(hidden.device):
+            out = _moe_fake(hidden, logits, bias, layer)
+    return found.run(hidden, logits, bias=bias, out=out, **how)
+
+
+def _moe_out(*args: Any, **how: Any) -> None:
+    hidden, logits, bias, layer, out, workspace = args
+    aligned = workspace[-workspace.data_ptr() % 256 :]
+    _layer(layer).run(hidden, logits, bias=bias, out=out, workspace=aligned, **how)
+
+
+register("moe", _moe, _moe_fake)
+register("moe_out", _moe_out, _nothing)
+
+
+def route(
+    logits: torch.Tensor | None, top_k: int, method: str = "renormalize", *,
+    bias: torch.Tensor | None = None, packed: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None, weights: torch.Tensor | None = None,
+    experts: int | None = None, shared_experts: int = 0, n_group: int = 1, topk_group: int = 1,
+    routed_scale: float = 1.0, norm_topk: bool = True, weights_bf16: bool = False,
+    grouped_bias_bf16: bool = False, negative_one_is_empty: bool = False,
+    replay: torch.Tensor | None = None, errors: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Experts and weights of all slots: int32 and float32 [T, k + S]. As narrowfloat.route().
+
+    logits: float32, bfloat16 or float16 [T, E]; or packed, int32 [T, k]; or ids, int32 [T, k], and
+    weights, float32 or bfloat16 [T, k]. replay: int16 [>= T, k], written to.
+    """
+    if logits is None and packed is None and ids is None:
+        raise ValueError("logits: give them, or packed, or ids")
+    given = (logits, bias, top_k, method, n_group, topk_group, routed_scale)
+    how = {"packed": packed, "given_ids": ids, "given_weights": weights, "experts": experts,
+           "shared_experts": shared_experts, "norm_topk": norm_topk, "weights_bf16": weights_bf16,
+           "grouped_bias_bf16": grouped_bias_bf16, "replay": replay, "errors": errors,
+           "negative_one_is_empty": negative_one_is_empty}  # fmt: skip
+    if out is None:
+        return torch.ops.narrowfloat.route(*given, **how)
+    torch.ops.narrowfloat.route_out(*given, *out, **how)
+    return out
+
+
+class Moe(torch.nn.Module):
+    """A narrowfloat.MoeLayer as a module: forward(hidden, logits, bias=None) -> [T, H].
+
+    The layer is no parameter: its weights are fixed, and stay where they were prepared.
+    """
+
+    def __init__(self, layer: nf.MoeLayer) -> None:
+        super().__init__()
+        self._handle = _Handle(layer)
+        self._number = self._handle.number
+
+    @property
+    def layer(self) -> nf.MoeLayer:
+        """The layer."""
+        return self._handle.layer
+
+    def forward(
+        self, hidden: torch.Tensor, logits: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None, **options: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """As MoeLayer.run(). out and workspace: give both, or none.
+
+        hidden: [T, H], or rows coded for the layer. logits: [T, E]; or a routing among options.
+        workspace: layer.new_workspace(T), or any uint8 tensor with 256 bytes more than that.
+        options: packed, ids, weights, hidden_scales, row_scale; slot_out, expert_weights,
+            slot_to_row, topk_ids, routing_replay and errors are written to.
+        """
+        if out is None and workspace is None:
+            return torch.ops.narrowfloat.moe(hidden, logits, bias, self._number, **options)
+        if out is None or workspace is None:
+            raise ValueError("workspace: give both it and out, or none of them")
+        torch.ops.narrowfloat.moe_out(hidden, logits, bias, self._number, out, workspace, **options)
+        return out
