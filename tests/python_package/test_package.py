@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import re
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,19 +102,47 @@ def test_bytes_of_the_program(tmp_path: Path) -> None:
         assert q.values.tobytes() in stored and q.scales.tobytes() in stored
 
 
-def test_everything_public_is_documented_and_typed() -> None:
-    """Docstrings, annotations, the marker of typed packages, and stubs of the extension."""
-    for name in nf.__all__:
-        thing = getattr(nf, name)
+def modules() -> list[types.ModuleType]:
+    """Those that users import; narrowfloat.torch where torch is."""
+    found = [nf, importlib.import_module("narrowfloat.compat.flashinfer")]
+    if importlib.util.find_spec("torch") is not None:
+        found.append(importlib.import_module("narrowfloat.torch"))
+    return found
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_everything_public_is_documented_and_typed(module: types.ModuleType) -> None:
+    """Docstrings and annotations."""
+    for name in module.__all__:
+        thing = getattr(module, name)
         assert inspect.getdoc(thing), name
         if inspect.isfunction(thing):
             signature = inspect.signature(thing)
             assert signature.return_annotation is not inspect.Signature.empty, name
             for parameter in signature.parameters.values():
                 assert parameter.annotation is not inspect.Parameter.empty, (name, parameter)
+
+
+def test_marker_and_stubs() -> None:
+    """Of a typed package, and of its extension."""
     assert (PACKAGE / "py.typed").is_file()
     stubs = (PACKAGE / "_core.pyi").read_text()
     assert "def quantized_layout(format: str, rows: int, cols: int" in stubs
+
+
+def test_fused_layers_name_every_argument() -> None:
+    """Each is in the docstring, or in that of a function it points to."""
+    fi = importlib.import_module("narrowfloat.compat.flashinfer")
+    for name in fi.__all__:
+        if not name.startswith(("trtllm_", "cutlass_")) or "mxint4" in name:
+            continue
+        function = getattr(fi, name)
+        text = inspect.getdoc(function)
+        text += "".join(inspect.getdoc(getattr(fi, other)) for other in
+                        re.findall(r"(\w+)\(\)", text) if hasattr(fi, other))  # fmt: skip
+        missing = [argument for argument in inspect.signature(function).parameters
+                   if not re.search(rf"\b{argument}\b", text)]  # fmt: skip
+        assert not missing, (name, missing)
 
 
 def test_documentation_names_every_function() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,18 @@ from narrowfloat._streams import allocating_on
 LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # By SfLayout.
 _BACKENDS = frozenset(("cuda", "cute-dsl", "cutlass", "cutile", "auto", "default", "triton"))
 _FAST_OFF = ("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "TRTLLM_DISABLE_FP4_QUANT_FAST_MATH")
+
+
+class Array(Protocol):
+    """What the functions take and give: a NumPy array or a torch tensor."""
+
+    @property
+    def shape(self) -> Any:
+        """Extents."""
+
+    @property
+    def dtype(self) -> Any:
+        """Element type."""
 
 
 def refuse(argument: str, value: Any, instead: str) -> None:

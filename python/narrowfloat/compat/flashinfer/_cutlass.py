@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import narrowfloat as nf
 from narrowfloat.compat.flashinfer._arrays import (
+    Array,
     as_bytes,
     contiguous,
     dtype_name,
@@ -152,21 +153,51 @@ def _input_scales(input: Any, input_sf: Any, hidden: int, mode: str, swizzled: b
 
 
 def cutlass_fused_moe(
-    input: Any, token_selected_experts: Any, token_final_scales: Any, fc1_expert_weights: Any,
-    fc2_expert_weights: Any, output_dtype: Any, quant_scales: Sequence[Any],
-    fc1_expert_biases: Any = None, fc2_expert_biases: Any = None, input_sf: Any = None,
-    swiglu_alpha: Any = None, swiglu_beta: Any = None, swiglu_limit: Any = None, tp_size: int = 1,
-    tp_rank: int = 0, ep_size: int = 1, ep_rank: int = 0, cluster_size: int = 1,
-    cluster_rank: int = 0, output: Any = None, enable_alltoall: bool = False,
-    use_deepseek_fp8_block_scale: bool = False, use_w4_group_scaling: bool = False,
-    use_mxfp8_act_scaling: bool = False, min_latency_mode: bool = False,
-    use_packed_weights: bool = False, use_wfp4afp8_humming: bool = False,
-    tune_max_num_tokens: int = 8192, enable_pdl: bool | None = None,
-    activation_type: int = ActivationType.Swiglu, swizzled_input_sf: bool = True,
-    use_fused_finalize: bool = True, profile_ids: Any = None, workspace_buffer: Any = None, *,
-    situ_beta: Any = None, situ_linear_beta: Any = None,
-) -> list[Any]:  # fmt: skip
-    """[output] of a given routing: int32 [T, k] of global experts, float32 weights or None."""
+    input: Array, token_selected_experts: Array, token_final_scales: Array | None,
+    fc1_expert_weights: Array, fc2_expert_weights: Array, output_dtype: Any,
+    quant_scales: Sequence[Array], fc1_expert_biases: Array | None = None,
+    fc2_expert_biases: Array | None = None, input_sf: Array | None = None,
+    swiglu_alpha: Array | None = None, swiglu_beta: Array | None = None,
+    swiglu_limit: Array | None = None, tp_size: int = 1, tp_rank: int = 0, ep_size: int = 1,
+    ep_rank: int = 0, cluster_size: int = 1, cluster_rank: int = 0, output: Array | None = None,
+    enable_alltoall: bool = False, use_deepseek_fp8_block_scale: bool = False,
+    use_w4_group_scaling: bool = False, use_mxfp8_act_scaling: bool = False,
+    min_latency_mode: bool = False, use_packed_weights: bool = False,
+    use_wfp4afp8_humming: bool = False, tune_max_num_tokens: int = 8192,
+    enable_pdl: bool | None = None, activation_type: int = ActivationType.Swiglu,
+    swizzled_input_sf: bool = True, use_fused_finalize: bool = True, profile_ids: Any = None,
+    workspace_buffer: Array | None = None, *, situ_beta: float | Array | None = None,
+    situ_linear_beta: float | Array | None = None,
+) -> list[Array]:  # fmt: skip
+    """A layer of given routings, with weights in canonical rows [up; gate]: [output [T, H]].
+
+    input: bfloat16 or float8_e4m3fn [T, H]; or two FP4 codes a byte, uint8 [T, H / 2].
+    token_selected_experts: int32 [T, k], of all experts.
+    token_final_scales: float32 [T, k]; None: 1.
+    fc1_expert_weights: bfloat16 or float8_e4m3fn [EL, F1, H]; int64 [EL, F1, H / 16] of FP4 codes;
+        uint8 [EL, F1, H / 2], interleaved for Hopper (use_w4_group_scaling). EL: of this rank;
+        F1 is 2 * I for gated activations, else I.
+    fc2_expert_weights: the same, [EL, H, I].
+    output_dtype: bfloat16, float16 or float32: a torch.dtype, or its name.
+    quant_scales: bfloat16: []. FP8: [fc1_dequant float32 [EL], fc2_quant float32 [1] or [EL],
+        fc2_dequant float32 [EL], not read].
+        DeepSeek: [float32 [EL, F1 / 128, H / 128], float32 [EL, H / 128, I / 128]].
+        NVFP4: [fc1_act float32 [1] or [EL], int32 scales, fc1_global float32 [EL], 3 of fc2].
+        MX: [int32 scales, fc1_global float32 [EL], 2 of fc2].
+        MXFP4 with bfloat16 rows: [interleaved uint8 scales of both].
+    fc1_expert_biases, fc2_expert_biases: float32 or bfloat16 [EL, F1] and [EL, H], or None.
+    input_sf: scales of coded rows, bytes [T, H / 16] or [T, H / 32]. swizzled_input_sf: as 128x4.
+    swiglu_alpha, swiglu_beta, swiglu_limit: float32 [EL] or None.
+    situ_beta, situ_linear_beta: float; default 4 and 25.
+    tp_rank: int; fc2_expert_biases count on 0. ep_size, ep_rank: int; whose experts these are.
+    output: [T, H] of output_dtype, written to.
+    use_deepseek_fp8_block_scale, use_w4_group_scaling, use_mxfp8_act_scaling: bool; see above.
+    cluster_size, cluster_rank, min_latency_mode, use_packed_weights, use_wfp4afp8_humming: not
+        offered.
+    activation_type: ActivationType. workspace_buffer: uint8, cutlass_fused_moe_workspace_size().
+    tp_size, enable_alltoall, tune_max_num_tokens, enable_pdl, use_fused_finalize, profile_ids:
+        change nothing.
+    """
     refuse("min_latency_mode", min_latency_mode, "leave it False")
     refuse("cluster_size", cluster_size != 1, "leave it 1; ep_size is, for shards of experts")
     refuse("cluster_rank", cluster_rank != 0, "leave it 0; ep_rank is, for shards of experts")

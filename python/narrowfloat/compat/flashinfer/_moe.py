@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import narrowfloat as nf
-from narrowfloat.compat.flashinfer._arrays import contiguous, dtype_name, refuse, swap_last
+from narrowfloat.compat.flashinfer._arrays import Array, contiguous, dtype_name, refuse, swap_last
 from narrowfloat.compat.flashinfer._enums import Fp8QuantizationType, WeightLayout
 from narrowfloat.compat.flashinfer._layers import (
     UNROUTED,
@@ -67,16 +67,36 @@ def _bf16(run: Run, shape: Shape, gemm1: Any, gemm2: Any, shuffled: bool, layout
 
 
 def trtllm_bf16_moe(
-    routing_logits: Any, routing_bias: Any, hidden_states: Any, gemm1_weights: Any,
-    gemm2_weights: Any, num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
+    routing_logits: Array, routing_bias: Array | None, hidden_states: Array, gemm1_weights: Array,
+    gemm2_weights: Array, num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
     intermediate_size: int, local_expert_offset: int, local_num_experts: int,
     routed_scaling_factor: float | None = None, routing_method_type: int = 0,
     use_shuffled_weight: bool = True, weight_layout: int = 2, do_finalize: bool = True,
     enable_pdl: bool | None = True, tune_max_num_tokens: int = 8192, activation_type: int = 3,
-    norm_topk_prob: bool = True, routing_replay_out: Any = None, gemm1_alpha: Any = None,
-    gemm1_beta: Any = None, gemm1_clamp_limit: Any = None, output: Any = None,
-) -> Any:  # fmt: skip
-    """bfloat16 weights and activations."""
+    norm_topk_prob: bool = True, routing_replay_out: Array | None = None,
+    gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
+    gemm1_clamp_limit: Array | None = None, output: Array | None = None,
+) -> Array | list[Array]:  # fmt: skip
+    """bfloat16 weights and activations: bfloat16 [T, H].
+
+    routing_logits: float32, bfloat16 or float16 [T, E].
+    routing_bias: float32 or bfloat16 [E]; None for methods that have none.
+    hidden_states: bfloat16 [T, H].
+    gemm1_weights: bfloat16 [EL, F1, H], or [EL, H / 64, F1, 64] in BlockMajorK; F1 is 2 * I for
+        gated activations, else I.
+    gemm2_weights: bfloat16 [EL, H, I], or [EL, I / 64, H, 64].
+    num_experts, top_k, intermediate_size: E, k, I; ints.
+    n_group, topk_group, routed_scaling_factor, norm_topk_prob: narrowfloat.route(); int, int,
+        float, bool.
+    local_expert_offset, local_num_experts: first and number EL of the experts here; ints.
+    routing_method_type, activation_type: RoutingMethodType, ActivationType.
+    use_shuffled_weight: rows are in the order of shuffle_matrix_a(). weight_layout: WeightLayout.
+    do_finalize: False gives [rows bfloat16 [>= T * k, H], weights bfloat16 [T, k], rows of
+        slots int32 [T * k], -1 for experts elsewhere] instead; k counts shared experts.
+    enable_pdl, tune_max_num_tokens: change nothing.
+    routing_replay_out: int16 [>= T, k], written to. output: bfloat16 [T, H], written to.
+    gemm1_alpha, gemm1_beta, gemm1_clamp_limit: float32 [EL] of the activation; or None.
+    """
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type,
                   norm_topk_prob)  # fmt: skip
@@ -88,16 +108,22 @@ def trtllm_bf16_moe(
 
 
 def trtllm_bf16_routed_moe(
-    topk_ids: Any, hidden_states: Any, gemm1_weights: Any, gemm2_weights: Any, num_experts: int,
-    top_k: int, n_group: int | None, topk_group: int | None, intermediate_size: int,
-    local_expert_offset: int, local_num_experts: int, routed_scaling_factor: float | None = None,
-    routing_method_type: int = 0, use_shuffled_weight: bool = True, weight_layout: int = 2,
-    do_finalize: bool = True, enable_pdl: bool | None = True, gemm1_lora_delta: Any = None,
-    tune_max_num_tokens: int = 8192, activation_type: int = 3, routing_replay_out: Any = None,
-    gemm1_alpha: Any = None, gemm1_beta: Any = None, gemm1_clamp_limit: Any = None,
-    output: Any = None,
-) -> Any:  # fmt: skip
-    """As trtllm_bf16_moe() of a given routing."""
+    topk_ids: Array | tuple[Array, Array], hidden_states: Array, gemm1_weights: Array,
+    gemm2_weights: Array, num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
+    intermediate_size: int, local_expert_offset: int, local_num_experts: int,
+    routed_scaling_factor: float | None = None, routing_method_type: int = 0,
+    use_shuffled_weight: bool = True, weight_layout: int = 2, do_finalize: bool = True,
+    enable_pdl: bool | None = True, gemm1_lora_delta: None = None, tune_max_num_tokens: int = 8192,
+    activation_type: int = 3, routing_replay_out: Array | None = None,
+    gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
+    gemm1_clamp_limit: Array | None = None, output: Array | None = None,
+) -> Array | list[Array]:  # fmt: skip
+    """As trtllm_bf16_moe() of a given routing.
+
+    topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32
+        weights [T, k]).
+    gemm1_lora_delta: None.
+    """
     _check_lora(gemm1_lora_delta)
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
@@ -136,16 +162,36 @@ def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
 
 
 def trtllm_fp8_per_tensor_scale_moe(
-    routing_logits: Any, routing_bias: Any, hidden_states: Any, gemm1_weights: Any,
-    output1_scales_scalar: Any, output1_scales_gate_scalar: Any, gemm2_weights: Any,
-    output2_scales_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
+    routing_logits: Array, routing_bias: Array | None, hidden_states: Array, gemm1_weights: Array,
+    output1_scales_scalar: Array, output1_scales_gate_scalar: Array, gemm2_weights: Array,
+    output2_scales_scalar: Array, num_experts: int, top_k: int, n_group: int | None,
     topk_group: int | None, intermediate_size: int, local_expert_offset: int,
-    local_num_experts: int, routed_scaling_factor: float | None,
-    use_routing_scales_on_input: bool, routing_method_type: int = 0, do_finalize: bool = True,
-    enable_pdl: bool | None = None, tune_max_num_tokens: int = 8192, activation_type: int = 3,
-    norm_topk_prob: bool = True, routing_replay_out: Any = None, output: Any = None,
-) -> Any:  # fmt: skip
-    """float8_e4m3fn weights and activations, a scale for each expert."""
+    local_num_experts: int, routed_scaling_factor: float | None, use_routing_scales_on_input: bool,
+    routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
+    tune_max_num_tokens: int = 8192, activation_type: int = 3, norm_topk_prob: bool = True,
+    routing_replay_out: Array | None = None, output: Array | None = None,
+) -> Array | list[Array]:  # fmt: skip
+    """float8_e4m3fn weights and activations, a scale for each expert: bfloat16 [T, H].
+
+    routing_logits: float32, bfloat16 or float16 [T, E].
+    routing_bias: float32 or bfloat16 [E]; None for methods that have none.
+    hidden_states: float8_e4m3fn [T, H].
+    gemm1_weights: float8_e4m3fn [EL, F1, H], shuffled; F1 as for trtllm_bf16_moe().
+    output1_scales_scalar: float32 [EL], of up rows, times the intermediate's multiplier.
+    output1_scales_gate_scalar: float32 [EL], decode scale of gate rows.
+    gemm2_weights: float8_e4m3fn [EL, H, I], shuffled.
+    output2_scales_scalar: float32 [EL], decode scale of the result.
+    num_experts, top_k, intermediate_size: E, k, I; ints.
+    n_group, topk_group, routed_scaling_factor, norm_topk_prob: narrowfloat.route(); int, int,
+        float, bool.
+    local_expert_offset, local_num_experts: first and number EL of the experts here; ints.
+    routing_method_type, activation_type: RoutingMethodType, ActivationType.
+    use_routing_scales_on_input: weights multiply the input; k must be 1.
+    do_finalize: False gives [rows bfloat16 [>= T * k, H], weights bfloat16 [T, k], rows of
+        slots int32 [T * k], -1 for experts elsewhere] instead; k counts shared experts.
+    enable_pdl, tune_max_num_tokens: change nothing.
+    routing_replay_out: int16 [>= T, k], written to. output: bfloat16 [T, H], written to.
+    """
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type,
                   norm_topk_prob)  # fmt: skip
@@ -158,16 +204,21 @@ def trtllm_fp8_per_tensor_scale_moe(
 
 
 def trtllm_fp8_per_tensor_scale_routed_moe(
-    topk_ids: Any, routing_bias: Any, hidden_states: Any, gemm1_weights: Any,
-    output1_scales_scalar: Any, output1_scales_gate_scalar: Any, gemm2_weights: Any,
-    output2_scales_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
-    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
-    local_num_experts: int, routed_scaling_factor: float | None,
-    use_routing_scales_on_input: bool, routing_method_type: int = 0, do_finalize: bool = True,
-    enable_pdl: bool | None = None, tune_max_num_tokens: int = 8192, activation_type: int = 3,
-    routing_replay_out: Any = None, output: Any = None,
-) -> Any:  # fmt: skip
-    """As trtllm_fp8_per_tensor_scale_moe() of a given routing."""
+    topk_ids: Array | tuple[Array, Array], routing_bias: Array | None, hidden_states: Array,
+    gemm1_weights: Array, output1_scales_scalar: Array, output1_scales_gate_scalar: Array,
+    gemm2_weights: Array, output2_scales_scalar: Array, num_experts: int, top_k: int,
+    n_group: int | None, topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None, use_routing_scales_on_input: bool,
+    routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
+    tune_max_num_tokens: int = 8192, activation_type: int = 3,
+    routing_replay_out: Array | None = None, output: Array | None = None,
+) -> Array | list[Array]:  # fmt: skip
+    """As trtllm_fp8_per_tensor_scale_moe() of a given routing.
+
+    topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32
+        weights [T, k]).
+    routing_bias: not read.
+    """
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
     run = Run("trtllm_fp8_per_tensor_scale_routed_moe", hidden_states, topk_ids=topk_ids,
@@ -215,19 +266,44 @@ def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool,
 
 
 def trtllm_fp8_block_scale_moe(
-    routing_logits: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
-    gemm1_weights: Any, gemm1_weights_scale: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
-    num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
-    intermediate_size: int, local_expert_offset: int, local_num_experts: int,
-    routed_scaling_factor: float | None, routing_method_type: int = 0,
+    routing_logits: Array, routing_bias: Array | None, hidden_states: Array,
+    hidden_states_scale: Array, gemm1_weights: Array, gemm1_weights_scale: Array,
+    gemm2_weights: Array, gemm2_weights_scale: Array, num_experts: int, top_k: int,
+    n_group: int | None, topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
     use_shuffled_weight: bool = False, weight_layout: int = 0, do_finalize: bool = True,
     enable_pdl: bool | None = None, tune_max_num_tokens: int = 8192,
     fp8_quantization_type: int = Fp8QuantizationType.DeepSeekFp8,
     num_fused_shared_experts: int | None = None, activation_type: int = 3,
-    norm_topk_prob: bool = True, routing_replay_out: Any = None, gemm1_alpha: Any = None,
-    gemm1_beta: Any = None, gemm1_clamp_limit: Any = None, output: Any = None,
-) -> Any:  # fmt: skip
-    """DeepSeek's block-scaled FP8, or MXFP8."""
+    norm_topk_prob: bool = True, routing_replay_out: Array | None = None,
+    gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
+    gemm1_clamp_limit: Array | None = None, output: Array | None = None,
+) -> Array | list[Array]:  # fmt: skip
+    """DeepSeek's block-scaled FP8, or MXFP8: bfloat16 [T, H].
+
+    routing_logits: float32, bfloat16 or float16 [T, E].
+    routing_bias: float32 or bfloat16 [E]; None for methods that have none.
+    hidden_states: float8_e4m3fn [T, H].
+    hidden_states_scale: float32 [H / 128, T]; MxFp8: uint8 [T, H / 32] of UE8M0.
+    gemm1_weights: float8_e4m3fn [EL, F1, H], or DeepSeek's in BlockMajorK [EL, H / 128, F1, 128];
+        F1 as for trtllm_bf16_moe(); MxFp8: shuffled.
+    gemm1_weights_scale: float32 [EL, F1 / 128, H / 128]; MxFp8: uint8 [EL, F1, H / 32], shuffled,
+        128x4.
+    gemm2_weights: float8_e4m3fn [EL, H, I], or [EL, I / 128, H, 128].
+    gemm2_weights_scale: float32 [EL, H / 128, I / 128]; MxFp8: uint8 [EL, H, I / 32].
+    num_experts, top_k, intermediate_size: E, k, I; ints.
+    n_group, topk_group, routed_scaling_factor, norm_topk_prob: narrowfloat.route(); int, int,
+        float, bool.
+    local_expert_offset, local_num_experts: first and number EL of the experts here; ints.
+    routing_method_type, activation_type: RoutingMethodType, ActivationType.
+    use_shuffled_weight: rows are in the order of shuffle_matrix_a(). weight_layout: WeightLayout.
+    fp8_quantization_type: DeepSeekFp8 or MxFp8. num_fused_shared_experts: int, after the E experts.
+    do_finalize: False gives [rows bfloat16 [>= T * k, H], weights bfloat16 [T, k], rows of
+        slots int32 [T * k], -1 for experts elsewhere] instead; k counts shared experts.
+    enable_pdl, tune_max_num_tokens: change nothing.
+    routing_replay_out: int16 [>= T, k], written to. output: bfloat16 [T, H], written to.
+    gemm1_alpha, gemm1_beta, gemm1_clamp_limit: float32 [EL] of the activation; or None.
+    """
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
                   num_fused_shared_experts or 0)  # fmt: skip
@@ -241,18 +317,23 @@ def trtllm_fp8_block_scale_moe(
 
 
 def trtllm_fp8_block_scale_routed_moe(
-    topk_ids: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
-    gemm1_weights: Any, gemm1_weights_scale: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
-    num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
-    intermediate_size: int, local_expert_offset: int, local_num_experts: int,
-    routed_scaling_factor: float | None, routing_method_type: int = 0,
+    topk_ids: Array | tuple[Array, Array], routing_bias: Array | None, hidden_states: Array,
+    hidden_states_scale: Array, gemm1_weights: Array, gemm1_weights_scale: Array,
+    gemm2_weights: Array, gemm2_weights_scale: Array, num_experts: int, top_k: int,
+    n_group: int | None, topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
     use_shuffled_weight: bool = False, weight_layout: int = 0, do_finalize: bool = True,
-    enable_pdl: bool | None = None, gemm1_lora_delta: Any = None, output: Any = None,
-    tune_max_num_tokens: int = 8192,
-    fp8_quantization_type: int = Fp8QuantizationType.DeepSeekFp8, activation_type: int = 3,
-    gemm1_alpha: Any = None, gemm1_beta: Any = None, gemm1_clamp_limit: Any = None,
-) -> Any:  # fmt: skip
-    """As trtllm_fp8_block_scale_moe() of a given routing."""
+    enable_pdl: bool | None = None, gemm1_lora_delta: None = None, output: Array | None = None,
+    tune_max_num_tokens: int = 8192, fp8_quantization_type: int = Fp8QuantizationType.DeepSeekFp8,
+    activation_type: int = 3, gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
+    gemm1_clamp_limit: Array | None = None,
+) -> Array | list[Array]:  # fmt: skip
+    """As trtllm_fp8_block_scale_moe() of a given routing.
+
+    topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32
+        weights [T, k]).
+    routing_bias: not read. gemm1_lora_delta: None.
+    """
     _check_lora(gemm1_lora_delta)
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
@@ -265,12 +346,12 @@ def trtllm_fp8_block_scale_routed_moe(
 
 
 def trtllm_mxint4_block_scale_moe(*arguments: Any, **keywords: Any) -> Any:
-    """Not offered."""
+    """Not offered, whatever the arguments."""
     raise NotImplementedError("gemm1_weights: int4 is not offered; mxfp4 (trtllm_fp4_...) is")
 
 
 def trtllm_mxint4_block_scale_routed_moe(*arguments: Any, **keywords: Any) -> Any:
-    """Not offered."""
+    """Not offered, whatever the arguments."""
     raise NotImplementedError("gemm1_weights: int4 is not offered; mxfp4 (trtllm_fp4_...) is")
 
 

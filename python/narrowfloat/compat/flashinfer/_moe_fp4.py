@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import narrowfloat as nf
-from narrowfloat.compat.flashinfer._arrays import as_type, contiguous, refuse
+from narrowfloat.compat.flashinfer._arrays import Array, as_type, contiguous, refuse
 from narrowfloat.compat.flashinfer._layers import (
     UNROUTED,
     Run,
@@ -139,19 +139,46 @@ def _fp4(run: Run, shape: Shape, weights: Fp4Weights, kind: int, is_list: bool =
 
 
 def trtllm_fp4_block_scale_moe(
-    routing_logits: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
-    gemm1_weights: Any, gemm1_weights_scale: Any, gemm1_bias: Any, gemm1_alpha: Any,
-    gemm1_beta: Any, gemm1_clamp_limit: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
-    gemm2_bias: Any, output1_scale_scalar: Any, output1_scale_gate_scalar: Any,
-    output2_scale_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
-    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
-    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
-    do_finalize: bool = True, enable_pdl: bool | None = None, activation_type: int = 3,
-    per_token_scale: Any = None, output: Any = None, tune_max_num_tokens: int = 8192,
-    norm_topk_prob: bool = True, routing_replay_out: Any = None,
-    num_fused_shared_experts: int | None = None,
-) -> list[Any]:  # fmt: skip
-    """NVFP4 rows and weights, or MXFP4 weights with MXFP8 or bfloat16 rows."""
+    routing_logits: Array, routing_bias: Array | None, hidden_states: Array,
+    hidden_states_scale: Array | None, gemm1_weights: Array, gemm1_weights_scale: Array,
+    gemm1_bias: Array | None, gemm1_alpha: Array | None, gemm1_beta: Array | None,
+    gemm1_clamp_limit: Array | None, gemm2_weights: Array, gemm2_weights_scale: Array,
+    gemm2_bias: Array | None, output1_scale_scalar: Array | None,
+    output1_scale_gate_scalar: Array | None, output2_scale_scalar: Array | None, num_experts: int,
+    top_k: int, n_group: int | None, topk_group: int | None, intermediate_size: int,
+    local_expert_offset: int, local_num_experts: int, routed_scaling_factor: float | None,
+    routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
+    activation_type: int = 3, per_token_scale: Array | None = None, output: Array | None = None,
+    tune_max_num_tokens: int = 8192, norm_topk_prob: bool = True,
+    routing_replay_out: Array | None = None, num_fused_shared_experts: int | None = None,
+) -> list[Array]:  # fmt: skip
+    """NVFP4 rows and weights, or MXFP4 weights with MXFP8 or bfloat16 rows: [bfloat16 [T, H]].
+
+    routing_logits: float32, bfloat16 or float16 [T, E].
+    routing_bias: float32 or bfloat16 [E]; None for methods that have none.
+    hidden_states: NVFP4: uint8 [T, H / 2]; MXFP8: float8_e4m3fn [T, H]; or bfloat16 [T, H].
+    hidden_states_scale: float8_e4m3fn [T, H / 16]; MXFP8: UE8M0 bytes [T, H / 32]; bfloat16: None.
+    gemm1_weights: uint8 [EL, F1, H / 2], shuffled; F1 as for trtllm_bf16_moe().
+    gemm1_weights_scale: bytes [EL, F1, H / 16], MXFP4 [EL, F1, H / 32]; shuffled, 128x4.
+    gemm1_bias: float32 [EL, F1] or None.
+    gemm1_alpha, gemm1_beta, gemm1_clamp_limit: float32 [EL] of the activation; or None.
+    gemm2_weights: uint8 [EL, H, I / 2].
+    gemm2_weights_scale: bytes [EL, H, I / 16], MXFP4 [EL, H, I / 32]; as that of gemm1.
+    gemm2_bias: float32 [EL, H] or None.
+    output1_scale_scalar, output1_scale_gate_scalar, output2_scale_scalar: float32 [EL];
+        MXFP4: or None.
+    num_experts, top_k, intermediate_size: E, k, I; ints.
+    n_group, topk_group, routed_scaling_factor, norm_topk_prob: narrowfloat.route(); int, int,
+        float, bool.
+    local_expert_offset, local_num_experts: first and number EL of the experts here; ints.
+    routing_method_type, activation_type: RoutingMethodType, ActivationType.
+    per_token_scale: NVFP4: float32 [T], a decode scale for each row.
+    num_fused_shared_experts: int, after the E experts.
+    do_finalize: False gives [rows bfloat16 [>= T * k, H], weights bfloat16 [T, k], rows of
+        slots int32 [T * k], -1 for experts elsewhere] instead; k counts shared experts.
+    enable_pdl, tune_max_num_tokens: change nothing.
+    routing_replay_out: int16 [>= T, k], written to. output: bfloat16 [T, H], written to.
+    """
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
                   num_fused_shared_experts or 0)  # fmt: skip
@@ -166,18 +193,24 @@ def trtllm_fp4_block_scale_moe(
 
 
 def trtllm_fp4_block_scale_routed_moe(
-    topk_ids: Any, routing_bias: Any, hidden_states: Any, hidden_states_scale: Any,
-    gemm1_weights: Any, gemm1_weights_scale: Any, gemm1_bias: Any, gemm1_alpha: Any,
-    gemm1_beta: Any, gemm1_clamp_limit: Any, gemm2_weights: Any, gemm2_weights_scale: Any,
-    gemm2_bias: Any, output1_scale_scalar: Any, output1_scale_gate_scalar: Any,
-    output2_scale_scalar: Any, num_experts: int, top_k: int, n_group: int | None,
-    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
-    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
-    do_finalize: bool = True, enable_pdl: bool | None = None, activation_type: int = 3,
-    per_token_scale: Any = None, output: Any = None, tune_max_num_tokens: int = 8192,
-    gemm1_lora_delta: Any = None,
-) -> list[Any]:  # fmt: skip
-    """As trtllm_fp4_block_scale_moe() of a given routing."""
+    topk_ids: Array | tuple[Array, Array], routing_bias: Array | None, hidden_states: Array,
+    hidden_states_scale: Array | None, gemm1_weights: Array, gemm1_weights_scale: Array,
+    gemm1_bias: Array | None, gemm1_alpha: Array | None, gemm1_beta: Array | None,
+    gemm1_clamp_limit: Array | None, gemm2_weights: Array, gemm2_weights_scale: Array,
+    gemm2_bias: Array | None, output1_scale_scalar: Array | None,
+    output1_scale_gate_scalar: Array | None, output2_scale_scalar: Array | None, num_experts: int,
+    top_k: int, n_group: int | None, topk_group: int | None, intermediate_size: int,
+    local_expert_offset: int, local_num_experts: int, routed_scaling_factor: float | None,
+    routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
+    activation_type: int = 3, per_token_scale: Array | None = None, output: Array | None = None,
+    tune_max_num_tokens: int = 8192, gemm1_lora_delta: None = None,
+) -> list[Array]:  # fmt: skip
+    """As trtllm_fp4_block_scale_moe() of a given routing.
+
+    topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32
+        weights [T, k]).
+    routing_bias: not read. gemm1_lora_delta: None.
+    """
     refuse("gemm1_lora_delta", gemm1_lora_delta, "add it to the bias of a layer")
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip

@@ -84,7 +84,15 @@ def trtllm_gen_routing(
     norm_topk_prob: bool = True,
     enable_pdl: bool | None = None,
 ) -> RoutingResult:
-    """Router and permutation alone. The rank inside an expert is stable."""
+    """Router and permutation alone. The rank inside an expert is stable.
+
+    routing_logits: float32 or bfloat16 [T, E]. routing_bias: float32 or bfloat16 [E] or None.
+    routing_method: RoutingMethodType. top_k, n_group, topk_group: int.
+    routed_scaling_factor: float. norm_topk_prob: bool. As narrowfloat.route() has them.
+    num_fused_shared_experts: int; slots that follow the k of the router.
+    local_expert_offset, local_num_experts: int; the experts whose slots get rows; default: all.
+    tile_tokens_dim: int, a power of two; rows of a tile. enable_pdl: changes nothing.
+    """
     if len(routing_logits.shape) != 2 or dtype_name(routing_logits) not in ("float32", "bfloat16"):
         raise ValueError(
             "routing_logits: expected float32 or bfloat16 of two axes, got "

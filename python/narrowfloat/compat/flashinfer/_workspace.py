@@ -28,6 +28,13 @@ def cutlass_fused_moe_workspace_size(
 
     An upper bound of the layer's own number, which needs the weights: the sums of docs/moe.md 14.2
     with the widest formats, for the token tiles of the rule.
+
+    max_num_tokens, hidden_size, intermediate_size, num_experts_total, top_k: int; T, H, I, E, k.
+    activation_type: ActivationType. ep_size: int, ranks that share the experts.
+    x_dtype, weight_dtype, output_dtype, tp_size, tp_rank, ep_rank, device: change nothing, as do
+        use_deepseek_fp8_block_scale, use_w4_group_scaling, use_mxfp8_act_scaling and
+        use_fused_finalize.
+    min_latency_mode, use_packed_weights, use_wfp4afp8_humming: not offered.
     """
     refuse("min_latency_mode", min_latency_mode, "leave it False")
     refuse("use_packed_weights", use_packed_weights, "use_w4_group_scaling is, for MXFP4")
