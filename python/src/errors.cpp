@@ -2,10 +2,15 @@
 #include "python/src/errors.h"
 
 #include <exception>
+#include <string>
+#include <string_view>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
 #include "narrowfloat/error.h"
+#include "python/src/choices.h"
 
 namespace narrowfloat::python {
 namespace {
@@ -33,8 +38,24 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
   }
 }
 
+// Device faults cannot be had without a device; Python sees them all the same.
+void raise_error(std::string_view kind, const std::string& message) {
+  throw Error(parse_choice<ErrorKind>("kind", kind,
+                                      {{"invalid argument", ErrorKind::kInvalidArgument},
+                                       {"unsupported", ErrorKind::kUnsupported},
+                                       {"corrupt data", ErrorKind::kCorruptData},
+                                       {"I/O error", ErrorKind::kIo},
+                                       {"device error", ErrorKind::kDevice}}),
+              message);
+}
+
 }  // namespace
 
-void register_errors() { nanobind::register_exception_translator(translate); }
+void register_errors(nanobind::module_& module) {
+  nanobind::register_exception_translator(translate);
+  module.def(
+      "raise_error", &raise_error, nanobind::arg("kind"), nanobind::arg("message"),
+      "What an error of the library becomes here; kind as narrowfloat::to_string() says it.");
+}
 
 }  // namespace narrowfloat::python

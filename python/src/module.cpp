@@ -9,7 +9,7 @@ NB_MODULE(_core, module) {
   module.doc() = "The C++ library; use the functions of the package narrowfloat.";
   // At exit the interpreter keeps what modules hold, such as remembered options; that is no leak.
   nanobind::set_leak_warnings(false);
-  narrowfloat::python::register_errors();
+  narrowfloat::python::register_errors(module);
   narrowfloat::python::bind_runtime(module);
   narrowfloat::python::bind_formats(module);
   narrowfloat::python::bind_options(module);

@@ -241,6 +241,20 @@ def test_streams_are_restored() -> None:
     assert nf._core.set_stream(None, False) == (None, False)
 
 
+@pytest.mark.parametrize(
+    ("kind", "exception"),
+    [("invalid argument", ValueError), ("corrupt data", ValueError),
+     ("unsupported", NotImplementedError), ("I/O error", OSError),
+     ("device error", RuntimeError)])  # fmt: skip
+def test_exceptions_of_error_kinds(kind: str, exception: type[Exception]) -> None:
+    """All that docs/python.md promises, with the library's text."""
+    with pytest.raises(exception, match="^cuda:0: out of memory$") as caught:
+        _core.raise_error(kind, "cuda:0: out of memory")
+    assert caught.type is exception
+    with pytest.raises(ValueError, match="kind: expected one of .*device error"):
+        _core.raise_error("weather", "")
+
+
 def test_files(tmp_path: Path) -> None:
     """OSError where the system refuses, ValueError for what a file should not hold."""
     with pytest.raises(OSError, match="absent"):
