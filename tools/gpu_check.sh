@@ -165,7 +165,7 @@ step racecheck_conformance sanitize racecheck conformance_gpu
 step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test --gtest_filter="$tiles"
 step synccheck_moe sanitize synccheck moe_cuda_test --gtest_filter="$moe"
 # Without the grouped GEMM, whose hand-overs racecheck does not follow, and without layers that
-# launch it in clusters: there the tool ends with an error of its own.
+# launch it in clusters: the tool ended with an error of its own in one.
 racecheck_layers() {
   timeout 300 "$sanitizer" --tool racecheck --error-exitcode 1 --launch-timeout 0 \
     --kernel-regex-exclude kernel_substring=multiply_groups "$build/tests/bin/moe_cuda_test" \

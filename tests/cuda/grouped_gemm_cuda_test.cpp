@@ -225,7 +225,7 @@ TEST_P(GroupedGemmCuda, TailsHaveTheBitsOfSmallTiles) {
       {.mode = GetParam(),
        .weight_rows = 96,
        .cols = 384,
-       .expert_rows = {129, 7, 140, 150, 160, 161, 33, 45, 0, 56, 288, 300, 81, 100},
+       .expert_rows = {129, 7, 140, 150, 160, 161, 33, 45, 0, 56, 288, 300, 81, 100, 70, 120},
        .token_tile = 256,
        .gathers = true,
        .has_slot_weights = true,
@@ -272,7 +272,7 @@ TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
 
 // Tiles of which neighbours have the same expert, have others, or have no neighbour, dealt and
 // claimed: with FP8 weights two blocks take neighbours together and share weights.
-TEST_P(GroupedGemmCuda, LongTilesAndTheirNeighbours) {
+TEST_P(GroupedGemmCuda, NeighbouringLongTilesKeepTheirBits) {
   const GemmCase gemm({.mode = GetParam(),
                        .weight_rows = 528,
                        .cols = 640,
@@ -417,6 +417,29 @@ TEST(GroupedGemmSm90, TakesFewerThanTwoToThe31Tiles) {
 }
 
 class GroupedGemmCudaChecks : public GpuTest {};
+
+// Several for each pair of blocks that shares weights, more than its ring of item numbers holds.
+TEST_F(GroupedGemmCudaChecks, PairsOfBlocksTakeManyItems) {
+  constexpr uint32_t kItems = 400;  // Pairs of 40 tiles, times tiles of 256 weight rows.
+  const GemmCase gemm({.mode = MoeMode::kFp8Block,
+                       .weight_rows = 5120,
+                       .cols = 128,
+                       .expert_rows = {2560, 2560},
+                       .token_tile = 128,
+                       .seed = 29});
+  GemmOnDevice device(gemm);
+  const std::vector<uint8_t> dealt = device.run();
+  const DeviceBuffer counter(sizeof(uint32_t));
+  counter.fill(0);
+  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  EXPECT_TRUE(device.run() == dealt);
+  uint32_t claimed = 0;
+  std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
+  EXPECT_EQ(claimed, kItems);
+  device.layer.next_item = nullptr;
+  divide_tiles(gemm, 64, device);
+  EXPECT_TRUE(device.run() == dealt);
+}
 
 TEST_F(GroupedGemmCudaChecks, RefuseWhatOnlyTheCpuDoes) {
   const GemmCase gemm({.fp32_rows = true});

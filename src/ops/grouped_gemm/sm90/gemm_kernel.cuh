@@ -1,7 +1,8 @@
 // The grouped GEMM of Hopper: out[token, n] = epilogue(sum over k of x[token, k] * w[n, k]), as
 // D^T = W * X^T. Weight rows are wgmma's M, tokens its N, so that few tokens waste nothing, and the
 // weights are decoded in registers to bf16 or E4M3, the A operand: exactly, but for NVFP4 beside
-// FP8 rows where the mode rounds it to E4M3 (moe spec 11.3).
+// FP8 rows where the mode rounds it to E4M3 (moe spec 11.3). Weights that are E4M3 as they are
+// change places with the tokens in tiles of 64 and more.
 //
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
@@ -12,7 +13,7 @@
 //           take the same ones (work_list.cuh)
 //
 // A consumer multiplies a unit while it decodes the next one (register_loop.cuh); E4M3 weights need
-// no decoding (panel_loop.cuh). Where activations have a scale every
+// no decoding (panel_loop.cuh for few tokens, token_loop.cuh). Where activations have a scale every
 // 128 columns, sums start anew there and are added in fp32 registers, times that scale and the
 // weights' own of 128 x 128. docs/kernels/grouped_gemm_sm90.md has the arithmetic and figures.
 #pragma once

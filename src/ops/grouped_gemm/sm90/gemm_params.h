@@ -32,7 +32,7 @@ struct GemmParams {
   const float* row_scale = nullptr;       // Optional.
   const int32_t* row_to_token = nullptr;  // Optional.
 
-  // Token tiles; `splits` pieces of up to kTokens rows each.
+  // Token tiles; `splits` pieces of up to kPieceTokens rows each.
   const int32_t* tile_experts = nullptr;
   const int32_t* row_ends = nullptr;
   const int32_t* num_tiles = nullptr;
@@ -52,7 +52,7 @@ struct GemmParams {
   bool output_is_bf16 = false;
 };
 
-// A launch of the kernel for tiles of `tokens` (8, 16, 32, 64 or 128) rows.
+// A launch of the kernel for pieces of `tokens` (8, 16, 32, 64 or 128) rows.
 struct GemmLaunch {
   int tokens = 8;
   int num_sms = 1;

@@ -121,7 +121,7 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
   }
 }
 
-// Tokens of a tile of the kernel.
+// Tokens of a piece of a tile, which kernels are for.
 int kernel_tokens(int64_t token_tile) {
   return static_cast<int>(
       std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(token_tile)), 8, 128));
