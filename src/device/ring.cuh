@@ -53,6 +53,11 @@ class Ring {
   // All stages are empty to begin with.
   __device__ void wait_empty(const Position& at) const { wait(empty(at), at.parity ^ 1U); }
   __device__ void release(const Position& at) const { arrive(empty(at)); }
+  // By all lanes of a warp, of which `lane` is one, once they have read: one arrives for them.
+  __device__ void release_warp(const Position& at, int lane) const {
+    __syncwarp();
+    if (lane == 0) release(at);
+  }
 
  private:
   __device__ static void wait(uint32_t barrier, uint32_t parity) {

@@ -13,8 +13,7 @@ template <class Shape>
 class PanelLoop {
  public:
   using TheRing = Ring<Shape::kStages>;
-  static constexpr int kBlocks = Shape::kBlocks;
-  static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1);
+  static_assert(Shape::kBlocks == 1 && Shape::kUnits == 1 && Shape::kGroupUnits == 1);
 
   __device__ PanelLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params),
@@ -24,48 +23,44 @@ class PanelLoop {
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
   template <int kSums>
-  __device__ void multiply(float (&sums)[kBlocks][kSums]) {
+  __device__ void multiply(float (&sums)[1][kSums]) {
 #pragma unroll
-    for (int i = 0; i < kBlocks * kSums; ++i) sums[i / kSums][i % kSums] = 0;
+    for (int i = 0; i < kSums; ++i) sums[0][i] = 0;
 #pragma unroll 1
     for (int unit = 0; unit < params_.units; ++unit) {
       ring_.wait_full(at_);
       fence_async_proxy();
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        float group_sums[kSums];
-        float scales[kSums / 2];
-        issue(block, group_sums);
-        wgmma_wait();
-        load_scales(block, scales);
-        promote(group_sums, scales, sums[block]);
-        if (block + 1 == kBlocks) release();
-      }
+      float group_sums[kSums];
+      float scales[kSums / 2];
+      issue(group_sums);
+      wgmma_wait();
+      load_scales(scales);
+      promote(group_sums, scales, sums[0]);
+      ring_.release_warp(at_, thread_ % 32);
+      at_.advance();
     }
   }
 
  private:
-  __device__ const uint8_t* weights_of(int block) const {
-    return shared_.weights[at_.stage][warpgroup_ * kBlocks + block];
-  }
+  __device__ const uint8_t* weights() const { return shared_.weights[at_.stage][warpgroup_]; }
 
   template <int kSums>
-  __device__ void issue(int block, float (&group_sums)[kSums]) const {
-    const uint64_t weights = swizzled_descriptor(shared_address(weights_of(block)));
+  __device__ void issue(float (&group_sums)[kSums]) const {
+    const uint64_t panel = swizzled_descriptor(shared_address(weights()));
     const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      wgmma_e4m3(group_sums, weights + 2 * k, rows + 2 * k, k > 0 ? 1 : 0);
+      wgmma_e4m3(group_sums, panel + 2 * k, rows + 2 * k, k > 0 ? 1 : 0);
     }
     wgmma_commit();
   }
 
   // Of the thread's tokens, 8j + 2c and 8j + 2c + 1.
   template <int kTokens>
-  __device__ void load_scales(int block, float (&scales)[kTokens]) const {
+  __device__ void load_scales(float (&scales)[kTokens]) const {
     const float* shared_scales = shared_.group_scales[at_.stage][0] + 2 * (thread_ % 4);
-    const float weight_scale = Shape::Weights::scale(weights_of(block));
+    const float weight_scale = Shape::Weights::scale(weights());
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       scales[i] = __fmul_rn(shared_scales[i / 2 * 8 + i % 2], weight_scale);
@@ -79,13 +74,6 @@ class PanelLoop {
     for (int i = 0; i < kSums; ++i) {
       sums[i] = __fmaf_rn(scales[i / 4 * 2 + i % 2], group_sums[i], sums[i]);
     }
-  }
-
-  // Once all lanes of the warp have read.
-  __device__ void release() {
-    __syncwarp();
-    if (thread_ % 32 == 0) ring_.release(at_);
-    at_.advance();
   }
 
   const GemmParams& params_;

@@ -194,10 +194,8 @@ class RegisterLoop {
     }
   }
 
-  // Once all lanes of the warp have read.
   __device__ void release() {
-    __syncwarp();
-    if (thread_ % 32 == 0) ring_.release(at_);
+    ring_.release_warp(at_, thread_ % 32);
     at_.advance();
   }
 

@@ -125,14 +125,13 @@ class TokenLoop {
     }
   }
 
-  // Once all lanes of the warp have read.
   __device__ void release() {
-    __syncwarp();
     if constexpr (Shape::kTeam == 1) {
-      if (thread_ % 32 == 0) ring_.release(at_);
-    } else if (thread_ % 32 < Shape::kTeam) {
+      ring_.release_warp(at_, thread_ % 32);
+    } else {
       // The other block's producer writes here, too.
-      arrive_in_block(ring_.empty(at_), thread_ % 32);
+      __syncwarp();
+      if (thread_ % 32 < Shape::kTeam) arrive_in_block(ring_.empty(at_), thread_ % 32);
     }
     at_.advance();
   }
