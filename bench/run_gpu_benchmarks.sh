@@ -150,8 +150,10 @@ moe_others() {
   layer kimi-k2 fp8_block $few
   document moe_zipf "$cli" moe bench --shape deepseek-v3 --tokens $few --routing zipf \
     --min-time 0.1
-  document moe_recorded "$cli" moe bench --shape 256,128,16,2 --mode fp8_block --tokens $few \
-    --routing "$root/models/tiny-moe/calibration/activations.safetensors" --min-time 0.1
+  # The document names the file: by its path in the repository.
+  document moe_recorded env --chdir "$root" "$(realpath "$cli")" moe bench --shape 256,128,16,2 \
+    --mode fp8_block --tokens $few --routing models/tiny-moe/calibration/activations.safetensors \
+    --min-time 0.1
 }
 
 # Later in the alphabet than `quantize`: where both measured a case, the longer replays count.
