@@ -122,8 +122,10 @@ sharded() {
 for test in "${tests[@]}"; do
   shards=1
   case $test in
+    conformance_gpu) shards=8 ;;
     moe_cuda_test) shards=6 ;;
-    conformance_gpu | gpu_test) shards=3 ;;
+    gpu_test) shards=3 ;;
+    grouped_gemm_cuda_test | quantize_rows_cuda_test | routing_cuda_test) shards=2 ;;
   esac
   sharded "$test" $shards "$build/tests/bin/$test" --gtest_filter="-$alone"
 done
