@@ -41,23 +41,27 @@ def test_versions_agree() -> None:
     assert nf.build_info()["version"] == nf.__version__
 
 
+def start_times(code: str) -> list[float]:
+    """Of five processes; each prints how long the processor has worked for it."""
+    results = [run(sys.executable, "-c", f"import time; {code}; print(time.process_time())")
+               for _ in range(5)]  # fmt: skip
+    assert all(result.returncode == 0 for result in results), results[0].stderr
+    return [float(result.stdout) for result in results]
+
+
 @pytest.mark.parametrize("module", ["narrowfloat", "narrowfloat.compat.flashinfer"])
 def test_import_is_fast_and_needs_numpy_alone(module: str) -> None:
     """Below 0.3 s with NumPy, which takes most of it, and Python's own start.
 
     Time that the processor works, the best of five: disks and other programs count for nothing.
+    Where Python and NumPy alone take 0.2 s and more, 0.1 s beyond them.
     """
-    code = (
-        f"import time, sys; import {module}; took = time.process_time(); "
-        "assert not {'torch', 'ml_dtypes', 'nanobind', 'safetensors'} & set(sys.modules); "
-        "print(took)"
+    times = start_times(
+        f"import sys, {module}; "
+        "assert not {'torch', 'ml_dtypes', 'nanobind', 'safetensors'} & set(sys.modules)"
     )
-    times = []
-    for _ in range(5):
-        result = run(sys.executable, "-c", code)
-        assert result.returncode == 0, result.stderr
-        times.append(float(result.stdout))
-    assert min(times) < 0.3, times
+    if min(times) >= 0.3:
+        assert min(times) < min(start_times("import numpy")) + 0.1, times
 
 
 def test_works_without_ml_dtypes() -> None:
