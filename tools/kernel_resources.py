@@ -1,0 +1,156 @@
+"""Registers, memory and tensor core instructions of the CUDA kernels, as the tables of a page.
+
+Reads a library or executable with cuobjdump (of the CUDA toolkit, or PyPI's nvidia-cuda-cuobjdump
+and nvidia-cuda-nvdisasm) and demangles names with c++filt. The first table has a line for each
+kernel, the second one for each grouped GEMM, whose shared memory is asked for at the launch and
+whose warpgroups share the registers of a block anew (gemm_shapes.cuh).
+
+    python3 tools/kernel_resources.py LIBRARY --into docs/kernels/resources.md
+
+Exits with 1 if a grouped GEMM has a stack, which is where spilled registers go, or multiplies
+without tensor cores.
+"""
+
+import argparse
+import collections
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+GEMM = "multiply_groups_kernel"
+BEGIN = "<!-- tools/kernel_resources.py: begin -->"
+END = "<!-- tools/kernel_resources.py: end -->"
+
+
+@dataclass
+class Kernel:
+    """One instantiation. Bytes of shared memory and stack; instructions by name of wgmma."""
+
+    name: str
+    registers: int
+    stack: int
+    shared: int
+    instructions: int = 0
+    wgmma: collections.Counter = field(default_factory=collections.Counter)
+
+    @property
+    def template(self) -> str:
+        """multiply_groups_kernel of narrowfloat::multiply_groups_kernel<...>(...)."""
+        name = self.name.removeprefix("void ").replace("(anonymous namespace)::", "")
+        return re.split(r"[<(]", name, maxsplit=1)[0].split("::")[-1]
+
+
+def parse_resources(text: str) -> dict[str, Kernel]:
+    """Kernels by name, from the demangled output of cuobjdump --dump-resource-usage."""
+    kernels = {}
+    pattern = r"^ Function (.+):\n\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)"
+    for name, *numbers in re.findall(pattern, text, re.MULTILINE):
+        kernels[name] = Kernel(name, *map(int, numbers))
+    return kernels
+
+
+def count_instructions(text: str, kernels: dict[str, Kernel]) -> None:
+    """Adds what the demangled output of cuobjdump -sass says of the kernels it has."""
+    kernel = None
+    for line in text.splitlines():
+        if "Function : " in line:
+            kernel = kernels.get(line.split("Function : ", 1)[1].strip())
+        elif kernel and (found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)",
+                                           line)):
+            kernel.instructions += found[1] != "NOP"
+            if found[1].startswith(("HGMMA", "QGMMA")):
+                kernel.wgmma[found[1]] += 1
+
+
+def span(values: list[int]) -> str:
+    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def kernel_table(kernels: list[Kernel]) -> str:
+    by_template = collections.defaultdict(list)
+    for kernel in kernels:
+        by_template[kernel.template].append(kernel)
+    lines = ["| kernel | instantiations | registers | stack, bytes | static shared memory, bytes |",
+             "|---|---|---|---|---|"]
+    for template, those in sorted(by_template.items()):
+        columns = [span([getattr(kernel, what) for kernel in those])
+                   for what in ("registers", "stack", "shared")]
+        lines.append(f"| `{template}` | {len(those)} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def shape_of(gemm: Kernel) -> tuple[str, str, int]:
+    """Weights, whether sums are promoted every 128 columns, and tokens of a tile."""
+    found = re.search(r"GemmShapeOf<(?:narrowfloat::)?(.+), (\w+), (\d+)>", gemm.name)
+    if not found:
+        sys.exit(f"kernel_resources: expected GemmShapeOf<weights, groups, tokens> in {gemm.name}")
+    weights = re.sub(r"narrowfloat::|\(.*?\)", "", found[1]).strip()
+    return weights, "yes" if found[2] == "true" else "no", int(found[3])
+
+
+def gemm_table(gemms: list[Kernel]) -> str:
+    lines = ["| weights | groups | tile | registers at the launch | instructions | wgmma |",
+             "|---|---|---|---|---|---|"]
+    for gemm in sorted(gemms, key=shape_of):
+        weights, groups, tokens = shape_of(gemm)
+        wgmma = ", ".join(f"{count} {name.split('.F32')[0]}"
+                          for name, count in sorted(gemm.wgmma.items()))
+        lines.append(f"| `{weights}` | {groups} | {tokens} | {gemm.registers} | "
+                     f"{gemm.instructions} | {wgmma or 'none'} |")
+    return "\n".join(lines)
+
+
+def demangled(command: list[str]) -> str:
+    """Output of a command, whose warnings about what is not a kernel are left out."""
+    try:
+        output = subprocess.run(command, check=True, capture_output=True).stdout
+        filtered = subprocess.run(["c++filt"], input=output, check=True, capture_output=True)
+        return filtered.stdout.decode()
+    except FileNotFoundError as error:
+        sys.exit(f"kernel_resources: {error.filename} is not there: install the CUDA toolkit, or "
+                 "name cuobjdump with --cuobjdump")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"kernel_resources: {' '.join(command)}: {error.stderr.decode().strip()}")
+
+
+def faults(gemms: list[Kernel]) -> list[str]:
+    found = [] if gemms else [f"no {GEMM} in the file: was it built with NARROWFLOAT_CUDA=ON?"]
+    for gemm in gemms:
+        if gemm.stack:
+            found.append(f"{gemm.name}: a stack of {gemm.stack} bytes, expected none")
+        if not gemm.wgmma:
+            found.append(f"{gemm.name}: no HGMMA or QGMMA instruction")
+    return found
+
+
+def write_tables(page: Path, tables: str) -> None:
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        sys.exit(f"kernel_resources: {page}: expected the lines {BEGIN} and {END}")
+    head, tail = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{head}{BEGIN}\n\n{tables}\n\n{END}{tail}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("file", help="library, object or executable with kernels")
+    parser.add_argument("--cuobjdump", default="cuobjdump", help="the program, if not on PATH")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="write the tables into this page")
+    arguments = parser.parse_args()
+    kernels = parse_resources(
+        demangled([arguments.cuobjdump, "--dump-resource-usage", arguments.file]))
+    count_instructions(demangled([arguments.cuobjdump, "-sass", arguments.file]), kernels)
+    gemms = [kernel for kernel in kernels.values() if kernel.template == GEMM]
+    tables = f"{kernel_table(list(kernels.values()))}\n\n## Grouped GEMM\n\n{gemm_table(gemms)}"
+    if arguments.into:
+        write_tables(arguments.into, tables)
+    else:
+        print(tables)
+    if found := faults(gemms):
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()
