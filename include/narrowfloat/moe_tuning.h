@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "narrowfloat/activation.h"
 #include "narrowfloat/moe.h"
 
 namespace narrowfloat {
@@ -18,6 +19,7 @@ struct MoeTuningKey {
   std::string machine;  // Name of the GPU, or model of the CPU.
   std::string version;  // Of the library: kernels differ.
   MoeMode mode = MoeMode::kBf16;
+  ActivationKind activation = ActivationKind::kSwiglu;  // Without its parameters.
   int64_t hidden = 0;
   int64_t inter = 0;
   int32_t slots = 0;          // Experts of a token: k + S.
@@ -48,7 +50,8 @@ class MoeTuning {
   // Throws kCorruptData for entries that contradict themselves or each other.
   explicit MoeTuning(std::vector<MoeTuningEntry> entries);
 
-  // Throw kCorruptData for text that to_json() cannot have written; load() kIo as well.
+  // Throw kCorruptData for text that to_json() cannot have written, files of format_version 1,
+  // which do not name the activation, among them; load() kIo as well.
   static MoeTuning parse(std::string_view json);
   static MoeTuning load(const std::string& path);
   [[nodiscard]] std::string to_json() const;

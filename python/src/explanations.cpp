@@ -68,6 +68,7 @@ nb::dict to_dictionary(const MoeTuningKey& key) {
   result["machine"] = key.machine;
   result["version"] = key.version;
   result["mode"] = std::string(name(key.mode));
+  result["activation"] = std::string(name(key.activation));
   result["hidden"] = key.hidden;
   result["inter"] = key.inter;
   result["slots"] = key.slots;

@@ -13,10 +13,10 @@ EXPLAIN = ["moe", "explain", *SHAPE]
 def tuning_for(document, **fields):
     """An entry for the layer that `moe tune` measured, as if 32 rows had been the fastest."""
     entry = {"machine": document["machine"], "version": document["version"], "mode": "bf16",
-             "hidden": 64, "inter": 32, "slots": 2, "experts": 8, "local_experts": 8,
+             "activation": "swiglu", "hidden": 64, "inter": 32, "slots": 2, "experts": 8, "local_experts": 8,
              "first_tokens": 4, "last_tokens": 7, "token_tile": 32, "rule_tile": 8, "us": 1.5,
              "rule_us": 3.0}
-    return {"format": "narrowfloat moe tuning", "format_version": 1, "entries": [entry | fields]}
+    return {"format": "narrowfloat moe tuning", "format_version": 2, "entries": [entry | fields]}
 
 
 @pytest.fixture
@@ -103,6 +103,7 @@ def test_explain_says_who_chose_the_tile(tuning_file):
     ({"machine": "another"}, "1 for machine 'another'"),
     ({"version": "0.0.0"}, "1 for version 0.0.0"),
     ({"mode": "mxfp8"}, "1 for mode mxfp8"),
+    ({"activation": "relu2"}, "1 for activation relu2"),
     ({"hidden": 128}, "1 for hidden size 128, intermediate 32"),
     ({"local_experts": 4}, "1 for 4 of 8 experts, 2 a token"),
 ])
@@ -116,7 +117,9 @@ def test_entries_for_something_else_are_left_alone(tmp_path, fields, expected):
 
 @pytest.mark.parametrize("change,expected", [
     (lambda d: d.pop("format"), "format"),
-    (lambda d: d.update(format_version=2), "format_version"),
+    (lambda d: d.update(format_version=3), "format_version"),
+    (lambda d: d.update(format_version=1), "for which activation"),
+    (lambda d: d["entries"][0].update(activation="swish"), "swish"),
     (lambda d: d["entries"][0].pop("machine"), "machine is missing"),
     (lambda d: d["entries"][0].update(token_tile=24), "powers of two"),
     (lambda d: d["entries"][0].update(us=2.99), "3 %"),

@@ -141,7 +141,7 @@ def test_files_are_merged(calls: Calls, clock: list[int], tmp_path: Path) -> Non
     other = {**entries(path)[0], "machine": "another"}
     with fi.autotune(cache=path):
         calls(9)
-        path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 1,
+        path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 2,
                                     "entries": [*entries(path), other]}))  # fmt: skip
     found = entries(path)
     assert other in found and len(found) == 6
@@ -250,13 +250,13 @@ def test_ranges_end_where_something_is_known(calls: Calls, clock: list[int],
     assert ranges(path)[0] == (1, 3)
     group = [entry for entry in entries(path) if entry["last_tokens"] == 3]
     _tuning.clear_tuning()
-    _tuning._add(group, None)
+    _tuning._add(group)
     with fi.autotune(cache=tmp_path / "other.json", tuning_buckets=[6, 20]):
         calls(5)
     assert ranges(tmp_path / "other.json") == [(1, 3), (4, 6)]
     _tuning.clear_tuning()
     session = _tuning.Session([6, 20], True, frozenset())
-    key = tuple(group[0][name] for name in _tuning.KEY) + ("swiglu",)
+    key = _tuning_file.key_of(group[0])
     _tuning._settled[key] = [{**group[0], "first_tokens": 2, "last_tokens": 3}]
     assert _tuning._range_for(session, key, 4) == (4, 6)
     assert _tuning._range_for(session, key, 1) == (1, 1)
@@ -413,12 +413,12 @@ def test_threads(calls: Calls, clock: list[int], tmp_path: Path) -> None:
     assert len(clock) == 4 * 5 * 3  # Buckets, rounds, tiles.
     assert ranges(path) == [(1, 1), (2, 2), (3, 4), (5, 8)]
     maps = (_tuning._entries, _tuning._settled)
-    assert [sum(map(len, one.values())) for one in maps] == [8, 0]  # Measured, and from the file.
+    assert [sum(map(len, one.values())) for one in maps] == [4, 0]
 
 
 def test_activations_have_tiles_of_their_own(calls: Calls, clock: list[int],
                                              tmp_path: Path) -> None:  # fmt: skip
-    """What one of them measured serves no other; files serve all."""
+    """What one of them measured serves no other, nor does what a file has about it."""
     data = Data("bf16", "relu2")
     weights = calls.lib.make(data.w1), calls.lib.make(data.w2)
     x, logits = calls.lib.make(data.x), calls.lib.make(data.logits)
@@ -432,20 +432,38 @@ def test_activations_have_tiles_of_their_own(calls: Calls, clock: list[int],
     count = len(clock)
     other()
     assert calls.tiles[-1] == 8
-    with fi.autotune(cache=tmp_path / "tiles.json"):
+    path = tmp_path / "tiles.json"
+    with fi.autotune(cache=path):
         other()
     assert len(clock) == 2 * count and calls.tiles[-1] == 16
+    assert {entry["activation"] for entry in entries(path)} == {"relu2"}
     _tuning.clear_tuning()
-    with fi.autotune(cache=tmp_path / "tiles.json"):
+    with fi.autotune(False, cache=path):
         calls()
-    assert len(clock) == 2 * count and calls.tiles[-1] == 16
+        assert calls.tiles[-1] == 8
+        other()
+        assert calls.tiles[-1] == 16
+    with fi.autotune(cache=path):
+        calls()
+    assert len(clock) == 3 * count and calls.tiles[-1] == 16
+    assert {entry["activation"] for entry in entries(path)} == {"relu2", "swiglu"}
+
+
+def test_files_without_activations(calls: Calls, tmp_path: Path) -> None:
+    """Those of the first form are refused, and stay as they are."""
+    path = tmp_path / "tiles.json"
+    path.write_text('{"format": "narrowfloat moe tuning", "format_version": 1, "entries": []}')
+    before = path.read_text()
+    with pytest.raises(ValueError, match="activation"), fi.autotune(cache=path):
+        calls()
+    assert path.read_text() == before and calls.tiles == []
 
 
 def test_files_that_many_write(tmp_path: Path) -> None:
     """Nobody's entries are lost; the file's mode stays, a new one's is the umask's."""
     path = tmp_path / "tiles.json"
     layer = nf.MoeConfig(hidden=H, inter=I, experts=E, top_k=K)
-    entry = {"machine": "m", "version": "1", "mode": layer.mode, "hidden": H, "inter": I,
+    entry = {"machine": "m", "version": "1", "mode": layer.mode, "activation": "silu", "hidden": H, "inter": I,
              "slots": K, "experts": E, "local_experts": E, "token_tile": 16, "rule_tile": 8,
              "us": 1.0, "rule_us": 2.0}  # fmt: skip
 

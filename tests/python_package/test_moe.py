@@ -233,12 +233,12 @@ def test_tuned_tiles(tmp_path: Path) -> None:
     machine = next((line.split(":", 1)[1].strip() for line in
                     Path("/proc/cpuinfo").read_text().splitlines()
                     if line.startswith("model name")), "unknown")  # fmt: skip
-    entry = {"machine": machine, "version": nf.version(), "mode": "bf16", "hidden": 128,
-             "inter": 128, "slots": 2, "experts": 4, "local_experts": 4, "first_tokens": 1,
+    entry = {"machine": machine, "version": nf.version(), "mode": "bf16",
+             "activation": "swiglu", "hidden": 128, "inter": 128, "slots": 2, "experts": 4, "local_experts": 4, "first_tokens": 1,
              "last_tokens": 64, "token_tile": 64, "rule_tile": 16, "us": 1.0,
              "rule_us": 2.0}  # fmt: skip
     path = tmp_path / "tuning.json"
-    path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 1,
+    path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 2,
                                 "entries": [entry]}))
     tuned = LAYER.with_tuning(path)
     assert (LAYER.token_tile(9), tuned.token_tile(9)) == (16, 64)

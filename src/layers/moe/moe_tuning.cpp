@@ -22,7 +22,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kFormat = "narrowfloat moe tuning";
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20U;
 constexpr int32_t kMaxTile = 1024;
 
@@ -58,6 +58,7 @@ Json entry_json(const MoeTuningEntry& entry) {
   return Json{{"machine", key.machine},
               {"version", key.version},
               {"mode", name(key.mode)},
+              {"activation", name(key.activation)},
               {"hidden", key.hidden},
               {"inter", key.inter},
               {"slots", key.slots},
@@ -120,12 +121,20 @@ MoeMode mode_of(const std::string& text, size_t index) {
   refuse(index, fmt::format("mode: there is no mode '{}'", printable(text)));
 }
 
+ActivationKind activation_of(const std::string& text, size_t index) {
+  for (const ActivationInfo& info : all_activations()) {
+    if (info.name == text) return info.id;
+  }
+  refuse(index, fmt::format("activation: there is no activation '{}'", printable(text)));
+}
+
 MoeTuningEntry read_entry(const Json& object, size_t index) {
   EntryReader reader(object, index);
   MoeTuningEntry entry;
   entry.key.machine = reader.text("machine");
   entry.key.version = reader.text("version");
   entry.key.mode = mode_of(reader.text("mode"), index);
+  entry.key.activation = activation_of(reader.text("activation"), index);
   entry.key.hidden = reader.integer("hidden");
   entry.key.inter = reader.integer("inter");
   entry.key.slots = reader.small_integer("slots");
@@ -148,7 +157,14 @@ MoeTuning parse_text(std::string_view text, std::string_view source) {
   if (document.value("format", Json()) != kFormat) {
     throw_error(ErrorKind::kCorruptData, "{}: expected \"format\": \"{}\"", source, kFormat);
   }
-  if (document.value("format_version", Json()) != kFormatVersion) {
+  const Json form = document.value("format_version", Json());
+  if (form == 1) {
+    throw_error(ErrorKind::kCorruptData,
+                "{}: \"format_version\": 1 does not say for which activation an entry is; measure "
+                "again (narrowfloat moe tune)",
+                source);
+  }
+  if (form != kFormatVersion) {
     throw_error(ErrorKind::kCorruptData, "{}: expected \"format_version\": {}", source,
                 kFormatVersion);
   }
@@ -166,6 +182,9 @@ std::string difference(const MoeTuningKey& entry, const MoeTuningKey& wanted) {
   if (entry.machine != wanted.machine) return "machine '" + printable(entry.machine) + "'";
   if (entry.version != wanted.version) return "version " + printable(entry.version);
   if (entry.mode != wanted.mode) return fmt::format("mode {}", name(entry.mode));
+  if (entry.activation != wanted.activation) {
+    return fmt::format("activation {}", name(entry.activation));
+  }
   if (entry.hidden != wanted.hidden || entry.inter != wanted.inter) {
     return fmt::format("hidden size {}, intermediate {}", entry.hidden, entry.inter);
   }
@@ -212,6 +231,7 @@ MoeTuningKey moe_tuning_key(const MoeConfig& config, Device device) {
   return {.machine = machine_name(device),
           .version = std::string(version()),
           .mode = config.mode,
+          .activation = config.activation.kind,
           .hidden = config.hidden,
           .inter = config.inter,
           .slots = config.routing.top_k + config.routing.shared_experts,

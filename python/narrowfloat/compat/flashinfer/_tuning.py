@@ -67,9 +67,8 @@ class Session:
 
 _session: ContextVar[Session | None] = ContextVar("autotune", default=None)
 _lock = threading.RLock()
-# By key and kind of activation; by None in its place what came from files, which do not name it.
 _entries: dict[Key, tuple[Entry, ...]] = {}
-# By the same, ranges in which the rule's tile was the fastest.
+# Ranges in which the rule's tile was the fastest.
 _settled: dict[Key, list[Entry]] = {}
 _tuned: WeakKeyDictionary[nf.MoeLayer, tuple[tuple[Entry, ...], nf.MoeLayer]] = WeakKeyDictionary()
 _keys: WeakKeyDictionary[nf.MoeLayer, Key] = WeakKeyDictionary()
@@ -87,25 +86,20 @@ def _key_of(layer: nf.MoeLayer) -> Key:
     key = _keys.get(layer)
     if key is None:
         found = layer._tuning_key()
-        kind = layer.config.activation.kind
-        key = _keys[layer] = (*(found[name] for name in KEY), kind)
+        key = _keys[layer] = tuple(found[name] for name in KEY)
     return key
 
 
-def _add(entries: Sequence[Entry], kind: str | None) -> None:
+def _add(entries: Sequence[Entry]) -> None:
     """Puts entries in, in place of those about the same numbers of tokens."""
     for entry in entries:
-        key = (*key_of(entry), kind)
+        key = key_of(entry)
         others = (other for other in _entries.get(key, ()) if not overlap(other, entry))
         _entries[key] = (*others, entry)
 
 
 def _known(key: Key) -> tuple[Entry, ...]:
-    """Entries that count for a key: its own, and from files where it has none."""
-    own, general = _entries.get(key, ()), _entries.get((*key[:-1], None), ())
-    if not own or not general:
-        return own or general
-    return (*own, *(entry for entry in general if not any(overlap(entry, one) for one in own)))
+    return _entries.get(key, ())
 
 
 def _covers(entry: Entry, tokens: int) -> bool:
@@ -114,7 +108,7 @@ def _covers(entry: Entry, tokens: int) -> bool:
 
 def _range_for(session: Session, key: Key, tokens: int) -> tuple[int, int]:
     """Of a bucket, the numbers of tokens with the same rule that nothing is known about."""
-    facts = dict(zip(KEY, key, strict=False))
+    facts = dict(zip(KEY, key, strict=True))
 
     def rule(count: int) -> int:
         return nf.default_token_tile(count, slots=facts["slots"],
@@ -141,7 +135,7 @@ def _measure(session: Session, key: Key, layer: nf.MoeLayer, tokens: int, runs: 
         return
     check_not_capturing(layer)
     session.tried.add((key, tokens))
-    facts = dict(zip(KEY, key, strict=False))
+    facts = dict(zip(KEY, key, strict=True))
 
     def with_tile(tile: int) -> nf.MoeLayer:
         return layer._with_tuning_text(text_of([{
@@ -159,7 +153,7 @@ def _measure(session: Session, key: Key, layer: nf.MoeLayer, tokens: int, runs: 
     if found is None:
         _settled.setdefault(key, []).append(entry)
     else:
-        _add([entry], key[-1])
+        _add([entry])
         session.measured.append(entry)
 
 
@@ -222,7 +216,7 @@ def autotune(
     path = None if cache is None else os.fspath(cache)
     if path is not None and (not tune_mode or os.path.exists(path)):
         with _lock:
-            _add(read(path), None)
+            _add(read(path))
     names = frozenset(name.rpartition("::")[2] for name in skip_ops or ())
     session = Session(buckets, round_up is not False, names)
     token = _session.set(session if tune_mode else None)

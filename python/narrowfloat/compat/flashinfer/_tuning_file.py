@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     Key = tuple[Any, ...]
     Entry = dict[str, Any]
 
-KEY = ("machine", "version", "mode", "hidden", "inter", "slots", "experts", "local_experts")
+KEY = ("machine", "version", "mode", "activation", "hidden", "inter", "slots", "experts",
+       "local_experts")  # fmt: skip
 
 
 def key_of(entry: Entry) -> Key:
@@ -37,7 +38,7 @@ def overlap(one: Entry, other: Entry) -> bool:
 
 def text_of(entries: Sequence[Entry]) -> str:
     """A file's contents."""
-    return json.dumps({"format": "narrowfloat moe tuning", "format_version": 1,
+    return json.dumps({"format": "narrowfloat moe tuning", "format_version": 2,
                        "entries": list(entries)})  # fmt: skip
 
 

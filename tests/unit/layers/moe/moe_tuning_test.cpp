@@ -71,7 +71,8 @@ TEST(MoeTuning, MalformedFilesAreRefused) {
       "[]",
       "{}",
       with(text, "narrowfloat moe tuning", "something else"),
-      with(text, "\"format_version\": 1", "\"format_version\": 2"),
+      with(text, "\"format_version\": 2", "\"format_version\": 1"),
+      with(text, "\"format_version\": 2", "\"format_version\": 3"),
       with(text, "\"entries\": [", "\"entries\": [7,"),
       with(text, "\"hidden\":64,", ""),
       with(text, "\"hidden\":64", "\"hidden\":\"64\""),
@@ -80,6 +81,8 @@ TEST(MoeTuning, MalformedFilesAreRefused) {
       with(text, "\"hidden\":64", "\"hidden\":64,\"depth\":1"),
       with(text, "\"hidden\":64", "\"hidden\":64,\"hidden\":64"),
       with(text, "\"mode\":\"bf16\"", "\"mode\":\"int3\""),
+      with(text, "\"activation\":\"swiglu\",", ""),
+      with(text, "\"activation\":\"swiglu\"", "\"activation\":\"swish\""),
       with(text, "\"token_tile\":32", "\"token_tile\":24"),
       with(text, "\"token_tile\":32", "\"token_tile\":4096"),
       with(text, "\"first_tokens\":4", "\"first_tokens\":8"),
@@ -89,6 +92,18 @@ TEST(MoeTuning, MalformedFilesAreRefused) {
       text.substr(0, text.size() / 2),
   };
   for (const std::string& one : malformed) EXPECT_EQ(kind_of(one), ErrorKind::kCorruptData) << one;
+}
+
+TEST(MoeTuning, AFileThatDoesNotNameTheActivationSaysSo) {
+  const std::string text = MoeTuning({entry_for(layer_config(), 4, 7, 32)}).to_json();
+  std::string old = with(text, "\"format_version\": 2", "\"format_version\": 1");
+  old = with(old, "\"activation\":\"swiglu\",", "");
+  try {
+    (void)MoeTuning::parse(old);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("activation"), std::string::npos) << error.what();
+  }
 }
 
 TEST(MoeTuning, EntriesMustNotOverlap) {
@@ -126,18 +141,20 @@ TEST(TokenTileChoice, TheConfigurationComesFirstThenTheEntryThenTheRule) {
 
 TEST(TokenTileChoice, EntriesForSomethingElseAreLeftAlone) {
   const MoeConfig config = layer_config();
-  std::vector<MoeTuningEntry> entries(5, entry_for(config, 1, 9, 64));
+  std::vector<MoeTuningEntry> entries(6, entry_for(config, 1, 9, 64));
   entries[0].key.machine = "another";
   entries[1].key.version = "0.0.0";
   entries[2].key.mode = MoeMode::kNvfp4;
   entries[3].key.inter = 128;
   entries[4].key.local_experts = 4;
+  entries[5].key.activation = ActivationKind::kGegluErf;
   const TokenTileChoice choice = choose_token_tile(config, 4, {}, MoeTuning(entries));
   EXPECT_EQ(choice.token_tile, default_token_tile(4, 2, 8));
   const std::string& reason = choice.explanation.candidates[1].reason;
   for (const std::string_view part :
        {"1 for machine 'another'", "1 for version 0.0.0", "1 for mode nvfp4",
-        "1 for hidden size 64, intermediate 128", "1 for 4 of 8 experts, 2 a token"}) {
+        "1 for hidden size 64, intermediate 128", "1 for 4 of 8 experts, 2 a token",
+        "1 for activation geglu"}) {
     EXPECT_NE(reason.find(part), std::string::npos) << part << " in " << reason;
   }
 }
