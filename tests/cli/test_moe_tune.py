@@ -13,7 +13,8 @@ EXPLAIN = ["moe", "explain", *SHAPE]
 def tuning_for(document, **fields):
     """An entry for the layer that `moe tune` measured, as if 32 rows had been the fastest."""
     entry = {"machine": document["machine"], "version": document["version"], "mode": "bf16",
-             "activation": "swiglu", "hidden": 64, "inter": 32, "slots": 2, "experts": 8, "local_experts": 8,
+             "activation": "swiglu", "hidden": 64, "inter": 32,
+             "slots": 2, "experts": 8, "local_experts": 8,
              "first_tokens": 4, "last_tokens": 7, "token_tile": 32, "rule_tile": 8, "us": 1.5,
              "rule_us": 3.0}
     return {"format": "narrowfloat moe tuning", "format_version": 2, "entries": [entry | fields]}

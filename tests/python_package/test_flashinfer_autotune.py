@@ -463,7 +463,8 @@ def test_files_that_many_write(tmp_path: Path) -> None:
     """Nobody's entries are lost; the file's mode stays, a new one's is the umask's."""
     path = tmp_path / "tiles.json"
     layer = nf.MoeConfig(hidden=H, inter=I, experts=E, top_k=K)
-    entry = {"machine": "m", "version": "1", "mode": layer.mode, "activation": "silu", "hidden": H, "inter": I,
+    entry = {"machine": "m", "version": "1", "mode": layer.mode,
+             "activation": "silu", "hidden": H, "inter": I,
              "slots": K, "experts": E, "local_experts": E, "token_tile": 16, "rule_tile": 8,
              "us": 1.0, "rule_us": 2.0}  # fmt: skip
 

@@ -234,9 +234,9 @@ def test_tuned_tiles(tmp_path: Path) -> None:
                     Path("/proc/cpuinfo").read_text().splitlines()
                     if line.startswith("model name")), "unknown")  # fmt: skip
     entry = {"machine": machine, "version": nf.version(), "mode": "bf16",
-             "activation": "swiglu", "hidden": 128, "inter": 128, "slots": 2, "experts": 4, "local_experts": 4, "first_tokens": 1,
-             "last_tokens": 64, "token_tile": 64, "rule_tile": 16, "us": 1.0,
-             "rule_us": 2.0}  # fmt: skip
+             "activation": "swiglu", "hidden": 128, "inter": 128, "slots": 2, "experts": 4,
+             "local_experts": 4, "first_tokens": 1, "last_tokens": 64, "token_tile": 64,
+             "rule_tile": 16, "us": 1.0, "rule_us": 2.0}  # fmt: skip
     path = tmp_path / "tuning.json"
     path.write_text(json.dumps({"format": "narrowfloat moe tuning", "format_version": 2,
                                 "entries": [entry]}))
