@@ -55,11 +55,20 @@ void fill_coded(const ActivationCase& c, Random& random) {
   }
 }
 
-void fill_bf16(const ActivationCase& c, Random& random) {
-  auto values = c.values.span<uint16_t>();
-  for (size_t i = 0; i < values.size(); ++i) {
-    const bool is_zero = is_zero_group(c.shape.data, static_cast<int64_t>(i));
-    values[i] = is_zero ? 0x8000 : float_to_bf16(sample_value(c.shape.data, 2.0F, random));
+float sample_plain(const ActivationCase& c, size_t index, Random& random) {
+  if (is_zero_group(c.shape.data, static_cast<int64_t>(index))) return -0.0F;
+  return sample_value(c.shape.data, 2.0F, random);
+}
+
+void fill_plain(const ActivationCase& c, Random& random) {
+  if (c.shape.input == DType::kF32) {
+    auto values = c.values.span<float>();
+    for (size_t i = 0; i < values.size(); ++i) values[i] = sample_plain(c, i, random);
+  } else {
+    auto values = c.values.span<uint16_t>();
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = float_to_bf16(sample_plain(c, i, random));
+    }
   }
 }
 
@@ -105,9 +114,9 @@ ActivationCase::ActivationCase(const ActivationShape& of)
     fill_coded(*this, random);
     args.input = coded.view;
   } else {
-    values = GuardedBuffer(rows() * cols * 2, {});
-    fill_bf16(*this, random);
-    args.input.values = TensorView::contiguous(values.data(), DType::kBF16, {rows(), cols});
+    values = GuardedBuffer(rows() * cols * bits(shape.input) / 8, {});
+    fill_plain(*this, random);
+    args.input.values = TensorView::contiguous(values.data(), shape.input, {rows(), cols});
   }
   args.gate_order = shape.gate_order;
   args.slot_to_row = maps.maps.slot_to_row;

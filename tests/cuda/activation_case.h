@@ -18,7 +18,7 @@ enum class ActivationData {
 };
 
 struct ActivationShape {
-  DType input = DType::kF8E4M3;  // Or BF16.
+  DType input = DType::kF8E4M3;  // Or BF16, or F32.
   int64_t tokens = 1;
   int64_t inter = 2048;
   GateOrder gate_order = GateOrder::kUpGate;
@@ -33,7 +33,7 @@ struct ActivationCase {
   ActivationShape shape;
   Permuted maps;
   RowsTensor coded;      // E4M3 input.
-  GuardedBuffer values;  // BF16 input.
+  GuardedBuffer values;  // BF16 or F32 input.
   ActivateArgs args;     // Without output.
 
   explicit ActivationCase(const ActivationShape& of);

@@ -49,6 +49,7 @@ TEST_P(ActivationShapesOnTheGpu, AreWithinTheBoundsOfTheCpu) {
 using Shape = ActivationShape;
 constexpr auto kE4M3 = DType::kF8E4M3;
 constexpr auto kBF16 = DType::kBF16;
+constexpr auto kF32 = DType::kF32;
 constexpr auto kGateUp = GateOrder::kGateUp;
 
 INSTANTIATE_TEST_SUITE_P(
@@ -65,7 +66,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Shape{.input = kBF16, .tokens = 300},
                       Shape{.input = kBF16, .tokens = 700, .has_inverse_map = true},
                       Shape{.input = kBF16, .tokens = 600, .inter = 2880, .has_num_rows = false},
-                      Shape{.input = kBF16, .tokens = 33, .inter = 144}));
+                      Shape{.input = kBF16, .tokens = 33, .inter = 144},
+                      Shape{.input = kF32, .tokens = 1, .gate_order = kGateUp},
+                      Shape{.input = kF32, .tokens = 300},
+                      Shape{.input = kF32, .tokens = 700, .has_inverse_map = true},
+                      Shape{.input = kF32, .tokens = 600, .inter = 2880, .has_num_rows = false},
+                      Shape{.input = kF32, .tokens = 33, .inter = 144}));
 
 INSTANTIATE_TEST_SUITE_P(
     Specials, ActivationShapesOnTheGpu,
@@ -74,10 +80,12 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{.tokens = 256, .data = ActivationData::kSpecials},
         Shape{.tokens = 600, .has_inverse_map = true, .data = ActivationData::kSpecials},
         Shape{.input = kBF16, .tokens = 4, .data = ActivationData::kSpecials},
-        Shape{.input = kBF16, .tokens = 600, .data = ActivationData::kSpecials}));
+        Shape{.input = kBF16, .tokens = 600, .data = ActivationData::kSpecials},
+        Shape{.input = kF32, .tokens = 4, .data = ActivationData::kSpecials},
+        Shape{.input = kF32, .tokens = 600, .data = ActivationData::kSpecials}));
 
 TEST_F(ActivationOnTheGpu, TakesParametersWithinTheBounds) {
-  for (const DType input : {kE4M3, kBF16}) {
+  for (const DType input : {kE4M3, kBF16, kF32}) {
     ActivationCase c({.input = input, .tokens = 64});
     c.args.activation = Activation::swiglu_oai(1.702F, 1.0F, 7.0F);
     expect_close(c, activated_on_cpu(c), run_forced(c, kFast));

@@ -1,15 +1,17 @@
-// sm90_swiglu: SwiGLU of E4M3 or BF16 rows to E4M3 with 1x128 scales, for halves that lie apart.
+// sm90_swiglu: SwiGLU of E4M3, BF16 or F32 rows to E4M3 with 1x128 scales, for halves that lie
+// apart.
 //
 //   h     = g * rcp(1 + ex2(-log2(e) * alpha * g)) * u      hardware ex2 and rcp (moe spec 6.2)
 //   a     = max |h| over 128 columns;  m = RN(448 / a), 1 for a = 0 or infinite
 //   code  = E4M3(RN(h * m));           scale = RN(1 / m)                            (spec 6.7)
 //
-// Threads to data: 8 or 16 lanes own 128 output columns of one row, each of them 16 or 8
+// Threads to data: 8, 16 or 32 lanes own 128 output columns of one row, each of them 16, 8 or 4
 // neighbouring columns of u, of g and of the output, in one access each. Groups of lanes walk over
 // (bundle of rows, group of columns); in a bundle the rows run fastest, so that their scales,
 // neighbours in a [blocks, P] image, share a sector.
 //
-// Bytes a row, E4M3: 2 I + I for elements, 3 I / 32 for scales: 3.09 an output. BF16: 5.03.
+// Bytes a row, E4M3: 2 I + I for elements, 3 I / 32 for scales: 3.09 an output. BF16: 5.03,
+// F32: 9.03.
 // docs/kernels/activation.md has the arithmetic, the predictions and what was measured.
 #include "base/fast_division.h"
 #include "base/int_math.h"
@@ -34,7 +36,8 @@ struct RowTuning {
   static constexpr int kMinBlocks = kBlocks;
   static constexpr int kThreads = kBundleRows == 1 ? 64 : 128;
 };
-using OneTokenTuning = RowTuning<16, 1, 1>;
+template <class Input>
+using OneTokenTuning = RowTuning<Input::kLanes == 8 ? 16 : Input::kLanes, 1, 1>;
 template <class Input>
 using FewRowsTuning = RowTuning<Input::kLanes, 1, 1>;
 template <class Input>
@@ -65,6 +68,12 @@ struct Bf16Input {
     out[1] = bits_float(word & 0xFFFF0000U);
   }
 };
+struct F32Input {
+  static constexpr int kLanes = 32;
+  static constexpr int kPerWord = 1;
+  static constexpr bool kHasScales = false;
+  __device__ static void widen(uint32_t word, float* out) { out[0] = bits_float(word); }
+};
 
 struct SwigluParams {
   const uint8_t* input;  // [rows, 2 * inter]
@@ -94,6 +103,7 @@ template <int kWords>
 __device__ inline void store_words(uint8_t* address, const Words<kWords>& words) {
   if constexpr (kWords == 4) store(address, bit_cast<uint4>(words));
   if constexpr (kWords == 2) store(address, bit_cast<uint2>(words));
+  if constexpr (kWords == 1) store(address, words.word[0]);
 }
 
 template <class Input, class Tuning>
@@ -296,7 +306,7 @@ void launch_by_size(const SwigluParams& params, const ActivationProblem& problem
   }
   const int64_t groups = problem.slots * ceil_div(problem.inter, kGroupCols);
   if (groups <= kOneTokenGroups) {
-    return launch_activate_swiglu<Input, OneTokenTuning>(params, problem, stream);
+    return launch_activate_swiglu<Input, OneTokenTuning<Input>>(params, problem, stream);
   }
   if (groups <= kFewGroups) {
     return launch_activate_swiglu<Input, FewRowsTuning<Input>>(params, problem, stream);
@@ -306,9 +316,14 @@ void launch_by_size(const SwigluParams& params, const ActivationProblem& problem
 
 void launch_fitting(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
   const SwigluParams params = make_params(problem, args);
-  problem.input == DType::kF8E4M3
-      ? launch_by_size<E4m3Input>(params, problem, args.activation, stream)
-      : launch_by_size<Bf16Input>(params, problem, args.activation, stream);
+  switch (problem.input) {
+    case DType::kF8E4M3:
+      return launch_by_size<E4m3Input>(params, problem, args.activation, stream);
+    case DType::kBF16:
+      return launch_by_size<Bf16Input>(params, problem, args.activation, stream);
+    default:
+      return launch_by_size<F32Input>(params, problem, args.activation, stream);
+  }
 }
 
 void run(const ActivationProblem& problem, const ActivationArgs& args, Stream stream) {
@@ -325,8 +340,9 @@ Support supports(const ActivationProblem& problem) {
     return Support::no("reads halves that lie apart only");
   }
   if (problem.per_expert) return Support::no("takes one value for all experts");
-  if (problem.input != DType::kF8E4M3 && problem.input != DType::kBF16) {
-    return Support::no("reads F8_E4M3 and BF16 only");
+  if (problem.input != DType::kF8E4M3 && problem.input != DType::kBF16 &&
+      problem.input != DType::kF32) {
+    return Support::no("reads F8_E4M3, BF16 and F32 only");
   }
   if (problem.has_wide_strides) return Support::no("strides of scales must be below 2^32");
   return fits_flat_index(problem);
