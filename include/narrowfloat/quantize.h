@@ -61,8 +61,10 @@ struct QuantizeOptions {
   TensorView encode_scales;
   FourOverSix four_over_six;
 
-  // NVFP4 per token: row scale = row maximum * this. Default 1 / (e4m3_max * 6).
+  // NVFP4 per token: row scale = row maximum * this. A host value (finite, > 0), or a F32 tensor
+  // [1] on the input's device, whose value must be finite and > 0. Default 1 / (e4m3_max * 6).
   std::optional<float> base_decode_scale;
+  TensorView base_decode_scales;
   // NVFP4 per token: I32 [R], rows to work on. Entries outside [0, rows) are skipped; rows that are
   // not listed keep their values and get zero scales.
   TensorView row_list;
@@ -142,5 +144,8 @@ void row_amax(const TensorView& input, const TensorView& output, Stream stream =
 float encode_scale_from_amax(float amax, int e4m3_max = 448);
 float decode_scale_from_encode(float encode_scale);  // The same in both math modes.
 float encode_scale_from_decode(float decode_scale, MathMode math = MathMode::kExact);
+// The same of scales where they lie: dense F32 tensors of equal size on one device.
+void encode_scales_from_decode(const TensorView& decode_scales, const TensorView& encode_scales,
+                               MathMode math = MathMode::kExact, Stream stream = {});
 
 }  // namespace narrowfloat

@@ -127,6 +127,17 @@ void bind_scale_formulas(nb::module_& module) {
         return encode_scale_from_decode(decode_scale, parse_math_mode(math));
       },
       "decode_scale"_a, "math"_a = "exact", "The multiplier of a stored global scale.");
+  module.def(
+      "encode_scales_from_decode",
+      [](nb::handle decode_scales, nb::handle out, std::string_view math) {
+        const Array decode = input_array("decode_scales", decode_scales);
+        const Array encode = output_array("out", out);
+        const MathMode mode = parse_math_mode(math);
+        const Stream stream = current_stream(decode);
+        const nb::gil_scoped_release unlocked;
+        encode_scales_from_decode(decode.view, encode.view, mode, stream);
+      },
+      "decode_scales"_a, "out"_a, "math"_a = "exact");
 }
 
 }  // namespace

@@ -71,6 +71,8 @@ void bind_options(nb::module_& module) {
       .def("set_four_over_six", &set_four_over_six)
       .def("set_base_decode_scale",
            [](Options& self, float scale) { self.options.base_decode_scale = scale; })
+      .def("set_base_decode_scales",
+           vector_setter<&QuantizeOptions::base_decode_scales>("base_decode_scale"))
       .def("set_row_list", vector_setter<&QuantizeOptions::row_list>("row_list"))
       .def("set_mx_scale",
            [](Options& self, std::string_view text) {

@@ -18,10 +18,11 @@
 namespace narrowfloat {
 
 // Every operation with a list of implementations.
-inline constexpr std::array<std::string_view, 17> kOperations = {
-    "quantize",       "dequantize",  "relayout",      "amax",       "route",        "permute",
-    "code_rows",      "activation",  "grouped_gemm",  "combine",    "shuffle",      "pack_bits",
-    "group_quantize", "kv_quantize", "kv_dequantize", "kv_reorder", "route_permute"};
+inline constexpr std::array<std::string_view, 18> kOperations = {
+    "quantize",   "dequantize",    "relayout",       "amax",         "route",
+    "permute",    "code_rows",     "activation",     "grouped_gemm", "combine",
+    "shuffle",    "pack_bits",     "group_quantize", "kv_quantize",  "kv_dequantize",
+    "kv_reorder", "route_permute", "invert_scales"};
 
 // What NARROWFLOAT_FORCE pins for `op`; empty if nothing. Throws kInvalidArgument for a malformed
 // value or an operation that does not exist.

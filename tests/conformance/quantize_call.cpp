@@ -25,7 +25,11 @@ QuantizeOptions options_of(const QuantizeCase& c, const QuantizeBuffers& b,
   options.encode_scale = c.encode_scale;
   if (!c.encode_scales.empty()) options.encode_scales = device.view(b.encode_scales.view());
   options.four_over_six = c.four_over_six;
-  options.base_decode_scale = c.base_decode_scale;
+  if (c.is_base_a_tensor) {
+    options.base_decode_scales = device.view(b.base_decode_scales.view());
+  } else {
+    options.base_decode_scale = c.base_decode_scale;
+  }
   if (c.row_list) options.row_list = device.view(b.row_list.view());
   options.mx_scale = c.mx_scale;
   options.fp8_rule = c.fp8_rule;
@@ -39,8 +43,10 @@ QuantizeOptions options_of(const QuantizeCase& c, const QuantizeBuffers& b,
 }  // namespace
 
 Buffers QuantizeBuffers::inputs() const {
-  return {&input.buffer(),    &vector.buffer(),     &encode_scales.buffer(),
-          &row_list.buffer(), &valid_rows.buffer(), &row_offsets.buffer()};
+  return {&input.buffer(),         &vector.buffer(),
+          &encode_scales.buffer(), &base_decode_scales.buffer(),
+          &row_list.buffer(),      &valid_rows.buffer(),
+          &row_offsets.buffer()};
 }
 
 Buffers QuantizeBuffers::outputs() const {
@@ -71,6 +77,9 @@ QuantizeBuffers make_buffers(const QuantizeCase& c, const RunStyle& style) {
     b.residual = Matrix::filled(residual, Fill::kNormal, c.seed + 3, shifted);
   }
   b.encode_scales = Vector::of(DType::kF32, c.encode_scales, plain);
+  if (c.is_base_a_tensor) {
+    b.base_decode_scales = Vector::of(DType::kF32, std::vector{*c.base_decode_scale}, plain);
+  }
   if (c.row_list) b.row_list = Vector::of(DType::kI32, *c.row_list, plain);
   if (c.valid_rows) b.valid_rows = Vector::of(DType::kI32, *c.valid_rows, plain);
   b.row_offsets = Vector::of(DType::kI64, c.row_offsets, plain);

@@ -22,6 +22,7 @@ struct QuantizeBuffers {
   Matrix residual;  // Read and written.
   Vector vector;
   Vector encode_scales;
+  Vector base_decode_scales;
   Vector row_list;
   Vector valid_rows;
   Vector row_offsets;

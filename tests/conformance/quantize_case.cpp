@@ -129,7 +129,10 @@ class Sampler {
       }
     }
     if (info_.has_row_scale) {
-      if (random_.chance(30)) case_.base_decode_scale = sample_scale(random_);
+      if (random_.chance(40)) {
+        case_.base_decode_scale = sample_scale(random_);
+        case_.is_base_a_tensor = random_.chance(50);
+      }
       if (!case_.valid_rows && !case_.is_norm() && case_.batch == 1 && random_.chance(25)) {
         case_.row_list = sample_row_list(random_, case_.rows);
       }
@@ -254,7 +257,9 @@ std::string to_string(const QuantizeCase& c) {
                         static_cast<int>(c.four_over_six.error),
                         static_cast<int>(c.four_over_six.error_math), c.four_over_six.e4m3_max);
   }
-  if (c.base_decode_scale) text += fmt::format(" base {:a}", *c.base_decode_scale);
+  if (c.base_decode_scale) {
+    text += fmt::format(" base {:a}{}", *c.base_decode_scale, c.is_base_a_tensor ? "[1]" : "");
+  }
   if (c.row_list) text += fmt::format(" row_list {}", *c.row_list);
   if (c.valid_rows) text += fmt::format(" valid_rows {}", *c.valid_rows);
   if (!c.row_offsets.empty()) text += fmt::format(" row_offsets {}", c.row_offsets);

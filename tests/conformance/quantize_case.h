@@ -33,6 +33,7 @@ struct QuantizeCase {
   std::vector<float> encode_scales;
   FourOverSix four_over_six;
   std::optional<float> base_decode_scale;
+  bool is_base_a_tensor = false;  // Beside the input.
   std::optional<std::vector<int32_t>> row_list;
   std::optional<std::vector<int32_t>> valid_rows;
   std::vector<int64_t> row_offsets;

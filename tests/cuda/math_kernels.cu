@@ -46,12 +46,6 @@ __device__ uint32_t evaluate(UnaryFunction function, float x) {
   return 0;
 }
 
-// What token_row_scale reads of a kernel's parameters.
-struct TokenBase {
-  float base_decode_scale;
-  float base_encode_scale;
-};
-
 __device__ Nvfp4PerToken::RowScale token_scale(float row_amax, float base) {
   return token_row_scale<DeviceExactMath>(TokenBase{base, div_rn(1.0F, base)}, row_amax);
 }

@@ -8,6 +8,7 @@
 #include "narrowfloat/group_quantize.h"
 #include "narrowfloat/kv_cache.h"
 #include "narrowfloat/pack_bits.h"
+#include "narrowfloat/quantize.h"
 #include "narrowfloat/shuffle.h"
 #include "support/fills.h"
 #include "support/tensors.h"
@@ -123,6 +124,23 @@ OperationCall pack_bits_call(BitOrder order, Random& random) {
           }};
 }
 
+OperationCall invert_scales_call(MathMode math, Random& random) {
+  const int64_t count = random.range(1, 500);
+  const auto b = make_small(Matrix::filled({.dtype = DType::kF32, .rows = 1, .cols = count},
+                                           Fill::kRandomBits, random.bits()),
+                            count * 4, 0);
+  return {.name = fmt::format("invert_scales {} {}", count, name(math)),
+          .inputs = {&b->input.buffer()},
+          .outputs = {&b->first},
+          .queue = [b, math, count](const DeviceCopies& device, Stream stream) {
+            const TensorView scales = device.view(b->input.view());
+            encode_scales_from_decode(
+                TensorView::contiguous(scales.data, DType::kF32, {count}, scales.device),
+                device.view(TensorView::contiguous(b->first.data(), DType::kF32, {count})), math,
+                stream);
+          }};
+}
+
 }  // namespace
 
 std::vector<OperationCall> small_operation_calls(Random& random) {
@@ -141,6 +159,7 @@ std::vector<OperationCall> small_operation_calls(Random& random) {
   }
   calls.push_back(pack_bits_call(BitOrder::kBig, random));
   calls.push_back(pack_bits_call(BitOrder::kLittle, random));
+  calls.push_back(invert_scales_call(MathMode::kFast, random));
   return calls;
 }
 

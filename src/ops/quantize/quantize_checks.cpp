@@ -68,6 +68,8 @@ void check_option_use(const QuantizeCall& call) {
   require_default("encode_scales", options.encode_scales.is_absent() || takes_encode_scale, format);
   require_default("four_over_six", !options.four_over_six.enabled || info.has_global_scale, format);
   require_default("base_decode_scale", !options.base_decode_scale || info.has_row_scale, format);
+  require_default("base_decode_scales",
+                  options.base_decode_scales.is_absent() || info.has_row_scale, format);
   require_default("row_list", options.row_list.is_absent() || info.has_row_scale, format);
   require_default("mx_scale", options.mx_scale == Ue8m0Rounding::kUp || is_mx, format);
   require_default("fp8_rule", options.fp8_rule == Fp8ScaleRule::kReciprocal || is_fp8, format);
@@ -86,6 +88,9 @@ void check_option_combinations(const QuantizeCall& call) {
     throw_invalid("encode_scale: give either it or encode_scales, not both");
   }
   if (options.encode_scale) require_positive("encode_scale", *options.encode_scale);
+  if (options.base_decode_scale && !options.base_decode_scales.is_absent()) {
+    throw_invalid("base_decode_scale: give either it or base_decode_scales, not both");
+  }
   if (options.base_decode_scale) require_positive("base_decode_scale", *options.base_decode_scale);
   if (options.fp8_decode_scale) {
     require_positive("fp8_decode_scale", *options.fp8_decode_scale);
@@ -142,6 +147,18 @@ BlockRules block_rules(const QuantizeCall& call) {
           .input_max = largest_finite(call.input.dtype)};
 }
 
+// The host reads what lies with it; a GPU reads its own when the kernel runs.
+void lower_base_scale(const TensorView& scale, LoweredQuantize& lowered) {
+  if (scale.is_absent()) return;
+  require_vector("base_decode_scales", scale, DType::kF32, 1, lowered.problem.device);
+  const auto* place = static_cast<const float*>(scale.data);
+  if (lowered.problem.device.type == DeviceType::kCpu) {
+    lowered.args.base_decode_scale = *place;
+  } else {
+    lowered.args.device_base = place;
+  }
+}
+
 // Source and axis of the encode scales, and the size of the decode scales stored from them.
 void lower_encode_scales(const QuantizeCall& call, LoweredQuantize& lowered) {
   QuantizeProblem& problem = lowered.problem;
@@ -150,6 +167,7 @@ void lower_encode_scales(const QuantizeCall& call, LoweredQuantize& lowered) {
   if (problem.format == FormatId::kNvfp4PerToken) {
     const auto range = 6.0F * static_cast<float>(options.four_over_six.e4m3_max);
     lowered.args.base_decode_scale = options.base_decode_scale.value_or(1.0F / range);
+    lower_base_scale(options.base_decode_scales, lowered);
   } else if (!options.encode_scales.is_absent()) {
     problem.encode_source = EncodeScaleSource::kTensor;
     const int64_t per_axis = problem.has_valid_rows ? problem.batch : problem.rows;

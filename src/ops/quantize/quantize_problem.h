@@ -83,6 +83,7 @@ struct QuantizeArgs {
   float encode_scale = 1.0F;
   const float* encode_scales = nullptr;
   float base_decode_scale = 0.0F;
+  const float* device_base = nullptr;  // On a GPU: base_decode_scale, where the host has none.
   std::optional<float> fp8_decode_scale;
   std::span<const int32_t> row_list;
   std::span<const int32_t> valid_rows;

@@ -69,8 +69,8 @@ inline QuantizeStreamParams make_stream_params(const QuantizeProblem& problem,
   stream.host_encode = params.host_pair.encode;
   stream.e4m3_max = params.e4m3_max;
   stream.global_scale = params.global_scale;
-  stream.base_decode_scale = params.base_decode_scale;
-  stream.base_encode_scale = 1.0F / params.base_decode_scale;
+  stream.base = {params.base_decode_scale, 1.0F / params.base_decode_scale};
+  stream.device_base = params.device_base;
   stream.images = params.scales;
   stream.padding = scale_padding(params.scales);
   return stream;

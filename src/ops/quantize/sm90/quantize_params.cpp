@@ -48,6 +48,7 @@ QuantizeParams make_quantize_params(const QuantizeProblem& problem, const Quanti
   params.encode_scales = args.encode_scales;
   params.e4m3_max = static_cast<float>(problem.four_over_six.e4m3_max);
   params.base_decode_scale = args.base_decode_scale;
+  params.device_base = args.device_base;
   params.has_fp8_decode_scale = args.fp8_decode_scale.has_value();
   params.fp8_decode_scale = args.fp8_decode_scale.value_or(1.0F);
   params.rules = problem.rules;

@@ -43,6 +43,7 @@ struct QuantizeParams {
   // per tensor: the scales) will be written by a later one.
   float e4m3_max;
   float base_decode_scale;
+  const float* device_base;  // Null: base_decode_scale counts.
   bool has_fp8_decode_scale;
   float fp8_decode_scale;
 

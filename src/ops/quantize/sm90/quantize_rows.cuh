@@ -242,7 +242,9 @@ __device__ inline auto scale_row(const QuantizeParams& params, const RowPlace& p
   }
   if constexpr (Format::kHasRowScale) {
     scaling.row_amax = bits_float(row_amax);
-    const auto scale = Format::template row_scale<Math>(scaling.row_amax, params.base_decode_scale);
+    const float base =
+        params.device_base == nullptr ? params.base_decode_scale : *params.device_base;
+    const auto scale = Format::template row_scale<Math>(scaling.row_amax, base);
     scaling.pair = scale.pair;
     if (threadIdx.x == 0) params.global_scale[place.flat_row] = canonical_nan(scale.stored);
   } else if constexpr (Format::kId == FormatId::kFp8Tensor) {

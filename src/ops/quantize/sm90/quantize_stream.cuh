@@ -85,8 +85,8 @@ struct QuantizeStreamParams {
   float e4m3_max;
   bool is_amax;
   float* global_scale;
-  float base_decode_scale;
-  float base_encode_scale;  // RN(1 / base_decode_scale)
+  TokenBase base;
+  const float* device_base;  // Null: `base` counts.
   ScaleImages images;
   ScalePadding padding;
 };
@@ -147,14 +147,14 @@ __device__ inline float row_reciprocal_rms(const QuantizeStreamParams& params,
 // the thread's run, 0 where there is none.
 template <class Math>
 __device__ inline ScalePair row_scale_pair(const QuantizeStreamParams& params,
-                                           const StreamShared& shared, uint32_t row,
-                                           uint32_t number) {
+                                           const StreamShared& shared, const TokenBase& base,
+                                           uint32_t row, uint32_t number) {
   const uint32_t encode = shared.results + StreamShared::kWordBytes;
   const uint32_t decode = encode + StreamShared::kWordBytes;
   store_of_warp(shared.maxima, __reduce_max_sync(kFullWarp, number));
   let_first_warp([&] {
     const uint32_t amax = __reduce_max_sync(kFullWarp, load_of_warp(shared.maxima));
-    const auto scale = token_row_scale<Math>(params, bits_float(amax));
+    const auto scale = token_row_scale<Math>(base, bits_float(amax));
     if (threadIdx.x != 0) return;
     store_shared(encode, float_bits(scale.pair.encode));
     store_shared(decode, float_bits(scale.pair.decode));
@@ -294,6 +294,8 @@ __global__ void __maxnreg__(Case::kConfig.registers)
   if (blockIdx.x < params.num_rows) ring.start();
   const auto vector = Source::load_vector(params);
   ScalePair pair = tensor_pair<Format, Math>(params);
+  TokenBase base{};
+  if constexpr (Format::kHasRowScale) base = load_token_base(params);
   clear_stream_padding(params);
 #pragma unroll 1
   for (uint32_t row = blockIdx.x; row < params.num_rows; row += gridDim.x) {
@@ -306,7 +308,7 @@ __global__ void __maxnreg__(Case::kConfig.registers)
     const auto elements = Source::finish(input, vector, reciprocal_rms);
     const uint32_t largest = elements.max_or_nan();
     if constexpr (Format::kHasRowScale) {
-      pair = row_scale_pair<Math>(params, shared, row, largest_number(elements, largest));
+      pair = row_scale_pair<Math>(params, shared, base, row, largest_number(elements, largest));
     }
     Stored* const scale = run.scale + Case::Layout::of_row(params.places, row);
     if constexpr (Format::Element::kBits == 4) {

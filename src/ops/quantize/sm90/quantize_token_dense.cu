@@ -24,23 +24,28 @@ void launch_token_dense(const QuantizeProblem& problem, const QuantizeParams& pa
   const int64_t runs = problem.cols / kRowRun;
   const int64_t threads = round_up(ceil_div(runs, kRuns), kWarpSize);
   const ScalePadding padding = scale_padding(params.scales);
-  const QuantizeTokenParams token{.input = params.input,
-                                  .input_row_stride = params.input_row_stride,
-                                  .runs_per_row = static_cast<uint32_t>(runs),
-                                  .num_rows = static_cast<uint32_t>(problem.rows),
-                                  .values = params.values,
-                                  .scales = params.scales.data,
-                                  .row_scales = params.global_scale,
-                                  .layout = params.scales.layout,
-                                  .tiles_per_row = static_cast<uint32_t>(ceil_div(runs, 4)),
-                                  .base_decode_scale = params.base_decode_scale,
-                                  .base_encode_scale = 1.0F / params.base_decode_scale,
-                                  .images = params.scales,
-                                  .padding = padding};
+  const QuantizeTokenParams token{
+      .input = params.input,
+      .input_row_stride = params.input_row_stride,
+      .runs_per_row = static_cast<uint32_t>(runs),
+      .num_rows = static_cast<uint32_t>(problem.rows),
+      .values = params.values,
+      .scales = params.scales.data,
+      .row_scales = params.global_scale,
+      .layout = params.scales.layout,
+      .tiles_per_row = static_cast<uint32_t>(ceil_div(runs, 4)),
+      .base = {params.base_decode_scale, 1.0F / params.base_decode_scale},
+      .device_base = params.device_base,
+      .images = params.scales,
+      .padding = padding};
   const int64_t blocks = problem.rows + ceil_div(padding.per_image(), threads);
-  launch(quantize_token_dense_kernel<Half, Math, Tuning>,
-         {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads))}, stream,
-         token);
+  const LaunchShape shape{dim3(static_cast<unsigned>(blocks)),
+                          dim3(static_cast<unsigned>(threads))};
+  if (token.device_base == nullptr) {
+    launch(quantize_token_dense_kernel<Half, Math, Tuning, false>, shape, stream, token);
+  } else {
+    launch(quantize_token_dense_kernel<Half, Math, Tuning, true>, shape, stream, token);
+  }
 }
 
 }  // namespace

@@ -23,6 +23,20 @@ struct QuantizeTokenConfig {
   int registers;    // Of a thread.
 };
 
+// The base decode scale, and RN(1 / it).
+struct TokenBase {
+  float decode;
+  float encode;
+};
+
+// The host's, or that of a number on the device. Loaded early, as codes wait for it.
+template <class Params>
+__device__ inline TokenBase load_token_base(const Params& params) {
+  if (params.device_base == nullptr) return params.base;
+  const float decode = *params.device_base;
+  return {decode, div_rn(1.0F, decode)};
+}
+
 struct QuantizeTokenParams {
   const uint8_t* input;
   int64_t input_row_stride;  // In bytes.
@@ -33,8 +47,8 @@ struct QuantizeTokenParams {
   float* row_scales;
   ScaleLayoutId layout;    // Not mn_major.
   uint32_t tiles_per_row;  // Of swizzled layouts.
-  float base_decode_scale;
-  float base_encode_scale;  // RN(1 / base_decode_scale)
+  TokenBase base;
+  const float* device_base;  // Null: `base` counts.
   ScaleImages images;
   ScalePadding padding;
 };
@@ -48,11 +62,12 @@ __device__ __noinline__ Nvfp4PerToken::RowScale token_row_scale_any(float row_am
 // The same without branches for ordinary numbers. The quotient is IEEE's: two corrections of
 // base_encode * (1 / amax), as in the division of the CUDA compiler where nothing under- or
 // overflows.
-template <class Math, class Params>
-__device__ inline Nvfp4PerToken::RowScale token_row_scale(const Params& params, float row_amax) {
+template <class Math>
+__device__ inline Nvfp4PerToken::RowScale token_row_scale(const TokenBase& base_scale,
+                                                          float row_amax) {
   if constexpr (Math::kMode == MathMode::kExact) {
     const auto is_moderate = [](float a, float limit) { return a >= 1.0F / limit && a <= limit; };
-    const float base = params.base_encode_scale;
+    const float base = base_scale.encode;
     if (is_moderate(row_amax, 0x1p60F) && is_moderate(base, 0x1p30F)) {
       const float y = newton_reciprocal(row_amax);
       float encode = __fmul_rn(base, y);
@@ -61,9 +76,9 @@ __device__ inline Nvfp4PerToken::RowScale token_row_scale(const Params& params, 
       const float decode = newton_reciprocal(encode);
       return {decode, {encode, decode}};
     }
-    return token_row_scale_any<Math>(row_amax, params.base_decode_scale);
+    return token_row_scale_any<Math>(row_amax, base_scale.decode);
   } else {
-    return Nvfp4PerToken::row_scale<Math>(row_amax, params.base_decode_scale);
+    return Nvfp4PerToken::row_scale<Math>(row_amax, base_scale.decode);
   }
 }
 
@@ -119,7 +134,9 @@ __device__ inline void quantize_token_runs(const QuantizeTokenParams& params, ui
   }
 }
 
-template <class Half, class Math, class Tuning>
+// kReadsBase: the base scale lies on the device. A branch would cost a short launch more than it
+// does.
+template <class Half, class Math, class Tuning, bool kReadsBase>
 __global__ void __maxnreg__(Tuning::kConfig.registers)
     quantize_token_dense_kernel(const __grid_constant__ QuantizeTokenParams params) {
   __shared__ uint32_t shared_maxima[kWarpSize];
@@ -132,6 +149,8 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
     if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
     return;
   }
+  TokenBase base = params.base;
+  if constexpr (kReadsBase) base = load_token_base(params);
   TokenRuns<Half, kRuns> elements{};
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
@@ -148,7 +167,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
     row_amax = max(row_amax, largest_number(elements.runs[i], elements.runs[i].max_or_nan()));
   }
   row_amax = block_max(row_amax, shared_maxima);
-  const auto scale = token_row_scale<Math>(params, bits_float(row_amax));
+  const auto scale = token_row_scale<Math>(base, bits_float(row_amax));
   if (threadIdx.x == 0) params.row_scales[row] = canonical_nan(scale.stored);
   quantize_token_runs<Half, Math, kRuns>(params, row, scale.pair, elements);
 }

@@ -55,6 +55,11 @@ const std::vector<Violation> kUnusedOptions{
      kPlain,
      [](C& c, const W&) { c.options.base_decode_scale = 1.0F; },
      {"base_decode_scale", "nvfp4"}},
+    {"base_decode_scales",
+     kNv,
+     kPlain,
+     [](C& c, const W& w) { c.options.base_decode_scales = w.scale_view(1); },
+     {"base_decode_scales", "nvfp4"}},
     {"row_list",
      kNv,
      kPlain,
@@ -123,6 +128,27 @@ const std::vector<Violation> kOptionValues{
        c.options.encode_scales = w.scale_view(1);
      },
      {"encode_scale", "encode_scales", "both"}},
+    {"both_bases",
+     kTok,
+     kPlain,
+     [](C& c, const W& w) {
+       c.options.base_decode_scale = 1.0F;
+       c.options.base_decode_scales = w.scale_view(1);
+     },
+     {"base_decode_scale", "base_decode_scales", "both"}},
+    {"base_decode_scales_count",
+     kTok,
+     kPlain,
+     [](C& c, const W& w) { c.options.base_decode_scales = w.scale_view(2); },
+     {"base_decode_scales", "F32[2]"}},
+    {"base_decode_scales_device",
+     kTok,
+     kPlain,
+     [](C& c, const W& w) {
+       c.options.base_decode_scales = w.scale_view(1);
+       c.options.base_decode_scales.device = kGpu;
+     },
+     {"base_decode_scales", "cpu", "cuda:1"}},
     {"encode_scales_count",
      kNv,
      kPlain,

@@ -1,0 +1,38 @@
+// Encode scales of decode scales, where these lie: the converter of a number (quantize.h) for F32
+// vectors on any device.
+//
+//   exact:  RN(1 / d)      fast: the GPU's approximate reciprocal (spec 1.6)
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "narrowfloat/quantize.h"
+#include "runtime/support.h"
+
+namespace narrowfloat {
+
+struct ScaleInversionProblem {
+  Device device;
+  MathMode math = MathMode::kExact;
+  int64_t count = 0;
+};
+std::string to_string(const ScaleInversionProblem& problem);
+
+struct ScaleInversionImpl {
+  std::string_view name;
+  Support (*supports)(const ScaleInversionProblem& problem);
+  void (*run)(const ScaleInversionProblem& problem, const float* decode, float* encode,
+              Stream stream);
+};
+
+// Ordered, fastest first, the oracle last.
+std::span<const ScaleInversionImpl> scale_inversion_impls();
+
+#if defined(NARROWFLOAT_CUDA)
+extern const ScaleInversionImpl kScaleInversionSm90;
+#endif
+
+}  // namespace narrowfloat
