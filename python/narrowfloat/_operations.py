@@ -9,7 +9,7 @@ import numpy as np
 from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of, shape_of, to_core
 from narrowfloat._options import QuantizeOptions, global_scale_axis, to_core_options
-from narrowfloat._quantized import QuantizedTensor, alignment_of, scales_shape
+from narrowfloat._quantized import QuantizedTensor, alignment_of, new_tensor, scales_shape
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -35,7 +35,8 @@ def prepare_output(
         offsets = options.get("row_offsets")
         if format is None:
             raise ValueError("format: give it, or give out")
-        return QuantizedTensor.empty(
+        partial = ("row_list", "valid_rows", "row_offsets")
+        return new_tensor(
             shape,
             format,
             layout=layout,
@@ -44,6 +45,7 @@ def prepare_output(
             groups=0 if offsets is None else shape_of("row_offsets", offsets)[0] - 1,
             global_scale_axis=global_scale_axis(format, options),
             like=maker_of(*like),
+            is_zeroed=any(options.get(name) is not None for name in partial),
         )
     if not isinstance(out, QuantizedTensor):
         raise TypeError(f"out: expected a QuantizedTensor, got {type(out).__name__}")

@@ -100,31 +100,9 @@ class QuantizedTensor:
         their own; else all leading axes together are rows. like: a torch tensor; the new arrays are
         then tensors on its device. Other arguments: quantized_layout().
         """
-        if not shape:
-            raise ValueError("shape: expected at least one axis")
-        if batched and len(shape) < 3:
-            raise ValueError(f"batched: needs at least three axes, got shape {tuple(shape)}")
-        batch = prod(shape[:-2]) if batched else 1
-        sizes = _core.quantized_layout(
-            format,
-            shape[-2] if batched else prod(shape[:-1]),
-            shape[-1],
-            scale_layout=layout,
-            batch=batch,
-            alignment=alignment,
-            groups=groups,
-            global_scale_axis=global_scale_axis,
-        )
-        packed = sizes.value_cols // 2 if sizes.element_bits == 4 else sizes.value_cols
-        make = NUMPY if like is None else maker_of("like", like)
-        values = make.zeros((*shape[:-1], packed), "uint8")
-        scales = make.zeros(
-            scales_shape(sizes, tuple(shape[:-2]) if batched else ()),
-            "float32" if sizes.scale_type == "F32" else "uint8",
-        )
-        has_global = format in _WITH_GLOBAL_SCALE
-        global_scale = make.zeros((sizes.global_scales,), "float32") if has_global else None
-        return cls(values, scales, global_scale, sizes, shape)
+        return new_tensor(shape, format, layout=layout, batched=batched, alignment=alignment,
+                          groups=groups, global_scale_axis=global_scale_axis, like=like,
+                          is_zeroed=True)  # fmt: skip
 
     @property
     def values(self) -> NDArray[Any]:
@@ -252,3 +230,44 @@ class QuantizedTensor:
             raise ValueError(f"{path}: no quantized tensor {name!r}: {error} is missing") from error
         except ValueError as error:
             raise ValueError(f"{path}: {name}: {error}") from error
+
+
+def new_tensor(
+    shape: Sequence[int],
+    format: str,
+    *,
+    layout: str | None,
+    batched: bool,
+    alignment: int,
+    groups: int,
+    global_scale_axis: str,
+    like: Any,
+    is_zeroed: bool,
+) -> QuantizedTensor:
+    """As QuantizedTensor.empty(); of any contents for a call that writes all, unless is_zeroed."""
+    if not shape:
+        raise ValueError("shape: expected at least one axis")
+    if batched and len(shape) < 3:
+        raise ValueError(f"batched: needs at least three axes, got shape {tuple(shape)}")
+    batch = prod(shape[:-2]) if batched else 1
+    sizes = _core.quantized_layout(
+        format,
+        shape[-2] if batched else prod(shape[:-1]),
+        shape[-1],
+        scale_layout=layout,
+        batch=batch,
+        alignment=alignment,
+        groups=groups,
+        global_scale_axis=global_scale_axis,
+    )
+    packed = sizes.value_cols // 2 if sizes.element_bits == 4 else sizes.value_cols
+    maker = NUMPY if like is None else maker_of("like", like)
+    make = maker.zeros if is_zeroed else maker.empty
+    values = make((*shape[:-1], packed), "uint8")
+    scales = make(
+        scales_shape(sizes, tuple(shape[:-2]) if batched else ()),
+        "float32" if sizes.scale_type == "F32" else "uint8",
+    )
+    has_global = format in _WITH_GLOBAL_SCALE
+    global_scale = make((sizes.global_scales,), "float32") if has_global else None
+    return QuantizedTensor(values, scales, global_scale, sizes, shape)
