@@ -37,7 +37,8 @@ class QuantizeOptions(TypedDict, total=False):
     encode_scale: nvfp4 (and float8 input to mxfp4). Multiplies the tensor before quantization; a
         number, or float32 [1], [rows] or (with valid_rows) [batch]. Default: 448 * 6 / amax.
     four_over_six: nvfp4 formats.
-    base_decode_scale: nvfp4_per_token. Row scale = row maximum * this; default 1 / (448 * 6).
+    base_decode_scale: nvfp4_per_token. Row scale = row maximum * this; a number, or float32 [1].
+        Default: 1 / (448 * 6).
     row_list: nvfp4_per_token. int32 [n], rows to work on; the other values are left alone.
     mx_scale: mxfp4, mxfp8. How a block maximum becomes a power of two.
     fp8_rule, fp8_eps: FP8 formats. How a block maximum becomes a scale, and its floor.
@@ -49,7 +50,7 @@ class QuantizeOptions(TypedDict, total=False):
     math: Literal["exact", "fast"]
     encode_scale: float | NDArray[np.float32]
     four_over_six: FourOverSix
-    base_decode_scale: float
+    base_decode_scale: float | NDArray[np.float32]
     row_list: NDArray[np.int32]
     mx_scale: Literal["up", "floor", "even"]
     fp8_rule: Literal["reciprocal", "reciprocal_pow2", "amax_div", "pow2_ceil"]
@@ -66,6 +67,13 @@ def _set_encode_scale(target: _core.QuantizeOptions, value: Any) -> None:
         target.set_encode_scales(to_core("encode_scale", value))
 
 
+def _set_base_decode_scale(target: _core.QuantizeOptions, value: Any) -> None:
+    if isinstance(value, Real):
+        target.set_base_decode_scale(float(value))
+    else:
+        target.set_base_decode_scales(to_core("base_decode_scale", value))
+
+
 def _set_four_over_six(target: _core.QuantizeOptions, value: FourOverSix) -> None:
     target.set_four_over_six(value.error, value.error_math, value.e4m3_max)
 
@@ -78,7 +86,7 @@ _SETTERS: dict[str, Callable[[_core.QuantizeOptions, Any], None]] = {
     "math": lambda target, value: target.set_math(value),
     "encode_scale": _set_encode_scale,
     "four_over_six": _set_four_over_six,
-    "base_decode_scale": lambda target, value: target.set_base_decode_scale(value),
+    "base_decode_scale": _set_base_decode_scale,
     "row_list": _vector("row_list"),
     "mx_scale": lambda target, value: target.set_mx_scale(value),
     "fp8_rule": lambda target, value: target.set_fp8_rule(value),

@@ -45,7 +45,8 @@ Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Options(TypedDict, total=False):
     """Keywords of all quantizers: those of narrowfloat.QuantizeOptions, and of the layout.
 
-    encode_scale: float32 [1], [rows] or (with valid_rows) [batch], a tensor.
+    encode_scale: float32 [1], [rows] or (with valid_rows) [batch], a tensor. base_decode_scale: a
+        number, or float32 [1].
     row_list, valid_rows: int32 tensors; row_offsets: int64. What a call leaves alone is 0 in new
         results.
     batched: the axes before the last two are batches. alignment: mxfp8.
@@ -55,7 +56,7 @@ class Options(TypedDict, total=False):
     math: Literal["exact", "fast"]
     mx_scale: Literal["up", "floor", "even"]
     four_over_six: nf.FourOverSix
-    base_decode_scale: float
+    base_decode_scale: float | torch.Tensor
     row_list: torch.Tensor
     fp8_rule: Literal["reciprocal", "reciprocal_pow2", "amax_div", "pow2_ceil"]
     fp8_eps: float
@@ -70,9 +71,9 @@ class Options(TypedDict, total=False):
 # four_over_six: its three fields with blanks between them. "" and None: not given.
 _HOW = 'str format, str layout="", *, Tensor? encode_scale=None, str math="exact", ' \
     'str mx_scale="up", bool batched=False, int alignment=32, str four_over_six="", ' \
-    'float? base_decode_scale=None, Tensor? row_list=None, str fp8_rule="", ' \
-    'float? fp8_eps=None, float? fp8_decode_scale=None, Tensor? valid_rows=None, ' \
-    'Tensor? row_offsets=None'  # fmt: skip
+    'float? base_decode_scale=None, Tensor? base_decode_scales=None, Tensor? row_list=None, ' \
+    'str fp8_rule="", float? fp8_eps=None, float? fp8_decode_scale=None, ' \
+    'Tensor? valid_rows=None, Tensor? row_offsets=None'  # fmt: skip
 _NORM = ', Tensor(n!)? norm_output=None, str extra_layout="", Tensor(e!)? extra_scales=None'
 _OUT = "Tensor(a!) values, Tensor(b!) scales, Tensor(c!) global_scale"
 _SHAPE = "str format, SymInt[] shape, str layout, bool batched, int alignment"
@@ -114,13 +115,15 @@ def _new_buffers(
     if format not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}; got {format!r}")
     values, scales, global_scale = buffer_shapes(
-        format, shape, layout, how["batched"], how["alignment"], _axis(format, how)
+        format, shape, layout, how.get("batched", False), how.get("alignment", 32),
+        _axis(format, how),
     )
-    if how["row_offsets"] is not None:
+    if how.get("row_offsets") is not None:
         groups = how["row_offsets"].shape[0] - 1
         scales = grouped_scales(format, shape, groups)
     # What a list of rows leaves out is 0, as everywhere.
-    is_partial = any(how[name] is not None for name in ("row_list", "valid_rows", "row_offsets"))
+    partial = ("row_list", "valid_rows", "row_offsets")
+    is_partial = any(how.get(name) is not None for name in partial)
     make = input.new_zeros if is_partial else input.new_empty
     return (
         make(values, dtype=torch.uint8),
@@ -163,22 +166,20 @@ def _wrap(
 ) -> nf.QuantizedTensor:
     """The three tensors as the package takes them.
 
-    how: batched, alignment, row_offsets, and global_scale_axis or "".
+    how: global_scale_axis or "", and batched, alignment, row_offsets where they are given.
     """
     values, scales, global_scale = parts
-    count, extents, offsets = global_scale.numel(), tuple(map(int, shape)), how["row_offsets"]
-    axis = how["global_scale_axis"] or _axis_of(format, extents, how["batched"], count)
+    count, extents, offsets = global_scale.numel(), tuple(map(int, shape)), how.get("row_offsets")
+    batched = how.get("batched", False)
+    axis = how["global_scale_axis"] or _axis_of(format, extents, batched, count)
     groups = 0 if offsets is None else offsets.shape[0] - 1
-    sizes = _sizes(format, extents, layout, how["batched"], how["alignment"], axis, groups)
+    sizes = _sizes(format, extents, layout, batched, how.get("alignment", 32), axis, groups)
     given = global_scale if count else None
     return nf.QuantizedTensor(values, scales, given, sizes, extents, offsets)
 
 
-_DEFAULTS = {
-    "encode_scale": None, "math": "exact", "mx_scale": "up", "four_over_six": "",
-    "base_decode_scale": None, "row_list": None, "fp8_rule": "", "fp8_eps": None,
-    "fp8_decode_scale": None, "valid_rows": None, "row_offsets": None,
-}  # fmt: skip
+# Arguments of operators that are no options of the package's functions.
+_OF_LAYOUT = frozenset(("batched", "alignment", "global_scale_axis"))
 
 
 def _four_over_six(text: str) -> nf.FourOverSix:
@@ -189,21 +190,14 @@ def _four_over_six(text: str) -> nf.FourOverSix:
 
 
 def _options(how: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of the package: those that are not at their defaults."""
-    options = {}
-    for name, default in _DEFAULTS.items():
-        value = how[name]
-        if value is not None and (isinstance(value, torch.Tensor) or value != default):
-            options[name] = _four_over_six(value) if name == "four_over_six" else value
-    for name in ("norm_output", "extra_layout", "extra_scales"):
-        value = how.get(name)
-        if value is not None and not (isinstance(value, str) and not value):
-            options[name] = value
+    """Keywords of the package: those that are given, which None and "" are not."""
+    options = {name: value for name, value in how.items()
+               if not (value is None or name in _OF_LAYOUT or isinstance(value, str) and not value)}
+    if "four_over_six" in options:
+        options["four_over_six"] = _four_over_six(options["four_over_six"])
+    if "base_decode_scales" in options:
+        options["base_decode_scale"] = options.pop("base_decode_scales")
     return options
-
-
-def _complete(how: dict[str, Any]) -> dict[str, Any]:
-    return {**_DEFAULTS, "batched": False, "alignment": 32, **how}
 
 
 def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
@@ -229,19 +223,19 @@ def _register_quantizer(name: str, num_inputs: int, halves: bool) -> None:
         shape = list(args[0].shape)
         if halves:
             shape[-1] = shape[-1] // 2
-        return _new_buffers(args[0], shape, format, layout, _complete(how))
+        return _new_buffers(args[0], shape, format, layout, how)
 
     def real(*args: Any, **how: Any) -> Quantized:
         with allocating_on(args[0].device):
             parts = buffers(*args, **how)
         layout = args[num_inputs + 1] if len(args) > num_inputs + 1 else ""
-        fill(args[:num_inputs], parts, args[num_inputs], layout, _complete(how))
+        fill(args[:num_inputs], parts, args[num_inputs], layout, how)
         return parts
 
     def real_out(*args: Any, **how: Any) -> None:
         parts = tuple(how.pop(part) for part in ("values", "scales", "global_scale"))
         layout = args[num_inputs + 1] if len(args) > num_inputs + 1 else ""
-        fill(args[:num_inputs], parts, args[num_inputs], layout, _complete(how))
+        fill(args[:num_inputs], parts, args[num_inputs], layout, how)
 
     _register(name, real, buffers)
     _register(f"{name}_out", real_out, lambda *args, **how: None)
@@ -329,6 +323,9 @@ def _call(name: str, inputs: Sequence[Any], format: str, layout: str | None,
         chosen = options["four_over_six"]
         text = f"{chosen.error} {chosen.error_math} {chosen.e4m3_max}"
         options = {**options, "four_over_six": text}
+    if isinstance(options.get("base_decode_scale"), torch.Tensor):
+        options = dict(options)
+        options["base_decode_scales"] = options.pop("base_decode_scale")
     options = {name: value for name, value in options.items() if value is not None}
     if out is None:
         return getattr(torch.ops.narrowfloat, name)(*inputs, format, layout or "", **options)

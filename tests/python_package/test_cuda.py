@@ -180,7 +180,7 @@ def test_graphs() -> None:
 
 
 def test_flashinfer_functions_in_graphs() -> None:
-    """Per-token quantization has read its scale before; a layer is prepared before."""
+    """Scales are read when the graph runs; a layer is prepared before."""
     import narrowfloat.compat.flashinfer as fi
 
     x, base = X.cuda(), torch.tensor([1 / 2688], device="cuda")
@@ -193,25 +193,13 @@ def test_flashinfer_functions_in_graphs() -> None:
     with torch.cuda.graph(graph):
         parts = run()
     x.copy_(X.flip(0))
-    graph.replay()
-    wanted = nf.quantize(X.flip(0), "nvfp4_per_token", base_decode_scale=1 / 2688)
-    assert torch.equal(parts[0].cpu(), wanted.values)
-    assert torch.equal(parts[2].cpu(), wanted.global_scale)
-    for factor in (2, 4):  # Changes that torch counts, and that it does not.
-        (base if factor == 2 else base.data).mul_(2)
+    for factor in (1, 2, 4):
+        base.copy_(torch.tensor([factor / 2688]))
+        graph.replay()
         wanted = nf.quantize(X.flip(0), "nvfp4_per_token", base_decode_scale=factor / 2688)
+        assert torch.equal(parts[0].cpu(), wanted.values)
+        assert torch.equal(parts[2].cpu(), wanted.global_scale)
         assert torch.equal(run()[2].cpu(), wanted.global_scale)
-    with torch.inference_mode():
-        silent = torch.tensor([1 / 2688], device="cuda")
-        fi.nvfp4_quantize(x, silent, per_token_activation=True)
-    nf.amax(x, out=silent)
-    wanted = nf.quantize(X.flip(0), "nvfp4_per_token", base_decode_scale=float(nf.amax(X)))
-    got = fi.nvfp4_quantize(x, silent, per_token_activation=True)
-    assert torch.equal(got[2].cpu(), wanted.global_scale)
-    graph = torch.cuda.CUDAGraph()
-    unread = torch.tensor([1.0], device="cuda")
-    with pytest.raises(RuntimeError, match="a_global_sf: not read"), torch.cuda.graph(graph):
-        fi.nvfp4_quantize(x, unread, per_token_activation=True)
     weights = torch.randn(8, 256, 256, device="cuda").bfloat16(), torch.randn(
         8, 256, 128, device="cuda").bfloat16()  # fmt: skip
     logits = torch.randn(37, 8, device="cuda")

@@ -23,18 +23,31 @@ MASK = torch.tensor([16, 3, 0, 7, 1, 2, 15, 8], dtype=torch.int32)
 EACH = torch.linspace(50, 400, 8)
 LIMIT = torch.tensor([S])
 DECODE = torch.tensor([0.25])
+ROWS = torch.linspace(0.001, 0.9, 128)
+
+def kv_cache(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Codes and scales of a whole cache whose encode scales the host has."""
+    pages = x.reshape(4, 8, 16, 64)
+    codes, scales, *_ = fi.nvfp4_quantize_paged_kv_cache(pages, pages, "HND", 300.0, 200.0)
+    return *codes, *scales
+
 
 # Input, mask and scales in, outputs out; every quantizer with numbers, with tensors, with defaults.
 CALLS: dict[str, Any] = {
     "number": lambda x, t: fi.fp4_quantize(x, S),
     "tensor": lambda x, t: fi.fp4_quantize(x, t["limit"]),
     "inversed": lambda x, t: fi.fp4_quantize(x, t["limit"], is_global_scale_inversed=True),
+    "inversed fast": lambda x, t: fi.fp4_quantize(x, t["limit"], is_global_scale_inversed=True,
+                                                  math="fast"),
+    "inversed fast rows": lambda x, t: fi.fp4_quantize(x, t["rows"], is_global_scale_inversed=True,
+                                                       math="fast"),
     "inversed number": lambda x, t: fi.fp4_quantize(x, S, is_global_scale_inversed=True,
                                                     math="fast"),
     "mxfp4": lambda x, t: fi.fp4_quantize(x, None, 32, True),
     "nvfp4_quantize": lambda x, t: fi.nvfp4_quantize(x, S),
     "shuffled": lambda x, t: fi.nvfp4_quantize(x, t["limit"], do_shuffle=True),
     "per token": lambda x, t: fi.nvfp4_quantize(x, BASE, per_token_activation=True),
+    "per token tensor": lambda x, t: fi.nvfp4_quantize(x, t["decode"], per_token_activation=True),
     "mxfp4_quantize": lambda x, t: fi.mxfp4_quantize(x),
     "mxfp8_quantize": lambda x, t: fi.mxfp8_quantize(x),
     "silu": lambda x, t: fi.silu_and_mul_nvfp4_quantize(x, S),
@@ -50,6 +63,7 @@ CALLS: dict[str, Any] = {
     "add and norm": lambda x, t: fi.add_rmsnorm_fp4quant(x, x.clone(), t["weight"], global_scale=S,
                                                          output_both_sf_layouts=True),
     "kv": lambda x, t: fi.nvfp4_kv_quantize(x, t["decode"]),
+    "kv cache": lambda x, t: kv_cache(x),
     "kv number": lambda x, t: fi.nvfp4_kv_quantize(x, 0.25),
     "global scale": lambda x, t: (fi.make_nvfp4_global_scale(x, False),),
     "global scale per token": lambda x, t: (fi.make_nvfp4_global_scale(x, True),),
@@ -62,7 +76,8 @@ ON_A_GPU = torch.cuda.is_available() and nf.build_info()["cuda_enabled"]
 
 def tensors(device: str) -> dict[str, torch.Tensor]:
     """The other inputs."""
-    given = {"mask": MASK, "each": EACH, "limit": LIMIT, "decode": DECODE, "weight": WEIGHT}
+    given = {"mask": MASK, "each": EACH, "limit": LIMIT, "decode": DECODE, "weight": WEIGHT,
+             "rows": ROWS}  # fmt: skip
     return {name: value.to(device) for name, value in given.items()}
 
 

@@ -113,7 +113,12 @@ def test_whole_caches(lib: Any, order: str) -> None:
         assert lib.raw(codes[i]) == q.values.tobytes()
         assert lib.raw(scales[i]) == (reordered(plain, order) if i else plain).tobytes()
         assert str(scales[i].dtype).endswith("float8_e4m3fn")
-    record("nvfp4_quantize_paged_kv_cache", BITS, "waits for the GPU: two results are numbers")
+    again = fi.nvfp4_quantize_paged_kv_cache(
+        lib.make(key), lib.make(value), order, k_decode, float(given[0])
+    )
+    assert again[2:] == (np.float32(1) / np.float32(k_decode), v_decode)
+    record("nvfp4_quantize_paged_kv_cache", BITS,
+           "waits for the GPU unless scales are given as numbers: two results are numbers")
 
 
 def test_value_errors() -> None:

@@ -133,7 +133,7 @@ def test_fp4_quantize(lib: Any) -> None:
     got = fi.fp4_quantize(lib.make(x), lib.make(decode.reshape(1)), is_global_scale_inversed=True)
     encode = nf.encode_scale_from_decode(float(decode))
     assert same(lib, got, wanted(x, "nvfp4", "swizzled_128x4", encode_scale=encode))
-    record("fp4_quantize", BITS, '`is_global_scale_inversed` with `math="fast"` waits for the GPU')
+    record("fp4_quantize", BITS)
 
 
 def test_column_major_input(lib: Any) -> None:
@@ -402,7 +402,8 @@ def test_packbits(lib: Any) -> None:
     with pytest.raises(ValueError, match="bitorder"):
         fi.packbits(lib.make(bits), "middle")
     record("packbits", BITS)
-    record("segment_packbits", BITS, "waits for the GPU: the offsets say how long the result is")
+    record("segment_packbits", BITS,
+           "waits for the GPU, as upstream: offsets say how long the result is")
 
 
 def test_global_scale(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -134,19 +135,48 @@ def test_marker_and_stubs() -> None:
     assert "def quantized_layout(format: str, rows: int, cols: int" in stubs
 
 
-def test_fused_layers_name_every_argument() -> None:
+# Neither take arrays nor give them, or those of any shape.
+WITHOUT_ARRAYS = {"autotune", "clear_prepared_cache", "cutlass_fused_moe_workspace_size",
+                  "dequantize_checkpoint", "diff", "prepared_cache_size", "quantize_checkpoint",
+                  "relayout", "use_stream"}  # fmt: skip
+DTYPES = r"float(32|16|8_e4m3fn)|bfloat16|u?int(8|16|32|64)|bool|any (dtype|type)"
+
+
+def described(function: Any, others: Any) -> str:
+    """A docstring, behind it those of the functions of a module that it points to."""
+    text = inspect.getdoc(function) or ""
+    return text + "".join(inspect.getdoc(getattr(others, name)) or "" for name in
+                          re.findall(r"(\w+)\(", text) if hasattr(others, name))  # fmt: skip
+
+
+def flashinfer_functions() -> dict[str, Any]:
+    """Those that are offered."""
+    fi = importlib.import_module("narrowfloat.compat.flashinfer")
+    return {name: getattr(fi, name) for name in fi.__all__
+            if name[0].islower() and "mxint4" not in name}  # fmt: skip
+
+
+def test_flashinfer_s_functions_name_every_argument() -> None:
     """Each is in the docstring, or in that of a function it points to."""
     fi = importlib.import_module("narrowfloat.compat.flashinfer")
-    for name in fi.__all__:
-        if not name.startswith(("trtllm_", "cutlass_")) or "mxint4" in name:
-            continue
-        function = getattr(fi, name)
-        text = inspect.getdoc(function)
-        text += "".join(inspect.getdoc(getattr(fi, other)) for other in
-                        re.findall(r"(\w+)\(\)", text) if hasattr(fi, other))  # fmt: skip
+    for name, function in flashinfer_functions().items():
+        text = described(function, fi)
         missing = [argument for argument in inspect.signature(function).parameters
                    if not re.search(rf"\b{argument}\b", text)]  # fmt: skip
         assert not missing, (name, missing)
+
+
+def test_functions_name_shapes_and_dtypes() -> None:
+    """In square brackets, and by the names that NumPy, ml_dtypes and torch have for types."""
+    modules = {nf: {name: getattr(nf, name) for name in nf.__all__},
+               importlib.import_module("narrowfloat.compat.flashinfer"): flashinfer_functions()}
+    for module, functions in modules.items():
+        for name, function in functions.items():
+            if name in WITHOUT_ARRAYS or not inspect.isfunction(function):
+                continue
+            text = described(function, module)
+            assert re.search(r"\[[^\]]+\]", text), (name, "no shape")
+            assert re.search(DTYPES, text), (name, "no dtype")
 
 
 def test_documentation_names_every_function() -> None:

@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "four_over_six": ("nvfp4", None, {"four_over_six": nf.FourOverSix()}),
     "its fields": ("nvfp4", "linear", {"four_over_six": nf.FourOverSix("mse", "fast", 256)}),
     "base_decode_scale": ("nvfp4_per_token", None, {"base_decode_scale": 0.25}),
+    "base_decode_scale tensor": ("nvfp4_per_token", None,
+                                 {"base_decode_scale": torch.tensor([0.25])}),
     "row_list": ("nvfp4_per_token", "linear", {"row_list": ints(3, 9, 0)}),
     "valid_rows": ("nvfp4", None, {"batched": True, "valid_rows": ints(4, 1, 0, 3)}),
     "batch scales": ("nvfp4", None, {"batched": True, "valid_rows": ints(2, 4, 0, 3),
@@ -71,6 +73,8 @@ def test_options_of_quantizers(name: str) -> None:
 def as_schema(options: dict[str, Any]) -> dict[str, Any]:
     """The options as the operator has them."""
     chosen = options.get("four_over_six")
+    if isinstance(options.get("base_decode_scale"), torch.Tensor):
+        return {"base_decode_scales": options["base_decode_scale"]}
     if chosen is None:
         return options
     return {**options, "four_over_six": f"{chosen.error} {chosen.error_math} {chosen.e4m3_max}"}

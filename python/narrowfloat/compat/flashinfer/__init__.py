@@ -8,7 +8,14 @@ what within a tolerance, and what is not offered. Arguments that are not offered
 NotImplementedError with their name.
 """
 
+from narrowfloat.compat.flashinfer._bits import packbits, segment_packbits
 from narrowfloat.compat.flashinfer._cutlass import cutlass_fused_moe
+from narrowfloat.compat.flashinfer._dequantize import (
+    e2m1_and_ufp8sf_scale_to_float,
+    mxfp4_dequantize,
+    mxfp4_dequantize_host,
+    mxfp8_dequantize_host,
+)
 from narrowfloat.compat.flashinfer._enums import (
     ActivationType,
     Fp8QuantizationType,
@@ -50,22 +57,16 @@ from narrowfloat.compat.flashinfer._moe_fp4 import (
 )
 from narrowfloat.compat.flashinfer._norms import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from narrowfloat.compat.flashinfer._quantize import (
-    e2m1_and_ufp8sf_scale_to_float,
     fp4_quantize,
     make_nvfp4_global_scale,
-    mxfp4_dequantize,
-    mxfp4_dequantize_host,
     mxfp4_quantize,
-    mxfp8_dequantize_host,
     mxfp8_grouped_quantize,
     mxfp8_quantize,
     nvfp4_batched_quantize,
     nvfp4_quantize,
     nvfp4_quantize_smooth,
-    packbits,
     per_token_group_quant_8bit,
     scaled_fp4_grouped_quantize,
-    segment_packbits,
     silu_and_mul_nvfp4_quantize,
     silu_and_mul_scaled_nvfp4_experts_quantize,
 )

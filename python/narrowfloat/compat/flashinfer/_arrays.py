@@ -74,6 +74,13 @@ def layout_name(argument: str, layout: Any) -> str:
     return LAYOUTS[number]
 
 
+def layout_of(swizzled: bool, is_8x4: bool) -> str:
+    """Our name of what two flags ask for."""
+    if not swizzled:
+        return "linear"
+    return "swizzled_8x4" if is_8x4 else "swizzled_128x4"
+
+
 def dtype_name(array: Any) -> str:
     """Name of the element type, the same for NumPy and torch."""
     return str(array.dtype).removeprefix("torch.")

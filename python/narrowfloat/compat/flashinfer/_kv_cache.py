@@ -5,6 +5,7 @@ Additional keyword: math, "exact" or "fast".
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import narrowfloat as nf
@@ -31,14 +32,22 @@ def _cache(paged_kv_cache: Any, kv_cache_sf: Any) -> tuple[Any, Any, Any, Any]:
 def nvfp4_kv_quantize(
     input: Any, global_scale: Any, *, math: str | None = None
 ) -> tuple[Any, Any]:
-    """(uint8 [M, K / 2], scales uint8 [M, K / 16], linear)."""
+    """(uint8 [M, K / 2], scales uint8 [M, K / 16], linear).
+
+    input: float16 or bfloat16 [M, K], K a multiple of 16. global_scale: float, or float32 [1];
+    a decode scale. math: "exact" or "fast".
+    """
     return nf.kv_quantize(input, global_scale, math=math_mode(math))
 
 
 def nvfp4_kv_dequantize(
     fp4_data: Any, block_scales: Any, global_scale: Any, output_dtype: Any = "bfloat16"
 ) -> Any:
-    """[M, K] of bfloat16 or float16."""
+    """[M, K] of output_dtype: bfloat16, float16 or float32.
+
+    fp4_data: uint8 [M, K / 2]. block_scales: uint8 or float8_e4m3fn [M, K / 16], linear.
+    global_scale: float, or float32 [1]; multiplies.
+    """
     return nf.kv_dequantize(fp4_data, block_scales, global_scale, output_dtype)
 
 
@@ -53,7 +62,16 @@ def nvfp4_kv_dequantize_paged(
     output_v: Any,
     kv_layout: str = "NHD",
 ) -> None:
-    """Gathers sequences into output_k and output_v [batch, max_seq, heads, head_dim]."""
+    """Gathers sequences into output_k and output_v.
+
+    paged_kv_cache, kv_cache_sf: uint8 pairs (keys, values) of codes and of scales, each [pages,
+        page_size, heads, D / 2 or D / 16] in kv_layout "NHD", [pages, heads, page_size, ..] in
+        "HND"; or one array each, [pages, 2, ..].
+    block_tables: int32 or int64 [batch, max_pages]. seq_lens: int32 or int64 [batch].
+    k_scale, v_scale: float, or float32 [1]; decode scales.
+    output_k, output_v: bfloat16, float16 or float32 [batch, max_seq, heads, D]; tokens at or behind
+        a sequence's length, and of pages that do not exist, keep what they hold.
+    """
     nf.kv_dequantize_paged(*_cache(paged_kv_cache, kv_cache_sf), block_tables, seq_lens, output_k,
                            output_v, k_scale=k_scale, v_scale=v_scale,
                            layout=kv_layout)  # fmt: skip
@@ -75,7 +93,16 @@ def nvfp4_quantize_append_paged_kv_cache(
     *,
     math: str | None = None,
 ) -> None:
-    """Quantizes rows into the pages of their requests. kv_last_page_len is not needed."""
+    """Quantizes rows into the pages of their requests.
+
+    append_key, append_value: float16 or bfloat16 [rows, heads, D].
+    batch_indices, positions: int32 or int64 [rows]; request of a row, and place in it.
+    paged_kv_cache, kv_cache_sf, kv_layout: as nvfp4_kv_dequantize_paged() has them; written to.
+    kv_indices, kv_indptr: int32 or int64; pages of all requests, and where each one's begin,
+        [requests + 1]. kv_last_page_len: not needed.
+    k_scale, v_scale: float, or float32 [1]; decode scales. math: "exact" or "fast".
+    Rows whose request, position or page does not exist are skipped.
+    """
     nf.kv_append_paged(append_key, append_value, batch_indices, positions,
                        *_cache(paged_kv_cache, kv_cache_sf), kv_indices, kv_indptr,
                        k_scale=k_scale, v_scale=v_scale, layout=kv_layout,
@@ -94,10 +121,23 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     *,
     math: str | None = None,
 ) -> None:
-    """Quantizes rows into slots page * page_size + entry; negative ones are skipped."""
+    """Quantizes rows into slots page * page_size + entry.
+
+    append_key, append_value: float16 or bfloat16 [rows, heads, D].
+    slot_mapping: int32 or int64, at most one a row; rows with slots outside the cache are skipped.
+    paged_kv_cache, kv_cache_sf, kv_layout: as nvfp4_kv_dequantize_paged() has them; written to.
+    k_scale, v_scale: float, or float32 [1]; decode scales. math: "exact" or "fast".
+    """
     nf.kv_append_slots(append_key, append_value, slot_mapping,
                        *_cache(paged_kv_cache, kv_cache_sf), k_scale=k_scale, v_scale=v_scale,
                        layout=kv_layout, math=math_mode(math))  # fmt: skip
+
+
+def _decode_scale(encode: Any, found: Any) -> float:
+    """As a number: from the encode scale where the host has that, else out of memory."""
+    if isinstance(encode, Real):
+        return nf.decode_scale_from_encode(float(encode))
+    return float(found[0])
 
 
 def nvfp4_quantize_paged_kv_cache(
@@ -109,7 +149,14 @@ def nvfp4_quantize_paged_kv_cache(
     *,
     math: str | None = None,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any], float, float]:
-    """Whole caches; ..._global_sf are encode scales, the numbers returned decode scales."""
+    """Whole caches: ((k, v) uint8, (k, v) scales float8_e4m3fn, k and v decode scale as floats).
+
+    k_cache, v_cache: float16 or bfloat16 [pages, heads, page_size, D] in kv_layout "HND", [pages,
+        page_size, heads, D] in "NHD"; page_size a multiple of 4, D of 64. Codes have D / 2 in place
+        of D, scales D / 16; those of V in the order that FlashInfer's kernels read.
+    k_global_sf, v_global_sf: float, or float32 [1]; encode scales, default 448 / largest magnitude.
+        Results of such that lie on a GPU are waited for. math: "exact" or "fast".
+    """
     codes, scales, k_decode, v_decode = nf.kv_quantize_paged_cache(
         k_cache,
         v_cache,
@@ -119,4 +166,5 @@ def nvfp4_quantize_paged_kv_cache(
         math=math_mode(math),
     )
     k_scales, v_scales = (as_type(part, "float8_e4m3fn") for part in scales)
-    return codes, (k_scales, v_scales), float(k_decode[0]), float(v_decode[0])
+    k_number, v_number = _decode_scale(k_global_sf, k_decode), _decode_scale(v_global_sf, v_decode)
+    return codes, (k_scales, v_scales), k_number, v_number

@@ -18,7 +18,7 @@ import numpy as np
 
 import narrowfloat as nf
 from narrowfloat._arrays import is_torch, maker_of
-from narrowfloat._streams import allocating_on, is_capturing
+from narrowfloat._streams import is_capturing
 from narrowfloat.compat.flashinfer._arrays import as_type, cast, to_float32
 from narrowfloat.compat.flashinfer._enums import ActivationType, RoutingMethodType
 from narrowfloat.compat.flashinfer._routing import bias_for, method_name, router_options
@@ -59,33 +59,6 @@ def _identity(array: Any) -> Hashable:
     if not hasattr(array, "ctypes"):
         return array
     return (array.ctypes.data, array.shape, array.strides, array.dtype.str)
-
-
-_numbers: dict[Hashable, float] = {}  # What was read last from a place on a GPU.
-
-
-def host_number(argument: str, value: Any) -> float:
-    """A number that may lie on a GPU, whose stream is then waited for.
-
-    A graph capture, which cannot wait, gets what the last call before it read from the same memory.
-    """
-    if not is_torch(value) or not value.is_cuda:
-        return float(value)
-    key = (value.data_ptr(), value.dtype, value.device)
-    if is_capturing(value.device):
-        known = _numbers.get(key)
-        if known is None:
-            raise RuntimeError(f"{argument}: not read yet, which a graph capture cannot do; call "
-                               "once before it, with it in the same memory")  # fmt: skip
-        return known
-    with allocating_on(value.device):
-        number = float(value)
-    with _lock:
-        is_new = key not in _numbers
-        _numbers[key] = number
-    if is_new:
-        weakref.finalize(_memory(value), _numbers.pop, key, None).atexit = False
-    return number
 
 
 def _memory(array: Any) -> Any:

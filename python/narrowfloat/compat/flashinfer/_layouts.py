@@ -46,12 +46,20 @@ def inverse(gather: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def shuffle_matrix_a(t: Any, epilogue_tile_m: int) -> Any:
-    """Rows of a matrix in the order that FlashInfer's epilogues want."""
+    """Rows of a matrix in the order that FlashInfer's epilogues want.
+
+    t: [M, ...] of any dtype; M a multiple of 32, or of 16 where epilogue_tile_m is no multiple of
+    128. Gives a new array of its shape and dtype.
+    """
     return take(t, shuffle_gather(t.shape[0], _block_rows(epilogue_tile_m)), 0)
 
 
 def shuffle_matrix_sf_a(sf_linear: Any, epilogue_tile_m: int, num_elts_per_sf: int = 16) -> Any:
-    """The same for linear scales [rows, blocks], then swizzled_128x4: flat."""
+    """Scales of a matrix that shuffle_matrix_a() has shuffled: uint8, flat 128x4 image.
+
+    sf_linear: one byte of any dtype [M, blocks] of the matrix as it was, M a multiple of 128.
+    epilogue_tile_m: as there. num_elts_per_sf: 16 or 32; changes nothing.
+    """
     if num_elts_per_sf not in (16, 32):
         raise ValueError(f"num_elts_per_sf: expected 16 or 32, got {num_elts_per_sf}")
     if sf_linear.shape[0] % 128:
@@ -60,7 +68,10 @@ def shuffle_matrix_sf_a(sf_linear: Any, epilogue_tile_m: int, num_elts_per_sf: i
 
 
 def reorder_rows_for_gated_act_gemm(t: Any) -> Any:
-    """Rows [up; gate] interleaved: up 0, gate 0, up 1, ..."""
+    """Rows [up; gate] interleaved: up 0, gate 0, up 1, ...
+
+    t: [2 * M, ...] of any dtype. Gives a new array of its shape and dtype.
+    """
     if t.shape[0] % 2:
         raise ValueError(f"t: expected an even number of rows, got {t.shape[0]}")
     return take(t, gated_gather(t.shape[0]), 0)
@@ -77,7 +88,7 @@ def undo_reorder_rows_for_gated_act_gemm(t: Any) -> Any:
 
 
 def convert_to_block_layout(t: Any, blockK: int) -> Any:
-    """[M, K] as [K / blockK, M, blockK]."""
+    """[K / blockK, M, blockK] of a matrix t [M, K] of any dtype; a new array."""
     rows, cols = t.shape
     if cols % blockK:
         raise ValueError(f"t: expected a multiple of {blockK} columns, got {cols}")
@@ -91,7 +102,10 @@ def undo_block_layout(t: Any) -> Any:
 
 
 def block_scale_interleave(unswizzled_sf: Any) -> Any:
-    """Linear one-byte scales [rows, blocks] or [batch, rows, blocks] as flat 128x4 image(s)."""
+    """Linear scales as 128x4 images: uint8, flat.
+
+    unswizzled_sf: uint8 [rows, blocks] or [batch, rows, blocks].
+    """
     shape = tuple(unswizzled_sf.shape)
     if len(shape) not in (2, 3) or dtype_name(unswizzled_sf) != "uint8":
         raise ValueError(

@@ -57,7 +57,15 @@ def rmsnorm_fp4quant(
     is_sf_swizzled_layout: bool = False,
     enable_pdl: bool | None = None,
 ) -> tuple[Any, Any]:
-    """(codes, scales) of rmsnorm(input) * weight. global_scale: an encode scale; default 1."""
+    """(codes, scales) of rmsnorm(input) * weight.
+
+    input: float16 or bfloat16 [..., K], K at least 64. weight: the same type, [K].
+    y_fp4: uint8 [..., K / 2]; block_scale: bytes of the scales. Written to where given.
+    global_scale: float, or float32 [1]; an encode scale, default 1; NVFP4 only. eps: float.
+    block_size, scale_format: 16 and "e4m3" (NVFP4), 32 and "ue8m0" (MXFP4); the format may be None.
+    is_sf_swizzled_layout: scales as a flat 128x4 image, else linear [..., K / block_size].
+    enable_pdl: changes nothing. NotImplementedError for e4m3 scales of 32.
+    """
     format = _format_of(block_size, scale_format)
     outputs = _Outputs(y_fp4, block_scale)
     layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
@@ -84,9 +92,13 @@ def add_rmsnorm_fp4quant(
     enable_pdl: bool | None = None,
     y_out: Any = None,
 ) -> Any:
-    """As rmsnorm_fp4quant() of input + residual, which `residual` becomes.
+    """rmsnorm_fp4quant() of input + residual, which `residual` becomes: (codes, scales).
 
-    With output_both_sf_layouts a third result: the linear scales. y_out: the normalised tensor.
+    residual: type and shape of the input. y_out: the same; the normalised tensor, written to.
+    output_both_sf_layouts: scales swizzled, and a third result: linear, uint8 [..., K /
+        block_size]. block_scale_unswizzled: where to write it.
+    weight, y_fp4, block_scale, global_scale, eps, block_size, scale_format, is_sf_swizzled_layout,
+    enable_pdl: as rmsnorm_fp4quant() has them.
     """
     format = _format_of(block_size, scale_format)
     outputs = _Outputs(y_fp4, block_scale)

@@ -11,35 +11,28 @@ from typing import Any
 
 import narrowfloat as nf
 from narrowfloat import _core
-from narrowfloat._arrays import is_torch
+from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._shapes import round_up
 from narrowfloat.compat.flashinfer._arrays import (
-    as_bytes,
     as_type,
     check_backend,
     contiguous,
     dtype_name,
     four_over_six_option,
     is_column_major,
+    is_on_gpu,
     layout_name,
+    layout_of,
     math_mode,
     scale_of,
     swap_last,
-    to_cpu,
     to_float32,
     transpose,
 )
 from narrowfloat.compat.flashinfer._enums import SfLayout
-from narrowfloat.compat.flashinfer._layers import host_number
 from narrowfloat.compat.flashinfer._layouts import e4m3
 
 _TILE_ROWS = {"swizzled_128x4": 128, "swizzled_8x4": 8, "linear": 1}
-
-
-def _layout_of(swizzled: bool, is_8x4: bool) -> str:
-    if not swizzled:
-        return "linear"
-    return "swizzled_8x4" if is_8x4 else "swizzled_128x4"
 
 
 def _matrix(scales: Any, layout: str, rows: int, blocks: int) -> Any:
@@ -76,10 +69,9 @@ def _encode_scale(global_scale: Any, is_inversed: bool, math: str, input: Any) -
         return scale
     if isinstance(scale, float):
         return _core.encode_scale_from_decode(scale, math)
-    if math == "exact":
-        return 1.0 / scale  # IEEE division, on any device.
-    values = [_core.encode_scale_from_decode(float(value), math) for value in to_cpu(scale)]
-    return to_float32(values, input)
+    encode = maker_of("global_scale", scale).empty(scale.shape, "float32")
+    _core.encode_scales_from_decode(scale, encode, math)
+    return encode
 
 
 def _quantized(input: Any, format: str, layout: str, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -103,7 +95,19 @@ def fp4_quantize(
     math: str | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
-    """(codes [..., K / 2], scales [rows, blocks] padded): NVFP4, or MXFP4 with (32, True)."""
+    """(codes, scales): NVFP4, or MXFP4 with (sf_vec_size, sf_use_ue8m0) of (32, True).
+
+    input: float32, float16, bfloat16 or float8_e4m3fn [..., K]; K a multiple of sf_vec_size. A
+        column-major matrix is quantized along its columns, and so are the results.
+    global_scale: float, or float32 [1] or [M]; multiplies before quantization. NVFP4 needs it,
+        MXFP4 takes it with float8 input.
+    is_global_scale_inversed: global_scale is the reciprocal.
+    is_sf_swizzled_layout, is_sf_8x4_layout: scales in layout 128x4, 8x4 or linear.
+    enable_pdl, backend: change nothing. math: "exact" or "fast".
+    four_over_six: of NVFP4; True, a narrowfloat.FourOverSix, or False.
+    Gives uint8 [..., K / 2] and uint8 [M, K / sf_vec_size]; swizzled: M rounded up to 128 or 8,
+    blocks to 4. ValueError for other pairs of sf_vec_size and sf_use_ue8m0.
+    """
     check_backend(backend)
     if is_column_major(input):
         parts = fp4_quantize(
@@ -112,7 +116,7 @@ def fp4_quantize(
             four_over_six=four_over_six,
         )  # fmt: skip
         return swap_last(parts[0]), swap_last(parts[1])
-    layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
+    layout = layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
     if (sf_vec_size, sf_use_ue8m0) == (16, False):
         if global_scale is None:
             raise ValueError("global_scale: sf_vec_size=16 needs it")
@@ -135,6 +139,11 @@ def fp4_quantize(
     return _quantized(input, "mxfp4", layout, options)
 
 
+def _base_scale(scale: Any, input: Any) -> Any:
+    """A number where the host has it; else float32 [1], which the kernel reads."""
+    return to_float32(scale, input) if is_on_gpu(scale) else float(scale)
+
+
 def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: Any,
                choice: Any) -> Any:
     q = nf.quantize(
@@ -142,8 +151,7 @@ def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: An
         "nvfp4_per_token",
         layout=layout,
         math=math_mode(math),
-        base_decode_scale=None if a_global_sf is None
-        else host_number("a_global_sf", a_global_sf),
+        base_decode_scale=None if a_global_sf is None else _base_scale(a_global_sf, a),
         four_over_six=four_over_six_option(choice),
         row_list=rows,
     )
@@ -164,7 +172,18 @@ def nvfp4_quantize(
     math: str | None = None,
     four_over_six: Any = None,
 ) -> Any:
-    """(codes, scales), with per_token_activation also the rows' decode scales."""
+    """(codes, scales) of fp4_quantize(), with per_token_activation also the rows' decode scales.
+
+    a: float32, float16, bfloat16 or float8_e4m3fn [..., K]; per token and do_shuffle: [M, K].
+    a_global_sf: float, or float32 [1] or [M], multiplies before quantization; per token: float or
+        float32 [1], the decode scale of a row with the maximum 1, 1 / (448 * 6).
+    sfLayout: SfLayout of the scales, uint8 in two axes. sf_vec_size: 16.
+    do_shuffle: rows of both in the order of shuffle_matrix_a(t, 128); needs layout_128x4, a
+        multiple of 128 rows and of 64 columns. NotImplementedError with per_token_activation.
+    per_token_activation: a third result, float32 [M], multiplies the rows when they are decoded.
+    expanded_idx_to_permuted_idx: int32 [n], rows to work on, per token only.
+    enable_pdl, backend, math, four_over_six: as fp4_quantize() has them.
+    """
     check_backend(backend)
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
@@ -200,7 +219,11 @@ def mxfp4_quantize(
     *,
     math: str | None = None,
 ) -> tuple[Any, Any]:
-    """(codes [M, K / 2], scales)."""
+    """MXFP4 of a: (codes uint8 [M, K / 2], scales uint8 [M, K / 32], padded as sfLayout asks).
+
+    a: float32, float16, bfloat16 or float8_e4m3fn [M, K], K a multiple of 32. sfLayout: SfLayout.
+    backend, enable_pdl: change nothing. math: "exact" or "fast".
+    """
     layout = layout_name("sfLayout", sfLayout)
     return fp4_quantize(
         a, None, 32, True, layout != "linear", layout == "swizzled_8x4", backend=backend, math=math
@@ -218,10 +241,15 @@ def silu_and_mul_nvfp4_quantize(
     math: str | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
-    """fp4_quantize() of silu(first half) * second half."""
+    """fp4_quantize() of silu(first half) * second half.
+
+    input: float16 or bfloat16 [..., 2 * K]. global_scale: float, or float32 [1] or [M].
+    sf_vec_size: 16. is_sf_swizzled_layout, is_sf_8x4_layout, enable_pdl, math, four_over_six: as
+    fp4_quantize() has them. Gives uint8 [..., K / 2] and uint8 [M, K / 16], padded.
+    """
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
-    layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
+    layout = layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
     options = _nvfp4_options(math, global_scale, input, four_over_six)
     q = nf.silu_mul_quantize(input, "nvfp4", layout=layout, **options)
     rows, cols = prod(input.shape[:-1]), input.shape[-1] // 2
@@ -238,7 +266,11 @@ def nvfp4_quantize_smooth(
     math: str | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
-    """(codes, flat 128x4 scales) of x * pre_quant_scale."""
+    """NVFP4 of x * pre_quant_scale: (codes uint8 [M, K / 2], scales uint8, flat 128x4 image).
+
+    x: bfloat16 [M, K]. pre_quant_scale: bfloat16 [K]. global_scale: float, or float32 [1] or [M].
+    enable_pdl, backend, math, four_over_six: as fp4_quantize() has them.
+    """
     check_backend(backend)
     options = _nvfp4_options(math, global_scale, x, four_over_six)
     q = nf.smooth_quantize(x, pre_quant_scale, "nvfp4", layout="swizzled_128x4", **options)
@@ -249,7 +281,12 @@ def nvfp4_batched_quantize(
     a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: str | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
-    """(codes [B, M, K / 2], scales [B, image])."""
+    """NVFP4 with an image of scales for each batch.
+
+    a: float32, float16 or bfloat16 [B, M, K]. a_global_sf: float, or float32 [1] or [M].
+    sf_vec_size: 16. math, four_over_six: as fp4_quantize() has them.
+    Gives uint8 [B, M, K / 2] and uint8 [B, bytes of an image], layout 128x4.
+    """
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     options = _nvfp4_options(math, a_global_sf, a, four_over_six)
@@ -267,7 +304,13 @@ def _grouped_views(q: nf.QuantizedTensor, blocks: int) -> tuple[Any, Any]:
 def scaled_fp4_grouped_quantize(
     a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
-    """NVFP4 of the first mask[b] rows of each expert; views as FlashInfer's grouped GEMM wants."""
+    """NVFP4 of the first mask[b] rows of each expert; views as FlashInfer's grouped GEMM wants.
+
+    a: float16 or bfloat16 [B, M, K]. mask: int32 [B]. a_global_sf: float32 [B], multiplies.
+    math, four_over_six: as fp4_quantize() has them.
+    Gives uint8 (M, K / 2, B) and float8_e4m3fn (32, 4, M / 128, 4, K / 64, B), rounded up; codes of
+    other rows have any contents, their scales are 0.
+    """
     options = _nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options)
     codes, scales = _grouped_views(q, a.shape[2] // 16)
@@ -277,7 +320,11 @@ def scaled_fp4_grouped_quantize(
 def silu_and_mul_scaled_nvfp4_experts_quantize(
     a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
-    """scaled_fp4_grouped_quantize() of silu(first half) * second half."""
+    """scaled_fp4_grouped_quantize() of silu(first half) * second half.
+
+    a: float16 or bfloat16 [B, M, 2 * K]. mask: int32 [B]. a_global_sf: float32 [B], multiplies.
+    math, four_over_six: as fp4_quantize() has them.
+    """
     options = _nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.silu_mul_quantize(
         a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options
@@ -301,7 +348,12 @@ def mxfp8_quantize(
     *,
     math: str | None = None,
 ) -> tuple[Any, Any]:
-    """(float8_e4m3fn [..., padded K], flat scales). float32 input: codes are uint8."""
+    """MXFP8: (codes float8_e4m3fn [..., K rounded up to alignment], flat scales uint8).
+
+    input: float32, whose codes come as uint8, float16 or bfloat16 [..., K]. alignment: a multiple
+    of 32. is_sf_swizzled_layout: layout 128x4, else linear; sf_swizzle_layout: a SfLayout, comes
+    first. enable_pdl, backend: change nothing. math: "exact" or "fast".
+    """
     check_backend(backend)
     layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
     if sf_swizzle_layout is not None:
@@ -312,74 +364,17 @@ def mxfp8_quantize(
 
 
 def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: str | None = None) -> tuple[Any, Any]:
-    """MXFP8 of the first mask[b] rows of each expert; columns padded to 128."""
+    """MXFP8 of the first mask[b] rows of each expert; columns padded to 128.
+
+    a: float16 or bfloat16 [B, M, K]. mask: int32 [B]. math: "exact" or "fast".
+    Gives float8_e4m3fn (M, K, B) and uint8 (32, 4, M / 128, 4, K / 128, B), rounded up.
+    """
     q = nf.quantize(
         a, "mxfp8", layout="swizzled_128x4", batched=True, alignment=128, valid_rows=mask,
         math=math or "exact",
     )  # fmt: skip
     codes, scales = _grouped_views(q, round_up(a.shape[2], 128) // 32)
     return e4m3_view(codes), scales
-
-
-def _dequantized(
-    format: str, codes: Any, scales: Any, layout: str, global_scale: Any = None
-) -> Any:
-    """float32 on the CPU, [rows, cols]."""
-    codes, scales = contiguous(to_cpu(as_type(codes, "uint8"))), as_bytes(to_cpu(scales))
-    rows = prod(codes.shape[:-1])
-    cols = codes.shape[-1] * (1 if format == "mxfp8" else 2)
-    sizes = _core.quantized_layout(format, rows, cols, scale_layout=layout)
-    scale = None
-    if sizes.global_scales:
-        scale = to_float32(1.0 if global_scale is None else to_cpu(global_scale), codes)
-    q = nf.QuantizedTensor(codes, scales.reshape(-1), scale, sizes, (rows, cols))
-    return q.dequantize("float32")
-
-
-def mxfp4_dequantize(a_fp4: Any, a_sf: Any, sfLayout: SfLayout = SfLayout.layout_128x4) -> Any:
-    """float32 on the CPU."""
-    return _dequantized("mxfp4", a_fp4, a_sf, layout_name("sfLayout", sfLayout))
-
-
-def mxfp4_dequantize_host(weight: Any, scale: Any, group_size: int = 32) -> Any:
-    """float32 on the CPU, of linear scales."""
-    if group_size != 32:
-        raise ValueError(f"group_size: expected 32, got {group_size}")
-    return _dequantized("mxfp4", weight, scale, "linear")
-
-
-def e2m1_and_ufp8sf_scale_to_float(
-    e2m1_tensor: Any,
-    ufp8_scale_tensor: Any,
-    global_scale_tensor: Any = None,
-    sf_vec_size: int = 16,
-    ufp8_type: int = 1,
-    is_sf_swizzled_layout: bool = True,
-    is_sf_8x4_layout: bool = False,
-) -> Any:
-    """float32 on the CPU. ufp8_type: 0 UE8M0 (sf_vec_size 32), 1 E4M3 (16)."""
-    formats = {(32, 0): "mxfp4", (16, 1): "nvfp4"}
-    format = formats.get((sf_vec_size, ufp8_type))
-    if format is None:
-        raise ValueError(
-            f"ufp8_type: expected (sf_vec_size, ufp8_type) of (32, 0) or (16, 1), got "
-            f"({sf_vec_size}, {ufp8_type})"
-        )
-    layout = _layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
-    return _dequantized(format, e2m1_tensor, ufp8_scale_tensor, layout, global_scale_tensor)
-
-
-def mxfp8_dequantize_host(
-    input: Any,
-    scale_tensor: Any,
-    is_sf_swizzled_layout: bool = True,
-    sf_swizzle_layout: SfLayout | None = None,
-) -> Any:
-    """float32 on the CPU."""
-    layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
-    if sf_swizzle_layout is not None:
-        layout = layout_name("sf_swizzle_layout", sf_swizzle_layout)
-    return _dequantized("mxfp8", input, scale_tensor, layout)
 
 
 def per_token_group_quant_8bit(
@@ -392,10 +387,13 @@ def per_token_group_quant_8bit(
     scale_ue8m0: bool = False,
     backend: str = "cutile",
 ) -> tuple[Any, Any]:
-    """(float8_e4m3fn, float8_e5m2 or int8 [..., K], float32 scales).
+    """(codes [..., K], scales float32), a scale for each group of columns.
 
-    Scales are [..., K / group_size]; with column_major_scales [K / group_size, M], the last axis
-    padded to a multiple of 4 with scale_tma_aligned.
+    x: float32, float16 or bfloat16 [..., K]. group_size: divides K. eps: least maximum of a group.
+    dst_dtype: float8_e4m3fn (default), float8_e5m2 or int8; a type of torch or ml_dtypes.
+    column_major_scales: [K / group_size, M], else [..., K / group_size].
+    scale_tma_aligned: with it, the last axis is padded to a multiple of 4.
+    scale_ue8m0: with it, scales are powers of two. backend: changes nothing.
     """
     check_backend(backend)
     for name, value in (("scale_tma_aligned", scale_tma_aligned), ("scale_ue8m0", scale_ue8m0)):
@@ -424,7 +422,13 @@ def make_nvfp4_global_scale(
     input: Any, per_token_activation: bool, global_scale: Any = None, cfg: Any = None, *,
     four_over_six: Any = None,
 ) -> Any:  # fmt: skip
-    """float32 [1]: what nvfp4_quantize() takes for a tensor."""
+    """float32 [1]: what nvfp4_quantize() takes for a tensor.
+
+    input: float32, float16 or bfloat16 of any shape: 448 * 6 / its largest magnitude.
+    per_token_activation: 1 / (448 * 6) instead. global_scale: float, or float32 [1], given back.
+    four_over_six: as fp4_quantize() has it, 256 in place of 448 if it says so.
+    cfg: NotImplementedError unless None.
+    """
     if cfg is not None:
         raise NotImplementedError("cfg: not offered; four_over_six is")
     option = four_over_six_option(four_over_six)
@@ -441,25 +445,3 @@ def make_nvfp4_global_scale(
     if found[0] == 0:
         return to_float32(largest_of_floats, input)
     return (top / found).astype("float32")
-
-
-def _bools(x: Any) -> Any:
-    """As pack_bits() takes them."""
-    return contiguous(x if dtype_name(x) in ("bool", "uint8") else x != 0)
-
-
-def _check_bitorder(bitorder: str) -> None:
-    if bitorder not in ("big", "little"):
-        raise ValueError(f"bitorder: expected big or little, got {bitorder!r}")
-
-
-def packbits(x: Any, bitorder: str = "big") -> Any:
-    """uint8 [n / 8]: eight bools a byte; the last one is filled with zeros."""
-    _check_bitorder(bitorder)
-    return nf.pack_bits(_bools(x), bitorder)
-
-
-def segment_packbits(x: Any, indptr: Any, bitorder: str = "big") -> tuple[Any, Any]:
-    """Each segment of bools on its own: (bytes, new offsets)."""
-    _check_bitorder(bitorder)
-    return nf.segment_pack_bits(_bools(x), contiguous(indptr), bitorder)

@@ -84,7 +84,7 @@ def trtllm_gen_routing(
     norm_topk_prob: bool = True,
     enable_pdl: bool | None = None,
 ) -> RoutingResult:
-    """Router and permutation alone. The rank inside an expert is stable.
+    """Router and permutation alone: a RoutingResult. The rank inside an expert is stable.
 
     routing_logits: float32 or bfloat16 [T, E]. routing_bias: float32 or bfloat16 [E] or None.
     routing_method: RoutingMethodType. top_k, n_group, topk_group: int.
@@ -92,6 +92,8 @@ def trtllm_gen_routing(
     num_fused_shared_experts: int; slots that follow the k of the router.
     local_expert_offset, local_num_experts: int; the experts whose slots get rows; default: all.
     tile_tokens_dim: int, a power of two; rows of a tile. enable_pdl: changes nothing.
+    Gives bfloat16 weights [T, k + S], int32 ids and rows of slots of that shape, and the int32 maps
+    of narrowfloat.permute().
     """
     if len(routing_logits.shape) != 2 or dtype_name(routing_logits) not in ("float32", "bfloat16"):
         raise ValueError(
@@ -136,7 +138,14 @@ def fused_topk_deepseek(
     *,
     backend: str = "default",
 ) -> None:
-    """DeepSeek-V3's routing into topk_values and topk_indices."""
+    """DeepSeek-V3's routing into topk_values and topk_indices.
+
+    scores: float32, float16 or bfloat16 [T, E]. bias: float32 or bfloat16 [E].
+    n_group, topk_group, topk: groups of experts, those that are kept, and k; ints.
+    routed_scaling_factor: float. topk_values: of any float dtype [T, k]; topk_indices: int32 or
+    int64 [T, k]; both written to. routing_replay_out: int16 [>= T, k], written to, or None.
+    launch_with_pdl, backend: change nothing.
+    """
     groups = {"n_group": n_group, "topk_group": topk_group} if n_group > 1 else {}
     ids, weights = nf.route(
         scores, bias=bias, top_k=topk, method="deepseek_v3", replay=routing_replay_out,
@@ -162,7 +171,15 @@ def moe_sort(
     out_total_num_padded_tokens: Any = None,
     out_num_non_exiting_tiles: Any = None,
 ) -> tuple[Any, ...]:
-    """Slots sorted by expert: the maps of trtllm_gen_routing() under other names."""
+    """Slots sorted by expert: the maps of trtllm_gen_routing() under other names, int32.
+
+    token_selected_experts: int32 [T, k]. token_final_scales: not needed. num_experts, top_k: E, k.
+    local_expert_offset, num_local_experts: the experts whose slots get rows; default: all.
+    tile_tokens_dim: int, a power of two; rows of a tile. enable_pdl: changes nothing.
+    out_tile_idx_to_expert_idx, out_tile_idx_to_mn_limit: expert of a tile, and end of its rows.
+    out_expanded_idx_to_permuted_idx: [T, k], row of a slot. out_permuted_idx_to_expanded_idx: slot
+    of a row. out_total_num_padded_tokens, out_num_non_exiting_tiles: [1]. Written to where given.
+    """
     if token_selected_experts.shape[1] != top_k:
         raise ValueError(f"top_k: {top_k}, but {token_selected_experts.shape[1]} experts a token")
     local = num_experts if num_local_experts is None else num_local_experts
@@ -213,10 +230,12 @@ def hash_topk(
     routed_scaling_factor: float = 1.0,
     launch_with_pdl: bool = True,
 ) -> tuple[Any, Any]:
-    """Experts from a table by token id, float32 weights [T, k + S] and int32 ids from logits.
+    """Experts from a table by token id: float32 weights [T, k + S] and int32 ids.
 
-    router_logits: float32 [T, E]. input_ids: int64 [T]. tid2eid: int32 [vocabulary, k]. Ids out of
-    range are a ValueError on the CPU; on a GPU their slots get the id -1 and the weight 0.
+    router_logits: float32 [T, E]; weights come from them. input_ids: int64 [T]. tid2eid: int32
+    [vocabulary, k]. Ids out of range are a ValueError on the CPU; on a GPU their slots get the id
+    -1 and the weight 0. num_fused_shared_experts: S, 0 or 1; the last slot is the expert E.
+    routed_scaling_factor: float, not 0. launch_with_pdl: changes nothing.
     """
     shared = num_fused_shared_experts
     _check_hash_topk(router_logits, input_ids, tid2eid, shared, routed_scaling_factor)
