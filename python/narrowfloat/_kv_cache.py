@@ -168,21 +168,27 @@ def kv_quantize_paged_cache(
     k_encode_scale: Any = None,
     v_encode_scale: Any = None,
     math: str = "exact",
+    out: tuple[tuple[Any, Any], tuple[Any, Any], Any, Any] | None = None,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any], Any, Any]:
     """Whole caches: ((k, v), (k_scales, v_scales), k decode scale, v decode scale).
 
     key, value: float16 or bfloat16, paged in the order of `layout`; page_size a multiple of 4,
     head_dim of 64. Encode scales default to 448 / max(largest magnitude, 1e-12). The scales of V
-    come in the order of kv_reorder_v_scales(). The decode scales are float32 [1].
+    come in the order of kv_reorder_v_scales(). The decode scales are float32 [1]. math: "exact" or
+    "fast". out: arrays for all results.
     """
-    make = maker_of("key", key)
-    halves = []
-    for name, array in (("key", key), ("value", value)):
-        *lead, dim = shape_of(name, array)
-        halves.append((make.empty((*lead, dim // 2), "uint8"),
-                       make.empty((*lead, dim // 16), "uint8"),
-                       make.empty((1,), "float32")))  # fmt: skip
-    k, v = halves
+    if out is None:
+        make = maker_of("key", key)
+        halves = []
+        for name, array in (("key", key), ("value", value)):
+            *lead, dim = shape_of(name, array)
+            halves.append((make.empty((*lead, dim // 2), "uint8"),
+                           make.empty((*lead, dim // 16), "uint8"),
+                           make.empty((1,), "float32")))  # fmt: skip
+        k, v = halves
+    else:
+        codes, scales, *decodes = out
+        k, v = zip(codes, scales, decodes, strict=True)
     encode = {"k": _scale("k_encode_scale", k_encode_scale),
               "v": _scale("v_encode_scale", v_encode_scale)}  # fmt: skip
     _core.kv_quantize_paged_cache(to_core("key", key), to_core("value", value),

@@ -101,28 +101,36 @@ class Permutation:
 
 
 def permute(
-    ids: Any, *, local_experts: int, expert_offset: int = 0, token_tile: int | None = None
-) -> Permutation:
+    ids: Any, *, local_experts: int, expert_offset: int = 0, token_tile: int | None = None,
+    out: Permutation | None = None,
+) -> Permutation:  # fmt: skip
     """Sorts the slots of all tokens by expert; each expert's rows are padded to whole tiles.
 
     ids: int32 [T, slots] of global experts. Those in [expert_offset, expert_offset +
     local_experts) have rows, in the order of the slot indexes. token_tile: a power of two; default:
-    default_token_tile().
+    that of `out`, or default_token_tile(). out: maps to be written.
     """
     shape = shape_of("ids", ids)
     if len(shape) != 2:
         raise ValueError(f"ids: expected [tokens, slots], got {shape}")
     tokens, slots = shape
+    if out is not None:
+        if token_tile not in (None, out.token_tile):
+            raise ValueError(f"token_tile: {token_tile}, but out has {out.token_tile}")
+        token_tile = out.token_tile
     if token_tile is None:
         token_tile = _core.default_token_tile(tokens, slots, local_experts)
     tiles, rows = _core.permutation_sizes(tokens, slots, local_experts, token_tile)
-    make = maker_of("ids", ids)
     sizes = {"slot_to_row": tokens * slots, "row_to_token": rows, "row_to_slot": rows,
              "num_rows": 1, "tile_to_expert": tiles, "tile_row_end": tiles,
              "num_tiles": 1}  # fmt: skip
-    arrays = {name: make.empty((size,), "int32") for name, size in sizes.items()}
-    _core.permute(ids, expert_offset, local_experts, token_tile, arrays)
-    return Permutation(token_tile, **arrays)
+    if out is None:
+        make = maker_of("ids", ids)
+        arrays = {name: make.empty((size,), "int32") for name, size in sizes.items()}
+        out = Permutation(token_tile, **arrays)
+    _core.permute(ids, expert_offset, local_experts, token_tile,
+                  {name: getattr(out, name) for name in sizes})  # fmt: skip
+    return out
 
 
 def combine(

@@ -1,7 +1,9 @@
 """Operators of torch: 8-bit groups, KV caches, shuffles, bits, and the steps of a MoE layer.
 
-Each is the function of `narrowfloat` of the same name, with all of its arguments by position and
-without `out`. Scales of one number are tensors here. Those that fill given tensors return nothing.
+Each is the function of `narrowfloat` of the same name, with all of its arguments by position.
+Scales of one number are tensors here. Those that fill given tensors return nothing: they are called
+`<name>_out` where there is one with new results, and have the results behind the arguments, in
+place of what only says how those are made.
 """
 
 from __future__ import annotations
@@ -28,6 +30,23 @@ def _nothing(*_: Any) -> None:
     """The shape function of what returns nothing."""
 
 
+def _pair(name: str, arguments: str, results: str, real: Any, fake: Any, making: str = "") -> None:
+    """An operator with new results, and one with given ones.
+
+    results: names. making: further arguments of the first one. real: takes both, and out=.
+    """
+    names = results.split()
+    made = "Tensor" if len(names) == 1 else "(" + ", ".join(f"Tensor {one}" for one in names) + ")"
+    given = ", ".join(f"Tensor({chr(97 + i)}!) {one}" for i, one in enumerate(names))
+    _operator(f"{name}({arguments}{making}) -> {made}", real, fake)
+
+    def real_out(*args: Any) -> None:
+        out = args[-len(names):]
+        real(*args[: -len(names)], out=out[0] if len(names) == 1 else out)
+
+    _operator(f"{name}_out({arguments}, {given}) -> ()", real_out, _nothing)
+
+
 def _groups_fake(input: Any, group_size: int, dtype: str, eps: float, order: str,
                  powers: bool) -> Any:  # fmt: skip
     *lead, cols = input.shape
@@ -39,11 +58,12 @@ def _groups_fake(input: Any, group_size: int, dtype: str, eps: float, order: str
     return input.new_empty(input.shape, dtype=codes), input.new_empty(shape, dtype=_FLOAT)
 
 
-_operator(
-    "quantize_group_8bit(Tensor input, int group_size, str dtype, float eps, str scale_order,"
-    " bool power_of_two_scales) -> (Tensor codes, Tensor scales)",
-    lambda input, size, dtype, eps, order, powers: nf.quantize_group_8bit(
-        input, size, dtype, eps=eps, scale_order=order, power_of_two_scales=powers
+_pair(
+    "quantize_group_8bit",
+    "Tensor input, int group_size, str dtype, float eps, str scale_order, bool power_of_two_scales",
+    "codes scales",
+    lambda input, size, dtype, eps, order, powers, out=None: nf.quantize_group_8bit(
+        input, size, dtype, eps=eps, scale_order=order, power_of_two_scales=powers, out=out
     ),
     _groups_fake,
 )
@@ -55,18 +75,22 @@ def _kv_rows(input: Any) -> Any:
             input.new_empty((*lead, cols // 16), dtype=_BYTE))  # fmt: skip
 
 
-_operator(
-    "kv_quantize(Tensor input, Tensor? decode_scale, str math) -> (Tensor values, Tensor scales)",
-    lambda input, scale, math: nf.kv_quantize(input, scale, math=math),
+_pair(
+    "kv_quantize",
+    "Tensor input, Tensor? decode_scale, str math",
+    "values scales",
+    lambda input, scale, math, out=None: nf.kv_quantize(input, scale, math=math, out=out),
     lambda input, scale, math: _kv_rows(input),
 )
-_operator(
-    "kv_dequantize(Tensor values, Tensor scales, Tensor? decode_scale, ScalarType dtype)"
-    " -> Tensor",
+_pair(
+    "kv_dequantize",
+    "Tensor values, Tensor scales, Tensor? decode_scale",
+    "out",
     nf.kv_dequantize,
     lambda values, scales, scale, dtype: values.new_empty(
         (*values.shape[:-1], 2 * values.shape[-1]), dtype=dtype
     ),
+    ", ScalarType dtype",
 )
 _operator(
     "kv_dequantize_paged(Tensor k_cache, Tensor v_cache, Tensor k_scales, Tensor v_scales,"
@@ -94,9 +118,11 @@ _operator(
 )  # fmt: skip
 
 
-def _whole_caches(key: Any, value: Any, layout: str, k: Any, v: Any, math: str) -> Any:
+def _whole_caches(key: Any, value: Any, layout: str, k: Any, v: Any, math: str,
+                  out: Any = None) -> Any:  # fmt: skip
+    given = None if out is None else (out[:2], out[2:4], *out[4:])
     codes, scales, k_decode, v_decode = nf.kv_quantize_paged_cache(
-        key, value, layout, k_encode_scale=k, v_encode_scale=v, math=math
+        key, value, layout, k_encode_scale=k, v_encode_scale=v, math=math, out=given
     )
     return (*codes, *scales, k_decode, v_decode)
 
@@ -107,21 +133,24 @@ def _whole_caches_fake(key: Any, value: Any, *_: Any) -> Any:
     return (k, v, k_scales, v_scales, *decode)
 
 
-_operator(
-    "kv_quantize_paged_cache(Tensor key, Tensor value, str layout, Tensor? k_encode_scale,"
-    " Tensor? v_encode_scale, str math) -> (Tensor k, Tensor v, Tensor k_scales, Tensor v_scales,"
-    " Tensor k_decode_scale, Tensor v_decode_scale)",
+_pair(
+    "kv_quantize_paged_cache",
+    "Tensor key, Tensor value, str layout, Tensor? k_encode_scale, Tensor? v_encode_scale,"
+    " str math",
+    "k v k_scales v_scales k_decode_scale v_decode_scale",
     _whole_caches,
     _whole_caches_fake,
 )
 for _name in ("kv_reorder_v_scales", "kv_restore_v_scales"):
-    _operator(f"{_name}(Tensor scales, str layout) -> Tensor", getattr(nf, _name),
-              lambda scales, layout: scales.new_empty(scales.shape, dtype=_BYTE))  # fmt: skip
+    _pair(_name, "Tensor scales, str layout", "out", getattr(nf, _name),
+          lambda scales, layout: scales.new_empty(scales.shape, dtype=_BYTE))  # fmt: skip
 for _name in ("shuffle_rows", "unshuffle_rows"):
-    _operator(f"{_name}(Tensor input, int epilogue_tile_m) -> Tensor", getattr(nf, _name),
-              lambda input, tile: input.new_empty(input.shape))  # fmt: skip
-_operator(
-    "shuffle_scales(Tensor scales, int epilogue_tile_m) -> Tensor",
+    _pair(_name, "Tensor input, int epilogue_tile_m", "out", getattr(nf, _name),
+          lambda input, tile: input.new_empty(input.shape))  # fmt: skip
+_pair(
+    "shuffle_scales",
+    "Tensor scales, int epilogue_tile_m",
+    "out",
     nf.shuffle_scales,
     lambda scales, tile: scales.new_empty(
         (*scales.shape[:-1], round_up(scales.shape[-1], 4)), dtype=_BYTE
@@ -136,13 +165,17 @@ def _unshuffle_fake(scales: Any, rows: int, blocks: int, tile: int) -> Any:
     return scales.new_empty((*lead, rows, blocks), dtype=_BYTE)
 
 
-_operator(
-    "unshuffle_scales(Tensor scales, int rows, int blocks, int epilogue_tile_m) -> Tensor",
+_pair(
+    "unshuffle_scales",
+    "Tensor scales, int rows, int blocks, int epilogue_tile_m",
+    "out",
     nf.unshuffle_scales,
     _unshuffle_fake,
 )
-_operator(
-    "pack_bits(Tensor input, str order) -> Tensor",
+_pair(
+    "pack_bits",
+    "Tensor input, str order",
+    "out",
     nf.pack_bits,
     lambda input, order: input.new_empty(((input.numel() + 7) // 8,), dtype=_BYTE),
 )
@@ -153,25 +186,30 @@ def _segments_fake(input: Any, offsets: Any, order: str) -> Any:
     return input.new_empty((size,), dtype=_BYTE), offsets.new_empty(offsets.shape)
 
 
-def _segments(input: Any, offsets: Any, order: str) -> Any:
-    """Zeros behind the last segment: the result has no other length than its bound."""
-    with allocating_on(input.device):
-        size = _core.segment_packed_bytes(input.numel(), max(0, offsets.shape[0] - 1))
-        out = input.new_empty((size,), dtype=_BYTE), offsets.new_empty(offsets.shape)
-        out[0].zero_()
+def _segments(input: Any, offsets: Any, order: str, out: Any = None) -> Any:
+    """New results have zeros behind the last segment: their length is its bound."""
+    if out is None:
+        with allocating_on(input.device):
+            size = _core.segment_packed_bytes(input.numel(), max(0, offsets.shape[0] - 1))
+            out = input.new_empty((size,), dtype=_BYTE), offsets.new_empty(offsets.shape)
+            out[0].zero_()
     return nf.segment_pack_bits(input, offsets, order, out=out)
 
 
-_operator(
-    "segment_pack_bits(Tensor input, Tensor offsets, str order) -> (Tensor bytes, Tensor offsets)",
+_pair(
+    "segment_pack_bits",
+    "Tensor input, Tensor offsets, str order",
+    "bytes new_offsets",
     _segments,
     _segments_fake,
 )
 
 
-def _permuted(ids: Any, local_experts: int, expert_offset: int, token_tile: int) -> Any:
+def _permuted(ids: Any, local_experts: int, expert_offset: int, token_tile: int,
+              out: Any = None) -> Any:  # fmt: skip
+    given = None if out is None else nf.Permutation(token_tile, *out)
     maps = nf.permute(ids, local_experts=local_experts, expert_offset=expert_offset,
-                      token_tile=token_tile)  # fmt: skip
+                      token_tile=token_tile, out=given)  # fmt: skip
     return (maps.slot_to_row, maps.row_to_token, maps.row_to_slot, maps.num_rows,
             maps.tile_to_expert, maps.tile_row_end, maps.num_tiles)  # fmt: skip
 
@@ -186,20 +224,22 @@ def _permuted_fake(ids: Any, local_experts: int, expert_offset: int, token_tile:
     return tuple(ids.new_empty((size,), dtype=_INT32) for size in sizes)
 
 
-_operator(
-    "permute(Tensor ids, int local_experts, int expert_offset, int token_tile)"
-    " -> (Tensor slot_to_row, Tensor row_to_token, Tensor row_to_slot, Tensor num_rows,"
-    " Tensor tile_to_expert, Tensor tile_row_end, Tensor num_tiles)",
+_pair(
+    "permute",
+    "Tensor ids, int local_experts, int expert_offset, int token_tile",
+    "slot_to_row row_to_token row_to_slot num_rows tile_to_expert tile_row_end num_tiles",
     _permuted,
     _permuted_fake,
 )
-_operator(
-    "combine(Tensor slot_rows, Tensor slot_to_row, Tensor? weights, SymInt tokens,"
-    " ScalarType dtype) -> Tensor",
-    lambda rows, places, weights, tokens, dtype: nf.combine(
-        rows, places, weights, tokens=tokens, dtype=dtype
+_pair(
+    "combine",
+    "Tensor slot_rows, Tensor slot_to_row, Tensor? weights",
+    "out",
+    lambda rows, places, weights, tokens=None, dtype=None, out=None: nf.combine(
+        rows, places, weights, tokens=tokens, dtype=dtype, out=out
     ),
     lambda rows, places, weights, tokens, dtype: rows.new_empty(
         (tokens, rows.shape[-1]), dtype=dtype
     ),
+    ", SymInt tokens, ScalarType dtype",
 )

@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh -
 if not (torch.cuda.is_available() and nf.build_info()["cuda_enabled"]):
     pytest.skip("no GPU, or a build without CUDA", allow_module_level=True)
 
+from torch_op_cases import out_cases  # noqa: E402
+
 import narrowfloat.torch as nft  # noqa: E402
 
 X = torch.randn(37, 256, generator=torch.Generator().manual_seed(9)).bfloat16()
@@ -236,6 +238,20 @@ def test_opcheck_on_the_gpu() -> None:
     """Schema and shape functions with CUDA tensors."""
     arguments = (X.cuda(), "nvfp4")
     torch.library.opcheck(torch.ops.narrowfloat.quantize.default, arguments)
+
+
+@pytest.mark.parametrize("name", list(out_cases()))
+def test_operators_with_given_results(name: str) -> None:
+    """8-bit groups, KV caches, shuffles, bits, permute, combine: the CPU's bytes."""
+    given, made = out_cases()[name]
+    inputs = [one.cuda() if isinstance(one, torch.Tensor) else one for one in given]
+    out = [torch.full_like(one, 7, device="cuda") for one in made]
+    getattr(torch.ops.narrowfloat, name)(*inputs, *out)
+    if name == "segment_pack_bits_out":  # The last segment ends before the array does.
+        end = int(out[1][-1])
+        out[0], made = out[0][:end], (made[0][:end], made[1])
+    for one, two in zip(out, made, strict=True):
+        assert torch.equal(one.cpu().view(torch.uint8), two.view(torch.uint8))
 
 
 def test_devices_must_agree() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from moe_cases import File, router_options
 
 import narrowfloat as nf
@@ -49,6 +50,22 @@ def test_outputs_and_replay() -> None:
     assert (replay[:5] == out[0]).all() and (replay[5:] == 99).all()
     fresh = nf.route(logits, top_k=3)
     assert fresh[0].tobytes() == out[0].tobytes() and fresh[1].tobytes() == out[1].tobytes()
+
+
+def test_given_maps() -> None:
+    """Written again, with their own tile."""
+    ids = np.array([[0, 3], [2, 0], [1, 3]], np.int32)
+    maps = nf.permute(ids, local_experts=4, token_tile=16)
+    given = nf.Permutation(16, *(np.full_like(getattr(maps, name), 7) for name in
+                                 ("slot_to_row", "row_to_token", "row_to_slot", "num_rows",
+                                  "tile_to_expert", "tile_row_end", "num_tiles")))  # fmt: skip
+    assert nf.permute(ids, local_experts=4, out=given) is given
+    for name in ("slot_to_row", "row_to_token", "row_to_slot", "num_rows", "tile_to_expert"):
+        assert (getattr(given, name) == getattr(maps, name)).all(), name
+    with pytest.raises(ValueError, match="token_tile: 8"):
+        nf.permute(ids, local_experts=4, token_tile=8, out=given)
+    with pytest.raises(ValueError, match="row_to_token"):
+        nf.permute(ids, local_experts=64, out=given)
 
 
 def test_default_tile() -> None:

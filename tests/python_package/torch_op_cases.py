@@ -58,6 +58,21 @@ def more_cases() -> dict[str, tuple[tuple, dict]]:
     return {name: (arguments, {}) for name, arguments in plain.items()}
 
 
+# Last arguments that only say how new results are made.
+MAKING = {"kv_dequantize": 1, "combine": 2}
+
+
+def out_cases() -> dict[str, tuple[tuple, tuple]]:
+    """Of operators with given results: arguments, and what new results are."""
+    cases = {}
+    for name, (arguments, _) in more_cases().items():
+        made = getattr(torch.ops.narrowfloat, name)(*arguments)
+        if made is not None:
+            given = arguments[: len(arguments) - MAKING.get(name, 0)]
+            cases[f"{name}_out"] = given, made if isinstance(made, tuple | list) else (made,)
+    return cases
+
+
 def _cache_of_six(key: Any, value: Any, layout: str, k: Any, v: Any, math: str) -> tuple:
     codes, scales, k_decode, v_decode = nf.kv_quantize_paged_cache(
         key, value, layout, k_encode_scale=k, v_encode_scale=v, math=math
