@@ -14,6 +14,7 @@ from narrowfloat import _core
 
 X = np.arange(4 * 64, dtype=np.float32).reshape(4, 64) - 100
 Q = nf.quantize(X, "nvfp4")
+TOKENS = nf.quantize(X, "nvfp4_per_token")
 BF16 = X.astype(ml_dtypes.bfloat16)
 
 
@@ -52,6 +53,25 @@ REFUSED_ARGUMENTS = {
     "type of row_list": (
         lambda: nf.quantize(X, "nvfp4_per_token", row_list=np.zeros(1, np.int64)),
         "row_list",
+    ),
+    "base_decode_scale": (
+        lambda: nf.quantize(X, "nvfp4_per_token", base_decode_scale=0.0), "base_decode_scale",
+    ),
+    "array of base_decode_scale": (
+        lambda: nf.quantize(X, "nvfp4_per_token", base_decode_scale=np.full(1, np.nan, "f4")),
+        "base_decode_scale",
+    ),
+    "type of base_decode_scale": (
+        lambda: nf.quantize(X, "nvfp4_per_token", base_decode_scale=np.ones(1)),
+        "base_decode_scale",
+    ),
+    "count of base_decode_scale": (
+        lambda: nf.quantize(X, "nvfp4_per_token", base_decode_scale=np.ones(4, np.float32)),
+        "base_decode_scale",
+    ),
+    "base_decode_scale in out": (
+        lambda: nf.quantize(X, out=TOKENS, base_decode_scale=TOKENS.global_scale[:1]),
+        "overlaps base_decode_scale",
     ),
     "count of valid_rows": (
         lambda: nf.quantize(X, "nvfp4", valid_rows=np.zeros(2, np.int32)),

@@ -170,6 +170,20 @@ def test_nvfp4_quantize(lib: Any) -> None:
     record("nvfp4_quantize", BITS, "`do_shuffle` not together with `per_token_activation`")
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.full(1, np.inf, np.float32)])
+def test_base_scales_that_are_none(lib: Any, scale: Any) -> None:
+    """Where the host has the value; on a GPU the formulas apply to any (spec 1.6)."""
+    x = lib.make(example((4, 64)))
+    if isinstance(scale, np.ndarray) and lib.__name__ != "Cuda":
+        scale = lib.make(scale.copy())
+    elif isinstance(scale, np.ndarray):
+        scale = Torch.make(scale.copy())  # Of the CPU, for rows on a GPU.
+    with pytest.raises(ValueError, match="a_global_sf: expected a finite value > 0"):
+        fi.nvfp4_quantize(x, scale, per_token_activation=True)
+    with pytest.raises(ValueError, match=r"a_global_sf: .* shape \(4,\)"):
+        fi.nvfp4_quantize(x, lib.make(np.ones(4, np.float32)), per_token_activation=True)
+
+
 def test_mx_formats(lib: Any) -> None:
     """MXFP4 and MXFP8 in every layout; MXFP8's alignment; back to float32."""
     x = example((9, 160))

@@ -147,12 +147,13 @@ BlockRules block_rules(const QuantizeCall& call) {
           .input_max = largest_finite(call.input.dtype)};
 }
 
-// The host reads what lies with it; a GPU reads its own when the kernel runs.
+// The host reads what lies with it, and checks it; a GPU reads its own when the kernel runs.
 void lower_base_scale(const TensorView& scale, LoweredQuantize& lowered) {
   if (scale.is_absent()) return;
   require_vector("base_decode_scales", scale, DType::kF32, 1, lowered.problem.device);
   const auto* place = static_cast<const float*>(scale.data);
   if (lowered.problem.device.type == DeviceType::kCpu) {
+    require_positive("base_decode_scales", *place);
     lowered.args.base_decode_scale = *place;
   } else {
     lowered.args.device_base = place;
@@ -311,6 +312,7 @@ void check_overlap(const QuantizeCall& call) {
   const std::array inputs{byte_range("input", call.input),
                           byte_range("weight", call.vector),
                           byte_range("encode_scales", options.encode_scales),
+                          byte_range("base_decode_scales", options.base_decode_scales),
                           byte_range("row_list", options.row_list),
                           byte_range("valid_rows", options.valid_rows),
                           byte_range("row_offsets", options.row_offsets)};

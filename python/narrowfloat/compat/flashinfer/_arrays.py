@@ -116,9 +116,12 @@ def to_float32(value: Any, like: Any) -> Any:
 
     One number is written there by a fill: a copy from the host would wait, and end a graph capture.
     """
-    if is_torch(value) and (value.is_cuda or value.numel() != 1 or value.device == like.device):
-        return value.to(device=like.device, dtype=sys.modules["torch"].float32).reshape(-1)
-    host = value.float().numpy() if is_torch(value) else value
+    if is_torch(value) and is_torch(like) and (
+        value.is_cuda or value.numel() != 1 or value.device == like.device
+    ):
+        with allocating_on(like.device):  # The conversion is a kernel.
+            return value.to(device=like.device, dtype=sys.modules["torch"].float32).reshape(-1)
+    host = value.detach().float().cpu().numpy() if is_torch(value) else value
     array = np.asarray(host, np.float32).reshape(-1)
     if array.size != 1 or not is_torch(like):
         return maker_of("input", like).from_numpy(array)

@@ -6,7 +6,8 @@ Without them FlashInfer's environment variables count, for NVFP4 from 16-bit inp
 
 from __future__ import annotations
 
-from math import prod
+from math import isfinite, prod
+from numbers import Real
 from typing import Any
 
 import narrowfloat as nf
@@ -141,7 +142,15 @@ def fp4_quantize(
 
 def _base_scale(scale: Any, input: Any) -> Any:
     """A number where the host has it; else float32 [1], which the kernel reads."""
-    return to_float32(scale, input) if is_on_gpu(scale) else float(scale)
+    shape = () if isinstance(scale, Real) else tuple(scale.shape)
+    if prod(shape) != 1:
+        raise ValueError(f"a_global_sf: per token expected one number, got shape {shape}")
+    if is_on_gpu(scale) and is_on_gpu(input):
+        return to_float32(scale, input)
+    number = float(scale if isinstance(scale, Real) else scale.item())
+    if not (isfinite(number) and number > 0):
+        raise ValueError(f"a_global_sf: expected a finite value > 0, got {number}")
+    return number
 
 
 def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: Any,

@@ -188,6 +188,22 @@ const std::vector<Violation> kOptionValues{
      kPlain,
      [](C& c, const W&) { c.options.base_decode_scale = kNan; },
      {"base_decode_scale", "nan"}},
+    {"base_decode_scales_zero",
+     kTok,
+     kPlain,
+     [](C& c, const W& w) {
+       c.options.base_decode_scales = w.scale_view(1);
+       *static_cast<float*>(c.options.base_decode_scales.data) = 0.0F;
+     },
+     {"base_decode_scales", "got 0"}},
+    {"base_decode_scales_infinite",
+     kTok,
+     kPlain,
+     [](C& c, const W& w) {
+       c.options.base_decode_scales = w.scale_view(1);
+       *static_cast<float*>(c.options.base_decode_scales.data) = kInf;
+     },
+     {"base_decode_scales", "inf"}},
     {"fp8_decode_scale_zero",
      kFt,
      kPlain,

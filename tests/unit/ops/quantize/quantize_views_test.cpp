@@ -1,7 +1,9 @@
 // How views may lie in memory and what they may not mean: transposed inputs, overlapping buffers,
 // per-batch scales that could be taken for row scales, values that are no enumerators.
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -84,6 +86,25 @@ TEST(QuantizeViews, RefuseBuffersThatOverlap) {
   const auto output = TensorView::contiguous(values.data(), DType::kBF16, {8, 128});
   expect_error(ErrorKind::kInvalidArgument, {"output", "overlaps input.values"},
                [&] { dequantize(apart, output); });
+}
+
+// Every block of a GPU kernel reads it, while some already write.
+TEST(QuantizeViews, RefuseABaseScaleInAnOutput) {
+  const Matrix input = Matrix::filled({DType::kBF16, 1, 4, 64, 0}, Fill::kNormal, 3);
+  const QuantizedTensor output(quantized_layout(FormatId::kNvfp4PerToken, 4, 64));
+  const std::pair<void*, const char*> places[] = {
+      {output.view.values.data, "output.values: overlaps base_decode_scales"},
+      {output.view.scales.data, "output.scales: overlaps base_decode_scales"},
+      {output.view.global_scale.data, "output.global_scale: overlaps base_decode_scales"}};
+  for (const auto& [place, message] : places) {
+    const float base = 0x1p-11F;
+    std::memcpy(place, &base, sizeof(base));
+    const QuantizeOptions options{.base_decode_scales =
+                                      TensorView::contiguous(place, DType::kF32, {1})};
+    expect_error(ErrorKind::kInvalidArgument, {message},
+                 [&] { quantize(input.view(), output.view, options); });
+    EXPECT_EQ(std::memcmp(place, &base, sizeof(base)), 0);
+  }
 }
 
 TEST(QuantizeViews, RefuseANormOutputThatIsTheInput) {
