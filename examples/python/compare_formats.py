@@ -1,7 +1,6 @@
 """Compares number formats on the experts of models/tiny-moe, and plots error over size.
 
-    pip install matplotlib safetensors
-    python examples/python/compare_formats.py models/tiny-moe formats.png
+    python examples/python/compare_formats.py models/tiny-moe formats.svg
 
 The error is that of a layer's output on recorded activations, against the bfloat16 layer.
 """
@@ -9,9 +8,9 @@ The error is that of a layer's output on recorded activations, against the bfloa
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 import narrowfloat as nf
@@ -22,13 +21,13 @@ MODES = ("bf16", "mxfp8", "fp8_block", "mxfp4_bf16", "mxfp4_mxfp8", "nvfp4_bf16"
 
 
 def hidden_states(model: Path, layer: int) -> np.ndarray:
-    """Recorded inputs of a layer."""
-    from safetensors import safe_open
-
-    path = model / "calibration" / "activations.safetensors"
-    with safe_open(path, "numpy") as file:
-        name = f"layers.{layer}.hidden_states"
-        return file.get_tensor(name).astype(ml_dtypes.bfloat16)
+    """Recorded inputs of a layer: bfloat16, as bits. The library safetensors would do, too."""
+    content = (model / "calibration" / "activations.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    entry = json.loads(content[8:begin])[f"layers.{layer}.hidden_states"]
+    first, last = entry["data_offsets"]
+    assert entry["dtype"] == "BF16"
+    return np.frombuffer(content[begin + first : begin + last], np.uint16).reshape(entry["shape"])
 
 
 def measure(model: Path, number: int, hidden: np.ndarray) -> dict[str, tuple[float, float]]:
@@ -37,7 +36,8 @@ def measure(model: Path, number: int, hidden: np.ndarray) -> dict[str, tuple[flo
     reference = None
     for mode in MODES:
         layer = nf.MoeLayer.from_checkpoint(model, number, mode=mode, out_dtype="float32")
-        logits = hidden.astype(np.float32) @ layer.router_weight.T
+        numbers = (hidden.astype(np.uint32) << 16).view(np.float32)
+        logits = numbers @ layer.router_weight.T
         out = layer.run(hidden, logits, bias=layer.router_bias)
         if reference is None:
             reference = out
@@ -49,25 +49,25 @@ def measure(model: Path, number: int, hidden: np.ndarray) -> dict[str, tuple[flo
     return results
 
 
-def plot(results: dict[str, tuple[float, float]], path: str) -> None:
-    """A point for each mode."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for mode, (bits, error) in results.items():
-        if mode == "bf16":
-            continue
-        axes.scatter(bits, error, color="tab:blue")
-        axes.annotate(mode, (bits, error), xytext=(5, 3), textcoords="offset points", fontsize=8)
-    axes.set_xlabel("bits a weight")
-    axes.set_ylabel("relative error of the layer's output")
-    axes.set_xlim(right=10.5)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+def plot(results: dict[str, tuple[float, float]], path: Path) -> None:
+    """A point for each mode, as SVG: bits from 0 to 10, and errors from 0 to the largest."""
+    shown = {mode: point for mode, point in results.items() if mode != "bf16"}
+    top = 1.1 * max(error for _, error in shown.values())
+    lines = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 450" font-size="12">',
+             '<rect width="700" height="450" fill="white"/>',
+             '<path d="M60 20V400H640" fill="none" stroke="black"/>',
+             '<text x="300" y="440">bits a weight</text>',
+             '<text x="65" y="15">relative error of the output</text>']  # fmt: skip
+    for tick in range(0, 11, 2):
+        lines.append(f'<text x="{55 + 55 * tick}" y="418">{tick}</text>')
+    for part in (0.25, 0.5, 0.75, 1):
+        lines.append(f'<text x="15" y="{404 - 380 * part:.0f}">{part * top:.3f}</text>')
+    for mode, (bits, error) in shown.items():
+        x, y = 60 + 55 * bits, 400 - 380 * error / top
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="steelblue"/>')
+        place = f'x="{x - 7:.1f}" text-anchor="end"' if "mxfp4" in mode else f'x="{x + 7:.1f}"'
+        lines.append(f'<text {place} y="{y + 3:.1f}" font-size="10">{mode}</text>')
+    path.write_text("\n".join([*lines, "</svg>"]) + "\n")
     print("wrote", path)
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     """All modes on one layer."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("plot")
+    parser.add_argument("plot", type=Path)
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=256)
     arguments = parser.parse_args()

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import argparse
 
-import ml_dtypes
 import numpy as np
 
 import narrowfloat as nf
+
+
+def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
+    """float32 cut to bfloat16, as bits; with ml_dtypes: numbers.astype(ml_dtypes.bfloat16)."""
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def main() -> None:
@@ -21,22 +25,26 @@ def main() -> None:
     parser.add_argument("--mode", default="nvfp4_bf16", choices=nf.moe_modes())
     arguments = parser.parse_args()
 
-    layer = nf.MoeLayer.from_checkpoint(arguments.model, arguments.layer, mode=arguments.mode)
+    def load(mode: str) -> nf.MoeLayer:
+        return nf.MoeLayer.from_checkpoint(arguments.model, arguments.layer, mode=mode,
+                                           out_dtype="float32")  # fmt: skip
+
+    layer = load(arguments.mode)
     print(layer, f"{layer.weight_bytes:,} bytes")
 
     tokens = 16
-    hidden = np.random.default_rng(0).standard_normal((tokens, layer.config.hidden))
-    hidden = hidden.astype(ml_dtypes.bfloat16)
-    logits = hidden.astype(np.float32) @ layer.router_weight.T  # The router is the model's.
+    numbers = np.random.default_rng(0).standard_normal((tokens, layer.config.hidden), np.float32)
+    hidden = as_bfloat16(numbers)
+    logits = numbers @ layer.router_weight.T  # The router is the model's.
 
     # Nothing is allocated in a run with all arrays given.
     workspace = layer.new_workspace(tokens)
-    out = np.empty_like(hidden)
+    out = np.empty_like(numbers)
     ids = np.empty((tokens, layer.config.top_k), np.int32)
     layer.run(hidden, logits, bias=layer.router_bias, out=out, topk_ids=ids, workspace=workspace)
-    print("experts of the first token:", ids[0], "output:", out[0, :4].astype(np.float32))
+    print("experts of the first token:", ids[0], "output:", out[0, :4])
 
-    plain = nf.MoeLayer.from_checkpoint(arguments.model, arguments.layer, mode="bf16")
+    plain = load("bf16")
     error = nf.diff(plain.run(hidden, logits, bias=plain.router_bias), out)
     print(f"against bfloat16 experts: {error.relative_error:.3f} relative error")
     for stage in layer.explain(tokens):
