@@ -159,7 +159,9 @@ std::vector<OperationCall> small_operation_calls(Random& random) {
   }
   calls.push_back(pack_bits_call(BitOrder::kBig, random));
   calls.push_back(pack_bits_call(BitOrder::kLittle, random));
-  calls.push_back(invert_scales_call(MathMode::kFast, random));
+  for (const MathMode math : {MathMode::kExact, MathMode::kFast}) {
+    calls.push_back(invert_scales_call(math, random));
+  }
   return calls;
 }
 
