@@ -68,6 +68,7 @@ class Producer {
     for (int pass = 0; pass < passes; ++pass) {
       const bool is_requested = params_.tiles_are_complete && is_first && pass == 0;
       const int first_block = item.block + pass * kTileBlocks;
+      if constexpr (Shape::kIsTokenMajor) find_weight_scale(item, first_block);
       for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
         ring_.wait_empty(at_);
         if (!is_requested || unit >= kRingUnits) copy_weights(item, first_block, unit);
@@ -79,9 +80,25 @@ class Producer {
   // But for weights.
   __device__ void copy_stage(int unit) {
     copy_rows(unit);
+    if constexpr (Shape::kIsTokenMajor) copy_weight_scale(unit);
     if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
     arrive_after_copies(ring_.full(at_));
     at_.advance();
+  }
+
+  // Of a panel, by one of the last threads: a bulk copy of 16 bytes takes as long as one of some
+  // thousand.
+  __device__ void copy_weight_scale(int unit) const {
+    if (weight_scale_ == nullptr) return;
+    copy_4(shared_address(shared_.weight_scales[at_.stage][kWarpgroup - 1 - thread_]),
+           weight_scale_ + static_cast<int64_t>(unit) * unit_stride(Shape::Weights::kCoding), 4);
+  }
+  __device__ void find_weight_scale(const WorkItem& item, int first_block) {
+    const int block = first_block + kWarpgroup - 1 - thread_;
+    const bool has_scale = block < min(first_block + kTileBlocks, params_.blocks);
+    weight_scale_ = has_scale ? params_.image + item.expert * params_.expert_bytes +
+                                    block * params_.block_bytes + Shape::kBlockStageBytes
+                              : nullptr;
   }
 
   // Row of the activations behind row `row` of the tile; -1 for absent ones.
@@ -115,29 +132,17 @@ class Producer {
     const int count = min(Shape::kUnits, params_.units - unit);
     const int blocks =
         item.num_rows > 0 ? max(0, min(kTileBlocks, params_.blocks - first_block)) : 0;
-    const auto bytes = static_cast<uint32_t>(count * Shape::kUnitBytes);
+    const auto bytes = static_cast<uint32_t>(Shape::kIsTokenMajor ? Shape::kBlockStageBytes
+                                                                  : count * Shape::kUnitBytes);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
     const uint8_t* global_units = params_.image + item.expert * params_.expert_bytes +
                                   first_block * params_.block_bytes +
-                                  static_cast<int64_t>(unit) * Shape::kUnitBytes;
+                                  static_cast<int64_t>(unit) * unit_stride(Shape::Weights::kCoding);
     const int own = item.is_shared ? kTileBlocks / Shape::kTeam : kTileBlocks;
     const int first = item.is_shared ? static_cast<int>(cluster_rank()) * own : 0;
     for (int block = first; block < min(blocks, first + own); ++block) {
-      copy_units(item, block, global_units + block * params_.block_bytes, bytes);
-    }
-  }
-
-  // Of one block, codes and scales.
-  __device__ void copy_units(const WorkItem& item, int block, const uint8_t* global_units,
-                             uint32_t bytes) const {
-    const uint32_t shared_units = shared_address(shared_.weights[at_.stage][block]);
-    if constexpr (Shape::kIsTokenMajor) {
-      constexpr uint32_t kCodes = Shape::kBlockStageBytes;
-      const uint32_t shared_scales = shared_address(shared_.weight_scales[at_.stage][block]);
-      copy_to_team(item, shared_units, global_units, kCodes);
-      copy_to_team(item, shared_scales, global_units + kCodes, bytes - kCodes);
-    } else {
-      copy_to_team(item, shared_units, global_units, bytes);
+      copy_to_team(item, shared_address(shared_.weights[at_.stage][block]),
+                   global_units + block * params_.block_bytes, bytes);
     }
   }
 
@@ -202,6 +207,7 @@ class Producer {
   // Rows behind the item's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;
   int scale_sources_[some(kScaleSources)];
+  const uint8_t* weight_scale_ = nullptr;  // Of a panel's first unit, where kIsTokenMajor.
 };
 
 }  // namespace narrowfloat

@@ -50,7 +50,7 @@ class UnitSource {
     block_ = block - expert_ * params.blocks;
     first_col_ = (index - block * params.units) * kUnitCols;
     unit_ = params.image + expert_ * params.expert_bytes +
-            (index - expert_ * params.blocks * params.units) * unit_bytes(kCoding);
+            (index - expert_ * params.blocks * params.units) * unit_stride(kCoding);
   }
 
   [[nodiscard]] __device__ uint8_t* unit() const { return unit_; }

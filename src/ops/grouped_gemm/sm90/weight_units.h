@@ -25,7 +25,7 @@
 //                 [2][128 threads][2 steps][2 rows], a word of eight codes: fragments_fp8.cuh
 //
 // Scales, of threads' rows (index w * 8 + q):
-//   fp8            F32, the one of the unit; 16 bytes
+//   fp8            F32, the one of the unit; 16 bytes, and 112 up to the next unit
 //   mxfp8, mxfp4   [32][2 rows][2 blocks] UE8M0; mxfp4_near 126 more, which bf16 has as an exponent
 //   nvfp4          [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent and 3
 //                  mantissa bits; rounded to E4M3 (moe spec 11.3), behind these [32][2 rows] 135 -
@@ -93,6 +93,12 @@ NF_HOST_DEVICE constexpr int unit_scale_bytes(WeightCoding coding) {
 }
 NF_HOST_DEVICE constexpr int unit_bytes(WeightCoding coding) {
   return unit_code_bytes(coding) + unit_scale_bytes(coding);
+}
+
+// From a unit to the next: panels begin where lines of L2 do.
+NF_HOST_DEVICE constexpr int unit_stride(WeightCoding coding) {
+  const int bytes = unit_bytes(coding);
+  return coding == WeightCoding::kFp8 ? static_cast<int>(round_up(bytes, 128)) : bytes;
 }
 
 // The coding of a mode's first choice.
@@ -176,7 +182,7 @@ struct UnitGrid {
         blocks(problem.gate_order ? 2 * ceil_div(problem.rows / 2, kUnitRows)
                                   : ceil_div(problem.rows, kUnitRows)),
         units(ceil_div(problem.cols, unit_cols(of))) {}
-  [[nodiscard]] int64_t block_bytes() const { return units * unit_bytes(coding); }
+  [[nodiscard]] int64_t block_bytes() const { return units * unit_stride(coding); }
 };
 
 // Codings that scales may spread too far for: such experts get the other form.
