@@ -5,7 +5,11 @@
 namespace narrowfloat {
 
 void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
-  launch_gemm<Fp8Weights, true>(params, shape, stream);
+  if (shape.tokens == 128 && takes_long_tiles(params)) {
+    launch_gemm_fp8_long(params, shape, stream);
+  } else {
+    launch_gemm<Fp8Weights, true>(params, shape, stream);
+  }
 }
 
 }  // namespace narrowfloat

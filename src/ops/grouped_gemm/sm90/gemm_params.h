@@ -62,6 +62,9 @@ struct GemmLaunch {
 using GemmLauncher = void (*)(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_bf16(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+// For tiles of 128 tokens, where takes_long_tiles(): rows that lie one behind the other.
+bool takes_long_tiles(const GemmParams& params);
+void launch_gemm_fp8_long(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4_near(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);

@@ -82,6 +82,13 @@ class WorkList {
 
   [[nodiscard]] __device__ bool has_next() const { return index_ < num_columns() * row_tiles_; }
 
+  // Items before this one.
+  [[nodiscard]] __device__ uint32_t taken() const { return taken_; }
+  // In a ring of items: of the one with `number` items in front of it.
+  [[nodiscard]] __device__ static RingPosition<ItemQueue::kSlots> position_of(uint32_t number) {
+    return {.stage = static_cast<int>(number % kSlots), .parity = number / kSlots % 2};
+  }
+
   // The one of the block's number.
   [[nodiscard]] __device__ bool is_first() const { return taken_ == 0; }
 
@@ -145,9 +152,7 @@ class WorkList {
     return Ring<ItemQueue::kSlots>(shared_queue_.barriers);
   }
   // Of the item after this one.
-  [[nodiscard]] __device__ Position position() const {
-    return {.stage = static_cast<int>(taken_ % kSlots), .parity = taken_ / kSlots % 2};
-  }
+  [[nodiscard]] __device__ Position position() const { return position_of(taken_); }
 
   // To the block that chooses.
   __device__ void release(const Position& at, bool is_first_lane) const {

@@ -1,0 +1,145 @@
+// The GEMM of E4M3 weights for long token tiles whose rows lie one behind the other, as those of a
+// layer's second GEMM do and those of a caller who has permuted them: what gemm_kernel.cuh does
+// with tiles of 128 tokens and gathered rows, to the bit. Rows and weights come as boxes of
+// tensors, which one thread requests and which need no fence, results leave as such.
+//
+//   block   producer warpgroup | consumer warpgroup 0: tokens 0 to 63 | warpgroup 1: 64 to 127
+//   stage   128 columns of 128 tokens (16 KB) and of 192 weight rows (24 KB), scales of both
+//   team    two blocks of a cluster with neighbouring token tiles; each copies half of the weights
+//           to both
+//   work    (192 weight rows) x (token tile), persistent blocks over all of them (work_list.cuh)
+#include <cuda_runtime.h>
+
+#include "base/int_math.h"
+#include "device/ptx/grid_dependency.cuh"
+#include "ops/grouped_gemm/sm90/finish_long_tile.cuh"
+#include "ops/grouped_gemm/sm90/long_tile_loop.cuh"
+#include "ops/grouped_gemm/sm90/long_tile_producer.cuh"
+#include "runtime/cuda/launch.h"
+#include "runtime/cuda/shared_memory_opt_in.h"
+
+namespace narrowfloat {
+namespace {
+
+__device__ void sync_team() {
+  arrive_at_cluster();
+  wait_for_cluster();
+}
+
+__device__ void init_barriers(LongTileStorage& shared, const LongTileRing& ring) {
+  ring.init(128 + 1, LongTile::kTeam * LongTile::kWarps);
+  // Producers take items from the list, and tell consumers.
+  WorkList::init(shared.queue, LongTile::kTeam * 4);
+  ItemRing::init(shared.items, LongTile::kWarps);
+}
+
+__device__ void consume_item(const LongTileParams& params, LongTileStorage& shared,
+                             const WorkItem& item, LongTileLoop& loop) {
+  const int first_token = static_cast<int>(threadIdx.x) / 128 * 64 - 64;
+  if (item.num_rows > first_token) {
+    const LongTileFinisher finisher(params, shared, item);
+    finisher.load_factors();
+    LongTileSums sums;
+    loop.multiply(sums);
+    finisher.finish(sums);
+  } else if (item.has_copies) {
+    loop.pass();
+  }
+}
+
+__device__ void consume(const LongTileParams& params, LongTileStorage& shared,
+                        const LongTileRing& ring) {
+  LongTileLoop loop(params.gemm.units, shared, ring);
+  ItemRing items(shared.items);
+  for (; items.has_item(); items.advance(static_cast<int>(threadIdx.x) % 32)) {
+    consume_item(params, shared, items.item(), loop);
+  }
+  wait_for_boxes_read();
+}
+
+__global__ void __launch_bounds__(LongTile::kThreads, 1)
+    multiply_groups_long_kernel(const __grid_constant__ LongTileParams params) {
+  // Compiles to nothing elsewhere, where supports() refuses to run.
+  if constexpr (kHasWgmma) {
+    extern __shared__ __align__(1024) uint8_t shared_bytes[];
+    auto& shared = *reinterpret_cast<LongTileStorage*>(shared_bytes);
+    const LongTileRing ring(shared.barriers);
+    if (threadIdx.x == 0) init_barriers(shared, ring);
+    sync_team();
+    // By a consumer: it has nothing to do yet.
+    if (params.gemm.tiles_are_complete && threadIdx.x == 128) {
+      LongTileProducer(params, shared, ring).request_weights();
+    }
+    wait_for_previous_grids();
+    if (threadIdx.x < 128) {
+      give_registers<LongTile::kProducerRegisters>();
+      LongTileProducer(params, shared, ring).run();
+      allow_next_grid();
+    } else {
+      take_registers<LongTile::kConsumerRegisters>();
+      consume(params, shared, ring);
+    }
+    // The other block may still write here, or arrive at barriers.
+    sync_team();
+  }
+}
+
+// All experts' units as lines of 128 bytes.
+TensorMap weight_map(const GemmParams& gemm) {
+  constexpr int kLines = unit_stride(WeightCoding::kFp8) / kUnitRowBytes;
+  return make_tensor_map({.data = gemm.image,
+                          .dimensions = 3,
+                          .extents = {kUnitRowBytes, int64_t{gemm.units} * kLines,
+                                      int64_t{gemm.experts} * gemm.blocks},
+                          .strides = {kUnitRowBytes, gemm.block_bytes},
+                          .box = {kUnitRowBytes, LongTile::kPanelPart, LongTile::kTileBlocks}});
+}
+
+TensorMap row_map(const GemmParams& gemm) {
+  return make_tensor_map({.data = gemm.values,
+                          .extents = {gemm.row_bytes, gemm.input_rows, 1},
+                          .strides = {gemm.row_bytes, 0},
+                          .box = {kUnitRowBytes, LongTile::kTokens, 1},
+                          .is_swizzled = true});
+}
+
+TensorMap output_map(const GemmParams& gemm, int element_bytes) {
+  return make_tensor_map({.data = gemm.output,
+                          .element_bytes = element_bytes,
+                          .extents = {gemm.rows, gemm.row_limit, 1},
+                          .strides = {int64_t{gemm.rows} * element_bytes, 0},
+                          .box = {128 / element_bytes, LongTile::kWarpTokens, 1},
+                          .is_swizzled = true});
+}
+
+LongTileParams params_of(const GemmParams& gemm) {
+  return {.gemm = gemm,
+          .weights = weight_map(gemm),
+          .rows = row_map(gemm),
+          .output = output_map(gemm, gemm.output_is_bf16 ? 2 : 4)};
+}
+
+}  // namespace
+
+bool takes_long_tiles(const GemmParams& gemm) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const int64_t blocks = int64_t{gemm.experts} * gemm.blocks;
+  return gemm.row_to_token == nullptr && !gemm.activation.is_there && gemm.row_limit > 0 &&
+         gemm.input_rows < kMost && blocks > 0 && blocks < kMost;
+}
+
+void launch_gemm_fp8_long(const GemmParams& gemm, const GemmLaunch& shape, Stream stream) {
+  static SharedMemoryOptIn opt_in;
+  opt_in.allow(reinterpret_cast<const void*>(multiply_groups_long_kernel), sizeof(LongTileStorage),
+               shape.device);
+  const int64_t pieces = int64_t{gemm.max_tiles} * gemm.splits;
+  const int64_t most =
+      ceil_div(pieces, int64_t{LongTile::kTeam}) * ceil_div(gemm.blocks, LongTile::kTileBlocks);
+  const int64_t resident = std::max(1, shape.num_sms / LongTile::kTeam);
+  const auto blocks = static_cast<unsigned>(std::min(most, resident) * LongTile::kTeam);
+  launch(multiply_groups_long_kernel,
+         {dim3(blocks), dim3(LongTile::kThreads), sizeof(LongTileStorage), LongTile::kTeam}, stream,
+         params_of(gemm));
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,58 @@
+// Items on their way from a block's producer, which finds them (work_list.cuh), to its consumers,
+// which then load nothing of the permutation: in shared memory, as long as a consumer reads them.
+//
+//   producer, one thread   publish(i, item) for its i-th item, then an item of kNoBlock: the end
+//   consumers, all warps   while (has_item()) { item() ... advance() }
+#pragma once
+
+#include "device/ring.cuh"
+#include "ops/grouped_gemm/sm90/work_list.cuh"
+
+namespace narrowfloat {
+
+inline constexpr int kNoBlock = -1;
+
+struct PublishedItems {
+  static constexpr int kSlots = ItemQueue::kSlots;
+  RingBarriers<kSlots> barriers;
+  WorkItem items[kSlots];
+};
+
+class ItemRing {
+ public:
+  // By one thread, before a block barrier: `warps` read the items.
+  __device__ static void init(PublishedItems& shared, uint32_t warps) {
+    Ring<PublishedItems::kSlots>(shared.barriers).init(1, warps);
+  }
+
+  __device__ explicit ItemRing(PublishedItems& shared) : shared_(shared) {}
+
+  __device__ void publish(uint32_t number, const WorkItem& item) const {
+    const auto at = WorkList::position_of(number);
+    ring().wait_empty(at);
+    shared_.items[at.stage] = item;
+    arrive(ring().full(at));
+  }
+
+  [[nodiscard]] __device__ bool has_item() const {
+    ring().wait_full(WorkList::position_of(taken_));
+    return item().block != kNoBlock;
+  }
+  [[nodiscard]] __device__ const WorkItem& item() const {
+    return shared_.items[WorkList::position_of(taken_).stage];
+  }
+  __device__ void advance(int lane) {
+    ring().release_warp(WorkList::position_of(taken_), lane);
+    ++taken_;
+  }
+
+ private:
+  [[nodiscard]] __device__ Ring<PublishedItems::kSlots> ring() const {
+    return Ring<PublishedItems::kSlots>(shared_.barriers);
+  }
+
+  PublishedItems& shared_;
+  uint32_t taken_ = 0;
+};
+
+}  // namespace narrowfloat

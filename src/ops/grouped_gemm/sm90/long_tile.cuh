@@ -1,0 +1,70 @@
+// Tiles of 128 tokens and 192 weight rows, E4M3 both, for rows that lie one behind the other: what
+// they take of a multiprocessor, and what their kernel reads (gemm_fp8_long.cu).
+#pragma once
+
+#include "device/ring.cuh"
+#include "ops/grouped_gemm/sm90/finish.cuh"
+#include "ops/grouped_gemm/sm90/item_ring.cuh"
+#include "runtime/cuda/tensor_map.h"
+
+namespace narrowfloat {
+
+struct LongTile {
+  static constexpr int kTokens = 128;
+  static constexpr int kPieceTokens = kTokens;
+  static constexpr int kTileBlocks = 3;  // Panels of 64 weight rows.
+  // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
+  // weights: what one copies of these from L2 serves both.
+  static constexpr int kTeam = 2;
+  static constexpr int kStages = 4;
+  static constexpr int kConsumers = 2;  // Warpgroups; each has half of the tokens.
+  static constexpr int kWarps = kConsumers * 4;
+  static constexpr int kThreads = (1 + kConsumers) * 128;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  // The weight rows in two chunks, of which each has half of every panel: rows 32c to 32c + 31 of
+  // the three. A block of a team copies one chunk for both.
+  static constexpr int kChunks = 2;
+  static constexpr int kChunkRows = 96;
+  static constexpr int kPanelPart = kUnitRows / kChunks;
+  static constexpr int kSums = kChunks * kChunkRows / 2;  // Of a thread.
+  static constexpr int kChunkSums = kSums / kChunks;
+  static constexpr int kPanelSums = kChunkSums / kTileBlocks;
+  static constexpr int kChunkBytes = kChunkRows * kUnitRowBytes;
+  static constexpr int kRowBytes = kTokens * kUnitRowBytes;
+  static constexpr int kStageBytes = kRowBytes + kChunks * kChunkBytes;
+
+  // Results of a warp on their way to memory: a box of 16 tokens x 128 bytes for each panel.
+  static constexpr int kWarpTokens = 16;
+  static constexpr int kBoxBytes = kWarpTokens * 128;
+};
+
+struct LongTileParams {
+  GemmParams gemm;
+  TensorMap weights;  // [block of any expert][row of 128 bytes in its units][128 bytes]
+  TensorMap rows;     // [row][bytes], in the 128-byte swizzle.
+  TensorMap output;   // [row][column], likewise.
+};
+
+struct LongTileStorage {
+  uint8_t rows[LongTile::kStages][LongTile::kRowBytes];
+  uint8_t weights[LongTile::kStages][LongTile::kChunks][LongTile::kChunkBytes];
+  uint8_t results[LongTile::kWarps][LongTile::kTileBlocks][LongTile::kBoxBytes];
+  float token_scales[LongTile::kStages][LongTile::kTokens];
+  float weight_scales[LongTile::kStages][4];
+  TokenFactor tokens[LongTile::kTokens];
+  alignas(16) ColumnFactor columns[LongTile::kConsumers][LongTile::kTileBlocks * kUnitRows];
+  RingBarriers<LongTile::kStages> barriers;
+  ItemQueue queue;
+  PublishedItems items;
+};
+
+using LongTileRing = Ring<LongTile::kStages>;
+using LongTilePosition = RingPosition<LongTile::kStages>;
+
+// Of 64 tokens and all weight rows, in a thread: 4j + 2h + i is token 16w + q + 8h and row 8j + 2c
+// + i of the chunks (weight_units.h).
+using LongTileSums = float[LongTile::kSums];
+
+}  // namespace narrowfloat

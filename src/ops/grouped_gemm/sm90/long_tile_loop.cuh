@@ -1,0 +1,116 @@
+// The main loop of a consumer warpgroup for long tiles (long_tile.cuh). Both operands are in shared
+// memory; tokens are wgmma's 64 rows, so that a thread has sums of two tokens, whose factors are
+// two registers. A warpgroup has 64 tokens and all 192 weight rows of a stage.
+//
+// Sums start anew with every unit, 128 columns, and are added to fp32 registers, times the factors
+// of token and weights. While a warpgroup adds its set, the other one's instructions keep the
+// tensor cores busy. An instruction has all 192 weight rows: the tokens are read once for them.
+#pragma once
+
+#include "base/float_ops.h"
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/wgmma.cuh"
+#include "device/ptx/wgmma_e4m3_shared.cuh"
+#include "ops/grouped_gemm/sm90/long_tile.cuh"
+
+namespace narrowfloat {
+
+class LongTileLoop {
+ public:
+  __device__ LongTileLoop(int units, LongTileStorage& shared, const LongTileRing& ring)
+      : units_(units),
+        shared_(shared),
+        ring_(ring),
+        // From a lane, so that the compiler knows it to be the same in all.
+        warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
+        thread_(static_cast<int>(threadIdx.x) % 128) {}
+
+  __device__ void multiply(LongTileSums& sums) {
+#pragma unroll
+    for (int i = 0; i < LongTile::kSums; ++i) sums[i] = 0;
+#pragma unroll 1
+    for (int unit = 0; unit < units_; ++unit) {
+      ring_.wait_full(at_);
+      const Scales scales = load_scales();
+      LongTileSums unit_sums;
+      issue(unit_sums);
+      wgmma_wait();
+      release();
+      promote(unit_sums, scales, sums);
+    }
+  }
+
+  // Without rows of its own: for an item whose copies the others need.
+  __device__ void pass() {
+#pragma unroll 1
+    for (int unit = 0; unit < units_; ++unit) {
+      ring_.wait_full(at_);
+      release();
+    }
+  }
+
+ private:
+  // Of a stage: of a thread's two tokens, and of the panels.
+  struct Scales {
+    float tokens[2];
+    float weights[LongTile::kTileBlocks];
+  };
+
+  __device__ void issue(LongTileSums& unit_sums) const {
+    const uint32_t first_token = shared_address(shared_.rows[at_.stage]) + warpgroup_ * 64 * 128;
+    const uint64_t tokens = swizzled_descriptor(first_token);
+    const uint64_t weights = swizzled_descriptor(shared_address(shared_.weights[at_.stage][0]));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      wgmma_e4m3(unit_sums, tokens + 2 * k, weights + 2 * k, k > 0 ? 1 : 0);
+    }
+    wgmma_commit();
+  }
+
+  // In front of the first instruction: a load among them would hold up the last of them.
+  __device__ Scales load_scales() const {
+    Scales scales;
+    const uint32_t tokens =
+        shared_address(shared_.token_scales[at_.stage]) +
+        static_cast<uint32_t>(warpgroup_ * 256 + thread_ / 32 * 64 + thread_ % 32 / 4 * 4);
+    const uint32_t weights = shared_address(shared_.weight_scales[at_.stage]);
+#pragma unroll
+    for (int panel = 0; panel < LongTile::kTileBlocks; ++panel) {
+      scales.weights[panel] = bits_float(load_shared(weights + panel * 4));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) scales.tokens[i] = bits_float(load_shared(tokens + i * 32));
+    return scales;
+  }
+
+  __device__ static void promote(const LongTileSums& unit_sums, const Scales& scales,
+                                 LongTileSums& sums) {
+    float factors[2][LongTile::kTileBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * LongTile::kTileBlocks; ++i) {
+      factors[i % 2][i / 2] = __fmul_rn(scales.tokens[i % 2], scales.weights[i / 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < LongTile::kSums; ++i) {
+      const int panel = i % LongTile::kChunkSums / LongTile::kPanelSums;
+      sums[i] = __fmaf_rn(factors[i / 2 % 2][panel], unit_sums[i], sums[i]);
+    }
+  }
+
+  // The other block's producer writes here, too.
+  __device__ void release() {
+    __syncwarp();
+    if (thread_ % 32 < LongTile::kTeam) arrive_in_block(ring_.empty(at_), thread_ % 32);
+    at_.advance();
+  }
+
+  int units_;
+  LongTileStorage& shared_;
+  const LongTileRing& ring_;
+  int warpgroup_;
+  int thread_;
+  LongTilePosition at_;
+};
+
+}  // namespace narrowfloat
