@@ -8,7 +8,7 @@ import numpy as np
 
 from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of, shape_of, to_core
-from narrowfloat._options import QuantizeOptions, global_scale_axis, to_core_options
+from narrowfloat._options import PARTIAL, QuantizeOptions, global_scale_axis, to_core_options
 from narrowfloat._quantized import QuantizedTensor, alignment_of, new_tensor, scales_shape
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def prepare_output(
         offsets = options.get("row_offsets")
         if format is None:
             raise ValueError("format: give it, or give out")
-        partial = ("row_list", "valid_rows", "row_offsets")
         return new_tensor(
             shape,
             format,
@@ -45,7 +44,7 @@ def prepare_output(
             groups=0 if offsets is None else shape_of("row_offsets", offsets)[0] - 1,
             global_scale_axis=global_scale_axis(format, options),
             like=maker_of(*like),
-            is_zeroed=any(options.get(name) is not None for name in partial),
+            is_zeroed=any(options.get(name) is not None for name in PARTIAL),
         )
     if not isinstance(out, QuantizedTensor):
         raise TypeError(f"out: expected a QuantizedTensor, got {type(out).__name__}")

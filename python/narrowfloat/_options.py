@@ -60,6 +60,10 @@ class QuantizeOptions(TypedDict, total=False):
     row_offsets: NDArray[np.int64]
 
 
+# Options that leave parts of a result as they were; the rest of a call's result is all written.
+PARTIAL = ("row_list", "valid_rows", "row_offsets")
+
+
 def _set_encode_scale(target: _core.QuantizeOptions, value: Any) -> None:
     if isinstance(value, Real):
         target.set_encode_scale(float(value))

@@ -24,6 +24,7 @@ from narrowfloat import (
     _core,
     _torch_layouts,  # noqa: F401: it defines operators.
 )
+from narrowfloat._options import PARTIAL
 from narrowfloat._options import global_scale_axis as _axis
 from narrowfloat._shapes import FORMATS, buffer_shapes, grouped_scales, product
 from narrowfloat._streams import allocating_on
@@ -122,8 +123,7 @@ def _new_buffers(
         groups = how["row_offsets"].shape[0] - 1
         scales = grouped_scales(format, shape, groups)
     # What a list of rows leaves out is 0, as everywhere.
-    partial = ("row_list", "valid_rows", "row_offsets")
-    is_partial = any(how.get(name) is not None for name in partial)
+    is_partial = any(how.get(name) is not None for name in PARTIAL)
     make = input.new_zeros if is_partial else input.new_empty
     return (
         make(values, dtype=torch.uint8),
