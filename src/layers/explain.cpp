@@ -14,6 +14,7 @@
 #include "ops/kv_cache/kv_problem.h"
 #include "ops/pack_bits/pack_bits_problem.h"
 #include "ops/quantize/quantize_problem.h"
+#include "ops/quantize/scale_inversion.h"
 #include "ops/relayout/relayout_problem.h"
 #include "ops/shuffle/shuffle_problem.h"
 #include "runtime/dispatch.h"
@@ -128,6 +129,14 @@ Explanation explain_pack_bits(const ExplainRequest& request) {
   return explain_candidates("pack_bits", pack_bits_impls(), problem);
 }
 
+// A scale for each element.
+Explanation explain_invert_scales(const ExplainRequest& request) {
+  const ScaleInversionProblem problem{.device = request.device,
+                                      .math = request.math,
+                                      .count = request.batch * request.rows * request.cols};
+  return explain_candidates("invert_scales", scale_inversion_impls(), problem);
+}
+
 // E4M3, scales row by row.
 Explanation explain_group_quantize(const ExplainRequest& request) {
   require_float(request, false);
@@ -191,7 +200,8 @@ constexpr std::array kExplainers{Explainer{"quantize", true, explain_quantize},
                                  Explainer{"group_quantize", false, explain_group_quantize},
                                  Explainer{"kv_quantize", false, explain_kv_quantize},
                                  Explainer{"kv_dequantize", false, explain_kv_dequantize},
-                                 Explainer{"kv_reorder", false, explain_kv_reorder}};
+                                 Explainer{"kv_reorder", false, explain_kv_reorder},
+                                 Explainer{"invert_scales", false, explain_invert_scales}};
 
 const Explainer& find_explainer(std::string_view op) {
   for (const Explainer& explainer : kExplainers) {

@@ -307,7 +307,7 @@ def test_doctor_json():
                     if entry["device"] == "cpu"]
     with_formats = ("quantize", "dequantize", "relayout", "amax")
     without = ("shuffle", "pack_bits", "group_quantize", "kv_quantize", "kv_dequantize",
-               "kv_reorder")
+               "kv_reorder", "invert_scales")
     expected = [(op, name) for op in with_formats for name in FORMATS]
     assert combinations == expected + [(op, None) for op in without]
     assert all(entry["chosen"] for entry in document["implementations"]

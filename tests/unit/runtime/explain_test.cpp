@@ -11,9 +11,10 @@ namespace narrowfloat {
 namespace {
 
 TEST(Explain, KnowsTheOperationsOfMatrices) {
-  EXPECT_EQ(operations(), (std::vector<std::string_view>{
-                              "quantize", "dequantize", "relayout", "amax", "shuffle", "pack_bits",
-                              "group_quantize", "kv_quantize", "kv_dequantize", "kv_reorder"}));
+  EXPECT_EQ(operations(),
+            (std::vector<std::string_view>{"quantize", "dequantize", "relayout", "amax", "shuffle",
+                                           "pack_bits", "group_quantize", "kv_quantize",
+                                           "kv_dequantize", "kv_reorder", "invert_scales"}));
 }
 
 // Then one request says what there is to say of it.
@@ -108,14 +109,17 @@ TEST(Explain, RefusesUnknownOperationsAndImpossibleShapes) {
     (void)explain("gemm", {});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "operation: expected one of quantize, dequantize, relayout, amax, shuffle, "
-                 "pack_bits, group_quantize, kv_quantize, kv_dequantize, kv_reorder, got \"gemm\"");
+    EXPECT_STREQ(
+        error.what(),
+        "operation: expected one of quantize, dequantize, relayout, amax, shuffle, "
+        "pack_bits, group_quantize, kv_quantize, kv_dequantize, kv_reorder, invert_scales, "
+        "got \"gemm\"");
   }
   EXPECT_THROW((void)explain("quantize", {.cols = 24}), Error);
   EXPECT_THROW((void)explain("dequantize", {.rows = -1}), Error);
   EXPECT_THROW((void)explain("shuffle", {.rows = 33}), Error);
   EXPECT_THROW((void)explain("pack_bits", {.rows = -1}), Error);
+  EXPECT_THROW((void)explain("invert_scales", {.rows = -1}), Error);
   EXPECT_THROW((void)explain("group_quantize", {.cols = 96}), Error);
   EXPECT_THROW((void)explain("kv_quantize", {.cols = 24}), Error);
   EXPECT_THROW((void)explain("kv_quantize", {.dtype = DType::kF32}), Error);
