@@ -183,12 +183,13 @@ template <class Elements, class Output, int kSlots>
 __global__ void __launch_bounds__(kMaxThreads)
     combine_slots_kernel(const __grid_constant__ CombineParams params) {
   const Piece piece = assign_piece<Elements::kSize>(params);
+  // What the next kernel does before its own wait is hidden behind this one's.
+  allow_next_grid();
   if (piece.col >= params.cols) return;
   float sums[Elements::kSize] = {};
   wait_for_previous_grids();
   for (int64_t first = 0; first < params.slots; first += kSlots) {
     const auto slots = load_slots<Elements, kSlots>(params, piece, first);
-    allow_next_grid();
     add_slots(slots, sums);
   }
   store_piece<Output>(params, piece, sums);

@@ -29,9 +29,13 @@ class Consumer {
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes));
+    WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), is_early<Shape>(params_));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
+      if (is_early<Shape>(params_) && work.is_first()) {
+        wait_for_previous_grids();
+        work.end_early();
+      }
       if (!item.has_copies) continue;
       load_factors<Shape::kTokens>(params_, item, thread_, shared_.factors[warpgroup_]);
       if constexpr (Shape::kIsTokenMajor) {

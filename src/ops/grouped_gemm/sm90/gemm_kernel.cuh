@@ -58,34 +58,44 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     if (params.tiles_are_complete && threadIdx.x == kWarpgroup) {
       Producer<Shape>(params, shared, ring).request_weights();
     }
-    wait_for_previous_grids();
+    if (!is_early<Shape>(params)) wait_for_previous_grids();
     if (threadIdx.x < kWarpgroup) {
       give_registers<Shape::kProducerRegisters>();
       Producer<Shape>(params, shared, ring).run();
-      allow_next_grid();
+      if constexpr (!Shape::kIsSmall) allow_next_grid();
     } else {
       take_registers<Shape::kConsumerRegisters>();
       Consumer<Shape>(params, shared, ring).run();
     }
+    // Blocks without an item have not waited yet, and none ends before it has.
+    if (is_early<Shape>(params)) wait_for_previous_grids();
     // The other block may still write here, or arrive at barriers.
     if constexpr (Shape::kTeam > 1) sync_team<Shape>();
   }
 }
+
+// Shared memory of blocks of small tiles of which there are no more than multiprocessors: two of
+// them do not fit one, so each has its own, but one fits beside any block of the GEMM in front of
+// it. Two would be on some multiprocessors otherwise: blocks start as places fall free, while
+// others wait.
+inline constexpr size_t kLoneBytes = 114 * 1024;
 
 template <class Shape>
 void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
   constexpr auto kKernel = multiply_groups_kernel<Shape>;
   constexpr size_t kBytes = sizeof(GemmStorage<Shape>);
   static_assert(kBytes <= Shape::kSharedBytes);
+  constexpr size_t kMostBytes = Shape::kIsSmall ? kLoneBytes : kBytes;
   static SharedMemoryOptIn opt_in;
-  opt_in.allow(reinterpret_cast<const void*>(kKernel), kBytes, shape.device);
+  opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, shape.device);
   const int row_tiles = ceil_div(params.blocks, passes_of<Shape>(params) * Shape::kTileBlocks);
   const int64_t pieces = int64_t{params.max_tiles} * params.splits;
   const int64_t most = ceil_div(pieces, int64_t{Shape::kTeam}) * row_tiles;
   const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / Shape::kTeam;
   const int64_t teams = std::min(most, std::max<int64_t>(1, resident));
   const auto blocks = static_cast<unsigned>(teams * Shape::kTeam);
-  launch(kKernel, {dim3(blocks), dim3(kGemmThreads), kBytes, Shape::kTeam}, stream, params);
+  const size_t bytes = teams <= shape.num_sms ? kMostBytes : kBytes;
+  launch(kKernel, {dim3(blocks), dim3(kGemmThreads), bytes, Shape::kTeam}, stream, params);
 }
 
 template <class Weights, bool kHasGroups>

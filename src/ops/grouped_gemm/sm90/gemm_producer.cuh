@@ -41,10 +41,16 @@ class Producer {
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes));
+    WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), is_early<Shape>(params_));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
+      if (is_early<Shape>(params_) && work.is_first()) {
+        wait_for_previous_grids();
+        work.end_early();
+      }
       if (item.has_copies) copy_item(item, passes, work.is_first());
+      // The next grid's blocks take the places of those that end, and request their weights.
+      if (Shape::kIsSmall && work.is_first()) allow_next_grid();
       // The ring is full meanwhile; a claim among the copies would take registers.
       if (thread_ == 0) work.choose_next();
     }

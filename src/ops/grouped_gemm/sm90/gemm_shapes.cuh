@@ -4,6 +4,7 @@
 
 #include "device/ring.cuh"
 #include "ops/grouped_gemm/sm90/finish.cuh"
+#include "ops/grouped_gemm/sm90/gemm_params.h"
 #include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {
@@ -87,6 +88,13 @@ struct GemmShapeOf {
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
   static_assert(kStages >= 3 && kUnits % (kHasGroups ? kGroupUnits : 1) == 0);
 };
+
+// With tiles_are_complete, blocks of small tiles find their first item before previous kernels are
+// done, and wait for these with it; other blocks wait at once.
+template <class Shape>
+NF_HOST_DEVICE inline bool is_early(const GemmParams& params) {
+  return Shape::kIsSmall && params.tiles_are_complete;
+}
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;  // Warpgroups.

@@ -89,6 +89,9 @@ class WorkList {
     return {.stage = static_cast<int>(number % kSlots), .parity = number / kSlots % 2};
   }
 
+  // Previous kernels are done from here on.
+  __device__ void end_early() { is_early_ = false; }
+
   // The one of the block's number.
   [[nodiscard]] __device__ bool is_first() const { return taken_ == 0; }
 
