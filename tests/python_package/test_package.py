@@ -55,14 +55,19 @@ def test_import_is_fast_and_needs_numpy_alone(module: str) -> None:
     """Below 0.3 s with NumPy, which takes most of it, and Python's own start.
 
     Time that the processor works: disks and other programs count for nothing. Where Python and
-    NumPy take longer by themselves, 0.15 s beyond them.
+    NumPy alone take nearly all of it, 0.15 s beyond them, and the rest is skipped.
     """
     code = (
         f"import {module}; "
         "assert not {'torch', 'ml_dtypes', 'nanobind', 'safetensors'} & set(sys.modules)"
     )
-    if start_time("begin = 0", code) >= 0.3:
+    took = start_time("begin = 0", code)
+    if took >= 0.3:
+        without = start_time("begin = 0", "import numpy")
         assert start_time("import numpy; begin = time.process_time()", code) < 0.15
+        if without >= 0.25:
+            pytest.skip(f"{took:.2f} s, not below 0.3 s: NumPy alone takes {without:.2f} s here")
+    assert took < 0.3
 
 
 def test_works_without_ml_dtypes() -> None:
