@@ -41,8 +41,8 @@ std::string pinned_activation(MoeMode mode) {
   return mode == MoeMode::kNvfp4PerToken ? "sm90_token_rows" : "sm90_portable";
 }
 
-std::string activation_of(const MoeConfig& config) {
-  for (const Explanation& stage : explain_moe(config, 3, gpu())) {
+std::string activation_of(const MoeConfig& config, int64_t tokens = 3) {
+  for (const Explanation& stage : explain_moe(config, tokens, gpu())) {
     if (stage.op == "activation") return stage.chosen;
   }
   return "";
@@ -340,6 +340,31 @@ TEST_F(MoeGpuChecks, OtherActivationsAreStagesOfTheirOwn) {
     layer_case.config().activation = Activation::swiglu();
     const ForcedImplementation pinned("activation", pinned_activation(mode));
     EXPECT_EQ(activation_of(layer_case.config()), pinned_activation(mode)) << name(mode);
+  }
+}
+
+// Of halves that lie apart, with one value for all experts, the kernel with the hardware's
+// exponential; the portable one of all others.
+TEST_F(MoeGpuChecks, LayersOfFp8BlocksWithLargeTilesChooseTheirSwiglu) {
+  for (const int64_t tokens : {40, 300}) {
+    const MoeShape shape{.tokens = tokens, .hidden = 256, .inter = 384, .experts = 4, .top_k = 2};
+    for (const GateOrder order :
+         {GateOrder::kUpGate, GateOrder::kGateUp, GateOrder::kInterleaved}) {
+      for (const int parameters : {0, 1, 2}) {  // None, for all experts, for each expert.
+        SCOPED_TRACE(std::string(name(order)) + " " + std::to_string(parameters));
+        MoeCase layer_case(
+            MoeMode::kFp8Block, shape,
+            parameters == 0 ? Activation::swiglu() : Activation::swiglu_oai(1.702F, 1.0F, 2.0F),
+            23);
+        if (parameters == 2) layer_case.add_per_expert_parameters();
+        layer_case.config().gate_order = order;
+        layer_case.config().token_tile = 128;
+        const bool streams = order != GateOrder::kInterleaved && parameters != 2;
+        EXPECT_EQ(activation_of(layer_case.config(), tokens),
+                  streams ? "sm90_swiglu" : "sm90_portable");
+        expect_gpu_agrees(layer_case);
+      }
+    }
   }
 }
 

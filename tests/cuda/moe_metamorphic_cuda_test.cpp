@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -24,15 +26,21 @@ namespace {
 constexpr MoeShape kShape{
     .tokens = 70, .hidden = 256, .inter = 384, .experts = 8, .top_k = 3, .shared_experts = 0};
 
-class MoeMetamorphic : public GpuTestWith<MoeMode> {
+struct ModeAndTile {
+  MoeMode mode;
+  int32_t token_tile;
+};
+
+class MoeMetamorphic : public GpuTestWith<ModeAndTile> {
  protected:
   void SetUp() override {
-    GpuTestWith<MoeMode>::SetUp();
-    case_ = std::make_unique<MoeCase>(GetParam(), kShape,
-                                      Activation::swiglu_oai(1.702F, 1.0F, 2.0F), 61);
+    GpuTestWith<ModeAndTile>::SetUp();
+    case_ =
+        std::make_unique<MoeCase>(mode(), kShape, Activation::swiglu_oai(1.702F, 1.0F, 2.0F), 61);
     case_->add_biases();
-    case_->config().token_tile = 16;
+    case_->config().token_tile = GetParam().token_tile;
   }
+  static MoeMode mode() { return GetParam().mode; }
   MoeCase& layer_case() { return *case_; }
   MoeResult run() { return run_on_gpu(prepare_on_gpu(*case_), *case_); }
   MoeResult run(MovedWeights& moved) {
@@ -42,8 +50,22 @@ class MoeMetamorphic : public GpuTestWith<MoeMode> {
  private:
   std::unique_ptr<MoeCase> case_;
 };
-INSTANTIATE_TEST_SUITE_P(Moe, MoeMetamorphic, ::testing::ValuesIn(every_moe_mode()),
-                         mode_test_name);
+
+// Every mode with a tile that does the activation, and fp8_block with one that leaves it to a
+// kernel of its own.
+std::vector<ModeAndTile> modes_and_tiles() {
+  std::vector<ModeAndTile> all;
+  for (const MoeMode mode : every_moe_mode()) all.push_back({mode, 16});
+  all.push_back({MoeMode::kFp8Block, 128});
+  return all;
+}
+
+std::string mode_and_tile_name(const ::testing::TestParamInfo<ModeAndTile>& test) {
+  const std::string tile = std::to_string(test.param.token_tile);
+  return std::string(name(test.param.mode)) + (tile == "16" ? "" : "_tiles_of_" + tile);
+}
+INSTANTIATE_TEST_SUITE_P(Moe, MoeMetamorphic, ::testing::ValuesIn(modes_and_tiles()),
+                         mode_and_tile_name);
 
 // Every way to cut 8 experts in two, and three parts.
 TEST_P(MoeMetamorphic, RowsOfAllShardsCombineToTheOutput) {
@@ -115,12 +137,12 @@ TEST_P(MoeMetamorphic, RenamingExpertsChangesNothing) {
 // What codes plain rows leaves them as bf16, too, where the matrix cores want that; rows that come
 // coded are decoded apart. By the joint launch of few tokens, and by the operations of more.
 TEST_P(MoeMetamorphic, RowsCodedByTheCallerGiveTheSame) {
-  const RowFormat format = moe_mode_info(GetParam()).input;
+  const RowFormat format = moe_mode_info(mode()).input;
   if (format == RowFormat::kBf16) GTEST_SKIP() << "bf16 rows are not coded";
   for (const int64_t tokens : {5, 40, 70}) {
     MoeShape shape = kShape;
     shape.tokens = tokens;
-    MoeCase plain(GetParam(), shape, Activation::swiglu(), 62);
+    MoeCase plain(mode(), shape, Activation::swiglu(), 62);
     // Below the least scales that bf16 has with E4M3 codes: a row, and two blocks of 16 or 32.
     for (size_t col = 0; col < 256; ++col) {
       const auto tiny = static_cast<uint16_t>(0x0180 + col * 37 % 0x280);
@@ -158,7 +180,7 @@ TEST_P(MoeMetamorphic, TwiceTheDownScaleIsTwiceTheOutput) {
 // Rows of w2 are columns of the output. Blocks of 128 rows have scales of their own in one mode.
 TEST_P(MoeMetamorphic, PermutingRowsOfTheSecondWeightsPermutesColumns) {
   const MoeResult before = run();
-  const int64_t block = GetParam() == MoeMode::kFp8Block ? 128 : 1;
+  const int64_t block = mode() == MoeMode::kFp8Block ? 128 : 1;
   const auto source = [&](int64_t row) {
     const int64_t count = kShape.hidden / block;
     // 5 and the number of blocks have no common divisor.
@@ -181,7 +203,7 @@ TEST_P(MoeMetamorphic, GateOrdersOfTheSameWeightsGiveEqualBits) {
   const MoeResult expected = run();
   for (const GateOrder order : {GateOrder::kGateUp, GateOrder::kInterleaved}) {
     // 128x128 blocks can change places as a whole; interleaved, they would hold rows of both.
-    if (GetParam() == MoeMode::kFp8Block && order == GateOrder::kInterleaved) continue;
+    if (mode() == MoeMode::kFp8Block && order == GateOrder::kInterleaved) continue;
     MovedWeights moved(layer_case().weights());
     moved.reorder_gate(order);
     layer_case().config().gate_order = order;
@@ -240,8 +262,7 @@ TEST_P(MoeMetamorphic, ARowDoesNotDependOnItsBatch) {
 // Tiles of up to 64 tokens give equal bits; FP8 weights exchange wgmma's operands at 64, and larger
 // tiles may do SwiGLU apart, with another exponential.
 TEST_P(MoeMetamorphic, TilesDecideAboutPlacesAlone) {
-  const bool has_fp8_weights =
-      GetParam() == MoeMode::kFp8Tensor || GetParam() == MoeMode::kFp8Block;
+  const bool has_fp8_weights = mode() == MoeMode::kFp8Tensor || mode() == MoeMode::kFp8Block;
   std::optional<MoeResult> first;
   for (const int32_t tile : {8, 16, 32, 64, 128}) {
     SCOPED_TRACE(tile);
@@ -299,7 +320,7 @@ TEST_P(MoeMetamorphic, GarbageThatNoSlotNamesIsNotSeen) {
   moved.rename_experts(same);  // A copy.
   // Scales that do not fit FP8 cores choose other ones for the whole layer.
   const bool chooses_by_scales =
-      GetParam() == MoeMode::kMxfp4Fp8 || GetParam() == MoeMode::kNvfp4Fp8Rounded;
+      mode() == MoeMode::kMxfp4Fp8 || mode() == MoeMode::kNvfp4Fp8Rounded;
   for (const WeightView* weight : {&moved.weights().w1, &moved.weights().w2}) {
     const ScaleView& scales = weight->scales;
     const int64_t value_bytes = weight->values.num_elements() / 8 * bits(weight->values.dtype) / 8;
