@@ -18,6 +18,10 @@ __device__ inline void wgmma_commit() {
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
+// For all groups but the one committed last.
+__device__ inline void wgmma_wait_but_one() {
+  asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
 
 // Of [rows][128 bytes] in shared memory in the 128-byte swizzle: 16-byte chunk c of row r lies at
 // c ^ (r % 8). `address` is a multiple of 1024; the next 32 bytes, an instruction's columns, are 2

@@ -6,6 +6,19 @@
 
 namespace narrowfloat {
 
+// Tokens: 24.
+__device__ inline void wgmma_e4m3(float (&d)[12], const uint32_t (&a)[4], uint64_t b,
+                                  int accumulate) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %17, 0;"
+      "wgmma.mma_async.sync.aligned.m64n24k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
+      "}, {%12, %13, %14, %15}, %16, p, 1, 1;}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
 // Tokens: 40.
 __device__ inline void wgmma_e4m3(float (&d)[20], const uint32_t (&a)[4], uint64_t b,
                                   int accumulate) {

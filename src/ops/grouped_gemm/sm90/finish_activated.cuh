@@ -78,14 +78,14 @@ class ItemFinisher {
   // Round after round of tokens, whose sums are the first ones of each block. Where they are needed
   // again, all are in their places in the end. Code for all of an item's tokens at once does not
   // fit the cache of instructions.
-  template <bool kIsLast, class Finish>
+  template <bool kIsLast, int kBlocks = Shape::kBlocks, class Finish>
   __device__ void for_rounds(Sums& sums, Finish&& finish) {
 #pragma unroll 1
     for (tile_.round = 0; tile_.round != Shape::kRounds; ++tile_.round) {
       if (Shape::kRounds == 1 || tile_.first_token() < tile_.item.num_rows) finish();
       if constexpr (Shape::kRounds > 1) {
 #pragma unroll
-        for (int block = 0; block < Shape::kBlocks; ++block) rotate<kIsLast>(sums[block]);
+        for (int block = 0; block < kBlocks; ++block) rotate<kIsLast>(sums[block]);
       }
     }
   }
@@ -123,7 +123,7 @@ class ItemFinisher {
     for (int i = 0; i < Shape::kRoundTokens / 4; ++i) {
       const int token = tile_.first_token() + i / 2 * 8 + tile_.thread % 4 * 2 + i % 2;
       if (token >= tile_.item.num_rows) continue;
-      const int at = i / 2 * 4 + i % 2;
+      const int at = sum_of(i);
       store_columns(params_, tile_.item.first_row + token, columns, factors()[token],
                     {mul_rn(sums[at], kRepair), mul_rn(sums[at + 2], kRepair)});
     }
@@ -173,11 +173,13 @@ class ItemFinisher {
     columns.high_bias = factors.bias_of(rows.high);
     return columns;
   }
-  // Of token `token` of the thread's in a block, in the order of sums.
+  // The first sum of token `token` of the thread's in a block; the other column's is two behind.
+  __device__ static constexpr int sum_of(int token) { return token / 2 * 4 + token % 2; }
+  // Of that token, in the order of sums.
   [[nodiscard]] __device__ float2 finished_pair(const Columns& columns, const TokenFactor& factor,
                                                 const float (&sums)[Shape::kSums],
                                                 int token) const {
-    const int at = token / 2 * 4 + token % 2;
+    const int at = sum_of(token);
     return {finished(mul_rn(sums[at], kRepair), factor, {columns.scale, columns.low_bias}),
             finished(mul_rn(sums[at + 2], kRepair), factor, {columns.scale, columns.high_bias})};
   }
@@ -274,8 +276,9 @@ class ItemFinisher {
     }
   }
 
-  // Few values are kept until their scale is there; of many the activation is made again, which
-  // costs less than registers for them.
+  // Values that wait for their scale take the place of u where a thread has this, else registers of
+  // their own if they are few; of others the activation is made again, which costs less.
+  static constexpr bool kKeepsInSums = Tile::kHasAllTokens && Shape::kRounds > 1;
   static constexpr bool kKeeps = Tile::kPairs <= 16 && Shape::kRounds == 1;
   using Kept = float2[kKeeps ? Tile::kPairs : 1];
 
@@ -283,6 +286,10 @@ class ItemFinisher {
   __device__ void activate_for_maxima(int pass, Sums& sums, Kept& kept, Put&& put) {
     activate<false>(pass, sums, [&](int i, float2 h) {
       if constexpr (kKeeps) kept[i] = h;
+      if constexpr (kKeepsInSums) {
+        sums[0][sum_of(i)] = h.x;
+        sums[0][sum_of(i) + 2] = h.y;
+      }
       put(i, h);
     });
   }
@@ -291,6 +298,13 @@ class ItemFinisher {
     if constexpr (kKeeps) {
 #pragma unroll
       for (int i = 0; i < Tile::kPairs; ++i) sink(i, kept[i]);
+    } else if constexpr (kKeepsInSums) {
+      for_rounds<true, 1>(sums, [&] {
+#pragma unroll
+        for (int i = 0; i < Tile::kPairs; ++i) {
+          sink(i, float2{sums[0][sum_of(i)], sums[0][sum_of(i) + 2]});
+        }
+      });
     } else {
 #pragma unroll
       for (int i = 0; i < Shape::kBlocks * Shape::kSums; ++i) {

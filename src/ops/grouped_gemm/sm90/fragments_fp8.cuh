@@ -57,9 +57,15 @@ struct Mxfp4Fp8Weights : E4m3Fragments {
   static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Fp8;
 
   __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    decode_steps<0, 4>(unit, thread, fragments);
+  }
+  // Steps from kFirst to kEnd - 1, a multiple of kDecodedSteps.
+  static constexpr int kDecodedSteps = 1;
+  template <int kFirst, int kEnd>
+  __device__ static void decode_steps(const uint8_t* unit, int thread, Fragments& fragments) {
     const auto scales = load_shared<uint2>(unit + unit_code_bytes(kCoding) + thread / 4 * 8);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+    for (int step = kFirst; step < kEnd; ++step) {
       const auto words = load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
@@ -89,9 +95,14 @@ struct Nvfp4Fp8Weights : E4m3Fragments {
   static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Fp8;
 
   __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+    decode_steps<0, 4>(unit, thread, fragments);
+  }
+  static constexpr int kDecodedSteps = 2;
+  template <int kFirst, int kEnd>
+  __device__ static void decode_steps(const uint8_t* unit, int thread, Fragments& fragments) {
     const auto scales = load_shared<uint4>(unit + unit_code_bytes(kCoding) + thread / 4 * 16);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+    for (int step = kFirst; step < kEnd; ++step) {
       const auto words = load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {

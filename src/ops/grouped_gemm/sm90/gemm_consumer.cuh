@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "ops/grouped_gemm/sm90/finish_activated_tokens.cuh"
+#include "ops/grouped_gemm/sm90/group_loop.cuh"
 #include "ops/grouped_gemm/sm90/panel_loop.cuh"
 #include "ops/grouped_gemm/sm90/register_loop.cuh"
 #include "ops/grouped_gemm/sm90/token_loop.cuh"
@@ -17,7 +18,9 @@ class Consumer {
  public:
   using Weights = typename Shape::Weights;
   using ManyTokens = std::conditional_t<Shape::kIsTokenMajor, TokenLoop<Shape>, PanelLoop<Shape>>;
-  using Loop = std::conditional_t<Shape::kIsPanel, ManyTokens, RegisterLoop<Shape>>;
+  using OfRegisters =
+      std::conditional_t<Shape::kIsOverlapped, GroupLoop<Shape>, RegisterLoop<Shape>>;
+  using Loop = std::conditional_t<Shape::kIsPanel, ManyTokens, OfRegisters>;
 
   __device__ Consumer(const GemmParams& params, GemmStorage<Shape>& shared,
                       const Ring<Shape::kStages>& ring)
@@ -37,7 +40,8 @@ class Consumer {
         work.end_early();
       }
       if (!item.has_copies) continue;
-      load_factors<Shape::kTokens>(params_, item, thread_, shared_.factors[warpgroup_]);
+      const int consumer = consumer_thread();
+      load_factors<Shape::kTokens>(params_, item, consumer % kWarpgroup, shared_.factors[consumer / kWarpgroup]);
       if constexpr (Shape::kIsTokenMajor) {
         load_column_factors(params_, item, item.block + 2 * warpgroup_, thread_,
                             shared_.columns[warpgroup_]);

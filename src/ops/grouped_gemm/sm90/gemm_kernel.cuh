@@ -107,8 +107,7 @@ void launch_gemm(const GemmParams& params, const GemmLaunch& shape, Stream strea
   if (shape.tokens == 16) return launch_tokens.template operator()<16>();
   if (shape.tokens == 32) return launch_tokens.template operator()<32>();
   if (shape.tokens == 64) return launch_tokens.template operator()<64>();
-  // Tokens as wgmma's columns: with a tail of up to 32 rows.
-  launch_tokens.template operator()<Weights::kIsPanel ? 128 : 160>();
+  launch_tokens.template operator()<most_tokens<Weights>()>();
 }
 
 }  // namespace narrowfloat

@@ -66,6 +66,9 @@ class Producer {
   // Units a pass covers where one has fewer rows.
   static constexpr int kUnitStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
+  // Pointers take two registers each.
+  static constexpr bool kKeepsNumbers = Shape::kHasSmallProducer && kSources > 8;
+  using RowPlace = std::conditional_t<kKeepsNumbers, int, const uint8_t*>;
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
 
@@ -82,6 +85,12 @@ class Producer {
       }
     }
   }
+
+  // The thread's 16 bytes of a row's first unit.
+  [[nodiscard]] __device__ const uint8_t* piece_of(int64_t row) const {
+    return params_.values + row * params_.row_bytes + thread_ % 8 * 16;
+  }
+  [[nodiscard]] __device__ const uint8_t* piece_of(const uint8_t* piece) const { return piece; }
 
   // But for weights.
   __device__ void copy_stage(int unit) {
@@ -122,8 +131,12 @@ class Producer {
 #pragma unroll
     for (int i = 0; i < kSources; ++i) {
       const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
-      const int64_t row = source >= 0 ? source : 0;
-      global_rows_[i] = params_.values + row * params_.row_bytes + thread_ % 8 * 16;
+      const int row = source >= 0 ? source : 0;
+      if constexpr (kKeepsNumbers) {
+        global_rows_[i] = row;
+      } else {
+        global_rows_[i] = piece_of(row);
+      }
       has_row_ |= (source >= 0 ? 1U : 0U) << i;
     }
 #pragma unroll
@@ -180,7 +193,7 @@ class Producer {
         if (kSources > 2 && i >= row_passes_) break;
         copy_16(
             shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
-            global_rows_[i] + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
+            piece_of(global_rows_[i]) + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
       }
     }
   }
@@ -208,7 +221,7 @@ class Producer {
   const TheRing& ring_;
   int thread_;
   RingPosition<Shape::kStages> at_;
-  const uint8_t* global_rows_[kSources];
+  RowPlace global_rows_[kSources];
   uint32_t has_row_ = 0;  // A bit for each.
   // Rows behind the item's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;

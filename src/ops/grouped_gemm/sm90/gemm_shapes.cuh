@@ -9,6 +9,14 @@
 
 namespace narrowfloat {
 
+// Of a long tile. Tokens as wgmma's columns: with a tail of up to 32 rows or, where temporary sums of
+// FP8 lie beside those of 256 weight rows, 16.
+template <class Weights>
+NF_HOST_DEVICE constexpr int most_tokens() {
+  if (Weights::kIsPanel) return 128;
+  return activation_bytes(Weights::kCoding) == 1 ? 144 : 160;
+}
+
 // kWeights decodes units; kHasGroups: sums are promoted every 128 columns.
 template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens>
 struct GemmShapeOf {
@@ -27,8 +35,13 @@ struct GemmShapeOf {
   // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
   // weights: what one copies of these from L2 serves both.
   static constexpr int kTeam = kIsTokenMajor && kTokens == 128 ? 2 : 1;
-  static constexpr int kBlocks = kIsSmall || (kHasGroups && kTokens > 64 && !kIsPanel) ? 1 : 2;
+  static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
+  static constexpr bool kHasLongGroups = kHasGroups && kGroupUnits > 1;
+  static constexpr int kBlocks = kIsSmall || (kHasLongGroups && kTokens > 64) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
+  // Parts of a group are promoted under the next one (group_loop.cuh).
+  static constexpr bool kIsOverlapped =
+      kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
 
   // Numbers of columns that register_loop.cuh can multiply, ascending, up to kTokens: an item takes
   // the first that its rows fit.
@@ -36,13 +49,17 @@ struct GemmShapeOf {
     constexpr int kOfMany[] = {32, 64, 80, 96, 112, 128, 144, 160};
     // A decode of so many instructions that eight main loops would not be one function.
     constexpr int kOfManyRounded[] = {32, 96, 128, 160};
+    constexpr int kOfManyFp8[] = {32, 64, 96, 128, 144};
     constexpr int kOf64[] = {32, 40, 48, 64};
     if (kTokens <= 64) return kTokens == 64 ? kOf64[width] : kTokens;
+    if (kGroupUnits == 1) return kOfManyFp8[width];
     return Weights::kCoding == WeightCoding::kNvfp4Rounded ? kOfManyRounded[width] : kOfMany[width];
   }
 
   // Tokens that the code behind the main loop is unrolled over (finish_activated.cuh).
-  static constexpr int kRoundTokens = kTokens > 64 && !kIsPanel ? 32 / kBlocks : kTokens;
+  static constexpr int kRoundTokens = kTokens <= 64 || kIsPanel ? kTokens
+                                      : kGroupUnits == 1        ? kTokens / 3
+                                                                : 32 / kBlocks;
   static constexpr int kRounds = kTokens / kRoundTokens;
 
   // Rows that the mode's second GEMM reads (finish_activated.cuh), and the passes that give a tile
@@ -55,14 +72,15 @@ struct GemmShapeOf {
 
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
-  static constexpr int kProducerRegisters = kIsSmall ? 32 : kIsPanel && kTeam == 1 ? 40 : 56;
-  static constexpr int kConsumerRegisters = kIsSmall ? 104 : kIsPanel && kTeam == 1 ? 232 : 224;
+  static constexpr bool kHasSmallProducer = kIsPanel ? kTeam == 1 : kTokens == 144;
+  static constexpr int kProducerRegisters = kIsSmall ? 32 : kHasSmallProducer ? 40 : 56;
+  static constexpr int kConsumerRegisters = kIsSmall ? 104 : kHasSmallProducer ? 232 : 224;
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
   static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
-  static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
-  static constexpr int kFewUnits = kHasGroups && kTokens > 128 ? kGroupUnits : 2;
+  static constexpr int kFewUnits =
+      (kHasGroups && kTokens > 128) || kIsOverlapped ? kGroupUnits : 2;
   static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : kFewUnits;
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);

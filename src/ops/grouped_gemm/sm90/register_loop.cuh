@@ -44,9 +44,9 @@ class RegisterLoop {
   }
 
  private:
-  // Columns at a time, where sums of groups take the registers.
+  // Columns at a time, where sums of groups take the registers: up to 64.
   NF_HOST_DEVICE static constexpr int part_columns(int columns) {
-    return Shape::kGroupUnits == 1 && columns > 128 ? columns / 2 : columns;
+    return Shape::kGroupUnits == 1 ? columns / ((columns + 63) / 64) : columns;
   }
   // Of a group of 128 columns of weights.
   template <int kColumns>
