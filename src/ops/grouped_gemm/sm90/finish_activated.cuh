@@ -52,7 +52,7 @@ class ItemFinisher {
 
   __device__ void finish(int pass, int passes, Sums& sums) {
     tile_.set_thread(consumer_thread());
-    if constexpr (has_ue8m0_scales(Shape::Weights::kCoding)) {
+    if constexpr (has_row_powers(Shape::Weights::kCoding)) {
       if (params_.row_powers != nullptr) scale_rows(pass, sums);
     }
     // The factors of tokens are there.

@@ -46,11 +46,6 @@ __device__ inline uint32_t last_four(const E2m1Table& table, uint32_t word) {
   return permute_bytes(table.low, table.high, word >> 16 & 0x7777U) | (word << 4 & 0x80808080U);
 }
 
-// 127 + r of the thread's two rows as 2^r.
-__device__ inline float2 powers_of_two(uint32_t codes) {
-  return {bits_float((codes & 0xFFU) << 23), bits_float(codes >> 8 << 23)};
-}
-
 // Scales are powers of two, so the table is exact: that of 1 with the exponent added to each byte
 // (moe spec 11.2).
 struct Mxfp4Fp8Weights : E4m3Fragments {
@@ -75,10 +70,6 @@ struct Mxfp4Fp8Weights : E4m3Fragments {
         fragments[step][2 + row] = last_four(table, word);
       }
     }
-  }
-  __device__ static float2 row_scales(const uint8_t* unit, int thread) {
-    return powers_of_two(
-        load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 256 + thread / 4 * 2));
   }
 
  private:
@@ -112,10 +103,6 @@ struct Nvfp4Fp8Weights : E4m3Fragments {
         fragments[step][2 + row] = last_four(four.table(step % 2 * 2 + 1), word);
       }
     }
-  }
-  __device__ static float2 row_scales(const uint8_t* unit, int thread) {
-    return powers_of_two(
-        load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 512 + thread / 4 * 2));
   }
 
  private:

@@ -159,14 +159,11 @@ class GroupLoop {
 
   template <class This, int kCount>
   __device__ void promote(const float (&part_sums)[kCount], Sums& sums) const {
-    const float2 row_scales = Weights::row_scales(weights_of(at_, This::kBlock), thread_);
     const float* scales = shared_.group_scales[at_.stage][0] + This::kFirst + 2 * (thread_ % 4);
     float* promoted = sums[This::kBlock] + This::kFirst / 2;
 #pragma unroll
     for (int j = 0; j < This::kWidth / 2; ++j) {
-      const float row_scale = j / 2 % 2 == 0 ? row_scales.x : row_scales.y;
-      const float scale = __fmul_rn(scales[2 * (j / 4 * 4) + j % 2], row_scale);
-      promoted[j] = __fmaf_rn(scale, part_sums[j], promoted[j]);
+      promoted[j] = __fmaf_rn(scales[2 * (j / 4 * 4) + j % 2], part_sums[j], promoted[j]);
     }
   }
 

@@ -92,7 +92,7 @@ void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
   params.expert_bytes = expert_image_bytes(problem);
   params.expert_forms = call.tables.expert_forms;
   params.form = call.image_form;
-  if (has_ue8m0_scales(coding_of(call))) params.row_powers = call.tables.row_powers;
+  if (has_row_powers(coding_of(call))) params.row_powers = call.tables.row_powers;
   params.experts = static_cast<int>(problem.experts);
   params.rows = static_cast<int>(problem.rows);
   params.cols = static_cast<int>(problem.cols);

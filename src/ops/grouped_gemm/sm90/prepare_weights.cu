@@ -78,7 +78,7 @@ dim3 blocks_of_threads(int64_t threads) {
 template <WeightCoding kCoding>
 void launch_make_units(const PrepareParams& params, int64_t experts, Stream stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
-  if constexpr (has_ue8m0_scales(kCoding)) {
+  if constexpr (has_row_powers(kCoding)) {
     launch(find_row_shifts_kernel<kCoding>,
            {blocks_of_threads(experts * params.rows.rows), dim3(kPrepareThreads)}, stream, params);
   }
@@ -122,7 +122,7 @@ class ImageMaker {
                static_cast<uint8_t>(coding_of(problem.mode))) {
     clear_flags(0, problem.experts);
     const WeightCoding coding = coding_of(problem.mode);
-    if (!has_ue8m0_scales(coding) && !has_ue8m0_scales(wide_coding(coding))) return;
+    if (!has_row_powers(coding)) return;
     // Experts in a form without shifts keep the zeros.
     shift_bytes_ = allocate_device_memory(problem.device, problem.experts * problem.rows);
     clear_async(shift_bytes_.get(), static_cast<size_t>(problem.experts * problem.rows), stream);

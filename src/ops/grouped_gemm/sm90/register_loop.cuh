@@ -181,14 +181,9 @@ class RegisterLoop {
     for (int i = 0; i < kStepBlocks; ++i) {
       const int block = step.index * kStepBlocks + i;
       float* promoted = sums[block] + first / 2;
-      float2 row_scales{1.0F, 1.0F};
-      if constexpr (Shape::kGroupUnits == 1) {
-        row_scales = Weights::row_scales(weights_of(at_, step.slot, block), thread_);
-      }
 #pragma unroll
       for (int j = 0; j < kColumns / 2; ++j) {
-        const float row_scale = j / 2 % 2 == 0 ? row_scales.x : row_scales.y;
-        const float scale = __fmul_rn(scales[2 * (j / 4 * 4) + j % 2], row_scale);
+        const float scale = scales[2 * (j / 4 * 4) + j % 2];
         promoted[j] = __fmaf_rn(scale, group_sums[i][j], promoted[j]);
       }
     }

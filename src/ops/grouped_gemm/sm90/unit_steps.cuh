@@ -50,10 +50,7 @@ __device__ inline uint32_t rounding_code(const Source& source, int64_t row) {
     const uint32_t magnitude = source.load_scale(row, first + block, 0) & 0x7FU;
     if (magnitude != kE4m3Nan) largest = max(largest, magnitude);
   }
-  int exponent = largest == 0 ? 0 : -16;
-  const float scale = E4M3::decode(static_cast<uint8_t>(largest));
-  while (6.0F * scale > 448.0F * power_of_two(exponent)) ++exponent;
-  return static_cast<uint32_t>(135 - exponent);
+  return static_cast<uint32_t>(135 - rounding_exponent(largest));
 }
 
 template <WeightCoding kCoding>
@@ -193,42 +190,36 @@ __device__ inline void make_scales(const UnitSource<kCoding>& source) {
   }
 }
 
-// The largest scale of the group gets k = 6, the largest that E4M3 holds with 6, and the others
-// what they are below it (moe spec 11.2). Codes of k below -5, NaN, and factors that are no normal
-// number do not fit.
+// The largest scale of the row gets k = 6, the largest that E4M3 holds with 6, and the others what
+// they are below it (moe spec 11.2). Codes of k below -5 and NaN do not fit.
 __device__ inline bool make_group_scales(const UnitSource<WeightCoding::kMxfp4Fp8>& source) {
   const int half = static_cast<int>(threadIdx.x % 4);
   if (half >= 2) return true;
   const int64_t row = source.row(half);
-  uint32_t codes[4];
-  uint32_t largest = 0;
+  const int largest = source.row_shift(row) + 127 + 6;
+  uint8_t* scales = source.unit() + unit_code_bytes(WeightCoding::kMxfp4Fp8);
+  bool fits = true;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int64_t block = source.first_col() / 32 + i;
-    const uint32_t scale = source.load_scale(row, block, 0);
-    codes[i] = scale == kUe8m0Nan || has_values(source, row, block) ? scale : 0x100U;
-    if (codes[i] <= 0xFFU) largest = max(largest, codes[i]);
+    const auto scale = source.load_scale(row, block, 0);
+    const int below = largest - static_cast<int>(scale);
+    const bool is_inside = below >= 0 && below <= kMostMxfp4Fp8Spread && scale != kUe8m0Nan;
+    fits = fits && (is_inside || (scale != kUe8m0Nan && !has_values(source, row, block)));
+    const int shift = is_inside ? kMostMxfp4Fp8Spread - below : 0;
+    scales[threadIdx.x / 4 * 8 + half * 4 + i] = static_cast<uint8_t>(8 * shift);
   }
-  if (largest == 0) largest = 127;
-  uint8_t* scales = source.unit() + unit_code_bytes(WeightCoding::kMxfp4Fp8);
-  bool fits = largest > 6 && largest <= 246;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t below = codes[i] <= 0xFFU ? largest - codes[i] : 11U;
-    fits = fits && below <= 11U;
-    scales[threadIdx.x / 4 * 8 + half * 4 + i] = static_cast<uint8_t>(8U * (11U - below));
-  }
-  scales[256 + threadIdx.x / 4 * 2 + half] = static_cast<uint8_t>(largest - 6);
   return fits;
 }
 
-// Codes of scale * 2^-r. Half of it must be a normal E4M3 number, unless the scale is 0.
+// Codes of scale * 2^-r. Half of it must be a normal E4M3 number, unless the scale is 0. So the
+// rounding is that of any smaller r, such as that of the group of 128 columns (moe spec 11.3).
 __device__ inline bool make_group_scales(const UnitSource<WeightCoding::kNvfp4Fp8>& source) {
   constexpr uint32_t kLeast = 2U << 3;
   const int half = static_cast<int>(threadIdx.x % 4);
   if (half >= 2) return true;
   const int64_t row = source.row(half);
-  const uint32_t down = 135U - rounding_code(source, row);  // r, modulo 2^32.
+  const auto down = static_cast<uint32_t>(source.row_shift(row));  // r, modulo 2^32.
   uint8_t* scales = source.unit() + unit_code_bytes(WeightCoding::kNvfp4Fp8);
   bool fits = true;
 #pragma unroll
@@ -242,7 +233,6 @@ __device__ inline bool make_group_scales(const UnitSource<WeightCoding::kNvfp4Fp
     const uint32_t stored = static_cast<uint32_t>(code) | (is_middle ? 0x80U : 0U);
     scales[threadIdx.x / 4 * 16 + half * 8 + i] = static_cast<uint8_t>(is_zero ? kLeast : stored);
   }
-  scales[512 + threadIdx.x / 4 * 2 + half] = static_cast<uint8_t>(127U + down);
   return fits;
 }
 

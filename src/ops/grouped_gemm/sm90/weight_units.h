@@ -30,10 +30,9 @@
 //   nvfp4          [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent and 3
 //                  mantissa bits; rounded to E4M3 (moe spec 11.3), behind these [32][2 rows] 135 -
 //                  r of the group of 128 columns
-//   mxfp4_fp8      [32][2 rows][4 blocks] 8 * (k + 5) for a scale of 2^(k + r), then [32][2 rows]
-//                  127 + r
+//   mxfp4_fp8      [32][2 rows][4 blocks] 8 * (k + 5) for a scale of 2^(k + r)
 //   nvfp4_fp8      [32][2 rows][8 blocks] the E4M3 code of scale * 2^-r, bit 7 what 1.5 times it
-//                  needs; then [32][2 rows] 127 + r
+//                  needs; r is the row's in both, which the GEMM gives back to its sums
 #pragma once
 
 #include <algorithm>
@@ -81,12 +80,12 @@ NF_HOST_DEVICE constexpr int unit_scale_bytes(WeightCoding coding) {
     case WeightCoding::kMxfp4:
       return 128;
     case WeightCoding::kNvfp4:
+    case WeightCoding::kMxfp4Fp8:
       return 256;
     case WeightCoding::kNvfp4Rounded:
-    case WeightCoding::kMxfp4Fp8:
       return 256 + 64;
     case WeightCoding::kNvfp4Fp8:
-      return 512 + 64;
+      return 512;
     default:
       return 0;
   }
@@ -197,6 +196,11 @@ inline WeightCoding wide_coding(WeightCoding coding) {
 NF_HOST_DEVICE constexpr bool has_ue8m0_scales(WeightCoding coding) {
   return coding == WeightCoding::kMxfp8 || coding == WeightCoding::kMxfp4Near ||
          coding == WeightCoding::kMxfp4;
+}
+
+// Of rows that prepare() moves by a power of two: those, or for E4M3's range.
+NF_HOST_DEVICE constexpr bool has_row_powers(WeightCoding coding) {
+  return has_ue8m0_scales(coding) || coding >= WeightCoding::kMxfp4Fp8;
 }
 
 // What kMxfp4Near adds to a scale's byte: as the exponent of a bf16 it is that of the scale times
