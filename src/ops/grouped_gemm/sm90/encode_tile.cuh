@@ -123,8 +123,8 @@ class Bf16Sink {
  public:
   __device__ explicit Bf16Sink(const Tile& tile) : tile_(tile), col_(tile.col(0)) {}
   __device__ void operator()(int i, float2 pair) const {
-    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
-    store(tile_.values(i) + 2 * col_, to_bf16x2(pair.x, pair.y));
+    const uint32_t words = to_bf16x2(pair.x, pair.y);
+    if (col_ < tile_.inter && tile_.has_token(i)) store(tile_.values(i) + 2 * col_, words);
   }
 
  private:
@@ -140,8 +140,8 @@ class Fp8StaticSink {
         col_(tile.col(0)),
         multiplier_(tile.activation.multiplier.of(tile.item.expert)) {}
   __device__ void operator()(int i, float2 pair) const {
-    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
-    store(tile_.values(i) + col_, encode_tile_detail::two_e4m3(pair, multiplier_));
+    const uint16_t codes = encode_tile_detail::two_e4m3(pair, multiplier_);
+    if (col_ < tile_.inter && tile_.has_token(i)) store(tile_.values(i) + col_, codes);
   }
 
  private:
@@ -262,11 +262,11 @@ class Fp8GroupSink {
   __device__ Fp8GroupSink(const Tile& tile, int pass, const float* shared_multipliers)
       : tile_(tile), multipliers_(shared_multipliers), col_(tile.col(pass)) {}
   __device__ void operator()(int i, float2 pair) const {
-    if (col_ >= tile_.inter || !tile_.has_token(i)) return;
     const uint16_t codes = encode_tile_detail::two_e4m3(pair, multipliers_[tile_.token(i)]);
-    store(tile_.values(i) + col_, codes);
+    const bool is_there = col_ < tile_.inter && tile_.has_token(i);
+    if (is_there) store(tile_.values(i) + col_, codes);
     if constexpr (kIsDecoded) {
-      if (tile_.activation.decoded != nullptr) {
+      if (is_there && tile_.activation.decoded != nullptr) {
         tile_.store_decoded(i, col_, decode_e4m3x2(codes, 1.0F));
       }
     }

@@ -40,8 +40,7 @@ class Consumer {
         work.end_early();
       }
       if (!item.has_copies) continue;
-      const int consumer = consumer_thread();
-      load_factors<Shape::kTokens>(params_, item, consumer % kWarpgroup, shared_.factors[consumer / kWarpgroup]);
+      load_factors<Shape::kTokens>(params_, item, thread_, shared_.factors[warpgroup_]);
       if constexpr (Shape::kIsTokenMajor) {
         load_column_factors(params_, item, item.block + 2 * warpgroup_, thread_,
                             shared_.columns[warpgroup_]);

@@ -193,7 +193,8 @@ class Producer {
         if (kSources > 2 && i >= row_passes_) break;
         copy_16(
             shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
-            piece_of(global_rows_[i]) + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
+            piece_of(global_rows_[i]) + first_byte + step * kUnitRowBytes,
+            (mask >> i & 1U) != 0 ? 16 : 0);
       }
     }
   }

@@ -9,8 +9,8 @@
 
 namespace narrowfloat {
 
-// Of a long tile. Tokens as wgmma's columns: with a tail of up to 32 rows or, where temporary sums of
-// FP8 lie beside those of 256 weight rows, 16.
+// Of a long tile. Tokens as wgmma's columns: with a tail of up to 32 rows or, where temporary sums
+// of FP8 lie beside those of 256 weight rows, 16.
 template <class Weights>
 NF_HOST_DEVICE constexpr int most_tokens() {
   if (Weights::kIsPanel) return 128;
@@ -40,8 +40,7 @@ struct GemmShapeOf {
   static constexpr int kBlocks = kIsSmall || (kHasLongGroups && kTokens > 64) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
   // Parts of a group are promoted under the next one (group_loop.cuh).
-  static constexpr bool kIsOverlapped =
-      kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
+  static constexpr bool kIsOverlapped = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
 
   // Numbers of columns that register_loop.cuh can multiply, ascending, up to kTokens: an item takes
   // the first that its rows fit.
@@ -79,8 +78,7 @@ struct GemmShapeOf {
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
   static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
-  static constexpr int kFewUnits =
-      (kHasGroups && kTokens > 128) || kIsOverlapped ? kGroupUnits : 2;
+  static constexpr int kFewUnits = (kHasGroups && kTokens > 128) || kIsOverlapped ? kGroupUnits : 2;
   static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : kFewUnits;
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);

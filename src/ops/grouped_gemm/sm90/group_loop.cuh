@@ -1,8 +1,8 @@
-// The main loop of a consumer warpgroup with two blocks of weight rows, whose weights become E4M3 in
-// registers and whose sums start anew with each unit, a group of 128 columns.
+// The main loop of a consumer warpgroup with two blocks of weight rows, whose weights become E4M3
+// in registers and whose sums start anew with each unit, a group of 128 columns.
 //
-// A block's tokens are multiplied in parts, and a part is promoted while the next one is in the tensor
-// cores; the fragments of the next block are decoded a few steps behind each part:
+// A block's tokens are multiplied in parts, and a part is promoted while the next one is in the
+// tensor cores; the fragments of the next block are decoded a few steps behind each part:
 //
 //   tensor cores   | block 0, part 1 | block 0, part 2 | block 1, part 0 | block 1, part 1 | ...
 //   promoted       | block 0, part 0 | block 0, part 1 | block 0, part 2 | block 1, part 0 | ...
@@ -29,7 +29,7 @@ class GroupLoop {
       : params_(params),
         shared_(shared),
         ring_(ring),
-        warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
+        warpgroup_(uniform_warpgroup()),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
   // Of the columns that the item's rows need; the others' sums are 0.
@@ -45,7 +45,8 @@ class GroupLoop {
  private:
   static constexpr int kBlocks = 2;
 
-  // Of `columns` columns in all: as many at a time as two sets of temporary sums have registers for.
+  // Of `columns` columns in all: as many at a time as two sets of temporary sums have registers
+  // for.
   NF_HOST_DEVICE static constexpr int part_columns(int columns) {
     if (Shape::kTokens <= 64) return columns;
     return columns == 144 ? 24 : 32;
@@ -68,9 +69,8 @@ class GroupLoop {
     static constexpr int kBlock = kIndex / kCount;
     static constexpr int kPart = kIndex % kCount;
     static constexpr int kFirst = kPart * part_columns(kColumns);
-    static constexpr int kWidth = kColumns - kFirst < part_columns(kColumns)
-                                      ? kColumns - kFirst
-                                      : part_columns(kColumns);
+    static constexpr int kWidth =
+        kColumns - kFirst < part_columns(kColumns) ? kColumns - kFirst : part_columns(kColumns);
     // Behind it, of the block after its own; behind a block's last part, of the one after that.
     static constexpr int kWindow = (kPart + 1) % kCount;
     static constexpr int kGrains = 4 / Weights::kDecodedSteps;
@@ -106,7 +106,9 @@ class GroupLoop {
   __device__ void multiply_part(State<kColumns>& state, Sums& sums) {
     using This = Part<kColumns, kIndex>;
     constexpr bool kIsLast = kIndex + 1 == kBlocks * This::kCount;
-    if constexpr (kIndex == 0) decode_behind<Part<kColumns, kBlocks * This::kCount - 1>>(at_, state);
+    if constexpr (kIndex == 0)
+      decode_behind<Part<kColumns, kBlocks * This::kCount - 1>>(at_, state);
+    const Scales<This> scales = load_scales<This>();
     if constexpr (!kIsLast) {
       using Next = Part<kColumns, kIndex + 1>;
       issue<Next>(at_, state.fragments[Next::kBlock], state.sums[(kIndex + 1) % 2]);
@@ -114,7 +116,7 @@ class GroupLoop {
     } else {
       wgmma_wait();
     }
-    promote<This>(state.sums[kIndex % 2], sums);
+    promote<This>(state.sums[kIndex % 2], scales, sums);
     if constexpr (!kIsLast) {
       decode_behind<This>(This::kDecodesFollowing ? state.following : at_, state);
       multiply_part<kColumns, kIndex + 1>(state, sums);
@@ -129,6 +131,11 @@ class GroupLoop {
       fence_async_proxy();
     }
     decode<This::kFirstStep, This::kEndStep>(at, This::kDecodedBlock, fragments);
+  }
+
+  // Of the consumers. From a shuffle: the compiler makes addresses of it once a warp.
+  __device__ static int uniform_warpgroup() {
+    return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0);
   }
 
   __device__ const uint8_t* weights_of(const Position& at, int block) const {
@@ -157,13 +164,32 @@ class GroupLoop {
     wgmma_commit();
   }
 
+  // Of a part's tokens, two neighbours of every eight. Loaded in front of the wait for its sums.
+  template <class This>
+  struct Scales {
+    float2 pairs[This::kWidth / 8];
+  };
+  template <class This>
+  __device__ Scales<This> load_scales() const {
+    Scales<This> scales;
+    const float* first = shared_.group_scales[at_.stage][0] + This::kFirst + 2 * (thread_ % 4);
+#pragma unroll
+    for (int i = 0; i < This::kWidth / 8; ++i) {
+      scales.pairs[i] = *reinterpret_cast<const float2*>(first + 8 * i);
+      keep_apart(scales.pairs[i].x);
+      keep_apart(scales.pairs[i].y);
+    }
+    return scales;
+  }
+
   template <class This, int kCount>
-  __device__ void promote(const float (&part_sums)[kCount], Sums& sums) const {
-    const float* scales = shared_.group_scales[at_.stage][0] + This::kFirst + 2 * (thread_ % 4);
+  __device__ void promote(const float (&part_sums)[kCount], const Scales<This>& scales,
+                          Sums& sums) const {
     float* promoted = sums[This::kBlock] + This::kFirst / 2;
 #pragma unroll
     for (int j = 0; j < This::kWidth / 2; ++j) {
-      promoted[j] = __fmaf_rn(scales[2 * (j / 4 * 4) + j % 2], part_sums[j], promoted[j]);
+      const float2 pair = scales.pairs[j / 4];
+      promoted[j] = __fmaf_rn(j % 2 == 0 ? pair.x : pair.y, part_sums[j], promoted[j]);
     }
   }
 

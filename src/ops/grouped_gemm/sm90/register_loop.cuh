@@ -17,8 +17,7 @@ class RegisterLoop {
   static constexpr int kBlocks = Shape::kBlocks;
   using Sums = float[kBlocks][Shape::kSums];
   // Blocks that are multiplied at a time: where sums take the registers, one after the other.
-  static constexpr bool kTakesTurns = Shape::kTokens > 64 ||
-                                      (Shape::kHasGroups && Shape::kGroupUnits == 1);
+  static constexpr bool kTakesTurns = Shape::kTokens > 64;
   static constexpr int kStepBlocks = kTakesTurns ? 1 : kBlocks;
   static constexpr int kSteps = kBlocks / kStepBlocks;  // Of a unit.
   using StepFragments = Fragments[kStepBlocks];
@@ -44,13 +43,9 @@ class RegisterLoop {
   }
 
  private:
-  // Columns at a time, where sums of groups take the registers: up to 64.
-  NF_HOST_DEVICE static constexpr int part_columns(int columns) {
-    return Shape::kGroupUnits == 1 ? columns / ((columns + 63) / 64) : columns;
-  }
   // Of a group of 128 columns of weights.
   template <int kColumns>
-  using GroupSums = float[kStepBlocks][part_columns(kColumns) / 2];
+  using GroupSums = float[kStepBlocks][kColumns / 2];
 
   __device__ const uint8_t* weights_of(const Position& at, int slot, int block) const {
     return shared_.weights[at.stage][warpgroup_ * kBlocks + block] + slot * Shape::kUnitBytes;
@@ -118,38 +113,30 @@ class RegisterLoop {
       multiply_group_step<kColumns>(step, now, next, sums, group_sums);
     } else {
       auto& own = reinterpret_cast<StepSums<kBlockSums>&>(sums[step.index * kStepBlocks]);
-      issue<kColumns>(step, 0, step.unit > 0, now, own);
+      issue<kColumns>(step, step.unit > 0, now, own);
       if (!ends_item(step)) prepare_next(step, next);
       wgmma_wait();
     }
     if (ends_stage(step) || ends_item(step)) release();
   }
 
-  // Into temporary sums, which start anew with each group. Of many columns two halves one after the
-  // other: their registers are those of one, and one is promoted while the other warpgroup has the
-  // tensor cores.
+  // Into temporary sums, which start anew with each group.
   template <int kColumns>
   __device__ void multiply_group_step(const Step& step, StepFragments& now, StepFragments& next,
                                       Sums& sums, GroupSums<kColumns>& group_sums) {
     constexpr int kGroupUnits = Shape::kGroupUnits;
-    constexpr int kPartColumns = part_columns(kColumns);
     const bool ends_group =
         step.slot % kGroupUnits == kGroupUnits - 1 || step.unit + 1 == params_.units;
-#pragma unroll
-    for (int part = 0; part < kColumns / kPartColumns; ++part) {
-      issue<kPartColumns>(step, part * kPartColumns, step.slot % kGroupUnits > 0, now, group_sums);
-      if (part == 0 && !ends_item(step)) prepare_next(step, next);
-      wgmma_wait();
-      if (ends_group) promote<kPartColumns>(step, part * kPartColumns, group_sums, sums);
-    }
+    issue<kColumns>(step, step.slot % kGroupUnits > 0, now, group_sums);
+    if (!ends_item(step)) prepare_next(step, next);
+    wgmma_wait();
+    if (ends_group) promote<kColumns>(step, group_sums, sums);
   }
 
-  // The columns of tokens from `first` on.
   template <int kColumns, int kCount>
-  __device__ void issue(const Step& step, int first, bool accumulate, StepFragments& now,
+  __device__ void issue(const Step& step, bool accumulate, StepFragments& now,
                         StepSums<kCount>& sums) {
-    const uint64_t rows =
-        swizzled_descriptor(shared_address(shared_.rows[at_.stage][step.slot]) + first * 128);
+    const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][step.slot]));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kStepBlocks; ++i) {
@@ -173,14 +160,13 @@ class RegisterLoop {
   }
 
   template <int kColumns>
-  __device__ void promote(const Step& step, int first, const StepSums<kColumns / 2>& group_sums,
+  __device__ void promote(const Step& step, const StepSums<kColumns / 2>& group_sums,
                           Sums& sums) const {
     const float* scales =
-        shared_.group_scales[at_.stage][step.slot / Shape::kGroupUnits] + first + 2 * (thread_ % 4);
+        shared_.group_scales[at_.stage][step.slot / Shape::kGroupUnits] + 2 * (thread_ % 4);
 #pragma unroll
     for (int i = 0; i < kStepBlocks; ++i) {
-      const int block = step.index * kStepBlocks + i;
-      float* promoted = sums[block] + first / 2;
+      float* promoted = sums[step.index * kStepBlocks + i];
 #pragma unroll
       for (int j = 0; j < kColumns / 2; ++j) {
         const float scale = scales[2 * (j / 4 * 4) + j % 2];
