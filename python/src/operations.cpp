@@ -29,6 +29,16 @@ void run_quantize(nb::handle input, const QuantizedBuffers& output, const Option
   quantize(array.view, view, options.options, stream);
 }
 
+// Calls as a C++ program makes them: bench/call_overhead.py compares those from Python with them.
+void repeat_quantize(nb::handle input, const QuantizedBuffers& output, const Options& options,
+                     int64_t count) {
+  const Array array = input_array("input", input);
+  const QuantizedView& view = output.output();
+  const Stream stream = current_stream(array);
+  const nb::gil_scoped_release unlocked;
+  for (int64_t i = 0; i < count; ++i) quantize(array.view, view, options.options, stream);
+}
+
 void run_silu_mul_quantize(nb::handle gate_up, const QuantizedBuffers& output,
                            const Options& options) {
   const Array array = input_array("gate_up", gate_up);
@@ -137,7 +147,8 @@ void bind_scale_formulas(nb::module_& module) {
         const nb::gil_scoped_release unlocked;
         encode_scales_from_decode(decode.view, encode.view, mode, stream);
       },
-      "decode_scales"_a, "out"_a, "math"_a = "exact");
+      "decode_scales"_a, "out"_a, "math"_a = "exact",
+      "Multipliers of stored global scales where these lie, float32 of equal size.");
 }
 
 }  // namespace
@@ -148,6 +159,8 @@ void bind_operations(nb::module_& module) {
            "values"_a, "scales"_a, "global_scale"_a.none())
       .def_ro("is_writable", &QuantizedBuffers::is_writable);
   module.def("quantize", &run_quantize);
+  module.def("repeat_quantize", &repeat_quantize, "input"_a, "output"_a, "options"_a, "count"_a,
+             "quantize() of the same arguments, `count` times, for measurements.");
   module.def("silu_mul_quantize", &run_silu_mul_quantize);
   module.def("smooth_quantize", &run_smooth_quantize);
   module.def("rmsnorm_quantize", &run_rmsnorm_quantize);

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh -
 if not (torch.cuda.is_available() and nf.build_info()["cuda_enabled"]):
     pytest.skip("no GPU, or a build without CUDA", allow_module_level=True)
 
+from test_package import resident_bytes  # noqa: E402
 from torch_op_cases import out_cases  # noqa: E402
 
 import narrowfloat.torch as nft  # noqa: E402
@@ -155,6 +156,25 @@ def test_new_tensors_belong_to_the_stream_of_use_stream() -> None:
     assert all(bool((other == 255).all()) for other in others)
 
 
+def test_scales_are_converted_on_the_stream_of_use_stream() -> None:
+    """A double that is written there arrives as a float."""
+    import narrowfloat.compat.flashinfer as fi
+
+    x, scale = X.cuda(), torch.tensor([1.0], dtype=torch.float64, device="cuda")
+    wanted = fi.fp4_quantize(X, 300.0)
+    stream = torch.cuda.Stream()
+    with nf.use_stream(stream.cuda_stream):  # Loads kernels, and fills the allocator's pools.
+        fi.fp4_quantize(x, scale)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        scale.fill_(300.0)
+    with nf.use_stream(stream.cuda_stream):
+        parts = fi.fp4_quantize(x, scale)
+    stream.synchronize()
+    assert all(torch.equal(part.cpu(), one) for part, one in zip(parts, wanted, strict=True))
+
+
 def test_graphs() -> None:
     """Capture of given and of new outputs, replayed with other contents; a whole layer."""
     x = X.cuda()
@@ -269,16 +289,36 @@ def test_devices_must_agree() -> None:
 
 
 def test_no_memory_is_kept() -> None:
-    """Many calls, refused ones too, leave the allocator as it was."""
-    x = X.cuda()
+    """10,000 calls, refused ones too: neither of the allocator's nor of the host's."""
+    import narrowfloat.compat.flashinfer as fi
 
-    def calls() -> None:
-        for _ in range(500):
+    x, scale = X[:4].cuda(), torch.tensor([300.0], device="cuda")
+    weights = [torch.randn(8, 256, cols, device="cuda").bfloat16() for cols in (256, 128)]
+    logits = torch.randn(4, 8, device="cuda")
+    _, layer = layers("nvfp4_bf16")
+    others = [(getattr(torch.ops.narrowfloat, name),
+               [one.cuda() if isinstance(one, torch.Tensor) else one for one in (*given, *made)])
+              for name, (given, made) in out_cases().items()]  # fmt: skip
+
+    def calls(count: int) -> None:
+        for i in range(count):
             nf.quantize(x, "nvfp4").dequantize()
-            with pytest.raises(ValueError):
-                nf.quantize(x, "nvfp5")
+            fi.nvfp4_quantize(x, scale)
+            fi.nvfp4_quantize(x, scale, per_token_activation=True)
+            if i % 4 == 0:
+                layer.run(x, logits)
+                fi.trtllm_bf16_moe(logits, None, x, *weights, 8, 2, None, None, 128, 0, 8,
+                                   routing_method_type=1, use_shuffled_weight=False,
+                                   weight_layout=0)  # fmt: skip
+            if i % 10 == 0:
+                operator, given = others[i // 10 % len(others)]
+                operator(*given)
+                with pytest.raises(ValueError):
+                    nf.quantize(x, "nvfp5")
+        torch.cuda.synchronize()
 
-    calls()
-    before = torch.cuda.memory_allocated()
-    calls()
-    assert torch.cuda.memory_allocated() == before
+    calls(1000)
+    before = torch.cuda.memory_allocated(), resident_bytes()
+    calls(10_000)
+    assert torch.cuda.memory_allocated() == before[0]
+    assert resident_bytes() - before[1] < 2_000_000

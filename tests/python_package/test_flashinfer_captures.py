@@ -25,6 +25,7 @@ LIMIT = torch.tensor([S])
 DECODE = torch.tensor([0.25])
 ROWS = torch.linspace(0.001, 0.9, 128)
 
+
 def kv_cache(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Codes and scales of a whole cache whose encode scales the host has."""
     pages = x.reshape(4, 8, 16, 64)
@@ -32,7 +33,18 @@ def kv_cache(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return *codes, *scales
 
 
-# Input, mask and scales in, outputs out; every quantizer with numbers, with tensors, with defaults.
+def appended(x: torch.Tensor, t: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """A cache of 2 pages of 16 tokens and 4 heads, with 8 tokens in it."""
+    key, value = x.reshape(2, 8, 4, 512)[..., :64].contiguous().unbind(0)
+    codes = [x.new_zeros(2, 16, 4, 32, dtype=torch.uint8) for _ in range(2)]
+    scales = [x.new_zeros(2, 16, 4, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
+              for _ in range(2)]  # fmt: skip
+    nf.kv_append_slots(key, value, t["slots"], *codes, *scales, k_scale=t["decode"],
+                       v_scale=t["limit"])  # fmt: skip
+    return *codes, *scales
+
+
+# Input, mask and scales in, outputs out; quantizers with numbers, with tensors, with defaults.
 CALLS: dict[str, Any] = {
     "number": lambda x, t: fi.fp4_quantize(x, S),
     "tensor": lambda x, t: fi.fp4_quantize(x, t["limit"]),
@@ -51,6 +63,14 @@ CALLS: dict[str, Any] = {
     "mxfp4_quantize": lambda x, t: fi.mxfp4_quantize(x),
     "mxfp8_quantize": lambda x, t: fi.mxfp8_quantize(x),
     "silu": lambda x, t: fi.silu_and_mul_nvfp4_quantize(x, S),
+    "silu tensor": lambda x, t: fi.silu_and_mul_nvfp4_quantize(x, t["limit"]),
+    "smooth tensor": lambda x, t: fi.nvfp4_quantize_smooth(x, t["weight"], t["limit"]),
+    "batched tensor": lambda x, t: fi.nvfp4_batched_quantize(x.reshape(8, 16, 256), t["limit"]),
+    "norm tensor": lambda x, t: fi.rmsnorm_fp4quant(x, t["weight"], global_scale=t["limit"]),
+    "mxfp4 of fp8": lambda x, t: fi.fp4_quantize(x.to(torch.float8_e4m3fn), t["limit"], 32, True),
+    "listed rows": lambda x, t: fi.nvfp4_quantize(
+        x, t["decode"], per_token_activation=True, expanded_idx_to_permuted_idx=t["mask"]),
+    "appended": appended,
     "smooth": lambda x, t: fi.nvfp4_quantize_smooth(x, t["weight"], S),
     "batched": lambda x, t: fi.nvfp4_batched_quantize(x.reshape(8, 16, 256), S),
     "grouped": lambda x, t: fi.scaled_fp4_grouped_quantize(x.reshape(8, 16, 256), t["mask"],
@@ -77,7 +97,7 @@ ON_A_GPU = torch.cuda.is_available() and nf.build_info()["cuda_enabled"]
 def tensors(device: str) -> dict[str, torch.Tensor]:
     """The other inputs."""
     given = {"mask": MASK, "each": EACH, "limit": LIMIT, "decode": DECODE, "weight": WEIGHT,
-             "rows": ROWS}  # fmt: skip
+             "rows": ROWS, "slots": torch.arange(1, 17, 2)}  # fmt: skip
     return {name: value.to(device) for name, value in given.items()}
 
 
@@ -112,9 +132,13 @@ def test_captures(name: str) -> None:
     x.copy_(X.flip(0))
     for part in parts:
         part.zero_()  # Rows beyond a mask have any contents.
+    host = {what: tensor * 0.5 if tensor.is_floating_point() else tensor
+            for what, tensor in tensors("cpu").items()}  # fmt: skip
+    for what, tensor in given.items():
+        tensor.copy_(host[what])  # What the kernels read is what lies there now.
     graph.replay()
     torch.cuda.synchronize()
-    wanted = call(X.flip(0), tensors("cpu"))
+    wanted = call(X.flip(0), host)
     if "grouped" in name:
         rows = torch.arange(16)[:, None, None] < MASK
         parts = (parts[0].cpu().view(torch.uint8) * rows, parts[1])

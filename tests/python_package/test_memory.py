@@ -17,6 +17,10 @@ import narrowfloat as nf
 CONFIG = nf.MoeConfig(hidden=128, inter=128, experts=4, top_k=2)
 
 
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
+                                 reason="no torch; ./test.sh --with-torch")  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def one_worker() -> Iterator[None]:
     """Threads of the library have memory of their own."""
@@ -53,8 +57,7 @@ def test_runs_of_a_layer() -> None:
     assert [sys.getrefcount(array) for array in (x, logits, out, space)] == references
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None,
-                    reason="torch is not installed; ./test.sh --with-torch")  # fmt: skip
+@needs_torch
 def test_operators_of_torch() -> None:
     """Quantizers and a layer; modules that go, and their numbers with them."""
     import torch
@@ -83,3 +86,24 @@ def test_operators_of_torch() -> None:
     known = set(_torch_moe._layers)
     assert grown(calls) < 500_000
     assert set(_torch_moe._layers) == known
+
+
+@needs_torch
+def test_other_functions() -> None:
+    """8-bit groups, KV caches, shuffles, bits, permute, combine: new results and given ones."""
+    import torch
+    from torch_op_cases import MAKING, functions, more_cases, out_cases
+
+    made = [(functions()[name], arguments) for name, (arguments, _) in more_cases().items()
+            if name in functions() and not MAKING.get(name)]  # fmt: skip
+    given = [(getattr(torch.ops.narrowfloat, name), (*arguments, *results))
+             for name, (arguments, results) in out_cases().items()]  # fmt: skip
+    all_calls = made + given
+    assert len(made) >= 8 and len(given) >= 8
+
+    def calls(count: int) -> None:
+        for i in range(count):
+            function, arguments = all_calls[i % len(all_calls)]
+            function(*arguments)
+
+    assert grown(calls) < 500_000
