@@ -3,8 +3,8 @@
 # that fails. Installs what is missing first (tools/setup.sh --tests). Safe to run again. CI runs
 # this and nothing else. docs/testing.md says what each stage covers and how to run a part of it.
 #
-#     ./test.sh                 everything but what needs PyTorch
-#     ./test.sh --with-torch    that too; installs PyTorch (several GB) into .venv-torch
+#     ./test.sh                 what needs PyTorch only if an earlier run made .venv-torch
+#     ./test.sh --with-torch    everything; installs PyTorch (several GB) into .venv-torch
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -70,9 +70,15 @@ python_package_tests() {
 }
 
 torch_tests() {
-  if ! $with_torch; then
-    echo "skipped: compressed-tensors reading our checkpoints, and tensors of torch in the Python"
-    echo "package; ./test.sh --with-torch runs both"
+  if ! $with_torch && [ ! -x .venv-torch/bin/python ]; then
+    cat << 'TEXT'
+skipped, as .venv-torch is not there (./test.sh --with-torch makes it):
+  compressed-tensors reading our checkpoints
+  narrowfloat.torch: operators, opcheck, torch.compile, modules, memory
+  quantizers and MoE layers against references written with torch
+  tensors of torch in the package's functions and in those with FlashInfer's names
+  examples/python/torch_compile.py
+TEXT
     return
   fi
   tools/setup.sh --torch

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: correctness, compute-sanitizer, benchmark tables.
 #
-#     tools/gpu_check.sh [--jobs N] [--no-benchmarks] [BUILD_DIR [LOG_DIR]]
+#     tools/gpu_check.sh [--jobs N] [--no-benchmarks] [--python FOLDER] [BUILD_DIR [LOG_DIR]]
 #                                               default: build/sm90, BUILD_DIR/gpu_check
 #
 # Builds nothing and needs no CMake: the executables may come from another machine, with shared
 # libraries they need in BUILD_DIR/lib. N steps run at a time (default: half of the processors, at
 # most 8), since most of their time goes into references on the CPU; the benchmarks, and the tests
-# that ask for the GPU's free memory or for much of it, run alone. Writes one log a step to LOG_DIR,
+# that ask for the GPU's free memory or for much of it, run alone. With --python, a folder that has
+# the package with CUDA (a wheel, unpacked), its tests of tensors run as well. Writes one log a step to LOG_DIR,
 # ends with a table of the steps, and fails if any of them did; a failed step does not stop the
 # others. docs/testing.md says what each step proves.
 set -uo pipefail
@@ -17,6 +18,7 @@ jobs=$(($(nproc) / 2))
 ((jobs <= 8)) || jobs=8
 ((jobs >= 1)) || jobs=1
 benchmarks=true
+python=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --jobs)
@@ -28,6 +30,14 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     --no-benchmarks) benchmarks=false ;;
+    --python)
+      if [ ! -d "${2:-}/narrowfloat" ]; then
+        echo "gpu_check: --python takes a folder with the package in it, got '${2:-}'" >&2
+        exit 2
+      fi
+      python=$(cd "$2" && pwd)
+      shift
+      ;;
     -*)
       sed -n '4,5s/^# \{0,1\}//p' "$0" >&2
       exit 2
@@ -186,6 +196,20 @@ for test in "${tests[@]}"; do
   grep -q "^  " <<< "$selected" || continue
   step_alone "${test}_memory" "$build/tests/bin/$test" --gtest_filter="$alone"
 done
+# Without torch or a GPU that it sees the tests would skip. The rest of tests/python_package is of an
+# installed package and of the CPU: ./test.sh.
+python_tests() {
+  export PYTHONPATH=$python
+  python3 -c 'import narrowfloat, torch
+assert torch.cuda.is_available() and narrowfloat.build_info()["cuda_enabled"]' || return
+  python3 -m pytest -q -p no:cacheprovider tests/python_package/test_{cuda,two_gpus,memory,wheel}.py \
+    tests/python_package/test_{flashinfer,torch}_*.py
+}
+python_note="not run: the Python package's tests; --python FOLDER"
+if [ -n "$python" ]; then
+  step_alone python_package python_tests
+  python_note=$(tail -n 1 "$logs/python_package.log")
+fi
 : > "$logs/benchmarks.log"
 ! $benchmarks \
   || step_alone benchmarks bench/run_gpu_benchmarks.sh "$logs/bench" --quick --build "$build"
@@ -193,6 +217,7 @@ done
 cat "$logs/racecheck_hand_overs.log" "$logs/benchmarks.log"
 printf '\n'
 cat "$logs/results/"*
+echo "$python_note"
 # A step that was killed leaves no line.
 if (($(cat "$logs/results/"* | wc -l) != num_steps)) \
   || grep -qE '^[^ ]+ +(FAILED|skipped) ' "$logs/results/"*; then
