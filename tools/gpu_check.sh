@@ -8,9 +8,9 @@
 # libraries they need in BUILD_DIR/lib. N steps run at a time (default: half of the processors, at
 # most 8), since most of their time goes into references on the CPU; the benchmarks, and the tests
 # that ask for the GPU's free memory or for much of it, run alone. With --python, a folder that has
-# the package with CUDA (a wheel, unpacked), its tests of tensors run as well. Writes one log a step to LOG_DIR,
-# ends with a table of the steps, and fails if any of them did; a failed step does not stop the
-# others. docs/testing.md says what each step proves.
+# the package with CUDA (a wheel, unpacked), its tests of tensors run as well. Writes one log a step
+# to LOG_DIR, ends with a table of the steps, and fails if any of them did; a failed step does not
+# stop the others. docs/testing.md says what each step proves.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -196,13 +196,14 @@ for test in "${tests[@]}"; do
   grep -q "^  " <<< "$selected" || continue
   step_alone "${test}_memory" "$build/tests/bin/$test" --gtest_filter="$alone"
 done
-# Without torch or a GPU that it sees the tests would skip. The rest of tests/python_package is of an
-# installed package and of the CPU: ./test.sh.
+# Without torch or a GPU that it sees the tests would skip. The rest of tests/python_package is of
+# an installed package and of the CPU: ./test.sh.
 python_tests() {
   export PYTHONPATH=$python
   python3 -c 'import narrowfloat, torch
 assert torch.cuda.is_available() and narrowfloat.build_info()["cuda_enabled"]' || return
-  python3 -m pytest -q -p no:cacheprovider tests/python_package/test_{cuda,two_gpus,memory,wheel}.py \
+  python3 -m pytest -q -p no:cacheprovider \
+    tests/python_package/test_{cuda,two_gpus,memory,wheel}.py \
     tests/python_package/test_{flashinfer,torch}_*.py
 }
 python_note="not run: the Python package's tests; --python FOLDER"
