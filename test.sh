@@ -114,6 +114,8 @@ gpu_tests() {
   for test in build/sm90/tests/bin/*{gpu,cuda}*; do
     "$test" --gtest_brief=1 | tail -n 3
   done
+  .venv/bin/python tools/kernel_resources.py build/sm90/src/libnarrowfloat.a \
+    --check docs/kernels/resources.md
 }
 
 stage "setup" tools/setup.sh --tests

@@ -6,14 +6,17 @@ kernel, the second one for each grouped GEMM, whose shared memory is asked for a
 whose warpgroups share the registers of a block anew (gemm_shapes.cuh).
 
     python3 tools/kernel_resources.py LIBRARY --into docs/kernels/resources.md
+    python3 tools/kernel_resources.py LIBRARY --check docs/kernels/resources.md
 
-Exits with 1 if a grouped GEMM has a stack, which is where spilled registers go, or multiplies
-without tensor cores.
+The second form needs the compiler that the page names, and says so if it is another one, or if
+cuobjdump is missing. Exits with 1 if the page is not up to date, if a grouped GEMM has a stack,
+which is where spilled registers go, or if one multiplies without tensor cores.
 """
 
 import argparse
 import collections
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -133,18 +136,44 @@ def write_tables(page: Path, tables: str) -> None:
     page.write_text(f"{head}{BEGIN}\n\n{tables}\n\n{END}{tail}")
 
 
+def why_unchecked(page: str, cuobjdump: str) -> str:
+    """Why nothing can be said of a page; empty if something can."""
+    if shutil.which(cuobjdump) is None:
+        return f"{cuobjdump} is not there"
+    made_by = re.search(r"nvcc (\d+\.\d+)", page)
+    if not made_by or shutil.which("nvcc") is None:
+        return "no compiler to compare with"
+    version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True)
+    if f"release {made_by[1]}," in version.stdout:
+        return ""
+    return f"the page is of nvcc {made_by[1]}, not of the one on PATH"
+
+
+def is_current(page: str, tables: str) -> bool:
+    """Whether a page has these tables between its marks."""
+    return f"{BEGIN}\n\n{tables}\n\n{END}" in page
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", help="library, object or executable with kernels")
     parser.add_argument("--cuobjdump", default="cuobjdump", help="the program, if not on PATH")
     parser.add_argument("--into", type=Path, metavar="PAGE", help="write the tables into this page")
+    parser.add_argument("--check", type=Path, metavar="PAGE", help="expect the tables on this page")
     arguments = parser.parse_args()
+    page = arguments.check.read_text() if arguments.check else ""
+    if arguments.check and (reason := why_unchecked(page, arguments.cuobjdump)):
+        print(f"kernel_resources: skipped: {reason}")
+        return
     kernels = parse_resources(
         demangled([arguments.cuobjdump, "--dump-resource-usage", arguments.file]))
     count_instructions(demangled([arguments.cuobjdump, "-sass", arguments.file]), kernels)
     gemms = [kernel for kernel in kernels.values() if kernel.template == GEMM]
     tables = f"{kernel_table(list(kernels.values()))}\n\n## Grouped GEMM\n\n{gemm_table(gemms)}"
-    if arguments.into:
+    if arguments.check:
+        if not is_current(page, tables):
+            sys.exit(f"kernel_resources: {arguments.check} is not up to date: write it with --into")
+    elif arguments.into:
         write_tables(arguments.into, tables)
     else:
         print(tables)

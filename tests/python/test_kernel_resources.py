@@ -76,3 +76,22 @@ def test_only_the_marked_part_of_a_page_is_written(tmp_path):
     with pytest.raises(SystemExit, match="expected the lines"):
         tool.write_tables(page, "new")
     assert page.read_text() == "no marks"
+
+
+def test_a_page_that_is_out_of_date(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{tool.BEGIN}\n{tool.END}\n")
+    tool.write_tables(page, "| 1 |")
+    assert tool.is_current(page.read_text(), "| 1 |")
+    assert not tool.is_current(page.read_text(), "| 2 |")
+
+
+def test_what_cannot_be_checked_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert tool.why_unchecked("nvcc 13.0", "cuobjdump") == "cuobjdump is not there"
+    for name, text in (("cuobjdump", ""), ("nvcc", "tools, release 13.0, V13.0.88")):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho '{text}'\n")
+        program.chmod(0o755)
+    assert tool.why_unchecked("as nvcc 13.0 compiles it", "cuobjdump") == ""
+    assert "nvcc 12.8, not" in tool.why_unchecked("as nvcc 12.8 compiles it", "cuobjdump")
