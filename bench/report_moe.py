@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from report_data import run_of_peers
 
 Case = dict
+# Of `moe gemm --min-time`.
+LONG_SECONDS = 0.3
 STAGES = ("route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine")
 
 
@@ -31,6 +33,7 @@ class MoeResults:
         self.layers: dict[tuple, Case] = {}
         self.peers: dict[tuple, Case] = {}
         self.gemms: dict[tuple, Case] = {}
+        self.long_gemms: dict[tuple, Case] = {}  # For long enough to lower the clock.
         for document in self.documents:
             if document["command"] == "moe bench peers":
                 for layer in document["layers"]:
@@ -40,7 +43,8 @@ class MoeResults:
             for case in document.get("cases", []):
                 if document["command"] == "moe gemm":
                     key = (case["mode"], case["n"], case["k"], case["groups"], case["rows"])
-                    self.gemms[key] = case
+                    is_long = document.get("min_seconds", 0) >= LONG_SECONDS
+                    (self.long_gemms if is_long else self.gemms)[key] = case
                 else:
                     key = (document["shape"], routing_name(document["routing"]), case["mode"],
                            case["tokens"])
@@ -168,13 +172,18 @@ def other_table(results: MoeResults, targets: dict) -> str:
     return f"#### Other shapes and routings\n\n{table(heads, rows)}\n" if rows else ""
 
 
+def time_if_right(case: Case | None) -> float | None:
+    return case["median_us"] if case is not None and case["correct"] else None
+
+
 def gemm_table(results: MoeResults, gemm: dict) -> str:
     if not results.gemms:
         return ""
     rows = []
     for row in gemm["rows"]:
-        case = results.gemms.get((gemm["mode"], row["n"], row["k"], row["groups"], row["rows"]))
-        time = None if case is None or not case["correct"] else case["median_us"]
+        key = (gemm["mode"], row["n"], row["k"], row["groups"], row["rows"])
+        case = results.gemms.get(key)
+        time = time_if_right(case)
         work = 2 * row["rows"] * row["n"] * row["k"]
         weights = row["n"] * row["k"] * row["groups"] * (1 + 4 / 128 / 128)
         if row["rows"] >= 32 * row["groups"]:
@@ -187,9 +196,10 @@ def gemm_table(results: MoeResults, gemm: dict) -> str:
             f"+{us(time - row['target_us'])} (+{100 * (time / row['target_us'] - 1):.1f} %)")
         rows.append([f"{row['n']}, {row['k']}, {row['groups']}", str(row["rows"]),
                      us(row["target_us"]), rate[0], us(time), rate[1],
-                     "-" if case is None else str(case["token_tile"]), result])
+                     "-" if case is None else str(case["token_tile"]), result,
+                     us(time_if_right(results.long_gemms.get(key)))])
     heads = ["N, K, groups", "rows", f"{gemm['peer']} (published)", "its rate", "narrowfloat",
-             "rate", "token tile", "result"]
+             "rate", "token tile", "result", "narrowfloat, for long"]
     return f"#### {gemm['title']}\n\n{gemm['about']}\n\n{table(heads, rows)}\n"
 
 

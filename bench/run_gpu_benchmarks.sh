@@ -121,24 +121,27 @@ full() {
   done
 }
 
-# gemm SHAPE ROWS
+# gemm SHAPE ROWS: in a burst on a GPU that has rested, and for as long as lowers its clock.
 gemm() {
-  document "moe_gemm_${1//,/_}" "$cli" moe gemm --shape "$1" --rows "$2" --min-time 0.1
+  local name=moe_gemm_${1//,/_}
+  sleep 0.5
+  document "$name" "$cli" moe gemm --shape "$1" --rows "$2" --min-time 0.03
+  document "${name}_long" "$cli" moe gemm --shape "$1" --rows "$2" --min-time 0.5
 }
 
 # The tables of whole layers and of grouped GEMMs with targets.
 moe_targets() {
   local all=1,4,16,64,256,1024,4096
-  layer deepseek-v3 fp8_block $all --stages
-  layer gpt-oss-120b mxfp4_bf16 $all --stages
-  layer gpt-oss-120b mxfp4_fp8 $all --stages
-  layer deepseek-v3 nvfp4_bf16 1,16,64,256,1024,4096 --stages
-  layer deepseek-v3 nvfp4_fp8_rounded 1,16,64,256,1024,4096 --stages
   gemm 4096,7168,8 16384
   gemm 7168,2048,8 16384
   gemm 4096,7168,32 114,6251,16384
   gemm 7168,2048,32 114,16384
   gemm 4096,7168,256 960,32768
+  layer deepseek-v3 fp8_block $all --stages
+  layer gpt-oss-120b mxfp4_bf16 $all --stages
+  layer gpt-oss-120b mxfp4_fp8 $all --stages
+  layer deepseek-v3 nvfp4_bf16 1,16,64,256,1024,4096 --stages
+  layer deepseek-v3 nvfp4_fp8_rounded 1,16,64,256,1024,4096 --stages
 }
 
 # Other shapes, and tokens that prefer some experts.
