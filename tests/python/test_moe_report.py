@@ -122,7 +122,8 @@ def test_stages_and_other_routings_have_tables(tmp_path):
 
 
 def test_grouped_gemms_beside_their_peer(tmp_path):
-    documents = {"g": gemms([gemm(114, 320.0), gemm(16384, 900.0), gemm(6251, 1, correct=False)]),
+    short = [gemm(114, 320.0), gemm(16384, 900.0), gemm(6251, 1, correct=False)]
+    documents = {"g": gemms(short),
                  "g_long": gemms([gemm(114, 340.0), gemm(6251, 1, correct=False)]) |
                  {"min_seconds": 0.5}}
     text = report(tmp_path, documents)
