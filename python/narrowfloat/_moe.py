@@ -268,7 +268,7 @@ class MoeLayer:
         )
 
     def new_workspace(self, tokens: int) -> Any:
-        """An array for run(workspace=...), for up to `tokens` tokens."""
+        """uint8 [required_workspace(tokens)] for run(workspace=...), for up to `tokens` tokens."""
         return _aligned(self._maker, self.required_workspace(tokens))
 
     def run(
@@ -293,8 +293,9 @@ class MoeLayer:
     ) -> Any:
         """The layer's output for T tokens, [T, H] of out_dtype; None where only slot_out is given.
 
-        hidden: bfloat16, float16 or float32 [T, H], which the layer codes for its mode; or rows
-            coded for it, with hidden_scales and (nvfp4_per_token) row_scale, decode, float32 [T].
+        hidden: bfloat16, float16 or float32 [T, H], which the layer codes for its mode (bfloat16
+            for modes that multiply bfloat16 rows); or rows coded for it, with hidden_scales and
+            (nvfp4_per_token) row_scale, decode, float32 [T].
         logits and bias, or packed, or ids and weights: route().
         out: [T, N], N <= H: the last columns are dropped.
         slot_out: slot_dtype [max_rows(T), H], every slot's result at its row. expert_weights:

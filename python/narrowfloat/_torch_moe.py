@@ -159,7 +159,8 @@ class Moe(torch.nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """As MoeLayer.run(). out and workspace: give both, or none.
 
-        hidden: [T, H], or rows coded for the layer. logits: [T, E]; or a routing among options.
+        hidden: bfloat16, float16 or float32 [T, H], or rows coded for the layer. logits, bias:
+            float32 or bfloat16 [T, E] and [E]; or a routing among options.
         workspace: layer.new_workspace(T), or any uint8 tensor with 256 bytes more than that.
         options: packed, ids, weights, hidden_scales, row_scale; slot_out, expert_weights,
             slot_to_row, topk_ids, routing_replay and errors are written to.

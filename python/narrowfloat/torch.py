@@ -353,7 +353,10 @@ def silu_mul_quantize(
     gate_up: torch.Tensor, format: str, layout: str | None = None, *, out: Quantized | None = None,
     **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.silu_mul_quantize(), of float16 or bfloat16 [..., 2 * cols]."""
+    """As narrowfloat.silu_mul_quantize(), of float16 or bfloat16 [..., 2 * cols].
+
+    out: quantize().
+    """
     return _call("silu_mul_quantize", (gate_up,), format, layout, out, options)
 
 
@@ -361,7 +364,7 @@ def smooth_quantize(
     input: torch.Tensor, smooth: torch.Tensor, format: str, layout: str | None = None, *,
     out: Quantized | None = None, **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.smooth_quantize(), of bfloat16 [..., cols] and [cols]."""
+    """As narrowfloat.smooth_quantize(), of bfloat16 [..., cols] and [cols]. out: quantize()."""
     return _call("smooth_quantize", (input, smooth), format, layout, out, options)
 
 
@@ -371,7 +374,7 @@ def rmsnorm_quantize(
     extra_scales: torch.Tensor | None = None, out: Quantized | None = None,
     **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.rmsnorm_quantize(), of input [..., cols] and weight [cols].
+    """As narrowfloat.rmsnorm_quantize(), of float16 or bfloat16 input [..., cols], weight [cols].
 
     norm_output: of the input's type and shape. extra_scales: scales in extra_layout. Written to.
     """
@@ -386,7 +389,10 @@ def add_rmsnorm_quantize(
     extra_layout: str | None = None, extra_scales: torch.Tensor | None = None,
     out: Quantized | None = None, **options: Unpack[Options],
 ) -> Quantized:  # fmt: skip
-    """As narrowfloat.add_rmsnorm_quantize(): `residual` becomes the sum. rmsnorm_quantize()."""
+    """As narrowfloat.add_rmsnorm_quantize(): `residual` becomes the sum.
+
+    input, residual: float16 or bfloat16 [..., cols]. Other arguments: rmsnorm_quantize().
+    """
     more = {"norm_output": norm_output, "extra_layout": extra_layout, "extra_scales": extra_scales}
     return _call("add_rmsnorm_quantize", (input, residual, weight, eps), format, layout, out,
                  {**options, **more})  # fmt: skip
@@ -401,6 +407,8 @@ def dequantize(
 ) -> torch.Tensor:  # fmt: skip
     """The numbers of a quantized tensor of a logical shape. As narrowfloat.dequantize().
 
+    values, scales, global_scale: of quantize(). shape: [..., cols]. dtype: float32, float16 or
+    bfloat16; out: [..., cols] of any of these, written to.
     row_offsets: as quantize() had it. global_scale_axis: tensor, row or batch; default: by their
     number, which says too little only where a tensor has as many batches as rows.
     """
@@ -417,7 +425,11 @@ def relayout(
     scales: torch.Tensor, format: str, shape: Sequence[int], layout: str, to: str, *,
     batched: bool = False, alignment: int = 32, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Scales of a quantized tensor of a logical shape in another layout."""
+    """Scales of a quantized tensor of a logical shape in another layout.
+
+    scales: uint8, or float32 of FP8 formats, in `layout`. shape: [..., cols]. out: of as many
+    elements as the layout `to` has; written to.
+    """
     parts = (scales, format, shape, layout, batched, alignment, to)
     if out is None:
         return torch.ops.narrowfloat.relayout(*parts)
@@ -428,7 +440,10 @@ def relayout(
 def amax(
     input: torch.Tensor, *, per_row: bool = False, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As narrowfloat.amax()."""
+    """Largest magnitudes of float32, float16 or bfloat16 [..., cols], as narrowfloat.amax().
+
+    out: float32 [1], or with per_row [...]; written to.
+    """
     if out is None:
         return torch.ops.narrowfloat.amax(input, per_row)
     torch.ops.narrowfloat.amax_out(input, per_row, out)

@@ -223,8 +223,10 @@ def test_e2m1_to_float(lib: Any) -> None:
     got = fi.e2m1_and_ufp8sf_scale_to_float(codes, scales, lib.make(decode))
     back = model.dequantize(wanted(x, "nvfp4", "swizzled_128x4", encode_scale=SCALE), "F32")
     assert lib.raw(got) == back.tobytes()
-    with pytest.raises(ValueError, match="ufp8_type"):
+    with pytest.raises(NotImplementedError, match="sf_vec_size, ufp8_type.*16, 0"):
         fi.e2m1_and_ufp8sf_scale_to_float(codes, scales, None, 16, 0)
+    with pytest.raises(ValueError, match="sf_vec_size, ufp8_type.*48, 1"):
+        fi.e2m1_and_ufp8sf_scale_to_float(codes, scales, None, 48, 1)
     record("e2m1_and_ufp8sf_scale_to_float", BITS, "E4M3 scales with 16, UE8M0 with 32 elements")
 
 

@@ -144,6 +144,7 @@ def test_marker_and_stubs() -> None:
 WITHOUT_ARRAYS = {"autotune", "clear_prepared_cache", "cutlass_fused_moe_workspace_size",
                   "dequantize_checkpoint", "diff", "prepared_cache_size", "quantize_checkpoint",
                   "relayout", "use_stream"}  # fmt: skip
+SHAPE = r"\[[^\]]+\]"
 DTYPES = r"float(32|16|8_e4m3fn)|bfloat16|u?int(8|16|32|64)|bool|any (dtype|type)"
 
 
@@ -180,8 +181,21 @@ def test_functions_name_shapes_and_dtypes() -> None:
             if name in WITHOUT_ARRAYS or not inspect.isfunction(function):
                 continue
             text = described(function, module)
-            assert re.search(r"\[[^\]]+\]", text), (name, "no shape")
+            assert re.search(SHAPE, text), (name, "no shape")
             assert re.search(DTYPES, text), (name, "no dtype")
+
+
+def test_methods_and_operators_name_shapes_and_dtypes() -> None:
+    """As the functions, by themselves."""
+    things = [nf.MoeLayer.prepare, nf.MoeLayer.run, nf.MoeLayer.new_workspace]
+    if importlib.util.find_spec("torch") is not None:
+        nft = importlib.import_module("narrowfloat.torch")
+        things += [nft.Moe.forward, *(getattr(nft, name) for name in nft.__all__
+                                      if inspect.isfunction(getattr(nft, name)))]  # fmt: skip
+    for thing in things:
+        text = inspect.getdoc(thing) or ""
+        assert re.search(SHAPE, text), (thing.__qualname__, "no shape")
+        assert re.search(DTYPES, text), (thing.__qualname__, "no dtype")
 
 
 def test_documentation_names_every_function() -> None:

@@ -82,11 +82,11 @@ def test_functions(format: str) -> None:
         torch.cuda.synchronize(SECOND)
         if handle is None:
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(100_000_000)
+                torch.cuda._sleep(200_000_000)
                 nf.quantize(x, out=target)
         else:
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(100_000_000)
+                torch.cuda._sleep(200_000_000)
             with nf.use_stream(handle):
                 nf.quantize(x, out=target)
         assert not stream.query()  # Queued behind the sleep, which has not ended.

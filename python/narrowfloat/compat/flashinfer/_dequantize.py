@@ -65,15 +65,16 @@ def e2m1_and_ufp8sf_scale_to_float(
 
     e2m1_tensor: uint8 [M, K / 2]. ufp8_scale_tensor: uint8, of any shape.
     global_scale_tensor: float32 [1], multiplies; None: 1.
-    sf_vec_size, ufp8_type: (32, 0) for UE8M0 scales, (16, 1) for E4M3; else ValueError.
+    sf_vec_size, ufp8_type: (32, 0) for UE8M0 scales, (16, 1) for E4M3; NotImplementedError for the
+        other two pairs.
     is_sf_swizzled_layout, is_sf_8x4_layout: scales in layout 128x4, 8x4 or linear.
     """
     formats = {(32, 0): "mxfp4", (16, 1): "nvfp4"}
     format = formats.get((sf_vec_size, ufp8_type))
     if format is None:
-        raise ValueError(
-            f"ufp8_type: expected (sf_vec_size, ufp8_type) of (32, 0) or (16, 1), got "
-            f"({sf_vec_size}, {ufp8_type})"
+        is_legal = sf_vec_size in (16, 32) and ufp8_type in (0, 1)
+        raise (NotImplementedError if is_legal else ValueError)(
+            f"sf_vec_size, ufp8_type: expected (32, 0) or (16, 1), got ({sf_vec_size}, {ufp8_type})"
         )
     layout = layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
     return _dequantized(format, e2m1_tensor, ufp8_scale_tensor, layout, global_scale_tensor)

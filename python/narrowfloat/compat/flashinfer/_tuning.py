@@ -98,10 +98,6 @@ def _add(entries: Sequence[Entry]) -> None:
         _entries[key] = (*others, entry)
 
 
-def _known(key: Key) -> tuple[Entry, ...]:
-    return _entries.get(key, ())
-
-
 def _covers(entry: Entry, tokens: int) -> bool:
     return entry["first_tokens"] <= tokens <= entry["last_tokens"]
 
@@ -116,7 +112,7 @@ def _range_for(session: Session, key: Key, tokens: int) -> tuple[int, int]:
 
     first, last = session.range_of(tokens)
     last = max(tokens, min(last, _LARGEST // facts["slots"]))
-    for entry in (*_known(key), *_settled.get(key, ())):
+    for entry in (*_entries.get(key, ()), *_settled.get(key, ())):
         if entry["last_tokens"] < tokens:
             first = max(first, entry["last_tokens"] + 1)
         if entry["first_tokens"] > tokens:
@@ -131,7 +127,7 @@ def _measure(session: Session, key: Key, layer: nf.MoeLayer, tokens: int, runs: 
     """Looks for the tile of a number of tokens, unless something is known about it."""
     if (key, tokens) in session.tried:
         return
-    if any(_covers(entry, tokens) for entry in (*_known(key), *_settled.get(key, ()))):
+    if any(_covers(entry, tokens) for entry in (*_entries.get(key, ()), *_settled.get(key, ()))):
         return
     check_not_capturing(layer)
     session.tried.add((key, tokens))
@@ -172,7 +168,7 @@ def layer_for(op: str, layer: nf.MoeLayer, tokens: int, runs: Runs) -> nf.MoeLay
             if op not in session.skipped and tokens > 0:
                 for count in session.up_to(tokens):
                     _measure(session, key, layer, count, runs)
-    entries = _known(key)
+    entries = _entries.get(key, ())
     if not entries:
         return layer
     known = _tuned.get(layer)
@@ -184,7 +180,7 @@ def layer_for(op: str, layer: nf.MoeLayer, tokens: int, runs: Runs) -> nf.MoeLay
 def _save(path: str, session: Session) -> None:
     """What was measured, and what else is known about the layers that were called."""
     with _lock:
-        known = [entry for key in session.used for entry in _known(key)]
+        known = [entry for key in session.used for entry in _entries.get(key, ())]
     if known:
         save(path, known, session.measured)
 

@@ -92,7 +92,7 @@ def save(path: str, known: Sequence[Entry], measured: Sequence[Entry]) -> None:
         entries = old
         for entry in known:
             entries = _merged([entry], entries)
-        for entry in measured:  # Of two activations of the same sizes the last one.
+        for entry in measured:
             entries = _merged(entries, [entry])
         if all(entry in old for entry in entries):
             return
