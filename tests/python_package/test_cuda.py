@@ -175,6 +175,37 @@ def test_scales_are_converted_on_the_stream_of_use_stream() -> None:
     assert all(torch.equal(part.cpu(), one) for part, one in zip(parts, wanted, strict=True))
 
 
+class OtherLibrary:
+    """A CUDA array that only speaks DLPack, of a library that torch knows nothing of."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.shape = tensor, tuple(tensor.shape)
+
+    def __dlpack__(self, **arguments):
+        return self.tensor.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_cuda_arrays_of_other_libraries() -> None:
+    """Their memory is read and written, on the stream that use_stream() names."""
+    x = X.cuda()
+    sizes = nf.quantize(X, "nvfp4")
+    made = nf.QuantizedTensor.empty(x.shape, "nvfp4", like=x)
+    parts = [OtherLibrary(part) for part in (made.values, made.scales, made.global_scale)]
+    target = torch.empty(x.shape, device="cuda")
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with nf.use_stream(stream.cuda_stream):
+        q = nf.QuantizedTensor(*parts, sizes.layout)
+        nf.quantize(OtherLibrary(x), out=q)
+        nf.dequantize(q, out=OtherLibrary(target))
+    stream.synchronize()
+    assert equal(made, sizes)
+    assert torch.equal(target.cpu(), sizes.dequantize())
+
+
 def test_graphs() -> None:
     """Capture of given and of new outputs, replayed with other contents; a whole layer."""
     x = X.cuda()
