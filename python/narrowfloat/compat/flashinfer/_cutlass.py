@@ -19,6 +19,7 @@ from narrowfloat.compat.flashinfer._layers import (
     activation_of,
     each,
     is_gated,
+    naming_arguments,
     prepared,
     with_known_tiles,
 )
@@ -248,11 +249,11 @@ def cutlass_fused_moe(
     arguments = {"ids": token_selected_experts, "weights": token_final_scales,
                  "hidden_scales": scales}  # fmt: skip
     space = given_workspace(workspace_buffer)
-    tuned = with_known_tiles("cutlass_fused_moe", layer, rows, arguments)
-    if space is None or space.shape[0] >= tuned.required_workspace(rows.shape[0]):
-        layer = tuned
-    result = layer.run(rows, out=output, workspace=space, **arguments)
-    return [result]
+    with naming_arguments(of_cutlass=True):
+        tuned = with_known_tiles("cutlass_fused_moe", layer, rows, arguments)
+        if space is None or space.shape[0] >= tuned.required_workspace(rows.shape[0]):
+            layer = tuned
+        return [layer.run(rows, out=output, workspace=space, **arguments)]
 
 
 def _columns(plan: _Plan) -> int:

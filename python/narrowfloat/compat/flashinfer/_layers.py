@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from narrowfloat.compat.flashinfer._routing import bias_for, method_name, router
 from narrowfloat.compat.flashinfer._tuning import layer_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 _layers: dict[Hashable, nf.MoeLayer] = {}
 _finalizers: dict[Hashable, list[weakref.finalize[Any, Any]]] = {}  # Of each kept layer.
@@ -106,6 +107,45 @@ def _kept(key: Hashable, weights: tuple[Any, ...],
                 _building.pop(key, None)
 
 
+_SAME_NAMES = {"config.top_k": "top_k", "config.experts": "num_experts", "outputs.out": "output"}
+# How the library's messages begin -> arguments of the functions whose name begins with trtllm_.
+_TRTLLM_NAMES = _SAME_NAMES | {
+    "weights.w1": "gemm1_weights", "weights.w2": "gemm2_weights", "weights.bias1": "gemm1_bias",
+    "weights.bias2": "gemm2_bias", "w1_scales": "gemm1_weights_scale",
+    "w2_scales": "gemm2_weights_scale",
+    "weights.scales": "gemm1_weights_scale, gemm2_weights_scale",
+    "weights.": "gemm1_weights, gemm2_weights",
+    "config.hidden": "hidden_states", "config.inter": "intermediate_size",
+    "inputs.values": "hidden_states", "inputs.scales": "hidden_states_scale",
+    "hidden_scales": "hidden_states_scale", "routing.logits": "routing_logits",
+    "routing.bias": "routing_bias", "routing.": "topk_ids",
+}  # fmt: skip
+# Those of cutlass_fused_moe().
+_CUTLASS_NAMES = _SAME_NAMES | {
+    "weights.w1": "fc1_expert_weights", "weights.w2": "fc2_expert_weights",
+    "weights.bias1": "fc1_expert_biases", "weights.bias2": "fc2_expert_biases",
+    "w1_scales": "quant_scales", "w2_scales": "quant_scales", "scales:": "quant_scales",
+    "weights.scales": "quant_scales",
+    "weights.": "fc1_expert_weights, fc2_expert_weights", "config.hidden": "input",
+    "config.inter": "fc2_expert_weights", "inputs.values": "input", "inputs.scales": "input_sf",
+    "hidden_scales": "input_sf", "routing.weights": "token_final_scales",
+    "routing.": "token_selected_experts",
+}  # fmt: skip
+
+
+@contextmanager
+def naming_arguments(of_cutlass: bool) -> Iterator[None]:
+    """Puts the caller's argument before what the library says of its own."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        text = str(error)
+        for ours, argument in (_CUTLASS_NAMES if of_cutlass else _TRTLLM_NAMES).items():
+            if text.startswith(ours):
+                raise type(error)(f"{argument}: {text}") from error
+        raise
+
+
 def prepared(argument: str, weights: tuple[Any, ...], facts: Hashable,
              build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
     """The layer of these weights, built if it is not there. argument: what errors name."""
@@ -117,7 +157,8 @@ def prepared(argument: str, weights: tuple[Any, ...], facts: Hashable,
                 f"{argument}: not prepared yet, which a graph capture cannot do; call once "
                 "before it, with weights, scales and parameters in the same memory"
             )
-        return build()
+        with naming_arguments(argument == "fc1_expert_weights"):
+            return build()
 
     key = (facts, tuple(_identity(weight) for weight in weights))
     return _kept(key, weights, build_now)
@@ -270,6 +311,10 @@ class Run:
 
     def on(self, layer: nf.MoeLayer) -> Any:
         """The function's output, or the three pieces of do_finalize=False."""
+        with naming_arguments(of_cutlass=False):
+            return self._on(layer)
+
+    def _on(self, layer: nf.MoeLayer) -> Any:
         arguments = {
             **self.routing(),
             "hidden_scales": self.hidden_scale,
