@@ -272,13 +272,13 @@ TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
 
 // Tiles of which neighbours have the same expert, have others, or have no neighbour, dealt and
 // claimed: with FP8 weights two blocks take neighbours together and share weights.
-TEST_P(GroupedGemmCuda, NeighbouringLongTilesKeepTheirBits) {
-  const GemmCase gemm({.mode = GetParam(),
+void claim_neighbouring_long_tiles(MoeMode mode, bool gathers) {
+  const GemmCase gemm({.mode = mode,
                        .weight_rows = 528,
                        .cols = 640,
                        .expert_rows = {130, 5, 260, 0, 1},
                        .token_tile = 128,
-                       .gathers = true,
+                       .gathers = gathers,
                        .seed = 17});
   GemmOnDevice device(gemm);
   const std::vector<uint8_t> dealt = device.run();
@@ -291,6 +291,13 @@ TEST_P(GroupedGemmCuda, NeighbouringLongTilesKeepTheirBits) {
     device.layer.tiles_are_complete = tiles_are_complete;
     counter.fill(0);
     EXPECT_EQ(device.run(tiles_are_complete), dealt);
+  }
+}
+
+TEST_P(GroupedGemmCuda, NeighbouringLongTilesKeepTheirBits) {
+  for (const bool gathers : {true, false}) {
+    SCOPED_TRACE(gathers);
+    claim_neighbouring_long_tiles(GetParam(), gathers);
   }
 }
 
@@ -422,13 +429,13 @@ TEST(GroupedGemmSm90, TakesFewerThanTwoToThe31Tiles) {
 class GroupedGemmCudaChecks : public GpuTest {};
 
 // Several for each pair of blocks that shares weights, more than its ring of item numbers holds.
-TEST_F(GroupedGemmCudaChecks, PairsOfBlocksTakeManyItems) {
-  constexpr uint32_t kItems = 400;  // Pairs of 40 tiles, times tiles of 256 weight rows.
+void take_many_items(bool gathers, uint32_t items) {
   const GemmCase gemm({.mode = MoeMode::kFp8Block,
                        .weight_rows = 5120,
                        .cols = 128,
                        .expert_rows = {2560, 2560},
                        .token_tile = 128,
+                       .gathers = gathers,
                        .seed = 29});
   GemmOnDevice device(gemm);
   const std::vector<uint8_t> dealt = device.run();
@@ -438,10 +445,47 @@ TEST_F(GroupedGemmCudaChecks, PairsOfBlocksTakeManyItems) {
   EXPECT_TRUE(device.run() == dealt);
   uint32_t claimed = 0;
   std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
-  EXPECT_EQ(claimed, kItems);
+  EXPECT_EQ(claimed, items);
   device.layer.next_item = nullptr;
   divide_tiles(gemm, 64, device);
   EXPECT_TRUE(device.run() == dealt);
+}
+
+TEST_F(GroupedGemmCudaChecks, PairsOfBlocksTakeManyItems) {
+  // Pairs of 40 tiles, times tiles of 256 weight rows, of 192 where no rows are gathered.
+  take_many_items(true, 20 * 20);
+  take_many_items(false, 20 * 27);
+}
+
+// Rows that are not gathered have a kernel of their own with tiles of 128: weight rows that do not
+// fill its three panels, tokens that do not fill a warp's 16, and outputs of which rows, or those
+// of u and g, are no multiples of 16 bytes.
+TEST_F(GroupedGemmCudaChecks, LongTilesOfFp8HaveTheBitsOfSmallTiles) {
+  int index = 0;
+  for (const int64_t weight_rows : {64, 128, 192, 256, 320, 384, 80, 144, 48, 512}) {
+    GemmCaseSpec spec{.mode = index % 3 == 0 ? MoeMode::kFp8Tensor : MoeMode::kFp8Block,
+                      .weight_rows = weight_rows,
+                      .cols = 384,
+                      .expert_rows = {129, 0, 64, 16, 77},
+                      .token_tile = 128};
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      spec.has_slot_weights = index % 3 == 1;
+      spec.gate_order.reset();
+      if (index % 4 > 1) spec.gate_order = GateOrder::kUpGate;
+      if (index % 8 == 7) spec.gate_order = GateOrder::kInterleaved;
+      const bool has_halves = weight_rows % (2 * moe_mode_info(spec.mode).multiple) == 0;
+      spec.knows_halves = spec.gate_order && has_halves;
+      spec.seed = 31 + static_cast<uint64_t>(index++);
+      SCOPED_TRACE(to_string(spec) + " -> " + std::string(name(dtype)));
+      const GemmCase gemm(spec);
+      GemmOnDevice device(gemm, dtype);
+      const std::vector<uint8_t> output = device.run(true);
+      expect_near(gemm, dtype, output);
+      expect_padding_untouched(gemm, dtype, output);
+      divide_tiles(gemm, 64, device);
+      EXPECT_TRUE(device.run() == output);
+    }
+  }
 }
 
 TEST_F(GroupedGemmCudaChecks, RefuseWhatOnlyTheCpuDoes) {
