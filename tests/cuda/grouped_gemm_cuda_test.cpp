@@ -301,10 +301,10 @@ TEST_P(GroupedGemmCuda, NeighbouringLongTilesKeepTheirBits) {
   }
 }
 
-TEST_P(GroupedGemmCuda, NanStaysInItsRow) {
-  GemmCase gemm({.mode = GetParam(), .expert_rows = {9, 4}, .token_tile = 16, .seed = 11});
+void keep_nan_in_its_row(MoeMode mode, int32_t token_tile) {
+  GemmCase gemm({.mode = mode, .expert_rows = {9, 4}, .token_tile = token_tile, .seed = 11});
   const size_t row_bytes = gemm.input_codes.size() / static_cast<size_t>(gemm.input_rows());
-  const RowFormat format = moe_mode_info(GetParam()).input;
+  const RowFormat format = moe_mode_info(mode).input;
   const int64_t nan_row = gemm.rows()[3].row;
   if (format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken) {
     gemm.input_scales[static_cast<size_t>(nan_row) * 8 + 3] = 0x7F;
@@ -320,6 +320,13 @@ TEST_P(GroupedGemmCuda, NanStaysInItsRow) {
           output_element(DType::kF32, output, row.row * gemm.spec().weight_rows + col);
       ASSERT_EQ(std::isnan(got), row.row == nan_row) << "row " << row.row << " col " << col;
     }
+  }
+}
+
+TEST_P(GroupedGemmCuda, NanStaysInItsRow) {
+  for (const int32_t token_tile : {16, 128}) {
+    SCOPED_TRACE(token_tile);
+    keep_nan_in_its_row(GetParam(), token_tile);
   }
 }
 
@@ -339,11 +346,11 @@ TEST_P(GroupedGemmCuda, NanScaleOfZerosStaysInItsWeightRow) {
 
 // Counts, experts and rows on the device that fit nothing, with everything that is read for an
 // expert or a row.
-void access_nothing_outside(MoeMode mode, int32_t token_tile) {
+void access_nothing_outside(MoeMode mode, int32_t token_tile, bool gathers) {
   GemmCase gemm({.mode = mode,
                  .expert_rows = {9, 4},
                  .token_tile = token_tile,
-                 .gathers = true,
+                 .gathers = gathers,
                  .has_slot_weights = true,
                  .bias = DType::kF32,
                  .gate_order = GateOrder::kUpGate,
@@ -378,8 +385,10 @@ void access_nothing_outside(MoeMode mode, int32_t token_tile) {
 
 TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
   for (const int32_t token_tile : {8, 64, 128}) {
-    SCOPED_TRACE(token_tile);
-    access_nothing_outside(GetParam(), token_tile);
+    for (const bool gathers : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << token_tile << " gathers " << gathers);
+      access_nothing_outside(GetParam(), token_tile, gathers);
+    }
   }
 }
 

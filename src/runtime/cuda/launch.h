@@ -5,7 +5,8 @@
 // A kernel that is launched this way opens with device/ptx/grid_dependency.cuh's
 // wait_for_previous_grids() before it touches memory that an earlier kernel may read or write. One
 // exception: a layer's second GEMM reads the list of tiles before (sm90/gemm_producer.cuh), so no
-// block of a kernel in front of it may end or allow the next grid before its wait.
+// block of a kernel in front of it, back to the permutation, may end or allow the next grid before
+// its wait. The combine, which is behind it, does both.
 #pragma once
 
 #include <array>

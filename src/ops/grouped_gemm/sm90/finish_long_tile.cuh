@@ -5,8 +5,8 @@
 //   bf16   boxes of 64 columns, once
 //   fp32   boxes of a chunk's 32 columns, then of the other's
 //
-// Where a warp has fewer tokens, or the output no map (long_tile.cuh), or u and g are interleaved
-// in it, the warp itself copies what there is, 16 bytes or a column at a time.
+// Where a warp has fewer tokens, u or g is padded, or both are interleaved in the output, the warp
+// itself copies what there is, 16 bytes or a column at a time.
 #pragma once
 
 #include "device/ptx/keep.cuh"

@@ -8,6 +8,7 @@
 //   team    two blocks of a cluster with neighbouring token tiles; each copies half of the weights
 //           to both
 //   work    (192 weight rows) x (token tile), persistent blocks over all of them (work_list.cuh)
+#include <algorithm>
 #include <cuda_runtime.h>
 
 #include "base/int_math.h"

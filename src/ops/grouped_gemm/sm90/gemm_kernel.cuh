@@ -75,9 +75,9 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
 }
 
 // Shared memory of blocks of small tiles of which there are no more than multiprocessors: two of
-// them do not fit one, so each has its own, but one fits beside any block of the GEMM in front of
-// it. Two would be on some multiprocessors otherwise: blocks start as places fall free, while
-// others wait.
+// them do not fit one, so each has its own, but one fits beside a block of another GEMM that has
+// more blocks. Two would be on some multiprocessors otherwise: blocks start as places fall free,
+// while others wait.
 inline constexpr size_t kLoneBytes = 114 * 1024;
 
 template <class Shape>

@@ -148,6 +148,8 @@ class Producer {
   // Where two blocks share them, each copies half of them for both.
   __device__ void copy_weights(const WorkItem& item, int first_block, int unit) const {
     if (thread_ != 0) return;
+    // Several units are one copy.
+    static_assert(Shape::kUnits == 1 || unit_stride(Shape::Weights::kCoding) == Shape::kUnitBytes);
     const int count = min(Shape::kUnits, params_.units - unit);
     const int blocks =
         item.num_rows > 0 ? max(0, min(kTileBlocks, params_.blocks - first_block)) : 0;

@@ -13,6 +13,8 @@
 
 #include "device/ptx/keep.cuh"
 #include "device/ptx/wgmma.cuh"
+#include "device/reduce.cuh"
+#include "ops/grouped_gemm/sm90/fragments.cuh"
 #include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
 
 namespace narrowfloat {
@@ -24,6 +26,7 @@ class GroupLoop {
   using TheRing = Ring<Shape::kStages>;
   using Position = RingPosition<Shape::kStages>;
   using Sums = float[Shape::kBlocks][Shape::kSums];
+  static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1 && Shape::kBlocks == 2);
 
   __device__ GroupLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params),
