@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 import narrowfloat as nf
 
@@ -19,8 +20,10 @@ import narrowfloat as nf
 MODES = ("bf16", "mxfp8", "fp8_block", "mxfp4_bf16", "mxfp4_mxfp8", "nvfp4_bf16",
          "nvfp4_fp8_exact", "nvfp4_fp8_rounded", "nvfp4_per_token")  # fmt: skip
 
+Measured = dict[str, tuple[float, float]]  # Mode -> (bits a weight, relative error of the output).
 
-def hidden_states(model: Path, layer: int) -> np.ndarray:
+
+def hidden_states(model: Path, layer: int) -> NDArray[np.uint16]:
     """Recorded inputs of a layer: bfloat16, as bits. The library safetensors would do, too."""
     content = (model / "calibration" / "activations.safetensors").read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
@@ -30,9 +33,9 @@ def hidden_states(model: Path, layer: int) -> np.ndarray:
     return np.frombuffer(content[begin + first : begin + last], np.uint16).reshape(entry["shape"])
 
 
-def measure(model: Path, number: int, hidden: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Mode -> (bits a weight, relative error of the output)."""
-    results: dict[str, tuple[float, float]] = {}
+def measure(model: Path, number: int, hidden: NDArray[np.uint16]) -> Measured:
+    """Runs every mode on the same rows."""
+    results: Measured = {}
     reference = None
     for mode in MODES:
         layer = nf.MoeLayer.from_checkpoint(model, number, mode=mode, out_dtype="float32")
@@ -49,7 +52,7 @@ def measure(model: Path, number: int, hidden: np.ndarray) -> dict[str, tuple[flo
     return results
 
 
-def plot(results: dict[str, tuple[float, float]], path: Path) -> None:
+def plot(results: Measured, path: Path) -> None:
     """A point for each mode, as SVG: bits from 0 to 10, and errors from 0 to the largest."""
     shown = {mode: point for mode, point in results.items() if mode != "bf16"}
     top = 1.1 * max(error for _, error in shown.values())

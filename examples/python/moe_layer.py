@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from numpy.typing import NDArray
 
 import narrowfloat as nf
 
 
-def as_bfloat16(numbers: np.ndarray) -> np.ndarray:
+def as_bfloat16(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
     """float32 cut to bfloat16, as bits; with ml_dtypes: numbers.astype(ml_dtypes.bfloat16)."""
     return (numbers.view(np.uint32) >> 16).astype(np.uint16)
 

@@ -24,8 +24,9 @@ def main() -> None:
     done = [tensor for tensor in report.tensors if tensor.action == "quantize"]
     print(f"{len(done)} of {len(report.tensors)} tensors became {arguments.to}")
     print(f"{report.source_bytes:,} bytes -> {report.target_bytes:,}")
-    worst = min(done, key=lambda tensor: tensor.figures.sqnr_db)
-    print(f"worst: {worst.name}, {worst.figures.sqnr_db:.1f} dB")
+    errors = {tensor.name: tensor.figures.sqnr_db for tensor in done if tensor.figures}
+    worst = min(errors, key=lambda name: errors[name])
+    print(f"worst: {worst}, {errors[worst]:.1f} dB")
 
     compared = nf.diff(arguments.source, arguments.target)
     print(f"all of it: {compared.total.sqnr_db:.1f} dB, cosine {compared.total.cosine:.5f}")

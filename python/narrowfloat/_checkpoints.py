@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -11,10 +12,7 @@ from narrowfloat import _core
 from narrowfloat._arrays import is_torch
 from narrowfloat._quantized import QuantizedTensor
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Path = str | os.PathLike[str]
+Path = str | os.PathLike[str]
 
 
 def quantize_checkpoint(

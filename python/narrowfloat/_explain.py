@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from narrowfloat import _core
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def explain(

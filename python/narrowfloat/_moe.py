@@ -70,10 +70,10 @@ class MoeLayer:
     device of the torch tensors that prepare() was given.
     """
 
-    __slots__ = ("__weakref__", "_config", "_core", "_core_config", "_maker", "_router_bias",
+    __slots__ = ("__weakref__", "_config", "_core_config", "_maker", "_prepared", "_router_bias",
                  "_router_weight")  # fmt: skip
 
-    _core: _core.MoeLayer
+    _prepared: _core.MoeLayer
     _core_config: _core.MoeConfig
     _config: MoeConfig
     _maker: Maker
@@ -148,7 +148,7 @@ class MoeLayer:
         cls, core: _core.MoeLayer, config: MoeConfig, core_config: _core.MoeConfig, maker: Maker
     ) -> MoeLayer:
         layer = cls.__new__(cls)
-        layer._core, layer._config, layer._core_config = core, config, core_config
+        layer._prepared, layer._config, layer._core_config = core, config, core_config
         layer._maker, layer._router_weight, layer._router_bias = maker, None, None
         return layer
 
@@ -197,11 +197,11 @@ class MoeLayer:
 
         Entries count that are about this layer on this machine; config.token_tile comes first.
         """
-        return self._with_core(self._core.with_tuning(os.fspath(path)))
+        return self._with_core(self._prepared.with_tuning(os.fspath(path)))
 
     def _with_tuning_text(self, json: str) -> MoeLayer:
         """As with_tuning(), of what such a file holds."""
-        return self._with_core(self._core.with_tuning_text(json))
+        return self._with_core(self._prepared.with_tuning_text(json))
 
     def _with_core(self, core: _core.MoeLayer) -> MoeLayer:
         tuned = MoeLayer._wrap(core, self._config, self._core_config, self._maker)
@@ -239,19 +239,19 @@ class MoeLayer:
     @property
     def weight_bytes(self) -> int:
         """Of both prepared images."""
-        return self._core.weight_bytes
+        return self._prepared.weight_bytes
 
     def required_workspace(self, tokens: int) -> int:
         """Bytes for up to `tokens` tokens; never decreases."""
-        return self._core.required_workspace(tokens)
+        return self._prepared.required_workspace(tokens)
 
     def token_tile(self, tokens: int) -> int:
         """Rows that an expert's tokens are padded to."""
-        return self._core.token_tile(tokens)
+        return self._prepared.token_tile(tokens)
 
     def max_rows(self, tokens: int) -> int:
         """Rows of slot_out."""
-        return self._core.max_rows(tokens)
+        return self._prepared.max_rows(tokens)
 
     def explain(self, tokens: int, device: str | None = None) -> list[_core.Explanation]:
         """Which implementation each stage of a run uses, and why the others do not.
@@ -313,7 +313,7 @@ class MoeLayer:
         outputs = {"out": out, "slot_out": slot_out, "expert_weights": expert_weights,
                    "slot_to_row": slot_to_row, "topk_ids": topk_ids,
                    "routing_replay": routing_replay}  # fmt: skip
-        self._core.run(
+        self._prepared.run(
             to_core("hidden", hidden),
             _scales("hidden_scales", hidden_scales),
             optional_to_core("row_scale", row_scale),

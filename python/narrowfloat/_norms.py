@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from narrowfloat import _core
-from narrowfloat._arrays import codes_to_core, shape_of, to_core
+from narrowfloat._arrays import Array, codes_to_core, shape_of, to_core
 from narrowfloat._operations import finish_output, prepare_output
 from narrowfloat._options import QuantizeOptions, to_core_options
 from narrowfloat._quantized import QuantizedTensor, alignment_of
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from numpy.typing import NDArray
 
 
 def _norm_options(
@@ -48,9 +43,9 @@ def rmsnorm_quantize(
     format: str | None = None,
     *,
     eps: float = 1e-6,
-    norm_output: NDArray[Any] | None = None,
+    norm_output: Array | None = None,
     extra_layout: str | None = None,
-    extra_scales: NDArray[Any] | None = None,
+    extra_scales: Array | None = None,
     layout: str | None = None,
     batched: bool = False,
     out: QuantizedTensor | None = None,
@@ -80,9 +75,9 @@ def add_rmsnorm_quantize(
     format: str | None = None,
     *,
     eps: float = 1e-6,
-    norm_output: NDArray[Any] | None = None,
+    norm_output: Array | None = None,
     extra_layout: str | None = None,
-    extra_scales: NDArray[Any] | None = None,
+    extra_scales: Array | None = None,
     layout: str | None = None,
     batched: bool = False,
     out: QuantizedTensor | None = None,

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from narrowfloat import _core
-from narrowfloat._arrays import is_torch, maker_of, shape_of, to_core
+from narrowfloat._arrays import Array, is_torch, maker_of, shape_of, to_core
 from narrowfloat._options import PARTIAL, QuantizeOptions, global_scale_axis, to_core_options
 from narrowfloat._quantized import QuantizedTensor, alignment_of, new_tensor, scales_shape
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from numpy.typing import NDArray
 
 
 def prepare_output(
@@ -154,9 +149,9 @@ def dequantize(
     input: QuantizedTensor,
     dtype: Any = "float32",
     *,
-    out: NDArray[Any] | None = None,
+    out: Array | None = None,
     global_scale_divides: bool = False,
-) -> NDArray[Any]:
+) -> Array:
     """The numbers of a quantized tensor, [..., cols].
 
     dtype: float32, float16 or bfloat16, of the new array. out: written to instead, of any row
@@ -171,7 +166,7 @@ def dequantize(
 
 
 def relayout(
-    input: QuantizedTensor, layout: str, *, out: NDArray[Any] | None = None
+    input: QuantizedTensor, layout: str, *, out: Array | None = None
 ) -> QuantizedTensor:
     """The same tensor with its scales in another layout that the format allows.
 
@@ -200,8 +195,8 @@ def relayout(
 
 
 def amax(
-    input: Any, *, per_row: bool = False, out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
+    input: Any, *, per_row: bool = False, out: Array | None = None
+) -> Array:
     """Largest magnitude that is a number; 0 if there is none.
 
     input: float32, float16 or bfloat16 [..., cols]. Gives float32 [1], or with per_row one for each

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from narrowfloat import _core
-from narrowfloat._arrays import to_core
+from narrowfloat._arrays import Array, to_core
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+MathMode = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class FourOverSix:
 
 
 class QuantizeOptions(TypedDict, total=False):
-    """Keywords of all quantizers. Those that a format has no use for raise ValueError.
+    """Keywords of all quantizers. Those that a format has no use for raise ValueError; None is as
+    good as not given.
 
     math: "exact" equals the published formulas bit for bit, "fast" common GPU kernels.
     encode_scale: nvfp4 (and float8 input to mxfp4). Multiplies the tensor before quantization; a
@@ -47,17 +46,17 @@ class QuantizeOptions(TypedDict, total=False):
     row_offsets: fp8_1x128. int64 [groups + 1], where the groups of rows begin.
     """
 
-    math: Literal["exact", "fast"]
-    encode_scale: float | NDArray[np.float32]
-    four_over_six: FourOverSix
-    base_decode_scale: float | NDArray[np.float32]
-    row_list: NDArray[np.int32]
-    mx_scale: Literal["up", "floor", "even"]
-    fp8_rule: Literal["reciprocal", "reciprocal_pow2", "amax_div", "pow2_ceil"]
-    fp8_eps: float
-    fp8_decode_scale: float
-    valid_rows: NDArray[np.int32]
-    row_offsets: NDArray[np.int64]
+    math: MathMode | None
+    encode_scale: float | Array | None
+    four_over_six: FourOverSix | None
+    base_decode_scale: float | Array | None
+    row_list: Array | None
+    mx_scale: Literal["up", "floor", "even"] | None
+    fp8_rule: Literal["reciprocal", "reciprocal_pow2", "amax_div", "pow2_ceil"] | None
+    fp8_eps: float | None
+    fp8_decode_scale: float | None
+    valid_rows: Array | None
+    row_offsets: Array | None
 
 
 # Options that leave parts of a result as they were; the rest of a call's result is all written.
@@ -132,7 +131,7 @@ def to_core_options(options: QuantizeOptions) -> _core.QuantizeOptions:
     return _remembered(tuple(options.items()))
 
 
-def global_scale_axis(format: str, options: QuantizeOptions) -> str:
+def global_scale_axis(format: str, options: Mapping[str, Any]) -> str:
     """What the global scale of an output ranges over: what the encode scales do."""
     if format != "nvfp4":
         return "tensor"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from narrowfloat import _core
-from narrowfloat._arrays import NUMPY, codes_to_core, maker_of, to_core
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from narrowfloat._arrays import NUMPY, Array, codes_to_core, maker_of, to_core
 
 _SCALE_TYPES = {"E4M3": "F8_E4M3", "UE8M0": "F8_E8M0", "F32": "F32"}  # Spelling of safetensors.
 _METADATA = "narrowfloat."
@@ -56,12 +52,12 @@ class QuantizedTensor:
 
     def __init__(
         self,
-        values: NDArray[Any],
-        scales: NDArray[Any],
-        global_scale: NDArray[np.float32] | None,
+        values: Array,
+        scales: Array,
+        global_scale: Array | None,
         layout: _core.QuantizedLayout,
         shape: Sequence[int] | None = None,
-        row_offsets: NDArray[np.int64] | None = None,
+        row_offsets: Array | None = None,
     ) -> None:
         """Wraps arrays of the sizes that `layout` says; any shapes with these sizes will do."""
         if shape is None:
@@ -105,17 +101,17 @@ class QuantizedTensor:
                           is_zeroed=True)  # fmt: skip
 
     @property
-    def values(self) -> NDArray[Any]:
+    def values(self) -> Array:
         """Codes; see the class."""
         return self._values
 
     @property
-    def scales(self) -> NDArray[Any]:
+    def scales(self) -> Array:
         """Block scales; see the class."""
         return self._scales
 
     @property
-    def global_scale(self) -> NDArray[np.float32] | None:
+    def global_scale(self) -> Array | None:
         """Decode scales of the tensor, its rows or its batches; see the class."""
         return self._global_scale
 
@@ -125,7 +121,7 @@ class QuantizedTensor:
         return self._layout
 
     @property
-    def row_offsets(self) -> NDArray[np.int64] | None:
+    def row_offsets(self) -> Array | None:
         """Where the groups of rows begin; see the class."""
         return self._row_offsets
 
@@ -153,7 +149,7 @@ class QuantizedTensor:
     def __repr__(self) -> str:
         return f"QuantizedTensor({self.format}, shape={self._shape}, scales={self.scale_layout})"
 
-    def dequantize(self, dtype: Any = "float32", **options: Any) -> NDArray[Any]:
+    def dequantize(self, dtype: Any = "float32", **options: Any) -> Array:
         """narrowfloat.dequantize(self, dtype, ...)."""
         from narrowfloat._operations import dequantize
 
@@ -196,7 +192,7 @@ class QuantizedTensor:
         """Reads what save() wrote. ValueError for a file of any other content."""
         file = _core.SafetensorsReader.open(os.fspath(path))
         metadata, tensors = file.metadata(), file.tensors()
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         for part, dtypes in (("values", {"U8": np.uint8, "F8_E4M3": np.uint8}),
                              ("scales", {"F8_E4M3": np.uint8, "F8_E8M0": np.uint8,
                                          "F32": np.float32}),
@@ -204,10 +200,10 @@ class QuantizedTensor:
                              ("row_offsets", {"I64": np.int64})):  # fmt: skip
             if f"{name}.{part}" not in tensors:
                 continue
-            dtype, shape = tensors[f"{name}.{part}"]
+            dtype, extents = tensors[f"{name}.{part}"]
             if dtype not in dtypes:
                 raise ValueError(f"{path}: {name}.{part}: unexpected type {dtype}")
-            arrays[part] = np.empty(shape, dtypes[dtype])
+            arrays[part] = np.empty(extents, dtypes[dtype])
             file.read(f"{name}.{part}", arrays[part])
         offsets = arrays.get("row_offsets")
         try:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from narrowfloat import _core
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 
 class _Chosen(threading.local):

@@ -14,8 +14,9 @@ those of the functions of `narrowfloat` of the same name, to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
@@ -31,10 +32,6 @@ from narrowfloat._streams import allocating_on
 from narrowfloat._torch_library import library as _library
 from narrowfloat._torch_library import register as _register
 from narrowfloat._torch_moe import Moe, route
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Unpack
 
 __all__ = ["Moe", "Options", "Quantized", "add_rmsnorm_quantize", "amax", "dequantize", "quantize",
            "relayout", "rmsnorm_quantize", "route", "silu_mul_quantize",

@@ -16,6 +16,11 @@ namespace narrowfloat::python {
 
 namespace nb = nanobind;
 
+// Dictionaries, as the module's stub shows them.
+using NamedArrays = nb::typed<nb::dict, nb::str, nb::object>;
+using NamedTexts = nb::typed<nb::dict, nb::str, nb::str>;
+using NamedValues = nb::typed<nb::dict, nb::str, nb::any>;
+
 // One array of a call: `object` or `owner` keeps the memory of `view` alive.
 struct Array {
   nb::object object;          // A tensor that was described in place (exchange.h), or

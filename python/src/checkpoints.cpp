@@ -40,7 +40,7 @@ auto run_unlocked(Function function) {
 }
 
 CheckpointReport run_quantize(const std::string& source, const std::string& target,
-                              QuantizeCheckpointOptions options, const nb::dict& words) {
+                              QuantizeCheckpointOptions options, const NamedTexts& words) {
   for (const auto& [key, value] : words) {
     const auto name = nb::cast<std::string>(key);
     const auto text = nb::cast<std::string>(value);
@@ -144,9 +144,9 @@ nb::object as_python(const PerExpert& factor, nb::handle owner) {
   return as_numpy(factor.values, owner);
 }
 
-nb::dict weights_of(nb::handle self) {
+NamedValues weights_of(nb::handle self) {
   const MoeWeights& weights = nb::cast<const LoadedLayer&>(self).moe.weights();
-  nb::dict parts;
+  NamedValues parts;
   parts["w1"] = as_numpy(weights.w1.values, self);
   parts["w1_scales"] = as_numpy(weights.w1.scales, self);
   parts["w2"] = as_numpy(weights.w2.values, self);

@@ -1,7 +1,7 @@
 // Which implementation an operation would use, and why not the others.
-#include <array>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +10,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "narrowfloat/error.h"
@@ -63,8 +64,8 @@ ExplainRequest to_request(const ExplainArguments& from) {
 }
 
 // As the members of an entry of a file.
-nb::dict to_dictionary(const MoeTuningKey& key) {
-  nb::dict result;
+NamedValues to_dictionary(const MoeTuningKey& key) {
+  NamedValues result;
   result["machine"] = key.machine;
   result["version"] = key.version;
   result["mode"] = std::string(name(key.mode));
@@ -95,11 +96,10 @@ void bind_explanations(nb::module_& module) {
   module.def("operations", &operations, "Names of the operations that explain() knows.");
   module.def(
       "explain",
-      [](std::string_view op, const nb::tuple& shape, std::string format,
-         std::optional<std::string> layout, std::string dtype, std::string math,
+      [](std::string_view op, const std::tuple<int64_t, int64_t, int64_t>& shape,
+         std::string format, std::optional<std::string> layout, std::string dtype, std::string math,
          std::string device) {
-        const auto [batch, rows, cols] = std::array{
-            nb::cast<int64_t>(shape[0]), nb::cast<int64_t>(shape[1]), nb::cast<int64_t>(shape[2])};
+        const auto [batch, rows, cols] = shape;
         return explain(op, to_request({.format = std::move(format),
                                        .math = std::move(math),
                                        .dtype = std::move(dtype),

@@ -67,11 +67,13 @@ SafetensorsReader open_file(const std::string& path) {
   return SafetensorsReader(path);
 }
 
-// Name -> (element type, shape).
-nb::dict listing(const SafetensorsReader& reader) {
-  nb::dict tensors;
+// Element type, shape.
+using StoredTensor = std::tuple<std::string, std::vector<int64_t>>;
+
+nb::typed<nb::dict, nb::str, StoredTensor> listing(const SafetensorsReader& reader) {
+  nb::typed<nb::dict, nb::str, StoredTensor> tensors;
   for (const TensorInfo& info : reader.tensors()) {
-    tensors[info.name.c_str()] = nb::make_tuple(std::string(name(info.dtype)), info.shape);
+    tensors[info.name.c_str()] = StoredTensor(name(info.dtype), info.shape);
   }
   return tensors;
 }

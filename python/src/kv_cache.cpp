@@ -48,7 +48,7 @@ KvLayout parse_layout(std::string_view text) {
 }
 
 // k, v, k_scales, v_scales: arrays. k_decode_scale, v_decode_scale: decode scales.
-PagedKvCache cache_of(const nb::dict& source, std::string_view layout, bool is_output,
+PagedKvCache cache_of(const NamedArrays& source, std::string_view layout, bool is_output,
                       Arrays& arrays) {
   const auto part = [&](const char* name) {
     return is_output ? arrays.output(name, source[name]) : arrays.input(name, source[name]);
@@ -86,7 +86,7 @@ void run_kv_dequantize(nb::handle values, nb::handle scales, nb::handle output,
   kv_dequantize(codes, numbers, scale, stream);
 }
 
-void run_kv_dequantize_paged(const nb::dict& cache, std::string_view layout,
+void run_kv_dequantize_paged(const NamedArrays& cache, std::string_view layout,
                              nb::handle block_tables, nb::handle seq_lens, nb::handle output_k,
                              nb::handle output_v) {
   Arrays arrays;
@@ -101,8 +101,8 @@ void run_kv_dequantize_paged(const nb::dict& cache, std::string_view layout,
 }
 
 // places: slots, or batch_indices, positions, indices and indptr.
-void run_kv_append(nb::handle key, nb::handle value, const nb::dict& places, const nb::dict& cache,
-                   std::string_view layout, std::string_view math) {
+void run_kv_append(nb::handle key, nb::handle value, const NamedArrays& places,
+                   const NamedArrays& cache, std::string_view layout, std::string_view math) {
   Arrays arrays;
   const TensorView keys = arrays.input("key", key);
   const TensorView values = arrays.input("value", value);
@@ -129,8 +129,8 @@ void run_kv_append(nb::handle key, nb::handle value, const nb::dict& places, con
 }
 
 // The cache's scales are arrays for the decode scales; encode: k and v, each None, number or array.
-void run_kv_quantize_paged_cache(nb::handle key, nb::handle value, const nb::dict& cache,
-                                 std::string_view layout, const nb::dict& encode,
+void run_kv_quantize_paged_cache(nb::handle key, nb::handle value, const NamedArrays& cache,
+                                 std::string_view layout, const NamedArrays& encode,
                                  std::string_view math) {
   Arrays arrays;
   const TensorView keys = arrays.input("key", key);

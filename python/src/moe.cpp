@@ -39,10 +39,10 @@ std::string_view float_type_name(DType dtype) {
 }
 
 // Those that are not at their defaults: numbers only, as checkpoints have them.
-nb::dict activation_parameters(const Config& self) {
+nb::typed<nb::dict, nb::str, float> activation_parameters(const Config& self) {
   const Activation& activation = self.config.activation;
   const Activation defaults;
-  nb::dict parameters;
+  nb::typed<nb::dict, nb::str, float> parameters;
   const auto add = [&](const char* name, PerExpert Activation::*member) {
     const float value = (activation.*member).value;
     if (value != (defaults.*member).value) parameters[name] = value;
@@ -54,7 +54,7 @@ nb::dict activation_parameters(const Config& self) {
   return parameters;
 }
 
-void set_activation(Config& self, std::string_view kind, const nb::dict& parameters) {
+void set_activation(Config& self, std::string_view kind, const NamedArrays& parameters) {
   Activation activation;
   activation.kind = parse_activation(kind);
   for (const auto& [key, value] : parameters) {
@@ -265,7 +265,7 @@ constexpr NamedView<MoeOutputs> kOutputs[] = {{"out", &MoeOutputs::out},
                                               {"routing_replay", &MoeOutputs::routing_replay}};
 
 void run(const MoeLayer& layer, nb::handle values, nb::handle scales, nb::handle row_scale,
-         const nb::dict& routing_arrays, const nb::dict& output_arrays, nb::handle errors,
+         const NamedArrays& routing_arrays, const NamedArrays& output_arrays, nb::handle errors,
          nb::handle workspace) {
   std::vector<Array> arrays;
   arrays.reserve(16);

@@ -18,7 +18,7 @@ void throw_unknown_member(std::string_view name) {
   throw Error(ErrorKind::kInvalidArgument, std::string(name) + ": no such argument");
 }
 
-Routing routing_of(const nb::dict& source, std::vector<Array>& arrays) {
+Routing routing_of(const NamedArrays& source, std::vector<Array>& arrays) {
   static constexpr NamedView<Routing> kMembers[] = {{"logits", &Routing::logits},
                                                     {"bias", &Routing::bias},
                                                     {"packed", &Routing::packed},

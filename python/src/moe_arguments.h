@@ -36,8 +36,8 @@ struct NamedView {
 // Fills views from the entries of `source` that are not None. Throws kInvalidArgument for names
 // that the structure lacks. `outputs`: the arrays are written to.
 template <typename Struct, size_t kCount>
-void set_views(const nb::dict& source, const NamedView<Struct> (&members)[kCount], Struct& target,
-               std::vector<Array>& arrays, bool outputs) {
+void set_views(const NamedArrays& source, const NamedView<Struct> (&members)[kCount],
+               Struct& target, std::vector<Array>& arrays, bool outputs) {
   for (const auto& [key, value] : source) {
     if (value.is_none()) continue;
     const auto* name = PyUnicode_AsUTF8AndSize(key.ptr(), nullptr);  // Of the stable ABI.
@@ -53,7 +53,7 @@ void set_views(const nb::dict& source, const NamedView<Struct> (&members)[kCount
 }
 
 // Of the routing that a dictionary with logits, bias, packed, ids, weights names.
-Routing routing_of(const nb::dict& source, std::vector<Array>& arrays);
+Routing routing_of(const NamedArrays& source, std::vector<Array>& arrays);
 
 // int64 [2] on the device: what DeviceErrors holds. None gives null.
 DeviceErrors* device_errors(nb::handle array, std::vector<Array>& arrays);

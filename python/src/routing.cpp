@@ -1,9 +1,11 @@
 // Routing, permutation and combine as functions of their own, and the listings of routing methods,
 // modes and activations.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -25,8 +27,8 @@ Stream first_stream(const std::vector<Array>& arrays) {
   return arrays.empty() ? Stream{} : current_stream(arrays.front());
 }
 
-void run_route(const nb::dict& routing_arrays, const PythonMoeConfig& config,
-               const nb::dict& output_arrays, nb::handle errors) {
+void run_route(const NamedArrays& routing_arrays, const PythonMoeConfig& config,
+               const NamedArrays& output_arrays, nb::handle errors) {
   static constexpr NamedView<RouteOutputs> kMembers[] = {{"ids", &RouteOutputs::ids},
                                                          {"weights", &RouteOutputs::weights},
                                                          {"replay", &RouteOutputs::replay}};
@@ -41,7 +43,7 @@ void run_route(const nb::dict& routing_arrays, const PythonMoeConfig& config,
 }
 
 void run_permute(nb::handle ids, int32_t expert_offset, int32_t local_experts, int32_t token_tile,
-                 const nb::dict& output_arrays) {
+                 const NamedArrays& output_arrays) {
   static constexpr NamedView<Permutation> kMembers[] = {
       {"slot_to_row", &Permutation::slot_to_row},
       {"row_to_token", &Permutation::row_to_token},
@@ -71,8 +73,9 @@ void run_combine(nb::handle slot_rows, nb::handle slot_to_row, nb::handle weight
 }
 
 template <typename Infos>
-nb::dict listing(const Infos& infos, std::string_view (*text)(const typename Infos::value_type&)) {
-  nb::dict names;
+NamedTexts listing(const Infos& infos,
+                   std::string_view (*text)(const typename Infos::value_type&)) {
+  NamedTexts names;
   for (const auto& info : infos) names[std::string(info.name).c_str()] = std::string(text(info));
   return names;
 }
@@ -89,7 +92,7 @@ void bind_routing(nb::module_& module) {
       "permutation_sizes",
       [](int64_t tokens, int64_t slots, int32_t local_experts, int32_t token_tile) {
         const auto sizes = permutation_layout(tokens, slots, local_experts, token_tile);
-        return nb::make_tuple(sizes.max_tiles, sizes.max_rows);
+        return std::pair(sizes.max_tiles, sizes.max_rows);
       },
       "tokens"_a, "slots"_a, "local_experts"_a, "token_tile"_a,
       "(tiles, rows): bounds over all routings.");

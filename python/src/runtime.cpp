@@ -6,16 +6,15 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "python/src/arrays.h"
 #include "python/src/bindings.h"
 
 namespace narrowfloat::python {
 namespace {
 
-namespace nb = nanobind;
-
-nb::dict build_facts() {
+NamedValues build_facts() {
   const BuildInfo info = build_info();
-  nb::dict facts;
+  NamedValues facts;
   facts["version"] = info.version;
   facts["compiler"] = info.compiler;
   facts["build_type"] = info.build_type;

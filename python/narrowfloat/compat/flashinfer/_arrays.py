@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of
-from narrowfloat._options import FourOverSix
+from narrowfloat._options import FourOverSix, MathMode
 from narrowfloat._streams import allocating_on
 
 LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # By SfLayout.
@@ -44,7 +44,7 @@ def check_backend(backend: str) -> None:
         raise ValueError(f"backend: expected one of {known}; got {backend!r}")
 
 
-def math_mode(math: str | None) -> str:
+def math_mode(math: MathMode | None) -> MathMode:
     """The mode: the argument, else what FlashInfer's variables say, else exact."""
     if math is not None:
         return math
@@ -59,8 +59,9 @@ def four_over_six_option(choice: Any) -> FourOverSix | None:
     get = os.environ.get
     if get("FLASHINFER_NVFP4_4OVER6") != "1":
         return None
+    error: Any = get("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAE").lower()  # Judged when it is used.
     return FourOverSix(
-        get("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAE").lower(),
+        error,
         "fast" if get("FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH") == "1" else "strict",
         256 if get("FLASHINFER_NVFP4_4OVER6_E4M3_USE_256") == "1" else 448,
     )

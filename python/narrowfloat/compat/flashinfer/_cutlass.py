@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import narrowfloat as nf
 from narrowfloat.compat.flashinfer._arrays import (
@@ -25,9 +26,6 @@ from narrowfloat.compat.flashinfer._layers import (
 )
 from narrowfloat.compat.flashinfer._mixed_input import undo_interleave, undo_scale_interleave
 from narrowfloat.compat.flashinfer._workspace import given_workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass
@@ -95,10 +93,10 @@ def _mx(fc1: Any, fc2: Any, quant_scales: Sequence[Any], is_fp4: bool) -> _Plan:
 def _w4a16(fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan:
     """MXFP4 as it is interleaved for Hopper's mixed-input kernels."""
     _count(quant_scales, 2, "MXFP4 with bfloat16 rows")
-    weights = [undo_interleave(w) for w in (fc1, fc2)]
+    first, second = (undo_interleave(w) for w in (fc1, fc2))
     scales = [undo_scale_interleave(s, w.shape[1], 2 * w.shape[2])
-              for s, w in zip(quant_scales, weights, strict=True)]  # fmt: skip
-    return _Plan("mxfp4_bf16", *weights, (scales[0], scales[1]))
+              for s, w in zip(quant_scales, (first, second), strict=True)]  # fmt: skip
+    return _Plan("mxfp4_bf16", first, second, (scales[0], scales[1]))
 
 
 def _linear_halves(plan: _Plan, half: int) -> _Plan:
@@ -169,7 +167,7 @@ def cutlass_fused_moe(
     swizzled_input_sf: bool = True, use_fused_finalize: bool = True, profile_ids: Any = None,
     workspace_buffer: Array | None = None, *, situ_beta: float | Array | None = None,
     situ_linear_beta: float | Array | None = None,
-) -> list[Array]:  # fmt: skip
+) -> list[Any]:  # fmt: skip
     """A layer of given routings, with weights in canonical rows [up; gate]: [output [T, H]].
 
     input: bfloat16 or float8_e4m3fn [T, H]; or two FP4 codes a byte, uint8 [T, H / 2].
@@ -208,6 +206,7 @@ def cutlass_fused_moe(
     hidden = fc2_expert_weights.shape[1]
     out_type = str(output_dtype).removeprefix("torch.")
     top_k = token_selected_experts.shape[1]
+    parameters: tuple[Any, Any, Any]
     if kind == ActivationType.Situ:
         parameters = (4.0 if situ_beta is None else situ_beta,
                       25.0 if situ_linear_beta is None else situ_linear_beta, None)  # fmt: skip

@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat._options import MathMode
 from narrowfloat.compat.flashinfer._arrays import as_type, math_mode
 
 
@@ -30,7 +31,7 @@ def _cache(paged_kv_cache: Any, kv_cache_sf: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def nvfp4_kv_quantize(
-    input: Any, global_scale: Any, *, math: str | None = None
+    input: Any, global_scale: Any, *, math: MathMode | None = None
 ) -> tuple[Any, Any]:
     """(uint8 [M, K / 2], scales uint8 [M, K / 16], linear).
 
@@ -91,7 +92,7 @@ def nvfp4_quantize_append_paged_kv_cache(
     v_scale: Any,
     kv_layout: str = "NHD",
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
 ) -> None:
     """Quantizes rows into the pages of their requests.
 
@@ -119,7 +120,7 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     v_scale: Any,
     kv_layout: str = "NHD",
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
 ) -> None:
     """Quantizes rows into slots page * page_size + entry.
 
@@ -147,7 +148,7 @@ def nvfp4_quantize_paged_kv_cache(
     k_global_sf: Any = None,
     v_global_sf: Any = None,
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any], float, float]:
     """Whole caches: ((k, v) uint8, (k, v) scales float8_e4m3fn, k and v decode scale as floats).
 

@@ -31,7 +31,7 @@ FAILURES = (RuntimeError, ValueError, MemoryError)
 
 def _time_on_cpu(run: Callable[[], Any]) -> float:
     """Microseconds of one run, of as many as fit into a few milliseconds."""
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + 5e-3
     while len(times) < _REPEATS:
         start = time.perf_counter()

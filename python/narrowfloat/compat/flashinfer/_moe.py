@@ -76,7 +76,7 @@ def trtllm_bf16_moe(
     norm_topk_prob: bool = True, routing_replay_out: Array | None = None,
     gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
     gemm1_clamp_limit: Array | None = None, output: Array | None = None,
-) -> Array | list[Array]:  # fmt: skip
+) -> Any:  # fmt: skip
     """bfloat16 weights and activations: bfloat16 [T, H].
 
     routing_logits: float32, bfloat16 or float16 [T, E].
@@ -117,7 +117,7 @@ def trtllm_bf16_routed_moe(
     activation_type: int = 3, routing_replay_out: Array | None = None,
     gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
     gemm1_clamp_limit: Array | None = None, output: Array | None = None,
-) -> Array | list[Array]:  # fmt: skip
+) -> Any:  # fmt: skip
     """As trtllm_bf16_moe() of a given routing.
 
     topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32
@@ -170,7 +170,7 @@ def trtllm_fp8_per_tensor_scale_moe(
     routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
     tune_max_num_tokens: int = 8192, activation_type: int = 3, norm_topk_prob: bool = True,
     routing_replay_out: Array | None = None, output: Array | None = None,
-) -> Array | list[Array]:  # fmt: skip
+) -> Any:  # fmt: skip
     """float8_e4m3fn weights and activations, a scale for each expert: bfloat16 [T, H].
 
     routing_logits: float32, bfloat16 or float16 [T, E].
@@ -212,7 +212,7 @@ def trtllm_fp8_per_tensor_scale_routed_moe(
     routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
     tune_max_num_tokens: int = 8192, activation_type: int = 3,
     routing_replay_out: Array | None = None, output: Array | None = None,
-) -> Array | list[Array]:  # fmt: skip
+) -> Any:  # fmt: skip
     """As trtllm_fp8_per_tensor_scale_moe() of a given routing.
 
     topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32
@@ -278,7 +278,7 @@ def trtllm_fp8_block_scale_moe(
     norm_topk_prob: bool = True, routing_replay_out: Array | None = None,
     gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
     gemm1_clamp_limit: Array | None = None, output: Array | None = None,
-) -> Array | list[Array]:  # fmt: skip
+) -> Any:  # fmt: skip
     """DeepSeek's block-scaled FP8, or MXFP8: bfloat16 [T, H].
 
     routing_logits: float32, bfloat16 or float16 [T, E].
@@ -327,7 +327,7 @@ def trtllm_fp8_block_scale_routed_moe(
     tune_max_num_tokens: int = 8192, fp8_quantization_type: int = Fp8QuantizationType.DeepSeekFp8,
     activation_type: int = 3, gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
     gemm1_clamp_limit: Array | None = None,
-) -> Array | list[Array]:  # fmt: skip
+) -> Any:  # fmt: skip
     """As trtllm_fp8_block_scale_moe() of a given routing.
 
     topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32

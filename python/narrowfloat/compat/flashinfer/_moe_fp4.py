@@ -151,7 +151,7 @@ def trtllm_fp4_block_scale_moe(
     activation_type: int = 3, per_token_scale: Array | None = None, output: Array | None = None,
     tune_max_num_tokens: int = 8192, norm_topk_prob: bool = True,
     routing_replay_out: Array | None = None, num_fused_shared_experts: int | None = None,
-) -> list[Array]:  # fmt: skip
+) -> list[Any]:  # fmt: skip
     """NVFP4 rows and weights, or MXFP4 weights with MXFP8 or bfloat16 rows: [bfloat16 [T, H]].
 
     routing_logits: float32, bfloat16 or float16 [T, E].
@@ -204,7 +204,7 @@ def trtllm_fp4_block_scale_routed_moe(
     routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
     activation_type: int = 3, per_token_scale: Array | None = None, output: Array | None = None,
     tune_max_num_tokens: int = 8192, gemm1_lora_delta: None = None,
-) -> list[Array]:  # fmt: skip
+) -> list[Any]:  # fmt: skip
     """As trtllm_fp4_block_scale_moe() of a given routing.
 
     topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32

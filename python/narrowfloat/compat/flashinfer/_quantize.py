@@ -13,6 +13,7 @@ from typing import Any
 import narrowfloat as nf
 from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of
+from narrowfloat._options import MathMode
 from narrowfloat._shapes import round_up
 from narrowfloat.compat.flashinfer._arrays import (
     as_type,
@@ -47,12 +48,12 @@ def _is_coded(input: Any) -> bool:
     return dtype_name(input) in ("float8_e4m3fn", "uint8")
 
 
-def _nvfp4_mode(math: str | None, input: Any) -> str:
+def _nvfp4_mode(math: MathMode | None, input: Any) -> MathMode:
     return (math or "exact") if _is_coded(input) else math_mode(math)
 
 
 def _nvfp4_options(
-    math: str | None, scale: Any, input: Any, choice: Any = None
+    math: MathMode | None, scale: Any, input: Any, choice: Any = None
 ) -> dict[str, Any]:
     """choice: the argument four_over_six."""
     is_open = choice is None and _is_coded(input)
@@ -93,7 +94,7 @@ def fp4_quantize(
     enable_pdl: bool | None = None,
     backend: str = "cuda",
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """(codes, scales): NVFP4, or MXFP4 with (sf_vec_size, sf_use_ue8m0) of (32, True).
@@ -133,11 +134,11 @@ def fp4_quantize(
     if four_over_six:
         raise ValueError("four_over_six: an option of NVFP4, not of MXFP4")
     mode = math or "exact"
-    options: dict[str, Any] = {"math": mode}
+    mx_options: dict[str, Any] = {"math": mode}
     if _is_coded(input) and global_scale is not None:
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
-        options["encode_scale"] = scale
-    return _quantized(input, "mxfp4", layout, options)
+        mx_options["encode_scale"] = scale
+    return _quantized(input, "mxfp4", layout, mx_options)
 
 
 def _base_scale(scale: Any, input: Any) -> Any:
@@ -153,7 +154,7 @@ def _base_scale(scale: Any, input: Any) -> Any:
     return number
 
 
-def _per_token(a: Any, a_global_sf: Any, layout: str, math: str | None, rows: Any,
+def _per_token(a: Any, a_global_sf: Any, layout: str, math: MathMode | None, rows: Any,
                choice: Any) -> Any:
     q = nf.quantize(
         a,
@@ -178,7 +179,7 @@ def nvfp4_quantize(
     per_token_activation: bool = False,
     expanded_idx_to_permuted_idx: Any = None,
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
     four_over_six: Any = None,
 ) -> Any:
     """(codes, scales) of fp4_quantize(), with per_token_activation also the rows' decode scales.
@@ -226,7 +227,7 @@ def mxfp4_quantize(
     enable_pdl: bool | None = None,
     sfLayout: SfLayout = SfLayout.layout_128x4,
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
 ) -> tuple[Any, Any]:
     """MXFP4 of a: (codes uint8 [M, K / 2], scales uint8 [M, K / 32], padded as sfLayout asks).
 
@@ -247,7 +248,7 @@ def silu_and_mul_nvfp4_quantize(
     is_sf_8x4_layout: bool = False,
     enable_pdl: bool | None = None,
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """fp4_quantize() of silu(first half) * second half.
@@ -272,7 +273,7 @@ def nvfp4_quantize_smooth(
     enable_pdl: bool | None = None,
     backend: str = "cutlass",
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """NVFP4 of x * pre_quant_scale: (codes uint8 [M, K / 2], scales uint8, flat 128x4 image).
@@ -287,7 +288,7 @@ def nvfp4_quantize_smooth(
 
 
 def nvfp4_batched_quantize(
-    a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: str | None = None,
+    a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: MathMode | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """NVFP4 with an image of scales for each batch.
@@ -311,7 +312,7 @@ def _grouped_views(q: nf.QuantizedTensor, blocks: int) -> tuple[Any, Any]:
 
 
 def scaled_fp4_grouped_quantize(
-    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None, four_over_six: Any = None
+    a: Any, mask: Any, a_global_sf: Any, *, math: MathMode | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
     """NVFP4 of the first mask[b] rows of each expert; views as FlashInfer's grouped GEMM wants.
 
@@ -327,7 +328,7 @@ def scaled_fp4_grouped_quantize(
 
 
 def silu_and_mul_scaled_nvfp4_experts_quantize(
-    a: Any, mask: Any, a_global_sf: Any, *, math: str | None = None, four_over_six: Any = None
+    a: Any, mask: Any, a_global_sf: Any, *, math: MathMode | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
     """scaled_fp4_grouped_quantize() of silu(first half) * second half.
 
@@ -355,7 +356,7 @@ def mxfp8_quantize(
     backend: str = "cuda",
     sf_swizzle_layout: SfLayout | None = None,
     *,
-    math: str | None = None,
+    math: MathMode | None = None,
 ) -> tuple[Any, Any]:
     """MXFP8: (codes float8_e4m3fn [..., K rounded up to alignment], flat scales uint8).
 
@@ -372,7 +373,7 @@ def mxfp8_quantize(
     return q.values if is_plain else e4m3(q.values), q.scales.reshape(-1)
 
 
-def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: str | None = None) -> tuple[Any, Any]:
+def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: MathMode | None = None) -> tuple[Any, Any]:
     """MXFP8 of the first mask[b] rows of each expert; columns padded to 128.
 
     a: float16 or bfloat16 [B, M, K]. mask: int32 [B]. math: "exact" or "fast".

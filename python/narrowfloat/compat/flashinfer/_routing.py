@@ -146,10 +146,10 @@ def fused_topk_deepseek(
     int64 [T, k]; both written to. routing_replay_out: int16 [>= T, k], written to, or None.
     launch_with_pdl, backend: change nothing.
     """
-    groups = {"n_group": n_group, "topk_group": topk_group} if n_group > 1 else {}
+    groups = (n_group, topk_group) if n_group > 1 else (1, 1)
     ids, weights = nf.route(
         scores, bias=bias, top_k=topk, method="deepseek_v3", replay=routing_replay_out,
-        routed_scale=float(routed_scaling_factor), **groups,
+        n_group=groups[0], topk_group=groups[1], routed_scale=float(routed_scaling_factor),
     )  # fmt: skip
     copy_into("topk_indices", topk_indices, ids)
     copy_into("topk_values", topk_values, weights)

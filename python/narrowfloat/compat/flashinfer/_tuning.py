@@ -11,23 +11,21 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import narrowfloat as nf
 from narrowfloat.compat.flashinfer._measure import FAILURES, check_not_capturing, fastest_tile
 from narrowfloat.compat.flashinfer._tuning_file import KEY, key_of, overlap, read, save, text_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Key = tuple[Any, ...]
-    Entry = dict[str, Any]
-    # What runs the first n rows of a call through each of some layers.
-    Runs = Callable[[int, Sequence[nf.MoeLayer]], Sequence[Callable[[], Any]]]
+Key = tuple[Any, ...]
+Entry = dict[str, Any]
+# What runs the first n rows of a call through each of some layers.
+Runs = Callable[[int, Sequence[nf.MoeLayer]], Sequence[Callable[[], Any]]]
 
 _LARGEST = 2**31 - 1  # Number of tokens in a file.
 
