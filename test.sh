@@ -65,7 +65,7 @@ python_package_tests() {
     --config-settings=cmake.define.NARROWFLOAT_CUDA=OFF --wheel-dir build/wheel .
   .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
-  NARROWFLOAT_EXPECT_WHEEL=1 \
+  NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/cpu/tests/bin \
     .venv/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
@@ -87,7 +87,7 @@ TEXT
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python/test_compressed_tensors.py
   .venv-torch/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
-  NARROWFLOAT_EXPECT_WHEEL=1 \
+  NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/cpu/tests/bin \
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 

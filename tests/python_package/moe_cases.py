@@ -136,3 +136,20 @@ class Case:
         if scales is not None and self.plan.get("x_scales") == "columns":
             arguments["hidden_scales"] = np.ascontiguousarray(scales.T).T
         return arguments
+
+
+def swizzled(case: Case, weights: dict) -> dict:
+    """The same weights with their scales in the layout that the case asks for."""
+    if case.plan.get("w_scales", "linear") == "linear":
+        return weights
+    result = {**weights, "scale_layout": "swizzled_128x4"}
+    for name in ("w1", "w2"):
+        codes, scales = weights[name], weights[f"{name}_scales"]
+        experts, rows, blocks = scales.shape
+        layout = nf.quantized_layout("mxfp8", rows, 32 * blocks, batch=experts,
+                                     scale_layout="linear")  # fmt: skip
+        dummy = np.zeros((experts, rows, 32 * blocks), np.uint8)
+        q = nf.QuantizedTensor(dummy, scales, None, layout)
+        result[f"{name}_scales"] = q.relayout("swizzled_128x4").scales
+        assert codes.shape[1] == rows
+    return result

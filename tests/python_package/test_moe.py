@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from moe_cases import Case, File
+from moe_cases import Case, File, swizzled
 
 import narrowfloat as nf
 
@@ -23,23 +23,6 @@ def relative(got: np.ndarray, wanted: np.ndarray) -> float:
     a, b = got.astype(np.float64), wanted.astype(np.float64)
     size = np.linalg.norm(b)
     return float(np.linalg.norm(a - b) / size) if size else float(np.linalg.norm(a))
-
-
-def swizzled(case: Case, weights: dict) -> dict:
-    """The same weights with their scales in the layout that the case asks for."""
-    if case.plan.get("w_scales", "linear") == "linear":
-        return weights
-    result = {**weights, "scale_layout": "swizzled_128x4"}
-    for name in ("w1", "w2"):
-        codes, scales = weights[name], weights[f"{name}_scales"]
-        experts, rows, blocks = scales.shape
-        layout = nf.quantized_layout("mxfp8", rows, 32 * blocks, batch=experts,
-                                     scale_layout="linear")  # fmt: skip
-        dummy = np.zeros((experts, rows, 32 * blocks), np.uint8)
-        q = nf.QuantizedTensor(dummy, scales, None, layout)
-        result[f"{name}_scales"] = q.relayout("swizzled_128x4").scales
-        assert codes.shape[1] == rows
-    return result
 
 
 @pytest.mark.parametrize("mode", MODES)
