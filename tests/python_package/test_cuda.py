@@ -285,12 +285,6 @@ def test_compiled() -> None:
     assert torch.equal(compiled(X.cuda()), step(X.cuda()))
 
 
-def test_opcheck_on_the_gpu() -> None:
-    """Schema and shape functions with CUDA tensors."""
-    arguments = (X.cuda(), "nvfp4")
-    torch.library.opcheck(torch.ops.narrowfloat.quantize.default, arguments)
-
-
 @pytest.mark.parametrize("name", list(out_cases()))
 def test_operators_with_given_results(name: str) -> None:
     """8-bit groups, KV caches, shuffles, bits, permute, combine: the CPU's bytes."""

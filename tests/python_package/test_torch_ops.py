@@ -10,7 +10,7 @@ import narrowfloat as nf
 
 torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
 
-from torch_op_cases import functions, more_cases, out_cases  # noqa: E402
+from torch_op_cases import functions, more_cases, moved, on_each_device, out_cases  # noqa: E402
 
 import narrowfloat.torch as nft  # noqa: E402
 
@@ -77,24 +77,24 @@ def test_fused_forms_and_scales() -> None:
     assert weights.dtype == torch.float32
 
 
-def small_layer() -> nf.MoeLayer:
+def small_layer(device: str = "cpu") -> nf.MoeLayer:
     """Four experts."""
     config = nf.MoeConfig(hidden=128, inter=64, experts=4, top_k=2)
-    return nf.MoeLayer.prepare(torch.randn(4, 128, 128).bfloat16(),
-                               torch.randn(4, 128, 64).bfloat16(), config)  # fmt: skip
+    return nf.MoeLayer.prepare(torch.randn(4, 128, 128).bfloat16().to(device),
+                               torch.randn(4, 128, 64).bfloat16().to(device), config)  # fmt: skip
 
 
-def opcheck_cases() -> dict[str, tuple]:
-    """Arguments for each operator."""
+def opcheck_cases(device: str = "cpu") -> dict[str, tuple]:
+    """Arguments for each operator; a layer that some have lives as long as the last ones do."""
     parts = nft.quantize(X, "nvfp4")
     shape = ("nvfp4", [6, 128], "swizzled_128x4", False, 32)
     names = ("values", "scales", "global_scale")
     fresh = dict(zip(names, (part.clone() for part in parts), strict=True))
     wide, weight = torch.cat([X, X], 1), X[0].clone()
-    module = nft.Moe(small_layer())
+    module = nft.Moe(small_layer(device))
     opcheck_cases.keep = module
     logits = torch.randn(6, 4)
-    return {
+    cases = {
         "quantize": ((X, "nvfp4"), {"encode_scale": torch.tensor([300.0])}),
         "quantize_out": ((X, "nvfp4"), fresh),
         "silu_mul_quantize": ((wide, "mxfp8", "linear"), {}),
@@ -122,12 +122,14 @@ def opcheck_cases() -> dict[str, tuple]:
                      torch.empty(256 + module.layer.required_workspace(6), dtype=torch.uint8)),
                     {}),
     }  # fmt: skip
+    return moved(cases, device)
 
 
+@on_each_device
 @pytest.mark.parametrize("name", list(opcheck_cases()))
-def test_opcheck(name: str) -> None:
+def test_opcheck(name: str, device: str) -> None:
     """Schemas, shape functions, tracing with symbolic extents."""
-    arguments, keywords = opcheck_cases()[name]
+    arguments, keywords = opcheck_cases(device)[name]
     torch.library.opcheck(getattr(OPS, name).default, arguments, keywords)
 
 

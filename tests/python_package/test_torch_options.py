@@ -10,6 +10,8 @@ import narrowfloat as nf
 
 torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
 
+from torch_op_cases import moved, on_each_device  # noqa: E402
+
 import narrowfloat.torch as nft  # noqa: E402
 
 OPS = torch.ops.narrowfloat
@@ -80,11 +82,13 @@ def as_schema(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "four_over_six": f"{chosen.error} {chosen.error_math} {chosen.e4m3_max}"}
 
 
+@on_each_device
 @pytest.mark.parametrize("name", list(CASES))
-def test_opcheck_of_quantizers(name: str) -> None:
+def test_opcheck_of_quantizers(name: str, device: str) -> None:
     """Shape functions know the options that change shapes."""
     format, layout, options = CASES[name]
-    torch.library.opcheck(OPS.quantize.default, (X, format, layout or ""), as_schema(options))
+    arguments = (X.to(device), format, layout or "")
+    torch.library.opcheck(OPS.quantize.default, arguments, moved(as_schema(options), device))
 
 
 def test_refused_options() -> None:

@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import narrowfloat as nf
+
+HAS_GPU = torch.cuda.is_available() and nf.build_info()["cuda_enabled"]
+on_each_device = pytest.mark.parametrize("device", [
+    "cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+        not HAS_GPU, reason="no GPU, or a build without CUDA"))])  # fmt: skip
+
+
+def moved(value: Any, device: str) -> Any:
+    """The same arguments with their tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {name: moved(one, device) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(moved(one, device) for one in value)
+    return value
 
 
 def more_cases() -> dict[str, tuple[tuple, dict]]:
