@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--to", default="nvfp4")
     arguments = parser.parse_args()
 
+    Path(arguments.target).parent.mkdir(parents=True, exist_ok=True)
     report = nf.quantize_checkpoint(arguments.source, arguments.target, arguments.to, force=True)
     done = [tensor for tensor in report.tensors if tensor.action == "quantize"]
     print(f"{len(done)} of {len(report.tensors)} tensors became {arguments.to}")

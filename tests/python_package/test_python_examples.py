@@ -29,6 +29,19 @@ def run(name: str, folder: Path, *arguments: str, without: tuple[str, ...] = OTH
     return result.stdout
 
 
+def test_documented_commands(tmp_path: Path) -> None:
+    """Those of docs/python.md, in a folder that holds nothing but the examples and the model."""
+    for name in ("examples", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    text = (ROOT / "docs" / "python.md").read_text()
+    commands = re.findall(r"^python examples/python/(\S+\.py) ([^#\n]*)", text, re.M)
+    assert {name for name, _ in commands} == {path.name for path in
+                                              (ROOT / "examples/python").glob("*.py")}  # fmt: skip
+    for name, arguments in commands:
+        if name != "torch_compile.py":
+            run(name, tmp_path, *arguments.split())
+
+
 def test_quantize_checkpoint(tmp_path: Path) -> None:
     """The model is written, and smaller."""
     text = run("quantize_checkpoint.py", tmp_path, MODEL, "quantized")
