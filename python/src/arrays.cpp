@@ -88,9 +88,13 @@ void set_matrix(std::string_view argument, const nb::dlpack::dltensor& tensor, T
   view.strides = {cols, 1};
 }
 
-// Strides of arrays without elements mean nothing, and are 0 in newer versions of NumPy.
-void set_strides_of_none(TensorView& view) {
+// Strides and addresses of arrays without elements mean nothing: strides are 0 in newer versions of
+// NumPy, and empty bytes of Python 3.13 begin at an odd address. So the next aligned one will do.
+void settle_empty(TensorView& view) {
   if (view.num_elements() > 0) return;
+  constexpr uintptr_t kAlignment = 256;  // The largest that the library asks for.
+  const uintptr_t skip = -reinterpret_cast<uintptr_t>(view.data) % kAlignment;
+  view.data = static_cast<char*>(view.data) + skip;
   int64_t dense = 1;
   for (auto axis = static_cast<size_t>(view.rank); axis-- > 0;) {
     view.strides[axis] = dense;
@@ -115,9 +119,9 @@ TensorView view_of(std::string_view argument, const nb::dlpack::dltensor& tensor
       view.strides[i] = tensor.strides[axis];
     }
   }
-  set_strides_of_none(view);
   // Views do not tell inputs from outputs; operations never write through their inputs.
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  settle_empty(view);
   const uintptr_t item_bytes = tensor.dtype.bits / 8U;
   if (reinterpret_cast<uintptr_t>(view.data) % item_bytes != 0) {
     refuse(ErrorKind::kInvalidArgument, argument,

@@ -76,13 +76,16 @@ def test_dequantize_and_relayout(fmt: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", [info.name for info in nf.formats()])
-def test_strides_of_empty_arrays_mean_nothing(fmt: str) -> None:
-    """NumPy 2.4 has zeros there, older versions those of a dense array."""
+def test_strides_and_addresses_of_empty_arrays_mean_nothing(fmt: str) -> None:
+    """Zeros in NumPy 2.4, those of a dense array in older versions; odd where bytes are empty."""
     cols = cols_of(fmt, 2)
+    memory = memoryview(bytearray(64))[1:1]
 
     def empty(*shape: int, dtype: Any) -> np.ndarray:
         strides = (0,) * len(shape)
-        return np.lib.stride_tricks.as_strided(np.empty(0, dtype), shape, strides)
+        made = np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype), shape, strides)
+        assert made.__array_interface__["data"][0] % 2
+        return made
 
     for shape in ((0, cols), (0, 3, 5, cols)):
         x = empty(*shape, dtype=np.float32)
