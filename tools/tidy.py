@@ -67,12 +67,14 @@ THIRD_PARTY = {  # Folder -> libraries its files may include; others may include
     "python": {"nanobind"},
     "examples": set(),
 }
+# Stands for nvcc and the CUDA runtime, and looks like them.
+EMULATOR = "tests/emulator/"
 CUDA_HEADER = re.compile(r"cuda|cub/|cute/|cutlass/|thrust/|nccl|mma\.h|nvtx|cooperative_groups")
 FRAMEWORK_HEADER = re.compile(r"torch/|ATen/|c10/|numpy/|pybind11/")
 
 FILE_LINES_WARN, FILE_LINES_MAX, LINE_LENGTH_MAX = 400, 600, 100
 MACROS_WARN, MACROS_MAX, TEMPLATE_PARAMETERS_MAX = 10, 12, 4
-CMAKE_LINES_MAX, CMAKE_OPTIONS_MAX = 1000, 6
+CMAKE_LINES_MAX, CMAKE_OPTIONS_MAX = 1050, 6
 TEST_RATIO_MIN, TEST_RATIO_AIM = 0.6, 0.8
 COMMENT_SHARE = (0.10, 0.30)
 EXEMPTABLE = {"file-size", "line-length", "template-parameters"}
@@ -126,7 +128,8 @@ def check_layering(file: SourceFile) -> Iterator[Finding]:
 
 
 def check_foreign_headers(file: SourceFile) -> Iterator[Finding]:
-    cuda_allowed = file.path.endswith((".cu", ".cuh")) or "runtime/cuda/" in file.path
+    cuda_allowed = file.path.endswith((".cu", ".cuh")) or "runtime/cuda/" in file.path or (
+        file.path.startswith(EMULATOR))
     for line, quote, target in file.includes if file.is_cpp else []:
         if quote == "<" and CUDA_HEADER.match(target) and not cuda_allowed:
             yield Finding(file.path, line, "cuda-header",
@@ -136,7 +139,7 @@ def check_foreign_headers(file: SourceFile) -> Iterator[Finding]:
 
 
 def check_macros(file: SourceFile) -> Iterator[Finding]:
-    if not file.is_cpp or file.path.startswith("src/base/"):
+    if not file.is_cpp or file.path.startswith(("src/base/", EMULATOR)):
         return
     for line, _ in file.code_matches(r"\b__CUDA_ARCH__\b"):
         yield Finding(file.path, line, "cuda-arch", "__CUDA_ARCH__ only in src/base")

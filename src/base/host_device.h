@@ -8,6 +8,11 @@
 
 #if defined(__CUDACC__)
 #define NF_HOST_DEVICE __host__ __device__
+// Declares `name`, the block's dynamic shared memory, as an array. Not a function that returns its
+// address: kernels come out with other registers then.
+#define NF_DYNAMIC_SHARED(Type, name, alignment) \
+  extern __shared__ __align__(alignment)         \
+  Type name[]
 #else
 #define NF_HOST_DEVICE
 #endif

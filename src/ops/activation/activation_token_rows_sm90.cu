@@ -79,7 +79,7 @@ __device__ void encode_groups(const PortableParams& params, Row& row, const RowF
 
 __global__ void __launch_bounds__(kThreads)
     activate_token_rows_kernel(const __grid_constant__ PortableParams params) {
-  extern __shared__ KeptColumns shared_kept[];
+  NF_DYNAMIC_SHARED(KeptColumns, shared_kept, alignof(KeptColumns));
   __shared__ uint32_t shared_scratch[kWarps];
   wait_for_previous_grids();
   const RowSet<1> set = find_rows<1>(params.named, blockIdx.x);

@@ -69,7 +69,7 @@ template <int kParts>
 __global__ void __launch_bounds__(kPermuteMaxThreads)
     permute_block_kernel(const __grid_constant__ BlockParams params) {
   __shared__ SharedStorage shared;
-  extern __shared__ uint32_t shared_row_ends[];
+  NF_DYNAMIC_SHARED(uint32_t, shared_row_ends, 4);
   uint32_t* const shared_counters = shared_row_ends + params.permute.experts;
   const uint32_t warp = threadIdx.x / kWarpSize;
   const bool has_run = warp < params.num_runs;

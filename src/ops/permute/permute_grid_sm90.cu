@@ -52,7 +52,7 @@ __device__ uint32_t* chunk_table(const GridParams& params, uint32_t chunk) {
 
 __global__ void __launch_bounds__(kCountThreads)
     count_chunks_kernel(const __grid_constant__ GridParams params) {
-  extern __shared__ uint32_t shared_counts[];
+  NF_DYNAMIC_SHARED(uint32_t, shared_counts, 4);
   const uint32_t experts = params.permute.experts;
   const Chunk chunk = own_chunk(params);
   for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) shared_counts[e] = 0;
@@ -165,7 +165,7 @@ __device__ void load_rows(const GridParams& params, uint32_t* shared_rows,
 
 __global__ void __launch_bounds__(kPermuteMaxThreads)
     place_chunks_kernel(const __grid_constant__ GridParams params) {
-  extern __shared__ uint32_t shared_row_ends[];
+  NF_DYNAMIC_SHARED(uint32_t, shared_row_ends, 4);
   const uint32_t experts = params.permute.experts;
   uint32_t* const shared_rows = shared_row_ends + experts;
   uint32_t* const shared_counters = shared_rows + experts;

@@ -113,7 +113,7 @@ __device__ void code_some_rows(const RoutePermuteParams& params, uint32_t block,
 template <int kPerLane>
 __global__ void __launch_bounds__(kMaxThreads)
     route_permute_kernel(const __grid_constant__ RoutePermuteParams params) {
-  extern __shared__ __align__(16) uint32_t shared_words[];
+  NF_DYNAMIC_SHARED(uint32_t, shared_words, 16);
   const BlockShare share{.rank = cluster_rank(), .blocks = cluster_size()};
   if (blockIdx.x >= share.blocks) {
     wait_for_previous_grids();

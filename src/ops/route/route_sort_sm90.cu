@@ -143,7 +143,7 @@ __device__ float sum_terms(const uint64_t* shared_ranks, int32_t terms) {
 
 __global__ void __launch_bounds__(kThreads)
     route_sort_kernel(const __grid_constant__ SortParams params) {
-  extern __shared__ uint64_t shared_ranks[];
+  NF_DYNAMIC_SHARED(uint64_t, shared_ranks, 8);
   __shared__ SharedStorage shared;
   const RouteParams& route = params.route;
   const int64_t token = blockIdx.x;

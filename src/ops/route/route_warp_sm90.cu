@@ -28,7 +28,7 @@ constexpr int kMaxTokensPerBlock = kManyTokensThreads / kWarpSize;
 template <int kPerLane>
 __global__ void __launch_bounds__(kMaxThreads)
     route_warp_kernel(const __grid_constant__ WarpParams params) {
-  extern __shared__ __align__(16) uint32_t shared[];
+  NF_DYNAMIC_SHARED(uint32_t, shared, 16);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t first_token = int64_t{blockIdx.x} * params.tokens_per_block;

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(LongTile::kThreads, 1)
     multiply_groups_long_kernel(const __grid_constant__ LongTileParams params) {
   // Compiles to nothing elsewhere, where supports() refuses to run.
   if constexpr (kHasWgmma) {
-    extern __shared__ __align__(1024) uint8_t shared_bytes[];
+    NF_DYNAMIC_SHARED(uint8_t, shared_bytes, 1024);
     auto& shared = *reinterpret_cast<LongTileStorage*>(shared_bytes);
     const LongTileRing ring(shared.barriers);
     if (threadIdx.x == 0) init_barriers(shared, ring);

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     multiply_groups_kernel(const __grid_constant__ GemmParams params) {
   // Compiles to nothing elsewhere, where supports() refuses to run.
   if constexpr (kHasWgmma) {
-    extern __shared__ __align__(1024) uint8_t shared_bytes[];
+    NF_DYNAMIC_SHARED(uint8_t, shared_bytes, 1024);
     auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
     const Ring<Shape::kStages> ring(shared.barriers);
     if (threadIdx.x == 0) {

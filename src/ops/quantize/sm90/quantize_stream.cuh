@@ -282,7 +282,7 @@ struct StreamCase {
 template <BlockFormat Format, class Math, class Source, class Case>
 __global__ void __maxnreg__(Case::kConfig.registers)
     quantize_stream_kernel(const __grid_constant__ QuantizeStreamParams params) {
-  extern __shared__ __align__(kRingAlignment) uint4 stream_memory[];
+  NF_DYNAMIC_SHARED(uint4, stream_memory, kRingAlignment);
   using Stored = typename Format::Stored;
   const uint32_t memory = shared_address(stream_memory);
   const StreamShared shared(memory);

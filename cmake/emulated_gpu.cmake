@@ -1,0 +1,24 @@
+# Kernels as C++ for the CPU (tests/emulator): the CUDA part of the library, but for the compiler
+# and the runtime. For tests alone; needs the toolkit's headers, not nvcc.
+find_path(NARROWFLOAT_CUDA_HEADERS cuda_runtime.h HINTS /usr/local/cuda/include REQUIRED)
+set(CMAKE_CUDA_ARCHITECTURES 90a)
+
+add_library(emulated_gpu STATIC tests/emulator/instructions.cpp tests/emulator/runtime.cpp
+                                tests/emulator/schedule.cpp tests/emulator/tensor_maps.cpp)
+target_include_directories(emulated_gpu PUBLIC tests)
+target_include_directories(emulated_gpu SYSTEM PUBLIC ${NARROWFLOAT_CUDA_HEADERS})
+target_link_libraries(emulated_gpu PRIVATE narrowfloat_options)
+add_library(CUDA::cudart_static INTERFACE IMPORTED GLOBAL)
+target_link_libraries(CUDA::cudart_static INTERFACE emulated_gpu)
+
+# The .cu files of a target; call it in the target's directory.
+function(narrowfloat_emulate target)
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "\\.cu$")
+  target_include_directories(${target} BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/emulator/replaced)
+  set_source_files_properties(
+    ${sources} TARGET_DIRECTORY ${target}
+    PROPERTIES LANGUAGE CXX
+               COMPILE_DEFINITIONS __CUDA_ARCH_FEAT_SM90_ALL
+               COMPILE_OPTIONS "-xc++;-w;-fno-strict-aliasing;-include;emulator/language.h")
+endfunction()

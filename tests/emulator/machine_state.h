@@ -1,0 +1,125 @@
+// The state of the emulated GPU and how its threads wait: what schedule.cpp and instructions.cpp
+// share.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <ucontext.h>
+#include <vector>
+
+#include "emulator/machine.h"
+
+namespace emulator {
+
+inline constexpr int kNamedBarriers = 16;
+
+// Why a fiber does not go on.
+struct Wait {
+  enum class Kind { kNone, kGeneration, kPhase, kPause, kEnded } kind = Kind::kNone;
+  const uint64_t* generation = nullptr;  // kGeneration: until it is not `seen`.
+  uint64_t seen = 0;
+  const uint8_t* barrier = nullptr;  // kPhase.
+  uint32_t address = 0;
+  uint32_t parity = 0;
+  uint64_t round = 0;  // kPause: the scheduler's.
+  const char* what = "";
+};
+
+// Arrivals of threads; a generation ends with the last.
+struct Barrier {
+  int arrived = 0;
+  uint64_t generation = 0;
+  int votes = 0;
+  int result = 0;
+};
+
+struct LaneExchange {
+  unsigned arrived = 0;
+  uint64_t generation = 0;
+  LaneValues values[2];
+};
+
+struct Block;
+
+struct Multiplication {
+  float* sums;
+  std::vector<float> before;  // Of the first one on these sums.
+  std::function<void()> run;
+  int group;
+};
+
+struct Fiber {
+  ucontext_t context{};
+  void* stack = nullptr;
+  uint3 index{};
+  int number = 0;  // In its block.
+  Block* block = nullptr;
+  Wait wait;
+  std::deque<std::function<void()>> copies;  // In order; arrivals among them.
+  std::vector<std::function<void()>> stores;
+  std::vector<Multiplication> multiplications;
+  int open_group = 0;
+};
+
+struct Block {
+  uint3 index{};
+  int rank = 0;
+  uint8_t* shared = nullptr;
+  std::vector<uint8_t> memory;
+  int alive = 0;
+  Barrier named[kNamedBarriers];
+  std::vector<std::map<unsigned, LaneExchange>> warps;
+  std::vector<unsigned> alive_lanes;  // Of each warp.
+};
+
+// The fields of an mbarrier, in its 64 bits.
+struct PhaseBarrier {
+  int16_t count;
+  int16_t pending;
+  int32_t bytes_and_phase;  // Twice the bytes that are missing, plus the phase's parity.
+
+  [[nodiscard]] uint32_t phase() const { return static_cast<uint32_t>(bytes_and_phase) & 1U; }
+  [[nodiscard]] int32_t bytes() const { return bytes_and_phase >> 1; }
+};
+static_assert(sizeof(PhaseBarrier) == 8);
+
+struct Machine {
+  ucontext_t scheduler{};
+  Fiber* current = nullptr;
+  std::vector<std::unique_ptr<Block>> blocks;  // Of the cluster that runs.
+  std::vector<Fiber> fibers;
+  std::vector<void*> stacks;
+  size_t shared_bytes = 0;
+  const std::function<void()>* body = nullptr;
+  std::vector<std::function<void()>> copies;  // To barriers, in no order.
+  Barrier cluster;
+  int alive = 0;
+  bool is_late = false;
+  uint64_t round = 0;  // Of all threads.
+  std::mt19937 random;
+  std::string failure;
+};
+
+Machine& machine();
+Fiber& current();
+
+// Ends the kernel.
+[[noreturn]] void fail(const std::string& what);
+
+PhaseBarrier load_barrier(const uint8_t* at);
+void change_barrier(uint8_t* at, int arrivals, int32_t bytes);
+
+bool is_ready(const Wait& wait);
+void wait_until(const Wait& wait);
+// Lets others go on, before something that took its time on a GPU.
+void pause();
+
+void arrive_at(Barrier& barrier, int expected);
+void finish_exchange(LaneExchange& exchange, unsigned mask, unsigned alive);
+
+}  // namespace emulator

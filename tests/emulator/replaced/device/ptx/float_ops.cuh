@@ -1,0 +1,33 @@
+// Emulated: src/device/ptx/float_ops.cuh. 2^a is correctly rounded here, on a GPU within 2 ulp.
+#pragma once
+
+#include <cmath>
+
+#include "base/float_ops.h"
+#include "formats/rcp_approx.h"
+
+namespace narrowfloat {
+
+inline float emulated_flush(float a) {
+  return is_denormal_or_zero(a) ? bits_float(float_bits(a) & 0x80000000U) : a;
+}
+inline float mul_ftz(float a, float b) {
+  return emulated_flush(emulated_flush(a) * emulated_flush(b));
+}
+inline float add_ftz(float a, float b) {
+  return emulated_flush(emulated_flush(a) + emulated_flush(b));
+}
+inline float div_ftz(float a, float b) {
+  return emulated_flush(emulated_flush(a) / emulated_flush(b));
+}
+inline float rcp_approx(float a) { return rcp_approx_ftz(a); }
+inline double rcp_approx(double a) { return 1.0 / a; }
+inline float newton_reciprocal(float a) {
+  const float y = rcp_approx(a);
+  return std::fma(y, std::fma(-a, y, 1.0F), y);
+}
+inline float exp2_approx(float a) {
+  return emulated_flush(static_cast<float>(std::exp2(static_cast<double>(emulated_flush(a)))));
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,258 @@
+// The part of CUDA's runtime that the library and its tests call, for one emulated GPU of compute
+// capability 9.0. Streams are in order with everything: a call has done its work when it returns,
+// unless its stream is being captured.
+#include "emulator/runtime.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace {
+
+using Work = std::function<cudaError_t()>;
+
+constexpr int kMultiprocessors = 3;
+constexpr int kSharedBytes = 227 * 1024;
+constexpr size_t kMemoryBytes = size_t{4} << 30;
+
+struct Node {
+  cudaGraphNodeType type;
+  Work work;
+};
+
+struct Graph {
+  std::vector<Node> nodes;
+};
+
+struct Stream {
+  Graph* capture = nullptr;
+};
+
+struct State {
+  std::mutex mutex;
+  bool has_failed = false;
+  std::map<void*, size_t> allocations;
+  size_t allocated = 0;
+};
+
+State& state() {
+  static State instance;
+  return instance;
+}
+
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t result(cudaError_t status) {
+  if (status == cudaSuccess && state().has_failed) status = cudaErrorLaunchFailure;
+  if (status != cudaSuccess) last_error = status;
+  return status;
+}
+
+bool is_default(cudaStream_t stream) {
+  return stream == nullptr || stream == cudaStreamPerThread || stream == cudaStreamLegacy;
+}
+
+Graph* capture_of(cudaStream_t stream) {
+  return is_default(stream) ? nullptr : reinterpret_cast<Stream*>(stream)->capture;
+}
+
+cudaError_t run_or_capture(cudaStream_t stream, cudaGraphNodeType type, Work work) {
+  if (Graph* graph = capture_of(stream)) {
+    graph->nodes.push_back({type, std::move(work)});
+    return cudaSuccess;
+  }
+  return result(work());
+}
+
+cudaError_t allocate(void** data, size_t bytes) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (s.allocated + bytes > kMemoryBytes) return result(cudaErrorMemoryAllocation);
+  *data = std::aligned_alloc(256, (bytes / 256 + 1) * 256);
+  s.allocations[*data] = bytes;
+  s.allocated += bytes;
+  return result(cudaSuccess);
+}
+
+cudaError_t release(void* data) {
+  if (data == nullptr) return result(cudaSuccess);
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto found = s.allocations.find(data);
+  if (found == s.allocations.end()) return result(cudaErrorInvalidValue);
+  s.allocated -= found->second;
+  s.allocations.erase(found);
+  std::free(data);
+  return result(cudaSuccess);
+}
+
+}  // namespace
+
+namespace emulator {
+
+cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> work) {
+  return run_or_capture(stream, cudaGraphNodeTypeKernel, std::move(work));
+}
+
+cudaError_t fail_device() {
+  state().has_failed = true;
+  return cudaErrorLaunchFailure;
+}
+
+}  // namespace emulator
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  return device == 0 ? cudaSuccess : result(cudaErrorInvalidDevice);
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      *value = kMultiprocessors;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = kSharedBytes;
+      return cudaSuccess;
+    default:
+      return result(cudaErrorInvalidValue);
+  }
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
+  *properties = {};
+  std::strncpy(properties->name, "emulated GPU", sizeof(properties->name) - 1);
+  properties->major = 9;
+  properties->totalGlobalMem = kMemoryBytes;
+  properties->multiProcessorCount = kMultiprocessors;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
+  return value <= kSharedBytes ? cudaSuccess : result(cudaErrorInvalidValue);
+}
+cudaError_t cudaDeviceSynchronize() { return result(cudaSuccess); }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  const std::lock_guard lock(state().mutex);
+  *total = kMemoryBytes;
+  *free = kMemoryBytes - state().allocated;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** data, size_t bytes) { return allocate(data, bytes); }
+cudaError_t cudaFree(void* data) { return release(data); }
+cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
+  if (capture_of(stream) != nullptr) return result(cudaErrorStreamCaptureUnsupported);
+  return allocate(data, bytes);
+}
+cudaError_t cudaFreeAsync(void* data, cudaStream_t /*stream*/) { return release(data); }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int /*device*/) {
+  *pool = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/,
+                            cudaStream_t stream) {
+  return run_or_capture(stream, cudaGraphNodeTypeMemcpy, [=] {
+    std::memmove(to, from, bytes);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return run_or_capture(stream, cudaGraphNodeTypeMemset, [=] {
+    std::memset(to, value, bytes);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
+  *stream = reinterpret_cast<cudaStream_t>(new Stream);
+  return result(cudaSuccess);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete reinterpret_cast<Stream*>(stream);
+  return result(cudaSuccess);
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return result(capture_of(stream) == nullptr ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  if (is_default(stream)) return result(cudaErrorStreamCaptureUnsupported);
+  reinterpret_cast<Stream*>(stream)->capture = new Graph;
+  return result(cudaSuccess);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  auto* own = reinterpret_cast<Stream*>(stream);
+  *graph = reinterpret_cast<cudaGraph_t>(own->capture);
+  own->capture = nullptr;
+  return result(cudaSuccess);
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  auto& all = reinterpret_cast<Graph*>(graph)->nodes;
+  if (nodes != nullptr) {
+    for (size_t i = 0; i < all.size(); ++i) nodes[i] = reinterpret_cast<cudaGraphNode_t>(&all[i]);
+  }
+  *count = all.size();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType* type) {
+  *type = reinterpret_cast<Node*>(node)->type;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long /*flags*/) {
+  *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t /*stream*/) {
+  for (const Node& node : reinterpret_cast<Graph*>(executable)->nodes) {
+    const cudaError_t status = result(node.work());
+    if (status != cudaSuccess) return status;
+  }
+  return result(cudaSuccess);
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete reinterpret_cast<Graph*>(executable);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorLaunchFailure ? "a kernel failed" : "an error of the emulator";
+}
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorLaunchFailure ? "cudaErrorLaunchFailure" : "cudaError";
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+}  // extern "C"

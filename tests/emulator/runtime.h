@@ -1,0 +1,15 @@
+// What the emulated runtime (runtime.cpp) and the machine ask of each other.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <functional>
+
+namespace emulator {
+
+// Does something in stream order: at once, or on each replay of a graph that is being captured.
+cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> work);
+
+// From here on every call fails, as after an illegal access.
+cudaError_t fail_device();
+
+}  // namespace emulator

@@ -1,0 +1,263 @@
+// Fibers, and who goes next. See machine.h.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <sstream>
+#include <sys/mman.h>
+
+#include "emulator/machine_state.h"
+#include "emulator/runtime.h"
+
+uint3 threadIdx;
+uint3 blockIdx;
+dim3 blockDim;
+dim3 gridDim;
+
+namespace emulator {
+namespace {
+
+constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kSharedAlignment = 1024;
+
+// A thread that has ended holds up no barrier.
+void leave(Fiber& fiber) {
+  Machine& m = machine();
+  Block& block = *fiber.block;
+  const auto warp = static_cast<size_t>(fiber.number / 32);
+  block.alive_lanes[warp] &= ~(1U << fiber.number % 32);
+  for (auto& [mask, exchange] : block.warps[warp]) {
+    finish_exchange(exchange, mask, block.alive_lanes[warp]);
+  }
+  --block.alive;
+  --m.alive;
+  Barrier& all = block.named[0];
+  if (all.arrived > 0 && all.arrived == block.alive) {
+    --all.arrived;
+    arrive_at(all, block.alive);
+  }
+  if (m.cluster.arrived > 0 && m.cluster.arrived == m.alive) {
+    --m.cluster.arrived;
+    arrive_at(m.cluster, m.alive);
+  }
+}
+
+void run_fiber() {
+  Machine& m = machine();
+  Fiber& fiber = current();
+  try {
+    (*m.body)();
+    wait_for_multiplications(0);
+    wait_for_stores();
+  } catch (const std::exception& error) {
+    if (m.failure.empty()) m.failure = error.what();
+  }
+  leave(fiber);
+  fiber.wait.kind = Wait::Kind::kEnded;
+  swapcontext(&fiber.context, &m.scheduler);
+}
+
+void* stack_of(size_t i) {
+  Machine& m = machine();
+  while (m.stacks.size() <= i) {
+    void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) throw std::bad_alloc();
+    m.stacks.push_back(stack);
+  }
+  return m.stacks[i];
+}
+
+void make_fibers(Block& block) {
+  Machine& m = machine();
+  const int threads = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
+  block.alive = threads;
+  block.warps.resize(static_cast<size_t>(threads + 31) / 32);
+  block.alive_lanes.assign(block.warps.size(), 0);
+  for (int i = 0; i < threads; ++i) {
+    block.alive_lanes[static_cast<size_t>(i) / 32] |= 1U << i % 32;
+    Fiber& fiber = m.fibers.emplace_back();
+    const auto number = static_cast<unsigned>(i);
+    fiber.index = {number % blockDim.x, number / blockDim.x % blockDim.y,
+                   number / blockDim.x / blockDim.y};
+    fiber.number = i;
+    fiber.block = &block;
+    fiber.stack = stack_of(m.fibers.size() - 1);
+  }
+}
+
+std::unique_ptr<Block> make_block(uint3 index, int rank) {
+  Machine& m = machine();
+  auto block = std::make_unique<Block>();
+  block->index = index;
+  block->rank = rank;
+  block->memory.resize(m.shared_bytes + 2 * kSharedAlignment);
+  // What nobody has written is nothing to rely on.
+  for (uint8_t& byte : block->memory) byte = static_cast<uint8_t>(m.random() | 0x80U);
+  const auto at = reinterpret_cast<uintptr_t>(block->memory.data());
+  block->shared = block->memory.data() + (kSharedAlignment - at % kSharedAlignment);
+  return block;
+}
+
+// One of the things that run beside the threads, if there is one.
+bool do_one_copy() {
+  Machine& m = machine();
+  std::vector<Fiber*> with_copies;
+  for (Fiber& fiber : m.fibers) {
+    if (!fiber.copies.empty()) with_copies.push_back(&fiber);
+  }
+  const size_t choices = with_copies.size() + m.copies.size();
+  if (choices == 0) return false;
+  const size_t choice = m.random() % choices;
+  if (choice < with_copies.size()) {
+    Fiber& fiber = *with_copies[choice];
+    m.current = &fiber;
+    // All of the thread's: one at a time would take long.
+    while (!fiber.copies.empty()) {
+      fiber.copies.front()();
+      fiber.copies.pop_front();
+    }
+    return true;
+  }
+  const auto at = m.copies.begin() + static_cast<std::ptrdiff_t>(choice - with_copies.size());
+  const std::function<void()> copy = std::move(*at);
+  m.copies.erase(at);
+  m.current = &m.fibers.front();
+  copy();
+  return true;
+}
+
+std::string deadlock() {
+  Machine& m = machine();
+  std::map<std::string, int> waits;
+  for (const Fiber& fiber : m.fibers) {
+    if (fiber.wait.kind == Wait::Kind::kEnded) continue;
+    std::ostringstream text;
+    text << "warp " << fiber.number / 32 << " of block " << fiber.block->index.x << ": "
+         << fiber.wait.what;
+    if (fiber.wait.kind == Wait::Kind::kPhase) {
+      const PhaseBarrier barrier = load_barrier(fiber.wait.barrier);
+      text << " at " << fiber.wait.address << ", parity " << fiber.wait.parity << " ("
+           << barrier.pending << " of " << barrier.count << " arrivals and " << barrier.bytes()
+           << " bytes are missing)";
+    }
+    ++waits[text.str()];
+  }
+  std::ostringstream text;
+  text << "no thread can go on:";
+  for (const auto& [what, count] : waits) text << "\n  " << count << " threads of " << what;
+  return text.str();
+}
+
+// Runs the blocks of a cluster to their end.
+void run_cluster() {
+  Machine& m = machine();
+  size_t at = 0;
+  size_t ended = 0;
+  while (ended < m.fibers.size() && m.failure.empty()) {
+    bool found = false;
+    ++m.round;
+    if (m.is_late && m.random() % 4 == 0) do_one_copy();
+    const size_t first = m.is_late ? m.random() % m.fibers.size() : at;
+    for (size_t i = 0; i < m.fibers.size(); ++i) {
+      const size_t number = (first + i) % m.fibers.size();
+      Fiber& fiber = m.fibers[number];
+      if (fiber.wait.kind == Wait::Kind::kEnded || !is_ready(fiber.wait)) continue;
+      m.current = &fiber;
+      threadIdx = fiber.index;
+      blockIdx = fiber.block->index;
+      swapcontext(&m.scheduler, &fiber.context);
+      if (fiber.wait.kind == Wait::Kind::kEnded) ++ended;
+      found = true;
+      at = number + 1;
+      // In order: the next ones of the round. At random: any other.
+      if (m.is_late && m.random() % 8 == 0) break;
+    }
+    if (found || do_one_copy()) continue;
+    const bool pauses = std::ranges::any_of(
+        m.fibers, [](const Fiber& fiber) { return fiber.wait.kind == Wait::Kind::kPause; });
+    if (!pauses) m.failure = deadlock();
+  }
+  // What a kernel leaves behind is done before it ends.
+  while (m.failure.empty() && do_one_copy()) {
+  }
+}
+
+void run_blocks(uint3 first, unsigned cluster_blocks) {
+  Machine& m = machine();
+  m.blocks.clear();
+  m.fibers.clear();
+  m.copies.clear();
+  m.cluster = {};
+  const size_t threads = static_cast<size_t>(blockDim.x) * blockDim.y * blockDim.z;
+  m.fibers.reserve(threads * cluster_blocks);
+  for (unsigned rank = 0; rank < cluster_blocks; ++rank) {
+    m.blocks.push_back(make_block({first.x + rank, first.y, first.z}, static_cast<int>(rank)));
+    make_fibers(*m.blocks.back());
+  }
+  m.alive = static_cast<int>(m.fibers.size());
+  for (Fiber& fiber : m.fibers) {
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_fiber, 0);
+  }
+  run_cluster();
+}
+
+unsigned cluster_blocks_of(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) {
+      return config.attrs[i].val.clusterDim.x;
+    }
+  }
+  return 1;
+}
+
+unsigned seed() {
+  const char* text = std::getenv("NARROWFLOAT_EMULATOR_SEED");
+  return text == nullptr ? 0 : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
+}
+
+cudaError_t run_grid(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Machine& m = machine();
+  static unsigned launches = 0;
+  m.random.seed(seed() + 7919 * launches++);
+  m.is_late = seed() != 0;
+  gridDim = config.gridDim;
+  blockDim = config.blockDim;
+  m.shared_bytes = config.dynamicSmemBytes;
+  m.body = &body;
+  m.failure.clear();
+  const unsigned cluster = cluster_blocks_of(config);
+  for (unsigned z = 0; z < gridDim.z; ++z) {
+    for (unsigned y = 0; y < gridDim.y; ++y) {
+      for (unsigned x = 0; x < gridDim.x && m.failure.empty(); x += cluster) {
+        run_blocks({x, y, z}, cluster);
+      }
+    }
+  }
+  if (m.failure.empty()) return cudaSuccess;
+  std::fprintf(stderr, "emulator: %s\n", m.failure.c_str());
+  return fail_device();
+}
+
+}  // namespace
+
+cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> body) {
+  return queue(config.stream, [config, cluster = cluster_blocks_of(config), body] {
+    // The attributes are the caller's and may be gone.
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster, 1, 1};
+    cudaLaunchConfig_t own = config;
+    own.attrs = &attribute;
+    own.numAttrs = 1;
+    return run_grid(own, body);
+  });
+}
+
+}  // namespace emulator
