@@ -102,6 +102,22 @@ thread_sanitized_runs() {
   ctest --preset cpu-tsan -R WithoutThePool -j "$jobs" --no-tests=error
 }
 
+# Kernels as C++. Seed 0 takes everything in order, others at random and as late as may be. The tests
+# are those that take seconds here.
+emulated_kernels() {
+  if [ ! -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
+    echo "skipped: no cuda_runtime.h"
+    return
+  fi
+  build emulated --target emulated_tests
+  local bin=build/emulated/tests/bin seed
+  $bin/emulator_test --gtest_brief=1
+  for seed in 0 1 2; do
+    NARROWFLOAT_EMULATOR_SEED=$seed $bin/grouped_gemm_cuda_test --gtest_brief=1 \
+      --gtest_filter='All/GroupedGemmCuda.IsExactForIntegers/*fp*'
+  done
+}
+
 # The C++ sources are those of the preset cpu: ccache does not compile them again. Without a GPU
 # the tests skip; tools/gpu_check.sh is for machines that have one.
 gpu_tests() {
@@ -131,4 +147,5 @@ stage "Python tests with PyTorch" torch_tests
 stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests
 stage "concurrent runs with ThreadSanitizer (preset cpu-tsan)" thread_sanitized_runs
+stage "kernels on the CPU (preset emulated)" emulated_kernels
 stage "CUDA build and GPU tests (preset sm90)" gpu_tests

@@ -19,6 +19,6 @@ function(narrowfloat_emulate target)
   set_source_files_properties(
     ${sources} TARGET_DIRECTORY ${target}
     PROPERTIES LANGUAGE CXX
-               COMPILE_DEFINITIONS __CUDA_ARCH_FEAT_SM90_ALL
+               COMPILE_DEFINITIONS "__CUDA_ARCH_FEAT_SM90_ALL;__CUDA_ARCH__=900"
                COMPILE_OPTIONS "-xc++;-w;-fno-strict-aliasing;-include;emulator/language.h")
 endfunction()

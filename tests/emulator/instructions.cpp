@@ -76,7 +76,9 @@ void wait_until(const Wait& wait) {
 void pause() {
   Machine& m = machine();
   if (!m.is_late) return;
-  wait_until({.kind = Wait::Kind::kPause, .round = m.round + m.random() % 4, .what = "a pause"});
+  const uint64_t most = m.random() % 4 == 0 ? 100 : 8;
+  wait_until(
+      {.kind = Wait::Kind::kPause, .round = m.round + m.random() % most, .what = "a pause"});
 }
 
 void arrive_at(Barrier& barrier, int expected) {

@@ -111,13 +111,15 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 
 // --- Arithmetic: the host's is IEEE's, never contracted -----------------------------------------
 
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __frcp_rn(float a) { return 1.0F / a; }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+// A NaN that arithmetic makes has these bits on a GPU.
+inline float emulated_nan(float a) { return a != a ? __builtin_bit_cast(float, 0x7FFFFFFF) : a; }
+inline float __fmul_rn(float a, float b) { return emulated_nan(a * b); }
+inline float __fadd_rn(float a, float b) { return emulated_nan(a + b); }
+inline float __fdiv_rn(float a, float b) { return emulated_nan(a / b); }
+inline float __frcp_rn(float a) { return emulated_nan(1.0F / a); }
+inline float __fmaf_rn(float a, float b, float c) { return emulated_nan(std::fma(a, b, c)); }
 inline float __frsqrt_rn(float a) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a)));
+  return emulated_nan(static_cast<float>(1.0 / std::sqrt(static_cast<double>(a))));
 }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }

@@ -146,6 +146,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
   return value <= kSharedBytes ? cudaSuccess : result(cudaErrorInvalidValue);
 }
+cudaError_t cudaDeviceReset() {
+  state().has_failed = false;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize() { return result(cudaSuccess); }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   const std::lock_guard lock(state().mutex);

@@ -203,7 +203,11 @@ void run_blocks(uint3 first, unsigned cluster_blocks) {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, run_fiber, 0);
   }
-  run_cluster();
+  try {
+    run_cluster();
+  } catch (const std::exception& error) {  // Of a copy; a thread's own end in run_fiber().
+    m.failure = error.what();
+  }
 }
 
 unsigned cluster_blocks_of(const cudaLaunchConfig_t& config) {

@@ -9,6 +9,7 @@
 namespace narrowfloat {
 
 inline float emulated_flush(float a) {
+  if (is_nan(a)) return bits_float(0x7FFFFFFFU);
   return is_denormal_or_zero(a) ? bits_float(float_bits(a) & 0x80000000U) : a;
 }
 inline float mul_ftz(float a, float b) {

@@ -68,10 +68,12 @@ inline uint32_t max_abs_nan_f16x2(uint32_t a, uint32_t b) {
   return emulated_packed::max_abs<0x7C00U, true>(a, b);
 }
 inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
-  return emulated_packed::of_bf16(a, b, [](double x, double y) { return emulated_packed::larger(x, y); });
+  return emulated_packed::of_bf16(a, b,
+                                  [](double x, double y) { return emulated_packed::larger(x, y); });
 }
 inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
-  return emulated_packed::of_f16(a, b, [](double x, double y) { return emulated_packed::larger(x, y); });
+  return emulated_packed::of_f16(a, b,
+                                 [](double x, double y) { return emulated_packed::larger(x, y); });
 }
 inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   return emulated_packed::of_f16(a, b, [](double x, double y) { return x * y; });

@@ -1,0 +1,145 @@
+// The emulator finds the faults it is for: kernels that are right and the same with one of them.
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "device/ptx/async_copy.cuh"
+#include "device/ptx/wgmma.cuh"
+#include "device/ptx/wgmma_e4m3.cuh"
+#include "device/ring.cuh"
+#include "narrowfloat/error.h"
+#include "runtime/cuda/launch.h"
+
+namespace narrowfloat {
+namespace {
+
+enum class Fault {
+  kNone,
+  kNoWaitForFull,
+  kNoWaitForEmpty,
+  kNoArrival,
+  kTwoArrivals,
+  kBehindShared,
+  kNoWaitForProducts,
+  kEarlyRelease,
+};
+
+constexpr int kStages = 2;
+constexpr int kRounds = 12;
+constexpr int kRows = 64;
+constexpr int kStageBytes = kRows * 128;
+
+struct Storage {
+  uint8_t rows[kStages][kStageBytes];
+  RingBarriers<kStages> barriers;
+};
+
+// Sums of 8 columns of each stage's first rows times themselves. A producer warp, four of
+// consumers.
+template <Fault kFault>
+__global__ void ring_kernel(const uint8_t* input, float* output) {
+  NF_DYNAMIC_SHARED(uint8_t, shared_bytes, 1024);
+  auto& shared = *reinterpret_cast<Storage*>(shared_bytes);
+  const Ring<kStages> ring(shared.barriers);
+  if (threadIdx.x == 0) ring.init(1, kFault == Fault::kTwoArrivals ? 2 : 4);
+  __syncthreads();
+  RingPosition<kStages> at;
+  if (threadIdx.x == 128) {
+    for (int round = 0; round < kRounds; ++round, at.advance()) {
+      if (kFault != Fault::kNoWaitForEmpty) ring.wait_empty(at);
+      if (kFault == Fault::kNoArrival && round == 3) continue;
+      const uint32_t behind = kFault == Fault::kBehindShared ? sizeof(Storage) : 0;
+      arrive_and_expect(ring.full(at), kStageBytes);
+      copy_bulk(shared_address(shared.rows[at.stage]) + behind, input + round * kStageBytes,
+                kStageBytes, ring.full(at));
+    }
+  }
+  if (threadIdx.x >= 128) return;
+  for (int round = 0; round < kRounds; ++round, at.advance()) {
+    if (kFault != Fault::kNoWaitForFull) ring.wait_full(at);
+    const uint64_t rows = swizzled_descriptor(shared_address(shared.rows[at.stage]));
+    float sums[4];
+    wgmma_fence();
+    wgmma_e4m3(sums, rows, rows, 0);
+    wgmma_commit();
+    if (kFault == Fault::kEarlyRelease) ring.release_warp(at, threadIdx.x % 32);
+    if (kFault != Fault::kNoWaitForProducts) wgmma_wait();
+    if (kFault != Fault::kEarlyRelease) ring.release_warp(at, threadIdx.x % 32);
+    for (int i = 0; i < 4; ++i) output[(round * 128 + threadIdx.x) * 4 + i] = sums[i];
+  }
+}
+
+class Emulator : public ::testing::Test {
+ protected:
+  Emulator() : input_(kRounds * kStageBytes) {
+    std::mt19937 random(1);
+    for (uint8_t& code : input_) code = static_cast<uint8_t>(0x38 + random() % 8);  // 1 to 1.875.
+  }
+  ~Emulator() override {
+    unsetenv("NARROWFLOAT_EMULATOR_SEED");
+    cudaDeviceReset();
+  }
+
+  template <Fault kFault>
+  std::vector<float> run(int seed) {
+    setenv("NARROWFLOAT_EMULATOR_SEED", std::to_string(seed).c_str(), 1);
+    std::vector<float> output(kRounds * 128 * 4);
+    launch(ring_kernel<kFault>, {dim3(1), dim3(160), sizeof(Storage)}, {}, input_.data(),
+           output.data());
+    return output;
+  }
+
+  // Seeds of twenty that fail, or give other sums than the right kernel in order.
+  template <Fault kFault>
+  int wrong_seeds() {
+    const std::vector<float> expected = run<Fault::kNone>(0);
+    int wrong = 0;
+    for (int seed = 1; seed <= 20; ++seed) {
+      try {
+        wrong += run<kFault>(seed) == expected ? 0 : 1;
+      } catch (const Error&) {  // More arrivals than a barrier expects, for one.
+        ++wrong;
+        cudaDeviceReset();
+      }
+    }
+    return wrong;
+  }
+
+  template <Fault kFault>
+  void expect_failure(int seed) {
+    EXPECT_THROW(run<kFault>(seed), Error);
+    cudaDeviceReset();
+  }
+
+ private:
+  std::vector<uint8_t> input_;
+};
+
+TEST_F(Emulator, GivesARightKernelTheSameResultsInEveryOrder) {
+  EXPECT_EQ(wrong_seeds<Fault::kNone>(), 0);
+  const std::vector<float> sums = run<Fault::kNone>(0);
+  EXPECT_GE(sums.front(), 32.0F);  // 32 products of at least 1.
+}
+
+TEST_F(Emulator, FindsWaitsThatLack) {
+  EXPECT_GT(wrong_seeds<Fault::kNoWaitForFull>(), 0);
+  EXPECT_GT(wrong_seeds<Fault::kNoWaitForEmpty>(), 0);
+  EXPECT_GT(wrong_seeds<Fault::kNoWaitForProducts>(), 0);
+}
+
+TEST_F(Emulator, FindsAStageThatIsReleasedUnderAProduct) {
+  EXPECT_GT(wrong_seeds<Fault::kEarlyRelease>(), 0);
+}
+
+TEST_F(Emulator, EndsAKernelThatCannotGoOn) {
+  for (const int seed : {0, 1}) {
+    expect_failure<Fault::kNoArrival>(seed);
+    expect_failure<Fault::kTwoArrivals>(seed);
+    expect_failure<Fault::kBehindShared>(seed);
+  }
+}
+
+}  // namespace
+}  // namespace narrowfloat
