@@ -14,7 +14,7 @@ namespace {
 
 using Work = std::function<cudaError_t()>;
 
-constexpr int kMultiprocessors = 3;
+constexpr int kMultiprocessors = 6;
 constexpr int kSharedBytes = 227 * 1024;
 constexpr size_t kMemoryBytes = size_t{4} << 30;
 
