@@ -102,8 +102,8 @@ thread_sanitized_runs() {
   ctest --preset cpu-tsan -R WithoutThePool -j "$jobs" --no-tests=error
 }
 
-# Kernels as C++. Seed 0 takes everything in order, others at random. The tests are some of those that
-# take seconds here.
+# Kernels as C++. Seed 0 takes everything in order, others at random. Not all tests of kernels: many
+# take minutes here.
 emulated_kernels() {
   if [ ! -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
     echo "skipped: no cuda_runtime.h"
