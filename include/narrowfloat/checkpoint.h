@@ -55,6 +55,7 @@ enum class Convention : int {
   kMxfp4CompressedTensors = 2,  // mxfp4-ct: mxfp4-pack-quantized
   kMxfp8CompressedTensors = 3,  // mxfp8-ct: mxfp8-quantized
   kFp8Block = 4,                // fp8-block: DeepSeek's weight_scale_inv
+  kMxfp4GptOss = 5,             // mxfp4-gpt-oss: experts together, _blocks and _scales; read only
 };
 
 struct ConventionInfo {
@@ -62,6 +63,7 @@ struct ConventionInfo {
   std::string_view name;         // "nvfp4-ct": the FORMAT of the command line.
   std::string_view description;  // One line for listings.
   FormatId format;
+  bool is_written = true;  // By quantize_checkpoint; else the convention is only read.
 };
 std::span<const ConventionInfo> all_conventions();
 const ConventionInfo& convention_info(Convention convention);
@@ -72,13 +74,15 @@ Convention parse_convention(std::string_view text);
 // One tensor as a model sees it: plain, or codes and scales together.
 struct LogicalTensor {
   std::string name;            // "....gate_proj.weight"
-  std::vector<int64_t> shape;  // Logical.
+  std::vector<int64_t> shape;  // Of the plain weight: [N, K], or of stacked experts [E, N, K].
   // Plain tensors.
   DType dtype = DType::kBF16;
   // Quantized tensors: the convention and the stored parts.
   std::optional<Convention> convention;
   std::vector<std::string> parts;  // Names of the stored tensors: values, scales, global scale.
-  uint64_t size_bytes = 0;         // All parts.
+  // The plain weight of stacked experts is [E, K, N], while codes are stored as rows of K.
+  bool is_transposed = false;
+  uint64_t size_bytes = 0;  // All parts.
 
   [[nodiscard]] int64_t num_elements() const;
   [[nodiscard]] double bits_per_element() const;

@@ -1,9 +1,11 @@
 // One Mixture-of-Experts layer of a checkpoint directory, ready for MoeLayer::prepare.
 //
 // Reads the names that Hugging Face models use (`model.layers.L.mlp.experts.E.gate_proj.weight`,
-// Mixtral's `block_sparse_moe.experts.E.w1.weight`, ...) in bf16, fp16 or fp32, or in any quantized
-// convention of checkpoint.h, their biases where they have some, and the routing from config.json.
-// Shared experts stay with the caller: models keep them as a dense layer beside the routed experts.
+// Mixtral's `block_sparse_moe.experts.E.w1.weight`, the stacked experts of gpt-oss and Llama-4,
+// ...) in bf16, fp16 or fp32, or in any quantized convention of checkpoint.h, their biases where
+// they have some, and the routing from config.json. Of stacked experts only the shard's part is
+// read. Shared experts stay with the caller: models keep them as a dense layer beside the routed
+// experts.
 #pragma once
 
 #include <cstdint>
@@ -39,11 +41,15 @@ class LoadedMoe {
   LoadedMoe(const Checkpoint& checkpoint, int64_t layer, const LoadMoeOptions& options = {});
 
   [[nodiscard]] const MoeConfig& config() const;
-  [[nodiscard]] const MoeWeights& weights() const;        // Views into this object.
-  [[nodiscard]] WeightFormat stored_format() const;       // Of the checkpoint.
-  [[nodiscard]] uint64_t stored_bytes() const;            // Of the local experts there.
-  [[nodiscard]] const TensorView& router_weight() const;  // F32 [E, H]
-  [[nodiscard]] const TensorView& router_bias() const;    // F32 [E] or absent: Routing::bias.
+  [[nodiscard]] const MoeWeights& weights() const;   // Views into this object.
+  [[nodiscard]] WeightFormat stored_format() const;  // Of the checkpoint.
+  [[nodiscard]] uint64_t stored_bytes() const;       // Of the local experts there.
+  // The logits are x @ router_weight.T + router_logit_bias.
+  [[nodiscard]] const TensorView& router_weight() const;      // F32 [E, H]
+  [[nodiscard]] const TensorView& router_logit_bias() const;  // F32 [E] or absent.
+  // The correction bias of DeepSeek's and MiniMax' routers, which chooses experts and is no part of
+  // their weights. F32 [E] or absent: Routing::bias.
+  [[nodiscard]] const TensorView& router_bias() const;
 
  private:
   struct State;

@@ -71,13 +71,14 @@ class MoeLayer:
     """
 
     __slots__ = ("__weakref__", "_config", "_core_config", "_maker", "_prepared", "_router_bias",
-                 "_router_weight")  # fmt: skip
+                 "_router_logit_bias", "_router_weight")  # fmt: skip
 
     _prepared: _core.MoeLayer
     _core_config: _core.MoeConfig
     _config: MoeConfig
     _maker: Maker
     _router_weight: Any
+    _router_logit_bias: Any
     _router_bias: Any
 
     def __init__(self) -> None:
@@ -149,7 +150,8 @@ class MoeLayer:
     ) -> MoeLayer:
         layer = cls.__new__(cls)
         layer._prepared, layer._config, layer._core_config = core, config, core_config
-        layer._maker, layer._router_weight, layer._router_bias = maker, None, None
+        layer._maker = maker
+        layer._router_weight = layer._router_logit_bias = layer._router_bias = None
         return layer
 
     @classmethod
@@ -173,8 +175,9 @@ class MoeLayer:
         input_amax, inter_amax: largest magnitude of the layer's input and of the intermediate;
             modes fp8_tensor and nvfp4 need them.
         changes: fields of MoeConfig, such as out_dtype="float32".
-        The router is the caller's: hidden @ router_weight.T are the logits, router_bias goes to
-        run(). Shared experts stay with the caller, too.
+        The router is the caller's: hidden @ router_weight.T are the logits, plus router_logit_bias
+        where it is not None (gpt-oss); router_bias goes to run(). Shared experts stay with the
+        caller, too.
         """
         options = _core.LoadMoeOptions()
         options.input_amax, options.inter_amax = input_amax, inter_amax
@@ -188,6 +191,8 @@ class MoeLayer:
         config = replace(config_from_core(loaded.config), **changes)
         prepared = cls.prepare(parts.pop("w1"), parts.pop("w2"), config, **parts)
         prepared._router_weight = maker.from_numpy(loaded.router_weight)
+        if loaded.router_logit_bias is not None:
+            prepared._router_logit_bias = maker.from_numpy(loaded.router_logit_bias)
         if loaded.router_bias is not None:
             prepared._router_bias = maker.from_numpy(loaded.router_bias)
         return prepared
@@ -206,6 +211,7 @@ class MoeLayer:
     def _with_core(self, core: _core.MoeLayer) -> MoeLayer:
         tuned = MoeLayer._wrap(core, self._config, self._core_config, self._maker)
         tuned._router_weight, tuned._router_bias = self._router_weight, self._router_bias
+        tuned._router_logit_bias = self._router_logit_bias
         return tuned
 
     def _tuning_key(self) -> dict[str, Any]:
@@ -232,8 +238,15 @@ class MoeLayer:
         return self._router_weight
 
     @property
+    def router_logit_bias(self) -> Any:
+        """float32 [E] of a layer from a checkpoint whose router has a bias, which is added to the
+        logits (gpt-oss); else None."""
+        return self._router_logit_bias
+
+    @property
     def router_bias(self) -> Any:
-        """float32 [E] of a layer from a checkpoint that has one; else None."""
+        """float32 [E], the correction bias that run() takes, of a layer from a checkpoint that has
+        one; else None."""
         return self._router_bias
 
     @property

@@ -190,6 +190,11 @@ void bind_layer(nb::module_& module) {
                    [](nb::handle self) {
                      return as_numpy(nb::cast<const LoadedLayer&>(self).moe.router_weight(), self);
                    })
+      .def_prop_ro("router_logit_bias",
+                   [](nb::handle self) {
+                     return as_numpy(nb::cast<const LoadedLayer&>(self).moe.router_logit_bias(),
+                                     self);
+                   })
       .def_prop_ro("router_bias", [](nb::handle self) {
         return as_numpy(nb::cast<const LoadedLayer&>(self).moe.router_bias(), self);
       });

@@ -58,6 +58,7 @@ void add_writer(CLI::App& app, Arguments& arguments) {
 std::string convention_list() {
   std::string list;
   for (const ConventionInfo& info : all_conventions()) {
+    if (!info.is_written) continue;
     list += fmt::format("{}{}", list.empty() ? "" : ", ", info.name);
   }
   return list;

@@ -108,11 +108,14 @@ class CheckpointDequantizer {
 
   // Returns the size of the plain tensor.
   uint64_t add_weight(const LogicalTensor& weight) {
-    const int64_t cols = weight.shape[1];
+    const CodeMatrix matrix = code_matrix(weight);
     const ConventionSpec& spec = convention_spec(*weight.convention);
-    const RowGrid grid = {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
-    const RowRanges ranges = memory_.add(weight.name, weight.shape[0], grid, [&](int64_t rows) {
-      return CodedWeight::buffer_bytes(spec, rows, cols) + output_bytes(rows * cols);
+    RowGrid grid = {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
+    if (weight.is_transposed) grid = {.tile = matrix.rows, .smallest = matrix.rows};
+    const int64_t copies = weight.is_transposed ? 2 : 1;
+    const RowRanges ranges = memory_.add(weight.name, matrix.all_rows(), grid, [&](int64_t rows) {
+      return CodedWeight::buffer_bytes(spec, rows, matrix.cols) +
+             output_bytes(copies * rows * matrix.cols);
     });
     const CheckpointTensor& values = *source_.find(weight.parts.front());
     RewriteItem item;
@@ -134,9 +137,11 @@ class CheckpointDequantizer {
 
   void dequantize_weight(const LogicalTensor& weight, const RowRanges& ranges,
                          SafetensorsWriter& writer) {
-    const int64_t cols = weight.shape[1];
+    const CodeMatrix matrix = code_matrix(weight);
+    const int64_t cols = matrix.cols;
     CodedReader reader(source_, weight, ranges.rows_at_a_time);
     std::vector<std::byte> output(output_bytes(ranges.rows_at_a_time * cols));
+    std::vector<std::byte> transposed(weight.is_transposed ? output.size() : 0);
     BadScales bad;
     Overflows overflows;
     for_each_range(ranges, [&](int64_t first, int64_t count) {
@@ -152,8 +157,13 @@ class CheckpointDequantizer {
           TensorView::contiguous(output.data(), options_.dtype, {count, cols});
       reader.coded().decode(values);
       if (first_nonfinite(values) >= 0) count_overflows(reader.coded(), values, first, overflows);
-      writer.write(weight.name, output_bytes(first * cols),
-                   std::span(output).first(output_bytes(count * cols)));
+      auto rows = std::span<const std::byte>(output).first(output_bytes(count * cols));
+      if (weight.is_transposed) {
+        const CodeMatrix experts = {count / matrix.rows, matrix.rows, cols};
+        transpose_experts(experts, options_.dtype, rows, transposed);
+        rows = std::span<const std::byte>(transposed).first(rows.size());
+      }
+      writer.write(weight.name, output_bytes(first * cols), rows);
     });
     if (overflows.count > 0) refuse_overflows(weight.name, overflows);
     warn_of_scales(weight.name, bad);

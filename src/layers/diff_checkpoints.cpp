@@ -29,9 +29,13 @@ class Side {
   [[nodiscard]] const CheckpointTensor& part(size_t index) const {
     return *checkpoint_.find(tensor_.parts[index]);
   }
-  [[nodiscard]] int64_t tile_rows() const {
-    if (!tensor_.convention) return 1;
-    return format_info(convention_spec(*tensor_.convention).info.format).block_rows;
+  // Rows of the plain weight.
+  [[nodiscard]] RowGrid grid() const {
+    if (!tensor_.convention) return {.tile = 1, .smallest = 1};
+    const int64_t expert_rows = tensor_.shape[tensor_.shape.size() - 2];
+    if (tensor_.is_transposed) return {.tile = expert_rows, .smallest = expert_rows};
+    const ConventionSpec& spec = convention_spec(*tensor_.convention);
+    return {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
   }
   [[nodiscard]] std::string description() const {
     return std::string(tensor_.convention ? convention_info(*tensor_.convention).name
@@ -46,8 +50,11 @@ class Side {
   // Before load().
   void prepare(int64_t max_rows) {
     if (tensor_.convention) {
-      coded_ = std::make_unique<CodedReader>(checkpoint_, tensor_, max_rows);
-      decoded_.resize(static_cast<size_t>(std::min(max_rows, tensor_.shape[0]) * tensor_.shape[1]));
+      const CodeMatrix matrix = code_matrix(tensor_);
+      const int64_t rows = std::min(code_rows(max_rows), matrix.all_rows());
+      coded_ = std::make_unique<CodedReader>(checkpoint_, tensor_, rows);
+      decoded_.resize(static_cast<size_t>(rows * matrix.cols));
+      if (tensor_.is_transposed) transposed_.resize(decoded_.size());
     } else {
       plain_ = std::make_unique<PlainReader>(checkpoint_, part(0), max_rows);
     }
@@ -58,23 +65,37 @@ class Side {
       plain_->load(first, count);
       return plain_->float_rows();
     }
-    coded_->load(first, count);
+    const CodeMatrix matrix = code_matrix(tensor_);
+    const int64_t rows = code_rows(count);
+    coded_->load(code_rows(first), rows);
     coded_->coded().decode(
-        TensorView::contiguous(decoded_.data(), DType::kF32, {count, tensor_.shape[1]}));
-    return {DType::kF32, std::as_bytes(std::span(decoded_)).data()};
+        TensorView::contiguous(decoded_.data(), DType::kF32, {rows, matrix.cols}));
+    if (!tensor_.is_transposed) return {DType::kF32, std::as_bytes(std::span(decoded_)).data()};
+    transpose_experts({rows / matrix.rows, matrix.rows, matrix.cols}, DType::kF32,
+                      std::as_bytes(std::span(decoded_)),
+                      std::as_writable_bytes(std::span(transposed_)));
+    return {DType::kF32, std::as_bytes(std::span(transposed_)).data()};
   }
 
   [[nodiscard]] std::optional<ClipLimits> clip_limits() const {
-    if (!coded_) return std::nullopt;
+    if (!coded_ || tensor_.is_transposed) return std::nullopt;  // They are by rows of codes.
     return coded_->coded().clip_limits();
   }
 
  private:
+  // Of so many rows of the plain weight; whole experts where it is transposed.
+  [[nodiscard]] int64_t code_rows(int64_t rows) const {
+    const CodeMatrix matrix = code_matrix(tensor_);
+    if (!tensor_.is_transposed) return rows;
+    return matrix.cols == 0 ? 0 : rows / matrix.cols * matrix.rows;
+  }
+
   const Checkpoint& checkpoint_;
   const LogicalTensor& tensor_;
   std::unique_ptr<CodedReader> coded_;
   std::unique_ptr<PlainReader> plain_;
   std::vector<float> decoded_;
+  std::vector<float> transposed_;
 };
 
 bool parts_equal(const Side& a, const Side& b, size_t index) {
@@ -188,7 +209,9 @@ class CheckpointComparer {
   void compare_values(Side& a, Side& b, TensorDiff& diff) {
     const std::vector<int64_t>& shape = a.tensor().shape;
     const int64_t cols = PlainReader::cols_of(shape);
-    const RowGrid grid = {.tile = std::max(a.tile_rows(), b.tile_rows()), .smallest = 1};
+    // Tiles are 1, 128 or the rows of an expert, which both sides then have.
+    const RowGrid grid = {.tile = std::max(a.grid().tile, b.grid().tile),
+                          .smallest = std::max(a.grid().smallest, b.grid().smallest)};
     const RowRanges ranges = plan_row_ranges(
         PlainReader::rows_of(shape), kRangeBudget, grid,
         [&](int64_t rows) { return static_cast<uint64_t>(rows * cols) * sizeof(double); });

@@ -126,6 +126,10 @@ class CheckpointQuantizer {
 
  private:
   void check_options() const {
+    if (!spec_.info.is_written) {
+      throw_invalid("option to: '{}' is a convention that is read only; expected one of {}",
+                    spec_.info.name, written_convention_names());
+    }
     const FormatId format = spec_.info.format;
     const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
     if (options_.mx_scale != Ue8m0Rounding::kUp && !is_mx) {

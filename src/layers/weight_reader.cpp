@@ -12,6 +12,7 @@
 #include "checkpoint/escape.h"
 #include "formats/float16.h"
 #include "formats/ue8m0.h"
+#include "runtime/parallel.h"
 
 namespace narrowfloat {
 namespace {
@@ -45,6 +46,34 @@ float widened_scale(DType dtype, const std::byte* stored) {
   uint16_t pattern = 0;
   std::memcpy(&pattern, stored, sizeof(pattern));
   return bf16_to_float(pattern);
+}
+
+// Tile by tile, so that the cache lines of either side are used up while they are there. One piece
+// of work is a strip of source columns of one expert.
+template <typename Element>
+void transpose_elements(const CodeMatrix& matrix, std::span<const std::byte> from,
+                        std::span<std::byte> to) {
+  constexpr int64_t kTile = 32;
+  const int64_t strips = ceil_div(matrix.cols, kTile);
+  const auto copy = [&](int64_t expert, int64_t row, int64_t col) {
+    const int64_t before = expert * matrix.rows * matrix.cols;
+    const auto source = to_unsigned(before + row * matrix.cols + col) * sizeof(Element);
+    const auto target = to_unsigned(before + col * matrix.rows + row) * sizeof(Element);
+    std::memcpy(to.data() + target, from.data() + source, sizeof(Element));
+  };
+  parallel_for(matrix.experts * strips, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t strip = begin; strip < end; ++strip) {
+      const int64_t expert = strip / strips;
+      const int64_t first_col = strip % strips * kTile;
+      const int64_t last_col = std::min(first_col + kTile, matrix.cols);
+      for (int64_t first_row = 0; first_row < matrix.rows; first_row += kTile) {
+        const int64_t last_row = std::min(first_row + kTile, matrix.rows);
+        for (int64_t col = first_col; col < last_col; ++col) {
+          for (int64_t row = first_row; row < last_row; ++row) copy(expert, row, col);
+        }
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -85,20 +114,40 @@ TensorView PlainReader::view() const {
   return TensorView::contiguous(buffer_.data(), tensor_.info.dtype, {loaded_rows_, cols_});
 }
 
+CodeMatrix code_matrix(const LogicalTensor& weight) {
+  const std::vector<int64_t>& shape = weight.shape;
+  if (shape.size() == 2) return {.experts = 1, .rows = shape[0], .cols = shape[1]};
+  NF_ASSERT(shape.size() == 3);
+  CodeMatrix matrix = {.experts = shape[0], .rows = shape[1], .cols = shape[2]};
+  if (weight.is_transposed) std::swap(matrix.rows, matrix.cols);
+  return matrix;
+}
+
+void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const std::byte> from,
+                       std::span<std::byte> to) {
+  if (bits(dtype) == 32) {
+    transpose_elements<uint32_t>(matrix, from, to);
+  } else {
+    NF_ASSERT(bits(dtype) == 16);
+    transpose_elements<uint16_t>(matrix, from, to);
+  }
+}
+
 CodedReader::CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight,
                          int64_t max_rows)
     : checkpoint_(checkpoint),
       values_(part(checkpoint, weight, 0)),
       scales_(part(checkpoint, weight, 1)),
-      coded_(convention_spec(*weight.convention), std::min(max_rows, weight.shape[0]),
-             weight.shape[1], read_global_scale(checkpoint, weight)) {}
+      coded_(convention_spec(*weight.convention),
+             std::min(max_rows, code_matrix(weight).all_rows()), code_matrix(weight).cols,
+             read_global_scale(checkpoint, weight)) {}
 
 void CodedReader::load(int64_t first, int64_t count) {
-  const int64_t tile = format_info(coded_.spec().info.format).block_rows;
+  const FormatInfo& format = format_info(coded_.spec().info.format);
+  const int64_t tile = format.block_rows;
   NF_ASSERT(first % tile == 0 || first % tile + count <= tile);
   coded_.set_rows(count);
-  // Codes are bytes in every convention.
-  const uint64_t row_bytes = to_unsigned(values_.info.shape[1]);
+  const uint64_t row_bytes = to_unsigned(coded_.cols() * format.element_bits / 8);
   checkpoint_.read(values_, to_unsigned(first) * row_bytes, coded_.values());
   load_scales(first);
 }
@@ -109,7 +158,7 @@ void CodedReader::load_scales(int64_t first) {
   const auto scale_bytes = to_unsigned(bytes(format.scale_type));
   const uint64_t stored_bytes = to_unsigned(bits(scales_.info.dtype)) / 8;
   const uint64_t before =
-      to_unsigned(first / format.block_rows) * to_unsigned(scales_.info.shape[1]);
+      to_unsigned(first / format.block_rows) * to_unsigned(scales_.info.shape.back());
   if (stored_bytes == scale_bytes) {
     checkpoint_.read(scales_, before * stored_bytes, target);
     return;

@@ -38,7 +38,24 @@ class PlainReader {
   int64_t loaded_rows_ = 0;
 };
 
-// A quantized weight. Throws kCorruptData for a global scale that is not finite and positive.
+// The codes of a quantized weight as one matrix: rows of K, those of stacked experts one after the
+// other.
+struct CodeMatrix {
+  int64_t experts = 1;
+  int64_t rows = 0;  // Of one expert.
+  int64_t cols = 0;
+
+  [[nodiscard]] int64_t all_rows() const { return experts * rows; }
+};
+CodeMatrix code_matrix(const LogicalTensor& weight);
+
+// Experts [rows, cols] of 16 or 32 bits an element, each of them transposed. Buffers do not
+// overlap.
+void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const std::byte> from,
+                       std::span<std::byte> to);
+
+// A quantized weight. Throws kCorruptData for a global scale that is not finite and positive. Rows
+// are those of its code matrix.
 class CodedReader {
  public:
   CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight, int64_t max_rows);

@@ -4,6 +4,7 @@
 // named by suffixes: `X.weight_packed`, `X.weight_scale`, ... A convention is data (suffixes and
 // dtypes; the first of each list is written, all are read) and three functions about configs.
 // One file each in this folder; registry.cpp has the list. Scales in files are always linear.
+// Where experts are stacked, the weight is `X` [E, N, K] or [E, K, N], its parts `X` + suffix.
 #pragma once
 
 #include <optional>
@@ -61,10 +62,15 @@ struct ConventionSpec {
   GlobalScaleSense global_sense = GlobalScaleSense::kNone;
   std::vector<int64_t> global_shape = {};  // As written; both () and [1] are read.
   std::optional<ZeroScaleBytes> zero_scales = {};
+  // All experts of a layer in one tensor: values [E, N, K / block, block bytes], scales
+  // [E, N, K / block]. The n-th suffix of the values goes with the n-th of the scales.
+  bool is_stacked = false;
+  // The one of the suffixes of stacked values whose plain weight is [E, K, N].
+  std::string_view transposed_suffix = {};
 
   // Whether a `quantization_config` object declares this convention.
   bool (*is_declared_by)(const nlohmann::json& config) = nullptr;
-  // Value of the member `quantization_config` of config.json.
+  // Value of the member `quantization_config` of config.json; nullptr where it is never written.
   nlohmann::ordered_json (*quantization_config)(const QuantizedModel& model) = nullptr;
   // A further config file; nullptr for none.
   ConfigFile (*extra_config)(const QuantizedModel& model) = nullptr;
@@ -75,16 +81,18 @@ const ConventionSpec& modelopt_nvfp4();
 const ConventionSpec& compressed_tensors_mxfp4();
 const ConventionSpec& compressed_tensors_mxfp8();
 const ConventionSpec& deepseek_fp8();
+const ConventionSpec& gpt_oss_mxfp4();
 
 // The conventions in the order of the enumeration.
 std::span<const ConventionSpec* const> all_convention_specs();
 const ConventionSpec& convention_spec(Convention convention);
 
-// "nvfp4-ct, nvfp4-modelopt, ...": for messages.
+// "nvfp4-ct, nvfp4-modelopt, ...": for messages. Of all that are read, or that are written.
 std::string convention_names();
+std::string written_convention_names();
 
 // Stored tensors of the weight `prefix` + "weight" (prefix: "model.layers.0.mlp.up_proj."), in the
-// order values, scales, global scale.
+// order values, scales, global scale. Of a convention without stacked experts.
 std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
                                      int64_t rows, int64_t cols);
 // Shapes of the values and scales of a rows x cols weight.

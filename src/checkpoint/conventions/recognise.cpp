@@ -10,137 +10,11 @@
 #include "base/throw_error.h"
 #include "checkpoint/conventions/convention.h"
 #include "checkpoint/conventions/declaration.h"
+#include "checkpoint/conventions/fit.h"
 #include "checkpoint/escape.h"
 
 namespace narrowfloat {
 namespace {
-
-std::string shape_text(std::span<const int64_t> shape) {
-  std::string text = "[";
-  for (const int64_t extent : shape) {
-    if (text.size() > 1) text += ", ";
-    text += std::to_string(extent);
-  }
-  return text + "]";
-}
-
-std::string tensor_text(const TensorInfo& info) {
-  return fmt::format("'{}' {} {}", printable(info.name), name(info.dtype), shape_text(info.shape));
-}
-
-bool contains(const std::vector<DType>& dtypes, DType dtype) {
-  return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
-}
-
-// "model.up_proj." for "model.up_proj.weight_packed" and "weight_packed"; empty optional if the
-// name ends otherwise.
-std::optional<std::string> prefix_of(std::string_view tensor, std::string_view suffix) {
-  if (tensor == suffix) return "";
-  if (!tensor.ends_with(suffix) || tensor[tensor.size() - suffix.size() - 1] != '.') {
-    return std::nullopt;
-  }
-  return std::string(tensor.substr(0, tensor.size() - suffix.size()));
-}
-
-// How one tensor fits one convention: `problem` is empty, or says what is wrong.
-struct Fit {
-  const ConventionSpec* spec = nullptr;
-  LogicalTensor weight = {};
-  std::string problem = {};
-  bool has_companion = false;  // A tensor of a companion's name is there.
-
-  [[nodiscard]] bool ok() const { return problem.empty(); }
-};
-
-class Fitter {
- public:
-  Fitter(const Checkpoint& checkpoint, const ConventionSpec& spec)
-      : checkpoint_(checkpoint), spec_(spec) {}
-
-  // Empty if `values` cannot be codes of this convention.
-  std::optional<Fit> fit(const TensorInfo& values) {
-    const std::optional<std::string> prefix = prefix_of(values.name, spec_.values.suffixes[0]);
-    if (!prefix || !contains(spec_.values.dtypes, values.dtype)) return std::nullopt;
-    fit_ = {.spec = &spec_};
-    fit_.weight.name = *prefix + "weight";
-    fit_.weight.convention = spec_.info.id;
-    add_part(values);
-    const CheckpointTensor* scales = find(*prefix, spec_.scales);
-    const CheckpointTensor* global = find(*prefix, spec_.global_scale);
-    fit_.has_companion = scales != nullptr || global != nullptr;
-    check_values(values);
-    if (fit_.ok()) check_scales(*prefix, scales);
-    if (fit_.ok() && spec_.global_scale.exists()) check_global(*prefix, global);
-    if (const auto* input = find(*prefix, spec_.input_scale); fit_.ok() && input != nullptr) {
-      add_part(input->info);
-    }
-    return std::move(fit_);
-  }
-
- private:
-  const CheckpointTensor* find(const std::string& prefix, const PartRule& rule) const {
-    for (const std::string_view suffix : rule.suffixes) {
-      const CheckpointTensor* tensor = checkpoint_.find(prefix + std::string(suffix));
-      if (tensor != nullptr) return tensor;
-    }
-    return nullptr;
-  }
-
-  void add_part(const TensorInfo& info) {
-    fit_.weight.parts.push_back(info.name);
-    fit_.weight.size_bytes += info.size_bytes;
-  }
-
-  void check_values(const TensorInfo& values) {
-    const FormatInfo& format = format_info(spec_.info.format);
-    if (values.shape.size() != 2) {
-      fit_.problem = "must have rank 2 (stacked experts are not readable yet)";
-      return;
-    }
-    const int64_t per_value = 8 / format.element_bits;
-    int64_t cols = 0;
-    const bool overflow = __builtin_mul_overflow(values.shape[1], per_value, &cols);
-    fit_.weight.shape = {values.shape[0], cols};
-    // Blocks of 128 columns may be partial at the edge.
-    const bool is_partial_ok = format.scale_type == ScaleType::kF32;
-    if (overflow || (!is_partial_ok && cols % format.block_cols != 0)) {
-      fit_.problem =
-          fmt::format("holds {} columns, which is not a multiple of {}", cols, format.block_cols);
-    }
-  }
-
-  void check_scales(const std::string& prefix, const CheckpointTensor* scales) {
-    const std::vector<int64_t> shape =
-        scales_shape(spec_, fit_.weight.shape[0], fit_.weight.shape[1]);
-    check_companion(prefix, spec_.scales, scales, {shape});
-  }
-
-  void check_global(const std::string& prefix, const CheckpointTensor* global) {
-    check_companion(prefix, spec_.global_scale, global, {spec_.global_shape, {1}, {}});
-  }
-
-  void check_companion(const std::string& prefix, const PartRule& rule,
-                       const CheckpointTensor* companion,
-                       const std::vector<std::vector<int64_t>>& shapes) {
-    const std::string wanted =
-        fmt::format("{} {}", name(rule.dtypes.front()), shape_text(shapes.front()));
-    if (companion == nullptr) {
-      fit_.problem = fmt::format("misses its companion '{}{}' ({})", printable(prefix),
-                                 rule.suffixes.front(), wanted);
-      return;
-    }
-    const TensorInfo& info = companion->info;
-    const bool shape_fits = std::find(shapes.begin(), shapes.end(), info.shape) != shapes.end();
-    if (!shape_fits || !contains(rule.dtypes, info.dtype)) {
-      fit_.problem = fmt::format("needs a companion {}, got {}", wanted, tensor_text(info));
-    }
-    add_part(info);
-  }
-
-  const Checkpoint& checkpoint_;
-  const ConventionSpec& spec_;
-  Fit fit_;
-};
 
 class Recogniser {
  public:
@@ -164,7 +38,7 @@ class Recogniser {
     std::vector<Fit> fits;
     std::optional<Fit> failed;
     for (const ConventionSpec* spec : all_convention_specs()) {
-      std::optional<Fit> fit = Fitter(checkpoint_, *spec).fit(info);
+      std::optional<Fit> fit = fit_weight(checkpoint_, *spec, info);
       if (!fit) continue;
       if (declared_ && spec == declared_->spec) {
         if (fit->ok()) return std::move(fit->weight);
@@ -183,9 +57,9 @@ class Recogniser {
   }
 
   // Without a declaration, codes that fit nothing are an error only where something besides the
-  // dtype says that they are codes: plain U8 and F8_E4M3 weights exist.
+  // dtype says that they are codes: plain U8 and F8_E4M3 weights exist, and U8 tensors of blocks.
   static bool is_suspect(const Fit& fit, const TensorInfo& info) {
-    return fit.has_companion || !prefix_of(info.name, "weight");
+    return fit.has_companion || (!fit.spec->is_stacked && !stem_of(info.name, "weight"));
   }
 
   void add(LogicalTensor&& weight) {
@@ -214,10 +88,11 @@ class Recogniser {
   void refuse_orphan(const TensorInfo& info) const {
     const ConventionSpec& spec = *declared_->spec;
     for (const PartRule* rule : {&spec.scales, &spec.global_scale}) {
-      for (const std::string_view suffix : rule->suffixes) {
-        const std::optional<std::string> prefix = prefix_of(info.name, suffix);
-        if (!prefix) continue;
-        const std::string values = *prefix + std::string(spec.values.suffixes[0]);
+      for (size_t i = 0; i < rule->suffixes.size(); ++i) {
+        const std::optional<std::string> stem = stem_of(info.name, rule->suffixes[i]);
+        if (!stem) continue;
+        const std::string values =
+            *stem + std::string(spec.values.suffixes[spec.is_stacked ? i : 0]);
         const CheckpointTensor* there = checkpoint_.find(values);
         throw_error(ErrorKind::kCorruptData,
                     "{}: {} belongs to '{}', which must be {} as {} declares {}, but is {}",

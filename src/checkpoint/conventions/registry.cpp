@@ -20,12 +20,21 @@ constexpr std::array kAliases = {
     Alias{"mxfp8", Convention::kMxfp8CompressedTensors},
 };
 
+std::string names_of(std::span<const ConventionSpec* const> specs) {
+  std::string names;
+  for (const ConventionSpec* spec : specs) {
+    if (!names.empty()) names += ", ";
+    names += spec->info.name;
+  }
+  return names;
+}
+
 }  // namespace
 
 std::span<const ConventionSpec* const> all_convention_specs() {
   static const std::array kSpecs = {
       &compressed_tensors_nvfp4(), &modelopt_nvfp4(), &compressed_tensors_mxfp4(),
-      &compressed_tensors_mxfp8(), &deepseek_fp8(),
+      &compressed_tensors_mxfp8(), &deepseek_fp8(),   &gpt_oss_mxfp4(),
   };
   return kSpecs;
 }
@@ -51,13 +60,14 @@ const ConventionInfo& convention_info(Convention convention) {
   return convention_spec(convention).info;
 }
 
-std::string convention_names() {
-  std::string names;
+std::string convention_names() { return names_of(all_convention_specs()); }
+
+std::string written_convention_names() {
+  std::vector<const ConventionSpec*> written;
   for (const ConventionSpec* spec : all_convention_specs()) {
-    if (!names.empty()) names += ", ";
-    names += spec->info.name;
+    if (spec->info.is_written) written.push_back(spec);
   }
-  return names;
+  return names_of(written);
 }
 
 Convention parse_convention(std::string_view text) {
@@ -68,7 +78,7 @@ Convention parse_convention(std::string_view text) {
     if (alias.name == text) return alias.convention;
   }
   throw_invalid("format: expected one of {}, or nvfp4, mxfp4, mxfp8 for the -ct ones, got '{}'",
-                convention_names(), printable(text));
+                written_convention_names(), printable(text));
 }
 
 std::vector<int64_t> values_shape(const ConventionSpec& spec, int64_t rows, int64_t cols) {

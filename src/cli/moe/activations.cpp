@@ -94,6 +94,10 @@ std::vector<float> router_logits(const LoadedMoe& moe, std::span<const float> ro
             .inner = hidden,
             .cols = experts},
            packed);
+  const TensorView& bias = moe.router_logit_bias();
+  if (bias.is_absent()) return logits;
+  const auto* values = static_cast<const float*>(bias.data);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] += values[i % static_cast<size_t>(experts)];
   return logits;
 }
 

@@ -29,7 +29,7 @@ std::optional<std::string> default_activations(const std::string& directory);
 Activations read_activations(const std::string& path, int64_t layer, const LoadedMoe& moe,
                              int64_t max_tokens);
 
-// rows @ router_weight.T in fp32: [T, E].
+// rows @ router_weight.T + router_logit_bias in fp32: [T, E].
 std::vector<float> router_logits(const LoadedMoe& moe, std::span<const float> rows);
 
 }  // namespace narrowfloat::cli

@@ -46,12 +46,20 @@ void to_bf16(const TensorView& plain, std::byte* out) {
 
 }  // namespace
 
+void require_float(const Checkpoint& checkpoint, const CheckpointTensor& tensor) {
+  const DType dtype = tensor.info.dtype;
+  if (dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16) return;
+  throw_error(ErrorKind::kUnsupported, "{}: tensor '{}': expected F32, BF16 or F16, got {}",
+              printable(checkpoint.path()), printable(tensor.info.name), name(dtype));
+}
+
 WeightFormat weight_format(Convention convention) {
   switch (convention) {
     case Convention::kNvfp4CompressedTensors:
     case Convention::kNvfp4ModelOpt:
       return WeightFormat::kNvfp4;
     case Convention::kMxfp4CompressedTensors:
+    case Convention::kMxfp4GptOss:
       return WeightFormat::kMxfp4;
     case Convention::kMxfp8CompressedTensors:
       return WeightFormat::kMxfp8;
@@ -106,20 +114,43 @@ float ExpertLoader::load(const LogicalTensor& weight, int64_t expert, int64_t fi
                 printable(checkpoint_.path()), printable(weight.name), rows, target_.cols);
   }
   const Place where = place(expert, first_row, rows);
-  return weight.convention ? load_coded(weight, where, rows) : load_plain(weight, where, rows);
+  return weight.convention ? load_coded(weight, where, 0, rows) : load_plain(weight, where, rows);
+}
+
+float ExpertLoader::load_stacked(const StackedSource& source, int64_t id, int64_t expert) {
+  const LogicalTensor& weight = source.weight;
+  const int64_t rows = target_.rows;
+  const int64_t cols = target_.cols;
+  const Place where = place(expert, 0, rows);
+  if (weight.convention) return load_coded(weight, where, id * rows, rows);
+  const CheckpointTensor& tensor = *checkpoint_.find(weight.name);
+  require_float(checkpoint_, tensor);
+  const int64_t stored_rows = source.is_transposed ? cols : rows;
+  PlainReader reader(checkpoint_, tensor, stored_rows);
+  reader.load(id * stored_rows, stored_rows);
+  if (!source.is_transposed) return code_plain(reader.view(), where);
+  const uint64_t size = PlainReader::buffer_bytes(tensor.info, stored_rows);
+  std::vector<std::byte> transposed(size);
+  transpose_experts({.experts = 1, .rows = cols, .cols = rows}, weight.dtype,
+                    {reader.float_rows().data, size}, transposed);
+  return code_plain(TensorView::contiguous(transposed.data(), weight.dtype, {rows, cols}), where);
 }
 
 float ExpertLoader::load_plain(const LogicalTensor& weight, const Place& place, int64_t rows) {
   const CheckpointTensor& tensor = *checkpoint_.find(weight.name);
+  require_float(checkpoint_, tensor);
   PlainReader reader(checkpoint_, tensor, rows);
   reader.load(0, rows);
-  const TensorView plain = reader.view();
+  return code_plain(reader.view(), place);
+}
+
+float ExpertLoader::code_plain(const TensorView& plain, const Place& place) const {
   if (target_.format == WeightFormat::kBf16) {
     to_bf16(plain, place.values);
     return 1.0F;
   }
   const QuantizedLayout layout =
-      quantized_layout(quantizer_format(target_.format), rows, target_.cols,
+      quantized_layout(quantizer_format(target_.format), plain.shape[0], target_.cols,
                        {.scale_layout = ScaleLayoutId::kLinear, .batch = 1, .alignment = 32});
   float global_scale = 1.0F;
   const bool has_tensor_scale = target_.format == WeightFormat::kFp8Tensor;
@@ -129,7 +160,8 @@ float ExpertLoader::load_plain(const LogicalTensor& weight, const Place& place, 
   return global_scale;
 }
 
-float ExpertLoader::load_coded(const LogicalTensor& weight, const Place& place, int64_t rows) {
+float ExpertLoader::load_coded(const LogicalTensor& weight, const Place& place, int64_t first,
+                               int64_t rows) {
   const WeightFormat stored = weight_format(*weight.convention);
   if (stored != target_.format) {
     throw_invalid(
@@ -138,7 +170,7 @@ float ExpertLoader::load_coded(const LogicalTensor& weight, const Place& place, 
         printable(weight.name), name(stored), name(target_.format), name(stored));
   }
   CodedReader reader(checkpoint_, weight, rows);
-  reader.load(0, rows);
+  reader.load(first, rows);
   CodedWeight& coded = reader.coded();
   std::memcpy(place.values, coded.values().data(), place.values_bytes);
   std::memcpy(place.scales, coded.scales().data(), place.scales_bytes);

@@ -25,6 +25,12 @@ struct StackedWeight {
   [[nodiscard]] WeightView view() const;
 };
 
+// Matrices of all experts as a file has them.
+struct StackedSource {
+  const LogicalTensor& weight;
+  bool is_transposed = false;  // The plain weight is [E, K, N].
+};
+
 // Rows [first_row, first_row + rows) of one expert of a stacked weight, from one tensor of a file.
 class ExpertLoader {
  public:
@@ -35,6 +41,10 @@ class ExpertLoader {
   // wrong shape.
   float load(const LogicalTensor& weight, int64_t expert, int64_t first_row, int64_t rows);
 
+  // The whole matrix of one expert, number `id` of a stacked weight [E, rows, cols] or, transposed,
+  // [E, cols, rows]; only its part of the file is read. Otherwise as load().
+  float load_stacked(const StackedSource& source, int64_t id, int64_t expert);
+
  private:
   struct Place {
     std::byte* values;
@@ -44,11 +54,15 @@ class ExpertLoader {
   };
   [[nodiscard]] Place place(int64_t expert, int64_t first_row, int64_t rows);
   float load_plain(const LogicalTensor& weight, const Place& place, int64_t rows);
-  float load_coded(const LogicalTensor& weight, const Place& place, int64_t rows);
+  float load_coded(const LogicalTensor& weight, const Place& place, int64_t first, int64_t rows);
+  float code_plain(const TensorView& plain, const Place& place) const;
 
   const Checkpoint& checkpoint_;
   StackedWeight& target_;
 };
+
+// Throws kUnsupported for a tensor that is not F32, BF16 or F16.
+void require_float(const Checkpoint& checkpoint, const CheckpointTensor& tensor);
 
 // Format of weights that a convention stores.
 WeightFormat weight_format(Convention convention);

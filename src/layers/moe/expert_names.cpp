@@ -2,7 +2,6 @@
 #include "layers/moe/expert_names.h"
 
 #include <charconv>
-#include <set>
 
 #include <fmt/ranges.h>
 
@@ -28,11 +27,11 @@ std::optional<int64_t> parse_index(std::string_view text) {
 }
 
 std::optional<ExpertMatrix> parse_matrix(std::string_view block, std::string_view text) {
-  if (block == "mlp") {
+  if (block == "mlp" || block == "feed_forward") {
     if (text == "gate_proj") return ExpertMatrix::kGate;
     if (text == "up_proj") return ExpertMatrix::kUp;
     if (text == "down_proj") return ExpertMatrix::kDown;
-  } else if (block == "block_sparse_moe") {
+  } else if (block == "block_sparse_moe" || block == "ffn") {
     if (text == "w1") return ExpertMatrix::kGate;
     if (text == "w3") return ExpertMatrix::kUp;
     if (text == "w2") return ExpertMatrix::kDown;
@@ -40,12 +39,27 @@ std::optional<ExpertMatrix> parse_matrix(std::string_view block, std::string_vie
   return std::nullopt;
 }
 
-std::set<int64_t> layers_with_experts(std::span<const LogicalTensor> tensors) {
-  std::set<int64_t> layers;
-  for (const LogicalTensor& tensor : tensors) {
-    if (const auto parsed = parse_expert_name(tensor.name)) layers.insert(parsed->layer);
+void check_stacked(const LayerExperts& layer, const std::string& path) {
+  if (!layer.experts.empty()) {
+    throw_error(ErrorKind::kCorruptData, "{}: {}: its experts are there one by one and stacked",
+                printable(path), printable(layer.block));
   }
-  return layers;
+  for (size_t matrix = 0; matrix < 2; ++matrix) {
+    if (layer.stacked[matrix] != nullptr) continue;
+    throw_error(ErrorKind::kCorruptData, "{}: {}: beside '{}' the {} matrices of the experts lack",
+                printable(path), printable(layer.block), printable(layer.stacked[1 - matrix]->name),
+                matrix == 0 ? "gate and up" : "down");
+  }
+}
+
+void check_complete(const LayerExperts& layer, const std::string& path) {
+  for (size_t expert = 0; expert < layer.experts.size(); ++expert) {
+    for (size_t matrix = 0; matrix < 3; ++matrix) {
+      if (layer.experts[expert][matrix] != nullptr) continue;
+      throw_error(ErrorKind::kCorruptData, "{}: {}: expert {} lacks its {} matrix", printable(path),
+                  printable(layer.block), expert, name(static_cast<ExpertMatrix>(matrix)));
+    }
+  }
 }
 
 }  // namespace
@@ -70,10 +84,56 @@ std::optional<ExpertName> parse_expert_name(std::string_view tensor) {
   return result;
 }
 
+std::optional<StackedName> parse_stacked_name(std::string_view tensor) {
+  std::string_view rest = tensor;
+  const std::string_view matrix = take_last(rest);
+  StackedName result;
+  if (matrix == "mlp1_weight" || matrix == "mlp2_weight") {
+    result.block = rest;
+    result.is_down = matrix == "mlp2_weight";
+    if (take_last(rest) != "mlp") return std::nullopt;
+    const std::optional<int64_t> layer = parse_index(take_last(rest));
+    if (!layer || take_last(rest) != "block") return std::nullopt;
+    result.layer = *layer;
+    return result;
+  }
+  if (matrix != "gate_up_proj" && matrix != "down_proj") return std::nullopt;
+  if (take_last(rest) != "experts") return std::nullopt;
+  result.block = rest;
+  result.is_down = matrix == "down_proj";
+  result.is_transposed = true;
+  const std::string_view block = take_last(rest);
+  const std::optional<int64_t> layer = parse_index(take_last(rest));
+  if (!layer || take_last(rest) != "layers") return std::nullopt;
+  if (block != "mlp" && block != "feed_forward") return std::nullopt;
+  result.layer = *layer;
+  return result;
+}
+
+std::string stacked_bias_name(std::string_view weight) {
+  constexpr std::string_view kWeight = "_weight";
+  if (weight.ends_with(kWeight)) weight.remove_suffix(kWeight.size());
+  return std::string(weight) + "_bias";
+}
+
+std::set<int64_t> layers_with_experts(std::span<const LogicalTensor> tensors) {
+  std::set<int64_t> layers;
+  for (const LogicalTensor& tensor : tensors) {
+    if (const auto parsed = parse_expert_name(tensor.name)) layers.insert(parsed->layer);
+    if (const auto parsed = parse_stacked_name(tensor.name)) layers.insert(parsed->layer);
+  }
+  return layers;
+}
+
 LayerExperts layer_experts(std::span<const LogicalTensor> tensors, int64_t layer,
                            const std::string& path) {
   LayerExperts result;
   for (const LogicalTensor& tensor : tensors) {
+    const auto stacked = parse_stacked_name(tensor.name);
+    if (stacked && stacked->layer == layer) {
+      result.stacked[stacked->is_down ? 1 : 0] = &tensor;
+      result.block = stacked->block;
+    }
     const auto parsed = parse_expert_name(tensor.name);
     if (!parsed || parsed->layer != layer) continue;
     const auto expert = static_cast<size_t>(parsed->expert);
@@ -86,17 +146,13 @@ LayerExperts layer_experts(std::span<const LogicalTensor> tensors, int64_t layer
     result.experts[expert][static_cast<size_t>(parsed->matrix)] = &tensor;
     result.block = parsed->block;
   }
-  if (result.experts.empty()) {
+  if (result.stacked[0] != nullptr || result.stacked[1] != nullptr) {
+    check_stacked(result, path);
+  } else if (result.experts.empty()) {
     throw_invalid("layer: {} has no experts in layer {}; layers with experts: {}", printable(path),
                   layer, fmt::join(layers_with_experts(tensors), ", "));
   }
-  for (size_t expert = 0; expert < result.experts.size(); ++expert) {
-    for (size_t matrix = 0; matrix < 3; ++matrix) {
-      if (result.experts[expert][matrix] != nullptr) continue;
-      throw_error(ErrorKind::kCorruptData, "{}: {}: expert {} lacks its {} matrix", printable(path),
-                  printable(result.block), expert, name(static_cast<ExpertMatrix>(matrix)));
-    }
-  }
+  check_complete(result, path);
   return result;
 }
 

@@ -1,6 +1,7 @@
 // Routing and activation of a model's experts, from its config.json (Hugging Face's member names).
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "narrowfloat/moe.h"
@@ -10,6 +11,10 @@ namespace narrowfloat {
 struct MoeModelConfig {
   RoutingConfig routing;  // experts too, as the config declares them.
   Activation activation;
+  bool weight_on_input = false;
+  // Rows of the first matrix where experts are stacked; empty: no known model of the type does so.
+  std::optional<GateOrder> stacked_order = {};
+  bool has_logit_bias = false;  // The router is a linear layer with a bias, added to the logits.
 };
 
 // path: of the checkpoint, for messages. Throws kUnsupported for model types and settings that are

@@ -5,16 +5,14 @@
 #include <set>
 #include <utility>
 
-#include <fmt/ranges.h>
-
 #include "base/bad_enumerator.h"
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
 #include "layers/moe/expert_loader.h"
 #include "layers/moe/expert_names.h"
-#include "layers/moe/model_config.h"
+#include "layers/moe/router_weights.h"
+#include "layers/weight_reader.h"
 #include "runtime/float_environment.h"
-#include "tensor/element_io.h"
 #include "tensor/row_format.h"
 
 namespace narrowfloat {
@@ -55,19 +53,6 @@ float static_multiplier(std::string_view option, const std::optional<float>& ama
   return in_float_environment([&] { return static_range(format) / *amax; });
 }
 
-std::vector<float> read_plain_f32(const Checkpoint& checkpoint, const CheckpointTensor& tensor) {
-  const DType dtype = tensor.info.dtype;
-  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
-    throw_error(ErrorKind::kUnsupported, "{}: tensor '{}': expected F32, BF16 or F16, got {}",
-                printable(checkpoint.path()), printable(tensor.info.name), name(dtype));
-  }
-  std::vector<std::byte> bytes(tensor.info.size_bytes);
-  checkpoint.read(tensor, 0, bytes);
-  std::vector<float> result(static_cast<size_t>(tensor.info.num_elements()));
-  widen(dtype, bytes.data(), tensor.info.num_elements(), result.data());
-  return result;
-}
-
 // Biases of all experts, those without one zero.
 struct StackedBias {
   int64_t rows = 0;
@@ -85,11 +70,8 @@ struct LoadedLayer {
   MoeWeights weights;
   WeightFormat stored_format = WeightFormat::kBf16;
   uint64_t stored_bytes = 0;
-  TensorView router_weight_view;
-  TensorView router_bias_view;
 
-  std::vector<float> router_weight;
-  std::vector<float> router_bias;
+  RouterWeights router;
   std::optional<StackedWeight> w1, w2;
   std::vector<float> up_scale, gate_scale, down_scale;
   StackedBias bias1, bias2;
@@ -105,21 +87,20 @@ class LayerLoader {
         model_(read_moe_config(checkpoint.config_text(), checkpoint.path())) {}
 
   void configure(LoadedLayer& state) {
-    const LogicalTensor& gate = *experts_.experts[0][0];
     MoeConfig& config = state.config;
     config.routing = model_.routing;
     config.activation = model_.activation;
+    config.weight_on_input = model_.weight_on_input;
     config.gate_order = GateOrder::kGateUp;
-    check_expert_count();
-    if (gate.shape.size() != 2) {
-      throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expected a matrix, got {} axes",
-                  printable(checkpoint_.path()), printable(gate.name), gate.shape.size());
+    if (experts_.is_stacked()) {
+      configure_stacked(config);
+    } else {
+      configure_single(config);
     }
-    config.hidden = gate.shape.at(1);
-    config.inter = gate.shape.at(0);
     config.expert_offset = options_.expert_offset;
     config.local_experts = local_experts();
-    state.stored_format = gate.convention ? weight_format(*gate.convention) : WeightFormat::kBf16;
+    const std::optional<Convention> convention = first_weight().convention;
+    state.stored_format = convention ? weight_format(*convention) : WeightFormat::kBf16;
     config.mode = options_.mode.value_or(default_mode(state.stored_format));
     check_extents(config);
   }
@@ -131,19 +112,10 @@ class LayerLoader {
     state.w2.emplace(format, config.local_experts, config.hidden, config.inter);
     state.bias1.rows = 2 * config.inter;
     state.bias2.rows = config.hidden;
-    ExpertLoader w1(checkpoint_, *state.w1);
-    ExpertLoader w2(checkpoint_, *state.w2);
-    for (int32_t expert = 0; expert < config.local_experts; ++expert) {
-      const int64_t id = int64_t{config.expert_offset} + expert;
-      const auto& matrices = experts_.experts[static_cast<size_t>(id)];
-      state.gate_scale.push_back(w1.load(*matrices[0], expert, 0, config.inter));
-      state.up_scale.push_back(w1.load(*matrices[1], expert, config.inter, config.inter));
-      state.down_scale.push_back(w2.load(*matrices[2], expert, 0, config.hidden));
-      const int64_t gate_row = expert * state.bias1.rows;
-      load_bias(*matrices[0], gate_row, state.bias1, state);
-      load_bias(*matrices[1], gate_row + config.inter, state.bias1, state);
-      load_bias(*matrices[2], expert * state.bias2.rows, state.bias2, state);
-      for (const LogicalTensor* matrix : matrices) state.stored_bytes += matrix->size_bytes;
+    if (experts_.is_stacked()) {
+      load_stacked(state);
+    } else {
+      load_single(state);
     }
     state.weights.bias1 = state.bias1.view();
     state.weights.bias2 = state.bias2.view();
@@ -158,35 +130,117 @@ class LayerLoader {
     state.weights.down_scale = each(state.down_scale);
   }
 
-  void load_router(LoadedLayer& state) {
-    const int64_t experts = state.config.routing.experts;
-    const std::string stem = experts_.block + ".gate.";
-    const CheckpointTensor* weight = checkpoint_.find(stem + "weight");
-    if (weight == nullptr || weight->info.shape != std::vector{experts, state.config.hidden}) {
-      throw_error(ErrorKind::kCorruptData, "{}: expected the router '{}weight' with shape [{}, {}]",
-                  printable(checkpoint_.path()), printable(stem), experts, state.config.hidden);
-    }
-    state.router_weight = read_plain_f32(checkpoint_, *weight);
-    state.router_weight_view = TensorView::contiguous(state.router_weight.data(), DType::kF32,
-                                                      {experts, state.config.hidden});
-    if (state.config.routing.method != RoutingMethod::kDeepSeekV3) return;
-    const CheckpointTensor* bias = checkpoint_.find(stem + "e_score_correction_bias");
-    if (bias == nullptr) {
-      throw_error(ErrorKind::kCorruptData, "{}: expected the router's '{}e_score_correction_bias'",
-                  printable(checkpoint_.path()), printable(stem));
-    }
-    require_shape(*bias, {experts});
-    state.router_bias = read_plain_f32(checkpoint_, *bias);
-    state.router_bias_view =
-        TensorView::contiguous(state.router_bias.data(), DType::kF32, {bias->info.num_elements()});
+  void load_router(LoadedLayer& state) const {
+    state.router = read_router(checkpoint_, experts_.block, model_, state.config.hidden);
   }
 
  private:
-  void require_shape(const CheckpointTensor& tensor, const std::vector<int64_t>& shape) const {
-    if (tensor.info.shape == shape) return;
-    throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expected shape [{}], got [{}]",
-                printable(checkpoint_.path()), printable(tensor.info.name), fmt::join(shape, ", "),
-                fmt::join(tensor.info.shape, ", "));
+  [[nodiscard]] const LogicalTensor& first_weight() const {
+    return experts_.is_stacked() ? *experts_.stacked[0] : *experts_.experts[0][0];
+  }
+
+  void configure_single(MoeConfig& config) const {
+    const LogicalTensor& gate = *experts_.experts[0][0];
+    check_expert_count(static_cast<int64_t>(experts_.experts.size()));
+    if (gate.shape.size() != 2) {
+      throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expected a matrix, got {} axes",
+                  printable(checkpoint_.path()), printable(gate.name), gate.shape.size());
+    }
+    config.hidden = gate.shape.at(1);
+    config.inter = gate.shape.at(0);
+  }
+
+  void configure_stacked(MoeConfig& config) const {
+    if (!model_.stacked_order) {
+      throw_error(ErrorKind::kUnsupported,
+                  "{}: tensor '{}': stacked experts are read of the model types gpt_oss and "
+                  "llama4_text, whose order of rows is known; split them into experts",
+                  printable(checkpoint_.path()), printable(first_weight().name));
+    }
+    config.gate_order = *model_.stacked_order;
+    const CodeMatrix w1 = stacked_matrix(*experts_.stacked[0]);
+    const CodeMatrix w2 = stacked_matrix(*experts_.stacked[1]);
+    check_expert_count(w1.experts);
+    const bool fit = w1.experts == w2.experts && w1.rows % 2 == 0 && w1.rows / 2 == w2.cols &&
+                     w1.cols == w2.rows;
+    if (!fit) {
+      throw_error(ErrorKind::kCorruptData,
+                  "{}: '{}' and '{}' do not fit together: {} experts of {} x {}, and {} of {} x {}",
+                  printable(checkpoint_.path()), printable(experts_.stacked[0]->name),
+                  printable(experts_.stacked[1]->name), w1.experts, w1.rows, w1.cols, w2.experts,
+                  w2.rows, w2.cols);
+    }
+    config.hidden = w1.cols;
+    config.inter = w2.cols;
+  }
+
+  static bool is_transposed(const LogicalTensor& weight) {
+    return weight.convention ? weight.is_transposed
+                             : parse_stacked_name(weight.name)->is_transposed;
+  }
+
+  [[nodiscard]] CodeMatrix stacked_matrix(const LogicalTensor& weight) const {
+    if (weight.shape.size() != 3) {
+      throw_error(ErrorKind::kCorruptData,
+                  "{}: tensor '{}': expected matrices of all experts, got {} axes",
+                  printable(checkpoint_.path()), printable(weight.name), weight.shape.size());
+    }
+    CodeMatrix matrix{.experts = weight.shape[0], .rows = weight.shape[1], .cols = weight.shape[2]};
+    if (is_transposed(weight)) std::swap(matrix.rows, matrix.cols);
+    return matrix;
+  }
+
+  void load_single(LoadedLayer& state) const {
+    const MoeConfig& config = state.config;
+    ExpertLoader w1(checkpoint_, *state.w1);
+    ExpertLoader w2(checkpoint_, *state.w2);
+    for (int32_t expert = 0; expert < config.local_experts; ++expert) {
+      const int64_t id = int64_t{config.expert_offset} + expert;
+      const auto& matrices = experts_.experts[static_cast<size_t>(id)];
+      state.gate_scale.push_back(w1.load(*matrices[0], expert, 0, config.inter));
+      state.up_scale.push_back(w1.load(*matrices[1], expert, config.inter, config.inter));
+      state.down_scale.push_back(w2.load(*matrices[2], expert, 0, config.hidden));
+      const int64_t gate_row = expert * state.bias1.rows;
+      load_bias(*matrices[0], gate_row, state.bias1, state);
+      load_bias(*matrices[1], gate_row + config.inter, state.bias1, state);
+      load_bias(*matrices[2], expert * state.bias2.rows, state.bias2, state);
+      for (const LogicalTensor* matrix : matrices) state.stored_bytes += matrix->size_bytes;
+    }
+  }
+
+  void load_stacked(LoadedLayer& state) const {
+    const MoeConfig& config = state.config;
+    const StackedSource first{*experts_.stacked[0], is_transposed(*experts_.stacked[0])};
+    const StackedSource second{*experts_.stacked[1], is_transposed(*experts_.stacked[1])};
+    ExpertLoader w1(checkpoint_, *state.w1);
+    ExpertLoader w2(checkpoint_, *state.w2);
+    for (int32_t expert = 0; expert < config.local_experts; ++expert) {
+      const int64_t id = int64_t{config.expert_offset} + expert;
+      const float scale = w1.load_stacked(first, id, expert);
+      state.gate_scale.push_back(scale);
+      state.up_scale.push_back(scale);
+      state.down_scale.push_back(w2.load_stacked(second, id, expert));
+    }
+    for (const StackedSource& source : {first, second}) {
+      state.stored_bytes += source.weight.size_bytes /
+                            static_cast<uint64_t>(config.routing.experts) *
+                            static_cast<uint64_t>(config.local_experts);
+    }
+    load_stacked_bias(first.weight, state.bias1, state);
+    load_stacked_bias(second.weight, state.bias2, state);
+  }
+
+  // The local experts' rows of a bias [E, rows].
+  void load_stacked_bias(const LogicalTensor& weight, StackedBias& target,
+                         LoadedLayer& state) const {
+    const MoeConfig& config = state.config;
+    const CheckpointTensor* tensor = checkpoint_.find(stacked_bias_name(weight.name));
+    if (tensor == nullptr) return;
+    require_shape(checkpoint_, *tensor, {config.routing.experts, target.rows});
+    target.values = read_plain_f32(checkpoint_, *tensor, config.expert_offset * target.rows,
+                                   config.local_experts * target.rows);
+    state.stored_bytes +=
+        target.values.size() * static_cast<uint64_t>(bits(tensor->info.dtype)) / 8;
   }
 
   // "....gate_proj.bias" beside "....gate_proj.weight", to row `first` of the stacked bias.
@@ -196,19 +250,18 @@ class LayerLoader {
     const std::string stem = weight.name.substr(0, weight.name.size() - kWeight.size());
     const CheckpointTensor* tensor = checkpoint_.find(stem + "bias");
     if (tensor == nullptr) return;
-    require_shape(*tensor, {weight.shape.at(0)});
-    const std::vector<float> values = read_plain_f32(checkpoint_, *tensor);
+    require_shape(checkpoint_, *tensor, {weight.shape.at(0)});
+    const std::vector<float> values = read_plain_f32(checkpoint_, *tensor, 0, weight.shape.at(0));
     target.values.resize(static_cast<size_t>(state.config.local_experts * target.rows));
     std::copy(values.begin(), values.end(), target.values.begin() + first);
     state.stored_bytes += tensor->info.size_bytes;
   }
 
-  void check_expert_count() const {
-    if (static_cast<size_t>(model_.routing.experts) != experts_.experts.size()) {
-      throw_error(ErrorKind::kCorruptData, "{}: {} has experts 0 to {}, config.json declares {}",
-                  printable(checkpoint_.path()), printable(experts_.block),
-                  experts_.experts.size() - 1, model_.routing.experts);
-    }
+  void check_expert_count(int64_t experts) const {
+    if (model_.routing.experts == experts && experts > 0) return;
+    throw_error(ErrorKind::kCorruptData, "{}: {} has experts 0 to {}, config.json declares {}",
+                printable(checkpoint_.path()), printable(experts_.block), experts - 1,
+                model_.routing.experts);
   }
 
   // Before any buffer is sized: what prepare() would refuse.
@@ -222,7 +275,7 @@ class LayerLoader {
   }
 
   [[nodiscard]] int32_t local_experts() const {
-    const auto experts = static_cast<int32_t>(experts_.experts.size());
+    const int32_t experts = model_.routing.experts;
     const int32_t count = options_.local_experts.value_or(experts - options_.expert_offset);
     if (options_.expert_offset < 0 || count < 1 || options_.expert_offset > experts - count) {
       throw_invalid(
@@ -262,10 +315,7 @@ class LayerLoader {
 struct LoadedMoe::State : LoadedLayer {};
 
 std::vector<int64_t> moe_layers(const Checkpoint& checkpoint) {
-  std::set<int64_t> layers;
-  for (const LogicalTensor& tensor : recognise(checkpoint)) {
-    if (const auto parsed = parse_expert_name(tensor.name)) layers.insert(parsed->layer);
-  }
+  const std::set<int64_t> layers = layers_with_experts(recognise(checkpoint));
   return {layers.begin(), layers.end()};
 }
 
@@ -282,7 +332,8 @@ const MoeConfig& LoadedMoe::config() const { return state_->config; }
 const MoeWeights& LoadedMoe::weights() const { return state_->weights; }
 WeightFormat LoadedMoe::stored_format() const { return state_->stored_format; }
 uint64_t LoadedMoe::stored_bytes() const { return state_->stored_bytes; }
-const TensorView& LoadedMoe::router_weight() const { return state_->router_weight_view; }
-const TensorView& LoadedMoe::router_bias() const { return state_->router_bias_view; }
+const TensorView& LoadedMoe::router_weight() const { return state_->router.weight.view; }
+const TensorView& LoadedMoe::router_logit_bias() const { return state_->router.logit_bias.view; }
+const TensorView& LoadedMoe::router_bias() const { return state_->router.correction_bias.view; }
 
 }  // namespace narrowfloat

@@ -56,7 +56,7 @@ TEST_F(DequantizeCheckpoint, WidensScalesOfOtherDtypes) {
 
 TEST_F(DequantizeCheckpoint, ReturnsToPlainConfigs) {
   write_model(dir_ / "in", tiny_model());
-  for (const ConventionInfo& info : all_conventions()) {
+  for (const ConventionInfo& info : written_conventions()) {
     const std::string quantized = dir_ / info.name;
     QuantizeCheckpointOptions options;
     options.to = info.id;
@@ -85,7 +85,7 @@ TEST_F(DequantizeCheckpoint, ForgetsNestedDeclarations) {
 
 TEST_F(DequantizeCheckpoint, TheMemoryBudgetDoesNotShowInTheBytes) {
   write_model(dir_ / "in", {bf16_tensor("a.fc.weight", {700, 96})});
-  for (const ConventionInfo& info : all_conventions()) {
+  for (const ConventionInfo& info : written_conventions()) {
     const std::string quantized = dir_ / info.name;
     QuantizeCheckpointOptions options;
     options.to = info.id;

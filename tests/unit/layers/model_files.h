@@ -68,6 +68,15 @@ inline TestTensor f32_tensor(const std::string& name, const std::vector<int64_t>
   return tensor_of(name, DType::kF32, shape, weight_values(name, element_count(shape)));
 }
 
+// Those that quantize_checkpoint writes.
+inline std::vector<ConventionInfo> written_conventions() {
+  std::vector<ConventionInfo> written;
+  for (const ConventionInfo& info : all_conventions()) {
+    if (info.is_written) written.push_back(info);
+  }
+  return written;
+}
+
 inline void write_model_file(const std::string& path, const std::vector<TestTensor>& tensors,
                              std::map<std::string, std::string> metadata = {{"format", "pt"}}) {
   std::vector<TensorSpec> specs;
