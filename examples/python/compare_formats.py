@@ -41,6 +41,8 @@ def measure(model: Path, number: int, hidden: NDArray[np.uint16]) -> Measured:
         layer = nf.MoeLayer.from_checkpoint(model, number, mode=mode, out_dtype="float32")
         numbers = (hidden.astype(np.uint32) << 16).view(np.float32)
         logits = numbers @ layer.router_weight.T
+        if layer.router_logit_bias is not None:
+            logits += layer.router_logit_bias
         out = layer.run(hidden, logits, bias=layer.router_bias)
         if reference is None:
             reference = out

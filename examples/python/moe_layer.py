@@ -37,6 +37,8 @@ def main() -> None:
     numbers = np.random.default_rng(0).standard_normal((tokens, layer.config.hidden), np.float32)
     hidden = as_bfloat16(numbers)
     logits = numbers @ layer.router_weight.T  # The router is the model's.
+    if layer.router_logit_bias is not None:
+        logits += layer.router_logit_bias
 
     # Nothing is allocated in a run with all arrays given.
     workspace = layer.new_workspace(tokens)

@@ -21,12 +21,15 @@ class Block(torch.nn.Module):
         experts = nf.MoeLayer.from_checkpoint(model, layer, mode=mode, device=device)
         self.norm = torch.nn.RMSNorm(experts.config.hidden).to(device)
         self.register_buffer("router", torch.as_tensor(experts.router_weight, device=device))
+        bias = experts.router_logit_bias
+        self.register_buffer("bias", None if bias is None else torch.as_tensor(bias, device=device))
         self.experts = nft.Moe(experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: float32 [T, H]."""
         hidden = self.norm(x)
-        return x + self.experts(hidden.bfloat16(), hidden @ self.router.T).float()
+        logits = torch.nn.functional.linear(hidden, self.router, self.bias)
+        return x + self.experts(hidden.bfloat16(), logits).float()
 
 
 def main() -> None:
