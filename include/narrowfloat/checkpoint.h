@@ -55,7 +55,9 @@ enum class Convention : int {
   kMxfp4CompressedTensors = 2,  // mxfp4-ct: mxfp4-pack-quantized
   kMxfp8CompressedTensors = 3,  // mxfp8-ct: mxfp8-quantized
   kFp8Block = 4,                // fp8-block: DeepSeek's weight_scale_inv
-  kMxfp4GptOss = 5,             // mxfp4-gpt-oss: experts together, _blocks and _scales; read only
+  // Read only:
+  kMxfp4GptOss = 5,    // mxfp4-gpt-oss: experts together, _blocks and _scales
+  kMxfp4DeepSeek = 6,  // mxfp4-deepseek: DeepSeek-V4's experts, I8 codes
 };
 
 struct ConventionInfo {

@@ -19,11 +19,13 @@ namespace narrowfloat {
 namespace {
 
 constexpr const char* kConfigMember = "quantization_config";
+constexpr const char* kExpertMember = "expert_dtype";
 
 // The declaration may be one level down, in the config of a nested model; that object alone is
 // spelled anew.
 std::string without_declaration(const std::string& config_text) {
   std::string text = remove_top_level_member(config_text, kConfigMember);
+  text = remove_top_level_member(text, kExpertMember);  // DeepSeek-V4's, about its codes alone.
   const auto config = nlohmann::ordered_json::parse(text);
   for (const auto& [key, member] : config.items()) {
     if (!member.is_object() || !member.contains(kConfigMember)) continue;

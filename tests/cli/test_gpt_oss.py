@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FINDINGS, INPUT, USAGE, read_safetensors, run, run_json, run_ok, write_safetensors
+from conftest import (FINDINGS, INPUT, USAGE, read_safetensors, run, run_json, run_ok,
+                      write_safetensors)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 from gpt_oss import GptOss, bf16, widened

@@ -34,7 +34,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_loaded_layer_computes_the_formulas(directory: Path, layer: int) -> None:
     """With the router's bias among the logits."""
-    assert nf.moe_layers(directory) == [0, 1]
+    assert nf.moe_layers(str(directory)) == [0, 1]
     loaded = nf.MoeLayer.from_checkpoint(directory, layer, out_dtype="float32")
     config = loaded.config
     assert (config.mode, config.gate_order) == ("mxfp4_bf16", "interleaved")

@@ -82,6 +82,7 @@ const ConventionSpec& compressed_tensors_mxfp4();
 const ConventionSpec& compressed_tensors_mxfp8();
 const ConventionSpec& deepseek_fp8();
 const ConventionSpec& gpt_oss_mxfp4();
+const ConventionSpec& deepseek_mxfp4();
 
 // The conventions in the order of the enumeration.
 std::span<const ConventionSpec* const> all_convention_specs();

@@ -16,6 +16,7 @@ using nlohmann::json;
 constexpr const char* kModelOptFile = "hf_quant_config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
 constexpr const char* kConfigMember = "quantization_config";
+constexpr const char* kExpertMember = "expert_dtype";
 
 // The members that tell methods apart, for messages.
 std::string describe(const json& config) {
@@ -71,9 +72,16 @@ class DeclarationList {
   void add(const json& model_config, const std::string& source) {
     if (!model_config.is_object()) return;
     const auto found = model_config.find(kConfigMember);
-    if (found != model_config.end() && declares(*found)) {
-      found_.push_back(read_declaration(*found, source));
+    if (found == model_config.end() || !declares(*found)) return;
+    Declaration declaration = read_declaration(*found, source);
+    // A member of the model's config, or of quantization_config.
+    std::string experts = string_member(model_config, kExpertMember);
+    if (experts.empty()) experts = string_member(*found, kExpertMember);
+    if (declaration.spec == &deepseek_fp8() && experts == "fp4") {
+      declaration.experts = &deepseek_mxfp4();
+      declaration.method += fmt::format(", {} fp4", kExpertMember);
     }
+    found_.push_back(std::move(declaration));
   }
 
   void read_modelopt_file() {
@@ -105,7 +113,7 @@ class DeclarationList {
                     "a newer version?",
                     source, printable(entry->second), convention_names());
       }
-      found_.push_back({source, std::string(spec->info.name), spec});
+      found_.push_back({.source = source, .method = std::string(spec->info.name), .spec = spec});
     }
   }
 
@@ -133,7 +141,11 @@ std::optional<Declaration> find_declaration(const Checkpoint& checkpoint) {
                 printable(checkpoint.path()), found.front().source, found.front().spec->info.name,
                 found.front().method, other.source, other.spec->info.name, other.method);
   }
-  return found.front();
+  // A declaration of the model as a whole may stand beside one that knows of its experts.
+  const auto of_experts =
+      std::find_if(found.begin(), found.end(),
+                   [](const Declaration& declaration) { return declaration.experts != nullptr; });
+  return of_experts == found.end() ? found.front() : *of_experts;
 }
 
 }  // namespace narrowfloat

@@ -17,6 +17,12 @@ struct Declaration {
   std::string source;  // "config.json": for messages.
   std::string method;  // As spelled there: "compressed-tensors, format nvfp4-pack-quantized".
   const ConventionSpec* spec = nullptr;
+  // Of the experts, where they have a convention of their own.
+  const ConventionSpec* experts = nullptr;
+
+  [[nodiscard]] bool has(const ConventionSpec* wanted) const {
+    return wanted == spec || (experts != nullptr && wanted == experts);
+  }
 };
 
 // Empty if nothing is declared. Throws kUnsupported for a method that is not readable, kCorruptData

@@ -4,8 +4,12 @@
 //   X.weight_scale_inv  F32      [ceil(N/128), ceil(K/128)]
 //
 // value = code * scale: despite its name, weight_scale_inv is the DECODE scale. Some releases store
-// it as BF16 or F8_E8M0; both widen to F32 exactly.
-#include "checkpoint/conventions/convention.h"
+// it as BF16 or F8_E8M0; both widen to F32 exactly. It is called `scale` in DeepSeek-V4 and
+// `weight_scale` in the block strategy of compressed-tensors' `float-quantized`, which are read as
+// this convention.
+#include <algorithm>
+
+#include "checkpoint/conventions/compressed_tensors_config.h"
 
 namespace narrowfloat {
 namespace {
@@ -26,7 +30,23 @@ nlohmann::ordered_json quantization_config(const QuantizedModel& model) {
   };
 }
 
+// Every group of the config has weights in such blocks.
+bool is_compressed_tensors_block(const nlohmann::json& config) {
+  if (!is_compressed_tensors(config, "float-quantized")) return false;
+  const auto groups = config.find("config_groups");
+  if (groups == config.end() || !groups->is_object() || groups->empty()) return false;
+  return std::all_of(groups->begin(), groups->end(), [](const nlohmann::json& group) {
+    if (!group.is_object()) return false;
+    const auto weights = group.find("weights");
+    return weights != group.end() && weights->is_object() &&
+           string_member(*weights, "strategy") == "block" &&
+           string_member(*weights, "type") == "float" && weights->value("num_bits", 0) == 8 &&
+           weights->contains("block_structure") && weights->at("block_structure") == block_size();
+  });
+}
+
 bool is_declared(const nlohmann::json& config) {
+  if (is_compressed_tensors_block(config)) return true;
   const std::string element = string_member(config, "fmt");
   const auto block = config.find("weight_block_size");
   return string_member(config, "quant_method") == "fp8" && (element.empty() || element == "e4m3") &&
@@ -42,7 +62,8 @@ const ConventionSpec& deepseek_fp8() {
                .description = "FP8 weights in 128x128 blocks as DeepSeek-V3 stores them",
                .format = FormatId::kFp8Block128x128},
       .values = {{"weight"}, {DType::kF8E4M3}},
-      .scales = {{"weight_scale_inv"}, {DType::kF32, DType::kBF16, DType::kF8E8M0}},
+      .scales = {{"weight_scale_inv", "weight_scale", "scale"},
+                 {DType::kF32, DType::kBF16, DType::kF8E8M0}},
       .is_declared_by = is_declared,
       .quantization_config = quantization_config,
   };

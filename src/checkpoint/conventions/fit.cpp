@@ -31,7 +31,8 @@ class Fitter {
     add_part(values);
     const CheckpointTensor* scales = find(spec_.scales);
     const CheckpointTensor* global = find(spec_.global_scale);
-    fit_.has_companion = scales != nullptr || global != nullptr;
+    fit_.has_companion = global != nullptr ||
+                         (scales != nullptr && scales->info.name != stem_ + kGenericScale.data());
     if (spec_.is_stacked) {
       check_stacked_values(values);
     } else {

@@ -10,12 +10,16 @@
 
 namespace narrowfloat {
 
+// A suffix that says little: modules of other kinds have parameters of this name.
+inline constexpr std::string_view kGenericScale = "scale";
+
 // `problem` is empty, or says what is wrong.
 struct Fit {
   const ConventionSpec* spec = nullptr;
   LogicalTensor weight = {};
   std::string problem = {};
-  bool has_companion = false;  // A tensor of a companion's name is there.
+  // A tensor is there whose name only a companion has; not just any `X.scale`.
+  bool has_companion = false;
 
   [[nodiscard]] bool ok() const { return problem.empty(); }
 };

@@ -25,7 +25,7 @@ class Recogniser {
     for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
       if (std::optional<LogicalTensor> weight = classify(tensor.info)) add(std::move(*weight));
     }
-    if (declared_ && weights_.empty()) throw_nothing_quantized();
+    if (declared_) require_weights();
     for (const CheckpointTensor& tensor : checkpoint_.tensors()) add_plain(tensor.info);
     std::vector<LogicalTensor> result;
     for (auto& [unused_name, weight] : weights_) result.push_back(std::move(weight));
@@ -40,7 +40,7 @@ class Recogniser {
     for (const ConventionSpec* spec : all_convention_specs()) {
       std::optional<Fit> fit = fit_weight(checkpoint_, *spec, info);
       if (!fit) continue;
-      if (declared_ && spec == declared_->spec) {
+      if (declared_ && declared_->has(spec)) {
         if (fit->ok()) return std::move(fit->weight);
         failed = std::move(fit);
       } else if (fit->ok()) {
@@ -84,7 +84,19 @@ class Recogniser {
     weights_.emplace(info.name, std::move(plain));
   }
 
-  // A scale without codes: the codes are missing, or are not what was declared.
+  // Of each convention that is declared.
+  void require_weights() const {
+    for (const ConventionSpec* spec : {declared_->spec, declared_->experts}) {
+      const bool is_there =
+          spec == nullptr || std::any_of(weights_.begin(), weights_.end(), [&](const auto& entry) {
+            return entry.second.convention == spec->info.id;
+          });
+      if (!is_there) throw_nothing_quantized(*spec);
+    }
+  }
+
+  // A scale without codes: the codes are missing, or are not what was declared. Other modules have
+  // parameters of the name `scale`, too: there the weight must be one of bytes.
   void refuse_orphan(const TensorInfo& info) const {
     const ConventionSpec& spec = *declared_->spec;
     for (const PartRule* rule : {&spec.scales, &spec.global_scale}) {
@@ -94,6 +106,8 @@ class Recogniser {
         const std::string values =
             *stem + std::string(spec.values.suffixes[spec.is_stacked ? i : 0]);
         const CheckpointTensor* there = checkpoint_.find(values);
+        const bool is_generic = rule->suffixes[i] == kGenericScale;
+        if (is_generic && (there == nullptr || bits(there->info.dtype) != 8)) continue;
         throw_error(ErrorKind::kCorruptData,
                     "{}: {} belongs to '{}', which must be {} as {} declares {}, but is {}",
                     printable(checkpoint_.path()), tensor_text(info), printable(values),
@@ -129,11 +143,11 @@ class Recogniser {
                 printable(checkpoint_.path()), tensor_text(info), names, kConventionKey);
   }
 
-  [[noreturn]] void throw_nothing_quantized() const {
+  [[noreturn]] void throw_nothing_quantized(const ConventionSpec& spec) const {
     throw_error(ErrorKind::kCorruptData,
                 "{}: {} declares {} ({}), but no tensor is stored so; remove the declaration if "
                 "the weights are plain",
-                printable(checkpoint_.path()), declared_->source, declared_->spec->info.name,
+                printable(checkpoint_.path()), declared_->source, spec.info.name,
                 declared_->method);
   }
 

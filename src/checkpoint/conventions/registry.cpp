@@ -35,6 +35,7 @@ std::span<const ConventionSpec* const> all_convention_specs() {
   static const std::array kSpecs = {
       &compressed_tensors_nvfp4(), &modelopt_nvfp4(), &compressed_tensors_mxfp4(),
       &compressed_tensors_mxfp8(), &deepseek_fp8(),   &gpt_oss_mxfp4(),
+      &deepseek_mxfp4(),
   };
   return kSpecs;
 }

@@ -60,6 +60,7 @@ WeightFormat weight_format(Convention convention) {
       return WeightFormat::kNvfp4;
     case Convention::kMxfp4CompressedTensors:
     case Convention::kMxfp4GptOss:
+    case Convention::kMxfp4DeepSeek:
       return WeightFormat::kMxfp4;
     case Convention::kMxfp8CompressedTensors:
       return WeightFormat::kMxfp8;

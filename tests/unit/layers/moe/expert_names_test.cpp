@@ -39,6 +39,38 @@ TEST(ExpertNames, IgnoresEverythingElse) {
   }
 }
 
+TEST(ExpertNames, ReadsStackedSpellings) {
+  const auto hugging_face = parse_stacked_name("model.layers.12.mlp.experts.gate_up_proj");
+  ASSERT_TRUE(hugging_face);
+  EXPECT_EQ(hugging_face->block, "model.layers.12.mlp");
+  EXPECT_EQ(hugging_face->layer, 12);
+  EXPECT_FALSE(hugging_face->is_down);
+  EXPECT_TRUE(hugging_face->is_transposed);
+  EXPECT_TRUE(parse_stacked_name("layers.0.feed_forward.experts.down_proj")->is_down);
+  const auto original = parse_stacked_name("block.3.mlp.mlp2_weight");
+  ASSERT_TRUE(original);
+  EXPECT_EQ(original->block, "block.3.mlp");
+  EXPECT_EQ(original->layer, 3);
+  EXPECT_TRUE(original->is_down);
+  EXPECT_FALSE(original->is_transposed);
+  for (const char* name :
+       {"model.layers.0.mlp.experts.gate_up_proj_bias", "model.layers.0.mlp.gate_up_proj",
+        "model.layers.x.mlp.experts.down_proj", "layers.0.attn.experts.down_proj",
+        "blocks.0.mlp.experts.down_proj", "block.0.mlp.mlp1_bias", "block.x.mlp.mlp1_weight",
+        "block.0.attn.mlp1_weight", "layers.0.mlp.mlp1_weight", "down_proj", "mlp1_weight", ""}) {
+    EXPECT_FALSE(parse_stacked_name(name)) << name;
+  }
+  EXPECT_EQ(stacked_bias_name("a.experts.down_proj"), "a.experts.down_proj_bias");
+  EXPECT_EQ(stacked_bias_name("block.0.mlp.mlp1_weight"), "block.0.mlp.mlp1_bias");
+}
+
+TEST(ExpertNames, ReadsDeepSeeksOwnSpelling) {
+  const auto expert = parse_expert_name("layers.7.ffn.experts.20.w3.weight");
+  ASSERT_TRUE(expert);
+  EXPECT_EQ(expert->block, "layers.7.ffn");
+  EXPECT_EQ(expert->matrix, ExpertMatrix::kUp);
+}
+
 std::vector<LogicalTensor> experts_of_layer(int64_t layer, int64_t count) {
   std::vector<LogicalTensor> tensors;
   for (int64_t expert = 0; expert < count; ++expert) {

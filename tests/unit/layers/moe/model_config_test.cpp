@@ -38,6 +38,59 @@ TEST(MoeModelConfig, ReadsSigmoidRouters) {
   EXPECT_EQ(deepseek.routing.routed_scale, 2.5F);
 }
 
+TEST(MoeModelConfig, ReadsMiniMax) {
+  const MoeModelConfig model = read_moe_config(
+      R"({"model_type": "minimax_m2", "num_local_experts": 256, "num_experts_per_tok": 8,
+          "scoring_func": "sigmoid", "routed_scaling_factor": 1.5})",
+      "m");
+  EXPECT_EQ(model.routing.method, RoutingMethod::kMiniMax2);
+  EXPECT_EQ(model.routing.experts, 256);
+  EXPECT_EQ(model.routing.routed_scale, 1.5F);
+  EXPECT_FALSE(model.stacked_order);
+  const auto read = [](const char* text) { (void)read_moe_config(text, "dir"); };
+  expect_error(ErrorKind::kUnsupported, {"use_routing_bias", "false"},
+               [&] { read(R"({"model_type": "minimax_m2", "use_routing_bias": false})"); });
+  expect_error(ErrorKind::kUnsupported, {"scoring_func", "softmax"},
+               [&] { read(R"({"model_type": "minimax_m2", "scoring_func": "softmax"})"); });
+}
+
+TEST(MoeModelConfig, ReadsGptOssOfBothConfigs) {
+  for (const char* text :
+       {R"({"model_type": "gpt_oss", "hidden_act": "silu", "num_local_experts": 128,
+            "num_experts_per_tok": 4, "experts_per_token": 4})",
+        R"({"num_hidden_layers": 36, "num_experts": 128, "experts_per_token": 4})"}) {
+    const MoeModelConfig model = read_moe_config(text, "m");
+    EXPECT_EQ(model.routing.method, RoutingMethod::kRenormalize);
+    EXPECT_EQ(model.routing.experts, 128);
+    EXPECT_EQ(model.routing.top_k, 4);
+    EXPECT_EQ(model.activation.alpha.value, 1.702F);
+    EXPECT_EQ(model.activation.beta.value, 1.0F);
+    EXPECT_EQ(model.activation.limit_gate.value, 7.0F);
+    EXPECT_EQ(model.activation.limit_up.value, 7.0F);
+    EXPECT_TRUE(model.has_logit_bias);
+    EXPECT_EQ(model.stacked_order, GateOrder::kInterleaved);
+  }
+  expect_error(ErrorKind::kCorruptData, {"swiglu_limit", "number"}, [] {
+    (void)read_moe_config(R"({"num_experts": 128, "experts_per_token": 4, "swiglu_limit": "high"})",
+                          "m");
+  });
+}
+
+TEST(MoeModelConfig, ReadsLlama4InItsTextConfig) {
+  const MoeModelConfig model = read_moe_config(
+      R"({"model_type": "llama4", "text_config": {"model_type": "llama4_text",
+          "num_local_experts": 16, "num_experts_per_tok": 1}})",
+      "m");
+  EXPECT_EQ(model.routing.method, RoutingMethod::kLlama4);
+  EXPECT_EQ(model.routing.experts, 16);
+  EXPECT_TRUE(model.weight_on_input);
+  EXPECT_EQ(model.stacked_order, GateOrder::kGateUp);
+  expect_error(ErrorKind::kUnsupported, {"num_experts_per_tok", "expected 1", "got 2"}, [] {
+    (void)read_moe_config(
+        R"({"model_type": "llama4_text", "num_local_experts": 16, "num_experts_per_tok": 2})", "m");
+  });
+}
+
 TEST(MoeModelConfig, SigmoidRoutersMustBeComplete) {
   expect_error(ErrorKind::kCorruptData, {"n_group", "integer"}, [] {
     (void)read_moe_config(

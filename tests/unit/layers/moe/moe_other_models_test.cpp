@@ -1,0 +1,195 @@
+// Layers of Llama-4, MiniMax-M2 and DeepSeek-V4: their names, shapes and routers.
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "base/float_ops.h"
+#include "narrowfloat/moe_checkpoint.h"
+#include "support/expect_error.h"
+#include "support/gpt_oss_files.h"
+#include "support/random.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+constexpr int64_t kExperts = 3;
+constexpr int64_t kHidden = 48;
+constexpr int64_t kInter = 80;
+
+FileTensor random_tensor(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+  FileTensor tensor{{name, dtype, shape}, {}};
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  Random random(name.size() + static_cast<uint64_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t value = float_bits(random.normal());
+    if (dtype == DType::kF32) tensor.data.push_back(static_cast<uint8_t>(value));
+    if (dtype == DType::kF32) tensor.data.push_back(static_cast<uint8_t>(value >> 8));
+    tensor.data.push_back(static_cast<uint8_t>(value >> 16));
+    tensor.data.push_back(static_cast<uint8_t>(value >> 24));
+  }
+  return tensor;
+}
+
+class OtherModels : public ::testing::Test {
+ protected:
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  [[nodiscard]] LoadedMoe load(const std::vector<FileTensor>& tensors, const std::string& config,
+                               int64_t layer, const LoadMoeOptions& options = {}) const {
+    std::filesystem::create_directories(dir_);
+    write_tensors((dir_ / "model.safetensors").string(), tensors);
+    std::ofstream((dir_ / "config.json").string()) << config;
+    return {Checkpoint(dir_.string()), layer, options};
+  }
+
+  const std::filesystem::path dir_ =
+      std::filesystem::path(::testing::TempDir()) /
+      (std::string("other-") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+constexpr const char* kLlama4Config =
+    R"({"model_type": "llama4", "text_config": {"model_type": "llama4_text", "hidden_act": "silu",
+        "num_local_experts": 3, "num_experts_per_tok": 1}})";
+const std::string kLlama4Block = "language_model.model.layers.1.feed_forward.";
+
+std::vector<FileTensor> llama4_layer(DType dtype) {
+  return {
+      random_tensor(kLlama4Block + "experts.gate_up_proj", dtype, {kExperts, kHidden, 2 * kInter}),
+      random_tensor(kLlama4Block + "experts.down_proj", dtype, {kExperts, kInter, kHidden}),
+      random_tensor(kLlama4Block + "router.weight", DType::kBF16, {kExperts, kHidden}),
+      random_tensor(kLlama4Block + "shared_expert.up_proj.weight", dtype, {kInter, kHidden})};
+}
+
+TEST_F(OtherModels, Llama4StacksPlainExpertsTransposed) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const std::vector<FileTensor> tensors = llama4_layer(dtype);
+    const LoadedMoe loaded = load(tensors, kLlama4Config, 1);
+    const MoeConfig& config = loaded.config();
+    EXPECT_EQ(config.hidden, kHidden);
+    EXPECT_EQ(config.inter, kInter);
+    EXPECT_EQ(config.gate_order, GateOrder::kGateUp);
+    EXPECT_TRUE(config.weight_on_input);
+    EXPECT_EQ(config.routing.method, RoutingMethod::kLlama4);
+    EXPECT_EQ(config.routing.top_k, 1);
+    EXPECT_EQ(config.activation.kind, ActivationKind::kSwiglu);
+    EXPECT_EQ(config.activation.limit_up.value, Activation::kNoLimit);
+    EXPECT_TRUE(loaded.router_logit_bias().is_absent());
+    EXPECT_TRUE(loaded.router_bias().is_absent());
+    const auto* w1 = static_cast<const uint16_t*>(loaded.weights().w1.values.data);
+    const auto* w2 = static_cast<const uint16_t*>(loaded.weights().w2.values.data);
+    // Element [expert, col, row] of a tensor, rounded to bf16 where it is F32.
+    const auto stored = [&](size_t tensor, int64_t index) {
+      float value = 0;
+      uint16_t upper = 0;
+      const uint8_t* data = tensors[tensor].data.data();
+      if (dtype == DType::kBF16) {
+        std::memcpy(&upper, data + 2 * index, 2);
+        return upper;
+      }
+      std::memcpy(&value, data + 4 * index, 4);
+      const uint32_t bits = float_bits(value);
+      return static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
+    };
+    for (int64_t expert = 0; expert < kExperts; ++expert) {
+      for (int64_t row = 0; row < 2 * kInter; ++row) {
+        for (int64_t col = 0; col < kHidden; ++col) {
+          ASSERT_EQ(w1[(expert * 2 * kInter + row) * kHidden + col],
+                    stored(0, (expert * kHidden + col) * 2 * kInter + row));
+        }
+      }
+      for (int64_t row = 0; row < kHidden; ++row) {
+        for (int64_t col = 0; col < kInter; ++col) {
+          ASSERT_EQ(w2[(expert * kHidden + row) * kInter + col],
+                    stored(1, (expert * kInter + col) * kHidden + row));
+        }
+      }
+    }
+    (void)MoeLayer::prepare(loaded.weights(), config);
+  }
+}
+
+TEST_F(OtherModels, Llama4ShardsAndQuantizedModes) {
+  LoadMoeOptions options;
+  const std::vector<FileTensor> tensors = llama4_layer(DType::kBF16);
+  const LoadedMoe whole = load(tensors, kLlama4Config, 1);
+  options.expert_offset = 2;
+  const LoadedMoe shard = load(tensors, kLlama4Config, 1, options);
+  const size_t expert_bytes = 2 * kInter * kHidden * 2;
+  EXPECT_EQ(
+      std::memcmp(shard.weights().w1.values.data,
+                  static_cast<const uint8_t*>(whole.weights().w1.values.data) + 2 * expert_bytes,
+                  expert_bytes),
+      0);
+  options = {};
+  options.mode = MoeMode::kNvfp4Bf16;
+  const LoadedMoe coded = load(tensors, kLlama4Config, 1, options);
+  // One global scale for gate and up of an expert.
+  const auto* gate = static_cast<const float*>(coded.weights().gate_scale.values.data);
+  const auto* up = static_cast<const float*>(coded.weights().up_scale.values.data);
+  for (int64_t expert = 0; expert < kExperts; ++expert) EXPECT_EQ(gate[expert], up[expert]);
+  (void)MoeLayer::prepare(coded.weights(), coded.config());
+}
+
+TEST_F(OtherModels, Llama4ExpertsMayLieOneByOne) {
+  std::vector<FileTensor> tensors = {
+      random_tensor(kLlama4Block + "router.weight", DType::kBF16, {kExperts, kHidden})};
+  for (const std::string expert : {"0", "1", "2"}) {
+    const std::string stem = kLlama4Block + "experts." + expert + ".";
+    tensors.push_back(random_tensor(stem + "gate_proj.weight", DType::kBF16, {kInter, kHidden}));
+    tensors.push_back(random_tensor(stem + "up_proj.weight", DType::kBF16, {kInter, kHidden}));
+    tensors.push_back(random_tensor(stem + "down_proj.weight", DType::kBF16, {kHidden, kInter}));
+  }
+  const LoadedMoe loaded = load(tensors, kLlama4Config, 1);
+  EXPECT_EQ(loaded.config().gate_order, GateOrder::kGateUp);
+  EXPECT_TRUE(loaded.config().weight_on_input);
+}
+
+TEST_F(OtherModels, MiniMaxHasItsBiasBesideTheRouter) {
+  const std::string block = "model.layers.0.block_sparse_moe.";
+  std::vector<FileTensor> tensors = {
+      random_tensor(block + "gate.weight", DType::kF32, {kExperts, kHidden}),
+      random_tensor(block + "e_score_correction_bias", DType::kF32, {kExperts})};
+  for (const std::string expert : {"0", "1", "2"}) {
+    for (const std::string matrix : {"w1", "w3", "w2"}) {
+      const bool is_down = matrix == "w2";
+      std::string name = block + "experts." + expert + ".";
+      name += matrix + ".weight";
+      tensors.push_back(random_tensor(name, DType::kBF16,
+                                      {is_down ? kHidden : kInter, is_down ? kInter : kHidden}));
+    }
+  }
+  const std::string config =
+      R"({"model_type": "minimax_m2", "num_local_experts": 3, "num_experts_per_tok": 2,
+          "scoring_func": "sigmoid", "use_routing_bias": true, "hidden_act": "silu"})";
+  const LoadedMoe loaded = load(tensors, config, 0);
+  EXPECT_EQ(loaded.config().routing.method, RoutingMethod::kMiniMax2);
+  EXPECT_EQ(loaded.config().routing.routed_scale, 1.0F);
+  EXPECT_EQ(loaded.config().inter, kInter);
+  ASSERT_EQ(to_string(loaded.router_bias()), "F32[3]");
+  EXPECT_EQ(std::memcmp(loaded.router_bias().data, tensors[1].data.data(), kExperts * 4), 0);
+  EXPECT_TRUE(loaded.router_logit_bias().is_absent());
+  (void)MoeLayer::prepare(loaded.weights(), loaded.config());
+  tensors.erase(tensors.begin() + 1);
+  expect_error(ErrorKind::kCorruptData, {"router's", "e_score_correction_bias", "[3]"},
+               [&] { (void)load(tensors, config, 0); });
+}
+
+// Its layers are found; its scores are none of the library's routing methods.
+TEST_F(OtherModels, DeepSeekV4IsRefusedForItsRouting) {
+  std::vector<FileTensor> tensors;
+  for (const std::string matrix : {"w1", "w3", "w2"}) {
+    const std::string stem = "layers.2.ffn.experts.0." + matrix + ".";
+    tensors.push_back({{stem + "weight", DType::kI8, {32, 16}}, std::vector<uint8_t>(512)});
+    tensors.push_back({{stem + "scale", DType::kF8E8M0, {32, 1}}, std::vector<uint8_t>(32)});
+  }
+  expect_error(ErrorKind::kUnsupported, {"model_type", "deepseek_v4", "gpt_oss"}, [&] {
+    (void)load(tensors, R"({"model_type": "deepseek_v4", "scoring_func": "sqrtsoftplus"})", 2);
+  });
+  EXPECT_EQ(moe_layers(Checkpoint(dir_.string())), std::vector<int64_t>{2});
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
