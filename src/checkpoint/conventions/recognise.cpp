@@ -64,12 +64,20 @@ class Recogniser {
 
   void add(LogicalTensor&& weight) {
     if (checkpoint_.find(weight.name) != nullptr && weight.parts.front() != weight.name) {
-      throw_error(ErrorKind::kCorruptData, "{}: '{}' and '{}' are both there: one weight twice",
-                  printable(checkpoint_.path()), printable(weight.name),
-                  printable(weight.parts.front()));
+      throw_twice(weight.name, weight.name, weight.parts.front());
+    }
+    if (const auto twin = weights_.find(weight.name); twin != weights_.end()) {
+      throw_twice(weight.name, twin->second.parts.front(), weight.parts.front());
     }
     for (const std::string& part : weight.parts) used_.insert(part);
     weights_.emplace(weight.name, std::move(weight));
+  }
+
+  [[noreturn]] void throw_twice(const std::string& weight, const std::string& first,
+                                const std::string& second) const {
+    throw_error(
+        ErrorKind::kCorruptData, "{}: '{}' and '{}' are both there: '{}' twice; remove one of them",
+        printable(checkpoint_.path()), printable(first), printable(second), printable(weight));
   }
 
   void add_plain(const TensorInfo& info) {

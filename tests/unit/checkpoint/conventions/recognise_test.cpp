@@ -288,7 +288,11 @@ TEST_F(Recognise, StackedExpertsMustBeTheDeclaredOnes) {
   twice.push_back({kGateUp, DType::kBF16, {3, 96, 10}});
   write(twice);
   declare(kGptOssConfig);
-  expect_corrupt("are both there: one weight twice");
+  expect_corrupt("are both there: 'model.layers.0.mlp.experts.gate_up_proj' twice");
+  twice = gpt_oss_parts(kGateUp, "_");
+  for (const TensorSpec& part : gpt_oss_parts(kGateUp, ".")) twice.push_back(part);
+  write(twice);
+  expect_corrupt("gate_up_proj.blocks' and 'model.layers.0.mlp.experts.gate_up_proj_blocks' are");
 }
 
 TEST_F(Recognise, OtherTensorsOfBlocksStayPlain) {
