@@ -9,7 +9,8 @@ namespace narrowfloat::python {
 
 PerExpert per_expert(std::string_view argument, nb::handle value, std::vector<Array>& arrays) {
   double number = 0;
-  if (nb::try_cast(value, number)) return static_cast<float>(number);
+  // Without conversions: an array of one element is an array, and may lie on a GPU.
+  if (nb::try_cast(value, number, /*convert=*/false)) return static_cast<float>(number);
   const Array& array = arrays.emplace_back(input_array(argument, value));
   return PerExpert(array.view);
 }
