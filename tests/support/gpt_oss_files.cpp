@@ -213,6 +213,7 @@ void GptOssModel::write(const std::string& directory, GptOssNames names) const {
 
 void write_tensors(const std::string& path, const std::vector<FileTensor>& tensors) {
   std::vector<TensorSpec> specs;
+  specs.reserve(tensors.size());
   for (const FileTensor& tensor : tensors) specs.push_back(tensor.spec);
   SafetensorsWriter writer(path, specs, {});
   for (const FileTensor& tensor : tensors) {
