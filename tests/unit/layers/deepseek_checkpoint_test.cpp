@@ -103,6 +103,7 @@ TEST_F(DeepSeekCheckpoint, DequantizesBoth) {
   const auto expert = stored_as<float>(plain, kExpert + "weight");
   const auto dense = stored_as<float>(plain, kDense + "weight");
   std::vector<float> scales;
+  scales.reserve(kBlockScales.size());
   for (const uint8_t scale : kBlockScales) scales.push_back(UE8M0::decode(scale));
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t col = 0; col < kCols; ++col) {

@@ -38,8 +38,7 @@ std::vector<uint8_t> run(const MoeWeights& weights, MoeConfig config, const Toke
   const MoeLayer layer = MoeLayer::prepare(weights, config);
   const int64_t bytes = layer.required_workspace(kTokens);
   std::vector<uint8_t> memory(static_cast<size_t>(bytes) + 256);
-  auto* workspace =
-      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+  uint8_t* workspace = memory.data() + 256 - reinterpret_cast<uintptr_t>(memory.data()) % 256;
   std::vector<uint8_t> out(static_cast<size_t>(kTokens * config.hidden) * 4);
   MoeInputs inputs;
   inputs.values = TensorView::contiguous(tokens.x.data(), DType::kBF16, {kTokens, tokens.hidden});
@@ -263,7 +262,7 @@ TEST_F(GptOss, RefusesLayersThatAreNotWhole) {
 TEST_F(GptOss, RefusesWhatDoesNotFit) {
   const GptOssModel model;
   const std::string config = model.config_text(GptOssNames::kHuggingFace);
-  const auto reshaped = [&](const std::string& name, std::vector<int64_t> shape) {
+  const auto reshaped = [&](const std::string& name, const std::vector<int64_t>& shape) {
     std::vector<FileTensor> tensors = model.tensors(GptOssNames::kHuggingFace);
     for (FileTensor& tensor : tensors) {
       if (tensor.spec.name == "model.layers.0.mlp." + name) tensor.spec.shape = shape;

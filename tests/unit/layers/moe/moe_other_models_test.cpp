@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/float_ops.h"
@@ -137,7 +138,7 @@ TEST_F(OtherModels, Llama4ExpertsMayLieOneByOne) {
   std::vector<FileTensor> tensors = {
       random_tensor(kLlama4Block + "router.weight", DType::kBF16, {kExperts, kHidden})};
   for (const std::string expert : {"0", "1", "2"}) {
-    const std::string stem = kLlama4Block + "experts." + expert + ".";
+    const std::string stem = fmt::format("{}experts.{}.", kLlama4Block, expert);
     tensors.push_back(random_tensor(stem + "gate_proj.weight", DType::kBF16, {kInter, kHidden}));
     tensors.push_back(random_tensor(stem + "up_proj.weight", DType::kBF16, {kInter, kHidden}));
     tensors.push_back(random_tensor(stem + "down_proj.weight", DType::kBF16, {kHidden, kInter}));
@@ -155,8 +156,7 @@ TEST_F(OtherModels, MiniMaxHasItsBiasBesideTheRouter) {
   for (const std::string expert : {"0", "1", "2"}) {
     for (const std::string matrix : {"w1", "w3", "w2"}) {
       const bool is_down = matrix == "w2";
-      std::string name = block + "experts." + expert + ".";
-      name += matrix + ".weight";
+      const std::string name = fmt::format("{}experts.{}.{}.weight", block, expert, matrix);
       tensors.push_back(random_tensor(name, DType::kBF16,
                                       {is_down ? kHidden : kInter, is_down ? kInter : kHidden}));
     }
