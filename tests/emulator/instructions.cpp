@@ -77,8 +77,7 @@ void pause() {
   Machine& m = machine();
   if (!m.is_late) return;
   const uint64_t most = m.random() % 4 == 0 ? 100 : 8;
-  wait_until(
-      {.kind = Wait::Kind::kPause, .round = m.round + m.random() % most, .what = "a pause"});
+  wait_until({.kind = Wait::Kind::kPause, .round = m.round + m.random() % most, .what = "a pause"});
 }
 
 void arrive_at(Barrier& barrier, int expected) {
@@ -146,23 +145,22 @@ const LaneValues& exchange_lanes(unsigned mask, uint64_t bits) {
 uint32_t cluster_rank() { return static_cast<uint32_t>(current().block->rank); }
 uint32_t cluster_size() { return static_cast<uint32_t>(machine().blocks.size()); }
 
-namespace {
-// Of the arrival whose wait comes later.
-thread_local std::map<const Fiber*, uint64_t> cluster_arrivals;
-}  // namespace
-
 void arrive_at_cluster() {
   Machine& m = machine();
-  cluster_arrivals[&current()] = m.cluster.generation;
+  Fiber& fiber = current();
+  if (fiber.cluster_arrival) fail("a second arrival at the cluster's barrier without a wait");
+  fiber.cluster_arrival = m.cluster.generation;
   arrive_at(m.cluster, m.alive);
 }
 
 void wait_for_cluster() {
-  Machine& m = machine();
+  Fiber& fiber = current();
+  if (!fiber.cluster_arrival) fail("a wait at the cluster's barrier without an arrival");
   wait_until({.kind = Wait::Kind::kGeneration,
-              .generation = &m.cluster.generation,
-              .seen = cluster_arrivals.at(&current()),
+              .generation = &machine().cluster.generation,
+              .seen = *fiber.cluster_arrival,
               .what = "the cluster"});
+  fiber.cluster_arrival.reset();
 }
 
 uint8_t* dynamic_shared() { return current().block->shared; }
@@ -187,6 +185,7 @@ uint8_t* shared_memory(uint32_t address, uint32_t bytes) {
 }
 
 void init_barrier(uint32_t barrier, uint32_t arrivals) {
+  if (barrier % 8 != 0) fail("a barrier at an address that is not aligned");
   const PhaseBarrier fresh{.count = static_cast<int16_t>(arrivals),
                            .pending = static_cast<int16_t>(arrivals),
                            .bytes_and_phase = 0};
@@ -235,7 +234,8 @@ void copy_to_barrier(std::function<void()> copy, uint16_t ranks, uint32_t barrie
   for (uint32_t rank = 0; rank < 16; ++rank) {
     if ((ranks >> rank & 1U) != 0) barriers.push_back(shared_memory_of(rank, barrier, 8));
   }
-  auto whole = [copy = std::move(copy), barriers, bytes] {
+  auto whole = [copy = std::move(copy), barriers, bytes, fiber = &current()] {
+    machine().current = fiber;  // For what fail() says.
     copy();
     for (uint8_t* at : barriers) change_barrier(at, 0, -static_cast<int32_t>(bytes));
   };
@@ -258,18 +258,27 @@ void wait_for_stores() {
   fiber.stores.clear();
 }
 
+// Makes the sums of list[i] NaN if it is the next multiplication on them.
+static void hide_sums(std::vector<Multiplication>& list, size_t i) {
+  Multiplication& entry = list[i];
+  for (size_t other = 0; other < i; ++other) {
+    if (list[other].sums == entry.sums) return;
+  }
+  if (!entry.before.empty()) return;
+  entry.before.assign(entry.sums, entry.sums + entry.count);
+  std::fill_n(entry.sums, entry.count, __builtin_nanf(""));
+}
+
 void multiply_async(float* sums, int count, std::function<void()> multiply) {
   if (!machine().is_late) return multiply();
   Fiber& fiber = current();
-  Multiplication entry{
-      .sums = sums, .before = {}, .run = std::move(multiply), .group = fiber.open_group};
-  const bool is_first = std::ranges::none_of(
-      fiber.multiplications, [&](const Multiplication& other) { return other.sums == sums; });
-  if (is_first) {
-    entry.before.assign(sums, sums + count);
-    std::fill_n(sums, count, __builtin_nanf(""));
-  }
-  fiber.multiplications.push_back(std::move(entry));
+  auto& list = fiber.multiplications;
+  list.push_back({.sums = sums,
+                  .count = count,
+                  .before = {},
+                  .run = std::move(multiply),
+                  .group = fiber.open_group});
+  hide_sums(list, list.size() - 1);
 }
 
 void commit_multiplications() { ++current().open_group; }
@@ -286,6 +295,7 @@ void wait_for_multiplications(int but) {
     entry.run();
   }
   list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(done));
+  for (size_t i = 0; i < list.size(); ++i) hide_sums(list, i);
 }
 
 void require(bool holds, const char* what) {

@@ -1,15 +1,19 @@
 // A GPU on the CPU, for tests of kernels: the threads of a block, or of a cluster of blocks, are
 // fibers of one thread of the host, and what runs beside a thread on a GPU (copies, warpgroup
 // matrix multiplications) is a list of things to be done. Functions here are what the instructions
-// of src/device/ptx do; the headers of tests/emulator/device/ptx call them under their names.
+// of src/device/ptx do; the headers of tests/emulator/replaced call them under their names.
 //
 // A kernel must not depend on when such a thing is done, nor on which thread goes first. So the
-// order of threads is random, and what runs beside them is done as late as barriers and waits
-// allow, or at once: by the seed of NARROWFLOAT_EMULATOR_SEED, of which 0 means "in order and at
-// once". A kernel in which no thread can go on is an error that says what each waits for.
+// order of threads is random, copies are done at a random time up to the wait for them, and stores
+// and multiplications in that wait; or everything in order and at once, which is what 0 and no
+// NARROWFLOAT_EMULATOR_SEED mean. A kernel in which no thread can go on is an error that says what
+// each waits for.
 //
 // Not emulated: time, races between two accesses without a wait between them that happen to come
-// in the right order, proxies and their fences, the rounding of wgmma's sums.
+// in the right order, proxies and their fences, the rounding of wgmma's sums, changes to wgmma's
+// operands in registers while it runs, groups of stores, blocks of a grid that wait for each other
+// without a cluster. Static shared memory is not noise at the start, as dynamic is: it holds what
+// the block before has left.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <ucontext.h>
@@ -48,6 +49,7 @@ struct Block;
 
 struct Multiplication {
   float* sums;
+  int count;
   std::vector<float> before;  // Of the first one on these sums.
   std::function<void()> run;
   int group;
@@ -64,6 +66,7 @@ struct Fiber {
   std::vector<std::function<void()>> stores;
   std::vector<Multiplication> multiplications;
   int open_group = 0;
+  std::optional<uint64_t> cluster_arrival;  // The cluster barrier's generation, until the wait.
 };
 
 struct Block {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -15,7 +16,6 @@ namespace {
 using Work = std::function<cudaError_t()>;
 
 constexpr int kMultiprocessors = 6;
-constexpr int kSharedBytes = 227 * 1024;
 constexpr size_t kMemoryBytes = size_t{4} << 30;
 
 struct Node {
@@ -129,7 +129,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
       *value = kMultiprocessors;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = kSharedBytes;
+      *value = emulator::kSharedBytes;
       return cudaSuccess;
     default:
       return result(cudaErrorInvalidValue);
@@ -144,7 +144,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) 
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
-  return value <= kSharedBytes ? cudaSuccess : result(cudaErrorInvalidValue);
+  return value <= emulator::kSharedBytes ? cudaSuccess : result(cudaErrorInvalidValue);
 }
 cudaError_t cudaDeviceReset() {
   state().has_failed = false;

@@ -6,6 +6,8 @@
 
 namespace emulator {
 
+inline constexpr int kSharedBytes = 227 * 1024;  // That a block may ask for.
+
 // Does something in stream order: at once, or on each replay of a graph that is being captured.
 cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> work);
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 #include <sstream>
 #include <sys/mman.h>
 
@@ -18,6 +19,7 @@ namespace emulator {
 namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kGuardBytes = 4096;
 constexpr size_t kSharedAlignment = 1024;
 
 // A thread that has ended holds up no barrier.
@@ -36,6 +38,8 @@ void leave(Fiber& fiber) {
     --all.arrived;
     arrive_at(all, block.alive);
   }
+  // Its own arrival would stand for one of those that are left.
+  if (fiber.cluster_arrival == m.cluster.generation) --m.cluster.arrived;
   if (m.cluster.arrived > 0 && m.cluster.arrived == m.alive) {
     --m.cluster.arrived;
     arrive_at(m.cluster, m.alive);
@@ -47,7 +51,7 @@ void run_fiber() {
   Fiber& fiber = current();
   try {
     (*m.body)();
-    wait_for_multiplications(0);
+    fiber.multiplications.clear();  // Their sums were on the kernel's stack.
     wait_for_stores();
   } catch (const std::exception& error) {
     if (m.failure.empty()) m.failure = error.what();
@@ -62,7 +66,8 @@ void* stack_of(size_t i) {
   while (m.stacks.size() <= i) {
     void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) throw std::bad_alloc();
+    // An overflow ends the program instead of changing the next stack.
+    if (stack == MAP_FAILED || mprotect(stack, kGuardBytes, PROT_NONE) != 0) throw std::bad_alloc();
     m.stacks.push_back(stack);
   }
   return m.stacks[i];
@@ -122,7 +127,6 @@ bool do_one_copy() {
   const auto at = m.copies.begin() + static_cast<std::ptrdiff_t>(choice - with_copies.size());
   const std::function<void()> copy = std::move(*at);
   m.copies.erase(at);
-  m.current = &m.fibers.front();
   copy();
   return true;
 }
@@ -219,6 +223,13 @@ unsigned cluster_blocks_of(const cudaLaunchConfig_t& config) {
   return 1;
 }
 
+// As the launch of a GPU judges it.
+bool can_launch(const cudaLaunchConfig_t& config, unsigned cluster) {
+  const uint64_t threads = uint64_t{config.blockDim.x} * config.blockDim.y * config.blockDim.z;
+  return threads > 0 && threads <= 1024 && config.dynamicSmemBytes <= size_t{kSharedBytes} &&
+         cluster > 0 && cluster <= 8 && config.gridDim.x % cluster == 0;
+}
+
 unsigned seed() {
   const char* text = std::getenv("NARROWFLOAT_EMULATOR_SEED");
   return text == nullptr ? 0 : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
@@ -237,6 +248,7 @@ cudaError_t run_grid(const cudaLaunchConfig_t& config, const std::function<void(
   m.body = &body;
   m.failure.clear();
   const unsigned cluster = cluster_blocks_of(config);
+  if (!can_launch(config, cluster)) return cudaErrorInvalidConfiguration;
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
       for (unsigned x = 0; x < gridDim.x && m.failure.empty(); x += cluster) {

@@ -12,8 +12,7 @@ namespace {
 
 constexpr uint32_t kMark = 0x4D415000;
 
-// Calls of(global or null, shared address, bytes) for the elements of a box, 16 bytes of a row at a
-// time at most, so that the swizzle moves whole pieces.
+// Calls of(global or null, shared address, bytes) for each element of a box.
 template <class Of>
 void for_box(const EncodedMap& map, const std::array<int, 3>& at, uint32_t shared, Of&& of) {
   const uint32_t row_bytes = map.box[0] * map.element_bytes;
@@ -47,9 +46,9 @@ void for_box(const EncodedMap& map, const std::array<int, 3>& at, uint32_t share
 
 CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                 const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
-                const cuuint32_t* /*steps*/, CUtensorMapInterleave /*interleave*/,
+                const cuuint32_t* steps, CUtensorMapInterleave interleave,
                 CUtensorMapSwizzle swizzle, CUtensorMapL2promotion /*promotion*/,
-                CUtensorMapFloatOOBfill /*fill*/) {
+                CUtensorMapFloatOOBfill fill) {
   EncodedMap encoded{};
   encoded.data = static_cast<uint8_t*>(data);
   encoded.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT32   ? 4
@@ -59,11 +58,16 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
   encoded.extents = {1, 1, 1};
   encoded.box = {1, 1, 1};
   encoded.strides[0] = encoded.element_bytes;
-  bool fits = rank >= 1 && rank <= 3 && is_aligned(data, 16);
+  bool fits = rank >= 1 && rank <= 3 && is_aligned(data, 16) &&
+              (encoded.element_bytes > 1 || type == CU_TENSOR_MAP_DATA_TYPE_UINT8) &&
+              interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
+              (swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || swizzle == CU_TENSOR_MAP_SWIZZLE_128B) &&
+              fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
   for (uint32_t i = 0; fits && i < rank; ++i) {
     encoded.extents[i] = extents[i];
     encoded.box[i] = box[i];
-    fits = extents[i] > 0 && extents[i] <= uint64_t{1} << 32 && box[i] > 0 && box[i] <= 256;
+    fits = extents[i] > 0 && extents[i] <= uint64_t{1} << 32 && box[i] > 0 && box[i] <= 256 &&
+           steps[i] == 1;
     if (i > 0) {
       encoded.strides[i] = strides[i - 1];
       fits = fits && strides[i - 1] % 16 == 0 && strides[i - 1] < uint64_t{1} << 40;

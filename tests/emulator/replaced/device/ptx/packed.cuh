@@ -30,10 +30,10 @@ uint32_t max_abs(uint32_t a, uint32_t b) {
   });
 }
 
-// A number wins over NaN.
+// A number wins over NaN, and 0 over -0.
 inline double larger(double x, double y) {
   if (x != x || y != y) return x != x ? y : x;
-  return x > y ? x : y;
+  return x > y || (x == y && !std::signbit(x)) ? x : y;
 }
 
 template <class Of>

@@ -11,13 +11,14 @@ namespace narrowfloat {
 
 inline void emulated_copy_box(uint32_t shared, const void* map, std::array<int, 3> at,
                               uint32_t barrier, uint16_t ranks) {
-  const emulator::EncodedMap* encoded = emulator::encoded_map(map);
+  // A copy of the map: it is in the thread's parameters, and the thread may end first.
+  const emulator::EncodedMap encoded = *emulator::encoded_map(map);
   const auto copy = [=, cluster = emulator::cluster_size()] {
     for (uint32_t rank = 0; rank < cluster; ++rank) {
-      if ((ranks >> rank & 1U) != 0) emulator::load_box(*encoded, at, rank, shared);
+      if ((ranks >> rank & 1U) != 0) emulator::load_box(encoded, at, rank, shared);
     }
   };
-  emulator::copy_to_barrier(copy, ranks, barrier, emulator::box_bytes(*encoded));
+  emulator::copy_to_barrier(copy, ranks, barrier, emulator::box_bytes(encoded));
 }
 inline void copy_box(uint32_t shared, const void* map, int x, int y, uint32_t barrier) {
   emulated_copy_box(shared, map, {x, y, 0}, barrier, emulator::own_rank());
@@ -30,9 +31,9 @@ inline void copy_box_to_blocks(uint32_t shared, const void* map, int x, int y, i
   emulated_copy_box(shared, map, {x, y, z}, barrier, ranks);
 }
 inline void store_box(const void* map, int x, int y, uint32_t shared) {
-  const emulator::EncodedMap* encoded = emulator::encoded_map(map);
+  const emulator::EncodedMap encoded = *emulator::encoded_map(map);
   const uint32_t rank = emulator::cluster_rank();
-  emulator::store_async([=] { emulator::store_box(*encoded, {x, y, 0}, rank, shared); });
+  emulator::store_async([=] { emulator::store_box(encoded, {x, y, 0}, rank, shared); });
 }
 inline void commit_boxes() {}
 inline void wait_for_boxes_read() { emulator::wait_for_stores(); }
