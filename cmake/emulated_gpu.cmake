@@ -1,6 +1,7 @@
 # Kernels as C++ for the CPU (tests/emulator): the CUDA part of the library, but for the compiler
 # and the runtime. For tests alone; needs the toolkit's headers, not nvcc.
-find_path(NARROWFLOAT_CUDA_HEADERS cuda_runtime.h HINTS /usr/local/cuda/include REQUIRED)
+find_path(NARROWFLOAT_CUDA_HEADERS cuda_runtime.h HINTS $ENV{CUDA_HOME}/include
+                                                       /usr/local/cuda/include REQUIRED)
 set(CMAKE_CUDA_ARCHITECTURES 90a)
 
 add_library(emulated_gpu STATIC tests/emulator/instructions.cpp tests/emulator/runtime.cpp

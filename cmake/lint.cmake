@@ -48,7 +48,7 @@ file(
   ${PROJECT_SOURCE_DIR}/src/*.cu*
   ${PROJECT_SOURCE_DIR}/tests/*.h
   ${PROJECT_SOURCE_DIR}/tests/*.cpp
-  ${PROJECT_SOURCE_DIR}/tests/*.cu
+  ${PROJECT_SOURCE_DIR}/tests/*.cu*
   ${PROJECT_SOURCE_DIR}/bench/*.h
   ${PROJECT_SOURCE_DIR}/bench/*.cpp
   ${PROJECT_SOURCE_DIR}/python/*.h
