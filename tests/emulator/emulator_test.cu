@@ -1,11 +1,15 @@
 // The emulator finds the faults it is for: kernels that are right and the same with one of them.
 #include <cstdlib>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "device/ptx/async_copy.cuh"
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/float_ops.cuh"
+#include "device/ptx/packed.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/ptx/wgmma_e4m3.cuh"
 #include "device/ring.cuh"
@@ -69,6 +73,34 @@ __global__ void ring_kernel(const uint8_t* input, float* output) {
     if (kFault != Fault::kEarlyRelease) ring.release_warp(at, threadIdx.x % 32);
     for (int i = 0; i < 4; ++i) output[(round * 128 + threadIdx.x) * 4 + i] = sums[i];
   }
+}
+
+// What each block's neighbour in a cluster of two has sent. One warp has arrived when it ends.
+template <bool kArrives>
+__global__ void cluster_kernel(uint32_t* output) {
+  NF_DYNAMIC_SHARED(uint32_t, shared, 16);
+  arrive_at_cluster();
+  if (threadIdx.x >= 32) return;
+  wait_for_cluster();
+  store_in_block(shared_address(shared + threadIdx.x), cluster_rank() ^ 1U, blockIdx.x);
+  if (kArrives) arrive_at_cluster();
+  wait_for_cluster();
+  output[blockIdx.x * 32 + threadIdx.x] = shared[threadIdx.x];
+}
+
+// Two multiplications on the same sums, of which the second is not waited for.
+__global__ void two_products_kernel(const uint8_t* input, float* output) {
+  NF_DYNAMIC_SHARED(uint8_t, shared, 1024);
+  for (int i = threadIdx.x; i < kStageBytes; i += 128) shared[i] = input[i];
+  __syncthreads();
+  const uint64_t rows = swizzled_descriptor(shared_address(shared));
+  float sums[4];
+  for (int i = 0; i < 2; ++i) {
+    wgmma_e4m3(sums, rows, rows, i);
+    wgmma_commit();
+  }
+  wgmma_wait_but_one();
+  for (int i = 0; i < 4; ++i) output[threadIdx.x * 4 + i] = sums[i];
 }
 
 class Emulator : public ::testing::Test {
@@ -139,6 +171,46 @@ TEST_F(Emulator, EndsAKernelThatCannotGoOn) {
     expect_failure<Fault::kTwoArrivals>(seed);
     expect_failure<Fault::kBehindShared>(seed);
   }
+}
+
+TEST_F(Emulator, LetsBlocksOfAClusterWaitForEachOther) {
+  for (int seed = 0; seed < 20; ++seed) {
+    setenv("NARROWFLOAT_EMULATOR_SEED", std::to_string(seed).c_str(), 1);
+    std::vector<uint32_t> output(4 * 32);
+    launch(cluster_kernel<true>, {dim3(4), dim3(64), 128, 2}, {}, output.data());
+    for (uint32_t i = 0; i < 4 * 32; ++i) ASSERT_EQ(output[i], i / 32 ^ 1U) << "seed " << seed;
+  }
+}
+
+TEST_F(Emulator, EndsAKernelThatWaitsForAClusterAtWhichItHasNotArrived) {
+  std::vector<uint32_t> output(2 * 32);
+  EXPECT_THROW(launch(cluster_kernel<false>, {dim3(2), dim3(64), 128, 2}, {}, output.data()),
+               Error);
+}
+
+TEST_F(Emulator, RefusesWhatNoGpuLaunches) {
+  std::vector<uint32_t> output(4 * 32);
+  for (const LaunchShape& shape :
+       {LaunchShape{dim3(3), dim3(64), 128, 2}, LaunchShape{dim3(2), dim3(1056), 128, 2},
+        LaunchShape{dim3(2), dim3(64), 228 * 1024, 2}}) {
+    EXPECT_THROW(launch(cluster_kernel<true>, shape, {}, output.data()), Error);
+  }
+}
+
+TEST_F(Emulator, HidesSumsWithAnotherProductInFlight) {
+  setenv("NARROWFLOAT_EMULATOR_SEED", "1", 1);
+  const std::vector<uint8_t> input(kStageBytes, 0x38);
+  std::vector<float> output(128 * 4);
+  launch(two_products_kernel, {dim3(1), dim3(128), kStageBytes}, {}, input.data(), output.data());
+  for (const float sum : output) ASSERT_NE(sum, sum);
+}
+
+TEST_F(Emulator, RoundsAndFlushesAsAGpu) {
+  // Tiny after rounding to 24 bits, 2^-126 as a rounded denormal.
+  EXPECT_EQ(mul_ftz(0x1.fffffep-1F, 0x1p-126F), 0.0F);
+  EXPECT_EQ(mul_ftz(0x1p-63F, 0x1p-63F), 0x1p-126F);
+  EXPECT_EQ(max_bf16x2(0x00008000U, 0x80000000U), 0U);
+  EXPECT_EQ(max_f16x2(0x80007E00U, 0x80003C00U), 0x80003C00U);
 }
 
 }  // namespace
