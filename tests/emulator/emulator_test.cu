@@ -192,6 +192,7 @@ TEST_F(Emulator, RefusesWhatNoGpuLaunches) {
   std::vector<uint32_t> output(4 * 32);
   for (const LaunchShape& shape :
        {LaunchShape{dim3(3), dim3(64), 128, 2}, LaunchShape{dim3(2), dim3(1056), 128, 2},
+        LaunchShape{dim3(2), dim3(64), 49 * 1024, 2},
         LaunchShape{dim3(2), dim3(64), 228 * 1024, 2}}) {
     EXPECT_THROW(launch(cluster_kernel<true>, shape, {}, output.data()), Error);
   }

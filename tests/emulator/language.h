@@ -32,7 +32,8 @@ extern dim3 gridDim;
 template <class... Params, class... Args>
 cudaError_t emulated_launch(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
                             const Args&... args) {
-  return ::emulator::launch(*config, [=] { kernel(args...); });
+  return ::emulator::launch(*config, reinterpret_cast<const void*>(kernel),
+                            [=] { kernel(args...); });
 }
 #define cudaLaunchKernelEx emulated_launch
 

@@ -24,7 +24,9 @@ namespace emulator {
 
 // --- Threads and blocks --------------------------------------------------------------------------
 
-cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> body);
+// `body` calls the kernel, whose address is `kernel`.
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
+                   std::function<void()> body);
 
 int lane();
 int warp();  // Of the block.

@@ -35,6 +35,7 @@ struct State {
   std::mutex mutex;
   bool has_failed = false;
   std::map<void*, size_t> allocations;
+  std::map<const void*, size_t> opted_in;  // Kernels, to dynamic shared memory.
   size_t allocated = 0;
 };
 
@@ -97,6 +98,15 @@ cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> work) {
   return run_or_capture(stream, cudaGraphNodeTypeKernel, std::move(work));
 }
 
+size_t shared_bytes_of(const void* kernel) {
+  constexpr size_t kWithoutOptIn = 48 * 1024;
+  const std::lock_guard lock(state().mutex);
+  const auto found = state().opted_in.find(kernel);
+  return found == state().opted_in.end() ? kWithoutOptIn : found->second;
+}
+
+cudaError_t refuse_launch() { return result(cudaErrorInvalidValue); }
+
 cudaError_t fail_device() {
   state().has_failed = true;
   return cudaErrorLaunchFailure;
@@ -143,8 +153,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) 
   properties->multiProcessorCount = kMultiprocessors;
   return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
-  return value <= emulator::kSharedBytes ? cudaSuccess : result(cudaErrorInvalidValue);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+  if (value > emulator::kSharedBytes) return result(cudaErrorInvalidValue);
+  const std::lock_guard lock(state().mutex);
+  state().opted_in[kernel] = static_cast<size_t>(value);
+  return cudaSuccess;
 }
 cudaError_t cudaDeviceReset() {
   state().has_failed = false;

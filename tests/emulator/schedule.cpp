@@ -263,7 +263,9 @@ cudaError_t run_grid(const cudaLaunchConfig_t& config, const std::function<void(
 
 }  // namespace
 
-cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> body) {
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
+                   std::function<void()> body) {
+  if (config.dynamicSmemBytes > shared_bytes_of(kernel)) return refuse_launch();
   return queue(config.stream, [config, cluster = cluster_blocks_of(config), body] {
     // The attributes are the caller's and may be gone.
     cudaLaunchAttribute attribute{};
