@@ -102,25 +102,21 @@ thread_sanitized_runs() {
   ctest --preset cpu-tsan -R WithoutThePool -j "$jobs" --no-tests=error
 }
 
-# Kernels as C++. Seed 0 takes everything in order, others at random. Not all tests of kernels: many
-# take minutes here.
+# Kernels as C++, threads in a random order that repeats. Not all tests: many take minutes here.
 emulated_kernels() {
   if [ ! -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
     echo "skipped: no cuda_runtime.h"
     return
   fi
   build emulated --target emulated_tests
-  local bin=build/emulated/tests/bin seed
+  local bin=build/emulated/tests/bin
   local gemm='GroupedGemmCudaChecks.LongTiles*:WeightScalesCuda.*'
   gemm+=':*IsExactForIntegers/fp8_block:*IsExactForIntegers/mxfp4_fp8'
   gemm+=':*IsExactForIntegers/mxfp4_bf16:*IsExactForIntegers/nvfp4_bf16'
   $bin/emulator_test --gtest_brief=1
-  for seed in 0 1; do
-    NARROWFLOAT_EMULATOR_SEED=$seed $bin/grouped_gemm_cuda_test --gtest_brief=1 \
-      --gtest_filter="$gemm"
-  done
+  NARROWFLOAT_EMULATOR_SEED=1 $bin/grouped_gemm_cuda_test --gtest_brief=1 --gtest_filter="$gemm"
   NARROWFLOAT_EMULATOR_SEED=2 $bin/conformance_gpu --gtest_brief=1 \
-    --gtest_filter='*ActivationConformance*:*CodeRowsConformance*:*DequantizeConformance*'
+    --gtest_filter='*ActivationConformance*:*CodeRowsConformance*'
 }
 
 # The C++ sources are those of the preset cpu: ccache does not compile them again. Without a GPU
