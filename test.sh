@@ -102,6 +102,15 @@ thread_sanitized_runs() {
   ctest --preset cpu-tsan -R WithoutThePool -j "$jobs" --no-tests=error
 }
 
+# emulated SEED PROGRAM FILTER: fails where a test does, and where none of the filter ran.
+emulated() {
+  local output
+  output=$(NARROWFLOAT_EMULATOR_SEED=$1 build/emulated/tests/bin/"$2" --gtest_brief=1 \
+    --gtest_filter="$3") || { echo "$output"; return 1; }
+  echo "$output"
+  grep -q 'PASSED  \] [1-9]' <<< "$output"
+}
+
 # Kernels as C++, threads in a random order that repeats. Not all tests: many take minutes here.
 emulated_kernels() {
   if [ ! -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
@@ -109,14 +118,14 @@ emulated_kernels() {
     return
   fi
   build emulated --target emulated_tests
-  local bin=build/emulated/tests/bin
-  local gemm='GroupedGemmCudaChecks.LongTiles*:WeightScalesCuda.*'
-  gemm+=':*IsExactForIntegers/fp8_block:*IsExactForIntegers/mxfp4_fp8'
-  gemm+=':*IsExactForIntegers/mxfp4_bf16:*IsExactForIntegers/nvfp4_bf16'
-  $bin/emulator_test --gtest_brief=1
-  NARROWFLOAT_EMULATOR_SEED=1 $bin/grouped_gemm_cuda_test --gtest_brief=1 --gtest_filter="$gemm"
-  NARROWFLOAT_EMULATOR_SEED=2 $bin/conformance_gpu --gtest_brief=1 \
-    --gtest_filter='*ActivationConformance*:*CodeRowsConformance*'
+  emulated 0 emulator_test '*'
+  emulated 1 grouped_gemm_cuda_test 'GroupedGemmCudaChecks.LongTiles*:WeightScalesCuda.*'
+  local mode
+  for mode in fp8_block mxfp4_fp8 mxfp4_bf16 nvfp4_bf16; do
+    emulated 1 grouped_gemm_cuda_test "*IsExactForIntegers/$mode"
+  done
+  emulated 2 conformance_gpu '*ActivationConformance*'
+  emulated 2 conformance_gpu '*CodeRowsConformance*'
 }
 
 # The C++ sources are those of the preset cpu: ccache does not compile them again. Without a GPU
