@@ -20,9 +20,9 @@ class Block(torch.nn.Module):
         super().__init__()
         experts = nf.MoeLayer.from_checkpoint(model, layer, mode=mode, device=device)
         self.norm = torch.nn.RMSNorm(experts.config.hidden).to(device)
-        self.register_buffer("router", torch.as_tensor(experts.router_weight, device=device))
+        self.register_buffer("router", torch.tensor(experts.router_weight, device=device))
         bias = experts.router_logit_bias
-        self.register_buffer("bias", None if bias is None else torch.as_tensor(bias, device=device))
+        self.register_buffer("bias", None if bias is None else torch.tensor(bias, device=device))
         self.experts = nft.Moe(experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ A layer is a number to its operators, since schemas know nothing but tensors and
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,30 +14,44 @@ import narrowfloat as nf
 from narrowfloat._streams import allocating_on
 from narrowfloat._torch_library import library, register
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 _LOGITS = "Tensor? logits, Tensor? bias, int top_k, str method, int n_group, int topk_group," \
     " float routed_scale"  # fmt: skip
 _RARE = "*, Tensor? packed=None, Tensor? given_ids=None, Tensor? given_weights=None," \
     " int? experts=None, int shared_experts=0, bool norm_topk=True, bool weights_bf16=False," \
-    " bool grouped_bias_bf16=False, bool negative_one_is_empty=False," \
-    " Tensor(r!)? replay=None, Tensor(e!)? errors=None"  # fmt: skip
+    " bool grouped_bias_bf16=False, bool negative_one_is_empty=False"  # fmt: skip
+_ROUTE_TO = ", Tensor(r!)? replay=None, Tensor(e!)? errors=None"
 _RUN = "Tensor hidden, Tensor? logits, Tensor? bias, int layer"
 _RUN_MORE = "*, Tensor? packed=None, Tensor? ids=None, Tensor? weights=None," \
-    " Tensor? hidden_scales=None, Tensor? row_scale=None, Tensor(s!)? slot_out=None," \
-    " Tensor(w!)? expert_weights=None, Tensor(p!)? slot_to_row=None, Tensor(t!)? topk_ids=None," \
+    " Tensor? hidden_scales=None, Tensor? row_scale=None"  # fmt: skip
+_RUN_TO = ", Tensor(s!)? slot_out=None, Tensor(w!)? expert_weights=None," \
+    " Tensor(p!)? slot_to_row=None, Tensor(t!)? topk_ids=None," \
     " Tensor(r!)? routing_replay=None, Tensor(e!)? errors=None"  # fmt: skip
+_WRITTEN = ("slot_out", "expert_weights", "slot_to_row", "topk_ids", "routing_replay", "errors")
+# What returns a result writes to nothing: torch 2.11 cannot compile an operator that may do both.
 for _schema in (
     f"route({_LOGITS}, {_RARE}) -> (Tensor ids, Tensor weights)",
-    f"route_out({_LOGITS}, Tensor(a!) ids, Tensor(b!) weights, {_RARE}) -> ()",
+    f"route_out({_LOGITS}, Tensor(a!) ids, Tensor(b!) weights, {_RARE}{_ROUTE_TO}) -> ()",
     f"moe({_RUN}, {_RUN_MORE}) -> Tensor",
-    f"moe_out({_RUN}, Tensor(a!) out, Tensor(b!) workspace, {_RUN_MORE}) -> ()",
+    f"moe_out({_RUN}, Tensor(a!) out, Tensor(b!)? workspace, {_RUN_MORE}{_RUN_TO}) -> ()",
 ):
     library.define(_schema)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """The shape function of what returns nothing."""
+
+
+def _allocate(make: Callable[[], Any], device: torch.device) -> Any:
+    """What make() returns, for the stream of use_stream(), which compiled code does not know."""
+    if torch.compiler.is_compiling():
+        return make()
+    with allocating_on(device):
+        return make()
 
 
 def _route(*args: Any, out: Any = None, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,18 +104,14 @@ def _moe_fake(hidden: Any, logits: Any, bias: Any, layer: int, **how: Any) -> to
 
 
 def _moe(hidden: Any, logits: Any, bias: Any, layer: int, **how: Any) -> torch.Tensor:
-    found = _layer(layer)
-    out = None
-    if how.get("slot_out") is not None:  # Without a result nobody else asked for one.
-        with allocating_on(hidden.device):
-            out = _moe_fake(hidden, logits, bias, layer)
-    return found.run(hidden, logits, bias=bias, out=out, **how)
+    return _layer(layer).run(hidden, logits, bias=bias, **how)
 
 
 def _moe_out(*args: Any, **how: Any) -> None:
     hidden, logits, bias, layer, out, workspace = args
-    aligned = workspace[-workspace.data_ptr() % 256 :]
-    _layer(layer).run(hidden, logits, bias=bias, out=out, workspace=aligned, **how)
+    if workspace is not None:
+        workspace = workspace[-workspace.data_ptr() % 256 :]
+    _layer(layer).run(hidden, logits, bias=bias, out=out, workspace=workspace, **how)
 
 
 register("moe", _moe, _moe_fake)
@@ -128,11 +138,14 @@ def route(
     given = (logits, bias, top_k, method, n_group, topk_group, routed_scale)
     how = {"packed": packed, "given_ids": ids, "given_weights": weights, "experts": experts,
            "shared_experts": shared_experts, "norm_topk": norm_topk, "weights_bf16": weights_bf16,
-           "grouped_bias_bf16": grouped_bias_bf16, "replay": replay, "errors": errors,
+           "grouped_bias_bf16": grouped_bias_bf16,
            "negative_one_is_empty": negative_one_is_empty}  # fmt: skip
-    if out is None:
+    if out is None and replay is None and errors is None:
         return torch.ops.narrowfloat.route(*given, **how)
-    torch.ops.narrowfloat.route_out(*given, *out, **how)
+    if out is None:
+        first = next(one for one in (logits, packed, ids) if one is not None)
+        out = _allocate(lambda: _route_fake(*given, **how), first.device)
+    torch.ops.narrowfloat.route_out(*given, *out, **how, replay=replay, errors=errors)
     return out
 
 
@@ -146,6 +159,7 @@ class Moe(torch.nn.Module):
         super().__init__()
         self._handle = _Handle(layer)
         self._number = self._handle.number
+        self._hidden, self._dtype = layer.config.hidden, _FLOATS[layer.config.out_dtype]
 
     @property
     def layer(self) -> nf.MoeLayer:
@@ -157,7 +171,7 @@ class Moe(torch.nn.Module):
         bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None, **options: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
-        """As MoeLayer.run(). out and workspace: give both, or none.
+        """As MoeLayer.run(), but with slot_out, too, it returns a result.
 
         hidden: bfloat16, float16 or float32 [T, H], or rows coded for the layer. logits, bias:
             float32 or bfloat16 [T, E] and [E]; or a routing among options.
@@ -165,9 +179,12 @@ class Moe(torch.nn.Module):
         options: packed, ids, weights, hidden_scales, row_scale; slot_out, expert_weights,
             slot_to_row, topk_ids, routing_replay and errors are written to.
         """
-        if out is None and workspace is None:
-            return torch.ops.narrowfloat.moe(hidden, logits, bias, self._number, **options)
-        if out is None or workspace is None:
-            raise ValueError("workspace: give both it and out, or none of them")
-        torch.ops.narrowfloat.moe_out(hidden, logits, bias, self._number, out, workspace, **options)
+        given = (hidden, logits, bias, self._number)
+        written = {name: options.pop(name, None) for name in _WRITTEN}
+        if out is None and workspace is None and all(one is None for one in written.values()):
+            return torch.ops.narrowfloat.moe(*given, **options)
+        if out is None:
+            shape = (hidden.shape[0], self._hidden)
+            out = _allocate(lambda: hidden.new_empty(shape, dtype=self._dtype), hidden.device)
+        torch.ops.narrowfloat.moe_out(*given, out, workspace, **options, **written)
         return out

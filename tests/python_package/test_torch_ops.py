@@ -203,10 +203,30 @@ def test_compiled_module() -> None:
     out = torch.empty_like(X)
     assert module(X, logits, out=out, workspace=layer.new_workspace(6)) is out
     assert torch.equal(out, layer.run(X, logits))
-    with pytest.raises(ValueError, match="workspace"):
-        module(X, logits, out=out)
+    assert torch.equal(module(X, logits, workspace=layer.new_workspace(6)), out)
+    assert torch.equal(module(X, logits, out=torch.zeros_like(X)), out)
     with pytest.raises(ValueError, match="layer"):
         OPS.moe(X, logits, None, 1 << 40)
+
+
+@on_each_device
+def test_inductor(device: str) -> None:
+    """A layer and quantizers in code that torch generates, with and without results of its own."""
+    layer = small_layer(device)
+    module = nft.Moe(layer)
+    x, logits = X.to(device), torch.randn(6, 4, device=device)
+
+    def block(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ids = torch.zeros(6, 2, dtype=torch.int32, device=device)
+        both = module(x, logits, topk_ids=ids) + module(x * 2, logits)
+        replay = torch.zeros(6, 2, dtype=torch.int16, device=device)
+        _, weights = nft.route(logits, 2, replay=replay)
+        parts = nft.quantize(both, "mxfp8")
+        return nft.dequantize(*parts, "mxfp8", x.shape), ids, replay, weights
+
+    compiled = torch.compile(block, fullgraph=True, backend="inductor")
+    for ours, wanted in zip(compiled(x), block(x), strict=True):
+        assert torch.equal(ours, wanted) and wanted.any()
 
 
 def test_errors() -> None:

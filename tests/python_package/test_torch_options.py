@@ -180,8 +180,9 @@ def test_options_of_route(name: str) -> None:
     rest = {names.get(key, key): value for key, value in options.items()}
     first = (logits, rest.pop("bias", None), 2, method, rest.pop("n_group", 1),
              rest.pop("topk_group", 1), rest.pop("routed_scale", 1.0))  # fmt: skip
-    torch.library.opcheck(OPS.route.default, first, rest)
     torch.library.opcheck(OPS.route_out.default, (*first, *out), rest)
+    rest.pop("replay", None)
+    torch.library.opcheck(OPS.route.default, first, rest)
 
 
 def test_route_needs_something() -> None:
@@ -247,6 +248,7 @@ def test_options_of_layers(mode: str, routing: str) -> None:
     assert torch.equal(out, wanted) and torch.equal(ours["slot_to_row"], theirs["slot_to_row"])
     logits = how.pop("logits", None)
     first = (hidden, logits, None, module._number)
-    torch.library.opcheck(OPS.moe.default, first, {**how, **outputs()})
+    torch.library.opcheck(OPS.moe.default, first, how)
     room = torch.empty(256 + layer.required_workspace(9), dtype=torch.uint8)
     torch.library.opcheck(OPS.moe_out.default, (*first, out, room), how)
+    torch.library.opcheck(OPS.moe_out.default, (*first, out, None), {**how, **outputs()})
