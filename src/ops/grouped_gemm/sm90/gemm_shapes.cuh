@@ -2,12 +2,17 @@
 // memory.
 #pragma once
 
+#include "device/register_budget.h"
 #include "device/ring.cuh"
 #include "ops/grouped_gemm/sm90/finish.cuh"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
 #include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {
+
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kConsumers = 2;  // Warpgroups.
+inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 
 // Of a long tile. Tokens as wgmma's columns: with a tail of up to 32 rows or, where temporary sums
 // of FP8 lie beside those of 256 weight rows, 16.
@@ -74,6 +79,7 @@ struct GemmShapeOf {
   static constexpr bool kHasSmallProducer = kIsPanel ? kTeam == 1 : kTokens == 144;
   static constexpr int kProducerRegisters = kIsSmall ? 32 : kHasSmallProducer ? 40 : 56;
   static constexpr int kConsumerRegisters = kIsSmall ? 104 : kHasSmallProducer ? 232 : 224;
+  static_assert(fits_registers(kGemmThreads, kBlocksPerSm, kProducerRegisters, kConsumerRegisters));
 
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
@@ -111,10 +117,6 @@ template <class Shape>
 NF_HOST_DEVICE inline bool is_early(const GemmParams& params) {
   return Shape::kIsSmall && params.tiles_are_complete;
 }
-
-inline constexpr int kWarpgroup = 128;
-inline constexpr int kConsumers = 2;  // Warpgroups.
-inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 
 // Arrays have at least one element.
 constexpr int some(int count) { return count > 0 ? count : 1; }

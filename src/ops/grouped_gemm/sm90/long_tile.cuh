@@ -2,6 +2,7 @@
 // they take of a multiprocessor, and what their kernel reads (gemm_fp8_long.cu).
 #pragma once
 
+#include "device/register_budget.h"
 #include "device/ring.cuh"
 #include "ops/grouped_gemm/sm90/finish.cuh"
 #include "ops/grouped_gemm/sm90/item_ring.cuh"
@@ -22,6 +23,7 @@ struct LongTile {
   static constexpr int kThreads = (1 + kConsumers) * 128;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
+  static_assert(fits_registers(kThreads, 1, kProducerRegisters, kConsumerRegisters));
 
   // The weight rows in two chunks, of which each has half of every panel: rows 32c to 32c + 31 of
   // the three. A block of a team copies one chunk for both.
