@@ -6,11 +6,18 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+import numpy as np
 import torch
 
 import narrowfloat as nf
 import narrowfloat.torch as nft
+
+
+def tensor(array: Any) -> torch.Tensor | None:
+    """A router's array: NumPy's, which is not to be written to, on the CPU, torch's on a GPU."""
+    return torch.from_numpy(array.copy()) if isinstance(array, np.ndarray) else array
 
 
 class Block(torch.nn.Module):
@@ -20,9 +27,8 @@ class Block(torch.nn.Module):
         super().__init__()
         experts = nf.MoeLayer.from_checkpoint(model, layer, mode=mode, device=device)
         self.norm = torch.nn.RMSNorm(experts.config.hidden).to(device)
-        self.register_buffer("router", torch.tensor(experts.router_weight, device=device))
-        bias = experts.router_logit_bias
-        self.register_buffer("bias", None if bias is None else torch.tensor(bias, device=device))
+        self.register_buffer("router", tensor(experts.router_weight))
+        self.register_buffer("bias", tensor(experts.router_logit_bias))
         self.experts = nft.Moe(experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

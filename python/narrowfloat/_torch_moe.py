@@ -5,6 +5,7 @@ A layer is a number to its operators, since schemas know nothing but tensors and
 
 from __future__ import annotations
 
+import secrets
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +26,20 @@ _RARE = "*, Tensor? packed=None, Tensor? given_ids=None, Tensor? given_weights=N
     " int? experts=None, int shared_experts=0, bool norm_topk=True, bool weights_bf16=False," \
     " bool grouped_bias_bf16=False, bool negative_one_is_empty=False"  # fmt: skip
 _ROUTE_TO = ", Tensor(r!)? replay=None, Tensor(e!)? errors=None"
-_RUN = "Tensor hidden, Tensor? logits, Tensor? bias, int layer"
+_RUN = "Tensor hidden, Tensor? logits, Tensor? bias, SymInt layer"
 _RUN_MORE = "*, Tensor? packed=None, Tensor? ids=None, Tensor? weights=None," \
     " Tensor? hidden_scales=None, Tensor? row_scale=None"  # fmt: skip
 _RUN_TO = ", Tensor(s!)? slot_out=None, Tensor(w!)? expert_weights=None," \
     " Tensor(p!)? slot_to_row=None, Tensor(t!)? topk_ids=None," \
     " Tensor(r!)? routing_replay=None, Tensor(e!)? errors=None"  # fmt: skip
 _WRITTEN = ("slot_out", "expert_weights", "slot_to_row", "topk_ids", "routing_replay", "errors")
-# What returns a result writes to nothing: torch 2.11 cannot compile an operator that may do both.
+# What returns a result writes to nothing: inductor of torch 2.11 cannot compile an operator with one
+# result that may write elsewhere and does not. The shape and type of a layer's result stand in its
+# call, since compiled code outlives the process that knew the layer.
 for _schema in (
     f"route({_LOGITS}, {_RARE}) -> (Tensor ids, Tensor weights)",
     f"route_out({_LOGITS}, Tensor(a!) ids, Tensor(b!) weights, {_RARE}{_ROUTE_TO}) -> ()",
-    f"moe({_RUN}, {_RUN_MORE}) -> Tensor",
+    f"moe({_RUN}, SymInt columns, ScalarType dtype, {_RUN_MORE}) -> Tensor",
     f"moe_out({_RUN}, Tensor(a!) out, Tensor(b!)? workspace, {_RUN_MORE}{_RUN_TO}) -> ()",
 ):
     library.define(_schema)
@@ -69,16 +72,16 @@ def _route_out(*args: Any, **how: Any) -> None:
 def _route_fake(*args: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
     given = (args[0], how.get("packed"), how.get("given_ids"))
     found = next(tensor for tensor in given if tensor is not None)
-    shape = (found.shape[0], args[2] + how.get("shared_experts", 0))
+    shape = (*found.shape[:1], args[2] + how.get("shared_experts", 0))
     return found.new_empty(shape, dtype=torch.int32), found.new_empty(shape, dtype=torch.float32)
 
 
 register("route", _route, _route_fake)
 register("route_out", _route_out, _nothing)
 
-# Layers as operators know them: by a number that stays theirs.
+# Layers as operators know them: by a number that stays theirs. A random one, so that a program that
+# was exported elsewhere finds no layer instead of another one.
 _layers: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
-_next_number = iter(range(1, 1 << 62))
 
 
 class _Handle:
@@ -87,8 +90,12 @@ class _Handle:
     __slots__ = ("__weakref__", "layer", "number")
 
     def __init__(self, layer: nf.MoeLayer) -> None:
-        self.layer, self.number = layer, next(_next_number)
+        self.layer, self.number = layer, secrets.randbits(62)
         _layers[self.number] = self
+
+    def __deepcopy__(self, _: object) -> _Handle:
+        """Itself: layers do not change."""
+        return self
 
 
 def _layer(number: int) -> nf.MoeLayer:
@@ -98,20 +105,36 @@ def _layer(number: int) -> nf.MoeLayer:
     return handle.layer
 
 
-def _moe_fake(hidden: Any, logits: Any, bias: Any, layer: int, **how: Any) -> torch.Tensor:
-    config = _layer(layer).config
-    return hidden.new_empty((hidden.shape[0], config.hidden), dtype=_FLOATS[config.out_dtype])
+def _moe_fake(
+    hidden: Any, logits: Any, bias: Any, layer: int, columns: int, dtype: torch.dtype, **how: Any
+) -> torch.Tensor:
+    return hidden.new_empty((*hidden.shape[:1], columns), dtype=dtype)
 
 
-def _moe(hidden: Any, logits: Any, bias: Any, layer: int, **how: Any) -> torch.Tensor:
-    return _layer(layer).run(hidden, logits, bias=bias, **how)
+def _moe(
+    hidden: Any, logits: Any, bias: Any, layer: int, columns: int, dtype: torch.dtype, **how: Any
+) -> torch.Tensor:
+    found = _layer(layer)
+    wanted = (found.config.hidden, _FLOATS[found.config.out_dtype])
+    if (columns, dtype) != wanted:
+        raise ValueError(f"columns, dtype: expected the layer's, {wanted[0]} and {wanted[1]}, got "
+                         f"{columns} and {dtype}; take them from MoeLayer.config")  # fmt: skip
+    return found.run(hidden, logits, bias=bias, **how)
 
 
 def _moe_out(*args: Any, **how: Any) -> None:
     hidden, logits, bias, layer, out, workspace = args
+    found = _layer(layer)
     if workspace is not None:
-        workspace = workspace[-workspace.data_ptr() % 256 :]
-    _layer(layer).run(hidden, logits, bias=bias, out=out, workspace=workspace, **how)
+        workspace = _aligned(workspace, found.required_workspace(hidden.shape[0]))
+    found.run(hidden, logits, bias=bias, out=out, workspace=workspace, **how)
+
+
+def _aligned(workspace: torch.Tensor, size: int) -> torch.Tensor | None:
+    """None, for a new one, where compiled code has copied an aligned one to another address."""
+    start = -workspace.data_ptr() % 256
+    copied = start > 0 and workspace.numel() - start < size <= workspace.numel()
+    return None if copied else workspace[start:]
 
 
 register("moe", _moe, _moe_fake)
@@ -158,8 +181,7 @@ class Moe(torch.nn.Module):
     def __init__(self, layer: nf.MoeLayer) -> None:
         super().__init__()
         self._handle = _Handle(layer)
-        self._number = self._handle.number
-        self._hidden, self._dtype = layer.config.hidden, _FLOATS[layer.config.out_dtype]
+        self._columns, self._dtype = layer.config.hidden, _FLOATS[layer.config.out_dtype]
 
     @property
     def layer(self) -> nf.MoeLayer:
@@ -175,16 +197,17 @@ class Moe(torch.nn.Module):
 
         hidden: bfloat16, float16 or float32 [T, H], or rows coded for the layer. logits, bias:
             float32 or bfloat16 [T, E] and [E]; or a routing among options.
-        workspace: layer.new_workspace(T), or any uint8 tensor with 256 bytes more than that.
+        workspace: layer.new_workspace(T), made outside of compiled code, or any uint8 tensor with
+            256 bytes more than that.
         options: packed, ids, weights, hidden_scales, row_scale; slot_out, expert_weights,
             slot_to_row, topk_ids, routing_replay and errors are written to.
         """
-        given = (hidden, logits, bias, self._number)
+        given = (hidden, logits, bias, self._handle.number)
         written = {name: options.pop(name, None) for name in _WRITTEN}
         if out is None and workspace is None and all(one is None for one in written.values()):
-            return torch.ops.narrowfloat.moe(*given, **options)
+            return torch.ops.narrowfloat.moe(*given, self._columns, self._dtype, **options)
         if out is None:
-            shape = (hidden.shape[0], self._hidden)
+            shape = (*hidden.shape[:1], self._columns)
             out = _allocate(lambda: hidden.new_empty(shape, dtype=self._dtype), hidden.device)
         torch.ops.narrowfloat.moe_out(*given, out, workspace, **options, **written)
         return out

@@ -127,9 +127,13 @@ def test_work_goes_to_the_current_stream() -> None:
 def test_new_tensors_belong_to_the_stream_of_use_stream() -> None:
     """A layer's workspace is not handed to torch's stream while the layer still waits."""
     _, layer = layers("bf16")
+    module, top_k = nft.Moe(layer), layer.config.top_k
     x, logits = X.cuda(), torch.randn(37, 8, device="cuda")
+    ids = torch.zeros(37, top_k, dtype=torch.int32, device="cuda")
+    replay = torch.zeros(37, top_k, dtype=torch.int16, device="cuda")
     wanted = layer.run(x, logits)
     quantized = nft.quantize(x, "mxfp8")
+    routed = nft.route(logits, top_k)
     stream = torch.cuda.Stream()
 
     def fill() -> list[torch.Tensor]:
@@ -139,6 +143,8 @@ def test_new_tensors_belong_to_the_stream_of_use_stream() -> None:
     with nf.use_stream(stream.cuda_stream):  # Fills the allocator's pools, which may wait.
         layer.run(x, logits)
         nft.quantize(x, "mxfp8")
+        module(x, logits, topk_ids=ids)
+        nft.route(logits, top_k, replay=replay)
     fill()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -146,13 +152,16 @@ def test_new_tensors_belong_to_the_stream_of_use_stream() -> None:
     with nf.use_stream(stream.cuda_stream):
         got = layer.run(x, logits)
         parts = nft.quantize(x, "mxfp8")
+        also = module(x, logits, topk_ids=ids)
+        slots = nft.route(logits, top_k, replay=replay)
         assert torch.cuda.current_stream() != stream
     others = fill()
     torch.cuda.current_stream().synchronize()
     assert not stream.query()  # Overwritten, if at all, before the layer ran.
     stream.synchronize()
-    assert torch.equal(got, wanted)
+    assert torch.equal(got, wanted) and torch.equal(also, wanted)
     assert all(torch.equal(part, other) for part, other in zip(parts, quantized, strict=True))
+    assert all(torch.equal(part, other) for part, other in zip(slots, routed, strict=True))
     assert all(bool((other == 255).all()) for other in others)
 
 
@@ -218,8 +227,11 @@ def test_graphs() -> None:
         nf.quantize(x, out=target, encode_scale=scale)
         nft.quantize(x, "mxfp8")
         module(x, logits)
+    given, space = torch.zeros_like(module(x, logits)), layer.new_workspace(37)
+    ids = torch.zeros(37, layer.config.top_k, dtype=torch.int32, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        module(x, logits, out=given, workspace=space, topk_ids=ids)
         nf.quantize(x, out=target, encode_scale=scale)
         parts = nft.quantize(x, "mxfp8")
         y = module(x, logits)
@@ -229,7 +241,8 @@ def test_graphs() -> None:
     torch.cuda.synchronize()
     assert equal(target, nf.quantize(X.flip(0), "nvfp4", encode_scale=300.0))
     assert torch.equal(parts[0].cpu(), nf.quantize(X.flip(0), "mxfp8").values)
-    assert torch.equal(y, layer.run(x, logits))
+    assert torch.equal(y, layer.run(x, logits)) and torch.equal(given, y)
+    assert torch.equal(ids, nft.route(logits, layer.config.top_k)[0])
 
 
 def test_flashinfer_functions_in_graphs() -> None:

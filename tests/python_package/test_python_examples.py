@@ -74,6 +74,6 @@ def test_compare_formats(tmp_path: Path) -> None:
 def test_torch_compile(tmp_path: Path) -> None:
     """Compiled and eager agree."""
     pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
-    text = run("torch_compile.py", tmp_path, MODEL, "--backend", "aot_eager", without=())
+    text = run("torch_compile.py", tmp_path, MODEL, without=())
     assert float(re.search(r"eager: (\S+)", text)[1]) < 1e-4
     assert float(re.search(r"([\d.]+) dB", text)[1]) > 25

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +36,8 @@ def test_shape_functions_are_the_library_s() -> None:
             values, scales, factors = sizes
             assert tuple(values) == q.values.shape
             assert tuple(scales) == q.scales.shape, (info.name, layout, shape)
-            assert tuple(factors) == (0,) if q.global_scale is None else q.global_scale.shape
+            wanted = (0,) if q.global_scale is None else tuple(q.global_scale.shape)
+            assert tuple(factors) == wanted
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -117,8 +123,8 @@ def opcheck_cases(device: str = "cpu") -> dict[str, tuple]:
         **{name: ((*given, *map(torch.empty_like, made)), {})
            for name, (given, made) in out_cases().items()},
         "route": ((logits, None, 2, "renormalize", 1, 1, 1.0), {}),
-        "moe": ((X, logits, None, module._number), {}),
-        "moe_out": ((X, logits, None, module._number, torch.empty_like(X),
+        "moe": ((X, logits, None, module._handle.number, 128, torch.bfloat16), {}),
+        "moe_out": ((X, logits, None, module._handle.number, torch.empty_like(X),
                      torch.empty(256 + module.layer.required_workspace(6), dtype=torch.uint8)),
                     {}),
     }  # fmt: skip
@@ -200,21 +206,31 @@ def test_compiled_module() -> None:
     logits = torch.randn(6, 4)
     compiled = torch.compile(lambda x: module(x, logits) * 2, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(X), layer.run(X, logits) * 2)
+    given = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for _ in range(3):  # Copies of a workspace lie where they happen to.
+        out, space = torch.empty_like(X), layer.new_workspace(6)
+        assert torch.equal(given(X, logits, out=out, workspace=space), layer.run(X, logits))
     out = torch.empty_like(X)
     assert module(X, logits, out=out, workspace=layer.new_workspace(6)) is out
     assert torch.equal(out, layer.run(X, logits))
     assert torch.equal(module(X, logits, workspace=layer.new_workspace(6)), out)
     assert torch.equal(module(X, logits, out=torch.zeros_like(X)), out)
     with pytest.raises(ValueError, match="layer"):
-        OPS.moe(X, logits, None, 1 << 40)
+        OPS.moe(X, logits, None, 1 << 40, 128, torch.bfloat16)
+    for wrong in ((64, torch.bfloat16), (128, torch.float32)):
+        with pytest.raises(ValueError, match="expected the layer's, 128 and torch.bfloat16"):
+            OPS.moe(X, logits, None, module._handle.number, *wrong)
+    assert torch.equal(copy.deepcopy(module)(X, logits), out)
 
 
 @on_each_device
-def test_inductor(device: str) -> None:
-    """A layer and quantizers in code that torch generates, with and without results of its own."""
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inductor(device: str, mode: str) -> None:
+    """Layers and quantizers in code that torch generates, with and without results of its own."""
     layer = small_layer(device)
     module = nft.Moe(layer)
     x, logits = X.to(device), torch.randn(6, 4, device=device)
+    weight = X[0].to(device)
 
     def block(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ids = torch.zeros(6, 2, dtype=torch.int32, device=device)
@@ -222,11 +238,49 @@ def test_inductor(device: str) -> None:
         replay = torch.zeros(6, 2, dtype=torch.int16, device=device)
         _, weights = nft.route(logits, 2, replay=replay)
         parts = nft.quantize(both, "mxfp8")
-        return nft.dequantize(*parts, "mxfp8", x.shape), ids, replay, weights
+        normed = torch.zeros_like(x)
+        codes = nft.rmsnorm_quantize(x, weight, "nvfp4", norm_output=normed)[0]
+        residual = x * 3
+        more = nft.add_rmsnorm_quantize(x, residual, weight, "nvfp4")[0]
+        return (nft.dequantize(*parts, "mxfp8", x.shape), ids, replay, weights, normed, codes,
+                residual, more)  # fmt: skip
 
-    compiled = torch.compile(block, fullgraph=True, backend="inductor")
-    for ours, wanted in zip(compiled(x), block(x), strict=True):
-        assert torch.equal(ours, wanted) and wanted.any()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        compiled = torch.compile(block, fullgraph=True, backend="inductor", mode=mode)
+        for _ in range(3):  # The second call of reduce-overhead captures a graph.
+            for ours, wanted in zip(compiled(x), block(x), strict=True):
+                assert torch.equal(ours, wanted) and wanted.any()
+
+
+PROGRAM = """
+import sys
+import torch
+import narrowfloat as nf
+import narrowfloat.torch as nft
+
+folder, out_dtype = sys.argv[1:]
+torch.manual_seed(len(out_dtype))
+x, logits = torch.randn(6, 128).bfloat16(), torch.randn(6, 4)
+config = nf.MoeConfig(hidden=128, inter=64, experts=4, top_k=2, out_dtype=out_dtype)
+module = nft.Moe(nf.MoeLayer.prepare(torch.randn(4, 128, 128).bfloat16(),
+                                     torch.randn(4, 128, 64).bfloat16(), config))
+compiled = torch.compile(lambda x: module(x * 2, logits) + 1, fullgraph=True, backend="inductor")
+assert torch.equal(compiled(x), module(x * 2, logits) + 1)
+if out_dtype == "bfloat16":
+    torch.export.save(torch.export.export(module, (x, logits)), folder + "/layer.pt2")
+else:
+    torch.export.load(folder + "/layer.pt2").module()(x, logits)
+"""
+
+
+def test_programs_of_another_process(tmp_path: Path) -> None:
+    """Cached code does not know a layer's result; an exported program finds no other layer."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    ran = [subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), out_dtype], text=True,
+                          env=environment, capture_output=True, check=False)
+           for out_dtype in ("bfloat16", "float32")]  # fmt: skip
+    assert ran[0].returncode == 0, ran[0].stderr
+    assert "is of no layer that still exists" in ran[1].stderr, ran[1].stderr
 
 
 def test_errors() -> None:

@@ -247,8 +247,8 @@ def test_options_of_layers(mode: str, routing: str) -> None:
     assert module(hidden, **how, **ours, out=out, workspace=space) is out
     assert torch.equal(out, wanted) and torch.equal(ours["slot_to_row"], theirs["slot_to_row"])
     logits = how.pop("logits", None)
-    first = (hidden, logits, None, module._number)
-    torch.library.opcheck(OPS.moe.default, first, how)
+    first = (hidden, logits, None, module._handle.number)
+    torch.library.opcheck(OPS.moe.default, (*first, 256, torch.bfloat16), how)
     room = torch.empty(256 + layer.required_workspace(9), dtype=torch.uint8)
     torch.library.opcheck(OPS.moe_out.default, (*first, out, room), how)
     torch.library.opcheck(OPS.moe_out.default, (*first, out, None), {**how, **outputs()})
