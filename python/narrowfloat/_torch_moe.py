@@ -33,9 +33,9 @@ _RUN_TO = ", Tensor(s!)? slot_out=None, Tensor(w!)? expert_weights=None," \
     " Tensor(p!)? slot_to_row=None, Tensor(t!)? topk_ids=None," \
     " Tensor(r!)? routing_replay=None, Tensor(e!)? errors=None"  # fmt: skip
 _WRITTEN = ("slot_out", "expert_weights", "slot_to_row", "topk_ids", "routing_replay", "errors")
-# What returns a result writes to nothing: inductor of torch 2.11 cannot compile an operator with one
-# result that may write elsewhere and does not. The shape and type of a layer's result stand in its
-# call, since compiled code outlives the process that knew the layer.
+# What returns a result writes to nothing: inductor of torch 2.11 cannot compile an operator with
+# one result that may write elsewhere and does not. The shape and type of a layer's result stand in
+# its call, since compiled code outlives the process that knew the layer.
 for _schema in (
     f"route({_LOGITS}, {_RARE}) -> (Tensor ids, Tensor weights)",
     f"route_out({_LOGITS}, Tensor(a!) ids, Tensor(b!) weights, {_RARE}{_ROUTE_TO}) -> ()",
