@@ -29,10 +29,8 @@ _ROUTE_TO = ", Tensor(r!)? replay=None, Tensor(e!)? errors=None"
 _RUN = "Tensor hidden, Tensor? logits, Tensor? bias, SymInt layer"
 _RUN_MORE = "*, Tensor? packed=None, Tensor? ids=None, Tensor? weights=None," \
     " Tensor? hidden_scales=None, Tensor? row_scale=None"  # fmt: skip
-_RUN_TO = ", Tensor(s!)? slot_out=None, Tensor(w!)? expert_weights=None," \
-    " Tensor(p!)? slot_to_row=None, Tensor(t!)? topk_ids=None," \
-    " Tensor(r!)? routing_replay=None, Tensor(e!)? errors=None"  # fmt: skip
 _WRITTEN = ("slot_out", "expert_weights", "slot_to_row", "topk_ids", "routing_replay", "errors")
+_RUN_TO = "".join(f", Tensor({chr(99 + i)}!)? {one}=None" for i, one in enumerate(_WRITTEN))
 # What returns a result writes to nothing: inductor of torch 2.11 cannot compile an operator with
 # one result that may write elsewhere and does not. The shape and type of a layer's result stand in
 # its call, since compiled code outlives the process that knew the layer.
@@ -85,12 +83,13 @@ _layers: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary
 
 
 class _Handle:
-    """A layer with a number; lives as long as the caller keeps it."""
+    """A layer with a number, columns and type of its result; lives as long as it is kept."""
 
-    __slots__ = ("__weakref__", "layer", "number")
+    __slots__ = ("__weakref__", "columns", "dtype", "layer", "number")
 
     def __init__(self, layer: nf.MoeLayer) -> None:
         self.layer, self.number = layer, secrets.randbits(62)
+        self.columns, self.dtype = layer.config.hidden, _FLOATS[layer.config.out_dtype]
         _layers[self.number] = self
 
     def __deepcopy__(self, _: object) -> _Handle:
@@ -98,11 +97,11 @@ class _Handle:
         return self
 
 
-def _layer(number: int) -> nf.MoeLayer:
+def _handle_of(number: int) -> _Handle:
     handle = _layers.get(number)
     if handle is None:
         raise ValueError(f"layer: number {number} is of no layer that still exists")
-    return handle.layer
+    return handle
 
 
 def _moe_fake(
@@ -114,27 +113,24 @@ def _moe_fake(
 def _moe(
     hidden: Any, logits: Any, bias: Any, layer: int, columns: int, dtype: torch.dtype, **how: Any
 ) -> torch.Tensor:
-    found = _layer(layer)
-    wanted = (found.config.hidden, _FLOATS[found.config.out_dtype])
-    if (columns, dtype) != wanted:
-        raise ValueError(f"columns, dtype: expected the layer's, {wanted[0]} and {wanted[1]}, got "
-                         f"{columns} and {dtype}; take them from MoeLayer.config")  # fmt: skip
-    return found.run(hidden, logits, bias=bias, **how)
+    handle = _handle_of(layer)
+    if (columns, dtype) != (handle.columns, handle.dtype):
+        raise ValueError(f"columns, dtype: expected the layer's, {handle.columns} and "
+                         f"{handle.dtype}, got {columns} and {dtype}; take them from "
+                         "MoeLayer.config")  # fmt: skip
+    return handle.layer.run(hidden, logits, bias=bias, **how)
 
 
 def _moe_out(*args: Any, **how: Any) -> None:
-    hidden, logits, bias, layer, out, workspace = args
-    found = _layer(layer)
-    if workspace is not None:
-        workspace = _aligned(workspace, found.required_workspace(hidden.shape[0]))
-    found.run(hidden, logits, bias=bias, out=out, workspace=workspace, **how)
-
-
-def _aligned(workspace: torch.Tensor, size: int) -> torch.Tensor | None:
-    """None, for a new one, where compiled code has copied an aligned one to another address."""
-    start = -workspace.data_ptr() % 256
-    copied = start > 0 and workspace.numel() - start < size <= workspace.numel()
-    return None if copied else workspace[start:]
+    hidden, logits, bias, number, out, workspace = args
+    layer = _handle_of(number).layer
+    start = 0 if workspace is None else -workspace.data_ptr() % 256
+    if start > 0:
+        # Compiled code has copied an aligned one to another address, without bytes to spare.
+        size = layer.required_workspace(len(hidden)) if hidden.ndim else 0
+        is_copy = workspace.numel() - start < size <= workspace.numel()
+        workspace = None if is_copy else workspace[start:]
+    layer.run(hidden, logits, bias=bias, out=out, workspace=workspace, **how)
 
 
 register("moe", _moe, _moe_fake)
@@ -181,7 +177,6 @@ class Moe(torch.nn.Module):
     def __init__(self, layer: nf.MoeLayer) -> None:
         super().__init__()
         self._handle = _Handle(layer)
-        self._columns, self._dtype = layer.config.hidden, _FLOATS[layer.config.out_dtype]
 
     @property
     def layer(self) -> nf.MoeLayer:
@@ -202,12 +197,13 @@ class Moe(torch.nn.Module):
         options: packed, ids, weights, hidden_scales, row_scale; slot_out, expert_weights,
             slot_to_row, topk_ids, routing_replay and errors are written to.
         """
-        given = (hidden, logits, bias, self._handle.number)
+        handle = self._handle
+        given = (hidden, logits, bias, handle.number)
         written = {name: options.pop(name, None) for name in _WRITTEN}
         if out is None and workspace is None and all(one is None for one in written.values()):
-            return torch.ops.narrowfloat.moe(*given, self._columns, self._dtype, **options)
+            return torch.ops.narrowfloat.moe(*given, handle.columns, handle.dtype, **options)
         if out is None:
-            shape = (*hidden.shape[:1], self._columns)
-            out = _allocate(lambda: hidden.new_empty(shape, dtype=self._dtype), hidden.device)
+            shape = (*hidden.shape[:1], handle.columns)
+            out = _allocate(lambda: hidden.new_empty(shape, dtype=handle.dtype), hidden.device)
         torch.ops.narrowfloat.moe_out(*given, out, workspace, **options, **written)
         return out
