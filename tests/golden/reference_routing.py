@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference_floats import EXACT, decode_float, encode_float, quiet
+from reference_floats import EXACT, NAN, decode_float, encode_float, quiet
 
 # What an implementation's tanh may differ by, doubled: sigmoids lie on a grid of 2^-25.
 SIGMOID_ERROR = 2.0**-23
@@ -81,8 +81,12 @@ class Routed:
         return self.weights.astype(np.float32)
 
     def with_tolerance(self) -> np.ndarray:
-        """float32 [2, T, k + S]: weights, and what a router's may differ by."""
-        return np.stack([self.weights, self.tolerance]).astype(np.float32)
+        """float32 [2, T, k + S]: weights, and what a router's may differ by.
+
+        Every NaN is the same one: the sign of a computed NaN depends on the processor.
+        """
+        values = np.stack([self.weights, self.tolerance]).astype(np.float32)
+        return np.where(np.isnan(values), NAN, values)
 
 
 @quiet
