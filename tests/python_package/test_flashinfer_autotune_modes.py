@@ -51,7 +51,7 @@ def mxfp8(lib: Any, tokens: int) -> Any:
         lib.make(np.resize(data.logits, (tokens, E))), None,
         lib.make(np.resize(data.rows.codes, (tokens, H)).view(E4M3)),
         lib.make(np.resize(data.rows.scales, (tokens, H // 32))), *weights, **sizes(),
-        fp8_quantization_type=fi.Fp8QuantizationType.MxFp8)  # fmt: skip
+        fp8_quantization_type=fi.Fp8QuantizationType.MxFp8, use_shuffled_weight=True)  # fmt: skip
 
 
 def nvfp4_per_token(lib: Any, tokens: int) -> Any:

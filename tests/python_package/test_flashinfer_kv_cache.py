@@ -121,10 +121,62 @@ def test_whole_caches(lib: Any, order: str) -> None:
            "waits for the GPU unless scales are given as numbers: two results are numbers")
 
 
-def test_value_errors() -> None:
-    """The message names the argument."""
-    with pytest.raises(ValueError, match="paged_kv_cache"):
-        fi.nvfp4_kv_dequantize_paged(np.zeros((2, 2)), None, None, None, 1.0, 1.0, None, None)
-    x = np.zeros((2, 32), np.float16)
-    with pytest.raises(ValueError, match="decode_scale"):
-        fi.nvfp4_kv_quantize(x, -1.0)
+K, V = (sample((5, 2, 32), seed) for seed in (2, 3))
+CODES, FACTORS = np.zeros((4, 2, 4, 2, 16), np.uint8), np.zeros((4, 2, 4, 2, 2), np.uint8)
+PLACES = np.zeros(5, np.int32)
+OUT = np.zeros((2, 3, 2, 32), np.float16)
+PAGED = {"paged_kv_cache": CODES, "kv_cache_sf": FACTORS, "k_scale": 1.0, "v_scale": 1.0}
+SLOTS = {"append_key": K, "append_value": V, "slot_mapping": PLACES, **PAGED}
+APPEND = {"append_key": K, "append_value": V, "batch_indices": PLACES, "positions": PLACES,
+          "kv_indices": PLACES, "kv_indptr": PLACES, "kv_last_page_len": None, **PAGED}
+GATHER = {"block_tables": np.zeros((2, 2), np.int32), "seq_lens": np.ones(2, np.int32),
+          "output_k": OUT, "output_v": OUT.copy(), **PAGED}  # fmt: skip
+WHOLE = {"k_cache": np.ones((2, 3, 8, 64), np.float16), "v_cache": np.ones((2, 3, 8, 64), "f2")}
+ROWS = {"input": K[0], "global_scale": 1.0}
+BACK = {"fp4_data": np.zeros((2, 16), np.uint8), "block_scales": np.zeros((2, 2), np.uint8),
+        "global_scale": 1.0}  # fmt: skip
+CALLS: dict[Any, dict[str, Any]] = {
+    fi.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping: SLOTS,
+    fi.nvfp4_quantize_append_paged_kv_cache: APPEND,
+    fi.nvfp4_kv_dequantize_paged: GATHER,
+    fi.nvfp4_quantize_paged_kv_cache: WHOLE,
+    fi.nvfp4_kv_quantize: ROWS,
+    fi.nvfp4_kv_dequantize: BACK,
+}
+
+
+@pytest.mark.parametrize("call", list(CALLS), ids=lambda call: call.__name__)
+def test_errors_name_the_argument(call: Any) -> None:
+    """Each array in turn has another type, or is none; nothing is written."""
+    call(**CALLS[call])
+    before = [array.tobytes() for array in (CODES, FACTORS, OUT)]
+    for name, value in CALLS[call].items():
+        if isinstance(value, np.ndarray):
+            with pytest.raises(ValueError, match=f"^({name}|batch_indices)(, keys|, values)?: "):
+                call(**CALLS[call] | {name: value.astype(np.float64)})
+        if value is not None and name != "global_scale":
+            with pytest.raises((TypeError, ValueError), match=f"^{name}: "):
+                call(**CALLS[call] | {name: "none"})
+    for name in ("k_scale", "v_scale", "k_global_sf", "v_global_sf", "global_scale"):
+        if name in CALLS[call] or (name.endswith("sf") and "k_cache" in CALLS[call]):
+            with pytest.raises(ValueError, match=f"^{name}: "):
+                call(**CALLS[call] | {name: -1.0})
+    if call not in (fi.nvfp4_kv_quantize, fi.nvfp4_kv_dequantize):
+        with pytest.raises(ValueError, match="^kv_layout: "):
+            call(**CALLS[call], kv_layout="DNH")
+    assert [array.tobytes() for array in (CODES, FACTORS, OUT)] == before
+
+
+def test_shapes_of_caches() -> None:
+    """Of both halves, of pairs that are none; outputs that differ."""
+    gather = fi.nvfp4_kv_dequantize_paged
+    with pytest.raises(ValueError, match="^paged_kv_cache: expected a pair.*five axes"):
+        gather(**GATHER | {"paged_kv_cache": np.zeros((2, 2))})
+    with pytest.raises(ValueError, match="^kv_cache_sf: expected a pair.*got 3 arrays"):
+        gather(**GATHER | {"kv_cache_sf": (FACTORS[:, 0],) * 3})
+    with pytest.raises(ValueError, match="^kv_cache_sf, values: expected shape"):
+        gather(**GATHER | {"kv_cache_sf": (FACTORS[:, 0], CODES[:, 0])})
+    with pytest.raises(ValueError, match="^output_v: expected the shape of output_k"):
+        gather(**GATHER | {"output_v": OUT[:, :2].copy()})
+    with pytest.raises(ValueError, match="^k_cache: .*page size"):
+        fi.nvfp4_quantize_paged_kv_cache(WHOLE["k_cache"], WHOLE["v_cache"], "NHD")

@@ -287,12 +287,15 @@ def test_mxfp8(lib: Any) -> None:
         lib.make(prepared(data.w1, 32, True)), lib.make(prepared_scales(data.s1, True)),
         lib.make(prepared(data.w2, 32, False)), lib.make(prepared_scales(data.s2, False)),
     )  # fmt: skip
-    kind = {"fp8_quantization_type": fi.Fp8QuantizationType.MxFp8}
+    kind = {"fp8_quantization_type": fi.Fp8QuantizationType.MxFp8, "use_shuffled_weight": True}
     got = fi.trtllm_fp8_block_scale_moe(lib.make(data.logits), None, *arguments, **sizes(), **kind)
     check(lib, got, data.expected(data.routed()), "mxfp8")
     other = fi.trtllm_fp8_block_scale_routed_moe(given(data, lib, "packed"), None, *arguments,
                                                  **sizes(), **kind)  # fmt: skip
     assert lib.raw(other) == lib.raw(got)
+    with pytest.raises(ValueError, match="^use_shuffled_weight: "):
+        fi.trtllm_fp8_block_scale_moe(lib.make(data.logits), None, *arguments, **sizes(),
+                                      **{**kind, "use_shuffled_weight": False})  # fmt: skip
     record("trtllm_fp8_block_scale_moe", CLOSE, "rounds the intermediate once, upstream twice")
     record("trtllm_fp8_block_scale_routed_moe", CLOSE, "rounds the intermediate once")
 
@@ -462,10 +465,11 @@ def test_gen_routing(lib: Any) -> None:
         router = routing.Router(E, k, method, weights_bf16=True,
                                 scale=2.5 if method in (2, 7) else 1.0)  # fmt: skip
         reads_bias = method in (2, 7)
+        groups = {"n_group": 1, "topk_group": 1} if method == 2 else {}
         routed = routing.route_logits(logits, bias if reads_bias else None, router)
         got = fi.trtllm_gen_routing(lib.make(logits), lib.make(bias), method, k,
                                     local_expert_offset=2, local_num_experts=4,
-                                    routed_scaling_factor=2.5)  # fmt: skip
+                                    routed_scaling_factor=2.5, **groups)  # fmt: skip
         maps = moe.permute(routed.ids, 2, 4, 8)
         local = np.where((routed.ids >= 2) & (routed.ids < 6), routed.ids, -1).astype(np.int32)
         assert lib.raw(got.topk_ids) == local.tobytes()

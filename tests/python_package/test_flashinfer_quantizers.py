@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flashinfer_table import BITS, CLOSE, record
+from flashinfer_table import BITS, record
 
 import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
@@ -289,56 +289,6 @@ def view_bytes(value: Any) -> Any:
     return value.view(np.uint8 if isinstance(value, np.ndarray) else torch.uint8)
 
 
-def test_norms(lib: Any) -> None:
-    """Both formats and layouts, both images at once, given outputs, the sum in the residual."""
-    x, residual, weight = example((6, 128)), example((6, 128)), example((2, 128))[1]
-    for block, format in ((16, "nvfp4"), (32, "mxfp4")):
-        scale = {"encode_scale": float(SCALE)} if block == 16 else {}
-        for swizzled, layout in ((False, "linear"), (True, "swizzled_128x4")):
-            q = nf.rmsnorm_quantize(x, weight, format, layout=layout, **scale)
-            arguments = {"global_scale": lib.make(SCALE.reshape(1)), "block_size": block,
-                         "is_sf_swizzled_layout": swizzled}  # fmt: skip
-            got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), **arguments)
-            assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
-            outs = lib.make(np.zeros((6, 64), np.uint8)), lib.make(np.zeros(q.scales.shape, "u1"))
-            got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), *outs, **arguments)
-            assert got[0] is outs[0] and lib.raw(outs[1]) == q.scales.tobytes()
-        sums = residual.copy()
-        y = np.zeros_like(x)
-        q = nf.add_rmsnorm_quantize(x, sums, weight, format, norm_output=y, **scale)
-        given = lib.make(residual.copy())
-        normed = lib.make(np.zeros_like(x))
-        got = fi.add_rmsnorm_fp4quant(
-            lib.make(x), given, lib.make(weight), global_scale=lib.make(SCALE.reshape(1)),
-            block_size=block, output_both_sf_layouts=True, y_out=normed,
-        )  # fmt: skip
-        assert lib.raw(given) == sums.tobytes() and lib.raw(normed) == y.tobytes()
-        assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
-        assert lib.raw(got[2]) == q.relayout("linear").scales.tobytes()
-    with pytest.raises(NotImplementedError, match="scale_format"):
-        fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), block_size=32, scale_format="e4m3")
-    note = "the library's norm, upstream's rounds differently; not e4m3 scales of 32"
-    record("rmsnorm_fp4quant", CLOSE, note)
-    record("add_rmsnorm_fp4quant", CLOSE, note)
-
-
-@pytest.mark.parametrize("name", ["y_fp4", "block_scale", "block_scale_unswizzled"])
-def test_outputs_are_dense(lib: Any, name: str) -> None:
-    """A strided one is refused, not left as it was; nothing else is written before."""
-    x, weight = lib.make(example((6, 128))), lib.make(example((2, 128))[1])
-    widths = {"y_fp4": 64, "block_scale": 8, "block_scale_unswizzled": 8}
-    strided = lib.make(np.zeros((6, 2 * widths[name]), np.uint8))[:, ::2]
-    residual = lib.make(example((6, 128)))
-    before = lib.raw(residual)
-    with pytest.raises(ValueError, match=f"{name}: .*dense"):
-        fi.add_rmsnorm_fp4quant(x, residual, weight, **{name: strided},
-                                output_both_sf_layouts=True)  # fmt: skip
-    assert lib.raw(residual) == before
-    if name != "block_scale_unswizzled":
-        with pytest.raises(ValueError, match=f"{name}: .*dense"):
-            fi.rmsnorm_fp4quant(x, weight, **{name: strided})
-
-
 def test_group_quantization(lib: Any) -> None:
     """Three types, both orders of scales, by the formulas of the specification."""
     x = example((5, 256))
@@ -401,6 +351,38 @@ def test_layouts(lib: Any) -> None:
                  "shuffle_matrix_sf_a", "reorder_rows_for_gated_act_gemm",
                  "convert_to_block_layout"):  # fmt: skip
         record(name, BITS)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, ml_dtypes.bfloat16])
+def test_rows_and_blocks_undone(lib: Any, dtype: Any) -> None:
+    """The ways back give what was there, of any type."""
+    t = example((64, 12), np.float32).astype(dtype)
+    for tile in (128, 64):
+        there = fi.shuffle_matrix_a(input_tensor=lib.make(t), epilogue_tile_m=tile)
+        assert lib.raw(fi.undo_shuffle_matrix_a(there, tile)) == t.tobytes() != lib.raw(there)
+    there = fi.reorder_rows_for_gated_act_gemm(x=lib.make(t))
+    assert lib.raw(fi.undo_reorder_rows_for_gated_act_gemm(there)) == t.tobytes() != lib.raw(there)
+    there = fi.convert_to_block_layout(input_tensor=lib.make(t), blockK=4)
+    back = fi.undo_convert_to_block_layout(there)
+    assert lib.raw(back) == t.tobytes() != lib.raw(there) and tuple(back.shape) == (64, 12)
+    for name in ("shuffle_matrix_a", "reorder_rows_for_gated_act_gemm", "convert_to_block_layout"):
+        record(f"undo_{name}", BITS, "not FlashInfer's")
+
+
+def test_images_undone(lib: Any) -> None:
+    """Scales come back without padding, one image or a batch of them."""
+    sf = RNG.integers(0, 255, (2, 128, 7)).astype(np.uint8)
+    for tile in (128, 64):
+        image = fi.shuffle_matrix_sf_a(lib.make(sf[0]), tile)
+        back = fi.undo_shuffle_matrix_sf_a(image, tile, 128, 7)
+        assert lib.raw(back) == sf[0].tobytes() and tuple(back.shape) == (128, 7)
+    back = fi.undo_block_scale_interleave(fi.block_scale_interleave(lib.make(sf)), 128, 7, 2)
+    assert lib.raw(back) == sf.tobytes() and tuple(back.shape) == (2, 128, 7)
+    part = lib.make(np.ascontiguousarray(sf[1, :40]))
+    back = fi.undo_block_scale_interleave(fi.block_scale_interleave(part), 40, 7)
+    assert lib.raw(back) == sf[1, :40].tobytes() and tuple(back.shape) == (40, 7)
+    for name in ("shuffle_matrix_sf_a", "block_scale_interleave"):
+        record(f"undo_{name}", BITS, "not FlashInfer's")
 
 
 def test_packbits(lib: Any) -> None:
@@ -532,7 +514,7 @@ REFUSED = {
     "expanded_idx": lambda: fi.nvfp4_quantize(X, SCALE, expanded_idx_to_permuted_idx=X),
     "unswizzled_sf": lambda: fi.block_scale_interleave(X),
     "multiple of 32": lambda: fi.shuffle_matrix_a(X, 128),
-    "sf_linear": lambda: fi.shuffle_matrix_sf_a(X, 128),
+    "input_tensor": lambda: fi.shuffle_matrix_sf_a(X.astype(np.uint8), 128),
     "even number": lambda: fi.reorder_rows_for_gated_act_gemm(X[:3]),
     "columns": lambda: fi.convert_to_block_layout(X, 48),
     "group_size": lambda: fi.mxfp4_dequantize_host(X, X, 16),

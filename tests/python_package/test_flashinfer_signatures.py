@@ -61,10 +61,10 @@ SIGNATURES = {
     "sf_swizzle_layout=None",
     "per_token_group_quant_8bit": "x, group_size, eps=1e-10, dst_dtype=None, "
     "column_major_scales=False, scale_tma_aligned=False, scale_ue8m0=False, backend='cutile'",
-    "shuffle_matrix_a": "t, epilogue_tile_m",
-    "shuffle_matrix_sf_a": "sf_linear, epilogue_tile_m, num_elts_per_sf=16",
-    "convert_to_block_layout": "t, blockK",
-    "reorder_rows_for_gated_act_gemm": "t",
+    "shuffle_matrix_a": "input_tensor, epilogue_tile_m",
+    "shuffle_matrix_sf_a": "input_tensor, epilogue_tile_m, num_elts_per_sf=16",
+    "convert_to_block_layout": "input_tensor, blockK",
+    "reorder_rows_for_gated_act_gemm": "x",
     "nvfp4_kv_quantize": "input, global_scale",
     "nvfp4_kv_dequantize_paged": f"{PAGED}, block_tables, seq_lens, k_scale, v_scale, output_k, "
     "output_v, kv_layout='NHD'",
@@ -126,7 +126,21 @@ SIGNATURES = {
     "use_mxfp8_act_scaling=False, use_fused_finalize=True, use_packed_weights=False, "
     "use_wfp4afp8_humming=False, device=None",
 }
-ADDED = {"math", "four_over_six"}
+# The package's own, by function (docs/python.md): the mode of quantizers, 4-over-6 of NVFP4's.
+MODE, CHOICE = ["math"], ["four_over_six"]
+ADDED = {
+    **dict.fromkeys(
+        ("fp4_quantize", "nvfp4_quantize", "silu_and_mul_nvfp4_quantize", "nvfp4_quantize_smooth",
+         "nvfp4_batched_quantize", "scaled_fp4_grouped_quantize",
+         "silu_and_mul_scaled_nvfp4_experts_quantize", "rmsnorm_fp4quant",
+         "add_rmsnorm_fp4quant"), MODE + CHOICE),
+    **dict.fromkeys(
+        ("mxfp4_quantize", "mxfp8_quantize", "mxfp8_grouped_quantize", "nvfp4_kv_quantize",
+         "nvfp4_quantize_append_paged_kv_cache",
+         "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+         "nvfp4_quantize_paged_kv_cache"), MODE),
+    "make_nvfp4_global_scale": CHOICE,
+}  # fmt: skip
 SIGNATURES["moe_sort"] = (
     "token_selected_experts, token_final_scales, num_experts, top_k, local_expert_offset=0, "
     "num_local_experts=None, tile_tokens_dim=128, enable_pdl=False, "
@@ -134,6 +148,14 @@ SIGNATURES["moe_sort"] = (
     "out_expanded_idx_to_permuted_idx=None, out_permuted_idx_to_expanded_idx=None, "
     "out_total_num_padded_tokens=None, out_num_non_exiting_tiles=None"
 )
+# Not FlashInfer's: the ways back from its layouts, with the same names of what is the same.
+SIGNATURES |= {
+    "undo_shuffle_matrix_a": "input_tensor, epilogue_tile_m",
+    "undo_shuffle_matrix_sf_a": "input_tensor, epilogue_tile_m, rows, blocks, num_elts_per_sf=16",
+    "undo_reorder_rows_for_gated_act_gemm": "x",
+    "undo_convert_to_block_layout": "input_tensor",
+    "undo_block_scale_interleave": "swizzled_sf, rows, blocks, batch=None",
+}
 SIGNATURES["autotune"] = "tune_mode=True, cache=None, tuning_buckets=None, round_up=None, " \
     "skip_ops=None"  # fmt: skip
 
@@ -153,7 +175,7 @@ def spelled(name: str) -> list[str]:
     """Arguments of a function as the list above spells them, without those of its own."""
     words: list[str] = []
     for parameter in inspect.signature(getattr(fi, name)).parameters.values():
-        if parameter.name in ADDED:
+        if parameter.name in MODE + CHOICE:
             assert parameter.kind == parameter.KEYWORD_ONLY and parameter.default is None
             continue
         if parameter.kind == parameter.KEYWORD_ONLY and "*" not in words:
@@ -173,6 +195,14 @@ def test_signatures(name: str) -> None:
     """In order, with defaults."""
     wanted = re.sub(r"\b1e-6\b", "1e-06", SIGNATURES[name])
     assert spelled(name) == wanted.split(", ")
+
+
+@pytest.mark.parametrize("name", list(SIGNATURES))
+def test_added_keywords(name: str) -> None:
+    """Quantizers have them, other functions have none."""
+    found = [word for word in inspect.signature(getattr(fi, name)).parameters
+             if word in MODE + CHOICE]  # fmt: skip
+    assert found == ADDED.get(name, [])
 
 
 @pytest.mark.parametrize("name", list(ENUMERATIONS))

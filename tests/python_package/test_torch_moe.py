@@ -245,7 +245,7 @@ def test_mxfp8(device: str) -> None:
     got = fi.trtllm_fp8_block_scale_moe(
         case.to(case.logits), None, case.to(case.x.codes), case.to(case.x.scales),
         case.weights(0), case.scales(0), case.weights(1), case.scales(1), **case.sizes(),
-        fp8_quantization_type=fi.Fp8QuantizationType.MxFp8,
+        fp8_quantization_type=fi.Fp8QuantizationType.MxFp8, use_shuffled_weight=True,
     )  # fmt: skip
     case.check(got)
 

@@ -3,9 +3,10 @@
     import narrowfloat.compat.flashinfer as flashinfer
 
 Names, argument order, defaults, shapes and types are FlashInfer 0.6.18's; tensors are torch's or
-NumPy's, on the CPU or on a Hopper GPU. docs/python.md has a table of what is the same to the bit,
-what within a tolerance, and what is not offered. Arguments that are not offered raise
-NotImplementedError with their name.
+NumPy's, on the CPU or on a Hopper GPU. Arrays of other libraries are taken through DLPack: they
+count as NumPy's, on a GPU as torch's, which must be imported there. docs/python.md has a table of
+what is the same to the bit, what within a tolerance, and what is not offered. Arguments that are
+not offered raise NotImplementedError with their name.
 """
 
 from narrowfloat.compat.flashinfer._bits import packbits, segment_packbits
@@ -40,6 +41,11 @@ from narrowfloat.compat.flashinfer._layouts import (
     reorder_rows_for_gated_act_gemm,
     shuffle_matrix_a,
     shuffle_matrix_sf_a,
+    undo_block_scale_interleave,
+    undo_convert_to_block_layout,
+    undo_reorder_rows_for_gated_act_gemm,
+    undo_shuffle_matrix_a,
+    undo_shuffle_matrix_sf_a,
 )
 from narrowfloat.compat.flashinfer._moe import (
     trtllm_bf16_moe,
@@ -139,4 +145,9 @@ __all__ = [
     "trtllm_gen_routing",
     "trtllm_mxint4_block_scale_moe",
     "trtllm_mxint4_block_scale_routed_moe",
+    "undo_block_scale_interleave",
+    "undo_convert_to_block_layout",
+    "undo_reorder_rows_for_gated_act_gemm",
+    "undo_shuffle_matrix_a",
+    "undo_shuffle_matrix_sf_a",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from math import prod
 from numbers import Real
 from typing import Any, Protocol
 
@@ -11,12 +11,10 @@ import numpy as np
 
 from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of
-from narrowfloat._options import FourOverSix, MathMode
 from narrowfloat._streams import allocating_on
 
 LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # By SfLayout.
 _BACKENDS = frozenset(("cuda", "cute-dsl", "cutlass", "cutile", "auto", "default", "triton"))
-_FAST_OFF = ("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "TRTLLM_DISABLE_FP4_QUANT_FAST_MATH")
 
 
 class Array(Protocol):
@@ -42,29 +40,6 @@ def check_backend(backend: str) -> None:
     if backend not in _BACKENDS:
         known = ", ".join(sorted(_BACKENDS))
         raise ValueError(f"backend: expected one of {known}; got {backend!r}")
-
-
-def math_mode(math: MathMode | None) -> MathMode:
-    """The mode: the argument, else what FlashInfer's variables say, else exact."""
-    if math is not None:
-        return math
-    values = [os.environ[name] for name in _FAST_OFF if name in os.environ]
-    return "fast" if values and "1" not in values else "exact"
-
-
-def four_over_six_option(choice: Any) -> FourOverSix | None:
-    """The argument (True, False or a FourOverSix), else what FlashInfer's variables ask for."""
-    if choice is not None:
-        return (FourOverSix() if choice else None) if isinstance(choice, bool) else choice
-    get = os.environ.get
-    if get("FLASHINFER_NVFP4_4OVER6") != "1":
-        return None
-    error: Any = get("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAE").lower()  # Judged when it is used.
-    return FourOverSix(
-        error,
-        "fast" if get("FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH") == "1" else "strict",
-        256 if get("FLASHINFER_NVFP4_4OVER6_E4M3_USE_256") == "1" else 448,
-    )
 
 
 def layout_name(argument: str, layout: Any) -> str:
@@ -131,9 +106,19 @@ def to_float32(value: Any, like: Any) -> Any:
         return torch.full((1,), float(array[0]), dtype=torch.float32, device=like.device)
 
 
-def scale_of(value: Any, like: Any) -> Any:
-    """A scale for an option of the library: a number as it is, else as to_float32()."""
-    return float(value) if isinstance(value, Real) else to_float32(value, like)
+def scale_array(argument: str, value: Any, like: Any) -> Any:
+    """to_float32() of an argument; TypeError that names it for what is no number and no array."""
+    try:
+        if value is not None:  # Of which NumPy would make a NaN.
+            return to_float32(value, like)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{argument}: expected a number or an array of float32, got {value!r}")
+
+
+def scale_of(argument: str, value: Any, like: Any) -> Any:
+    """A scale for an option of the library: a number as it is, else as scale_array()."""
+    return float(value) if isinstance(value, Real) else scale_array(argument, value, like)
 
 
 def contiguous(array: Any) -> Any:
@@ -202,12 +187,41 @@ def to_cpu(array: Any) -> Any:
     return array.cpu() if is_torch(array) else array
 
 
-def output_bytes(argument: str, array: Any) -> Any:
-    """The memory of a given output as uint8. A copy would be filled and lost: ValueError."""
+def device_name(array: Any) -> str:
+    """Where its memory lies: cpu, cuda:0."""
+    return str(array.device) if is_torch(array) else "cpu"
+
+
+def output_bytes(
+    argument: str, array: Any, shape: tuple[int, ...], like: Any, any_shape: bool = False
+) -> Any:
+    """The memory of a given output of one-byte elements, as uint8 of `shape`; ValueError, that
+    names the argument, for memory of another size or device, or that a call could not fill.
+
+    any_shape: as many elements will do.
+    """
+    check_one_byte(argument, array)
     is_dense = array.is_contiguous() if is_torch(array) else array.flags.c_contiguous
-    if not is_dense:
+    if not is_dense:  # A copy would be filled and lost.
         raise ValueError(f"{argument}: expected a dense array in C order, got a strided view")
-    return as_bytes(array)
+    given = tuple(array.shape)
+    if given != shape and not (any_shape and prod(given) == prod(shape)):
+        raise ValueError(f"{argument}: expected shape {shape}, got {given}")
+    if device_name(array) != device_name(like):
+        raise ValueError(
+            f"{argument}: expected memory on {device_name(like)}, got {device_name(array)}"
+        )
+    if not (is_torch(array) or array.flags.writeable):
+        raise ValueError(f"{argument}: expected memory that can be written, got a read-only array")
+    return as_bytes(array).reshape(shape)
+
+
+def check_one_byte(argument: str, array: Any) -> None:
+    """ValueError unless codes or scales are of one byte each: uint8, or a type of that size."""
+    if array.dtype.itemsize != 1:
+        raise ValueError(
+            f"{argument}: expected uint8 or another type of one byte, got {dtype_name(array)}"
+        )
 
 
 def copy_into(argument: str, target: Any, source: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import contiguous, dtype_name
 
 
@@ -18,6 +19,7 @@ def _check_bitorder(bitorder: str) -> None:
         raise ValueError(f"bitorder: expected big or little, got {bitorder!r}")
 
 
+@accepts("x", names={"input": "x"})
 def packbits(x: Any, bitorder: str = "big") -> Any:
     """uint8 [n / 8]: eight elements of x a byte; the last one is filled with zeros.
 
@@ -28,6 +30,7 @@ def packbits(x: Any, bitorder: str = "big") -> Any:
     return nf.pack_bits(_bools(x), bitorder)
 
 
+@accepts("x", "indptr", names={"input": "x", "offsets": "indptr"})
 def segment_packbits(x: Any, indptr: Any, bitorder: str = "big") -> tuple[Any, Any]:
     """Each segment of x on its own: (bytes uint8, new offsets of indptr's type).
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import (
     Array,
     as_bytes,
@@ -17,10 +18,13 @@ from narrowfloat.compat.flashinfer._arrays import (
 )
 from narrowfloat.compat.flashinfer._enums import ActivationType
 from narrowfloat.compat.flashinfer._layers import (
+    CUTLASS_PARAMETERS,
     activation_of,
+    axes_of,
     each,
     is_gated,
     naming_arguments,
+    parameters_of,
     prepared,
     with_known_tiles,
 )
@@ -45,6 +49,10 @@ def _count(quant_scales: Sequence[Any], wanted: int, mode: str) -> None:
         raise ValueError(f"quant_scales: {mode} has {wanted}, got {len(quant_scales)}")
 
 
+def _scale(value: Any, fc1: Any) -> Any:
+    return each("quant_scales", value, fc1.shape[0], fc1)
+
+
 def _image(scales: Any, experts: int) -> Any:
     """Packed int32 scales as bytes of 128x4 images."""
     return as_bytes(scales).reshape(experts, -1)
@@ -57,7 +65,7 @@ def _packed(weights: Any) -> Any:
 
 def _fp8_tensor(fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan:
     _count(quant_scales, 4, "FP8 per tensor")
-    first, inter, second = (each(value, fc1.shape[0], fc1) for value in quant_scales[:3])
+    first, inter, second = (_scale(value, fc1) for value in quant_scales[:3])
     factors = {"up_scale": first, "gate_scale": first, "inter_multiplier": inter,
                "down_scale": second}  # fmt: skip
     return _Plan("fp8_tensor", fc1, fc2, factors=factors)
@@ -67,11 +75,11 @@ def _nvfp4(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan
     _count(quant_scales, 6, "NVFP4")
     experts = fc1.shape[0]
     act1, scale1, global1, act2, scale2, global2 = quant_scales
-    first, second = each(global1, experts, fc1), each(global2, experts, fc1)
+    first, second = _scale(global1, fc1), _scale(global2, fc1)
     factors = {"up_scale": first, "gate_scale": first, "down_scale": second,
-               "inter_multiplier": each(act2, experts, fc1)}  # fmt: skip
+               "inter_multiplier": _scale(act2, fc1)}  # fmt: skip
     if dtype_name(input) == "bfloat16":
-        multiplier = each(act1, experts, fc1)
+        multiplier = _scale(act1, fc1)
         size = act1.shape if hasattr(act1, "shape") else ()
         # One value for all experts codes a token once.
         is_one = len(size) == 0 or tuple(size) == (1,)
@@ -83,7 +91,7 @@ def _nvfp4(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan
 def _mx(fc1: Any, fc2: Any, quant_scales: Sequence[Any], is_fp4: bool) -> _Plan:
     _count(quant_scales, 4, "MX formats")
     experts = fc1.shape[0]
-    first, second = (each(quant_scales[i], experts, fc1) for i in (1, 3))
+    first, second = (_scale(quant_scales[i], fc1) for i in (1, 3))
     factors = {"up_scale": first, "gate_scale": first, "down_scale": second}
     scales = _image(quant_scales[0], experts), _image(quant_scales[2], experts)
     weights = (_packed(fc1), _packed(fc2)) if is_fp4 else (fc1, fc2)
@@ -125,6 +133,9 @@ def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek:
         _count(quant_scales, 2, "DeepSeek FP8")
         return _Plan("fp8_block", fc1, fc2, tuple(quant_scales))
     if weights == "bfloat16" and rows == "bfloat16":
+        _count(quant_scales, 0, "bfloat16")
+        if mxfp8_act:
+            raise ValueError("use_mxfp8_act_scaling: expected False with bfloat16 weights")
         return _Plan("bf16", fc1, fc2)
     if mxfp8_act and weights in ("int64", "float8_e4m3fn"):
         return _mx(fc1, fc2, quant_scales, not is_fp8)
@@ -151,10 +162,35 @@ def _input_scales(input: Any, input_sf: Any, hidden: int, mode: str, swizzled: b
     )
 
 
+def _check_ranks(tp_size: int, tp_rank: int, ep_size: int, ep_rank: int) -> None:
+    for name, rank, size in (("tp_rank", tp_rank, tp_size), ("ep_rank", ep_rank, ep_size)):
+        if not 0 <= rank < size:
+            raise ValueError(f"{name}: expected 0 to {size - 1}, below {name[:2]}_size, got {rank}")
+
+
+def _parameters(kind: int, of_swiglu: tuple[Any, Any, Any], situ_beta: Any,
+                situ_linear_beta: Any) -> tuple[tuple[Any, Any, Any], dict[str, str]]:  # fmt: skip
+    """Alpha, beta and limit of the activation, and what the caller calls them."""
+    of_situ = {"situ_beta": situ_beta, "situ_linear_beta": situ_linear_beta}
+    if kind == ActivationType.Situ:
+        for name, value in zip(("swiglu_alpha", "swiglu_beta", "swiglu_limit"), of_swiglu,
+                               strict=True):  # fmt: skip
+            if value is not None:
+                raise ValueError(f"{name}: Situ does not read it; expected None")
+        parameters = (4.0 if situ_beta is None else situ_beta,
+                      25.0 if situ_linear_beta is None else situ_linear_beta, None)  # fmt: skip
+        return parameters, {"alpha": "situ_beta", "beta": "situ_linear_beta"}
+    for name, value in of_situ.items():
+        if value is not None:
+            raise ValueError(f"{name}: only Situ reads it; expected None")
+    return of_swiglu, CUTLASS_PARAMETERS
+
+
+@accepts()
 def cutlass_fused_moe(
     input: Array, token_selected_experts: Array, token_final_scales: Array | None,
     fc1_expert_weights: Array, fc2_expert_weights: Array, output_dtype: Any,
-    quant_scales: Sequence[Array], fc1_expert_biases: Array | None = None,
+    quant_scales: Sequence[Array] | None, fc1_expert_biases: Array | None = None,
     fc2_expert_biases: Array | None = None, input_sf: Array | None = None,
     swiglu_alpha: Array | None = None, swiglu_beta: Array | None = None,
     swiglu_limit: Array | None = None, tp_size: int = 1, tp_rank: int = 0, ep_size: int = 1,
@@ -178,7 +214,8 @@ def cutlass_fused_moe(
         F1 is 2 * I for gated activations, else I.
     fc2_expert_weights: the same, [EL, H, I].
     output_dtype: bfloat16, float16 or float32: a torch.dtype, or its name.
-    quant_scales: bfloat16: []. FP8: [fc1_dequant float32 [EL], fc2_quant float32 [1] or [EL],
+    quant_scales: bfloat16: [] or None.
+        FP8: [fc1_dequant float32 [EL], fc2_quant float32 [1] or [EL],
         fc2_dequant float32 [EL], not read].
         DeepSeek: [float32 [EL, F1 / 128, H / 128], float32 [EL, H / 128, I / 128]].
         NVFP4: [fc1_act float32 [1] or [EL], int32 scales, fc1_global float32 [EL], 3 of fc2].
@@ -202,16 +239,19 @@ def cutlass_fused_moe(
     refuse("cluster_rank", cluster_rank != 0, "leave it 0; ep_rank is, for shards of experts")
     refuse("use_packed_weights", use_packed_weights, "use_w4_group_scaling is, for MXFP4")
     refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "use_w4_group_scaling is, for MXFP4")
+    _check_ranks(tp_size, tp_rank, ep_size, ep_rank)
+    for name, array, axes in (("input", input, 2), ("fc1_expert_weights", fc1_expert_weights, 3),
+                              ("fc2_expert_weights", fc2_expert_weights, 3),
+                              ("token_selected_experts", token_selected_experts,
+                               2)):  # fmt: skip
+        axes_of(name, array, axes)
+    quant_scales = () if quant_scales is None else tuple(quant_scales)
     experts, kind = fc1_expert_weights.shape[0], int(activation_type)
     hidden = fc2_expert_weights.shape[1]
     out_type = str(output_dtype).removeprefix("torch.")
     top_k = token_selected_experts.shape[1]
-    parameters: tuple[Any, Any, Any]
-    if kind == ActivationType.Situ:
-        parameters = (4.0 if situ_beta is None else situ_beta,
-                      25.0 if situ_linear_beta is None else situ_linear_beta, None)  # fmt: skip
-    else:
-        parameters = (swiglu_alpha, swiglu_beta, swiglu_limit)
+    parameters, names = _parameters(kind, (swiglu_alpha, swiglu_beta, swiglu_limit),
+                                    situ_beta, situ_linear_beta)  # fmt: skip
 
     def build() -> nf.MoeLayer:
         plan = _plan(input, fc1_expert_weights, fc2_expert_weights, quant_scales,
@@ -220,12 +260,11 @@ def cutlass_fused_moe(
         half = fc1_expert_weights.shape[1] // 2
         if plan.layout != "linear" and is_gated(kind) and half % 128:
             plan = _linear_halves(plan, half)
-        alpha, beta, limit = parameters
         config = nf.MoeConfig(
             hidden=hidden, inter=_columns(plan), experts=ep_size * experts, top_k=top_k,
             mode=plan.mode, expert_offset=ep_rank * experts, local_experts=experts,
             add_fc2_bias=tp_rank == 0, out_dtype=out_type, negative_one_is_empty=True,
-            activation=activation_of(kind, alpha, beta, limit, limit, geglu="geglu_erf"),
+            activation=activation_of(kind, parameters_of(*parameters), names, geglu="geglu_erf"),
         )  # fmt: skip
         factors = dict(plan.factors or {})
         if not is_gated(kind):

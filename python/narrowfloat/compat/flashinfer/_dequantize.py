@@ -7,33 +7,50 @@ from typing import Any
 
 import narrowfloat as nf
 from narrowfloat import _core
+from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import (
     as_bytes,
     as_type,
+    check_one_byte,
     contiguous,
     layout_name,
     layout_of,
+    scale_array,
     to_cpu,
-    to_float32,
 )
 from narrowfloat.compat.flashinfer._enums import SfLayout
+
+
+def _names(codes: str, scales: str) -> dict[str, str]:
+    """What errors begin with -> arguments of a function."""
+    return {"codes": codes, "scales": scales, "cols": f"{codes}: columns",
+            "global_scale": "global_scale_tensor"}  # fmt: skip
 
 
 def _dequantized(
     format: str, codes: Any, scales: Any, layout: str, global_scale: Any = None
 ) -> Any:
     """float32 on the CPU, [rows, cols]."""
+    check_one_byte("codes", codes)
+    check_one_byte("scales", scales)
     codes, scales = contiguous(to_cpu(as_type(codes, "uint8"))), as_bytes(to_cpu(scales))
     rows = prod(codes.shape[:-1])
     cols = codes.shape[-1] * (1 if format == "mxfp8" else 2)
     sizes = _core.quantized_layout(format, rows, cols, scale_layout=layout)
+    if prod(scales.shape) != sizes.scale_count:
+        raise ValueError(
+            f"scales: expected {sizes.scale_count} bytes, {rows} x {sizes.scale_blocks} in layout "
+            f"{layout}, got shape {tuple(scales.shape)}"
+        )
     scale = None
     if sizes.global_scales:
-        scale = to_float32(1.0 if global_scale is None else to_cpu(global_scale), codes)
+        number = 1.0 if global_scale is None else to_cpu(global_scale)
+        scale = scale_array("global_scale", number, codes)
     q = nf.QuantizedTensor(codes, scales.reshape(-1), scale, sizes, (rows, cols))
     return q.dequantize("float32")
 
 
+@accepts("a_fp4", "a_sf", names=_names("a_fp4", "a_sf"))
 def mxfp4_dequantize(a_fp4: Any, a_sf: Any, sfLayout: SfLayout = SfLayout.layout_128x4) -> Any:
     """float32 [M, K] on the CPU.
 
@@ -42,6 +59,7 @@ def mxfp4_dequantize(a_fp4: Any, a_sf: Any, sfLayout: SfLayout = SfLayout.layout
     return _dequantized("mxfp4", a_fp4, a_sf, layout_name("sfLayout", sfLayout))
 
 
+@accepts("weight", "scale", names=_names("weight", "scale"))
 def mxfp4_dequantize_host(weight: Any, scale: Any, group_size: int = 32) -> Any:
     """float32 [M, K] on the CPU, of linear scales.
 
@@ -52,6 +70,7 @@ def mxfp4_dequantize_host(weight: Any, scale: Any, group_size: int = 32) -> Any:
     return _dequantized("mxfp4", weight, scale, "linear")
 
 
+@accepts("e2m1_tensor", "ufp8_scale_tensor", names=_names("e2m1_tensor", "ufp8_scale_tensor"))
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: Any,
     ufp8_scale_tensor: Any,
@@ -80,6 +99,7 @@ def e2m1_and_ufp8sf_scale_to_float(
     return _dequantized(format, e2m1_tensor, ufp8_scale_tensor, layout, global_scale_tensor)
 
 
+@accepts("input", "scale_tensor", names=_names("input", "scale_tensor"))
 def mxfp8_dequantize_host(
     input: Any,
     scale_tensor: Any,

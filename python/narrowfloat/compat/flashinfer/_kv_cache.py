@@ -10,26 +10,54 @@ from typing import Any
 
 import narrowfloat as nf
 from narrowfloat._options import MathMode
-from narrowfloat.compat.flashinfer._arrays import as_type, math_mode
+from narrowfloat.compat.flashinfer._arguments import accepts, check_array
+from narrowfloat.compat.flashinfer._arrays import as_type
+from narrowfloat.compat.flashinfer._modes import math_mode
+
+_CODES, _SCALES = "paged_kv_cache", "kv_cache_sf"
+# What errors of the library begin with -> arguments of the functions here.
+_ROW_NAMES = {"math mode": "math", "decode_scale": "global_scale", "input.values": "fp4_data",
+              "input.scales": "block_scales", "values": "fp4_data", "scales": "block_scales",
+              "output": "output_dtype"}  # fmt: skip
+_PAGED_NAMES = {
+    "math mode": "math", "layout": "kv_layout",
+    "k_cache": _CODES, "v_cache": _CODES, "k_scales": _SCALES, "v_scales": _SCALES,
+    "cache.k.values": f"{_CODES}, keys", "cache.v.values": f"{_CODES}, values",
+    "cache.k.scales": f"{_SCALES}, keys", "cache.v.scales": f"{_SCALES}, values",
+    "cache.k_scale": "k_scale", "cache.v_scale": "v_scale",
+    "key": "append_key", "value": "append_value", "slots": "slot_mapping",
+    "indices": "kv_indices", "indptr": "kv_indptr",
+    "positions.batch_indices": "batch_indices", "positions.positions": "positions",
+    "positions.indices": "kv_indices", "positions.indptr": "kv_indptr",
+}  # fmt: skip
+_WHOLE_NAMES = {
+    "math mode": "math", "layout": "kv_layout", "key": "k_cache", "value": "v_cache",
+    "cache.k.values": "k_cache", "cache.v.values": "v_cache", "output": "k_cache",
+    "k_encode_scale": "k_global_sf", "v_encode_scale": "v_global_sf",
+    "options.k_encode_scale": "k_global_sf", "options.v_encode_scale": "v_global_sf",
+}  # fmt: skip
 
 
-def _halves(cache: Any) -> tuple[Any, Any]:
+def _halves(argument: str, cache: Any) -> tuple[Any, Any]:
     """Keys and values of a pair, or of one array that is stacked on its second axis."""
+    wanted = f"{argument}: expected a pair, or an array [pages, 2, ...] of five axes, got "
     if isinstance(cache, tuple | list):
-        k, v = cache
-        return k, v
+        if len(cache) != 2:
+            raise ValueError(f"{wanted}{len(cache)} arrays")
+        for part in cache:
+            check_array(argument, part)
+        return cache[0], cache[1]
+    check_array(argument, cache)
     if len(cache.shape) != 5 or cache.shape[1] != 2:
-        raise ValueError(
-            "paged_kv_cache, kv_cache_sf: expected a pair, or an array [pages, 2, ...] of five "
-            f"axes, got {tuple(cache.shape)}"
-        )
+        raise ValueError(f"{wanted}shape {tuple(cache.shape)}")
     return cache[:, 0], cache[:, 1]
 
 
 def _cache(paged_kv_cache: Any, kv_cache_sf: Any) -> tuple[Any, Any, Any, Any]:
-    return *_halves(paged_kv_cache), *_halves(kv_cache_sf)
+    return *_halves(_CODES, paged_kv_cache), *_halves(_SCALES, kv_cache_sf)
 
 
+@accepts("input", names=_ROW_NAMES)
 def nvfp4_kv_quantize(
     input: Any, global_scale: Any, *, math: MathMode | None = None
 ) -> tuple[Any, Any]:
@@ -41,6 +69,7 @@ def nvfp4_kv_quantize(
     return nf.kv_quantize(input, global_scale, math=math_mode(math))
 
 
+@accepts("fp4_data", "block_scales", names=_ROW_NAMES)
 def nvfp4_kv_dequantize(
     fp4_data: Any, block_scales: Any, global_scale: Any, output_dtype: Any = "bfloat16"
 ) -> Any:
@@ -52,6 +81,7 @@ def nvfp4_kv_dequantize(
     return nf.kv_dequantize(fp4_data, block_scales, global_scale, output_dtype)
 
 
+@accepts("block_tables", "seq_lens", "output_k", "output_v", names=_PAGED_NAMES)
 def nvfp4_kv_dequantize_paged(
     paged_kv_cache: Any,
     kv_cache_sf: Any,
@@ -73,11 +103,16 @@ def nvfp4_kv_dequantize_paged(
     output_k, output_v: bfloat16, float16 or float32 [batch, max_seq, heads, D]; tokens at or behind
         a sequence's length, and of pages that do not exist, keep what they hold.
     """
+    if tuple(output_v.shape) != tuple(output_k.shape):
+        raise ValueError(f"output_v: expected the shape of output_k, {tuple(output_k.shape)}, got "
+                         f"{tuple(output_v.shape)}")  # fmt: skip
     nf.kv_dequantize_paged(*_cache(paged_kv_cache, kv_cache_sf), block_tables, seq_lens, output_k,
                            output_v, k_scale=k_scale, v_scale=v_scale,
                            layout=kv_layout)  # fmt: skip
 
 
+@accepts("append_key", "append_value", "batch_indices", "positions", "kv_indices", "kv_indptr",
+         names=_PAGED_NAMES)  # fmt: skip
 def nvfp4_quantize_append_paged_kv_cache(
     append_key: Any,
     append_value: Any,
@@ -110,6 +145,7 @@ def nvfp4_quantize_append_paged_kv_cache(
                        math=math_mode(math))  # fmt: skip
 
 
+@accepts("append_key", "append_value", "slot_mapping", names=_PAGED_NAMES)
 def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     append_key: Any,
     append_value: Any,
@@ -141,6 +177,7 @@ def _decode_scale(encode: Any, found: Any) -> float:
     return float(found[0])
 
 
+@accepts("k_cache", "v_cache", names=_WHOLE_NAMES)
 def nvfp4_quantize_paged_kv_cache(
     k_cache: Any,
     v_cache: Any,

@@ -22,7 +22,12 @@ from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._streams import is_capturing
 from narrowfloat.compat.flashinfer._arrays import as_type, cast, to_float32
 from narrowfloat.compat.flashinfer._enums import ActivationType, RoutingMethodType
-from narrowfloat.compat.flashinfer._routing import bias_for, method_name, router_options
+from narrowfloat.compat.flashinfer._routing import (
+    RouterSizes,
+    bias_for,
+    method_name,
+    router_options,
+)
 from narrowfloat.compat.flashinfer._tuning import layer_for
 
 if TYPE_CHECKING:
@@ -107,9 +112,24 @@ def _kept(key: Hashable, weights: tuple[Any, ...],
                 _building.pop(key, None)
 
 
+# What the parameters of an activation are called by the functions trtllm_*, and by
+# cutlass_fused_moe().
+TRTLLM_PARAMETERS = {"alpha": "gemm1_alpha", "beta": "gemm1_beta",
+                     "limit_gate": "gemm1_clamp_limit",
+                     "limit_up": "gemm1_clamp_limit"}  # fmt: skip
+CUTLASS_PARAMETERS = {"alpha": "swiglu_alpha", "beta": "swiglu_beta", "limit_gate": "swiglu_limit",
+                      "limit_up": "swiglu_limit"}  # fmt: skip
+
+
+def _of_activation(names: dict[str, str]) -> dict[str, str]:
+    return {f"config.activation.{ours}": argument for ours, argument in names.items()}
+
+
 _SAME_NAMES = {"config.top_k": "top_k", "config.experts": "num_experts", "outputs.out": "output"}
 # How the library's messages begin -> arguments of the functions whose name begins with trtllm_.
-_TRTLLM_NAMES = _SAME_NAMES | {
+_TRTLLM_NAMES = _SAME_NAMES | _of_activation(TRTLLM_PARAMETERS) | {
+    "outputs.replay": "routing_replay_out", "inputs.row_scale": "per_token_scale",
+    "config.local_experts": "local_num_experts", "config.expert_offset": "local_expert_offset",
     "weights.w1": "gemm1_weights", "weights.w2": "gemm2_weights", "weights.bias1": "gemm1_bias",
     "weights.bias2": "gemm2_bias", "w1_scales": "gemm1_weights_scale",
     "w2_scales": "gemm2_weights_scale",
@@ -121,11 +141,10 @@ _TRTLLM_NAMES = _SAME_NAMES | {
     "routing.bias": "routing_bias", "routing.": "topk_ids",
 }  # fmt: skip
 # Those of cutlass_fused_moe().
-_CUTLASS_NAMES = _SAME_NAMES | {
+_CUTLASS_NAMES = _SAME_NAMES | _of_activation(CUTLASS_PARAMETERS) | {
     "weights.w1": "fc1_expert_weights", "weights.w2": "fc2_expert_weights",
     "weights.bias1": "fc1_expert_biases", "weights.bias2": "fc2_expert_biases",
-    "w1_scales": "quant_scales", "w2_scales": "quant_scales", "scales:": "quant_scales",
-    "weights.scales": "quant_scales",
+    "w1_scales": "quant_scales", "w2_scales": "quant_scales", "weights.scales": "quant_scales",
     "weights.": "fc1_expert_weights, fc2_expert_weights", "config.hidden": "input",
     "config.inter": "fc2_expert_weights", "inputs.values": "input", "inputs.scales": "input_sf",
     "hidden_scales": "input_sf", "routing.weights": "token_final_scales",
@@ -201,8 +220,12 @@ class Shape:
     def config(self, from_logits: bool, **values: Any) -> nf.MoeConfig:
         """The configuration, of a routing from logits or of a given one."""
         options: dict[str, Any] = {}
+        sizes = RouterSizes(self.num_experts, self.top_k, self.n_group, self.topk_group,
+                            self.local_expert_offset, self.local_num_experts)  # fmt: skip
+        sizes.check()
         if from_logits:
             method = method_name("routing_method_type", self.routing_method_type)
+            sizes.check_method(method)
             options = router_options(method, self.n_group, self.topk_group,
                                      self.routed_scaling_factor, self.norm_topk_prob)  # fmt: skip
             options |= {"weights_bf16": True, "grouped_bias_bf16": "n_group" in options}
@@ -233,15 +256,13 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def activation_of(
-    kind: int, alpha: Any, beta: Any, limit_gate: Any, limit_up: Any, geglu: str = "geglu_tanh"
-) -> nf.Activation:
-    """An ActivationType with its parameters in real units."""
+def activation_of(kind: int, parameters: dict[str, Any], names: dict[str, str],
+                  geglu: str = "geglu_tanh") -> nf.Activation:  # fmt: skip
+    """An ActivationType with its parameters in real units, alpha and so on; names: the caller's."""
     try:
         type_ = ActivationType(int(kind))
     except ValueError:
         raise ValueError(f"activation_type: expected an ActivationType, got {kind!r}") from None
-    parameters = {"alpha": alpha, "beta": beta, "limit_gate": limit_gate, "limit_up": limit_up}
     given = {name: _copied(value) for name, value in parameters.items() if value is not None}
     if type_ in (ActivationType.Swiglu, ActivationType.SwigluBias):
         return nf.Activation("swiglu", **given)
@@ -250,15 +271,17 @@ def activation_of(
     if type_ == ActivationType.SwigluStep:
         limits = {"limit_gate": STEP_LIMIT, "limit_up": STEP_LIMIT} | given
         return nf.Activation("swiglu_step", **limits)
-    names = {ActivationType.Relu: "relu", ActivationType.Silu: "silu",
+    plain = {ActivationType.Relu: "relu", ActivationType.Silu: "silu",
              ActivationType.Geglu: geglu, ActivationType.Relu2: "relu2",
              ActivationType.GegluTanh: "geglu_tanh",
              ActivationType.Identity: "identity"}  # fmt: skip
-    if type_ not in names:
+    if type_ not in plain:
         raise NotImplementedError(f"activation_type: {type_.name} is not offered")
     if given:
-        raise ValueError(f"gemm1_{next(iter(given))}: {type_.name} does not read it")
-    return nf.Activation(names[type_])
+        raise ValueError(
+            f"{names[next(iter(given))]}: {type_.name} does not read it; expected None"
+        )
+    return nf.Activation(plain[type_])
 
 
 STEP_LIMIT = 7.0  # Of SwigluStep where the caller gives none.
@@ -274,13 +297,29 @@ def is_gated(kind: int) -> bool:
     return int(kind) in (3, 4, 5, 7, 8, 10)
 
 
-def each(value: Any, experts: int, like: Any) -> Any:
+def parameters_of(alpha: Any, beta: Any, limit: Any) -> dict[str, Any]:
+    """Those of an activation with one limit."""
+    return {"alpha": alpha, "beta": beta, "limit_gate": limit, "limit_up": limit}
+
+
+def axes_of(argument: str, array: Any, axes: int) -> Any:
+    """The array, which must be there with so many axes."""
+    shape = getattr(array, "shape", None)
+    if shape is None or len(shape) != axes:
+        got = "None" if array is None else shape and tuple(shape) or type(array).__name__
+        raise ValueError(f"{argument}: expected an array of {axes} axes, got {got}")
+    return array
+
+
+def each(argument: str, value: Any, experts: int, like: Any) -> Any:
     """A scalar tensor, number or vector as float32 [experts]."""
+    if value is None:
+        raise ValueError(f"{argument}: expected 1 or {experts} values, got None")
     vector = to_float32(value, like)
     if vector.shape[0] == experts:
         return vector
     if vector.shape[0] != 1:
-        raise ValueError(f"scales: expected 1 or {experts} values, got {vector.shape[0]}")
+        raise ValueError(f"{argument}: expected 1 or {experts} values, got {vector.shape[0]}")
     filled = maker_of("input", like).empty((experts,), "float32")
     filled[:] = vector[0]
     return filled
@@ -300,6 +339,9 @@ class Run:
     do_finalize: bool = True
     output: Any = None
     replay: Any = None
+
+    def __post_init__(self) -> None:
+        axes_of("hidden_states", self.hidden, 2)
 
     def routing(self) -> dict[str, Any]:
         """Keywords of MoeLayer.run()."""

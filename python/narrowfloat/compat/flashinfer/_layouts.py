@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from narrowfloat._shapes import round_up
+from narrowfloat.compat.flashinfer._arguments import accepts, check_axes
 from narrowfloat.compat.flashinfer._arrays import (
     as_bytes,
     as_type,
+    check_one_byte,
     contiguous,
     dtype_name,
     move_scales,
@@ -25,17 +28,19 @@ def _block_rows(epilogue_tile_m: int) -> int:
     return 32 if epilogue_tile_m % 128 == 0 else 16
 
 
-def shuffle_gather(rows: int, block: int) -> np.ndarray[Any, Any]:
-    """Old row that new row p holds."""
+def shuffle_gather(argument: str, rows: int, block: int) -> np.ndarray[Any, Any]:
+    """Old row that new row p holds. argument: what errors name."""
     if rows % block:
-        raise ValueError(f"t: expected a multiple of {block} rows, got {rows}")
+        raise ValueError(f"{argument}: expected a multiple of {block} rows, got {rows}")
     p = np.arange(rows)
     at = p % block
     return p - at + (at % 8) * _STEP[block] + at // 8
 
 
-def gated_gather(rows: int) -> np.ndarray[Any, Any]:
-    """Old row that new row p holds: up and gate rows take turns."""
+def gated_gather(argument: str, rows: int) -> np.ndarray[Any, Any]:
+    """Old row that new row p holds: up and gate rows take turns. argument: what errors name."""
+    if rows % 2:
+        raise ValueError(f"{argument}: expected an even number of rows, got {rows}")
     p = np.arange(rows)
     return np.where(p % 2 == 0, p // 2, rows // 2 + p // 2)
 
@@ -45,54 +50,114 @@ def inverse(gather: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.argsort(gather)
 
 
-def shuffle_matrix_a(t: Any, epilogue_tile_m: int) -> Any:
+def _check_positive(argument: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{argument}: expected a positive number, got {value}")
+
+
+def _shuffled_gather(array: Any, epilogue_tile_m: int) -> np.ndarray[Any, Any]:
+    _check_positive("epilogue_tile_m", epilogue_tile_m)
+    return shuffle_gather("input_tensor", array.shape[0], _block_rows(epilogue_tile_m))
+
+
+@accepts("input_tensor")
+def shuffle_matrix_a(input_tensor: Any, epilogue_tile_m: int) -> Any:
     """Rows of a matrix in the order that FlashInfer's epilogues want.
 
-    t: [M, ...] of any dtype; M a multiple of 32, or of 16 where epilogue_tile_m is no multiple of
-    128. Gives a new array of its shape and dtype.
+    input_tensor: [M, ...] of any dtype; M a multiple of 32, or of 16 where epilogue_tile_m is no
+    multiple of 128. Gives a new array of its shape and dtype.
     """
-    return take(t, shuffle_gather(t.shape[0], _block_rows(epilogue_tile_m)), 0)
+    return take(input_tensor, _shuffled_gather(input_tensor, epilogue_tile_m), 0)
 
 
-def shuffle_matrix_sf_a(sf_linear: Any, epilogue_tile_m: int, num_elts_per_sf: int = 16) -> Any:
-    """Scales of a matrix that shuffle_matrix_a() has shuffled: uint8, flat 128x4 image.
+@accepts("input_tensor")
+def undo_shuffle_matrix_a(input_tensor: Any, epilogue_tile_m: int) -> Any:
+    """The way back from shuffle_matrix_a().
 
-    sf_linear: one byte of any dtype [M, blocks] of the matrix as it was, M a multiple of 128.
-    epilogue_tile_m: as there. num_elts_per_sf: 16 or 32; changes nothing.
+    input_tensor, epilogue_tile_m: as it has them. Gives a new array of the same shape and dtype.
     """
+    return take(input_tensor, inverse(_shuffled_gather(input_tensor, epilogue_tile_m)), 0)
+
+
+def _check_elements(num_elts_per_sf: int) -> None:
     if num_elts_per_sf not in (16, 32):
         raise ValueError(f"num_elts_per_sf: expected 16 or 32, got {num_elts_per_sf}")
-    if sf_linear.shape[0] % 128:
-        raise ValueError(f"sf_linear: expected a multiple of 128 rows, got {sf_linear.shape[0]}")
-    return block_scale_interleave(shuffle_matrix_a(as_bytes(sf_linear), epilogue_tile_m))
 
 
-def reorder_rows_for_gated_act_gemm(t: Any) -> Any:
+@accepts("input_tensor")
+def shuffle_matrix_sf_a(
+    input_tensor: Any, epilogue_tile_m: int, num_elts_per_sf: int = 16
+) -> Any:
+    """Scales of a matrix that shuffle_matrix_a() has shuffled: uint8, flat 128x4 image.
+
+    input_tensor: one byte of any dtype [M, blocks] of the matrix as it was, M a multiple of 128.
+    epilogue_tile_m: as there. num_elts_per_sf: 16 or 32; changes nothing.
+    """
+    _check_elements(num_elts_per_sf)
+    check_one_byte("input_tensor", input_tensor)
+    check_axes("input_tensor", input_tensor, "rows", "blocks")
+    rows = input_tensor.shape[0]
+    if rows % 128:
+        raise ValueError(f"input_tensor: expected a multiple of 128 rows, got {rows}")
+    return block_scale_interleave(shuffle_matrix_a(as_bytes(input_tensor), epilogue_tile_m))
+
+
+@accepts("input_tensor")
+def undo_shuffle_matrix_sf_a(
+    input_tensor: Any, epilogue_tile_m: int, rows: int, blocks: int, num_elts_per_sf: int = 16
+) -> Any:
+    """The way back from shuffle_matrix_sf_a(): uint8 [rows, blocks].
+
+    input_tensor: its result, one byte of any dtype and of any shape. epilogue_tile_m,
+    num_elts_per_sf: as there. rows: a multiple of 128. blocks: of each row, without padding.
+    """
+    _check_elements(num_elts_per_sf)
+    if rows % 128:
+        raise ValueError(f"rows: expected a multiple of 128, got {rows}")
+    linear = _linear_scales("input_tensor", input_tensor, 1, rows, blocks)
+    return undo_shuffle_matrix_a(linear.reshape(rows, blocks), epilogue_tile_m)
+
+
+@accepts("x")
+def reorder_rows_for_gated_act_gemm(x: Any) -> Any:
     """Rows [up; gate] interleaved: up 0, gate 0, up 1, ...
 
-    t: [2 * M, ...] of any dtype. Gives a new array of its shape and dtype.
+    x: [2 * M, ...] of any dtype. Gives a new array of its shape and dtype.
     """
-    if t.shape[0] % 2:
-        raise ValueError(f"t: expected an even number of rows, got {t.shape[0]}")
-    return take(t, gated_gather(t.shape[0]), 0)
+    return take(x, gated_gather("x", x.shape[0]), 0)
 
 
-def undo_shuffle_matrix_a(t: Any, epilogue_tile_m: int) -> Any:
-    """Inverse of shuffle_matrix_a()."""
-    return take(t, inverse(shuffle_gather(t.shape[0], _block_rows(epilogue_tile_m))), 0)
+@accepts("x")
+def undo_reorder_rows_for_gated_act_gemm(x: Any) -> Any:
+    """The way back from reorder_rows_for_gated_act_gemm(): rows [up; gate].
+
+    x: [2 * M, ...] of any dtype. Gives a new array of its shape and dtype.
+    """
+    return take(x, inverse(gated_gather("x", x.shape[0])), 0)
 
 
-def undo_reorder_rows_for_gated_act_gemm(t: Any) -> Any:
-    """Inverse of reorder_rows_for_gated_act_gemm()."""
-    return take(t, inverse(gated_gather(t.shape[0])), 0)
+@accepts("input_tensor")
+def convert_to_block_layout(input_tensor: Any, blockK: int) -> Any:
+    """[K / blockK, M, blockK] of a matrix; a new array.
 
-
-def convert_to_block_layout(t: Any, blockK: int) -> Any:
-    """[K / blockK, M, blockK] of a matrix t [M, K] of any dtype; a new array."""
-    rows, cols = t.shape
+    input_tensor: [M, K] of any dtype. blockK: int; divides K.
+    """
+    check_axes("input_tensor", input_tensor, "M", "K")
+    _check_positive("blockK", blockK)
+    rows, cols = input_tensor.shape
     if cols % blockK:
-        raise ValueError(f"t: expected a multiple of {blockK} columns, got {cols}")
-    return contiguous(transpose(t.reshape(rows, cols // blockK, blockK), 1, 0, 2))
+        raise ValueError(f"input_tensor: expected a multiple of {blockK} columns, got {cols}")
+    return contiguous(transpose(input_tensor.reshape(rows, cols // blockK, blockK), 1, 0, 2))
+
+
+@accepts("input_tensor")
+def undo_convert_to_block_layout(input_tensor: Any) -> Any:
+    """The way back from convert_to_block_layout(): [M, K]; a new array.
+
+    input_tensor: [K / blockK, M, blockK] of any dtype.
+    """
+    check_axes("input_tensor", input_tensor, "K / blockK", "M", "blockK")
+    return undo_block_layout(input_tensor[None])[0]
 
 
 def undo_block_layout(t: Any) -> Any:
@@ -101,6 +166,7 @@ def undo_block_layout(t: Any) -> Any:
     return contiguous(transpose(t, 0, 2, 1, 3)).reshape(experts, rows, blocks * width)
 
 
+@accepts("unswizzled_sf")
 def block_scale_interleave(unswizzled_sf: Any) -> Any:
     """Linear scales as 128x4 images: uint8, flat.
 
@@ -119,17 +185,49 @@ def block_scale_interleave(unswizzled_sf: Any) -> Any:
 nvfp4_block_scale_interleave = block_scale_interleave
 
 
-def weight_gather(rows: int, block: int, interleaved: bool) -> np.ndarray[Any, Any]:
+@accepts("swizzled_sf")
+def undo_block_scale_interleave(
+    swizzled_sf: Any, rows: int, blocks: int, batch: int | None = None
+) -> Any:
+    """The way back from block_scale_interleave(): uint8 [rows, blocks], or [batch, rows, blocks].
+
+    swizzled_sf: its result, one byte of any dtype and of any shape. rows, blocks: of one image,
+    without padding. batch: number of images; None: one, and no such axis.
+    """
+    images = 1 if batch is None else batch
+    linear = _linear_scales("swizzled_sf", swizzled_sf, images, rows, blocks)
+    return linear.reshape(*(() if batch is None else (batch,)), rows, blocks)
+
+
+def _linear_scales(argument: str, images: Any, batch: int, rows: int, blocks: int) -> Any:
+    """Flat bytes of as many 128x4 images; rows, blocks: of one."""
+    for name, value in (("rows", rows), ("blocks", blocks), ("batch", batch)):
+        if value < 0:
+            raise ValueError(f"{name}: expected a number of at least 0, got {value}")
+    check_one_byte(argument, images)
+    given = prod(images.shape)
+    wanted = batch * round_up(rows, 128) * round_up(blocks, 4)
+    if given != wanted:
+        raise ValueError(
+            f"{argument}: expected {wanted} bytes, {batch} images of {rows} x {blocks} in layout "
+            f"128x4, got {given}"
+        )
+    return move_scales(images, rows, blocks, batch, "swizzled_128x4", "linear")
+
+
+def weight_gather(argument: str, rows: int, block: int, interleaved: bool) -> np.ndarray[Any, Any]:
     """The gather that undoes FlashInfer's preparation of a weight matrix (moe spec 7.3)."""
-    held = shuffle_gather(rows, block)
+    held = shuffle_gather(argument, rows, block)
     if interleaved:
-        held = gated_gather(rows)[held]
+        held = gated_gather(argument, rows)[held]
     return inverse(held)
 
 
-def unprepare(t: Any, block: int, interleaved: bool) -> Any:
-    """Rows of [experts, rows, ...] in canonical order."""
-    return take(t, weight_gather(t.shape[1], block, interleaved), 1)
+def unprepare(
+    t: Any, block: int, interleaved: bool, argument: str = "gemm1_weights, gemm2_weights"
+) -> Any:
+    """Rows of [experts, rows, ...] in canonical order. argument: what errors name."""
+    return take(t, weight_gather(argument, t.shape[1], block, interleaved), 1)
 
 
 def unprepare_scales(sf: Any, rows: int, block: int, interleaved: bool) -> Any:

@@ -9,15 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import Array, contiguous, dtype_name, refuse, swap_last
 from narrowfloat.compat.flashinfer._enums import Fp8QuantizationType, WeightLayout
 from narrowfloat.compat.flashinfer._layers import (
+    TRTLLM_PARAMETERS,
     UNROUTED,
     Run,
     Shape,
     activation_of,
+    axes_of,
     each,
     is_gated,
+    parameters_of,
     plain_bytes,
     prepared,
     step_limit,
@@ -29,7 +33,9 @@ from narrowfloat.compat.flashinfer._layouts import (
 )
 
 
-def _canonical(weights: Any, layout: int, block: int, shuffled: bool, interleaved: bool) -> Any:
+def _canonical(
+    argument: str, weights: Any, layout: int, block: int, shuffled: bool, interleaved: bool
+) -> Any:
     """[experts, rows, cols] in canonical order."""
     if int(layout) not in list(WeightLayout):
         raise ValueError(f"weight_layout: expected a WeightLayout, got {layout!r}")
@@ -37,9 +43,11 @@ def _canonical(weights: Any, layout: int, block: int, shuffled: bool, interleave
         raise NotImplementedError(
             "weight_layout: MajorMn is not offered; MajorK and BlockMajorK are"
         )
-    if int(layout) == WeightLayout.BlockMajorK:
+    is_blocked = int(layout) == WeightLayout.BlockMajorK
+    axes_of(argument, weights, 4 if is_blocked else 3)
+    if is_blocked:
         weights = undo_block_layout(weights)
-    return contiguous(unprepare(weights, block, interleaved) if shuffled else weights)
+    return contiguous(unprepare(weights, block, interleaved, argument) if shuffled else weights)
 
 
 def _check_lora(gemm1_lora_delta: Any) -> None:
@@ -48,24 +56,23 @@ def _check_lora(gemm1_lora_delta: Any) -> None:
 
 def _bf16(run: Run, shape: Shape, gemm1: Any, gemm2: Any, shuffled: bool, layout: int, kind: int,
           parameters: tuple[Any, Any, Any]) -> Any:  # fmt: skip
-    alpha, beta, limit = parameters
-
     def build() -> nf.MoeLayer:
         gated = is_gated(kind)
-        w1 = _canonical(gemm1, layout, 32, shuffled, gated and shuffled)
-        w2 = _canonical(gemm2, layout, 32, shuffled, False)
+        w1 = _canonical("gemm1_weights", gemm1, layout, 32, shuffled, gated and shuffled)
+        w2 = _canonical("gemm2_weights", gemm2, layout, 32, shuffled, False)
         config = shape.config(
             run.logits is not None, hidden=run.hidden.shape[1],
-            activation=activation_of(kind, alpha, beta, limit, limit),
+            activation=activation_of(kind, parameters_of(*parameters), TRTLLM_PARAMETERS),
         )  # fmt: skip
         return nf.MoeLayer.prepare(w1, w2, config)
 
     facts = ("bf16", shape, run.logits is None, run.hidden.shape[1], shuffled, int(layout),
              int(kind))  # fmt: skip
-    layer = prepared("gemm1_weights", (gemm1, gemm2, alpha, beta, limit), facts, build)
+    layer = prepared("gemm1_weights", (gemm1, gemm2, *parameters), facts, build)
     return run.on(layer)
 
 
+@accepts()
 def trtllm_bf16_moe(
     routing_logits: Array, routing_bias: Array | None, hidden_states: Array, gemm1_weights: Array,
     gemm2_weights: Array, num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
@@ -107,6 +114,7 @@ def trtllm_bf16_moe(
                  activation_type, (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
 
 
+@accepts()
 def trtllm_bf16_routed_moe(
     topk_ids: Array | tuple[Array, Array], hidden_states: Array, gemm1_weights: Array,
     gemm2_weights: Array, num_experts: int, top_k: int, n_group: int | None, topk_group: int | None,
@@ -143,16 +151,22 @@ def _scalars(kind: int, folded: Any, gate: Any) -> dict[str, Any]:
 
 def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
                     weight_on_input: bool) -> Any:  # fmt: skip
-    gemm1, folded, gate, gemm2, output2 = weights
+    gemm1, gemm2 = weights[0], weights[3]
 
     def build() -> nf.MoeLayer:
-        w1 = _canonical(gemm1, WeightLayout.MajorK, 32, True, is_gated(kind))
-        w2 = _canonical(gemm2, WeightLayout.MajorK, 32, True, False)
+        w1 = _canonical("gemm1_weights", gemm1, WeightLayout.MajorK, 32, True, is_gated(kind))
+        w2 = _canonical("gemm2_weights", gemm2, WeightLayout.MajorK, 32, True, False)
+        folded, gate, output2 = (
+            each(name, value, gemm1.shape[0], gemm1) for name, value in (
+                ("output1_scales_scalar", weights[1]), ("output1_scales_gate_scalar", weights[2]),
+                ("output2_scales_scalar", weights[4])
+            )
+        )
         limit_up = step_limit(kind, folded, gate)
         config = shape.config(
             run.logits is not None, hidden=run.hidden.shape[1], mode="fp8_tensor",
             weight_on_input=weight_on_input,
-            activation=activation_of(kind, None, None, None, limit_up),
+            activation=activation_of(kind, {"limit_up": limit_up}, TRTLLM_PARAMETERS),
         )  # fmt: skip
         return nf.MoeLayer.prepare(w1, w2, config, down_scale=output2,
                                    **_scalars(kind, folded, gate))  # fmt: skip
@@ -161,6 +175,7 @@ def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
     return run.on(prepared("gemm1_weights", weights, facts, build))
 
 
+@accepts()
 def trtllm_fp8_per_tensor_scale_moe(
     routing_logits: Array, routing_bias: Array | None, hidden_states: Array, gemm1_weights: Array,
     output1_scales_scalar: Array, output1_scales_gate_scalar: Array, gemm2_weights: Array,
@@ -203,6 +218,7 @@ def trtllm_fp8_per_tensor_scale_moe(
     return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input)
 
 
+@accepts()
 def trtllm_fp8_per_tensor_scale_routed_moe(
     topk_ids: Array | tuple[Array, Array], routing_bias: Array | None, hidden_states: Array,
     gemm1_weights: Array, output1_scales_scalar: Array, output1_scales_gate_scalar: Array,
@@ -231,26 +247,35 @@ def trtllm_fp8_per_tensor_scale_routed_moe(
 def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool, layout: int,
                quantization: int, kind: int, parameters: tuple[Any, Any, Any]) -> Any:  # fmt: skip
     gemm1, scale1, gemm2, scale2 = weights
-    alpha, beta, limit = parameters
     kinds = (Fp8QuantizationType.DeepSeekFp8, Fp8QuantizationType.MxFp8)
     if int(quantization) not in kinds:
         raise ValueError(
             f"fp8_quantization_type: expected DeepSeekFp8 or MxFp8, got {quantization}"
         )
     is_mx = int(quantization) == Fp8QuantizationType.MxFp8
+    if is_mx and not shuffled:
+        raise ValueError(
+            "use_shuffled_weight: MxFp8 takes weights in the order of shuffle_matrix_a() alone; "
+            "expected True"
+        )
+    if shape.num_experts % 4 or shape.num_experts <= shape.top_k:
+        raise ValueError(
+            f"num_experts: expected a multiple of 4 above top_k {shape.top_k}, got "
+            f"{shape.num_experts}"
+        )
     hidden, inter = run.hidden.shape[1], shape.intermediate_size
-    scale = run.hidden_scale
+    scale = axes_of("hidden_states_scale", run.hidden_scale, 2)
     run.hidden_scale = plain_bytes(scale) if is_mx else swap_last(scale)
 
     def build() -> nf.MoeLayer:
         config = shape.config(
             run.logits is not None, hidden=hidden, mode="mxfp8" if is_mx else "fp8_block",
-            activation=activation_of(kind, alpha, beta, limit, limit),
+            activation=activation_of(kind, parameters_of(*parameters), TRTLLM_PARAMETERS),
         )  # fmt: skip
         gated = is_mx and is_gated(kind)
-        block, is_shuffled = (32, True) if is_mx else (16, shuffled)
-        w1 = _canonical(gemm1, layout, block, is_shuffled, gated)
-        w2 = _canonical(gemm2, layout, block, is_shuffled, False)
+        block = 32 if is_mx else 16
+        w1 = _canonical("gemm1_weights", gemm1, layout, block, shuffled, gated)
+        w2 = _canonical("gemm2_weights", gemm2, layout, block, shuffled, False)
         if w2.shape[1:] != (hidden, inter):
             raise ValueError(f"gemm2_weights: expected {(hidden, inter)} an expert, got {w2.shape}")
         s1, s2 = scale1, scale2
@@ -265,6 +290,7 @@ def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool,
     return run.on(layer)
 
 
+@accepts()
 def trtllm_fp8_block_scale_moe(
     routing_logits: Array, routing_bias: Array | None, hidden_states: Array,
     hidden_states_scale: Array, gemm1_weights: Array, gemm1_weights_scale: Array,
@@ -316,6 +342,7 @@ def trtllm_fp8_block_scale_moe(
                       (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
 
 
+@accepts()
 def trtllm_fp8_block_scale_routed_moe(
     topk_ids: Array | tuple[Array, Array], routing_bias: Array | None, hidden_states: Array,
     hidden_states_scale: Array, gemm1_weights: Array, gemm1_weights_scale: Array,
@@ -360,6 +387,3 @@ def hidden_is(array: Any, *names: str) -> bool:
     return dtype_name(array) in names
 
 
-def per_expert_or_one(value: Any, experts: int, like: Any) -> Any:
-    """float32 [experts] of what may be None for 1."""
-    return each(1.0 if value is None else value, experts, like)

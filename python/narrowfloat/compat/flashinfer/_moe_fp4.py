@@ -7,19 +7,23 @@ from math import prod
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import Array, as_type, contiguous, refuse
 from narrowfloat.compat.flashinfer._layers import (
+    TRTLLM_PARAMETERS,
     UNROUTED,
     Run,
     Shape,
     activation_of,
+    axes_of,
+    each,
     is_gated,
     plain_bytes,
     prepared,
     step_limit,
 )
 from narrowfloat.compat.flashinfer._layouts import unprepare, unprepare_scales
-from narrowfloat.compat.flashinfer._moe import hidden_is, per_expert_or_one
+from narrowfloat.compat.flashinfer._moe import hidden_is
 
 
 @dataclass
@@ -43,6 +47,48 @@ class Fp4Weights:
         """All of them, for the layer's identity."""
         return tuple(vars(self).values())
 
+    def check(self) -> None:
+        """Axes of what must be there, and of biases."""
+        for name, array in (("gemm1_weights", self.gemm1), ("gemm2_weights", self.gemm2),
+                            ("gemm1_weights_scale", self.scale1),
+                            ("gemm2_weights_scale", self.scale2)):  # fmt: skip
+            axes_of(name, array, 3)
+        for name, bias, weights in (("gemm1_bias", self.bias1, self.gemm1),
+                                    ("gemm2_bias", self.bias2, self.gemm2)):  # fmt: skip
+            if bias is not None and tuple(bias.shape) != tuple(weights.shape[:2]):
+                raise ValueError(
+                    f"{name}: expected shape {tuple(weights.shape[:2])}, got {tuple(bias.shape)}"
+                )
+
+    def scalars(self, is_nvfp4: bool) -> tuple[Any, Any, Any]:
+        """float32 [experts] of the three, which MXFP4 may leave out."""
+        folded, gate, output2 = (
+            each(name, 1.0 if value is None and not is_nvfp4 else value, self.gemm1.shape[0],
+                 self.gemm1)
+            for name, value in (("output1_scale_scalar", self.folded),
+                                ("output1_scale_gate_scalar", self.gate),
+                                ("output2_scale_scalar", self.output2))
+        )  # fmt: skip
+        return folded, gate, output2
+
+    def parameter(self, name: str, value: Any) -> Any:
+        """float32 [experts] of one of the activation's; None stays None."""
+        return None if value is None else each(name, value, self.gemm1.shape[0], self.gemm1)
+
+
+def _is_nvfp4_rows(run: Run, width: int) -> bool:
+    """Rows of two codes a byte, of which 16 have a scale; width: bytes of a row of weights."""
+    tokens, columns = run.hidden.shape
+    if not hidden_is(run.hidden, "uint8") or columns != width:
+        return False
+    scales = prod(run.hidden_scale.shape)
+    if scales not in (tokens * columns // 8, tokens * columns // 16):
+        raise ValueError(
+            f"hidden_states_scale: expected {tokens * columns // 8} scales of 16 codes, got "
+            f"{tuple(run.hidden_scale.shape)}"
+        )
+    return scales == tokens * columns // 8
+
 
 def _mode(run: Run, weights: Fp4Weights, is_per_token: bool) -> str:
     """Format detection of the entry point."""
@@ -54,10 +100,7 @@ def _mode(run: Run, weights: Fp4Weights, is_per_token: bool) -> str:
                 "hidden_states_scale: without it MXFP4 weights and bfloat16 rows are offered"
             )
         return "mxfp4_bf16"
-    packed = hidden_is(run.hidden, "uint8") and run.hidden.shape[1] * 2 == 16 * (
-        prod(run.hidden_scale.shape) // run.hidden.shape[0]
-    )
-    if packed != is_nvfp4:
+    if _is_nvfp4_rows(run, weights.gemm1.shape[2]) != is_nvfp4:
         raise NotImplementedError(
             "hidden_states: NVFP4 rows with NVFP4 weights, and MXFP8 or bfloat16 rows with MXFP4 "
             "weights are offered"
@@ -80,13 +123,10 @@ def _real(values: Any, factor: Any, rows: slice | None = None) -> Any:
 
 def _build(run: Run, shape: Shape, weights: Fp4Weights, mode: str, kind: int) -> nf.MoeLayer:
     gated = is_gated(kind)
-    experts, f1 = weights.gemm1.shape[0], weights.gemm1.shape[1]
-    w1 = contiguous(unprepare(as_type(weights.gemm1, "uint8"), 32, gated))
-    w2 = contiguous(unprepare(as_type(weights.gemm2, "uint8"), 32, False))
-    like = weights.gemm1
-    folded = per_expert_or_one(weights.folded, experts, like)
-    gate = per_expert_or_one(weights.gate, experts, like)
-    output2 = per_expert_or_one(weights.output2, experts, like)
+    f1 = weights.gemm1.shape[1]
+    w1 = contiguous(unprepare(as_type(weights.gemm1, "uint8"), 32, gated, "gemm1_weights"))
+    w2 = contiguous(unprepare(as_type(weights.gemm2, "uint8"), 32, False, "gemm2_weights"))
+    folded, gate, output2 = weights.scalars(mode.startswith("nvfp4"))
     one_half = gated and int(kind) != 10  # One half stays linear: the fold is in up's factor.
     up = folded if one_half else gate
     factors = {"up_scale": up, "gate_scale": gate if gated else None, "down_scale": output2}
@@ -104,15 +144,19 @@ def _build(run: Run, shape: Shape, weights: Fp4Weights, mode: str, kind: int) ->
         bias1 = scaled
     if bias2 is not None:
         bias2 = _real(unprepare(bias2, 32, False), output2)
-    beta = _real(weights.beta, up) if one_half else weights.beta
-    limit_up = _real(weights.limit, up)
-    if limit_up is None:
-        limit_up = step_limit(kind, up, gate)
+    beta = weights.parameter("gemm1_beta", weights.beta)
+    limit = weights.parameter("gemm1_clamp_limit", weights.limit)
+    parameters = {
+        "alpha": weights.parameter("gemm1_alpha", weights.alpha),
+        "beta": _real(beta, up) if one_half else beta,
+        "limit_gate": _real(limit, gate),
+        "limit_up": step_limit(kind, up, gate) if limit is None else _real(limit, up),
+    }
     config = shape.config(
         run.logits is not None,
         hidden=w2.shape[1],
         mode=mode,
-        activation=activation_of(kind, weights.alpha, beta, _real(weights.limit, gate), limit_up),
+        activation=activation_of(kind, parameters, TRTLLM_PARAMETERS),
     )  # fmt: skip
     return nf.MoeLayer.prepare(
         w1,
@@ -129,6 +173,7 @@ def _build(run: Run, shape: Shape, weights: Fp4Weights, mode: str, kind: int) ->
 def _fp4(run: Run, shape: Shape, weights: Fp4Weights, kind: int, is_list: bool = True) -> list[Any]:
     if run.row_scale is not None and (weights.bias1 is not None or weights.bias2 is not None):
         raise NotImplementedError("per_token_scale: not offered together with a bias")
+    weights.check()
     mode = _mode(run, weights, run.row_scale is not None)
     run.hidden_scale = plain_bytes(run.hidden_scale)
     facts = ("fp4", shape, run.logits is None, mode, int(kind))
@@ -138,6 +183,7 @@ def _fp4(run: Run, shape: Shape, weights: Fp4Weights, kind: int, is_list: bool =
     return result if isinstance(result, list) or not is_list else [result]
 
 
+@accepts()
 def trtllm_fp4_block_scale_moe(
     routing_logits: Array, routing_bias: Array | None, hidden_states: Array,
     hidden_states_scale: Array | None, gemm1_weights: Array, gemm1_weights_scale: Array,
@@ -192,6 +238,7 @@ def trtllm_fp4_block_scale_moe(
     return _fp4(run, shape, weights, activation_type)
 
 
+@accepts()
 def trtllm_fp4_block_scale_routed_moe(
     topk_ids: Array | tuple[Array, Array], routing_bias: Array | None, hidden_states: Array,
     hidden_states_scale: Array | None, gemm1_weights: Array, gemm1_weights_scale: Array,

@@ -15,17 +15,17 @@ from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._options import MathMode
 from narrowfloat._shapes import round_up
+from narrowfloat.compat.flashinfer._arguments import accepts, check_axes
 from narrowfloat.compat.flashinfer._arrays import (
     as_type,
     check_backend,
     contiguous,
     dtype_name,
-    four_over_six_option,
     is_column_major,
     is_on_gpu,
     layout_name,
     layout_of,
-    math_mode,
+    scale_array,
     scale_of,
     swap_last,
     to_float32,
@@ -33,7 +33,18 @@ from narrowfloat.compat.flashinfer._arrays import (
 )
 from narrowfloat.compat.flashinfer._enums import SfLayout
 from narrowfloat.compat.flashinfer._layouts import e4m3
+from narrowfloat.compat.flashinfer._modes import (
+    four_over_six_option,
+    is_coded,
+    math_mode,
+    names_of,
+    names_of_gated,
+    nvfp4_mode,
+    nvfp4_options,
+    refuse_four_over_six,
+)
 
+_MASK = {"valid_rows": "mask"}
 _TILE_ROWS = {"swizzled_128x4": 128, "swizzled_8x4": 8, "linear": 1}
 
 
@@ -43,30 +54,9 @@ def _matrix(scales: Any, layout: str, rows: int, blocks: int) -> Any:
     return scales.reshape(round_up(rows, tile), blocks if tile == 1 else round_up(blocks, 4))
 
 
-def _is_coded(input: Any) -> bool:
-    """FP8, for which FlashInfer's variables do not count."""
-    return dtype_name(input) in ("float8_e4m3fn", "uint8")
-
-
-def _nvfp4_mode(math: MathMode | None, input: Any) -> MathMode:
-    return (math or "exact") if _is_coded(input) else math_mode(math)
-
-
-def _nvfp4_options(
-    math: MathMode | None, scale: Any, input: Any, choice: Any = None
-) -> dict[str, Any]:
-    """choice: the argument four_over_six."""
-    is_open = choice is None and _is_coded(input)
-    return {
-        "math": _nvfp4_mode(math, input),
-        "encode_scale": scale_of(scale, input),
-        "four_over_six": None if is_open else four_over_six_option(choice),
-    }
-
-
 def _encode_scale(global_scale: Any, is_inversed: bool, math: str, input: Any) -> Any:
     """What multiplies: a number, or float32 [n] where the input lies."""
-    scale = scale_of(global_scale, input)
+    scale = scale_of("global_scale", global_scale, input)
     if not is_inversed:
         return scale
     if isinstance(scale, float):
@@ -83,6 +73,7 @@ def _quantized(input: Any, format: str, layout: str, options: dict[str, Any]) ->
     return q.values, _matrix(q.scales, layout, rows, cols // block)
 
 
+@accepts("input", names=names_of("input", "global_scale"))
 def fp4_quantize(
     input: Any,
     global_scale: Any = None,
@@ -122,20 +113,19 @@ def fp4_quantize(
     if (sf_vec_size, sf_use_ue8m0) == (16, False):
         if global_scale is None:
             raise ValueError("global_scale: sf_vec_size=16 needs it")
-        mode = _nvfp4_mode(math, input)
+        mode = nvfp4_mode(math, input)
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
-        options = _nvfp4_options(mode, scale, input, four_over_six)
+        options = nvfp4_options(mode, scale, input, four_over_six)
         return _quantized(input, "nvfp4", layout, options)
     if (sf_vec_size, sf_use_ue8m0) != (32, True):
         raise ValueError(
             f"sf_use_ue8m0: with sf_vec_size {sf_vec_size} expected "
             f"{sf_vec_size == 32}, got {sf_use_ue8m0}; legal are (16, False) and (32, True)"
         )
-    if four_over_six:
-        raise ValueError("four_over_six: an option of NVFP4, not of MXFP4")
+    refuse_four_over_six(four_over_six)
     mode = math or "exact"
     mx_options: dict[str, Any] = {"math": mode}
-    if _is_coded(input) and global_scale is not None:
+    if is_coded(input) and global_scale is not None:
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
         mx_options["encode_scale"] = scale
     return _quantized(input, "mxfp4", layout, mx_options)
@@ -143,6 +133,8 @@ def fp4_quantize(
 
 def _base_scale(scale: Any, input: Any) -> Any:
     """A number where the host has it; else float32 [1], which the kernel reads."""
+    if not (isinstance(scale, Real) or hasattr(scale, "shape")):
+        raise TypeError(f"a_global_sf: expected a number or float32 [1], got {scale!r}")
     shape = () if isinstance(scale, Real) else tuple(scale.shape)
     if prod(shape) != 1:
         raise ValueError(f"a_global_sf: per token expected one number, got shape {shape}")
@@ -156,6 +148,7 @@ def _base_scale(scale: Any, input: Any) -> Any:
 
 def _per_token(a: Any, a_global_sf: Any, layout: str, math: MathMode | None, rows: Any,
                choice: Any) -> Any:
+    check_axes("a", a, "M", "K")
     q = nf.quantize(
         a,
         "nvfp4_per_token",
@@ -168,6 +161,7 @@ def _per_token(a: Any, a_global_sf: Any, layout: str, math: MathMode | None, row
     return q.values, _matrix(q.scales, layout, a.shape[0], a.shape[1] // 16), q.global_scale
 
 
+@accepts("a", names=names_of("a", "a_global_sf") | {"row_list": "expanded_idx_to_permuted_idx"})
 def nvfp4_quantize(
     a: Any,
     a_global_sf: Any,
@@ -188,7 +182,7 @@ def nvfp4_quantize(
     a_global_sf: float, or float32 [1] or [M], multiplies before quantization; per token: float or
         float32 [1], the decode scale of a row with the maximum 1, 1 / (448 * 6).
     sfLayout: SfLayout of the scales, uint8 in two axes. sf_vec_size: 16.
-    do_shuffle: rows of both in the order of shuffle_matrix_a(t, 128); needs layout_128x4, a
+    do_shuffle: rows of both in the order of shuffle_matrix_a(.., 128); needs layout_128x4, a
         multiple of 128 rows and of 64 columns. NotImplementedError with per_token_activation.
     per_token_activation: a third result, float32 [M], multiplies the rows when they are decoded.
     expanded_idx_to_permuted_idx: int32 [n], rows to work on, per token only.
@@ -210,6 +204,7 @@ def nvfp4_quantize(
             a, a_global_sf, 16, False, layout != "linear", layout == "swizzled_8x4", math=math,
             four_over_six=four_over_six,
         )
+    check_axes("a", a, "M", "K")
     rows, blocks = a.shape[0], a.shape[1] // 16
     if layout != "swizzled_128x4" or rows % 128 or blocks % 4:
         raise ValueError(
@@ -221,6 +216,7 @@ def nvfp4_quantize(
     return nf.shuffle_rows(codes, 128), nf.shuffle_scales(scales, 128)
 
 
+@accepts("a", names=names_of("a"))
 def mxfp4_quantize(
     a: Any,
     backend: str = "cuda",
@@ -240,6 +236,7 @@ def mxfp4_quantize(
     )
 
 
+@accepts("input", names=names_of_gated("input", "global_scale"))
 def silu_and_mul_nvfp4_quantize(
     input: Any,
     global_scale: Any,
@@ -260,12 +257,14 @@ def silu_and_mul_nvfp4_quantize(
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     layout = layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
-    options = _nvfp4_options(math, global_scale, input, four_over_six)
+    options = nvfp4_options(math, global_scale, input, four_over_six)
     q = nf.silu_mul_quantize(input, "nvfp4", layout=layout, **options)
     rows, cols = prod(input.shape[:-1]), input.shape[-1] // 2
     return q.values, _matrix(q.scales, layout, rows, cols // 16)
 
 
+@accepts("x", "pre_quant_scale",
+         names=names_of("x", "global_scale") | {"smooth": "pre_quant_scale"})  # fmt: skip
 def nvfp4_quantize_smooth(
     x: Any,
     pre_quant_scale: Any,
@@ -282,11 +281,12 @@ def nvfp4_quantize_smooth(
     enable_pdl, backend, math, four_over_six: as fp4_quantize() has them.
     """
     check_backend(backend)
-    options = _nvfp4_options(math, global_scale, x, four_over_six)
+    options = nvfp4_options(math, global_scale, x, four_over_six)
     q = nf.smooth_quantize(x, pre_quant_scale, "nvfp4", layout="swizzled_128x4", **options)
     return q.values, q.scales
 
 
+@accepts("a", names=names_of("a", "a_global_sf"))
 def nvfp4_batched_quantize(
     a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: MathMode | None = None,
     four_over_six: Any = None,
@@ -299,7 +299,8 @@ def nvfp4_batched_quantize(
     """
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
-    options = _nvfp4_options(math, a_global_sf, a, four_over_six)
+    check_axes("a", a, "B", "M", "K")
+    options = nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, **options)
     return q.values, q.scales
 
@@ -311,6 +312,7 @@ def _grouped_views(q: nf.QuantizedTensor, blocks: int) -> tuple[Any, Any]:
     return transpose(q.values, 1, 2, 0), transpose(image, 3, 4, 1, 5, 2, 0)
 
 
+@accepts("a", "mask", names=names_of("a", "a_global_sf") | _MASK)
 def scaled_fp4_grouped_quantize(
     a: Any, mask: Any, a_global_sf: Any, *, math: MathMode | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
@@ -321,12 +323,14 @@ def scaled_fp4_grouped_quantize(
     Gives uint8 (M, K / 2, B) and float8_e4m3fn (32, 4, M / 128, 4, K / 64, B), rounded up; codes of
     other rows have any contents, their scales are 0.
     """
-    options = _nvfp4_options(math, a_global_sf, a, four_over_six)
+    check_axes("a", a, "B", "M", "K")
+    options = nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options)
     codes, scales = _grouped_views(q, a.shape[2] // 16)
     return codes, e4m3_view(scales)
 
 
+@accepts("a", "mask", names=names_of_gated("a", "a_global_sf") | _MASK)
 def silu_and_mul_scaled_nvfp4_experts_quantize(
     a: Any, mask: Any, a_global_sf: Any, *, math: MathMode | None = None, four_over_six: Any = None
 ) -> tuple[Any, Any]:
@@ -335,7 +339,8 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(
     a: float16 or bfloat16 [B, M, 2 * K]. mask: int32 [B]. a_global_sf: float32 [B], multiplies.
     math, four_over_six: as fp4_quantize() has them.
     """
-    options = _nvfp4_options(math, a_global_sf, a, four_over_six)
+    check_axes("a", a, "B", "M", "2 * K")
+    options = nvfp4_options(math, a_global_sf, a, four_over_six)
     q = nf.silu_mul_quantize(
         a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options
     )
@@ -348,6 +353,7 @@ def e4m3_view(view: Any) -> Any:
     return as_type(view, "float8_e4m3fn")
 
 
+@accepts("input", names=names_of("input"))
 def mxfp8_quantize(
     input: Any,
     is_sf_swizzled_layout: bool = True,
@@ -373,12 +379,14 @@ def mxfp8_quantize(
     return q.values if is_plain else e4m3(q.values), q.scales.reshape(-1)
 
 
+@accepts("a", "mask", names=names_of("a") | _MASK)
 def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: MathMode | None = None) -> tuple[Any, Any]:
     """MXFP8 of the first mask[b] rows of each expert; columns padded to 128.
 
     a: float16 or bfloat16 [B, M, K]. mask: int32 [B]. math: "exact" or "fast".
     Gives float8_e4m3fn (M, K, B) and uint8 (32, 4, M / 128, 4, K / 128, B), rounded up.
     """
+    check_axes("a", a, "B", "M", "K")
     q = nf.quantize(
         a, "mxfp8", layout="swizzled_128x4", batched=True, alignment=128, valid_rows=mask,
         math=math or "exact",
@@ -387,6 +395,7 @@ def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: MathMode | None = None) -
     return e4m3_view(codes), scales
 
 
+@accepts("x", names={"input": "x", "dtype": "dst_dtype"})
 def per_token_group_quant_8bit(
     x: Any,
     group_size: int,
@@ -428,6 +437,7 @@ def _dtype_word(dtype: Any) -> str:
     return str(name).removeprefix("torch.")
 
 
+@accepts("input")
 def make_nvfp4_global_scale(
     input: Any, per_token_activation: bool, global_scale: Any = None, cfg: Any = None, *,
     four_over_six: Any = None,
@@ -446,7 +456,7 @@ def make_nvfp4_global_scale(
     if per_token_activation:
         return to_float32(1.0 / largest, input)
     if global_scale is not None:
-        return to_float32(global_scale, input)
+        return scale_array("global_scale", global_scale, input)
     largest_of_floats = 3.4028234663852886e38  # What upstream gives for a tensor of zeros.
     found = nf.amax(contiguous(input))
     top = to_float32(largest, input)

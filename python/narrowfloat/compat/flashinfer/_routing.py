@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import narrowfloat as nf
 from narrowfloat._arrays import maker_of
+from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import (
     cast,
+    check_backend,
     copy_into,
     dtype_name,
     is_on_gpu,
@@ -63,11 +66,74 @@ def router_options(
     return options
 
 
+@dataclass(frozen=True)
+class RouterSizes:
+    """The sizes of a router and of its shard, and what the caller calls them."""
+
+    experts: int
+    top_k: int
+    n_group: int | None = 0
+    topk_group: int | None = 0
+    local_offset: int = 0
+    local_experts: int | None = None
+    k_name: str = "top_k"
+    local_name: str = "local_num_experts"
+
+    def check(self) -> None:
+        """What holds for given routings, too (moe spec 4.4)."""
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(
+                f"{self.k_name}: expected 1 to {self.experts}, the number of experts, got "
+                f"{self.top_k}"
+            )
+        if self.local_offset < 0:
+            raise ValueError(f"local_expert_offset: expected at least 0, got {self.local_offset}")
+        local = self.experts if self.local_experts is None else self.local_experts
+        if local < 1 or self.local_offset + local > self.experts:
+            raise ValueError(
+                f"{self.local_name}: expected 1 to {self.experts - self.local_offset} from "
+                f"local_expert_offset {self.local_offset} on, of {self.experts}, got {local}"
+            )
+
+    def check_method(self, method: str) -> None:
+        """What upstream's routers take."""
+        self.check()
+        if method == "deepseek_v3":
+            self.check_deepseek()
+        elif method in _UP_TO_32 and self.top_k > 32:
+            raise ValueError(f"{self.k_name}: {method} takes up to 32, got {self.top_k}")
+
+    def check_deepseek(self) -> None:
+        """Of DeepSeek-V3's groups."""
+        groups, kept = self.n_group or 0, self.topk_group or 0
+        if groups < 1 or self.experts % groups:
+            raise ValueError(
+                f"n_group: expected a divisor of {self.experts} experts, 1 for no groups, got "
+                f"{self.n_group}"
+            )
+        if not 1 <= kept <= min(4, groups):
+            raise ValueError(
+                f"topk_group: expected 1 to {min(4, groups)} of {groups} groups, got "
+                f"{self.topk_group}"
+            )
+        usable = self.experts // groups * kept
+        most = min(usable - 1, 8 if self.experts <= 384 else 22)
+        if self.top_k > most:
+            raise ValueError(
+                f"{self.k_name}: expected 1 to {most} of {usable} experts in the kept groups, got "
+                f"{self.top_k}"
+            )
+
+
+_UP_TO_32 = ("renormalize", "renormalize_naive", "sigmoid_renorm", "sigmoid", "topk_sigmoid")
+
+
 def bias_for(method: str, bias: Any) -> Any:
     """The bias, for the methods that read one."""
     return bias if method in ("deepseek_v3", "minimax2") else None
 
 
+@accepts()
 def trtllm_gen_routing(
     routing_logits: Any,
     routing_bias: Any,
@@ -101,6 +167,8 @@ def trtllm_gen_routing(
             f"{dtype_name(routing_logits)} {tuple(routing_logits.shape)}"
         )
     method = method_name("routing_method", routing_method)
+    RouterSizes(routing_logits.shape[1], top_k, n_group, topk_group, local_expert_offset,
+                local_num_experts).check_method(method)  # fmt: skip
     options = router_options(method, n_group, topk_group, routed_scaling_factor, norm_topk_prob)
     shared = num_fused_shared_experts
     ids, weights = nf.route(
@@ -124,6 +192,7 @@ def trtllm_gen_routing(
     )
 
 
+@accepts()
 def fused_topk_deepseek(
     scores: Any,
     bias: Any,
@@ -145,7 +214,14 @@ def fused_topk_deepseek(
     routed_scaling_factor: float. topk_values: of any float dtype [T, k]; topk_indices: int32 or
     int64 [T, k]; both written to. routing_replay_out: int16 [>= T, k], written to, or None.
     launch_with_pdl, backend: change nothing.
+    ValueError where upstream's kernel has none: k above 8; more than 384 experts, in groups 256;
+    groups of more than 32 experts, or more than 128 in the kept ones.
     """
+    check_backend(backend)
+    _check_fused_topk(scores, n_group, topk_group, topk)
+    _check_output("topk_indices", topk_indices, (scores.shape[0], topk), ("int32", "int64"))
+    _check_output("topk_values", topk_values, (scores.shape[0], topk),
+                  ("float32", "float16", "bfloat16", "float64"))  # fmt: skip
     groups = (n_group, topk_group) if n_group > 1 else (1, 1)
     ids, weights = nf.route(
         scores, bias=bias, top_k=topk, method="deepseek_v3", replay=routing_replay_out,
@@ -155,6 +231,35 @@ def fused_topk_deepseek(
     copy_into("topk_values", topk_values, weights)
 
 
+def _check_fused_topk(scores: Any, n_group: int, topk_group: int, topk: int) -> None:
+    if len(scores.shape) != 2:
+        raise ValueError(f"scores: expected two axes, got shape {tuple(scores.shape)}")
+    experts = scores.shape[1]
+    RouterSizes(experts, topk, n_group, topk_group, k_name="topk").check_method("deepseek_v3")
+    if topk > 8:
+        raise ValueError(f"topk: expected up to 8, got {topk}")
+    if n_group == 1:
+        if experts > 384:
+            raise ValueError(f"scores: expected up to 384 experts without groups, got {experts}")
+    elif experts > 256:
+        raise ValueError(f"scores: expected up to 256 experts in groups, got {experts}")
+    elif experts // n_group > 32:
+        raise ValueError(f"n_group: expected up to 32 experts a group, got {experts // n_group}")
+    elif experts // n_group * topk_group > 128:
+        raise ValueError(f"topk_group: expected up to 128 experts in the kept groups, got "
+                         f"{experts // n_group * topk_group}")  # fmt: skip
+
+
+def _check_output(name: str, out: Any, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
+    """In front of the first write to any output."""
+    if tuple(out.shape) != shape or dtype_name(out) not in types:
+        raise ValueError(
+            f"{name}: expected {' or '.join(types)} of shape {shape}, got {dtype_name(out)} "
+            f"{tuple(out.shape)}"
+        )
+
+
+@accepts()
 def moe_sort(
     token_selected_experts: Any,
     token_final_scales: Any,
@@ -182,6 +287,8 @@ def moe_sort(
     """
     if token_selected_experts.shape[1] != top_k:
         raise ValueError(f"top_k: {top_k}, but {token_selected_experts.shape[1]} experts a token")
+    RouterSizes(num_experts, top_k, 0, 0, local_expert_offset, num_local_experts,
+                local_name="num_local_experts").check()  # fmt: skip
     local = num_experts if num_local_experts is None else num_local_experts
     maps = nf.permute(token_selected_experts, local_experts=local, token_tile=tile_tokens_dim,
                       expert_offset=local_expert_offset)  # fmt: skip
@@ -194,6 +301,9 @@ def moe_sort(
         ("out_total_num_padded_tokens", out_total_num_padded_tokens, maps.num_rows),
         ("out_num_non_exiting_tiles", out_num_non_exiting_tiles, maps.num_tiles),
     )  # fmt: skip
+    for name, out, value in found:
+        if out is not None:
+            _check_output(name, out, tuple(value.shape), ("int32",))
     return tuple(
         value if out is None else copy_into(name, out, value) for name, out, value in found
     )
@@ -222,6 +332,7 @@ def _check_hash_topk(router_logits: Any, input_ids: Any, tid2eid: Any, shared: i
         raise ValueError("tid2eid, router_logits: expected at least one token id and one expert")
 
 
+@accepts()
 def hash_topk(
     router_logits: Any,
     input_ids: Any,

@@ -1,0 +1,215 @@
+"""narrowfloat.compat.flashinfer: RMSNorm with quantization, its outputs, its modes.
+
+Each test runs on the libraries of test_flashinfer_quantizers.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from flashinfer_table import CLOSE, record
+from test_flashinfer_quantizers import LIBRARIES, SCALE, example
+
+import narrowfloat as nf
+import narrowfloat.compat.flashinfer as fi
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda lib: lib.__name__)
+def lib(request: pytest.FixtureRequest) -> Any:
+    """Where arrays come from."""
+    return request.param
+
+
+def test_norms(lib: Any) -> None:
+    """Both formats and layouts, both images at once, given outputs, the sum in the residual."""
+    x, residual, weight = example((6, 128)), example((6, 128)), example((2, 128))[1]
+    for block, format in ((16, "nvfp4"), (32, "mxfp4")):
+        scale = {"encode_scale": float(SCALE)} if block == 16 else {}
+        for swizzled, layout in ((False, "linear"), (True, "swizzled_128x4")):
+            q = nf.rmsnorm_quantize(x, weight, format, layout=layout, **scale)
+            arguments = {"global_scale": lib.make(SCALE.reshape(1)), "block_size": block,
+                         "is_sf_swizzled_layout": swizzled}  # fmt: skip
+            got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), **arguments)
+            assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
+            outs = lib.make(np.zeros((6, 64), np.uint8)), lib.make(np.zeros(q.scales.shape, "u1"))
+            got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), *outs, **arguments)
+            assert got[0] is outs[0] and lib.raw(outs[1]) == q.scales.tobytes()
+        sums = residual.copy()
+        y = np.zeros_like(x)
+        q = nf.add_rmsnorm_quantize(x, sums, weight, format, norm_output=y, **scale)
+        given = lib.make(residual.copy())
+        normed = lib.make(np.zeros_like(x))
+        got = fi.add_rmsnorm_fp4quant(
+            lib.make(x), given, lib.make(weight), global_scale=lib.make(SCALE.reshape(1)),
+            block_size=block, output_both_sf_layouts=True, y_out=normed,
+        )  # fmt: skip
+        assert lib.raw(given) == sums.tobytes() and lib.raw(normed) == y.tobytes()
+        assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
+        assert lib.raw(got[2]) == q.relayout("linear").scales.tobytes()
+    with pytest.raises(NotImplementedError, match="scale_format"):
+        fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), block_size=32, scale_format="e4m3")
+    note = "the library's norm, upstream's rounds differently; not e4m3 scales of 32"
+    record("rmsnorm_fp4quant", CLOSE, note)
+    record("add_rmsnorm_fp4quant", CLOSE, note)
+
+
+@pytest.mark.parametrize("name", ["y_fp4", "block_scale", "block_scale_unswizzled"])
+def test_outputs_are_dense(lib: Any, name: str) -> None:
+    """A strided one is refused, not left as it was; nothing else is written before."""
+    x, weight = lib.make(example((6, 128))), lib.make(example((2, 128))[1])
+    widths = {"y_fp4": 64, "block_scale": 8, "block_scale_unswizzled": 8}
+    strided = lib.make(np.zeros((6, 2 * widths[name]), np.uint8))[:, ::2]
+    residual = lib.make(example((6, 128)))
+    before = lib.raw(residual)
+    with pytest.raises(ValueError, match=f"{name}: .*dense"):
+        fi.add_rmsnorm_fp4quant(x, residual, weight, **{name: strided},
+                                output_both_sf_layouts=True)  # fmt: skip
+    assert lib.raw(residual) == before
+    if name != "block_scale_unswizzled":
+        with pytest.raises(ValueError, match=f"{name}: .*dense"):
+            fi.rmsnorm_fp4quant(x, weight, **{name: strided})
+
+
+GIVEN = {"y_fp4": ((6, 64), np.uint8), "block_scale": ((128 * 8,), np.uint8),
+         "block_scale_unswizzled": ((6, 8), np.uint8), "y_out": ((6, 128), ml_dtypes.bfloat16),
+         "residual": ((6, 128), ml_dtypes.bfloat16)}  # fmt: skip
+WRONG = {
+    "rows of y_fp4": ("y_fp4", (5, 64), np.uint8),
+    "axes of y_fp4": ("y_fp4", (6 * 64,), np.uint8),
+    "type of y_fp4": ("y_fp4", (6, 64), np.float32),
+    "size of block_scale": ("block_scale", (6, 8), np.uint8),
+    "type of block_scale": ("block_scale", (128 * 8 // 2,), np.uint16),
+    "size of block_scale_unswizzled": ("block_scale_unswizzled", (6, 7), np.uint8),
+    "type of block_scale_unswizzled": ("block_scale_unswizzled", (6, 8), np.int32),
+    "rows of y_out": ("y_out", (5, 128), ml_dtypes.bfloat16),
+    "type of y_out": ("y_out", (6, 128), np.float16),
+    "rows of residual": ("residual", (5, 128), ml_dtypes.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_wrong_output_leaves_all_of_them(lib: Any, name: str) -> None:
+    """The error names it; the residual and the other outputs are as before."""
+    argument, shape, dtype = WRONG[name]
+    x, weight = lib.make(example((6, 128))), lib.make(example((2, 128))[1])
+    given = {key: lib.make(np.full(size, 3, kind)) for key, (size, kind) in GIVEN.items()}
+    given[argument] = lib.make(np.full(shape, 3, dtype))
+    before = {key: lib.raw(array) for key, array in given.items()}
+    with pytest.raises(ValueError, match=f"^{argument}: expected"):
+        fi.add_rmsnorm_fp4quant(x, weight=weight, output_both_sf_layouts=True, **given)
+    assert {key: lib.raw(array) for key, array in given.items()} == before
+    if argument in ("y_fp4", "block_scale"):
+        two = {key: given[key] for key in ("y_fp4", "block_scale")}
+        with pytest.raises(ValueError, match=f"^{argument}: expected"):
+            fi.rmsnorm_fp4quant(x, weight, is_sf_swizzled_layout=True, **two)
+        assert {key: lib.raw(given[key]) for key in two} == {key: before[key] for key in two}
+
+
+def test_the_outputs_work_without_changes(lib: Any) -> None:
+    """So that each error above is of its change; results are the arrays that were given."""
+    x, weight = lib.make(example((6, 128))), lib.make(example((2, 128))[1])
+    given = {key: lib.make(np.zeros(size, kind)) for key, (size, kind) in GIVEN.items()}
+    found = fi.add_rmsnorm_fp4quant(x, weight=weight, output_both_sf_layouts=True, **given)
+    names = ("y_fp4", "block_scale", "block_scale_unswizzled")
+    assert all(part is given[name] for part, name in zip(found, names, strict=True))
+    plain = fi.rmsnorm_fp4quant(x, weight, is_sf_swizzled_layout=True)  # The residual was 0.
+    assert [lib.raw(part) for part in found[:2]] == [lib.raw(part) for part in plain]
+
+
+def test_outputs_elsewhere() -> None:
+    """Memory that cannot be written, and no arrays at all."""
+    x, weight = example((6, 128)), example((2, 128))[1]
+    frozen = np.zeros((6, 64), np.uint8)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="^y_fp4: .*read-only"):
+        fi.rmsnorm_fp4quant(x, weight, frozen)
+    with pytest.raises(TypeError, match="^y_fp4: expected an array.*list"):
+        fi.rmsnorm_fp4quant(x, weight, [0])
+
+
+def test_outputs_on_another_device(lib: Any) -> None:
+    """All lie where the input does."""
+    if lib.__name__ != "Cuda":
+        pytest.skip("needs a GPU")
+    x, weight = lib.make(example((6, 128))), lib.make(example((2, 128))[1])
+    with pytest.raises(ValueError, match="^y_fp4: expected memory on cuda:0, got cpu"):
+        fi.rmsnorm_fp4quant(x, weight, np.zeros((6, 64), np.uint8))
+
+
+def test_where_linear_scales_go_alone(lib: Any) -> None:
+    """An array that nothing would be written to is refused, before the sum is stored."""
+    x, weight, residual = (lib.make(part) for part in (example((6, 128)), example((2, 128))[1],
+                                                       example((6, 128))))  # fmt: skip
+    before = lib.raw(residual)
+    with pytest.raises(ValueError, match="^block_scale_unswizzled: .*output_both_sf_layouts"):
+        fi.add_rmsnorm_fp4quant(x, residual, weight,
+                                block_scale_unswizzled=lib.make(np.zeros((6, 8), np.uint8)))
+    assert lib.raw(residual) == before
+
+
+def both(lib: Any, x: np.ndarray, weight: np.ndarray, **how: Any) -> list[bytes]:
+    """Codes and scales of both functions; those with a residual of zeros are the same."""
+    parts = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), **how)
+    sums = lib.make(np.zeros_like(x))
+    again = fi.add_rmsnorm_fp4quant(lib.make(x), sums, lib.make(weight), **how)
+    found = [lib.raw(part) for part in parts]
+    assert found == [lib.raw(part) for part in again]
+    return found
+
+
+VARIABLES = {"FLASHINFER_NVFP4_4OVER6": "1", "FLASHINFER_NVFP4_4OVER6_ERR_MODE": "MSE",
+             "FLASHINFER_NVFP4_4OVER6_E4M3_USE_256": "1",
+             "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH": "0"}  # fmt: skip
+
+
+def test_mode_and_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm, then the quantizer with the same options; variables count without arguments."""
+    x, weight = example((64, 256), np.float16), example((2, 256), np.float16)[1]
+    x[:, ::5] = 0  # Where scales round to 0, these elements are NaN in one mode.
+    scale = 0.002
+    option = nf.FourOverSix(error="mse", e4m3_max=256)
+    y = np.zeros_like(x)
+    nf.rmsnorm_quantize(x, weight, "nvfp4", norm_output=y)
+
+    def wanted(math: str, choice: Any) -> list[bytes]:
+        q = nf.quantize(y, "nvfp4", layout="linear", encode_scale=scale, math=math,
+                        four_over_six=choice)  # fmt: skip
+        return [q.values.tobytes(), q.scales.tobytes()]
+
+    def found(**how: Any) -> list[bytes]:
+        return both(lib, x, weight, global_scale=scale, **how)
+
+    assert found() == wanted("exact", None)
+    assert found(math="fast") == wanted("fast", None) != wanted("exact", None)
+    assert found(four_over_six=True) == wanted("exact", nf.FourOverSix()) != wanted("exact", None)
+    chosen = wanted("fast", option)
+    assert found(math="fast", four_over_six=option) == chosen != wanted("exact", option)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    assert found() == chosen != wanted("exact", None)
+    assert found(math="exact", four_over_six=False) == wanted("exact", None)
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAX")
+    with pytest.raises(ValueError, match="^FLASHINFER_NVFP4_4OVER6_ERR_MODE: expected MAE or MSE"):
+        found()
+
+
+def test_modes_of_mxfp4(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the mode of the argument alone, and no 4-over-6."""
+    x, weight = example((8, 128)), example((2, 128))[1]
+    modes: list[str] = []
+    watched = {name: getattr(nf, name) for name in ("rmsnorm_quantize", "add_rmsnorm_quantize")}
+    for name, function in watched.items():
+        monkeypatch.setattr(nf, name, lambda *args, function=function, **how: (
+            modes.append(how["math"]), function(*args, **how))[1])  # fmt: skip
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    both(lib, x, weight, block_size=32)
+    both(lib, x, weight, block_size=32, math="fast", four_over_six=False)
+    assert modes == ["exact"] * 2 + ["fast"] * 2
+    with pytest.raises(ValueError, match="^four_over_six: "):
+        fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), block_size=32, four_over_six=True)
+    with pytest.raises(ValueError, match="^math: "):
+        fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), math="rough")
