@@ -23,6 +23,9 @@ def tensor(array: Any) -> torch.Tensor | None:
 class Block(torch.nn.Module):
     """A norm, a router and the experts of a checkpoint's layer."""
 
+    router: torch.Tensor
+    bias: torch.Tensor | None
+
     def __init__(self, model: str, layer: int, mode: str, device: str) -> None:
         super().__init__()
         experts = nf.MoeLayer.from_checkpoint(model, layer, mode=mode, device=device)
