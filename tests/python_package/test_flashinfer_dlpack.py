@@ -186,6 +186,8 @@ def test_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = fi.mxfp4_quantize(x)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     assert same(fi.mxfp4_quantize(Foreign(x)), wanted)
+    with pytest.raises(TypeError, match="^a: .*float8_e5m2 needs ml_dtypes"):
+        fi.mxfp4_quantize(Foreign(x.astype(ml_dtypes.float8_e5m2)))
 
 
 def test_tensors_of_torch_that_hide() -> None:

@@ -228,6 +228,18 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "scales of rows": (
         lambda lib: fp4_call(lib, mode="nvfp4_per_token", hidden_states_scale=np.zeros(
             (T, 3), np.uint8)), "hidden_states_scale: expected 80 scales"),
+    "no logits": (lambda lib: bf16_call(lib, routing_logits=None), "routing_logits: .*None"),
+    "alpha of SwigluStep": (
+        lambda lib: bf16_call(lib, activation_type=fi.ActivationType.SwigluStep,
+                              gemm1_alpha=np.ones(E, np.float32)), "gemm1_alpha: "),
+    "scale of MXFP4 rows": (
+        lambda lib: fp4_call(lib, mode="mxfp4_mxfp8", per_token_scale=np.ones(T, np.float32)),
+        "per_token_scale: "),
+    "type of the result": (lambda lib: cutlass_call(lib, output_dtype="int8"), "output_dtype: "),
+    "MXFP8 beside DeepSeek": (
+        lambda lib: cutlass_call(lib, use_deepseek_fp8_block_scale=True, use_mxfp8_act_scaling=True,
+                                 quant_scales=[np.ones((E, 2, 2), np.float32)] * 2),
+        "use_mxfp8_act_scaling: "),
     "rank of tensor parallelism": (lambda lib: cutlass_call(lib, tp_rank=1), "tp_rank: "),
     "rank of experts": (lambda lib: cutlass_call(lib, ep_size=2, ep_rank=2), "ep_rank: "),
     "parameter of Situ": (lambda lib: cutlass_call(lib, situ_beta=1.0), "situ_beta: "),
@@ -342,7 +354,7 @@ def test_fused_topk_writes_nothing_before_all_checks(lib: Any) -> None:
 
 def test_moe_sort_writes_nothing_before_all_checks(lib: Any) -> None:
     """Not the first output, where the second is wrong."""
-    ids, first = lib.make(np.zeros((3, 2), np.int32)), lib.make(np.full(1, 7, np.int32))
+    ids = lib.make(np.zeros((3, 2), np.int32))
     maps = fi.moe_sort(ids, None, 8, 2)
     first = lib.make(np.full(tuple(maps[0].shape), 7, np.int32))
     for wrong, argument in ((np.zeros(1, np.int32), "out_tile_idx_to_mn_limit"),
@@ -351,5 +363,12 @@ def test_moe_sort_writes_nothing_before_all_checks(lib: Any) -> None:
             fi.moe_sort(ids, None, 8, 2, out_tile_idx_to_expert_idx=first,
                         **{argument: lib.make(wrong)})  # fmt: skip
     assert set(np.frombuffer(lib.raw(first), np.int32)) == {7}
+    if isinstance(first, np.ndarray):
+        ends = np.zeros(tuple(maps[1].shape), np.int32)
+        ends.flags.writeable = False
+        with pytest.raises(ValueError, match="^out_tile_idx_to_mn_limit: .*read-only"):
+            fi.moe_sort(ids, None, 8, 2, out_tile_idx_to_expert_idx=first,
+                        out_tile_idx_to_mn_limit=ends)  # fmt: skip
+        assert set(first) == {7}
     with pytest.raises(ValueError, match="^num_local_experts: "):
         fi.moe_sort(ids, None, 8, 2, num_local_experts=9)

@@ -213,3 +213,20 @@ def test_modes_of_mxfp4(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), block_size=32, four_over_six=True)
     with pytest.raises(ValueError, match="^math: "):
         fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), math="rough")
+
+
+def test_outputs_at_any_address(lib: Any) -> None:
+    """Given ones begin where they begin, too: nothing is written beside them."""
+    x = np.random.default_rng(3).standard_normal((3, 128)).astype(np.float16)
+    weight = np.ones(128, np.float16)
+    codes, scales = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight))
+    for shift in (1, 8):
+        y = lib.make(np.full(3 * 64 + 16, 7, np.uint8))
+        block = lib.make(np.full(3 * 8 + 16, 7, np.uint8))
+        own = y[shift : shift + 192].reshape(3, 64), block[shift : shift + 24].reshape(3, 8)
+        found = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), *own)
+        assert found[0] is own[0] and found[1] is own[1]
+        for held, part in ((y, codes), (block, scales)):
+            size = len(lib.raw(part))
+            beside = lib.raw(held)[:shift] + lib.raw(held)[shift + size :]
+            assert lib.raw(held)[shift : shift + size] == lib.raw(part) and set(beside) == {7}

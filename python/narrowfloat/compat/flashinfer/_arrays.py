@@ -182,6 +182,11 @@ def is_on_gpu(array: Any) -> bool:
     return is_torch(array) and array.is_cuda
 
 
+def address_of(array: Any) -> int:
+    """Of its first element."""
+    return int(array.data_ptr() if is_torch(array) else array.ctypes.data)
+
+
 def to_cpu(array: Any) -> Any:
     """On the CPU."""
     return array.cpu() if is_torch(array) else array

@@ -118,6 +118,11 @@ def _linear_halves(plan: _Plan, half: int) -> _Plan:
     return replace(plan, scales=scales, layout="linear")
 
 
+def _refuse_mxfp8(mxfp8_act: bool, beside: str) -> None:
+    if mxfp8_act:
+        raise ValueError(f"use_mxfp8_act_scaling: expected False with {beside}, got True")
+
+
 def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek: bool,
           mxfp8_act: bool, w4: bool) -> _Plan:  # fmt: skip
     rows, weights = dtype_name(input), dtype_name(fc1)
@@ -131,11 +136,11 @@ def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek:
         )
     if deepseek:
         _count(quant_scales, 2, "DeepSeek FP8")
+        _refuse_mxfp8(mxfp8_act, "use_deepseek_fp8_block_scale")
         return _Plan("fp8_block", fc1, fc2, tuple(quant_scales))
     if weights == "bfloat16" and rows == "bfloat16":
         _count(quant_scales, 0, "bfloat16")
-        if mxfp8_act:
-            raise ValueError("use_mxfp8_act_scaling: expected False with bfloat16 weights")
+        _refuse_mxfp8(mxfp8_act, "bfloat16 weights")
         return _Plan("bf16", fc1, fc2)
     if mxfp8_act and weights in ("int64", "float8_e4m3fn"):
         return _mx(fc1, fc2, quant_scales, not is_fp8)
@@ -283,11 +288,11 @@ def cutlass_fused_moe(
     rows = input
     if layer.config.mode == "nvfp4" and dtype_name(input) != "bfloat16":
         rows = as_bytes(input)
-    scales = _input_scales(input, input_sf, hidden, layer.config.mode, swizzled_input_sf)
-    arguments = {"ids": token_selected_experts, "weights": token_final_scales,
-                 "hidden_scales": scales}  # fmt: skip
     space = given_workspace(workspace_buffer)
     with naming_arguments(of_cutlass=True):
+        scales = _input_scales(input, input_sf, hidden, layer.config.mode, swizzled_input_sf)
+        arguments = {"ids": token_selected_experts, "weights": token_final_scales,
+                     "hidden_scales": scales}  # fmt: skip
         tuned = with_known_tiles("cutlass_fused_moe", layer, rows, arguments)
         if space is None or space.shape[0] >= tuned.required_workspace(rows.shape[0]):
             layer = tuned

@@ -17,7 +17,7 @@ from narrowfloat._arrays import is_torch
 from narrowfloat._streams import allocating_on
 
 # Values of DLPack's header.
-_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+_CPU, _CUDA, _CUDA_HOST = 1, 2, 3
 _UNSIGNED = 1
 _NARROW = {4: "bfloat16", 10: "float8_e4m3fn", 12: "float8_e5m2", 14: "float8_e8m0fnu"}
 
@@ -63,6 +63,8 @@ def _as_numpy(array: Any) -> Any:
     try:
         import ml_dtypes
     except ImportError:
+        if renamed.held == "float8_e5m2":  # Its bytes would be taken for those of float8_e4m3fn.
+            raise TypeError("float8_e5m2 needs ml_dtypes") from None
         return taken  # uint16 and uint8 stand for these types where ml_dtypes is not installed.
     return taken.view(getattr(ml_dtypes, renamed.held))
 
@@ -90,12 +92,12 @@ def imported(argument: str, value: Any) -> Any:
         return value
     kind, index = (int(number) for number in value.__dlpack_device__())
     source = type(value).__name__
-    if kind not in (_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED):
+    if kind not in (_CPU, _CUDA, _CUDA_HOST):
         raise TypeError(
             f"{argument}: expected memory of the CPU or of a GPU with CUDA, got {source} on "
             f"DLPack's device type {kind}; copy it"
         )
-    is_on_gpu = kind in (_CUDA, _CUDA_MANAGED)
+    is_on_gpu = kind == _CUDA
     if is_on_gpu and sys.modules.get("torch") is None:
         raise TypeError(f"{argument}: {source} lies on cuda:{index}, where results are tensors of "
                         "torch; import torch first")  # fmt: skip

@@ -122,12 +122,14 @@ CUTLASS_PARAMETERS = {"alpha": "swiglu_alpha", "beta": "swiglu_beta", "limit_gat
 
 
 def _of_activation(names: dict[str, str]) -> dict[str, str]:
-    return {f"config.activation.{ours}": argument for ours, argument in names.items()}
+    return {f"{prefix}activation.{ours}": argument
+            for prefix in ("config.", "") for ours, argument in names.items()}  # fmt: skip
 
 
 _SAME_NAMES = {"config.top_k": "top_k", "config.experts": "num_experts", "outputs.out": "output"}
 # How the library's messages begin -> arguments of the functions whose name begins with trtllm_.
 _TRTLLM_NAMES = _SAME_NAMES | _of_activation(TRTLLM_PARAMETERS) | {
+    "logits:": "routing_logits",
     "outputs.replay": "routing_replay_out", "inputs.row_scale": "per_token_scale",
     "config.local_experts": "local_num_experts", "config.expert_offset": "local_expert_offset",
     "weights.w1": "gemm1_weights", "weights.w2": "gemm2_weights", "weights.bias1": "gemm1_bias",
@@ -142,6 +144,7 @@ _TRTLLM_NAMES = _SAME_NAMES | _of_activation(TRTLLM_PARAMETERS) | {
 }  # fmt: skip
 # Those of cutlass_fused_moe().
 _CUTLASS_NAMES = _SAME_NAMES | _of_activation(CUTLASS_PARAMETERS) | {
+    "out_dtype": "output_dtype", "scales:": "input_sf",
     "weights.w1": "fc1_expert_weights", "weights.w2": "fc2_expert_weights",
     "weights.bias1": "fc1_expert_biases", "weights.bias2": "fc2_expert_biases",
     "w1_scales": "quant_scales", "w2_scales": "quant_scales", "weights.scales": "quant_scales",
@@ -342,6 +345,9 @@ class Run:
 
     def __post_init__(self) -> None:
         axes_of("hidden_states", self.hidden, 2)
+        if self.logits is None and self.topk_ids is None:
+            name = "topk_ids" if "routed" in self.op else "routing_logits"
+            raise ValueError(f"{name}: expected the routing, got None")
 
     def routing(self) -> dict[str, Any]:
         """Keywords of MoeLayer.run()."""

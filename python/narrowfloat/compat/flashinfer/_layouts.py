@@ -138,7 +138,7 @@ def undo_reorder_rows_for_gated_act_gemm(x: Any) -> Any:
 
 @accepts("input_tensor")
 def convert_to_block_layout(input_tensor: Any, blockK: int) -> Any:
-    """[K / blockK, M, blockK] of a matrix; a new array.
+    """[K / blockK, M, blockK] of a matrix.
 
     input_tensor: [M, K] of any dtype. blockK: int; divides K.
     """
@@ -152,7 +152,7 @@ def convert_to_block_layout(input_tensor: Any, blockK: int) -> Any:
 
 @accepts("input_tensor")
 def undo_convert_to_block_layout(input_tensor: Any) -> Any:
-    """The way back from convert_to_block_layout(): [M, K]; a new array.
+    """The way back from convert_to_block_layout(): [M, K].
 
     input_tensor: [K / blockK, M, blockK] of any dtype.
     """

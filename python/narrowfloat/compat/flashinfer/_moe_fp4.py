@@ -55,7 +55,9 @@ class Fp4Weights:
             axes_of(name, array, 3)
         for name, bias, weights in (("gemm1_bias", self.bias1, self.gemm1),
                                     ("gemm2_bias", self.bias2, self.gemm2)):  # fmt: skip
-            if bias is not None and tuple(bias.shape) != tuple(weights.shape[:2]):
+            if bias is None:
+                continue
+            if tuple(axes_of(name, bias, 2).shape) != tuple(weights.shape[:2]):
                 raise ValueError(
                     f"{name}: expected shape {tuple(weights.shape[:2])}, got {tuple(bias.shape)}"
                 )
@@ -94,6 +96,8 @@ def _mode(run: Run, weights: Fp4Weights, is_per_token: bool) -> str:
     """Format detection of the entry point."""
     elements = 2 * prod(weights.gemm1.shape)
     is_nvfp4 = elements // prod(weights.scale1.shape) <= 16
+    if is_per_token and not is_nvfp4:
+        raise ValueError("per_token_scale: NVFP4 rows have it, MXFP4 weights take no such rows")
     if run.hidden_scale is None:
         if is_nvfp4 or not hidden_is(run.hidden, "bfloat16"):
             raise NotImplementedError(

@@ -10,7 +10,7 @@ from narrowfloat import _core
 from narrowfloat._arrays import maker_of
 from narrowfloat._options import MathMode, global_scale_axis
 from narrowfloat.compat.flashinfer._arguments import accepts, check_array
-from narrowfloat.compat.flashinfer._arrays import output_bytes
+from narrowfloat.compat.flashinfer._arrays import address_of, copy_into, output_bytes
 from narrowfloat.compat.flashinfer._modes import names_of, norm_options
 
 # What the library calls the arguments of the functions here.
@@ -36,18 +36,32 @@ def _format_of(block_size: int, scale_format: str | None) -> str:
     return format
 
 
-def _given_bytes(argument: str, array: Any, shape: tuple[int, ...], like: Any,
-                 any_shape: bool = True) -> Any:  # fmt: skip
-    """output_bytes() of what a caller gave, or new memory where that is None."""
-    if array is None:
-        return maker_of("input", like).empty(shape, "uint8")
-    check_array(argument, array)
-    return output_bytes(argument, array, shape, like, any_shape)
+class _Output:
+    """An array that the caller gets, which it may have given, and what the library writes."""
+
+    def __init__(self, argument: str, given: Any, shape: tuple[int, ...], like: Any,
+                 any_shape: bool = True) -> None:  # fmt: skip
+        self._argument, self._given, self._bytes = argument, given, None
+        if given is not None:
+            check_array(argument, given)
+            self._bytes = output_bytes(argument, given, shape, like, any_shape)
+        if self._bytes is not None and address_of(self._bytes) % 16 == 0:
+            self.memory = self._bytes
+        else:  # Kernels store 16 bytes at a time, to multiples of 16.
+            self.memory = maker_of("input", like).empty(shape, "uint8")
+
+    def finished(self) -> Any:
+        """The array, once the library has written."""
+        if self._bytes is None:
+            return self.memory
+        if self.memory is not self._bytes:
+            copy_into(self._argument, self._bytes.reshape(self.memory.shape), self.memory)
+        return self._given
 
 
 def _outputs(
     input: Any, format: str, layout: str, options: dict[str, Any], y_fp4: Any, block_scale: Any
-) -> tuple[nf.QuantizedTensor, tuple[Any, Any]]:
+) -> tuple[nf.QuantizedTensor, tuple[_Output, _Output]]:
     """What the library writes to, and the codes and scales that the caller gets.
 
     Arrays that the caller gave are judged here, before anything is written.
@@ -58,13 +72,13 @@ def _outputs(
         global_scale_axis=global_scale_axis(format, options),
     )  # fmt: skip
     shape = (*lead, sizes.scale_blocks) if layout == "linear" else (sizes.scale_count,)
-    codes = _given_bytes("y_fp4", y_fp4, (*lead, cols // 2), input, any_shape=False)
-    scales = _given_bytes("block_scale", block_scale, shape, input)
+    codes = _Output("y_fp4", y_fp4, (*lead, cols // 2), input, any_shape=False)
+    scales = _Output("block_scale", block_scale, shape, input)
     factors = None
     if sizes.global_scales:
         factors = maker_of("input", input).empty((sizes.global_scales,), "float32")
-    parts = codes if y_fp4 is None else y_fp4, scales if block_scale is None else block_scale
-    return nf.QuantizedTensor(codes, scales, factors, sizes, input.shape), parts
+    target = nf.QuantizedTensor(codes.memory, scales.memory, factors, sizes, input.shape)
+    return target, (codes, scales)
 
 
 @accepts("input", "weight", names=_NAMES)
@@ -98,7 +112,7 @@ def rmsnorm_fp4quant(
     options = norm_options(format, math, global_scale, input, four_over_six)
     target, parts = _outputs(input, format, layout, options, y_fp4, block_scale)
     nf.rmsnorm_quantize(input, weight, format, eps=eps, out=target, **options)
-    return parts
+    return parts[0].finished(), parts[1].finished()
 
 
 @accepts("input", "residual", "weight", names=_NAMES)
@@ -134,14 +148,14 @@ def add_rmsnorm_fp4quant(
         raise ValueError("block_scale_unswizzled: needs output_both_sf_layouts=True")
     layout = "swizzled_128x4" if is_sf_swizzled_layout or output_both_sf_layouts else "linear"
     options = norm_options(format, math, global_scale, input, four_over_six)
-    target, parts = _outputs(input, format, layout, options, y_fp4, block_scale)
+    target, both = _outputs(input, format, layout, options, y_fp4, block_scale)
+    parts = list(both)
     if y_out is not None:
         check_array("y_out", y_out)
         options["norm_output"] = y_out
     if output_both_sf_layouts:
         shape = (*input.shape[:-1], input.shape[-1] // block_size)
-        linear = _given_bytes("block_scale_unswizzled", block_scale_unswizzled, shape, input)
-        options |= {"extra_layout": "linear", "extra_scales": linear.reshape(-1)}
-        unswizzled = linear if block_scale_unswizzled is None else block_scale_unswizzled
+        parts.append(_Output("block_scale_unswizzled", block_scale_unswizzled, shape, input))
+        options |= {"extra_layout": "linear", "extra_scales": parts[2].memory.reshape(-1)}
     nf.add_rmsnorm_quantize(input, residual, weight, format, eps=eps, out=target, **options)
-    return (*parts, unswizzled) if output_both_sf_layouts else parts
+    return tuple(part.finished() for part in parts)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import narrowfloat as nf
 from narrowfloat._arrays import maker_of
 from narrowfloat.compat.flashinfer._arguments import accepts
@@ -133,7 +135,7 @@ def bias_for(method: str, bias: Any) -> Any:
     return bias if method in ("deepseek_v3", "minimax2") else None
 
 
-@accepts()
+@accepts("routing_logits")
 def trtllm_gen_routing(
     routing_logits: Any,
     routing_bias: Any,
@@ -192,7 +194,7 @@ def trtllm_gen_routing(
     )
 
 
-@accepts()
+@accepts("scores", "topk_values", "topk_indices")
 def fused_topk_deepseek(
     scores: Any,
     bias: Any,
@@ -222,10 +224,9 @@ def fused_topk_deepseek(
     _check_output("topk_indices", topk_indices, (scores.shape[0], topk), ("int32", "int64"))
     _check_output("topk_values", topk_values, (scores.shape[0], topk),
                   ("float32", "float16", "bfloat16", "float64"))  # fmt: skip
-    groups = (n_group, topk_group) if n_group > 1 else (1, 1)
     ids, weights = nf.route(
         scores, bias=bias, top_k=topk, method="deepseek_v3", replay=routing_replay_out,
-        n_group=groups[0], topk_group=groups[1], routed_scale=float(routed_scaling_factor),
+        n_group=n_group, topk_group=topk_group, routed_scale=float(routed_scaling_factor),
     )  # fmt: skip
     copy_into("topk_indices", topk_indices, ids)
     copy_into("topk_values", topk_values, weights)
@@ -252,6 +253,8 @@ def _check_fused_topk(scores: Any, n_group: int, topk_group: int, topk: int) -> 
 
 def _check_output(name: str, out: Any, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
     """In front of the first write to any output."""
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError(f"{name}: expected an array to write to, got one that is read-only")
     if tuple(out.shape) != shape or dtype_name(out) not in types:
         raise ValueError(
             f"{name}: expected {' or '.join(types)} of shape {shape}, got {dtype_name(out)} "
@@ -259,7 +262,7 @@ def _check_output(name: str, out: Any, shape: tuple[int, ...], types: tuple[str,
         )
 
 
-@accepts()
+@accepts("token_selected_experts")
 def moe_sort(
     token_selected_experts: Any,
     token_final_scales: Any,
