@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from narrowfloat._arrays import is_torch
-from narrowfloat.compat.flashinfer._dlpack import imported
+from narrowfloat.compat.flashinfer._dlpack import PLAIN, imported
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,14 +53,21 @@ def accepts(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = list(inspect.signature(function).parameters)
+        places = [(name, parameters.index(name)) for name in arrays]
         call: Callable[..., R] = function
         table = names or {}
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            known = [imported(*pair) for pair in zip(parameters, args, strict=False)]
-            given = {name: imported(name, value) for name, value in kwargs.items()}
-            _check_arrays(arrays, parameters, known, given)
+            known = [value if type(value) in PLAIN else imported(name, value)
+                     for name, value in zip(parameters, args, strict=False)]  # fmt: skip
+            given = {name: value if type(value) in PLAIN else imported(name, value)
+                     for name, value in kwargs.items()}  # fmt: skip
+            for name, place in places:  # Python itself complains where none is given.
+                if place < len(known):
+                    check_array(name, known[place])
+                elif name in given:
+                    check_array(name, given[name])
             try:
                 return call(*known, *args[len(parameters) :], **given)
             except (NotImplementedError, TypeError, ValueError) as error:
@@ -72,15 +79,3 @@ def accepts(
         return checked
 
     return decorate
-
-
-def _check_arrays(
-    arrays: Sequence[str], parameters: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
-) -> None:
-    """check_array() of those that are given; Python itself complains about the others."""
-    for name in arrays:
-        place = parameters.index(name)
-        if place < len(args):
-            check_array(name, args[place])
-        elif name in kwargs:
-            check_array(name, kwargs[name])

@@ -57,9 +57,15 @@ def layout_of(swizzled: bool, is_8x4: bool) -> str:
     return "swizzled_8x4" if is_8x4 else "swizzled_128x4"
 
 
+_names: dict[Any, str] = {}  # Of element types: NumPy makes each anew.
+
+
 def dtype_name(array: Any) -> str:
     """Name of the element type, the same for NumPy and torch."""
-    return str(array.dtype).removeprefix("torch.")
+    dtype = array.dtype
+    if dtype not in _names:
+        _names[dtype] = str(dtype).removeprefix("torch.")
+    return _names[dtype]
 
 
 def as_type(array: Any, name: str) -> Any:

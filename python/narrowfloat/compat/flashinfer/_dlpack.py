@@ -31,7 +31,8 @@ _capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-_PLAIN = frozenset((np.ndarray, type(None), bool, int, float, str))
+# Types of arguments that imported() leaves as they are, most of all.
+PLAIN = frozenset((np.ndarray, type(None), bool, int, float, str))
 
 
 class _Renamed:
@@ -81,7 +82,7 @@ def imported(argument: str, value: Any) -> Any:
     The memory is the same, and in a tuple or list each array counts. TypeError, which names the
     argument, for memory of other devices and for types that are not known here.
     """
-    if type(value) in _PLAIN or isinstance(value, np.ndarray) or is_torch(value):
+    if is_torch(value) or isinstance(value, np.ndarray) or type(value) in PLAIN:
         return value
     if isinstance(value, tuple | list):
         parts = [imported(argument, part) for part in value]
