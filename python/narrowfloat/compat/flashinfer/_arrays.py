@@ -222,9 +222,14 @@ def output_bytes(
         raise ValueError(
             f"{argument}: expected memory on {device_name(like)}, got {device_name(array)}"
         )
+    check_writable(argument, array)
+    return as_bytes(array).reshape(shape)
+
+
+def check_writable(argument: str, array: Any) -> None:
+    """ValueError for an array of NumPy that is read-only."""
     if not (is_torch(array) or array.flags.writeable):
         raise ValueError(f"{argument}: expected memory that can be written, got a read-only array")
-    return as_bytes(array).reshape(shape)
 
 
 def check_one_byte(argument: str, array: Any) -> None:

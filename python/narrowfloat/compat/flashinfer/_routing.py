@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import narrowfloat as nf
 from narrowfloat._arrays import maker_of
 from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import (
     cast,
     check_backend,
+    check_writable,
     copy_into,
     dtype_name,
     is_on_gpu,
@@ -253,8 +252,7 @@ def _check_fused_topk(scores: Any, n_group: int, topk_group: int, topk: int) -> 
 
 def _check_output(name: str, out: Any, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
     """In front of the first write to any output."""
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError(f"{name}: expected an array to write to, got one that is read-only")
+    check_writable(name, out)
     if tuple(out.shape) != shape or dtype_name(out) not in types:
         raise ValueError(
             f"{name}: expected {' or '.join(types)} of shape {shape}, got {dtype_name(out)} "
