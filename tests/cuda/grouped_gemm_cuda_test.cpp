@@ -438,9 +438,9 @@ TEST(GroupedGemmSm90, TakesFewerThanTwoToThe31Tiles) {
 class GroupedGemmCudaChecks : public GpuTest {};
 
 // Several for each pair of blocks that shares weights, more than its ring of item numbers holds.
-void take_many_items(bool gathers, uint32_t items) {
+void take_many_items(int64_t weight_rows, bool gathers, uint32_t items) {
   const GemmCase gemm({.mode = MoeMode::kFp8Block,
-                       .weight_rows = 5120,
+                       .weight_rows = weight_rows,
                        .cols = 128,
                        .expert_rows = {2560, 2560},
                        .token_tile = 128,
@@ -462,8 +462,10 @@ void take_many_items(bool gathers, uint32_t items) {
 
 TEST_F(GroupedGemmCudaChecks, PairsOfBlocksTakeManyItems) {
   // Pairs of 40 tiles, times tiles of 256 weight rows, of 192 where no rows are gathered.
-  take_many_items(true, 20 * 20);
-  take_many_items(false, 20 * 27);
+  take_many_items(5120, true, 20 * 20);
+  take_many_items(5120, false, 20 * 27);
+  // 21 of 192 weight rows and the 64 that are left, which come last.
+  take_many_items(4096, false, 20 * 22);
 }
 
 // Rows that are not gathered have a kernel of their own with tiles of 128: weight rows that do not
@@ -493,6 +495,46 @@ TEST_F(GroupedGemmCudaChecks, LongTilesOfFp8HaveTheBitsOfSmallTiles) {
       expect_padding_untouched(gemm, dtype, output);
       divide_tiles(gemm, 64, device);
       EXPECT_TRUE(device.run() == output);
+    }
+  }
+}
+
+// About 64 rows an expert on average, so that FP8 weights take tails along: of one block of 64 and
+// of two, full ones, rows too many for one, and experts without any. Those of a layer's second GEMM
+// lie one behind the other and are claimed.
+void take_tails(const GemmCaseSpec& spec, DType dtype) {
+  const GemmCase gemm(spec);
+  GemmOnDevice device(gemm, dtype);
+  const DeviceBuffer counter(sizeof(uint32_t));
+  counter.fill(0);
+  if (!spec.gathers) device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  const std::vector<uint8_t> output = device.run(true);
+  expect_near(gemm, dtype, output);
+  expect_padding_untouched(gemm, dtype, output);
+  device.layer.next_item = nullptr;
+  divide_tiles(gemm, 32, device);
+  EXPECT_TRUE(device.run() == output);
+}
+
+TEST_F(GroupedGemmCudaChecks, TailsOfFp8HaveTheBitsOfSmallTiles) {
+  int index = 0;
+  for (const int64_t weight_rows : {528, 512, 64, 1040}) {
+    GemmCaseSpec spec{.mode = index % 8 < 4 ? MoeMode::kFp8Block : MoeMode::kFp8Tensor,
+                      .weight_rows = weight_rows,
+                      .cols = 640,
+                      .expert_rows = {144, 129, 145, 128, 0, 80, 65, 81, 17, 1, 273, 150},
+                      .token_tile = 128};
+    for (const bool gathers : {true, false}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        spec.gathers = gathers;
+        spec.has_slot_weights = index % 2 == 1;
+        spec.gate_order.reset();
+        if (weight_rows % 256 == 0) spec.gate_order = GateOrder::kInterleaved;
+        spec.knows_halves = spec.gate_order.has_value();
+        spec.seed = 61 + static_cast<uint64_t>(index++);
+        SCOPED_TRACE(to_string(spec) + " -> " + std::string(name(dtype)));
+        take_tails(spec, dtype);
+      }
     }
   }
 }

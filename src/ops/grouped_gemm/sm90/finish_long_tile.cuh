@@ -1,4 +1,4 @@
-// As finish_tokens.cuh, for long tiles (long_tile.cuh): a warp has all 192 columns of 16 tokens.
+// As finish_tokens.cuh, for long tiles (long_tile.cuh): a warp has all columns of 16 tokens.
 // They go to shared memory as a box of 16 rows of 128 bytes for each panel, in the 128-byte
 // swizzle, and from there to the output as boxes, which is done beside the next item.
 //
@@ -17,8 +17,9 @@
 namespace narrowfloat {
 
 // Factors that all tokens of an item share, and all columns of a panel.
+template <int kPanels>
 struct PlainFactors {
-  float scales[LongTile::kTileBlocks];
+  float scales[kPanels];
 
   // A call without bias, slot weights, scales of rows, and scales that differ within a panel.
   __device__ static bool fit(const GemmParams& params) {
@@ -30,7 +31,7 @@ struct PlainFactors {
   __device__ PlainFactors(const GemmParams& params, const WorkItem& item) {
     const ColumnFactors columns(params, item.expert);
 #pragma unroll
-    for (int panel = 0; panel < LongTile::kTileBlocks; ++panel) {
+    for (int panel = 0; panel < kPanels; ++panel) {
       scales[panel] = columns.scale(params.has_gate && (item.block + panel) % 2 == 1);
     }
   }
@@ -53,32 +54,36 @@ struct LoadedFactors {
   }
 };
 
-// Of one work item, by the threads of a consumer warpgroup, whose tokens are 64 of the tile's.
+// Of one work item of `kPanels` panels, by the threads of a consumer warpgroup, whose tokens are 64
+// of the tile's.
+template <int kPanels>
 class LongTileFinisher {
  public:
+  using Sums = LongTileSums<kPanels>;
+
   __device__ LongTileFinisher(const LongTileParams& params, LongTileStorage& shared,
                               const WorkItem& item)
       : params_(params), gemm_(params.gemm), shared_(shared), item_(item) {}
 
   // In front of the main loop, for those that are not plain.
   __device__ void load_factors() const {
-    if (PlainFactors::fit(gemm_)) return;
+    if (Plain::fit(gemm_)) return;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
     const int token = consumer * 64 + thread;
     if (thread < 64 && token < item_.num_rows) {
       shared_.tokens[token] = load_factor(gemm_, item_.first_row + token);
     }
-    for (int block = 0; block < LongTile::kTileBlocks; block += 2) {
-      if (thread >= (LongTile::kTileBlocks - block) * kUnitRows) break;
+    for (int block = 0; block < kPanels; block += 2) {
+      if (thread >= (kPanels - block) * kUnitRows) break;
       load_column_factors(gemm_, item_, item_.block + block, thread,
                           shared_.columns[consumer] + block * kUnitRows);
     }
   }
 
-  __device__ void finish(const LongTileSums& sums) const {
+  __device__ void finish(const Sums& sums) const {
     const Place place(shared_);
-    if (PlainFactors::fit(gemm_)) return stage(place, PlainFactors(gemm_, item_), sums);
+    if (Plain::fit(gemm_)) return stage(place, Plain(gemm_, item_), sums);
     const int consumer = place.warp / 4;
     sync_threads(1 + consumer, 128);
     const TokenFactor* tokens = shared_.tokens + place.token(place.lane / 4);
@@ -90,6 +95,7 @@ class LongTileFinisher {
   }
 
  private:
+  using Plain = PlainFactors<kPanels>;
   static constexpr int kBoxChunks = LongTile::kWarpTokens * 8;  // Of 16 bytes.
 
   // A warp's, made anew behind the main loop.
@@ -107,8 +113,7 @@ class LongTileFinisher {
   };
 
   template <class Factors>
-  __device__ void stage(const Place& place, const Factors& factors,
-                        const LongTileSums& sums) const {
+  __device__ void stage(const Place& place, const Factors& factors, const Sums& sums) const {
     begin_stage();
     if (gemm_.output_is_bf16) {
       stage_chunk<uint16_t, 0>(place, factors, sums);
@@ -129,8 +134,7 @@ class LongTileFinisher {
 
   // The panels' order of rows makes 16g + 4c to 16g + 4c + 3 of sums 8g + 2h + {0, 4, 1, 5}.
   template <class Element, int kChunk, class Factors>
-  __device__ static void stage_chunk(const Place& place, const Factors& factors,
-                                     const LongTileSums& sums) {
+  __device__ static void stage_chunk(const Place& place, const Factors& factors, const Sums& sums) {
     constexpr bool kIsBf16 = sizeof(Element) == 2;
     const int row = place.lane / 4;
     const int own = kIsBf16 ? place.lane % 4 / 2 : place.lane % 4;  // Of the 16 bytes of a group.
@@ -138,11 +142,11 @@ class LongTileFinisher {
         place.results + static_cast<uint32_t>(row * 128 + (kIsBf16 ? place.lane % 2 * 8 : 0));
     const auto swizzled = static_cast<uint32_t>(own ^ row);
 #pragma unroll
-    for (int i = 0; i < 12; ++i) {
+    for (int i = 0; i < 4 * kPanels; ++i) {
       const int group = i / 2;  // Of 16 columns, two of a panel.
       const int half = i % 2;
       const int panel_row = kChunk * LongTile::kPanelPart + group % 2 * 16;
-      const float* four = sums + kChunk * LongTile::kChunkSums + 8 * group + 2 * half;
+      const float* four = sums + (kChunk * kPanels * LongTile::kPanelSums + 8 * group + 2 * half);
       const float4 values =
           factors.finish(half, group / 2, panel_row, {four[0], four[4], four[1], four[5]});
       constexpr uint32_t kGroupChunks = kIsBf16 ? 2 : 4;
@@ -168,7 +172,7 @@ class LongTileFinisher {
     __syncwarp();
     if (!leaves_as_boxes(place)) return store_rows<Element>(place, first);
     const int block = item_.block + place.lane;
-    if (place.lane < LongTile::kTileBlocks && block < gemm_.blocks) {
+    if (place.lane < kPanels && block < gemm_.blocks) {
       store_box(&params_.output, static_cast<int>(gemm_.image_rows.source(block, first)),
                 static_cast<int>(item_.first_row) + place.token(0),
                 place.results + place.lane * LongTile::kBoxBytes);
@@ -191,7 +195,7 @@ class LongTileFinisher {
   __device__ void store_rows(const Place& place, int first) const {
     constexpr int kCols = 16 / sizeof(Element);
 #pragma unroll 1
-    for (int i = place.lane; i < LongTile::kTileBlocks * kBoxChunks; i += 32) {
+    for (int i = place.lane; i < kPanels * kBoxChunks; i += 32) {
       const int panel = i / kBoxChunks;
       const int row = i % kBoxChunks / 8;
       if (place.token(row) >= item_.num_rows) continue;

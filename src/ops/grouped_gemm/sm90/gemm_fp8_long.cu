@@ -7,7 +7,8 @@
 //   stage   128 columns of 128 tokens (16 KB) and of 192 weight rows (24 KB), scales of both
 //   team    two blocks of a cluster with neighbouring token tiles; each copies half of the weights
 //           to both
-//   work    (192 weight rows) x (token tile), persistent blocks over all of them (work_list.cuh)
+//   work    (192 weight rows) x (token tile), persistent blocks over all of them (work_list.cuh);
+//           64 weight rows that are left behind the last 192 of an expert are an item of their own
 #include <algorithm>
 #include <cuda_runtime.h>
 
@@ -34,30 +35,41 @@ __device__ void init_barriers(LongTileStorage& shared, const LongTileRing& ring)
   ItemRing::init(shared.items, LongTile::kWarps);
 }
 
+template <int kPanels>
+__device__ void multiply_item(const LongTileParams& params, LongTileStorage& shared,
+                              const WorkItem& item, LongTileLoop& loop) {
+  const LongTileFinisher<kPanels> finisher(params, shared, item);
+  finisher.load_factors();
+  LongTileSums<kPanels> sums;
+  loop.multiply<kPanels>(sums);
+  finisher.finish(sums);
+}
+
+template <bool kTakesNarrow>
 __device__ void consume_item(const LongTileParams& params, LongTileStorage& shared,
                              const WorkItem& item, LongTileLoop& loop) {
   const int first_token = static_cast<int>(threadIdx.x) / 128 * 64 - 64;
-  if (item.num_rows > first_token) {
-    const LongTileFinisher finisher(params, shared, item);
-    finisher.load_factors();
-    LongTileSums sums;
-    loop.multiply(sums);
-    finisher.finish(sums);
-  } else if (item.has_copies) {
-    loop.pass();
+  if (item.num_rows <= first_token) {
+    if (item.has_copies) loop.pass();
+  } else if (kTakesNarrow && item.is_narrow) {
+    multiply_item<1>(params, shared, item, loop);
+  } else {
+    multiply_item<LongTile::kTileBlocks>(params, shared, item, loop);
   }
 }
 
+template <bool kTakesNarrow>
 __device__ void consume(const LongTileParams& params, LongTileStorage& shared,
                         const LongTileRing& ring) {
   LongTileLoop loop(params.gemm.units, shared, ring);
   ItemRing items(shared.items);
   for (; items.has_item(); items.advance(static_cast<int>(threadIdx.x) % 32)) {
-    consume_item(params, shared, items.item(), loop);
+    consume_item<kTakesNarrow>(params, shared, items.item(), loop);
   }
   wait_for_boxes_read();
 }
 
+template <bool kTakesNarrow>
 __global__ void __launch_bounds__(LongTile::kThreads, 1)
     multiply_groups_long_kernel(const __grid_constant__ LongTileParams params) {
   // Compiles to nothing elsewhere, where supports() refuses to run.
@@ -69,16 +81,16 @@ __global__ void __launch_bounds__(LongTile::kThreads, 1)
     sync_team();
     // By a consumer: it has nothing to do yet.
     if (params.gemm.tiles_are_complete && threadIdx.x == 128) {
-      LongTileProducer(params, shared, ring).request_weights();
+      LongTileProducer<kTakesNarrow>(params, shared, ring).request_weights();
     }
     wait_for_previous_grids();
     if (threadIdx.x < 128) {
       give_registers<LongTile::kProducerRegisters>();
-      LongTileProducer(params, shared, ring).run();
+      LongTileProducer<kTakesNarrow>(params, shared, ring).run();
       allow_next_grid();
     } else {
       take_registers<LongTile::kConsumerRegisters>();
-      consume(params, shared, ring);
+      consume<kTakesNarrow>(params, shared, ring);
     }
     // The other block may still write here, or arrive at barriers.
     sync_team();
@@ -86,14 +98,14 @@ __global__ void __launch_bounds__(LongTile::kThreads, 1)
 }
 
 // All experts' units as lines of 128 bytes.
-TensorMap weight_map(const GemmParams& gemm) {
+TensorMap weight_map(const GemmParams& gemm, int panels) {
   constexpr int kLines = unit_stride(WeightCoding::kFp8) / kUnitRowBytes;
   return make_tensor_map({.data = gemm.image,
                           .dimensions = 3,
                           .extents = {kUnitRowBytes, int64_t{gemm.units} * kLines,
                                       int64_t{gemm.experts} * gemm.blocks},
                           .strides = {kUnitRowBytes, gemm.block_bytes},
-                          .box = {kUnitRowBytes, LongTile::kPanelPart, LongTile::kTileBlocks}});
+                          .box = {kUnitRowBytes, LongTile::kPanelPart, panels}});
 }
 
 TensorMap row_map(const GemmParams& gemm) {
@@ -115,9 +127,33 @@ TensorMap output_map(const GemmParams& gemm, int element_bytes) {
 
 LongTileParams params_of(const GemmParams& gemm) {
   return {.gemm = gemm,
-          .weights = weight_map(gemm),
+          .weights = weight_map(gemm, LongTile::kTileBlocks),
+          .narrow_weights = weight_map(gemm, 1),
           .rows = row_map(gemm),
           .output = output_map(gemm, gemm.output_is_bf16 ? 2 : 4)};
+}
+
+// Whether the panel that is left behind tiles of three is a tile of its own: 22 tiles then take the
+// time of 21 and a bit. With many tiles that is less than the code of a second main loop costs.
+bool takes_narrow(const GemmParams& gemm) {
+  constexpr int kMostTiles = 24;
+  return gemm.blocks % LongTile::kTileBlocks == 1 &&
+         gemm.blocks < kMostTiles * LongTile::kTileBlocks;
+}
+
+template <bool kTakesNarrow>
+void launch_long_tiles(const GemmParams& gemm, const GemmLaunch& shape, Stream stream) {
+  constexpr auto* kKernel = multiply_groups_long_kernel<kTakesNarrow>;
+  static SharedMemoryOptIn opt_in;
+  opt_in.allow(reinterpret_cast<const void*>(kKernel), sizeof(LongTileStorage), shape.device);
+  const int64_t pieces = int64_t{gemm.max_tiles} * gemm.splits;
+  const int64_t most =
+      ceil_div(pieces, int64_t{LongTile::kTeam}) * ceil_div(gemm.blocks, LongTile::kTileBlocks);
+  const int64_t resident = std::max(1, shape.num_sms / LongTile::kTeam);
+  const auto blocks = static_cast<unsigned>(std::min(most, resident) * LongTile::kTeam);
+  launch(kKernel,
+         {dim3(blocks), dim3(LongTile::kThreads), sizeof(LongTileStorage), LongTile::kTeam}, stream,
+         params_of(gemm));
 }
 
 }  // namespace
@@ -130,17 +166,11 @@ bool takes_long_tiles(const GemmParams& gemm) {
 }
 
 void launch_gemm_fp8_long(const GemmParams& gemm, const GemmLaunch& shape, Stream stream) {
-  static SharedMemoryOptIn opt_in;
-  opt_in.allow(reinterpret_cast<const void*>(multiply_groups_long_kernel), sizeof(LongTileStorage),
-               shape.device);
-  const int64_t pieces = int64_t{gemm.max_tiles} * gemm.splits;
-  const int64_t most =
-      ceil_div(pieces, int64_t{LongTile::kTeam}) * ceil_div(gemm.blocks, LongTile::kTileBlocks);
-  const int64_t resident = std::max(1, shape.num_sms / LongTile::kTeam);
-  const auto blocks = static_cast<unsigned>(std::min(most, resident) * LongTile::kTeam);
-  launch(multiply_groups_long_kernel,
-         {dim3(blocks), dim3(LongTile::kThreads), sizeof(LongTileStorage), LongTile::kTeam}, stream,
-         params_of(gemm));
+  if (takes_narrow(gemm)) {
+    launch_long_tiles<true>(gemm, shape, stream);
+  } else {
+    launch_long_tiles<false>(gemm, shape, stream);
+  }
 }
 
 }  // namespace narrowfloat

@@ -25,6 +25,7 @@
 #include "ops/grouped_gemm/sm90/fragments.cuh"
 #include "ops/grouped_gemm/sm90/gemm_consumer.cuh"
 #include "ops/grouped_gemm/sm90/gemm_producer.cuh"
+#include "ops/grouped_gemm/sm90/tail_consumer.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/shared_memory_opt_in.h"
 
@@ -42,6 +43,22 @@ __device__ void sync_team() {
 }
 
 template <class Shape>
+using ConsumerOf = std::conditional_t<Shape::kHasTails, TailConsumer<Shape>, Consumer<Shape>>;
+
+// By one thread, before a barrier of all that take part.
+template <class Shape>
+__device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kStages>& ring) {
+  ring.init(kWarpgroup + 1, Shape::kTeam * kConsumers * kWarpgroup / 32);
+  if constexpr (Shape::kHasTails) {
+    // The producer takes items from the list, and tells consumers.
+    WorkList::init(shared.queue, kWarpgroup / 32);
+    ItemRing::init(shared.tails.items, kConsumers * kWarpgroup / 32);
+  } else {
+    WorkList::init(shared.queue, Shape::kTeam * kGemmThreads / 32);
+  }
+}
+
+template <class Shape>
 __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     multiply_groups_kernel(const __grid_constant__ GemmParams params) {
   // Compiles to nothing elsewhere, where supports() refuses to run.
@@ -49,10 +66,7 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     NF_DYNAMIC_SHARED(uint8_t, shared_bytes, 1024);
     auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
     const Ring<Shape::kStages> ring(shared.barriers);
-    if (threadIdx.x == 0) {
-      ring.init(kWarpgroup + 1, Shape::kTeam * kConsumers * kWarpgroup / 32);
-      WorkList::init(shared.queue, Shape::kTeam * kGemmThreads / 32);
-    }
+    if (threadIdx.x == 0) init_barriers(shared, ring);
     sync_team<Shape>();
     // By a consumer: it has nothing to do yet, and registers.
     if (params.tiles_are_complete && threadIdx.x == kWarpgroup) {
@@ -65,7 +79,7 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
       if constexpr (!Shape::kIsSmall) allow_next_grid();
     } else {
       take_registers<Shape::kConsumerRegisters>();
-      Consumer<Shape>(params, shared, ring).run();
+      ConsumerOf<Shape>(params, shared, ring).run();
     }
     // Blocks without an item have not waited yet, and none ends before it has.
     if (is_early<Shape>(params)) wait_for_previous_grids();

@@ -48,12 +48,14 @@ class Producer {
         wait_for_previous_grids();
         work.end_early();
       }
+      if constexpr (Shape::kHasTails) publish(work.taken(), item);
       if (item.has_copies) copy_item(item, passes, work.is_first());
       // The next grid's blocks take the places of those that end, and request their weights.
       if (Shape::kIsSmall && work.is_first()) allow_next_grid();
       // The ring is full meanwhile; a claim among the copies would take registers.
       if (thread_ == 0) work.choose_next();
     }
+    if constexpr (Shape::kHasTails) publish(work.taken(), {.block = kNoBlock});
   }
 
  private:
@@ -68,9 +70,15 @@ class Producer {
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
   // Pointers take two registers each.
   static constexpr bool kKeepsNumbers = Shape::kHasSmallProducer && kSources > 8;
+  // 56 registers do not hold where nine rows come from.
+  static constexpr bool kSharesSources = Shape::kHasTails;
   using RowPlace = std::conditional_t<kKeepsNumbers, int, const uint8_t*>;
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
+
+  __device__ void publish(uint32_t number, const WorkItem& item) const {
+    if (thread_ == 0) ItemRing(shared_.tails.items).publish(number, item);
+  }
 
   __device__ void copy_item(const WorkItem& item, int passes, bool is_first) {
     find_rows(item);
@@ -94,7 +102,11 @@ class Producer {
 
   // But for weights.
   __device__ void copy_stage(int unit) {
-    copy_rows(unit);
+    if constexpr (kSharesSources) {
+      copy_shared_rows(unit);
+    } else {
+      copy_rows(unit);
+    }
     if constexpr (Shape::kIsTokenMajor) copy_weight_scale(unit);
     if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
     arrive_after_copies(ring_.full(at_));
@@ -126,8 +138,28 @@ class Producer {
   }
 
   __device__ void find_rows(const WorkItem& item) {
-    has_row_ = 0;
     row_passes_ = ceil_div(item.num_rows, kRowsPerPass);
+    if constexpr (kSharesSources) {
+      share_sources(item);
+    } else {
+      keep_sources(item);
+    }
+  }
+  // Of all rows, in shared memory.
+  __device__ void share_sources(const WorkItem& item) const {
+    constexpr int kBarrier = 2 + kConsumers;
+    // The thread that has told the consumers.
+    __syncwarp();
+    // Nobody reads the last item's any more.
+    sync_threads(kBarrier, kWarpgroup);
+    for (int row = thread_; row < Shape::kTokens; row += kWarpgroup) {
+      shared_.tails.row_sources[row] = source_of(item, row);
+    }
+    sync_threads(kBarrier, kWarpgroup);
+  }
+  // Of the rows that the thread copies, in registers.
+  __device__ void keep_sources(const WorkItem& item) {
+    has_row_ = 0;
 #pragma unroll
     for (int i = 0; i < kSources; ++i) {
       const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
@@ -201,11 +233,51 @@ class Producer {
     }
   }
 
+  // The same with sources from shared memory, a few passes at a time without branches between them.
+  __device__ void copy_shared_rows(int unit) const {
+    const int first_byte = unit * kUnitRowBytes + thread_ % 8 * 16;
+    const uint32_t bytes = first_byte < params_.row_bytes ? 16 : 0;
+    copy_pieces<0, 4>(first_byte, bytes);
+    if (row_passes_ > 4) copy_pieces<4, 4>(first_byte, bytes);
+    if (row_passes_ > 8) copy_pieces<8, kSources - 8>(first_byte, bytes);
+  }
+  // All sources in front of the copies: a load behind a copy stays there, so that each would wait
+  // for its own.
+  template <int kFirst, int kCount>
+  __device__ void copy_pieces(int first_byte, uint32_t bytes) const {
+    const int row = thread_ / 8;
+    int sources[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sources[i] = shared_.tails.row_sources[row + (kFirst + i) * kRowsPerPass];
+    }
+    const uint32_t shared_rows =
+        shared_address(shared_.rows[at_.stage][0]) +
+        static_cast<uint32_t>((kFirst * kRowsPerPass + row) * 128 + (thread_ ^ row) % 8 * 16);
+    const uint8_t* pieces = params_.values + first_byte;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      // Both have 31 bits.
+      const uint64_t offset = uint64_t{static_cast<uint32_t>(max(sources[i], 0))} *
+                              static_cast<uint32_t>(params_.row_bytes);
+      copy_16(shared_rows + static_cast<uint32_t>(i * kRowsPerPass * 128), pieces + offset,
+              bytes & ~static_cast<uint32_t>(sources[i] >> 31));
+    }
+  }
+
+  // The i-th of the rows whose scales the thread copies.
+  [[nodiscard]] __device__ int scale_source(int i) const {
+    if constexpr (kSharesSources) {
+      return shared_.tails.row_sources[thread_ + i * kWarpgroup];
+    } else {
+      return scale_sources_[i];
+    }
+  }
   __device__ void copy_group_scales(int group) const {
 #pragma unroll
     for (int i = 0; i < kScaleSources; ++i) {
       const int token = thread_ + i * kWarpgroup;
-      if (token < Shape::kTokens) copy_group_scales(group, token, scale_sources_[i]);
+      if (token < Shape::kTokens) copy_group_scales(group, token, scale_source(i));
     }
   }
   __device__ void copy_group_scales(int group, int token, int source) const {

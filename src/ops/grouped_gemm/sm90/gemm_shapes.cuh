@@ -2,10 +2,13 @@
 // memory.
 #pragma once
 
+#include <type_traits>
+
 #include "device/register_budget.h"
 #include "device/ring.cuh"
 #include "ops/grouped_gemm/sm90/finish.cuh"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
+#include "ops/grouped_gemm/sm90/item_ring.cuh"
 #include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {
@@ -37,6 +40,9 @@ struct GemmShapeOf {
   static constexpr bool kIsPanel = Weights::kIsPanel;
   // Tokens are wgmma's rows (token_loop.cuh) instead of its columns.
   static constexpr bool kIsTokenMajor = kIsPanel && !kIsSmall;
+  // Items have a tail, which is multiplied the other way round (tail_loop.cuh). They come from the
+  // producer: the main loop has no registers for the list.
+  static constexpr bool kHasTails = kIsTokenMajor && kTokens > 128;
   // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
   // weights: what one copies of these from L2 serves both.
   static constexpr int kTeam = kIsTokenMajor && kTokens == 128 ? 2 : 1;
@@ -76,7 +82,7 @@ struct GemmShapeOf {
 
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
-  static constexpr bool kHasSmallProducer = kIsPanel ? kTeam == 1 : kTokens == 144;
+  static constexpr bool kHasSmallProducer = kIsPanel ? kTeam == 1 && !kHasTails : kTokens == 144;
   static constexpr int kProducerRegisters = kIsSmall ? 32 : kHasSmallProducer ? 40 : 56;
   static constexpr int kConsumerRegisters = kIsSmall ? 104 : kHasSmallProducer ? 232 : 224;
   static_assert(fits_registers(kGemmThreads, kBlocksPerSm, kProducerRegisters, kConsumerRegisters));
@@ -118,6 +124,14 @@ NF_HOST_DEVICE inline bool is_early(const GemmParams& params) {
   return Shape::kIsSmall && params.tiles_are_complete;
 }
 
+// What tiles with tails add.
+template <int kTokens>
+struct TailStorage {
+  PublishedItems items;
+  int32_t row_sources[kTokens];
+};
+struct NoTails {};
+
 // Arrays have at least one element.
 constexpr int some(int count) { return count > 0 ? count : 1; }
 
@@ -134,6 +148,7 @@ struct GemmStorage {
   alignas(16) ColumnFactor columns[kConsumers][Shape::kIsTokenMajor ? kWarpgroup : 1];
   RingBarriers<Shape::kStages> barriers;
   ItemQueue queue;
+  std::conditional_t<Shape::kHasTails, TailStorage<Shape::kTokens>, NoTails> tails;
 };
 
 }  // namespace narrowfloat

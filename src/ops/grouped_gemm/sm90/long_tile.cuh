@@ -1,5 +1,6 @@
 // Tiles of 128 tokens and 192 weight rows, E4M3 both, for rows that lie one behind the other: what
-// they take of a multiprocessor, and what their kernel reads (gemm_fp8_long.cu).
+// they take of a multiprocessor, and what their kernel reads (gemm_fp8_long.cu). An expert's last
+// panel of 64 weight rows, where it is alone, may be a narrow tile of its own.
 #pragma once
 
 #include "device/register_budget.h"
@@ -28,14 +29,11 @@ struct LongTile {
   // The weight rows in two chunks, of which each has half of every panel: rows 32c to 32c + 31 of
   // the three. A block of a team copies one chunk for both.
   static constexpr int kChunks = 2;
-  static constexpr int kChunkRows = 96;
   static constexpr int kPanelPart = kUnitRows / kChunks;
-  static constexpr int kSums = kChunks * kChunkRows / 2;  // Of a thread.
-  static constexpr int kChunkSums = kSums / kChunks;
-  static constexpr int kPanelSums = kChunkSums / kTileBlocks;
-  static constexpr int kChunkBytes = kChunkRows * kUnitRowBytes;
+  static constexpr int kPanelSums = kPanelPart / 2;  // Of a thread, a panel and a chunk.
+  static constexpr int kWeightBytes = kTileBlocks * kUnitRows * kUnitRowBytes;
   static constexpr int kRowBytes = kTokens * kUnitRowBytes;
-  static constexpr int kStageBytes = kRowBytes + kChunks * kChunkBytes;
+  static constexpr int kPanelPartBytes = kPanelPart * kUnitRowBytes;
 
   // Results of a warp on their way to memory: a box of 16 tokens x 128 bytes for each panel.
   static constexpr int kWarpTokens = 16;
@@ -44,14 +42,15 @@ struct LongTile {
 
 struct LongTileParams {
   GemmParams gemm;
-  TensorMap weights;  // [block of any expert][row of 128 bytes in its units][128 bytes]
-  TensorMap rows;     // [row][bytes], in the 128-byte swizzle.
-  TensorMap output;   // [row][column], likewise.
+  TensorMap weights;         // [block of any expert][row of 128 bytes in its units][128 bytes]
+  TensorMap narrow_weights;  // The same, of which a box has one block.
+  TensorMap rows;            // [row][bytes], in the 128-byte swizzle.
+  TensorMap output;          // [row][column], likewise.
 };
 
 struct LongTileStorage {
   uint8_t rows[LongTile::kStages][LongTile::kRowBytes];
-  uint8_t weights[LongTile::kStages][LongTile::kChunks][LongTile::kChunkBytes];
+  uint8_t weights[LongTile::kStages][LongTile::kWeightBytes];
   uint8_t results[LongTile::kWarps][LongTile::kTileBlocks][LongTile::kBoxBytes];
   float token_scales[LongTile::kStages][LongTile::kTokens];
   float weight_scales[LongTile::kStages][4];
@@ -65,8 +64,9 @@ struct LongTileStorage {
 using LongTileRing = Ring<LongTile::kStages>;
 using LongTilePosition = RingPosition<LongTile::kStages>;
 
-// Of 64 tokens and all weight rows, in a thread: 4j + 2h + i is token 16w + q + 8h and row 8j + 2c
-// + i of the chunks (weight_units.h).
-using LongTileSums = float[LongTile::kSums];
+// Of 64 tokens and the weight rows of `kPanels` panels, in a thread: 4j + 2h + i is token 16w + q +
+// 8h and row 8j + 2c + i of the chunks (weight_units.h).
+template <int kPanels>
+using LongTileSums = float[LongTile::kChunks * kPanels * LongTile::kPanelSums];
 
 }  // namespace narrowfloat

@@ -1,10 +1,10 @@
 // The main loop of a consumer warpgroup for long tiles (long_tile.cuh). Both operands are in shared
 // memory; tokens are wgmma's 64 rows, so that a thread has sums of two tokens, whose factors are
-// two registers. A warpgroup has 64 tokens and all 192 weight rows of a stage.
+// two registers. A warpgroup has 64 tokens and all weight rows of a stage.
 //
 // Sums start anew with every unit, 128 columns, and are added to fp32 registers, times the factors
 // of token and weights. While a warpgroup adds its set, the other one's instructions keep the
-// tensor cores busy. An instruction has all 192 weight rows: the tokens are read once for them.
+// tensor cores busy. An instruction has all weight rows: the tokens are read once for them.
 #pragma once
 
 #include "base/float_ops.h"
@@ -25,18 +25,19 @@ class LongTileLoop {
         warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
-  __device__ void multiply(LongTileSums& sums) {
+  template <int kPanels>
+  __device__ void multiply(LongTileSums<kPanels>& sums) {
 #pragma unroll
-    for (int i = 0; i < LongTile::kSums; ++i) sums[i] = 0;
+    for (float& sum : sums) sum = 0;
 #pragma unroll 1
     for (int unit = 0; unit < units_; ++unit) {
       ring_.wait_full(at_);
-      const Scales scales = load_scales();
-      LongTileSums unit_sums;
+      const auto scales = load_scales<kPanels>();
+      LongTileSums<kPanels> unit_sums;
       issue(unit_sums);
       wgmma_wait();
       release();
-      promote(unit_sums, scales, sums);
+      promote<kPanels>(unit_sums, scales, sums);
     }
   }
 
@@ -51,15 +52,17 @@ class LongTileLoop {
 
  private:
   // Of a stage: of a thread's two tokens, and of the panels.
+  template <int kPanels>
   struct Scales {
     float tokens[2];
-    float weights[LongTile::kTileBlocks];
+    float weights[kPanels];
   };
 
-  __device__ void issue(LongTileSums& unit_sums) const {
+  template <int kSums>
+  __device__ void issue(float (&unit_sums)[kSums]) const {
     const uint32_t first_token = shared_address(shared_.rows[at_.stage]) + warpgroup_ * 64 * 128;
     const uint64_t tokens = swizzled_descriptor(first_token);
-    const uint64_t weights = swizzled_descriptor(shared_address(shared_.weights[at_.stage][0]));
+    const uint64_t weights = swizzled_descriptor(shared_address(shared_.weights[at_.stage]));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -69,14 +72,15 @@ class LongTileLoop {
   }
 
   // In front of the first instruction: a load among them would hold up the last of them.
-  __device__ Scales load_scales() const {
-    Scales scales;
+  template <int kPanels>
+  __device__ Scales<kPanels> load_scales() const {
+    Scales<kPanels> scales;
     const uint32_t tokens =
         shared_address(shared_.token_scales[at_.stage]) +
         static_cast<uint32_t>(warpgroup_ * 256 + thread_ / 32 * 64 + thread_ % 32 / 4 * 4);
     const uint32_t weights = shared_address(shared_.weight_scales[at_.stage]);
 #pragma unroll
-    for (int panel = 0; panel < LongTile::kTileBlocks; ++panel) {
+    for (int panel = 0; panel < kPanels; ++panel) {
       scales.weights[panel] = bits_float(load_shared(weights + panel * 4));
     }
 #pragma unroll
@@ -84,16 +88,18 @@ class LongTileLoop {
     return scales;
   }
 
-  __device__ static void promote(const LongTileSums& unit_sums, const Scales& scales,
-                                 LongTileSums& sums) {
-    float factors[2][LongTile::kTileBlocks];
+  template <int kPanels>
+  __device__ static void promote(const LongTileSums<kPanels>& unit_sums,
+                                 const Scales<kPanels>& scales, LongTileSums<kPanels>& sums) {
+    constexpr int kChunkSums = kPanels * LongTile::kPanelSums;
+    float factors[2][kPanels];
 #pragma unroll
-    for (int i = 0; i < 2 * LongTile::kTileBlocks; ++i) {
+    for (int i = 0; i < 2 * kPanels; ++i) {
       factors[i % 2][i / 2] = __fmul_rn(scales.tokens[i % 2], scales.weights[i / 2]);
     }
 #pragma unroll
-    for (int i = 0; i < LongTile::kSums; ++i) {
-      const int panel = i % LongTile::kChunkSums / LongTile::kPanelSums;
+    for (int i = 0; i < LongTile::kChunks * kChunkSums; ++i) {
+      const int panel = i % kChunkSums / LongTile::kPanelSums;
       sums[i] = __fmaf_rn(factors[i / 2 % 2][panel], unit_sums[i], sums[i]);
     }
   }

@@ -10,6 +10,7 @@
 
 namespace narrowfloat {
 
+template <bool kTakesNarrow>
 class LongTileProducer {
  public:
   __device__ LongTileProducer(const LongTileParams& params, LongTileStorage& shared,
@@ -23,7 +24,7 @@ class LongTileProducer {
   // With tiles_are_complete (gemm_producer.cuh), by the first thread of any warpgroup, before
   // previous kernels are done: the first item's weights, as many stages as the ring has.
   __device__ void request_weights() {
-    const WorkList work(gemm_, shared_.queue, WorkTiling::of<LongTile>(1), true);
+    const WorkListOf<kTakesNarrow> work(gemm_, shared_.queue, WorkTiling::of<LongTile>(1), true);
     if (!work.has_next()) return;
     const WorkItem item = work.item();
     if (!item.has_copies) return;
@@ -34,7 +35,7 @@ class LongTileProducer {
   }
 
   __device__ void run() {
-    WorkList work(gemm_, shared_.queue, WorkTiling::of<LongTile>(1));
+    WorkListOf<kTakesNarrow> work(gemm_, shared_.queue, WorkTiling::of<LongTile>(1));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
       publish(work.taken(), item);
@@ -67,22 +68,26 @@ class LongTileProducer {
   // By one thread. Where two blocks share weights, each copies a chunk for both. Panels behind an
   // expert's last are those of the next, or zeros; nothing is stored of them.
   __device__ void copy_weights(const WorkItem& item, int unit) const {
-    constexpr uint32_t kBytes = LongTile::kStageBytes;
     constexpr int kUnitLines = unit_stride(WeightCoding::kFp8) / kUnitRowBytes;
     const uint32_t full = ring_.full(at_);
-    arrive_and_expect(full, item.num_rows > 0 ? kBytes : 0);
+    const bool is_narrow = kTakesNarrow && item.is_narrow;
+    const uint32_t chunk_bytes =
+        (is_narrow ? 1 : LongTile::kTileBlocks) * LongTile::kPanelPartBytes;
+    const uint32_t bytes = LongTile::kRowBytes + LongTile::kChunks * chunk_bytes;
+    arrive_and_expect(full, item.num_rows > 0 ? bytes : 0);
     if (item.num_rows <= 0) return;
-    const uint32_t chunks = shared_address(shared_.weights[at_.stage][0]);
+    const TensorMap* map = is_narrow ? &params_.narrow_weights : &params_.weights;
+    const uint32_t chunks = shared_address(shared_.weights[at_.stage]);
     const int block = item.expert * gemm_.blocks + item.block;
     if (item.is_shared) {
       const int chunk = static_cast<int>(cluster_rank());
-      copy_box_to_blocks(chunks + chunk * LongTile::kChunkBytes, &params_.weights, 0,
+      copy_box_to_blocks(chunks + chunk * chunk_bytes, map, 0,
                          unit * kUnitLines + chunk * LongTile::kPanelPart, block, full,
                          (1U << LongTile::kTeam) - 1);
       return;
     }
     for (int chunk = 0; chunk < LongTile::kChunks; ++chunk) {
-      copy_box(chunks + chunk * LongTile::kChunkBytes, &params_.weights, 0,
+      copy_box(chunks + chunk * chunk_bytes, map, 0,
                unit * kUnitLines + chunk * LongTile::kPanelPart, block, full);
     }
   }

@@ -38,6 +38,7 @@ struct WorkItem {
   // Rows here or in the other block of a team: both pass the same stages.
   bool has_copies = false;
   bool is_shared = false;  // In both, of the same expert.
+  bool is_narrow = false;  // One block of weight rows, an expert's last.
 };
 
 // What an item is made of.
@@ -63,7 +64,10 @@ struct ItemQueue {
   uint32_t items[kSlots];
 };
 
-class WorkList {
+// kTakesNarrow: the block of weight rows that is left behind an expert's last whole tile is an item
+// of its own, and these items are the last.
+template <bool kTakesNarrow>
+class WorkListOf {
  public:
   // By one thread, before a block barrier: `warps` take the items.
   __device__ static void init(ItemQueue& shared_queue, uint32_t warps) {
@@ -71,16 +75,19 @@ class WorkList {
   }
 
   // is_early: before previous kernels are done.
-  __device__ WorkList(const GemmParams& params, ItemQueue& shared_queue, const WorkTiling& tiling,
-                      bool is_early = false)
+  __device__ WorkListOf(const GemmParams& params, ItemQueue& shared_queue, const WorkTiling& tiling,
+                        bool is_early = false)
       : params_(params),
         shared_queue_(shared_queue),
         is_early_(is_early),
         tiling_(tiling),
-        row_tiles_(static_cast<uint32_t>((params.blocks + tiling.blocks - 1) / tiling.blocks)),
+        row_tiles_(static_cast<uint32_t>((params.blocks + (kTakesNarrow ? 0 : tiling.blocks - 1)) /
+                                         tiling.blocks)),
         index_(blockIdx.x / team()) {}
 
-  [[nodiscard]] __device__ bool has_next() const { return index_ < num_columns() * row_tiles_; }
+  [[nodiscard]] __device__ bool has_next() const {
+    return index_ < num_columns() * (row_tiles_ + (kTakesNarrow ? 1 : 0));
+  }
 
   // Items before this one.
   [[nodiscard]] __device__ uint32_t taken() const { return taken_; }
@@ -103,8 +110,8 @@ class WorkList {
       if (cluster_rank() != 0) return;
     }
     const uint32_t teams = gridDim.x / team();
-    const uint32_t before = params_.next_item == nullptr ? blockIdx.x / team() + taken_ * teams
-                                                         : atomicAdd(params_.next_item, 1U);
+    const uint32_t before =
+        params_.next_item == nullptr ? dealt(teams) : atomicAdd(params_.next_item, 1U);
     ring().wait_empty(at);
     if (team() > 1) {
       const uint32_t slot = shared_address(&shared_queue_.items[at.stage]);
@@ -126,6 +133,10 @@ class WorkList {
   }
 
   [[nodiscard]] __device__ WorkItem item() const {
+    if constexpr (kTakesNarrow) {
+      const uint32_t full_items = num_columns() * row_tiles_;
+      if (index_ >= full_items) return narrow_item(index_ - full_items);
+    }
     const uint32_t most_columns = kTileGroup / team();
     const uint32_t group_items = most_columns * row_tiles_;
     const uint32_t group = index_ / group_items;
@@ -137,9 +148,7 @@ class WorkList {
     WorkItem item = item_of(piece);
     item.block = tiling_.blocks * static_cast<int>(row_tile);
     if (team() > 1) {
-      const WorkItem other = item_of(piece ^ 1U);
-      item.is_shared = item.has_copies && other.has_copies && other.expert == item.expert;
-      item.has_copies = item.has_copies || other.has_copies;
+      join_team(piece, item);
     } else if (tiling_.tail_tokens > 0) {
       join_tail(piece, item);
     }
@@ -156,6 +165,23 @@ class WorkList {
   }
   // Of the item after this one.
   [[nodiscard]] __device__ Position position() const { return position_of(taken_); }
+
+  // Behind everybody's first one. Where narrow items come last, teams take turns from the other
+  // end: who has an item more than others gets a narrow one last.
+  [[nodiscard]] __device__ uint32_t dealt(uint32_t teams) const {
+    const uint32_t own = blockIdx.x / team();
+    const bool is_reversed = kTakesNarrow && taken_ % 2 == 0;
+    return taken_ * teams + (is_reversed ? teams - 1 - own : own);
+  }
+
+  [[nodiscard]] __device__ WorkItem narrow_item(uint32_t column) const {
+    const uint32_t piece = team() * column + cluster_rank();
+    WorkItem item = item_of(piece);
+    item.block = tiling_.blocks * static_cast<int>(row_tiles_);
+    item.is_narrow = true;
+    join_team(piece, item);
+    return item;
+  }
 
   // To the block that chooses.
   __device__ void release(const Position& at, bool is_first_lane) const {
@@ -203,6 +229,13 @@ class WorkList {
     return item;
   }
 
+  // What the other block of the team has of the item.
+  __device__ void join_team(uint32_t piece, WorkItem& item) const {
+    const WorkItem other = item_of(piece ^ 1U);
+    item.is_shared = item.has_copies && other.has_copies && other.expert == item.expert;
+    item.has_copies = item.has_copies || other.has_copies;
+  }
+
   // Only behind a full piece, whose rows end where those of the next one begin.
   __device__ void join_tail(uint32_t piece, WorkItem& item) const {
     if (is_full(item) && piece + 1 < num_pieces()) {
@@ -233,5 +266,7 @@ class WorkList {
   uint32_t index_;
   uint32_t taken_ = 0;  // From the ring.
 };
+
+using WorkList = WorkListOf<false>;
 
 }  // namespace narrowfloat
