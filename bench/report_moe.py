@@ -151,10 +151,13 @@ def stage_table(results: MoeResults) -> str:
     return f"#### Stages\n\n{about}\n\n{table(heads, rows)}\n" if rows else ""
 
 
-def other_table(results: MoeResults, targets: dict) -> str:
-    """Layers without a target: other shapes and other routings."""
-    with_target = {(layer["shape"], "uniform", layer["mode"], row["tokens"])
-                   for layer in targets["layers"] for row in layer["rows"]}
+def cases_of(targets: dict) -> set[tuple]:
+    return {(layer["shape"], "uniform", layer["mode"], row["tokens"])
+            for layer in targets["layers"] for row in layer["rows"]}
+
+
+def other_table(results: MoeResults, title: str, with_target: set[tuple]) -> str:
+    """Layers without a target."""
     rows = []
     for key, case in sorted(results.layers.items()):
         if key in with_target:
@@ -169,11 +172,36 @@ def other_table(results: MoeResults, targets: dict) -> str:
     heads = ["shape", "mode", "routing", "tokens", "experts hit", "largest load", "floor",
              "narrowfloat", "of the floor's rate", "GB/s of weights", "TFLOP/s", "launches",
              "result"]
-    return f"#### Other shapes and routings\n\n{table(heads, rows)}\n" if rows else ""
+    return f"#### {title}\n\n{table(heads, rows)}\n" if rows else ""
 
 
 def time_if_right(case: Case | None) -> float | None:
     return case["median_us"] if case is not None and case["correct"] else None
+
+
+def gemm_rate(n: int, k: int, groups: int, rows: int, time: float | None) -> str:
+    """Of arithmetic from 32 rows a group on, of FP8 weights below."""
+    if not time:
+        return "-"
+    if rows >= 32 * groups:
+        return f"{2 * rows * n * k / time / 1e6:.0f} TFLOP/s"
+    return f"{n * k * groups * (1 + 4 / 128 / 128) / time / 1e6:.2f} TB/s"
+
+
+def other_gemm_table(results: MoeResults) -> str:
+    """Grouped GEMMs of FP8 weights without a target."""
+    rows = []
+    for key, case in sorted(results.gemms.items()):
+        mode, n, k, groups, count = key
+        if not mode.startswith("fp8"):
+            continue
+        time = time_if_right(case)
+        rows.append([mode, f"{n}, {k}, {groups}", str(count), "WRONG" if time is None else us(time),
+                     gemm_rate(n, k, groups, count, time), str(case["token_tile"]),
+                     us(time_if_right(results.long_gemms.get(key)))])
+    heads = ["mode", "N, K, groups", "rows", "narrowfloat", "rate", "token tile",
+             "narrowfloat, for long"]
+    return f"#### Grouped GEMMs of FP8 weights\n\n{table(heads, rows)}\n" if rows else ""
 
 
 def gemm_table(results: MoeResults, gemm: dict) -> str:
@@ -181,16 +209,11 @@ def gemm_table(results: MoeResults, gemm: dict) -> str:
         return ""
     rows = []
     for row in gemm["rows"]:
-        key = (gemm["mode"], row["n"], row["k"], row["groups"], row["rows"])
+        shape = (row["n"], row["k"], row["groups"], row["rows"])
+        key = (gemm["mode"], *shape)
         case = results.gemms.get(key)
         time = time_if_right(case)
-        work = 2 * row["rows"] * row["n"] * row["k"]
-        weights = row["n"] * row["k"] * row["groups"] * (1 + 4 / 128 / 128)
-        if row["rows"] >= 32 * row["groups"]:
-            rate = [f"{work / t / 1e6:.0f} TFLOP/s" if t else "-"
-                    for t in (row["target_us"], time)]
-        else:
-            rate = [f"{weights / t / 1e6:.2f} TB/s" if t else "-" for t in (row["target_us"], time)]
+        rate = [gemm_rate(*shape, t) for t in (row["target_us"], time)]
         result = "not measured" if case is None else "WRONG" if time is None else (
             "met" if time <= row["target_us"] else
             f"+{us(time - row['target_us'])} (+{100 * (time / row['target_us'] - 1):.1f} %)")
@@ -235,9 +258,10 @@ def report(results: MoeResults, targets: dict, everything: bool) -> str:
     text += summary(results)
     if machine["name"] == targets["device"]:
         text += layer_tables(results, targets) + gemm_table(results, targets["gemm"])
+        text += other_table(results, "Other shapes and routings", cases_of(targets))
     else:
         text += f"No targets: they are for {targets['device']}.\n\n"
-    text += other_table(results, targets)
+        text += other_table(results, "Layers", set()) + other_gemm_table(results)
     if everything:
         text += stage_table(results)
     return text + peer_table(results)

@@ -94,8 +94,14 @@ def test_wrong_results_are_no_times(tmp_path):
 
 
 def test_no_targets_for_another_device(tmp_path):
-    text = report(tmp_path, {"a": layers([case(1, 125, 8)], name="NVIDIA H200")})
+    name = "NVIDIA H200"
+    text = report(tmp_path, {"a": layers([case(1, 125, 8)], name=name),
+                             "g": layers([gemm(114, 210.0), gemm(16384, 800.0)], name=name,
+                                         command="moe gemm", shape=None)})
     assert "No targets" in text and TITLE not in text
+    assert line_of(text, "#### Layers", "deepseek-v3")[3:8] == ["1", "8", "3", "116.7", "125.0"]
+    gemms = [line_of(text, "#### Grouped GEMMs", "fp8_block")]
+    assert gemms == [["fp8_block", "4096, 7168, 32", "114", "210.0", "4.48 TB/s", "8", "-"]]
 
 
 def test_peers_of_the_same_run_stand_beside(tmp_path):
