@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/int_math.h"
 #include "conformance/case_sampling.h"
 #include "cuda/gpu_test.h"
 #include "formats/float16.h"
@@ -271,12 +272,15 @@ TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
 }
 
 // Tiles of which neighbours have the same expert, have others, or have no neighbour, dealt and
-// claimed: with FP8 weights two blocks take neighbours together and share weights.
-void claim_neighbouring_long_tiles(MoeMode mode, bool gathers) {
+// claimed. With FP8 weights two blocks take neighbours together and share weights, or, with an
+// expert less, few enough rows for tails.
+void claim_neighbouring_long_tiles(MoeMode mode, bool gathers, bool has_another) {
+  std::vector<int64_t> expert_rows{130, 5, 260, 0, 1};
+  if (has_another) expert_rows.push_back(0);
   const GemmCase gemm({.mode = mode,
                        .weight_rows = 528,
                        .cols = 640,
-                       .expert_rows = {130, 5, 260, 0, 1},
+                       .expert_rows = expert_rows,
                        .token_tile = 128,
                        .gathers = gathers,
                        .seed = 17});
@@ -296,8 +300,10 @@ void claim_neighbouring_long_tiles(MoeMode mode, bool gathers) {
 
 TEST_P(GroupedGemmCuda, NeighbouringLongTilesKeepTheirBits) {
   for (const bool gathers : {true, false}) {
-    SCOPED_TRACE(gathers);
-    claim_neighbouring_long_tiles(GetParam(), gathers);
+    for (const bool has_another : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << "gathers " << gathers << ", another " << has_another);
+      claim_neighbouring_long_tiles(GetParam(), gathers, has_another);
+    }
   }
 }
 
@@ -346,9 +352,10 @@ TEST_P(GroupedGemmCuda, NanScaleOfZerosStaysInItsWeightRow) {
 
 // Counts, experts and rows on the device that fit nothing, with everything that is read for an
 // expert or a row.
-void access_nothing_outside(MoeMode mode, int32_t token_tile, bool gathers) {
+void access_nothing_outside(MoeMode mode, const std::vector<int64_t>& expert_rows,
+                            int32_t token_tile, bool gathers) {
   GemmCase gemm({.mode = mode,
-                 .expert_rows = {9, 4},
+                 .expert_rows = expert_rows,
                  .token_tile = token_tile,
                  .gathers = gathers,
                  .has_slot_weights = true,
@@ -387,7 +394,9 @@ TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
   for (const int32_t token_tile : {8, 64, 128}) {
     for (const bool gathers : {true, false}) {
       SCOPED_TRACE(::testing::Message() << token_tile << " gathers " << gathers);
-      access_nothing_outside(GetParam(), token_tile, gathers);
+      access_nothing_outside(GetParam(), {9, 4}, token_tile, gathers);
+      // So few rows an expert that tiles of 128 of FP8 weights have no tails.
+      if (token_tile == 128) access_nothing_outside(GetParam(), {9, 4, 0}, token_tile, gathers);
     }
   }
 }
@@ -499,44 +508,69 @@ TEST_F(GroupedGemmCudaChecks, LongTilesOfFp8HaveTheBitsOfSmallTiles) {
   }
 }
 
-// About 64 rows an expert on average, so that FP8 weights take tails along: of one block of 64 and
-// of two, full ones, rows too many for one, and experts without any. Those of a layer's second GEMM
-// lie one behind the other and are claimed.
+// FP8 weights take the tails of experts along: of one block of 64 and of two, full ones, rows too
+// many for one, and experts without any. Counting claims tells the kernel: one for each tile and
+// 256 weight rows, where pairs of tiles, or tiles of 192 weight rows, would be other numbers.
 void take_tails(const GemmCaseSpec& spec, DType dtype) {
   const GemmCase gemm(spec);
   GemmOnDevice device(gemm, dtype);
   const DeviceBuffer counter(sizeof(uint32_t));
   counter.fill(0);
-  if (!spec.gathers) device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
   const std::vector<uint8_t> output = device.run(true);
   expect_near(gemm, dtype, output);
   expect_padding_untouched(gemm, dtype, output);
+  uint32_t claimed = 0;
+  std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
+  const int64_t tiles = gemm.max_rows() / spec.token_tile - 1;
+  EXPECT_EQ(claimed, tiles * ceil_div(spec.weight_rows, int64_t{256}));
   device.layer.next_item = nullptr;
+  EXPECT_TRUE(device.run() == output) << "dealt, where rows are not gathered as long tiles";
   divide_tiles(gemm, 32, device);
   EXPECT_TRUE(device.run() == output);
 }
 
+const std::vector<int64_t> kRowsWithTails = {144, 129, 145, 128, 0, 80, 65, 81, 17, 1, 273, 150};
+
 TEST_F(GroupedGemmCudaChecks, TailsOfFp8HaveTheBitsOfSmallTiles) {
   int index = 0;
-  for (const int64_t weight_rows : {528, 512, 64, 1040}) {
+  for (const int64_t weight_rows : {528, 512, 544, 64, 1040}) {
     GemmCaseSpec spec{.mode = index % 8 < 4 ? MoeMode::kFp8Block : MoeMode::kFp8Tensor,
                       .weight_rows = weight_rows,
                       .cols = 640,
-                      .expert_rows = {144, 129, 145, 128, 0, 80, 65, 81, 17, 1, 273, 150},
+                      .expert_rows = kRowsWithTails,
                       .token_tile = 128};
+    if (weight_rows == 512) spec.gate_order = GateOrder::kInterleaved;
+    if (weight_rows == 544) spec.gate_order = GateOrder::kUpGate;
+    if (weight_rows == 544) spec.mode = MoeMode::kFp8Tensor;
+    spec.knows_halves = spec.gate_order.has_value();
     for (const bool gathers : {true, false}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         spec.gathers = gathers;
-        spec.has_slot_weights = index % 2 == 1;
-        spec.gate_order.reset();
-        if (weight_rows % 256 == 0) spec.gate_order = GateOrder::kInterleaved;
-        spec.knows_halves = spec.gate_order.has_value();
+        spec.has_slot_weights = index % 3 == 1;
+        if (index % 3 == 2) spec.bias = dtype;
+        spec.has_scale = index % 3 == 2;
         spec.seed = 61 + static_cast<uint64_t>(index++);
         SCOPED_TRACE(to_string(spec) + " -> " + std::string(name(dtype)));
         take_tails(spec, dtype);
+        spec.bias.reset();
       }
     }
   }
+}
+
+// Several items for each block, more than its rings of items hold.
+TEST_F(GroupedGemmCudaChecks, BlocksTakeManyTails) {
+  GemmCaseSpec spec{.mode = MoeMode::kFp8Block,
+                    .weight_rows = 4096,
+                    .cols = 128,
+                    .token_tile = 128,
+                    .gathers = true,
+                    .seed = 97};
+  for (int i = 0; i < 4; ++i) {
+    spec.expert_rows.insert(spec.expert_rows.end(), kRowsWithTails.begin(), kRowsWithTails.end());
+  }
+  take_tails(spec, DType::kBF16);
 }
 
 TEST_F(GroupedGemmCudaChecks, RefuseWhatOnlyTheCpuDoes) {

@@ -188,7 +188,7 @@ class LongTileFinisher {
     return has_boxes && place.token(0) + LongTile::kWarpTokens <= item_.num_rows;
   }
   [[nodiscard]] __device__ bool is_interleaved() const {
-    return gemm_.image_rows.is_paired && gemm_.image_rows.order == GateOrder::kInterleaved;
+    return gemm_.image_rows.are_interleaved();
   }
 
   template <class Element>

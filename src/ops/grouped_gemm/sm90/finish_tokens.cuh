@@ -118,7 +118,7 @@ template <int kTokenBlocks>
 __device__ inline void finish_token_blocks(const GemmParams& params, const TokenOutput& output,
                                            const float (&sums)[kTokenBlocks][64]) {
   const auto store_as = [&]<class Columns>() { store_token_blocks<Columns>(params, output, sums); };
-  if (params.image_rows.is_paired && params.image_rows.order == GateOrder::kInterleaved) {
+  if (params.image_rows.are_interleaved()) {
     store_as.template operator()<EveryOtherColumn>();
   } else if (!params.output_is_bf16) {
     store_as.template operator()<F32Neighbours>();

@@ -7,30 +7,34 @@
 namespace narrowfloat {
 namespace {
 
+using TailShape = GemmShapeOf<Fp8Weights, true, 144>;
+
 // Whether experts have about as many rows as one or two blocks of 64 of a tile, give or take a
-// tail. Where rows are random, around half of the experts then have a few more, for which a tail
-// saves a tile, or half of one. Elsewhere pairs of blocks that share weights are faster.
-bool takes_tails(const GemmParams& params) {
-  constexpr int64_t kTail = 16;
-  // To within a tile: as many tiles as can be, but for rows that are there to fill them.
-  const int64_t most_rows = int64_t{params.max_tiles} * params.token_tile;
-  const int64_t rows = most_rows - int64_t{params.experts} * (params.token_tile - 1);
+// tail. Around half of them then have a few more, for which a tail saves a tile, or half of one;
+// elsewhere pairs of blocks that share weights are faster. The number of rows is a layer's to
+// within a tile where it has all experts, too high where others have some, and too low where a
+// caller's list of tiles has no room for more: any of it costs time alone.
+bool has_many_tails(const GemmParams& params) {
+  constexpr int64_t kTail = TailShape::kTokens - TailShape::kPieceTokens;
+  const int64_t rows = int64_t{params.max_tiles} * params.token_tile -
+                       int64_t{params.experts} * (params.token_tile - 1);
   const auto is_around = [&](int64_t blocks) {
     return std::abs(rows - params.experts * blocks * 64) <= params.experts * kTail;
   };
   return is_around(1) || is_around(2);
 }
 
-// A caller's rows that lie one behind the other may be as many for each expert as a tile has.
-bool are_rows_random(const GemmParams& params) {
-  return params.next_item != nullptr || !takes_long_tiles(params);
+// Rows that tokens are routed to: gathered ones, and those that a layer lays one behind the other.
+// A caller's may be the same number for each expert.
+bool are_routed(const GemmParams& params) {
+  return params.row_to_token != nullptr || params.next_item != nullptr;
 }
 
 }  // namespace
 
 void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
-  if (shape.tokens == 128 && takes_tails(params) && are_rows_random(params)) {
-    launch_multiply_groups<GemmShapeOf<Fp8Weights, true, 144>>(params, shape, stream);
+  if (shape.tokens == 128 && are_routed(params) && has_many_tails(params)) {
+    launch_multiply_groups<TailShape>(params, shape, stream);
   } else if (shape.tokens == 128 && takes_long_tiles(params)) {
     launch_gemm_fp8_long(params, shape, stream);
   } else {

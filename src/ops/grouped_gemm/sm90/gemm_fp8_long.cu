@@ -8,7 +8,7 @@
 //   team    two blocks of a cluster with neighbouring token tiles; each copies half of the weights
 //           to both
 //   work    (192 weight rows) x (token tile), persistent blocks over all of them (work_list.cuh);
-//           64 weight rows that are left behind the last 192 of an expert are an item of their own
+//           64 weight rows behind the last 192 of an expert may be an item of their own
 #include <algorithm>
 #include <cuda_runtime.h>
 
@@ -125,10 +125,10 @@ TensorMap output_map(const GemmParams& gemm, int element_bytes) {
                           .is_swizzled = true});
 }
 
-LongTileParams params_of(const GemmParams& gemm) {
+LongTileParams params_of(const GemmParams& gemm, bool takes_narrow) {
   return {.gemm = gemm,
           .weights = weight_map(gemm, LongTile::kTileBlocks),
-          .narrow_weights = weight_map(gemm, 1),
+          .narrow_weights = takes_narrow ? weight_map(gemm, 1) : TensorMap{},
           .rows = row_map(gemm),
           .output = output_map(gemm, gemm.output_is_bf16 ? 2 : 4)};
 }
@@ -153,7 +153,7 @@ void launch_long_tiles(const GemmParams& gemm, const GemmLaunch& shape, Stream s
   const auto blocks = static_cast<unsigned>(std::min(most, resident) * LongTile::kTeam);
   launch(kKernel,
          {dim3(blocks), dim3(LongTile::kThreads), sizeof(LongTileStorage), LongTile::kTeam}, stream,
-         params_of(gemm));
+         params_of(gemm, kTakesNarrow));
 }
 
 }  // namespace

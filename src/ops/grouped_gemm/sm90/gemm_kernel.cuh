@@ -10,10 +10,11 @@
 //   team    two blocks of a cluster that share E4M3 weights of two long token tiles: each copies
 //           half of them to both
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
-//           take the same ones (work_list.cuh)
+//           take the same ones (work_list.cuh), or the producer tells the consumers (item_ring.cuh)
 //
 // A consumer multiplies a unit while it decodes the next one (register_loop.cuh); E4M3 weights need
-// no decoding (panel_loop.cuh for few tokens, token_loop.cuh). Where activations have a scale every
+// no decoding (panel_loop.cuh for few tokens, token_loop.cuh, tail_loop.cuh for a tile and a tail).
+// Where activations have a scale every
 // 128 columns, sums start anew there and are added in fp32 registers, times that scale and the
 // weights' own of 128 x 128. docs/kernels/grouped_gemm_sm90.md has the arithmetic and figures.
 #pragma once

@@ -3,6 +3,7 @@
 // registers: items come from the producer (item_ring.cuh), and numbers of threads are made anew.
 #pragma once
 
+#include "ops/grouped_gemm/sm90/encode_tile.cuh"
 #include "ops/grouped_gemm/sm90/finish_tokens.cuh"
 #include "ops/grouped_gemm/sm90/item_ring.cuh"
 #include "ops/grouped_gemm/sm90/tail_loop.cuh"
@@ -44,7 +45,7 @@ class TailConsumer {
                        .shared_tokens = shared_.factors[warpgroup()],
                        .shared_columns = shared_.columns[warpgroup()]};
     finish_token_blocks(params_, output, sums.tokens);
-    if (item.num_rows > tail) {
+    if (Loop::has_tail(item.num_rows)) {
       output.first_row += tail;
       output.num_rows = item.num_rows - tail;
       output.shared_tokens += tail;
@@ -56,9 +57,7 @@ class TailConsumer {
   // The panels' order of rows makes columns 16w + 2q and the next one of a thread's two rows.
   __device__ void store_tail(const TokenOutput& output,
                              const float (&sums)[2][Loop::kTailTokens / 2]) const {
-    const bool is_apart =
-        params_.image_rows.is_paired && params_.image_rows.order == GateOrder::kInterleaved;
-    const int distance = is_apart ? 2 : 1;
+    const int distance = params_.image_rows.are_interleaved() ? 2 : 1;
     const int col = thread() / 32 * 16 + thread() % 32 / 4 * 2;
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel) {
@@ -75,8 +74,8 @@ class TailConsumer {
         const float high = finished(own[2], factor, two[1]);
         const int64_t index =
             (output.first_row + token) * params_.rows + block.first + col * distance;
-        is_apart ? store_apart(params_, index, distance, {low, high})
-                 : store_neighbours(params_, index, low, high);
+        distance == 1 ? store_neighbours(params_, index, low, high)
+                      : store_apart(params_, index, distance, {low, high});
       }
     }
   }

@@ -133,6 +133,10 @@ struct ImageRows {
   bool is_paired = false;
   GateOrder order = GateOrder::kUpGate;
 
+  // Rows of u and of g, which blocks have apart, are neighbours.
+  [[nodiscard]] NF_HOST_DEVICE constexpr bool are_interleaved() const {
+    return is_paired && order == GateOrder::kInterleaved;
+  }
   // The caller's weight row behind row `row` of block `block`; `rows` or above for padding.
   [[nodiscard]] NF_HOST_DEVICE constexpr int64_t source(int64_t block, int row) const {
     if (!is_paired) return block * kUnitRows + row;

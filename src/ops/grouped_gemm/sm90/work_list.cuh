@@ -5,8 +5,9 @@
 // come first. So blocks that run at the same time share weights and the activations of a few tiles,
 // and both stay in L2.
 //
-// A block's first item is that of its number. The following ones are dealt in the same order or, in
-// a layer, claimed from a counter: blocks that share memory unevenly would end their items at
+// A block's first item is that of its number. The following ones are dealt in the same order (where
+// narrow items come last, from the other end in every other turn) or, in a layer, claimed from a
+// counter: blocks that share memory unevenly would end their items at
 // different times. One producer thread knows which; a ring in shared memory tells all warps:
 //
 //   choose_next()   that thread, once an item, after the item's copies
