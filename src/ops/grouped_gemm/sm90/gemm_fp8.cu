@@ -1,6 +1,4 @@
 // The GEMM of E4M3 weights, per tensor and per 128 x 128.
-#include <cstdlib>
-
 #include "ops/grouped_gemm/sm90/fragments_fp8.cuh"
 #include "ops/grouped_gemm/sm90/gemm_kernel.cuh"
 
@@ -9,19 +7,20 @@ namespace {
 
 using TailShape = GemmShapeOf<Fp8Weights, true, 144>;
 
-// Whether experts have about as many rows as one or two blocks of 64 of a tile, give or take a
-// tail. Around half of them then have a few more, for which a tail saves a tile, or half of one;
-// elsewhere pairs of blocks that share weights are faster. The number of rows is a layer's to
-// within a tile where it has all experts, too high where others have some, and too low where a
-// caller's list of tiles has no room for more: any of it costs time alone.
+// Whether experts have about as many rows as one or two blocks of 64 of a tile. Around half of them
+// then have a few more, for which a tail saves a tile, or half of one; elsewhere pairs of blocks
+// that share weights are faster. The number of rows is a layer's to within a tile where it has all
+// experts, too high where others have some, and too low where a caller's list of tiles has no room
+// for more: any of it costs time alone.
 bool has_many_tails(const GemmParams& params) {
   constexpr int64_t kTail = TailShape::kTokens - TailShape::kPieceTokens;
-  const int64_t rows = int64_t{params.max_tiles} * params.token_tile -
-                       int64_t{params.experts} * (params.token_tile - 1);
-  const auto is_around = [&](int64_t blocks) {
-    return std::abs(rows - params.experts * blocks * 64) <= params.experts * kTail;
+  const int64_t experts = params.experts;
+  const int64_t rows =
+      params.max_tiles * int64_t{params.token_tile} - experts * (params.token_tile - int64_t{1});
+  const auto is_around = [&](int64_t full) {
+    return rows >= experts * (full - kTail / 2) && rows <= experts * (full + kTail);
   };
-  return is_around(1) || is_around(2);
+  return is_around(64) || is_around(128);
 }
 
 // Rows that tokens are routed to: gathered ones, and those that a layer lays one behind the other.
