@@ -564,6 +564,7 @@ TEST_F(GroupedGemmCudaChecks, BlocksTakeManyTails) {
   GemmCaseSpec spec{.mode = MoeMode::kFp8Block,
                     .weight_rows = 4096,
                     .cols = 128,
+                    .expert_rows = {},
                     .token_tile = 128,
                     .gathers = true,
                     .seed = 97};
