@@ -2,6 +2,7 @@
 // epilogues within the tolerances of moe spec 12, and to the bit where all sums are exact.
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <ostream>
 
 #include <gtest/gtest.h>
@@ -533,27 +534,33 @@ void take_tails(const GemmCaseSpec& spec, DType dtype) {
 const std::vector<int64_t> kRowsWithTails = {144, 129, 145, 128, 0, 80, 65, 81, 17, 1, 273, 150};
 
 TEST_F(GroupedGemmCudaChecks, TailsOfFp8HaveTheBitsOfSmallTiles) {
+  struct Weights {
+    MoeMode mode;
+    int64_t rows;
+    std::optional<GateOrder> gate_order;
+  };
   int index = 0;
-  for (const int64_t weight_rows : {528, 512, 544, 64, 1040}) {
-    GemmCaseSpec spec{.mode = index % 8 < 4 ? MoeMode::kFp8Block : MoeMode::kFp8Tensor,
-                      .weight_rows = weight_rows,
+  for (const Weights& weights : {Weights{MoeMode::kFp8Block, 528, {}},
+                                 {MoeMode::kFp8Tensor, 512, GateOrder::kInterleaved},
+                                 {MoeMode::kFp8Tensor, 544, GateOrder::kUpGate},
+                                 {MoeMode::kFp8Tensor, 64, {}},
+                                 {MoeMode::kFp8Block, 1040, {}}}) {
+    GemmCaseSpec spec{.mode = weights.mode,
+                      .weight_rows = weights.rows,
                       .cols = 640,
                       .expert_rows = kRowsWithTails,
-                      .token_tile = 128};
-    if (weight_rows == 512) spec.gate_order = GateOrder::kInterleaved;
-    if (weight_rows == 544) spec.gate_order = GateOrder::kUpGate;
-    if (weight_rows == 544) spec.mode = MoeMode::kFp8Tensor;
-    spec.knows_halves = spec.gate_order.has_value();
+                      .token_tile = 128,
+                      .gate_order = weights.gate_order,
+                      .knows_halves = weights.gate_order.has_value()};
     for (const bool gathers : {true, false}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         spec.gathers = gathers;
         spec.has_slot_weights = index % 3 == 1;
-        if (index % 3 == 2) spec.bias = dtype;
+        spec.bias = index % 3 == 2 ? std::optional(dtype) : std::nullopt;
         spec.has_scale = index % 3 == 2;
         spec.seed = 61 + static_cast<uint64_t>(index++);
         SCOPED_TRACE(to_string(spec) + " -> " + std::string(name(dtype)));
         take_tails(spec, dtype);
-        spec.bias.reset();
       }
     }
   }

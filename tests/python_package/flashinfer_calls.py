@@ -25,9 +25,13 @@ PLAIN = {"use_shuffled_weight": False, "weight_layout": 0}
 
 
 def made(lib: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """With arrays of the library."""
-    return {name: lib.make(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
-            for name, value in arguments.items()}  # fmt: skip
+    """With arrays of the library, those in lists, too."""
+    def of(value: Any) -> Any:
+        if isinstance(value, list):
+            return [of(part) for part in value]
+        return lib.make(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+
+    return {name: of(value) for name, value in arguments.items()}
 
 
 def bf16_call(lib: Any, tokens: int = T, **changes: Any) -> Any:
@@ -112,15 +116,14 @@ ENTRIES: dict[str, Callable[..., Any]] = {
 
 
 def cutlass_call(lib: Any, tokens: int = T, mode: str = "bf16", **changes: Any) -> Any:
-    """cutlass_fused_moe() with bfloat16 or NVFP4 weights and bfloat16 rows."""
+    """cutlass_fused_moe() with a mode's weights and bfloat16 rows; its scales for NVFP4 alone."""
     data = Data(mode)
     scales: Any = []
     w1, w2 = data.w1, data.w2
     if mode == "nvfp4":
         w1, w2 = w1.view(np.int64), w2.view(np.int64)
-        parts = (np.float32([600]), images(data.s1), data.each["up_scale"], np.float32([150]),
-                 images(data.s2), data.each["down_scale"])  # fmt: skip
-        scales = [lib.make(part) for part in parts]
+        scales = [np.float32([600]), images(data.s1), data.each["up_scale"], np.float32([150]),
+                  images(data.s2), data.each["down_scale"]]  # fmt: skip
     (out,) = fi.cutlass_fused_moe(**made(lib, {
         "input": data.x[:tokens], "token_selected_experts": np.zeros((tokens, K), np.int32),
         "token_final_scales": None, "fc1_expert_weights": w1, "fc2_expert_weights": w2,

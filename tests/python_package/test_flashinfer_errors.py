@@ -27,6 +27,7 @@ PLAIN = Data("bf16")
 BLOCK = Data("fp8_block")
 TENSOR = Data("fp8_tensor")
 IDS = np.zeros((T, K), np.int32)
+WRONG_PARAMETER = np.ones(3, np.float32)
 
 
 @pytest.fixture(params=LIBRARIES, ids=lambda lib: lib.__name__)
@@ -35,15 +36,16 @@ def lib(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def cutlass(lib: Any, data: Data, scales: list, x: Any = None, ids: Any = IDS, **how: Any) -> Any:
-    """cutlass_fused_moe()."""
-    def make(value: Any) -> Any:
-        return lib.make(value.copy()) if isinstance(value, np.ndarray) else value
+def deepseek_cutlass(lib: Any, scales: list[Any]) -> Any:
+    """cutlass_fused_moe() with weights in FP8 128x128."""
+    return cutlass_call(lib, mode="fp8_block", use_deepseek_fp8_block_scale=True,
+                        quant_scales=scales)  # fmt: skip
 
-    return fi.cutlass_fused_moe(
-        make(data.x if x is None else x), make(ids), None, make(data.w1), make(data.w2), "bfloat16",
-        [make(scale) for scale in scales], **{name: make(value) for name, value in how.items()}
-    )  # fmt: skip
+
+def fp8_cutlass(lib: Any, scale: Any) -> Any:
+    """cutlass_fused_moe() with FP8 weights and rows, with four such scales."""
+    return cutlass_call(lib, mode="fp8_tensor", input=TENSOR.rows.codes.view(E4M3),
+                        quant_scales=[scale] * 4)  # fmt: skip
 
 
 # What is wrong -> the call, and how the message goes: the caller's argument comes first, behind it
@@ -79,30 +81,20 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "weight layout": (lambda lib: bf16_call(lib, weight_layout=9), "weight_layout.*9"),
     "activation": (lambda lib: bf16_call(lib, activation_type=77), "activation_type.*77"),
     "routing method": (lambda lib: bf16_call(lib, routing_method_type=10), "routing_method_type"),
-    "type of ids": (lambda lib: cutlass(lib, PLAIN, [], ids=IDS.astype(np.float32)),
+    "type of ids": (lambda lib: cutlass_call(lib, token_selected_experts=IDS.astype(np.float32)),
                     "token_selected_experts: .*I32"),
-    "tokens of ids": (lambda lib: cutlass(lib, PLAIN, [], ids=IDS[:1]),
+    "tokens of ids": (lambda lib: cutlass_call(lib, token_selected_experts=IDS[:1]),
                       "token_selected_experts: .*5 tokens"),
-    "shape of a bias": (lambda lib: cutlass(lib, PLAIN, [],
-                                            fc1_expert_biases=np.zeros((2, 2), BF16)),
+    "shape of a bias": (lambda lib: cutlass_call(lib, fc1_expert_biases=np.zeros((2, 2), BF16)),
                         "fc1_expert_biases: "),
-    "number of scales": (lambda lib: cutlass(lib, BLOCK, [BLOCK.s1],
-                                             use_deepseek_fp8_block_scale=True), "quant_scales"),
-    "shape of scales": (lambda lib: cutlass(lib, BLOCK, [BLOCK.s1[:, :1], BLOCK.s2],
-                                            use_deepseek_fp8_block_scale=True),
+    "number of scales": (lambda lib: deepseek_cutlass(lib, [BLOCK.s1]), "quant_scales"),
+    "shape of scales": (lambda lib: deepseek_cutlass(lib, [BLOCK.s1[:, :1], BLOCK.s2]),
                         "quant_scales: .*32"),
-    "type of scales": (lambda lib: cutlass(lib, BLOCK, [BLOCK.s1, BLOCK.s2.astype(np.float64)],
-                                           use_deepseek_fp8_block_scale=True),
+    "type of scales": (lambda lib: deepseek_cutlass(lib, [BLOCK.s1, BLOCK.s2.astype(np.float64)]),
                        "quant_scales: w2_scales"),
-    "scales of experts": (lambda lib: cutlass(lib, TENSOR, [np.ones(3, np.float32)] * 4,
-                                              TENSOR.rows.codes.view(E4M3)),
+    "scales of experts": (lambda lib: fp8_cutlass(lib, np.ones(3, np.float32)),
                           "quant_scales: .*8.*3"),
-}  # fmt: skip
-
-
-WRONG_PARAMETER = np.ones(3, np.float32)
-# The same of other modes, and of what upstream refuses.
-CASES |= {
+    # Of other modes, and of what upstream refuses.
     "k": (lambda lib: bf16_call(lib, top_k=E + 1), "top_k: expected 1 to 8"),
     "negative offset": (lambda lib: bf16_call(lib, local_expert_offset=-1),
                         "local_expert_offset: "),
@@ -211,9 +203,8 @@ def test_the_arguments_work_without_changes(lib: Any) -> None:
         call(lib)
     for mode in ("bf16", "nvfp4"):
         cutlass_call(lib, mode=mode)
-    cutlass(lib, PLAIN, [])
-    cutlass(lib, BLOCK, [BLOCK.s1, BLOCK.s2], use_deepseek_fp8_block_scale=True)
-    cutlass(lib, TENSOR, [np.ones(1, np.float32)] * 4, TENSOR.rows.codes.view(E4M3))
+    deepseek_cutlass(lib, [BLOCK.s1, BLOCK.s2])
+    fp8_cutlass(lib, np.ones(1, np.float32))
 
 
 def test_rows_are_dense(lib: Any) -> None:
@@ -228,7 +219,7 @@ def test_rows_are_dense(lib: Any) -> None:
 def test_ids_out_of_range_on_the_cpu(lib: Any) -> None:
     """Where they can be looked at."""
     if lib.__name__ == "Cuda":
-        cutlass(lib, PLAIN, [], ids=IDS + 99)  # Slots without an expert.
+        cutlass_call(lib, token_selected_experts=IDS + 99)  # Slots without an expert.
         return
     with pytest.raises(ValueError, match="ids.*99"):
-        cutlass(lib, PLAIN, [], ids=IDS + 99)
+        cutlass_call(lib, token_selected_experts=IDS + 99)

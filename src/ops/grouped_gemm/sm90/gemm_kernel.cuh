@@ -14,9 +14,9 @@
 //
 // A consumer multiplies a unit while it decodes the next one (register_loop.cuh); E4M3 weights need
 // no decoding (panel_loop.cuh for few tokens, token_loop.cuh, tail_loop.cuh for a tile and a tail).
-// Where activations have a scale every
-// 128 columns, sums start anew there and are added in fp32 registers, times that scale and the
-// weights' own of 128 x 128. docs/kernels/grouped_gemm_sm90.md has the arithmetic and figures.
+// Where activations have a scale every 128 columns, sums start anew there and are added in fp32
+// registers, times that scale and the weights' own of 128 x 128. docs/kernels/grouped_gemm_sm90.md
+// has the arithmetic and figures.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -10,8 +10,8 @@
 #include "base/float_ops.h"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/wgmma.cuh"
-#include "device/ptx/wgmma_e4m3_shared.cuh"
 #include "ops/grouped_gemm/sm90/long_tile.cuh"
+#include "ops/grouped_gemm/sm90/panel_unit.cuh"
 
 namespace narrowfloat {
 
@@ -64,10 +64,7 @@ class LongTileLoop {
     const uint64_t tokens = swizzled_descriptor(first_token);
     const uint64_t weights = swizzled_descriptor(shared_address(shared_.weights[at_.stage]));
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      wgmma_e4m3(unit_sums, tokens + 2 * k, weights + 2 * k, k > 0 ? 1 : 0);
-    }
+    multiply_unit(unit_sums, tokens, weights);
     wgmma_commit();
   }
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "device/ptx/wgmma.cuh"
-#include "device/ptx/wgmma_e4m3_shared.cuh"
 #include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/panel_unit.cuh"
 
 namespace narrowfloat {
 
@@ -49,10 +49,7 @@ class PanelLoop {
     const uint64_t panel = swizzled_descriptor(shared_address(weights()));
     const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]));
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      wgmma_e4m3(group_sums, panel + 2 * k, rows + 2 * k, k > 0 ? 1 : 0);
-    }
+    multiply_unit(group_sums, panel, rows);
     wgmma_commit();
   }
 

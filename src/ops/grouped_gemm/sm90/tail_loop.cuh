@@ -6,8 +6,7 @@
 #include "base/float_ops.h"
 #include "device/ptx/keep.cuh"
 #include "device/ptx/wgmma.cuh"
-#include "device/ptx/wgmma_e4m3_shared.cuh"
-#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/token_loop.cuh"
 
 namespace narrowfloat {
 
@@ -20,10 +19,10 @@ class TailLoop {
   static_assert(Shape::kUnits == 1 && Shape::kBlocks == 2 && Shape::kTeam == 1 &&
                 kTailTokens == 16);
 
-  // tokens: of 64 tokens and 128 weight rows each, as TokenSums of token_loop.cuh. tail: of two
-  // panels, in a thread: 4j + 2h + i is row 16w + q + 8h of the panel and token 8j + 2c + i.
+  // tail: of two panels, in a thread: 4j + 2h + i is row 16w + q + 8h of the panel and token 8j +
+  // 2c + i.
   struct Sums {
-    float tokens[kTokenBlocks][64];
+    TokenSums tokens[kTokenBlocks];
     float tail[2][kTailTokens / 2];
   };
 
@@ -64,30 +63,24 @@ class TailLoop {
   // Block 0 is the last of a stage.
   template <int kBlock>
   __device__ void multiply_block(Sums& sums) {
-    float unit_sums[64];
+    TokenSums unit_sums;
     // In front of the instructions: a load among them would hold up the last of them.
     const float2 tokens = token_scales(kBlock);
     const float2 weights = weight_scales();
     const uint64_t rows = rows_from(64 * kBlock);
     const uint64_t panels = panel(0);
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      wgmma_e4m3(unit_sums, rows + 2 * k, panels + 2 * k, k > 0 ? 1 : 0);
-    }
+    multiply_unit(unit_sums, rows, panels);
     wgmma_commit();
     wgmma_wait();
     if constexpr (kBlock == 0) {
       ring_.release_warp(at_, lane_);
       at_.advance();
     }
-    const float factors[2][2] = {{__fmul_rn(tokens.x, weights.x), __fmul_rn(tokens.x, weights.y)},
-                                 {__fmul_rn(tokens.y, weights.x), __fmul_rn(tokens.y, weights.y)}};
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      float& sum = sums.tokens[kBlock][i];
-      sum = __fmaf_rn(factors[i / 2 % 2][i / 32], unit_sums[i], sum);
-    }
+    const TokenFactors factors = {
+        {{__fmul_rn(tokens.x, weights.x), __fmul_rn(tokens.x, weights.y)},
+         {__fmul_rn(tokens.y, weights.x), __fmul_rn(tokens.y, weights.y)}}};
+    promote_tokens(unit_sums, factors, sums.tokens[kBlock]);
   }
 
   // Tokens from `first` on.
@@ -98,12 +91,7 @@ class TailLoop {
     const uint64_t rows = rows_from(first);
     wgmma_fence();
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        wgmma_e4m3(unit_sums[block], panel(block) + 2 * k, rows + 2 * k, k > 0 ? 1 : 0);
-      }
-    }
+    for (int block = 0; block < 2; ++block) multiply_unit(unit_sums[block], panel(block), rows);
     wgmma_commit();
     wgmma_wait();
     const float* tokens = shared_.group_scales[at_.stage][0] + first + lane_ % 4 * 2;

@@ -11,14 +11,27 @@
 #include "base/float_ops.h"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/wgmma.cuh"
-#include "device/ptx/wgmma_e4m3_shared.cuh"
 #include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/panel_unit.cuh"
 
 namespace narrowfloat {
 
 // Of 64 tokens and 128 weight rows, in a thread: 4j + 2h + i is token 16w + q + 8h and row 8j + 2c
 // + i of the panels (weight_units.h).
 using TokenSums = float[64];
+
+// Of a thread's two tokens and the panels of two blocks.
+struct TokenFactors {
+  float of[2][2];  // [token][panel]
+};
+
+__device__ inline void promote_tokens(const TokenSums& unit_sums, const TokenFactors& factors,
+                                      TokenSums& sums) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    sums[i] = __fmaf_rn(factors.of[i / 2 % 2][i / 32], unit_sums[i], sums[i]);
+  }
+}
 
 template <class Shape>
 class TokenLoop {
@@ -50,7 +63,7 @@ class TokenLoop {
         issue(block, group_sums);
         wgmma_wait();
         if (block + 1 == kTokenBlocks) release();
-        promote(group_sums, factors_of(scales, block), sums[block]);
+        promote_tokens(group_sums, factors_of(scales, block), sums[block]);
       }
     }
   }
@@ -71,10 +84,6 @@ class TokenLoop {
     float tokens[2 * kTokenBlocks];
     float weights[2];
   };
-  // Of a thread's two tokens and the panels of two blocks.
-  struct Factors {
-    float of[2][2];  // [token][panel]
-  };
 
   __device__ void issue(int block, TokenSums& group_sums) const {
     const uint32_t first_token = shared_address(shared_.rows[at_.stage][0]) + block * 64 * 128;
@@ -82,10 +91,7 @@ class TokenLoop {
     const uint64_t tokens = swizzled_descriptor(first_token);
     const uint64_t weights = swizzled_descriptor(panels);
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      wgmma_e4m3(group_sums, tokens + 2 * k, weights + 2 * k, k > 0 ? 1 : 0);
-    }
+    multiply_unit(group_sums, tokens, weights);
     wgmma_commit();
   }
 
@@ -108,21 +114,13 @@ class TokenLoop {
   }
 
   template <int kTokenBlocks>
-  __device__ static Factors factors_of(const Scales<kTokenBlocks>& scales, int block) {
-    Factors factors;
+  __device__ static TokenFactors factors_of(const Scales<kTokenBlocks>& scales, int block) {
+    TokenFactors factors;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       factors.of[i / 2][i % 2] = __fmul_rn(scales.tokens[2 * block + i / 2], scales.weights[i % 2]);
     }
     return factors;
-  }
-
-  __device__ static void promote(const TokenSums& group_sums, const Factors& factors,
-                                 TokenSums& sums) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      sums[i] = __fmaf_rn(factors.of[i / 2 % 2][i / 32], group_sums[i], sums[i]);
-    }
   }
 
   __device__ void release() {

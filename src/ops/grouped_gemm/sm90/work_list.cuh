@@ -7,8 +7,8 @@
 //
 // A block's first item is that of its number. The following ones are dealt in the same order (where
 // narrow items come last, from the other end in every other turn) or, in a layer, claimed from a
-// counter: blocks that share memory unevenly would end their items at
-// different times. One producer thread knows which; a ring in shared memory tells all warps:
+// counter: blocks that share memory unevenly would end their items at different times. One producer
+// thread knows which; a ring in shared memory tells all warps:
 //
 //   choose_next()   that thread, once an item, after the item's copies
 //   next()          all warps, each when it is done with the item
