@@ -28,6 +28,12 @@ struct RingBarriers {
   uint64_t empty_barriers[kStages];
 };
 
+// Until the phase of this parity has ended.
+__device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
+  while (!try_wait(barrier, parity)) {
+  }
+}
+
 template <int kStages>
 class Ring {
  public:
@@ -49,9 +55,11 @@ class Ring {
   [[nodiscard]] __device__ uint32_t empty(const Position& at) const {
     return empty_ + 8 * at.stage;
   }
-  __device__ void wait_full(const Position& at) const { wait(full(at), at.parity); }
+  __device__ void wait_full(const Position& at) const { wait_for_phase(full(at), at.parity); }
   // All stages are empty to begin with.
-  __device__ void wait_empty(const Position& at) const { wait(empty(at), at.parity ^ 1U); }
+  __device__ void wait_empty(const Position& at) const {
+    wait_for_phase(empty(at), at.parity ^ 1U);
+  }
   __device__ void release(const Position& at) const { arrive(empty(at)); }
   // By all lanes of a warp, of which `lane` is one, once they have read: one arrives for them.
   __device__ void release_warp(const Position& at, int lane) const {
@@ -60,11 +68,6 @@ class Ring {
   }
 
  private:
-  __device__ static void wait(uint32_t barrier, uint32_t parity) {
-    while (!try_wait(barrier, parity)) {
-    }
-  }
-
   uint32_t full_;
   uint32_t empty_;
 };

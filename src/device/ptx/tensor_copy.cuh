@@ -38,12 +38,19 @@ __device__ inline void copy_box_to_blocks(uint32_t shared, const void* map, int 
       : "memory");
 }
 
-// cp.async.bulk.tensor to global memory. What other threads wrote to shared memory needs a
-// fence_async_proxy() of theirs first.
+// cp.async.bulk.tensor to global memory, of 2 or 3 dimensions. What other threads wrote to shared
+// memory needs a fence_async_proxy() of theirs first.
 __device__ inline void store_box(const void* map, int x, int y, uint32_t shared) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
       "r"(x), "r"(y), "r"(shared)
+      : "memory");
+}
+
+__device__ inline void store_box(const void* map, int x, int y, int z, uint32_t shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+      "r"(x), "r"(y), "r"(z), "r"(shared)
       : "memory");
 }
 

@@ -5,8 +5,9 @@
 //   bf16   boxes of 64 columns, once
 //   fp32   boxes of a chunk's 32 columns, then of the other's
 //
-// Where a warp has fewer tokens, u or g is padded, or both are interleaved in the output, the warp
-// itself copies what there is, 16 bytes or a column at a time.
+// All panels' boxes are one where they lie side by side. Where a warp has fewer tokens, u or g is
+// padded, or both are interleaved in the output, the warp itself copies what there is, 16 bytes or
+// a column at a time (LongTileStore).
 #pragma once
 
 #include "device/ptx/keep.cuh"
@@ -16,18 +17,19 @@
 
 namespace narrowfloat {
 
-// Factors that all tokens of an item share, and all columns of a panel.
+// A call without bias, slot weights, scales of rows, and scales that differ within a panel.
+inline bool has_plain_factors(const GemmParams& params) {
+  const bool has_tokens = params.epilogue.slot_weights != nullptr || params.row_scale != nullptr;
+  const bool has_columns =
+      params.epilogue.bias != nullptr || (params.has_gate && !params.image_rows.is_paired);
+  return !has_tokens && !has_columns;
+}
+
+// Factors that all tokens of an item share, and all columns of a panel: has_plain_factors().
 template <int kPanels>
 struct PlainFactors {
   float scales[kPanels];
 
-  // A call without bias, slot weights, scales of rows, and scales that differ within a panel.
-  __device__ static bool fit(const GemmParams& params) {
-    const bool has_tokens = params.epilogue.slot_weights != nullptr || params.row_scale != nullptr;
-    const bool has_columns =
-        params.epilogue.bias != nullptr || (params.has_gate && !params.image_rows.is_paired);
-    return !has_tokens && !has_columns;
-  }
   __device__ PlainFactors(const GemmParams& params, const WorkItem& item) {
     const ColumnFactors columns(params, item.expert);
 #pragma unroll
@@ -67,7 +69,7 @@ class LongTileFinisher {
 
   // In front of the main loop, for those that are not plain.
   __device__ void load_factors() const {
-    if (Plain::fit(gemm_)) return;
+    if (params_.has_plain_factors) return;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
     const int token = consumer * 64 + thread;
@@ -82,8 +84,8 @@ class LongTileFinisher {
   }
 
   __device__ void finish(const Sums& sums) const {
-    const Place place(shared_);
-    if (Plain::fit(gemm_)) return stage(place, Plain(gemm_, item_), sums);
+    const Place place(shared_, item_);
+    if (params_.has_plain_factors) return stage(place, Plain(gemm_, item_), sums);
     const int consumer = place.warp / 4;
     sync_threads(1 + consumer, 128);
     const TokenFactor* tokens = shared_.tokens + place.token(place.lane / 4);
@@ -98,16 +100,23 @@ class LongTileFinisher {
   using Plain = PlainFactors<kPanels>;
   static constexpr int kBoxChunks = LongTile::kWarpTokens * 8;  // Of 16 bytes.
 
-  // A warp's, made anew behind the main loop.
+  // A warp's, made anew behind the main loop. The item lies in shared memory: what is asked of it
+  // is loaded at once, not behind the results, each value for itself.
   struct Place {
     int warp;  // Of the consumers'.
     int lane;
     uint32_t results;
+    int block;
+    int first_row;  // Of the warp's 16 in the output.
+    int num_rows;   // That the item has from there on; may be negative.
 
-    __device__ explicit Place(const LongTileStorage& shared)
+    __device__ Place(const LongTileStorage& shared, const WorkItem& item)
         : warp(static_cast<int>(keep_in_register(threadIdx.x)) / 32 - 4),
           lane(static_cast<int>(keep_in_register(threadIdx.x)) % 32),
-          results(shared_address(shared.results[warp])) {}
+          results(shared_address(shared.results[warp])),
+          block(item.block),
+          first_row(static_cast<int>(item.first_row) + token(0)),
+          num_rows(item.num_rows - token(0)) {}
     // Of the tile, of a warp's 16.
     [[nodiscard]] __device__ int token(int row) const { return warp * LongTile::kWarpTokens + row; }
   };
@@ -170,23 +179,23 @@ class LongTileFinisher {
   __device__ void store_boxes(const Place& place, int first) const {
     fence_async_proxy();
     __syncwarp();
-    if (!leaves_as_boxes(place)) return store_rows<Element>(place, first);
-    const int block = item_.block + place.lane;
-    if (place.lane < kPanels && block < gemm_.blocks) {
+    // Columns behind the output's last are not stored, tokens behind the item's last would be.
+    const bool is_whole = place.num_rows >= LongTile::kWarpTokens;
+    if (!is_whole || params_.store == LongTileStore::kRows) {
+      return store_rows<Element>(place, first);
+    }
+    if (params_.store == LongTileStore::kPanels) {
+      if (place.lane == 0) {
+        store_box(&params_.output, first, place.first_row, place.block, place.results);
+      }
+    } else if (const int block = place.block + place.lane;
+               place.lane < kPanels && block < gemm_.blocks) {
       store_box(&params_.output, static_cast<int>(gemm_.image_rows.source(block, first)),
-                static_cast<int>(item_.first_row) + place.token(0),
-                place.results + place.lane * LongTile::kBoxBytes);
+                place.first_row, place.results + place.lane * LongTile::kBoxBytes);
     }
     commit_boxes();
   }
 
-  // Whole ones: of 16 tokens, and of u or g without padding. Other columns behind the output's last
-  // are not stored.
-  [[nodiscard]] __device__ bool leaves_as_boxes(const Place& place) const {
-    const ImageRows& image = gemm_.image_rows;
-    const bool has_boxes = !image.is_paired || (!is_interleaved() && image.rows % 128 == 0);
-    return has_boxes && place.token(0) + LongTile::kWarpTokens <= item_.num_rows;
-  }
   [[nodiscard]] __device__ bool is_interleaved() const {
     return gemm_.image_rows.are_interleaved();
   }
@@ -198,13 +207,13 @@ class LongTileFinisher {
     for (int i = place.lane; i < kPanels * kBoxChunks; i += 32) {
       const int panel = i / kBoxChunks;
       const int row = i % kBoxChunks / 8;
-      if (place.token(row) >= item_.num_rows) continue;
+      if (row >= place.num_rows) continue;
       const uint4 values =
           load_shared_16(place.results + static_cast<uint32_t>(panel * LongTile::kBoxBytes +
                                                                row * 128 + (i ^ row) % 8 * 16));
       Element* output =
-          static_cast<Element*>(gemm_.output) + (item_.first_row + place.token(row)) * gemm_.rows;
-      store_columns<Element>(item_.block + panel, first + i % 8 * kCols, values, output);
+          static_cast<Element*>(gemm_.output) + (int64_t{place.first_row} + row) * gemm_.rows;
+      store_columns<Element>(place.block + panel, first + i % 8 * kCols, values, output);
     }
   }
 

@@ -8,7 +8,7 @@
 //   team    two blocks of a cluster with neighbouring token tiles; each copies half of the weights
 //           to both
 //   work    (192 weight rows) x (token tile), persistent blocks over all of them (work_list.cuh);
-//           64 weight rows behind the last 192 of an expert may be an item of their own
+//           64 weight rows behind the last 192 of an expert are an item of their own
 #include <algorithm>
 #include <cuda_runtime.h>
 
@@ -29,10 +29,11 @@ __device__ void sync_team() {
 }
 
 __device__ void init_barriers(LongTileStorage& shared, const LongTileRing& ring) {
-  ring.init(128 + 1, LongTile::kTeam * LongTile::kWarps);
-  // Producers take items from the list, and tell consumers.
-  WorkList::init(shared.queue, LongTile::kTeam * 4);
-  ItemRing::init(shared.items, LongTile::kWarps);
+  init_barrier(shared_address(&shared.next_item_wanted), 1);
+  ring.init(LongTile::kCopyWarps * 32 + 1, LongTile::kTeam * LongTile::kWarps);
+  // A warp takes items from the list, and tells the others.
+  WorkList::init(shared.queue, LongTile::kTeam);
+  ItemRing::init(shared.items, LongTile::kCopyWarps + LongTile::kWarps);
 }
 
 template <int kPanels>
@@ -45,31 +46,28 @@ __device__ void multiply_item(const LongTileParams& params, LongTileStorage& sha
   finisher.finish(sums);
 }
 
-template <bool kTakesNarrow>
 __device__ void consume_item(const LongTileParams& params, LongTileStorage& shared,
                              const WorkItem& item, LongTileLoop& loop) {
   const int first_token = static_cast<int>(threadIdx.x) / 128 * 64 - 64;
   if (item.num_rows <= first_token) {
     if (item.has_copies) loop.pass();
-  } else if (kTakesNarrow && item.is_narrow) {
+  } else if (item.is_narrow) {
     multiply_item<1>(params, shared, item, loop);
   } else {
     multiply_item<LongTile::kTileBlocks>(params, shared, item, loop);
   }
 }
 
-template <bool kTakesNarrow>
 __device__ void consume(const LongTileParams& params, LongTileStorage& shared,
                         const LongTileRing& ring) {
   LongTileLoop loop(params.gemm.units, shared, ring);
   ItemRing items(shared.items);
   for (; items.has_item(); items.advance(static_cast<int>(threadIdx.x) % 32)) {
-    consume_item<kTakesNarrow>(params, shared, items.item(), loop);
+    consume_item(params, shared, items.item(), loop);
   }
   wait_for_boxes_read();
 }
 
-template <bool kTakesNarrow>
 __global__ void __launch_bounds__(LongTile::kThreads, 1)
     multiply_groups_long_kernel(const __grid_constant__ LongTileParams params) {
   // Compiles to nothing elsewhere, where supports() refuses to run.
@@ -81,16 +79,16 @@ __global__ void __launch_bounds__(LongTile::kThreads, 1)
     sync_team();
     // By a consumer: it has nothing to do yet.
     if (params.gemm.tiles_are_complete && threadIdx.x == 128) {
-      LongTileProducer<kTakesNarrow>(params, shared, ring).request_weights();
+      LongTileProducer(params, shared, ring).request_weights();
     }
     wait_for_previous_grids();
     if (threadIdx.x < 128) {
       give_registers<LongTile::kProducerRegisters>();
-      LongTileProducer<kTakesNarrow>(params, shared, ring).run();
+      LongTileProducer(params, shared, ring).run();
       allow_next_grid();
     } else {
       take_registers<LongTile::kConsumerRegisters>();
-      consume<kTakesNarrow>(params, shared, ring);
+      consume(params, shared, ring);
     }
     // The other block may still write here, or arrive at barriers.
     sync_team();
@@ -116,44 +114,45 @@ TensorMap row_map(const GemmParams& gemm) {
                           .is_swizzled = true});
 }
 
+// Panels of u and of g lie apart, those that are interleaved or padded are no boxes. One box of
+// several panels does not end where the last one has fewer columns.
+LongTileStore store_of(const GemmParams& gemm) {
+  const ImageRows& image = gemm.image_rows;
+  if (!image.is_paired) {
+    return gemm.rows % kUnitRows == 0 ? LongTileStore::kPanels : LongTileStore::kBoxes;
+  }
+  const bool has_boxes = !image.are_interleaved() && image.rows % (2 * kUnitRows) == 0;
+  return has_boxes ? LongTileStore::kBoxes : LongTileStore::kRows;
+}
+
 TensorMap output_map(const GemmParams& gemm, int element_bytes) {
+  const int box_cols = 128 / element_bytes;
+  const int64_t row_bytes = int64_t{gemm.rows} * element_bytes;
+  if (store_of(gemm) != LongTileStore::kPanels) {
+    return make_tensor_map({.data = gemm.output,
+                            .element_bytes = element_bytes,
+                            .extents = {gemm.rows, gemm.row_limit, 1},
+                            .strides = {row_bytes, 0},
+                            .box = {box_cols, LongTile::kWarpTokens, 1},
+                            .is_swizzled = true});
+  }
   return make_tensor_map({.data = gemm.output,
                           .element_bytes = element_bytes,
-                          .extents = {gemm.rows, gemm.row_limit, 1},
-                          .strides = {int64_t{gemm.rows} * element_bytes, 0},
-                          .box = {128 / element_bytes, LongTile::kWarpTokens, 1},
+                          .dimensions = 3,
+                          .extents = {kUnitRows, gemm.row_limit, gemm.blocks},
+                          .strides = {row_bytes, int64_t{kUnitRows} * element_bytes},
+                          .box = {box_cols, LongTile::kWarpTokens, LongTile::kTileBlocks},
                           .is_swizzled = true});
 }
 
-LongTileParams params_of(const GemmParams& gemm, bool takes_narrow) {
+LongTileParams params_of(const GemmParams& gemm) {
   return {.gemm = gemm,
           .weights = weight_map(gemm, LongTile::kTileBlocks),
-          .narrow_weights = takes_narrow ? weight_map(gemm, 1) : TensorMap{},
+          .narrow_weights = weight_map(gemm, 1),
           .rows = row_map(gemm),
-          .output = output_map(gemm, gemm.output_is_bf16 ? 2 : 4)};
-}
-
-// Whether the panel that is left behind tiles of three is a tile of its own: 22 tiles then take the
-// time of 21 and a bit. With many tiles that is less than the code of a second main loop costs.
-bool takes_narrow(const GemmParams& gemm) {
-  constexpr int kMostTiles = 24;
-  return gemm.blocks % LongTile::kTileBlocks == 1 &&
-         gemm.blocks < kMostTiles * LongTile::kTileBlocks;
-}
-
-template <bool kTakesNarrow>
-void launch_long_tiles(const GemmParams& gemm, const GemmLaunch& shape, Stream stream) {
-  constexpr auto* kKernel = multiply_groups_long_kernel<kTakesNarrow>;
-  static SharedMemoryOptIn opt_in;
-  opt_in.allow(reinterpret_cast<const void*>(kKernel), sizeof(LongTileStorage), shape.device);
-  const int64_t pieces = int64_t{gemm.max_tiles} * gemm.splits;
-  const int64_t most =
-      ceil_div(pieces, int64_t{LongTile::kTeam}) * ceil_div(gemm.blocks, LongTile::kTileBlocks);
-  const int64_t resident = std::max(1, shape.num_sms / LongTile::kTeam);
-  const auto blocks = static_cast<unsigned>(std::min(most, resident) * LongTile::kTeam);
-  launch(kKernel,
-         {dim3(blocks), dim3(LongTile::kThreads), sizeof(LongTileStorage), LongTile::kTeam}, stream,
-         params_of(gemm, kTakesNarrow));
+          .output = output_map(gemm, gemm.output_is_bf16 ? 2 : 4),
+          .store = store_of(gemm),
+          .has_plain_factors = has_plain_factors(gemm)};
 }
 
 }  // namespace
@@ -166,11 +165,17 @@ bool takes_long_tiles(const GemmParams& gemm) {
 }
 
 void launch_gemm_fp8_long(const GemmParams& gemm, const GemmLaunch& shape, Stream stream) {
-  if (takes_narrow(gemm)) {
-    launch_long_tiles<true>(gemm, shape, stream);
-  } else {
-    launch_long_tiles<false>(gemm, shape, stream);
-  }
+  constexpr auto* kKernel = multiply_groups_long_kernel;
+  static SharedMemoryOptIn opt_in;
+  opt_in.allow(reinterpret_cast<const void*>(kKernel), sizeof(LongTileStorage), shape.device);
+  const int64_t pieces = int64_t{gemm.max_tiles} * gemm.splits;
+  const int64_t most =
+      ceil_div(pieces, int64_t{LongTile::kTeam}) * ceil_div(gemm.blocks, LongTile::kTileBlocks);
+  const int64_t resident = std::max(1, shape.num_sms / LongTile::kTeam);
+  const auto blocks = static_cast<unsigned>(std::min(most, resident) * LongTile::kTeam);
+  launch(kKernel,
+         {dim3(blocks), dim3(LongTile::kThreads), sizeof(LongTileStorage), LongTile::kTeam}, stream,
+         params_of(gemm));
 }
 
 }  // namespace narrowfloat

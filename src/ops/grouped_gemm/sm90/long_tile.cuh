@@ -1,6 +1,6 @@
 // Tiles of 128 tokens and 192 weight rows, E4M3 both, for rows that lie one behind the other: what
 // they take of a multiprocessor, and what their kernel reads (gemm_fp8_long.cu). An expert's last
-// panel of 64 weight rows, where it is alone, may be a narrow tile of its own.
+// panel of 64 weight rows, where it is alone, is a narrow tile of its own.
 #pragma once
 
 #include "device/register_budget.h"
@@ -21,6 +21,7 @@ struct LongTile {
   static constexpr int kStages = 4;
   static constexpr int kConsumers = 2;  // Warpgroups; each has half of the tokens.
   static constexpr int kWarps = kConsumers * 4;
+  static constexpr int kCopyWarps = 3;  // Of the producer's four; the last one finds items.
   static constexpr int kThreads = (1 + kConsumers) * 128;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
@@ -40,12 +41,21 @@ struct LongTile {
   static constexpr int kBoxBytes = kWarpTokens * 128;
 };
 
+// How results of whole groups of 16 tokens leave shared memory.
+enum class LongTileStore : uint8_t {
+  kRows,    // By the warp, as those of fewer tokens do.
+  kBoxes,   // Each panel as a box.
+  kPanels,  // All panels as one box.
+};
+
 struct LongTileParams {
   GemmParams gemm;
   TensorMap weights;         // [block of any expert][row of 128 bytes in its units][128 bytes]
   TensorMap narrow_weights;  // The same, of which a box has one block.
   TensorMap rows;            // [row][bytes], in the 128-byte swizzle.
-  TensorMap output;          // [row][column], likewise.
+  TensorMap output;          // Likewise: [row][column], for kPanels [panel][row][column].
+  LongTileStore store;
+  bool has_plain_factors;  // PlainFactors (finish_long_tile.cuh) are all there are.
 };
 
 struct LongTileStorage {
@@ -58,9 +68,12 @@ struct LongTileStorage {
   alignas(16) ColumnFactor columns[LongTile::kConsumers][LongTile::kTileBlocks * kUnitRows];
   RingBarriers<LongTile::kStages> barriers;
   ItemQueue queue;
+  uint64_t next_item_wanted;  // A phase for each item; the producer's warps among themselves.
   PublishedItems items;
 };
 
+// With narrow items where one panel is left.
+using LongTileList = WorkListOf<true>;
 using LongTileRing = Ring<LongTile::kStages>;
 using LongTilePosition = RingPosition<LongTile::kStages>;
 

@@ -7,6 +7,8 @@
 // tensor cores busy. An instruction has all weight rows: the tokens are read once for them.
 #pragma once
 
+#include <cstddef>
+
 #include "base/float_ops.h"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/wgmma.cuh"
@@ -58,11 +60,22 @@ class LongTileLoop {
     float weights[kPanels];
   };
 
+  static constexpr uint32_t kRows = offsetof(LongTileStorage, rows);
+  static constexpr uint32_t kWeights = offsetof(LongTileStorage, weights);
+  static constexpr uint32_t kTokenScales = offsetof(LongTileStorage, token_scales);
+  static constexpr uint32_t kWeightScales = offsetof(LongTileStorage, weight_scales);
+
+  // Of the stage's part of a member that begins at `offset`. All from one address: the compiler
+  // would make each member's anew for every unit, which takes 60 cycles.
+  [[nodiscard]] __device__ uint32_t stage_of(uint32_t offset, uint32_t bytes) const {
+    return shared_address(&shared_) + offset + static_cast<uint32_t>(at_.stage) * bytes;
+  }
+
   template <int kSums>
   __device__ void issue(float (&unit_sums)[kSums]) const {
-    const uint32_t first_token = shared_address(shared_.rows[at_.stage]) + warpgroup_ * 64 * 128;
+    const uint32_t first_token = stage_of(kRows, LongTile::kRowBytes) + warpgroup_ * 64 * 128;
     const uint64_t tokens = swizzled_descriptor(first_token);
-    const uint64_t weights = swizzled_descriptor(shared_address(shared_.weights[at_.stage]));
+    const uint64_t weights = swizzled_descriptor(stage_of(kWeights, LongTile::kWeightBytes));
     wgmma_fence();
     multiply_unit(unit_sums, tokens, weights);
     wgmma_commit();
@@ -73,9 +86,9 @@ class LongTileLoop {
   __device__ Scales<kPanels> load_scales() const {
     Scales<kPanels> scales;
     const uint32_t tokens =
-        shared_address(shared_.token_scales[at_.stage]) +
+        stage_of(kTokenScales, sizeof(LongTileStorage::token_scales[0])) +
         static_cast<uint32_t>(warpgroup_ * 256 + thread_ / 32 * 64 + thread_ % 32 / 4 * 4);
-    const uint32_t weights = shared_address(shared_.weight_scales[at_.stage]);
+    const uint32_t weights = stage_of(kWeightScales, sizeof(LongTileStorage::weight_scales[0]));
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       scales.weights[panel] = bits_float(load_shared(weights + panel * 4));

@@ -65,8 +65,8 @@ struct ItemQueue {
   uint32_t items[kSlots];
 };
 
-// kTakesNarrow: the block of weight rows that is left behind an expert's last whole tile is an item
-// of its own, and these items are the last.
+// kTakesNarrow: the block of weight rows that is left alone behind an expert's last whole tile is
+// an item of its own, and these items are the last.
 template <bool kTakesNarrow>
 class WorkListOf {
  public:
@@ -82,12 +82,14 @@ class WorkListOf {
         shared_queue_(shared_queue),
         is_early_(is_early),
         tiling_(tiling),
-        row_tiles_(static_cast<uint32_t>((params.blocks + (kTakesNarrow ? 0 : tiling.blocks - 1)) /
-                                         tiling.blocks)),
+        row_tiles_(row_tiles(params, tiling)),
         index_(blockIdx.x / team()) {}
 
   [[nodiscard]] __device__ bool has_next() const {
-    return index_ < num_columns() * (row_tiles_ + (kTakesNarrow ? 1 : 0));
+    if constexpr (kTakesNarrow) {
+      if (has_narrow()) return index_ < num_columns() * (row_tiles_ + 1);
+    }
+    return index_ < num_columns() * row_tiles_;
   }
 
   // Items before this one.
@@ -161,6 +163,14 @@ class WorkListOf {
   static constexpr uint32_t kSlots = ItemQueue::kSlots;
   using Position = RingPosition<ItemQueue::kSlots>;
 
+  // Of an expert, without the narrow one.
+  __device__ static uint32_t row_tiles(const GemmParams& params, const WorkTiling& tiling) {
+    const bool is_left = kTakesNarrow && params.blocks % tiling.blocks == 1;
+    return static_cast<uint32_t>((params.blocks + (is_left ? 0 : tiling.blocks - 1)) /
+                                 tiling.blocks);
+  }
+  [[nodiscard]] __device__ bool has_narrow() const { return params_.blocks % tiling_.blocks == 1; }
+
   [[nodiscard]] __device__ Ring<ItemQueue::kSlots> ring() const {
     return Ring<ItemQueue::kSlots>(shared_queue_.barriers);
   }
@@ -171,8 +181,10 @@ class WorkListOf {
   // end: who has an item more than others gets a narrow one last.
   [[nodiscard]] __device__ uint32_t dealt(uint32_t teams) const {
     const uint32_t own = blockIdx.x / team();
-    const bool is_reversed = kTakesNarrow && taken_ % 2 == 0;
-    return taken_ * teams + (is_reversed ? teams - 1 - own : own);
+    if constexpr (kTakesNarrow) {
+      if (has_narrow() && taken_ % 2 == 0) return taken_ * teams + teams - 1 - own;
+    }
+    return taken_ * teams + own;
   }
 
   [[nodiscard]] __device__ WorkItem narrow_item(uint32_t column) const {

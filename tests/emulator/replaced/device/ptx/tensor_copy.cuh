@@ -30,10 +30,16 @@ inline void copy_box_to_blocks(uint32_t shared, const void* map, int x, int y, i
                                uint32_t barrier, uint16_t ranks) {
   emulated_copy_box(shared, map, {x, y, z}, barrier, ranks);
 }
-inline void store_box(const void* map, int x, int y, uint32_t shared) {
+inline void emulated_store_box(const void* map, std::array<int, 3> at, uint32_t shared) {
   const emulator::EncodedMap encoded = *emulator::encoded_map(map);
   const uint32_t rank = emulator::cluster_rank();
-  emulator::store_async([=] { emulator::store_box(encoded, {x, y, 0}, rank, shared); });
+  emulator::store_async([=] { emulator::store_box(encoded, at, rank, shared); });
+}
+inline void store_box(const void* map, int x, int y, uint32_t shared) {
+  emulated_store_box(map, {x, y, 0}, shared);
+}
+inline void store_box(const void* map, int x, int y, int z, uint32_t shared) {
+  emulated_store_box(map, {x, y, z}, shared);
 }
 inline void commit_boxes() {}
 inline void wait_for_boxes_read() { emulator::wait_for_stores(); }
