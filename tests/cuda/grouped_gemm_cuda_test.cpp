@@ -448,15 +448,12 @@ TEST(GroupedGemmSm90, TakesFewerThanTwoToThe31Tiles) {
 class GroupedGemmCudaChecks : public GpuTest {};
 
 // Several for each pair of blocks that shares weights, more than its ring of item numbers holds.
-void take_many_items(int64_t weight_rows, bool gathers, uint32_t items) {
-  const GemmCase gemm({.mode = MoeMode::kFp8Block,
-                       .weight_rows = weight_rows,
-                       .cols = 128,
-                       .expert_rows = {2560, 2560},
-                       .token_tile = 128,
-                       .gathers = gathers,
-                       .seed = 29});
-  GemmOnDevice device(gemm);
+void take_many_items(GemmCaseSpec spec, uint32_t items, DType dtype = DType::kBF16) {
+  spec.mode = MoeMode::kFp8Block;
+  spec.expert_rows = {2560, 2560};
+  spec.token_tile = 128;
+  const GemmCase gemm(spec);
+  GemmOnDevice device(gemm, dtype);
   const std::vector<uint8_t> dealt = device.run();
   const DeviceBuffer counter(sizeof(uint32_t));
   counter.fill(0);
@@ -472,10 +469,14 @@ void take_many_items(int64_t weight_rows, bool gathers, uint32_t items) {
 
 TEST_F(GroupedGemmCudaChecks, PairsOfBlocksTakeManyItems) {
   // Pairs of 40 tiles, times tiles of 256 weight rows, of 192 where no rows are gathered.
-  take_many_items(5120, true, 20 * 20);
-  take_many_items(5120, false, 20 * 27);
-  // 21 of 192 weight rows and the 64 that are left, which come last.
-  take_many_items(4096, false, 20 * 22);
+  take_many_items({.weight_rows = 5120, .gathers = true}, 20 * 20);
+  take_many_items({.weight_rows = 5120}, 20 * 27);
+  // 21 of 192 weight rows and the 64 that are left, which come last. In seven units the next item
+  // is found while this one is copied, and each begins at another stage.
+  for (const int64_t cols : {128, 896}) {
+    take_many_items({.weight_rows = 4096, .cols = cols}, 20 * 22);
+    take_many_items({.weight_rows = 4096, .cols = cols}, 20 * 22, DType::kF32);
+  }
 }
 
 // Rows that are not gathered have a kernel of their own with tiles of 128: weight rows that do not

@@ -12,6 +12,13 @@ __device__ inline uint32_t keep_in_register(uint32_t value) {
   return value;
 }
 
+// Of global memory: behind the asm the compiler no longer knows that.
+__device__ inline uint8_t* keep_in_register(uint8_t* address) {
+  asm volatile("" : "+l"(address));
+  __builtin_assume(__isGlobal(address));
+  return address;
+}
+
 // Whatever makes `value` stays in front of this place, and accesses to memory on their side of it.
 __device__ inline void keep_before(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 

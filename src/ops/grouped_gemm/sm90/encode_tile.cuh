@@ -56,22 +56,27 @@ struct ThreadTile {
   [[nodiscard]] __device__ int first_token() const {
     return Shape::kRounds == 1 ? 0 : round * Shape::kRoundTokens;
   }
-  [[nodiscard]] __device__ int token(int i) const {
-    const int first = first_token() + thread % 4 * 2;
-    return kHasAllTokens ? i / 2 * 8 + first + i % 2 : i * 8 + first + warpgroup;
+  [[nodiscard]] __device__ int token(int i) const { return own_token() + step(i); }
+  [[nodiscard]] __device__ bool has_token(int i) const {
+    return step(i) < item.num_rows - own_token();
   }
-  [[nodiscard]] __device__ bool has_token(int i) const { return token(i) < item.num_rows; }
   // In pass `pass`; the tile's padding is at or above `inter`.
   [[nodiscard]] __device__ int col(int pass) const {
     const int block = item.block + pass * Shape::kTileBlocks + (kHasAllTokens ? 2 * warpgroup : 0);
     return block / 2 * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
   }
-  [[nodiscard]] __device__ uint8_t* values(int i) const {
-    return activation.values + (item.first_row + token(i)) * activation.row_bytes;
+  // The row of token(i), behind that of token(0).
+  [[nodiscard]] __device__ uint8_t* first_row() const {
+    return activation.values + (item.first_row + own_token()) * activation.row_bytes;
+  }
+  [[nodiscard]] __device__ uint64_t row_behind_first(int i) const {
+    return uint64_t{static_cast<uint32_t>(step(i))} * static_cast<uint32_t>(activation.row_bytes);
   }
   // Columns col and col + 1 of token(i), as bf16.
   __device__ void store_decoded(int i, int col, uint32_t pair) const {
-    store(activation.decoded + (item.first_row + token(i)) * inter + col, pair);
+    store(activation.decoded + (item.first_row + own_token()) * inter + col +
+              uint64_t{static_cast<uint32_t>(step(i))} * static_cast<uint32_t>(inter),
+          pair);
   }
   template <typename Scale>
   __device__ void store_scale(int token, int block, Scale scale) const {
@@ -80,6 +85,15 @@ struct ThreadTile {
   }
   // One lane of the eight that share columns of a token.
   [[nodiscard]] __device__ bool leads() const { return thread % 32 < 4; }
+
+ private:
+  // token(0), and what token(i) is behind it.
+  [[nodiscard]] __device__ int own_token() const {
+    return first_token() + thread % 4 * 2 + (kHasAllTokens ? 0 : warpgroup);
+  }
+  [[nodiscard]] __device__ static constexpr int step(int i) {
+    return kHasAllTokens ? i / 2 * 8 + i % 2 : i * 8;
+  }
 };
 
 namespace encode_tile_detail {
@@ -94,6 +108,59 @@ __device__ inline float lanes_max(float value) {
   }
   return value;
 }
+
+// Of kCount tokens at once, over the eight lanes that have columns of the same ones: shuffles of
+// one token do not wait for those of another, and at every step lanes share the tokens, as long as
+// their number is even. A lane is left with those of kShare tokens, at `values`.
+template <int kCount>
+struct LaneMaxima {
+  static constexpr int kHalvings = kCount % 8 == 0   ? 3
+                                   : kCount % 4 == 0 ? 2
+                                   : kCount % 2 == 0 ? 1
+                                                     : 0;
+  static constexpr int kShare = kCount >> kHalvings;
+  float values[kCount];
+
+  // By all lanes of the warp.
+  __device__ void reduce(int lane) {
+    step<16, kCount>(lane);
+    step<8, kCount / (kHalvings > 0 ? 2 : 1)>(lane);
+    step<4, kCount / (kHalvings > 1 ? 4 : kHalvings > 0 ? 2 : 1)>(lane);
+  }
+  // Of the tokens, the one whose maximum is values[i].
+  [[nodiscard]] __device__ static int token(int lane, int i) {
+    int token = i << kHalvings;
+#pragma unroll
+    for (int bit = 0; bit < kHalvings; ++bit) token += (lane >> (4 - bit) & 1) << bit;
+    return token;
+  }
+  // One of the lanes that are left with the same.
+  [[nodiscard]] __device__ static bool leads(int lane) {
+    return (lane & ((32 >> kHalvings) - 4)) == 0;
+  }
+
+ private:
+  template <int kDistance, int kNumber>
+  __device__ void step(int lane) {
+    if constexpr (kNumber % 2 == 0) {
+      const bool is_high = (lane & kDistance) != 0;
+#pragma unroll
+      for (int i = 0; i < kNumber / 2; ++i) {
+        const float low = values[2 * i];
+        const float high = values[2 * i + 1];
+        values[i] = larger<kDistance>(is_high ? high : low, is_high ? low : high);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kNumber; ++i) values[i] = larger<kDistance>(values[i], values[i]);
+    }
+  }
+  // Of one's own and what the other lane gives.
+  template <int kDistance>
+  [[nodiscard]] __device__ static float larger(float own, float given) {
+    return fmaxf(own, __shfl_xor_sync(kFullWarp, given, kDistance));
+  }
+};
 
 template <BlockFormat Format>
 __device__ inline float maximum_of_block(float amax) {
@@ -117,19 +184,37 @@ __device__ inline uint32_t four_e4m3(const float4& h, float multiplier) {
 
 }  // namespace encode_tile_detail
 
+// Where a thread's columns of a round's tokens go. From the first row's address the others are one
+// multiplication away: that makes a store three instructions behind a predicate, where the compiler
+// would make every address anew behind a branch.
+template <class Tile>
+class RowPlaces {
+ public:
+  // Of column `byte` of token(i), i ascending from 0.
+  __device__ uint8_t* of(const Tile& tile, int i, int byte) {
+    if (i == 0) first_ = keep_in_register(tile.first_row() + byte);
+    return first_ + tile.row_behind_first(i);
+  }
+
+ private:
+  uint8_t* first_ = nullptr;
+};
+
 // What takes the results of a thread, one pair of columns after the other.
 template <class Tile>
 class Bf16Sink {
  public:
   __device__ explicit Bf16Sink(const Tile& tile) : tile_(tile), col_(tile.col(0)) {}
-  __device__ void operator()(int i, float2 pair) const {
+  __device__ void operator()(int i, float2 pair) {
     const uint32_t words = to_bf16x2(pair.x, pair.y);
-    if (col_ < tile_.inter && tile_.has_token(i)) store(tile_.values(i) + 2 * col_, words);
+    uint8_t* place = places_.of(tile_, i, 2 * col_);
+    if (col_ < tile_.inter && tile_.has_token(i)) store(place, words);
   }
 
  private:
   const Tile& tile_;
   int col_;
+  RowPlaces<Tile> places_;
 };
 
 template <class Tile>
@@ -139,14 +224,16 @@ class Fp8StaticSink {
       : tile_(tile),
         col_(tile.col(0)),
         multiplier_(tile.activation.multiplier.of(tile.item.expert)) {}
-  __device__ void operator()(int i, float2 pair) const {
+  __device__ void operator()(int i, float2 pair) {
     const uint16_t codes = encode_tile_detail::two_e4m3(pair, multiplier_);
-    if (col_ < tile_.inter && tile_.has_token(i)) store(tile_.values(i) + col_, codes);
+    uint8_t* place = places_.of(tile_, i, col_);
+    if (col_ < tile_.inter && tile_.has_token(i)) store(place, codes);
   }
 
  private:
   const Tile& tile_;
   int col_;
+  RowPlaces<Tile> places_;
   float multiplier_;
 };
 
@@ -157,14 +244,15 @@ class Nvfp4Sink {
       : tile_(tile),
         col_(tile.col(0)),
         scales_(Nvfp4::scale_pair<Math>(tile.activation.multiplier.of(tile.item.expert))) {}
-  __device__ void operator()(int i, float2 pair) const {
+  __device__ void operator()(int i, float2 pair) {
+    uint8_t* place = places_.of(tile_, i, col_ / 2);
     const float amax = encode_tile_detail::lanes_max(encode_tile_detail::pair_max(pair));
     const auto scale = Nvfp4::block_scale<Math>(amax, scales_, BlockRules{});
     if (col_ >= tile_.inter || !tile_.has_token(i)) return;
     const uint32_t low = Nvfp4::encode<Math>(pair.x, scale.multiplier);
     const uint32_t high = Nvfp4::encode<Math>(pair.y, scale.multiplier);
     const uint32_t codes = high << 4 | low;
-    store(tile_.values(i) + col_ / 2, static_cast<uint8_t>(codes));
+    store(place, static_cast<uint8_t>(codes));
     if (tile_.activation.decoded != nullptr) {
       tile_.store_decoded(i, col_, decode_e2m1x2(codes, E4M3::decode(scale.stored)));
     }
@@ -175,6 +263,7 @@ class Nvfp4Sink {
   using Math = DeviceExactMath;
   const Tile& tile_;
   int col_;
+  RowPlaces<Tile> places_;
   ScalePair scales_;
 };
 
@@ -190,10 +279,16 @@ class WarpMaxima {
         shared_(shared_maxima),
         warp_((Tile::kHasAllTokens ? 4 * tile.warpgroup : 0) + tile.thread / 32) {}
 
-  // Of the thread's columns of token(i); all lanes of the warp take part.
-  __device__ void put(int i, float value) const {
-    const float largest = encode_tile_detail::lanes_max(value);
-    if (tile_.leads()) shared_[warp_ * Shape::kTokens + tile_.token(i)] = largest;
+  // Of the thread's columns of the round's token(i), all of them, by all lanes of the warp.
+  using OfRound = encode_tile_detail::LaneMaxima<Tile::kPairs>;
+  __device__ void put(OfRound& maxima) const {
+    const int lane = tile_.thread % 32;
+    maxima.reduce(lane);
+    if (!OfRound::leads(lane)) return;
+#pragma unroll
+    for (int i = 0; i < OfRound::kShare; ++i) {
+      shared_[warp_ * Shape::kTokens + tile_.token(OfRound::token(lane, i))] = maxima.values[i];
+    }
   }
   // Over `count` warps from `warp` on, a multiple of it.
   template <int kCount>
@@ -221,11 +316,12 @@ class Mxfp8Sink {
 
   __device__ Mxfp8Sink(const Tile& tile, const WarpMaxima<Shape>& maxima)
       : tile_(tile), maxima_(maxima), col_(tile.col(0)) {}
-  __device__ void operator()(int i, float2 pair) const {
+  __device__ void operator()(int i, float2 pair) {
+    uint8_t* place = places_.of(tile_, i, col_);
     if (col_ >= tile_.inter || !tile_.has_token(i)) return;
     const float amax = maxima_.template of<2>(maxima_.warp() / 2 * 2, tile_.token(i));
     const auto scale = Mxfp8::block_scale<DeviceExactMath>(amax, ScalePair{}, BlockRules{});
-    store(tile_.values(i) + col_, encode_tile_detail::two_e4m3(pair, scale.multiplier));
+    store(place, encode_tile_detail::two_e4m3(pair, scale.multiplier));
     if (tile_.leads() && maxima_.warp() % 2 == 0) {
       tile_.store_scale(tile_.token(i), col_ / 32, canonical_scale(scale.stored));
     }
@@ -235,6 +331,7 @@ class Mxfp8Sink {
   const Tile& tile_;
   const WarpMaxima<Shape>& maxima_;
   int col_;
+  RowPlaces<Tile> places_;
 };
 
 // Of a group of 128 columns for each token, one thread makes the scale and leaves the multiplier in
@@ -261,10 +358,11 @@ class Fp8GroupSink {
 
   __device__ Fp8GroupSink(const Tile& tile, int pass, const float* shared_multipliers)
       : tile_(tile), multipliers_(shared_multipliers), col_(tile.col(pass)) {}
-  __device__ void operator()(int i, float2 pair) const {
+  __device__ void operator()(int i, float2 pair) {
     const uint16_t codes = encode_tile_detail::two_e4m3(pair, multipliers_[tile_.token(i)]);
+    uint8_t* place = places_.of(tile_, i, col_);
     const bool is_there = col_ < tile_.inter && tile_.has_token(i);
-    if (is_there) store(tile_.values(i) + col_, codes);
+    if (is_there) store(place, codes);
     if constexpr (kIsDecoded) {
       if (is_there && tile_.activation.decoded != nullptr) {
         tile_.store_decoded(i, col_, decode_e4m3x2(codes, 1.0F));
@@ -277,6 +375,7 @@ class Fp8GroupSink {
   const Tile& tile_;
   const float* multipliers_;
   int col_;
+  RowPlaces<Tile> places_;
 };
 
 }  // namespace narrowfloat

@@ -317,15 +317,19 @@ class ItemFinisher {
   static constexpr bool kKeeps = Tile::kPairs <= 16 && Shape::kRounds == 1;
   using Kept = float2[kKeeps ? Tile::kPairs : 1];
 
-  template <class Put>
-  __device__ void activate_for_maxima(int pass, Sums& sums, Kept& kept, Put&& put) {
+  // largest_of(i, h): of the thread's columns of token(i).
+  template <class LargestOf>
+  __device__ void activate_for_maxima(int pass, Sums& sums, Kept& kept,
+                                      const WarpMaxima<Shape>& maxima, LargestOf&& largest_of) {
+    typename WarpMaxima<Shape>::OfRound of_round;
     activate<false>(pass, sums, [&](int i, float2 h) {
       if constexpr (kKeeps) kept[i] = h;
       if constexpr (kKeepsInSums) {
         sums[0][sum_of(i)] = h.x;
         sums[0][sum_of(i) + 2] = h.y;
       }
-      put(i, h);
+      of_round.values[i] = largest_of(i, h);
+      if (i + 1 == Tile::kPairs) maxima.put(of_round);
     });
   }
   template <class Sink>
@@ -352,8 +356,8 @@ class ItemFinisher {
   __device__ void encode_mxfp8(Sums& sums) {
     const WarpMaxima<Shape> maxima(tile_, shared_.maxima);
     Kept kept;
-    activate_for_maxima(0, sums, kept,
-                        [&](int i, float2 h) { maxima.put(i, encode_tile_detail::pair_max(h)); });
+    activate_for_maxima(0, sums, kept, maxima,
+                        [](int, float2 h) { return encode_tile_detail::pair_max(h); });
     sync_consumers();
     activate_again(0, sums, kept, Mxfp8Sink<Shape>(tile_, maxima));
   }
@@ -363,16 +367,16 @@ class ItemFinisher {
     constexpr int kLast = Shape::kGroupPasses - 1;
     const WarpMaxima<Shape> maxima(tile_, shared_.maxima);
     Kept kept;
-    activate_for_maxima(kLast, sums, kept, [&](int i, float2 h) {
-      float largest = encode_tile_detail::pair_max(h);
-      if constexpr (kLast > 0) largest = fmaxf(largest, encode_tile_detail::pair_max(parked(i)));
-      maxima.put(i, largest);
+    activate_for_maxima(kLast, sums, kept, maxima, [&](int i, float2 h) {
+      const float largest = encode_tile_detail::pair_max(h);
+      if constexpr (kLast == 0) return largest;
+      return fmaxf(largest, encode_tile_detail::pair_max(parked(i)));
     });
     sync_consumers();
     make_group_scales(tile_, maxima, shared_.maxima);
     sync_consumers();
     if constexpr (kLast > 0) {
-      const Fp8GroupSink<Shape> sink(tile_, 0, shared_.maxima);
+      Fp8GroupSink<Shape> sink(tile_, 0, shared_.maxima);
 #pragma unroll 1
       for (tile_.round = 0; tile_.round != Shape::kRounds; ++tile_.round) {
 #pragma unroll

@@ -6,6 +6,7 @@
 
 #include "ops/grouped_gemm/sm90/finish_activated_tokens.cuh"
 #include "ops/grouped_gemm/sm90/group_loop.cuh"
+#include "ops/grouped_gemm/sm90/item_ring.cuh"
 #include "ops/grouped_gemm/sm90/panel_loop.cuh"
 #include "ops/grouped_gemm/sm90/register_loop.cuh"
 #include "ops/grouped_gemm/sm90/token_loop.cuh"
@@ -32,6 +33,21 @@ class Consumer {
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
+    if constexpr (Shape::kHasItemRing) {
+      ItemRing items(shared_.found.items);
+      for (; items.has_item(); items.advance(thread_ % 32)) {
+        const WorkItem item = items.uniform_item();
+        if (!item.has_copies) continue;
+        load_factors<Shape::kTokens>(params_, item, thread_, shared_.factors[warpgroup_]);
+        run_item(item, passes);
+      }
+    } else {
+      run_list(passes);
+    }
+  }
+
+ private:
+  __device__ void run_list(int passes) {
     WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), is_early<Shape>(params_));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
@@ -57,7 +73,6 @@ class Consumer {
     }
   }
 
- private:
   __device__ void run_item(const WorkItem& item, int passes) {
     ItemFinisher<Shape> finisher(params_, shared_, item);
 #pragma unroll 1

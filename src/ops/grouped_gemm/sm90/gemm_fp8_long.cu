@@ -136,6 +136,7 @@ TensorMap output_map(const GemmParams& gemm, int element_bytes) {
                             .box = {box_cols, LongTile::kWarpTokens, 1},
                             .is_swizzled = true});
   }
+  // Panels lie side by side, so that a step of the last dimension is shorter than one of the rows.
   return make_tensor_map({.data = gemm.output,
                           .element_bytes = element_bytes,
                           .dimensions = 3,

@@ -50,10 +50,10 @@ using ConsumerOf = std::conditional_t<Shape::kHasTails, TailConsumer<Shape>, Con
 template <class Shape>
 __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kStages>& ring) {
   ring.init(kWarpgroup + 1, Shape::kTeam * kConsumers * kWarpgroup / 32);
-  if constexpr (Shape::kHasTails) {
+  if constexpr (Shape::kHasItemRing) {
     // The producer takes items from the list, and tells consumers.
     WorkList::init(shared.queue, kWarpgroup / 32);
-    ItemRing::init(shared.tails.items, kConsumers * kWarpgroup / 32);
+    ItemRing::init(shared.found.items, kConsumers * kWarpgroup / 32);
   } else {
     WorkList::init(shared.queue, Shape::kTeam * kGemmThreads / 32);
   }

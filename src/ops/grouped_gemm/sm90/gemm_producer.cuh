@@ -48,14 +48,14 @@ class Producer {
         wait_for_previous_grids();
         work.end_early();
       }
-      if constexpr (Shape::kHasTails) publish(work.taken(), item);
+      if constexpr (Shape::kHasItemRing) publish(work.taken(), item);
       if (item.has_copies) copy_item(item, passes, work.is_first());
       // The next grid's blocks take the places of those that end, and request their weights.
       if (Shape::kIsSmall && work.is_first()) allow_next_grid();
       // The ring is full meanwhile; a claim among the copies would take registers.
       if (thread_ == 0) work.choose_next();
     }
-    if constexpr (Shape::kHasTails) publish(work.taken(), {.block = kNoBlock});
+    if constexpr (Shape::kHasItemRing) publish(work.taken(), {.block = kNoBlock});
   }
 
  private:
@@ -68,16 +68,13 @@ class Producer {
   // Units a pass covers where one has fewer rows.
   static constexpr int kUnitStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
-  // Pointers take two registers each.
-  static constexpr bool kKeepsNumbers = Shape::kHasSmallProducer && kSources > 8;
-  // 56 registers do not hold where nine rows come from.
-  static constexpr bool kSharesSources = Shape::kHasTails;
-  using RowPlace = std::conditional_t<kKeepsNumbers, int, const uint8_t*>;
+  // Where rows come from is in shared memory: no registers hold nine of them beside an item.
+  static constexpr bool kSharesSources = Shape::kHasItemRing;
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
 
   __device__ void publish(uint32_t number, const WorkItem& item) const {
-    if (thread_ == 0) ItemRing(shared_.tails.items).publish(number, item);
+    if (thread_ == 0) ItemRing(shared_.found.items).publish(number, item);
   }
 
   __device__ void copy_item(const WorkItem& item, int passes, bool is_first) {
@@ -98,7 +95,6 @@ class Producer {
   [[nodiscard]] __device__ const uint8_t* piece_of(int64_t row) const {
     return params_.values + row * params_.row_bytes + thread_ % 8 * 16;
   }
-  [[nodiscard]] __device__ const uint8_t* piece_of(const uint8_t* piece) const { return piece; }
 
   // But for weights.
   __device__ void copy_stage(int unit) {
@@ -153,7 +149,7 @@ class Producer {
     // Nobody reads the last item's any more.
     sync_threads(kBarrier, kWarpgroup);
     for (int row = thread_; row < Shape::kTokens; row += kWarpgroup) {
-      shared_.tails.row_sources[row] = source_of(item, row);
+      shared_.found.row_sources[row] = source_of(item, row);
     }
     sync_threads(kBarrier, kWarpgroup);
   }
@@ -164,11 +160,7 @@ class Producer {
     for (int i = 0; i < kSources; ++i) {
       const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
       const int row = source >= 0 ? source : 0;
-      if constexpr (kKeepsNumbers) {
-        global_rows_[i] = row;
-      } else {
-        global_rows_[i] = piece_of(row);
-      }
+      global_rows_[i] = piece_of(row);
       has_row_ |= (source >= 0 ? 1U : 0U) << i;
     }
 #pragma unroll
@@ -227,14 +219,14 @@ class Producer {
         if (kSources > 2 && i >= row_passes_) break;
         copy_16(
             shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
-            piece_of(global_rows_[i]) + first_byte + step * kUnitRowBytes,
-            (mask >> i & 1U) != 0 ? 16 : 0);
+            global_rows_[i] + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
       }
     }
   }
 
   // The same with sources from shared memory, a few passes at a time without branches between them.
   __device__ void copy_shared_rows(int unit) const {
+    static_assert(Shape::kUnits == 1 && kSources == 9);
     const int first_byte = unit * kUnitRowBytes + thread_ % 8 * 16;
     const uint32_t bytes = first_byte < params_.row_bytes ? 16 : 0;
     copy_pieces<0, 4>(first_byte, bytes);
@@ -249,7 +241,7 @@ class Producer {
     int sources[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      sources[i] = shared_.tails.row_sources[row + (kFirst + i) * kRowsPerPass];
+      sources[i] = shared_.found.row_sources[row + (kFirst + i) * kRowsPerPass];
     }
     const uint32_t shared_rows =
         shared_address(shared_.rows[at_.stage][0]) +
@@ -268,7 +260,7 @@ class Producer {
   // The i-th of the rows whose scales the thread copies.
   [[nodiscard]] __device__ int scale_source(int i) const {
     if constexpr (kSharesSources) {
-      return shared_.tails.row_sources[thread_ + i * kWarpgroup];
+      return shared_.found.row_sources[thread_ + i * kWarpgroup];
     } else {
       return scale_sources_[i];
     }
@@ -296,7 +288,7 @@ class Producer {
   const TheRing& ring_;
   int thread_;
   RingPosition<Shape::kStages> at_;
-  RowPlace global_rows_[kSources];
+  const uint8_t* global_rows_[kSources];
   uint32_t has_row_ = 0;  // A bit for each.
   // Rows behind the item's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;

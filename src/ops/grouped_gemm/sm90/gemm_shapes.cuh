@@ -40,8 +40,7 @@ struct GemmShapeOf {
   static constexpr bool kIsPanel = Weights::kIsPanel;
   // Tokens are wgmma's rows (token_loop.cuh) instead of its columns.
   static constexpr bool kIsTokenMajor = kIsPanel && !kIsSmall;
-  // Items have a tail, which is multiplied the other way round (tail_loop.cuh). They come from the
-  // producer: the main loop has no registers for the list.
+  // Items have a tail, which is multiplied the other way round (tail_loop.cuh).
   static constexpr bool kHasTails = kIsTokenMajor && kTokens > 128;
   // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
   // weights: what one copies of these from L2 serves both.
@@ -52,6 +51,9 @@ struct GemmShapeOf {
   static constexpr int kTileBlocks = 2 * kBlocks;
   // Parts of a group are promoted under the next one (group_loop.cuh).
   static constexpr bool kIsOverlapped = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
+  // Consumers have their items from the producer (item_ring.cuh), where they would wait longest for
+  // the list, which takes 2500 cycles, and the producer gathers rows as fast all the same.
+  static constexpr bool kHasItemRing = kHasTails || (kIsOverlapped && kTokens > 64);
 
   // Numbers of columns that register_loop.cuh can multiply, ascending, up to kTokens: an item takes
   // the first that its rows fit.
@@ -124,13 +126,13 @@ NF_HOST_DEVICE inline bool is_early(const GemmParams& params) {
   return Shape::kIsSmall && params.tiles_are_complete;
 }
 
-// What tiles with tails add.
+// How items that the producer finds reach consumers, and where it gathers their rows from.
 template <int kTokens>
-struct TailStorage {
+struct FoundItems {
   PublishedItems items;
   int32_t row_sources[kTokens];
 };
-struct NoTails {};
+struct NoFoundItems {};
 
 // Arrays have at least one element.
 constexpr int some(int count) { return count > 0 ? count : 1; }
@@ -148,7 +150,7 @@ struct GemmStorage {
   alignas(16) ColumnFactor columns[kConsumers][Shape::kIsTokenMajor ? kWarpgroup : 1];
   RingBarriers<Shape::kStages> barriers;
   ItemQueue queue;
-  std::conditional_t<Shape::kHasTails, TailStorage<Shape::kTokens>, NoTails> tails;
+  std::conditional_t<Shape::kHasItemRing, FoundItems<Shape::kTokens>, NoFoundItems> found;
 };
 
 }  // namespace narrowfloat

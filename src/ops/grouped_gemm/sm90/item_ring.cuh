@@ -1,10 +1,13 @@
-// Items on their way from a block's producer, which finds them (work_list.cuh), to its consumers,
-// which then load nothing of the permutation: in shared memory, as long as a consumer reads them.
+// Items on their way from the warp of a block that finds them (work_list.cuh) to others, which then
+// load nothing of the permutation: in shared memory, until all that read an item are done with it.
 //
-//   producer, one thread   publish(i, item) for its i-th item, then an item of kNoBlock: the end
-//   consumers, all warps   while (has_item()) { item() ... advance() }
+//   finder, one thread   publish(i, item) for its i-th item, then an item of kNoBlock: the end
+//   readers, all warps   while (has_item()) { item() ... advance() }
+//
+// Readers are consumers, and the warps that copy where another one of the producer's finds items.
 #pragma once
 
+#include "device/reduce.cuh"
 #include "device/ring.cuh"
 #include "ops/grouped_gemm/sm90/work_list.cuh"
 
@@ -40,6 +43,19 @@ class ItemRing {
   }
   [[nodiscard]] __device__ const WorkItem& item() const {
     return shared_.items[WorkList::position_of(taken_).stage];
+  }
+  // By all lanes of a warp. From the first one, so that the compiler knows it to be the same in
+  // all: it takes uniform registers then, none of the main loop's.
+  [[nodiscard]] __device__ WorkItem uniform_item() const {
+    const auto uniform = [](auto value) { return __shfl_sync(kFullWarp, value, 0); };
+    const WorkItem& own = item();
+    return {.expert = uniform(own.expert),
+            .block = uniform(own.block),
+            .first_row = uniform(own.first_row),
+            .num_rows = uniform(own.num_rows),
+            .has_copies = uniform(own.has_copies ? 1 : 0) != 0,
+            .is_shared = uniform(own.is_shared ? 1 : 0) != 0,
+            .is_narrow = uniform(own.is_narrow ? 1 : 0) != 0};
   }
   __device__ void advance(int lane) {
     ring().release_warp(WorkList::position_of(taken_), lane);

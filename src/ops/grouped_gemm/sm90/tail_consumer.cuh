@@ -21,7 +21,7 @@ class TailConsumer {
       : params_(params), shared_(shared), loop_(params, shared, ring) {}
 
   __device__ void run() {
-    ItemRing items(shared_.tails.items);
+    ItemRing items(shared_.found.items);
     for (; items.has_item(); items.advance(thread() % 32)) {
       if (!items.item().has_copies) continue;
       load_factors<Shape::kTokens>(params_, items.item(), thread(), shared_.factors[warpgroup()]);

@@ -10,8 +10,9 @@
 // counter: blocks that share memory unevenly would end their items at different times. One producer
 // thread knows which; a ring in shared memory tells all warps:
 //
-//   choose_next()   that thread, once an item, after the item's copies
-//   next()          all warps, each when it is done with the item
+//   choose_next()   that thread, once an item, when its copies are requested, or nearly all are
+//   next()          all warps that read the list, each when it is done with the item: those of a
+//                   block, its producer's (item_ring.cuh), or the one that finds items for them
 //
 // A team, two blocks of a cluster, has one number for both: an item is then a pair of neighbouring
 // token tiles, one each. The first block's thread sends it to both, and all their warps say there
