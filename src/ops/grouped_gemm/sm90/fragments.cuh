@@ -1,6 +1,7 @@
 // From the units of a weight image (weight_units.h) to fragments of 16-bit floats in registers, as
-// wgmma's operand A: one policy a coding. decode() gives the four steps of 16 columns that thread
-// `thread` of a warpgroup holds; all values are exact, times 1 / kRepair.
+// wgmma's operand A: one policy a coding. load() gives what thread `thread` of a warpgroup has of a
+// unit, decode() the four steps of 16 columns that it holds; all values are exact, times
+// 1 / kRepair.
 #pragma once
 
 #include "device/ptx/packed.cuh"
@@ -24,14 +25,24 @@ struct Bf16Weights {
   static constexpr bool kIsPanel = false;  // Operand A lies in shared memory.
   static constexpr float kRepair = 1.0F;
 
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+  struct Loaded {
+    uint4 words[4];
+  };
+  __device__ static Loaded load(const uint8_t* unit, int thread) {
+    Loaded loaded;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const auto words = load_shared<uint4>(unit + (step * 128 + thread) * 16);
-      fragments[step][0] = words.x;
-      fragments[step][1] = words.y;
-      fragments[step][2] = words.z;
-      fragments[step][3] = words.w;
+      loaded.words[step] = load_shared<uint4>(unit + (step * 128 + thread) * 16);
+    }
+    return loaded;
+  }
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      fragments[step][0] = loaded.words[step].x;
+      fragments[step][1] = loaded.words[step].y;
+      fragments[step][2] = loaded.words[step].z;
+      fragments[step][3] = loaded.words[step].w;
     }
   }
   template <int kSums>
@@ -58,8 +69,9 @@ __device__ inline uint32_t broadcast(uint32_t rows, int row) {
 // Scales of a thread's two rows in a unit, one byte a block of 32 columns.
 struct MxScales {
   uint32_t word;
-  __device__ MxScales(const uint8_t* scales, int thread)
-      : word(load_shared<uint32_t>(scales + thread / 4 * 4)) {}
+  __device__ static MxScales load(const uint8_t* scales, int thread) {
+    return {load_shared<uint32_t>(scales + thread / 4 * 4)};
+  }
   // 2^(code - 127) of both rows as bf16: 2^-127 is a denormal, 255 is NaN.
   __device__ uint32_t rows(int block) const {
     const uint32_t codes = word >> (8 * block) & 0x00FF00FFU;
@@ -70,11 +82,19 @@ struct MxScales {
 struct Mxfp8Weights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kMxfp8;
 
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    const MxScales scales(unit + unit_code_bytes(kCoding), thread);
+  struct Loaded {
+    Fp8Pairs pairs[2];
+    MxScales scales;
+  };
+  __device__ static Loaded load(const uint8_t* unit, int thread) {
+    return {{{load_shared<uint4>(unit + thread * 16)},
+             {load_shared<uint4>(unit + (128 + thread) * 16)}},
+            MxScales::load(unit + unit_code_bytes(kCoding), thread)};
+  }
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const Fp8Pairs pairs{load_shared<uint4>(unit + (step / 2 * 128 + thread) * 16)};
+      const Fp8Pairs& pairs = loaded.pairs[step / 2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t word = pairs.word(step % 2, half);
@@ -84,8 +104,8 @@ struct Mxfp8Weights : Bf16Weights {
           // down: the value times 2^-120.
           const uint32_t upper = permute_bytes(word, 0, row == 0 ? 0x1404U : 0x3424U);
           const uint32_t small = (upper & 0x80008000U) | (upper >> 4 & 0x07F007F0U);
-          fragments[step][2 * half + row] =
-              mul_bf16x2(mul_bf16x2(small, 0x7B807B80U), broadcast(scales.rows(step / 2), row));
+          fragments[step][2 * half + row] = mul_bf16x2(
+              mul_bf16x2(small, 0x7B807B80U), broadcast(loaded.scales.rows(step / 2), row));
         }
       }
     }
@@ -114,13 +134,19 @@ __device__ inline uint32_t word_of(const uint4& words, int index) {
 struct Mxfp4NearWeights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Near;
 
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    const auto words = load_shared<uint4>(unit + thread * 16);
-    const auto scales = load_shared<uint32_t>(unit + unit_code_bytes(kCoding) + thread / 4 * 4);
+  struct Loaded {
+    uint4 words;
+    uint32_t scales;
+  };
+  __device__ static Loaded load(const uint8_t* unit, int thread) {
+    return {load_shared<uint4>(unit + thread * 16),
+            load_shared<uint32_t>(unit + unit_code_bytes(kCoding) + thread / 4 * 4)};
+  }
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint32_t rows = (step < 2 ? scales << 7 : scales >> 1) & 0x7F807F80U;
-      expand_e2m1(word_of(words, step), fragments[step]);
+      const uint32_t rows = (step < 2 ? loaded.scales << 7 : loaded.scales >> 1) & 0x7F807F80U;
+      expand_e2m1(word_of(loaded.words, step), fragments[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         fragments[step][i] = mul_bf16x2(fragments[step][i], broadcast(rows, i % 2));
@@ -133,17 +159,23 @@ struct Mxfp4NearWeights : Bf16Weights {
 struct Mxfp4Weights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kMxfp4;
 
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
+  struct Loaded {
+    uint4 words;
+    MxScales scales;
+  };
+  __device__ static Loaded load(const uint8_t* unit, int thread) {
+    return {load_shared<uint4>(unit + thread * 16),
+            MxScales::load(unit + unit_code_bytes(kCoding), thread)};
+  }
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
     constexpr uint32_t kTwoTo126 = 0x7E807E80U;
-    const auto words = load_shared<uint4>(unit + thread * 16);
-    const MxScales scales(unit + unit_code_bytes(kCoding), thread);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      expand_e2m1(word_of(words, step), fragments[step]);
+      expand_e2m1(word_of(loaded.words, step), fragments[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t value = mul_bf16x2(fragments[step][i], kTwoTo126);
-        fragments[step][i] = mul_bf16x2(value, broadcast(scales.rows(step / 2), i % 2));
+        fragments[step][i] = mul_bf16x2(value, broadcast(loaded.scales.rows(step / 2), i % 2));
       }
     }
   }
@@ -152,8 +184,9 @@ struct Mxfp4Weights : Bf16Weights {
 // Scales of a thread's two rows in a unit, one byte a block of 16 columns.
 struct Nvfp4Scales {
   uint2 words;
-  __device__ Nvfp4Scales(const uint8_t* scales, int thread)
-      : words(load_shared<uint2>(scales + thread / 4 * 8)) {}
+  __device__ static Nvfp4Scales load(const uint8_t* scales, int thread) {
+    return {load_shared<uint2>(scales + thread / 4 * 8)};
+  }
   // Of both rows as bf16, times 2^118: what undoes the 2^-126 of the codes and stays in bf16's
   // range for the largest scale, 448.
   __device__ uint32_t rows(int block) const {
@@ -167,15 +200,22 @@ struct Nvfp4Weights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kNvfp4;
   static constexpr float kRepair = 256.0F;
 
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    const auto words = load_shared<uint4>(unit + thread * 16);
-    const Nvfp4Scales scales(unit + unit_code_bytes(kCoding), thread);
+  struct Loaded {
+    uint4 words;
+    Nvfp4Scales scales;
+  };
+  __device__ static Loaded load(const uint8_t* unit, int thread) {
+    return {load_shared<uint4>(unit + thread * 16),
+            Nvfp4Scales::load(unit + unit_code_bytes(kCoding), thread)};
+  }
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      expand_e2m1(word_of(words, step), fragments[step]);
+      const uint32_t rows = loaded.scales.rows(step);
+      expand_e2m1(word_of(loaded.words, step), fragments[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        fragments[step][i] = mul_bf16x2(fragments[step][i], broadcast(scales.rows(step), i % 2));
+        fragments[step][i] = mul_bf16x2(fragments[step][i], broadcast(rows, i % 2));
       }
     }
   }
@@ -194,10 +234,17 @@ struct Nvfp4RoundedWeights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Rounded;
   static constexpr float kRepair = 256.0F;
 
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    Nvfp4Weights::decode(unit, thread, fragments);
-    const auto units =
-        uint32_t{load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 256 + thread / 4 * 2)};
+  struct Loaded {
+    Nvfp4Weights::Loaded exact;
+    uint16_t units;
+  };
+  __device__ static Loaded load(const uint8_t* unit, int thread) {
+    return {Nvfp4Weights::load(unit, thread),
+            load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 256 + thread / 4 * 2)};
+  }
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
+    Nvfp4Weights::decode(loaded.exact, fragments);
+    const uint32_t units = loaded.units;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // 2^(8 - r), which also takes the 2^-8 of the values away, and its reciprocal.

@@ -19,10 +19,44 @@ struct Fp8Weights {
   }
 };
 
-// Weights that become E4M3 in registers.
+// Weights that become E4M3 in registers. TheScales: of a thread's two rows in a unit.
+template <WeightCoding kTheCoding, class TheScales>
 struct E4m3Fragments {
+  static constexpr WeightCoding kCoding = kTheCoding;
   static constexpr bool kIsPanel = false;
   static constexpr float kRepair = 1.0F;
+
+  // Codes of the thread's two rows in steps from kFirst to kEnd - 1.
+  template <int kFirst, int kEnd>
+  struct Words {
+    uint2 of_steps[kEnd - kFirst];
+    [[nodiscard]] __device__ uint32_t word(int step, int row) const {
+      return row == 0 ? of_steps[step - kFirst].x : of_steps[step - kFirst].y;
+    }
+  };
+  template <int kFirst, int kEnd>
+  __device__ static Words<kFirst, kEnd> load_words(const uint8_t* unit, int thread) {
+    Words<kFirst, kEnd> words;
+#pragma unroll
+    for (int step = kFirst; step < kEnd; ++step) {
+      words.of_steps[step - kFirst] =
+          load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
+    }
+    return words;
+  }
+
+  using Scales = TheScales;
+  __device__ static Scales load_scales(const uint8_t* unit, int thread) {
+    return load_shared<Scales>(unit + unit_code_bytes(kCoding) + thread / 4 * sizeof(Scales));
+  }
+
+  struct Loaded {
+    Scales scales;
+    Words<0, 4> words;
+  };
+  __device__ static Loaded load(const uint8_t* unit, int thread) {
+    return {load_scales(unit, thread), load_words<0, 4>(unit, thread)};
+  }
 
   template <int kSums>
   __device__ static void multiply(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t rows,
@@ -39,32 +73,31 @@ struct E2m1Table {
   uint32_t high;  // Of 2, 3, 4, 6.
 };
 
+// PRMT looks at 16 bits alone, so one word of magnitudes does for both halves.
 __device__ inline uint32_t first_four(const E2m1Table& table, uint32_t word) {
-  return permute_bytes(table.low, table.high, word & 0x7777U) | (word & 0x80808080U);
+  return permute_bytes(table.low, table.high, word & 0x77777777U) | (word & 0x80808080U);
 }
 __device__ inline uint32_t last_four(const E2m1Table& table, uint32_t word) {
-  return permute_bytes(table.low, table.high, word >> 16 & 0x7777U) | (word << 4 & 0x80808080U);
+  const uint32_t magnitudes = (word & 0x77777777U) >> 16;
+  return permute_bytes(table.low, table.high, magnitudes) | (word << 4 & 0x80808080U);
 }
 
 // Scales are powers of two, so the table is exact: that of 1 with the exponent added to each byte
 // (moe spec 11.2).
-struct Mxfp4Fp8Weights : E4m3Fragments {
-  static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Fp8;
-
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    decode_steps<0, 4>(unit, thread, fragments);
+struct Mxfp4Fp8Weights : E4m3Fragments<WeightCoding::kMxfp4Fp8, uint2> {
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
+    decode(loaded.scales, loaded.words, fragments);
   }
-  // Steps from kFirst to kEnd - 1, a multiple of kDecodedSteps.
+  // kEnd - kFirst: a multiple of kDecodedSteps.
   static constexpr int kDecodedSteps = 1;
   template <int kFirst, int kEnd>
-  __device__ static void decode_steps(const uint8_t* unit, int thread, Fragments& fragments) {
-    const auto scales = load_shared<uint2>(unit + unit_code_bytes(kCoding) + thread / 4 * 8);
+  __device__ static void decode(const Scales& scales, const Words<kFirst, kEnd>& words,
+                                Fragments& fragments) {
 #pragma unroll
     for (int step = kFirst; step < kEnd; ++step) {
-      const auto words = load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const uint32_t word = row == 0 ? words.x : words.y;
+        const uint32_t word = words.word(step, row);
         const E2m1Table table = table_of((row == 0 ? scales.x : scales.y) >> (8 * step) & 0xFFU);
         fragments[step][row] = first_four(table, word);
         fragments[step][2 + row] = last_four(table, word);
@@ -82,22 +115,19 @@ struct Mxfp4Fp8Weights : E4m3Fragments {
 // Products rounded to E4M3 (moe spec 11.3). With c the code of scale * 2^-r, normal with 0.5 times
 // it, powers of two times it are c plus multiples of 8, and 1.5 times it, rounded, is c + 4, or
 // c + 5 for mantissas 1 to 5; so are 3 and 6 times it from 2 and 4 times it.
-struct Nvfp4Fp8Weights : E4m3Fragments {
-  static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Fp8;
-
-  __device__ static void decode(const uint8_t* unit, int thread, Fragments& fragments) {
-    decode_steps<0, 4>(unit, thread, fragments);
+struct Nvfp4Fp8Weights : E4m3Fragments<WeightCoding::kNvfp4Fp8, uint4> {
+  __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
+    decode(loaded.scales, loaded.words, fragments);
   }
   static constexpr int kDecodedSteps = 2;
   template <int kFirst, int kEnd>
-  __device__ static void decode_steps(const uint8_t* unit, int thread, Fragments& fragments) {
-    const auto scales = load_shared<uint4>(unit + unit_code_bytes(kCoding) + thread / 4 * 16);
+  __device__ static void decode(const Scales& scales, const Words<kFirst, kEnd>& words,
+                                Fragments& fragments) {
 #pragma unroll
     for (int step = kFirst; step < kEnd; ++step) {
-      const auto words = load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const uint32_t word = row == 0 ? words.x : words.y;
+        const uint32_t word = words.word(step, row);
         const FourScales four(word_of(scales, row * 2 + step / 2));
         fragments[step][row] = first_four(four.table(step % 2 * 2), word);
         fragments[step][2 + row] = last_four(four.table(step % 2 * 2 + 1), word);

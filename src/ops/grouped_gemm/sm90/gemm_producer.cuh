@@ -278,7 +278,7 @@ class Producer {
       const bool is_there = source >= 0 && (group + i) * kGroupUnits < params_.units;
       const int64_t offset =
           is_there ? source * params_.group_row_stride + (group + i) * params_.group_stride : 0;
-      copy_4(shared_address(&shared_.group_scales[at_.stage][i][token]),
+      copy_4(shared_address(&shared_.group_scales[at_.stage][i][Shape::scale_place(token)]),
              params_.group_scales + offset, is_there ? 4 : 0);
     }
   }

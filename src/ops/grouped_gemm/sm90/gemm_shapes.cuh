@@ -51,6 +51,12 @@ struct GemmShapeOf {
   static constexpr int kTileBlocks = 2 * kBlocks;
   // Parts of a group are promoted under the next one (group_loop.cuh).
   static constexpr bool kIsOverlapped = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
+  // Where a token's scale of a group lies in a stage: those of a thread's tokens in 16 of
+  // group_loop.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
+  NF_HOST_DEVICE static constexpr int scale_place(int token) {
+    if (!kIsOverlapped) return token;
+    return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
+  }
   // Consumers have their items from the producer (item_ring.cuh), where they would wait longest for
   // the list, which takes 2500 cycles, and the producer gathers rows as fast all the same.
   static constexpr bool kHasItemRing = kHasTails || (kIsOverlapped && kTokens > 64);
@@ -68,12 +74,6 @@ struct GemmShapeOf {
     return Weights::kCoding == WeightCoding::kNvfp4Rounded ? kOfManyRounded[width] : kOfMany[width];
   }
 
-  // Tokens that the code behind the main loop is unrolled over (finish_activated.cuh).
-  static constexpr int kRoundTokens = kTokens <= 64 || kIsPanel ? kTokens
-                                      : kGroupUnits == 1        ? kTokens / 3
-                                                                : 32 / kBlocks;
-  static constexpr int kRounds = kTokens / kRoundTokens;
-
   // Rows that the mode's second GEMM reads (finish_activated.cuh), and the passes that give a tile
   // 128 columns of them.
   NF_HOST_DEVICE static constexpr bool writes(RowFormat format) {
@@ -81,6 +81,15 @@ struct GemmShapeOf {
            takes_rows(Weights::kCoding, kTokens, format);
   }
   static constexpr int kGroupPasses = kBlocks == 1 && writes(RowFormat::kFp8Group) ? 2 : 1;
+
+  // Tokens that the code behind the main loop is unrolled over (finish_activated.cuh): as many as
+  // registers allow, since each round moves all sums.
+  static constexpr int kRoundTokens = kTokens <= 64 || kIsPanel   ? kTokens
+                                      : kGroupUnits == 1          ? kTokens / 3
+                                      : kBlocks == 1              ? 32
+                                      : writes(RowFormat::kNvfp4) ? 16
+                                                                  : kTokens / 2;
+  static constexpr int kRounds = kTokens / kRoundTokens;
 
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
@@ -142,7 +151,8 @@ struct GemmStorage {
   uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kPanelBytes];
   uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
   float weight_scales[Shape::kIsTokenMajor ? Shape::kStages : 1][Shape::kTileBlocks][4];
-  float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1][Shape::kTokens];
+  alignas(16) float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1]
+                                [Shape::kTokens];
   float2 swapped[kConsumers][some(Shape::kSwapPairs)][Shape::kSwapPairs > 0 ? kWarpgroup : 1];
   float2 parked[some(Shape::kParkedPairs)][Shape::kParkedPairs > 0 ? 2 * kWarpgroup : 1];
   float maxima[some(Shape::kMaxima)];

@@ -61,6 +61,7 @@ class GroupLoop {
   template <int kColumns>
   struct State {
     Fragments fragments[2];
+    typename Weights::Scales decoded_scales;  // Of the block that is decoded.
     float sums[2][part_columns(kColumns) / 2];
     Position following;  // The next unit's stage.
   };
@@ -90,7 +91,7 @@ class GroupLoop {
     clear<0, kColumns>(sums);
     ring_.wait_full(at_);
     fence_async_proxy();
-    decode<0, 4>(at_, 0, state.fragments[0]);
+    decode<0, 4>(at_, 0, state.decoded_scales, state.fragments[0]);
     // No instruction is in flight from one turn to the next: the compiler would wait for each.
 #pragma unroll 1
     for (int unit = 1; unit <= params_.units; ++unit) {
@@ -133,7 +134,8 @@ class GroupLoop {
       ring_.wait_full(at);
       fence_async_proxy();
     }
-    decode<This::kFirstStep, This::kEndStep>(at, This::kDecodedBlock, fragments);
+    decode<This::kFirstStep, This::kEndStep>(at, This::kDecodedBlock, state.decoded_scales,
+                                             fragments);
   }
 
   // Of the consumers. From a shuffle: the compiler makes addresses of it once a warp.
@@ -146,9 +148,12 @@ class GroupLoop {
   }
 
   template <int kFirst, int kEnd>
-  __device__ void decode(const Position& at, int block, Fragments& fragments) const {
+  __device__ void decode(const Position& at, int block, typename Weights::Scales& scales,
+                         Fragments& fragments) const {
     if constexpr (kFirst < kEnd) {
-      Weights::template decode_steps<kFirst, kEnd>(weights_of(at, block), thread_, fragments);
+      const uint8_t* unit = weights_of(at, block);
+      if constexpr (kFirst == 0) scales = Weights::load_scales(unit, thread_);
+      Weights::decode(scales, Weights::template load_words<kFirst, kEnd>(unit, thread_), fragments);
 #pragma unroll
       for (int i = 4 * kFirst; i < 4 * kEnd; ++i) keep_before(fragments[i / 4][i % 4]);
     }
@@ -175,14 +180,26 @@ class GroupLoop {
   template <class This>
   __device__ Scales<This> load_scales() const {
     Scales<This> scales;
-    const float* first = shared_.group_scales[at_.stage][0] + This::kFirst + 2 * (thread_ % 4);
+    load_scales<This, 0>(shared_.group_scales[at_.stage][0] + 4 * (thread_ % 4), scales);
 #pragma unroll
-    for (int i = 0; i < This::kWidth / 8; ++i) {
-      scales.pairs[i] = *reinterpret_cast<const float2*>(first + 8 * i);
-      keep_apart(scales.pairs[i].x);
-      keep_apart(scales.pairs[i].y);
+    for (float2& pair : scales.pairs) {
+      keep_apart(pair.x);
+      keep_apart(pair.y);
     }
     return scales;
+  }
+
+  // From the i-th pair on. Of 16 tokens a thread's are side by side (scale_place()).
+  template <class This, int kPair>
+  __device__ static void load_scales(const float* own, Scales<This>& scales) {
+    constexpr int kEight = This::kFirst / 8 + kPair;
+    constexpr bool kHasTwo = kEight % 2 == 0 && kPair + 1 < This::kWidth / 8;
+    using Vector = std::conditional_t<kHasTwo, float4, float2>;
+    const auto loaded = *reinterpret_cast<const Vector*>(own + kEight / 2 * 16 + kEight % 2 * 2);
+    scales.pairs[kPair] = {loaded.x, loaded.y};
+    if constexpr (kHasTwo) scales.pairs[kPair + 1] = {loaded.z, loaded.w};
+    constexpr int kNext = kPair + (kHasTwo ? 2 : 1);
+    if constexpr (kNext < This::kWidth / 8) load_scales<This, kNext>(own, scales);
   }
 
   template <class This, int kCount>

@@ -21,6 +21,9 @@ class RegisterLoop {
   static constexpr int kStepBlocks = kTakesTurns ? 1 : kBlocks;
   static constexpr int kSteps = kBlocks / kStepBlocks;  // Of a unit.
   using StepFragments = Fragments[kStepBlocks];
+  struct Loaded {
+    typename Weights::Loaded blocks[kStepBlocks];
+  };
   static constexpr int kBlockSums = Shape::kSums;
   template <int kCount>
   using StepSums = float[kStepBlocks][kCount];
@@ -51,10 +54,18 @@ class RegisterLoop {
     return shared_.weights[at.stage][warpgroup_ * kBlocks + block] + slot * Shape::kUnitBytes;
   }
 
-  __device__ void decode(const Position& at, int slot, int step, StepFragments& fragments) const {
+  __device__ Loaded load(const Position& at, int slot, int step) const {
+    Loaded loaded;
 #pragma unroll
     for (int i = 0; i < kStepBlocks; ++i) {
-      Weights::decode(weights_of(at, slot, step * kStepBlocks + i), thread_, fragments[i]);
+      loaded.blocks[i] = Weights::load(weights_of(at, slot, step * kStepBlocks + i), thread_);
+    }
+    return loaded;
+  }
+  __device__ static void decode(const Loaded& loaded, StepFragments& fragments) {
+#pragma unroll
+    for (int i = 0; i < kStepBlocks; ++i) {
+      Weights::decode(loaded.blocks[i], fragments[i]);
 #pragma unroll
       for (int j = 0; j < 16; ++j) keep_before(fragments[i][j / 4][j % 4]);
     }
@@ -83,7 +94,7 @@ class RegisterLoop {
     if constexpr (Shape::kHasGroups) clear<0, kColumns>(sums);
     ring_.wait_full(at_);
     fence_async_proxy();
-    decode(at_, 0, 0, fragments[0]);
+    decode(load(at_, 0, 0), fragments[0]);
 #pragma unroll 1
     for (int unit = 0; unit < params_.units; unit += kUnroll) {
 #pragma unroll
@@ -113,8 +124,9 @@ class RegisterLoop {
       multiply_group_step<kColumns>(step, now, next, sums, group_sums);
     } else {
       auto& own = reinterpret_cast<StepSums<kBlockSums>&>(sums[step.index * kStepBlocks]);
+      const Loaded early = load_early(step);
       issue<kColumns>(step, step.unit > 0, now, own);
-      if (!ends_item(step)) prepare_next(step, next);
+      if (!ends_item(step)) prepare_next(step, early, next);
       wgmma_wait();
     }
     if (ends_stage(step) || ends_item(step)) release();
@@ -127,8 +139,9 @@ class RegisterLoop {
     constexpr int kGroupUnits = Shape::kGroupUnits;
     const bool ends_group =
         step.slot % kGroupUnits == kGroupUnits - 1 || step.unit + 1 == params_.units;
+    const Loaded early = load_early(step);
     issue<kColumns>(step, step.slot % kGroupUnits > 0, now, group_sums);
-    if (!ends_item(step)) prepare_next(step, next);
+    if (!ends_item(step)) prepare_next(step, early, next);
     wgmma_wait();
     if (ends_group) promote<kColumns>(step, group_sums, sums);
   }
@@ -149,14 +162,25 @@ class RegisterLoop {
     wgmma_commit();
   }
 
-  __device__ void prepare_next(const Step& step, StepFragments& next) {
-    if (step.index + 1 < kSteps) return decode(at_, step.slot, step.index + 1, next);
-    if (!ends_stage(step)) return decode(at_, step.slot + 1, 0, next);
+  // Whether the next step's weights, where they are in the same stage, are loaded in front of this
+  // one's instructions, so that the decode behind these need not wait. Tiles of 64 are slower then.
+  static constexpr bool kLoadsEarly = Shape::kTokens != 64;
+
+  // Behind an item's last unit there is what the stage had.
+  [[nodiscard]] __device__ Loaded load_early(const Step& step) const {
+    return kLoadsEarly && !ends_stage(step) ? load_next(step) : Loaded{};
+  }
+  __device__ void prepare_next(const Step& step, const Loaded& early, StepFragments& next) {
+    if (!ends_stage(step)) return decode(kLoadsEarly ? early : load_next(step), next);
     Position following = at_;
     following.advance();
     ring_.wait_full(following);
     fence_async_proxy();
-    decode(following, 0, 0, next);
+    decode(load(following, 0, 0), next);
+  }
+  [[nodiscard]] __device__ Loaded load_next(const Step& step) const {
+    if (step.index + 1 < kSteps) return load(at_, step.slot, step.index + 1);
+    return load(at_, step.slot + 1, 0);
   }
 
   template <int kColumns>
