@@ -510,9 +510,9 @@ TEST_F(GroupedGemmCudaChecks, LongTilesOfFp8HaveTheBitsOfSmallTiles) {
   }
 }
 
-// FP8 weights take the tails of experts along: of one block of 64 and of two, full ones, rows too
-// many for one, and experts without any. Counting claims tells the kernel: one for each tile and
-// 256 weight rows, where pairs of tiles, or tiles of 192 weight rows, would be other numbers.
+// Weights in E4M3 take the tails of experts along: of one block of 64 and of two, full ones, rows
+// too many for one, and experts without any. Counting claims tells the kernel: one for each tile
+// and 256 weight rows, where pairs of tiles, or tiles of 192 weight rows, would be other numbers.
 void take_tails(const GemmCaseSpec& spec, DType dtype) {
   const GemmCase gemm(spec);
   GemmOnDevice device(gemm, dtype);
@@ -569,17 +569,16 @@ TEST_F(GroupedGemmCudaChecks, TailsOfFp8HaveTheBitsOfSmallTiles) {
 
 // Several items for each block, more than its rings of items hold.
 TEST_F(GroupedGemmCudaChecks, BlocksTakeManyTails) {
-  GemmCaseSpec spec{.mode = MoeMode::kFp8Block,
-                    .weight_rows = 4096,
-                    .cols = 128,
-                    .expert_rows = {},
-                    .token_tile = 128,
-                    .gathers = true,
-                    .seed = 97};
+  GemmCaseSpec spec{.weight_rows = 4096, .expert_rows = {}, .token_tile = 128, .gathers = true};
+  spec.wide_scales = false;
   for (int i = 0; i < 4; ++i) {
     spec.expert_rows.insert(spec.expert_rows.end(), kRowsWithTails.begin(), kRowsWithTails.end());
   }
-  take_tails(spec, DType::kBF16);
+  for (const MoeMode mode : {MoeMode::kFp8Block, MoeMode::kMxfp4Fp8, MoeMode::kNvfp4Fp8Rounded}) {
+    SCOPED_TRACE(name(mode));
+    spec.mode = mode;
+    take_tails(spec, DType::kBF16);
+  }
 }
 
 TEST_F(GroupedGemmCudaChecks, RefuseWhatOnlyTheCpuDoes) {

@@ -12,8 +12,9 @@ __device__ inline uint32_t keep_in_register(uint32_t value) {
   return value;
 }
 
-// Of global memory: behind the asm the compiler no longer knows that.
-__device__ inline uint8_t* keep_in_register(uint8_t* address) {
+// The same for an address in global memory, and no other: behind the asm the compiler would no
+// longer know that it is one.
+__device__ inline uint8_t* keep_global_in_register(uint8_t* address) {
   asm volatile("" : "+l"(address));
   __builtin_assume(__isGlobal(address));
   return address;

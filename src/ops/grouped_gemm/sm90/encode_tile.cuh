@@ -65,7 +65,7 @@ struct ThreadTile {
     const int block = item.block + pass * Shape::kTileBlocks + (kHasAllTokens ? 2 * warpgroup : 0);
     return block / 2 * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
   }
-  // The row of token(i), behind that of token(0).
+  // The row of token(0), and how many bytes behind it that of token(i) is.
   [[nodiscard]] __device__ uint8_t* first_row() const {
     return activation.values + (item.first_row + own_token()) * activation.row_bytes;
   }
@@ -190,9 +190,9 @@ __device__ inline uint32_t four_e4m3(const float4& h, float multiplier) {
 template <class Tile>
 class RowPlaces {
  public:
-  // Of column `byte` of token(i), i ascending from 0.
+  // Of byte `byte` of token(i)'s row, i ascending from 0.
   __device__ uint8_t* of(const Tile& tile, int i, int byte) {
-    if (i == 0) first_ = keep_in_register(tile.first_row() + byte);
+    if (i == 0) first_ = keep_global_in_register(tile.first_row() + byte);
     return first_ + tile.row_behind_first(i);
   }
 

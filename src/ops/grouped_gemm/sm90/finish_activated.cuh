@@ -369,8 +369,11 @@ class ItemFinisher {
     Kept kept;
     activate_for_maxima(kLast, sums, kept, maxima, [&](int i, float2 h) {
       const float largest = encode_tile_detail::pair_max(h);
-      if constexpr (kLast == 0) return largest;
-      return fmaxf(largest, encode_tile_detail::pair_max(parked(i)));
+      if constexpr (kLast == 0) {
+        return largest;
+      } else {
+        return fmaxf(largest, encode_tile_detail::pair_max(parked(i)));
+      }
     });
     sync_consumers();
     make_group_scales(tile_, maxima, shared_.maxima);

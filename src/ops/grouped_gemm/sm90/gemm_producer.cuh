@@ -68,7 +68,8 @@ class Producer {
   // Units a pass covers where one has fewer rows.
   static constexpr int kUnitStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
-  // Where rows come from is in shared memory: no registers hold nine of them beside an item.
+  // Where rows come from is in shared memory: the registers that are left to such producers, 40 or
+  // 56 with scales of rows, do not hold nine of them beside an item.
   static constexpr bool kSharesSources = Shape::kHasItemRing;
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;

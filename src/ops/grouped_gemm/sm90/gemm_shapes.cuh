@@ -57,6 +57,7 @@ struct GemmShapeOf {
     if (!kIsOverlapped) return token;
     return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
   }
+  static_assert(!kIsOverlapped || kTokens % 16 == 0);
   // Consumers have their items from the producer (item_ring.cuh), where they would wait longest for
   // the list, which takes 2500 cycles, and the producer gathers rows as fast all the same.
   static constexpr bool kHasItemRing = kHasTails || (kIsOverlapped && kTokens > 64);
@@ -90,6 +91,7 @@ struct GemmShapeOf {
                                       : writes(RowFormat::kNvfp4) ? 16
                                                                   : kTokens / 2;
   static constexpr int kRounds = kTokens / kRoundTokens;
+  static_assert(kTokens % kRoundTokens == 0 && kRoundTokens % 8 == 0);
 
   // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;

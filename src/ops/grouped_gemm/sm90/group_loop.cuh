@@ -11,6 +11,8 @@
 // So there are two sets of a part's temporary sums, and two of fragments.
 #pragma once
 
+#include <type_traits>
+
 #include "device/ptx/keep.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/reduce.cuh"

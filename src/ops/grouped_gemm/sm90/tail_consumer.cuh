@@ -29,7 +29,7 @@ class TailConsumer {
                           shared_.columns[warpgroup()]);
       Sums sums;
       // From a lane, so that the compiler knows it to be the same in all.
-      loop_.multiply(__shfl_sync(0xFFFFFFFFU, items.item().num_rows, 0), sums);
+      loop_.multiply(__shfl_sync(kFullWarp, items.item().num_rows, 0), sums);
       finish(items.item(), sums);
     }
   }
