@@ -130,22 +130,28 @@ __device__ inline uint32_t word_of(const uint4& words, int index) {
   return index == 2 ? words.z : words.w;
 }
 
-// One multiplication by scale * 2^126, for scales from 2^-125 to 2: the fragments of kMxfp4.
-struct Mxfp4NearWeights : Bf16Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kMxfp4Near;
+// Codes of E2M1, and scales of a thread's two rows in a unit.
+template <WeightCoding kTheCoding, class Scales>
+struct E2m1Weights : Bf16Weights {
+  static constexpr WeightCoding kCoding = kTheCoding;
 
   struct Loaded {
     uint4 words;
-    uint32_t scales;
+    Scales scales;
   };
   __device__ static Loaded load(const uint8_t* unit, int thread) {
     return {load_shared<uint4>(unit + thread * 16),
-            load_shared<uint32_t>(unit + unit_code_bytes(kCoding) + thread / 4 * 4)};
+            Scales::load(unit + unit_code_bytes(kCoding), thread)};
   }
+};
+
+// One multiplication by scale * 2^126, for scales from 2^-125 to 2: the fragments of kMxfp4.
+struct Mxfp4NearWeights : E2m1Weights<WeightCoding::kMxfp4Near, MxScales> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint32_t rows = (step < 2 ? loaded.scales << 7 : loaded.scales >> 1) & 0x7F807F80U;
+      const uint32_t codes = loaded.scales.word;
+      const uint32_t rows = (step < 2 ? codes << 7 : codes >> 1) & 0x7F807F80U;
       expand_e2m1(word_of(loaded.words, step), fragments[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -156,17 +162,7 @@ struct Mxfp4NearWeights : Bf16Weights {
 };
 
 // All scales, at the price of a second multiplication.
-struct Mxfp4Weights : Bf16Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kMxfp4;
-
-  struct Loaded {
-    uint4 words;
-    MxScales scales;
-  };
-  __device__ static Loaded load(const uint8_t* unit, int thread) {
-    return {load_shared<uint4>(unit + thread * 16),
-            MxScales::load(unit + unit_code_bytes(kCoding), thread)};
-  }
+struct Mxfp4Weights : E2m1Weights<WeightCoding::kMxfp4, MxScales> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
     constexpr uint32_t kTwoTo126 = 0x7E807E80U;
 #pragma unroll
@@ -196,18 +192,9 @@ struct Nvfp4Scales {
   }
 };
 
-struct Nvfp4Weights : Bf16Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kNvfp4;
+struct Nvfp4Weights : E2m1Weights<WeightCoding::kNvfp4, Nvfp4Scales> {
   static constexpr float kRepair = 256.0F;
 
-  struct Loaded {
-    uint4 words;
-    Nvfp4Scales scales;
-  };
-  __device__ static Loaded load(const uint8_t* unit, int thread) {
-    return {load_shared<uint4>(unit + thread * 16),
-            Nvfp4Scales::load(unit + unit_code_bytes(kCoding), thread)};
-  }
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {

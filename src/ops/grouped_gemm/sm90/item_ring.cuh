@@ -45,7 +45,8 @@ class ItemRing {
     return shared_.items[WorkList::position_of(taken_).stage];
   }
   // By all lanes of a warp. From the first one, so that the compiler knows it to be the same in
-  // all: it takes uniform registers then, none of the main loop's.
+  // all: it takes uniform registers then, none of the main loop's. Without what teams and narrow
+  // items have, which no reader of it does.
   [[nodiscard]] __device__ WorkItem uniform_item() const {
     const auto uniform = [](auto value) { return __shfl_sync(kFullWarp, value, 0); };
     const WorkItem& own = item();
@@ -53,9 +54,7 @@ class ItemRing {
             .block = uniform(own.block),
             .first_row = uniform(own.first_row),
             .num_rows = uniform(own.num_rows),
-            .has_copies = uniform(own.has_copies ? 1 : 0) != 0,
-            .is_shared = uniform(own.is_shared ? 1 : 0) != 0,
-            .is_narrow = uniform(own.is_narrow ? 1 : 0) != 0};
+            .has_copies = uniform(own.has_copies ? 1 : 0) != 0};
   }
   __device__ void advance(int lane) {
     ring().release_warp(WorkList::position_of(taken_), lane);
