@@ -52,7 +52,7 @@ class ItemFinisher {
 
   __device__ void finish(int pass, int passes, Sums& sums) {
     tile_.set_thread(consumer_thread());
-    if constexpr (has_row_powers(Shape::Weights::kCoding)) {
+    if constexpr (has_row_powers(Shape::Weights::kCoding) && !kRepairsColumns) {
       if (params_.row_powers != nullptr) scale_rows(pass, sums);
     }
     // The factors of tokens are there.
@@ -72,6 +72,10 @@ class ItemFinisher {
  private:
   using Tile = ThreadTile<Shape>;
   static constexpr float kRepair = Shape::Weights::kRepair;
+  // Whether powers of two of weight rows are factors of columns, instead of a pass over all sums.
+  // Weights that become E4M3 nearly always have them, others nearly never.
+  static constexpr bool kRepairsColumns =
+      Shape::Weights::kCoding >= WeightCoding::kMxfp4Fp8 && Shape::kTokens > 8;
 
   __device__ const TokenFactor* factors() const { return shared_.factors[tile_.warpgroup]; }
 
@@ -111,23 +115,29 @@ class ItemFinisher {
     const ThreadColumns low(params_, tile_.item.expert, block_of(pass, 0), tile_.thread);
     const ThreadColumns high(params_, tile_.item.expert, block_of(pass, Shape::kBlocks - 1),
                              tile_.thread);
+    const float2 low_repairs = repairs_of(pass, 0);
+    const float2 high_repairs = repairs_of(pass, Shape::kBlocks - 1);
     if (params_.output_is_bf16 && !params_.image_rows.is_paired) {
-      return store_pairs(low, high, sums);
+      return store_pairs({low, low_repairs}, {high, high_repairs}, sums);
     }
     for_rounds<true>(sums, [&] {
-#pragma unroll
-      for (int i = 0; i < Shape::kBlocks; ++i) store_round(i == 0 ? low : high, sums[i]);
+      store_round({low, low_repairs}, sums[0]);
+      if constexpr (Shape::kBlocks == 2) store_round({high, high_repairs}, sums[1]);
     });
   }
+  struct RepairedColumns {
+    const ThreadColumns& columns;
+    float2 repairs;
+  };
   // What nearly all results are, without a branch for each: bf16 of neighbouring columns.
-  __device__ void store_pairs(const ThreadColumns& low, const ThreadColumns& high,
+  __device__ void store_pairs(const RepairedColumns& low, const RepairedColumns& high,
                               const Sums& sums) const {
-    if (low.col >= params_.rows) return;
+    if (low.columns.col >= params_.rows) return;
     const int first = tile_.thread % 4 * 2;
     const TokenFactor* own_factors = factors() + first;
-    uint16_t* first_row = static_cast<uint16_t*>(params_.output) + low.col +
+    uint16_t* first_row = static_cast<uint16_t*>(params_.output) + low.columns.col +
                           (tile_.item.first_row + first) * int64_t{params_.rows};
-    const int num_high = high.col < params_.rows ? tile_.item.num_rows - first : 0;
+    const int num_high = high.columns.col < params_.rows ? tile_.item.num_rows - first : 0;
 #pragma unroll
     for (int i = 0; i < Shape::kTokens / 4; ++i) {
       const int token = i / 2 * 8 + i % 2;
@@ -142,42 +152,54 @@ class ItemFinisher {
       }
     }
   }
-  [[nodiscard]] __device__ static uint32_t finished_pair(const ThreadColumns& columns,
+  [[nodiscard]] __device__ static uint32_t finished_pair(const RepairedColumns& own,
                                                          const TokenFactor& factor,
                                                          const float (&sums)[Shape::kSums],
                                                          int token) {
-    const int at = sum_of(token);
-    return to_bf16x2(finished(mul_rn(sums[at], kRepair), factor, columns.factors[0]),
-                     finished(mul_rn(sums[at + 2], kRepair), factor, columns.factors[1]));
+    const float2 pair = repaired_pair(sums, token, own.repairs);
+    return to_bf16x2(finished(pair.x, factor, own.columns.factors[0]),
+                     finished(pair.y, factor, own.columns.factors[1]));
   }
 
-  __device__ void store_round(const ThreadColumns& columns,
-                              const float (&sums)[Shape::kSums]) const {
-    if (columns.col >= params_.rows) return;
+  __device__ void store_round(const RepairedColumns& own, const float (&sums)[Shape::kSums]) const {
+    if (own.columns.col >= params_.rows) return;
 #pragma unroll
     for (int i = 0; i < Shape::kRoundTokens / 4; ++i) {
       const int token = tile_.first_token() + i / 2 * 8 + tile_.thread % 4 * 2 + i % 2;
       if (token >= tile_.item.num_rows) continue;
-      const int at = sum_of(i);
-      store_columns(params_, tile_.item.first_row + token, columns, factors()[token],
-                    {mul_rn(sums[at], kRepair), mul_rn(sums[at + 2], kRepair)});
+      store_columns(params_, tile_.item.first_row + token, own.columns, factors()[token],
+                    repaired_pair(sums, i, own.repairs));
     }
   }
 
-  // By the powers of two that prepare() took from rows outside bf16's range.
+  // By the powers of two that prepare() took from weight rows, of which there are some.
   __device__ void scale_rows(int pass, Sums& sums) const {
-    const float* powers =
-        params_.row_powers + static_cast<int64_t>(tile_.item.expert) * params_.rows;
 #pragma unroll
     for (int i = 0; i < Shape::kBlocks; ++i) {
-      const Rows rows = rows_of(pass, i);
-      if (rows.low >= params_.rows) continue;
-      const float2 factors{powers[rows.low], powers[rows.high]};
+      const float2 powers = powers_of(pass, i);
 #pragma unroll
       for (int j = 0; j < Shape::kSums; ++j) {
-        sums[i][j] = __fmul_rn(sums[i][j], j / 2 % 2 == 0 ? factors.x : factors.y);
+        sums[i][j] = __fmul_rn(sums[i][j], j / 2 % 2 == 0 ? powers.x : powers.y);
       }
     }
+  }
+  // Of the thread's two rows in block `i` of the warpgroup; of padding none that count.
+  [[nodiscard]] __device__ float2 powers_of(int pass, int i) const {
+    const Rows rows = rows_of(pass, i);
+    if (rows.low >= params_.rows) return {1.0F, 1.0F};
+    const float* powers =
+        params_.row_powers + static_cast<int64_t>(tile_.item.expert) * params_.rows;
+    return {powers[rows.low], powers[rows.high]};
+  }
+
+  // What the sums of the thread's two columns in block `i` of the warpgroup are to be multiplied by
+  // before anything else.
+  [[nodiscard]] __device__ float2 repairs_of(int pass, int i) const {
+    if constexpr (kRepairsColumns) {
+      static_assert(kRepair == 1.0F);
+      if (params_.row_powers != nullptr) return powers_of(pass, i);
+    }
+    return {kRepair, kRepair};
   }
 
   // The caller's weight rows that the thread has of block `i` of the warpgroup.
@@ -194,13 +216,15 @@ class ItemFinisher {
 
   // Factors of the thread's two columns in block `i` of the warpgroup; of padding none that count.
   struct Columns {
+    float2 repairs;
     float scale;
     float low_bias;
     float high_bias;
   };
   [[nodiscard]] __device__ Columns columns_of(int pass, int i) const {
     const ColumnFactors factors(params_, tile_.item.expert);
-    Columns columns{factors.scale((tile_.warpgroup * Shape::kBlocks + i) % 2 == 1), -0.0F, -0.0F};
+    const bool is_gate = (tile_.warpgroup * Shape::kBlocks + i) % 2 == 1;
+    Columns columns{repairs_of(pass, i), factors.scale(is_gate), -0.0F, -0.0F};
     if (params_.epilogue.bias == nullptr) return columns;
     const Rows rows = rows_of(pass, i);
     if (rows.low >= params_.rows) return columns;
@@ -210,13 +234,18 @@ class ItemFinisher {
   }
   // The first sum of token `token` of the thread's in a block; the other column's is two behind.
   __device__ static constexpr int sum_of(int token) { return token / 2 * 4 + token % 2; }
+  [[nodiscard]] __device__ static float2 repaired_pair(const float (&sums)[Shape::kSums], int token,
+                                                       float2 repairs) {
+    const int at = sum_of(token);
+    return {mul_rn(sums[at], repairs.x), mul_rn(sums[at + 2], repairs.y)};
+  }
   // Of that token, in the order of sums.
   [[nodiscard]] __device__ float2 finished_pair(const Columns& columns, const TokenFactor& factor,
                                                 const float (&sums)[Shape::kSums],
                                                 int token) const {
-    const int at = sum_of(token);
-    return {finished(mul_rn(sums[at], kRepair), factor, {columns.scale, columns.low_bias}),
-            finished(mul_rn(sums[at + 2], kRepair), factor, {columns.scale, columns.high_bias})};
+    const float2 pair = repaired_pair(sums, token, columns.repairs);
+    return {finished(pair.x, factor, {columns.scale, columns.low_bias}),
+            finished(pair.y, factor, {columns.scale, columns.high_bias})};
   }
 
   // Calls sink(i, h) for the columns of token(i), i ascending; zeros for columns that are padding.

@@ -86,7 +86,6 @@ struct GemmShapeOf {
   // Tokens that the code behind the main loop is unrolled over (finish_activated.cuh): as many as
   // registers allow, since each round moves all sums.
   static constexpr int kRoundTokens = kTokens <= 64 || kIsPanel   ? kTokens
-                                      : kGroupUnits == 1          ? kTokens / 3
                                       : kBlocks == 1              ? 32
                                       : writes(RowFormat::kNvfp4) ? 16
                                                                   : kTokens / 2;
