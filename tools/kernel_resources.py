@@ -84,23 +84,25 @@ def kernel_table(kernels: list[Kernel]) -> str:
     return "\n".join(lines)
 
 
-def shape_of(gemm: Kernel) -> tuple[str, str, int]:
-    """Weights, whether sums are promoted every 128 columns, and tokens of a tile."""
-    found = re.search(r"GemmShapeOf<(?:narrowfloat::)?(.+), (\w+), (\d+)>", gemm.name)
+def shape_of(gemm: Kernel) -> tuple[str, str, int, str]:
+    """Weights, whether sums are promoted every 128 columns, tokens of a tile, and row teams."""
+    found = re.search(r"GemmShapeOf<(?:narrowfloat::)?(.+), (\w+), (\d+), (\w+)>", gemm.name)
     if not found:
-        sys.exit(f"kernel_resources: expected GemmShapeOf<weights, groups, tokens> in {gemm.name}")
+        sys.exit("kernel_resources: expected GemmShapeOf<weights, groups, tokens, row team> in "
+                 f"{gemm.name}")
     weights = re.sub(r"narrowfloat::|\(.*?\)", "", found[1]).strip()
-    return weights, "yes" if found[2] == "true" else "no", int(found[3])
+    groups, row_team = ("yes" if value == "true" else "no" for value in (found[2], found[4]))
+    return weights, groups, int(found[3]), row_team
 
 
 def gemm_table(gemms: list[Kernel]) -> str:
-    lines = ["| weights | groups | tile | registers at the launch | instructions | wgmma |",
-             "|---|---|---|---|---|---|"]
+    lines = ["| weights | groups | tile | row teams | registers at the launch | instructions | "
+             "wgmma |", "|---|---|---|---|---|---|---|"]
     for gemm in sorted(gemms, key=shape_of):
-        weights, groups, tokens = shape_of(gemm)
+        weights, groups, tokens, row_team = shape_of(gemm)
         wgmma = ", ".join(f"{count} {name.split('.F32')[0]}"
                           for name, count in sorted(gemm.wgmma.items()))
-        lines.append(f"| `{weights}` | {groups} | {tokens} | {gemm.registers} | "
+        lines.append(f"| `{weights}` | {groups} | {tokens} | {row_team} | {gemm.registers} | "
                      f"{gemm.instructions} | {wgmma or 'none'} |")
     return "\n".join(lines)
 

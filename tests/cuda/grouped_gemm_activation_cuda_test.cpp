@@ -218,6 +218,28 @@ TEST_P(GemmActivationCuda, DiffersFromTheActivationInFewBytes) {
   EXPECT_LE(static_cast<double>(different), 0.002 * static_cast<double>(bytes));
 }
 
+// Groups of 128 columns of few items are made by teams of two blocks, of more items than
+// multiprocessors by one block in two passes.
+TEST_P(GemmActivationCuda, FewAndManyItemsHaveTheBitsOfTheActivation) {
+  for (const size_t experts : {1, 10, 60}) {
+    GemmCaseSpec spec{.mode = GetParam(),
+                      .weight_rows = GetParam() == MoeMode::kFp8Block ? 768 : 640,
+                      .cols = 256,
+                      .token_tile = 8,
+                      .gate_order = GateOrder::kUpGate,
+                      .knows_halves = true,
+                      .wide_scales = false,
+                      .seed = 4};
+    spec.expert_rows.assign(experts, 3);
+    spec.expert_rows.front() = 8;
+    Activation activation = Activation::swiglu();
+    activation.alpha = 0.0F;
+    const ActivatedGemm gemm(spec, activation, 1.0F);
+    SCOPED_TRACE(to_string(spec));
+    EXPECT_EQ(gemm.expected(), gemm.fused(true));
+  }
+}
+
 std::vector<MoeMode> all_modes() {
   std::vector<MoeMode> modes;
   for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);

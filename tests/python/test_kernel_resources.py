@@ -11,7 +11,7 @@ tool = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(tool)
 
 NAME = ("void narrowfloat::multiply_groups_kernel<narrowfloat::GemmShapeOf<"
-        "narrowfloat::Fp8Weights, true, 128> >(narrowfloat::GemmParams)")
+        "narrowfloat::Fp8Weights, true, 128, false> >(narrowfloat::GemmParams)")
 OTHER = "narrowfloat::(anonymous namespace)::clear_slots_kernel(narrowfloat::Slots)"
 RESOURCES = f"""
 Resource usage:
@@ -53,7 +53,7 @@ def test_resources_and_instructions(kernels):
 def test_tables(kernels):
     assert "| `clear_slots_kernel` | 1 | 20 | 40 | 0 |" in tool.kernel_table([*kernels.values()])
     table = tool.gemm_table([kernels[NAME]])
-    assert table.endswith("| `Fp8Weights` | yes | 128 | 168 | 3 | 2 QGMMA.64x128x32 |")
+    assert table.endswith("| `Fp8Weights` | yes | 128 | no | 168 | 3 | 2 QGMMA.64x128x32 |")
 
 
 def test_faults(kernels):

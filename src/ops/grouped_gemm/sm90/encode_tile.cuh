@@ -4,8 +4,8 @@
 //   a thread      two neighbouring columns of each of its tokens
 //   8 lanes       16 columns of four tokens: a block of NVFP4; maxima by shuffles
 //   2 warps       32 columns: a block of MXFP8
-//   8 warps       128 columns, in 8 warps at once or in 4 warps one after the other: a group of FP8
-//                 1x128
+//   8 warps       128 columns, in 8 warps at once, in 4 one after the other, or in 4 of each of two
+//                 blocks: a group of FP8 1x128
 //
 // Maxima of several warps meet in shared memory. Rows that the second GEMM takes as bf16 are left
 // as such beside their codes where the layer asks for it (tensor/decoded_rows.h).
@@ -335,17 +335,23 @@ class Mxfp8Sink {
 };
 
 // Of a group of 128 columns for each token, one thread makes the scale and leaves the multiplier in
-// place of the first maximum.
+// place of the first maximum; in each block of a team, of which one stores the scale.
 template <class Shape>
 __device__ inline void make_group_scales(const ThreadTile<Shape>& tile,
-                                         const WarpMaxima<Shape>& maxima, float* shared_maxima) {
+                                         const WarpMaxima<Shape>& maxima,
+                                         GemmStorage<Shape>& shared) {
   const int token = tile.warpgroup * kWarpgroup + tile.thread;
   if (token >= Shape::kTokens) return;
-  const float amax = encode_tile_detail::maximum_of_block<Fp8Block1x128>(
-      maxima.template of<WarpMaxima<Shape>::kWarps>(0, token));
+  float largest = maxima.template of<WarpMaxima<Shape>::kWarps>(0, token);
+  bool stores = token < tile.item.num_rows;
+  if constexpr (Shape::kRowTeam > 1) {
+    largest = shared.team_maxima.over_team(token, largest);
+    stores = stores && cluster_rank() == 0;
+  }
+  const float amax = encode_tile_detail::maximum_of_block<Fp8Block1x128>(largest);
   const auto scale = encode_tile_detail::scale_of_group(amax);
-  shared_maxima[token] = scale.multiplier;
-  if (token < tile.item.num_rows) {
+  shared.maxima[token] = scale.multiplier;
+  if (stores) {
     tile.store_scale(token, tile.item.block / 4, canonical_scale(scale.stored));
   }
 }

@@ -7,7 +7,7 @@
 // Blocks of weights come in pairs of u and g (weight_units.h). A warpgroup with two blocks has both
 // in the same thread. With one block each, warpgroup 0 has u and warpgroup 1 g of 64 columns: they
 // swap, so that 0 has the even tokens and 1 the odd ones, and groups of 128 columns take two passes
-// over the rows of activations.
+// over the rows of activations or, of few items, two blocks of threads.
 #pragma once
 
 #include "device/swiglu.cuh"
@@ -405,7 +405,7 @@ class ItemFinisher {
       }
     });
     sync_consumers();
-    make_group_scales(tile_, maxima, shared_.maxima);
+    make_group_scales(tile_, maxima, shared_);
     sync_consumers();
     if constexpr (kLast > 0) {
       Fp8GroupSink<Shape> sink(tile_, 0, shared_.maxima);

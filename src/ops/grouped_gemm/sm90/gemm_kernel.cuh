@@ -7,8 +7,9 @@
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
 //           16-byte copies that gather rows and swizzle, zeros for absent columns
-//   team    two blocks of a cluster that share E4M3 weights of two long token tiles: each copies
-//           half of them to both
+//   team    two blocks of a cluster that share E4M3 weights of two long token tiles, of which each
+//           copies half to both; or that have halves of groups of 128 columns of the second GEMM's
+//           rows
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
 //           take the same ones (work_list.cuh), or the producer tells the consumers (item_ring.cuh)
 //
@@ -32,10 +33,10 @@
 
 namespace narrowfloat {
 
-// All threads of a block, or of the blocks that share weights.
+// All threads of a block, or of a team's.
 template <class Shape>
 __device__ void sync_team() {
-  if constexpr (Shape::kTeam > 1) {
+  if constexpr (Shape::kTeamBlocks > 1) {
     arrive_at_cluster();
     wait_for_cluster();
   } else {
@@ -57,6 +58,7 @@ __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kSta
   } else {
     WorkList::init(shared.queue, Shape::kTeam * kGemmThreads / 32);
   }
+  if constexpr (Shape::kRowTeam > 1) shared.team_maxima.init();
 }
 
 template <class Shape>
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     // Blocks without an item have not waited yet, and none ends before it has.
     if (is_early<Shape>(params)) wait_for_previous_grids();
     // The other block may still write here, or arrive at barriers.
-    if constexpr (Shape::kTeam > 1) sync_team<Shape>();
+    if constexpr (Shape::kTeamBlocks > 1) sync_team<Shape>();
   }
 }
 
@@ -95,6 +97,14 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
 // while others wait.
 inline constexpr size_t kLoneBytes = 114 * 1024;
 
+// An upper bound: of how many tiles there are rows, the device knows.
+template <class Shape>
+int64_t most_items(const GemmParams& params) {
+  const int item_blocks = passes_of<Shape>(params) * Shape::kRowTeam * Shape::kTileBlocks;
+  const int64_t pieces = int64_t{params.max_tiles} * params.splits;
+  return ceil_div(pieces, int64_t{Shape::kTeam}) * ceil_div(params.blocks, item_blocks);
+}
+
 template <class Shape>
 void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
   constexpr auto kKernel = multiply_groups_kernel<Shape>;
@@ -103,14 +113,21 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
   constexpr size_t kMostBytes = Shape::kIsSmall ? kLoneBytes : kBytes;
   static SharedMemoryOptIn opt_in;
   opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, shape.device);
-  const int row_tiles = ceil_div(params.blocks, passes_of<Shape>(params) * Shape::kTileBlocks);
-  const int64_t pieces = int64_t{params.max_tiles} * params.splits;
-  const int64_t most = ceil_div(pieces, int64_t{Shape::kTeam}) * row_tiles;
-  const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / Shape::kTeam;
-  const int64_t teams = std::min(most, std::max<int64_t>(1, resident));
-  const auto blocks = static_cast<unsigned>(teams * Shape::kTeam);
-  const size_t bytes = teams <= shape.num_sms ? kMostBytes : kBytes;
-  launch(kKernel, {dim3(blocks), dim3(kGemmThreads), bytes, Shape::kTeam}, stream, params);
+  constexpr int kTeam = Shape::kTeamBlocks;
+  const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / kTeam;
+  const int64_t teams = std::min(most_items<Shape>(params), std::max<int64_t>(1, resident));
+  const int64_t blocks = teams * kTeam;
+  const size_t bytes = blocks <= shape.num_sms ? kMostBytes : kBytes;
+  launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), bytes, kTeam}, stream,
+         params);
+}
+
+// Groups of 128 columns of so few items that each has a team: twice as many multiprocessors work,
+// or two blocks on each instead of one.
+template <class Team>
+bool takes_row_teams(const GemmParams& params, const GemmLaunch& shape) {
+  return params.activation.is_there && params.activation.format == RowFormat::kFp8Group &&
+         most_items<Team>(params) <= shape.num_sms;
 }
 
 template <class Weights, bool kHasGroups>
@@ -118,6 +135,12 @@ void launch_gemm(const GemmParams& params, const GemmLaunch& shape, Stream strea
   const auto launch_tokens = [&]<int kTokens>() {
     launch_multiply_groups<GemmShapeOf<Weights, kHasGroups, kTokens>>(params, shape, stream);
   };
+  if constexpr (kHasGroups) {
+    using Team = GemmShapeOf<Weights, true, 8, true>;
+    if (shape.tokens == 8 && takes_row_teams<Team>(params, shape)) {
+      return launch_multiply_groups<Team>(params, shape, stream);
+    }
+  }
   if (shape.tokens == 8) return launch_tokens.template operator()<8>();
   if (shape.tokens == 16) return launch_tokens.template operator()<16>();
   if (shape.tokens == 32) return launch_tokens.template operator()<32>();

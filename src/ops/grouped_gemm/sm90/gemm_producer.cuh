@@ -21,6 +21,7 @@ template <class Shape>
 class Producer {
  public:
   using TheRing = Ring<Shape::kStages>;
+  using TheList = WorkListOf<false, Shape::kRowTeam>;
 
   __device__ Producer(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
@@ -29,7 +30,7 @@ class Producer {
   // done: the first item's weights, as many stages as the ring has.
   __device__ void request_weights() {
     const int passes = passes_of<Shape>(params_);
-    const WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), true);
+    const TheList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), true);
     if (!work.has_next()) return;
     const WorkItem item = work.item();
     if (!item.has_copies) return;
@@ -41,7 +42,7 @@ class Producer {
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    WorkList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), is_early<Shape>(params_));
+    TheList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), is_early<Shape>(params_));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
       if (is_early<Shape>(params_) && work.is_first()) {

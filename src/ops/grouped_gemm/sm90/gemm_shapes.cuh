@@ -9,6 +9,7 @@
 #include "ops/grouped_gemm/sm90/finish.cuh"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
 #include "ops/grouped_gemm/sm90/item_ring.cuh"
+#include "ops/grouped_gemm/sm90/team_maxima.cuh"
 #include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {
@@ -25,8 +26,9 @@ NF_HOST_DEVICE constexpr int most_tokens() {
   return activation_bytes(Weights::kCoding) == 1 ? 144 : 160;
 }
 
-// kWeights decodes units; kHasGroups: sums are promoted every 128 columns.
-template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens>
+// kWeights decodes units; kHasGroups: sums are promoted every 128 columns; kIsRowTeam: for items of
+// two blocks of threads (below).
+template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens, bool kIsRowTeam = false>
 struct GemmShapeOf {
   using Weights = WeightsPolicy;
   static constexpr bool kHasGroups = kHasGroupSums;
@@ -49,6 +51,11 @@ struct GemmShapeOf {
   static constexpr bool kHasLongGroups = kHasGroups && kGroupUnits > 1;
   static constexpr int kBlocks = kIsSmall || (kHasLongGroups && kTokens > 64) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
+  // Blocks of threads that form a cluster and multiply neighbouring weight rows with the same token
+  // tile, of which each has the half of a group of 128 columns of the second GEMM's rows
+  // (team_maxima.cuh). For calls of no more items than teams: each has one, at most.
+  static constexpr int kRowTeam = kIsRowTeam ? 2 : 1;
+  static constexpr int kTeamBlocks = kTeam * kRowTeam;  // Of a team of either kind.
   // Parts of a group are promoted under the next one (group_loop.cuh).
   static constexpr bool kIsOverlapped = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
   // Where a token's scale of a group lies in a stage: those of a thread's tokens in 16 of
@@ -81,7 +88,9 @@ struct GemmShapeOf {
     return writes_rows(Weights::kCoding, kHasGroups, format) &&
            takes_rows(Weights::kCoding, kTokens, format);
   }
-  static constexpr int kGroupPasses = kBlocks == 1 && writes(RowFormat::kFp8Group) ? 2 : 1;
+  static constexpr bool kHasHalfGroups = kBlocks == 1 && writes(RowFormat::kFp8Group);
+  static_assert(kRowTeam == 1 || (kHasHalfGroups && kIsSmall && kTeam == 1));
+  static constexpr int kGroupPasses = kHasHalfGroups && kRowTeam == 1 ? 2 : 1;
 
   // Tokens that the code behind the main loop is unrolled over (finish_activated.cuh): as many as
   // registers allow, since each round moves all sums.
@@ -162,6 +171,7 @@ struct GemmStorage {
   RingBarriers<Shape::kStages> barriers;
   ItemQueue queue;
   std::conditional_t<Shape::kHasItemRing, FoundItems<Shape::kTokens>, NoFoundItems> found;
+  std::conditional_t<(Shape::kRowTeam > 1), TeamMaxima<Shape::kTokens>, NoTeamMaxima> team_maxima;
 };
 
 }  // namespace narrowfloat

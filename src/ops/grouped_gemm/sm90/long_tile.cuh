@@ -18,6 +18,7 @@ struct LongTile {
   // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
   // weights: what one copies of these from L2 serves both.
   static constexpr int kTeam = 2;
+  static constexpr int kRowTeam = 1;
   static constexpr int kStages = 4;
   static constexpr int kConsumers = 2;  // Warpgroups; each has half of the tokens.
   static constexpr int kWarps = kConsumers * 4;

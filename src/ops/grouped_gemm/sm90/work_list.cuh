@@ -16,7 +16,8 @@
 //
 // A team, two blocks of a cluster, has one number for both: an item is then a pair of neighbouring
 // token tiles, one each. The first block's thread sends it to both, and all their warps say there
-// when they have taken it.
+// when they have taken it. A row team has one item, of which each block has a part of the weight
+// rows.
 //
 // An item has a piece of a token tile, `tokens` rows or what there is. Behind a full piece, what is
 // left of the expert is its tail: up to `tail_tokens` rows of the next piece come with the item
@@ -54,7 +55,7 @@ struct WorkTiling {
   __device__ static WorkTiling of(int passes) {
     return {.tokens = Shape::kPieceTokens,
             .tail_tokens = Shape::kTokens - Shape::kPieceTokens,
-            .blocks = passes * Shape::kTileBlocks,
+            .blocks = passes * Shape::kRowTeam * Shape::kTileBlocks,
             .team = Shape::kTeam};
   }
 };
@@ -68,7 +69,9 @@ struct ItemQueue {
 
 // kTakesNarrow: the block of weight rows that is left alone behind an expert's last whole tile is
 // an item of its own, and these items are the last.
-template <bool kTakesNarrow>
+// kRowTeam: blocks of a cluster that take neighbouring weight rows of an item, its `blocks` all
+// together, and then no other item.
+template <bool kTakesNarrow, int kRowTeam = 1>
 class WorkListOf {
  public:
   // By one thread, before a block barrier: `warps` take the items.
@@ -84,7 +87,7 @@ class WorkListOf {
         is_early_(is_early),
         tiling_(tiling),
         row_tiles_(row_tiles(params, tiling)),
-        index_(blockIdx.x / team()) {}
+        index_(blockIdx.x / (team() * kRowTeam)) {}
 
   [[nodiscard]] __device__ bool has_next() const {
     if constexpr (kTakesNarrow) {
@@ -107,6 +110,7 @@ class WorkListOf {
   [[nodiscard]] __device__ bool is_first() const { return taken_ == 0; }
 
   __device__ void choose_next() const {
+    if constexpr (kRowTeam > 1) return;
     const Position at = position();
     if (team() > 1) {
       // This thread has taken the slot's item before, so its phase has ended.
@@ -128,6 +132,10 @@ class WorkListOf {
     }
   }
   __device__ void next() {
+    if constexpr (kRowTeam > 1) {
+      index_ = UINT32_MAX;
+      return;
+    }
     const Position at = position();
     ring().wait_full(at);
     index_ = shared_queue_.items[at.stage];
@@ -151,6 +159,9 @@ class WorkListOf {
     const uint32_t piece = team() > 1 ? team() * column + cluster_rank() : column;
     WorkItem item = item_of(piece);
     item.block = tiling_.blocks * static_cast<int>(row_tile);
+    if constexpr (kRowTeam > 1) {
+      item.block += tiling_.blocks / kRowTeam * static_cast<int>(cluster_rank());
+    }
     if (team() > 1) {
       join_team(piece, item);
     } else if (tiling_.tail_tokens > 0) {
