@@ -1,5 +1,6 @@
 """tools/kernel_resources.py: what it reads from cuobjdump's output, and what it refuses."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def test_tables(kernels):
     assert "| `clear_slots_kernel` | 1 | 20 | 40 | 0 |" in tool.kernel_table([*kernels.values()])
     table = tool.gemm_table([kernels[NAME]])
     assert table.endswith("| `Fp8Weights` | yes | 128 | no | 168 | 3 | 2 QGMMA.64x128x32 |")
+    team = dataclasses.replace(kernels[NAME], name=NAME.replace("128, false", "8, true"))
+    assert "| `Fp8Weights` | yes | 8 | yes |" in tool.gemm_table([team])
 
 
 def test_faults(kernels):

@@ -16,12 +16,15 @@
 
 namespace narrowfloat {
 
+// Rows of the second GEMM with a scale every 128 columns.
+NF_HOST_DEVICE inline bool makes_groups(const GemmParams& params) {
+  return params.activation.is_there && params.activation.format == RowFormat::kFp8Group;
+}
+
 // Passes over the rows of activations that an item takes.
 template <class Shape>
 NF_HOST_DEVICE inline int passes_of(const GemmParams& params) {
-  const bool has_groups =
-      params.activation.is_there && params.activation.format == RowFormat::kFp8Group;
-  return has_groups ? Shape::kGroupPasses : 1;
+  return makes_groups(params) ? Shape::kGroupPasses : 1;
 }
 
 // Of an expert.
@@ -73,7 +76,8 @@ class ItemFinisher {
   using Tile = ThreadTile<Shape>;
   static constexpr float kRepair = Shape::Weights::kRepair;
   // Whether powers of two of weight rows are factors of columns, instead of a pass over all sums.
-  // Weights that become E4M3 nearly always have them, others nearly never.
+  // Weights that become E4M3 nearly always have them, others nearly never. With tiles of 8 tokens,
+  // of which a thread has four sums, factors took longer.
   static constexpr bool kRepairsColumns =
       Shape::Weights::kCoding >= WeightCoding::kMxfp4Fp8 && Shape::kTokens > 8;
 

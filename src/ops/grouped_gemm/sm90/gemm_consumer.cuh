@@ -48,8 +48,8 @@ class Consumer {
 
  private:
   __device__ void run_list(int passes) {
-    WorkListOf<false, Shape::kRowTeam> work(params_, shared_.queue, WorkTiling::of<Shape>(passes),
-                                            is_early<Shape>(params_));
+    WorkListFor<Shape> work(params_, shared_.queue, WorkTiling::of<Shape>(passes),
+                            is_early<Shape>(params_));
     for (; work.has_next(); work.next()) {
       const WorkItem item = work.item();
       if (is_early<Shape>(params_) && work.is_first()) {

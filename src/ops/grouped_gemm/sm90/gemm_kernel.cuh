@@ -7,9 +7,10 @@
 //   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
 //           16-byte copies that gather rows and swizzle, zeros for absent columns
-//   team    two blocks of a cluster that share E4M3 weights of two long token tiles, of which each
-//           copies half to both; or that have halves of groups of 128 columns of the second GEMM's
-//           rows
+//   team    two blocks of a cluster that share E4M3 weights of two long token tiles: each copies
+//           half of the weights to both
+//   row     two blocks of a cluster that take an item's weight rows, of which each makes halves of
+//   team    groups of 128 columns of the second GEMM's rows
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
 //           take the same ones (work_list.cuh), or the producer tells the consumers (item_ring.cuh)
 //
@@ -33,7 +34,7 @@
 
 namespace narrowfloat {
 
-// All threads of a block, or of a team's.
+// All threads of a block, or of the blocks of a team of either kind.
 template <class Shape>
 __device__ void sync_team() {
   if constexpr (Shape::kTeamBlocks > 1) {
@@ -86,8 +87,9 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     }
     // Blocks without an item have not waited yet, and none ends before it has.
     if (is_early<Shape>(params)) wait_for_previous_grids();
-    // The other block may still write here, or arrive at barriers.
-    if constexpr (Shape::kTeamBlocks > 1) sync_team<Shape>();
+    // The other block may still write here, or arrive at barriers; not of a row team
+    // (team_maxima.cuh).
+    if constexpr (Shape::kTeam > 1) sync_team<Shape>();
   }
 }
 
@@ -115,7 +117,9 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
   opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, shape.device);
   constexpr int kTeam = Shape::kTeamBlocks;
   const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / kTeam;
-  const int64_t teams = std::min(most_items<Shape>(params), std::max<int64_t>(1, resident));
+  const int64_t items = most_items<Shape>(params);
+  const int64_t teams =
+      Shape::kRowTeam > 1 ? items : std::min(items, std::max<int64_t>(1, resident));
   const int64_t blocks = teams * kTeam;
   const size_t bytes = blocks <= shape.num_sms ? kMostBytes : kBytes;
   launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), bytes, kTeam}, stream,
@@ -123,11 +127,12 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
 }
 
 // Groups of 128 columns of so few items that each has a team: twice as many multiprocessors work,
-// or two blocks on each instead of one.
+// or two blocks on each instead of one. Where weights are decoded, which takes as long as their
+// copies, it pays for half as many items more, whose teams start where others have ended.
 template <class Team>
 bool takes_row_teams(const GemmParams& params, const GemmLaunch& shape) {
-  return params.activation.is_there && params.activation.format == RowFormat::kFp8Group &&
-         most_items<Team>(params) <= shape.num_sms;
+  const int most = Team::kIsPanel ? shape.num_sms : shape.num_sms * 3 / 2;
+  return makes_groups(params) && most_items<Team>(params) <= most;
 }
 
 template <class Weights, bool kHasGroups>

@@ -21,7 +21,7 @@ template <class Shape>
 class Producer {
  public:
   using TheRing = Ring<Shape::kStages>;
-  using TheList = WorkListOf<false, Shape::kRowTeam>;
+  using TheList = WorkListFor<Shape>;
 
   __device__ Producer(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}

@@ -8,7 +8,7 @@
 
 namespace narrowfloat {
 
-// In shared memory. The other block sends here until it has ended.
+// In shared memory. A block that has the maximum of both has received all that the other one sends.
 template <int kTokens>
 struct TeamMaxima {
   uint64_t barrier;

@@ -24,7 +24,7 @@
 // before instead of one of their own, which would read and decode the same weights again.
 //
 // An item's result does not depend on who computes it. Every block claims until it gets an item
-// behind the last one, so that the counter ends at the number of items.
+// behind the last one, so that the counter ends at the number of items; row teams claim none.
 #pragma once
 
 #include "device/ptx/cluster.cuh"
@@ -110,38 +110,19 @@ class WorkListOf {
   [[nodiscard]] __device__ bool is_first() const { return taken_ == 0; }
 
   __device__ void choose_next() const {
-    if constexpr (kRowTeam > 1) return;
-    const Position at = position();
-    if (team() > 1) {
-      // This thread has taken the slot's item before, so its phase has ended.
-      arrive_and_expect(ring().full(at), sizeof(uint32_t));
-      if (cluster_rank() != 0) return;
-    }
-    const uint32_t teams = gridDim.x / team();
-    const uint32_t before =
-        params_.next_item == nullptr ? dealt(teams) : atomicAdd(params_.next_item, 1U);
-    ring().wait_empty(at);
-    if (team() > 1) {
-      const uint32_t slot = shared_address(&shared_queue_.items[at.stage]);
-      for (uint32_t rank = 0; rank < team(); ++rank) {
-        send_to_block(slot, rank, before + teams, ring().full(at));
-      }
-    } else {
-      shared_queue_.items[at.stage] = before + teams;
-      arrive(ring().full(at));
-    }
+    if constexpr (kRowTeam == 1) send_next();
   }
   __device__ void next() {
     if constexpr (kRowTeam > 1) {
       index_ = UINT32_MAX;
-      return;
+    } else {
+      const Position at = position();
+      ring().wait_full(at);
+      index_ = shared_queue_.items[at.stage];
+      __syncwarp();
+      release(at, threadIdx.x % 32 == 0);
+      ++taken_;
     }
-    const Position at = position();
-    ring().wait_full(at);
-    index_ = shared_queue_.items[at.stage];
-    __syncwarp();
-    release(at, threadIdx.x % 32 == 0);
-    ++taken_;
   }
 
   [[nodiscard]] __device__ WorkItem item() const {
@@ -174,6 +155,28 @@ class WorkListOf {
   static constexpr uint32_t kTileGroup = 8;
   static constexpr uint32_t kSlots = ItemQueue::kSlots;
   using Position = RingPosition<ItemQueue::kSlots>;
+
+  __device__ void send_next() const {
+    const Position at = position();
+    if (team() > 1) {
+      // This thread has taken the slot's item before, so its phase has ended.
+      arrive_and_expect(ring().full(at), sizeof(uint32_t));
+      if (cluster_rank() != 0) return;
+    }
+    const uint32_t teams = gridDim.x / team();
+    const uint32_t before =
+        params_.next_item == nullptr ? dealt(teams) : atomicAdd(params_.next_item, 1U);
+    ring().wait_empty(at);
+    if (team() > 1) {
+      const uint32_t slot = shared_address(&shared_queue_.items[at.stage]);
+      for (uint32_t rank = 0; rank < team(); ++rank) {
+        send_to_block(slot, rank, before + teams, ring().full(at));
+      }
+    } else {
+      shared_queue_.items[at.stage] = before + teams;
+      arrive(ring().full(at));
+    }
+  }
 
   // Of an expert, without the narrow one.
   __device__ static uint32_t row_tiles(const GemmParams& params, const WorkTiling& tiling) {
@@ -293,5 +296,8 @@ class WorkListOf {
 };
 
 using WorkList = WorkListOf<false>;
+
+template <class Shape>
+using WorkListFor = WorkListOf<false, Shape::kRowTeam>;
 
 }  // namespace narrowfloat
