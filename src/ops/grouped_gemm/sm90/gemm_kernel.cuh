@@ -8,9 +8,8 @@
 //   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
 //           16-byte copies that gather rows and swizzle, zeros for absent columns
 //   team    two blocks of a cluster that share E4M3 weights of two long token tiles: each copies
-//           half of the weights to both
-//   row     two blocks of a cluster that take an item's weight rows, of which each makes halves of
-//   team    groups of 128 columns of the second GEMM's rows
+//           half of the weights to both; or, a row team, that take half of an item's weight rows
+//           each, and make halves of groups of 128 columns of the second GEMM's rows
 //   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
 //           take the same ones (work_list.cuh), or the producer tells the consumers (item_ring.cuh)
 //
@@ -127,8 +126,8 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
 }
 
 // Groups of 128 columns of so few items that each has a team: twice as many multiprocessors work,
-// or two blocks on each instead of one. Where weights are decoded, which takes as long as their
-// copies, it pays for half as many items more, whose teams start where others have ended.
+// or two blocks on each instead of one. Where weights are decoded it pays for half as many items
+// more, whose teams start where others have ended (docs/kernels/grouped_gemm_sm90.md).
 template <class Team>
 bool takes_row_teams(const GemmParams& params, const GemmLaunch& shape) {
   const int most = Team::kIsPanel ? shape.num_sms : shape.num_sms * 3 / 2;

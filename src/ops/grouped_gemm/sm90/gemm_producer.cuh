@@ -69,9 +69,6 @@ class Producer {
   // Units a pass covers where one has fewer rows.
   static constexpr int kUnitStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
-  // Where rows come from is in shared memory: the registers that are left to such producers, 40 or
-  // 56 with scales of rows, do not hold nine of them beside an item.
-  static constexpr bool kSharesSources = Shape::kHasItemRing;
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
 
@@ -100,7 +97,7 @@ class Producer {
 
   // But for weights.
   __device__ void copy_stage(int unit) {
-    if constexpr (kSharesSources) {
+    if constexpr (Shape::kHasItemRing) {
       copy_shared_rows(unit);
     } else {
       copy_rows(unit);
@@ -137,13 +134,14 @@ class Producer {
 
   __device__ void find_rows(const WorkItem& item) {
     row_passes_ = ceil_div(item.num_rows, kRowsPerPass);
-    if constexpr (kSharesSources) {
+    if constexpr (Shape::kHasItemRing) {
       share_sources(item);
     } else {
       keep_sources(item);
     }
   }
-  // Of all rows, in shared memory.
+  // Of all rows, in shared memory: the registers that are left to producers of items, 40 or 56 with
+  // scales of rows, do not hold nine of them beside an item.
   __device__ void share_sources(const WorkItem& item) const {
     constexpr int kBarrier = 2 + kConsumers;
     // The thread that has told the consumers.
@@ -261,7 +259,7 @@ class Producer {
 
   // The i-th of the rows whose scales the thread copies.
   [[nodiscard]] __device__ int scale_source(int i) const {
-    if constexpr (kSharesSources) {
+    if constexpr (Shape::kHasItemRing) {
       return shared_.found.row_sources[thread_ + i * kWarpgroup];
     } else {
       return scale_sources_[i];
