@@ -3,11 +3,12 @@
 
     tools/run_clang_tidy.py --build-dir build/lint [--clang-tidy clang-tidy-14] [--all]
 
-The sources are those of compile_commands.json under src/ (headers are checked through the sources
-that include them); tests, benchmarks and CUDA sources are not checked.  A source that passed is
-recorded in BUILD/clang_tidy_passed/ under a hash of everything that decides the outcome: its text
-and that of the project headers it reaches, .clang-tidy, the compile command, clang-tidy itself.
---all ignores those records.  Exit code 1 if there is a finding.
+The sources are those of compile_commands.json that BUILD compiles for src/: in a unity build a
+source there includes a dozen of ours, whose headers are then read once.  Headers are checked
+through the sources that include them; tests, benchmarks and CUDA sources are not.  A source that
+passed is recorded in BUILD/clang_tidy_passed/ under a hash of everything that decides the outcome:
+its text and that of the project files it reaches, .clang-tidy, the compile command, clang-tidy
+itself.  --all ignores those records.  Exit code 1 if there is a finding.
 """
 
 import argparse
@@ -49,12 +50,13 @@ def fingerprint(source: Path, command: str, tool: str) -> str:
 
 def check(clang_tidy: str, build: Path, source: Path) -> tuple[Path, bool, str, float]:
     start = time.monotonic()
-    result = subprocess.run([clang_tidy, "--quiet", "-p", str(build), str(source)],
-                            capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [clang_tidy, "--quiet", f"--config-file={ROOT}/.clang-tidy", "-p", str(build), str(source)],
+        capture_output=True, text=True, check=False)
     errors = [line for line in result.stderr.splitlines()  # Drop "N warnings generated."
               if not re.match(r"\d+ warnings?( and \d+ errors?)? generated|Suppressed ", line)]
     passed = result.returncode == 0
-    output = result.stdout + ("" if passed else "\n".join(errors))
+    output = result.stdout + ("" if passed else "\n".join(errors))  # Warnings are no failure.
     return source, passed, output, time.monotonic() - start
 
 
@@ -73,7 +75,9 @@ def main() -> int:
     database = json.loads((arguments.build_dir / "compile_commands.json").read_text())
     for entry in database:
         source = (Path(entry["directory"]) / entry["file"]).resolve()
-        if source.is_relative_to(ROOT / "src") and source.suffix == ".cpp":
+        in_build = source.is_relative_to(arguments.build_dir.resolve() / "src")
+        if source.suffix in (".cpp", ".cxx") and (
+                in_build or source.is_relative_to(ROOT / "src")):
             record = records / fingerprint(source, entry["command"], tool)
             if arguments.all or not record.exists():
                 waiting[source] = record
@@ -86,12 +90,13 @@ def main() -> int:
         for job in concurrent.futures.as_completed(jobs):
             source, passed, output, seconds = job.result()
             mark = "ok  " if passed else "FAIL"
-            print(f"{mark} {source.relative_to(ROOT)} ({seconds:.1f} s)", flush=True)
+            print(f"{mark} {os.path.relpath(source, ROOT)} ({seconds:.1f} s)", flush=True)
+            if output:
+                print(output, flush=True)
             if passed:
                 waiting[source].touch()
             else:
                 failures += 1
-                print(output, flush=True)
     print(f"clang-tidy: {failures} sources with findings")
     return 1 if failures else 0
 

@@ -4,11 +4,8 @@
     python3 tools/tidy.py [ROOT]     check the tree that git knows (or every file without git)
     python3 tools/tidy.py --self-test    prove with small examples that every rule can fail
 
-Findings are lines `file:line: rule: message`; warnings end in `(warning)` and do not count.  Exit
-code 1 if there is a finding.  The rules on sizes can be waived, with a reason, by a comment on the
-line or the line before (for file-size: anywhere in the file):
-
-    // tidy: exempt(<rule>): reason
+Findings are lines `file:line: rule: message`.  Limits on sizes are warnings: they end in
+`(warning)` and do not count.  Exit code 1 if there is another finding.
 
 How it works: every file is a SourceFile (tidy_source.py); rules are functions over one file
 (FILE_RULES) or over all (TREE_RULES) that yield Findings.  What may include what is data: LAYERS
@@ -72,12 +69,7 @@ EMULATOR = "tests/emulator/"
 CUDA_HEADER = re.compile(r"cuda|cub/|cute/|cutlass/|thrust/|nccl|mma\.h|nvtx|cooperative_groups")
 FRAMEWORK_HEADER = re.compile(r"torch/|ATen/|c10/|numpy/|pybind11/")
 
-FILE_LINES_WARN, FILE_LINES_MAX, LINE_LENGTH_MAX = 400, 600, 100
-MACROS_WARN, MACROS_MAX, TEMPLATE_PARAMETERS_MAX = 10, 12, 4
-CMAKE_LINES_MAX, CMAKE_OPTIONS_MAX = 1050, 6
-TEST_RATIO_MIN, TEST_RATIO_AIM = 0.6, 0.8
-COMMENT_SHARE = (0.10, 0.30)
-EXEMPTABLE = {"file-size", "line-length", "template-parameters"}
+FILE_LINES_MAX, LINE_LENGTH_MAX, MACROS_MAX, TEMPLATE_PARAMETERS_MAX = 600, 100, 12, 4
 
 BANNED = [  # Pattern in code (comments and strings removed), in which paths, what to do instead.
     (r"\bstd::v?format\b(?!_)|<format>", r".*", "std::format: use fmt"),
@@ -90,7 +82,6 @@ BANNED = [  # Pattern in code (comments and strings removed), in which paths, wh
 ]
 TODO = re.compile(r"(//|#|/?\*).*\b(T[O]DO(?!\(#\d+\))|F[I]XME|X[X]X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|farm)/|/tmp[/]w")
-EXEMPTION = re.compile(r"tidy: exempt\(([\w-]+)\)(: *\S)?")
 
 
 def rules_of(table: dict[str, set[str]], path: str) -> set[str] | None:
@@ -131,6 +122,8 @@ def check_foreign_headers(file: SourceFile) -> Iterator[Finding]:
     cuda_allowed = file.path.endswith((".cu", ".cuh")) or "runtime/cuda/" in file.path or (
         file.path.startswith(EMULATOR))
     for line, quote, target in file.includes if file.is_cpp else []:
+        if target.endswith((".cpp", ".cu")):
+            yield Finding(file.path, line, "source-included", f'"{target}" is no header')
         if quote == "<" and CUDA_HEADER.match(target) and not cuda_allowed:
             yield Finding(file.path, line, "cuda-header",
                           f"<{target}>: only in *.cu, *.cuh and src/runtime/cuda")
@@ -163,14 +156,12 @@ def check_banned(file: SourceFile) -> Iterator[Finding]:
 def check_size(file: SourceFile) -> Iterator[Finding]:
     if not (file.is_cpp or file.is_cmake or file.is_script):
         return
-    count = len(file.lines)
-    if count > FILE_LINES_WARN:
-        over = count > FILE_LINES_MAX
-        limit = FILE_LINES_MAX if over else FILE_LINES_WARN
-        yield Finding(file.path, 1, "file-size", f"{count} lines, limit {limit}", warning=not over)
+    if len(file.lines) > FILE_LINES_MAX:
+        message = f"{len(file.lines)} lines, aim for {FILE_LINES_MAX} at most"
+        yield Finding(file.path, 1, "file-size", message, warning=True)
     for number, line in enumerate(file.lines, 1):
         if len(line) > LINE_LENGTH_MAX:
-            yield Finding(file.path, number, "line-length", f"{len(line)} columns")
+            yield Finding(file.path, number, "line-length", f"{len(line)} columns", warning=True)
 
 
 def check_template_parameters(file: SourceFile) -> Iterator[Finding]:
@@ -182,7 +173,8 @@ def check_template_parameters(file: SourceFile) -> Iterator[Finding]:
             if depth == 0:
                 break
         if count > TEMPLATE_PARAMETERS_MAX:
-            yield Finding(file.path, line, "template-parameters", f"{count} parameters")
+            yield Finding(file.path, line, "template-parameters", f"{count} parameters",
+                          warning=True)
 
 
 def check_text(file: SourceFile) -> Iterator[Finding]:
@@ -213,15 +205,6 @@ def check_opening(file: SourceFile) -> Iterator[Finding]:
         yield Finding(file.path, 1, "pragma-once", "missing")
 
 
-def check_exemptions(file: SourceFile) -> Iterator[Finding]:
-    for number, line in enumerate(file.lines, 1):
-        for match in EXEMPTION.finditer(line) if file.is_cpp or file.is_cmake else []:
-            if match[1] not in EXEMPTABLE:
-                yield Finding(file.path, number, "exemption", f"{match[1]} cannot be exempted")
-            elif not match[2]:
-                yield Finding(file.path, number, "exemption", "give a reason after the colon")
-
-
 def check_links(tree: Tree) -> Iterator[Finding]:
     for file in tree.files:
         if not file.path.endswith(".md"):
@@ -238,69 +221,18 @@ def check_links(tree: Tree) -> Iterator[Finding]:
 def check_macro_count(tree: Tree) -> Iterator[Finding]:
     macros = {m[1] for f in tree.under("src/base/") for _, m in
               f.code_matches(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(")}
-    tree.notes.append(f"function-like macros: {len(macros)} (limit {MACROS_MAX})")
-    if len(macros) > MACROS_WARN:
-        yield Finding("src/base", 1, "macro-count", ", ".join(sorted(macros)),
-                      warning=len(macros) <= MACROS_MAX)
-
-
-def check_cmake_budget(tree: Tree) -> Iterator[Finding]:
-    files = [f for f in tree.files if f.is_cmake]
-    lines = sum(len(f.lines) for f in files)
-    options = sum(len(re.findall(r"^\s*option\(", f.text, re.M)) for f in files)
-    tree.notes.append(f"CMake: {lines} lines (limit {CMAKE_LINES_MAX}), "
-                      f"{options} options (limit {CMAKE_OPTIONS_MAX})")
-    if lines > CMAKE_LINES_MAX or options > CMAKE_OPTIONS_MAX:
-        yield Finding("CMakeLists.txt", 1, "cmake-budget", f"{lines} lines, {options} options")
-
-
-def check_test_ratio(tree: Tree) -> Iterator[Finding]:
-    def count(*prefixes: str) -> int:
-        return sum(1 for f in tree.under(*prefixes) if f.is_cpp or f.path.endswith(".py")
-                   for line in f.lines if line.strip())
-    tests, sources = count("tests/"), count("src/", "include/")
-    ratio = tests / sources if sources else 1.0
-    tree.notes.append(f"test lines / source lines: {tests} / {sources} = {ratio:.2f} "
-                      f"(at least {TEST_RATIO_MIN}, aim {TEST_RATIO_AIM})")
-    if ratio < TEST_RATIO_AIM:
-        yield Finding("tests", 1, "test-ratio", f"{ratio:.2f}", warning=ratio >= TEST_RATIO_MIN)
-
-
-def report_comments_and_twins(tree: Tree) -> Iterator[Finding]:
-    """Information only: comment share of each layer, sources without a unit test of their name."""
-    sources = [f for f in tree.under("src/", "include/") if f.is_cpp]
-    for layer in sorted({layer_of(f.path).split("/")[0] for f in sources}):
-        lines = [line.strip() for f in sources if layer_of(f.path).split("/")[0] == layer
-                 for line in f.lines if line.strip()]
-        share = sum(line.startswith(("//", "/*", "*")) for line in lines) / len(lines)
-        mark = "" if COMMENT_SHARE[0] <= share <= COMMENT_SHARE[1] else "  (aim: 12 to 20 %)"
-        tree.notes.append(f"comment share of {layer}: {share:.0%}{mark}")
-    stems = {posixpath.splitext(f.path)[0].removeprefix("src/") for f in sources
-             if f.path.startswith("src/") and not f.path.startswith("src/cli/")}
-    alone = sorted(s for s in stems if f"tests/unit/{s}_test.cpp" not in tree.paths)
-    tree.notes.append(f"sources without tests/unit/<path>_test.cpp: {len(alone)} of {len(stems)}: "
-                      + ", ".join(alone))
-    yield from ()
+    if len(macros) > MACROS_MAX:
+        yield Finding("src/base", 1, "macro-count", ", ".join(sorted(macros)), warning=True)
 
 
 FILE_RULES: list[Callable[[SourceFile], Iterator[Finding]]] = [
     check_layering, check_foreign_headers, check_macros, check_asm, check_banned, check_size,
-    check_template_parameters, check_text, check_opening, check_exemptions]
-TREE_RULES: list[Callable[[Tree], Iterator[Finding]]] = [
-    check_links, check_macro_count, check_cmake_budget, check_test_ratio, report_comments_and_twins]
-
-
-def is_exempt(file: SourceFile, finding: Finding) -> bool:
-    if finding.rule not in EXEMPTABLE:
-        return False
-    whole = finding.rule == "file-size"
-    near = file.lines if whole else file.lines[max(0, finding.line - 2):finding.line]
-    return any(m[1] == finding.rule and m[2] for line in near for m in EXEMPTION.finditer(line))
+    check_template_parameters, check_text, check_opening]
+TREE_RULES: list[Callable[[Tree], Iterator[Finding]]] = [check_links, check_macro_count]
 
 
 def run(tree: Tree) -> list[Finding]:
-    findings = [finding for file in tree.files for rule in FILE_RULES for finding in rule(file)
-                if not is_exempt(file, finding)]
+    findings = [finding for file in tree.files for rule in FILE_RULES for finding in rule(file)]
     return findings + [finding for rule in TREE_RULES for finding in rule(tree)]
 
 
@@ -314,7 +246,7 @@ def main() -> int:
         return tidy_examples.self_test()
     tree = load(arguments.root)
     findings = run(tree)
-    print("\n".join([*map(str, findings), *tree.notes]))
+    print("\n".join(map(str, findings)))
     errors = sum(not finding.warning for finding in findings)
     print(f"tidy: {len(tree.files)} files, {errors} findings, {len(findings) - errors} warnings")
     return 1 if errors else 0

@@ -90,7 +90,6 @@ class SourceFile:
 class Tree:
     files: list[SourceFile]  # Text files.
     paths: set[str] = field(default_factory=set)  # All files and folders.
-    notes: list[str] = field(default_factory=list)  # Figures to print.
 
     def under(self, *prefixes: str) -> list[SourceFile]:
         return [f for f in self.files if f.path.startswith(prefixes)]

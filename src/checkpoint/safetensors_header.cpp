@@ -271,18 +271,18 @@ void check_buffer(const HeaderContext& context, ParsedHeader& header) {
       });
   GapReport gaps(context, header);
   uint64_t covered = context.buffer_begin;
-  const TensorInfo* previous = nullptr;
+  std::string_view previous;
   for (const TensorInfo& tensor : header.tensors) {
     if (tensor.offset < covered) {
       throw_error(ErrorKind::kCorruptData, "{}: tensors '{}' and '{}' overlap by {} bytes",
-                  context.file, printable(previous->name), printable(tensor.name),
+                  context.file, printable(previous), printable(tensor.name),
                   covered - tensor.offset);
     }
     if (tensor.offset > covered) {
       gaps.add(tensor.offset - covered, fmt::format("before tensor '{}'", printable(tensor.name)));
     }
     covered = tensor.offset + tensor.size_bytes;
-    previous = &tensor;
+    previous = tensor.name;
   }
   const uint64_t end = context.buffer_begin + context.buffer_bytes;
   if (covered < end) gaps.add(end - covered, "behind the last tensor");

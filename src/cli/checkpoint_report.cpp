@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kCopy = "copy";
 
 // Sums over the tensors of one action.
-struct Totals {
+struct ActionTotals {
   int64_t tensors = 0;
   int64_t elements = 0;
   uint64_t source_bytes = 0;
@@ -23,8 +23,8 @@ struct Totals {
 };
 
 struct ReportTotals {
-  Totals converted;
-  Totals copied;
+  ActionTotals converted;
+  ActionTotals copied;
 };
 
 // The library has checked that the product fits.
@@ -37,7 +37,7 @@ int64_t num_elements(const TensorReport& tensor) {
 ReportTotals sum_up(const CheckpointReport& report) {
   ReportTotals totals;
   for (const TensorReport& tensor : report.tensors) {
-    Totals& sum = tensor.action == kCopy ? totals.copied : totals.converted;
+    ActionTotals& sum = tensor.action == kCopy ? totals.copied : totals.converted;
     ++sum.tensors;
     sum.elements += num_elements(tensor);
     sum.source_bytes += tensor.source_bytes;
@@ -53,7 +53,7 @@ double ratio(uint64_t numerator, uint64_t denominator) {
 }
 
 // Of what was written: codes, scales and padding.
-double bits_per_weight(const Totals& totals) {
+double average_bits(const ActionTotals& totals) {
   if (totals.elements == 0) return 0;
   return 8 * static_cast<double>(totals.target_bytes) / static_cast<double>(totals.elements);
 }
@@ -64,12 +64,12 @@ double quantizer_gb_per_second(const CheckpointReport& report) {
   return static_cast<double>(report.quantized_source_bytes) / report.quantize_seconds / 1e9;
 }
 
-Json to_json(const Totals& totals) {
+Json to_json(const ActionTotals& totals) {
   return Json{{"tensors", totals.tensors},
               {"elements", totals.elements},
               {"source_bytes", totals.source_bytes},
               {"target_bytes", totals.target_bytes},
-              {"bits_per_weight", bits_per_weight(totals)}};
+              {"bits_per_weight", average_bits(totals)}};
 }
 
 Json to_json(const TensorReport& tensor) {
@@ -169,7 +169,7 @@ std::string summary(const CheckpointReport& report, const ReportContext& context
       "size       {} -> {}, {:.2f} times {}\n",
       context.format, is_quantize ? "quantized " : "converted ", totals.converted.tensors,
       format_bytes(totals.converted.source_bytes), format_bytes(totals.converted.target_bytes),
-      bits_per_weight(totals.converted), totals.copied.tensors,
+      average_bits(totals.converted), totals.copied.tensors,
       format_bytes(totals.copied.target_bytes), format_bytes(report.source_bytes),
       format_bytes(report.target_bytes),
       report.target_bytes <= report.source_bytes ? ratio(report.source_bytes, report.target_bytes)

@@ -114,13 +114,13 @@ struct KindTotals {
   }
 };
 
-struct Totals {
+struct TensorTotals {
   std::map<std::string_view, KindTotals> kinds;
   KindTotals all;
 };
 
-Totals sum_up(const std::vector<LogicalTensor>& tensors) {
-  Totals totals;
+TensorTotals sum_up(const std::vector<LogicalTensor>& tensors) {
+  TensorTotals totals;
   for (const LogicalTensor& tensor : tensors) {
     totals.kinds[kind_of(tensor)].add(tensor);
     totals.all.add(tensor);
@@ -156,7 +156,7 @@ Json to_json(const LogicalTensor& tensor, const Checkpoint& checkpoint) {
 
 void print_document(const InspectArguments& arguments, const Checkpoint& checkpoint,
                     const Inspection& inspection) {
-  const Totals totals = sum_up(inspection.tensors);
+  const TensorTotals totals = sum_up(inspection.tensors);
   Json document = json_document("inspect");
   document["path"] = arguments.path;
   document["shards"] = Json::array();
@@ -199,11 +199,11 @@ Table tensor_table(const Inspection& inspection, DataFormat data) {
   return table;
 }
 
-// Totals by kind. The size in the heading is that of the files, headers included; those in the
-// table are of tensors.
+// TensorTotals by kind. The size in the heading is that of the files, headers included; those in
+// the table are of tensors.
 std::string summary(const InspectArguments& arguments, const Checkpoint& checkpoint,
                     const Inspection& inspection, bool colored) {
-  const Totals totals = sum_up(inspection.tensors);
+  const TensorTotals totals = sum_up(inspection.tensors);
   uint64_t file_bytes = 0;
   for (const SafetensorsReader& shard : checkpoint.shards()) file_bytes += shard.file_size();
   using enum Table::Align;

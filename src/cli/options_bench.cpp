@@ -16,17 +16,17 @@ constexpr const char* kExamples = R"(Examples:
   narrowfloat bench --device cuda --mode comparison --shape 16384x7168
 )";
 
-constexpr int64_t kMaxExtent = int64_t{1} << 32U;
-constexpr int64_t kMaxTokens = 1 << 20;
-constexpr int64_t kMaxExperts = 1 << 16;
+constexpr int64_t kMaxSweepExtent = int64_t{1} << 32U;
+constexpr int64_t kMaxSweepTokens = 1 << 20;
+constexpr int64_t kMaxSweepExperts = 1 << 16;
 constexpr int64_t kMaxTile = 1024;
 
 std::vector<int64_t> parse_extents(const std::string& text) {
-  return parse_count_list(text, kMaxExtent, "whole numbers such as 1,128,4096");
+  return parse_count_list(text, kMaxSweepExtent, "whole numbers such as 1,128,4096");
 }
 
 std::vector<int64_t> parse_tokens(const std::string& text) {
-  return parse_count_list(text, kMaxTokens, "numbers of tokens such as 1,32,1024");
+  return parse_count_list(text, kMaxSweepTokens, "numbers of tokens such as 1,32,1024");
 }
 
 QuantizeSource parse_source(const std::string& text) {
@@ -95,10 +95,10 @@ Options add_activation_options(CLI::App& command, SweepArguments& sweep) {
                       "activation: numbers of tokens; default 1,32,256,1024,4096,16384")
           ->option_text("T,..."),
       command.add_option("--top-k", shape.top_k, "activation: experts of a token; default 8")
-          ->check(CLI::Range(int64_t{1}, kMaxExperts))
+          ->check(CLI::Range(int64_t{1}, kMaxSweepExperts))
           ->option_text("K"),
       command.add_option("--experts", shape.experts, "activation: default 256")
-          ->check(CLI::Range(int64_t{1}, kMaxExperts))
+          ->check(CLI::Range(int64_t{1}, kMaxSweepExperts))
           ->option_text("E"),
       command.add_option("--inter", shape.inter, "activation: columns of the result; default 2048")
           ->check(CLI::Range(int64_t{128}, int64_t{1} << 20U))

@@ -23,7 +23,7 @@ constexpr const char* kTuneExamples = R"(Examples:
   narrowfloat moe tune --shape qwen3-30b-a3b --device cuda --out h100.json
   narrowfloat moe bench --shape qwen3-30b-a3b --device cuda --tuning h100.json
 )";
-constexpr const char* kExplainExamples = R"(Examples:
+constexpr const char* kMoeExplainExamples = R"(Examples:
   narrowfloat moe explain --shape gpt-oss-20b --tokens 1,64
   narrowfloat moe explain --shape deepseek-v3 --device cuda --tuning h100.json --json
 )";
@@ -72,10 +72,10 @@ void add_commit(CLI::App& command, std::string& commit) {
 }
 
 std::vector<int64_t> parse_gemm_shape(const std::string& text) {
-  constexpr int64_t kMaxExtent = 1 << 20;
+  constexpr int64_t kMaxLayerExtent = 1 << 20;
   constexpr std::string_view kExpected =
       "three numbers N,K,G such as 4096,7168,8: rows and columns of a group's weights, groups";
-  std::vector<int64_t> shape = parse_count_list(text, kMaxExtent, kExpected);
+  std::vector<int64_t> shape = parse_count_list(text, kMaxLayerExtent, kExpected);
   if (shape.size() == 3 && shape[2] <= 4096) return shape;
   throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, kExpected));
 }
@@ -203,8 +203,9 @@ void add_moe_tune(CLI::App& app, MoeTuneArguments& arguments) {
 }
 
 void add_moe_explain(CLI::App& app, MoeExplainArguments& arguments) {
-  CLI::App& command = add_command(
-      app, "explain", "Token tile and implementations of a layer, and why these", kExplainExamples);
+  CLI::App& command =
+      add_command(app, "explain", "Token tile and implementations of a layer, and why these",
+                  kMoeExplainExamples);
   add_layer(command, arguments);
   add_parsed_into(command, "--tokens", parse_token_list, arguments.tokens,
                   "Tokens of a run, one case each; default 1")

@@ -2,6 +2,7 @@
 // Work is split by index, so results cannot depend on the number of threads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/function_ref.h"
@@ -11,6 +12,12 @@ namespace narrowfloat {
 // Calls body(begin, end) on disjoint ranges that cover [0, count), none shorter than `grain` where
 // that can be helped. Exceptions reach the caller.
 void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
+
+// Rows of `cols` elements that make up about `elements` together, at least one: a grain for
+// parallel_for().
+inline int64_t row_grain(int64_t elements, int64_t cols) {
+  return std::max<int64_t>(1, elements / std::max<int64_t>(1, cols));
+}
 
 // The largest of body(begin, end) over such ranges, as a bit pattern of a non-negative float (whose
 // order is that of integers, so the result does not depend on the split); 0 for count == 0.

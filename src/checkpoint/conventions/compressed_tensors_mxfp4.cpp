@@ -9,11 +9,11 @@
 namespace narrowfloat {
 namespace {
 
-constexpr CompressedTensorsScheme kScheme{.format = "mxfp4-pack-quantized",
-                                          .num_bits = 4,
-                                          .strategy = "group",
-                                          .group_size = 32,
-                                          .scale_dtype = "torch.uint8"};
+constexpr CompressedTensorsScheme kMxfp4Scheme{.format = "mxfp4-pack-quantized",
+                                               .num_bits = 4,
+                                               .strategy = "group",
+                                               .group_size = 32,
+                                               .scale_dtype = "torch.uint8"};
 
 }  // namespace
 
@@ -27,10 +27,12 @@ const ConventionSpec& compressed_tensors_mxfp4() {
       .scales = {{"weight_scale"}, {DType::kU8, DType::kF8E8M0}},
       .is_declared_by =
           [](const nlohmann::json& config) {
-            return is_compressed_tensors(config, kScheme.format);
+            return is_compressed_tensors(config, kMxfp4Scheme.format);
           },
       .quantization_config =
-          [](const QuantizedModel& model) { return compressed_tensors_config(kScheme, model); },
+          [](const QuantizedModel& model) {
+            return compressed_tensors_config(kMxfp4Scheme, model);
+          },
   };
   return kSpec;
 }

@@ -10,19 +10,19 @@
 namespace narrowfloat {
 namespace {
 
-constexpr CompressedTensorsScheme kScheme{.format = "mxfp8-quantized",
-                                          .num_bits = 8,
-                                          .strategy = "group",
-                                          .group_size = 32,
-                                          .scale_dtype = "torch.uint8"};
+constexpr CompressedTensorsScheme kMxfp8Scheme{.format = "mxfp8-quantized",
+                                               .num_bits = 8,
+                                               .strategy = "group",
+                                               .group_size = 32,
+                                               .scale_dtype = "torch.uint8"};
 
-bool is_declared(const nlohmann::json& config) {
+bool is_mxfp8_declared(const nlohmann::json& config) {
   const std::string method = string_member(config, "quant_method");
   if (method == "mxfp8") {
     const auto block = config.find("weight_block_size");
     return block == config.end() || *block == nlohmann::json({1, 32});
   }
-  return is_compressed_tensors(config, kScheme.format) ||
+  return is_compressed_tensors(config, kMxfp8Scheme.format) ||
          (method == "modelopt" && string_member(config, "quant_algo") == "MXFP8");
 }
 
@@ -36,9 +36,11 @@ const ConventionSpec& compressed_tensors_mxfp8() {
                .format = FormatId::kMxfp8},
       .values = {{"weight"}, {DType::kF8E4M3}},
       .scales = {{"weight_scale", "weight_scale_inv"}, {DType::kU8, DType::kF8E8M0}},
-      .is_declared_by = is_declared,
+      .is_declared_by = is_mxfp8_declared,
       .quantization_config =
-          [](const QuantizedModel& model) { return compressed_tensors_config(kScheme, model); },
+          [](const QuantizedModel& model) {
+            return compressed_tensors_config(kMxfp8Scheme, model);
+          },
   };
   return kSpec;
 }

@@ -10,11 +10,11 @@
 namespace narrowfloat {
 namespace {
 
-constexpr CompressedTensorsScheme kScheme{.format = "nvfp4-pack-quantized",
-                                          .num_bits = 4,
-                                          .strategy = "tensor_group",
-                                          .group_size = 16,
-                                          .scale_dtype = "torch.float8_e4m3fn"};
+constexpr CompressedTensorsScheme kNvfp4Scheme{.format = "nvfp4-pack-quantized",
+                                               .num_bits = 4,
+                                               .strategy = "tensor_group",
+                                               .group_size = 16,
+                                               .scale_dtype = "torch.float8_e4m3fn"};
 
 constexpr uint8_t kEpsilon = 0x20;  // 0.125
 
@@ -36,10 +36,12 @@ const ConventionSpec& compressed_tensors_nvfp4() {
       .zero_scales = ZeroScaleBytes{.zero_block = kEpsilon, .underflow = kEpsilon},
       .is_declared_by =
           [](const nlohmann::json& config) {
-            return is_compressed_tensors(config, kScheme.format);
+            return is_compressed_tensors(config, kNvfp4Scheme.format);
           },
       .quantization_config =
-          [](const QuantizedModel& model) { return compressed_tensors_config(kScheme, model); },
+          [](const QuantizedModel& model) {
+            return compressed_tensors_config(kNvfp4Scheme, model);
+          },
   };
   return kSpec;
 }

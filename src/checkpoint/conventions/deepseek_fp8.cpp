@@ -20,7 +20,7 @@ const nlohmann::json& block_size() {
 }
 
 // Loaders of this method take every Linear module for quantized but those they are told to leave.
-nlohmann::ordered_json quantization_config(const QuantizedModel& model) {
+nlohmann::ordered_json deepseek_fp8_config(const QuantizedModel& model) {
   return {
       {"quant_method", "fp8"},
       {"fmt", "e4m3"},
@@ -45,7 +45,7 @@ bool is_compressed_tensors_block(const nlohmann::json& config) {
   });
 }
 
-bool is_declared(const nlohmann::json& config) {
+bool is_deepseek_fp8_declared(const nlohmann::json& config) {
   if (is_compressed_tensors_block(config)) return true;
   const std::string element = string_member(config, "fmt");
   const auto block = config.find("weight_block_size");
@@ -64,8 +64,8 @@ const ConventionSpec& deepseek_fp8() {
       .values = {{"weight"}, {DType::kF8E4M3}},
       .scales = {{"weight_scale_inv", "weight_scale", "scale"},
                  {DType::kF32, DType::kBF16, DType::kF8E8M0}},
-      .is_declared_by = is_declared,
-      .quantization_config = quantization_config,
+      .is_declared_by = is_deepseek_fp8_declared,
+      .quantization_config = deepseek_fp8_config,
   };
   return kSpec;
 }

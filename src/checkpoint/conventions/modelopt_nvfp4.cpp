@@ -19,7 +19,7 @@ nlohmann::ordered_json producer(const QuantizedModel& model) {
   return {{"name", "narrowfloat"}, {"version", model.writer_version}};
 }
 
-nlohmann::ordered_json quantization_config(const QuantizedModel& model) {
+nlohmann::ordered_json modelopt_nvfp4_config(const QuantizedModel& model) {
   const nlohmann::ordered_json weights = {
       {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", kGroupSize}};
   return {
@@ -43,7 +43,7 @@ ConfigFile hf_quant_config(const QuantizedModel& model) {
   return {"hf_quant_config.json", root.dump(2) + "\n"};
 }
 
-bool is_declared(const nlohmann::json& config) {
+bool is_modelopt_nvfp4_declared(const nlohmann::json& config) {
   const std::string algorithm = string_member(config, "quant_algo");
   return string_member(config, "quant_method") == "modelopt" &&
          (algorithm == "NVFP4" || algorithm == kAlgorithm);
@@ -65,8 +65,8 @@ const ConventionSpec& modelopt_nvfp4() {
       .global_shape = {},
       // 1.0, or the smallest scale, 2^-9.
       .zero_scales = ZeroScaleBytes{.zero_block = 0x38, .underflow = 0x01},
-      .is_declared_by = is_declared,
-      .quantization_config = quantization_config,
+      .is_declared_by = is_modelopt_nvfp4_declared,
+      .quantization_config = modelopt_nvfp4_config,
       .extra_config = hf_quant_config,
   };
   return kSpec;

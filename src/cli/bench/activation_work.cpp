@@ -19,7 +19,7 @@ namespace {
 // What the arithmetic of another device may differ in (moe spec 12.3, G2 of mode 3).
 constexpr double kMaxDifferingCodes = 0.08;
 constexpr double kMaxScaleDifference = 1e-2;
-constexpr int64_t kGroup = 128;
+constexpr int64_t kActivationGroup = 128;
 
 template <typename Value>
 Bytes bytes_of(const std::vector<Value>& values) {
@@ -69,7 +69,8 @@ Rows sorted_rows(int64_t tokens, const ActivationShape& shape) {
 
 // A [blocks, rows] image.
 TensorView scale_view(std::byte* data, int64_t rows, int64_t cols, Device where) {
-  TensorView view = TensorView::contiguous(data, DType::kF32, {rows, cols / kGroup}, where);
+  TensorView view =
+      TensorView::contiguous(data, DType::kF32, {rows, cols / kActivationGroup}, where);
   view.strides = {1, rows};
   return view;
 }
@@ -122,14 +123,16 @@ std::string compare_activation(const WorkBuffer& buffer, std::span<const std::by
                                  : compare_scales(got, expected, note);
 }
 
-enum Position : size_t {
-  kValuesAt,
-  kScalesAt,
-  kMapAt,
-  kInverseMapAt,
-  kNumRowsAt,
-  kInputAt,
-  kInputScalesAt
+struct ActivationBuffer {
+  enum : size_t {
+    kValuesAt,
+    kScalesAt,
+    kMapAt,
+    kInverseMapAt,
+    kNumRowsAt,
+    kInputAt,
+    kInputScalesAt
+  };
 };
 
 void add_fp8_input(int64_t rows, int64_t cols, RandomValues& values, Work& work) {
@@ -140,7 +143,7 @@ void add_fp8_input(int64_t rows, int64_t cols, RandomValues& values, Work& work)
   const std::span<const std::byte> matrix = values.get(DType::kBF16, 0, rows * cols);
   quantize(TensorView::contiguous(matrix.data(), DType::kBF16, {rows, cols}),
            layout.bind(codes.data(), scales.data(), nullptr));
-  const int64_t blocks = cols / kGroup;
+  const int64_t blocks = cols / kActivationGroup;
   std::vector<float> image(scales.size());
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t block = 0; block < blocks; ++block) {
@@ -157,8 +160,9 @@ void add_fp8_input(int64_t rows, int64_t cols, RandomValues& values, Work& work)
 // Of the rows that the map names, and one map.
 void count_bytes(const SweepCase& what, int64_t slots, Work& work) {
   const int64_t cols = what.cols;
-  const int64_t input = what.activation.has_bf16_input ? 4 * cols : 2 * cols + 8 * cols / kGroup;
-  const int64_t output = cols + 4 * cols / kGroup;
+  const int64_t input =
+      what.activation.has_bf16_input ? 4 * cols : 2 * cols + 8 * cols / kActivationGroup;
+  const int64_t output = cols + 4 * cols / kActivationGroup;
   work.read_bytes = static_cast<uint64_t>(slots * (input + 4) + 4);
   work.write_bytes = static_cast<uint64_t>(slots * output);
 }
@@ -180,7 +184,7 @@ Work make_activation_work(const SweepCase& what, RandomValues& values) {
   using enum WorkBuffer::Role;
   const auto size = static_cast<uint64_t>(rows * inter);
   work.buffers.push_back({"values", kOutput, size, {}});
-  work.buffers.push_back({"scales", kOutput, size / kGroup * sizeof(float), {}});
+  work.buffers.push_back({"scales", kOutput, size / kActivationGroup * sizeof(float), {}});
   const auto add_map = [&work](std::string_view name, const std::vector<int32_t>& map) {
     const uint64_t map_bytes = map.size() * sizeof(int32_t);
     work.buffers.push_back({std::string(name), kInput, map_bytes, bytes_of(map)});
@@ -197,18 +201,23 @@ Work make_activation_work(const SweepCase& what, RandomValues& values) {
   work.call = [rows, slots, inter, shape](Addresses at, Device where, Stream stream) {
     const bool is_bf16 = shape.has_bf16_input;
     ActivateArgs args;
-    args.input.values = TensorView::contiguous(
-        at[kInputAt], is_bf16 ? DType::kBF16 : DType::kF8E4M3, {rows, 2 * inter}, where);
-    if (!is_bf16) args.input.scales = scale_view(at[kInputScalesAt], rows, 2 * inter, where);
-    args.slot_to_row = TensorView::contiguous(at[kMapAt], DType::kI32, {slots}, where);
+    args.input.values =
+        TensorView::contiguous(at[ActivationBuffer::kInputAt],
+                               is_bf16 ? DType::kBF16 : DType::kF8E4M3, {rows, 2 * inter}, where);
+    if (!is_bf16)
+      args.input.scales = scale_view(at[ActivationBuffer::kInputScalesAt], rows, 2 * inter, where);
+    args.slot_to_row =
+        TensorView::contiguous(at[ActivationBuffer::kMapAt], DType::kI32, {slots}, where);
     if (shape.has_inverse_map) {
-      args.row_to_slot = TensorView::contiguous(at[kInverseMapAt], DType::kI32, {rows}, where);
+      args.row_to_slot =
+          TensorView::contiguous(at[ActivationBuffer::kInverseMapAt], DType::kI32, {rows}, where);
     }
-    args.num_rows = TensorView::contiguous(at[kNumRowsAt], DType::kI32, {1}, where);
+    args.num_rows =
+        TensorView::contiguous(at[ActivationBuffer::kNumRowsAt], DType::kI32, {1}, where);
     args.format = RowFormat::kFp8Group;
-    args.output.values =
-        TensorView::contiguous(at[kValuesAt], DType::kF8E4M3, {rows, inter}, where);
-    args.output.scales = scale_view(at[kScalesAt], rows, inter, where);
+    args.output.values = TensorView::contiguous(at[ActivationBuffer::kValuesAt], DType::kF8E4M3,
+                                                {rows, inter}, where);
+    args.output.scales = scale_view(at[ActivationBuffer::kScalesAt], rows, inter, where);
     activate(args, stream);
   };
   return work;

@@ -15,7 +15,7 @@
 namespace narrowfloat::cli {
 namespace {
 
-constexpr std::align_val_t kAlignment{256};
+constexpr std::align_val_t kHostAlignment{256};
 // Larger than the last-level cache of most servers divided by their cores; buffers exceed it
 // several times.
 constexpr uint64_t kCacheBytes = 32U << 20U;
@@ -75,7 +75,7 @@ class HostMachine : public Machine {
   std::byte* reserve(uint64_t size_bytes) override {
     if (size_bytes > size_bytes_) {
       release();
-      memory_ = static_cast<std::byte*>(::operator new(size_bytes, kAlignment));
+      memory_ = static_cast<std::byte*>(::operator new(size_bytes, kHostAlignment));
       size_bytes_ = size_bytes;
     }
     return memory_;
@@ -154,7 +154,7 @@ class HostMachine : public Machine {
 
  private:
   void release() {
-    ::operator delete(memory_, kAlignment);
+    ::operator delete(memory_, kHostAlignment);
     memory_ = nullptr;
     size_bytes_ = 0;
   }

@@ -16,8 +16,8 @@
 namespace narrowfloat::cli {
 namespace {
 
-constexpr uint64_t kAlignment = 256;
-constexpr uint8_t kPoison = 0xFF;
+constexpr uint64_t kBufferAlignment = 256;
+constexpr uint8_t kOutputPoison = 0xFF;
 // A cold cache: rotated buffers exceed it so many times, with at most so many sets.
 constexpr uint64_t kCacheMultiple = 4;
 constexpr int64_t kMaxSets = 64;
@@ -28,7 +28,7 @@ constexpr double kLaunchUs = 0.8;
 constexpr int64_t kReferenceElements = 1 << 20;
 
 uint64_t aligned(uint64_t size_bytes) {
-  return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (size_bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
 }
 
 bool is_input(const WorkBuffer& buffer) { return buffer.role == WorkBuffer::Role::kInput; }
@@ -155,7 +155,8 @@ Measurement::Place Measurement::place(const Work& work) {
   const uint64_t wanted = kCacheMultiple * machine_.facts().cache_bytes;
   const auto enough = static_cast<int64_t>(wanted / std::max<uint64_t>(end, 1)) + 1;
   place.sets = arguments_.is_cache_warm ? 1 : std::clamp<int64_t>(enough, 2, kMaxSets);
-  place.base = machine_.reserve(place.stride() * static_cast<uint64_t>(place.sets) + kAlignment);
+  place.base =
+      machine_.reserve(place.stride() * static_cast<uint64_t>(place.sets) + kBufferAlignment);
   for (int64_t set = 0; set < place.sets; ++set) {
     std::vector<std::byte*>& addresses = place.addresses.emplace_back();
     for (const uint64_t offset : place.offsets) addresses.push_back(place.set(set) + offset);
@@ -173,7 +174,7 @@ void Measurement::fill_inputs(const Work& work, const Place& place) {
 }
 
 void Measurement::fill_outputs(const Work& work, const Place& place) {
-  machine_.fill_bytes(place.outputs(0), kPoison, place.output_bytes);
+  machine_.fill_bytes(place.outputs(0), kOutputPoison, place.output_bytes);
   for (size_t i = 0; i < work.buffers.size(); ++i) {
     const bool is_updated = work.buffers[i].role == WorkBuffer::Role::kUpdated;
     if (is_updated) put(machine_, work.buffers[i], place.addresses[0][i]);
@@ -204,7 +205,7 @@ std::vector<Bytes> Measurement::expected_outputs(const Work& work, std::string& 
       continue;
     }
     outputs[i].assign(content.begin(), content.end());
-    outputs[i].resize(buffer.size_bytes, std::byte{kPoison});
+    outputs[i].resize(buffer.size_bytes, std::byte{kOutputPoison});
     addresses.push_back(outputs[i].data());
   }
   const ForcedImplementation forced(work.operation, checked_with);
@@ -229,7 +230,7 @@ std::string Measurement::difference(const Work& work, const Place& place,
     const auto behind =
         all.subspan(buffer.size_bytes, aligned(buffer.size_bytes) - buffer.size_bytes);
     if (std::any_of(behind.begin(), behind.end(),
-                    [](std::byte byte) { return byte != std::byte{kPoison}; })) {
+                    [](std::byte byte) { return byte != std::byte{kOutputPoison}; })) {
       return fmt::format("{}: something was written behind it", buffer.name);
     }
     if (work.compare) {

@@ -29,13 +29,8 @@ QuantizeOptions options_of(const SweepCase& what) {
 }
 
 // Buffers: the outputs first, at fixed positions, then the inputs of the source.
-enum Position : size_t {
-  kValuesAt,
-  kScalesAt,
-  kGlobalScalesAt,
-  kInputAt,
-  kSecondInputAt,
-  kResidualAt
+struct QuantizeBuffer {
+  enum : size_t { kValuesAt, kScalesAt, kGlobalScalesAt, kInputAt, kSecondInputAt, kResidualAt };
 };
 
 void add_inputs(const SweepCase& what, Work& work) {
@@ -62,20 +57,25 @@ void run_source(const SweepCase& what, Addresses at, const QuantizedView& output
     return TensorView::contiguous(at[position], what.dtype, {what.rows, cols}, where);
   };
   const auto weight = [&] {
-    return TensorView::contiguous(at[kSecondInputAt], what.dtype, {what.cols}, where);
+    return TensorView::contiguous(at[QuantizeBuffer::kSecondInputAt], what.dtype, {what.cols},
+                                  where);
   };
   switch (what.source) {
     case QuantizeSource::kPlain:
-      return quantize(matrix(kInputAt, what.cols), output, options, stream);
+      return quantize(matrix(QuantizeBuffer::kInputAt, what.cols), output, options, stream);
     case QuantizeSource::kSiluMul:
-      return silu_mul_quantize(matrix(kInputAt, 2 * what.cols), output, options, stream);
+      return silu_mul_quantize(matrix(QuantizeBuffer::kInputAt, 2 * what.cols), output, options,
+                               stream);
     case QuantizeSource::kSmooth:
-      return smooth_quantize(matrix(kInputAt, what.cols), weight(), output, options, stream);
+      return smooth_quantize(matrix(QuantizeBuffer::kInputAt, what.cols), weight(), output, options,
+                             stream);
     case QuantizeSource::kRmsNorm:
-      return rmsnorm_quantize(matrix(kInputAt, what.cols), weight(), output, {}, options, stream);
+      return rmsnorm_quantize(matrix(QuantizeBuffer::kInputAt, what.cols), weight(), output, {},
+                              options, stream);
     case QuantizeSource::kAddRmsNorm:
-      return add_rmsnorm_quantize(matrix(kInputAt, what.cols), matrix(kResidualAt, what.cols),
-                                  weight(), output, {}, options, stream);
+      return add_rmsnorm_quantize(matrix(QuantizeBuffer::kInputAt, what.cols),
+                                  matrix(QuantizeBuffer::kResidualAt, what.cols), weight(), output,
+                                  {}, options, stream);
   }
 }
 
@@ -100,8 +100,9 @@ Work make_quantize_work(const SweepCase& what, Device /*device*/) {
   add_inputs(what, work);
   if (!what.is_scale_given) work.second_read_bytes = work.read_bytes;
   work.call = [what, layout, options](Addresses at, Device where, Stream stream) {
-    const QuantizedView output = layout.bind(at[kValuesAt], at[kScalesAt],
-                                             reinterpret_cast<float*>(at[kGlobalScalesAt]), where);
+    const QuantizedView output =
+        layout.bind(at[QuantizeBuffer::kValuesAt], at[QuantizeBuffer::kScalesAt],
+                    reinterpret_cast<float*>(at[QuantizeBuffer::kGlobalScalesAt]), where);
     run_source(what, at, output, options, stream);
   };
   return work;

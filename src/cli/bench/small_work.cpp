@@ -16,7 +16,7 @@ namespace {
 
 using enum WorkBuffer::Role;
 
-constexpr int64_t kGroup = 128;  // Columns with one scale, of 8-bit groups.
+constexpr int64_t kCodeGroup = 128;  // Columns with one scale, of 8-bit groups.
 constexpr int64_t kKvBlock = 16;
 constexpr int64_t kHeadDim = 128;
 constexpr int64_t kPageSize = 16;
@@ -75,16 +75,16 @@ Work make_group_quantize(const SweepCase& what) {
   const int64_t rows = what.rows;
   const int64_t cols = what.cols;
   Work work = make("group_quantize", rows * cols);
-  const uint64_t scales = size_of(rows * cols / kGroup, DType::kF32);
+  const uint64_t scales = size_of(rows * cols / kCodeGroup, DType::kF32);
   add_output(work, "values", static_cast<uint64_t>(rows * cols),
              static_cast<uint64_t>(rows * cols));
   add_output(work, "scales", scales, scales);
   add_random(work, "input", rows * cols, what.dtype);
   work.call = [what, rows, cols](Addresses at, Device where, Stream stream) {
-    quantize_group_8bit(TensorView::contiguous(at[2], what.dtype, {rows, cols}, where),
-                        TensorView::contiguous(at[0], DType::kF8E4M3, {rows, cols}, where),
-                        TensorView::contiguous(at[1], DType::kF32, {rows, cols / kGroup}, where),
-                        {}, stream);
+    quantize_group_8bit(
+        TensorView::contiguous(at[2], what.dtype, {rows, cols}, where),
+        TensorView::contiguous(at[0], DType::kF8E4M3, {rows, cols}, where),
+        TensorView::contiguous(at[1], DType::kF32, {rows, cols / kCodeGroup}, where), {}, stream);
   };
   return work;
 }
@@ -208,7 +208,7 @@ bool is_small_case_possible(const SweepCase& what) {
   const bool is_16_bit = what.dtype != DType::kF32;
   switch (what.op) {
     case BenchOp::kGroupQuantize:
-      return what.cols % kGroup == 0;
+      return what.cols % kCodeGroup == 0;
     case BenchOp::kKvQuantize:
       return is_16_bit && what.cols % kKvBlock == 0;
     case BenchOp::kKvDequantize:

@@ -16,7 +16,7 @@ namespace {
 
 using Config = nlohmann::json;
 
-constexpr int64_t kMaxExtent = 1 << 20;
+constexpr int64_t kMaxModelExtent = 1 << 20;
 constexpr int64_t kBytes = 256;  // Values of a byte: one token each.
 // Windows are no longer than this, whatever a model could take: memory grows with them.
 constexpr int64_t kMaxWindow = 4096;
@@ -40,7 +40,7 @@ struct Source {
     const auto found = config.find(key);
     if (found == config.end() || !found->is_number_integer()) reject(key, "an integer");
     const auto value = found->get<int64_t>();
-    if (value < 1 || value > kMaxExtent) reject(key, fmt::format("1 to {}", kMaxExtent));
+    if (value < 1 || value > kMaxModelExtent) reject(key, fmt::format("1 to {}", kMaxModelExtent));
     return value;
   }
   [[nodiscard]] double positive(const char* key) const {

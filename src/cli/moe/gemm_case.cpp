@@ -21,9 +21,9 @@ constexpr int64_t kCheckedRows = 8;
 // Of a graph.
 constexpr double kGraphUs = 3000;
 constexpr int64_t kMaxCalls = 256;
-constexpr int kMinReplays = 5;
-constexpr int kMaxReplays = 1000;
-constexpr uint8_t kPoison = 0xFF;
+constexpr int kMinGemmReplays = 5;
+constexpr int kMaxGemmReplays = 1000;
+constexpr uint8_t kGemmPoison = 0xFF;
 
 std::vector<int32_t> counted(int64_t count) {
   std::vector<int32_t> numbers(static_cast<size_t>(count));
@@ -116,7 +116,7 @@ class Operands {
   void multiply(const GroupedWeights& weights, Stream stream) const {
     grouped_gemm(args_, weights, workspace_, stream);
   }
-  void poison() { machine_.fill_bytes(out_, kPoison, out_bytes_); }
+  void poison() { machine_.fill_bytes(out_, kGemmPoison, out_bytes_); }
 
   // Where the permutation put these slots.
   [[nodiscard]] std::vector<int32_t> rows_of(const std::vector<int64_t>& slots) const {
@@ -228,8 +228,8 @@ GemmResult measure_gemm(Machine& machine, const GemmProblem& problem) {
   operands.poison();
   result.time = machine.time_calls(
       call, {.calls = calls,
-             .replays = static_cast<int>(std::clamp(wanted, static_cast<double>(kMinReplays),
-                                                    static_cast<double>(kMaxReplays))),
+             .replays = static_cast<int>(std::clamp(wanted, static_cast<double>(kMinGemmReplays),
+                                                    static_cast<double>(kMaxGemmReplays))),
              .is_programmatic = machine.facts().has_programmatic_launch});
   const auto hit = static_cast<double>(std::min<int64_t>(shape.groups, problem.rows));
   const auto elements = static_cast<double>(shape.n * shape.k);

@@ -12,9 +12,9 @@
 namespace narrowfloat::cli {
 namespace {
 
-constexpr int kMinReplays = 5;
-constexpr int kMaxReplays = 1000;
-constexpr uint8_t kPoison = 0xFF;  // NaN in every type of output.
+constexpr int kMinLayerReplays = 5;
+constexpr int kMaxLayerReplays = 1000;
+constexpr uint8_t kLayerPoison = 0xFF;  // NaN in every type of output.
 
 MoeLayer prepare_on(Machine& machine, MoeWeights weights, MoeConfig config,
                     const std::vector<RandomTensor>& tensors) {
@@ -141,12 +141,12 @@ Timing GpuLayer::time_runs(const std::vector<TokenRange>& ranges, double min_sec
   double once_us = 0;
   for (const TokenRange range : ranges) once_us += run(range);
   const double wanted = std::ceil(min_seconds * 1e6 / std::max(once_us, 1.0));
-  const auto replays = static_cast<int>(
-      std::clamp(wanted, static_cast<double>(kMinReplays), static_cast<double>(kMaxReplays)));
+  const auto replays = static_cast<int>(std::clamp(wanted, static_cast<double>(kMinLayerReplays),
+                                                   static_cast<double>(kMaxLayerReplays)));
   const MoeConfig& config = layer_.config();
-  machine_.fill_bytes(out_, kPoison,
+  machine_.fill_bytes(out_, kLayerPoison,
                       static_cast<uint64_t>(tokens_ * config.hidden * bits(config.out_dtype) / 8));
-  machine_.fill_bytes(ids_, kPoison, static_cast<uint64_t>(tokens_ * slots_of(config) * 4));
+  machine_.fill_bytes(ids_, kLayerPoison, static_cast<uint64_t>(tokens_ * slots_of(config) * 4));
   const CallTime time = machine_.time_calls(
       [&](int64_t call, Stream stream) { queue(ranges[static_cast<size_t>(call)], stream, last); },
       {.calls = calls,

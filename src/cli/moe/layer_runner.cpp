@@ -8,7 +8,7 @@
 namespace narrowfloat::cli {
 namespace {
 
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kWorkspaceAlignment = 256;
 
 size_t slots(const MoeConfig& config, int64_t tokens) {
   const RoutingConfig& routing = config.routing;
@@ -22,11 +22,12 @@ size_t output_bytes(const MoeConfig& config, int64_t tokens) {
 }  // namespace
 
 AlignedBytes::AlignedBytes(int64_t size_bytes)
-    : size_(size_bytes), storage_(static_cast<size_t>(size_bytes + kAlignment)) {}
+    : size_(size_bytes), storage_(static_cast<size_t>(size_bytes + kWorkspaceAlignment)) {}
 
 TensorView AlignedBytes::view() const {
   const auto address = reinterpret_cast<uintptr_t>(storage_.data());
-  const uintptr_t skip = (kAlignment - address % kAlignment) % kAlignment;
+  const uintptr_t skip =
+      (kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment;
   return TensorView::contiguous(storage_.data() + skip, DType::kU8, {size_});
 }
 

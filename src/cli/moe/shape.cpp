@@ -13,8 +13,8 @@
 namespace narrowfloat::cli {
 namespace {
 
-constexpr int64_t kMaxExtent = 1 << 20;
-constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMaxShapeExtent = 1 << 20;
+constexpr int64_t kMaxShapeExperts = 4096;
 
 // How a model routes and activates, where it is not softmax, renormalised, and SwiGLU.
 enum class Family { kPlain, kDeepSeek, kKimi, kGptOss, kLlama4 };
@@ -109,8 +109,10 @@ MoeShape parse_moe_shape(std::string_view text) {
   }
   const std::vector<int64_t> numbers = parse_numbers(text);
   if (numbers.size() != 4) refuse(text, "");
-  if (numbers[0] > kMaxExtent || numbers[1] > kMaxExtent || numbers[2] > kMaxExperts) {
-    refuse(text, fmt::format("; at most {}, {}, {}", kMaxExtent, kMaxExtent, kMaxExperts));
+  if (numbers[0] > kMaxShapeExtent || numbers[1] > kMaxShapeExtent ||
+      numbers[2] > kMaxShapeExperts) {
+    refuse(text,
+           fmt::format("; at most {}, {}, {}", kMaxShapeExtent, kMaxShapeExtent, kMaxShapeExperts));
   }
   if (numbers[3] > numbers[2]) refuse(text, "; k is at most E");
   MoeShape shape;

@@ -6,10 +6,10 @@
 namespace narrowfloat::cli {
 namespace {
 
-constexpr uint64_t kAlignment = 256;
+constexpr uint64_t kTransferAlignment = 256;
 
 uint64_t aligned(uint64_t size_bytes) {
-  return (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (size_bytes + kTransferAlignment - 1) / kTransferAlignment * kTransferAlignment;
 }
 uint64_t size_of(const TensorView& view) {
   return view.is_absent() ? 0 : static_cast<uint64_t>(view.num_elements() * bits(view.dtype) / 8);
@@ -33,7 +33,7 @@ void Transfer::send() {
   for (const Copy& copy : copies_) total += aligned(copy.size_bytes);
   for (const Made& made : made_) total += aligned(made.size_bytes);
   for (const Buffer& buffer : buffers_) total += aligned(buffer.size_bytes);
-  std::byte* to = machine_.reserve(std::max(total, kAlignment));
+  std::byte* to = machine_.reserve(std::max(total, kTransferAlignment));
   for (const Copy& copy : copies_) {
     machine_.write(to, static_cast<const std::byte*>(*copy.data), copy.size_bytes);
     *copy.data = to;

@@ -53,6 +53,8 @@ float static_multiplier(std::string_view option, const std::optional<float>& ama
   return in_float_environment([&] { return static_range(format) / *amax; });
 }
 
+}  // namespace
+
 // Biases of all experts, those without one zero.
 struct StackedBias {
   int64_t rows = 0;
@@ -65,6 +67,7 @@ struct StackedBias {
   }
 };
 
+// The state of a LoadedMoe.
 struct LoadedLayer {
   MoeConfig config;
   MoeWeights weights;
@@ -76,6 +79,8 @@ struct LoadedLayer {
   std::vector<float> up_scale, gate_scale, down_scale;
   StackedBias bias1, bias2;
 };
+
+namespace {
 
 class LayerLoader {
  public:

@@ -13,15 +13,15 @@ namespace narrowfloat {
 namespace {
 
 // Columns of h at a time.
-constexpr int64_t kPiece = 4 * RowEncoder::kUnit;
+constexpr int64_t kPieceCols = 4 * RowEncoder::kUnit;
 // Elements below which a piece of work is not split further: an exponential costs more than the
 // rounding that other operations spend on an element.
-constexpr int64_t kGrainElements = 2048;
+constexpr int64_t kActivationTask = 2048;
 
 template <typename Real>
-class Row {
+class BaselineRow {
  public:
-  Row(const ActivationProblem& problem, const ActivationArgs& args, int64_t row)
+  BaselineRow(const ActivationProblem& problem, const ActivationArgs& args, int64_t row)
       : problem_(problem),
         args_(args),
         row_(row),
@@ -44,11 +44,11 @@ class Row {
  private:
   template <typename Body>
   void for_each_piece(const Body& body) const {
-    std::array<Real, kPiece> u;
-    std::array<Real, kPiece> g{};
-    std::array<float, kPiece> h;
-    for (int64_t first = 0; first < problem_.inter; first += kPiece) {
-      const int64_t count = std::min(kPiece, problem_.inter - first);
+    std::array<Real, kPieceCols> u;
+    std::array<Real, kPieceCols> g{};
+    std::array<float, kPieceCols> h;
+    for (int64_t first = 0; first < problem_.inter; first += kPieceCols) {
+      const int64_t count = std::min(kPieceCols, problem_.inter - first);
       load_piece(first, count, u.data(), g.data());
       for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
         h[i] = activation_.result(u[i], g[i]);
@@ -65,7 +65,7 @@ class Row {
       load(first + (is_up_first ? problem_.inter : 0), count, g);
       return;
     }
-    std::array<Real, 2 * kPiece> pairs;
+    std::array<Real, 2 * kPieceCols> pairs;
     load(2 * first, 2 * count, pairs.data());
     for (int64_t i = 0; i < count; ++i) {
       g[i] = pairs[static_cast<size_t>(2 * i)];
@@ -104,11 +104,12 @@ class Row {
 };
 
 void run(const ActivationProblem& problem, const ActivationArgs& args, Stream /*stream*/) {
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, problem.inter));
+  const int64_t grain = row_grain(kActivationTask, problem.inter);
   visit_real(problem, [&]<typename Real>() {
     parallel_for(problem.slots, grain, [&](int64_t begin, int64_t end) {
       for (int64_t slot = begin; slot < end; ++slot) {
-        if (args.slot_to_row[slot] >= 0) Row<Real>(problem, args, args.slot_to_row[slot]).encode();
+        if (args.slot_to_row[slot] >= 0)
+          BaselineRow<Real>(problem, args, args.slot_to_row[slot]).encode();
       }
     });
   });

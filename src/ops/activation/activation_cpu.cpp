@@ -14,9 +14,9 @@ namespace narrowfloat {
 namespace {
 
 template <typename Real>
-class Row {
+class ReferenceRow {
  public:
-  Row(const ActivationProblem& problem, const ActivationArgs& args, int64_t row)
+  ReferenceRow(const ActivationProblem& problem, const ActivationArgs& args, int64_t row)
       : problem_(problem), args_(args), row_(row), activation_(problem, args, row) {}
 
   void encode() const {
@@ -72,7 +72,8 @@ void run(const ActivationProblem& problem, const ActivationArgs& args, Stream /*
   const FloatEnvironmentGuard guard;
   visit_real(problem, [&]<typename Real>() {
     for (int64_t slot = 0; slot < problem.slots; ++slot) {
-      if (args.slot_to_row[slot] >= 0) Row<Real>(problem, args, args.slot_to_row[slot]).encode();
+      if (args.slot_to_row[slot] >= 0)
+        ReferenceRow<Real>(problem, args, args.slot_to_row[slot]).encode();
     }
   });
 }

@@ -12,13 +12,13 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kChunk = 512;
+constexpr int64_t kAmaxChunk = 512;
 
 float row_maximum(const AmaxProblem& problem, const AmaxArgs& args, int64_t row) {
   AbsMax amax;
-  std::array<float, kChunk> x;
-  for (int64_t col = 0; col < problem.cols; col += kChunk) {
-    const int64_t n = std::min(kChunk, problem.cols - col);
+  std::array<float, kAmaxChunk> x;
+  for (int64_t col = 0; col < problem.cols; col += kAmaxChunk) {
+    const int64_t n = std::min(kAmaxChunk, problem.cols - col);
     widen(problem.input, element_pointer(args.input, problem.input, row * args.input_stride + col),
           n, x.data());
     amax.add(x.data(), n);
@@ -38,8 +38,8 @@ void run_reference(const AmaxProblem& problem, const AmaxArgs& args, Stream /*st
 }
 
 void run_baseline(const AmaxProblem& problem, const AmaxArgs& args, Stream /*stream*/) {
-  constexpr int64_t kGrainElements = 65536;
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, problem.cols));
+  constexpr int64_t kTaskElements = 65536;
+  const int64_t grain = row_grain(kTaskElements, problem.cols);
   const uint32_t bits = parallel_max(problem.rows, grain, [&](int64_t begin, int64_t end) {
     uint32_t largest = 0;
     for (int64_t row = begin; row < end; ++row) {

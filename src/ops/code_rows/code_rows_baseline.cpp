@@ -11,7 +11,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kPiece = 4 * RowEncoder::kUnit;
+constexpr int64_t kCodedCols = 4 * RowEncoder::kUnit;
 
 // Elements [col, col + count) of a row, as fp32; F64 is what FC1 of a fp64 layer leaves.
 void load(const TensorView& rows, int64_t row, int64_t col, int64_t count, float* out) {
@@ -25,10 +25,10 @@ void load(const TensorView& rows, int64_t row, int64_t col, int64_t count, float
 
 float row_amax(const TensorView& rows, int64_t row) {
   AbsMax amax;
-  float piece[kPiece];
+  float piece[kCodedCols];
   const int64_t cols = rows.shape[1];
-  for (int64_t col = 0; col < cols; col += kPiece) {
-    const int64_t count = std::min(kPiece, cols - col);
+  for (int64_t col = 0; col < cols; col += kCodedCols) {
+    const int64_t count = std::min(kCodedCols, cols - col);
     load(rows, row, col, count, piece);
     amax.add(piece, count);
   }
@@ -42,9 +42,9 @@ void code_row(const TensorView& rows, int64_t row, const RowRules& rules, const 
   const RowTarget target = row_target(output, rules.format, to, cols);
   RowEncoder encoder(rules);
   encoder.start_row(encoder.needs_row_amax() ? row_amax(rows, row) : 0.0F, target);
-  float piece[kPiece];
-  for (int64_t col = 0; col < cols; col += kPiece) {
-    const int64_t count = std::min(kPiece, cols - col);
+  float piece[kCodedCols];
+  for (int64_t col = 0; col < cols; col += kCodedCols) {
+    const int64_t count = std::min(kCodedCols, cols - col);
     load(rows, row, col, count, piece);
     encoder.encode(piece, col, count, target);
   }
@@ -69,18 +69,16 @@ RowRules rules_of(const CodeRowsArgs& args, int64_t row) {
   return rules;
 }
 
-// Rows that take tens of microseconds.
-int64_t row_grain(int64_t cols) {
-  return std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, cols));
-}
-
 void run(const CodeRowsProblem& problem, const CodeRowsArgs& args, Stream /*stream*/) {
-  parallel_for(problem.rows, row_grain(problem.cols), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t source = source_of(args, row);
-      if (source >= 0) code_row(args.rows, source, rules_of(args, row), args.output, row);
-    }
-  });
+  constexpr int64_t kTaskElements = 1 << 15;  // They take tens of microseconds.
+  parallel_for(problem.rows, row_grain(kTaskElements, problem.cols),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end; ++row) {
+                   const int64_t source = source_of(args, row);
+                   if (source >= 0)
+                     code_row(args.rows, source, rules_of(args, row), args.output, row);
+                 }
+               });
 }
 
 Support supports(const CodeRowsProblem& problem) { return cpu_only(problem.device); }

@@ -16,7 +16,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kPiece = 1024;
+constexpr int64_t kCombinedCols = 1024;
 
 float element(DType dtype, const void* data, int64_t index) {
   float value = 0.0F;
@@ -54,8 +54,8 @@ struct Piece {
 };
 
 void combine_piece(const CombineProblem& problem, const CombineArgs& args, const Piece& piece) {
-  std::array<float, kPiece> y;
-  std::array<float, kPiece> sum;
+  std::array<float, kCombinedCols> y;
+  std::array<float, kCombinedCols> sum;
   std::fill_n(sum.begin(), piece.count, 0.0F);
   for (int64_t s = 0; s < problem.slots; ++s) {
     const int64_t slot = piece.token * problem.slots + s;
@@ -76,13 +76,13 @@ void combine_piece(const CombineProblem& problem, const CombineArgs& args, const
 
 void run_baseline(const CombineProblem& problem, const CombineArgs& args, Stream /*stream*/) {
   constexpr int64_t kGrainTerms = 32768;
-  const int64_t pieces = ceil_div(problem.cols, kPiece);
-  const int64_t terms = std::min(problem.cols, kPiece) * (problem.slots + 1);
+  const int64_t pieces = ceil_div(problem.cols, kCombinedCols);
+  const int64_t terms = std::min(problem.cols, kCombinedCols) * (problem.slots + 1);
   const int64_t grain = std::max<int64_t>(1, kGrainTerms / std::max<int64_t>(1, terms));
   parallel_for(problem.tokens * pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t col = i % pieces * kPiece;
-      combine_piece(problem, args, {i / pieces, col, std::min(kPiece, problem.cols - col)});
+      const int64_t col = i % pieces * kCombinedCols;
+      combine_piece(problem, args, {i / pieces, col, std::min(kCombinedCols, problem.cols - col)});
     }
   });
 }

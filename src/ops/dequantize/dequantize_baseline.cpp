@@ -11,8 +11,8 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kSegment = 2048;
-constexpr int64_t kGrainElements = 16384;
+constexpr int64_t kDequantizeCols = 2048;
+constexpr int64_t kDequantizeTask = 16384;
 
 template <typename Element>
 constexpr auto decode_table() {
@@ -41,11 +41,11 @@ void decode_run(const uint8_t* codes, int64_t col, int64_t count, float factor, 
 template <BlockFormat Format, typename Layout>
 void dequantize_segment(const DequantizeProblem& problem, const DequantizeArgs& args,
                         int64_t flat_row, int64_t first_col) {
-  constexpr int64_t kBlock = Format::kBlockCols == 0 ? kSegment : Format::kBlockCols;
+  constexpr int64_t kBlock = Format::kBlockCols == 0 ? kDequantizeCols : Format::kBlockCols;
   const RowDecoder<Format> decoder(problem, args, flat_row / problem.rows, flat_row % problem.rows);
   const uint8_t* codes = args.values + flat_row * args.value_row_bytes;
-  const int64_t end = std::min(first_col + kSegment, problem.cols);
-  std::array<float, kSegment> values;
+  const int64_t end = std::min(first_col + kDequantizeCols, problem.cols);
+  std::array<float, kDequantizeCols> values;
   for (int64_t col = first_col; col < end; col += kBlock) {
     const int64_t block = Format::kBlockCols == 0 ? 0 : col / kBlock;
     decode_run<typename Format::Element>(codes, col, std::min(kBlock, end - col),
@@ -57,14 +57,14 @@ void dequantize_segment(const DequantizeProblem& problem, const DequantizeArgs& 
 }
 
 void run(const DequantizeProblem& problem, const DequantizeArgs& args, Stream /*stream*/) {
-  const int64_t per_row = ceil_div(problem.cols, kSegment);
-  const int64_t grain =
-      std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, std::min(kSegment, problem.cols)));
+  const int64_t per_row = ceil_div(problem.cols, kDequantizeCols);
+  const int64_t grain = row_grain(kDequantizeTask, std::min(kDequantizeCols, problem.cols));
   visit_format(problem.format, [&]<BlockFormat Format>() {
     visit_layout(problem.layout, [&]<typename Layout>() {
       parallel_for(problem.batch * problem.rows * per_row, grain, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          dequantize_segment<Format, Layout>(problem, args, i / per_row, i % per_row * kSegment);
+          dequantize_segment<Format, Layout>(problem, args, i / per_row,
+                                             i % per_row * kDequantizeCols);
         }
       });
     });

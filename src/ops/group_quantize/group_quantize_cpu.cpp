@@ -11,7 +11,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kChunk = 512;
+constexpr int64_t kGroupChunk = 512;
 
 uint8_t encode(DType output, float x) {
   if (output == DType::kF8E4M3) return E4M3::encode(x);
@@ -21,9 +21,9 @@ uint8_t encode(DType output, float x) {
 // Calls body(elements, first, count) on pieces of `count` elements from `first` on.
 template <typename Body>
 void for_pieces(DType dtype, const void* first, int64_t count, const Body& body) {
-  std::array<float, kChunk> x;
-  for (int64_t i = 0; i < count; i += kChunk) {
-    const int64_t n = std::min(kChunk, count - i);
+  std::array<float, kGroupChunk> x;
+  for (int64_t i = 0; i < count; i += kGroupChunk) {
+    const int64_t n = std::min(kGroupChunk, count - i);
     widen(dtype, element_pointer(first, dtype, i), n, x.data());
     body(x.data(), i, n);
   }
@@ -75,9 +75,9 @@ void run_reference(const GroupQuantizeProblem& problem, const GroupQuantizeArgs&
 
 void run_baseline(const GroupQuantizeProblem& problem, const GroupQuantizeArgs& args,
                   Stream /*stream*/) {
-  constexpr int64_t kGrainElements = 16384;
+  constexpr int64_t kTaskElements = 16384;
   clear_padding(problem, args);
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, problem.cols));
+  const int64_t grain = row_grain(kTaskElements, problem.cols);
   parallel_for(problem.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) quantize_row(problem, args, row);
   });

@@ -68,9 +68,9 @@ Segments find_segments(const GemmTiles& tiles, Segment* list) {
 }
 
 template <typename Real>
-class Baseline {
+class BaselineGemm {
  public:
-  Baseline(const GroupedGemmProblem& problem, const GemmCall& call)
+  BaselineGemm(const GroupedGemmProblem& problem, const GemmCall& call)
       : shape_(problem),
         call_(call),
         image_(shape_, call.image),
@@ -159,7 +159,7 @@ class Baseline {
   // operation, which for an addition is -0.
   class Finish {
    public:
-    Finish(const Baseline& gemm, int64_t expert, int64_t panel)
+    Finish(const BaselineGemm& gemm, int64_t expert, int64_t panel)
         : call_(gemm.call_), rows_(gemm.shape_.rows), first_(panel * kPanelRows) {
       const GemmEpilogue& epilogue = call_.epilogue;
       for (int64_t lane = 0; lane < kPanelRows; ++lane) {
@@ -213,8 +213,8 @@ class Baseline {
 };
 
 void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
-  if (call.accumulation == Accumulation::kFp64) return Baseline<double>(problem, call).run();
-  Baseline<float>(problem, call).run();
+  if (call.accumulation == Accumulation::kFp64) return BaselineGemm<double>(problem, call).run();
+  BaselineGemm<float>(problem, call).run();
 }
 
 int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,

@@ -35,9 +35,10 @@ float decode_scale(ScaleType type, const void* scales, int64_t index) {
 }
 
 template <typename Real>
-class Oracle {
+class ReferenceGemm {
  public:
-  Oracle(const GroupedGemmProblem& problem, const GemmCall& call) : shape_(problem), call_(call) {}
+  ReferenceGemm(const GroupedGemmProblem& problem, const GemmCall& call)
+      : shape_(problem), call_(call) {}
 
   void run() const {
     for (int64_t tile = 0; tile < call_.tiles.count; ++tile) {
@@ -128,8 +129,8 @@ class Oracle {
 
 void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
   const FloatEnvironmentGuard guard;
-  if (call.accumulation == Accumulation::kFp64) return Oracle<double>(problem, call).run();
-  Oracle<float>(problem, call).run();
+  if (call.accumulation == Accumulation::kFp64) return ReferenceGemm<double>(problem, call).run();
+  ReferenceGemm<float>(problem, call).run();
 }
 
 int64_t workspace_bytes(const GroupedGemmProblem& /*problem*/, int64_t /*a_rows*/,

@@ -9,7 +9,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kMaxExperts = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMostExperts = std::numeric_limits<int32_t>::max();
 
 void require_values(const TensorView& values, const MoeModeInfo& info, Device device) {
   require_view("weights.values", values);
@@ -28,7 +28,7 @@ void require_values(const TensorView& values, const MoeModeInfo& info, Device de
     throw_invalid("weights.values: expected rows in multiples of {}, got {}", kGemmRowMultiple,
                   to_string(values));
   }
-  if (values.shape[0] > kMaxExperts) {
+  if (values.shape[0] > kMostExperts) {
     throw_invalid("weights.values: expected fewer than 2^31 experts, got {}", to_string(values));
   }
   require_dense("weights.values", values);
@@ -132,7 +132,7 @@ GroupedWeights GroupedWeights::prepare(const ExpertSource& source, int64_t exper
                                        std::optional<GateOrder> gate_order) {
   if (!source) throw_invalid("source: expected a function, got an empty one");
   if (experts < 1) throw_invalid("experts: expected at least 1, got {}", experts);
-  if (experts > kMaxExperts) {
+  if (experts > kMostExperts) {
     throw_invalid("experts: expected fewer than 2^31 experts, got {}", experts);
   }
   const WeightView first = source(0);

@@ -9,7 +9,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kGrainElements = 16384;
+constexpr int64_t kInputRowsTask = 16384;
 
 template <typename Real>
 void decode_codes(const GemmRows& rows, int64_t row, int64_t cols, Real* out) {
@@ -69,7 +69,7 @@ void decode_input_rows(const GemmShape& shape, const GemmCall& call, const Input
   const GemmTiles& tiles = call.tiles;
   const bool gathers = call.rows.row_to_token != nullptr;
   const int64_t count = gathers ? call.rows.count : tiles.count * tiles.token_tile;
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / shape.cols);
+  const int64_t grain = row_grain(kInputRowsTask, shape.cols);
   parallel_for(tiles.count == 0 ? 0 : count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       // Padding rows may hold anything and are left alone.

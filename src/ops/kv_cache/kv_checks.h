@@ -49,6 +49,8 @@ KvCodeSteps require_codes(std::string_view argument, const KvCodes& codes, const
 // Scales of one side alone, of any four extents.
 void require_stored_scales(std::string_view argument, const TensorView& scales, Device device);
 // A rank-4 tensor of a page per first index: the steps of page, entry and head in bytes.
+inline uint8_t* bytes_of(const TensorView& view) { return static_cast<uint8_t*>(view.data); }
+
 KvSteps paged_steps(const TensorView& view, KvLayout layout);
 
 // A strided tensor of numbers: last stride 1; on CUDA 16-byte steps. The steps of the axes before

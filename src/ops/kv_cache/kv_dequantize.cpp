@@ -30,8 +30,6 @@ namespace {
 using Numbers = std::initializer_list<DType>;
 constexpr Numbers kNumbers{DType::kBF16, DType::kF16, DType::kF32};
 
-uint8_t* bytes_of(const TensorView& view) { return static_cast<uint8_t*>(view.data); }
-
 void run(const KvDequantizeProblem& problem, const KvDequantizeArgs& args, Stream stream) {
   select("kv_dequantize", kv_dequantize_impls(), problem).run(problem, args, stream);
 }

@@ -10,18 +10,12 @@
 namespace narrowfloat {
 namespace {
 
-using Index = std::array<int64_t, 3>;
-
-int64_t offset(const KvSteps& steps, const Index& at) {
-  return at[0] * steps[0] + at[1] * steps[1] + at[2] * steps[2];
-}
-
-Index index_of(const Index& extents, int64_t row) {
+KvIndex index_of(const KvIndex& extents, int64_t row) {
   const int64_t rest = row / extents[2];
   return {rest / extents[1], rest % extents[1], row % extents[2]};
 }
 
-int64_t num_rows(const Index& extents) { return extents[0] * extents[1] * extents[2]; }
+int64_t num_rows(const KvIndex& extents) { return extents[0] * extents[1] * extents[2]; }
 
 // The product of code and scale is exact.
 void dequantize_block(const uint8_t* codes, uint8_t scale, float factor, DType dtype,
@@ -35,8 +29,8 @@ void dequantize_block(const uint8_t* codes, uint8_t scale, float factor, DType d
 }
 
 void dequantize_row(const KvDequantizeProblem& problem, const KvDequantizeArgs& args,
-                    const Index& at) {
-  Index from = at;
+                    const KvIndex& at) {
+  KvIndex from = at;
   if (problem.looks_up) {
     const KvEntry entry = args.tables.find(at[0], at[1]);
     if (entry.page < 0) return;
@@ -45,10 +39,10 @@ void dequantize_row(const KvDequantizeProblem& problem, const KvDequantizeArgs& 
   for (size_t s = 0; s < kKvSides; ++s) {
     const KvDequantizeSide& side = args.sides[s];
     for (int64_t block = 0; block < problem.blocks[s]; ++block) {
-      dequantize_block(side.values + offset(side.value_steps, from) + block * kKvBlock / 2,
-                       side.scales[offset(side.scale_steps, from) + block], side.factor.get(),
+      dequantize_block(side.values + kv_offset(side.value_steps, from) + block * kKvBlock / 2,
+                       side.scales[kv_offset(side.scale_steps, from) + block], side.factor.get(),
                        problem.output,
-                       side.output + offset(side.output_steps, at) +
+                       side.output + kv_offset(side.output_steps, at) +
                            block * kKvBlock * element_bytes(problem.output));
     }
   }
@@ -77,16 +71,16 @@ void run_baseline(const KvDequantizeProblem& problem, const KvDequantizeArgs& ar
 Support supports(const KvDequantizeProblem& problem) { return cpu_only(problem.device); }
 
 // The scales of one token of one head.
-void move_scales(const KvReorderProblem& problem, const KvReorderArgs& args, const Index& at) {
+void move_scales(const KvReorderProblem& problem, const KvReorderArgs& args, const KvIndex& at) {
   for (int64_t block = 0; block < problem.blocks; ++block) {
     const KvScalePlace place = reordered_v_scale(at[1], block, problem.blocks);
-    const Index moved{at[0], place.token, at[2]};
+    const KvIndex moved{at[0], place.token, at[2]};
     if (problem.is_inverse) {
-      args.output[offset(args.output_steps, at) + block] =
-          args.input[offset(args.input_steps, moved) + place.position];
+      args.output[kv_offset(args.output_steps, at) + block] =
+          args.input[kv_offset(args.input_steps, moved) + place.position];
     } else {
-      args.output[offset(args.output_steps, moved) + place.position] =
-          args.input[offset(args.input_steps, at) + block];
+      args.output[kv_offset(args.output_steps, moved) + place.position] =
+          args.input[kv_offset(args.input_steps, at) + block];
     }
   }
 }
@@ -105,7 +99,7 @@ void run_reorder_reference(const KvReorderProblem& problem, const KvReorderArgs&
 void run_reorder_baseline(const KvReorderProblem& problem, const KvReorderArgs& args,
                           Stream /*stream*/) {
   constexpr int64_t kGrainScales = 16384;
-  const Index extents{problem.pages, problem.tokens, problem.heads};
+  const KvIndex extents{problem.pages, problem.tokens, problem.heads};
   parallel_for(num_rows(extents),
                std::max<int64_t>(1, kGrainScales / std::max<int64_t>(1, problem.blocks)),
                [&](int64_t begin, int64_t end) {

@@ -22,6 +22,12 @@ inline constexpr size_t kKvSides = 2;  // Keys and values.
 // Distances of three axes, in bytes.
 using KvSteps = std::array<int64_t, 3>;
 
+// A place in the three dimensions that KvSteps has steps of.
+using KvIndex = std::array<int64_t, 3>;
+inline int64_t kv_offset(const KvSteps& steps, const KvIndex& at) {
+  return at[0] * steps[0] + at[1] * steps[1] + at[2] * steps[2];
+}
+
 struct KvQuantizeProblem {
   DType input = DType::kBF16;
   MathMode math = MathMode::kExact;

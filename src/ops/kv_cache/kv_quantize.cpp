@@ -35,8 +35,6 @@ void run(const KvQuantizeProblem& problem, const KvQuantizeArgs& args, Stream st
   select("kv_quantize", kv_quantize_impls(), problem).run(problem, args, stream);
 }
 
-uint8_t* bytes_of(const TensorView& view) { return static_cast<uint8_t*>(view.data); }
-
 // Inputs do not overlap outputs. The outputs may lie interleaved: halves of one stacked tensor.
 void require_apart(const PagedKvCache& cache, std::initializer_list<ByteRange> inputs) {
   for (const ByteRange& output :

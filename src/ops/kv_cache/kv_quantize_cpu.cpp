@@ -11,12 +11,6 @@
 namespace narrowfloat {
 namespace {
 
-using Index = std::array<int64_t, 3>;
-
-int64_t offset(const KvSteps& steps, const Index& at) {
-  return at[0] * steps[0] + at[1] * steps[1] + at[2] * steps[2];
-}
-
 template <class Math>
 void quantize_block(const KvQuantizeProblem& problem, const uint8_t* input, float factor,
                     uint8_t* codes, uint8_t* scale) {
@@ -33,9 +27,9 @@ void quantize_block(const KvQuantizeProblem& problem, const uint8_t* input, floa
   *scale = block.stored;
 }
 
-void quantize_row(const KvQuantizeProblem& problem, const KvQuantizeArgs& args, const Index& at) {
+void quantize_row(const KvQuantizeProblem& problem, const KvQuantizeArgs& args, const KvIndex& at) {
   constexpr int64_t kInputBytes = kKvBlock * 2;
-  Index to = at;
+  KvIndex to = at;
   if (problem.looks_up) {
     const KvEntry entry = args.targets.find(at[0]);
     if (entry.page < 0) return;
@@ -45,7 +39,7 @@ void quantize_row(const KvQuantizeProblem& problem, const KvQuantizeArgs& args, 
     const KvQuantizeSide& side = args.sides[s];
     const float factor = problem.blocks[s] > 0 ? side.factor.get() : 0.0F;
     for (int64_t block = 0; block < problem.blocks[s]; ++block) {
-      Index scale_to = to;
+      KvIndex scale_to = to;
       int64_t position = block;
       if (side.reorders_scales) {
         int64_t& token = scale_to[problem.has_heads_first ? 2 : 1];
@@ -53,9 +47,9 @@ void quantize_row(const KvQuantizeProblem& problem, const KvQuantizeArgs& args, 
         token = place.token;
         position = place.position;
       }
-      const uint8_t* input = side.input + offset(side.input_steps, at) + block * kInputBytes;
-      uint8_t* codes = side.values + offset(side.value_steps, to) + block * kKvBlock / 2;
-      uint8_t* scale = side.scales + offset(side.scale_steps, scale_to) + position;
+      const uint8_t* input = side.input + kv_offset(side.input_steps, at) + block * kInputBytes;
+      uint8_t* codes = side.values + kv_offset(side.value_steps, to) + block * kKvBlock / 2;
+      uint8_t* scale = side.scales + kv_offset(side.scale_steps, scale_to) + position;
       if (problem.math == MathMode::kExact) {
         quantize_block<ExactMath>(problem, input, factor, codes, scale);
       } else {
@@ -65,7 +59,7 @@ void quantize_row(const KvQuantizeProblem& problem, const KvQuantizeArgs& args, 
   }
 }
 
-Index index_of(const KvQuantizeProblem& problem, int64_t row) {
+KvIndex index_of(const KvQuantizeProblem& problem, int64_t row) {
   const int64_t k = row % problem.extents[2];
   const int64_t rest = row / problem.extents[2];
   return {rest / problem.extents[1], rest % problem.extents[1], k};

@@ -21,10 +21,10 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kSegment = 2048;
+constexpr int64_t kSegmentCols = 2048;
 constexpr int64_t kTile = 128;
 // Elements below which a piece of work is not split further.
-constexpr int64_t kGrainElements = 16384;
+constexpr int64_t kQuantizeTask = 16384;
 
 using AmaxOfBatches = EncodeScales::AmaxOfBatches;
 
@@ -41,10 +41,10 @@ class RowPieces {
  public:
   RowPieces(const QuantizeProblem& problem, bool needs_whole_rows) : cols_(problem.cols) {
     const bool whole = needs_whole_rows || is_norm(problem.source);
-    length_ = whole ? std::max<int64_t>(cols_, 1) : kSegment;
+    length_ = whole ? std::max<int64_t>(cols_, 1) : kSegmentCols;
     per_row_ = std::max<int64_t>(1, ceil_div(cols_, length_));
     const int64_t usual = std::max<int64_t>(1, std::min(length_, cols_));
-    grain_ = std::max<int64_t>(1, kGrainElements / usual);
+    grain_ = row_grain(kQuantizeTask, usual);
   }
 
   // `rows` rows, numbered from 0.
@@ -78,13 +78,13 @@ class RowPieces {
 };
 
 template <BlockFormat Format, class Math>
-class Baseline {
+class BaselineQuantizer {
  public:
   using Stored = typename Format::Stored;
   using Element = typename Format::Element;
 
-  Baseline(const QuantizeProblem& problem, const QuantizeArgs& args, const RowSource& source,
-           const EncodeScales& scales)
+  BaselineQuantizer(const QuantizeProblem& problem, const QuantizeArgs& args,
+                    const RowSource& source, const EncodeScales& scales)
       : problem_(problem), args_(args), source_(source), scales_(scales), encoder_(problem) {}
 
   void quantize_all(const AmaxOfBatches& amax) const {
@@ -126,9 +126,9 @@ class Baseline {
     const int64_t flat_row = flat(batch, row);
     const float factor = source_.row_factor(flat_row, scales_.encode(batch, row));
     const RowScaling scaling = row_scaling(batch, row, factor);
-    std::array<float, kSegment> x;
-    for (int64_t done = 0; done < piece.count; done += kSegment) {
-      const int64_t n = std::min(kSegment, piece.count - done);
+    std::array<float, kSegmentCols> x;
+    for (int64_t done = 0; done < piece.count; done += kSegmentCols) {
+      const int64_t n = std::min(kSegmentCols, piece.count - done);
       source_.load(flat_row, factor, piece.col + done, n, x.data());
       encode_blocks(batch, row, piece.col + done, std::span(x).first(static_cast<size_t>(n)),
                     scaling);
@@ -162,8 +162,8 @@ class Baseline {
   void encode_blocks(int64_t batch, int64_t row, int64_t first_col, std::span<const float> x,
                      const RowScaling& scaling) const {
     constexpr int64_t kCols = Format::kBlockCols;
-    std::array<uint8_t, kSegment> codes;
-    std::array<Stored, kSegment / kCols> stored;
+    std::array<uint8_t, kSegmentCols> codes;
+    std::array<Stored, kSegmentCols / kCols> stored;
     const auto count = static_cast<int64_t>(x.size());
     const int64_t blocks = ceil_div(count, kCols);
     const int64_t full = encoder_.is_plain() ? count / kCols : 0;
@@ -307,7 +307,7 @@ float amax_of_batches(const QuantizeProblem& problem, const QuantizeArgs& args,
 void prepare_norm_rows(const QuantizeProblem& problem, const QuantizeArgs& args,
                        const RowSource& source) {
   if (problem.source != RowSourceKind::kAddRmsNorm && args.norm_output == nullptr) return;
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, problem.cols));
+  const int64_t grain = row_grain(kQuantizeTask, problem.cols);
   parallel_for(problem.batch * problem.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (problem.source == RowSourceKind::kAddRmsNorm) source.add_residual(row);
@@ -330,7 +330,7 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stre
   scales.store_decode_scales();
   clear_row_scales(problem, args);
   visit_format_and_math(problem, [&]<BlockFormat Format, class Math>() {
-    const Baseline<Format, Math> baseline(problem, args, source, scales);
+    const BaselineQuantizer<Format, Math> baseline(problem, args, source, scales);
     baseline.quantize_all(amax);
   });
 }

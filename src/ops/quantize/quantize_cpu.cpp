@@ -18,12 +18,12 @@ namespace {
 constexpr int64_t kMaxBlock = 128;
 
 template <BlockFormat Format, class Math>
-class Oracle {
+class ReferenceQuantizer {
  public:
   using Stored = typename Format::Stored;
 
-  Oracle(const QuantizeProblem& problem, const QuantizeArgs& args, const RowSource& source,
-         const EncodeScales& scales)
+  ReferenceQuantizer(const QuantizeProblem& problem, const QuantizeArgs& args,
+                     const RowSource& source, const EncodeScales& scales)
       : problem_(problem), args_(args), source_(source), scales_(scales), encoder_(problem) {}
 
   void quantize_batch(int64_t batch) const {
@@ -190,7 +190,7 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stre
   scales.store_decode_scales();
   clear_row_scales(problem, args);
   visit_format_and_math(problem, [&]<BlockFormat Format, class Math>() {
-    const Oracle<Format, Math> oracle(problem, args, source, scales);
+    const ReferenceQuantizer<Format, Math> oracle(problem, args, source, scales);
     for (int64_t batch = 0; batch < problem.batch; ++batch) oracle.quantize_batch(batch);
   });
 }

@@ -66,12 +66,12 @@ void route_token(const RouteProblem& problem, const RouteArgs& args, int64_t tok
 }
 
 void run(const RouteProblem& problem, const RouteArgs& args, Stream /*stream*/) {
-  constexpr int64_t kGrainElements = 4096;
+  constexpr int64_t kTaskElements = 4096;
   const bool from_logits = problem.input == RoutingInput::kLogits;
   ExpertRow bias;
   load_bias(problem, args, &bias);
   const int64_t row = from_logits ? problem.config.experts : problem.slots();
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / row);
+  const int64_t grain = row_grain(kTaskElements, row);
   parallel_for(problem.tokens, grain, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       if (from_logits) {
