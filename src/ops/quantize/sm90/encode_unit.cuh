@@ -33,11 +33,12 @@ __device__ inline float block_amax(const Elements& elements, unsigned lanes) {
   return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
 }
 
-template <BlockFormat Format, class Math, ScaleRule kRule>
+template <BlockFormat Format, class Math>
 __device__ inline BlockScale<typename Format::Stored> scale_of_block(float amax,
                                                                      const ScalePair& pair,
-                                                                     const BlockRules& rules) {
-  if constexpr (kRule == ScaleRule::kE4m3Input) {
+                                                                     const BlockRules& rules,
+                                                                     ScaleRule rule) {
+  if (rule == ScaleRule::kE4m3Input) {
     if constexpr (Format::kId == FormatId::kNvfp4) return Fp8Input<Math>::nvfp4_scale(amax, pair);
     if constexpr (Format::kId == FormatId::kMxfp4) return Fp8Input<Math>::mxfp4_scale(amax, pair);
   }
@@ -143,17 +144,17 @@ __device__ inline OrdinaryScale<uint8_t> ordinary_nvfp4_scale(float amax, float 
   return {stored, __fmul_rn(multiplier, kE2m1Prescale), is_moderate};
 }
 
-template <BlockFormat Format, class Math, ScaleRule kRule>
-__device__ inline OrdinaryScale<typename Format::Stored> ordinary_scale(float amax,
-                                                                        const ScalePair& pair,
-                                                                        const BlockRules& rules) {
-  constexpr bool kIsNvfp4 = Format::kScaleType == ScaleType::kE4M3;
-  if constexpr (kIsNvfp4 && kRule == ScaleRule::kFormat && Math::kMode == MathMode::kExact) {
-    return ordinary_nvfp4_scale(amax, pair.encode, newton_reciprocal(pair.encode));
-  } else {
-    const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
-    return {scale.stored, mul_rn(scale.multiplier, kE2m1Prescale), true};
+template <BlockFormat Format, class Math>
+__device__ inline OrdinaryScale<typename Format::Stored> ordinary_scale(
+    float amax, const ScalePair& pair, const BlockRules& rules,
+    ScaleRule rule = ScaleRule::kFormat) {
+  if constexpr (Format::kScaleType == ScaleType::kE4M3 && Math::kMode == MathMode::kExact) {
+    if (rule == ScaleRule::kFormat) {
+      return ordinary_nvfp4_scale(amax, pair.encode, newton_reciprocal(pair.encode));
+    }
   }
+  const auto scale = scale_of_block<Format, Math>(amax, pair, rules, rule);
+  return {scale.stored, mul_rn(scale.multiplier, kE2m1Prescale), true};
 }
 
 template <BlockFormat Format, class Elements>
@@ -163,15 +164,16 @@ struct EncodedBlock {
 };
 
 // A block, which a group of neighbouring lanes holds.
-template <BlockFormat Format, class Math, ScaleRule kRule, class Elements>
+template <BlockFormat Format, class Math, class Elements>
 __device__ inline EncodedBlock<Format, Elements> encode_block(const Elements& elements,
                                                               const ScalePair& pair,
-                                                              const BlockRules& rules) {
+                                                              const BlockRules& rules,
+                                                              ScaleRule rule = ScaleRule::kFormat) {
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
   unsigned lanes = kFullWarp;
   if constexpr (Format::Element::kBits == 4) {
     const float largest = bits_float(group_max<kLanes>(elements.max_or_nan()));
-    const auto ordinary = ordinary_scale<Format, Math, kRule>(largest, pair, rules);
+    const auto ordinary = ordinary_scale<Format, Math>(largest, pair, rules, rule);
     // The same for all lanes of the group.
     if (ordinary.is_right && is_in_e2m1_range<Math>(largest, ordinary.prescaled)) {
       return EncodedBlock<Format, Elements>{
@@ -180,7 +182,7 @@ __device__ inline EncodedBlock<Format, Elements> encode_block(const Elements& el
     lanes = lanes_of_group<kLanes>();
   }
   const float amax = block_amax<Format, kLanes>(elements, lanes);
-  const auto scale = scale_of_block<Format, Math, kRule>(amax, pair, rules);
+  const auto scale = scale_of_block<Format, Math>(amax, pair, rules, rule);
   return EncodedBlock<Format, Elements>{plain_codes<Format, Math>(elements, scale.multiplier),
                                         canonical_scale(scale.stored)};
 }

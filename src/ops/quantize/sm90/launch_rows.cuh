@@ -1,34 +1,28 @@
-// Launching quantize_rows_kernel: the threads of a row, the grid, and very many rows in several
-// launches.
+// Which variant of quantize_rows.cuh quantizes rows: those of a table, the first that takes the
+// problem, or the general one for every source and any number of columns.
+//
+// A variant stays in a table as long as a benchmark row is at least 3 % faster with it than with
+// what comes after it (docs/kernels/quantize.md has the figures).
 #pragma once
 
 #include <algorithm>
 
 #include "ops/quantize/sm90/quantize_rows.cuh"
+#include "ops/quantize/sm90/variant_table.cuh"
 #include "ops/quantize/sm90/visit_sources.cuh"
+#include "runtime/cuda/launch.h"
 
 namespace narrowfloat {
 
-struct OneRun {
-  static constexpr QuantizeRowsConfig kConfig{.runs = 1, .max_threads = 1024, .registers = 40};
-  static_assert(is_valid(kConfig));
-};
-// Many rows: half the threads a row, so that more rows are in flight.
-struct TwoRuns {
-  static constexpr QuantizeRowsConfig kConfig{.runs = 2, .max_threads = 512, .registers = 56};
-  static_assert(is_valid(kConfig));
-};
+// --- Tunings -------------------------------------------------------------------------------------
+
 struct OneNormRun {
   static constexpr QuantizeRowsConfig kConfig{.runs = 1, .max_threads = 1024, .registers = 56};
   static_assert(is_valid(kConfig));
 };
+// Half the threads a row, so that more rows are in flight.
 struct TwoNormRuns {
   static constexpr QuantizeRowsConfig kConfig{.runs = 2, .max_threads = 512, .registers = 72};
-  static_assert(is_valid(kConfig));
-};
-// SiLU and fp32.
-struct OneLargeRun {
-  static constexpr QuantizeRowsConfig kConfig{.runs = 1, .max_threads = 896, .registers = 72};
   static_assert(is_valid(kConfig));
 };
 struct LongRows {
@@ -52,18 +46,7 @@ struct FourOverSixLongRows {
   static_assert(is_valid(kConfig));
 };
 
-// Sources with kernels for many rows, beside norms.
-template <class Source>
-inline constexpr bool kHasTwoRuns = false;
-template <class Half>
-inline constexpr bool kHasTwoRuns<WholeRows<PlainRows<Half>>> = true;
-
-template <class Source>
-inline constexpr bool kIsLarge = false;
-template <>
-inline constexpr bool kIsLarge<WholeRows<FloatRows>> = true;
-template <class Half, class Math>
-inline constexpr bool kIsLarge<WholeRows<SiluRows<Half, Math>>> = true;
+// --- Launches ------------------------------------------------------------------------------------
 
 // Threads for `cols` elements with `runs` runs each in as few chunks as possible.
 struct RowShape {
@@ -78,7 +61,7 @@ inline RowShape row_shape(int64_t cols, const QuantizeRowsConfig& config) {
   return {static_cast<int>(round_up(threads, kWarpSize)), static_cast<int>(chunks)};
 }
 
-// Rows of one launch: the grid's first axis holds 2^31 - 1 blocks, padding included.
+// Rows of one launch: the grid's first axis holds 2^31 - 1 CTAs, padding included.
 inline constexpr int64_t kMaxLaunchRows = int64_t{1} << 30;
 
 template <BlockFormat Format, class Math, class Source, class Tuning>
@@ -91,99 +74,55 @@ void launch_quantize_rows(const QuantizeProblem& problem, const QuantizeParams& 
   for (int64_t first = 0; first < rows; first += kMaxLaunchRows) {
     const auto num_rows = static_cast<uint32_t>(std::min(kMaxLaunchRows, rows - first));
     QuantizeRowsGrid grid{.first_row = first, .num_rows = num_rows, .num_chunks = shape.num_chunks};
-    int64_t padding_blocks = 0;
+    int64_t padding_ctas = 0;
     if (first == 0 && !is_cleared) {
       grid.padding = scale_padding(params.scales);
       grid.extra_padding = scale_padding(params.extra_scales);
       const int64_t pieces = std::max(grid.padding.per_image(), grid.extra_padding.per_image());
-      padding_blocks = ceil_div(pieces * problem.batch, shape.threads);
+      padding_ctas = ceil_div(pieces * problem.batch, shape.threads);
     }
-    const dim3 blocks(num_rows + static_cast<unsigned>(padding_blocks));
+    const dim3 ctas(num_rows + static_cast<unsigned>(padding_ctas));
     launch(quantize_rows_kernel<Format, Math, Source, Tuning>,
-           {blocks, dim3(static_cast<unsigned>(shape.threads))}, stream, params, grid);
+           {ctas, dim3(static_cast<unsigned>(shape.threads))}, stream, params, grid);
   }
 }
 
-template <class Tuning>
-inline bool holds_rows_of(const QuantizeProblem& problem) {
-  return row_shape(problem.value_cols, Tuning::kConfig).num_chunks <= 1;
-}
+// Rows of one source that the registers of a CTA hold, at least kMinRows of them.
+template <RowInput kInput, class Source, class Tuning, int64_t kMinRows>
+struct RowsVariant : BothMaths {
+  template <BlockFormat Format, class Math>
+  static bool takes(const QuantizeProblem& problem, const QuantizeParams& params) {
+    return params.row_input == kInput && problem.batch * problem.rows >= kMinRows &&
+           problem.four_over_six.enabled == Tuning::kConfig.four_over_six &&
+           row_shape(problem.value_cols, Tuning::kConfig).num_chunks <= 1;
+  }
+  template <BlockFormat Format, class Math>
+  static void launch_kernel(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+    launch_quantize_rows<Format, Math, Source, Tuning>(problem, params, stream);
+  }
+};
 
-// kTwoRunRows of norms, whose one-run kernels have no more than two rows on an SM.
+// --- The tables ----------------------------------------------------------------------------------
+
+// With fewer rows than this the kernel with two runs a thread cannot fill the GPU.
 inline constexpr int64_t kTwoNormRunRows = 265;
 
-template <class Tuning>
-bool takes_two_runs(const QuantizeProblem& problem) {
-  const int64_t least = is_norm(problem.source) ? kTwoNormRunRows : kTwoRunRows;
-  return holds_rows_of<Tuning>(problem) && problem.batch * problem.rows >= least;
-}
+using NormTable = VariantTable<
+    RowsVariant<RowInput::kNormBf16, NormRows<PackedBf16>, TwoNormRuns, kTwoNormRunRows>,
+    RowsVariant<RowInput::kNormBf16, NormRows<PackedBf16>, OneNormRun, 0>>;
 
-// By a tuning if it holds a row, else as long rows.
-template <BlockFormat Format, class Math, class Source, class Tuning>
-void launch_quantize_whole_rows(const QuantizeProblem& problem, const QuantizeParams& params,
-                                Stream stream) {
-  if (holds_rows_of<Tuning>(problem)) {
-    launch_quantize_rows<Format, Math, Source, Tuning>(problem, params, stream);
-  } else {
-    using Long = std::conditional_t<Tuning::kConfig.four_over_six, FourOverSixLongRows, LongRows>;
-    launch_quantize_rows<Format, Math, Source, Long>(problem, params, stream);
-  }
-}
+using FourOverSixTable = VariantTable<
+    RowsVariant<RowInput::kBf16, WholeRows<PlainRows<PackedBf16>>, FourOverSixTwoRuns, kTwoRunRows>,
+    RowsVariant<RowInput::kBf16, WholeRows<PlainRows<PackedBf16>>, FourOverSixRun, 0>>;
 
-// Calls visitor.template operator()<Source>() with the source of the problem's rows, for formats
-// whose arithmetic is that of the problem and that take no E4M3 input.
-template <class Math, typename Visitor>
-void visit_row_source(const QuantizeProblem& problem, Visitor&& visitor) {
-  switch (problem.source) {
-    case RowSourceKind::kSmooth:
-      return visitor.template operator()<WholeRows<SmoothRows>>();
-    case RowSourceKind::kSiluMul:
-      return visit_half(problem.input, [&]<class Half>() {
-        visitor.template operator()<WholeRows<SiluRows<Half, Math>>>();
-      });
-    case RowSourceKind::kPlain:
-      if (problem.input == DType::kF32) {
-        return visitor.template operator()<WholeRows<FloatRows>>();
-      }
-      return visit_half(problem.input, [&]<class Half>() {
-        visitor.template operator()<WholeRows<PlainRows<Half>>>();
-      });
-    case RowSourceKind::kRmsNorm:
-    case RowSourceKind::kAddRmsNorm:
-      return visit_half(problem.input,
-                        [&]<class Half>() { visitor.template operator()<NormRows<Half>>(); });
-  }
-}
-
-// Norms into a format whose blocks lie inside a row.
-template <BlockFormat Format>
-void launch_quantize_norm_rows(const QuantizeProblem& problem, const QuantizeParams& params,
-                               Stream stream) {
+template <BlockFormat Format, class Table, class GeneralTuning>
+void launch_quantize_rows_of(const QuantizeProblem& problem, const QuantizeParams& params,
+                             Stream stream) {
   visit_device_math(effective_math(problem), [&]<class Math>() {
-    visit_half(problem.input, [&]<class Half>() {
-      using Source = NormRows<Half>;
-      if (takes_two_runs<TwoNormRuns>(problem)) {
-        return launch_quantize_rows<Format, Math, Source, TwoNormRuns>(problem, params, stream);
-      }
-      launch_quantize_whole_rows<Format, Math, Source, OneNormRun>(problem, params, stream);
-    });
-  });
-}
-
-// NVFP4 with 4-over-6 from any source.
-template <BlockFormat Format>
-void launch_quantize_four_over_six_rows(const QuantizeProblem& problem,
-                                        const QuantizeParams& params, Stream stream) {
-  visit_device_math(problem.math, [&]<class Math>() {
-    visit_row_source<Math>(problem, [&]<class Source>() {
-      if constexpr (kHasTwoRuns<Source>) {
-        if (takes_two_runs<FourOverSixTwoRuns>(problem)) {
-          return launch_quantize_rows<Format, Math, Source, FourOverSixTwoRuns>(problem, params,
-                                                                                stream);
-        }
-      }
-      launch_quantize_whole_rows<Format, Math, Source, FourOverSixRun>(problem, params, stream);
-    });
+    if (Table::template launch_first<Format, Math>(problem, params, stream)) return;
+    launch_quantize_rows<Format, Math, AnyWholeRows<Format, Math>, GeneralTuning>(problem, params,
+                                                                                  stream);
   });
 }
 

@@ -122,21 +122,8 @@ void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& 
          stream, stream_params);
 }
 
-// 4-bit formats, which instructions bound, have kernels for their usual layouts.
 template <BlockFormat Format, class Math, class Source>
 void launch_stream(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
-  if constexpr (Format::Element::kBits == 4) {
-    constexpr auto kLinear = ScaleLayoutId::kLinear;
-    constexpr auto k128x4 = ScaleLayoutId::kSwizzled128x4;
-    if (problem.layout == kLinear) {
-      return launch_stream_layout<Format, Math, Source, StreamLayout<kLinear>>(problem, params,
-                                                                               stream);
-    }
-    if (problem.layout == k128x4) {
-      return launch_stream_layout<Format, Math, Source, StreamLayout<k128x4>>(problem, params,
-                                                                              stream);
-    }
-  }
   launch_stream_layout<Format, Math, Source, StreamLayout<>>(problem, params, stream);
 }
 

@@ -37,8 +37,9 @@ template <class HalfType>
 struct NormRows {
   using Half = HalfType;
   using Elements = PackedElements<Half, kRowRun>;
-  static constexpr bool kIsNorm = true;
-  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
+  static constexpr bool kMayBeNorm = true;
+
+  __device__ static bool is_norm(const QuantizeParams& /*params*/) { return true; }
 
   // What the norm is taken of: the residual where there is one, to which add_input() belongs.
   __device__ static Elements load(const QuantizeParams& params, const RowPlace& place,
@@ -80,6 +81,10 @@ struct NormRows {
                               rms_norm_element(h[2 * i + 1], reciprocal_rms, weight[2 * i + 1]));
     }
     return y;
+  }
+
+  __device__ static void store(const QuantizeParams& /*params*/, const Elements& y, void* address) {
+    store_elements(y, address);
   }
 
  private:

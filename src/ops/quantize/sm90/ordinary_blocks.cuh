@@ -44,8 +44,7 @@ __device__ inline OrdinaryBlock<Format> ordinary_block(const Elements& elements,
   } else {
     const float largest = bits_float(group_max<kLanes>(elements.max_or_nan()));
     // The compiler drops the decode factor where the scale does not need it.
-    const auto scale = ordinary_scale<Format, Math, ScaleRule::kFormat>(
-        largest, pair_of<Format, Math>(encode), rules);
+    const auto scale = ordinary_scale<Format, Math>(largest, pair_of<Format, Math>(encode), rules);
     const bool is_right = scale.is_right && is_in_e2m1_range<Math>(largest, scale.prescaled);
     return {scale.stored, scale.prescaled, is_right};
   }

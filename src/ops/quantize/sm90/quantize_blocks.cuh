@@ -1,37 +1,53 @@
-// sm90 quantizer of formats whose scales are known before the codes of their block alone: every
-// format but NVFP4 per token and FP8 128x128, from every source but norms.
+// The general sm90 quantizer of formats whose blocks lie inside a row: every format but NVFP4 per
+// token and FP8 128x128, from every source but norms, with batches, row counts and row groups.
+// quantize_dense.cuh has faster kernels for the usual calls.
 //
 //   codes = Element(x * multiplier(block maximum)), scale = the format's rule     (spec 6)
 //
-// A thread holds a run of 8 or 16 elements, a block of V elements lies in V / run neighbouring
+// A thread holds a run of 8 or 16 elements; a block of V elements lies in V / run neighbouring
 // lanes. Runs of all rows are numbered one after another (a row's runs rounded up to whole blocks),
-// one thread each in a one-shot grid, so that any number of columns fills the warps. Blocks of
-// threads behind those zero the scale padding.
+// one thread each in a one-shot grid, so that any number of columns fills the warps. CTAs after
+// those zero the scale padding.
 //
 //   load run | maximum, over the lanes of the block by shuffles | scale | codes | store codes,
 //   scale
-//
-// Bound by memory: NVFP4 from bf16 moves 2.56 bytes an element; the arithmetic is about 12
-// instructions an element (docs/kernels/quantize.md).
 #pragma once
 
 #include "device/ptx/grid_dependency.cuh"
+#include "ops/quantize/sm90/any_rows.cuh"
 #include "ops/quantize/sm90/encode_unit.cuh"
 #include "ops/quantize/sm90/scale_stores.cuh"
 #include "runtime/cuda/launch.h"
 
 namespace narrowfloat {
 
-struct QuantizeBlocksConfig {
-  int threads;
-  int run;            // Elements of a thread.
-  int blocks_per_sm;  // Dense kernels: at least so many fit, which bounds the registers.
-};
+inline constexpr int kBlocksThreads = 256;
 
-consteval bool is_valid(const QuantizeBlocksConfig& config) {
-  return config.threads % 32 == 0 && config.threads <= 1024 &&
-         (config.run == 8 || config.run == 16);
-}
+// What the kernel quantizes: rows of any source in runs of 16 elements, or a bf16 tensor in runs of
+// 8, in which the loads and stores of 8-bit codes are whole lines.
+template <BlockFormat Format, class Math>
+struct BlocksOfAny {
+  static constexpr int kRun = 16;
+  using Elements = FloatElements<kRun>;
+
+  __device__ static bool is_e4m3(const QuantizeParams& params) {
+    return AnyRows<Format, Math>::is_e4m3(params);
+  }
+  __device__ static Elements load(const QuantizeParams& params, const uint8_t* row, int64_t col,
+                                  float factor) {
+    return AnyRows<Format, Math>::template load<kRun>(params, row, col, factor);
+  }
+};
+struct BlocksOfBf16 {
+  static constexpr int kRun = 8;
+  using Elements = PackedElements<PackedBf16, kRun>;
+
+  __device__ static bool is_e4m3(const QuantizeParams& /*params*/) { return false; }
+  __device__ static Elements load(const QuantizeParams& params, const uint8_t* row, int64_t col,
+                                  float /*factor*/) {
+    return PlainRows<PackedBf16>::load<kRun>(params, row, col, 1.0F);
+  }
+};
 
 // The rows of one launch, and its blocks of threads.
 struct QuantizeBlocksGrid {
@@ -73,16 +89,16 @@ struct RunPlace {
   bool is_input;   // Of the input's columns too.
 };
 
-template <class Tuning>
+template <int kRun>
 __device__ inline RunPlace place_of_run(const QuantizeParams& params,
                                         const QuantizeBlocksGrid& grid) {
-  const uint32_t run = blockIdx.x * Tuning::kConfig.threads + threadIdx.x;
+  const uint32_t run = blockIdx.x * kBlocksThreads + threadIdx.x;
   const uint32_t launch_row = grid.runs_per_row.quotient(run);
   const uint32_t run_in_row = run - launch_row * grid.runs_per_row.divisor();
   RunPlace place;
   // Threads behind the last row stand on it: what they look up must exist.
   place.flat_row = grid.first_row + min(launch_row, grid.num_rows - 1);
-  place.col = static_cast<int64_t>(run_in_row) * Tuning::kConfig.run;
+  place.col = static_cast<int64_t>(run_in_row) * kRun;
   place.is_inside = launch_row < grid.num_rows && place.col < params.value_cols;
   place.batch = 0;
   place.row = place.flat_row;
@@ -101,9 +117,9 @@ __device__ inline const uint8_t* input_row(const QuantizeParams& params, const R
 }
 
 // The codes of a run; stores the scale of its block.
-template <BlockFormat Format, class Math, class Source, class Elements>
+template <BlockFormat Format, class Math, class Elements>
 __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& place,
-                                  const Elements& elements) {
+                                  const Elements& elements, ScaleRule rule) {
   if constexpr (Format::kId == FormatId::kFp8Tensor) {
     const BlockScale<float> scale = tensor_scale<Math>(params, place.batch);
     if (place.is_inside && place.row == 0 && place.col == 0 && params.has_fp8_decode_scale) {
@@ -113,7 +129,7 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& 
   } else {
     constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
     const ScalePair pair = row_pair<Format, Math>(params, place.batch, place.row);
-    const auto block = encode_block<Format, Math, Source::kScaleRule>(elements, pair, params.rules);
+    const auto block = encode_block<Format, Math>(elements, pair, params.rules, rule);
     if (place.is_inside && threadIdx.x % kLanes == 0) {
       // Pad columns and rows that do not count have scale zero.
       using Stored = typename Format::Stored;
@@ -125,12 +141,10 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& 
   }
 }
 
-template <class Tuning>
 __device__ inline void clear_padding_of_launch(const QuantizeParams& params,
                                                const QuantizeBlocksGrid& grid) {
   // Pieces of all images together may be more than 32 bits count.
-  const auto index =
-      int64_t{blockIdx.x - grid.element_blocks} * Tuning::kConfig.threads + threadIdx.x;
+  const auto index = int64_t{blockIdx.x - grid.element_blocks} * kBlocksThreads + threadIdx.x;
   const int64_t per_image = grid.padding.per_image();
   if (index >= per_image * params.batch) return;
   const auto batch = static_cast<uint32_t>(index / per_image);
@@ -138,27 +152,27 @@ __device__ inline void clear_padding_of_launch(const QuantizeParams& params,
                 static_cast<uint32_t>(index - batch * per_image));
 }
 
-template <BlockFormat Format, class Math, class Source, class Tuning>
-__global__ void __launch_bounds__(Tuning::kConfig.threads)
+template <BlockFormat Format, class Math, class Rows>
+__global__ void __launch_bounds__(kBlocksThreads)
     quantize_blocks_kernel(const __grid_constant__ QuantizeParams params,
                            const __grid_constant__ QuantizeBlocksGrid grid) {
   wait_for_previous_grids();
   if (blockIdx.x >= grid.element_blocks) {
-    clear_padding_of_launch<Tuning>(params, grid);
+    clear_padding_of_launch(params, grid);
     return;
   }
-  const RunPlace place = place_of_run<Tuning>(params, grid);
-  typename Source::template Elements<Tuning::kConfig.run> elements{};
+  const RunPlace place = place_of_run<Rows::kRun>(params, grid);
+  const ScaleRule rule = Rows::is_e4m3(params) ? ScaleRule::kE4m3Input : ScaleRule::kFormat;
+  typename Rows::Elements elements{};
   if (place.is_input) {
-    const float factor =
-        row_factor<Source, Math>(Source::kScaleRule == ScaleRule::kE4m3Input
-                                     ? encode_scale<Format>(params, place.batch, place.row)
-                                     : 1.0F);
-    elements = Source::template load<Tuning::kConfig.run>(params, input_row(params, place),
-                                                          place.col, factor);
+    float factor = 1.0F;
+    if (rule == ScaleRule::kE4m3Input) {
+      factor = Fp8Input<Math>::factor(encode_scale<Format>(params, place.batch, place.row));
+    }
+    elements = Rows::load(params, input_row(params, place), place.col, factor);
   }
   allow_next_grid();
-  const auto codes = encode_run<Format, Math, Source>(params, place, elements);
+  const auto codes = encode_run<Format, Math>(params, place, elements, rule);
   if (place.counts) {
     store_codes(codes, params.values + place.flat_row * params.value_row_bytes +
                            place.col * Format::Element::kBits / 8);

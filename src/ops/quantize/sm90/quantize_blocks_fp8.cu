@@ -1,5 +1,5 @@
 // The kernels of quantize_blocks.cuh for FP8 1x128 and FP8 per tensor.
-#include "ops/quantize/sm90/launch_blocks.cuh"
+#include "ops/quantize/sm90/launch_dense.cuh"
 #include "ops/quantize/sm90/quantize_blocks.h"
 
 namespace narrowfloat {

@@ -24,6 +24,7 @@ struct QuantizeDenseParams {
   uint32_t blocks;            // Of a row.
   const float* device_scale;  // Encode scale, or maximum; null: host_encode.
   float host_encode;
+  bool is_amax;
   uint8_t* values;
   uint8_t* scales;
   BlockRules rules;
@@ -37,12 +38,27 @@ struct QuantizeDenseParams {
   uint32_t padding_pieces;
 };
 
-// What a dense kernel is compiled for besides its tuning: a layout that is known, and whether
-// device_scale is a maximum. Branches cost a short launch more than their instructions.
-template <class TuningType, bool kFromAmax, ScaleLayoutId... kLayouts>
+struct QuantizeDenseConfig {
+  int threads;      // Of a CTA.
+  int run;          // Elements of a thread.
+  int ctas_per_sm;  // At least so many fit, which bounds the registers.
+};
+
+consteval bool is_valid(const QuantizeDenseConfig& config) {
+  return config.threads % 32 == 0 && config.threads <= 1024 &&
+         (config.run == 8 || config.run == 16);
+}
+
+// What device_scale is: an encode scale, the maximum of the tensor, or either by params.is_amax.
+enum class DeviceScale : int { kEncode = 0, kAmax = 1, kEither = 2 };
+
+// What a dense kernel is compiled for besides format, arithmetic and source: a tuning, what
+// device_scale is, and the layout where it is known. A branch at run time costs a short launch more
+// than its instructions.
+template <class TuningType, DeviceScale kScaleType, ScaleLayoutId... kLayouts>
 struct DenseCase {
   static constexpr auto kConfig = TuningType::kConfig;
-  static constexpr bool kIsAmax = kFromAmax;
+  static constexpr DeviceScale kScale = kScaleType;
 
   template <class Params>
   __device__ static ScaleLayoutId layout(const Params& params) {
@@ -51,6 +67,10 @@ struct DenseCase {
     } else {
       return (kLayouts, ...);
     }
+  }
+  template <class Params>
+  __device__ static bool is_amax(const Params& params) {
+    return kScale == DeviceScale::kAmax || (kScale == DeviceScale::kEither && params.is_amax);
   }
 };
 
@@ -62,8 +82,7 @@ __device__ inline float load_device_scale(const Params& params) {
 }
 template <class Case, class Params>
 __device__ inline float dense_encode_scale(const Params& params, float loaded) {
-  if constexpr (Case::kIsAmax) return encode_scale_of_amax(loaded, params.e4m3_max);
-  return loaded;
+  return Case::is_amax(params) ? encode_scale_of_amax(loaded, params.e4m3_max) : loaded;
 }
 
 // The tensor's decode scale. A division only where it is needed: the first thread's time is that of
@@ -122,7 +141,7 @@ __device__ inline void clear_last_tiles(const QuantizeDenseParams& params, Scale
 }
 
 template <BlockFormat Format, class Math, class Source, class Case>
-__global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.blocks_per_sm)
+__global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.ctas_per_sm)
     quantize_dense_kernel(const __grid_constant__ QuantizeDenseParams params) {
   using Stored = typename Format::Stored;
   const ScaleLayoutId layout = Case::layout(params);
@@ -154,8 +173,8 @@ __global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.blocks_pe
     pad_row(params, layout, run_in_row / kLanes, target.scale);
   }
   store_ordinary_block<Format, Math>(elements, block, target);
-  if constexpr (Format::kHasGlobalScale && !Case::kIsAmax) {
-    if (run == 0) store_dense_decode_scale(params, encode);
+  if constexpr (Format::kHasGlobalScale) {
+    if (run == 0 && !Case::is_amax(params)) store_dense_decode_scale(params, encode);
   }
   if (__builtin_expect(!block.is_right, 0)) {
     store_plain_block<Format, Math>(elements, encode, params.rules, target);
@@ -171,13 +190,14 @@ struct QuantizeFlatParams {
   uint32_t num_runs;
   const float* device_scale;  // As in QuantizeDenseParams.
   float host_encode;
+  bool is_amax;
   BlockRules rules;
   float* global_scale;
   float e4m3_max;
 };
 
 template <BlockFormat Format, class Math, class Half, class Case>
-__global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.blocks_per_sm)
+__global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.ctas_per_sm)
     quantize_flat_kernel(const __grid_constant__ QuantizeFlatParams params) {
   using Elements = PackedElements<Half, Case::kConfig.run>;
   using Stored = typename Format::Stored;
@@ -199,8 +219,8 @@ __global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.blocks_pe
   RunTarget<Stored> target{params.values + static_cast<int64_t>(run) * kCodeBytes, nullptr};
   if (run % kLanes == 0) target.scale = reinterpret_cast<Stored*>(params.scales) + run / kLanes;
   store_ordinary_block<Format, Math>(elements, block, target);
-  if constexpr (Format::kHasGlobalScale && !Case::kIsAmax) {
-    if (run == 0) store_dense_decode_scale(params, encode);
+  if constexpr (Format::kHasGlobalScale) {
+    if (run == 0 && !Case::is_amax(params)) store_dense_decode_scale(params, encode);
   }
   if (__builtin_expect(!block.is_right, 0)) {
     store_plain_block<Format, Math>(elements, encode, params.rules, target);

@@ -26,9 +26,29 @@ ScalePair host_pair(const QuantizeProblem& problem, const QuantizeArgs& args) {
 
 }  // namespace
 
+RowInput row_input(const QuantizeProblem& problem) {
+  const bool is_f16 = problem.input == DType::kF16;
+  switch (problem.source) {
+    case RowSourceKind::kSmooth:
+      return RowInput::kSmooth;
+    case RowSourceKind::kSiluMul:
+      return is_f16 ? RowInput::kSiluF16 : RowInput::kSiluBf16;
+    case RowSourceKind::kRmsNorm:
+    case RowSourceKind::kAddRmsNorm:
+      return is_f16 ? RowInput::kNormF16 : RowInput::kNormBf16;
+    case RowSourceKind::kPlain:
+      break;
+  }
+  if (problem.input == DType::kF32) return RowInput::kF32;
+  if (problem.input == DType::kF8E4M3) return RowInput::kE4m3;
+  return is_f16 ? RowInput::kF16 : RowInput::kBf16;
+}
+
 QuantizeParams make_quantize_params(const QuantizeProblem& problem, const QuantizeArgs& args) {
   const int64_t width = element_bytes(problem.input);
   QuantizeParams params{};
+  params.row_input = row_input(problem);
+  params.is_fast = problem.math == MathMode::kFast;
   params.input = static_cast<const uint8_t*>(args.input);
   params.input_batch_stride = args.input_batch_stride * width;
   params.input_row_stride = args.input_stride * width;

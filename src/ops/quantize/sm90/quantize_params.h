@@ -19,7 +19,23 @@ struct ScaleImages {
   int64_t image_bytes = 0;  // Padding included.
 };
 
+// The rows that a problem quantizes: its source and the type of its input.
+enum class RowInput : int32_t {
+  kBf16 = 0,
+  kF16 = 1,
+  kF32 = 2,
+  kE4m3 = 3,
+  kSiluBf16 = 4,
+  kSiluF16 = 5,
+  kSmooth = 6,  // bf16.
+  kNormBf16 = 7,
+  kNormF16 = 8,
+};
+RowInput row_input(const QuantizeProblem& problem);
+
 struct QuantizeParams {
+  RowInput row_input;
+  bool is_fast;          // The arithmetic of the source: MathMode::kFast.
   const uint8_t* input;  // [batch, rows, cols], or 2 * cols for SiLU; strides in bytes.
   int64_t input_batch_stride;
   int64_t input_row_stride;

@@ -15,6 +15,7 @@
 // Bound by memory: NVFP4 from bf16 moves 2.56 bytes an element, a norm with residual 6.56.
 #pragma once
 
+#include "ops/quantize/sm90/any_rows.cuh"
 #include "ops/quantize/sm90/four_over_six.cuh"
 #include "ops/quantize/sm90/norm_rows.cuh"
 #include "ops/quantize/sm90/quantize_blocks.cuh"
@@ -39,13 +40,19 @@ struct QuantizeRowsGrid {
   ScalePadding extra_padding;
 };
 
-// A source of row_sources.cuh, which needs nothing of the row.
+// The rows of a source as this kernel takes them. A source has
+//   Elements                             a run of 16 elements in registers
+//   kMayBeNorm, is_norm(params)          whether finish() needs 1 / rms of the row
+//   load(params, place, col)             what the statistics are taken of
+//   add_input(params, place, cols, runs) norms: adds the input into the residual
+//   finish(params, elements, col, rms)   the elements that are quantized
+// NormRows of norm_rows.cuh is one; here are a source of row_sources.cuh, and any source.
 template <class Source>
 struct WholeRows {
   using Elements = typename Source::template Elements<kRowRun>;
-  static constexpr bool kIsNorm = false;
-  static constexpr ScaleRule kScaleRule = Source::kScaleRule;
+  static constexpr bool kMayBeNorm = false;
 
+  __device__ static bool is_norm(const QuantizeParams& /*params*/) { return false; }
   __device__ static Elements load(const QuantizeParams& params, const RowPlace& place,
                                   uint32_t col) {
     return Source::template load<kRowRun>(params, input_row(params, place), col, 1.0F);
@@ -57,9 +64,65 @@ struct WholeRows {
   }
 };
 
-template <bool kIsNorm>
+template <BlockFormat Format, class Math>
+struct AnyWholeRows {
+  using Elements = FloatElements<kRowRun>;
+  static constexpr bool kMayBeNorm = true;
+
+  __device__ static bool is_norm(const QuantizeParams& params) {
+    return params.row_input == RowInput::kNormBf16 || params.row_input == RowInput::kNormF16;
+  }
+  __device__ static Elements load(const QuantizeParams& params, const RowPlace& place,
+                                  uint32_t col) {
+    if (params.row_input == RowInput::kNormBf16) {
+      return widened(NormRows<PackedBf16>::load(params, place, col));
+    }
+    if (params.row_input == RowInput::kNormF16) {
+      return widened(NormRows<PackedF16>::load(params, place, col));
+    }
+    return AnyRows<Format, Math>::template load<kRowRun>(params, input_row(params, place), col,
+                                                         1.0F);
+  }
+  template <int kRuns>
+  __device__ static void add_input(const QuantizeParams& params, const RowPlace& place,
+                                   const uint32_t (&cols)[kRuns], Elements (&runs)[kRuns]) {
+    if (params.residual == nullptr) return;
+    if (params.row_input == RowInput::kNormF16) return add<PackedF16>(params, place, cols, runs);
+    add<PackedBf16>(params, place, cols, runs);
+  }
+  __device__ static Elements finish(const QuantizeParams& params, const Elements& h, uint32_t col,
+                                    float factor) {
+    if (params.row_input == RowInput::kNormBf16) {
+      return widened(NormRows<PackedBf16>::finish(params, narrowed<PackedBf16>(h), col, factor));
+    }
+    if (params.row_input == RowInput::kNormF16) {
+      return widened(NormRows<PackedF16>::finish(params, narrowed<PackedF16>(h), col, factor));
+    }
+    return h;
+  }
+  __device__ static void store(const QuantizeParams& params, const Elements& y, void* address) {
+    if (params.row_input == RowInput::kNormF16) {
+      return store_elements(narrowed<PackedF16>(y), address);
+    }
+    store_elements(narrowed<PackedBf16>(y), address);
+  }
+
+ private:
+  template <class Half, int kRuns>
+  __device__ static void add(const QuantizeParams& params, const RowPlace& place,
+                             const uint32_t (&cols)[kRuns], Elements (&runs)[kRuns]) {
+    PackedElements<Half, kRowRun> halves[kRuns];
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) halves[i] = narrowed<Half>(runs[i]);
+    NormRows<Half>::add_input(params, place, cols, halves);
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) runs[i] = widened(halves[i]);
+  }
+};
+
+template <bool kMayBeNorm>
 struct RowStorage {
-  float sums[kIsNorm ? kMaxNormSums : 1];
+  float sums[kMayBeNorm ? kMaxNormSums : 1];
   uint32_t maxima[kWarpSize];
 };
 
@@ -85,8 +148,10 @@ __device__ inline Chunk<Source, kRuns> load_chunk(const QuantizeParams& params,
     cols[i] = run_col<kRuns>(index, i);
     if (cols[i] < params.cols) chunk.runs[i] = Source::load(params, place, cols[i]);
   }
-  if constexpr (Source::kIsNorm) {
-    if (is_first) Source::add_input(params, place, cols, chunk.runs);
+  if constexpr (Source::kMayBeNorm) {
+    if (is_first && Source::is_norm(params)) {
+      Source::add_input(params, place, cols, chunk.runs);
+    }
   }
   return chunk;
 }
@@ -161,8 +226,8 @@ __device__ inline void store_norm_output(const QuantizeParams& params, const Row
   for (int i = 0; i < kRuns; ++i) {
     const uint32_t col = run_col<kRuns>(index, i);
     if (col >= params.cols) continue;
-    store_elements(
-        chunk.runs[i],
+    Source::store(
+        params, chunk.runs[i],
         params.norm_output + (int64_t{place.flat_row} * params.cols + col) * sizeof(uint16_t));
   }
 }
@@ -276,8 +341,7 @@ __device__ inline auto encode_run(const QuantizeParams& params,
     *stored = block.stored;
     return block.codes;
   } else {
-    const auto block =
-        encode_block<Format, Math, Source::kScaleRule>(elements, scaling.pair, params.rules);
+    const auto block = encode_block<Format, Math>(elements, scaling.pair, params.rules);
     *stored = block.stored;
     return block.codes;
   }
@@ -299,7 +363,7 @@ __device__ inline void quantize_run(const QuantizeParams& params, const RowPlace
       const auto num_blocks = static_cast<uint32_t>(params.scales.extents.blocks);
       const Stored scale = col < params.cols ? stored : Stored{0};
       store_scale(scaling.scales, num_blocks, col / kCols, scale);
-      if constexpr (Source::kIsNorm) {
+      if constexpr (Source::kMayBeNorm) {
         store_scale(scaling.extra_scales, num_blocks, col / kCols, scale);
       }
     }
@@ -321,7 +385,7 @@ __device__ inline void quantize_chunk(const QuantizeParams& params, const RowPla
     }
     quantize_run<Format, Math, Source, Tuning>(params, place, scaling, chunk.runs[i], col);
   }
-  if constexpr (Source::kIsNorm) store_norm_output(params, place, index, chunk);
+  if constexpr (Source::kMayBeNorm) store_norm_output(params, place, index, chunk);
 }
 
 // Scales of a row that does not count.
@@ -367,13 +431,13 @@ template <BlockFormat Format, class Math, class Source, class Tuning>
 __global__ void __maxnreg__(Tuning::kConfig.registers)
     quantize_rows_kernel(const __grid_constant__ QuantizeParams params,
                          const __grid_constant__ QuantizeRowsGrid grid) {
-  __shared__ RowStorage<Source::kIsNorm> shared_storage;
+  __shared__ RowStorage<Source::kMayBeNorm> shared_storage;
   constexpr int kRuns = Tuning::kConfig.runs;
   wait_for_previous_grids();
-  if (blockIdx.x >= grid.num_rows) return clear_padding_of_launch<Source::kIsNorm>(params, grid);
+  if (blockIdx.x >= grid.num_rows) return clear_padding_of_launch<Source::kMayBeNorm>(params, grid);
   const RowPlace place = place_of_row(params, grid);
   if (place.row < 0) return;
-  if constexpr (!Source::kIsNorm) {
+  if (!Source::is_norm(params)) {
     if (place.row >= valid_rows(params, place.batch)) {
       store_zero_scales<Format>(params, place);
       // The scale of the tensor or batch is stored whether its rows count or not.
@@ -389,7 +453,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   auto chunk = load_chunk<Source, kRuns>(params, place, 0, true);
   allow_next_grid();
   float factor = 1.0F;
-  if constexpr (Source::kIsNorm) {
+  if (Source::is_norm(params)) {
     factor =
         row_reciprocal_rms<Source, kRuns>(params, place, chunk, num_chunks, shared_storage.sums);
   }

@@ -6,14 +6,18 @@
 
 namespace narrowfloat {
 
-// NVFP4 per token from all sources but norms.
-void launch_quantize_token_rows(const QuantizeProblem& problem, const QuantizeParams& params,
-                                Stream stream);
-// The same for plain 16-bit tensors of rows that fit registers and all count (is_token_dense).
+// The kernels of quantize_rows.cuh: every source, any number of columns.
+void launch_quantize_rows_fp4(const QuantizeProblem& problem, const QuantizeParams& params,
+                              Stream stream);
+void launch_quantize_rows_fp8(const QuantizeProblem& problem, const QuantizeParams& params,
+                              Stream stream);
+void launch_quantize_rows_four_over_six(const QuantizeProblem& problem,
+                                        const QuantizeParams& params, Stream stream);
+// NVFP4 per token from plain 16-bit tensors whose rows fit the registers of a CTA and all count.
 bool is_token_dense(const QuantizeProblem& problem);
 void launch_quantize_token_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                                  Stream stream);
-// Norms into formats with blocks inside a row, and NVFP4 per token from SiLU and smoothing, of
+// bf16 norms into formats with blocks inside a row, and NVFP4 per token from SiLU and smoothing, of
 // dense rows of up to kMaxStreamCols columns (quantize_stream.cuh).
 inline constexpr int64_t kMaxStreamCols = 16384;
 bool is_stream(const QuantizeProblem& problem, const QuantizeParams& params);
@@ -25,16 +29,6 @@ void launch_quantize_stream_norm_fp8(const QuantizeProblem& problem, const Quant
                                      Stream stream);
 void launch_quantize_stream_token(const QuantizeProblem& problem, const QuantizeParams& params,
                                   Stream stream);
-// Norms into formats with blocks inside a row.
-void launch_quantize_norm_rows_fp4(const QuantizeProblem& problem, const QuantizeParams& params,
-                                   Stream stream);
-void launch_quantize_norm_rows_fp8(const QuantizeProblem& problem, const QuantizeParams& params,
-                                   Stream stream);
-// NVFP4 and NVFP4 per token with 4-over-6, from all sources.
-void launch_quantize_four_over_six(const QuantizeProblem& problem, const QuantizeParams& params,
-                                   Stream stream);
-void launch_quantize_four_over_six_token_rows(const QuantizeProblem& problem,
-                                              const QuantizeParams& params, Stream stream);
 
 // Columns of FP8's two-dimensional blocks.
 inline constexpr int kTileCols = 128;

@@ -32,19 +32,14 @@ Support supports(const QuantizeProblem& problem) {
 
 void launch_elements(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
   if (problem.four_over_six.enabled) {
-    return has_row_scale(problem)
-               ? launch_quantize_four_over_six_token_rows(problem, params, stream)
-               : launch_quantize_four_over_six(problem, params, stream);
+    return launch_quantize_rows_four_over_six(problem, params, stream);
   }
   if (is_stream(problem, params)) return launch_quantize_stream(problem, params, stream);
-  if (!is_norm(problem.source)) {
-    return is_token_dense(problem) ? launch_quantize_token_dense(problem, params, stream)
-                                   : launch_quantize_token_rows(problem, params, stream);
-  }
+  if (is_token_dense(problem)) return launch_quantize_token_dense(problem, params, stream);
   if (format_info(problem.format).element_bits == 4) {
-    return launch_quantize_norm_rows_fp4(problem, params, stream);
+    return launch_quantize_rows_fp4(problem, params, stream);
   }
-  launch_quantize_norm_rows_fp8(problem, params, stream);
+  launch_quantize_rows_fp8(problem, params, stream);
 }
 
 // Maxima into the slots of tensor_scales.h. Returns what is left to do.

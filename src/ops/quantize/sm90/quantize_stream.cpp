@@ -24,8 +24,7 @@ bool is_stream(const QuantizeProblem& problem, const QuantizeParams& params) {
   const int64_t block_cols = format_info(problem.format).block_cols;
   const bool has_all_rows =
       problem.batch == 1 && !problem.has_row_list && !problem.has_valid_rows && problem.groups == 0;
-  const bool is_half = problem.input == DType::kBF16 || problem.input == DType::kF16;
-  return is_stream_source(problem, params) && has_all_rows && is_half &&
+  return is_stream_source(problem, params) && has_all_rows && problem.input == DType::kBF16 &&
          problem.encode_axis == EncodeScaleAxis::kTensor && problem.value_cols == problem.cols &&
          problem.cols % block_cols == 0 && problem.cols <= kMaxStreamCols &&
          problem.rows * (problem.cols / kRowRun) < kMaxRuns;

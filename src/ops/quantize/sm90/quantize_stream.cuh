@@ -205,7 +205,7 @@ __device__ inline OrdinaryScale<uint8_t> stream_scale(float amax, const ScalePai
   if constexpr (kIsNvfp4 && Math::kMode == MathMode::kExact) {
     return ordinary_nvfp4_scale(amax, pair.encode, pair.decode);
   } else {
-    return ordinary_scale<Format, Math, ScaleRule::kFormat>(amax, pair, rules);
+    return ordinary_scale<Format, Math>(amax, pair, rules);
   }
 }
 

@@ -7,9 +7,7 @@ void launch_quantize_stream_norm_fp4(const QuantizeProblem& problem, const Quant
                                      Stream stream) {
   const auto launch_format = [&]<BlockFormat Format>() {
     visit_device_math(problem.math, [&]<class Math>() {
-      visit_half(problem.input, [&]<class Half>() {
-        launch_stream<Format, Math, StreamNorm<Half>>(problem, params, stream);
-      });
+      launch_stream<Format, Math, StreamNorm<PackedBf16>>(problem, params, stream);
     });
   };
   switch (problem.format) {

@@ -9,9 +9,7 @@ void launch_quantize_stream_token(const QuantizeProblem& problem, const Quantize
     if (problem.source == RowSourceKind::kSmooth) {
       return launch_stream<Nvfp4PerToken, Math, StreamSmooth>(problem, params, stream);
     }
-    visit_half(problem.input, [&]<class Half>() {
-      launch_stream<Nvfp4PerToken, Math, StreamSilu<Half, Math>>(problem, params, stream);
-    });
+    launch_stream<Nvfp4PerToken, Math, StreamSilu<PackedBf16, Math>>(problem, params, stream);
   });
 }
 

@@ -16,7 +16,7 @@
 // Bound by memory: 3 bytes an element of bf16.
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/sm90/encode_unit.cuh"
-#include "ops/quantize/sm90/norm_rows.cuh"
+#include "ops/quantize/sm90/quantize_rows.cuh"
 #include "ops/quantize/sm90/quantize_rows.h"
 #include "ops/quantize/sm90/quantize_tiles.h"
 #include "ops/quantize/sm90/scale_stores.cuh"
@@ -35,37 +35,69 @@ constexpr int kThreadsPerRow = kTileCols / kRun;
 constexpr int kRuns = kTileRows * kThreadsPerRow / kThreads;
 constexpr int kRowStep = kThreads / kThreadsPerRow;
 
-// Registers of a thread: three blocks on an SM for 16-bit tensors as they are.
-template <class Source>
-constexpr int kRegisters = 64;
-template <class Half>
-constexpr int kRegisters<PlainRows<Half>> = 40;
-template <class Half, class Math>
-constexpr int kRegisters<SiluRows<Half, Math>> = 72;
-
 struct TileGrid {
   FastDivisor tiles_per_row;
   FastDivisor rows_of_tiles;  // Of a batch.
 };
 
-// What a norm left in `input` and `vector`, with the row's 1 / rms as the factor.
-template <class Half>
-struct NormedRows {
-  template <int kCount>
-  using Elements = PackedElements<Half, kCount>;
+// The sources of a tile. load(): 16 elements from column `col` on; factor: 1 / rms of the row,
+// where has_row_factor() says that there is one.
+struct TileBf16Rows {
+  using Elements = PackedElements<PackedBf16, kRun>;
+  static constexpr int kRegisters = 40;  // Three CTAs on an SM.
 
-  template <int kCount>
-  __device__ static Elements<kCount> load(const QuantizeParams& params, const uint8_t* row,
-                                          int64_t col, float factor) {
-    const auto h = load_elements<Elements<kCount>>(row + col * sizeof(uint16_t));
-    return NormRows<Half>::finish(params, h, static_cast<uint32_t>(col), factor);
+  __device__ static bool has_row_factor(const QuantizeParams& /*params*/) { return false; }
+  __device__ static Elements load(const QuantizeParams& params, const uint8_t* row, int64_t col,
+                                  float /*factor*/) {
+    return PlainRows<PackedBf16>::load<kRun>(params, row, col, 1.0F);
   }
 };
 
-template <class Source>
-constexpr bool kHasRowFactor = false;
-template <class Half>
-constexpr bool kHasRowFactor<NormedRows<Half>> = true;
+// What else comes from bf16: SiLU, smoothing, and what the first kernel of a norm left in `input`
+// and `vector`.
+template <class Math>
+struct TileFusedRows {
+  using Elements = PackedElements<PackedBf16, kRun>;
+  static constexpr bool kIsFast = Math::kMode == MathMode::kFast;
+  static constexpr int kRegisters = kIsFast ? 72 : 64;  // Two CTAs on an SM in exact mode.
+
+  static bool takes(const QuantizeParams& params) {
+    return params.row_input == RowInput::kSmooth || params.row_input == RowInput::kNormBf16 ||
+           (params.row_input == RowInput::kSiluBf16 && params.is_fast == kIsFast);
+  }
+  __device__ static bool has_row_factor(const QuantizeParams& params) {
+    return params.row_input == RowInput::kNormBf16;
+  }
+  __device__ static Elements load(const QuantizeParams& params, const uint8_t* row, int64_t col,
+                                  float factor) {
+    if (params.row_input == RowInput::kNormBf16) {
+      const auto h = load_elements<Elements>(row + col * sizeof(uint16_t));
+      return NormRows<PackedBf16>::finish(params, h, static_cast<uint32_t>(col), factor);
+    }
+    if (params.row_input == RowInput::kSmooth) {
+      return SmoothRows::load<kRun>(params, row, col, 1.0F);
+    }
+    return SiluRows<PackedBf16, Math>::template load<kRun>(params, row, col, 1.0F);
+  }
+};
+
+template <class Math>
+struct TileAnyRows {
+  using Elements = FloatElements<kRun>;
+  static constexpr int kRegisters = 80;
+
+  __device__ static bool has_row_factor(const QuantizeParams& params) {
+    return params.row_input == RowInput::kNormF16;
+  }
+  __device__ static Elements load(const QuantizeParams& params, const uint8_t* row, int64_t col,
+                                  float factor) {
+    if (params.row_input == RowInput::kNormF16) {
+      const auto h = load_elements<PackedElements<PackedF16, kRun>>(row + col * sizeof(uint16_t));
+      return widened(NormRows<PackedF16>::finish(params, h, static_cast<uint32_t>(col), factor));
+    }
+    return AnyRows<Format, Math>::template load<kRun>(params, row, col, 1.0F);
+  }
+};
 
 struct TilePlace {
   uint32_t batch;
@@ -108,22 +140,22 @@ __device__ inline auto load_run(const QuantizeParams& params, const TilePlace& p
   const uint8_t* input =
       params.input + place.batch * params.input_batch_stride + row * params.input_row_stride;
   float factor = 1.0F;
-  if constexpr (kHasRowFactor<Source>) {
+  if (Source::has_row_factor(params)) {
     const uint8_t* values = value_row(params, place, row) + int64_t{place.tile_col} * kTileCols;
     factor = *reinterpret_cast<const float*>(values);
   }
-  return Source::template load<kRun>(params, input, col, factor);
+  return Source::load(params, input, col, factor);
 }
 
 template <class Math, class Source>
-__global__ void __maxnreg__(kRegisters<Source>)
+__global__ void __maxnreg__(Source::kRegisters)
     quantize_tiles_kernel(const __grid_constant__ QuantizeParams params,
                           const __grid_constant__ TileGrid grid) {
   __shared__ uint32_t shared_maxima[kThreads / kWarpSize];
   wait_for_previous_grids();
   const TilePlace place = place_of_tile(grid);
   const TileRuns runs = runs_of_thread(place);
-  typename Source::template Elements<kRun> elements[kRuns]{};
+  typename Source::Elements elements[kRuns]{};
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     if (runs.is_inside(params, i)) {
@@ -169,14 +201,13 @@ void launch_quantize_tiles_of(const QuantizeProblem& problem, const QuantizePara
 void launch_quantize_tiles(const QuantizeProblem& problem, const QuantizeParams& params,
                            Stream stream) {
   visit_device_math(effective_math(problem), [&]<class Math>() {
-    if (is_norm(problem.source)) {
-      return visit_half(problem.input, [&]<class Half>() {
-        launch_quantize_tiles_of<Math, NormedRows<Half>>(problem, params, stream);
-      });
+    if (params.row_input == RowInput::kBf16) {
+      return launch_quantize_tiles_of<Math, TileBf16Rows>(problem, params, stream);
     }
-    visit_source<false>(problem, [&]<class Source>() {
-      launch_quantize_tiles_of<Math, Source>(problem, params, stream);
-    });
+    if (TileFusedRows<Math>::takes(params)) {
+      return launch_quantize_tiles_of<Math, TileFusedRows<Math>>(problem, params, stream);
+    }
+    launch_quantize_tiles_of<Math, TileAnyRows<Math>>(problem, params, stream);
   });
 }
 

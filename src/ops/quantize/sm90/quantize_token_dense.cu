@@ -17,7 +17,7 @@ struct TwoTokenRuns {
   static_assert(is_valid(kConfig));
 };
 
-template <class Half, class Math, class Tuning>
+template <class Half, class Math, class Tuning, class Base>
 void launch_token_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                         Stream stream) {
   constexpr int64_t kRuns = Tuning::kConfig.runs;
@@ -41,11 +41,7 @@ void launch_token_dense(const QuantizeProblem& problem, const QuantizeParams& pa
   const int64_t blocks = problem.rows + ceil_div(padding.per_image(), threads);
   const LaunchShape shape{dim3(static_cast<unsigned>(blocks)),
                           dim3(static_cast<unsigned>(threads))};
-  if (token.device_base == nullptr) {
-    launch(quantize_token_dense_kernel<Half, Math, Tuning, false>, shape, stream, token);
-  } else {
-    launch(quantize_token_dense_kernel<Half, Math, Tuning, true>, shape, stream, token);
-  }
+  launch(quantize_token_dense_kernel<Half, Math, Tuning, Base>, shape, stream, token);
 }
 
 }  // namespace
@@ -55,22 +51,25 @@ bool is_token_dense(const QuantizeProblem& problem) {
   constexpr int64_t kMaxRuns = int64_t{1} << 30;
   const bool is_half = problem.input == DType::kBF16 || problem.input == DType::kF16;
   const bool has_all_rows = problem.batch == 1 && !problem.has_row_list && !problem.has_valid_rows;
-  return problem.source == RowSourceKind::kPlain && is_half && has_all_rows &&
-         problem.layout != ScaleLayoutId::kMnMajor && problem.value_cols == problem.cols &&
-         problem.cols % kRowRun == 0 && problem.cols <= kMaxCols &&
-         problem.rows * (problem.cols / kRowRun) < kMaxRuns;
+  return problem.format == FormatId::kNvfp4PerToken && problem.source == RowSourceKind::kPlain &&
+         is_half && has_all_rows && problem.layout != ScaleLayoutId::kMnMajor &&
+         problem.value_cols == problem.cols && problem.cols % kRowRun == 0 &&
+         problem.cols <= kMaxCols && problem.rows * (problem.cols / kRowRun) < kMaxRuns;
 }
 
 void launch_quantize_token_dense(const QuantizeProblem& problem, const QuantizeParams& params,
                                  Stream stream) {
   visit_device_math(problem.math, [&]<class Math>() {
-    visit_half(problem.input, [&]<class Half>() {
-      if (problem.rows < kTwoRunRows) {
-        launch_token_dense<Half, Math, OneTokenRun>(problem, params, stream);
-      } else {
-        launch_token_dense<Half, Math, TwoTokenRuns>(problem, params, stream);
-      }
-    });
+    if (problem.input == DType::kF16) {
+      return launch_token_dense<PackedF16, Math, TwoTokenRuns, BaseOfAny>(problem, params, stream);
+    }
+    if (problem.rows >= kTwoRunRows) {
+      return launch_token_dense<PackedBf16, Math, TwoTokenRuns, BaseOfAny>(problem, params, stream);
+    }
+    if (params.device_base == nullptr) {
+      return launch_token_dense<PackedBf16, Math, OneTokenRun, BaseOfHost>(problem, params, stream);
+    }
+    launch_token_dense<PackedBf16, Math, OneTokenRun, BaseOfAny>(problem, params, stream);
   });
 }
 

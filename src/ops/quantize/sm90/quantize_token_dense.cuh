@@ -125,8 +125,7 @@ __device__ inline void quantize_token_runs(const QuantizeTokenParams& params, ui
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     const uint32_t run = token_run<kRuns>(i);
-    const auto block =
-        encode_block<Nvfp4PerToken, Math, ScaleRule::kFormat>(elements.runs[i], pair, BlockRules{});
+    const auto block = encode_block<Nvfp4PerToken, Math>(elements.runs[i], pair, BlockRules{});
     if (run >= params.runs_per_row) continue;
     const uint32_t number = row * params.runs_per_row + run;
     store_codes(block.codes, params.values + size_t{number} * 8);
@@ -134,9 +133,18 @@ __device__ inline void quantize_token_runs(const QuantizeTokenParams& params, ui
   }
 }
 
-// kReadsBase: the base scale lies on the device. A branch would cost a short launch more than it
-// does.
-template <class Half, class Math, class Tuning, bool kReadsBase>
+// BaseOfHost: the base scale is a number of the host, without a branch, which costs a short launch
+// more than its instructions.
+struct BaseOfHost {
+  __device__ static TokenBase load(const QuantizeTokenParams& params) { return params.base; }
+};
+struct BaseOfAny {
+  __device__ static TokenBase load(const QuantizeTokenParams& params) {
+    return load_token_base(params);
+  }
+};
+
+template <class Half, class Math, class Tuning, class Base>
 __global__ void __maxnreg__(Tuning::kConfig.registers)
     quantize_token_dense_kernel(const __grid_constant__ QuantizeTokenParams params) {
   __shared__ uint32_t shared_maxima[kWarpSize];
@@ -149,8 +157,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
     if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
     return;
   }
-  TokenBase base = params.base;
-  if constexpr (kReadsBase) base = load_token_base(params);
+  const TokenBase base = Base::load(params);
   TokenRuns<Half, kRuns> elements{};
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {

@@ -6,17 +6,12 @@
 // A source has
 //   Elements<n>                       n elements in registers
 //   kInputBytes                       bytes of an input element
-//   kScaleRule                        which rule makes block scales from its elements
-//   kMathMode                         its arithmetic, where it has any of its own
 //   load<n>(params, row, col, factor) elements [col, col + n) of the row that starts at `row`
-//   load_unscaled<n>(...)             what maxima of a whole tensor are taken of
 // and, where load() computes more than the next kernel should wait for,
 //   Input<n>, load_input<n>(params, row, col), finish(input)
 //                                     the two steps of load()
 // where params has at least the members `cols` and `vector` of QuantizeParams.
 #pragma once
-
-#include <optional>
 
 #include "device/device_math.cuh"
 #include "device/elements.cuh"
@@ -36,8 +31,6 @@ struct PlainRows {
   template <int kCount>
   using Elements = PackedElements<Half, kCount>;
   static constexpr int kInputBytes = 2;
-  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
-  static constexpr std::optional<MathMode> kMathMode = std::nullopt;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
@@ -50,8 +43,6 @@ struct FloatRows {
   template <int kCount>
   using Elements = FloatElements<kCount>;
   static constexpr int kInputBytes = 4;
-  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
-  static constexpr std::optional<MathMode> kMathMode = std::nullopt;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
@@ -66,8 +57,6 @@ struct E4m3Rows {
   template <int kCount>
   using Elements = PackedElements<PackedF16, kCount>;
   static constexpr int kInputBytes = 1;
-  static constexpr ScaleRule kScaleRule = ScaleRule::kE4m3Input;
-  static constexpr std::optional<MathMode> kMathMode = Math::kMode;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& /*params*/, const uint8_t* row, int64_t col,
@@ -80,16 +69,6 @@ struct E4m3Rows {
       elements.words[i] = to_f16x2(widened(f16_low_to_float(pair), factor),
                                    widened(f16_high_to_float(pair), factor));
     }
-    return elements;
-  }
-
-  template <int kCount, class Params>
-  __device__ static Elements<kCount> load_unscaled(const Params& /*params*/, const uint8_t* row,
-                                                   int64_t col, float /*factor*/) {
-    const Codes<kCount> codes = load_codes<kCount>(row + col);
-    Elements<kCount> elements;
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) elements.words[i] = e4m3x2_to_f16x2(codes.pair(i));
     return elements;
   }
 
@@ -132,8 +111,6 @@ struct SiluRows {
   template <int kCount>
   using Elements = PackedElements<Half, kCount>;
   static constexpr int kInputBytes = 2;
-  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
-  static constexpr std::optional<MathMode> kMathMode = Math::kMode;
 
   template <int kCount>
   struct Input {
@@ -190,8 +167,6 @@ struct SmoothRows {
   template <int kCount>
   using Elements = PackedElements<PackedBf16, kCount>;
   static constexpr int kInputBytes = 2;
-  static constexpr ScaleRule kScaleRule = ScaleRule::kFormat;
-  static constexpr std::optional<MathMode> kMathMode = std::nullopt;
 
   template <int kCount, class Params>
   __device__ static Elements<kCount> load(const Params& params, const uint8_t* row, int64_t col,
@@ -224,15 +199,6 @@ __device__ inline auto finish_source_input(const Input& input) {
   } else {
     return input;
   }
-}
-
-// A factor of the whole row that load() needs (spec 6.10).
-template <class Source, class Math>
-__device__ inline float row_factor(float encode_scale) {
-  if constexpr (Source::kScaleRule == ScaleRule::kE4m3Input) {
-    return Fp8Input<Math>::factor(encode_scale);
-  }
-  return 1.0F;
 }
 
 }  // namespace narrowfloat

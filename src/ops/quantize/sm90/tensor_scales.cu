@@ -7,6 +7,7 @@
 
 #include "device/ptx/grid_dependency.cuh"
 #include "device/reduce.cuh"
+#include "ops/quantize/sm90/any_rows.cuh"
 #include "ops/quantize/sm90/scale_stores.cuh"
 #include "ops/quantize/sm90/tensor_scales.h"
 #include "ops/quantize/sm90/visit_sources.cuh"
@@ -19,11 +20,21 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRun = 16;
 
-// Loads of a thread at once; a run of SiLU reads twice as much.
-template <class Source>
-inline constexpr int kRunsInFlight = 4;
-template <class Half, class Math>
-inline constexpr int kRunsInFlight<SiluRows<Half, Math>> = 2;
+// What maxima are taken of: bf16 as it is, or any source. kRunsInFlight: loads of a thread at once.
+struct AmaxOfBf16 {
+  static constexpr int kRunsInFlight = 4;
+  __device__ static auto load(const QuantizeParams& params, const uint8_t* row, int64_t col) {
+    return PlainRows<PackedBf16>::load<kRun>(params, row, col, 1.0F);
+  }
+};
+// E4M3 input counts as it is, without its factor.
+template <class Math>
+struct AmaxOfAny {
+  static constexpr int kRunsInFlight = 2;
+  __device__ static auto load(const QuantizeParams& params, const uint8_t* row, int64_t col) {
+    return AnyRows<Nvfp4, Math>::template load<kRun>(params, row, col, 1.0F);
+  }
+};
 
 bool is_fp8_tensor(const QuantizeProblem& problem) {
   return problem.format == FormatId::kFp8Tensor;
@@ -36,18 +47,11 @@ int64_t num_slots(const QuantizeProblem& problem) {
   return problem.encode_axis == EncodeScaleAxis::kRow ? problem.rows : 1;
 }
 
-// The maximum of a run, NaN not counted. E4M3 input counts as it is, before its factor.
+// The maximum of a run, NaN not counted.
 template <class Source>
 __device__ uint32_t run_maximum(const QuantizeParams& params, const uint8_t* row, int64_t col) {
-  const auto maximum = [](const auto& elements) {
-    const uint32_t number = elements.max_number();
-    return number > kInfinityBits ? 0U : number;
-  };
-  if constexpr (Source::kScaleRule == ScaleRule::kE4m3Input) {
-    return maximum(Source::template load_unscaled<kRun>(params, row, col, 1.0F));
-  } else {
-    return maximum(Source::template load<kRun>(params, row, col, 1.0F));
-  }
+  const uint32_t number = Source::load(params, row, col).max_number();
+  return number > kInfinityBits ? 0U : number;
 }
 
 // Runs are numbered row after row; a thread's are a grid apart. Places are counted on from the
@@ -87,9 +91,9 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t largest = 0;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   RunInRow place = first_place(grid, first);
-  for (int64_t run = first; run < runs; run += kRunsInFlight<Source> * grid.step) {
+  for (int64_t run = first; run < runs; run += Source::kRunsInFlight * grid.step) {
 #pragma unroll
-    for (int i = 0; i < kRunsInFlight<Source>; ++i) {
+    for (int i = 0; i < Source::kRunsInFlight; ++i) {
       // Behind the last run the first once more: loads without conditions go out together.
       const RunInRow at = run + i * grid.step < runs ? place : RunInRow{0, 0};
       const uint8_t* row = input + at.row * params.input_row_stride;
@@ -169,8 +173,13 @@ void launch_find_amax(const QuantizeProblem& problem, const QuantizeParams& para
                       .advance = {step / runs_per_row, step % runs_per_row}};
   const dim3 blocks(static_cast<unsigned>(wanted), static_cast<unsigned>(problem.batch));
   visit_slot_format(problem, [&]<BlockFormat Format>() {
-    visit_source<Format::kId == FormatId::kNvfp4>(problem, [&]<class Source>() {
-      launch(find_amax_kernel<Format, Source>, {blocks, dim3(kThreads)}, stream, params, grid);
+    if (params.row_input == RowInput::kBf16) {
+      return launch(find_amax_kernel<Format, AmaxOfBf16>, {blocks, dim3(kThreads)}, stream, params,
+                    grid);
+    }
+    visit_device_math(problem.math, [&]<class Math>() {
+      launch(find_amax_kernel<Format, AmaxOfAny<Math>>, {blocks, dim3(kThreads)}, stream, params,
+             grid);
     });
   });
 }

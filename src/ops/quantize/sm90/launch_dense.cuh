@@ -1,0 +1,324 @@
+// Which kernel quantizes formats whose blocks lie inside a row: the variants of quantize_dense.cuh
+// in a table for each format, the first that takes the problem; else the general kernel of
+// quantize_blocks.cuh, for very large tensors in several launches.
+//
+// A variant stays in a table as long as a benchmark row is at least 3 % faster with it than with
+// what comes after it (docs/kernels/quantize.md has the figures).
+#pragma once
+
+#include <algorithm>
+
+#include "ops/quantize/sm90/quantize_blocks.cuh"
+#include "ops/quantize/sm90/quantize_dense.cuh"
+#include "ops/quantize/sm90/variant_table.cuh"
+#include "ops/quantize/sm90/visit_sources.cuh"
+
+namespace narrowfloat {
+
+// --- Tunings -------------------------------------------------------------------------------------
+
+// 4-bit codes: a CTA moves 5 KB, more than the 3.6 KB that memory moves while the GPU starts one.
+struct FourBitRuns {
+  static constexpr QuantizeDenseConfig kConfig{.threads = 128, .run = 16, .ctas_per_sm = 10};
+  static_assert(is_valid(kConfig));
+};
+// 4-bit codes of many elements with linear scales.
+struct FourBitFlatRuns {
+  static constexpr QuantizeDenseConfig kConfig{.threads = 256, .run = 16, .ctas_per_sm = 6};
+  static_assert(is_valid(kConfig));
+};
+// 8-bit codes: the loads and stores of a warp are whole lines.
+struct EightBitRuns {
+  static constexpr QuantizeDenseConfig kConfig{.threads = 256, .run = 8, .ctas_per_sm = 8};
+  static_assert(is_valid(kConfig));
+};
+struct SmoothRuns {
+  static constexpr QuantizeDenseConfig kConfig{.threads = 256, .run = 16, .ctas_per_sm = 5};
+  static_assert(is_valid(kConfig));
+};
+// SiLU has much arithmetic: small CTAs and at most 40 registers, so that the loads of some overlap
+// the arithmetic of others.
+struct SiluRuns {
+  static constexpr QuantizeDenseConfig kConfig{.threads = 128, .run = 16, .ctas_per_sm = 12};
+  static_assert(is_valid(kConfig));
+};
+
+// --- The general kernel --------------------------------------------------------------------------
+
+template <BlockFormat Format, class Math, class Rows = BlocksOfAny<Format, Math>>
+void launch_quantize_blocks(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+  constexpr int64_t kBlock = std::max<int64_t>(Format::kBlockCols, Rows::kRun);
+  const int64_t runs_per_row = ceil_div(problem.value_cols, kBlock) * (kBlock / Rows::kRun);
+  const int64_t rows = problem.batch * problem.rows;
+  // Runs of a launch are numbered with 31 bits.
+  const int64_t rows_at_once =
+      std::max<int64_t>(1, ((int64_t{1} << 31) - 2 * kBlocksThreads) / runs_per_row);
+  for (int64_t first = 0; first < rows; first += rows_at_once) {
+    const int64_t num_rows = std::min(rows_at_once, rows - first);
+    QuantizeBlocksGrid grid{.first_row = first,
+                            .num_rows = static_cast<uint32_t>(num_rows),
+                            .runs_per_row = FastDivisor(static_cast<uint32_t>(runs_per_row))};
+    grid.element_blocks = static_cast<uint32_t>(ceil_div(num_rows * runs_per_row, kBlocksThreads));
+    int64_t padding_blocks = 0;
+    if (first == 0) {
+      grid.padding = scale_padding(params.scales);
+      padding_blocks = ceil_div(grid.padding.per_image() * problem.batch, kBlocksThreads);
+    }
+    const dim3 ctas(grid.element_blocks + static_cast<unsigned>(padding_blocks));
+    launch(quantize_blocks_kernel<Format, Math, Rows>, {ctas, dim3(kBlocksThreads)}, stream, params,
+           grid);
+  }
+}
+
+// --- The dense kernels ---------------------------------------------------------------------------
+
+// Whether the dense and flat kernels take the problem, with runs of `run` elements.
+inline bool is_dense(const QuantizeProblem& problem, int64_t run) {
+  constexpr int64_t kMaxRuns = (int64_t{1} << 31) - 2048;
+  const FormatInfo& info = format_info(problem.format);
+  return problem.batch == 1 && !problem.has_valid_rows && problem.groups == 0 &&
+         problem.encode_axis == EncodeScaleAxis::kTensor && problem.value_cols == problem.cols &&
+         problem.cols % info.block_cols == 0 && problem.rows * (problem.cols / run) < kMaxRuns;
+}
+
+// Pieces of the last tiles of rows, as clear_last_tiles takes them.
+inline void set_padding(const ScaleImages& images, QuantizeDenseParams& dense) {
+  if (images.layout == ScaleLayoutId::kLinear) return;
+  const int64_t rows = images.extents.rows;
+  const int64_t stride = dense.layout_stride;
+  int64_t tile_rows = 128;  // And for every tile beside another, bytes and pieces:
+  int64_t tile_bytes = 512;
+  int64_t pieces = stride * 32;
+  if (images.layout == ScaleLayoutId::kSwizzled8x4) {
+    tile_rows = 8;
+    tile_bytes = 32;
+    pieces = stride * 8;
+  }
+  if (images.layout == ScaleLayoutId::kMnMajor) {
+    tile_rows = 4;
+    pieces = images.extents.blocks * 4;
+  }
+  if (rows % tile_rows == 0) return;
+  const bool is_mn_major = images.layout == ScaleLayoutId::kMnMajor;
+  const int64_t first = rows / tile_rows * (is_mn_major ? 16 : tile_bytes * stride);
+  dense.last_tiles = images.data + first;
+  dense.last_tile_rows = static_cast<uint32_t>(rows % tile_rows);
+  dense.padding_pieces = static_cast<uint32_t>(pieces);
+}
+
+inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
+                                             const QuantizeParams& params, int64_t run) {
+  const int64_t runs_per_row = problem.cols / run;
+  const ImageExtents& extents = params.scales.extents;
+  QuantizeDenseParams dense{};
+  dense.input = params.input;
+  dense.input_row_stride = params.input_row_stride;
+  dense.vector = params.vector;
+  dense.cols = params.cols;
+  dense.values = params.values;
+  dense.scales = params.scales.data;
+  dense.layout = params.scales.layout;
+  dense.layout_stride = static_cast<uint32_t>(dense.layout == ScaleLayoutId::kMnMajor
+                                                  ? MnMajorLayout::padded(extents).rows
+                                                  : ceil_div(extents.blocks, 4));
+  dense.blocks = static_cast<uint32_t>(extents.blocks);
+  dense.num_runs = static_cast<uint32_t>(problem.rows * runs_per_row);
+  dense.runs_per_row = FastDivisor(static_cast<uint32_t>(runs_per_row));
+  dense.is_amax = params.encode_source == EncodeScaleSource::kAmax;
+  if (params.encode_source == EncodeScaleSource::kTensor) dense.device_scale = params.encode_scales;
+  if (dense.is_amax) dense.device_scale = params.global_scale;
+  dense.e4m3_max = params.e4m3_max;
+  dense.host_encode = params.host_pair.encode;
+  dense.global_scale = params.global_scale;
+  dense.rules = params.rules;
+  set_padding(params.scales, dense);
+  return dense;
+}
+
+// Rows of one source with scales in any layout, or in the one that is named.
+template <class SourceOf, class Tuning, DeviceScale kScale, ScaleLayoutId... kLayouts>
+struct DenseVariant : SourceOf::Maths {
+  template <BlockFormat Format, class Math>
+  static bool takes(const QuantizeProblem& problem, const QuantizeParams& params) {
+    const bool is_amax = params.encode_source == EncodeScaleSource::kAmax;
+    const bool has_scale =
+        kScale == DeviceScale::kEither || is_amax == (kScale == DeviceScale::kAmax);
+    const bool has_layout = sizeof...(kLayouts) == 0 || ((problem.layout == kLayouts) || ...);
+    return params.row_input == SourceOf::kInput && has_scale && has_layout &&
+           SourceOf::template agrees<Format, Math>(params) &&
+           is_dense(problem, Tuning::kConfig.run);
+  }
+
+  template <BlockFormat Format, class Math>
+  static void launch_kernel(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+    using Case = DenseCase<Tuning, kScale, kLayouts...>;
+    using Source = typename SourceOf::template Source<Math>;
+    constexpr int kThreads = Case::kConfig.threads;
+    QuantizeDenseParams dense = make_dense_params(problem, params, Case::kConfig.run);
+    dense.element_blocks = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
+    const auto padding = static_cast<uint32_t>(ceil_div(dense.padding_pieces, kThreads));
+    launch(quantize_dense_kernel<Format, Math, Source, Case>,
+           {dim3(dense.element_blocks + padding), dim3(kThreads)}, stream, dense);
+  }
+};
+
+// A bf16 tensor without gaps between its rows and linear scales: at most kMaxElements elements.
+template <class Tuning, int64_t kMaxElements>
+struct FlatVariant : BothMaths {
+  template <BlockFormat Format, class Math>
+  static bool takes(const QuantizeProblem& problem, const QuantizeParams& params) {
+    return params.row_input == RowInput::kBf16 &&
+           params.encode_source != EncodeScaleSource::kAmax &&
+           problem.layout == ScaleLayoutId::kLinear &&
+           params.input_row_stride == problem.cols * int64_t{sizeof(uint16_t)} &&
+           problem.rows * problem.cols <= kMaxElements && is_dense(problem, Tuning::kConfig.run);
+  }
+
+  template <BlockFormat Format, class Math>
+  static void launch_kernel(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+    using Case = DenseCase<Tuning, DeviceScale::kEncode>;
+    constexpr int kThreads = Case::kConfig.threads;
+    const QuantizeDenseParams dense = make_dense_params(problem, params, Case::kConfig.run);
+    const QuantizeFlatParams flat{.input = dense.input,
+                                  .values = dense.values,
+                                  .scales = dense.scales,
+                                  .num_runs = dense.num_runs,
+                                  .device_scale = dense.device_scale,
+                                  .host_encode = dense.host_encode,
+                                  .rules = dense.rules,
+                                  .global_scale = dense.global_scale,
+                                  .e4m3_max = dense.e4m3_max};
+    const dim3 ctas(static_cast<unsigned>(ceil_div(flat.num_runs, kThreads)));
+    launch(quantize_flat_kernel<Format, Math, PackedBf16, Case>, {ctas, dim3(kThreads)}, stream,
+           flat);
+  }
+};
+
+// The sources of DenseVariant. agrees(): the arithmetic of the source is that of the format, for
+// which the kernel is compiled.
+struct AlwaysAgrees {
+  template <BlockFormat Format, class Math>
+  static bool agrees(const QuantizeParams& /*params*/) {
+    return true;
+  }
+};
+struct Bf16Source : AlwaysAgrees {
+  using Maths = BothMaths;
+  static constexpr RowInput kInput = RowInput::kBf16;
+  template <class Math>
+  using Source = PlainRows<PackedBf16>;
+};
+struct F16Source : AlwaysAgrees {
+  using Maths = ExactMathOnly;
+  static constexpr RowInput kInput = RowInput::kF16;
+  template <class Math>
+  using Source = PlainRows<PackedF16>;
+};
+template <class MathsOf>
+struct SmoothSource : AlwaysAgrees {
+  using Maths = MathsOf;
+  static constexpr RowInput kInput = RowInput::kSmooth;
+  template <class Math>
+  using Source = SmoothRows;
+};
+struct SiluSource {
+  using Maths = BothMaths;
+  static constexpr RowInput kInput = RowInput::kSiluBf16;
+  template <class Math>
+  using Source = SiluRows<PackedBf16, Math>;
+  template <BlockFormat Format, class Math>
+  static bool agrees(const QuantizeParams& params) {
+    return params.is_fast == (Math::kMode == MathMode::kFast);
+  }
+};
+
+// --- The tables ----------------------------------------------------------------------------------
+
+template <class Tuning, DeviceScale kScale, ScaleLayoutId... kLayouts>
+using Bf16Rows = DenseVariant<Bf16Source, Tuning, kScale, kLayouts...>;
+template <class Tuning>
+using F16Rows = DenseVariant<F16Source, Tuning, DeviceScale::kEncode>;
+template <ScaleLayoutId... kLayouts>
+using SiluBf16Rows = DenseVariant<SiluSource, SiluRuns, DeviceScale::kEither, kLayouts...>;
+template <class Maths>
+using SmoothBf16Rows = DenseVariant<SmoothSource<Maths>, SmoothRuns, DeviceScale::kEither>;
+
+// Up to here the GPU holds every run at once in small CTAs.
+inline constexpr int64_t kFewElements = int64_t{1} << 19;
+inline constexpr int64_t kAnyElements = std::numeric_limits<int64_t>::max();
+
+inline constexpr ScaleLayoutId k128x4 = ScaleLayoutId::kSwizzled128x4;
+inline constexpr ScaleLayoutId kMnMajor = ScaleLayoutId::kMnMajor;
+
+template <BlockFormat Format>
+struct DenseTable;
+
+template <>
+struct DenseTable<Nvfp4> {
+  using Variants = VariantTable<
+      FlatVariant<FourBitRuns, kFewElements>, FlatVariant<FourBitFlatRuns, kAnyElements>,
+      Bf16Rows<FourBitRuns, DeviceScale::kEncode, k128x4>,
+      Bf16Rows<FourBitRuns, DeviceScale::kEncode>, Bf16Rows<FourBitRuns, DeviceScale::kAmax>,
+      F16Rows<FourBitRuns>, SiluBf16Rows<k128x4>, SiluBf16Rows<>, SmoothBf16Rows<BothMaths>>;
+};
+
+template <>
+struct DenseTable<Mxfp4> {
+  using Variants =
+      VariantTable<FlatVariant<FourBitRuns, kFewElements>,
+                   FlatVariant<FourBitFlatRuns, kAnyElements>,
+                   Bf16Rows<FourBitRuns, DeviceScale::kEncode, k128x4>,
+                   Bf16Rows<FourBitRuns, DeviceScale::kEncode>, F16Rows<FourBitRuns>,
+                   SiluBf16Rows<k128x4>, SiluBf16Rows<>, SmoothBf16Rows<ExactMathOnly>>;
+};
+
+template <>
+struct DenseTable<Mxfp8> {
+  using Variants =
+      VariantTable<FlatVariant<FourBitRuns, kFewElements>, FlatVariant<EightBitRuns, kAnyElements>,
+                   Bf16Rows<EightBitRuns, DeviceScale::kEncode, k128x4>,
+                   Bf16Rows<EightBitRuns, DeviceScale::kEncode>, F16Rows<EightBitRuns>,
+                   SiluBf16Rows<k128x4>, SiluBf16Rows<>, SmoothBf16Rows<ExactMathOnly>>;
+};
+
+template <>
+struct DenseTable<Fp8Block1x128> {
+  using Variants =
+      VariantTable<FlatVariant<EightBitRuns, kAnyElements>,
+                   Bf16Rows<EightBitRuns, DeviceScale::kEncode, kMnMajor>,
+                   Bf16Rows<EightBitRuns, DeviceScale::kEncode>, F16Rows<EightBitRuns>,
+                   SiluBf16Rows<kMnMajor>, SiluBf16Rows<>, SmoothBf16Rows<ExactMathOnly>>;
+};
+
+// The general kernel on bf16: other formats have dense kernels for it.
+struct BlocksVariant : BothMaths {
+  template <BlockFormat Format, class Math>
+  static bool takes(const QuantizeProblem& /*problem*/, const QuantizeParams& params) {
+    return params.row_input == RowInput::kBf16;
+  }
+  template <BlockFormat Format, class Math>
+  static void launch_kernel(const QuantizeProblem& problem, const QuantizeParams& params,
+                            Stream stream) {
+    launch_quantize_blocks<Format, Math, BlocksOfBf16>(problem, params, stream);
+  }
+};
+
+template <>
+struct DenseTable<Fp8Tensor> {
+  using Variants = VariantTable<BlocksVariant>;
+};
+
+template <BlockFormat Format>
+void launch_quantize_blocks_of(const QuantizeProblem& problem, const QuantizeParams& params,
+                               Stream stream) {
+  visit_device_math(effective_math(problem), [&]<class Math>() {
+    using Variants = typename DenseTable<Format>::Variants;
+    if (Variants::template launch_first<Format, Math>(problem, params, stream)) return;
+    launch_quantize_blocks<Format, Math>(problem, params, stream);
+  });
+}
+
+}  // namespace narrowfloat
