@@ -98,16 +98,15 @@ constexpr int64_t stream_shared_bytes(int64_t threads) {
   return StreamShared::kBytes + threads / kWarpSize * RowRing<Source::kInputs>::kBytes;
 }
 
-template <BlockFormat Format, class Math, class Source, class Layout>
-void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& params,
-                          Stream stream) {
-  using Case = StreamCase<StreamTuning, Layout>;
-  constexpr auto kKernel = quantize_stream_kernel<Format, Math, Source, Case>;
+template <BlockFormat Format, class Math, class Source>
+void launch_stream(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
+  using Tuning = StreamTuning;
+  constexpr auto kKernel = quantize_stream_kernel<Format, Math, Source, Tuning>;
   const CudaDevice& device = cuda_device(problem.device.index);
   const int64_t threads = round_up(problem.cols / kRowRun, kWarpSize);
   const int64_t shared_bytes = stream_shared_bytes<Source>(threads);
   // Of the widest row, whatever this call's is: the kernel is allowed it once.
-  constexpr int64_t kMostBytes = stream_shared_bytes<Source>(Case::kConfig.max_threads);
+  constexpr int64_t kMostBytes = stream_shared_bytes<Source>(Tuning::kConfig.max_threads);
   static SharedMemoryOptIn opt_in;
   opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, problem.device.index);
   const QuantizeStreamParams stream_params = make_stream_params(problem, params);
@@ -115,16 +114,12 @@ void launch_stream_layout(const QuantizeProblem& problem, const QuantizeParams& 
   const int64_t wanted =
       std::max(problem.rows, ceil_div(stream_params.padding.per_image(), threads));
   const int64_t most =
-      device.num_sms * stream_blocks_per_sm(device, threads, Case::kConfig.registers, shared_bytes);
+      device.num_sms *
+      stream_blocks_per_sm(device, threads, Tuning::kConfig.registers, shared_bytes);
   launch(kKernel,
          {dim3(static_cast<unsigned>(std::min(wanted, most))), dim3(static_cast<unsigned>(threads)),
           static_cast<size_t>(shared_bytes)},
          stream, stream_params);
-}
-
-template <BlockFormat Format, class Math, class Source>
-void launch_stream(const QuantizeProblem& problem, const QuantizeParams& params, Stream stream) {
-  launch_stream_layout<Format, Math, Source, StreamLayout<>>(problem, params, stream);
 }
 
 }  // namespace narrowfloat

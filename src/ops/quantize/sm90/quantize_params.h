@@ -34,8 +34,6 @@ enum class RowInput : int32_t {
 RowInput row_input(const QuantizeProblem& problem);
 
 struct QuantizeParams {
-  RowInput row_input;
-  bool is_fast;          // The arithmetic of the source: MathMode::kFast.
   const uint8_t* input;  // [batch, rows, cols], or 2 * cols for SiLU; strides in bytes.
   int64_t input_batch_stride;
   int64_t input_row_stride;
@@ -76,6 +74,9 @@ struct QuantizeParams {
   const int64_t* row_offsets;  // [groups + 1]; null: no groups.
   int64_t groups;
   FastDivisor rows_per_batch;
+
+  RowInput row_input;
+  bool is_fast;  // The arithmetic of the source: MathMode::kFast.
 };
 
 QuantizeParams make_quantize_params(const QuantizeProblem& problem, const QuantizeArgs& args);

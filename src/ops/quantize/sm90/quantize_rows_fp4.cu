@@ -8,11 +8,12 @@ void launch_quantize_rows_fp4(const QuantizeProblem& problem, const QuantizePara
                               Stream stream) {
   switch (problem.format) {
     case FormatId::kNvfp4:
-      return launch_quantize_rows_of<Nvfp4, NormTable, LongRows>(problem, params, stream);
+      return launch_quantize_rows_of<Nvfp4, Norm4BitTable, LongRows>(problem, params, stream);
     case FormatId::kNvfp4PerToken:
-      return launch_quantize_rows_of<Nvfp4PerToken, NormTable, LongRows>(problem, params, stream);
+      return launch_quantize_rows_of<Nvfp4PerToken, Norm4BitTable, LongRows>(problem, params,
+                                                                             stream);
     default:
-      return launch_quantize_rows_of<Mxfp4, NormTable, LongRows>(problem, params, stream);
+      return launch_quantize_rows_of<Mxfp4, Norm4BitTable, LongRows>(problem, params, stream);
   }
 }
 

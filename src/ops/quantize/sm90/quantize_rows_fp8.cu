@@ -8,11 +8,12 @@ void launch_quantize_rows_fp8(const QuantizeProblem& problem, const QuantizePara
                               Stream stream) {
   switch (problem.format) {
     case FormatId::kMxfp8:
-      return launch_quantize_rows_of<Mxfp8, NormTable, LongRows>(problem, params, stream);
+      return launch_quantize_rows_of<Mxfp8, Norm8BitTable, LongRows>(problem, params, stream);
     case FormatId::kFp8Block1x128:
-      return launch_quantize_rows_of<Fp8Block1x128, NormTable, LongRows>(problem, params, stream);
+      return launch_quantize_rows_of<Fp8Block1x128, Norm8BitTable, LongRows>(problem, params,
+                                                                             stream);
     default:
-      return launch_quantize_rows_of<Fp8Tensor, NormTable, LongRows>(problem, params, stream);
+      return launch_quantize_rows_of<Fp8Tensor, Norm8BitTable, LongRows>(problem, params, stream);
   }
 }
 

@@ -52,18 +52,6 @@ struct ScalePlaces {
   }
 };
 
-// Layouts that a kernel is compiled for; for none it asks ScalePlaces.
-template <ScaleLayoutId... kLayouts>
-struct StreamLayout {
-  __device__ static uint32_t of_row(const ScalePlaces& places, uint32_t row) {
-    if constexpr (((kLayouts == ScaleLayoutId::kLinear) || ...)) return row * places.row_stride;
-    if constexpr (((kLayouts == ScaleLayoutId::kSwizzled128x4) || ...)) {
-      return row / 128 * places.row_stride + (row % 32 * 16 | row / 32 % 4 * 4);
-    }
-    return places.of_row(row);
-  }
-};
-
 struct QuantizeStreamParams {
   const uint8_t* input;
   int64_t input_row_stride;  // In bytes.
@@ -273,14 +261,8 @@ __device__ inline void clear_stream_padding(const QuantizeStreamParams& params) 
   }
 }
 
-template <class TuningType, class LayoutType>
-struct StreamCase {
-  static constexpr auto kConfig = TuningType::kConfig;
-  using Layout = LayoutType;
-};
-
-template <BlockFormat Format, class Math, class Source, class Case>
-__global__ void __maxnreg__(Case::kConfig.registers)
+template <BlockFormat Format, class Math, class Source, class Tuning>
+__global__ void __maxnreg__(Tuning::kConfig.registers)
     quantize_stream_kernel(const __grid_constant__ QuantizeStreamParams params) {
   NF_DYNAMIC_SHARED(uint4, stream_memory, kRingAlignment);
   using Stored = typename Format::Stored;
@@ -310,7 +292,7 @@ __global__ void __maxnreg__(Case::kConfig.registers)
     if constexpr (Format::kHasRowScale) {
       pair = row_scale_pair<Math>(params, shared, base, row, largest_number(elements, largest));
     }
-    Stored* const scale = run.scale + Case::Layout::of_row(params.places, row);
+    Stored* const scale = run.scale + params.places.of_row(row);
     if constexpr (Format::Element::kBits == 4) {
       quantize_stream_run_4<Format, Math>(params, elements, largest, pair, run, scale);
     } else {

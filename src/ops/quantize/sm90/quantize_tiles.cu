@@ -42,14 +42,15 @@ struct TileGrid {
 
 // The sources of a tile. load(): 16 elements from column `col` on; factor: 1 / rms of the row,
 // where has_row_factor() says that there is one.
-struct TileBf16Rows {
-  using Elements = PackedElements<PackedBf16, kRun>;
+template <class Half>
+struct TilePlainRows {
+  using Elements = PackedElements<Half, kRun>;
   static constexpr int kRegisters = 40;  // Three CTAs on an SM.
 
   __device__ static bool has_row_factor(const QuantizeParams& /*params*/) { return false; }
   __device__ static Elements load(const QuantizeParams& params, const uint8_t* row, int64_t col,
                                   float /*factor*/) {
-    return PlainRows<PackedBf16>::load<kRun>(params, row, col, 1.0F);
+    return PlainRows<Half>::template load<kRun>(params, row, col, 1.0F);
   }
 };
 
@@ -202,7 +203,10 @@ void launch_quantize_tiles(const QuantizeProblem& problem, const QuantizeParams&
                            Stream stream) {
   visit_device_math(effective_math(problem), [&]<class Math>() {
     if (params.row_input == RowInput::kBf16) {
-      return launch_quantize_tiles_of<Math, TileBf16Rows>(problem, params, stream);
+      return launch_quantize_tiles_of<Math, TilePlainRows<PackedBf16>>(problem, params, stream);
+    }
+    if (params.row_input == RowInput::kF16) {
+      return launch_quantize_tiles_of<Math, TilePlainRows<PackedF16>>(problem, params, stream);
     }
     if (TileFusedRows<Math>::takes(params)) {
       return launch_quantize_tiles_of<Math, TileFusedRows<Math>>(problem, params, stream);

@@ -61,7 +61,11 @@ void launch_quantize_token_dense(const QuantizeProblem& problem, const QuantizeP
                                  Stream stream) {
   visit_device_math(problem.math, [&]<class Math>() {
     if (problem.input == DType::kF16) {
-      return launch_token_dense<PackedF16, Math, TwoTokenRuns, BaseOfAny>(problem, params, stream);
+      return problem.rows < kTwoRunRows
+                 ? launch_token_dense<PackedF16, Math, OneTokenRun, BaseOfAny>(problem, params,
+                                                                               stream)
+                 : launch_token_dense<PackedF16, Math, TwoTokenRuns, BaseOfAny>(problem, params,
+                                                                                stream);
     }
     if (problem.rows >= kTwoRunRows) {
       return launch_token_dense<PackedBf16, Math, TwoTokenRuns, BaseOfAny>(problem, params, stream);
