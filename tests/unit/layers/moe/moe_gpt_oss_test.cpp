@@ -11,6 +11,7 @@
 #include "support/gpt_oss_files.h"
 #include "support/moe_case.h"
 #include "support/random.h"
+#include "support/temp_dir.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -53,8 +54,6 @@ std::vector<uint8_t> run(const MoeWeights& weights, MoeConfig config, const Toke
 
 class GptOss : public ::testing::Test {
  protected:
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   [[nodiscard]] std::string path(const std::string& name) const { return (dir_ / name).string(); }
   // A model of these tensors, and its first layer.
   [[nodiscard]] LoadedMoe load(const std::vector<FileTensor>& tensors, const std::string& config,
@@ -65,9 +64,8 @@ class GptOss : public ::testing::Test {
     return {Checkpoint(dir_.string()), 0, options};
   }
 
-  const std::filesystem::path dir_ =
-      std::filesystem::path(::testing::TempDir()) /
-      (std::string("gpt-oss-") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TempDir temp_;
+  const std::filesystem::path dir_ = temp_.path();
 };
 
 TEST_F(GptOss, ALoadedLayerIsTheOneOfItsArrays) {

@@ -11,6 +11,7 @@
 #include "support/expect_error.h"
 #include "support/gpt_oss_files.h"
 #include "support/random.h"
+#include "support/temp_dir.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -36,8 +37,6 @@ FileTensor random_tensor(const std::string& name, DType dtype, const std::vector
 
 class OtherModels : public ::testing::Test {
  protected:
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   [[nodiscard]] LoadedMoe load(const std::vector<FileTensor>& tensors, const std::string& config,
                                int64_t layer, const LoadMoeOptions& options = {}) const {
     std::filesystem::create_directories(dir_);
@@ -46,9 +45,8 @@ class OtherModels : public ::testing::Test {
     return {Checkpoint(dir_.string()), layer, options};
   }
 
-  const std::filesystem::path dir_ =
-      std::filesystem::path(::testing::TempDir()) /
-      (std::string("other-") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TempDir temp_;
+  const std::filesystem::path dir_ = temp_.path();
 };
 
 constexpr const char* kLlama4Config =
