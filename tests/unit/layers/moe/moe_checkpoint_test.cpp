@@ -16,9 +16,9 @@ namespace narrowfloat::testing {
 namespace {
 
 const std::string kModel = trained_model();
-constexpr int64_t kTokens = 96;
+constexpr int64_t kRecordedTokens = 96;
 
-RecordedTokens recorded(int64_t layer) { return recorded_tokens(layer, kTokens); }
+RecordedTokens recorded(int64_t layer) { return recorded_tokens(layer, kRecordedTokens); }
 
 std::vector<float> run_loaded(const LoadedMoe& loaded, const RecordedTokens& recorded,
                               Accumulation accumulation) {
