@@ -7,6 +7,9 @@ include(GoogleTest)
 add_custom_target(unit_tests)
 add_custom_target(gpu_tests)
 
+add_library(test_options INTERFACE)
+target_link_libraries(test_options INTERFACE test_support)
+
 function(narrowfloat_test)
   cmake_parse_arguments(arg "" "NAME;LABEL" "SOURCES" ${ARGN})
   if(NOT arg_LABEL)
@@ -15,9 +18,7 @@ function(narrowfloat_test)
   add_executable(${arg_NAME} ${arg_SOURCES})
   set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY
                                                ${PROJECT_BINARY_DIR}/tests/bin)
-  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(${arg_NAME} PRIVATE narrowfloat_internal GTest::gtest_main)
-  target_compile_definitions(${arg_NAME} PRIVATE NARROWFLOAT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${arg_NAME} PRIVATE test_options GTest::gtest_main)
   # Discovered when ctest runs, so that a build does not depend on running its tests.
   gtest_discover_tests(${arg_NAME} NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS ${arg_LABEL} TIMEOUT 600)
