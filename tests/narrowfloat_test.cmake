@@ -7,8 +7,12 @@ include(GoogleTest)
 add_custom_target(unit_tests)
 add_custom_target(gpu_tests)
 
+# Tests take most of their time in the library and in tests/support, which are compiled with the
+# options of the configuration; optimising the rest would cost more than it saves.
 add_library(test_options INTERFACE)
 target_link_libraries(test_options INTERFACE test_support)
+target_compile_options(test_options
+                       INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 
 function(narrowfloat_test)
   cmake_parse_arguments(arg "" "NAME;LABEL" "SOURCES" ${ARGN})
