@@ -96,19 +96,23 @@ sanitized_unit_tests() {
   ctest --preset cpu-asan -L '^unit$' -j "$jobs" --no-tests=error
 }
 
+# some_tests PROGRAM FILTER: fails where a test does, and where none of the filter ran.
+some_tests() {
+  local output
+  output=$("$1" --gtest_brief=1 --gtest_filter="$2") || { echo "$output"; return 1; }
+  echo "$output"
+  grep -q 'PASSED  \] [1-9]' <<< "$output"
+}
+
 # oneTBB is not instrumented, so only what each caller computes by itself can be judged.
 thread_sanitized_runs() {
   build cpu-tsan --target moe_threads_test
-  ctest --preset cpu-tsan -R WithoutThePool -j "$jobs" --no-tests=error
+  some_tests build/cpu-tsan/tests/bin/moe_threads_test '*WithoutThePool*'
 }
 
-# emulated SEED PROGRAM FILTER: fails where a test does, and where none of the filter ran.
+# emulated SEED PROGRAM FILTER
 emulated() {
-  local output
-  output=$(NARROWFLOAT_EMULATOR_SEED=$1 build/emulated/tests/bin/"$2" --gtest_brief=1 \
-    --gtest_filter="$3") || { echo "$output"; return 1; }
-  echo "$output"
-  grep -q 'PASSED  \] [1-9]' <<< "$output"
+  NARROWFLOAT_EMULATOR_SEED=$1 some_tests build/emulated/tests/bin/"$2" "$3"
 }
 
 # Kernels as C++, threads in a random order that repeats. Not all tests: many take minutes here.

@@ -14,6 +14,7 @@
 #include "base/int_math.h"
 #include "conformance/case_sampling.h"
 #include "conformance/coverage.h"
+#include "conformance/row_combination.h"
 #include "narrowfloat/error.h"
 #include "ops/activation/activation_problem.h"
 #include "support/coded_rows.h"
@@ -25,9 +26,8 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerCombination = 60;
-constexpr std::string_view kOracle = "cpu_reference";
-constexpr int64_t kExperts = 5;
+constexpr int64_t kActivationCases = 60;
+constexpr int64_t kActivationExperts = 5;
 
 struct ActivationCase {
   uint64_t seed = 0;
@@ -56,7 +56,7 @@ std::string to_string(const ActivationCase& c) {
                      c.per_expert ? " per expert" : "", c.has_num_rows ? " num_rows" : "");
 }
 
-ActivationCase sample_case(RowFormat format, DType input, uint64_t seed) {
+ActivationCase sample_activation(RowFormat format, DType input, uint64_t seed) {
   Random random(seed);
   ActivationCase c{.seed = seed, .format = format, .input = input};
   c.kind = random.pick(all_activations()).id;
@@ -81,7 +81,7 @@ ActivationCase sample_case(RowFormat format, DType input, uint64_t seed) {
 }
 
 // All buffers of a case but the output.
-struct Inputs {
+struct ActivationInputs {
   GuardedBuffer values;
   RowsTensor coded;
   Vector parameters;
@@ -92,7 +92,8 @@ struct Inputs {
   ActivateArgs args;
 };
 
-void make_rows(const ActivationCase& c, const BufferStyle& style, Random& random, Inputs& inputs) {
+void make_rows(const ActivationCase& c, const BufferStyle& style, Random& random,
+               ActivationInputs& inputs) {
   const int64_t cols = c.input_cols();
   if (c.input == DType::kF8E4M3) {
     inputs.coded = RowsTensor(RowFormat::kFp8Group, c.rows, cols, style, c.scale_order);
@@ -117,15 +118,18 @@ void make_rows(const ActivationCase& c, const BufferStyle& style, Random& random
 }
 
 // Positive values, which every parameter may have.
-PerExpert sample_parameter(const ActivationCase& c, Random& random, int index, Inputs& inputs) {
+PerExpert sample_parameter(const ActivationCase& c, Random& random, int index,
+                           ActivationInputs& inputs) {
   if (!c.per_expert || random.chance(30)) return 0.1F + std::abs(3.0F * random.normal());
-  float* first = inputs.parameters.buffer().data<float>() + index * kExperts;
-  for (int64_t i = 0; i < kExperts; ++i) first[i] = 0.1F + std::abs(3.0F * random.normal());
-  return PerExpert(TensorView::contiguous(first, DType::kF32, {kExperts}));
+  float* first = inputs.parameters.buffer().data<float>() + index * kActivationExperts;
+  for (int64_t i = 0; i < kActivationExperts; ++i) {
+    first[i] = 0.1F + std::abs(3.0F * random.normal());
+  }
+  return PerExpert(TensorView::contiguous(first, DType::kF32, {kActivationExperts}));
 }
 
-void make_parameters(const ActivationCase& c, Random& random, Inputs& inputs) {
-  inputs.parameters = Vector(DType::kF32, 5 * kExperts);
+void make_parameters(const ActivationCase& c, Random& random, ActivationInputs& inputs) {
+  inputs.parameters = Vector(DType::kF32, 5 * kActivationExperts);
   const ActivationInfo& info = activation_info(c.kind);
   ActivateArgs& args = inputs.args;
   args.activation.kind = c.kind;
@@ -137,14 +141,14 @@ void make_parameters(const ActivationCase& c, Random& random, Inputs& inputs) {
   if (takes_multiplier) args.multiplier = sample_parameter(c, random, 4, inputs);
   inputs.tiles = Vector(DType::kI32, ceil_div(c.rows, c.token_tile));
   for (int32_t& expert : inputs.tiles.buffer().span<int32_t>()) {
-    expert = static_cast<int32_t>(random.range(0, kExperts - 1));
+    expert = static_cast<int32_t>(random.range(0, kActivationExperts - 1));
   }
   args.tile_to_expert = inputs.tiles.view();
   args.token_tile = c.token_tile;
 }
 
-Inputs make_inputs(const ActivationCase& c, const BufferStyle& style) {
-  Inputs inputs;
+ActivationInputs make_activation_inputs(const ActivationCase& c, const BufferStyle& style) {
+  ActivationInputs inputs;
   Random random(c.seed + 1);
   make_rows(c, style, random, inputs);
   make_parameters(c, random, inputs);
@@ -176,7 +180,7 @@ Inputs make_inputs(const ActivationCase& c, const BufferStyle& style) {
 }
 
 // The call with its views on the device.
-ActivateArgs moved(const ActivateArgs& host, const DeviceCopies& device) {
+ActivateArgs moved_call(const ActivateArgs& host, const DeviceCopies& device) {
   ActivateArgs args = host;
   args.input = device.view(host.input);
   args.output = device.view(host.output);
@@ -193,10 +197,10 @@ ActivateArgs moved(const ActivateArgs& host, const DeviceCopies& device) {
 }
 
 // Empty where the implementation refuses.
-std::optional<std::vector<uint8_t>> run_case(const ActivationCase& c, std::string_view impl,
-                                             Guard guard, std::string* refusal = nullptr) {
+std::optional<std::vector<uint8_t>> run_activation(const ActivationCase& c, std::string_view impl,
+                                                   Guard guard, std::string* refusal = nullptr) {
   const BufferStyle style{.poison = 0xFF, .guard = guard, .misalignment = c.misalignment};
-  Inputs inputs = make_inputs(c, style);
+  ActivationInputs inputs = make_activation_inputs(c, style);
   const RowsTensor output(c.format, c.rows, c.inter, style, c.scale_order);
   inputs.args.output = output.view;
   const DeviceCopies device(
@@ -206,7 +210,7 @@ std::optional<std::vector<uint8_t>> run_case(const ActivationCase& c, std::strin
       {.on_host = !is_for_device(impl), .programmatic_launch = guard == Guard::kPage});
   const ForcedImplementation forced("activation", impl);
   try {
-    activate(moved(inputs.args, device), device.stream());
+    activate(moved_call(inputs.args, device), device.stream());
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported) throw;
     if (refusal != nullptr) *refusal = error.what();
@@ -231,8 +235,9 @@ bool is_close(float expected, float actual) {
 
 // One implementation's exponentials are approximate (moe spec 6.2, 6.7): codes differ by one step
 // at most and in 8 % of the places, scales by one percent (moe spec 12.3).
-std::string difference(const ActivationCase& c, std::string_view impl,
-                       const std::vector<uint8_t>& oracle, const std::vector<uint8_t>& output) {
+std::string activation_difference(const ActivationCase& c, std::string_view impl,
+                                  const std::vector<uint8_t>& oracle,
+                                  const std::vector<uint8_t>& output) {
   const bool may_differ = impl == "sm90_swiglu";
   if (oracle == output) return {};
   if (!may_differ || oracle.size() != output.size()) return "the bytes differ";
@@ -254,10 +259,8 @@ std::string difference(const ActivationCase& c, std::string_view impl,
   return differing * 100 <= codes * 8 ? "" : fmt::format("{} of {} codes differ", differing, codes);
 }
 
-using Combination = std::pair<RowFormat, DType>;
-
-std::vector<Combination> all_combinations() {
-  std::vector<Combination> all;
+std::vector<RowCombination> activation_combinations() {
+  std::vector<RowCombination> all;
   for (int format = 0; format <= static_cast<int>(RowFormat::kNvfp4PerToken); ++format) {
     for (const DType input : {DType::kF32, DType::kF64, DType::kBF16, DType::kF8E4M3}) {
       all.emplace_back(static_cast<RowFormat>(format), input);
@@ -266,39 +269,35 @@ std::vector<Combination> all_combinations() {
   return all;
 }
 
-std::string test_name(const Combination& combination) {
-  return fmt::format("{}_from_{}", name(combination.first), name(combination.second));
-}
-
-class ActivationConformance : public DeviceTest<Combination> {};
+class ActivationConformance : public DeviceTest<RowCombination> {};
 
 TEST_P(ActivationConformance, EveryImplementationGivesTheOraclesBytes) {
   const bool on_gpu = device_under_test().type == DeviceType::kCuda;
   if (on_gpu && GetParam().second == DType::kF64) GTEST_SKIP() << "only the CPU computes in fp64";
   Coverage coverage;
-  for_cases(kCasesPerCombination, [&](int64_t index) {
+  for_cases(kActivationCases, [&](int64_t index) {
     const auto [format, input] = GetParam();
-    const ActivationCase c =
-        sample_case(format, input, case_seed("activation" + test_name(GetParam()), index));
-    const auto oracle = run_case(c, kOracle, Guard::kCanary).value();
+    const ActivationCase c = sample_activation(
+        format, input, case_seed("activation" + row_combination_name(GetParam()), index));
+    const auto oracle = run_activation(c, kOracle, Guard::kCanary).value();
     for (const ActivationImpl& impl : activation_impls()) {
       if (!is_for_device(impl.name)) continue;
       const std::string note = repro_line("activation", impl.name, index) + "\n  " + to_string(c);
       set_crash_note(note.c_str());
       for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
         std::string refusal;
-        const auto output = run_case(c, impl.name, guard, &refusal);
+        const auto output = run_activation(c, impl.name, guard, &refusal);
         output ? coverage.ran(impl.name) : coverage.refused(impl.name, refusal);
-        EXPECT_EQ(output ? difference(c, impl.name, oracle, *output) : "", "") << note;
+        EXPECT_EQ(output ? activation_difference(c, impl.name, oracle, *output) : "", "") << note;
       }
     }
     coverage.end_case(true, to_string(c));
   });
-  coverage.report(test_name(GetParam()));
+  coverage.report(row_combination_name(GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ActivationConformance, ::testing::ValuesIn(all_combinations()),
-                         [](const auto& test) { return test_name(test.param); });
+INSTANTIATE_TEST_SUITE_P(All, ActivationConformance, ::testing::ValuesIn(activation_combinations()),
+                         [](const auto& test) { return row_combination_name(test.param); });
 
 TEST(ActivationImplementations, EndWithTheOracle) {
   ASSERT_FALSE(activation_impls().empty());

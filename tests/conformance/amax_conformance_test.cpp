@@ -16,7 +16,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerType = 250;
+constexpr int64_t kAmaxCases = 250;
 
 // Integers order non-negative floats; NaN is what lies above infinity.
 uint32_t row_maximum(const Matrix& input, int64_t row) {
@@ -39,7 +39,7 @@ class AmaxConformance : public DeviceTest<DType> {};
 
 TEST_P(AmaxConformance, EveryImplementationFindsTheMaximum) {
   Coverage coverage;
-  for_cases(kCasesPerType, [&](int64_t index) {
+  for_cases(kAmaxCases, [&](int64_t index) {
     Random random(case_seed("amax" + std::string(name(GetParam())), index));
     MatrixShape shape{.dtype = GetParam(),
                       .batch = random.chance(30) ? random.range(0, 3) : 1,

@@ -17,6 +17,9 @@ namespace narrowfloat::testing {
 
 inline constexpr uint64_t kConformanceSeed = 20260801;
 
+// Every other implementation must give the bytes of this one.
+inline constexpr std::string_view kOracle = "cpu_reference";
+
 // Cases of a test that has `base` by default.
 int64_t num_cases(int64_t base);
 // Calls body(index) for the cases of a combination.

@@ -11,6 +11,7 @@
 #include "base/int_math.h"
 #include "conformance/case_sampling.h"
 #include "conformance/coverage.h"
+#include "conformance/row_combination.h"
 #include "narrowfloat/error.h"
 #include "ops/code_rows/code_rows_problem.h"
 #include "support/coded_rows.h"
@@ -22,9 +23,9 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerCombination = 60;
-constexpr std::string_view kOracle = "cpu_baseline";
-constexpr int64_t kExperts = 5;
+constexpr int64_t kCodeRowsCases = 60;
+constexpr std::string_view kCodeRowsOracle = "cpu_baseline";
+constexpr int64_t kCodeRowsExperts = 5;
 
 struct RowsCase {
   uint64_t seed = 0;
@@ -45,7 +46,7 @@ std::string to_string(const RowsCase& c) {
                      c.per_expert ? " per expert" : "");
 }
 
-RowsCase sample_case(RowFormat format, DType input, uint64_t seed) {
+RowsCase sample_code_rows(RowFormat format, DType input, uint64_t seed) {
   Random random(seed);
   RowsCase c{.seed = seed, .format = format, .input = input};
   c.choice = random.pick({RowChoice::kAll, RowChoice::kGathered, RowChoice::kMarked});
@@ -61,7 +62,7 @@ RowsCase sample_case(RowFormat format, DType input, uint64_t seed) {
   return c;
 }
 
-struct Inputs {
+struct CodeRowsInputs {
   GuardedBuffer values;
   Vector multipliers;
   Vector tiles;
@@ -79,8 +80,8 @@ std::vector<int32_t> sample_map(const RowsCase& c, Random& random) {
   return map;
 }
 
-Inputs make_inputs(const RowsCase& c, const BufferStyle& style) {
-  Inputs inputs;
+CodeRowsInputs make_code_rows_inputs(const RowsCase& c, const BufferStyle& style) {
+  CodeRowsInputs inputs;
   Random random(c.seed + 1);
   CodeRowsArgs& args = inputs.args;
   inputs.values = GuardedBuffer(c.input_rows * c.cols * bits(c.input) / 8, style);
@@ -96,12 +97,12 @@ Inputs make_inputs(const RowsCase& c, const BufferStyle& style) {
   if (has_static_multiplier(c.format)) args.multiplier = multiplier();
   if (!c.per_expert) return inputs;
   std::vector<float> each;
-  for (int64_t i = 0; i < kExperts; ++i) each.push_back(multiplier());
+  for (int64_t i = 0; i < kCodeRowsExperts; ++i) each.push_back(multiplier());
   inputs.multipliers = Vector::of(DType::kF32, each);
   args.multiplier = PerExpert(inputs.multipliers.view());
   inputs.tiles = Vector(DType::kI32, ceil_div(c.rows, c.token_tile));
   for (int32_t& expert : inputs.tiles.buffer().span<int32_t>()) {
-    expert = static_cast<int32_t>(random.range(0, kExperts - 1));
+    expert = static_cast<int32_t>(random.range(0, kCodeRowsExperts - 1));
   }
   args.tile_to_expert = inputs.tiles.view();
   args.token_tile = c.token_tile;
@@ -109,7 +110,7 @@ Inputs make_inputs(const RowsCase& c, const BufferStyle& style) {
 }
 
 // The call with its views on the device.
-CodeRowsArgs moved(const CodeRowsArgs& host, const DeviceCopies& device) {
+CodeRowsArgs moved_call(const CodeRowsArgs& host, const DeviceCopies& device) {
   CodeRowsArgs args = host;
   args.rows = device.view(host.rows);
   args.multiplier = device.view(host.multiplier);
@@ -120,10 +121,10 @@ CodeRowsArgs moved(const CodeRowsArgs& host, const DeviceCopies& device) {
 }
 
 // Empty where the implementation refuses.
-std::optional<std::vector<uint8_t>> run_case(const RowsCase& c, std::string_view impl, Guard guard,
-                                             std::string* refusal = nullptr) {
+std::optional<std::vector<uint8_t>> run_code_rows(const RowsCase& c, std::string_view impl,
+                                                  Guard guard, std::string* refusal = nullptr) {
   const BufferStyle style{.poison = 0xFF, .guard = guard};
-  Inputs inputs = make_inputs(c, style);
+  CodeRowsInputs inputs = make_code_rows_inputs(c, style);
   const RowsTensor output(c.format, c.rows, c.cols, style);
   inputs.args.output = output.view;
   const DeviceCopies device(
@@ -132,7 +133,7 @@ std::optional<std::vector<uint8_t>> run_case(const RowsCase& c, std::string_view
       {.on_host = !is_for_device(impl), .programmatic_launch = guard == Guard::kPage});
   const ForcedImplementation forced("code_rows", impl);
   try {
-    code_rows(moved(inputs.args, device), device.stream());
+    code_rows(moved_call(inputs.args, device), device.stream());
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported) throw;
     if (refusal != nullptr) *refusal = error.what();
@@ -143,10 +144,8 @@ std::optional<std::vector<uint8_t>> run_case(const RowsCase& c, std::string_view
   return output.bytes();
 }
 
-using Combination = std::pair<RowFormat, DType>;
-
-std::vector<Combination> all_combinations() {
-  std::vector<Combination> all;
+std::vector<RowCombination> code_rows_combinations() {
+  std::vector<RowCombination> all;
   for (const RowFormat format : {RowFormat::kFp8Static, RowFormat::kFp8Group, RowFormat::kMxfp8,
                                  RowFormat::kNvfp4, RowFormat::kNvfp4PerToken}) {
     for (const DType input : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -156,37 +155,33 @@ std::vector<Combination> all_combinations() {
   return all;
 }
 
-std::string test_name(const Combination& combination) {
-  return fmt::format("{}_from_{}", name(combination.first), name(combination.second));
-}
-
-class CodeRowsConformance : public DeviceTest<Combination> {};
+class CodeRowsConformance : public DeviceTest<RowCombination> {};
 
 TEST_P(CodeRowsConformance, EveryImplementationGivesTheOraclesBytes) {
   Coverage coverage;
-  for_cases(kCasesPerCombination, [&](int64_t index) {
+  for_cases(kCodeRowsCases, [&](int64_t index) {
     const auto [format, input] = GetParam();
-    const RowsCase c =
-        sample_case(format, input, case_seed("code_rows" + test_name(GetParam()), index));
-    const auto oracle = run_case(c, kOracle, Guard::kCanary).value();
+    const RowsCase c = sample_code_rows(
+        format, input, case_seed("code_rows" + row_combination_name(GetParam()), index));
+    const auto oracle = run_code_rows(c, kCodeRowsOracle, Guard::kCanary).value();
     for (const CodeRowsImpl& impl : code_rows_impls()) {
       if (!is_for_device(impl.name)) continue;
       const std::string note = repro_line("code_rows", impl.name, index) + "\n  " + to_string(c);
       set_crash_note(note.c_str());
       for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
         std::string refusal;
-        const auto output = run_case(c, impl.name, guard, &refusal);
+        const auto output = run_code_rows(c, impl.name, guard, &refusal);
         output ? coverage.ran(impl.name) : coverage.refused(impl.name, refusal);
         EXPECT_TRUE(!output || *output == oracle) << note;
       }
     }
     coverage.end_case(true, to_string(c));
   });
-  coverage.report(test_name(GetParam()));
+  coverage.report(row_combination_name(GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CodeRowsConformance, ::testing::ValuesIn(all_combinations()),
-                         [](const auto& test) { return test_name(test.param); });
+INSTANTIATE_TEST_SUITE_P(All, CodeRowsConformance, ::testing::ValuesIn(code_rows_combinations()),
+                         [](const auto& test) { return row_combination_name(test.param); });
 
 }  // namespace
 }  // namespace narrowfloat::testing

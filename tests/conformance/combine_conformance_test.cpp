@@ -15,9 +15,9 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerType = 200;
+constexpr int64_t kCombineCases = 200;
 
-struct Case {
+struct CombineCase {
   int64_t tokens, slots, rows, hidden, cols, gap;
   DType weights, out;
   bool has_weights;
@@ -25,8 +25,8 @@ struct Case {
   int non_local_percent;
 };
 
-Case sample_case(Random& random) {
-  Case c{};
+CombineCase sample_combine(Random& random) {
+  CombineCase c{};
   c.tokens = std::min<int64_t>(sample_rows(random), 200);
   c.slots = random.pick<int64_t>({1, 2, 3, 8, 9, 22});
   c.rows = random.range(1, 100);
@@ -46,7 +46,7 @@ Case sample_case(Random& random) {
 // The inputs of a case, and runs over them.
 class CombineRun {
  public:
-  CombineRun(const Case& c, DType rows, Random& random, const BufferStyle& style)
+  CombineRun(const CombineCase& c, DType rows, Random& random, const BufferStyle& style)
       : case_(c),
         style_(style),
         slot_rows_(Matrix::filled({.dtype = rows, .rows = c.rows, .cols = c.hidden}, c.fill,
@@ -78,7 +78,7 @@ class CombineRun {
   }
 
  private:
-  Case case_;
+  CombineCase case_;
   BufferStyle style_;
   Matrix slot_rows_;
   Vector slot_to_row_;
@@ -89,9 +89,9 @@ class CombineConformance : public DeviceTest<DType> {};
 
 TEST_P(CombineConformance, EveryImplementationGivesTheReferencesBits) {
   Coverage coverage;
-  for_cases(kCasesPerType, [&](int64_t index) {
+  for_cases(kCombineCases, [&](int64_t index) {
     Random random(case_seed("combine" + std::string(name(GetParam())), index));
-    const Case c = sample_case(random);
+    const CombineCase c = sample_combine(random);
     for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
       const CombineRun run(c, GetParam(), random,
                            {.poison = guard == Guard::kPage ? uint8_t{0xFF} : uint8_t{0xCC},

@@ -18,8 +18,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerCombination = 100;
-constexpr std::string_view kOracle = "cpu_reference";
+constexpr int64_t kDequantizeCases = 100;
 
 enum class GlobalAxis { kNone, kOne, kRows, kBatchRows, kBatch };
 
@@ -39,7 +38,7 @@ struct DequantizeCase {
   std::vector<int64_t> row_offsets;
 };
 
-DequantizeCase sample_case(FormatId format, ScaleLayoutId layout, uint64_t seed) {
+DequantizeCase sample_dequantize(FormatId format, ScaleLayoutId layout, uint64_t seed) {
   Random random(seed);
   const FormatInfo& info = format_info(format);
   DequantizeCase c{.seed = seed, .format = format, .layout = layout};
@@ -127,9 +126,9 @@ QuantizedTensor make_input(const DequantizeCase& c, const BufferStyle& style) {
 }
 
 // Empty where the implementation refuses.
-std::optional<std::vector<uint8_t>> run_case(const DequantizeCase& c, std::string_view impl,
-                                             uint8_t poison, Guard guard,
-                                             std::string* refusal = nullptr) {
+std::optional<std::vector<uint8_t>> run_dequantize(const DequantizeCase& c, std::string_view impl,
+                                                   uint8_t poison, Guard guard,
+                                                   std::string* refusal = nullptr) {
   const BufferStyle style{.poison = poison, .guard = guard, .misalignment = c.misalignment};
   const QuantizedTensor input = make_input(c, style);
   const QuantizedBytes before = bytes_of(input);
@@ -173,10 +172,10 @@ std::optional<std::vector<uint8_t>> run_case(const DequantizeCase& c, std::strin
   return output.elements();
 }
 
-using Combination = std::pair<FormatId, ScaleLayoutId>;
+using DequantizeCombination = std::pair<FormatId, ScaleLayoutId>;
 
-std::vector<Combination> all_combinations() {
-  std::vector<Combination> all;
+std::vector<DequantizeCombination> dequantize_combinations() {
+  std::vector<DequantizeCombination> all;
   for (const FormatInfo& info : all_formats()) {
     for (size_t layout = 0; layout < info.layouts.size(); ++layout) {
       if (info.layouts[layout]) all.emplace_back(info.id, static_cast<ScaleLayoutId>(layout));
@@ -185,19 +184,19 @@ std::vector<Combination> all_combinations() {
   return all;
 }
 
-std::string test_name(const Combination& combination) {
+std::string dequantize_test_name(const DequantizeCombination& combination) {
   return fmt::format("{}_{}", name(combination.first), name(combination.second));
 }
 
-class DequantizeConformance : public DeviceTest<Combination> {};
+class DequantizeConformance : public DeviceTest<DequantizeCombination> {};
 
 TEST_P(DequantizeConformance, EveryImplementationGivesTheOraclesBytes) {
   Coverage coverage;
-  for_cases(kCasesPerCombination, [&](int64_t index) {
+  for_cases(kDequantizeCases, [&](int64_t index) {
     const auto [format, layout] = GetParam();
-    const DequantizeCase c =
-        sample_case(format, layout, case_seed("dequantize" + test_name(GetParam()), index));
-    const auto oracle = run_case(c, kOracle, 0xCC, Guard::kCanary).value();
+    const DequantizeCase c = sample_dequantize(
+        format, layout, case_seed("dequantize" + dequantize_test_name(GetParam()), index));
+    const auto oracle = run_dequantize(c, kOracle, 0xCC, Guard::kCanary).value();
     for (const DequantizeImpl& impl : dequantize_impls()) {
       if (!is_for_device(impl.name)) continue;
       const std::string note = repro_line("dequantize", impl.name, index) + "\n  " + to_string(c);
@@ -205,18 +204,18 @@ TEST_P(DequantizeConformance, EveryImplementationGivesTheOraclesBytes) {
       for (const auto& [poison, guard] :
            {std::pair{uint8_t{0xCC}, Guard::kCanary}, std::pair{uint8_t{0xFF}, Guard::kPage}}) {
         std::string refusal;
-        const auto output = run_case(c, impl.name, poison, guard, &refusal);
+        const auto output = run_dequantize(c, impl.name, poison, guard, &refusal);
         output ? coverage.ran(impl.name) : coverage.refused(impl.name, refusal);
         EXPECT_TRUE(!output || *output == oracle) << note;
       }
     }
     coverage.end_case(true, to_string(c));
   });
-  coverage.report(test_name(GetParam()));
+  coverage.report(dequantize_test_name(GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DequantizeConformance, ::testing::ValuesIn(all_combinations()),
-                         [](const auto& test) { return test_name(test.param); });
+INSTANTIATE_TEST_SUITE_P(All, DequantizeConformance, ::testing::ValuesIn(dequantize_combinations()),
+                         [](const auto& test) { return dequantize_test_name(test.param); });
 
 TEST(DequantizeImplementations, EndWithTheOracle) {
   ASSERT_FALSE(dequantize_impls().empty());

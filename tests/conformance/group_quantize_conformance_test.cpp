@@ -16,7 +16,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerType = 50;
+constexpr int64_t kGroupQuantizeCases = 50;
 
 // The nearest of the magnitudes 0 to `largest`, of two the even code; NaN is 0x7F.
 uint8_t nearest_code(double x, int mantissa_bits, int largest) {
@@ -92,12 +92,12 @@ Expected model(const Matrix& input, const GroupQuantizeOptions& o, DType output,
   return expected;
 }
 
-struct Types {
+struct GroupQuantizeTypes {
   DType input;
   DType output;
 };
 
-class GroupQuantizeConformance : public DeviceTest<Types> {};
+class GroupQuantizeConformance : public DeviceTest<GroupQuantizeTypes> {};
 
 GroupQuantizeOptions sample_options(Random& random) {
   GroupQuantizeOptions options;
@@ -114,7 +114,8 @@ TEST_P(GroupQuantizeConformance, EveryImplementationGivesTheBytes) {
   const auto [input_type, output_type] = GetParam();
   const std::string types = fmt::format("{} to {}", name(input_type), name(output_type));
   Coverage coverage;
-  for_cases(kCasesPerType, [&, input_type = input_type, output_type = output_type](int64_t index) {
+  for_cases(kGroupQuantizeCases, [&, input_type = input_type,
+                                  output_type = output_type](int64_t index) {
     Random random(case_seed("group_quantize " + types, index));
     const GroupQuantizeOptions options = sample_options(random);
     const bool is_row_major = options.scale_order == GroupScaleOrder::kRowMajor;
@@ -171,8 +172,8 @@ TEST_P(GroupQuantizeConformance, EveryImplementationGivesTheBytes) {
   coverage.report(types);
 }
 
-std::vector<Types> all_types() {
-  std::vector<Types> all;
+std::vector<GroupQuantizeTypes> group_quantize_types() {
+  std::vector<GroupQuantizeTypes> all;
   for (const DType input : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const DType output : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
       all.push_back({input, output});
@@ -181,7 +182,7 @@ std::vector<Types> all_types() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GroupQuantizeConformance, ::testing::ValuesIn(all_types()),
+INSTANTIATE_TEST_SUITE_P(All, GroupQuantizeConformance, ::testing::ValuesIn(group_quantize_types()),
                          [](const auto& test) {
                            return fmt::format("{}_{}", name(test.param.input),
                                               name(test.param.output));

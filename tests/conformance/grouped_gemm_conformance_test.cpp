@@ -7,6 +7,7 @@
 #include "conformance/case_sampling.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "support/gemm_case.h"
+#include "support/moe_modes.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -73,13 +74,7 @@ TEST_P(GroupedGemmConformance, EveryImplementationGivesTheOraclesBytes) {
   });
 }
 
-std::vector<MoeMode> all_modes() {
-  std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
-  return modes;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, GroupedGemmConformance, ::testing::ValuesIn(all_modes()),
+INSTANTIATE_TEST_SUITE_P(All, GroupedGemmConformance, ::testing::ValuesIn(every_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 TEST(GroupedGemmImplementations, EndWithTheOracle) {

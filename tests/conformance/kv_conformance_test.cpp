@@ -17,11 +17,11 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCases = 100;
+constexpr int64_t kKvCases = 100;
 
 // Fills a case's tensors and gives the call on them.
-using Call = std::function<void(const DeviceCopies&)>;
-using MakeCall = std::function<Call(KvTensors&)>;
+using KvCall = std::function<void(const DeviceCopies&)>;
+using MakeKvCall = std::function<KvCall(KvTensors&)>;
 
 std::vector<std::string> implementations(std::string_view op) {
   std::vector<std::string> names;
@@ -43,16 +43,16 @@ int64_t first_difference(const std::vector<uint8_t>& a, const std::vector<uint8_
 
 class KvConformance : public DeviceTest<int> {
  protected:
-  void check(const std::string& op, const std::string& what, const MakeCall& make) {
+  void check(const std::string& op, const std::string& what, const MakeKvCall& make) {
     Coverage coverage;
-    for_cases(kCases, [&](int64_t index) {
+    for_cases(kKvCases, [&](int64_t index) {
       const uint64_t seed = case_seed(op + what, index);
       for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
         const BufferStyle style{.poison = guard == Guard::kPage ? uint8_t{0xFF} : uint8_t{0xCC},
                                 .guard = guard};
         KvTensors expected(seed, style);
         {
-          const Call call = make(expected);
+          const KvCall call = make(expected);
           const ForcedImplementation forced(op, "cpu_reference");
           call(DeviceCopies(expected.buffers(), {.on_host = true}));
         }
@@ -61,7 +61,7 @@ class KvConformance : public DeviceTest<int> {
           const std::string note = fmt::format("{}\n  {}", repro_line(op, impl, index), what);
           set_crash_note(note.c_str());
           KvTensors actual(seed, style);
-          const Call call = make(actual);
+          const KvCall call = make(actual);
           const DeviceCopies device(actual.buffers(),
                                     {.programmatic_launch = guard == Guard::kPage});
           {
@@ -99,7 +99,7 @@ std::vector<int64_t> shuffled_range(int64_t count, Random& random) {
 }
 
 TEST_P(KvConformance, RowsAreQuantized) {
-  check("kv_quantize", "rows", [](KvTensors& tensors) -> Call {
+  check("kv_quantize", "rows", [](KvTensors& tensors) -> KvCall {
     Random& random = tensors.random();
     const int64_t rows = random.range(0, 40);
     const int64_t cols = 16 * random.range(0, 20);
@@ -130,7 +130,7 @@ std::pair<TensorView, TensorView> sample_rows_of(KvTensors& tensors, const KvCas
 }
 
 TEST_P(KvConformance, RowsGoToSlots) {
-  check("kv_quantize", "slots", [](KvTensors& tensors) -> Call {
+  check("kv_quantize", "slots", [](KvTensors& tensors) -> KvCall {
     Random& random = tensors.random();
     const KvCaseShape shape = sample_kv_shape(random);
     const PagedKvCache cache = tensors.cache(shape, false);
@@ -153,7 +153,7 @@ TEST_P(KvConformance, RowsGoToSlots) {
 }
 
 TEST_P(KvConformance, RowsGoToPositions) {
-  check("kv_quantize", "positions", [](KvTensors& tensors) -> Call {
+  check("kv_quantize", "positions", [](KvTensors& tensors) -> KvCall {
     Random& random = tensors.random();
     const KvCaseShape shape = sample_kv_shape(random);
     const PagedKvCache cache = tensors.cache(shape, false);
@@ -202,7 +202,7 @@ TEST_P(KvConformance, RowsGoToPositions) {
 }
 
 TEST_P(KvConformance, WholeCachesAreQuantized) {
-  check("kv_quantize", "caches", [](KvTensors& tensors) -> Call {
+  check("kv_quantize", "caches", [](KvTensors& tensors) -> KvCall {
     Random& random = tensors.random();
     KvCaseShape shape = sample_kv_shape(random);
     shape.page_size = random.pick<int64_t>({4, 8, 16});
@@ -235,7 +235,7 @@ TEST_P(KvConformance, WholeCachesAreQuantized) {
 }
 
 TEST_P(KvConformance, RowsAreDequantized) {
-  check("kv_dequantize", "rows", [](KvTensors& tensors) -> Call {
+  check("kv_dequantize", "rows", [](KvTensors& tensors) -> KvCall {
     Random& random = tensors.random();
     const int64_t rows = random.range(0, 40);
     const int64_t cols = 16 * random.range(0, 20);
@@ -252,7 +252,7 @@ TEST_P(KvConformance, RowsAreDequantized) {
 }
 
 TEST_P(KvConformance, PagesAreGathered) {
-  check("kv_dequantize", "pages", [](KvTensors& tensors) -> Call {
+  check("kv_dequantize", "pages", [](KvTensors& tensors) -> KvCall {
     Random& random = tensors.random();
     const KvCaseShape shape = sample_kv_shape(random);
     const PagedKvCache cache = tensors.cache(shape, true);
@@ -285,7 +285,7 @@ TEST_P(KvConformance, PagesAreGathered) {
 }
 
 TEST_P(KvConformance, ScalesOfVAreReordered) {
-  check("kv_reorder", "scales", [](KvTensors& tensors) -> Call {
+  check("kv_reorder", "scales", [](KvTensors& tensors) -> KvCall {
     Random& random = tensors.random();
     const int64_t tokens = 4 * random.range(0, 5);
     const int64_t heads = random.range(0, 4);

@@ -14,7 +14,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCases = 120;
+constexpr int64_t kPackBitsCases = 120;
 
 std::vector<uint8_t> packed(const uint8_t* elements, int64_t count, BitOrder order) {
   std::vector<uint8_t> bytes(static_cast<size_t>((count + 7) / 8), 0);
@@ -64,7 +64,7 @@ class PackBitsConformance : public DeviceTest<BitOrder> {
 };
 
 TEST_P(PackBitsConformance, EveryImplementationPacksARun) {
-  for_cases(kCases, [&](int64_t index) {
+  for_cases(kPackBitsCases, [&](int64_t index) {
     Random random(case_seed("pack bits", index));
     const int64_t count = sample_count(random);
     for_implementations(fmt::format("{} elements", count), index, [&](Guard guard) {
@@ -82,7 +82,7 @@ TEST_P(PackBitsConformance, EveryImplementationPacksARun) {
 }
 
 TEST_P(PackBitsConformance, EveryImplementationPacksSegments) {
-  for_cases(kCases, [&](int64_t index) {
+  for_cases(kPackBitsCases, [&](int64_t index) {
     Random random(case_seed("segment pack bits", index));
     const int64_t count = sample_count(random);
     const int64_t segments = random.chance(90) ? random.range(0, 40) : random.range(1000, 2500);
@@ -129,7 +129,7 @@ TEST_P(PackBitsConformance, EveryImplementationPacksSegments) {
 
 TEST_P(PackBitsConformance, OffsetsOfADeviceNeverLeadOutside) {
   if (device_under_test().type == DeviceType::kCpu) GTEST_SKIP() << "checked on the CPU";
-  for_cases(kCases / 4, [&](int64_t index) {
+  for_cases(kPackBitsCases / 4, [&](int64_t index) {
     Random random(case_seed("bad segments", index));
     const int64_t count = sample_count(random);
     std::vector<int64_t> offsets(static_cast<size_t>(random.range(1, 50)));

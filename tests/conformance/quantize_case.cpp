@@ -9,12 +9,11 @@
 
 #include "base/float_ops.h"
 #include "conformance/case_sampling.h"
+#include "support/special_floats.h"
 #include "tensor/block_math.h"
 
 namespace narrowfloat::testing {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Finite and positive: what a host may pass.
 float sample_scale(Random& random) {
@@ -37,7 +36,7 @@ float sample_scale(Random& random) {
 // A device scale is not checked: anything may be there.
 float sample_device_scale(Random& random) {
   if (random.chance(85)) return sample_scale(random);
-  return random.pick({0.0F, -0.0F, -3.0F, kInfinity, -kInfinity, bits_float(0x7FC00000U),
+  return random.pick({0.0F, -0.0F, -3.0F, kFloatInfinity, -kFloatInfinity, bits_float(0x7FC00000U),
                       bits_float(0xFFA00001U), 0x1p-149F});
 }
 

@@ -13,22 +13,21 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerCombination = 240;
-constexpr std::string_view kOracle = "cpu_reference";
+constexpr int64_t kQuantizeCases = 240;
 
-struct Combination {
+struct QuantizeCombination {
   FormatId format;
   ScaleLayoutId layout;
   MathMode math;
 };
 
-std::string test_name(const Combination& combination) {
+std::string quantize_test_name(const QuantizeCombination& combination) {
   return std::string(name(combination.format)) + "_" + std::string(name(combination.layout)) + "_" +
          std::string(name(combination.math));
 }
 
-std::vector<Combination> all_combinations() {
-  std::vector<Combination> all;
+std::vector<QuantizeCombination> quantize_combinations() {
+  std::vector<QuantizeCombination> all;
   for (const FormatInfo& info : all_formats()) {
     for (const auto layout : {ScaleLayoutId::kLinear, ScaleLayoutId::kSwizzled128x4,
                               ScaleLayoutId::kSwizzled8x4, ScaleLayoutId::kMnMajor}) {
@@ -40,14 +39,16 @@ std::vector<Combination> all_combinations() {
   return all;
 }
 
-void PrintTo(const Combination& combination, std::ostream* out) { *out << test_name(combination); }
+void PrintTo(const QuantizeCombination& combination, std::ostream* out) {
+  *out << quantize_test_name(combination);
+}
 
-class QuantizeConformance : public DeviceTest<Combination> {
+class QuantizeConformance : public DeviceTest<QuantizeCombination> {
  protected:
   void run_case(int64_t index) {
     const auto [format, layout, math] = GetParam();
-    const QuantizeCase test_case =
-        sample_quantize_case(format, layout, math, case_seed(test_name(GetParam()), index));
+    const QuantizeCase test_case = sample_quantize_case(
+        format, layout, math, case_seed(quantize_test_name(GetParam()), index));
     const QuantizeOutput oracle = expect_valid(test_case, kOracle, index, {.poison = 0xCC}).value();
     if (HasFailure()) return;
     const bool mistrusted = is_mistrusted(test_case, oracle);
@@ -106,18 +107,18 @@ class QuantizeConformance : public DeviceTest<Combination> {
 };
 
 TEST_P(QuantizeConformance, EveryImplementationGivesTheOraclesBytes) {
-  for_cases(kCasesPerCombination, [&](int64_t index) { run_case(index); });
-  std::cout << test_name(GetParam()) << ": " << cases_ << " cases, " << blocks_ << " blocks, "
-            << mistrusted_ << " mistrusted (" << ordinary_mistrusted_ << " of " << ordinary_
-            << " ordinary ones)\n";
-  coverage_.report(test_name(GetParam()));
+  for_cases(kQuantizeCases, [&](int64_t index) { run_case(index); });
+  std::cout << quantize_test_name(GetParam()) << ": " << cases_ << " cases, " << blocks_
+            << " blocks, " << mistrusted_ << " mistrusted (" << ordinary_mistrusted_ << " of "
+            << ordinary_ << " ordinary ones)\n";
+  coverage_.report(quantize_test_name(GetParam()));
   // Denormals, sparse data and absurd scales give zeros; ordinary data must not. (It does where
   // `fast` flushes data of a very small exponent.)
   EXPECT_LE(ordinary_mistrusted_, 5 + ordinary_ / 4);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantizeConformance, ::testing::ValuesIn(all_combinations()),
-                         [](const auto& test) { return test_name(test.param); });
+INSTANTIATE_TEST_SUITE_P(All, QuantizeConformance, ::testing::ValuesIn(quantize_combinations()),
+                         [](const auto& test) { return quantize_test_name(test.param); });
 
 TEST(QuantizeImplementations, EndWithTheOracle) {
   ASSERT_FALSE(quantize_impls().empty());

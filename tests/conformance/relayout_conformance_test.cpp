@@ -17,16 +17,16 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerCombination = 40;
+constexpr int64_t kRelayoutCases = 40;
 
-struct Combination {
+struct RelayoutCombination {
   FormatId format;
   ScaleLayoutId from;
   ScaleLayoutId to;
 };
 
-std::vector<Combination> all_combinations() {
-  std::vector<Combination> all;
+std::vector<RelayoutCombination> relayout_combinations() {
+  std::vector<RelayoutCombination> all;
   for (const FormatInfo& info : all_formats()) {
     for (size_t from = 0; from < info.layouts.size(); ++from) {
       for (size_t to = 0; to < info.layouts.size(); ++to) {
@@ -38,7 +38,7 @@ std::vector<Combination> all_combinations() {
   return all;
 }
 
-std::string test_name(const Combination& c) {
+std::string relayout_test_name(const RelayoutCombination& c) {
   return fmt::format("{}_{}_to_{}", name(c.format), name(c.from), name(c.to));
 }
 
@@ -48,7 +48,7 @@ struct Extents {
   int64_t blocks;
 };
 
-ScaleView image(const Combination& c, ScaleLayoutId layout, const Extents& extents,
+ScaleView image(const RelayoutCombination& c, ScaleLayoutId layout, const Extents& extents,
                 const GuardedBuffer& buffer) {
   const ScaleType type = format_info(c.format).scale_type;
   return {.data = buffer.data(),
@@ -60,14 +60,14 @@ ScaleView image(const Combination& c, ScaleLayoutId layout, const Extents& exten
           .capacity = buffer.size() / bytes(type)};
 }
 
-GuardedBuffer image_buffer(const Combination& c, ScaleLayoutId layout, const Extents& extents,
-                           const BufferStyle& style) {
+GuardedBuffer image_buffer(const RelayoutCombination& c, ScaleLayoutId layout,
+                           const Extents& extents, const BufferStyle& style) {
   const int64_t scales = extents.batch * scale_image_size(layout, extents.rows, extents.blocks);
   return {scales * bytes(format_info(c.format).scale_type), style};
 }
 
 // One scale at a time; padding zero.
-std::vector<uint8_t> expected_image(const Combination& c, const Extents& extents,
+std::vector<uint8_t> expected_image(const RelayoutCombination& c, const Extents& extents,
                                     const GuardedBuffer& input) {
   const auto width = static_cast<size_t>(bytes(format_info(c.format).scale_type));
   const int64_t from = scale_image_size(c.from, extents.rows, extents.blocks);
@@ -88,23 +88,25 @@ std::vector<uint8_t> expected_image(const Combination& c, const Extents& extents
   return expected;
 }
 
-void PrintTo(const Combination& combination, std::ostream* out) { *out << test_name(combination); }
+void PrintTo(const RelayoutCombination& combination, std::ostream* out) {
+  *out << relayout_test_name(combination);
+}
 
-class RelayoutConformance : public DeviceTest<Combination> {};
+class RelayoutConformance : public DeviceTest<RelayoutCombination> {};
 
 TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
   Coverage coverage;
-  for_cases(kCasesPerCombination, [&](int64_t index) {
-    const Combination& c = GetParam();
-    Random random(case_seed("relayout" + test_name(c), index));
+  for_cases(kRelayoutCases, [&](int64_t index) {
+    const RelayoutCombination& c = GetParam();
+    Random random(case_seed("relayout" + relayout_test_name(c), index));
     const Extents extents{.batch = random.range(0, 3),
                           .rows = sample_rows(random),
                           .blocks = random.chance(70) ? random.range(0, 20) : random.range(0, 70)};
     for (const RelayoutImpl& impl : relayout_impls()) {
       if (!is_for_device(impl.name)) continue;
       const std::string note =
-          fmt::format("{}\n  {} {}x{}x{}", repro_line("relayout", impl.name, index), test_name(c),
-                      extents.batch, extents.rows, extents.blocks);
+          fmt::format("{}\n  {} {}x{}x{}", repro_line("relayout", impl.name, index),
+                      relayout_test_name(c), extents.batch, extents.rows, extents.blocks);
       set_crash_note(note.c_str());
       for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
         const uint8_t poison = guard == Guard::kPage ? 0xFF : 0xCC;
@@ -132,13 +134,13 @@ TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
         EXPECT_TRUE(input.intact() && output.intact()) << note;
       }
     }
-    coverage.end_case(true, test_name(c));
+    coverage.end_case(true, relayout_test_name(c));
   });
-  coverage.report(test_name(GetParam()));
+  coverage.report(relayout_test_name(GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RelayoutConformance, ::testing::ValuesIn(all_combinations()),
-                         [](const auto& test) { return test_name(test.param); });
+INSTANTIATE_TEST_SUITE_P(All, RelayoutConformance, ::testing::ValuesIn(relayout_combinations()),
+                         [](const auto& test) { return relayout_test_name(test.param); });
 
 TEST(RelayoutImplementations, EndWithTheOracle) {
   ASSERT_FALSE(relayout_impls().empty());

@@ -44,8 +44,8 @@ RoutingConfig sample_config(RoutingMethod method, Random& random) {
   return config;
 }
 
-// Inputs of one case; what they hold follows from the seed alone.
-struct Inputs {
+// RouteInputs of one case; what they hold follows from the seed alone.
+struct RouteInputs {
   Matrix logits;
   Vector bias;
   GuardedBuffer ids;
@@ -53,7 +53,7 @@ struct Inputs {
   Routing routing;
 };
 
-void give_logits(const RoutingConfig& config, int64_t tokens, Random& random, Inputs* inputs) {
+void give_logits(const RoutingConfig& config, int64_t tokens, Random& random, RouteInputs* inputs) {
   const MatrixShape shape{.dtype = random.pick({DType::kF32, DType::kBF16, DType::kF16}),
                           .rows = tokens,
                           .cols = config.experts,
@@ -71,7 +71,7 @@ void give_logits(const RoutingConfig& config, int64_t tokens, Random& random, In
   inputs->routing.bias = inputs->bias.view();
 }
 
-void give_ids(const RoutingConfig& config, int64_t tokens, Random& random, Inputs* inputs) {
+void give_ids(const RoutingConfig& config, int64_t tokens, Random& random, RouteInputs* inputs) {
   const bool is_packed = random.chance(50);
   inputs->ids = GuardedBuffer(tokens * config.top_k * 4, {.guard = Guard::kPage});
   for (int32_t& id : inputs->ids.span<int32_t>()) {
@@ -102,7 +102,7 @@ struct RunStyle {
   bool programmatic_launch = false;
 };
 
-Outputs run(const Inputs& inputs, const RoutingConfig& config, int64_t tokens,
+Outputs run(const RouteInputs& inputs, const RoutingConfig& config, int64_t tokens,
             const RunStyle& how) {
   const int64_t slots = config.top_k + config.shared_experts;
   const BufferStyle style{.poison = 0xFF};
@@ -134,7 +134,7 @@ Outputs run(const Inputs& inputs, const RoutingConfig& config, int64_t tokens,
   return {ids.copy(), weights.copy(), replay.copy(), errors.buffer().copy()};
 }
 
-Outputs expected_outputs(const Inputs& inputs, const RoutingConfig& config, int64_t tokens) {
+Outputs expected_outputs(const RouteInputs& inputs, const RoutingConfig& config, int64_t tokens) {
   const ForcedImplementation forced("route", "cpu_reference");
   return run(inputs, config, tokens, {.on_host = true});
 }
@@ -149,7 +149,7 @@ TEST_P(RouteConformance, EveryImplementationGivesTheReferencesBytes) {
     // The oracle passes over all experts for each one that it selects.
     const int64_t work = int64_t{config.experts} * config.top_k;
     const int64_t tokens = std::min(sample_rows(random), 1 + 2000000 / work);
-    Inputs inputs;
+    RouteInputs inputs;
     const bool from_logits = random.chance(75);
     from_logits ? give_logits(config, tokens, random, &inputs)
                 : give_ids(config, tokens, random, &inputs);

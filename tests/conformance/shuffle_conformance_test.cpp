@@ -14,7 +14,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCases = 60;
+constexpr int64_t kShuffleCases = 60;
 
 // A group of 16 and one of 32 as the specification's formulas move them.
 int64_t moved_row(int64_t row, int64_t tile) {
@@ -47,7 +47,7 @@ class ShuffleConformance : public DeviceTest<bool> {};
 TEST_P(ShuffleConformance, EveryImplementationMovesEveryRow) {
   const bool is_inverse = GetParam();
   Coverage coverage;
-  for_cases(kCases, [&](int64_t index) {
+  for_cases(kShuffleCases, [&](int64_t index) {
     Random random(case_seed(is_inverse ? "unshuffle rows" : "shuffle rows", index));
     const int64_t tile = random.pick<int64_t>({1, 64, 128, 192, 256});
     const int64_t group = tile % 128 == 0 ? 32 : 16;
@@ -154,7 +154,7 @@ void check_scales(const ScaleCase& c, bool is_inverse, Guard guard, Random& rand
 TEST_P(ShuffleConformance, EveryImplementationMovesEveryScale) {
   const bool is_inverse = GetParam();
   Coverage coverage;
-  for_cases(kCases, [&](int64_t index) {
+  for_cases(kShuffleCases, [&](int64_t index) {
     Random random(case_seed(is_inverse ? "unshuffle scales" : "shuffle scales", index));
     const ScaleCase c{.batch = random.range(0, 3),
                       .rows = random.range(0, 3) * 128,

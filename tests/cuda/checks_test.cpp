@@ -11,19 +11,19 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kRows = 6;
-constexpr int64_t kCols = 128;
+constexpr int64_t kCallRows = 6;
+constexpr int64_t kCallCols = 128;
 
 // All operands of all operations, valid on the device.
 struct Operands {
   // Host memory, in which tests look for writes.
-  Matrix input_memory{{.rows = kRows, .cols = kCols, .gap = 8}};
-  Matrix residual_memory{{.rows = kRows, .cols = kCols, .gap = 8}};
-  Matrix norm_memory{{.rows = kRows + 1, .cols = kCols}};
-  Vector vector_memory{DType::kBF16, kCols + 8};
-  QuantizedTensor coded_memory{quantized_layout(FormatId::kNvfp4, kRows + 1, kCols)};
-  QuantizedTensor extra_memory{quantized_layout(FormatId::kNvfp4, kRows + 1, kCols)};
-  Matrix output_memory{{.dtype = DType::kF32, .rows = kRows, .cols = kCols, .gap = 4}};
+  Matrix input_memory{{.rows = kCallRows, .cols = kCallCols, .gap = 8}};
+  Matrix residual_memory{{.rows = kCallRows, .cols = kCallCols, .gap = 8}};
+  Matrix norm_memory{{.rows = kCallRows + 1, .cols = kCallCols}};
+  Vector vector_memory{DType::kBF16, kCallCols + 8};
+  QuantizedTensor coded_memory{quantized_layout(FormatId::kNvfp4, kCallRows + 1, kCallCols)};
+  QuantizedTensor extra_memory{quantized_layout(FormatId::kNvfp4, kCallRows + 1, kCallCols)};
+  Matrix output_memory{{.dtype = DType::kF32, .rows = kCallRows, .cols = kCallCols, .gap = 4}};
 
   TensorView input;
   TensorView residual;
@@ -35,11 +35,11 @@ struct Operands {
   QuantizeOptions options;
 
   explicit Operands(Device device) {
-    const auto layout = quantized_layout(FormatId::kNvfp4, kRows, kCols);
+    const auto layout = quantized_layout(FormatId::kNvfp4, kCallRows, kCallCols);
     input = moved(input_memory.view(), device);
     residual = moved(residual_memory.view(), device);
     vector = moved(vector_memory.view(), device);
-    vector.shape[0] = kCols;
+    vector.shape[0] = kCallCols;
     coded = layout.bind(coded_memory.values.data(), coded_memory.scales.data(),
                         coded_memory.global_scale.data<float>(), device);
     const QuantizedView extra =
@@ -47,7 +47,7 @@ struct Operands {
     norm.extra_scales = extra.scales;
     other_scales = extra.scales;
     norm.norm_output = moved(norm_memory.view(), device);
-    norm.norm_output.shape[0] = kRows;
+    norm.norm_output.shape[0] = kCallRows;
     output = moved(output_memory.view(), device);
     options.encode_scale = 1.0F;
   }

@@ -8,7 +8,8 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr MoeShape kShape{.tokens = 19, .hidden = 256, .inter = 384, .experts = 6, .top_k = 3};
+constexpr MoeShape kSourceShape{
+    .tokens = 19, .hidden = 256, .inter = 384, .experts = 6, .top_k = 3};
 
 class ExpertSourcesOnTheGpu : public GpuTestWith<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, ExpertSourcesOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
@@ -45,7 +46,7 @@ class ExpertOnTheGpu {
 };
 
 TEST_P(ExpertSourcesOnTheGpu, GiveTheBitsOfWholeWeights) {
-  MoeCase layer_case(GetParam(), kShape, Activation::swiglu(), 41);
+  MoeCase layer_case(GetParam(), kSourceShape, Activation::swiglu(), 41);
   const MoeResult expected = run_on_gpu(prepare_on_gpu(layer_case), layer_case);
   ExpertOnTheGpu first;
   ExpertOnTheGpu second;

@@ -12,12 +12,12 @@
 #include "narrowfloat/error.h"
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"
+#include "support/moe_modes.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerMode = 24;
-constexpr int64_t kMaxProducts = 3'000'000;
+constexpr int64_t kGemmActivationCases = 24;
 constexpr uint8_t kPoison = 0xFF;
 
 // What grouped_gemm writes for a mode: nvfp4_per_token rows are coded from bf16 afterwards.
@@ -32,7 +32,7 @@ int32_t largest_tile(MoeMode mode) {
   return has_fp8_weights || written_rows(mode) == RowFormat::kMxfp8 ? 64 : 256;
 }
 
-GemmCaseSpec sample_case(MoeMode mode, Random& random) {
+GemmCaseSpec sample_activated_gemm(MoeMode mode, Random& random) {
   const int64_t multiple = moe_mode_info(mode).multiple;
   GemmCaseSpec spec{.mode = mode};
   spec.cols = multiple * random.range(1, 512 / multiple);
@@ -182,9 +182,9 @@ std::vector<Parameter> sampled_parameters(int64_t experts, Random& random) {
 }
 
 TEST_P(GemmActivationCuda, HasTheBitsOfTheActivationWhereTheSigmoidIsExact) {
-  for_cases(kCasesPerMode, [&](int64_t index) {
+  for_cases(kGemmActivationCases, [&](int64_t index) {
     Random random(case_seed("gemm_activation " + std::string(name(GetParam())), index));
-    const GemmCaseSpec spec = sample_case(GetParam(), random);
+    const GemmCaseSpec spec = sample_activated_gemm(GetParam(), random);
     const auto values = sampled_parameters(static_cast<int64_t>(spec.expert_rows.size()), random);
     const ActivatedGemm gemm(spec, sampled_activation(random, 0.0F, values), values[3].view());
     SCOPED_TRACE(repro_line("grouped_gemm", "sm90_wgmma", index) + "\n  " + to_string(spec));
@@ -254,13 +254,7 @@ TEST_P(GemmActivationCuda, FewAndManyItemsHaveTheBitsOfTheActivation) {
   }
 }
 
-std::vector<MoeMode> all_modes() {
-  std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
-  return modes;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, GemmActivationCuda, ::testing::ValuesIn(all_modes()),
+INSTANTIATE_TEST_SUITE_P(All, GemmActivationCuda, ::testing::ValuesIn(every_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 class GemmActivationChecks : public GpuTest {};

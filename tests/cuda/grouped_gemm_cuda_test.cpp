@@ -15,12 +15,12 @@
 #include "ops/grouped_gemm/sm90/weight_units.h"
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"
+#include "support/moe_modes.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kCasesPerMode = 20;
-constexpr int64_t kMaxProducts = 3'000'000;
+constexpr int64_t kGemmCases = 20;
 
 int64_t sample_gemm_cols(Random& random, int64_t multiple) {
   if (multiple == 128) return random.pick({128, 256, 384, 640, 1152});
@@ -28,7 +28,7 @@ int64_t sample_gemm_cols(Random& random, int64_t multiple) {
   return random.pick({16, 48, 80, 128, 144, 272, 400, 2880});
 }
 
-GemmCaseSpec sample_case(MoeMode mode, GemmData data, Random& random) {
+GemmCaseSpec sample_gemm(MoeMode mode, GemmData data, Random& random) {
   GemmCaseSpec spec{.mode = mode};
   spec.cols = sample_gemm_cols(random, moe_mode_info(mode).multiple);
   spec.weight_rows = random.pick({16, 32, 48, 64, 144, 256, 288});
@@ -151,9 +151,9 @@ std::string note_of(const GemmCase& gemm, DType output, int64_t index) {
 class GroupedGemmCuda : public GpuTestWith<MoeMode> {};
 
 TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
-  for_cases(kCasesPerMode, [&](int64_t index) {
+  for_cases(kGemmCases, [&](int64_t index) {
     Random random(case_seed("grouped_gemm_cuda " + std::string(name(GetParam())), index));
-    GemmCase gemm(sample_case(GetParam(), GemmData::kRandom, random));
+    GemmCase gemm(sample_gemm(GetParam(), GemmData::kRandom, random));
     const DType dtype = random.pick({DType::kF32, DType::kBF16});
     const ScaleLayoutId layout = sample_layout(GetParam(), random);
     const bool programmatic_launch = random.chance(50);
@@ -170,9 +170,9 @@ TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
 }
 
 TEST_P(GroupedGemmCuda, IsExactForIntegers) {
-  for_cases(kCasesPerMode, [&](int64_t index) {
+  for_cases(kGemmCases, [&](int64_t index) {
     Random random(case_seed("grouped_gemm_integers " + std::string(name(GetParam())), index));
-    GemmCase gemm(sample_case(GetParam(), GemmData::kIntegers, random));
+    GemmCase gemm(sample_gemm(GetParam(), GemmData::kIntegers, random));
     const DType dtype = random.pick({DType::kF32, DType::kBF16});
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, sample_layout(GetParam(), random));
@@ -423,13 +423,7 @@ TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {
   }
 }
 
-std::vector<MoeMode> all_modes() {
-  std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
-  return modes;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(all_modes()),
+INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(every_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 // Of problems alone: nothing here needs a GPU.

@@ -17,11 +17,11 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kRows = 799040;
-constexpr int64_t kCols = 2688;
-constexpr int64_t kRowBytes = kCols * 2;
+constexpr int64_t kLargeRows = 799040;
+constexpr int64_t kLargeCols = 2688;
+constexpr int64_t kLargeRowBytes = kLargeCols * 2;
 constexpr int64_t kNeededBytes = int64_t{20} << 30;
-static_assert(kRows * kCols > int64_t{1} << 31);
+static_assert(kLargeRows * kLargeCols > int64_t{1} << 31);
 
 class GpuLarge : public GpuTest {
  protected:
@@ -29,19 +29,19 @@ class GpuLarge : public GpuTest {
     GpuTest::SetUp();
     if (IsSkipped()) return;
     if (free_device_memory() < kNeededBytes) GTEST_SKIP() << "skipped: needs 20 GiB of memory";
-    input_ = DeviceBuffer(kRows * kRowBytes);
+    input_ = DeviceBuffer(kLargeRows * kLargeRowBytes);
     fill_with_numbers(input_);
   }
 
   static TensorView rows_of(const DeviceBuffer& buffer, int64_t first, int64_t count) {
-    return TensorView::contiguous(buffer.data() + first * kRowBytes, DType::kBF16, {count, kCols},
-                                  gpu());
+    return TensorView::contiguous(buffer.data() + first * kLargeRowBytes, DType::kBF16,
+                                  {count, kLargeCols}, gpu());
   }
 
   DeviceBuffer input_;
 };
 
-// A quantized tensor of kRows rows, and the part of it that holds some rows.
+// A quantized tensor of kLargeRows rows, and the part of it that holds some rows.
 struct LargeTensor {
   QuantizedLayout layout;
   DeviceBuffer values;
@@ -49,16 +49,16 @@ struct LargeTensor {
   DeviceBuffer global_scale;
 
   LargeTensor(FormatId format, ScaleLayoutId scale_layout, uint8_t poison)
-      : layout(quantized_layout(format, kRows, kCols, {.scale_layout = scale_layout})),
+      : layout(quantized_layout(format, kLargeRows, kLargeCols, {.scale_layout = scale_layout})),
         values(layout.values_bytes, {.poison = poison}),
         scales(layout.scales_bytes, {.poison = poison}),
         global_scale(layout.global_scales * 4) {}
 
-  [[nodiscard]] QuantizedView view(int64_t first = 0, int64_t count = kRows) const {
+  [[nodiscard]] QuantizedView view(int64_t first = 0, int64_t count = kLargeRows) const {
     const QuantizedLayout part =
-        quantized_layout(layout.format, count, kCols, {.scale_layout = layout.scale_layout});
+        quantized_layout(layout.format, count, kLargeCols, {.scale_layout = layout.scale_layout});
     const QuantizedLayout before =
-        quantized_layout(layout.format, first, kCols, {.scale_layout = layout.scale_layout});
+        quantized_layout(layout.format, first, kLargeCols, {.scale_layout = layout.scale_layout});
     // Formats with one scale of the tensor keep it at the beginning.
     const bool has_row_scale = format_info(layout.format).has_row_scale;
     const bool has_blocks = format_info(layout.format).block_cols != 0;
@@ -80,8 +80,8 @@ QuantizeOptions options_of(FormatId format) {
 template <typename Body>
 void for_pieces(const Body& body) {
   constexpr int64_t kPiece = 128 * 100;
-  for (int64_t first = 0; first < kRows; first += kPiece) {
-    body(first, std::min(kPiece, kRows - first));
+  for (int64_t first = 0; first < kLargeRows; first += kPiece) {
+    body(first, std::min(kPiece, kLargeRows - first));
   }
 }
 
@@ -94,8 +94,8 @@ std::vector<uint8_t> read(const DeviceBuffer& buffer, int64_t at, int64_t count)
 // Rows of a linear result against the host.
 void expect_host_rows(const DeviceBuffer& input, const LargeTensor& large, int64_t first) {
   constexpr int64_t kSample = 32;
-  const Matrix rows({.rows = kSample, .cols = kCols});
-  input.read(rows.buffer().data(), rows.buffer().size(), first * kRowBytes);
+  const Matrix rows({.rows = kSample, .cols = kLargeCols});
+  input.read(rows.buffer().data(), rows.buffer().size(), first * kLargeRowBytes);
   const QuantizedTensor expected = quantized(rows, {.format = large.layout.format,
                                                     .layout = ScaleLayoutId::kLinear,
                                                     .options = options_of(large.layout.format)});
@@ -124,7 +124,7 @@ TEST_F(GpuLarge, QuantizesAsInPieces) {
     const LargeTensor whole(format, layout, 0xCC);
     const LargeTensor pieces(format, layout, 0x33);
     const QuantizeOptions options = options_of(format);
-    quantize(rows_of(input_, 0, kRows), whole.view(), options);
+    quantize(rows_of(input_, 0, kLargeRows), whole.view(), options);
     for_pieces([&](int64_t first, int64_t count) {
       quantize(rows_of(input_, first, count), pieces.view(first, count), options);
     });
@@ -136,8 +136,8 @@ TEST_F(GpuLarge, QuantizesAsInPieces) {
     // Scales of single rows are needed to compare some rows.
     if (layout != ScaleLayoutId::kLinear || format_info(format).block_rows != 1) continue;
     // Around element 2^31, and around 2^31 and 2^32 bytes of input.
-    for (const int64_t first : {int64_t{0}, (int64_t{1} << 30) / kCols - 16,
-                                (int64_t{1} << 31) / kCols - 16, kRows - 32}) {
+    for (const int64_t first : {int64_t{0}, (int64_t{1} << 30) / kLargeCols - 16,
+                                (int64_t{1} << 31) / kLargeCols - 16, kLargeRows - 32}) {
       expect_host_rows(input_, whole, first);
     }
   }
@@ -147,8 +147,8 @@ TEST_F(GpuLarge, MnMajorScalesAreTheLinearOnesMoved) {
   const LargeTensor linear(FormatId::kFp8Block1x128, ScaleLayoutId::kLinear, 0xCC);
   const LargeTensor mn_major(FormatId::kFp8Block1x128, ScaleLayoutId::kMnMajor, 0xCC);
   const LargeTensor moved(FormatId::kFp8Block1x128, ScaleLayoutId::kMnMajor, 0x33);
-  quantize(rows_of(input_, 0, kRows), linear.view());
-  quantize(rows_of(input_, 0, kRows), mn_major.view());
+  quantize(rows_of(input_, 0, kLargeRows), linear.view());
+  quantize(rows_of(input_, 0, kLargeRows), mn_major.view());
   relayout(FormatId::kFp8Block1x128, linear.view().scales, moved.view().scales);
   synchronize_device();
   EXPECT_EQ(count_differences(mn_major.scales, moved.scales), 0);
@@ -157,10 +157,10 @@ TEST_F(GpuLarge, MnMajorScalesAreTheLinearOnesMoved) {
 
 TEST_F(GpuLarge, DequantizesAsInPieces) {
   const LargeTensor coded(FormatId::kNvfp4, ScaleLayoutId::kLinear, 0xCC);
-  quantize(rows_of(input_, 0, kRows), coded.view(), options_of(FormatId::kNvfp4));
-  const DeviceBuffer whole(kRows * kRowBytes, {.poison = 0xCC});
-  const DeviceBuffer pieces(kRows * kRowBytes, {.poison = 0x33});
-  dequantize(coded.view(), rows_of(whole, 0, kRows));
+  quantize(rows_of(input_, 0, kLargeRows), coded.view(), options_of(FormatId::kNvfp4));
+  const DeviceBuffer whole(kLargeRows * kLargeRowBytes, {.poison = 0xCC});
+  const DeviceBuffer pieces(kLargeRows * kLargeRowBytes, {.poison = 0x33});
+  dequantize(coded.view(), rows_of(whole, 0, kLargeRows));
   for_pieces([&](int64_t first, int64_t count) {
     dequantize(coded.view(first, count), rows_of(pieces, first, count));
   });
@@ -172,12 +172,12 @@ TEST_F(GpuLarge, TheMaximumMayBeTheLastElement) {
   const uint16_t largest = 0x4640;  // 12288, above all others.
   input_.write(&largest, 2, input_.size() - 2);
   const DeviceBuffer maximum(4);
-  const DeviceBuffer maxima(kRows * 4);
+  const DeviceBuffer maxima(kLargeRows * 4);
   const auto vector = [](const DeviceBuffer& buffer) {
     return TensorView::contiguous(buffer.data(), DType::kF32, {buffer.size() / 4}, gpu());
   };
-  tensor_amax(rows_of(input_, 0, kRows), vector(maximum));
-  row_amax(rows_of(input_, 0, kRows), vector(maxima));
+  tensor_amax(rows_of(input_, 0, kLargeRows), vector(maximum));
+  row_amax(rows_of(input_, 0, kLargeRows), vector(maxima));
   float all = 0.0F;
   float last = 0.0F;
   maximum.read(&all, 4);
@@ -193,7 +193,7 @@ void expect_same_in_pieces(const char* what, int64_t output_bytes, const CallOnR
   SCOPED_TRACE(what);
   const DeviceBuffer whole(output_bytes, {.poison = 0xCC});
   const DeviceBuffer pieces(output_bytes, {.poison = 0x33});
-  call(whole, 0, kRows);
+  call(whole, 0, kLargeRows);
   for_pieces([&](int64_t first, int64_t count) { call(pieces, first, count); });
   synchronize_device();
   EXPECT_EQ(count_differences(whole, pieces), 0);
@@ -208,18 +208,18 @@ TensorView bytes_of(const DeviceBuffer& buffer, int64_t at, DType dtype, int64_t
 }
 
 TEST_F(GpuLarge, OperationsWithoutAFormatAreAsInPieces) {
-  constexpr int64_t kGroups = kCols / 128;
-  const int64_t code_bytes = kRows * kCols;
-  expect_same_in_pieces("group_quantize", code_bytes + kRows * kGroups * 4,
+  constexpr int64_t kGroups = kLargeCols / 128;
+  const int64_t code_bytes = kLargeRows * kLargeCols;
+  expect_same_in_pieces("group_quantize", code_bytes + kLargeRows * kGroups * 4,
                         [&](const DeviceBuffer& to, int64_t first, int64_t count) {
                           quantize_group_8bit(
                               rows_of(input_, first, count),
-                              bytes_of(to, 0, DType::kF8E4M3, first, count, kCols),
+                              bytes_of(to, 0, DType::kF8E4M3, first, count, kLargeCols),
                               bytes_of(to, code_bytes, DType::kF32, first, count, kGroups * 4));
                         });
   const auto codes = [&](const DeviceBuffer& of, int64_t first, int64_t count) {
-    return KvCodes{bytes_of(of, 0, DType::kU8, first, count, kCols / 2),
-                   bytes_of(of, code_bytes / 2, DType::kU8, first, count, kCols / 16)};
+    return KvCodes{bytes_of(of, 0, DType::kU8, first, count, kLargeCols / 2),
+                   bytes_of(of, code_bytes / 2, DType::kU8, first, count, kLargeCols / 16)};
   };
   const int64_t kv_bytes = code_bytes / 2 + code_bytes / 16;
   expect_same_in_pieces("kv_quantize", kv_bytes,
@@ -227,23 +227,24 @@ TEST_F(GpuLarge, OperationsWithoutAFormatAreAsInPieces) {
                           kv_quantize(rows_of(input_, first, count), codes(to, first, count));
                         });
   const DeviceBuffer coded(kv_bytes);
-  kv_quantize(rows_of(input_, 0, kRows), codes(coded, 0, kRows));
-  expect_same_in_pieces("kv_dequantize", kRows * kRowBytes,
+  kv_quantize(rows_of(input_, 0, kLargeRows), codes(coded, 0, kLargeRows));
+  expect_same_in_pieces("kv_dequantize", kLargeRows * kLargeRowBytes,
                         [&](const DeviceBuffer& to, int64_t first, int64_t count) {
                           kv_dequantize(codes(coded, first, count), rows_of(to, first, count));
                         });
+  expect_same_in_pieces("shuffle", kLargeRows * kLargeRowBytes,
+                        [&](const DeviceBuffer& to, int64_t first, int64_t count) {
+                          shuffle_rows(rows_of(input_, first, count), rows_of(to, first, count),
+                                       128);
+                        });
   expect_same_in_pieces(
-      "shuffle", kRows * kRowBytes, [&](const DeviceBuffer& to, int64_t first, int64_t count) {
-        shuffle_rows(rows_of(input_, first, count), rows_of(to, first, count), 128);
-      });
-  expect_same_in_pieces(
-      "pack_bits", kRows * kRowBytes / 8,
+      "pack_bits", kLargeRows * kLargeRowBytes / 8,
       [&](const DeviceBuffer& to, int64_t first, int64_t count) {
         const auto flat = [](const DeviceBuffer& buffer, int64_t at, int64_t size) {
           return TensorView::contiguous(buffer.data() + at, DType::kU8, {size}, gpu());
         };
-        pack_bits(flat(input_, first * kRowBytes, count * kRowBytes),
-                  flat(to, first * kRowBytes / 8, count * kRowBytes / 8));
+        pack_bits(flat(input_, first * kLargeRowBytes, count * kLargeRowBytes),
+                  flat(to, first * kLargeRowBytes / 8, count * kLargeRowBytes / 8));
       });
 }
 

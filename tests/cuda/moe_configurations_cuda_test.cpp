@@ -13,7 +13,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kOwnTokens = 131;
+constexpr int64_t kConfiguredTokens = 131;
 
 std::vector<ConfiguredMode> all_configured_modes() {
   std::vector<ConfiguredMode> result;
@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Moe, MoeConfigurationsOnTheGpu,
                          ::testing::ValuesIn(all_configured_modes()), configured_mode_name);
 
 TEST_P(MoeConfigurationsOnTheGpu, AgreeWithTheCpuAtEveryCount) {
-  const auto layer_case = configured_case(kOwnTokens);
+  const auto layer_case = configured_case(kConfiguredTokens);
   const MoeResult oracle = fp64_reference(*layer_case);
   const MoeLayer layer = prepare_on_gpu(*layer_case);
   const std::vector<int64_t> few{0, 1, 65, 4096};

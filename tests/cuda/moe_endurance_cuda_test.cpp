@@ -12,28 +12,29 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr MoeShape kShape{
+constexpr MoeShape kEnduranceShape{
     .tokens = 37, .hidden = 256, .inter = 384, .experts = 16, .top_k = 4, .shared_experts = 1};
-constexpr size_t kRowBytes = kShape.hidden * 2;
+constexpr size_t kEnduranceRowBytes = kEnduranceShape.hidden * 2;
 
 class MoeEndurance : public GpuTestWith<MoeMode> {
  protected:
   void SetUp() override {
     GpuTestWith<MoeMode>::SetUp();
-    case_ = std::make_unique<MoeCase>(GetParam(), kShape, Activation::swiglu(), 91);
+    case_ = std::make_unique<MoeCase>(GetParam(), kEnduranceShape, Activation::swiglu(), 91);
   }
   MoeCase& layer_case() { return *case_; }
   // Other tokens; `step` of 9 parts of them go to the same experts.
   void change(int step) {
     std::vector<uint16_t>& x = layer_case().x();
-    std::rotate(x.begin(), x.begin() + 5 * kShape.hidden + 3, x.end());
-    for (int64_t token = 0; token < kShape.tokens; ++token) {
-      for (int64_t expert = 0; expert < kShape.experts; ++expert) {
+    std::rotate(x.begin(), x.begin() + 5 * kEnduranceShape.hidden + 3, x.end());
+    for (int64_t token = 0; token < kEnduranceShape.tokens; ++token) {
+      for (int64_t expert = 0; expert < kEnduranceShape.experts; ++expert) {
         // Balanced: four experts in turn.
-        const bool is_next = (expert + 12 * token) % kShape.experts < 4;
+        const bool is_next = (expert + 12 * token) % kEnduranceShape.experts < 4;
         const bool is_same = expert % 5 == 2;
-        const bool is_skewed = token * 9 < kShape.tokens * step;
-        float& logit = layer_case().logits()[static_cast<size_t>(token * kShape.experts + expert)];
+        const bool is_skewed = token * 9 < kEnduranceShape.tokens * step;
+        float& logit =
+            layer_case().logits()[static_cast<size_t>(token * kEnduranceShape.experts + expert)];
         logit = (is_skewed ? is_same : is_next) ? 3.0F : -0.125F * static_cast<float>(expert);
       }
     }
@@ -132,12 +133,13 @@ TEST_P(MoeEndurance, AByteLessOfWorkspaceIsRefusedAndWritesNothing) {
   const GpuMoeRun run(layer, layer_case());
   run.poison(0xFF);
   const CudaStream stream;
-  const int64_t bytes = layer.required_workspace(kShape.tokens);
+  const int64_t bytes = layer.required_workspace(kEnduranceShape.tokens);
   expect_error(ErrorKind::kInvalidArgument,
                {"workspace", "37 tokens", std::to_string(bytes), std::to_string(bytes - 1)},
                [&] { run.queue_in_workspace(bytes - 1, stream.get()); });
   stream.synchronize();
-  EXPECT_EQ(run.take().out, std::vector<uint8_t>(kShape.tokens * kRowBytes, 0xFF));
+  EXPECT_EQ(run.take().out,
+            std::vector<uint8_t>(kEnduranceShape.tokens * kEnduranceRowBytes, 0xFF));
   run.queue_in_workspace(bytes, stream.get());
   stream.synchronize();
   EXPECT_TRUE(run.take() == expected);

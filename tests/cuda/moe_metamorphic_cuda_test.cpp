@@ -23,7 +23,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr MoeShape kShape{
+constexpr MoeShape kMetamorphicShape{
     .tokens = 70, .hidden = 256, .inter = 384, .experts = 8, .top_k = 3, .shared_experts = 0};
 
 struct ModeAndTile {
@@ -35,8 +35,8 @@ class MoeMetamorphic : public GpuTestWith<ModeAndTile> {
  protected:
   void SetUp() override {
     GpuTestWith<ModeAndTile>::SetUp();
-    case_ =
-        std::make_unique<MoeCase>(mode(), kShape, Activation::swiglu_oai(1.702F, 1.0F, 2.0F), 61);
+    case_ = std::make_unique<MoeCase>(mode(), kMetamorphicShape,
+                                      Activation::swiglu_oai(1.702F, 1.0F, 2.0F), 61);
     case_->add_biases();
     case_->config().token_tile = GetParam().token_tile;
   }
@@ -97,10 +97,11 @@ TEST_P(MoeMetamorphic, PermutingTokensPermutesTheOutputs) {
   const MoeResult before = run_on_gpu(layer, layer_case());
   // Token `t` moves to 69 - t.
   const auto reverse = [](auto& values) {
-    const size_t width = values.size() / kShape.tokens;
+    const size_t width = values.size() / kMetamorphicShape.tokens;
     const auto copy = values;
-    for (size_t token = 0; token < kShape.tokens; ++token) {
-      std::copy_n(&copy[token * width], width, &values[(kShape.tokens - 1 - token) * width]);
+    for (size_t token = 0; token < kMetamorphicShape.tokens; ++token) {
+      std::copy_n(&copy[token * width], width,
+                  &values[(kMetamorphicShape.tokens - 1 - token) * width]);
     }
   };
   reverse(layer_case().x());
@@ -140,7 +141,7 @@ TEST_P(MoeMetamorphic, RowsCodedByTheCallerGiveTheSame) {
   const RowFormat format = moe_mode_info(mode()).input;
   if (format == RowFormat::kBf16) GTEST_SKIP() << "bf16 rows are not coded";
   for (const int64_t tokens : {5, 40, 70}) {
-    MoeShape shape = kShape;
+    MoeShape shape = kMetamorphicShape;
     shape.tokens = tokens;
     MoeCase plain(mode(), shape, Activation::swiglu(), 62);
     // Below the least scales that bf16 has with E4M3 codes: a row, and two blocks of 16 or 32.
@@ -182,7 +183,7 @@ TEST_P(MoeMetamorphic, PermutingRowsOfTheSecondWeightsPermutesColumns) {
   const MoeResult before = run();
   const int64_t block = mode() == MoeMode::kFp8Block ? 128 : 1;
   const auto source = [&](int64_t row) {
-    const int64_t count = kShape.hidden / block;
+    const int64_t count = kMetamorphicShape.hidden / block;
     // 5 and the number of blocks have no common divisor.
     return (row / block * 5 + 3) % count * block + row % block;
   };
@@ -191,9 +192,10 @@ TEST_P(MoeMetamorphic, PermutingRowsOfTheSecondWeightsPermutesColumns) {
   const MoeResult after = run(moved);
   const auto* const old_out = reinterpret_cast<const uint16_t*>(before.out.data());
   const auto* const out = reinterpret_cast<const uint16_t*>(after.out.data());
-  for (int64_t token = 0; token < kShape.tokens; ++token) {
-    for (int64_t col = 0; col < kShape.hidden; ++col) {
-      ASSERT_EQ(out[token * kShape.hidden + col], old_out[token * kShape.hidden + source(col)])
+  for (int64_t token = 0; token < kMetamorphicShape.tokens; ++token) {
+    for (int64_t col = 0; col < kMetamorphicShape.hidden; ++col) {
+      ASSERT_EQ(out[token * kMetamorphicShape.hidden + col],
+                old_out[token * kMetamorphicShape.hidden + source(col)])
           << "token " << token << " column " << col;
     }
   }
@@ -224,14 +226,14 @@ TEST_P(MoeMetamorphic, LogitsPackedAndUnpackedRoutingsAgree) {
     packed.push_back(static_cast<int32_t>(id << 16 | float_to_bf16(weights[slot])));
   }
   layer_case().routing() = {};
-  layer_case().routing().packed =
-      TensorView::contiguous(packed.data(), DType::kI32, {kShape.tokens, kShape.top_k});
+  layer_case().routing().packed = TensorView::contiguous(
+      packed.data(), DType::kI32, {kMetamorphicShape.tokens, kMetamorphicShape.top_k});
   EXPECT_TRUE(run_on_gpu(layer, layer_case()) == from_logits);
   layer_case().routing() = {};
   layer_case().routing().ids =
-      TensorView::contiguous(ids, DType::kI32, {kShape.tokens, kShape.top_k});
-  layer_case().routing().weights =
-      TensorView::contiguous(weights, DType::kF32, {kShape.tokens, kShape.top_k});
+      TensorView::contiguous(ids, DType::kI32, {kMetamorphicShape.tokens, kMetamorphicShape.top_k});
+  layer_case().routing().weights = TensorView::contiguous(
+      weights, DType::kF32, {kMetamorphicShape.tokens, kMetamorphicShape.top_k});
   EXPECT_TRUE(run_on_gpu(layer, layer_case()) == from_logits);
 }
 
@@ -242,15 +244,16 @@ TEST_P(MoeMetamorphic, ARowDoesNotDependOnItsBatch) {
   const MoeInputs inputs = layer_case().inputs();
   const Routing routing = layer_case().routing();
   for (const auto& [first, count] : {std::pair{0, 1}, {69, 1}, {17, 1}, {3, 8}, {30, 40}}) {
-    layer_case().inputs().values.data = layer_case().x().data() + first * kShape.hidden;
-    layer_case().routing().logits.data = layer_case().logits().data() + first * kShape.experts;
+    layer_case().inputs().values.data = layer_case().x().data() + first * kMetamorphicShape.hidden;
+    layer_case().routing().logits.data =
+        layer_case().logits().data() + first * kMetamorphicShape.experts;
     layer_case().inputs().values.shape[0] = layer_case().routing().logits.shape[0] = count;
     const MoeResult part = run_on_gpu(layer, layer_case());
     const auto expect_part = [&, begin = first](const std::vector<uint8_t>& bytes,
                                                 const std::vector<uint8_t>& all) {
-      const size_t at = all.size() / kShape.tokens * static_cast<size_t>(begin);
+      const size_t at = all.size() / kMetamorphicShape.tokens * static_cast<size_t>(begin);
       EXPECT_EQ(std::memcmp(bytes.data(), &all[at], bytes.size()), 0)
-          << "tokens " << begin << " + " << bytes.size() / (all.size() / kShape.tokens);
+          << "tokens " << begin << " + " << bytes.size() / (all.size() / kMetamorphicShape.tokens);
     };
     expect_part(part.out, whole.out);
     expect_part(part.slot_rows, whole.slot_rows);
@@ -285,10 +288,10 @@ TEST_P(MoeMetamorphic, GarbageBehindTheLastTokenIsNotRead) {
   constexpr int64_t kTokens = 41;
   const MoeLayer layer = prepare_on_gpu(layer_case());
   const MoeResult clean = run_on_gpu(layer, layer_case());
-  for (size_t i = kTokens * kShape.hidden; i < layer_case().x().size(); ++i) {
+  for (size_t i = kTokens * kMetamorphicShape.hidden; i < layer_case().x().size(); ++i) {
     layer_case().x()[i] = kGarbage[i % std::size(kGarbage)];
   }
-  for (size_t i = kTokens * kShape.experts; i < layer_case().logits().size(); ++i) {
+  for (size_t i = kTokens * kMetamorphicShape.experts; i < layer_case().logits().size(); ++i) {
     layer_case().logits()[i] = i % 2 == 0 ? std::numeric_limits<float>::quiet_NaN()
                                           : std::numeric_limits<float>::infinity();
   }
@@ -298,7 +301,7 @@ TEST_P(MoeMetamorphic, GarbageBehindTheLastTokenIsNotRead) {
   run.queue_first_tokens(kTokens, stream.get());
   stream.synchronize();
   const MoeResult result = run.take();
-  const size_t valid = kTokens * kShape.hidden * 2;
+  const size_t valid = kTokens * kMetamorphicShape.hidden * 2;
   EXPECT_EQ(std::memcmp(result.out.data(), clean.out.data(), valid), 0);
   EXPECT_TRUE(std::all_of(result.out.begin() + valid, result.out.end(),
                           [](uint8_t byte) { return byte == 0xFF; }));
@@ -307,11 +310,11 @@ TEST_P(MoeMetamorphic, GarbageBehindTheLastTokenIsNotRead) {
 // Tokens without experts, as a graph pads its batch with, and experts without tokens.
 TEST_P(MoeMetamorphic, GarbageThatNoSlotNamesIsNotSeen) {
   layer_case().config().routing.options.negative_one_is_empty = true;
-  GivenRouting routing = same_experts("", kShape.tokens, {1, 4, 6});
+  GivenRouting routing = same_experts("", kMetamorphicShape.tokens, {1, 4, 6});
   for (size_t slot = 50 * 3; slot < routing.ids.size(); ++slot) routing.ids[slot] = -1;
   layer_case().routing() = routing.view();
   const MoeResult clean = run();
-  for (size_t i = 50 * kShape.hidden; i < layer_case().x().size(); ++i) {
+  for (size_t i = 50 * kMetamorphicShape.hidden; i < layer_case().x().size(); ++i) {
     layer_case().x()[i] = kGarbage[i % std::size(kGarbage)];
   }
   MovedWeights moved(layer_case().weights());

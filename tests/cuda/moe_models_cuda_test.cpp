@@ -12,7 +12,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kOwnTokens = 67;
+constexpr int64_t kModelTokens = 67;
 
 struct RealModel {
   const char* name;
@@ -60,7 +60,7 @@ class RealCase {
  public:
   explicit RealCase(const RealModel& model)
       : case_(model.mode,
-              {.tokens = kOwnTokens,
+              {.tokens = kModelTokens,
                .hidden = model.hidden,
                .inter = model.inter,
                .experts = model.local,
@@ -80,7 +80,7 @@ class RealCase {
       case_.add_biases();
     }
     Random random(82);
-    for (int64_t i = 0; i < kOwnTokens * model.experts; ++i) {
+    for (int64_t i = 0; i < kModelTokens * model.experts; ++i) {
       const int64_t expert = i % model.experts - config.expert_offset;
       const bool is_local = expert >= 0 && expert < model.local;
       logits_.push_back(random.normal() + (is_local ? 2.0F : 0.0F));
@@ -88,7 +88,7 @@ class RealCase {
     for (int32_t i = 0; i < model.experts; ++i) bias_.push_back(0.125F * random.normal());
     Routing& routing = case_.routing();
     routing.logits =
-        TensorView::contiguous(logits_.data(), DType::kF32, {kOwnTokens, model.experts});
+        TensorView::contiguous(logits_.data(), DType::kF32, {kModelTokens, model.experts});
     if (model.method != kDeepSeek) return;
     routing.bias = TensorView::contiguous(bias_.data(), DType::kF32, {model.experts});
   }
@@ -116,13 +116,13 @@ void expect_outputs_repeat(const MoeLayer& layer, MoeCase& layer_case, const Moe
   const CudaStream stream;
   run.queue(stream.get(true));
   stream.synchronize();
-  const std::vector<float> first = run.output_of(0, kOwnTokens);
+  const std::vector<float> first = run.output_of(0, kModelTokens);
   const cli::Distance apart =
       cli::distance(first, as_floats(oracle.out, config.out_dtype), config.hidden);
   EXPECT_LE(apart.rel, cli::tolerance(config.mode).rel);
   EXPECT_LE(apart.row, cli::tolerance(config.mode).row);
-  for (int64_t begin = kOwnTokens; begin < tokens; begin += kOwnTokens) {
-    const int64_t count = std::min(kOwnTokens, tokens - begin);
+  for (int64_t begin = kModelTokens; begin < tokens; begin += kModelTokens) {
+    const int64_t count = std::min(kModelTokens, tokens - begin);
     const std::vector<float> again = run.output_of(begin, count);
     ASSERT_TRUE(std::equal(again.begin(), again.end(), first.begin())) << "from token " << begin;
   }
@@ -133,7 +133,7 @@ TEST_P(MoeModelsOnTheGpu, AgreeWithTheCpu) {
   MoeCase& layer_case = real.layer_case();
   const MoeResult oracle = fp64_reference(layer_case);
   const MoeLayer layer = prepare_on_gpu(layer_case);
-  for (const int64_t tokens : {int64_t{1}, kOwnTokens}) {
+  for (const int64_t tokens : {int64_t{1}, kModelTokens}) {
     SCOPED_TRACE(std::to_string(tokens) + " tokens");
     const RepeatedTokens batch(layer_case, tokens);
     expect_batch_close(layer_case, layer, oracle, run_on_gpu(layer, layer_case));

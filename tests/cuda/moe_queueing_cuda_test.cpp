@@ -13,13 +13,13 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr MoeShape kShape{
+constexpr MoeShape kQueueingShape{
     .tokens = 37, .hidden = 256, .inter = 384, .experts = 16, .top_k = 4, .shared_experts = 1};
 
 class MoeQueueing : public GpuTestWith<MoeMode> {
  protected:
   static std::unique_ptr<MoeCase> make_case(uint64_t seed) {
-    auto result = std::make_unique<MoeCase>(GetParam(), kShape,
+    auto result = std::make_unique<MoeCase>(GetParam(), kQueueingShape,
                                             Activation::swiglu_oai(1.702F, 1.0F, 7.0F), seed);
     result->add_biases();
     return result;
@@ -131,7 +131,7 @@ int64_t launches_between(MoeMode mode) {
 // activation and the decoding of its rows.
 TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
   for (const int64_t tokens : {1, 8, 64}) {
-    MoeShape shape = kShape;
+    MoeShape shape = kQueueingShape;
     shape.tokens = tokens;
     MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 39);
     const MoeLayer layer = prepare_on_gpu(layer_case);
@@ -145,9 +145,10 @@ TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
 
 // How many items each GEMM's blocks claimed in the last run.
 std::vector<uint32_t> claimed_items(const GpuMoeRun& run, const MoeLayer& layer, int64_t tokens) {
-  constexpr int64_t kSlots = kShape.top_k + kShape.shared_experts;
-  const PermutationLayout layout = permutation_layout(
-      tokens, kSlots, kShape.experts + kShape.shared_experts, layer.token_tile(tokens));
+  constexpr int64_t kSlots = kQueueingShape.top_k + kQueueingShape.shared_experts;
+  const PermutationLayout layout =
+      permutation_layout(tokens, kSlots, kQueueingShape.experts + kQueueingShape.shared_experts,
+                         layer.token_tile(tokens));
   // Behind ids, weights and the permutation (docs/moe.md, 14.2).
   const int64_t offset =
       2 * round_up(tokens * kSlots * 4, int64_t{256}) + round_up(layout.bytes, int64_t{256});
@@ -159,7 +160,7 @@ std::vector<uint32_t> claimed_items(const GpuMoeRun& run, const MoeLayer& layer,
 // By the kernels that permute few, more and many tokens. Two forms of weights claim nothing.
 TEST_P(MoeQueueing, EveryRunClearsTheCountersOfItsWork) {
   for (const int64_t tokens : {37, 300, 2000}) {
-    MoeShape shape = kShape;
+    MoeShape shape = kQueueingShape;
     shape.tokens = tokens;
     MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 40);
     const MoeLayer layer = prepare_on_gpu(layer_case);

@@ -13,7 +13,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr MoeShape kShape{
+constexpr MoeShape kRoutingsShape{
     .tokens = 80, .hidden = 256, .inter = 128, .experts = 16, .top_k = 2, .shared_experts = 0};
 
 class MoeRoutingsOnTheGpu : public GpuTestWith<MoeMode> {};
@@ -27,7 +27,7 @@ void give(MoeCase& layer_case, const GivenRouting& routing) {
 }
 
 TEST_P(MoeRoutingsOnTheGpu, SkewedOnesAgreeWithTheCpu) {
-  MoeCase layer_case(GetParam(), kShape, Activation::swiglu(), 51);
+  MoeCase layer_case(GetParam(), kRoutingsShape, Activation::swiglu(), 51);
   MoeConfig& config = layer_case.config();
   config.routing.options.negative_one_is_empty = true;
   config.accumulation = Accumulation::kFp64;
@@ -49,7 +49,7 @@ TEST_P(MoeRoutingsOnTheGpu, SkewedOnesAgreeWithTheCpu) {
 
 // Rows do not depend on weights, and the combine is exact for all of them.
 TEST_P(MoeRoutingsOnTheGpu, WeightsOfEveryKindAreCombinedExactly) {
-  MoeCase layer_case(GetParam(), kShape, Activation::swiglu(), 52);
+  MoeCase layer_case(GetParam(), kRoutingsShape, Activation::swiglu(), 52);
   layer_case.config().out_dtype = DType::kF32;
   const MoeLayer layer = prepare_on_gpu(layer_case);
   GivenRouting routing = same_experts("weights", 24, {3, 9});
@@ -67,7 +67,7 @@ TEST_P(MoeRoutingsOnTheGpu, WeightsOfEveryKindAreCombinedExactly) {
 
 // A weight of zero takes its slot away, and no other one.
 TEST_P(MoeRoutingsOnTheGpu, AZeroWeightMakesItsTermVanish) {
-  MoeCase layer_case(GetParam(), kShape, Activation::swiglu(), 53);
+  MoeCase layer_case(GetParam(), kRoutingsShape, Activation::swiglu(), 53);
   layer_case.config().routing.options.negative_one_is_empty = true;
   const MoeLayer layer = prepare_on_gpu(layer_case);
   GivenRouting routing = same_experts("weights", 9, {3, 9});
@@ -81,7 +81,7 @@ TEST_P(MoeRoutingsOnTheGpu, AZeroWeightMakesItsTermVanish) {
 // What does not exist is an empty slot: all other slots are as if they were alone.
 TEST_P(MoeRoutingsOnTheGpu, IdsThatDoNotExistLeaveOthersAlone) {
   constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
-  MoeCase layer_case(GetParam(), kShape, Activation::swiglu(), 54);
+  MoeCase layer_case(GetParam(), kRoutingsShape, Activation::swiglu(), 54);
   MoeConfig& config = layer_case.config();
   const MoeLayer reports = prepare_on_gpu(layer_case);
   config.routing.options.negative_one_is_empty = true;

@@ -13,7 +13,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kTokens = 1024;
+constexpr int64_t kTrainedTokens = 1024;
 constexpr int64_t kHidden = 256;
 
 using TrainedModelOnTheGpu = GpuTestWith<MoeMode>;
@@ -36,7 +36,7 @@ TEST_P(TrainedModelOnTheGpu, IsCloseToTheReference) {
   const Checkpoint checkpoint(trained_model());
   for (const int64_t layer : moe_layers(checkpoint)) {
     SCOPED_TRACE("layer " + std::to_string(layer));
-    const RecordedTokens recorded = recorded_tokens(layer, kTokens);
+    const RecordedTokens recorded = recorded_tokens(layer, kTrainedTokens);
     const LoadedMoe loaded(checkpoint, layer, options_for(GetParam()));
     MoeConfig config = loaded.config();
     config.out_dtype = DType::kF32;
@@ -58,7 +58,7 @@ TEST_P(TrainedModelOnTheGpu, IsCloseToTheReference) {
 
 // Bounds are for layer 1, as on the CPU.
 TEST_P(TrainedModelOnTheGpu, StaysCloseToTheUnquantizedLayer) {
-  const RecordedTokens recorded = recorded_tokens(1, kTokens);
+  const RecordedTokens recorded = recorded_tokens(1, kTrainedTokens);
   const LoadedMoe loaded(Checkpoint(trained_model()), 1, options_for(GetParam()));
   MoeConfig config = loaded.config();
   config.out_dtype = DType::kF32;
@@ -75,7 +75,7 @@ TEST_P(TrainedModelOnTheGpu, ATokenDoesNotDependOnTheOthers) {
   const LoadedMoe loaded(Checkpoint(trained_model()), 2, options_for(GetParam()));
   MoeConfig config = loaded.config();
   config.token_tile = 32;
-  const std::vector<float> whole = run_on_gpu(loaded, config, recorded_tokens(2, kTokens));
+  const std::vector<float> whole = run_on_gpu(loaded, config, recorded_tokens(2, kTrainedTokens));
   const std::vector<float> part = run_on_gpu(loaded, config, recorded_tokens(2, 100));
   EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin()));
 }

@@ -168,10 +168,6 @@ struct RoutingBuffers {
   Vector errors;
 };
 
-TensorView as_matrix(const GuardedBuffer& buffer, DType dtype, int64_t rows, int64_t cols) {
-  return TensorView::contiguous(buffer.data(), dtype, {rows, cols});
-}
-
 OperationCall route_call(int32_t experts, int32_t top_k, Random& random) {
   const int64_t tokens = random.range(1, 700);
   const auto b = std::make_shared<RoutingBuffers>();

@@ -10,6 +10,7 @@
 
 #include "support/device_copies.h"
 #include "support/gpu.h"
+#include "support/guarded_buffer.h"
 
 namespace narrowfloat::testing {
 
@@ -27,6 +28,10 @@ struct OperationCall {
 
   [[nodiscard]] Buffers buffers() const;
 };
+
+inline TensorView as_matrix(const GuardedBuffer& buffer, DType dtype, int64_t rows, int64_t cols) {
+  return TensorView::contiguous(buffer.data(), dtype, {rows, cols});
+}
 
 // Of every operation, format and layout, with options and shapes drawn from the seed: `per_kind`
 // calls of each. Only what this build's GPU code takes.

@@ -197,7 +197,7 @@ class RoutePermute : public GpuTest {
   }
 };
 
-constexpr std::array kTokens{1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64};
+constexpr std::array kTokenCounts{1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64};
 
 RoutingConfig config_of(RoutingMethod method) {
   RoutingConfig config{.method = method, .experts = 60, .top_k = 5};
@@ -213,7 +213,7 @@ RoutingConfig config_of(RoutingMethod method) {
 
 TEST_F(RoutePermute, EveryMethodGivesTheCpusBytes) {
   for (const RoutingMethodInfo& info : all_routing_methods()) {
-    for (const int tokens : kTokens) {
+    for (const int tokens : kTokenCounts) {
       expect_the_same({.config = config_of(info.id), .tokens = tokens, .seed = 3});
     }
   }
@@ -236,7 +236,7 @@ TEST_F(RoutePermute, FewExpertsOfManyTokens) {
   for (const int32_t experts : {1, 2, 8, 16}) {
     for (const int32_t top_k : {1, std::min(experts, 2)}) {
       for (const int32_t shared : {0, 1}) {
-        for (const int tokens : kTokens) {
+        for (const int tokens : kTokenCounts) {
           RoutingConfig config{.experts = experts, .top_k = top_k, .shared_experts = shared};
           expect_the_same({.config = config, .tokens = tokens, .seed = 8});
         }
@@ -248,7 +248,7 @@ TEST_F(RoutePermute, FewExpertsOfManyTokens) {
 TEST_F(RoutePermute, ShardsAndSharedExperts) {
   for (const auto& [offset, local] :
        std::vector<std::pair<int32_t, int32_t>>{{0, 16}, {16, 32}, {63, 1}, {1, 63}, {0, 0}}) {
-    for (const int tokens : kTokens) {
+    for (const int tokens : kTokenCounts) {
       FrontCase c{.config = config_of(RoutingMethod::kDeepSeekV3), .tokens = tokens, .seed = 5};
       c.offset = offset;
       c.local = local;
@@ -263,7 +263,7 @@ TEST_F(RoutePermute, ShardsAndSharedExperts) {
 
 TEST_F(RoutePermute, PrecomputedRoutingsGiveTheCpusBytes) {
   for (const RoutingInput input : {RoutingInput::kPacked, RoutingInput::kUnpacked}) {
-    for (const int tokens : kTokens) {
+    for (const int tokens : kTokenCounts) {
       FrontCase c{.config = {.experts = 40, .top_k = 3, .shared_experts = 1},
                   .input = input,
                   .dtype = DType::kBF16,

@@ -30,10 +30,6 @@ std::shared_ptr<SmallBuffers> make_small(Matrix input, int64_t first_bytes, int6
       std::move(input), GuardedBuffer(first_bytes, {}), GuardedBuffer(second_bytes, {})});
 }
 
-TensorView as_matrix(const GuardedBuffer& buffer, DType dtype, int64_t rows, int64_t cols) {
-  return TensorView::contiguous(buffer.data(), dtype, {rows, cols});
-}
-
 OperationCall group_quantize_call(DType output, Random& random) {
   const int64_t rows = random.range(1, 150);
   const int64_t cols = 128 * random.range(1, 9);

@@ -291,9 +291,9 @@ constexpr std::array kFiles{File{"add_rmsnorm_quantize", 48}, File{"amax", 54},
                             File{"smooth_quantize", 24}};
 
 // How gtest and ctest spell the parameter.
-std::string test_name(const testing::TestParamInfo<File>& file) { return file.param.name; }
+std::string test_name(const ::testing::TestParamInfo<File>& file) { return file.param.name; }
 
-class ModelVectors : public testing::TestWithParam<File> {};
+class ModelVectors : public ::testing::TestWithParam<File> {};
 
 TEST_P(ModelVectors, GiveTheSameBytesInBothImplementations) {
   const std::string path = std::string("vectors/") + GetParam().name + ".txt";
@@ -319,7 +319,7 @@ TEST_P(ModelVectors, GiveTheSameBytesInBothImplementations) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ModelVectors, testing::ValuesIn(kFiles), test_name);
+INSTANTIATE_TEST_SUITE_P(All, ModelVectors, ::testing::ValuesIn(kFiles), test_name);
 
 TEST(ModelVectorFiles, AreAllRun) {
   std::set<std::string> listed;

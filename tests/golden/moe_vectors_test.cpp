@@ -11,6 +11,7 @@
 #include "golden/moe_golden_compare.h"
 #include "golden/moe_stages.h"
 #include "golden/vector_line.h"
+#include "support/moe_modes.h"
 
 namespace narrowfloat {
 namespace {
@@ -293,13 +294,7 @@ TEST_P(MoeVectors, TheLayerInFp32IsCloseToTheModel) {
   check_cases(Accumulation::kFp32, check_layer, counts);
 }
 
-std::vector<MoeMode> all_modes() {
-  std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
-  return modes;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, MoeVectors, ::testing::ValuesIn(all_modes()),
+INSTANTIATE_TEST_SUITE_P(All, MoeVectors, ::testing::ValuesIn(testing::every_moe_mode()),
                          [](const auto& mode) { return std::string(name(mode.param)); });
 
 void check_routing_case(const MoeGoldenFile& file, size_t index) {

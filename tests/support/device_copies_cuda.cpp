@@ -12,13 +12,8 @@ namespace {
 
 constexpr int64_t kRowAlignment = 16;
 
-struct Copied {
-  const GuardedBuffer* host;
-  DeviceBuffer device;
-};
-
 // At the same place within 64 bytes as the host's buffer, up to the alignment.
-Copied copied(const GuardedBuffer& host, const DeviceCopyStyle& style) {
+DeviceBuffer device_copy(const GuardedBuffer& host, const DeviceCopyStyle& style) {
   const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(host.data()) % 64);
   const bool is_initialized = std::ranges::count(style.uninitialized, &host) == 0;
   DeviceBuffer device(host.size(), {.device = style.device,
@@ -26,12 +21,17 @@ Copied copied(const GuardedBuffer& host, const DeviceCopyStyle& style) {
                                     .guard_behind = host.guard() == Guard::kCanary,
                                     .is_initialized = is_initialized});
   if (is_initialized) device.write(host.data(), host.size());
-  return {&host, std::move(device)};
+  return device;
 }
 
 }  // namespace
 
 struct DeviceCopies::State {
+  struct Copied {
+    const GuardedBuffer* host;
+    DeviceBuffer device;
+  };
+
   bool on_host = false;
   bool programmatic_launch = false;
   Device device;
@@ -54,7 +54,7 @@ DeviceCopies::DeviceCopies(const Buffers& buffers, const DeviceCopyStyle& style)
   if (style.on_host) return;
   state_->stream.emplace(style.device);
   for (const GuardedBuffer* buffer : buffers) {
-    if (buffer->data() != nullptr) state_->buffers.push_back(copied(*buffer, style));
+    if (buffer->data() != nullptr) state_->buffers.push_back({buffer, device_copy(*buffer, style)});
   }
 }
 
@@ -62,7 +62,7 @@ DeviceCopies::~DeviceCopies() = default;
 
 void* DeviceCopies::moved(void* host) const {
   if (host == nullptr || state_->on_host) return host;
-  for (const Copied& copy : state_->buffers) {
+  for (const State::Copied& copy : state_->buffers) {
     const int64_t at = static_cast<uint8_t*>(host) - copy.host->data();
     if (at >= 0 && at <= copy.host->size()) return copy.device.data() + at;
   }
@@ -111,7 +111,7 @@ Stream DeviceCopies::stream() const {
 Device DeviceCopies::device() const { return state_->on_host ? Device{} : state_->device; }
 
 void DeviceCopies::send() const {
-  for (const Copied& copy : state_->buffers)
+  for (const State::Copied& copy : state_->buffers)
     copy.device.write(copy.host->data(), copy.host->size());
 }
 
@@ -119,7 +119,7 @@ bool DeviceCopies::take_back() const {
   if (state_->on_host) return true;
   state_->stream->synchronize();
   bool intact = true;
-  for (const Copied& copy : state_->buffers) {
+  for (const State::Copied& copy : state_->buffers) {
     intact = copy.device.intact(copy.host->data()) && intact;
   }
   return intact;

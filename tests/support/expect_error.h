@@ -12,6 +12,8 @@
 
 namespace narrowfloat::testing {
 
+inline constexpr auto kInvalid = ErrorKind::kInvalidArgument;
+
 inline void expect_error(ErrorKind kind, const std::vector<std::string>& fragments,
                          const std::function<void()>& body) {
   try {

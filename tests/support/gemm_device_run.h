@@ -10,6 +10,9 @@
 
 namespace narrowfloat::testing {
 
+// Sampled cases have this many products at most, since the model on the CPU is slow.
+inline constexpr int64_t kMaxProducts = 3'000'000;
+
 // Errors of sums: of one by the magnitudes of its terms, and of all by their norm (moe spec 12.3).
 // FP8 tensor cores keep 13 fraction bits.
 struct GemmTolerance {

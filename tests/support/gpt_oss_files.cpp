@@ -49,14 +49,14 @@ float decoded(const std::vector<uint8_t>& codes, const std::vector<uint8_t>& sca
   return std::ldexp(code >= 8 ? -magnitude : magnitude, exponent);
 }
 
-struct Matrix {
+struct CodedWeights {
   std::string name;
   const std::vector<uint8_t>& codes;
   const std::vector<uint8_t>& scales;
   int64_t experts, rows, cols;
 };
 
-FileTensor plain(const Matrix& matrix, bool is_transposed) {
+FileTensor plain(const CodedWeights& matrix, bool is_transposed) {
   std::vector<uint16_t> values(static_cast<size_t>(matrix.experts * matrix.rows * matrix.cols));
   const auto [name, codes, scales, experts, rows, cols] = matrix;
   for (int64_t index = 0; index < experts * rows * cols; ++index) {
@@ -69,7 +69,8 @@ FileTensor plain(const Matrix& matrix, bool is_transposed) {
                      {experts, is_transposed ? cols : rows, is_transposed ? rows : cols}, values);
 }
 
-void add_coded(std::vector<FileTensor>& tensors, const Matrix& matrix, const std::string& joint) {
+void add_coded(std::vector<FileTensor>& tensors, const CodedWeights& matrix,
+               const std::string& joint) {
   const int64_t blocks = matrix.cols / kBlock;
   tensors.push_back(file_tensor(matrix.name + joint + "blocks", DType::kU8,
                                 {matrix.experts, matrix.rows, blocks, kBlock / 2}, matrix.codes));

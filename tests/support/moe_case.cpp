@@ -297,16 +297,6 @@ std::vector<float> as_floats(const std::vector<uint8_t>& bytes, DType dtype) {
   return result;
 }
 
-std::vector<MoeMode> every_moe_mode() {
-  std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
-  return modes;
-}
-
-std::string mode_test_name(const ::testing::TestParamInfo<MoeMode>& param) {
-  return std::string(name(param.param));
-}
-
 std::string force_moe(std::string_view implementation) {
   std::string text;
   for (const std::string_view op : {"route", "permute", "grouped_gemm", "activation", "combine"}) {

@@ -11,6 +11,7 @@
 
 #include "narrowfloat/moe.h"
 #include "support/guarded_buffer.h"
+#include "support/moe_modes.h"
 #include "support/random.h"
 
 namespace narrowfloat::testing {
@@ -96,10 +97,6 @@ Distance distance(const std::vector<float>& a, const std::vector<float>& referen
 
 // out of `dtype` as fp32.
 std::vector<float> as_floats(const std::vector<uint8_t>& bytes, DType dtype);
-
-// For tests over all modes.
-std::vector<MoeMode> every_moe_mode();
-std::string mode_test_name(const ::testing::TestParamInfo<MoeMode>& param);
 
 // Value of NARROWFLOAT_FORCE's form that pins every operation of the layer to `implementation`.
 std::string force_moe(std::string_view implementation);

@@ -8,7 +8,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int32_t kExperts = 16;
+constexpr int32_t kRoutedExperts = 16;
 
 void add_slot(GivenRouting& routing, int32_t id, Random& random) {
   routing.ids.push_back(id);
@@ -23,7 +23,7 @@ GivenRouting with_counts(const std::vector<int32_t>& counts, Random& random) {
     for (int32_t i = 0; i < counts[expert]; ++i) {
       const auto other = static_cast<int64_t>(counts.size());
       add_slot(routing, static_cast<int32_t>(expert), random);
-      add_slot(routing, static_cast<int32_t>(random.range(other, kExperts - 1)), random);
+      add_slot(routing, static_cast<int32_t>(random.range(other, kRoutedExperts - 1)), random);
     }
   }
   return routing;
@@ -34,8 +34,8 @@ GivenRouting zipf(int64_t tokens, Random& random) {
   for (int64_t slot = 0; slot < 2 * tokens; ++slot) {
     // Inverse of the distribution function of 1 / rank.
     const auto uniform = static_cast<double>(random.range(0, 999)) / 1000.0;
-    const auto rank = static_cast<int32_t>(std::pow(kExperts, uniform));
-    add_slot(routing, std::min(rank, kExperts) - 1, random);
+    const auto rank = static_cast<int32_t>(std::pow(kRoutedExperts, uniform));
+    add_slot(routing, std::min(rank, kRoutedExperts) - 1, random);
   }
   return routing;
 }
@@ -44,7 +44,7 @@ GivenRouting zipf(int64_t tokens, Random& random) {
 GivenRouting uniform(std::string name, int64_t tokens, int percent, Random& random) {
   GivenRouting routing{.name = std::move(name), .top_k = 2, .ids = {}, .weights = {}};
   for (int64_t slot = 0; slot < 2 * tokens; ++slot) {
-    const auto id = static_cast<int32_t>(random.range(0, kExperts - 1));
+    const auto id = static_cast<int32_t>(random.range(0, kRoutedExperts - 1));
     add_slot(routing, random.chance(percent) ? -1 : id, random);
   }
   return routing;
@@ -80,7 +80,7 @@ std::vector<GivenRouting> skewed_routings() {
   routings.push_back(same_experts("one expert, twice", 37, {5, 5}));
   routings.push_back(same_experts("the same experts", 37, {15, 0}));
   GivenRouting each{.name = "one token an expert", .top_k = 2, .ids = {}, .weights = {}};
-  for (int32_t id = 0; id < kExperts; ++id) add_slot(each, kExperts - 1 - id, random);
+  for (int32_t id = 0; id < kRoutedExperts; ++id) add_slot(each, kRoutedExperts - 1 - id, random);
   routings.push_back(each);
   routings.push_back(with_counts({7, 8, 9, 0, 15, 16, 17}, random));
   routings.push_back(zipf(80, random));

@@ -9,8 +9,8 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kHidden = 256;
-constexpr int64_t kExperts = 16;
+constexpr int64_t kTrainedHidden = 256;
+constexpr int64_t kTrainedExperts = 16;
 
 std::vector<uint8_t> read_tensor(const SafetensorsReader& file, const std::string& tensor,
                                  size_t bytes) {
@@ -28,13 +28,13 @@ std::string trained_model() {
 
 MoeInputs RecordedTokens::inputs() const {
   MoeInputs inputs;
-  inputs.values = TensorView::contiguous(x.data(), DType::kBF16, {tokens, kHidden});
+  inputs.values = TensorView::contiguous(x.data(), DType::kBF16, {tokens, kTrainedHidden});
   return inputs;
 }
 
 Routing RecordedTokens::routing() const {
   Routing routing;
-  routing.logits = TensorView::contiguous(logits.data(), DType::kF32, {tokens, kExperts});
+  routing.logits = TensorView::contiguous(logits.data(), DType::kF32, {tokens, kTrainedExperts});
   return routing;
 }
 
@@ -42,8 +42,8 @@ RecordedTokens recorded_tokens(int64_t layer, int64_t tokens) {
   const SafetensorsReader file(trained_model() + "/calibration/activations.safetensors");
   const std::string prefix = "layers." + std::to_string(layer) + ".";
   RecordedTokens result{.tokens = tokens, .x = {}, .logits = {}, .output = {}};
-  result.x.resize(static_cast<size_t>(tokens * kHidden));
-  result.logits.resize(static_cast<size_t>(tokens * kExperts));
+  result.x.resize(static_cast<size_t>(tokens * kTrainedHidden));
+  result.logits.resize(static_cast<size_t>(tokens * kTrainedExperts));
   const auto x = read_tensor(file, prefix + "hidden_states", result.x.size() * 2);
   const auto logits = read_tensor(file, prefix + "router_logits", result.logits.size() * 4);
   std::memcpy(result.x.data(), x.data(), x.size());

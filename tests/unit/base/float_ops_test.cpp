@@ -1,17 +1,17 @@
 // Single IEEE operations, comparisons that prefer numbers over NaN, and the maximum of magnitudes.
 #include "base/float_ops.h"
 
-#include <limits>
 #include <random>
 
 #include <gtest/gtest.h>
+
+#include "support/special_floats.h"
 
 namespace narrowfloat {
 namespace {
 
 const float kNan = bits_float(0x7FC00000U);
 const float kSignallingNan = bits_float(0x7F800001U);
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 TEST(FloatOps, RoundOnceAndDoNotContract) {
   const float a = 1.0F + 0x1p-12F;
@@ -46,7 +46,7 @@ TEST(RsqrtRn, IsCorrectlyRounded) {
     const float x = bits_float((127U + static_cast<uint32_t>(random() % 2)) << 23 |
                                static_cast<uint32_t>(random() & 0x7FFFFFU));
     const float y = rsqrt_rn(x);
-    const long double step = std::nextafter(y, kInfinity) - y;
+    const long double step = std::nextafter(y, kFloatInfinity) - y;
     const long double low = y - step / 2;
     const long double high = y + step / 2;
     ASSERT_LT(low * low * x, 1.0L) << std::hexfloat << x;
@@ -55,7 +55,7 @@ TEST(RsqrtRn, IsCorrectlyRounded) {
   }
   EXPECT_GT(differs_from_float, 0);
   EXPECT_EQ(rsqrt_rn(4.0F), 0.5F);
-  EXPECT_EQ(rsqrt_rn(0.0F), kInfinity);
+  EXPECT_EQ(rsqrt_rn(0.0F), kFloatInfinity);
 }
 
 TEST(MinMaxNumber, PreferTheNumberOverAnyNan) {
@@ -68,12 +68,12 @@ TEST(MinMaxNumber, PreferTheNumberOverAnyNan) {
   }
   EXPECT_EQ(min_number(1.0F, 2.0F), 1.0F);
   EXPECT_EQ(max_number(1.0F, 2.0F), 2.0F);
-  EXPECT_EQ(min_number(kInfinity, kFloatMax), kFloatMax);
+  EXPECT_EQ(min_number(kFloatInfinity, kFloatMax), kFloatMax);
 }
 
 TEST(IsNan, RecognisesEveryPatternAndNothingElse) {
   EXPECT_TRUE(is_nan(kNan) && is_nan(kSignallingNan) && is_nan(bits_float(0xFFFFFFFFU)));
-  EXPECT_FALSE(is_nan(kInfinity) || is_nan(-kInfinity) || is_nan(0.0F));
+  EXPECT_FALSE(is_nan(kFloatInfinity) || is_nan(-kFloatInfinity) || is_nan(0.0F));
 }
 
 TEST(IsDenormalOrZero, EndsAtTheSmallestNormal) {
@@ -107,8 +107,8 @@ TEST(AbsMax, SkipsNanAndTellsNoNumberFromZero) {
   amax.add(kNan);
   EXPECT_EQ(amax.or_nan(), 3.0F);
   EXPECT_EQ(amax.or_zero(), 3.0F);
-  amax.add(-kInfinity);
-  EXPECT_EQ(amax.or_zero(), kInfinity);
+  amax.add(-kFloatInfinity);
+  EXPECT_EQ(amax.or_zero(), kFloatInfinity);
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ TEST(Checkpoint, RefusesTwoIndexesUnlessOneIsNamed) {
   EXPECT_TRUE(has_warning(named, "'1.safetensors' is not listed"));
 }
 
-struct BadIndex {
+struct RefusedIndexFile {
   std::string_view name;
   std::string_view index;
   ErrorKind kind;
@@ -139,7 +139,7 @@ struct BadIndex {
 };
 
 TEST(Checkpoint, RefusesAnIndexThatContradictsTheShards) {
-  const std::vector<BadIndex> cases = {
+  const std::vector<RefusedIndexFile> cases = {
       {"missing shard", R"({"weight_map":{"a":"1.safetensors","d":"3.safetensors"}})",
        ErrorKind::kIo, "3.safetensors: cannot open"},
       {"tensor in no file", R"({"weight_map":{"a":"1.safetensors","d":"1.safetensors"}})",
@@ -165,7 +165,7 @@ TEST(Checkpoint, RefusesAnIndexThatContradictsTheShards) {
        ErrorKind::kCorruptData, "over the limit"},
   };
   namespace fs = std::filesystem;
-  for (const BadIndex& c : cases) {
+  for (const RefusedIndexFile& c : cases) {
     SCOPED_TRACE(c.name);
     const TempDir dir;
     write_sharded(dir, c.index);

@@ -52,14 +52,14 @@ TEST(ParseIndex, AcceptsPlainFileNamesOnly) {
   }
 }
 
-struct BadIndex {
+struct RefusedIndexText {
   std::string_view name;
   std::string text;
   std::string_view part;
 };
 
 TEST(ParseIndex, RefusesWhatIsNoMapOfStrings) {
-  const std::vector<BadIndex> cases = {
+  const std::vector<RefusedIndexText> cases = {
       {"empty file", "", "invalid JSON"},
       {"array", "[]", "must be an object"},
       {"no weight_map", R"({"metadata":{"weight_map":{}}})", "has no 'weight_map'"},
@@ -81,7 +81,7 @@ TEST(ParseIndex, RefusesWhatIsNoMapOfStrings) {
       {"terminal escape", R"({"weight_map":{"\u001b[2J":"/"}})", "tensor '\\x1b[2J'"},
       {"deep", R"({"x":)" + std::string(100'000, '[') + "}", "deeper than 64"},
   };
-  for (const BadIndex& c : cases) {
+  for (const RefusedIndexText& c : cases) {
     SCOPED_TRACE(c.name);
     expect_error(ErrorKind::kCorruptData, c.part, [&] { parse_index(c.text, "index"); });
   }

@@ -70,12 +70,12 @@ TEST(PlanLayout, DoesNotDependOnTheOrderOfItsInput) {
 TEST(PlanLayout, WritesTheHeaderTextOfTheFormat) {
   const FileLayout layout =
       plan_layout({{"a\"\n", DType::kF8E4M3, {2, 3}}, {"s", DType::kF32, {}}}, {{"format", "pt"}});
-  const std::string json =
+  const std::string header =
       R"({"__metadata__":{"format":"pt"},"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
       R"("a\"\u000a":{"dtype":"F8_E4M3","shape":[2,3],"data_offsets":[4,10]}})";
   EXPECT_EQ(layout.header.substr(0, 8), length_field(4088));
-  EXPECT_EQ(layout.header.substr(8, json.size()), json);
-  EXPECT_EQ(layout.header.find_first_not_of(' ', 8 + json.size()), std::string::npos);
+  EXPECT_EQ(layout.header.substr(8, header.size()), header);
+  EXPECT_EQ(layout.header.find_first_not_of(' ', 8 + header.size()), std::string::npos);
 }
 
 TEST(PlanLayout, FillsAPageExactlyWhereTheHeaderFits) {
@@ -85,8 +85,8 @@ TEST(PlanLayout, FillsAPageExactlyWhereTheHeaderFits) {
     const FileLayout layout = plan_layout({}, {{"k", std::string(size, 'v')}});
     EXPECT_EQ(layout.header.size() % 4096, 0U);
     saw_full_page = saw_full_page || layout.header.back() == '}';
-    const std::string_view json = std::string_view(layout.header).substr(8);
-    EXPECT_NO_THROW(parse_header(json, {.file = "f", .buffer_begin = layout.header.size()}));
+    const std::string_view header = std::string_view(layout.header).substr(8);
+    EXPECT_NO_THROW(parse_header(header, {.file = "f", .buffer_begin = layout.header.size()}));
   }
   EXPECT_TRUE(saw_full_page);
 }

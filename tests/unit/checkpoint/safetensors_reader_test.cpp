@@ -186,10 +186,10 @@ TEST(SafetensorsReader, NeverCrashesWhileAnotherThreadTruncates) {
 TEST(SafetensorsReader, AcceptsBuffersAtOddAddresses) {
   const TempDir dir;
   for (size_t padding = 0; padding < 16; ++padding) {
-    const std::string json =
+    const std::string header =
         object({entry("u", "U8", "3", "0,3"), entry("f", "F64", "1", "3,11")}) +
         std::string(padding, ' ');
-    write_file(dir / "t.safetensors", safetensors_bytes(json, 11));
+    write_file(dir / "t.safetensors", safetensors_bytes(header, 11));
     const SafetensorsReader reader(dir / "t.safetensors");
     EXPECT_EQ(read_all(reader, "f")[7], std::byte{10});
   }
@@ -197,8 +197,8 @@ TEST(SafetensorsReader, AcceptsBuffersAtOddAddresses) {
 
 TEST(SafetensorsReader, AcceptsAnEmptyFileOfTensors) {
   const TempDir dir;
-  for (const char* json : {"{}", "{}        ", R"({"__metadata__":{}})"}) {
-    write_file(dir / "t.safetensors", safetensors_bytes(json));
+  for (const char* header : {"{}", "{}        ", R"({"__metadata__":{}})"}) {
+    write_file(dir / "t.safetensors", safetensors_bytes(header));
     EXPECT_TRUE(SafetensorsReader(dir / "t.safetensors").tensors().empty());
   }
 }

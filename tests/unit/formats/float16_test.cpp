@@ -30,7 +30,7 @@ struct Half {
 const Half kBf16{7, 127, 0x7F80, bf16_to_float, float_to_bf16};
 const Half kFp16{10, 15, 0x7C00, f16_to_float, float_to_f16};
 
-class Float16 : public testing::TestWithParam<const Half*> {};
+class Float16 : public ::testing::TestWithParam<const Half*> {};
 
 TEST_P(Float16, WidensEveryNumberExactlyAndKeepsInfinitiesAndNan) {
   const Half& half = *GetParam();
@@ -88,8 +88,8 @@ TEST_P(Float16, NarrowsEveryNanToOneCode) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Float16, testing::Values(&kBf16, &kFp16),
-                         [](const testing::TestParamInfo<const Half*>& type) {
+INSTANTIATE_TEST_SUITE_P(Types, Float16, ::testing::Values(&kBf16, &kFp16),
+                         [](const ::testing::TestParamInfo<const Half*>& type) {
                            return std::string(type.param == &kBf16 ? "Bf16" : "Fp16");
                          });
 

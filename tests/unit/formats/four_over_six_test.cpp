@@ -11,8 +11,6 @@
 namespace narrowfloat {
 namespace {
 
-using Codes = std::vector<int>;
-
 QuantizeOptions four_over_six(MathMode math = MathMode::kExact, float encode_scale = 1.0F) {
   QuantizeOptions options;
   options.math = math;

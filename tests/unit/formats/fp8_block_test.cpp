@@ -6,20 +6,13 @@
 
 #include "formats/float16.h"
 #include "quantize_block.h"
+#include "support/special_floats.h"
 
 namespace narrowfloat {
 namespace {
 
-using Codes = std::vector<int>;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kBf16Max = 0x1.fep127F;
 
-QuantizeOptions in(MathMode math) {
-  QuantizeOptions options;
-  options.math = math;
-  return options;
-}
 QuantizeOptions by(Fp8ScaleRule rule, float eps) {
   QuantizeOptions options;
   options.fp8_rule = rule;
@@ -27,17 +20,17 @@ QuantizeOptions by(Fp8ScaleRule rule, float eps) {
   return options;
 }
 
-struct Block {
+struct ScaledBlock {
   float scale;
   Codes codes;
 };
 
-Block fp8(const std::vector<uint16_t>& elements, const QuantizeOptions& options) {
+ScaledBlock fp8(const std::vector<uint16_t>& elements, const QuantizeOptions& options) {
   const Quantized q = quantize_bf16_row(FormatId::kFp8Block1x128, elements, 16, options);
   return {q.f32_scales.at(0), first_codes(q, elements.size())};
 }
 
-void expect_block(const Block& block, float scale, const Codes& codes) {
+void expect_block(const ScaledBlock& block, float scale, const Codes& codes) {
   EXPECT_EQ(float_bits(block.scale), float_bits(scale)) << block.scale;
   EXPECT_EQ(block.codes, codes);
 }
@@ -56,7 +49,7 @@ TEST(Fp8Block, MapsTheMaximumTo448) {
 
 TEST(Fp8Block, HandlesDenormalMaxima) {
   for (const uint16_t amax : {uint16_t{0x0001}, uint16_t{0x007F}}) {
-    const Block exact = fp8({amax, kMinusZero}, in(MathMode::kExact));
+    const ScaledBlock exact = fp8({amax, kMinusZero}, in(MathMode::kExact));
     EXPECT_EQ(float_bits(exact.scale), 0x00202020U);
     EXPECT_EQ(exact.codes[0], E4M3::encode(bf16_to_float(amax) * kBf16Max));
     EXPECT_EQ(exact.codes[1], 0x80);
@@ -66,7 +59,7 @@ TEST(Fp8Block, HandlesDenormalMaxima) {
 
 TEST(Fp8Block, HandlesMaximaWhoseMultiplierOverflows) {
   const std::vector<uint16_t> block{0x0300, 0x8300, kPlusZero, 0x0001};
-  const Block exact = fp8(block, in(MathMode::kExact));
+  const ScaledBlock exact = fp8(block, in(MathMode::kExact));
   EXPECT_EQ(float_bits(exact.scale), 0x00202020U);
   EXPECT_EQ(exact.codes[2], 0x00);
   EXPECT_EQ(exact.codes[1], exact.codes[0] | 0x80);
@@ -77,13 +70,13 @@ TEST(Fp8Block, HandlesMaximaAbove2To126) {
   const std::vector<uint16_t> block{0x7F00, 0xFF00, kPlusZero, kMinusOne};
   expect_block(fp8(block, in(MathMode::kExact)), 1.0F / (448.0F / 0x1p127F),
                {0x7E, 0xFE, 0x00, 0x80});
-  expect_block(fp8(block, in(MathMode::kFast)), kInfinity, {0x00, 0x80, 0x00, 0x80});
+  expect_block(fp8(block, in(MathMode::kFast)), kFloatInfinity, {0x00, 0x80, 0x00, 0x80});
 }
 
 TEST(Fp8Block, HandlesInfinities) {
   const std::vector<uint16_t> block{kPlusInfinity, kMinusInfinity, kMinusOne, 0x7F00, kPlusZero};
   expect_block(fp8(block, in(MathMode::kExact)), 1.0F, {0x7E, 0xFE, 0xB8, 0x7E, 0x00});
-  expect_block(fp8(block, in(MathMode::kFast)), kInfinity, {0x7F, 0x7F, 0x80, 0x00, 0x00});
+  expect_block(fp8(block, in(MathMode::kFast)), kFloatInfinity, {0x7F, 0x7F, 0x80, 0x00, 0x00});
 }
 
 TEST(Fp8Block, GivesNanElementsTheNanCodeAndABlockOfThemScaleOne) {
@@ -123,7 +116,7 @@ TEST(Fp8Block, ReciprocalHasTheStatedNumbersOfSpecialMaxima) {
       EXPECT_EQ(fast.codes[16 * row], 0x7E);
       EXPECT_EQ(fast.codes[16 * row + 1], 0x7F);
     }
-    infinite_scale += fast.f32_scales[row] == kInfinity ? 1 : 0;
+    infinite_scale += fast.f32_scales[row] == kFloatInfinity ? 1 : 0;
     const bool differs = float_bits(exact.f32_scales[row]) != float_bits(fast.f32_scales[row]);
     differing += differs ? 1 : 0;
   }
@@ -157,7 +150,7 @@ TEST(Fp8Block, HasNoNanAndFiniteScalesForEveryFiniteMaximumAndRuleInExact) {
     for (size_t row = 0; row < 0x7F7F; ++row) {
       const uint8_t* codes = &q.codes[16 * row];
       const float scale = q.f32_scales[row];
-      ASSERT_TRUE(scale > 0.0F && scale < kInfinity) << name(rule) << " " << row + 1;
+      ASSERT_TRUE(scale > 0.0F && scale < kFloatInfinity) << name(rule) << " " << row + 1;
       ASSERT_TRUE(codes[0] <= 0x7E && codes[1] == codes[0] + 0x80 && codes[2] >= 0x80 &&
                   codes[2] <= codes[1])
           << name(rule) << " " << row + 1;
@@ -180,7 +173,7 @@ TEST(Fp8Block, RulesScaleAsWritten) {
 TEST(Fp8Block, EpsIsTheFloorOfTheMaximum) {
   for (const Fp8ScaleRule rule : {Fp8ScaleRule::kReciprocal, Fp8ScaleRule::kAmaxDiv}) {
     // 7 * 2^-2 = 1.75 and 2^-9 of its scale: E4M3 448 is never reached.
-    const Block block = fp8({0x3E80, kPlusZero}, by(rule, 7.0F));
+    const ScaledBlock block = fp8({0x3E80, kPlusZero}, by(rule, 7.0F));
     EXPECT_EQ(block.scale, 1.0F / 64.0F);
     EXPECT_EQ(block.codes, (Codes{E4M3::encode(16.0F), 0x00}));
     EXPECT_EQ(fp8({kPlusZero}, by(rule, 7.0F)).scale, 1.0F / 64.0F);
@@ -201,7 +194,7 @@ TEST(Fp8Block, RulesOtherThanReciprocalAreTheSameInFast) {
     for (const uint16_t amax : {uint16_t{0x0001}, uint16_t{0x4040}, uint16_t{0x7F00}}) {
       QuantizeOptions options;
       options.fp8_rule = rule;
-      const Block exact = fp8({amax, kMinusOne}, options);
+      const ScaledBlock exact = fp8({amax, kMinusOne}, options);
       options.math = MathMode::kFast;
       expect_block(fp8({amax, kMinusOne}, options), exact.scale, exact.codes);
     }

@@ -6,18 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "quantize_block.h"
+#include "support/special_floats.h"
 
 namespace narrowfloat {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-QuantizeOptions with(MathMode math, float encode_scale) {
-  QuantizeOptions options;
-  options.math = math;
-  options.encode_scale = encode_scale;
-  return options;
-}
 
 // Random E4M3 codes, NaN among them.
 std::vector<uint16_t> random_codes(size_t count, uint32_t seed) {
@@ -77,8 +69,8 @@ TEST(Fp8Input, SaturatesTheCopyInExactAndOverflowsItInFast) {
   const uint8_t largest = 0x7E;
   EXPECT_EQ(Fp8Input<ExactMath>::widen(largest, 1000.0F), 65504.0F);
   EXPECT_EQ(Fp8Input<ExactMath>::widen(largest | 0x80, 1000.0F), -65504.0F);
-  EXPECT_EQ(Fp8Input<FastMath>::widen(largest, 1000.0F), kInfinity);
-  EXPECT_EQ(Fp8Input<FastMath>::widen(largest | 0x80, 1000.0F), -kInfinity);
+  EXPECT_EQ(Fp8Input<FastMath>::widen(largest, 1000.0F), kFloatInfinity);
+  EXPECT_EQ(Fp8Input<FastMath>::widen(largest | 0x80, 1000.0F), -kFloatInfinity);
   EXPECT_EQ(float_bits(Fp8Input<ExactMath>::widen(0x80, 1.0F)), 0x80000000U);
   EXPECT_TRUE(is_nan(Fp8Input<ExactMath>::widen(0x7F, 1.0F)));
   EXPECT_TRUE(is_nan(Fp8Input<FastMath>::widen(0xFF, 1.0F)));
@@ -86,7 +78,7 @@ TEST(Fp8Input, SaturatesTheCopyInExactAndOverflowsItInFast) {
 
 TEST(Fp8Input, ClampsTheFactorInExactOnly) {
   EXPECT_EQ(Fp8Input<ExactMath>::factor(0x1p-149F), kFloatMax);
-  EXPECT_EQ(Fp8Input<FastMath>::factor(0x1p-149F), kInfinity);
+  EXPECT_EQ(Fp8Input<FastMath>::factor(0x1p-149F), kFloatInfinity);
   EXPECT_EQ(Fp8Input<ExactMath>::factor(6.0F), 1.0F);
 }
 

@@ -19,7 +19,7 @@ struct Expected {
 };
 
 template <typename Format>
-class MiniFloatCodec : public testing::Test {
+class MiniFloatCodec : public ::testing::Test {
  protected:
   const std::vector<double> values_ =
       slow_values(Format::kMaxCode, Format::kMantissaBits, Format::kBias);
@@ -33,8 +33,8 @@ class MiniFloatCodec : public testing::Test {
   }
 };
 
-using Formats = testing::Types<Expected<E2M1, 1, 1, 7>, Expected<E4M3, 7, 3, 0x7E>,
-                               Expected<E5M2, 15, 2, 0x7B>>;
+using Formats = ::testing::Types<Expected<E2M1, 1, 1, 7>, Expected<E4M3, 7, 3, 0x7E>,
+                                 Expected<E5M2, 15, 2, 0x7B>>;
 
 struct Names {
   template <typename Format>

@@ -10,34 +10,25 @@
 namespace narrowfloat {
 namespace {
 
-using Codes = std::vector<int>;
-
-QuantizeOptions in(MathMode math, Ue8m0Rounding rounding = Ue8m0Rounding::kUp) {
-  QuantizeOptions options;
-  options.math = math;
-  options.mx_scale = rounding;
-  return options;
-}
-
-struct Block {
+struct MxBlock {
   int scale;
   Codes codes;
-  friend bool operator==(const Block&, const Block&) = default;
+  friend bool operator==(const MxBlock&, const MxBlock&) = default;
 };
-void PrintTo(const Block& block, std::ostream* out) {
-  *out << "scale " << block.scale << " codes " << testing::PrintToString(block.codes);
+void PrintTo(const MxBlock& block, std::ostream* out) {
+  *out << "scale " << block.scale << " codes " << ::testing::PrintToString(block.codes);
 }
 
 // Scale byte, and the codes of the given elements; the rest of the block is +0.
-Block quantize_block(FormatId format, MathMode math, const std::vector<uint16_t>& elements) {
+MxBlock mx_block(FormatId format, MathMode math, const std::vector<uint16_t>& elements) {
   const Quantized q = quantize_bf16_row(format, elements, 32, in(math));
   return {q.scales.at(0), first_codes(q, elements.size())};
 }
-Block mxfp4(MathMode math, const std::vector<uint16_t>& elements) {
-  return quantize_block(FormatId::kMxfp4, math, elements);
+MxBlock mxfp4(MathMode math, const std::vector<uint16_t>& elements) {
+  return mx_block(FormatId::kMxfp4, math, elements);
 }
-Block mxfp8(MathMode math, const std::vector<uint16_t>& elements) {
-  return quantize_block(FormatId::kMxfp8, math, elements);
+MxBlock mxfp8(MathMode math, const std::vector<uint16_t>& elements) {
+  return mx_block(FormatId::kMxfp8, math, elements);
 }
 
 constexpr MathMode kExact = MathMode::kExact;
@@ -45,61 +36,61 @@ constexpr MathMode kFast = MathMode::kFast;
 
 TEST(MxQuantize, KeepsTheSignsOfAZeroBlock) {
   for (const MathMode math : {kExact, kFast}) {
-    EXPECT_EQ(mxfp4(math, {kPlusZero, kMinusZero}), (Block{0, {0x0, 0x8}}));
-    EXPECT_EQ(mxfp8(math, {kPlusZero, kMinusZero}), (Block{0, {0x00, 0x80}}));
+    EXPECT_EQ(mxfp4(math, {kPlusZero, kMinusZero}), (MxBlock{0, {0x0, 0x8}}));
+    EXPECT_EQ(mxfp8(math, {kPlusZero, kMinusZero}), (MxBlock{0, {0x00, 0x80}}));
   }
 }
 
 // 0 < amax / largest <= 2^-127: 2^-125 for E2M1, 2^-119 for E4M3.
 TEST(MxQuantize, LetsValuesUnderTheSmallestScaleSurviveInExactOnly) {
-  EXPECT_EQ(mxfp4(kExact, {0x0100, 0x8100, 0x8000}), (Block{0, {6, 14, 8}}));
-  EXPECT_EQ(mxfp4(kFast, {0x0100, 0x8100, 0x8000}), (Block{0, {0, 8, 8}}));
-  EXPECT_EQ(mxfp8(kExact, {0x0400, 0x8400, 0x8000}), (Block{0, {0x78, 0xF8, 0x80}}));
-  EXPECT_EQ(mxfp8(kFast, {0x0400, 0x8400, 0x8000}), (Block{0, {0x00, 0x80, 0x80}}));
+  EXPECT_EQ(mxfp4(kExact, {0x0100, 0x8100, 0x8000}), (MxBlock{0, {6, 14, 8}}));
+  EXPECT_EQ(mxfp4(kFast, {0x0100, 0x8100, 0x8000}), (MxBlock{0, {0, 8, 8}}));
+  EXPECT_EQ(mxfp8(kExact, {0x0400, 0x8400, 0x8000}), (MxBlock{0, {0x78, 0xF8, 0x80}}));
+  EXPECT_EQ(mxfp8(kFast, {0x0400, 0x8400, 0x8000}), (MxBlock{0, {0x00, 0x80, 0x80}}));
 }
 
 // 2^-127 < amax / largest < 2^-126: 2^-124 for E2M1, 2^-118 for E4M3.
 TEST(MxQuantize, GivesDifferentBytesInTheWindowBelowTheSmallestNormal) {
-  EXPECT_EQ(mxfp4(kExact, {0x0180, 0x8180}), (Block{1, {6, 14}}));
-  EXPECT_EQ(mxfp4(kFast, {0x0180, 0x8180}), (Block{0, {0, 8}}));
-  EXPECT_EQ(mxfp8(kExact, {0x0480, 0x8480}), (Block{1, {0x78, 0xF8}}));
-  EXPECT_EQ(mxfp8(kFast, {0x0480, 0x8480}), (Block{0, {0x00, 0x80}}));
+  EXPECT_EQ(mxfp4(kExact, {0x0180, 0x8180}), (MxBlock{1, {6, 14}}));
+  EXPECT_EQ(mxfp4(kFast, {0x0180, 0x8180}), (MxBlock{0, {0, 8}}));
+  EXPECT_EQ(mxfp8(kExact, {0x0480, 0x8480}), (MxBlock{1, {0x78, 0xF8}}));
+  EXPECT_EQ(mxfp8(kFast, {0x0480, 0x8480}), (MxBlock{0, {0x00, 0x80}}));
 }
 
 TEST(MxQuantize, CountsDenormalElementsOfALargerBlockInExactOnly) {
-  EXPECT_EQ(mxfp4(kExact, {0x0200, 0x007F, 0x807F}), (Block{2, {6, 1, 9}}));
-  EXPECT_EQ(mxfp4(kFast, {0x0200, 0x007F, 0x807F}), (Block{2, {6, 0, 8}}));
-  EXPECT_EQ(mxfp8(kExact, {0x0500, 0x0040, 0x8040}), (Block{2, {0x78, 0x28, 0xA8}}));
-  EXPECT_EQ(mxfp8(kFast, {0x0500, 0x0040, 0x8040}), (Block{2, {0x78, 0x00, 0x80}}));
+  EXPECT_EQ(mxfp4(kExact, {0x0200, 0x007F, 0x807F}), (MxBlock{2, {6, 1, 9}}));
+  EXPECT_EQ(mxfp4(kFast, {0x0200, 0x007F, 0x807F}), (MxBlock{2, {6, 0, 8}}));
+  EXPECT_EQ(mxfp8(kExact, {0x0500, 0x0040, 0x8040}), (MxBlock{2, {0x78, 0x28, 0xA8}}));
+  EXPECT_EQ(mxfp8(kFast, {0x0500, 0x0040, 0x8040}), (MxBlock{2, {0x78, 0x00, 0x80}}));
 }
 
 TEST(MxQuantize, GivesOneNanElementItsCodeAndLeavesTheOthersAlone) {
   for (const uint16_t nan : {kQuietNan, kSignallingNan}) {
     for (const MathMode math : {kExact, kFast}) {
-      EXPECT_EQ(mxfp4(math, {0x40C0, nan, kMinusOne}), (Block{127, {7, 7, 10}}));
+      EXPECT_EQ(mxfp4(math, {0x40C0, nan, kMinusOne}), (MxBlock{127, {7, 7, 10}}));
     }
     // 448: scale 1. The clamp of fast turns NaN into the largest number.
-    EXPECT_EQ(mxfp8(kExact, {0x43E0, nan, kMinusOne}), (Block{127, {0x7E, 0x7F, 0xB8}}));
-    EXPECT_EQ(mxfp8(kFast, {0x43E0, nan, kMinusOne}), (Block{127, {0x7E, 0x7E, 0xB8}}));
+    EXPECT_EQ(mxfp8(kExact, {0x43E0, nan, kMinusOne}), (MxBlock{127, {0x7E, 0x7F, 0xB8}}));
+    EXPECT_EQ(mxfp8(kFast, {0x43E0, nan, kMinusOne}), (MxBlock{127, {0x7E, 0x7E, 0xB8}}));
   }
 }
 
 TEST(MxQuantize, KeepsTheSignsOfInfinitiesInExactAndLosesThemInFast) {
   // 2^127 beside infinities is 1 in exact.
   const std::vector<uint16_t> block{kPlusInfinity, kMinusInfinity, kMinusOne, 0x7F00, kQuietNan};
-  EXPECT_EQ(mxfp4(kExact, block), (Block{0xFE, {7, 15, 8, 2, 7}}));
-  EXPECT_EQ(mxfp4(kFast, block), (Block{0xFE, {7, 7, 8, 0, 7}}));
-  EXPECT_EQ(mxfp8(kExact, block), (Block{0xFE, {0x7E, 0xFE, 0x80, 0x38, 0x7F}}));
-  EXPECT_EQ(mxfp8(kFast, block), (Block{0xFE, {0x7E, 0x7E, 0x80, 0x00, 0x7E}}));
+  EXPECT_EQ(mxfp4(kExact, block), (MxBlock{0xFE, {7, 15, 8, 2, 7}}));
+  EXPECT_EQ(mxfp4(kFast, block), (MxBlock{0xFE, {7, 7, 8, 0, 7}}));
+  EXPECT_EQ(mxfp8(kExact, block), (MxBlock{0xFE, {0x7E, 0xFE, 0x80, 0x38, 0x7F}}));
+  EXPECT_EQ(mxfp8(kFast, block), (MxBlock{0xFE, {0x7E, 0x7E, 0x80, 0x00, 0x7E}}));
 }
 
 TEST(MxQuantize, GivesANanScaleForABlockOfNanOnly) {
   const std::vector<uint16_t> block(32, kSignallingNan);
   for (const MathMode math : {kExact, kFast}) {
-    EXPECT_EQ(mxfp4(math, block), (Block{0xFF, Codes(32, 7)}));
+    EXPECT_EQ(mxfp4(math, block), (MxBlock{0xFF, Codes(32, 7)}));
   }
-  EXPECT_EQ(mxfp8(kExact, block), (Block{0xFF, Codes(32, 0x7F)}));
-  EXPECT_EQ(mxfp8(kFast, block), (Block{0xFF, Codes(32, 0x7E)}));
+  EXPECT_EQ(mxfp8(kExact, block), (MxBlock{0xFF, Codes(32, 0x7F)}));
+  EXPECT_EQ(mxfp8(kFast, block), (MxBlock{0xFF, Codes(32, 0x7E)}));
 }
 
 TEST(MxQuantize, RoundsTheScaleAsTheRuleSays) {
@@ -138,8 +129,9 @@ std::vector<uint16_t> rows_of_maxima(uint32_t first, uint32_t last) {
   return elements;
 }
 
-class MxScaleByte : public testing::TestWithParam<FormatId> {};
-INSTANTIATE_TEST_SUITE_P(Formats, MxScaleByte, testing::Values(FormatId::kMxfp4, FormatId::kMxfp8),
+class MxScaleByte : public ::testing::TestWithParam<FormatId> {};
+INSTANTIATE_TEST_SUITE_P(Formats, MxScaleByte,
+                         ::testing::Values(FormatId::kMxfp4, FormatId::kMxfp8),
                          [](const auto& format) { return std::string(name(format.param)); });
 
 TEST_P(MxScaleByte, DiffersBetweenTheModesForExactly127Bf16Maxima) {

@@ -8,30 +8,21 @@
 
 #include "formats/float16.h"
 #include "quantize_block.h"
+#include "support/special_floats.h"
 
 namespace narrowfloat {
 namespace {
 
-using Codes = std::vector<int>;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr uint16_t kSmall = 0x3A83;  // About 1e-3.
 constexpr uint16_t kMinusSmall = 0xBA83;
 constexpr uint16_t kDenormal = 0x0040;  // 2^-127
-
-QuantizeOptions with(MathMode math, float encode_scale = 1.0F) {
-  QuantizeOptions options;
-  options.math = math;
-  options.encode_scale = encode_scale;
-  return options;
-}
 
 Quantized nvfp4(const std::vector<uint16_t>& elements, const QuantizeOptions& options) {
   return quantize_bf16_row(FormatId::kNvfp4, elements, 16, options);
 }
 
-class Nvfp4Quantize : public testing::TestWithParam<MathMode> {};
-INSTANTIATE_TEST_SUITE_P(Modes, Nvfp4Quantize, testing::Values(MathMode::kExact, MathMode::kFast),
+class Nvfp4Quantize : public ::testing::TestWithParam<MathMode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, Nvfp4Quantize, ::testing::Values(MathMode::kExact, MathMode::kFast),
                          [](const auto& mode) { return std::string(name(mode.param)); });
 
 TEST_P(Nvfp4Quantize, MapsTheMaximumToSixAndRoundsTiesToEven) {
@@ -131,7 +122,7 @@ TEST(Nvfp4Quantize, GivesAZeroBlockANanScaleForAnInfiniteDeviceScaleInFastOnly) 
   for (const MathMode math : {MathMode::kExact, MathMode::kFast}) {
     QuantizeOptions options;
     options.math = math;
-    options.encode_scales = TensorView::contiguous(&kInfinity, DType::kF32, {1});
+    options.encode_scales = TensorView::contiguous(&kFloatInfinity, DType::kF32, {1});
     EXPECT_EQ(nvfp4({kPlusZero}, options).scales[0], math == MathMode::kExact ? 0x00 : 0x7F);
   }
 }
@@ -182,12 +173,6 @@ TEST(Nvfp4BlockScale, AssociatesTheProductAsTheModeSays) {
 }
 
 // --- Per token ---
-
-QuantizeOptions in(MathMode math) {
-  QuantizeOptions options;
-  options.math = math;
-  return options;
-}
 
 Quantized per_token(const std::vector<uint16_t>& elements, MathMode math) {
   return quantize_bf16_row(FormatId::kNvfp4PerToken, elements, 16, in(math));
@@ -255,7 +240,7 @@ TEST(Nvfp4PerToken, TakesFactorOneForARowWithAnInfinityInExact) {
   EXPECT_EQ(exact.codes[0], 15);
   EXPECT_EQ(exact.codes[32], 7);
   const Quantized fast = per_token(row, MathMode::kFast);
-  EXPECT_EQ(fast.global[0], kInfinity);
+  EXPECT_EQ(fast.global[0], kFloatInfinity);
   EXPECT_EQ(fast.scales, (std::vector<uint8_t>{0x7F, 0x00, 0x00}));
   EXPECT_EQ(fast.codes[0], 7);
   EXPECT_EQ(fast.codes[16], 0);

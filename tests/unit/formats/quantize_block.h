@@ -24,6 +24,20 @@ inline constexpr uint16_t kMinusInfinity = 0xFF80;
 inline constexpr uint16_t kQuietNan = 0xFFC0;
 inline constexpr uint16_t kSignallingNan = 0x7F81;
 
+// in() gives the options of a mode, with() those that have an encode scale, too.
+inline QuantizeOptions in(MathMode math, Ue8m0Rounding rounding = Ue8m0Rounding::kUp) {
+  QuantizeOptions options;
+  options.math = math;
+  options.mx_scale = rounding;
+  return options;
+}
+inline QuantizeOptions with(MathMode math, float encode_scale = 1.0F) {
+  QuantizeOptions options;
+  options.math = math;
+  options.encode_scale = encode_scale;
+  return options;
+}
+
 struct Quantized {
   std::vector<uint8_t> scales;    // Byte scales, or
   std::vector<float> f32_scales;  // F32 scales; row-major.
@@ -102,7 +116,8 @@ inline Quantized quantize_bf16_row(FormatId format, std::vector<uint16_t> elemen
 }
 
 // The first codes of a row, for comparisons with a list.
-inline std::vector<int> first_codes(const Quantized& quantized, size_t count) {
+using Codes = std::vector<int>;
+inline Codes first_codes(const Quantized& quantized, size_t count) {
   return {quantized.codes.begin(), quantized.codes.begin() + static_cast<ptrdiff_t>(count)};
 }
 

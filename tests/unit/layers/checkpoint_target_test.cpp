@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class CheckpointTargetTest : public testing::Test {
+class CheckpointTargetTest : public ::testing::Test {
  protected:
   void SetUp() override { write_model(source_, tiny_model()); }
 

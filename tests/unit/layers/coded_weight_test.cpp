@@ -6,17 +6,17 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kCols = 32;
+constexpr int64_t kCodedCols = 32;
 
 CodedWeight encoded(const ConventionSpec& spec, const std::vector<float>& values,
                     const EncodeSettings& settings = {}) {
   float amax = 0;
   for (const float value : values) amax = std::max(amax, std::abs(value));
   const TensorScale scale = tensor_scale(spec, settings, amax);
-  const auto rows = static_cast<int64_t>(values.size()) / kCols;
-  CodedWeight coded(spec, rows, kCols, scale.stored);
-  encode(TensorView::contiguous(values.data(), DType::kF32, {rows, kCols}), settings, scale.encode,
-         coded);
+  const auto rows = static_cast<int64_t>(values.size()) / kCodedCols;
+  CodedWeight coded(spec, rows, kCodedCols, scale.stored);
+  encode(TensorView::contiguous(values.data(), DType::kF32, {rows, kCodedCols}), settings,
+         scale.encode, coded);
   return coded;
 }
 
@@ -28,7 +28,7 @@ std::vector<float> decoded(CodedWeight& coded) {
 
 // Block 0: a large element; block 1: zeros with one -0; block 2: too small for any scale.
 std::vector<float> values_with_zero_scales() {
-  std::vector<float> values(2 * kCols, 0.0F);
+  std::vector<float> values(2 * kCodedCols, 0.0F);
   values[3] = 100.0F;
   values[16] = -0.0F;
   values[32] = 1e-6F;
@@ -83,7 +83,7 @@ TEST(CodedWeight, GlobalScalesOfZeroAndTinyTensorsAreUsable) {
 }
 
 TEST(CodedWeight, ConventionsDecodeToNearlyTheSameValues) {
-  const std::vector<float> values = weight_values("w", 4 * kCols);
+  const std::vector<float> values = weight_values("w", 4 * kCodedCols);
   for (const ConventionInfo& info : written_conventions()) {
     const ConventionSpec* spec = &convention_spec(info.id);
     CodedWeight coded = encoded(*spec, values);
@@ -95,7 +95,7 @@ TEST(CodedWeight, ConventionsDecodeToNearlyTheSameValues) {
 }
 
 TEST(CodedWeight, ClipLimitsAreTheLargestCodesOfTheirBlocks) {
-  std::vector<float> values(2 * kCols, 1.0F);
+  std::vector<float> values(2 * kCodedCols, 1.0F);
   values[0] = -6.0F;
   values[40] = 448.0F;
   for (const ConventionSpec* spec : {&compressed_tensors_mxfp4(), &compressed_tensors_mxfp8()}) {

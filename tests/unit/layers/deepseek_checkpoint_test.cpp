@@ -8,8 +8,8 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kRows = 130;  // Two blocks of rows, and 1.25 blocks of columns.
-constexpr int64_t kCols = 160;
+constexpr int64_t kWeightRows = 130;  // Two blocks of rows, and 1.25 blocks of columns.
+constexpr int64_t kWeightCols = 160;
 const std::string kExpert = "layers.0.ffn.experts.3.w1.";
 const std::string kDense = "layers.0.attn.wq_a.";
 constexpr const char* kQuantization =
@@ -30,33 +30,33 @@ std::vector<uint8_t> counted_bytes(int64_t count, int first, int period) {
 }
 
 // Codes with 0x7F left out: no NaN.
-const std::vector<uint8_t> kFp8Codes = counted_bytes(kRows * kCols, 0, 0x7F);
-const std::vector<uint8_t> kFp4Codes = counted_bytes(kRows * kCols / 2, 0, 251);
-const std::vector<uint8_t> kFp4Scales = counted_bytes(kRows * kCols / 32, 120, 7);
+const std::vector<uint8_t> kFp8Codes = counted_bytes(kWeightRows * kWeightCols, 0, 0x7F);
+const std::vector<uint8_t> kFp4Codes = counted_bytes(kWeightRows * kWeightCols / 2, 0, 251);
+const std::vector<uint8_t> kFp4Scales = counted_bytes(kWeightRows * kWeightCols / 32, 120, 7);
 const std::vector<uint8_t> kBlockScales = {119, 122, 125, 127};
 
 std::vector<TestTensor> v4_model() {
-  return {tensor_of(kExpert + "weight", DType::kI8, {kRows, kCols / 2}, kFp4Codes),
-          tensor_of(kExpert + "scale", DType::kF8E8M0, {kRows, kCols / 32}, kFp4Scales),
-          tensor_of(kDense + "weight", DType::kF8E4M3, {kRows, kCols}, kFp8Codes),
+  return {tensor_of(kExpert + "weight", DType::kI8, {kWeightRows, kWeightCols / 2}, kFp4Codes),
+          tensor_of(kExpert + "scale", DType::kF8E8M0, {kWeightRows, kWeightCols / 32}, kFp4Scales),
+          tensor_of(kDense + "weight", DType::kF8E4M3, {kWeightRows, kWeightCols}, kFp8Codes),
           tensor_of(kDense + "scale", DType::kF8E8M0, {2, 2}, kBlockScales),
           f32_tensor("layers.0.hc_attn.scale", {4}),
           bf16_tensor("layers.0.norm.weight", {8})};
 }
 
 float expert_value(int64_t row, int64_t col) {
-  const int64_t index = row * kCols + col;
+  const int64_t index = row * kWeightCols + col;
   const int byte = kFp4Codes[static_cast<size_t>(index / 2)];
   const auto code = static_cast<uint8_t>(index % 2 == 0 ? byte & 0xF : byte >> 4);
   return E2M1::decode(code) * UE8M0::decode(kFp4Scales[static_cast<size_t>(index / 32)]);
 }
 
 float dense_value(int64_t row, int64_t col, const std::vector<float>& scales) {
-  return E4M3::decode(kFp8Codes[static_cast<size_t>(row * kCols + col)]) *
+  return E4M3::decode(kFp8Codes[static_cast<size_t>(row * kWeightCols + col)]) *
          scales[static_cast<size_t>(row / 128 * 2 + col / 128)];
 }
 
-class DeepSeekCheckpoint : public testing::Test {
+class DeepSeekCheckpoint : public ::testing::Test {
  protected:
   void write(const std::vector<TestTensor>& tensors, const std::string& config) {
     std::filesystem::create_directories(source_);
@@ -88,7 +88,7 @@ TEST_F(DeepSeekCheckpoint, ExpertsAndDenseLayersHaveTheirConventions) {
     EXPECT_EQ(tensors.size(), 4U);
     const LogicalTensor& expert = tensors.at(kExpert + "weight");
     EXPECT_EQ(expert.convention, Convention::kMxfp4DeepSeek) << config;
-    EXPECT_EQ(expert.shape, (std::vector<int64_t>{kRows, kCols}));
+    EXPECT_EQ(expert.shape, (std::vector<int64_t>{kWeightRows, kWeightCols}));
     EXPECT_DOUBLE_EQ(expert.bits_per_element(), 4.25);
     EXPECT_EQ(tensors.at(kDense + "weight").convention, Convention::kFp8Block) << config;
     // A parameter that is called scale is none of a weight.
@@ -105,9 +105,9 @@ TEST_F(DeepSeekCheckpoint, DequantizesBoth) {
   std::vector<float> scales;
   scales.reserve(kBlockScales.size());
   for (const uint8_t scale : kBlockScales) scales.push_back(UE8M0::decode(scale));
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t col = 0; col < kCols; ++col) {
-      const auto at = static_cast<size_t>(row * kCols + col);
+  for (int64_t row = 0; row < kWeightRows; ++row) {
+    for (int64_t col = 0; col < kWeightCols; ++col) {
+      const auto at = static_cast<size_t>(row * kWeightCols + col);
       ASSERT_EQ(expert[at], expert_value(row, col)) << row << " " << col;
       ASSERT_EQ(dense[at], dense_value(row, col, scales)) << row << " " << col;
     }
@@ -142,11 +142,11 @@ TEST_F(DeepSeekCheckpoint, BrokenExpertsAreNamed) {
   write(tensors, kV4Config);
   expect_corrupt("misses its companion 'layers.0.ffn.experts.3.w1.scale' (F8_E8M0 [130, 5])");
   tensors = v4_model();
-  tensors[1] = f32_tensor(kExpert + "scale", {kRows, kCols / 32});
+  tensors[1] = f32_tensor(kExpert + "scale", {kWeightRows, kWeightCols / 32});
   write(tensors, kV4Config);
   expect_corrupt("needs a companion F8_E8M0 [130, 5], got 'layers.0.ffn.experts.3.w1.scale' F32");
   tensors = v4_model();
-  tensors.push_back(tensor_of("b.weight", DType::kF8E4M3, {kRows, kCols}, kFp8Codes));
+  tensors.push_back(tensor_of("b.weight", DType::kF8E4M3, {kWeightRows, kWeightCols}, kFp8Codes));
   tensors.push_back(tensor_of("b.scale", DType::kF8E8M0, {2, 2}, kBlockScales));
   tensors[2].spec.dtype = DType::kU8;  // Of the dense layer: bytes, but not the declared ones.
   write(tensors, kV4Config);
@@ -154,8 +154,8 @@ TEST_F(DeepSeekCheckpoint, BrokenExpertsAreNamed) {
 }
 
 TEST_F(DeepSeekCheckpoint, PlainIntegersStayPlain) {
-  write({tensor_of("a.weight", DType::kI8, {kRows, kCols / 2}, kFp4Codes),
-         f32_tensor("a.scale", {kRows})},
+  write({tensor_of("a.weight", DType::kI8, {kWeightRows, kWeightCols / 2}, kFp4Codes),
+         f32_tensor("a.scale", {kWeightRows})},
         "{}");
   for (const auto& [name, tensor] : recognised()) EXPECT_FALSE(tensor.convention) << name;
 }
@@ -179,14 +179,15 @@ TEST_F(DeepSeekCheckpoint, CompressedTensorsBlocksAreFp8Block) {
                                  ? tensor_of(kDense + "weight_scale", dtype, {2, 2}, scales)
                                  : bf16_tensor(kDense + "weight_scale", {2, 2}, scales);
     const TestTensor codes =
-        tensor_of(kDense + "weight", DType::kF8E4M3, {kRows, kCols}, kFp8Codes);
+        tensor_of(kDense + "weight", DType::kF8E4M3, {kWeightRows, kWeightCols}, kFp8Codes);
     for (const char* config : {kFp8BlockPreset, "{}"}) {
       write({codes, scale}, config);
       EXPECT_EQ(recognised().at(kDense + "weight").convention, Convention::kFp8Block);
       dequantize_checkpoint(source_, dir_ / "plain", {.dtype = DType::kF32, .force = true});
       const auto values = stored_as<float>(Checkpoint(dir_ / "plain"), kDense + "weight");
       for (const auto& [row, col] : {std::pair(0, 3), {5, 129}, {128, 9}, {129, 159}}) {
-        EXPECT_EQ(values[static_cast<size_t>(row * kCols + col)], dense_value(row, col, scales));
+        EXPECT_EQ(values[static_cast<size_t>(row * kWeightCols + col)],
+                  dense_value(row, col, scales));
       }
     }
     write({codes}, kFp8BlockPreset);

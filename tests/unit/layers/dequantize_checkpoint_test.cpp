@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class DequantizeCheckpoint : public testing::Test {
+class DequantizeCheckpoint : public ::testing::Test {
  protected:
   TempDir dir_;
 };

@@ -4,7 +4,7 @@
 namespace narrowfloat {
 namespace {
 
-class DiffCheckpoints : public testing::Test {
+class DiffCheckpoints : public ::testing::Test {
  protected:
   CheckpointDiff diff(const std::vector<TestTensor>& a, const std::vector<TestTensor>& b) {
     write_model_file(dir_ / "a.safetensors", a);

@@ -7,7 +7,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kDoubleInfinity = std::numeric_limits<double>::infinity();
 
 FloatRows f32_rows(const std::vector<float>& values) {
   return {DType::kF32, std::as_bytes(std::span(values)).data()};
@@ -49,12 +49,12 @@ TEST(ErrorFigures, ClippingIsJudgedPerBlock) {
 TEST(ErrorFigures, ZeroTensorsHaveTheirConventions) {
   const ErrorFigures same = compare({0, 0}, {0, 0}, 2);
   EXPECT_EQ(same.relative_error, 0);
-  EXPECT_EQ(same.sqnr_db, kInfinity);
+  EXPECT_EQ(same.sqnr_db, kDoubleInfinity);
   EXPECT_EQ(same.cosine, 1);
   EXPECT_EQ(same.norm_ratio, 1);
   const ErrorFigures other = compare({0, 0}, {1, 0}, 2);
-  EXPECT_EQ(other.relative_error, kInfinity);
-  EXPECT_EQ(other.sqnr_db, -kInfinity);
+  EXPECT_EQ(other.relative_error, kDoubleInfinity);
+  EXPECT_EQ(other.sqnr_db, -kDoubleInfinity);
   EXPECT_EQ(other.cosine, 0);
 }
 

@@ -69,7 +69,7 @@ TEST(MemoryPlan, DefaultBudgetIsPartOfTheMachine) {
 }
 
 // A machine in files: 8 GiB available, and what the tests add.
-class MemoryBudgetTest : public testing::Test {
+class MemoryBudgetTest : public ::testing::Test {
  protected:
   void SetUp() override {
     add("/proc/meminfo", "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n");

@@ -21,7 +21,7 @@ QuantizeCheckpointOptions to(Convention convention) {
   return options;
 }
 
-class QuantizeCheckpoint : public testing::Test {
+class QuantizeCheckpoint : public ::testing::Test {
  protected:
   void SetUp() override { write_model(source_, tiny_model()); }
 

@@ -16,7 +16,7 @@ namespace narrowfloat {
 namespace {
 
 // All cores again at the end of a test.
-class Threads : public testing::Test {
+class Threads : public ::testing::Test {
  protected:
   ~Threads() override { set_num_threads(0); }
 };

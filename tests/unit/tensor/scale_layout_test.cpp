@@ -2,15 +2,11 @@
 #include <gtest/gtest.h>
 
 #include "expect_error.h"
+#include "layout_ids.h"
 #include "narrowfloat/format.h"
 
 namespace narrowfloat {
 namespace {
-
-constexpr auto kLinear = ScaleLayoutId::kLinear;
-constexpr auto k128x4 = ScaleLayoutId::kSwizzled128x4;
-constexpr auto k8x4 = ScaleLayoutId::kSwizzled8x4;
-constexpr auto kMnMajor = ScaleLayoutId::kMnMajor;
 
 TEST(ScaleOffset, HasTheSpotValuesOfTheDocumentation) {
   const struct {

@@ -174,7 +174,7 @@ TEST(RequireScales, WantsF32ScalesAligned) {
                  [&] { require_scales("s", scales, FormatId::kFp8Block1x128); });
 }
 
-class RequireQuantized : public testing::Test {
+class RequireQuantized : public ::testing::Test {
  protected:
   void refuse(const std::string& message) const {
     expect_invalid(message, [&] { require_quantized("q", view_, 3); });

@@ -9,7 +9,7 @@ constexpr int64_t kRows = 8;
 constexpr int64_t kCols = 64;
 
 // A directory with one quantized module "a.fc" and a config.
-class Recognise : public testing::Test {
+class Recognise : public ::testing::Test {
  protected:
   void write(const std::vector<TensorSpec>& tensors,
              const std::map<std::string, std::string>& metadata = {}) {

@@ -2,7 +2,6 @@
 #include "narrowfloat/moe_checkpoint.h"
 
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 #include <gtest/gtest.h>
@@ -10,15 +9,16 @@
 #include "base/float_ops.h"
 #include "support/expect_error.h"
 #include "support/moe_case.h"
+#include "support/temp_dir.h"
 #include "support/trained_layer.h"
 
 namespace narrowfloat::testing {
 namespace {
 
 const std::string kModel = trained_model();
-constexpr int64_t kTokens = 96;
+constexpr int64_t kRecordedTokens = 96;
 
-RecordedTokens recorded(int64_t layer) { return recorded_tokens(layer, kTokens); }
+RecordedTokens recorded(int64_t layer) { return recorded_tokens(layer, kRecordedTokens); }
 
 std::vector<float> run_loaded(const LoadedMoe& loaded, const RecordedTokens& recorded,
                               Accumulation accumulation) {
@@ -127,10 +127,9 @@ TEST(LoadedMoe, ReadsEveryConventionAsTheCodesItStores) {
                                       MoeMode::kFp8Block, MoeMode::kFp8Block}}) {
     const std::string name(convention_info(stored.convention).name);
     SCOPED_TRACE(name);
-    const std::filesystem::path base = std::filesystem::path(::testing::TempDir()) / "moe-stored";
-    std::filesystem::create_directories(base);
-    const std::string coded_dir = (base / name).string();
-    const std::string plain_dir = (base / (name + "-plain")).string();
+    const TempDir base;
+    const std::string coded_dir = base / name;
+    const std::string plain_dir = base / (name + "-plain");
     QuantizeCheckpointOptions to;
     to.to = stored.convention;
     to.force = true;
@@ -205,8 +204,7 @@ class SmallModel {
   // router_bias: experts of the correction bias; 0 leaves it out.
   explicit SmallModel(std::vector<TensorSpec> extra, std::vector<int64_t> gate_shape = {32, 16},
                       int64_t router_bias = 2) {
-    std::filesystem::create_directories(path_);
-    std::ofstream(path_ / "config.json")
+    std::ofstream(dir_ / "config.json")
         << R"({"model_type": "deepseek_v3", "n_routed_experts": 2, "num_experts_per_tok": 1,
               "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5})";
     std::vector<TensorSpec> tensors = std::move(extra);
@@ -221,7 +219,7 @@ class SmallModel {
       tensors.push_back(
           {"model.layers.0.mlp.gate.e_score_correction_bias", DType::kF32, {router_bias}});
     }
-    SafetensorsWriter writer((path_ / "model.safetensors").string(), tensors, {});
+    SafetensorsWriter writer(dir_ / "model.safetensors", tensors, {});
     for (size_t i = 0; i < tensors.size(); ++i) {
       const auto size = static_cast<size_t>(bits(tensors[i].dtype) / 8);
       size_t count = 1;
@@ -236,18 +234,14 @@ class SmallModel {
     }
     writer.commit();
   }
-  ~SmallModel() { std::filesystem::remove_all(path_); }
-  SmallModel(const SmallModel&) = delete;
-  SmallModel& operator=(const SmallModel&) = delete;
-
-  [[nodiscard]] Checkpoint open() const { return Checkpoint(path_.string()); }
+  [[nodiscard]] Checkpoint open() const { return Checkpoint(dir_.path()); }
   // Element j of tensor i.
   static float value(uint32_t i, uint32_t j) {
     return bits_float(0x40000000U | ((16 * i + j % 16) << 16));
   }
 
  private:
-  std::filesystem::path path_ = std::filesystem::path(::testing::TempDir()) / "moe-small-model";
+  TempDir dir_;
 };
 
 TEST(LoadedMoe, ReadsBiasesBesideTheWeights) {

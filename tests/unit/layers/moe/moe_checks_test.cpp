@@ -15,7 +15,8 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr MoeShape kSmall{.tokens = 3, .hidden = 256, .inter = 128, .experts = 4, .top_k = 2};
+constexpr MoeShape kCheckedShape{
+    .tokens = 3, .hidden = 256, .inter = 128, .experts = 4, .top_k = 2};
 
 struct Refused {
   const char* what;
@@ -26,7 +27,7 @@ struct Refused {
 
 void expect_prepare_refuses(const Refused& refused) {
   SCOPED_TRACE(refused.what);
-  MoeCase layer_case(refused.mode, kSmall, Activation::swiglu(), 1);
+  MoeCase layer_case(refused.mode, kCheckedShape, Activation::swiglu(), 1);
   refused.change(layer_case);
   expect_error(ErrorKind::kInvalidArgument, refused.fragments, [&] { (void)layer_case.prepare(); });
 }
@@ -156,14 +157,14 @@ TEST(MoeChecks, PrepareRefusesConfigurationsThatCannotWork) {
 }
 
 TEST(MoeChecks, OnlyTheCpuIsSupported) {
-  MoeCase layer_case(MoeMode::kBf16, kSmall, Activation::swiglu(), 1);
+  MoeCase layer_case(MoeMode::kBf16, kCheckedShape, Activation::swiglu(), 1);
   expect_error(ErrorKind::kUnsupported, {"device", "cuda:0"}, [&] {
     (void)MoeLayer::prepare(layer_case.weights(), layer_case.config(), {DeviceType::kCuda, 0});
   });
 }
 
 TEST(MoeChecks, AnActivationWithoutAGateHasNoGateScale) {
-  MoeCase layer_case(MoeMode::kBf16, kSmall, Activation::plain(ActivationKind::kRelu2), 1);
+  MoeCase layer_case(MoeMode::kBf16, kCheckedShape, Activation::plain(ActivationKind::kRelu2), 1);
   layer_case.weights().gate_scale = 0.5F;
   expect_error(ErrorKind::kInvalidArgument, {"weights.gate_scale", "relu2"},
                [&] { (void)layer_case.prepare(); });
@@ -179,7 +180,7 @@ TEST(MoeChecks, AnEmptyLayerRefusesEverything) {
   refuses([&] { (void)empty.required_workspace(1); });
   refuses([&] { (void)empty.token_tile(1); });
   refuses([&] { (void)empty.max_rows(1); });
-  MoeCase given(MoeMode::kBf16, kSmall, Activation::swiglu(), 1);
+  MoeCase given(MoeMode::kBf16, kCheckedShape, Activation::swiglu(), 1);
   refuses([&] { empty.run(given.inputs(), given.routing(), {}, {}); });
 }
 
@@ -187,7 +188,7 @@ TEST(MoeChecks, AnEmptyLayerRefusesEverything) {
 class MoeCalls : public ::testing::Test {
  protected:
   void make(MoeMode mode) {
-    layer_case_ = std::make_unique<MoeCase>(mode, kSmall, Activation::swiglu(), 2);
+    layer_case_ = std::make_unique<MoeCase>(mode, kCheckedShape, Activation::swiglu(), 2);
     layer_.emplace(layer_case_->prepare());
     memory_.assign(static_cast<size_t>(layer_->required_workspace(3)) + 256, 0);
     out_.assign(3 * 256, 0xABCD);
@@ -303,10 +304,11 @@ TEST_F(MoeCalls, RefuseBuffersThatOverlap) {
 class MoeCallsOnAGpu : public ::testing::Test {
  protected:
   MoeCallsOnAGpu() {
-    inputs_.values = view(DType::kF8E4M3, {3, kSmall.hidden});
-    routing_.logits = view(DType::kF32, {3, kSmall.experts});
-    outputs_.out = view(DType::kBF16, {3, kSmall.hidden});
-    outputs_.slot_out = view(DType::kBF16, {plan_.permutation_layout.max_rows, kSmall.hidden});
+    inputs_.values = view(DType::kF8E4M3, {3, kCheckedShape.hidden});
+    routing_.logits = view(DType::kF32, {3, kCheckedShape.experts});
+    outputs_.out = view(DType::kBF16, {3, kCheckedShape.hidden});
+    outputs_.slot_out =
+        view(DType::kBF16, {plan_.permutation_layout.max_rows, kCheckedShape.hidden});
     workspace_ = view(DType::kU8, {plan_.total});
   }
   TensorView view(DType dtype, std::initializer_list<int64_t> shape) {
@@ -325,7 +327,7 @@ class MoeCallsOnAGpu : public ::testing::Test {
   }
 
   static constexpr Device kDevice{DeviceType::kCuda, 0};
-  MoeCase layer_case_{MoeMode::kFp8Tensor, kSmall, Activation::swiglu(), 2};
+  MoeCase layer_case_{MoeMode::kFp8Tensor, kCheckedShape, Activation::swiglu(), 2};
   MoeWorkspace plan_ = moe_workspace(moe_extents(layer_case_.config()), 3, 8, {});
   alignas(kWorkspaceAlignment) std::array<std::byte, size_t{1} << 19> memory_{};
   int64_t used_ = 0;
@@ -371,7 +373,7 @@ TEST(MoeChecks, DevicesDoNotComputeReferences) {
   };
   const Device device{DeviceType::kCuda, 0};
   for (const auto& [argument, change] : switches) {
-    MoeCase layer_case(MoeMode::kBf16, kSmall, Activation::swiglu(), 1);
+    MoeCase layer_case(MoeMode::kBf16, kCheckedShape, Activation::swiglu(), 1);
     change(layer_case.config());
     const auto expected = {std::string(argument), std::string("cuda:0"), std::string("CPU")};
     expect_error(ErrorKind::kUnsupported, expected, [&] {
@@ -383,7 +385,7 @@ TEST(MoeChecks, DevicesDoNotComputeReferences) {
 }
 
 TEST(MoeChecks, ADeviceThatDoesNotExistIsRefusedWithTheReason) {
-  MoeCase layer_case(MoeMode::kBf16, kSmall, Activation::swiglu(), 1);
+  MoeCase layer_case(MoeMode::kBf16, kCheckedShape, Activation::swiglu(), 1);
   expect_error(ErrorKind::kUnsupported, {"device", "cuda:77", "CUDA"}, [&] {
     (void)MoeLayer::prepare(layer_case.weights(), layer_case.config(), {DeviceType::kCuda, 77});
   });

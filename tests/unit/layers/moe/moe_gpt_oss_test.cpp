@@ -11,20 +11,21 @@
 #include "support/gpt_oss_files.h"
 #include "support/moe_case.h"
 #include "support/random.h"
+#include "support/temp_dir.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kTokens = 37;
+constexpr int64_t kGptOssTokens = 37;
 
 // What goes into a layer: bf16 rows, and logits that a router with a bias would give.
 struct Tokens {
   explicit Tokens(const GptOssShape& shape) : hidden(shape.hidden), experts(shape.experts) {
     Random random(7);
-    for (int64_t i = 0; i < kTokens * hidden; ++i) {
+    for (int64_t i = 0; i < kGptOssTokens * hidden; ++i) {
       x.push_back(static_cast<uint16_t>(float_bits(random.normal()) >> 16));
     }
-    for (int64_t i = 0; i < kTokens * experts; ++i) logits.push_back(random.normal());
+    for (int64_t i = 0; i < kGptOssTokens * experts; ++i) logits.push_back(random.normal());
   }
 
   int64_t hidden, experts;
@@ -36,25 +37,24 @@ struct Tokens {
 std::vector<uint8_t> run(const MoeWeights& weights, MoeConfig config, const Tokens& tokens) {
   config.out_dtype = DType::kF32;
   const MoeLayer layer = MoeLayer::prepare(weights, config);
-  const int64_t bytes = layer.required_workspace(kTokens);
+  const int64_t bytes = layer.required_workspace(kGptOssTokens);
   std::vector<uint8_t> memory(static_cast<size_t>(bytes) + 256);
   uint8_t* workspace = memory.data() + 256 - reinterpret_cast<uintptr_t>(memory.data()) % 256;
-  std::vector<uint8_t> out(static_cast<size_t>(kTokens * config.hidden) * 4);
+  std::vector<uint8_t> out(static_cast<size_t>(kGptOssTokens * config.hidden) * 4);
   MoeInputs inputs;
-  inputs.values = TensorView::contiguous(tokens.x.data(), DType::kBF16, {kTokens, tokens.hidden});
+  inputs.values =
+      TensorView::contiguous(tokens.x.data(), DType::kBF16, {kGptOssTokens, tokens.hidden});
   Routing routing;
   routing.logits =
-      TensorView::contiguous(tokens.logits.data(), DType::kF32, {kTokens, tokens.experts});
+      TensorView::contiguous(tokens.logits.data(), DType::kF32, {kGptOssTokens, tokens.experts});
   MoeOutputs outputs;
-  outputs.out = TensorView::contiguous(out.data(), DType::kF32, {kTokens, config.hidden});
+  outputs.out = TensorView::contiguous(out.data(), DType::kF32, {kGptOssTokens, config.hidden});
   layer.run(inputs, routing, outputs, TensorView::contiguous(workspace, DType::kU8, {bytes}));
   return out;
 }
 
 class GptOss : public ::testing::Test {
  protected:
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   [[nodiscard]] std::string path(const std::string& name) const { return (dir_ / name).string(); }
   // A model of these tensors, and its first layer.
   [[nodiscard]] LoadedMoe load(const std::vector<FileTensor>& tensors, const std::string& config,
@@ -65,9 +65,8 @@ class GptOss : public ::testing::Test {
     return {Checkpoint(dir_.string()), 0, options};
   }
 
-  const std::filesystem::path dir_ =
-      std::filesystem::path(::testing::TempDir()) /
-      (std::string("gpt-oss-") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TempDir temp_;
+  const std::filesystem::path dir_ = temp_.path();
 };
 
 TEST_F(GptOss, ALoadedLayerIsTheOneOfItsArrays) {

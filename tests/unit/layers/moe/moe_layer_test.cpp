@@ -12,7 +12,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr MoeShape kSmall{.tokens = 7, .hidden = 256, .inter = 128, .experts = 8, .top_k = 2};
+constexpr MoeShape kLayerShape{.tokens = 7, .hidden = 256, .inter = 128, .experts = 8, .top_k = 2};
 
 class EveryMode : public ::testing::TestWithParam<MoeMode> {};
 
@@ -43,7 +43,7 @@ GivenRouting constant_routing(int64_t tokens, const std::vector<int32_t>& expert
 }
 
 TEST_P(EveryMode, IsTheSameFromRunToRunWhateverMemoryHeld) {
-  const MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 1);
+  const MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 1);
   const MoeLayer layer = layer_case.prepare();
   const MoeResult first = layer_case.run(layer, {.poison = 0x00});
   EXPECT_EQ(first, layer_case.run(layer, {.poison = 0xFF}));
@@ -52,29 +52,29 @@ TEST_P(EveryMode, IsTheSameFromRunToRunWhateverMemoryHeld) {
 }
 
 TEST_P(EveryMode, SlotsCombineToTheOutput) {
-  MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 2);
+  MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 2);
   layer_case.config().slot_dtype = DType::kF32;
   layer_case.config().out_dtype = DType::kF32;
   const MoeResult result = layer_case.run();
   const std::vector<float> rows = as_floats(result.slot_rows, DType::kF32);
   const std::vector<float> weights = as_floats(result.expert_weights, DType::kF32);
   const std::vector<float> out = as_floats(result.out, DType::kF32);
-  for (int64_t token = 0; token < kSmall.tokens; ++token) {
-    for (int64_t col = 0; col < kSmall.hidden; ++col) {
+  for (int64_t token = 0; token < kLayerShape.tokens; ++token) {
+    for (int64_t col = 0; col < kLayerShape.hidden; ++col) {
       float sum = 0;
-      for (int64_t slot = 0; slot < kSmall.top_k; ++slot) {
-        const int64_t index = token * kSmall.top_k + slot;
+      for (int64_t slot = 0; slot < kLayerShape.top_k; ++slot) {
+        const int64_t index = token * kLayerShape.top_k + slot;
         sum = std::fma(weights[static_cast<size_t>(index)],
-                       rows[static_cast<size_t>(index * kSmall.hidden + col)], sum);
+                       rows[static_cast<size_t>(index * kLayerShape.hidden + col)], sum);
       }
-      ASSERT_EQ(sum, out[static_cast<size_t>(token * kSmall.hidden + col)]);
+      ASSERT_EQ(sum, out[static_cast<size_t>(token * kLayerShape.hidden + col)]);
     }
   }
 }
 
 // Every shard's rows are those of the whole layer, and each slot is on one shard alone.
 TEST_P(EveryMode, ShardsHoldTheRowsOfTheWholeLayer) {
-  MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 3);
+  MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 3);
   layer_case.add_biases();
   const MoeResult whole = layer_case.run();
   std::vector<uint8_t> merged(whole.slot_rows.size());
@@ -88,7 +88,7 @@ TEST_P(EveryMode, ShardsHoldTheRowsOfTheWholeLayer) {
     EXPECT_EQ(part.topk_ids, whole.topk_ids);
     EXPECT_EQ(part.expert_weights, whole.expert_weights);
     const auto* rows = reinterpret_cast<const int32_t*>(part.slot_to_row.data());
-    const size_t row_bytes = static_cast<size_t>(kSmall.hidden) * 2;
+    const size_t row_bytes = static_cast<size_t>(kLayerShape.hidden) * 2;
     for (size_t slot = 0; slot < part.slot_to_row.size() / 4; ++slot) {
       if (rows[slot] < 0) continue;
       std::memcpy(&merged[slot * row_bytes], &part.slot_rows[slot * row_bytes], row_bytes);
@@ -98,9 +98,9 @@ TEST_P(EveryMode, ShardsHoldTheRowsOfTheWholeLayer) {
 }
 
 TEST_P(EveryMode, TokensWithoutALocalExpertAreZero) {
-  MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 4);
-  const GivenRouting routing = constant_routing(kSmall.tokens, {0, 1});
-  layer_case.routing() = routing.view(kSmall.tokens, 2);
+  MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 4);
+  const GivenRouting routing = constant_routing(kLayerShape.tokens, {0, 1});
+  layer_case.routing() = routing.view(kLayerShape.tokens, 2);
   layer_case.config().expert_offset = 4;
   layer_case.config().local_experts = 4;
   const MoeResult result =
@@ -109,7 +109,7 @@ TEST_P(EveryMode, TokensWithoutALocalExpertAreZero) {
 }
 
 TEST_P(EveryMode, AllTokensOnOneExpertAndTwiceIsCorrect) {
-  MoeShape shape = kSmall;
+  MoeShape shape = kLayerShape;
   shape.tokens = 19;
   MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 5);
   layer_case.config().slot_dtype = DType::kF32;
@@ -125,7 +125,7 @@ TEST_P(EveryMode, AllTokensOnOneExpertAndTwiceIsCorrect) {
 }
 
 TEST_P(EveryMode, PermutingTokensPermutesTheOutputs) {
-  MoeShape shape = kSmall;
+  MoeShape shape = kLayerShape;
   shape.tokens = 65;
   MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 6);
   const MoeResult before = layer_case.run();
@@ -147,7 +147,7 @@ TEST_P(EveryMode, PermutingTokensPermutesTheOutputs) {
 }
 
 TEST_P(EveryMode, AResultDoesNotDependOnTheBatchOrTheTile) {
-  MoeShape shape = kSmall;
+  MoeShape shape = kLayerShape;
   shape.tokens = 40;
   MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 7);
   const MoeResult whole = layer_case.run();
@@ -163,7 +163,7 @@ TEST_P(EveryMode, AResultDoesNotDependOnTheBatchOrTheTile) {
 }
 
 TEST_P(EveryMode, NanInOneTokenStaysThere) {
-  MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 8);
+  MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 8);
   const MoeResult clean = layer_case.run();
   // NVFP4 has no NaN: its code for one is the largest, so the element here is a small one.
   layer_case.x()[3 * 256 + 19] = 0x7FC0;
@@ -175,7 +175,7 @@ TEST_P(EveryMode, NanInOneTokenStaysThere) {
 }
 
 TEST_P(EveryMode, TwiceTheDownScaleIsTwiceTheOutput) {
-  MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 9);
+  MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 9);
   layer_case.config().slot_dtype = DType::kF32;
   layer_case.config().out_dtype = DType::kF32;
   const std::vector<float> once = as_floats(layer_case.run().out, DType::kF32);
@@ -191,7 +191,7 @@ TEST_P(EveryMode, TwiceTheDownScaleIsTwiceTheOutput) {
 }
 
 TEST_P(EveryMode, NoTokensIsASuccess) {
-  MoeShape shape = kSmall;
+  MoeShape shape = kLayerShape;
   shape.tokens = 0;
   const MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 10);
   EXPECT_TRUE(layer_case.run().out.empty());
@@ -208,7 +208,7 @@ TEST_P(EveryMode, TakesEveryNumberOfTokens) {
 }
 
 TEST_P(EveryMode, NarrowerOutputsAreTheFirstColumns) {
-  MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 12);
+  MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 12);
   const MoeLayer layer = layer_case.prepare();
   const MoeResult full = layer_case.run(layer);
   std::vector<uint16_t> narrow_out(7 * 100, 0xFFFF);
@@ -242,9 +242,9 @@ TEST(Moe, TakesEveryTopK) {
 
 // Expert e becomes expert (e + 1) % E in weights and ids.
 TEST_P(EveryMode, RenamingExpertsChangesNothing) {
-  MoeCase layer_case(GetParam(), kSmall, Activation::swiglu(), 21);
-  GivenRouting routing = constant_routing(kSmall.tokens, {2, 6});
-  layer_case.routing() = routing.view(kSmall.tokens, 2);
+  MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 21);
+  GivenRouting routing = constant_routing(kLayerShape.tokens, {2, 6});
+  layer_case.routing() = routing.view(kLayerShape.tokens, 2);
   const MoeResult whole = layer_case.run();
   // The shard {6} renamed to expert 0 of a layer of one expert, and {2} likewise.
   MoeConfig config = layer_case.config();
@@ -253,7 +253,7 @@ TEST_P(EveryMode, RenamingExpertsChangesNothing) {
   config.local_experts = 1;
   for (const auto& [expert, slot] : std::vector<std::pair<int32_t, size_t>>{{2, 0}, {6, 1}}) {
     const MoeLayer one = MoeLayer::prepare(layer_case.shard(expert, 1), config);
-    const GivenRouting single = constant_routing(kSmall.tokens, {0});
+    const GivenRouting single = constant_routing(kLayerShape.tokens, {0});
     layer_case.routing() = single.view(7, 1);
     const MoeResult alone = layer_case.run(one);
     for (size_t token = 0; token < 7; ++token) {
@@ -265,7 +265,7 @@ TEST_P(EveryMode, RenamingExpertsChangesNothing) {
 }
 
 TEST(Moe, LogitsPackedAndUnpackedRoutingAgree) {
-  MoeCase layer_case(MoeMode::kNvfp4Bf16, kSmall, Activation::swiglu(), 22);
+  MoeCase layer_case(MoeMode::kNvfp4Bf16, kLayerShape, Activation::swiglu(), 22);
   layer_case.config().routing.options.weights_bf16 = true;
   const MoeResult from_logits = layer_case.run();
   const auto* ids = reinterpret_cast<const int32_t*>(from_logits.topk_ids.data());
@@ -286,7 +286,7 @@ TEST(Moe, LogitsPackedAndUnpackedRoutingAgree) {
 }
 
 TEST(Moe, SharedExpertsRunForEveryTokenWithWeightOne) {
-  MoeShape shape = kSmall;
+  MoeShape shape = kLayerShape;
   shape.shared_experts = 2;
   MoeCase layer_case(MoeMode::kMxfp8, shape, Activation::swiglu(), 23);
   const MoeResult result = layer_case.run();
@@ -315,7 +315,7 @@ TEST(Moe, SharedExpertsRunForEveryTokenWithWeightOne) {
 
 // Llama-4: the weight goes in before the activation, so doubling it is not doubling the output.
 TEST(Moe, WeightOnInputScalesTheFirstGemm) {
-  MoeShape shape = kSmall;
+  MoeShape shape = kLayerShape;
   shape.top_k = 1;
   MoeCase layer_case(MoeMode::kBf16, shape, Activation::plain(ActivationKind::kRelu2), 24);
   layer_case.config().weight_on_input = true;
@@ -331,7 +331,7 @@ TEST(Moe, WeightOnInputScalesTheFirstGemm) {
 }
 
 TEST(Moe, DoubleQuantizationIsAnotherResultNearby) {
-  MoeCase layer_case(MoeMode::kFp8Block, kSmall, Activation::swiglu(), 25);
+  MoeCase layer_case(MoeMode::kFp8Block, kLayerShape, Activation::swiglu(), 25);
   layer_case.config().out_dtype = DType::kF32;
   const std::vector<float> once = as_floats(layer_case.run().out, DType::kF32);
   layer_case.config().double_quantize_fc1 = true;
@@ -342,7 +342,7 @@ TEST(Moe, DoubleQuantizationIsAnotherResultNearby) {
 }
 
 TEST(Moe, Fp32RowsRoundLess) {
-  MoeCase layer_case(MoeMode::kBf16, kSmall, Activation::swiglu(), 26);
+  MoeCase layer_case(MoeMode::kBf16, kLayerShape, Activation::swiglu(), 26);
   layer_case.config().accumulation = Accumulation::kFp64;
   layer_case.config().slot_dtype = DType::kF32;
   layer_case.config().out_dtype = DType::kF32;

@@ -11,13 +11,14 @@
 #include "support/expect_error.h"
 #include "support/gpt_oss_files.h"
 #include "support/random.h"
+#include "support/temp_dir.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kExperts = 3;
-constexpr int64_t kHidden = 48;
-constexpr int64_t kInter = 80;
+constexpr int64_t kOtherExperts = 3;
+constexpr int64_t kOtherHidden = 48;
+constexpr int64_t kOtherInter = 80;
 
 FileTensor random_tensor(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
   FileTensor tensor{{name, dtype, shape}, {}};
@@ -36,8 +37,6 @@ FileTensor random_tensor(const std::string& name, DType dtype, const std::vector
 
 class OtherModels : public ::testing::Test {
  protected:
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   [[nodiscard]] LoadedMoe load(const std::vector<FileTensor>& tensors, const std::string& config,
                                int64_t layer, const LoadMoeOptions& options = {}) const {
     std::filesystem::create_directories(dir_);
@@ -46,9 +45,8 @@ class OtherModels : public ::testing::Test {
     return {Checkpoint(dir_.string()), layer, options};
   }
 
-  const std::filesystem::path dir_ =
-      std::filesystem::path(::testing::TempDir()) /
-      (std::string("other-") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TempDir temp_;
+  const std::filesystem::path dir_ = temp_.path();
 };
 
 constexpr const char* kLlama4Config =
@@ -58,10 +56,13 @@ const std::string kLlama4Block = "language_model.model.layers.1.feed_forward.";
 
 std::vector<FileTensor> llama4_layer(DType dtype) {
   return {
-      random_tensor(kLlama4Block + "experts.gate_up_proj", dtype, {kExperts, kHidden, 2 * kInter}),
-      random_tensor(kLlama4Block + "experts.down_proj", dtype, {kExperts, kInter, kHidden}),
-      random_tensor(kLlama4Block + "router.weight", DType::kBF16, {kExperts, kHidden}),
-      random_tensor(kLlama4Block + "shared_expert.up_proj.weight", dtype, {kInter, kHidden})};
+      random_tensor(kLlama4Block + "experts.gate_up_proj", dtype,
+                    {kOtherExperts, kOtherHidden, 2 * kOtherInter}),
+      random_tensor(kLlama4Block + "experts.down_proj", dtype,
+                    {kOtherExperts, kOtherInter, kOtherHidden}),
+      random_tensor(kLlama4Block + "router.weight", DType::kBF16, {kOtherExperts, kOtherHidden}),
+      random_tensor(kLlama4Block + "shared_expert.up_proj.weight", dtype,
+                    {kOtherInter, kOtherHidden})};
 }
 
 TEST_F(OtherModels, Llama4StacksPlainExpertsTransposed) {
@@ -69,8 +70,8 @@ TEST_F(OtherModels, Llama4StacksPlainExpertsTransposed) {
     const std::vector<FileTensor> tensors = llama4_layer(dtype);
     const LoadedMoe loaded = load(tensors, kLlama4Config, 1);
     const MoeConfig& config = loaded.config();
-    EXPECT_EQ(config.hidden, kHidden);
-    EXPECT_EQ(config.inter, kInter);
+    EXPECT_EQ(config.hidden, kOtherHidden);
+    EXPECT_EQ(config.inter, kOtherInter);
     EXPECT_EQ(config.gate_order, GateOrder::kGateUp);
     EXPECT_TRUE(config.weight_on_input);
     EXPECT_EQ(config.routing.method, RoutingMethod::kLlama4);
@@ -94,17 +95,17 @@ TEST_F(OtherModels, Llama4StacksPlainExpertsTransposed) {
       const uint32_t bits = float_bits(value);
       return static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
     };
-    for (int64_t expert = 0; expert < kExperts; ++expert) {
-      for (int64_t row = 0; row < 2 * kInter; ++row) {
-        for (int64_t col = 0; col < kHidden; ++col) {
-          ASSERT_EQ(w1[(expert * 2 * kInter + row) * kHidden + col],
-                    stored(0, (expert * kHidden + col) * 2 * kInter + row));
+    for (int64_t expert = 0; expert < kOtherExperts; ++expert) {
+      for (int64_t row = 0; row < 2 * kOtherInter; ++row) {
+        for (int64_t col = 0; col < kOtherHidden; ++col) {
+          ASSERT_EQ(w1[(expert * 2 * kOtherInter + row) * kOtherHidden + col],
+                    stored(0, (expert * kOtherHidden + col) * 2 * kOtherInter + row));
         }
       }
-      for (int64_t row = 0; row < kHidden; ++row) {
-        for (int64_t col = 0; col < kInter; ++col) {
-          ASSERT_EQ(w2[(expert * kHidden + row) * kInter + col],
-                    stored(1, (expert * kInter + col) * kHidden + row));
+      for (int64_t row = 0; row < kOtherHidden; ++row) {
+        for (int64_t col = 0; col < kOtherInter; ++col) {
+          ASSERT_EQ(w2[(expert * kOtherHidden + row) * kOtherInter + col],
+                    stored(1, (expert * kOtherInter + col) * kOtherHidden + row));
         }
       }
     }
@@ -118,7 +119,7 @@ TEST_F(OtherModels, Llama4ShardsAndQuantizedModes) {
   const LoadedMoe whole = load(tensors, kLlama4Config, 1);
   options.expert_offset = 2;
   const LoadedMoe shard = load(tensors, kLlama4Config, 1, options);
-  const size_t expert_bytes = 2 * kInter * kHidden * 2;
+  const size_t expert_bytes = 2 * kOtherInter * kOtherHidden * 2;
   EXPECT_EQ(
       std::memcmp(shard.weights().w1.values.data,
                   static_cast<const uint8_t*>(whole.weights().w1.values.data) + 2 * expert_bytes,
@@ -130,18 +131,21 @@ TEST_F(OtherModels, Llama4ShardsAndQuantizedModes) {
   // One global scale for gate and up of an expert.
   const auto* gate = static_cast<const float*>(coded.weights().gate_scale.values.data);
   const auto* up = static_cast<const float*>(coded.weights().up_scale.values.data);
-  for (int64_t expert = 0; expert < kExperts; ++expert) EXPECT_EQ(gate[expert], up[expert]);
+  for (int64_t expert = 0; expert < kOtherExperts; ++expert) EXPECT_EQ(gate[expert], up[expert]);
   (void)MoeLayer::prepare(coded.weights(), coded.config());
 }
 
 TEST_F(OtherModels, Llama4ExpertsMayLieOneByOne) {
   std::vector<FileTensor> tensors = {
-      random_tensor(kLlama4Block + "router.weight", DType::kBF16, {kExperts, kHidden})};
+      random_tensor(kLlama4Block + "router.weight", DType::kBF16, {kOtherExperts, kOtherHidden})};
   for (const std::string expert : {"0", "1", "2"}) {
     const std::string stem = fmt::format("{}experts.{}.", kLlama4Block, expert);
-    tensors.push_back(random_tensor(stem + "gate_proj.weight", DType::kBF16, {kInter, kHidden}));
-    tensors.push_back(random_tensor(stem + "up_proj.weight", DType::kBF16, {kInter, kHidden}));
-    tensors.push_back(random_tensor(stem + "down_proj.weight", DType::kBF16, {kHidden, kInter}));
+    tensors.push_back(
+        random_tensor(stem + "gate_proj.weight", DType::kBF16, {kOtherInter, kOtherHidden}));
+    tensors.push_back(
+        random_tensor(stem + "up_proj.weight", DType::kBF16, {kOtherInter, kOtherHidden}));
+    tensors.push_back(
+        random_tensor(stem + "down_proj.weight", DType::kBF16, {kOtherHidden, kOtherInter}));
   }
   const LoadedMoe loaded = load(tensors, kLlama4Config, 1);
   EXPECT_EQ(loaded.config().gate_order, GateOrder::kGateUp);
@@ -151,14 +155,15 @@ TEST_F(OtherModels, Llama4ExpertsMayLieOneByOne) {
 TEST_F(OtherModels, MiniMaxHasItsBiasBesideTheRouter) {
   const std::string block = "model.layers.0.block_sparse_moe.";
   std::vector<FileTensor> tensors = {
-      random_tensor(block + "gate.weight", DType::kF32, {kExperts, kHidden}),
-      random_tensor(block + "e_score_correction_bias", DType::kF32, {kExperts})};
+      random_tensor(block + "gate.weight", DType::kF32, {kOtherExperts, kOtherHidden}),
+      random_tensor(block + "e_score_correction_bias", DType::kF32, {kOtherExperts})};
   for (const std::string expert : {"0", "1", "2"}) {
     for (const std::string matrix : {"w1", "w3", "w2"}) {
       const bool is_down = matrix == "w2";
       const std::string name = fmt::format("{}experts.{}.{}.weight", block, expert, matrix);
-      tensors.push_back(random_tensor(name, DType::kBF16,
-                                      {is_down ? kHidden : kInter, is_down ? kInter : kHidden}));
+      tensors.push_back(random_tensor(
+          name, DType::kBF16,
+          {is_down ? kOtherHidden : kOtherInter, is_down ? kOtherInter : kOtherHidden}));
     }
   }
   const std::string config =
@@ -167,9 +172,9 @@ TEST_F(OtherModels, MiniMaxHasItsBiasBesideTheRouter) {
   const LoadedMoe loaded = load(tensors, config, 0);
   EXPECT_EQ(loaded.config().routing.method, RoutingMethod::kMiniMax2);
   EXPECT_EQ(loaded.config().routing.routed_scale, 1.0F);
-  EXPECT_EQ(loaded.config().inter, kInter);
+  EXPECT_EQ(loaded.config().inter, kOtherInter);
   ASSERT_EQ(to_string(loaded.router_bias()), "F32[3]");
-  EXPECT_EQ(std::memcmp(loaded.router_bias().data, tensors[1].data.data(), kExperts * 4), 0);
+  EXPECT_EQ(std::memcmp(loaded.router_bias().data, tensors[1].data.data(), kOtherExperts * 4), 0);
   EXPECT_TRUE(loaded.router_logit_bias().is_absent());
   (void)MoeLayer::prepare(loaded.weights(), loaded.config());
   tensors.erase(tensors.begin() + 1);

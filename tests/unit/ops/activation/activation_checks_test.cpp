@@ -21,15 +21,15 @@ constexpr int32_t kTooMany[] = {2, 1, 0, -1};
 
 PerExpert pair_of_values() { return PerExpert(TensorView::contiguous(kPair, DType::kF32, {2})); }
 
-struct Violation {
+struct ActivateViolation {
   const char* name;
   RowFormat format;
   void (*apply)(ActivateArgs& args);
   std::vector<std::string> fragments;
 };
-void PrintTo(const Violation& violation, std::ostream* out) { *out << violation.name; }
+void PrintTo(const ActivateViolation& violation, std::ostream* out) { *out << violation.name; }
 
-class ActivateChecks : public ::testing::TestWithParam<Violation> {};
+class ActivateChecks : public ::testing::TestWithParam<ActivateViolation> {};
 
 TEST_P(ActivateChecks, ThrowAndWriteNothing) {
   const Matrix input =
@@ -53,7 +53,7 @@ constexpr auto kNvfp4 = RowFormat::kNvfp4;
 
 INSTANTIATE_TEST_SUITE_P(
     Tensors, ActivateChecks,
-    ::testing::ValuesIn(std::vector<Violation>{
+    ::testing::ValuesIn(std::vector<ActivateViolation>{
         {"input_dtype",
          kBf16,
          [](Args& a) { a.input.values.dtype = DType::kF16; },
@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Parameters, ActivateChecks,
-    ::testing::ValuesIn(std::vector<Violation>{
+    ::testing::ValuesIn(std::vector<ActivateViolation>{
         {"unused_beta",
          kBf16,
          [](Args& a) { a.activation = {.kind = ActivationKind::kGegluErf, .beta = 1.0F}; },

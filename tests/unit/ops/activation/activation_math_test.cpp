@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
 
 #include <gtest/gtest.h>
 
 #include "formats/silu.h"
 #include "support/random.h"
+#include "support/special_floats.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -18,9 +18,7 @@ namespace {
 using Kind = ActivationKind;
 using Wide = long double;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr ActivationParams<float> kPlain{1.0F, 0.0F, kInfinity, kInfinity};
+constexpr ActivationParams<float> kPlain{1.0F, 0.0F, kFloatInfinity, kFloatInfinity};
 
 Wide sigma(Wide z) { return 1 / (1 + std::exp(-z)); }
 Wide gelu_erf(Wide x) { return x * std::erfc(-x / std::numbers::sqrt2_v<Wide>) / 2; }
@@ -126,10 +124,10 @@ TEST_P(ActivationMath, IsCloseToTheFormulaInDouble) {
 
 TEST_P(ActivationMath, GivesNanForNan) {
   const ActivationParams<float> params = params_of(GetParam());
-  EXPECT_TRUE(std::isnan(activated(GetParam(), kNan, 1.0F, params)));
+  EXPECT_TRUE(std::isnan(activated(GetParam(), kFloatNan, 1.0F, params)));
   if (!activation_info(GetParam()).is_gated) return;
-  EXPECT_TRUE(std::isnan(activated(GetParam(), 1.0F, kNan, params)));
-  EXPECT_TRUE(std::isnan(activated(GetParam(), -100.0F, -kNan, params)));
+  EXPECT_TRUE(std::isnan(activated(GetParam(), 1.0F, kFloatNan, params)));
+  EXPECT_TRUE(std::isnan(activated(GetParam(), -100.0F, -kFloatNan, params)));
 }
 
 // Gates whose exponential overflows or vanishes give the limit of the formula, a number.
@@ -170,7 +168,7 @@ TEST(Swiglu, IsSiluMulToTheBitWithoutParameters) {
 // sigma is 0 or 1 for |g| >= 1, so the result is max(g, 0) * (u + beta) exactly (moe spec 12.4).
 TEST(Swiglu, SaturatesExactlyWithASteepSlope) {
   for (const float beta : {0.0F, 1.0F}) {
-    const ActivationParams<float> params{0x1p14F, beta, kInfinity, kInfinity};
+    const ActivationParams<float> params{0x1p14F, beta, kFloatInfinity, kFloatInfinity};
     for (int g = -64; g <= 64; ++g) {
       for (int u = -16; u <= 16; ++u) {
         const auto gate = static_cast<float>(g);
@@ -204,7 +202,7 @@ TEST(SwigluStep, ClampsTheGateAfterSilu) {
 }
 
 TEST(SituGlu, CapsBothHalvesAndLeavesTheSigmoidUncapped) {
-  const ActivationParams<float> params{4.0F, 25.0F, kInfinity, kInfinity};
+  const ActivationParams<float> params{4.0F, 25.0F, kFloatInfinity, kFloatInfinity};
   EXPECT_EQ(activated(Kind::kSituGlu, 1e6F, 1e6F, params), 100.0F);
   EXPECT_EQ(activated(Kind::kSituGlu, -1e6F, 1e6F, params), -100.0F);
   // The sigmoid of the capped gate, -4, would leave -1.8.
@@ -216,8 +214,8 @@ TEST(SituGlu, CapsBothHalvesAndLeavesTheSigmoidUncapped) {
 TEST(Relu, HasNoNegativeZero) {
   for (const Kind kind : {Kind::kRelu, Kind::kRelu2}) {
     EXPECT_EQ(float_bits(activated(kind, -0.0F, 0.0F, kPlain)), 0U);
-    EXPECT_EQ(float_bits(activated(kind, -kInfinity, 0.0F, kPlain)), 0U);
-    EXPECT_EQ(activated(kind, kInfinity, 0.0F, kPlain), kInfinity);
+    EXPECT_EQ(float_bits(activated(kind, -kFloatInfinity, 0.0F, kPlain)), 0U);
+    EXPECT_EQ(activated(kind, kFloatInfinity, 0.0F, kPlain), kFloatInfinity);
   }
   EXPECT_EQ(activated(Kind::kRelu2, 3.0F, 0.0F, kPlain), 9.0F);
 }

@@ -3,7 +3,6 @@
 #include "narrowfloat/combine.h"
 
 #include <cmath>
-#include <limits>
 #include <ostream>
 #include <vector>
 
@@ -12,13 +11,11 @@
 #include "base/host_device.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
+#include "support/special_floats.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // The buffers of a call.
 struct Inputs {
@@ -97,8 +94,8 @@ TEST(Combine, RoundsOnceToTheOutput) {
       1.0F + 0x1p-7F);
   EXPECT_EQ(one({1, 1}, {1.0F, 0x1p-8F}, DType::kBF16, DType::kBF16), 1.0F);
   EXPECT_EQ(one({1}, {65519.0F}, DType::kF32, DType::kF16), 65504.0F);
-  EXPECT_EQ(one({1}, {65520.0F}, DType::kF32, DType::kF16), kInfinity);
-  EXPECT_EQ(one({1, 1}, {65504.0F, 16.0F}, DType::kF16, DType::kF16), kInfinity);
+  EXPECT_EQ(one({1}, {65520.0F}, DType::kF32, DType::kF16), kFloatInfinity);
+  EXPECT_EQ(one({1, 1}, {65504.0F, 16.0F}, DType::kF16, DType::kF16), kFloatInfinity);
   EXPECT_EQ(one({1, 1, 1}, {65504.0F, 16.0F, -16.0F}, DType::kF16, DType::kF16), 65504.0F);
 }
 
@@ -109,7 +106,7 @@ TEST(Combine, GivesPositiveZeroWhereThereIsNothingToAdd) {
     Inputs inputs{
         Matrix::filled({.dtype = DType::kBF16, .rows = 1, .cols = 3}, Fill::kOnlySpecials, 1),
         Vector::of<int32_t>(DType::kI32, {-1, -1}),
-        Vector::of<float>(DType::kF32, {kNan, kInfinity})};
+        Vector::of<float>(DType::kF32, {kFloatNan, kFloatInfinity})};
     const Matrix out = combined(inputs, {.dtype = dtype, .cols = 3});
     EXPECT_EQ(out.elements(), std::vector<uint8_t>(out.elements().size(), 0));
   }
@@ -117,11 +114,11 @@ TEST(Combine, GivesPositiveZeroWhereThereIsNothingToAdd) {
 
 TEST(Combine, IsPlainArithmeticForSpecialWeightsAndValues) {
   // A zero weight does not skip its slot.
-  EXPECT_TRUE(std::isnan(one({1.0F, 0.0F}, {1.0F, kInfinity})));
-  EXPECT_TRUE(std::isnan(one({0.0F}, {kNan})));
-  EXPECT_TRUE(std::isnan(one({kInfinity, -kInfinity}, {1.0F, 1.0F})));
-  EXPECT_EQ(one({-kInfinity, 1.0F}, {2.0F, 5.0F}), -kInfinity);
-  EXPECT_EQ(one({1e30F, 1e30F}, {1e30F, -1e30F}), kInfinity);
+  EXPECT_TRUE(std::isnan(one({1.0F, 0.0F}, {1.0F, kFloatInfinity})));
+  EXPECT_TRUE(std::isnan(one({0.0F}, {kFloatNan})));
+  EXPECT_TRUE(std::isnan(one({kFloatInfinity, -kFloatInfinity}, {1.0F, 1.0F})));
+  EXPECT_EQ(one({-kFloatInfinity, 1.0F}, {2.0F, 5.0F}), -kFloatInfinity);
+  EXPECT_EQ(one({1e30F, 1e30F}, {1e30F, -1e30F}), kFloatInfinity);
   EXPECT_EQ(one({-1e30F}, {1e-30F}), -1e30F * 1e-30F);
   EXPECT_EQ(one({0x1p-149F}, {0x1p100F}), 0x1p-49F);
 }
@@ -321,61 +318,78 @@ TEST(Combine, AcceptsEmptyExtents) {
 }
 
 // A call with one thing wrong: 6 rows of 8, 3 tokens of 2 slots.
-struct Call {
+struct CombineCall {
   TensorView slot_rows;
   TensorView slot_to_row;
   TensorView weights;
   TensorView out;
 };
-struct Violation {
+struct CombineViolation {
   const char* name;
-  void (*apply)(Call& call);
+  void (*apply)(CombineCall& call);
   std::vector<std::string> fragments;
 };
-void PrintTo(const Violation& violation, std::ostream* out) { *out << violation.name; }
+void PrintTo(const CombineViolation& violation, std::ostream* out) { *out << violation.name; }
 
-void set_row(Call& call, int32_t value) { static_cast<int32_t*>(call.slot_to_row.data)[4] = value; }
+void set_row(CombineCall& call, int32_t value) {
+  static_cast<int32_t*>(call.slot_to_row.data)[4] = value;
+}
 
-std::vector<Violation> violations() {
+std::vector<CombineViolation> combine_violations() {
   return {
-      {"RowsType", [](Call& c) { c.slot_rows.dtype = DType::kF64; }, {"slot_rows", "F64"}},
-      {"RowsRank", [](Call& c) { c.slot_rows.rank = 1; }, {"slot_rows", "two axes"}},
-      {"RowsGap", [](Call& c) { c.slot_rows.strides[0] = 9; }, {"slot_rows", "dense", "9"}},
-      {"RowsNull", [](Call& c) { c.slot_rows.data = nullptr; }, {"slot_rows", "null"}},
-      {"OutType", [](Call& c) { c.out.dtype = DType::kF8E4M3; }, {"out", "F8_E4M3"}},
-      {"OutRank", [](Call& c) { c.out.rank = 3; }, {"out", "two axes"}},
-      {"OutStride", [](Call& c) { c.out.strides[1] = 2; }, {"out", "stride 1", "2"}},
-      {"OutRowStride", [](Call& c) { c.out.strides[0] = 7; }, {"out", "at least 8", "7"}},
-      {"OutDevice", [](Call& c) { c.out.device.type = DeviceType::kCuda; }, {"out", "cuda:0"}},
+      {"RowsType", [](CombineCall& c) { c.slot_rows.dtype = DType::kF64; }, {"slot_rows", "F64"}},
+      {"RowsRank", [](CombineCall& c) { c.slot_rows.rank = 1; }, {"slot_rows", "two axes"}},
+      {"RowsGap", [](CombineCall& c) { c.slot_rows.strides[0] = 9; }, {"slot_rows", "dense", "9"}},
+      {"RowsNull", [](CombineCall& c) { c.slot_rows.data = nullptr; }, {"slot_rows", "null"}},
+      {"OutType", [](CombineCall& c) { c.out.dtype = DType::kF8E4M3; }, {"out", "F8_E4M3"}},
+      {"OutRank", [](CombineCall& c) { c.out.rank = 3; }, {"out", "two axes"}},
+      {"OutStride", [](CombineCall& c) { c.out.strides[1] = 2; }, {"out", "stride 1", "2"}},
+      {"OutRowStride", [](CombineCall& c) { c.out.strides[0] = 7; }, {"out", "at least 8", "7"}},
+      {"OutDevice",
+       [](CombineCall& c) { c.out.device.type = DeviceType::kCuda; },
+       {"out", "cuda:0"}},
       {"OutWide",
-       [](Call& c) {
+       [](CombineCall& c) {
          c.slot_rows = TensorView::contiguous(c.slot_rows.data, DType::kF32, {6, 7});
        },
        {"out", "at most 7", "8"}},
-      {"SlotsType", [](Call& c) { c.slot_to_row.dtype = DType::kI64; }, {"slot_to_row", "I32"}},
-      {"SlotsUneven", [](Call& c) { c.slot_to_row.shape[0] = 5; }, {"slot_to_row", "3 tokens"}},
-      {"SlotsNone", [](Call& c) { c.slot_to_row.shape[0] = 0; }, {"slot_to_row", "3 tokens"}},
-      {"SlotsNull", [](Call& c) { c.slot_to_row.data = nullptr; }, {"slot_to_row", "null"}},
-      {"RowLarge", [](Call& c) { set_row(c, 6); }, {"slot_to_row", "0 to 5", "got 6 at 4"}},
-      {"RowNegative", [](Call& c) { set_row(c, -2); }, {"slot_to_row", "-1 or", "got -2 at 4"}},
-      {"WeightsType", [](Call& c) { c.weights.dtype = DType::kF16; }, {"weights", "F32 or BF16"}},
-      {"WeightsCount", [](Call& c) { c.weights.shape[0] = 5; }, {"weights", "6 values"}},
-      {"WeightsNull", [](Call& c) { c.weights.data = nullptr; }, {"weights", "null"}},
-      {"Overlap", [](Call& c) { c.out.data = c.slot_rows.data; }, {"out", "overlaps", "slot_rows"}},
+      {"SlotsType",
+       [](CombineCall& c) { c.slot_to_row.dtype = DType::kI64; },
+       {"slot_to_row", "I32"}},
+      {"SlotsUneven",
+       [](CombineCall& c) { c.slot_to_row.shape[0] = 5; },
+       {"slot_to_row", "3 tokens"}},
+      {"SlotsNone",
+       [](CombineCall& c) { c.slot_to_row.shape[0] = 0; },
+       {"slot_to_row", "3 tokens"}},
+      {"SlotsNull", [](CombineCall& c) { c.slot_to_row.data = nullptr; }, {"slot_to_row", "null"}},
+      {"RowLarge", [](CombineCall& c) { set_row(c, 6); }, {"slot_to_row", "0 to 5", "got 6 at 4"}},
+      {"RowNegative",
+       [](CombineCall& c) { set_row(c, -2); },
+       {"slot_to_row", "-1 or", "got -2 at 4"}},
+      {"WeightsType",
+       [](CombineCall& c) { c.weights.dtype = DType::kF16; },
+       {"weights", "F32 or BF16"}},
+      {"WeightsCount", [](CombineCall& c) { c.weights.shape[0] = 5; }, {"weights", "6 values"}},
+      {"WeightsNull", [](CombineCall& c) { c.weights.data = nullptr; }, {"weights", "null"}},
+      {"Overlap",
+       [](CombineCall& c) { c.out.data = c.slot_rows.data; },
+       {"out", "overlaps", "slot_rows"}},
       {"OverlapWeights",
-       [](Call& c) { c.weights.data = c.out.data; },
+       [](CombineCall& c) { c.weights.data = c.out.data; },
        {"out", "overlaps", "weights"}},
   };
 }
 
-class CombineChecks : public ::testing::TestWithParam<Violation> {};
+class CombineChecks : public ::testing::TestWithParam<CombineViolation> {};
 
 TEST_P(CombineChecks, ThrowAndWriteNothing) {
   Inputs inputs = random_inputs({.tokens = 3, .slots = 2, .rows = 6, .hidden = 8}, DType::kF32,
                                 DType::kF32, Fill::kNormal);
   const Matrix out({.dtype = DType::kF32, .rows = 3, .cols = 8});
   const std::vector<uint8_t> before = inputs.slot_rows.elements();
-  Call call{inputs.slot_rows.view(), inputs.slot_to_row.view(), inputs.weights.view(), out.view()};
+  CombineCall call{inputs.slot_rows.view(), inputs.slot_to_row.view(), inputs.weights.view(),
+                   out.view()};
   GetParam().apply(call);
   expect_error(ErrorKind::kInvalidArgument, GetParam().fragments,
                [&] { combine(call.slot_rows, call.slot_to_row, call.weights, call.out); });
@@ -383,7 +397,7 @@ TEST_P(CombineChecks, ThrowAndWriteNothing) {
   EXPECT_EQ(inputs.slot_rows.elements(), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CombineChecks, ::testing::ValuesIn(violations()),
+INSTANTIATE_TEST_SUITE_P(All, CombineChecks, ::testing::ValuesIn(combine_violations()),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -186,28 +186,28 @@ TEST(Dequantize, IgnoresTheCallersFloatingPointModeAndThreads) {
   }
 }
 
-struct Call {
+struct DequantizeCall {
   QuantizedView input;
   TensorView output;
   DequantizeOptions options;
 };
 
-struct Violation {
+struct DequantizeViolation {
   const char* name;
   FormatId format;
-  void (*apply)(Call& call);
+  void (*apply)(DequantizeCall& call);
   std::vector<std::string> fragments;
 };
-void PrintTo(const Violation& violation, std::ostream* out) { *out << violation.name; }
+void PrintTo(const DequantizeViolation& violation, std::ostream* out) { *out << violation.name; }
 
-class DequantizeChecks : public ::testing::TestWithParam<Violation> {};
+class DequantizeChecks : public ::testing::TestWithParam<DequantizeViolation> {};
 
 TEST_P(DequantizeChecks, ThrowAndWriteNothing) {
   const QuantizedTensor input(quantized_layout(GetParam().format, 6, 128, {.batch = 2}),
                               {.poison = 0x30});
   const Matrix output({.dtype = DType::kF32, .batch = 2, .rows = 6, .cols = 128});
-  Call call{.input = input.view, .output = output.view(3), .options = {}};
-  Call broken = call;
+  DequantizeCall call{.input = input.view, .output = output.view(3), .options = {}};
+  DequantizeCall broken = call;
   GetParam().apply(broken);
   expect_error(ErrorKind::kInvalidArgument, GetParam().fragments,
                [&] { dequantize(broken.input, broken.output, broken.options); });
@@ -219,95 +219,98 @@ const int64_t kOffsets[] = {0, 6};
 
 INSTANTIATE_TEST_SUITE_P(
     All, DequantizeChecks,
-    ::testing::ValuesIn(std::vector<Violation>{
+    ::testing::ValuesIn(std::vector<DequantizeViolation>{
         {"output_dtype",
          FormatId::kNvfp4,
-         [](Call& c) { c.output.dtype = DType::kI32; },
+         [](DequantizeCall& c) { c.output.dtype = DType::kI32; },
          {"output", "F32 or BF16 or F16", "I32"}},
         {"output_columns",
          FormatId::kNvfp4,
-         [](Call& c) { c.output.shape[2] = 127; },
+         [](DequantizeCall& c) { c.output.shape[2] = 127; },
          {"output", "128 columns", "127"}},
         {"output_rows",
          FormatId::kMxfp8,
-         [](Call& c) { c.output.shape[0] = 3; },
+         [](DequantizeCall& c) { c.output.shape[0] = 3; },
          {"output", "2 x 6", "3, 6, 128"}},
         {"output_null",
          FormatId::kMxfp8,
-         [](Call& c) { c.output.data = nullptr; },
+         [](DequantizeCall& c) { c.output.data = nullptr; },
          {"output", "null"}},
         {"output_stride",
          FormatId::kMxfp8,
-         [](Call& c) { c.output.strides[1] = 100; },
+         [](DequantizeCall& c) { c.output.strides[1] = 100; },
          {"output", "at least 128", "100"}},
         {"output_misaligned",
          FormatId::kMxfp8,
-         [](Call& c) { c.output.data = static_cast<char*>(c.output.data) + 2; },
+         [](DequantizeCall& c) { c.output.data = static_cast<char*>(c.output.data) + 2; },
          {"output", "aligned to 4"}},
         {"output_device",
          FormatId::kMxfp8,
-         [](Call& c) { c.output.device.type = DeviceType::kCuda; },
+         [](DequantizeCall& c) { c.output.device.type = DeviceType::kCuda; },
          {"output", "cpu", "cuda:0"}},
-        {"columns", FormatId::kNvfp4, [](Call& c) { c.input.cols = 120; }, {"input", "16", "120"}},
+        {"columns",
+         FormatId::kNvfp4,
+         [](DequantizeCall& c) { c.input.cols = 120; },
+         {"input", "16", "120"}},
         {"values_dtype",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.values.dtype = DType::kI8; },
+         [](DequantizeCall& c) { c.input.values.dtype = DType::kI8; },
          {"input.values", "U8", "I8"}},
         {"values_null",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.values.data = nullptr; },
+         [](DequantizeCall& c) { c.input.values.data = nullptr; },
          {"input.values", "null"}},
         {"scales_type",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.scales.type = ScaleType::kUE8M0; },
+         [](DequantizeCall& c) { c.input.scales.type = ScaleType::kUE8M0; },
          {"input.scales", "E4M3", "UE8M0"}},
         {"scales_capacity",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.scales.capacity = 7; },
+         [](DequantizeCall& c) { c.input.scales.capacity = 7; },
          {"input.scales", "2048", "7"}},
         {"scales_extents",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.scales.blocks = 7; },
+         [](DequantizeCall& c) { c.input.scales.blocks = 7; },
          {"input.scales", "2 x 6 x 8", "2 x 6 x 7"}},
         {"scales_null",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.scales.data = nullptr; },
+         [](DequantizeCall& c) { c.input.scales.data = nullptr; },
          {"input.scales", "null"}},
         {"global_count",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.global_scale.shape[0] = 5; },
+         [](DequantizeCall& c) { c.input.global_scale.shape[0] = 5; },
          {"input.global_scale", "F32[5]"}},
         {"global_dtype",
          FormatId::kNvfp4,
-         [](Call& c) { c.input.global_scale.dtype = DType::kF16; },
+         [](DequantizeCall& c) { c.input.global_scale.dtype = DType::kF16; },
          {"input.global_scale", "F32", "F16"}},
         {"global_unused",
          FormatId::kMxfp4,
-         [](Call& c) {
+         [](DequantizeCall& c) {
            c.input.global_scale = TensorView::contiguous(c.input.scales.data, DType::kF32, {1});
          },
          {"input.global_scale", "mxfp4"}},
         {"row_scale_absent",
          FormatId::kNvfp4PerToken,
-         [](Call& c) { c.input.global_scale = {}; },
+         [](DequantizeCall& c) { c.input.global_scale = {}; },
          {"input.global_scale"}},
         {"row_scale_count",
          FormatId::kNvfp4PerToken,
-         [](Call& c) { c.input.global_scale.shape[0] = 6; },
+         [](DequantizeCall& c) { c.input.global_scale.shape[0] = 6; },
          {"input.global_scale", "12", "F32[6]"}},
         {"divides",
          FormatId::kMxfp4,
-         [](Call& c) { c.options.global_scale_divides = true; },
+         [](DequantizeCall& c) { c.options.global_scale_divides = true; },
          {"global_scale_divides", "mxfp4"}},
         {"offsets_format",
          FormatId::kMxfp4,
-         [](Call& c) {
+         [](DequantizeCall& c) {
            c.options.row_offsets = TensorView::contiguous(kOffsets, DType::kI64, {2});
          },
          {"row_offsets", "fp8_1x128"}},
         {"offsets_batch",
          FormatId::kFp8Block1x128,
-         [](Call& c) {
+         [](DequantizeCall& c) {
            c.options.row_offsets = TensorView::contiguous(kOffsets, DType::kI64, {2});
          },
          {"row_offsets", "batch 1"}},

@@ -2,20 +2,17 @@
 #include "narrowfloat/group_quantize.h"
 
 #include <array>
-#include <limits>
 
 #include <gtest/gtest.h>
 
 #include "support/expect_error.h"
+#include "support/special_floats.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-constexpr auto kInvalid = ErrorKind::kInvalidArgument;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
 // Two rows of two groups of four.
-struct Call {
+struct GroupCall {
   std::array<float, 16> input{};
   std::array<uint8_t, 16> values{};
   std::array<float, 8> scales{};
@@ -34,7 +31,7 @@ struct Call {
 
 TEST(GroupQuantize, Int8RoundsHalvesUpAndNanToZero) {
   // A maximum of 127 makes the scale 1.
-  Call call{.input = {127, 0.5F, -0.5F, 1.5F, -127, -1.5F, kNan, -126.5F}};
+  GroupCall call{.input = {127, 0.5F, -0.5F, 1.5F, -127, -1.5F, kFloatNan, -126.5F}};
   quantize_group_8bit(call.in(), call.codes(DType::kI8), call.factors(2, 2), call.options);
   const std::array<int, 8> expected{127, 1, 0, 2, -127, -1, 0, -126};
   for (size_t i = 0; i < 8; ++i) {
@@ -46,7 +43,7 @@ TEST(GroupQuantize, Int8RoundsHalvesUpAndNanToZero) {
 
 TEST(GroupQuantize, ColumnMajorPowersOfTwoAreStoredAsF32) {
   // 896 / 448 = 2 exactly; 900 / 448 is a little more, so 4; zeros have 2^-33.
-  Call call{.input = {896, 1, -448, 0, 900, 0, 0, -0.0F}};
+  GroupCall call{.input = {896, 1, -448, 0, 900, 0, 0, -0.0F}};
   call.options.scale_order = GroupScaleOrder::kColumnMajorAligned;
   call.options.power_of_two_scales = true;
   call.scales.fill(7.0F);
@@ -59,17 +56,17 @@ TEST(GroupQuantize, ColumnMajorPowersOfTwoAreStoredAsF32) {
 }
 
 TEST(GroupQuantize, E5m2ReachesItsLargest) {
-  Call call{.input = {57344, -1, kNan, 0x1p-17F}};
+  GroupCall call{.input = {57344, -1, kFloatNan, 0x1p-17F}};
   quantize_group_8bit(call.in(), call.codes(DType::kF8E5M2), call.factors(2, 2), call.options);
   const std::array<uint8_t, 4> codes{0x7B, 0xBC, 0x7F, 0x00};
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(codes[i], call.values[i]) << i;
 }
 
 TEST(GroupQuantize, RefusesWhatCannotWork) {
-  Call call;
+  GroupCall call;
   const auto refused = [&](const std::vector<std::string>& words, const TensorView& values,
                            const TensorView& scales, const GroupQuantizeOptions& options) {
-    const Call before = call;
+    const GroupCall before = call;
     expect_error(kInvalid, words, [&] { quantize_group_8bit(call.in(), values, scales, options); });
     EXPECT_EQ(before.values, call.values);
     EXPECT_EQ(before.scales, call.scales);

@@ -14,7 +14,7 @@ namespace narrowfloat::testing {
 namespace {
 
 // A valid call that a violation spoils.
-struct Call {
+struct GemmCall {
   GroupedGemmArgs args;
   TensorView workspace;
   std::vector<int32_t> indexes;  // For a buffer with other contents.
@@ -28,13 +28,13 @@ struct Call {
   }
 };
 
-struct Violation {
+struct GemmViolation {
   const char* name;
-  void (*apply)(Call& call);
+  void (*apply)(GemmCall& call);
   std::vector<std::string> fragments;
 };
 
-void PrintTo(const Violation& violation, std::ostream* out) { *out << violation.name; }
+void PrintTo(const GemmViolation& violation, std::ostream* out) { *out << violation.name; }
 
 GemmCaseSpec valid_spec(MoeMode mode) {
   return {.mode = mode,
@@ -49,7 +49,7 @@ GemmCaseSpec valid_spec(MoeMode mode) {
           .has_scale = true};
 }
 
-class GroupedGemmChecks : public ::testing::TestWithParam<Violation> {};
+class GroupedGemmChecks : public ::testing::TestWithParam<GemmViolation> {};
 
 TEST_P(GroupedGemmChecks, ThrowAndWriteNothing) {
   const GemmCase gemm(valid_spec(MoeMode::kFp8Block));
@@ -57,9 +57,9 @@ TEST_P(GroupedGemmChecks, ThrowAndWriteNothing) {
   const GuardedBuffer output(gemm.max_rows() * 128 * 4, {.poison = 0xFF});
   const int64_t size = grouped_gemm_workspace(weights, gemm.input_rows(), Accumulation::kFp32);
   const GuardedBuffer workspace(size, {.poison = 0xFF, .guard = Guard::kPage});
-  Call call{.args = gemm.args(),
-            .workspace = TensorView::contiguous(workspace.data(), DType::kU8, {size}),
-            .indexes = {}};
+  GemmCall call{.args = gemm.args(),
+                .workspace = TensorView::contiguous(workspace.data(), DType::kU8, {size}),
+                .indexes = {}};
   call.args.output = TensorView::contiguous(output.data(), DType::kF32, {gemm.max_rows(), 128});
   GetParam().apply(call);
   expect_error(ErrorKind::kInvalidArgument, GetParam().fragments,
@@ -68,99 +68,107 @@ TEST_P(GroupedGemmChecks, ThrowAndWriteNothing) {
   EXPECT_EQ(workspace.copy(), std::vector<uint8_t>(static_cast<size_t>(size), 0xFF));
 }
 
-const std::vector<Violation> kViolations{
+const std::vector<GemmViolation> kViolations{
     {"InputType",
-     [](Call& c) { c.args.a.values.dtype = DType::kU8; },
+     [](GemmCall& c) { c.args.a.values.dtype = DType::kU8; },
      {"a.values", "F8_E4M3", "U8"}},
-    {"InputColumns", [](Call& c) { c.args.a.values.shape[1] = 255; }, {"a.values", "[4, 256]"}},
-    {"InputStride", [](Call& c) { c.args.a.values.strides[0] = 512; }, {"a.values", "dense"}},
-    {"InputNull", [](Call& c) { c.args.a.values.data = nullptr; }, {"a.values", "null"}},
+    {"InputColumns", [](GemmCall& c) { c.args.a.values.shape[1] = 255; }, {"a.values", "[4, 256]"}},
+    {"InputStride", [](GemmCall& c) { c.args.a.values.strides[0] = 512; }, {"a.values", "dense"}},
+    {"InputNull", [](GemmCall& c) { c.args.a.values.data = nullptr; }, {"a.values", "null"}},
     {"InputDevice",
-     [](Call& c) {
+     [](GemmCall& c) {
        c.args.a.values.device = {DeviceType::kCuda, 0};
      },
      {"a.values", "cpu", "cuda:0"}},
-    {"InputScalesAbsent", [](Call& c) { c.args.a.scales = {}; }, {"a.scales", "[4, 2]"}},
-    {"InputScaleType", [](Call& c) { c.args.a.scales.dtype = DType::kU8; }, {"a.scales", "F32"}},
-    {"InputScaleBlocks", [](Call& c) { c.args.a.scales.shape[1] = 3; }, {"a.scales", "[4, 2]"}},
-    {"InputScaleStride", [](Call& c) { c.args.a.scales.strides[0] = -1; }, {"a.scales", "-1"}},
+    {"InputScalesAbsent", [](GemmCall& c) { c.args.a.scales = {}; }, {"a.scales", "[4, 2]"}},
+    {"InputScaleType",
+     [](GemmCall& c) { c.args.a.scales.dtype = DType::kU8; },
+     {"a.scales", "F32"}},
+    {"InputScaleBlocks", [](GemmCall& c) { c.args.a.scales.shape[1] = 3; }, {"a.scales", "[4, 2]"}},
+    {"InputScaleStride", [](GemmCall& c) { c.args.a.scales.strides[0] = -1; }, {"a.scales", "-1"}},
     {"RowScale",
-     [](Call& c) { c.args.a.row_scale = c.args.scale.values; },
+     [](GemmCall& c) { c.args.a.row_scale = c.args.scale.values; },
      {"a.row_scale", "fp8_1x128"}},
-    {"TokenTile", [](Call& c) { c.args.permutation.token_tile = 0; }, {"token_tile", "got 0"}},
+    {"TokenTile", [](GemmCall& c) { c.args.permutation.token_tile = 0; }, {"token_tile", "got 0"}},
     {"TileType",
-     [](Call& c) { c.args.permutation.tile_to_expert.dtype = DType::kI64; },
+     [](GemmCall& c) { c.args.permutation.tile_to_expert.dtype = DType::kI64; },
      {"tile_to_expert", "I32", "I64"}},
     {"TileCounts",
-     [](Call& c) { c.args.permutation.tile_row_end.shape[0] -= 1; },
+     [](GemmCall& c) { c.args.permutation.tile_row_end.shape[0] -= 1; },
      {"tile_row_end", "expected 4", "I32[3]"}},
     {"NumTiles",
-     [](Call& c) { c.change(c.args.permutation.num_tiles, 0, 5); },
+     [](GemmCall& c) { c.change(c.args.permutation.num_tiles, 0, 5); },
      {"num_tiles", "0 to 4", "got 5"}},
     {"NegativeNumTiles",
-     [](Call& c) { c.change(c.args.permutation.num_tiles, 0, -1); },
+     [](GemmCall& c) { c.change(c.args.permutation.num_tiles, 0, -1); },
      {"num_tiles", "got -1"}},
     {"ExpertTooLarge",
-     [](Call& c) { c.change(c.args.permutation.tile_to_expert, 2, 2); },
+     [](GemmCall& c) { c.change(c.args.permutation.tile_to_expert, 2, 2); },
      {"tile_to_expert", "below 2", "got 2", "tile 2"}},
     {"ExpertNegative",
-     [](Call& c) { c.change(c.args.permutation.tile_to_expert, 0, -1); },
+     [](GemmCall& c) { c.change(c.args.permutation.tile_to_expert, 0, -1); },
      {"tile_to_expert", "got -1"}},
     {"ExpertsDescend",
-     [](Call& c) { c.change(c.args.permutation.tile_to_expert, 2, 0); },
+     [](GemmCall& c) { c.change(c.args.permutation.tile_to_expert, 2, 0); },
      {"tile_to_expert", "ascending", "got 0 after 1"}},
     {"RowEndTooSmall",
-     [](Call& c) { c.change(c.args.permutation.tile_row_end, 1, 3); },
+     [](GemmCall& c) { c.change(c.args.permutation.tile_row_end, 1, 3); },
      {"tile_row_end", "4 to 8", "got 3"}},
     {"RowEndTooLarge",
-     [](Call& c) { c.change(c.args.permutation.tile_row_end, 1, 9); },
+     [](GemmCall& c) { c.change(c.args.permutation.tile_row_end, 1, 9); },
      {"tile_row_end", "4 to 8", "got 9"}},
     {"TokenTooLarge",
-     [](Call& c) { c.change(c.args.permutation.row_to_token, 1, 4); },
+     [](GemmCall& c) { c.change(c.args.permutation.row_to_token, 1, 4); },
      {"row_to_token", "0 to 3", "got 4", "row 1"}},
     {"TokenNegative",
-     [](Call& c) { c.change(c.args.permutation.row_to_token, 8, -1); },
+     [](GemmCall& c) { c.change(c.args.permutation.row_to_token, 8, -1); },
      {"row_to_token", "got -1", "row 8"}},
     {"TokensTooFew",
-     [](Call& c) { c.args.permutation.row_to_token.shape[0] = 8; },
+     [](GemmCall& c) { c.args.permutation.row_to_token.shape[0] = 8; },
      {"row_to_token", "at least 9"}},
     {"SlotTooLarge",
-     [](Call& c) { c.change(c.args.permutation.row_to_slot, 1, 8); },
+     [](GemmCall& c) { c.change(c.args.permutation.row_to_slot, 1, 8); },
      {"row_to_slot", "0 to 7", "got 8"}},
     {"SlotsTooFew",
-     [](Call& c) { c.args.permutation.row_to_slot.shape[0] = 8; },
+     [](GemmCall& c) { c.args.permutation.row_to_slot.shape[0] = 8; },
      {"row_to_slot", "at least 9"}},
     {"ScatteredInputTooShort",
-     [](Call& c) { c.args.gather_tokens = false; },
+     [](GemmCall& c) { c.args.gather_tokens = false; },
      {"a.values", "at least 8 rows"}},
     {"SlotWeightType",
-     [](Call& c) { c.args.slot_weights.dtype = DType::kI32; },
+     [](GemmCall& c) { c.args.slot_weights.dtype = DType::kI32; },
      {"slot_weights", "F32"}},
-    {"ScaleCount", [](Call& c) { c.args.scale.values.shape[0] = 1; }, {"scale", "expected 2"}},
+    {"ScaleCount", [](GemmCall& c) { c.args.scale.values.shape[0] = 1; }, {"scale", "expected 2"}},
     {"GateScaleCount",
-     [](Call& c) { c.args.gate_scale.values.shape[0] = 1; },
+     [](GemmCall& c) { c.args.gate_scale.values.shape[0] = 1; },
      {"gate_scale", "expected 2"}},
     {"GateScaleWithoutOrder",
-     [](Call& c) { c.args.gate_order.reset(); },
+     [](GemmCall& c) { c.args.gate_order.reset(); },
      {"gate_scale", "gate_order"}},
-    {"BiasShape", [](Call& c) { c.args.bias.shape[1] = 64; }, {"bias", "[2, 128]"}},
-    {"BiasType", [](Call& c) { c.args.bias.dtype = DType::kF16; }, {"bias", "F32 or BF16", "F16"}},
-    {"OutputType", [](Call& c) { c.args.output.dtype = DType::kF64; }, {"output", "F32 or BF16"}},
-    {"OutputColumns", [](Call& c) { c.args.output.shape[1] = 64; }, {"output", "128"}},
-    {"OutputRows", [](Call& c) { c.args.output.shape[0] = 8; }, {"output", "at least 9 rows"}},
+    {"BiasShape", [](GemmCall& c) { c.args.bias.shape[1] = 64; }, {"bias", "[2, 128]"}},
+    {"BiasType",
+     [](GemmCall& c) { c.args.bias.dtype = DType::kF16; },
+     {"bias", "F32 or BF16", "F16"}},
+    {"OutputType",
+     [](GemmCall& c) { c.args.output.dtype = DType::kF64; },
+     {"output", "F32 or BF16"}},
+    {"OutputColumns", [](GemmCall& c) { c.args.output.shape[1] = 64; }, {"output", "128"}},
+    {"OutputRows", [](GemmCall& c) { c.args.output.shape[0] = 8; }, {"output", "at least 9 rows"}},
     {"OutputIsInput",
-     [](Call& c) { c.args.output.data = c.args.bias.data; },
+     [](GemmCall& c) { c.args.output.data = c.args.bias.data; },
      {"output", "overlaps"}},
     {"WorkspaceIsOutput",
-     [](Call& c) { c.args.output.data = c.workspace.data; },
+     [](GemmCall& c) { c.args.output.data = c.workspace.data; },
      {"output", "overlaps workspace"}},
     {"WorkspaceSize",
-     [](Call& c) { c.workspace.shape[0] -= 1; },
+     [](GemmCall& c) { c.workspace.shape[0] -= 1; },
      {"workspace", "at least", "bytes", "got"}},
-    {"WorkspaceAbsent", [](Call& c) { c.workspace = {}; }, {"workspace"}},
-    {"WorkspaceType", [](Call& c) { c.workspace.dtype = DType::kI8; }, {"workspace", "U8", "I8"}},
+    {"WorkspaceAbsent", [](GemmCall& c) { c.workspace = {}; }, {"workspace"}},
+    {"WorkspaceType",
+     [](GemmCall& c) { c.workspace.dtype = DType::kI8; },
+     {"workspace", "U8", "I8"}},
     {"WorkspaceAlignment",
-     [](Call& c) { c.workspace.data = static_cast<uint8_t*>(c.workspace.data) - 64; },
+     [](GemmCall& c) { c.workspace.data = static_cast<uint8_t*>(c.workspace.data) - 64; },
      {"workspace", "256 bytes"}},
 };
 

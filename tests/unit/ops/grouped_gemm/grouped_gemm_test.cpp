@@ -8,6 +8,7 @@
 
 #include "support/environment.h"
 #include "support/gemm_case.h"
+#include "support/moe_modes.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -170,17 +171,7 @@ TEST_P(GroupedGemm, NanScaleOfZerosStaysInItsWeightRow) {
   }
 }
 
-std::string test_name(const ::testing::TestParamInfo<MoeMode>& info) {
-  return std::string(name(info.param));
-}
-
-std::vector<MoeMode> all_modes() {
-  std::vector<MoeMode> modes;
-  for (const MoeModeInfo& info : all_moe_modes()) modes.push_back(info.id);
-  return modes;
-}
-
-INSTANTIATE_TEST_SUITE_P(Modes, GroupedGemm, ::testing::ValuesIn(all_modes()), test_name);
+INSTANTIATE_TEST_SUITE_P(Modes, GroupedGemm, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
 
 TEST(GroupedGemmRows, TransposedScalesMeanTheSame) {
   const GemmCaseSpec spec{.mode = MoeMode::kFp8Block,

@@ -12,7 +12,6 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr auto kInvalid = ErrorKind::kInvalidArgument;
 using Words = std::vector<std::string>;
 
 // Three rows of one head into a cache of two pages of four tokens.

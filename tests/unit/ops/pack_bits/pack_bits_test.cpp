@@ -10,14 +10,12 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr auto kInvalid = ErrorKind::kInvalidArgument;
-
 template <size_t kCount>
-TensorView view(const std::array<uint8_t, kCount>& values, DType dtype = DType::kU8) {
+TensorView flat_view(const std::array<uint8_t, kCount>& values, DType dtype = DType::kU8) {
   return TensorView::contiguous(values.data(), dtype, {kCount});
 }
 template <size_t kCount>
-TensorView view(const std::array<int32_t, kCount>& values) {
+TensorView flat_view(const std::array<int32_t, kCount>& values) {
   return TensorView::contiguous(values.data(), DType::kI32, {kCount});
 }
 
@@ -26,9 +24,9 @@ constexpr std::array<uint8_t, 10> kElements{1, 0, 7, 1, 0, 0, 255, 0, 1, 1};
 
 TEST(PackBits, TakesTheFirstElementAsTheHighestOrTheLowestBit) {
   std::array<uint8_t, 2> bytes{};
-  pack_bits(view(kElements), view(bytes));
+  pack_bits(flat_view(kElements), flat_view(bytes));
   EXPECT_EQ(bytes, (std::array<uint8_t, 2>{0xB2, 0xC0}));
-  pack_bits(view(kElements, DType::kBool), view(bytes), BitOrder::kLittle);
+  pack_bits(flat_view(kElements, DType::kBool), flat_view(bytes), BitOrder::kLittle);
   EXPECT_EQ(bytes, (std::array<uint8_t, 2>{0x4D, 0x03}));
 }
 
@@ -37,7 +35,7 @@ TEST(SegmentPackBits, StartsEverySegmentInAByteOfItsOwn) {
   std::array<uint8_t, 4> bytes{0xCC, 0xCC, 0xCC, 0xCC};
   std::array<int32_t, 5> starts{};
   ASSERT_EQ(segment_packed_bytes(10, 4), 4);
-  segment_pack_bits(view(kElements), view(offsets), view(bytes), view(starts));
+  segment_pack_bits(flat_view(kElements), flat_view(offsets), flat_view(bytes), flat_view(starts));
   EXPECT_EQ(starts, (std::array<int32_t, 5>{0, 1, 1, 2, 3}));
   // 101 | | 1 0 0 1 0 1 | 1, and a byte that nothing needs.
   EXPECT_EQ(bytes, (std::array<uint8_t, 4>{0xA0, 0x94, 0x80, 0xCC}));
@@ -47,7 +45,7 @@ TEST(SegmentPackBits, MayHaveNoSegments) {
   const std::array<int32_t, 1> offsets{0};
   std::array<uint8_t, 2> bytes{7, 7};
   std::array<int32_t, 1> starts{9};
-  segment_pack_bits(view(kElements), view(offsets), view(bytes), view(starts));
+  segment_pack_bits(flat_view(kElements), flat_view(offsets), flat_view(bytes), flat_view(starts));
   EXPECT_EQ(starts[0], 0);
   EXPECT_EQ(bytes[0], 7);
 }
@@ -56,15 +54,17 @@ TEST(PackBits, RefusesWhatCannotWork) {
   std::array<uint8_t, 2> bytes{};
   const std::array<int32_t, 2> numbers{};
   expect_error(kInvalid, {"input", "BOOL or U8", "I32"},
-               [&] { pack_bits(view(numbers), view(bytes)); });
+               [&] { pack_bits(flat_view(numbers), flat_view(bytes)); });
   const std::array<uint8_t, 17> many{};
-  expect_error(kInvalid, {"output", "3 values"}, [&] { pack_bits(view(many), view(bytes)); });
+  expect_error(kInvalid, {"output", "3 values"},
+               [&] { pack_bits(flat_view(many), flat_view(bytes)); });
   expect_error(kInvalid, {"output", "overlaps"}, [&] {
     std::array<uint8_t, 16> both{};
-    pack_bits(view(both), TensorView::contiguous(both.data(), DType::kU8, {2}));
+    pack_bits(flat_view(both), TensorView::contiguous(both.data(), DType::kU8, {2}));
   });
-  expect_error(kInvalid, {"order", "kBig or kLittle", "2"},
-               [&] { pack_bits(view(kElements), view(bytes), static_cast<BitOrder>(2)); });
+  expect_error(kInvalid, {"order", "kBig or kLittle", "2"}, [&] {
+    pack_bits(flat_view(kElements), flat_view(bytes), static_cast<BitOrder>(2));
+  });
 }
 
 TEST(SegmentPackBits, RefusesWhatCannotWork) {
@@ -73,7 +73,8 @@ TEST(SegmentPackBits, RefusesWhatCannotWork) {
   const auto refused = [&](const std::vector<std::string>& words,
                            const std::array<int32_t, 3>& offsets) {
     expect_error(kInvalid, words, [&] {
-      segment_pack_bits(view(kElements), view(offsets), view(bytes), view(starts));
+      segment_pack_bits(flat_view(kElements), flat_view(offsets), flat_view(bytes),
+                        flat_view(starts));
     });
   };
   refused({"offsets", "ascending", "2 behind 5"}, {0, 5, 2});
@@ -82,11 +83,13 @@ TEST(SegmentPackBits, RefusesWhatCannotWork) {
   const std::array<int32_t, 3> offsets{0, 5, 10};
   std::array<uint8_t, 2> short_output{};
   expect_error(kInvalid, {"output", "at least 3 bytes", "U8[2]"}, [&] {
-    segment_pack_bits(view(kElements), view(offsets), view(short_output), view(starts));
+    segment_pack_bits(flat_view(kElements), flat_view(offsets), flat_view(short_output),
+                      flat_view(starts));
   });
   std::array<int32_t, 2> few{};
-  expect_error(kInvalid, {"output_offsets", "3 values"},
-               [&] { segment_pack_bits(view(kElements), view(offsets), view(bytes), view(few)); });
+  expect_error(kInvalid, {"output_offsets", "3 values"}, [&] {
+    segment_pack_bits(flat_view(kElements), flat_view(offsets), flat_view(bytes), flat_view(few));
+  });
   expect_error(kInvalid, {"elements, segments", ">= 0"}, [] { segment_packed_bytes(-1, 2); });
 }
 

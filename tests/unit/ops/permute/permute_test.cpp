@@ -238,40 +238,44 @@ TEST(Permute, SplitsIntoShards) {
 }
 
 // A call with one thing wrong.
-struct Call {
+struct PermuteCall {
   TensorView ids;
   int32_t expert_offset = 2;
   int32_t local_experts = 4;
   Permutation maps;
 };
-struct Violation {
+struct PermuteViolation {
   const char* name;
-  void (*apply)(Call& call);
+  void (*apply)(PermuteCall& call);
   std::vector<std::string> fragments;
 };
-void PrintTo(const Violation& violation, std::ostream* out) { *out << violation.name; }
+void PrintTo(const PermuteViolation& violation, std::ostream* out) { *out << violation.name; }
 
 template <TensorView Permutation::*kView>
-void one_more(Call& call) {
+void one_more(PermuteCall& call) {
   ++(call.maps.*kView).shape[0];
 }
 
-std::vector<Violation> violations() {
+std::vector<PermuteViolation> permute_violations() {
   return {
-      {"IdsType", [](Call& c) { c.ids.dtype = DType::kI64; }, {"ids", "I32", "I64"}},
+      {"IdsType", [](PermuteCall& c) { c.ids.dtype = DType::kI64; }, {"ids", "I32", "I64"}},
       {"IdsRank",
-       [](Call& c) { c.ids = TensorView::contiguous(c.ids.data, DType::kI32, {10}); },
+       [](PermuteCall& c) { c.ids = TensorView::contiguous(c.ids.data, DType::kI32, {10}); },
        {"ids", "[tokens, slots]", "I32[10]"}},
-      {"IdsGap", [](Call& c) { c.ids.strides[0] = 3; }, {"ids", "dense", "3"}},
-      {"IdsNull", [](Call& c) { c.ids.data = nullptr; }, {"ids", "null"}},
-      {"IdsExtent", [](Call& c) { c.ids.shape[0] = -1; }, {"ids", "extents >= 0"}},
-      {"NoSlots", [](Call& c) { c.ids.shape[1] = 0; }, {"slots", "at least 1", "0"}},
-      {"Tile", [](Call& c) { c.maps.token_tile = 6; }, {"token_tile", "power of two", "6"}},
-      {"OffsetNegative", [](Call& c) { c.expert_offset = -1; }, {"expert_offset", "-1"}},
-      {"OffsetLarge", [](Call& c) { c.expert_offset = 4093; }, {"expert_offset", "0 to 4092"}},
-      {"NoExperts", [](Call& c) { c.local_experts = 0; }, {"local_experts", "1 to 4096", "0"}},
+      {"IdsGap", [](PermuteCall& c) { c.ids.strides[0] = 3; }, {"ids", "dense", "3"}},
+      {"IdsNull", [](PermuteCall& c) { c.ids.data = nullptr; }, {"ids", "null"}},
+      {"IdsExtent", [](PermuteCall& c) { c.ids.shape[0] = -1; }, {"ids", "extents >= 0"}},
+      {"NoSlots", [](PermuteCall& c) { c.ids.shape[1] = 0; }, {"slots", "at least 1", "0"}},
+      {"Tile", [](PermuteCall& c) { c.maps.token_tile = 6; }, {"token_tile", "power of two", "6"}},
+      {"OffsetNegative", [](PermuteCall& c) { c.expert_offset = -1; }, {"expert_offset", "-1"}},
+      {"OffsetLarge",
+       [](PermuteCall& c) { c.expert_offset = 4093; },
+       {"expert_offset", "0 to 4092"}},
+      {"NoExperts",
+       [](PermuteCall& c) { c.local_experts = 0; },
+       {"local_experts", "1 to 4096", "0"}},
       {"OtherExperts",
-       [](Call& c) { c.local_experts = 3; },
+       [](PermuteCall& c) { c.local_experts = 3; },
        {"permutation.row_to_token", "16 values", "I32[20]"}},
       {"SlotToRow", one_more<&Permutation::slot_to_row>, {"slot_to_row", "10 values", "I32[11]"}},
       {"RowToToken", one_more<&Permutation::row_to_token>, {"row_to_token", "20 values"}},
@@ -281,27 +285,27 @@ std::vector<Violation> violations() {
       {"TileRowEnd", one_more<&Permutation::tile_row_end>, {"tile_row_end", "5 values"}},
       {"NumTiles", one_more<&Permutation::num_tiles>, {"num_tiles", "1 values"}},
       {"MapType",
-       [](Call& c) { c.maps.tile_row_end.dtype = DType::kU32; },
+       [](PermuteCall& c) { c.maps.tile_row_end.dtype = DType::kU32; },
        {"tile_row_end", "I32", "U32"}},
       {"MapDevice",
-       [](Call& c) { c.maps.row_to_slot.device.type = DeviceType::kCuda; },
+       [](PermuteCall& c) { c.maps.row_to_slot.device.type = DeviceType::kCuda; },
        {"row_to_slot", "cpu", "cuda:0"}},
       {"MapsOverlap",
-       [](Call& c) { c.maps.row_to_slot.data = c.maps.row_to_token.data; },
+       [](PermuteCall& c) { c.maps.row_to_slot.data = c.maps.row_to_token.data; },
        {"row_to_token", "overlaps", "row_to_slot"}},
       {"IdsOverlap",
-       [](Call& c) { c.maps.slot_to_row.data = c.ids.data; },
+       [](PermuteCall& c) { c.maps.slot_to_row.data = c.ids.data; },
        {"slot_to_row", "overlaps", "ids"}},
   };
 }
 
-class PermuteChecks : public ::testing::TestWithParam<Violation> {};
+class PermuteChecks : public ::testing::TestWithParam<PermuteViolation> {};
 
 TEST_P(PermuteChecks, ThrowAndWriteNothing) {
   const IdShape shape{.tokens = 5, .slots = 2, .experts = 8, .offset = 2, .local = 4, .tile = 4};
   const Permuted p(shape, 0xCC);
   Ints ids(10, 3);
-  Call call{.ids = TensorView::contiguous(ids.data(), DType::kI32, {5, 2}), .maps = p.maps};
+  PermuteCall call{.ids = TensorView::contiguous(ids.data(), DType::kI32, {5, 2}), .maps = p.maps};
   GetParam().apply(call);
   expect_error(ErrorKind::kInvalidArgument, GetParam().fragments,
                [&] { permute(call.ids, call.expert_offset, call.local_experts, call.maps); });
@@ -309,7 +313,7 @@ TEST_P(PermuteChecks, ThrowAndWriteNothing) {
   EXPECT_EQ(ids, Ints(10, 3));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PermuteChecks, ::testing::ValuesIn(violations()),
+INSTANTIATE_TEST_SUITE_P(All, PermuteChecks, ::testing::ValuesIn(permute_violations()),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST(Permute, HasNoImplementationForAnotherDevice) {

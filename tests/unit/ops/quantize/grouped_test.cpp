@@ -13,12 +13,12 @@ namespace narrowfloat::testing {
 namespace {
 
 constexpr int64_t kBatch = 5;
-constexpr int64_t kRows = 37;
-constexpr int64_t kCols = 96;
+constexpr int64_t kGroupedRows = 37;
+constexpr int64_t kGroupedCols = 96;
 
-const std::vector<int32_t> kValidRows{0, 1, kRows, kRows + 9, -4};
+const std::vector<int32_t> kValidRows{0, 1, kGroupedRows, kGroupedRows + 9, -4};
 
-int64_t clamped(int32_t count) { return std::clamp<int64_t>(count, 0, kRows); }
+int64_t clamped(int32_t count) { return std::clamp<int64_t>(count, 0, kGroupedRows); }
 
 // The first `rows` rows of one batch.
 Matrix prefix(const Matrix& input, int64_t batch, int64_t rows) {
@@ -44,14 +44,15 @@ uint8_t scale_at(const QuantizedTensor& tensor, int64_t batch, int64_t row, int6
 
 // Batch `batch` of `grouped` is `dense` on the rows of `dense`, untouched and zero behind them.
 void expect_prefix(const QuantizedTensor& grouped, int64_t batch, const QuantizedTensor& dense) {
-  const int64_t row_bytes = grouped.layout.values_bytes / (kBatch * kRows);
-  const auto values = grouped.values.span().subspan(static_cast<size_t>(batch * kRows * row_bytes),
-                                                    static_cast<size_t>(kRows * row_bytes));
+  const int64_t row_bytes = grouped.layout.values_bytes / (kBatch * kGroupedRows);
+  const auto values =
+      grouped.values.span().subspan(static_cast<size_t>(batch * kGroupedRows * row_bytes),
+                                    static_cast<size_t>(kGroupedRows * row_bytes));
   const int64_t valid = dense.layout.rows;
   const auto split = values.begin() + valid * row_bytes;
   EXPECT_TRUE(std::equal(values.begin(), split, dense.values.span().begin()));
   EXPECT_TRUE(std::all_of(split, values.end(), [](uint8_t byte) { return byte == 0xCC; }));
-  for (int64_t row = 0; row < kRows; ++row) {
+  for (int64_t row = 0; row < kGroupedRows; ++row) {
     for (int64_t block = 0; block < grouped.layout.scale_blocks; ++block) {
       const int expected = row < valid ? scale_at(dense, 0, row, block) : 0;
       EXPECT_EQ(expected, scale_at(grouped, batch, row, block)) << row << ", " << block;
@@ -78,7 +79,8 @@ class GroupedQuantize : public ::testing::TestWithParam<GroupedSetting> {
             .alignment = GetParam().format == FormatId::kMxfp8 ? 128 : 32};
   }
   Matrix input_ = Matrix::filled(
-      {.dtype = DType::kBF16, .batch = kBatch, .rows = kRows, .cols = kCols}, Fill::kNormalRows, 9);
+      {.dtype = DType::kBF16, .batch = kBatch, .rows = kGroupedRows, .cols = kGroupedCols},
+      Fill::kNormalRows, 9);
   Vector valid_rows_ = Vector::of(DType::kI32, kValidRows);
 };
 
@@ -106,7 +108,7 @@ TEST_P(GroupedQuantize, BatchesEqualDenseCalls) {
   if (given.format == FormatId::kNvfp4) given.options.encode_scale = 77.0F;
   const QuantizedTensor batched = quantized(input_, given);
   for (int64_t batch = 0; batch < kBatch; ++batch) {
-    expect_prefix(batched, batch, quantized(prefix(input_, batch, kRows), given));
+    expect_prefix(batched, batch, quantized(prefix(input_, batch, kGroupedRows), given));
   }
 }
 
@@ -121,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, GroupedQuantize,
 
 TEST(GroupedQuantizeNvfp4, TakesOneEncodeScaleForEachBatch) {
   const Matrix input = Matrix::filled(
-      {.dtype = DType::kF16, .batch = kBatch, .rows = kRows, .cols = kCols}, Fill::kNormal, 10);
+      {.dtype = DType::kF16, .batch = kBatch, .rows = kGroupedRows, .cols = kGroupedCols},
+      Fill::kNormal, 10);
   const Vector valid = Vector::of(DType::kI32, kValidRows);
   const std::vector<float> factors{1.0F, 0.5F, 300.0F, 2688.0F, 7.0F};
   const Vector scales = Vector::of(DType::kF32, factors);
@@ -141,41 +144,42 @@ TEST(GroupedQuantizeNvfp4, TakesOneEncodeScaleForEachBatch) {
 
 TEST(GroupedQuantizeNvfp4, SiluMulEqualsDenseCalls) {
   const Matrix input = Matrix::filled(
-      {.dtype = DType::kBF16, .batch = kBatch, .rows = kRows, .cols = 2 * kCols}, Fill::kNormal, 8);
+      {.dtype = DType::kBF16, .batch = kBatch, .rows = kGroupedRows, .cols = 2 * kGroupedCols},
+      Fill::kNormal, 8);
   const Vector valid = Vector::of(DType::kI32, kValidRows);
   const QuantizedTensor grouped(
-      quantized_layout(FormatId::kNvfp4, kRows, kCols, {.batch = kBatch}));
+      quantized_layout(FormatId::kNvfp4, kGroupedRows, kGroupedCols, {.batch = kBatch}));
   QuantizeOptions options{.encode_scale = 55.0F};
   options.valid_rows = valid.view();
   silu_mul_quantize(input.view(), grouped.view, options);
   for (int64_t batch = 0; batch < kBatch; ++batch) {
     const int64_t rows = clamped(kValidRows[static_cast<size_t>(batch)]);
-    const QuantizedTensor dense(quantized_layout(FormatId::kNvfp4, rows, kCols));
+    const QuantizedTensor dense(quantized_layout(FormatId::kNvfp4, rows, kGroupedCols));
     silu_mul_quantize(prefix(input, batch, rows).view(), dense.view, {.encode_scale = 55.0F});
     expect_prefix(grouped, batch, dense);
   }
 }
 
 TEST(Nvfp4EncodeScales, OneForEachRowEqualsOneCallForEachRow) {
-  const Matrix input =
-      Matrix::filled({.dtype = DType::kBF16, .rows = kRows, .cols = kCols}, Fill::kNormal, 21);
-  std::vector<float> factors(kRows);
+  const Matrix input = Matrix::filled(
+      {.dtype = DType::kBF16, .rows = kGroupedRows, .cols = kGroupedCols}, Fill::kNormal, 21);
+  std::vector<float> factors(kGroupedRows);
   for (size_t i = 0; i < factors.size(); ++i) factors[i] = 1.0F + static_cast<float>(i * i);
   const Vector scales = Vector::of(DType::kF32, factors);
   QuantizeTo target{.format = FormatId::kNvfp4, .layout = ScaleLayoutId::kLinear};
   target.options.encode_scales = scales.view();
   const QuantizedTensor all = quantized(input, target);
-  for (int64_t row = 0; row < kRows; ++row) {
+  for (int64_t row = 0; row < kGroupedRows; ++row) {
     const float g = factors[static_cast<size_t>(row)];
-    Matrix one({.dtype = DType::kBF16, .rows = 1, .cols = kCols});
-    for (int64_t col = 0; col < kCols; ++col) one.set(0, col, input.at(row, col));
+    Matrix one({.dtype = DType::kBF16, .rows = 1, .cols = kGroupedCols});
+    for (int64_t col = 0; col < kGroupedCols; ++col) one.set(0, col, input.at(row, col));
     const QuantizedTensor alone = quantized(one, {.format = FormatId::kNvfp4,
                                                   .layout = ScaleLayoutId::kLinear,
                                                   .options = {.encode_scale = g}});
     EXPECT_TRUE(std::equal(alone.values.span().begin(), alone.values.span().end(),
-                           all.values.data() + row * kCols / 2));
+                           all.values.data() + row * kGroupedCols / 2));
     EXPECT_TRUE(std::equal(alone.scales.span().begin(), alone.scales.span().end(),
-                           all.scales.data() + row * kCols / 16));
+                           all.scales.data() + row * kGroupedCols / 16));
     EXPECT_EQ(all.global_scale.span<float>()[static_cast<size_t>(row)], 1.0F / g);
   }
 }

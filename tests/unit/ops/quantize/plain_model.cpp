@@ -7,11 +7,12 @@
 #include <cstring>
 #include <limits>
 
+#include "support/special_floats.h"
+
 namespace narrowfloat::testing {
 namespace {
 
 constexpr float kMax = std::numeric_limits<float>::max();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; }
 
@@ -57,7 +58,7 @@ float sum_of_leaves(const std::vector<float>& leaves, size_t first, size_t count
 // E(x) of spec 6.12.
 float model_exp(float x) {
   if (std::isnan(x)) return x;
-  if (x > 89.0F) return kInfinity;
+  if (x > 89.0F) return kFloatInfinity;
   if (x < -104.0F) return 0.0F;
   const float n = std::nearbyint(x * 0x1.715476p0F);
   float r = std::fma(n, -0x1.62e400p-1F, x);

@@ -7,24 +7,6 @@
 namespace narrowfloat::testing {
 namespace {
 
-// Short names for the tables.
-using C = QuantizeCall;
-using W = Working;
-constexpr auto kNv = FormatId::kNvfp4;
-constexpr auto kTok = FormatId::kNvfp4PerToken;
-constexpr auto kMx4 = FormatId::kMxfp4;
-constexpr auto kMx8 = FormatId::kMxfp8;
-constexpr auto kF1 = FormatId::kFp8Block1x128;
-constexpr auto kF128 = FormatId::kFp8Block128x128;
-constexpr auto kPlain = RowSourceKind::kPlain;
-constexpr auto kSilu = RowSourceKind::kSiluMul;
-constexpr auto kSmooth = RowSourceKind::kSmooth;
-constexpr auto kNorm = RowSourceKind::kRmsNorm;
-constexpr auto kAdd = RowSourceKind::kAddRmsNorm;
-const Device kGpu{.type = DeviceType::kCuda, .index = 1};
-
-std::string name_of(const ::testing::TestParamInfo<Violation>& test) { return test.param.name; }
-
 class QuantizeChecks : public ::testing::TestWithParam<Violation> {};
 
 TEST_P(QuantizeChecks, ThrowAndWriteNothing) { expect_refused(GetParam()); }

@@ -13,7 +13,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int64_t kRows = 4000;
+constexpr int64_t kModelRows = 4000;
 
 std::vector<float> block_of(const Matrix& input, int64_t row) {
   std::vector<float> x(static_cast<size_t>(input.shape().cols));
@@ -42,9 +42,9 @@ void expect_block(const ModelBlock& expected, const ModelBlock& actual, int64_t 
 // A row is one block whose maximum times g / 6 lies within some ulps of a midpoint of E4M3, which
 // is where the association of the scale product shows.
 Matrix rows_near_scale_ties(float g, uint64_t seed) {
-  Matrix input({.dtype = DType::kF32, .rows = kRows, .cols = 16});
+  Matrix input({.dtype = DType::kF32, .rows = kModelRows, .cols = 16});
   Random random(seed);
-  for (int64_t row = 0; row < kRows; ++row) {
+  for (int64_t row = 0; row < kModelRows; ++row) {
     const auto code = static_cast<uint8_t>(random.range(8, 125));
     const double midpoint = (static_cast<double>(model_e4m3_value(code)) +
                              static_cast<double>(model_e4m3_value(code + 1))) /
@@ -71,7 +71,7 @@ TEST_P(QuantizeModel, Nvfp4ScalesNearTies) {
         quantized(input, {.format = FormatId::kNvfp4,
                           .layout = ScaleLayoutId::kLinear,
                           .options = {.math = GetParam(), .encode_scale = g}});
-    for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t row = 0; row < kModelRows; ++row) {
       expect_block(model_nvfp4(block_of(input, row), g, GetParam()), stored_block(tensor, row),
                    row);
       if (HasFatalFailure()) return;
@@ -87,7 +87,7 @@ TEST_P(QuantizeModel, Nvfp4CodesNearTies) {
   for (int i = 0; i < 6; ++i) {
     const float g = 100.0F + 900.0F * std::abs(random.normal());
     const Matrix input = rows_near_scale_ties(g, random.bits());
-    for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t row = 0; row < kModelRows; ++row) {
       const uint8_t scale = model_nvfp4(block_of(input, row), g, GetParam()).scale;
       const float product =
           multiply(model_e4m3_value(scale), reciprocal(g, GetParam()), GetParam());
@@ -102,7 +102,7 @@ TEST_P(QuantizeModel, Nvfp4CodesNearTies) {
         quantized(input, {.format = FormatId::kNvfp4,
                           .layout = ScaleLayoutId::kLinear,
                           .options = {.math = GetParam(), .encode_scale = g}});
-    for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t row = 0; row < kModelRows; ++row) {
       expect_block(model_nvfp4(block_of(input, row), g, GetParam()), stored_block(tensor, row),
                    row);
       if (HasFatalFailure()) return;
@@ -191,13 +191,13 @@ TEST(QuantizeFourOverSix, KeepsTheCandidateOfTheSpecifiedErrorSum) {
           std::ldexp(1.0F + std::abs(random.normal()), static_cast<int>(random.range(-3, 9)));
       const Fill fill = random.pick({Fill::kIntegers, Fill::kQuarterIntegers, Fill::kNormal});
       const Matrix input = Matrix::filled(
-          {.dtype = random.pick({DType::kBF16, DType::kF32}), .rows = kRows, .cols = 16}, fill,
+          {.dtype = random.pick({DType::kBF16, DType::kF32}), .rows = kModelRows, .cols = 16}, fill,
           random.bits());
       const QuantizedTensor tensor =
           quantized(input, {.format = FormatId::kNvfp4,
                             .layout = ScaleLayoutId::kLinear,
                             .options = {.encode_scale = g, .four_over_six = options}});
-      for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t row = 0; row < kModelRows; ++row) {
         const std::vector<float> x = block_of(input, row);
         const ModelBlock expected = model_four_over_six(x, g, options);
         const ModelBlock actual = stored_block(tensor, row);

@@ -1,29 +1,11 @@
 // Each requirement on the options of a quantizer call violated once (see quantize_checks_test.cpp).
 #include <gtest/gtest.h>
 
+#include "support/special_floats.h"
 #include "unit/ops/quantize/refused_call.h"
 
 namespace narrowfloat::testing {
 namespace {
-
-// Short names for the tables.
-using C = QuantizeCall;
-using W = Working;
-constexpr auto kNv = FormatId::kNvfp4;
-constexpr auto kTok = FormatId::kNvfp4PerToken;
-constexpr auto kMx4 = FormatId::kMxfp4;
-constexpr auto kMx8 = FormatId::kMxfp8;
-constexpr auto kF1 = FormatId::kFp8Block1x128;
-constexpr auto kF128 = FormatId::kFp8Block128x128;
-constexpr auto kFt = FormatId::kFp8Tensor;
-constexpr auto kPlain = RowSourceKind::kPlain;
-constexpr auto kNorm = RowSourceKind::kRmsNorm;
-constexpr auto kAdd = RowSourceKind::kAddRmsNorm;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
-const Device kGpu{.type = DeviceType::kCuda, .index = 1};
-
-std::string name_of(const ::testing::TestParamInfo<Violation>& test) { return test.param.name; }
 
 class QuantizeOptionChecks : public ::testing::TestWithParam<Violation> {};
 
@@ -113,12 +95,12 @@ const std::vector<Violation> kOptionValues{
     {"encode_scale_infinite",
      kNv,
      kPlain,
-     [](C& c, const W&) { c.options.encode_scale = kInf; },
+     [](C& c, const W&) { c.options.encode_scale = kFloatInfinity; },
      {"encode_scale", "inf"}},
     {"encode_scale_nan",
      kNv,
      kPlain,
-     [](C& c, const W&) { c.options.encode_scale = kNan; },
+     [](C& c, const W&) { c.options.encode_scale = kFloatNan; },
      {"encode_scale", "nan"}},
     {"both_scales",
      kNv,
@@ -186,7 +168,7 @@ const std::vector<Violation> kOptionValues{
     {"base_decode_scale_nan",
      kTok,
      kPlain,
-     [](C& c, const W&) { c.options.base_decode_scale = kNan; },
+     [](C& c, const W&) { c.options.base_decode_scale = kFloatNan; },
      {"base_decode_scale", "nan"}},
     {"base_decode_scales_zero",
      kTok,
@@ -201,7 +183,7 @@ const std::vector<Violation> kOptionValues{
      kPlain,
      [](C& c, const W& w) {
        c.options.base_decode_scales = w.scale_view(1);
-       *static_cast<float*>(c.options.base_decode_scales.data) = kInf;
+       *static_cast<float*>(c.options.base_decode_scales.data) = kFloatInfinity;
      },
      {"base_decode_scales", "inf"}},
     {"fp8_decode_scale_zero",
@@ -212,7 +194,7 @@ const std::vector<Violation> kOptionValues{
     {"fp8_decode_scale_infinite",
      kFt,
      kPlain,
-     [](C& c, const W&) { c.options.fp8_decode_scale = kInf; },
+     [](C& c, const W&) { c.options.fp8_decode_scale = kFloatInfinity; },
      {"fp8_decode_scale", "inf"}},
     {"e4m3_max",
      kNv,
@@ -229,7 +211,11 @@ const std::vector<Violation> kOptionValues{
      kPlain,
      [](C& c, const W&) { c.options.fp8_eps = -1.0F; },
      {"fp8_eps", ">= 0", "-1"}},
-    {"eps_nan", kF1, kPlain, [](C& c, const W&) { c.options.fp8_eps = kNan; }, {"fp8_eps", "nan"}},
+    {"eps_nan",
+     kF1,
+     kPlain,
+     [](C& c, const W&) { c.options.fp8_eps = kFloatNan; },
+     {"fp8_eps", "nan"}},
     {"eps_tiny",
      kF1,
      kPlain,
@@ -361,7 +347,7 @@ const std::vector<Violation> kNormOptions{
      kNorm,
      [](C& c, const W&) { c.norm.eps = -1.0F; },
      {"norm.eps", ">= 0", "-1"}},
-    {"eps_nan", kNv, kAdd, [](C& c, const W&) { c.norm.eps = kNan; }, {"norm.eps", "nan"}},
+    {"eps_nan", kNv, kAdd, [](C& c, const W&) { c.norm.eps = kFloatNan; }, {"norm.eps", "nan"}},
     {"output_dtype",
      kNv,
      kNorm,

@@ -5,23 +5,11 @@
 #include <gtest/gtest.h>
 
 #include "support/expect_error.h"
+#include "support/special_floats.h"
 #include "unit/ops/quantize/refused_call.h"
 
 namespace narrowfloat::testing {
 namespace {
-
-// Short names.
-constexpr auto kNv = FormatId::kNvfp4;
-constexpr auto kTok = FormatId::kNvfp4PerToken;
-constexpr auto kMx4 = FormatId::kMxfp4;
-constexpr auto kF1 = FormatId::kFp8Block1x128;
-constexpr auto kPlain = RowSourceKind::kPlain;
-constexpr auto kSilu = RowSourceKind::kSiluMul;
-constexpr auto kSmooth = RowSourceKind::kSmooth;
-constexpr auto kNorm = RowSourceKind::kRmsNorm;
-constexpr auto kAdd = RowSourceKind::kAddRmsNorm;
-constexpr float kInf = std::numeric_limits<float>::infinity();
-const Device kGpu{.type = DeviceType::kCuda, .index = 1};
 
 // Requirements that no call of refused_call.h can break.
 TEST(QuantizeSpecialCalls, RowListAndOffsetsNeedOneBatch) {
@@ -77,7 +65,7 @@ TEST(QuantizeSpecialCalls, ConvertersRefuseOtherMaxima) {
   expect_error(ErrorKind::kInvalidArgument, {"e4m3_max", "448 or 256", "240"},
                [] { encode_scale_from_amax(1.0F, 240); });
   EXPECT_EQ(encode_scale_from_amax(0.0F), 1.0F);
-  EXPECT_EQ(encode_scale_from_amax(kInf), 1.0F);
+  EXPECT_EQ(encode_scale_from_amax(kFloatInfinity), 1.0F);
   EXPECT_EQ(encode_scale_from_amax(0x1p-149F), std::numeric_limits<float>::max());
   EXPECT_EQ(encode_scale_from_amax(3.0F, 256), 512.0F);
 }

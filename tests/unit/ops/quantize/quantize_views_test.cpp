@@ -2,7 +2,6 @@
 // per-batch scales that could be taken for row scales, values that are no enumerators.
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -11,13 +10,11 @@
 #include "narrowfloat/quantize.h"
 #include "ops/quantize/quantize_checks.h"
 #include "support/expect_error.h"
+#include "support/special_floats.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // FP8 1x128 of [Y, H, X] read as H matrices of Y rows: what a transposed copy would give.
 TEST(QuantizeViews, TakeATransposedInputAsItsCopy) {
@@ -165,7 +162,7 @@ TEST(QuantizeViews, OfE4M3WithAnUnusableDeviceScaleGiveNanCodes) {
   const std::vector<uint8_t> input = {0x00, 0x38, 0xB8, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                                       0,    0,    0,    0,    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto view = TensorView::contiguous(input.data(), DType::kF8E4M3, {1, 32});
-  for (const float scale : {kNan, kInfinity}) {
+  for (const float scale : {kFloatNan, kFloatInfinity}) {
     const auto scales = Vector::of<float>(DType::kF32, {scale});
     const QuantizedTensor output(quantized_layout(FormatId::kMxfp4, 1, 32));
     quantize(view, output.view, {.encode_scales = scales.view()});

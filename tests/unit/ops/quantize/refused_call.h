@@ -54,6 +54,26 @@ struct Violation {
 };
 
 inline void PrintTo(const Violation& violation, std::ostream* out) { *out << violation.name; }
+inline std::string name_of(const ::testing::TestParamInfo<Violation>& test) {
+  return test.param.name;
+}
+
+// The tables of violations are readable with short names.
+using C = QuantizeCall;
+using W = Working;
+inline constexpr auto kNv = FormatId::kNvfp4;
+inline constexpr auto kTok = FormatId::kNvfp4PerToken;
+inline constexpr auto kMx4 = FormatId::kMxfp4;
+inline constexpr auto kMx8 = FormatId::kMxfp8;
+inline constexpr auto kF1 = FormatId::kFp8Block1x128;
+inline constexpr auto kF128 = FormatId::kFp8Block128x128;
+inline constexpr auto kFt = FormatId::kFp8Tensor;
+inline constexpr auto kPlain = RowSourceKind::kPlain;
+inline constexpr auto kSilu = RowSourceKind::kSiluMul;
+inline constexpr auto kSmooth = RowSourceKind::kSmooth;
+inline constexpr auto kNorm = RowSourceKind::kRmsNorm;
+inline constexpr auto kAdd = RowSourceKind::kAddRmsNorm;
+inline const Device kGpu{.type = DeviceType::kCuda, .index = 1};
 
 // The broken call throws kInvalidArgument with the fragments and writes nothing; the call without
 // the violation works.

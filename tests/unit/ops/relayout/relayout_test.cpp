@@ -66,15 +66,15 @@ RC_GTEST_PROP(RelayoutLaws, AnyPathBetweenLayoutsGivesTheSameImage, ()) {
   RC_ASSERT(home.buffer.copy() == start.buffer.copy());
 }
 
-struct Violation {
+struct RelayoutViolation {
   const char* name;
   void (*apply)(FormatId& format, ScaleView& input, ScaleView& output);
   std::vector<std::string> fragments;
 };
 
-void PrintTo(const Violation& violation, std::ostream* out) { *out << violation.name; }
+void PrintTo(const RelayoutViolation& violation, std::ostream* out) { *out << violation.name; }
 
-class RelayoutChecks : public ::testing::TestWithParam<Violation> {};
+class RelayoutChecks : public ::testing::TestWithParam<RelayoutViolation> {};
 
 TEST_P(RelayoutChecks, ThrowAndWriteNothing) {
   FormatId format = FormatId::kNvfp4;
@@ -92,39 +92,43 @@ using V = ScaleView;
 INSTANTIATE_TEST_SUITE_P(
     All, RelayoutChecks,
     ::testing::Values(
-        Violation{"format", [](FormatId& f, V&, V&) { f = static_cast<FormatId>(99); }, {"99"}},
-        Violation{"type",
-                  [](FormatId& f, V&, V&) { f = FormatId::kMxfp4; },
-                  {"input", "mxfp4", "UE8M0", "E4M3"}},
-        Violation{"output_type",
-                  [](FormatId&, V&, V& o) { o.type = ScaleType::kUE8M0; },
-                  {"output", "E4M3", "UE8M0"}},
-        Violation{"layout",
-                  [](FormatId&, V& i, V&) { i.layout = ScaleLayoutId::kMnMajor; },
-                  {"input", "mn_major"}},
-        Violation{"batch", [](FormatId&, V& i, V&) { i.batch = -1; }, {"input", "batch", "-1"}},
-        Violation{"rows", [](FormatId&, V& i, V&) { i.rows = -2; }, {"-2"}},
-        Violation{"capacity",
-                  [](FormatId&, V&, V& o) { o.capacity -= 1; },
-                  {"output", "128", "127", "swizzled_8x4"}},
-        Violation{"huge", [](FormatId&, V& i, V&) { i.rows = INT64_MAX / 2; }, {"2^63"}},
-        Violation{"null", [](FormatId&, V& i, V&) { i.data = nullptr; }, {"input", "null"}},
-        Violation{"null_output", [](FormatId&, V&, V& o) { o.data = nullptr; }, {"output", "null"}},
-        Violation{"device",
-                  [](FormatId&, V&, V& o) { o.device = {.type = DeviceType::kCuda, .index = 0}; },
-                  {"output", "cpu", "cuda:0"}},
-        Violation{"extents",
-                  [](FormatId&, V&, V& o) {
-                    o.blocks = 5;
-                    o.capacity = 2 * scale_image_size(o.layout, 5, 5);
-                  },
-                  {"output", "2 x 5 x 6", "2 x 5 x 5"}},
-        Violation{"in_place",
-                  [](FormatId&, V& i, V& o) {
-                    o = i;
-                    o.data = i.data;
-                  },
-                  {"output", "overlaps input"}}),
+        RelayoutViolation{
+            "format", [](FormatId& f, V&, V&) { f = static_cast<FormatId>(99); }, {"99"}},
+        RelayoutViolation{"type",
+                          [](FormatId& f, V&, V&) { f = FormatId::kMxfp4; },
+                          {"input", "mxfp4", "UE8M0", "E4M3"}},
+        RelayoutViolation{"output_type",
+                          [](FormatId&, V&, V& o) { o.type = ScaleType::kUE8M0; },
+                          {"output", "E4M3", "UE8M0"}},
+        RelayoutViolation{"layout",
+                          [](FormatId&, V& i, V&) { i.layout = ScaleLayoutId::kMnMajor; },
+                          {"input", "mn_major"}},
+        RelayoutViolation{
+            "batch", [](FormatId&, V& i, V&) { i.batch = -1; }, {"input", "batch", "-1"}},
+        RelayoutViolation{"rows", [](FormatId&, V& i, V&) { i.rows = -2; }, {"-2"}},
+        RelayoutViolation{"capacity",
+                          [](FormatId&, V&, V& o) { o.capacity -= 1; },
+                          {"output", "128", "127", "swizzled_8x4"}},
+        RelayoutViolation{"huge", [](FormatId&, V& i, V&) { i.rows = INT64_MAX / 2; }, {"2^63"}},
+        RelayoutViolation{"null", [](FormatId&, V& i, V&) { i.data = nullptr; }, {"input", "null"}},
+        RelayoutViolation{
+            "null_output", [](FormatId&, V&, V& o) { o.data = nullptr; }, {"output", "null"}},
+        RelayoutViolation{
+            "device",
+            [](FormatId&, V&, V& o) { o.device = {.type = DeviceType::kCuda, .index = 0}; },
+            {"output", "cpu", "cuda:0"}},
+        RelayoutViolation{"extents",
+                          [](FormatId&, V&, V& o) {
+                            o.blocks = 5;
+                            o.capacity = 2 * scale_image_size(o.layout, 5, 5);
+                          },
+                          {"output", "2 x 5 x 6", "2 x 5 x 5"}},
+        RelayoutViolation{"in_place",
+                          [](FormatId&, V& i, V& o) {
+                            o = i;
+                            o.data = i.data;
+                          },
+                          {"output", "overlaps input"}}),
     [](const auto& test) { return test.param.name; });
 
 TEST(Relayout, RefusesDevicesItCannotDoWithEveryCandidatesReason) {

@@ -13,10 +13,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-using Ids = std::vector<int32_t>;
-using Bits = std::vector<uint32_t>;
-
-RoutingConfig config_of(int32_t experts, int32_t top_k) {
+RoutingConfig precomputed_config(int32_t experts, int32_t top_k) {
   return {.method = RoutingMethod::kRenormalize, .experts = experts, .top_k = top_k};
 }
 
@@ -39,14 +36,14 @@ Routed route_ids(const Ids& ids, const std::vector<float>& weights, const Routin
 
 TEST(RoutePacked, SplitsIdAndWeight) {
   const Ids packed{pack(3, 0x3F80), pack(0, 0x3F00), pack(7, 0), pack(3, 0x0001)};
-  const Routed routed = route_packed(packed, config_of(8, 2));
+  const Routed routed = route_packed(packed, precomputed_config(8, 2));
   EXPECT_EQ(routed.ids, (Ids{3, 0, 7, 3}));
   EXPECT_EQ(routed.weights, (Bits{0x3F800000U, 0x3F000000U, 0, 0x00010000U}));
 }
 
 TEST(RoutePacked, ANegativeWeightLeavesTheIdAlone) {
   const Ids packed{pack(5, 0xBF80), pack(4095, 0x8000)};
-  const Routed routed = route_packed(packed, config_of(4096, 1));
+  const Routed routed = route_packed(packed, precomputed_config(4096, 1));
   EXPECT_EQ(routed.ids, (Ids{5, 4095}));
   EXPECT_EQ(routed.weights, (Bits{0xBF800000U, 0x80000000U}));
 }
@@ -54,13 +51,13 @@ TEST(RoutePacked, ANegativeWeightLeavesTheIdAlone) {
 TEST(RouteIds, KeepWeightsAsTheyAre) {
   const std::vector<float> weights{-1.5F,     0.0F,  -0.0F,
                                    0x1p-149F, 1e30F, std::numeric_limits<float>::infinity()};
-  const Routed routed = route_ids({0, 1, 2, 2, 1, 1}, weights, config_of(3, 3));
+  const Routed routed = route_ids({0, 1, 2, 2, 1, 1}, weights, precomputed_config(3, 3));
   EXPECT_EQ(routed.ids, (Ids{0, 1, 2, 2, 1, 1}));
   for (size_t i = 0; i < weights.size(); ++i) EXPECT_EQ(routed.weights[i], float_bits(weights[i]));
 }
 
 TEST(RouteIds, WithoutWeightsWeighOne) {
-  const Routed routed = route_ids({1, 0}, {}, config_of(2, 2));
+  const Routed routed = route_ids({1, 0}, {}, precomputed_config(2, 2));
   EXPECT_EQ(routed.weights_of(0), (std::vector<float>{1, 1}));
 }
 
@@ -69,12 +66,12 @@ TEST(RouteIds, TakeBf16WeightsToo) {
   const Vector weights = Vector::of(DType::kBF16, std::vector<uint16_t>{0x3E80, 0xC000});
   const Routed routed = route_everywhere(
       {.ids = matrix_view(ids, DType::kI32, 2), .weights = matrix_view(weights, DType::kBF16, 2)},
-      config_of(2, 2));
+      precomputed_config(2, 2));
   EXPECT_EQ(routed.weights_of(0), (std::vector<float>{0.25F, -2.0F}));
 }
 
 TEST(RouteIds, RoundWeightsToBf16OnlyWhenAsked) {
-  RoutingConfig config = config_of(4, 2);
+  RoutingConfig config = precomputed_config(4, 2);
   const std::vector<float> weights{1 + 0x1p-8F, 1 + 0x1.8p-7F};  // Both ties.
   EXPECT_EQ(route_ids({0, 1}, weights, config).weights_of(0), weights);
   config.options.weights_bf16 = true;
@@ -85,7 +82,7 @@ TEST(RouteIds, RoundWeightsToBf16OnlyWhenAsked) {
 TEST(RoutePrecomputed, MethodScaleAndNormHaveNoEffect) {
   const Ids ids{2, 0, 1, 3};
   const std::vector<float> weights{0.25F, 3, -1, 0};
-  const Routed expected = route_ids(ids, weights, config_of(8, 2));
+  const Routed expected = route_ids(ids, weights, precomputed_config(8, 2));
   RoutingConfig grouped{.method = RoutingMethod::kDeepSeekV3,
                         .experts = 8,
                         .top_k = 2,
@@ -100,7 +97,7 @@ TEST(RoutePrecomputed, MethodScaleAndNormHaveNoEffect) {
 }
 
 TEST(RoutePrecomputed, SharedExpertsAreAppended) {
-  RoutingConfig config = config_of(4, 1);
+  RoutingConfig config = precomputed_config(4, 1);
   config.shared_experts = 2;
   const Routed routed = route_ids({3, 0}, {0.5F, 0.25F}, config);
   EXPECT_EQ(routed.ids, (Ids{3, 4, 5, 0, 4, 5}));
@@ -108,7 +105,7 @@ TEST(RoutePrecomputed, SharedExpertsAreAppended) {
 }
 
 TEST(RoutePrecomputed, ReplayRepeatsTheIdsEmptyOnesIncluded) {
-  RoutingConfig config = config_of(4, 2);
+  RoutingConfig config = precomputed_config(4, 2);
   config.options.negative_one_is_empty = true;
   const Vector ids = Vector::of(DType::kI32, Ids{3, -1});
   const Routed routed =
@@ -117,7 +114,7 @@ TEST(RoutePrecomputed, ReplayRepeatsTheIdsEmptyOnesIncluded) {
 }
 
 TEST(RoutePrecomputed, MinusOneIsAnEmptySlotOnlyWhenAllowed) {
-  RoutingConfig config = config_of(4, 2);
+  RoutingConfig config = precomputed_config(4, 2);
   const Ids ids{2, -1};
   const std::vector<float> weights{0.5F, 7};
   const Ids packed{pack(2, 0x3F00), pack(-1, 0x40E0)};
@@ -135,7 +132,7 @@ TEST(RoutePrecomputed, IdsOutOfRangeAreRefusedBeforeAnythingIsWritten) {
   for (const bool allows_empty : {false, true}) {
     for (const int32_t id : {4, 5, -2, 32767, 65536, std::numeric_limits<int32_t>::min(),
                              std::numeric_limits<int32_t>::max()}) {
-      RoutingConfig config = config_of(4, 2);
+      RoutingConfig config = precomputed_config(4, 2);
       config.options.negative_one_is_empty = allows_empty;
       config.shared_experts = 1;  // Id 4 exists, but not as a routed expert.
       const Vector ids = Vector::of(DType::kI32, Ids{0, 1, 2, id, 9, 9});
@@ -155,15 +152,16 @@ TEST(RoutePrecomputed, IdsOutOfRangeAreRefusedBeforeAnythingIsWritten) {
 
 TEST(RoutePacked, IdsOutOfRangeAreRefused) {
   for (const int32_t id : {8, 32767, -2, -32768}) {
-    expect_error(ErrorKind::kInvalidArgument,
-                 {"routing.packed", "0 to 7", "got " + std::to_string(id), "index 2"}, [&] {
-                   route_packed({pack(0, 1), pack(7, 1), pack(id, 0xBF80)}, config_of(8, 1));
-                 });
+    expect_error(
+        ErrorKind::kInvalidArgument,
+        {"routing.packed", "0 to 7", "got " + std::to_string(id), "index 2"}, [&] {
+          route_packed({pack(0, 1), pack(7, 1), pack(id, 0xBF80)}, precomputed_config(8, 1));
+        });
   }
 }
 
 TEST(RoutePrecomputed, NoTokensIsASuccess) {
-  const RoutingConfig config = config_of(8, 2);
+  const RoutingConfig config = precomputed_config(8, 2);
   const TensorView none = TensorView::contiguous(nullptr, DType::kI32, {0, 2});
   EXPECT_TRUE(route_everywhere({.packed = none}, config).ids.empty());
   EXPECT_TRUE(route_everywhere({.ids = none}, config).ids.empty());

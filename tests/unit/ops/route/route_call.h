@@ -23,6 +23,20 @@ struct Routed {
   bool operator==(const Routed&) const = default;
 };
 
+// The results of one token are written down in tests with these types.
+using Ids = std::vector<int32_t>;
+using Bits = std::vector<uint32_t>;
+
+inline RoutingConfig config_of(RoutingMethod method, int64_t experts, int32_t top_k) {
+  return {.method = method, .experts = static_cast<int32_t>(experts), .top_k = top_k};
+}
+inline RoutingConfig grouped(int64_t experts, int32_t top_k, int32_t n_group, int32_t topk_group) {
+  RoutingConfig config = config_of(RoutingMethod::kDeepSeekV3, experts, top_k);
+  config.n_group = n_group;
+  config.topk_group = topk_group;
+  return config;
+}
+
 // replay_rows: rows of the replay buffer, none without.
 Routed route_everywhere(const Routing& routing, const RoutingConfig& config,
                         std::optional<int64_t> replay_rows = {});

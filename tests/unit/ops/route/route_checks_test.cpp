@@ -17,7 +17,7 @@ constexpr int64_t kExperts = 8;
 constexpr int64_t kTopK = 2;
 
 // A call that works, for a test to break.
-struct Call {
+struct RouteCall {
   Matrix logits =
       Matrix::filled({.dtype = DType::kF32, .rows = kTokens, .cols = kExperts}, Fill::kNormal, 1);
   Vector bias = Vector::of(DType::kF32, std::vector<float>(kExperts, 0.0F));
@@ -30,7 +30,7 @@ struct Call {
   Routing routing;
   RouteOutputs outputs;
 
-  Call() {
+  RouteCall() {
     routing.logits = logits.view();
     outputs.ids = TensorView::contiguous(ids.data(), DType::kI32, {kTokens, kTopK});
     outputs.weights = TensorView::contiguous(weights.data(), DType::kF32, {kTokens, kTopK});
@@ -51,8 +51,8 @@ struct Call {
 };
 
 void expect_refused(const std::vector<std::string>& fragments,
-                    const std::function<void(Call&)>& change) {
-  Call call;
+                    const std::function<void(RouteCall&)>& change) {
+  RouteCall call;
   change(call);
   expect_error(ErrorKind::kInvalidArgument, fragments,
                [&] { route(call.routing, call.config, call.outputs); });
@@ -63,12 +63,12 @@ void expect_refused(const std::vector<std::string>& fragments,
 }
 
 TEST(RouteChecks, TheCallsThatTestsBreakWork) {
-  Call logits;
+  RouteCall logits;
   EXPECT_NO_THROW(route(logits.routing, logits.config, logits.outputs));
-  Call ids;
+  RouteCall ids;
   ids.use_ids();
   EXPECT_NO_THROW(route(ids.routing, ids.config, ids.outputs));
-  Call packed;
+  RouteCall packed;
   packed.use_packed();
   packed.config.options.negative_one_is_empty = true;
   EXPECT_NO_THROW(route(packed.routing, packed.config, packed.outputs));
@@ -76,71 +76,72 @@ TEST(RouteChecks, TheCallsThatTestsBreakWork) {
 
 TEST(RouteChecks, ExactlyOneInputIsNeeded) {
   expect_refused({"routing", "exactly one of logits, packed and ids", "none"},
-                 [](Call& call) { call.routing = {}; });
-  expect_refused({"exactly one", "logits ids"},
-                 [](Call& call) { call.routing.ids = call.given(call.precomputed, DType::kI32); });
-  expect_refused({"exactly one", "packed ids"}, [](Call& call) {
+                 [](RouteCall& call) { call.routing = {}; });
+  expect_refused({"exactly one", "logits ids"}, [](RouteCall& call) {
+    call.routing.ids = call.given(call.precomputed, DType::kI32);
+  });
+  expect_refused({"exactly one", "packed ids"}, [](RouteCall& call) {
     call.use_packed();
     call.routing.ids = call.routing.packed;
   });
 }
 
 TEST(RouteChecks, WhatBelongsToAnotherInputIsRefused) {
-  expect_refused({"routing.weights", "with ids only"}, [](Call& call) {
+  expect_refused({"routing.weights", "with ids only"}, [](RouteCall& call) {
     call.routing.weights = call.given(call.given_weights, DType::kF32);
   });
-  expect_refused({"routing.weights", "with ids only"}, [](Call& call) {
+  expect_refused({"routing.weights", "with ids only"}, [](RouteCall& call) {
     call.use_packed();
     call.routing.weights = call.given(call.given_weights, DType::kF32);
   });
-  expect_refused({"routing.bias", "precomputed"}, [](Call& call) {
+  expect_refused({"routing.bias", "precomputed"}, [](RouteCall& call) {
     call.use_ids();
     call.routing.bias = call.bias.view();
   });
   expect_refused({"routing.bias", "renormalize", "no bias"},
-                 [](Call& call) { call.routing.bias = call.bias.view(); });
+                 [](RouteCall& call) { call.routing.bias = call.bias.view(); });
 }
 
 TEST(RouteChecks, TheConfigurationIsChecked) {
-  expect_refused({"config.top_k", "got 9"}, [](Call& call) { call.config.top_k = 9; });
+  expect_refused({"config.top_k", "got 9"}, [](RouteCall& call) { call.config.top_k = 9; });
 }
 
 TEST(RouteChecks, InputsMustHaveTheirTypeAndShape) {
   expect_refused({"routing.logits", "F32 or BF16 or F16", "F64"},
-                 [](Call& call) { call.routing.logits.dtype = DType::kF64; });
+                 [](RouteCall& call) { call.routing.logits.dtype = DType::kF64; });
   expect_refused({"routing.logits", "[tokens, 8]", "F32[3, 7]"},
-                 [](Call& call) { call.routing.logits.shape[1] = 7; });
+                 [](RouteCall& call) { call.routing.logits.shape[1] = 7; });
   expect_refused({"routing.logits", "[tokens, 8]"},
-                 [](Call& call) { call.routing.logits.rank = 1; });
+                 [](RouteCall& call) { call.routing.logits.rank = 1; });
   expect_refused({"routing.logits", "row stride"},
-                 [](Call& call) { call.routing.logits.strides[0] = 7; });
+                 [](RouteCall& call) { call.routing.logits.strides[0] = 7; });
   expect_refused({"routing.logits", "stride 1"},
-                 [](Call& call) { call.routing.logits.strides[1] = 2; });
+                 [](RouteCall& call) { call.routing.logits.strides[1] = 2; });
   expect_refused({"routing.logits", "null"},
-                 [](Call& call) { call.routing.logits.data = nullptr; });
-  expect_refused({"routing.bias", "8 values"}, [](Call& call) {
+                 [](RouteCall& call) { call.routing.logits.data = nullptr; });
+  expect_refused({"routing.bias", "8 values"}, [](RouteCall& call) {
     call.config.method = RoutingMethod::kMiniMax2;
     call.routing.bias = call.bias.view();
     call.routing.bias.shape[0] = 7;
   });
-  expect_refused({"routing.bias", "F32 or BF16", "F16"}, [](Call& call) {
+  expect_refused({"routing.bias", "F32 or BF16", "F16"}, [](RouteCall& call) {
     call.config.method = RoutingMethod::kMiniMax2;
     call.routing.bias = call.bias.view();
     call.routing.bias.dtype = DType::kF16;
   });
-  expect_refused({"routing.packed", "I32", "I64"}, [](Call& call) {
+  expect_refused({"routing.packed", "I32", "I64"}, [](RouteCall& call) {
     call.use_packed();
     call.routing.packed.dtype = DType::kI64;
   });
-  expect_refused({"routing.ids", "[tokens, 2]"}, [](Call& call) {
+  expect_refused({"routing.ids", "[tokens, 2]"}, [](RouteCall& call) {
     call.use_ids();
     call.routing.ids.shape[1] = 3;
   });
-  expect_refused({"routing.weights", "[3, 2]", "F32[2, 2]"}, [](Call& call) {
+  expect_refused({"routing.weights", "[3, 2]", "F32[2, 2]"}, [](RouteCall& call) {
     call.use_ids();
     call.routing.weights.shape[0] = 2;
   });
-  expect_refused({"routing.ids", "dense"}, [](Call& call) {
+  expect_refused({"routing.ids", "dense"}, [](RouteCall& call) {
     call.use_ids();
     call.routing.ids.strides[0] = 3;
   });
@@ -148,20 +149,21 @@ TEST(RouteChecks, InputsMustHaveTheirTypeAndShape) {
 
 TEST(RouteChecks, OutputsMustHaveTheirTypeAndShape) {
   expect_refused({"outputs.ids", "[3, 2]", "I32[2, 2]"},
-                 [](Call& call) { call.outputs.ids.shape[0] = 2; });
-  expect_refused({"outputs.ids", "[3, 3]"}, [](Call& call) { call.config.shared_experts = 1; });
+                 [](RouteCall& call) { call.outputs.ids.shape[0] = 2; });
+  expect_refused({"outputs.ids", "[3, 3]"},
+                 [](RouteCall& call) { call.config.shared_experts = 1; });
   expect_refused({"outputs.ids", "I32", "I64"},
-                 [](Call& call) { call.outputs.ids.dtype = DType::kI64; });
-  expect_refused({"outputs.ids", "[3, 2]"}, [](Call& call) { call.outputs.ids = {}; });
+                 [](RouteCall& call) { call.outputs.ids.dtype = DType::kI64; });
+  expect_refused({"outputs.ids", "[3, 2]"}, [](RouteCall& call) { call.outputs.ids = {}; });
   expect_refused({"outputs.weights", "F32", "BF16"},
-                 [](Call& call) { call.outputs.weights.dtype = DType::kBF16; });
+                 [](RouteCall& call) { call.outputs.weights.dtype = DType::kBF16; });
   expect_refused({"outputs.weights", "device", "cuda:0"},
-                 [](Call& call) { call.outputs.weights.device.type = DeviceType::kCuda; });
+                 [](RouteCall& call) { call.outputs.weights.device.type = DeviceType::kCuda; });
   expect_refused({"outputs.replay", "I16", "I32"},
-                 [](Call& call) { call.outputs.replay.dtype = DType::kI32; });
+                 [](RouteCall& call) { call.outputs.replay.dtype = DType::kI32; });
   expect_refused({"outputs.replay", "at least 3 rows"},
-                 [](Call& call) { call.outputs.replay.shape[0] = 2; });
-  expect_refused({"outputs.replay", "shared experts"}, [](Call& call) {
+                 [](RouteCall& call) { call.outputs.replay.shape[0] = 2; });
+  expect_refused({"outputs.replay", "shared experts"}, [](RouteCall& call) {
     call.config.top_k = 1;
     call.config.shared_experts = 1;
   });
@@ -169,15 +171,15 @@ TEST(RouteChecks, OutputsMustHaveTheirTypeAndShape) {
 
 TEST(RouteChecks, OutputsMustNotOverlap) {
   expect_refused({"outputs.ids", "overlaps", "outputs.weights"},
-                 [](Call& call) { call.outputs.weights.data = call.outputs.ids.data; });
-  expect_refused({"outputs.ids", "overlaps", "routing.ids"}, [](Call& call) {
+                 [](RouteCall& call) { call.outputs.weights.data = call.outputs.ids.data; });
+  expect_refused({"outputs.ids", "overlaps", "routing.ids"}, [](RouteCall& call) {
     call.use_ids();
     call.outputs.ids.data = call.routing.ids.data;
   });
 }
 
 TEST(RouteChecks, SlotsMustBeCountableInInt32) {
-  expect_refused({"2^31 slots", "1073741824 tokens x 2"}, [](Call& call) {
+  expect_refused({"2^31 slots", "1073741824 tokens x 2"}, [](RouteCall& call) {
     call.use_packed();
     call.routing.packed.shape[0] = int64_t{1} << 30;
   });
@@ -185,7 +187,7 @@ TEST(RouteChecks, SlotsMustBeCountableInInt32) {
 
 TEST(RouteChecks, AnOtherDeviceHasNoImplementationHere) {
   if (build_has_cuda()) GTEST_SKIP();
-  Call call;
+  RouteCall call;
   for (TensorView* view :
        {&call.routing.logits, &call.outputs.ids, &call.outputs.weights, &call.outputs.replay}) {
     view->device.type = DeviceType::kCuda;

@@ -1,40 +1,26 @@
 // Every method on cases small enough to compute by hand (moe spec 4.2, 4.3).
 #include <cmath>
-#include <limits>
 
 #include <gtest/gtest.h>
 
 #include "base/host_device.h"
 #include "route_call.h"
+#include "support/special_floats.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-using Ids = std::vector<int32_t>;
 using Weights = std::vector<float>;
-using Bits = std::vector<uint32_t>;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNan = bits_float(0x7FC00000U);
 const float kNegativeNan = bits_float(0xFFC00000U);
 constexpr uint32_t kCanonicalNan = 0x7FFFFFFFU;
 // exp(-100), rounded to a denormal.
 constexpr float kExpMinus100 = 0x1.bp-145F;
 
-RoutingConfig config_of(RoutingMethod method, size_t experts, int32_t top_k) {
-  return {.method = method, .experts = static_cast<int32_t>(experts), .top_k = top_k};
-}
-
 RoutingConfig deepseek(size_t experts, int32_t top_k, float scale) {
   RoutingConfig config = config_of(RoutingMethod::kDeepSeekV3, experts, top_k);
   config.routed_scale = scale;
-  return config;
-}
-
-RoutingConfig grouped(size_t experts, int32_t top_k, int32_t n_group, int32_t topk_group) {
-  RoutingConfig config = config_of(RoutingMethod::kDeepSeekV3, experts, top_k);
-  config.n_group = n_group;
-  config.topk_group = topk_group;
   return config;
 }
 
@@ -165,11 +151,11 @@ TEST(RouteGroups, AMaskedExpertNeverBeatsANegativeKey) {
 }
 
 TEST(RouteGroups, KeptKeysOfNegativeInfinityComeBeforeMaskedExperts) {
-  const std::vector<float> keys{5, 5, -kInfinity, 9, -1, -1};
+  const std::vector<float> keys{5, 5, -kFloatInfinity, 9, -1, -1};
   const Routed routed = route_row(logits_of_zero(6), grouped(6, 3, 2, 1), keys);
   EXPECT_EQ(routed.ids_of(0), (Ids{0, 1, 2}));
   // Both groups at -Inf: the first stays.
-  const std::vector<float> none(6, -kInfinity);
+  const std::vector<float> none(6, -kFloatInfinity);
   EXPECT_EQ(route_row(logits_of_zero(6), grouped(6, 3, 2, 1), none).ids_of(0), (Ids{0, 1, 2}));
 }
 
@@ -200,7 +186,7 @@ TEST(RouteOrder, NegativeZeroRanksBelowPositiveZero) {
 }
 
 TEST(RouteOrder, NanLogitsRankBeyondTheInfinitiesBySign) {
-  const std::vector<float> logits{1, kNan, kInfinity, kNegativeNan, -kInfinity};
+  const std::vector<float> logits{1, kNan, kFloatInfinity, kNegativeNan, -kFloatInfinity};
   const Routed routed = route_row(logits, config_of(RoutingMethod::kTopK, 5, 5));
   EXPECT_EQ(routed.ids_of(0), (Ids{1, 2, 0, 4, 3}));
   EXPECT_EQ(routed.weight_bits_of(0),
@@ -217,7 +203,7 @@ TEST(RouteOrder, TheSigmoidOfAnyNanRanksFirst) {
 }
 
 TEST(RouteSoftmax, ARowOfNegativeInfinityGivesNanWeightsAndValidIds) {
-  const std::vector<float> logits(5, -kInfinity);
+  const std::vector<float> logits(5, -kFloatInfinity);
   for (const auto method :
        {RoutingMethod::kDefault, RoutingMethod::kRenormalize, RoutingMethod::kRenormalizeNaive}) {
     const Routed routed = route_row(logits, config_of(method, 5, 3));
@@ -227,7 +213,7 @@ TEST(RouteSoftmax, ARowOfNegativeInfinityGivesNanWeightsAndValidIds) {
 }
 
 TEST(RouteSoftmax, ASelectedNegativeInfinityWeighsZeroBesideNumbers) {
-  const std::vector<float> logits{-kInfinity, 2, -kInfinity};
+  const std::vector<float> logits{-kFloatInfinity, 2, -kFloatInfinity};
   for (const auto method : {RoutingMethod::kDefault, RoutingMethod::kRenormalize}) {
     const Routed routed = route_row(logits, config_of(method, 3, 2));
     EXPECT_EQ(routed.ids_of(0), (Ids{1, 0}));

@@ -11,12 +11,6 @@
 namespace narrowfloat::testing {
 namespace {
 
-using Ids = std::vector<int32_t>;
-
-RoutingConfig config_of(RoutingMethod method, int32_t experts, int32_t top_k) {
-  return {.method = method, .experts = experts, .top_k = top_k};
-}
-
 Rows random_rows(int64_t tokens, int64_t experts, uint64_t seed) {
   Random random(seed);
   Rows rows(static_cast<size_t>(tokens));

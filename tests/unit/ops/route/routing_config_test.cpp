@@ -6,21 +6,11 @@
 #include <gtest/gtest.h>
 
 #include "narrowfloat/route.h"
+#include "route_call.h"
 #include "support/expect_error.h"
 
 namespace narrowfloat::testing {
 namespace {
-
-RoutingConfig config_of(RoutingMethod method, int32_t experts, int32_t top_k) {
-  return {.method = method, .experts = experts, .top_k = top_k};
-}
-
-RoutingConfig grouped(int32_t experts, int32_t top_k, int32_t n_group, int32_t topk_group) {
-  RoutingConfig config = config_of(RoutingMethod::kDeepSeekV3, experts, top_k);
-  config.n_group = n_group;
-  config.topk_group = topk_group;
-  return config;
-}
 
 void expect_refused(const RoutingConfig& config, const std::vector<std::string>& fragments) {
   expect_error(ErrorKind::kInvalidArgument, fragments, [&] { check_routing_config(config); });

@@ -13,8 +13,6 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr auto kInvalid = ErrorKind::kInvalidArgument;
-
 template <size_t kRows>
 std::array<uint8_t, kRows> shuffled(int64_t tile) {
   std::array<uint8_t, kRows> rows;

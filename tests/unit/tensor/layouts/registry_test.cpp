@@ -32,7 +32,7 @@ TEST(ScaleLayouts, AreBijectionsForAllSmallImages) {
   for (int64_t rows = 1; rows <= 300; ++rows) {
     for (int64_t blocks = 1; blocks <= 20; ++blocks) {
       AllLayouts::for_each([&]<typename Layout>() { check_bijection<Layout>(rows, blocks); });
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }
@@ -59,7 +59,7 @@ TEST(ScaleLayouts, PlaceInvertsOffsetAlsoInThePadding) {
   for (const int64_t rows : {1, 4, 7, 8, 9, 31, 127, 128, 129, 300}) {
     for (int64_t blocks = 1; blocks <= 20; ++blocks) {
       AllLayouts::for_each([&]<typename Layout>() { check_inverse<Layout>(rows, blocks); });
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }
@@ -97,13 +97,13 @@ TEST(ScaleLayouts, PadToWholeTiles) {
     const ImageExtents image = Layout::padded({rows, blocks});
     return std::pair(image.rows, image.blocks);
   };
-  using Extents = std::pair<int64_t, int64_t>;
-  EXPECT_EQ(padded.operator()<LinearLayout>(129, 5), (Extents{129, 5}));
-  EXPECT_EQ(padded.operator()<Swizzled128x4Layout>(129, 5), (Extents{256, 8}));
-  EXPECT_EQ(padded.operator()<Swizzled128x4Layout>(128, 4), (Extents{128, 4}));
-  EXPECT_EQ(padded.operator()<Swizzled8x4Layout>(129, 5), (Extents{136, 8}));
-  EXPECT_EQ(padded.operator()<MnMajorLayout>(129, 5), (Extents{132, 5}));
-  EXPECT_EQ(padded.operator()<Swizzled128x4Layout>(0, 5), (Extents{0, 8}));
+  using Padded = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(padded.operator()<LinearLayout>(129, 5), (Padded{129, 5}));
+  EXPECT_EQ(padded.operator()<Swizzled128x4Layout>(129, 5), (Padded{256, 8}));
+  EXPECT_EQ(padded.operator()<Swizzled128x4Layout>(128, 4), (Padded{128, 4}));
+  EXPECT_EQ(padded.operator()<Swizzled8x4Layout>(129, 5), (Padded{136, 8}));
+  EXPECT_EQ(padded.operator()<MnMajorLayout>(129, 5), (Padded{132, 5}));
+  EXPECT_EQ(padded.operator()<Swizzled128x4Layout>(0, 5), (Padded{0, 8}));
 }
 
 TEST(ScaleLayouts, AreListedInTheOrderOfTheirIds) {
