@@ -56,13 +56,15 @@ python_tests() {
 
 # The wheel as `pip install .` makes it, without a network, and its tests, in .venv. ccache knows
 # the objects of the preset cpu again if the compiler has the same name, so it is named as CMake
-# does; scikit-build-core would take the name that Python was built with. The CUDA part is left out:
-# its objects are those of the preset sm90, and nothing here could run them.
+# does; scikit-build-core would take the name that Python was built with; and warnings are errors as
+# there. The CUDA part is left out: its objects are those of the preset sm90, and nothing here could
+# run them.
 python_package_tests() {
   rm -rf build/wheel
   CC=cc CXX=c++ .venv/bin/pip wheel --quiet --disable-pip-version-check --no-build-isolation \
     --no-deps --config-settings=build-dir=build/python \
-    --config-settings=cmake.define.NARROWFLOAT_CUDA=OFF --wheel-dir build/wheel .
+    --config-settings=cmake.define.NARROWFLOAT_CUDA=OFF \
+    --config-settings=cmake.define.NARROWFLOAT_WERROR=ON --wheel-dir build/wheel .
   .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
   NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/cpu/tests/bin \

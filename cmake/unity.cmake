@@ -1,11 +1,11 @@
 # Unity builds (CMAKE_UNITY_BUILD=ON, as test.sh has it): the sources of a group compile as one,
 # which takes a third of the time. A group is a folder. In src/ops, where the implementations of one
-# operation have functions of the same names, it is one implementation of all operations; those for
-# a GPU, of which an operation may have several, stay alone.
+# operation have functions of the same names, it is one implementation of all operations, and those
+# for GPUs compile alone.
 function(narrowfloat_unity_groups target)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
-    if(NOT source MATCHES "\\.cpp$" OR source MATCHES "_sm90\\.cpp$")
+    if(NOT source MATCHES "\\.cpp$" OR source MATCHES "(/sm90/|_sm90\\.cpp$)")
       continue()
     endif()
     cmake_path(GET source PARENT_PATH folder)

@@ -1,4 +1,7 @@
 # Compile options of every target of this project, as the interface target narrowfloat_options.
+if(NARROWFLOAT_WERROR)
+  set(warnings_are_errors -Werror)
+endif()
 add_library(narrowfloat_options INTERFACE)
 target_compile_options(
   narrowfloat_options
@@ -7,7 +10,7 @@ target_compile_options(
             -Wpedantic
             -Wconversion
             -Wshadow
-            -Werror
+            ${warnings_are_errors}
             # Designated initialisers leave members at their defaults on purpose.
             -Wno-missing-field-initializers
             # A false positive of g++ 12 inside fmt's parser, once it is inlined.

@@ -48,6 +48,7 @@ fi
 if $with_tests; then
   need_program git git
   need_program ccache ccache  # The presets cpu and sm90 share their C++ objects through it.
+  need_program pkg-config pkgconf
   need_program clang-format-14 clang-format-14
   need_program clang-tidy-14 clang-tidy-14
   python3 -c 'import ensurepip, venv' 2> /dev/null || missing+=(python3-venv)

@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/tensor.h"
 
@@ -34,10 +35,10 @@ struct ActivationInfo {
   // Parameters it reads; the others must keep their defaults.
   bool has_alpha, has_beta, has_limits;
 };
-std::span<const ActivationInfo> all_activations();
-const ActivationInfo& activation_info(ActivationKind kind);
-std::string_view name(ActivationKind kind);
-ActivationKind parse_activation(std::string_view text);
+NARROWFLOAT_API std::span<const ActivationInfo> all_activations();
+NARROWFLOAT_API const ActivationInfo& activation_info(ActivationKind kind);
+NARROWFLOAT_API std::string_view name(ActivationKind kind);
+NARROWFLOAT_API ActivationKind parse_activation(std::string_view text);
 
 // Every field is explicit; the factories only spell common choices.
 struct Activation {
@@ -51,17 +52,17 @@ struct Activation {
 
   static Activation swiglu() { return {}; }
   // gpt-oss: 1.702, 1, 7.
-  static Activation swiglu_oai(float alpha, float beta, float limit);
-  static Activation swiglu_step(float limit);
-  static Activation situ(float gate_scale, float up_scale);
+  NARROWFLOAT_API static Activation swiglu_oai(float alpha, float beta, float limit);
+  NARROWFLOAT_API static Activation swiglu_step(float limit);
+  NARROWFLOAT_API static Activation situ(float gate_scale, float up_scale);
   // One without parameters.
-  static Activation plain(ActivationKind kind);
+  NARROWFLOAT_API static Activation plain(ActivationKind kind);
 };
 
 // Throws kInvalidArgument for parameters that the kind does not read, and for values it has no
 // meaning for: limits below 0, tanh scales of kSituGlu that are not above 0, NaN. Values per expert
 // are not looked at.
-void check_activation(const Activation& activation);
+NARROWFLOAT_API void check_activation(const Activation& activation);
 
 struct ActivateArgs {
   // u and g of the rows: F32, F64 or BF16 [rows, F1], or F8_E4M3 with F32 1x128 scales. F64 is
@@ -90,6 +91,6 @@ struct ActivateArgs {
 
 // h = activation(u, g), requantized to `format` with the bits of the library's quantizers in exact
 // mode (kFp8Group by the rule reciprocal; kNvfp4PerToken rounds h to bf16 first).
-void activate(const ActivateArgs& args, Stream stream = {});
+NARROWFLOAT_API void activate(const ActivateArgs& args, Stream stream = {});
 
 }  // namespace narrowfloat

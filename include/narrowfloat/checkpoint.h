@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/format.h"
 #include "narrowfloat/quantize.h"
 #include "narrowfloat/safetensors.h"
@@ -25,7 +26,7 @@ struct CheckpointTensor {
 
 // A file or a directory (index and shards, or one file), opened and validated: every indexed tensor
 // is in its file and nowhere else. Throws kIo or kCorruptData.
-class Checkpoint {
+class NARROWFLOAT_API Checkpoint {
  public:
   explicit Checkpoint(const std::string& path, const SafetensorsOptions& options = {});
 
@@ -67,11 +68,11 @@ struct ConventionInfo {
   FormatId format;
   bool is_written = true;  // By quantize_checkpoint; else the convention is only read.
 };
-std::span<const ConventionInfo> all_conventions();
-const ConventionInfo& convention_info(Convention convention);
+NARROWFLOAT_API std::span<const ConventionInfo> all_conventions();
+NARROWFLOAT_API const ConventionInfo& convention_info(Convention convention);
 // Also takes "nvfp4", "mxfp4" and "mxfp8" for the compressed-tensors convention. Throws
 // kInvalidArgument that lists the accepted names.
-Convention parse_convention(std::string_view text);
+NARROWFLOAT_API Convention parse_convention(std::string_view text);
 
 // One tensor as a model sees it: plain, or codes and scales together.
 struct LogicalTensor {
@@ -86,20 +87,20 @@ struct LogicalTensor {
   bool is_transposed = false;
   uint64_t size_bytes = 0;  // All parts.
 
-  [[nodiscard]] int64_t num_elements() const;
-  [[nodiscard]] double bits_per_element() const;
+  [[nodiscard]] NARROWFLOAT_API int64_t num_elements() const;
+  [[nodiscard]] NARROWFLOAT_API double bits_per_element() const;
 };
 
 // Decides by the declared quantization together with dtypes and shapes, never by a name alone.
 // Throws kCorruptData where they contradict each other, a companion is missing or has a wrong
 // shape; kUnsupported for a declared method that is not readable.
-std::vector<LogicalTensor> recognise(const Checkpoint& checkpoint);
+NARROWFLOAT_API std::vector<LogicalTensor> recognise(const Checkpoint& checkpoint);
 
 // Shell-style patterns over tensor names: `*` any run of characters (dots and slashes too), `?` any
 // one character, `[abc]`, `[a-z]`, `[!a-z]` one of a set. There is no escape character: `[*]` is a
 // star, and a `[` without its `]` stands for itself. True if all of `text` matches. Time is at most
 // pattern times text, whatever the pattern.
-bool glob_matches(std::string_view pattern, std::string_view text);
+NARROWFLOAT_API bool glob_matches(std::string_view pattern, std::string_view text);
 
 enum class ScaleSearch : int { kAmax = 0, kFourOverSix = 1 };
 
@@ -175,8 +176,9 @@ struct CheckpointReport {
 
 // SRC and DST: a .safetensors file each, or a directory each. Throws before anything is written, or
 // leaves no file that loads.
-CheckpointReport quantize_checkpoint(const std::string& source, const std::string& target,
-                                     const QuantizeCheckpointOptions& options);
+NARROWFLOAT_API CheckpointReport quantize_checkpoint(const std::string& source,
+                                                     const std::string& target,
+                                                     const QuantizeCheckpointOptions& options);
 
 struct DequantizeCheckpointOptions {
   DType dtype = DType::kBF16;  // BF16, F16 or F32.
@@ -187,8 +189,9 @@ struct DequantizeCheckpointOptions {
   std::function<void(const ProgressEvent&)> progress;
   std::function<bool()> cancelled;
 };
-CheckpointReport dequantize_checkpoint(const std::string& source, const std::string& target,
-                                       const DequantizeCheckpointOptions& options);
+NARROWFLOAT_API CheckpointReport dequantize_checkpoint(const std::string& source,
+                                                       const std::string& target,
+                                                       const DequantizeCheckpointOptions& options);
 
 struct TensorDiff {
   std::string name;
@@ -205,6 +208,6 @@ struct CheckpointDiff {
   std::vector<std::string> warnings;  // Of the readers of A and B.
 };
 // Compares logical tensors: quantized ones are dequantized. Non-tensor files are not compared.
-CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b);
+NARROWFLOAT_API CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b);
 
 }  // namespace narrowfloat

@@ -2,6 +2,7 @@
 // spec 6.6).
 #pragma once
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -15,7 +16,7 @@ namespace narrowfloat {
 //   out          BF16, F16 or F32 [T, N], N <= H: the last columns are dropped
 // Rounds once. The same bits on every device. A row that does not exist is an error on the CPU and
 // a slot to skip on a GPU, where the rows of slot_rows and out lie multiples of 16 bytes apart.
-void combine(const TensorView& slot_rows, const TensorView& slot_to_row, const TensorView& weights,
-             const TensorView& out, Stream stream = {});
+NARROWFLOAT_API void combine(const TensorView& slot_rows, const TensorView& slot_to_row,
+                             const TensorView& weights, const TensorView& out, Stream stream = {});
 
 }  // namespace narrowfloat

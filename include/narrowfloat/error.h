@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "narrowfloat/export.h"
+
 namespace narrowfloat {
 
 enum class ErrorKind : int {
@@ -16,9 +18,9 @@ enum class ErrorKind : int {
   kDevice = 5,           // A device fault, or a bug of the library.
 };
 
-std::string_view to_string(ErrorKind kind);
+NARROWFLOAT_API std::string_view to_string(ErrorKind kind);
 
-class Error : public std::runtime_error {
+class NARROWFLOAT_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
   [[nodiscard]] ErrorKind kind() const noexcept { return kind_; }

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -71,23 +72,23 @@ struct FormatInfo {
 };
 
 // All formats, in the order of FormatId.
-std::span<const FormatInfo> all_formats();
-const FormatInfo& format_info(FormatId id);
+NARROWFLOAT_API std::span<const FormatInfo> all_formats();
+NARROWFLOAT_API const FormatInfo& format_info(FormatId id);
 
-std::string_view name(FormatId id);
-std::string_view name(ScaleType type);
-std::string_view name(ScaleLayoutId layout);
-std::string_view name(MathMode mode);
-std::string_view name(Ue8m0Rounding rounding);
+NARROWFLOAT_API std::string_view name(FormatId id);
+NARROWFLOAT_API std::string_view name(ScaleType type);
+NARROWFLOAT_API std::string_view name(ScaleLayoutId layout);
+NARROWFLOAT_API std::string_view name(MathMode mode);
+NARROWFLOAT_API std::string_view name(Ue8m0Rounding rounding);
 
 // Inverses of name(). Throw kInvalidArgument that lists the accepted spellings.
-FormatId parse_format(std::string_view text);
-ScaleLayoutId parse_scale_layout(std::string_view text);
-MathMode parse_math_mode(std::string_view text);
-Ue8m0Rounding parse_ue8m0_rounding(std::string_view text);
+NARROWFLOAT_API FormatId parse_format(std::string_view text);
+NARROWFLOAT_API ScaleLayoutId parse_scale_layout(std::string_view text);
+NARROWFLOAT_API MathMode parse_math_mode(std::string_view text);
+NARROWFLOAT_API Ue8m0Rounding parse_ue8m0_rounding(std::string_view text);
 
 // Bytes of one stored scale: 1 or 4.
-int bytes(ScaleType type);
+NARROWFLOAT_API int bytes(ScaleType type);
 
 // A scale image, or `batch` of them one after another. Rows and blocks are logical: what the layout
 // pads them to is part of the image (and always zero).
@@ -103,14 +104,14 @@ struct ScaleView {
 };
 
 // Scales in one image of rows x blocks, padding included (quantization spec 8.2).
-int64_t scale_image_size(ScaleLayoutId layout, int64_t rows, int64_t blocks);
+NARROWFLOAT_API int64_t scale_image_size(ScaleLayoutId layout, int64_t rows, int64_t blocks);
 // FP8 1x128 with row groups (spec 8.6): first scale row of group `group`, whose rows start at
 // `row_offset`; with group = number of groups and row_offset = all rows, the rows of the image.
 // REQUIRES: both >= 0, row_offset + 31 * group below 2^63.
-int64_t grouped_scale_row(int64_t row_offset, int64_t group);
+NARROWFLOAT_API int64_t grouped_scale_row(int64_t row_offset, int64_t group);
 // Position of the scale of (row, block) in an image, in scales.
-int64_t scale_offset(ScaleLayoutId layout, int64_t row, int64_t block, int64_t rows,
-                     int64_t blocks);
+NARROWFLOAT_API int64_t scale_offset(ScaleLayoutId layout, int64_t row, int64_t block, int64_t rows,
+                                     int64_t blocks);
 
 // A quantized [batch, rows, cols] tensor.
 struct QuantizedView {
@@ -146,8 +147,8 @@ struct QuantizedLayout {
   int64_t global_scales;  // F32 values: 0, 1, rows or batch by the axis; per token batch * rows.
 
   // Views over caller's buffers of exactly these sizes.
-  [[nodiscard]] QuantizedView bind(void* values, void* scales, float* global_scale,
-                                   Device device = {}) const;
+  [[nodiscard]] NARROWFLOAT_API QuantizedView bind(void* values, void* scales, float* global_scale,
+                                                   Device device = {}) const;
 };
 
 struct QuantizedLayoutOptions {
@@ -162,7 +163,7 @@ struct QuantizedLayoutOptions {
 
 // Throws kInvalidArgument for a negative extent, a K the format cannot split into blocks, an
 // illegal layout, or sizes beyond 63 bits.
-QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
-                                 const QuantizedLayoutOptions& options = {});
+NARROWFLOAT_API QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
+                                                 const QuantizedLayoutOptions& options = {});
 
 }  // namespace narrowfloat

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "narrowfloat/activation.h"
+#include "narrowfloat/export.h"
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/tensor.h"
 
@@ -32,7 +33,7 @@ using ExpertSource = std::function<WeightView(int64_t expert)>;
 
 // Immutable, cheap to copy; may be used by several threads at once. A default-constructed one is
 // empty: whatever reads it throws kInvalidArgument.
-class GroupedWeights {
+class NARROWFLOAT_API GroupedWeights {
  public:
   // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have;
   // on a GPU up to 4 % more, rows and columns padded to 64 or 128. There their values start at a
@@ -108,11 +109,11 @@ struct GroupedGemmArgs {
 
 // Bytes of workspace for up to `a_rows` rows of `a`; never decreases as a_rows grows. Formulas:
 // docs/kernels/cpu_grouped_gemm.md, grouped_gemm_sm90.md.
-int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
-                               Accumulation accumulation);
+NARROWFLOAT_API int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
+                                               Accumulation accumulation);
 
 // Multiplies the valid rows of every tile. workspace: U8, aligned to 256 bytes, any contents.
-void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
-                  const TensorView& workspace, Stream stream = {});
+NARROWFLOAT_API void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
+                                  const TensorView& workspace, Stream stream = {});
 
 }  // namespace narrowfloat

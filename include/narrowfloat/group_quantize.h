@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -34,8 +35,9 @@ struct GroupQuantizeOptions {
 // shape, dense; its type chooses the code. scales: F32, dense, of the shape that the order gives.
 // On CUDA input and values start at 16 bytes, and rows of the input lie multiples of 16 bytes
 // apart. Checks come before anything is written (narrowfloat::Error); buffers must not overlap.
-void quantize_group_8bit(const TensorView& input, const TensorView& values,
-                         const TensorView& scales, const GroupQuantizeOptions& options = {},
-                         Stream stream = {});
+NARROWFLOAT_API void quantize_group_8bit(const TensorView& input, const TensorView& values,
+                                         const TensorView& scales,
+                                         const GroupQuantizeOptions& options = {},
+                                         Stream stream = {});
 
 }  // namespace narrowfloat

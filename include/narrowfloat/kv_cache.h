@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/format.h"
 #include "narrowfloat/tensor.h"
 
@@ -58,20 +59,21 @@ struct PagedKvCache {
 
 // input: BF16 or F16 [..., cols] of one row stride, cols a multiple of 16. output: values
 // [..., cols / 2] and scales [..., cols / 16], dense. decode_scale: default 1.
-void kv_quantize(const TensorView& input, const KvCodes& output, const KvScale& decode_scale = {},
-                 MathMode math = MathMode::kExact, Stream stream = {});
+NARROWFLOAT_API void kv_quantize(const TensorView& input, const KvCodes& output,
+                                 const KvScale& decode_scale = {}, MathMode math = MathMode::kExact,
+                                 Stream stream = {});
 
 // The way back. output: BF16, F16 or F32 [..., cols] of one row stride.
-void kv_dequantize(const KvCodes& input, const TensorView& output, const KvScale& decode_scale = {},
-                   Stream stream = {});
+NARROWFLOAT_API void kv_dequantize(const KvCodes& input, const TensorView& output,
+                                   const KvScale& decode_scale = {}, Stream stream = {});
 
 // Gathers the tokens of each sequence. block_tables: I32 or I64 [batch, max_pages], dense;
 // seq_lens: I32 or I64 [batch]. output_k, output_v: BF16, F16 or F32 (the same) [batch, max_seq,
 // heads, head_dim], strides free. Tokens at or beyond seq_lens[i], and those whose page is not in
 // the cache, keep what they hold.
-void kv_dequantize_paged(const PagedKvCache& cache, const TensorView& block_tables,
-                         const TensorView& seq_lens, const TensorView& output_k,
-                         const TensorView& output_v, Stream stream = {});
+NARROWFLOAT_API void kv_dequantize_paged(const PagedKvCache& cache, const TensorView& block_tables,
+                                         const TensorView& seq_lens, const TensorView& output_k,
+                                         const TensorView& output_v, Stream stream = {});
 
 // Where rows go: entry positions[i] % page_size of page
 // indices[indptr[batch_indices[i]] + positions[i] / page_size]. All I32 or all I64.
@@ -85,15 +87,15 @@ struct KvPositions {
 // Quantizes rows of keys and values into the cache. key, value: BF16 or F16 (the same)
 // [rows, heads, head_dim], strides of the first two axes free. A row is skipped whose request,
 // position or page does not exist; a position beyond the pages of its request counts as one.
-void kv_append_paged(const TensorView& key, const TensorView& value, const KvPositions& positions,
-                     const PagedKvCache& cache, MathMode math = MathMode::kExact,
-                     Stream stream = {});
+NARROWFLOAT_API void kv_append_paged(const TensorView& key, const TensorView& value,
+                                     const KvPositions& positions, const PagedKvCache& cache,
+                                     MathMode math = MathMode::kExact, Stream stream = {});
 
 // The same with slots: I32 or I64 [n], n <= rows, each page * page_size + entry. Rows with a slot
 // outside the cache (negative ones, say) are skipped, as are those from n on.
-void kv_append_slots(const TensorView& key, const TensorView& value, const TensorView& slots,
-                     const PagedKvCache& cache, MathMode math = MathMode::kExact,
-                     Stream stream = {});
+NARROWFLOAT_API void kv_append_slots(const TensorView& key, const TensorView& value,
+                                     const TensorView& slots, const PagedKvCache& cache,
+                                     MathMode math = MathMode::kExact, Stream stream = {});
 
 struct KvCacheQuantizeOptions {
   MathMode math = MathMode::kExact;
@@ -107,18 +109,19 @@ struct KvCacheQuantizeOptions {
 // in the order of output.layout, each page dense; page_size a multiple of 4, head_dim of 64.
 // output.k_scale, output.v_scale: F32 [1] tensors, which receive the decode scales 1 / encode
 // scale.
-void kv_quantize_paged_cache(const TensorView& key, const TensorView& value,
-                             const PagedKvCache& output, const KvCacheQuantizeOptions& options = {},
-                             Stream stream = {});
+NARROWFLOAT_API void kv_quantize_paged_cache(const TensorView& key, const TensorView& value,
+                                             const PagedKvCache& output,
+                                             const KvCacheQuantizeOptions& options = {},
+                                             Stream stream = {});
 
 // The order in which some attention kernels read the scales of V (spec 8.8). With S = head_dim /
 // 16, the scale of block s of token t moves, within its page and head, to token t/4*4 + s/(S/4),
 // position s%(S/4)*4 + t%4. input, output: F8_E4M3 or U8 [pages, page_size, heads, S] or in the
 // order of `layout`, page_size and S multiples of 4; strides free. kv_restore_v_scales is the way
 // back.
-void kv_reorder_v_scales(const TensorView& input, const TensorView& output, KvLayout layout,
-                         Stream stream = {});
-void kv_restore_v_scales(const TensorView& input, const TensorView& output, KvLayout layout,
-                         Stream stream = {});
+NARROWFLOAT_API void kv_reorder_v_scales(const TensorView& input, const TensorView& output,
+                                         KvLayout layout, Stream stream = {});
+NARROWFLOAT_API void kv_restore_v_scales(const TensorView& input, const TensorView& output,
+                                         KvLayout layout, Stream stream = {});
 
 }  // namespace narrowfloat

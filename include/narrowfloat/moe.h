@@ -11,6 +11,7 @@
 
 #include "narrowfloat/activation.h"
 #include "narrowfloat/combine.h"
+#include "narrowfloat/export.h"
 #include "narrowfloat/gemm.h"
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/permute.h"
@@ -91,8 +92,8 @@ enum class MoeStage : int {
   kSecondGemm = 5,
   kCombine = 6,
 };
-std::string_view name(MoeStage stage);       // "first_gemm"
-std::span<const MoeStage> all_moe_stages();  // In their order.
+NARROWFLOAT_API std::string_view name(MoeStage stage);       // "first_gemm"
+NARROWFLOAT_API std::span<const MoeStage> all_moe_stages();  // In their order.
 
 class MoeTuning;  // moe_tuning.h
 class TunedTiles;
@@ -100,7 +101,7 @@ class TunedTiles;
 // Immutable after prepare, cheap to copy; concurrent run() calls with workspaces of their own are
 // legal. run() neither allocates nor synchronises. A default-constructed layer is empty: whatever
 // reads it throws kInvalidArgument.
-class MoeLayer {
+class NARROWFLOAT_API MoeLayer {
  public:
   // Copies what it needs. Throws kInvalidArgument for anything that does not fit together.
   static MoeLayer prepare(const MoeWeights& weights, const MoeConfig& config, Device device = {},
@@ -139,6 +140,7 @@ class MoeLayer {
 // where it takes the problem it does the first three. Launches inside a stage are not listed:
 // docs/kernels/grouped_gemm_sm90.md says which modes decode rows first. Throws kInvalidArgument for
 // configurations that MoeLayer::prepare refuses.
-std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens, Device device = {});
+NARROWFLOAT_API std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens,
+                                                     Device device = {});
 
 }  // namespace narrowfloat

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "narrowfloat/checkpoint.h"
+#include "narrowfloat/export.h"
 #include "narrowfloat/moe.h"
 
 namespace narrowfloat {
@@ -31,10 +32,10 @@ struct LoadMoeOptions {
 };
 
 // Layers with experts, ascending. Empty for a model without.
-std::vector<int64_t> moe_layers(const Checkpoint& checkpoint);
+NARROWFLOAT_API std::vector<int64_t> moe_layers(const Checkpoint& checkpoint);
 
 // Owns the weights in canonical order.
-class LoadedMoe {
+class NARROWFLOAT_API LoadedMoe {
  public:
   // Throws kInvalidArgument for a layer without experts or options that do not fit, kCorruptData
   // for weights that do not fit together, kUnsupported for a model whose routing is not known.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "narrowfloat/activation.h"
+#include "narrowfloat/export.h"
 #include "narrowfloat/moe.h"
 
 namespace narrowfloat {
@@ -29,7 +30,7 @@ struct MoeTuningKey {
   bool operator==(const MoeTuningKey&) const = default;
 };
 // Of a layer on `device`: machine and version are those of this process.
-MoeTuningKey moe_tuning_key(const MoeConfig& config, Device device = {});
+NARROWFLOAT_API MoeTuningKey moe_tuning_key(const MoeConfig& config, Device device = {});
 
 struct MoeTuningEntry {
   MoeTuningKey key;
@@ -41,7 +42,7 @@ struct MoeTuningEntry {
   double rule_us = 0;     // The same with rule_tile.
 };
 
-class MoeTuning {
+class NARROWFLOAT_API MoeTuning {
  public:
   // An entry must be faster than the rule by this factor: less may be chance.
   static constexpr double kMinGain = 1.03;
@@ -69,7 +70,7 @@ struct TokenTileChoice {
   int32_t token_tile = 0;
   Explanation explanation;
 };
-TokenTileChoice choose_token_tile(const MoeConfig& config, int64_t tokens, Device device = {},
-                                  const MoeTuning& tuning = {});
+NARROWFLOAT_API TokenTileChoice choose_token_tile(const MoeConfig& config, int64_t tokens,
+                                                  Device device = {}, const MoeTuning& tuning = {});
 
 }  // namespace narrowfloat

@@ -12,6 +12,7 @@
 #include <span>
 #include <string_view>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/format.h"
 #include "narrowfloat/tensor.h"
 
@@ -26,7 +27,7 @@ enum class WeightFormat : int {
   kMxfp4 = 4,      // E2M1, UE8M0 per 1x32.
   kNvfp4 = 5,      // E2M1, E4M3 per 1x16; the global scale is a factor of the layer.
 };
-std::string_view name(WeightFormat format);
+NARROWFLOAT_API std::string_view name(WeightFormat format);
 
 // Formats of activation rows: what a GEMM reads.
 enum class RowFormat : int {
@@ -38,7 +39,7 @@ enum class RowFormat : int {
   kNvfp4 = 5,          // E2M1, E4M3 per 1x16 of value * multiplier.
   kNvfp4PerToken = 6,  // As kNvfp4 with a multiplier per row; its decode scale is row_scale.
 };
-std::string_view name(RowFormat format);
+NARROWFLOAT_API std::string_view name(RowFormat format);
 
 // How a layer computes: weights x activations (moe spec 1.2). Modes with dynamic or static row
 // scales, and exact or rounded weights, are different modes: none is a default.
@@ -68,14 +69,14 @@ struct MoeModeInfo {
   double bits_per_weight;  // Block scales included.
 };
 // In the order of MoeMode.
-std::span<const MoeModeInfo> all_moe_modes();
-const MoeModeInfo& moe_mode_info(MoeMode mode);
-std::string_view name(MoeMode mode);
+NARROWFLOAT_API std::span<const MoeModeInfo> all_moe_modes();
+NARROWFLOAT_API const MoeModeInfo& moe_mode_info(MoeMode mode);
+NARROWFLOAT_API std::string_view name(MoeMode mode);
 // Also takes "nvfp4_fp8" for nvfp4_fp8_exact. Throws kInvalidArgument that lists the names.
-MoeMode parse_moe_mode(std::string_view text);
+NARROWFLOAT_API MoeMode parse_moe_mode(std::string_view text);
 
 // Scales of one row of `cols` elements; 0 for formats without block scales.
-int64_t scale_blocks(RowFormat format, int64_t cols);
+NARROWFLOAT_API int64_t scale_blocks(RowFormat format, int64_t cols);
 
 // Rows of the first weight matrix (moe spec 1.3): u is the linear half, g the gate.
 enum class GateOrder : int {
@@ -83,8 +84,8 @@ enum class GateOrder : int {
   kGateUp = 1,       // Rows [0, I) gate, [I, 2I) up: stacked Hugging Face checkpoints.
   kInterleaved = 2,  // Row 2i gate i, row 2i + 1 up i: gpt-oss.
 };
-std::string_view name(GateOrder order);
-GateOrder parse_gate_order(std::string_view text);
+NARROWFLOAT_API std::string_view name(GateOrder order);
+NARROWFLOAT_API GateOrder parse_gate_order(std::string_view text);
 
 // CPU only: the type dot products are summed in. kFp32: fp32 in ascending K with the promotions of
 // moe spec 6.4, the arithmetic of every result. kFp64: the reference of every tolerance; scales,

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -16,11 +17,11 @@ enum class BitOrder : int { kBig = 0, kLittle = 1 };
 
 // input: BOOL or U8, dense, of n elements in all. output: U8 [ceil(n / 8)]; the bits behind the
 // last element are 0.
-void pack_bits(const TensorView& input, const TensorView& output, BitOrder order = BitOrder::kBig,
-               Stream stream = {});
+NARROWFLOAT_API void pack_bits(const TensorView& input, const TensorView& output,
+                               BitOrder order = BitOrder::kBig, Stream stream = {});
 
 // The most bytes that `segments` segments of `elements` elements in all may need.
-int64_t segment_packed_bytes(int64_t elements, int64_t segments);
+NARROWFLOAT_API int64_t segment_packed_bytes(int64_t elements, int64_t segments);
 
 // Packs each segment [offsets[i], offsets[i + 1]) into whole bytes of its own.
 //   input           BOOL or U8 [n], dense
@@ -29,8 +30,8 @@ int64_t segment_packed_bytes(int64_t elements, int64_t segments);
 //                   keep what they hold
 //   output_offsets  as offsets: where each segment starts in the output, and where the last ends
 // Offsets on a device are not checked: nonsense gives nonsense, never an access outside buffers.
-void segment_pack_bits(const TensorView& input, const TensorView& offsets, const TensorView& output,
-                       const TensorView& output_offsets, BitOrder order = BitOrder::kBig,
-                       Stream stream = {});
+NARROWFLOAT_API void segment_pack_bits(const TensorView& input, const TensorView& offsets,
+                                       const TensorView& output, const TensorView& output_offsets,
+                                       BitOrder order = BitOrder::kBig, Stream stream = {});
 
 }  // namespace narrowfloat

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/tensor.h"
 
@@ -29,21 +30,21 @@ struct PermutationLayout {
   int64_t bytes;     // One buffer for everything.
 
   // Views into a buffer of `bytes` bytes, aligned to 4.
-  [[nodiscard]] Permutation bind(void* buffer, Device device = {}) const;
+  [[nodiscard]] NARROWFLOAT_API Permutation bind(void* buffer, Device device = {}) const;
 };
 
 // Throws kInvalidArgument for extents out of range, and where slots or rows reach 2^31.
-PermutationLayout permutation_layout(int64_t tokens, int64_t slots, int32_t local_experts,
-                                     int32_t token_tile);
+NARROWFLOAT_API PermutationLayout permutation_layout(int64_t tokens, int64_t slots,
+                                                     int32_t local_experts, int32_t token_tile);
 
 // The tile that is used where none is asked for: the least power of two within [8, 128] that is at
 // least m + sqrt(2 m), where m is the mean number of rows of a local expert, rounded up; 128 if
 // none is. Never decreases as tokens grow.
-int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts);
+NARROWFLOAT_API int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts);
 
 // ids: I32 [T, slots] of global experts. Local are [expert_offset, expert_offset + local_experts),
 // the local experts of `permutation`'s layout; every other id (-1, say) has no row.
-void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
-             const Permutation& permutation, Stream stream = {});
+NARROWFLOAT_API void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
+                             const Permutation& permutation, Stream stream = {});
 
 }  // namespace narrowfloat

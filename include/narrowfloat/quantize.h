@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/format.h"
 #include "narrowfloat/tensor.h"
 
@@ -32,7 +33,7 @@ enum class Fp8ScaleRule : int {
   kAmaxDiv = 2,         // Stored S = max(amax, eps) / 448; m = 1 / S.
   kPow2Ceil = 3,        // As kAmaxDiv with S raised to a power of two.
 };
-std::string_view name(Fp8ScaleRule rule);
+NARROWFLOAT_API std::string_view name(Fp8ScaleRule rule);
 
 enum class FourOverSixError : int { kMae = 0, kMse = 1 };
 enum class FourOverSixMath : int { kStrict = 0, kFast = 1 };
@@ -87,17 +88,18 @@ struct QuantizeOptions {
 // input: F32, F16 or BF16 (FP4 formats also F8_E4M3), [rows, cols], [batch, rows, cols], or any
 // leading extents whose product is output.batch * output.rows. output: made by
 // quantized_layout(...).bind(...). One image of scales per output.batch.
-void quantize(const TensorView& input, const QuantizedView& output,
-              const QuantizeOptions& options = {}, Stream stream = {});
+NARROWFLOAT_API void quantize(const TensorView& input, const QuantizedView& output,
+                              const QuantizeOptions& options = {}, Stream stream = {});
 
 // y = silu(gate) * up rounded to the input's type, then quantize(y). gate_up: F16 or BF16
 // [..., 2 * cols]; the first half of a row is the gate.
-void silu_mul_quantize(const TensorView& gate_up, const QuantizedView& output,
-                       const QuantizeOptions& options = {}, Stream stream = {});
+NARROWFLOAT_API void silu_mul_quantize(const TensorView& gate_up, const QuantizedView& output,
+                                       const QuantizeOptions& options = {}, Stream stream = {});
 
 // y = input * smooth[col] rounded to BF16, then quantize(y). input BF16, smooth BF16 [cols].
-void smooth_quantize(const TensorView& input, const TensorView& smooth, const QuantizedView& output,
-                     const QuantizeOptions& options = {}, Stream stream = {});
+NARROWFLOAT_API void smooth_quantize(const TensorView& input, const TensorView& smooth,
+                                     const QuantizedView& output,
+                                     const QuantizeOptions& options = {}, Stream stream = {});
 
 struct RmsNormOptions {
   float eps = 1e-6F;
@@ -107,15 +109,15 @@ struct RmsNormOptions {
 
 // y = rmsnorm(input) * weight rounded to the input's type, then quantize(y). input F16 or BF16
 // [..., cols] with cols >= 64; weight of the same type, [cols].
-void rmsnorm_quantize(const TensorView& input, const TensorView& weight,
-                      const QuantizedView& output, const RmsNormOptions& norm = {},
-                      const QuantizeOptions& options = {}, Stream stream = {});
+NARROWFLOAT_API void rmsnorm_quantize(const TensorView& input, const TensorView& weight,
+                                      const QuantizedView& output, const RmsNormOptions& norm = {},
+                                      const QuantizeOptions& options = {}, Stream stream = {});
 
 // As rmsnorm_quantize of h = input + residual (rounded to the type), with h stored to `residual`.
-void add_rmsnorm_quantize(const TensorView& input, const TensorView& residual,
-                          const TensorView& weight, const QuantizedView& output,
-                          const RmsNormOptions& norm = {}, const QuantizeOptions& options = {},
-                          Stream stream = {});
+NARROWFLOAT_API void add_rmsnorm_quantize(const TensorView& input, const TensorView& residual,
+                                          const TensorView& weight, const QuantizedView& output,
+                                          const RmsNormOptions& norm = {},
+                                          const QuantizeOptions& options = {}, Stream stream = {});
 
 struct DequantizeOptions {
   // compressed-tensors files store the global scale as a divisor: value = code * (scale / global).
@@ -126,26 +128,32 @@ struct DequantizeOptions {
 };
 
 // output: F32, F16 or BF16, [..., cols]. One arithmetic, that of exact mode (spec 7).
-void dequantize(const QuantizedView& input, const TensorView& output,
-                const DequantizeOptions& options = {}, Stream stream = {});
+NARROWFLOAT_API void dequantize(const QuantizedView& input, const TensorView& output,
+                                const DequantizeOptions& options = {}, Stream stream = {});
 
 // Copies scales into another layout that `format` allows; padding is written as zero. Type, batch,
 // rows and blocks must agree.
-void relayout(FormatId format, const ScaleView& input, const ScaleView& output, Stream stream = {});
+NARROWFLOAT_API void relayout(FormatId format, const ScaleView& input, const ScaleView& output,
+                              Stream stream = {});
 
 // Largest |x| that is a number; 0 if there is none. input F32, F16 or BF16; output F32 [1], or
 // [rows] with rows = product of the leading extents.
-void tensor_amax(const TensorView& input, const TensorView& output, Stream stream = {});
-void row_amax(const TensorView& input, const TensorView& output, Stream stream = {});
+NARROWFLOAT_API void tensor_amax(const TensorView& input, const TensorView& output,
+                                 Stream stream = {});
+NARROWFLOAT_API void row_amax(const TensorView& input, const TensorView& output,
+                              Stream stream = {});
 
 // Converters between the two directions of a global scale (spec 1.6): the formulas alone, for any
 // input, so that they can stand in for what a device computes; quantize() checks what it is given.
 // e4m3_max is 448 or 256, anything else throws kInvalidArgument.
-float encode_scale_from_amax(float amax, int e4m3_max = 448);
-float decode_scale_from_encode(float encode_scale);  // The same in both math modes.
-float encode_scale_from_decode(float decode_scale, MathMode math = MathMode::kExact);
+NARROWFLOAT_API float encode_scale_from_amax(float amax, int e4m3_max = 448);
+NARROWFLOAT_API float decode_scale_from_encode(float encode_scale);  // The same in both math modes.
+NARROWFLOAT_API float encode_scale_from_decode(float decode_scale,
+                                               MathMode math = MathMode::kExact);
 // The same of scales where they lie: dense F32 tensors of equal size on one device.
-void encode_scales_from_decode(const TensorView& decode_scales, const TensorView& encode_scales,
-                               MathMode math = MathMode::kExact, Stream stream = {});
+NARROWFLOAT_API void encode_scales_from_decode(const TensorView& decode_scales,
+                                               const TensorView& encode_scales,
+                                               MathMode math = MathMode::kExact,
+                                               Stream stream = {});
 
 }  // namespace narrowfloat

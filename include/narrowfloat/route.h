@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -28,10 +29,10 @@ struct RoutingMethodInfo {
   std::string_view name;         // "deepseek_v3"
   std::string_view description;  // Selection key and weight, one line.
 };
-std::span<const RoutingMethodInfo> all_routing_methods();
-std::string_view name(RoutingMethod method);
+NARROWFLOAT_API std::span<const RoutingMethodInfo> all_routing_methods();
+NARROWFLOAT_API std::string_view name(RoutingMethod method);
 // Throws kInvalidArgument that lists the accepted names.
-RoutingMethod parse_routing_method(std::string_view text);
+NARROWFLOAT_API RoutingMethod parse_routing_method(std::string_view text);
 
 struct RouterOptions {
   bool weights_bf16 = false;           // Round the final weights to bf16 (nearest even).
@@ -53,7 +54,7 @@ struct RoutingConfig {
 
 // Throws kInvalidArgument for values outside the limits, and for values that the method would
 // ignore (moe spec 1.8, 4.3).
-void check_routing_config(const RoutingConfig& config);
+NARROWFLOAT_API void check_routing_config(const RoutingConfig& config);
 
 // Exactly one of logits, packed and ids.
 struct Routing {
@@ -83,7 +84,7 @@ struct RouteOutputs {
 // infinity), equal keys by the lower id. Of a precomputed routing with ids out of range the CPU
 // throws kInvalidArgument before it writes anything; a GPU writes -1 for them and counts them in
 // `errors`.
-void route(const Routing& routing, const RoutingConfig& config, const RouteOutputs& outputs,
-           Stream stream = {});
+NARROWFLOAT_API void route(const Routing& routing, const RoutingConfig& config,
+                           const RouteOutputs& outputs, Stream stream = {});
 
 }  // namespace narrowfloat

@@ -7,18 +7,19 @@
 #include <string_view>
 #include <vector>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/format.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
 
 // "0.1.0".
-std::string_view version();
+NARROWFLOAT_API std::string_view version();
 
 // Upper bound on worker threads of CPU operations; 0 means all cores. Results never depend on it.
 // Throws kInvalidArgument for a negative count.
-void set_num_threads(int count);
-int num_threads();
+NARROWFLOAT_API void set_num_threads(int count);
+NARROWFLOAT_API int num_threads();
 
 struct BuildInfo {
   std::string version;
@@ -27,17 +28,17 @@ struct BuildInfo {
   bool cuda_enabled = false;
   std::vector<std::string> cuda_architectures;
 };
-BuildInfo build_info();
+NARROWFLOAT_API BuildInfo build_info();
 
 struct CpuInfo {
   std::string model;
   int logical_cores = 0;
   std::vector<std::string> features;  // SIMD levels: "avx2", "fma", "f16c", "avx512f", ...
 };
-CpuInfo cpu_info();
+NARROWFLOAT_API CpuInfo cpu_info();
 
 // What the system can give without swapping, and control groups (a container) have left.
-uint64_t available_memory_bytes();
+NARROWFLOAT_API uint64_t available_memory_bytes();
 
 struct GpuInfo {
   std::string name;
@@ -45,10 +46,10 @@ struct GpuInfo {
   int64_t memory_bytes = 0;
 };
 // Empty in a build without CUDA and on a machine without a GPU.
-std::vector<GpuInfo> gpu_info();
+NARROWFLOAT_API std::vector<GpuInfo> gpu_info();
 
 // NARROWFLOAT_* environment variables that are set, as NAME=value. They never change results.
-std::vector<std::string> environment_settings();
+NARROWFLOAT_API std::vector<std::string> environment_settings();
 
 // One implementation of an operation and whether it takes a problem.
 struct Candidate {
@@ -78,11 +79,11 @@ struct ExplainRequest {
 
 // Names of the operations explain() knows. Stages of a Mixture-of-Experts layer have explain_moe()
 // (moe.h).
-std::vector<std::string_view> operations();
+NARROWFLOAT_API std::vector<std::string_view> operations();
 // Whether the operation has formats: for the others a request's format counts for nothing. Throws
 // kInvalidArgument for an unknown operation.
-bool has_formats(std::string_view op);
+NARROWFLOAT_API bool has_formats(std::string_view op);
 // Throws kInvalidArgument for an unknown operation or an impossible shape.
-Explanation explain(std::string_view op, const ExplainRequest& request);
+NARROWFLOAT_API Explanation explain(std::string_view op, const ExplainRequest& request);
 
 }  // namespace narrowfloat

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
@@ -18,7 +19,7 @@ namespace narrowfloat {
 // `text` (untrusted: a name or a path) with control characters, text-direction overrides,
 // backslashes and bytes that are not UTF-8 written as \n, \x1b or \u{202e}. Cut after about
 // `max_bytes` with "...".
-std::string printable(std::string_view text, size_t max_bytes = 200);
+NARROWFLOAT_API std::string printable(std::string_view text, size_t max_bytes = 200);
 
 struct TensorInfo {
   std::string name;
@@ -27,7 +28,7 @@ struct TensorInfo {
   uint64_t offset = 0;  // Of the first byte, from the start of the file.
   uint64_t size_bytes = 0;
 
-  [[nodiscard]] int64_t num_elements() const;
+  [[nodiscard]] NARROWFLOAT_API int64_t num_elements() const;
 };
 
 struct SafetensorsOptions {
@@ -38,7 +39,7 @@ struct SafetensorsOptions {
 // A validated file, open for reading. Nothing is allocated from a number in the file before it was
 // checked. Throws kIo where the system refuses, kCorruptData (naming file, tensor and reason) where
 // the file breaks a rule. Copies share the open file; read() may be called from several threads.
-class SafetensorsReader {
+class NARROWFLOAT_API SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::string& path, const SafetensorsOptions& options = {});
 
@@ -70,7 +71,7 @@ struct TensorSpec {
 // Writes one file tensor by tensor, in any order and in ranges. The bytes go to PATH.partial; only
 // commit() makes PATH appear, complete and on disk. Without commit() the destructor removes the
 // partial file. The result depends on tensors and metadata alone.
-class SafetensorsWriter {
+class NARROWFLOAT_API SafetensorsWriter {
  public:
   // Throws kInvalidArgument for duplicate or empty names, bad shapes and reserved names, kIo where
   // the file cannot be made or the disk is too small.

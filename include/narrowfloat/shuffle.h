@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "narrowfloat/export.h"
 #include "narrowfloat/format.h"
 #include "narrowfloat/tensor.h"
 
@@ -19,22 +20,24 @@ namespace narrowfloat {
 
 // Rows that are shuffled among themselves: 32 or 16. Throws kInvalidArgument where epilogue_tile_m
 // is below 1.
-int64_t shuffle_group_rows(int64_t epilogue_tile_m);
+NARROWFLOAT_API int64_t shuffle_group_rows(int64_t epilogue_tile_m);
 
 // input: any type of whole bytes, [..., rows, cols], leading axes of one row stride. output: the
 // same type and shape, dense. Throws kInvalidArgument where rows is no multiple of
 // shuffle_group_rows(epilogue_tile_m). Any alignment works on a GPU; 16-byte rows are fast.
-void shuffle_rows(const TensorView& input, const TensorView& output, int64_t epilogue_tile_m,
-                  Stream stream = {});
-void unshuffle_rows(const TensorView& input, const TensorView& output, int64_t epilogue_tile_m,
-                    Stream stream = {});
+NARROWFLOAT_API void shuffle_rows(const TensorView& input, const TensorView& output,
+                                  int64_t epilogue_tile_m, Stream stream = {});
+NARROWFLOAT_API void unshuffle_rows(const TensorView& input, const TensorView& output,
+                                    int64_t epilogue_tile_m, Stream stream = {});
 
 // Scales of one byte of such a matrix: `input` in layout linear, `output` shuffled and in
 // swizzled_128x4, its padding columns zero; unshuffle_scales is the way back. Type, batch, rows and
 // blocks must agree, and rows must be a multiple of 128. On CUDA buffers start at 16 bytes.
-void shuffle_scales(FormatId format, const ScaleView& input, const ScaleView& output,
-                    int64_t epilogue_tile_m, Stream stream = {});
-void unshuffle_scales(FormatId format, const ScaleView& input, const ScaleView& output,
-                      int64_t epilogue_tile_m, Stream stream = {});
+NARROWFLOAT_API void shuffle_scales(FormatId format, const ScaleView& input,
+                                    const ScaleView& output, int64_t epilogue_tile_m,
+                                    Stream stream = {});
+NARROWFLOAT_API void unshuffle_scales(FormatId format, const ScaleView& input,
+                                      const ScaleView& output, int64_t epilogue_tile_m,
+                                      Stream stream = {});
 
 }  // namespace narrowfloat

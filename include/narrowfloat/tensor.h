@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "narrowfloat/export.h"
+
 namespace narrowfloat {
 
 // Element types: all dtypes of the safetensors format, whose spelling name() uses.
@@ -39,11 +41,11 @@ enum class DType : int {
 inline constexpr int kNumDTypes = 22;
 
 // Bits of one element: 4, 6, 8, 16, 32 or 64.
-int bits(DType dtype);
+NARROWFLOAT_API int bits(DType dtype);
 // "BF16", "F8_E4M3", ...: the spelling of the safetensors format.
-std::string_view name(DType dtype);
+NARROWFLOAT_API std::string_view name(DType dtype);
 // Inverse of name(); empty for an unknown spelling.
-std::optional<DType> parse_dtype(std::string_view text);
+NARROWFLOAT_API std::optional<DType> parse_dtype(std::string_view text);
 
 enum class DeviceType : int { kCpu = 0, kCuda = 1 };
 
@@ -54,7 +56,7 @@ struct Device {
 };
 
 // "cpu" or "cuda:N".
-std::string to_string(Device device);
+NARROWFLOAT_API std::string to_string(Device device);
 
 // Where CUDA work is queued; ignored on the CPU. Operations never wait for it.
 struct Stream {
@@ -76,17 +78,18 @@ struct TensorView {
   std::array<int64_t, kMaxRank> strides{};  // In elements; the last one must be 1.
 
   // A dense row-major view. Throws kInvalidArgument for a rank above 4 or a negative extent.
-  static TensorView contiguous(const void* data, DType dtype, std::initializer_list<int64_t> shape,
-                               Device device = {});
+  NARROWFLOAT_API static TensorView contiguous(const void* data, DType dtype,
+                                               std::initializer_list<int64_t> shape,
+                                               Device device = {});
 
   // Product of the extents; 1 for rank 0. Throws kInvalidArgument where it exceeds 63 bits, and for
   // a rank that no view has.
-  [[nodiscard]] int64_t num_elements() const;
+  [[nodiscard]] NARROWFLOAT_API int64_t num_elements() const;
   // True for the "no tensor" view: used for optional arguments.
   [[nodiscard]] bool is_absent() const { return data == nullptr && rank == 0; }
 };
 
 // "BF16[4, 96]": for messages.
-std::string to_string(const TensorView& view);
+NARROWFLOAT_API std::string to_string(const TensorView& view);
 
 }  // namespace narrowfloat

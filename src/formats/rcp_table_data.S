@@ -3,6 +3,7 @@
     .section .rodata
     .balign 64
     .global narrowfloat_rcp_delta_table
+    .hidden narrowfloat_rcp_delta_table
     .type narrowfloat_rcp_delta_table, %object
 narrowfloat_rcp_delta_table:
     .incbin NARROWFLOAT_RCP_TABLE

@@ -8,8 +8,9 @@
 
 namespace narrowfloat {
 
+// g++ exports an instance of a variable template of standard types unless it is told not to.
 template <typename Real>
-inline constexpr auto kE4M3Values = [] {
+[[gnu::visibility("hidden")]] inline constexpr auto kE4M3Values = [] {
   std::array<Real, 256> values{};
   for (size_t code = 0; code < values.size(); ++code) {
     values[code] = static_cast<Real>(E4M3::decode(static_cast<uint8_t>(code)));
