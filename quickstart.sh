@@ -23,11 +23,11 @@ say "1. What the build needs (tools/setup.sh)"
 tools/setup.sh
 echo "everything is there"
 
-say "2. Build the program (CMake preset cpu, without tests and benchmarks)"
+say "2. Build the program (CMake preset cpu as a unity build, without tests and benchmarks)"
 if command -v ccache > /dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
-# A folder of its own: build/cpu keeps its options. The preset's compiler flags are the same.
-show cmake --preset cpu -B $build -DNARROWFLOAT_TESTS=OFF -DNARROWFLOAT_BENCH=OFF \
-  --log-level=WARNING
+# A folder of its own: build/cpu keeps its options.
+show cmake --preset cpu -B $build -DCMAKE_UNITY_BUILD=ON -DNARROWFLOAT_TESTS=OFF \
+  -DNARROWFLOAT_BENCH=OFF --log-level=WARNING
 show cmake --build $build --target narrowfloat_cli
 
 mkdir -p $out

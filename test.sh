@@ -44,30 +44,39 @@ report() {
 }
 trap report EXIT
 
+has_nvcc=OFF
+if command -v nvcc > /dev/null; then has_nvcc=ON; fi
+
+# build PRESET TARGET...: no target stands for all of them.
 build() {
   cmake --preset "$1" --log-level=WARNING
-  cmake --build --preset "$1" "${@:2}"
+  cmake --build --preset "$1" ${2:+--target "${@:2}"}
+}
+
+# What everything but lint, sanitizers and the emulator tests: library, programs, tests, and the CUDA
+# part where nvcc is.
+build_everything() {
+  cmake --preset check -DNARROWFLOAT_CUDA=$has_nvcc --log-level=WARNING
+  cmake --build --preset check
 }
 
 python_tests() {
-  NARROWFLOAT_TEST_BIN=$PWD/build/cpu/tests/bin NARROWFLOAT_CLI=$PWD/build/cpu/src/cli/narrowfloat \
+  NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat \
     .venv/bin/python -m pytest -q -p no:cacheprovider tests/python tests/cli
 }
 
-# The wheel as `pip install .` makes it, without a network, and its tests, in .venv. ccache knows
-# the objects of the preset cpu again if the compiler has the same name, so it is named as CMake
-# does; scikit-build-core would take the name that Python was built with; and warnings are errors as
-# there. The CUDA part is left out: its objects are those of the preset sm90, and nothing here could
-# run them.
+# The wheel as `pip install .` makes it, without a network, and its tests, in .venv; warnings are
+# errors. The CUDA part is left out: the preset check compiles it, and so the library and the program
+# are also built and tested without it.
 python_package_tests() {
   rm -rf build/wheel
-  CC=cc CXX=c++ .venv/bin/pip wheel --quiet --disable-pip-version-check --no-build-isolation \
+  .venv/bin/pip wheel --quiet --disable-pip-version-check --no-build-isolation \
     --no-deps --config-settings=build-dir=build/python \
     --config-settings=cmake.define.NARROWFLOAT_CUDA=OFF \
     --config-settings=cmake.define.NARROWFLOAT_WERROR=ON --wheel-dir build/wheel .
   .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
-  NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/cpu/tests/bin \
+  NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin \
     .venv/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
@@ -85,16 +94,16 @@ TEXT
   fi
   tools/setup.sh --torch
   .venv-torch/bin/python -c 'import compressed_tensors, torch'  # pytest would skip without them.
-  NARROWFLOAT_CLI=$PWD/build/cpu/src/cli/narrowfloat \
+  NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat \
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python/test_compressed_tensors.py
   .venv-torch/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
-  NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/cpu/tests/bin \
+  NARROWFLOAT_EXPECT_WHEEL=1 NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin \
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
 sanitized_unit_tests() {
-  build cpu-asan --target unit_tests
+  build cpu-asan unit_tests
   ctest --preset cpu-asan -L '^unit$' -j "$jobs" --no-tests=error
 }
 
@@ -108,7 +117,7 @@ some_tests() {
 
 # oneTBB is not instrumented, so only what each caller computes by itself can be judged.
 thread_sanitized_runs() {
-  build cpu-tsan --target moe_threads_test
+  build cpu-tsan moe_threads_test
   some_tests build/cpu-tsan/tests/bin/moe_threads_test '*WithoutThePool*'
 }
 
@@ -123,7 +132,7 @@ emulated_kernels() {
     echo "skipped: no cuda_runtime.h"
     return
   fi
-  build emulated --target emulated_tests
+  build emulated emulated_tests
   emulated 0 emulator_test '*'
   emulated 1 grouped_gemm_cuda_test 'GroupedGemmCudaChecks.LongTiles*:WeightScalesCuda.*'
   local mode
@@ -134,19 +143,17 @@ emulated_kernels() {
   emulated 2 conformance_gpu '*CodeRowsConformance*'
 }
 
-# The C++ sources are those of the preset cpu: ccache does not compile them again. Without a GPU
-# the tests skip; tools/gpu_check.sh is for machines that have one.
+# Without a GPU the tests skip; tools/gpu_check.sh is for machines that have one.
 gpu_tests() {
-  if ! command -v nvcc > /dev/null; then
+  if [ $has_nvcc = OFF ]; then
     echo "skipped: no nvcc on PATH"
     return
   fi
-  build sm90 --target gpu_tests narrowfloat_cli
   local test
-  for test in build/sm90/tests/bin/*{gpu,cuda}*; do
+  for test in build/check/tests/bin/*{gpu,cuda}*; do
     "$test" --gtest_brief=1 | tail -n 3
   done
-  .venv/bin/python tools/kernel_resources.py build/sm90/src/libnarrowfloat.a \
+  .venv/bin/python tools/kernel_resources.py build/check/src/libnarrowfloat.a \
     --check docs/kernels/resources.md
 }
 
@@ -155,8 +162,9 @@ if command -v ccache > /dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
   export CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 fi
-stage "build (preset cpu)" build cpu
-stage "ctest (preset cpu)" ctest --preset cpu -j "$jobs" --no-tests=error
+stage "build (preset check)" build_everything
+stage "C++ tests" ctest --preset check -LE '^gpu$' -j "$jobs" --no-tests=error
+stage "GPU tests" gpu_tests
 stage "Python tests" python_tests
 stage "Python package" python_package_tests
 stage "Python tests with PyTorch" torch_tests
@@ -164,4 +172,3 @@ stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests
 stage "concurrent runs with ThreadSanitizer (preset cpu-tsan)" thread_sanitized_runs
 stage "kernels on the CPU (preset emulated)" emulated_kernels
-stage "CUDA build and GPU tests (preset sm90)" gpu_tests

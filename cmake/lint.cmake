@@ -31,6 +31,7 @@ foreach(header IN LISTS internal_headers)
   list(APPEND lint_sources ${source})
 endforeach()
 add_library(lint_internal_headers OBJECT EXCLUDE_FROM_ALL ${lint_sources})
+set_target_properties(lint_internal_headers PROPERTIES UNITY_BUILD OFF)
 target_include_directories(lint_internal_headers PRIVATE ${PROJECT_SOURCE_DIR}/include
                                                          ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(lint_internal_headers PRIVATE narrowfloat_options TBB::tbb fmt::fmt

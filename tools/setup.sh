@@ -47,7 +47,7 @@ if command -v dpkg-query > /dev/null; then
 fi
 if $with_tests; then
   need_program git git
-  need_program ccache ccache  # The presets cpu and sm90 share their C++ objects through it.
+  need_program ccache ccache
   need_program pkg-config pkgconf
   need_program clang-format-14 clang-format-14
   need_program clang-tidy-14 clang-tidy-14
