@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # From a fresh clone to a quantized model: installs what is missing (Debian packages), builds the
-# program `narrowfloat`, quantizes the small model of this repository to NVFP4 and MXFP4, and shows
-# what that saved and cost, down to the accuracy of the model. Everything it makes is under
-# build/quickstart/; safe to run again.
+# programs `narrowfloat` and `narrowfloat-bench`, quantizes the small model of this repository to
+# NVFP4 and MXFP4, and shows what that saved and cost, down to the accuracy of the model. Everything
+# it makes is under build/quickstart/; safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 model=models/tiny-moe
 build=build/quickstart
 narrowfloat=$build/src/cli/narrowfloat
+narrowfloat_bench=$build/src/bench_cli/narrowfloat-bench
 out=$build/models
 
 say() { printf '\n== %s\n' "$*"; }
@@ -23,12 +24,12 @@ say "1. What the build needs (tools/setup.sh)"
 tools/setup.sh
 echo "everything is there"
 
-say "2. Build the program (CMake preset cpu as a unity build, without tests and benchmarks)"
+say "2. Build the programs (CMake preset cpu as a unity build, without tests)"
 if command -v ccache > /dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
 # A folder of its own: build/cpu keeps its options.
 show cmake --preset cpu -B $build -DCMAKE_UNITY_BUILD=ON -DNARROWFLOAT_TESTS=OFF \
-  -DNARROWFLOAT_BENCH=OFF --log-level=WARNING
-show cmake --build $build --target narrowfloat_cli
+  --log-level=WARNING
+show cmake --build $build --target narrowfloat_cli narrowfloat_bench_cli
 
 mkdir -p $out
 step=3
@@ -51,8 +52,8 @@ echo "..."
 tail -n 3 $out/diff.txt
 
 say "7. Bits per byte of a held-out text, experts in every mode (about a minute)"
-echo "\$ $narrowfloat eval $model"
-$narrowfloat eval $model > $out/eval.txt
+echo "\$ $narrowfloat_bench eval $model"
+$narrowfloat_bench eval $model > $out/eval.txt
 echo "done, shown at the end"
 
 say "Result: size and accuracy"
@@ -60,6 +61,6 @@ for format in nvfp4 mxfp4; do
   echo
   tail -n +2 "$out/$format.summary.txt"  # Without the line of the command.
 done
-printf '\nThe quantized models: %s, the program: %s\n\n' \
-  "$out/tiny-moe-{nvfp4,mxfp4}" "$narrowfloat"
+printf '\nThe quantized models: %s, the programs: %s, %s\n\n' \
+  "$out/tiny-moe-{nvfp4,mxfp4}" "$narrowfloat" "$narrowfloat_bench"
 cat $out/eval.txt

@@ -62,6 +62,7 @@ build_everything() {
 
 python_tests() {
   NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat \
+    NARROWFLOAT_BENCH_CLI=$PWD/build/check/src/bench_cli/narrowfloat-bench \
     .venv/bin/python -m pytest -q -p no:cacheprovider tests/python tests/cli
 }
 
@@ -139,8 +140,9 @@ emulated_kernels() {
   for mode in fp8_block mxfp4_fp8 mxfp4_bf16 nvfp4_bf16; do
     emulated 1 grouped_gemm_cuda_test "*IsExactForIntegers/$mode"
   done
+  emulated 1 moe_chain_cuda_test '*'
   emulated 2 conformance_gpu '*ActivationConformance*'
-  emulated 2 conformance_gpu '*CodeRowsConformance*'
+  emulated 2 conformance_gpu '*QuantizeActivationsConformance*'
 }
 
 # Without a GPU the tests skip; tools/gpu_check.sh is for machines that have one.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tables and plots from the documents that `narrowfloat bench --json`, `narrowfloat moe bench
---json`, `narrowfloat moe gemm --json` and bench/peers write.
+"""Tables and plots from the documents that `narrowfloat-bench bench --json`, `narrowfloat-bench moe
+bench --json`, `narrowfloat-bench moe gemm --json` and bench/peers write.
 
     bench/report.py RESULTS                        print the tables with targets and peers
     bench/report.py RESULTS --all                  print every table

@@ -1,4 +1,4 @@
-"""Documents of `narrowfloat bench --device ... --json` and of bench/peers as one set of cases."""
+"""Documents of `narrowfloat-bench bench --device ... --json` and of bench/peers as one set."""
 
 from __future__ import annotations
 
@@ -123,6 +123,6 @@ def load(paths: list[Path]) -> tuple[Results | None, list[dict]]:
             documents.append(document)
     has_sweep = any(document["command"] == "bench" for document in documents)
     if not has_sweep and not any(document.get("gpu") for document in moe_documents):
-        raise SystemExit(f"report: no document of `narrowfloat bench --device ... --json` in "
+        raise SystemExit(f"report: no document of `narrowfloat-bench bench --device ... --json` in "
                          f"{', '.join(map(str, paths))}")
     return (Results(documents) if has_sweep else None), moe_documents

@@ -1,5 +1,5 @@
 """Tables of Mixture-of-Experts layers and of grouped GEMMs for bench/report.py: documents of
-`narrowfloat moe bench --json`, `narrowfloat moe gemm --json` and bench/peers/moe.py.
+`narrowfloat-bench moe bench --json`, `narrowfloat-bench moe gemm --json` and bench/peers/moe.py.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from report_data import run_of_peers
 
 Case = dict
-# Of `moe gemm --min-time`.
+# The time that `moe gemm --min-time` gets.
 LONG_SECONDS = 0.3
-STAGES = ("route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine")
+STAGES = ("route", "permute", "quantize_input", "first_gemm", "activation", "second_gemm",
+          "combine")
 
 
 def us(value: float | None) -> str:

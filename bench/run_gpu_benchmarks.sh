@@ -44,10 +44,10 @@ case "$only" in
   *) usage ;;
 esac
 
-cli=${build:-$root/build/sm90}/src/cli/narrowfloat
+cli=${build:-$root/build/sm90}/src/bench_cli/narrowfloat-bench
 if [ ! -x "$cli" ]; then
   echo "run_gpu_benchmarks: $cli does not exist: build it with" >&2
-  echo "  cmake --preset sm90 && cmake --build --preset sm90 --target narrowfloat_cli" >&2
+  echo "  cmake --preset sm90 && cmake --build --preset sm90 --target narrowfloat_bench_cli" >&2
   exit 2
 fi
 # Shared libraries of executables that come from another machine, as tools/gpu_check.sh has them.

@@ -1,5 +1,5 @@
 # Installs a library, its public headers, packages for find_package(narrowfloat) and pkg-config, the
-# program and the licence. A project that contains narrowfloat installs nothing of it. The emulated
+# programs and the licence. A project that contains narrowfloat installs nothing of it. The emulated
 # GPU is for tests in the build tree, so that there is nothing to install either.
 if(NOT PROJECT_IS_TOP_LEVEL OR NARROWFLOAT_EMULATED_GPU)
   return()
@@ -61,5 +61,8 @@ if(NARROWFLOAT_TESTS)
 endif()
 if(NARROWFLOAT_CLI)
   install(TARGETS narrowfloat_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+if(NARROWFLOAT_BENCH)
+  install(TARGETS narrowfloat_bench_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -50,8 +50,6 @@ file(
   ${PROJECT_SOURCE_DIR}/tests/*.h
   ${PROJECT_SOURCE_DIR}/tests/*.cpp
   ${PROJECT_SOURCE_DIR}/tests/*.cu*
-  ${PROJECT_SOURCE_DIR}/bench/*.h
-  ${PROJECT_SOURCE_DIR}/bench/*.cpp
   ${PROJECT_SOURCE_DIR}/python/*.h
   ${PROJECT_SOURCE_DIR}/python/*.cpp
   ${PROJECT_SOURCE_DIR}/examples/*.cpp)

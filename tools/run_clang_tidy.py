@@ -5,7 +5,7 @@
 
 The sources are those of compile_commands.json that BUILD compiles for src/: in a unity build a
 source there includes a dozen of ours, whose headers are then read once.  Headers are checked
-through the sources that include them; tests, benchmarks and CUDA sources are not.  A source that
+through the sources that include them; tests and CUDA sources are not.  A source that
 passed is recorded in BUILD/clang_tidy_passed/ under a hash of everything that decides the outcome:
 its text and that of the project files it reaches, .clang-tidy, the compile command, clang-tidy
 itself.  --all ignores those records.  Exit code 1 if there is a finding.

@@ -56,7 +56,7 @@ if $with_tests; then
   headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))' || true)
   [ -f "$headers/Python.h" ] || missing+=(python3-dev)
   if command -v dpkg-query > /dev/null; then
-    need_package libgtest-dev librapidcheck-dev libbenchmark-dev
+    need_package libgtest-dev librapidcheck-dev
   fi
 fi
 

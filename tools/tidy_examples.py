@@ -23,7 +23,10 @@ CLEAN = {
     "src/runtime/cuda/e.cpp": "// Host code for CUDA.\n#include <cuda_runtime.h>\n",
     "src/device/ptx/f.cuh": HEADER + 'inline void f() { asm volatile("nop;"); }\n',
     "src/cli/main.cpp": '// CLI.\n#include <CLI/CLI.hpp>\n#include "cli/options.h"\n'
-                        '#include "narrowfloat/narrowfloat.h"\nint n = std::printf("x");\n',
+                        '#include "cli_common/output.h"\n#include "narrowfloat/narrowfloat.h"\n'
+                        'int n = std::printf("x");\n',
+    "src/bench_cli/main.cpp": '// CLI.\n#include "bench_cli/work.h"\n'
+                              '#include "cli_common/output.h"\n',
     "python/src/module.cpp": '// Module.\n#include <nanobind/nanobind.h>\n'
                              '#include "narrowfloat/error.h"\n#include "python/src/errors.h"\n',
     "tests/conformance/all.cpp": '// Harness.\n#include "ops/quantize/c_impls.h"\n',
@@ -36,6 +39,9 @@ BROKEN = [  # Rule, files that break it.
     ("layering", {"src/ops/quantize/a.cpp": '// X.\n#include "ops/dequantize/a.h"\n'}),
     ("layering", {"src/ops/quantize/a.cpp": '// X.\n#include "checkpoint/a.h"\n'}),
     ("layering", {"src/cli/main.cpp": '// X.\n#include "base/assert.h"\n'}),
+    ("layering", {"src/cli/main.cpp": '// X.\n#include "bench_cli/work.h"\n'}),
+    ("layering", {"src/bench_cli/main.cpp": '// X.\n#include "cli/commands.h"\n'}),
+    ("layering", {"src/cli_common/output.cpp": '// X.\n#include "cli/commands.h"\n'}),
     ("layering", {"python/src/module.cpp": '// X.\n#include "base/assert.h"\n'}),
     ("layering", {"python/src/module.cpp": '// X.\n#include <fmt/format.h>\n'}),
     ("layering", {"src/cli/main.cpp": '// X.\n#include <nanobind/nanobind.h>\n'}),

@@ -1,5 +1,5 @@
-"""How peers are timed: as `narrowfloat bench` times the library.  Calls are captured into a CUDA
-graph, inputs and outputs rotate through more memory than the L2 cache holds (at most 64 sets),
+"""How peers are timed: as `narrowfloat-bench bench` times the library.  Calls are captured into a
+CUDA graph, inputs and outputs rotate through more memory than the L2 cache holds (at most 64 sets),
 replays are timed by events, and the median counts; a call's time is that of a replay divided by its
 calls.  Graph edges are plain: neither Triton nor torch.compile asks for programmatic ones.
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Times whole Mixture-of-Experts layers of Triton (moe_kernels.py) and of PyTorch's grouped matrix
-multiplications, and writes a document beside those of `narrowfloat moe bench`:
+multiplications, and writes a document beside those of `narrowfloat-bench moe bench`:
 
     bench/peers/moe.py OUT.json [--shape NAME] [--tokens T,...] [--device cuda:N] [--commit TEXT]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures Triton and torch.compile versions of some of the library's operations, and writes a
-document in the form of `narrowfloat bench --json`:
+document in the form of `narrowfloat-bench bench --json`:
 
     bench/peers/run.py OUT.json [--quick] [--device cuda:N] [--commit TEXT] [--peers triton,...]
 
@@ -30,7 +30,7 @@ QUICK_ROWS = (1, 1024, 16384)
 COLS = 7168
 TOKENS = (1, 32, 256, 1024, 4096, 16384)
 INTER, TOP_K, EXPERTS, TILE = 2048, 8, 256, 8
-# As `narrowfloat bench`: a given scale for a maximum of 6.
+# As in `narrowfloat-bench bench`: a given scale for a maximum of 6.
 ENCODE = float(torch.tensor(448 * 6, dtype=torch.float32) / 6)
 DECODE = float(1 / torch.tensor(ENCODE, dtype=torch.float32))
 FP8 = torch.float8_e4m3fn

@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "narrowfloat/activation.h"
 #include "narrowfloat/export.h"
@@ -15,8 +17,7 @@
 
 namespace narrowfloat {
 
-struct GroupedGemmProblem;
-struct WeightPieces;
+struct PackedWeights;  // The library's own.
 
 // Weights in checkpoint order: row-major, no shuffle.
 struct WeightView {
@@ -35,6 +36,8 @@ using ExpertSource = std::function<WeightView(int64_t expert)>;
 // empty: whatever reads it throws kInvalidArgument.
 class NARROWFLOAT_API GroupedWeights {
  public:
+  GroupedWeights() = default;
+
   // Copies `weights` into the image of the implementation for `mode`: as many bytes as they have;
   // on a GPU up to 4 % more, rows and columns padded to 64 or 128. There their values start at a
   // multiple of 16 bytes, as do `a.values` and the output below, and the call waits for the copy.
@@ -62,13 +65,11 @@ class NARROWFLOAT_API GroupedWeights {
   [[nodiscard]] bool fuses_activation(ActivationKind kind, RowFormat format,
                                       int32_t token_tile) const;
 
-  struct State;
-  [[nodiscard]] const State& state() const;
-
  private:
-  static GroupedWeights prepare(const GroupedGemmProblem& problem, const WeightPieces& pieces,
-                                Stream stream);
-  std::shared_ptr<const State> state_;
+  explicit GroupedWeights(std::shared_ptr<const PackedWeights> packed)
+      : packed_(std::move(packed)) {}
+  friend const PackedWeights& packed_weights(const GroupedWeights& weights);
+  std::shared_ptr<const PackedWeights> packed_;
 };
 
 // An activation and its requantization, as activate() does them (narrowfloat/activation.h), of the

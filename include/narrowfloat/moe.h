@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,12 +39,15 @@ struct MoeConfig {
   DType out_dtype = DType::kBF16;     // BF16, F16 or F32.
   DType slot_dtype = DType::kBF16;    // Of one slot's result: BF16 or F32.
   std::optional<int32_t> token_tile;  // A power of two; default: default_token_tile.
+};
 
-  // The CPU's alone: what a reference needs.
+// What a reference computes beside a configuration, on the CPU alone (prepare_reference()).
+struct MoeReferenceOptions {
   Accumulation accumulation = Accumulation::kFp32;
-  bool fp32_rows = false;            // Modes with bf16 rows: input and intermediate stay fp32.
-  bool double_quantize_fc1 = false;  // kFp8Block: FC1's result goes through 1x128 as well, as in
-                                     // pipelines with a separate activation kernel (spec 6.5).
+  bool fp32_rows = false;  // Modes with bf16 rows: input and intermediate stay fp32.
+  // kFp8Block: the result of the first GEMM is quantized to 1x128 as well, as in pipelines with a
+  // separate activation kernel (spec 6.5).
+  bool double_quantize_fc1 = false;
 };
 
 // Canonical weights; the first extent is EL + S, shared experts last. Factors that a mode does not
@@ -59,15 +63,15 @@ struct MoeWeights {
   PerExpert gate_scale;  // scale of the input. Not gated: up_scale alone.
   PerExpert down_scale;  // Global scale of w2 over inter_multiplier.
   PerExpert inter_multiplier;  // kFp8Tensor, kNvfp4: static quant multiplier of the intermediate.
-  // kFp8Tensor, kNvfp4: static quant multiplier of plain input rows; absent: rows must come coded.
-  // With a value per expert a token is coded once for each of its experts.
+  // kFp8Tensor, kNvfp4: static quant multiplier of plain input rows; absent: rows must come
+  // quantized. With a value per expert a token is quantized once for each of its experts.
   std::optional<PerExpert> input_multiplier;
   TensorView bias1;  // F32 or BF16 [EL + S, F1] and [EL + S, H], optional, in real units.
   TensorView bias2;
 };
 
 // [T, H] in the mode's input format, or plain BF16, F16 or F32 rows that the layer quantizes with
-// the bits of quantize() (modes with bf16 rows: BF16, or F32 with fp32_rows).
+// the bits of quantize() (modes with bf16 rows: BF16, or F32 where a reference has fp32_rows).
 using MoeInputs = CodedRows;
 
 // Every member is optional but one of out and slot_out.
@@ -86,7 +90,7 @@ struct MoeOutputs {
 enum class MoeStage : int {
   kRoute = 0,
   kPermute = 1,
-  kCodeInput = 2,  // Of plain rows, in modes with quantized ones.
+  kQuantizeInput = 2,  // Plain rows, in modes with quantized ones.
   kFirstGemm = 3,
   kActivation = 4,
   kSecondGemm = 5,
@@ -106,6 +110,10 @@ class NARROWFLOAT_API MoeLayer {
   // Copies what it needs. Throws kInvalidArgument for anything that does not fit together.
   static MoeLayer prepare(const MoeWeights& weights, const MoeConfig& config, Device device = {},
                           Stream stream = {});
+  // A layer on the CPU for what others are compared with. Throws as prepare() does, and for options
+  // that the mode does not have.
+  static MoeLayer prepare_reference(const MoeWeights& weights, const MoeConfig& config,
+                                    const MoeReferenceOptions& options);
 
   // The same layer and weights with the token tiles of a tuning, where it has entries about this
   // layer on this machine. config.token_tile comes first, the rule last. With the tiles the places
@@ -120,27 +128,53 @@ class NARROWFLOAT_API MoeLayer {
   [[nodiscard]] int64_t max_rows(int64_t tokens) const;  // Rows of slot_out.
 
   // workspace: U8 [>= required_workspace(T)], aligned to 256 bytes, any contents. Everything that
-  // can be decided on the host is checked before anything is written. For measurements: a run ends
-  // behind stage `last`, the same up to there; outputs of later stages are left as they are.
+  // can be decided on the host is checked before anything is written.
   void run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
-           const TensorView& workspace, Stream stream = {},
-           MoeStage last = MoeStage::kCombine) const;
+           const TensorView& workspace, Stream stream = {}) const;
+
+  // For measurements: a run that ends after stage `last`, and is the same up to there. Outputs of
+  // later stages are left as they are.
+  void run_up_to(MoeStage last, const MoeInputs& inputs, const Routing& routing,
+                 const MoeOutputs& outputs, const TensorView& workspace, Stream stream = {}) const;
 
  private:
   struct State;
-  [[nodiscard]] const State& state() const;
   std::shared_ptr<const State> state_;
   std::shared_ptr<const TunedTiles> tiles_;  // Null: the rule.
 };
 
 // Which implementation each stage of a run on `tokens` tokens (from logits) would use, and why the
-// others do not: route, permute, code_rows (of plain rows, in modes with quantized ones),
+// others do not: route, permute, quantize_activations (plain rows, in modes with quantized ones),
 // grouped_gemm (first and second), activation, combine in the order they run; with
-// double_quantize_fc1 code_rows before the activation too. On a GPU route_permute is asked first:
-// where it takes the problem it does the first three. Launches inside a stage are not listed:
-// docs/kernels/grouped_gemm_sm90.md says which modes decode rows first. Throws kInvalidArgument for
-// configurations that MoeLayer::prepare refuses.
+// double_quantize_fc1 quantize_activations before the activation too. On a GPU route_permute is
+// asked first: where it takes the problem it does the first three. Launches inside a stage are not
+// listed: docs/kernels/grouped_gemm_sm90.md says which modes decode rows first. Throws
+// kInvalidArgument for configurations that MoeLayer::prepare refuses.
 NARROWFLOAT_API std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens,
                                                      Device device = {});
+// The same of a reference layer.
+NARROWFLOAT_API std::vector<Explanation> explain_moe_reference(const MoeConfig& config,
+                                                               const MoeReferenceOptions& options,
+                                                               int64_t tokens);
+
+// The plan of such a run: its stages, and the parts of the workspace that they read and write.
+struct MoePlanInfo {
+  struct Stage {
+    std::string stage;           // "first_gemm"
+    std::string op;              // "grouped_gemm"
+    std::string implementation;  // Empty if none fits.
+    std::vector<std::string> reads;
+    std::vector<std::string> writes;
+  };
+  struct Buffer {
+    std::string name;  // "input_rows"
+    int64_t offset = 0;
+    int64_t bytes = 0;
+  };
+  std::vector<Stage> stages;
+  std::vector<Buffer> buffers;
+  int64_t workspace_bytes = 0;
+};
+NARROWFLOAT_API MoePlanInfo plan_moe(const MoeConfig& config, int64_t tokens, Device device = {});
 
 }  // namespace narrowfloat

@@ -1,4 +1,5 @@
-"""`python -m narrowfloat` is the command line program `narrowfloat`, which the package holds."""
+"""The package holds two programs: `python -m narrowfloat` is `narrowfloat`, the script
+`narrowfloat-bench` is the other one."""
 
 from __future__ import annotations
 
@@ -8,10 +9,20 @@ from pathlib import Path
 from typing import NoReturn
 
 
-def main() -> NoReturn:
-    """Becomes the program, so that signals, exit codes and output are its own."""
-    program = str(Path(__file__).parent / "bin" / "narrowfloat")
+def become(name: str) -> NoReturn:
+    """Becomes a program, so that signals, exit codes and output are its own."""
+    program = str(Path(__file__).parent / "bin" / name)
     os.execv(program, [program, *sys.argv[1:]])
+
+
+def main() -> NoReturn:
+    """The script `narrowfloat`."""
+    become("narrowfloat")
+
+
+def bench_main() -> NoReturn:
+    """The script `narrowfloat-bench`."""
+    become("narrowfloat-bench")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Bundle:
 
 
 def main() -> None:
-    """Serves the extension module and the program."""
+    """Serves the extension module and the programs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--patchelf", required=True)
     parser.add_argument("package", type=Path)

@@ -180,7 +180,8 @@ void bind_layer(nb::module_& module) {
       .def_static("load", &load_layer, "path"_a, "layer"_a, "mode"_a.none(), "options"_a)
       .def_prop_ro("config",
                    [](const LoadedLayer& self) {
-                     return PythonMoeConfig{.config = self.moe.config(), .arrays = {}};
+                     return PythonMoeConfig{
+                         .config = self.moe.config(), .reference = {}, .arrays = {}};
                    })
       .def_prop_ro("weights", &weights_of)
       .def_prop_ro(

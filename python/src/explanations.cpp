@@ -112,8 +112,11 @@ void bind_explanations(nb::module_& module) {
       "op"_a, "shape"_a, "format"_a, "layout"_a.none(), "dtype"_a, "math"_a, "device"_a);
   module.def(
       "explain_moe",
-      [](const PythonMoeConfig& config, int64_t tokens, const std::string& device) {
-        return explain_moe(config.config, tokens, parse_device(device));
+      [](const PythonMoeConfig& config, int64_t tokens, const std::string& name) {
+        const Device device = parse_device(name);
+        return config.is_reference(device)
+                   ? explain_moe_reference(config.config, config.reference, tokens)
+                   : explain_moe(config.config, tokens, device);
       },
       "config"_a, "tokens"_a, "device"_a);
   module.def(

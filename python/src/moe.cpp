@@ -85,6 +85,12 @@ void bind_field(nb::class_<Config>& type, const char* name, T RoutingConfig::*fi
       [field](Config& self, T value) { self.config.routing.*field = value; });
 }
 
+void bind_field(nb::class_<Config>& type, const char* name, bool MoeReferenceOptions::*field) {
+  type.def_prop_rw(
+      name, [field](const Config& self) { return self.reference.*field; },
+      [field](Config& self, bool value) { self.reference.*field = value; });
+}
+
 void bind_field(nb::class_<Config>& type, const char* name, bool RouterOptions::*field) {
   type.def_prop_rw(
       name, [field](const Config& self) { return self.config.routing.options.*field; },
@@ -119,10 +125,10 @@ void bind_words(nb::class_<Config>& type) {
       .def_prop_rw(
           "accumulation",
           [](const Config& self) {
-            return self.config.accumulation == Accumulation::kFp64 ? "float64" : "float32";
+            return self.reference.accumulation == Accumulation::kFp64 ? "float64" : "float32";
           },
           [](Config& self, std::string_view text) {
-            self.config.accumulation = parse_choice<Accumulation>(
+            self.reference.accumulation = parse_choice<Accumulation>(
                 "accumulation", text,
                 {{"float32", Accumulation::kFp32}, {"float64", Accumulation::kFp64}});
           })
@@ -146,8 +152,8 @@ void bind_config(nb::module_& module) {
   bind_field(type, "weight_on_input", &MoeConfig::weight_on_input);
   bind_field(type, "add_fc2_bias", &MoeConfig::add_fc2_bias);
   bind_field(type, "token_tile", &MoeConfig::token_tile);
-  bind_field(type, "fp32_rows", &MoeConfig::fp32_rows);
-  bind_field(type, "double_quantize_fc1", &MoeConfig::double_quantize_fc1);
+  bind_field(type, "fp32_rows", &MoeReferenceOptions::fp32_rows);
+  bind_field(type, "double_quantize_fc1", &MoeReferenceOptions::double_quantize_fc1);
   bind_field(type, "experts", &RoutingConfig::experts);
   bind_field(type, "top_k", &RoutingConfig::top_k);
   bind_field(type, "shared_experts", &RoutingConfig::shared_experts);
@@ -248,6 +254,9 @@ MoeLayer prepare(const Weights& weights, const Config& config) {
   const Device device = first.view.device;
   const Stream stream = current_stream(first);
   const nb::gil_scoped_release unlocked;
+  if (config.is_reference(device)) {
+    return MoeLayer::prepare_reference(weights.weights, config.config, config.reference);
+  }
   return MoeLayer::prepare(weights.weights, config.config, device, stream);
 }
 
@@ -284,6 +293,17 @@ void run(const MoeLayer& layer, nb::handle values, nb::handle scales, nb::handle
 }
 
 }  // namespace
+
+bool PythonMoeConfig::is_reference(Device device) const {
+  const char* option = nullptr;
+  if (reference.accumulation != Accumulation::kFp32) option = "accumulation";
+  if (reference.fp32_rows) option = "fp32_rows";
+  if (reference.double_quantize_fc1) option = "double_quantize_fc1";
+  if (option == nullptr || device.type == DeviceType::kCpu) return option != nullptr;
+  throw Error(ErrorKind::kUnsupported, std::string(option) +
+                                           ": for layers on the CPU alone, not on " +
+                                           to_string(device) + "; leave it at its default");
+}
 
 void bind_moe(nb::module_& module) {
   bind_config(module);

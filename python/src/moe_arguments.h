@@ -12,7 +12,11 @@ namespace narrowfloat::python {
 
 struct PythonMoeConfig {
   MoeConfig config;
+  MoeReferenceOptions reference;
   std::vector<Array> arrays;
+
+  // Whether an option asks for a reference layer. Throws kUnsupported where one does on a GPU.
+  [[nodiscard]] bool is_reference(Device device) const;
 };
 
 struct PythonMoeWeights {

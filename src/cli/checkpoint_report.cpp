@@ -2,15 +2,46 @@
 // document always has all tensors.
 #include "cli/checkpoint_report.h"
 
-#include <fmt/format.h>
+#include <array>
+#include <cctype>
 
-#include "cli/json_output.h"
-#include "cli/option_spelling.h"
-#include "cli/output.h"
-#include "cli/size_text.h"
+#include <fmt/format.h>
 
 namespace narrowfloat::cli {
 namespace {
+
+// The one table of both names. A field that is missing here is shown as the library wrote it.
+struct Spelling {
+  std::string_view field;  // A field of QuantizeCheckpointOptions or DequantizeCheckpointOptions.
+  std::string_view option;
+};
+constexpr std::array kSpellings = {
+    Spelling{"include", "--include"},
+    Spelling{"exclude", "--exclude"},
+    Spelling{"mx_scale", "--mx-scale"},
+    Spelling{"scale_search", "--scale-search"},
+    Spelling{"keep_nonfinite", "--nonfinite keep"},
+    Spelling{"max_memory_bytes", "--max-memory"},
+    Spelling{"max_shard_bytes", "--max-shard-size"},
+    Spelling{"dry_run", "--dry-run"},
+    Spelling{"force", "--force"},
+    Spelling{"dtype", "--dtype"},
+};
+
+constexpr std::string_view kMark = "option ";
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+
+// The field that `text` begins with; nullptr if there is none.
+const Spelling* spelling_at(std::string_view text) {
+  for (const Spelling& spelling : kSpellings) {
+    if (!text.starts_with(spelling.field)) continue;
+    if (text.size() == spelling.field.size() || !is_word(text[spelling.field.size()])) {
+      return &spelling;
+    }
+  }
+  return nullptr;
+}
 
 constexpr std::string_view kCopy = "copy";
 
@@ -52,7 +83,7 @@ double ratio(uint64_t numerator, uint64_t denominator) {
   return static_cast<double>(numerator) / static_cast<double>(denominator);
 }
 
-// Of what was written: codes, scales and padding.
+// Counts all that was written: codes, scales and padding.
 double average_bits(const ActionTotals& totals) {
   if (totals.elements == 0) return 0;
   return 8 * static_cast<double>(totals.target_bytes) / static_cast<double>(totals.elements);
@@ -84,7 +115,8 @@ Json to_json(const TensorReport& tensor) {
   return json;
 }
 
-// Complete whatever -v and --quiet say: a program does not know which fields it will want.
+// The document is complete whatever -v and --quiet say: a program does not know which fields it
+// will want.
 void print_document(const CheckpointReport& report, const ReportContext& context) {
   const ReportTotals totals = sum_up(report);
   Json document = json_document(context.command);
@@ -138,7 +170,7 @@ std::string tensor_table(const CheckpointReport& report, bool colored) {
   return table.to_text(colored) + "\n";
 }
 
-// Over all quantized tensors.
+// The figures over all quantized tensors.
 std::string figures_text(const ErrorFigures& figures) {
   std::string text = fmt::format(
       "SQNR       {} dB\n"
@@ -202,6 +234,34 @@ void print_warnings(const CheckpointReport& report, const ReportContext& context
 }
 
 }  // namespace
+
+Json figures_json(const ErrorFigures& figures) {
+  return Json{{"elements", figures.elements},
+              {"mse", json_number(figures.mse)},
+              {"relative_error", json_number(figures.relative_error)},
+              {"sqnr_db", json_number(figures.sqnr_db)},
+              {"cosine", json_number(figures.cosine)},
+              {"norm_ratio", json_number(figures.norm_ratio)},
+              {"max_abs", json_number(figures.max_abs)},
+              {"max_abs_index", figures.max_abs_index},
+              {"clipped_percent",
+               figures.clipped_percent ? json_number(*figures.clipped_percent) : Json(nullptr)},
+              {"flushed_percent", json_number(figures.flushed_percent)},
+              {"nonfinite", figures.nonfinite}};
+}
+
+std::string with_option_spelling(std::string_view message) {
+  std::string text;
+  while (true) {
+    const size_t mark = message.find(kMark);
+    if (mark == std::string_view::npos) return text.append(message);
+    text.append(message.substr(0, mark));
+    message.remove_prefix(mark + kMark.size());
+    const Spelling* spelling = spelling_at(message);
+    text.append(spelling == nullptr ? kMark : spelling->option);
+    if (spelling != nullptr) message.remove_prefix(spelling->field.size());
+  }
+}
 
 ExitCode print_report(const CheckpointReport& report, const ReportContext& context,
                       const OutputArguments& output) {

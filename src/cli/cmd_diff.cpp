@@ -5,13 +5,27 @@
 
 #include <fmt/format.h>
 
+#include "cli/checkpoint_report.h"
 #include "cli/commands.h"
-#include "cli/json_output.h"
-#include "cli/output.h"
-#include "cli/size_text.h"
+#include "cli_common/command_line.h"
+#include "cli_common/output.h"
+#include "narrowfloat/checkpoint.h"
+#include "narrowfloat/runtime.h"
 
 namespace narrowfloat::cli {
 namespace {
+
+constexpr const char* kDiffExamples = R"(Examples:
+  narrowfloat diff model-bf16 model-nvfp4            what quantization cost, worst tensor first
+  narrowfloat diff a.safetensors b.safetensors -q    only the exit code: 0 same values, 1 different
+)";
+
+struct DiffArguments {
+  OutputArguments output;
+  int num_threads = 0;
+  std::string a;
+  std::string b;
+};
 
 constexpr std::string_view kIdentical = "identical";
 constexpr std::string_view kSameValues = "same values";
@@ -167,9 +181,7 @@ void print_csv(const CheckpointDiff& diff) {
   write_stdout(table.to_csv());
 }
 
-}  // namespace
-
-ExitCode run(const DiffArguments& arguments) {
+ExitCode run_diff(const DiffArguments& arguments) {
   set_num_threads(arguments.num_threads);
   CheckpointDiff diff = diff_checkpoints(arguments.a, arguments.b);
   sort_worst_first(diff.tensors);
@@ -184,6 +196,19 @@ ExitCode run(const DiffArguments& arguments) {
     print_table(diff, arguments.output);
   }
   return diff.equal ? ExitCode::kDone : ExitCode::kFindings;
+}
+
+}  // namespace
+
+void add_diff(const Commands& commands) {
+  CLI::App& command = add_command(
+      commands, "diff",
+      "Compare the values of two checkpoints, quantized or not; A is the reference", kDiffExamples);
+  DiffArguments& arguments = arguments_of(command, commands, run_diff);
+  add_path(command, "A", arguments.a, "The reference: a file or a directory");
+  add_path(command, "B", arguments.b, "What to compare with it");
+  add_threads(command, arguments.num_threads);
+  add_output(command, arguments.output, CsvSupport::kYes);
 }
 
 }  // namespace narrowfloat::cli

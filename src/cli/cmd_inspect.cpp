@@ -7,12 +7,23 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
-#include "cli/json_output.h"
-#include "cli/output.h"
-#include "cli/size_text.h"
+#include "cli_common/command_line.h"
+#include "cli_common/output.h"
+#include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat::cli {
 namespace {
+
+constexpr const char* kInspectExamples = R"(Examples:
+  narrowfloat inspect model-nvfp4
+  narrowfloat inspect model-nvfp4 --tensor '*.experts.0.*' --csv
+)";
+
+struct InspectArguments {
+  OutputArguments output;
+  std::string path;
+  std::vector<std::string> tensor_globs;  // Empty: all tensors.
+};
 
 struct Inspection {
   std::vector<LogicalTensor> tensors;  // Those that were asked for.
@@ -24,7 +35,7 @@ std::string_view kind_of(const LogicalTensor& tensor) {
   return tensor.convention ? convention_info(*tensor.convention).name : name(tensor.dtype);
 }
 
-// As the library matches --include and --exclude.
+// Matches as the library matches --include and --exclude.
 bool matches(const std::string& glob, const LogicalTensor& tensor) {
   return glob_matches(glob, tensor.name);
 }
@@ -48,7 +59,7 @@ void keep_matching(std::vector<LogicalTensor>& tensors, const std::vector<std::s
   });
 }
 
-// Every stored tensor as a plain one: what can be said without knowing the quantization.
+// Lists every stored tensor as a plain one, which can be done without knowing the quantization.
 std::vector<LogicalTensor> stored_tensors(const Checkpoint& checkpoint) {
   std::vector<LogicalTensor> tensors;
   for (const CheckpointTensor& stored : checkpoint.tensors()) {
@@ -78,7 +89,7 @@ Inspection look_into(const Checkpoint& checkpoint, const std::vector<std::string
   return inspection;
 }
 
-// What config.json or the file's metadata say about quantization, such as
+// Returns what config.json or the file's metadata say about quantization, such as
 // "compressed-tensors, nvfp4-pack-quantized"; empty if nothing. Other places are not looked at:
 // they are the library's business, this is a heading for people.
 std::string declared_method(const Checkpoint& checkpoint) {
@@ -242,9 +253,7 @@ void print_tables(const InspectArguments& arguments, const Checkpoint& checkpoin
   write_stdout(tensors + "\n" + summary(arguments, checkpoint, inspection, colored));
 }
 
-}  // namespace
-
-ExitCode run(const InspectArguments& arguments) {
+ExitCode run_inspect(const InspectArguments& arguments) {
   const Checkpoint checkpoint(arguments.path);
   const Inspection inspection = look_into(checkpoint, arguments.tensor_globs);
   if (!arguments.output.is_quiet) {
@@ -259,6 +268,18 @@ ExitCode run(const InspectArguments& arguments) {
     print_tables(arguments, checkpoint, inspection);
   }
   return inspection.unsupported.empty() ? ExitCode::kDone : ExitCode::kUnsupported;
+}
+
+}  // namespace
+
+void add_inspect(const Commands& commands) {
+  CLI::App& command = add_command(
+      commands, "inspect", "Show tensors, recognised quantization and sizes", kInspectExamples);
+  InspectArguments& arguments = arguments_of(command, commands, run_inspect);
+  add_path(command, "PATH", arguments.path, "A .safetensors file, or a directory with shards");
+  add_globs(command, "--tensor", arguments.tensor_globs,
+            "Only tensors with such a name; may be repeated");
+  add_output(command, arguments.output, CsvSupport::kYes);
 }
 
 }  // namespace narrowfloat::cli

@@ -1,28 +1,197 @@
-// narrowfloat quantize SRC DST --to FORMAT: runs the library's quantize_checkpoint() with progress
-// and Ctrl-C, and prints what came out.
+// narrowfloat quantize SRC DST --to FORMAT, and the way back, dequantize SRC DST --dtype DTYPE: the
+// library's quantize_checkpoint() and dequantize_checkpoint() with progress and Ctrl-C. The texts
+// of options are read by the library's own parse functions, so that the names an error lists are
+// those that are accepted.
+#include <memory>
+#include <optional>
+
+#include <fmt/format.h>
+
 #include "cli/checkpoint_report.h"
 #include "cli/commands.h"
-#include "cli/interrupt.h"
 #include "cli/progress.h"
+#include "cli_common/command_line.h"
+#include "narrowfloat/runtime.h"
 
 namespace narrowfloat::cli {
+namespace {
 
-ExitCode run(const QuantizeArguments& arguments) {
+constexpr const char* kQuantizeExamples = R"(Examples:
+  narrowfloat quantize model-bf16 model-nvfp4 --to nvfp4
+  narrowfloat quantize model-bf16 out --to mxfp4 --exclude '*.self_attn.*' --dry-run
+  narrowfloat quantize layer.safetensors layer-fp8.safetensors --to fp8-block --json
+)";
+constexpr const char* kDequantizeExamples = R"(Examples:
+  narrowfloat dequantize model-nvfp4 model-bf16 --dtype bf16
+)";
+
+struct QuantizeArguments {
+  OutputArguments output;
+  ProgressMode progress = ProgressMode::kAuto;
+  int num_threads = 0;
+  std::string source;
+  std::string target;
+  QuantizeCheckpointOptions options;
+};
+
+struct DequantizeArguments {
+  OutputArguments output;
+  ProgressMode progress = ProgressMode::kAuto;
+  int num_threads = 0;
+  std::string source;
+  std::string target;
+  DequantizeCheckpointOptions options;
+};
+
+// Options whose values are settled once all of them are known.
+struct QuantizeChoices {
+  std::optional<Ue8m0Rounding> mx_scale;
+  std::optional<ScaleSearch> scale_search;
+};
+
+// Options that both commands have.
+template <typename Arguments>
+void add_writer(CLI::App& app, Arguments& arguments) {
+  add_parsed_into(
+      app, "--max-memory", parse_bytes, arguments.options.max_memory_bytes,
+      "Budget for buffers, such as 8GiB; 0, the default, is three quarters of what is free")
+      ->option_text("BYTES");
+  add_parsed_into(app, "--max-shard-size", parse_bytes, arguments.options.max_shard_bytes,
+                  "Largest file of the target; default 5GB. A tensor is never split")
+      ->option_text("BYTES");
+  add_threads(app, arguments.num_threads);
+  app.add_flag("--dry-run", arguments.options.dry_run,
+               "Check everything and show the plan; write nothing");
+  app.add_flag("--force", arguments.options.force, "Replace what is at DST");
+  add_choice<ProgressMode>(
+      app, "--progress",
+      {{"auto", ProgressMode::kAuto}, {"json", ProgressMode::kJson}, {"none", ProgressMode::kNone}},
+      arguments.progress, "Progress on stderr: auto (default: on a terminal only), json or none")
+      ->option_text("MODE");
+}
+
+std::string convention_list() {
+  std::string list;
+  for (const ConventionInfo& info : all_conventions()) {
+    if (!info.is_written) continue;
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", info.name);
+  }
+  return list;
+}
+
+// Options that the chosen format has no use for are errors: ignoring one would leave the user with
+// a file that is not what was asked for.
+void check_conflicts(const QuantizeChoices& choices, QuantizeCheckpointOptions& options) {
+  const ConventionInfo& target = convention_info(options.to);
+  const bool is_mx = format_info(target.format).scale_type == ScaleType::kUE8M0;
+  const bool is_nvfp4 = target.format == FormatId::kNvfp4;
+  if (choices.mx_scale && !is_mx) {
+    throw CLI::ValidationError(
+        "--mx-scale", fmt::format("{} has no power-of-two scales; leave the option out, or use "
+                                  "--to mxfp4-ct or mxfp8-ct",
+                                  target.name));
+  }
+  if (choices.scale_search == ScaleSearch::kFourOverSix && !is_nvfp4) {
+    throw CLI::ValidationError(
+        "--scale-search", fmt::format("4over6 is for NVFP4 only, and the target is {}; leave the "
+                                      "option out, or use --to nvfp4-ct or nvfp4-modelopt",
+                                      target.name));
+  }
+  options.mx_scale = choices.mx_scale.value_or(options.mx_scale);
+  options.scale_search = choices.scale_search.value_or(options.scale_search);
+}
+
+// Runs `convert`, quantize_checkpoint() or dequantize_checkpoint(), with progress and Ctrl-C, and
+// prints what came out.
+template <typename Arguments, typename Convert>
+ExitCode write_checkpoint(const Arguments& arguments, std::string_view command,
+                          std::string_view format, Convert convert) {
   set_num_threads(arguments.num_threads);
   const InterruptGuard guard;
-  Progress progress("quantize", arguments.progress, arguments.output);
-  QuantizeCheckpointOptions options = arguments.options;
+  Progress progress(std::string(command), arguments.progress, arguments.output);
+  auto options = arguments.options;
   options.progress = [&progress](const ProgressEvent& event) { progress.update(event); };
   options.cancelled = [] { return InterruptGuard::is_requested(); };
-  const CheckpointReport report = quantize_checkpoint(arguments.source, arguments.target, options);
+  CheckpointReport report;
+  try {
+    report = convert(arguments.source, arguments.target, options);
+  } catch (const Error& error) {
+    throw Error(error.kind(), with_option_spelling(error.what()));
+  }
   progress.finish();
-  const ReportContext context{.command = "quantize",
+  const ReportContext context{.command = command,
                               .source = arguments.source,
                               .target = arguments.target,
-                              .format = convention_info(options.to).name,
+                              .format = format,
                               .is_dry_run = options.dry_run,
                               .progress = arguments.progress};
   return print_report(report, context, arguments.output);
+}
+
+ExitCode run_quantize(const QuantizeArguments& arguments) {
+  return write_checkpoint(arguments, "quantize", convention_info(arguments.options.to).name,
+                          quantize_checkpoint);
+}
+
+ExitCode run_dequantize(const DequantizeArguments& arguments) {
+  return write_checkpoint(arguments, "dequantize", name(arguments.options.dtype),
+                          dequantize_checkpoint);
+}
+
+}  // namespace
+
+void add_quantize(const Commands& commands) {
+  CLI::App& command = add_command(
+      commands, "quantize", "Quantize a checkpoint: weights of linear layers, experts included",
+      kQuantizeExamples);
+  QuantizeArguments& arguments = arguments_of(command, commands, run_quantize);
+  QuantizeCheckpointOptions& options = arguments.options;
+  const auto choices = std::make_shared<QuantizeChoices>();
+  add_path(command, "SRC", arguments.source, "A .safetensors file, or a directory with shards");
+  add_path(command, "DST", arguments.target, "Where to write: a file for a file, or a directory");
+  add_parsed_into(command, "--to", parse_convention, options.to,
+                  fmt::format("What to write: {}; nvfp4, mxfp4 and mxfp8 mean the "
+                              "compressed-tensors convention",
+                              convention_list()))
+      ->required()
+      ->option_text("FORMAT REQUIRED");
+  add_globs(command, "--include", options.include,
+            "Also quantize tensors with such a name; may be repeated");
+  add_globs(command, "--exclude", options.exclude,
+            "Never quantize tensors with such a name; wins over --include; may be repeated");
+  add_parsed_into(command, "--math", parse_math_mode, options.math,
+                  "Arithmetic: exact (default) or fast, bit for bit as common GPU kernels")
+      ->option_text("MODE");
+  add_parsed_into(command, "--mx-scale", parse_ue8m0_rounding, choices->mx_scale,
+                  "Rounding of MX block scales: up (default), floor or even")
+      ->option_text("RULE");
+  add_choice<ScaleSearch>(command, "--scale-search",
+                          {{"amax", ScaleSearch::kAmax}, {"4over6", ScaleSearch::kFourOverSix}},
+                          choices->scale_search, "NVFP4 block scales: amax (default) or 4over6")
+      ->option_text("METHOD");
+  add_choice<bool>(command, "--nonfinite", {{"error", false}, {"keep", true}},
+                   options.keep_nonfinite, "NaN or infinity in a weight: error (default) or keep")
+      ->option_text("WHAT");
+  add_writer(command, arguments);
+  add_output(command, arguments.output, CsvSupport::kNo);
+  // Runs once all options of the command are known, in whatever order they came.
+  command.parse_complete_callback(
+      [&arguments, choices] { check_conflicts(*choices, arguments.options); });
+}
+
+void add_dequantize(const Commands& commands) {
+  CLI::App& command =
+      add_command(commands, "dequantize", "Turn a quantized checkpoint back into plain tensors",
+                  kDequantizeExamples);
+  DequantizeArguments& arguments = arguments_of(command, commands, run_dequantize);
+  add_path(command, "SRC", arguments.source, "A .safetensors file, or a directory with shards");
+  add_path(command, "DST", arguments.target, "Where to write: a file for a file, or a directory");
+  add_parsed_into(command, "--dtype", parse_target_dtype, arguments.options.dtype,
+                  "Type of the weights: bf16, fp16 or fp32")
+      ->required()
+      ->option_text("DTYPE REQUIRED");
+  add_writer(command, arguments);
+  add_output(command, arguments.output, CsvSupport::kNo);
 }
 
 }  // namespace narrowfloat::cli

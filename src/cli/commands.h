@@ -1,24 +1,19 @@
-// The commands, one cmd_<name>.cpp each. They print to stdout and stderr, return the exit code of
-// what they found, and throw narrowfloat::Error.
+// The commands of narrowfloat. Each function declares one: its options, and what runs where it is
+// chosen. Commands print to stdout and stderr, return the exit code of what they found, and throw
+// narrowfloat::Error.
 #pragma once
-
-#include "cli/arguments.h"
-#include "cli/exit_code.h"
 
 namespace narrowfloat::cli {
 
-ExitCode run(const QuantizeArguments& arguments);
-ExitCode run(const DequantizeArguments& arguments);
-ExitCode run(const InspectArguments& arguments);
-ExitCode run(const DiffArguments& arguments);
-ExitCode run(const ExplainArguments& arguments);
-ExitCode run(const DoctorArguments& arguments);
-ExitCode run(const BenchArguments& arguments);
-ExitCode run(const EvalArguments& arguments);
-ExitCode run(const MoeRunArguments& arguments);
-ExitCode run(const MoeBenchArguments& arguments);
-ExitCode run(const MoeGemmArguments& arguments);
-ExitCode run(const MoeTuneArguments& arguments);
-ExitCode run(const MoeExplainArguments& arguments);
+struct Commands;
+
+void add_quantize(const Commands& commands);
+void add_dequantize(const Commands& commands);
+void add_inspect(const Commands& commands);
+void add_diff(const Commands& commands);
+void add_explain(const Commands& commands);
+void add_doctor(const Commands& commands);
+void add_moe_explain(const Commands& commands);
+void add_moe_tune(const Commands& commands);
 
 }  // namespace narrowfloat::cli

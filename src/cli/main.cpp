@@ -1,66 +1,67 @@
-// narrowfloat: the command line program. main() reads the command line, runs one command, and turns
-// whatever went wrong into a message on stderr and an exit code. Nothing escapes it.
-#include <csignal>
-#include <exception>
-#include <new>
-#include <system_error>
-#include <variant>
+// narrowfloat: the program for checkpoints and for questions about the library. Benchmarks are
+// commands of another program, narrowfloat-bench (src/bench_cli).
+#include <array>
+#include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
-#include "cli/arguments.h"
 #include "cli/commands.h"
-#include "cli/exit_code.h"
-#include "cli/option_spelling.h"
-#include "cli/output.h"
-#include "narrowfloat/error.h"
+#include "cli_common/command_line.h"
 
 namespace narrowfloat::cli {
 namespace {
 
-constexpr std::string_view kBugHint =
-    "this is a device fault or a bug of narrowfloat: please report it with the output of "
-    "`narrowfloat doctor`";
+constexpr const char* kDescription =
+    "Quantize checkpoints to block-scaled 4-bit and 8-bit floating point, look into them, and "
+    "measure\nwhat it cost.";
+constexpr const char* kFooter = R"(Start here:
+  narrowfloat quantize MODEL OUT --to nvfp4    quantize a directory with config.json and shards
+  narrowfloat inspect OUT                      what is in it now
+  narrowfloat diff MODEL OUT                   how much accuracy it cost
+bench, eval, moe run, moe bench and moe gemm are commands of the program narrowfloat-bench.
+Every command has --help with examples and exit codes. Documentation: docs/cli.md)";
 
-// "error" in the line tells messages that end the program from warnings.
-ExitCode fail(ExitCode code, std::string_view message) {
-  write_stderr(fmt::format("narrowfloat: error: {}\n", message));
-  if (code == ExitCode::kInternal) write_stderr(fmt::format("narrowfloat: {}\n", kBugHint));
-  return code;
+void add_commands(const Commands& commands) {
+  add_quantize(commands);
+  add_dequantize(commands);
+  add_inspect(commands);
+  add_diff(commands);
+  add_explain(commands);
+  add_doctor(commands);
+  const Commands moe = add_group(commands, "moe", "Tune or explain a Mixture-of-Experts layer");
+  moe.app.footer("Try: narrowfloat moe tune --help, narrowfloat moe explain --help");
+  add_moe_tune(moe);
+  add_moe_explain(moe);
 }
 
-ExitCode answer(const Reply& reply) {
-  write_stdout(reply.to_stdout);
-  write_stderr(reply.to_stderr);
-  return reply.code;
-}
+// Commands of narrowfloat-bench that people look for here.
+constexpr std::array<std::string_view, 5> kBenchCommands = {"bench", "eval", "moe run", "moe bench",
+                                                            "moe gemm"};
 
-// Exceptions other than Error come from the standard library: memory, threads, or a bug.
-ExitCode run_program(int argc, const char* const* argv) {
-  try {
-    const std::variant<Command, Reply> parsed = parse_arguments(argc, argv);
-    if (const Reply* reply = std::get_if<Reply>(&parsed)) return answer(*reply);
-    return std::visit([](const auto& arguments) { return run(arguments); },
-                      std::get<Command>(parsed));
-  } catch (const Error& error) {
-    return fail(exit_code(error.kind()), with_option_spelling(error.what()));
-  } catch (const std::bad_alloc&) {
-    return fail(ExitCode::kInput,
-                "out of memory: free some, or ask for less (--max-memory, --tokens, --bytes)");
-  } catch (const std::system_error& error) {
-    return fail(ExitCode::kInput, error.what());
-  } catch (const std::exception& error) {
-    return fail(ExitCode::kInternal, error.what());
+// The command of narrowfloat-bench that the command line begins with; empty if there is none.
+std::string_view bench_command(int argc, const char* const* argv) {
+  const std::string one_word = argc > 1 ? argv[1] : "";
+  const std::string two_words = argc > 2 ? fmt::format("{} {}", one_word, argv[2]) : one_word;
+  for (const std::string_view command : kBenchCommands) {
+    if (command == one_word || command == two_words) return command;
   }
+  return "";
+}
+
+int run(int argc, const char* const* argv) {
+  const std::string_view moved = bench_command(argc, argv);
+  if (!moved.empty()) {
+    write_stderr(
+        fmt::format("narrowfloat {0}: this command is now `narrowfloat-bench {0}`\n"
+                    "Try: narrowfloat-bench {0} --help\n",
+                    moved));
+    return static_cast<int>(ExitCode::kUsage);
+  }
+  return run_program({"narrowfloat", kDescription, kFooter, add_commands}, argc, argv);
 }
 
 }  // namespace
 }  // namespace narrowfloat::cli
 
-int main(int argc, char** argv) {
-  narrowfloat::cli::reserve_standard_streams();
-  // A reader that closes its end shows up as EPIPE, which write_stdout() knows, instead of killing
-  // the program in the middle of a file.
-  std::signal(SIGPIPE, SIG_IGN);
-  return static_cast<int>(narrowfloat::cli::run_program(argc, argv));
-}
+int main(int argc, char** argv) { return narrowfloat::cli::run(argc, argv); }

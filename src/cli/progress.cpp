@@ -1,15 +1,17 @@
-// The terminal is redrawn at most ten times a second; plain lines come every ten percent.
+// The terminal is redrawn at most ten times a second; plain lines come every ten percent. Only
+// functions that may be called in a signal handler are used there.
 #include "cli/progress.h"
 
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <signal.h>
+#include <string_view>
 #include <sys/ioctl.h>
 #include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
-
-#include "cli/json_output.h"
-#include "cli/output.h"
-#include "cli/size_text.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -32,6 +34,24 @@ uint64_t percent_of(const ProgressEvent& event) {
   const double share =
       static_cast<double>(event.done_bytes) / static_cast<double>(event.total_bytes);
   return static_cast<uint64_t>(share * 100);
+}
+
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
+
+std::atomic<bool> interrupt_requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+// The guard puts these back; one guard lives at a time.
+std::array<struct sigaction, kSignals.size()> previous_actions;
+
+void handle_signal(int /*signal*/) {
+  if (interrupt_requested.exchange(true)) _exit(static_cast<int>(ExitCode::kInterrupted));
+  constexpr std::string_view kNote =
+      "\ninterrupted: stopping after the current tensor (again: stop at once)\n";
+  const int saved_errno = errno;
+  // Nothing can be done about a stderr that does not take the note.
+  [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, kNote.data(), kNote.size());
+  errno = saved_errno;
 }
 
 }  // namespace
@@ -96,5 +116,25 @@ void Progress::draw(const ProgressEvent& event, double seconds) {
 void Progress::finish() {
   if (std::exchange(is_drawn_, false)) write_stderr(kClearLine);
 }
+
+InterruptGuard::InterruptGuard() {
+  interrupt_requested = false;
+  struct sigaction action {};
+  action.sa_handler = handle_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &previous_actions[i]);
+    if (previous_actions[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
+}
+
+InterruptGuard::~InterruptGuard() {
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &previous_actions[i], nullptr);
+  }
+}
+
+bool InterruptGuard::is_requested() { return interrupt_requested; }
 
 }  // namespace narrowfloat::cli

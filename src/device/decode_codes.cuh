@@ -1,5 +1,5 @@
 // Codes of activations as bf16, exact: times the scale of their block for E2M1 x E4M3 and E4M3 x
-// UE8M0, without it for FP8 1x128 (tensor/decoded_rows.h).
+// UE8M0, without it for FP8 1x128 (moe_shared/dequantized_rows.h).
 #pragma once
 
 #include "base/float_ops.h"

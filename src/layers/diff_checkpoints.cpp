@@ -51,7 +51,7 @@ class Side {
   void prepare(int64_t max_rows) {
     if (tensor_.convention) {
       const CodeMatrix matrix = code_matrix(tensor_);
-      const int64_t rows = std::min(code_rows(max_rows), matrix.all_rows());
+      const int64_t rows = std::min(rows_of_codes(max_rows), matrix.all_rows());
       coded_ = std::make_unique<CodedReader>(checkpoint_, tensor_, rows);
       decoded_.resize(static_cast<size_t>(rows * matrix.cols));
       if (tensor_.is_transposed) transposed_.resize(decoded_.size());
@@ -66,8 +66,8 @@ class Side {
       return plain_->float_rows();
     }
     const CodeMatrix matrix = code_matrix(tensor_);
-    const int64_t rows = code_rows(count);
-    coded_->load(code_rows(first), rows);
+    const int64_t rows = rows_of_codes(count);
+    coded_->load(rows_of_codes(first), rows);
     coded_->coded().decode(
         TensorView::contiguous(decoded_.data(), DType::kF32, {rows, matrix.cols}));
     if (!tensor_.is_transposed) return {DType::kF32, std::as_bytes(std::span(decoded_)).data()};
@@ -84,7 +84,7 @@ class Side {
 
  private:
   // Of so many rows of the plain weight; whole experts where it is transposed.
-  [[nodiscard]] int64_t code_rows(int64_t rows) const {
+  [[nodiscard]] int64_t rows_of_codes(int64_t rows) const {
     const CodeMatrix matrix = code_matrix(tensor_);
     if (!tensor_.is_transposed) return rows;
     return matrix.cols == 0 ? 0 : rows / matrix.cols * matrix.rows;

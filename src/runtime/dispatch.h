@@ -18,11 +18,24 @@
 namespace narrowfloat {
 
 // Every operation with a list of implementations.
-inline constexpr std::array<std::string_view, 18> kOperations = {
-    "quantize",   "dequantize",    "relayout",       "amax",         "route",
-    "permute",    "code_rows",     "activation",     "grouped_gemm", "combine",
-    "shuffle",    "pack_bits",     "group_quantize", "kv_quantize",  "kv_dequantize",
-    "kv_reorder", "route_permute", "invert_scales"};
+inline constexpr std::array<std::string_view, 18> kOperations = {"quantize",
+                                                                 "dequantize",
+                                                                 "relayout",
+                                                                 "amax",
+                                                                 "route",
+                                                                 "permute",
+                                                                 "quantize_activations",
+                                                                 "activation",
+                                                                 "grouped_gemm",
+                                                                 "combine",
+                                                                 "shuffle",
+                                                                 "pack_bits",
+                                                                 "group_quantize",
+                                                                 "kv_quantize",
+                                                                 "kv_dequantize",
+                                                                 "kv_reorder",
+                                                                 "route_permute",
+                                                                 "invert_scales"};
 
 // What NARROWFLOAT_FORCE pins for `op`; empty if nothing. Throws kInvalidArgument for a malformed
 // value or an operation that does not exist.
@@ -58,14 +71,22 @@ Explanation explain_candidates(std::string_view op, std::span<const Impl> impls,
   return explanation;
 }
 
-// The implementation that runs. Throws kUnsupported with every candidate's reason.
+// The implementation that runs; null if none fits.
 template <typename Impl, typename Problem>
-const Impl& select(std::string_view op, std::span<const Impl> impls, const Problem& problem) {
+const Impl* find_implementation(std::string_view op, std::span<const Impl> impls,
+                                const Problem& problem) {
   const std::string forced = forced_implementation(op);
   for (const Impl& impl : impls) {
     if (!forced.empty() && impl.name != forced) continue;
-    if (impl.supports(problem).ok()) return impl;
+    if (impl.supports(problem).ok()) return &impl;
   }
+  return nullptr;
+}
+
+// The implementation that runs. Throws kUnsupported with every candidate's reason.
+template <typename Impl, typename Problem>
+const Impl& select(std::string_view op, std::span<const Impl> impls, const Problem& problem) {
+  if (const Impl* impl = find_implementation(op, impls, problem)) return *impl;
   dispatch_detail::throw_none_fits(explain_candidates(op, impls, problem));
 }
 

@@ -1,7 +1,7 @@
-"""Helpers of the command line tests: run the real binary, make small safetensors files.
+"""Helpers of the command line tests: run the real programs, make small safetensors files.
 
-The binary is $NARROWFLOAT_CLI, or build/cpu/src/cli/narrowfloat.  Files are made by hand with the
-standard library, so that a fault of our writer cannot hide one of our reader.
+The programs are $NARROWFLOAT_CLI and $NARROWFLOAT_BENCH_CLI, or those in build/cpu.  Files are made
+by hand with the standard library, so that a fault of our writer cannot hide one of our reader.
 """
 
 import json
@@ -18,7 +18,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY_MOE = ROOT / "models/tiny-moe"
-CLI = Path(os.environ.get("NARROWFLOAT_CLI", ROOT / "build/cpu/src/cli/narrowfloat")).resolve()
+BUILT = ROOT / "build/cpu/src"
+CLI = Path(os.environ.get("NARROWFLOAT_CLI", BUILT / "cli/narrowfloat")).resolve()
+BENCH_CLI = Path(os.environ.get("NARROWFLOAT_BENCH_CLI",
+                                BUILT / "bench_cli/narrowfloat-bench")).resolve()
+BENCH_COMMANDS = ["bench", "eval", "moe run", "moe bench", "moe gemm"]
 
 DONE, FINDINGS, USAGE, INPUT, UNSUPPORTED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -29,10 +33,17 @@ CLEAN_ENVIRONMENT = {
 }
 
 
-def run(*arguments, env=None, **options):
-    """Runs the program; its output is text and no terminal is attached."""
+def command_of(arguments):
+    """The words of the command, "moe run"."""
+    return " ".join(map(str, arguments[:2 if arguments[:1] == ("moe",) else 1]))
+
+
+def run(*arguments, program=None, env=None, **options):
+    """Runs the program that has the command, or the one that is named; its output is text and no
+    terminal is attached."""
     options.setdefault("capture_output", True)
-    return subprocess.run([CLI, *map(str, arguments)], text=True, check=False, timeout=300,
+    program = program or (BENCH_CLI if command_of(arguments) in BENCH_COMMANDS else CLI)
+    return subprocess.run([program, *map(str, arguments)], text=True, check=False, timeout=300,
                           stdin=subprocess.DEVNULL, env=CLEAN_ENVIRONMENT | (env or {}), **options)
 
 
@@ -47,8 +58,7 @@ def run_json(*arguments, expected=DONE):
     assert result.returncode == expected, result.stderr
     document = json.loads(result.stdout)
     assert document["schema_version"] == 1
-    words = 2 if arguments[0] == "moe" else 1
-    assert document["command"] == " ".join(arguments[:words])
+    assert document["command"] == command_of(arguments)
     return document
 
 

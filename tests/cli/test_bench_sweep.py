@@ -1,5 +1,5 @@
-"""`narrowfloat bench --device`: the sweeps.  They run on the CPU as on a GPU, with the same checks;
-no test looks at a time."""
+"""`narrowfloat-bench bench --device`: the sweeps.  They run on the CPU as on a GPU, with the same
+checks; no test looks at a time."""
 
 import csv
 import io

@@ -5,8 +5,8 @@ import io
 import json
 
 import pytest
-from conftest import (DONE, FINDINGS, TINY_MOE, UNSUPPORTED, USAGE, bf16_weight, run, run_json,
-                      run_ok, write_safetensors)
+from conftest import (BENCH_CLI, CLI, DONE, FINDINGS, TINY_MOE, UNSUPPORTED, USAGE, bf16_weight,
+                      run, run_json, run_ok, write_safetensors)
 
 BITS_PER_WEIGHT = {"nvfp4": 4.5, "nvfp4-ct": 4.5, "nvfp4-modelopt": 4.5, "mxfp4": 4.25,
                    "mxfp4-ct": 4.25, "mxfp8": 8.25, "mxfp8-ct": 8.25, "fp8-block": 8.002}
@@ -337,9 +337,10 @@ def test_bench_csv(dtype, math):
         ("quantize", "nvfp4", "correct"), ("quantize", "mxfp4", "correct")]
 
 
-def test_version():
-    lines = run_ok("--version").stdout.splitlines()
-    assert lines[0].startswith("narrowfloat ")
+@pytest.mark.parametrize("name,program", [("narrowfloat", CLI), ("narrowfloat-bench", BENCH_CLI)])
+def test_version(name, program):
+    lines = run_ok("--version", program=program).stdout.splitlines()
+    assert lines[0].startswith(f"{name} ")
     assert lines[1].startswith("build: ")
     assert lines[2].startswith("backends: cpu")
 

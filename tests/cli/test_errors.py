@@ -8,23 +8,50 @@ import subprocess
 import time
 
 import pytest
-from conftest import (CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED, TINY_MOE, UNSUPPORTED,
-                      USAGE, bf16_weight, run, run_ok, write_safetensors)
+from conftest import (BENCH_CLI, BENCH_COMMANDS, CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED,
+                      TINY_MOE, UNSUPPORTED, USAGE, bf16_weight, run, run_ok, write_safetensors)
 
-COMMANDS = ["quantize", "dequantize", "inspect", "diff", "explain", "doctor", "bench",
-            "eval", "moe run", "moe bench"]
+COMMANDS = ["quantize", "dequantize", "inspect", "diff", "explain", "doctor", "moe tune",
+            "moe explain"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples_and_exit_codes(command):
-    text = run_ok(*command.split(), "--help").stdout
-    for word in ("Usage:", "Examples:", f"narrowfloat {command}", "Exit codes:", "130 interrupted"):
+@pytest.mark.parametrize("name,program,command",
+                         [("narrowfloat", CLI, command) for command in COMMANDS] +
+                         [("narrowfloat-bench", BENCH_CLI, command) for command in BENCH_COMMANDS])
+def test_help_has_examples_and_exit_codes(name, program, command):
+    text = run_ok(*command.split(), "--help", program=program).stdout
+    for word in ("Usage:", "Examples:", f"{name} {command}", "Exit codes:", "130 interrupted"):
         assert word in text, word
 
 
-def test_top_level_help_lists_the_commands():
-    text = run_ok("--help").stdout
-    assert all(command.split()[0] in text for command in COMMANDS)
+@pytest.mark.parametrize("program,commands", [(CLI, COMMANDS), (BENCH_CLI, BENCH_COMMANDS)])
+def test_top_level_help_lists_the_commands(program, commands):
+    text = run_ok("--help", program=program).stdout
+    assert all(command.split()[0] in text for command in commands)
+
+
+def test_help_says_where_the_benchmarks_are():
+    line = next(line for line in run_ok("--help").stdout.splitlines()
+                if "narrowfloat-bench" in line)
+    assert all(command in line for command in BENCH_COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--shape", "128,128,8,2", "--json"],
+                                       ["models/tiny-moe"]])
+@pytest.mark.parametrize("command", BENCH_COMMANDS)
+def test_commands_of_the_other_program_are_named(command, arguments):
+    result = run(*command.split(), *arguments, program=CLI)
+    assert result.returncode == USAGE and result.stdout == ""
+    assert result.stderr.splitlines() == [
+        f"narrowfloat {command}: this command is now `narrowfloat-bench {command}`",
+        f"Try: narrowfloat-bench {command} --help"]
+
+
+@pytest.mark.parametrize("command", ["quantize", "inspect", "doctor", "moe tune"])
+def test_the_benchmark_program_has_no_other_commands(command):
+    result = run(*command.split(), program=BENCH_CLI)
+    assert result.returncode == USAGE
+    assert command.split()[-1] in result.stderr
 
 
 @pytest.mark.parametrize("arguments,expected", [
@@ -60,7 +87,7 @@ def test_top_level_help_lists_the_commands():
     (["eval", "a", "--mode", "int3"], "nvfp4_per_token"),
     (["eval", "a", "--bytes", "1"], "at least 2 bytes"),
     (["eval", "a", "--bytes", "some"], "GiB"),
-    (["moe"], "the commands are run, bench"),
+    (["moe"], "the commands are tune, explain"),
     (["moe", "walk"], "walk"),
     (["moe", "run"], "DIR is required"),
     (["moe", "run", "a"], "--layer is required"),
@@ -87,6 +114,19 @@ def test_wrong_usage(arguments, expected):
     assert result.returncode == USAGE
     assert result.stdout == ""
     assert expected in result.stderr
+
+
+@pytest.mark.parametrize("arguments,expected", [
+    ([], "no command given; the commands are bench, eval, moe"),
+    (["frobnicate"], "frobnicate"),
+    (["moe"], "the commands are run, bench, gemm"),
+    (["moe", "walk"], "walk"),
+])
+def test_wrong_usage_of_the_benchmark_program(arguments, expected):
+    result = run(*arguments, program=BENCH_CLI)
+    assert result.returncode == USAGE and result.stdout == ""
+    assert expected in result.stderr
+    assert "Try: narrowfloat-bench" in result.stderr
 
 
 @pytest.mark.parametrize("arguments,option", [

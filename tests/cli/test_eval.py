@@ -1,4 +1,4 @@
-"""`narrowfloat eval` against a transformer in NumPy, written from models/tiny-moe/README.md."""
+"""`narrowfloat-bench eval` against a transformer in NumPy, after models/tiny-moe/README.md."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""`narrowfloat moe run` on the small model and `narrowfloat moe bench` on made-up layers."""
+"""`narrowfloat-bench moe run` on the small model, `moe bench` on made-up layers, `moe gemm`."""
 
 import csv
 import io
@@ -363,7 +363,8 @@ def test_grouped_gemm_names_what_is_wrong(arguments, expected):
     assert expected in result.stderr
 
 
-STAGES = ["route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine"]
+STAGES = ["route", "permute", "quantize_input", "first_gemm", "activation", "second_gemm",
+          "combine"]
 
 
 def test_stages_are_timed_where_asked_for():

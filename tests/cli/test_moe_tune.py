@@ -146,8 +146,8 @@ def test_a_missing_file_is_named():
 def test_explain_lists_every_stage_and_why():
     case = run_json(*EXPLAIN, "--mode", "mxfp8")["cases"][0]
     ops = [stage["op"] for stage in case["stages"]]
-    assert ops == ["token_tile", "route", "permute", "code_rows", "grouped_gemm", "activation",
-                   "grouped_gemm", "combine"]
+    assert ops == ["token_tile", "route", "permute", "quantize_activations", "grouped_gemm",
+                   "activation", "grouped_gemm", "combine"]
     for stage in case["stages"]:
         names = [candidate["name"] for candidate in stage["candidates"]]
         assert stage["chosen"] in names
@@ -155,6 +155,25 @@ def test_explain_lists_every_stage_and_why():
                    if candidate["name"] != stage["chosen"])
     text = run_ok(*EXPLAIN, "--mode", "mxfp8", "--tokens", "1,64").stdout
     assert "64 tokens on cpu" in text and "runs on CUDA devices only" in text or "cpu_" in text
+
+
+def test_explain_prints_the_plan_with_its_buffers():
+    case = run_json(*EXPLAIN, "--mode", "mxfp8")["cases"][0]
+    plan = case["plan"]
+    assert [(stage["op"], stage["implementation"]) for stage in plan["stages"]] == [
+        (stage["op"], stage["chosen"]) for stage in case["stages"][1:]]
+    buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
+    for buffer in buffers.values():
+        assert 0 <= buffer["offset"] and buffer["bytes"] >= 0
+        assert buffer["offset"] + buffer["bytes"] <= plan["workspace_bytes"]
+    written = set()
+    for stage in plan["stages"]:
+        read = {name for name in stage["reads"] if buffers[name]["bytes"] > 0}
+        assert read <= written | {"first_gemm_scratch", "second_gemm_scratch"}, stage
+        written |= set(stage["writes"])
+    text = run_ok(*EXPLAIN, "--mode", "mxfp8").stdout
+    assert f"workspace: {plan['workspace_bytes']} bytes" in text
+    assert all((name in text) == (buffer["bytes"] > 0) for name, buffer in buffers.items())
 
 
 @pytest.mark.parametrize("arguments,code,expected", [

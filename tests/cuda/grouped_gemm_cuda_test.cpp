@@ -140,7 +140,7 @@ void expect_exact(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>&
 
 // Of several, the form of the image that was chosen.
 WeightCoding form_of(const GemmOnDevice& device) {
-  return static_cast<WeightCoding>(device.weights().state().image.form);
+  return static_cast<WeightCoding>(packed_weights(device.weights()).image.form);
 }
 
 std::string note_of(const GemmCase& gemm, DType output, int64_t index) {
@@ -256,7 +256,7 @@ TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
   GemmOnDevice device(gemm);
   const std::vector<uint8_t> dealt = device.run();
   const DeviceBuffer counter(sizeof(uint32_t));
-  const bool claims = device.weights().state().image.tables.expert_forms == nullptr;
+  const bool claims = packed_weights(device.weights()).image.tables.expert_forms == nullptr;
   device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
   for (const bool tiles_are_complete : {false, true}) {
     device.layer.tiles_are_complete = tiles_are_complete;
@@ -414,7 +414,7 @@ TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {
     const WeightCoding first = coding_of(GetParam());
     const bool is_wide = has_misfit && may_not_fit(first);
     EXPECT_EQ(form_of(device), is_wide ? wide_coding(first) : first);
-    const GroupedWeights::State& state = device.weights().state();
+    const PackedWeights& state = packed_weights(device.weights());
     const int64_t powers = state.image.tables.row_powers == nullptr ? 0 : 256 * sizeof(float);
     EXPECT_EQ(powers > 0, has_row_powers(first) && !has_ue8m0_scales(first) && !is_wide);
     EXPECT_EQ(device.weights().bytes(), expert_image_bytes(state.problem) + powers);

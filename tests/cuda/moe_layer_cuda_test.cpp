@@ -14,6 +14,7 @@
 #include "support/expect_error.h"
 #include "support/fills.h"
 #include "support/gpu_moe.h"
+#include "support/moe_batch.h"
 #include "support/moe_exact_case.h"
 #include "support/moe_sampling.h"
 
@@ -23,17 +24,9 @@ namespace {
 class MoeOnTheGpu : public GpuTestWith<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, MoeOnTheGpu, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
 
-MoeResult reference_of(MoeCase& layer_case) {
-  MoeConfig& config = layer_case.config();
-  config.accumulation = Accumulation::kFp64;
-  const MoeResult result = layer_case.run();
-  config.accumulation = Accumulation::kFp32;
-  return result;
-}
-
 void expect_gpu_agrees(MoeCase& layer_case, const GpuMoeStyle& style = {}) {
   const MoeResult actual = run_on_gpu(prepare_on_gpu(layer_case), layer_case, style);
-  expect_close(layer_case, layer_case.config(), reference_of(layer_case), actual);
+  expect_close(layer_case, layer_case.config(), fp64_reference(layer_case), actual);
 }
 
 // One that does every activation of a mode.
@@ -90,7 +83,7 @@ TEST_P(MoeOnTheGpu, GivesTheBitsOfExactCases) {
                            .shared_experts = static_cast<int32_t>(blocks % 2)};
       ExactMoe exact(GetParam(), shape, static_cast<uint64_t>(tokens * blocks));
       const MoeResult expected = exact.layer_case().run();
-      ASSERT_EQ(reference_of(exact.layer_case()), expected) << "the case is not exact";
+      ASSERT_EQ(fp64_reference(exact.layer_case()), expected) << "the case is not exact";
       EXPECT_EQ(run_on_gpu(prepare_on_gpu(exact.layer_case()), exact.layer_case()), expected)
           << tokens << " tokens, hidden " << shape.hidden;
     }
@@ -240,7 +233,7 @@ TEST_P(MoeOnTheGpu, AgreesWithAnActivationOfItsOwn) {
       MoeCase layer_case(GetParam(), shape, Activation::swiglu(), 17);
       layer_case.config().gate_order = order;
       layer_case.add_biases();
-      const MoeResult expected = reference_of(layer_case);
+      const MoeResult expected = fp64_reference(layer_case);
       const ForcedImplementation pinned("activation", pinned_activation(GetParam()));
       expect_close(layer_case, layer_case.config(), expected,
                    run_on_gpu(prepare_on_gpu(layer_case), layer_case));

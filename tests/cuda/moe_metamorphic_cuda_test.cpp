@@ -13,7 +13,7 @@
 
 #include "cuda/gpu_test.h"
 #include "formats/float16.h"
-#include "ops/code_rows/code_rows.h"
+#include "moe_shared/quantize_activations.h"
 #include "support/coded_rows.h"
 #include "support/gpu_moe.h"
 #include "support/moe_batch.h"
@@ -153,9 +153,10 @@ TEST_P(MoeMetamorphic, RowsCodedByTheCallerGiveTheSame) {
     const MoeLayer layer = prepare_on_gpu(plain);
     const MoeResult expected = run_on_gpu(layer, plain);
     const RowsTensor rows(format, tokens, shape.hidden);
-    CodeRowsArgs code{.rows = plain.inputs().values, .format = format, .output = rows.view};
+    QuantizeActivationsArgs code{
+        .rows = plain.inputs().values, .format = format, .output = rows.view};
     if (plain.weights().input_multiplier) code.multiplier = *plain.weights().input_multiplier;
-    code_rows(code, {});
+    quantize_activations(code, {});
     plain.inputs() = rows.view;
     EXPECT_TRUE(run_on_gpu(layer, plain) == expected) << tokens;
   }

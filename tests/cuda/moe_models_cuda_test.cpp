@@ -4,7 +4,7 @@
 // one model and, with NARROWFLOAT_LARGE, of all.
 #include <gtest/gtest.h>
 
-#include "cli/moe/figures.h"
+#include "cli_common/moe/figures.h"
 #include "cuda/gpu_test.h"
 #include "support/gpu_moe.h"
 #include "support/moe_batch.h"

@@ -30,9 +30,7 @@ TEST_P(MoeRoutingsOnTheGpu, SkewedOnesAgreeWithTheCpu) {
   MoeCase layer_case(GetParam(), kRoutingsShape, Activation::swiglu(), 51);
   MoeConfig& config = layer_case.config();
   config.routing.options.negative_one_is_empty = true;
-  config.accumulation = Accumulation::kFp64;
-  const MoeLayer reference = layer_case.prepare();
-  config.accumulation = Accumulation::kFp32;
+  const MoeLayer reference = layer_case.prepare_reference({.accumulation = Accumulation::kFp64});
   for (const int32_t tile : {8, 0}) {
     if (tile > 0) config.token_tile = tile;
     const MoeLayer layer = prepare_on_gpu(layer_case);

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/moe/figures.h"
+#include "cli_common/moe/figures.h"
 #include "cuda/gpu_test.h"
 #include "support/gpu_moe.h"
 #include "support/trained_layer.h"
@@ -41,8 +41,10 @@ TEST_P(TrainedModelOnTheGpu, IsCloseToTheReference) {
     MoeConfig config = loaded.config();
     config.out_dtype = DType::kF32;
     const std::vector<float> out = run_on_gpu(loaded, config, recorded);
-    config.accumulation = Accumulation::kFp64;
-    const std::vector<float> reference = run_layer(loaded.weights(), config, recorded);
+    const std::vector<float> reference =
+        run_layer(MoeLayer::prepare_reference(loaded.weights(), config,
+                                              {.accumulation = Accumulation::kFp64}),
+                  recorded);
     const cli::Distance apart = cli::distance(out, reference, kHidden);
     // One flipped code of an intermediate of 128 weighs twice what it does among 512 and more.
     const cli::Distance bound = cli::tolerance(GetParam());

@@ -1,5 +1,5 @@
-// route_and_permute() on a GPU: the CPU's bytes of route(), permute() and code_rows(), for all
-// methods, precomputed routings, shards, formats, and numbers of tokens around every limit.
+// route_and_permute() on a GPU: the CPU's bytes of route(), permute() and quantize_activations(),
+// for all methods, precomputed routings, shards, formats, and numbers of tokens around every limit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "cuda/gpu_test.h"
+#include "moe_shared/quantize_activations.h"
 #include "narrowfloat/error.h"
 #include "narrowfloat/moe.h"
 #include "narrowfloat/permute.h"
-#include "ops/code_rows/code_rows.h"
 #include "ops/route/route_permute.h"
 #include "support/coded_rows.h"
 #include "support/device_copies.h"
@@ -168,10 +168,10 @@ void run_separately(const RoutePermuteArgs& args, Stream stream) {
   route(args.routing, args.config, args.outputs, stream);
   permute(args.outputs.ids, args.expert_offset, args.local_experts, args.permutation, stream);
   if (args.input.rows.is_absent()) return;
-  CodeRowsArgs code{.rows = args.input.rows, .format = args.input.format};
+  QuantizeActivationsArgs code{.rows = args.input.rows, .format = args.input.format};
   code.multiplier = args.input.multiplier;
   code.output = args.input.output;
-  code_rows(code, stream);
+  quantize_activations(code, stream);
 }
 
 class RoutePermute : public GpuTest {
@@ -186,7 +186,9 @@ class RoutePermute : public GpuTest {
     for (const bool programmatic_launch : {false, true}) {
       const Front actual(c);
       const DeviceCopies device(actual.buffers(), {.programmatic_launch = programmatic_launch});
-      ASSERT_TRUE(route_and_permute(actual.arguments(device), device.stream()));
+      const RoutePermuteArgs args = actual.arguments(device);
+      ASSERT_TRUE(joins_routing(route_permute_problem(args)));
+      route_and_permute(args, device.stream());
       EXPECT_TRUE(device.take_back());
       const auto wanted = expected.outputs();
       const auto found = actual.outputs();
@@ -311,10 +313,12 @@ TEST_F(RoutePermute, WhatDoesNotFitIsLeftToTheOthers) {
     const Front front(c);
     const DeviceCopies device(front.buffers());
     const auto before = front.outputs();
-    const bool has_run = route_and_permute(front.arguments(device), device.stream());
+    const RoutePermuteArgs args = front.arguments(device);
+    const bool joins = joins_routing(route_permute_problem(args));
+    if (joins) route_and_permute(args, device.stream());
     EXPECT_TRUE(device.take_back());
-    EXPECT_EQ(front.outputs() != before, has_run);
-    return has_run;
+    EXPECT_EQ(front.outputs() != before, joins);
+    return joins;
   };
   const FrontCase fits{.config = config_of(RoutingMethod::kRenormalize), .tokens = 64};
   EXPECT_TRUE(is_taken(fits));
@@ -332,7 +336,8 @@ TEST_F(RoutePermute, WhatDoesNotFitIsLeftToTheOthers) {
   };
   EXPECT_FALSE(without(fills_shared_memory));
   EXPECT_FALSE(without([](FrontCase& c) { c.tokens = 10, c.config.top_k = 33; }));
-  for (const char* pinned : {"route:sm90_warp", "permute:sm90_block", "code_rows:sm90_groups"}) {
+  for (const char* pinned :
+       {"route:sm90_warp", "permute:sm90_block", "quantize_activations:sm90_groups"}) {
     const std::string text = pinned;
     const size_t colon = text.find(':');
     const ForcedImplementation forced(text.substr(0, colon), text.substr(colon + 1));
@@ -362,7 +367,7 @@ TEST_F(RoutePermute, IsExplainedWithWhatItStandsFor) {
   const std::vector<std::string> joint{"route_permute:sm90_cluster"};
   EXPECT_EQ(first_stages(64), joint);
   const std::vector<std::string> separate{"route_permute:", "route:sm90_warp", "permute:sm90_block",
-                                          "code_rows:sm90_groups"};
+                                          "quantize_activations:sm90_groups"};
   EXPECT_EQ(first_stages(65), separate);
 }
 

@@ -17,8 +17,8 @@ namespace {
 
 class WeightFormsCuda : public GpuTestWith<MoeMode> {};
 
-const GroupedWeights::State& state_of(const GemmOnDevice& device) {
-  return device.weights().state();
+const PackedWeights& state_of(const GemmOnDevice& device) {
+  return packed_weights(device.weights());
 }
 
 double element(const GemmCase& gemm, const std::vector<uint8_t>& output, int64_t row, int64_t col) {

@@ -9,6 +9,7 @@
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/float_ops.cuh"
+#include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/packed.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/ptx/wgmma_e4m3.cuh"
@@ -103,6 +104,19 @@ __global__ void two_products_kernel(const uint8_t* input, float* output) {
   for (int i = 0; i < 4; ++i) output[threadIdx.x * 4 + i] = sums[i];
 }
 
+// How a kernel takes part in programmatic dependent launch.
+enum class Chain { kWaitsThenTriggers, kTriggersThenWaits, kSaysThatItTriggersFirst, kNeverWaits };
+
+template <Chain kChain>
+__global__ void chain_kernel(uint32_t* output) {
+  if (kChain == Chain::kTriggersThenWaits) allow_next_grid();
+  if (kChain == Chain::kSaysThatItTriggersFirst) allow_next_grid_before_wait();
+  if (kChain != Chain::kNeverWaits && threadIdx.x == 0) wait_for_previous_grids();
+  __syncthreads();
+  if (kChain == Chain::kWaitsThenTriggers && threadIdx.x == 1) allow_next_grid();
+  output[threadIdx.x] = threadIdx.x;
+}
+
 class Emulator : public ::testing::Test {
  protected:
   Emulator() : input_(kRounds * kStageBytes) {
@@ -139,6 +153,20 @@ class Emulator : public ::testing::Test {
     return wrong;
   }
 
+  template <Chain kChain>
+  static bool runs_in_chain(bool is_programmatic) {
+    std::vector<uint32_t> output(32);
+    Stream stream;
+    stream.programmatic_launch = is_programmatic;
+    try {
+      launch(chain_kernel<kChain>, {dim3(2), dim3(32)}, stream, output.data());
+    } catch (const Error&) {
+      cudaDeviceReset();
+      return false;
+    }
+    return output[31] == 31;
+  }
+
   template <Fault kFault>
   void expect_failure(int seed) {
     EXPECT_THROW(run<kFault>(seed), Error);
@@ -171,6 +199,18 @@ TEST_F(Emulator, EndsAKernelThatCannotGoOn) {
     expect_failure<Fault::kTwoArrivals>(seed);
     expect_failure<Fault::kBehindShared>(seed);
   }
+}
+
+TEST_F(Emulator, FailsAKernelThatTriggersTheNextLaunchBeforeItWaits) {
+  EXPECT_TRUE(runs_in_chain<Chain::kWaitsThenTriggers>(true));
+  EXPECT_TRUE(runs_in_chain<Chain::kSaysThatItTriggersFirst>(true));
+  EXPECT_FALSE(runs_in_chain<Chain::kTriggersThenWaits>(true));
+  EXPECT_FALSE(runs_in_chain<Chain::kTriggersThenWaits>(false));
+}
+
+TEST_F(Emulator, FailsAKernelOfAChainThatEndsBeforeItWaits) {
+  EXPECT_FALSE(runs_in_chain<Chain::kNeverWaits>(true));
+  EXPECT_TRUE(runs_in_chain<Chain::kNeverWaits>(false));
 }
 
 TEST_F(Emulator, LetsBlocksOfAClusterWaitForEachOther) {

@@ -22,6 +22,15 @@ Fiber& current() { return *machine().current; }
   throw std::runtime_error(text.str());
 }
 
+void wait_for_grids() { current().block->has_waited = true; }
+
+void trigger_launch() {
+  if (current().block->has_waited) return;
+  fail("triggers the next launch before its wait for the grids before it");
+}
+
+void trigger_launch_before_wait() { current().block->triggers_before_wait = true; }
+
 PhaseBarrier load_barrier(const uint8_t* at) {
   PhaseBarrier barrier;
   std::memcpy(&barrier, at, sizeof(barrier));

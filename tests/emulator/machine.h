@@ -47,6 +47,14 @@ uint32_t cluster_size();
 void arrive_at_cluster();
 void wait_for_cluster();
 
+// --- Programmatic dependent launch ---------------------------------------------------------------
+
+// A CTA that triggers the next launch, or in a programmatic launch ends, before it has waited for
+// the grids before it fails the kernel, unless it triggers by the last of these.
+void wait_for_grids();
+void trigger_launch();
+void trigger_launch_before_wait();
+
 // --- Shared memory by addresses from 0 on --------------------------------------------------------
 
 uint8_t* dynamic_shared();  // Aligned to 1024.

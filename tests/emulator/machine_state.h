@@ -78,6 +78,9 @@ struct Block {
   Barrier named[kNamedBarriers];
   std::vector<std::map<unsigned, LaneExchange>> warps;
   std::vector<unsigned> alive_lanes;  // Of each warp.
+  // Programmatic dependent launch.
+  bool has_waited = false;
+  bool triggers_before_wait = false;
 };
 
 // The fields of an mbarrier, in its 64 bits.
@@ -103,7 +106,8 @@ struct Machine {
   Barrier cluster;
   int alive = 0;
   bool is_late = false;
-  uint64_t round = 0;  // Of all threads.
+  bool is_programmatic = false;  // The launch.
+  uint64_t round = 0;            // Of all threads.
   std::mt19937 random;
   std::string failure;
 };

@@ -185,6 +185,12 @@ void run_cluster() {
   // What a kernel leaves behind is done before it ends.
   while (m.failure.empty() && do_one_copy()) {
   }
+  for (const auto& block : m.blocks) {
+    if (!m.is_programmatic || block->has_waited || block->triggers_before_wait) continue;
+    if (!m.failure.empty()) continue;
+    m.failure =
+        "block " + std::to_string(block->index.x) + " ends before its wait for the grids before it";
+  }
 }
 
 void run_blocks(uint3 first, unsigned cluster_blocks) {
@@ -223,6 +229,13 @@ unsigned cluster_blocks_of(const cudaLaunchConfig_t& config) {
   return 1;
 }
 
+bool is_programmatic(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) return true;
+  }
+  return false;
+}
+
 // As the launch of a GPU judges it.
 bool can_launch(const cudaLaunchConfig_t& config, unsigned cluster) {
   const uint64_t threads = uint64_t{config.blockDim.x} * config.blockDim.y * config.blockDim.z;
@@ -235,7 +248,8 @@ unsigned seed() {
   return text == nullptr ? 0 : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
 }
 
-cudaError_t run_grid(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
+cudaError_t run_grid(const cudaLaunchConfig_t& config, unsigned cluster, bool is_programmatic,
+                     const std::function<void()>& body) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   Machine& m = machine();
@@ -247,7 +261,7 @@ cudaError_t run_grid(const cudaLaunchConfig_t& config, const std::function<void(
   m.shared_bytes = config.dynamicSmemBytes;
   m.body = &body;
   m.failure.clear();
-  const unsigned cluster = cluster_blocks_of(config);
+  m.is_programmatic = is_programmatic;
   if (!can_launch(config, cluster)) return cudaErrorInvalidConfiguration;
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
@@ -266,15 +280,11 @@ cudaError_t run_grid(const cudaLaunchConfig_t& config, const std::function<void(
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
                    std::function<void()> body) {
   if (config.dynamicSmemBytes > shared_bytes_of(kernel)) return refuse_launch();
-  return queue(config.stream, [config, cluster = cluster_blocks_of(config), body] {
-    // The attributes are the caller's and may be gone.
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {cluster, 1, 1};
-    cudaLaunchConfig_t own = config;
-    own.attrs = &attribute;
-    own.numAttrs = 1;
-    return run_grid(own, body);
+  // The attributes are those of the caller and may be gone when the kernel runs.
+  const unsigned cluster = cluster_blocks_of(config);
+  const bool programmatic = is_programmatic(config);
+  return queue(config.stream, [config, cluster, programmatic, body] {
+    return run_grid(config, cluster, programmatic, body);
   });
 }
 

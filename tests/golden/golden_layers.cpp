@@ -27,8 +27,9 @@ struct alignas(256) Chunk {  // Of a workspace.
 void run_case(const MoeGoldenFile& file, size_t index, Accumulation accumulation,
               std::vector<Named>& results) {
   const MoeGoldenCase given(file, index);
-  const MoeConfig config = given.config(accumulation);
-  const auto layer = MoeLayer::prepare(given.weights(), config);
+  const MoeConfig config = given.config();
+  const auto layer =
+      MoeLayer::prepare_reference(given.weights(), config, given.reference(accumulation));
   const std::vector<int64_t>& shape = given.tensor("out").shape;
   const int64_t tokens = shape.at(0);
   const int64_t slots = config.routing.top_k + config.routing.shared_experts;

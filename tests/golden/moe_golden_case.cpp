@@ -242,7 +242,7 @@ TensorView MoeGoldenCase::view_or_absent(const std::string& name) const {
   return has(name) ? tensor(name).view() : TensorView{};
 }
 
-MoeConfig MoeGoldenCase::config(Accumulation accumulation) const {
+MoeConfig MoeGoldenCase::config() const {
   MoeConfig config;
   config.hidden = plan_.at("hidden").get<int64_t>();
   config.inter = plan_.at("inter").get<int64_t>();
@@ -257,10 +257,13 @@ MoeConfig MoeGoldenCase::config(Accumulation accumulation) const {
   config.out_dtype = parse_dtype(plan_.value("out_dtype", "BF16")).value();
   config.slot_dtype = parse_dtype(plan_.value("slot_dtype", "BF16")).value();
   config.token_tile = plan_.at("token_tile").get<int32_t>();
-  config.accumulation = accumulation;
-  config.fp32_rows = plan_.value("fp32_rows", false);
-  config.double_quantize_fc1 = plan_.value("double_quantize_fc1", false);
   return config;
+}
+
+MoeReferenceOptions MoeGoldenCase::reference(Accumulation accumulation) const {
+  return {.accumulation = accumulation,
+          .fp32_rows = plan_.value("fp32_rows", false),
+          .double_quantize_fc1 = plan_.value("double_quantize_fc1", false)};
 }
 
 MoeInputs MoeGoldenCase::inputs() const {

@@ -61,7 +61,8 @@ class MoeGoldenCase {
   }
   [[nodiscard]] TensorView view_or_absent(const std::string& name) const;
 
-  [[nodiscard]] MoeConfig config(Accumulation accumulation) const;
+  [[nodiscard]] MoeConfig config() const;
+  [[nodiscard]] MoeReferenceOptions reference(Accumulation accumulation) const;
   [[nodiscard]] const MoeWeights& weights() const { return weights_; }
   [[nodiscard]] MoeInputs inputs() const;
   [[nodiscard]] Routing routing() const;

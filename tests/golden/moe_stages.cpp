@@ -64,7 +64,8 @@ std::vector<int64_t> OwnedPermutation::local_rows() const {
 
 MoeStages::MoeStages(const MoeGoldenCase& given, Accumulation accumulation)
     : given_(given),
-      config_(given.config(accumulation)),
+      config_(given.config()),
+      accumulation_(accumulation),
       tokens_(given.plan().at("tokens").get<int64_t>()),
       slots_(config_.routing.top_k + config_.routing.shared_experts) {}
 
@@ -94,16 +95,16 @@ std::vector<int64_t> MoeStages::slots_of_rows() const {
 
 void MoeStages::multiply(GroupedGemmArgs args, const GroupedWeights& weights_of) const {
   args.permutation = maps.view();
-  args.accumulation = config_.accumulation;
+  args.accumulation = accumulation_;
   const int64_t a_rows = args.a.values.shape[0];
-  const AlignedBytes workspace(grouped_gemm_workspace(weights_of, a_rows, config_.accumulation));
+  const AlignedBytes workspace(grouped_gemm_workspace(weights_of, a_rows, accumulation_));
   grouped_gemm(args, weights_of, workspace.view());
 }
 
 void MoeStages::multiply_first() {
   const MoeWeights& given = given_.weights();
   const auto prepared = GroupedWeights::prepare(given.w1, config_.mode);
-  const bool is_fp64 = config_.accumulation == Accumulation::kFp64;
+  const bool is_fp64 = accumulation_ == Accumulation::kFp64;
   fc1_rows_ = OwnedTensor(is_fp64 ? DType::kF64 : DType::kF32, {max_rows_, prepared.rows()}, 0xFF);
   GroupedGemmArgs args;
   args.a = given_.inputs();

@@ -55,6 +55,7 @@ class MoeStages {
 
   const MoeGoldenCase& given_;
   MoeConfig config_;
+  Accumulation accumulation_;
   int64_t tokens_;
   int64_t slots_;
   int64_t max_rows_ = 0;

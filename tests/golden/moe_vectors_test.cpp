@@ -195,8 +195,9 @@ struct LayerRun {
 };
 
 void run_layer(const MoeGoldenCase& given, Accumulation accumulation, LayerRun& run) {
-  const MoeConfig config = given.config(accumulation);
-  const auto layer = MoeLayer::prepare(given.weights(), config);
+  const MoeConfig config = given.config();
+  const auto layer =
+      MoeLayer::prepare_reference(given.weights(), config, given.reference(accumulation));
   const OwnedTensor& expected = given.tensor("out");
   const int64_t tokens = expected.shape.at(0);
   const int64_t slots = config.routing.top_k + config.routing.shared_experts;

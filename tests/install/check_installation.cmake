@@ -1,7 +1,7 @@
 # Installs one library of BUILD_DIR (narrowfloat or narrowfloat_shared) into WORK_DIR/prefix, builds
 # programs against it, one with find_package(narrowfloat) and one with pkg-config, and runs them.
 # COMPONENT names the library's component; it is empty for the library that an installation has by
-# default, which comes with the PROGRAM.
+# default, which comes with the PROGRAMS, paths separated by commas.
 set(prefix ${WORK_DIR}/prefix)
 set(library_dir ${prefix}/${LIBRARY_DIR})
 file(REMOVE_RECURSE ${WORK_DIR})
@@ -16,9 +16,10 @@ if(COMPONENT)
   step(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix} --component ${COMPONENT})
 else()
   step(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
-  if(PROGRAM)
-    step(${prefix}/${PROGRAM} --version)
-  endif()
+  string(REPLACE "," ";" programs "${PROGRAMS}")
+  foreach(program IN LISTS programs)
+    step(${prefix}/${program} --version)
+  endforeach()
 endif()
 
 if(LIBRARY STREQUAL "narrowfloat_shared")

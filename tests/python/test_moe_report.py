@@ -13,7 +13,8 @@ REPORT = ROOT / "bench/report.py"
 TARGETS = json.loads((ROOT / "bench/targets/h100_moe.json").read_text())
 H100 = "NVIDIA H100 80GB HBM3"
 EXPERT_BYTES = 3 * 7168 * 2048 * (1 + 4 / 128 / 128)
-STAGES = ("route", "permute", "code_input", "first_gemm", "activation", "second_gemm", "combine")
+STAGES = ("route", "permute", "quantize_input", "first_gemm", "activation", "second_gemm",
+          "combine")
 
 
 def case(tokens, us, hit, **fields):

@@ -149,6 +149,23 @@ def test_explain_names_every_stage() -> None:
         assert not any(stage.chosen for stage in layer.explain(9, "cuda:0"))
 
 
+def test_references_are_explained_and_stay_on_the_cpu() -> None:
+    """Options of a reference change its stages; a GPU refuses each of them by its name."""
+    w1, w2, *_ = plain_layer()
+    shape = {"hidden": 128, "inter": 128, "experts": 4, "top_k": 2}
+    coded = [nf.quantize(weight, "fp8_128x128", batched=True) for weight in (w1, w2)]
+    for given, options, quantized in (
+        ((w1, w2), {"accumulation": "float64"}, 0),
+        ((w1, w2), {"fp32_rows": True}, 0),
+        (coded, {"mode": "fp8_block", "double_quantize_fc1": True}, 2),
+    ):
+        layer = nf.MoeLayer.prepare(*given, nf.MoeConfig(**shape, **options))
+        ops = [stage.op for stage in layer.explain(9)]
+        assert ops.count("quantize_activations") == quantized
+        with pytest.raises(NotImplementedError, match=f"{list(options)[-1]}.*cuda:0"):
+            layer.explain(9, "cuda:0")
+
+
 def test_threads_share_a_layer() -> None:
     """Concurrent runs with workspaces of their own give the bytes of one."""
     from concurrent.futures import ThreadPoolExecutor

@@ -94,6 +94,16 @@ def test_the_program(tmp_path: Path) -> None:
     assert missing.returncode == 3 and "absent" in missing.stderr
 
 
+def test_the_benchmark_program() -> None:
+    """The script `narrowfloat-bench` measures and checks; `narrowfloat` says where it went."""
+    script = Path(sys.executable).parent / "narrowfloat-bench"
+    arguments = ["bench", "quantize", "--format", "nvfp4", "--shape", "8x64", "--min-time", "0"]
+    result = run(str(script), *arguments, "--csv")
+    assert result.returncode == 0 and "correct" in result.stdout, result.stderr
+    moved = run(sys.executable, "-m", "narrowfloat", *arguments)
+    assert moved.returncode == 2 and "narrowfloat-bench bench" in moved.stderr
+
+
 def test_bytes_of_the_program(tmp_path: Path) -> None:
     """A weight in a file of compressed-tensors and the same weight through the package."""
     x = np.random.default_rng(1).standard_normal((48, 128)).astype(ml_dtypes.bfloat16)

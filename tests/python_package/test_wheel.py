@@ -79,14 +79,14 @@ def test_there_is_a_wheel_where_one_is_expected() -> None:
 
 @of_a_wheel
 def test_the_wheel_has_its_binaries() -> None:
-    """The module, the program and two libraries, nothing else."""
+    """The module, the programs and two libraries, nothing else."""
     names = sorted(path.name for path in BINARIES)
     assert len([name for name in names if BUNDLED.match(name)]) == 2
-    assert "narrowfloat" in names and len(names) == 4
+    assert {"narrowfloat", "narrowfloat-bench"} <= set(names) and len(names) == 5
 
 
 @of_a_wheel
-@pytest.mark.parametrize("binary", BINARIES, ids=lambda path: path.name.split("-")[0])
+@pytest.mark.parametrize("binary", BINARIES, ids=lambda path: BUNDLED.sub(r"lib\1", path.name))
 def test_libraries_are_the_system_s_or_the_wheel_s(binary: Path) -> None:
     """Found where they lie, without a folder of the machine that built it. No CUDA library."""
     inside = {path.name for path in PACKAGE.glob("lib/*")}

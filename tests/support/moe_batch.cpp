@@ -62,12 +62,8 @@ TensorView RepeatedTokens::repeat(const TensorView& rows, int64_t tokens) {
   return result;
 }
 
-MoeResult fp64_reference(MoeCase& layer_case) {
-  MoeConfig& config = layer_case.config();
-  config.accumulation = Accumulation::kFp64;
-  const MoeResult result = layer_case.run();
-  config.accumulation = Accumulation::kFp32;
-  return result;
+MoeResult fp64_reference(const MoeCase& layer_case) {
+  return layer_case.run_reference({.accumulation = Accumulation::kFp64});
 }
 
 std::vector<uint8_t> permuted_rows(const std::vector<uint8_t>& topk_ids, const MoeConfig& config,

@@ -28,7 +28,7 @@ class RepeatedTokens {
 };
 
 // The case on the CPU in double precision.
-MoeResult fp64_reference(MoeCase& layer_case);
+MoeResult fp64_reference(const MoeCase& layer_case);
 
 // Rows of slots with these ids: experts in order, padded to whole tiles, slots in order (moe
 // spec 5.1).

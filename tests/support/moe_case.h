@@ -51,6 +51,7 @@ class MoeCase {
 
   [[nodiscard]] const MoeShape& shape() const { return shape_; }
   MoeConfig& config() { return config_; }
+  [[nodiscard]] const MoeConfig& config() const { return config_; }
   MoeWeights& weights() { return weights_; }
   MoeInputs& inputs() { return inputs_; }
   Routing& routing() { return routing_; }
@@ -66,9 +67,15 @@ class MoeCase {
   [[nodiscard]] MoeWeights shard(int32_t offset, int32_t count) const;
 
   [[nodiscard]] MoeLayer prepare() const { return MoeLayer::prepare(weights_, config_); }
+  [[nodiscard]] MoeLayer prepare_reference(const MoeReferenceOptions& options) const {
+    return MoeLayer::prepare_reference(weights_, config_, options);
+  }
   // Everything the layer can return. Expects that the guards stay intact.
   MoeResult run(const MoeLayer& layer, const MoeRunStyle& style = {}) const;
   MoeResult run() const { return run(prepare()); }
+  MoeResult run_reference(const MoeReferenceOptions& options) const {
+    return run(prepare_reference(options));
+  }
 
  private:
   void fill_weight(WeightView& view, int64_t rows, int64_t cols, Random& random);

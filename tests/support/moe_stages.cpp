@@ -22,10 +22,10 @@ class StagedLayer {
   StagedLayer(MoeCase& layer_case, StagePlace& place, Accumulation accumulation)
       : place_(place),
         tokens_(layer_case.shape().tokens),
-        layer_(weights_at(layer_case, place), config_of(layer_case, accumulation), place.device(),
-               place.stream()),
-        plan_(layer_.workspace(tokens_)),
-        workspace_(place.memory(plan_.total)) {
+        layer_(weights_at(layer_case, place), layer_case.config(), {.accumulation = accumulation},
+               place.device(), place.stream()),
+        plan_(layer_.plan(tokens_, layer_.token_tile(tokens_))),
+        workspace_(place.memory(plan_.workspace_bytes())) {
     const MoeConfig& config = layer_.config;
     inputs_.values = place.moved(layer_case.inputs().values);
     routing_.logits = place.moved(layer_case.routing().logits);
@@ -33,27 +33,32 @@ class StagedLayer {
     outputs_.out =
         TensorView::contiguous(place.memory(tokens_ * config.hidden * bits(config.out_dtype) / 8),
                                config.out_dtype, {tokens_, config.hidden}, place.device());
-    const int64_t max_rows = plan_.permutation_layout.max_rows;
-    outputs_.slot_out =
-        TensorView::contiguous(place.memory(max_rows * config.hidden * bits(config.slot_dtype) / 8),
-                               config.slot_dtype, {max_rows, config.hidden}, place.device());
+    outputs_.slot_out = TensorView::contiguous(
+        place.memory(max_rows() * config.hidden * bits(config.slot_dtype) / 8), config.slot_dtype,
+        {max_rows(), config.hidden}, place.device());
   }
 
   void run(MoeStage last) const {
     const TensorView workspace =
-        TensorView::contiguous(workspace_, DType::kU8, {plan_.total}, place_.device());
+        TensorView::contiguous(workspace_, DType::kU8, {plan_.workspace_bytes()}, place_.device());
     const MoeCall call{inputs_, routing_, outputs_, workspace, tokens_};
-    check_moe_call(call, layer_.config, plan_, layer_.input_multiplier.has_value(),
+    check_moe_call(call, layer_.config, plan_, layer_.extents, layer_.input_multiplier.has_value(),
                    place_.device());
     MoeRun(layer_, plan_, call, place_.stream()).run(last);
   }
 
   [[nodiscard]] const PreparedMoe& layer() const { return layer_; }
-  [[nodiscard]] const MoeWorkspace& plan() const { return plan_; }
-  [[nodiscard]] int64_t max_rows() const { return plan_.permutation_layout.max_rows; }
-  [[nodiscard]] uint8_t* workspace() const { return workspace_; }
-  [[nodiscard]] std::vector<uint8_t> workspace_bytes(int64_t offset, int64_t bytes) const {
-    return place_.read(workspace_ + offset, bytes);
+  [[nodiscard]] const MoePlan& plan() const { return plan_; }
+  [[nodiscard]] int64_t max_rows() const { return plan_.permutation().max_rows; }
+  // A buffer of the workspace, and its first bytes in host memory.
+  [[nodiscard]] std::byte* buffer(MoeBufferId id) const {
+    return reinterpret_cast<std::byte*>(workspace_) + plan_.buffer(id).offset;
+  }
+  [[nodiscard]] std::vector<uint8_t> bytes_in(MoeBufferId id, int64_t bytes) const {
+    return place_.read(workspace_ + plan_.buffer(id).offset, bytes);
+  }
+  [[nodiscard]] Permutation permutation() const {
+    return plan_.permutation().bind(buffer(MoeBufferId::kPermutation), place_.device());
   }
   [[nodiscard]] std::vector<uint8_t> bytes_of(const TensorView& view) const {
     return place_.read(static_cast<const uint8_t*>(view.data),
@@ -62,11 +67,6 @@ class StagedLayer {
   [[nodiscard]] const MoeOutputs& outputs() const { return outputs_; }
 
  private:
-  static MoeConfig config_of(MoeCase& layer_case, Accumulation accumulation) {
-    MoeConfig config = layer_case.config();
-    config.accumulation = accumulation;
-    return config;
-  }
   static MoeWeights weights_at(MoeCase& layer_case, StagePlace& place) {
     MoeWeights weights = layer_case.weights();
     for (WeightView* weight : {&weights.w1, &weights.w2}) {
@@ -85,7 +85,7 @@ class StagedLayer {
   StagePlace& place_;
   int64_t tokens_;
   PreparedMoe layer_;
-  MoeWorkspace plan_;
+  MoePlan plan_;
   uint8_t* workspace_;
   MoeInputs inputs_;
   Routing routing_;
@@ -94,8 +94,7 @@ class StagedLayer {
 
 // Rows that hold a slot.
 std::vector<int64_t> used_rows(const StagedLayer& reference) {
-  const Permutation permutation = reference.plan().permutation_layout.bind(
-      reinterpret_cast<std::byte*>(reference.workspace()) + reference.plan().permutation, {});
+  const Permutation permutation = reference.permutation();
   std::vector<int64_t> rows;
   for (int64_t slot = 0; slot < permutation.slot_to_row.num_elements(); ++slot) {
     const int32_t row = static_cast<const int32_t*>(permutation.slot_to_row.data)[slot];
@@ -119,8 +118,8 @@ double number(DType dtype, const std::vector<uint8_t>& bytes, int64_t index) {
 void expect_fc1_close(const StagedLayer& reference, const StagedLayer& actual, double bound) {
   const int64_t cols = reference.layer().extents.fc1_rows;
   const auto fc1_of = [&](const StagedLayer& layer) {
-    const DType dtype = layer.layer().extents.fc1_dtype;
-    return layer.workspace_bytes(layer.plan().gemm_rows, layer.max_rows() * cols * bits(dtype) / 8);
+    const DType dtype = layer.layer().extents.fc1_dtype();
+    return layer.bytes_in(MoeBufferId::kGemmRows, layer.max_rows() * cols * bits(dtype) / 8);
   };
   const std::vector<uint8_t> expected = fc1_of(reference);
   const std::vector<uint8_t> found = fc1_of(actual);
@@ -128,8 +127,8 @@ void expect_fc1_close(const StagedLayer& reference, const StagedLayer& actual, d
   double norm = 0;
   for (const int64_t row : used_rows(reference)) {
     for (int64_t i = row * cols; i < (row + 1) * cols; ++i) {
-      const double value = number(reference.layer().extents.fc1_dtype, expected, i);
-      const double apart = number(actual.layer().extents.fc1_dtype, found, i) - value;
+      const double value = number(reference.layer().extents.fc1_dtype(), expected, i);
+      const double apart = number(actual.layer().extents.fc1_dtype(), found, i) - value;
       error += apart * apart;
       norm += value * value;
     }
@@ -140,8 +139,8 @@ void expect_fc1_close(const StagedLayer& reference, const StagedLayer& actual, d
 // The intermediate of a run in host memory.
 struct Intermediate {
   Intermediate(const StagedLayer& layer)
-      : rows(layer.plan().intermediate),
-        bytes(layer.workspace_bytes(layer.plan().intermediate_rows, rows.bytes())) {
+      : rows(layer.plan().intermediate_rows()),
+        bytes(layer.bytes_in(MoeBufferId::kIntermediateRows, rows.bytes())) {
     auto* begin = reinterpret_cast<std::byte*>(bytes.data());
     view = rows.bind(begin, layer.max_rows(), {});
   }
@@ -263,19 +262,20 @@ void expect_near(std::string_view stage, const std::vector<uint8_t>& expected,
 // G3: the reference's second half on the intermediate of the compared run, into its own outputs.
 void run_second_half(const StagedLayer& reference, const CodedRows& intermediate) {
   const PreparedMoe& layer = reference.layer();
-  const MoeWorkspace& plan = reference.plan();
-  auto* workspace = reinterpret_cast<std::byte*>(reference.workspace());
   GroupedGemmArgs args;
   args.a = intermediate;
-  args.permutation = plan.permutation_layout.bind(workspace + plan.permutation, {});
+  args.permutation = reference.permutation();
   args.accumulation = Accumulation::kFp64;
   args.scale = layer.down_scale.view();
   args.bias = layer.bias2.view();
   args.output = reference.outputs().slot_out;
-  grouped_gemm(args, layer.w2,
-               TensorView::contiguous(workspace + plan.gemm, DType::kU8, {plan.gemm_bytes}));
-  const TensorView weights = TensorView::contiguous(workspace + plan.weights, DType::kF32,
-                                                    {plan.tokens, layer.extents.slots});
+  grouped_gemm(
+      args, layer.w2,
+      TensorView::contiguous(reference.buffer(MoeBufferId::kSecondGemmScratch), DType::kU8,
+                             {reference.plan().buffer(MoeBufferId::kSecondGemmScratch).bytes}));
+  const TensorView weights =
+      TensorView::contiguous(reference.buffer(MoeBufferId::kWeights), DType::kF32,
+                             {reference.plan().tokens(), layer.extents.slots});
   combine(reference.outputs().slot_out, args.permutation.slot_to_row, weights,
           reference.outputs().out);
 }

@@ -85,9 +85,8 @@ double loss_bound(MoeMode mode) {
   return 0;
 }
 
-std::vector<float> run_layer(const MoeWeights& weights, const MoeConfig& config,
-                             const RecordedTokens& recorded) {
-  const MoeLayer layer = MoeLayer::prepare(weights, config);
+std::vector<float> run_layer(const MoeLayer& layer, const RecordedTokens& recorded) {
+  const MoeConfig& config = layer.config();
   const int64_t tokens = recorded.tokens;
   std::vector<uint8_t> out(
       static_cast<size_t>(tokens * config.hidden * bits(config.out_dtype) / 8));
@@ -104,11 +103,12 @@ std::vector<float> run_layer(const MoeWeights& weights, const MoeConfig& config,
 std::vector<float> run_unquantized(int64_t layer, const RecordedTokens& recorded) {
   const LoadedMoe plain(Checkpoint(trained_model()), layer);
   MoeConfig exact = plain.config();
-  exact.accumulation = Accumulation::kFp64;
-  exact.fp32_rows = true;
   exact.slot_dtype = DType::kF32;
   exact.out_dtype = DType::kF32;
-  return run_layer(plain.weights(), exact, recorded);
+  return run_layer(
+      MoeLayer::prepare_reference(plain.weights(), exact,
+                                  {.accumulation = Accumulation::kFp64, .fp32_rows = true}),
+      recorded);
 }
 
 }  // namespace narrowfloat::testing

@@ -33,9 +33,8 @@ LoadMoeOptions options_for(MoeMode mode);
 // cost on these activations, with a quarter of room.
 double loss_bound(MoeMode mode);
 
-// On the CPU.
-std::vector<float> run_layer(const MoeWeights& weights, const MoeConfig& config,
-                             const RecordedTokens& recorded);
+// Of a layer on the CPU.
+std::vector<float> run_layer(const MoeLayer& layer, const RecordedTokens& recorded);
 // Unquantized weights, fp32 rows and results, fp64 sums.
 std::vector<float> run_unquantized(int64_t layer, const RecordedTokens& recorded);
 

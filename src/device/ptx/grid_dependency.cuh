@@ -13,11 +13,17 @@ __device__ inline void wait_for_previous_grids() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// griddepcontrol.launch_dependents: lets the next kernel's blocks be scheduled once every block of
-// this grid has said so or ended. A matter of speed only: the next kernel waits for the whole of
-// this one. Best after this block's loads are issued; at the very top the waiting blocks take slots
-// that this grid still needs. The top is right where no block of this grid waits for a place and
-// there is work in front of the next one's wait.
+// griddepcontrol.launch_dependents: triggers the next launch, whose CTAs are scheduled once every
+// CTA of this grid has triggered it or ended. It is a matter of speed only: the next kernel waits
+// for the whole of this one. Best after the loads of this CTA are issued; at the very top the
+// waiting CTAs take slots that this grid still needs. A CTA has waited for the grids before it when
+// it triggers: that is what runtime/cuda/kernel_chain.h counts on.
 __device__ inline void allow_next_grid() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+// The same before this CTA has waited, for kernels after which nobody reads memory early. Right
+// where no CTA of this grid waits for a place and the next kernel has work to do before its wait.
+__device__ inline void allow_next_grid_before_wait() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
 
 }  // namespace narrowfloat

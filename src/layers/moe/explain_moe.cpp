@@ -1,4 +1,5 @@
-// explain_moe(): the problem of each stage put to its implementations.
+// explain_moe() and plan_moe(): the problem of each stage put to its implementations, and the
+// stages of the plan with their buffers.
 #include <utility>
 
 #include "base/throw_error.h"
@@ -9,56 +10,149 @@
 namespace narrowfloat {
 namespace {
 
-// The activation's candidates stay as they are, all of them passed over.
-Explanation fused_into_gemm(Explanation activation) {
-  activation.chosen = "fused into grouped_gemm";
-  for (Candidate& candidate : activation.candidates) {
-    if (candidate.supported) candidate.reason = "passed over: grouped_gemm does the activation";
+// A run of `tokens` tokens from logits, with plain rows.
+class ExplainedRun {
+ public:
+  ExplainedRun(const MoeConfig& config, const MoeReferenceOptions& reference, int64_t tokens,
+               Device device)
+      : extents_(checked_extents(config, reference, tokens)),
+        tile_(config.token_tile.value_or(
+            default_token_tile(tokens, extents_.slots, extents_.local_experts))),
+        permutation_(permutation_layout(tokens, extents_.slots, extents_.local_experts, tile_)),
+        stages_(config, with_activation(config, device), permutation_, device),
+        plan_(extents_, tokens, tile_, gemm_bytes(tokens)) {
+    MoeCallFacts facts{.quantizes_input = extents_.input != RowFormat::kBf16};
+    if (device.type != DeviceType::kCpu) {
+      routing_ =
+          explain_candidates("route_permute", route_permute_impls(), stages_.route_permute());
+      facts.joins_routing = !routing_.chosen.empty();
+    }
+    plan_.list_stages(facts);
   }
-  return activation;
+
+  [[nodiscard]] const MoePlan& plan() const { return plan_; }
+  // Empty on a CPU: nothing joins there.
+  [[nodiscard]] const Explanation& joint_routing() const { return routing_; }
+
+  [[nodiscard]] Explanation explain(MoePlanStageKind kind) const {
+    switch (kind) {
+      case MoePlanStageKind::kRoutePermute:
+        return routing_;
+      case MoePlanStageKind::kRoute:
+        return explain_candidates("route", route_impls(), stages_.route());
+      case MoePlanStageKind::kPermute:
+        return explain_candidates("permute", permute_impls(), stages_.permute());
+      case MoePlanStageKind::kQuantizeInput:
+        return explain_quantizer(stages_.quantize_input());
+      case MoePlanStageKind::kFirstGemm:
+        return explain_candidates("grouped_gemm", grouped_gemm_impls(), stages_.first_gemm());
+      case MoePlanStageKind::kQuantizeFc1:
+        return explain_quantizer(stages_.quantize_fc1());
+      case MoePlanStageKind::kActivation:
+        return explain_candidates("activation", activation_impls(), stages_.activation());
+      case MoePlanStageKind::kQuantizeIntermediate:
+        return explain_quantizer(stages_.quantize_intermediate());
+      case MoePlanStageKind::kSecondGemm:
+        return explain_candidates("grouped_gemm", grouped_gemm_impls(), stages_.second_gemm());
+      case MoePlanStageKind::kCombine:
+        return explain_candidates("combine", combine_impls(), stages_.combine());
+    }
+    return {};
+  }
+
+  // The candidates of an activation that the first GEMM does stay as they are, all passed over.
+  [[nodiscard]] Explanation explain_fused_activation() const {
+    Explanation activation = explain(MoePlanStageKind::kActivation);
+    activation.chosen = "fused into grouped_gemm";
+    for (Candidate& candidate : activation.candidates) {
+      if (candidate.supported) candidate.reason = "passed over: grouped_gemm does the activation";
+    }
+    return activation;
+  }
+
+ private:
+  static MoeExtents checked_extents(const MoeConfig& config, const MoeReferenceOptions& reference,
+                                    int64_t tokens) {
+    check_moe_config(config);
+    check_reference_options(reference, config);
+    if (tokens < 0) throw_invalid("tokens: expected >= 0, got {}", tokens);
+    return moe_extents(config, reference);
+  }
+  const MoeExtents& with_activation(const MoeConfig& config, Device device) {
+    const StageProblems stages(config, extents_, permutation_, device);
+    extents_.fuses_activation = stages.fuses_activation();
+    return extents_;
+  }
+  static Explanation explain_quantizer(const QuantizeActivationsProblem& problem) {
+    return explain_candidates("quantize_activations", quantize_activations_impls(), problem);
+  }
+  [[nodiscard]] int64_t gemm_bytes_of(const GroupedGemmProblem& problem, int64_t rows) const {
+    const GroupedGemmImpl* impl =
+        find_implementation("grouped_gemm", grouped_gemm_impls(), problem);
+    return impl == nullptr ? 0 : impl->workspace_bytes(problem, rows, extents_.accumulation);
+  }
+  [[nodiscard]] GemmBytes gemm_bytes(int64_t tokens) const {
+    return {.first = gemm_bytes_of(stages_.first_gemm(), tokens),
+            .second = gemm_bytes_of(stages_.second_gemm(), permutation_.max_rows)};
+  }
+
+  MoeExtents extents_;
+  int32_t tile_;
+  PermutationLayout permutation_;
+  StageProblems stages_;
+  MoePlan plan_;
+  Explanation routing_;
+};
+
+std::vector<Explanation> explanations_of(const ExplainedRun& run) {
+  std::vector<Explanation> explanations;
+  const bool is_refused = !run.joint_routing().op.empty() && run.joint_routing().chosen.empty();
+  if (is_refused) explanations.push_back(run.joint_routing());
+  for (const MoePlanStage& stage : run.plan().stages()) {
+    explanations.push_back(run.explain(stage.kind));
+    if (stage.kind == MoePlanStageKind::kFirstGemm && run.plan().fuses_activation()) {
+      explanations.push_back(run.explain_fused_activation());
+    }
+  }
+  return explanations;
 }
 
 }  // namespace
 
 std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens, Device device) {
-  check_moe_config(config, device);
-  if (tokens < 0) throw_invalid("tokens: expected >= 0, got {}", tokens);
-  MoeExtents extents = moe_extents(config);
-  const int32_t tile =
-      config.token_tile.value_or(default_token_tile(tokens, extents.slots, extents.local_experts));
-  const PermutationLayout permutation =
-      permutation_layout(tokens, extents.slots, extents.local_experts, tile);
-  extents.fuses_activation = StageProblems(config, extents, permutation, device).fuses_activation();
-  const StageProblems stages(config, extents, permutation, device);
-  const auto gemms = grouped_gemm_impls();
-  std::vector<Explanation> explanations;
-  if (device.type != DeviceType::kCpu) {
-    explanations.push_back(
-        explain_candidates("route_permute", route_permute_impls(), stages.route_permute()));
-  }
-  if (explanations.empty() || explanations.front().chosen.empty()) {
-    explanations.push_back(explain_candidates("route", route_impls(), stages.route()));
-    explanations.push_back(explain_candidates("permute", permute_impls(), stages.permute()));
-    if (extents.input != RowFormat::kBf16) {
-      explanations.push_back(
-          explain_candidates("code_rows", code_rows_impls(), stages.code_input()));
+  return explanations_of(ExplainedRun(config, {}, tokens, device));
+}
+
+std::vector<Explanation> explain_moe_reference(const MoeConfig& config,
+                                               const MoeReferenceOptions& options, int64_t tokens) {
+  return explanations_of(ExplainedRun(config, options, tokens, Device{}));
+}
+
+MoePlanInfo plan_moe(const MoeConfig& config, int64_t tokens, Device device) {
+  const ExplainedRun run(config, {}, tokens, device);
+  MoePlanInfo info{.workspace_bytes = run.plan().workspace_bytes()};
+  const auto names_of = [](MoeBufferSet set) {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < kMoeBuffers; ++i) {
+      const auto id = static_cast<MoeBufferId>(i);
+      if (has(set, id)) names.emplace_back(name(id));
     }
+    return names;
+  };
+  for (const MoePlanStage& stage : run.plan().stages()) {
+    const Explanation explanation = run.explain(stage.kind);
+    info.stages.push_back({.stage = std::string(name(stage.kind)),
+                           .op = explanation.op,
+                           .implementation = explanation.chosen,
+                           .reads = names_of(stage.reads),
+                           .writes = names_of(stage.writes)});
   }
-  explanations.push_back(explain_candidates("grouped_gemm", gemms, stages.first_gemm()));
-  if (extents.double_quantize_fc1) {
-    explanations.push_back(explain_candidates("code_rows", code_rows_impls(), stages.code_fc1()));
+  for (size_t i = 0; i < kMoeBuffers; ++i) {
+    const auto id = static_cast<MoeBufferId>(i);
+    const MoeBuffer& buffer = run.plan().buffer(id);
+    info.buffers.push_back({std::string(name(id)), buffer.offset, buffer.bytes});
   }
-  Explanation activation =
-      explain_candidates("activation", activation_impls(), stages.activation());
-  if (extents.fuses_activation) activation = fused_into_gemm(std::move(activation));
-  explanations.push_back(std::move(activation));
-  if (codes_fused_rows(extents)) {
-    explanations.push_back(
-        explain_candidates("code_rows", code_rows_impls(), stages.code_intermediate()));
-  }
-  explanations.push_back(explain_candidates("grouped_gemm", gemms, stages.second_gemm()));
-  explanations.push_back(explain_candidates("combine", combine_impls(), stages.combine()));
-  return explanations;
+  return info;
 }
 
 }  // namespace narrowfloat

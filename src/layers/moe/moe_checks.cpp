@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bad_enumerator.h"
 #include "base/throw_error.h"
 #include "layers/moe/owned_tensor.h"
 #include "tensor/row_checks.h"
@@ -56,32 +57,16 @@ void check_types(const MoeConfig& config) {
 }
 
 void check_switches(const MoeConfig& config) {
-  const MoeModeInfo& mode = moe_mode_info(config.mode);
   if (config.weight_on_input && config.routing.top_k != 1) {
     throw_invalid("config.weight_on_input: needs top_k 1, got {}", config.routing.top_k);
   }
-  if (config.fp32_rows && mode.input != RowFormat::kBf16) {
-    throw_invalid("config.fp32_rows: only for modes with bf16 rows, got {}", mode.name);
-  }
-  if (config.double_quantize_fc1 && config.mode != MoeMode::kFp8Block) {
-    throw_invalid("config.double_quantize_fc1: only for mode fp8_block, got {}", mode.name);
-  }
 }
 
-// What a device cannot do: references are the CPU's.
-void check_device_switches(const MoeConfig& config, Device device) {
-  if (device.type == DeviceType::kCpu) return;
-  const auto refuse = [&](std::string_view argument, std::string_view instead) {
-    throw_error(ErrorKind::kUnsupported, "{}: for layers on the CPU alone, not on {}; {}", argument,
-                to_string(device), instead);
-  };
-  if (config.accumulation != Accumulation::kFp32) {
-    refuse("config.accumulation", "leave it fp32, or prepare the layer on the CPU");
-  }
-  if (config.fp32_rows) refuse("config.fp32_rows", "leave it off: rows are bf16");
-  if (config.double_quantize_fc1) {
-    refuse("config.double_quantize_fc1", "leave it off: rows are quantized once");
-  }
+// True for rows of a plain type, and for those of modes that quantize none.
+bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config) {
+  const DType dtype = inputs.values.dtype;
+  const bool is_wide = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+  return is_wide || moe_mode_info(config.mode).input == RowFormat::kBf16;
 }
 
 void require_on_device(std::string_view argument, const void* data, Device from, Device device) {
@@ -178,11 +163,12 @@ void check_bias(std::string_view argument, const TensorView& bias, int32_t exper
   require_tensor(argument, bias, {DType::kF32, DType::kBF16}, {experts, rows}, device);
 }
 
-// Types of rows that the layer codes, or takes as they are.
-void check_plain_input(const TensorView& x, const MoeConfig& config, bool has_input_multiplier) {
+// Types of rows that the layer quantizes, or takes as they are.
+void check_plain_input(const TensorView& x, const MoeConfig& config, bool takes_fp32,
+                       bool has_input_multiplier) {
   const RowFormat format = moe_mode_info(config.mode).input;
   const bool is_bf16_mode = format == RowFormat::kBf16;
-  if (is_bf16_mode && config.fp32_rows) {
+  if (is_bf16_mode && takes_fp32) {
     return require_dtype("inputs.values", x, {DType::kBF16, DType::kF32});
   }
   if (is_bf16_mode) return require_dtype("inputs.values", x, {DType::kBF16});
@@ -190,13 +176,13 @@ void check_plain_input(const TensorView& x, const MoeConfig& config, bool has_in
   if (has_static_multiplier(format) && !has_input_multiplier) {
     throw_invalid(
         "inputs.values: mode {} quantizes plain rows with weights.input_multiplier, which the "
-        "layer was prepared without; prepare it with one, or pass coded rows",
+        "layer was prepared without; prepare it with one, or pass quantized rows",
         name(config.mode));
   }
 }
 
-void check_inputs(const MoeCall& call, const MoeConfig& config, bool has_input_multiplier,
-                  Device device) {
+void check_inputs(const MoeCall& call, const MoeConfig& config, bool takes_fp32,
+                  bool has_input_multiplier, Device device) {
   const MoeInputs& inputs = call.inputs;
   const RowShape shape{.format = moe_mode_info(config.mode).input,
                        .rows = call.tokens,
@@ -206,7 +192,7 @@ void check_inputs(const MoeCall& call, const MoeConfig& config, bool has_input_m
     require_coded_rows({"inputs.values", "inputs.scales", "inputs.row_scale"}, inputs, shape);
     return require_cuda_alignment("inputs.values", inputs.values.data, device);
   }
-  check_plain_input(inputs.values, config, has_input_multiplier);
+  check_plain_input(inputs.values, config, takes_fp32, has_input_multiplier);
   require_tensor("inputs.values", inputs.values, {inputs.values.dtype},
                  {call.tokens, config.hidden}, device);
   require_cuda_alignment("inputs.values", inputs.values.data, device);
@@ -232,10 +218,10 @@ void check_routing_tokens(const Routing& routing, int64_t tokens) {
   }
 }
 
-void check_outputs(const MoeCall& call, const MoeConfig& config, const MoeWorkspace& plan,
-                   Device device) {
+void check_outputs(const MoeCall& call, const MoeConfig& config,
+                   const PermutationLayout& permutation, Device device) {
   const MoeOutputs& outputs = call.outputs;
-  const int64_t slots = plan.permutation_layout.slots;
+  const int64_t slots = permutation.slots;
   if (outputs.out.is_absent() && outputs.slot_out.is_absent()) {
     throw_invalid("outputs.out: give out, slot_out, or both");
   }
@@ -253,7 +239,7 @@ void check_outputs(const MoeCall& call, const MoeConfig& config, const MoeWorksp
   }
   if (!outputs.slot_out.is_absent()) {
     require_tensor("outputs.slot_out", outputs.slot_out, {config.slot_dtype},
-                   {plan.permutation_layout.max_rows, config.hidden}, device);
+                   {permutation.max_rows, config.hidden}, device);
     require_cuda_alignment("outputs.slot_out", outputs.slot_out.data, device);
   }
   if (!outputs.expert_weights.is_absent()) {
@@ -270,16 +256,16 @@ void check_outputs(const MoeCall& call, const MoeConfig& config, const MoeWorksp
   }
 }
 
-void check_workspace(const MoeCall& call, const MoeWorkspace& plan, Device device) {
+void check_workspace(const MoeCall& call, int64_t bytes, Device device) {
   const TensorView& workspace = call.workspace;
   require_view("workspace", workspace);
-  if (plan.total == 0) return;
+  if (bytes == 0) return;
   require_dtype("workspace", workspace, {DType::kU8});
   require_device("workspace", workspace.device, device);
   require_dense("workspace", workspace);
-  if (workspace.num_elements() < plan.total) {
+  if (workspace.num_elements() < bytes) {
     throw_invalid("workspace: {} tokens need {} bytes (required_workspace), got {}", call.tokens,
-                  plan.total, workspace.num_elements());
+                  bytes, workspace.num_elements());
   }
   require_data("workspace", workspace);
   if (reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
@@ -317,7 +303,8 @@ int32_t weight_experts(const MoeConfig& config) {
   return config.local_experts + config.routing.shared_experts;
 }
 
-MoeExtents moe_extents(const MoeConfig& config, const std::optional<PerExpert>& input_multiplier) {
+MoeExtents moe_extents(const MoeConfig& config, const MoeReferenceOptions& reference,
+                       const std::optional<PerExpert>& input_multiplier) {
   const MoeModeInfo& mode = moe_mode_info(config.mode);
   return {.hidden = config.hidden,
           .inter = config.inter,
@@ -325,14 +312,15 @@ MoeExtents moe_extents(const MoeConfig& config, const std::optional<PerExpert>& 
           .slots = config.routing.top_k + config.routing.shared_experts,
           .local_experts = weight_experts(config),
           .input = mode.input,
-          .intermediate = config.fp32_rows ? RowFormat::kFp32 : mode.intermediate,
-          .fc1_dtype = config.accumulation == Accumulation::kFp64 ? DType::kF64 : DType::kF32,
+          .intermediate = reference.fp32_rows ? RowFormat::kFp32 : mode.intermediate,
+          .accumulation = reference.accumulation,
           .slot_dtype = config.slot_dtype,
-          .double_quantize_fc1 = config.double_quantize_fc1,
+          .double_quantize_fc1 = reference.double_quantize_fc1,
+          .weight_on_input = config.weight_on_input,
           .input_per_expert = input_multiplier && !input_multiplier->values.is_absent()};
 }
 
-void check_moe_config(const MoeConfig& config, Device device) {
+void check_moe_config(const MoeConfig& config) {
   check_routing_config(config.routing);
   check_activation(config.activation);
   const MoeModeInfo& mode = moe_mode_info(config.mode);
@@ -342,7 +330,20 @@ void check_moe_config(const MoeConfig& config, Device device) {
   check_shard(config);
   check_types(config);
   check_switches(config);
-  check_device_switches(config, device);
+}
+
+void check_reference_options(const MoeReferenceOptions& reference, const MoeConfig& config) {
+  const MoeModeInfo& mode = moe_mode_info(config.mode);
+  if (reference.accumulation != Accumulation::kFp32 &&
+      reference.accumulation != Accumulation::kFp64) {
+    throw_bad_enumerator("accumulation", static_cast<int>(reference.accumulation));
+  }
+  if (reference.fp32_rows && mode.input != RowFormat::kBf16) {
+    throw_invalid("reference.fp32_rows: only for modes with bf16 rows, got {}", mode.name);
+  }
+  if (reference.double_quantize_fc1 && config.mode != MoeMode::kFp8Block) {
+    throw_invalid("reference.double_quantize_fc1: only for mode fp8_block, got {}", mode.name);
+  }
 }
 
 void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device,
@@ -375,18 +376,18 @@ void check_expert_weight(std::string_view argument, const WeightView& weight,
   require_on_device(argument, weight.scales.data, weight.scales.device, device);
 }
 
-bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config) {
-  const DType dtype = inputs.values.dtype;
-  const bool is_wide = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-  return is_wide || moe_mode_info(config.mode).input == RowFormat::kBf16;
+bool quantizes_input(const MoeCall& call, const MoeConfig& config) {
+  return moe_mode_info(config.mode).input != RowFormat::kBf16 &&
+         is_plain_input(call.inputs, config);
 }
 
-void check_moe_call(const MoeCall& call, const MoeConfig& config, const MoeWorkspace& plan,
-                    bool has_input_multiplier, Device device) {
-  check_inputs(call, config, has_input_multiplier, device);
+void check_moe_call(const MoeCall& call, const MoeConfig& config, const MoePlan& plan,
+                    const MoeExtents& extents, bool has_input_multiplier, Device device) {
+  const bool takes_fp32 = extents.intermediate == RowFormat::kFp32;
+  check_inputs(call, config, takes_fp32, has_input_multiplier, device);
   check_routing_tokens(call.routing, call.tokens);
-  check_outputs(call, config, plan, device);
-  check_workspace(call, plan, device);
+  check_outputs(call, config, plan.permutation(), device);
+  check_workspace(call, plan.workspace_bytes(), device);
   check_overlaps(call);
 }
 

@@ -5,12 +5,13 @@
 #include <array>
 #include <string_view>
 
-#include "layers/moe/moe_workspace.h"
+#include "layers/moe/plan.h"
 #include "narrowfloat/moe.h"
 
 namespace narrowfloat {
 
-void check_moe_config(const MoeConfig& config, Device device);
+void check_moe_config(const MoeConfig& config);
+void check_reference_options(const MoeReferenceOptions& reference, const MoeConfig& config);
 // Waits for the stream where values per expert lie on a device.
 void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device,
                        Stream stream);
@@ -23,11 +24,8 @@ void check_expert_weight(std::string_view argument, const WeightView& weight,
 int64_t fc1_rows(const MoeConfig& config);
 // EL + S
 int32_t weight_experts(const MoeConfig& config);
-MoeExtents moe_extents(const MoeConfig& config,
+MoeExtents moe_extents(const MoeConfig& config, const MoeReferenceOptions& reference = {},
                        const std::optional<PerExpert>& input_multiplier = {});
-
-// True for rows that the layer codes itself.
-bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config);
 
 struct MoeCall {
   const MoeInputs& inputs;
@@ -36,8 +34,11 @@ struct MoeCall {
   const TensorView& workspace;
   int64_t tokens;
 };
-// has_input_multiplier: plain rows can be coded with a static multiplier.
-void check_moe_call(const MoeCall& call, const MoeConfig& config, const MoeWorkspace& plan,
-                    bool has_input_multiplier, Device device);
+// True for calls whose rows the layer quantizes itself.
+bool quantizes_input(const MoeCall& call, const MoeConfig& config);
+
+// has_input_multiplier: plain rows can be quantized with a static multiplier.
+void check_moe_call(const MoeCall& call, const MoeConfig& config, const MoePlan& plan,
+                    const MoeExtents& extents, bool has_input_multiplier, Device device);
 
 }  // namespace narrowfloat

@@ -1,7 +1,7 @@
 // See moe_run.h.
 #include "layers/moe/moe_run.h"
 
-#include "ops/code_rows/code_rows.h"
+#include "moe_shared/quantize_activations.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "ops/permute/permute_problem.h"
 #include "ops/route/route_permute.h"
@@ -10,62 +10,97 @@ namespace narrowfloat {
 namespace {
 
 // Rows that can be made without seeing a row whole.
-DecodedRows without_factors(const DecodedRows& rows) {
-  return rows.factors == nullptr ? rows : DecodedRows{};
+DequantizedRows without_factors(const DequantizedRows& rows) {
+  return rows.factors == nullptr ? rows : DequantizedRows{};
+}
+
+MoeCallFacts facts_of(const MoeCall& call, const PreparedMoe& layer, const MoePlan& plan) {
+  MoeCallFacts facts{.quantizes_input = quantizes_input(call, layer.config)};
+  if (layer.device.type == DeviceType::kCpu) return facts;
+  RoutePermuteProblem problem{.route = route_problem(call.routing, layer.config.routing),
+                              .layout = plan.permutation()};
+  if (facts.quantizes_input && !layer.extents.input_per_expert) {
+    problem.quantized = layer.extents.input;
+    problem.cols = layer.extents.hidden;
+  }
+  facts.joins_routing = joins_routing(problem);
+  return facts;
 }
 
 }  // namespace
 
-MoeRun::MoeRun(const PreparedMoe& layer, const MoeWorkspace& plan, const MoeCall& call,
-               Stream stream)
-    : layer_(layer), plan_(plan), call_(call), stream_(stream) {
+MoeRun::MoeRun(const PreparedMoe& layer, const MoePlan& plan, const MoeCall& call, Stream stream)
+    : layer_(layer), plan_(plan), call_(call), stream_(stream), input_(call.inputs) {
+  plan_.list_stages(facts_of(call, layer, plan));
   const MoeOutputs& outputs = call.outputs;
-  ids_ = output_or(outputs.topk_ids, plan.ids, DType::kI32);
-  weights_ = output_or(outputs.expert_weights, plan.weights, DType::kF32);
-  permutation_ = plan.permutation_layout.bind(at(plan.permutation), layer.device);
+  ids_ = output_or(outputs.topk_ids, MoeBufferId::kIds, DType::kI32);
+  weights_ = output_or(outputs.expert_weights, MoeBufferId::kWeights, DType::kF32);
+  permutation_ = plan.permutation().bind(at(MoeBufferId::kPermutation), layer.device);
   if (!outputs.slot_to_row.is_absent()) permutation_.slot_to_row = outputs.slot_to_row;
-  const int64_t max_rows = plan.permutation_layout.max_rows;
+  const int64_t max_rows = plan.permutation().max_rows;
   const MoeExtents& extents = layer.extents;
-  fc1_ = plan.fuses_activation ? TensorView::contiguous(at(plan.gemm_rows), DType::kBF16,
-                                                        {max_rows, extents.inter}, layer.device)
-                               : TensorView::contiguous(at(plan.gemm_rows), extents.fc1_dtype,
-                                                        {max_rows, extents.fc1_rows}, layer.device);
-  intermediate_ = plan.intermediate.bind(at(plan.intermediate_rows), max_rows, layer.device);
+  std::byte* gemm_rows = at(MoeBufferId::kGemmRows);
+  fc1_ =
+      plan.fuses_activation()
+          ? TensorView::contiguous(gemm_rows, DType::kBF16, {max_rows, extents.inter}, layer.device)
+          : TensorView::contiguous(gemm_rows, extents.fc1_dtype(), {max_rows, extents.fc1_rows},
+                                   layer.device);
+  fc1_quantized_ = plan.fc1_rows().bind(at(MoeBufferId::kFc1Rows), max_rows, layer.device);
+  intermediate_ =
+      plan.intermediate_rows().bind(at(MoeBufferId::kIntermediateRows), max_rows, layer.device);
   slot_rows_ = outputs.slot_out;
   if (slot_rows_.is_absent()) {
-    slot_rows_ = TensorView::contiguous(at(plan.gemm_rows), extents.slot_dtype,
-                                        {max_rows, extents.hidden}, layer.device);
+    slot_rows_ = TensorView::contiguous(gemm_rows, extents.slot_dtype, {max_rows, extents.hidden},
+                                        layer.device);
   }
 }
 
-std::byte* MoeRun::at(int64_t offset) const {
-  return static_cast<std::byte*>(call_.workspace.data) + offset;
+std::byte* MoeRun::at(MoeBufferId id) const {
+  return static_cast<std::byte*>(call_.workspace.data) + plan_.buffer(id).offset;
 }
 
-TensorView MoeRun::output_or(const TensorView& requested, int64_t offset, DType dtype) const {
+TensorView MoeRun::scratch(MoeBufferId id) const {
+  return TensorView::contiguous(at(id), DType::kU8, {plan_.buffer(id).bytes}, layer_.device);
+}
+
+TensorView MoeRun::output_or(const TensorView& requested, MoeBufferId id, DType dtype) const {
   if (!requested.is_absent()) return requested;
-  return TensorView::contiguous(at(offset), dtype, {call_.tokens, layer_.extents.slots},
-                                layer_.device);
+  return TensorView::contiguous(at(id), dtype, {call_.tokens, layer_.extents.slots}, layer_.device);
 }
 
 void MoeRun::run(MoeStage last) {
-  const bool is_joint = begin_jointly();
-  if (!is_joint) route_tokens();
-  if (last == MoeStage::kRoute) return;
-  if (!is_joint) permute_slots();
-  if (last == MoeStage::kPermute) return;
-  const InputRows input =
-      is_joint && codes_by_token()
-          ? InputRows{.rows = coded_rows(), .is_decoded = decoded_input().has_values()}
-          : coded_input();
-  if (last == MoeStage::kCodeInput) return;
-  multiply_first(input);
-  if (last == MoeStage::kFirstGemm) return;
-  activate_rows();
-  if (last == MoeStage::kActivation) return;
-  multiply_second();
-  if (last == MoeStage::kSecondGemm) return;
-  combine_slots();
+  for (const MoePlanStage& stage : plan_.stages()) {
+    if (stage.first > last) return;
+    run_stage(stage.kind);
+    const bool is_combine = stage.kind == MoePlanStageKind::kCombine;
+    chain_.append(stage.writes, is_combine ? KernelChain::Trigger::kBeforeWait
+                                           : KernelChain::Trigger::kAfterWait);
+  }
+}
+
+void MoeRun::run_stage(MoePlanStageKind kind) {
+  switch (kind) {
+    case MoePlanStageKind::kRoutePermute:
+      return route_and_permute_slots();
+    case MoePlanStageKind::kRoute:
+      return route_tokens();
+    case MoePlanStageKind::kPermute:
+      return permute_slots();
+    case MoePlanStageKind::kQuantizeInput:
+      return quantize_input();
+    case MoePlanStageKind::kFirstGemm:
+      return multiply_first();
+    case MoePlanStageKind::kQuantizeFc1:
+      return quantize_fc1();
+    case MoePlanStageKind::kActivation:
+      return activate_rows();
+    case MoePlanStageKind::kQuantizeIntermediate:
+      return quantize_intermediate();
+    case MoePlanStageKind::kSecondGemm:
+      return multiply_second();
+    case MoePlanStageKind::kCombine:
+      return combine_slots();
+  }
 }
 
 RouteOutputs MoeRun::route_outputs() const {
@@ -75,26 +110,27 @@ RouteOutputs MoeRun::route_outputs() const {
           .errors = call_.outputs.errors};
 }
 
-bool MoeRun::codes_input() const {
-  return layer_.extents.input != RowFormat::kBf16 && is_plain_input(call_.inputs, layer_.config);
+bool MoeRun::quantizes_by_token() const {
+  return quantizes_input(call_, layer_.config) && !layer_.extents.input_per_expert;
 }
 
-bool MoeRun::codes_by_token() const { return codes_input() && !layer_.extents.input_per_expert; }
-
-CodedRows MoeRun::coded_rows() const {
-  return plan_.input.bind(at(plan_.input_rows), plan_.input.rows, layer_.device);
+CodedRows MoeRun::quantized_input() const {
+  return plan_.input_rows().bind(at(MoeBufferId::kInputRows), plan_.input_rows().rows,
+                                 layer_.device);
 }
 
-DecodedRows MoeRun::decoded_input() const {
-  return decoded_rows(layer_.w1, plan_.input.rows, first_workspace());
+DequantizedRows MoeRun::dequantized_input() const {
+  return dequantized_rows(layer_.w1, plan_.input_rows().rows,
+                          scratch(MoeBufferId::kFirstGemmScratch));
 }
 
-DecodedRows MoeRun::left_intermediate() const {
-  return without_factors(
-      decoded_rows(layer_.w2, plan_.permutation_layout.max_rows, second_workspace()));
+// What a fused activation, and what quantizes its rows as a whole, leave for the second GEMM.
+DequantizedRows MoeRun::dequantized_intermediate() const {
+  return without_factors(dequantized_rows(layer_.w2, plan_.permutation().max_rows,
+                                          scratch(MoeBufferId::kSecondGemmScratch)));
 }
 
-bool MoeRun::begin_jointly() {
+void MoeRun::route_and_permute_slots() {
   RoutePermuteArgs args{.routing = call_.routing,
                         .config = layer_.config.routing,
                         .outputs = route_outputs(),
@@ -102,14 +138,16 @@ bool MoeRun::begin_jointly() {
                         .local_experts = layer_.extents.local_experts,
                         .permutation = permutation_,
                         .cleared = counters()};
-  if (codes_by_token()) {
+  if (quantizes_by_token()) {
     args.input = {.rows = call_.inputs.values,
                   .format = layer_.extents.input,
-                  .output = coded_rows(),
-                  .decoded = decoded_input()};
+                  .output = quantized_input(),
+                  .dequantized = dequantized_input()};
     if (layer_.input_multiplier) args.input.multiplier = layer_.input_multiplier->view().value;
+    input_ = args.input.output;
+    input_is_dequantized_ = args.input.dequantized.has_values();
   }
-  return route_and_permute(args, stream_);
+  route_and_permute(args, stream_);
 }
 
 void MoeRun::route_tokens() {
@@ -121,10 +159,9 @@ void MoeRun::permute_slots() {
           stream_);
 }
 
-MoeRun::InputRows MoeRun::coded_input() {
-  if (!codes_input()) return {.rows = call_.inputs};
+void MoeRun::quantize_input() {
   const MoeExtents& extents = layer_.extents;
-  CodeRowsArgs args;
+  QuantizeActivationsArgs args;
   args.rows = call_.inputs.values;
   args.format = extents.input;
   if (layer_.input_multiplier) args.multiplier = layer_.input_multiplier->view();
@@ -134,21 +171,21 @@ MoeRun::InputRows MoeRun::coded_input() {
     args.tile_to_expert = permutation_.tile_to_expert;
     args.token_tile = permutation_.token_tile;
   }
-  args.output = coded_rows();
-  args.decoded = without_factors(decoded_input());
-  code_rows(args, stream_);
-  return {.rows = args.output,
-          .by_token = !extents.input_per_expert,
-          .is_decoded = args.decoded.has_values()};
+  args.output = quantized_input();
+  args.dequantized = without_factors(dequantized_input());
+  quantize_activations(args, stream_);
+  input_ = args.output;
+  input_by_token_ = !extents.input_per_expert;
+  input_is_dequantized_ = args.dequantized.has_values();
 }
 
-void MoeRun::multiply_first(const InputRows& input) {
+void MoeRun::multiply_first() {
   const bool is_gated = activation_info(layer_.config.activation.kind).is_gated;
   GroupedGemmArgs args;
-  args.a = input.rows;
-  args.gather_tokens = input.by_token;
+  args.a = input_;
+  args.gather_tokens = input_by_token_;
   args.permutation = permutation_;
-  args.accumulation = layer_.config.accumulation;
+  args.accumulation = layer_.extents.accumulation;
   if (layer_.config.weight_on_input) {
     args.slot_weights = weights_;
     args.slot_weights.rank = 1;
@@ -161,52 +198,37 @@ void MoeRun::multiply_first(const InputRows& input) {
     args.gate_scale = layer_.gate_scale.view();
   }
   args.bias = layer_.bias1.view();
-  if (plan_.fuses_activation) {
+  if (plan_.fuses_activation()) {
     args.activation = fused_activation();
   } else {
     args.output = fc1_;
   }
-  LayerGemm in_layer{.next_item = counter(0), .rows_are_decoded = input.is_decoded};
-  if (plan_.fuses_activation && !plan_.codes_fused_rows) {
-    in_layer.activated = left_intermediate();
+  LayerGemm in_layer{.next_item = counter(0), .rows_are_dequantized = input_is_dequantized_};
+  if (plan_.fuses_activation() && !plan_.quantizes_fused_rows()) {
+    in_layer.activated = dequantized_intermediate();
   }
-  grouped_gemm(args, layer_.w1, first_workspace(), in_layer, stream_);
+  grouped_gemm(args, layer_.w1, scratch(MoeBufferId::kFirstGemmScratch), in_layer, stream_);
 }
 
 GemmActivation MoeRun::fused_activation() const {
-  const MoeExtents& extents = layer_.extents;
   return {.activation = layer_.config.activation,
-          .format = fused_rows(extents),
+          .format = fused_rows(layer_.extents),
           .multiplier = layer_.inter_multiplier.view(),
-          .output = plan_.codes_fused_rows ? CodedRows{.values = fc1_} : intermediate_};
+          .output = plan_.quantizes_fused_rows() ? CodedRows{.values = fc1_} : intermediate_};
+}
+
+void MoeRun::quantize_fc1() {
+  quantize_activations({.rows = fc1_,
+                        .format = RowFormat::kFp8Group,
+                        .choice = RowChoice::kMarked,
+                        .map = permutation_.row_to_slot,
+                        .output = fc1_quantized_},
+                       stream_);
 }
 
 void MoeRun::activate_rows() {
-  const MoeExtents& extents = layer_.extents;
-  if (!plan_.fuses_activation) return activate_apart();
-  if (!plan_.codes_fused_rows) return;
-  code_rows({.rows = fc1_,
-             .format = extents.intermediate,
-             .choice = RowChoice::kMarked,
-             .map = permutation_.row_to_slot,
-             .output = intermediate_,
-             .decoded = left_intermediate()},
-            stream_);
-}
-
-void MoeRun::activate_apart() {
-  const int64_t max_rows = plan_.permutation_layout.max_rows;
   ActivateArgs args;
-  args.input.values = fc1_;
-  if (layer_.config.double_quantize_fc1) {
-    args.input = plan_.fc1_coded.bind(at(plan_.fc1_coded_rows), max_rows, layer_.device);
-    code_rows({.rows = fc1_,
-               .format = RowFormat::kFp8Group,
-               .choice = RowChoice::kMarked,
-               .map = permutation_.row_to_slot,
-               .output = args.input},
-              stream_);
-  }
+  args.input = layer_.extents.double_quantize_fc1 ? fc1_quantized_ : CodedRows{.values = fc1_};
   args.activation = layer_.config.activation;
   args.gate_order = layer_.config.gate_order;
   args.slot_to_row = permutation_.slot_to_row;
@@ -218,23 +240,30 @@ void MoeRun::activate_apart() {
   activate(args, stream_);
 }
 
+void MoeRun::quantize_intermediate() {
+  quantize_activations({.rows = fc1_,
+                        .format = layer_.extents.intermediate,
+                        .choice = RowChoice::kMarked,
+                        .map = permutation_.row_to_slot,
+                        .output = intermediate_,
+                        .dequantized = dequantized_intermediate()},
+                       stream_);
+}
+
 void MoeRun::multiply_second() {
   GroupedGemmArgs args;
   args.a = intermediate_;
   args.permutation = permutation_;
-  args.accumulation = layer_.config.accumulation;
+  args.accumulation = layer_.extents.accumulation;
   args.scale = layer_.down_scale.view();
   args.bias = layer_.bias2.view();
   args.output = slot_rows_;
-  const bool is_decoded = plan_.fuses_activation && left_intermediate().has_values();
-  // The first GEMM lies between the permutation and this one, which therefore reads tiles before it
-  // waits. That holds as long as no block of a kernel between the two ends, or allows the next
-  // grid, before its own wait_for_previous_grids(): a rule for every kernel that a layer queues
-  // there.
-  grouped_gemm(
-      args, layer_.w2, second_workspace(),
-      {.next_item = counter(1), .tiles_are_complete = true, .rows_are_decoded = is_decoded},
-      stream_);
+  const bool is_dequantized = plan_.fuses_activation() && dequantized_intermediate().has_values();
+  grouped_gemm(args, layer_.w2, scratch(MoeBufferId::kSecondGemmScratch),
+               {.next_item = counter(1),
+                .tiles_are_complete = chain_.is_complete(buffer_set({MoeBufferId::kPermutation})),
+                .rows_are_dequantized = is_dequantized},
+               stream_);
 }
 
 void MoeRun::combine_slots() {
@@ -250,16 +279,7 @@ WordsToClear MoeRun::counters() const {
 
 uint32_t* MoeRun::counter(int64_t gemm) const {
   if (layer_.device.type == DeviceType::kCpu) return nullptr;
-  return reinterpret_cast<uint32_t*>(at(plan_.counters)) + gemm;
-}
-
-TensorView MoeRun::first_workspace() const {
-  return TensorView::contiguous(at(plan_.gemm), DType::kU8, {plan_.gemm_bytes}, layer_.device);
-}
-
-TensorView MoeRun::second_workspace() const {
-  return TensorView::contiguous(at(plan_.second_gemm), DType::kU8, {plan_.second_gemm_bytes},
-                                layer_.device);
+  return reinterpret_cast<uint32_t*>(at(MoeBufferId::kCounters)) + gemm;
 }
 
 }  // namespace narrowfloat

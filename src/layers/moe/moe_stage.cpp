@@ -15,7 +15,7 @@ struct StageName {
 constexpr std::array<StageName, 7> kNames{{
     {MoeStage::kRoute, "route"},
     {MoeStage::kPermute, "permute"},
-    {MoeStage::kCodeInput, "code_input"},
+    {MoeStage::kQuantizeInput, "quantize_input"},
     {MoeStage::kFirstGemm, "first_gemm"},
     {MoeStage::kActivation, "activation"},
     {MoeStage::kSecondGemm, "second_gemm"},

@@ -270,7 +270,7 @@ std::string MoeTuning::to_json() const {
 
 TokenTileChoice choose_token_tile(const MoeConfig& config, int64_t tokens, Device device,
                                   const MoeTuning& tuning) {
-  check_moe_config(config, device);
+  check_moe_config(config);
   if (tokens < 0) throw_invalid("tokens: expected >= 0, got {}", tokens);
   const MoeTuningKey key = moe_tuning_key(config, device);
   const std::optional<int32_t> tuned = TunedTiles(tuning, key).find(tokens);

@@ -46,10 +46,10 @@ struct Preparation {
 
 }  // namespace
 
-PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Device where,
-                         Stream stream)
+PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source,
+                         const MoeReferenceOptions& reference, Device where, Stream stream)
     : device(where),
-      extents(moe_extents(source, weights.input_multiplier)),
+      extents(moe_extents(source, reference, weights.input_multiplier)),
       alpha(source.activation.alpha, stream),
       beta(source.activation.beta, stream),
       limit_gate(source.activation.limit_gate, stream),
@@ -81,11 +81,13 @@ void PreparedMoe::check_stages(const PermutationLayout& permutation,
   const StageProblems stages(config, of_call, permutation, device);
   if (!of_call.fuses_activation) {
     static_cast<void>(select("activation", activation_impls(), stages.activation()));
-  } else if (codes_fused_rows(of_call)) {
-    static_cast<void>(select("code_rows", code_rows_impls(), stages.code_intermediate()));
+  } else if (quantizes_fused_rows(of_call)) {
+    static_cast<void>(select("quantize_activations", quantize_activations_impls(),
+                             stages.quantize_intermediate()));
   }
   if (extents.input == RowFormat::kBf16) return;
-  static_cast<void>(select("code_rows", code_rows_impls(), stages.code_input()));
+  static_cast<void>(
+      select("quantize_activations", quantize_activations_impls(), stages.quantize_input()));
 }
 
 int32_t PreparedMoe::token_tile(int64_t tokens) const {
@@ -93,7 +95,7 @@ int32_t PreparedMoe::token_tile(int64_t tokens) const {
   return default_token_tile(tokens, extents.slots, extents.local_experts);
 }
 
-MoeWorkspace PreparedMoe::workspace(int64_t tokens, int32_t token_tile) const {
+MoePlan PreparedMoe::plan(int64_t tokens, int32_t token_tile) const {
   const PermutationLayout permutation =
       permutation_layout(tokens, extents.slots, extents.local_experts, token_tile);
   MoeExtents of_call = extents;
@@ -101,9 +103,11 @@ MoeWorkspace PreparedMoe::workspace(int64_t tokens, int32_t token_tile) const {
   check_stages(permutation, of_call);
   const int64_t max_rows = permutation.max_rows;
   const int64_t input_rows = extents.input_per_expert ? max_rows : tokens;
-  return moe_workspace(of_call, tokens, token_tile,
-                       {.first = grouped_gemm_workspace(w1, input_rows, config.accumulation),
-                        .second = grouped_gemm_workspace(w2, max_rows, config.accumulation)});
+  return {of_call,
+          tokens,
+          token_tile,
+          {.first = grouped_gemm_workspace(w1, input_rows, extents.accumulation),
+           .second = grouped_gemm_workspace(w2, max_rows, extents.accumulation)}};
 }
 
 }  // namespace narrowfloat

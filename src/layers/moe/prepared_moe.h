@@ -5,24 +5,22 @@
 
 #include <optional>
 
-#include "layers/moe/moe_workspace.h"
 #include "layers/moe/owned_tensor.h"
+#include "layers/moe/plan.h"
 #include "narrowfloat/moe.h"
 
 namespace narrowfloat {
 
 struct PreparedMoe {
-  PreparedMoe(const MoeWeights& weights, const MoeConfig& source, Device where, Stream stream);
+  PreparedMoe(const MoeWeights& weights, const MoeConfig& source,
+              const MoeReferenceOptions& reference, Device where, Stream stream);
   PreparedMoe(const PreparedMoe&) = delete;
   PreparedMoe& operator=(const PreparedMoe&) = delete;
   ~PreparedMoe() = default;
 
   [[nodiscard]] int32_t token_tile(int64_t tokens) const;  // The configuration's, or the rule's.
-  // Throws for numbers of tokens that a stage refuses in tiles of this size.
-  [[nodiscard]] MoeWorkspace workspace(int64_t tokens, int32_t token_tile) const;
-  [[nodiscard]] MoeWorkspace workspace(int64_t tokens) const {
-    return workspace(tokens, token_tile(tokens));
-  }
+  // A plan without stages. Throws for numbers of tokens that a stage refuses in tiles of this size.
+  [[nodiscard]] MoePlan plan(int64_t tokens, int32_t token_tile) const;
 
   Device device;
   MoeExtents extents;

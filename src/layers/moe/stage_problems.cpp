@@ -11,7 +11,7 @@ RoutePermuteProblem StageProblems::route_permute() const {
   RoutePermuteProblem problem{.route = route(), .layout = permutation_};
   problem.route.config.n_group = std::max(1, problem.route.config.n_group);
   if (extents_.input != RowFormat::kBf16 && !extents_.input_per_expert) {
-    problem.coded = extents_.input;
+    problem.quantized = extents_.input;
     problem.cols = extents_.hidden;
   }
   return problem;
@@ -29,7 +29,7 @@ PermuteProblem StageProblems::permute() const {
   return {.layout = permutation_, .expert_offset = config_.expert_offset, .device = device_};
 }
 
-CodeRowsProblem StageProblems::code_input() const {
+QuantizeActivationsProblem StageProblems::quantize_input() const {
   const bool per_expert = extents_.input_per_expert;
   return {.input = DType::kBF16,
           .format = extents_.input,
@@ -58,18 +58,13 @@ GroupedGemmProblem StageProblems::first_gemm() const {
 bool StageProblems::fuses_activation() const {
   if (extents_.double_quantize_fc1 || !forced_implementation("activation").empty()) return false;
   const GroupedGemmProblem problem = first_gemm();
-  const std::string forced = forced_implementation("grouped_gemm");
-  for (const GroupedGemmImpl& impl : grouped_gemm_impls()) {
-    if ((!forced.empty() && impl.name != forced) || !impl.supports(problem).ok()) continue;
-    return impl
-        .supports_activation(problem, config_.activation.kind, fused_rows(extents_),
-                             permutation_.token_tile)
-        .ok();
-  }
-  return false;
+  const GroupedGemmImpl* impl = find_implementation("grouped_gemm", grouped_gemm_impls(), problem);
+  return impl != nullptr && impl->supports_activation(problem, config_.activation.kind,
+                                                      fused_rows(extents_), permutation_.token_tile)
+                                .ok();
 }
 
-CodeRowsProblem StageProblems::code_intermediate() const {
+QuantizeActivationsProblem StageProblems::quantize_intermediate() const {
   return {.input = DType::kBF16,
           .format = extents_.intermediate,
           .choice = RowChoice::kMarked,
@@ -79,8 +74,8 @@ CodeRowsProblem StageProblems::code_intermediate() const {
           .cols = extents_.inter};
 }
 
-CodeRowsProblem StageProblems::code_fc1() const {
-  return {.input = extents_.fc1_dtype,
+QuantizeActivationsProblem StageProblems::quantize_fc1() const {
+  return {.input = extents_.fc1_dtype(),
           .format = RowFormat::kFp8Group,
           .choice = RowChoice::kMarked,
           .device = device_,
@@ -94,7 +89,7 @@ ActivationProblem StageProblems::activation() const {
   ActivationProblem problem;
   problem.kind = activation.kind;
   problem.gate_order = config_.gate_order;
-  problem.input = extents_.double_quantize_fc1 ? DType::kF8E4M3 : extents_.fc1_dtype;
+  problem.input = extents_.double_quantize_fc1 ? DType::kF8E4M3 : extents_.fc1_dtype();
   problem.format = extents_.intermediate;
   problem.device = device_;
   problem.slots = permutation_.tokens * extents_.slots;

@@ -1,10 +1,10 @@
 // The stages of a layer as problems without data: what their implementations are chosen by.
 #pragma once
 
-#include "layers/moe/moe_workspace.h"
+#include "layers/moe/plan.h"
+#include "moe_shared/quantize_activations_problem.h"
 #include "narrowfloat/moe.h"
 #include "ops/activation/activation_problem.h"
-#include "ops/code_rows/code_rows_problem.h"
 #include "ops/combine/combine_problem.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "ops/permute/permute_problem.h"
@@ -25,16 +25,16 @@ class StageProblems {
   [[nodiscard]] RouteProblem route() const;
   [[nodiscard]] PermuteProblem permute() const;
   // Where the mode's rows are quantized.
-  [[nodiscard]] CodeRowsProblem code_input() const;
+  [[nodiscard]] QuantizeActivationsProblem quantize_input() const;
   [[nodiscard]] GroupedGemmProblem first_gemm() const;
   // With double_quantize_fc1.
-  [[nodiscard]] CodeRowsProblem code_fc1() const;
+  [[nodiscard]] QuantizeActivationsProblem quantize_fc1() const;
   // Whether the first GEMM does the activation: where its implementation can, unless
   // NARROWFLOAT_FORCE pins one of the activation's own.
   [[nodiscard]] bool fuses_activation() const;
   [[nodiscard]] ActivationProblem activation() const;
-  // Where a fused activation leaves bf16 rows that are coded as a whole.
-  [[nodiscard]] CodeRowsProblem code_intermediate() const;
+  // Where a fused activation leaves bf16 rows that are quantized as a whole.
+  [[nodiscard]] QuantizeActivationsProblem quantize_intermediate() const;
   [[nodiscard]] GroupedGemmProblem second_gemm() const;
   [[nodiscard]] CombineProblem combine() const;
 

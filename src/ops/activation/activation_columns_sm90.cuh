@@ -8,7 +8,7 @@
 #pragma once
 
 #include "base/fast_division.h"
-#include "device/encode_row.cuh"
+#include "moe_shared/encode_row.cuh"
 #include "ops/activation/activation_math.h"
 #include "ops/activation/activation_rows_sm90.cuh"
 #include "tensor/row_format.h"

@@ -6,9 +6,9 @@
 #pragma once
 
 #include "base/int_math.h"
-#include "device/encode_row.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/vector_io.cuh"
+#include "moe_shared/encode_row.cuh"
 #include "ops/activation/activation_problem.h"
 
 namespace narrowfloat {

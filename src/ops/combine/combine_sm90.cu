@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     combine_slots_kernel(const __grid_constant__ CombineParams params) {
   const Piece piece = assign_piece<Elements::kSize>(params);
   // What the next kernel does before its own wait is hidden behind this one's.
-  allow_next_grid();
+  allow_next_grid_before_wait();
   if (piece.col >= params.cols) return;
   float sums[Elements::kSize] = {};
   wait_for_previous_grids();

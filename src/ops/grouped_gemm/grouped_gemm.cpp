@@ -13,18 +13,18 @@ int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
   if (a_rows < 0 || a_rows > kMaxRows) {
     throw_invalid("a_rows: expected 0 to {}, got {}", kMaxRows, a_rows);
   }
-  const GroupedWeights::State& state = weights.state();
+  const PackedWeights& state = packed_weights(weights);
   return state.impl->workspace_bytes(state.problem, a_rows, accumulation);
 }
 
-DecodedRows decoded_rows(const GroupedWeights& weights, int64_t a_rows,
-                         const TensorView& workspace) {
-  const GroupedWeights::State& state = weights.state();
-  return state.impl->decoded_rows(state.problem, a_rows, static_cast<uint8_t*>(workspace.data));
+DequantizedRows dequantized_rows(const GroupedWeights& weights, int64_t a_rows,
+                                 const TensorView& workspace) {
+  const PackedWeights& state = packed_weights(weights);
+  return state.impl->dequantized_rows(state.problem, a_rows, static_cast<uint8_t*>(workspace.data));
 }
 
 void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_tile) {
-  const GroupedWeights::State& state = weights.state();
+  const PackedWeights& state = packed_weights(weights);
   const Support support = state.impl->supports_tiles(state.problem, count, token_tile);
   if (support.ok()) return;
   throw_invalid("permutation.tile_to_expert: {}; take larger token tiles or split the batch",
@@ -37,7 +37,7 @@ void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
   call.layer = layer;
   call.activation.decoded = layer.activated.values;
   require_tiles(weights, call.tiles.count, call.tiles.token_tile);
-  const GroupedWeights::State& state = weights.state();
+  const PackedWeights& state = packed_weights(weights);
   state.impl->run(state.problem, call, stream);
 }
 

@@ -229,9 +229,9 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline",     supports,
-                                              make_panel_image,   workspace_bytes,
-                                              supports_any_tiles, no_fused_activation,
-                                              no_decoded_rows,    run};
+const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline",      supports,
+                                              make_panel_image,    workspace_bytes,
+                                              supports_any_tiles,  no_fused_activation,
+                                              no_dequantized_rows, run};
 
 }  // namespace narrowfloat

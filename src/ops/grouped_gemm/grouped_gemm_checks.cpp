@@ -97,7 +97,7 @@ GemmFactor lower_multiplier(const GemmActivation& given, int64_t experts, Device
 }
 
 FusedActivation lower_activation(const GroupedGemmArgs& args, const GemmActivation& given,
-                                 const GroupedWeights::State& weights) {
+                                 const PackedWeights& weights) {
   const GroupedGemmProblem& problem = weights.problem;
   const Activation& activation = given.activation;
   check_activation(activation);
@@ -295,7 +295,7 @@ void check_contents(const GroupedGemmArgs& args, int64_t experts, GemmCall& call
 
 GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights,
                       const TensorView& workspace) {
-  const GroupedWeights::State& state = weights.state();
+  const PackedWeights& state = packed_weights(weights);
   const Device device = state.problem.device;
   const GemmShape shape(state.problem);
   const TensorView& rows = args.activation ? args.activation->output.values : args.output;

@@ -145,6 +145,6 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 const GroupedGemmImpl kGroupedGemmCpuReference{"cpu_reference",      supports,
                                                make_canonical_image, workspace_bytes,
                                                supports_any_tiles,   no_fused_activation,
-                                               no_decoded_rows,      run};
+                                               no_dequantized_rows,  run};
 
 }  // namespace narrowfloat

@@ -11,9 +11,9 @@
 
 #include "base/function_ref.h"
 #include "base/host_device.h"
+#include "moe_shared/dequantized_rows.h"
 #include "narrowfloat/gemm.h"
 #include "runtime/support.h"
-#include "tensor/decoded_rows.h"
 
 namespace narrowfloat {
 
@@ -108,10 +108,10 @@ struct LayerGemm {
   uint32_t* next_item = nullptr;
   // Between the permutation's kernels and the GEMM's first there is another one.
   bool tiles_are_complete = false;
-  // What made the rows has left them in the workspace, where decoded_rows() says.
-  bool rows_are_decoded = false;
+  // What made the rows has left them in the workspace, where dequantized_rows() says.
+  bool rows_are_dequantized = false;
   // Where the activation's rows go as bf16 as well, if anywhere; without factors.
-  DecodedRows activated;
+  DequantizedRows activated;
 };
 
 struct GemmCall {
@@ -167,14 +167,14 @@ struct GroupedGemmImpl {
                                  RowFormat format, int64_t token_tile);
   // Where `a_rows` rows of quantized activations lie as bf16 in the workspace; nowhere for modes
   // that take none.
-  DecodedRows (*decoded_rows)(const GroupedGemmProblem& problem, int64_t a_rows,
-                              uint8_t* workspace);
+  DequantizedRows (*dequantized_rows)(const GroupedGemmProblem& problem, int64_t a_rows,
+                                      uint8_t* workspace);
   void (*run)(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream);
 };
 
 // What the CPU says: rows that it decodes are its own affair.
-inline DecodedRows no_decoded_rows(const GroupedGemmProblem& /*problem*/, int64_t /*a_rows*/,
-                                   uint8_t* /*workspace*/) {
+inline DequantizedRows no_dequantized_rows(const GroupedGemmProblem& /*problem*/,
+                                           int64_t /*a_rows*/, uint8_t* /*workspace*/) {
   return {};
 }
 // What the CPU says: its activation is an operation of its own.
@@ -197,18 +197,22 @@ inline Support supports_any_tiles(const GroupedGemmProblem& /*problem*/, int64_t
 void grouped_gemm(const GroupedGemmArgs& args, const GroupedWeights& weights,
                   const TensorView& workspace, const LayerGemm& layer, Stream stream);
 
-// Where this GEMM takes `a_rows` rows as bf16 from, if it does, for LayerGemm::rows_are_decoded.
-DecodedRows decoded_rows(const GroupedWeights& weights, int64_t a_rows,
-                         const TensorView& workspace);
+// Where this GEMM takes `a_rows` rows as bf16 from, if it does, for
+// LayerGemm::rows_are_dequantized.
+DequantizedRows dequantized_rows(const GroupedWeights& weights, int64_t a_rows,
+                                 const TensorView& workspace);
 
 // What a call refuses, for permutations of up to `count` tiles. Throws kInvalidArgument.
 void require_tiles(const GroupedWeights& weights, int64_t count, int64_t token_tile);
 
-struct GroupedWeights::State {
+// What a GroupedWeights holds.
+struct PackedWeights {
   GroupedGemmProblem problem;
   const GroupedGemmImpl* impl = nullptr;
   WeightImage image;
 };
+// Throws kInvalidArgument for one that is empty.
+const PackedWeights& packed_weights(const GroupedWeights& weights);
 
 // Alignment of a workspace, and of images on the host.
 inline constexpr int64_t kGemmAlignment = 256;

@@ -97,6 +97,13 @@ void require_expert(const GroupedGemmProblem& own, const GroupedGemmProblem& all
                 all.rows, all.cols, own.experts, own.rows, own.cols, expert);
 }
 
+std::shared_ptr<const PackedWeights> packed(const GroupedGemmProblem& problem,
+                                            const WeightPieces& pieces, Stream stream) {
+  const GroupedGemmImpl& impl = select("grouped_gemm", grouped_gemm_impls(), problem);
+  return std::make_shared<const PackedWeights>(PackedWeights{
+      .problem = problem, .impl = &impl, .image = impl.prepare(problem, pieces, stream)});
+}
+
 WeightSource lowered(const WeightView& weights) {
   return {.values = static_cast<const uint8_t*>(weights.values.data), .scales = weights.scales};
 }
@@ -124,7 +131,7 @@ GroupedWeights GroupedWeights::prepare(const WeightView& weights, MoeMode mode, 
                                        Stream stream, std::optional<GateOrder> gate_order) {
   const GroupedGemmProblem problem = checked_problem(weights, mode, device, gate_order);
   const auto all = [&](int64_t /*first*/) { return lowered(weights); };
-  return prepare(problem, {.experts = problem.experts, .from = all}, stream);
+  return GroupedWeights(packed(problem, {.experts = problem.experts, .from = all}, stream));
 }
 
 GroupedWeights GroupedWeights::prepare(const ExpertSource& source, int64_t experts, MoeMode mode,
@@ -143,33 +150,28 @@ GroupedWeights GroupedWeights::prepare(const ExpertSource& source, int64_t exper
     return lowered(view);
   };
   problem.experts = experts;
-  return prepare(problem, {.experts = 1, .from = weights_of}, stream);
+  return GroupedWeights(packed(problem, {.experts = 1, .from = weights_of}, stream));
 }
 
-GroupedWeights GroupedWeights::prepare(const GroupedGemmProblem& problem,
-                                       const WeightPieces& pieces, Stream stream) {
-  const GroupedGemmImpl& impl = select("grouped_gemm", grouped_gemm_impls(), problem);
-  GroupedWeights prepared;
-  prepared.state_ = std::make_shared<const State>(
-      State{.problem = problem, .impl = &impl, .image = impl.prepare(problem, pieces, stream)});
-  return prepared;
+const PackedWeights& packed_weights(const GroupedWeights& weights) {
+  if (weights.packed_ == nullptr) {
+    throw_invalid("weights: empty; make them with GroupedWeights::prepare");
+  }
+  return *weights.packed_;
 }
 
-const GroupedWeights::State& GroupedWeights::state() const {
-  if (state_ == nullptr) throw_invalid("weights: empty; make them with GroupedWeights::prepare");
-  return *state_;
-}
-
-MoeMode GroupedWeights::mode() const { return state().problem.mode; }
-int64_t GroupedWeights::experts() const { return state().problem.experts; }
-int64_t GroupedWeights::rows() const { return state().problem.rows; }
-int64_t GroupedWeights::cols() const { return state().problem.cols; }
-int64_t GroupedWeights::bytes() const { return state().image.size_bytes; }
-Device GroupedWeights::device() const { return state().problem.device; }
-std::string_view GroupedWeights::implementation() const { return state().impl->name; }
+MoeMode GroupedWeights::mode() const { return packed_weights(*this).problem.mode; }
+int64_t GroupedWeights::experts() const { return packed_weights(*this).problem.experts; }
+int64_t GroupedWeights::rows() const { return packed_weights(*this).problem.rows; }
+int64_t GroupedWeights::cols() const { return packed_weights(*this).problem.cols; }
+int64_t GroupedWeights::bytes() const { return packed_weights(*this).image.size_bytes; }
+Device GroupedWeights::device() const { return packed_weights(*this).problem.device; }
+std::string_view GroupedWeights::implementation() const { return packed_weights(*this).impl->name; }
 bool GroupedWeights::fuses_activation(ActivationKind kind, RowFormat format,
                                       int32_t token_tile) const {
-  return state().impl->supports_activation(state().problem, kind, format, token_tile).ok();
+  return packed_weights(*this)
+      .impl->supports_activation(packed_weights(*this).problem, kind, format, token_tile)
+      .ok();
 }
 
 }  // namespace narrowfloat

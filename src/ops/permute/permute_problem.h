@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/words_to_clear.h"
+#include "moe_shared/words_to_clear.h"
 #include "narrowfloat/permute.h"
 #include "runtime/support.h"
 

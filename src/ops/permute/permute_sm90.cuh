@@ -16,10 +16,10 @@
 #include <bit>
 
 #include "base/fast_division.h"
-#include "device/few_slots.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/scan.cuh"
 #include "device/vector_io.cuh"
+#include "moe_shared/small_batch.cuh"
 #include "ops/permute/permute_problem.h"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/launch.h"

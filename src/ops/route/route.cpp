@@ -190,10 +190,8 @@ void require_countable(const RouteProblem& problem) {
   }
 }
 
-}  // namespace
-
-RouteCall route_call(const Routing& routing, const RoutingConfig& config,
-                     const RouteOutputs& outputs) {
+// The call but for its outputs.
+RouteCall take_inputs(const Routing& routing, const RoutingConfig& config) {
   RouteCall call{.problem = problem_of(routing, config), .args = {}};
   if (call.problem.input == RoutingInput::kLogits) {
     take_logits(routing, &call.problem, &call.args);
@@ -201,6 +199,18 @@ RouteCall route_call(const Routing& routing, const RoutingConfig& config,
     take_precomputed(routing, &call.problem, &call.args);
   }
   require_countable(call.problem);
+  return call;
+}
+
+}  // namespace
+
+RouteProblem route_problem(const Routing& routing, const RoutingConfig& config) {
+  return take_inputs(routing, config).problem;
+}
+
+RouteCall route_call(const Routing& routing, const RoutingConfig& config,
+                     const RouteOutputs& outputs) {
+  RouteCall call = take_inputs(routing, config);
   take_outputs(outputs, call.problem, &call.args);
   require_own_buffers(routing, outputs);
   return call;

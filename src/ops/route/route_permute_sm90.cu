@@ -3,8 +3,8 @@
 //   cluster 0     block b routes tokens b * n .. b * n + n - 1, a warp each (route_warp_sm90.cuh),
 //                 or one block copies a precomputed routing (route_given_sm90.cuh); the ids go to
 //                 the shared memory of all its blocks                           | cluster barrier
-//                 each block permutes all slots and writes its share (device/few_slots.cuh)
-//   other blocks  code plain rows (device/code_rows.cuh), which needs no routing
+//                 each block permutes all slots and writes its share (moe_shared/small_batch.cuh)
+//   other blocks  quantize plain rows (moe_shared/quantize_activations.cuh), which needs no routing
 //
 // The cluster has a block for each token, at most eight. A launch and the trip of the ids through
 // memory are saved; maps are cleared while routing goes on. Bytes: those of the three operations.
@@ -12,10 +12,10 @@
 #include <bit>
 #include <cuda_runtime.h>
 
-#include "device/code_rows.cuh"
-#include "device/few_slots.cuh"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/shared_memory.cuh"
+#include "moe_shared/quantize_activations.cuh"
+#include "moe_shared/small_batch.cuh"
 #include "ops/route/route_given_sm90.cuh"
 #include "ops/route/route_permute.h"
 #include "ops/route/route_warp_sm90.cuh"
@@ -37,14 +37,15 @@ constexpr int kGiven = 0;
 struct RoutePermuteParams {
   WarpParams warp;
   GivenParams given;
-  FewSlotsParams slots;
-  CodeRowsParams rows;
-  RowFormat format = RowFormat::kBf16;  // kBf16: no rows are coded.
+  SmallBatchParams slots;
+  QuantizeActivationsParams rows;
+  RowFormat format = RowFormat::kBf16;  // kBf16: no rows are quantized.
   WordsToClear cleared;
 };
 
 // The id of slot `slot` of all tokens, to all blocks of the cluster.
-__device__ void share_id(const FewSlotsShared& shared, int64_t slot, int32_t id, uint32_t blocks) {
+__device__ void share_id(const SmallBatchShared& shared, int64_t slot, int32_t id,
+                         uint32_t blocks) {
   const uint32_t address = shared_address(shared.ids + slot);
   for (uint32_t rank = 0; rank < blocks; ++rank) {
     store_in_block(address, rank, static_cast<uint32_t>(id));
@@ -54,7 +55,7 @@ __device__ void share_id(const FewSlotsShared& shared, int64_t slot, int32_t id,
 // This block's tokens, a warp each.
 template <int kPerLane>
 __device__ void route_tokens(const WarpParams& params, const BlockShare& share,
-                             const FewSlotsShared& shared, uint32_t* shared_keys) {
+                             const SmallBatchShared& shared, uint32_t* shared_keys) {
   const RouteParams& route = params.route;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -77,7 +78,7 @@ __device__ void route_tokens(const WarpParams& params, const BlockShare& share,
 }
 
 // By a lone block.
-__device__ void copy_given(const GivenParams& params, const FewSlotsShared& shared) {
+__device__ void copy_given(const GivenParams& params, const SmallBatchShared& shared) {
   if (threadIdx.x == 0) clear_errors(params.route.args.errors);
   __syncthreads();
   if (threadIdx.x >= params.num_slots) return;
@@ -87,24 +88,24 @@ __device__ void copy_given(const GivenParams& params, const FewSlotsShared& shar
 // Whether a row needs to be seen whole.
 NF_HOST_DEVICE bool takes_block(const RoutePermuteParams& params) {
   return params.format == RowFormat::kNvfp4PerToken ||
-         (params.format == RowFormat::kMxfp8 && params.rows.decoded.has_values());
+         (params.format == RowFormat::kMxfp8 && params.rows.dequantized.has_values());
 }
 
-__device__ void code_some_rows(const RoutePermuteParams& params, uint32_t block,
-                               uint32_t* shared_scratch) {
+__device__ void quantize_some_rows(const RoutePermuteParams& params, uint32_t block,
+                                   uint32_t* shared_scratch) {
   const uint32_t item = block * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
   switch (params.format) {
     case RowFormat::kFp8Static:
-      return code_bundle<RowFormat::kFp8Static, 1>(params.rows, item);
+      return quantize_bundle<RowFormat::kFp8Static, 1>(params.rows, item);
     case RowFormat::kFp8Group:
-      return code_bundle<RowFormat::kFp8Group, 1>(params.rows, item);
+      return quantize_bundle<RowFormat::kFp8Group, 1>(params.rows, item);
     case RowFormat::kMxfp8:
-      return takes_block(params) ? code_mxfp8_row(params.rows, block, shared_scratch)
-                                 : code_bundle<RowFormat::kMxfp8, 1>(params.rows, item);
+      return takes_block(params) ? quantize_mxfp8_row(params.rows, block, shared_scratch)
+                                 : quantize_bundle<RowFormat::kMxfp8, 1>(params.rows, item);
     case RowFormat::kNvfp4:
-      return code_bundle<RowFormat::kNvfp4, 1>(params.rows, item);
+      return quantize_bundle<RowFormat::kNvfp4, 1>(params.rows, item);
     case RowFormat::kNvfp4PerToken:
-      return code_token_row(params.rows, block, shared_scratch);
+      return quantize_token_row(params.rows, block, shared_scratch);
     default:
       return;
   }
@@ -117,10 +118,10 @@ __global__ void __launch_bounds__(kMaxThreads)
   const BlockShare share{.rank = cluster_rank(), .blocks = cluster_size()};
   if (blockIdx.x >= share.blocks) {
     wait_for_previous_grids();
-    return code_some_rows(params, blockIdx.x - share.blocks, shared_words);
+    return quantize_some_rows(params, blockIdx.x - share.blocks, shared_words);
   }
   // The keys come first: they are read 16 bytes at a time.
-  const FewSlotsShared shared(
+  const SmallBatchShared shared(
       params.slots, shared_words + (kPerLane == kGiven ? 0 : warp_shared_words(params.warp)));
   // Blocks that have not started have no shared memory yet.
   arrive_at_cluster();
@@ -137,10 +138,12 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   arrive_at_cluster();
   wait_for_cluster();
-  place_few_slots(params.slots, shared, share);
+  place_small_batch(params.slots, shared, share);
 }
 
-bool codes_rows(const RoutePermuteProblem& problem) { return problem.coded != RowFormat::kBf16; }
+bool quantizes_rows(const RoutePermuteProblem& problem) {
+  return problem.quantized != RowFormat::kBf16;
+}
 
 int64_t cluster_blocks(const RoutePermuteProblem& problem) {
   if (problem.route.input != RoutingInput::kLogits) return 1;
@@ -153,22 +156,23 @@ WarpParams make_tokens(const RoutePermuteProblem& problem, const RouteArgs& args
                           ceil_div(problem.route.tokens, cluster_blocks(problem)));
 }
 
-FewSlotsParams make_slots(const RoutePermuteProblem& problem, const RoutePermuteArgs& args) {
-  return make_few_slots_params(problem.layout, args.expert_offset, args.permutation);
+SmallBatchParams make_slots(const RoutePermuteProblem& problem, const RoutePermuteArgs& args) {
+  return make_small_batch_params(problem.layout, args.expert_offset, args.permutation);
 }
 
 int64_t shared_bytes(const RoutePermuteProblem& problem) {
   const bool is_given = problem.route.input != RoutingInput::kLogits;
   const int64_t keys = is_given ? 0 : warp_shared_words(make_tokens(problem, {}));
-  return 4 * (keys + FewSlotsShared::words(make_slots(problem, {})));
+  return 4 * (keys + SmallBatchShared::words(make_slots(problem, {})));
 }
 
-CodeRowsParams make_rows(const RoutePermuteProblem& problem, const CodedInputArgs& args) {
-  CodeRowsParams params{};
-  if (!codes_rows(problem)) return params;
+QuantizeActivationsParams make_rows(const RoutePermuteProblem& problem,
+                                    const QuantizedInputArgs& args) {
+  QuantizeActivationsParams params{};
+  if (!quantizes_rows(problem)) return params;
   params.input = static_cast<const uint8_t*>(args.rows.data);
   params.output =
-      device_rows(args.output, static_cast<uint64_t>(row_bytes(problem.coded, problem.cols)));
+      device_rows(args.output, static_cast<uint64_t>(row_bytes(problem.quantized, problem.cols)));
   params.input_dtype = args.rows.dtype;
   params.input_max = largest_finite_of(args.rows.dtype);
   params.rows = params.input_rows = static_cast<uint32_t>(problem.route.tokens);
@@ -176,7 +180,7 @@ CodeRowsParams make_rows(const RoutePermuteProblem& problem, const CodedInputArg
   params.groups = static_cast<uint32_t>(ceil_div(problem.cols, kRowGroupCols));
   params.bundles = FastDivisor(params.groups);
   params.multiplier = args.multiplier;
-  params.decoded = args.decoded;
+  params.dequantized = args.dequantized;
   return params;
 }
 
@@ -204,7 +208,7 @@ void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& r
                                   .given = make_given_params(problem.route, route),
                                   .slots = make_slots(problem, args),
                                   .rows = make_rows(problem, args.input),
-                                  .format = problem.coded,
+                                  .format = problem.quantized,
                                   .cleared = args.cleared};
   const int64_t threads = threads_of(problem, params.warp);
   const int64_t cluster = cluster_blocks(problem);
@@ -226,15 +230,15 @@ void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& r
 Support supports(const RoutePermuteProblem& problem) {
   const Support device = runs_on_cuda(problem.route.device);
   if (!device.ok()) return device;
-  for (const std::string_view op : {"route", "permute", "code_rows"}) {
+  for (const std::string_view op : {"route", "permute", "quantize_activations"}) {
     if (forced_implementation(op).empty()) continue;
     return Support::no("NARROWFLOAT_FORCE pins an operation that it would do");
   }
   const int64_t slots = problem.layout.tokens * problem.layout.slots;
   if (problem.route.tokens == 0) return Support::no("no tokens");
   if (problem.route.tokens > kMaxTokens) return Support::no("more than 64 tokens");
-  if (slots > kFewSlots) return Support::no("more than 512 slots");
-  if (problem.layout.local_experts > kFewSlotsExperts) {
+  if (slots > kSmallBatchSlots) return Support::no("more than 512 slots");
+  if (problem.layout.local_experts > kSmallBatchExperts) {
     return Support::no("more than 512 local experts");
   }
   if (problem.route.input == RoutingInput::kLogits && !fits_a_warp(problem.route).ok()) {

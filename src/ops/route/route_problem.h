@@ -59,6 +59,8 @@ struct RouteCall {
 // Throws kInvalidArgument for what route() refuses, but for ids out of range.
 RouteCall route_call(const Routing& routing, const RoutingConfig& config,
                      const RouteOutputs& outputs);
+// The problem of such a call, whatever its outputs are.
+RouteProblem route_problem(const Routing& routing, const RoutingConfig& config);
 
 struct RouteImpl {
   std::string_view name;

@@ -2,11 +2,10 @@
 // takes part in programmatic dependent launch where the caller's stream asks for it. Works inside
 // graph capture; allocates nothing, waits for nothing.
 //
-// A kernel that is launched this way opens with device/ptx/grid_dependency.cuh's
-// wait_for_previous_grids() before it touches memory that an earlier kernel may read or write. One
-// exception: a layer's second GEMM reads the list of tiles before (sm90/gemm_producer.cuh), so no
-// block of a kernel in front of it, back to the permutation, may end or allow the next grid before
-// its wait. The combine, which is behind it, does both.
+// A kernel that is launched this way calls wait_for_previous_grids()
+// (device/ptx/grid_dependency.cuh) before it touches memory that an earlier kernel may read or
+// write. A kernel may read memory before its wait only where a KernelChain says that this memory is
+// complete (kernel_chain.h).
 #pragma once
 
 #include <array>

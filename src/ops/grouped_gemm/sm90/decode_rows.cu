@@ -1,5 +1,5 @@
 // Quantized activation rows to bf16 in the workspace, once per row however many experts read it:
-// rows that what coded them has not left there already (tensor/decoded_rows.h).
+// rows that what coded them has not left there already (moe_shared/dequantized_rows.h).
 // E4M3 codes, E4M3 x UE8M0 and E2M1 x E4M3 are exact in bf16; scales of 1x128 stay out, they are
 // factors of sums (moe spec 11.1).
 //

@@ -8,7 +8,7 @@
 //                 blocks: a group of FP8 1x128
 //
 // Maxima of several warps meet in shared memory. Rows that the second GEMM takes as bf16 are left
-// as such beside their codes where the layer asks for it (tensor/decoded_rows.h).
+// as such beside their codes where the layer asks for it (moe_shared/dequantized_rows.h).
 #pragma once
 
 #include "device/decode_codes.cuh"

@@ -61,8 +61,8 @@ bool has_row_factors(const GroupedGemmProblem& problem) {
 int64_t decoded_bytes(const GroupedGemmProblem& problem, int64_t rows) {
   return round_up(rows * problem.cols * 2, kGemmAlignment);
 }
-DecodedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, int64_t rows) {
-  DecodedRows decoded{.values = reinterpret_cast<uint16_t*>(workspace)};
+DequantizedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, int64_t rows) {
+  DequantizedRows decoded{.values = reinterpret_cast<uint16_t*>(workspace)};
   if (has_row_factors(problem)) {
     decoded.factors = reinterpret_cast<float*>(workspace + decoded_bytes(problem, rows));
   }
@@ -71,7 +71,8 @@ DecodedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, int64
 
 // Nowhere where the first of two forms takes rows as they are: those that the other one needs are
 // decoded once it is known that an expert has it.
-DecodedRows decoded_rows(const GroupedGemmProblem& problem, int64_t a_rows, uint8_t* workspace) {
+DequantizedRows dequantized_rows(const GroupedGemmProblem& problem, int64_t a_rows,
+                                 uint8_t* workspace) {
   if (!decodes_rows(problem, coding_of(problem.mode))) return {};
   return rows_in(workspace, problem, a_rows);
 }
@@ -153,9 +154,9 @@ void set_epilogue(const GemmCall& call, GemmParams& params) {
 }
 
 void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
-  if (call.layer.rows_are_decoded || !decodes_rows(problem, coding_of(call))) return;
+  if (call.layer.rows_are_dequantized || !decodes_rows(problem, coding_of(call))) return;
   const bool gathers = call.rows.row_to_token != nullptr;
-  const DecodedRows decoded = rows_in(call.workspace, problem, call.rows.count);
+  const DequantizedRows decoded = rows_in(call.workspace, problem, call.rows.count);
   launch_decode_rows({.format = moe_mode_info(problem.mode).input,
                       .codes = static_cast<const uint8_t*>(call.rows.values),
                       .rows = call.rows.count,
@@ -193,7 +194,7 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   GemmCall rest = call;
   rest.image_form = call.tables.rest_form;
   // Where the first form needs them, too, it has just decoded them.
-  if (decodes_rows(problem, coding_of(call))) rest.layer.rows_are_decoded = true;
+  if (decodes_rows(problem, coding_of(call))) rest.layer.rows_are_dequantized = true;
   multiply(problem, rest, stream);
 }
 
@@ -246,8 +247,9 @@ Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmSm90{
-    "sm90_wgmma", supports, make_unit_image, workspace_bytes, supports_tiles, supports_activation,
-    decoded_rows, run};
+const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma",     supports,
+                                       make_unit_image,  workspace_bytes,
+                                       supports_tiles,   supports_activation,
+                                       dequantized_rows, run};
 
 }  // namespace narrowfloat

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "layers/moe/row_buffers.h"
+#include "moe_shared/quantize_activations.h"
 #include "narrowfloat/quantize.h"
-#include "ops/code_rows/code_rows.h"
 #include "support/fills.h"
 #include "support/moe_case.h"
 
@@ -61,7 +61,7 @@ TEST_P(InputRows, AreTheQuantizersBytes) {
   const RowBuffers buffers = row_buffers(coding.rows, kRows, kCols);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
   const CodedRows coded = buffers.bind(memory.data(), kRows, {});
-  code_rows(
+  quantize_activations(
       {.rows = input, .format = coding.rows, .multiplier = coding.multiplier, .output = coded}, {});
   EXPECT_EQ(std::memcmp(coded.values.data, values.data(), values.size()), 0);
   if (!coded.scales.is_absent()) {
@@ -79,12 +79,12 @@ TEST(InputRows, MarkedRowsAloneAreWritten) {
   const RowBuffers buffers = row_buffers(RowFormat::kFp8Group, 4, 256);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
   const CodedRows coded = buffers.bind(memory.data(), 4, {});
-  code_rows({.rows = TensorView::contiguous(rows.data(), DType::kF64, {4, 256}),
-             .format = RowFormat::kFp8Group,
-             .choice = RowChoice::kMarked,
-             .map = TensorView::contiguous(marks, DType::kI32, {4}),
-             .output = coded},
-            {});
+  quantize_activations({.rows = TensorView::contiguous(rows.data(), DType::kF64, {4, 256}),
+                        .format = RowFormat::kFp8Group,
+                        .choice = RowChoice::kMarked,
+                        .map = TensorView::contiguous(marks, DType::kI32, {4}),
+                        .output = coded},
+                       {});
   const auto* values = static_cast<const uint8_t*>(coded.values.data);
   for (size_t row = 0; row < 4; ++row) {
     // 1.5 is its group's maximum: 448.

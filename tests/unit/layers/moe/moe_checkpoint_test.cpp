@@ -20,12 +20,18 @@ constexpr int64_t kRecordedTokens = 96;
 
 RecordedTokens recorded(int64_t layer) { return recorded_tokens(layer, kRecordedTokens); }
 
-std::vector<float> run_loaded(const LoadedMoe& loaded, const RecordedTokens& recorded,
-                              Accumulation accumulation) {
+MoeConfig config_with_fp32_out(const LoadedMoe& loaded) {
   MoeConfig config = loaded.config();
-  config.accumulation = accumulation;
   config.out_dtype = DType::kF32;
-  return run_layer(loaded.weights(), config, recorded);
+  return config;
+}
+std::vector<float> run_loaded(const LoadedMoe& loaded, const RecordedTokens& recorded) {
+  return run_layer(MoeLayer::prepare(loaded.weights(), config_with_fp32_out(loaded)), recorded);
+}
+std::vector<float> run_in_fp64(const LoadedMoe& loaded, const RecordedTokens& recorded) {
+  return run_layer(MoeLayer::prepare_reference(loaded.weights(), config_with_fp32_out(loaded),
+                                               {.accumulation = Accumulation::kFp64}),
+                   recorded);
 }
 
 class TrainedModel : public ::testing::TestWithParam<MoeMode> {};
@@ -36,7 +42,7 @@ TEST_P(TrainedModel, StaysCloseToTheUnquantizedLayer) {
   const RecordedTokens data = recorded(1);
   const std::vector<float> reference = run_unquantized(1, data);
   const LoadedMoe loaded(checkpoint, 1, options_for(GetParam()));
-  const std::vector<float> out = run_loaded(loaded, data, Accumulation::kFp32);
+  const std::vector<float> out = run_loaded(loaded, data);
   const Distance loss = distance(out, reference, 256);
   RecordProperty("rel", std::to_string(loss.rel));
   EXPECT_LT(loss.rel, loss_bound(GetParam()));
@@ -49,8 +55,8 @@ TEST_P(TrainedModel, Fp32SumsAreCloseToTheReference) {
   const Checkpoint checkpoint(kModel);
   const RecordedTokens data = recorded(2);
   const LoadedMoe loaded(checkpoint, 2, options_for(GetParam()));
-  const std::vector<float> reference = run_loaded(loaded, data, Accumulation::kFp64);
-  const Distance apart = distance(run_loaded(loaded, data, Accumulation::kFp32), reference, 256);
+  const std::vector<float> reference = run_in_fp64(loaded, data);
+  const Distance apart = distance(run_loaded(loaded, data), reference, 256);
   // End to end, moe spec 12.3: a sum's last bit may move a value over a rounding boundary.
   EXPECT_LT(apart.rel, 3e-3);
   EXPECT_LT(apart.row, 3e-2);
@@ -61,7 +67,7 @@ TEST(LoadedMoe, Bf16IsWhatTheTrainingFrameworkComputed) {
   for (int64_t layer = 0; layer < 4; ++layer) {
     const RecordedTokens data = recorded(layer);
     const LoadedMoe loaded(checkpoint, layer);
-    const std::vector<float> out = run_loaded(loaded, data, Accumulation::kFp32);
+    const std::vector<float> out = run_loaded(loaded, data);
     const std::vector<float> theirs = as_floats(data.output, DType::kBF16);
     // That inference rounds every step to bf16: 0.32 to 0.38 % from fp32 (models/tiny-moe).
     EXPECT_LT(distance(theirs, out, 256).rel, 5e-3) << "layer " << layer;
@@ -153,9 +159,7 @@ TEST(LoadedMoe, ReadsEveryConventionAsTheCodesItStores) {
     // The same values in bf16: only activations are quantized differently.
     const Checkpoint decoded(plain_dir);
     const LoadedMoe reference(decoded, 0);
-    const double apart = distance(run_loaded(loaded, data, Accumulation::kFp32),
-                                  run_loaded(reference, data, Accumulation::kFp64), 256)
-                             .rel;
+    const double apart = distance(run_loaded(loaded, data), run_in_fp64(reference, data), 256).rel;
     EXPECT_LT(apart, stored.mode == MoeMode::kNvfp4PerToken ? 0.15 : 0.05);
     expect_error(ErrorKind::kInvalidArgument, {"mode", "stored as"}, [&] {
       LoadMoeOptions other;

@@ -30,6 +30,8 @@ void expect_prepare_refuses(const Refused& refused) {
   MoeCase layer_case(refused.mode, kCheckedShape, Activation::swiglu(), 1);
   refused.change(layer_case);
   expect_error(ErrorKind::kInvalidArgument, refused.fragments, [&] { (void)layer_case.prepare(); });
+  expect_error(ErrorKind::kInvalidArgument, refused.fragments,
+               [&] { (void)layer_case.prepare_reference({}); });
 }
 
 TEST(MoeChecks, PrepareRefusesConfigurationsThatCannotWork) {
@@ -79,14 +81,6 @@ TEST(MoeChecks, PrepareRefusesConfigurationsThatCannotWork) {
        MoeMode::kBf16,
        [](MoeCase& c) { c.config().weight_on_input = true; },
        {"weight_on_input", "top_k 1", "2"}},
-      {"fp32 rows",
-       MoeMode::kNvfp4,
-       [](MoeCase& c) { c.config().fp32_rows = true; },
-       {"fp32_rows", "nvfp4"}},
-      {"double",
-       MoeMode::kMxfp8,
-       [](MoeCase& c) { c.config().double_quantize_fc1 = true; },
-       {"double_quantize_fc1", "mxfp8"}},
       {"w1 rows",
        MoeMode::kBf16,
        [](MoeCase& c) { c.weights().w1.values.shape[1] = 128; },
@@ -154,6 +148,21 @@ TEST(MoeChecks, PrepareRefusesConfigurationsThatCannotWork) {
        {"weights.bias1", "[4, 256]", "[1, 3]"}},
   };
   for (const Refused& refused : cases) expect_prepare_refuses(refused);
+}
+
+TEST(MoeChecks, AReferenceRefusesOptionsThatTheModeDoesNotHave) {
+  const auto refuses = [](MoeMode mode, const MoeReferenceOptions& options,
+                          const std::vector<std::string>& fragments) {
+    MoeCase layer_case(mode, kCheckedShape, Activation::swiglu(), 1);
+    expect_error(ErrorKind::kInvalidArgument, fragments,
+                 [&] { (void)layer_case.prepare_reference(options); });
+    expect_error(ErrorKind::kInvalidArgument, fragments,
+                 [&] { (void)explain_moe_reference(layer_case.config(), options, 1); });
+  };
+  refuses(MoeMode::kNvfp4, {.fp32_rows = true}, {"reference.fp32_rows", "nvfp4"});
+  refuses(MoeMode::kMxfp8, {.double_quantize_fc1 = true},
+          {"reference.double_quantize_fc1", "mxfp8"});
+  refuses(MoeMode::kBf16, {.accumulation = static_cast<Accumulation>(7)}, {"accumulation", "7"});
 }
 
 TEST(MoeChecks, OnlyTheCpuIsSupported) {
@@ -307,9 +316,8 @@ class MoeCallsOnAGpu : public ::testing::Test {
     inputs_.values = view(DType::kF8E4M3, {3, kCheckedShape.hidden});
     routing_.logits = view(DType::kF32, {3, kCheckedShape.experts});
     outputs_.out = view(DType::kBF16, {3, kCheckedShape.hidden});
-    outputs_.slot_out =
-        view(DType::kBF16, {plan_.permutation_layout.max_rows, kCheckedShape.hidden});
-    workspace_ = view(DType::kU8, {plan_.total});
+    outputs_.slot_out = view(DType::kBF16, {plan_.permutation().max_rows, kCheckedShape.hidden});
+    workspace_ = view(DType::kU8, {plan_.workspace_bytes()});
   }
   TensorView view(DType dtype, std::initializer_list<int64_t> shape) {
     TensorView result = TensorView::contiguous(nullptr, dtype, shape, kDevice);
@@ -320,7 +328,7 @@ class MoeCallsOnAGpu : public ::testing::Test {
   }
   void check() {
     const MoeCall call{inputs_, routing_, outputs_, workspace_, 3};
-    check_moe_call(call, layer_case_.config(), plan_, true, kDevice);
+    check_moe_call(call, layer_case_.config(), plan_, extents_, true, kDevice);
   }
   void refuses(const std::vector<std::string>& fragments) {
     expect_error(ErrorKind::kInvalidArgument, fragments, [&] { check(); });
@@ -328,7 +336,8 @@ class MoeCallsOnAGpu : public ::testing::Test {
 
   static constexpr Device kDevice{DeviceType::kCuda, 0};
   MoeCase layer_case_{MoeMode::kFp8Tensor, kCheckedShape, Activation::swiglu(), 2};
-  MoeWorkspace plan_ = moe_workspace(moe_extents(layer_case_.config()), 3, 8, {});
+  MoeExtents extents_ = moe_extents(layer_case_.config());
+  MoePlan plan_{extents_, 3, 8, {}};
   alignas(kWorkspaceAlignment) std::array<std::byte, size_t{1} << 19> memory_{};
   int64_t used_ = 0;
   MoeInputs inputs_;
@@ -358,30 +367,6 @@ TEST_F(MoeCallsOnAGpu, NeedAlignedRowsOfOut) {
   EXPECT_NO_THROW(check());
   outputs_.out = view(DType::kBF16, {3, 250});
   refuses({"outputs.out", "multiple of 16 bytes", "500"});
-}
-
-// References are the CPU's: refused before anybody looks for the device.
-TEST(MoeChecks, DevicesDoNotComputeReferences) {
-  const std::pair<const char*, std::function<void(MoeConfig&)>> switches[] = {
-      {"config.accumulation", [](MoeConfig& c) { c.accumulation = Accumulation::kFp64; }},
-      {"config.fp32_rows", [](MoeConfig& c) { c.fp32_rows = true; }},
-      {"config.double_quantize_fc1",
-       [](MoeConfig& c) {
-         c.mode = MoeMode::kFp8Block;
-         c.double_quantize_fc1 = true;
-       }},
-  };
-  const Device device{DeviceType::kCuda, 0};
-  for (const auto& [argument, change] : switches) {
-    MoeCase layer_case(MoeMode::kBf16, kCheckedShape, Activation::swiglu(), 1);
-    change(layer_case.config());
-    const auto expected = {std::string(argument), std::string("cuda:0"), std::string("CPU")};
-    expect_error(ErrorKind::kUnsupported, expected, [&] {
-      (void)MoeLayer::prepare(layer_case.weights(), layer_case.config(), device);
-    });
-    expect_error(ErrorKind::kUnsupported, expected,
-                 [&] { (void)explain_moe(layer_case.config(), 1, device); });
-  }
 }
 
 TEST(MoeChecks, ADeviceThatDoesNotExistIsRefusedWithTheReason) {

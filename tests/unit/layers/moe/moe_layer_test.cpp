@@ -51,6 +51,11 @@ TEST_P(EveryMode, IsTheSameFromRunToRunWhateverMemoryHeld) {
   EXPECT_EQ(first, layer_case.run());
 }
 
+TEST_P(EveryMode, AReferenceWithoutOptionsIsTheLayer) {
+  const MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 1);
+  EXPECT_EQ(layer_case.run_reference({}), layer_case.run());
+}
+
 TEST_P(EveryMode, SlotsCombineToTheOutput) {
   MoeCase layer_case(GetParam(), kLayerShape, Activation::swiglu(), 2);
   layer_case.config().slot_dtype = DType::kF32;
@@ -334,8 +339,8 @@ TEST(Moe, DoubleQuantizationIsAnotherResultNearby) {
   MoeCase layer_case(MoeMode::kFp8Block, kLayerShape, Activation::swiglu(), 25);
   layer_case.config().out_dtype = DType::kF32;
   const std::vector<float> once = as_floats(layer_case.run().out, DType::kF32);
-  layer_case.config().double_quantize_fc1 = true;
-  const std::vector<float> twice = as_floats(layer_case.run().out, DType::kF32);
+  const std::vector<float> twice =
+      as_floats(layer_case.run_reference({.double_quantize_fc1 = true}).out, DType::kF32);
   const Distance apart = distance(twice, once, 256);
   EXPECT_GT(apart.rel, 1e-3);
   EXPECT_LT(apart.rel, 8e-2);
@@ -343,14 +348,14 @@ TEST(Moe, DoubleQuantizationIsAnotherResultNearby) {
 
 TEST(Moe, Fp32RowsRoundLess) {
   MoeCase layer_case(MoeMode::kBf16, kLayerShape, Activation::swiglu(), 26);
-  layer_case.config().accumulation = Accumulation::kFp64;
   layer_case.config().slot_dtype = DType::kF32;
   layer_case.config().out_dtype = DType::kF32;
-  const std::vector<float> rounded = as_floats(layer_case.run().out, DType::kF32);
-  layer_case.config().fp32_rows = true;
-  const std::vector<float> exact = as_floats(layer_case.run().out, DType::kF32);
-  layer_case.config().accumulation = Accumulation::kFp32;
-  const std::vector<float> fp32 = as_floats(layer_case.run().out, DType::kF32);
+  const auto out_of = [&](const MoeReferenceOptions& options) {
+    return as_floats(layer_case.run_reference(options).out, DType::kF32);
+  };
+  const std::vector<float> rounded = out_of({.accumulation = Accumulation::kFp64});
+  const std::vector<float> exact = out_of({.accumulation = Accumulation::kFp64, .fp32_rows = true});
+  const std::vector<float> fp32 = out_of({.fp32_rows = true});
   EXPECT_GT(distance(rounded, exact, 256).rel, 5e-4);
   EXPECT_LT(distance(rounded, exact, 256).rel, 3e-3);
   EXPECT_LT(distance(fp32, exact, 256).rel, 1e-6);

@@ -61,7 +61,8 @@ class ModelledLayer {
   }
 
   [[nodiscard]] std::vector<float> run() const {
-    const MoeLayer layer = MoeLayer::prepare(weights(), config());
+    const MoeLayer layer = MoeLayer::prepare_reference(
+        weights(), config(), {.accumulation = Accumulation::kFp64, .fp32_rows = true});
     const int64_t bytes = layer.required_workspace(v_.tokens);
     const GuardedBuffer workspace(bytes, {.poison = 0xFF, .guard = Guard::kPage});
     std::vector<float> out(static_cast<size_t>(v_.tokens * kModelHidden),
@@ -174,8 +175,6 @@ class ModelledLayer {
     config.add_fc2_bias = v_.add_fc2_bias;
     config.out_dtype = DType::kF32;
     config.slot_dtype = DType::kF32;
-    config.accumulation = Accumulation::kFp64;
-    config.fp32_rows = true;
     return config;
   }
 

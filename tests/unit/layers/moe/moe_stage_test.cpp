@@ -37,9 +37,8 @@ StageOutputs run_until(MoeCase& layer_case, const MoeLayer& layer, MoeStage last
   const int64_t size = layer.required_workspace(tokens);
   const GuardedBuffer workspace(size + 256, {});
   const auto address = (reinterpret_cast<uintptr_t>(workspace.data()) + 255) / 256 * 256;
-  layer.run(layer_case.inputs(), layer_case.routing(), outputs,
-            TensorView::contiguous(reinterpret_cast<uint8_t*>(address), DType::kU8, {size}), {},
-            last);
+  layer.run_up_to(last, layer_case.inputs(), layer_case.routing(), outputs,
+                  TensorView::contiguous(reinterpret_cast<uint8_t*>(address), DType::kU8, {size}));
   EXPECT_TRUE(workspace.intact());
   return bytes;
 }
@@ -66,7 +65,7 @@ TEST(MoeStage, ARunWritesWhatItsStagesWrite) {
 TEST(MoeStage, NamesAreThoseOfTheStagesInOrder) {
   std::string names;
   for (const MoeStage stage : all_moe_stages()) names += std::string(name(stage)) + " ";
-  EXPECT_EQ(names, "route permute code_input first_gemm activation second_gemm combine ");
+  EXPECT_EQ(names, "route permute quantize_input first_gemm activation second_gemm combine ");
 }
 
 TEST(MoeStage, RefusesWhatIsNoStage) {

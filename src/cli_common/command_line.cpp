@@ -1,0 +1,353 @@
+// Numbers are read with from_chars, which knows no locale and reports overflow.
+#include "cli_common/command_line.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <exception>
+#include <new>
+#include <system_error>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include "narrowfloat/format.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr const char* kExitCodes =
+    "Exit codes: 0 done; 1 findings (a difference, a failed check); 2 usage; 3 I/O or malformed "
+    "input;\n4 unsupported; 5 device fault or internal error; 130 interrupted.";
+constexpr std::string_view kBugHint =
+    "this is a device fault or a bug of narrowfloat: please report it with the output of "
+    "`narrowfloat doctor`";
+
+// The answer to --help, --version or a wrong command line: no command is left to run.
+struct Reply {
+  ExitCode code = ExitCode::kDone;
+  std::string to_stdout;
+  std::string to_stderr;
+};
+
+// Three lines; the first has nothing but the name and the version, for scripts.
+std::string version_text(const std::string& program) {
+  const BuildInfo info = build_info();
+  std::string backends = "cpu";
+  if (info.cuda_enabled) {
+    backends += fmt::format(", cuda ({})", fmt::join(info.cuda_architectures, ", "));
+  }
+  return fmt::format("{} {}\nbuild: {}, {}\nbackends: {}", program, info.version, info.build_type,
+                     info.compiler, backends);
+}
+
+std::string command_list(const CLI::App& app) {
+  std::string list;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    list += (list.empty() ? "" : ", ") + command->get_name();
+  }
+  return list;
+}
+
+// The words of the chosen command, " moe run", and the command without one where words are missing.
+struct ChosenCommand {
+  std::string words;
+  const CLI::App* incomplete = nullptr;
+};
+ChosenCommand chosen_words(const CLI::App& app) {
+  ChosenCommand chosen;
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    chosen.words += " " + command->get_name();
+  }
+  if (!command->get_subcommands({}).empty()) chosen.incomplete = command;
+  return chosen;
+}
+
+// CLI11's message names the option; what is added says where to look for the right one. Messages
+// may quote what the user typed.
+Reply usage_error(const CLI::App& app, std::string message) {
+  const ChosenCommand chosen = chosen_words(app);
+  if (chosen.incomplete != nullptr) {
+    message += fmt::format("; the commands are {}", command_list(*chosen.incomplete));
+  }
+  const std::string command = app.get_name() + chosen.words;
+  return {ExitCode::kUsage, "",
+          fmt::format("{0}: {1}\nTry: {0} --help\n", command, escaped(message))};
+}
+
+using Call = std::function<ExitCode()>;
+
+std::variant<Call, Reply> parse(const Program& program, int argc, const char* const* argv) {
+  CLI::App app(program.description, program.name);
+  app.footer(program.footer);
+  app.set_version_flag(
+      "--version", [&program] { return version_text(program.name); },
+      "Print version, build and backends");
+  // At most one: otherwise the second word of `bench quantize` would start a second command.
+  app.require_subcommand(0, 1);
+  Call chosen;
+  program.add_commands({app, chosen});
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return Reply{ExitCode::kDone, app.help(), ""};
+  } catch (const CLI::CallForVersion& version) {
+    return Reply{ExitCode::kDone, std::string(version.what()) + "\n", ""};
+  } catch (const CLI::ParseError& error) {
+    return usage_error(app, error.what());
+  }
+  if (chosen_words(app).incomplete != nullptr) return usage_error(app, "no command given");
+  return chosen;
+}
+
+ExitCode answer(const Reply& reply) {
+  write_stdout(reply.to_stdout);
+  write_stderr(reply.to_stderr);
+  return reply.code;
+}
+
+// The word "error" in the line tells messages that end the program from warnings.
+ExitCode fail(ExitCode code, std::string_view message) {
+  write_stderr(fmt::format("{}: error: {}\n", program_name(), message));
+  if (code == ExitCode::kInternal) write_stderr(fmt::format("{}: {}\n", program_name(), kBugHint));
+  return code;
+}
+
+// Exceptions other than Error come from the standard library: memory, threads, or a bug.
+ExitCode run(const Program& program, int argc, const char* const* argv) {
+  try {
+    const std::variant<Call, Reply> parsed = parse(program, argc, argv);
+    if (const Reply* reply = std::get_if<Reply>(&parsed)) return answer(*reply);
+    return std::get<Call>(parsed)();
+  } catch (const Error& error) {
+    return fail(exit_code(error.kind()), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(ExitCode::kInput,
+                "out of memory: free some, or ask for less (--max-memory, --tokens, --bytes)");
+  } catch (const std::system_error& error) {
+    return fail(ExitCode::kInput, error.what());
+  } catch (const std::exception& error) {
+    return fail(ExitCode::kInternal, error.what());
+  }
+}
+
+std::string to_lower(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return lower;
+}
+
+// The text is quoted as it is: whoever prints the message escapes it.
+[[noreturn]] void refuse(std::string_view text, std::string_view expected) {
+  throw Error(ErrorKind::kInvalidArgument, fmt::format("got '{}', expected {}", text, expected));
+}
+
+// Suffixes in lower case and what they multiply by.
+struct Unit {
+  std::string_view suffix;
+  double factor;
+};
+constexpr double kKi = 1024;
+constexpr std::array<Unit, 14> kUnits = {{{"", 1},
+                                          {"b", 1},
+                                          {"k", 1e3},
+                                          {"kb", 1e3},
+                                          {"kib", kKi},
+                                          {"m", 1e6},
+                                          {"mb", 1e6},
+                                          {"mib", kKi* kKi},
+                                          {"g", 1e9},
+                                          {"gb", 1e9},
+                                          {"gib", kKi* kKi* kKi},
+                                          {"t", 1e12},
+                                          {"tb", 1e12},
+                                          {"tib", kKi* kKi* kKi* kKi}}};
+
+int64_t parse_extent(std::string_view digits, std::string_view whole) {
+  int64_t value = 0;
+  const char* const end = digits.data() + digits.size();
+  const auto result = std::from_chars(digits.data(), end, value);
+  if (result.ec != std::errc{} || result.ptr != end || value < 0) {
+    refuse(whole, "rows x columns such as 4096x4096");
+  }
+  return value;
+}
+
+}  // namespace
+
+int run_program(const Program& program, int argc, const char* const* argv) {
+  set_program_name(program.name);
+  reserve_standard_streams();
+  // A reader that closes its end shows up as EPIPE, which write_stdout() knows, instead of killing
+  // the program in the middle of a file.
+  std::signal(SIGPIPE, SIG_IGN);
+  return static_cast<int>(run(program, argc, argv));
+}
+
+CLI::App& add_command(const Commands& commands, const std::string& name,
+                      const std::string& description, const std::string& examples) {
+  CLI::App& command = *commands.app.add_subcommand(name, description);
+  command.footer(examples + "\n" + kExitCodes);
+  return command;
+}
+
+Commands add_group(const Commands& commands, const std::string& name,
+                   const std::string& description) {
+  CLI::App& group = *commands.app.add_subcommand(name, description);
+  group.require_subcommand(0, 1);
+  return {group, commands.chosen};
+}
+
+CLI::Option* add_path(CLI::App& app, const std::string& name, std::string& path,
+                      const std::string& help) {
+  // A blank text hides CLI11's "TEXT REQUIRED": the usage line says it already.
+  return app.add_option(name, path, help)->required()->option_text(" ");
+}
+
+void add_globs(CLI::App& app, const std::string& flag, std::vector<std::string>& globs,
+               const std::string& help) {
+  // Without this CLI11 takes every following word, SRC and DST included.
+  app.add_option(flag, globs, help)->option_text("GLOB ...")->allow_extra_args(false);
+}
+
+void add_threads(CLI::App& app, int& num_threads) {
+  app.add_option("--threads", num_threads,
+                 "Worker threads; 0, the default, uses all cores. Results do not depend on it")
+      ->option_text("N")
+      ->check(CLI::Range(0, 65536));
+}
+
+void add_min_time(CLI::App& app, double& min_seconds) {
+  app.add_option("--min-time", min_seconds, "Seconds of timed runs for each case; default 0.5")
+      ->option_text("S")
+      ->check(CLI::Range(0.0, 3600.0));
+}
+
+CLI::Option* add_commit(CLI::App& app, std::string& commit) {
+  return app.add_option("--commit", commit, "Text for the document: what was measured")
+      ->option_text("TEXT");
+}
+
+void add_checked_device(CLI::App& app, Device& device) {
+  add_parsed_into(app, "--device", parse_device, device,
+                  "cpu (default), cuda or cuda:N; results are checked on the CPU")
+      ->option_text("DEVICE");
+}
+
+void add_output(CLI::App& app, OutputArguments& output, CsvSupport csv) {
+  CLI::Option* json = app.add_flag_callback(
+      "--json", [&output] { output.data = DataFormat::kJson; }, "Print one JSON document");
+  if (csv == CsvSupport::kYes) {
+    app.add_flag_callback(
+           "--csv", [&output] { output.data = DataFormat::kCsv; }, "Print comma-separated values")
+        ->excludes(json)
+        ->option_text(" ");
+  }
+  add_choice<ColorMode>(
+      app, "--color",
+      {{"auto", ColorMode::kAuto}, {"always", ColorMode::kAlways}, {"never", ColorMode::kNever}},
+      output.color, "Colour: auto (default), always or never. auto obeys NO_COLOR and TERM")
+      ->option_text("WHEN");
+  CLI::Option* quiet =
+      app.add_flag("-q,--quiet", output.is_quiet, "Print errors only")->option_text(" ");
+  app.add_flag("-v,--verbose", output.is_verbose, "Print more")->excludes(quiet)->option_text(" ");
+}
+
+uint64_t parse_bytes(std::string_view text) {
+  constexpr std::string_view kExpected =
+      "a size such as 500M (powers of 1000: K, M, G, T) or 2GiB (powers of 1024: KiB, MiB, GiB, "
+      "TiB)";
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  if (result.ec != std::errc{} || std::signbit(value)) refuse(text, kExpected);
+  std::string_view suffix(result.ptr, static_cast<size_t>(end - result.ptr));
+  while (suffix.starts_with(' ')) suffix.remove_prefix(1);
+  const std::string lower = to_lower(suffix);
+  const auto unit = std::find_if(kUnits.begin(), kUnits.end(),
+                                 [&](const Unit& candidate) { return candidate.suffix == lower; });
+  if (unit == kUnits.end()) refuse(text, kExpected);
+  const double size = value * unit->factor;
+  // Also refuses "inf" and "nan", which from_chars reads.
+  if (!(size < 0x1p63)) refuse(text, "a size below 2^63 bytes");
+  return static_cast<uint64_t>(std::llround(size));
+}
+
+MatrixShape parse_shape(std::string_view text) {
+  const size_t cross = text.find_first_of("xX");
+  if (cross == std::string_view::npos) refuse(text, "rows x columns such as 4096x4096");
+  return {parse_extent(text.substr(0, cross), text), parse_extent(text.substr(cross + 1), text)};
+}
+
+MatrixShape parse_nonempty_shape(std::string_view text) {
+  const MatrixShape shape = parse_shape(text);
+  if (shape.rows == 0 || shape.cols == 0) refuse(text, "at least one row and one column");
+  return shape;
+}
+
+int64_t parse_count(std::string_view text, int64_t low, int64_t high, std::string_view expected) {
+  int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  if (result.ec != std::errc{} || result.ptr != end || value < low || value > high) {
+    refuse(text, expected);
+  }
+  return value;
+}
+
+std::vector<int64_t> parse_count_list(std::string_view text, int64_t high,
+                                      std::string_view expected) {
+  std::vector<int64_t> counts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    counts.push_back(parse_count(text.substr(begin, comma - begin), 1, high, expected));
+    begin = comma + 1;
+  }
+  return counts;
+}
+
+DType parse_dtype_option(std::string_view text) {
+  const std::string lower = to_lower(text);
+  if (lower == "bf16") return DType::kBF16;
+  if (lower == "fp16") return DType::kF16;
+  if (lower == "fp32") return DType::kF32;
+  if (const std::optional<DType> dtype = parse_dtype(text)) return *dtype;
+  refuse(text, "bf16, fp16 or fp32");
+}
+
+DType parse_target_dtype(std::string_view text) {
+  const DType dtype = parse_dtype_option(text);
+  if (dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32) return dtype;
+  refuse(text, "bf16, fp16 or fp32");
+}
+
+Device parse_device(std::string_view text) {
+  if (text == "cpu") return {};
+  if (text == "cuda") return {DeviceType::kCuda, 0};
+  constexpr std::string_view kCuda = "cuda:";
+  if (text.starts_with(kCuda)) {
+    const std::string_view digits = text.substr(kCuda.size());
+    const char* const end = digits.data() + digits.size();
+    Device device{DeviceType::kCuda, 0};
+    const auto result = std::from_chars(digits.data(), end, device.index);
+    if (result.ec == std::errc{} && result.ptr == end && device.index >= 0) return device;
+  }
+  refuse(text, "cpu or cuda:N, N counted from 0");
+}
+
+std::string format_list() {
+  std::string list;
+  for (const FormatInfo& info : all_formats()) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", info.name);
+  }
+  return list;
+}
+
+}  // namespace narrowfloat::cli

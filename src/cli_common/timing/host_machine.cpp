@@ -1,0 +1,189 @@
+// The host as a machine: plain memory, the wall clock, no queue. It makes the cases that are
+// measured on GPUs run anywhere.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "cli_common/timing/machine.h"
+#include "narrowfloat/runtime.h"
+
+namespace narrowfloat::cli {
+namespace {
+
+constexpr std::align_val_t kHostAlignment{kBufferAlignment};
+// Larger than the last-level cache of most servers divided by their cores; buffers exceed it
+// several times.
+constexpr uint64_t kCacheBytes = 32U << 20U;
+
+// Mixes all bits of an index (Steele, Lea and Flood, "Fast splittable pseudorandom number
+// generators", the finaliser with Stafford's constants).
+uint64_t mixed(uint64_t index) {
+  uint64_t bits = (index + 1) * 0x9E3779B97F4A7C15U;
+  bits = (bits ^ (bits >> 30U)) * 0xBF58476D1CE4E5B9U;
+  bits = (bits ^ (bits >> 27U)) * 0x94D049BB133111EBU;
+  return bits ^ (bits >> 31U);
+}
+
+// Values below 1 made from their bits: the exponent is geometric, sign and mantissa are random.
+template <typename Word>
+void fill_values(std::byte* to, int64_t first, int64_t count, int exponent_bits) {
+  const int mantissa_bits = static_cast<int>(sizeof(Word)) * 8 - 1 - exponent_bits;
+  const int largest_exponent = (1 << (exponent_bits - 1)) - 2;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t bits = mixed(static_cast<uint64_t>(first + i));
+    const int below = std::countr_zero(bits | 1ULL << 40U);
+    const auto exponent = static_cast<uint64_t>(std::max(largest_exponent - below, 0));
+    const uint64_t sign = bits >> 63U;
+    const uint64_t mantissa = (bits >> 40U) & ((1ULL << mantissa_bits) - 1);
+    const auto word = static_cast<Word>(sign << (exponent_bits + mantissa_bits) |
+                                        exponent << mantissa_bits | mantissa);
+    std::memcpy(to + static_cast<size_t>(i) * sizeof(Word), &word, sizeof(word));
+  }
+}
+
+uint64_t checksum(const std::byte* data, uint64_t size_bytes) {
+  uint64_t sum = 0;
+  for (uint64_t at = 0; at + sizeof(uint64_t) <= size_bytes; at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, data + at, sizeof(word));
+    sum += word;
+  }
+  return sum;
+}
+
+class HostMachine : public Machine {
+ public:
+  HostMachine() {
+    facts_.name = cpu_info().model;
+    facts_.num_units = num_threads();
+    facts_.cache_bytes = kCacheBytes;
+    facts_.stream_bytes = 2 * kCacheBytes;
+    facts_.memory_bytes = available_memory_bytes();
+  }
+  ~HostMachine() override { release(); }
+  HostMachine(const HostMachine&) = delete;
+  HostMachine& operator=(const HostMachine&) = delete;
+
+  [[nodiscard]] Device device() const override { return {}; }
+  [[nodiscard]] const MachineFacts& facts() const override { return facts_; }
+
+  std::byte* reserve(uint64_t size_bytes) override {
+    if (size_bytes > size_bytes_) {
+      release();
+      memory_ = static_cast<std::byte*>(::operator new(size_bytes, kHostAlignment));
+      size_bytes_ = size_bytes;
+    }
+    return memory_;
+  }
+
+  void fill_random(std::byte* to, DType dtype, int64_t first, int64_t count) override {
+    if (dtype == DType::kBF16) fill_values<uint16_t>(to, first, count, 8);
+    if (dtype == DType::kF16) fill_values<uint16_t>(to, first, count, 5);
+    if (dtype == DType::kF32) fill_values<uint32_t>(to, first, count, 8);
+  }
+  void fill_words(std::byte* to, const RandomWords& words, uint64_t size_bytes) override {
+    fill_random_words(to, 0, size_bytes, words);
+  }
+  void fill_bytes(std::byte* to, uint8_t value, uint64_t size_bytes) override {
+    std::memset(to, value, size_bytes);
+  }
+  void copy(std::byte* to, const std::byte* from, uint64_t size_bytes) override {
+    std::memcpy(to, from, size_bytes);
+  }
+  void write(std::byte* to, const std::byte* host, uint64_t size_bytes) override {
+    std::memcpy(to, host, size_bytes);
+  }
+  void read(std::byte* host, const std::byte* from, uint64_t size_bytes) override {
+    std::memcpy(host, from, size_bytes);
+  }
+  bool is_equal(const std::byte* a, const std::byte* b, uint64_t size_bytes) override {
+    return std::memcmp(a, b, size_bytes) == 0;
+  }
+
+  [[nodiscard]] std::vector<TrafficShape> traffic_shapes(
+      const Traffic& /*traffic*/) const override {
+    return {TrafficShape{}};
+  }
+  // As much as possible is copied; the rest of the longer side is only read or only set.
+  void queue_traffic(const Traffic& traffic, const TrafficShape& /*shape*/,
+                     Stream /*stream*/) override {
+    const uint64_t both = std::min(traffic.read_bytes, traffic.write_bytes);
+    in_chunks(both, [&](uint64_t begin, uint64_t size) {
+      std::memcpy(traffic.to + begin, traffic.from + begin, size);
+    });
+    in_chunks(traffic.write_bytes - both, [&](uint64_t begin, uint64_t size) {
+      std::memset(traffic.to + both + begin, 1, size);
+    });
+    in_chunks(traffic.read_bytes - both, [&](uint64_t begin, uint64_t size) {
+      checksum_ ^= checksum(traffic.from + both + begin, size);
+    });
+  }
+  void queue_copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
+                  Stream /*stream*/) override {
+    in_chunks(size_bytes,
+              [&](uint64_t begin, uint64_t size) { std::memcpy(to + begin, from + begin, size); });
+  }
+
+  void wait() override {}
+  double run_once(const QueuedCall& call) override {
+    const auto start = std::chrono::steady_clock::now();
+    call(0, {});
+    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
+    return time.count();
+  }
+
+  CallTime time_calls(const QueuedCall& call, const ReplayPlan& plan) override {
+    int64_t call_idx = 0;
+    const auto replay = [&](int64_t /*unused*/, Stream stream) {
+      for (int64_t i = 0; i < plan.calls; ++i) call(call_idx++, stream);
+    };
+    run_once(replay);
+    std::vector<double> us_per_call;
+    double total_us = 0;
+    while (static_cast<int>(us_per_call.size()) < plan.replays ||
+           total_us < 1e6 * plan.min_seconds) {
+      const double replay_us = run_once(replay);
+      total_us += replay_us;
+      us_per_call.push_back(replay_us / static_cast<double>(plan.calls));
+    }
+    return call_time(std::move(us_per_call), plan.calls);
+  }
+
+  int64_t count_launches(const QueuedCall& /*call*/) override { return 0; }
+
+ private:
+  void release() {
+    ::operator delete(memory_, kHostAlignment);
+    memory_ = nullptr;
+    size_bytes_ = 0;
+  }
+
+  // Calls the body for one contiguous range on each thread that operations may use.
+  static void in_chunks(uint64_t size_bytes,
+                        const std::function<void(uint64_t begin, uint64_t size)>& body) {
+    constexpr uint64_t kMinChunk = 1U << 16U;
+    const auto threads = static_cast<uint64_t>(std::max(num_threads(), 1));
+    const uint64_t chunk = std::max((size_bytes + threads - 1) / threads, kMinChunk);
+    std::vector<std::jthread> others;
+    for (uint64_t begin = chunk; begin < size_bytes; begin += chunk) {
+      others.emplace_back(body, begin, std::min(chunk, size_bytes - begin));
+    }
+    if (size_bytes > 0) body(0, std::min(chunk, size_bytes));
+  }
+
+  MachineFacts facts_;
+  std::byte* memory_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  std::atomic<uint64_t> checksum_ = 0;  // Keeps the compiler from leaving out what is only read.
+};
+
+}  // namespace
+
+std::unique_ptr<Machine> open_host() { return std::make_unique<HostMachine>(); }
+
+}  // namespace narrowfloat::cli

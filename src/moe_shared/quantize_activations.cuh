@@ -1,0 +1,192 @@
+// Quantizing rows of activations: BF16, F16 or F32 rows to rows of a RowFormat with the bits of
+// quantize(), for the kernels that do so. A warp works on 128 columns of one row, a lane on four
+// neighbouring ones, read in one access of 8 or 16 bytes; rows may be gathered, and may have a
+// multiplier for each expert.
+#pragma once
+
+#include "base/fast_division.h"
+#include "device/packed16.cuh"
+#include "device/ptx/grid_dependency.cuh"
+#include "moe_shared/dequantized_rows.h"
+#include "moe_shared/encode_row.cuh"
+
+namespace narrowfloat {
+
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFU;
+
+struct QuantizeActivationsParams {
+  const uint8_t* input;         // [input_rows, cols]
+  DeviceRows output;            // [rows, cols]
+  DequantizedRows dequantized;  // Optional.
+  DType input_dtype;
+  float input_max;
+  // One for each row of the output, or null. Where it is negative nothing is written; else the row
+  // is made from row map[row] where `gathers`, from the row with its own number if not.
+  const int32_t* map;
+  bool gathers;
+  uint32_t input_rows;
+  uint32_t rows;
+  uint32_t cols;
+  uint32_t groups;      // Of 128 columns, in a row.
+  FastDivisor bundles;  // Of groups, in a row.
+  float multiplier;
+  // Where there is a multiplier per expert. Otherwise null.
+  const float* multipliers;
+  const int32_t* tile_to_expert;
+  FastDivisor token_tile;
+  int32_t experts;
+};
+
+// The row that row `row` of the output is made from, or kNoRow: whatever the map holds, no row
+// beyond the buffers.
+__device__ inline uint32_t source_of(const QuantizeActivationsParams& params, uint32_t row) {
+  if (row >= params.rows) return kNoRow;
+  uint32_t source = row;
+  if (params.map != nullptr) {
+    const auto entry = load_readonly<int32_t>(params.map + row);
+    if (entry < 0) return kNoRow;
+    if (params.gathers) source = static_cast<uint32_t>(entry);
+  }
+  return source < params.input_rows ? source : kNoRow;
+}
+
+__device__ inline float multiplier_of(const QuantizeActivationsParams& params, uint32_t row) {
+  if (params.multipliers == nullptr) return params.multiplier;
+  const auto tile = params.token_tile.quotient(row);
+  const auto expert = load_readonly<int32_t>(params.tile_to_expert + tile);
+  const bool exists = expert >= 0 && expert < params.experts;
+  return exists ? load_readonly<float>(params.multipliers + expert) : 1.0F;
+}
+
+// Column 0 of a row that is left dequantized as well, or null.
+__device__ inline uint16_t* dequantized_row(const QuantizeActivationsParams& params, uint32_t row) {
+  return params.dequantized.has_values() ? params.dequantized.values + uint64_t{row} * params.cols
+                                         : nullptr;
+}
+
+template <class Half>
+__device__ inline FourColumns widened(uint2 words) {
+  return {Half::low(words.x), Half::high(words.x), Half::low(words.y), Half::high(words.y)};
+}
+
+__device__ inline FourColumns load_columns(const QuantizeActivationsParams& params, uint32_t row,
+                                           uint32_t col) {
+  const uint64_t element = uint64_t{row} * params.cols + col;
+  if (params.input_dtype == DType::kF32) {
+    return bit_cast<FourColumns>(load_readonly<float4>(params.input + 4 * element));
+  }
+  const auto words = load_readonly<uint2>(params.input + 2 * element);
+  return params.input_dtype == DType::kBF16 ? widened<PackedBf16>(words)
+                                            : widened<PackedF16>(words);
+}
+
+__device__ inline uint32_t lane_col(uint32_t group) {
+  return group * kRowGroupCols + threadIdx.x % kWarpSize * kLaneCols;
+}
+
+// By a warp: item `item` of the rows' bundles of kGroups neighbouring groups, all of them loaded
+// before the first is encoded.
+template <RowFormat kFormat, int kGroups>
+__device__ void quantize_bundle(const QuantizeActivationsParams& params, uint32_t item) {
+  const uint32_t row = params.bundles.quotient(item);
+  const uint32_t source = source_of(params, row);
+  if (source == kNoRow) return;
+  const uint32_t first = (item - row * params.bundles.divisor()) * kGroups;
+  FourColumns x[kGroups];
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const uint32_t col = lane_col(first + i);
+    x[i] = col < params.cols ? load_columns(params, source, col) : FourColumns{};
+  }
+  const RowFactors factors = row_factors<kFormat>(multiplier_of(params, row), params.input_max);
+  allow_next_grid();
+  const RowTarget target = params.output.target(row);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const uint32_t col = lane_col(first + i);
+    encode_row_group<kFormat>(x[i], col, col < params.cols, factors, target,
+                              dequantized_row(params, row));
+  }
+}
+
+// Over the thread's columns; NaN does not count.
+__device__ inline float find_row_maximum(const QuantizeActivationsParams& params, uint32_t source) {
+  float amax = 0.0F;
+  for (uint32_t col = threadIdx.x * kLaneCols; col < params.cols; col += blockDim.x * kLaneCols) {
+    const FourColumns x = load_columns(params, source, col);
+#pragma unroll
+    for (const float value : x.value) amax = fmaxf(amax, fabsf(value));
+  }
+  return amax;
+}
+
+// By a block: calls visit(columns, col, has_columns) for the lane's columns of each group of a row.
+template <class Visit>
+__device__ void visit_row(const QuantizeActivationsParams& params, uint32_t source, Visit&& visit) {
+  const uint32_t warps = blockDim.x / kWarpSize;
+  for (uint32_t group = threadIdx.x / kWarpSize; group < params.groups; group += warps) {
+    const uint32_t col = lane_col(group);
+    const bool has_columns = col < params.cols;
+    visit(has_columns ? load_columns(params, source, col) : FourColumns{}, col, has_columns);
+  }
+}
+
+template <RowFormat kFormat>
+__device__ void encode_row_by_block(const QuantizeActivationsParams& params, uint32_t row,
+                                    const RowFactors& factors, const RowTarget& target) {
+  visit_row(params, source_of(params, row),
+            [&](const FourColumns& x, uint32_t col, bool has_columns) {
+              encode_row_group<kFormat>(x, col, has_columns, factors, target,
+                                        dequantized_row(params, row));
+            });
+}
+
+// By a block, with a word of shared memory a warp: a row of NVFP4 with a scale of its own.
+__device__ inline void quantize_token_row(const QuantizeActivationsParams& params, uint32_t row,
+                                          uint32_t* shared_scratch) {
+  const uint32_t source = source_of(params, row);
+  if (source == kNoRow) return;
+  const float amax = find_row_maximum(params, source);
+  const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
+  const RowTarget target = params.output.target(row);
+  const RowFactors factors = token_row_factors(row_amax, target, threadIdx.x == 0);
+  allow_next_grid();
+  encode_row_by_block<RowFormat::kNvfp4PerToken>(params, row, factors, target);
+}
+
+// What is subtracted from the scales of a row of MXFP8, so that its values are exact in bf16.
+__device__ inline int find_row_shift(const QuantizeActivationsParams& params, uint32_t source,
+                                     uint32_t* shared_scratch) {
+  int least = kMostExactScale;
+  int most = 0;
+  visit_row(params, source, [&](const FourColumns& x, uint32_t /*col*/, bool has_columns) {
+    const int scale = encode_row_detail::scale_of_lanes<Mxfp8>(x, RowFactors{}).stored;
+    if (!has_columns || scale == UE8M0::kNanCode) return;
+    least = min(least, scale);
+    most = max(most, scale);
+  });
+  const uint32_t below = block_max(static_cast<uint32_t>(kMostExactScale - least), shared_scratch);
+  __syncthreads();
+  const uint32_t largest = block_max(static_cast<uint32_t>(most), shared_scratch);
+  return exact_scale_shift(kMostExactScale - static_cast<int>(below), static_cast<int>(largest));
+}
+
+// By a block, with a word of shared memory a warp: a row of MXFP8 that is left dequantized as well.
+__device__ inline void quantize_mxfp8_row(const QuantizeActivationsParams& params, uint32_t row,
+                                          uint32_t* shared_scratch) {
+  const uint32_t source = source_of(params, row);
+  if (source == kNoRow) return;
+  const int shift = find_row_shift(params, source, shared_scratch);
+  if (threadIdx.x == 0) params.dequantized.factors[row] = power_of_two(shift);
+  allow_next_grid();
+  const RowFactors factors{.dequantized_factor = power_of_two(-shift)};
+  encode_row_by_block<RowFormat::kMxfp8>(params, row, factors, params.output.target(row));
+}
+
+// Largest finite number of a plain type (spec 6.7).
+inline float largest_finite_of(DType dtype) {
+  if (dtype == DType::kBF16) return bits_float(0x7F7F0000U);
+  return dtype == DType::kF16 ? 65504.0F : kFloatMax;
+}
+
+}  // namespace narrowfloat

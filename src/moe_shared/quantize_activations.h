@@ -1,0 +1,34 @@
+// Quantizing rows inside the layer: plain inputs into the mode's row format, with the bits of
+// quantize(), and FC1's result where a layer quantizes it twice. An operation like the public ones,
+// but for the layer alone: its arguments are what the layer has checked or made.
+#pragma once
+
+#include "moe_shared/dequantized_rows.h"
+#include "narrowfloat/moe_types.h"
+#include "narrowfloat/tensor.h"
+
+namespace narrowfloat {
+
+// Which rows of the output are written, and from which rows.
+enum class RowChoice : int {
+  kAll = 0,       // Row p from row p.
+  kGathered = 1,  // Row p from row map[p]; none where that is negative.
+  kMarked = 2,    // Row p from row p; none where map[p] is negative.
+};
+
+struct QuantizeActivationsArgs {
+  TensorView rows;  // BF16, F16 or F32 [rows, cols], dense. CPU: F64 too, rounded to fp32 first.
+  RowFormat format = RowFormat::kFp8Group;
+  // Of the static formats. With a value per expert, row p has that of the expert of its tile.
+  PerExpert multiplier;
+  RowChoice choice = RowChoice::kAll;
+  TensorView map;  // I32, one for each row of the output; for kAll absent.
+  TensorView tile_to_expert;
+  int32_t token_tile = 0;
+  CodedRows output;
+  DequantizedRows dequantized;  // Optional, on a GPU; without factors.
+};
+
+void quantize_activations(const QuantizeActivationsArgs& args, Stream stream);
+
+}  // namespace narrowfloat
