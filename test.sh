@@ -53,22 +53,23 @@ build() {
   cmake --build --preset "$1" ${2:+--target "${@:2}"}
 }
 
-# What everything but lint, sanitizers and the emulator tests: library, programs, tests, and the CUDA
-# part where nvcc is.
+# What all stages but lint, sanitizers and the emulator test: library, programs, tests, and the
+# CUDA part where nvcc is.
 build_everything() {
   cmake --preset check -DNARROWFLOAT_CUDA=$has_nvcc --log-level=WARNING
   cmake --build --preset check
 }
 
 python_tests() {
-  NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat \
+  NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin \
+    NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat \
     NARROWFLOAT_BENCH_CLI=$PWD/build/check/src/bench_cli/narrowfloat-bench \
     .venv/bin/python -m pytest -q -p no:cacheprovider tests/python tests/cli
 }
 
 # The wheel as `pip install .` makes it, without a network, and its tests, in .venv; warnings are
-# errors. The CUDA part is left out: the preset check compiles it, and so the library and the program
-# are also built and tested without it.
+# errors. The CUDA part is left out: the preset check compiles it, and so the library and the
+# programs are also built and tested without it.
 python_package_tests() {
   rm -rf build/wheel
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-build-isolation \

@@ -4,14 +4,14 @@ bench --json`, `narrowfloat-bench moe gemm --json` and bench/peers write.
 
     bench/report.py RESULTS                        print the tables with targets and peers
     bench/report.py RESULTS --all                  print every table
-    bench/report.py RESULTS --into docs/benchmarks.md --plots docs/images/benchmarks
-                                                   write all tables between the page's two marks,
-                                                   and the plots (needs matplotlib)
+    bench/report.py RESULTS --page                 write every table into RESULTS/README.md
+    bench/report.py RESULTS --plots docs/images/benchmarks
+                                                   draw the plots (needs matplotlib)
 
     bench/report.py RESULTS --compact              rewrite the documents with one case a line
 
-RESULTS is a folder of *.json, or files.  Where a case was measured twice, the file later in the
-alphabet counts.  Times are medians in microseconds, as in the documents.
+RESULTS is a folder of *.json, or files (a folder for --page).  Where a case was measured twice, the
+file later in the alphabet counts.  Times are medians in microseconds, as in the documents.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import report_moe
 from report_data import (COMMON, FORMATS, IDENTITY, Case, Results, best, compact, files_of, load,
                          median, run_of_peers)
 
-BEGIN, END = "<!-- bench/report.py: begin -->", "<!-- bench/report.py: end -->"
+METHOD = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 TARGETS = Path(__file__).parent / "targets" / "h100.json"
 MOE_TARGETS = Path(__file__).parent / "targets" / "h100_moe.json"
 
@@ -274,13 +275,30 @@ def report(results: Results, targets: dict, everything: bool) -> str:
     return text + peer_table(results)
 
 
-def replace_between_marks(page: Path, text: str) -> None:
-    old = page.read_text()
-    if BEGIN not in old or END not in old:
-        raise SystemExit(f"report: {page}: expected the marks {BEGIN} and {END}")
-    head, rest = old.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1]
-    page.write_text(f"{head}{BEGIN}\n\n{text.rstrip()}\n\n{END}{tail}")
+def all_tables(results: Results | None, moe: report_moe.MoeResults, targets: Path = TARGETS,
+               everything: bool = True) -> str:
+    text = report(results, json.loads(targets.read_text()), everything) if results else ""
+    return text + report_moe.report(moe, json.loads(MOE_TARGETS.read_text()), everything)
+
+
+def page_of(folder: Path) -> str:
+    """What README.md of a folder says: every table, its titles one level higher."""
+    results, moe_documents = load([folder])
+    moe = report_moe.MoeResults(moe_documents)
+    machine = results.machine if results else moe.machine
+    method = Path(os.path.relpath(METHOD, folder)).as_posix()
+    head = (f"# Results on {machine['name']}\n\n"
+            f"`bench/report.py bench/results/{folder.resolve().name} --page` writes this page from "
+            f"the\nJSON documents beside it. [benchmarks.md]({method}) has the method.\n\n")
+    return head + re.sub(r"^#(#+ )", r"\1", all_tables(results, moe), flags=re.M).rstrip() + "\n"
+
+
+def draw_plots(results: Results | None, moe: report_moe.MoeResults, folder: Path) -> None:
+    import report_plots  # Imports matplotlib.
+    folder.mkdir(parents=True, exist_ok=True)
+    if results:
+        report_plots.draw(results, folder)
+    report_plots.draw_layers(moe, json.loads(MOE_TARGETS.read_text()), folder)
 
 
 def main() -> None:
@@ -290,35 +308,21 @@ def main() -> None:
     parser.add_argument("--targets", type=Path, default=TARGETS)
     parser.add_argument("--all", action="store_true", help="every table, not those with targets")
     parser.add_argument("--compact", action="store_true", help="rewrite the documents")
-    parser.add_argument("--into", type=Path, help="a page with the two marks")
-    parser.add_argument("--plots", type=Path, help="folder for SVG and PNG files")
+    parser.add_argument("--page", action="store_true", help="write RESULTS/README.md")
+    parser.add_argument("--plots", type=Path, help="draw SVG files into this folder")
     arguments = parser.parse_args()
     results, moe_documents = load(arguments.results)
     moe = report_moe.MoeResults(moe_documents)
     if arguments.compact:
         for file in files_of(arguments.results):
             compact(file)
-        return
-    targets = json.loads(arguments.targets.read_text())
-    moe_targets = json.loads(MOE_TARGETS.read_text())
-
-    def text_of(everything: bool) -> str:
-        sweeps = report(results, targets, everything) if results else ""
-        return sweeps + report_moe.report(moe, moe_targets, everything)
-
-    plots = []
     if arguments.plots:
-        import report_plots  # Imports matplotlib.
-        plots = report_plots.draw(results, arguments.plots) if results else []
-        plots += report_plots.draw_layers(moe, moe_targets, arguments.plots)
-    if not arguments.into:
-        print(text_of(arguments.all))
-        return
-    text = ""
-    for title, name in plots:
-        link = os.path.relpath(arguments.plots / name, arguments.into.parent)
-        text += f"![{title}]({Path(link).as_posix()})\n\n"
-    replace_between_marks(arguments.into, text + text_of(everything=True))
+        draw_plots(results, moe, arguments.plots)
+    if arguments.page:
+        for folder in arguments.results:
+            (folder / "README.md").write_text(page_of(folder))
+    if not (arguments.compact or arguments.plots or arguments.page):
+        print(all_tables(results, moe, arguments.targets, arguments.all))
 
 
 if __name__ == "__main__":

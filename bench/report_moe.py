@@ -122,8 +122,8 @@ def layer_row(results: MoeResults, layer: dict, row: dict, memory: float) -> lis
 def layer_tables(results: MoeResults, targets: dict) -> str:
     text = ""
     for layer in targets["layers"]:
-        heads = ["tokens", "experts hit", "floor (published)", "floor",
-                 *(f"{peer} (published)" for peer in layer["peers"]),
+        heads = ["tokens", "experts hit", "floor at 3 TB/s", "floor",
+                 *(f"{peer} ({targets['peers_of']})" for peer in layer["peers"]),
                  *(f"{peer} ({run_of_peers(results.documents)})"
                    for peer in results.peers_of(layer["shape"], layer["mode"])),
                  "target", "target, so many experts", "narrowfloat", "launches", "result"]

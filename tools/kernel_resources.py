@@ -1,14 +1,16 @@
 """Registers, memory and tensor core instructions of the CUDA kernels, as the tables of a page.
 
 Reads a library or executable with cuobjdump (of the CUDA toolkit, or PyPI's nvidia-cuda-cuobjdump
-and nvidia-cuda-nvdisasm) and demangles names with c++filt. The first table has a line for each
-kernel, the second one for each grouped GEMM, whose shared memory is asked for at the launch and
-whose warpgroups share the registers of a block anew (gemm_shapes.cuh).
+and nvidia-cuda-nvdisasm) and demangles names with c++filt. A page gets a table with a line for each
+operation and the number of all instantiations. Without a page every kernel is listed as well, and
+every grouped GEMM, whose shared memory is asked for at the launch and whose warpgroups redistribute
+the registers of a CTA (gemm_shapes.cuh).
 
+    python3 tools/kernel_resources.py LIBRARY
     python3 tools/kernel_resources.py LIBRARY --into docs/kernels/resources.md
     python3 tools/kernel_resources.py LIBRARY --check docs/kernels/resources.md
 
-The second form needs the compiler that the page names, and says so if it is another one, or if
+The last form needs the compiler that the page names, and says so if it is another one, or if
 cuobjdump is missing. Exits with 1 if the page is not up to date, if a grouped GEMM has a stack,
 which is where spilled registers go, or if one multiplies without tensor cores.
 """
@@ -23,18 +25,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GEMM = "multiply_groups_kernel"
+SOURCES = Path(__file__).resolve().parents[1] / "src"
 BEGIN = "<!-- tools/kernel_resources.py: begin -->"
 END = "<!-- tools/kernel_resources.py: end -->"
 
 
 @dataclass
 class Kernel:
-    """One instantiation. Bytes of shared memory and stack; instructions by name of wgmma."""
+    """One instantiation of a source. Bytes of shared memory and stack; instructions by name of
+    wgmma."""
 
     name: str
     registers: int
     stack: int
     shared: int
+    source: str = ""  # "combine_sm90.cu", where the file is an archive.
     instructions: int = 0
     wgmma: collections.Counter = field(default_factory=collections.Counter)
 
@@ -48,9 +53,14 @@ class Kernel:
 def parse_resources(text: str) -> dict[str, Kernel]:
     """Kernels by name, from the demangled output of cuobjdump --dump-resource-usage."""
     kernels = {}
-    pattern = r"^ Function (.+):\n\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)"
-    for name, *numbers in re.findall(pattern, text, re.MULTILINE):
-        kernels[name] = Kernel(name, *map(int, numbers))
+    pattern = (r"^member .*:(.+)\.o:$|"
+               r"^ Function (.+):\n\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+    source = ""
+    for member, name, *numbers in re.findall(pattern, text, re.MULTILINE):
+        if member:
+            source = member
+        else:
+            kernels[name] = Kernel(name, *map(int, numbers), source)
     return kernels
 
 
@@ -71,38 +81,60 @@ def span(values: list[int]) -> str:
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
 
 
+def operations(sources: Path) -> dict[str, str]:
+    """The operation (below src/ops) or folder (below src) of each source with kernels."""
+    found = {}
+    for file in sources.rglob("*.cu"):
+        parts = file.relative_to(sources).parts
+        found[file.name] = parts[1] if parts[0] == "ops" else parts[0]
+    return found
+
+
+def resource_table(head: str, groups: dict[str, list[Kernel]]) -> str:
+    lines = [f"| {head} | instantiations | registers | stack, bytes | "
+             "static shared memory, bytes |", "|---|---|---|---|---|"]
+    for name, those in sorted(groups.items()):
+        columns = [span([getattr(kernel, what) for kernel in those])
+                   for what in ("registers", "stack", "shared")]
+        lines.append(f"| `{name}` | {len(those)} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
 def kernel_table(kernels: list[Kernel]) -> str:
     by_template = collections.defaultdict(list)
     for kernel in kernels:
         by_template[kernel.template].append(kernel)
-    lines = ["| kernel | instantiations | registers | stack, bytes | static shared memory, bytes |",
-             "|---|---|---|---|---|"]
-    for template, those in sorted(by_template.items()):
-        columns = [span([getattr(kernel, what) for kernel in those])
-                   for what in ("registers", "stack", "shared")]
-        lines.append(f"| `{template}` | {len(those)} | {' | '.join(columns)} |")
-    return "\n".join(lines)
+    return resource_table("kernel", by_template)
+
+
+def operation_table(kernels: list[Kernel], folders: dict[str, str]) -> str:
+    by_operation = collections.defaultdict(list)
+    for kernel in kernels:
+        by_operation[folders.get(kernel.source, "other")].append(kernel)
+    return (f"{resource_table('operation', by_operation)}\n\n"
+            f"{len(kernels)} instantiations of "
+            f"{len({kernel.template for kernel in kernels})} kernels.")
 
 
 def shape_of(gemm: Kernel) -> tuple[str, str, int, str]:
-    """Weights, whether sums are promoted every 128 columns, tokens of a tile, and row teams."""
+    """Weights, promotion every 128 columns, tokens of a tile, and cluster split along n."""
     found = re.search(r"GemmShapeOf<(?:narrowfloat::)?(.+), (\w+), (\d+), (\w+)>", gemm.name)
     if not found:
-        sys.exit("kernel_resources: expected GemmShapeOf<weights, groups, tokens, row team> in "
+        sys.exit("kernel_resources: expected GemmShapeOf<weights, groups, tokens, n cluster> in "
                  f"{gemm.name}")
     weights = re.sub(r"narrowfloat::|\(.*?\)", "", found[1]).strip()
-    groups, row_team = ("yes" if value == "true" else "no" for value in (found[2], found[4]))
-    return weights, groups, int(found[3]), row_team
+    groups, n_cluster = ("yes" if value == "true" else "no" for value in (found[2], found[4]))
+    return weights, groups, int(found[3]), n_cluster
 
 
 def gemm_table(gemms: list[Kernel]) -> str:
-    lines = ["| weights | groups | tile | row teams | registers at the launch | instructions | "
+    lines = ["| weights | groups | tile | n cluster | registers at the launch | instructions | "
              "wgmma |", "|---|---|---|---|---|---|---|"]
     for gemm in sorted(gemms, key=shape_of):
-        weights, groups, tokens, row_team = shape_of(gemm)
+        weights, groups, tokens, n_cluster = shape_of(gemm)
         wgmma = ", ".join(f"{count} {name.split('.F32')[0]}"
                           for name, count in sorted(gemm.wgmma.items()))
-        lines.append(f"| `{weights}` | {groups} | {tokens} | {row_team} | {gemm.registers} | "
+        lines.append(f"| `{weights}` | {groups} | {tokens} | {n_cluster} | {gemm.registers} | "
                      f"{gemm.instructions} | {wgmma or 'none'} |")
     return "\n".join(lines)
 
@@ -171,14 +203,14 @@ def main() -> None:
         demangled([arguments.cuobjdump, "--dump-resource-usage", arguments.file]))
     count_instructions(demangled([arguments.cuobjdump, "-sass", arguments.file]), kernels)
     gemms = [kernel for kernel in kernels.values() if kernel.template == GEMM]
-    tables = f"{kernel_table(list(kernels.values()))}\n\n## Grouped GEMM\n\n{gemm_table(gemms)}"
+    tables = operation_table(list(kernels.values()), operations(SOURCES))
     if arguments.check:
         if not is_current(page, tables):
             sys.exit(f"kernel_resources: {arguments.check} is not up to date: write it with --into")
     elif arguments.into:
         write_tables(arguments.into, tables)
     else:
-        print(tables)
+        print(f"{tables}\n\n{kernel_table(list(kernels.values()))}\n\n{gemm_table(gemms)}")
     if found := faults(gemms):
         sys.exit("\n".join(found))
 

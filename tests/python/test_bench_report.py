@@ -12,6 +12,9 @@ REPORT = ROOT / "bench/report.py"
 TARGETS = ROOT / "bench/targets/h100.json"
 H100 = "NVIDIA H100 80GB HBM3"
 
+sys.path.insert(0, str(ROOT / "bench"))
+import report as bench_report  # noqa: E402  From the path above.
+
 
 def case(rows, us, programmatic_us=None, **fields):
     time = {"median_us": us, "p10_us": us, "p90_us": us, "calls": 10, "replays": 3}
@@ -84,19 +87,33 @@ def test_peers_of_the_same_run_stand_beside(tmp_path):
                                                  "same bytes"]
 
 
-def test_every_table_is_written_between_the_marks(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- bench/report.py: begin -->\nold\n<!-- bench/report.py: end -->\n"
-                    "after\n")
+def test_the_page_has_every_table(tmp_path):
     cases = [case(1, 1.5), case(1, 2.5, dtype="F16"), case(1, 3.5, op="dequantize",
                                                            encode_scale=None)]
-    result = report(tmp_path, {"a": document(cases)}, "--into", page)
+    result = report(tmp_path, {"a": document(cases)}, "--page")
     assert result.returncode == 0, result.stderr
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith(f"# Results on {H100}\n") and "docs/benchmarks.md)" in text
     for title in ("Quantize, K = 7168", "Quantize, fp16 input", "Dequantize, K = 7168"):
-        assert title in text
+        assert f"\n## {title}" in text
     assert "| nvfp4 linear | 1.50 (12 %) |" in text
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_committed_pages_are_those_of_their_documents(gpu):
+    folder = ROOT / "bench/results" / gpu
+    assert (folder / "README.md").read_text() == bench_report.page_of(folder)
+
+
+def test_the_document_of_the_method_quotes_the_page():
+    page = (ROOT / "bench/results/h100/README.md").read_text()
+    quoted = (ROOT / "docs/benchmarks.md").read_text().split("### Quantizers")[1].split("### ")[0]
+    rows = [cells(line) for line in quoted.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] != "case"]
+    assert len(rows) > 10
+    for name, *figures in rows:
+        for figure in figures:
+            assert f" {figure} " in line_of(page, name), name
 
 
 def test_rules_name_the_cases_that_break_them(tmp_path):

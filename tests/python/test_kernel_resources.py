@@ -15,11 +15,13 @@ NAME = ("void narrowfloat::multiply_groups_kernel<narrowfloat::GemmShapeOf<"
         "narrowfloat::Fp8Weights, true, 128, false> >(narrowfloat::GemmParams)")
 OTHER = "narrowfloat::(anonymous namespace)::clear_slots_kernel(narrowfloat::Slots)"
 RESOURCES = f"""
+member build/src/libnarrowfloat.a:gemm_fp8.cu.o:
 Resource usage:
  Common:
   GLOBAL:0
  Function {NAME}:
   REG:168 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:992 TEXTURE:0
+member build/src/libnarrowfloat.a:clear_slots.cu.o:
  Function {OTHER}:
   REG:20 STACK:40 SHARED:0 LOCAL:0 CONSTANT[0]:600 TEXTURE:0
 """
@@ -55,8 +57,18 @@ def test_tables(kernels):
     assert "| `clear_slots_kernel` | 1 | 20 | 40 | 0 |" in tool.kernel_table([*kernels.values()])
     table = tool.gemm_table([kernels[NAME]])
     assert table.endswith("| `Fp8Weights` | yes | 128 | no | 168 | 3 | 2 QGMMA.64x128x32 |")
-    team = dataclasses.replace(kernels[NAME], name=NAME.replace("128, false", "8, true"))
-    assert "| `Fp8Weights` | yes | 8 | yes |" in tool.gemm_table([team])
+    split = dataclasses.replace(kernels[NAME], name=NAME.replace("128, false", "8, true"))
+    assert "| `Fp8Weights` | yes | 8 | yes |" in tool.gemm_table([split])
+
+
+def test_instantiations_are_counted_by_operation(tmp_path, kernels):
+    for path in ("ops/grouped_gemm/sm90/gemm_fp8.cu", "moe_shared/clear_slots.cu"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    table = tool.operation_table([*kernels.values()], tool.operations(tmp_path))
+    assert "| `grouped_gemm` | 1 | 168 | 0 | 1024 |" in table
+    assert "| `moe_shared` | 1 | 20 | 40 | 0 |" in table
+    assert table.endswith("2 instantiations of 2 kernels.")
 
 
 def test_faults(kernels):

@@ -7,8 +7,6 @@ BITS, CLOSE, ABSENT = "same bits", "within tolerance", "not offered"
 RESULTS: dict[str, tuple[str, str]] = {}
 PARTS: dict[str, list[str]] = {}
 
-# Functions of FlashInfer that the package does not have at all.
-MISSING: dict[str, str] = {}
 BEGIN, END = "<!-- flashinfer table: begin -->\n", "<!-- flashinfer table: end -->"
 
 
@@ -31,11 +29,10 @@ def note_of(name: str, note: str) -> str:
 
 
 def render() -> str:
-    """The rows, by function."""
-    lines = ["| Function | Result | Note |", "|---|---|---|"]
+    """A row for all functions of the same result and note, by its first function."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for name, (result, note) in sorted(RESULTS.items()):
-        lines.append(f"| `{name}` | {result} | {note_of(name, note)} |")
-    for name, note in MISSING.items():
-        names = ", ".join(f"`{one}`" for one in name.split(", "))
-        lines.append(f"| {names} | {ABSENT} | {note} |")
-    return "\n".join(lines) + "\n"
+        rows.setdefault((result, note_of(name, note)), []).append(name)
+    return "\n".join(["| Functions | Result | Note |", "|---|---|---|"] + [
+        f"| {', '.join(f'`{name}`' for name in names)} | {result} | {note} |"
+        for (result, note), names in rows.items()]) + "\n"
