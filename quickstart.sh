@@ -28,7 +28,7 @@ say "2. Build the programs (CMake preset cpu as a unity build, without tests)"
 if command -v ccache > /dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
 # A folder of its own: build/cpu keeps its options.
 show cmake --preset cpu -B $build -DCMAKE_UNITY_BUILD=ON -DNARROWFLOAT_TESTS=OFF \
-  --log-level=WARNING
+  -DNARROWFLOAT_BENCH=ON --log-level=WARNING
 show cmake --build $build --target narrowfloat_cli narrowfloat_bench_cli
 
 mkdir -p $out

@@ -1,4 +1,4 @@
-"""What a call from Python costs more than the same call from C++ (docs/python.md).
+"""Measures how much more a call from Python costs than the same call from C++ (docs/python.md).
 
     python bench/call_overhead.py [--device cpu|cuda] [--calls N] [--json FILE]
 
@@ -31,7 +31,7 @@ QUEUE = 500  # Launches that a GPU takes without making the host wait.
 
 
 def microseconds(call: Callable[[], Any], calls: int, settle: Callable[[], None]) -> float:
-    """Of the processor for one call; settle() ends what a round has left behind."""
+    """Processor time of one call; settle() ends the work that a round has left running."""
     best = float("inf")
     for _ in range(ROUNDS):
         begin = time.process_time()
@@ -78,7 +78,7 @@ def torch_calls(device: str) -> dict[str, Callable[[], Any]]:
 
 
 def conditions(device: str) -> dict[str, str]:
-    """What the times depend on."""
+    """The facts that the times depend on."""
     facts = {"python": platform.python_version(), "numpy": np.__version__}
     facts["narrowfloat"] = nf.version()
     if torch := sys.modules.get("torch"):

@@ -282,7 +282,7 @@ def all_tables(results: Results | None, moe: report_moe.MoeResults, targets: Pat
 
 
 def page_of(folder: Path) -> str:
-    """What README.md of a folder says: every table, its titles one level higher."""
+    """README.md of a folder: every table, with titles one level higher."""
     results, moe_documents = load([folder])
     moe = report_moe.MoeResults(moe_documents)
     machine = results.machine if results else moe.machine

@@ -181,7 +181,7 @@ def time_if_right(case: Case | None) -> float | None:
 
 
 def gemm_rate(n: int, k: int, groups: int, rows: int, time: float | None) -> str:
-    """Of arithmetic from 32 rows a group on, of FP8 weights below."""
+    """TFLOP/s from 32 rows a group on; below, the rate at which FP8 weights are read."""
     if not time:
         return "-"
     if rows >= 32 * groups:

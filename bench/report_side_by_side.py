@@ -108,7 +108,7 @@ def page() -> str:
 
 
 def headline() -> str:
-    """What the first screen of the repository shows between its marks."""
+    """The table and the sentence that the README shows between its marks."""
     rows = []
     for layer in (one for one in document("side_by_side")["layers"] if one["peers_us"]):
         times = dict(zip(layer["tokens"], pairs(layer), strict=True))

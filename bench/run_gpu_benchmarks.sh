@@ -50,7 +50,7 @@ if [ ! -x "$cli" ]; then
   echo "  cmake --preset sm90 && cmake --build --preset sm90 --target narrowfloat_bench_cli" >&2
   exit 2
 fi
-# Shared libraries of executables that come from another machine, as tools/gpu_check.sh has them.
+# Shared libraries of executables that were built elsewhere, as in tools/gpu_check.sh.
 libraries=${build:-$root/build/sm90}/lib
 if [ -d "$libraries" ]; then
   LD_LIBRARY_PATH=$(cd "$libraries" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
@@ -67,7 +67,7 @@ document() {
   shift
   "$@" --device "$device" --commit "$commit" --json > "$out/$name.json" || code=$?
   [ $code -eq 0 ] || status=1
-  # A device that failed, or options that do not fit this version, leave no document behind.
+  # A device that failed, or options that do not fit this version, leave no document.
   [ -s "$out/$name.json" ] || rm -f "$out/$name.json"
   printf '%4d s  %s (exit code %d)\n' $((SECONDS - start)) "$name" "$code" >&2
 }

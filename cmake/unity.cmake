@@ -1,8 +1,8 @@
 # Unity builds (CMAKE_UNITY_BUILD=ON, as the presets of test.sh have it): up to 12 sources of a
 # target compile as one, which takes a third of the time. The library's sources compile in groups of
 # any size. A group is a folder. In src/ops, where the implementations of one operation have
-# functions of the same names, it is one implementation of all operations, and those for GPUs compile
-# alone.
+# functions of the same names, it is one implementation of all operations, and those for GPUs
+# compile alone.
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
 
 function(narrowfloat_unity_groups target)

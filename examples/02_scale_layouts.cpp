@@ -1,5 +1,5 @@
-// Where the block scales of a quantized tensor lie in memory: prints the position of some scales in
-// each layout that NVFP4 allows, then converts an image to another layout and back.
+// Prints the position of some block scales of a quantized tensor in each layout that NVFP4 allows,
+// then converts a scale tensor to another layout and back.
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -14,15 +14,15 @@ namespace {
 constexpr int64_t kRows = 40;
 constexpr int64_t kBlocks = 6;  // NVFP4 has 16 elements a block: 96 columns.
 
-nf::ScaleView view_of(std::vector<uint8_t>& image, nf::ScaleLayoutId layout) {
-  image.resize(static_cast<size_t>(nf::scale_image_size(layout, kRows, kBlocks)));
+nf::ScaleView view_of(std::vector<uint8_t>& scales, nf::ScaleLayoutId layout) {
+  scales.resize(static_cast<size_t>(nf::scale_image_size(layout, kRows, kBlocks)));
   nf::ScaleView view;
-  view.data = image.data();
+  view.data = scales.data();
   view.type = nf::ScaleType::kE4M3;
   view.layout = layout;
   view.rows = kRows;
   view.blocks = kBlocks;
-  view.capacity = static_cast<int64_t>(image.size());
+  view.capacity = static_cast<int64_t>(scales.size());
   return view;
 }
 
@@ -40,7 +40,7 @@ void print_offsets(nf::ScaleLayoutId layout) {
   }
 }
 
-// True if an image comes back unchanged from `layout`.
+// True if a scale tensor comes back unchanged from `layout`.
 bool survives(nf::ScaleLayoutId layout) {
   std::vector<uint8_t> original;
   std::vector<uint8_t> moved;

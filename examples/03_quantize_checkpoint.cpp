@@ -39,7 +39,8 @@ void print_report(const nf::CheckpointReport& report) {
   }
 }
 
-// What another program finds at `path`: the quantized tensors are recognised by their contents.
+// Prints the tensors at `path` as any reader finds them: quantized ones are recognised by their
+// contents.
 void print_contents(const std::string& path) {
   const nf::Checkpoint checkpoint(path);
   int num_quantized = 0;
@@ -62,8 +63,9 @@ int main(int argc, char** argv) {
   try {
     nf::QuantizeCheckpointOptions options;
     options.to = nf::parse_convention("nvfp4-ct");
-    options.exclude = {"*.layers.0.*"};  // Globs over names; here the first layer stays as it is.
-    options.force = true;                // Replace what an earlier run left at DST.
+    options.exclude = {
+        "*.layers.0.*"};   // Globs over names; here the first layer is copied unchanged.
+    options.force = true;  // Replace what an earlier run left at DST.
     print_report(nf::quantize_checkpoint(argv[1], argv[2], options));
     print_contents(argv[2]);
   } catch (const nf::Error& error) {

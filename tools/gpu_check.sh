@@ -58,7 +58,7 @@ fi
 num_steps=0
 
 # run_step NUMBER NAME COMMAND...: runs the command with its output in a log, counts tests that it
-# skipped, and leaves a line of the table behind.
+# skipped, and adds a line to the table.
 run_step() {
   local number=$1 name=$2 log=$logs/$2.log start=$SECONDS result=passed skipped
   shift 2
@@ -76,7 +76,7 @@ run_step() {
     > "$logs/results/$(printf %03d "$number")"
 }
 
-# step NAME COMMAND...: beside others, as soon as there is a place.
+# step NAME COMMAND...: runs beside other steps, as soon as there is a free slot.
 step() {
   while (($(jobs -rp | wc -l) >= jobs)); do wait -n; done
   num_steps=$((num_steps + 1))
@@ -120,7 +120,7 @@ fi
 alone='*AllocatesNothing*:*NothingIsAllocated*:ExpertSourceMemory.*'
 alone+=':GpuLarge.*:*2To31*:*TwoToThe31*'
 
-# sharded NAME SHARDS COMMAND...: the tests of an executable, dealt out to that many steps.
+# sharded NAME SHARDS COMMAND...: the tests of an executable, split into that many steps.
 sharded() {
   local name=$1 shards=$2 shard
   shift 2
@@ -140,14 +140,15 @@ for test in "${tests[@]}"; do
   sharded "$test" $shards "$build/tests/bin/$test" --gtest_filter="-$alone"
 done
 
-# What the clean reports below are worth.
+# These steps show that the tools can find faults, without which the clean reports below mean
+# nothing.
 step memcheck_finds_faults finds memcheck out_of_bounds
 step racecheck_finds_faults finds racecheck race
 step initcheck_finds_faults finds initcheck uninitialized
 step synccheck_finds_faults finds synccheck barrier
 
-# Not judged: what racecheck says of correct hand-overs of a stage, and so whether it can be asked
-# about the grouped GEMM. docs/kernels/grouped_gemm_sm90.md.
+# Not judged: racecheck's findings about correct hand-overs of a pipeline stage, which decide
+# whether it can be asked about the grouped GEMM. docs/kernels/grouped_gemm_sm90.md.
 hand_overs() {
   local code fault
   for fault in hand_over_by_lanes hand_over_by_warp; do
@@ -176,8 +177,9 @@ step memcheck_queueing sanitize memcheck gpu_test --gtest_filter="$few:GpuQueuei
 step racecheck_conformance sanitize racecheck conformance_gpu
 step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test --gtest_filter="$tiles"
 step synccheck_moe sanitize synccheck moe_cuda_test --gtest_filter="$moe"
-# What racecheck says of the grouped GEMM, whose hand-overs it does not follow, is not judged. Left
-# out, its launches in clusters would end the tool: docs/kernels/grouped_gemm_sm90.md.
+# The findings of racecheck about the grouped GEMM, whose hand-overs it does not follow, are not
+# judged. The launches in clusters are left out, since they would end the tool:
+# docs/kernels/grouped_gemm_sm90.md.
 racecheck_layers() {
   local layers='*AtEveryCount/small_mxfp4_fp8:*AtEveryCount/odd_nvfp4' code=0
   layers+=':*AtEveryCount/deepseek_v3_mxfp4_fp8:*EveryKAgreesWithTheCpu/fp8_block'
@@ -192,9 +194,9 @@ racecheck_layers() {
   ! grep 'Race reported' "$report" | grep -v multiply_groups
 }
 step racecheck_moe racecheck_layers
-# Its stages are not filled twice, so there are no hand-overs that racecheck does not follow.
+# This GEMM fills its stages once, so there are no hand-overs that racecheck does not follow.
 step racecheck_grouped_gemm sanitize racecheck grouped_gemm_cuda_test \
-  --gtest_filter='*FewAndManyItems*/mxfp4_fp8:*FewAndManyItems*/fp8_block'
+  --gtest_filter='*FewAndManyTiles*/mxfp4_fp8:*FewAndManyTiles*/fp8_block'
 step racecheck_queueing sanitize racecheck gpu_test --gtest_filter="$few"
 step initcheck_queueing sanitize initcheck gpu_test --gtest_filter="$few"
 step racecheck_streamed_rows sanitize racecheck quantize_rows_cuda_test \
@@ -205,8 +207,8 @@ for test in "${tests[@]}"; do
   grep -q "^  " <<< "$selected" || continue
   step_alone "${test}_memory" "$build/tests/bin/$test" --gtest_filter="$alone"
 done
-# Without torch or a GPU that it sees the tests would skip. The rest of tests/python_package is of
-# an installed package and of the CPU: ./test.sh.
+# Without torch, or a GPU that it sees, the tests would skip. The rest of tests/python_package tests
+# an installed package and the CPU: ./test.sh.
 python_tests() {
   export PYTHONPATH=$python
   python3 -c 'import narrowfloat, torch
@@ -228,7 +230,7 @@ cat "$logs/racecheck_hand_overs.log" "$logs/benchmarks.log"
 printf '\n'
 cat "$logs/results/"*
 echo "$python_note"
-# A step that was killed leaves no line.
+# A step that was killed has no line.
 if (($(cat "$logs/results/"* | wc -l) != num_steps)) \
   || grep -qE '^[^ ]+ +(FAILED|skipped) ' "$logs/results/"*; then
   echo "FAILED; logs are in $logs"

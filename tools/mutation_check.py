@@ -4,10 +4,10 @@
     python3 tools/mutation_check.py [--only TEXT]
 
 Copies the sources to a temporary folder, builds the library and the tests there (-O1 and the
-project's floating-point options), and requires that the tests pass. Then, for each entry of
-MUTATIONS in turn, makes that one change, builds what depends on it, and requires that a test fails.
-The tests are those of golden_test, formats_test and ops_test, built and run in this order until one
-fails. Takes about 9 minutes on two cores; not part of test.sh.
+project's floating-point options), and requires that the tests pass. Then it makes
+the change of each entry of MUTATIONS alone, builds what depends on it, and requires that a test
+fails. The tests are those of golden_test, formats_test and ops_test, built and run in this order
+until one fails. Takes about 9 minutes on two cores; not part of test.sh.
 
 Exit status: 0 if every mutant was noticed, 1 if one survived, 2 if the check itself did not work:
 an old text is not in its file exactly once, a mutant does not compile, the unchanged sources fail.
@@ -80,8 +80,8 @@ MUTATIONS = (
              "sum = rules.error == FourOverSixError::kMae ? Math::add(sum, term)"
              " : fma_rn(e, e, sum);"),
     # Padding.
-    Mutation("scale padding left unwritten", OUTPUT, "std::memset(image.data, 0,",
-             "std::memset(image.data, 0, 0 *"),
+    Mutation("scale padding left unwritten", OUTPUT, "std::memset(scales.data, 0,",
+             "std::memset(scales.data, 0, 0 *"),
     Mutation("value padding left unwritten", OUTPUT,
              "if (problem.value_cols == problem.cols) return;", "return;"),
 )
@@ -117,7 +117,7 @@ def compile_test(build: Path, test: str) -> None:
 
 
 def run_test(build: Path, test: str) -> str:
-    """What failed, in words; empty if all passed."""
+    """The failures as text; empty if all passed."""
     command = [build / "tests/bin" / test, *GTEST_OPTIONS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace",

@@ -9,7 +9,8 @@ Findings are lines `file:line: rule: message`.  Limits on sizes are warnings: th
 
 How it works: every file is a SourceFile (tidy_source.py); rules are functions over one file
 (FILE_RULES) or over all (TREE_RULES) that yield Findings.  What may include what is data: LAYERS
-and THIRD_PARTY.  tidy_examples.py has the examples of the self-test.
+and THIRD_PARTY; so are the words that are not used (tidy_words.py).  tidy_examples.py has the
+examples of the self-test.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tidy_source import Finding, SourceFile, Tree, load
+from tidy_words import BANNED_WORDS, UNCHECKED_NAMES, UNCHECKED_PATHS, WORD_PATHS
 
 # Folder -> layers (folders) its files may include, itself not named.  The longest prefix counts;
 # folders without an entry may include everything.  "ops" means: any op, "tests": test helpers.
@@ -85,8 +87,12 @@ BANNED = [  # Pattern in code (comments and strings removed), in which paths, wh
      r"src/(?!cli/|cli_common/|bench_cli/|base/)",
      "console output in the library: throw, return or call back"),
     (r"\bprintf\s*\(|\bstd::cout\b", r"src/base/", "console output in the library"),
+    (r"\btrigger_dependent_launch_before_wait\s*\(", r"src/(?!device/ptx/|ops/combine/)",
+     "MoeRun declares to KernelChain that combine alone triggers before its wait"),
 ]
 TODO = re.compile(r"(//|#|/?\*).*\b(T[O]DO(?!\(#\d+\))|F[I]XME|X[X]X)\b")
+FRAGMENT = re.compile(
+    r"(?:Of|By|Beh" r"ind|What|For (?:people|CSV|the CPU)|With so many|In the order of)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|farm)/|/tmp[/]w")
 
 
@@ -211,6 +217,34 @@ def check_opening(file: SourceFile) -> Iterator[Finding]:
         yield Finding(file.path, 1, "pragma-once", "missing")
 
 
+def check_words(file: SourceFile) -> Iterator[Finding]:
+    if not WORD_PATHS.match(file.path) or UNCHECKED_PATHS.match(file.path):
+        return
+    text = f"{file.path}\n{UNCHECKED_NAMES.sub('', file.text)}"
+    for pattern, instead in BANNED_WORDS:
+        for match in pattern.finditer(text):
+            line = max(1, text.count("\n", 0, match.start()))
+            word = " ".join(match[0].split())
+            yield Finding(file.path, line, "banned-word", f"{word!r}: say {instead}")
+
+
+def check_fragments(file: SourceFile) -> Iterator[Finding]:
+    """A comment or docstring that opens with one of these words has no subject and verb."""
+    if not (file.is_cpp or file.is_script or file.is_cmake) or UNCHECKED_PATHS.match(file.path):
+        return
+    mark = "//" if file.is_cpp else "#"
+    was_comment = False
+    for number, line in enumerate(file.lines, 1):
+        before, found, comment = line.partition(f"{mark} ")
+        is_comment = bool(found) and (not before or before[-1].isspace())
+        opens = is_comment and not (was_comment and not before.strip())
+        docstring = re.match(r'\s*r?"""(\w.*)', line) if file.path.endswith(".py") else None
+        text = docstring[1] if docstring else comment if opens else ""
+        if FRAGMENT.match(text.lstrip()):
+            yield Finding(file.path, number, "fragment", f"{text.strip()[:40]!r} is no sentence")
+        was_comment = is_comment
+
+
 def check_links(tree: Tree) -> Iterator[Finding]:
     for file in tree.files:
         if not file.path.endswith(".md"):
@@ -233,7 +267,7 @@ def check_macro_count(tree: Tree) -> Iterator[Finding]:
 
 FILE_RULES: list[Callable[[SourceFile], Iterator[Finding]]] = [
     check_layering, check_foreign_headers, check_macros, check_asm, check_banned, check_size,
-    check_template_parameters, check_text, check_opening]
+    check_template_parameters, check_text, check_opening, check_words, check_fragments]
 TREE_RULES: list[Callable[[Tree], Iterator[Finding]]] = [check_links, check_macro_count]
 
 

@@ -30,6 +30,12 @@ CLEAN = {
     "python/src/module.cpp": '// Module.\n#include <nanobind/nanobind.h>\n'
                              '#include "narrowfloat/error.h"\n#include "python/src/errors.h"\n',
     "tests/conformance/all.cpp": '// Harness.\n#include "ops/quantize/c_impls.h"\n',
+    "tests/words.cpp": "// The rows of a tile, and what\n// Of is for: no opening.\n"
+                       "int x;  // Rows,\n        // By order of memory.\n"
+                       "CodedRows rows;  // A te" "amwork of cudaMultiprocessorCount.\n",
+    "models/a.txt": "It lies beh" "ind us.\n",
+    "src/ops/grouped_gemm/sm90/work_" "list.cuh": HEADER + "// Pan" "el.\n",
+    "docs/b.md": "See [work_" "list.cuh](../src/ops/grouped_gemm/sm90/work_" "list.cuh).\n",
     "docs/a.md": "[up](../README.md) [web](https://example.org) [here](#part)\n",
     "README.md": "# Title\n\n```\n[no](link.md)\n```\n\n[docs](docs)\n",
 }
@@ -81,6 +87,20 @@ BROKEN = [  # Rule, files that break it.
     ("opening-comment", {"src/base/a.cpp": "int x;\n"}),
     ("opening-comment", {"tools/a.sh": "#!/bin/sh\nset -e\n"}),
     ("dead-link", {"docs/a.md": "[text](missing.md)\n"}),
+    ("banned-word", {"docs/a.md": "A long " "tile of weights.\n"}),
+    ("banned-word", {"docs/a.md": "The rows lie beh" "ind it.\n"}),
+    ("banned-word", {"src/base/a.cpp": "// X.\nconstexpr int kLong" "Tiles = 2;\n"}),
+    ("banned-word", {"src/base/a.cpp": "// X.\nint few_" "slots = 2;\n"}),
+    ("banned-word", {"src/base/a.cpp": "// A block of\n// 512 " "threads.\n"}),
+    ("banned-word", {"src/base/a.cpp": '// X.\nauto text = "non' 'sense";\n'}),
+    ("banned-word", {"tests/row_te" "am_test.cpp": "// X.\n"}),
+    ("fragment", {"src/base/a.cpp": "// Of a row.\nint x;\n"}),
+    ("fragment", {"src/base/a.cpp": "// For people.\nint x;\n"}),
+    ("fragment", {"src/base/a.cpp": "// X.\nint x;  // What it is.\n"}),
+    ("fragment", {"src/base/a.cpp": "// X.\nint x;  // By row.\nint y;\n"}),
+    ("fragment", {"tools/a.py": '"""X."""\nx = 1\n# What a loop does.\n'}),
+    ("fragment", {"tools/a.py": '"""Of a file."""\n'}),
+    ("fragment", {"cmake/a.cmake": "# What a build needs.\n"}),
 ]
 
 

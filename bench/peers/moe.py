@@ -5,7 +5,7 @@ multiplications, and writes a document beside those of `narrowfloat-bench moe be
     bench/peers/moe.py OUT.json [--shape NAME] [--tokens T,...] [--device cuda:N] [--commit TEXT]
 
 Routing and the sorting of slots happen before the clock starts, which flatters these peers. Several
-routings take turns, so that weights come from memory. In the same run a few tokens of every result
+routings alternate, so that weights come from memory. In the same run a few tokens of every result
 are compared with fp32 arithmetic on the same quantized weights.
 """
 

@@ -56,7 +56,7 @@ def mxfp8_kernel(x_ptr, values_ptr, scales_ptr, num_blocks, BLOCKS: tl.constexpr
 @triton.jit
 def fp8_1x128_kernel(x_ptr, values_ptr, scales_ptr, rows, padded_rows, BLOCKS: tl.constexpr,
                      COLS: tl.constexpr):
-    """Blocks in row order; scales in a [blocks, padded rows] image."""
+    """Blocks in row order; scales in a [blocks, padded rows] matrix."""
     per_row: tl.constexpr = COLS // 128
     block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     row = block // per_row
@@ -65,8 +65,8 @@ def fp8_1x128_kernel(x_ptr, values_ptr, scales_ptr, rows, padded_rows, BLOCKS: t
     x = tl.load(x_ptr + offsets, mask=mask[:, None], other=1.0).to(tl.float32)
     multiplier = tl.div_rn(448.0, tl.max(tl.abs(x), axis=1))
     tl.store(values_ptr + offsets, (x * multiplier[:, None]).to(tl.float8e4nv), mask=mask[:, None])
-    image = (block % per_row) * padded_rows + row
-    tl.store(scales_ptr + image, tl.div_rn(1.0, multiplier), mask=mask)
+    scale_offset = (block % per_row) * padded_rows + row
+    tl.store(scales_ptr + scale_offset, tl.div_rn(1.0, multiplier), mask=mask)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-// The activation between the two GEMMs of an expert, with requantization of its result (moe spec
+// The activation between the two GEMMs of an expert, and the requantization of its result (moe spec
 // 1.4, 6.2, 6.4, 6.7).
 #pragma once
 
@@ -55,13 +55,13 @@ struct Activation {
   NARROWFLOAT_API static Activation swiglu_oai(float alpha, float beta, float limit);
   NARROWFLOAT_API static Activation swiglu_step(float limit);
   NARROWFLOAT_API static Activation situ(float gate_scale, float up_scale);
-  // One without parameters.
+  // A kind without parameters.
   NARROWFLOAT_API static Activation plain(ActivationKind kind);
 };
 
-// Throws kInvalidArgument for parameters that the kind does not read, and for values it has no
-// meaning for: limits below 0, tanh scales of kSituGlu that are not above 0, NaN. Values per expert
-// are not looked at.
+// Throws kInvalidArgument for parameters that the kind does not read, and for values without a
+// meaning: limits below 0, tanh scales of kSituGlu that are not above 0, NaN. Values per expert are
+// not checked.
 NARROWFLOAT_API void check_activation(const Activation& activation);
 
 struct ActivateArgs {
@@ -70,22 +70,22 @@ struct ActivateArgs {
   CodedRows input;
   Activation activation;
   GateOrder gate_order = GateOrder::kUpGate;  // Counts for gated activations.
-  // I32 [slots]: the rows to work on, none of them twice, -1 for none. Other rows are neither read
+  // I32 [slots]: the rows to compute, none of them twice, -1 for none. Other rows are neither read
   // nor written, scales included.
   TensorView slot_to_row;
-  // The tiles of the rows: read only where a parameter has a value per expert.
+  // The experts of the tiles of rows: read only where a parameter has a value per expert.
   TensorView tile_to_expert;
   int32_t token_tile = 0;
-  RowFormat format = RowFormat::kBf16;  // Of the output.
+  RowFormat format = RowFormat::kBf16;  // Output format.
   PerExpert multiplier = 1.0F;          // kFp8Static and kNvfp4: static quant multiplier.
   CodedRows output;                     // [rows, I]
-  // Optional I32 [1]: where the 1x128 scales of input and output are [blocks, P] images whose P is
-  // known on the device only, this is P, and the strides of both scale views are not read.
+  // Optional I32 [1]: the P of 1x128 scales of input and output that are [blocks, P] with a P known
+  // on the device only. The strides of both scale views are then not read.
   TensorView num_rows;
   // Optional I32 [rows], the inverse of slot_to_row: the slot of a row, negative for rows that no
-  // slot names (Permutation::row_to_slot). Results are the same with it and without; it lets an
-  // implementation visit rows in order, which is faster for many rows on a GPU, as the 1x128 scales
-  // of neighbouring rows lie side by side.
+  // slot names (Permutation::row_to_slot). It does not change results. With it a kernel may visit
+  // rows in memory order, which is faster for many rows on a GPU: the 1x128 scales of neighbouring
+  // rows are adjacent.
   TensorView row_to_slot;
 };
 

@@ -66,7 +66,7 @@ struct ConventionInfo {
   std::string_view name;         // "nvfp4-ct": the FORMAT of the command line.
   std::string_view description;  // One line for listings.
   FormatId format;
-  bool is_written = true;  // By quantize_checkpoint; else the convention is only read.
+  bool is_written = true;  // Whether quantize_checkpoint writes it, or it is read only.
 };
 NARROWFLOAT_API std::span<const ConventionInfo> all_conventions();
 NARROWFLOAT_API const ConventionInfo& convention_info(Convention convention);
@@ -74,16 +74,16 @@ NARROWFLOAT_API const ConventionInfo& convention_info(Convention convention);
 // kInvalidArgument that lists the accepted names.
 NARROWFLOAT_API Convention parse_convention(std::string_view text);
 
-// One tensor as a model sees it: plain, or codes and scales together.
+// One tensor as a model sees it: unquantized, or codes and scales together.
 struct LogicalTensor {
   std::string name;            // "....gate_proj.weight"
-  std::vector<int64_t> shape;  // Of the plain weight: [N, K], or of stacked experts [E, N, K].
-  // Plain tensors.
+  std::vector<int64_t> shape;  // Unquantized weight: [N, K]; stacked experts: [E, N, K].
+  // Unquantized tensors.
   DType dtype = DType::kBF16;
   // Quantized tensors: the convention and the stored parts.
   std::optional<Convention> convention;
   std::vector<std::string> parts;  // Names of the stored tensors: values, scales, global scale.
-  // The plain weight of stacked experts is [E, K, N], while codes are stored as rows of K.
+  // The unquantized weight of stacked experts is [E, K, N], while codes are stored as rows of K.
   bool is_transposed = false;
   uint64_t size_bytes = 0;  // All parts.
 
@@ -106,7 +106,7 @@ enum class ScaleSearch : int { kAmax = 0, kFourOverSix = 1 };
 
 struct ProgressEvent {
   std::string_view tensor;
-  uint64_t done_bytes = 0;  // Of input.
+  uint64_t done_bytes = 0;  // Input bytes.
   uint64_t total_bytes = 0;
 };
 
@@ -161,15 +161,15 @@ struct CheckpointReport {
   std::vector<TensorReport> tensors;
   uint64_t source_bytes = 0;
   uint64_t target_bytes = 0;
-  uint64_t peak_buffer_bytes = 0;  // The most that was (or, for a dry run, would be) held.
+  uint64_t peak_buffer_bytes = 0;  // The most that was (or, for a dry run, would be) allocated.
   ErrorFigures total;              // Over the quantized tensors.
   double seconds = 0;
   double quantize_seconds = 0;  // Inside the quantizer.
   uint64_t quantized_source_bytes = 0;
   std::vector<std::string> files;    // Written (or planned), in order.
   std::vector<uint64_t> file_bytes;  // The size of each.
-  // Of the source's reader, and what deserves a second look. Messages name options as "option
-  // force", with the names of the fields above.
+  // Warnings of the source's reader, and tensors that deserve a second look. Messages name options
+  // as "option force", with the names of the fields above.
   std::vector<std::string> warnings;
   bool cancelled = false;  // Stopped by options.cancelled; nothing was left at the target.
 };
@@ -205,7 +205,7 @@ struct CheckpointDiff {
   std::vector<TensorDiff> tensors;
   ErrorFigures total;
   bool equal = true;                  // No tensor differs in its values.
-  std::vector<std::string> warnings;  // Of the readers of A and B.
+  std::vector<std::string> warnings;  // Warnings of the readers of A and B.
 };
 // Compares logical tensors: quantized ones are dequantized. Non-tensor files are not compared.
 NARROWFLOAT_API CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b);

@@ -1,8 +1,8 @@
 // Block-scaled formats, scale layouts, and views of quantized tensors.
 //
 // A quantized tensor is three buffers: element codes ("values"), block scales in one of several
-// layouts ("scale image"), and for the NVFP4 family a decode scale for the whole tensor or for each
-// row ("global scale"). All names that users see ("nvfp4", "swizzled_128x4") are defined here once.
+// layouts ("scales"), and for the NVFP4 family a decode scale for the whole tensor or for each row
+// ("global scale"). All names that users see ("nvfp4", "swizzled_128x4") are defined here once.
 // docs/formats/ has a page for each format.
 #pragma once
 
@@ -28,7 +28,7 @@ enum class FormatId : int {
   kFp8Tensor = 6,
 };
 
-// What one stored block scale is. Never guessed from bytes, dtypes or block sizes.
+// The element type of stored block scales. It is never guessed from bytes, dtypes or block sizes.
 enum class ScaleType : int { kE4M3 = 0, kUE8M0 = 1, kF32 = 2 };
 
 enum class ScaleLayoutId : int {
@@ -43,11 +43,11 @@ enum class ScaleLayoutId : int {
 // the same bytes on every device.
 enum class MathMode : int { kExact = 0, kFast = 1 };
 
-// How a block maximum becomes a power-of-two scale. kUp never clips, kFloor is OCP MX 1.0, kEven
-// rounds the maximum to the element's mantissa first.
+// The rounding of a block maximum to a power-of-two scale. kUp never clips, kFloor is OCP MX 1.0,
+// kEven rounds the maximum to the element's mantissa first.
 enum class Ue8m0Rounding : int { kUp = 0, kFloor = 1, kEven = 2 };
 
-// What a global scale of NVFP4 ranges over: the whole tensor, each row (shared by the batches), or
+// The range of one global scale of NVFP4: the whole tensor, each row (shared by the batches), or
 // each batch (as valid_rows wants).
 enum class ScaleAxis : int { kTensor = 0, kRow = 1, kBatch = 2 };
 
@@ -90,8 +90,9 @@ NARROWFLOAT_API Ue8m0Rounding parse_ue8m0_rounding(std::string_view text);
 // Bytes of one stored scale: 1 or 4.
 NARROWFLOAT_API int bytes(ScaleType type);
 
-// A scale image, or `batch` of them one after another. Rows and blocks are logical: what the layout
-// pads them to is part of the image (and always zero).
+// The block scales of one matrix in a layout, or of `batch` matrices one after another. Rows and
+// blocks are logical: the layout pads them, and the padding is part of the buffer (and always
+// zero).
 struct ScaleView {
   void* data = nullptr;
   ScaleType type = ScaleType::kE4M3;
@@ -103,13 +104,14 @@ struct ScaleView {
   int64_t capacity = 0;  // Scales in the buffer; must equal batch * scale_image_size(...).
 };
 
-// Scales in one image of rows x blocks, padding included (quantization spec 8.2).
+// Scales of one matrix of rows x blocks in a layout, padding included (quantization spec 8.2).
 NARROWFLOAT_API int64_t scale_image_size(ScaleLayoutId layout, int64_t rows, int64_t blocks);
-// FP8 1x128 with row groups (spec 8.6): first scale row of group `group`, whose rows start at
-// `row_offset`; with group = number of groups and row_offset = all rows, the rows of the image.
+// FP8 1x128 with row groups (spec 8.6): the first scale row of group `group`, whose rows start at
+// `row_offset`. With group = number of groups and row_offset = all rows, the result is the number
+// of scale rows.
 // REQUIRES: both >= 0, row_offset + 31 * group below 2^63.
 NARROWFLOAT_API int64_t grouped_scale_row(int64_t row_offset, int64_t group);
-// Position of the scale of (row, block) in an image, in scales.
+// Position of the scale of (row, block) within the layout's buffer, in scales.
 NARROWFLOAT_API int64_t scale_offset(ScaleLayoutId layout, int64_t row, int64_t block, int64_t rows,
                                      int64_t blocks);
 
@@ -139,9 +141,9 @@ struct QuantizedLayout {
   int64_t cols;
   int64_t value_cols;    // cols, or cols rounded up to `alignment` (MXFP8).
   int64_t values_bytes;  // All batches.
-  int64_t scale_rows;    // Logical rows and blocks of one scale image.
+  int64_t scale_rows;    // Logical rows and blocks of the scales of one batch.
   int64_t scale_blocks;
-  int64_t scale_count;  // Scales in all images, padding included.
+  int64_t scale_count;  // Scales of all batches, padding included.
   int64_t scales_bytes;
   ScaleAxis global_scale_axis;
   int64_t global_scales;  // F32 values: 0, 1, rows or batch by the axis; per token batch * rows.
@@ -155,7 +157,7 @@ struct QuantizedLayoutOptions {
   std::optional<ScaleLayoutId> scale_layout;  // Default: the format's default layout.
   int64_t batch = 1;
   int64_t alignment = 32;  // MXFP8 only: value columns are padded to a multiple of this.
-  // FP8 1x128 only: number of row groups, whose scales start at padded rows of one mn_major image
+  // FP8 1x128 only: number of row groups, whose scales start at padded rows of one mn_major buffer
   // (QuantizeOptions::row_offsets); 0 for none.
   int64_t groups = 0;
   ScaleAxis global_scale_axis = ScaleAxis::kTensor;  // Other values for NVFP4 only.

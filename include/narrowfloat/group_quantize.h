@@ -20,7 +20,7 @@ namespace narrowfloat {
 enum class GroupScaleOrder : int {
   kRowMajor = 0,            // [..., cols / group_size]
   kColumnMajor = 1,         // [cols / group_size, rows]; input [rows, cols] only.
-  kColumnMajorAligned = 2,  // [cols / group_size, rows rounded up to 4], 0 behind the last row.
+  kColumnMajorAligned = 2,  // [cols / group_size, rows rounded up to 4], 0 after the last row.
 };
 
 struct GroupQuantizeOptions {

@@ -14,10 +14,10 @@
 // 16-bit or fp32 numbers start at 16 bytes with strides of multiples of 16 bytes, cached values
 // at 8.
 //
-// What lies in vectors of indices (tables, positions, slots) decides which entries are touched,
-// never whether memory outside the tensors is: rows that lead nowhere are skipped. Everything else
-// is checked before anything is written (narrowfloat::Error). Inputs must not overlap outputs. If
-// two rows name the same place, either may end up there.
+// The contents of index vectors (tables, positions, slots) select the entries that are touched;
+// they never lead outside the tensors: rows whose index is out of range are skipped. Everything
+// else is checked before anything is written (narrowfloat::Error). Inputs must not overlap outputs.
+// If two rows name the same place, either may end up there.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@
 
 namespace narrowfloat {
 
-// One number: given by the host (finite, > 0), or F32 [1] on the device of the tensors, where
-// nobody checks it. Neither: the default that the operation names.
+// One number: given by the host (finite, > 0), or F32 [1] on the device of the tensors, where it is
+// not validated. With neither, the operation's documented default holds.
 struct KvScale {
   KvScale() = default;
   KvScale(float host_value) : value(host_value) {}                   // NOLINT: meant to convert.
@@ -63,7 +63,7 @@ NARROWFLOAT_API void kv_quantize(const TensorView& input, const KvCodes& output,
                                  const KvScale& decode_scale = {}, MathMode math = MathMode::kExact,
                                  Stream stream = {});
 
-// The way back. output: BF16, F16 or F32 [..., cols] of one row stride.
+// Dequantizes. output: BF16, F16 or F32 [..., cols] of one row stride.
 NARROWFLOAT_API void kv_dequantize(const KvCodes& input, const TensorView& output,
                                    const KvScale& decode_scale = {}, Stream stream = {});
 
@@ -75,7 +75,7 @@ NARROWFLOAT_API void kv_dequantize_paged(const PagedKvCache& cache, const Tensor
                                          const TensorView& seq_lens, const TensorView& output_k,
                                          const TensorView& output_v, Stream stream = {});
 
-// Where rows go: entry positions[i] % page_size of page
+// Destinations of appended rows: row i goes to entry positions[i] % page_size of page
 // indices[indptr[batch_indices[i]] + positions[i] / page_size]. All I32 or all I64.
 struct KvPositions {
   TensorView batch_indices;  // [rows]
@@ -91,7 +91,7 @@ NARROWFLOAT_API void kv_append_paged(const TensorView& key, const TensorView& va
                                      const KvPositions& positions, const PagedKvCache& cache,
                                      MathMode math = MathMode::kExact, Stream stream = {});
 
-// The same with slots: I32 or I64 [n], n <= rows, each page * page_size + entry. Rows with a slot
+// Appends by slots: I32 or I64 [n], n <= rows, each page * page_size + entry. Rows with a slot
 // outside the cache (negative ones, say) are skipped, as are those from n on.
 NARROWFLOAT_API void kv_append_slots(const TensorView& key, const TensorView& value,
                                      const TensorView& slots, const PagedKvCache& cache,
@@ -114,11 +114,11 @@ NARROWFLOAT_API void kv_quantize_paged_cache(const TensorView& key, const Tensor
                                              const KvCacheQuantizeOptions& options = {},
                                              Stream stream = {});
 
-// The order in which some attention kernels read the scales of V (spec 8.8). With S = head_dim /
-// 16, the scale of block s of token t moves, within its page and head, to token t/4*4 + s/(S/4),
+// Reorders the scales of V as some attention kernels read them (spec 8.8). With S = head_dim / 16,
+// the scale of block s of token t moves, within its page and head, to token t/4*4 + s/(S/4),
 // position s%(S/4)*4 + t%4. input, output: F8_E4M3 or U8 [pages, page_size, heads, S] or in the
-// order of `layout`, page_size and S multiples of 4; strides free. kv_restore_v_scales is the way
-// back.
+// order of `layout`, page_size and S multiples of 4; strides free. kv_restore_v_scales is the
+// inverse.
 NARROWFLOAT_API void kv_reorder_v_scales(const TensorView& input, const TensorView& output,
                                          KvLayout layout, Stream stream = {});
 NARROWFLOAT_API void kv_restore_v_scales(const TensorView& input, const TensorView& output,

@@ -1,5 +1,5 @@
 // The fused Mixture-of-Experts layer: route, permute, first GEMM, activation, second GEMM, combine
-// (moe spec 1, 6). Prepared once, run many times.
+// (FlashInfer's finalize; moe spec 1, 6). Prepared once, run many times.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +33,16 @@ struct MoeConfig {
   MoeMode mode = MoeMode::kBf16;
   GateOrder gate_order = GateOrder::kUpGate;
   Activation activation;
-  // Llama-4: the routing weight multiplies the first GEMM's rows, the combine uses 1; k must be 1.
+  // Llama-4: the routing weight multiplies the rows of the first GEMM, and combine uses 1; k must
+  // be 1.
   bool weight_on_input = false;
   bool add_fc2_bias = true;           // Tensor parallelism: true on exactly one rank.
   DType out_dtype = DType::kBF16;     // BF16, F16 or F32.
-  DType slot_dtype = DType::kBF16;    // Of one slot's result: BF16 or F32.
+  DType slot_dtype = DType::kBF16;    // Type of one slot's result: BF16 or F32.
   std::optional<int32_t> token_tile;  // A power of two; default: default_token_tile.
 };
 
-// What a reference computes beside a configuration, on the CPU alone (prepare_reference()).
+// Options of a reference beside its configuration, on the CPU alone (prepare_reference()).
 struct MoeReferenceOptions {
   Accumulation accumulation = Accumulation::kFp32;
   bool fp32_rows = false;  // Modes with bf16 rows: input and intermediate stay fp32.
@@ -55,23 +56,25 @@ struct MoeReferenceOptions {
 struct MoeWeights {
   WeightView w1;  // [EL + S, F1, H]
   WeightView w2;  // [EL + S, H, I]
-  // In place of w1 and w2: an expert at a time, first all of w1, so that originals and images need
-  // not exist together.
+  // In place of w1 and w2: one expert at a time, first all of w1, so that original and packed
+  // weights need not exist together.
   ExpertSource w1_source;
   ExpertSource w2_source;
-  PerExpert up_scale;    // Factors of the halves of w1: global scale of the weights times static
-  PerExpert gate_scale;  // scale of the input. Not gated: up_scale alone.
-  PerExpert down_scale;  // Global scale of w2 over inter_multiplier.
+  // Factors of the halves of w1: global scale of the weights times static scale of the input. Not
+  // gated: up_scale alone.
+  PerExpert up_scale;
+  PerExpert gate_scale;
+  PerExpert down_scale;        // Global scale of w2 over inter_multiplier.
   PerExpert inter_multiplier;  // kFp8Tensor, kNvfp4: static quant multiplier of the intermediate.
-  // kFp8Tensor, kNvfp4: static quant multiplier of plain input rows; absent: rows must come
+  // kFp8Tensor, kNvfp4: static quant multiplier of unquantized input rows; absent: rows must come
   // quantized. With a value per expert a token is quantized once for each of its experts.
   std::optional<PerExpert> input_multiplier;
   TensorView bias1;  // F32 or BF16 [EL + S, F1] and [EL + S, H], optional, in real units.
   TensorView bias2;
 };
 
-// [T, H] in the mode's input format, or plain BF16, F16 or F32 rows that the layer quantizes with
-// the bits of quantize() (modes with bf16 rows: BF16, or F32 where a reference has fp32_rows).
+// [T, H] in the mode's input format, or unquantized BF16, F16 or F32 rows that the layer quantizes
+// with the bits of quantize() (modes with bf16 rows: BF16, or F32 where a reference has fp32_rows).
 using MoeInputs = CodedRows;
 
 // Every member is optional but one of out and slot_out.
@@ -85,12 +88,12 @@ struct MoeOutputs {
   DeviceErrors* errors = nullptr;
 };
 
-// The stages of a run, in their order. Where one kernel does several of them together, as chosen by
-// implementation and number of tokens, all of these end with the first.
+// The stages of a run, in execution order. One kernel may do several of them, as chosen by
+// implementation and number of tokens; run_up_to() then ends all of these with the first.
 enum class MoeStage : int {
   kRoute = 0,
   kPermute = 1,
-  kQuantizeInput = 2,  // Plain rows, in modes with quantized ones.
+  kQuantizeInput = 2,  // Unquantized rows, in modes with quantized ones.
   kFirstGemm = 3,
   kActivation = 4,
   kSecondGemm = 5,
@@ -110,30 +113,31 @@ class NARROWFLOAT_API MoeLayer {
   // Copies what it needs. Throws kInvalidArgument for anything that does not fit together.
   static MoeLayer prepare(const MoeWeights& weights, const MoeConfig& config, Device device = {},
                           Stream stream = {});
-  // A layer on the CPU for what others are compared with. Throws as prepare() does, and for options
-  // that the mode does not have.
+  // Makes a layer on the CPU that other layers are compared with. Throws as prepare() does, and for
+  // options that the mode does not have.
   static MoeLayer prepare_reference(const MoeWeights& weights, const MoeConfig& config,
                                     const MoeReferenceOptions& options);
 
-  // The same layer and weights with the token tiles of a tuning, where it has entries about this
-  // layer on this machine. config.token_tile comes first, the rule last. With the tiles the places
-  // of rows in slot_out, max_rows() and required_workspace() change: ask the new layer for them.
+  // Returns the same layer and weights with the token tiles of a tuning, where it has entries about
+  // this layer on this machine. config.token_tile has priority over the tuning, and the tuning over
+  // the rule. The tiles determine the places of rows in slot_out, max_rows() and
+  // required_workspace(): ask the new layer for them.
   [[nodiscard]] MoeLayer with_tuning(const MoeTuning& tuning) const;
 
   [[nodiscard]] const MoeConfig& config() const;
-  [[nodiscard]] int64_t weight_bytes() const;  // Of both prepared images.
+  [[nodiscard]] int64_t weight_bytes() const;  // Packed weights of both GEMMs.
   // Bytes for up to `tokens` tokens; never decreases. Formula: docs/moe.md.
   [[nodiscard]] int64_t required_workspace(int64_t tokens) const;
   [[nodiscard]] int32_t token_tile(int64_t tokens) const;
   [[nodiscard]] int64_t max_rows(int64_t tokens) const;  // Rows of slot_out.
 
-  // workspace: U8 [>= required_workspace(T)], aligned to 256 bytes, any contents. Everything that
-  // can be decided on the host is checked before anything is written.
+  // workspace: U8 [>= required_workspace(T)], aligned to 256 bytes, any contents. The call checks
+  // everything that can be decided on the host before it writes anything.
   void run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
            const TensorView& workspace, Stream stream = {}) const;
 
-  // For measurements: a run that ends after stage `last`, and is the same up to there. Outputs of
-  // later stages are left as they are.
+  // For measurements: a run that ends after stage `last` and equals run() up to there. Outputs of
+  // later stages keep their contents.
   void run_up_to(MoeStage last, const MoeInputs& inputs, const Routing& routing,
                  const MoeOutputs& outputs, const TensorView& workspace, Stream stream = {}) const;
 
@@ -144,20 +148,22 @@ class NARROWFLOAT_API MoeLayer {
 };
 
 // Which implementation each stage of a run on `tokens` tokens (from logits) would use, and why the
-// others do not: route, permute, quantize_activations (plain rows, in modes with quantized ones),
-// grouped_gemm (first and second), activation, combine in the order they run; with
-// double_quantize_fc1 quantize_activations before the activation too. On a GPU route_permute is
-// asked first: where it takes the problem it does the first three. Launches inside a stage are not
-// listed: docs/kernels/grouped_gemm_sm90.md says which modes decode rows first. Throws
-// kInvalidArgument for configurations that MoeLayer::prepare refuses.
+// others do not: route, permute, quantize_activations (unquantized rows, in modes with quantized
+// ones), grouped_gemm (first and second), activation, combine in the order they run; with
+// double_quantize_fc1 quantize_activations before the activation too. On a GPU route_permute (the
+// fused prologue) is asked first: where it takes the problem it does the first three. Launches
+// inside a stage are not listed: docs/kernels/grouped_gemm_sm90.md says which modes dequantize rows
+// first. Throws kInvalidArgument for configurations that MoeLayer::prepare refuses.
 NARROWFLOAT_API std::vector<Explanation> explain_moe(const MoeConfig& config, int64_t tokens,
                                                      Device device = {});
-// The same of a reference layer.
+// Explains a reference layer likewise.
 NARROWFLOAT_API std::vector<Explanation> explain_moe_reference(const MoeConfig& config,
                                                                const MoeReferenceOptions& options,
                                                                int64_t tokens);
 
 // The plan of such a run: its stages, and the parts of the workspace that they read and write.
+// Input multipliers per expert are a property of the weights, not of a configuration: a layer with
+// them needs the larger workspace that MoeLayer::required_workspace tells.
 struct MoePlanInfo {
   struct Stage {
     std::string stage;           // "first_gemm"

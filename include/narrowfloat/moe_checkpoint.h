@@ -3,7 +3,7 @@
 // Reads the names that Hugging Face models use (`model.layers.L.mlp.experts.E.gate_proj.weight`,
 // Mixtral's `block_sparse_moe.experts.E.w1.weight`, the stacked experts of gpt-oss and Llama-4,
 // ...) in bf16, fp16 or fp32, or in any quantized convention of checkpoint.h, their biases where
-// they have some, and the routing from config.json. Of stacked experts only the shard's part is
+// they have some, and the routing from config.json. From stacked experts only the shard's part is
 // read. Shared experts stay with the caller: models keep them as a dense layer beside the routed
 // experts.
 #pragma once
@@ -43,8 +43,8 @@ class NARROWFLOAT_API LoadedMoe {
 
   [[nodiscard]] const MoeConfig& config() const;
   [[nodiscard]] const MoeWeights& weights() const;   // Views into this object.
-  [[nodiscard]] WeightFormat stored_format() const;  // Of the checkpoint.
-  [[nodiscard]] uint64_t stored_bytes() const;       // Of the local experts there.
+  [[nodiscard]] WeightFormat stored_format() const;  // Format in the checkpoint.
+  [[nodiscard]] uint64_t stored_bytes() const;       // Bytes of the local experts there.
   // The logits are x @ router_weight.T + router_logit_bias.
   [[nodiscard]] const TensorView& router_weight() const;      // F32 [E, H]
   [[nodiscard]] const TensorView& router_logit_bias() const;  // F32 [E] or absent.

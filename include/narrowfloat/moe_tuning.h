@@ -1,6 +1,6 @@
-// Token tiles that were measured to be faster than the rule default_token_tile() on one kind of
-// machine, for one shape, by `narrowfloat moe tune`. A file of them is readable JSON; a layer takes
-// the entries that are about it and leaves the others alone.
+// Token tiles that measured faster than the rule default_token_tile() on one kind of machine, for
+// one shape, by `narrowfloat moe tune`. A file of them is readable JSON; a layer takes the entries
+// that match it and ignores the others.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace narrowfloat {
 
-// What an entry is about: all of it must be equal.
+// The subject of an entry: every member must be equal.
 struct MoeTuningKey {
   std::string machine;  // Name of the GPU, or model of the CPU.
-  std::string version;  // Of the library: kernels differ.
+  std::string version;  // Library version: kernels differ.
   MoeMode mode = MoeMode::kBf16;
   ActivationKind activation = ActivationKind::kSwiglu;  // Without its parameters.
   int64_t hidden = 0;
@@ -29,15 +29,15 @@ struct MoeTuningKey {
 
   bool operator==(const MoeTuningKey&) const = default;
 };
-// Of a layer on `device`: machine and version are those of this process.
+// The key of a layer on `device`: machine and version are those of this process.
 NARROWFLOAT_API MoeTuningKey moe_tuning_key(const MoeConfig& config, Device device = {});
 
 struct MoeTuningEntry {
   MoeTuningKey key;
-  int64_t first_tokens = 0;  // From so many tokens
-  int64_t last_tokens = 0;   // to so many.
+  int64_t first_tokens = 0;  // First number of tokens
+  int64_t last_tokens = 0;   // and last one that the entry covers.
   int32_t token_tile = 0;
-  int32_t rule_tile = 0;  // What the rule says for `first_tokens`, where both were measured.
+  int32_t rule_tile = 0;  // Tile by the rule for `first_tokens`, where both were measured.
   double us = 0;          // Median time of a run with token_tile, in microseconds.
   double rule_us = 0;     // The same with rule_tile.
 };
@@ -51,8 +51,8 @@ class NARROWFLOAT_API MoeTuning {
   // Throws kCorruptData for entries that contradict themselves or each other.
   explicit MoeTuning(std::vector<MoeTuningEntry> entries);
 
-  // Throw kCorruptData for text that to_json() cannot have written, files of format_version 1,
-  // which do not name the activation, among them; load() kIo as well.
+  // Both throw kCorruptData for text that to_json() cannot have written, files of format_version 1
+  // (which do not name the activation) among them; load() throws kIo as well.
   static MoeTuning parse(std::string_view json);
   static MoeTuning load(const std::string& path);
   [[nodiscard]] std::string to_json() const;
@@ -63,7 +63,7 @@ class NARROWFLOAT_API MoeTuning {
   std::vector<MoeTuningEntry> entries_;
 };
 
-// The token tile of a run on `tokens` tokens, and who decided: config.token_tile, an entry of
+// The token tile of a run on `tokens` tokens, and its origin: config.token_tile, an entry of
 // `tuning`, or the rule. The explanation's candidates are these three, with the reasons. Throws
 // kInvalidArgument for a configuration that no layer can have.
 struct TokenTileChoice {

@@ -1,4 +1,4 @@
-// Words that the operations of a Mixture-of-Experts layer share: modes, formats of activation rows,
+// Types that the operations of a Mixture-of-Experts layer share: modes, formats of activation rows,
 // gate orders, per-expert values, routing of tokens to rows. docs/moe.md explains the layer.
 //
 // T tokens, H hidden size, I expert width after gating, E routed experts, S fused shared experts, k
@@ -29,10 +29,10 @@ enum class WeightFormat : int {
 };
 NARROWFLOAT_API std::string_view name(WeightFormat format);
 
-// Formats of activation rows: what a GEMM reads.
+// Formats of activation rows, the left operand of a GEMM.
 enum class RowFormat : int {
   kBf16 = 0,
-  kFp32 = 1,           // In place of kBf16 where a layer keeps fp32 rows (MoeConfig::fp32_rows).
+  kFp32 = 1,           // In place of kBf16 where a layer keeps fp32 rows (MoeReferenceOptions).
   kFp8Static = 2,      // E4M3 of value * multiplier; its reciprocal is a factor of the layer.
   kFp8Group = 3,       // E4M3, F32 decode scale per 1x128; the last group of a row may be short.
   kMxfp8 = 4,          // E4M3, UE8M0 per 1x32.
@@ -41,7 +41,7 @@ enum class RowFormat : int {
 };
 NARROWFLOAT_API std::string_view name(RowFormat format);
 
-// How a layer computes: weights x activations (moe spec 1.2). Modes with dynamic or static row
+// The arithmetic of a layer: weights x activations (moe spec 1.2). Modes with dynamic or static row
 // scales, and exact or rounded weights, are different modes: none is a default.
 enum class MoeMode : int {
   kBf16 = 0,
@@ -68,7 +68,7 @@ struct MoeModeInfo {
   int64_t multiple;        // H and I must be multiples of this.
   double bits_per_weight;  // Block scales included.
 };
-// In the order of MoeMode.
+// The entries are in the order of MoeMode.
 NARROWFLOAT_API std::span<const MoeModeInfo> all_moe_modes();
 NARROWFLOAT_API const MoeModeInfo& moe_mode_info(MoeMode mode);
 NARROWFLOAT_API std::string_view name(MoeMode mode);
@@ -78,7 +78,7 @@ NARROWFLOAT_API MoeMode parse_moe_mode(std::string_view text);
 // Scales of one row of `cols` elements; 0 for formats without block scales.
 NARROWFLOAT_API int64_t scale_blocks(RowFormat format, int64_t cols);
 
-// Rows of the first weight matrix (moe spec 1.3): u is the linear half, g the gate.
+// The order of rows of the first weight matrix (moe spec 1.3): u is the linear half, g the gate.
 enum class GateOrder : int {
   kUpGate = 0,       // Rows [0, I) up, [I, 2I) gate: FlashInfer.
   kGateUp = 1,       // Rows [0, I) gate, [I, 2I) up: stacked Hugging Face checkpoints.
@@ -102,17 +102,19 @@ struct PerExpert {
   explicit PerExpert(const TensorView& each) : values(each) {}
 };
 
-// Activation rows in a RowFormat (or in the plain types an operation names).
+// Activation rows in a RowFormat (or in the unquantized types that an operation names).
 struct CodedRows {
   TensorView values;  // [rows, cols], dense: BF16, F32, F8_E4M3, or U8 [rows, cols / 2] for E2M1
                       // (even column in the low nibble).
-  // Absent, or [rows, scale_blocks]: F32, F8_E8M0 or F8_E4M3 (U8 for the last two as well). Any
-  // strides, the last one too: [blocks, rows] images are the view with strides {1, rows}.
+  // Absent, or [rows, scale_blocks]: F32, F8_E8M0 or F8_E4M3 (U8 for the last two as well). All
+  // strides are free, the last one too: an mn_major [blocks, rows] tensor is the view with strides
+  // {1, rows}.
   TensorView scales;
   TensorView row_scale;  // kNvfp4PerToken: F32 [rows], decode.
 };
 
-// Where the slots of all tokens went (permute.h). All views are I32, dense, on one device.
+// The rows that permute() gave to the slots of all tokens (permute.h). All views are I32, dense, on
+// one device.
 struct Permutation {
   int32_t token_tile = 0;
   TensorView slot_to_row;     // [T * (k + S)]: row, or -1 where the expert is not local.

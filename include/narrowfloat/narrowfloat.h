@@ -1,14 +1,14 @@
 // narrowfloat: block-scaled 4-bit and 8-bit floating point. Start here.
 //
 //   format.h          the formats, scale layouts, and views of quantized tensors
-//   quantize.h        quantize, dequantize, fused forms, scale layouts, maxima
+//   quantize.h        quantize, dequantize, fused variants, scale layouts, maxima
 //   group_quantize.h  8-bit quantization with a scale per group of columns
 //   kv_cache.h        KV caches in NVFP4: rows, pages, appending
 //   shuffle.h         rows and scales in the order of epilogue-tiled GEMMs
 //   pack_bits.h       booleans as bits
 //   moe.h             the fused Mixture-of-Experts layer; it includes the headers of its stages:
 //                     route.h, permute.h, gemm.h, activation.h, combine.h, and moe_types.h
-//   moe_tuning.h      token tiles for it that were measured
+//   moe_tuning.h      measured token tiles for it
 //   moe_checkpoint.h  such a layer from a checkpoint
 //   checkpoint.h      whole checkpoints: quantize, dequantize, inspect, compare
 //   safetensors.h     single files

@@ -12,24 +12,25 @@
 
 namespace narrowfloat {
 
-// Where the first of eight elements goes: kBig bit 7 (as NumPy's packbits), kLittle bit 0.
+// The place of the first of eight elements: kBig bit 7 (as NumPy's packbits), kLittle bit 0.
 enum class BitOrder : int { kBig = 0, kLittle = 1 };
 
-// input: BOOL or U8, dense, of n elements in all. output: U8 [ceil(n / 8)]; the bits behind the
-// last element are 0.
+// input: BOOL or U8, dense, n elements in all. output: U8 [ceil(n / 8)]; the bits after the last
+// element are 0.
 NARROWFLOAT_API void pack_bits(const TensorView& input, const TensorView& output,
                                BitOrder order = BitOrder::kBig, Stream stream = {});
 
-// The most bytes that `segments` segments of `elements` elements in all may need.
+// The most bytes that `segments` segments with `elements` elements in all may need.
 NARROWFLOAT_API int64_t segment_packed_bytes(int64_t elements, int64_t segments);
 
 // Packs each segment [offsets[i], offsets[i + 1]) into whole bytes of its own.
 //   input           BOOL or U8 [n], dense
 //   offsets         I32 or I64 [segments + 1], ascending within [0, n]
-//   output          U8, at least segment_packed_bytes(n, segments); bytes behind the last segment
-//                   keep what they hold
+//   output          U8, at least segment_packed_bytes(n, segments); bytes after the last segment
+//                   keep their contents
 //   output_offsets  as offsets: where each segment starts in the output, and where the last ends
-// Offsets on a device are not checked: nonsense gives nonsense, never an access outside buffers.
+// Offsets in device memory are not validated; bad ones give wrong bits, never an access out of
+// bounds.
 NARROWFLOAT_API void segment_pack_bits(const TensorView& input, const TensorView& offsets,
                                        const TensorView& output, const TensorView& output_offsets,
                                        BitOrder order = BitOrder::kBig, Stream stream = {});

@@ -37,13 +37,13 @@ struct PermutationLayout {
 NARROWFLOAT_API PermutationLayout permutation_layout(int64_t tokens, int64_t slots,
                                                      int32_t local_experts, int32_t token_tile);
 
-// The tile that is used where none is asked for: the least power of two within [8, 128] that is at
-// least m + sqrt(2 m), where m is the mean number of rows of a local expert, rounded up; 128 if
-// none is. Never decreases as tokens grow.
+// The token tile that is used where the caller names none: the least power of two within [8, 128]
+// that is at least m + sqrt(2 m), where m is the mean number of rows of a local expert, rounded up;
+// 128 if none is. Never decreases as tokens grow.
 NARROWFLOAT_API int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts);
 
-// ids: I32 [T, slots] of global experts. Local are [expert_offset, expert_offset + local_experts),
-// the local experts of `permutation`'s layout; every other id (-1, say) has no row.
+// ids: I32 [T, slots] of global experts. Ids in [expert_offset, expert_offset + local_experts) are
+// local, the experts of `permutation`'s layout; every other id (-1, say) has no row.
 NARROWFLOAT_API void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
                              const Permutation& permutation, Stream stream = {});
 

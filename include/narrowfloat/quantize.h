@@ -12,9 +12,9 @@
 //
 // On the CPU tensors need the natural alignment of their element type. On CUDA devices everything
 // but small vectors (encode_scales, valid_rows, ...) and the input of the maxima needs 16 bytes,
-// rows lie multiples of 16 bytes apart, pointers are memory of the device they name, which nobody
-// checks, and calls return before the work is done. What lies in vectors there is not checked
-// either: nonsense gives wrong numbers, never an access outside the buffers.
+// and rows lie multiples of 16 bytes apart. Pointers must be memory of the device that they name;
+// this is not checked. Calls return before the work is done. Values in device memory are not
+// validated; bad ones give wrong numbers, never an access out of bounds.
 #pragma once
 
 #include <optional>
@@ -26,7 +26,8 @@
 
 namespace narrowfloat {
 
-// FP8 formats: how a block maximum becomes a multiplier and a stored F32 scale (spec 6.7).
+// FP8 formats: the derivation of a multiplier and a stored F32 scale from a block maximum (spec
+// 6.7).
 enum class Fp8ScaleRule : int {
   kReciprocal = 0,      // m = 448 / amax; stored 1 / m.
   kReciprocalPow2 = 1,  // As kReciprocal with the mantissa of m cleared.
@@ -50,7 +51,7 @@ struct FourOverSix {
   friend bool operator==(const FourOverSix&, const FourOverSix&) = default;
 };
 
-// Options that a format has no use for must keep their defaults; anything else is an error.
+// Options that a format does not use must keep their defaults; anything else is an error.
 struct QuantizeOptions {
   MathMode math = MathMode::kExact;
 
@@ -81,13 +82,13 @@ struct QuantizeOptions {
   // others keep their values and get zero scales.
   TensorView valid_rows;
   // FP8 1x128 only: I64 [groups + 1], ascending offsets that split the rows into groups whose
-  // scales start at padded rows of one mn_major image (grouped_scale_row).
+  // scales start at padded rows of one mn_major buffer (grouped_scale_row).
   TensorView row_offsets;
 };
 
 // input: F32, F16 or BF16 (FP4 formats also F8_E4M3), [rows, cols], [batch, rows, cols], or any
 // leading extents whose product is output.batch * output.rows. output: made by
-// quantized_layout(...).bind(...). One image of scales per output.batch.
+// quantized_layout(...).bind(...), with separate block scales for each output.batch.
 NARROWFLOAT_API void quantize(const TensorView& input, const QuantizedView& output,
                               const QuantizeOptions& options = {}, Stream stream = {});
 
@@ -143,14 +144,14 @@ NARROWFLOAT_API void tensor_amax(const TensorView& input, const TensorView& outp
 NARROWFLOAT_API void row_amax(const TensorView& input, const TensorView& output,
                               Stream stream = {});
 
-// Converters between the two directions of a global scale (spec 1.6): the formulas alone, for any
-// input, so that they can stand in for what a device computes; quantize() checks what it is given.
-// e4m3_max is 448 or 256, anything else throws kInvalidArgument.
+// Conversions between the two directions of a global scale (spec 1.6). They evaluate the formulas
+// alone, for any input, and so can stand in for values that a device computes; quantize() checks
+// its arguments. e4m3_max is 448 or 256, anything else throws kInvalidArgument.
 NARROWFLOAT_API float encode_scale_from_amax(float amax, int e4m3_max = 448);
 NARROWFLOAT_API float decode_scale_from_encode(float encode_scale);  // The same in both math modes.
 NARROWFLOAT_API float encode_scale_from_decode(float decode_scale,
                                                MathMode math = MathMode::kExact);
-// The same of scales where they lie: dense F32 tensors of equal size on one device.
+// Converts tensors of scales: dense F32 tensors of equal size on one device.
 NARROWFLOAT_API void encode_scales_from_decode(const TensorView& decode_scales,
                                                const TensorView& encode_scales,
                                                MathMode math = MathMode::kExact,

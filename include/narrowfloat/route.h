@@ -65,7 +65,7 @@ struct Routing {
   TensorView weights;  // F32 or BF16 [T, k]; absent with ids: 1.
 };
 
-// What a device backend found in data it could not check beforehand. Cleared by each call.
+// Errors that a device backend finds in data it cannot check beforehand. Cleared by each call.
 struct DeviceErrors {
   uint32_t count = 0;        // Precomputed ids outside [0, E), treated as slots of no local expert.
   uint32_t kind = 0;         // 1: id out of range.
@@ -79,11 +79,10 @@ struct RouteOutputs {
   DeviceErrors* errors = nullptr;  // Optional; device memory for a device backend.
 };
 
-// Ids and weights of all slots, from logits or from a precomputed routing. Ids are the same on
-// every device, ties included: keys are compared by the order of their bits (-0 below +0, NaN above
-// infinity), equal keys by the lower id. Of a precomputed routing with ids out of range the CPU
-// throws kInvalidArgument before it writes anything; a GPU writes -1 for them and counts them in
-// `errors`.
+// Computes ids and weights of all slots, from logits or from a precomputed routing. Ids are the
+// same on every device, ties included: keys are compared by the order of their bits (-0 below +0,
+// NaN above infinity), equal keys by the lower id. For precomputed ids out of range the CPU throws
+// kInvalidArgument before it writes anything; a GPU writes -1 for them and counts them in `errors`.
 NARROWFLOAT_API void route(const Routing& routing, const RoutingConfig& config,
                            const RouteOutputs& outputs, Stream stream = {});
 

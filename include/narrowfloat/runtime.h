@@ -1,4 +1,4 @@
-// What this build and machine can do, and which implementation an operation would use.
+// The capabilities of this build and machine, and the implementation that an operation would use.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,8 @@ struct CpuInfo {
 };
 NARROWFLOAT_API CpuInfo cpu_info();
 
-// What the system can give without swapping, and control groups (a container) have left.
+// Memory that the system can give without swapping, within the limits of control groups
+// (containers).
 NARROWFLOAT_API uint64_t available_memory_bytes();
 
 struct GpuInfo {
@@ -48,7 +49,8 @@ struct GpuInfo {
 // Empty in a build without CUDA and on a machine without a GPU.
 NARROWFLOAT_API std::vector<GpuInfo> gpu_info();
 
-// NARROWFLOAT_* environment variables that are set, as NAME=value. They never change results.
+// NARROWFLOAT_* environment variables that are set, as NAME=value. None changes results but
+// NARROWFLOAT_FORCE, which pins implementations.
 NARROWFLOAT_API std::vector<std::string> environment_settings();
 
 // One implementation of an operation and whether it takes a problem.
@@ -70,7 +72,7 @@ struct ExplainRequest {
   FormatId format = FormatId::kNvfp4;
   std::optional<ScaleLayoutId> scale_layout;
   MathMode math = MathMode::kExact;
-  DType dtype = DType::kBF16;  // Of the high-precision side.
+  DType dtype = DType::kBF16;  // Type of the unquantized side.
   int64_t batch = 1;
   int64_t rows = 1;
   int64_t cols = 128;

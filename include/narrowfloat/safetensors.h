@@ -25,7 +25,7 @@ struct TensorInfo {
   std::string name;
   DType dtype = DType::kU8;
   std::vector<int64_t> shape;
-  uint64_t offset = 0;  // Of the first byte, from the start of the file.
+  uint64_t offset = 0;  // First byte, from the start of the file.
   uint64_t size_bytes = 0;
 
   [[nodiscard]] NARROWFLOAT_API int64_t num_elements() const;
@@ -87,7 +87,7 @@ class NARROWFLOAT_API SafetensorsWriter {
   // Everything that takes time: checks that every byte was written, syncs, validates the header by
   // reading it back. Nothing can be written afterwards.
   void finish();
-  // Finishes, if that was not done, and renames.
+  // Calls finish() if that was not done, and renames.
   void commit();
 
  private:

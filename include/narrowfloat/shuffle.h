@@ -5,9 +5,9 @@
 //
 //   R = 16, from the top:  rows 0 2 4 6 8 10 12 14 1 3 5 7 9 11 13 15 of the group
 //
-// Weights that were stored for such a GEMM become plain ones by unshuffle_rows and
-// unshuffle_scales. Every function checks its arguments before it writes anything, throws
-// narrowfloat::Error, accepts 0 rows and 0 columns, and needs buffers that do not overlap.
+// unshuffle_rows and unshuffle_scales restore the order of weights that were stored for such a
+// GEMM. Every function checks its arguments before it writes anything, throws narrowfloat::Error,
+// accepts 0 rows and 0 columns, and needs buffers that do not overlap.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ NARROWFLOAT_API void shuffle_rows(const TensorView& input, const TensorView& out
 NARROWFLOAT_API void unshuffle_rows(const TensorView& input, const TensorView& output,
                                     int64_t epilogue_tile_m, Stream stream = {});
 
-// Scales of one byte of such a matrix: `input` in layout linear, `output` shuffled and in
-// swizzled_128x4, its padding columns zero; unshuffle_scales is the way back. Type, batch, rows and
+// Shuffles one-byte scales of such a matrix: `input` in layout linear, `output` shuffled and in
+// swizzled_128x4, its padding columns zero; unshuffle_scales is the inverse. Type, batch, rows and
 // blocks must agree, and rows must be a multiple of 128. On CUDA buffers start at 16 bytes.
 NARROWFLOAT_API void shuffle_scales(FormatId format, const ScaleView& input,
                                     const ScaleView& output, int64_t epilogue_tile_m,

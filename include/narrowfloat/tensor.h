@@ -58,12 +58,13 @@ struct Device {
 // "cpu" or "cuda:N".
 NARROWFLOAT_API std::string to_string(Device device);
 
-// Where CUDA work is queued; ignored on the CPU. Operations never wait for it.
+// The stream that CUDA work is queued on; ignored on the CPU. Operations never synchronize with it.
 struct Stream {
   void* handle = nullptr;  // cudaStream_t of the tensors' device; null: its default stream.
   // Programmatic dependent launch: an operation's kernels may start while the work queued before
-  // them still ends, and wait for it on the device before they touch memory. Results are the same;
-  // short operations in a row get faster. Inside a capture the graph gets programmatic edges.
+  // them still ends, and wait for it on the device before they touch memory. Results are the same,
+  // and sequences of short operations get faster. Inside a capture the graph gets programmatic
+  // edges.
   bool programmatic_launch = false;
 };
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from narrowfloat._streams import allocating_on
 
-# What functions take and give: an array of NumPy, a tensor of torch, or what else speaks DLPack or
+# The arrays of arguments and results: of NumPy, torch, or any library that speaks DLPack or
 # the buffer protocol. No type that checkers know covers all of these with their methods.
 Array = Any
 
-# Types of ml_dtypes -> what stands for their bits in the extension.
+# Types of ml_dtypes -> the types that stand for their bits in the extension.
 _STAND_INS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8}
 # Types of codes and scales; only where bytes are expected.
 _BYTE_TYPES = {"float8_e4m3fn", "float8_e8m0fnu", "uint8"}

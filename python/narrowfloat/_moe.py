@@ -24,7 +24,7 @@ from narrowfloat._moe_config import MoeConfig, config_from_core, config_to_core,
 from narrowfloat._quantized import QuantizedTensor
 from narrowfloat._routing import optional_to_core
 
-_ALIGNMENT = 256  # Of a workspace.
+_ALIGNMENT = 256  # Bytes, of a workspace.
 
 
 def _parts(argument: str, weight: Any, scales: Any, layout: str) -> tuple[Any, Any, str]:
@@ -102,7 +102,7 @@ class MoeLayer:
         bias1: Any = None,
         bias2: Any = None,
     ) -> MoeLayer:
-        """Copies the weights into the image that the implementation computes from.
+        """Packs the weights in the form that the implementation computes from.
 
         w1: [experts, F1, H], w2: [experts, H, I], shared experts last; F1 is 2 * I for gated
             activations, else I. Each a QuantizedTensor (with batched=True), or codes of the mode's
@@ -205,7 +205,7 @@ class MoeLayer:
         return self._with_core(self._prepared.with_tuning(os.fspath(path)))
 
     def _with_tuning_text(self, json: str) -> MoeLayer:
-        """As with_tuning(), of what such a file holds."""
+        """Like with_tuning(), of the text of such a file."""
         return self._with_core(self._prepared.with_tuning_text(json))
 
     def _with_core(self, core: _core.MoeLayer) -> MoeLayer:
@@ -215,12 +215,12 @@ class MoeLayer:
         return tuned
 
     def _tuning_key(self) -> dict[str, Any]:
-        """What entries of such a file are about, for this layer on this machine."""
+        """The key of such a file's entries for this layer on this machine."""
         return _core.moe_tuning_key(self._core_config, self._device_name)
 
     @property
     def _torch_device(self) -> Any:
-        """Where the layer lies, as torch says it; None without torch."""
+        """The layer's device as torch names it; None without torch."""
         return self._maker.device if isinstance(self._maker, TorchMaker) else None
 
     @property
@@ -229,7 +229,7 @@ class MoeLayer:
 
     @property
     def config(self) -> MoeConfig:
-        """What it was prepared with."""
+        """The configuration that the layer was prepared with."""
         return self._config
 
     @property
@@ -251,7 +251,7 @@ class MoeLayer:
 
     @property
     def weight_bytes(self) -> int:
-        """Of both prepared images."""
+        """Bytes of the packed weights of both matrices."""
         return self._prepared.weight_bytes
 
     def required_workspace(self, tokens: int) -> int:
@@ -306,9 +306,9 @@ class MoeLayer:
     ) -> Any:
         """The layer's output for T tokens, [T, H] of out_dtype; None where only slot_out is given.
 
-        hidden: bfloat16, float16 or float32 [T, H], which the layer codes for its mode (bfloat16
-            for modes that multiply bfloat16 rows); or rows coded for it, with hidden_scales and
-            (nvfp4_per_token) row_scale, decode, float32 [T].
+        hidden: bfloat16, float16 or float32 [T, H], which the layer quantizes for its mode
+            (bfloat16 for modes that multiply bfloat16 rows); or rows quantized for it, with
+            hidden_scales and (nvfp4_per_token) row_scale, decode, float32 [T].
         logits and bias, or packed, or ids and weights: route().
         out: [T, N], N <= H: the last columns are dropped.
         slot_out: slot_dtype [max_rows(T), H], every slot's result at its row. expert_weights:

@@ -1,4 +1,4 @@
-"""What a Mixture-of-Experts layer computes, and how that reaches the extension."""
+"""The configuration of a Mixture-of-Experts layer, and its way into the extension."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Activation:
 
 @dataclass(frozen=True, kw_only=True)
 class MoeConfig:
-    """What a layer computes.
+    """The configuration of a layer.
 
     hidden, inter: H and I, the experts' width after gating. experts: E. top_k: k.
     mode: one of moe_modes(). method, ..., norm_topk: route().

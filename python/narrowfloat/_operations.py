@@ -57,7 +57,7 @@ def prepare_output(
 
 
 def finish_output(target: QuantizedTensor, options: QuantizeOptions) -> QuantizedTensor:
-    """What a tensor must know of the call that filled it."""
+    """The facts of a call that the tensor it filled must keep."""
     target._row_offsets = options.get("row_offsets")
     return target
 
@@ -83,7 +83,7 @@ def quantize(
     input: float32, float16, bfloat16 (FP4 formats also float8_e4m3fn) [..., cols]; any row stride.
     format: one of formats(); may be left out where `out` says it.
     layout: one of layouts() that the format allows; default: the format's.
-    batched: the axes before the last two are batches with scale images of their own.
+    batched: the axes before the last two are batches with scales of their own.
     alignment: mxfp8; value columns are padded to a multiple of it. Default 32.
     out: written to instead of new arrays (QuantizedTensor.empty()).
     options: QuantizeOptions.

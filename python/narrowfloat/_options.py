@@ -132,7 +132,7 @@ def to_core_options(options: QuantizeOptions) -> _core.QuantizeOptions:
 
 
 def global_scale_axis(format: str, options: Mapping[str, Any]) -> str:
-    """What the global scale of an output ranges over: what the encode scales do."""
+    """The axis of the global scales of an output: that of the encode scales."""
     if format != "nvfp4":
         return "tensor"
     per_group = "batch" if options.get("valid_rows") is not None else "row"

@@ -1,4 +1,4 @@
-"""QuantizedTensor: the buffers of a quantized tensor and what they mean."""
+"""QuantizedTensor: the buffers of a quantized tensor and their meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WITH_GLOBAL_SCALE = {info.name for info in _core.formats() if info.has_global_s
 
 
 def scales_shape(sizes: _core.QuantizedLayout, lead: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a scale array for batches `lead`: a matrix where the image is one, else flat."""
+    """Shape of a scale array for batches `lead`: a matrix where the layout is one, else flat."""
     if sizes.scale_layout == "linear":
         return (*lead, sizes.scale_rows, sizes.scale_blocks)
     batch = prod(lead)
@@ -31,7 +31,7 @@ def alignment_of(format: str, cols: int, value_cols: int) -> int:
 
 
 class QuantizedTensor:
-    """A quantized tensor: codes, block scales, global scale, and what they mean.
+    """A quantized tensor: codes, block scales, global scale, and their meaning.
 
     The arrays are the caller's: nothing is copied, whoever changes one changes the tensor.
 
@@ -92,8 +92,8 @@ class QuantizedTensor:
     ) -> QuantizedTensor:
         """New zeroed arrays for a tensor of a logical shape, for use as `out=`.
 
-        shape: [..., cols]. batched: the axes before the last two are batches with scale images of
-        their own; else all leading axes together are rows. like: a torch tensor; the new arrays are
+        shape: [..., cols]. batched: the axes before the last two are batches with scales of their
+        own; else all leading axes together are rows. like: a torch tensor; the new arrays are
         then tensors on its device. Other arguments: quantized_layout().
         """
         return new_tensor(shape, format, layout=layout, batched=batched, alignment=alignment,
@@ -122,7 +122,7 @@ class QuantizedTensor:
 
     @property
     def row_offsets(self) -> Array | None:
-        """Where the groups of rows begin; see the class."""
+        """The first rows of the groups; see the class."""
         return self._row_offsets
 
     @property

@@ -61,7 +61,7 @@ def unshuffle_scales(
 ) -> Any:
     """The way back from shuffle_scales(): uint8 [..., rows, blocks], linear.
 
-    scales: the images, of any shape; rows, blocks: of one matrix.
+    scales: in layout swizzled_128x4, of any shape; rows, blocks: of one matrix.
     """
     shape = shape_of("scales", scales)
     size = max(1, (rows + 127) // 128 * 128 * ((blocks + 3) // 4 * 4))
@@ -99,7 +99,7 @@ def segment_pack_bits(
 
     input: bool or uint8 [n]. offsets: int32 or int64 [segments + 1], ascending within [0, n].
     trim: the bytes end with the last segment, for which a GPU must be waited for; else they are
-        segment_packed_bytes(n, segments) many, with any contents behind it.
+        segment_packed_bytes(n, segments) many, with any contents after the last segment.
     out: arrays for both results, never trimmed.
     """
     count = int(np.prod(shape_of("input", input)))

@@ -10,7 +10,7 @@ from narrowfloat._arrays import maker_of, shape_of, to_core
 
 
 def optional_to_core(argument: str, array: Any) -> Any:
-    """to_core() of what may be None."""
+    """to_core() of an array that may be None."""
     return None if array is None else to_core(argument, array)
 
 
@@ -81,7 +81,7 @@ def route(
 
 @dataclass(frozen=True)
 class Permutation:
-    """Where the slots of all tokens went; int32 arrays.
+    """The rows of the slots of all tokens; int32 arrays.
 
     slot_to_row: [T * slots], row of slot t * slots + s, -1 where its expert is not local.
     row_to_token, row_to_slot: [max rows], -1 in padding rows and beyond the last tile.

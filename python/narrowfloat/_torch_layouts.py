@@ -2,8 +2,8 @@
 
 Each is the function of `narrowfloat` of the same name, with all of its arguments by position.
 Scales of one number are tensors here. Those that fill given tensors return nothing: they are called
-`<name>_out` where there is one with new results, and have the results behind the arguments, in
-place of what only says how those are made.
+`<name>_out` where there is one with new results, and take the results after the arguments, in
+place of the arguments that only say how those are made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _operator(schema: str, real: Any, fake: Any) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """The shape function of what returns nothing."""
+    """The shape function of an operator that returns nothing."""
 
 
 def _pair(name: str, arguments: str, results: str, real: Any, fake: Any, making: str = "") -> None:
@@ -187,7 +187,7 @@ def _segments_fake(input: Any, offsets: Any, order: str) -> Any:
 
 
 def _segments(input: Any, offsets: Any, order: str, out: Any = None) -> Any:
-    """New results have zeros behind the last segment: their length is its bound."""
+    """New results have zeros after the last segment: their length is its bound."""
     if out is None:
         with allocating_on(input.device):
             size = _core.segment_packed_bytes(input.numel(), max(0, offsets.shape[0] - 1))

@@ -13,7 +13,7 @@ library = torch.library.Library("narrowfloat", "DEF")
 
 
 def register(name: str, real: Callable[..., object], fake: Callable[..., object]) -> None:
-    """What an operator does on the CPU and on a GPU, and what comes out of it."""
+    """Registers an operator's function on the CPU and on a GPU, and its shape function."""
     for key in ("CPU", "CUDA"):
         library.impl(name, real, key)
     torch.library.register_fake(f"narrowfloat::{name}", fake, lib=library)

@@ -31,9 +31,9 @@ _RUN_MORE = "*, Tensor? packed=None, Tensor? ids=None, Tensor? weights=None," \
     " Tensor? hidden_scales=None, Tensor? row_scale=None"  # fmt: skip
 _WRITTEN = ("slot_out", "expert_weights", "slot_to_row", "topk_ids", "routing_replay", "errors")
 _RUN_TO = "".join(f", Tensor({chr(99 + i)}!)? {one}=None" for i, one in enumerate(_WRITTEN))
-# What returns a result writes to nothing: inductor of torch 2.11 cannot compile an operator with
-# one result that may write elsewhere and does not. The shape and type of a layer's result stand in
-# its call, since compiled code outlives the process that knew the layer.
+# An operator that returns a result writes to no argument: inductor of torch 2.11 cannot compile
+# one with a result that may write elsewhere and does not. The shape and type of a layer's result
+# are arguments of its call, since compiled code outlives the process that knew the layer.
 for _schema in (
     f"route({_LOGITS}, {_RARE}) -> (Tensor ids, Tensor weights)",
     f"route_out({_LOGITS}, Tensor(a!) ids, Tensor(b!) weights, {_RARE}{_ROUTE_TO}) -> ()",
@@ -44,11 +44,11 @@ for _schema in (
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """The shape function of what returns nothing."""
+    """The shape function of an operator that returns nothing."""
 
 
 def _allocate(make: Callable[[], Any], device: torch.device) -> Any:
-    """What make() returns, for the stream of use_stream(), which compiled code does not know."""
+    """The result of make(), for the stream of use_stream(), which compiled code does not know."""
     if torch.compiler.is_compiling():
         return make()
     with allocating_on(device):
@@ -190,7 +190,7 @@ class Moe(torch.nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """As MoeLayer.run(), but with slot_out, too, it returns a result.
 
-        hidden: bfloat16, float16 or float32 [T, H], or rows coded for the layer. logits, bias:
+        hidden: bfloat16, float16 or float32 [T, H], or rows quantized for the layer. logits, bias:
             float32 or bfloat16 [T, E] and [E]; or a routing among options.
         workspace: layer.new_workspace(T), made outside of compiled code, or any uint8 tensor with
             256 bytes more than that.

@@ -119,7 +119,7 @@ def _new_buffers(
     if how.get("row_offsets") is not None:
         groups = how["row_offsets"].shape[0] - 1
         scales = grouped_scales(format, shape, groups)
-    # What a list of rows leaves out is 0, as everywhere.
+    # Rows that a list leaves out are 0, as everywhere.
     is_partial = any(how.get(name) is not None for name in PARTIAL)
     make = input.new_zeros if is_partial else input.new_empty
     return (
@@ -150,7 +150,7 @@ _sizes = lru_cache(maxsize=256)(quantized_layout)
 
 
 def _axis_of(format: str, shape: Sequence[int], batched: bool, count: int) -> str:
-    """What `count` global scales range over. Where rows and batches are as many: rows."""
+    """The axis of `count` global scales. Where rows and batches are as many: rows."""
     batch = product(shape[:-2]) if batched else 1
     rows = shape[-2] if batched else product(shape[:-1])
     if format != "nvfp4" or count == 1:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What the manylinux policies let a wheel take from the system, of what is linked here.
+# The linked libraries that the manylinux policies let a wheel take from the system.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
           "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2",
           "ld-linux-aarch64.so.1"}  # fmt: skip

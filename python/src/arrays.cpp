@@ -130,7 +130,7 @@ TensorView view_of(std::string_view argument, const nb::dlpack::dltensor& tensor
   return view;
 }
 
-// What an imported array says, in DLPack's form. Its strides are always there.
+// Describes an imported array in DLPack's form. Its strides are always there.
 nb::dlpack::dltensor describe(const nb::ndarray<nb::ro>& array) {
   return {.data = const_cast<void*>(static_cast<const void*>(array.data())),
           .device = {array.device_type(), array.device_id()},
@@ -172,7 +172,7 @@ Array output_array(std::string_view argument, nb::handle object, DType bytes_as)
 }
 
 // Producers of read-only memory fail an import that asks to write. Tensors that were described in
-// place are of libraries that have no such memory.
+// place come from libraries that have no such memory.
 bool is_writable(const Array& array, nb::handle object) {
   if (array.object.is_valid()) return true;
   nb::ndarray<> writable;

@@ -1,4 +1,4 @@
-// What each source of the module adds to it.
+// The functions with which each source adds its part to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,7 +7,7 @@ namespace narrowfloat::python {
 
 void bind_formats(nanobind::module_& module);       // FormatInfo, QuantizedLayout, names, sizes.
 void bind_options(nanobind::module_& module);       // QuantizeOptions, RmsNormOptions.
-void bind_operations(nanobind::module_& module);    // QuantizedBuffers and what works on them.
+void bind_operations(nanobind::module_& module);    // QuantizedBuffers and their operations.
 void bind_kv_cache(nanobind::module_& module);      // KV caches.
 void bind_reorder(nanobind::module_& module);       // Shuffles, bits, 8-bit groups.
 void bind_files(nanobind::module_& module);         // Single safetensors files.

@@ -25,7 +25,7 @@ struct QuantizedBuffers {
   [[nodiscard]] const QuantizedView& output() const;
 };
 
-// The scale image of `layout` in an array of its own. Throws as QuantizedBuffers does.
+// The packed scales of `layout` in an array of their own. Throws as QuantizedBuffers does.
 ScaleView scale_view(const QuantizedLayout& layout, std::string_view argument, const Array& array);
 
 }  // namespace narrowfloat::python

@@ -116,9 +116,8 @@ struct LoadedLayer {
 };
 
 nb::dlpack::dtype numpy_type(const TensorView& view) {
-  using Code = nb::dlpack::dtype_code;
-  Code code = Code::UInt;
-  if (view.dtype == DType::kF32) code = Code::Float;
+  auto code = nb::dlpack::dtype_code::UInt;
+  if (view.dtype == DType::kF32) code = nb::dlpack::dtype_code::Float;
   return {static_cast<uint8_t>(code), static_cast<uint8_t>(bits(view.dtype)), 1};
 }
 

@@ -23,8 +23,8 @@ struct ExchangeApi {
 
 constexpr uint32_t kMajor = 1;
 
-// Of the object's type; null where it has none of this major version. The type and with it the
-// capsule outlive the object, so the pointer may be kept for as long.
+// The functions of the object's type; null where it has none of this major version. The type and
+// with it the capsule outlive the object, so the pointer may be kept for as long.
 const ExchangeApi* api_of(nb::handle object) {
   PyObject* attribute = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())),
                                                "__dlpack_c_exchange_api__");

@@ -63,7 +63,7 @@ ExplainRequest to_request(const ExplainArguments& from) {
   return request;
 }
 
-// As the members of an entry of a file.
+// The key with the member names of an entry in a file.
 NamedValues to_dictionary(const MoeTuningKey& key) {
   NamedValues result;
   result["machine"] = key.machine;
@@ -125,7 +125,8 @@ void bind_explanations(nb::module_& module) {
         return to_dictionary(moe_tuning_key(config.config, parse_device(device)));
       },
       "config"_a, "device"_a);
-  // Text of a file of token tiles as the library writes it. Throws for what load() would refuse.
+  // The text of a file of token tiles as the library writes it. Throws where load() would refuse
+  // it.
   module.def(
       "normalized_tuning", [](std::string_view json) { return MoeTuning::parse(json).to_json(); },
       "json"_a);

@@ -1,4 +1,4 @@
-// Single safetensors files: what QuantizedTensor.save() and load() need of them.
+// Single safetensors files: the functions that QuantizedTensor.save() and load() need.
 #include <cstddef>
 #include <map>
 #include <optional>

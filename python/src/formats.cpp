@@ -104,11 +104,11 @@ void bind_layout(nb::module_& module) {
       .def_ro("cols", &QuantizedLayout::cols)
       .def_ro("value_cols", &QuantizedLayout::value_cols,
               "Columns of the values: cols, or (MXFP8) cols rounded up to the alignment.")
-      .def_ro("values_bytes", &QuantizedLayout::values_bytes, "Of all batches.")
-      .def_ro("scale_rows", &QuantizedLayout::scale_rows, "Logical rows of a scale image.")
+      .def_ro("values_bytes", &QuantizedLayout::values_bytes, "Bytes of all batches.")
+      .def_ro("scale_rows", &QuantizedLayout::scale_rows, "Logical rows of a scale tensor.")
       .def_ro("scale_blocks", &QuantizedLayout::scale_blocks, "Logical scales of one row.")
       .def_ro("scale_count", &QuantizedLayout::scale_count,
-              "Scales of all images, padding included.")
+              "Scales of all batches, padding included.")
       .def_ro("scales_bytes", &QuantizedLayout::scales_bytes)
       .def_prop_ro("global_scale_axis", &axis_name,
                    "What a global scale of nvfp4 ranges over: tensor, row or batch.")

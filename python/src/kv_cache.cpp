@@ -36,7 +36,7 @@ class Arrays {
     }
     return input(argument, object);
   }
-  // Of the first array, whose device counts.
+  // The stream of the first array, whose device counts.
   [[nodiscard]] Stream stream() const { return current_stream(arrays_.front()); }
 
  private:

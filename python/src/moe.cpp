@@ -38,7 +38,7 @@ std::string_view float_type_name(DType dtype) {
   return dtype == DType::kF16 ? "float16" : "bfloat16";
 }
 
-// Those that are not at their defaults: numbers only, as checkpoints have them.
+// The parameters that are not at their defaults, as numbers, which is how checkpoints store them.
 nb::typed<nb::dict, nb::str, float> activation_parameters(const Config& self) {
   const Activation& activation = self.config.activation;
   const Activation defaults;
@@ -70,7 +70,7 @@ void set_activation(Config& self, std::string_view kind, const NamedArrays& para
   self.config.activation = activation;
 }
 
-// A field of MoeConfig or of the routing in it that Python sees as it is.
+// Binds a field of MoeConfig, or of the routing in it, that Python sees unchanged.
 template <typename T>
 void bind_field(nb::class_<Config>& type, const char* name, T MoeConfig::*field) {
   type.def_prop_rw(
@@ -169,7 +169,7 @@ void bind_config(nb::module_& module) {
   bind_words(type);
 }
 
-// The scale image of weights [experts, rows, cols]: what the mode's format has.
+// The packed scales of weights [experts, rows, cols], in the mode's format.
 ScaleView weight_scales(WeightFormat format, const TensorView& values, const TensorView& scales,
                         ScaleLayoutId layout) {
   const int64_t rows = values.shape[1];

@@ -44,7 +44,8 @@ void set_views(const NamedArrays& source, const NamedView<Struct> (&members)[kCo
                Struct& target, std::vector<Array>& arrays, bool outputs) {
   for (const auto& [key, value] : source) {
     if (value.is_none()) continue;
-    const auto* name = PyUnicode_AsUTF8AndSize(key.ptr(), nullptr);  // Of the stable ABI.
+    const auto* name = PyUnicode_AsUTF8AndSize(
+        key.ptr(), nullptr);  // PyUnicode_AsUTF8AndSize() is part of the stable ABI.
     const NamedView<Struct>* found = nullptr;
     for (const NamedView<Struct>& member : members) {
       if (name != nullptr && member.name == name) found = &member;
@@ -56,10 +57,10 @@ void set_views(const NamedArrays& source, const NamedView<Struct> (&members)[kCo
   }
 }
 
-// Of the routing that a dictionary with logits, bias, packed, ids, weights names.
+// The routing of a dictionary with logits, bias, packed, ids, weights.
 Routing routing_of(const NamedArrays& source, std::vector<Array>& arrays);
 
-// int64 [2] on the device: what DeviceErrors holds. None gives null.
+// int64 [2] on the device: the contents of a DeviceErrors. None gives null.
 DeviceErrors* device_errors(nb::handle array, std::vector<Array>& arrays);
 
 }  // namespace narrowfloat::python

@@ -111,10 +111,10 @@ void run_relayout_scales(const QuantizedLayout& from, nb::handle scales, const Q
   const Array array = input_array("scales", scales);
   const Array target = output_array("out", output);
   const ScaleView source = scale_view(from, "scales", array);
-  const ScaleView image = scale_view(to, "out", target);
+  const ScaleView moved = scale_view(to, "out", target);
   const Stream stream = current_stream(array);
   const nb::gil_scoped_release unlocked;
-  relayout(from.format, source, image, stream);
+  relayout(from.format, source, moved, stream);
 }
 
 void run_amax(nb::handle input, nb::handle output, bool per_row) {

@@ -27,9 +27,9 @@ void run_shuffle_rows(nb::handle input, nb::handle output, int64_t epilogue_tile
   (is_inverse ? unshuffle_rows : shuffle_rows)(from.view, to.view, epilogue_tile_m, stream);
 }
 
-// An image of one-byte scales, whatever its layout, in a dense array.
-ScaleView image_of(std::string_view argument, const TensorView& view, ScaleLayoutId layout,
-                   int64_t batch, int64_t rows, int64_t blocks) {
+// One-byte scales in any layout, in a dense array.
+ScaleView scales_of(std::string_view argument, const TensorView& view, ScaleLayoutId layout,
+                    int64_t batch, int64_t rows, int64_t blocks) {
   if (view.dtype != DType::kU8 || !is_dense(view)) {
     throw Error(ErrorKind::kInvalidArgument,
                 std::string(argument) + ": expected a dense uint8 array, got " + to_string(view));
@@ -51,9 +51,9 @@ void run_shuffle_scales(nb::handle input, nb::handle output, int64_t batch, int6
   constexpr auto kPlain = ScaleLayoutId::kLinear;
   constexpr auto kShuffled = ScaleLayoutId::kSwizzled128x4;
   const ScaleView in =
-      image_of("scales", from.view, is_inverse ? kShuffled : kPlain, batch, rows, blocks);
+      scales_of("scales", from.view, is_inverse ? kShuffled : kPlain, batch, rows, blocks);
   const ScaleView out =
-      image_of("out", to.view, is_inverse ? kPlain : kShuffled, batch, rows, blocks);
+      scales_of("out", to.view, is_inverse ? kPlain : kShuffled, batch, rows, blocks);
   const Stream stream = current_stream(from);
   const nb::gil_scoped_release unlocked;
   // The bytes move the same way for every format with scales of one byte.

@@ -21,7 +21,8 @@ struct Chosen {
 
 thread_local Chosen chosen;
 
-// What torch would queue to: the default stream where torch, or its CUDA part, is not in use.
+// The stream that torch would queue to: the default stream where torch, or its CUDA part, is not in
+// use.
 void* stream_of_torch(int device_index) {
   const nb::handle modules = PyImport_GetModuleDict();
   PyObject* torch = PyDict_GetItemString(modules.ptr(), "torch");

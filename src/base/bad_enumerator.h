@@ -1,5 +1,5 @@
-// The error for an enumerator value that is none of its type's. Apart from throw_error.h because
-// the headers shared with CUDA code use it, and fmt does not compile there.
+// The error for an enumerator value that is none of its type's. It is separate from throw_error.h
+// because headers shared with CUDA code use it, and fmt does not compile there.
 #pragma once
 
 namespace narrowfloat {

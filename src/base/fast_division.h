@@ -1,6 +1,6 @@
 // Division by a number that is known before a kernel starts, as one multiplication and a shift
 // (Granlund and Montgomery, PLDI 1994). Kernels split a flat index into row and column with it: an
-// ordinary division costs more instructions than the rest of the addressing.
+// integer division instruction sequence costs more than the rest of the addressing.
 #pragma once
 
 #include <cstdint>

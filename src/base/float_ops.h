@@ -1,5 +1,5 @@
 // Single IEEE operations on fp32 and double: one rounding each, nearest even, denormals kept, never
-// contracted. On CUDA the intrinsics say so; on the host -ffp-contract=off does.
+// contracted. Intrinsics ensure this on CUDA, -ffp-contract=off on the host.
 #pragma once
 
 #include <cmath>
@@ -42,9 +42,8 @@ NF_HOST_DEVICE inline float fma_rn(float a, float b, float c) {
 #endif
 }
 
-// a / divisor, correctly rounded (Markstein 1990; compared with the division for all significands
-// and the divisors 1, 6, 1536 and 2688) while nothing under- or overflows. reciprocal:
-// RN(1 / divisor).
+// a / divisor, correctly rounded while nothing under- or overflows (Markstein 1990; equal to the
+// division for all significands and the divisors 1, 6, 1536 and 2688). reciprocal: RN(1 / divisor).
 NF_HOST_DEVICE inline float divide_by_known(float a, float divisor, float reciprocal) {
   const float quotient = mul_rn(a, reciprocal);
   const float remainder = fma_rn(-divisor, quotient, a);
@@ -75,8 +74,8 @@ NF_HOST_DEVICE inline double div_rn(double a, double b) {
 #endif
 }
 
-// Correctly rounded 1 / sqrt(x). The host expression was compared with exact integer arithmetic for
-// all significands (spec allreduce 3.4); 1.0f / sqrtf(x) is not the same.
+// Correctly rounded 1 / sqrt(x). The host expression equals exact integer arithmetic for all
+// significands (spec allreduce 3.4); 1.0f / sqrtf(x) does not.
 NF_HOST_DEVICE inline float rsqrt_rn(float x) {
 #if defined(__CUDA_ARCH__)
   return __frsqrt_rn(x);
@@ -90,8 +89,8 @@ NF_HOST_DEVICE inline bool is_denormal_or_zero(float x) {
   return (float_bits(x) & 0x7F800000U) == 0;
 }
 
-// A number wins over NaN. Written with comparisons: std::fmin and std::fmax return NaN for a
-// signalling NaN (spec 4.5).
+// A number wins over NaN. The function uses comparisons because std::fmin and std::fmax return NaN
+// for a signalling NaN (spec 4.5).
 NF_HOST_DEVICE inline float min_number(float a, float b) {
   if (is_nan(a)) return b;
   return b < a ? b : a;
@@ -126,9 +125,9 @@ class AbsMax {
 
  private:
   static constexpr int32_t kInfinityBits = 0x7F800000;
-  // Signed: vector units compare signed integers.
+  // The members are signed because vector units compare signed integers.
   int32_t largest_ = 0;
-  int32_t smallest_ = 0x7FFFFFFF;  // Over all magnitudes: a NaN only if every element is one.
+  int32_t smallest_ = 0x7FFFFFFF;  // Minimum of all magnitudes: NaN only if every element is NaN.
 };
 
 }  // namespace narrowfloat

@@ -1,5 +1,5 @@
-// A callable passed by reference: what std::function is for, where the callee does not keep it.
-// Never allocates, so that operations that must not can take closures of any size.
+// A reference to a callable, for callees that do not keep it. In contrast to std::function it never
+// allocates, so operations that must not allocate can take closures of any size.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
-// Functions shared by CPU and CUDA code, and the two differences between the compilers that shared
-// code has to know. __CUDA_ARCH__ appears in this folder only.
+// Macros and functions shared by CPU and CUDA code, and the two differences between the compilers
+// that shared code depends on. __CUDA_ARCH__ appears in this folder only.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 #if defined(__CUDACC__)
 #define NF_HOST_DEVICE __host__ __device__
-// Declares `name`, the block's dynamic shared memory, as an array. Not a function that returns its
-// address: kernels come out with other registers then.
+// Declares `name`, the CTA's dynamic shared memory, as an array. It is not a function that returns
+// the address, because that changes the register allocation of kernels.
 #define NF_DYNAMIC_SHARED(Type, name, alignment) \
   extern __shared__ __align__(alignment)         \
   Type name[]
@@ -27,8 +27,8 @@ inline constexpr bool kHasE2m1Conversion = true;
 inline constexpr bool kHasE2m1Conversion = false;
 #endif
 
-// Whether device code is being compiled for Hopper's own instructions: warpgroup matrix
-// multiplications, registers handed from one warpgroup to another. False in host code.
+// Whether device code is being compiled for Hopper's own instructions: wgmma, and setmaxnreg, which
+// moves registers between warpgroups. False in host code.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool kHasWgmma = true;
 #else

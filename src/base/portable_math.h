@@ -1,6 +1,6 @@
-// Exponential, hyperbolic tangent and the like with the same bits on every device: built from
-// single IEEE operations, as library functions differ in the last bit between hosts and devices and
-// would break near-ties of a router differently (moe spec 1.6). Every NaN becomes the canonical
+// Exponential, hyperbolic tangent and the like with the same bits on every device. They are built
+// from single IEEE operations: library functions differ in the last bit between hosts and devices
+// and would break near-ties of a router differently (moe spec 1.6). Every NaN becomes the canonical
 // one.
 //
 //   exp_portable     at most 0.94 ulp from the true value
@@ -51,7 +51,7 @@ NF_HOST_DEVICE inline double expm1_of_negative(double x) {
   // ln 2 in two parts; the first has 33 bits, so its product with n is exact.
   double r = add_rn(x, mul_rn(n, -0x1.62e42feep-1));
   r = add_rn(r, mul_rn(n, -0x1.a39ef35793c76p-33));
-  // The Taylor series of (exp(r) - 1) / r. As |r| <= ln 2 / 2, what is left out is below 5e-18.
+  // The Taylor series of (exp(r) - 1) / r. As |r| <= ln 2 / 2, the omitted terms are below 5e-18.
   double p = 1.0 / 6227020800.0;
   p = horner_step(p, r, 1.0 / 479001600.0);
   p = horner_step(p, r, 1.0 / 39916800.0);
@@ -73,7 +73,7 @@ NF_HOST_DEVICE inline double expm1_of_negative(double x) {
 
 }  // namespace portable_math_detail
 
-// Odd, -0 included; exactly +-1 from 9.02 on.
+// The function is odd, also for -0, and exactly +-1 from 9.02 on.
 NF_HOST_DEVICE inline float tanh_portable(float x) {
   if (is_nan(x)) return bits_float(0x7FFFFFFFU);
   const uint32_t sign = float_bits(x) & 0x80000000U;
@@ -98,7 +98,7 @@ NF_HOST_DEVICE inline float sigmoid_by_tanh(float z) {
 NF_HOST_DEVICE inline float normal_cdf(float x) {
   if (is_nan(x)) return bits_float(0x7FFFFFFFU);
   const float t = bits_float(float_bits(x) & 0x7FFFFFFFU);
-  // From here on the tail is below the least fp32 number.
+  // The tail is below the least fp32 number from this magnitude on.
   if (t > 14.5F) return x > 0.0F ? 1.0F : 0.0F;
   // exp(t^2 / 2) * tail(t) * (1 + t / 2) by a minimax polynomial of degree 9 in q, which maps
   // [0, 15] to [-1, 0.62]; its relative error is 2.2e-8.

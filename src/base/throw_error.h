@@ -1,4 +1,4 @@
-// Throwing narrowfloat::Error with a formatted message: one short call at every check.
+// Helpers that throw narrowfloat::Error with a formatted message: one short call at every check.
 #pragma once
 
 #include <utility>

@@ -144,17 +144,18 @@ void add_fp8_input(int64_t rows, int64_t cols, RandomValues& values, Work& work)
   quantize(TensorView::contiguous(matrix.data(), DType::kBF16, {rows, cols}),
            layout.bind(codes.data(), scales.data(), nullptr));
   const int64_t blocks = cols / kActivationGroup;
-  std::vector<float> image(scales.size());
+  std::vector<float> transposed(scales.size());
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t block = 0; block < blocks; ++block) {
-      image[static_cast<size_t>(block * rows + row)] =
+      transposed[static_cast<size_t>(block * rows + row)] =
           scales[static_cast<size_t>(row * blocks + block)];
     }
   }
   using enum WorkBuffer::Role;
   const uint64_t code_bytes = codes.size();
   work.buffers.push_back({"input", kInput, code_bytes, std::move(codes)});
-  work.buffers.push_back({"input scales", kInput, image.size() * sizeof(float), bytes_of(image)});
+  work.buffers.push_back(
+      {"input scales", kInput, transposed.size() * sizeof(float), bytes_of(transposed)});
 }
 
 // Counts the rows that the map names, and one map.

@@ -81,7 +81,7 @@ void print_document(const BenchArguments& arguments, const std::vector<QuickCase
   print_json(document);
 }
 
-// For people and for CSV: the names of the columns carry the units.
+// The table is printed as text and as CSV: the names of the columns carry the units.
 Table quick_table(const std::vector<QuickCase>& cases) {
   using enum Table::Align;
   Table table({{"op", kLeft},

@@ -198,7 +198,7 @@ class Operands {
   TensorView workspace_;
 };
 
-// A few slots, evenly spread, the last one among them.
+// At most kCheckedRows slots, evenly spread, the last one among them.
 std::vector<int64_t> sampled_slots(int64_t rows) {
   const int64_t count = std::min(rows, kCheckedRows);
   std::vector<int64_t> slots;
@@ -339,7 +339,7 @@ void print_document(const MoeGemmArguments& arguments, const GemmReport& report)
   print_json(document);
 }
 
-// For people and for CSV: the names of the columns carry the units.
+// The table is printed as text and as CSV: the names of the columns carry the units.
 Table case_table(const GemmReport& report) {
   using enum Table::Align;
   Table table({{"mode", kLeft},

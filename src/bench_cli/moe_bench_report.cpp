@@ -1,5 +1,5 @@
-// For people, a table (and one of the stages) under a few lines about the layer; --csv is the
-// first table, --json has everything.
+// The text report is a few lines about the layer, then a table of the cases and one of the stages.
+// --csv prints the first table, --json everything.
 #include "bench_cli/moe_bench_report.h"
 
 #include <fmt/format.h>
@@ -149,7 +149,7 @@ std::string ms_text(double seconds) {
   return fmt::format("{:.{}f}", seconds * 1e3, seconds < 0.01 ? 4 : 3);
 }
 
-// For people and for CSV: the names of the columns carry the units.
+// The table is printed as text and as CSV: the names of the columns carry the units.
 Table case_table(const MoeBenchReport& report) {
   using enum Table::Align;
   Table table({{"mode", kLeft},

@@ -128,7 +128,7 @@ std::string spread_text(const CallTime* time) {
   return time == nullptr ? "-" : us_text(time->p10_us) + "-" + us_text(time->p90_us);
 }
 
-// For people and for CSV.
+// The table is printed as text and as CSV.
 Table case_table(const std::vector<Measured>& cases, const MachineRates& rates) {
   using enum Table::Align;
   Table table({{"op"},

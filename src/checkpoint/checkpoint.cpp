@@ -24,8 +24,8 @@ constexpr std::string_view kShardSuffix = ".safetensors";
 constexpr const char* kConfigName = "config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
 
-// Names of the files of a directory, by what they are to us; each list is sorted. What we would
-// open is listed even if it is a dangling link or a pipe, so that opening it reports it.
+// Names of the files of a directory by their role; each list is sorted. Files that would be opened
+// are listed even if they are dangling links or pipes, so that opening them reports it.
 struct Listing {
   std::vector<std::string> indexes;
   std::vector<std::string> shards;
@@ -41,7 +41,7 @@ void sort_in(Listing& listing, const fs::directory_entry& entry) {
   if (name == kConfigName) {
     listing.has_config = true;
   } else if (name.starts_with('.') || name.ends_with(".partial")) {
-    return;  // Hidden files and what a dead writer left.
+    return;  // Hidden files and the remains of a killed writer.
   } else if (name.ends_with(kIndexSuffix)) {
     listing.indexes.push_back(name);
   } else if (name.ends_with(kShardSuffix)) {
@@ -77,7 +77,7 @@ bool is_listed(const ShardIndex& index, std::string_view tensor) {
   return found != index.entries.end() && found->tensor == tensor;
 }
 
-// Of a name PREFIX-NUMBER-of-COUNT.safetensors.
+// The parts of a name PREFIX-NUMBER-of-COUNT.safetensors.
 struct NumberedShard {
   std::string_view prefix;
   std::string_view number;
@@ -163,7 +163,7 @@ void Checkpoint::State::open_shard(const std::string& file_path,
   warnings.insert(warnings.end(), shard_warnings.begin(), shard_warnings.end());
 }
 
-// The list of all tensors by name; a name in two files is an error.
+// Makes the list of all tensors by name; a name in two files is an error.
 void Checkpoint::State::gather_tensors() {
   for (size_t shard = 0; shard < shards.size(); ++shard) {
     for (const TensorInfo& info : shards[shard].tensors()) tensors.push_back({info, shard});
@@ -191,7 +191,7 @@ const CheckpointTensor* Checkpoint::State::find(std::string_view name) const {
   return found == tensors.end() || found->info.name != name ? nullptr : &*found;
 }
 
-// Every indexed tensor in its file; unlisted tensors and a wrong total are warnings.
+// Requires every indexed tensor in its file; unlisted tensors and a wrong total are warnings.
 void Checkpoint::State::check_index(const ShardIndex& index, const std::string& index_path) {
   const std::string source = printable(index_path);
   for (const ShardIndex::Entry& entry : index.entries) {

@@ -1,5 +1,5 @@
-// A walk over the top level of a text that is known to be valid JSON, so it only has to find where
-// keys and values begin and end.
+// A walk over the top level of a text that is known to be valid JSON: it only finds the positions
+// at which keys and values begin and end.
 #include "checkpoint/config_text.h"
 
 #include <algorithm>
@@ -130,7 +130,7 @@ std::string remove_top_level_member(std::string_view json_text, std::string_view
   const std::vector<Member> members = top_level_members(json_text);
   const auto found = find_member(json_text, members, key);
   if (found == members.end()) return std::string(json_text);
-  // Together with the comma before it, or, for the first one, the comma behind it.
+  // The comma before the member goes too; for the first member, the comma after it.
   if (found != members.begin()) {
     return replace(json_text, std::prev(found)->value_end, found->value_end, "");
   }

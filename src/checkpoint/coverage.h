@@ -1,4 +1,4 @@
-// Which bytes of a file were written: a set of disjoint ranges that merge as they touch.
+// The bytes of a file that are written: a set of disjoint ranges that merge as they touch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace narrowfloat {
 
 class Coverage {
  public:
-  // Adds [begin, end). Ranges may overlap what is there.
+  // Adds [begin, end), which may overlap ranges of the set.
   void add(uint64_t begin, uint64_t end) {
     if (begin == end) return;
     auto next = ranges_.upper_bound(begin);

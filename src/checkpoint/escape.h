@@ -1,4 +1,4 @@
-// Text that came from files, made safe to print, and the reverse: text made safe to put into JSON.
+// Makes text from files safe to print, and text safe to put into JSON.
 //
 // Tensor and file names are untrusted: they may hold newlines that forge log lines, or terminal
 // escapes that rewrite the screen. Every message of this folder prints them through printable(),
@@ -12,7 +12,7 @@
 
 namespace narrowfloat {
 
-// As RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
+// Validity as in RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_valid_utf8(std::string_view text);
 
 // `text`, which must be valid UTF-8, as a JSON string literal with its quotes.

@@ -1,6 +1,6 @@
-// File access with every return code checked: descriptors that close themselves, reads and writes
-// that are complete or throw kIo. Only regular files are opened, so a FIFO or device named in a
-// checkpoint can neither block nor be touched.
+// File access with every return code checked: descriptors that close themselves, and reads and
+// writes that are complete or throw kIo. Only regular files are opened: a FIFO or device that a
+// checkpoint names can neither block the process nor be touched.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class FileDescriptor {
   explicit FileDescriptor(int fd) : fd_(fd) {}
   FileDescriptor(FileDescriptor&& other) noexcept;
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  // Errors of this close are lost; close() reports them.
+  // Ignores errors of this close; close() reports them.
   ~FileDescriptor();
 
   [[nodiscard]] int get() const { return fd_; }
@@ -35,19 +35,19 @@ struct OpenedFile {
   uint64_t size = 0;
 };
 
-// For reading. Symbolic links are followed, but not the magic ones of /proc.
+// Opens for reading. Symbolic links are followed, but not the magic ones of /proc.
 OpenedFile open_regular_file(const std::string& path);
 
-// Size now; open files may change.
+// The current size; open files may change.
 uint64_t file_size(const FileDescriptor& file, const std::string& path);
 
-// All of `out`, or kIo.
+// Reads all of `out`, or throws kIo.
 void read_exact(const FileDescriptor& file, const std::string& path, uint64_t offset,
                 std::span<std::byte> out);
 void write_exact(const FileDescriptor& file, const std::string& path, uint64_t offset,
                  std::span<const std::byte> data);
 
-// The whole file. Throws kCorruptData for more than `max_bytes`.
+// Reads the whole file. Throws kCorruptData for more than `max_bytes`.
 std::string read_file_bounded(const std::string& path, uint64_t max_bytes);
 
 // Makes PATH appear (or replaces it) complete and on disk, or not at all; see partial_file.h.

@@ -1,5 +1,5 @@
-// Weight files that are not safetensors: recognised to be refused with a hint. Pickle files run
-// code when they are loaded, so nothing here ever opens one.
+// Weight files that are not safetensors; they are refused with a hint. Pickle files run code when
+// they are loaded, so nothing here ever opens one.
 #pragma once
 
 #include <string>

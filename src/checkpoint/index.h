@@ -1,7 +1,7 @@
 // model.safetensors.index.json: {"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}.
 //
-// The file names come from outside and are opened, so each must be one plain name: nothing that
-// could leave the checkpoint's directory.
+// The file names are untrusted and are opened, so each must be one plain name that cannot leave the
+// checkpoint's directory.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ inline constexpr uint64_t kMaxIndexBytes = 100'000'000;
 struct ShardIndex {
   struct Entry {
     std::string tensor;
-    size_t file = 0;  // Into `files`.
+    size_t file = 0;  // Index into `files`.
   };
   std::vector<std::string> files;  // Sorted, each once.
   std::vector<Entry> entries;      // Sorted by tensor.

@@ -1,4 +1,4 @@
-// nlohmann-json's SAX events, checked and handed on.
+// Checks nlohmann-json's SAX events and forwards them.
 #include "checkpoint/json_guard.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace narrowfloat {
 namespace {
 
-// Keys of all open objects, to find duplicates when an object ends. One arena and eight bytes a
-// key: a set of strings would need several times the memory of a 100 MB header.
+// Keys of all open objects, to find duplicates when an object ends. They take one arena and eight
+// bytes a key: a set of strings would need several times the memory of a 100 MB header.
 class KeyStack {
  public:
   void open() { frames_.push_back({keys_.size(), arena_.size()}); }
@@ -28,12 +28,13 @@ class KeyStack {
     arena_ += key;
   }
 
-  // Closes the innermost object; a key that it has twice, if any.
+  // Closes the innermost object and returns a key that it has twice, if any.
   std::optional<std::string> close() {
     const Frame frame = frames_.back();
     frames_.pop_back();
     const auto first = keys_.begin() + static_cast<std::ptrdiff_t>(frame.num_keys);
-    // By hash first: comparing the texts of millions of keys would miss the cache each time.
+    // Sorts by hash first: comparisons of the texts of millions of keys would miss the cache each
+    // time.
     std::sort(first, keys_.end(), [&](const Key& a, const Key& b) {
       return a.hash != b.hash ? a.hash < b.hash : view(a) < view(b);
     });
@@ -163,7 +164,7 @@ class CheckedSax {
   int depth_ = 0;
 };
 
-// What stands between tokens, or is one of its own.
+// Characters that separate tokens or are tokens.
 constexpr std::array<bool, 256> kIsSeparator = [] {
   std::array<bool, 256> table{};
   for (const char c : std::string_view("{}[]:, \t\r\n\""))
@@ -171,9 +172,9 @@ constexpr std::array<bool, 256> kIsSeparator = [] {
   return table;
 }();
 
-// The tokenizer copies a string or number several times before anyone could ask for its length, so
-// lengths are looked at first. Where the text is malformed, the tokenizer stops at or before the
-// point where this simple walk could go wrong.
+// The tokenizer copies a string or number several times before its length is known, so lengths are
+// checked first. In malformed text the tokenizer stops at or before the point where this simple
+// walk could go wrong.
 size_t longest_token(std::string_view text) {
   size_t longest = 0;
   for (size_t at = 0; at < text.size(); ++at) {

@@ -1,4 +1,4 @@
-// The writer holds a lock on its partial file: that tells a live run from a dead one.
+// The writer holds a lock on its partial file, which distinguishes a live run from a dead one.
 #include "checkpoint/partial_file.h"
 
 #include <cerrno>
@@ -27,11 +27,11 @@ bool try_lock(const FileDescriptor& file) {
   return ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-// Only the blocks of `num_bytes` and one in a hundred more: file systems need some for themselves.
+// Needs the blocks of `num_bytes` and one in a hundred more: file systems need some for themselves.
 void check_free_space(const FileDescriptor& file, const std::string& path, uint64_t num_bytes) {
   struct statvfs status {};
   if (::fstatvfs(file.get(), &status) != 0) throw_errno(path, "read the free space");
-  if (status.f_blocks == 0) return;  // Some network and overlay systems do not tell.
+  if (status.f_blocks == 0) return;  // Some network and overlay systems report no size.
   const uint64_t free_blocks = status.f_bavail;
   const uint64_t needed_bytes = num_bytes + num_bytes / 100;
   if (needed_bytes / status.f_frsize < free_blocks) return;

@@ -17,8 +17,8 @@ namespace narrowfloat {
 
 class PartialFile {
  public:
-  // A PATH.partial that a dead run left is replaced. Throws kIo if a live one is writing it, or if
-  // PATH or PATH.partial is something other than a regular file.
+  // Replaces a PATH.partial that a dead run left. Throws kIo if a live one writes it, or if PATH or
+  // PATH.partial is not a regular file.
   explicit PartialFile(std::string path);
   PartialFile(const PartialFile&) = delete;
   PartialFile& operator=(const PartialFile&) = delete;
@@ -28,8 +28,8 @@ class PartialFile {
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] const std::string& partial_path() const { return partial_path_; }
 
-  // Makes the file `num_bytes` long, with its blocks where the file system can, so that a full disk
-  // shows now and not after hours.
+  // Makes the file `num_bytes` long, and allocates its blocks where the file system can, so that a
+  // full disk is found now and not after hours.
   void reserve(uint64_t num_bytes);
   void write(uint64_t offset, std::span<const std::byte> data);
   void sync();

@@ -1,5 +1,5 @@
-// Parsing in two passes: HeaderParser turns JSON events into tensors and checks what one entry can
-// tell; check_buffer then checks that the tensors tile the buffer.
+// Parsing takes two passes: HeaderParser turns JSON events into tensors and checks each entry
+// alone; check_buffer then checks that the tensors tile the buffer.
 #include "checkpoint/safetensors_header.h"
 
 #include <algorithm>
@@ -109,7 +109,7 @@ class HeaderParser : public JsonVisitor {
          fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // A value of the wrong type, `got`, where the parser stands.
+  // Refuses a value of the wrong type, `got`, at the parser's position.
   [[noreturn]] void refuse(std::string_view got) const {
     constexpr std::string_view kPlain = "plain decimal integers from 0 to 2^63 - 1";
     switch (place_) {
@@ -191,7 +191,7 @@ class HeaderParser : public JsonVisitor {
     const auto [begin, end] = std::tuple(offsets_[0], offsets_[1]);
     if (begin > end) fail_tensor("data_offsets [{}, {}) end before they begin", begin, end);
     if (end > context_.buffer_bytes) {
-      fail_tensor("data_offsets [{}, {}) end behind the file's {} data bytes; is it truncated?",
+      fail_tensor("data_offsets [{}, {}) end after the file's {} data bytes; is it truncated?",
                   begin, end, context_.buffer_bytes);
     }
     const DenseSize expected = dense_size(tensor_.dtype, tensor_.shape);
@@ -220,8 +220,8 @@ class HeaderParser : public JsonVisitor {
   uint64_t offsets_[2] = {0, 0};
 };
 
-// The format starts the header with '{' at once and pads it with spaces only; the JSON grammar
-// alone would let other white space pass.
+// The format starts the header with '{' and pads it with spaces only; the JSON grammar alone would
+// accept other white space.
 void check_frame(std::string_view json, const HeaderContext& context) {
   if (!json.starts_with('{')) {
     throw_error(ErrorKind::kCorruptData, "{}: the header must start with '{{'", context.file);
@@ -233,7 +233,7 @@ void check_frame(std::string_view json, const HeaderContext& context) {
   }
 }
 
-// Bytes that no tensor owns: refused, or counted for one warning in lenient mode.
+// Bytes that belong to no tensor: refused, or counted for one warning in lenient mode.
 class GapReport {
  public:
   GapReport(const HeaderContext& context, ParsedHeader& header)
@@ -285,7 +285,7 @@ void check_buffer(const HeaderContext& context, ParsedHeader& header) {
     previous = tensor.name;
   }
   const uint64_t end = context.buffer_begin + context.buffer_bytes;
-  if (covered < end) gaps.add(end - covered, "behind the last tensor");
+  if (covered < end) gaps.add(end - covered, "after the last tensor");
   gaps.finish();
 }
 
@@ -312,7 +312,7 @@ int64_t TensorInfo::num_elements() const {
 ParsedHeader parse_header(std::string_view json, const HeaderContext& context) {
   check_frame(json, context);
   HeaderParser parser(context);
-  // Root, entry, array.
+  // The three levels are root, entry, array.
   scan_json_object(json, context.file, JsonLimits{.max_depth = 3}, parser);
   ParsedHeader header = parser.take();
   check_buffer(context, header);

@@ -1,4 +1,4 @@
-// The header of a safetensors file: what it may say, and parsing with every check of the format.
+// The header of a safetensors file: its content, and parsing with every check of the format.
 //
 //   byte 0       8            8 + N                      end of file
 //   | N, u64 LE | JSON, N bytes | buffer: tensors, back to back |
@@ -33,7 +33,7 @@ struct HeaderLimits {
   size_t max_metadata_bytes = size_t{16} << 20;  // Keys and values together.
 };
 
-// What parse_header has to know about the file around the header.
+// Properties of the file that parse_header needs.
 struct HeaderContext {
   std::string file;           // Printable; starts every message.
   uint64_t buffer_begin = 0;  // 8 + N.
@@ -51,7 +51,7 @@ struct ParsedHeader {
 // Throws kCorruptData naming file, tensor and reason.
 ParsedHeader parse_header(std::string_view json, const HeaderContext& context);
 
-// Bytes of a dense tensor, or why it has no size.
+// Bytes of a dense tensor, or the reason why it has no size.
 struct DenseSize {
   uint64_t size_bytes = 0;
   std::string problem;  // Empty if all is well.

@@ -1,5 +1,5 @@
-// Where our writer puts tensors in a file, and the header that says so. A pure function of tensors
-// and metadata, so equal inputs give equal files.
+// The places of tensors in a file that our writer makes, and the header that lists them. A pure
+// function of tensors and metadata: equal inputs give equal files.
 //
 // The buffer starts at a multiple of 4096 (the header is padded with spaces). The format forbids
 // holes, so alignment comes from the order: wide dtypes first, large tensors first, then names;
@@ -32,8 +32,8 @@ FileLayout plan_layout(std::vector<TensorSpec> tensors,
 // Bytes of the tensor's data. Throws kInvalidArgument for an impossible shape.
 uint64_t data_bytes(const TensorSpec& tensor);
 
-// Upper bounds on what a tensor and the metadata add to a header; the sum of all, rounded up to
-// kBufferAlignment, bounds the header.
+// Upper bounds on the bytes that a tensor and the metadata add to a header; the sum of all, rounded
+// up to kBufferAlignment, bounds the header.
 uint64_t max_entry_bytes(const TensorSpec& tensor);
 uint64_t max_metadata_entry_bytes(const std::map<std::string, std::string>& metadata);
 

@@ -27,7 +27,7 @@ uint64_t decode_length(const LengthField& field) {
   return length;
 }
 
-// N, checked against the limit and the file size: by subtraction, since 8 + N may wrap.
+// N, checked against the limit and the file size by subtraction, as 8 + N may wrap.
 uint64_t read_header_length(const OpenedFile& file, const std::string& path) {
   if (file.size < kLengthFieldBytes) {
     throw_error(ErrorKind::kCorruptData,
@@ -110,7 +110,7 @@ const TensorInfo* SafetensorsReader::find(std::string_view name) const {
 void SafetensorsReader::read(const TensorInfo& tensor, uint64_t begin,
                              std::span<std::byte> out) const {
   const State& state = *state_;
-  // `tensor` may come from another reader, so it is held against this file too.
+  // `tensor` may come from another reader, so it is checked against this file too.
   const bool is_inside = tensor.offset >= state.header_size && tensor.offset <= state.file.size &&
                          tensor.size_bytes <= state.file.size - tensor.offset;
   if (!is_inside) {

@@ -1,5 +1,5 @@
-// Writes the tensors into PATH.partial at their planned places; the header goes in last, so that
-// even a partial file under its final name would not load.
+// Writes the tensors into PATH.partial at their planned places, and the header last, so that even a
+// partial file under its final name would not load.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -42,7 +42,7 @@ void SafetensorsWriter::State::check_complete() const {
                 printable(missing->name), gap - missing->offset, missing->size_bytes);
 }
 
-// Our own reader must find what was planned: the last guard against a bug here or a file system
+// Our own reader must find the planned header: the last guard against a bug here or a file system
 // that lost the header.
 void SafetensorsWriter::State::check_read_back() const {
   const SafetensorsReader reader(file.partial_path());

@@ -43,7 +43,7 @@ void name_files(std::vector<PlannedShard>& shards) {
 std::vector<PlannedShard> plan_shards(std::span<const TensorGroup> groups,
                                       const ShardLimits& limits) {
   if (limits.max_shard_bytes == 0) throw_invalid("the shard size limit must be above 0");
-  // What is left of the format's limit for entries, after metadata and padding.
+  // The format's limit for entries, less metadata and padding.
   const uint64_t fixed_bytes = max_metadata_entry_bytes(limits.metadata) + kBufferAlignment;
   const uint64_t max_entries = fixed_bytes < kMaxHeaderBytes ? kMaxHeaderBytes - fixed_bytes : 0;
 

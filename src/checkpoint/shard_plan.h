@@ -1,4 +1,4 @@
-// How output tensors are spread over files, and the index that lists them.
+// The distribution of output tensors over files, and the index that lists them.
 //
 // A group (codes, scales, global scale of one weight) stays in one shard and tensors are never
 // split. Groups keep their order, so the plan depends on its input alone.
@@ -17,8 +17,8 @@ namespace narrowfloat {
 using TensorGroup = std::vector<TensorSpec>;
 
 struct ShardLimits {
-  uint64_t max_shard_bytes = 5'000'000'000;  // Of tensor data. A larger group has its own shard.
-  // The __metadata__ that every shard will get; counts towards the limit on headers.
+  uint64_t max_shard_bytes = 5'000'000'000;  // Tensor data. A larger group has its own shard.
+  // The __metadata__ of every shard; counts towards the limit on headers.
   std::map<std::string, std::string> metadata;
 };
 
@@ -28,8 +28,8 @@ struct PlannedShard {
   uint64_t tensor_bytes = 0;
 };
 
-// At least one shard. Throws kInvalidArgument for impossible shapes, a shard limit of 0, and a
-// group whose header alone is over the format's limit.
+// Returns at least one shard. Throws kInvalidArgument for impossible shapes, a shard limit of 0,
+// and a group whose header alone is over the format's limit.
 std::vector<PlannedShard> plan_shards(std::span<const TensorGroup> groups,
                                       const ShardLimits& limits);
 

@@ -1,5 +1,5 @@
 // narrowfloat moe tune: measures token tiles of a layer with made-up weights, and writes those that
-// are faster than the rule by a margin into a file that layers can take. Tiles take turns within a
+// are faster than the rule by a margin into a file that layers can take. Tiles alternate within a
 // round, so that a change of the machine's speed meets all of them; what counts is how many times
 // as fast as the rule's tile one is in the same round. A result outside of its tolerance is exit
 // code 1.

@@ -119,7 +119,7 @@ class Table {
 std::string format_bytes(uint64_t size_bytes);
 // "0.25 s", "12.5 s", "3m 20s", "1h 05m".
 std::string format_duration(double seconds);
-// With so many decimals, and no sign before a zero.
+// The text has `decimals` decimals, and a zero has no sign.
 std::string format_fixed(double value, int decimals);
 // "256x128"; "scalar" for rank 0.
 std::string format_shape(std::span<const int64_t> shape);

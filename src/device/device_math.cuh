@@ -13,8 +13,8 @@ namespace narrowfloat {
 
 namespace device_math_detail {
 
-// The instructions' NaN is 0x7F or 0x7 whatever its operand's sign, and everything else is the
-// type's own rule.
+// The conversion instructions return NaN as 0x7F or 0x7 whatever the sign of the operand. All other
+// rules are those of the type.
 template <class Float>
 __device__ inline uint8_t encode(float a) {
   if constexpr (std::is_same_v<Float, E4M3>) {
@@ -26,8 +26,8 @@ __device__ inline uint8_t encode(float a) {
   }
 }
 
-// By way of fp16, which holds every E4M3 number. NaN only enters arithmetic, whose NaN is
-// canonical.
+// Converts through fp16, which holds every E4M3 number. NaN only enters arithmetic, which returns
+// the canonical NaN.
 template <class Float>
 __device__ inline float decode(uint8_t code) {
   if constexpr (std::is_same_v<Float, E4M3>) return f16_low_to_float(e4m3x2_to_f16x2(code));

@@ -1,6 +1,6 @@
 // A thread's run of input elements in registers, as they are stored: pairs of bf16 or fp16 in
-// words, or fp32 numbers. What kernels ask of a run: its elements as fp32, its largest magnitude,
-// its signs.
+// words, or fp32 numbers. Kernels read a run's elements as fp32, its largest magnitude and its
+// signs.
 //
 // Magnitudes are returned as fp32 bit patterns, whose order as integers is that of the numbers,
 // with NaN above infinity:
@@ -53,7 +53,7 @@ struct PackedElements {
   }
 };
 
-// kCount fp32 elements.
+// An array of kCount fp32 elements.
 template <int kCount>
 struct FloatElements {
   static constexpr int kSize = kCount;
@@ -79,13 +79,13 @@ struct FloatElements {
     return largest;
   }
 
-  // Of two magnitudes; a number wins over NaN.
+  // The larger of two magnitudes; a number wins over NaN.
   __device__ static uint32_t largest_number(uint32_t a, uint32_t b) {
     return float_bits(fmaxf(bits_float(a), bits_float(b)));
   }
 };
 
-// kBytes from `address`, 16-byte aligned, into the words of a run.
+// Loads kBytes from `address`, 16-byte aligned, into the words of a run.
 template <class Elements>
 __device__ inline Elements load_elements(const void* address) {
   static_assert(Elements::kBytes % 16 == 0);

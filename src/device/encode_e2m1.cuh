@@ -1,12 +1,12 @@
-// Eight E2M1 codes from eight fp32 numbers: by the E2M1 instruction where there is one, else from
-// their magnitudes in the fp32 pipe, rounded as in formats/e2m1_grid.h.
+// Eight E2M1 codes from eight fp32 numbers. The E2M1 conversion instruction makes them where the
+// GPU has it; otherwise magnitudes are rounded in the fp32 pipe as in formats/e2m1_grid.h.
 //
-// Everything carries that header's factor 2^-6: then a rounded value has the exponents of E4M3's
+// All values carry that header's factor 2^-6. A rounded value then has the exponents of E4M3's
 // denormals and first normals, and an E4M3 conversion, exact here, leaves the code in bits 2 to 4
-// of a byte. Magnitudes only: a negative one would be rounded to the grid of small ones, and zeros
-// would lose their sign; the signs come from the input words.
+// of a byte. Only magnitudes are rounded: a negative number would be rounded to the grid of small
+// ones, and zeros would lose their sign. The signs come from the input words.
 //
-// Good for v < 7: above, the rounding would leave E2M1's range. Callers test the block's largest v.
+// Valid for v < 7: larger values round outside E2M1's range. Callers test the block's largest v.
 #pragma once
 
 #include "device/elements.cuh"
@@ -43,13 +43,13 @@ __device__ inline uint32_t grid_codes(float q0, float q1, float q2, float q3) {
   return to_e4m3x2(q0, q1) | static_cast<uint32_t>(to_e4m3x2(q2, q3)) << 16;
 }
 
-// Codes of elements first to first + 7, element `first` in the lowest nibble. multiplier: that of
-// the block times kE2m1Prescale.
+// Codes of elements first to first + 7, element `first` in the lowest nibble. `multiplier` is that
+// of the block times kE2m1Prescale.
 template <class Math, class Elements>
 __device__ inline uint32_t encode_e2m1_in_range(const Elements& elements, int first,
                                                 float multiplier) {
   if constexpr (kHasE2m1Conversion) {
-    // Exact: the multiplier without its factor.
+    // The multiplier without its factor. The product is exact.
     const float whole = __fmul_rn(multiplier, 1.0F / kE2m1Prescale);
     float v[8];
 #pragma unroll

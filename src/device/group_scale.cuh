@@ -1,4 +1,4 @@
-// The scale of a group of FP8 1x128 from its maximum, and the same without divisions.
+// The scale of a group of FP8 1x128 from its maximum, with divisions and without.
 #pragma once
 
 #include "device/device_math.cuh"
@@ -6,7 +6,7 @@
 
 namespace narrowfloat {
 
-// Scale and multiplier of a group, by the rule reciprocal.
+// Scale and multiplier of a group by the reciprocal rule.
 __device__ inline BlockScale<float> group_scale(float amax, float input_max = kFloatMax) {
   return Fp8Block1x128::block_scale<DeviceExactMath>(amax, ScalePair{},
                                                      BlockRules{.input_max = input_max});
@@ -14,13 +14,13 @@ __device__ inline BlockScale<float> group_scale(float amax, float input_max = kF
 
 struct QuickGroupScale {
   BlockScale<float> scale;
-  bool is_right;  // Else group_scale is to be asked.
+  bool is_right;  // False: call group_scale instead.
 };
 
-// The same bits with 8 instructions and no branch where the maximum is an ordinary number: both
-// quotients come from an approximate reciprocal and one correction. Compared with the divisions for
-// all mantissas; in this range nothing is denormal, so exponents do not matter. A maximum of zero
-// has the multiplier of 448, which is 1.
+// Same bits as group_scale with 8 instructions and no branch, for maxima from 2^-100 on: both
+// quotients come from an approximate reciprocal and one correction. A test compares them with the
+// divisions for all mantissas; exponents do not matter, as nothing is denormal in this range. A
+// maximum of zero has the multiplier of 448, which is 1.
 __device__ inline QuickGroupScale quick_group_scale(float amax) {
   constexpr float kLeast = 0x1p-100F;
   constexpr float kMost = 0x1p100F;

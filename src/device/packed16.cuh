@@ -14,7 +14,8 @@ struct PackedBf16 {
   __device__ static float low(uint32_t pair) { return bits_float(pair << 16); }
   __device__ static float high(uint32_t pair) { return bits_float(pair & 0xFFFF0000U); }
   __device__ static uint32_t pack(float low, float high) { return to_bf16x2(low, high); }
-  // Of each half the larger magnitude, with a sign of no use: a number wins, or NaN does.
+  // The larger magnitude in each half, with an arbitrary sign. max_number: a number wins over NaN;
+  // max_or_nan: NaN wins.
   __device__ static uint32_t max_number(uint32_t a, uint32_t b) { return max_abs_bf16x2(a, b); }
   __device__ static uint32_t max_or_nan(uint32_t a, uint32_t b) { return max_abs_nan_bf16x2(a, b); }
   __device__ static uint32_t add(uint32_t a, uint32_t b) { return add_bf16x2(a, b); }

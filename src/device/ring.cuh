@@ -28,7 +28,7 @@ struct RingBarriers {
   uint64_t empty_barriers[kStages];
 };
 
-// Until the phase of this parity has ended.
+// Waits until the phase of this parity has ended.
 __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
   while (!try_wait(barrier, parity)) {
   }
@@ -43,7 +43,7 @@ class Ring {
       : full_(shared_address(shared.full_barriers)),
         empty_(shared_address(shared.empty_barriers)) {}
 
-  // By one thread, before a block barrier: arrivals that end a phase of each kind.
+  // Called by one thread before a CTA barrier, with the arrivals that end a phase of each kind.
   __device__ void init(uint32_t producers, uint32_t consumers) const {
     for (int stage = 0; stage < kStages; ++stage) {
       init_barrier(full_ + 8 * stage, producers);
@@ -56,12 +56,12 @@ class Ring {
     return empty_ + 8 * at.stage;
   }
   __device__ void wait_full(const Position& at) const { wait_for_phase(full(at), at.parity); }
-  // All stages are empty to begin with.
+  // All stages start empty.
   __device__ void wait_empty(const Position& at) const {
     wait_for_phase(empty(at), at.parity ^ 1U);
   }
   __device__ void release(const Position& at) const { arrive(empty(at)); }
-  // By all lanes of a warp, of which `lane` is one, once they have read: one arrives for them.
+  // Called by all lanes of a warp after they have read; one of them arrives for the warp.
   __device__ void release_warp(const Position& at, int lane) const {
     __syncwarp();
     if (lane == 0) release(at);

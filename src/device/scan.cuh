@@ -1,4 +1,4 @@
-// Sums of what the threads before a thread have, over a warp and over a block.
+// Prefix sums over a warp and over a CTA.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -17,12 +17,12 @@ __device__ inline uint32_t warp_inclusive_sum(uint32_t value) {
 }
 
 struct BlockSum {
-  uint32_t before;  // Over the threads before this one.
-  uint32_t total;   // Over all threads.
+  uint32_t before;  // Sum over the threads before this one.
+  uint32_t total;   // Sum over all threads.
 };
 
-// Over a block of whole warps, in the order of threadIdx.x. `shared_scratch`: one value per warp.
-// All threads of the block take part; a second call needs a barrier of its own before it.
+// Prefix sum over a CTA of whole warps, in the order of threadIdx.x. `shared_scratch`: one value
+// per warp. All threads of the CTA take part; a second call needs a barrier of its own before it.
 __device__ inline BlockSum block_sum(uint32_t value, uint32_t* shared_scratch) {
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;

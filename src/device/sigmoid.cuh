@@ -1,11 +1,11 @@
-// The router's sigmoid (base/portable_math.h) in half the operations: the same bits for every
-// argument, which a test on the GPU compares one by one.
+// The router's sigmoid (base/portable_math.h) in half the operations, with the same bits for every
+// argument. A test on the GPU compares all of them.
 //
 //   sigmoid(z) = 0.5 * tanh(0.5 * z) + 0.5;   tanh(|z| / 2) = -t / (2 + t),  t = exp(-|z|) - 1
 //
-// In double with fused operations and short chains, where the portable function keeps to what every
-// host does fast. Both round the quotient to fp32 once, and both are within a few units of double
-// of it, too near for any of the 2^32 arguments to round differently.
+// Computed in double with fused operations and short chains; the portable function is restricted to
+// operations that every host does fast. Both round the quotient to fp32 once, and both are within a
+// few units of double of it, so close that none of the 2^32 arguments rounds differently.
 #pragma once
 
 #include "base/float_ops.h"
@@ -56,7 +56,7 @@ __device__ inline double quotient(double a, double b) {
 }  // namespace sigmoid_detail
 
 __device__ inline float router_sigmoid(float z) {
-  // From here on tanh is 1 in fp32.
+  // tanh is 1 in fp32 from this magnitude on.
   constexpr float kLimit = 20.0F;
   const float magnitude = bits_float(float_bits(z) & 0x7FFFFFFFU);
   const double t = sigmoid_detail::expm1_of_negative(-static_cast<double>(magnitude));

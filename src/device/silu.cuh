@@ -4,9 +4,9 @@
 // Gates of magnitude up to 87 need none of the exponential's range tests: 2^n is a normal number
 // and so is 1 + exp(-gate), and the quotient of `exact` mode comes from the approximate reciprocal
 // y of d by one correction, q + y * (gate - q * d) with q = gate * y. Both shortcuts, and fusing
-// the product and the sum that round gate / ln 2 to an integer, were compared with silu_mul for all
-// 2^16 gates of both types; a wider type would need a proof. Everything else, NaN and infinities
-// included, takes the plain formula out of line: test the gates of a block once and branch.
+// the product and the sum that round gate / ln 2 to an integer, give the bits of silu_mul for all
+// 2^16 gates of both types; a wider type would need a proof. All other gates, NaN and infinities
+// included, take the general formula out of line: test the gates of a block once and branch.
 //
 //   const bool plain = !silu_gates_in_range<Half>(largest gate magnitudes of the block);
 //   word = plain ? silu_mul_plain<Math, Half>(gates, ups) : silu_mul_in_range<Math, Half>(...);
@@ -41,7 +41,7 @@ __device__ inline float silu_mul_in_range(float gate, float up) {
   const float y = rcp_approx(d);
   if constexpr (Math::kMode == MathMode::kFast) return Math::mul(Math::mul(gate, y), up);
   const float q = __fmul_rn(gate, y);
-  // The remainder with this sign: the other one turns -0 into +0.
+  // The remainder has this sign because the other one turns -0 into +0.
   const float remainder = __fmaf_rn(q, d, -gate);
   return __fmul_rn(__fmaf_rn(-remainder, y, q), up);
 }
@@ -53,14 +53,14 @@ __device__ inline bool silu_gates_in_range(uint32_t magnitudes) {
   return (magnitudes & 0xFFFFU) <= kLimit && (magnitudes >> 16) <= kLimit;
 }
 
-// Two elements, rounded to 16 bits. The gates are in range.
+// Computes two elements, rounded to 16 bits, from gates in range.
 template <class Math, class Half>
 __device__ inline uint32_t silu_mul_in_range(uint32_t gates, uint32_t ups) {
   return Half::pack(silu_mul_in_range<Math>(Half::low(gates), Half::low(ups)),
                     silu_mul_in_range<Math>(Half::high(gates), Half::high(ups)));
 }
 
-// Two elements, whatever they are.
+// Computes two elements for any gates.
 template <class Math, class Half>
 __device__ __noinline__ uint32_t silu_mul_plain(uint32_t gates, uint32_t ups) {
   return Half::pack(silu_mul<Math>(Half::low(gates), Half::low(ups)),

@@ -11,7 +11,7 @@ namespace narrowfloat {
 
 namespace swiglu_detail {
 
-// x * rcp(1 + ex2(t * -log2(e))); for x = t very negative that is -0.
+// Computes x * rcp(1 + ex2(t * -log2(e))); for x = t very negative the result is -0.
 __device__ inline float times_sigmoid(float x, float t) {
   const float e = exp2_approx(__fmul_rn(t, -0x1.715476p0F));
   return __fmul_rn(x, rcp_approx(__fadd_rn(1.0F, e)));
@@ -23,13 +23,13 @@ __device__ inline float fast_swiglu(float u, float g) {
   return __fmul_rn(swiglu_detail::times_sigmoid(g, g), u);
 }
 
-// Params: alpha, beta, limit_gate, limit_up.
+// Params has alpha, beta, limit_gate, limit_up.
 template <class Params>
 __device__ inline float fast_swiglu(float u, float g, const Params& params) {
   const float gate = g > params.limit_gate ? params.limit_gate : g;
   const float below = u > params.limit_up ? params.limit_up : u;
   const float up = below < -params.limit_up ? -params.limit_up : below;
-  // Adding a beta of 0 would turn -0 into +0, which plain SwiGLU does not.
+  // Adding a beta of 0 would turn -0 into +0; SwiGLU without a beta keeps -0.
   const float shifted = params.beta == 0.0F ? up : __fadd_rn(up, params.beta);
   return __fmul_rn(swiglu_detail::times_sigmoid(gate, __fmul_rn(params.alpha, gate)), shifted);
 }

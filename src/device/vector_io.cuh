@@ -1,17 +1,17 @@
-// Global memory in pieces of up to 16 bytes, the widest access of a thread.
+// Global memory accesses of up to 16 bytes, the widest of a thread.
 #pragma once
 
 #include "base/host_device.h"
 
 namespace narrowfloat {
 
-// Memory that this kernel does not write. An ordinary load all the same: ld.global.nc (__ldg) says
-// that nobody writes the memory while the kernel runs, and ptxas then moves it above
-// griddepcontrol.wait, where the grid before this one may still be writing.
+// Loads memory that this kernel does not write. It must be a normal load: ld.global.nc (__ldg)
+// promises that nobody writes the memory while the kernel runs, and ptxas then moves it above
+// griddepcontrol.wait, where the preceding grid may still write.
 template <typename Vector>
 __device__ inline Vector load_readonly(const void* address) {
   static_assert(sizeof(Vector) <= 16);
-  // Where the compiler cannot see it, a generic load would be slower.
+  // A generic load, which the compiler emits where it cannot see the address space, is slower.
   __builtin_assume(__isGlobal(address));
   return *static_cast<const Vector*>(address);
 }

@@ -1,4 +1,4 @@
-// The steps of encoding a block that need nothing but its elements: maximum, codes, packing. The
+// The steps of encoding a block that depend on its elements alone: maximum, codes, packing. The
 // quantizer and the encoder of activation rows share them, so that both give the same bytes.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace narrowfloat {
 
-// A block's maximum as the format wants it (spec 4.5).
+// The maximum of a block under the format's NaN rule (spec 4.5).
 template <BlockFormat Format>
 NF_HOST_DEVICE float block_amax(const float* x, int64_t count) {
   AbsMax amax;
@@ -31,8 +31,8 @@ NF_HOST_DEVICE Stored canonical_scale(Stored stored) {
   return stored;
 }
 
-// Codes, one a byte in, of columns [col, col + count) of the row that starts at `row`. 4-bit codes
-// are packed two a byte, the even column in the low nibble (spec 8.1).
+// Packs `codes`, one a byte, as columns [col, col + count) of the row that starts at `row`. 4-bit
+// codes are packed two a byte, the even column in the low nibble (spec 8.1).
 template <typename Element>
 void pack_codes(const uint8_t* codes, int64_t col, int64_t count, uint8_t* row) {
   if constexpr (Element::kBits == 4) {

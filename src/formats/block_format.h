@@ -1,6 +1,6 @@
-// What a block format is: a struct with the element and scale types, the block shape, and the one
-// place where its scale rule and its encoding live. CPU and CUDA code, the command line, Python and
-// the tests all work from these structs and the list of them in registry.h.
+// The concept of a block format: a struct with the element and scale types, the block shape, and
+// the only definition of its scale rule and its encoding. CPU and CUDA code, the command line,
+// Python and the tests all derive from these structs and from the list of them in registry.h.
 #pragma once
 
 #include <concepts>
@@ -12,14 +12,15 @@
 
 namespace narrowfloat {
 
-// Encode and decode factor of a whole tensor or row: g and what multiplies on dequantization. The
-// two are not exact reciprocals of each other; each mode and format says how they are made.
+// Encode and decode factor of a whole tensor or row: g, which multiplies before quantization, and
+// the factor of dequantization. They are not exact reciprocals of each other; each mode and format
+// defines both.
 struct ScalePair {
   float encode = 1.0F;
   float decode = 1.0F;
 };
 
-// The choices that a block scale depends on besides its maximum.
+// The parameters of a block scale besides its maximum.
 struct BlockRules {
   Ue8m0Rounding mx_rounding = Ue8m0Rounding::kUp;
   Fp8ScaleRule fp8_rule = Fp8ScaleRule::kReciprocal;
@@ -34,8 +35,8 @@ struct BlockScale {
   float multiplier;
 };
 
-// Policy of arithmetic (math_policy.h) whose block scale is asked for: block_scale takes the block
-// maximum `amax` (NaN if every element is NaN, for formats with kAmaxOfNanIsNan, else 0).
+// block_scale takes a policy of arithmetic (math_policy.h) and the block maximum `amax` (NaN if
+// every element is NaN, for formats with kAmaxOfNanIsNan, else 0).
 template <typename F>
 concept BlockFormat = requires {
   { F::kId } -> std::convertible_to<FormatId>;

@@ -4,17 +4,17 @@
 // The E2M1 grid is e / 2 apart at v, and so are the numbers around t * 2^22 - v, of which t * 2^22
 // is one. Hence
 //
-//   r = fma(t, 2^22, -v)   rounds v to the grid, ties to the even code: the one rounding
-//   q = fma(t, 2^22, -r)   is what v became, exactly
+//   r = fma(t, 2^22, -v)   rounds v to the grid, ties to the even code: the only rounding
+//   q = fma(t, 2^22, -r)   is the rounded value, exact
 //
 // A tie has v = t with three significant bits, so that t * 2^22 is an even multiple of e / 2 and
 // does not disturb the choice. Just above t = e the difference falls below e * 2^22, where numbers
-// are e / 4 apart, but there v is next to e; t is a little more than 1 lest that happen to smaller
-// v. (t * 2^22 + v would not do: it leaves the binade for v just below 2e.) Compared with the plain
-// formula for all floats in range.
+// are e / 4 apart, but there v is next to e; t is a little more than 1 so that this does not happen
+// to smaller v. (t * 2^22 + v would not do: it leaves the binade for v just below 2e.) The result
+// equals MiniFloat's general formula for all floats in range.
 //
-// Everything carries a factor 2^-6, which is what those who want codes need
-// (device/encode_e2m1.cuh). Good for v < 7: above, the rounding would leave E2M1's range.
+// All values carry a factor 2^-6, which the conversion to codes needs (device/encode_e2m1.cuh).
+// Valid for v < 7: larger values round outside E2M1's range.
 #pragma once
 
 #include <cmath>
@@ -26,8 +26,8 @@ namespace narrowfloat {
 inline constexpr float kE2m1Prescale = 0x1p-6F;
 inline constexpr float kE2m1FastLimit = 7.0F * kE2m1Prescale;
 
-// v: magnitude * multiplier * kE2m1Prescale, a number below kE2m1FastLimit. The rounded value, with
-// the factor.
+// v: magnitude * multiplier * kE2m1Prescale, a number below kE2m1FastLimit. Returns the rounded
+// value, with the factor.
 NF_HOST_DEVICE inline float round_to_e2m1_grid(float v) {
   const float t = fmaxf(v, 0x1.000008p0F * kE2m1Prescale);
   const float r = fma_rn(t, 0x1p22F, -v);

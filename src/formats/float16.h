@@ -19,8 +19,8 @@ NF_HOST_DEVICE constexpr uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(is_nan ? 0x7FFFU : rounded);
 }
 
-// One rounding: to fp32 by truncation first, with the last bit set where something was lost, so
-// that the second step sees which side of a tie the value is on.
+// Rounds once: the first step truncates to fp32 and sets the last bit if anything was lost, so that
+// the second step sees the side of a tie that the value is on.
 NF_HOST_DEVICE constexpr uint16_t double_to_bf16(double value) {
   const auto nearest = static_cast<float>(value);
   const auto back = static_cast<double>(nearest);
@@ -45,7 +45,7 @@ NF_HOST_DEVICE constexpr uint16_t float_to_f16(float value) {
   const uint32_t input = float_bits(value);
   const uint32_t sign = (input >> 16) & 0x8000U;
   const uint32_t magnitude = input & 0x7FFFFFFFU;
-  // As MiniFloat::encode, with infinity above the largest number instead of saturation.
+  // Like MiniFloat::encode, but overflow gives infinity instead of the largest number.
   const uint32_t normal = ((magnitude + 0xFFFU + ((magnitude >> 13) & 1U)) >> 13) - (112U << 10);
   const uint32_t denormal = float_bits(bits_float(magnitude) + 0.5F) - float_bits(0.5F);
   uint32_t code = magnitude < 0x38800000U ? denormal : normal;

@@ -41,7 +41,7 @@ struct FourOverSixSearch {
     return error(x, four, pair, rules) < error(x, six, pair, rules) ? four : six;
   }
 
-  // What an element adds to the error of its block.
+  // An element's term in the error of its block.
   NF_HOST_DEVICE static float error_term(float x, uint8_t code, float scale, const ScalePair& pair,
                                          const FourOverSixRules& rules) {
     const float e = element_error(x, Math::template decode<E2M1>(code), scale, pair, rules);

@@ -9,7 +9,7 @@
 //   reciprocal_pow2  m with cleared mantissa, stored 1 / m
 //   amax_div         S = max(a, eps) / 448,   stored S, m = 1 / S
 //   pow2_ceil        S raised to a power of two
-// Only `reciprocal` has a `fast` form; callers use ExactMath for the other rules.
+// Only `reciprocal` has a `fast` variant; callers use ExactMath for the other rules.
 #pragma once
 
 #include "formats/block_format.h"
@@ -106,7 +106,8 @@ struct Fp8Tensor : Fp8Block<0, 0> {
   static constexpr std::string_view kDescription = "E4M3, one F32 scale";
   static constexpr ScaleLayoutId kDefaultLayout = ScaleLayoutId::kLinear;
 
-  // For a given decode scale D > 0 (spec 6.9). Clamped so that a tiny D cannot make NaN of zeros.
+  // The scale of a given decode scale D > 0 (spec 6.9). The clamp keeps a tiny D from making NaN of
+  // zeros.
   NF_HOST_DEVICE static BlockScale<Stored> given_scale(float decode_scale) {
     return {decode_scale, min_number(div_rn(1.0F, decode_scale), kFloatMax)};
   }

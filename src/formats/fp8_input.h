@@ -1,4 +1,4 @@
-// E4M3 tensors as input of FP4 formats (spec 6.10): elements are first brought into fp16 with the
+// E4M3 tensors as input of FP4 formats (spec 6.10): elements are first converted to fp16 with the
 // factor t = 6 / g, and everything else is computed from that copy h.
 #pragma once
 

@@ -2,9 +2,9 @@
 //
 // A policy has mul, add, div, rcp (each one rounding), flush (denormals to zero where the mode does
 // that), encode and decode of a MiniFloat, and kMode. ExactMath runs on the CPU and in CUDA code.
-// FastMath here is the CPU model of what the GPU instructions `mul.ftz`, `add.ftz`,
-// `rcp.approx.ftz` do. device/device_math.cuh has policies of the same shape and the same results
-// built from the GPU's instructions.
+// FastMath is the CPU model of the GPU instructions `mul.ftz`, `add.ftz` and `rcp.approx.ftz`.
+// device/device_math.cuh has policies with the same interface and results, built from the GPU's
+// instructions.
 #pragma once
 
 #include "base/float_ops.h"
@@ -39,7 +39,7 @@ struct FastMath {
     return is_denormal_or_zero(a) ? bits_float(float_bits(a) & 0x80000000U) : a;
   }
 
-  // Tininess is judged after rounding to 24 bits with unbounded exponent (spec 4.2), so flushing
+  // Tininess is detected after rounding to 24 bits with unbounded exponent (spec 4.2), so flushing
   // the IEEE product would be wrong just below 2^-126. The double product is exact.
   static float mul(float a, float b) {
     const double exact = static_cast<double>(flush(a)) * static_cast<double>(flush(b));

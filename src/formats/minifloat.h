@@ -14,7 +14,7 @@
 
 namespace narrowfloat {
 
-// Which codes are not numbers: none (E2M1), only all ones (E4M3 "fn"), or the top exponent as in
+// The codes that are not numbers: none (E2M1), only all ones (E4M3 "fn"), or the top exponent as in
 // IEEE 754 (E5M2).
 enum class Special { kNone, kNanOnly, kIeee };
 
@@ -46,7 +46,7 @@ struct MiniFloat {
   static constexpr float kDenormalStep = power_of_two(1 - kBias - kMantissaBits);
   static constexpr float kDenormalMagic = power_of_two(1 - kBias - kMantissaBits + 23);
 
-  // Exact. The sign of zero is kept; every NaN becomes the canonical NaN.
+  // The result is exact. The sign of zero is kept; every NaN becomes the canonical NaN.
   NF_HOST_DEVICE static constexpr float decode(uint8_t code) {
     constexpr int kShift = 23 - kMantissaBits;
     const uint32_t magnitude = code & kMagnitudeMask;
@@ -62,7 +62,7 @@ struct MiniFloat {
     return bits_float(sign | ((magnitude << kShift) + ((127U - kBias) << 23)));
   }
 
-  // Nearest even, saturating to the largest finite value; infinities saturate too.
+  // Rounds to nearest even and saturates to the largest finite value, also for infinities.
   NF_HOST_DEVICE static constexpr uint8_t encode(float value) {
     constexpr int kShift = 23 - kMantissaBits;
     const uint32_t input = float_bits(value);
@@ -86,7 +86,7 @@ struct MiniFloat {
 
 using E2M1 = MiniFloat<FloatSpec{2, 1, Special::kNone}>;
 using E4M3 = MiniFloat<FloatSpec{4, 3, Special::kNanOnly}>;
-// Written by the group quantizer alone.
+// Only the group quantizer writes E5M2.
 using E5M2 = MiniFloat<FloatSpec{5, 2, Special::kIeee}>;
 
 // The published maxima (OCP MX 1.0 and OCP FP8).

@@ -77,7 +77,7 @@ struct Mxfp8 : MxFormat<E4M3> {
   static constexpr std::string_view kName = "mxfp8";
   static constexpr std::string_view kDescription = "E4M3, UE8M0 scale per 32 columns";
 
-  // The clamp of `fast` turns NaN into 448, as the kernels it equals do.
+  // The clamp of `fast` turns NaN into 448, like the kernels whose bits it reproduces.
   template <class Math>
   NF_HOST_DEVICE static float scaled(float x, float multiplier) {
     const float product = Math::mul(x, multiplier);

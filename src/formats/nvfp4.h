@@ -63,7 +63,7 @@ struct Nvfp4 {
     return Math::kMode == MathMode::kExact ? min_number(reciprocal, kFloatMax) : reciprocal;
   }
 
-  // What an element is rounded to a code from.
+  // The scaled element that is rounded to a code.
   template <class Math>
   NF_HOST_DEVICE static float scaled(float x, float multiplier) {
     return Math::mul(x, multiplier);
@@ -73,7 +73,7 @@ struct Nvfp4 {
     return Math::template encode<Element>(scaled<Math>(x, multiplier));
   }
 
-  // Scale first, as producers of checkpoints do (spec 7).
+  // The product takes the scale first, like the producers of checkpoints (spec 7).
   NF_HOST_DEVICE static float decode_scale(Stored stored, float global_scale) {
     return mul_rn(E4M3::decode(stored), global_scale);
   }

@@ -1,8 +1,9 @@
 // `rcp.approx.ftz.f32` on the CPU: the GPU's approximate reciprocal, bit for bit (spec 4.3).
 //
 // The instruction differs from the correctly rounded reciprocal by -1, 0 or +1 unit in the last
-// place, depending on the mantissa only. The table of all 2^23 differences was measured on an H100;
-// the build packs it into two bits an entry (2 MiB) from data/rcp_approx_ftz_delta_h100.i8.gz.
+// place, depending on the mantissa only. The table of all 2^23 differences comes from measurements
+// on an H100; the build packs it into two bits an entry (2 MiB) from
+// data/rcp_approx_ftz_delta_h100.i8.gz.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ inline float rcp_approx_ftz(float x) {
   const uint32_t code = (narrowfloat_rcp_delta_table[mantissa >> 2] >> (2 * (mantissa & 3U))) & 3U;
   const uint32_t quotient = float_bits(1.0F / bits_float(0x3F800000U | mantissa)) +
                             (code == 1 ? 1U : 0U) - (code == 2 ? 1U : 0U);
-  // The exponent of 1 / 1.m, moved by the input's own exponent; results below 2^-126 are flushed.
+  // The exponent of 1 / 1.m, minus the input's own exponent; results below 2^-126 are flushed.
   const int exponent = static_cast<int>(quotient >> 23) - (static_cast<int>(magnitude >> 23) - 127);
   if (exponent <= 0) return bits_float(sign);
   return bits_float(sign | static_cast<uint32_t>(exponent) << 23 | (quotient & 0x7FFFFFU));

@@ -18,7 +18,7 @@ struct FormatList {
     (visitor.template operator()<Formats>(), ...);
   }
 
-  // Calls it for the format with this id.
+  // Calls the visitor for the format with this id.
   template <typename Visitor>
   static void visit(FormatId id, Visitor&& visitor) {
     const bool found =
@@ -27,7 +27,7 @@ struct FormatList {
   }
 };
 
-// In the order of FormatId.
+// The entries are in the order of FormatId.
 using AllFormats =
     FormatList<Nvfp4, Nvfp4PerToken, Mxfp4, Mxfp8, Fp8Block1x128, Fp8Block128x128, Fp8Tensor>;
 

@@ -14,12 +14,12 @@
 namespace narrowfloat {
 
 // Evaluates the tree while leaves arrive in order, with one partial sum per level: leaf number n
-// completes the subtrees that end at n, as a binary counter carries.
+// completes the subtrees that end at n, like the carries of a binary counter.
 class RmsNormSum {
  public:
   static constexpr size_t kLeaf = 8;
 
-  // The next elements of the row. Every call but the last has a multiple of 8 elements.
+  // Adds the next elements of the row. Every call but the last has a multiple of 8 elements.
   void add(std::span<const float> elements) {
     for (size_t first = 0; first < elements.size(); first += kLeaf) {
       float leaf = 0.0F;
@@ -31,7 +31,7 @@ class RmsNormSum {
   }
 
   // Missing right partners are +0 and squares are >= +0, so adding them changes nothing: the
-  // remaining subtrees are joined from the smallest up.
+  // remaining subtrees are added up from the smallest one.
   [[nodiscard]] float total() const {
     float sum = 0.0F;
     for (size_t level = 0; level < kLevels; ++level) {
@@ -54,7 +54,7 @@ class RmsNormSum {
   std::array<float, kLevels> partial_{};
 };
 
-// cols: their number, rounded.
+// cols: the number of columns, rounded to fp32.
 NF_HOST_DEVICE inline float reciprocal_rms(float sum, float cols, float eps) {
   return rsqrt_rn(add_rn(div_rn(sum, cols), eps));
 }
@@ -62,7 +62,8 @@ NF_HOST_DEVICE inline float reciprocal_rms_of_sum(float sum, int64_t cols, float
   return reciprocal_rms(sum, static_cast<float>(cols), eps);
 }
 
-// Before the rounding to 16 bits. The weight is added to +0, so that -0 counts as +0.
+// The normalised element before the rounding to 16 bits. The weight is added to +0, so that -0
+// counts as +0.
 NF_HOST_DEVICE inline float rms_norm_element(float x, float reciprocal_rms, float weight) {
   return mul_rn(mul_rn(x, reciprocal_rms), add_rn(0.0F, weight));
 }

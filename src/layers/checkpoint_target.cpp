@@ -1,4 +1,4 @@
-// Paths are compared in canonical form: links and `..` must not hide that two are the same.
+// Paths are compared in canonical form, as links and `..` can hide that two are the same.
 #include "layers/checkpoint_target.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr std::string_view kStagedSuffix = ".staged";
 constexpr const char* kStagingName = ".narrowfloat.partial";  // Inside an existing target.
 constexpr const char* kLockName = ".narrowfloat.lock";        // Inside the staging directory.
-constexpr const char* kReplacedName = "replaced";             // So are the old files, for a while.
+constexpr const char* kReplacedName = "replaced";  // Inside it too: the old files, for a while.
 
 fs::path canonical(const std::string& path) {
   std::error_code error;
@@ -91,7 +91,7 @@ class Renames {
   std::vector<std::pair<std::string, std::string>> done_;
 };
 
-// In this order they come, in the opposite one they leave: see the header.
+// Files arrive in this order and leave in the opposite one; the header says why.
 int rank(const std::string& name) {
   if (name.ends_with(kIndexSuffix)) return 0;
   if (name == "config.json") return 1;
@@ -104,7 +104,7 @@ void sort_for_arrival(std::vector<std::string>& names) {
   });
 }
 
-// Names of the complete files of a staging directory, as they will be.
+// Final names of the complete files of a staging directory.
 std::vector<std::string> staged_names(const std::string& staging) {
   std::vector<std::string> names;
   for (const fs::directory_entry& entry : entries_of(staging)) {
@@ -143,12 +143,12 @@ bool remove_stale(const std::string& path) {
     throw_error(ErrorKind::kIo, "{}: another run is writing there; wait for it or stop it",
                 printable(path));
   }
-  // Another run may have removed it and begun anew since it was opened.
+  // Another run may have removed it and started again since it was opened.
   if (!is_same_file(lock, lock_path)) return true;
   std::error_code error;
   fs::remove_all(path, error);
   if (error) {
-    throw_error(ErrorKind::kIo, "{}: cannot remove what a dead run left: {}", printable(path),
+    throw_error(ErrorKind::kIo, "{}: cannot remove the files of a dead run: {}", printable(path),
                 error.message());
   }
   return true;
@@ -191,7 +191,7 @@ void CheckpointTarget::check_relation(const Checkpoint& source) const {
 }
 
 void CheckpointTarget::check_existing() const {
-  // Links that lead somewhere were resolved.
+  // Links to existing files are resolved by now.
   if (fs::is_symlink(fs::symlink_status(target_))) {
     throw_invalid("target: '{}' is a link that leads nowhere; remove it or name a different place",
                   printable(target_));
@@ -213,16 +213,17 @@ void CheckpointTarget::check_existing() const {
   if (is_directory_) check_replaceable();
 }
 
-// What force may remove: files that a checkpoint has by their names, and no directory.
+// Names of files that force may remove: files of a checkpoint, and no directory.
 bool CheckpointTarget::is_replaceable(const std::string& name) const {
   return name.ends_with(kFileSuffix) || name.ends_with(kIndexSuffix) ||
          name.ends_with(".partial") || name == "config.json" || name == "hf_quant_config.json" ||
-         name == kLockName ||  // Of a run that was killed right after its commit.
+         name == kLockName ||  // The lock of a run that was killed right after its commit.
          std::find(auxiliary_.begin(), auxiliary_.end(), name) != auxiliary_.end();
 }
 
 void CheckpointTarget::check_replaceable() const {
-  bool has_weights = fs::exists(join_path(target_, kStagingName));  // They may be in there.
+  // The weights may be in the staging directory.
+  bool has_weights = fs::exists(join_path(target_, kStagingName));
   for (const fs::directory_entry& entry : entries_of(target_)) {
     const std::string name = entry.path().filename().string();
     const fs::file_type type = entry.symlink_status().type();
@@ -255,7 +256,7 @@ void CheckpointTarget::check_room(uint64_t bytes_needed) const {
   }
   std::error_code error;
   const fs::space_info space = fs::space(directory, error);
-  // Some network and overlay systems do not tell: no capacity at all.
+  // Some network and overlay systems report no capacity at all.
   if (!error && space.capacity != 0 && space.available < bytes_needed) {
     throw_error(ErrorKind::kIo,
                 "{}: {} bytes are needed, {} are free; make room or choose another "
@@ -282,7 +283,7 @@ void CheckpointTarget::make_staging() {
   }
 }
 
-// False if something of that name exists that is not ours.
+// False if something else of that name exists.
 bool CheckpointTarget::try_staging(const std::string& path) {
   while (mkdir(path.c_str(), 0777) != 0) {
     if (errno != EEXIST) throw_errno(path, "make the directory");
@@ -322,13 +323,13 @@ void CheckpointTarget::commit_in_place() {
   std::vector<std::string> old_names;
   for (const fs::directory_entry& entry : entries_of(target_)) {
     const std::string name = entry.path().filename().string();
-    // What came since the check stays.
+    // Files that came since the check stay.
     if (force_ && is_replaceable(name) && !fs::is_directory(entry.symlink_status())) {
       old_names.push_back(name);
     }
   }
   if (!force_) check_existing();
-  // They leave in the opposite order.
+  // Old files leave in the opposite order.
   sort_for_arrival(old_names);
   std::reverse(old_names.begin(), old_names.end());
   const std::string replaced = join_path(staging_, kReplacedName);
@@ -345,11 +346,11 @@ void CheckpointTarget::commit_in_place() {
     }
     sync_directory(target_);
   } catch (...) {
-    if (!renames.undo()) staging_.clear();  // It holds the only copy of something.
+    if (!renames.undo()) staging_.clear();  // The staging directory has the only copy of a file.
     throw;
   }
   renames.keep();
-  std::error_code ignored;  // The new checkpoint is in place; leftovers are only untidy.
+  std::error_code ignored;  // The new checkpoint is in place; leftovers do no harm.
   fs::remove_all(std::exchange(staging_, {}), ignored);
 }
 

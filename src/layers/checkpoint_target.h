@@ -1,15 +1,15 @@
-// Where a rewritten checkpoint goes, so that nothing half-written ever loads.
+// The destination of a rewritten checkpoint. Nothing half-written ever loads.
 //
 // A single file is atomic by itself. A directory is staged: every file is written under a name that
-// no loader knows (NAME.staged), in a directory that is locked while the run lives; what a dead run
-// left there is removed by the next one with the same target.
+// no loader knows (NAME.staged), in a directory that is locked while the run lives. A run removes
+// the staging directory of a dead run with the same target.
 //
 //   target does not exist:  staged in TARGET.partial-N beside it, which is renamed to TARGET;
 //   it does (empty, force): staged in TARGET/.narrowfloat.partial, as it may be a mount point.
 //
 // Order of renames: the old weights leave first and the old index last; the new index and configs
-// come first and the new weights last. An index whose shards are missing does not load, so a crash
-// leaves the old checkpoint, none, or the new one at TARGET, never a mixture, and TARGET exists.
+// come first and the new weights last. An index whose shards are missing does not load, so after a
+// crash TARGET exists and has the old checkpoint, none, or the new one, never a mixture.
 #pragma once
 
 #include <string>
@@ -37,7 +37,7 @@ class CheckpointTarget {
   void check_room(uint64_t bytes_needed) const;
   // Checks the room and makes the directory to write to. Throws kIo if another run has it.
   void begin(uint64_t bytes_needed);
-  // Where to write a file of the checkpoint; the target itself if it is a single file.
+  // Path to write a file of the checkpoint to; the target itself if it is a single file.
   [[nodiscard]] std::string file_path(const std::string& name) const;
   // Makes the files appear at the target. They must be complete and on disk.
   void commit();

@@ -1,5 +1,5 @@
-// Quantizing and dequantizing themselves are the public operations; this file adds what only files
-// need: linear scales, the direction of the global scale, and no zero scales.
+// The public operations quantize and dequantize; this file adds what only files need: linear
+// scales, the direction of the global scale, and no zero scales.
 #include "layers/coded_weight.h"
 
 #include <cmath>
@@ -158,7 +158,8 @@ TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& setti
   const int e4m3_max = settings.scale_search == ScaleSearch::kAmax ? 448 : kFourOverSixMax;
   const float encode_scale = encode_scale_from_amax(amax, e4m3_max);
   if (spec.global_sense == GlobalScaleSense::kEncode) return {encode_scale, encode_scale};
-  // ModelOpt's own formula; at the ends of fp32's range it leaves it, and the reciprocal serves.
+  // This is ModelOpt's own formula; it overflows at the ends of fp32's range, where the reciprocal
+  // replaces it.
   const float decode_scale = amax / (static_cast<float>(e4m3_max) * E2M1::kMaxFinite);
   return {encode_scale,
           std::isnormal(decode_scale) ? decode_scale : decode_scale_from_encode(encode_scale)};
@@ -174,7 +175,7 @@ void encode(const TensorView& input, const EncodeSettings& settings, float encod
     options.encode_scale = encode_scale;
     options.four_over_six = four_over_six(settings);
   }
-  // The quantizer's own decode scale; the file holds the convention's.
+  // The quantizer returns its own decode scale; the file holds the convention's.
   float decode_scale = 0;
   quantize(input, output.view(has_global_scale ? &decode_scale : nullptr), options);
   if (output.spec().zero_scales) {

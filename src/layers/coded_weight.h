@@ -1,7 +1,7 @@
 // A range of rows of a quantized weight in memory: codes and linear block scales as the convention
 // stores them, and the scale of the whole tensor in the convention's own direction.
 //
-// Everything that encodes or decodes file data goes through here, so that the figures printed after
+// All code that encodes or decodes file data uses this class, so that the figures printed after
 // quantizing, `diff` and `dequantize` see the same values to the bit.
 #pragma once
 
@@ -21,7 +21,7 @@ class CodedWeight {
   // Buffers for `rows` rows; `global_scale` as stored (1 where the convention has none).
   CodedWeight(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale);
 
-  // For the last range of a tensor. At most the rows of the constructor.
+  // Sets the rows of the last range of a tensor, at most those of the constructor.
   void set_rows(int64_t rows);
   [[nodiscard]] int64_t rows() const { return layout_.rows; }
   [[nodiscard]] int64_t cols() const { return layout_.cols; }
@@ -29,14 +29,14 @@ class CodedWeight {
   [[nodiscard]] float global_scale() const { return global_scale_; }
 
   [[nodiscard]] std::span<std::byte> values();
-  // Of the format's scale type: bytes, or F32.
+  // Scales of the format's scale type: bytes, or F32.
   [[nodiscard]] std::span<std::byte> scales();
 
-  // Views over the buffers. global_scale: where the view's F32 value is; may be nullptr for formats
-  // without one.
+  // Views over the buffers. global_scale: address of the view's F32 value; may be nullptr for
+  // formats without one.
   [[nodiscard]] QuantizedView view(float* global_scale);
 
-  // With the producer's arithmetic. output: F32, F16 or BF16 [rows, cols].
+  // Dequantizes with the producer's arithmetic. output: F32, F16 or BF16 [rows, cols].
   void decode(const TensorView& output);
   // One element, unrounded and beyond the range of F32 too.
   [[nodiscard]] double value(int64_t row, int64_t col) const;
@@ -63,13 +63,13 @@ struct EncodeSettings {
 
 // The two directions of the scale of a whole tensor with maximum `amax`.
 struct TensorScale {
-  float encode = 1;  // What the quantizer multiplies by.
-  float stored = 1;  // What the file holds.
+  float encode = 1;  // Multiplies in the quantizer.
+  float stored = 1;  // Stored in the file.
 };
 TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax);
 
-// input: F32, F16 or BF16 [rows, cols]. A zero scale is replaced by the convention's byte, and the
-// codes of that block are those of the scale that is stored.
+// Quantizes `input`, F32, F16 or BF16 [rows, cols]. A zero scale is replaced by the convention's
+// byte, and the codes of that block are those of the stored scale.
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
             CodedWeight& output);
 

@@ -1,5 +1,5 @@
-// Dequantizing a checkpoint: every quantized weight becomes one plain tensor, everything else is
-// copied, and the configs forget the quantization.
+// Dequantizes a checkpoint: every quantized weight becomes one unquantized tensor, everything else
+// is copied, and the configs lose the declaration.
 #include <chrono>
 #include <cmath>
 
@@ -21,8 +21,8 @@ namespace {
 constexpr const char* kConfigMember = "quantization_config";
 constexpr const char* kExpertMember = "expert_dtype";
 
-// The declaration may be one level down, in the config of a nested model; that object alone is
-// spelled anew.
+// The declaration may be one level down, in the config of a nested model; only that object is
+// written again.
 std::string without_declaration(const std::string& config_text) {
   std::string text = remove_top_level_member(config_text, kConfigMember);
   text = remove_top_level_member(text, kExpertMember);  // DeepSeek-V4's, about its codes alone.
@@ -108,7 +108,7 @@ class CheckpointDequantizer {
     }
   }
 
-  // Returns the size of the plain tensor.
+  // Returns the size of the unquantized tensor.
   uint64_t add_weight(const LogicalTensor& weight) {
     const CodeMatrix matrix = code_matrix(weight);
     const ConventionSpec& spec = convention_spec(*weight.convention);
@@ -179,7 +179,7 @@ class CheckpointDequantizer {
   // Elements that became infinite although codes and scales are finite.
   struct Overflows {
     int64_t count = 0;
-    int64_t row = 0;  // Of the first one.
+    int64_t row = 0;  // Place of the first one.
     int64_t col = 0;
     double value = 0;
     int64_t beyond_f32 = 0;  // Not in `count`: no dtype holds them.

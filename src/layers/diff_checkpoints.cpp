@@ -1,4 +1,4 @@
-// Comparing two checkpoints tensor by tensor: first the stored bytes, then, where they differ, the
+// Compares two checkpoints tensor by tensor: first the stored bytes, then, where they differ, the
 // values. Quantized weights are dequantized in ranges of rows with their producers' arithmetic.
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ class Side {
   [[nodiscard]] const CheckpointTensor& part(size_t index) const {
     return *checkpoint_.find(tensor_.parts[index]);
   }
-  // Rows of the plain weight.
+  // Rows of the unquantized weight.
   [[nodiscard]] RowGrid grid() const {
     if (!tensor_.convention) return {.tile = 1, .smallest = 1};
     const int64_t expert_rows = tensor_.shape[tensor_.shape.size() - 2];
@@ -47,7 +47,7 @@ class Side {
     return bytes;
   }
 
-  // Before load().
+  // Call this before load().
   void prepare(int64_t max_rows) {
     if (tensor_.convention) {
       const CodeMatrix matrix = code_matrix(tensor_);
@@ -78,12 +78,12 @@ class Side {
   }
 
   [[nodiscard]] std::optional<ClipLimits> clip_limits() const {
-    if (!coded_ || tensor_.is_transposed) return std::nullopt;  // They are by rows of codes.
+    if (!coded_ || tensor_.is_transposed) return std::nullopt;  // The limits are per row of codes.
     return coded_->coded().clip_limits();
   }
 
  private:
-  // Of so many rows of the plain weight; whole experts where it is transposed.
+  // Rows of codes for so many rows of the unquantized weight; whole experts where it is transposed.
   [[nodiscard]] int64_t rows_of_codes(int64_t rows) const {
     const CodeMatrix matrix = code_matrix(tensor_);
     if (!tensor_.is_transposed) return rows;
@@ -138,7 +138,7 @@ bool have_reciprocal_global_scales(const Side& a, const Side& b) {
   return std::abs(product - 1.0) <= 0x1p-22;  // Three roundings to F32, some 2^-24 each.
 }
 
-// What the values of a pair have in common.
+// The result of comparing the values of a pair.
 struct ValueComparison {
   bool equal = true;
   bool zero_signs_differ = false;

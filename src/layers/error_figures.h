@@ -1,8 +1,9 @@
-// How far a tensor y is from its reference x: the figures of the report (spec checkpoints 11.1).
+// The distance of a tensor y from its reference x: the figures of the report (spec checkpoints
+// 11.1).
 //
 // Sums are doubles and their order is fixed: one block per row, elements in order, and blocks added
-// pairwise by their number. So the figures depend on the data alone, not on threads or on how many
-// rows were in memory at a time.
+// pairwise by their number. The figures therefore depend on the data alone, not on threads or on
+// the number of rows in memory at a time.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +15,19 @@
 
 namespace narrowfloat {
 
-// Sums over some elements. Elements that are not finite on either side are counted and left out.
+// Sums over some elements. Elements that are not finite on either side are counted and omitted.
 struct ErrorSums {
-  int64_t elements = 0;  // All, with the non-finite ones.
+  int64_t elements = 0;  // All elements, non-finite ones included.
   int64_t nonfinite = 0;
-  int64_t limited = 0;  // Finite ones in a block whose largest value is known.
-  int64_t clipped = 0;  // Of these: |x| above that value.
+  int64_t limited = 0;  // Finite elements in a block whose largest value is known.
+  int64_t clipped = 0;  // Elements of `limited` with |x| above that value.
   int64_t flushed = 0;  // x != 0 and y == 0.
   double error_squares = 0;
   double x_squares = 0;
   double y_squares = 0;
   double products = 0;
   double max_abs = 0;
-  int64_t max_abs_index = 0;  // The first one.
+  int64_t max_abs_index = 0;  // Index of the first maximum.
 };
 
 // `later` comes after `earlier` in the tensor.
@@ -41,7 +42,7 @@ class ErrorAccumulator {
   [[nodiscard]] ErrorSums total() const;
 
  private:
-  std::vector<ErrorSums> levels_;  // Of 2^i blocks each, where bit i of num_blocks_ is set.
+  std::vector<ErrorSums> levels_;  // Level i has a block of 2^i where bit i of num_blocks_ is set.
   uint64_t num_blocks_ = 0;
 };
 
@@ -51,7 +52,7 @@ struct FloatRows {
   const std::byte* data = nullptr;
 };
 bool is_float(DType dtype);
-// Row `row` of `cols` elements, exactly.
+// Widens row `row` of `cols` elements, exactly.
 void widen_row(const FloatRows& rows, int64_t row, std::span<double> out);
 
 // Largest magnitude that each block of a row can hold: `of_row` fills one entry per block.
@@ -66,7 +67,8 @@ struct RowRange {
   int64_t cols = 0;
 };
 
-// Adds the rows of a range, which must follow those added before. `limits`: nullptr if y is plain.
+// Adds the rows of a range, which must follow those added before. `limits`: nullptr if y is not
+// quantized.
 void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,
                 const FloatRows& y, const ClipLimits* limits);
 

@@ -27,7 +27,7 @@ QuantizedLayout layout_of(const ExplainRequest& request) {
                           {.scale_layout = request.scale_layout, .batch = request.batch});
 }
 
-// The types a call would be refused for, in the words of the call.
+// Refuses types that the call would refuse, in the call's words.
 void require_float(const ExplainRequest& request, bool takes_fp8) {
   const DType dtype = request.dtype;
   if (dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16) return;
@@ -66,7 +66,7 @@ Explanation explain_dequantize(const ExplainRequest& request) {
   return explain_candidates("dequantize", dequantize_impls(), problem);
 }
 
-// From linear to the layout that is asked for.
+// The problem of a relayout from linear to the requested layout.
 Explanation explain_relayout(const ExplainRequest& request) {
   const QuantizedLayout layout = layout_of(request);
   const RelayoutProblem problem{.type = format_info(request.format).scale_type,
@@ -129,7 +129,7 @@ Explanation explain_pack_bits(const ExplainRequest& request) {
   return explain_candidates("pack_bits", pack_bits_impls(), problem);
 }
 
-// A scale for each element.
+// The problem has one scale per element.
 Explanation explain_invert_scales(const ExplainRequest& request) {
   const ScaleInversionProblem problem{.device = request.device,
                                       .math = request.math,
@@ -137,7 +137,7 @@ Explanation explain_invert_scales(const ExplainRequest& request) {
   return explain_candidates("invert_scales", scale_inversion_impls(), problem);
 }
 
-// E4M3, scales row by row.
+// The problem has E4M3 codes and scales row by row.
 Explanation explain_group_quantize(const ExplainRequest& request) {
   require_float(request, false);
   require_multiple("cols", request.cols, kColsOfGroup);
@@ -172,7 +172,7 @@ Explanation explain_kv_dequantize(const ExplainRequest& request) {
   return explain_candidates("kv_dequantize", kv_dequantize_impls(), problem);
 }
 
-// A page of one head for each of the batch.
+// The problem has a page of one head for each batch.
 Explanation explain_kv_reorder(const ExplainRequest& request) {
   require_multiple("rows", request.rows, 4);
   require_multiple("cols", request.cols, 4 * kColsOfKvBlock);
@@ -190,7 +190,7 @@ struct Explainer {
   Explanation (*explain)(const ExplainRequest& request);
 };
 
-// explain_moe() has the stages of a layer.
+// explain_moe() explains the stages of a layer.
 constexpr std::array kExplainers{Explainer{"quantize", true, explain_quantize},
                                  Explainer{"dequantize", true, explain_dequantize},
                                  Explainer{"relayout", true, explain_relayout},

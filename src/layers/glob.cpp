@@ -1,4 +1,4 @@
-// Only the last star is ever retried: an earlier one could not do better than the match it has.
+// Only the last star is retried: an earlier one could not match better than it does.
 #include <optional>
 #include <string_view>
 
@@ -7,7 +7,7 @@
 namespace narrowfloat {
 namespace {
 
-// One element of a pattern that takes one character: how long it is, and whether it takes `c`.
+// The first element of a pattern that takes one character: its length, and whether it takes `c`.
 struct Step {
   size_t length = 1;
   bool matches = false;
@@ -44,7 +44,7 @@ bool glob_matches(std::string_view pattern, std::string_view text) {
   size_t at = 0;
   size_t p = 0;
   std::optional<size_t> star;  // Position after the last star of the pattern...
-  size_t star_text = 0;        // ...and where in the text what follows it was tried.
+  size_t star_text = 0;        // ...and the position in the text at which the rest was tried.
   while (at < text.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = ++p;

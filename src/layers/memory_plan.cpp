@@ -1,5 +1,5 @@
-// Available memory is what the kernel says it can give without swapping, and what the control
-// groups (a container) have left, whichever is less.
+// Available memory is the smaller of what the kernel says it can give without swapping and what the
+// control groups (a container) have left.
 #include "layers/memory_plan.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kCopyBufferBytes = uint64_t{4} << 20;
 constexpr uint64_t kMinCopyBufferBytes = uint64_t{4} << 10;
-// Less than this is what a busy group shows for a moment; it is no plan.
+// A busy group may show less than this for a moment; that is no basis for a plan.
 constexpr uint64_t kMinDefaultBudget = uint64_t{256} << 20;
 constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
@@ -41,7 +41,7 @@ std::optional<uint64_t> keyed_number(const std::string& path, std::string_view k
   return std::nullopt;
 }
 
-// What differs between the versions of control groups.
+// The differences between the versions of control groups.
 struct GroupFiles {
   const char* mount;
   const char* limit;
@@ -63,9 +63,9 @@ uint64_t available_in_group(const std::string& directory, const GroupFiles& file
 }
 
 // Every group above ours limits it too. A container may see its own group as the mount while
-// `group` is a path of the host: what does not exist is passed over.
+// `group` is a path of the host: paths that do not exist are skipped.
 uint64_t available_in_groups(const std::string& mount, std::string group, const GroupFiles& files) {
-  if (group.find("..") != std::string::npos) group.clear();  // Outside of what we can see.
+  if (group.find("..") != std::string::npos) group.clear();  // It is outside of the visible tree.
   uint64_t available = available_in_group(mount, files);
   while (group.size() > 1) {
     available = std::min(available, available_in_group(mount + group, files));
@@ -118,7 +118,7 @@ RowRanges plan_row_ranges(int64_t rows, uint64_t budget, const RowGrid& grid,
                           const RangeCost& cost) {
   const uint64_t all = cost(rows);
   if (all <= budget || rows <= grid.smallest) return {rows, rows, all};
-  int64_t fits = grid.smallest;  // Or nothing does.
+  int64_t fits = grid.smallest;  // Stays so if nothing fits.
   for (int64_t too_many = rows; too_many - fits > 1;) {
     const int64_t middle = fits + (too_many - fits) / 2;
     (cost(middle) <= budget ? fits : too_many) = middle;

@@ -1,5 +1,5 @@
-// How many rows of a tensor are in memory at a time. Buffers of one tensor exist at a time, so the
-// most expensive tensor decides the peak; results never depend on the ranges.
+// The number of rows of a tensor in memory at a time. Buffers of only one tensor exist at a time,
+// so the most expensive tensor determines the peak; results never depend on the ranges.
 #pragma once
 
 #include <cstdint>
@@ -8,29 +8,30 @@
 
 namespace narrowfloat {
 
-// `requested`, or for 0 three quarters of the memory that is available (control groups included),
-// at least 256 MiB. `root`: what comes before /proc and /sys, for tests.
+// Returns `requested`, or for 0 three quarters of the available memory (control groups included),
+// at least 256 MiB. `root`: a prefix of /proc and /sys, for tests.
 uint64_t memory_budget(uint64_t requested, const std::string& root = "");
 
 // Bytes of all buffers for a range of that many rows; grows with them.
 using RangeCost = std::function<uint64_t(int64_t rows)>;
 
-// Where ranges may begin. Encoding needs whole tiles (the block rows of the format); decoding also
-// takes a part of one tile, so its ranges are tiles, or 1, 2, 4... rows that divide a tile.
+// The rows at which ranges may begin. Encoding needs whole tiles (the block rows of the format).
+// Decoding also takes a part of one tile, so its ranges are tiles, or 1, 2, 4... rows that divide a
+// tile.
 struct RowGrid {
   int64_t tile = 1;      // A power of two.
   int64_t smallest = 1;  // 1 or the tile.
 };
-// The most rows that ranges may have where up to `rows` are wanted (at least 1).
+// The most rows that a range of up to `rows` (at least 1) may have.
 int64_t aligned_rows(int64_t rows, const RowGrid& grid);
 
 struct RowRanges {
-  int64_t rows = 0;            // Of the tensor.
-  int64_t rows_at_a_time = 0;  // As the grid wants, or all.
+  int64_t rows = 0;            // Rows of the tensor.
+  int64_t rows_at_a_time = 0;  // A size that the grid allows, or all rows.
   uint64_t buffer_bytes = 0;
 };
 
-// The largest ranges that fit. Where not even the smallest fit, they cost more than the budget.
+// The largest ranges that fit. If not even the smallest fit, they cost more than the budget.
 RowRanges plan_row_ranges(int64_t rows, uint64_t budget, const RowGrid& grid,
                           const RangeCost& cost);
 
@@ -45,7 +46,7 @@ class MemoryPlan {
   [[nodiscard]] uint64_t budget() const { return budget_; }
   RowRanges add(const std::string& tensor, int64_t rows, const RowGrid& grid,
                 const RangeCost& cost);
-  // For what is copied without being understood, in pieces of any size.
+  // Adds a tensor that is copied byte by byte, in chunks of any size.
   void add_copy(uint64_t bytes);
   [[nodiscard]] uint64_t copy_buffer_bytes() const { return copy_bytes_; }
   [[nodiscard]] uint64_t peak_bytes() const { return peak_bytes_; }

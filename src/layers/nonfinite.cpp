@@ -1,4 +1,4 @@
-// Elements are judged by their exponent bits: all ones for NaN and infinity.
+// Exponent bits decide: all ones mean NaN or infinity.
 #include "layers/nonfinite.h"
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kScanGrain = 1 << 16;
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
-// The mask is by value: a constant of the inner loop.
+// The mask is passed by value: a constant of the inner loop.
 template <typename Bits>
 int64_t first_in(const Bits* elements, Bits mask, int64_t begin, int64_t end) {
   while (begin < end && (elements[begin] & mask) != mask) ++begin;

@@ -1,9 +1,9 @@
-// Quantizing a checkpoint: choose the weights, find the global scales, encode range by range.
+// Quantizes a checkpoint: selects the weights, computes the global scales, encodes range by range.
 //
 // A weight that fits into the memory budget is read once; a larger one is read once for its maximum
-// and once in ranges of rows. The figures take a range apart again, so that a wide weight is never
-// there as a whole in fp32. Weights that consumers merge (q, k, v; gate and up) share a global
-// scale, so the maximum is that of all of them, wherever they are stored.
+// and once in ranges of rows. The figures divide a range again, so that a wide weight never exists
+// as a whole in fp32. Weights that consumers merge (q, k, v; gate and up) share a global scale, so
+// the maximum is that of all of them, in whatever shards they are stored.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -30,7 +30,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-constexpr int64_t kMeasureElements = int64_t{4} << 20;  // Decoded at a time for the figures.
+// Elements decoded at a time for the figures.
+constexpr int64_t kMeasureElements = int64_t{4} << 20;
 
 // A weight to be quantized.
 struct Task {
@@ -44,11 +45,12 @@ struct Task {
   [[nodiscard]] int64_t cols() const { return tensor->info.shape[1]; }
 };
 
-// The errors of a weight's codes, a piece of a range at a time. They do not depend on the pieces:
-// sums are by row.
+// The errors of a weight's codes, in chunks of a range. They do not depend on the chunks: sums are
+// by row.
 class Measurement {
  public:
-  // For ranges in `coded` of up to `rows` rows; pieces of `piece_rows` split no tile, or divide it.
+  // Takes ranges in `coded` of up to `rows` rows; chunks of `piece_rows` split no tile, or divide
+  // it.
   Measurement(CodedWeight& coded, int64_t rows, int64_t piece_rows)
       : coded_(coded),
         piece_rows_(piece_rows),
@@ -58,7 +60,7 @@ class Measurement {
     }
   }
 
-  // The range that is in `coded` now; its rows before quantizing are `x`.
+  // Adds the range that is in `coded` now; its rows before quantizing are `x`.
   void add(int64_t first, const FloatRows& x) {
     const int64_t row_bytes = coded_.cols() * bits(x.dtype) / 8;
     for (int64_t row = 0; row < coded_.rows(); row += piece_rows_) {
@@ -82,7 +84,7 @@ class Measurement {
     return *piece_;
   }
 
-  // Rows [row, row + count) of `all` are `piece`.
+  // Copies rows [row, row + count) of `all` to `piece`.
   static void copy_part(std::span<const std::byte> all, std::span<std::byte> piece, int64_t row,
                         int64_t count) {
     const size_t row_bytes = piece.size() / static_cast<size_t>(count);
@@ -217,7 +219,7 @@ class CheckpointQuantizer {
     tasks_.push_back(std::move(task));
   }
 
-  // Source rows, codes and scales, and for the figures some decoded rows and their sums, with a
+  // Source rows, codes and scales, and for the figures some dequantized rows and their sums, with a
   // copy of their codes unless they are the whole range.
   uint64_t range_cost(const TensorInfo& info, int64_t rows) const {
     const int64_t cols = info.shape[1];
@@ -231,7 +233,7 @@ class CheckpointQuantizer {
     return cost;
   }
 
-  // How many rows of a range are measured at a time.
+  // Rows of a range that are measured at a time.
   int64_t measured_rows(int64_t rows, int64_t cols) const {
     const int64_t most = kMeasureElements / std::max<int64_t>(1, cols);
     const RowGrid grid = {.tile = format_info(spec_.info.format).block_rows, .smallest = 1};
@@ -265,7 +267,7 @@ class CheckpointQuantizer {
     std::sort(model_.ignored_modules.begin(), model_.ignored_modules.end());
   }
 
-  // As the value of a top-level member of a file indented by 2.
+  // The text of a top-level member's value in a file indented by 2.
   static std::string indented(const nlohmann::ordered_json& value) {
     std::string text;
     for (const char c : value.dump(2)) {
@@ -285,7 +287,7 @@ class CheckpointQuantizer {
     return metadata;
   }
 
-  // Rows of a weight, checked to be finite when they come from the file.
+  // Loads rows of a weight, and checks that they are finite when they come from the file.
   TensorView load(const Task& task, PlainReader& reader, int64_t first, int64_t count) const {
     const bool is_new = reader.load(first, count);
     const TensorView view = reader.view();
@@ -316,7 +318,7 @@ class CheckpointQuantizer {
   }
 
   // The maximum over all weights that share a global scale with `task`. Their rows are in memory
-  // one after the other, before those that are encoded.
+  // one after another, before those that are encoded.
   float shared_amax(const Task& task) {
     const auto known = group_amax_.find(task.scale_key);
     if (known != group_amax_.end()) return known->second;
@@ -382,7 +384,7 @@ class CheckpointQuantizer {
   QuantizedModel model_;
   std::vector<RewriteItem> items_;
   std::vector<std::unique_ptr<Task>> tasks_;
-  std::map<std::string, std::vector<const Task*>> groups_;  // By shared scale key.
+  std::map<std::string, std::vector<const Task*>> groups_;  // Key: shared scale key.
   std::map<std::string, float> group_amax_;
   ErrorAccumulator total_;
   CheckpointReport report_;

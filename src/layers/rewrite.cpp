@@ -1,5 +1,5 @@
 // Order of writing a directory's files: shards, other files, configs, index last of all. They get
-// their names only when everything is on disk (checkpoint_target.h).
+// their final names only when everything is on disk (checkpoint_target.h).
 #include "layers/rewrite.h"
 
 #include <algorithm>
@@ -22,7 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigName = "config.json";
-// Written from scratch where the target's convention has one; a stale one would contradict it.
+// This file is written again where the target's convention has one; a stale one would contradict
+// it.
 constexpr const char* kModelOptFile = "hf_quant_config.json";
 constexpr std::string_view kOwnKeyPrefix = "narrowfloat.";
 
@@ -105,7 +106,8 @@ class Rewriter {
 
   [[nodiscard]] bool is_cancelled() const { return job_.cancelled && job_.cancelled(); }
 
-  // False if the work was cancelled: asked for a last time right before anything appears.
+  // False if the work was cancelled: `cancelled` is asked a last time right before anything
+  // appears.
   bool write_files(CheckpointTarget& target) {
     if (!write_shards(target)) return false;
     if (!target.is_directory()) return true;
@@ -117,12 +119,12 @@ class Rewriter {
 
   // False if the work was cancelled.
   bool write_shards(const CheckpointTarget& target) {
-    size_t next_item = 0;
+    size_t next = 0;
     for (const PlannedShard& shard : shards_) {
       SafetensorsWriter writer(target.file_path(shard.file_name), shard.tensors, job_.metadata);
-      for (size_t written = 0; written < shard.tensors.size(); ++next_item) {
+      for (size_t written = 0; written < shard.tensors.size(); ++next) {
         if (is_cancelled()) return false;
-        RewriteItem& item = job_.items[next_item];
+        RewriteItem& item = job_.items[next];
         item.write(writer);
         written += item.tensors.size();
         report_progress(item);

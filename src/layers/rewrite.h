@@ -1,6 +1,6 @@
-// The frame of quantizing and dequantizing a checkpoint: a list of items, each some tensors of the
-// source that become some tensors of the target, streamed one after another into shards; then the
-// configs and the other files. What an item writes is its own business.
+// The common part of quantizing and dequantizing a checkpoint: a list of items, each some tensors
+// of the source that become some tensors of the target, streamed one after another into shards;
+// then the configs and the other files.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ struct RewriteItem {
   std::string name;
   TensorGroup tensors;  // Written; they stay in one shard.
   uint64_t source_bytes = 0;
-  // Where the item is in the source, for the order of work: each input shard is read in one go.
+  // Place of the item in the source, for the order of work: each input shard is read sequentially.
   size_t source_shard = 0;
   uint64_t source_offset = 0;
   std::function<void(SafetensorsWriter&)> write;
@@ -48,11 +48,11 @@ struct RewriteResult {
 
 RewriteResult rewrite_checkpoint(RewriteJob job);
 
-// An item that copies a tensor byte by byte, `buffer_bytes()` at a time.
+// Makes an item that copies a tensor byte by byte, `buffer_bytes()` at a time.
 RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
                       const std::function<uint64_t()>& buffer_bytes);
 
-// The metadata of the source with our keys taken out, where it is a single file; "format" always.
+// The metadata of the source without our keys, if it is a single file; "format" always.
 std::map<std::string, std::string> base_metadata(const Checkpoint& source);
 
 }  // namespace narrowfloat

@@ -23,11 +23,11 @@ struct NameRule {
   std::string_view reason;
   bool is_linear;
 };
-// Over the whole name of a module.
+// Rules for the whole name of a module.
 constexpr std::array kModuleRules = {
-    NameRule{"output", kHead, true},  // Only at the top: attention has `output` too.
+    NameRule{"output", kHead, true},  // Only at the top level: attention has `output` too.
     NameRule{"cls.*.decoder", kHead, true},
-    NameRule{"shared", "embedding", false},  // T5; "model.shared" of BART.
+    NameRule{"shared", "embedding", false},  // T5; "model.shared" in BART.
     NameRule{"model.shared", "embedding", false},
     // Linear in some descendants, whose configs must list them; for Conv1D the entry is harmless.
     NameRule{"transformer.h.*.c_attn", kConv1d, true},
@@ -37,7 +37,7 @@ constexpr std::array kModuleRules = {
     NameRule{"h.*.c_fc", kConv1d, true},
     NameRule{"h.*.c_proj", kConv1d, true},
 };
-// Over one component of it. The first that matches any component decides.
+// Rules for one component of it. The first that matches any component decides.
 constexpr std::array kComponentRules = {
     NameRule{"*rotary*", "rotary table", false},
     NameRule{"relative_attention_bias", "embedding of relative positions", false},
@@ -84,7 +84,7 @@ bool matches_any(const std::vector<std::string>& globs, std::string_view text) {
                      [&](const std::string& glob) { return glob_matches(glob, text); });
 }
 
-// Whether `entry` of a config means `module` or one that it is in.
+// Whether `entry` of a config names `module` or a module that contains it.
 bool excludes(const std::string& entry, std::string_view module) {
   return glob_matches(entry, module) || glob_matches(entry + ".*", module);
 }
@@ -98,7 +98,7 @@ bool is_quantizable_dtype(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-// Why no convention can hold this tensor; empty if one can.
+// The reason why no convention can hold this tensor; empty if one can.
 std::string obstacle(const LogicalTensor& tensor, FormatId format) {
   if (module_of(tensor.name).empty()) return "not named *.weight";
   if (tensor.shape.size() == 3) return "rank 3 (stacked experts are not supported yet)";
@@ -156,7 +156,7 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
   return selection;
 }
 
-// Members of configs that list modules to leave alone.
+// Members of configs that list modules which are not quantized.
 constexpr std::array kExclusionMembers = {"modules_to_not_convert", "ignore", "exclude_modules"};
 
 void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& modules) {
@@ -203,15 +203,14 @@ std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> ten
                                               const std::vector<std::string>& excluded_modules) {
   std::vector<std::string> warnings;
   for (const std::string& entry : excluded_modules) {
-    // Any parameter counts, not only weights: the name less its last component is the module.
+    // Any parameter counts, not only weights: the name without its last component is the module.
     const bool found = std::any_of(tensors.begin(), tensors.end(), [&](const LogicalTensor& t) {
       const size_t dot = t.name.rfind('.');
       return dot != std::string::npos && excludes(entry, std::string_view(t.name).substr(0, dot));
     });
     if (found) continue;
-    warnings.push_back(
-        fmt::format("config.json: '{}' is to be left alone, but no tensor is in such a module",
-                    printable(entry)));
+    warnings.push_back(fmt::format(
+        "config.json: '{}' is excluded, but no tensor is in such a module", printable(entry)));
   }
   return warnings;
 }

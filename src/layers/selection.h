@@ -1,9 +1,8 @@
-// Which tensors of a plain checkpoint are quantized, and which of them share a global scale.
+// Which tensors of an unquantized checkpoint are quantized, and which of them share a global scale.
 //
-// By default: 2-D `*.weight` tensors of linear layers, experts included, whose K fits the format.
-// Never embeddings, norms, routers, output heads, convolutions (GPT-2's Conv1D too), rotary tables,
-// or what the source config excludes.
-// Includes add to that, excludes win over both.
+// The default is all 2-D `*.weight` tensors of linear layers, experts included, whose K fits the
+// format, without embeddings, norms, routers, output heads, convolutions (GPT-2's Conv1D too),
+// rotary tables, and what the source config excludes. Includes add to that; excludes win over both.
 #pragma once
 
 #include <span>
@@ -19,28 +18,28 @@ struct SelectionRules {
   FormatId format = FormatId::kNvfp4;
   std::vector<std::string> include;  // Globs over tensor names.
   std::vector<std::string> exclude;
-  // Globs over module names, from the source config; what is below such a module is meant too.
+  // Globs over module names, from the source config; they include the modules below a match.
   std::vector<std::string> excluded_modules;
 };
 
 struct Selection {
   bool quantize = false;
-  std::string reason;  // Why not.
-  // The weight of a linear module: configs must list it if it is left alone.
+  std::string reason;  // The reason if it is not quantized.
+  // The tensor is the weight of a linear module: configs must list it if it is not quantized.
   bool is_linear = false;
-  std::string warning;  // Empty, or what is unusual about the choice.
+  std::string warning;  // Empty, or an unusual property of the choice.
 };
 
-// One entry per tensor. Throws kInvalidArgument for an included tensor that cannot be quantized and
-// for a glob that matches no tensor.
+// Returns one entry per tensor. Throws kInvalidArgument for an included tensor that cannot be
+// quantized and for a glob that matches no tensor.
 std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
                                       const SelectionRules& rules);
 
-// Warnings for exclusions of the source config that no tensor is in.
+// Warnings for exclusions of the source config that match no tensor.
 std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
                                               const std::vector<std::string>& excluded_modules);
 
-// Modules that the config of the source wants left alone.
+// Modules that the config of the source excludes.
 std::vector<std::string> excluded_modules_of(const std::string& config_text);
 
 // "model.layers.0.mlp.up_proj" for its weight; empty if the name does not end in ".weight".

@@ -1,4 +1,4 @@
-// The fingerprint hashes what a header says, not its JSON: spelling and padding do not count.
+// The fingerprint hashes a header's content, not its JSON: spelling and padding do not count.
 #include "layers/source_facts.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 static_assert(std::endian::native == std::endian::little, "numbers are hashed as they lie");
 
-// Texts are preceded by their lengths, so that no two headers give the same bytes.
+// Lengths precede texts, so that no two headers give the same bytes.
 class HeaderBytes {
  public:
   void add(uint64_t number) {
@@ -47,7 +47,7 @@ class HeaderBytes {
   std::string bytes_;
 };
 
-// Hidden ones (.git, .cache) belong to tools. Sorted.
+// Sorted, without hidden ones (.git, .cache), which belong to tools.
 std::vector<std::string> subdirectories(const std::string& directory) {
   std::vector<std::string> names;
   std::error_code error;

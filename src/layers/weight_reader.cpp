@@ -1,5 +1,5 @@
 // Scales of other dtypes than the format's own (BF16 or F8_E8M0 in place of F32) are widened here,
-// so that nothing later has to know about them.
+// so that later code sees one dtype.
 #include "layers/weight_reader.h"
 
 #include <algorithm>
@@ -48,8 +48,8 @@ float widened_scale(DType dtype, const std::byte* stored) {
   return bf16_to_float(pattern);
 }
 
-// Tile by tile, so that the cache lines of either side are used up while they are there. One piece
-// of work is a strip of source columns of one expert.
+// Transposes tile by tile, so that cache lines of both sides are used up while they are cached. One
+// task is a strip of source columns of one expert.
 template <typename Element>
 void transpose_elements(const CodeMatrix& matrix, std::span<const std::byte> from,
                         std::span<std::byte> to) {

@@ -1,4 +1,4 @@
-// Reading weights of a checkpoint in ranges of rows: plain ones as they are, quantized ones as
+// Reads weights of a checkpoint in ranges of rows: unquantized ones unchanged, quantized ones as
 // CodedWeight. The caller chooses the ranges; a range of a quantized weight starts at a multiple of
 // the format's block rows (128 for 128x128 blocks, else 1) or lies within such a tile.
 #pragma once
@@ -10,21 +10,21 @@
 
 namespace narrowfloat {
 
-// A plain tensor, seen as rows of its last extent.
+// Reads an unquantized tensor as rows of its last extent.
 class PlainReader {
  public:
   PlainReader(const Checkpoint& checkpoint, const CheckpointTensor& tensor, int64_t max_rows);
 
   [[nodiscard]] int64_t rows() const { return rows_; }
   [[nodiscard]] int64_t cols() const { return cols_; }
-  // Rows [first, first + count) as [count, cols]. Returns whether they had to be read: the last
-  // range stays in memory.
+  // Loads rows [first, first + count) as [count, cols]. Returns whether they had to be read: the
+  // last range stays in memory.
   bool load(int64_t first, int64_t count);
   [[nodiscard]] TensorView view() const;
   [[nodiscard]] FloatRows float_rows() const { return {tensor_.info.dtype, buffer_.data()}; }
 
   static uint64_t buffer_bytes(const TensorInfo& info, int64_t rows);
-  // Rows and columns of the matrix that a tensor of any rank is seen as.
+  // Rows and columns of a tensor of any rank as a matrix.
   static int64_t cols_of(std::span<const int64_t> shape);
   static int64_t rows_of(std::span<const int64_t> shape);
 
@@ -38,24 +38,22 @@ class PlainReader {
   int64_t loaded_rows_ = 0;
 };
 
-// The codes of a quantized weight as one matrix: rows of K, those of stacked experts one after the
-// other.
+// The codes of a quantized weight as one matrix: rows of K, stacked experts one after another.
 struct CodeMatrix {
   int64_t experts = 1;
-  int64_t rows = 0;  // Of one expert.
+  int64_t rows = 0;  // Rows of one expert.
   int64_t cols = 0;
 
   [[nodiscard]] int64_t all_rows() const { return experts * rows; }
 };
 CodeMatrix code_matrix(const LogicalTensor& weight);
 
-// Experts [rows, cols] of 16 or 32 bits an element, each of them transposed. Buffers do not
-// overlap.
+// Transposes each of the experts [rows, cols], of 16 or 32 bits an element. Buffers do not overlap.
 void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const std::byte> from,
                        std::span<std::byte> to);
 
-// A quantized weight. Throws kCorruptData for a global scale that is not finite and positive. Rows
-// are those of its code matrix.
+// Reads a quantized weight. Throws kCorruptData for a global scale that is not finite and positive.
+// Rows are those of its code matrix.
 class CodedReader {
  public:
   CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight, int64_t max_rows);

@@ -1,6 +1,7 @@
-// Where a GPU's matrix cores take rows of a RowFormat as bf16 (moe spec 11.1), what makes the rows
-// may leave them as bf16 beside their codes and save a pass over them: code times block scale,
-// exact. FP8 1x128 scales stay out of the values.
+// Rows of a RowFormat dequantized to bf16, which a GPU's tensor cores multiply in some modes (moe
+// spec 11.1). The kernel that quantizes rows may store them as bf16 beside the codes, which saves a
+// pass over them. Values are code times block scale, exact; the scales of FP8 1x128 stay out of the
+// values.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,9 @@
 namespace narrowfloat {
 
 struct DequantizedRows {
-  uint16_t* values = nullptr;  // bf16 [rows][cols]; null: codes alone are wanted.
-  // Optional: a factor of each row, a power of two that its values are to be multiplied by. Only
-  // what sees whole rows can make such rows.
+  uint16_t* values = nullptr;  // bf16 [rows][cols]; null: only codes are stored.
+  // Optional: a factor of each row, a power of two that its values are multiplied by later. Only
+  // kernels that see whole rows can compute it.
   float* factors = nullptr;
 
   [[nodiscard]] NF_HOST_DEVICE constexpr bool has_values() const { return values != nullptr; }

@@ -1,12 +1,12 @@
-// Encoding rows of activations in a RowFormat on the GPU: the bytes of tensor/row_encoder.h, for
-// warps that hold 128 neighbouring columns of one row, four of them a lane.
+// Encodes rows of activations in a RowFormat on the GPU, with the bytes of tensor/row_encoder.h. A
+// warp holds 128 neighbouring columns of one row, a lane four of them.
 //
 //   lane 4i .. 4i+3    one block of NVFP4      (16 columns)
 //   lane 8i .. 8i+7    one block of MXFP8      (32 columns)
 //   all lanes          one group of FP8 1x128  (the last group of a row may be short)
 //
-// All lanes of the warp take part: maxima come from shuffles. Lanes behind the end of the row pass
-// zeros and store nothing. On request codes are left as bf16 as well
+// All lanes of the warp take part: maxima come from shuffles. Lanes past the end of the row pass
+// zeros and store nothing. On request rows are also stored dequantized, as bf16
 // (moe_shared/dequantized_rows.h).
 #pragma once
 
@@ -30,15 +30,15 @@ struct FourColumns {
   float value[kLaneCols];
 };
 
-// What the codes of a row depend on besides its values.
+// The parameters of a row's codes besides its values.
 struct RowFactors {
   float multiplier = 1.0F;  // kFp8Static.
   ScalePair pair = {};      // NVFP4.
   float input_max = kFloatMax;
-  float dequantized_factor = 1.0F;  // kMxfp8: of scales of values that are left dequantized.
+  float dequantized_factor = 1.0F;  // kMxfp8: factor of the scales of dequantized values.
 };
 
-// Of formats that need no row maximum.
+// The factors of formats that need no row maximum.
 template <RowFormat kFormat>
 __device__ inline RowFactors row_factors(float multiplier, float input_max = kFloatMax) {
   RowFactors factors{.multiplier = multiplier, .input_max = input_max};
@@ -48,7 +48,8 @@ __device__ inline RowFactors row_factors(float multiplier, float input_max = kFl
   return factors;
 }
 
-// kNvfp4PerToken: from the maximum of the row; one thread stores the row scale.
+// Computes the factors of kNvfp4PerToken from the maximum of the row; one thread stores the row
+// scale.
 __device__ inline RowFactors token_row_factors(float row_amax, const RowTarget& target,
                                                bool stores) {
   const auto scale = Nvfp4PerToken::row_scale<DeviceExactMath>(row_amax, kTokenBaseDecodeScale);
@@ -56,7 +57,7 @@ __device__ inline RowFactors token_row_factors(float row_amax, const RowTarget& 
   return {.pair = scale.pair};
 }
 
-// Codes of four neighbouring values in a word.
+// Packs the codes of four neighbouring values in a word.
 __device__ inline uint32_t four_e4m3(const float* x, float multiplier) {
   const uint32_t low = to_e4m3x2(__fmul_rn(x[0], multiplier), __fmul_rn(x[1], multiplier));
   const uint32_t high = to_e4m3x2(__fmul_rn(x[2], multiplier), __fmul_rn(x[3], multiplier));
@@ -71,8 +72,8 @@ using BlockFormatOf = std::conditional_t<
     std::conditional_t<kFormat == RowFormat::kMxfp8, Mxfp8,
                        std::conditional_t<kFormat == RowFormat::kNvfp4, Nvfp4, Nvfp4PerToken>>>;
 
-// Over the lanes of a block; NaN does not count, but for formats where a block of nothing else is
-// NaN (spec 4.5).
+// Maximum over the lanes of a block. NaN does not count, except in formats where a block of NaN
+// alone is NaN (spec 4.5).
 template <BlockFormat Format>
 __device__ inline float block_maximum(const FourColumns& x) {
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / kLaneCols;
@@ -96,7 +97,7 @@ __device__ inline uint16_t four_e2m1(const FourColumns& x, float multiplier) {
   return static_cast<uint16_t>(codes);
 }
 
-// All lanes hold one group, whose maximum counts no NaN.
+// All lanes hold one group, whose maximum ignores NaN.
 __device__ inline BlockScale<float> scale_of_warp(const FourColumns& x, float input_max) {
   float amax = 0.0F;
 #pragma unroll
@@ -116,7 +117,8 @@ __device__ inline auto scale_of_lanes(const FourColumns& x, const RowFactors& fa
   }
 }
 
-// What a dequantized value is its code times: nothing but the code for scales of FP8 1x128.
+// The factor of a code in the dequantized value. It is 1 for FP8 1x128, whose scale is applied
+// later.
 template <BlockFormat Format, typename Stored>
 __device__ inline float dequantized_scale(Stored stored, const RowFactors& factors) {
   if constexpr (Format::kScaleType == ScaleType::kUE8M0) {
@@ -164,8 +166,8 @@ __device__ inline void store_blocks(const FourColumns& x, uint32_t col, bool has
 
 }  // namespace encode_row_detail
 
-// Encodes columns [col, col + 4) of the lane. Threads are one-dimensional blocks of whole warps.
-// dequantized: optional, column 0 of the row as bf16, of formats with block scales.
+// Encodes columns [col, col + 4) of the lane. CTAs are one-dimensional and have whole warps.
+// dequantized: optional; column 0 of the row as bf16, for formats with block scales.
 template <RowFormat kFormat>
 __device__ inline void encode_row_group(const FourColumns& x, uint32_t col, bool has_columns,
                                         const RowFactors& factors, const RowTarget& target,
@@ -187,13 +189,13 @@ __device__ inline void encode_row_group(const FourColumns& x, uint32_t col, bool
   }
 }
 
-// A CodedRows of a format, whose rows and columns a kernel counts.
+// Device pointers and strides of a CodedRows; the kernel knows the extents.
 struct DeviceRows {
   uint8_t* values;
   uint64_t row_bytes;
   uint8_t* scales;             // Or null.
-  uint64_t scale_row_bytes;    // From a row to the next.
-  int64_t scale_block_stride;  // From a block to the next, in scales.
+  uint64_t scale_row_bytes;    // Bytes from a row to the next.
+  int64_t scale_block_stride;  // Scales from a block to the next.
   float* row_scale;            // Or null.
 
   [[nodiscard]] __device__ RowTarget target(uint64_t row) const {

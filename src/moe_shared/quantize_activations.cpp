@@ -1,4 +1,4 @@
-// The entry of the operation: choose an implementation, run it.
+// The entry point of the operation: selects an implementation and runs it.
 #include <array>
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
-// Quantizing rows of activations: BF16, F16 or F32 rows to rows of a RowFormat with the bits of
-// quantize(), for the kernels that do so. A warp works on 128 columns of one row, a lane on four
-// neighbouring ones, read in one access of 8 or 16 bytes; rows may be gathered, and may have a
-// multiplier for each expert.
+// Device functions that quantize rows of activations: BF16, F16 or F32 rows to rows of a RowFormat
+// with the bits of quantize(). A warp quantizes 128 columns of one row; a lane loads four
+// neighbouring ones in one access of 8 or 16 bytes. Rows may be gathered, and may have a multiplier
+// for each expert.
 #pragma once
 
 #include "base/fast_division.h"
@@ -20,25 +20,24 @@ struct QuantizeActivationsParams {
   DequantizedRows dequantized;  // Optional.
   DType input_dtype;
   float input_max;
-  // One for each row of the output, or null. Where it is negative nothing is written; else the row
-  // is made from row map[row] where `gathers`, from the row with its own number if not.
+  // One entry for each row of the output, or null. A row with a negative entry is not written.
+  // Otherwise its source is row map[row] if `gathers`, else the row with its own number.
   const int32_t* map;
   bool gathers;
   uint32_t input_rows;
   uint32_t rows;
   uint32_t cols;
-  uint32_t groups;      // Of 128 columns, in a row.
-  FastDivisor bundles;  // Of groups, in a row.
+  uint32_t groups;      // Groups of 128 columns in a row.
+  FastDivisor bundles;  // Bundles of groups in a row.
   float multiplier;
-  // Where there is a multiplier per expert. Otherwise null.
+  // These are set if there is a multiplier per expert, else null.
   const float* multipliers;
   const int32_t* tile_to_expert;
   FastDivisor token_tile;
   int32_t experts;
 };
 
-// The row that row `row` of the output is made from, or kNoRow: whatever the map holds, no row
-// beyond the buffers.
+// The source of row `row`, or kNoRow. It never lies beyond the buffers, whatever the map holds.
 __device__ inline uint32_t source_of(const QuantizeActivationsParams& params, uint32_t row) {
   if (row >= params.rows) return kNoRow;
   uint32_t source = row;
@@ -58,7 +57,7 @@ __device__ inline float multiplier_of(const QuantizeActivationsParams& params, u
   return exists ? load_readonly<float>(params.multipliers + expert) : 1.0F;
 }
 
-// Column 0 of a row that is left dequantized as well, or null.
+// Column 0 of a row that is also stored dequantized, or null.
 __device__ inline uint16_t* dequantized_row(const QuantizeActivationsParams& params, uint32_t row) {
   return params.dequantized.has_values() ? params.dequantized.values + uint64_t{row} * params.cols
                                          : nullptr;
@@ -84,8 +83,8 @@ __device__ inline uint32_t lane_col(uint32_t group) {
   return group * kRowGroupCols + threadIdx.x % kWarpSize * kLaneCols;
 }
 
-// By a warp: item `item` of the rows' bundles of kGroups neighbouring groups, all of them loaded
-// before the first is encoded.
+// Called by a warp: quantizes bundle `item` of the rows' bundles of kGroups neighbouring groups.
+// All groups of the bundle are loaded before the first is encoded.
 template <RowFormat kFormat, int kGroups>
 __device__ void quantize_bundle(const QuantizeActivationsParams& params, uint32_t item) {
   const uint32_t row = params.bundles.quotient(item);
@@ -99,7 +98,7 @@ __device__ void quantize_bundle(const QuantizeActivationsParams& params, uint32_
     x[i] = col < params.cols ? load_columns(params, source, col) : FourColumns{};
   }
   const RowFactors factors = row_factors<kFormat>(multiplier_of(params, row), params.input_max);
-  allow_next_grid();
+  trigger_dependent_launch();
   const RowTarget target = params.output.target(row);
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
@@ -109,7 +108,7 @@ __device__ void quantize_bundle(const QuantizeActivationsParams& params, uint32_
   }
 }
 
-// Over the thread's columns; NaN does not count.
+// Maximum over the thread's columns; NaN does not count.
 __device__ inline float find_row_maximum(const QuantizeActivationsParams& params, uint32_t source) {
   float amax = 0.0F;
   for (uint32_t col = threadIdx.x * kLaneCols; col < params.cols; col += blockDim.x * kLaneCols) {
@@ -120,7 +119,8 @@ __device__ inline float find_row_maximum(const QuantizeActivationsParams& params
   return amax;
 }
 
-// By a block: calls visit(columns, col, has_columns) for the lane's columns of each group of a row.
+// Called by a CTA: calls visit(columns, col, has_columns) for the lane's columns of each group of a
+// row.
 template <class Visit>
 __device__ void visit_row(const QuantizeActivationsParams& params, uint32_t source, Visit&& visit) {
   const uint32_t warps = blockDim.x / kWarpSize;
@@ -141,7 +141,8 @@ __device__ void encode_row_by_block(const QuantizeActivationsParams& params, uin
             });
 }
 
-// By a block, with a word of shared memory a warp: a row of NVFP4 with a scale of its own.
+// Called by a CTA, with a word of shared memory per warp: quantizes a row of NVFP4 with a row
+// scale.
 __device__ inline void quantize_token_row(const QuantizeActivationsParams& params, uint32_t row,
                                           uint32_t* shared_scratch) {
   const uint32_t source = source_of(params, row);
@@ -150,11 +151,12 @@ __device__ inline void quantize_token_row(const QuantizeActivationsParams& param
   const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
   const RowTarget target = params.output.target(row);
   const RowFactors factors = token_row_factors(row_amax, target, threadIdx.x == 0);
-  allow_next_grid();
+  trigger_dependent_launch();
   encode_row_by_block<RowFormat::kNvfp4PerToken>(params, row, factors, target);
 }
 
-// What is subtracted from the scales of a row of MXFP8, so that its values are exact in bf16.
+// The power of two that is subtracted from the scales of a row of MXFP8, so that its values are
+// exact in bf16.
 __device__ inline int find_row_shift(const QuantizeActivationsParams& params, uint32_t source,
                                      uint32_t* shared_scratch) {
   int least = kMostExactScale;
@@ -171,19 +173,20 @@ __device__ inline int find_row_shift(const QuantizeActivationsParams& params, ui
   return exact_scale_shift(kMostExactScale - static_cast<int>(below), static_cast<int>(largest));
 }
 
-// By a block, with a word of shared memory a warp: a row of MXFP8 that is left dequantized as well.
+// Called by a CTA, with a word of shared memory per warp: quantizes a row of MXFP8 and stores it
+// dequantized as well.
 __device__ inline void quantize_mxfp8_row(const QuantizeActivationsParams& params, uint32_t row,
                                           uint32_t* shared_scratch) {
   const uint32_t source = source_of(params, row);
   if (source == kNoRow) return;
   const int shift = find_row_shift(params, source, shared_scratch);
   if (threadIdx.x == 0) params.dequantized.factors[row] = power_of_two(shift);
-  allow_next_grid();
+  trigger_dependent_launch();
   const RowFactors factors{.dequantized_factor = power_of_two(-shift)};
   encode_row_by_block<RowFormat::kMxfp8>(params, row, factors, params.output.target(row));
 }
 
-// Largest finite number of a plain type (spec 6.7).
+// Largest finite number of an input type (spec 6.7).
 inline float largest_finite_of(DType dtype) {
   if (dtype == DType::kBF16) return bits_float(0x7F7F0000U);
   return dtype == DType::kF16 ? 65504.0F : kFloatMax;

@@ -1,6 +1,6 @@
-// Quantizing rows inside the layer: plain inputs into the mode's row format, with the bits of
-// quantize(), and FC1's result where a layer quantizes it twice. An operation like the public ones,
-// but for the layer alone: its arguments are what the layer has checked or made.
+// Quantizes rows inside the layer, with the bits of quantize(): unquantized inputs to the mode's
+// row format, and FC1's result where a layer quantizes it twice. The operation is internal: the
+// layer has checked or made its arguments.
 #pragma once
 
 #include "moe_shared/dequantized_rows.h"
@@ -19,7 +19,7 @@ enum class RowChoice : int {
 struct QuantizeActivationsArgs {
   TensorView rows;  // BF16, F16 or F32 [rows, cols], dense. CPU: F64 too, rounded to fp32 first.
   RowFormat format = RowFormat::kFp8Group;
-  // Of the static formats. With a value per expert, row p has that of the expert of its tile.
+  // Static formats only. With a value per expert, row p has that of the expert of its tile.
   PerExpert multiplier;
   RowChoice choice = RowChoice::kAll;
   TensorView map;  // I32, one for each row of the output; for kAll absent.

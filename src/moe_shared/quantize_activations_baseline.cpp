@@ -1,5 +1,5 @@
-// cpu_baseline: all cores through oneTBB, a row at a time. A row is widened and encoded in pieces,
-// so nothing is allocated.
+// cpu_baseline: all cores through oneTBB, one row at a time. A row is widened and encoded in chunks
+// of columns, so nothing is allocated.
 #include <algorithm>
 
 #include "base/float_ops.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kCodedCols = 4 * RowEncoder::kUnit;
 
-// Elements [col, col + count) of a row, as fp32; F64 is what FC1 of a fp64 layer leaves.
+// Loads elements [col, col + count) of a row as fp32; F64 is the result of FC1 in a fp64 layer.
 void load(const TensorView& rows, int64_t row, int64_t col, int64_t count, float* out) {
   const int64_t first = row * rows.shape[1] + col;
   if (rows.dtype != DType::kF64) {
@@ -35,9 +35,9 @@ float row_amax(const TensorView& rows, int64_t row) {
   return amax.or_zero();
 }
 
-// Row `to` of output from row `row`.
-void code_row(const TensorView& rows, int64_t row, const RowRules& rules, const CodedRows& output,
-              int64_t to) {
+// Quantizes row `row` to row `to` of output.
+void quantize_row(const TensorView& rows, int64_t row, const RowRules& rules,
+                  const CodedRows& output, int64_t to) {
   const int64_t cols = rows.shape[1];
   const RowTarget target = row_target(output, rules.format, to, cols);
   RowEncoder encoder(rules);
@@ -71,13 +71,13 @@ RowRules rules_of(const QuantizeActivationsArgs& args, int64_t row) {
 
 void run(const QuantizeActivationsProblem& problem, const QuantizeActivationsArgs& args,
          Stream /*stream*/) {
-  constexpr int64_t kTaskElements = 1 << 15;  // They take tens of microseconds.
+  constexpr int64_t kTaskElements = 1 << 15;  // A task takes tens of microseconds.
   parallel_for(problem.rows, row_grain(kTaskElements, problem.cols),
                [&](int64_t begin, int64_t end) {
                  for (int64_t row = begin; row < end; ++row) {
                    const int64_t source = source_of(args, row);
                    if (source >= 0)
-                     code_row(args.rows, source, rules_of(args, row), args.output, row);
+                     quantize_row(args.rows, source, rules_of(args, row), args.output, row);
                  }
                });
 }

@@ -1,4 +1,5 @@
-// Coding of rows as data (see quantize_problem.h).
+// QuantizeActivationsProblem describes a call that quantizes activation rows (see
+// quantize_problem.h).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ struct QuantizeActivationsProblem {
   RowChoice choice = RowChoice::kAll;
   Device device;
   int64_t input_rows = 0;
-  int64_t rows = 0;  // Of the output.
+  int64_t rows = 0;  // Rows of the output.
   int64_t cols = 0;
   bool per_expert = false;
 };
@@ -30,11 +31,10 @@ struct QuantizeActivationsImpl {
               Stream stream);
 };
 
-// Ordered, fastest first. The rules are those of RowEncoder, which the CPU's implementation
-// applies.
+// Ordered, fastest first. RowEncoder, which the CPU's implementation applies, defines the rules.
 std::span<const QuantizeActivationsImpl> quantize_activations_impls();
 extern const QuantizeActivationsImpl kQuantizeActivationsCpuBaseline;
-// In builds with CUDA.
+// The entries below exist in builds with CUDA.
 extern const QuantizeActivationsImpl kQuantizeActivationsSm90Groups;
 extern const QuantizeActivationsImpl kQuantizeActivationsSm90TokenRows;
 

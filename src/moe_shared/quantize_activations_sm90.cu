@@ -1,13 +1,14 @@
 // sm90_groups and sm90_token_rows: BF16, F16 or F32 rows to every row format, with the bits of
 // quantize(); rows may be gathered, and may have a multiplier for each expert.
 //
-// Threads to data: moe_shared/quantize_activations.cuh. sm90_groups gives every group of every row
-// a warp of its own; sm90_token_rows, for NVFP4 per token, gives a row a block, which first finds
-// the row's maximum and then reads the row a second time, from the caches. Either leaves rows as
-// bf16, too, where a GEMM takes them so (moe_shared/dequantized_rows.h).
+// moe_shared/quantize_activations.cuh maps threads to data. sm90_groups gives every group of every
+// row a warp. sm90_token_rows, for NVFP4 per token, gives a row a CTA, which first finds the row's
+// maximum and then reads the row again, from the caches. Both store rows as bf16, too, where a GEMM
+// reads them so (moe_shared/dequantized_rows.h).
 //
-// Bytes an element: 2 or 4 for the input, 0.5 to 4 for the code, less than one for scales. The
-// layer codes T rows once and reads them k times in the first GEMM: a small part of it.
+// Bytes per element: 2 or 4 for the input, 0.5 to 4 for the code, less than one for scales. The
+// layer quantizes T rows once and reads them k times in the first GEMM, so this is a small part of
+// it.
 #include "base/int_math.h"
 #include "moe_shared/quantize_activations.cuh"
 #include "moe_shared/quantize_activations_problem.h"
@@ -78,8 +79,8 @@ Kernel kernel_of(RowFormat format) {
   }
 }
 
-// A warp of its own for each group while that keeps everybody busy; then as many bytes in flight as
-// memory wants.
+// A warp quantizes one group while there are few groups, to use all SMs; more groups per warp then
+// raise the bytes in flight.
 constexpr int64_t kFewGroups = 8192;
 constexpr int kBundle = 4;
 
@@ -108,7 +109,7 @@ void launch_token_rows(const QuantizeActivationsProblem& problem,
 
 Support fits(const QuantizeActivationsProblem& problem) {
   if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
-  if (problem.input == DType::kF64) return Support::no("reads no F64");
+  if (problem.input == DType::kF64) return Support::no("does not read F64 rows");
   constexpr int64_t kLimit = int64_t{1} << 31;
   const bool is_small = problem.cols < kLimit / 2 &&
                         problem.rows + kWarps < kLimit / ceil_div(problem.cols + 1, kRowGroupCols);
@@ -117,14 +118,14 @@ Support fits(const QuantizeActivationsProblem& problem) {
 
 Support supports_groups(const QuantizeActivationsProblem& problem) {
   if (kernel_of<1>(problem.format) == nullptr) {
-    return Support::no("codes fp8_static, fp8_1x128, mxfp8 and nvfp4 rows only");
+    return Support::no("quantizes to fp8_static, fp8_1x128, mxfp8 and nvfp4 rows only");
   }
   return fits(problem);
 }
 
 Support supports_token_rows(const QuantizeActivationsProblem& problem) {
   if (problem.format != RowFormat::kNvfp4PerToken) {
-    return Support::no("codes nvfp4_per_token rows only");
+    return Support::no("quantizes to nvfp4_per_token rows only");
   }
   return fits(problem);
 }

@@ -1,5 +1,5 @@
-// The permutation of up to 512 slots (moe spec 5.1) by blocks with a thread a slot and a thread an
-// expert.
+// The permutation of up to 512 slots (moe spec 5.1) by CTAs that have a thread per slot and a
+// thread per expert.
 //
 //   runs of 32 slots   masks[run][expert]: the slots of the run that have the expert
 //   thread of expert   count = bits of its masks; rows before = sum over the experts before, each
@@ -7,8 +7,9 @@
 //   thread of slot     row = first row of its expert + bits of earlier runs' masks + lower bits of
 //                      its own
 //
-// Several blocks do the same work, all of it, and write a share of the result each: no block needs
-// a word from another. What no slot is sorted to holds -1 (rows) or 0 (tiles); it is filled first.
+// Several CTAs compute the whole permutation and each writes a share of the result, so that no CTA
+// needs a word of another. Rows and tiles without a slot hold -1 (rows) or 0 (tiles); they are
+// filled first.
 #pragma once
 
 #include <bit>
@@ -31,14 +32,14 @@ struct SmallBatchParams {
   int32_t* tile_to_expert = nullptr;
   int32_t* tile_row_end = nullptr;
   int32_t* num_tiles = nullptr;
-  uint32_t num_slots = 0;  // Of all tokens.
+  uint32_t num_slots = 0;  // Slots of all tokens.
   uint32_t num_runs = 0;
   uint32_t expert_offset = 0;
   uint32_t experts = 0;
-  uint32_t expert_bits = 0;  // Of the largest local expert.
+  uint32_t expert_bits = 0;  // Bits of the largest local expert's number.
   uint32_t tile_shift = 0;
   uint32_t max_tiles = 0;
-  FastDivisor slots;  // Of a token.
+  FastDivisor slots;  // Slots of a token.
 };
 
 inline SmallBatchParams make_small_batch_params(const PermutationLayout& layout,
@@ -62,10 +63,10 @@ inline SmallBatchParams make_small_batch_params(const PermutationLayout& layout,
   return params;
 }
 
-// A block's shared memory, in the order of its parts.
+// Shared memory of a CTA, in the order of its members.
 struct SmallBatchShared {
-  uint32_t* ids;         // [kSmallBatchSlots]: what slots are sorted by, written by the caller.
-  uint32_t* scratch;     // A word a warp.
+  uint32_t* ids;         // [kSmallBatchSlots]: the sort keys of slots, written by the caller.
+  uint32_t* scratch;     // A word per warp.
   uint32_t* first_rows;  // [experts]
   uint32_t* row_ends;    // [experts]: one past the expert's last slot.
   uint32_t* masks;       // [runs][experts]
@@ -82,13 +83,13 @@ struct SmallBatchShared {
         masks(row_ends + params.experts) {}
 };
 
-// Which of several blocks this one is.
+// The rank of this CTA among the CTAs that share the result.
 struct BlockShare {
   uint32_t rank;
   uint32_t blocks;
 };
 
-// [begin, end) of `count` things.
+// A CTA's share [begin, end) of `count` elements.
 struct ShareRange {
   uint32_t begin;
   uint32_t end;
@@ -106,7 +107,7 @@ __device__ inline void clear_masks(const SmallBatchParams& params, const SmallBa
   }
 }
 
-// The block's tiles and the rows in them: they hold nothing. A barrier lies between this and
+// Marks the CTA's tiles and the rows in them as empty. The caller places a barrier before
 // place_small_batch().
 __device__ inline void clear_tiles(const SmallBatchParams& params, const BlockShare& share) {
   const ShareRange tiles = share_of(share, params.max_tiles);
@@ -122,8 +123,8 @@ __device__ inline void clear_tiles(const SmallBatchParams& params, const BlockSh
   }
 }
 
-// The lanes with the same local expert as this one: a vote on each bit of its number. (MATCH.ANY
-// takes several times as long for a warp of different experts.)
+// The lanes with the same local expert as this one, by a vote on each bit of its number. (MATCH.ANY
+// takes several times as long for a warp with different experts.)
 __device__ inline unsigned lanes_with_expert(uint32_t expert, bool is_local, uint32_t expert_bits) {
   unsigned same = __ballot_sync(kFullWarp, is_local);
 #pragma unroll 4
@@ -135,7 +136,7 @@ __device__ inline unsigned lanes_with_expert(uint32_t expert, bool is_local, uin
   return same;
 }
 
-// Bits of an expert's masks in runs [0, num_runs).
+// Counts the bits of an expert's masks in runs [0, num_runs).
 __device__ inline uint32_t slots_in_runs(const SmallBatchParams& params,
                                          const SmallBatchShared& shared, uint32_t expert,
                                          uint32_t num_runs) {
@@ -147,7 +148,7 @@ __device__ inline uint32_t slots_in_runs(const SmallBatchParams& params,
   return count;
 }
 
-// The thread of an expert: where its rows begin and end. Ends with a barrier.
+// The thread of an expert computes where its rows begin and end. Ends with a barrier.
 __device__ inline void lay_out_small_batch(const SmallBatchParams& params,
                                            const SmallBatchShared& shared,
                                            const BlockShare& share) {
@@ -167,7 +168,7 @@ __device__ inline void lay_out_small_batch(const SmallBatchParams& params,
   __syncthreads();
 }
 
-// The slot that opens a tile describes the tile.
+// The slot that is a tile's first row describes the tile.
 __device__ inline void store_small_batch_row(const SmallBatchParams& params, uint32_t slot,
                                              uint32_t expert, uint32_t row, uint32_t row_end) {
   const uint32_t tile_rows = 1U << params.tile_shift;
@@ -179,14 +180,14 @@ __device__ inline void store_small_batch_row(const SmallBatchParams& params, uin
       static_cast<int32_t>(min(row + tile_rows, row_end));
 }
 
-// By a block of at least as many threads as slots and as experts, once its ids and its cleared
-// masks are visible to it.
+// Called by a CTA of at least as many threads as slots and as experts, after its ids and its
+// cleared masks are visible to it.
 __device__ inline void place_small_batch(const SmallBatchParams& params,
                                          const SmallBatchShared& shared, const BlockShare& share) {
   const uint32_t slot = threadIdx.x;
   const uint32_t run = slot / kWarpSize;
   const bool has_slot = slot < params.num_slots;
-  // Modulo 2^32, where ids below the offset are large.
+  // The subtraction is modulo 2^32: ids below the offset become large.
   const uint32_t expert =
       has_slot ? min(shared.ids[slot] - params.expert_offset, params.experts) : params.experts;
   const bool is_local = expert < params.experts;

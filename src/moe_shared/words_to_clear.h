@@ -1,5 +1,5 @@
-// Words on the device that a kernel sets to 0 beside its own work, for a later kernel of the same
-// run that counts with them: a launch less than clearing them apart.
+// Device words that a kernel sets to 0 beside its own work, as counters of a later kernel of the
+// same run. This saves the launch of a memset.
 #pragma once
 
 #include <cstdint>

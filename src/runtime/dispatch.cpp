@@ -1,4 +1,4 @@
-// The parts of dispatch that need no template: the pinning variable and the two errors.
+// The parts of dispatch that need no template: the environment variable and the two errors.
 #include "runtime/dispatch.h"
 
 #include <algorithm>

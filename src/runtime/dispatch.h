@@ -1,4 +1,4 @@
-// Choosing an implementation: ordered lists, fastest first, the oracle last.
+// Selection of an implementation: ordered lists, fastest first, the oracle last.
 //
 // An implementation is a record {name, supports, run}. The first one that supports a problem runs;
 // if none does, the error lists each candidate with its reason. The environment variable
@@ -37,8 +37,8 @@ inline constexpr std::array<std::string_view, 18> kOperations = {"quantize",
                                                                  "route_permute",
                                                                  "invert_scales"};
 
-// What NARROWFLOAT_FORCE pins for `op`; empty if nothing. Throws kInvalidArgument for a malformed
-// value or an operation that does not exist.
+// The implementation that NARROWFLOAT_FORCE pins for `op`; empty if none. Throws kInvalidArgument
+// for a malformed value or an operation that does not exist.
 std::string forced_implementation(std::string_view op);
 
 namespace dispatch_detail {
@@ -71,7 +71,7 @@ Explanation explain_candidates(std::string_view op, std::span<const Impl> impls,
   return explanation;
 }
 
-// The implementation that runs; null if none fits.
+// Returns the implementation that runs the problem; null if none fits.
 template <typename Impl, typename Problem>
 const Impl* find_implementation(std::string_view op, std::span<const Impl> impls,
                                 const Problem& problem) {

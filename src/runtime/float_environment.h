@@ -1,6 +1,6 @@
 // The floating-point environment that the arithmetic is specified for: round to nearest, denormals
 // kept. A caller may have set flush-to-zero or another rounding mode (audio and game engines do),
-// and worker threads have environments of their own, so every piece of CPU work opens with this
+// and worker threads have environments of their own, so every task on the CPU starts with this
 // guard.
 #pragma once
 
@@ -48,7 +48,7 @@ class FloatEnvironmentGuard {
 namespace float_environment_detail {
 
 // Compilers do not know that arithmetic depends on the environment and may move it across a guard.
-// A call that they cannot see through (the fence makes it impure) stays where it is.
+// They cannot move a call that they cannot inline (the fence makes it impure).
 template <typename Function>
 [[gnu::noinline]] auto call(const Function& function) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -57,7 +57,7 @@ template <typename Function>
 
 }  // namespace float_environment_detail
 
-// function() in the specified environment: for scalar arithmetic beside a guard. Loops whose
+// Calls function() in the specified environment: for scalar arithmetic beside a guard. Loops whose
 // operands are loaded and stored between the guard's construction and its end need no such call.
 template <typename Function>
 auto in_float_environment(const Function& function) {

@@ -1,4 +1,4 @@
-// oneTBB behind the two loops of parallel.h, and the limit on its threads.
+// The two loops of parallel.h on oneTBB, and the limit on its threads.
 #include "runtime/parallel.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ std::mutex& control_mutex() {
   return mutex;
 }
 
-// The limit that set_num_threads() asked for; null for all cores.
+// The limit set by set_num_threads(); null for all cores.
 std::unique_ptr<tbb::global_control>& control() {
   static std::unique_ptr<tbb::global_control> limit;
   return limit;
@@ -38,8 +38,8 @@ std::unique_ptr<tbb::global_control>& control() {
 void set_num_threads(int count) {
   if (count < 0) throw_invalid("num_threads: expected >= 0 (0 means all cores), got {}", count);
   const std::lock_guard lock(control_mutex());
-  // The smallest active limit counts, so the new one is made before the old one goes: a concurrent
-  // call never runs unlimited.
+  // The smallest active limit holds, so the new one is made before the old one is destroyed: a
+  // concurrent call never runs unlimited.
   std::unique_ptr<tbb::global_control> limit;
   if (count > 0) {
     limit = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
@@ -63,8 +63,8 @@ void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_
     if (count > 0) work(Range(0, count));
     return;
   }
-  // Isolated: a thread that waits here must not pick up the caller's own tasks, which would run in
-  // this floating-point environment.
+  // The loop is isolated: a thread that waits here must not pick up the caller's own tasks, which
+  // would run in this floating-point environment.
   tbb::this_task_arena::isolate(
       [&] { tbb::parallel_for(Range(0, count, static_cast<size_t>(grain)), work); });
 }

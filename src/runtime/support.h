@@ -1,5 +1,5 @@
-// Whether an implementation takes a problem. Apart from dispatch.h because problem headers need no
-// more than this and are shared with CUDA code, where fmt does not compile.
+// Whether an implementation takes a problem. It is separate from dispatch.h because problem headers
+// need only this and are shared with CUDA code, where fmt does not compile.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,8 @@
 
 namespace narrowfloat {
 
-// Yes, or no with the missing condition. Saying no in a literal's words allocates nothing: every
-// call asks implementations until one says yes.
+// Yes, or no with the missing condition. A reason that is a literal allocates nothing: every call
+// asks implementations until one says yes.
 class Support {
  public:
   static Support yes() { return {}; }

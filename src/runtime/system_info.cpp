@@ -1,4 +1,4 @@
-// What doctor shows: build, CPU, GPUs, environment.
+// Facts that doctor shows: build, CPU, GPUs, environment.
 #include <array>
 #include <cstdlib>
 #include <fstream>

@@ -1,5 +1,4 @@
-// How codes and block scales of weights and rows lie in memory, derived from the formats' own
-// records.
+// Storage of codes and block scales of weights and rows, derived from the formats' own records.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 
 namespace narrowfloat {
 
-// Codes in memory; U8 is two E2M1 a byte. `scales`: the format whose block scales they have.
+// Codes in memory; U8 is two E2M1 a byte. `scales`: the format of their block scales.
 struct CodeStorage {
   DType dtype = DType::kBF16;
   std::optional<FormatId> scales;
@@ -53,7 +52,7 @@ struct ScaleGrid {
   int64_t block_rows = 1;
   int64_t block_cols = 0;
   int64_t rows = 0;
-  int64_t blocks = 0;  // Scales a row of the grid.
+  int64_t blocks = 0;  // Scales per row of the grid.
 
   [[nodiscard]] bool is_present() const { return block_cols > 0; }
   [[nodiscard]] int64_t size_bytes() const { return rows * blocks * bytes(type); }

@@ -61,7 +61,7 @@ inline void narrow(DType dtype, const float* in, int64_t count, void* first) {
   }
 }
 
-// RN16 in place: what a 16-bit tensor would hold, as fp32.
+// RN16 in place: the values that a 16-bit tensor would hold, as fp32.
 inline void round_through(DType dtype, float* values, int64_t count) {
   if (dtype == DType::kF16) {
     for (int64_t i = 0; i < count; ++i) values[i] = f16_to_float(float_to_f16(values[i]));
@@ -70,8 +70,8 @@ inline void round_through(DType dtype, float* values, int64_t count) {
   }
 }
 
-// Largest finite number of an input type, as block rules want it (spec 6.7); FLT_MAX for all others
-// than the 16-bit types.
+// Largest finite number of an input type, a parameter of block rules (spec 6.7); FLT_MAX for all
+// but the 16-bit types.
 inline float largest_finite(DType dtype) {
   if (dtype == DType::kBF16) return bits_float(0x7F7F0000U);
   if (dtype == DType::kF16) return 65504.0F;

@@ -1,4 +1,4 @@
-// Row groups of FP8 1x128 scales (spec 8.6): groups start at padded rows of one image.
+// Row groups of FP8 1x128 scales (spec 8.6): groups start at padded rows of one scale buffer.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace narrowfloat {
 
-// The scale row of a row: itself without groups, else its group's padded start plus its place in
-// the group. row_offsets: [groups + 1], checked.
+// The scale row of a row: the row itself without groups, else its group's padded start plus its
+// index in the group. row_offsets: [groups + 1], checked.
 inline int64_t scale_row(std::span<const int64_t> row_offsets, int64_t row) {
   if (row_offsets.empty()) return row;
   // The last group that starts at or before the row; empty groups share their start with it.

@@ -65,8 +65,8 @@ QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
   }
   if (cols > INT64_MAX - options.alignment) throw_invalid("cols: {} exceeds 2^63 padded", cols);
   const int64_t value_cols = info.id == FormatId::kMxfp8 ? round_up(cols, options.alignment) : cols;
-  ImageExtents image = scale_extents(info, rows, value_cols);
-  if (options.groups > 0) image.rows = grouped_scale_row(rows, options.groups);
+  ScaleExtents extents = scale_extents(info, rows, value_cols);
+  if (options.groups > 0) extents.rows = grouped_scale_row(rows, options.groups);
 
   QuantizedLayout layout{};
   layout.format = format;
@@ -77,10 +77,10 @@ QuantizedLayout quantized_layout(FormatId format, int64_t rows, int64_t cols,
   layout.value_cols = value_cols;
   const int64_t row_bytes = info.element_bits == 4 ? value_cols / 2 : value_cols;
   layout.values_bytes = product("values", {options.batch, rows, row_bytes});
-  layout.scale_rows = image.rows;
-  layout.scale_blocks = image.blocks;
-  layout.scale_count =
-      product("scales", {options.batch, scale_image_size(scale_layout, image.rows, image.blocks)});
+  layout.scale_rows = extents.rows;
+  layout.scale_blocks = extents.blocks;
+  layout.scale_count = product(
+      "scales", {options.batch, scale_image_size(scale_layout, extents.rows, extents.blocks)});
   layout.scales_bytes = product("scales", {layout.scale_count, bytes(info.scale_type)});
   layout.global_scale_axis = options.global_scale_axis;
   layout.global_scales = info.has_global_scale ? 1 : 0;

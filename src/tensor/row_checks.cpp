@@ -26,7 +26,7 @@ void require_scale_dtype(std::string_view argument, const TensorView& view, RowF
   require_dtype(argument, view, {dtype, DType::kU8});
 }
 
-// Some order of the axes steps over everything inside.
+// True if, in some order, each axis steps over all elements of the axes inside it.
 bool are_places_distinct(const TensorView& view) {
   const auto [rows, blocks] = std::pair{view.shape[0], view.shape[1]};
   if (rows <= 1 && blocks <= 1) return true;
@@ -55,7 +55,7 @@ void require_row_scales(std::string_view argument, const TensorView& scales,
   }
 }
 
-void require_coded_rows(const RowNames& names, const CodedRows& view, const RowShape& shape) {
+void require_quantized_rows(const RowNames& names, const CodedRows& view, const RowShape& shape) {
   const int64_t multiple = column_multiple(shape.format);
   if (shape.cols % multiple != 0) {
     throw_invalid("{}: {} needs columns in multiples of {}, got {}", names.values,

@@ -1,6 +1,6 @@
-// Encoding one row of fp32 values into the formats of activation rows, with the bytes of the public
-// quantizers in exact mode: what the activation and the layer's quantization of plain inputs write.
-// Works in place and in pieces of a row; allocates nothing.
+// Encodes a row of fp32 values in the formats of activation rows, with the bytes of the public
+// quantizers in exact mode. The activation and the layer's quantization of inputs use it. A row may
+// be encoded in chunks of columns; nothing is allocated.
 //
 //   kBf16, kFp32     rounded to nearest even; NaN is canonical
 //   kFp8Static       E4M3(RN(x * multiplier))                          (spec 6.9)
@@ -27,7 +27,7 @@ struct RowRules {
   float input_max = kFloatMax;  // kFp8Group: largest_finite() of the type that x was widened from.
 };
 
-// Where a row goes.
+// Destination of a row.
 struct RowTarget {
   uint8_t* values = nullptr;   // Column 0.
   void* scales = nullptr;      // Block 0, where the format has block scales.
@@ -35,21 +35,22 @@ struct RowTarget {
   float* row_scale = nullptr;  // kNvfp4PerToken.
 };
 
-// `row` of a checked CodedRows with `cols` columns.
+// The destination of row `row` of a checked CodedRows with `cols` columns.
 RowTarget row_target(const CodedRows& rows, RowFormat format, int64_t row, int64_t cols);
 
 class RowEncoder {
  public:
-  // A row may be cut at multiples of this.
+  // Chunks of a row start at multiples of this.
   static constexpr int64_t kUnit = 128;
 
   explicit RowEncoder(const RowRules& rules);
 
   // True where start_row must be given the maximum of the whole row.
   [[nodiscard]] bool needs_row_amax() const { return rules_.format == RowFormat::kNvfp4PerToken; }
-  // Stores the row scale. row_amax: over the elements that are numbers, 0 without any.
+  // Stores the row scale. row_amax: the maximum over the elements that are numbers, 0 without any.
   void start_row(float row_amax, const RowTarget& target);
-  // Columns [col, col + count): col a multiple of kUnit, count too unless the row ends there.
+  // Encodes columns [col, col + count). col is a multiple of kUnit, and so is count unless the row
+  // ends there.
   void encode(const float* x, int64_t col, int64_t count, const RowTarget& target) const;
 
  private:
@@ -57,7 +58,7 @@ class RowEncoder {
   ScalePair pair_;
 };
 
-// A whole row. cols: a multiple of 32 for kMxfp8, of 16 for NVFP4.
+// Encodes a whole row. cols: a multiple of 32 for kMxfp8, of 16 for NVFP4.
 void encode_row(const RowRules& rules, const float* x, int64_t cols, const RowTarget& target);
 
 }  // namespace narrowfloat

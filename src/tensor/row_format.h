@@ -1,19 +1,18 @@
-// How the formats of activation rows are stored: element types and sizes.
+// Storage of the formats of activation rows: element types and sizes.
 #pragma once
 
 #include "narrowfloat/moe_types.h"
 
 namespace narrowfloat {
 
-// Type of the elements, and of the block scales (formats without: F32).
+// Type of the elements, and of the block scales (F32 for formats without).
 DType value_dtype(RowFormat format);
 DType scale_dtype(RowFormat format);
 // Columns of the values tensor: two elements share a byte in 4-bit formats.
 int64_t value_cols(RowFormat format, int64_t cols);
 // Bytes of one row of values.
 int64_t row_bytes(RowFormat format, int64_t cols);
-// Columns of a row must be a multiple of this, so that blocks of one scale are whole; 1x128 groups
-// may be short.
+// Columns of a row must be a multiple of this, so that blocks are whole; 1x128 groups may be short.
 int64_t column_multiple(RowFormat format);
 
 // True for formats whose multiplier is fixed before the values are known.

@@ -57,7 +57,7 @@ int64_t TensorView::num_elements() const {
 }
 
 std::string to_string(const TensorView& view) {
-  // A view with a wrong rank gets into messages too.
+  // Messages also describe views with a wrong rank.
   const int rank = std::clamp(view.rank, 0, TensorView::kMaxRank);
   const auto extents = std::span(view.shape).first(static_cast<size_t>(rank));
   return fmt::format("{}[{}]", name(view.dtype), fmt::join(extents, ", "));

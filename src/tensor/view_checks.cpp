@@ -1,5 +1,5 @@
-// See view_checks.h. Every message: argument, expected, got, and what to do where that is not
-// plain.
+// See view_checks.h. Every message has the argument, what was expected, what came, and the remedy
+// if it is not obvious.
 #include "tensor/view_checks.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ void require_dtype(std::string_view argument, const TensorView& view,
 }
 
 void require_device(std::string_view argument, Device device, Device expected) {
-  // The CPU has no index.
+  // A CPU device has no index.
   if (device.type == expected.type &&
       (device.type == DeviceType::kCpu || device.index == expected.index)) {
     return;
@@ -160,7 +160,8 @@ BatchedRows require_batched_rows(std::string_view argument, const TensorView& vi
                                (rows <= 1 || view.strides[1] >= cols);
   if (has_own_strides) {
     require_data(argument, view);
-    // The stride of an axis of one entry is never used and may be anything: the other one's goes.
+    // The stride of an axis of one entry is never used and may be anything: the other axis' stride
+    // replaces it.
     const int64_t outer = batch > 1 ? view.strides[0] : cols;
     const int64_t row_stride = rows > 1 ? view.strides[1] : outer;
     return {.batch_stride = batch > 1 ? outer : row_stride, .row_stride = row_stride};
@@ -221,7 +222,7 @@ void require_scales(std::string_view argument, const ScaleView& view, FormatId f
   }
   if (view.batch < 0) throw_invalid("{}: expected batch >= 0, got {}", argument, view.batch);
   const auto size = checked_mul(view.batch, scale_image_size(view.layout, view.rows, view.blocks));
-  if (!size) throw_invalid("{}: the image exceeds 2^63 scales", argument);
+  if (!size) throw_invalid("{}: more than 2^63 scales", argument);
   if (view.capacity != *size) {
     throw_invalid(
         "{}: expected a buffer of {} scales ({} x {} x {} in {}, padding included), got {}",
@@ -278,7 +279,7 @@ void require_row_offsets(const TensorView& offsets, int64_t rows, Device device)
                   to_string(offsets));
   }
   require_vector("row_offsets", offsets, DType::kI64, offsets.shape[0], device);
-  // Values on a device are for the implementation that runs there to check.
+  // The implementation on the device checks values in device memory.
   if (device.type != DeviceType::kCpu) return;
   const auto* values = static_cast<const int64_t*>(offsets.data);
   const int64_t last = offsets.shape[0] - 1;

@@ -1,5 +1,5 @@
-// Checks at the door of the operations: each throws kInvalidArgument with the argument's name, what
-// was expected, what came, and how to fix it. Nothing has been written when they run.
+// Checks of the operations' arguments. Each throws kInvalidArgument with the argument's name, what
+// was expected, what came, and how to fix it. They run before anything is written.
 #pragma once
 
 #include <initializer_list>
@@ -14,28 +14,28 @@ namespace narrowfloat {
 void require_dtype(std::string_view argument, const TensorView& view,
                    std::initializer_list<DType> allowed);
 void require_device(std::string_view argument, Device device, Device expected);
-// Not null unless empty, and aligned to its elements.
+// Requires data that is not null unless the view is empty, and that is aligned to its elements.
 void require_data(std::string_view argument, const TensorView& view);
-// Row-major without gaps.
+// Requires row-major storage without gaps.
 void require_dense(std::string_view argument, const TensorView& view);
-// A dense F32 / I32 / I64 vector of `count` elements on `device`.
+// Requires a dense F32 / I32 / I64 vector of `count` elements on `device`.
 void require_vector(std::string_view argument, const TensorView& view, DType dtype, int64_t count,
                     Device device);
 
-// A dense tensor of one of the types, exactly `shape`, on `device`.
+// Requires a dense tensor of one of the types, with exactly `shape`, on `device`.
 void require_tensor(std::string_view argument, const TensorView& view,
                     std::initializer_list<DType> allowed, std::initializer_list<int64_t> shape,
                     Device device);
 
-// On CUDA devices the buffer and its rows start at multiples of 16 bytes, the width of the loads
-// and stores there (spec 1.8). Every other device takes anything.
+// On CUDA devices the buffer and its rows must start at multiples of 16 bytes, the width of loads
+// and stores (spec 1.8). Other devices have no requirement.
 inline constexpr int64_t kCudaAlignment = 16;
 void require_cuda_alignment(std::string_view argument, const void* data, Device device);
-// `row_bytes`: from a row to the next.
+// row_bytes: bytes from a row to the next.
 void require_cuda_rows(std::string_view argument, const void* data, int64_t row_bytes,
                        Device device);
 
-// Rank within bounds, no negative extent.
+// Requires a rank within bounds and no negative extent.
 void require_view(std::string_view argument, const TensorView& view);
 
 // A tensor as a matrix of all its leading extents by `cols`.
@@ -43,8 +43,7 @@ struct RowMatrix {
   int64_t rows = 0;
   int64_t stride = 0;  // In elements.
 };
-// The last extent must be `cols` with stride 1, and the leading extents must lie evenly, so that
-// one row stride serves them all.
+// Requires a last extent of `cols` with stride 1, and leading extents that one row stride covers.
 RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_t cols);
 
 // Rows in batches, each with strides of their own.
@@ -53,8 +52,8 @@ struct BatchedRows {
   int64_t row_stride = 0;
 };
 // As require_rows for batch * rows rows; a view of exactly [batch, rows, cols] may have any two
-// leading strides of at least `cols`: a transposed view, say. Of an axis of one entry the stride
-// does not count; what comes back for it is a stride of the view that counts, or `cols`.
+// leading strides of at least `cols`: a transposed view, say. The stride of an axis of one entry is
+// not checked; the result has another stride of the view, or `cols`, in its place.
 BatchedRows require_batched_rows(std::string_view argument, const TensorView& view, int64_t batch,
                                  int64_t rows, int64_t cols);
 
@@ -64,19 +63,19 @@ struct ByteRange {
   const void* data = nullptr;
   int64_t size_bytes = 0;
 };
-// From the first to the last element, whatever the strides.
+// The bytes from the first to the last element, whatever the strides.
 ByteRange byte_range(std::string_view argument, const TensorView& view);
 ByteRange byte_range(std::string_view argument, const ScaleView& view);
-// No output shares bytes with another output or an input.
+// Requires that no output shares bytes with another output or an input.
 void require_disjoint(std::span<const ByteRange> outputs, std::span<const ByteRange> inputs);
 
-// Values, scales and global scale of a quantized tensor agree with each other and with the format.
-// scale_rows: logical rows the scale image must have.
+// Requires that values, scales and global scale of a quantized tensor agree with each other and
+// with the format. scale_rows: logical rows that the scales must have.
 void require_quantized(std::string_view argument, const QuantizedView& view, int64_t scale_rows);
-// Type, extents and buffer size of a scale image.
+// Requires the type, extents and buffer size of block scales.
 void require_scales(std::string_view argument, const ScaleView& view, FormatId format);
 
-// Offsets of FP8 1x128 row groups: ascending from 0 to `rows`.
+// Requires offsets of FP8 1x128 row groups that ascend from 0 to `rows`.
 void require_row_offsets(const TensorView& offsets, int64_t rows, Device device);
 
 }  // namespace narrowfloat

@@ -1,4 +1,4 @@
-"""What goes wrong ends with the documented exit code, a message that says where, and no debris."""
+"""Errors end with the documented exit code, a message that says where, and no debris."""
 
 import json
 import os
@@ -322,13 +322,19 @@ def slow_file(tmp_path):
     return path
 
 
+def start(command):
+    """Starts a program that SIGINT interrupts, even where background jobs ignore it."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=CLEAN_ENVIRONMENT,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted(tmp_path, slow_file, signal_number):
     target = tmp_path / "out.safetensors"
     command = [CLI, "quantize", slow_file, target, "--to", "nvfp4", "--threads", "1",
                "--progress", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=CLEAN_ENVIRONMENT) as process:
+    with start(command) as process:
         assert json.loads(process.stderr.readline())["event"] == "progress"
         process.send_signal(signal_number)
         output, errors = process.communicate(timeout=120)
@@ -339,7 +345,7 @@ def test_interrupted(tmp_path, slow_file, signal_number):
 
 @pytest.mark.parametrize("target_exists", [False, True])
 def test_killed(tmp_path, slow_file, target_exists):
-    """What a killed run leaves loads nowhere, and the next run removes it."""
+    """The files of a killed run load nowhere, and the next run removes them."""
     source, target = tmp_path / "model", tmp_path / "out"
     source.mkdir()
     slow_file.rename(source / "model.safetensors")
@@ -370,8 +376,7 @@ def test_interrupts_in_a_large_tensor_leave_no_target(tmp_path, num_signals):
                                "model.layers.0.mlp.b_proj.weight": bf16_weight(8192, 8192)})
     command = [CLI, "quantize", source, target, "--to", "nvfp4", "--threads", "1", "--progress",
                "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=CLEAN_ENVIRONMENT) as process:
+    with start(command) as process:
         process.stderr.readline()  # The small tensor is done, the large one has begun.
         for _ in range(num_signals):
             process.send_signal(signal.SIGINT)

@@ -19,7 +19,7 @@ TOLERANCE = {
     "fp8_tensor": (2e-2, 6e-2), "fp8_block": (2e-2, 6e-2), "mxfp4_fp8": (2e-2, 6e-2),
     "nvfp4_fp8_rounded": (2e-2, 6e-2), "mxfp8": (5e-3, 4e-2), "mxfp4_mxfp8": (5e-3, 4e-2),
     "nvfp4": (1.5e-2, 8e-2), "nvfp4_per_token": (3e-2, 1.5e-1), "nvfp4_fp8_exact": (5e-3, 2e-2)}
-# What quantization costs on this layer, with room: relative error to unquantized weights.
+# The cost of quantization on this layer, with room: relative error to unquantized weights.
 COST = {"bf16": (1e-3, 5e-3), "fp8_tensor": (0.01, 0.08), "fp8_block": (0.01, 0.08),
         "mxfp8": (0.01, 0.08)}
 FP4_COST = (0.05, 0.35)

@@ -125,7 +125,7 @@ def test_entries_for_something_else_are_left_alone(tmp_path, fields, expected):
     (lambda d: d["entries"][0].update(token_tile=24), "powers of two"),
     (lambda d: d["entries"][0].update(us=2.99), "3 %"),
     (lambda d: d["entries"].append(d["entries"][0]), "same numbers of tokens"),
-    (lambda d: d["entries"][0].update(extra=1), "nobody knows"),
+    (lambda d: d["entries"][0].update(extra=1), "unknown members"),
 ])
 @pytest.mark.parametrize("command", [["bench", "--min-time", "0"], ["explain"]])
 def test_malformed_files_are_refused(tmp_path, command, change, expected):

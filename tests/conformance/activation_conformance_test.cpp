@@ -1,5 +1,6 @@
 // Every implementation of activate, in every row format and from every input type, against the
-// oracle: all kinds and gate orders, values per expert, images of scales, rows that no slot names.
+// oracle: all kinds and gate orders, values per expert, column-major scales, rows that no slot
+// names.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -17,9 +18,9 @@
 #include "conformance/row_combination.h"
 #include "narrowfloat/error.h"
 #include "ops/activation/activation_problem.h"
-#include "support/coded_rows.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
+#include "support/rows_tensor.h"
 #include "support/tensors.h"
 #include "tensor/row_format.h"
 

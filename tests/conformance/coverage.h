@@ -40,8 +40,8 @@ class Coverage {
  private:
   [[nodiscard]] std::string summary() const;
 
-  std::map<std::string, int64_t, std::less<>> runs_;      // By implementation.
-  std::map<std::string, int64_t, std::less<>> refusals_;  // By implementation and reason.
+  std::map<std::string, int64_t, std::less<>> runs_;      // Indexed by implementation.
+  std::map<std::string, int64_t, std::less<>> refusals_;  // Indexed by implementation and reason.
   bool is_taken_ = false;
   int64_t cases_ = 0;
   int64_t untaken_ = 0;

@@ -164,7 +164,7 @@ std::optional<std::vector<uint8_t>> run_dequantize(const DequantizeCase& c, std:
          i < static_cast<size_t>(output.stride()) * width; ++i) {
       const size_t at = static_cast<size_t>(row * output.stride()) * width + i;
       if (bytes[at] != poison) {
-        ADD_FAILURE() << "the gap behind row " << row << " was written";
+        ADD_FAILURE() << "the gap after row " << row << " was written";
         return output.elements();
       }
     }

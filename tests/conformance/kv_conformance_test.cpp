@@ -86,7 +86,7 @@ MathMode mode(Random& random) { return random.chance(50) ? MathMode::kExact : Ma
 Fill any_fill(Random& random) { return static_cast<Fill>(random.range(0, kNumFills - 1)); }
 int64_t gap(Random& random) { return random.chance(30) ? 16 * random.range(1, 3) : 0; }
 // An index that leads nowhere.
-int64_t nonsense(Random& random) { return random.pick<int64_t>({-1, -7, 1 << 20, INT32_MIN}); }
+int64_t bad_index(Random& random) { return random.pick<int64_t>({-1, -7, 1 << 20, INT32_MIN}); }
 
 std::vector<int64_t> shuffled_range(int64_t count, Random& random) {
   std::vector<int64_t> values(static_cast<size_t>(count));
@@ -138,7 +138,7 @@ TEST_P(KvConformance, RowsGoToSlots) {
     slots.resize(std::min<size_t>(slots.size(), 40));
     for (int64_t i = random.range(0, 4); i > 0; --i) {
       slots.insert(slots.begin() + random.range(0, static_cast<int64_t>(slots.size())),
-                   random.chance(50) ? shape.pages * shape.page_size : nonsense(random));
+                   random.chance(50) ? shape.pages * shape.page_size : bad_index(random));
     }
     const auto rows = static_cast<int64_t>(slots.size()) + random.range(0, 3);
     const auto [key, value] = sample_rows_of(tensors, shape, rows);
@@ -178,7 +178,7 @@ TEST_P(KvConformance, RowsGoToPositions) {
     const auto spoil = [&](std::vector<int64_t>& values) {
       if (!values.empty() && random.chance(25)) {
         values[static_cast<size_t>(random.range(0, static_cast<int64_t>(values.size()) - 1))] =
-            nonsense(random);
+            bad_index(random);
       }
     };
     spoil(batches);
@@ -261,11 +261,11 @@ TEST_P(KvConformance, PagesAreGathered) {
     const int64_t max_seq = random.range(0, max_pages * shape.page_size + 3);
     std::vector<int64_t> table(static_cast<size_t>(batch * max_pages));
     for (int64_t& page : table) {
-      page = random.chance(85) ? random.range(0, shape.pages) : nonsense(random);
+      page = random.chance(85) ? random.range(0, shape.pages) : bad_index(random);
     }
     std::vector<int64_t> lengths(static_cast<size_t>(batch));
     for (int64_t& length : lengths) {
-      length = random.chance(85) ? random.range(0, max_seq + 5) : nonsense(random);
+      length = random.chance(85) ? random.range(0, max_seq + 5) : bad_index(random);
     }
     const TensorView block_tables = tensors.indices(index_type(random), table, {batch, max_pages});
     const TensorView seq_lens = tensors.indices(index_type(random), lengths, {batch});

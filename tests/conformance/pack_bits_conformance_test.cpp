@@ -138,7 +138,7 @@ TEST_P(PackBitsConformance, OffsetsOfADeviceNeverLeadOutside) {
           random.chance(50) ? random.range(-count, 2 * count) : static_cast<int64_t>(random.bits());
     }
     const auto segments = static_cast<int64_t>(offsets.size()) - 1;
-    for_implementations("nonsense", index, [&](Guard guard) {
+    for_implementations("bad_offsets", index, [&](Guard guard) {
       const BufferStyle style{.guard = guard};
       const GuardedBuffer input = sample_elements(random, count, style);
       const GuardedBuffer output(segment_packed_bytes(count, segments), style);

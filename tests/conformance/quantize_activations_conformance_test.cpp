@@ -1,4 +1,4 @@
-// Every implementation of the layer's coding of rows, in every row format and from every plain
+// Every implementation that quantizes activation rows, in every row format and from every plain
 // type, against the CPU's: all rows, gathered ones, marked ones, multipliers per expert, maps with
 // rows that do not exist.
 #include <algorithm>
@@ -14,9 +14,9 @@
 #include "conformance/row_combination.h"
 #include "moe_shared/quantize_activations_problem.h"
 #include "narrowfloat/error.h"
-#include "support/coded_rows.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
+#include "support/rows_tensor.h"
 #include "support/tensors.h"
 #include "tensor/row_format.h"
 
@@ -51,7 +51,7 @@ RowsCase sample_activations(RowFormat format, DType input, uint64_t seed) {
   RowsCase c{.seed = seed, .format = format, .input = input};
   c.choice = random.pick({RowChoice::kAll, RowChoice::kGathered, RowChoice::kMarked});
   c.input_rows = random.pick<int64_t>({0, 1, 1, 2, 3, 7, 8, 9, 33, 64});
-  // What modes allow (moe spec 1.2).
+  // The columns that modes allow (moe spec 1.2).
   const int64_t multiple = std::max<int64_t>(column_multiple(format), 16);
   c.cols = random.chance(60) ? sample_cols(random, multiple) : multiple * random.range(0, 20);
   while (c.input_rows * c.cols > 30000) c.input_rows /= 2;

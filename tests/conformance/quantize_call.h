@@ -10,8 +10,8 @@
 
 namespace narrowfloat::testing {
 
-// What surrounds a run and must not matter: poison, guards, and what lies in the gaps between input
-// rows and in the input rows that are not visited.
+// The surroundings of a run, which must not matter: poison, guards, and the contents of the gaps
+// between input rows and of the input rows that are not visited.
 struct RunStyle {
   uint8_t poison = 0xCC;
   Guard guard = Guard::kCanary;

@@ -24,7 +24,7 @@ struct QuantizeCase {
   int64_t cols = 0;
   int64_t alignment = 32;
   int64_t gap = 0;           // Elements between input rows.
-  int64_t misalignment = 0;  // Of the outputs.
+  int64_t misalignment = 0;  // Misalignment of the outputs.
   int input_rank = 2;
   Fill fill = Fill::kNormal;
 
@@ -55,7 +55,7 @@ struct QuantizeCase {
   [[nodiscard]] int64_t num_global_scales() const;
   // Whether a row is quantized at all.
   [[nodiscard]] bool is_visited(int64_t batch_idx, int64_t row) const;
-  // Scale row of the image that a row's scales go to.
+  // Row in the packed scales that a row's scales go to.
   [[nodiscard]] int64_t scale_row(int64_t row) const;
 };
 

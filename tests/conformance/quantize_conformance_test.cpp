@@ -53,9 +53,9 @@ class QuantizeConformance : public DeviceTest<QuantizeCombination> {
     if (HasFailure()) return;
     const bool mistrusted = is_mistrusted(test_case, oracle);
     mistrusted_ += mistrusted ? 1 : 0;
-    if (is_ordinary(test_case)) {
-      ++ordinary_;
-      ordinary_mistrusted_ += mistrusted ? 1 : 0;
+    if (is_typical(test_case)) {
+      ++typical_;
+      typical_mistrusted_ += mistrusted ? 1 : 0;
     }
     blocks_ += num_blocks(test_case);
     ++cases_;
@@ -101,20 +101,20 @@ class QuantizeConformance : public DeviceTest<QuantizeCombination> {
   int64_t cases_ = 0;
   Coverage coverage_;
   int64_t mistrusted_ = 0;
-  int64_t ordinary_ = 0;
-  int64_t ordinary_mistrusted_ = 0;
+  int64_t typical_ = 0;
+  int64_t typical_mistrusted_ = 0;
   int64_t blocks_ = 0;
 };
 
 TEST_P(QuantizeConformance, EveryImplementationGivesTheOraclesBytes) {
   for_cases(kQuantizeCases, [&](int64_t index) { run_case(index); });
   std::cout << quantize_test_name(GetParam()) << ": " << cases_ << " cases, " << blocks_
-            << " blocks, " << mistrusted_ << " mistrusted (" << ordinary_mistrusted_ << " of "
-            << ordinary_ << " ordinary ones)\n";
+            << " blocks, " << mistrusted_ << " mistrusted (" << typical_mistrusted_ << " of "
+            << typical_ << " typical ones)\n";
   coverage_.report(quantize_test_name(GetParam()));
-  // Denormals, sparse data and absurd scales give zeros; ordinary data must not. (It does where
+  // Denormals, sparse data and absurd scales give zeros; typical data must not. (It does where
   // `fast` flushes data of a very small exponent.)
-  EXPECT_LE(ordinary_mistrusted_, 5 + ordinary_ / 4);
+  EXPECT_LE(typical_mistrusted_, 5 + typical_ / 4);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, QuantizeConformance, ::testing::ValuesIn(quantize_combinations()),

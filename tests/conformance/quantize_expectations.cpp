@@ -24,11 +24,12 @@ ByteRow value_row(const QuantizedLayout& layout, const QuantizeOutput& output, i
   return ByteRow(output.tensor.values).subspan(static_cast<size_t>(flat_row) * bytes, bytes);
 }
 
-// Which scales of the image (all batches) a visited row owns.
+// The scales (of all batches) that a visited row owns.
 std::vector<bool> owned_scales(const QuantizeCase& c, const QuantizedLayout& layout,
                                ScaleLayoutId scale_layout) {
-  const int64_t image = scale_image_size(scale_layout, layout.scale_rows, layout.scale_blocks);
-  std::vector<bool> owned(static_cast<size_t>(c.batch * image), false);
+  const int64_t scales_per_batch =
+      scale_image_size(scale_layout, layout.scale_rows, layout.scale_blocks);
+  std::vector<bool> owned(static_cast<size_t>(c.batch * scales_per_batch), false);
   if (format_info(c.format).block_rows == 0) {
     // One scale a tensor, also of an empty one.
     owned.assign(owned.size(), true);
@@ -43,7 +44,7 @@ std::vector<bool> owned_scales(const QuantizeCase& c, const QuantizedLayout& lay
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t offset = scale_offset(scale_layout, c.scale_row(row), block,
                                             layout.scale_rows, layout.scale_blocks);
-        owned[static_cast<size_t>(batch * image + offset)] = true;
+        owned[static_cast<size_t>(batch * scales_per_batch + offset)] = true;
       }
     }
   }
@@ -54,7 +55,7 @@ std::string pad_violation(const QuantizeCase& c, const QuantizedLayout& layout,
                           ScaleLayoutId scale_layout, const std::vector<uint8_t>& scales) {
   const auto width = static_cast<size_t>(bytes(format_info(c.format).scale_type));
   const std::vector<bool> owned = owned_scales(c, layout, scale_layout);
-  if (owned.size() * width != scales.size()) return "the scale image has another size";
+  if (owned.size() * width != scales.size()) return "the scales have another size";
   for (size_t i = 0; i < scales.size(); ++i) {
     if (!owned[i / width] && scales[i] != 0) {
       return fmt::format("scale byte {} of {} is padding and {:#04x}", i, name(scale_layout),
@@ -203,7 +204,7 @@ bool is_mistrusted(const QuantizeCase& c, const QuantizeOutput& output) {
   return zeros * 10 > total * 3;
 }
 
-bool is_ordinary(const QuantizeCase& c) {
+bool is_typical(const QuantizeCase& c) {
   const bool is_given = c.encode_scale || !c.encode_scales.empty() || c.base_decode_scale ||
                         c.fp8_decode_scale || c.fp8_eps;
   const bool is_dense = c.fill == Fill::kNormal || c.fill == Fill::kQuarterIntegers ||

@@ -1,6 +1,6 @@
-// What must hold for the output of any quantizer, told from the case and the bytes alone: rows that
-// are not visited keep their values, everything else is written, padding is zero, and finite input
-// gives finite scales and codes in exact mode.
+// Checks that must hold for the output of any quantizer, told from the case and the bytes alone:
+// rows that are not visited keep their values, everything else is written, padding is zero, and
+// finite input gives finite scales and codes in exact mode.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ std::string difference(const QuantizeCase& test_case, const QuantizeOutput& expe
 
 // More than 30 % of the codes are zero though the input is not: agreement then proves little.
 bool is_mistrusted(const QuantizeCase& test_case, const QuantizeOutput& output);
-// Ordinary data and scales, which should hardly ever be mistrusted.
-bool is_ordinary(const QuantizeCase& test_case);
+// Typical data and scales, which should hardly ever be mistrusted.
+bool is_typical(const QuantizeCase& test_case);
 
 // Blocks that were quantized.
 int64_t num_blocks(const QuantizeCase& test_case);

@@ -48,8 +48,8 @@ struct Extents {
   int64_t blocks;
 };
 
-ScaleView image(const RelayoutCombination& c, ScaleLayoutId layout, const Extents& extents,
-                const GuardedBuffer& buffer) {
+ScaleView scale_view(const RelayoutCombination& c, ScaleLayoutId layout, const Extents& extents,
+                     const GuardedBuffer& buffer) {
   const ScaleType type = format_info(c.format).scale_type;
   return {.data = buffer.data(),
           .type = type,
@@ -60,15 +60,15 @@ ScaleView image(const RelayoutCombination& c, ScaleLayoutId layout, const Extent
           .capacity = buffer.size() / bytes(type)};
 }
 
-GuardedBuffer image_buffer(const RelayoutCombination& c, ScaleLayoutId layout,
+GuardedBuffer scale_buffer(const RelayoutCombination& c, ScaleLayoutId layout,
                            const Extents& extents, const BufferStyle& style) {
   const int64_t scales = extents.batch * scale_image_size(layout, extents.rows, extents.blocks);
   return {scales * bytes(format_info(c.format).scale_type), style};
 }
 
 // One scale at a time; padding zero.
-std::vector<uint8_t> expected_image(const RelayoutCombination& c, const Extents& extents,
-                                    const GuardedBuffer& input) {
+std::vector<uint8_t> expected_scales(const RelayoutCombination& c, const Extents& extents,
+                                     const GuardedBuffer& input) {
   const auto width = static_cast<size_t>(bytes(format_info(c.format).scale_type));
   const int64_t from = scale_image_size(c.from, extents.rows, extents.blocks);
   const int64_t to = scale_image_size(c.to, extents.rows, extents.blocks);
@@ -110,18 +110,18 @@ TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
       set_crash_note(note.c_str());
       for (const Guard guard : {Guard::kCanary, Guard::kPage}) {
         const uint8_t poison = guard == Guard::kPage ? 0xFF : 0xCC;
-        const GuardedBuffer input = image_buffer(c, c.from, extents, {.guard = guard});
+        const GuardedBuffer input = scale_buffer(c, c.from, extents, {.guard = guard});
         // Padding of the input is garbage too: it is dropped, never copied.
         for (uint8_t& byte : input.span()) byte = static_cast<uint8_t>(random.bits() | 1U);
         const GuardedBuffer output =
-            image_buffer(c, c.to, extents, {.poison = poison, .guard = guard});
+            scale_buffer(c, c.to, extents, {.poison = poison, .guard = guard});
         const std::vector<uint8_t> before = input.copy();
         const DeviceCopies device({&input, &output},
                                   {.programmatic_launch = guard == Guard::kPage});
         const ForcedImplementation forced("relayout", impl.name);
         try {
-          relayout(c.format, device.view(image(c, c.from, extents, input)),
-                   device.view(image(c, c.to, extents, output)), device.stream());
+          relayout(c.format, device.view(scale_view(c, c.from, extents, input)),
+                   device.view(scale_view(c, c.to, extents, output)), device.stream());
         } catch (const Error& error) {
           ASSERT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what() << "\n" << note;
           coverage.refused(impl.name, error.what());
@@ -129,7 +129,7 @@ TEST_P(RelayoutConformance, EveryImplementationMovesEveryScale) {
         }
         coverage.ran(impl.name);
         EXPECT_TRUE(device.take_back()) << note;
-        EXPECT_EQ(expected_image(c, extents, input), output.copy()) << note;
+        EXPECT_EQ(expected_scales(c, extents, input), output.copy()) << note;
         EXPECT_EQ(before, input.copy()) << note;
         EXPECT_TRUE(input.intact() && output.intact()) << note;
       }

@@ -65,7 +65,8 @@ TEST_P(ScaleInversionConformance, EveryImplementationInvertsAnyScale) {
   }
 }
 
-// Of the specification's vectors and of its table of a GPU's reciprocals, with IEEE's beside them.
+// The inputs are the specification's vectors and its table of a GPU's reciprocals, with IEEE's
+// beside them.
 TEST_P(ScaleInversionConformance, GivesTheBitsOfTheTable) {
   struct Line {
     uint32_t decode, fast, exact;

@@ -95,8 +95,8 @@ TEST_P(ShuffleConformance, EveryImplementationMovesEveryRow) {
   coverage.report("rows");
 }
 
-ScaleView image(const GuardedBuffer& buffer, ScaleLayoutId layout, int64_t batch, int64_t rows,
-                int64_t blocks) {
+ScaleView scale_view(const GuardedBuffer& buffer, ScaleLayoutId layout, int64_t batch, int64_t rows,
+                     int64_t blocks) {
   return {.data = buffer.data(),
           .layout = layout,
           .batch = batch,
@@ -115,7 +115,7 @@ struct ScaleCase {
   int64_t tile;
 };
 
-// Position in the shuffled images of scale i of the plain ones.
+// Position in the shuffled scales of scale i of the plain ones.
 int64_t shuffled_position(const ScaleCase& c, int64_t i) {
   const int64_t row = i / c.blocks % c.rows;
   return i / c.blocks / c.rows * scale_image_size(kSwizzled, c.rows, c.blocks) +
@@ -129,8 +129,9 @@ void check_scales(const ScaleCase& c, bool is_inverse, Guard guard, Random& rand
                                {.guard = guard});
   fill(is_inverse ? shuffled : plain, random);
   const DeviceCopies device({&plain, &shuffled}, {.programmatic_launch = guard == Guard::kPage});
-  const ScaleView linear = device.view(image(plain, kLinear, c.batch, c.rows, c.blocks));
-  const ScaleView swizzled = device.view(image(shuffled, kSwizzled, c.batch, c.rows, c.blocks));
+  const ScaleView linear = device.view(scale_view(plain, kLinear, c.batch, c.rows, c.blocks));
+  const ScaleView swizzled =
+      device.view(scale_view(shuffled, kSwizzled, c.batch, c.rows, c.blocks));
   if (is_inverse) {
     unshuffle_scales(FormatId::kNvfp4, swizzled, linear, c.tile, device.stream());
   } else {
@@ -138,7 +139,7 @@ void check_scales(const ScaleCase& c, bool is_inverse, Guard guard, Random& rand
   }
   EXPECT_TRUE(device.take_back());
   EXPECT_TRUE(plain.intact() && shuffled.intact());
-  // The padding of shuffled images is zero.
+  // The padding of shuffled scales is zero.
   std::vector<uint8_t> expected(static_cast<size_t>(is_inverse ? count : shuffled.size()), 0);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = shuffled_position(c, i);

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "narrowfloat/activation.h"
-#include "support/coded_rows.h"
 #include "support/permuted.h"
+#include "support/rows_tensor.h"
 
 namespace narrowfloat::testing {
 
@@ -53,9 +53,9 @@ RowsTensor activated_on_gpu(const ActivationCase& c, const GpuRun& run = {},
                             const GuardedBuffer& alpha = {});
 
 struct ActivationDifference {
-  int64_t codes = 0;           // Of rows that a slot names.
-  int64_t differing = 0;       // By one step.
-  int64_t far = 0;             // By more.
+  int64_t codes = 0;           // Codes of rows that a slot names.
+  int64_t differing = 0;       // Codes that differ by one step.
+  int64_t far = 0;             // Codes that differ by more.
   int64_t touched = 0;         // Bytes that only one side wrote.
   double worst_scale = 0.0;    // Relative.
   int64_t strange_scales = 0;  // Not finite.

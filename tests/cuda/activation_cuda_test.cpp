@@ -233,7 +233,7 @@ TEST_F(ActivationOnTheGpu, WorksBeyond2To31Elements) {
   args.output = device.view(actual.view);
   for (const std::string_view impl : {kFast, kPortable}) {
     const ForcedImplementation forced("activation", impl);
-    // What the other implementation left must not pass for this one's.
+    // Results of the other implementation must not pass for this one's.
     for (const GuardedBuffer* output : {&actual.values, &actual.scales}) {
       std::ranges::fill(output->span(), kOutputPoison);
     }

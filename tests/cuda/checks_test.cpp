@@ -1,5 +1,5 @@
-// What is refused on a GPU, with which words, and that nothing was touched. The checks run before
-// any launch, so these tests need no GPU; the views lie about where their host memory is.
+// The calls that are refused on a GPU, their messages, and that nothing was touched. The checks run
+// before any launch, so these tests need no GPU; the views lie about where their host memory is.
 #include <functional>
 
 #include "cuda/gpu_test.h"

@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(All, LargeDequantizeCuda, ::testing::ValuesIn(all_combi
 
 // Nobody can check offsets that live on the device: whatever is there, nothing outside the tensors
 // is touched.
-TEST_F(DequantizeCuda, BrokenRowOffsetsReadNothingOutsideTheImage) {
+TEST_F(DequantizeCuda, BrokenRowOffsetsReadNothingOutsideTheScales) {
   for (const int64_t rows : {100, 3000}) {
     constexpr int64_t kGroups = 6;
     constexpr int64_t kCols = 1024;
@@ -229,7 +229,7 @@ TEST_F(DequantizeCuda, BrokenRowOffsetsReadNothingOutsideTheImage) {
   }
 }
 
-// Rows [first, first + count) of a tensor whose scale image is linear or made of tiles of 128 rows.
+// Rows [first, first + count) of a tensor whose scales are linear or in tiles of 128 rows.
 QuantizedView window(const QuantizedView& tensor, int64_t first, int64_t count) {
   QuantizedView part = tensor;
   part.rows = part.values.shape[1] = part.scales.rows = count;

@@ -66,11 +66,11 @@ TEST_P(ExpertSourcesOnTheGpu, GiveTheBitsOfWholeWeights) {
 
 class ExpertSourceMemory : public GpuTest {};
 
-TEST_F(ExpertSourceMemory, HoldsTheImageAndOneExpert) {
+TEST_F(ExpertSourceMemory, HoldsThePackedWeightsAndOneExpert) {
   constexpr int64_t kExperts = 16;
   constexpr int64_t kRows = 4096;
   constexpr int64_t kCols = 2048;
-  constexpr int64_t kSlack = int64_t{8} << 20;  // Of the allocator, and of tables.
+  constexpr int64_t kSlack = int64_t{8} << 20;  // Slack for the allocator and for tables.
   for (const MoeMode mode : {MoeMode::kBf16, MoeMode::kFp8Tensor}) {
     const DType dtype = mode == MoeMode::kBf16 ? DType::kBF16 : DType::kF8E4M3;
     const DeviceBuffer expert_memory(kRows * kCols * bits(dtype) / 8);

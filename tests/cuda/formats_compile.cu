@@ -25,7 +25,7 @@ __global__ void encode_one_block_kernel(const float* global_input, uint8_t* glob
 }
 
 template <typename Layout>
-__global__ void scale_offset_kernel(int64_t* global_offset, ImageExtents extents) {
+__global__ void scale_offset_kernel(int64_t* global_offset, ScaleExtents extents) {
   *global_offset = Layout::offset(threadIdx.x, blockIdx.x, extents);
 }
 
@@ -55,9 +55,9 @@ template __global__ void encode_one_block_kernel<Fp8Block128x128>(const float*, 
                                                                   BlockRules);
 template __global__ void encode_one_block_kernel<Fp8Tensor>(const float*, uint8_t*, float*,
                                                             BlockRules);
-template __global__ void scale_offset_kernel<Swizzled128x4Layout>(int64_t*, ImageExtents);
-template __global__ void scale_offset_kernel<Swizzled8x4Layout>(int64_t*, ImageExtents);
-template __global__ void scale_offset_kernel<MnMajorLayout>(int64_t*, ImageExtents);
-template __global__ void scale_offset_kernel<LinearLayout>(int64_t*, ImageExtents);
+template __global__ void scale_offset_kernel<Swizzled128x4Layout>(int64_t*, ScaleExtents);
+template __global__ void scale_offset_kernel<Swizzled8x4Layout>(int64_t*, ScaleExtents);
+template __global__ void scale_offset_kernel<MnMajorLayout>(int64_t*, ScaleExtents);
+template __global__ void scale_offset_kernel<LinearLayout>(int64_t*, ScaleExtents);
 
 }  // namespace narrowfloat

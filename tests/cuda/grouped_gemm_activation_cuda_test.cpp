@@ -20,7 +20,8 @@ namespace {
 constexpr int64_t kGemmActivationCases = 24;
 constexpr uint8_t kPoison = 0xFF;
 
-// What grouped_gemm writes for a mode: nvfp4_per_token rows are coded from bf16 afterwards.
+// The format that grouped_gemm writes for a mode: nvfp4_per_token rows are quantized from bf16
+// afterwards.
 RowFormat written_rows(MoeMode mode) {
   const RowFormat rows = moe_mode_info(mode).intermediate;
   return rows == RowFormat::kNvfp4PerToken ? RowFormat::kBf16 : rows;
@@ -89,10 +90,10 @@ class ActivatedGemm {
         format_(written_rows(spec.mode)),
         rows_(row_buffers(format_, gemm_.max_rows(), spec.weight_rows / 2)) {}
 
-  // Bytes of the rows, their scales behind.
+  // Bytes of the rows, followed by their scales.
   [[nodiscard]] std::vector<uint8_t> expected() const;
   [[nodiscard]] std::vector<uint8_t> fused(bool programmatic_launch,
-                                           const DeviceBuffer* next_item = nullptr) const;
+                                           const DeviceBuffer* next_tile = nullptr) const;
   [[nodiscard]] int64_t values_bytes() const { return rows_.values_bytes; }
 
  private:
@@ -131,10 +132,10 @@ std::vector<uint8_t> ActivatedGemm::expected() const {
 }
 
 std::vector<uint8_t> ActivatedGemm::fused(bool programmatic_launch,
-                                          const DeviceBuffer* next_item) const {
+                                          const DeviceBuffer* next_tile) const {
   GemmOnDevice device(gemm_);
-  if (next_item != nullptr) {
-    device.layer.next_item = reinterpret_cast<uint32_t*>(next_item->data());
+  if (next_tile != nullptr) {
+    device.layer.next_tile = reinterpret_cast<uint32_t*>(next_tile->data());
   }
   const DeviceBuffer output(rows_.bytes(), {.poison = kPoison});
   GemmActivation& activation = device.args.activation.emplace();
@@ -223,10 +224,11 @@ TEST_P(GemmActivationCuda, DiffersFromTheActivationInFewBytes) {
   EXPECT_LE(static_cast<double>(different), 0.002 * static_cast<double>(bytes));
 }
 
-// Groups of 128 columns of few items are made by teams of two blocks, of more than one and a half
-// times as many items as multiprocessors by one block in two passes. Teams claim no items. 256
-// columns are less than a ring of stages, so racecheck follows what is handed over.
-TEST_P(GemmActivationCuda, FewAndManyItemsHaveTheBitsOfTheActivation) {
+// A small number of output tiles runs in clusters of two CTAs, which share groups of 128 columns;
+// with more than one and a half times as many tiles as SMs one CTA makes a group in two passes.
+// Clusters have a static schedule. 256 columns are less than a ring of stages, so racecheck follows
+// the hand-overs.
+TEST_P(GemmActivationCuda, FewAndManyTilesHaveTheBitsOfTheActivation) {
   for (const size_t experts : {1, 10, 55, 80}) {
     GemmCaseSpec spec{.mode = GetParam(),
                       .weight_rows = GetParam() == MoeMode::kFp8Block ? 768 : 640,
@@ -242,14 +244,14 @@ TEST_P(GemmActivationCuda, FewAndManyItemsHaveTheBitsOfTheActivation) {
     activation.alpha = 0.0F;
     const ActivatedGemm gemm(spec, activation, 1.0F);
     SCOPED_TRACE(to_string(spec));
-    const DeviceBuffer next_item(sizeof(uint32_t), {.poison = 0});
-    EXPECT_EQ(gemm.expected(), gemm.fused(true, &next_item));
-    const std::vector<uint8_t> claimed = next_item.copy();
-    const bool claims = std::ranges::any_of(claimed, [](uint8_t byte) { return byte != 0; });
+    const DeviceBuffer next_tile(sizeof(uint32_t), {.poison = 0});
+    EXPECT_EQ(gemm.expected(), gemm.fused(true, &next_tile));
+    const std::vector<uint8_t> taken = next_tile.copy();
+    const bool is_dynamic = std::ranges::any_of(taken, [](uint8_t byte) { return byte != 0; });
     const bool makes_groups = written_rows(GetParam()) == RowFormat::kFp8Group;
-    // Between these the GPU's multiprocessors decide.
+    // Between these the GPU's number of SMs decides.
     if (experts == 1 || experts == 80) {
-      EXPECT_EQ(claims, experts == 80 || !makes_groups);
+      EXPECT_EQ(is_dynamic, experts == 80 || !makes_groups);
     }
   }
 }

@@ -138,9 +138,9 @@ void expect_exact(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>&
   }
 }
 
-// Of several, the form of the image that was chosen.
-WeightCoding form_of(const GemmOnDevice& device) {
-  return static_cast<WeightCoding>(packed_weights(device.weights()).image.form);
+// The weight encoding that was chosen, where there are several.
+WeightCoding encoding_of(const GemmOnDevice& device) {
+  return static_cast<WeightCoding>(packed_weights(device.weights()).data.encoding);
 }
 
 std::string note_of(const GemmCase& gemm, DType output, int64_t index) {
@@ -161,7 +161,7 @@ TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, layout);
     if (!gemm.spec().wide_scales) {
-      EXPECT_EQ(form_of(device), coding_of(GetParam()));
+      EXPECT_EQ(encoding_of(device), coding_of(GetParam()));
     }
     const std::vector<uint8_t> output = device.run(programmatic_launch);
     expect_near(gemm, dtype, output);
@@ -176,12 +176,12 @@ TEST_P(GroupedGemmCuda, IsExactForIntegers) {
     const DType dtype = random.pick({DType::kF32, DType::kBF16});
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, sample_layout(GetParam(), random));
-    EXPECT_EQ(form_of(device), coding_of(GetParam()));
+    EXPECT_EQ(encoding_of(device), coding_of(GetParam()));
     expect_exact(gemm, dtype, device.run());
   });
 }
 
-// Blocks of the kernel go through many tiles, and graphs give the bytes of a plain call.
+// Each CTA goes through many tiles, and graphs give the bytes of a single call.
 TEST_P(GroupedGemmCuda, RepeatsItselfOverManyTiles) {
   const GemmCase gemm({.mode = GetParam(),
                        .weight_rows = 1040,
@@ -220,9 +220,9 @@ void divide_tiles(const GemmCase& gemm, int32_t token_tile, GemmOnDevice& device
   permutation.num_tiles = copy(count);
 }
 
-// Items have as many columns as their rows need, and the tails of experts come with the piece
-// before: neither changes a bit, nor writes outside.
-TEST_P(GroupedGemmCuda, TailsHaveTheBitsOfSmallTiles) {
+// Output tiles are as wide as their rows need, and the ragged remainder of an expert is computed
+// with the m tile before it: neither changes a bit, nor writes outside.
+TEST_P(GroupedGemmCuda, RaggedRemaindersHaveTheBitsOfSmallTiles) {
   const GemmCase gemm(
       {.mode = GetParam(),
        .weight_rows = 96,
@@ -243,9 +243,10 @@ TEST_P(GroupedGemmCuda, TailsHaveTheBitsOfSmallTiles) {
   }
 }
 
-// Whoever computes an item, and whenever its weights are requested, results are the same. Blocks
-// claim every item once, and nothing where two forms of weights take a kernel each.
-TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
+// Results do not depend on the CTA that computes an output tile, nor on when its weights are
+// requested. The dynamic schedule takes every tile once from the counter; the schedule is static
+// where two weight encodings have a kernel each.
+TEST_P(GroupedGemmCuda, DynamicScheduleGivesTheBitsOfTheStaticOne) {
   const GemmCase gemm({.mode = GetParam(),
                        .weight_rows = 1040,
                        .cols = 640,
@@ -254,28 +255,28 @@ TEST_P(GroupedGemmCuda, ClaimedWorkGivesTheBitsOfDealtWork) {
                        .gathers = true,
                        .seed = 7});
   GemmOnDevice device(gemm);
-  const std::vector<uint8_t> dealt = device.run();
+  const std::vector<uint8_t> static_output = device.run();
   const DeviceBuffer counter(sizeof(uint32_t));
-  const bool claims = packed_weights(device.weights()).image.tables.expert_forms == nullptr;
-  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  const bool is_dynamic = packed_weights(device.weights()).data.tables.expert_encodings == nullptr;
+  device.layer.next_tile = reinterpret_cast<uint32_t*>(counter.data());
   for (const bool tiles_are_complete : {false, true}) {
     device.layer.tiles_are_complete = tiles_are_complete;
     counter.fill(0);
-    EXPECT_EQ(device.run(tiles_are_complete), dealt);
-    uint32_t claimed = 0;
-    std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
+    EXPECT_EQ(device.run(tiles_are_complete), static_output);
+    uint32_t taken = 0;
+    std::memcpy(&taken, counter.copy().data(), sizeof(taken));
     // A tile a row, 9 tiles of 128 weight rows.
-    EXPECT_EQ(claimed, claims ? 109U * 9U : 0U);
+    EXPECT_EQ(taken, is_dynamic ? 109U * 9U : 0U);
   }
-  // Nothing is left to claim: a block has its first item alone.
+  // The counter is past the last tile: a CTA computes its first tile only.
   counter.fill(0x7F);
-  EXPECT_EQ(device.run() == dealt, !claims);
+  EXPECT_EQ(device.run() == static_output, !is_dynamic);
 }
 
-// Tiles of which neighbours have the same expert, have others, or have no neighbour, dealt and
-// claimed. With FP8 weights two blocks take neighbours together and share weights, or, with an
-// expert less, few enough rows for tails.
-void claim_neighbouring_long_tiles(MoeMode mode, bool gathers, bool has_another) {
+// Tiles whose neighbours have the same expert or another one, and tiles without neighbours, with
+// the static and the dynamic schedule. With FP8 weights two CTAs compute neighbours together and
+// share weights; with an expert less there are few enough rows for ragged remainders.
+void compute_neighbouring_tma_tiles(MoeMode mode, bool gathers, bool has_another) {
   std::vector<int64_t> expert_rows{130, 5, 260, 0, 1};
   if (has_another) expert_rows.push_back(0);
   const GemmCase gemm({.mode = mode,
@@ -286,24 +287,24 @@ void claim_neighbouring_long_tiles(MoeMode mode, bool gathers, bool has_another)
                        .gathers = gathers,
                        .seed = 17});
   GemmOnDevice device(gemm);
-  const std::vector<uint8_t> dealt = device.run();
-  expect_near(gemm, DType::kF32, dealt);
-  expect_padding_untouched(gemm, DType::kF32, dealt);
-  EXPECT_EQ(device.replay(), dealt);
+  const std::vector<uint8_t> static_output = device.run();
+  expect_near(gemm, DType::kF32, static_output);
+  expect_padding_untouched(gemm, DType::kF32, static_output);
+  EXPECT_EQ(device.replay(), static_output);
   const DeviceBuffer counter(sizeof(uint32_t));
-  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  device.layer.next_tile = reinterpret_cast<uint32_t*>(counter.data());
   for (const bool tiles_are_complete : {false, true}) {
     device.layer.tiles_are_complete = tiles_are_complete;
     counter.fill(0);
-    EXPECT_EQ(device.run(tiles_are_complete), dealt);
+    EXPECT_EQ(device.run(tiles_are_complete), static_output);
   }
 }
 
-TEST_P(GroupedGemmCuda, NeighbouringLongTilesKeepTheirBits) {
+TEST_P(GroupedGemmCuda, NeighbouringTmaTilesKeepTheirBits) {
   for (const bool gathers : {true, false}) {
     for (const bool has_another : {true, false}) {
       SCOPED_TRACE(::testing::Message() << "gathers " << gathers << ", another " << has_another);
-      claim_neighbouring_long_tiles(GetParam(), gathers, has_another);
+      compute_neighbouring_tma_tiles(GetParam(), gathers, has_another);
     }
   }
 }
@@ -381,7 +382,7 @@ void access_nothing_outside(MoeMode mode, const std::vector<int64_t>& expert_row
   static_cast<void>(device.run());
   // Whatever the counter holds.
   const DeviceBuffer counter(sizeof(uint32_t));
-  device.layer = {.next_item = reinterpret_cast<uint32_t*>(counter.data()),
+  device.layer = {.next_tile = reinterpret_cast<uint32_t*>(counter.data()),
                   .tiles_are_complete = true};
   for (const int byte : {0x00, 0xFF, 0x7F}) {
     counter.fill(static_cast<uint8_t>(byte));
@@ -396,13 +397,13 @@ TEST_P(GroupedGemmCuda, AccessesNothingOutsideForBadPermutations) {
     for (const bool gathers : {true, false}) {
       SCOPED_TRACE(::testing::Message() << token_tile << " gathers " << gathers);
       access_nothing_outside(GetParam(), {9, 4}, token_tile, gathers);
-      // So few rows an expert that tiles of 128 of FP8 weights have no tails.
+      // So few rows per expert that tiles of 128 of FP8 weights have no ragged remainders.
       if (token_tile == 128) access_nothing_outside(GetParam(), {9, 4, 0}, token_tile, gathers);
     }
   }
 }
 
-TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {
+TEST_P(GroupedGemmCuda, PackedWeightsOfAllEncodingsAreLittleLargerThanTheWeights) {
   for (const bool has_misfit : {false, true}) {
     GemmCase gemm({.mode = GetParam(),
                    .weight_rows = 256,
@@ -413,9 +414,9 @@ TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {
     const GemmOnDevice device(gemm);
     const WeightCoding first = coding_of(GetParam());
     const bool is_wide = has_misfit && may_not_fit(first);
-    EXPECT_EQ(form_of(device), is_wide ? wide_coding(first) : first);
+    EXPECT_EQ(encoding_of(device), is_wide ? wide_coding(first) : first);
     const PackedWeights& state = packed_weights(device.weights());
-    const int64_t powers = state.image.tables.row_powers == nullptr ? 0 : 256 * sizeof(float);
+    const int64_t powers = state.data.tables.row_powers == nullptr ? 0 : 256 * sizeof(float);
     EXPECT_EQ(powers > 0, has_row_powers(first) && !has_ue8m0_scales(first) && !is_wide);
     EXPECT_EQ(device.weights().bytes(), expert_image_bytes(state.problem) + powers);
     EXPECT_LE(static_cast<double>(device.weights().bytes()),
@@ -426,7 +427,7 @@ TEST_P(GroupedGemmCuda, ImagesOfAllFormsAreLittleLargerThanTheWeights) {
 INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(every_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
-// Of problems alone: nothing here needs a GPU.
+// Reads problems alone, so nothing here needs a GPU.
 TEST(GroupedGemmSm90, TakesFewerThanTwoToThe31Tiles) {
   const GroupedGemmProblem problem{
       .mode = MoeMode::kNvfp4, .device = {DeviceType::kCuda, 0}, .experts = 8, .rows = 4096};
@@ -441,42 +442,42 @@ TEST(GroupedGemmSm90, TakesFewerThanTwoToThe31Tiles) {
 
 class GroupedGemmCudaChecks : public GpuTest {};
 
-// Several for each pair of blocks that shares weights, more than its ring of item numbers holds.
-void take_many_items(GemmCaseSpec spec, uint32_t items, DType dtype = DType::kBF16) {
+// Each pair of CTAs that shares weights computes more tiles than its ring of tile numbers holds.
+void compute_many_tiles(GemmCaseSpec spec, uint32_t tiles, DType dtype = DType::kBF16) {
   spec.mode = MoeMode::kFp8Block;
   spec.expert_rows = {2560, 2560};
   spec.token_tile = 128;
   const GemmCase gemm(spec);
   GemmOnDevice device(gemm, dtype);
-  const std::vector<uint8_t> dealt = device.run();
+  const std::vector<uint8_t> static_output = device.run();
   const DeviceBuffer counter(sizeof(uint32_t));
   counter.fill(0);
-  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
-  EXPECT_TRUE(device.run() == dealt);
-  uint32_t claimed = 0;
-  std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
-  EXPECT_EQ(claimed, items);
-  device.layer.next_item = nullptr;
+  device.layer.next_tile = reinterpret_cast<uint32_t*>(counter.data());
+  EXPECT_TRUE(device.run() == static_output);
+  uint32_t taken = 0;
+  std::memcpy(&taken, counter.copy().data(), sizeof(taken));
+  EXPECT_EQ(taken, tiles);
+  device.layer.next_tile = nullptr;
   divide_tiles(gemm, 64, device);
-  EXPECT_TRUE(device.run() == dealt);
+  EXPECT_TRUE(device.run() == static_output);
 }
 
-TEST_F(GroupedGemmCudaChecks, PairsOfBlocksTakeManyItems) {
+TEST_F(GroupedGemmCudaChecks, PairsOfCtasComputeManyTiles) {
   // Pairs of 40 tiles, times tiles of 256 weight rows, of 192 where no rows are gathered.
-  take_many_items({.weight_rows = 5120, .gathers = true}, 20 * 20);
-  take_many_items({.weight_rows = 5120}, 20 * 27);
-  // 21 of 192 weight rows and the 64 that are left, which come last. In seven units the next item
-  // is found while this one is copied, and each begins at another stage.
+  compute_many_tiles({.weight_rows = 5120, .gathers = true}, 20 * 20);
+  compute_many_tiles({.weight_rows = 5120}, 20 * 27);
+  // 21 tiles of 192 weight rows, and the 64 remaining rows last. With seven k tiles the number of
+  // the next output tile arrives while this one is copied, and each begins at another stage.
   for (const int64_t cols : {128, 896}) {
-    take_many_items({.weight_rows = 4096, .cols = cols}, 20 * 22);
-    take_many_items({.weight_rows = 4096, .cols = cols}, 20 * 22, DType::kF32);
+    compute_many_tiles({.weight_rows = 4096, .cols = cols}, 20 * 22);
+    compute_many_tiles({.weight_rows = 4096, .cols = cols}, 20 * 22, DType::kF32);
   }
 }
 
-// Rows that are not gathered have a kernel of their own with tiles of 128: weight rows that do not
-// fill its three panels, tokens that do not fill a warp's 16, and outputs of which rows, or those
-// of u and g, are no multiples of 16 bytes.
-TEST_F(GroupedGemmCudaChecks, LongTilesOfFp8HaveTheBitsOfSmallTiles) {
+// Rows that are not gathered run in the TMA kernel with tiles of 128 tokens: weight rows that do
+// not fill its three sub-tiles, tokens that do not fill a warp's 16, and outputs of which rows, or
+// those of u and g, are no multiples of 16 bytes.
+TEST_F(GroupedGemmCudaChecks, TmaTilesOfFp8HaveTheBitsOfSmallTiles) {
   int index = 0;
   for (const int64_t weight_rows : {64, 128, 192, 256, 320, 384, 80, 144, 48, 512, 240}) {
     GemmCaseSpec spec{.mode = index % 3 == 0 ? MoeMode::kFp8Tensor : MoeMode::kFp8Block,
@@ -504,31 +505,34 @@ TEST_F(GroupedGemmCudaChecks, LongTilesOfFp8HaveTheBitsOfSmallTiles) {
   }
 }
 
-// Weights in E4M3 take the tails of experts along: of one block of 64 and of two, full ones, rows
-// too many for one, and experts without any. Counting claims tells the kernel: one for each tile
-// and 256 weight rows, where pairs of tiles, or tiles of 192 weight rows, would be other numbers.
-void take_tails(const GemmCaseSpec& spec, DType dtype) {
+// With weights in E4M3 the ragged remainder of an expert, up to 16 token rows after 64 or 128, is
+// computed in the output tile of the rows before it. The cases have remainders after 64 and after
+// 128 rows, of the largest size and of a row more, and experts without any. The counter identifies
+// the kernel: it counts one output tile for each token tile and 256 weight rows, while pairs of
+// tiles, or tiles of 192 weight rows, would give other counts.
+void compute_ragged_remainders(const GemmCaseSpec& spec, DType dtype) {
   const GemmCase gemm(spec);
   GemmOnDevice device(gemm, dtype);
   const DeviceBuffer counter(sizeof(uint32_t));
   counter.fill(0);
-  device.layer.next_item = reinterpret_cast<uint32_t*>(counter.data());
+  device.layer.next_tile = reinterpret_cast<uint32_t*>(counter.data());
   const std::vector<uint8_t> output = device.run(true);
   expect_near(gemm, dtype, output);
   expect_padding_untouched(gemm, dtype, output);
-  uint32_t claimed = 0;
-  std::memcpy(&claimed, counter.copy().data(), sizeof(claimed));
+  uint32_t taken = 0;
+  std::memcpy(&taken, counter.copy().data(), sizeof(taken));
   const int64_t tiles = gemm.max_rows() / spec.token_tile - 1;
-  EXPECT_EQ(claimed, tiles * ceil_div(spec.weight_rows, int64_t{256}));
-  device.layer.next_item = nullptr;
-  EXPECT_TRUE(device.run() == output) << "dealt, where rows are not gathered as long tiles";
+  EXPECT_EQ(taken, tiles * ceil_div(spec.weight_rows, int64_t{256}));
+  device.layer.next_tile = nullptr;
+  EXPECT_TRUE(device.run() == output)
+      << "static schedule, in TMA tiles where rows are not gathered";
   divide_tiles(gemm, 32, device);
   EXPECT_TRUE(device.run() == output);
 }
 
-const std::vector<int64_t> kRowsWithTails = {144, 129, 145, 128, 0, 80, 65, 81, 17, 1, 273, 150};
+const std::vector<int64_t> kRaggedRows = {144, 129, 145, 128, 0, 80, 65, 81, 17, 1, 273, 150};
 
-TEST_F(GroupedGemmCudaChecks, TailsOfFp8HaveTheBitsOfSmallTiles) {
+TEST_F(GroupedGemmCudaChecks, RaggedRemaindersOfFp8HaveTheBitsOfSmallTiles) {
   struct Weights {
     MoeMode mode;
     int64_t rows;
@@ -543,7 +547,7 @@ TEST_F(GroupedGemmCudaChecks, TailsOfFp8HaveTheBitsOfSmallTiles) {
     GemmCaseSpec spec{.mode = weights.mode,
                       .weight_rows = weights.rows,
                       .cols = 640,
-                      .expert_rows = kRowsWithTails,
+                      .expert_rows = kRaggedRows,
                       .token_tile = 128,
                       .gate_order = weights.gate_order,
                       .knows_halves = weights.gate_order.has_value()};
@@ -555,23 +559,23 @@ TEST_F(GroupedGemmCudaChecks, TailsOfFp8HaveTheBitsOfSmallTiles) {
         spec.has_scale = index % 3 == 2;
         spec.seed = 61 + static_cast<uint64_t>(index++);
         SCOPED_TRACE(to_string(spec) + " -> " + std::string(name(dtype)));
-        take_tails(spec, dtype);
+        compute_ragged_remainders(spec, dtype);
       }
     }
   }
 }
 
-// Several items for each block, more than its rings of items hold.
-TEST_F(GroupedGemmCudaChecks, BlocksTakeManyTails) {
+// Each CTA computes more output tiles than its ring of tile numbers holds.
+TEST_F(GroupedGemmCudaChecks, CtasComputeManyRaggedRemainders) {
   GemmCaseSpec spec{.weight_rows = 4096, .expert_rows = {}, .token_tile = 128, .gathers = true};
   spec.wide_scales = false;
   for (int i = 0; i < 4; ++i) {
-    spec.expert_rows.insert(spec.expert_rows.end(), kRowsWithTails.begin(), kRowsWithTails.end());
+    spec.expert_rows.insert(spec.expert_rows.end(), kRaggedRows.begin(), kRaggedRows.end());
   }
   for (const MoeMode mode : {MoeMode::kFp8Block, MoeMode::kMxfp4Fp8, MoeMode::kNvfp4Fp8Rounded}) {
     SCOPED_TRACE(name(mode));
     spec.mode = mode;
-    take_tails(spec, DType::kBF16);
+    compute_ragged_remainders(spec, DType::kBF16);
   }
 }
 

@@ -76,7 +76,7 @@ QuantizeOptions options_of(FormatId format) {
   return options;
 }
 
-// Of whole 128-row tiles, so that parts of a swizzled image are contiguous.
+// Calls body for parts of whole 128-row tiles, so that parts of swizzled scales are contiguous.
 template <typename Body>
 void for_pieces(const Body& body) {
   constexpr int64_t kPiece = 128 * 100;

@@ -21,8 +21,8 @@ enum class UnaryFunction : int {
   kNewtonReciprocal = 8,
   kRouterSigmoid = 9,
   kE2m1Grid = 10,
-  kGroupScale = 11,       // Of quick_group_scale,
-  kGroupMultiplier = 12,  // and what it quantizes with.
+  kGroupScale = 11,       // quick_group_scale(),
+  kGroupMultiplier = 12,  // and its multiplier.
 };
 
 // Bit patterns first, first + stride, ... as arguments.
@@ -36,10 +36,10 @@ struct BitRange {
 void evaluate_on_gpu(UnaryFunction function, const BitRange& range, const DeviceBuffer& results);
 
 enum class BinaryFunction : int {
-  kMultiply = 0,  // Of `fast` mode.
+  kMultiply = 0,  // Math of `fast` mode.
   kAdd = 1,
   kDivide = 2,
-  kTokenEncodeScale = 3,  // Of token_row_scale: a row's maximum, a base decode scale.
+  kTokenEncodeScale = 3,  // token_row_scale(): a row's maximum, a base decode scale.
   kTokenDecodeScale = 4,
   kDivideByKnown = 5,
 };

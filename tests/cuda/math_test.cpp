@@ -95,7 +95,7 @@ class GpuMath : public GpuTest {
     }
   }
 
-  // Of a chunk, by all cores.
+  // The first difference of a chunk, found on all cores.
   static std::string first_difference(UnaryFunction function, const BitRange& chunk,
                                       const std::vector<uint32_t>& results) {
     std::atomic<int64_t> first{chunk.count};

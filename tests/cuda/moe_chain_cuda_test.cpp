@@ -1,5 +1,5 @@
-// Whole layers whose kernels follow each other by programmatic launch give the bits of ordinary
-// launches, close to those of the CPU. On the emulator a kernel of such a run fails if a CTA
+// Whole layers whose kernels have the attribute of programmatic launch give the bits of launches
+// without it, close to those of the CPU. On the emulator a kernel of such a run fails if a CTA
 // triggers the next launch or ends before its wait, which is what runtime/cuda/kernel_chain.h
 // counts on.
 #include <string>
@@ -43,16 +43,16 @@ class MoeChain : public GpuTestWith<MoeMode> {
 INSTANTIATE_TEST_SUITE_P(Moe, MoeChain, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
 
 // Up to 64 tokens one kernel routes, permutes and quantizes.
-TEST_P(MoeChain, FewTokensGiveTheBitsOfOrdinaryLaunches) {
+TEST_P(MoeChain, FewTokensGiveTheBitsOfLaunchesWithoutTheAttribute) {
   expect_same_bits(Activation::swiglu(), 3);
 }
 
-TEST_P(MoeChain, ManyTokensGiveTheBitsOfOrdinaryLaunches) {
+TEST_P(MoeChain, ManyTokensGiveTheBitsOfLaunchesWithoutTheAttribute) {
   expect_same_bits(Activation::swiglu(), 70);
 }
 
 // The first GEMM does SwiGLU, and no other activation.
-TEST_P(MoeChain, AnActivationOfItsOwnGivesTheBitsOfOrdinaryLaunches) {
+TEST_P(MoeChain, AnActivationOfItsOwnGivesTheBitsOfLaunchesWithoutTheAttribute) {
   expect_same_bits({.kind = ActivationKind::kGegluTanh}, 3);
 }
 

@@ -29,7 +29,7 @@ class MoeEndurance : public GpuTestWith<MoeMode> {
     std::rotate(x.begin(), x.begin() + 5 * kEnduranceShape.hidden + 3, x.end());
     for (int64_t token = 0; token < kEnduranceShape.tokens; ++token) {
       for (int64_t expert = 0; expert < kEnduranceShape.experts; ++expert) {
-        // Balanced: four experts in turn.
+        // Balanced: four experts in rotation.
         const bool is_next = (expert + 12 * token) % kEnduranceShape.experts < 4;
         const bool is_same = expert % 5 == 2;
         const bool is_skewed = token * 9 < kEnduranceShape.tokens * step;
@@ -64,8 +64,8 @@ TEST_P(MoeEndurance, AGraphTakesTenRoutingsFromBalancedToAllToOne) {
   }
 }
 
-// Of 37 tokens and of their first 9, with the same inputs, outputs and workspace.
-TEST_P(MoeEndurance, GraphsOfOneLayerTakeTurns) {
+// The graphs run 37 tokens and their first 9, with the same inputs, outputs and workspace.
+TEST_P(MoeEndurance, GraphsOfOneLayerAlternate) {
   constexpr int64_t kFew = 9;
   const MoeLayer layer = prepare_on_gpu(layer_case());
   const MoeResult all = run_on_gpu(layer, layer_case());
@@ -76,12 +76,12 @@ TEST_P(MoeEndurance, GraphsOfOneLayerTakeTurns) {
   const std::vector<float> few = run.output_of(0, kFew);
   const CapturedGraph many_tokens(stream, [&] { run.queue(stream.get()); });
   const CapturedGraph few_tokens(stream, [&] { run.queue_first_tokens(kFew, stream.get(true)); });
-  for (int turn = 0; turn < 10; ++turn) {
+  for (int round = 0; round < 10; ++round) {
     run.poison(0xFF);
     few_tokens.replay();
-    ASSERT_EQ(run.output_of(0, kFew), few) << "turn " << turn;
+    ASSERT_EQ(run.output_of(0, kFew), few) << "round " << round;
     many_tokens.replay();
-    ASSERT_TRUE(run.take() == all) << "turn " << turn;
+    ASSERT_TRUE(run.take() == all) << "round " << round;
   }
 }
 

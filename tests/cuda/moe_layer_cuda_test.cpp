@@ -336,8 +336,8 @@ TEST_F(MoeGpuChecks, OtherActivationsAreStagesOfTheirOwn) {
   }
 }
 
-// Of halves that lie apart, with one value for all experts, the kernel with the hardware's
-// exponential; the portable one of all others.
+// Halves that lie apart, with one value for all experts, run the kernel with the hardware's
+// exponential; all other layers run the portable one.
 TEST_F(MoeGpuChecks, LayersOfFp8BlocksWithLargeTilesChooseTheirSwiglu) {
   for (const int64_t tokens : {40, 300}) {
     const MoeShape shape{.tokens = tokens, .hidden = 256, .inter = 384, .experts = 4, .top_k = 2};

@@ -1,6 +1,6 @@
-// What must not matter, or matter in a known way, to a layer on a GPU (moe spec 13.4): shards, the
-// places of tokens, experts and rows, who else is in the batch, how a routing is given; factors of
-// two. To the bit, with a pinned tile where places in tiles change.
+// Changes that must not matter, or matter in a known way, to a layer on a GPU (moe spec 13.4):
+// shards, the places of tokens, experts and rows, other tokens in the batch, the form of a routing;
+// factors of two. To the bit, with a pinned tile where places in tiles change.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -14,11 +14,11 @@
 #include "cuda/gpu_test.h"
 #include "formats/float16.h"
 #include "moe_shared/quantize_activations.h"
-#include "support/coded_rows.h"
 #include "support/gpu_moe.h"
 #include "support/moe_batch.h"
 #include "support/moe_routings.h"
 #include "support/moved_weights.h"
+#include "support/rows_tensor.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -135,8 +135,9 @@ TEST_P(MoeMetamorphic, RenamingExpertsChangesNothing) {
   }
 }
 
-// What codes plain rows leaves them as bf16, too, where the matrix cores want that; rows that come
-// coded are decoded apart. By the joint launch of few tokens, and by the operations of more.
+// A kernel that quantizes unquantized rows stores them as bf16, too, where the tensor cores read
+// that; rows that come quantized are dequantized separately. Small batches run the fused prologue,
+// others the separate operations.
 TEST_P(MoeMetamorphic, RowsCodedByTheCallerGiveTheSame) {
   const RowFormat format = moe_mode_info(mode()).input;
   if (format == RowFormat::kBf16) GTEST_SKIP() << "bf16 rows are not coded";
@@ -284,8 +285,8 @@ TEST_P(MoeMetamorphic, TilesDecideAboutPlacesAlone) {
 
 constexpr uint16_t kGarbage[] = {0x7FC0, 0xFFFF, 0x7F80, 0xFF80, 0x7149};  // NaN, Inf, 1e30.
 
-// Tokens behind the last one: a graph's buffers are larger than the batch.
-TEST_P(MoeMetamorphic, GarbageBehindTheLastTokenIsNotRead) {
+// There are tokens after the last one: a graph's buffers are larger than the batch.
+TEST_P(MoeMetamorphic, GarbageAfterTheLastTokenIsNotRead) {
   constexpr int64_t kTokens = 41;
   const MoeLayer layer = prepare_on_gpu(layer_case());
   const MoeResult clean = run_on_gpu(layer, layer_case());

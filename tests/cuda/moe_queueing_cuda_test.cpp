@@ -89,7 +89,7 @@ TEST_P(MoeQueueing, StreamsWithTheirOwnWorkspaceDoNotDisturbEachOther) {
   EXPECT_EQ(run_second.take(), expected_second);
 }
 
-TEST_P(MoeQueueing, LayersTakeTurnsOnAStream) {
+TEST_P(MoeQueueing, LayersAlternateOnAStream) {
   const auto first = make_case(35);
   MoeCase second(MoeMode::kBf16, {.tokens = 5, .hidden = 128, .inter = 144, .experts = 3},
                  Activation::plain(ActivationKind::kGeluTanh), 36);
@@ -120,15 +120,15 @@ TEST_P(MoeQueueing, NoTokensCanBeCaptured) {
   EXPECT_TRUE(run.take().out.empty());
 }
 
-// Launches of the second GEMM's rows alone: MXFP8 rows are decoded by what sees them whole, the
-// scale of a whole row needs a pass over it.
+// The launches that only prepare the second GEMM's rows: a kernel that sees whole MXFP8 rows
+// dequantizes them, and the scale of a whole row needs a pass over it.
 int64_t launches_between(MoeMode mode) {
   const RowFormat rows = moe_mode_info(mode).intermediate;
   return rows == RowFormat::kMxfp8 || rows == RowFormat::kNvfp4PerToken ? 1 : 0;
 }
 
-// Routing, permutation, coding and decoding of the input are one launch; so are a GEMM, the
-// activation and the decoding of its rows.
+// One launch routes, permutes, quantizes and dequantizes the input; another is a GEMM with the
+// activation and the dequantization of its rows.
 TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
   for (const int64_t tokens : {1, 8, 64}) {
     MoeShape shape = kQueueingShape;
@@ -143,22 +143,23 @@ TEST_P(MoeQueueing, FewTokensTakeFewLaunches) {
   }
 }
 
-// How many items each GEMM's blocks claimed in the last run.
-std::vector<uint32_t> claimed_items(const GpuMoeRun& run, const MoeLayer& layer, int64_t tokens) {
+// How many output tiles the CTAs of each GEMM took from its counter in the last run.
+std::vector<uint32_t> tiles_taken(const GpuMoeRun& run, const MoeLayer& layer, int64_t tokens) {
   constexpr int64_t kSlots = kQueueingShape.top_k + kQueueingShape.shared_experts;
   const PermutationLayout layout =
       permutation_layout(tokens, kSlots, kQueueingShape.experts + kQueueingShape.shared_experts,
                          layer.token_tile(tokens));
-  // Behind ids, weights and the permutation (docs/moe.md, 14.2).
+  // The counters follow ids, weights and the permutation (docs/moe.md, 14.2).
   const int64_t offset =
       2 * round_up(tokens * kSlots * 4, int64_t{256}) + round_up(layout.bytes, int64_t{256});
-  std::vector<uint32_t> items(2);
-  std::memcpy(items.data(), run.workspace().data() + offset, items.size() * sizeof(uint32_t));
-  return items;
+  std::vector<uint32_t> taken(2);
+  std::memcpy(taken.data(), run.workspace().data() + offset, taken.size() * sizeof(uint32_t));
+  return taken;
 }
 
-// By the kernels that permute few, more and many tokens. Two forms of weights claim nothing.
-TEST_P(MoeQueueing, EveryRunClearsTheCountersOfItsWork) {
+// The three sizes run the kernels that permute few, more and many tokens. The schedule is static
+// with two weight encodings.
+TEST_P(MoeQueueing, EveryRunClearsItsTileCounters) {
   for (const int64_t tokens : {37, 300, 2000}) {
     MoeShape shape = kQueueingShape;
     shape.tokens = tokens;
@@ -171,13 +172,13 @@ TEST_P(MoeQueueing, EveryRunClearsTheCountersOfItsWork) {
       if (repetition < 2) run.poison(repetition == 0 ? 0xFF : 0x5A);
       run.queue(stream.get(repetition > 0));
       stream.synchronize();
-      const std::vector<uint32_t> items = claimed_items(run, layer, tokens);
-      if (repetition == 0) first = items;
-      EXPECT_EQ(items, first) << tokens << " tokens, run " << repetition;
+      const std::vector<uint32_t> taken = tiles_taken(run, layer, tokens);
+      if (repetition == 0) first = taken;
+      EXPECT_EQ(taken, first) << tokens << " tokens, run " << repetition;
     }
-    const bool may_have_two_forms =
+    const bool may_have_two_encodings =
         GetParam() == MoeMode::kMxfp4Fp8 || GetParam() == MoeMode::kNvfp4Fp8Rounded;
-    if (may_have_two_forms) continue;
+    if (may_have_two_encodings) continue;
     EXPECT_GT(std::min(first[0], first[1]), 0U) << tokens;
     EXPECT_LT(std::max(first[0], first[1]), 1'000'000U) << tokens;
   }

@@ -76,7 +76,7 @@ TEST_P(MoeRoutingsOnTheGpu, AZeroWeightMakesItsTermVanish) {
   EXPECT_EQ(run_on_gpu(layer, layer_case).out, zero.out);
 }
 
-// What does not exist is an empty slot: all other slots are as if they were alone.
+// An id that does not exist is an empty slot: all other slots are as if they were alone.
 TEST_P(MoeRoutingsOnTheGpu, IdsThatDoNotExistLeaveOthersAlone) {
   constexpr int32_t kLowest = std::numeric_limits<int32_t>::min();
   MoeCase layer_case(GetParam(), kRoutingsShape, Activation::swiglu(), 54);

@@ -15,7 +15,7 @@
 #include "narrowfloat/error.h"
 #include "narrowfloat/permute.h"
 #include "narrowfloat/route.h"
-#include "support/coded_rows.h"
+#include "support/rows_tensor.h"
 
 namespace narrowfloat::testing {
 namespace {

@@ -20,7 +20,7 @@ struct OperationCall {
   std::string name;
   Buffers inputs;  // The first one holds the data, any bytes of which are valid.
   Buffers outputs;
-  OutputBytes before;             // What the outputs hold before a run.
+  OutputBytes before;             // Contents of the outputs before a run.
   bool updates_in_place = false;  // An output is read as well: a second run gives other bytes.
   bool writes_everything = true;  // Every output byte.
   // Queues the call on the copies. Owns the buffers.
@@ -33,8 +33,8 @@ inline TensorView as_matrix(const GuardedBuffer& buffer, DType dtype, int64_t ro
   return TensorView::contiguous(buffer.data(), dtype, {rows, cols});
 }
 
-// Of every operation, format and layout, with options and shapes drawn from the seed: `per_kind`
-// calls of each. Only what this build's GPU code takes.
+// Calls of every operation, format and layout, with options and shapes drawn from the seed,
+// `per_kind` of each. Contains only calls that this build's GPU code takes.
 std::vector<OperationCall> sample_operation_calls(uint64_t seed, int64_t per_kind);
 
 // Waits, and brings the outputs to the host. Fails the test where a canary was overwritten.

@@ -1,7 +1,6 @@
-// The kernels whose blocks of threads take one row after another (quantize_stream.cuh), on more
-// rows than a GPU of up to 144 multiprocessors holds blocks of threads for: with three rows, a
-// block uses all places of its ring again. And on every length of a row that has a tree of sums of
-// its own. The oracle judges every byte.
+// The kernels whose CTAs quantize one row after another (quantize_stream.cuh), on more rows than a
+// GPU of up to 144 SMs holds CTAs: with three rows, a CTA uses all slots of its ring again. Also on
+// every length of a row that has a tree of sums of its own. The oracle judges every byte.
 #include <array>
 #include <vector>
 
@@ -17,17 +16,17 @@ struct Shape {
   int64_t rows;
   int64_t cols;
 };
-// A multiprocessor holds 32 blocks of threads of such rows,
+// An SM holds 32 CTAs of such rows,
 constexpr Shape kManyBlocks{.rows = 9300, .cols = 64};
-// 10 of these (which makes two rows for each block of threads),
+// 10 of these (which makes two rows for each CTA),
 constexpr Shape kSeveralWarps{.rows = 1500, .cols = 1056};
-// 5, 2 and 1.
+// and 5, 2 and 1 of the following.
 constexpr std::array<Shape, 3> kFewBlocks{{{1450, 2880}, {600, 7168}, {300, 16384}}};
 
-// Where NVFP4's encode scale comes from.
+// The source of NVFP4's encode scale.
 enum class ScaleFrom { kFormat, kHost, kDevice };
 
-// What there are kernels for, but for layout, math mode and input type.
+// A kind of kernel, without layout, math mode and input type.
 struct Kind {
   FormatId format;
   RowSourceKind source;
@@ -93,16 +92,16 @@ TEST_F(QuantizeStreamCuda, EveryKindTakesSeveralRowsForABlockOfThreads) {
 
 // One variant of each kind at each width, another one each time: all would take minutes.
 TEST_F(QuantizeStreamCuda, WideRowsToo) {
-  size_t turn = 0;
+  size_t next = 0;
   for (const Shape& shape : kFewBlocks) {
     for (const Kind& kind : kKinds) {
       const std::vector<QuantizeCase> variants = variants_of(kind, shape);
-      expect_oracle(variants[turn++ * 5 % variants.size()], "sm90_rows");
+      expect_oracle(variants[next++ * 5 % variants.size()], "sm90_rows");
     }
   }
 }
 
-// The least and the largest magnitudes: blocks and rows that leave the way of ordinary data.
+// The least and the largest magnitudes: blocks and rows that leave the fast path.
 TEST_F(QuantizeStreamCuda, BlocksOutOfTheOrdinaryInSeveralRows) {
   for (const Kind& kind : kKinds) {
     for (const Fill fill : {Fill::kExtremes, Fill::kSpecials}) {
@@ -114,7 +113,7 @@ TEST_F(QuantizeStreamCuda, BlocksOutOfTheOrdinaryInSeveralRows) {
 }
 
 // A norm that stores its output has other kernels. Bytes of MXFP8 show more of a sum than codes of
-// 4 bits, which in turn have rows of every number of runs.
+// 4 bits, which one after another have rows of every number of runs.
 TEST_F(QuantizeStreamCuda, SumsOfSquaresAreTheTreeForEveryLength) {
   for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp8}) {
     const int64_t block = format_info(format).block_cols;
@@ -131,8 +130,8 @@ TEST_F(QuantizeStreamCuda, SumsOfSquaresAreTheTreeForEveryLength) {
   }
 }
 
-// Few enough for compute-sanitizer: rows of several warps, whose statistics share memory, and more
-// of them than there are blocks of threads.
+// The cases are few enough for compute-sanitizer: rows of several warps, whose statistics share
+// memory, and more of them than there are CTAs.
 TEST_F(QuantizeStreamCuda, AFewCasesForTheSanitizer) {
   for (const RowSourceKind source : {RowSourceKind::kRmsNorm, RowSourceKind::kSiluMul}) {
     expect_oracle(case_of({FormatId::kNvfp4PerToken, source}, kSeveralWarps), "sm90_rows");

@@ -1,4 +1,4 @@
-// relayout() on a GPU: images of real models and odd ones between all layouts, and more than 2^31
+// relayout() on a GPU: scales of real models and odd ones between all layouts, and more than 2^31
 // scales.
 #include <algorithm>
 #include <array>
@@ -18,40 +18,40 @@ namespace {
 
 class RelayoutCuda : public GpuTest {};
 
-struct Image {
+struct ScaleShape {
   FormatId format;
   int64_t batch;
   int64_t rows;
   int64_t blocks;
 };
 
-ScaleView view_of(const Image& image, ScaleLayoutId layout, void* data, Device device = {}) {
+ScaleView view_of(const ScaleShape& shape, ScaleLayoutId layout, void* data, Device device = {}) {
   return {.data = data,
-          .type = format_info(image.format).scale_type,
+          .type = format_info(shape.format).scale_type,
           .layout = layout,
           .device = device,
-          .batch = image.batch,
-          .rows = image.rows,
-          .blocks = image.blocks,
-          .capacity = image.batch * scale_image_size(layout, image.rows, image.blocks)};
+          .batch = shape.batch,
+          .rows = shape.rows,
+          .blocks = shape.blocks,
+          .capacity = shape.batch * scale_image_size(layout, shape.rows, shape.blocks)};
 }
 
-GuardedBuffer buffer_of(const Image& image, ScaleLayoutId layout, uint8_t poison = 0xCC) {
-  const ScaleView view = view_of(image, layout, nullptr);
+GuardedBuffer buffer_of(const ScaleShape& shape, ScaleLayoutId layout, uint8_t poison = 0xCC) {
+  const ScaleView view = view_of(shape, layout, nullptr);
   return {view.capacity * bytes(view.type), {.poison = poison}};
 }
 
-void expect_equal_on_gpu(const Image& image, ScaleLayoutId from, ScaleLayoutId to) {
-  const GuardedBuffer input = buffer_of(image, from);
+void expect_equal_on_gpu(const ScaleShape& shape, ScaleLayoutId from, ScaleLayoutId to) {
+  const GuardedBuffer input = buffer_of(shape, from);
   random_bytes(input.span(), 11);
-  const GuardedBuffer expected = buffer_of(image, to);
-  const GuardedBuffer actual = buffer_of(image, to, 0x5A);
-  relayout(image.format, view_of(image, from, input.data()), view_of(image, to, expected.data()));
+  const GuardedBuffer expected = buffer_of(shape, to);
+  const GuardedBuffer actual = buffer_of(shape, to, 0x5A);
+  relayout(shape.format, view_of(shape, from, input.data()), view_of(shape, to, expected.data()));
   const DeviceCopies copies({&input, &actual}, {.programmatic_launch = true});
-  relayout(image.format, copies.view(view_of(image, from, input.data())),
-           copies.view(view_of(image, to, actual.data())), copies.stream());
-  const std::string what = fmt::format("{} {}x{}x{} {} -> {}", name(image.format), image.batch,
-                                       image.rows, image.blocks, name(from), name(to));
+  relayout(shape.format, copies.view(view_of(shape, from, input.data())),
+           copies.view(view_of(shape, to, actual.data())), copies.stream());
+  const std::string what = fmt::format("{} {}x{}x{} {} -> {}", name(shape.format), shape.batch,
+                                       shape.rows, shape.blocks, name(from), name(to));
   EXPECT_TRUE(copies.take_back()) << what << ": a canary was overwritten";
   EXPECT_TRUE(std::ranges::equal(expected.span(), actual.span())) << what;
 }
@@ -82,22 +82,22 @@ TEST_F(RelayoutCuda, LargeImagesBetweenAllLayouts) {
 // There and back; on the way the first tiles, those around position 2^31 and the last, with their
 // padding.
 TEST_F(RelayoutCuda, MoreThanTwoToThe31Scales) {
-  constexpr Image kImage{FormatId::kNvfp4, 1, 5000001, 448};
-  constexpr int64_t kTileRowBytes = 128 * kImage.blocks;
+  constexpr ScaleShape kShape{FormatId::kNvfp4, 1, 5000001, 448};
+  constexpr int64_t kTileRowBytes = 128 * kShape.blocks;
   if (free_device_memory() < int64_t{6} << 30) GTEST_SKIP() << "skipped: needs 6 GiB of memory";
-  const GuardedBuffer linear = buffer_of(kImage, ScaleLayoutId::kLinear);
+  const GuardedBuffer linear = buffer_of(kShape, ScaleLayoutId::kLinear);
   random_bytes(linear.span(), 13);
   const DeviceBuffer input(linear.size());
   input.write(linear.data(), linear.size());
-  const ScaleView from = view_of(kImage, ScaleLayoutId::kLinear, input.data(), gpu());
-  ScaleView to = view_of(kImage, ScaleLayoutId::kSwizzled128x4, nullptr, gpu());
+  const ScaleView from = view_of(kShape, ScaleLayoutId::kLinear, input.data(), gpu());
+  ScaleView to = view_of(kShape, ScaleLayoutId::kSwizzled128x4, nullptr, gpu());
   const DeviceBuffer swizzled(to.capacity);
   to.data = swizzled.data();
-  relayout(kImage.format, from, to);
-  const int64_t last = kImage.rows / 128;
+  relayout(kShape.format, from, to);
+  const int64_t last = kShape.rows / 128;
   for (const int64_t tile : {int64_t{0}, (int64_t{1} << 31) / kTileRowBytes, last}) {
-    const Image part{kImage.format, 1, std::min<int64_t>(128, kImage.rows - tile * 128),
-                     kImage.blocks};
+    const ScaleShape part{kShape.format, 1, std::min<int64_t>(128, kShape.rows - tile * 128),
+                          kShape.blocks};
     const GuardedBuffer expected = buffer_of(part, ScaleLayoutId::kSwizzled128x4);
     relayout(part.format,
              view_of(part, ScaleLayoutId::kLinear, linear.data() + tile * kTileRowBytes),
@@ -107,8 +107,8 @@ TEST_F(RelayoutCuda, MoreThanTwoToThe31Scales) {
     EXPECT_EQ(expected.copy(), actual) << "tile " << tile;
   }
   input.fill(0xCC);
-  relayout(kImage.format, to, from);
-  const GuardedBuffer back = buffer_of(kImage, ScaleLayoutId::kLinear);
+  relayout(kShape.format, to, from);
+  const GuardedBuffer back = buffer_of(kShape, ScaleLayoutId::kLinear);
   input.read(back.data(), back.size());
   EXPECT_TRUE(std::ranges::equal(linear.span(), back.span()));
   EXPECT_TRUE(input.intact() && swizzled.intact());

@@ -13,10 +13,10 @@
 #include "narrowfloat/moe.h"
 #include "narrowfloat/permute.h"
 #include "ops/route/route_permute.h"
-#include "support/coded_rows.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
 #include "support/gpu.h"
+#include "support/rows_tensor.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {
@@ -25,7 +25,7 @@ namespace {
 struct FrontCase {
   RoutingConfig config;
   RoutingInput input = RoutingInput::kLogits;
-  DType dtype = DType::kF32;  // Of logits, or of given weights.
+  DType dtype = DType::kF32;  // Type of logits, or of given weights.
   int64_t tokens = 1;
   int32_t offset = 0;
   int32_t local = 0;  // 0: all experts.

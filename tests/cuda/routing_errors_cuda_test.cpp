@@ -1,5 +1,5 @@
-// What route() and combine() do on a GPU with values that only the device knows: ids out of range,
-// rows that do not exist; offsets beyond 2^31; and what is refused before anything is launched.
+// route() and combine() on a GPU with values that only the device knows: ids out of range, rows
+// that do not exist; offsets beyond 2^31; and calls that are refused before anything is launched.
 #include <algorithm>
 #include <cstring>
 #include <limits>

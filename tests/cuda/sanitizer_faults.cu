@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kThreads = 64;
 
-// memcheck: the last thread reads behind the end.
+// memcheck: the last thread reads beyond the end.
 __global__ void read_out_of_bounds_kernel(const int* input, int* output) {
   output[threadIdx.x] = input[threadIdx.x + 1];
 }

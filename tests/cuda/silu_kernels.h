@@ -11,8 +11,8 @@ namespace narrowfloat::testing {
 struct SiluPairs {
   const uint32_t* gates = nullptr;  // On the device, as the rest.
   const uint32_t* ups = nullptr;
-  uint32_t* products = nullptr;        // By the short form where the gates are in its range.
-  uint32_t* plain_products = nullptr;  // By the plain formula.
+  uint32_t* products = nullptr;  // Computed by the short form where the gates are in its range.
+  uint32_t* plain_products = nullptr;  // Computed by the plain formula.
   int64_t count = 0;
 };
 

@@ -26,7 +26,7 @@ enum class Fault {
   kNoWaitForEmpty,
   kNoArrival,
   kTwoArrivals,
-  kBehindShared,
+  kBeyondShared,
   kNoWaitForProducts,
   kEarlyRelease,
 };
@@ -55,9 +55,9 @@ __global__ void ring_kernel(const uint8_t* input, float* output) {
     for (int round = 0; round < kRounds; ++round, at.advance()) {
       if (kFault != Fault::kNoWaitForEmpty) ring.wait_empty(at);
       if (kFault == Fault::kNoArrival && round == 3) continue;
-      const uint32_t behind = kFault == Fault::kBehindShared ? sizeof(Storage) : 0;
+      const uint32_t beyond = kFault == Fault::kBeyondShared ? sizeof(Storage) : 0;
       arrive_and_expect(ring.full(at), kStageBytes);
-      copy_bulk(shared_address(shared.rows[at.stage]) + behind, input + round * kStageBytes,
+      copy_bulk(shared_address(shared.rows[at.stage]) + beyond, input + round * kStageBytes,
                 kStageBytes, ring.full(at));
     }
   }
@@ -76,7 +76,8 @@ __global__ void ring_kernel(const uint8_t* input, float* output) {
   }
 }
 
-// What each block's neighbour in a cluster of two has sent. One warp has arrived when it ends.
+// The values that each CTA's neighbour in a cluster of two has sent. One warp has arrived when it
+// ends.
 template <bool kArrives>
 __global__ void cluster_kernel(uint32_t* output) {
   NF_DYNAMIC_SHARED(uint32_t, shared, 16);
@@ -105,15 +106,26 @@ __global__ void two_products_kernel(const uint8_t* input, float* output) {
 }
 
 // How a kernel takes part in programmatic dependent launch.
-enum class Chain { kWaitsThenTriggers, kTriggersThenWaits, kSaysThatItTriggersFirst, kNeverWaits };
+enum class Chain {
+  kWaitsThenTriggers,
+  kTriggersThenWaits,
+  kSaysThatItTriggersFirst,
+  kSaysThatItTriggersFirstAndNeverWaits,
+  kNeverWaits,
+};
 
 template <Chain kChain>
 __global__ void chain_kernel(uint32_t* output) {
-  if (kChain == Chain::kTriggersThenWaits) allow_next_grid();
-  if (kChain == Chain::kSaysThatItTriggersFirst) allow_next_grid_before_wait();
-  if (kChain != Chain::kNeverWaits && threadIdx.x == 0) wait_for_previous_grids();
+  if (kChain == Chain::kTriggersThenWaits) trigger_dependent_launch();
+  constexpr bool kNeverWaits =
+      kChain == Chain::kNeverWaits || kChain == Chain::kSaysThatItTriggersFirstAndNeverWaits;
+  if (kChain == Chain::kSaysThatItTriggersFirst ||
+      kChain == Chain::kSaysThatItTriggersFirstAndNeverWaits) {
+    trigger_dependent_launch_before_wait();
+  }
+  if (!kNeverWaits && threadIdx.x == 0) wait_for_previous_grids();
   __syncthreads();
-  if (kChain == Chain::kWaitsThenTriggers && threadIdx.x == 1) allow_next_grid();
+  if (kChain == Chain::kWaitsThenTriggers && threadIdx.x == 1) trigger_dependent_launch();
   output[threadIdx.x] = threadIdx.x;
 }
 
@@ -197,7 +209,7 @@ TEST_F(Emulator, EndsAKernelThatCannotGoOn) {
   for (const int seed : {0, 1}) {
     expect_failure<Fault::kNoArrival>(seed);
     expect_failure<Fault::kTwoArrivals>(seed);
-    expect_failure<Fault::kBehindShared>(seed);
+    expect_failure<Fault::kBeyondShared>(seed);
   }
 }
 
@@ -210,10 +222,11 @@ TEST_F(Emulator, FailsAKernelThatTriggersTheNextLaunchBeforeItWaits) {
 
 TEST_F(Emulator, FailsAKernelOfAChainThatEndsBeforeItWaits) {
   EXPECT_FALSE(runs_in_chain<Chain::kNeverWaits>(true));
+  EXPECT_FALSE(runs_in_chain<Chain::kSaysThatItTriggersFirstAndNeverWaits>(true));
   EXPECT_TRUE(runs_in_chain<Chain::kNeverWaits>(false));
 }
 
-TEST_F(Emulator, LetsBlocksOfAClusterWaitForEachOther) {
+TEST_F(Emulator, LetsCtasOfAClusterWaitForEachOther) {
   for (int seed = 0; seed < 20; ++seed) {
     setenv("NARROWFLOAT_EMULATOR_SEED", std::to_string(seed).c_str(), 1);
     std::vector<uint32_t> output(4 * 32);

@@ -1,4 +1,4 @@
-// What instructions do: barriers, copies, warps, matrix multiplications. See machine.h.
+// The effects of instructions: barriers, copies, warps, matrix multiplications. See machine.h.
 #include <algorithm>
 #include <cstring>
 #include <sstream>
@@ -18,7 +18,7 @@ Fiber& current() { return *machine().current; }
 [[noreturn]] void fail(const std::string& what) {
   Fiber& fiber = current();
   std::ostringstream text;
-  text << what << " (block " << fiber.block->index.x << ", thread " << fiber.number << ")";
+  text << what << " (CTA " << fiber.block->index.x << ", thread " << fiber.number << ")";
   throw std::runtime_error(text.str());
 }
 
@@ -26,7 +26,7 @@ void wait_for_grids() { current().block->has_waited = true; }
 
 void trigger_launch() {
   if (current().block->has_waited) return;
-  fail("triggers the next launch before its wait for the grids before it");
+  fail("triggers the next launch before its wait for the previous grids");
 }
 
 void trigger_launch_before_wait() { current().block->triggers_before_wait = true; }
@@ -184,8 +184,8 @@ uint32_t shared_address(const void* pointer) {
 
 uint8_t* shared_memory_of(uint32_t rank, uint32_t address, uint32_t bytes) {
   Machine& m = machine();
-  if (rank >= m.blocks.size()) fail("a block that the cluster has not");
-  if (address + uint64_t{bytes} > m.shared_bytes) fail("an access behind shared memory");
+  if (rank >= m.blocks.size()) fail("a CTA that the cluster does not have");
+  if (address + uint64_t{bytes} > m.shared_bytes) fail("an access beyond shared memory");
   return m.blocks[rank]->shared + address;
 }
 

@@ -1,5 +1,5 @@
-// CUDA's language and built-in functions for a C++ compiler, so that kernels run on the CPU: what
-// nvcc knows without a header. Included in front of every .cu file (docs/testing.md, "Kernels
+// CUDA's language and built-in functions for a C++ compiler, so that kernels run on the CPU: the
+// names that nvcc knows without a header. Included before every .cu file (docs/testing.md, "Kernels
 // without a GPU").
 #pragma once
 
@@ -14,7 +14,7 @@
   auto* const name = reinterpret_cast<Type*>(::emulator::dynamic_shared())
 
 #undef __shared__
-#define __shared__ static  // One block runs at a time; clusters have dynamic shared memory alone.
+#define __shared__ static  // One CTA runs at a time; clusters have dynamic shared memory alone.
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __maxnreg__
@@ -22,7 +22,7 @@
 #define __builtin_assume(condition)
 #define __noinline__
 
-// Of the thread that runs.
+// The built-in variables of the thread that runs.
 extern uint3 threadIdx;
 extern uint3 blockIdx;
 extern dim3 blockDim;

@@ -1,4 +1,4 @@
-// A GPU on the CPU, for tests of kernels: the threads of a block, or of a cluster of blocks, are
+// A GPU on the CPU, for tests of kernels: the threads of a CTA, or of a cluster of CTAs, are
 // fibers of one thread of the host, and what runs beside a thread on a GPU (copies, warpgroup
 // matrix multiplications) is a list of things to be done. Functions here are what the instructions
 // of src/device/ptx do; the headers of tests/emulator/replaced call them under their names.
@@ -11,9 +11,9 @@
 //
 // Not emulated: time, races between two accesses without a wait between them that happen to come
 // in the right order, proxies and their fences, the rounding of wgmma's sums, changes to wgmma's
-// operands in registers while it runs, groups of stores, blocks of a grid that wait for each other
+// operands in registers while it runs, groups of stores, CTAs of a grid that wait for each other
 // without a cluster. Static shared memory is not noise at the start, as dynamic is: it holds what
-// the block before has left.
+// the previous CTA has left.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@
 
 namespace emulator {
 
-// --- Threads and blocks --------------------------------------------------------------------------
+// --- Threads and CTAs ----------------------------------------------------------------------------
 
 // `body` calls the kernel, whose address is `kernel`.
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
                    std::function<void()> body);
 
 int lane();
-int warp();  // Of the block.
+int warp();  // Number of the warp in its CTA.
 
 void sync_block();
 int sync_block_or(int predicate);
@@ -49,8 +49,8 @@ void wait_for_cluster();
 
 // --- Programmatic dependent launch ---------------------------------------------------------------
 
-// A CTA that triggers the next launch, or in a programmatic launch ends, before it has waited for
-// the grids before it fails the kernel, unless it triggers by the last of these.
+// Fails the kernel if a CTA triggers the next launch, or in a programmatic launch ends, before it
+// has waited for the previous grids, unless it triggers by the last of these.
 void wait_for_grids();
 void trigger_launch();
 void trigger_launch_before_wait();
@@ -59,7 +59,7 @@ void trigger_launch_before_wait();
 
 uint8_t* dynamic_shared();  // Aligned to 1024.
 uint32_t shared_address(const void* pointer);
-// `bytes` at an address of this block, or of block `rank` of its cluster; within what was asked
+// `bytes` at an address of this CTA, or of CTA `rank` of its cluster; within what was asked
 // for.
 uint8_t* shared_memory(uint32_t address, uint32_t bytes);
 uint8_t* shared_memory_of(uint32_t rank, uint32_t address, uint32_t bytes);
@@ -78,7 +78,7 @@ void copy_async(std::function<void()> copy);
 void arrive_after_copies(uint32_t barrier);
 void wait_for_copies();
 
-// A copy that ends with `bytes` on the barrier at `barrier` of the blocks of `ranks`.
+// A copy that ends with `bytes` on the barrier at `barrier` of the CTAs of `ranks`.
 void copy_to_barrier(std::function<void()> copy, uint16_t ranks, uint32_t barrier, uint32_t bytes);
 uint16_t own_rank();  // As a mask.
 

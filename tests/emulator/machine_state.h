@@ -50,7 +50,7 @@ struct Block;
 struct Multiplication {
   float* sums;
   int count;
-  std::vector<float> before;  // Of the first one on these sums.
+  std::vector<float> before;  // Sums before the first multiplication.
   std::function<void()> run;
   int group;
 };
@@ -59,7 +59,7 @@ struct Fiber {
   ucontext_t context{};
   void* stack = nullptr;
   uint3 index{};
-  int number = 0;  // In its block.
+  int number = 0;  // In its CTA.
   Block* block = nullptr;
   Wait wait;
   std::deque<std::function<void()>> copies;  // In order; arrivals among them.
@@ -77,7 +77,7 @@ struct Block {
   int alive = 0;
   Barrier named[kNamedBarriers];
   std::vector<std::map<unsigned, LaneExchange>> warps;
-  std::vector<unsigned> alive_lanes;  // Of each warp.
+  std::vector<unsigned> alive_lanes;  // Alive lanes of each warp.
   // Programmatic dependent launch.
   bool has_waited = false;
   bool triggers_before_wait = false;
@@ -97,7 +97,7 @@ static_assert(sizeof(PhaseBarrier) == 8);
 struct Machine {
   ucontext_t scheduler{};
   Fiber* current = nullptr;
-  std::vector<std::unique_ptr<Block>> blocks;  // Of the cluster that runs.
+  std::vector<std::unique_ptr<Block>> blocks;  // CTAs of the cluster that runs.
   std::vector<Fiber> fibers;
   std::vector<void*> stacks;
   size_t shared_bytes = 0;
@@ -107,7 +107,7 @@ struct Machine {
   int alive = 0;
   bool is_late = false;
   bool is_programmatic = false;  // The launch.
-  uint64_t round = 0;            // Of all threads.
+  uint64_t round = 0;            // Steps of all threads.
   std::mt19937 random;
   std::string failure;
 };

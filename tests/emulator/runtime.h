@@ -1,4 +1,4 @@
-// What the emulated runtime (runtime.cpp) and the machine ask of each other.
+// The interface between the emulated runtime (runtime.cpp) and the machine.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,8 +6,8 @@
 
 namespace emulator {
 
-inline constexpr int kSharedBytes = 227 * 1024;  // That a block may ask for.
-// That blocks of a kernel may: what it has opted in to, else 48 KB.
+inline constexpr int kSharedBytes = 227 * 1024;  // The most that a CTA may ask for.
+// A CTA of a kernel may ask for what the kernel has opted in to, else for 48 KB.
 size_t shared_bytes_of(const void* kernel);
 cudaError_t refuse_launch();
 

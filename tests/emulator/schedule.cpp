@@ -97,7 +97,7 @@ std::unique_ptr<Block> make_block(uint3 index, int rank) {
   block->index = index;
   block->rank = rank;
   block->memory.resize(m.shared_bytes + 2 * kSharedAlignment);
-  // What nobody has written is nothing to rely on.
+  // Memory that nobody has written has random contents.
   for (uint8_t& byte : block->memory) byte = static_cast<uint8_t>(m.random() | 0x80U);
   const auto at = reinterpret_cast<uintptr_t>(block->memory.data());
   block->shared = block->memory.data() + (kSharedAlignment - at % kSharedAlignment);
@@ -137,7 +137,7 @@ std::string deadlock() {
   for (const Fiber& fiber : m.fibers) {
     if (fiber.wait.kind == Wait::Kind::kEnded) continue;
     std::ostringstream text;
-    text << "warp " << fiber.number / 32 << " of block " << fiber.block->index.x << ": "
+    text << "warp " << fiber.number / 32 << " of CTA " << fiber.block->index.x << ": "
          << fiber.wait.what;
     if (fiber.wait.kind == Wait::Kind::kPhase) {
       const PhaseBarrier barrier = load_barrier(fiber.wait.barrier);
@@ -153,7 +153,7 @@ std::string deadlock() {
   return text.str();
 }
 
-// Runs the blocks of a cluster to their end.
+// Runs the CTAs of a cluster to their end.
 void run_cluster() {
   Machine& m = machine();
   size_t at = 0;
@@ -182,14 +182,14 @@ void run_cluster() {
         m.fibers, [](const Fiber& fiber) { return fiber.wait.kind == Wait::Kind::kPause; });
     if (!pauses) m.failure = deadlock();
   }
-  // What a kernel leaves behind is done before it ends.
+  // Copies that a kernel has started are done before it ends.
   while (m.failure.empty() && do_one_copy()) {
   }
   for (const auto& block : m.blocks) {
-    if (!m.is_programmatic || block->has_waited || block->triggers_before_wait) continue;
+    if (!m.is_programmatic || block->has_waited) continue;
     if (!m.failure.empty()) continue;
     m.failure =
-        "block " + std::to_string(block->index.x) + " ends before its wait for the grids before it";
+        "CTA " + std::to_string(block->index.x) + " ends before its wait for the previous grids";
   }
 }
 
@@ -215,7 +215,8 @@ void run_blocks(uint3 first, unsigned cluster_blocks) {
   }
   try {
     run_cluster();
-  } catch (const std::exception& error) {  // Of a copy; a thread's own end in run_fiber().
+  } catch (
+      const std::exception& error) {  // An exception of a copy; a thread's own end in run_fiber().
     m.failure = error.what();
   }
 }

@@ -1,4 +1,5 @@
-// What cuTensorMapEncodeTiled() leaves in a map here, and copies of boxes that follow it.
+// The contents of a map that cuTensorMapEncodeTiled() makes here, and copies of boxes that follow
+// it.
 #pragma once
 
 #include <array>

@@ -2,10 +2,10 @@
 
 One file a mode, with twelve cases each, and one file of routing alone (moe_routing_cases.py). The
 cases are a Latin square: every pair of mode, routing and activation occurs, with all gate orders,
-and the rarer options are dealt out in turn. The weights of a file's cases are cut from common pools
-of prime lengths that repeat cyclically (np.resize), which keeps the files small and every row and
-block different. tests/golden/README.md describes the files. Never copy the library's output into
-them.
+and the rarer options are distributed in rotation. The weights of a file's cases are cut from common
+pools of prime lengths that repeat cyclically (np.resize), which keeps the files small and every row
+and block different. tests/golden/README.md describes the files. Never copy the library's output
+into them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CASES = 12  # A mode: as many as there are routings, and activations with swiglu
 ACTIVATIONS = (*NOT_GATED, *GATED, "swiglu_oai")
 ORDERS = ("up_gate", "gate_up", "interleaved")
 EXPERTS = 8
-SHAPES = {  # (H, I) of the cases of a mode in turn.
+SHAPES = {  # (H, I) of the cases of a mode, in rotation.
     "bf16": [(48, 80), (112, 32), (64, 48)],
     "fp8_tensor": [(80, 48), (32, 112), (64, 48)],
     "fp8_block": [(256, 128), (128, 256), (128, 128)],
@@ -45,7 +45,7 @@ SHAPES = {  # (H, I) of the cases of a mode in turn.
     "nvfp4_fp8_exact": [(144, 48), (48, 144), (208, 32)],
     "nvfp4_fp8_rounded": [(144, 48), (48, 144), (272, 32)],
 }
-# (tokens, top_k, shared experts, token tile, (offset, local experts)) in turn.
+# (tokens, top_k, shared experts, token tile, (offset, local experts)), in rotation.
 LOADS = [
     (3, 2, 0, 4, (0, 8)),
     (5, 1, 0, 2, (0, 8)),
@@ -103,11 +103,11 @@ def element_dtype(fmt: str) -> str:
 
 # Root mean square of random elements (times their scales in the NVFP4 formats).
 RMS = {"bf16": 1, "fp32": 1, "mxfp4": 2.9, "nvfp4": 400, "nvfp4_per_token": 400}
-WEIGHT_RMS = 0.15  # What sums of 100 products want.
+WEIGHT_RMS = 0.15  # The root mean square that sums of 100 products need.
 
 
 def rms(fmt: str) -> float:
-    """Of elements that random_elements makes."""
+    """The format of elements that random_elements makes."""
     return RMS.get(fmt, 32)
 
 
@@ -116,7 +116,7 @@ def rms(fmt: str) -> float:
 
 @dataclass
 class Pool:
-    """What the weights of a mode's cases are cut from."""
+    """The matrices from which the weights of a mode's cases are cut."""
 
     elements: np.ndarray
     scales: np.ndarray | None
@@ -174,11 +174,11 @@ class Plan:
     token_tile: int
     expert_offset: int
     local_experts: int
-    input: str = "coded"  # or the type of plain rows
+    input: str = "coded"  # or the type of unquantized rows
     x_scales: str = "rows"  # or "columns": the scales of a row are not neighbours
     w_scales: str = "linear"
     logits_dtype: str = "F32"
-    bias_dtype: str = ""  # Of bias1 and bias2.
+    bias_dtype: str = ""  # Type of bias1 and bias2.
     router_bias_dtype: str = ""
     weight_on_input: bool = False
     add_fc2_bias: bool = True

@@ -225,18 +225,18 @@ def row_scales(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.ldexp(1 + rng.random(count), rng.integers(-20, 30, count)).astype(np.float32)
 
 
-def layout_turns() -> Iterator[str]:
-    """Layouts in turn; the one with the largest images comes least often."""
-    turns = ("linear", "swizzled_8x4", "linear", "swizzled_128x4", "swizzled_8x4")
-    return itertools.cycle(turns)
+def layout_cycle() -> Iterator[str]:
+    """Layouts in rotation; the one with the largest padding comes least often."""
+    layouts = ("linear", "swizzled_8x4", "linear", "swizzled_128x4", "swizzled_8x4")
+    return itertools.cycle(layouts)
 
 
 def main_sweep(file: VectorFile, fmt: str, shapes, rng: np.random.Generator) -> None:
-    """Every dtype, input kind and mode, with shapes and layouts in turn; then larger shapes."""
-    layouts, turns = layout_turns(), itertools.cycle(shapes)
+    """Every dtype, input kind and mode, with shapes and layouts in rotation; then larger shapes."""
+    layouts, cycle = layout_cycle(), itertools.cycle(shapes)
     scales = itertools.cycle((None, *ENCODE_SCALES, "rows"))
     for dtype, kind in itertools.product(FLOAT_DTYPES, KINDS):
-        raw, layout = make_input(rng, kind, dtype, next(turns)), next(layouts)
+        raw, layout = make_input(rng, kind, dtype, next(cycle)), next(layouts)
         g = next(scales) if fmt == "nvfp4" else None
         g = row_scales(rng, raw.shape[1]) if isinstance(g, str) else g
         for mode in MODES:
@@ -272,17 +272,17 @@ def four_over_six_cases(file: VectorFile, fmt: str, rng: np.random.Generator) ->
 def batch_cases(file: VectorFile, fmt: str, rng: np.random.Generator) -> None:
     """Batches, and groups with valid row counts below, at and beyond the capacity."""
     nvfp4 = fmt == "nvfp4"
-    turns = itertools.cycle((None, "one", "rows") if nvfp4 else (None,))
+    cycle = itertools.cycle((None, "one", "rows") if nvfp4 else (None,))
     for layout, mode in itertools.product(model.LAYOUTS[fmt], MODES):
         raw = make_input(rng, "exponents", "BF16", (2, 3, 64))
-        turn = next(turns)
-        g = {None: None, "one": np.float32(700), "rows": row_scales(rng, 3)}[turn]
+        choice = next(cycle)
+        g = {None: None, "one": np.float32(700), "rows": row_scales(rng, 3)}[choice]
         file.quantize(raw, "BF16", fmt, layout, Options(mode=mode, encode_scale=g))
-    turns = itertools.cycle((None, "batch") if nvfp4 else (None,))
+    cycle = itertools.cycle((None, "batch") if nvfp4 else (None,))
     for layout, mode in itertools.product(model.LAYOUTS[fmt], MODES):
         raw = make_input(rng, "specials", "F16", (3, 5, 32))
         for valid in ([2, 0, 5], [9, -3, 4]):
-            g = row_scales(rng, 3) if next(turns) == "batch" else None
+            g = row_scales(rng, 3) if next(cycle) == "batch" else None
             options = Options(mode=mode, encode_scale=g, valid_rows=valid)
             file.quantize(raw, "F16", fmt, layout, options)
 
@@ -290,7 +290,7 @@ def batch_cases(file: VectorFile, fmt: str, rng: np.random.Generator) -> None:
 def fp8_input_cases(file: VectorFile, fmt: str, shapes, rng: np.random.Generator) -> None:
     """FP4 from E4M3 input."""
     scales = itertools.cycle((None, *ENCODE_SCALES))
-    layouts = layout_turns()
+    layouts = layout_cycle()
     for kind, shape in itertools.product(("bits", "finite", "zeros"), (*shapes, *shapes)):
         raw = random_bits(rng, "F8_E4M3", shape)
         if kind == "finite":
@@ -305,7 +305,7 @@ def fp8_input_cases(file: VectorFile, fmt: str, shapes, rng: np.random.Generator
 def per_token_cases(file: VectorFile, rng: np.random.Generator) -> None:
     """Zero rows, row lists, base scales, ties."""
     fmt = "nvfp4_per_token"
-    layouts = layout_turns()
+    layouts = layout_cycle()
     for mode, dtype in itertools.product(MODES, FLOAT_DTYPES):
         raw = make_input(rng, "quarters", dtype, (1, 6, 48))
         raw[0, [0, 3, 5]] = 0
@@ -320,7 +320,7 @@ def per_token_cases(file: VectorFile, rng: np.random.Generator) -> None:
 
 def mx_cases(file: VectorFile, fmt: str, rng: np.random.Generator) -> None:
     """Rounding rules; maxima around powers of two and around the ends of the scale's range."""
-    layouts, kinds = layout_turns(), ("exponents", "bits", "specials", "largest")
+    layouts, kinds = layout_cycle(), ("exponents", "bits", "specials", "largest")
     for dtype, kind in itertools.product(FLOAT_DTYPES, kinds):
         raw = make_input(rng, kind, dtype, (1, 1, 96))
         for mode, rounding in itertools.product(MODES, ("floor", "even")):
@@ -463,11 +463,11 @@ def random_quantized(rng: np.random.Generator, fmt: str, layout: str, shape) -> 
     q = model.quantize(np.zeros(shape, np.uint16), "F16", fmt, layout)
     q.values = random_bits(rng, "F8_E4M3", q.values.shape)
     is_float = q.scales.dtype == np.float32
-    images = []
+    packed = []
     for _ in range(q.batch):
         matrix = random_bits(rng, "F32" if is_float else "F8_E4M3", model.scale_shape(q))
-        images.append(model.pack_scales(from_bits(matrix) if is_float else matrix, layout))
-    q.scales = np.concatenate(images)
+        packed.append(model.pack_scales(from_bits(matrix) if is_float else matrix, layout))
+    q.scales = np.concatenate(packed)
     return q
 
 

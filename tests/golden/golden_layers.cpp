@@ -20,7 +20,7 @@ constexpr uint8_t kUnwritten = 0xA5;
 
 using Named = std::pair<std::string, OwnedTensor>;
 
-struct alignas(256) Chunk {  // Of a workspace.
+struct alignas(256) Chunk {  // A part of a workspace.
   uint8_t bytes[256] = {};
 };
 

@@ -51,7 +51,7 @@ class GptOss:
 
     @property
     def config(self) -> dict:
-        """Of config.json, the members that matter."""
+        """The members of config.json that matter."""
         return {
             "model_type": "gpt_oss",
             "hidden_size": self.hidden,
@@ -89,7 +89,7 @@ class GptOss:
         return values.reshape(*blocks.shape[:2], -1)
 
     def bias(self, layer: int, name: str) -> np.ndarray:
-        """Of the experts' matrix of this name, or "router"."""
+        """The bias of the experts' matrix of this name, or of "router"."""
         stem = f"model.layers.{layer}.mlp."
         full = f"{stem}router.bias" if name == "router" else f"{stem}experts.{name}_bias"
         return widened(self.tensors[full])

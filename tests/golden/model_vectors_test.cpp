@@ -1,6 +1,6 @@
 // Whole tensors: every case of tests/golden/vectors (from an independent model of the documented
 // numerics) through the public API, in both CPU implementations. All bytes count: values, scale
-// images with their padding, decode scales, and bytes that must stay as they were.
+// packed scales with their padding, decode scales, and bytes that must stay as they were.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -19,10 +19,10 @@ using Bytes = std::vector<uint8_t>;
 // Fillings from before the call: README.md says which bytes keep them.
 constexpr uint8_t kValuePoison = 0xCC;
 constexpr uint8_t kScalePoison = 0xA5;
-// Bytes behind every buffer, which must not change.
+// Bytes after every buffer, which must not change.
 constexpr size_t kCanary = 64;
 
-// A buffer with a canary behind it. 16-byte aligned, as operator new does.
+// A buffer followed by a canary. 16-byte aligned, as operator new does.
 class Guarded {
  public:
   Guarded(int64_t size, uint8_t poison)
@@ -53,7 +53,7 @@ Bytes bytes_of(const std::vector<T>& values) {
 
 // Equality with a message that points at the first differing byte.
 void expect_bytes(std::string_view what, const Guarded& got, const Bytes& expected) {
-  EXPECT_TRUE(got.canary_intact()) << what << ": bytes behind the buffer were written";
+  EXPECT_TRUE(got.canary_intact()) << what << ": bytes after the buffer were written";
   const Bytes content = got.content();
   ASSERT_EQ(content.size(), expected.size()) << what;
   for (size_t i = 0; i < expected.size(); ++i) {

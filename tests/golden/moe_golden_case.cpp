@@ -22,21 +22,21 @@ OwnedTensor repeated(const OwnedTensor& pool, std::vector<int64_t> shape) {
   return result;
 }
 
-// One image for each expert of linear scales [experts, rows, blocks]; padding is zero.
+// Packs linear scales [experts, rows, blocks] expert by expert; padding is zero.
 OwnedTensor swizzled(const OwnedTensor& linear) {
   const int64_t rows = linear.shape[1];
   const int64_t blocks = linear.shape[2];
   const int64_t size = scale_image_size(ScaleLayoutId::kSwizzled128x4, rows, blocks);
-  OwnedTensor image(linear.dtype, {linear.shape[0], size}, 0);
+  OwnedTensor packed(linear.dtype, {linear.shape[0], size}, 0);
   for (int64_t i = 0; i < linear.count(); ++i) {
     const int64_t row = i / blocks % rows;
     const int64_t tile = row / 128 * ((blocks + 3) / 4) + i % blocks / 4;
     const int64_t inside = row % 32 * 16 + row % 128 / 32 * 4 + i % blocks % 4;
     const int64_t expert = i / (rows * blocks);
-    image.bytes[static_cast<size_t>(expert * size + tile * 512 + inside)] =
+    packed.bytes[static_cast<size_t>(expert * size + tile * 512 + inside)] =
         linear.bytes[static_cast<size_t>(i)];
   }
-  return image;
+  return packed;
 }
 
 OwnedTensor transposed(const OwnedTensor& matrix) {

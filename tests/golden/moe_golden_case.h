@@ -94,7 +94,7 @@ class MoeGoldenCase {
   Matrix w2_;
   OwnedTensor bias1_;
   OwnedTensor bias2_;
-  OwnedTensor column_scales_;  // Of the input, where a row's scales are not neighbours.
+  OwnedTensor column_scales_;  // Scales of the input, where a row's scales are not neighbours.
   MoeWeights weights_;
 };
 

@@ -13,7 +13,8 @@ struct Distance {
   double all = 0;
   double row = 0;
 };
-// Of matrices [rows, cols]; fails where a value is not finite, or not 0 in a row that must be 0.
+// Compares matrices [rows, cols]; fails where a value is not finite, or not 0 in a row that must be
+// 0.
 Distance distance(std::string_view what, const OwnedTensor& got, const OwnedTensor& expected);
 
 // Elements that differ; fails where one differs by more than a step of the type plus `allowed`

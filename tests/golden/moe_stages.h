@@ -28,9 +28,9 @@ class MoeStages {
   MoeStages(const MoeGoldenCase& given, Accumulation accumulation);
 
   void route_tokens();
-  void permute_slots();  // Of the ids of route_tokens.
+  void permute_slots();  // Permutes the ids of route_tokens().
   void multiply_first();
-  void activate_rows();  // Of the rows of multiply_first.
+  void activate_rows();  // Activates the rows of multiply_first().
   // FC2 of the golden intermediate, and combine of the golden rows and weights.
   void multiply_second();
   void combine_slots();

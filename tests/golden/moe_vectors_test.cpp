@@ -31,9 +31,10 @@ using testing::num_codes;
 using testing::OwnedPermutation;
 using testing::OwnedTensor;
 
-constexpr size_t kCases = 12;  // Of a mode.
+constexpr size_t kCases = 12;  // Cases per mode.
 
-// Of sums in fp32 (moe spec 12.3, the rows of paths that lose nothing but the order of sums).
+// Tolerance of sums in fp32 (moe spec 12.3, the rows of paths that lose nothing but the order of
+// sums).
 struct Tolerance {
   double codes;  // Share that may differ.
   double layer;
@@ -155,7 +156,7 @@ void check_second_gemm(const MoeGoldenCase& given, MoeStages& stages, Accumulati
 void check_stages(const MoeGoldenCase& given, Accumulation accumulation, Counts& counts) {
   MoeStages stages(given, accumulation);
   ASSERT_NO_FATAL_FAILURE(check_routing(given, stages));
-  // The layer alone quantizes plain rows, and the first GEMM's rows twice.
+  // The layer alone quantizes unquantized rows, and the first GEMM's rows twice.
   if (given.has_coded_input() && !given.plan().value("double_quantize_fc1", false)) {
     check_first_gemm(given, stages, accumulation);
     check_intermediate(given, stages, accumulation, counts);
@@ -163,8 +164,8 @@ void check_stages(const MoeGoldenCase& given, Accumulation accumulation, Counts&
   check_second_gemm(given, stages, accumulation, counts);
 }
 
-// What an output may differ by because routing weights do: the sum over slots of their tolerance
-// times |y|, and of the roundings of a sum that is formed from others, 2^-23 |w y| each.
+// The part of an output's tolerance that comes from routing weights: the sum over slots of their
+// tolerance times |y|, and of the roundings of a sum that is formed from others, 2^-23 |w y| each.
 std::vector<double> weight_slack(const MoeGoldenCase& given) {
   const OwnedTensor& out = given.tensor("out");
   const OwnedTensor& y = given.tensor("y");

@@ -56,7 +56,7 @@ def clamped_reciprocal(x) -> np.ndarray:
 
 
 def nvfp4_multiplier(scale, decode_scale, math: Arithmetic) -> np.ndarray:
-    """What takes a block with stored scale `scale` to the range of E2M1."""
+    """The factor that takes a block with stored scale `scale` to the range of E2M1."""
     product = math.mul(scale, decode_scale)
     return approximate_reciprocal(product) if math.is_fast else clamped_reciprocal(product)
 

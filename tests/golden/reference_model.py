@@ -41,7 +41,7 @@ from reference_floats import (
     pick,
 )
 
-# --- Scale images and packed values ---------------------------------------------------------------
+# --- Packed scales and values ---------------------------------------------------------------------
 
 
 def round_up(x: int, multiple: int) -> int:
@@ -50,7 +50,7 @@ def round_up(x: int, multiple: int) -> int:
 
 
 def scale_offset(layout: str, r, c, rows: int, blocks: int):
-    """Position of the scale of row r, block c in an image, in scales."""
+    """Position of the scale of row r, block c in a layout, in scales."""
     tiles = -(-blocks // 4)
     if layout == "linear":
         return r * blocks + c
@@ -63,7 +63,7 @@ def scale_offset(layout: str, r, c, rows: int, blocks: int):
 
 
 def scale_image_size(layout: str, rows: int, blocks: int) -> int:
-    """Scales in an image, padding included."""
+    """Scales of one matrix in a layout, padding included."""
     if layout == "linear":
         return rows * blocks
     if layout == "mn_major":
@@ -72,33 +72,33 @@ def scale_image_size(layout: str, rows: int, blocks: int) -> int:
 
 
 def pack_scales(matrix: np.ndarray, layout: str) -> np.ndarray:
-    """Image of a [rows, blocks] matrix; padding is zero."""
+    """Packs a [rows, blocks] matrix into a layout; padding is zero."""
     rows, blocks = matrix.shape
-    image = np.zeros(scale_image_size(layout, rows, blocks), matrix.dtype)
+    packed = np.zeros(scale_image_size(layout, rows, blocks), matrix.dtype)
     r, c = np.indices(matrix.shape)
-    image[scale_offset(layout, r, c, rows, blocks)] = matrix
-    return image
+    packed[scale_offset(layout, r, c, rows, blocks)] = matrix
+    return packed
 
 
-def unpack_scales(image: np.ndarray, layout: str, rows: int, blocks: int) -> np.ndarray:
+def unpack_scales(packed: np.ndarray, layout: str, rows: int, blocks: int) -> np.ndarray:
     """Inverse of pack_scales."""
     r, c = np.indices((rows, blocks))
-    return image[scale_offset(layout, r, c, rows, blocks)]
+    return packed[scale_offset(layout, r, c, rows, blocks)]
 
 
 def grouped_scale_row(row_offset: int, group: int) -> int:
-    """First scale row of a group of the grouped FP8 1x128 image."""
+    """First scale row of a group of grouped FP8 1x128."""
     return (row_offset + 31 * group) // 32 * 32
 
 
 def pack_grouped_scales(matrix: np.ndarray, offsets: list[int]) -> np.ndarray:
-    """mn_major image in which groups of rows start at padded rows; padding is zero."""
+    """mn_major scales in which groups of rows start at padded rows; padding is zero."""
     groups = len(offsets) - 1
-    image = np.zeros((matrix.shape[1], grouped_scale_row(offsets[-1], groups)), matrix.dtype)
+    packed = np.zeros((matrix.shape[1], grouped_scale_row(offsets[-1], groups)), matrix.dtype)
     for i in range(groups):
         start, count = grouped_scale_row(offsets[i], i), offsets[i + 1] - offsets[i]
-        image[:, start : start + count] = matrix[offsets[i] : offsets[i + 1]].T
-    return image.reshape(-1)
+        packed[:, start : start + count] = matrix[offsets[i] : offsets[i + 1]].T
+    return packed.reshape(-1)
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
@@ -114,7 +114,7 @@ def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
 
 # --- Whole tensors --------------------------------------------------------------------------------
 
-UNTOUCHED = 0xCC  # What value bytes hold that an operation must not write.
+UNTOUCHED = 0xCC  # Contents of value bytes that an operation must not write.
 
 LAYOUTS = {
     "nvfp4": ("swizzled_128x4", "swizzled_8x4", "linear"),
@@ -168,7 +168,7 @@ class Quantized:
     rows: int
     cols: int
     values: np.ndarray  # uint8 [batch, rows, bytes per row]
-    scales: np.ndarray  # All images, flat: uint8 or float32.
+    scales: np.ndarray  # All batches, flat: uint8 or float32.
     global_scale: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
@@ -276,8 +276,8 @@ def quantize_byte_scaled(x: np.ndarray, dtype: str, fmt: str, layout: str, optio
     values = codes if fmt == "mxfp8" else pack_nibbles(codes)
     values = np.where(active[..., None], values, np.uint8(UNTOUCHED))
     scales = np.where(active[..., None], scales, np.uint8(0))
-    images = [pack_scales(scales[b], layout) for b in range(batch)]
-    flat = np.concatenate(images) if images else np.zeros(0, np.uint8)
+    packed = [pack_scales(scales[b], layout) for b in range(batch)]
+    flat = np.concatenate(packed) if packed else np.zeros(0, np.uint8)
     return Quantized(fmt, layout, batch, rows, cols, values, flat, global_scale)
 
 
@@ -299,10 +299,10 @@ def quantize_fp8(x: np.ndarray, dtype: str, fmt: str, layout: str, options: Opti
     codes = codes.reshape(tall, wide, height, width).swapaxes(1, 2)
     codes = codes.reshape(tall * height, wide * width)[:rows, :cols]
     if options.row_offsets is not None:
-        image = pack_grouped_scales(scales, options.row_offsets)
+        packed = pack_grouped_scales(scales, options.row_offsets)
     else:
-        image = pack_scales(scales, layout)
-    return Quantized(fmt, layout, 1, rows, cols, codes[None], image)
+        packed = pack_scales(scales, layout)
+    return Quantized(fmt, layout, 1, rows, cols, codes[None], packed)
 
 
 def quantize(
@@ -331,7 +331,7 @@ def dequantize_values(codes, scale, d, association: str = "dense") -> np.ndarray
 
 
 def scale_shape(q: Quantized) -> tuple[int, int]:
-    """Logical rows and columns of a scale image."""
+    """Logical rows and columns of the scales."""
     height, width = block_shape(q.fmt, q.rows, q.cols)
     value_cols = q.values.shape[-1] * (1 if has_byte_values(q.fmt) else 2)
     return -(-q.rows // height), -(-value_cols // width)
@@ -340,8 +340,8 @@ def scale_shape(q: Quantized) -> tuple[int, int]:
 def element_scales(q: Quantized) -> np.ndarray:
     """Decoded block scale of every element, float32 [batch, rows, cols]."""
     rows, blocks = scale_shape(q)
-    images = q.scales.reshape(q.batch, scale_image_size(q.layout, rows, blocks))
-    stored = np.stack([unpack_scales(image, q.layout, rows, blocks) for image in images])
+    packed = q.scales.reshape(q.batch, scale_image_size(q.layout, rows, blocks))
+    stored = np.stack([unpack_scales(part, q.layout, rows, blocks) for part in packed])
     if q.fmt in ("nvfp4", "nvfp4_per_token"):
         stored = decode_e4m3(stored)
     elif q.fmt in ("mxfp4", "mxfp8"):

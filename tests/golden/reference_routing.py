@@ -15,7 +15,7 @@ import numpy as np
 
 from reference_floats import EXACT, NAN, decode_float, encode_float, quiet
 
-# What an implementation's tanh may differ by, doubled: sigmoids lie on a grid of 2^-25.
+# The error of an implementation's tanh, doubled: sigmoids lie on a grid of 2^-25.
 SIGMOID_ERROR = 2.0**-23
 # At and beyond this magnitude every tanh is exactly 1 in float32.
 SATURATED = 20.0
@@ -74,7 +74,7 @@ class Routed:
 
     ids: np.ndarray  # int32 [T, k + S]
     weights: np.ndarray  # float64 [T, k + S]
-    tolerance: np.ndarray  # Of the weights, absolute.
+    tolerance: np.ndarray  # Absolute tolerance of the weights.
 
     def rounded(self) -> np.ndarray:
         """The weights as float32."""
@@ -97,7 +97,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return EXACT.add(EXACT.mul(np.float32(0.5), t), np.float32(0.5))
 
 
-def order_image(key: np.ndarray) -> np.ndarray:
+def ordered_bits(key: np.ndarray) -> np.ndarray:
     """uint32 that sort like the bits of float32 numbers: -NaN, -inf .. -0, +0 .. +inf, NaN."""
     bits = np.ascontiguousarray(key, np.float32).view(np.uint32)
     negative = (bits >> np.uint32(31)) == 1
@@ -106,7 +106,7 @@ def order_image(key: np.ndarray) -> np.ndarray:
 
 def best_first(key: np.ndarray) -> np.ndarray:
     """Indexes of one row's keys, largest first; the lower index wins a tie."""
-    return np.argsort(~order_image(key), kind="stable")
+    return np.argsort(~ordered_bits(key), kind="stable")
 
 
 def used_bias(bias: np.ndarray | None, router: Router) -> np.ndarray:

@@ -25,17 +25,3 @@ def test_the_style_page_names_every_layer():
     layers = {layer.replace("include", "include/narrowfloat").replace("src/ops", "src/ops/<op>")
               for layer in tidy.LAYERS}
     assert layers <= named
-
-
-def test_pages_keep_their_lengths():
-    limits = {"README.md": 200, "docs/benchmarks.md": 250} | {
-        str(page.relative_to(ROOT)): 200 for page in (ROOT / "docs/kernels").glob("*.md")}
-    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in limits}
-    assert {page: length for page, length in lengths.items() if length > limits[page]} == {}
-
-
-def test_documents_have_few_words():
-    """Of letters or digits: rules and bars of tables are none."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    words = [word for page in pages for word in page.read_text().split() if re.search(r"\w", word)]
-    assert len(words) < 40_000

@@ -1,7 +1,7 @@
 """The library gives the model's bytes on random tensors, options and implementations.
 
 The committed vectors are a fixed sample; this test draws others, larger ones among them, and also
-pins the plain implementation, so that a fast one cannot hide behind it or the other way round.
+pins the plain implementation, so that neither it nor a fast one can hide an error of the other.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def describe_difference(got: bytes, expected: bytes) -> str:
 @pytest.mark.parametrize("number", range(CASES_PER_FORMAT))
 @pytest.mark.parametrize("fmt", list(model.LAYOUTS))
 def test_random_tensors(fmt: str, number: int, tmp_path: Path) -> None:
-    """Values, scale images and global scales are equal for every implementation."""
+    """Values, scales and global scales are equal for every implementation."""
     rng = np.random.default_rng([list(model.LAYOUTS).index(fmt), number])
     dtypes = [*vectors.FLOAT_DTYPES, *(["F8_E4M3"] if fmt in ("nvfp4", "mxfp4") else [])]
     dtype = str(rng.choice(dtypes))

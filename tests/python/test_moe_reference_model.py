@@ -107,7 +107,7 @@ def test_the_grouped_bias_may_be_rounded_to_bf16() -> None:
 
 
 def test_shared_experts_follow_with_weight_1() -> None:
-    """Ids E and E + 1 behind the routed one."""
+    """Ids E and E + 1 after the routed one."""
     routed = route([0, 1, 0], Router(3, 1, 1, shared=2))
     assert routed.ids.tolist() == [[1, 3, 4]]
     assert routed.weights.tolist() == [[1, 1, 1]]
@@ -359,7 +359,7 @@ def test_a_shard_has_the_rest_of_a_token() -> None:
 
 
 def test_scales_of_every_format_belong_to_their_blocks() -> None:
-    """All elements 1, scales that count up: a decoded row shows its scales."""
+    """All elements 1, scales that count up: a dequantized row shows its scales."""
     cases = {  # Mode: the codes of 1.0, scale i, its value.
         "fp8_block": (0x38, np.float32, float),
         "mxfp8": (0x38, lambda i: np.uint8(127 + i), lambda i: 2.0**i),
@@ -399,7 +399,7 @@ def plans() -> list[generator.Plan]:
 
 
 def test_the_cases_cover_all_pairs() -> None:
-    """Of mode, routing, activation and gate order; and every option in some mode."""
+    """All pairs of mode, routing, activation and gate order; and every option in some mode."""
     facts = []
     for plan in plans():
         source = plan.router.method if plan.routing == "logits" else plan.routing

@@ -165,7 +165,7 @@ def compute_quantization(operation: str, case: dict[str, str]) -> dict[str, str]
 
 
 def compute(operation: str, case: dict[str, str]) -> dict[str, str]:
-    """What the model says the output columns of a line are."""
+    """The output columns of a line by the model."""
     if operation in ("encode_scale", "rcp", "exp", "silu") or operation.startswith("cvt_"):
         return compute_conversion(operation, case)
     if operation.startswith("dequant_"):
@@ -333,13 +333,13 @@ def test_integers_whose_reciprocal_is_not_the_quotient() -> None:
 
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4", "swizzled_8x4", "mn_major"])
 def test_layouts_are_injective(layout: str) -> None:
-    """Every scale has a place of its own inside the image; the rest is zero."""
+    """Every scale has a place of its own inside the layout; the rest is zero."""
     for rows, columns in [(1, 1), (7, 3), (8, 4), (9, 5), (128, 4), (129, 33), (300, 20), (0, 4)]:
         matrix = np.arange(1, rows * columns + 1).reshape(rows, columns)
-        image = model.pack_scales(matrix, layout)
-        assert len(image) == model.scale_image_size(layout, rows, columns)
-        assert np.count_nonzero(image) == rows * columns
-        assert np.array_equal(model.unpack_scales(image, layout, rows, columns), matrix)
+        packed = model.pack_scales(matrix, layout)
+        assert len(packed) == model.scale_image_size(layout, rows, columns)
+        assert np.count_nonzero(packed) == rows * columns
+        assert np.array_equal(model.unpack_scales(packed, layout, rows, columns), matrix)
 
 
 @pytest.mark.parametrize(("fmt", "low", "high"), [("mxfp4", 2, 6), ("mxfp8", 8, 448)])

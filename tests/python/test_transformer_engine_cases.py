@@ -163,7 +163,7 @@ def reference(x: np.ndarray, fmt: str, variant: FourOverSix | None):
     return scale_codes, codes.reshape(rows, cols), stored.astype(np.float32)
 
 
-def scale_image(scales: np.ndarray, layout: str) -> np.ndarray:
+def packed_scales(scales: np.ndarray, layout: str) -> np.ndarray:
     """Scales in memory order, by padding and permuting axes."""
     if layout == "linear":
         return scales
@@ -187,7 +187,7 @@ def check(scratch: Path, shape, kind: str, dtype: str, fmt: str, variant, layout
         arguments["fos"] = f"{variant.error},{variant.error_math},{variant.e4m3_max}"
     got = quantize_raw(scratch, data, (1, *shape), arguments)
     packed = codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
-    expected = (packed.tobytes(), scale_image(scales, layout).tobytes(), stored.tobytes())
+    expected = (packed.tobytes(), packed_scales(scales, layout).tobytes(), stored.tobytes())
     for name, came, wanted in zip(("values", "scales", "global scale"), got, expected):
         assert came == wanted, f"{name} of {kind} {shape} {arguments}"
 
@@ -195,7 +195,7 @@ def check(scratch: Path, shape, kind: str, dtype: str, fmt: str, variant, layout
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SMALL_SHAPES, ids=str)
 def test_small_shapes(shape: tuple[int, int], kind: str, tmp_path: Path) -> None:
-    """Every format, input type and 4-over-6 variant; the layouts take turns."""
+    """Every format, input type and 4-over-6 variant; the layouts alternate."""
     layouts = itertools.cycle(LAYOUTS)
     for fmt, dtype, variant in itertools.product(FORMATS, DTYPES, VARIANTS):
         layout = next(layouts)
@@ -214,7 +214,7 @@ def test_layouts(shape: tuple[int, int], layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", LARGE_SHAPES, ids=str)
 def test_large_shapes(shape: tuple[int, int], kind: str, tmp_path: Path) -> None:
     """One combination each, chosen so that all options occur over the shapes and kinds."""
-    turn = LARGE_SHAPES.index(shape) * len(KINDS) + KINDS.index(kind)
-    variant = VARIANTS[turn % len(VARIANTS)] if turn % 2 else None
-    fmt, dtype = FORMATS[turn // 2 % 2], DTYPES[turn % 3 % 2]
-    check(tmp_path, shape, kind, dtype, fmt, variant, LAYOUTS[turn % 3])
+    number = LARGE_SHAPES.index(shape) * len(KINDS) + KINDS.index(kind)
+    variant = VARIANTS[number % len(VARIANTS)] if number % 2 else None
+    fmt, dtype = FORMATS[number // 2 % 2], DTYPES[number % 3 % 2]
+    check(tmp_path, shape, kind, dtype, fmt, variant, LAYOUTS[number % 3])

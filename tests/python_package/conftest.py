@@ -18,7 +18,7 @@ POISON = 0xA5
 
 @pytest.fixture(autouse=True)
 def poisoned_results() -> Iterator[None]:
-    """What the package allocates for results, but for operators of torch."""
+    """The arrays that the package allocates for results, but for operators of torch."""
     numpy_empty, torch_empty = NumpyMaker.empty, TorchMaker.empty
 
     def of_numpy(self: NumpyMaker, shape: Any, dtype: Any) -> Any:

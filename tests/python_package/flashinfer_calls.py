@@ -13,7 +13,7 @@ from test_flashinfer_moe import (
     T,
     Data,
     fp4_arguments,
-    images,
+    swizzled_scales,
     prepared,
     prepared_scales,
     sizes,
@@ -122,8 +122,8 @@ def cutlass_call(lib: Any, tokens: int = T, mode: str = "bf16", **changes: Any) 
     w1, w2 = data.w1, data.w2
     if mode == "nvfp4":
         w1, w2 = w1.view(np.int64), w2.view(np.int64)
-        scales = [np.float32([600]), images(data.s1), data.each["up_scale"], np.float32([150]),
-                  images(data.s2), data.each["down_scale"]]  # fmt: skip
+        scales = [np.float32([600]), swizzled_scales(data.s1), data.each["up_scale"],
+                  np.float32([150]), swizzled_scales(data.s2), data.each["down_scale"]]  # fmt: skip
     (out,) = fi.cutlass_fused_moe(**made(lib, {
         "input": data.x[:tokens], "token_selected_experts": np.zeros((tokens, K), np.int32),
         "token_final_scales": None, "fc1_expert_weights": w1, "fc2_expert_weights": w2,

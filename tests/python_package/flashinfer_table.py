@@ -1,4 +1,4 @@
-"""What the tests of narrowfloat.compat.flashinfer found, as the table of docs/python.md."""
+"""The findings of the tests of narrowfloat.compat.flashinfer, as the table of docs/python.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- flashinfer table: begin -->\n", "<!-- flashinfer table: end -
 
 
 def record(name: str, result: str, note: str = "") -> None:
-    """Called by a test behind its last assertion."""
+    """Called by a test after its last assertion."""
     RESULTS[name] = (result, note)
 
 

@@ -101,7 +101,7 @@ def test_checkpoint_layer_on_the_gpu() -> None:
 
 
 def test_work_goes_to_the_current_stream() -> None:
-    """A call behind a long sleep of its stream has not run when the sleep has not ended."""
+    """A call after a long sleep of its stream has not run when the sleep has not ended."""
     x = X.cuda()
     target = nf.QuantizedTensor.empty(x.shape, "mxfp8", like=x)
     wanted = nf.quantize(X, "mxfp8")
@@ -288,7 +288,7 @@ def test_flashinfer_functions_in_graphs() -> None:
 
 
 def test_compiled() -> None:
-    """torch.compile around operators, with kernels of its own before and behind."""
+    """torch.compile around operators, with kernels of its own before and after."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
         parts = nft.quantize(x * 2, "nvfp4")

@@ -1,4 +1,4 @@
-"""What is refused, with which exception, and that the message names the argument."""
+"""The calls that are refused, with which exception, and that the message names the argument."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_value_errors(case: str) -> None:
     ],
 )
 def test_type_errors(call, word: str) -> None:
-    """What is no array, no tensor, no option."""
+    """Objects that are no array, no tensor, no option."""
     with pytest.raises(TypeError, match=word):
         call()
 
@@ -294,7 +294,7 @@ def test_files(tmp_path: Path) -> None:
         nf.QuantizedTensor.load(other, "weight")
 
 
-def test_files_with_nonsense_in_their_metadata(tmp_path: Path) -> None:
+def test_files_with_bad_metadata(tmp_path: Path) -> None:
     """Each fact is checked against the others and against the arrays."""
     path = str(tmp_path / "q")
     Q.save(path)

@@ -47,7 +47,7 @@ def test_all_formats_and_layouts_are_listed() -> None:
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize(("fmt", "layout"), LEGAL)
 def test_bytes(fmt: str, layout: str, dtype: str) -> None:
-    """Values, scale images and global scales, in both math modes."""
+    """Values, scales and global scales, in both math modes."""
     for rows in ROWS:
         for units in UNITS:
             x = example((rows, cols_of(fmt, units))).astype(DTYPES[dtype])

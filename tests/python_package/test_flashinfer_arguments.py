@@ -105,7 +105,7 @@ CASES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("function", "args", "kwargs", "words"), CASES,
                          ids=[f"{case[0].__name__}-{i}" for i, case in enumerate(CASES)])
 def test_value_errors(function: Callable[..., Any], args: Any, kwargs: Any, words: str) -> None:
-    """Of shapes, types and values."""
+    """Errors of shapes, types and values."""
     with pytest.raises(ValueError, match=f"(?s)^{words}"):
         function(*args, **kwargs)
 
@@ -153,7 +153,7 @@ def call(function: Callable[..., Any], first: Any, others: list[Any]) -> Any:
 
 @pytest.mark.parametrize("scale", [None, "large", ["large"]])
 def test_no_scale(scale: Any) -> None:
-    """What no number can be made of."""
+    """Objects that no number can be made of."""
     for function in (fi.silu_and_mul_nvfp4_quantize, fi.fp4_quantize):
         if scale is not None or function is not fi.fp4_quantize:
             with pytest.raises(TypeError, match="^global_scale: expected a number or an array"):

@@ -30,7 +30,7 @@ def lib(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    """Before and behind each test."""
+    """Before and after each test."""
     fi.clear_prepared_cache()
     _tuning.clear_tuning()
     gc.collect()
@@ -62,7 +62,7 @@ class Calls:
 
 @pytest.fixture
 def calls(lib: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Of trtllm_bf16_moe()."""
+    """Arguments of trtllm_bf16_moe()."""
     return Calls(lib, monkeypatch)
 
 
@@ -98,7 +98,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """Of a file."""
+    """The entries of a file."""
     return json.loads(path.read_text())["entries"]
 
 
@@ -108,7 +108,7 @@ def ranges(path: Path) -> list[tuple[int, int]]:
 
 
 def test_measures_once_and_saves(calls: Calls, clock: list[int], tmp_path: Path) -> None:
-    """Same bits; the tile serves calls behind the context, too, and other processes' files."""
+    """Same bits; the tile serves calls after the context, too, and other processes' files."""
     path = tmp_path / "tiles.json"
     plain = calls()
     assert calls.tiles == [8]
@@ -231,7 +231,7 @@ def test_the_slower_tiles_are_not_saved(calls: Calls, tmp_path: Path,
         with fi.autotune(cache=tmp_path / "tiles.json"):
             calls()
     assert len(asked) == 4 and not (tmp_path / "tiles.json").exists() and set(calls.tiles) == {8}
-    with fi.autotune(tuning_buckets=[2, 9], round_up=False):  # Of 2 to 8 all but 5 to 8 is known.
+    with fi.autotune(tuning_buckets=[2, 9], round_up=False):  # All of 2 to 8 is known but 5 to 8.
         calls(3)
         assert len(asked) == 4
     (settled,) = _tuning._settled.values()
@@ -358,11 +358,11 @@ def test_one_workspace_for_all_tiles(calls: Calls, clock: list[int],
     monkeypatch.setattr(nf.MoeLayer, "new_workspace", counted)
     with fi.autotune(tuning_buckets=[8]):
         calls()
-    assert made == [5, 5]  # Of the tiles, and of the call.
+    assert made == [5, 5]  # One run for the tiles, one for the call.
 
 
 def test_what_was_known_is_saved(calls: Calls, clock: list[int], tmp_path: Path) -> None:
-    """Of layers that were called, from wherever it is known."""
+    """The file gets all entries of layers that were called, from wherever they are known."""
     with fi.autotune():
         calls()
     count, path = len(clock), tmp_path / "tiles.json"
@@ -376,7 +376,7 @@ def test_what_was_known_is_saved(calls: Calls, clock: list[int], tmp_path: Path)
     with fi.autotune(cache=path):
         calls()
         path.write_text(_tuning.text_of(stored))
-    assert entries(path) == stored  # What others wrote meanwhile is newer than what was known.
+    assert entries(path) == stored  # Entries of others are newer.
 
 
 def test_contexts_inside_of_contexts(calls: Calls, clock: list[int], tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_threads(calls: Calls, clock: list[int], tmp_path: Path) -> None:
 
 def test_activations_have_tiles_of_their_own(calls: Calls, clock: list[int],
                                              tmp_path: Path) -> None:  # fmt: skip
-    """What one of them measured serves no other, nor does what a file has about it."""
+    """The tile that one of them measured serves no other, nor does a file's entry about it."""
     data = Data("bf16", "relu2")
     weights = calls.lib.make(data.w1), calls.lib.make(data.w2)
     x, logits = calls.lib.make(data.x), calls.lib.make(data.logits)

@@ -135,7 +135,7 @@ def test_captures(name: str) -> None:
     host = {what: tensor * 0.5 if tensor.is_floating_point() else tensor
             for what, tensor in tensors("cpu").items()}  # fmt: skip
     for what, tensor in given.items():
-        tensor.copy_(host[what])  # What the kernels read is what lies there now.
+        tensor.copy_(host[what])  # The kernels read the contents of this moment.
     graph.replay()
     torch.cuda.synchronize()
     wanted = call(X.flip(0), host)

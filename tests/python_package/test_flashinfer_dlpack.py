@@ -54,7 +54,7 @@ class Foreign:
                  code: int | None = None) -> None:  # fmt: skip
         self.array, self.flags, self.device = array, flags, device
         self.code = TYPES[array.dtype.name] if code is None else code
-        self.kept: list[Any] = []  # What capsules point to.
+        self.kept: list[Any] = []  # Objects that capsules point to.
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device

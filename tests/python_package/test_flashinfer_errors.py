@@ -48,8 +48,8 @@ def fp8_cutlass(lib: Any, scale: Any) -> Any:
                         quant_scales=[scale] * 4)  # fmt: skip
 
 
-# What is wrong -> the call, and how the message goes: the caller's argument comes first, behind it
-# what the library says of its own.
+# The fault -> the call, and its message: the caller's argument comes first, followed by the
+# library's own text.
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "type of w1": (lambda lib: bf16_call(lib, gemm1_weights=PLAIN.w1.astype(np.float32)),
                    "gemm1_weights.*BF16, got F32"),
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
                        "quant_scales: w2_scales"),
     "scales of experts": (lambda lib: fp8_cutlass(lib, np.ones(3, np.float32)),
                           "quant_scales: .*8.*3"),
-    # Of other modes, and of what upstream refuses.
+    # Faults of other modes, and calls that upstream refuses.
     "k": (lambda lib: bf16_call(lib, top_k=E + 1), "top_k: expected 1 to 8"),
     "negative offset": (lambda lib: bf16_call(lib, local_expert_offset=-1),
                         "local_expert_offset: "),

@@ -36,8 +36,8 @@ def test_the_size_is_enough(lib: Any) -> None:
             begin = -address % 256 + shift
             got = cutlass(lib, data, *arguments, workspace_buffer=space[begin : begin + size])
             assert lib.raw(got) == wanted
-            behind = lib.raw(space[begin + size :])
-            assert behind == b"\xff" * len(behind)
+            after = lib.raw(space[begin + size :])
+            assert after == b"\xff" * len(after)
     with pytest.raises(ValueError, match="workspace"):
         cutlass(lib, data, *arguments, workspace_buffer=space[: size // 64])
     for wrong in (np.zeros((2, size), np.uint8), np.zeros(size, np.float32), np.zeros(0, np.uint8)):

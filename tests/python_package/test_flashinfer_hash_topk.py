@@ -21,7 +21,7 @@ def lib(request: pytest.FixtureRequest) -> Any:
 
 
 def test_hash_topk(lib: Any) -> None:
-    """Experts by a table, weights from logits; a shared expert behind them."""
+    """Experts by a table, weights from logits; a shared expert after them."""
     rng = np.random.default_rng(35)
     logits = rng.standard_normal((6, E)).astype(np.float32) * 5
     table = np.stack([rng.permutation(E)[:K] for _ in range(20)]).astype(np.int32)

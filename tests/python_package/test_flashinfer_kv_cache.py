@@ -168,7 +168,7 @@ def test_errors_name_the_argument(call: Any) -> None:
 
 
 def test_shapes_of_caches() -> None:
-    """Of both halves, of pairs that are none; outputs that differ."""
+    """Errors of both halves, of pairs that are none; outputs that differ."""
     gather = fi.nvfp4_kv_dequantize_paged
     with pytest.raises(ValueError, match="^paged_kv_cache: expected a pair.*five axes"):
         gather(**GATHER | {"paged_kv_cache": np.zeros((2, 2))})

@@ -58,7 +58,7 @@ def view_of(lib: Any, array: Any) -> Any:
     return array.view(integers).reshape(-1).view(array.dtype).reshape(array.shape)
 
 
-def test_views_made_anew_are_known(lib: Any) -> None:
+def test_new_views_are_known(lib: Any) -> None:
     """A layer belongs to the memory of its weights, and goes with it."""
     fi.clear_prepared_cache()
     gc.collect()
@@ -91,7 +91,7 @@ def test_changes_that_are_not_counted(lib: Any) -> None:
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_layers_are_freed_with_their_weights(lib: Any, shuffled: bool,
                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """The image that was un-shuffled goes, whichever of the weights went first."""
+    """The un-shuffled copy is freed, whichever of the weights is freed first."""
     made: list[weakref.ref[nf.MoeLayer]] = []
     prepare = nf.MoeLayer.prepare
 
@@ -150,7 +150,7 @@ def test_threads_prepare_a_layer_once(lib: Any, monkeypatch: pytest.MonkeyPatch)
     assert len(set(results)) == 2 and _layers._building == {}
 
 
-def test_parameters_made_anew_leave_nothing_at_the_weights(lib: Any) -> None:
+def test_new_parameters_leave_nothing_at_the_weights(lib: Any) -> None:
     """A layer goes with the first of its arrays, and so does what waits for the others."""
     data = Data("bf16")
     w1, w2 = lib.make(data.w1.copy()), lib.make(data.w2.copy())

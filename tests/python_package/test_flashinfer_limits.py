@@ -42,7 +42,7 @@ def test_no_quant_scales(lib: Any) -> None:
 
 
 def logits_of(lib: Any, experts: int) -> Any:
-    """Of three tokens."""
+    """Arguments of three tokens."""
     return lib.make(np.random.default_rng(5).standard_normal((3, experts)).astype(np.float32))
 
 
@@ -62,7 +62,7 @@ ROUTER_CASES: dict[str, tuple[int, int, int, dict[str, int], str]] = {
 
 @pytest.mark.parametrize("name", list(ROUTER_CASES))
 def test_router_limits(lib: Any, name: str) -> None:
-    """Of trtllm_gen_routing()."""
+    """Limits of trtllm_gen_routing()."""
     experts, method, k, options, words = ROUTER_CASES[name]
     with pytest.raises(ValueError, match=f"^{words}"):
         fi.trtllm_gen_routing(logits_of(lib, experts), None, method, k, **options)
@@ -93,7 +93,7 @@ FUSED_CASES: dict[str, tuple[int, int, int, int, str]] = {
 
 @pytest.mark.parametrize("name", list(FUSED_CASES))
 def test_fused_topk_limits(lib: Any, name: str) -> None:
-    """Of fused_topk_deepseek(), which writes nothing then."""
+    """Limits of fused_topk_deepseek(), which writes nothing then."""
     experts, groups, kept, k, words = FUSED_CASES[name]
     values, ids = lib.make(np.full((3, k), 7, np.float32)), lib.make(np.full((3, k), 7, np.int32))
     with pytest.raises(ValueError, match=f"^{words}"):

@@ -46,7 +46,7 @@ def shuffled_row(row: int, block: int) -> int:
 
 
 def prepared(w: np.ndarray, block: int, interleave: bool) -> np.ndarray:
-    """[experts, rows, ...] as FlashInfer wants them: up and gate in turns, then shuffled."""
+    """[experts, rows, ...] as FlashInfer wants them: up and gate alternating, then shuffled."""
     rows = w.shape[1]
     moved = np.empty_like(w)
     for row in range(rows):
@@ -394,8 +394,8 @@ def words(lib: Any, array: np.ndarray, dtype: Any) -> Any:
     return lib.make(np.ascontiguousarray(array).view(dtype))
 
 
-def images(scales: np.ndarray) -> np.ndarray:
-    """128x4 images of linear scales, as int32 [experts, rows, blocks / 4]."""
+def swizzled_scales(scales: np.ndarray) -> np.ndarray:
+    """Linear scales in layout 128x4, as int32 [experts, rows, blocks / 4]."""
     packed = np.stack([model.pack_scales(part, "swizzled_128x4") for part in scales])
     return packed.reshape(scales.shape).view(np.int32)
 
@@ -426,25 +426,26 @@ def test_cutlass(lib: Any) -> None:
     record_part("cutlass_fused_moe", "DeepSeek")
 
     data = Data("nvfp4")
-    scalars = [lib.make(np.float32([data.input_multiplier])), lib.make(images(data.s1)),
+    scalars = [lib.make(np.float32([data.input_multiplier])), lib.make(swizzled_scales(data.s1)),
                lib.make(data.each["up_scale"]), lib.make(np.float32([data.c_sf])),
-               lib.make(images(data.s2)), lib.make(data.each["down_scale"])]  # fmt: skip
+               lib.make(swizzled_scales(data.s2)), lib.make(data.each["down_scale"])]  # fmt: skip
     codes = words(lib, data.w1, np.int64), words(lib, data.w2, np.int64)
     wanted = data.expected(data.routed())
     plain = cutlass(lib, data, lib.make(data.x), *codes, scalars)
     check(lib, plain, wanted, "nvfp4")
     linear = cutlass(lib, data, lib.make(data.rows.codes), *codes, scalars,
                      input_sf=lib.make(data.rows.scales), swizzled_input_sf=False)  # fmt: skip
-    image = model.pack_scales(data.rows.scales, "swizzled_128x4")
+    swizzled = model.pack_scales(data.rows.scales, "swizzled_128x4")
     swizzled = cutlass(lib, data, lib.make(data.rows.codes), *codes, scalars,
-                       input_sf=lib.make(image))  # fmt: skip
+                       input_sf=lib.make(swizzled))  # fmt: skip
     assert lib.raw(linear) == lib.raw(swizzled) == lib.raw(plain)
     record_part("cutlass_fused_moe", "NVFP4")
 
     for mode in ("mxfp4_mxfp8", "mxfp8"):
         data = Data(mode)
-        scalars = [lib.make(images(data.s1)), lib.make(data.each["up_scale"]),
-                   lib.make(images(data.s2)), lib.make(data.each["down_scale"])]  # fmt: skip
+        scalars = [lib.make(swizzled_scales(data.s1)), lib.make(data.each["up_scale"]),
+                   lib.make(swizzled_scales(data.s2)),
+                   lib.make(data.each["down_scale"])]  # fmt: skip
         codes = (lib.make(data.w1), lib.make(data.w2)) if mode == "mxfp8" else (
             words(lib, data.w1, np.int64), words(lib, data.w2, np.int64))  # fmt: skip
         got = cutlass(lib, data, lib.make(data.rows.codes.view(E4M3)), *codes, scalars,

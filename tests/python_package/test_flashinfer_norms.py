@@ -24,7 +24,7 @@ def lib(request: pytest.FixtureRequest) -> Any:
 
 
 def test_norms(lib: Any) -> None:
-    """Both formats and layouts, both images at once, given outputs, the sum in the residual."""
+    """Both formats and layouts, both layouts at once, given outputs, the sum in the residual."""
     x, residual, weight = example((6, 128)), example((6, 128)), example((2, 128))[1]
     for block, format in ((16, "nvfp4"), (32, "mxfp4")):
         scale = {"encode_scale": float(SCALE)} if block == 16 else {}

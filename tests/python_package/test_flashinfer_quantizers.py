@@ -94,7 +94,7 @@ def example(shape: tuple[int, ...], dtype: Any = ml_dtypes.bfloat16) -> np.ndarr
 
 
 def wanted(x: np.ndarray, format: str, layout: str, **options: Any) -> model.Quantized:
-    """Of the model; x is [rows, cols] or [batch, rows, cols]."""
+    """The model's result; x is [rows, cols] or [batch, rows, cols]."""
     if "encode_scale" in options:
         options["encode_scale"] = np.atleast_1d(options["encode_scale"]).astype(np.float32)
     raw = np.ascontiguousarray(x).view(RAW[x.itemsize])
@@ -160,8 +160,8 @@ def test_nvfp4_quantize(lib: Any) -> None:
     got = fi.nvfp4_quantize(lib.make(x), scale, do_shuffle=True)
     order = np.array([32 * (p // 32) + 4 * (p % 8) + p % 32 // 8 for p in range(128)])
     assert lib.raw(got[0]) == linear.values[0][order].tobytes()
-    image = model.pack_scales(linear.scales.reshape(128, 8)[order], "swizzled_128x4")
-    assert lib.raw(got[1]) == image.tobytes()
+    packed = model.pack_scales(linear.scales.reshape(128, 8)[order], "swizzled_128x4")
+    assert lib.raw(got[1]) == packed.tobytes()
     rows = np.array([3, -1, 7], np.int32)
     got = fi.nvfp4_quantize(lib.make(x), np.float32(1 / 2688), per_token_activation=True,
                             expanded_idx_to_permuted_idx=lib.make(rows))  # fmt: skip
@@ -177,7 +177,7 @@ def test_base_scales_that_are_none(lib: Any, scale: Any) -> None:
     if isinstance(scale, np.ndarray) and lib.__name__ != "Cuda":
         scale = lib.make(scale.copy())
     elif isinstance(scale, np.ndarray):
-        scale = Torch.make(scale.copy())  # Of the CPU, for rows on a GPU.
+        scale = Torch.make(scale.copy())  # A scale of the CPU for rows on a GPU.
     with pytest.raises(ValueError, match="a_global_sf: expected a finite value > 0"):
         fi.nvfp4_quantize(x, scale, per_token_activation=True)
     with pytest.raises(ValueError, match=r"a_global_sf: .* shape \(4,\)"):
@@ -247,7 +247,7 @@ def test_silu_and_smooth(lib: Any) -> None:
 
 
 def test_batched_and_grouped(lib: Any) -> None:
-    """An image for each expert; rows beyond the mask have zero scales."""
+    """Scales for each expert; rows beyond the mask have zero scales."""
     x = example((3, 40, 96))
     got = fi.nvfp4_batched_quantize(lib.make(x), lib.make(SCALE.reshape(1)))
     assert same(lib, got, wanted(x, "nvfp4", "swizzled_128x4", encode_scale=SCALE))
@@ -330,9 +330,9 @@ def test_layouts(lib: Any) -> None:
     """Interleaving and shuffles by the formulas of the specification, element by element."""
     sf = RNG.integers(0, 255, (2, 130, 7)).astype(np.uint8)
     got = fi.block_scale_interleave(lib.make(sf))
-    images = [model.pack_scales(part, "swizzled_128x4") for part in sf]
-    assert lib.raw(got) == b"".join(image.tobytes() for image in images)
-    assert lib.raw(fi.nvfp4_block_scale_interleave(lib.make(sf[0]))) == images[0].tobytes()
+    packed = [model.pack_scales(part, "swizzled_128x4") for part in sf]
+    assert lib.raw(got) == b"".join(part.tobytes() for part in packed)
+    assert lib.raw(fi.nvfp4_block_scale_interleave(lib.make(sf[0]))) == packed[0].tobytes()
     t = RNG.integers(0, 255, (128, 12)).astype(np.uint8)
     for tile, block, step in ((128, 32, 4), (64, 16, 2)):
         moved = np.zeros_like(t)
@@ -340,8 +340,8 @@ def test_layouts(lib: Any) -> None:
             j = row % block
             moved[row - j + 8 * (j % step) + j // step] = t[row]
         assert lib.raw(fi.shuffle_matrix_a(lib.make(t), tile)) == moved.tobytes()
-        image = model.pack_scales(moved, "swizzled_128x4")
-        assert lib.raw(fi.shuffle_matrix_sf_a(lib.make(t), tile)) == image.tobytes()
+        packed = model.pack_scales(moved, "swizzled_128x4")
+        assert lib.raw(fi.shuffle_matrix_sf_a(lib.make(t), tile)) == packed.tobytes()
     paired = np.zeros_like(t)
     paired[0::2], paired[1::2] = t[:64], t[64:]
     assert lib.raw(fi.reorder_rows_for_gated_act_gemm(lib.make(t))) == paired.tobytes()
@@ -369,12 +369,12 @@ def test_rows_and_blocks_undone(lib: Any, dtype: Any) -> None:
         record(f"undo_{name}", BITS, "not FlashInfer's")
 
 
-def test_images_undone(lib: Any) -> None:
-    """Scales come back without padding, one image or a batch of them."""
+def test_swizzled_scales_undone(lib: Any) -> None:
+    """Scales come back without padding, of one matrix or a batch of them."""
     sf = RNG.integers(0, 255, (2, 128, 7)).astype(np.uint8)
     for tile in (128, 64):
-        image = fi.shuffle_matrix_sf_a(lib.make(sf[0]), tile)
-        back = fi.undo_shuffle_matrix_sf_a(image, tile, 128, 7)
+        packed = fi.shuffle_matrix_sf_a(lib.make(sf[0]), tile)
+        back = fi.undo_shuffle_matrix_sf_a(packed, tile, 128, 7)
         assert lib.raw(back) == sf[0].tobytes() and tuple(back.shape) == (128, 7)
     back = fi.undo_block_scale_interleave(fi.block_scale_interleave(lib.make(sf)), 128, 7, 2)
     assert lib.raw(back) == sf.tobytes() and tuple(back.shape) == (2, 128, 7)
@@ -405,7 +405,7 @@ def test_packbits(lib: Any) -> None:
 
 
 def test_global_scale(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tensor, of zeros, per token, with 4-over-6."""
+    """The scale of a tensor, of zeros, per token, with 4-over-6."""
     x = example((4, 64))
     top = np.abs(x.astype(np.float32)).max()
     found = fi.make_nvfp4_global_scale(lib.make(x), False)

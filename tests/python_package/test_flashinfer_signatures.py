@@ -1,7 +1,7 @@
 """narrowfloat.compat.flashinfer: names, order, defaults of arguments; numbers of enumerations.
 
 Written off the specifications (quantization 10, moe 3 and 8.2), not off the package. Keywords that
-the package adds stand behind all of these and are keyword-only.
+the package adds follow all of these and are keyword-only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table of functions in docs/python.md is what the tests found.
 
-NARROWFLOAT_WRITE_TABLE=1 writes it. Runs behind the tests that record results, by its name.
+NARROWFLOAT_WRITE_TABLE=1 writes it. Runs after the tests that record results, by its name.
 """
 
 from __future__ import annotations

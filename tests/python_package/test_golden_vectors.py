@@ -110,7 +110,7 @@ def test_quantizers(name: str) -> None:
 
 
 def global_axis(line: Line, count: int) -> str:
-    """What the stored scales of a line range over."""
+    """The axis of the stored scales of a line."""
     if line["format"] != "nvfp4" or count == 1:
         return "tensor"
     return "row" if count == line.integer("rows") else "batch"

@@ -138,7 +138,7 @@ def test_slots_combine_to_the_output() -> None:
 
 
 def test_explain_names_every_stage() -> None:
-    """Of the layer's own device, and of one that this build may lack."""
+    """The explanation for the layer's own device, and for one that this build may lack."""
     w1, w2, *_ = plain_layer()
     layer = nf.MoeLayer.prepare(w1, w2, nf.MoeConfig(hidden=128, inter=128, experts=4, top_k=2))
     stages = layer.explain(9)

@@ -127,7 +127,7 @@ OTHER = {
 
 
 def other_values(name: str, value: Any) -> list[Any]:
-    """What else a field of a configuration could hold."""
+    """Other values that a field of a configuration could hold."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, nf.Activation):
@@ -208,7 +208,7 @@ def needed() -> set[str]:
 
 
 def test_no_argument_is_idle() -> None:
-    """What is lost, changed or exchanged shows in the bytes of at least one golden layer."""
+    """A lost, changed or exchanged field shows in the bytes of at least one golden layer."""
     noticed: set[str] = set()
     refused: set[str] = set()
     for case in cases():

@@ -144,7 +144,7 @@ def test_everything_public_is_documented_and_typed(module: types.ModuleType) -> 
 
 
 def test_marker_and_stubs() -> None:
-    """Of a typed package, and of its extension."""
+    """The files of a typed package, and of its extension."""
     assert (PACKAGE / "py.typed").is_file()
     stubs = (PACKAGE / "_core.pyi").read_text()
     assert "def quantized_layout(format: str, rows: int, cols: int" in stubs
@@ -159,7 +159,7 @@ DTYPES = r"float(32|16|8_e4m3fn)|bfloat16|u?int(8|16|32|64)|bool|any (dtype|type
 
 
 def described(function: Any, others: Any) -> str:
-    """A docstring, behind it those of the functions of a module that it points to."""
+    """A docstring, followed by those of the functions of a module that it points to."""
     text = inspect.getdoc(function) or ""
     return text + "".join(inspect.getdoc(getattr(others, name)) or "" for name in
                           re.findall(r"(\w+)\(", text) if hasattr(others, name))  # fmt: skip

@@ -75,14 +75,14 @@ class Case:
         return self.to(codes[:, moe.row_order(codes.shape[1], gated, block)].contiguous())
 
     def scales(self, which: int) -> torch.Tensor:
-        """Shuffled, then 128x4 images, in the shape of the linear ones."""
+        """Shuffled, then in layout 128x4, in the shape of the linear ones."""
         linear = stacked([w.scales for w in (self.layer.w1, self.layer.w2)[which]])
         order = moe.row_order(linear.shape[1], which == 0 and self.layer.is_gated)
-        images = [formulas.swizzled(part[order]) for part in linear]
-        return self.to(torch.stack(images).reshape(linear.shape))
+        packed = [formulas.swizzled(part[order]) for part in linear]
+        return self.to(torch.stack(packed).reshape(linear.shape))
 
     def factors(self, which: int) -> torch.Tensor:
-        """Of all experts."""
+        """The weights of all experts."""
         return torch.stack([w.factor.reshape(()) for w in (self.layer.w1, self.layer.w2)[which]])
 
     def scalars(self) -> tuple[torch.Tensor, ...]:
@@ -250,8 +250,8 @@ def test_mxfp8(device: str) -> None:
     case.check(got)
 
 
-def images(parts: list[moe.Coded], halves: int = 1) -> torch.Tensor:
-    """128x4 images, four scales an int32; of each half on its own."""
+def swizzled_scales(parts: list[moe.Coded], halves: int = 1) -> torch.Tensor:
+    """Scales in layout 128x4, four per int32; of each half on its own."""
     made = [torch.cat([formulas.swizzled(half) for half in part.scales.chunk(halves)])
             for part in parts]  # fmt: skip
     blocks = -(-parts[0].scales.shape[1] // 4)
@@ -280,10 +280,11 @@ def test_cutlass(mode: str, device: str) -> None:
             options = {"use_deepseek_fp8_block_scale": True}
         elif mode == "nvfp4":
             rows = case.plain
-            scales = [1 / case.x.factor.reshape(1), images(case.layer.w1, halves), first, m,
-                      images(case.layer.w2), second]  # fmt: skip
+            scales = [1 / case.x.factor.reshape(1), swizzled_scales(case.layer.w1, halves), first,
+                      m, swizzled_scales(case.layer.w2), second]  # fmt: skip
         elif mode != "bf16":
-            scales = [images(case.layer.w1, halves), first, images(case.layer.w2), second]
+            scales = [swizzled_scales(case.layer.w1, halves), first,
+                      swizzled_scales(case.layer.w2), second]  # fmt: skip
             options = {"use_mxfp8_act_scaling": True, "input_sf": case.to(case.x.scales),
                        "swizzled_input_sf": False}  # fmt: skip
         if "4" in mode:

@@ -164,7 +164,7 @@ def test_given_results_are_the_new_ones(name: str) -> None:
 
 
 def test_given_outputs() -> None:
-    """Of a relayout, of maxima, of a routing."""
+    """The errors of a relayout, of maxima, of a routing."""
     parts, logits = nft.quantize(X, "nvfp4"), torch.randn(6, 4)
     out = torch.zeros(6, 8, dtype=torch.uint8)
     where = (parts[1], "nvfp4", X.shape, "swizzled_128x4", "linear")

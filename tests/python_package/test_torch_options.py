@@ -217,7 +217,7 @@ def row_cases(mode: str) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["bf16", "nvfp4_per_token"])
 @pytest.mark.parametrize("routing", ["ids", "packed", "logits"])
 def test_options_of_layers(mode: str, routing: str) -> None:
-    """Given routings, coded rows, all outputs; compiled, too."""
+    """Given routings, quantized rows, all outputs; compiled, too."""
     layer = layer_of(mode)
     module = nft.Moe(layer)
     how = {"ids": {"ids": HOLES, "weights": WEIGHTS}, "packed": {"packed": PACKED},

@@ -62,12 +62,12 @@ CASES = pytest.mark.parametrize("case", [random, boundary, zeros, maxes])
 
 def check(x: torch.Tensor, wanted: formulas.Coded, device: str, format: str,
           layouts: tuple[str, ...] = LAYOUTS, **options: object) -> None:  # fmt: skip
-    """Codes, the image of the scales in each layout, the factor beside them."""
+    """Codes, the packed scales in each layout, the factor beside them."""
     for layout in layouts:
         got = nf.quantize(x.to(device), format, layout=layout, **options)
         where = (tuple(x.shape), layout)
         assert torch.equal(got.values.cpu(), wanted.codes.view(torch.uint8)), where
-        assert torch.equal(got.scales.cpu(), formulas.image(wanted.scales, layout)), where
+        assert torch.equal(got.scales.cpu(), formulas.packed_scales(wanted.scales, layout)), where
         if got.global_scale is not None:
             assert torch.equal(got.global_scale.cpu(), wanted.factor), where
 

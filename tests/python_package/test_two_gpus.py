@@ -30,7 +30,7 @@ TINY = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 
 @pytest.fixture(autouse=True)
 def the_first_is_current() -> Iterator[None]:
-    """Before a test and behind it; nothing is left on the first GPU."""
+    """Before a test and after it; nothing is left on the first GPU."""
     torch.cuda.set_device(0)
     before = torch.cuda.memory_allocated(0)
     yield
@@ -89,7 +89,7 @@ def test_functions(format: str) -> None:
                 torch.cuda._sleep(200_000_000)
             with nf.use_stream(handle):
                 nf.quantize(x, out=target)
-        assert not stream.query()  # Queued behind the sleep, which has not ended.
+        assert not stream.query()  # The work is queued after the sleep, which has not ended.
         stream.synchronize()
         assert_same(parts_of(target), parts_of(wanted))
 
@@ -109,7 +109,7 @@ def test_flashinfer_quantizers(name: str) -> None:
 
 
 def layer_on(device: Any, weights: tuple[Any, Any], mode: str) -> nf.MoeLayer:
-    """Of weights on the CPU, copied to a device."""
+    """A layer of weights on the CPU, copied to a device."""
     config = nf.MoeConfig(hidden=256, inter=128, experts=8, top_k=2, mode=mode)
     w1, w2 = (w.to(device) for w in weights)
     if mode == "bf16":
@@ -174,7 +174,7 @@ def test_checkpoint_layer() -> None:
 
 
 def defined(name: str, result: Any) -> Any:
-    """Without what lies behind the counts that are part of a result: it has any contents."""
+    """The part of a result that its counts cover: the rest has any contents."""
     if name == "segment_pack_bits":
         return result[0][: int(result[1][-1])], result[1]
     if name != "permute":

@@ -1,4 +1,4 @@
-"""What a type checker sees of the package: its own sources, the stub, programs that use it.
+"""The package in the eyes of a type checker: its own sources, the stub, programs that use it.
 
 mypy, strict (pyproject.toml), on the package as it is installed. Where torch is not, its types are
 unknown, and what uses them is checked less.
@@ -32,12 +32,12 @@ PROGRAMS = [*sorted((ROOT / "examples" / "python").glob("*.py")), ROOT / "bench/
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of mypy, for the runs of this module."""
+    """The cache of mypy, for the runs of this module."""
     return tmp_path_factory.mktemp("mypy")
 
 
 def mypy(cache: Path, *what: str | Path) -> list[str]:
-    """What it finds, a line each, with the last part of paths; empty if all is well."""
+    """The findings of mypy, a line each, with the last part of paths; empty if all is well."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir",
          cache, "--no-error-summary", "--hide-error-context", *what],
@@ -162,7 +162,7 @@ def check_wrong(cache: Path, program: Path, code: str) -> None:
 
 @checked
 def test_wrong_calls_are_found(cache: Path, tmp_path: Path) -> None:
-    """Of functions, of what comes from the stub, of results."""
+    """Types of functions, of names from the stub, of results."""
     check_wrong(cache, tmp_path / "wrong.py", WRONG)
 
 
@@ -174,7 +174,7 @@ def test_wrong_calls_of_operators_are_found(cache: Path, tmp_path: Path) -> None
 
 
 def test_the_stub_is_of_this_module() -> None:
-    """Made anew from the functions of the module that is loaded, it is the same text."""
+    """Made again from the functions of the module that is loaded, it is the same text."""
     stubgen = pytest.importorskip("nanobind.stubgen")
     generator = stubgen.StubGen(nf._core)
     generator.put(nf._core)

@@ -1,4 +1,4 @@
-"""What a wheel needs of a system, read from its binaries as auditwheel would: no stray libraries.
+"""A wheel's needs of a system, read from its binaries as auditwheel would: no stray libraries.
 
 Most of it skips where the package is no installed wheel, which NARROWFLOAT_EXPECT_WHEEL=1 forbids.
 """
@@ -19,7 +19,8 @@ import pytest
 import narrowfloat as nf
 
 PACKAGE = Path(nf.__file__).parent
-# Of the policies manylinux_2_17 to manylinux_2_39 (PEP 600), as far as this package may need them.
+# The libraries of the policies manylinux_2_17 to manylinux_2_39 (PEP 600), as far as this package
+# may need them.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
           "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}  # fmt: skip
 # Symbols of glibc 2.34 and of GCC 11's libraries.
@@ -51,7 +52,7 @@ BINARIES = [*PACKAGE.glob("_core*.so"), *PACKAGE.glob("bin/*"), *PACKAGE.glob("l
 
 
 def readelf(option: str, binary: Path) -> str:
-    """What the program prints."""
+    """The output of the program."""
     return subprocess.run(["readelf", "-W", option, binary], check=True, text=True,
                           stdout=subprocess.PIPE).stdout  # fmt: skip
 
@@ -157,7 +158,8 @@ def test_the_callers_of_python_are_known() -> None:
     assert {"exchange.cpp", "errors.cpp"} <= {path.name for path in CALLERS}
 
 
-# What nanobind's headers call of Python 3.12 (in its stable ABI) and headers of 3.11 hide.
+# The functions of Python 3.12 (in its stable ABI) that nanobind's headers call and headers of 3.11
+# hide.
 PRELUDE = """#include <Python.h>
 extern "C" {
 PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, size_t, PyObject*);

@@ -55,7 +55,7 @@ def pack(code: torch.Tensor) -> torch.Tensor:
 
 
 def swizzled(scales: torch.Tensor) -> torch.Tensor:
-    """The 128x4 image of a matrix of bytes (8.2): [M tiles][K tiles][32][4][4]."""
+    """A matrix of bytes in layout 128x4 (8.2): [M tiles][K tiles][32][4][4]."""
     rows, cols = scales.shape
     padded = torch.zeros(-(-rows // 128) * 128, -(-cols // 4) * 4, dtype=torch.uint8)
     padded[:rows, :cols] = scales
@@ -64,14 +64,14 @@ def swizzled(scales: torch.Tensor) -> torch.Tensor:
 
 
 def swizzled_8x4(scales: torch.Tensor) -> torch.Tensor:
-    """The 8x4 image of a matrix of bytes (8.2): [M tiles][K tiles][8][4]."""
+    """A matrix of bytes in layout 8x4 (8.2): [M tiles][K tiles][8][4]."""
     rows, cols = scales.shape
     padded = torch.zeros(-(-rows // 8) * 8, -(-cols // 4) * 4, dtype=torch.uint8)
     padded[:rows, :cols] = scales
     return padded.reshape(-1, 8, padded.shape[1] // 4, 4).transpose(1, 2).reshape(-1)
 
 
-def image(scales: torch.Tensor, layout: str) -> torch.Tensor:
+def packed_scales(scales: torch.Tensor, layout: str) -> torch.Tensor:
     """Bytes of linear scales in a layout."""
     if layout == "linear":
         return scales

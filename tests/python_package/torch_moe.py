@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 @dataclass
 class Router:
-    """Of all experts (4.2)."""
+    """Results of all experts (4.2)."""
 
     method: int = 1
     top_k: int = 3
@@ -137,7 +137,7 @@ class Layer:
     activation: str
     w1: list[Coded]
     w2: list[Coded]
-    multiplier: Tensor  # Of the intermediate, where it is static.
+    multiplier: Tensor  # The intermediate's multiplier, where it is static.
     bias1: Tensor | None = None
     bias2: Tensor | None = None
     inter: int = field(init=False)
@@ -160,7 +160,7 @@ class Layer:
         halves = (a[:, : self.inter], a[:, self.inter :]) if self.is_gated else (a,)
         h = ACTIVATIONS[self.activation](*(half.float() for half in halves))
         coded = FORMATS[self.mode][2](h, self.multiplier)
-        factor = coded.factor.double().reshape(-1, 1)  # Of each row, or one of all.
+        factor = coded.factor.double().reshape(-1, 1)  # One factor per row, or one for all.
         y = coded.decoded @ self.w2[e].decoded.T * self.w2[e].factor.double() * factor
         return bf16(y if self.bias2 is None else y + self.bias2[e].double())
 

@@ -80,7 +80,7 @@ MAKING = {"kv_dequantize": 1, "combine": 2}
 
 
 def out_cases() -> dict[str, tuple[tuple, tuple]]:
-    """Of operators with given results: arguments, and what new results are."""
+    """Cases of operators with given results: arguments, and the new results."""
     cases = {}
     for name, (arguments, _) in more_cases().items():
         made = getattr(torch.ops.narrowfloat, name)(*arguments)

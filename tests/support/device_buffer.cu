@@ -33,7 +33,7 @@ DeviceBuffer::DeviceBuffer(int64_t bytes, const DeviceBufferStyle& style)
     : device_(style.device), size_(bytes) {
   const CudaDeviceScope scope(device_);
   keep_freed_memory(device_);
-  total_ = kCanaryBytes + style.offset + bytes + (style.guard_behind ? kCanaryBytes : 0);
+  total_ = kCanaryBytes + style.offset + bytes + (style.guard_after ? kCanaryBytes : 0);
   void* memory = nullptr;
   check_cuda(cudaMallocAsync(&memory, static_cast<size_t>(total_), cudaStreamPerThread),
              "cudaMallocAsync");

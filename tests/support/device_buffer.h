@@ -1,8 +1,8 @@
 // Device memory that notices who writes outside it: guarded_buffer.h on a GPU.
 //
-//   [canary][data][canary]   or, without a guard behind,   [canary][data]
+//   [canary][data][canary]   or, with guard_after false,   [canary][data]
 //
-// Without the canary behind it, data ends where the allocation ends, so that compute-sanitizer sees
+// Without the second canary, data ends where the allocation ends, so that compute-sanitizer sees
 // the first byte that is read too far. Data starts out as a repeated poison byte, or, for
 // initcheck, as nothing at all. Compiles without CUDA's headers.
 #pragma once
@@ -17,8 +17,9 @@ namespace narrowfloat::testing {
 struct DeviceBufferStyle {
   Device device = gpu();
   uint8_t poison = 0xCC;
-  int64_t offset = 0;  // Of the first byte behind an address that is a multiple of 256; below 256.
-  bool guard_behind = true;
+  int64_t offset =
+      0;  // Offset of the first byte from an address that is a multiple of 256; below 256.
+  bool guard_after = true;
   bool is_initialized = true;
 };
 

@@ -26,8 +26,9 @@ using Buffers = std::vector<const GuardedBuffer*>;
 
 struct DeviceCopyStyle {
   Device device = device_under_test();
-  bool on_host = false;    // No copies: the oracle's runs.
-  int64_t alignment = 16;  // Of all buffers, up to 16; otherwise they start where the host's do.
+  bool on_host = false;  // No copies: the oracle's runs.
+  int64_t alignment =
+      16;  // Alignment of all buffers, up to 16; otherwise they start where the host's do.
   bool programmatic_launch = false;
   // Buffers whose copies start out as memory that nobody wrote: what initcheck looks for.
   Buffers uninitialized = {};

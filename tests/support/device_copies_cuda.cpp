@@ -18,7 +18,7 @@ DeviceBuffer device_copy(const GuardedBuffer& host, const DeviceCopyStyle& style
   const bool is_initialized = std::ranges::count(style.uninitialized, &host) == 0;
   DeviceBuffer device(host.size(), {.device = style.device,
                                     .offset = place / style.alignment * style.alignment,
-                                    .guard_behind = host.guard() == Guard::kCanary,
+                                    .guard_after = host.guard() == Guard::kCanary,
                                     .is_initialized = is_initialized});
   if (is_initialized) device.write(host.data(), host.size());
   return device;

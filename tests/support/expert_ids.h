@@ -28,7 +28,7 @@ std::string_view name(IdSpread spread);
 struct IdShape {
   int64_t tokens = 0;
   int64_t slots = 1;
-  int32_t experts = 1;  // Of the model.
+  int32_t experts = 1;  // Experts of the model.
   int32_t offset = 0;   // First local expert.
   int32_t local = 1;    // Local experts; offset + local <= experts.
   int32_t tile = 8;     // For kTileCounts.

@@ -14,7 +14,8 @@ namespace {
 struct TypeBits {
   int mantissa;
   uint32_t infinity;  // Magnitude bits; for F8_E4M3, which has none, its NaN.
-  int min_exponent;   // Of random powers of two that keep N(0, 1) data finite and mostly normal.
+  int min_exponent;   // Range of random powers of two that keep N(0, 1) data finite and mostly
+                      // normal.
   int max_exponent;
 };
 

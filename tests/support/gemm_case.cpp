@@ -172,7 +172,7 @@ struct ScaleBytes {
   int most;
 };
 
-// What a scale is made of.
+// The parameters that a scale is made from.
 struct ScaleWish {
   ScaleType type;
   GemmData data;
@@ -182,8 +182,8 @@ struct ScaleWish {
   PlannedBlock at;
 };
 
-// Of weights: up to the largest scale that MXFP4 has with one multiplication, or beyond it, and
-// both near enough to each other that every block counts in a sum.
+// Scales of weights: up to the largest scale that MXFP4 has with one multiplication, or beyond it,
+// and both near enough to each other that every block counts in a sum.
 ScaleBytes weight_bytes_of(const GemmCaseSpec& spec, bool is_far) {
   if (is_far) return {118, 132};
   return spec.wide_scales ? ScaleBytes{116, 128} : ScaleBytes{118, 128};
@@ -491,11 +491,11 @@ WeightView GemmCase::weights(ScaleLayoutId layout) const {
                  .blocks = blocks,
                  .capacity = experts() * scale_image_size(layout, rows, blocks)};
   if (layout == ScaleLayoutId::kLinear) return view;
-  const int64_t image = scale_image_size(layout, rows, blocks);
+  const int64_t scales_per_expert = scale_image_size(layout, rows, blocks);
   swizzled_scales_.assign(static_cast<size_t>(view.scales.capacity), 0xFF);
   for (int64_t i = 0; i < experts() * rows * blocks; ++i) {
     const int64_t offset = scale_offset(layout, i / blocks % rows, i % blocks, rows, blocks);
-    swizzled_scales_[static_cast<size_t>(i / (rows * blocks) * image + offset)] =
+    swizzled_scales_[static_cast<size_t>(i / (rows * blocks) * scales_per_expert + offset)] =
         weight_scales_[static_cast<size_t>(i)];
   }
   view.scales.data = swizzled_scales_.data();

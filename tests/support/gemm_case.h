@@ -1,6 +1,6 @@
-// Grouped GEMM calls with data of their own: canonical weights, coded rows, a permutation made from
-// a number of rows for each expert, and the decoded values of everything. Codes are decoded here
-// from the definitions of the formats, not by the library.
+// Grouped GEMM calls with data of their own: canonical weights, quantized rows, a permutation made
+// from a number of rows for each expert, and the decoded values of everything. Codes are decoded
+// here from the definitions of the formats, not by the library.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,8 @@ struct GemmRun {
   std::string implementation = "cpu_baseline";
   Accumulation accumulation = Accumulation::kFp32;
   DType output = DType::kF32;
-  ScaleLayoutId layout = ScaleLayoutId::kLinear;  // Of weight scales, where the format has bytes.
+  ScaleLayoutId layout =
+      ScaleLayoutId::kLinear;  // Layout of weight scales, where the format has byte scales.
   uint8_t workspace_poison = 0xFF;
 };
 
@@ -92,7 +93,7 @@ class GemmCase {
   // sum, and sum with the magnitudes of all terms, of a weight row and a row.
   struct Expected {
     double value;
-    double magnitude;  // Of the terms: what an error is measured by.
+    double magnitude;  // Magnitude of the terms, by which an error is measured.
   };
   [[nodiscard]] Expected expected(const Row& row, int64_t weight_row) const;
 
@@ -138,7 +139,7 @@ class GemmCase {
   std::vector<double> bias_values_;
 };
 
-// What the formats define.
+// Decoders by the definitions of the formats.
 double decode_e2m1(unsigned code);
 double decode_e4m3(unsigned code);
 // The nearest E4M3 value, ties to the even code.

@@ -37,10 +37,10 @@ GemmOnDevice::GemmOnDevice(const GemmCase& gemm, DType output, ScaleLayoutId lay
   const ByteRange values = byte_range("values", host.values);
   const ByteRange scales = byte_range("scales", host.scales);
   {
-    // Gone once prepare() has returned: the image is a copy.
-    const DeviceBuffer value_copy(values.size_bytes, {.guard_behind = false});
+    // Gone once prepare() has returned: the packed weights are a copy.
+    const DeviceBuffer value_copy(values.size_bytes, {.guard_after = false});
     value_copy.write(values.data, values.size_bytes);
-    const DeviceBuffer scale_copy(std::max<int64_t>(1, scales.size_bytes), {.guard_behind = false});
+    const DeviceBuffer scale_copy(std::max<int64_t>(1, scales.size_bytes), {.guard_after = false});
     if (scales.size_bytes > 0) scale_copy.write(scales.data, scales.size_bytes);
     weights_ = GroupedWeights::prepare(
         weights_on_device(host, value_copy, scale_copy), gemm.spec().mode, gpu(), stream_.get(),
@@ -65,8 +65,7 @@ GemmOnDevice::GemmOnDevice(const GemmCase& gemm, DType output, ScaleLayoutId lay
 }
 
 void* GemmOnDevice::copy_bytes(const void* host, int64_t size) {
-  buffers_.push_back(
-      std::make_unique<DeviceBuffer>(size, DeviceBufferStyle{.guard_behind = false}));
+  buffers_.push_back(std::make_unique<DeviceBuffer>(size, DeviceBufferStyle{.guard_after = false}));
   buffers_.back()->write(host, size);
   return buffers_.back()->data();
 }

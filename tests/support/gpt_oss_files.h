@@ -45,13 +45,13 @@ class GptOssModel {
   [[nodiscard]] const GptOssLayer& layer(int64_t index) const {
     return layers_[static_cast<size_t>(index)];
   }
-  // What a layer of the model is prepared with.
+  // The configuration with which a layer of the model is prepared.
   [[nodiscard]] MoeConfig config() const;
 
   [[nodiscard]] std::vector<FileTensor> tensors(GptOssNames names) const;
   // The experts decoded to BF16 by the formula, as the plain model of that naming has them.
   [[nodiscard]] std::vector<FileTensor> plain_tensors(GptOssNames names) const;
-  // Of the published models, with this shape; is_quantized: declares the quantization.
+  // The config of the published models, with this shape; is_quantized: declares the quantization.
   [[nodiscard]] std::string config_text(GptOssNames names, bool is_quantized = true) const;
 
   // A directory with one file and config.json.

@@ -1,5 +1,5 @@
-// Streams, captured graphs and devices for GPU tests, behind a header that needs no CUDA: only the
-// .cu file beside it sees CUDA's headers.
+// Streams, captured graphs and devices for GPU tests. The header needs no CUDA: only the .cu file
+// beside it includes CUDA's headers.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ class CudaStream {
   void* handle_ = nullptr;
 };
 
-// What `body` queues on `stream`, as a graph. Throws where the body does what a capture forbids:
-// allocating or waiting.
+// The work that `body` queues on `stream`, as a graph. Throws where the body does something that a
+// capture forbids: allocating or waiting.
 class CapturedGraph {
  public:
   CapturedGraph(const CudaStream& stream, const std::function<void()>& body);
@@ -60,7 +60,7 @@ class CapturedGraph {
 // Until all work of the device is done.
 void synchronize_device(Device device = gpu());
 int64_t free_device_memory(Device device = gpu());
-// Of this thread.
+// The current device of this thread.
 int current_device();
 // Whether a call of CUDA that failed would show up in the caller's next check of launches.
 bool has_cuda_error();

@@ -30,8 +30,8 @@ extern "C" void narrowfloat_test_fault(int signal) {
 
 GuardedBuffer::GuardedBuffer(int64_t bytes, const BufferStyle& style)
     : size_(bytes), guard_(style.guard) {
-  const int64_t behind = guard_ == Guard::kCanary ? 2 * kCanaryBytes : 0;
-  const int64_t usable = (bytes + kCanaryBytes + behind + kPage - 1) / kPage * kPage;
+  const int64_t canary_after = guard_ == Guard::kCanary ? 2 * kCanaryBytes : 0;
+  const int64_t usable = (bytes + kCanaryBytes + canary_after + kPage - 1) / kPage * kPage;
   total_ = usable + kPage;
   void* mapping = mmap(nullptr, static_cast<size_t>(total_), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

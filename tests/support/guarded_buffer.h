@@ -1,7 +1,7 @@
 // Memory that notices who writes or reads outside it.
 //
 //   kCanary   [canary][data][canary]          intact() tells whether the canaries still stand
-//   kPage     [canary][data]|unreadable page  the first byte behind the data faults at once
+//   kPage     [canary][data]|unreadable page  the first byte after the data faults at once
 //
 // Data starts out as one poison byte repeated, so that two runs with different poison tell which
 // bytes an operation left alone.
@@ -18,7 +18,7 @@ enum class Guard { kCanary, kPage };
 struct BufferStyle {
   uint8_t poison = 0xCC;
   Guard guard = Guard::kCanary;
-  int64_t misalignment = 0;  // Of the first byte, modulo 64; kCanary only.
+  int64_t misalignment = 0;  // Misalignment of the first byte, modulo 64; kCanary only.
 };
 
 class GuardedBuffer {

@@ -29,7 +29,7 @@ class KvTensors {
 
   // Values of `cache` and scales are poison, or random where the call reads them.
   PagedKvCache cache(const KvCaseShape& shape, bool is_random);
-  // Numbers with `gap` elements behind each row.
+  // Numbers with `gap` elements after each row.
   TensorView numbers(DType dtype, const std::vector<int64_t>& shape, Fill fill, int64_t gap = 0);
   // Poison, to be written.
   TensorView output(DType dtype, const std::vector<int64_t>& shape, int64_t gap = 0);
@@ -40,7 +40,7 @@ class KvTensors {
   KvScale scale();
 
   [[nodiscard]] Buffers buffers() const;
-  // Of all buffers, one after the other.
+  // The bytes of all buffers, one after the other.
   [[nodiscard]] std::vector<uint8_t> bytes() const;
   [[nodiscard]] bool intact() const;
   Random& random() { return random_; }
@@ -53,7 +53,7 @@ class KvTensors {
   std::vector<std::unique_ptr<GuardedBuffer>> buffers_;
 };
 
-// Dense strides of a shape, with `gap` elements behind each row.
+// Dense strides of a shape, with `gap` elements after each row.
 TensorView strided_view(void* data, DType dtype, const std::vector<int64_t>& shape,
                         int64_t gap = 0);
 

@@ -35,8 +35,7 @@ MoeResult fp64_reference(const MoeCase& layer_case);
 std::vector<uint8_t> permuted_rows(const std::vector<uint8_t>& topk_ids, const MoeConfig& config,
                                    int32_t token_tile);
 
-// What a run of the first `tokens` tokens of `result` gives, by repeating `result` if they are
-// more.
+// The result of a run of the first `tokens` tokens of `result`, which is repeated if they are more.
 MoeResult with_tokens(const MoeResult& result, const MoeLayer& layer, int64_t tokens);
 
 // Rows of `out` from the result's own slots and weights: moe spec 6.6 to the bit. Equal to `out`

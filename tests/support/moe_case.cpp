@@ -33,7 +33,7 @@ std::optional<ScaleShape> scale_shape(WeightFormat format) {
   }
 }
 
-// What the codes themselves are worth, root mean square.
+// Root mean square of the codes themselves.
 double code_rms(WeightFormat format) {
   return format == WeightFormat::kMxfp4 || format == WeightFormat::kNvfp4 ? 2.9 : 1.0;
 }
@@ -211,11 +211,11 @@ MoeWeights MoeCase::shard(int32_t offset, int32_t count) const {
   const auto cut = [&](WeightView& view) {
     cut_tensor(view.values);
     if (view.scales.data == nullptr) return;
-    const int64_t image = view.scales.capacity / view.scales.batch;
-    view.scales.data =
-        static_cast<uint8_t*>(view.scales.data) + offset * image * bytes(view.scales.type);
+    const int64_t scales_per_expert = view.scales.capacity / view.scales.batch;
+    view.scales.data = static_cast<uint8_t*>(view.scales.data) +
+                       offset * scales_per_expert * bytes(view.scales.type);
     view.scales.batch = count;
-    view.scales.capacity = count * image;
+    view.scales.capacity = count * scales_per_expert;
   };
   cut(result.w1);
   cut(result.w2);

@@ -36,7 +36,7 @@ struct MoeResult {
 };
 
 struct MoeRunStyle {
-  uint8_t poison = 0xFF;  // Of workspace and outputs.
+  uint8_t poison = 0xFF;  // Poison of workspace and outputs.
   Guard guard = Guard::kCanary;
 };
 

@@ -28,7 +28,7 @@ struct MoeConfiguration {
   bool weight_on_input = false;
   bool has_odd_extents = false;  // Those of odd_extents() in place of the shape's.
   bool in_every_mode = false;    // Else in the six of configured_modes().
-  bool at_many_counts = false;   // Of tokens.
+  bool at_many_counts = false;   // Run with many numbers of tokens.
   std::vector<MoeShard> shards;
 };
 std::span<const MoeConfiguration> moe_configurations();

@@ -10,8 +10,8 @@
 namespace narrowfloat::testing {
 namespace {
 
-// What element `index` of a row of activations must be for its block to have the scale 1; 0 where
-// it is free. A token's scale is fixed by 2688 in a block of its own.
+// The value that element `index` of an activation row must have for its block to have the scale 1;
+// 0 where it is free. A token's scale is fixed by 2688 in a block of its own.
 float planted(RowFormat format, int64_t index) {
   switch (format) {
     case RowFormat::kFp8Group:

@@ -15,8 +15,8 @@ void add_slot(GivenRouting& routing, int32_t id, Random& random) {
   routing.weights.push_back(random.normal());
 }
 
-// `count` tokens of each expert in turn, which has the first slot; the other slot is another
-// expert's where it has none in `counts`, so that the counts hold.
+// `count` tokens of each expert one after another, which has the first slot; the other slot is
+// another expert's where it has none in `counts`, so that the counts hold.
 GivenRouting with_counts(const std::vector<int32_t>& counts, Random& random) {
   GivenRouting routing{.name = "counts around tiles", .top_k = 2, .ids = {}, .weights = {}};
   for (size_t expert = 0; expert < counts.size(); ++expert) {

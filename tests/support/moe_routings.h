@@ -23,8 +23,9 @@ struct GivenRouting {
 // Every token to these experts, in this order; weights of slots are 0.5, 0.75, ...
 GivenRouting same_experts(std::string name, int64_t tokens, const std::vector<int32_t>& experts);
 
-// Of two slots over 16 experts, of 8 to 80 tokens: one expert, the same experts, an expert twice,
-// one token an expert, counts of a tile of 8 and one less and one more of each, Zipf, empty slots.
+// Routings of two slots over 16 experts, of 8 to 80 tokens: one expert, the same experts, an expert
+// twice, one token an expert, counts of a tile of 8 and one less and one more of each, Zipf, empty
+// slots.
 std::vector<GivenRouting> skewed_routings();
 
 }  // namespace narrowfloat::testing

@@ -11,7 +11,7 @@
 
 namespace narrowfloat::testing {
 
-// Where a run's tensors lie.
+// The memory of a run's tensors.
 class StagePlace {
  public:
   virtual ~StagePlace() = default;

@@ -44,8 +44,9 @@ struct PlannedBlock {
   int64_t row;
   int64_t block;
 };
-// Of 256 rows and more all bytes, of more than 128 those that MXFP4 has with one multiplication, up
-// to 128, of fewer some that E4M3 can follow, too. Those of a row differ a little.
+// A scale of a plan. Matrices of 256 rows and more have all bytes; of more than 128 rows those that
+// MXFP4 has with one multiplication; of up to 128 the same; of fewer some that E4M3 can follow,
+// too. The scales of a row differ a little.
 inline uint8_t planned_scale(ScaleType type, Plan plan, const PlannedBlock& at) {
   const bool is_ue8m0 = type == ScaleType::kUE8M0;
   if (plan != Plan::kEveryCode) return is_ue8m0 ? 127 : 0x38;

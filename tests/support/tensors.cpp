@@ -8,7 +8,7 @@
 namespace narrowfloat::testing {
 
 Matrix::Matrix(const MatrixShape& shape, const BufferStyle& style) : shape_(shape) {
-  // No gap behind the last row: what follows it is guarded.
+  // The last row has no gap: a guard follows it.
   const int64_t elements = num_rows() == 0 ? 0 : (num_rows() - 1) * stride() + shape.cols;
   BufferStyle aligned = style;
   aligned.misalignment -= aligned.misalignment % element_bytes(shape.dtype);

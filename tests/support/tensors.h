@@ -11,7 +11,7 @@
 
 namespace narrowfloat::testing {
 
-// [batch * rows, cols] with a gap behind each row. view() has rank 2 or 3.
+// [batch * rows, cols] with a gap after each row. view() has rank 2 or 3.
 struct MatrixShape {
   DType dtype = DType::kBF16;
   int64_t batch = 1;

@@ -26,14 +26,14 @@ struct RecordedTokens {
 };
 RecordedTokens recorded_tokens(int64_t layer, int64_t tokens);
 
-// Of the model in `mode`; static scales leave room for its largest activations.
+// Options for the model in `mode`; static scales leave room for its largest activations.
 LoadMoeOptions options_for(MoeMode mode);
 
 // Largest distance to the layer on unquantized weights and fp32 rows: what each mode was seen to
 // cost on these activations, with a quarter of room.
 double loss_bound(MoeMode mode);
 
-// Of a layer on the CPU.
+// Runs a layer on the CPU.
 std::vector<float> run_layer(const MoeLayer& layer, const RecordedTokens& recorded);
 // Unquantized weights, fp32 rows and results, fp64 sums.
 std::vector<float> run_unquantized(int64_t layer, const RecordedTokens& recorded);

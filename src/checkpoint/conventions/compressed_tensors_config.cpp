@@ -1,6 +1,6 @@
 // One group for all Linear modules; `ignore` lists the exceptions by their exact names. Activations
-// stay in 16 bits (`input_activations: null`): only weights were quantized, and claiming more would
-// make loaders look for activation scales that do not exist.
+// stay in 16 bits (`input_activations: null`): only weights are quantized, and with a larger claim
+// loaders would look for activation scales that do not exist.
 #include "checkpoint/conventions/compressed_tensors_config.h"
 
 namespace narrowfloat {

@@ -9,7 +9,7 @@
 
 namespace narrowfloat {
 
-// What differs between the weight-only presets of the library (NVFP4A16, MXFP4A16, MXFP8A16).
+// The differences between the weight-only presets of the library (NVFP4A16, MXFP4A16, MXFP8A16).
 struct CompressedTensorsScheme {
   std::string_view format;  // "nvfp4-pack-quantized"
   int num_bits;

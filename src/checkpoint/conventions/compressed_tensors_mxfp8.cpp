@@ -3,8 +3,8 @@
 //   X.weight        F8_E4M3  [N, K]
 //   X.weight_scale  U8       [N, K/32]   UE8M0 bytes; some producers use the dtype F8_E8M0
 //
-// value = code * 2^(scale - 127). ModelOpt's MXFP8 and the plain method "mxfp8" of other vendors
-// (which call the scale weight_scale_inv) store the same tensors and are read as this convention.
+// value = code * 2^(scale - 127). ModelOpt's MXFP8 and the method "mxfp8" of other vendors (which
+// call the scale weight_scale_inv) store the same tensors and are read as this convention.
 #include "checkpoint/conventions/compressed_tensors_config.h"
 
 namespace narrowfloat {

@@ -1,4 +1,5 @@
-// A file convention: which tensors a quantized linear weight becomes, and what the configs say.
+// A file convention: the tensors that a quantized linear weight becomes, and the content of the
+// configs.
 //
 // The weight `X.weight` [N, K] becomes values (codes), block scales, and for NVFP4 a global scale,
 // named by suffixes: `X.weight_packed`, `X.weight_scale`, ... A convention is data (suffixes and
@@ -27,7 +28,7 @@ struct PartRule {
   [[nodiscard]] bool exists() const { return !suffixes.empty(); }
 };
 
-// What a file stores as the scale of the whole tensor.
+// The meaning of the scale of the whole tensor in a file.
 enum class GlobalScaleSense : int {
   kNone = 0,
   kDecode = 1,  // Small; multiplies: value = code * (scale * global).
@@ -35,16 +36,16 @@ enum class GlobalScaleSense : int {
 };
 
 // E4M3 bytes that the format's own producer stores where a block scale is zero. A zero scale with
-// nonzero codes would decode to zero here and divide by zero elsewhere, so none is ever written.
+// nonzero codes would decode to zero here and divide by zero elsewhere, so it is never written.
 struct ZeroScaleBytes {
   uint8_t zero_block;  // All elements are zero.
   uint8_t underflow;   // Nonzero elements, but the scale rounded to zero.
 };
 
-// What the configs say about a model, besides the convention.
+// The content of the configs about a model, besides the convention.
 struct QuantizedModel {
-  std::vector<std::string> ignored_modules;  // Linear modules that were left alone.
-  std::string writer_version;                // Of this library.
+  std::vector<std::string> ignored_modules;  // Linear modules that are not quantized.
+  std::string writer_version;                // Version of this library.
 };
 
 struct ConfigFile {
@@ -65,7 +66,7 @@ struct ConventionSpec {
   // All experts of a layer in one tensor: values [E, N, K / block, block bytes], scales
   // [E, N, K / block]. The n-th suffix of the values goes with the n-th of the scales.
   bool is_stacked = false;
-  // The one of the suffixes of stacked values whose plain weight is [E, K, N].
+  // The suffix of stacked values whose unquantized weight is [E, K, N].
   std::string_view transposed_suffix = {};
 
   // Whether a `quantization_config` object declares this convention.
@@ -88,12 +89,13 @@ const ConventionSpec& deepseek_mxfp4();
 std::span<const ConventionSpec* const> all_convention_specs();
 const ConventionSpec& convention_spec(Convention convention);
 
-// "nvfp4-ct, nvfp4-modelopt, ...": for messages. Of all that are read, or that are written.
+// "nvfp4-ct, nvfp4-modelopt, ...", for messages: all conventions that are read, or that are
+// written.
 std::string convention_names();
 std::string written_convention_names();
 
 // Stored tensors of the weight `prefix` + "weight" (prefix: "model.layers.0.mlp.up_proj."), in the
-// order values, scales, global scale. Of a convention without stacked experts.
+// order values, scales, global scale, for a convention without stacked experts.
 std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
                                      int64_t rows, int64_t cols);
 // Shapes of the values and scales of a rows x cols weight.

@@ -1,5 +1,5 @@
-// What a checkpoint says about its quantization: config.json (also in nested model configs),
-// hf_quant_config.json, and the __metadata__ that our writer leaves in every file.
+// The quantization that a checkpoint declares in config.json (also in nested model configs),
+// hf_quant_config.json, and the __metadata__ that our writer adds to every file.
 #pragma once
 
 #include <optional>
@@ -9,15 +9,15 @@
 
 namespace narrowfloat {
 
-// Key in __metadata__ whose value is the name of a convention; so a single file without config.json
-// keeps its declaration.
+// Key in __metadata__ whose value is the name of a convention. A single file without config.json
+// keeps its declaration in it.
 inline constexpr const char* kConventionKey = "narrowfloat.convention";
 
 struct Declaration {
   std::string source;  // "config.json": for messages.
   std::string method;  // As spelled there: "compressed-tensors, format nvfp4-pack-quantized".
   const ConventionSpec* spec = nullptr;
-  // Of the experts, where they have a convention of their own.
+  // The convention of the experts, where they have one of their own.
   const ConventionSpec* experts = nullptr;
 
   [[nodiscard]] bool has(const ConventionSpec* wanted) const {

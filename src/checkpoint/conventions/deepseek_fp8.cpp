@@ -19,7 +19,7 @@ const nlohmann::json& block_size() {
   return kBlockSize;
 }
 
-// Loaders of this method take every Linear module for quantized but those they are told to leave.
+// Loaders of this method treat every Linear module as quantized except those that the config lists.
 nlohmann::ordered_json deepseek_fp8_config(const QuantizedModel& model) {
   return {
       {"quant_method", "fp8"},

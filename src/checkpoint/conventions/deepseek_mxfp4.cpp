@@ -19,7 +19,7 @@ const ConventionSpec& deepseek_mxfp4() {
                .is_written = false},
       .values = {{"weight"}, {DType::kI8}},
       .scales = {{"scale"}, {DType::kF8E8M0}},
-      // Never a model's only convention.
+      // This is never a model's only convention.
       .is_declared_by = [](const nlohmann::json&) { return false; },
   };
   return kSpec;

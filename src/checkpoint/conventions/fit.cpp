@@ -132,7 +132,7 @@ class Fitter {
   const ConventionSpec& spec_;
   Fit fit_;
   std::string stem_;
-  size_t variant_ = 0;  // Which suffix of the values the name has.
+  size_t variant_ = 0;  // Index of the values' suffix that the name has.
   std::vector<int64_t> scales_shape_;
 };
 

@@ -3,14 +3,14 @@
 //   X_blocks  U8  [E, N, K/32, 16]   even column in the low nibble
 //   X_scales  U8  [E, N, K/32]       UE8M0 bytes
 //
-// value = code * 2^(scale - 127). So far the names of Hugging Face, where X is
+// value = code * 2^(scale - 127). These are the names of Hugging Face, where X is
 // `model.layers.L.mlp.experts.gate_up_proj` or `.down_proj`; in the model's original files the
 // suffixes are `.blocks` and `.scales`, and X is `block.L.mlp.mlp1_weight` or `.mlp2_weight`. Rows
 // of the first matrix are gate 0, up 0, gate 1, up 1, ...
 //
-// The plain weight has the name X in both. Hugging Face's model multiplies rows with it from the
-// left, so there it is [E, K, N]; the original one is [E, N, K]. K = N is common (2880), so that a
-// plain weight the wrong way round would load without an error.
+// The unquantized weight has the name X in both. Hugging Face's model multiplies rows with it from
+// the left, so there it is [E, K, N]; the original one is [E, N, K]. K = N is common (2880), so a
+// transposed unquantized weight would load without an error.
 #include "checkpoint/conventions/convention.h"
 
 namespace narrowfloat {

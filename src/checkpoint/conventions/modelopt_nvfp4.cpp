@@ -6,7 +6,7 @@
 //
 // value = code * (scale * scale_2). The declaration is in config.json and again in
 // hf_quant_config.json. The algorithm is W4A16_NVFP4, ModelOpt's name for weights alone: "NVFP4"
-// promises activation scales (X.input_scale), and loaders that believe it then miss them.
+// promises activation scales (X.input_scale), which loaders would then miss.
 #include "checkpoint/conventions/convention.h"
 
 namespace narrowfloat {
@@ -63,7 +63,7 @@ const ConventionSpec& modelopt_nvfp4() {
       .input_scale = {{"input_scale"}, {DType::kF32}},
       .global_sense = GlobalScaleSense::kDecode,
       .global_shape = {},
-      // 1.0, or the smallest scale, 2^-9.
+      // The scales are 1.0 and the smallest scale, 2^-9.
       .zero_scales = ZeroScaleBytes{.zero_block = 0x38, .underflow = 0x01},
       .is_declared_by = is_modelopt_nvfp4_declared,
       .quantization_config = modelopt_nvfp4_config,

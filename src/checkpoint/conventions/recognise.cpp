@@ -1,8 +1,9 @@
-// Which stored tensors form quantized weights.
+// Recognition of the stored tensors that form quantized weights.
 //
 // Every tensor that could hold the codes of some convention is fitted against all of them, by name,
 // dtype and shape together with its companions. The declaration of the checkpoint must be among the
-// conventions that fit; without a declaration exactly one must fit. Nothing later looks at names.
+// conventions that fit; without a declaration exactly one must fit. Later steps do not look at
+// names.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -33,7 +34,7 @@ class Recogniser {
   }
 
  private:
-  // The weight whose codes this tensor holds, if it does.
+  // The weight whose codes this tensor holds, if it holds codes.
   std::optional<LogicalTensor> classify(const TensorInfo& info) const {
     std::vector<Fit> fits;
     std::optional<Fit> failed;
@@ -56,8 +57,8 @@ class Recogniser {
     return std::nullopt;
   }
 
-  // Without a declaration, codes that fit nothing are an error only where something besides the
-  // dtype says that they are codes: plain U8 and F8_E4M3 weights exist, and U8 tensors of blocks.
+  // Without a declaration, codes that fit no convention are an error only where more than the dtype
+  // suggests codes: unquantized U8 and F8_E4M3 weights exist, and U8 tensors of blocks.
   static bool is_suspect(const Fit& fit, const TensorInfo& info) {
     return fit.has_companion || (!fit.spec->is_stacked && !stem_of(info.name, "weight"));
   }
@@ -92,7 +93,7 @@ class Recogniser {
     weights_.emplace(info.name, std::move(plain));
   }
 
-  // Of each convention that is declared.
+  // Requires weights of each convention that is declared.
   void require_weights() const {
     for (const ConventionSpec* spec : {declared_->spec, declared_->experts}) {
       const bool is_there =
@@ -103,8 +104,8 @@ class Recogniser {
     }
   }
 
-  // A scale without codes: the codes are missing, or are not what was declared. Other modules have
-  // parameters of the name `scale`, too: there the weight must be one of bytes.
+  // Refuses a scale without codes: the codes are missing, or are not as declared. Other modules
+  // also have parameters of the name `scale`; for those the weight must have a byte type.
   void refuse_orphan(const TensorInfo& info) const {
     const ConventionSpec& spec = *declared_->spec;
     for (const PartRule* rule : {&spec.scales, &spec.global_scale}) {
@@ -154,14 +155,14 @@ class Recogniser {
   [[noreturn]] void throw_nothing_quantized(const ConventionSpec& spec) const {
     throw_error(ErrorKind::kCorruptData,
                 "{}: {} declares {} ({}), but no tensor is stored so; remove the declaration if "
-                "the weights are plain",
+                "the weights are not quantized",
                 printable(checkpoint_.path()), declared_->source, spec.info.name,
                 declared_->method);
   }
 
   const Checkpoint& checkpoint_;
   std::optional<Declaration> declared_;
-  std::map<std::string, LogicalTensor> weights_;  // By name.
+  std::map<std::string, LogicalTensor> weights_;  // Key: name.
   std::set<std::string, std::less<>> used_;       // Stored tensors that are parts of weights.
 };
 

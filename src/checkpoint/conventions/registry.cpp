@@ -1,4 +1,4 @@
-// The list of conventions, lookup by name, and what follows from their data alone.
+// The list of conventions, lookup by name, and facts that follow from their data alone.
 #include <array>
 
 #include "base/int_math.h"
@@ -13,7 +13,7 @@ struct Alias {
   std::string_view name;
   Convention convention;
 };
-// Plain format names mean the convention that most software loads.
+// A format's own name means the convention that most software loads.
 constexpr std::array kAliases = {
     Alias{"nvfp4", Convention::kNvfp4CompressedTensors},
     Alias{"mxfp4", Convention::kMxfp4CompressedTensors},

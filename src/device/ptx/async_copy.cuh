@@ -1,4 +1,4 @@
-// Copies from global to shared memory that run beside the thread, one instruction per function.
+// Asynchronous copies from global to shared memory, one instruction per function.
 #pragma once
 
 #include "base/host_device.h"
@@ -15,8 +15,9 @@ __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t b
       : "memory");
 }
 
-// The same to several blocks of a cluster, bit i of `ranks` for block i: to the same place in the
-// shared memory of each, where it completes on the barrier of the same place.
+// cp.async.bulk with multicast to the CTAs of a cluster, bit i of `ranks` for CTA i: each receives
+// the bytes at the same offset of its shared memory, and they complete on its barrier at the same
+// offset.
 __device__ inline void copy_bulk_to_blocks(uint32_t shared, const void* global, uint32_t bytes,
                                            uint32_t barrier, uint16_t ranks) {
   asm volatile(
@@ -26,28 +27,28 @@ __device__ inline void copy_bulk_to_blocks(uint32_t shared, const void* global, 
       : "memory");
 }
 
-// cp.async of 16 bytes, past L1: the first `bytes` (0 or 16) from memory, the rest zeros.
+// cp.async of 16 bytes, bypassing L1: the first `bytes` (0 or 16) from memory, the rest zeros.
 __device__ inline void copy_16(uint32_t shared, const void* global, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global)), "r"(bytes)
                : "memory");
 }
 
-// The same of 4 bytes.
+// cp.async of 4 bytes, of which the first `bytes` (0 or 4) come from memory.
 __device__ inline void copy_4(uint32_t shared, const void* global, uint32_t bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global)), "r"(bytes)
                : "memory");
 }
 
-// cp.async of 16 bytes, past L1.
+// cp.async of 16 bytes, bypassing L1.
 __device__ inline void copy_16(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global))
                : "memory");
 }
 
-// cp.async.wait_all: until all copies of this thread that complete on no barrier have arrived.
+// cp.async.wait_all: waits for all copies of this thread that complete on no barrier.
 __device__ inline void wait_for_async_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace narrowfloat

@@ -1,37 +1,37 @@
-// Thread block clusters: blocks that run at the same time, wait for each other, and write each
-// other's shared memory. A kernel that is launched without clusters is in clusters of one block.
+// Thread block clusters: CTAs that run at the same time, synchronize with each other, and access
+// each other's shared memory. A kernel that is launched without clusters has clusters of one CTA.
 #pragma once
 
 #include "base/host_device.h"
 
 namespace narrowfloat {
 
-// %cluster_ctarank: this block's place in its cluster.
+// %cluster_ctarank: rank of this CTA in its cluster.
 __device__ inline uint32_t cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// %cluster_nctarank: blocks of a cluster.
+// %cluster_nctarank: CTAs of a cluster.
 __device__ inline uint32_t cluster_size() {
   uint32_t size;
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
 
-// barrier.cluster.arrive: this thread is here; what it wrote is visible to those that wait.
+// barrier.cluster.arrive: release of this thread's writes to the threads that wait.
 __device__ inline void arrive_at_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-// barrier.cluster.wait: until all threads of the cluster have arrived or ended.
+// barrier.cluster.wait: waits until all threads of the cluster have arrived or exited.
 __device__ inline void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// mapa and st.shared::cluster: to the same place in the shared memory of block `rank`, which must
-// have started and not have ended.
+// mapa and st.shared::cluster: stores at the same offset in the shared memory of CTA `rank`, which
+// must have started and not have exited.
 __device__ inline void store_in_block(uint32_t shared, uint32_t rank, uint32_t value) {
   asm volatile(
       "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
@@ -40,8 +40,8 @@ __device__ inline void store_in_block(uint32_t shared, uint32_t rank, uint32_t v
       : "memory");
 }
 
-// mapa and mbarrier.arrive.shared::cluster: at the barrier of the same place in block `rank`. Says
-// that this thread has read; for what it has written, others need a wider release.
+// mapa and mbarrier.arrive.shared::cluster: arrives at the barrier at the same offset in CTA
+// `rank`. It signals that this thread has read; writes of this thread need a wider release.
 __device__ inline void arrive_in_block(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
@@ -50,7 +50,7 @@ __device__ inline void arrive_in_block(uint32_t barrier, uint32_t rank) {
       : "memory");
 }
 
-// The same by the threads for which `arrives`, without a branch.
+// Predicated arrive_in_block(), without a branch.
 __device__ inline void arrive_in_block_if(bool arrives, uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{.reg .b32 remote; .reg .pred arrives; mapa.shared::cluster.u32 remote, %0, %1; "
@@ -60,7 +60,7 @@ __device__ inline void arrive_in_block_if(bool arrives, uint32_t barrier, uint32
       : "memory");
 }
 
-// st.async: 4 bytes to the same place in block `rank`, which complete on its barrier there.
+// st.async: stores 4 bytes at the same offset in CTA `rank`; they complete on that CTA's barrier.
 __device__ inline void send_to_block(uint32_t shared, uint32_t rank, uint32_t value,
                                      uint32_t barrier) {
   asm volatile(

@@ -35,7 +35,7 @@ __device__ inline uint32_t e4m3x2_to_f16x2(uint16_t codes) {
   return result;
 }
 
-// The same of the lower and of the upper half of four codes.
+// cvt.rn.f16x2.e4m3x2 of the lower and of the upper half of four codes.
 __device__ inline uint32_t e4m3x4_low_to_f16x2(uint32_t codes) {
   uint32_t result;
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}"

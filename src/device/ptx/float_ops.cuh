@@ -5,7 +5,7 @@
 
 namespace narrowfloat {
 
-// mul.rn.ftz.f32: denormal operands count as zeros of their sign; tininess is judged after
+// mul.rn.ftz.f32: denormal operands count as zeros of their sign; tininess is detected after
 // rounding.
 __device__ inline float mul_ftz(float a, float b) {
   float result;
@@ -27,8 +27,8 @@ __device__ inline float div_ftz(float a, float b) {
   return result;
 }
 
-// rcp.approx.ftz.f32: within 1 ulp, and what `fast` mode is defined by (spec 4.3). Never of another
-// reciprocal's result: ptxas replaces the pair by its operand.
+// rcp.approx.ftz.f32: within 1 ulp; `fast` mode is defined by it (spec 4.3). Never apply it to
+// another reciprocal's result: ptxas replaces the pair by its operand.
 __device__ inline float rcp_approx(float a) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));

@@ -1,4 +1,4 @@
-// Programmatic dependent launch: a kernel may start while the one before it still runs. Both
+// Programmatic dependent launch: a kernel may start while the preceding one still runs. Both
 // instructions do nothing in a kernel that was launched without the attribute.
 #pragma once
 
@@ -6,23 +6,26 @@
 
 namespace narrowfloat {
 
-// griddepcontrol.wait (PTX ISA, Parallel Synchronization): until all memory operations of the grids
-// this one depends on are done and visible. Before the first access to memory that an earlier
-// kernel may read or write.
+// griddepcontrol.wait (PTX ISA, Parallel Synchronization): waits until all memory operations of the
+// prerequisite grids are complete and visible. Call it before the first access to memory that an
+// earlier kernel may read or write.
 __device__ inline void wait_for_previous_grids() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // griddepcontrol.launch_dependents: triggers the next launch, whose CTAs are scheduled once every
-// CTA of this grid has triggered it or ended. It is a matter of speed only: the next kernel waits
-// for the whole of this one. Best after the loads of this CTA are issued; at the very top the
-// waiting CTAs take slots that this grid still needs. A CTA has waited for the grids before it when
-// it triggers: that is what runtime/cuda/kernel_chain.h counts on.
-__device__ inline void allow_next_grid() { asm volatile("griddepcontrol.launch_dependents;"); }
+// CTA of this grid has triggered it or exited. It affects speed only: the next kernel still waits
+// for the whole of this one. The best place is after the loads of this CTA are issued; at the very
+// top the waiting CTAs would take SM slots that this grid still needs. A CTA waits on the
+// programmatic dependency before it triggers: runtime/cuda/kernel_chain.h relies on that.
+__device__ inline void trigger_dependent_launch() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
 
-// The same before this CTA has waited, for kernels after which nobody reads memory early. Right
-// where no CTA of this grid waits for a place and the next kernel has work to do before its wait.
-__device__ inline void allow_next_grid_before_wait() {
+// Triggers the next launch before this CTA has waited, for kernels whose successors read no memory
+// early. It pays where no CTA of this grid waits for a slot and the next kernel has work before its
+// wait.
+__device__ inline void trigger_dependent_launch_before_wait() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 

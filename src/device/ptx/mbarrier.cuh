@@ -10,7 +10,8 @@ __device__ inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: initialised barriers are visible to bulk copies. Before a block barrier.
+// fence.mbarrier_init: makes initialised barriers visible to bulk copies. Call it before a CTA
+// barrier.
 __device__ inline void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -20,7 +21,7 @@ __device__ inline void arrive(uint32_t barrier) {
                : "memory");
 }
 
-// One arrival, and `bytes` that bulk copies will bring before the phase can end.
+// Arrives once and announces `bytes` of bulk copies that must complete before the phase can end.
 __device__ inline void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile(
       "{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(
@@ -29,7 +30,7 @@ __device__ inline void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
       : "memory");
 }
 
-// Whether the phase of this parity has ended; may wait a while for it.
+// Whether the phase of this parity has ended; may suspend the thread for a while.
 __device__ inline bool try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -40,17 +41,18 @@ __device__ inline bool try_wait(uint32_t barrier, uint32_t parity) {
   return done != 0;
 }
 
-// cp.async.mbarrier.arrive.noinc: an arrival once all earlier cp.async of this thread are done.
+// cp.async.mbarrier.arrive.noinc: arrives once all earlier cp.async of this thread are complete.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// fence.proxy.async: what this thread sees in shared memory, matrix instructions see after it.
+// fence.proxy.async: orders this thread's shared memory accesses before later ones of the async
+// proxy (wgmma, bulk copies).
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// bar.sync: the `threads` threads that use barrier `id` (1 to 15; 0 is __syncthreads()).
+// bar.sync: waits for the `threads` threads that use barrier `id` (1 to 15; 0 is __syncthreads()).
 __device__ inline void sync_threads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

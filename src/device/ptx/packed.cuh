@@ -5,7 +5,7 @@
 
 namespace narrowfloat {
 
-// max.xorsign.abs.bf16x2, .f16x2: the larger magnitude, with a sign of no use; a number wins over
+// max.xorsign.abs.bf16x2, .f16x2: the larger magnitude, with an arbitrary sign; a number wins over
 // NaN.
 __device__ inline uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
@@ -18,7 +18,7 @@ __device__ inline uint32_t max_abs_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
-// max.NaN.xorsign.abs.bf16x2, .f16x2: the same, and NaN wins.
+// max.NaN.xorsign.abs.bf16x2, .f16x2: the larger magnitude; NaN wins.
 __device__ inline uint32_t max_abs_nan_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
   asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
@@ -73,8 +73,8 @@ __device__ inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
-// The lower or upper half in both halves, as moves: ptxas folds them into a multiplication, unlike
-// prmt.
+// Broadcasts the lower or the upper half to both halves, as moves: ptxas folds them into a
+// multiplication, unlike prmt.
 __device__ inline uint32_t low_halves(uint32_t pair) {
   uint32_t result;
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}"

@@ -1,12 +1,12 @@
-// Shared memory by its 32-bit addresses: what a thread keeps in a register the compiler need not
-// make anew at every access.
+// Shared memory accesses by 32-bit addresses. The compiler need not recompute an address that a
+// thread keeps in a register.
 #pragma once
 
 #include "base/host_device.h"
 
 namespace narrowfloat {
 
-// An address in shared memory, as instructions take it.
+// The 32-bit address of shared memory that the instructions below take.
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

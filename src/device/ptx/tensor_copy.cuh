@@ -1,14 +1,14 @@
-// Copies of boxes of a tensor between global and shared memory, which run beside the thread, one
-// instruction per function. `map` is a TensorMap (runtime/cuda/tensor_map.h) in the parameters of
-// the kernel; coordinates count elements, the innermost first. What lies outside the tensor becomes
-// zeros and is not stored. Shared addresses are multiples of 128, in a swizzle of 1024.
+// TMA copies of boxes of a tensor between global and shared memory, one instruction per function.
+// `map` is a TensorMap (runtime/cuda/tensor_map.h) in the parameters of the kernel; coordinates
+// count elements, the innermost first. Elements outside the tensor are loaded as zeros and not
+// stored. Shared addresses are multiples of 128, or of 1024 with a swizzle.
 #pragma once
 
 #include "base/host_device.h"
 
 namespace narrowfloat {
 
-// cp.async.bulk.tensor of 2 dimensions: completes on `barrier`, with the bytes of the whole box.
+// cp.async.bulk.tensor of 2 dimensions: completes on `barrier` with the bytes of the whole box.
 __device__ inline void copy_box(uint32_t shared, const void* map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -17,7 +17,7 @@ __device__ inline void copy_box(uint32_t shared, const void* map, int x, int y, 
       : "memory");
 }
 
-// Of 3 dimensions.
+// cp.async.bulk.tensor of 3 dimensions.
 __device__ inline void copy_box(uint32_t shared, const void* map, int x, int y, int z,
                                 uint32_t barrier) {
   asm volatile(
@@ -27,8 +27,9 @@ __device__ inline void copy_box(uint32_t shared, const void* map, int x, int y, 
       : "memory");
 }
 
-// The same to several blocks of a cluster, bit i of `ranks` for block i: to the same place in the
-// shared memory of each, where it completes on the barrier of the same place.
+// cp.async.bulk.tensor with multicast to the CTAs of a cluster, bit i of `ranks` for CTA i: each
+// receives the box at the same offset of its shared memory, and it completes on its barrier at the
+// same offset.
 __device__ inline void copy_box_to_blocks(uint32_t shared, const void* map, int x, int y, int z,
                                           uint32_t barrier, uint16_t ranks) {
   asm volatile(
@@ -38,8 +39,8 @@ __device__ inline void copy_box_to_blocks(uint32_t shared, const void* map, int 
       : "memory");
 }
 
-// cp.async.bulk.tensor to global memory, of 2 or 3 dimensions. What other threads wrote to shared
-// memory needs a fence_async_proxy() of theirs first.
+// cp.async.bulk.tensor to global memory, of 2 or 3 dimensions. Other threads call
+// fence_async_proxy() after they write the box to shared memory.
 __device__ inline void store_box(const void* map, int x, int y, uint32_t shared) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
@@ -57,7 +58,7 @@ __device__ inline void store_box(const void* map, int x, int y, int z, uint32_t 
 // cp.async.bulk.commit_group: closes a group of this thread's stores.
 __device__ inline void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read 0: all groups of this thread have read shared memory.
+// cp.async.bulk.wait_group.read 0: waits until all groups of this thread have read shared memory.
 __device__ inline void wait_for_boxes_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }

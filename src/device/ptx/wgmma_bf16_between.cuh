@@ -1,5 +1,5 @@
-// wgmma_bf16() of wgmma_bf16.cuh for numbers of tokens between the powers of two: items whose rows
-// need fewer columns than their tile has, or a few more.
+// wgmma_bf16() of wgmma_bf16.cuh for numbers of tokens between the powers of two: output tiles
+// whose valid rows need fewer columns of the instruction than the token tile has, or a few more.
 #pragma once
 
 #include "device/ptx/wgmma_bf16.cuh"

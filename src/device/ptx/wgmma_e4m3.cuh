@@ -1,7 +1,7 @@
 // wgmma.mma_async of four e4m3, one overload per number of tokens: d[64 weight rows, n tokens] =
-// a[64, 32] * b[32, n], plus d if `accumulate`. a in registers, b in shared memory through a
-// descriptor, sums of 13 fraction bits (PTX ISA, Asynchronous Warpgroup Level Matrix Instructions).
-// Between wgmma_fence() and wgmma_wait() neither d nor a may be touched.
+// a[64, 32] * b[32, n], plus d if `accumulate`. a is in registers, b in shared memory through a
+// descriptor, sums have 13 fraction bits (PTX ISA, Asynchronous Warpgroup Level Matrix
+// Instructions). Neither d nor a may be touched between wgmma_fence() and wgmma_wait().
 #pragma once
 
 #include "base/host_device.h"

@@ -1,5 +1,5 @@
-// wgmma_e4m3() of wgmma_e4m3.cuh with both operands in shared memory, through descriptors: a is
-// [64 weight rows][128 bytes], like b in the 128-byte swizzle.
+// wgmma_e4m3() of wgmma_e4m3.cuh with both operands in shared memory, through descriptors: a is [64
+// weight rows][128 bytes], in the 128-byte swizzle like b.
 #pragma once
 
 #include "base/host_device.h"
@@ -42,7 +42,7 @@ __device__ inline void wgmma_e4m3(float (&d)[16], uint64_t a, uint64_t b, int ac
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// Tokens (here weight rows, long_tile_loop.cuh): 64.
+// Tokens (weight rows in the TMA kernel): 64.
 __device__ inline void wgmma_e4m3(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %34, 0;"
@@ -81,7 +81,7 @@ __device__ inline void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b, int ac
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// Tokens (here weight rows, long_tile_loop.cuh): 192.
+// Tokens (weight rows in the TMA kernel): 192.
 __device__ inline void wgmma_e4m3(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %98, 0;"

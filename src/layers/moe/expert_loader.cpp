@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kConvertGrain = 1 << 16;
 
-// The quantizer's format for plain weights.
+// The quantizer's format for unquantized weights.
 FormatId quantizer_format(WeightFormat format) {
   return format == WeightFormat::kFp8Tensor ? FormatId::kFp8Tensor : *storage_of(format).scales;
 }
@@ -27,7 +27,7 @@ int64_t row_bytes(const StackedWeight& weight) {
   return weight.cols * code_bits(storage_of(weight.format).dtype) / 8;
 }
 
-// Of the first `rows` rows of one expert.
+// The scale grid of the first `rows` rows of one expert.
 ScaleGrid grid(const StackedWeight& weight, int64_t rows) {
   return scale_grid(storage_of(weight.format), rows, weight.cols);
 }

@@ -1,5 +1,5 @@
-// Experts of one layer from files into canonical tensors: read, and coded where the files hold
-// plain weights.
+// Loads the experts of one layer from files into canonical tensors, and quantizes them where the
+// files hold unquantized weights.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace narrowfloat {
 
-// One of the layer's stacked weights, and what its codes must be multiplied with.
+// One of the layer's stacked weights, and the factors of its codes.
 struct StackedWeight {
   WeightFormat format = WeightFormat::kBf16;
   int64_t experts = 0;
@@ -25,10 +25,10 @@ struct StackedWeight {
   [[nodiscard]] WeightView view() const;
 };
 
-// Matrices of all experts as a file has them.
+// Matrices of all experts as a file stores them.
 struct StackedSource {
   const LogicalTensor& weight;
-  bool is_transposed = false;  // The plain weight is [E, K, N].
+  bool is_transposed = false;  // The unquantized weight is [E, K, N].
 };
 
 // Rows [first_row, first_row + rows) of one expert of a stacked weight, from one tensor of a file.
@@ -41,8 +41,8 @@ class ExpertLoader {
   // wrong shape.
   float load(const LogicalTensor& weight, int64_t expert, int64_t first_row, int64_t rows);
 
-  // The whole matrix of one expert, number `id` of a stacked weight [E, rows, cols] or, transposed,
-  // [E, cols, rows]; only its part of the file is read. Otherwise as load().
+  // Loads the whole matrix of one expert, number `id` of a stacked weight [E, rows, cols] or,
+  // transposed, [E, cols, rows]; only its part of the file is read. Otherwise as load().
   float load_stacked(const StackedSource& source, int64_t id, int64_t expert);
 
  private:

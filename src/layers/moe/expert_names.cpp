@@ -11,7 +11,7 @@
 namespace narrowfloat {
 namespace {
 
-// Takes the last dotted part off `text`.
+// Removes the last dotted component of `text` and returns it.
 std::string_view take_last(std::string_view& text) {
   const size_t dot = text.rfind('.');
   const std::string_view last = dot == std::string_view::npos ? text : text.substr(dot + 1);

@@ -4,7 +4,7 @@
 //   X.layers.L.feed_forward.experts.E.{gate_proj, ...}.weight          Llama-4
 //   X.layers.L.block_sparse_moe.experts.E.{w1,w3,w2}.weight            Mixtral, MiniMax
 //   layers.L.ffn.experts.E.{w1,w3,w2}.weight                           DeepSeek's own files
-// and of all experts together:
+// Stacked experts:
 //   X.layers.L.{mlp,feed_forward}.experts.{gate_up_proj,down_proj}     gpt-oss, Llama-4
 //   block.L.mlp.{mlp1_weight,mlp2_weight}                              gpt-oss' original files
 #pragma once
@@ -26,7 +26,7 @@ enum class ExpertMatrix : int { kGate = 0, kUp = 1, kDown = 2 };
 std::string_view name(ExpertMatrix matrix);
 
 struct ExpertName {
-  std::string_view block;  // "model.layers.3.mlp": what the router's name starts with.
+  std::string_view block;  // "model.layers.3.mlp": the prefix of the router's name.
   int64_t layer = 0;
   int64_t expert = 0;
   ExpertMatrix matrix = ExpertMatrix::kGate;
@@ -39,7 +39,7 @@ struct StackedName {
   std::string_view block;
   int64_t layer = 0;
   bool is_down = false;  // Else gate and up.
-  // The plain weight is [E, K, N]; else [E, N, K].
+  // The unquantized weight is [E, K, N]; else [E, N, K].
   bool is_transposed = false;
 };
 // Empty for other tensors. The view is into `tensor`.
@@ -49,7 +49,7 @@ std::optional<StackedName> parse_stacked_name(std::string_view tensor);
 // weight.
 std::string stacked_bias_name(std::string_view weight);
 
-// Weights of the experts of one layer: one by one, indexed [expert][ExpertMatrix], or stacked, the
+// Weights of the experts of one layer: one by one, indexed [expert][ExpertMatrix], or stacked: the
 // first matrix (gate and up) and the second.
 struct LayerExperts {
   std::string block;

@@ -1,5 +1,5 @@
-// explain_moe() and plan_moe(): the problem of each stage put to its implementations, and the
-// stages of the plan with their buffers.
+// explain_moe() asks the implementations of each stage whether they take its problem; plan_moe()
+// lists the stages of the plan with their buffers.
 #include <utility>
 
 #include "base/throw_error.h"
@@ -10,7 +10,7 @@
 namespace narrowfloat {
 namespace {
 
-// A run of `tokens` tokens from logits, with plain rows.
+// A run of `tokens` tokens from logits, with unquantized rows.
 class ExplainedRun {
  public:
   ExplainedRun(const MoeConfig& config, const MoeReferenceOptions& reference, int64_t tokens,
@@ -25,13 +25,13 @@ class ExplainedRun {
     if (device.type != DeviceType::kCpu) {
       routing_ =
           explain_candidates("route_permute", route_permute_impls(), stages_.route_permute());
-      facts.joins_routing = !routing_.chosen.empty();
+      facts.joins_routing = joins_routing(stages_.route_permute());
     }
     plan_.list_stages(facts);
   }
 
   [[nodiscard]] const MoePlan& plan() const { return plan_; }
-  // Empty on a CPU: nothing joins there.
+  // Empty on a CPU, which has no fused prologue.
   [[nodiscard]] const Explanation& joint_routing() const { return routing_; }
 
   [[nodiscard]] Explanation explain(MoePlanStageKind kind) const {
@@ -60,12 +60,12 @@ class ExplainedRun {
     return {};
   }
 
-  // The candidates of an activation that the first GEMM does stay as they are, all passed over.
+  // Keeps the candidates of an activation that the first GEMM fuses, all passed over.
   [[nodiscard]] Explanation explain_fused_activation() const {
     Explanation activation = explain(MoePlanStageKind::kActivation);
     activation.chosen = "fused into grouped_gemm";
     for (Candidate& candidate : activation.candidates) {
-      if (candidate.supported) candidate.reason = "passed over: grouped_gemm does the activation";
+      if (candidate.supported) candidate.reason = "passed over: grouped_gemm fuses the activation";
     }
     return activation;
   }
@@ -106,8 +106,9 @@ class ExplainedRun {
 
 std::vector<Explanation> explanations_of(const ExplainedRun& run) {
   std::vector<Explanation> explanations;
-  const bool is_refused = !run.joint_routing().op.empty() && run.joint_routing().chosen.empty();
-  if (is_refused) explanations.push_back(run.joint_routing());
+  const bool is_passed_over = !run.joint_routing().op.empty() &&
+                              run.plan().stages().front().kind != MoePlanStageKind::kRoutePermute;
+  if (is_passed_over) explanations.push_back(run.joint_routing());
   for (const MoePlanStage& stage : run.plan().stages()) {
     explanations.push_back(run.explain(stage.kind));
     if (stage.kind == MoePlanStageKind::kFirstGemm && run.plan().fuses_activation()) {

@@ -1,5 +1,5 @@
-// A family of models is a function that reads its members; where a model's code has a constant in
-// place of a member, so has the function.
+// A family of models is a function that reads its members. Where a model's code has a constant in
+// place of a member, the function has the same constant.
 #include "layers/moe/model_config.h"
 
 #include <array>
@@ -106,7 +106,7 @@ MoeModelConfig deepseek_model(const ConfigReader& config) {
   model.routing.method = RoutingMethod::kDeepSeekV3;
   model.routing.experts = config.integer("n_routed_experts");
   model.routing.top_k = config.integer("num_experts_per_tok");
-  // Required: what a missing member means differs between readers of such files.
+  // These are required: readers of such files differ about the meaning of a missing member.
   model.routing.n_group = config.integer("n_group");
   model.routing.topk_group = config.integer("topk_group");
   model.routing.routed_scale = config.number("routed_scaling_factor");

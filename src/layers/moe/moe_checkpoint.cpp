@@ -1,4 +1,4 @@
-// LoadedMoe: names, config and weights of one layer put together.
+// LoadedMoe combines names, config and weights of one layer.
 #include "narrowfloat/moe_checkpoint.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace narrowfloat {
 namespace {
 
-// The exact mode with the least loss in its activations that needs no calibration.
+// The exact mode that loses least in its activations and needs no calibration.
 MoeMode default_mode(WeightFormat stored) {
   switch (stored) {
     case WeightFormat::kBf16:
@@ -36,7 +36,7 @@ MoeMode default_mode(WeightFormat stored) {
   throw_bad_enumerator("weight format", static_cast<int>(stored));
 }
 
-// Largest value that codes and block scales of the static formats reach together.
+// The largest product of code and block scale in the static formats.
 float static_range(RowFormat format) {
   return format == RowFormat::kNvfp4 ? 448.0F * 6.0F : 448.0F;
 }
@@ -269,7 +269,7 @@ class LayerLoader {
                 model_.routing.experts);
   }
 
-  // Before any buffer is sized: what prepare() would refuse.
+  // Refuses extents that prepare() would refuse, before any buffer is sized.
   void check_extents(const MoeConfig& config) const {
     const MoeModeInfo& mode = moe_mode_info(config.mode);
     if (config.hidden % mode.multiple == 0 && config.inter % mode.multiple == 0) return;
@@ -291,8 +291,8 @@ class LayerLoader {
     return count;
   }
 
-  // Static quant multipliers of input and intermediate: what the first multiplies by, the factors
-  // of the GEMM divide by.
+  // Static quant multipliers of input and intermediate. The multiplier of the first GEMM's rows is
+  // divided out by its factors.
   void fold_static_scales(LoadedLayer& state) const {
     const MoeModeInfo& mode = moe_mode_info(state.config.mode);
     if (!has_static_multiplier(mode.input)) return;

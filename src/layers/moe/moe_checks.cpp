@@ -1,5 +1,5 @@
 // See moe_checks.h. Shapes, dtypes and layouts of the weights themselves are checked where they are
-// prepared; here is what only the layer knows.
+// packed; this file has the checks that need the layer's configuration.
 #include "layers/moe/moe_checks.h"
 
 #include <array>
@@ -27,7 +27,7 @@ void check_extent(std::string_view argument, int64_t extent, const MoeModeInfo& 
 
 void check_shard(const MoeConfig& config) {
   const int32_t experts = config.routing.experts;
-  // Compared without a sum that could overflow.
+  // The comparison avoids a sum that could overflow.
   if (config.expert_offset < 0 || config.local_experts < 1 ||
       config.expert_offset > experts - config.local_experts) {
     throw_invalid(
@@ -62,7 +62,7 @@ void check_switches(const MoeConfig& config) {
   }
 }
 
-// True for rows of a plain type, and for those of modes that quantize none.
+// True for rows of an unquantized type, and for those of modes that quantize none.
 bool is_plain_input(const MoeInputs& inputs, const MoeConfig& config) {
   const DType dtype = inputs.values.dtype;
   const bool is_wide = dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
@@ -76,7 +76,7 @@ void require_on_device(std::string_view argument, const void* data, Device from,
                 argument, to_string(device), to_string(from));
 }
 
-// Everything that is given as a tensor lies on the layer's device, checkpoints' tensors included.
+// Requires all tensors on the layer's device, checkpoints' tensors included.
 void check_weight_devices(const MoeWeights& weights, const MoeConfig& config, Device device) {
   const Activation& activation = config.activation;
   const PerExpert input_multiplier = weights.input_multiplier.value_or(1.0F);
@@ -136,7 +136,7 @@ void check_multipliers(const MoeWeights& weights, const MoeConfig& config, Devic
   }
 }
 
-// Types and scales are checked against the mode where the weights are prepared.
+// Types and scales are checked against the mode where the weights are packed.
 void check_weight_shape(std::string_view argument, const WeightView& weight,
                         std::initializer_list<int64_t> shape) {
   const TensorView& values = weight.values;
@@ -149,7 +149,7 @@ void check_weight_shape(std::string_view argument, const WeightView& weight,
   }
 }
 
-// A weight, or a source of it.
+// Checks a weight, or that only its source is given.
 void check_weight(std::string_view argument, const WeightView& weight, const ExpertSource& source,
                   std::initializer_list<int64_t> shape) {
   if (!source) return check_weight_shape(argument, weight, shape);
@@ -163,7 +163,7 @@ void check_bias(std::string_view argument, const TensorView& bias, int32_t exper
   require_tensor(argument, bias, {DType::kF32, DType::kBF16}, {experts, rows}, device);
 }
 
-// Types of rows that the layer quantizes, or takes as they are.
+// Checks types of rows that the layer quantizes, or uses unquantized.
 void check_plain_input(const TensorView& x, const MoeConfig& config, bool takes_fp32,
                        bool has_input_multiplier) {
   const RowFormat format = moe_mode_info(config.mode).input;
@@ -175,7 +175,7 @@ void check_plain_input(const TensorView& x, const MoeConfig& config, bool takes_
   require_dtype("inputs.values", x, {DType::kBF16, DType::kF16, DType::kF32});
   if (has_static_multiplier(format) && !has_input_multiplier) {
     throw_invalid(
-        "inputs.values: mode {} quantizes plain rows with weights.input_multiplier, which the "
+        "inputs.values: mode {} quantizes rows with weights.input_multiplier, which the "
         "layer was prepared without; prepare it with one, or pass quantized rows",
         name(config.mode));
   }
@@ -189,7 +189,7 @@ void check_inputs(const MoeCall& call, const MoeConfig& config, bool takes_fp32,
                        .cols = config.hidden,
                        .device = device};
   if (!is_plain_input(inputs, config)) {
-    require_coded_rows({"inputs.values", "inputs.scales", "inputs.row_scale"}, inputs, shape);
+    require_quantized_rows({"inputs.values", "inputs.scales", "inputs.row_scale"}, inputs, shape);
     return require_cuda_alignment("inputs.values", inputs.values.data, device);
   }
   check_plain_input(inputs.values, config, takes_fp32, has_input_multiplier);
@@ -197,8 +197,9 @@ void check_inputs(const MoeCall& call, const MoeConfig& config, bool takes_fp32,
                  {call.tokens, config.hidden}, device);
   require_cuda_alignment("inputs.values", inputs.values.data, device);
   if (!inputs.scales.is_absent() || !inputs.row_scale.is_absent()) {
-    throw_invalid("inputs.scales and inputs.row_scale: plain {} rows have none; leave them out",
-                  name(inputs.values.dtype));
+    throw_invalid(
+        "inputs.scales and inputs.row_scale: unquantized {} rows have none; leave them out",
+        name(inputs.values.dtype));
   }
 }
 
@@ -233,7 +234,7 @@ void check_outputs(const MoeCall& call, const MoeConfig& config,
                     to_string(outputs.out));
     }
     require_tensor("outputs.out", outputs.out, {config.out_dtype}, {call.tokens, cols}, device);
-    // Nothing follows the row of a lone token.
+    // A single token has no following row.
     const int64_t row_bytes = call.tokens > 1 ? cols * bits(config.out_dtype) / 8 : 0;
     require_cuda_rows("outputs.out", outputs.out.data, row_bytes, device);
   }
@@ -324,7 +325,7 @@ void check_moe_config(const MoeConfig& config) {
   check_routing_config(config.routing);
   check_activation(config.activation);
   const MoeModeInfo& mode = moe_mode_info(config.mode);
-  name(config.gate_order);  // Throws for what is no enumerator.
+  name(config.gate_order);  // Throws for an invalid enumerator.
   check_extent("config.hidden", config.hidden, mode);
   check_extent("config.inter", config.inter, mode);
   check_shard(config);

@@ -1,5 +1,6 @@
 // The checks of MoeLayer: everything about a configuration, its weights and a call that can be
-// decided on the host. Each throws kInvalidArgument (kUnsupported for what a device lacks).
+// decided on the host. Each throws kInvalidArgument (kUnsupported for a missing capability of a
+// device).
 #pragma once
 
 #include <array>
@@ -12,11 +13,11 @@ namespace narrowfloat {
 
 void check_moe_config(const MoeConfig& config);
 void check_reference_options(const MoeReferenceOptions& reference, const MoeConfig& config);
-// Waits for the stream where values per expert lie on a device.
+// Waits for the stream if values per expert are on a device.
 void check_moe_weights(const MoeWeights& weights, const MoeConfig& config, Device device,
                        Stream stream);
 
-// What a source of experts returned; shape: rows and columns.
+// Checks a view that a source of experts returned; shape: rows and columns.
 void check_expert_weight(std::string_view argument, const WeightView& weight,
                          const std::array<int64_t, 2>& shape, Device device);
 
@@ -37,7 +38,7 @@ struct MoeCall {
 // True for calls whose rows the layer quantizes itself.
 bool quantizes_input(const MoeCall& call, const MoeConfig& config);
 
-// has_input_multiplier: plain rows can be quantized with a static multiplier.
+// has_input_multiplier: unquantized rows can be quantized with a static multiplier.
 void check_moe_call(const MoeCall& call, const MoeConfig& config, const MoePlan& plan,
                     const MoeExtents& extents, bool has_input_multiplier, Device device);
 

@@ -92,7 +92,7 @@ void MoeLayer::run_up_to(MoeStage last, const MoeInputs& inputs, const Routing& 
     throw_invalid("inputs.values: expected [tokens, {}], got {}", state.config.hidden,
                   to_string(inputs.values));
   }
-  static_cast<void>(name(last));  // Throws for what is no stage.
+  static_cast<void>(name(last));  // Throws for an invalid stage.
   const MoeCall call{inputs, routing, outputs, workspace, inputs.values.shape[0]};
   const MoePlan plan = state.plan(call.tokens, token_tile(call.tokens));
   check_moe_call(call, state.config, plan, state.extents, state.input_multiplier.has_value(),

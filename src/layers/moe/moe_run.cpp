@@ -4,34 +4,19 @@
 #include "moe_shared/quantize_activations.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "ops/permute/permute_problem.h"
-#include "ops/route/route_permute.h"
 
 namespace narrowfloat {
 namespace {
 
-// Rows that can be made without seeing a row whole.
+// Rows that can be computed without seeing whole rows.
 DequantizedRows without_factors(const DequantizedRows& rows) {
   return rows.factors == nullptr ? rows : DequantizedRows{};
-}
-
-MoeCallFacts facts_of(const MoeCall& call, const PreparedMoe& layer, const MoePlan& plan) {
-  MoeCallFacts facts{.quantizes_input = quantizes_input(call, layer.config)};
-  if (layer.device.type == DeviceType::kCpu) return facts;
-  RoutePermuteProblem problem{.route = route_problem(call.routing, layer.config.routing),
-                              .layout = plan.permutation()};
-  if (facts.quantizes_input && !layer.extents.input_per_expert) {
-    problem.quantized = layer.extents.input;
-    problem.cols = layer.extents.hidden;
-  }
-  facts.joins_routing = joins_routing(problem);
-  return facts;
 }
 
 }  // namespace
 
 MoeRun::MoeRun(const PreparedMoe& layer, const MoePlan& plan, const MoeCall& call, Stream stream)
     : layer_(layer), plan_(plan), call_(call), stream_(stream), input_(call.inputs) {
-  plan_.list_stages(facts_of(call, layer, plan));
   const MoeOutputs& outputs = call.outputs;
   ids_ = output_or(outputs.topk_ids, MoeBufferId::kIds, DType::kI32);
   weights_ = output_or(outputs.expert_weights, MoeBufferId::kWeights, DType::kF32);
@@ -53,6 +38,9 @@ MoeRun::MoeRun(const PreparedMoe& layer, const MoePlan& plan, const MoeCall& cal
     slot_rows_ = TensorView::contiguous(gemm_rows, extents.slot_dtype, {max_rows, extents.hidden},
                                         layer.device);
   }
+  plan_.list_stages({.quantizes_input = quantizes_input(call, layer.config),
+                     .joins_routing = layer.device.type != DeviceType::kCpu &&
+                                      joins_routing(route_permute_problem(route_permute_args()))});
 }
 
 std::byte* MoeRun::at(MoeBufferId id) const {
@@ -124,13 +112,14 @@ DequantizedRows MoeRun::dequantized_input() const {
                           scratch(MoeBufferId::kFirstGemmScratch));
 }
 
-// What a fused activation, and what quantizes its rows as a whole, leave for the second GEMM.
+// A fused activation and the quantization of whole rows may store the second GEMM's rows
+// dequantized.
 DequantizedRows MoeRun::dequantized_intermediate() const {
   return without_factors(dequantized_rows(layer_.w2, plan_.permutation().max_rows,
                                           scratch(MoeBufferId::kSecondGemmScratch)));
 }
 
-void MoeRun::route_and_permute_slots() {
+RoutePermuteArgs MoeRun::route_permute_args() const {
   RoutePermuteArgs args{.routing = call_.routing,
                         .config = layer_.config.routing,
                         .outputs = route_outputs(),
@@ -138,16 +127,21 @@ void MoeRun::route_and_permute_slots() {
                         .local_experts = layer_.extents.local_experts,
                         .permutation = permutation_,
                         .cleared = counters()};
-  if (quantizes_by_token()) {
-    args.input = {.rows = call_.inputs.values,
-                  .format = layer_.extents.input,
-                  .output = quantized_input(),
-                  .dequantized = dequantized_input()};
-    if (layer_.input_multiplier) args.input.multiplier = layer_.input_multiplier->view().value;
-    input_ = args.input.output;
-    input_is_dequantized_ = args.input.dequantized.has_values();
-  }
+  if (!quantizes_by_token()) return args;
+  args.input = {.rows = call_.inputs.values,
+                .format = layer_.extents.input,
+                .output = quantized_input(),
+                .dequantized = dequantized_input()};
+  if (layer_.input_multiplier) args.input.multiplier = layer_.input_multiplier->view().value;
+  return args;
+}
+
+void MoeRun::route_and_permute_slots() {
+  const RoutePermuteArgs args = route_permute_args();
   route_and_permute(args, stream_);
+  if (!quantizes_by_token()) return;
+  input_ = args.input.output;
+  input_is_dequantized_ = args.input.dequantized.has_values();
 }
 
 void MoeRun::route_tokens() {
@@ -203,7 +197,7 @@ void MoeRun::multiply_first() {
   } else {
     args.output = fc1_;
   }
-  LayerGemm in_layer{.next_item = counter(0), .rows_are_dequantized = input_is_dequantized_};
+  LayerGemm in_layer{.next_tile = counter(0), .rows_are_dequantized = input_is_dequantized_};
   if (plan_.fuses_activation() && !plan_.quantizes_fused_rows()) {
     in_layer.activated = dequantized_intermediate();
   }
@@ -260,7 +254,7 @@ void MoeRun::multiply_second() {
   args.output = slot_rows_;
   const bool is_dequantized = plan_.fuses_activation() && dequantized_intermediate().has_values();
   grouped_gemm(args, layer_.w2, scratch(MoeBufferId::kSecondGemmScratch),
-               {.next_item = counter(1),
+               {.next_tile = counter(1),
                 .tiles_are_complete = chain_.is_complete(buffer_set({MoeBufferId::kPermutation})),
                 .rows_are_dequantized = is_dequantized},
                stream_);

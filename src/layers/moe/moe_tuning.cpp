@@ -1,5 +1,5 @@
-// The file is JSON that people read and compare: an object a line. Numbers of microseconds are
-// written as they are, so that a file read and written again is the same.
+// The file is JSON that people read and compare, with one object a line. Times in microseconds are
+// written unrounded, so that a file read and written again is the same.
 #include "narrowfloat/moe_tuning.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ void check_entry(const MoeTuningEntry& entry, size_t index) {
              fmt::format("expected tiles that are powers of two up to {}, got {}", kMaxTile, tile));
     }
   }
-  // A NaN is refused, too.
+  // NaN is refused, too.
   if (!(entry.us > 0 && entry.us * MoeTuning::kMinGain <= entry.rule_us)) {
     refuse(index, fmt::format("expected a time at least {:.0f} % below that of the rule, got {} us "
                               "and {} us",
@@ -72,7 +72,7 @@ Json entry_json(const MoeTuningEntry& entry) {
               {"rule_us", entry.rule_us}};
 }
 
-// Members of one entry; each is read once, and none may be left.
+// Reads the members of one entry; each is read once, and none may be left.
 class EntryReader {
  public:
   EntryReader(const Json& object, size_t index) : object_(object), index_(index) {
@@ -98,7 +98,7 @@ class EntryReader {
     return value.get<double>();
   }
   void finish() const {
-    if (num_read_ != object_.size()) refuse(index_, "there are members that nobody knows");
+    if (num_read_ != object_.size()) refuse(index_, "there are unknown members");
   }
 
  private:
@@ -177,7 +177,7 @@ MoeTuning parse_text(std::string_view text, std::string_view source) {
   return MoeTuning(std::move(entries));
 }
 
-// The first thing in which keys differ, as words; empty where they are equal.
+// The first difference of two keys in words; empty if they are equal.
 std::string difference(const MoeTuningKey& entry, const MoeTuningKey& wanted) {
   if (entry.machine != wanted.machine) return "machine '" + printable(entry.machine) + "'";
   if (entry.version != wanted.version) return "version " + printable(entry.version);
@@ -195,7 +195,7 @@ std::string difference(const MoeTuningKey& entry, const MoeTuningKey& wanted) {
   return "";
 }
 
-// Why no entry counts: how many are for what else, in the order of the file.
+// The reason why no entry matches: the number of entries for other keys, in the order of the file.
 std::string reason_against(const MoeTuning& tuning, const MoeTuningKey& key) {
   if (tuning.entries().empty()) return "no tuning is given, or it is empty";
   std::vector<std::pair<std::string, int>> others;

@@ -17,7 +17,7 @@ int64_t size_bytes(const TensorView& view) { return view.num_elements() * bits(v
 
 }  // namespace
 
-// Without CUDA no tensor on a device comes this far: require_usable_device has refused it.
+// Without CUDA no tensor on a device gets here: require_usable_device refuses it.
 OwnedTensor::OwnedTensor(const TensorView& source, Stream stream) : view_(source) {
   if (source.is_absent()) return;
   const int64_t size = size_bytes(source);

@@ -1,5 +1,5 @@
-// Copies of the small tensors that a layer is given, on the layer's device: they live as long as
-// the layer. Making them may wait for the device; looking at them does nothing.
+// Copies of the small tensors of a layer, on the layer's device: they live as long as the layer.
+// Making them may synchronize with the device; reading the views does not.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class OwnedTensor {
 
  private:
   std::shared_ptr<uint8_t> memory_;
-  TensorView view_;  // Of the copy.
+  TensorView view_;  // View of the copy.
 };
 
 class OwnedPerExpert {
@@ -40,10 +40,10 @@ class OwnedPerExpert {
 
 // The values of a dense F32 tensor, wherever it lies, after what was queued on the stream.
 std::vector<float> floats_on_host(const TensorView& source, Stream stream);
-// Returns when the copies of owned tensors are made.
+// Returns when the copies of owned tensors are complete.
 void wait_for_copies(Device device, Stream stream);
 
-// Whether a layer can run there at all.
+// Refuses devices on which a layer cannot run.
 void require_usable_device(Device device);
 
 }  // namespace narrowfloat

@@ -12,7 +12,7 @@ namespace {
 using enum MoeBufferId;
 using enum MoePlanStageKind;
 
-// A row of what lies between the first GEMM and the rows of the second.
+// Bytes of a row of the result of the first GEMM, before the rows of the second.
 int64_t fc1_row_bytes(const MoeExtents& extents) {
   if (!extents.fuses_activation) return extents.fc1_rows * bits(extents.fc1_dtype()) / 8;
   return quantizes_fused_rows(extents) ? row_bytes(fused_rows(extents), extents.inter) : 0;
@@ -94,8 +94,7 @@ void MoePlan::list_stages(const MoeCallFacts& call) {
   const MoeBufferSet routing = buffer_set({kIds}) | weights;
   const MoeBufferSet permutation = buffer_set({kPermutation});
   const MoeBufferSet counters = buffer_set({kCounters});
-  // What quantizes rows may leave them dequantized, too, in the workspace of the GEMM that reads
-  // them.
+  // Rows may also be stored dequantized, in the workspace of the GEMM that reads them.
   const MoeBufferSet input = buffer_set({kInputRows, kFirstGemmScratch});
   const MoeBufferSet intermediate = buffer_set({kIntermediateRows, kSecondGemmScratch});
   const MoeBufferSet gemm_rows = buffer_set({kGemmRows});

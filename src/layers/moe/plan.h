@@ -1,7 +1,7 @@
-// The plan of a layer's run: its stages in their order, and how the workspace is divided among the
-// buffers between them. It depends on the configuration, the number of tokens and the device, and
-// on two facts of a call: whether its rows are quantized here, and which kernels route. MoeLayer
-// iterates the stages; plan_moe() describes them.
+// The plan of a layer's run: its stages in execution order, and the division of the workspace into
+// the buffers between them. It depends on the configuration, the number of tokens and the device,
+// and on two facts of a call: whether its rows are quantized here, and which kernels route.
+// MoeLayer iterates the stages; plan_moe() describes them.
 //
 // Sizes are those of the largest routing of T tokens, so they never decrease with T.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace narrowfloat {
 
-// What a plan is computed from besides the number of tokens; fixed when a layer is prepared.
+// The inputs of a plan besides the number of tokens; fixed when a layer is prepared.
 struct MoeExtents {
   int64_t hidden = 0;
   int64_t inter = 0;
@@ -29,16 +29,16 @@ struct MoeExtents {
   DType slot_dtype = DType::kBF16;
   bool double_quantize_fc1 = false;
   bool weight_on_input = false;
-  bool fuses_activation = false;  // The first GEMM does the activation; depends on the token tile.
-  bool input_per_expert = false;  // Plain rows are quantized for each expert that reads them.
+  bool fuses_activation = false;  // The first GEMM fuses the activation; depends on the token tile.
+  bool input_per_expert = false;  // Unquantized rows are quantized for each expert that reads them.
 
   [[nodiscard]] DType fc1_dtype() const {
     return accumulation == Accumulation::kFp64 ? DType::kF64 : DType::kF32;
   }
 };
 
-// The rows that the first GEMM writes with a fused activation: the intermediate rows, or bf16 where
-// their scale needs a whole row, which are quantized afterwards.
+// The format of the rows that the first GEMM stores with a fused activation: the intermediate rows,
+// or bf16 rows that are quantized afterwards, where their scale needs a whole row.
 RowFormat fused_rows(const MoeExtents& extents);
 inline bool quantizes_fused_rows(const MoeExtents& extents) {
   return extents.fuses_activation && fused_rows(extents) != extents.intermediate;
@@ -50,15 +50,15 @@ enum class MoeBufferId : int {
   kIds = 0,
   kWeights,
   kPermutation,
-  kCounters,   // A word for each GEMM, which CTAs of a GPU claim their output tiles from.
-  kInputRows,  // Plain inputs are quantized into it.
-  // The result of the first GEMM, unless the activation is fused. That of the second takes its
-  // place once the activation has read it.
+  kCounters,   // One word per GEMM: its dynamic tile scheduler's counter.
+  kInputRows,  // The inputs, quantized.
+  // The result of the first GEMM, unless the activation is fused. The result of the second GEMM
+  // overwrites it after the activation has read it.
   kGemmRows,
   kIntermediateRows,
   kFc1Rows,            // The result of the first GEMM, quantized (double_quantize_fc1).
   kFirstGemmScratch,   // The workspace of the GEMM itself.
-  kSecondGemmScratch,  // With a fused activation, which may leave rows in it, it lies apart.
+  kSecondGemmScratch,  // Separate with a fused activation, which may store rows in it.
 };
 inline constexpr size_t kMoeBuffers = 10;
 std::string_view name(MoeBufferId id);
@@ -93,7 +93,7 @@ enum class MoePlanStageKind : int {
 inline constexpr size_t kMoePlanStageKinds = 10;
 std::string_view name(MoePlanStageKind kind);
 
-// Outputs that the caller asks for take the place of the buffers that hold the same.
+// Outputs that the caller asks for replace the buffers with the same contents.
 struct MoePlanStage {
   MoePlanStageKind kind = MoePlanStageKind::kRoute;
   MoeStage first = MoeStage::kRoute;  // The public stage that it begins with.
@@ -103,8 +103,9 @@ struct MoePlanStage {
 
 // The facts of a call that its stages depend on.
 struct MoeCallFacts {
-  bool quantizes_input = false;  // Plain rows, in a mode with quantized ones.
-  bool joins_routing = false;    // One launch routes, permutes, and quantizes rows by token.
+  bool quantizes_input = false;  // Unquantized rows, in a mode with quantized ones.
+  // The fused prologue routes, permutes and quantizes rows by token in one launch.
+  bool joins_routing = false;
 };
 
 // The workspaces of the GEMMs themselves.
@@ -115,7 +116,7 @@ struct GemmBytes {
 
 class MoePlan {
  public:
-  // The buffers of a run. Its stages are for list_stages() to add.
+  // Divides the workspace into the buffers of a run; list_stages() adds the stages.
   MoePlan(const MoeExtents& extents, int64_t tokens, int32_t token_tile, const GemmBytes& gemms);
   void list_stages(const MoeCallFacts& call);
 
@@ -126,7 +127,8 @@ class MoePlan {
   [[nodiscard]] int64_t workspace_bytes() const { return bytes_; }
   [[nodiscard]] int64_t tokens() const { return tokens_; }
   [[nodiscard]] const PermutationLayout& permutation() const { return permutation_; }
-  // The first GEMM does the activation; and leaves bf16 rows that are quantized afterwards.
+  // Whether the first GEMM fuses the activation, and stores bf16 rows that are quantized
+  // afterwards.
   [[nodiscard]] bool fuses_activation() const { return fuses_activation_; }
   [[nodiscard]] bool quantizes_fused_rows() const { return quantizes_fused_rows_; }
 

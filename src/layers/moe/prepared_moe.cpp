@@ -15,7 +15,7 @@ std::optional<GateOrder> order_of_rows(const MoeConfig& config) {
   return config.gate_order;
 }
 
-// Where a layer's weights are prepared.
+// Packs the weights of a layer.
 struct Preparation {
   const MoeConfig& config;
   Device device;
@@ -72,7 +72,7 @@ PreparedMoe::PreparedMoe(const MoeWeights& weights, const MoeConfig& source,
   wait_for_copies(device, stream);
 }
 
-// Shapes that a stage refuses: nothing may be queued before the refusal.
+// Refuses shapes that a stage refuses, before anything is queued.
 void PreparedMoe::check_stages(const PermutationLayout& permutation,
                                const MoeExtents& of_call) const {
   for (const GroupedWeights* weights : {&w1, &w2}) {

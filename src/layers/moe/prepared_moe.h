@@ -1,6 +1,6 @@
-// What MoeLayer::prepare leaves behind: prepared weights, and copies of everything small that the
-// caller gave, all on the layer's device. Immutable afterwards; never copied, because the
-// configuration's per-expert values are views into it.
+// The state of a prepared layer: packed weights, and copies of everything small that the caller
+// gave, all on the layer's device. It is immutable and never copied, because the configuration's
+// per-expert values are views into it.
 #pragma once
 
 #include <optional>

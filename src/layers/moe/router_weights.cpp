@@ -11,7 +11,7 @@
 namespace narrowfloat {
 namespace {
 
-// A vector or a matrix.
+// Reads a vector or a matrix.
 OwnedFloats read_floats(const Checkpoint& checkpoint, const CheckpointTensor& tensor) {
   OwnedFloats floats;
   floats.values = read_plain_f32(checkpoint, tensor, 0, tensor.info.num_elements());
@@ -23,7 +23,7 @@ OwnedFloats read_floats(const Checkpoint& checkpoint, const CheckpointTensor& te
   return floats;
 }
 
-// [E] from the first of these tensors that is there.
+// Reads [E] from the first of these tensors that exists.
 OwnedFloats read_bias(const Checkpoint& checkpoint, const std::vector<std::string>& names,
                       int64_t experts) {
   for (const std::string& name : names) {
@@ -56,7 +56,7 @@ RouterWeights read_router(const Checkpoint& checkpoint, const std::string& block
   }
   const RoutingMethod method = model.routing.method;
   if (method == RoutingMethod::kDeepSeekV3 || method == RoutingMethod::kMiniMax2) {
-    // Of the router, or in MiniMax beside it.
+    // The bias is named after the router, or in MiniMax after the layer's block.
     const std::string name = "e_score_correction_bias";
     router.correction_bias = read_bias(checkpoint, {stem + name, block + "." + name}, experts);
   }

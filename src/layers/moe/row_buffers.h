@@ -1,4 +1,4 @@
-// Buffers of activation rows in a RowFormat: what they take, and views over them.
+// Buffers of activation rows in a RowFormat: their sizes, and views over them.
 #pragma once
 
 #include <cstddef>

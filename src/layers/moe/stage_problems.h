@@ -1,4 +1,4 @@
-// The stages of a layer as problems without data: what their implementations are chosen by.
+// The stages of a layer as problems without data, which select their implementations.
 #pragma once
 
 #include "layers/moe/plan.h"
@@ -13,27 +13,28 @@
 
 namespace narrowfloat {
 
-// Of a run from logits, plain rows of bf16 and a configuration that outlives this.
+// Problems of a run from logits with unquantized rows of bf16. The configuration outlives this
+// object.
 class StageProblems {
  public:
   StageProblems(const MoeConfig& config, const MoeExtents& extents,
                 const PermutationLayout& permutation, Device device)
       : config_(config), extents_(extents), permutation_(permutation), device_(device) {}
 
-  // The first three, of a layer on a GPU with few tokens.
+  // The fused prologue, for a small batch on a GPU.
   [[nodiscard]] RoutePermuteProblem route_permute() const;
   [[nodiscard]] RouteProblem route() const;
   [[nodiscard]] PermuteProblem permute() const;
-  // Where the mode's rows are quantized.
+  // Only where the mode's rows are quantized.
   [[nodiscard]] QuantizeActivationsProblem quantize_input() const;
   [[nodiscard]] GroupedGemmProblem first_gemm() const;
-  // With double_quantize_fc1.
+  // Only with double_quantize_fc1.
   [[nodiscard]] QuantizeActivationsProblem quantize_fc1() const;
-  // Whether the first GEMM does the activation: where its implementation can, unless
-  // NARROWFLOAT_FORCE pins one of the activation's own.
+  // Whether the first GEMM fuses the activation: if its implementation can, unless
+  // NARROWFLOAT_FORCE pins an activation implementation.
   [[nodiscard]] bool fuses_activation() const;
   [[nodiscard]] ActivationProblem activation() const;
-  // Where a fused activation leaves bf16 rows that are quantized as a whole.
+  // Only where a fused activation stores bf16 rows that are quantized as a whole.
   [[nodiscard]] QuantizeActivationsProblem quantize_intermediate() const;
   [[nodiscard]] GroupedGemmProblem second_gemm() const;
   [[nodiscard]] CombineProblem combine() const;

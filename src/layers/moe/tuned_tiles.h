@@ -1,4 +1,4 @@
-// The entries of a MoeTuning that are about one layer.
+// The entries of a MoeTuning that match one layer.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ class TunedTiles {
   TunedTiles(const MoeTuning& tuning, const MoeTuningKey& key);
 
   [[nodiscard]] std::optional<int32_t> find(int64_t tokens) const;
-  // Tiles change at the ends of ranges and between them follow the rule, which never decreases: of
-  // all numbers of tokens up to this one, those that may need the most rows.
+  // Tiles change at the ends of ranges and between them follow the rule, which never decreases. Of
+  // all numbers of tokens up to this one, these may need the most rows.
   [[nodiscard]] std::vector<int64_t> largest_up_to(int64_t tokens) const;
 
  private:

@@ -1,4 +1,4 @@
-// The public activation: check, choose an implementation, run it.
+// The public activation: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
-// cpu_baseline: all cores through oneTBB, a row at a time. A row is widened, activated and encoded
-// in pieces on the stack; formats that need the row's maximum first compute the activation twice,
-// which needs no memory.
+// cpu_baseline: all cores through oneTBB, one row at a time. A row is widened, activated and
+// encoded in chunks of columns on the stack. Formats that need the row's maximum first compute the
+// activation twice, which needs no memory.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,10 +12,10 @@
 namespace narrowfloat {
 namespace {
 
-// Columns of h at a time.
+// Columns of h in one chunk.
 constexpr int64_t kPieceCols = 4 * RowEncoder::kUnit;
-// Elements below which a piece of work is not split further: an exponential costs more than the
-// rounding that other operations spend on an element.
+// Elements below which a task is not split further: an exponential costs more than the rounding
+// that other operations spend on an element.
 constexpr int64_t kActivationTask = 2048;
 
 template <typename Real>
@@ -73,7 +73,7 @@ class BaselineRow {
     }
   }
 
-  // Columns of the input as they are stored.
+  // Loads columns of the input as they are stored.
   void load(int64_t first, int64_t count, Real* out) const {
     const void* in = element_pointer(args_.input.values.data, problem_.input,
                                      row_ * problem_.input_cols + first);

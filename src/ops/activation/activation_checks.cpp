@@ -45,7 +45,7 @@ void check_multiplier(const ActivateArgs& call) {
   }
 }
 
-// The number of experts that the values per expert are for; 0 without any.
+// The number of experts that have values of their own; 0 without any.
 int64_t lower_experts(const ActivateArgs& call, Device device) {
   int64_t experts = 0;
   for (const auto& [argument, given] : parameters(call)) {
@@ -74,10 +74,10 @@ void lower_tiles(const ActivateArgs& call, int64_t rows, Device device) {
 
 void check_num_rows(const ActivateArgs& call, Device device) {
   if (call.num_rows.is_absent()) return;
-  const bool has_image =
+  const bool has_1x128_scales =
       call.format == RowFormat::kFp8Group ||
       (call.input.values.dtype == DType::kF8E4M3 && scale_blocks(call.format, 128) == 0);
-  if (!has_image) {
+  if (!has_1x128_scales) {
     throw_invalid("num_rows: only for 1x128 scales, of F8_E4M3 input and fp8_1x128 rows");
   }
   require_vector("num_rows", call.num_rows, DType::kI32, 1, device);
@@ -109,7 +109,7 @@ void check_input(const ActivateArgs& call, const ActivationProblem& problem) {
   }
 }
 
-// With the number of rows on the device strides are not read.
+// If the number of rows is on the device, strides are not read.
 bool has_wide_strides(const ActivateArgs& call) {
   const auto is_wide = [](const TensorView& scales) {
     constexpr int64_t kLimit = int64_t{1} << 32;
@@ -151,12 +151,12 @@ ActivationProblem lower_problem(const ActivateArgs& call) {
           .has_wide_strides = has_wide_strides(call)};
 }
 
-// [blocks, P] images: the place of (row, block) is row + P * block.
-void resolve_strides(int64_t image_rows, LoweredActivation& lowered) {
+// Scales are [blocks, P]: the place of (row, block) is row + P * block.
+void resolve_strides(int64_t scale_rows, LoweredActivation& lowered) {
   for (TensorView* scales : {&lowered.args.input.scales, &lowered.args.output.scales}) {
     if (scales->is_absent()) continue;
     scales->strides[0] = 1;
-    scales->strides[1] = image_rows;
+    scales->strides[1] = scale_rows;
   }
 }
 
@@ -179,7 +179,7 @@ void check_inverse_map(const ActivationProblem& problem, const ActivationArgs& a
   }
 }
 
-// What only the data can tell: done here where it can be read.
+// Checks the contents of maps, where the host can read them.
 void check_data(LoweredActivation& lowered) {
   const ActivationProblem& problem = lowered.problem;
   const ActivationArgs& args = lowered.args;
@@ -209,8 +209,8 @@ void check_data(LoweredActivation& lowered) {
   if (problem.has_row_to_slot) check_inverse_map(problem, args);
 }
 
-// Values are accessed in pieces of up to 16 bytes on CUDA, codes of 4 bits in pieces of two bytes;
-// scales and maps one by one.
+// On CUDA values are accessed in vectors of up to 16 bytes, 4-bit codes in vectors of two bytes;
+// scales and maps are accessed one by one.
 void check_alignment(const ActivateArgs& call, const ActivationProblem& problem) {
   if (problem.rows == 0 || problem.inter == 0) return;
   require_cuda_rows("input.values", call.input.values.data,
@@ -226,7 +226,7 @@ void check_overlap(const ActivateArgs& call, bool has_num_rows) {
   ByteRange scales = byte_range("output.scales", call.output.scales);
   ByteRange input_scales = byte_range("input.scales", call.input.scales);
   if (has_num_rows) {
-    // Images of at most rows * blocks scales, whatever the strides say.
+    // The scales are at most rows * blocks, whatever the strides are.
     scales.size_bytes = call.output.scales.is_absent() ? 0 : call.output.scales.num_elements() * 4;
     input_scales.size_bytes =
         call.input.scales.is_absent() ? 0 : call.input.scales.num_elements() * 4;
@@ -252,7 +252,7 @@ void check_overlap(const ActivateArgs& call, bool has_num_rows) {
 
 LoweredActivation lower(const ActivateArgs& call) {
   check_activation(call.activation);
-  // Both throw for what is no enumerator.
+  // Both throw for an invalid enumerator.
   name(call.gate_order);
   name(call.format);
   check_multiplier(call);
@@ -261,13 +261,13 @@ LoweredActivation lower(const ActivateArgs& call) {
   const Device device = problem.device;
   check_num_rows(call, device);
   check_input(call, problem);
-  require_coded_rows({"output.values", "output.scales", "output.row_scale"}, call.output,
-                     {.format = problem.format,
-                      .rows = problem.rows,
-                      .cols = problem.inter,
-                      .device = device,
-                      .reads_scale_strides = !problem.has_num_rows,
-                      .is_written = true});
+  require_quantized_rows({"output.values", "output.scales", "output.row_scale"}, call.output,
+                         {.format = problem.format,
+                          .rows = problem.rows,
+                          .cols = problem.inter,
+                          .device = device,
+                          .reads_scale_strides = !problem.has_num_rows,
+                          .is_written = true});
   require_vector("slot_to_row", call.slot_to_row, DType::kI32, problem.slots, device);
   const int64_t experts = lower_experts(call, device);
   problem.per_expert = experts > 0;

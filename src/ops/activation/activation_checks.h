@@ -1,4 +1,4 @@
-// From a public call to a problem and its arguments, with every check on the way.
+// Turns a public call into a problem and its arguments, and checks all of it.
 #pragma once
 
 #include "ops/activation/activation_problem.h"

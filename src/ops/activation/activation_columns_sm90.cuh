@@ -1,5 +1,5 @@
-// What the kernels of every activation share: which columns of which row a lane works on, loading u
-// and g in every gate order and input type, and h with the CPU's bits.
+// The common part of the kernels of every activation: the row and columns of a lane, loads of u and
+// g in every gate order and input type, and h with the CPU's bits.
 //
 //   h = activated(u, g) of activation_math.h, from single IEEE operations (moe spec 6.2)
 //
@@ -23,17 +23,17 @@ struct Parameter {
 
 struct PortableParams {
   const uint8_t* input;  // [rows, input_cols]
-  ScaleImage<const float, uint64_t> input_scales;
+  ScaleMatrix<const float, uint64_t> input_scales;
   DeviceRows output;  // [rows, inter]
   NamedRows named;
-  FastDivisor groups;  // Of columns, in a row.
+  FastDivisor groups;  // Groups of columns in a row.
   uint32_t inter;
   uint32_t input_cols;
   DType input_dtype;
   ActivationKind kind;
   bool is_gated;
   GateOrder gate_order;
-  // Where values are per expert: the tiles' experts. Otherwise null.
+  // The experts of tiles if values are per expert, else null.
   const int32_t* tile_to_expert;
   FastDivisor token_tile;
   int32_t experts;
@@ -41,17 +41,17 @@ struct PortableParams {
   Parameter beta;
   Parameter limit_gate;
   Parameter limit_up;
-  Parameter multiplier;  // Of kFp8Static and kNvfp4.
+  Parameter multiplier;  // kFp8Static and kNvfp4.
 };
 
 struct Place {
   uint32_t row;  // Or kNoRow.
   uint32_t limit;
   uint32_t group;
-  uint32_t col;  // The lane's first.
+  uint32_t col;  // First column of the lane.
 };
 
-// Expert of a row; -1 where the map has none that exists.
+// Expert of a row; -1 if the map has no valid one.
 __device__ inline int32_t expert_of(const PortableParams& params, uint32_t row) {
   if (params.tile_to_expert == nullptr) return 0;
   const uint32_t tile = params.token_tile.quotient(row);
@@ -117,8 +117,8 @@ __device__ inline GateAndUp load_gate_and_up(const PortableParams& params, const
           {low.value[1], low.value[3], high.value[1], high.value[3]}};
 }
 
-// A thread's columns, each thread its own. In shared memory because all kinds together are long
-// code that should exist once: a loop over the columns needs an index that registers do not take.
+// Columns of a thread, in shared memory. The code for all kinds is long and should exist once; it
+// loops over the columns, and registers cannot be indexed.
 template <int kThreads>
 struct SharedColumns {
   float gate[kLaneCols][kThreads];
@@ -130,7 +130,7 @@ __device__ inline FourColumns activate_columns(const PortableParams& params, con
                                                const ActivationParams<float>& activation) {
   FourColumns h;
   if (params.kind == ActivationKind::kSwiglu) {
-    // What most layers have: four chains of operations side by side.
+    // The kind of most layers: four independent chains of operations.
 #pragma unroll
     for (int i = 0; i < kLaneCols; ++i) {
       h.value[i] = activation_detail::swiglu(in.up.value[i], in.gate.value[i], activation);
@@ -155,7 +155,7 @@ __device__ inline FourColumns activate_columns(const PortableParams& params, con
   return h;
 }
 
-// Where a row's codes go. Images [blocks, P] of 1x128 scales have strides that the device alone
+// The destination of a row's codes. 1x128 scales [blocks, P] have strides that only the device
 // knows.
 __device__ inline RowTarget output_target(const PortableParams& params, const Place& place) {
   RowTarget target = params.output.target(place.row);
@@ -171,12 +171,12 @@ inline Parameter parameter(const PerExpert& given) {
 
 inline PortableParams portable_params(const ActivationProblem& problem,
                                       const ActivationArgs& args) {
-  // Rows without columns may have a row scale all the same.
+  // A row without columns may still have a row scale.
   const auto groups =
       static_cast<uint32_t>(problem.inter == 0 ? 1 : ceil_div(problem.inter, kGroupCols));
   const auto token_tile = static_cast<uint32_t>(problem.per_expert ? args.token_tile : 1);
   return {.input = static_cast<const uint8_t*>(args.input.values.data),
-          .input_scales = scale_image<const float, uint64_t>(args.input.scales),
+          .input_scales = scale_matrix<const float, uint64_t>(args.input.scales),
           .output = device_rows(args.output,
                                 static_cast<uint64_t>(row_bytes(problem.format, problem.inter))),
           .named = named_rows(problem, args, false),

@@ -1,6 +1,6 @@
 // The activations (moe spec 6.2), shared by CPU and CUDA code: in fp32 from portable functions, and
-// in double, the reference of every tolerance. Every written operation is one rounding, in the
-// order of the code; sigma(z) = 1 / (1 + exp(-z)).
+// in double, the reference of every tolerance. Every written operation rounds once, in the order of
+// the code; sigma(z) = 1 / (1 + exp(-z)).
 //
 //   silu(g, a) = g * sigma(a * g)   as g / (1 + exp(-(a * g))): for very negative gates that is
 //                                   -0, where sigma as a factor could be 0 * infinity
@@ -17,7 +17,7 @@
 
 namespace narrowfloat {
 
-// Of one expert.
+// The parameters of one expert.
 template <typename Real>
 struct ActivationParams {
   Real alpha;
@@ -47,7 +47,7 @@ NF_HOST_DEVICE Real clamp_both(Real x, Real limit) {
   const Real below = clamp_above(x, limit);
   return below < -limit ? -limit : below;
 }
-// Never -0.
+// The result is never -0.
 template <typename Real>
 NF_HOST_DEVICE Real relu(Real x) {
   return x <= Real{0} ? Real{0} : x;
@@ -66,7 +66,7 @@ NF_HOST_DEVICE Real gelu_erf(Real x) {
 
 template <typename Real>
 NF_HOST_DEVICE Real gelu_tanh(Real x) {
-  // The constants are those of the formula, 0.7978845608 and 0.044715, the first one doubled.
+  // These are the constants of the formula, 0.7978845608 and 0.044715, the first one doubled.
   const Real cube = mul_rn(mul_rn(x, x), x);
   const Real inner = add_rn(x, mul_rn(static_cast<Real>(0.044715), cube));
   return times_sigmoid(x, mul_rn(static_cast<Real>(1.5957691216), inner));
@@ -76,7 +76,7 @@ template <typename Real>
 NF_HOST_DEVICE Real swiglu(Real u, Real g, const ActivationParams<Real>& params) {
   const Real gate = clamp_above(g, params.limit_gate);
   const Real up = clamp_both(u, params.limit_up);
-  // Adding a beta of 0 would turn -0 into +0, which plain SwiGLU does not.
+  // Adding a beta of 0 would turn -0 into +0; SwiGLU without a beta keeps -0.
   const Real shifted = params.beta == Real{0} ? up : add_rn(up, params.beta);
   return mul_rn(times_sigmoid(gate, mul_rn(params.alpha, gate)), shifted);
 }
@@ -99,7 +99,7 @@ NF_HOST_DEVICE Real situ_glu(Real u, Real g, const ActivationParams<Real>& param
 
 }  // namespace activation_detail
 
-// h of one element. g does not count where the activation is not gated.
+// h of one element. g is ignored where the activation is not gated.
 template <typename Real>
 NF_HOST_DEVICE Real activated(ActivationKind kind, Real u, Real g,
                               const ActivationParams<Real>& params) {

@@ -4,10 +4,10 @@
 //   h     = activated(u, g) of activation_math.h, from single IEEE operations (moe spec 6.2)
 //   codes = encode_row.cuh: bf16, fp32, E4M3 with a static multiplier or 1x128 scales, MXFP8, NVFP4
 //
-// Threads to data: a warp owns 128 output columns of one row, a lane four neighbouring ones. The
-// arithmetic, 60 to 500 instructions an output, is the limit, not memory.
+// A warp computes 128 output columns of one row, a lane four neighbouring ones. The limit is the
+// arithmetic, 60 to 500 instructions an output, not memory.
 //
-// Bytes an output: the input's element twice (once if not gated), 0.5 to 4 for the code, less than
+// Bytes per output: the input's element twice (once if not gated), 0.5 to 4 for the code, less than
 // one for scales.
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/activation/activation_columns_sm90.cuh"
@@ -39,12 +39,12 @@ __global__ void __launch_bounds__(kThreads)
   if (place.row == kNoRow) return;
   const int32_t expert = expert_of(params, place.row);
   if (expert < 0) return;
-  // The end of a short group.
+  // False past the end of a short group.
   const bool has_columns = place.col < params.inter;
   const GateAndUp in = has_columns ? load_gate_and_up(params, place) : GateAndUp{};
   const ActivationParams<float> activation = params_of(params, expert);
   const float multiplier = value_of(params.multiplier, expert);
-  allow_next_grid();
+  trigger_dependent_launch();
   const FourColumns h = activate_columns<kThreads>(params, in, activation);
   encode_row_group<kFormat>(has_columns ? h : FourColumns{}, place.col, has_columns,
                             row_factors<kFormat>(multiplier), output_target(params, place));
@@ -85,8 +85,8 @@ void launch_activate_portable(const ActivationProblem& problem, const Activation
 
 Support supports(const ActivationProblem& problem) {
   if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
-  if (kernel_of(problem.format) == nullptr) return Support::no("knows no maximum of a whole row");
-  if (problem.input == DType::kF64) return Support::no("computes in fp32: F64 is for the CPU");
+  if (kernel_of(problem.format) == nullptr) return Support::no("finds no maximum of a whole row");
+  if (problem.input == DType::kF64) return Support::no("computes in fp32; only the CPU takes F64");
   return fits_flat_index(problem);
 }
 

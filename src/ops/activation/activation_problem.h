@@ -24,7 +24,7 @@ struct ActivationProblem {
   bool per_expert = false;  // Some parameter has a value per expert.
   bool has_num_rows = false;
   bool has_row_to_slot = false;
-  bool has_wide_strides = false;  // Some stride of scales that is read takes more than 32 bits.
+  bool has_wide_strides = false;  // Some stride of scales needs more than 32 bits.
 };
 std::string to_string(const ActivationProblem& problem);
 
@@ -38,7 +38,7 @@ struct ActivationArgs {
   int32_t token_tile = 0;
   const int32_t* num_rows = nullptr;
   const int32_t* row_to_slot = nullptr;
-  int64_t experts = 0;  // Of the parameters that have a value per expert.
+  int64_t experts = 0;  // Experts of the parameters with a value per expert.
 };
 
 struct ActivationImpl {
@@ -51,7 +51,7 @@ struct ActivationImpl {
 std::span<const ActivationImpl> activation_impls();
 extern const ActivationImpl kActivationCpuReference;
 extern const ActivationImpl kActivationCpuBaseline;
-// In builds with CUDA.
+// The entries below exist in builds with CUDA.
 extern const ActivationImpl kActivationSm90Swiglu;
 extern const ActivationImpl kActivationSm90Portable;
 extern const ActivationImpl kActivationSm90TokenRows;

@@ -1,5 +1,5 @@
-// What both CPU implementations need for a row: the values of its expert, and how h is rounded
-// before it is encoded.
+// The common part of both CPU implementations for a row: the parameters of its expert, and the
+// rounding of h before it is encoded.
 #pragma once
 
 #include "formats/float16.h"

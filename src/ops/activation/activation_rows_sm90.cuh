@@ -1,8 +1,8 @@
-// What the CUDA implementations of the activation share: which rows a call names, and where their
-// 1x128 scales lie.
+// The common part of the CUDA implementations of the activation: the rows that a call names, and
+// the places of their 1x128 scales.
 //
-// The maps and the number of rows live on the device, where nobody can check them beforehand: a row
-// counts only if it lies in the buffers and, with a number of rows, in the scale images.
+// The maps and the number of rows are in device memory and are not validated beforehand: a row is
+// valid only if it lies in the buffers and, with a number of rows, in the scales.
 #pragma once
 
 #include "base/int_math.h"
@@ -19,7 +19,7 @@ struct NamedRows {
   const int32_t* map;       // slot_to_row, or row_to_slot where rows are visited in order.
   const int32_t* num_rows;  // On the device, or null.
   int32_t count;            // Entries of the map.
-  int32_t rows;             // Of the buffers.
+  int32_t rows;             // Rows of the buffers.
   bool in_order;            // The map is row_to_slot.
 };
 
@@ -32,8 +32,8 @@ inline NamedRows named_rows(const ActivationProblem& problem, const ActivationAr
           .in_order = in_order};
 }
 
-// Kernels count groups of columns over all rows and slots, bundles of up to 8 of them whole, and
-// the bytes of a row in 32 bits.
+// Kernels count groups of columns over all rows and slots, in whole bundles of up to 8, and the
+// bytes of a row in 32 bits.
 inline Support fits_flat_index(const ActivationProblem& problem) {
   constexpr int64_t kLimit = int64_t{1} << 31;
   const int64_t entries = (problem.slots > problem.rows ? problem.slots : problem.rows) + 1024;
@@ -42,7 +42,7 @@ inline Support fits_flat_index(const ActivationProblem& problem) {
   return fits ? Support::yes() : Support::no("needs fewer than 2^31 groups of 128 columns");
 }
 
-// Rows at or above this are none; an impossible number of rows gives 0.
+// Rows at or above this limit are invalid; an impossible number of rows gives 0.
 __device__ inline uint32_t row_limit(const NamedRows& named) {
   const auto rows = static_cast<uint32_t>(named.rows);
   if (named.num_rows == nullptr) return rows;
@@ -56,10 +56,10 @@ inline constexpr uint32_t kNoRow = 0xFFFFFFFFU;
 template <int kCount>
 struct RowSet {
   uint32_t row[kCount];  // Or kNoRow.
-  uint32_t limit;        // Of all rows.
+  uint32_t limit;        // Limit of all rows.
 };
 
-// Before the previous grid has ended: the map is the start of a chain of two memory latencies.
+// Prefetches before the wait on the preceding grid: the map starts a chain of two memory latencies.
 __device__ inline void prefetch_rows(const NamedRows& named, uint32_t first) {
   if (first < static_cast<uint32_t>(named.count)) prefetch_to_l2(named.map + first);
 }
@@ -67,7 +67,7 @@ __device__ inline void prefetch_rows(const NamedRows& named, uint32_t first) {
 template <int kCount>
 __device__ inline RowSet<kCount> find_rows(const NamedRows& named, uint32_t first) {
   RowSet<kCount> set;
-  // All loads before the first use. Negative entries are above every limit.
+  // All loads are issued before the first use. Negative entries are above every limit.
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const uint32_t entry = first + i;
@@ -86,13 +86,13 @@ __device__ inline RowSet<kCount> find_rows(const NamedRows& named, uint32_t firs
 
 // 1x128 scales of rows; element (row, block) lies at row * row_stride + block * block_stride.
 template <typename Scale, typename Stride>
-struct ScaleImage {
+struct ScaleMatrix {
   Scale* data;
   Stride row_stride;
   Stride block_stride;
 
-  // An image [blocks, P] whose P is known on the device only.
-  __device__ ScaleImage of_rows(const NamedRows& named, uint32_t limit) const {
+  // The scales [blocks, P] whose P is known on the device only.
+  __device__ ScaleMatrix of_rows(const NamedRows& named, uint32_t limit) const {
     const bool is_known = named.num_rows == nullptr;
     return {data, is_known ? row_stride : 1, is_known ? block_stride : limit};
   }
@@ -103,7 +103,7 @@ struct ScaleImage {
 };
 
 template <typename Scale, typename Stride>
-ScaleImage<Scale, Stride> scale_image(const TensorView& scales) {
+ScaleMatrix<Scale, Stride> scale_matrix(const TensorView& scales) {
   return {static_cast<Scale*>(scales.data), static_cast<Stride>(scales.strides[0]),
           static_cast<Stride>(scales.strides[1])};
 }

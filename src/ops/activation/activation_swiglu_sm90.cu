@@ -1,18 +1,18 @@
-// sm90_swiglu: SwiGLU of E4M3, BF16 or F32 rows to E4M3 with 1x128 scales, for halves that lie
-// apart.
+// sm90_swiglu: SwiGLU of E4M3, BF16 or F32 rows to E4M3 with 1x128 scales, for gate orders with two
+// contiguous halves.
 //
 //   h     = g * rcp(1 + ex2(-log2(e) * alpha * g)) * u      hardware ex2 and rcp (moe spec 6.2)
 //   a     = max |h| over 128 columns;  m = RN(448 / a), 1 for a = 0 or infinite
 //   code  = E4M3(RN(h * m));           scale = RN(1 / m)                            (spec 6.7)
 //
-// Threads to data: 8, 16 or 32 lanes own 128 output columns of one row, each of them 16, 8 or 4
-// neighbouring columns of u, of g and of the output, in one access each. Groups of lanes walk over
-// (bundle of rows, group of columns); in a bundle the rows run fastest, so that their scales,
-// neighbours in a [blocks, P] image, share a sector.
+// 8, 16 or 32 lanes compute 128 output columns of one row, each of them 16, 8 or 4 neighbouring
+// columns of u, of g and of the output, in one access each. The tasks of groups of lanes are
+// (bundle of rows, group of columns). Rows run fastest in a bundle, so that their scales,
+// neighbours in [blocks, P], share a sector.
 //
-// Bytes a row, E4M3: 2 I + I for elements, 3 I / 32 for scales: 3.09 an output. BF16: 5.03,
-// F32: 9.03.
-// docs/kernels/activation.md has the arithmetic, the predictions and what was measured.
+// Bytes per row, E4M3: 2 I + I for elements, 3 I / 32 for scales: 3.09 an output. BF16: 5.03, F32:
+// 9.03.
+// docs/kernels/activation.md has the arithmetic, the predictions and measurements.
 #include "base/fast_division.h"
 #include "base/int_math.h"
 #include "device/ptx/grid_dependency.cuh"
@@ -26,9 +26,9 @@
 namespace narrowfloat {
 namespace {
 
-// kLanes share a group of 128 columns; kBundle rows follow each other before the next group of
-// columns comes; at least kMinBlocks fit on an SM, which bounds the registers. Few rows take small
-// blocks of threads, which spread evenly.
+// kLanes share a group of 128 columns. kBundle rows follow each other before the next group of
+// columns. At least kMinBlocks CTAs fit on an SM, which bounds the registers. For few rows CTAs are
+// small, as they then spread evenly.
 template <int kLanesOfGroup, int kBundleRows, int kBlocks>
 struct RowTuning {
   static constexpr int kLanes = kLanesOfGroup;
@@ -42,12 +42,12 @@ template <class Input>
 using FewRowsTuning = RowTuning<Input::kLanes, 1, 1>;
 template <class Input>
 using ManyRowsTuning = RowTuning<Input::kLanes, 8, 16>;
-// With parameters, which take more registers.
+// Activations with parameters need more registers.
 template <class Input>
 using GeneralTuning = RowTuning<Input::kLanes, 8, 12>;
 
 struct E4m3Input {
-  static constexpr int kLanes = 8;  // With 16-byte pieces.
+  static constexpr int kLanes = 8;  // A lane loads 16 bytes.
   static constexpr int kPerWord = 4;
   static constexpr bool kHasScales = true;
   __device__ static void widen(uint32_t word, float* out) {
@@ -78,12 +78,12 @@ struct F32Input {
 struct SwigluParams {
   const uint8_t* input;  // [rows, 2 * inter]
   uint8_t* output;       // [rows, inter]
-  ScaleImage<const float, uint32_t> input_scales;
-  ScaleImage<float, uint32_t> output_scales;
+  ScaleMatrix<const float, uint32_t> input_scales;
+  ScaleMatrix<float, uint32_t> output_scales;
   NamedRows named;
-  FastDivisor bundle_items;  // Groups of columns times kBundle.
+  FastDivisor bundle_items;  // Tasks of a bundle: groups of columns times kBundle.
   uint32_t inter;
-  uint32_t first_up;  // Columns where the halves start.
+  uint32_t first_up;  // Columns at which the halves start.
   uint32_t first_gate;
   ActivationParams<float> activation;
 };
@@ -93,7 +93,7 @@ struct Words {
   uint32_t word[kWords];
 };
 
-// 8 or 16 bytes.
+// Loads 8 or 16 bytes.
 template <int kWords>
 __device__ inline Words<kWords> load_words(const uint8_t* address) {
   if constexpr (kWords == 4) return bit_cast<Words<4>>(load_readonly<uint4>(address));
@@ -108,11 +108,11 @@ __device__ inline void store_words(uint8_t* address, const Words<kWords>& words)
 
 template <class Input, class Tuning>
 struct Shape {
-  static constexpr int kCols = kGroupCols / Tuning::kLanes;  // A thread and row.
+  static constexpr int kCols = kGroupCols / Tuning::kLanes;  // Columns per thread and row.
   static constexpr int kWords = kCols / Input::kPerWord;
 };
 
-// What a thread reads of a row.
+// The input of a thread in one row.
 template <class Input, class Tuning>
 struct Piece {
   Words<Shape<Input, Tuning>::kWords> up;
@@ -121,11 +121,11 @@ struct Piece {
   float gate_scale;
 };
 
-// What a thread works on.
+// The entry and columns of a thread.
 struct Place {
-  uint32_t entry;  // Of the map.
+  uint32_t entry;  // Entry of the map.
   uint32_t group;
-  uint32_t col;  // The first of its columns.
+  uint32_t col;  // First column of the thread.
 };
 
 template <class Tuning>
@@ -136,13 +136,13 @@ __device__ inline Place assign_place(const SwigluParams& params) {
   const uint32_t in_bundle = item - bundle * params.bundle_items.divisor();
   const uint32_t group = in_bundle / Tuning::kBundle;
   const uint32_t lane = threadIdx.x % Tuning::kLanes;
-  // Threads behind the last item get entries behind the map's end.
+  // Threads after the last task get entries past the end of the map.
   return {.entry = bundle * Tuning::kBundle + in_bundle % Tuning::kBundle,
           .group = group,
           .col = group * kGroupCols + lane * (kGroupCols / Tuning::kLanes)};
 }
 
-// Zeros where, at the end of a short group, there is no column.
+// The result is zero past the end of a short group.
 template <class Input, class Tuning>
 __device__ inline Piece<Input, Tuning> load_piece(const SwigluParams& params, uint32_t row,
                                                   uint32_t limit, uint32_t col) {
@@ -189,7 +189,7 @@ __device__ inline void activate_piece(const Piece<Input, Tuning>& piece,
   }
 }
 
-// Over the lanes of a group; numbers win over NaN.
+// The maximum over the lanes of a group; numbers win over NaN.
 template <class Tuning>
 __device__ inline float group_amax(const float* h) {
   float amax = 0.0F;
@@ -198,10 +198,10 @@ __device__ inline float group_amax(const float* h) {
   return bits_float(group_max<Tuning::kLanes>(float_bits(amax)));
 }
 
-// Where a row's results go.
+// The destination of a thread's results.
 struct Target {
   uint32_t row;
-  uint32_t limit;  // Of all rows.
+  uint32_t limit;  // Limit of all rows.
   uint32_t group;
   uint32_t col;
 };
@@ -220,7 +220,8 @@ __device__ inline void store_scaled(const SwigluParams& params, const Target& ta
   }
 }
 
-// Maxima out of the ordinary once more, behind the stores: the way of all others has no branch.
+// Stores first with the quick scale, without a branch, and once more if the quick scale is not
+// valid for this maximum.
 template <class Tuning>
 __device__ inline void store_piece(const SwigluParams& params, const Target& target,
                                    const float* h) {
@@ -233,7 +234,7 @@ __device__ inline void store_piece(const SwigluParams& params, const Target& tar
   }
 }
 
-// A group's lanes have the same row: none of them takes part in a shuffle that another has left.
+// The lanes of a group have the same row, so all of them reach a shuffle or none.
 template <class Input, class Tuning, bool kHasParameters>
 __global__ void __launch_bounds__(Tuning::kThreads, Tuning::kMinBlocks)
     activate_swiglu_kernel(const __grid_constant__ SwigluParams params) {
@@ -244,14 +245,15 @@ __global__ void __launch_bounds__(Tuning::kThreads, Tuning::kMinBlocks)
   const uint32_t row = rows.row[0];
   if (row == kNoRow) return;
   const auto piece = load_piece<Input, Tuning>(params, row, rows.limit, place.col);
-  allow_next_grid();
+  trigger_dependent_launch();
   float h[Shape<Input, Tuning>::kCols];
   activate_piece<Input, Tuning, kHasParameters>(piece, params.activation, h);
   store_piece<Tuning>(params, {row, rows.limit, place.group, place.col}, h);
 }
 
-// With many rows the order of the rows, where the inverse map is there: 275 us against 303 at
-// 131072 rows of 2048 columns. With few the slots, as the buffers have many rows without one.
+// For many rows, visits rows in memory order if the inverse map is given: 275 us instead of 303 at
+// 131072 rows of 2048 columns. For few rows it visits slots, as the buffers have many rows without
+// a slot.
 bool visits_in_order(const ActivationProblem& problem) {
   constexpr int64_t kManySlots = 4096;
   return problem.has_row_to_slot && problem.slots >= kManySlots;
@@ -269,8 +271,8 @@ SwigluParams make_params(const ActivationProblem& problem, const ActivationArgs&
   const Activation& activation = args.activation;
   return {.input = static_cast<const uint8_t*>(args.input.values.data),
           .output = static_cast<uint8_t*>(args.output.values.data),
-          .input_scales = scale_image<const float, uint32_t>(args.input.scales),
-          .output_scales = scale_image<float, uint32_t>(args.output.scales),
+          .input_scales = scale_matrix<const float, uint32_t>(args.input.scales),
+          .output_scales = scale_matrix<float, uint32_t>(args.output.scales),
           .named = named_rows(problem, args, visits_in_order(problem)),
           .bundle_items = {},
           .inter = inter,
@@ -293,8 +295,8 @@ void launch_activate_swiglu(SwigluParams params, const ActivationProblem& proble
          {.blocks = dim3(blocks), .threads = dim3(Tuning::kThreads)}, stream, params);
 }
 
-// Up to here the GPU holds all groups almost at once, with the registers that they like; and up to
-// here latency is all there is.
+// Up to kFewGroups the GPU holds all groups almost at once without a limit on registers; up to
+// kOneTokenGroups only latency matters.
 constexpr int64_t kFewGroups = 32768;
 constexpr int64_t kOneTokenGroups = 256;
 
@@ -335,9 +337,9 @@ void run(const ActivationProblem& problem, const ActivationArgs& args, Stream st
 Support supports(const ActivationProblem& problem) {
   if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
   if (problem.format != RowFormat::kFp8Group) return Support::no("writes fp8_1x128 rows only");
-  if (problem.kind != ActivationKind::kSwiglu) return Support::no("does swiglu only");
+  if (problem.kind != ActivationKind::kSwiglu) return Support::no("computes swiglu only");
   if (problem.gate_order == GateOrder::kInterleaved) {
-    return Support::no("reads halves that lie apart only");
+    return Support::no("does not read interleaved gates");
   }
   if (problem.per_expert) return Support::no("takes one value for all experts");
   if (problem.input != DType::kF8E4M3 && problem.input != DType::kBF16 &&

@@ -5,11 +5,11 @@
 //   row scale = max |h| over the row / 2688, as encode factor                 (spec 6.2)
 //   codes     = E2M1 with E4M3 scales per 16 columns of h times the factor
 //
-// Threads to data: a block owns one row; its warps walk over the row's groups of 128 columns, a
-// lane has four neighbouring columns of each. First the maximum, then the codes: h waits in shared
-// memory in between; columns beyond its size are computed a second time.
+// A CTA computes one row; its warps loop over the row's groups of 128 columns, and a lane has four
+// neighbouring columns of each. The first pass finds the maximum, the second one encodes. h stays
+// in shared memory in between; columns beyond its size are computed twice.
 //
-// Bytes an output: the input's element twice (once if not gated), 0.5 for the code, 1 / 16 for the
+// Bytes per output: the input's element twice (once if not gated), 0.5 for the code, 1 / 16 for the
 // scale.
 #include "device/packed16.cuh"
 #include "device/ptx/grid_dependency.cuh"
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-// Groups of 128 columns that wait in shared memory: 32 KiB.
+// Groups of 128 columns that are kept in shared memory: 32 KiB.
 constexpr uint32_t kMaxKeptGroups = 128;
 
 // h of four columns as bf16.
@@ -33,13 +33,13 @@ __device__ FourColumns widened(const KeptColumns& kept) {
           PackedBf16::high(kept.y)};
 }
 
-// A row and what is known of it before its values.
+// A row and its parameters.
 struct Row {
-  Place place;  // Its column is that of the group at hand.
+  Place place;  // The column is that of the current group.
   ActivationParams<float> activation;
 };
 
-// All lanes of a warp.
+// All lanes of a warp take part.
 __device__ KeptColumns activate_group(const PortableParams& params, Row& row, uint32_t group) {
   row.place.group = group;
   row.place.col = group * kGroupCols + threadIdx.x % kWarpSize * kLaneCols;
@@ -49,7 +49,7 @@ __device__ KeptColumns activate_group(const PortableParams& params, Row& row, ui
   return {to_bf16x2(h.value[0], h.value[1]), to_bf16x2(h.value[2], h.value[3])};
 }
 
-// Over the thread's columns of the row; NaN does not count.
+// The maximum over the thread's columns of the row; NaN does not count.
 __device__ float activate_row(const PortableParams& params, Row& row, KeptColumns* shared_kept) {
   float amax = 0.0F;
   for (uint32_t group = threadIdx.x / kWarpSize; group < params.groups.divisor(); group += kWarps) {
@@ -88,9 +88,10 @@ __global__ void __launch_bounds__(kThreads)
   if (expert < 0) return;
   Row row{.place = {.row = set.row[0], .limit = set.limit, .group = 0, .col = 0},
           .activation = params_of(params, expert)};
-  allow_next_grid();
+  trigger_dependent_launch();
   const float amax = activate_row(params, row, shared_kept);
-  // The barrier inside also lets everybody see what is kept, though each thread reads its own.
+  // The barrier in block_max() also makes kept columns visible, though each thread reads only its
+  // own.
   const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
   const RowFactors factors =
       token_row_factors(row_amax, params.output.target(row.place.row), threadIdx.x == 0);
@@ -116,7 +117,7 @@ Support supports(const ActivationProblem& problem) {
   if (problem.format != RowFormat::kNvfp4PerToken) {
     return Support::no("writes nvfp4_per_token rows only");
   }
-  if (problem.input == DType::kF64) return Support::no("computes in fp32: F64 is for the CPU");
+  if (problem.input == DType::kF64) return Support::no("computes in fp32; only the CPU takes F64");
   return fits_flat_index(problem);
 }
 

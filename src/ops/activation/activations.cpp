@@ -1,4 +1,4 @@
-// The table of activations, the factories, and what each activation's parameters may be.
+// The table of activations, the factories, and the legal values of each activation's parameters.
 #include <array>
 #include <cmath>
 
@@ -12,7 +12,7 @@ namespace {
 
 using Kind = ActivationKind;
 
-// In the order of ActivationKind.
+// The entries are in the order of ActivationKind.
 constexpr std::array kActivations{
     ActivationInfo{Kind::kIdentity, "identity", "u", false, false, false, false},
     ActivationInfo{Kind::kRelu, "relu", "max(u, 0)", false, false, false, false},
@@ -46,7 +46,7 @@ void require_unused(std::string_view argument, bool is_read, const PerExpert& gi
 
 void require_number(std::string_view argument, bool is_legal, const PerExpert& given,
                     std::string_view expected) {
-  // Values per expert may live on a device; there the formulas apply to whatever they are.
+  // Values per expert may be in device memory, where they are not validated.
   if (!given.values.is_absent() || is_legal) return;
   throw_invalid("{}: expected {}, got {}", argument, expected, given.value);
 }

@@ -1,4 +1,4 @@
-// The public maxima: check, choose an implementation, run it.
+// The public maxima: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>

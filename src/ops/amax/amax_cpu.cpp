@@ -1,5 +1,5 @@
-// Both CPU implementations: the oracle row after row, the baseline rows in parallel. A maximum does
-// not depend on the order, and NaN never counts (spec 4.5).
+// Both CPU implementations: the oracle runs row after row, the baseline runs rows in parallel. A
+// maximum does not depend on the order, and NaN never counts (spec 4.5).
 #include <algorithm>
 #include <array>
 

@@ -36,6 +36,6 @@ struct AmaxImpl {
 std::span<const AmaxImpl> amax_impls();
 extern const AmaxImpl kAmaxCpuReference;
 extern const AmaxImpl kAmaxCpuBaseline;
-extern const AmaxImpl kAmaxSm90;  // In CUDA builds.
+extern const AmaxImpl kAmaxSm90;  // Only in builds with CUDA.
 
 }  // namespace narrowfloat

@@ -1,14 +1,14 @@
-// sm90_pieces: the largest |x| that is a number, of a tensor or of each row (spec 4.5), bound by
-// reading.
+// sm90_pieces: the largest |x| that is a number, of a tensor or of each row (spec 4.5). It is bound
+// by reads.
 //
-// Rows are cut into pieces of at most 32 KB (a dense tensor with one result is one row). 4 to 1024
-// threads share a piece: up to eight 16-byte loads each in flight, maxima of packed magnitudes,
-// then one maximum over the threads. A piece that is its whole result is stored; others meet in an
-// atomic maximum of the bits over zeroed results: non-negative floats order like integers. Any
-// column count and any element-aligned pointer works: what lies outside the 16-byte words of a
-// piece is read element by element.
+// Rows are cut into chunks of at most 32 KB (a dense tensor with one result is one row). 4 to 1024
+// threads share a chunk: each has up to eight 16-byte loads in flight and takes maxima of packed
+// magnitudes; then one maximum is taken over the threads. If a chunk is a whole result, its maximum
+// is stored; other chunks use an atomic maximum of the bits over zeroed results, as non-negative
+// floats order like integers. Any column count and any element-aligned pointer works: elements
+// outside the 16-byte words of a chunk are read one by one.
 //
-// Bytes an element: 2 or 4 read. Instructions an element: 1 for 16-bit types (one AND, one packed
+// Bytes per element: 2 or 4 read. Instructions per element: 1 for 16-bit types (one AND, one packed
 // maximum for two), 4 for fp32.
 #include <algorithm>
 #include <cuda_runtime.h>
@@ -27,14 +27,14 @@ namespace narrowfloat {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kWarpBlockThreads = 256;  // Of blocks whose warps have pieces of their own.
+constexpr int kWarpBlockThreads = 256;  // Threads of CTAs whose warps have their own chunks.
 constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kPieceBytes = 32768;
-// Up to this a row is one piece: cheaper than clearing the result first.
+// A row of up to this size is one chunk, which is cheaper than clearing the result first.
 constexpr int64_t kWholeRowBytes = 65536;
 constexpr int kLoadsInFlight = 4;
 
-// How words of input enter the maximum, and the maximum as fp32 bits. A NaN never enters.
+// The update of the maximum by a word of input, and the maximum as fp32 bits. A NaN never enters.
 struct F32Words {
   static constexpr int64_t kBytes = 4;
   using Element = uint32_t;
@@ -77,7 +77,7 @@ struct AmaxParams {
   int64_t row_bytes = 0;
   int64_t pieces_per_row = 0;
   int64_t piece_cols = 0;
-  int threads_per_piece = 0;  // A power of two; above a warp, the whole block.
+  int threads_per_piece = 0;  // A power of two; above a warp, the whole CTA.
   bool per_row = false;
   bool stores_result = false;  // Else an atomic maximum.
 };
@@ -85,7 +85,7 @@ struct AmaxParams {
 struct Piece {
   const uint8_t* first = nullptr;
   int64_t row = 0;
-  int num_elements = 0;  // 0: none left for these threads.
+  int num_elements = 0;  // 0: no chunk is left for these threads.
 };
 
 __device__ Piece assign_piece(const AmaxParams& params, int64_t element_bytes) {
@@ -93,7 +93,7 @@ __device__ Piece assign_piece(const AmaxParams& params, int64_t element_bytes) {
                         threadIdx.x / params.threads_per_piece;
   Piece piece{.first = params.input};
   if (index >= params.rows * params.pieces_per_row) return piece;
-  // One of the two is 1 in most problems: no division.
+  // Most problems have one row or one chunk per row and need no division.
   if (params.pieces_per_row == 1) {
     piece.row = index;
   } else if (params.rows > 1) {
@@ -105,7 +105,7 @@ __device__ Piece assign_piece(const AmaxParams& params, int64_t element_bytes) {
   return piece;
 }
 
-// Elements [begin, end) of the piece one by one.
+// Adds elements [begin, end) of the chunk one by one.
 template <typename Words>
 __device__ uint32_t add_elements(const Piece& piece, int begin, int end, const AmaxParams& params,
                                  uint32_t largest) {
@@ -125,7 +125,7 @@ __device__ uint32_t add_vectors(const uint8_t* first, int num_vectors, int lane,
     uint4 loaded[kLoadsInFlight];
 #pragma unroll
     for (int j = 0; j < kLoadsInFlight; ++j) {
-      // Beyond the end the first one again: a maximum may take it twice.
+      // Loads past the end repeat the first one: a maximum may count it twice.
       loaded[j] = load_readonly<uint4>(vectors + (i + j * lanes < num_vectors ? i + j * lanes : i));
     }
 #pragma unroll
@@ -137,7 +137,7 @@ __device__ uint32_t add_vectors(const uint8_t* first, int num_vectors, int lane,
   return largest;
 }
 
-// Over the threads of a piece; all threads of the block take part.
+// The maximum over the threads of a chunk; all threads of the CTA take part.
 __device__ uint32_t piece_max(uint32_t value, int threads_per_piece) {
   __shared__ uint32_t shared_maxima[kMaxThreads / kWarpSize];
   if (threads_per_piece > kWarpSize) return block_max(value, shared_maxima);
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   wait_for_previous_grids();
   uint32_t largest = add_vectors<Words>(piece.first + head * Words::kBytes, num_vectors, lane,
                                         params.threads_per_piece, 0U);
-  allow_next_grid();
+  trigger_dependent_launch();
   largest = add_elements<Words>(piece, 0, head, params, largest);
   largest = add_elements<Words>(piece, head + num_vectors * kPerVector, piece.num_elements, params,
                                 largest);
@@ -197,14 +197,14 @@ AmaxParams make_params(const AmaxProblem& problem, const AmaxArgs& args) {
   const int64_t row_bytes = params.cols * element_bytes;
   int64_t piece_bytes = kWholeRowBytes;
   if (row_bytes > kWholeRowBytes) {
-    // Enough pieces for four blocks on each multiprocessor, where there is that much.
+    // Makes enough chunks for four CTAs on each SM, if there is that much data.
     piece_bytes = power_of_two_for(params.rows * row_bytes / (4 * num_sms), 4096, kPieceBytes);
   }
   params.piece_cols = std::min(params.cols, piece_bytes / element_bytes);
   params.pieces_per_row = ceil_div(params.cols, params.piece_cols);
   const int64_t results = problem.per_row ? params.rows : 1;
   params.stores_result = params.rows * params.pieces_per_row == results;
-  // Few pieces: more threads on each, for latency.
+  // If there are few chunks, more threads share each, which reduces latency.
   const int64_t loads = params.rows * params.pieces_per_row >= 4 * num_sms ? 8 : 2;
   const int64_t vectors = ceil_div(params.piece_cols * element_bytes, kVectorBytes);
   params.threads_per_piece =
@@ -235,7 +235,7 @@ void launch_find_maxima(const AmaxProblem& problem, const AmaxArgs& args, Stream
 Support supports(const AmaxProblem& problem) {
   const Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
-  // Pieces of a warp or less come eight and more to a block, others are over 1 KB.
+  // Chunks of a warp or less come eight and more to a CTA, others are over 1 KB.
   constexpr int64_t kMaxBlocks = INT32_MAX;
   if (problem.rows > kMaxBlocks) return Support::no("more than 2^31 rows");
   return Support::yes();

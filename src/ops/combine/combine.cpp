@@ -1,4 +1,4 @@
-// The public combine: check, choose an implementation, run it.
+// The public combine (FlashInfer's finalize): checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ void require_matrix(std::string_view argument, const TensorView& view) {
 
 int64_t row_bytes(const TensorView& view, int64_t stride) { return stride * bits(view.dtype) / 8; }
 
-// Slots of a token.
+// Slots per token.
 int64_t require_slots(const TensorView& slot_to_row, int64_t tokens, Device device) {
   require_view("slot_to_row", slot_to_row);
   const int64_t count = slot_to_row.num_elements();
@@ -97,7 +97,7 @@ void combine(const TensorView& slot_rows, const TensorView& slot_to_row, const T
   require_cuda_rows("slot_rows", slot_rows.data, row_bytes(slot_rows, slot_rows.shape[1]),
                     slot_rows.device);
   const int64_t tokens = out.shape[0];
-  // Nothing follows the row of a lone token.
+  // A single token has no following row.
   require_cuda_rows("out", out.data, tokens > 1 ? row_bytes(out, out_rows.stride) : 0, out.device);
   const CombineProblem problem{.slot_rows = slot_rows.dtype,
                                .weights = weights.dtype,

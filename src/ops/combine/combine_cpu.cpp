@@ -1,5 +1,6 @@
-// Both CPU implementations: the oracle one output element at a time, the baseline pieces of rows
-// in parallel, slot after slot over a piece. Each element sees the same operations (moe spec 6.6):
+// Both CPU implementations. The oracle computes one output element at a time; the baseline computes
+// chunks of rows in parallel, slot after slot over a chunk. Each element sees the same operations
+// (moe spec 6.6):
 //
 //   a = +0;  for s ascending, row(t, s) >= 0:  a = fma(w[t, s], y[row(t, s), o], a)
 //   out[t, o] = round(a)

@@ -1,4 +1,4 @@
-// A combine as data (see quantize_problem.h).
+// A combine (FlashInfer's finalize) as data (see quantize_problem.h).
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ struct CombineProblem {
   DType output = DType::kBF16;
   Device device;
   int64_t tokens = 0;
-  int64_t rows = 0;    // Of slot_rows.
-  int64_t slots = 0;   // A token.
+  int64_t rows = 0;    // Rows of slot_rows.
+  int64_t slots = 0;   // Slots per token.
   int64_t hidden = 0;  // Columns of slot_rows.
-  int64_t cols = 0;    // Of the output.
+  int64_t cols = 0;    // Columns of the output.
 };
 std::string to_string(const CombineProblem& problem);
 
@@ -43,6 +43,6 @@ struct CombineImpl {
 std::span<const CombineImpl> combine_impls();
 extern const CombineImpl kCombineCpuReference;
 extern const CombineImpl kCombineCpuBaseline;
-extern const CombineImpl kCombineSm90;  // In CUDA builds.
+extern const CombineImpl kCombineSm90;  // Only in builds with CUDA.
 
 }  // namespace narrowfloat

@@ -1,14 +1,16 @@
-// sm90_pieces: the weighted sum of a token's slots in slot order (moe spec 6.6), bound by reading.
+// sm90_pieces: the weighted sum of a token's slots in slot order (moe spec 6.6). It is bound by
+// reads.
 //
 //   a = +0;  for s ascending, row(t, s) >= 0:  a = fma(w[t, s], y[row(t, s), o], a)
 //   out[t, o] = round(a)
 //
-// A thread owns one 16-byte piece of a token's columns: 8 of a 16-bit type or 4 of fp32. A block
-// has up to 256 neighbouring pieces of one token. The rows of eight slots are looked up at once,
-// then their eight pieces are in flight at once: two memory latencies for up to eight slots.
+// A thread computes one 16-byte vector of a token's columns: 8 of a 16-bit type or 4 of fp32. A CTA
+// has up to 256 neighbouring vectors of one token. The rows of eight slots are looked up at once,
+// then their eight vectors are in flight at once: two memory latencies for up to eight slots.
 //
-// Bytes a token: slots * cols * width read, cols * width written. Instructions an element: one fma
-// a slot, and the widening. Rows end at multiples of 16 bytes, so that only stores have a tail.
+// Bytes per token: slots * cols * width read, cols * width written. Instructions per element: one
+// fma per slot, and the widening. Rows end at multiples of 16 bytes, so that only stores have a
+// remainder.
 #include <algorithm>
 #include <cuda_runtime.h>
 #include <string>
@@ -27,9 +29,10 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 constexpr int64_t kPieceBytes = 16;
-// In flight at once. With few slots fewer registers leave room for more threads.
-constexpr int kManySlots = 8;
-constexpr int kFewSlots = 2;
+// Slots whose loads are in flight at once. For small numbers of slots fewer registers allow more
+// threads.
+constexpr int kMaxSlotsInFlight = 8;
+constexpr int kMinSlotsInFlight = 2;
 
 enum class WeightType : uint8_t { kOne, kF32, kBf16 };
 
@@ -52,7 +55,7 @@ template <class HalfType>
 using HalfPiece = PackedElements<HalfType, 8>;
 using FloatPiece = FloatElements<4>;
 
-// Output elements by type; a run of kCount is stored at once, others one by one.
+// Output elements by type; store_all stores kCount elements at once, store_one a single one.
 template <class Half>
 struct HalfOutput {
   static constexpr int64_t kBytes = 2;
@@ -108,7 +111,7 @@ struct SlotPieces {
   Elements data[kSlots];
 };
 
-// Of slots [slot, slot + num_slots).
+// Loads the weights of slots [slot, slot + num_slots).
 template <int kSlots>
 __device__ void load_weights(const CombineParams& params, int64_t slot, int64_t num_slots,
                              float (&weights)[kSlots]) {
@@ -128,7 +131,7 @@ __device__ void load_weights(const CombineParams& params, int64_t slot, int64_t 
   }
 }
 
-// A slot without a row, or with one that does not exist, loads nothing.
+// Loads nothing for a slot without a row, or with one that does not exist.
 template <class Elements, int kSlots>
 __device__ SlotPieces<Elements, kSlots> load_slots(const CombineParams& params, const Piece& piece,
                                                    int64_t first) {
@@ -183,8 +186,8 @@ template <class Elements, class Output, int kSlots>
 __global__ void __launch_bounds__(kMaxThreads)
     combine_slots_kernel(const __grid_constant__ CombineParams params) {
   const Piece piece = assign_piece<Elements::kSize>(params);
-  // What the next kernel does before its own wait is hidden behind this one's.
-  allow_next_grid_before_wait();
+  // The next kernel's work before its own wait then overlaps with this kernel.
+  trigger_dependent_launch_before_wait();
   if (piece.col >= params.cols) return;
   float sums[Elements::kSize] = {};
   wait_for_previous_grids();
@@ -212,10 +215,10 @@ int64_t blocks_per_token(const CombineProblem& problem) {
 
 template <class Elements, class Output>
 void launch_for_slots(const LaunchShape& shape, const CombineParams& params, Stream stream) {
-  if (params.slots <= kFewSlots) {
-    launch(combine_slots_kernel<Elements, Output, kFewSlots>, shape, stream, params);
+  if (params.slots <= kMinSlotsInFlight) {
+    launch(combine_slots_kernel<Elements, Output, kMinSlotsInFlight>, shape, stream, params);
   } else {
-    launch(combine_slots_kernel<Elements, Output, kManySlots>, shape, stream, params);
+    launch(combine_slots_kernel<Elements, Output, kMaxSlotsInFlight>, shape, stream, params);
   }
 }
 
@@ -263,7 +266,7 @@ Support supports(const CombineProblem& problem) {
   const Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
   if (problem.tokens > INT32_MAX / std::max<int64_t>(1, blocks_per_token(problem))) {
-    return Support::no("more than 2^31 pieces of " + std::to_string(kMaxThreads * kPieceBytes) +
+    return Support::no("more than 2^31 chunks of " + std::to_string(kMaxThreads * kPieceBytes) +
                        " bytes");
   }
   return Support::yes();

@@ -1,4 +1,4 @@
-// Steps of the GPU dequantizer that are plain integer arithmetic, shared with the tests on the CPU.
+// Steps of the GPU dequantizer that are integer arithmetic, shared with the tests on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace narrowfloat {
 
 // E2M1 codes as E4M3 bytes of a 64th of their value, exactly: s|ee|m becomes s|00ee|m00, and the
-// biases differ by 6. Of packed bytes, the codes of the even columns (low nibbles) or the odd ones.
+// biases differ by 6. The two functions take the codes of the even columns (low nibbles) or of the
+// odd ones from packed bytes.
 inline constexpr float kE2m1InE4m3 = 64.0F;
 NF_HOST_DEVICE constexpr uint32_t even_codes_as_e4m3(uint32_t packed) {
   return ((packed << 2) & 0x1C1C1C1CU) | ((packed << 4) & 0x80808080U);
@@ -17,8 +18,8 @@ NF_HOST_DEVICE constexpr uint32_t odd_codes_as_e4m3(uint32_t packed) {
   return ((packed >> 2) & 0x1C1C1C1CU) | (packed & 0x80808080U);
 }
 
-// tensor/grouped_rows.h for offsets that nobody has checked: whatever they hold, the result is a
-// row of the image. row_offsets: [groups + 1], groups > 0.
+// scale_row() of tensor/grouped_rows.h for offsets that are not validated: the result is a row of
+// the scales whatever they hold. row_offsets: [groups + 1], groups > 0.
 NF_HOST_DEVICE constexpr int64_t clamped_scale_row(const int64_t* row_offsets, int64_t groups,
                                                    int64_t row, int64_t scale_rows) {
   // The last group that starts at or before the row.
@@ -32,7 +33,7 @@ NF_HOST_DEVICE constexpr int64_t clamped_scale_row(const int64_t* row_offsets, i
       beyond = middle;
     }
   }
-  // Unsigned: any bits may be in memory, and they must not overflow.
+  // The arithmetic is unsigned: memory may hold any bits, and they must not overflow.
   const auto start = static_cast<uint64_t>(row_offsets[group]);
   const uint64_t padded_start = (start + 31 * static_cast<uint64_t>(group)) / 32 * 32;
   const uint64_t scale_row = padded_start + static_cast<uint64_t>(row) - start;

@@ -1,4 +1,4 @@
-// The public dequantizer: check, choose an implementation, run it.
+// The public dequantizer: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>

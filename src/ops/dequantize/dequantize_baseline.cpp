@@ -1,5 +1,5 @@
-// cpu_baseline: all cores through oneTBB. A row is decoded in segments: the factors of its blocks
-// first, then codes through a table of the element type's values, then one narrowing loop.
+// cpu_baseline: all cores through oneTBB. A row is decoded in segments: first the factors of its
+// blocks, then codes through a table of the element type's values, then one narrowing loop.
 #include <array>
 
 #include "formats/registry.h"
@@ -23,7 +23,7 @@ constexpr auto decode_table() {
   return table;
 }
 
-// Columns [col, col + count) times one factor.
+// Decodes columns [col, col + count) times one factor.
 template <typename Element>
 void decode_run(const uint8_t* codes, int64_t col, int64_t count, float factor, float* out) {
   static constexpr auto kValues = decode_table<Element>();

@@ -47,6 +47,6 @@ struct DequantizeImpl {
 std::span<const DequantizeImpl> dequantize_impls();
 extern const DequantizeImpl kDequantizeCpuReference;
 extern const DequantizeImpl kDequantizeCpuBaseline;
-extern const DequantizeImpl kDequantizeSm90;  // In CUDA builds.
+extern const DequantizeImpl kDequantizeSm90;  // Only in builds with CUDA.
 
 }  // namespace narrowfloat

@@ -1,14 +1,14 @@
-// sm90_rows: value = RN(code * factor of its block), one rounding to the output type (spec 7),
-// bound by memory.
+// sm90_rows: value = RN(code * factor of its block), one rounding to the output type (spec 7). It
+// is bound by memory.
 //
 // A thread makes one 16-byte store in each of up to four rows: 8 elements of a 16-bit output, 4 of
 // fp32. Neighbouring threads are neighbours in the row, so a warp's store is 512 contiguous bytes
 // and its codes are 64 to 256. The four rows share all addressing: they are chosen so that their
-// scales lie a constant step apart (neighbours; 32 apart in swizzled_128x4, where the four scales
-// are then in one sector). Where one wave of threads can hold the whole tensor each thread takes
-// one row.
+// scales are a constant step apart (neighbours; 32 apart in swizzled_128x4, where the four scales
+// are then in one sector). If one wave of threads can hold the whole tensor, each thread takes one
+// row.
 //
-// Bytes an element: codes 0.5 or 1, scales 1/16, 1/32 or 1/32 (F32 per 128), output 2 or 4. One
+// Bytes per element: codes 0.5 or 1, scales 1/16, 1/32 or 1/32 (F32 per 128), output 2 or 4. One
 // kernel serves all FP8 formats and one both NVFP4 formats; layout, axis of the global scale and
 // row groups are branches that all threads take the same way. docs/kernels/dequantize.md has the
 // arithmetic.
@@ -27,13 +27,13 @@ namespace narrowfloat {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// Indices of rows, pieces and threads of one launch are 32-bit, within FastDivisor's range.
+// Indices of rows, vectors and threads of one launch are 32-bit, within FastDivisor's range.
 constexpr int64_t kMaxIndex = INT32_MAX;
 
-// Threads are numbered piece first: (batch, set of rows, piece).
+// Threads are numbered with the vector innermost: (batch, set of rows, vector).
 struct DequantizeParams {
   const uint8_t* values = nullptr;       // [batch][rows][value_row_bytes]
-  const void* scales = nullptr;          // [batch] images of scale_image scales.
+  const void* scales = nullptr;          // [batch][scales_per_batch]
   const float* global_scale = nullptr;   // Null: 1.
   const int64_t* row_offsets = nullptr;  // [groups + 1]; null: no groups.
   uint8_t* output = nullptr;             // [batch][rows], output_row_bytes apart.
@@ -42,14 +42,14 @@ struct DequantizeParams {
   int64_t global_batch_step = 0;
   int64_t global_row_step = 0;
   int64_t groups = 0;
-  int64_t scale_image = 0;
-  ImageExtents scale_extents;
+  int64_t scales_per_batch = 0;
+  ScaleExtents scale_extents;
   ScaleLayoutId layout = ScaleLayoutId::kLinear;
-  uint32_t scale_row_shift = 0;    // Row to row of scales.
-  uint32_t scale_block_shift = 0;  // Piece to block.
+  uint32_t scale_row_shift = 0;    // Shift from a row to a row of scales.
+  uint32_t scale_block_shift = 0;  // Shift from a vector to a block.
   int64_t scale_step = 0;          // Scales from a thread's row to its next.
   uint32_t rows = 0;
-  // A thread's rows are 2^row_step_log2 apart: sets interleave inside tiles of rows.
+  // Rows of a thread are 2^row_step_log2 apart: sets interleave inside tiles of rows.
   uint32_t row_step_log2 = 0;
   FastDivisor pieces_per_row;
   FastDivisor sets_per_batch;
@@ -58,7 +58,7 @@ struct DequantizeParams {
   bool global_scale_divides = false;
 };
 
-// Rows of a thread: one where threads are scarce, else four.
+// Rows of a thread: one if there are few threads, else four.
 struct OneRow {
   static constexpr int kRows = 1;
 };
@@ -70,8 +70,8 @@ struct RowSet {
   uint32_t batch = 0;
   uint32_t first_row = 0;
   uint32_t piece = 0;
-  int num_rows = 0;  // 0: nothing to do.
-  // How far the i-th row lies from the first, in steps. Rows beyond the last repeat the first, so
+  int num_rows = 0;  // 0: the thread has no rows.
+  // The distance of the i-th row from the first, in steps. Rows past the last repeat the first, so
   // that all loads are issued together and unconditionally.
   __device__ int64_t distance(int i, int64_t step) const { return i < num_rows ? i * step : 0; }
 };
@@ -95,12 +95,12 @@ __device__ RowSet assign_rows(const DequantizeParams& params) {
   return rows;
 }
 
-// Of the set's first row.
+// Addresses of the first row of a set.
 template <typename Stored>
 struct Addresses {
   const uint8_t* codes;
-  const Stored* scale_image;  // Of the batch.
-  const Stored* scale;        // Without row groups.
+  const Stored* batch_scales;  // First scale of the batch.
+  const Stored* scale;         // Used without row groups.
   const float* global_scale;
   uint8_t* output;
 };
@@ -111,10 +111,10 @@ __device__ Addresses<Stored> locate(const DequantizeParams& params, const RowSet
   Addresses<Stored> addresses;
   addresses.codes =
       params.values + flat_row * params.value_row_bytes + rows.piece * int64_t{Piece::kBytes};
-  addresses.scale_image =
-      static_cast<const Stored*>(params.scales) + rows.batch * params.scale_image;
+  addresses.batch_scales =
+      static_cast<const Stored*>(params.scales) + rows.batch * params.scales_per_batch;
   addresses.scale =
-      addresses.scale_image +
+      addresses.batch_scales +
       AllLayouts::offset(params.layout, rows.first_row >> params.scale_row_shift,
                          rows.piece >> params.scale_block_shift, params.scale_extents);
   addresses.global_scale = params.global_scale + rows.batch * params.global_batch_step +
@@ -138,7 +138,7 @@ __device__ void load_scales(const DequantizeParams& params, const RowSet& rows,
   if (sizeof(Stored) == sizeof(float) && params.row_offsets != nullptr) {
 #pragma unroll
     for (int i = 0; i < Split::kRows; ++i) {
-      scales[i] = load_readonly<Stored>(addresses.scale_image + grouped_scale(params, rows, i));
+      scales[i] = load_readonly<Stored>(addresses.batch_scales + grouped_scale(params, rows, i));
     }
     return;
   }
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   if constexpr (Format::kHasGlobalScale) {
     load_global_scales<Split>(params, rows, addresses, global_scales);
   }
-  allow_next_grid();
+  trigger_dependent_launch();
 #pragma unroll
   for (int i = 0; i < Split::kRows; ++i) {
     const float factor =
@@ -213,12 +213,12 @@ uint32_t log2_of(int64_t power_of_two) {
   return static_cast<uint32_t>(__builtin_ctzll(static_cast<unsigned long long>(power_of_two)));
 }
 
-// A block of 0 rows or columns is the whole extent: a shift that leaves 0 of every index.
+// A block of 0 rows or columns is the whole extent: the shift then turns every index to 0.
 uint32_t shift_of_extent(int64_t extent, int64_t unit) {
   return extent == 0 ? 31 : log2_of(extent / unit);
 }
 
-// How rows are shared out.
+// The distribution of rows to threads.
 struct RowPlan {
   int64_t rows_per_set = FourRows::kRows;
   int64_t row_step = 1;
@@ -258,7 +258,7 @@ DequantizeParams make_params(const DequantizeProblem& problem, const DequantizeA
   params.global_batch_step = global_scale_step(problem.global_axis, true, problem.rows);
   params.global_row_step = global_scale_step(problem.global_axis, false, problem.rows);
   params.groups = problem.groups;
-  params.scale_image = args.scales.capacity / args.scales.batch;
+  params.scales_per_batch = args.scales.capacity / args.scales.batch;
   params.scale_extents = {args.scales.rows, args.scales.blocks};
   params.layout = problem.layout;
   params.scale_row_shift = shift_of_extent(info.block_rows, 1);
@@ -293,7 +293,7 @@ Kernel kernel_for(const DequantizeProblem& problem) {
     case FormatId::kMxfp8:
       return kernel_for_output<Mxfp8, Split>(problem.output);
     default:
-      // The kernel knows the block by its shifts.
+      // The kernel takes the extents of a block as shifts.
       return kernel_for_output<Fp8Block1x128, Split>(problem.output);
   }
 }

@@ -1,5 +1,5 @@
-// Device steps of the dequantizer: codes of one piece to fp32, the factor of a block, one rounding
-// to the output type. A piece is what fills one 16-byte store.
+// Device steps of the dequantizer: codes of one 16-byte output vector to fp32, the factor of a
+// block, one rounding to the output type.
 #pragma once
 
 #include "base/float_ops.h"
@@ -39,7 +39,7 @@ __device__ inline void e4m3_pair_to_float(uint32_t pair, float& low, float& high
   high = f16_high_to_float(halves);
 }
 
-// The codes of one piece as loaded.
+// The codes of one output vector as loaded.
 template <typename Element, int kElements>
 struct CodePiece;
 
@@ -90,7 +90,7 @@ struct CodePiece<E2M1, kElements> {
   }
 
  private:
-  // Times 64 while still packed: the fp32 factor could overflow instead.
+  // Multiplies by 64 while still packed: the fp32 factor could overflow instead.
   __device__ static void decode_pair(uint32_t pair, float& low, float& high) {
     constexpr uint32_t kTwice64 = 0x54005400U;
     const uint32_t halves = mul_f16x2(e4m3x2_to_f16x2(static_cast<uint16_t>(pair)), kTwice64);
@@ -99,7 +99,7 @@ struct CodePiece<E2M1, kElements> {
   }
 };
 
-// What the codes of a block are multiplied by (spec 7): scale first.
+// The factor of the codes of a block (spec 7); the scale comes first.
 template <BlockFormat Format>
 __device__ inline float block_factor(typename Format::Stored stored, float global_scale,
                                      bool global_scale_divides) {

@@ -1,4 +1,4 @@
-// What both CPU implementations need to decode one row: its global scale and its block scales.
+// The common part of both CPU implementations: the global scale and the block scales of one row.
 #pragma once
 
 #include "formats/registry.h"

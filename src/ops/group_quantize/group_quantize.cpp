@@ -1,4 +1,4 @@
-// The public group quantization: check, choose an implementation, run it.
+// The public group quantization: checks, selects an implementation, runs it.
 #include <array>
 #include <cmath>
 
@@ -49,7 +49,7 @@ void check_options(const GroupQuantizeOptions& options, int64_t cols) {
   }
 }
 
-// From a group to the next in column-major scales.
+// Step from a group to the next in column-major scales.
 int64_t padded_rows(GroupScaleOrder order, int64_t rows) {
   return order == GroupScaleOrder::kColumnMajorAligned ? round_up(rows, 4) : rows;
 }
@@ -90,7 +90,7 @@ void quantize_group_8bit(const TensorView& input, const TensorView& values,
   const int64_t cols = input.shape[static_cast<size_t>(input.rank - 1)];
   const RowMatrix rows = require_rows("input", input, cols);
   check_options(options, cols);
-  // A single row has no next one.
+  // A single row has no following row.
   const int64_t row_bytes = rows.rows > 1 ? rows.stride * (bits(input.dtype) / 8) : 0;
   require_cuda_rows("input", input.data, row_bytes, input.device);
   require_view("values", values);

@@ -1,5 +1,5 @@
-// Both CPU implementations of the group quantizer: the oracle row after row, the baseline rows in
-// parallel. Groups depend on nothing but their elements.
+// Both CPU implementations of the group quantizer: the oracle runs row after row, the baseline runs
+// rows in parallel. Groups depend only on their own elements.
 #include <algorithm>
 #include <array>
 
@@ -18,7 +18,7 @@ uint8_t encode(DType output, float x) {
   return output == DType::kF8E5M2 ? E5M2::encode(x) : to_int8(x);
 }
 
-// Calls body(elements, first, count) on pieces of `count` elements from `first` on.
+// Calls body(elements, first, count) on chunks of `count` elements from `first` on.
 template <typename Body>
 void for_pieces(DType dtype, const void* first, int64_t count, const Body& body) {
   std::array<float, kGroupChunk> x;

@@ -30,7 +30,7 @@ struct GroupQuantizeArgs {
   int64_t input_stride = 0;  // In elements.
   uint8_t* values = nullptr;
   float* scales = nullptr;
-  int64_t scale_rows = 0;  // Column-major: from a group to the next.
+  int64_t scale_rows = 0;  // Column-major: step from a group to the next.
   float eps = 0.0F;
 };
 
@@ -44,7 +44,7 @@ struct GroupQuantizeImpl {
 std::span<const GroupQuantizeImpl> group_quantize_impls();
 extern const GroupQuantizeImpl kGroupQuantizeCpuReference;
 extern const GroupQuantizeImpl kGroupQuantizeCpuBaseline;
-extern const GroupQuantizeImpl kGroupQuantizeSm90;  // In CUDA builds.
+extern const GroupQuantizeImpl kGroupQuantizeSm90;  // Only in builds with CUDA.
 
 // The largest code of an output type.
 constexpr float largest_code(DType output) {
@@ -52,7 +52,7 @@ constexpr float largest_code(DType output) {
   return output == DType::kF8E5M2 ? E5M2::kMaxFinite : 127.0F;
 }
 
-// S for the maximum of a group; an infinite one stays infinite.
+// S for the maximum of a group; an infinite maximum stays infinite.
 NF_HOST_DEVICE inline float group_scale_of(float amax, float eps, float largest,
                                            bool is_power_of_two) {
   const float scale = div_rn(amax < eps ? eps : amax, largest);

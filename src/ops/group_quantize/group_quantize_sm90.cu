@@ -1,12 +1,13 @@
-// sm90_lanes: 8-bit codes with one F32 scale per group of columns (spec 6.9), bound by memory.
+// sm90_lanes: 8-bit codes with one F32 scale per group of columns (spec 6.9). It is bound by
+// memory.
 //
-// A group belongs to 1 to 32 neighbouring lanes. Groups of multiples of 16 columns: a lane holds 16
+// 1 to 32 neighbouring lanes share a group. In groups of multiples of 16 columns a lane holds 16
 // elements in registers and stores their codes as 16 bytes; only groups above 512 columns are read
-// twice. Other groups: a warp goes through the elements one by one. The maximum goes over the lanes
-// by shuffles; the first lane stores the scale, and that of the last row the zeros behind it.
+// twice. In other groups a warp processes the elements one by one. Shuffles take the maximum over
+// the lanes; the first lane stores the scale, and in the last row the zeros after it.
 //
-// Bytes an element: 2 or 4 read, 1 written, 4 / group_size of scales. A division by a power of two
-// is a multiplication by its reciprocal: both are the one rounding of the same number.
+// Bytes per element: 2 or 4 read, 1 written, 4 / group_size of scales. A division by a power of two
+// is a multiplication by its reciprocal: both round the same number once.
 #include <algorithm>
 #include <cuda_runtime.h>
 
@@ -25,7 +26,7 @@ namespace narrowfloat {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kPiece = 16;  // Elements of a lane.
+constexpr int64_t kPiece = 16;  // Elements per lane.
 constexpr int64_t kMaxThreadsPerLaunch = INT32_MAX - kThreads;
 
 struct GroupParams {
@@ -38,11 +39,11 @@ struct GroupParams {
   int64_t group_size = 0;
   int64_t scale_row_step = 0;
   int64_t scale_group_step = 0;
-  int64_t padding_rows = 0;  // Behind the last row.
-  int64_t first_row = 0;     // Of this launch.
+  int64_t padding_rows = 0;  // Rows after the last one.
+  int64_t first_row = 0;     // First row of this launch.
   FastDivisor groups_per_row;
-  uint32_t num_groups = 0;  // Of this launch.
-  uint32_t lanes_log2 = 0;  // Lanes of a group.
+  uint32_t num_groups = 0;  // Groups of this launch.
+  uint32_t lanes_log2 = 0;  // Lanes per group.
   float eps = 0.0F;
   float largest = 0.0F;
   DType input_type = DType::kBF16;
@@ -51,13 +52,13 @@ struct GroupParams {
   bool divides = false;
 };
 
-// A group and this thread's place in it.
+// A group and this thread's lane in it.
 struct Group {
   const uint8_t* input = nullptr;
   uint8_t* values = nullptr;
   int64_t row = 0;
-  uint32_t index = 0;  // In the row.
-  int64_t size = 0;    // 0: none left for these lanes.
+  uint32_t index = 0;  // Index in the row.
+  int64_t size = 0;    // 0: no group is left for these lanes.
   int64_t lane = 0;
 };
 
@@ -77,7 +78,7 @@ __device__ Group assign_group(const GroupParams& params, int64_t element_bytes) 
   return group;
 }
 
-// Over the lanes of the group, NaN as zero. All lanes of the warp take part.
+// The maximum over the lanes of the group, with NaN as zero. All lanes of the warp take part.
 __device__ float lanes_max(uint32_t magnitude, uint32_t lanes_log2) {
   uint32_t value = magnitude > kInfinityBits ? 0U : magnitude;
   for (uint32_t distance = (1U << lanes_log2) / 2; distance > 0; distance /= 2) {
@@ -95,7 +96,7 @@ __device__ void store_scale(const GroupParams& params, const Group& group, float
   for (int64_t i = 1; i <= params.padding_rows; ++i) global_scale[i * params.scale_row_step] = 0.0F;
 }
 
-// How elements become codes of one group.
+// Encodes the elements of one group.
 struct Encoder {
   float factor;  // Multiplier or divisor.
   bool divides;
@@ -104,7 +105,7 @@ struct Encoder {
   __device__ float scaled(float x) const {
     return divides ? __fdiv_rn(x, factor) : __fmul_rn(x, factor);
   }
-  // The codes of four elements in a word.
+  // Packs the codes of four elements in a word.
   __device__ uint32_t word(float a, float b, float c, float d) const {
     a = scaled(a);
     b = scaled(b);
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t magnitude = x.max_number();
     largest = max(largest, magnitude > kInfinityBits ? 0U : magnitude);
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   const float amax = lanes_max(largest, params.lanes_log2);
   const float scale = group_scale_of(amax, params.eps, params.largest, params.is_power_of_two);
   store_scale(params, group, scale);
@@ -174,7 +175,7 @@ __device__ float load_element(const GroupParams& params, const Group& group, int
   return params.input_type == DType::kBF16 ? bf16_to_float(half) : f16_to_float(half);
 }
 
-// Groups of any size, a warp each.
+// Quantizes groups of any size, one per warp.
 __global__ void __launch_bounds__(kThreads)
     quantize_elements_kernel(const __grid_constant__ GroupParams params) {
   const Group group = assign_group(params, params.input_type == DType::kF32 ? 4 : 2);
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t magnitude = float_bits(load_element(params, group, i)) & 0x7FFFFFFFU;
     largest = max(largest, magnitude > kInfinityBits ? 0U : magnitude);
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   const float amax = lanes_max(largest, params.lanes_log2);
   const float scale = group_scale_of(amax, params.eps, params.largest, params.is_power_of_two);
   store_scale(params, group, scale);

@@ -1,4 +1,4 @@
-// Values of codes as tables, for the loops of cpu_baseline.
+// Tables of the values of codes, for the loops of cpu_baseline.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct CodePair {
   Real high;
 };
 
-// Both nibbles of a byte.
+// The values of both nibbles of a byte.
 template <typename Real>
 inline constexpr auto kE2M1Pairs = [] {
   std::array<CodePair<Real>, 256> pairs{};

@@ -1,4 +1,4 @@
-// Rounding of a result to the output type: once, and every NaN to the type's canonical one.
+// Rounds a result to the output type: once, and every NaN to the type's canonical one.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
-// What a grouped GEMM computes with, as data: how each mode uses its block scales, and the extents
+// The arithmetic of a grouped GEMM as data: how each mode uses its block scales, and the extents
 // that follow from a mode and a weight shape.
 //
-// A mode splits K into groups and uses each side's block scales in one of two ways: in the decode
+// A mode splits K into groups and uses each side's block scales in one of two ways: when it decodes
 // (the factor of a value, before it is multiplied) or per group (the factor of a group's sum).
 #pragma once
 
@@ -23,10 +23,10 @@ struct GemmMode {
   int64_t group_cols;  // 0: the whole K is one group.
   ScaleUse weight_scale;
   ScaleUse row_scale;
-  bool rounds_weights = false;  // To E4M3 per 1x128 (moe spec 11.3).
+  bool rounds_weights = false;  // Rounds to E4M3 per 1x128 (moe spec 11.3).
 };
 
-// In the order of MoeMode (moe spec 6.4).
+// The modes in the order of MoeMode (moe spec 6.4).
 inline constexpr std::array kGemmModes{
     GemmMode{MoeMode::kBf16, 0, ScaleUse::kNone, ScaleUse::kNone},
     GemmMode{MoeMode::kFp8Tensor, 0, ScaleUse::kNone, ScaleUse::kNone},
@@ -47,14 +47,14 @@ inline const GemmMode& gemm_mode(MoeMode mode) { return record_of(kGemmModes, mo
 struct GemmShape {
   GemmMode mode;
   int64_t experts;
-  int64_t rows;  // Of the weights of one expert: output columns.
+  int64_t rows;  // Weight rows of one expert: output columns (n).
   int64_t cols;
   int64_t group_cols;  // At most cols, unless cols is less than one group.
   int64_t groups;
   CodeStorage weights;
   CodeStorage inputs;
-  ScaleGrid weight_scales;  // Of one expert.
-  ScaleGrid input_scales;   // Of one row.
+  ScaleGrid weight_scales;  // The grid of one expert.
+  ScaleGrid input_scales;   // The grid of one row.
 
   explicit GemmShape(const GroupedGemmProblem& problem)
       : mode(gemm_mode(problem.mode)),
@@ -73,8 +73,8 @@ struct GemmShape {
   }
   [[nodiscard]] int64_t code_bytes() const { return experts * expert_code_bytes(); }
   [[nodiscard]] int64_t scale_bytes() const { return experts * weight_scales.size_bytes(); }
-  // Of either implementation's image: codes, then scales.
-  [[nodiscard]] int64_t image_bytes() const { return code_bytes() + scale_bytes(); }
+  // Bytes of the packed weights of either CPU implementation: codes, then scales.
+  [[nodiscard]] int64_t packed_bytes() const { return code_bytes() + scale_bytes(); }
 };
 
 }  // namespace narrowfloat

@@ -1,4 +1,4 @@
-// The public grouped GEMM: check, then run the implementation that prepared the weights.
+// The public grouped GEMM: check, then run the implementation that packed the weights.
 #include <limits>
 
 #include "base/throw_error.h"
@@ -8,7 +8,7 @@ namespace narrowfloat {
 
 int64_t grouped_gemm_workspace(const GroupedWeights& weights, int64_t a_rows,
                                Accumulation accumulation) {
-  // Rows are numbered by int32 (moe spec 1.8).
+  // Row numbers are int32 (moe spec 1.8).
   constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
   if (a_rows < 0 || a_rows > kMaxRows) {
     throw_invalid("a_rows: expected 0 to {}, got {}", kMaxRows, a_rows);

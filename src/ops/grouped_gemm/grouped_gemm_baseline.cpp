@@ -1,31 +1,31 @@
-// cpu_baseline: the oracle's bytes on all cores, in portable 128-bit vectors.
+// cpu_baseline: gives the oracle's bytes on all cores, in portable 128-bit vectors.
 //
-// Activation rows are decoded once into the workspace. A piece of work is one panel of 16 weight
-// rows times up to 128 rows of one expert: the panel is decoded chunk by chunk of K into a buffer
-// in the first-level cache, and every row is multiplied with the chunk. One token keeps all cores
-// busy with panels, many tokens with blocks of rows; weights of experts without rows are never
-// touched. docs/kernels/cpu_grouped_gemm.md has the layouts and figures.
+// Activation rows are dequantized once into the workspace. An output tile is one packed strip of 16
+// weight rows times up to 128 rows of one expert: the strip is decoded chunk by chunk of K into a
+// buffer in the first-level cache, and every row is multiplied with the chunk. One token keeps all
+// cores busy with strips, many tokens with row blocks; weights of experts without rows are never
+// read. docs/kernels/cpu_grouped_gemm.md has the layouts and figures.
 #include <array>
 
 #include "ops/grouped_gemm/gemm_output.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "ops/grouped_gemm/input_rows.h"
-#include "ops/grouped_gemm/panel_decoder.h"
-#include "ops/grouped_gemm/panel_image.h"
-#include "ops/grouped_gemm/panel_kernel.h"
-#include "ops/grouped_gemm/weight_images.h"
+#include "ops/grouped_gemm/pack_weights.h"
+#include "ops/grouped_gemm/strip_decoder.h"
+#include "ops/grouped_gemm/strip_kernel.h"
+#include "ops/grouped_gemm/strip_weights.h"
 #include "runtime/parallel.h"
 
 namespace narrowfloat {
 namespace {
 
-static_assert(kLanes == kPanelRows);
+static_assert(kLanes == kStripRows);
 
 constexpr int64_t kBlockRows = 128;
-// Multiply-adds below which a piece of work is not split further.
+// Tasks of fewer multiply-adds are not split further.
 constexpr int64_t kGrainProducts = 32768;
 
-// Consecutive tiles of one expert, and the number of row blocks before them.
+// Consecutive m tiles of one expert, and the number of row blocks before them.
 struct Segment {
   int64_t first_block;
   int32_t expert;
@@ -73,22 +73,22 @@ class BaselineGemm {
   BaselineGemm(const GroupedGemmProblem& problem, const GemmCall& call)
       : shape_(problem),
         call_(call),
-        image_(shape_, call.image),
+        weights_(shape_, call.weights),
         inputs_(shape_, call.workspace + segment_bytes(problem)),
         segments_(find_segments(call.tiles, reinterpret_cast<Segment*>(call.workspace))) {}
 
   void run() const {
-    decode_input_rows(shape_, call_, inputs_);
-    const int64_t panels = image_.panels();
-    const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kPanelRows));
-    parallel_for(segments_.blocks * panels, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) run_piece(i / panels, i % panels);
+    dequantize_input_rows(shape_, call_, inputs_);
+    const int64_t strips = weights_.strips();
+    const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
+    parallel_for(segments_.blocks * strips, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) run_tile(i / strips, i % strips);
     });
   }
 
  private:
-  using Lanes = typename PanelDecoder<Real>::Lanes;
-  // A chunk of 16 KiB; whole groups of every mode.
+  using Lanes = typename StripDecoder<Real>::Lanes;
+  // A chunk has 16 KiB; it consists of whole groups in every mode.
   static constexpr int64_t kChunkCols = 1024 / static_cast<int64_t>(sizeof(Real));
   static constexpr int64_t kLeastGroup = 32;
 
@@ -113,26 +113,26 @@ class BaselineGemm {
     }
   }
 
-  void run_piece(int64_t block_index, int64_t panel) const {
+  void run_tile(int64_t block_index, int64_t strip) const {
     Block block;
     find_rows(block_index, block);
     if (block.count == 0) return;
     alignas(64) std::array<Lanes, kBlockRows> sums;
     std::fill_n(sums.begin(), block.count, Lanes{});
-    const PanelDecoder<Real> decoder(shape_, image_, block.expert, panel);
+    const StripDecoder<Real> decoder(shape_, weights_, block.expert, strip);
     for (int64_t first = 0; first < shape_.cols; first += kChunkCols) {
       add_chunk(decoder, block, first, sums.data());
     }
-    const Finish finish(*this, block.expert, panel);
+    const Epilogue epilogue(*this, block.expert, strip);
     for (int64_t i = 0; i < block.count; ++i) {
-      finish.store(block.rows[static_cast<size_t>(i)], sums[static_cast<size_t>(i)]);
+      epilogue.store(block.rows[static_cast<size_t>(i)], sums[static_cast<size_t>(i)]);
     }
   }
 
-  void add_chunk(const PanelDecoder<Real>& decoder, const Block& block, int64_t first,
+  void add_chunk(const StripDecoder<Real>& decoder, const Block& block, int64_t first,
                  Lanes* sums) const {
     const bool is_grouped = shape_.mode.row_scale == ScaleUse::kGroup;
-    alignas(64) std::array<Real, kChunkCols * kPanelRows> weights;
+    alignas(64) std::array<Real, kChunkCols * kStripRows> weights;
     alignas(64) std::array<Lanes, kChunkCols / kLeastGroup> factors;
     const int64_t count = std::min(kChunkCols, shape_.cols - first);
     decoder.decode(first, count, weights.data());
@@ -155,14 +155,14 @@ class BaselineGemm {
                          operands.data(), block.count);
   }
 
-  // Factors and bias of a panel's output columns. Absent ones are the neutral elements of their
-  // operation, which for an addition is -0.
-  class Finish {
+  // Applies factors and bias of a strip's output columns. Absent ones are the neutral elements of
+  // their operation, which for an addition is -0.
+  class Epilogue {
    public:
-    Finish(const BaselineGemm& gemm, int64_t expert, int64_t panel)
-        : call_(gemm.call_), rows_(gemm.shape_.rows), first_(panel * kPanelRows) {
+    Epilogue(const BaselineGemm& gemm, int64_t expert, int64_t strip)
+        : call_(gemm.call_), rows_(gemm.shape_.rows), first_(strip * kStripRows) {
       const GemmEpilogue& epilogue = call_.epilogue;
-      for (int64_t lane = 0; lane < kPanelRows; ++lane) {
+      for (int64_t lane = 0; lane < kStripRows; ++lane) {
         const int64_t n = first_ + lane;
         const bool is_gate = epilogue.gate_order && is_gate_row(*epilogue.gate_order, n, rows_);
         scales_[static_cast<size_t>(lane)] =
@@ -207,7 +207,7 @@ class BaselineGemm {
 
   const GemmShape shape_;
   const GemmCall& call_;
-  const PanelImage image_;
+  const StripWeights weights_;
   const InputRows<Real> inputs_;
   const Segments segments_;
 };
@@ -230,7 +230,7 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 }  // namespace
 
 const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline",      supports,
-                                              make_panel_image,    workspace_bytes,
+                                              pack_weight_strips,  workspace_bytes,
                                               supports_any_tiles,  no_fused_activation,
                                               no_dequantized_rows, run};
 

@@ -26,8 +26,9 @@ GemmRows lower_rows(const GroupedGemmArgs& args, const GemmShape& shape, Device 
     }
   }
   const int64_t count = a.values.rank == 0 ? 0 : a.values.shape[0];
-  require_coded_rows({.values = "a.values", .scales = "a.scales", .row_scale = "a.row_scale"}, a,
-                     {.format = format, .rows = count, .cols = shape.cols, .device = device});
+  require_quantized_rows({.values = "a.values", .scales = "a.scales", .row_scale = "a.row_scale"},
+                         a,
+                         {.format = format, .rows = count, .cols = shape.cols, .device = device});
   require_cuda_alignment("a.values", a.values.data, device);
   return {.values = a.values.data,
           .dtype = a.values.dtype,
@@ -114,7 +115,7 @@ FusedActivation lower_activation(const GroupedGemmArgs& args, const GemmActivati
   const int64_t rows = given.output.values.rank == 2 ? given.output.values.shape[0] : 0;
   const int64_t inter = problem.rows / 2;
   const Device device = problem.device;
-  require_coded_rows(
+  require_quantized_rows(
       {.values = "activation.output.values",
        .scales = "activation.output.scales",
        .row_scale = "activation.output.row_scale"},
@@ -138,7 +139,7 @@ FusedActivation lower_activation(const GroupedGemmArgs& args, const GemmActivati
           .scale_block_stride = given.output.scales.strides[1]};
 }
 
-// The tiles' buffers; how many are in use is the device's to know.
+// Lowers the tiles' buffers; only the device knows how many are in use.
 GemmTiles lower_tiles(const Permutation& permutation, Device device) {
   if (permutation.token_tile < 1) {
     throw_invalid("permutation.token_tile: expected at least 1, got {}", permutation.token_tile);
@@ -226,7 +227,7 @@ void check_disjoint(const GroupedGemmArgs& args, const TensorView& workspace) {
   require_disjoint(outputs, inputs);
 }
 
-// Rows of a tile must lie in every buffer that row numbers index.
+// Requires that the rows of a tile lie in every buffer that row numbers index.
 void check_tile(const GroupedGemmArgs& args, const GemmCall& call, int64_t experts, int64_t tile) {
   const int64_t expert = call.tiles.experts[tile];
   const int64_t previous = tile == 0 ? 0 : call.tiles.experts[tile - 1];
@@ -276,7 +277,7 @@ void check_row(const GroupedGemmArgs& args, const GemmCall& call, int64_t row) {
   }
 }
 
-// Reads the permutation, which is on the CPU.
+// Checks the contents of the permutation, which is on the CPU.
 void check_contents(const GroupedGemmArgs& args, int64_t experts, GemmCall& call) {
   const int64_t used = *static_cast<const int32_t*>(args.permutation.num_tiles.data);
   if (used < 0 || used > call.tiles.count) {
@@ -299,9 +300,9 @@ GemmCall checked_call(const GroupedGemmArgs& args, const GroupedWeights& weights
   const Device device = state.problem.device;
   const GemmShape shape(state.problem);
   const TensorView& rows = args.activation ? args.activation->output.values : args.output;
-  GemmCall call{.image = state.image.bytes.get(),
-                .image_form = state.image.form,
-                .tables = state.image.tables,
+  GemmCall call{.weights = state.data.bytes.get(),
+                .weight_encoding = state.data.encoding,
+                .tables = state.data.tables,
                 .accumulation = args.accumulation,
                 .rows = lower_rows(args, shape, device),
                 .tiles = lower_tiles(args.permutation, device),

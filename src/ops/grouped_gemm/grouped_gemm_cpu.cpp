@@ -13,7 +13,7 @@
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/gemm_output.h"
 #include "ops/grouped_gemm/gemm_shape.h"
-#include "ops/grouped_gemm/weight_images.h"
+#include "ops/grouped_gemm/pack_weights.h"
 #include "runtime/float_environment.h"
 
 namespace narrowfloat {
@@ -44,7 +44,7 @@ class ReferenceGemm {
     for (int64_t tile = 0; tile < call_.tiles.count; ++tile) {
       for (int64_t p = tile * call_.tiles.token_tile; p < call_.tiles.row_ends[tile]; ++p) {
         for (int64_t n = 0; n < shape_.rows; ++n) {
-          const Real value = finished(call_.tiles.experts[tile], n, p);
+          const Real value = with_epilogue(call_.tiles.experts[tile], n, p);
           store_result(call_.output_dtype, value, p * shape_.rows + n, call_.output);
         }
       }
@@ -55,7 +55,7 @@ class ReferenceGemm {
   [[nodiscard]] Real weight_scale(int64_t e, int64_t n, int64_t k) const {
     const ScaleGrid& grid = shape_.weight_scales;
     const int64_t row = e * grid.rows + n / grid.block_rows;
-    return decode_scale(grid.type, call_.image + shape_.code_bytes(),
+    return decode_scale(grid.type, call_.weights + shape_.code_bytes(),
                         row * grid.blocks + k / grid.block_cols);
   }
   [[nodiscard]] Real input_scale(int64_t r, int64_t k) const {
@@ -64,7 +64,7 @@ class ReferenceGemm {
                         r * call_.rows.scale_row_stride + block * call_.rows.scale_block_stride);
   }
 
-  // 2^r of the group of 128 columns that k is in.
+  // 2^r of the group of 128 columns that contains k.
   [[nodiscard]] float rounding_unit(int64_t e, int64_t n, int64_t k) const {
     const int64_t first = k / 128 * 128;
     float largest = 0.0F;
@@ -74,14 +74,14 @@ class ReferenceGemm {
       if (magnitude > largest) largest = magnitude;
     }
     if (largest == 0.0F) return 1.0F;
-    float unit = 0x1p-16F;  // Below that of the least scale, 2^-9.
+    float unit = 0x1p-16F;  // Less than that of the least scale, 2^-9.
     while (6.0F * largest > 448.0F * unit) unit *= 2.0F;
     return unit;
   }
 
   [[nodiscard]] Real weight(int64_t e, int64_t n, int64_t k) const {
     const int64_t index = (e * shape_.rows + n) * shape_.cols + k;
-    const Real code = decode_code(shape_.weights.dtype, call_.image, index);
+    const Real code = decode_code(shape_.weights.dtype, call_.weights, index);
     if (shape_.mode.weight_scale != ScaleUse::kDecode) return code;
     const Real exact = code * weight_scale(e, n, k);
     if (!shape_.mode.rounds_weights) return exact;
@@ -108,7 +108,7 @@ class ReferenceGemm {
     return total;
   }
 
-  [[nodiscard]] Real finished(int64_t e, int64_t n, int64_t p) const {
+  [[nodiscard]] Real with_epilogue(int64_t e, int64_t n, int64_t p) const {
     const GemmEpilogue& epilogue = call_.epilogue;
     const int64_t r = call_.rows.source(p);
     Real a = sum(e, n, r);
@@ -142,9 +142,9 @@ Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.de
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmCpuReference{"cpu_reference",      supports,
-                                               make_canonical_image, workspace_bytes,
-                                               supports_any_tiles,   no_fused_activation,
-                                               no_dequantized_rows,  run};
+const GroupedGemmImpl kGroupedGemmCpuReference{"cpu_reference",     supports,
+                                               pack_linear_weights, workspace_bytes,
+                                               supports_any_tiles,  no_fused_activation,
+                                               no_dequantized_rows, run};
 
 }  // namespace narrowfloat

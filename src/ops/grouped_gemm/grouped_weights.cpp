@@ -1,4 +1,5 @@
-// GroupedWeights: checks the caller's weights, chooses the implementation and keeps its image.
+// GroupedWeights: checks the caller's weights, selects the implementation and keeps the packed
+// weights.
 #include <fmt/format.h>
 
 #include "base/throw_error.h"
@@ -46,7 +47,7 @@ int64_t require_cols(const TensorView& values, const MoeModeInfo& info) {
 }
 
 void require_halves(const GateOrder& order, int64_t rows, const MoeModeInfo& info) {
-  name(order);  // Throws for what is no enumerator.
+  name(order);  // Throws for values that are no enumerator.
   if (rows % (2 * info.multiple) == 0) return;
   throw_invalid("weights.values: {} rows of u and of g must be multiples of {}, got {} in all",
                 info.name, info.multiple, rows);
@@ -90,7 +91,7 @@ GroupedGemmProblem checked_problem(const WeightView& weights, MoeMode mode, Devi
   return problem;
 }
 
-// Of what a source returned for an expert.
+// Checks the weights that a source returned for an expert.
 void require_expert(const GroupedGemmProblem& own, const GroupedGemmProblem& all, int64_t expert) {
   if (own.experts == 1 && own.rows == all.rows && own.cols == all.cols) return;
   throw_invalid("source: expected weights of one expert, {}x{}, got {} of {}x{} for expert {}",
@@ -101,7 +102,7 @@ std::shared_ptr<const PackedWeights> packed(const GroupedGemmProblem& problem,
                                             const WeightPieces& pieces, Stream stream) {
   const GroupedGemmImpl& impl = select("grouped_gemm", grouped_gemm_impls(), problem);
   return std::make_shared<const PackedWeights>(PackedWeights{
-      .problem = problem, .impl = &impl, .image = impl.prepare(problem, pieces, stream)});
+      .problem = problem, .impl = &impl, .data = impl.prepare(problem, pieces, stream)});
 }
 
 WeightSource lowered(const WeightView& weights) {
@@ -164,7 +165,7 @@ MoeMode GroupedWeights::mode() const { return packed_weights(*this).problem.mode
 int64_t GroupedWeights::experts() const { return packed_weights(*this).problem.experts; }
 int64_t GroupedWeights::rows() const { return packed_weights(*this).problem.rows; }
 int64_t GroupedWeights::cols() const { return packed_weights(*this).problem.cols; }
-int64_t GroupedWeights::bytes() const { return packed_weights(*this).image.size_bytes; }
+int64_t GroupedWeights::bytes() const { return packed_weights(*this).data.size_bytes; }
 Device GroupedWeights::device() const { return packed_weights(*this).problem.device; }
 std::string_view GroupedWeights::implementation() const { return packed_weights(*this).impl->name; }
 bool GroupedWeights::fuses_activation(ActivationKind kind, RowFormat format,

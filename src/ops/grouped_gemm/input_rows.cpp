@@ -45,8 +45,8 @@ float block_scale(const GemmRows& rows, ScaleType type, int64_t row, int64_t blo
 }
 
 template <typename Real>
-void decode_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
-                const InputRows<Real>& out) {
+void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
+                    const InputRows<Real>& out) {
   Real* values = out.values(row);
   decode_codes(rows, row, shape.cols, values);
   if (shape.mode.row_scale == ScaleUse::kNone) return;
@@ -65,23 +65,24 @@ void decode_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
 }  // namespace
 
 template <typename Real>
-void decode_input_rows(const GemmShape& shape, const GemmCall& call, const InputRows<Real>& out) {
+void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
+                           const InputRows<Real>& out) {
   const GemmTiles& tiles = call.tiles;
   const bool gathers = call.rows.row_to_token != nullptr;
   const int64_t count = gathers ? call.rows.count : tiles.count * tiles.token_tile;
   const int64_t grain = row_grain(kInputRowsTask, shape.cols);
   parallel_for(tiles.count == 0 ? 0 : count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      // Padding rows may hold anything and are left alone.
+      // Padding rows may hold anything and are skipped.
       if (!gathers && row >= tiles.row_ends[row / tiles.token_tile]) continue;
-      decode_row(shape, call.rows, row, out);
+      dequantize_row(shape, call.rows, row, out);
     }
   });
 }
 
-template void decode_input_rows(const GemmShape& shape, const GemmCall& call,
-                                const InputRows<float>& out);
-template void decode_input_rows(const GemmShape& shape, const GemmCall& call,
-                                const InputRows<double>& out);
+template void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
+                                    const InputRows<float>& out);
+template void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
+                                    const InputRows<double>& out);
 
 }  // namespace narrowfloat

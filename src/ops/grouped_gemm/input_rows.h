@@ -1,5 +1,6 @@
-// Activation rows decoded to Real in the workspace, once per row of `a` however many experts read
-// it: [rows][cols values, then one factor per group where the mode has them, padded to 64 bytes].
+// Activation rows dequantized to Real in the workspace, once per row of `a` however many experts
+// read it: [rows][cols values, then one factor per group where the mode has them, padded to 64
+// bytes].
 #pragma once
 
 #include "ops/grouped_gemm/gemm_shape.h"
@@ -12,7 +13,7 @@ class InputRows {
   InputRows(const GemmShape& shape, uint8_t* storage)
       : cols_(shape.cols), stride_(row_bytes(shape)), storage_(storage) {}
 
-  // Columns and factors of one row in the workspace.
+  // Bytes of the columns and factors of one row in the workspace.
   static int64_t row_bytes(const GemmShape& shape) {
     const int64_t factors = shape.mode.row_scale == ScaleUse::kGroup ? shape.groups : 0;
     return round_up((shape.cols + factors) * static_cast<int64_t>(sizeof(Real)), 64);
@@ -29,8 +30,9 @@ class InputRows {
   uint8_t* storage_;
 };
 
-// Decodes the rows that the call reads, on all cores.
+// Dequantizes the rows that the call reads, on all cores.
 template <typename Real>
-void decode_input_rows(const GemmShape& shape, const GemmCall& call, const InputRows<Real>& out);
+void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
+                           const InputRows<Real>& out);
 
 }  // namespace narrowfloat

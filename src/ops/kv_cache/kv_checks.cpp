@@ -23,7 +23,7 @@ void require_stored(std::string_view argument, const TensorView& view,
   require_data(argument, view);
 }
 
-// Rows that step over themselves, the last axis in one piece.
+// Requires strides with which rows step over themselves and whose last axis is contiguous.
 void require_strides(std::string_view argument, const TensorView& view) {
   if (view.num_elements() == 0) return;
   const auto last = static_cast<size_t>(view.rank - 1);

@@ -1,4 +1,4 @@
-// The public dequantizers of KV caches: check, choose an implementation, run it.
+// The public dequantizers of KV caches: check, select an implementation, run it.
 #include <array>
 
 #include <fmt/ranges.h>
@@ -61,7 +61,7 @@ void set_paged_side(const KvNamed& part, const Sequences& sequences, const KvSha
   side.output_steps = {steps[0], steps[1], steps[2]};
 }
 
-// The outputs may lie interleaved; nothing else shares memory with them.
+// The outputs may be interleaved; nothing else may share memory with them.
 void require_apart(const ByteRange& output, const PagedKvCache& cache,
                    const TensorView& block_tables, const TensorView& seq_lens) {
   const std::array inputs{byte_range("cache.k.values", cache.k.values),

@@ -1,5 +1,5 @@
-// The CPU implementations of the KV dequantizers and of the reordering of V's scales: oracles go
-// row after row, baselines take rows in parallel.
+// The CPU implementations of the KV dequantizers and of the reordering of V's scales: oracles run
+// row after row, baselines run rows in parallel.
 #include <algorithm>
 
 #include "ops/kv_cache/kv_problem.h"
@@ -70,7 +70,7 @@ void run_baseline(const KvDequantizeProblem& problem, const KvDequantizeArgs& ar
 
 Support supports(const KvDequantizeProblem& problem) { return cpu_only(problem.device); }
 
-// The scales of one token of one head.
+// Moves the scales of one token of one head.
 void move_scales(const KvReorderProblem& problem, const KvReorderArgs& args, const KvIndex& at) {
   for (int64_t block = 0; block < problem.blocks; ++block) {
     const KvScalePlace place = reordered_v_scale(at[1], block, problem.blocks);

@@ -1,14 +1,14 @@
-// sm90_halves: numbers from NVFP4 blocks of KV caches, gathered through tables of pages or row by
-// row (spec 7, 9.4), bound by memory; and the reordering of V's scales (spec 8.8).
+// sm90_halves: numbers from NVFP4 blocks of KV caches, gathered through page tables or row by row
+// (spec 7, 9.4), bound by memory; and the reordering of V's scales (spec 8.8).
 //
-// A thread has half a block: 4 bytes of codes, one scale, one 16-byte store of a 16-bit type or two
-// of fp32. A code's bits, moved up, are an fp16 number of a 2^14th of its value; with that factor
-// in the scale, code times scale is exact in fp32 and the product with the decode scale is the one
-// rounding. Keys and values are the two layers of the grid. Tokens that the tables place nowhere
-// are left alone.
+// A thread dequantizes half a block: 4 bytes of codes, one scale, one 16-byte store of a 16-bit
+// type or two of fp32. A code's bits, shifted left, are an fp16 number of a 2^14th of its value;
+// with that factor in the scale, code times scale is exact in fp32 and only the product with the
+// decode scale rounds. blockIdx.y selects keys or values. Tokens that the tables place nowhere are
+// not written.
 //
-// Bytes an element: 0.5625 read, 2 or 4 written. Reordering: a thread moves one scale; its output
-// is where neighbouring threads write neighbouring bytes.
+// Bytes per element: 0.5625 read, 2 or 4 written. Reordering: a thread moves one scale, and
+// neighbouring threads write neighbouring bytes.
 #include <array>
 #include <cuda_runtime.h>
 
@@ -22,7 +22,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int kPiece = 8;  // Elements of a thread.
+constexpr int kPiece = 8;  // Elements per thread.
 constexpr int kPieceCodes = kPiece / 2;
 
 struct KvSideParams {
@@ -44,7 +44,7 @@ struct KvDequantizeParams {
   bool looks_up = false;
 };
 
-// Eight codes times `scale`, which has the factor 2^14, times the decode scale.
+// Multiplies eight codes by `scale`, which has the factor 2^14, and by the decode scale.
 __device__ void decode_piece(uint32_t codes, float scale, float factor, float* x) {
 #pragma unroll
   for (int i = 0; i < kPiece / 2; ++i) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kKvThreads)
   const auto codes = load_readonly<uint32_t>(global_codes);
   const float scale = f16_low_to_float(e4m3x2_to_f16x2(load_readonly<uint8_t>(global_scale)));
   const float factor = side.factor.get();
-  allow_next_grid();
+  trigger_dependent_launch();
   float x[kPiece];
   decode_piece(codes, __fmul_rn(scale, kCodeFactor), factor, x);
   const int64_t width = params.output_type == DType::kF32 ? 4 : 2;
@@ -144,7 +144,7 @@ struct KvReorderParams {
   bool is_inverse = false;
 };
 
-// The place that the reordering moves to `to`: it exchanges two digits of token and block.
+// The place that the reordering moves to `to`: the inverse of reordered_v_scale().
 __device__ KvScalePlace plain_v_scale(const KvScalePlace& to, int64_t blocks) {
   return {to.token / 4 * 4 + to.position % 4, to.token % 4 * (blocks / 4) + to.position / 4};
 }
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kKvThreads)
   wait_for_previous_grids();
   const auto scale = load_readonly<uint8_t>(
       params.input + params.input_steps.offset(place.i, from.token, place.k) + from.position);
-  allow_next_grid();
+  trigger_dependent_launch();
   params.output[params.output_steps.offset(place.i, to.token, place.k) + to.position] = scale;
 }
 

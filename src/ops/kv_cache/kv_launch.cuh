@@ -1,5 +1,6 @@
-// What the kernels of KV caches share: a flat number of a thread as three indices and a piece of a
-// row, for keys (blockIdx.y = 0) and values (1), in launches whose threads 32 bits number.
+// The common part of the kernels of KV caches: a thread's flat number becomes three indices and a
+// chunk of a row, for keys (blockIdx.y = 0) and values (1), in launches whose threads 32 bits
+// number.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace narrowfloat {
 inline constexpr int kKvThreads = 256;
 inline constexpr int64_t kKvMaxThreads = INT32_MAX - kKvThreads;
 
-// KvSteps, for kernels.
+// KvSteps for kernels.
 struct KvStrides {
   int64_t i = 0;
   int64_t j = 0;
@@ -30,12 +31,12 @@ struct KvStrides {
   }
 };
 
-// The axes of one side: (i, j, k) and pieces of a row.
+// The axes of one side: (i, j, k) and chunks of a row.
 struct KvAxes {
   FastDivisor pieces;
   FastDivisor k;
   FastDivisor j;
-  uint32_t num_threads = 0;  // Of this launch.
+  uint32_t num_threads = 0;  // Threads of this launch.
 };
 
 struct KvPlace {
@@ -61,12 +62,13 @@ inline Support kv_fits(const std::array<int64_t, 3>& extents,
   const auto rows = checked_mul(extents[1], extents[2]);
   const auto threads = rows ? checked_mul(*rows, widest) : std::nullopt;
   if (!threads || *threads > kKvMaxThreads || *rows > kKvMaxThreads || widest > kKvMaxThreads) {
-    return Support::no("pages or rows of more than 2^31 pieces");
+    return Support::no("pages or rows of more than 2^31 chunks");
   }
   return Support::yes();
 }
 
-// Launches kernel(params) over all i. Params has axes[2] and first_i; pieces: a row of each side.
+// Launches kernel(params) over all i. Params has axes[2] and first_i; pieces: chunks per row of
+// each side.
 template <typename Params>
 void launch_kv(void (*kernel)(Params), Params params, const std::array<int64_t, 3>& extents,
                const std::array<int64_t, 2>& pieces, Stream stream) {

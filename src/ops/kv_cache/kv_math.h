@@ -10,14 +10,14 @@ namespace narrowfloat {
 
 inline constexpr int64_t kKvBlock = 16;  // Columns that share a scale.
 
-// Whose formulas a block follows.
+// The formulas that a block follows.
 enum class KvRule : int { kQuantize = 0, kAppend = 1, kNvfp4 = 2 };
 
-// A global factor that may lie on a device, or be made from a maximum there.
+// A global factor in host or device memory, or a maximum there that it is computed from.
 struct KvFactor {
   float value = 1.0F;
   const float* device = nullptr;
-  bool is_amax = false;  // Then the encode scale of 9.4 is made from it.
+  bool is_amax = false;  // The encode scale of 9.4 is then computed from it.
 
   [[nodiscard]] NF_HOST_DEVICE float get() const {
     if (device == nullptr) return value;
@@ -27,7 +27,7 @@ struct KvFactor {
   }
 };
 
-// amax: NaN if every element is one. factor: a decode scale, for kNvfp4 an encode scale.
+// amax: NaN if every element is NaN. factor: a decode scale; an encode scale for kNvfp4.
 template <class Math>
 NF_HOST_DEVICE BlockScale<uint8_t> kv_block_scale(KvRule rule, float amax, float factor) {
   if (rule == KvRule::kNvfp4) {
@@ -61,7 +61,7 @@ NF_HOST_DEVICE uint8_t kv_code(KvRule rule, float x, float multiplier) {
   return Math::template encode<E2M1>(Math::mul(x, multiplier));
 }
 
-// Token and position that a scale of V moves to within its page and head. blocks: of a head.
+// Token and position that a scale of V moves to within its page and head. blocks: scales of a head.
 struct KvScalePlace {
   int64_t token;
   int64_t position;
@@ -72,16 +72,16 @@ NF_HOST_DEVICE constexpr KvScalePlace reordered_v_scale(int64_t token, int64_t b
   return {token / 4 * 4 + block / quarter, block % quarter * 4 + token % 4};
 }
 
-// A token's place in a paged cache; page -1: nowhere.
+// A token's place in a paged cache; page -1: none.
 struct KvEntry {
   int64_t page = -1;
   int64_t entry = 0;
 };
 
-// How rows find their places.
+// The tables that give rows their places.
 struct KvTargets {
   bool has_slots = false;
-  Indices slots;  // [num_slots]; without slots the next four decide.
+  Indices slots;  // [num_slots]; if absent, the next four are used.
   Indices batch_indices;
   Indices positions;
   Indices indices;  // [num_indices]
@@ -117,7 +117,7 @@ struct KvTargets {
   }
 };
 
-// Where tokens of a sequence lie in a paged cache.
+// The tables that place the tokens of a sequence in a paged cache.
 struct KvTables {
   Indices block_tables;  // [batch, max_pages]
   Indices seq_lens;      // [batch]

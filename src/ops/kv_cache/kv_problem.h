@@ -1,5 +1,5 @@
-// Operations of KV caches as data (see quantize_problem.h). Every quantization goes through three
-// axes (i, j, k) and the blocks of a row:
+// Operations of KV caches as data (see quantize_problem.h). Every quantization iterates three axes
+// (i, j, k) and the blocks of a row:
 //
 //   rows      i = row                          target (i, 0, 0)
 //   append    i = row, k = head                target (page, entry, head) by lookup
@@ -22,7 +22,7 @@ inline constexpr size_t kKvSides = 2;  // Keys and values.
 // Distances of three axes, in bytes.
 using KvSteps = std::array<int64_t, 3>;
 
-// A place in the three dimensions that KvSteps has steps of.
+// A place in the three dimensions of KvSteps.
 using KvIndex = std::array<int64_t, 3>;
 inline int64_t kv_offset(const KvSteps& steps, const KvIndex& at) {
   return at[0] * steps[0] + at[1] * steps[1] + at[2] * steps[2];
@@ -33,8 +33,8 @@ struct KvQuantizeProblem {
   MathMode math = MathMode::kExact;
   KvRule rule = KvRule::kQuantize;
   Device device;
-  std::array<int64_t, 3> extents{};        // Of (i, j, k).
-  std::array<int64_t, kKvSides> blocks{};  // Of a row; 0: no such side.
+  std::array<int64_t, 3> extents{};        // Extents of (i, j, k).
+  std::array<int64_t, kKvSides> blocks{};  // Blocks per row; 0: no such side.
   bool looks_up = false;                   // Append.
   bool has_heads_first = false;            // Cache: j is the head and k the token.
 };
@@ -44,11 +44,11 @@ struct KvQuantizeSide {
   const uint8_t* input = nullptr;
   KvSteps input_steps{};
   uint8_t* values = nullptr;
-  KvSteps value_steps{};  // Of (i, j, k); append: of page, entry, head.
+  KvSteps value_steps{};  // Steps of (i, j, k); append: of page, entry, head.
   uint8_t* scales = nullptr;
   KvSteps scale_steps{};
   KvFactor factor;
-  float* decode_scale = nullptr;  // Cache: 1 / factor goes there in the end.
+  float* decode_scale = nullptr;  // Cache: receives 1 / factor in the end.
   bool reorders_scales = false;
 };
 
@@ -65,9 +65,9 @@ struct KvQuantizeImpl {
 std::span<const KvQuantizeImpl> kv_quantize_impls();
 extern const KvQuantizeImpl kKvQuantizeCpuReference;
 extern const KvQuantizeImpl kKvQuantizeCpuBaseline;
-extern const KvQuantizeImpl kKvQuantizeSm90;  // In CUDA builds.
+extern const KvQuantizeImpl kKvQuantizeSm90;  // Only in builds with CUDA.
 
-// Decoding goes through (sequence, token, head), or (row, 0, 0) without tables.
+// Dequantization iterates (sequence, token, head), or (row, 0, 0) without tables.
 struct KvDequantizeProblem {
   DType output = DType::kBF16;
   Device device;
@@ -79,7 +79,7 @@ std::string to_string(const KvDequantizeProblem& problem);
 
 struct KvDequantizeSide {
   const uint8_t* values = nullptr;
-  KvSteps value_steps{};  // Of page, entry, head; rows: of the row.
+  KvSteps value_steps{};  // Steps of page, entry, head; rows: of the row.
   const uint8_t* scales = nullptr;
   KvSteps scale_steps{};
   uint8_t* output = nullptr;
@@ -100,22 +100,22 @@ struct KvDequantizeImpl {
 std::span<const KvDequantizeImpl> kv_dequantize_impls();
 extern const KvDequantizeImpl kKvDequantizeCpuReference;
 extern const KvDequantizeImpl kKvDequantizeCpuBaseline;
-extern const KvDequantizeImpl kKvDequantizeSm90;  // In CUDA builds.
+extern const KvDequantizeImpl kKvDequantizeSm90;  // Only in builds with CUDA.
 
-// Moving the scales of V between their plain order and that of attention kernels.
+// Moves the scales of V between the quantizer's order and that of attention kernels.
 struct KvReorderProblem {
   Device device;
   int64_t pages = 0;
   int64_t heads = 0;
-  int64_t tokens = 0;  // Of a page.
-  int64_t blocks = 0;  // Of a head.
+  int64_t tokens = 0;  // Tokens per page.
+  int64_t blocks = 0;  // Blocks per head.
   bool is_inverse = false;
 };
 std::string to_string(const KvReorderProblem& problem);
 
 struct KvReorderArgs {
   const uint8_t* input = nullptr;
-  KvSteps input_steps{};  // Of page, token, head.
+  KvSteps input_steps{};  // Steps of page, token, head.
   uint8_t* output = nullptr;
   KvSteps output_steps{};
 };
@@ -128,6 +128,6 @@ struct KvReorderImpl {
 std::span<const KvReorderImpl> kv_reorder_impls();
 extern const KvReorderImpl kKvReorderCpuReference;
 extern const KvReorderImpl kKvReorderCpuBaseline;
-extern const KvReorderImpl kKvReorderSm90;  // In CUDA builds.
+extern const KvReorderImpl kKvReorderSm90;  // Only in builds with CUDA.
 
 }  // namespace narrowfloat

@@ -1,4 +1,4 @@
-// The public quantizers of KV caches: check, choose an implementation, run it.
+// The public quantizers of KV caches: check, select an implementation, run it.
 #include <array>
 
 #include <fmt/ranges.h>
@@ -35,7 +35,7 @@ void run(const KvQuantizeProblem& problem, const KvQuantizeArgs& args, Stream st
   select("kv_quantize", kv_quantize_impls(), problem).run(problem, args, stream);
 }
 
-// Inputs do not overlap outputs. The outputs may lie interleaved: halves of one stacked tensor.
+// Inputs must not overlap outputs. The outputs may be interleaved: halves of one stacked tensor.
 void require_apart(const PagedKvCache& cache, std::initializer_list<ByteRange> inputs) {
   for (const ByteRange& output :
        {byte_range("cache.k.values", cache.k.values), byte_range("cache.k.scales", cache.k.scales),
@@ -45,7 +45,7 @@ void require_apart(const PagedKvCache& cache, std::initializer_list<ByteRange> i
   }
 }
 
-// Everything that an append reads but the indices, which `indices` names.
+// All inputs of an append; `indices` names the indices.
 void require_append_apart(const TensorView& key, const TensorView& value, const PagedKvCache& cache,
                           std::initializer_list<ByteRange> indices) {
   require_apart(cache, {byte_range("key", key), byte_range("value", value),
@@ -77,7 +77,7 @@ void require_rows_and_heads(std::string_view argument, const TensorView& input, 
                 to_string(input));
 }
 
-// Everything of an append but where the rows go.
+// An append without the destinations of its rows.
 struct Append {
   KvShape shape;
   KvQuantizeProblem problem;
@@ -112,7 +112,7 @@ Append prepare_append(const TensorView& key, const TensorView& value, const Page
   return append;
 }
 
-// One side of a whole cache: its steps in the order of memory.
+// Sets one side of a whole cache: its steps in memory order.
 void set_cache_side(const KvNamed& part, const KvShape& shape, KvLayout layout,
                     KvQuantizeSide& side) {
   const TensorView& input = part.numbers;
@@ -151,8 +151,8 @@ void require_cache_input(std::string_view argument, const TensorView& input, con
                 second, third, to_string(input));
 }
 
-// The encode scale; without one, from the maximum, which store_maximum() puts where the decode
-// scale will be.
+// The encode scale. Without one it is computed from the maximum, which store_maximum() stores at
+// the place of the decode scale.
 KvFactor encode_factor(std::string_view argument, const KvScale& scale,
                        const TensorView& decode_scale) {
   if (scale.value || !scale.tensor.is_absent()) {
@@ -176,7 +176,8 @@ void require_decode_output(std::string_view argument, const KvScale& scale, Devi
   require_vector(argument, scale.tensor, DType::kF32, 1, device);
 }
 
-// Nothing of a whole cache is read or written twice: codes and decode scales are written.
+// Requires that no memory of a whole cache is read or written twice: codes and decode scales are
+// outputs.
 void require_cache_apart(const TensorView& key, const TensorView& value, const PagedKvCache& output,
                          const KvCacheQuantizeOptions& options) {
   const ByteRange k_encode = byte_range("options.k_encode_scale", options.k_encode_scale.tensor);
@@ -319,7 +320,7 @@ void kv_quantize_paged_cache(const TensorView& key, const TensorView& value,
                                   .extents = {key.shape[0], key.shape[1], key.shape[2]},
                                   .blocks = {key.shape[3] / kKvBlock, value.shape[3] / kKvBlock},
                                   .has_heads_first = output.layout == KvLayout::kHnd};
-  // May refuse, so it comes before a maximum is stored.
+  // The selection may refuse, so it precedes the store of a maximum.
   const KvQuantizeImpl& impl = select("kv_quantize", kv_quantize_impls(), problem);
   if (args.sides[0].factor.is_amax) store_maximum(key, k_scale, stream);
   if (args.sides[1].factor.is_amax) store_maximum(value, v_scale, stream);

@@ -1,5 +1,5 @@
-// Both CPU implementations of the KV quantizers: the oracle goes row after row, the baseline takes
-// rows in parallel. A row is what three indices name: the blocks of one head of one token.
+// Both CPU implementations of the KV quantizers: the oracle runs row after row, the baseline runs
+// rows in parallel. Three indices name a row: the blocks of one head of one token.
 #include <algorithm>
 
 #include "formats/block_codes.h"
@@ -69,7 +69,7 @@ int64_t num_rows(const KvQuantizeProblem& problem) {
   return problem.extents[0] * problem.extents[1] * problem.extents[2];
 }
 
-// Last: the place of the decode scale may hold the maximum until then.
+// Called last: the place of the decode scale may hold the maximum until then.
 void store_decode_scales(const KvQuantizeArgs& args) {
   for (const KvQuantizeSide& side : args.sides) {
     if (side.decode_scale != nullptr) {

@@ -1,15 +1,15 @@
-// sm90_blocks: NVFP4 blocks of rows, of appended tokens and of whole caches (spec 6.11, 9.4), bound
-// by memory.
+// sm90_blocks: NVFP4 blocks of rows, of appended tokens and of whole caches (spec 6.11, 9.4). It is
+// bound by memory.
 //
-// A thread has one block: two 16-byte loads, eight bytes of codes, one scale. Neighbouring threads
-// are neighbours in a row, then in the heads, so that a warp's loads and stores are contiguous
-// where the tensors are. Keys and values go in one launch, as the two layers of the grid. Which
-// formulas a block follows and how a row finds its place are branches that all threads take the
-// same way; appended rows without a place do nothing. Ordinary blocks take the short way to their
-// codes (device/encode_e2m1.cuh), others the plain formula, out of line.
+// A thread quantizes one block: two 16-byte loads, eight bytes of codes, one scale. Neighbouring
+// threads are neighbours in a row, then in the heads, so that a warp's loads and stores are
+// contiguous where the tensors are. blockIdx.y selects keys or values of one launch. The formulas
+// of a block and the lookup of a row's place are branches that all threads take the same way;
+// appended rows without a place are skipped. Blocks in the normal range take the fast path to their
+// codes (device/encode_e2m1.cuh), others the general path, out of line.
 //
-// Bytes an element: 2 read, 0.5625 written. A cache without an encode scale is read once more
-// before, for its maximum, which waits in the place of the decode scale.
+// Bytes per element: 2 read, 0.5625 written. A cache without an encode scale is read once more
+// before, for its maximum, which is stored at the place of the decode scale.
 #include <array>
 #include <cuda_runtime.h>
 
@@ -48,9 +48,9 @@ struct KvQuantizeParams {
   bool has_heads_first = false;
 };
 
-// Where a block's results go.
+// The destination of a block.
 struct KvBlockTarget {
-  uint8_t* codes = nullptr;  // Null: nowhere.
+  uint8_t* codes = nullptr;  // Null: none.
   uint8_t* scale = nullptr;
 };
 
@@ -77,9 +77,10 @@ __device__ KvBlockTarget find_target(const KvQuantizeParams& params, const KvSid
   return {codes, side.scales + side.scale_steps.offset(i, j, k) + position};
 }
 
-// Any block by the plain formula: those with NaN, infinities or multipliers out of the ordinary.
+// The general path for any block: blocks with NaN, infinities or multipliers outside the normal
+// range.
 template <class Math, class Elements>
-__device__ __noinline__ uint2 plain_codes(Elements elements, KvRule rule, float multiplier) {
+__device__ __noinline__ uint2 general_codes(Elements elements, KvRule rule, float multiplier) {
   uint32_t words[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
@@ -90,12 +91,13 @@ __device__ __noinline__ uint2 plain_codes(Elements elements, KvRule rule, float 
 
 template <class Math, class Elements>
 __device__ uint2 block_codes(const Elements& elements, KvRule rule, float multiplier) {
-  // With the factor of the short way no multiplier of this range leaves that of normal numbers.
-  const bool is_ordinary = multiplier == 0.0F || (multiplier >= 0x1p-90F && multiplier <= 0x1p90F);
+  // In this range the multiplier times the fast path's factor is a normal number.
+  const bool takes_fast_path =
+      multiplier == 0.0F || (multiplier >= 0x1p-90F && multiplier <= 0x1p90F);
   const float prescaled = multiplier * kE2m1Prescale;
-  // False for NaN.
+  // NaN gives false.
   const bool is_in_range = Math::mul(bits_float(elements.max_or_nan()), prescaled) < kE2m1FastLimit;
-  if (!is_ordinary || !is_in_range) return plain_codes<Math>(elements, rule, multiplier);
+  if (!takes_fast_path || !is_in_range) return general_codes<Math>(elements, rule, multiplier);
   return {encode_e2m1_in_range<Math>(elements, 0, prescaled),
           encode_e2m1_in_range<Math>(elements, 8, prescaled)};
 }
@@ -116,21 +118,21 @@ __global__ void __launch_bounds__(kKvThreads)
       load_elements<Elements>(side.input + side.input_steps.offset(place.i, place.j, place.k) +
                               place.piece * int64_t{Elements::kBytes});
   const float factor = side.factor.get();
-  allow_next_grid();
+  trigger_dependent_launch();
   const float amax = bits_float(elements.max_number());
   const BlockScale<uint8_t> block = kv_block_scale<Math>(params.rule, amax, factor);
   store(target.codes, block_codes<Math>(elements, params.rule, block.multiplier));
   *target.scale = block.stored;
 }
 
-// One thread a side, when no block needs the maximum any more.
+// One thread per side, after the last block has used the maximum.
 __global__ void __launch_bounds__(kWarpSize)
     store_decode_scales_kernel(const __grid_constant__ KvQuantizeParams params) {
   if (threadIdx.x >= kKvSides) return;
   const KvSideParams& side = params.sides[threadIdx.x];
   wait_for_previous_grids();
   const float encode_scale = side.factor.get();
-  allow_next_grid();
+  trigger_dependent_launch();
   *side.decode_scale = canonical_nan(div_rn(1.0F, encode_scale));
 }
 

@@ -1,4 +1,4 @@
-// The public reordering of V's scales: check, choose an implementation, run it.
+// The public reordering of V's scales: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>

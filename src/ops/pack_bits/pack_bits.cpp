@@ -1,4 +1,4 @@
-// The public packing of bits: check, choose an implementation, run it.
+// The public packing of bits: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>
@@ -54,13 +54,13 @@ void require_elements(const TensorView& input) {
 }
 
 void require_offsets(const TensorView& offsets, int64_t elements) {
-  // On a device only the implementation sees them.
+  // Offsets on a device are checked by the implementation alone.
   if (offsets.device.type != DeviceType::kCpu) return;
   const Indices values = indices_of(offsets);
   int64_t before = 0;
   for (int64_t i = 0; i < offsets.shape[0]; ++i) {
     if (values[i] < before || values[i] > elements) {
-      throw_invalid("offsets: expected ascending values in [0, {}], got {} behind {} at {}",
+      throw_invalid("offsets: expected ascending values in [0, {}], got {} after {} at {}",
                     elements, values[i], before, i);
     }
     before = values[i];

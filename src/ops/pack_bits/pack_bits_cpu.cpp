@@ -18,7 +18,7 @@ void store_offset(const PackBitsArgs& args, int64_t i, int64_t value) {
   }
 }
 
-// A run of elements and the byte its bits start at.
+// A run of elements and the byte at which its bits start.
 struct Run {
   int64_t begin = 0;
   int64_t end = 0;

@@ -25,7 +25,7 @@ struct PackBitsArgs {
   uint8_t* output = nullptr;
   int64_t output_bytes = 0;
   Indices offsets;                 // [segments + 1]
-  void* output_offsets = nullptr;  // Of the same width.
+  void* output_offsets = nullptr;  // Same width as `offsets`.
 };
 
 struct PackBitsImpl {
@@ -38,6 +38,6 @@ struct PackBitsImpl {
 std::span<const PackBitsImpl> pack_bits_impls();
 extern const PackBitsImpl kPackBitsCpuReference;
 extern const PackBitsImpl kPackBitsCpuBaseline;
-extern const PackBitsImpl kPackBitsSm90;  // In CUDA builds.
+extern const PackBitsImpl kPackBitsSm90;  // Only in builds with CUDA.
 
 }  // namespace narrowfloat

@@ -1,13 +1,13 @@
-// sm90_words: one bit of every element, eight a byte (spec 9.3), bound by reading.
+// sm90_words: one bit per element, eight a byte (spec 9.3). It is bound by reads.
 //
-// One run: a thread loads 32 elements as two 16-byte vectors and stores their bits as a word; bytes
-// of 0 and 1 become a nibble by one multiplication. Segments: one block sums the segments' bytes to
-// the output's offsets; then each thread finds the segment of its output byte in them by bisection
-// and loads the up to eight elements one by one (neighbouring threads read neighbouring elements,
-// from a line that is in the first-level cache).
+// One run: a thread loads 32 elements as two 16-byte vectors and stores their bits as a word; one
+// multiplication turns bytes of 0 and 1 into a nibble. Segments: one CTA sums the segments' bytes
+// to the output's offsets; then each thread finds the segment of its output byte by bisection and
+// loads its up to eight elements one by one (neighbouring threads read neighbouring elements, from
+// a line that is in L1).
 //
-// Bytes an element: 1 read, 1/8 written. Offsets are what a device holds: segments are clamped to
-// the input and stores to the output, whatever they are.
+// Bytes per element: 1 read, 1/8 written. Offsets in device memory are not validated: segments are
+// clamped to the input and stores to the output.
 #include <cuda_runtime.h>
 
 #include "base/int_math.h"
@@ -29,7 +29,7 @@ struct PackParams {
   const uint8_t* input = nullptr;
   uint8_t* output = nullptr;
   int64_t elements = 0;
-  int64_t output_bytes = 0;  // What may be written.
+  int64_t output_bytes = 0;  // Bytes that may be written.
   Indices offsets;           // [segments + 1]
   void* output_offsets = nullptr;
   int64_t segments = 0;
@@ -43,7 +43,7 @@ __device__ uint32_t nibble_of(uint32_t bytes) {
   return ones * 0x01020408U >> 24;
 }
 
-// The order of the bits within each byte.
+// Puts the bits of each byte into the requested order.
 __device__ uint32_t ordered(uint32_t bits, bool is_big) {
   return is_big ? __byte_perm(__brev(bits), 0, 0x0123) : bits;
 }
@@ -52,7 +52,7 @@ __device__ uint32_t bits_of_vector(const uint4& v) {
   return nibble_of(v.x) | nibble_of(v.y) << 4 | nibble_of(v.z) << 8 | nibble_of(v.w) << 12;
 }
 
-// Up to eight elements at `first`, one by one.
+// Bits of up to eight elements at `first`, loaded one by one.
 __device__ uint32_t bits_of_elements(const uint8_t* first, int64_t count) {
   uint32_t bits = 0;
 #pragma unroll
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   if (left >= kThreadElements) {
     const auto low = load_readonly<uint4>(global_first);
     const auto high = load_readonly<uint4>(global_first + 16);
-    allow_next_grid();
+    trigger_dependent_launch();
     store(global_bytes, ordered(bits_of_vector(low) | bits_of_vector(high) << 16, params.is_big));
     return;
   }
@@ -102,7 +102,7 @@ __device__ void store_offset(const PackParams& params, int64_t index, int64_t va
   }
 }
 
-// One block.
+// Launched with one CTA.
 __global__ void __launch_bounds__(kScanThreads)
     sum_segments_kernel(const __grid_constant__ PackParams params) {
   __shared__ uint32_t shared_sums[kScanThreads / kWarpSize];
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kScanThreads)
     sum += of_block.total;
     __syncthreads();
   }
-  allow_next_grid();
+  trigger_dependent_launch();
 }
 
 // The last segment that starts at or before an output byte.
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = segment.begin + 8 * (byte - starts[index]);
   if (first < segment.begin || first >= segment.end) return;
   const uint32_t bits = bits_of_elements(params.input + first, segment.end - first);
-  allow_next_grid();
+  trigger_dependent_launch();
   params.output[byte] = static_cast<uint8_t>(ordered(bits, params.is_big));
 }
 
@@ -180,7 +180,7 @@ void launch_pack_bits(const PackBitsProblem& problem, const PackBitsArgs& args, 
 Support supports(const PackBitsProblem& problem) {
   const Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
-  // A segment's bytes are summed in 32 bits; a block of the grid takes 256 bytes of output.
+  // A segment's bytes are summed in 32 bits; a CTA of the grid packs 256 bytes of output.
   constexpr int64_t kMaxElements = int64_t{1} << 33;
   if (problem.elements > kMaxElements || problem.segments > kMaxElements) {
     return Support::no("more than 2^33 elements");

@@ -38,7 +38,7 @@ PermutationLayout permutation_layout(int64_t tokens, int64_t slots, int32_t loca
   if (token_tile < 1 || !std::has_single_bit(static_cast<uint32_t>(token_tile))) {
     throw_invalid("token_tile: expected a power of two, got {}", token_tile);
   }
-  // The worst case: one row on every expert, the rest on one of them (moe spec 5.2).
+  // The worst case has one row on every expert and all other rows on one of them (moe spec 5.2).
   const int64_t occupied = std::min<int64_t>(local_experts, num_slots);
   const int64_t max_tiles = occupied + (num_slots - occupied) / token_tile;
   const int64_t max_rows = max_tiles * token_tile;
@@ -86,7 +86,7 @@ int32_t default_token_tile(int64_t tokens, int64_t slots, int32_t local_experts)
   constexpr int64_t kSmallest = 8;
   constexpr int64_t kLargest = 128;
   const int64_t mean = ceil_div(count_slots(tokens, slots, local_experts), local_experts);
-  // Whether tile >= mean + sqrt(2 * mean): few experts then need a second tile, which reads their
+  // True if tile >= mean + sqrt(2 * mean): then few experts need a second tile, which reads their
   // weights again.
   const auto is_enough = [&](int64_t tile) {
     return tile >= mean && (tile - mean) * (tile - mean) >= 2 * mean;

@@ -1,4 +1,4 @@
-// The public permutation: check, choose an implementation, run it.
+// The public permutation: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>
@@ -38,7 +38,7 @@ void require_ids(const TensorView& ids) {
   require_data("ids", ids);
 }
 
-// The views are those of the layout, on the device of the ids.
+// Requires the views of the layout, on the device of the ids.
 void require_permutation(const Permutation& maps, const PermutationLayout& layout, Device device) {
   const auto require = [&](std::string_view argument, const TensorView& view, int64_t count) {
     require_vector(argument, view, DType::kI32, count, device);

@@ -1,10 +1,10 @@
 // cpu_baseline: a stable counting sort in two levels (moe spec 5.1).
 //
-// Tokens are cut into chunks, each with counters of its own for all experts. Chunks count in
-// parallel; a serial pass over experts and, within an expert, chunks turns counts into the row of
-// each chunk's first slot; chunks then place their slots in parallel. Chunks are in the order of
-// the tokens, so the sort is stable however many there are. Counters live on the stack, which
-// bounds the number of chunks where experts are many; a small batch is one chunk and runs serially.
+// Tokens are cut into chunks, each with its own counters for all experts. Chunks count in parallel;
+// a serial pass over experts and, within an expert, chunks turns counts into the row of each
+// chunk's first slot; chunks then place their slots in parallel. Chunks are in the order of the
+// tokens, so the sort is stable for any number of chunks. Counters are on the stack, which bounds
+// the number of chunks if there are many experts; a small batch is one chunk and runs serially.
 #include <algorithm>
 #include <array>
 
@@ -51,15 +51,15 @@ class ChunkedSort {
     });
   }
 
-  // body(local expert, slot index, token) for every slot of a chunk; the expert of a slot that is
-  // not local is one past the last.
+  // Calls body(local expert, slot index, token) for every slot of a chunk; the expert of a slot
+  // that is not local is one past the last.
   template <typename Body>
   void for_each_slot(int64_t chunk, const Body& body) const {
     const auto experts = static_cast<uint32_t>(layout_.local_experts);
     const int64_t end = std::min((chunk + 1) * tokens_per_chunk_, layout_.tokens);
     for (int64_t token = chunk * tokens_per_chunk_; token < end; ++token) {
       for (int64_t slot = token * layout_.slots; slot < (token + 1) * layout_.slots; ++slot) {
-        // Modulo 2^32, where ids below the offset are large.
+        // The subtraction is modulo 2^32: ids below the offset become large.
         const uint32_t expert = static_cast<uint32_t>(args_.ids[slot]) - expert_offset_;
         body(std::min(expert, experts), slot, token);
       }
@@ -76,7 +76,7 @@ class ChunkedSort {
     });
   }
 
-  // Counts become the row of each chunk's first slot of each expert. Writes the tiles, and the
+  // Turns counts into the row of each chunk's first slot of each expert. Writes the tiles and the
   // padding rows. Returns the rows in use.
   int64_t lay_out_experts() {
     int64_t base = 0;

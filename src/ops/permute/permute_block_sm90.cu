@@ -2,14 +2,14 @@
 //
 //   all threads   clear counters                       | barrier
 //   warp w        counts run w; all: clear the maps    | barrier
-//   thread e      adds up the runs of expert e         | sum over experts in the block
+//   thread e      adds up the runs of expert e         | sum over experts in the CTA
 //   thread e      turns counts into rows               | barrier
 //   warp w        places run w
 //
-// Decode is a chain of latencies: the ids, the barriers, the sum, the stores. Above 256 slots the
-// scattered stores of one multiprocessor would take longest. Then there are up to 16 blocks, which
-// all count and lay out everything, since that is faster than to share it, but write only a share
-// of the tiles with their rows, and of the slots: no block needs to know of another.
+// In decode the kernel is a chain of latencies: the ids, the barriers, the sum, the stores. Above
+// 256 slots the scattered stores of one SM would take longest. Then up to 16 CTAs each count and
+// lay out everything, which is faster than to share it, and each writes only a share of the tiles
+// with their rows, and of the slots: no CTA reads results of another.
 #include <algorithm>
 #include <cuda_runtime.h>
 #include <string>
@@ -28,12 +28,12 @@ struct BlockParams {
   PermuteParams permute;
   uint32_t num_runs = 0;
   uint32_t slots_per_run = 0;
-  uint32_t slots_per_block = 0;  // That the block writes.
+  uint32_t slots_per_block = 0;  // Slots that the CTA writes.
 };
 
 struct SharedStorage {
   uint32_t scratch[kPermuteMaxThreads / kWarpSize];
-  // Dynamic: row_ends[experts], then counters[num_runs][experts].
+  // Dynamic shared memory: row_ends[experts], then counters[num_runs][experts].
 };
 
 __device__ uint32_t count_of_expert(const BlockParams& params, const uint32_t* shared_counters,
@@ -46,7 +46,7 @@ __device__ uint32_t count_of_expert(const BlockParams& params, const uint32_t* s
   return count;
 }
 
-// Counts of this thread's experts become rows; every thread gets the number of rows in use.
+// Turns counts of this thread's experts into rows; every thread gets the number of rows in use.
 __device__ uint32_t lay_out_experts(const BlockParams& params, uint32_t* shared_counters,
                                     uint32_t* shared_row_ends, uint32_t* shared_scratch) {
   const ExpertRange own = own_experts(params.permute);
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
   wait_for_previous_grids();
   SlotBatch<kParts> kept;
   if (has_run) kept = count_run<kParts>(params.permute, run, shared_own);
-  allow_next_grid();
+  trigger_dependent_launch();
   const TileRange tiles = clear_own_tiles(params.permute);
   __syncthreads();
   const uint32_t rows = lay_out_experts(params, shared_counters, shared_row_ends, shared.scratch);
@@ -102,12 +102,12 @@ void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args
   params.slots_per_run =
       static_cast<uint32_t>(std::max<int64_t>(1, ceil_div(slots, warps * kWarpSize)) * kWarpSize);
   params.num_runs = static_cast<uint32_t>(ceil_div(slots, params.slots_per_run));
-  // Ranks of slots that do not fit into registers wait in slot_to_row, where one block has to be
-  // alone.
+  // Ranks of slots that do not fit into registers are kept in slot_to_row, which only a single CTA
+  // may do.
   const bool may_share = params.slots_per_run <= SlotBatch<kManyParts>::kSlots;
   const int64_t blocks = may_share ? std::max<int64_t>(1, ceil_div(slots, kSlotsPerBlock)) : 1;
   params.slots_per_block = static_cast<uint32_t>(ceil_div(slots, blocks));
-  // Enough for the runs, for the experts, and for the rows to clear.
+  // Threads for the runs, for the experts, and for the rows to clear.
   const int64_t wanted = std::max<int64_t>(
       {params.num_runs * int64_t{kWarpSize}, experts, problem.layout.max_rows / (4 * blocks)});
   const int64_t threads = std::min<int64_t>(kPermuteMaxThreads, round_up(wanted, kWarpSize));
@@ -123,7 +123,7 @@ void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args
 Support supports(const PermuteProblem& problem) {
   const Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
-  // The grid's table takes two slots for each local expert: fewer are for this one.
+  // sm90_grid's table takes two slots per local expert, so this kernel also takes smaller problems.
   const int64_t most = std::max(kMaxSlots, 2 * int64_t{problem.layout.local_experts} - 1);
   if (problem.layout.tokens * problem.layout.slots > most) {
     return Support::no("more than " + std::to_string(most) + " slots");

@@ -1,16 +1,16 @@
 // sm90_grid: the permutation of a large batch in three launches (permute_sm90.cuh). Slots are cut
-// into chunks, one for each block of the first and the last kernel.
+// into chunks, one for each CTA of the first and the last kernel.
 //
-//   count     block c: slots of every expert in chunk c; all blocks: clear the maps
-//   lay out   one block: counts become the row of each chunk's first slot of an expert
-//   place     block c: counts again, now by runs of warps; rows of the runs; places the slots
+//   count     CTA c: slots of every expert in chunk c; all CTAs: clear the maps
+//   lay out   one CTA: counts become the row of each chunk's first slot of an expert
+//   place     CTA c: counts again, now by runs of warps; rows of the runs; places the slots
 //
-// The table between the kernels needs no workspace: chunk c's part lies in slot_to_row, in the
-// places of the chunk's own slots, which nobody but block c writes, after it has read the table.
+// The table between the kernels needs no workspace: chunk c's part is stored in slot_to_row, at the
+// places of the chunk's own slots, which only CTA c writes, after it has read the table.
 //
 //   slot_to_row[chunk begin ...]   [0, experts): counts, then rows;  [experts, 2 experts): row ends
 //
-// Bytes a slot: 8 read (ids twice), 12 written, and 8 for each row of the buffers to clear.
+// Bytes per slot: 8 read (ids twice), 12 written, and 8 for each row of the buffers to clear.
 #include <algorithm>
 #include <cuda_runtime.h>
 
@@ -23,14 +23,14 @@ namespace {
 constexpr int kCountThreads = 512;
 constexpr int64_t kMinChunkSlots = 512;
 constexpr int64_t kMaxChunks = 64;
-constexpr int kParts = 2;  // Of the placing kernel's batches.
+constexpr int kParts = 2;  // Parts of a batch in the placing kernel.
 constexpr int64_t kMaxParts = 16;
 
 struct GridParams {
   PermuteParams permute;
   uint32_t num_chunks = 0;
-  uint32_t slots_per_chunk = 0;  // The last one has the remainder as well.
-  uint32_t parts = 1;            // Of the threads that lay out.
+  uint32_t slots_per_chunk = 0;  // The last chunk also has the remainder.
+  uint32_t parts = 1;            // Parts of the threads that lay out.
 };
 
 struct Chunk {
@@ -60,17 +60,18 @@ __global__ void __launch_bounds__(kCountThreads)
   wait_for_previous_grids();
   for (uint32_t first = chunk.begin; first < chunk.end; first += blockDim.x) {
     const uint32_t expert = local_expert(params.permute, first + threadIdx.x, chunk.end);
-    // Sums of integers: the order does not matter.
+    // Sums of integers do not depend on the order.
     if (expert < experts) atomicAdd(shared_counts + expert, 1U);
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   clear_own_tiles(params.permute);
   __syncthreads();
   uint32_t* const global_counts = chunk_table(params, blockIdx.x);
   for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) global_counts[e] = shared_counts[e];
 }
 
-// Counts of an expert in chunks [begin, end), several loads in flight at once: body(table, count).
+// Calls body(table, count) for the counts of an expert in chunks [begin, end), with several loads
+// in flight at once.
 template <typename Body>
 __device__ void for_chunks(const GridParams& params, uint32_t expert, uint32_t begin, uint32_t end,
                            const Body& body) {
@@ -103,7 +104,7 @@ __device__ uint32_t count_of_expert(const GridParams& params, const LayOutStorag
   return count;
 }
 
-// Rows of all experts; ends with a barrier.
+// Computes the rows of all experts; ends with a barrier.
 __device__ void lay_out_experts(const GridParams& params, LayOutStorage& shared) {
   const ExpertRange own = own_experts(params.permute);
   uint32_t rows = 0;
@@ -121,7 +122,7 @@ __device__ void lay_out_experts(const GridParams& params, LayOutStorage& shared)
 }
 
 // Part p of the threads takes a share of the chunks, its thread e expert e. Above 1024 experts
-// there is one part, whose threads take several experts.
+// there is one part, whose threads take several experts each.
 __global__ void __launch_bounds__(kPermuteMaxThreads)
     lay_out_chunks_kernel(const __grid_constant__ GridParams params) {
   __shared__ LayOutStorage shared;
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
     for_chunks(params, e, begin, end, [&](uint32_t* /*table*/, uint32_t n) { count += n; });
     shared.counts[part * experts + e] = count;
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   __syncthreads();
   lay_out_experts(params, shared);
   for (uint32_t e = first; e < last; e += blockDim.x) {
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
   }
 }
 
-// The chunk's part of the table, after which it may be overwritten.
+// Loads the chunk's part of the table, which may be overwritten afterwards.
 __device__ void load_rows(const GridParams& params, uint32_t* shared_rows,
                           uint32_t* shared_row_ends) {
   const uint32_t experts = params.permute.experts;
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(kPermuteMaxThreads)
   load_rows(params, shared_rows, shared_row_ends);
   __syncthreads();
   const SlotBatch<kParts> kept = count_run<kParts>(params.permute, run, shared_own);
-  allow_next_grid();
+  trigger_dependent_launch();
   __syncthreads();
   for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) {
     lay_out_runs(shared_counters + e, experts, num_runs, shared_rows[e]);

@@ -12,8 +12,8 @@
 
 namespace narrowfloat {
 
-// Experts of a layer, fused shared ones included (moe spec 1.8): what arrays of counters are sized
-// for.
+// Upper bound of the experts of a layer, fused shared ones included (moe spec 1.8): the size of
+// arrays of counters.
 inline constexpr int32_t kMaxLocalExperts = 4096;
 
 struct PermuteProblem {
@@ -33,7 +33,7 @@ struct PermuteArgs {
   int32_t* tile_to_expert = nullptr;
   int32_t* tile_row_end = nullptr;
   int32_t* num_tiles = nullptr;
-  WordsToClear cleared;  // By kernels only.
+  WordsToClear cleared;  // Only kernels clear words.
 };
 
 struct PermuteImpl {
@@ -42,7 +42,7 @@ struct PermuteImpl {
   void (*run)(const PermuteProblem& problem, const PermuteArgs& args, Stream stream);
 };
 
-// The public operation, which clears some words of a layer on a GPU as well.
+// The public operation; on a GPU it also clears some words of a layer.
 void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts,
              const Permutation& permutation, const WordsToClear& cleared, Stream stream);
 
@@ -50,7 +50,7 @@ void permute(const TensorView& ids, int32_t expert_offset, int32_t local_experts
 std::span<const PermuteImpl> permute_impls();
 extern const PermuteImpl kPermuteCpuReference;
 extern const PermuteImpl kPermuteCpuBaseline;
-extern const PermuteImpl kPermuteSm90Block;  // In CUDA builds, as is the next.
+extern const PermuteImpl kPermuteSm90Block;  // Only in builds with CUDA, like the next.
 extern const PermuteImpl kPermuteSm90Grid;
 
 }  // namespace narrowfloat

@@ -1,5 +1,5 @@
-// What both CUDA permutations share (moe spec 5.1): a stable counting sort whose unit is a run of
-// neighbouring slots that one warp walks in order.
+// The common part of both CUDA permutations (moe spec 5.1): a stable counting sort over runs of
+// neighbouring slots; one warp processes a run in order.
 //
 //   counters[run][expert]   first how many slots of the expert the run has, then the row of the
 //                           run's first slot of that expert
@@ -8,8 +8,8 @@
 // Runs are in the order of the slots, so rows within an expert are too. Within a warp the lanes
 // with equal experts find each other, and the lowest of them counts for all.
 //
-// What no slot is sorted to holds -1 (rows) or 0 (tiles). These are filled over the whole buffers
-// first; a barrier or a launch lies between that and the placing of slots.
+// Rows without a slot hold -1 and tiles without a slot hold 0. The whole buffers are filled with
+// these values first; a barrier or a launch separates that from the placing of slots.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ namespace narrowfloat {
 
 inline constexpr int kPermuteMaxThreads = 1024;
 
-// Warps with counters of their own in 48 KB of shared memory, beside two words an expert.
+// Warps whose own counters fit in 48 KB of shared memory, beside two words per expert.
 inline int64_t permute_warps(int64_t experts) {
   constexpr int64_t kSharedWords = 12160;
   return std::clamp<int64_t>(kSharedWords / experts - 2, 1, kPermuteMaxThreads / kWarpSize);
@@ -36,14 +36,14 @@ inline int64_t permute_warps(int64_t experts) {
 
 struct PermuteParams {
   PermuteArgs args;
-  uint32_t num_slots = 0;  // Of all tokens.
+  uint32_t num_slots = 0;  // Slots of all tokens.
   uint32_t expert_offset = 0;
   uint32_t experts = 0;
-  uint32_t expert_bits = 0;  // Of the largest local expert.
+  uint32_t expert_bits = 0;  // Bits of the largest local expert's number.
   uint32_t tile_shift = 0;
   uint32_t max_rows = 0;
   uint32_t max_tiles = 0;
-  FastDivisor slots;  // Of a token.
+  FastDivisor slots;  // Slots of a token.
 };
 
 inline PermuteParams make_permute_params(const PermuteProblem& problem, const PermuteArgs& args) {
@@ -66,12 +66,12 @@ __device__ inline uint32_t round_up_to_tile(const PermuteParams& params, uint32_
   return (count + last) & ~last;
 }
 
-// The local expert of a slot in [0, num_slots); of any other, and of one that is not local,
-// `experts`.
+// The local expert of a slot below `end`; `experts` for other slots and for experts that are not
+// local.
 __device__ inline uint32_t local_expert(const PermuteParams& params, uint32_t slot, uint32_t end) {
   if (slot >= end) return params.experts;
   const auto id = static_cast<uint32_t>(load_readonly<int32_t>(params.args.ids + slot));
-  // Modulo 2^32, where ids below the offset are large.
+  // The subtraction is modulo 2^32: ids below the offset become large.
   return min(id - params.expert_offset, params.experts);
 }
 
@@ -80,8 +80,8 @@ struct TileRange {
   uint32_t end;
 };
 
-// The block's share of the tiles and of the rows in them, cleared: they hold nothing. So are the
-// layer's words.
+// Marks the CTA's share of the tiles and of the rows in them as empty, and clears the layer's
+// words.
 __device__ inline TileRange clear_own_tiles(const PermuteParams& params) {
   const uint32_t each = (params.max_tiles + gridDim.x - 1) / gridDim.x;
   const uint32_t begin = min(blockIdx.x * each, params.max_tiles);
@@ -100,27 +100,27 @@ __device__ inline TileRange clear_own_tiles(const PermuteParams& params) {
   return {.begin = begin, .end = end};
 }
 
-// Neighbouring slots, a multiple of 32 but for the last run.
+// Neighbouring slots, a multiple of 32 except for the last run.
 struct SlotRun {
   uint32_t begin;
   uint32_t end;
 };
 
-// Run `index` of those that slots [begin, end) are cut into.
+// Run `index` of slots [begin, end), cut into runs.
 __device__ inline SlotRun slot_run(uint32_t begin, uint32_t end, uint32_t slots_per_run,
                                    uint32_t index) {
   const uint32_t first = min(end - begin, index * slots_per_run) + begin;
   return {.begin = first, .end = min(end - first, slots_per_run) + first};
 }
 
-// A warp's next slots of a run: of each lane kParts slots, 32 apart. Kernels have as few parts as
-// they can: at decode each instruction is fetched once and run once.
+// A warp's next slots of a run: each lane has kParts slots, 32 apart. Kernels have few parts: in
+// decode each instruction is fetched once and executed once, so code size matters.
 template <int kParts>
 struct SlotBatch {
   static constexpr uint32_t kSlots = kParts * kWarpSize;
 
   uint32_t expert[kParts];
-  uint32_t rank[kParts];  // Among the slots of the run with the same expert.
+  uint32_t rank[kParts];  // Rank among the slots of the run with the same expert.
 };
 
 // The slot of this lane in part `part` of the batch that begins with slot `first`.
@@ -128,7 +128,7 @@ __device__ inline uint32_t slot_of_batch(uint32_t first, int part) {
   return first + static_cast<uint32_t>(part) * kWarpSize + threadIdx.x % kWarpSize;
 }
 
-// Ranks of a batch; counts its slots. All lanes take part; the warp owns the counters.
+// Ranks the slots of a batch and counts them. All lanes take part; the warp owns the counters.
 template <int kParts>
 __device__ inline SlotBatch<kParts> count_batch(const PermuteParams& params, const SlotRun& run,
                                                 uint32_t first, uint32_t* shared_counters) {
@@ -152,7 +152,7 @@ __device__ inline SlotBatch<kParts> count_batch(const PermuteParams& params, con
   return batch;
 }
 
-// Counts a run; returns its first batch. Ranks of later ones wait in slot_to_row.
+// Counts a run and returns its first batch. Ranks of later batches are kept in slot_to_row.
 template <int kParts>
 __device__ inline SlotBatch<kParts> count_run(const PermuteParams& params, const SlotRun& run,
                                               uint32_t* shared_counters) {
@@ -182,15 +182,15 @@ __device__ inline SlotBatch<kParts> load_batch(const PermuteParams& params, cons
   return batch;
 }
 
-// Where a run's slots go, and which part of the maps this block writes.
+// The rows of a run's slots, and the part of the maps that this CTA writes.
 struct Placement {
   const uint32_t* shared_rows;      // [experts]: the run's first row of an expert.
   const uint32_t* shared_row_ends;  // [experts]: one past the expert's last row.
-  TileRange tiles;                  // These, and the rows in them.
+  TileRange tiles;                  // The tiles to write, with the rows in them.
   SlotRun slots;
 };
 
-// The slot that opens a tile describes the tile.
+// The slot that is a tile's first row describes the tile.
 __device__ inline void place_row(const PermuteParams& params, const Placement& to, uint32_t slot,
                                  uint32_t expert, uint32_t row) {
   const uint32_t tile_rows = 1U << params.tile_shift;
@@ -221,7 +221,7 @@ __device__ inline void place_batch(const PermuteParams& params, const SlotRun& r
   }
 }
 
-// `kept`: what count_run() returned.
+// `kept`: the result of count_run().
 template <int kParts>
 __device__ inline void place_run(const PermuteParams& params, const SlotRun& run,
                                  const SlotBatch<kParts>& kept, const Placement& to) {
@@ -232,7 +232,7 @@ __device__ inline void place_run(const PermuteParams& params, const SlotRun& run
   }
 }
 
-// Counts of one expert, by run, become rows from `row` on; returns the row behind them. Several
+// Turns counts of one expert, by run, into rows from `row` on; returns the row after them. Several
 // loads are in flight at once, which the compiler cannot arrange: a store may alias the next load.
 __device__ inline uint32_t lay_out_runs(uint32_t* shared_counters, uint32_t experts,
                                         uint32_t num_runs, uint32_t row) {
@@ -252,7 +252,8 @@ __device__ inline uint32_t lay_out_runs(uint32_t* shared_counters, uint32_t expe
   return row;
 }
 
-// Experts [begin, end) of this thread, neighbours, so that sums over threads are sums over experts.
+// Experts [begin, end) of this thread. They are neighbours, so that sums over threads are sums over
+// experts.
 struct ExpertRange {
   uint32_t begin;
   uint32_t end;

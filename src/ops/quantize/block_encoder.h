@@ -1,5 +1,6 @@
-// One block: from its elements as fp32 to its stored scale and its codes, one code a byte. The
-// format's rule, the 4-over-6 search or the E4M3-input rule, as the problem says.
+// Encodes one block: from its elements as fp32 to its stored scale and its codes, one code per
+// byte. The problem says whether the format's rule, the 4-over-6 search or the E4M3-input rule
+// applies.
 #pragma once
 
 #include "formats/block_codes.h"
@@ -10,10 +11,10 @@
 
 namespace narrowfloat {
 
-// What a row's blocks have in common.
+// Parameters that all blocks of a row share.
 struct RowScaling {
   ScalePair pair;
-  float row_amax = 0.0F;  // Per token only.
+  float row_amax = 0.0F;  // Set for per-token scales only.
 };
 
 template <BlockFormat Format, class Math>
@@ -33,7 +34,7 @@ class BlockEncoder {
     return scale.stored;
   }
 
-  // True where block_scale and Format::encode are all there is to a block.
+  // True where block_scale() and Format::encode describe a block completely.
   [[nodiscard]] bool is_plain() const { return !problem_.four_over_six.enabled; }
 
   [[nodiscard]] BlockScale<Stored> block_scale(float amax, const ScalePair& pair) const {

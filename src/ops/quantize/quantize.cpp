@@ -1,4 +1,4 @@
-// The public quantizers: check, choose an implementation, run it.
+// The public quantizers: check, select an implementation, run it.
 #include "narrowfloat/quantize.h"
 
 #include "base/throw_error.h"
@@ -12,7 +12,7 @@ namespace narrowfloat {
 namespace {
 
 void run(const QuantizeCall& call, Stream stream) {
-  // Scalars are computed on the way down, so the environment is set at the door.
+  // Checking and lowering compute scalars too, so the environment is set before them.
   const FloatEnvironmentGuard guard;
   const LoweredQuantize lowered = lower(call);
   select("quantize", quantize_impls(), lowered.problem).run(lowered.problem, lowered.args, stream);

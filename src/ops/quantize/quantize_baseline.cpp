@@ -1,10 +1,10 @@
-// cpu_baseline: all cores through oneTBB, portable C++ that compilers vectorise, the oracle's
-// bytes.
+// cpu_baseline: runs on all cores through oneTBB, in portable C++ that compilers vectorise, and
+// gives the oracle's bytes.
 //
-// Work is cut into pieces of one row (up to 2048 columns), 128x128 tiles, or whole rows where a row
-// needs a statistic first, over all batches at once. A piece is widened to fp32 in a stack buffer;
-// maxima, codes and packing then are loops over that buffer. No such buffer is larger than one
-// tile; what is allocated is one number per batch, or the sorted list of rows.
+// Work is cut into chunks of one row (up to 2048 columns), 128x128 tiles, or whole rows where a row
+// needs a statistic first, over all batches at once. A chunk is widened to fp32 in a stack buffer;
+// maxima, codes and packing are loops over that buffer. No such buffer is larger than one tile; the
+// heap holds only one number per batch, or the sorted list of rows.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -23,23 +23,23 @@ namespace {
 
 constexpr int64_t kSegmentCols = 2048;
 constexpr int64_t kTile = 128;
-// Elements below which a piece of work is not split further.
+// Tasks of fewer elements are not split further.
 constexpr int64_t kQuantizeTask = 16384;
 
 using AmaxOfBatches = EncodeScales::AmaxOfBatches;
 
 // Columns [col, col + count) of a row.
-struct RowPiece {
+struct RowChunk {
   int64_t row;
   int64_t col;
   int64_t count;
 };
 
-// Cuts rows into pieces for all cores. An empty row is one empty piece, so that it gets its
+// Cuts rows into chunks for all cores. An empty row is one empty chunk, so that it gets its
 // statistics.
-class RowPieces {
+class RowChunks {
  public:
-  RowPieces(const QuantizeProblem& problem, bool needs_whole_rows) : cols_(problem.cols) {
+  RowChunks(const QuantizeProblem& problem, bool needs_whole_rows) : cols_(problem.cols) {
     const bool whole = needs_whole_rows || is_norm(problem.source);
     length_ = whole ? std::max<int64_t>(cols_, 1) : kSegmentCols;
     per_row_ = std::max<int64_t>(1, ceil_div(cols_, length_));
@@ -47,33 +47,33 @@ class RowPieces {
     grain_ = row_grain(kQuantizeTask, usual);
   }
 
-  // `rows` rows, numbered from 0.
+  // Calls body(chunk) for all chunks of `rows` rows, numbered from 0.
   template <typename Body>
   void for_each(int64_t rows, const Body& body) const {
     parallel_for(rows * per_row_, grain_, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) body(piece(i));
+      for (int64_t i = begin; i < end; ++i) body(chunk(i));
     });
   }
 
-  // The largest value of body(piece).
+  // Returns the largest value of body(chunk).
   template <typename Body>
   uint32_t max(int64_t rows, const Body& body) const {
     return parallel_max(rows * per_row_, grain_, [&](int64_t begin, int64_t end) {
       uint32_t largest = 0;
-      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, body(piece(i)));
+      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, body(chunk(i)));
       return largest;
     });
   }
 
  private:
-  [[nodiscard]] RowPiece piece(int64_t index) const {
+  [[nodiscard]] RowChunk chunk(int64_t index) const {
     const int64_t col = index % per_row_ * length_;
     return {index / per_row_, col, std::min(length_, cols_ - col)};
   }
 
   int64_t cols_;
-  int64_t length_;   // Columns of a piece.
-  int64_t per_row_;  // Pieces.
+  int64_t length_;   // Columns per chunk.
+  int64_t per_row_;  // Chunks per row.
   int64_t grain_;
 };
 
@@ -95,12 +95,12 @@ class BaselineQuantizer {
     } else if (problem_.has_row_list) {
       quantize_listed_rows();
     } else {
-      const RowPieces pieces(problem_, Format::kHasRowScale);
-      pieces.for_each(problem_.batch * problem_.rows, [&](const RowPiece& piece) {
-        const int64_t batch = piece.row / problem_.rows;
-        const int64_t row = piece.row % problem_.rows;
+      const RowChunks chunks(problem_, Format::kHasRowScale);
+      chunks.for_each(problem_.batch * problem_.rows, [&](const RowChunk& chunk) {
+        const int64_t batch = chunk.row / problem_.rows;
+        const int64_t row = chunk.row % problem_.rows;
         if (row >= valid_rows(problem_, args_, batch)) return;
-        quantize_piece(batch, row, piece);
+        quantize_chunk(batch, row, chunk);
       });
     }
   }
@@ -110,30 +110,30 @@ class BaselineQuantizer {
     return batch * problem_.rows + row;
   }
 
-  // A row that is listed twice is worked on once.
+  // A row that is listed twice is quantized once.
   void quantize_listed_rows() const {
     std::vector<int32_t> rows(args_.row_list.begin(), args_.row_list.end());
     std::erase_if(rows, [&](int32_t row) { return row < 0 || row >= problem_.rows; });
     std::sort(rows.begin(), rows.end());
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-    const RowPieces pieces(problem_, Format::kHasRowScale);
-    pieces.for_each(static_cast<int64_t>(rows.size()), [&](const RowPiece& piece) {
-      quantize_piece(0, rows[static_cast<size_t>(piece.row)], piece);
+    const RowChunks chunks(problem_, Format::kHasRowScale);
+    chunks.for_each(static_cast<int64_t>(rows.size()), [&](const RowChunk& chunk) {
+      quantize_chunk(0, rows[static_cast<size_t>(chunk.row)], chunk);
     });
   }
 
-  void quantize_piece(int64_t batch, int64_t row, const RowPiece& piece) const {
+  void quantize_chunk(int64_t batch, int64_t row, const RowChunk& chunk) const {
     const int64_t flat_row = flat(batch, row);
     const float factor = source_.row_factor(flat_row, scales_.encode(batch, row));
     const RowScaling scaling = row_scaling(batch, row, factor);
     std::array<float, kSegmentCols> x;
-    for (int64_t done = 0; done < piece.count; done += kSegmentCols) {
-      const int64_t n = std::min(kSegmentCols, piece.count - done);
-      source_.load(flat_row, factor, piece.col + done, n, x.data());
-      encode_blocks(batch, row, piece.col + done, std::span(x).first(static_cast<size_t>(n)),
+    for (int64_t done = 0; done < chunk.count; done += kSegmentCols) {
+      const int64_t n = std::min(kSegmentCols, chunk.count - done);
+      source_.load(flat_row, factor, chunk.col + done, n, x.data());
+      encode_blocks(batch, row, chunk.col + done, std::span(x).first(static_cast<size_t>(n)),
                     scaling);
     }
-    if (piece.col + piece.count == problem_.cols) clear_value_padding(problem_, args_, flat_row);
+    if (chunk.col + chunk.count == problem_.cols) clear_value_padding(problem_, args_, flat_row);
   }
 
   [[nodiscard]] RowScaling row_scaling(int64_t batch, int64_t row, float factor) const {
@@ -191,22 +191,23 @@ class BaselineQuantizer {
     return scale.stored;
   }
 
-  // 128x128 blocks. A norm's rows are read as a whole, so its bands are not split into columns.
+  // Quantizes 128x128 blocks. A norm reads whole rows, so its bands are not split into columns.
   void quantize_bands() const {
     const int64_t bands = ceil_div(problem_.rows, kTile);
     const int64_t tiles = ceil_div(problem_.cols, kTile);
     const int64_t tiles_at_once = is_norm(problem_.source) ? std::max<int64_t>(1, tiles) : 1;
-    const int64_t pieces = ceil_div(tiles, tiles_at_once);
-    parallel_for(problem_.batch * bands * pieces, 1, [&](int64_t begin, int64_t end) {
+    const int64_t chunks = ceil_div(tiles, tiles_at_once);
+    parallel_for(problem_.batch * bands * chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t first = i % pieces * tiles_at_once;
-        quantize_band(i / pieces / bands, i / pieces % bands, first,
+        const int64_t first = i % chunks * tiles_at_once;
+        quantize_band(i / chunks / bands, i / chunks % bands, first,
                       std::min(first + tiles_at_once, tiles));
       }
     });
   }
 
-  // Tiles [first_tile, end_tile) of a band, each widened once and kept while its maximum is found.
+  // Quantizes tiles [first_tile, end_tile) of a band. Each is widened once and kept while its
+  // maximum is found.
   void quantize_band(int64_t batch, int64_t band, int64_t first_tile, int64_t end_tile) const {
     const int64_t first_row = band * kTile;
     const int64_t rows = std::min(kTile, problem_.rows - first_row);
@@ -245,10 +246,10 @@ class BaselineQuantizer {
       store(batch, 0, 0, std::span(&stored, 1));
       multipliers.push_back(scale.multiplier);
     }
-    const RowPieces pieces(problem_, false);
-    pieces.for_each(problem_.batch * problem_.rows, [&](const RowPiece& piece) {
-      const float multiplier = multipliers[static_cast<size_t>(piece.row / problem_.rows)];
-      encode_run(piece.row, source_.row_factor(piece.row, 1.0F), piece.col, piece.count,
+    const RowChunks chunks(problem_, false);
+    chunks.for_each(problem_.batch * problem_.rows, [&](const RowChunk& chunk) {
+      const float multiplier = multipliers[static_cast<size_t>(chunk.row / problem_.rows)];
+      encode_run(chunk.row, source_.row_factor(chunk.row, 1.0F), chunk.col, chunk.count,
                  multiplier);
     });
   }
@@ -263,7 +264,7 @@ class BaselineQuantizer {
     }
   }
 
-  // Up to 128 columns with a known multiplier.
+  // Encodes up to 128 columns with a known multiplier.
   void encode_columns(int64_t flat_row, int64_t col, const float* x, int64_t count,
                       float multiplier) const {
     std::array<uint8_t, kTile> codes;
@@ -272,9 +273,9 @@ class BaselineQuantizer {
   }
 
   void store(int64_t batch, int64_t row, int64_t block, std::span<const Stored> stored) const {
-    const int64_t image_row = scale_row(args_.row_offsets, row);
-    store_scales<Stored>(args_.scales, batch, image_row, block, stored);
-    store_scales<Stored>(args_.extra_scales, batch, image_row, block, stored);
+    const int64_t packed_row = scale_row(args_.row_offsets, row);
+    store_scales<Stored>(args_.scales, batch, packed_row, block, stored);
+    store_scales<Stored>(args_.extra_scales, batch, packed_row, block, stored);
   }
 
   const QuantizeProblem& problem_;
@@ -286,16 +287,16 @@ class BaselineQuantizer {
 
 float amax_of_batches(const QuantizeProblem& problem, const QuantizeArgs& args,
                       const RowSource& source, int64_t first_batch, int64_t batches) {
-  const RowPieces pieces(problem, false);
-  const uint32_t bits = pieces.max(batches * problem.rows, [&](const RowPiece& piece) {
-    const int64_t batch = first_batch + piece.row / problem.rows;
-    if (piece.row % problem.rows >= valid_rows(problem, args, batch)) return uint32_t{0};
-    const int64_t row = first_batch * problem.rows + piece.row;
+  const RowChunks chunks(problem, false);
+  const uint32_t bits = chunks.max(batches * problem.rows, [&](const RowChunk& chunk) {
+    const int64_t batch = first_batch + chunk.row / problem.rows;
+    if (chunk.row % problem.rows >= valid_rows(problem, args, batch)) return uint32_t{0};
+    const int64_t row = first_batch * problem.rows + chunk.row;
     const float factor = source.row_factor(row, 1.0F);
     AbsMax amax;
     std::array<float, kTile> x;
-    for (int64_t col = piece.col; col < piece.col + piece.count; col += kTile) {
-      const int64_t n = std::min(kTile, piece.col + piece.count - col);
+    for (int64_t col = chunk.col; col < chunk.col + chunk.count; col += kTile) {
+      const int64_t n = std::min(kTile, chunk.col + chunk.count - col);
       source.load_unscaled(row, factor, col, n, x.data());
       amax.add(x.data(), n);
     }
@@ -317,7 +318,7 @@ void prepare_norm_rows(const QuantizeProblem& problem, const QuantizeArgs& args,
 }
 
 void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stream*/) {
-  // Scalars computed on the calling thread need the environment too.
+  // The calling thread computes scalars and needs the environment too.
   const FloatEnvironmentGuard guard;
   const RowSource source(problem, args);
   prepare_norm_rows(problem, args, source);

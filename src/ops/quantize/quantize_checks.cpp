@@ -1,4 +1,4 @@
-// Every requirement of the quantizers is checked here, before anything is written.
+// Checks every requirement of the quantizers before anything is written.
 #include "ops/quantize/quantize_checks.h"
 
 #include <array>
@@ -26,7 +26,7 @@ void require_positive(std::string_view argument, float value) {
   throw_invalid("{}: expected a finite value > 0, got {}", argument, value);
 }
 
-// Values that were cast into an enumeration.
+// Refuses values that were cast into an enumeration.
 void check_enumerators(const QuantizeOptions& options) {
   name(options.math);
   name(options.mx_scale);
@@ -54,7 +54,7 @@ void check_input_dtype(const QuantizeCall& call) {
   require_dtype("input", call.input, {DType::kF32, DType::kBF16, DType::kF16});
 }
 
-// Options that only some formats know.
+// Refuses options that the format does not have.
 void check_option_use(const QuantizeCall& call) {
   const QuantizeOptions& options = call.options;
   const FormatId format = call.output.format;
@@ -131,7 +131,7 @@ BlockRules block_rules(const QuantizeCall& call) {
   if (!std::isfinite(eps) || eps < 0.0F) {
     throw_invalid("fp8_eps: expected a finite value >= 0, got {}", eps);
   }
-  // Below this a zero block's scale would be zero or denormal and its codes NaN.
+  // With a smaller value a zero block's scale would be zero or denormal and its codes NaN.
   constexpr float kLeastEps = 448.0F * 0x1p-126F;
   if (divides_scale && eps < kLeastEps) {
     throw_invalid("fp8_eps: rule {} needs at least {}, got {}", name(options.fp8_rule), kLeastEps,
@@ -147,7 +147,7 @@ BlockRules block_rules(const QuantizeCall& call) {
           .input_max = largest_finite(call.input.dtype)};
 }
 
-// The host reads what lies with it, and checks it; a GPU reads its own when the kernel runs.
+// A scale in host memory is read and checked here; one in device memory is read by the kernel.
 void lower_base_scale(const TensorView& scale, LoweredQuantize& lowered) {
   if (scale.is_absent()) return;
   require_vector("base_decode_scales", scale, DType::kF32, 1, lowered.problem.device);
@@ -160,7 +160,7 @@ void lower_base_scale(const TensorView& scale, LoweredQuantize& lowered) {
   }
 }
 
-// Source and axis of the encode scales, and the size of the decode scales stored from them.
+// Lowers source and axis of the encode scales, and the size of the decode scales stored from them.
 void lower_encode_scales(const QuantizeCall& call, LoweredQuantize& lowered) {
   QuantizeProblem& problem = lowered.problem;
   const QuantizeOptions& options = call.options;
@@ -319,7 +319,7 @@ void check_overlap(const QuantizeCall& call) {
   require_disjoint(outputs, inputs);
 }
 
-// The widths of loads and stores on CUDA devices.
+// Checks the alignment that loads and stores on CUDA devices need.
 void check_cuda_alignment(const QuantizeCall& call, const QuantizeArgs& args) {
   const Device device = call.input.device;
   const int64_t width = element_bytes(call.input.dtype);

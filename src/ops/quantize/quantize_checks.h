@@ -1,15 +1,15 @@
-// From a public call to a problem and its arguments, with every check on the way.
+// Checks a public call and lowers it to a problem and its arguments.
 #pragma once
 
 #include "ops/quantize/quantize_problem.h"
 
 namespace narrowfloat {
 
-// A public call of any of the fused forms; absent views where a form has no such operand.
+// A public call of any of the fused forms; operands that a form does not have are absent views.
 struct QuantizeCall {
   RowSourceKind source = RowSourceKind::kPlain;
   TensorView input;
-  TensorView vector;  // smooth or weight
+  TensorView vector;  // Smoothing factors or norm weight.
   TensorView residual;
   QuantizedView output;
   RmsNormOptions norm;

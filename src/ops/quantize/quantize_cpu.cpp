@@ -1,6 +1,6 @@
 // cpu_reference: the oracle. Plain loops over rows and blocks, one thread; docs/formats/ has the
-// formulas, src/formats/ their only implementation. Judged by golden vectors of an independent
-// model (tests/golden), not by other implementations.
+// formulas, src/formats/ their only implementation. Golden vectors of an independent model
+// (tests/golden) judge it, not other implementations.
 #include <algorithm>
 #include <array>
 
@@ -47,7 +47,7 @@ class ReferenceQuantizer {
     return batch * problem_.rows + row;
   }
 
-  // Formats with blocks inside a row.
+  // Quantizes a row of a format with blocks inside a row.
   void quantize_row(int64_t batch, int64_t row) const {
     const float factor = source_.row_factor(flat(batch, row), scales_.encode(batch, row));
     const RowScaling scaling = row_scaling(batch, row, factor);
@@ -85,7 +85,7 @@ class ReferenceQuantizer {
     }
   }
 
-  // 128x128 blocks: one row of tiles.
+  // Quantizes one row of 128x128 tiles.
   void quantize_row_of_tiles(int64_t batch, int64_t first_row) const {
     const int64_t rows = std::min(Format::kBlockRows, problem_.rows - first_row);
     std::array<float, kMaxBlock> factors;
@@ -109,7 +109,7 @@ class ReferenceQuantizer {
     }
   }
 
-  // One tensor scale.
+  // The scale of a whole tensor.
   [[nodiscard]] BlockScale<float> tensor_scale(int64_t batch) const {
     if (args_.fp8_decode_scale) return Fp8Tensor::given_scale(*args_.fp8_decode_scale);
     AbsMax amax;
@@ -130,7 +130,7 @@ class ReferenceQuantizer {
     }
   }
 
-  // Up to 128 columns with a known multiplier.
+  // Encodes up to 128 columns with a known multiplier.
   void encode_run(int64_t batch, int64_t row, float factor, int64_t col, float multiplier) const {
     std::array<float, kMaxBlock> x;
     std::array<uint8_t, kMaxBlock> codes;
@@ -143,9 +143,9 @@ class ReferenceQuantizer {
   void store(int64_t batch, int64_t row, int64_t block, Stored stored) const {
     stored = canonical_scale(stored);
     const std::span<const Stored> one(&stored, 1);
-    const int64_t image_row = scale_row(args_.row_offsets, row);
-    store_scales<Stored>(args_.scales, batch, image_row, block, one);
-    store_scales<Stored>(args_.extra_scales, batch, image_row, block, one);
+    const int64_t packed_row = scale_row(args_.row_offsets, row);
+    store_scales<Stored>(args_.scales, batch, packed_row, block, one);
+    store_scales<Stored>(args_.extra_scales, batch, packed_row, block, one);
   }
 
   const QuantizeProblem& problem_;

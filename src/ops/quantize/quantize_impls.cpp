@@ -1,4 +1,4 @@
-// The ordered list of quantizers, and problems in words.
+// The ordered list of quantizers, and problems as text.
 #include "ops/quantize/quantize_impls.h"
 
 #include <array>

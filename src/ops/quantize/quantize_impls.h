@@ -7,7 +7,7 @@ namespace narrowfloat {
 
 extern const QuantizeImpl kQuantizeCpuReference;
 extern const QuantizeImpl kQuantizeCpuBaseline;
-// In builds with CUDA.
+// Only in builds with CUDA.
 extern const QuantizeImpl kQuantizeSm90Blocks;
 extern const QuantizeImpl kQuantizeSm90Rows;
 extern const QuantizeImpl kQuantizeSm90Tiles;

@@ -1,4 +1,4 @@
-// Where codes and scales of a quantization go. Shared by the CPU implementations.
+// Stores the codes and scales of a quantization. Shared by the CPU implementations.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 
 namespace narrowfloat {
 
-// Padding and rows that are skipped are zero, so the whole image is cleared first (spec 1.4).
-inline void clear_scales(const ScaleView& image) {
-  if (image.data == nullptr || image.capacity == 0) return;
-  std::memset(image.data, 0, static_cast<size_t>(image.capacity * bytes(image.type)));
+// Padding and skipped rows are zero, so the whole scale tensor is cleared first (spec 1.4).
+inline void clear_scales(const ScaleView& scales) {
+  if (scales.data == nullptr || scales.capacity == 0) return;
+  std::memset(scales.data, 0, static_cast<size_t>(scales.capacity * bytes(scales.type)));
 }
 
 // Rows that are not visited have row scale 0.
@@ -23,21 +23,22 @@ inline void clear_row_scales(const QuantizeProblem& problem, const QuantizeArgs&
   std::fill_n(args.global_scale, problem.batch * problem.rows, 0.0F);
 }
 
-// Scales [first_block, first_block + scales.size()) of one row of batch `batch`.
+// Stores scales [first_block, first_block + scales.size()) of one row of batch `batch`.
 template <typename Stored>
-void store_scales(const ScaleView& image, int64_t batch, int64_t row, int64_t first_block,
+void store_scales(const ScaleView& output, int64_t batch, int64_t row, int64_t first_block,
                   std::span<const Stored> scales) {
-  if (image.data == nullptr) return;
-  auto* base = static_cast<Stored*>(image.data) + batch * (image.capacity / image.batch);
-  visit_layout(image.layout, [&]<typename Layout>() {
+  if (output.data == nullptr) return;
+  auto* base = static_cast<Stored*>(output.data) + batch * (output.capacity / output.batch);
+  visit_layout(output.layout, [&]<typename Layout>() {
     int64_t block = first_block;
     for (const Stored scale : scales) {
-      base[Layout::offset(row, block++, {image.rows, image.blocks})] = scale;
+      base[Layout::offset(row, block++, {output.rows, output.blocks})] = scale;
     }
   });
 }
 
-// Codes, one a byte in, of columns [col, col + count) of a row of the flattened matrix.
+// Packs and stores codes, given one per byte, of columns [col, col + count) of a row of the
+// flattened matrix.
 template <typename Element>
 void store_codes(const QuantizeArgs& args, int64_t row, int64_t col, const uint8_t* codes,
                  int64_t count) {

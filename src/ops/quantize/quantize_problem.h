@@ -1,5 +1,5 @@
-// A quantization as data: QuantizeProblem says what is asked for (printable, no pointers),
-// QuantizeArgs where the buffers are. Public calls are checked and lowered to these two, and every
+// A quantization as data: QuantizeProblem describes what is computed (printable, no pointers),
+// QuantizeArgs the buffers. Public calls are checked and lowered to these two, and every
 // implementation works from them alone.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace narrowfloat {
 
-// What the rows that get quantized are computed from.
+// The operation that produces the rows to quantize.
 enum class RowSourceKind : int {
   kPlain = 0,
   kSiluMul = 1,
@@ -24,12 +24,12 @@ enum class RowSourceKind : int {
   kAddRmsNorm = 4,
 };
 std::string_view name(RowSourceKind kind);
-// Rows of a norm need a statistic of the whole row first.
+// A norm needs a statistic of the whole row before the first element.
 inline bool is_norm(RowSourceKind source) {
   return source == RowSourceKind::kRmsNorm || source == RowSourceKind::kAddRmsNorm;
 }
 
-// Where encode scales come from, and what they range over.
+// The source of encode scales, and the axis along which they vary.
 enum class EncodeScaleSource : int { kNone = 0, kHost = 1, kTensor = 2, kAmax = 3 };
 enum class EncodeScaleAxis : int { kTensor = 0, kRow = 1, kBatch = 2 };
 
@@ -51,12 +51,11 @@ struct QuantizeProblem {
   bool has_row_list = false;
   bool has_valid_rows = false;
   bool has_fp8_decode_scale = false;
-  int64_t groups = 0;  // Row groups of FP8 1x128.
+  int64_t groups = 0;  // Number of row groups of FP8 1x128.
 };
 std::string to_string(const QuantizeProblem& problem);
 
-// The numerics of FP8 rules without a fast form, and of a given scale, are those of `exact` (spec
-// 6.7, 6.9).
+// FP8 rules without a fast form, and a given scale, use the numerics of `exact` (spec 6.7, 6.9).
 inline MathMode effective_math(const QuantizeProblem& problem) {
   const bool has_fast_form =
       format_info(problem.format).scale_type != ScaleType::kF32 ||
@@ -66,7 +65,7 @@ inline MathMode effective_math(const QuantizeProblem& problem) {
 
 struct QuantizeArgs {
   const void* input = nullptr;     // [batch, rows, cols], or 2 * cols for SiLU.
-  int64_t input_batch_stride = 0;  // In elements.
+  int64_t input_batch_stride = 0;  // Strides count elements.
   int64_t input_stride = 0;
   const void* vector = nullptr;  // Smoothing factors or norm weight, [cols].
   void* residual = nullptr;      // [batch * rows, cols], updated in place.
@@ -77,13 +76,14 @@ struct QuantizeArgs {
   uint8_t* values = nullptr;
   int64_t value_row_bytes = 0;
   ScaleView scales;
-  ScaleView extra_scales;  // Optional second image.
+  ScaleView extra_scales;  // An optional second scale tensor.
   float* global_scale = nullptr;
 
   float encode_scale = 1.0F;
   const float* encode_scales = nullptr;
   float base_decode_scale = 0.0F;
-  const float* device_base = nullptr;  // On a GPU: base_decode_scale, where the host has none.
+  const float* device_base =
+      nullptr;  // Replaces base_decode_scale where only the GPU has the value.
   std::optional<float> fp8_decode_scale;
   std::span<const int32_t> row_list;
   std::span<const int32_t> valid_rows;
@@ -96,7 +96,7 @@ struct QuantizeImpl {
   void (*run)(const QuantizeProblem& problem, const QuantizeArgs& args, Stream stream);
 };
 
-// Ordered, fastest first, the oracle last.
+// The implementations, fastest first, the oracle last.
 std::span<const QuantizeImpl> quantize_impls();
 
 }  // namespace narrowfloat

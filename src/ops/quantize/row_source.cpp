@@ -14,7 +14,7 @@
 namespace narrowfloat {
 namespace {
 
-// Elements handled at a time where a second operand needs a buffer.
+// Chunk of elements where a second operand needs a buffer.
 constexpr int64_t kChunk = 256;
 
 }  // namespace

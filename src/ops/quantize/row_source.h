@@ -1,6 +1,5 @@
-// The rows that get quantized, as fp32, whatever they are computed from. A fused form is defined as
-// its composition (spec 1.3): what load() returns is what the 16-bit tensor of the unfused
-// operation would hold.
+// The rows to quantize, as fp32, for every source. A fused form is defined as its composition (spec
+// 1.3): load() returns what the 16-bit tensor of the unfused operation would hold.
 #pragma once
 
 #include "ops/quantize/quantize_problem.h"
@@ -12,15 +11,17 @@ class RowSource {
   // Reads through the pointers of `args`, which must outlive the source.
   RowSource(const QuantizeProblem& problem, const QuantizeArgs& args);
 
-  // A factor of the whole row that load() needs: 1 / rms for norms, 6 / g for E4M3 input, else 1.
+  // Returns the factor of the whole row that load() needs: 1 / rms for norms, 6 / g for E4M3 input,
+  // else 1.
   [[nodiscard]] float row_factor(int64_t row, float encode_scale) const;
-  // Elements [col, col + count) of a row of the flattened [batch * rows] matrix.
+  // Loads elements [col, col + count) of a row of the flattened [batch * rows] matrix.
   void load(int64_t row, float factor, int64_t col, int64_t count, float* out) const;
-  // As load(), but E4M3 input is only decoded: what maxima of a whole tensor are taken of.
+  // Like load(), but E4M3 input is only decoded; maxima of a whole tensor are taken of these
+  // values.
   void load_unscaled(int64_t row, float factor, int64_t col, int64_t count, float* out) const;
 
-  // Adds the input into the residual, which becomes the input of the norm. Once per row, before
-  // anything is loaded from it.
+  // Adds the input into the residual, which becomes the input of the norm. Must be called once per
+  // row, before anything is loaded from it.
   void add_residual(int64_t row) const;
   // Stores the row itself to norm_output.
   void store_norm(int64_t row) const;

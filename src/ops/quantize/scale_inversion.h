@@ -1,5 +1,5 @@
-// Encode scales of decode scales, where these lie: the converter of a number (quantize.h) for F32
-// vectors on any device.
+// Computes encode scales from decode scales on any device: the converter of a number (quantize.h)
+// for F32 vectors.
 //
 //   exact:  RN(1 / d)      fast: the GPU's approximate reciprocal (spec 1.6)
 #pragma once
@@ -28,7 +28,7 @@ struct ScaleInversionImpl {
               Stream stream);
 };
 
-// Ordered, fastest first, the oracle last.
+// The implementations, fastest first, the oracle last.
 std::span<const ScaleInversionImpl> scale_inversion_impls();
 
 #if defined(NARROWFLOAT_CUDA)

@@ -1,4 +1,4 @@
-// The public change of scale layout: check, choose an implementation, run it.
+// The public change of scale layout: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>
@@ -49,8 +49,8 @@ void relayout(FormatId format, const ScaleView& input, const ScaleView& output, 
   const RelayoutArgs args{
       .input = input.data,
       .output = output.data,
-      .input_image = scale_image_size(input.layout, input.rows, input.blocks),
-      .output_image = scale_image_size(output.layout, output.rows, output.blocks)};
+      .input_scales = scale_image_size(input.layout, input.rows, input.blocks),
+      .output_scales = scale_image_size(output.layout, output.rows, output.blocks)};
   select("relayout", relayout_impls(), problem).run(problem, args, stream);
 }
 

@@ -1,5 +1,5 @@
-// Both CPU implementations of relayout: the oracle asks the layouts' public offset functions for
-// one scale at a time; the baseline does rows in parallel with the offsets inlined.
+// Both CPU implementations of relayout: the oracle calls the layouts' public offset functions for
+// one scale at a time; the baseline moves rows in parallel with the offsets inlined.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@ namespace narrowfloat {
 namespace {
 
 void clear(const RelayoutProblem& problem, const RelayoutArgs& args) {
-  const int64_t size = problem.batch * args.output_image * bytes(problem.type);
+  const int64_t size = problem.batch * args.output_scales * bytes(problem.type);
   if (size > 0) std::memset(args.output, 0, static_cast<size_t>(size));
 }
 
@@ -25,8 +25,8 @@ void run_reference(const RelayoutProblem& problem, const RelayoutArgs& args, Str
   clear(problem, args);
   visit_stored(problem.type, [&]<typename Stored>() {
     for (int64_t batch = 0; batch < problem.batch; ++batch) {
-      const auto* in = static_cast<const Stored*>(args.input) + batch * args.input_image;
-      auto* out = static_cast<Stored*>(args.output) + batch * args.output_image;
+      const auto* in = static_cast<const Stored*>(args.input) + batch * args.input_scales;
+      auto* out = static_cast<Stored*>(args.output) + batch * args.output_scales;
       for (int64_t row = 0; row < problem.rows; ++row) {
         for (int64_t block = 0; block < problem.blocks; ++block) {
           out[scale_offset(problem.to, row, block, problem.rows, problem.blocks)] =
@@ -41,9 +41,9 @@ template <typename Stored, typename From, typename To>
 void copy_row(const RelayoutProblem& problem, const RelayoutArgs& args, int64_t flat_row) {
   const int64_t batch = flat_row / problem.rows;
   const int64_t row = flat_row % problem.rows;
-  const auto* in = static_cast<const Stored*>(args.input) + batch * args.input_image;
-  auto* out = static_cast<Stored*>(args.output) + batch * args.output_image;
-  const ImageExtents extents{problem.rows, problem.blocks};
+  const auto* in = static_cast<const Stored*>(args.input) + batch * args.input_scales;
+  auto* out = static_cast<Stored*>(args.output) + batch * args.output_scales;
+  const ScaleExtents extents{problem.rows, problem.blocks};
   for (int64_t block = 0; block < problem.blocks; ++block) {
     out[To::offset(row, block, extents)] = in[From::offset(row, block, extents)];
   }

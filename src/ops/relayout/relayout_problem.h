@@ -25,8 +25,8 @@ std::string to_string(const RelayoutProblem& problem);
 struct RelayoutArgs {
   const void* input = nullptr;
   void* output = nullptr;
-  int64_t input_image = 0;  // Scales per image.
-  int64_t output_image = 0;
+  int64_t input_scales = 0;  // Scales per batch.
+  int64_t output_scales = 0;
 };
 
 struct RelayoutImpl {
@@ -39,6 +39,6 @@ struct RelayoutImpl {
 std::span<const RelayoutImpl> relayout_impls();
 extern const RelayoutImpl kRelayoutCpuReference;
 extern const RelayoutImpl kRelayoutCpuBaseline;
-extern const RelayoutImpl kRelayoutSm90;  // In CUDA builds.
+extern const RelayoutImpl kRelayoutSm90;  // Only in builds with CUDA.
 
 }  // namespace narrowfloat

@@ -1,12 +1,12 @@
 // sm90_words: scales of one layout written in another (spec 8.2), padding zero.
 //
-// A thread makes 16 consecutive bytes of the output, asks the output's layout whose scales they are
-// (place()) and the input's where these lie (offset()). Four scales of one byte that start at a
-// multiple of four blocks are neighbours in every byte layout, so they move as one word, and the
-// four words of a thread lie a constant step apart: place() divides once. Only a linear output
-// whose rows are no multiple of 16 bytes is located word by word or scale by scale.
+// A thread makes 16 consecutive bytes of the output: the output layout's place() finds the rows and
+// blocks of its scales, and the input layout's offset() finds their addresses. Four one-byte scales
+// that start at a multiple of four blocks are neighbours in every byte layout, so they move as one
+// word, and the four words of a thread are a constant step apart: place() divides once. Only a
+// linear output whose rows are no multiple of 16 bytes is located word by word or scale by scale.
 //
-// Bytes: both images, once. Index arithmetic is 64-bit: images beyond 2^31 scales work.
+// Bytes: input and output, once. Index arithmetic is 64-bit: more than 2^31 scales work.
 #include <cuda_runtime.h>
 
 #include "base/int_math.h"
@@ -21,25 +21,25 @@ namespace narrowfloat {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWords = 4;  // Of 4 bytes, a thread.
+constexpr int kWords = 4;  // Words of 4 bytes per thread.
 
 struct RelayoutParams {
-  const void* input = nullptr;  // [batch] images.
+  const void* input = nullptr;  // [batch][input_scales]
   void* output = nullptr;
-  int64_t input_image = 0;  // Scales.
-  int64_t output_image = 0;
-  int64_t num_outputs = 0;  // Scales of all output images.
-  ImageExtents extents;     // Logical.
+  int64_t input_scales = 0;  // Scales per batch.
+  int64_t output_scales = 0;
+  int64_t num_outputs = 0;  // Scales of all batches of the output.
+  ScaleExtents extents;     // Logical.
   ScaleLayoutId from = ScaleLayoutId::kLinear;
   ScaleLayoutId to = ScaleLayoutId::kLinear;
-  // Of the four words of a thread, where they lie a constant step apart in one image.
+  // Step between the four words of a thread, if it is constant within a batch.
   bool has_word_step = false;
   ScalePlace word_step;
   bool moves_words = false;    // The scales of an output word are neighbours in the input,
   bool aligned_words = false;  // and start at a multiple of 4 bytes there.
 };
 
-// Whose scale a position of the output holds.
+// The batch, row and block of a position of the output.
 struct Target {
   int64_t batch = 0;
   ScalePlace place;
@@ -47,19 +47,20 @@ struct Target {
 
 __device__ Target find_target(const RelayoutParams& params, int64_t position) {
   Target target;
-  if (position >= params.output_image) target.batch = position / params.output_image;
+  if (position >= params.output_scales) target.batch = position / params.output_scales;
   target.place =
-      AllLayouts::place(params.to, position - target.batch * params.output_image, params.extents);
+      AllLayouts::place(params.to, position - target.batch * params.output_scales, params.extents);
   return target;
 }
 
-// Its scale and, for one byte, the next three of the row, as a word; 0 in the padding.
+// The scale of `target` and, for one-byte scales, the next three of the row, as a word; 0 in the
+// padding.
 template <typename Stored>
 __device__ uint32_t load_scales(const RelayoutParams& params, const Target& target, int count) {
   const ScalePlace& place = target.place;
   if (place.row >= params.extents.rows || place.block >= params.extents.blocks) return 0;
   const Stored* first = static_cast<const Stored*>(params.input) +
-                        target.batch * params.input_image +
+                        target.batch * params.input_scales +
                         AllLayouts::offset(params.from, place.row, place.block, params.extents);
   if constexpr (sizeof(Stored) == sizeof(uint32_t)) {
     return load_readonly<Stored>(first);
@@ -86,7 +87,7 @@ __device__ void load_stepped(const RelayoutParams& params, int64_t first, uint32
   }
 }
 
-// A word of a linear image whose rows are no multiple of 16 bytes.
+// A word of a linear output whose rows are no multiple of 16 bytes.
 template <typename Stored>
 __device__ uint32_t load_linear(const RelayoutParams& params, int64_t position) {
   const int count = params.moves_words ? 4 / static_cast<int>(sizeof(Stored)) : 1;
@@ -114,13 +115,13 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] = load_linear<Stored>(params, first + i * kPerWord);
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   Stored* global_output = static_cast<Stored*>(params.output) + first;
   if (first + kWords * kPerWord <= params.num_outputs) {
     store(global_output, uint4{words[0], words[1], words[2], words[3]});
     return;
   }
-  // The end of a linear image.
+  // The last scales of a linear output.
 #pragma unroll
   for (int i = 0; i < kWords * kPerWord; ++i) {
     if (first + i < params.num_outputs) {
@@ -133,13 +134,13 @@ __global__ void __launch_bounds__(kThreads)
 RelayoutParams make_params(const RelayoutProblem& problem, const RelayoutArgs& args) {
   const bool to_linear = problem.to == ScaleLayoutId::kLinear;
   const int64_t scale_bytes = problem.type == ScaleType::kF32 ? 4 : 1;
-  // Extents that the first scales do not reach the end of.
-  constexpr ImageExtents kLarge{4096, 4096};
+  // Extents so large that the first scales stay inside.
+  constexpr ScaleExtents kLarge{4096, 4096};
   return {.input = args.input,
           .output = args.output,
-          .input_image = args.input_image,
-          .output_image = args.output_image,
-          .num_outputs = problem.batch * args.output_image,
+          .input_scales = args.input_scales,
+          .output_scales = args.output_scales,
+          .num_outputs = problem.batch * args.output_scales,
           .extents = {problem.rows, problem.blocks},
           .from = problem.from,
           .to = problem.to,

@@ -1,4 +1,4 @@
-// The public routing: check, choose an implementation, run it.
+// The public routing: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>
@@ -56,7 +56,7 @@ const TensorView& the_input(const Routing& routing, RoutingInput* input) {
   return has_logits ? routing.logits : has_packed ? routing.packed : routing.ids;
 }
 
-// rows < 0 takes any number.
+// rows < 0 accepts any number.
 void require_shape(std::string_view argument, const TensorView& view, int64_t rows, int64_t cols) {
   require_view(argument, view);
   const bool fits = view.rank == 2 && view.shape[1] == cols && (rows < 0 || view.shape[0] == rows);
@@ -65,7 +65,7 @@ void require_shape(std::string_view argument, const TensorView& view, int64_t ro
                 rows < 0 ? std::string("tokens") : fmt::to_string(rows), cols, to_string(view));
 }
 
-// Where and what a dense matrix is, its shape aside.
+// Requires a dense matrix of one of the types on the device; its shape is not checked.
 void require_dense_matrix(std::string_view argument, const TensorView& view, Device device,
                           std::initializer_list<DType> dtypes) {
   require_dtype(argument, view, dtypes);
@@ -111,7 +111,7 @@ void take_precomputed(const Routing& routing, RouteProblem* problem, RouteArgs* 
   args->given_weights = routing.weights.data;
 }
 
-// What belongs to one kind of input only.
+// Refuses arguments that belong to another kind of input.
 void refuse_strays(const Routing& routing, RoutingInput input) {
   if (input != RoutingInput::kLogits && !routing.bias.is_absent()) {
     throw_invalid("routing.bias: a precomputed routing has no bias; leave it out");
@@ -121,7 +121,7 @@ void refuse_strays(const Routing& routing, RoutingInput input) {
   }
 }
 
-// Ids on a device are for the implementation that runs there to check (moe spec 1.7).
+// The implementation on a device checks ids there (moe spec 1.7).
 void require_given_ids(const RouteProblem& problem, const RouteArgs& args) {
   const RoutingConfig& config = problem.config;
   const bool allows_empty = config.options.negative_one_is_empty;
@@ -190,7 +190,7 @@ void require_countable(const RouteProblem& problem) {
   }
 }
 
-// The call but for its outputs.
+// A call without its outputs.
 RouteCall take_inputs(const Routing& routing, const RoutingConfig& config) {
   RouteCall call{.problem = problem_of(routing, config), .args = {}};
   if (call.problem.input == RoutingInput::kLogits) {

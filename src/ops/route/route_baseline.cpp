@@ -11,21 +11,22 @@
 namespace narrowfloat {
 namespace {
 
-// The image of a key above the complement of its index: larger first, equal keys by lower index.
+// The ordered bits of a key above the complement of its index: larger first, equal keys by lower
+// index.
 using RankedKey = uint64_t;
 using RankedKeys = std::array<RankedKey, kMaxExperts>;
 
 RankedKey ranked(float key, int32_t index) {
-  return (static_cast<uint64_t>(order_image(key)) << 32) | ~static_cast<uint32_t>(index);
+  return (static_cast<uint64_t>(ordered_bits(key)) << 32) | ~static_cast<uint32_t>(index);
 }
 int32_t index_of(RankedKey key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
 
-// Sorts the `count` best to the front.
+// Sorts the `count` best to the beginning.
 void select_best(RankedKey* keys, int32_t of, int32_t count) {
   std::partial_sort(keys, keys + count, keys + of, std::greater<>());
 }
 
-// Moves the experts of the kept groups to the front and returns their number.
+// Moves the experts of the kept groups to the beginning and returns their number.
 int32_t keep_groups(const RouteProblem& problem, const ExpertRow& keys, RankedKeys* experts) {
   const int32_t size = problem.group_size();
   RankedKeys groups;

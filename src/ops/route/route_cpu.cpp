@@ -5,7 +5,7 @@
 //   ids   = the k largest keys among experts of kept groups, equal keys by the lower id
 //   w_e   = raw_e * c / divisor;   raw and divisor as the method's row of routing_spec.h says
 //
-// Each maximum is a plain pass over what has not been taken yet.
+// Each maximum is one pass over the values that are not taken yet.
 #include <array>
 
 #include "ops/route/token_routing.h"
@@ -23,15 +23,15 @@ int32_t take_largest(const ExpertRow& values, int32_t begin, int32_t end, Flags*
     const auto at = static_cast<size_t>(i);
     if (!(*may_take)[at]) continue;
     const bool is_larger =
-        best < 0 || order_image(values[at]) > order_image(values[static_cast<size_t>(best)]);
+        best < 0 || ordered_bits(values[at]) > ordered_bits(values[static_cast<size_t>(best)]);
     if (is_larger) best = i;
   }
   (*may_take)[static_cast<size_t>(best)] = false;
   return best;
 }
 
-// Experts outside the kept groups may not be taken, whatever their keys: no value of a key could
-// stand for that, as -Inf and NaN are keys too.
+// Experts outside the kept groups may not be taken, whatever their keys: no key value could stand
+// for that, as -Inf and NaN are keys too.
 void mask_groups(const RouteProblem& problem, const ExpertRow& keys, Flags* may_take) {
   const int32_t groups = problem.config.n_group;
   const int32_t size = problem.group_size();

@@ -1,10 +1,10 @@
-// sm90_given: a precomputed routing, packed or not, to ids and weights (moe spec 4.5); a thread
-// takes one slot of the output at a time.
+// sm90_given: a precomputed routing, packed or not, to ids and weights (moe spec 4.5). A thread
+// copies one slot of the output at a time.
 //
-// An id out of range becomes -1, a slot of no expert, and is reported (moe spec 1.7): kept as it
-// is, it could be a shared expert's. Reports are sums and minima of integers, so the order of
-// threads does not show. One block clears the record itself; of several blocks none can know that
-// another has not counted yet, so a launch before them clears it.
+// An id out of range becomes -1, a slot of no expert, and is reported (moe spec 1.7): unchanged it
+// could be a shared expert's. Reports are sums and minima of integers, so they do not depend on the
+// order of threads. A single CTA clears the record itself. If there are several CTAs, none knows
+// whether another has counted yet, so a launch before them clears it.
 #include <algorithm>
 #include <cuda_runtime.h>
 
@@ -15,7 +15,7 @@ namespace narrowfloat {
 namespace {
 
 constexpr int kMaxThreads = 512;
-// Up to this many slots one block takes them all.
+// Up to this many slots are copied by one CTA.
 constexpr int64_t kOneBlockSlots = 4 * kMaxThreads;
 
 __global__ void __launch_bounds__(1) clear_errors_kernel(DeviceErrors* errors) {
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kMaxThreads)
        slot += threads) {
     copy_slot(params, slot);
   }
-  allow_next_grid();
+  trigger_dependent_launch();
 }
 
 void launch_copy_given(const RouteProblem& problem, const RouteArgs& args, Stream stream) {

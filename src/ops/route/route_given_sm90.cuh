@@ -1,5 +1,5 @@
-// Slots of a precomputed routing (moe spec 4.5), for the kernels that copy them: a thread takes one
-// slot of the output at a time.
+// Slots of a precomputed routing (moe spec 4.5), for the kernels that copy them. A thread copies
+// one slot of the output at a time.
 #pragma once
 
 #include "base/fast_division.h"
@@ -11,7 +11,7 @@ inline constexpr uint32_t kIdOutOfRange = 1;
 
 struct GivenParams {
   RouteParams route;
-  FastDivisor slots;  // Of a token.
+  FastDivisor slots;  // Slots of a token.
   uint32_t num_slots = 0;
   bool is_packed = false;
   bool allows_empty = false;
@@ -23,7 +23,7 @@ __device__ inline bool is_in_range(const GivenParams& params, int32_t id) {
 
 __device__ inline void report(DeviceErrors* errors, int64_t index) {
   if (errors == nullptr) return;
-  using Unsigned = unsigned long long;  // NOLINT(google-runtime-int): what atomicMin takes.
+  using Unsigned = unsigned long long;  // NOLINT(google-runtime-int): atomicMin takes this type.
   atomicAdd(&errors->count, 1U);
   errors->kind = kIdOutOfRange;
   // -1 is the largest unsigned number.
@@ -39,7 +39,7 @@ __device__ inline float given_weight(const GivenParams& params, int64_t index) {
   return load_widened(args.given_weights, params.route.dtype, index);
 }
 
-// Returns the slot's id.
+// Copies a slot and returns its id.
 __device__ inline int32_t copy_slot(const GivenParams& params, uint32_t slot) {
   const RouteParams& route = params.route;
   const uint32_t token = params.slots.quotient(slot);

@@ -1,4 +1,4 @@
-// The entry of the operation: choose an implementation, if there is one, and run it.
+// The entry point of the operation: selects an implementation, if there is one, and runs it.
 #include "ops/route/route_permute.h"
 
 #include <fmt/format.h>

@@ -1,7 +1,6 @@
-// What a layer does before its first GEMM, in one launch: routes the tokens, permutes their slots,
-// and codes plain input rows. Results are those of route(), permute() and quantize_activations(),
-// to the bit. An operation for the layer alone: its arguments are what the layer has checked or
-// made.
+// The fused prologue of a layer: routes the tokens, permutes their slots, and quantizes unquantized
+// input rows in one launch. Results are those of route(), permute() and quantize_activations(), to
+// the bit. The operation is internal: the layer has checked or made its arguments.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +16,13 @@
 
 namespace narrowfloat {
 
-// Plain rows that become the first GEMM's: row t from row t.
+// Unquantized rows that become the first GEMM's: row t from row t.
 struct QuantizedInputArgs {
   TensorView rows;  // BF16, F16 or F32 [tokens, cols], dense; absent: nothing is quantized.
   RowFormat format = RowFormat::kBf16;
-  float multiplier = 1.0F;  // Of the static formats.
+  float multiplier = 1.0F;  // Static formats only.
   CodedRows output;
-  DequantizedRows dequantized;  // Optional; with factors for kMxfp8 alone.
+  DequantizedRows dequantized;  // Optional; with factors for kMxfp8 only.
 };
 
 struct RoutePermuteArgs {
@@ -40,15 +39,16 @@ struct RoutePermuteArgs {
 struct RoutePermuteProblem {
   RouteProblem route;
   PermutationLayout layout{};
-  RowFormat quantized = RowFormat::kBf16;  // kBf16: rows stay as they are.
+  RowFormat quantized = RowFormat::kBf16;  // kBf16: rows are not quantized.
   int64_t cols = 0;
 };
 std::string to_string(const RoutePermuteProblem& problem);
 
-// Whether an implementation takes a problem, and no variable pins one of the operations it joins.
+// Whether an implementation takes a problem, and no environment variable pins one of the operations
+// that it fuses.
 bool joins_routing(const RoutePermuteProblem& problem);
 RoutePermuteProblem route_permute_problem(const RoutePermuteArgs& args);
-// For problems that joins_routing() says yes to.
+// Runs problems for which joins_routing() is true.
 void route_and_permute(const RoutePermuteArgs& args, Stream stream);
 
 struct RoutePermuteImpl {
@@ -60,6 +60,6 @@ struct RoutePermuteImpl {
 
 // Empty in builds without CUDA.
 std::span<const RoutePermuteImpl> route_permute_impls();
-extern const RoutePermuteImpl kRoutePermuteSm90;  // In CUDA builds.
+extern const RoutePermuteImpl kRoutePermuteSm90;  // Only in builds with CUDA.
 
 }  // namespace narrowfloat

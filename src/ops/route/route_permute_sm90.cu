@@ -1,13 +1,15 @@
-// sm90_cluster: what a layer does before its first GEMM, for up to 64 tokens, in one launch.
+// sm90_cluster: the fused prologue of a layer (route, permute, quantize) for up to 64 tokens, in
+// one launch.
 //
-//   cluster 0     block b routes tokens b * n .. b * n + n - 1, a warp each (route_warp_sm90.cuh),
-//                 or one block copies a precomputed routing (route_given_sm90.cuh); the ids go to
-//                 the shared memory of all its blocks                           | cluster barrier
-//                 each block permutes all slots and writes its share (moe_shared/small_batch.cuh)
-//   other blocks  quantize plain rows (moe_shared/quantize_activations.cuh), which needs no routing
+//   cluster 0    CTA b routes tokens b * n .. b * n + n - 1, a warp each (route_warp_sm90.cuh), or
+//                one CTA copies a precomputed routing (route_given_sm90.cuh); the ids go to the
+//                shared memory of all its CTAs                                 | cluster barrier
+//                each CTA permutes all slots and writes its share (moe_shared/small_batch.cuh)
+//   other CTAs   quantize rows (moe_shared/quantize_activations.cuh), which needs no routing
 //
-// The cluster has a block for each token, at most eight. A launch and the trip of the ids through
-// memory are saved; maps are cleared while routing goes on. Bytes: those of the three operations.
+// The cluster has a CTA for each token, at most eight. This saves launches and the round trip of
+// the ids through memory; maps are cleared while routing runs. Bytes: those of the three
+// operations.
 #include <algorithm>
 #include <bit>
 #include <cuda_runtime.h>
@@ -28,10 +30,10 @@ namespace {
 constexpr int kMaxThreads = 512;
 constexpr int64_t kMinThreads = 128;
 constexpr int64_t kMaxTokens = 64;
-// What every GPU schedules.
+// The cluster size that every GPU schedules.
 constexpr int64_t kMaxClusterBlocks = 8;
 constexpr int64_t kMaxSharedBytes = 48 * 1024;
-// Instead of a number of keys a lane: the routing is given.
+// Replaces the number of keys per lane if the routing is given.
 constexpr int kGiven = 0;
 
 struct RoutePermuteParams {
@@ -43,7 +45,7 @@ struct RoutePermuteParams {
   WordsToClear cleared;
 };
 
-// The id of slot `slot` of all tokens, to all blocks of the cluster.
+// Stores the id of slot `slot` in the shared memory of all CTAs of the cluster.
 __device__ void share_id(const SmallBatchShared& shared, int64_t slot, int32_t id,
                          uint32_t blocks) {
   const uint32_t address = shared_address(shared.ids + slot);
@@ -52,7 +54,7 @@ __device__ void share_id(const SmallBatchShared& shared, int64_t slot, int32_t i
   }
 }
 
-// This block's tokens, a warp each.
+// Routes this CTA's tokens, one per warp.
 template <int kPerLane>
 __device__ void route_tokens(const WarpParams& params, const BlockShare& share,
                              const SmallBatchShared& shared, uint32_t* shared_keys) {
@@ -77,7 +79,7 @@ __device__ void route_tokens(const WarpParams& params, const BlockShare& share,
   store_shared_experts(route, token, lane, kWarpSize);
 }
 
-// By a lone block.
+// Called by a single CTA.
 __device__ void copy_given(const GivenParams& params, const SmallBatchShared& shared) {
   if (threadIdx.x == 0) clear_errors(params.route.args.errors);
   __syncthreads();
@@ -85,7 +87,7 @@ __device__ void copy_given(const GivenParams& params, const SmallBatchShared& sh
   shared.ids[threadIdx.x] = static_cast<uint32_t>(copy_slot(params, threadIdx.x));
 }
 
-// Whether a row needs to be seen whole.
+// Whether a CTA must see a whole row.
 NF_HOST_DEVICE bool takes_block(const RoutePermuteParams& params) {
   return params.format == RowFormat::kNvfp4PerToken ||
          (params.format == RowFormat::kMxfp8 && params.rows.dequantized.has_values());
@@ -120,14 +122,14 @@ __global__ void __launch_bounds__(kMaxThreads)
     wait_for_previous_grids();
     return quantize_some_rows(params, blockIdx.x - share.blocks, shared_words);
   }
-  // The keys come first: they are read 16 bytes at a time.
+  // The keys come first because they are read 16 bytes at a time.
   const SmallBatchShared shared(
       params.slots, shared_words + (kPerLane == kGiven ? 0 : warp_shared_words(params.warp)));
-  // Blocks that have not started have no shared memory yet.
+  // A CTA that has not started has no shared memory yet.
   arrive_at_cluster();
   clear_masks(params.slots, shared);
   wait_for_previous_grids();
-  allow_next_grid();
+  trigger_dependent_launch();
   clear_tiles(params.slots, share);
   if (share.rank == 0 && threadIdx.x < params.cleared.count) params.cleared.words[threadIdx.x] = 0;
   wait_for_cluster();
@@ -184,8 +186,8 @@ QuantizeActivationsParams make_rows(const RoutePermuteProblem& problem,
   return params;
 }
 
-// A thread for each slot and each expert, a warp for each token that is routed; enough for a
-// sigmoid each of one token.
+// A thread for each slot and each expert, a warp for each token that is routed; enough threads to
+// compute one sigmoid each for one token.
 int64_t threads_of(const RoutePermuteProblem& problem, const WarpParams& tokens) {
   const bool is_given = problem.route.input != RoutingInput::kLogits;
   const int64_t warps = is_given ? 0 : tokens.tokens_per_block;
@@ -195,7 +197,7 @@ int64_t threads_of(const RoutePermuteProblem& problem, const WarpParams& tokens)
   return std::min<int64_t>(kMaxThreads, round_up(wanted, kWarpSize));
 }
 
-int64_t coding_blocks(const RoutePermuteParams& params, int64_t threads) {
+int64_t quantizing_ctas(const RoutePermuteParams& params, int64_t threads) {
   if (params.format == RowFormat::kBf16) return 0;
   if (takes_block(params)) return params.rows.rows;
   return ceil_div(int64_t{params.rows.rows} * params.rows.groups, threads / kWarpSize);
@@ -212,7 +214,7 @@ void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& r
                                   .cleared = args.cleared};
   const int64_t threads = threads_of(problem, params.warp);
   const int64_t cluster = cluster_blocks(problem);
-  const int64_t blocks = cluster + round_up(coding_blocks(params, threads), cluster);
+  const int64_t blocks = cluster + round_up(quantizing_ctas(params, threads), cluster);
   const LaunchShape shape{.blocks = dim3(static_cast<unsigned>(blocks)),
                           .threads = dim3(static_cast<unsigned>(threads)),
                           .shared_bytes = static_cast<size_t>(shared_bytes(problem)),
@@ -232,7 +234,7 @@ Support supports(const RoutePermuteProblem& problem) {
   if (!device.ok()) return device;
   for (const std::string_view op : {"route", "permute", "quantize_activations"}) {
     if (forced_implementation(op).empty()) continue;
-    return Support::no("NARROWFLOAT_FORCE pins an operation that it would do");
+    return Support::no("NARROWFLOAT_FORCE pins an operation that this one fuses");
   }
   const int64_t slots = problem.layout.tokens * problem.layout.slots;
   if (problem.route.tokens == 0) return Support::no("no tokens");

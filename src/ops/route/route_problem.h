@@ -19,12 +19,12 @@ enum class RoutingInput : uint8_t { kLogits, kPacked, kUnpacked };
 
 struct RouteProblem {
   RoutingInput input = RoutingInput::kLogits;
-  DType dtype = DType::kF32;  // Of the logits, or of unpacked weights.
+  DType dtype = DType::kF32;  // Type of the logits, or of unpacked weights.
   DType bias = DType::kF32;
   Device device;
   int64_t tokens = 0;
   RoutingConfig config;
-  RoutingSpec spec;  // The method's, without the division that norm_topk = false leaves out.
+  RoutingSpec spec;  // The method's, without the division if norm_topk = false.
 
   [[nodiscard]] int64_t slots() const { return config.top_k + config.shared_experts; }
   [[nodiscard]] bool grouped() const { return config.n_group > 1; }
@@ -51,15 +51,15 @@ NF_HOST_DEVICE inline int32_t given_id(const RouteArgs& args, int64_t index) {
   return args.packed != nullptr ? args.packed[index] >> 16 : args.given_ids[index];
 }
 
-// A call as an implementation takes it.
+// The arguments of an implementation for a call.
 struct RouteCall {
   RouteProblem problem;
   RouteArgs args;
 };
-// Throws kInvalidArgument for what route() refuses, but for ids out of range.
+// Throws kInvalidArgument for everything that route() refuses, except ids out of range.
 RouteCall route_call(const Routing& routing, const RoutingConfig& config,
                      const RouteOutputs& outputs);
-// The problem of such a call, whatever its outputs are.
+// The problem of such a call, for any outputs.
 RouteProblem route_problem(const Routing& routing, const RoutingConfig& config);
 
 struct RouteImpl {
@@ -72,7 +72,7 @@ struct RouteImpl {
 std::span<const RouteImpl> route_impls();
 extern const RouteImpl kRouteCpuReference;
 extern const RouteImpl kRouteCpuBaseline;
-extern const RouteImpl kRouteSm90Warp;  // In CUDA builds, as are the next.
+extern const RouteImpl kRouteSm90Warp;  // Only in builds with CUDA, like the next.
 extern const RouteImpl kRouteSm90Sort;
 extern const RouteImpl kRouteSm90Given;
 

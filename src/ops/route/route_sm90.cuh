@@ -1,6 +1,6 @@
-// What the CUDA routers share: loads of logits and biases, keys, and what follows a token's
-// selection. The arithmetic is routing_spec.h's and the order of sums is that of token_routing.cpp,
-// so ids and weights have the CPU's bits.
+// The common part of the CUDA routers: loads of logits and biases, keys, and the steps after a
+// token's selection. The arithmetic is routing_spec.h's and the order of sums is that of
+// token_routing.cpp, so ids and weights have the CPU's bits.
 #pragma once
 
 #include "device/ptx/grid_dependency.cuh"
@@ -16,8 +16,8 @@ namespace narrowfloat {
 struct RouteParams {
   RouteArgs args;
   RoutingSpec spec;
-  DType dtype = DType::kF32;       // Of the logits.
-  DType bias_dtype = DType::kF32;  // Counts where there is a bias.
+  DType dtype = DType::kF32;       // Type of the logits.
+  DType bias_dtype = DType::kF32;  // Type of the bias, if any.
   bool bias_bf16 = false;          // Round the bias first.
   bool weights_bf16 = false;
   float routed_scale = 1.0F;
@@ -50,7 +50,7 @@ inline RouteParams make_route_params(const RouteProblem& problem, const RouteArg
   return params;
 }
 
-// F32, BF16 or F16 as stored; exact, NaN payloads included.
+// Loads F32, BF16 or F16 as stored; exact, NaN payloads included.
 __device__ inline float load_widened(const void* data, DType dtype, int64_t index) {
   if (dtype == DType::kF32) return load_readonly<float>(static_cast<const float*>(data) + index);
   const auto half = load_readonly<uint16_t>(static_cast<const uint16_t*>(data) + index);
@@ -69,18 +69,18 @@ __device__ inline float load_bias(const RouteParams& params, int32_t expert) {
   return params.bias_bf16 ? round_to_bf16(bias) : bias;
 }
 
-// The float whose order_image() this is.
-__device__ inline float float_of_image(uint32_t image) {
-  return bits_float(image ^ ((image >> 31) != 0 ? 0x80000000U : 0xFFFFFFFFU));
+// The inverse of ordered_bits().
+__device__ inline float float_of_ordered(uint32_t ordered) {
+  return bits_float(ordered ^ ((ordered >> 31) != 0 ? 0x80000000U : 0xFFFFFFFFU));
 }
 
-// A logit as it counts for the maximum of a softmax: NaN never is the maximum. The sign of a zero
-// makes no difference to logit - maximum.
-__device__ inline uint32_t image_for_maximum(float logit) {
-  return order_image(is_nan(logit) ? -__builtin_inff() : logit);
+// The ordered bits of a logit for the maximum of a softmax: NaN never is the maximum. The sign of a
+// zero makes no difference to logit - maximum.
+__device__ inline uint32_t ordered_for_maximum(float logit) {
+  return ordered_bits(is_nan(logit) ? -__builtin_inff() : logit);
 }
 
-// Where slot `slot` of a token lies in ids and weights.
+// The index of slot `slot` of a token in ids and weights.
 __device__ inline int64_t slot_index(const RouteParams& params, int64_t token, int32_t slot) {
   return token * params.slots + slot;
 }
@@ -95,7 +95,7 @@ __device__ inline void store_routed(const RouteParams& params, int64_t token, in
   }
 }
 
-// Shared experts `thread`, `thread` + `threads`, ... of a token.
+// Stores shared experts `thread`, `thread` + `threads`, ... of a token.
 __device__ inline void store_shared_experts(const RouteParams& params, int64_t token, int thread,
                                             int threads) {
   for (int32_t slot = params.top_k + thread; slot < params.slots; slot += threads) {
@@ -105,12 +105,12 @@ __device__ inline void store_shared_experts(const RouteParams& params, int64_t t
   }
 }
 
-// By one thread of a call. Logits have no errors.
+// Called by one thread of a call. Logits have no errors.
 __device__ inline void clear_errors(DeviceErrors* errors) {
   if (errors != nullptr) *errors = {.count = 0, .kind = 0, .first_index = -1};
 }
 
-// In a launch of its own, where nothing else is launched or many blocks count errors.
+// A separate launch, for calls without another launch or with many CTAs that count errors.
 void launch_clear_errors(DeviceErrors* errors, Stream stream);
 
 }  // namespace narrowfloat

@@ -1,12 +1,13 @@
-// sm90_sort: a token's experts by one block that sorts all of them (moe spec 4.1 to 4.3); any
-// number of experts, selected experts and groups within the limits of a routing.
+// sm90_sort: one CTA sorts all experts of a token (moe spec 4.1 to 4.3). It takes any number of
+// experts, selected experts and groups within the limits of a routing.
 //
-//   [groups: rank = image of the score above the complement of the index; sort; keep the first]
-//   experts: rank = image of the key above the complement of the id, 0 outside kept groups; sort
+//   [groups: rank = ordered bits of the score above the complement of the index; sort; keep first]
+//   experts: rank = ordered bits of the key above the complement of the id, 0 outside kept groups;
+//            sort
 //   ids of the first k; raw weights; one sum by one thread in the order of the specification
 //
 // The sort is a bitonic network in shared memory over the next power of two. Ranks of experts are
-// never 0 or equal, so any sort gives the one order, and what is no candidate comes last.
+// never 0 or equal, so any sort gives the same order, and entries that are no candidates come last.
 #include <bit>
 #include <cuda_runtime.h>
 
@@ -25,24 +26,24 @@ struct SortParams {
 };
 
 struct SharedStorage {
-  uint32_t kept_groups[kMaxGroupWords];  // A bit each.
+  uint32_t kept_groups[kMaxGroupWords];  // One bit per group.
   uint32_t scratch[kThreads / kWarpSize];
   float sum;
 };
 
-__device__ uint64_t ranked(uint32_t image, int32_t index) {
-  return (uint64_t{image} << 32) | ~static_cast<uint32_t>(index);
+__device__ uint64_t ranked(uint32_t ordered, int32_t index) {
+  return (uint64_t{ordered} << 32) | ~static_cast<uint32_t>(index);
 }
 __device__ int32_t index_of(uint64_t rank) {
   return static_cast<int32_t>(~static_cast<uint32_t>(rank));
 }
 
-__device__ uint32_t key_image(const RouteParams& route, int64_t token, int32_t expert) {
-  return order_image(
+__device__ uint32_t ordered_key(const RouteParams& route, int64_t token, int32_t expert) {
+  return ordered_bits(
       routing_key(route.spec.key, load_logit(route, token, expert), load_bias(route, expert)));
 }
 
-// Largest first; `count` is a power of two. Ends with a barrier.
+// Sorts in descending order; `count` is a power of two. Ends with a barrier.
 __device__ void sort_descending(uint64_t* shared_ranks, int32_t count) {
   for (int32_t length = 2; length <= count; length *= 2) {
     for (int32_t distance = length / 2; distance > 0; distance /= 2) {
@@ -60,25 +61,25 @@ __device__ void sort_descending(uint64_t* shared_ranks, int32_t count) {
   }
 }
 
-__device__ uint32_t group_score_image(const RouteParams& route, int64_t token, int32_t group) {
+__device__ uint32_t ordered_group_score(const RouteParams& route, int64_t token, int32_t group) {
   uint32_t largest = 0;
   uint32_t second = 0;
   for (int32_t i = 0; i < route.group_size; ++i) {
-    const uint32_t image = key_image(route, token, group * route.group_size + i);
-    second = max(second, min(largest, image));
-    largest = max(largest, image);
+    const uint32_t ordered = ordered_key(route, token, group * route.group_size + i);
+    second = max(second, min(largest, ordered));
+    largest = max(largest, ordered);
   }
-  return order_image(group_score(float_of_image(largest), float_of_image(second)));
+  return ordered_bits(group_score(float_of_ordered(largest), float_of_ordered(second)));
 }
 
-// Ends with a barrier.
+// Selects the groups. Ends with a barrier.
 __device__ void select_groups(const SortParams& params, int64_t token, uint64_t* shared_ranks,
                               uint32_t* shared_kept) {
   const RouteParams& route = params.route;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   for (int32_t j = thread; j < params.sorted_groups; j += kThreads) {
     shared_ranks[j] =
-        j < route.num_groups ? ranked(group_score_image(route, token, j), j) : uint64_t{0};
+        j < route.num_groups ? ranked(ordered_group_score(route, token, j), j) : uint64_t{0};
   }
   if (thread < kMaxGroupWords) shared_kept[thread] = 0;
   __syncthreads();
@@ -90,7 +91,7 @@ __device__ void select_groups(const SortParams& params, int64_t token, uint64_t*
   __syncthreads();
 }
 
-// Ranks of all experts, sorted. Ends with a barrier.
+// Computes the ranks of all experts, sorted. Ends with a barrier.
 __device__ void rank_experts(const SortParams& params, int64_t token, uint64_t* shared_ranks,
                              uint32_t* shared_kept) {
   const RouteParams& route = params.route;
@@ -101,13 +102,14 @@ __device__ void rank_experts(const SortParams& params, int64_t token, uint64_t* 
       const int32_t group = e / route.group_size;
       is_candidate = (shared_kept[group / 32] >> group % 32 & 1U) != 0;
     }
-    shared_ranks[e] = is_candidate ? ranked(key_image(route, token, e), e) : uint64_t{0};
+    shared_ranks[e] = is_candidate ? ranked(ordered_key(route, token, e), e) : uint64_t{0};
   }
   __syncthreads();
   sort_descending(shared_ranks, params.sorted_experts);
 }
 
-// What a softmax or a sum runs over: all experts, or the selected ones in the order of the slots.
+// Whether a softmax or a sum runs over all experts, or over the selected ones in the order of the
+// slots.
 __device__ bool runs_over_all(const RouteParams& route) {
   return route.spec.weight == RoutingWeight::kSoftmaxOverAll;
 }
@@ -116,14 +118,14 @@ __device__ float term_logit(const RouteParams& route, int64_t token, const uint6
   return load_logit(route, token, runs_over_all(route) ? term : index_of(shared_ranks[term]));
 }
 
-// Leaves the raw weight of term i above the index in rank i; returns the softmax's maximum.
+// Stores the raw weight of term i above the index in rank i; returns the softmax's maximum.
 __device__ float weigh_terms(const RouteParams& route, int64_t token, int32_t terms,
                              uint64_t* shared_ranks, uint32_t* shared_scratch) {
   uint32_t largest = 0;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < terms; i += kThreads) {
-    largest = max(largest, image_for_maximum(term_logit(route, token, shared_ranks, i)));
+    largest = max(largest, ordered_for_maximum(term_logit(route, token, shared_ranks, i)));
   }
-  const float maximum = float_of_image(block_max(largest, shared_scratch));
+  const float maximum = float_of_ordered(block_max(largest, shared_scratch));
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < terms; i += kThreads) {
     const float logit = term_logit(route, token, shared_ranks, i);
     const uint32_t raw = float_bits(raw_weight(route.spec.weight, logit, maximum));
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (thread == 0) shared.sum = sum_terms(shared_ranks, terms);
   __syncthreads();
-  allow_next_grid();
+  trigger_dependent_launch();
   const float divisor = weight_divisor(route.spec, shared.sum);
   for (int32_t s = thread; s < route.top_k; s += kThreads) {
     const int32_t id = index_of(shared_ranks[s]);

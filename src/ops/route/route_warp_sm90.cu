@@ -1,17 +1,18 @@
-// sm90_warp: a token's experts by one warp with the keys in registers (moe spec 4.1 to 4.3); for up
-// to 512 experts, 32 selected ones and 32 groups.
+// sm90_warp: one warp selects the experts of a token with the keys in registers (moe spec 4.1 to
+// 4.3), for up to 512 experts, 32 selected ones and 32 groups.
 //
-//   threads of the block   keys of all experts of the block's tokens -> shared memory
-//   warp w                 token w: [groups: two best keys of each, then the best groups]
-//                          lanes sort their keys; k rounds take the best of the lanes' best
-//   lane s                 weight of slot s; sums run over lanes in slot order
+//   threads of the CTA   keys of all experts of the CTA's tokens -> shared memory
+//   warp w               token w: [groups: two best keys of each, then the best groups]
+//                        lanes sort their keys; k iterations take the best of the lanes' best
+//   lane s               weight of slot s; sums run over lanes in slot order
 //
-// Keys are compared as order images, 32-bit integers, so a round is a warp reduction in hardware
-// (REDUX), a vote on who has the maximum, and a second reduction only where keys are equal.
+// Keys are compared as ordered bits, 32-bit integers, so an iteration is a warp reduction in
+// hardware (REDUX), a vote on the lane with the maximum, and a second reduction only for equal
+// keys.
 //
-// A block has one token while there are fewer tokens than the GPU has room for, so that at decode
+// A CTA has one token while there are fewer tokens than the GPU has room for, so that in decode
 // each thread computes one sigmoid (a chain of about 20 double operations), and up to eight tokens
-// above that. The steps are in route_warp_sm90.cuh. Bytes a token: experts * width read, 8 k
+// above that. The steps are in route_warp_sm90.cuh. Bytes per token: experts * width read, 8 k
 // written.
 #include <algorithm>
 #include <cuda_runtime.h>
@@ -22,7 +23,7 @@ namespace narrowfloat {
 namespace {
 
 constexpr int kMaxThreads = 512;
-constexpr int kManyTokensThreads = 256;  // Of blocks with several tokens.
+constexpr int kManyTokensThreads = 256;  // Threads of CTAs with several tokens.
 constexpr int kMaxTokensPerBlock = kManyTokensThreads / kWarpSize;
 
 template <int kPerLane>
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int64_t first_token = int64_t{blockIdx.x} * params.tokens_per_block;
   wait_for_previous_grids();
   compute_keys(params, first_token, shared);
-  allow_next_grid();
+  trigger_dependent_launch();
   __syncthreads();
   if (blockIdx.x == 0 && threadIdx.x == 0) clear_errors(params.route.args.errors);
   const int64_t token = first_token + warp;

@@ -1,5 +1,5 @@
-// What a warp does to route a token, with the keys in registers (route_warp_sm90.cu says how), for
-// the kernels that route one token a warp: up to 512 experts, 32 selected ones and 32 groups.
+// The steps of a warp that routes a token with the keys in registers (route_warp_sm90.cu), for the
+// kernels that route one token per warp: up to 512 experts, 32 selected ones and 32 groups.
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,18 @@ struct WarpParams {
   RouteParams route;
   FastDivisor experts;
   FastDivisor group_size;
-  int32_t shared_stride = 0;  // From a token's keys to the next one's: whole 16-byte words.
+  int32_t shared_stride = 0;  // Keys from a token to the next: whole 16-byte words.
   int32_t candidates = 0;     // Experts, or members of the groups that are kept.
   int32_t tokens_per_block = 1;
   int32_t group_lane_bits = 0;  // 2^bits lanes share a group.
-  int32_t group_steps = 0;      // Of these lanes over its members.
+  int32_t group_steps = 0;      // Steps of these lanes over the members of a group.
 };
 
-// One token's part of the shared memory.
+// The shared memory of one token.
 struct SharedToken {
-  uint32_t* images;  // [experts]: keys. Free for other use once they are in registers.
-  float* values;     // [experts]: sigmoids where keys are made of them, else logits.
+  uint32_t*
+      ordered_keys;  // [experts]: ordered keys. Free for other use once they are in registers.
+  float* values;     // [experts]: sigmoids if keys are made of them, else logits.
 };
 
 __device__ inline bool values_are_sigmoids(const RoutingSpec& spec) {
@@ -39,10 +40,10 @@ __device__ inline bool values_are_sigmoids(const RoutingSpec& spec) {
 }
 
 __device__ inline SharedToken shared_token(const WarpParams& params, uint32_t* shared, int token) {
-  uint32_t* const images = shared + token * params.shared_stride;
-  return {
-      .images = images,
-      .values = reinterpret_cast<float*>(images + params.tokens_per_block * params.shared_stride)};
+  uint32_t* const ordered_keys = shared + token * params.shared_stride;
+  return {.ordered_keys = ordered_keys,
+          .values = reinterpret_cast<float*>(ordered_keys +
+                                             params.tokens_per_block * params.shared_stride)};
 }
 
 __device__ inline void compute_keys(const WarpParams& params, int64_t first_token,
@@ -60,7 +61,7 @@ __device__ inline void compute_keys(const WarpParams& params, int64_t first_toke
     const bool is_sigmoid = values_are_sigmoids(route.spec);
     const float value = is_sigmoid ? router_sigmoid(logit) : logit;
     to.values[expert] = value;
-    to.images[expert] = order_image(key_of_value(route.spec.key, value, bias));
+    to.ordered_keys[expert] = ordered_bits(key_of_value(route.spec.key, value, bias));
   }
 }
 
@@ -68,9 +69,9 @@ struct TwoLargest {
   uint32_t largest = 0;
   uint32_t second = 0;
 
-  __device__ void add(uint32_t image) {
-    second = max(second, min(largest, image));
-    largest = max(largest, image);
+  __device__ void add(uint32_t ordered) {
+    second = max(second, min(largest, ordered));
+    largest = max(largest, ordered);
   }
 };
 
@@ -80,13 +81,13 @@ __device__ inline TwoLargest two_largest_of_group(const WarpParams& params, cons
   const int size = params.route.group_size;
   TwoLargest keys;
   if (group < params.route.num_groups) {
-    const uint32_t* const images = from.images + group * size;
-    // Groups start at different steps, or all would read the same banks.
+    const uint32_t* const ordered_keys = from.ordered_keys + group * size;
+    // Groups start at different steps to avoid bank conflicts.
     int step = min(group, params.group_steps - 1);
 #pragma unroll 4
     for (int i = 0; i < params.group_steps; ++i) {
       const int member = (step << params.group_lane_bits) + lane_in_group;
-      keys.add(member < size ? images[member] : 0U);
+      keys.add(member < size ? ordered_keys[member] : 0U);
       step = step + 1 < params.group_steps ? step + 1 : 0;
     }
   }
@@ -108,12 +109,12 @@ __device__ inline int kept_groups(const WarpParams& params, const SharedToken& f
   const int lane_in_group = lane - (group << bits);
   const TwoLargest keys = two_largest_of_group(params, from, group, lane_in_group);
   const uint32_t score =
-      order_image(group_score(float_of_image(keys.largest), float_of_image(keys.second)));
+      ordered_bits(group_score(float_of_ordered(keys.largest), float_of_ordered(keys.second)));
   int better = 0;
 #pragma unroll 8
   for (int other = 0; other < params.route.num_groups; ++other) {
-    const uint32_t image = __shfl_sync(kFullWarp, score, other << bits);
-    better += image > score || (image == score && other < group) ? 1 : 0;
+    const uint32_t ordered = __shfl_sync(kFullWarp, score, other << bits);
+    better += ordered > score || (ordered == score && other < group) ? 1 : 0;
   }
   const bool is_kept =
       lane_in_group == 0 && group < params.route.num_groups && better < params.route.topk_group;
@@ -127,17 +128,17 @@ __device__ inline int kept_groups(const WarpParams& params, const SharedToken& f
   return own;
 }
 
-// A key's image above the complement of its expert: larger first, equal keys by the lower expert.
-// 0 is none.
+// The ordered bits of a key above the complement of its expert: larger first, equal keys by the
+// lower expert. 0 means none.
 using RankedKey = uint64_t;
 
-__device__ inline RankedKey ranked(uint32_t image, uint32_t expert) {
-  return (RankedKey{image} << 32) | (0xFFFFFFFFU - expert);
+__device__ inline RankedKey ranked(uint32_t ordered, uint32_t expert) {
+  return (RankedKey{ordered} << 32) | (0xFFFFFFFFU - expert);
 }
 __device__ inline uint32_t image_of(RankedKey key) { return static_cast<uint32_t>(key >> 32); }
 __device__ inline uint32_t low_word(RankedKey key) { return static_cast<uint32_t>(key); }
 
-// Candidates lane, lane + 32, ...: experts, or members of the kept groups one after the other.
+// Loads candidates lane, lane + 32, ...: experts, or members of the kept groups one after another.
 template <int kPerLane>
 __device__ inline void load_keys(const WarpParams& params, const SharedToken& from,
                                  RankedKey (&keys)[kPerLane]) {
@@ -154,7 +155,7 @@ __device__ inline void load_keys(const WarpParams& params, const SharedToken& fr
       expert = static_cast<uint32_t>(group) * size + candidate - place * size;
     }
     const bool exists = candidate < static_cast<uint32_t>(params.candidates);
-    keys[i] = exists ? ranked(from.images[expert], expert) : RankedKey{0};
+    keys[i] = exists ? ranked(from.ordered_keys[expert], expert) : RankedKey{0};
   }
 }
 
@@ -183,7 +184,7 @@ struct SortingNetwork {
   }
 };
 
-// Largest first.
+// Sorts in descending order.
 template <int kCount>
 __device__ inline void sort_keys(RankedKey (&keys)[kCount]) {
   constexpr SortingNetwork<kCount> kNetwork;
@@ -197,7 +198,7 @@ __device__ inline void sort_keys(RankedKey (&keys)[kCount]) {
   }
 }
 
-// Lane s gets the expert of slot s, best first. Each round takes the best of the lanes' best.
+// Lane s gets the expert of slot s, best first. Each iteration takes the best of the lanes' best.
 template <int kPerLane>
 __device__ inline int32_t select_experts(const WarpParams& params, const SharedToken& from) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -210,7 +211,7 @@ __device__ inline int32_t select_experts(const WarpParams& params, const SharedT
     bool is_best = image_of(keys[0]) == largest;
     unsigned best = __ballot_sync(kFullWarp, is_best);
     if ((best & (best - 1)) != 0) {
-      // Equal keys: the lower expert. Lanes without keys have the least low word.
+      // Equal keys: the lower expert wins. Lanes without keys have the least low word.
       const uint32_t low = __reduce_max_sync(kFullWarp, is_best ? low_word(keys[0]) : 0U);
       is_best = is_best && low_word(keys[0]) == low;
       best = __ballot_sync(kFullWarp, is_best);
@@ -227,35 +228,36 @@ __device__ inline int32_t select_experts(const WarpParams& params, const SharedT
   return static_cast<int32_t>(selected);
 }
 
-// Softmaxes over all experts: exponentials to shared memory, then one sum in the order of the
-// experts, which every lane makes for itself.
+// Softmaxes over all experts: exponentials go to shared memory, then every lane sums them in the
+// order of the experts.
 __device__ inline float sum_over_experts(const RouteParams& route, const SharedToken& token,
                                          float* maximum) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   uint32_t largest = 0;
   for (int32_t e = lane; e < route.experts; e += kWarpSize) {
-    largest = max(largest, image_for_maximum(token.values[e]));
+    largest = max(largest, ordered_for_maximum(token.values[e]));
   }
-  *maximum = float_of_image(__reduce_max_sync(kFullWarp, largest));
+  *maximum = float_of_ordered(__reduce_max_sync(kFullWarp, largest));
   __syncwarp();
   for (int32_t e = lane; e < route.experts; e += kWarpSize) {
-    token.images[e] = float_bits(softmax_term(token.values[e], *maximum));
+    token.ordered_keys[e] = float_bits(softmax_term(token.values[e], *maximum));
   }
   __syncwarp();
-  // A chain of additions, of which the loads must not be part.
+  // The loads are vectors, so that only additions are in the dependent chain.
   float sum = 0.0F;
   int32_t expert = 0;
 #pragma unroll 4
   for (; expert + 4 <= route.experts; expert += 4) {
-    const uint4 terms = *reinterpret_cast<const uint4*>(token.images + expert);
+    const uint4 terms = *reinterpret_cast<const uint4*>(token.ordered_keys + expert);
     sum = add_rn(add_rn(sum, bits_float(terms.x)), bits_float(terms.y));
     sum = add_rn(add_rn(sum, bits_float(terms.z)), bits_float(terms.w));
   }
-  for (; expert < route.experts; ++expert) sum = add_rn(sum, bits_float(token.images[expert]));
+  for (; expert < route.experts; ++expert)
+    sum = add_rn(sum, bits_float(token.ordered_keys[expert]));
   return sum;
 }
 
-// Lane s has the raw weight of slot s. Eight shuffles are on their way at once.
+// Lane s has the raw weight of slot s. Eight shuffles are in flight at once.
 __device__ inline float sum_over_slots(float raw, int32_t top_k) {
   constexpr int32_t kAtOnce = 8;
   float sum = 0.0F;
@@ -271,14 +273,14 @@ __device__ inline float sum_over_slots(float raw, int32_t top_k) {
   return sum;
 }
 
-// raw_weight() of a value of the shared memory.
+// raw_weight() of a value in shared memory.
 __device__ inline float raw_weight_of_value(const RoutingSpec& spec, float value, float maximum) {
   if (spec.weight == RoutingWeight::kLogit) return value;
   if (spec.weight != RoutingWeight::kSigmoid) return softmax_term(value, maximum);
   return values_are_sigmoids(spec) ? value : router_sigmoid(value);
 }
 
-// Lane s: the weight of slot s, whose expert is `id`.
+// The weight of slot s in lane s, whose expert is `id`.
 __device__ inline float weight_of_slot(const RouteParams& route, const SharedToken& token,
                                        int32_t id) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -290,7 +292,7 @@ __device__ inline float weight_of_slot(const RouteParams& route, const SharedTok
   if (spec.weight == RoutingWeight::kSoftmaxOverAll) {
     sum = sum_over_experts(route, token, &maximum);
   } else if (spec.weight == RoutingWeight::kSoftmaxOverSelected) {
-    maximum = float_of_image(__reduce_max_sync(kFullWarp, image_for_maximum(value)));
+    maximum = float_of_ordered(__reduce_max_sync(kFullWarp, ordered_for_maximum(value)));
   }
   const float raw = raw_weight_of_value(spec, value, maximum);
   if (spec.weight != RoutingWeight::kSoftmaxOverAll) {
@@ -299,7 +301,7 @@ __device__ inline float weight_of_slot(const RouteParams& route, const SharedTok
   return final_weight(raw, route.routed_scale, weight_divisor(spec, sum));
 }
 
-// tokens_per_block: whose keys share a block's memory.
+// tokens_per_block: tokens whose keys share a CTA's shared memory.
 inline WarpParams make_warp_params(const RouteProblem& problem, const RouteArgs& args,
                                    int64_t tokens_per_block) {
   WarpParams params{.route = make_route_params(problem, args)};
@@ -317,12 +319,12 @@ inline WarpParams make_warp_params(const RouteProblem& problem, const RouteArgs&
   return params;
 }
 
-// Dynamic shared memory, in words, of a block's keys and values.
+// Dynamic shared memory, in words, of a CTA's keys and values.
 NF_HOST_DEVICE inline int64_t warp_shared_words(const WarpParams& params) {
   return int64_t{2} * params.tokens_per_block * params.shared_stride;
 }
 
-// The least number of registers that takes `needed` keys.
+// Calls body with the least number of registers that hold `needed` keys.
 template <typename Body>
 void visit_keys_per_lane(int64_t needed, const Body& body) {
   if (needed <= 1) return body(std::integral_constant<int, 1>());
@@ -332,7 +334,7 @@ void visit_keys_per_lane(int64_t needed, const Body& body) {
   body(std::integral_constant<int, 16>());
 }
 
-// What registers and lanes have room for.
+// Whether registers and lanes suffice.
 inline Support fits_a_warp(const RouteProblem& problem) {
   static_assert(kMaxWarpExperts == 512 && kMaxWarpSlots == 32 && kMaxWarpGroups == 32);
   if (problem.config.experts > kMaxWarpExperts) return Support::no("more than 512 experts");

@@ -1,5 +1,5 @@
-// Names of the routing methods, and the limits of a routing (moe spec 1.8, 4.3): what a method
-// would ignore is an error.
+// Names of the routing methods, and the limits of a routing (moe spec 1.8, 4.3). A value that a
+// method would ignore is an error.
 #include <array>
 #include <cmath>
 

@@ -1,7 +1,7 @@
 // Routing methods as data (moe spec 4.8): a method is a row of kRoutingMethods, and every
 // implementation, on any device, reads that row. The scalar functions below are the whole
-// arithmetic of a router but for its sums; keys are compared, so they are bit-exact everywhere
-// (moe spec 1.6). Needs no fmt: kernels include it.
+// arithmetic of a router except its sums; keys are compared, so they are bit-exact everywhere (moe
+// spec 1.6). This header needs no fmt: kernels include it.
 #pragma once
 
 #include <array>
@@ -13,21 +13,21 @@
 
 namespace narrowfloat {
 
-// What experts are ordered by.
+// The order criterion of experts.
 enum class RoutingKey : uint8_t { kLogit, kSigmoid, kSigmoidPlusBias };
 
-// What a selected expert's weight starts from. Softmaxes are exp(x - maximum) divided by the sum.
+// The raw weight of a selected expert. Softmaxes are exp(x - maximum) divided by the sum.
 enum class RoutingWeight : uint8_t { kLogit, kSigmoid, kSoftmaxOverAll, kSoftmaxOverSelected };
 
-// What the sum over the selected experts does to the weights; softmaxes have their own.
+// The effect of the sum over the selected experts on the weights; softmaxes have their own.
 enum class RoutingDivisor : uint8_t { kNone, kSumAtLeastTiny, kSumPlusTiny };
 
 struct RoutingSpec {
   RoutingKey key = RoutingKey::kLogit;
   RoutingWeight weight = RoutingWeight::kLogit;
   RoutingDivisor divisor = RoutingDivisor::kNone;
-  bool norm_optional = false;  // norm_topk = false leaves the division out.
-  bool scaled = false;         // Times routed_scale.
+  bool norm_optional = false;  // norm_topk = false omits the division.
+  bool scaled = false;         // Multiplied by routed_scale.
   bool grouped = false;        // May select groups of experts first (moe spec 4.3).
   bool single = false;         // top_k is 1.
 
@@ -41,7 +41,7 @@ struct RoutingMethodRecord {
   std::string_view description;
 };
 
-// In the order of RoutingMethod (moe spec 4.2).
+// The entries are in the order of RoutingMethod (moe spec 4.2).
 inline constexpr std::array kRoutingMethods{
     RoutingMethodRecord{RoutingMethod::kDefault,
                         "default",
@@ -96,13 +96,14 @@ inline constexpr std::array kRoutingMethods{
                         "by logit; the sigmoid"},
 };
 
-// The order of keys (moe spec 4.1): larger images first. -0 below +0, NaN beyond the infinities.
-NF_HOST_DEVICE inline uint32_t order_image(float key) {
+// The order of keys as integers (moe spec 4.1): larger first, -0 below +0, NaN beyond the
+// infinities.
+NF_HOST_DEVICE inline uint32_t ordered_bits(float key) {
   const uint32_t bits = float_bits(key);
   return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFU : 0x80000000U);
 }
 
-// The key from what it is made of: the logit's sigmoid, or the logit itself for kLogit.
+// The key from its value: the logit's sigmoid, or the logit itself for kLogit.
 NF_HOST_DEVICE inline float key_of_value(RoutingKey key, float value, float bias) {
   // Devices make NaNs of different bits, which would rank differently.
   return key == RoutingKey::kSigmoidPlusBias ? canonical_nan(add_rn(value, bias)) : value;
@@ -117,19 +118,19 @@ NF_HOST_DEVICE inline float group_score(float largest, float second) {
   return canonical_nan(add_rn(largest, second));
 }
 
-// `maximum`: of the logits a softmax runs over.
+// `maximum`: of the logits that a softmax runs over.
 NF_HOST_DEVICE inline float softmax_term(float logit, float maximum) {
   return exp_portable(add_rn(logit, -maximum));
 }
 
 NF_HOST_DEVICE inline float raw_weight(RoutingWeight weight, float logit, float maximum) {
   if (weight == RoutingWeight::kLogit) return logit;
-  // Never key - bias: that cancels (moe spec 4.2).
+  // The weight never comes from key - bias: that cancels (moe spec 4.2).
   if (weight == RoutingWeight::kSigmoid) return sigmoid_by_tanh(logit);
   return softmax_term(logit, maximum);
 }
 
-// From the sum of the raw weights that count. A NaN stays one.
+// The divisor from the sum of the raw weights that count. NaN stays NaN.
 NF_HOST_DEVICE inline float weight_divisor(const RoutingSpec& spec, float sum) {
   constexpr float kTiny = 1e-20F;
   if (spec.weight == RoutingWeight::kSoftmaxOverAll) return sum;
@@ -139,7 +140,7 @@ NF_HOST_DEVICE inline float weight_divisor(const RoutingSpec& spec, float sum) {
   return 1.0F;
 }
 
-// Exact where scale or divisor is 1.
+// The result is exact where scale or divisor is 1.
 NF_HOST_DEVICE inline float final_weight(float raw, float scale, float divisor) {
   return canonical_nan(div_rn(mul_rn(raw, scale), divisor));
 }

@@ -17,7 +17,7 @@ struct Totals {
   float sum = 0.0F;
 };
 
-// logit_at(i) for i in [0, count). NaN never is the maximum and always ends up in the sum.
+// Calls logit_at(i) for i in [0, count). NaN never is the maximum and always enters the sum.
 template <typename LogitAt>
 Totals totals_of(RoutingWeight weight, int32_t count, const LogitAt& logit_at) {
   Totals totals;
@@ -28,7 +28,7 @@ Totals totals_of(RoutingWeight weight, int32_t count, const LogitAt& logit_at) {
   return totals;
 }
 
-// Rounding, shared experts, replay: of every routing, computed or given.
+// The common end of every routing, computed or given: rounding, shared experts, replay.
 void finish_row(const RouteProblem& problem, const RouteArgs& args, int64_t token) {
   const RoutingConfig& config = problem.config;
   int32_t* const ids = args.ids + token * problem.slots();

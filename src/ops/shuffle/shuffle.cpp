@@ -1,4 +1,4 @@
-// The public shuffles: check, choose an implementation, run it.
+// The public shuffles: checks, selects an implementation, runs it.
 #include <array>
 
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ int64_t shuffle_group_rows(int64_t epilogue_tile_m) {
 
 namespace {
 
-// Bytes of a run of elements. Throws where they are no whole number.
+// Bytes of a run of elements. Throws if that is no whole number.
 int64_t bytes_of_elements(std::string_view argument, DType dtype, int64_t count) {
   const auto total = checked_mul(count, bits(dtype));
   if (!total || *total % 8 != 0) {

@@ -32,12 +32,12 @@ void clear_padding(const ShuffleProblem& problem, const ShuffleArgs& args) {
   }
 }
 
-// The scales of one plain row. Images of whole tiles lie behind each other like one image.
+// Moves the scales of one unshuffled row. Batches of whole tiles follow each other like one tensor.
 void move_scales(const ShuffleProblem& problem, const ShuffleArgs& args, int64_t plain,
                  int64_t shuffled) {
   const auto* in = static_cast<const uint8_t*>(args.input);
   auto* out = static_cast<uint8_t*>(args.output);
-  const ImageExtents extents{problem.rows, problem.row_bytes};
+  const ScaleExtents extents{problem.rows, problem.row_bytes};
   for (int64_t block = 0; block < problem.row_bytes; ++block) {
     const int64_t linear = plain * problem.row_bytes + block;
     const int64_t swizzled = Swizzled128x4Layout::offset(shuffled, block, extents);

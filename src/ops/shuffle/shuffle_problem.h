@@ -13,8 +13,8 @@
 namespace narrowfloat {
 
 struct ShuffleProblem {
-  bool is_scales = false;   // Then a linear image becomes a swizzled one, or the reverse.
-  bool is_inverse = false;  // From shuffled to plain.
+  bool is_scales = false;   // True: from linear to swizzled scales, or the reverse.
+  bool is_inverse = false;  // From shuffled to unshuffled.
   Device device;
   int64_t rows = 0;  // All leading axes; whole groups, for scales whole tiles of 128.
   int64_t row_bytes = 0;
@@ -38,9 +38,9 @@ struct ShuffleImpl {
 std::span<const ShuffleImpl> shuffle_impls();
 extern const ShuffleImpl kShuffleCpuReference;
 extern const ShuffleImpl kShuffleCpuBaseline;
-extern const ShuffleImpl kShuffleSm90;  // In CUDA builds.
+extern const ShuffleImpl kShuffleSm90;  // Only in builds with CUDA.
 
-// Where a row of a plain matrix goes, and the row that a place of a shuffled one holds (spec 8.7).
+// The destination of a row, and the row at a place of the shuffled matrix (spec 8.7).
 // group_rows: 16 or 32.
 NF_HOST_DEVICE constexpr int64_t shuffled_row(int64_t row, int64_t group_rows) {
   const int64_t in_group = row & (group_rows - 1);

@@ -1,10 +1,10 @@
-// sm90_vectors: rows in the order of epilogue-tiled GEMMs, and scales with them (spec 8.7).
+// sm90_vectors: rows in the order of epilogue-tiled GEMMs, and their scales (spec 8.7).
 //
 // Rows: a thread moves one vector of 16, 4 or 1 bytes, the widest that row, strides and addresses
-// allow; neighbouring threads are neighbours in an output row, which it gathers. Scales: a thread
-// moves a word, the four neighbouring scales of a row, which lie together in both layouts;
-// neighbouring threads write neighbouring words. As every image has whole tiles of 128 rows, the
-// images of a batch are one image.
+// allow; neighbouring threads write neighbours of an output row, which gathers from the input.
+// Scales: a thread moves a word, the four neighbouring scales of a row, which are adjacent in both
+// layouts; neighbouring threads write neighbouring words. All batches have whole tiles of 128 rows,
+// so they are one tensor to the kernel.
 //
 // Bytes: input and output, once. Threads of one launch are numbered in 32 bits, rows in 64.
 #include <algorithm>
@@ -31,7 +31,7 @@ struct ShuffleParams {
   uint8_t* output = nullptr;
   int64_t input_row_bytes = 0;
   int64_t row_bytes = 0;
-  int64_t first_row = 0;  // Of this launch.
+  int64_t first_row = 0;  // First row of this launch.
   int64_t group_rows = 0;
   FastDivisor units_per_row;  // Vectors, or words of scales.
   uint32_t num_threads = 0;
@@ -51,14 +51,14 @@ __global__ void __launch_bounds__(kThreads)
       params.is_inverse ? shuffled_row(row, params.group_rows) : plain_row(row, params.group_rows);
   wait_for_previous_grids();
   const auto vector = load_readonly<Vector>(params.input + source * params.input_row_bytes + byte);
-  allow_next_grid();
+  trigger_dependent_launch();
   store(params.output + row * params.row_bytes + byte, vector);
 }
 
-// A word of the swizzled image and the plain scales it holds.
+// A word of the swizzled scales and the place of its scales in the linear ones.
 struct Cell {
-  int64_t plain;       // Position of the first scale in the linear image.
-  int64_t swizzled;    // Of the word in the other.
+  int64_t plain;       // Position of the first scale in the linear scales.
+  int64_t swizzled;    // Position of the word in the swizzled scales.
   int64_t num_scales;  // Up to 4; the others are padding.
 };
 
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
       word |= uint32_t{load_readonly<uint8_t>(params.input + cell.plain + i)} << (8 * i);
     }
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   if (!params.is_inverse) {
     store(params.output + cell.swizzled, word);
   } else if (has_words) {
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The widest vector that everything is a multiple of.
+// The widest vector that divides the row, the strides and the addresses.
 int64_t vector_bytes(const ShuffleProblem& problem, const ShuffleArgs& args) {
   const auto all =
       static_cast<uint64_t>(problem.row_bytes) | static_cast<uint64_t>(args.input_row_bytes) |
@@ -131,7 +131,7 @@ int64_t vector_bytes(const ShuffleProblem& problem, const ShuffleArgs& args) {
 
 using Kernel = void (*)(ShuffleParams);
 
-// In launches whose threads 32 bits number, each of whole tiles of rows.
+// Launches slices of whole tiles of rows, as 32 bits number the threads of a launch.
 void launch_in_pieces(Kernel kernel, int64_t rows, int64_t units_per_row, ShuffleParams params,
                       Stream stream) {
   params.units_per_row = FastDivisor(static_cast<uint32_t>(units_per_row));

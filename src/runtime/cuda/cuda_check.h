@@ -5,7 +5,7 @@
 
 namespace narrowfloat {
 
-// Throws kDevice with `call`, a literal, and CUDA's own words, and leaves no last error behind.
+// Throws kDevice with `call`, a literal, and CUDA's message, and clears the last CUDA error.
 void check_cuda(cudaError_t status, const char* call);
 
 }  // namespace narrowfloat

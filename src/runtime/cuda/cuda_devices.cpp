@@ -24,14 +24,14 @@ int attribute(int device, cudaDeviceAttr which) {
 
 struct Entry {
   CudaDevice device;
-  int minor = 0;  // Of the compute capability.
+  int minor = 0;  // Minor part of the compute capability.
 };
 
-// 0 without a driver or a GPU.
+// Returns 0 without a driver or a GPU.
 int device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return std::min(count, kMaxDevices);
-  cudaGetLastError();  // The failed call must not show up in a later check.
+  cudaGetLastError();  // Clears the error of the failed call.
   return 0;
 }
 
@@ -74,8 +74,7 @@ bool has_code_for(int major, int minor) {
 
 void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // Reported here: it must not show up in a later check, the caller's
-                       // included.
+  cudaGetLastError();  // Clears the error that is reported here.
   throw_error(ErrorKind::kDevice, "{}: {} ({})", call, cudaGetErrorString(status),
               cudaGetErrorName(status));
 }

@@ -1,6 +1,6 @@
-// The GPUs of this machine as host code sees them: what they are, whether this build has code for
-// them, and choosing one for a scope. Needs no CUDA header; in a build without CUDA only the
-// listing exists, and it is empty.
+// The GPUs of this machine for host code: their properties, whether this build has code for them,
+// and a scope that makes one current. It needs no CUDA header. A build without CUDA has the listing
+// only, which is empty there.
 #pragma once
 
 #include <vector>
@@ -10,14 +10,14 @@
 
 namespace narrowfloat {
 
-// Facts that launches depend on.
+// Device properties that launches depend on.
 struct CudaDevice {
   int compute_major = 0;  // 9: Hopper.
   int num_sms = 0;
   int max_shared_bytes_per_block = 0;  // After opting in.
 };
 
-// Read once per process and device. Throws kDevice where there is no such device.
+// Reads the properties once per process and device. Throws kDevice where there is no such device.
 const CudaDevice& cuda_device(int index);
 
 // The condition of every CUDA implementation: the tensors are on a GPU that this build has code
@@ -26,8 +26,8 @@ Support runs_on_cuda(Device device);
 
 std::vector<GpuInfo> list_gpus();
 
-// Makes a device current for a scope. Launches go to the device of their tensors, whichever is
-// current in the calling thread.
+// Makes a device current for a scope. Launches go to the device of their tensors, whatever device
+// is current in the calling thread.
 class CudaDeviceScope {
  public:
   explicit CudaDeviceScope(Device device);

@@ -21,10 +21,11 @@ std::shared_ptr<uint8_t> allocate_device_memory(Device device, int64_t size_byte
   const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(size_bytes));
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // The failed call must not show up in a later check.
-    throw_error(ErrorKind::kDevice, "{}: no room for {} more bytes", to_string(device), size_bytes);
+    throw_error(ErrorKind::kDevice, "{}: cannot allocate {} more bytes of device memory",
+                to_string(device), size_bytes);
   }
   check_cuda(status, "cudaMalloc");
-  // Failures are not looked at: a process that ends may have lost its device before its layers.
+  // Failures are ignored: a process that ends may have lost its device before its layers.
   return {static_cast<uint8_t*>(data), [](uint8_t* memory) { cudaFree(memory); }};
 }
 

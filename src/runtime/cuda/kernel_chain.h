@@ -1,30 +1,32 @@
-// Which memory a kernel may read before it waits for the kernels before it, under programmatic
+// Which memory a kernel may read before it waits on its programmatic dependency, under programmatic
 // dependent launch inside a layer.
 //
-// A kernel starts when every CTA of the kernel before it has triggered the launch or ended. Where
-// no CTA does so before its own wait (griddepcontrol.wait), all kernels before that one are
+// A kernel starts when every CTA of the preceding kernel has triggered the launch or exited. If no
+// CTA triggers before its own wait (griddepcontrol.wait), all kernels before that preceding one are
 // complete by then:
 //
 //   writer       ...........................|          complete: its whole grid has ended
 //   kernel       ....[wait]--- trigger ---|            waits for the writer, then triggers
 //   next kernel            [early reads][wait]----|    starts after that trigger
 //
-// So memory may be read early two kernels after the one that wrote it, and not in the next one. A
-// kernel that triggers before its wait (the combine does, as nothing after it in a layer reads
-// early) moves nothing on. The emulator of kernels fails a kernel that breaks this rule without
-// saying so (device/ptx/grid_dependency.cuh).
+// A kernel may therefore read memory early if the kernel that wrote it is two kernels earlier, but
+// not if it is the preceding one. A kernel that triggers before its wait (combine does, as nothing
+// after it in a layer reads early) completes nothing for its successors. The emulator of kernels
+// fails a CTA that triggers before its wait without saying so, or ends without a wait
+// (device/ptx/grid_dependency.cuh). It runs kernels one after another, so it does not see what a
+// kernel reads before its wait.
 #pragma once
 
 #include <cstdint>
 
 namespace narrowfloat {
 
-// Memory as bits of a set, whatever the caller numbers it by.
+// A set of memory, one bit per buffer; the caller numbers the buffers.
 class KernelChain {
  public:
   enum class Trigger : int { kAfterWait = 0, kBeforeWait = 1 };
 
-  // The next kernels of the chain, one or more, which write `memory`.
+  // Appends the next kernels of the chain, one or more, which write `memory`.
   constexpr void append(uint32_t memory, Trigger trigger = Trigger::kAfterWait) {
     if (trigger == Trigger::kAfterWait) {
       complete_ |= pending_;

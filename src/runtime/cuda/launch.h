@@ -1,6 +1,6 @@
-// Launching kernels: every launch is checked, goes to the device and the stream of its tensors, and
-// takes part in programmatic dependent launch where the caller's stream asks for it. Works inside
-// graph capture; allocates nothing, waits for nothing.
+// Kernel launches: every launch is checked, goes to the device and the stream of its tensors, and
+// uses programmatic dependent launch where the caller's stream asks for it. A launch works inside
+// graph capture, allocates nothing and synchronizes with nothing.
 //
 // A kernel that is launched this way calls wait_for_previous_grids()
 // (device/ptx/grid_dependency.cuh) before it touches memory that an earlier kernel may read or
@@ -22,12 +22,12 @@ struct LaunchShape {
   dim3 blocks;
   dim3 threads;
   size_t shared_bytes = 0;      // Dynamic shared memory.
-  unsigned cluster_blocks = 1;  // Of blocks.x, which is a multiple of it.
+  unsigned cluster_blocks = 1;  // CTAs of a cluster; blocks.x is a multiple of it.
 };
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-// Nothing is launched for an empty grid. The device must be current (CudaDeviceScope).
+// Launches nothing for an empty grid. The device must be current (CudaDeviceScope).
 template <typename... Params>
 void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
             const std::type_identity_t<Params>&... args) {

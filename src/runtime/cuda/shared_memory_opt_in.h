@@ -1,4 +1,4 @@
-// Kernels with more than 48 KB of dynamic shared memory have to be allowed it, once on each device.
+// Kernels need permission for more than 48 KB of dynamic shared memory, once on each device.
 #pragma once
 
 #include <atomic>
@@ -7,15 +7,16 @@
 
 namespace narrowfloat {
 
-// Of one kernel: a static object beside its launch. Threads may use it at the same time.
+// The permission of one kernel: a static object beside its launch. Threads may use it concurrently.
 class SharedMemoryOptIn {
  public:
-  // `bytes` must be the same in all calls. `device` is current. Throws kDevice, and asks again the
-  // next time, where CUDA refuses. After cudaDeviceReset() the kernel cannot be launched any more.
+  // `bytes` must be the same in all calls. `device` is current. Throws kDevice where CUDA refuses,
+  // and tries again in the next call. After cudaDeviceReset() the kernel cannot be launched any
+  // more.
   void allow(const void* kernel, size_t bytes, int device);
 
  private:
-  std::atomic<uint64_t> devices_{0};  // A bit for each that has allowed it.
+  std::atomic<uint64_t> devices_{0};  // A bit for each device that gave permission.
 };
 
 }  // namespace narrowfloat

@@ -1,5 +1,5 @@
-// Tensor maps are made by the driver; its function is asked for by name, so that programs need not
-// be linked with a library that machines without a GPU do not have.
+// The driver encodes tensor maps. Its function is looked up by name, so that programs need not link
+// a library that machines without a GPU do not have.
 #include "runtime/cuda/tensor_map.h"
 
 #include <cstring>

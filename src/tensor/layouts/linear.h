@@ -1,7 +1,7 @@
 // linear: row-major, no padding.
 #pragma once
 
-#include "tensor/layouts/image_extents.h"
+#include "tensor/layouts/scale_extents.h"
 
 namespace narrowfloat {
 
@@ -9,16 +9,16 @@ struct LinearLayout {
   static constexpr ScaleLayoutId kId = ScaleLayoutId::kLinear;
   static constexpr std::string_view kName = "linear";
 
-  NF_HOST_DEVICE static constexpr ImageExtents padded(const ImageExtents& logical) {
+  NF_HOST_DEVICE static constexpr ScaleExtents padded(const ScaleExtents& logical) {
     return logical;
   }
   NF_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t block,
-                                                 const ImageExtents& extents) {
+                                                 const ScaleExtents& extents) {
     return row * extents.blocks + block;
   }
-  // The inverse of offset(), in all layouts; in the padding it names rows or blocks beyond the
-  // logical ones.
-  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
+  // The inverse of offset(), in all layouts. For an offset in the padding the row or block lies
+  // beyond the logical ones.
+  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ScaleExtents& extents) {
     return {offset / extents.blocks, offset % extents.blocks};
   }
 };

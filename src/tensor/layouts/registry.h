@@ -1,5 +1,5 @@
 // The list of scale layouts. A new layout is one header, one include, one list entry and one
-// enumerator. Each is a bijection from (row, block) into an image of padded extents (spec 8.2).
+// enumerator. Each is a bijection from (row, block) into a buffer of padded extents (spec 8.2).
 #pragma once
 
 #include "base/bad_enumerator.h"
@@ -23,10 +23,10 @@ struct LayoutList {
     if (!found) throw_bad_enumerator("scale layout", static_cast<int>(id));
   }
 
-  // A layout's offset() and place() where the layout is data in device code: a branch that all
-  // threads take the same way, instead of a kernel per layout. `id` is one of the list.
+  // offset() and place() of a layout that is data in device code: a branch that all threads take
+  // the same way, instead of a kernel per layout. `id` is one of the list.
   NF_HOST_DEVICE static constexpr int64_t offset(ScaleLayoutId id, int64_t row, int64_t block,
-                                                 const ImageExtents& extents) {
+                                                 const ScaleExtents& extents) {
     int64_t result = 0;
     static_cast<void>(
         ((Layouts::kId == id ? (result = Layouts::offset(row, block, extents), true) : false) ||
@@ -34,7 +34,7 @@ struct LayoutList {
     return result;
   }
   NF_HOST_DEVICE static constexpr ScalePlace place(ScaleLayoutId id, int64_t offset,
-                                                   const ImageExtents& extents) {
+                                                   const ScaleExtents& extents) {
     ScalePlace result;
     static_cast<void>(
         ((Layouts::kId == id ? (result = Layouts::place(offset, extents), true) : false) || ...));
@@ -42,7 +42,7 @@ struct LayoutList {
   }
 };
 
-// In the order of ScaleLayoutId.
+// The entries are in the order of ScaleLayoutId.
 using AllLayouts = LayoutList<LinearLayout, Swizzled128x4Layout, Swizzled8x4Layout, MnMajorLayout>;
 
 template <typename Visitor>

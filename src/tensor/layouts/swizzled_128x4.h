@@ -1,5 +1,5 @@
-// swizzled_128x4: what FP4 tensor cores read. Tiles of 128 rows x 4 blocks are 512 contiguous
-// scales; inside a tile
+// swizzled_128x4, the layout that FP4 tensor cores read. Tiles of 128 rows x 4 blocks are 512
+// contiguous scales; inside a tile
 //
 //   offset = (row % 32) * 16 + (row / 32 % 4) * 4 + block % 4
 //
@@ -7,7 +7,7 @@
 // other along the blocks first. As a tensor: [row tiles][block tiles][32][4][4].
 #pragma once
 
-#include "tensor/layouts/image_extents.h"
+#include "tensor/layouts/scale_extents.h"
 
 namespace narrowfloat {
 
@@ -17,16 +17,16 @@ struct Swizzled128x4Layout {
   static constexpr int64_t kTileRows = 128;
   static constexpr int64_t kTileBlocks = 4;
 
-  NF_HOST_DEVICE static constexpr ImageExtents padded(const ImageExtents& logical) {
+  NF_HOST_DEVICE static constexpr ScaleExtents padded(const ScaleExtents& logical) {
     return {round_up(logical.rows, kTileRows), round_up(logical.blocks, kTileBlocks)};
   }
   NF_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t block,
-                                                 const ImageExtents& extents) {
+                                                 const ScaleExtents& extents) {
     return offset_in_tiles(static_cast<uint64_t>(row), static_cast<uint64_t>(block),
                            static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks)));
   }
-  // The same for an unsigned type that holds the number of tiles: 32 bits are cheaper on a GPU.
-  // block_tiles: tiles beside each other.
+  // offset() for an unsigned type that holds the number of tiles: 32 bits are cheaper on a GPU.
+  // block_tiles: tiles along the blocks.
   template <typename Index>
   NF_HOST_DEVICE static constexpr int64_t offset_in_tiles(Index row, Index block,
                                                           Index block_tiles) {
@@ -34,7 +34,7 @@ struct Swizzled128x4Layout {
     const Index place = (row % 32U) * 16U + (row % 128U / 32U) * 4U + block % 4U;
     return static_cast<int64_t>(tile) * (kTileRows * kTileBlocks) + static_cast<int64_t>(place);
   }
-  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
+  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ScaleExtents& extents) {
     const auto block_tiles = static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks));
     const auto position = static_cast<uint64_t>(offset);
     const uint64_t tile = position / (kTileRows * kTileBlocks);

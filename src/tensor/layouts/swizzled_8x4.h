@@ -1,8 +1,8 @@
-// swizzled_8x4: tiles of 8 rows x 4 blocks, row-major inside (32 contiguous scales), for few
-// tokens. Tiles follow each other along the blocks first.
+// swizzled_8x4: tiles of 8 rows x 4 blocks, row-major inside (32 contiguous scales), for small
+// numbers of tokens. Tiles follow each other along the blocks first.
 #pragma once
 
-#include "tensor/layouts/image_extents.h"
+#include "tensor/layouts/scale_extents.h"
 
 namespace narrowfloat {
 
@@ -12,16 +12,16 @@ struct Swizzled8x4Layout {
   static constexpr int64_t kTileRows = 8;
   static constexpr int64_t kTileBlocks = 4;
 
-  NF_HOST_DEVICE static constexpr ImageExtents padded(const ImageExtents& logical) {
+  NF_HOST_DEVICE static constexpr ScaleExtents padded(const ScaleExtents& logical) {
     return {round_up(logical.rows, kTileRows), round_up(logical.blocks, kTileBlocks)};
   }
   NF_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t block,
-                                                 const ImageExtents& extents) {
+                                                 const ScaleExtents& extents) {
     return offset_in_tiles(static_cast<uint64_t>(row), static_cast<uint64_t>(block),
                            static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks)));
   }
-  // The same for an unsigned type that holds the number of tiles: 32 bits are cheaper on a GPU.
-  // block_tiles: tiles beside each other.
+  // offset() for an unsigned type that holds the number of tiles: 32 bits are cheaper on a GPU.
+  // block_tiles: tiles along the blocks.
   template <typename Index>
   NF_HOST_DEVICE static constexpr int64_t offset_in_tiles(Index row, Index block,
                                                           Index block_tiles) {
@@ -29,7 +29,7 @@ struct Swizzled8x4Layout {
     const Index place = (row % 8U) * 4U + block % 4U;
     return static_cast<int64_t>(tile) * (kTileRows * kTileBlocks) + static_cast<int64_t>(place);
   }
-  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ImageExtents& extents) {
+  NF_HOST_DEVICE static constexpr ScalePlace place(int64_t offset, const ScaleExtents& extents) {
     const auto block_tiles = static_cast<uint64_t>(ceil_div(extents.blocks, kTileBlocks));
     const auto position = static_cast<uint64_t>(offset);
     const uint64_t tile = position / (kTileRows * kTileBlocks);

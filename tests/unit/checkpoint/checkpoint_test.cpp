@@ -273,7 +273,7 @@ TEST(Checkpoint, RefusesAConfigThatIsNoStrictJsonObject) {
 TEST(Checkpoint, PassesLenientOnToItsShards) {
   const TempDir dir;
   write_file(dir / "model.safetensors", shard_of({"a"}) + "trailing");
-  expect_error(ErrorKind::kCorruptData, "behind the last tensor",
+  expect_error(ErrorKind::kCorruptData, "after the last tensor",
                [&] { const Checkpoint checkpoint(dir.path()); });
   EXPECT_TRUE(has_warning(Checkpoint(dir.path(), {.lenient = true}), "8 bytes in 1 place(s)"));
 }

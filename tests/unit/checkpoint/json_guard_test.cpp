@@ -1,4 +1,4 @@
-// What the strict JSON layer lets pass, what it refuses, and how it reports numbers.
+// The text that the strict JSON layer accepts and refuses, and the numbers that it reports.
 #include "checkpoint/json_guard.h"
 
 #include <string>
@@ -78,7 +78,7 @@ TEST(JsonGuard, RefusesWhatIsNotStrictJson) {
       {"string", "\"x\"", "must be an object"},
       {"literal", "null", "must be an object"},
       {"unclosed", "{\"a\":1", "invalid JSON"},
-      {"text behind", "{} x", "invalid JSON"},
+      {"trailing text", "{} x", "invalid JSON"},
       {"two objects", "{}{}", "invalid JSON"},
       {"byte order mark", "\xEF\xBB\xBF{}", "byte order mark"},
       {"block comment", "{/* no */}", "invalid JSON"},
@@ -101,7 +101,7 @@ TEST(JsonGuard, RefusesWhatIsNotStrictJson) {
       {"lone low surrogate", "{\"\\udc00\":1}", "invalid JSON"},
       {"bad escape", "{\"\\x41\":1}", "invalid JSON"},
       {"newline in string", "{\"a\nb\":1}", "invalid JSON"},
-      {"NUL behind the text", "{}" + nul, "NUL byte"},
+      {"NUL after the text", "{}" + nul, "NUL byte"},
       {"NUL hides text", "{}" + nul + "{\"a\":1}", "NUL byte"},
       {"NUL in string", "{\"a" + nul + "\":1}", "NUL byte"},
       {"same key twice", "{\"a\":1,\"b\":2,\"a\":3}", "duplicate key 'a'"},

@@ -1,6 +1,5 @@
 // Every rule of the safetensors header, each with a handcrafted file and the error it must give.
-// Files are opened with the public reader, so nothing in front of the header parser can hide a
-// case.
+// Files are opened with the public reader, so nothing before the header parser can hide a case.
 #include "checkpoint/safetensors_header.h"
 
 #include <vector>
@@ -15,7 +14,7 @@ namespace {
 struct HostileFile {
   std::string_view name;
   std::string bytes;
-  std::string_view part;  // Of the message.
+  std::string_view part;  // A part of the message.
 };
 
 void expect_all_refused(const std::vector<HostileFile>& files) {
@@ -269,15 +268,15 @@ TEST(HeaderOffsets, MustTileTheBuffer) {
       safetensors_bytes(object({entry("a", "U8", "4", "0,4"), entry("z", "U8", "0", "2,2")}), 4);
   expect_all_refused({
       {"end before begin", one("U8", "8", "8,0"), "end before they begin"},
-      {"beyond the file", one("U8", "9", "0,9"), "end behind the file's 8 data bytes"},
-      {"far beyond", one("U8", "8", "9223372036854775799,9223372036854775807"), "end behind"},
+      {"beyond the file", one("U8", "9", "0,9"), "end after the file's 8 data bytes"},
+      {"far beyond", one("U8", "8", "9223372036854775799,9223372036854775807"), "end after"},
       {"overlap by 1", two("0,4", "3,7", 7), "tensors 'a' and 'b' overlap by 1 bytes"},
       {"same bytes twice", two("0,4", "0,4", 4), "overlap by 4 bytes"},
       {"empty tensor inside another", middle, "overlap by 2 bytes"},
       {"gap of 1", two("0,4", "5,9", 9), "1 bytes before tensor 'b' belong to no tensor"},
       {"not from 0", two("1,5", "5,9", 9), "1 bytes before tensor 'a' belong to no tensor"},
-      {"not to the end", two("0,4", "4,8", 9), "1 bytes behind the last tensor"},
-      {"data without tensors", safetensors_bytes("{}", 1), "1 bytes behind the last tensor"},
+      {"not to the end", two("0,4", "4,8", 9), "1 bytes after the last tensor"},
+      {"data without tensors", safetensors_bytes("{}", 1), "1 bytes after the last tensor"},
   });
 }
 
@@ -307,7 +306,7 @@ TEST(HeaderOffsets, LenientModeWarnsOfHolesAndTrailingBytesOnly) {
   expect_error(ErrorKind::kCorruptData, "overlap",
                [&] { const SafetensorsReader overlapping(path, {.lenient = true}); });
   write_file(path, one("U8", "9", "0,9"));
-  expect_error(ErrorKind::kCorruptData, "end behind",
+  expect_error(ErrorKind::kCorruptData, "end after",
                [&] { const SafetensorsReader beyond(path, {.lenient = true}); });
 }
 

@@ -1,4 +1,4 @@
-// Where a checkpoint may be written, and that nothing else is touched.
+// The places at which a checkpoint may be written, and that nothing else is touched.
 #include "layers/checkpoint_target.h"
 
 #include <csignal>

@@ -148,7 +148,8 @@ TEST_F(DeepSeekCheckpoint, BrokenExpertsAreNamed) {
   tensors = v4_model();
   tensors.push_back(tensor_of("b.weight", DType::kF8E4M3, {kWeightRows, kWeightCols}, kFp8Codes));
   tensors.push_back(tensor_of("b.scale", DType::kF8E8M0, {2, 2}, kBlockScales));
-  tensors[2].spec.dtype = DType::kU8;  // Of the dense layer: bytes, but not the declared ones.
+  tensors[2].spec.dtype =
+      DType::kU8;  // A tensor of the dense layer: bytes, but not the declared ones.
   write(tensors, kV4Config);
   expect_corrupt("belongs to 'layers.0.attn.wq_a.weight', which must be F8_E4M3");
 }

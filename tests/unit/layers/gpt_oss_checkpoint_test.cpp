@@ -63,7 +63,7 @@ TEST_F(GptOssCheckpoint, TheMemoryBudgetDoesNotShowInTheBytes) {
       }
     }
   }
-  // Where the plain weight is the transposed one, an expert is the least.
+  // If the unquantized weight is the transposed one, the smallest range is an expert.
   model.write(source_);
   expect_error(ErrorKind::kInvalidArgument, "option max_memory_bytes",
                [&] { dequantize_checkpoint(source_, dir_ / "few", {.max_memory_bytes = 50'000}); });
@@ -105,7 +105,7 @@ TEST_F(GptOssCheckpoint, DiffFindsOneCode) {
       if (tensor.status != "different") continue;
       EXPECT_EQ(tensor.name + (names == GptOssNames::kOriginal ? ".blocks" : "_blocks"),
                 down.spec.name);
-      // Where it is in the plain weight.
+      // Its position in the unquantized weight.
       const int64_t at = names == GptOssNames::kOriginal ? 7 * 96 + 10 : 10 * 96 + 7;
       EXPECT_EQ(tensor.figures.max_abs_index, 3 * 96 * 96 + at);
     }

@@ -150,7 +150,7 @@ TEST(Selection, WarnsOfExclusionsThatMatchNothing) {
                                               plain("model.norm.bias", {64})};
   const auto warnings = unmatched_exclusions(tensors, {"vision", "model.norm", "audio.*"});
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_NE(warnings[0].find("'audio.*' is to be left alone, but no tensor"), std::string::npos);
+  EXPECT_NE(warnings[0].find("'audio.*' is excluded, but no tensor"), std::string::npos);
 }
 
 TEST(Selection, RefusesRegularExpressionsOfTheConfig) {

@@ -1,4 +1,4 @@
-// What doctor shows: facts about build, machine and environment.
+// The facts that doctor shows about build, machine and environment.
 #include <algorithm>
 #include <cstdlib>
 #include <string>

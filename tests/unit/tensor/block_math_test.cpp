@@ -7,8 +7,8 @@ namespace narrowfloat {
 namespace {
 
 std::pair<int64_t, int64_t> extents(FormatId format, int64_t rows, int64_t cols) {
-  const ImageExtents image = scale_extents(format_info(format), rows, cols);
-  return {image.rows, image.blocks};
+  const ScaleExtents extents = scale_extents(format_info(format), rows, cols);
+  return {extents.rows, extents.blocks};
 }
 using Extents = std::pair<int64_t, int64_t>;
 

@@ -1,4 +1,4 @@
-// What a refused argument must look like: kInvalidArgument and a message with given words.
+// Expects a refused argument: kInvalidArgument and a message with given words.
 #pragma once
 
 #include <string>

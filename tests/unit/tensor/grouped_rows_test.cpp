@@ -8,7 +8,7 @@
 namespace narrowfloat {
 namespace {
 
-// By the definition: search for the group that holds the row.
+// The scale row by the definition: searches for the group that holds the row.
 int64_t slow_scale_row(const std::vector<int64_t>& offsets, int64_t row) {
   for (size_t group = 0; group + 1 < offsets.size(); ++group) {
     if (row >= offsets[group] && row < offsets[group + 1]) {

@@ -73,7 +73,7 @@ TEST(QuantizedLayout, CountsGlobalScales) {
   EXPECT_EQ(layout_of(FormatId::kFp8Tensor, 5, 32).global_scales, 0);
 }
 
-TEST(QuantizedLayout, GivesEachBatchAnImage) {
+TEST(QuantizedLayout, GivesEachBatchScalesOfItsOwn) {
   const auto layout = layout_of(FormatId::kNvfp4, 5, 80, k128x4, 3);
   EXPECT_EQ(layout.values_bytes, 3 * 5 * 40);
   EXPECT_EQ(layout.scale_rows, 5);
@@ -165,7 +165,7 @@ TEST(QuantizedLayout, RefusesPaddedRowsOfGroupsBeyond63Bits) {
   const auto grouped = [](int64_t rows, int64_t groups) {
     return quantized_layout(FormatId::kFp8Block1x128, rows, 16, {.groups = groups});
   };
-  // 31 times the second count is 2^64 + 15, which would wrap to a small image.
+  // 31 times the second count is 2^64 + 15, which would wrap to a small count.
   for (const int64_t groups : {INT64_MAX, int64_t{595056260442243601}, INT64_MAX / 31 + 1}) {
     expect_invalid(
         "groups: " + std::to_string(groups) + " groups of 1 rows in all exceed 2^63 scale rows",

@@ -30,9 +30,9 @@ constexpr RowShape kShape{.format = RowFormat::kNvfp4PerToken, .rows = 3, .cols 
 TEST(RequireCodedRows, TakesTypedAndUntypedBytes) {
   Rows rows;
   CodedRows view = rows.nvfp4();
-  EXPECT_NO_THROW(require_coded_rows(kNames, view, kShape));
+  EXPECT_NO_THROW(require_quantized_rows(kNames, view, kShape));
   view.scales.dtype = DType::kU8;
-  EXPECT_NO_THROW(require_coded_rows(kNames, view, kShape));
+  EXPECT_NO_THROW(require_quantized_rows(kNames, view, kShape));
 }
 
 TEST(RequireCodedRows, RefusesWhatIsNotTheFormat) {
@@ -40,22 +40,22 @@ TEST(RequireCodedRows, RefusesWhatIsNotTheFormat) {
   CodedRows view = rows.nvfp4();
   view.scales.dtype = DType::kF8E8M0;
   expect_invalid("a.scales: expected dtype F8_E4M3 or U8, got F8_E8M0; convert it first",
-                 [&] { require_coded_rows(kNames, view, kShape); });
+                 [&] { require_quantized_rows(kNames, view, kShape); });
   view = rows.nvfp4();
   view.scales.shape[1] = 3;
   expect_invalid("a.scales: expected [3, 2], got F8_E4M3[3, 3]",
-                 [&] { require_coded_rows(kNames, view, kShape); });
+                 [&] { require_quantized_rows(kNames, view, kShape); });
   view = rows.nvfp4();
   expect_invalid("a.row_scale: nvfp4 has none; leave it unset", [&] {
-    require_coded_rows(kNames, view, {.format = RowFormat::kNvfp4, .rows = 3, .cols = 32});
+    require_quantized_rows(kNames, view, {.format = RowFormat::kNvfp4, .rows = 3, .cols = 32});
   });
   view.values.dtype = DType::kF8E4M3;
   view.row_scale = {};
   expect_invalid("a.scales: fp8_static has none; leave it unset", [&] {
-    require_coded_rows(kNames, view, {.format = RowFormat::kFp8Static, .rows = 3, .cols = 16});
+    require_quantized_rows(kNames, view, {.format = RowFormat::kFp8Static, .rows = 3, .cols = 16});
   });
   expect_invalid("a.values: mxfp8 needs columns in multiples of 32, got 16", [&] {
-    require_coded_rows(kNames, view, {.format = RowFormat::kMxfp8, .rows = 3, .cols = 16});
+    require_quantized_rows(kNames, view, {.format = RowFormat::kMxfp8, .rows = 3, .cols = 16});
   });
 }
 

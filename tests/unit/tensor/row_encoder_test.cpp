@@ -66,7 +66,7 @@ FormatId quantizer_of(RowFormat format) {
   }
 }
 
-// What quantize() makes of a matrix of one row.
+// The result of quantize() for a matrix of one row.
 Row quantized_row(const RowRules& rules, const Matrix& input) {
   QuantizeTo to{.format = quantizer_of(rules.format), .layout = ScaleLayoutId::kLinear};
   if (rules.format == RowFormat::kNvfp4) to.options.encode_scale = rules.multiplier;
@@ -132,7 +132,7 @@ TEST_P(RowEncoderFormats, GiveTheSameBytesInPieces) {
   EXPECT_EQ(row, encoded(rules, x));
 }
 
-// [blocks, rows] images: the scales of neighbouring rows lie between those of one row.
+// [blocks, rows] scales: the scales of neighbouring rows lie between those of one row.
 TEST_P(RowEncoderFormats, StoreScalesAtTheStrideAndNothingElsewhere) {
   constexpr int64_t kCols = 288;
   constexpr int64_t kStride = 3;

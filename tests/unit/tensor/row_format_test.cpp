@@ -13,7 +13,7 @@ TEST(RowFormats, AreStoredAsTheirHeaderSays) {
     RowFormat format;
     DType values;
     DType scales;
-    int64_t row_bytes;  // Of 64 columns.
+    int64_t row_bytes;  // Bytes of a row of 64 columns.
     int64_t multiple;
   };
   for (const Expected& expected :

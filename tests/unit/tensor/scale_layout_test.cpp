@@ -31,14 +31,14 @@ TEST(ScaleOffset, HasTheSpotValuesOfTheDocumentation) {
   EXPECT_EQ(scale_offset(kMnMajor, 4999999, 55, 5000000, 56), 279999999);
 }
 
-TEST(ScaleOffset, RefusesPositionsOutsideTheLogicalImage) {
-  expect_invalid("scale offset: (129, 5) is outside the 130 x 5 image",
+TEST(ScaleOffset, RefusesPositionsOutsideTheLogicalExtents) {
+  expect_invalid("scale offset: (129, 5) is outside the 130 x 5 scales",
                  [] { (void)scale_offset(k128x4, 129, 5, 130, 5); });
-  expect_invalid("scale offset: (-1, 0) is outside the 1 x 1 image",
+  expect_invalid("scale offset: (-1, 0) is outside the 1 x 1 scales",
                  [] { (void)scale_offset(kLinear, -1, 0, 1, 1); });
-  expect_invalid("scale offset: (1, 0) is outside the 1 x 1 image",
+  expect_invalid("scale offset: (1, 0) is outside the 1 x 1 scales",
                  [] { (void)scale_offset(kLinear, 1, 0, 1, 1); });
-  expect_invalid("scale offset: (0, -1) is outside the 1 x 1 image",
+  expect_invalid("scale offset: (0, -1) is outside the 1 x 1 scales",
                  [] { (void)scale_offset(kLinear, 0, -1, 1, 1); });
 }
 
@@ -54,7 +54,7 @@ TEST(ScaleImageSize, CountsThePadding) {
 }
 
 TEST(ScaleImageSize, RefusesNegativeAndTooLargeExtents) {
-  expect_invalid("scale image: expected rows and blocks >= 0, got -1 x 2",
+  expect_invalid("scales: expected rows and blocks >= 0, got -1 x 2",
                  [] { (void)scale_image_size(kLinear, -1, 2); });
   for (const ScaleLayoutId layout : {kLinear, k128x4, k8x4, kMnMajor}) {
     EXPECT_THROW((void)scale_image_size(layout, INT64_MAX, 1), Error);

@@ -1,4 +1,4 @@
-"""What the functions do alike with their arguments: arrays of any library, names in errors."""
+"""The common handling of arguments: arrays of any library, names in errors."""
 
 from __future__ import annotations
 

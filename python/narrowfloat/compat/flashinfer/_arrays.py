@@ -1,4 +1,4 @@
-"""What NumPy and torch spell differently, for arrays of either."""
+"""One spelling of the operations that NumPy and torch spell differently, for arrays of either."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from narrowfloat import _core
 from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._streams import allocating_on
 
-LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # By SfLayout.
+LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # Indexed by SfLayout.
 _BACKENDS = frozenset(("cuda", "cute-dsl", "cutlass", "cutile", "auto", "default", "triton"))
 
 
 class Array(Protocol):
-    """What the functions take and give: a NumPy array or a torch tensor."""
+    """An argument or result of the functions: a NumPy array or a torch tensor."""
 
     @property
     def shape(self) -> Any:
@@ -57,7 +57,7 @@ def layout_of(swizzled: bool, is_8x4: bool) -> str:
     return "swizzled_8x4" if is_8x4 else "swizzled_128x4"
 
 
-_names: dict[Any, str] = {}  # Of element types: NumPy makes each anew.
+_names: dict[Any, str] = {}  # Names of element types, which NumPy makes again each time.
 
 
 def dtype_name(array: Any) -> str:
@@ -115,7 +115,7 @@ def to_float32(value: Any, like: Any) -> Any:
 def scale_array(argument: str, value: Any, like: Any) -> Any:
     """to_float32() of an argument; TypeError that names it for what is no number and no array."""
     try:
-        if value is not None:  # Of which NumPy would make a NaN.
+        if value is not None:  # NumPy would make a NaN of None.
             return to_float32(value, like)
     except (TypeError, ValueError):
         pass
@@ -189,17 +189,17 @@ def is_on_gpu(array: Any) -> bool:
 
 
 def address_of(array: Any) -> int:
-    """Of its first element."""
+    """The address of the first element."""
     return int(array.data_ptr() if is_torch(array) else array.ctypes.data)
 
 
 def to_cpu(array: Any) -> Any:
-    """On the CPU."""
+    """The array on the CPU."""
     return array.cpu() if is_torch(array) else array
 
 
 def device_name(array: Any) -> str:
-    """Where its memory lies: cpu, cuda:0."""
+    """The device of its memory: cpu, cuda:0."""
     return str(array.device) if is_torch(array) else "cpu"
 
 
@@ -256,7 +256,7 @@ def copy_into(argument: str, target: Any, source: Any) -> Any:
 def move_scales(
     scales: Any, rows: int, blocks: int, batch: int, source: str, target: str
 ) -> Any:
-    """One-byte scales [..] of `batch` images in another layout: uint8, flat."""
+    """One-byte scales [..] of `batch` matrices in another layout: uint8, flat."""
     sizes = [
         _core.quantized_layout("mxfp4", rows, 32 * blocks, scale_layout=layout, batch=batch)
         for layout in (source, target)

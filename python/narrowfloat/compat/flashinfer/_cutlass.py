@@ -53,8 +53,8 @@ def _scale(value: Any, fc1: Any) -> Any:
     return each("quant_scales", value, fc1.shape[0], fc1)
 
 
-def _image(scales: Any, experts: int) -> Any:
-    """Packed int32 scales as bytes of 128x4 images."""
+def _scale_bytes(scales: Any, experts: int) -> Any:
+    """Packed int32 scales as bytes in layout 128x4."""
     return as_bytes(scales).reshape(experts, -1)
 
 
@@ -81,10 +81,10 @@ def _nvfp4(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan
     if dtype_name(input) == "bfloat16":
         multiplier = _scale(act1, fc1)
         size = act1.shape if hasattr(act1, "shape") else ()
-        # One value for all experts codes a token once.
+        # With one value for all experts a token is quantized once.
         is_one = len(size) == 0 or tuple(size) == (1,)
         factors["input_multiplier"] = float(multiplier[0]) if is_one else multiplier
-    scales = _image(scale1, experts), _image(scale2, experts)
+    scales = _scale_bytes(scale1, experts), _scale_bytes(scale2, experts)
     return _Plan("nvfp4", _packed(fc1), _packed(fc2), scales, "swizzled_128x4", factors)
 
 
@@ -93,7 +93,7 @@ def _mx(fc1: Any, fc2: Any, quant_scales: Sequence[Any], is_fp4: bool) -> _Plan:
     experts = fc1.shape[0]
     first, second = (_scale(quant_scales[i], fc1) for i in (1, 3))
     factors = {"up_scale": first, "gate_scale": first, "down_scale": second}
-    scales = _image(quant_scales[0], experts), _image(quant_scales[2], experts)
+    scales = _scale_bytes(quant_scales[0], experts), _scale_bytes(quant_scales[2], experts)
     weights = (_packed(fc1), _packed(fc2)) if is_fp4 else (fc1, fc2)
     return _Plan("mxfp4_mxfp8" if is_fp4 else "mxfp8", *weights, scales, "swizzled_128x4", factors)
 
@@ -156,7 +156,7 @@ def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek:
 
 
 def _input_scales(input: Any, input_sf: Any, hidden: int, mode: str, swizzled: bool) -> Any:
-    """Linear uint8 [T, blocks] of the scales of coded rows."""
+    """Linear uint8 [T, blocks] of the scales of quantized rows."""
     if input_sf is None:
         return None
     tokens, blocks = input.shape[0], hidden // (16 if mode == "nvfp4" else 32)
@@ -227,7 +227,7 @@ def cutlass_fused_moe(
         MX: [int32 scales, fc1_global float32 [EL], 2 of fc2].
         MXFP4 with bfloat16 rows: [interleaved uint8 scales of both].
     fc1_expert_biases, fc2_expert_biases: float32 or bfloat16 [EL, F1] and [EL, H], or None.
-    input_sf: scales of coded rows, bytes [T, H / 16] or [T, H / 32]. swizzled_input_sf: as 128x4.
+    input_sf: scales of quantized rows, bytes [T, H / 16] or [T, H / 32]. swizzled_input_sf: 128x4.
     swiglu_alpha, swiglu_beta, swiglu_limit: float32 [EL] or None.
     situ_beta, situ_linear_beta: float; default 4 and 25.
     tp_rank: int; fc2_expert_biases count on 0. ep_size, ep_rank: int; whose experts these are.

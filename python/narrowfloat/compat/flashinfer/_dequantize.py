@@ -22,7 +22,7 @@ from narrowfloat.compat.flashinfer._enums import SfLayout
 
 
 def _names(codes: str, scales: str) -> dict[str, str]:
-    """What errors begin with -> arguments of a function."""
+    """A table of beginnings of errors -> arguments of a function."""
     return {"codes": codes, "scales": scales, "cols": f"{codes}: columns",
             "global_scale": "global_scale_tensor"}  # fmt: skip
 

@@ -21,8 +21,8 @@ _CPU, _CUDA, _CUDA_HOST = 1, 2, 3
 _UNSIGNED = 1
 _NARROW = {4: "bfloat16", 10: "float8_e4m3fn", 12: "float8_e5m2", 14: "float8_e8m0fnu"}
 
-# Where a capsule's structure holds the code of the element type: behind a pointer and three 32-bit
-# numbers of a DLTensor, which is the beginning of the old form and follows 32 bytes of the new one.
+# The offset of the code of the element type in a capsule's structure: after a pointer and three
+# 32-bit numbers of a DLTensor, which begins the old form and follows 32 bytes of the new one.
 _CODE_AT = {b"dltensor": 20, b"dltensor_versioned": 52}
 
 _capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
@@ -40,7 +40,7 @@ class _Renamed:
 
     def __init__(self, array: Any) -> None:
         self._array = array
-        self.held = ""  # What the elements are, once NumPy has asked for them.
+        self.held = ""  # The element type, once NumPy has asked for it.
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()

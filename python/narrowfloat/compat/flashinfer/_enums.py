@@ -30,7 +30,7 @@ class RoutingMethodType(IntEnum):
 
 
 class RoutingInputMode(IntEnum):
-    """What a routing is given as."""
+    """The forms in which a routing is given."""
 
     FromLogits = 0
     PackedPrecomputed = 1

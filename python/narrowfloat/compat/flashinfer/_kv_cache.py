@@ -15,7 +15,7 @@ from narrowfloat.compat.flashinfer._arrays import as_type
 from narrowfloat.compat.flashinfer._modes import math_mode
 
 _CODES, _SCALES = "paged_kv_cache", "kv_cache_sf"
-# What errors of the library begin with -> arguments of the functions here.
+# Beginnings of the library's errors -> arguments of the functions here.
 _ROW_NAMES = {"math mode": "math", "decode_scale": "global_scale", "input.values": "fp4_data",
               "input.scales": "block_scales", "values": "fp4_data", "scales": "block_scales",
               "output": "output_dtype"}  # fmt: skip
@@ -100,7 +100,7 @@ def nvfp4_kv_dequantize_paged(
         "HND"; or one array each, [pages, 2, ..].
     block_tables: int32 or int64 [batch, max_pages]. seq_lens: int32 or int64 [batch].
     k_scale, v_scale: float, or float32 [1]; decode scales.
-    output_k, output_v: bfloat16, float16 or float32 [batch, max_seq, heads, D]; tokens at or behind
+    output_k, output_v: bfloat16, float16 or float32 [batch, max_seq, heads, D]; tokens at or beyond
         a sequence's length, and of pages that do not exist, keep what they hold.
     """
     if tuple(output_v.shape) != tuple(output_k.shape):

@@ -1,9 +1,9 @@
-"""Prepared layers of weights that come with every call, and what all entry points do alike.
+"""Prepared layers of weights that come with every call, and the common part of all entry points.
 
 FlashInfer's functions take raw weights each time; a MoeLayer is prepared once. Layers are kept by
 the identity of their weights (address, shape, strides, type, device, and torch's count of
 modifications) and of every configuration value, and are freed with the memory of any of the
-weights: views that are made anew in each call find the layer again.
+weights: new views that each call makes find the layer again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
 _layers: dict[Hashable, nf.MoeLayer] = {}
-_finalizers: dict[Hashable, list[weakref.finalize[Any, Any]]] = {}  # Of each kept layer.
+_finalizers: dict[Hashable, list[weakref.finalize[Any, Any]]] = {}  # Finalizers of each kept layer.
 _building: dict[Hashable, threading.Lock] = {}
 _lock = threading.Lock()
 
@@ -68,7 +68,7 @@ def _identity(array: Any) -> Hashable:
 
 
 def _memory(array: Any) -> Any:
-    """What lives as long as the memory of an array; None if it has none."""
+    """An object that lives as long as the memory of an array; None if it has none."""
     while isinstance(array, np.ndarray) and (is_torch(array.base) or hasattr(array.base, "ctypes")):
         array = array.base
     if is_torch(array):
@@ -112,7 +112,7 @@ def _kept(key: Hashable, weights: tuple[Any, ...],
                 _building.pop(key, None)
 
 
-# What the parameters of an activation are called by the functions trtllm_*, and by
+# Parameters of an activation -> their names in the functions trtllm_*, and in
 # cutlass_fused_moe().
 TRTLLM_PARAMETERS = {"alpha": "gemm1_alpha", "beta": "gemm1_beta",
                      "limit_gate": "gemm1_clamp_limit",
@@ -157,7 +157,7 @@ _CUTLASS_NAMES = _SAME_NAMES | _of_activation(CUTLASS_PARAMETERS) | {
 
 @contextmanager
 def naming_arguments(of_cutlass: bool) -> Iterator[None]:
-    """Puts the caller's argument before what the library says of its own."""
+    """Puts the caller's argument in the place of the library's own in messages."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
@@ -195,7 +195,7 @@ def with_known_tiles(op: str, layer: nf.MoeLayer, hidden: Any,
                for name, value in arguments.items()}  # fmt: skip
         out = maker_of("hidden_states", hidden).empty((tokens, layer.config.hidden),
                                                       layer.config.out_dtype)  # fmt: skip
-        # One for all: they take turns.
+        # One lock for all layers.
         largest = max(layers, key=lambda candidate: candidate.required_workspace(tokens))
         space = largest.new_workspace(tokens)
         return [partial(candidate.run, hidden[:tokens], out=out, workspace=space, **cut)
@@ -249,11 +249,11 @@ class Shape:
         return bias_for(method_name("routing_method_type", self.routing_method_type), routing_bias)
 
 
-UNROUTED = RoutingMethodType.Renormalize  # Of given routings, where the method counts for nothing.
+UNROUTED = RoutingMethodType.Renormalize  # For given routings, where the method does not count.
 
 
 def _copied(value: Any) -> Any:
-    """Of an array of the caller, which a layer must not keep alive."""
+    """A copy of an array of the caller, which a layer must not keep alive."""
     if is_torch(value):
         return value.detach().clone()
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -287,7 +287,7 @@ def activation_of(kind: int, parameters: dict[str, Any], names: dict[str, str],
     return nf.Activation(plain[type_])
 
 
-STEP_LIMIT = 7.0  # Of SwigluStep where the caller gives none.
+STEP_LIMIT = 7.0  # The limit of SwigluStep where the caller gives none.
 
 
 def step_limit(kind: int, up: Any, gate: Any) -> Any:

@@ -1,4 +1,4 @@
-"""FlashInfer's preparations of weights and scales, and what undoes them."""
+"""FlashInfer's preparations of weights and scales, and their inverses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shuffle_gather(argument: str, rows: int, block: int) -> np.ndarray[Any, Any]
 
 
 def gated_gather(argument: str, rows: int) -> np.ndarray[Any, Any]:
-    """Old row that new row p holds: up and gate rows take turns. argument: what errors name."""
+    """Old row that new row p holds: up and gate rows alternate. argument: what errors name."""
     if rows % 2:
         raise ValueError(f"{argument}: expected an even number of rows, got {rows}")
     p = np.arange(rows)
@@ -88,7 +88,7 @@ def _check_elements(num_elts_per_sf: int) -> None:
 def shuffle_matrix_sf_a(
     input_tensor: Any, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> Any:
-    """Scales of a matrix that shuffle_matrix_a() has shuffled: uint8, flat 128x4 image.
+    """Scales of a matrix that shuffle_matrix_a() has shuffled: uint8, flat, layout 128x4.
 
     input_tensor: one byte of any dtype [M, blocks] of the matrix as it was, M a multiple of 128.
     epilogue_tile_m: as there. num_elts_per_sf: 16 or 32; changes nothing.
@@ -168,7 +168,7 @@ def undo_block_layout(t: Any) -> Any:
 
 @accepts("unswizzled_sf")
 def block_scale_interleave(unswizzled_sf: Any) -> Any:
-    """Linear scales as 128x4 images: uint8, flat.
+    """Linear scales in layout 128x4: uint8, flat.
 
     unswizzled_sf: uint8 [rows, blocks] or [batch, rows, blocks].
     """
@@ -191,28 +191,28 @@ def undo_block_scale_interleave(
 ) -> Any:
     """The way back from block_scale_interleave(): uint8 [rows, blocks], or [batch, rows, blocks].
 
-    swizzled_sf: its result, one byte of any dtype and of any shape. rows, blocks: of one image,
-    without padding. batch: number of images; None: one, and no such axis.
+    swizzled_sf: its result, one byte of any dtype and of any shape. rows, blocks: of one matrix,
+    without padding. batch: number of matrices; None: one, and no such axis.
     """
-    images = 1 if batch is None else batch
-    linear = _linear_scales("swizzled_sf", swizzled_sf, images, rows, blocks)
+    matrices = 1 if batch is None else batch
+    linear = _linear_scales("swizzled_sf", swizzled_sf, matrices, rows, blocks)
     return linear.reshape(*(() if batch is None else (batch,)), rows, blocks)
 
 
-def _linear_scales(argument: str, images: Any, batch: int, rows: int, blocks: int) -> Any:
-    """Flat bytes of as many 128x4 images; rows, blocks: of one."""
+def _linear_scales(argument: str, swizzled: Any, batch: int, rows: int, blocks: int) -> Any:
+    """Linear scales, as flat bytes, of `batch` matrices in layout 128x4; rows, blocks: of one."""
     for name, value in (("rows", rows), ("blocks", blocks), ("batch", batch)):
         if value < 0:
             raise ValueError(f"{name}: expected a number of at least 0, got {value}")
-    check_one_byte(argument, images)
-    given = prod(images.shape)
+    check_one_byte(argument, swizzled)
+    given = prod(swizzled.shape)
     wanted = batch * round_up(rows, 128) * round_up(blocks, 4)
     if given != wanted:
         raise ValueError(
-            f"{argument}: expected {wanted} bytes, {batch} images of {rows} x {blocks} in layout "
+            f"{argument}: expected {wanted} bytes, {batch} matrices of {rows} x {blocks} in layout "
             f"128x4, got {given}"
         )
-    return move_scales(images, rows, blocks, batch, "swizzled_128x4", "linear")
+    return move_scales(swizzled, rows, blocks, batch, "swizzled_128x4", "linear")
 
 
 def weight_gather(argument: str, rows: int, block: int, interleaved: bool) -> np.ndarray[Any, Any]:
@@ -237,7 +237,7 @@ def unprepare_scales(sf: Any, rows: int, block: int, interleaved: bool) -> Any:
     blocks = data.shape[1] // round_up(rows, 128)
     if data.shape[1] != round_up(rows, 128) * round_up(blocks, 4):
         raise ValueError(
-            f"weights_scale: {data.shape[1]} bytes an expert are no 128x4 image of {rows} rows"
+            f"weights_scale: {data.shape[1]} bytes an expert do not fit layout 128x4 of {rows} rows"
         )
     linear = move_scales(data, rows, blocks, experts, "swizzled_128x4", "linear")
     return unprepare(linear.reshape(experts, rows, blocks), block, interleaved)

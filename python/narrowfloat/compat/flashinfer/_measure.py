@@ -1,7 +1,7 @@
 """Times of token tiles, for autotune().
 
-Tiles take turns within a round, so that a change of the machine's speed meets all of them, as in
-`narrowfloat moe tune`. On a GPU each run is timed by events, behind a write that fills the cache,
+Tiles alternate within a round, so that a change of the machine's speed affects all of them, as in
+`narrowfloat moe tune`. On a GPU each run is timed by events, after a write that fills the cache,
 all on the stream that calls use. A tile that fails is left out.
 """
 
@@ -25,7 +25,7 @@ _REPEATS = 10
 _MIN_GAIN = 1.03  # Less may be chance; files with less are refused.
 _CACHE_BYTES = 128 << 20  # More than twice the L2 cache of an H100.
 
-# Of a call that cannot run or has no memory.
+# Errors of a call that cannot run or has no memory.
 FAILURES = (RuntimeError, ValueError, MemoryError)
 
 
@@ -112,7 +112,7 @@ def fastest_tile(
     best, best_gain = rule, _MIN_GAIN
     for tile in calls:
         ratios = [mine / other for mine, other in zip(times[rule], times[tile], strict=True)]
-        gain = min(median(ratios), rule_us / median(times[tile]))  # By both figures.
+        gain = min(median(ratios), rule_us / median(times[tile]))  # Both figures must agree.
         if tile != rule and gain > best_gain:
             best, best_gain = tile, gain
     if best == rule:

@@ -1,4 +1,4 @@
-"""Options of the quantizers: keywords, else FlashInfer's variables; what errors call them."""
+"""Options of the quantizers: keywords, else FlashInfer's variables; their names in errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FAST_OFF = ("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "TRTLLM_DISABLE_FP4_QUANT
 
 
 def names_of(input: str, scale: str = "") -> dict[str, str]:
-    """What errors of the library begin with, and what those of a function here begin with.
+    """A table of beginnings of the library's errors -> those of a function here.
 
     input, scale: the arguments of the function that these are there.
     """
@@ -62,14 +62,14 @@ def is_coded(input: Any) -> bool:
 
 
 def nvfp4_mode(math: MathMode | None, input: Any) -> MathMode:
-    """Of a quantizer to NVFP4."""
+    """The mode of a quantizer to NVFP4."""
     return (math or "exact") if is_coded(input) else math_mode(math)
 
 
 def nvfp4_options(
     math: MathMode | None, scale: Any, input: Any, choice: Any = None
 ) -> dict[str, Any]:
-    """Of a quantizer to NVFP4. choice: the argument four_over_six."""
+    """The options of a quantizer to NVFP4. choice: the argument four_over_six."""
     is_open = choice is None and is_coded(input)
     return {
         "math": nvfp4_mode(math, input),
@@ -79,7 +79,7 @@ def nvfp4_options(
 
 
 def refuse_four_over_six(choice: Any) -> None:
-    """ValueError, of MXFP4, for a choice that is made."""
+    """ValueError for a choice that is made with MXFP4."""
     if choice:
         raise ValueError("four_over_six: an option of NVFP4, not of MXFP4")
 
@@ -87,7 +87,7 @@ def refuse_four_over_six(choice: Any) -> None:
 def norm_options(
     format: str, math: MathMode | None, global_scale: Any, input: Any, choice: Any
 ) -> dict[str, Any]:
-    """Of the fused norms, whose scale may be left out. choice: the argument four_over_six."""
+    """Options of the fused norms, whose scale may be absent. choice: the argument four_over_six."""
     if format == "nvfp4":
         scale = 1.0 if global_scale is None else global_scale
         return nvfp4_options(math, scale, input, choice)

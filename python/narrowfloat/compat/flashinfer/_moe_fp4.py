@@ -28,7 +28,7 @@ from narrowfloat.compat.flashinfer._moe import hidden_is
 
 @dataclass
 class Fp4Weights:
-    """What a layer is prepared from, as the caller gives it: shuffled, scalars folded."""
+    """The weights of a layer as the caller gives them: shuffled, scalars folded."""
 
     gemm1: Any
     scale1: Any
@@ -48,7 +48,7 @@ class Fp4Weights:
         return tuple(vars(self).values())
 
     def check(self) -> None:
-        """Axes of what must be there, and of biases."""
+        """Checks the axes of required arrays, and of biases."""
         for name, array in (("gemm1_weights", self.gemm1), ("gemm2_weights", self.gemm2),
                             ("gemm1_weights_scale", self.scale1),
                             ("gemm2_weights_scale", self.scale2)):  # fmt: skip

@@ -13,7 +13,7 @@ from narrowfloat.compat.flashinfer._arguments import accepts, check_array
 from narrowfloat.compat.flashinfer._arrays import address_of, copy_into, output_bytes
 from narrowfloat.compat.flashinfer._modes import names_of, norm_options
 
-# What the library calls the arguments of the functions here.
+# The library's names of the arguments of the functions here.
 _NAMES = names_of("input", "global_scale") | {
     "norm.eps": "eps",
     "norm.norm_output": "y_out",
@@ -37,7 +37,7 @@ def _format_of(block_size: int, scale_format: str | None) -> str:
 
 
 class _Output:
-    """An array that the caller gets, which it may have given, and what the library writes."""
+    """An array that the caller gets, and may have given, and the one that the library writes."""
 
     def __init__(self, argument: str, given: Any, shape: tuple[int, ...], like: Any,
                  any_shape: bool = True) -> None:  # fmt: skip
@@ -50,7 +50,7 @@ class _Output:
         else:  # Kernels store 16 bytes at a time, to multiples of 16.
             self.memory = maker_of("input", like).empty(shape, "uint8")
 
-    def finished(self) -> Any:
+    def result(self) -> Any:
         """The array, once the library has written."""
         if self._bytes is None:
             return self.memory
@@ -62,7 +62,7 @@ class _Output:
 def _outputs(
     input: Any, format: str, layout: str, options: dict[str, Any], y_fp4: Any, block_scale: Any
 ) -> tuple[nf.QuantizedTensor, tuple[_Output, _Output]]:
-    """What the library writes to, and the codes and scales that the caller gets.
+    """The arrays that the library writes to, and the codes and scales that the caller gets.
 
     Arrays that the caller gave are judged here, before anything is written.
     """
@@ -103,7 +103,7 @@ def rmsnorm_fp4quant(
     y_fp4: uint8 [..., K / 2]; block_scale: bytes of the scales. Written to where given.
     global_scale: float, or float32 [1]; an encode scale, default 1; NVFP4 only. eps: float.
     block_size, scale_format: 16 and "e4m3" (NVFP4), 32 and "ue8m0" (MXFP4); the format may be None.
-    is_sf_swizzled_layout: scales as a flat 128x4 image, else linear [..., K / block_size].
+    is_sf_swizzled_layout: flat scales in layout 128x4, else linear [..., K / block_size].
     enable_pdl: changes nothing. math, four_over_six: as fp4_quantize() has them.
     NotImplementedError for e4m3 scales of 32.
     """
@@ -112,7 +112,7 @@ def rmsnorm_fp4quant(
     options = norm_options(format, math, global_scale, input, four_over_six)
     target, parts = _outputs(input, format, layout, options, y_fp4, block_scale)
     nf.rmsnorm_quantize(input, weight, format, eps=eps, out=target, **options)
-    return parts[0].finished(), parts[1].finished()
+    return parts[0].result(), parts[1].result()
 
 
 @accepts("input", "residual", "weight", names=_NAMES)
@@ -158,4 +158,4 @@ def add_rmsnorm_fp4quant(
         parts.append(_Output("block_scale_unswizzled", block_scale_unswizzled, shape, input))
         options |= {"extra_layout": "linear", "extra_scales": parts[2].memory.reshape(-1)}
     nf.add_rmsnorm_quantize(input, residual, weight, format, eps=eps, out=target, **options)
-    return tuple(part.finished() for part in parts)
+    return tuple(part.result() for part in parts)

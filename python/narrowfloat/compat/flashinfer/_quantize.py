@@ -49,13 +49,13 @@ _TILE_ROWS = {"swizzled_128x4": 128, "swizzled_8x4": 8, "linear": 1}
 
 
 def _matrix(scales: Any, layout: str, rows: int, blocks: int) -> Any:
-    """A scale image in FlashInfer's two axes."""
+    """Scales in FlashInfer's two axes."""
     tile = _TILE_ROWS[layout]
     return scales.reshape(round_up(rows, tile), blocks if tile == 1 else round_up(blocks, 4))
 
 
 def _encode_scale(global_scale: Any, is_inversed: bool, math: str, input: Any) -> Any:
-    """What multiplies: a number, or float32 [n] where the input lies."""
+    """The factor: a number, or float32 [n] on the input's device."""
     scale = scale_of("global_scale", global_scale, input)
     if not is_inversed:
         return scale
@@ -275,7 +275,7 @@ def nvfp4_quantize_smooth(
     math: MathMode | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
-    """NVFP4 of x * pre_quant_scale: (codes uint8 [M, K / 2], scales uint8, flat 128x4 image).
+    """NVFP4 of x * pre_quant_scale: (codes uint8 [M, K / 2], scales uint8, flat, layout 128x4).
 
     x: bfloat16 [M, K]. pre_quant_scale: bfloat16 [K]. global_scale: float, or float32 [1] or [M].
     enable_pdl, backend, math, four_over_six: as fp4_quantize() has them.
@@ -291,11 +291,11 @@ def nvfp4_batched_quantize(
     a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: MathMode | None = None,
     four_over_six: Any = None,
 ) -> tuple[Any, Any]:
-    """NVFP4 with an image of scales for each batch.
+    """NVFP4 with scales of its own for each batch.
 
     a: float32, float16 or bfloat16 [B, M, K]. a_global_sf: float, or float32 [1] or [M].
     sf_vec_size: 16. math, four_over_six: as fp4_quantize() has them.
-    Gives uint8 [B, M, K / 2] and uint8 [B, bytes of an image], layout 128x4.
+    Gives uint8 [B, M, K / 2] and uint8 [B, bytes of the scales of a batch], layout 128x4.
     """
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
@@ -308,8 +308,8 @@ def nvfp4_batched_quantize(
 def _grouped_views(q: nf.QuantizedTensor, blocks: int) -> tuple[Any, Any]:
     """Logical views: codes (M, K', B), scales (32, 4, rm, 4, rk, B)."""
     batch, rows = q.shape[0], q.shape[1]
-    image = q.scales.reshape(batch, round_up(rows, 128) // 128, round_up(blocks, 4) // 4, 32, 4, 4)
-    return transpose(q.values, 1, 2, 0), transpose(image, 3, 4, 1, 5, 2, 0)
+    tiles = q.scales.reshape(batch, round_up(rows, 128) // 128, round_up(blocks, 4) // 4, 32, 4, 4)
+    return transpose(q.values, 1, 2, 0), transpose(tiles, 3, 4, 1, 5, 2, 0)
 
 
 @accepts("a", "mask", names=names_of("a", "a_global_sf") | _MASK)
@@ -442,7 +442,7 @@ def make_nvfp4_global_scale(
     input: Any, per_token_activation: bool, global_scale: Any = None, cfg: Any = None, *,
     four_over_six: Any = None,
 ) -> Any:  # fmt: skip
-    """float32 [1]: what nvfp4_quantize() takes for a tensor.
+    """float32 [1]: the global scale that nvfp4_quantize() takes for a tensor.
 
     input: float32, float16 or bfloat16 of any shape: 448 * 6 / its largest magnitude.
     per_token_activation: 1 / (448 * 6) instead. global_scale: float, or float32 [1], given back.
@@ -457,7 +457,7 @@ def make_nvfp4_global_scale(
         return to_float32(1.0 / largest, input)
     if global_scale is not None:
         return scale_array("global_scale", global_scale, input)
-    largest_of_floats = 3.4028234663852886e38  # What upstream gives for a tensor of zeros.
+    largest_of_floats = 3.4028234663852886e38  # Upstream's result for a tensor of zeros.
     found = nf.amax(contiguous(input))
     top = to_float32(largest, input)
     if is_torch(found):

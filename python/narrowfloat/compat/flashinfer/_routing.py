@@ -26,7 +26,7 @@ _METHODS = tuple(nf.routing_methods())
 
 
 class RoutingResult(NamedTuple):
-    """What trtllm_gen_routing() returns."""
+    """The result of trtllm_gen_routing()."""
 
     topk_ids: Any
     topk_weights: Any
@@ -69,7 +69,7 @@ def router_options(
 
 @dataclass(frozen=True)
 class RouterSizes:
-    """The sizes of a router and of its shard, and what the caller calls them."""
+    """The sizes of a router and of its shard, and their names in the caller."""
 
     experts: int
     top_k: int
@@ -81,7 +81,7 @@ class RouterSizes:
     local_name: str = "local_num_experts"
 
     def check(self) -> None:
-        """What holds for given routings, too (moe spec 4.4)."""
+        """Checks that apply to given routings, too (moe spec 4.4)."""
         if not 1 <= self.top_k <= self.experts:
             raise ValueError(
                 f"{self.k_name}: expected 1 to {self.experts}, the number of experts, got "
@@ -97,7 +97,7 @@ class RouterSizes:
             )
 
     def check_method(self, method: str) -> None:
-        """What upstream's routers take."""
+        """Checks the limits of upstream's routers."""
         self.check()
         if method == "deepseek_v3":
             self.check_deepseek()
@@ -105,7 +105,7 @@ class RouterSizes:
             raise ValueError(f"{self.k_name}: {method} takes up to 32, got {self.top_k}")
 
     def check_deepseek(self) -> None:
-        """Of DeepSeek-V3's groups."""
+        """Checks DeepSeek-V3's groups."""
         groups, kept = self.n_group or 0, self.topk_group or 0
         if groups < 1 or self.experts % groups:
             raise ValueError(
@@ -251,7 +251,7 @@ def _check_fused_topk(scores: Any, n_group: int, topk_group: int, topk: int) -> 
 
 
 def _check_output(name: str, out: Any, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
-    """In front of the first write to any output."""
+    """Checks an output before the first write to any."""
     check_writable(name, out)
     if tuple(out.shape) != shape or dtype_name(out) not in types:
         raise ValueError(

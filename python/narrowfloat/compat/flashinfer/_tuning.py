@@ -24,7 +24,7 @@ from narrowfloat.compat.flashinfer._tuning_file import KEY, key_of, overlap, rea
 
 Key = tuple[Any, ...]
 Entry = dict[str, Any]
-# What runs the first n rows of a call through each of some layers.
+# A function that runs the first n rows of a call through each of some layers.
 Runs = Callable[[int, Sequence[nf.MoeLayer]], Sequence[Callable[[], Any]]]
 
 _LARGEST = 2**31 - 1  # Number of tokens in a file.
@@ -101,7 +101,7 @@ def _covers(entry: Entry, tokens: int) -> bool:
 
 
 def _range_for(session: Session, key: Key, tokens: int) -> tuple[int, int]:
-    """Of a bucket, the numbers of tokens with the same rule that nothing is known about."""
+    """The numbers of tokens of a bucket that have the same rule and no entry yet."""
     facts = dict(zip(KEY, key, strict=True))
 
     def rule(count: int) -> int:
@@ -176,7 +176,7 @@ def layer_for(op: str, layer: nf.MoeLayer, tokens: int, runs: Runs) -> nf.MoeLay
 
 
 def _save(path: str, session: Session) -> None:
-    """What was measured, and what else is known about the layers that were called."""
+    """Saves the measurements, and all other entries about the layers that were called."""
     with _lock:
         known = [entry for key in session.used for entry in _entries.get(key, ())]
     if known:
@@ -218,7 +218,7 @@ def autotune(
         yield
     except BaseException:
         if path is not None and tune_mode:
-            with suppress(OSError, ValueError):  # What went wrong first is the news.
+            with suppress(OSError, ValueError):  # The first error is the one to report.
                 _save(path, session)
         raise
     else:

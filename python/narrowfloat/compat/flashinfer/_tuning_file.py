@@ -26,7 +26,7 @@ KEY = ("machine", "version", "mode", "activation", "hidden", "inter", "slots", "
 
 
 def key_of(entry: Entry) -> Key:
-    """What an entry is about, but for the numbers of tokens."""
+    """The subject of an entry, without the numbers of tokens."""
     return tuple(entry[name] for name in KEY)
 
 
@@ -71,7 +71,7 @@ def _locked(path: str) -> Iterator[int]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             if not _is_still(handle, path):
-                continue  # Whoever had it before has moved it away.
+                continue  # The holder before has moved the file away.
             try:
                 yield handle
             finally:

@@ -12,7 +12,7 @@ from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name, refuse
 from narrowfloat.compat.flashinfer._enums import ActivationType
 from narrowfloat.compat.flashinfer._layers import is_gated
 
-_ALIGNMENT = 256  # Of a layer's workspace; callers align to 128.
+_ALIGNMENT = 256  # Bytes, of a layer's workspace; callers align to 128.
 
 
 def cutlass_fused_moe_workspace_size(

@@ -86,7 +86,7 @@ __device__ uint4 decode_e2m1(const RowDecodeParams& params, int64_t row, int64_t
 __global__ void __launch_bounds__(kThreads)
     decode_rows_kernel(const __grid_constant__ RowDecodeParams params) {
   wait_for_previous_grids();
-  allow_next_grid();
+  trigger_dependent_launch();
   int64_t rows = params.rows;
   if (params.num_tiles != nullptr) {
     rows = min(rows, static_cast<int64_t>(*params.num_tiles) * params.token_tile);

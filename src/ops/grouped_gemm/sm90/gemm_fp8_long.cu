@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(LongTile::kThreads, 1)
     if (threadIdx.x < 128) {
       give_registers<LongTile::kProducerRegisters>();
       LongTileProducer(params, shared, ring).run();
-      allow_next_grid();
+      trigger_dependent_launch();
     } else {
       take_registers<LongTile::kConsumerRegisters>();
       consume(params, shared, ring);

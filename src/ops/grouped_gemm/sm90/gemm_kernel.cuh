@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     if (threadIdx.x < kWarpgroup) {
       give_registers<Shape::kProducerRegisters>();
       Producer<Shape>(params, shared, ring).run();
-      if constexpr (!Shape::kIsSmall) allow_next_grid();
+      if constexpr (!Shape::kIsSmall) trigger_dependent_launch();
     } else {
       take_registers<Shape::kConsumerRegisters>();
       ConsumerOf<Shape>(params, shared, ring).run();

@@ -52,7 +52,7 @@ class Producer {
       if constexpr (Shape::kHasItemRing) publish(work.taken(), item);
       if (item.has_copies) copy_item(item, passes, work.is_first());
       // The next grid's blocks take the places of those that end, and request their weights.
-      if (Shape::kIsSmall && work.is_first()) allow_next_grid();
+      if (Shape::kIsSmall && work.is_first()) trigger_dependent_launch();
       // The ring is full meanwhile; a claim among the copies would take registers.
       if (thread_ == 0) work.choose_next();
     }

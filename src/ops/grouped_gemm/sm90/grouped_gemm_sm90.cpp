@@ -45,7 +45,9 @@ GemmLauncher launcher_of(const GemmMode& mode, WeightCoding coding) {
   return nullptr;
 }
 
-WeightCoding coding_of(const GemmCall& call) { return static_cast<WeightCoding>(call.image_form); }
+WeightCoding coding_of(const GemmCall& call) {
+  return static_cast<WeightCoding>(call.weight_encoding);
+}
 
 // The form of the kernel's rows differs from the caller's.
 bool decodes_rows(const GroupedGemmProblem& problem, WeightCoding coding) {
@@ -88,11 +90,11 @@ int64_t row_limit(const GemmCall& call) {
 
 void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
   const UnitGrid grid(problem, coding_of(call));
-  params.image = call.image;
+  params.image = call.weights;
   params.block_bytes = grid.block_bytes();
   params.expert_bytes = expert_image_bytes(problem);
-  params.expert_forms = call.tables.expert_forms;
-  params.form = call.image_form;
+  params.expert_forms = call.tables.expert_encodings;
+  params.form = call.weight_encoding;
   if (has_row_powers(coding_of(call))) params.row_powers = call.tables.row_powers;
   params.experts = static_cast<int>(problem.experts);
   params.rows = static_cast<int>(problem.rows);
@@ -118,7 +120,7 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
   } else if (coding_of(call) == WeightCoding::kFp8) {
     // No scales: the image's own 1, again and again.
     params.group_scales =
-        reinterpret_cast<const float*>(call.image + unit_code_bytes(WeightCoding::kFp8));
+        reinterpret_cast<const float*>(call.weights + unit_code_bytes(WeightCoding::kFp8));
   }
 }
 
@@ -141,7 +143,7 @@ void set_tiles(const GemmCall& call, GemmParams& params) {
   params.row_limit = row_limit(call);
   params.tiles_are_complete = call.layer.tiles_are_complete;
   // Two kernels would need a counter each, and a claim for each tile of the other's experts.
-  if (call.tables.expert_forms == nullptr) params.next_item = call.layer.next_item;
+  if (call.tables.expert_encodings == nullptr) params.next_item = call.layer.next_tile;
 }
 
 void set_epilogue(const GemmCall& call, GemmParams& params) {
@@ -190,9 +192,9 @@ void multiply(const GroupedGemmProblem& problem, const GemmCall& call, Stream st
 void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
   const CudaDeviceScope scope(problem.device);
   multiply(problem, call, stream);
-  if (call.tables.expert_forms == nullptr) return;
+  if (call.tables.expert_encodings == nullptr) return;
   GemmCall rest = call;
-  rest.image_form = call.tables.rest_form;
+  rest.weight_encoding = call.tables.rest_encoding;
   // Where the first form needs them, too, it has just decoded them.
   if (decodes_rows(problem, coding_of(call))) rest.layer.rows_are_dequantized = true;
   multiply(problem, rest, stream);

@@ -147,12 +147,12 @@ class ImageMaker {
   }
 
   // Later launches may read it on any stream.
-  WeightImage take() {
+  PackedWeightData take() {
     const WeightCoding coding = coding_of(problem_.mode);
     const bool all_wide = misfits_ == problem_.experts;
-    WeightImage image{.bytes = bytes_,
-                      .size_bytes = problem_.experts * expert_bytes_,
-                      .form = static_cast<int>(all_wide ? wide_coding(coding) : coding)};
+    PackedWeightData image{.bytes = bytes_,
+                           .size_bytes = problem_.experts * expert_bytes_,
+                           .encoding = static_cast<int>(all_wide ? wide_coding(coding) : coding)};
     add_tables(all_wide ? 0 : misfits_, image);
     return image;
   }
@@ -217,7 +217,7 @@ class ImageMaker {
 
   // The experts' forms where `misfits` of them have another than the image, and the powers of two
   // that rows were moved by.
-  void add_tables(int64_t misfits, WeightImage& image) const {
+  void add_tables(int64_t misfits, PackedWeightData& image) const {
     const int64_t rows = has_shifts_ ? problem_.experts * problem_.rows : 0;
     const int64_t power_bytes = rows * static_cast<int64_t>(sizeof(float));
     const int64_t size_bytes = power_bytes + (misfits > 0 ? problem_.experts : 0);
@@ -225,8 +225,8 @@ class ImageMaker {
     if (misfits > 0) {
       copy_to_device(tables.get() + power_bytes, forms_.data(), problem_.experts, problem_.device,
                      stream_);
-      image.tables.expert_forms = tables.get() + power_bytes;
-      image.tables.rest_form = static_cast<int>(wide_coding(coding_of(problem_.mode)));
+      image.tables.expert_encodings = tables.get() + power_bytes;
+      image.tables.rest_encoding = static_cast<int>(wide_coding(coding_of(problem_.mode)));
     }
     if (has_shifts_) {
       image.tables.row_powers = make_powers(rows, reinterpret_cast<float*>(tables.get()));
@@ -255,8 +255,8 @@ class ImageMaker {
 
 }  // namespace
 
-WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
-                            Stream stream) {
+PackedWeightData make_unit_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                                 Stream stream) {
   const CudaDeviceScope scope(problem.device);
   ImageMaker maker(problem, stream);
   for (int64_t first = 0; first < problem.experts; first += pieces.experts) {

@@ -30,7 +30,7 @@ struct PrepareParams {
   // Null without block scales.
   const uint8_t* scales = nullptr;
   ScaleLayoutId layout = ScaleLayoutId::kLinear;
-  ImageExtents scale_extents{0, 0};  // Of an expert.
+  ScaleExtents scale_extents{0, 0};  // Of an expert.
   int64_t scale_image = 0;           // Scales from an expert to the next.
   // UE8M0 scales: what is subtracted from the bytes of a row of an expert.
   int8_t* row_shifts = nullptr;

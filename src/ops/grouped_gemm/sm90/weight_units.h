@@ -224,7 +224,7 @@ inline int64_t expert_image_bytes(const GroupedGemmProblem& problem) {
 // On the GPU of `problem`, from checkpoint order; the coding is the image's form. Allocates; waits
 // until the image is made. Throws kUnsupported for UE8M0 scales further apart in a row than bf16's
 // exponents reach.
-WeightImage make_unit_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
-                            Stream stream);
+PackedWeightData make_unit_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                                 Stream stream);
 
 }  // namespace narrowfloat

@@ -1,6 +1,6 @@
-// The rows of every source behind one type, which asks at run time what they are: for the kernels
-// of the general path, which would otherwise be compiled for each. Elements are fp32 in registers
-// whatever the input is; their values are those of the typed sources.
+// One type for the rows of every source, which branches on the source at run time. The kernels of
+// the general path use it, which would otherwise be compiled once per source. Elements are fp32 in
+// registers whatever the input type; their values are those of the typed sources.
 #pragma once
 
 #include "formats/registry.h"
@@ -20,7 +20,7 @@ __device__ inline FloatElements<kCount> widened(const FloatElements<kCount>& ele
   return elements;
 }
 
-// Back to a 16-bit type, exact where the elements came from it.
+// Converts back to a 16-bit type, exactly where the elements came from it.
 template <class Half, int kCount>
 __device__ inline PackedElements<Half, kCount> narrowed(const FloatElements<kCount>& elements) {
   PackedElements<Half, kCount> halves;
@@ -31,8 +31,8 @@ __device__ inline PackedElements<Half, kCount> narrowed(const FloatElements<kCou
   return halves;
 }
 
-// All sources but norms. Math is the arithmetic of the format; that of SiLU is the problem's, which
-// differs from it only for FP8 rules without a fast form (effective_math).
+// All sources but norms. Math is the arithmetic of the format; SiLU uses the problem's, which
+// differs only for FP8 rules without a fast form (effective_math).
 template <BlockFormat Format, class Math>
 struct AnyRows {
   static constexpr bool kTakesE4m3 =
@@ -42,7 +42,7 @@ struct AnyRows {
     return kTakesE4m3 && params.row_input == RowInput::kE4m3;
   }
 
-  // factor: that of E4M3 input (spec 6.10).
+  // `factor` is that of E4M3 input (spec 6.10).
   template <int kCount>
   __device__ static FloatElements<kCount> load(const QuantizeParams& params, const uint8_t* row,
                                                int64_t col, float factor) {

@@ -1,6 +1,5 @@
-// From a thread's run of elements to its codes and its block's scale: the step that all CUDA
-// quantizers share. Lanes whose runs make up a block lie side by side in a warp; all lanes of the
-// warp take part.
+// Encodes a thread's run of elements and its block's scale: the step that all CUDA quantizers
+// share. Lanes whose runs form a block are adjacent in a warp; all lanes of the warp take part.
 #pragma once
 
 #include "device/encode_e2m1.cuh"
@@ -13,19 +12,20 @@
 
 namespace narrowfloat {
 
-// The lanes of the group of `lanes` neighbours that this thread is in.
+// The mask of the group of `kLanes` adjacent lanes that contains this thread.
 template <int kLanes>
 __device__ inline unsigned lanes_of_group() {
   const uint32_t first = threadIdx.x % kWarpSize / kLanes * kLanes;
   return (kFullWarp >> (kWarpSize - kLanes)) << first;
 }
 
-// The maximum of a block as its format wants it (spec 4.5): NaN does not count, but a block of
-// nothing else is NaN for some. `lanes`: those of the warp that take part, whole groups.
+// The maximum of a block as its format defines it (spec 4.5): NaN does not count, but a block of
+// NaN alone gives NaN for some formats. `lanes` is the mask of the lanes that take part, in whole
+// groups.
 template <BlockFormat Format, int kLanes, class Elements>
 __device__ inline float block_amax(const Elements& elements, unsigned lanes) {
   float amax = bits_float(elements.max_number());
-  // Comparisons of floats, in which a number wins.
+  // Compares floats, where a number wins over NaN.
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     amax = fmaxf(amax, __shfl_xor_sync(lanes, amax, distance));
@@ -45,7 +45,7 @@ __device__ inline BlockScale<typename Format::Stored> scale_of_block(float amax,
   return Format::template block_scale<Math>(amax, pair, rules);
 }
 
-// The codes of a run, as stored: 4 or 8 bits an element.
+// The codes of a run as stored: 4 or 8 bits per element.
 template <class Element, int kCount>
 struct Codes {
   static constexpr int kWords = kCount * Element::kBits / 32;
@@ -65,9 +65,9 @@ __device__ inline FloatElements<8> eight_of(const FloatElements<kCount>& run, in
   return {{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]}};
 }
 
-// Eight codes of E2M1 by the format's plain formula, for blocks with NaN, infinities or a
-// multiplier out of the ordinary. Out of line: the code of the ordinary way stays short and in the
-// caches.
+// Encodes eight elements as E2M1 by the format's formula, for blocks with NaN, infinities or a
+// multiplier out of range. Not inlined, so that the code of the fast path stays short and in the
+// instruction caches.
 template <BlockFormat Format, class Math, class Eight>
 __device__ __noinline__ uint32_t encode_e2m1_any(Eight elements, float multiplier) {
   uint32_t codes = 0;
@@ -79,10 +79,10 @@ __device__ __noinline__ uint32_t encode_e2m1_any(Eight elements, float multiplie
   return codes;
 }
 
-// True where encode_e2m1_in_range gives the format's codes. largest: the block's largest magnitude,
-// NaN if it has any; prescaled: RN(multiplier * kE2m1Prescale), never flushed. From the least
-// multiplier on that product is exact; +0 belongs to blocks of zeros; what a device holds as scale
-// may make a multiplier negative.
+// True where encode_e2m1_in_range() gives the format's codes. largest: the block's largest
+// magnitude, NaN if it has any; prescaled: RN(multiplier * kE2m1Prescale), never flushed. The
+// product is exact from the least multiplier on; +0 belongs to blocks of zeros; a scale in device
+// memory may make a multiplier negative.
 template <class Math>
 __device__ inline bool is_in_e2m1_range(float largest, float prescaled) {
   constexpr uint32_t kLeast = 0x0D800000U;  // 2^-100
@@ -91,7 +91,7 @@ __device__ inline bool is_in_e2m1_range(float largest, float prescaled) {
   return Math::mul(largest, prescaled) < kE2m1FastLimit && (is_positive || bits == 0);
 }
 
-// The codes of 4-bit formats where is_in_e2m1_range holds.
+// The codes of 4-bit formats where is_in_e2m1_range() holds.
 template <BlockFormat Format, class Math, class Elements>
 __device__ inline auto codes_in_range(const Elements& elements, float prescaled) {
   Codes<typename Format::Element, Elements::kSize> codes;
@@ -104,7 +104,7 @@ __device__ inline auto codes_in_range(const Elements& elements, float prescaled)
 
 // The codes of any block.
 template <BlockFormat Format, class Math, class Elements>
-__device__ inline auto plain_codes(const Elements& elements, float multiplier) {
+__device__ inline auto general_codes(const Elements& elements, float multiplier) {
   Codes<typename Format::Element, Elements::kSize> codes;
 #pragma unroll
   for (int i = 0; i < codes.kWords; ++i) {
@@ -121,21 +121,21 @@ __device__ inline auto plain_codes(const Elements& elements, float multiplier) {
   return codes;
 }
 
-// A block's scale on the way of ordinary data: free of branches, so that the latency of short
-// launches stays low. is_right: whether it is the format's; if so, no element of the block is NaN.
+// A block's scale on the fast path: without branches, so that the latency of short launches stays
+// low. If is_right, the scale is the format's and no element of the block is NaN.
 template <typename Stored>
-struct OrdinaryScale {
+struct FastPathScale {
   Stored stored;
   float prescaled;  // The multiplier times kE2m1Prescale.
   bool is_right;
 };
 
-// NVFP4 in exact mode (Nvfp4::block_scale); decode: RN(1 / encode). One Newton step
-// makes an approximate reciprocal the correctly rounded one for every significand while nothing
-// under- or overflows, which the ranges of the encode factor and of an E4M3 scale, 2^-9 to 448, see
-// to. A scale of zero gives NaN, which is not in range.
-__device__ inline OrdinaryScale<uint8_t> ordinary_nvfp4_scale(float amax, float encode,
-                                                              float decode) {
+// The scale of NVFP4 in exact mode (Nvfp4::block_scale); decode: RN(1 / encode). One Newton step
+// makes an approximate reciprocal the correctly rounded one for every significand as long as
+// nothing under- or overflows, which the ranges of the encode factor and of an E4M3 scale, 2^-9 to
+// 448, ensure. A scale of zero gives NaN, which is not in range.
+__device__ inline FastPathScale<uint8_t> fast_path_nvfp4_scale(float amax, float encode,
+                                                               float decode) {
   const uint8_t stored =
       DeviceExactMath::encode<E4M3>(__fmul_rn(amax, __fmul_rn(encode, kOneSixth)));
   const float product = __fmul_rn(DeviceExactMath::decode<E4M3>(stored), decode);
@@ -145,12 +145,12 @@ __device__ inline OrdinaryScale<uint8_t> ordinary_nvfp4_scale(float amax, float 
 }
 
 template <BlockFormat Format, class Math>
-__device__ inline OrdinaryScale<typename Format::Stored> ordinary_scale(
+__device__ inline FastPathScale<typename Format::Stored> fast_path_scale(
     float amax, const ScalePair& pair, const BlockRules& rules,
     ScaleRule rule = ScaleRule::kFormat) {
   if constexpr (Format::kScaleType == ScaleType::kE4M3 && Math::kMode == MathMode::kExact) {
     if (rule == ScaleRule::kFormat) {
-      return ordinary_nvfp4_scale(amax, pair.encode, newton_reciprocal(pair.encode));
+      return fast_path_nvfp4_scale(amax, pair.encode, newton_reciprocal(pair.encode));
     }
   }
   const auto scale = scale_of_block<Format, Math>(amax, pair, rules, rule);
@@ -159,11 +159,11 @@ __device__ inline OrdinaryScale<typename Format::Stored> ordinary_scale(
 
 template <BlockFormat Format, class Elements>
 struct EncodedBlock {
-  Codes<typename Format::Element, Elements::kSize> codes;  // Of this lane's elements.
+  Codes<typename Format::Element, Elements::kSize> codes;  // Codes of this lane's elements.
   typename Format::Stored stored;                          // Canonical.
 };
 
-// A block, which a group of neighbouring lanes holds.
+// Encodes a block that a group of adjacent lanes holds.
 template <BlockFormat Format, class Math, class Elements>
 __device__ inline EncodedBlock<Format, Elements> encode_block(const Elements& elements,
                                                               const ScalePair& pair,
@@ -173,17 +173,17 @@ __device__ inline EncodedBlock<Format, Elements> encode_block(const Elements& el
   unsigned lanes = kFullWarp;
   if constexpr (Format::Element::kBits == 4) {
     const float largest = bits_float(group_max<kLanes>(elements.max_or_nan()));
-    const auto ordinary = ordinary_scale<Format, Math>(largest, pair, rules, rule);
-    // The same for all lanes of the group.
-    if (ordinary.is_right && is_in_e2m1_range<Math>(largest, ordinary.prescaled)) {
+    const auto fast_path = fast_path_scale<Format, Math>(largest, pair, rules, rule);
+    // The condition is uniform in the group.
+    if (fast_path.is_right && is_in_e2m1_range<Math>(largest, fast_path.prescaled)) {
       return EncodedBlock<Format, Elements>{
-          codes_in_range<Format, Math>(elements, ordinary.prescaled), ordinary.stored};
+          codes_in_range<Format, Math>(elements, fast_path.prescaled), fast_path.stored};
     }
     lanes = lanes_of_group<kLanes>();
   }
   const float amax = block_amax<Format, kLanes>(elements, lanes);
   const auto scale = scale_of_block<Format, Math>(amax, pair, rules, rule);
-  return EncodedBlock<Format, Elements>{plain_codes<Format, Math>(elements, scale.multiplier),
+  return EncodedBlock<Format, Elements>{general_codes<Format, Math>(elements, scale.multiplier),
                                         canonical_scale(scale.stored)};
 }
 

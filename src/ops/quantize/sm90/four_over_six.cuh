@@ -1,5 +1,5 @@
 // 4-over-6 (spec 6.3) of a block of 16 elements that one thread holds: FourOverSixSearch of
-// formats/four_over_six.h with the same bits and about 25 instructions an element.
+// formats/four_over_six.h with the same bits and about 25 instructions per element.
 //
 // Rounding an element to the E2M1 grid (device/encode_e2m1.cuh) gives the value its code decodes
 // to, so the errors of both candidates come without decoding:
@@ -9,7 +9,7 @@
 // with constants of the row that cover every kind of error. Errors are taken of magnitudes: the
 // sign of x, which its code has too, cancels in |e| and e * e. The sums run in index order with one
 // rounding per operation, which is part of the contract. Blocks with NaN, infinities, scale zero or
-// products near E2M1's limit take the plain formula out of line.
+// products near E2M1's limit take the general formula out of line.
 #pragma once
 
 #include "device/encode_e2m1.cuh"
@@ -18,24 +18,24 @@
 
 namespace narrowfloat {
 
-// What the blocks of a row have in common.
+// Constants that all blocks of a row share.
 struct FourOverSixRow {
   ScalePair pair;
   FourOverSixRules rules;
   float factor;
   float target;
   float divisor;
-  float reciprocal;  // RN(1 / divisor)
-  bool is_ordinary;  // The shortcuts below are right.
+  float reciprocal;      // RN(1 / divisor)
+  bool takes_fast_path;  // The shortcuts below are exact.
 };
 
-// row_amax: per token, else 0.
+// `row_amax` is 0 unless scales are per token.
 __device__ inline FourOverSixRow four_over_six_row(const FourOverSix& options,
                                                    const ScalePair& pair, float row_amax) {
   FourOverSixRow row{pair, {}, pair.decode, 1.0F, 1.0F, 1.0F, true};
   const float code_range = static_cast<float>(options.e4m3_max) * 6.0F;
   row.rules = {options.error, options.error_math, code_range, row_amax};
-  row.is_ordinary = pair.encode >= 0x1p-100F && pair.encode <= 0x1p100F;
+  row.takes_fast_path = pair.encode >= 0x1p-100F && pair.encode <= 0x1p100F;
   if (options.error_math == FourOverSixMath::kFast) {
     row.factor = 1.0F;
     row.target = pair.encode;
@@ -43,7 +43,7 @@ __device__ inline FourOverSixRow four_over_six_row(const FourOverSix& options,
     row.factor = row_amax;
     row.divisor = code_range;
     row.reciprocal = div_rn(1.0F, code_range);
-    row.is_ordinary &= row_amax >= 0x1p-60F && row_amax <= 0x1p100F;
+    row.takes_fast_path &= row_amax >= 0x1p-60F && row_amax <= 0x1p100F;
   }
   return row;
 }
@@ -54,13 +54,14 @@ struct FourOverSixScale {
   float decoded;    // The scale over kE2m1Prescale.
 };
 
-// s6 of the formula. is_ordinary: by the shortcut.
+// s6 of the formula; takes_fast_path selects the shortcut.
 template <class Math>
-__device__ inline float scale_of_six(float amax, float encode, bool is_ordinary) {
+__device__ inline float scale_of_six(float amax, float encode, bool takes_fast_path) {
   if constexpr (Math::kMode == MathMode::kFast) {
     return Math::mul(encode, Math::mul(amax, kOneSixth));
   }
-  return mul_rn(is_ordinary ? divide_by_known(amax, 6.0F, kOneSixth) : div_rn(amax, 6.0F), encode);
+  return mul_rn(takes_fast_path ? divide_by_known(amax, 6.0F, kOneSixth) : div_rn(amax, 6.0F),
+                encode);
 }
 
 // A stored scale of zero gives a multiplier that is out of range, or NaN.
@@ -71,11 +72,12 @@ __device__ inline FourOverSixScale four_over_six_scale(float scale, const ScaleP
   const float product = Math::mul(decoded, pair.decode);
   const float multiplier =
       Math::kMode == MathMode::kExact ? newton_reciprocal(product) : Math::rcp(product);
-  // Not flushed: a least multiplier that became zero would pass for that of a zero block.
+  // The product is not flushed: a least multiplier that became zero would look like that of a zero
+  // block.
   return {stored, mul_rn(multiplier, kE2m1Prescale), mul_rn(decoded, 1.0F / kE2m1Prescale)};
 }
 
-// Sum of the errors of a candidate so far, and its codes of eight elements without their signs.
+// A candidate: the sum of its errors so far, and its codes of eight elements without their signs.
 struct FourOverSixCandidate {
   float error = 0.0F;
   uint32_t codes = 0;
@@ -133,7 +135,7 @@ __device__ inline FourOverSixCodes better_candidate(const Elements& elements,
   return result;
 }
 
-// By the plain formula, a loop: it may be slow, and its registers count for the whole kernel.
+// The general formula as a loop: it may be slow, but its registers count for the whole kernel.
 template <class Math, class Elements>
 __device__ __noinline__ FourOverSixCodes encode_four_over_six_any(Elements elements, float amax,
                                                                   ScalePair pair,
@@ -176,7 +178,7 @@ __device__ inline FourOverSixCodes encode_four_over_six(const Elements& elements
   const float s6 = scale_of_six<Math>(amax, row.pair.encode, true);
   const FourOverSixScale six = four_over_six_scale<Math>(s6, row.pair);
   const FourOverSixScale four = four_over_six_scale<Math>(Math::mul(s6, 1.5F), row.pair);
-  const bool in_range = row.is_ordinary && largest >= 0x1p-90F &&
+  const bool in_range = row.takes_fast_path && largest >= 0x1p-90F &&
                         is_in_e2m1_range<Math>(largest, six.prescaled) &&
                         is_in_e2m1_range<Math>(largest, four.prescaled);
   if (!in_range) {

@@ -1,9 +1,9 @@
-// Which kernel quantizes formats whose blocks lie inside a row: the variants of quantize_dense.cuh
-// in a table for each format, the first that takes the problem; else the general kernel of
-// quantize_blocks.cuh, for very large tensors in several launches.
+// Selects the kernel for formats whose blocks lie inside a row: the first variant of
+// quantize_dense.cuh in the format's table that takes the problem, else the general kernel of
+// quantize_blocks.cuh, in several launches for very large tensors.
 //
 // A variant stays in a table as long as a benchmark row is at least 3 % faster with it than with
-// what comes after it (docs/kernels/quantize.md has the figures).
+// the variants after it (docs/kernels/quantize.md has the figures).
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct FourBitRuns {
   static constexpr QuantizeDenseConfig kConfig{.threads = 128, .run = 16, .ctas_per_sm = 10};
   static_assert(is_valid(kConfig));
 };
-// 8-bit codes: the loads and stores of a warp are whole lines.
+// 8-bit codes: the loads and stores of a warp are whole cache lines.
 struct EightBitRuns {
   static constexpr QuantizeDenseConfig kConfig{.threads = 256, .run = 8, .ctas_per_sm = 8};
   static_assert(is_valid(kConfig));
@@ -31,7 +31,7 @@ struct SmoothRuns {
   static constexpr QuantizeDenseConfig kConfig{.threads = 256, .run = 16, .ctas_per_sm = 5};
   static_assert(is_valid(kConfig));
 };
-// SiLU has much arithmetic: small CTAs and at most 40 registers, so that the loads of some overlap
+// SiLU has much arithmetic: small CTAs and at most 40 registers let the loads of some CTAs overlap
 // the arithmetic of others.
 struct SiluRuns {
   static constexpr QuantizeDenseConfig kConfig{.threads = 128, .run = 16, .ctas_per_sm = 12};
@@ -46,7 +46,7 @@ void launch_quantize_blocks(const QuantizeProblem& problem, const QuantizeParams
   constexpr int64_t kBlock = std::max<int64_t>(Format::kBlockCols, Rows::kRun);
   const int64_t runs_per_row = ceil_div(problem.value_cols, kBlock) * (kBlock / Rows::kRun);
   const int64_t rows = problem.batch * problem.rows;
-  // Runs of a launch are numbered with 31 bits.
+  // A 31-bit number counts the runs of a launch.
   const int64_t rows_at_once =
       std::max<int64_t>(1, ((int64_t{1} << 31) - 2 * kBlocksThreads) / runs_per_row);
   for (int64_t first = 0; first < rows; first += rows_at_once) {
@@ -54,13 +54,13 @@ void launch_quantize_blocks(const QuantizeProblem& problem, const QuantizeParams
     QuantizeBlocksGrid grid{.first_row = first,
                             .num_rows = static_cast<uint32_t>(num_rows),
                             .runs_per_row = FastDivisor(static_cast<uint32_t>(runs_per_row))};
-    grid.element_blocks = static_cast<uint32_t>(ceil_div(num_rows * runs_per_row, kBlocksThreads));
-    int64_t padding_blocks = 0;
+    grid.element_ctas = static_cast<uint32_t>(ceil_div(num_rows * runs_per_row, kBlocksThreads));
+    int64_t padding_ctas = 0;
     if (first == 0) {
       grid.padding = scale_padding(params.scales);
-      padding_blocks = ceil_div(grid.padding.per_image() * problem.batch, kBlocksThreads);
+      padding_ctas = ceil_div(grid.padding.per_tensor() * problem.batch, kBlocksThreads);
     }
-    const dim3 ctas(grid.element_blocks + static_cast<unsigned>(padding_blocks));
+    const dim3 ctas(grid.element_ctas + static_cast<unsigned>(padding_ctas));
     launch(quantize_blocks_kernel<Format, Math, Rows>, {ctas, dim3(kBlocksThreads)}, stream, params,
            grid);
   }
@@ -68,7 +68,7 @@ void launch_quantize_blocks(const QuantizeProblem& problem, const QuantizeParams
 
 // --- The dense kernels ---------------------------------------------------------------------------
 
-// Whether the dense and flat kernels take the problem, with runs of `run` elements.
+// True if the dense and flat kernels take the problem, with runs of `run` elements.
 inline bool is_dense(const QuantizeProblem& problem, int64_t run) {
   constexpr int64_t kMaxRuns = (int64_t{1} << 31) - 2048;
   const FormatInfo& info = format_info(problem.format);
@@ -77,27 +77,27 @@ inline bool is_dense(const QuantizeProblem& problem, int64_t run) {
          problem.cols % info.block_cols == 0 && problem.rows * (problem.cols / run) < kMaxRuns;
 }
 
-// Pieces of the last tiles of rows, as clear_last_tiles takes them.
-inline void set_padding(const ScaleImages& images, QuantizeDenseParams& dense) {
-  if (images.layout == ScaleLayoutId::kLinear) return;
-  const int64_t rows = images.extents.rows;
+// Sets the pieces of the last row of tiles for clear_last_tiles().
+inline void set_padding(const ScaleTensors& tensors, QuantizeDenseParams& dense) {
+  if (tensors.layout == ScaleLayoutId::kLinear) return;
+  const int64_t rows = tensors.extents.rows;
   const int64_t stride = dense.layout_stride;
-  int64_t tile_rows = 128;  // And for every tile beside another, bytes and pieces:
+  int64_t tile_rows = 128;  // With one more tile per row, bytes and pieces grow by:
   int64_t tile_bytes = 512;
   int64_t pieces = stride * 32;
-  if (images.layout == ScaleLayoutId::kSwizzled8x4) {
+  if (tensors.layout == ScaleLayoutId::kSwizzled8x4) {
     tile_rows = 8;
     tile_bytes = 32;
     pieces = stride * 8;
   }
-  if (images.layout == ScaleLayoutId::kMnMajor) {
+  if (tensors.layout == ScaleLayoutId::kMnMajor) {
     tile_rows = 4;
-    pieces = images.extents.blocks * 4;
+    pieces = tensors.extents.blocks * 4;
   }
   if (rows % tile_rows == 0) return;
-  const bool is_mn_major = images.layout == ScaleLayoutId::kMnMajor;
+  const bool is_mn_major = tensors.layout == ScaleLayoutId::kMnMajor;
   const int64_t first = rows / tile_rows * (is_mn_major ? 16 : tile_bytes * stride);
-  dense.last_tiles = images.data + first;
+  dense.last_tiles = tensors.data + first;
   dense.last_tile_rows = static_cast<uint32_t>(rows % tile_rows);
   dense.padding_pieces = static_cast<uint32_t>(pieces);
 }
@@ -105,7 +105,7 @@ inline void set_padding(const ScaleImages& images, QuantizeDenseParams& dense) {
 inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
                                              const QuantizeParams& params, int64_t run) {
   const int64_t runs_per_row = problem.cols / run;
-  const ImageExtents& extents = params.scales.extents;
+  const ScaleExtents& extents = params.scales.extents;
   QuantizeDenseParams dense{};
   dense.input = params.input;
   dense.input_row_stride = params.input_row_stride;
@@ -131,7 +131,7 @@ inline QuantizeDenseParams make_dense_params(const QuantizeProblem& problem,
   return dense;
 }
 
-// Rows of one source with scales in any layout, or in the one that is named.
+// Rows of one source, with scales in any layout or in the given one.
 template <class SourceOf, class Tuning, DeviceScale kScale, ScaleLayoutId... kLayouts>
 struct DenseVariant : SourceOf::Maths {
   template <BlockFormat Format, class Math>
@@ -152,10 +152,10 @@ struct DenseVariant : SourceOf::Maths {
     using Source = typename SourceOf::template Source<Math>;
     constexpr int kThreads = Case::kConfig.threads;
     QuantizeDenseParams dense = make_dense_params(problem, params, Case::kConfig.run);
-    dense.element_blocks = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
+    dense.element_ctas = static_cast<uint32_t>(ceil_div(dense.num_runs, kThreads));
     const auto padding = static_cast<uint32_t>(ceil_div(dense.padding_pieces, kThreads));
     launch(quantize_dense_kernel<Format, Math, Source, Case>,
-           {dim3(dense.element_blocks + padding), dim3(kThreads)}, stream, dense);
+           {dim3(dense.element_ctas + padding), dim3(kThreads)}, stream, dense);
   }
 };
 
@@ -192,8 +192,8 @@ struct FlatVariant : BothMaths {
   }
 };
 
-// The sources of DenseVariant. agrees(): the arithmetic of the source is that of the format, for
-// which the kernel is compiled.
+// The sources of DenseVariant. agrees() is true if the arithmetic of the source is that of the
+// format, for which the kernel is compiled.
 struct AlwaysAgrees {
   template <BlockFormat Format, class Math>
   static bool agrees(const QuantizeParams& /*params*/) {
@@ -244,7 +244,7 @@ using SmoothBf16Rows = DenseVariant<SmoothSource<Maths>, SmoothRuns, DeviceScale
 inline constexpr ScaleLayoutId k128x4 = ScaleLayoutId::kSwizzled128x4;
 inline constexpr ScaleLayoutId kMnMajor = ScaleLayoutId::kMnMajor;
 
-// Each row says what it wins over the rows after it, at one row of K = 7168 unless it says
+// The comment of a row is its gain over the rows after it, at one row of K = 7168 unless it says
 // otherwise.
 template <BlockFormat Format>
 struct DenseTable;
@@ -295,7 +295,7 @@ struct DenseTable<Fp8Block1x128> {
                                 SmoothBf16Rows<ExactMathOnly>>;                          // 16 %
 };
 
-// The general kernel on bf16: other formats have dense kernels for it.
+// The general kernel on bf16; other formats have dense kernels for bf16.
 struct BlocksVariant : BothMaths {
   template <BlockFormat Format, class Math>
   static bool takes(const QuantizeProblem& /*problem*/, const QuantizeParams& params) {

@@ -1,8 +1,8 @@
-// Which variant of quantize_rows.cuh quantizes rows: those of a table, the first that takes the
-// problem, or the general one for every source and any number of columns.
+// Selects the variant of quantize_rows.cuh: the first of a table that takes the problem, or the
+// general one for every source and any number of columns.
 //
 // A variant stays in a table as long as a benchmark row is at least 3 % faster with it than with
-// what comes after it (docs/kernels/quantize.md has the figures).
+// the variants after it (docs/kernels/quantize.md has the figures).
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct OneNormRun {
   static constexpr QuantizeRowsConfig kConfig{.runs = 1, .max_threads = 1024, .registers = 56};
   static_assert(is_valid(kConfig));
 };
-// Half the threads a row, so that more rows are in flight.
+// Half the threads per row, so that more rows are in flight.
 struct TwoNormRuns {
   static constexpr QuantizeRowsConfig kConfig{.runs = 2, .max_threads = 512, .registers = 72};
   static_assert(is_valid(kConfig));
@@ -48,7 +48,7 @@ struct FourOverSixLongRows {
 
 // --- Launches ------------------------------------------------------------------------------------
 
-// Threads for `cols` elements with `runs` runs each in as few chunks as possible.
+// The threads for `cols` elements with `runs` runs each in as few chunks as possible.
 struct RowShape {
   int threads;
   int num_chunks;
@@ -68,7 +68,7 @@ template <BlockFormat Format, class Math, class Source, class Tuning>
 void launch_quantize_rows(const QuantizeProblem& problem, const QuantizeParams& params,
                           Stream stream) {
   const RowShape shape = row_shape(problem.value_cols, Tuning::kConfig);
-  // Images of listed rows and of row groups were cleared: they have gaps.
+  // The scales of listed rows and of row groups have gaps and were cleared before.
   const bool is_cleared = problem.has_row_list || problem.groups > 0;
   const int64_t rows = problem.has_row_list ? params.num_listed_rows : problem.batch * problem.rows;
   for (int64_t first = 0; first < rows; first += kMaxLaunchRows) {
@@ -78,7 +78,7 @@ void launch_quantize_rows(const QuantizeProblem& problem, const QuantizeParams& 
     if (first == 0 && !is_cleared) {
       grid.padding = scale_padding(params.scales);
       grid.extra_padding = scale_padding(params.extra_scales);
-      const int64_t pieces = std::max(grid.padding.per_image(), grid.extra_padding.per_image());
+      const int64_t pieces = std::max(grid.padding.per_tensor(), grid.extra_padding.per_tensor());
       padding_ctas = ceil_div(pieces * problem.batch, shape.threads);
     }
     const dim3 ctas(num_rows + static_cast<unsigned>(padding_ctas));
@@ -87,7 +87,7 @@ void launch_quantize_rows(const QuantizeProblem& problem, const QuantizeParams& 
   }
 }
 
-// Rows of one source that the registers of a CTA hold, at least kMinRows of them.
+// Rows of one source that fit the registers of a CTA, at least kMinRows of them.
 template <RowInput kInput, class Source, class Tuning, int64_t kMinRows>
 struct RowsVariant : BothMaths {
   template <BlockFormat Format, class Math>
@@ -105,13 +105,13 @@ struct RowsVariant : BothMaths {
 
 // --- The tables ----------------------------------------------------------------------------------
 
-// With fewer rows than this a kernel with two runs a thread cannot fill the GPU.
-inline constexpr int64_t kTwoRunsFromRows = 265;
+// With fewer rows a kernel with two runs per thread cannot fill the GPU.
+inline constexpr int64_t kRowsTwoRunRows = 265;
 
-// Each row says what it wins over the rows after it, with K = 7168.
+// The comment of a row is its gain over the rows after it, with K = 7168.
 using Norm4BitTable =
     VariantTable<RowsVariant<RowInput::kNormBf16, NormRows<PackedBf16>, TwoNormRuns,
-                             kTwoRunsFromRows>,  // add + RMSNorm, 16384 rows: 3 %
+                             kRowsTwoRunRows>,  // add + RMSNorm, 16384 rows: 3 %
                  RowsVariant<RowInput::kNormBf16, NormRows<PackedBf16>, OneNormRun,
                              0>>;  // add + RMSNorm, 1 row: 24 %
 using Norm8BitTable = VariantTable<RowsVariant<RowInput::kNormBf16, NormRows<PackedBf16>,
@@ -119,7 +119,7 @@ using Norm8BitTable = VariantTable<RowsVariant<RowInput::kNormBf16, NormRows<Pac
 
 using FourOverSixTable =
     VariantTable<RowsVariant<RowInput::kBf16, WholeRows<PlainRows<PackedBf16>>, FourOverSixTwoRuns,
-                             kTwoRunsFromRows>,  // per token, 1024 rows: 13 %
+                             kRowsTwoRunRows>,  // per token, 1024 rows: 13 %
                  RowsVariant<RowInput::kBf16, WholeRows<PlainRows<PackedBf16>>, FourOverSixRun,
                              0>>;  // 1 row: 37 %
 

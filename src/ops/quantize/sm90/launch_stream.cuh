@@ -1,5 +1,5 @@
-// Launching the kernel of quantize_stream.cuh: its parameters, and as many blocks of threads as the
-// GPU holds at once.
+// Launches the kernel of quantize_stream.cuh: its parameters, and as many CTAs as the GPU holds at
+// once.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +12,19 @@
 
 namespace narrowfloat {
 
-// Each formula is that of the layout (tensor/layouts), its row and its block part taken apart.
-inline ScalePlaces scale_places(const ScaleImages& images) {
-  const auto blocks = static_cast<uint32_t>(images.extents.blocks);
-  const auto tiles = static_cast<uint32_t>(ceil_div(images.extents.blocks, 4));
-  switch (images.layout) {
+// The formulas of the layouts (tensor/layouts), each split into a row part and a block part.
+inline ScalePlaces scale_places(const ScaleTensors& tensors) {
+  const auto blocks = static_cast<uint32_t>(tensors.extents.blocks);
+  const auto tiles = static_cast<uint32_t>(ceil_div(tensors.extents.blocks, 4));
+  switch (tensors.layout) {
     case ScaleLayoutId::kLinear:
-      return {.layout = images.layout, .row_stride = blocks, .block_stride = 1};
+      return {.layout = tensors.layout, .row_stride = blocks, .block_stride = 1};
     case ScaleLayoutId::kMnMajor: {
-      const auto rows = static_cast<uint32_t>(MnMajorLayout::padded(images.extents).rows);
-      return {.layout = images.layout, .row_stride = 1, .block_stride = rows};
+      const auto rows = static_cast<uint32_t>(MnMajorLayout::padded(tensors.extents).rows);
+      return {.layout = tensors.layout, .row_stride = 1, .block_stride = rows};
     }
     case ScaleLayoutId::kSwizzled8x4:
-      return {.layout = images.layout,
+      return {.layout = tensors.layout,
               .row_shift = 3,
               .row_stride = tiles * 32,
               .low_rows = 7,
@@ -35,7 +35,7 @@ inline ScalePlaces scale_places(const ScaleImages& images) {
     case ScaleLayoutId::kSwizzled128x4:
       break;
   }
-  return {.layout = images.layout,
+  return {.layout = tensors.layout,
           .row_shift = 7,
           .row_stride = tiles * 512,
           .low_rows = 31,
@@ -71,15 +71,15 @@ inline QuantizeStreamParams make_stream_params(const QuantizeProblem& problem,
   stream.global_scale = params.global_scale;
   stream.base = {params.base_decode_scale, 1.0F / params.base_decode_scale};
   stream.device_base = params.device_base;
-  stream.images = params.scales;
+  stream.scale_tensors = params.scales;
   stream.padding = scale_padding(params.scales);
   return stream;
 }
 
-// Blocks of threads that an SM of compute capability 9.0 holds.
-inline int64_t stream_blocks_per_sm(const CudaDevice& device, int64_t threads, int64_t registers,
-                                    int64_t shared_bytes) {
-  constexpr int64_t kSystemBytes = 1024;  // Of each block's shared memory.
+// The number of CTAs that an SM of compute capability 9.0 holds.
+inline int64_t stream_ctas_per_sm(const CudaDevice& device, int64_t threads, int64_t registers,
+                                  int64_t shared_bytes) {
+  constexpr int64_t kSystemBytes = 1024;  // Shared memory that the system takes per CTA.
   const int64_t memory = device.max_shared_bytes_per_block + kSystemBytes;
   const int64_t by_memory = memory / (shared_bytes + kSystemBytes);
   const int64_t by_registers = 65536 / (round_up(registers, 8) * threads);
@@ -105,17 +105,16 @@ void launch_stream(const QuantizeProblem& problem, const QuantizeParams& params,
   const CudaDevice& device = cuda_device(problem.device.index);
   const int64_t threads = round_up(problem.cols / kRowRun, kWarpSize);
   const int64_t shared_bytes = stream_shared_bytes<Source>(threads);
-  // Of the widest row, whatever this call's is: the kernel is allowed it once.
+  // The kernel opts in once, for the widest row, whatever this call's width is.
   constexpr int64_t kMostBytes = stream_shared_bytes<Source>(Tuning::kConfig.max_threads);
   static SharedMemoryOptIn opt_in;
   opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, problem.device.index);
   const QuantizeStreamParams stream_params = make_stream_params(problem, params);
-  // Few rows may have much padding.
+  // A small number of rows may have much padding.
   const int64_t wanted =
-      std::max(problem.rows, ceil_div(stream_params.padding.per_image(), threads));
+      std::max(problem.rows, ceil_div(stream_params.padding.per_tensor(), threads));
   const int64_t most =
-      device.num_sms *
-      stream_blocks_per_sm(device, threads, Tuning::kConfig.registers, shared_bytes);
+      device.num_sms * stream_ctas_per_sm(device, threads, Tuning::kConfig.registers, shared_bytes);
   launch(kKernel,
          {dim3(static_cast<unsigned>(std::min(wanted, most))), dim3(static_cast<unsigned>(threads)),
           static_cast<size_t>(shared_bytes)},

@@ -1,10 +1,10 @@
-// Rows of a norm as runs of 16 elements, and the sum of squares they need first (spec 6.12).
+// Rows of a norm as runs of 16 elements, and their sum of squares (spec 6.12).
 //
 // The sum is the fixed tree of formats/rms_norm.h whatever the shape of the launch. A run is two of
-// its leaves; the 32 runs of a warp are one subtree, evaluated by shuffles between neighbours,
-// neighbours of neighbours and so on (a + b is b + a, so all lanes get its bits); the sums of all
-// warps lie in shared memory in the order of the row and are joined in the same way. Runs beyond
-// the row are +0, as the tree's absent leaves are.
+// its leaves. The 32 runs of a warp are one subtree, evaluated by shuffles between lanes 1, 2, 4,
+// ... apart (a + b is b + a, so all lanes get its bits). The sums of all warps are stored in shared
+// memory in row order and joined in the same way. Runs beyond the row are +0, as the tree's absent
+// leaves are.
 #pragma once
 
 #include "device/device_math.cuh"
@@ -17,7 +17,7 @@
 
 namespace narrowfloat {
 
-// Subtrees of a row, each of a warp's 32 runs of 16 elements.
+// Subtrees of a row; each covers a warp's 32 runs of 16 elements.
 inline constexpr int kMaxNormSums = 1024;
 inline constexpr int64_t kMaxNormCols = int64_t{kMaxNormSums} * kWarpSize * kRowRun;
 
@@ -41,17 +41,17 @@ struct NormRows {
 
   __device__ static bool is_norm(const QuantizeParams& /*params*/) { return true; }
 
-  // What the norm is taken of: the residual where there is one, to which add_input() belongs.
+  // Loads the operand of the norm: the residual where there is one, to which add_input() belongs.
   __device__ static Elements load(const QuantizeParams& params, const RowPlace& place,
                                   uint32_t col) {
     const size_t offset = size_t{col} * sizeof(uint16_t);
-    // Its load has to wait until the registers are free.
+    // Its load must wait until registers are free.
     prefetch_to_l2(params.vector + offset);
     return load_elements<Elements>(row_of_norm(params, place) + offset);
   }
 
-  // Adds the input into the residual: of runs that were loaded already, so that all loads are on
-  // their way before the first store.
+  // Adds the input into the residual, of runs that were loaded already: all loads are issued before
+  // the first store.
   template <int kRuns>
   __device__ static void add_input(const QuantizeParams& params, const RowPlace& place,
                                    const uint32_t (&cols)[kRuns], Elements (&runs)[kRuns]) {
@@ -105,7 +105,7 @@ struct NormRows {
   }
 };
 
-// The two leaves of a run, joined.
+// Joins the two leaves of a run.
 template <class Elements>
 __device__ inline float sum_of_squares(const Elements& h) {
   static_assert(Elements::kSize == 16);
@@ -118,7 +118,7 @@ __device__ inline float sum_of_squares(const Elements& h) {
   return add_rn(leaves[0], leaves[1]);
 }
 
-// The tree over one value a lane, from neighbours up. Every lane gets it.
+// Sums the tree over one value per lane, starting with adjacent lanes. Every lane gets the sum.
 __device__ inline float warp_tree_sum(float value) {
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
@@ -127,7 +127,7 @@ __device__ inline float warp_tree_sum(float value) {
   return value;
 }
 
-// The tree over sums[0 .. count), at most kMaxNormSums. Every thread gets it.
+// Sums the tree over sums[0 .. count), at most kMaxNormSums. Every thread gets the sum.
 __device__ inline float tree_of_sums(const float* sums, int count) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   float value = warp_tree_sum(lane < count ? sums[lane] : 0.0F);

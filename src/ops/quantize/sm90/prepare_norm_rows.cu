@@ -1,9 +1,9 @@
-// What comes before a norm's quantization where that needs more of a tensor than a row: a maximum
-// over all rows (computed scales), or the statistics of 128 rows (128x128 blocks).
+// The first kernel of a norm's quantization that needs more of a tensor than a row: a maximum over
+// all rows (computed scales), or the statistics of 128 rows (128x128 blocks).
 //
-// One pass as in quantize_rows.cuh, a block of threads a row: adds the input into the residual,
-// stores norm_output, and leaves the maximum of the norm or each row's 1 / rms. The second kernel
-// takes the norm of the residual again; its bits are the same.
+// One pass as in quantize_rows.cuh, one CTA per row: adds the input into the residual, stores
+// norm_output, and leaves the maximum of the norm or each row's 1 / rms. The second kernel computes
+// the norm of the residual again; its bits are the same.
 #include <algorithm>
 
 #include "device/ptx/grid_dependency.cuh"
@@ -23,7 +23,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   wait_for_previous_grids();
   const RowPlace place = place_of_row(params, grid);
   auto chunk = load_chunk<Source, kRuns>(params, place, 0, true);
-  allow_next_grid();
+  trigger_dependent_launch();
   const float factor =
       row_reciprocal_rms<Source, kRuns>(params, place, chunk, grid.num_chunks, shared_storage.sums);
   uint32_t largest = 0;
@@ -81,7 +81,7 @@ QuantizeParams after_prepare_norm_rows(const QuantizeParams& params) {
 }
 
 Support norm_extents(const QuantizeProblem& problem) {
-  // Threads walk over the padding of values too, and have places in shared memory for its sums.
+  // Threads cover the padding of values too, and each needs a slot for its sum in shared memory.
   if (problem.value_cols > kMaxNormCols) {
     return Support::no("norms take up to 524288 columns, padding included");
   }

@@ -4,10 +4,10 @@
 //
 //   codes = Element(x * multiplier(block maximum)), scale = the format's rule     (spec 6)
 //
-// A thread holds a run of 8 or 16 elements; a block of V elements lies in V / run neighbouring
-// lanes. Runs of all rows are numbered one after another (a row's runs rounded up to whole blocks),
-// one thread each in a one-shot grid, so that any number of columns fills the warps. CTAs after
-// those zero the scale padding.
+// A thread holds a run of 8 or 16 elements; V / run adjacent lanes hold a block of V elements. Runs
+// of all rows are numbered consecutively (a row's runs rounded up to whole blocks), one thread each
+// in a one-shot grid, so that any number of columns fills the warps. The CTAs after those zero the
+// scale padding.
 //
 //   load run | maximum, over the lanes of the block by shuffles | scale | codes | store codes,
 //   scale
@@ -23,8 +23,8 @@ namespace narrowfloat {
 
 inline constexpr int kBlocksThreads = 256;
 
-// What the kernel quantizes: rows of any source in runs of 16 elements, or a bf16 tensor in runs of
-// 8, in which the loads and stores of 8-bit codes are whole lines.
+// The input of the kernel: rows of any source in runs of 16 elements, or a bf16 tensor in runs of
+// 8, where the loads and stores of 8-bit codes are whole cache lines.
 template <BlockFormat Format, class Math>
 struct BlocksOfAny {
   static constexpr int kRun = 16;
@@ -49,12 +49,12 @@ struct BlocksOfBf16 {
   }
 };
 
-// The rows of one launch, and its blocks of threads.
+// The rows and CTAs of one launch.
 struct QuantizeBlocksGrid {
-  int64_t first_row;  // Of the flattened [batch * rows].
+  int64_t first_row;  // Index into the flattened [batch * rows].
   uint32_t num_rows;
   FastDivisor runs_per_row;
-  uint32_t element_blocks;  // Blocks of threads before those that zero padding.
+  uint32_t element_ctas;  // CTAs before those that zero padding.
   ScalePadding padding;
 };
 
@@ -78,15 +78,15 @@ __device__ inline void store_decode_scale(const QuantizeParams& params, uint32_t
   }
 }
 
-// Where a thread's run lies.
+// The location of a thread's run.
 struct RunPlace {
   uint32_t batch;
-  int64_t row;       // In the batch.
+  int64_t row;       // Index within the batch.
   int64_t flat_row;  // batch * rows + row
   int64_t col;
-  bool is_inside;  // Of the rows and the value columns.
-  bool counts;     // Inside, in a row that counts.
-  bool is_input;   // Of the input's columns too.
+  bool is_inside;  // The run lies inside the rows and the value columns.
+  bool counts;     // The run is inside, in a valid row.
+  bool is_input;   // The run also lies inside the input's columns.
 };
 
 template <int kRun>
@@ -96,7 +96,7 @@ __device__ inline RunPlace place_of_run(const QuantizeParams& params,
   const uint32_t launch_row = grid.runs_per_row.quotient(run);
   const uint32_t run_in_row = run - launch_row * grid.runs_per_row.divisor();
   RunPlace place;
-  // Threads behind the last row stand on it: what they look up must exist.
+  // Threads beyond the last row look up the last row, whose data exists.
   place.flat_row = grid.first_row + min(launch_row, grid.num_rows - 1);
   place.col = static_cast<int64_t>(run_in_row) * kRun;
   place.is_inside = launch_row < grid.num_rows && place.col < params.value_cols;
@@ -116,7 +116,7 @@ __device__ inline const uint8_t* input_row(const QuantizeParams& params, const R
          place.row * params.input_row_stride;
 }
 
-// The codes of a run; stores the scale of its block.
+// Returns the codes of a run; stores the scale of its block.
 template <BlockFormat Format, class Math, class Elements>
 __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& place,
                                   const Elements& elements, ScaleRule rule) {
@@ -125,15 +125,15 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& 
     if (place.is_inside && place.row == 0 && place.col == 0 && params.has_fp8_decode_scale) {
       store_scale(params.scales, place.batch, 0, 0, canonical_nan(scale.stored));
     }
-    return plain_codes<Format, Math>(elements, scale.multiplier);
+    return general_codes<Format, Math>(elements, scale.multiplier);
   } else {
     constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
     const ScalePair pair = row_pair<Format, Math>(params, place.batch, place.row);
     const auto block = encode_block<Format, Math>(elements, pair, params.rules, rule);
     if (place.is_inside && threadIdx.x % kLanes == 0) {
-      // Pad columns and rows that do not count have scale zero.
+      // Pad columns and invalid rows have scale zero.
       using Stored = typename Format::Stored;
-      store_scale(params.scales, place.batch, image_row(params, place.row),
+      store_scale(params.scales, place.batch, packed_row(params, place.row),
                   static_cast<uint32_t>(place.col / Format::kBlockCols),
                   place.is_input ? block.stored : Stored{0});
     }
@@ -143,13 +143,13 @@ __device__ inline auto encode_run(const QuantizeParams& params, const RunPlace& 
 
 __device__ inline void clear_padding_of_launch(const QuantizeParams& params,
                                                const QuantizeBlocksGrid& grid) {
-  // Pieces of all images together may be more than 32 bits count.
-  const auto index = int64_t{blockIdx.x - grid.element_blocks} * kBlocksThreads + threadIdx.x;
-  const int64_t per_image = grid.padding.per_image();
-  if (index >= per_image * params.batch) return;
-  const auto batch = static_cast<uint32_t>(index / per_image);
+  // The pieces of all scale tensors together may exceed 32 bits.
+  const auto index = int64_t{blockIdx.x - grid.element_ctas} * kBlocksThreads + threadIdx.x;
+  const int64_t per_tensor = grid.padding.per_tensor();
+  if (index >= per_tensor * params.batch) return;
+  const auto batch = static_cast<uint32_t>(index / per_tensor);
   clear_padding(params.scales, grid.padding, batch,
-                static_cast<uint32_t>(index - batch * per_image));
+                static_cast<uint32_t>(index - batch * per_tensor));
 }
 
 template <BlockFormat Format, class Math, class Rows>
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kBlocksThreads)
     quantize_blocks_kernel(const __grid_constant__ QuantizeParams params,
                            const __grid_constant__ QuantizeBlocksGrid grid) {
   wait_for_previous_grids();
-  if (blockIdx.x >= grid.element_blocks) {
+  if (blockIdx.x >= grid.element_ctas) {
     clear_padding_of_launch(params, grid);
     return;
   }
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kBlocksThreads)
     }
     elements = Rows::load(params, input_row(params, place), place.col, factor);
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   const auto codes = encode_run<Format, Math>(params, place, elements, rule);
   if (place.counts) {
     store_codes(codes, params.values + place.flat_row * params.value_row_bytes +

@@ -11,7 +11,7 @@ void launch_quantize_mxfp4_blocks(const QuantizeProblem& problem, const Quantize
                                   Stream stream);
 void launch_quantize_mxfp8_blocks(const QuantizeProblem& problem, const QuantizeParams& params,
                                   Stream stream);
-// FP8 1x128 and per tensor.
+// Launches FP8 1x128 and per tensor.
 void launch_quantize_fp8_blocks(const QuantizeProblem& problem, const QuantizeParams& params,
                                 Stream stream);
 

@@ -1,6 +1,6 @@
-// sm90_blocks: quantizers whose blocks lie inside a row and need nothing of the row but its encode
-// scale. Up to four launches: maxima, where no scale is given; clearing images with gaps; the
-// kernel of quantize_blocks.cuh; scales of tensors.
+// sm90_blocks: quantizers whose blocks lie inside a row and that need nothing of the row but its
+// encode scale. Up to four launches: maxima, where no scale is given; clearing scale tensors with
+// gaps; the kernel of quantize_blocks.cuh; scales of tensors.
 #include "ops/quantize/sm90/quantize_blocks.h"
 
 #include "ops/quantize/quantize_impls.h"
@@ -42,8 +42,8 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream stream
     clear_amax_slots(problem, params, stream);
     launch_find_amax(problem, params, stream);
   }
-  // Images of row groups have gaps that no row's thread knows of.
-  if (problem.groups > 0) clear_scale_images(params, stream);
+  // The scales of row groups have gaps that no row's thread writes.
+  if (problem.groups > 0) clear_scale_tensors(params, stream);
   const bool is_empty = problem.batch * problem.rows * problem.cols == 0;
   if (!is_empty) launch_elements(problem, params, stream);
   if (is_from_amax || is_empty) launch_store_tensor_scales(problem, params, stream);

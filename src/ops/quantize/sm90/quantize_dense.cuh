@@ -1,28 +1,28 @@
 // The quantizer of quantize_blocks.cuh for the usual case, with fewer instructions: one batch whose
-// rows all count, whole blocks, one encode scale, no row groups.
+// rows are all valid, whole blocks, one encode scale, no row groups.
 //
-// Then the codes of all runs are dense, so that a run's number alone says where its codes (and
-// linear scales) go. About 12 instructions an element for NVFP4 from bf16 in place of 20, which is
-// the difference between 106 and 99 us for 16384 x 7168 (docs/kernels/quantize.md).
+// The codes of all runs are then dense, so that a run's number alone gives the address of its codes
+// (and linear scales). NVFP4 from bf16 takes about 12 instructions per element instead of 20, which
+// is the difference between 106 and 99 us for 16384 x 7168 (docs/kernels/quantize.md).
 #pragma once
 
-#include "ops/quantize/sm90/ordinary_blocks.cuh"
+#include "ops/quantize/sm90/fast_path_blocks.cuh"
 #include "ops/quantize/sm90/quantize_blocks.cuh"
 
 namespace narrowfloat {
 
-// What every thread reads comes first: the constant cache fetches it in few lines.
+// The members that every thread reads come first, so that the constant cache fetches few lines.
 struct QuantizeDenseParams {
   const uint8_t* input;      // [rows, cols], or 2 * cols for SiLU.
-  int64_t input_row_stride;  // In bytes.
+  int64_t input_row_stride;  // The stride counts bytes.
   FastDivisor runs_per_row;
   uint32_t num_runs;
-  uint32_t element_blocks;  // Blocks of threads before those that zero padding.
+  uint32_t element_ctas;  // CTAs before those that zero padding.
   ScaleLayoutId layout;
-  // swizzled: tiles beside each other; mn_major: scales from a block to the next.
+  // swizzled: tiles per row of tiles; mn_major: scales between consecutive blocks.
   uint32_t layout_stride;
-  uint32_t blocks;            // Of a row.
-  const float* device_scale;  // Encode scale, or maximum; null: host_encode.
+  uint32_t blocks;            // Blocks per row.
+  const float* device_scale;  // An encode scale or a maximum; null: host_encode.
   float host_encode;
   bool is_amax;
   uint8_t* values;
@@ -32,16 +32,16 @@ struct QuantizeDenseParams {
   float* global_scale;
   const uint8_t* vector;  // [cols]
   int64_t cols;
-  // The last tiles of rows, if they have pad rows.
+  // The last row of tiles, if it has pad rows.
   uint8_t* last_tiles;
-  uint32_t last_tile_rows;  // That are no padding.
+  uint32_t last_tile_rows;  // Rows that are not padding.
   uint32_t padding_pieces;
 };
 
 struct QuantizeDenseConfig {
-  int threads;      // Of a CTA.
-  int run;          // Elements of a thread.
-  int ctas_per_sm;  // At least so many fit, which bounds the registers.
+  int threads;      // Threads per CTA.
+  int run;          // Elements per thread.
+  int ctas_per_sm;  // At least this many CTAs fit, which bounds the registers.
 };
 
 consteval bool is_valid(const QuantizeDenseConfig& config) {
@@ -49,12 +49,13 @@ consteval bool is_valid(const QuantizeDenseConfig& config) {
          (config.run == 8 || config.run == 16);
 }
 
-// What device_scale is: an encode scale, the maximum of the tensor, or either by params.is_amax.
+// The meaning of device_scale: an encode scale, the maximum of the tensor, or either by
+// params.is_amax.
 enum class DeviceScale : int { kEncode = 0, kAmax = 1, kEither = 2 };
 
-// What a dense kernel is compiled for besides format, arithmetic and source: a tuning, what
-// device_scale is, and the layout where it is known. A branch at run time costs a short launch more
-// than its instructions.
+// The compile-time parameters of a dense kernel besides format, arithmetic and source: a tuning,
+// the meaning of device_scale, and the layout where it is known. A branch at run time costs a short
+// launch more than its instructions.
 template <class TuningType, DeviceScale kScaleType, ScaleLayoutId... kLayouts>
 struct DenseCase {
   static constexpr auto kConfig = TuningType::kConfig;
@@ -74,8 +75,8 @@ struct DenseCase {
   }
 };
 
-// The encode scale comes from the device, the host or the tensor's maximum. Loaded early, as all
-// that follows waits for it.
+// The encode scale from the device, the host or the tensor's maximum. Loaded early, since all that
+// follows waits for it.
 template <class Params>
 __device__ inline float load_device_scale(const Params& params) {
   return params.device_scale == nullptr ? params.host_encode : *params.device_scale;
@@ -85,8 +86,8 @@ __device__ inline float dense_encode_scale(const Params& params, float loaded) {
   return Case::is_amax(params) ? encode_scale_of_amax(loaded, params.e4m3_max) : loaded;
 }
 
-// The tensor's decode scale. A division only where it is needed: the first thread's time is that of
-// a small tensor.
+// Stores the tensor's decode scale. The division runs only where it is needed: the first thread's
+// time is the time of a small tensor.
 template <class Params>
 __device__ inline void store_dense_decode_scale(const Params& params, float encode) {
   float decode = newton_reciprocal(encode);
@@ -97,18 +98,18 @@ __device__ inline void store_dense_decode_scale(const Params& params, float enco
 template <typename Stored>
 __device__ inline Stored* dense_scale_place(const QuantizeDenseParams& params, ScaleLayoutId layout,
                                             uint32_t block_number, uint32_t row) {
-  auto* image = reinterpret_cast<Stored*>(params.scales);
-  if (layout == ScaleLayoutId::kLinear) return image + block_number;
+  auto* base = reinterpret_cast<Stored*>(params.scales);
+  if (layout == ScaleLayoutId::kLinear) return base + block_number;
   const uint32_t block = block_number - row * params.blocks;
   if (layout == ScaleLayoutId::kMnMajor) {
-    return image + (static_cast<int64_t>(block) * params.layout_stride + row);
+    return base + (static_cast<int64_t>(block) * params.layout_stride + row);
   }
-  return image + (layout == ScaleLayoutId::kSwizzled128x4
-                      ? Swizzled128x4Layout::offset_in_tiles(row, block, params.layout_stride)
-                      : Swizzled8x4Layout::offset_in_tiles(row, block, params.layout_stride));
+  return base + (layout == ScaleLayoutId::kSwizzled128x4
+                     ? Swizzled128x4Layout::offset_in_tiles(row, block, params.layout_stride)
+                     : Swizzled8x4Layout::offset_in_tiles(row, block, params.layout_stride));
 }
 
-// Zeros behind a row's last block, up to a whole tile.
+// Stores the zeros after a row's last block, up to a whole tile.
 template <typename Stored>
 __device__ inline void pad_row(const QuantizeDenseParams& params, ScaleLayoutId layout,
                                uint32_t block, Stored* place) {
@@ -118,8 +119,8 @@ __device__ inline void pad_row(const QuantizeDenseParams& params, ScaleLayoutId 
   for (uint32_t pad = 1; (block + pad) % 4 != 0; ++pad) place[pad] = Stored{0};
 }
 
-// Pad rows of the last tiles of rows, in pieces that lie one after another: 16 bytes of
-// swizzled_128x4, which are the blocks of rows r, r + 32, r + 64, r + 96; else 4 bytes of a row.
+// Zeroes the pad rows of the last row of tiles, in pieces that are contiguous in memory: 16 bytes
+// of swizzled_128x4, which are the blocks of rows r, r + 32, r + 64, r + 96; else 4 bytes of a row.
 __device__ inline void clear_last_tiles(const QuantizeDenseParams& params, ScaleLayoutId layout,
                                         uint32_t piece) {
   if (piece >= params.padding_pieces) return;
@@ -154,41 +155,41 @@ __global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.ctas_per_
   const bool is_inside = run < params.num_runs;
   const uint8_t* input = params.input + static_cast<int64_t>(row) * params.input_row_stride;
   wait_for_previous_grids();
-  if (blockIdx.x >= params.element_blocks) {
-    return clear_last_tiles(params, layout, run - params.element_blocks * Case::kConfig.threads);
+  if (blockIdx.x >= params.element_ctas) {
+    return clear_last_tiles(params, layout, run - params.element_ctas * Case::kConfig.threads);
   }
   const auto col = static_cast<int64_t>(run_in_row) * kRun;
   decltype(load_source_input<Source, kRun>(params, input, col)) loaded{};
   if (is_inside) loaded = load_source_input<Source, kRun>(params, input, col);
   float encode = 1.0F;
   if constexpr (Format::kHasGlobalScale) encode = load_device_scale(params);
-  allow_next_grid();
+  trigger_dependent_launch();
   const auto elements = finish_source_input<Source>(loaded);
   if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale<Case>(params, encode);
-  const auto block = ordinary_block<Format, Math>(elements, encode, params.rules);
+  const auto block = fast_path_block<Format, Math>(elements, encode, params.rules);
   if (!is_inside) return;
   RunTarget<Stored> target{params.values + static_cast<int64_t>(run) * kCodeBytes, nullptr};
   if (run % kLanes == 0) {
     target.scale = dense_scale_place<Stored>(params, layout, run / kLanes, row);
     pad_row(params, layout, run_in_row / kLanes, target.scale);
   }
-  store_ordinary_block<Format, Math>(elements, block, target);
+  store_fast_path_block<Format, Math>(elements, block, target);
   if constexpr (Format::kHasGlobalScale) {
     if (run == 0 && !Case::is_amax(params)) store_dense_decode_scale(params, encode);
   }
   if (__builtin_expect(!block.is_right, 0)) {
-    store_plain_block<Format, Math>(elements, encode, params.rules, target);
+    store_general_block<Format, Math>(elements, encode, params.rules, target);
   }
 }
 
-// Where rows of a plain tensor follow each other without gaps and the scales are linear, the number
-// of a run is all there is to addressing.
+// Parameters for rows of a plain tensor without gaps and linear scales: the number of a run gives
+// all addresses.
 struct QuantizeFlatParams {
   const uint8_t* input;  // [rows, cols]
   uint8_t* values;
   uint8_t* scales;
   uint32_t num_runs;
-  const float* device_scale;  // As in QuantizeDenseParams.
+  const float* device_scale;  // The same as in QuantizeDenseParams.
   float host_encode;
   bool is_amax;
   BlockRules rules;
@@ -212,18 +213,18 @@ __global__ void __launch_bounds__(Case::kConfig.threads, Case::kConfig.ctas_per_
   }
   float encode = 1.0F;
   if constexpr (Format::kHasGlobalScale) encode = load_device_scale(params);
-  allow_next_grid();
+  trigger_dependent_launch();
   if constexpr (Format::kHasGlobalScale) encode = dense_encode_scale<Case>(params, encode);
-  const auto block = ordinary_block<Format, Math>(elements, encode, params.rules);
+  const auto block = fast_path_block<Format, Math>(elements, encode, params.rules);
   if (!is_inside) return;
   RunTarget<Stored> target{params.values + static_cast<int64_t>(run) * kCodeBytes, nullptr};
   if (run % kLanes == 0) target.scale = reinterpret_cast<Stored*>(params.scales) + run / kLanes;
-  store_ordinary_block<Format, Math>(elements, block, target);
+  store_fast_path_block<Format, Math>(elements, block, target);
   if constexpr (Format::kHasGlobalScale) {
     if (run == 0 && !Case::is_amax(params)) store_dense_decode_scale(params, encode);
   }
   if (__builtin_expect(!block.is_right, 0)) {
-    store_plain_block<Format, Math>(elements, encode, params.rules, target);
+    store_general_block<Format, Math>(elements, encode, params.rules, target);
   }
 }
 

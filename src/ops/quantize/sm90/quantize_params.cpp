@@ -8,15 +8,15 @@
 namespace narrowfloat {
 namespace {
 
-ScaleImages scale_images(const ScaleView& view) {
+ScaleTensors scale_tensors(const ScaleView& view) {
   if (view.data == nullptr || view.batch == 0) return {};
   return {.data = static_cast<uint8_t*>(view.data),
           .layout = view.layout,
           .extents = {view.rows, view.blocks},
-          .image_bytes = view.capacity / view.batch * bytes(view.type)};
+          .tensor_bytes = view.capacity / view.batch * bytes(view.type)};
 }
 
-// A scale given by the host is finite and positive, so no NaN needs care here.
+// A scale given by the host is finite and positive, so NaN needs no care here.
 ScalePair host_pair(const QuantizeProblem& problem, const QuantizeArgs& args) {
   const float g = args.encode_scale;
   if (format_info(problem.format).scale_type != ScaleType::kE4M3) return {g, 1.0F};
@@ -59,8 +59,8 @@ QuantizeParams make_quantize_params(const QuantizeProblem& problem, const Quanti
   params.norm_eps = args.norm_eps;
   params.values = args.values;
   params.value_row_bytes = args.value_row_bytes;
-  params.scales = scale_images(args.scales);
-  params.extra_scales = scale_images(args.extra_scales);
+  params.scales = scale_tensors(args.scales);
+  params.extra_scales = scale_tensors(args.extra_scales);
   params.global_scale = args.global_scale;
   params.encode_source = problem.encode_source;
   params.encode_axis = problem.encode_axis;

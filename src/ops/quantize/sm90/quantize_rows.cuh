@@ -4,15 +4,16 @@
 //
 //   row scale from max |y|, y = norm(row) or the row, then the format's blocks (spec 6.2, 6.12)
 //
-// A block of threads takes a row. Run r of 16 elements belongs to thread r % threads, so a warp
-// reads neighbouring memory. What its threads hold is a chunk of the row; it stays in registers
-// from its load to its codes: one pass over memory. Only rows of more than about 16384 elements
-// have more than one, in kernels of their own (is_long): chunks behind the first are loaded again
-// in every sweep, out of the L2 cache. Blocks of threads behind the rows zero the scale padding.
+// One CTA quantizes a row. Run r of 16 elements belongs to thread r % threads, so a warp reads
+// adjacent memory. The runs that its threads hold at a time are a chunk of the row, which stays in
+// registers from its load to its codes: one pass over memory. Only rows of more than about 16384
+// elements have several chunks, in kernels of their own (is_long): chunks after the first are
+// loaded again in every pass, from the L2 cache. The CTAs after those of the rows zero the scale
+// padding.
 //
 //   load | sum of squares | finish, maximum | scale, codes, stores      one barrier per statistic
 //
-// Bound by memory: NVFP4 from bf16 moves 2.56 bytes an element, a norm with residual 6.56.
+// Bound by memory: NVFP4 from bf16 moves 2.56 bytes per element, a norm with residual 6.56.
 #pragma once
 
 #include "ops/quantize/sm90/any_rows.cuh"
@@ -24,9 +25,9 @@
 namespace narrowfloat {
 
 struct QuantizeRowsConfig {
-  int runs;              // Of a thread, in registers.
-  int max_threads;       // Of a row.
-  int registers;         // Of a thread: what sets the number of rows in flight.
+  int runs;              // Runs per thread, in registers.
+  int max_threads;       // Threads per row.
+  int registers;         // Registers per thread, which limit the number of rows in flight.
   bool is_long = false;  // Rows may have several chunks.
   bool four_over_six = false;
 };
@@ -40,13 +41,13 @@ struct QuantizeRowsGrid {
   ScalePadding extra_padding;
 };
 
-// The rows of a source as this kernel takes them. A source has
+// The rows of a source as this kernel reads them. A source has
 //   Elements                             a run of 16 elements in registers
 //   kMayBeNorm, is_norm(params)          whether finish() needs 1 / rms of the row
-//   load(params, place, col)             what the statistics are taken of
+//   load(params, place, col)             the operand of the statistics
 //   add_input(params, place, cols, runs) norms: adds the input into the residual
 //   finish(params, elements, col, rms)   the elements that are quantized
-// NormRows of norm_rows.cuh is one; here are a source of row_sources.cuh, and any source.
+// NormRows of norm_rows.cuh is one; below are a source of row_sources.cuh, and any source.
 template <class Source>
 struct WholeRows {
   using Elements = typename Source::template Elements<kRowRun>;
@@ -137,7 +138,7 @@ __device__ inline uint32_t run_col(int chunk, int run) {
   return (static_cast<uint32_t>(chunk * kRuns + run) * blockDim.x + threadIdx.x) * kRowRun;
 }
 
-// is_first: the input has not been added into the residual of this chunk.
+// is_first: the input has not been added into the residual of this chunk yet.
 template <class Source, int kRuns>
 __device__ inline Chunk<Source, kRuns> load_chunk(const QuantizeParams& params,
                                                   const RowPlace& place, int index, bool is_first) {
@@ -156,7 +157,7 @@ __device__ inline Chunk<Source, kRuns> load_chunk(const QuantizeParams& params,
   return chunk;
 }
 
-// From what was loaded to the elements that are quantized.
+// Computes the elements that are quantized from the loaded ones.
 template <class Source, int kRuns>
 __device__ inline void finish_chunk(const QuantizeParams& params, int index, float factor,
                                     Chunk<Source, kRuns>& chunk) {
@@ -167,7 +168,8 @@ __device__ inline void finish_chunk(const QuantizeParams& params, int index, flo
   }
 }
 
-// 1 / rms of the row whose first chunk is given; adds the input into the residual of all others.
+// Returns 1 / rms of the row whose first chunk is given; adds the input into the residual of all
+// other chunks.
 template <class Source, int kRuns>
 __device__ inline float row_reciprocal_rms(const QuantizeParams& params, const RowPlace& place,
                                            const Chunk<Source, kRuns>& first, int num_chunks,
@@ -203,7 +205,7 @@ __device__ inline uint32_t chunk_maximum(const Chunk<Source, kRuns>& chunk) {
   return largest;
 }
 
-// A thread's part of the maximum of the row whose first chunk is given, finished.
+// A thread's part of the maximum of the row whose first chunk is given, after finish().
 template <class Source, int kRuns>
 __device__ inline uint32_t row_maximum(const QuantizeParams& params, const RowPlace& place,
                                        const Chunk<Source, kRuns>& first, float factor,
@@ -232,14 +234,14 @@ __device__ inline void store_norm_output(const QuantizeParams& params, const Row
   }
 }
 
-// Where a row's scales are: every layout puts scale `block` at
+// The locations of a row's scales: every layout stores scale `block` at
 //
 //   base + (block >> shift) * stride + (block & mask)
 //
-// with base, stride and so on the same for the whole row.
+// where base, stride and so on are the same for the whole row.
 template <typename Stored>
 struct ScaleRow {
-  Stored* base;  // Null: nowhere.
+  Stored* base;  // Null: there are no scales.
   uint32_t shift;
   uint32_t mask;
   uint32_t stride;
@@ -250,24 +252,24 @@ struct ScaleRow {
 };
 
 template <typename Stored>
-__device__ inline ScaleRow<Stored> scale_row_of(const ScaleImages& images, uint32_t batch,
+__device__ inline ScaleRow<Stored> scale_row_of(const ScaleTensors& tensors, uint32_t batch,
                                                 int64_t row) {
   if (row < 0) return {nullptr, 0, 0, 0};
-  auto* image = reinterpret_cast<Stored*>(images.data + batch * images.image_bytes);
-  switch (images.layout) {
+  auto* base = reinterpret_cast<Stored*>(tensors.data + batch * tensors.tensor_bytes);
+  switch (tensors.layout) {
     case ScaleLayoutId::kMnMajor:
-      return {image + row, 0, 0, static_cast<uint32_t>(MnMajorLayout::padded(images.extents).rows)};
+      return {base + row, 0, 0, static_cast<uint32_t>(MnMajorLayout::padded(tensors.extents).rows)};
     case ScaleLayoutId::kSwizzled128x4:
-      return {image + Swizzled128x4Layout::offset(row, 0, images.extents), 2, 3, 512};
+      return {base + Swizzled128x4Layout::offset(row, 0, tensors.extents), 2, 3, 512};
     case ScaleLayoutId::kSwizzled8x4:
-      return {image + Swizzled8x4Layout::offset(row, 0, images.extents), 2, 3, 32};
+      return {base + Swizzled8x4Layout::offset(row, 0, tensors.extents), 2, 3, 32};
     case ScaleLayoutId::kLinear:
       break;
   }
-  return {image + LinearLayout::offset(row, 0, images.extents), 2, 3, 4};
+  return {base + LinearLayout::offset(row, 0, tensors.extents), 2, 3, 4};
 }
 
-// Stores a scale, and the zeros that pad the last four of a swizzled row.
+// Stores a scale, and the zeros that pad the last four blocks of a swizzled row.
 template <typename Stored>
 __device__ inline void store_scale(const ScaleRow<Stored>& row, uint32_t num_blocks, uint32_t block,
                                    Stored scale) {
@@ -281,17 +283,17 @@ __device__ inline void store_scale(const ScaleRow<Stored>& row, uint32_t num_blo
   }
 }
 
-// What a row's blocks have in common.
+// Parameters that all blocks of a row share.
 template <typename Stored>
 struct RowScaling {
   ScalePair pair{};
-  float row_amax = 0.0F;    // Per token.
-  float multiplier = 0.0F;  // FP8 per tensor.
+  float row_amax = 0.0F;    // Set for per-token scales.
+  float multiplier = 0.0F;  // Set for FP8 per tensor.
   ScaleRow<Stored> scales{};
-  ScaleRow<Stored> extra_scales{};  // Of norms.
+  ScaleRow<Stored> extra_scales{};  // Set for norms.
 };
 
-// Stores the scales of the row or tensor as well.
+// Computes the scaling of a row; stores the scales of the row or tensor as well.
 template <BlockFormat Format, class Math>
 __device__ inline auto scale_row(const QuantizeParams& params, const RowPlace& place,
                                  uint32_t row_amax) {
@@ -299,7 +301,7 @@ __device__ inline auto scale_row(const QuantizeParams& params, const RowPlace& p
   RowScaling<Stored> scaling;
   if constexpr (Format::kId != FormatId::kFp8Tensor) {
     const bool has_groups = Format::kId == FormatId::kFp8Block1x128;
-    const int64_t row = has_groups ? image_row(params, place.row) : place.row;
+    const int64_t row = has_groups ? packed_row(params, place.row) : place.row;
     scaling.scales = scale_row_of<Stored>(params.scales, place.batch, row);
     if (params.extra_scales.data != nullptr) {
       scaling.extra_scales = scale_row_of<Stored>(params.extra_scales, place.batch, row);
@@ -326,14 +328,14 @@ __device__ inline auto scale_row(const QuantizeParams& params, const RowPlace& p
   return scaling;
 }
 
-// Codes of a run and the scale of its block, which is left alone for FP8 per tensor.
+// Returns the codes of a run and stores the scale of its block, except for FP8 per tensor.
 template <BlockFormat Format, class Math, class Source, class Tuning>
 __device__ inline auto encode_run(const QuantizeParams& params,
                                   const RowScaling<typename Format::Stored>& scaling,
                                   const typename Source::Elements& elements,
                                   typename Format::Stored* stored) {
   if constexpr (Format::kId == FormatId::kFp8Tensor) {
-    return plain_codes<Format, Math>(elements, scaling.multiplier);
+    return general_codes<Format, Math>(elements, scaling.multiplier);
   } else if constexpr (Tuning::kConfig.four_over_six) {
     const FourOverSixRow row =
         four_over_six_row(params.four_over_six, scaling.pair, scaling.row_amax);
@@ -370,7 +372,7 @@ __device__ inline void quantize_run(const QuantizeParams& params, const RowPlace
   }
 }
 
-// A chunk; finished before for formats with row scales.
+// Encodes a chunk; formats with row scales finished it before.
 template <BlockFormat Format, class Math, class Source, class Tuning>
 __device__ inline void quantize_chunk(const QuantizeParams& params, const RowPlace& place,
                                       const RowScaling<typename Format::Stored>& scaling, int index,
@@ -380,7 +382,7 @@ __device__ inline void quantize_chunk(const QuantizeParams& params, const RowPla
   for (int i = 0; i < kRuns; ++i) {
     const uint32_t col = run_col<kRuns>(index, i);
     if constexpr (!Format::kHasRowScale) {
-      // Run by run, so that what finishing needs takes registers for one run only.
+      // finish() runs run by run, so that its temporaries take registers for one run only.
       if (col < params.cols) chunk.runs[i] = Source::finish(params, chunk.runs[i], col, factor);
     }
     quantize_run<Format, Math, Source, Tuning>(params, place, scaling, chunk.runs[i], col);
@@ -388,7 +390,7 @@ __device__ inline void quantize_chunk(const QuantizeParams& params, const RowPla
   if constexpr (Source::kMayBeNorm) store_norm_output(params, place, index, chunk);
 }
 
-// Scales of a row that does not count.
+// Stores the scales of an invalid row.
 template <BlockFormat Format>
 __device__ inline void store_zero_scales(const QuantizeParams& params, const RowPlace& place) {
   using Stored = typename Format::Stored;
@@ -398,7 +400,7 @@ __device__ inline void store_zero_scales(const QuantizeParams& params, const Row
   if (Format::kHasRowScale && threadIdx.x == 0) params.global_scale[place.flat_row] = 0.0F;
 }
 
-// The row of a block of threads; row -1 for an entry of the list that names none.
+// The row of a CTA; -1 for an entry of the row list that is outside the tensor.
 __device__ inline RowPlace place_of_row(const QuantizeParams& params,
                                         const QuantizeRowsGrid& grid) {
   if (params.row_list != nullptr) {
@@ -417,11 +419,11 @@ template <bool kHasExtra>
 __device__ inline void clear_padding_of_launch(const QuantizeParams& params,
                                                const QuantizeRowsGrid& grid) {
   const int64_t index = static_cast<int64_t>(blockIdx.x - grid.num_rows) * blockDim.x + threadIdx.x;
-  const auto clear = [&](const ScaleImages& images, const ScalePadding& padding) {
-    const int64_t per_image = padding.per_image();
-    if (index >= per_image * params.batch) return;
-    const auto batch = static_cast<uint32_t>(index / per_image);
-    clear_padding(images, padding, batch, static_cast<uint32_t>(index - batch * per_image));
+  const auto clear = [&](const ScaleTensors& tensors, const ScalePadding& padding) {
+    const int64_t per_tensor = padding.per_tensor();
+    if (index >= per_tensor * params.batch) return;
+    const auto batch = static_cast<uint32_t>(index / per_tensor);
+    clear_padding(tensors, padding, batch, static_cast<uint32_t>(index - batch * per_tensor));
   };
   clear(params.scales, grid.padding);
   if constexpr (kHasExtra) clear(params.extra_scales, grid.extra_padding);
@@ -440,7 +442,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   if (!Source::is_norm(params)) {
     if (place.row >= valid_rows(params, place.batch)) {
       store_zero_scales<Format>(params, place);
-      // The scale of the tensor or batch is stored whether its rows count or not.
+      // The scale of the tensor or batch is stored whether its rows are valid or not.
       if constexpr (!Format::kHasRowScale) {
         if (threadIdx.x == 0) store_decode_scale<Format, Math>(params, place.batch, place.row);
       }
@@ -448,10 +450,10 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
     }
   }
 
-  // A constant where there is one: a loop costs ten registers even if it never runs twice.
+  // A constant where possible: a loop costs ten registers even if it never runs twice.
   const int num_chunks = Tuning::kConfig.is_long ? grid.num_chunks : 1;
   auto chunk = load_chunk<Source, kRuns>(params, place, 0, true);
-  allow_next_grid();
+  trigger_dependent_launch();
   float factor = 1.0F;
   if (Source::is_norm(params)) {
     factor =

@@ -1,8 +1,8 @@
 // sm90_rows: quantizers that need a whole row or whole blocks in a thread: NVFP4 per token, norms
 // into formats with blocks inside a row, 4-over-6. Up to five launches: maxima, where no scale is
-// given (for norms by a kernel that also adds the residual); clearing images with gaps; a kernel of
-// quantize_token_dense.cuh or quantize_stream.cuh for the usual cases, else of quantize_rows.cuh;
-// scales of tensors.
+// given (for norms by a kernel that also adds the residual); clearing scale tensors with gaps; a
+// kernel of quantize_token_dense.cuh or quantize_stream.cuh for the usual cases, else of
+// quantize_rows.cuh; scales of tensors.
 #include "ops/quantize/sm90/quantize_rows.h"
 
 #include "ops/quantize/quantize_impls.h"
@@ -42,7 +42,7 @@ void launch_elements(const QuantizeProblem& problem, const QuantizeParams& param
   launch_quantize_rows_fp8(problem, params, stream);
 }
 
-// Maxima into the slots of tensor_scales.h. Returns what is left to do.
+// Finds the maxima into the slots of tensor_scales.h. Returns the parameters of the remaining work.
 QuantizeParams launch_maxima(const QuantizeProblem& problem, const QuantizeParams& params,
                              Stream stream) {
   clear_amax_slots(problem, params, stream);
@@ -69,8 +69,8 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream stream
     params = is_empty ? params : launch_maxima(problem, params, stream);
     if (is_empty) clear_amax_slots(problem, params, stream);
   }
-  // Images of row groups have gaps that no row's threads know of; so do those of listed rows.
-  if (problem.groups > 0 || problem.has_row_list) clear_scale_images(params, stream);
+  // The scales of row groups and of listed rows have gaps that no row's threads write.
+  if (problem.groups > 0 || problem.has_row_list) clear_scale_tensors(params, stream);
   if (has_row_scale(problem) && (problem.has_row_list || is_empty)) {
     clear_row_scales(problem, params, stream);
   }

@@ -1,4 +1,4 @@
-// Which problems the kernels of quantize_stream.cuh take, and which of them.
+// Selects the problems that the kernels of quantize_stream.cuh take, and the kernel.
 #include "ops/quantize/sm90/quantize_rows.h"
 #include "ops/quantize/sm90/row_runs.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMaxRuns = int64_t{1} << 30;
 
-// The norm of what a norm's second kernel reads counts, too: the residual is its input.
+// The second kernel of a norm counts too: the residual is its input.
 bool is_stream_source(const QuantizeProblem& problem, const QuantizeParams& params) {
   const bool has_row_scale = format_info(problem.format).has_row_scale;
   if (is_norm(problem.source)) {

@@ -1,21 +1,21 @@
-// sm90 quantizer of rows that stream through shared memory, for what needs a statistic of a whole
-// row and much arithmetic besides: norms, and NVFP4 per token from SiLU and smoothing. One batch of
-// 16-bit tensors whose rows all count, whole blocks, rows of up to 16384 elements.
+// sm90 quantizer of rows that stream through shared memory, for operations with a statistic of a
+// whole row and much arithmetic: norms, and NVFP4 per token from SiLU and smoothing. One batch of
+// 16-bit tensors whose rows are all valid, whole blocks, rows of up to 16384 elements.
 //
 //   y = source(row), codes and scales of y's blocks (spec 6, 6.12)
 //
-// As many blocks of threads as the GPU holds, each with every n-th row, a run of 16 elements for a
-// thread. While a row is computed the next one arrives in shared memory (row_ring.cuh), and what is
-// the same for all rows stays in registers: the weight of a norm as fp32, the place of a block's
-// scale in its row, the encode scale.
+// The grid has as many CTAs as the GPU holds, each with every n-th row and one run of 16 elements
+// per thread. While a row is computed the next one arrives in shared memory (row_ring.cuh), and
+// values that are the same for all rows stay in registers: the weight of a norm as fp32, the
+// location of a block's scale in its row, the encode scale.
 //
 //   wait for the row, request another | statistics, two barriers each | codes, scales, stores
 //
-// Bound by memory: NVFP4 from a norm moves 2.56 bytes an element, from SiLU 4.56; a norm has 18
-// instructions an element (docs/kernels/quantize.md).
+// Bound by memory: NVFP4 from a norm moves 2.56 bytes per element, from SiLU 4.56; a norm has 18
+// instructions per element (docs/kernels/quantize.md).
 #pragma once
 
-#include "ops/quantize/sm90/ordinary_blocks.cuh"
+#include "ops/quantize/sm90/fast_path_blocks.cuh"
 #include "ops/quantize/sm90/quantize_dense.cuh"
 #include "ops/quantize/sm90/quantize_token_dense.cuh"
 #include "ops/quantize/sm90/stream_sources.cuh"
@@ -23,19 +23,19 @@
 namespace narrowfloat {
 
 struct QuantizeStreamConfig {
-  int max_threads;  // Of a row.
-  int registers;    // Of a thread.
+  int max_threads;  // Threads per row.
+  int registers;    // Registers per thread.
 };
 
-// Where the scale of (row, block) is, in any layout: the sum of a part that depends on the row and
-// one that depends on the block.
+// The location of the scale of (row, block) in any layout: the sum of a part that depends on the
+// row and one that depends on the block.
 struct ScalePlaces {
   ScaleLayoutId layout;
-  uint32_t row_shift;  // Rows of a tile, as a power of two,
+  uint32_t row_shift;  // Rows of a tile, as a power of two.
   uint32_t row_stride;
-  uint32_t low_rows;  // the mask of neighbours in it,
+  uint32_t low_rows;  // Mask of adjacent rows in the tile.
   uint32_t low_stride;
-  uint32_t high_rows;  // and of rows 32 apart.
+  uint32_t high_rows;  // Mask of rows 32 apart.
   uint32_t block_shift;
   uint32_t block_stride;
   uint32_t block_mask;
@@ -54,20 +54,20 @@ struct ScalePlaces {
 
 struct QuantizeStreamParams {
   const uint8_t* input;
-  int64_t input_row_stride;  // In bytes.
+  int64_t input_row_stride;  // The stride counts bytes.
   const uint8_t* vector;
   uint32_t runs_per_row;
   uint32_t num_rows;
   uint8_t* values;
   uint8_t* scales;
   ScalePlaces places;
-  uint32_t blocks;  // Of a row.
+  uint32_t blocks;  // Blocks per row.
   BlockRules rules;
-  // Norms.
+  // These two are for norms.
   float cols;
   float eps;
-  // Of the tensor, as in QuantizeDenseParams; global_scale is the rows' for formats with row
-  // scales.
+  // The tensor's scale, as in QuantizeDenseParams; global_scale holds row scales for formats with
+  // those.
   const float* device_scale;
   float host_encode;
   float e4m3_max;
@@ -75,12 +75,12 @@ struct QuantizeStreamParams {
   float* global_scale;
   TokenBase base;
   const float* device_base;  // Null: `base` counts.
-  ScaleImages images;
+  ScaleTensors scale_tensors;
   ScalePadding padding;
 };
 
-// What the warps of a block of threads tell each other, at addresses of shared memory: a value per
-// warp for each statistic, and what the first warp makes of them.
+// Addresses in shared memory through which the warps of a CTA exchange values: one per warp for
+// each statistic, and the results of the first warp.
 struct StreamShared {
   static constexpr uint32_t kWordBytes = sizeof(uint32_t);
   static constexpr uint32_t kWarpsBytes = kWarpSize * kWordBytes;
@@ -104,13 +104,13 @@ __device__ inline void store_of_warp(uint32_t values, uint32_t value) {
   if (threadIdx.x % kWarpSize != 0) return;
   store_shared(values + threadIdx.x / kWarpSize * StreamShared::kWordBytes, value);
 }
-// For lane i of the first warp, that of warp i.
+// Lane i of the first warp gets the value of warp i.
 __device__ inline uint32_t load_of_warp(uint32_t values) {
   return load_shared(values + threadIdx.x * StreamShared::kWordBytes);
 }
 
-// Lets the first warp make from the values of all warps what all need. Two barriers cost less
-// than `make` in every warp.
+// The first warp combines the values of all warps with `make`; all warps get the result. Two
+// barriers cost less than `make` in every warp.
 template <class Make>
 __device__ inline void let_first_warp(Make&& make) {
   __syncthreads();
@@ -118,7 +118,7 @@ __device__ inline void let_first_warp(Make&& make) {
   __syncthreads();
 }
 
-// 1 / rms of the row.
+// Returns 1 / rms of the row.
 template <class Row>
 __device__ inline float row_reciprocal_rms(const QuantizeStreamParams& params,
                                            const StreamShared& shared, const Row& h) {
@@ -131,8 +131,8 @@ __device__ inline float row_reciprocal_rms(const QuantizeStreamParams& params,
   return bits_float(load_shared(shared.results));
 }
 
-// The factors of a row of a format with row scales; stores the row's scale. number: the largest of
-// the thread's run, 0 where there is none.
+// Returns the factors of a row of a format with row scales; stores the row's scale. number: the
+// largest of the thread's run, 0 where there is none.
 template <class Math>
 __device__ inline ScalePair row_scale_pair(const QuantizeStreamParams& params,
                                            const StreamShared& shared, const TokenBase& base,
@@ -151,7 +151,8 @@ __device__ inline ScalePair row_scale_pair(const QuantizeStreamParams& params,
   return {bits_float(load_shared(encode)), bits_float(load_shared(decode))};
 }
 
-// What is the same for a thread's run of every row, and where the codes of the current row's go.
+// The values of a thread's run that are the same for every row, and the address of the current
+// row's codes.
 template <BlockFormat Format>
 struct StreamRun {
   using Stored = typename Format::Stored;
@@ -159,9 +160,9 @@ struct StreamRun {
   static constexpr uint32_t kCodeBytes = kRowRun * Format::Element::kBits / 8;
 
   uint8_t* codes;
-  uint64_t step;  // From there to the next row's.
-  Stored* scale;  // Of a row whose part of the place is zero.
-  uint32_t pads;  // Zeros behind it.
+  uint64_t step;  // Bytes to the codes of the next row.
+  Stored* scale;  // Scale of a row whose part of the location is zero.
+  uint32_t pads;  // Zeros after the scale.
   bool is_inside;
   bool stores_scale;
 
@@ -185,20 +186,20 @@ __device__ __noinline__ void store_stream_pads(Stored* place, uint32_t pads) {
   for (uint32_t pad = 1; pad <= pads; ++pad) place[pad] = Stored{0};
 }
 
-// Of a block of a 4-bit format, whose decode factor is known.
+// The scale of a block of a 4-bit format whose decode factor is known.
 template <BlockFormat Format, class Math>
-__device__ inline OrdinaryScale<uint8_t> stream_scale(float amax, const ScalePair& pair,
+__device__ inline FastPathScale<uint8_t> stream_scale(float amax, const ScalePair& pair,
                                                       const BlockRules& rules) {
   constexpr bool kIsNvfp4 = Format::kScaleType == ScaleType::kE4M3;
   if constexpr (kIsNvfp4 && Math::kMode == MathMode::kExact) {
-    return ordinary_nvfp4_scale(amax, pair.encode, pair.decode);
+    return fast_path_nvfp4_scale(amax, pair.encode, pair.decode);
   } else {
-    return ordinary_scale<Format, Math>(amax, pair, rules);
+    return fast_path_scale<Format, Math>(amax, pair, rules);
   }
 }
 
-// A run's codes and, for one lane of a block, its scale, 4-bit formats. One branch for ordinary
-// blocks and all others: unlike ordinary_blocks.cuh, as throughput counts here and not latency.
+// Stores a run's codes and, for one lane of a block, its scale, for 4-bit formats. Fast and general
+// path are one branch, unlike in fast_path_blocks.cuh: throughput counts here, not latency.
 // run_largest: elements.max_or_nan().
 template <BlockFormat Format, class Math, class Elements>
 __device__ inline void quantize_stream_run_4(const QuantizeStreamParams& params,
@@ -207,16 +208,16 @@ __device__ inline void quantize_stream_run_4(const QuantizeStreamParams& params,
                                              uint8_t* scale) {
   constexpr int kLanes = static_cast<int>(Format::kBlockCols) / Elements::kSize;
   const float largest = bits_float(group_max<kLanes>(run_largest));
-  const auto ordinary = stream_scale<Format, Math>(largest, pair, params.rules);
+  const auto fast_path = stream_scale<Format, Math>(largest, pair, params.rules);
   Codes<typename Format::Element, Elements::kSize> codes;
-  uint8_t stored = ordinary.stored;
-  // The same for all lanes of the group.
-  if (ordinary.is_right && is_in_e2m1_range<Math>(largest, ordinary.prescaled)) {
-    codes = codes_in_range<Format, Math>(elements, ordinary.prescaled);
+  uint8_t stored = fast_path.stored;
+  // The condition is uniform in the group.
+  if (fast_path.is_right && is_in_e2m1_range<Math>(largest, fast_path.prescaled)) {
+    codes = codes_in_range<Format, Math>(elements, fast_path.prescaled);
   } else {
     const float amax = block_amax<Format, kLanes>(elements, lanes_of_group<kLanes>());
     const auto plain = Format::template block_scale<Math>(amax, pair, params.rules);
-    codes = plain_codes<Format, Math>(elements, plain.multiplier);
+    codes = general_codes<Format, Math>(elements, plain.multiplier);
     stored = canonical_scale(plain.stored);
   }
   if (!run.is_inside) return;
@@ -224,22 +225,22 @@ __device__ inline void quantize_stream_run_4(const QuantizeStreamParams& params,
   if (run.stores_scale) *scale = stored;
 }
 
-// 8-bit formats.
+// Stores a run's codes and its block's scale for 8-bit formats.
 template <BlockFormat Format, class Math, class Elements>
 __device__ inline void quantize_stream_run_8(const QuantizeStreamParams& params,
                                              const Elements& elements, const StreamRun<Format>& run,
                                              typename Format::Stored* scale) {
-  const auto block = ordinary_block<Format, Math>(elements, 1.0F, params.rules);
+  const auto block = fast_path_block<Format, Math>(elements, 1.0F, params.rules);
   if (!run.is_inside) return;
-  store_codes(plain_codes<Format, Math>(elements, block.factor), run.codes);
+  store_codes(general_codes<Format, Math>(elements, block.factor), run.codes);
   if (run.stores_scale) *scale = block.stored;
   if (__builtin_expect(!block.is_right, 0)) {
     const RunTarget<typename Format::Stored> target{run.codes, run.stores_scale ? scale : nullptr};
-    store_plain_block<Format, Math>(elements, 1.0F, params.rules, target);
+    store_general_block<Format, Math>(elements, 1.0F, params.rules, target);
   }
 }
 
-// The factors of all rows of a format without row scales; stores the tensor's decode scale.
+// Returns the factors of all rows of a format without row scales; stores the tensor's decode scale.
 template <BlockFormat Format, class Math>
 __device__ inline ScalePair tensor_pair(const QuantizeStreamParams& params) {
   if constexpr (!Format::kHasGlobalScale || Format::kHasRowScale) return {1.0F, 1.0F};
@@ -253,11 +254,11 @@ __device__ inline ScalePair tensor_pair(const QuantizeStreamParams& params) {
 }
 
 __device__ inline void clear_stream_padding(const QuantizeStreamParams& params) {
-  const uint32_t pieces = params.padding.per_image();
+  const uint32_t pieces = params.padding.per_tensor();
 #pragma unroll 1
   for (uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x; piece < pieces;
        piece += gridDim.x * blockDim.x) {
-    clear_padding(params.images, params.padding, 0, piece);
+    clear_padding(params.scale_tensors, params.padding, 0, piece);
   }
 }
 
@@ -283,7 +284,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   for (uint32_t row = blockIdx.x; row < params.num_rows; row += gridDim.x) {
     const bool is_followed = row + gridDim.x < params.num_rows;
     ring.advance(is_followed);
-    if (!is_followed) allow_next_grid();
+    if (!is_followed) trigger_dependent_launch();
     const auto input = Source::read(ring);
     float reciprocal_rms = 1.0F;
     if constexpr (Source::kIsNorm) reciprocal_rms = row_reciprocal_rms(params, shared, input);

@@ -2,18 +2,17 @@
 //
 //   scale = rule(max |x| of the tile), codes = E4M3(x * multiplier)
 //
-// A block of 512 threads takes a tile and keeps it in registers between its maximum and its codes:
-// one pass over memory. Eight threads share a row of the tile, 16 elements each, and a thread has a
-// row in each half of the tile; tiles at the right and lower edge hold zeros beyond the tensor,
-// which change no maximum. Tiles beside each other have neighbouring blocks of threads.
+// A CTA of 512 threads holds a tile in registers between its maximum and its codes: one pass over
+// memory. Eight threads share a row of the tile, 16 elements each, and a thread has a row in each
+// half of the tile; tiles at the right and lower edge hold zeros beyond the tensor, which change no
+// maximum. Adjacent tiles have adjacent CTAs.
 //
 //   load | maximum, one barrier | scale | codes, stores
 //
-// Rows of a norm come with their 1 / rms: prepare_norm_rows.cu left it at the beginning of the
-// tile's rows in the values, where it is read before the barrier and overwritten by codes behind
-// it.
+// Rows of a norm come with their 1 / rms: prepare_norm_rows.cu stored it at the beginning of the
+// tile's rows in the values, where it is read before the barrier and overwritten by codes after it.
 //
-// Bound by memory: 3 bytes an element of bf16.
+// Bound by memory: 3 bytes per element of bf16.
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/sm90/encode_unit.cuh"
 #include "ops/quantize/sm90/quantize_rows.cuh"
@@ -37,15 +36,15 @@ constexpr int kRowStep = kThreads / kThreadsPerRow;
 
 struct TileGrid {
   FastDivisor tiles_per_row;
-  FastDivisor rows_of_tiles;  // Of a batch.
+  FastDivisor rows_of_tiles;  // Rows of tiles per batch.
 };
 
-// The sources of a tile. load(): 16 elements from column `col` on; factor: 1 / rms of the row,
-// where has_row_factor() says that there is one.
+// The sources of a tile. load() returns 16 elements from column `col` on; factor is 1 / rms of the
+// row, where has_row_factor() says that there is one.
 template <class Half>
 struct TilePlainRows {
   using Elements = PackedElements<Half, kRun>;
-  static constexpr int kRegisters = 40;  // Three CTAs on an SM.
+  static constexpr int kRegisters = 40;  // Three CTAs fit on an SM.
 
   __device__ static bool has_row_factor(const QuantizeParams& /*params*/) { return false; }
   __device__ static Elements load(const QuantizeParams& params, const uint8_t* row, int64_t col,
@@ -54,13 +53,13 @@ struct TilePlainRows {
   }
 };
 
-// What else comes from bf16: SiLU, smoothing, and what the first kernel of a norm left in `input`
+// The other sources of bf16: SiLU, smoothing, and the results of a norm's first kernel in `input`
 // and `vector`.
 template <class Math>
 struct TileFusedRows {
   using Elements = PackedElements<PackedBf16, kRun>;
   static constexpr bool kIsFast = Math::kMode == MathMode::kFast;
-  static constexpr int kRegisters = kIsFast ? 72 : 64;  // Two CTAs on an SM in exact mode.
+  static constexpr int kRegisters = kIsFast ? 72 : 64;  // Two CTAs fit on an SM in exact mode.
 
   static bool takes(const QuantizeParams& params) {
     return params.row_input == RowInput::kSmooth || params.row_input == RowInput::kNormBf16 ||
@@ -113,7 +112,7 @@ __device__ inline TilePlace place_of_tile(const TileGrid& grid) {
           blockIdx.x - band * grid.tiles_per_row.divisor()};
 }
 
-// Where a thread's runs lie.
+// The locations of a thread's runs.
 struct TileRuns {
   int64_t first_row;  // Run i is in the row first_row + i * kRowStep of the batch.
   int64_t col;
@@ -163,7 +162,7 @@ __global__ void __maxnreg__(Source::kRegisters)
       elements[i] = load_run<Source>(params, place, runs.row(i), runs.col);
     }
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
@@ -176,7 +175,7 @@ __global__ void __maxnreg__(Source::kRegisters)
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {
     if (!runs.is_inside(params, i)) continue;
-    store_codes(plain_codes<Format, Math>(elements[i], scale.multiplier),
+    store_codes(general_codes<Format, Math>(elements[i], scale.multiplier),
                 value_row(params, place, runs.row(i)) + runs.col);
   }
   if (threadIdx.x == 0) {

@@ -5,12 +5,12 @@
 
 namespace narrowfloat {
 
-// FP8 with 128x128 blocks. For norms after launch_prepare_norm_rows(), which must have stored the
-// rows' 1 / rms.
+// Quantizes FP8 with 128x128 blocks. For norms launch_prepare_norm_rows() must have stored the
+// rows' 1 / rms before.
 void launch_quantize_tiles(const QuantizeProblem& problem, const QuantizeParams& params,
                            Stream stream);
 
-// Numbers of blocks that one launch holds.
+// Supports the numbers of blocks that one launch holds.
 Support tile_extents(const QuantizeProblem& problem);
 
 }  // namespace narrowfloat

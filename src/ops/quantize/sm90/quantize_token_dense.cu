@@ -1,4 +1,5 @@
-// Launching the kernel of quantize_token_dense.cuh: which problems it takes, and its tunings.
+// This file launches the kernel of quantize_token_dense.cuh. It says which problems the kernel
+// takes and selects the tuning.
 #include "ops/quantize/sm90/quantize_rows.h"
 #include "ops/quantize/sm90/quantize_token_dense.cuh"
 #include "ops/quantize/sm90/visit_sources.cuh"
@@ -6,12 +7,12 @@
 namespace narrowfloat {
 namespace {
 
-// Few rows: all threads share the latency.
+// The tuning for a small number of rows: all threads share the latency.
 struct OneTokenRun {
   static constexpr QuantizeTokenConfig kConfig{.runs = 1, .max_threads = 1024, .registers = 32};
   static_assert(is_valid(kConfig));
 };
-// Many: more bytes in flight.
+// The tuning for many rows: more bytes are in flight.
 struct TwoTokenRuns {
   static constexpr QuantizeTokenConfig kConfig{.runs = 2, .max_threads = 512, .registers = 48};
   static_assert(is_valid(kConfig));
@@ -36,9 +37,9 @@ void launch_token_dense(const QuantizeProblem& problem, const QuantizeParams& pa
       .tiles_per_row = static_cast<uint32_t>(ceil_div(runs, 4)),
       .base = {params.base_decode_scale, 1.0F / params.base_decode_scale},
       .device_base = params.device_base,
-      .images = params.scales,
+      .scale_tensors = params.scales,
       .padding = padding};
-  const int64_t blocks = problem.rows + ceil_div(padding.per_image(), threads);
+  const int64_t blocks = problem.rows + ceil_div(padding.per_tensor(), threads);
   const LaunchShape shape{dim3(static_cast<unsigned>(blocks)),
                           dim3(static_cast<unsigned>(threads))};
   launch(quantize_token_dense_kernel<Half, Math, Tuning, Base>, shape, stream, token);
@@ -61,13 +62,13 @@ void launch_quantize_token_dense(const QuantizeProblem& problem, const QuantizeP
                                  Stream stream) {
   visit_device_math(problem.math, [&]<class Math>() {
     if (problem.input == DType::kF16) {
-      return problem.rows < kTwoRunRows
+      return problem.rows < kTokenDenseTwoRunRows
                  ? launch_token_dense<PackedF16, Math, OneTokenRun, BaseOfAny>(problem, params,
                                                                                stream)
                  : launch_token_dense<PackedF16, Math, TwoTokenRuns, BaseOfAny>(problem, params,
                                                                                 stream);
     }
-    if (problem.rows >= kTwoRunRows) {
+    if (problem.rows >= kTokenDenseTwoRunRows) {
       return launch_token_dense<PackedBf16, Math, TwoTokenRuns, BaseOfAny>(problem, params, stream);
     }
     if (params.device_base == nullptr) {

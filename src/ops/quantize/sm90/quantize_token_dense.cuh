@@ -1,15 +1,15 @@
 // sm90 quantizer for NVFP4 per token in the usual case, with fewer instructions and registers than
-// quantize_rows.cuh: one batch of a plain 16-bit tensor whose rows all count, whole blocks, and
-// rows that the registers of one block of threads hold.
+// quantize_rows.cuh: one batch of a plain 16-bit tensor whose rows are all valid, whole blocks, and
+// rows that fit the registers of one CTA.
 //
 //   row scale from max |x|, then the blocks of NVFP4 (spec 6.2)
 //
-// A block of threads takes a row, a thread one or two runs of 16 elements, which are blocks. What
-// counts for small tensors is the way from the last load to the codes: one barrier, and divisions
-// without branches where the row's maximum is an ordinary number. What counts for large ones is the
-// number of rows in flight, which the registers set.
+// One CTA quantizes a row, a thread one or two runs of 16 elements, which are blocks. Small tensors
+// are bound by the latency from the last load to the codes: one barrier, and divisions without
+// branches where the row's maximum is in range. Large ones are bound by the number of rows in
+// flight, which the registers limit.
 //
-// Bound by memory: 2.56 bytes an element.
+// Bound by memory: 2.56 bytes per element.
 #pragma once
 
 #include "ops/quantize/sm90/quantize_dense.cuh"
@@ -18,18 +18,18 @@
 namespace narrowfloat {
 
 struct QuantizeTokenConfig {
-  int runs;         // Of a thread.
-  int max_threads;  // Of a row.
-  int registers;    // Of a thread.
+  int runs;         // Runs per thread.
+  int max_threads;  // Threads per row.
+  int registers;    // Registers per thread.
 };
 
-// The base decode scale, and RN(1 / it).
+// The base decode scale, and its reciprocal RN(1 / scale).
 struct TokenBase {
   float decode;
   float encode;
 };
 
-// The host's, or that of a number on the device. Loaded early, as codes wait for it.
+// The base from the host or the device. Loaded early, since the codes wait for it.
 template <class Params>
 __device__ inline TokenBase load_token_base(const Params& params) {
   if (params.device_base == nullptr) return params.base;
@@ -39,29 +39,29 @@ __device__ inline TokenBase load_token_base(const Params& params) {
 
 struct QuantizeTokenParams {
   const uint8_t* input;
-  int64_t input_row_stride;  // In bytes.
+  int64_t input_row_stride;  // The stride counts bytes.
   uint32_t runs_per_row;
   uint32_t num_rows;
   uint8_t* values;
   uint8_t* scales;
   float* row_scales;
-  ScaleLayoutId layout;    // Not mn_major.
-  uint32_t tiles_per_row;  // Of swizzled layouts.
+  ScaleLayoutId layout;    // Any layout but mn_major.
+  uint32_t tiles_per_row;  // Set for swizzled layouts.
   TokenBase base;
   const float* device_base;  // Null: `base` counts.
-  ScaleImages images;
+  ScaleTensors scale_tensors;
   ScalePadding padding;
 };
 
-// Nvfp4PerToken::row_scale for whatever maximum.
+// Nvfp4PerToken::row_scale for any maximum.
 template <class Math>
 __device__ __noinline__ Nvfp4PerToken::RowScale token_row_scale_any(float row_amax, float base) {
   return Nvfp4PerToken::row_scale<Math>(row_amax, base);
 }
 
-// The same without branches for ordinary numbers. The quotient is IEEE's: two corrections of
-// base_encode * (1 / amax), as in the division of the CUDA compiler where nothing under- or
-// overflows.
+// Nvfp4PerToken::row_scale without branches for numbers in range. The quotient is IEEE's: two
+// corrections of base_encode * (1 / amax), as in the division of the CUDA compiler where nothing
+// under- or overflows.
 template <class Math>
 __device__ inline Nvfp4PerToken::RowScale token_row_scale(const TokenBase& base_scale,
                                                           float row_amax) {
@@ -133,8 +133,8 @@ __device__ inline void quantize_token_runs(const QuantizeTokenParams& params, ui
   }
 }
 
-// BaseOfHost: the base scale is a number of the host, without a branch, which costs a short launch
-// more than its instructions.
+// BaseOfHost: the base scale is a number of the host. This avoids a branch, which costs a short
+// launch more than its instructions.
 struct BaseOfHost {
   __device__ static TokenBase load(const QuantizeTokenParams& params) { return params.base; }
 };
@@ -154,7 +154,8 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
   wait_for_previous_grids();
   if (row >= params.num_rows) {
     const uint32_t piece = (row - params.num_rows) * blockDim.x + threadIdx.x;
-    if (piece < params.padding.per_image()) clear_padding(params.images, params.padding, 0, piece);
+    if (piece < params.padding.per_tensor())
+      clear_padding(params.scale_tensors, params.padding, 0, piece);
     return;
   }
   const TokenBase base = Base::load(params);
@@ -167,7 +168,7 @@ __global__ void __maxnreg__(Tuning::kConfig.registers)
       elements.runs[i] = load_elements<Run>(input + size_t{run} * Run::kBytes);
     }
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   uint32_t row_amax = 0;
 #pragma unroll
   for (int i = 0; i < kRuns; ++i) {

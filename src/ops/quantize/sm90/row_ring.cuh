@@ -1,12 +1,12 @@
-// Rows on their way from memory to the registers of a block of threads that works on one row after
-// another: while it computes, a copy of the next row arrives in shared memory. So the bytes in
-// flight cost no registers. (One row ahead: with two, which 16384 rows of MXFP8 take 10 % longer
-// for, memory has more to do at once than is good for it.)
+// A ring of rows in shared memory, for a CTA that computes one row after another: while it
+// computes, a copy of the next row arrives. So the bytes in flight take no registers. One row is in
+// flight at a time: a second one makes 16384 rows of MXFP8 10 % slower, because memory then has too
+// many requests at once.
 //
-// A row is runs of 16 elements of 16 bits, one a thread. Every warp copies and reads its own runs
-// only, so no barrier of the block is needed. A copy instruction moves 512 neighbouring bytes, lane
-// l the 16-byte piece l or l + 32 of the warp's; a lane then reads pieces 2l and 2l + 1. Piece p
-// lies at place p ^ (p / 8 % 2), so that both are free of bank conflicts.
+// A row is runs of 16 elements of 16 bits, one per thread. Every warp copies and reads its own runs
+// only, so no barrier of the CTA is needed. A copy instruction moves 512 adjacent bytes, lane l the
+// 16-byte pieces l or l + 32 of the warp; a lane then reads pieces 2l and 2l + 1. Piece p is stored
+// at place p ^ (p / 8 % 2), so that both are free of bank conflicts.
 #pragma once
 
 #include "device/elements.cuh"
@@ -18,21 +18,22 @@
 namespace narrowfloat {
 
 inline constexpr uint32_t kRowRunBytes = 2 * kRowRun;
-// Of its memory: both pieces of a run lie in one piece of this size. Whole rows of banks, besides.
+// Alignment of the ring's memory: both pieces of a run lie in one part of this size, which is also
+// a whole row of banks.
 inline constexpr uint32_t kRingAlignment = 128;
 
-// kInputs: tensors side by side in a row of input, each with as many runs.
+// kInputs: the number of tensors side by side in a row of input, each with as many runs.
 template <int kInputs>
 class RowRing {
-  static constexpr uint32_t kWarpBytes = kWarpSize * kRowRunBytes;  // Of an input.
+  static constexpr uint32_t kWarpBytes = kWarpSize * kRowRunBytes;  // Bytes of one input.
   static constexpr uint32_t kRowBytes = kInputs * kWarpBytes;
   static constexpr uint32_t kPieceBytes = 16;
 
  public:
-  static constexpr uint32_t kBytes = 2 * kRowBytes;  // Of a warp.
+  static constexpr uint32_t kBytes = 2 * kRowBytes;  // Bytes per warp.
 
-  // memory: of all warps, aligned. input: the first row of this block of threads. step: bytes from
-  // one of its rows to the next.
+  // memory: the ring of all warps, aligned. input: the first row of this CTA. step: bytes from one
+  // of its rows to the next.
   __device__ RowRing(uint32_t memory, const uint8_t* input, int64_t step, uint32_t runs_per_row)
       : step_(step), input_bytes_(runs_per_row * kRowRunBytes) {
     const uint32_t warp = threadIdx.x / kWarpSize;
@@ -47,10 +48,10 @@ class RowRing {
     clear_others();
   }
 
-  // Starts to copy the first row.
+  // Starts the copy of the first row.
   __device__ void start() { copy(target_); }
 
-  // Waits for the row to be read, and starts to copy the one after it if there is one.
+  // Waits for the current row, and starts the copy of the next one if there is one.
   __device__ void advance(bool is_followed) {
     wait_for_async_copies();
     __syncwarp();
@@ -58,7 +59,7 @@ class RowRing {
     if (is_followed) copy(target_ + row_);
   }
 
-  // This thread's run of one of the inputs; zeros behind the end of the row.
+  // This thread's run of one of the inputs; zeros beyond the end of the row.
   template <class Elements>
   __device__ Elements read(int input) const {
     const uint32_t place = place_ + (row_ ^ kRowBytes) + static_cast<uint32_t>(input) * kWarpBytes;
@@ -88,12 +89,12 @@ class RowRing {
 
   int64_t step_;
   uint32_t input_bytes_;
-  uint32_t target_;  // Where this lane copies to,
-  uint32_t place_;   // and where it reads.
+  uint32_t target_;  // Destination of this lane's copies.
+  uint32_t place_;   // Address of this lane's reads.
   const uint8_t* source_;
   bool has_first_;
   bool has_second_;
-  uint32_t row_ = 0;  // Which of the two places the row lies in that is copied next.
+  uint32_t row_ = 0;  // The slot, of two, of the row that is copied next.
 };
 
 }  // namespace narrowfloat

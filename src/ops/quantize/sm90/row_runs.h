@@ -1,17 +1,18 @@
-// What the kernels have in common in which a block of threads takes whole rows.
+// Constants of the kernels in which one CTA quantizes whole rows.
 #pragma once
 
 #include <cstdint>
 
 namespace narrowfloat {
 
-// Elements that a thread holds side by side: a block of NVFP4.
+// Adjacent elements that a thread holds: a block of NVFP4.
 inline constexpr int kRowRun = 16;
 
-// Rows from which two runs a thread are as fast; fewer cannot fill the GPU that way.
-inline constexpr int64_t kTwoRunRows = 1025;
+// quantize_token_dense.cu: from this number of rows on two runs per thread are as fast; fewer rows
+// cannot fill the GPU that way.
+inline constexpr int64_t kTokenDenseTwoRunRows = 1025;
 
-// Runs of a thread where there is a choice, threads of a row, and registers of each.
+// A tuning: runs per thread where there is a choice, threads per row, and registers per thread.
 template <class Config>
 concept RowTuning = requires(Config config) {
   config.max_threads;

@@ -1,7 +1,6 @@
-// The rows that get quantized, as runs of elements in a thread's registers, whatever they are
-// computed from: what the 16-bit tensor of the unfused operation would hold (spec 1.3, 6.12). The
-// GPU's counterpart of row_source.h; norms, which need a statistic of the whole row, are in
-// norm_rows.cuh.
+// The rows to quantize, as runs of elements in a thread's registers, for every source: what the
+// 16-bit tensor of the unfused operation would hold (spec 1.3, 6.12). The GPU's counterpart of
+// row_source.h; norms, which need a statistic of the whole row, are in norm_rows.cuh.
 //
 // A source has
 //   Elements<n>                       n elements in registers
@@ -22,10 +21,10 @@
 
 namespace narrowfloat {
 
-// Block scales by the format's own rule, or by those for E4M3 input (spec 6.10).
+// Block scales by the format's own rule, or by the rules for E4M3 input (spec 6.10).
 enum class ScaleRule : int { kFormat = 0, kE4m3Input = 1 };
 
-// A tensor of a 16-bit type as it is.
+// A tensor of a 16-bit type, unchanged.
 template <class Half>
 struct PlainRows {
   template <int kCount>
@@ -51,7 +50,7 @@ struct FloatRows {
   }
 };
 
-// E4M3 codes times `factor` as fp16.
+// E4M3 codes times `factor`, as fp16.
 template <class Math>
 struct E4m3Rows {
   template <int kCount>
@@ -93,7 +92,7 @@ struct E4m3Rows {
     return codes;
   }
 
-  // Before the rounding to fp16. NaN passes both comparisons.
+  // The value before the rounding to fp16. NaN passes both comparisons.
   __device__ static float widened(float value, float factor) {
     constexpr float kF16Max = 65504.0F;
     float h = Math::mul(value, factor);
@@ -136,7 +135,7 @@ struct SiluRows {
     const Elements<kCount>& gate = input.gate;
     const Elements<kCount>& up = input.up;
     Elements<kCount> y;
-    // One branch for all, so that the chains of all elements interleave.
+    // One branch for all elements, so that their dependency chains interleave.
     if (gates_in_range(gate)) {
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
@@ -183,7 +182,7 @@ struct SmoothRows {
   }
 };
 
-// load() in two steps, the second of which does nothing for most sources.
+// load() in two steps; the second does nothing for most sources.
 template <class Source, int kCount, class Params>
 __device__ inline auto load_source_input(const Params& params, const uint8_t* row, int64_t col) {
   if constexpr (requires { typename Source::template Input<kCount>; }) {

@@ -5,10 +5,10 @@
 
 namespace narrowfloat {
 
-void clear_scale_images(const QuantizeParams& params, Stream stream) {
-  for (const ScaleImages& images : {params.scales, params.extra_scales}) {
-    if (images.data == nullptr) continue;
-    clear_async(images.data, static_cast<size_t>(params.batch * images.image_bytes), stream);
+void clear_scale_tensors(const QuantizeParams& params, Stream stream) {
+  for (const ScaleTensors& tensors : {params.scales, params.extra_scales}) {
+    if (tensors.data == nullptr) continue;
+    clear_async(tensors.data, static_cast<size_t>(params.batch * tensors.tensor_bytes), stream);
   }
 }
 

@@ -1,7 +1,7 @@
-// sm90_scales: encode scales of decode scales on a GPU (scale_inversion.h), a thread each. There is
-// one of them, or one a row: a launch is all that it costs.
+// sm90_scales: encode scales from decode scales on a GPU (scale_inversion.h), one per thread. There
+// is one scale per tensor or per row, so the launch is the whole cost.
 //
-// Bytes a scale: 4 read, 4 written.
+// Bytes per scale: 4 read, 4 written.
 #include "base/int_math.h"
 #include "device/device_math.cuh"
 #include "device/ptx/grid_dependency.cuh"
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   const float scale = decode[i];
-  allow_next_grid();
+  trigger_dependent_launch();
   encode[i] = canonical_nan(Math::rcp(scale));
 }
 

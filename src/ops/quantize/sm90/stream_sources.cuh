@@ -1,8 +1,8 @@
-// What rows that stream through shared memory (quantize_stream.cuh) are computed from. A source has
-//   Row, read(ring)              what a thread holds of a row, its run of 16 elements of each input
+// The sources of rows that stream through shared memory (quantize_stream.cuh). A source has
+//   Row, read(ring)              a thread's part of a row, its run of 16 elements of each input
 //   kInputs                      tensors side by side in a row of input
 //   kIsNorm                      finish() needs 1 / rms of the row
-//   Vector, load_vector(params)  what it holds of the norm's weight or the smoothing factors
+//   Vector, load_vector(params)  a thread's part of the norm's weight or the smoothing factors
 //   Elements, finish(row, vector, reciprocal_rms)
 //                                the elements that are quantized (spec 1.3, 6.12)
 #pragma once
@@ -38,7 +38,7 @@ struct StreamNorm {
   static constexpr int kInputs = 1;
   static constexpr bool kIsNorm = true;
 
-  // Widened once for the sum and for the norm.
+  // The elements are widened once for the sum and the norm.
   template <class Ring>
   __device__ static Row read(const Ring& ring) {
     const auto h = ring.template read<Elements>(0);
@@ -57,7 +57,7 @@ struct StreamNorm {
     return vector;
   }
 
-  // rms_norm_element() of every element.
+  // Applies rms_norm_element() to every element.
   __device__ static Elements finish(const Row& h, const Vector& weight, float reciprocal_rms) {
     const auto element = [&](int i) { return mul_rn(mul_rn(h[i], reciprocal_rms), weight[i]); };
     Elements y;

@@ -1,8 +1,8 @@
 // See tensor_scales.h.
 //
-// A maximum: every thread takes runs of 16 elements in a grid that fills the GPU a few times, keeps
-// a running maximum of bit patterns, and each block of threads adds one atomic maximum. Reads the
-// input once: 2 bytes an element of bf16, bound by memory. Batches are the grid's second axis.
+// A maximum: every thread loads runs of 16 elements in a grid that fills the GPU a few times, keeps
+// a running maximum of bit patterns, and each CTA adds one atomic maximum. Reads the input once: 2
+// bytes per element of bf16, bound by memory. Batches are the grid's second axis.
 #include <algorithm>
 
 #include "device/ptx/grid_dependency.cuh"
@@ -20,14 +20,14 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRun = 16;
 
-// What maxima are taken of: bf16 as it is, or any source. kRunsInFlight: loads of a thread at once.
+// The operands of maxima: bf16 unchanged, or any source. kRunsInFlight: loads of a thread at once.
 struct AmaxOfBf16 {
   static constexpr int kRunsInFlight = 4;
   __device__ static auto load(const QuantizeParams& params, const uint8_t* row, int64_t col) {
     return PlainRows<PackedBf16>::load<kRun>(params, row, col, 1.0F);
   }
 };
-// E4M3 input counts as it is, without its factor.
+// E4M3 input counts without its factor.
 template <class Math>
 struct AmaxOfAny {
   static constexpr int kRunsInFlight = 2;
@@ -47,15 +47,15 @@ int64_t num_slots(const QuantizeProblem& problem) {
   return problem.encode_axis == EncodeScaleAxis::kRow ? problem.rows : 1;
 }
 
-// The maximum of a run, NaN not counted.
+// The maximum of a run; NaN does not count.
 template <class Source>
 __device__ uint32_t run_maximum(const QuantizeParams& params, const uint8_t* row, int64_t col) {
   const uint32_t number = Source::load(params, row, col).max_number();
   return number > kInfinityBits ? 0U : number;
 }
 
-// Runs are numbered row after row; a thread's are a grid apart. Places are counted on from the
-// first: a 64-bit division for every run would take longer than its load.
+// The location of a run. Runs are numbered row after row; a thread's runs are a grid apart.
+// Locations advance from the first one: a 64-bit division per run would take longer than its load.
 struct RunInRow {
   int64_t row;
   int64_t run;
@@ -63,7 +63,7 @@ struct RunInRow {
 struct AmaxGrid {
   FastDivisor runs_per_row;
   int64_t step;      // Threads of the grid's first axis, below 2^31.
-  RunInRow advance;  // The same in rows and runs.
+  RunInRow advance;  // The step in rows and runs.
 };
 
 __device__ inline RunInRow first_place(const AmaxGrid& grid, int64_t run) {
@@ -79,7 +79,7 @@ __device__ inline void advance(const AmaxGrid& grid, RunInRow& place) {
   }
 }
 
-// blockIdx.y: batch.
+// blockIdx.y is the batch.
 template <BlockFormat Format, class Source>
 __global__ void __launch_bounds__(kThreads)
     find_amax_kernel(const __grid_constant__ QuantizeParams params, const AmaxGrid grid) {
@@ -94,25 +94,26 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t run = first; run < runs; run += Source::kRunsInFlight * grid.step) {
 #pragma unroll
     for (int i = 0; i < Source::kRunsInFlight; ++i) {
-      // Behind the last run the first once more: loads without conditions go out together.
+      // Beyond the last run the first one is loaded again: loads without conditions are issued
+      // together.
       const RunInRow at = run + i * grid.step < runs ? place : RunInRow{0, 0};
       const uint8_t* row = input + at.row * params.input_row_stride;
       largest = max(largest, run_maximum<Source>(params, row, at.run * kRun));
       advance(grid, place);
     }
   }
-  allow_next_grid();
+  trigger_dependent_launch();
   largest = block_max(largest, shared_maxima);
   if (threadIdx.x == 0 && largest > 0) {
     atomicMax(reinterpret_cast<unsigned*>(amax_slot<Format>(params, batch)), largest);
   }
 }
 
-// In place of a memset, which programmatic launches cannot overlap.
+// Replaces a memset, which programmatic launches cannot overlap.
 __global__ void __launch_bounds__(kThreads) clear_slots_kernel(float* slots, const int64_t count) {
   wait_for_previous_grids();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  allow_next_grid();
+  trigger_dependent_launch();
   if (index < count) slots[index] = 0.0F;
 }
 
@@ -125,9 +126,9 @@ __global__ void __launch_bounds__(kThreads)
   const auto slot = static_cast<uint32_t>(index);
   if constexpr (Format::kId == FormatId::kFp8Tensor) {
     const float stored = tensor_scale<Math>(params, slot).stored;
-    for (const ScaleImages* images : {&params.scales, &params.extra_scales}) {
-      // The one layout of one scale is linear.
-      auto* scales = reinterpret_cast<float*>(images->data);
+    for (const ScaleTensors* tensors : {&params.scales, &params.extra_scales}) {
+      // One scale has one layout, linear.
+      auto* scales = reinterpret_cast<float*>(tensors->data);
       if (scales != nullptr) scales[index] = canonical_nan(stored);
     }
   } else {
@@ -162,8 +163,9 @@ void launch_find_amax(const QuantizeProblem& problem, const QuantizeParams& para
   const int64_t runs_per_row = problem.cols / kRun;
   const int64_t runs = problem.rows * runs_per_row;
   if (runs == 0) return;
-  // A run for each thread while the GPU holds them all. Then as many as a thread loads at once, in
-  // blocks of threads that end at different times: a last wave of some costs more than their start.
+  // One run per thread while the GPU holds them all. Beyond that a thread has as many as it loads
+  // at once, in CTAs that end at different times: a last partial wave costs more than the start of
+  // more CTAs.
   const int64_t num_sms = cuda_device(problem.device.index).num_sms;
   const int64_t most = std::clamp(ceil_div(runs, kThreads * 4), num_sms * 8, num_sms * 64);
   const int64_t wanted = std::min(ceil_div(runs, kThreads), most);

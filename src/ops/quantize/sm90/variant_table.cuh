@@ -12,7 +12,7 @@ namespace narrowfloat {
 
 template <class... Variants>
 struct VariantTable {
-  // Launches the first variant that takes the problem; false if none does.
+  // Launches the first variant that takes the problem; returns false if none does.
   template <class Format, class Math>
   static bool launch_first(const QuantizeProblem& problem, const QuantizeParams& params,
                            Stream stream) {
@@ -33,7 +33,7 @@ struct VariantTable {
   }
 };
 
-// What a variant is compiled for.
+// The arithmetics that a variant is compiled for.
 struct BothMaths {
   template <class Math>
   static constexpr bool is_compiled() {

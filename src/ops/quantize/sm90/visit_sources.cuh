@@ -1,4 +1,4 @@
-// From the values of a QuantizeProblem to the types that kernels are made of.
+// Maps the values of a QuantizeProblem to the types that kernels are compiled for.
 #pragma once
 
 #include "ops/quantize/sm90/row_sources.cuh"

@@ -1,4 +1,4 @@
-// What the conventions put into configs; loaders are strict about it.
+// The members that the conventions put into configs; loaders are strict about them.
 #include "checkpoint/conventions/convention.h"
 #include "unit/checkpoint/test_files.h"
 

@@ -1,4 +1,4 @@
-// What explain_moe() says about the stages of a layer.
+// The text of explain_moe() about the stages of a layer.
 #include <algorithm>
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Coding inside the layer gives the bytes of the public quantizer.
+// Quantization inside the layer gives the bytes of the public quantizer.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-struct Coding {
+struct RowEncoding {
   RowFormat rows;
   FormatId format;
   float multiplier;
@@ -20,7 +20,7 @@ struct Coding {
 
 class InputRows : public ::testing::TestWithParam<std::tuple<int, DType, Fill>> {};
 
-constexpr Coding kCodings[] = {
+constexpr RowEncoding kRowEncodings[] = {
     {RowFormat::kFp8Static, FormatId::kFp8Tensor, 32.0F},
     {RowFormat::kFp8Group, FormatId::kFp8Block1x128, 1.0F},
     {RowFormat::kMxfp8, FormatId::kMxfp8, 1.0F},
@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          Fill::kExtremes, Fill::kDenormals)));
 
 TEST_P(InputRows, AreTheQuantizersBytes) {
-  const Coding& coding = kCodings[std::get<0>(GetParam())];
+  const RowEncoding& encoding = kRowEncodings[std::get<0>(GetParam())];
   const DType dtype = std::get<1>(GetParam());
   constexpr int64_t kRows = 5;
   constexpr int64_t kCols = 1120;  // Eight groups of 128, and 96.
@@ -46,30 +46,33 @@ TEST_P(InputRows, AreTheQuantizersBytes) {
   const TensorView input = TensorView::contiguous(plain.data(), dtype, {kRows, kCols});
 
   const QuantizedLayout layout =
-      quantized_layout(coding.format, kRows, kCols, {.scale_layout = ScaleLayoutId::kLinear});
+      quantized_layout(encoding.format, kRows, kCols, {.scale_layout = ScaleLayoutId::kLinear});
   std::vector<uint8_t> values(static_cast<size_t>(layout.values_bytes));
   std::vector<uint8_t> scales(static_cast<size_t>(layout.scales_bytes));
   std::vector<float> global(static_cast<size_t>(std::max<int64_t>(1, layout.global_scales)));
   QuantizeOptions options;
-  if (coding.format == FormatId::kNvfp4) options.encode_scale = coding.multiplier;
-  if (coding.format == FormatId::kFp8Tensor) options.fp8_decode_scale = 1 / coding.multiplier;
+  if (encoding.format == FormatId::kNvfp4) options.encode_scale = encoding.multiplier;
+  if (encoding.format == FormatId::kFp8Tensor) options.fp8_decode_scale = 1 / encoding.multiplier;
   quantize(
       input,
       layout.bind(values.data(), scales.data(), layout.global_scales > 0 ? global.data() : nullptr),
       options);
 
-  const RowBuffers buffers = row_buffers(coding.rows, kRows, kCols);
+  const RowBuffers buffers = row_buffers(encoding.rows, kRows, kCols);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
-  const CodedRows coded = buffers.bind(memory.data(), kRows, {});
-  quantize_activations(
-      {.rows = input, .format = coding.rows, .multiplier = coding.multiplier, .output = coded}, {});
-  EXPECT_EQ(std::memcmp(coded.values.data, values.data(), values.size()), 0);
-  if (!coded.scales.is_absent()) {
+  const CodedRows quantized = buffers.bind(memory.data(), kRows, {});
+  quantize_activations({.rows = input,
+                        .format = encoding.rows,
+                        .multiplier = encoding.multiplier,
+                        .output = quantized},
+                       {});
+  EXPECT_EQ(std::memcmp(quantized.values.data, values.data(), values.size()), 0);
+  if (!quantized.scales.is_absent()) {
     ASSERT_EQ(static_cast<size_t>(buffers.scales_bytes), scales.size());
-    EXPECT_EQ(std::memcmp(coded.scales.data, scales.data(), scales.size()), 0);
+    EXPECT_EQ(std::memcmp(quantized.scales.data, scales.data(), scales.size()), 0);
   }
-  if (!coded.row_scale.is_absent()) {
-    EXPECT_EQ(std::memcmp(coded.row_scale.data, global.data(), kRows * sizeof(float)), 0);
+  if (!quantized.row_scale.is_absent()) {
+    EXPECT_EQ(std::memcmp(quantized.row_scale.data, global.data(), kRows * sizeof(float)), 0);
   }
 }
 
@@ -78,21 +81,21 @@ TEST(InputRows, MarkedRowsAloneAreWritten) {
   const int32_t marks[] = {0, -1, 7, -1};
   const RowBuffers buffers = row_buffers(RowFormat::kFp8Group, 4, 256);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
-  const CodedRows coded = buffers.bind(memory.data(), 4, {});
+  const CodedRows quantized = buffers.bind(memory.data(), 4, {});
   quantize_activations({.rows = TensorView::contiguous(rows.data(), DType::kF64, {4, 256}),
                         .format = RowFormat::kFp8Group,
                         .choice = RowChoice::kMarked,
                         .map = TensorView::contiguous(marks, DType::kI32, {4}),
-                        .output = coded},
+                        .output = quantized},
                        {});
-  const auto* values = static_cast<const uint8_t*>(coded.values.data);
+  const auto* values = static_cast<const uint8_t*>(quantized.values.data);
   for (size_t row = 0; row < 4; ++row) {
     // 1.5 is its group's maximum: 448.
     EXPECT_EQ(values[row * 256], row % 2 == 0 ? 0x7E : 0xEE) << row;
   }
 }
 
-// A plain input and the same input coded by quantize() give the same output.
+// A plain input and the same input quantized by quantize() give the same output.
 class CodedInput : public ::testing::TestWithParam<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, CodedInput, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
 
@@ -102,14 +105,15 @@ TEST_P(CodedInput, GivesTheOutputOfPlainInput) {
   const MoeResult plain = layer_case.run();
   const RowFormat format = moe_mode_info(GetParam()).input;
   if (format == RowFormat::kBf16) return;
-  const Coding* coding = nullptr;
-  for (const Coding& candidate : kCodings) {
-    if (candidate.rows == format) coding = &candidate;
+  const RowEncoding* encoding = nullptr;
+  for (const RowEncoding& candidate : kRowEncodings) {
+    if (candidate.rows == format) encoding = &candidate;
   }
-  ASSERT_NE(coding, nullptr);
-  const ScaleLayoutId image =
+  ASSERT_NE(encoding, nullptr);
+  const ScaleLayoutId scale_layout =
       format == RowFormat::kFp8Group ? ScaleLayoutId::kMnMajor : ScaleLayoutId::kLinear;
-  const QuantizedLayout layout = quantized_layout(coding->format, 6, 384, {.scale_layout = image});
+  const QuantizedLayout layout =
+      quantized_layout(encoding->format, 6, 384, {.scale_layout = scale_layout});
   std::vector<uint8_t> values(static_cast<size_t>(layout.values_bytes));
   std::vector<float> scales(static_cast<size_t>(layout.scales_bytes));
   std::vector<float> global(8);
@@ -124,19 +128,19 @@ TEST_P(CodedInput, GivesTheOutputOfPlainInput) {
       layer_case.inputs().values,
       layout.bind(values.data(), scales.data(), layout.global_scales > 0 ? global.data() : nullptr),
       options);
-  MoeInputs coded;
+  MoeInputs quantized;
   const bool is_packed = value_dtype(format) == DType::kU8;
-  coded.values =
+  quantized.values =
       TensorView::contiguous(values.data(), value_dtype(format), {6, is_packed ? 192 : 384});
   if (const int64_t blocks = scale_blocks(format, 384); blocks > 0) {
-    coded.scales = TensorView::contiguous(scales.data(), scale_dtype(format), {6, blocks});
+    quantized.scales = TensorView::contiguous(scales.data(), scale_dtype(format), {6, blocks});
     // mn_major: one column of 6 rows padded to 8 after the other.
-    if (format == RowFormat::kFp8Group) coded.scales.strides = {1, 8};
+    if (format == RowFormat::kFp8Group) quantized.scales.strides = {1, 8};
   }
   if (format == RowFormat::kNvfp4PerToken) {
-    coded.row_scale = TensorView::contiguous(global.data(), DType::kF32, {6});
+    quantized.row_scale = TensorView::contiguous(global.data(), DType::kF32, {6});
   }
-  layer_case.inputs() = coded;
+  layer_case.inputs() = quantized;
   EXPECT_EQ(layer_case.run(), plain);
 }
 

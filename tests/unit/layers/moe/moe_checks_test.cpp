@@ -1,5 +1,5 @@
-// What MoeLayer refuses: each message names the argument, what was expected and what came, and
-// nothing has been written.
+// The calls that MoeLayer refuses: each message names the argument, the expectation and the given
+// value, and nothing has been written.
 #include "layers/moe/moe_checks.h"
 
 #include <array>
@@ -166,6 +166,7 @@ TEST(MoeChecks, AReferenceRefusesOptionsThatTheModeDoesNotHave) {
 }
 
 TEST(MoeChecks, OnlyTheCpuIsSupported) {
+  if (build_has_cuda()) GTEST_SKIP() << "this build has implementations for CUDA";
   MoeCase layer_case(MoeMode::kBf16, kCheckedShape, Activation::swiglu(), 1);
   expect_error(ErrorKind::kUnsupported, {"device", "cuda:0"}, [&] {
     (void)MoeLayer::prepare(layer_case.weights(), layer_case.config(), {DeviceType::kCuda, 0});
@@ -242,13 +243,13 @@ TEST_F(MoeCalls, RefuseInputsOfOtherShapesAndTypes) {
   refuses({"inputs.values", "F8_E4M3", "U8"});
   make(MoeMode::kMxfp8);
   inputs_.scales = inputs_.values;
-  refuses({"inputs.scales", "plain BF16"});
+  refuses({"inputs.scales", "unquantized BF16"});
   make(MoeMode::kMxfp8);
   inputs_.values.dtype = DType::kF8E4M3;
   refuses({"inputs.scales", "[3, 8]"});
   make(MoeMode::kNvfp4Bf16);
   inputs_.row_scale = inputs_.values;
-  refuses({"inputs.row_scale", "plain BF16"});
+  refuses({"inputs.row_scale", "unquantized BF16"});
   make(MoeMode::kBf16);
   inputs_.values.data = nullptr;
   refuses({"inputs.values", "null"});
@@ -309,7 +310,7 @@ TEST_F(MoeCalls, RefuseBuffersThatOverlap) {
   refuses({"outputs.out", "overlaps", "workspace"});
 }
 
-// A call of coded rows on a GPU that only the checks see: its memory is the host's.
+// A call of quantized rows on a GPU that only the checks see: its memory is the host's.
 class MoeCallsOnAGpu : public ::testing::Test {
  protected:
   MoeCallsOnAGpu() {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kGptOssTokens = 37;
 
-// What goes into a layer: bf16 rows, and logits that a router with a bias would give.
+// The inputs of a layer: bf16 rows, and logits that a router with a bias would give.
 struct Tokens {
   explicit Tokens(const GptOssShape& shape) : hidden(shape.hidden), experts(shape.experts) {
     Random random(7);

@@ -134,7 +134,8 @@ TEST(MoePlan, StagesAreInTheOrderOfThePublicOnes) {
   });
 }
 
-// The second GEMM reads its tiles before it waits, the first one where a kernel lies between.
+// The second GEMM reads its tiles before its wait. For the first one they are complete only where
+// the input is quantized in between.
 TEST(MoePlan, ThePermutationIsCompleteBeforeTheSecondGemm) {
   for_every_plan([](const MoePlan& plan, const MoeCallFacts& /*facts*/) {
     const MoeBufferSet permutation = buffer_set({MoeBufferId::kPermutation});
@@ -159,7 +160,7 @@ TEST(MoePlan, ExactlyTheRequiredBytesAreEnoughAndOneLessIsRefused) {
   const MoeLayer layer = layer_case.prepare();
   const int64_t bytes = layer.required_workspace(33);
   ASSERT_EQ(bytes % 256, 0);
-  // The page behind the workspace cannot be touched, and pages are multiples of 256.
+  // The page after the workspace cannot be touched, and pages are multiples of 256.
   const GuardedBuffer workspace(bytes, {.poison = 0xFF, .guard = Guard::kPage});
   std::vector<uint16_t> out(33 * 160);
   MoeOutputs outputs;

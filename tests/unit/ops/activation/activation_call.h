@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "narrowfloat/activation.h"
-#include "support/coded_rows.h"
+#include "support/rows_tensor.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "narrowfloat/activation.h"
-#include "support/coded_rows.h"
 #include "support/expect_error.h"
+#include "support/rows_tensor.h"
 #include "support/tensors.h"
 
 namespace narrowfloat::testing {

@@ -1,4 +1,4 @@
-// activate() by what it reads: plain, bf16, double and FP8 input with its group scales, images
+// activate() by what it reads: plain, bf16, double and FP8 input with its group scales, scales
 // whose extent is known on the device only, exact cases.
 #include <algorithm>
 #include <array>
@@ -148,18 +148,18 @@ TEST(Activate, WidensBf16Input) {
   EXPECT_EQ(call.output.bytes(), expected);
 }
 
-// P = 4 of at most 6 rows: scale images are [blocks, 4], whatever the views' strides say.
-TEST(Activate, TakesTheExtentOfScaleImagesFromTheDevice) {
+// P = 4 of at most 6 rows: scales are [blocks, 4], whatever the views' strides say.
+TEST(Activate, TakesTheExtentOfColumnMajorScalesFromTheDevice) {
   constexpr int64_t kInter = 320;
   constexpr int64_t kMaxRows = 6;
   constexpr int64_t kUsed = 4;
-  const auto make_input = [](int64_t image_rows) {
+  const auto make_input = [](int64_t scale_rows) {
     RowsTensor input(RowFormat::kFp8Group, kMaxRows, 2 * kInter);
     Random random(5);
     for (uint8_t& code : input.values.span()) code = static_cast<uint8_t>(random.range(0, 0x60));
     for (int64_t block = 0; block < 5; ++block) {
       for (int64_t row = 0; row < kUsed; ++row) {
-        input.scales.data<float>()[row + block * image_rows] = 0.25F + random.normal();
+        input.scales.data<float>()[row + block * scale_rows] = 0.25F + random.normal();
       }
     }
     return input;

@@ -96,7 +96,7 @@ TEST_P(ActivationMath, IsWithinAFewUlpOfTheFormula) {
     const float u = scale * random.normal();
     const float g = scale * random.normal();
     const Wide truth = expected(GetParam(), u, g, params);
-    // Where normal_cdf itself is denormal, its last places are gone.
+    // If normal_cdf itself is denormal, its last places are gone.
     if (std::fabs(truth) < 1e-30L) continue;
     const float h = activated(GetParam(), u, g, params);
     const double error = ulps(h, truth, 23);

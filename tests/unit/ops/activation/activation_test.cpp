@@ -139,7 +139,7 @@ TEST_P(ActivateFormats, LeaveRowsThatNoSlotNames) {
   ActivationCall some(GetParam(), 9, kInter);
   const Vector slots = Vector::of<int32_t>(DType::kI32, {7, -1, 0, -1, 3});
   some.args.slot_to_row = slots.view();
-  // Not read either: the pages behind would fault, and NaN would show.
+  // These rows are not read either: the pages after them would fault, and NaN would show.
   for (const int64_t row : {1, 2, 4, 5, 6, 8}) some.input.poison_row(row, 0xFF);
   activate(some.args);
   const RowsTensor untouched(GetParam(), 9, kInter, kPoisoned);
@@ -178,24 +178,24 @@ TEST_P(ActivateFormats, TakeTheValuesOfTheRowsExpert) {
   }
 }
 
-TEST_P(ActivateFormats, StoreScalesInImagesOfBlocksByRows) {
+TEST_P(ActivateFormats, StoreScalesOfBlocksByRows) {
   constexpr int64_t kInter = 416;
   ActivationCall dense(GetParam(), 5, kInter);
   activate(dense.args);
-  ActivationCall image(GetParam(), 5, kInter);
-  image.output = RowsTensor(GetParam(), 5, kInter, kPoisoned, ScaleOrder::kBlocksFirst);
-  image.args.output = image.output.view;
-  activate(image.args);
+  ActivationCall column_major(GetParam(), 5, kInter);
+  column_major.output = RowsTensor(GetParam(), 5, kInter, kPoisoned, ScaleOrder::kBlocksFirst);
+  column_major.args.output = column_major.output.view;
+  activate(column_major.args);
   for (int64_t row = 0; row < 5; ++row) {
-    EXPECT_EQ(row_bytes_of(image.output, row), row_bytes_of(dense.output, row)) << row;
+    EXPECT_EQ(row_bytes_of(column_major.output, row), row_bytes_of(dense.output, row)) << row;
   }
-  EXPECT_TRUE(image.output.intact());
+  EXPECT_TRUE(column_major.output.intact());
 }
 
 // Some implementations index scales with 32 bits: the problem says where that is not enough.
 TEST(ActivationProblems, TellStridesBeyond32Bits) {
   const ActivationCall call(RowFormat::kFp8Group, 3, 256);
-  // Nothing is written; so much memory behind an address overlaps nothing only where none is.
+  // Nothing is written; so much memory after an address overlaps nothing only if there is none.
   constexpr uintptr_t kNowhere = uintptr_t{1} << 48;
   const auto is_wide = [&](std::array<int64_t, 2> strides, int64_t rows) {
     ActivateArgs args = call.args;

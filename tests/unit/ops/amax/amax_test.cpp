@@ -1,5 +1,5 @@
-// What tensor_amax and row_amax promise beyond equality with a plain loop: independence of threads
-// and of the caller's floating-point mode, empty tensors, and every check at the door.
+// The promises of tensor_amax and row_amax beyond equality with a plain loop: independence of
+// threads and of the caller's floating-point mode, empty tensors, and every check of the arguments.
 #include <limits>
 
 #include <gtest/gtest.h>

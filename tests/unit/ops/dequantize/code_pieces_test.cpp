@@ -46,7 +46,7 @@ TEST(CodePieces, ClampedScaleRowIsTheScaleRowOfCheckedOffsets) {
   }
 }
 
-TEST(CodePieces, ClampedScaleRowStaysInsideTheImageWhateverTheOffsetsAre) {
+TEST(CodePieces, ClampedScaleRowStaysInsideTheScalesWhateverTheOffsetsAre) {
   Random random(2);
   for (int trial = 0; trial < 20000; ++trial) {
     std::vector<int64_t> offsets(static_cast<size_t>(random.range(2, 9)));

@@ -346,7 +346,7 @@ TEST(GroupedWeights, RefuseDevicesWithoutAnImplementation) {
   });
 }
 
-// Halves are bounds of an image; the CPU's images are the same with them and without.
+// Halves are bounds of packed weights; the CPU packs the same with them and without.
 TEST(GroupedWeights, TakeAGateOrder) {
   for (const MoeModeInfo& info : all_moe_modes()) {
     GemmCaseSpec spec = valid_spec(info.id);

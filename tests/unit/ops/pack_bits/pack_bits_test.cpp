@@ -77,7 +77,7 @@ TEST(SegmentPackBits, RefusesWhatCannotWork) {
                         flat_view(starts));
     });
   };
-  refused({"offsets", "ascending", "2 behind 5"}, {0, 5, 2});
+  refused({"offsets", "ascending", "2 after 5"}, {0, 5, 2});
   refused({"offsets", "[0, 10]", "11"}, {0, 5, 11});
   refused({"offsets", "-1"}, {-1, 5, 7});
   const std::array<int32_t, 3> offsets{0, 5, 10};

@@ -37,12 +37,13 @@ Matrix prefix(const Matrix& input, int64_t batch, int64_t rows) {
 
 uint8_t scale_at(const QuantizedTensor& tensor, int64_t batch, int64_t row, int64_t block) {
   const QuantizedLayout& layout = tensor.layout;
-  const int64_t image = layout.scale_count / std::max<int64_t>(1, layout.batch);
-  return tensor.scales.data()[batch * image + scale_offset(layout.scale_layout, row, block,
-                                                           layout.scale_rows, layout.scale_blocks)];
+  const int64_t scales_per_batch = layout.scale_count / std::max<int64_t>(1, layout.batch);
+  return tensor.scales
+      .data()[batch * scales_per_batch + scale_offset(layout.scale_layout, row, block,
+                                                      layout.scale_rows, layout.scale_blocks)];
 }
 
-// Batch `batch` of `grouped` is `dense` on the rows of `dense`, untouched and zero behind them.
+// Batch `batch` of `grouped` is `dense` on the rows of `dense`, untouched and zero after them.
 void expect_prefix(const QuantizedTensor& grouped, int64_t batch, const QuantizedTensor& dense) {
   const int64_t row_bytes = grouped.layout.values_bytes / (kBatch * kGroupedRows);
   const auto values =

@@ -332,7 +332,7 @@ const std::vector<Violation> kRowOptions{
        c.output.scales.layout = ScaleLayoutId::kLinear;
      },
      {"row_offsets", "mn_major", "linear"}},
-    {"offsets_image",
+    {"offsets_scales",
      kF1,
      kPlain,
      [](C& c, const W& w) { c.options.row_offsets = w.offsets.view(); },

@@ -80,7 +80,7 @@ struct RowBytes {
   bool operator==(const RowBytes&) const = default;
 };
 
-// What one row became, wherever the layout puts it.
+// The stored bytes of one row, whatever the layout.
 RowBytes row_bytes(const QuantizedTensor& tensor, int64_t row) {
   const QuantizedLayout& layout = tensor.layout;
   const auto value_bytes = tensor.values.size() / std::max<int64_t>(1, layout.rows);

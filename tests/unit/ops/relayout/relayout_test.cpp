@@ -11,24 +11,24 @@
 namespace narrowfloat::testing {
 namespace {
 
-struct Image {
+struct ScaleTensor {
   ScaleView view;
   GuardedBuffer buffer;
 };
 
-Image make_image(FormatId format, ScaleLayoutId layout, int64_t batch, int64_t rows,
-                 int64_t blocks) {
+ScaleTensor make_scales(FormatId format, ScaleLayoutId layout, int64_t batch, int64_t rows,
+                        int64_t blocks) {
   const ScaleType type = format_info(format).scale_type;
   const int64_t count = batch * scale_image_size(layout, rows, blocks);
-  Image image{.view = {}, .buffer = GuardedBuffer(count * bytes(type), {})};
-  image.view = {.data = image.buffer.data(),
-                .type = type,
-                .layout = layout,
-                .batch = batch,
-                .rows = rows,
-                .blocks = blocks,
-                .capacity = count};
-  return image;
+  ScaleTensor scales{.view = {}, .buffer = GuardedBuffer(count * bytes(type), {})};
+  scales.view = {.data = scales.buffer.data(),
+                 .type = type,
+                 .layout = layout,
+                 .batch = batch,
+                 .rows = rows,
+                 .blocks = blocks,
+                 .capacity = count};
+  return scales;
 }
 
 std::vector<ScaleLayoutId> layouts_of(FormatId format) {
@@ -39,29 +39,29 @@ std::vector<ScaleLayoutId> layouts_of(FormatId format) {
   return layouts;
 }
 
-RC_GTEST_PROP(RelayoutLaws, AnyPathBetweenLayoutsGivesTheSameImage, ()) {
+RC_GTEST_PROP(RelayoutLaws, AnyPathBetweenLayoutsGivesTheSameScales, ()) {
   const FormatId format =
       *rc::gen::element(FormatId::kNvfp4, FormatId::kMxfp8, FormatId::kFp8Block1x128);
   const int64_t batch = *rc::gen::inRange(0, 3);
   const int64_t rows = *rc::gen::inRange(0, 200);
   const int64_t blocks = *rc::gen::inRange(0, 12);
   Random random(*rc::gen::arbitrary<uint64_t>());
-  const Image start = make_image(format, ScaleLayoutId::kLinear, batch, rows, blocks);
+  const ScaleTensor start = make_scales(format, ScaleLayoutId::kLinear, batch, rows, blocks);
   for (uint8_t& byte : start.buffer.span()) byte = static_cast<uint8_t>(random.bits());
   const auto path =
       *rc::gen::container<std::vector<ScaleLayoutId>>(3, rc::gen::elementOf(layouts_of(format)));
-  Image direct = make_image(format, path.back(), batch, rows, blocks);
+  ScaleTensor direct = make_scales(format, path.back(), batch, rows, blocks);
   relayout(format, start.view, direct.view);
-  Image at = make_image(format, path.front(), batch, rows, blocks);
+  ScaleTensor at = make_scales(format, path.front(), batch, rows, blocks);
   relayout(format, start.view, at.view);
   for (const ScaleLayoutId layout : path) {
-    Image next = make_image(format, layout, batch, rows, blocks);
+    ScaleTensor next = make_scales(format, layout, batch, rows, blocks);
     relayout(format, at.view, next.view);
     at = std::move(next);
   }
   RC_ASSERT(at.buffer.copy() == direct.buffer.copy());
   // And home again.
-  Image home = make_image(format, ScaleLayoutId::kLinear, batch, rows, blocks);
+  ScaleTensor home = make_scales(format, ScaleLayoutId::kLinear, batch, rows, blocks);
   relayout(format, at.view, home.view);
   RC_ASSERT(home.buffer.copy() == start.buffer.copy());
 }
@@ -78,8 +78,8 @@ class RelayoutChecks : public ::testing::TestWithParam<RelayoutViolation> {};
 
 TEST_P(RelayoutChecks, ThrowAndWriteNothing) {
   FormatId format = FormatId::kNvfp4;
-  Image input = make_image(format, ScaleLayoutId::kLinear, 2, 5, 6);
-  Image output = make_image(format, ScaleLayoutId::kSwizzled8x4, 2, 5, 6);
+  ScaleTensor input = make_scales(format, ScaleLayoutId::kLinear, 2, 5, 6);
+  ScaleTensor output = make_scales(format, ScaleLayoutId::kSwizzled8x4, 2, 5, 6);
   relayout(format, input.view, output.view);
   const std::vector<uint8_t> before = output.buffer.copy();
   GetParam().apply(format, input.view, output.view);
@@ -132,8 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return test.param.name; });
 
 TEST(Relayout, RefusesDevicesItCannotDoWithEveryCandidatesReason) {
-  const Image input = make_image(FormatId::kMxfp4, ScaleLayoutId::kLinear, 1, 5, 6);
-  const Image output = make_image(FormatId::kMxfp4, ScaleLayoutId::kSwizzled8x4, 1, 5, 6);
+  const ScaleTensor input = make_scales(FormatId::kMxfp4, ScaleLayoutId::kLinear, 1, 5, 6);
+  const ScaleTensor output = make_scales(FormatId::kMxfp4, ScaleLayoutId::kSwizzled8x4, 1, 5, 6);
   ScaleView from = input.view;
   ScaleView to = output.view;
   from.device = to.device = {.type = DeviceType::kCuda, .index = 0};
@@ -145,7 +145,7 @@ TEST(Relayout, RefusesDevicesItCannotDoWithEveryCandidatesReason) {
   EXPECT_EQ(output.buffer.copy(), std::vector<uint8_t>(output.buffer.span().size(), 0xCC));
 }
 
-TEST(Relayout, AcceptsEmptyImagesWithoutBuffers) {
+TEST(Relayout, AcceptsEmptyScalesWithoutBuffers) {
   for (const ScaleLayoutId layout : layouts_of(FormatId::kNvfp4)) {
     for (const auto& [batch, rows, blocks] :
          {std::array<int64_t, 3>{0, 5, 6}, {1, 0, 6}, {1, 5, 0}}) {
@@ -158,9 +158,9 @@ TEST(Relayout, AcceptsEmptyImagesWithoutBuffers) {
   }
 }
 
-TEST(Relayout, RefusesMisalignedImagesOnAGpu) {
-  const Image input = make_image(FormatId::kMxfp4, ScaleLayoutId::kLinear, 1, 5, 6);
-  const Image output = make_image(FormatId::kMxfp4, ScaleLayoutId::kSwizzled8x4, 1, 5, 6);
+TEST(Relayout, RefusesMisalignedScalesOnAGpu) {
+  const ScaleTensor input = make_scales(FormatId::kMxfp4, ScaleLayoutId::kLinear, 1, 5, 6);
+  const ScaleTensor output = make_scales(FormatId::kMxfp4, ScaleLayoutId::kSwizzled8x4, 1, 5, 6);
   ScaleView from = input.view;
   ScaleView to = output.view;
   from.device = to.device = {.type = DeviceType::kCuda, .index = 0};
@@ -174,9 +174,10 @@ TEST(Relayout, RefusesMisalignedImagesOnAGpu) {
                [&] { relayout(FormatId::kMxfp4, from, misaligned); });
 }
 
-TEST(Relayout, RefusesF32ImagesThatAreNotAligned) {
-  const Image input = make_image(FormatId::kFp8Block1x128, ScaleLayoutId::kLinear, 1, 5, 6);
-  const Image output = make_image(FormatId::kFp8Block1x128, ScaleLayoutId::kMnMajor, 1, 5, 6);
+TEST(Relayout, RefusesF32ScalesThatAreNotAligned) {
+  const ScaleTensor input = make_scales(FormatId::kFp8Block1x128, ScaleLayoutId::kLinear, 1, 5, 6);
+  const ScaleTensor output =
+      make_scales(FormatId::kFp8Block1x128, ScaleLayoutId::kMnMajor, 1, 5, 6);
   ScaleView to = output.view;
   to.data = output.buffer.data() + 2;
   expect_error(ErrorKind::kInvalidArgument, {"output", "aligned to 4"},

@@ -1,5 +1,5 @@
-// What holds for every method: shared experts, rounding, replay, types and strides of the logits,
-// independence of threads and of the caller's floating-point environment.
+// The properties of every method: shared experts, rounding, replay, types and strides of the
+// logits, independence of threads and of the caller's floating-point environment.
 #include <gtest/gtest.h>
 
 #include "base/host_device.h"

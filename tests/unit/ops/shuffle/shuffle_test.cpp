@@ -52,7 +52,7 @@ TEST(ShuffleRows, OfScalesAreThoseOfTheLinearMatrixSwizzled) {
   std::array<uint8_t, kRows * kBlocks> moved{};
   std::array<uint8_t, kRows * 8> expected{};
   std::array<uint8_t, kRows * 8> actual{};
-  const auto image = [&](auto& buffer, ScaleLayoutId layout) {
+  const auto scale_view = [&](auto& buffer, ScaleLayoutId layout) {
     return ScaleView{.data = buffer.data(),
                      .layout = layout,
                      .rows = kRows,
@@ -61,15 +61,15 @@ TEST(ShuffleRows, OfScalesAreThoseOfTheLinearMatrixSwizzled) {
   };
   shuffle_rows(TensorView::contiguous(plain.data(), DType::kU8, {kRows, kBlocks}),
                TensorView::contiguous(moved.data(), DType::kU8, {kRows, kBlocks}), 128);
-  relayout(FormatId::kNvfp4, image(moved, ScaleLayoutId::kLinear),
-           image(expected, ScaleLayoutId::kSwizzled128x4));
+  relayout(FormatId::kNvfp4, scale_view(moved, ScaleLayoutId::kLinear),
+           scale_view(expected, ScaleLayoutId::kSwizzled128x4));
   actual.fill(0xCC);
-  shuffle_scales(FormatId::kNvfp4, image(plain, ScaleLayoutId::kLinear),
-                 image(actual, ScaleLayoutId::kSwizzled128x4), 128);
+  shuffle_scales(FormatId::kNvfp4, scale_view(plain, ScaleLayoutId::kLinear),
+                 scale_view(actual, ScaleLayoutId::kSwizzled128x4), 128);
   EXPECT_EQ(expected, actual);
   moved.fill(0xCC);
-  unshuffle_scales(FormatId::kNvfp4, image(actual, ScaleLayoutId::kSwizzled128x4),
-                   image(moved, ScaleLayoutId::kLinear), 128);
+  unshuffle_scales(FormatId::kNvfp4, scale_view(actual, ScaleLayoutId::kSwizzled128x4),
+                   scale_view(moved, ScaleLayoutId::kLinear), 128);
   EXPECT_EQ(plain, moved);
 }
 

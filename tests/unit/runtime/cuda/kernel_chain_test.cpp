@@ -1,4 +1,4 @@
-// What a kernel of a layer may read before its wait.
+// The reads that a kernel of a layer may do before its wait.
 #include "runtime/cuda/kernel_chain.h"
 
 #include <gtest/gtest.h>

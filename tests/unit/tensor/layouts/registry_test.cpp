@@ -1,5 +1,5 @@
-// Every scale layout is a bijection from (row, block) onto its image minus padding, and padding is
-// where the documentation says (spec 8.2).
+// Every scale layout is a bijection from (row, block) onto its positions minus padding, and padding
+// is where the documentation says (spec 8.2).
 #include "tensor/layouts/registry.h"
 
 #include <vector>
@@ -9,12 +9,12 @@
 namespace narrowfloat {
 namespace {
 
-// Offsets of all scales are different, inside the image, and the same as those of the tensor
+// Offsets of all scales are different, inside the buffer, and the same as those of the tensor
 // [row tiles][block tiles][tile], which the layouts implement by arithmetic.
 template <typename Layout>
 void check_bijection(int64_t rows, int64_t blocks) {
-  const ImageExtents logical{rows, blocks};
-  const ImageExtents padded = Layout::padded(logical);
+  const ScaleExtents logical{rows, blocks};
+  const ScaleExtents padded = Layout::padded(logical);
   ASSERT_TRUE(padded.rows >= rows && padded.blocks >= blocks);
   std::vector<uint8_t> hits(static_cast<size_t>(padded.rows * padded.blocks), 0);
   for (int64_t row = 0; row < rows; ++row) {
@@ -28,7 +28,7 @@ void check_bijection(int64_t rows, int64_t blocks) {
   }
 }
 
-TEST(ScaleLayouts, AreBijectionsForAllSmallImages) {
+TEST(ScaleLayouts, AreBijectionsForAllSmallExtents) {
   for (int64_t rows = 1; rows <= 300; ++rows) {
     for (int64_t blocks = 1; blocks <= 20; ++blocks) {
       AllLayouts::for_each([&]<typename Layout>() { check_bijection<Layout>(rows, blocks); });
@@ -37,11 +37,11 @@ TEST(ScaleLayouts, AreBijectionsForAllSmallImages) {
   }
 }
 
-// Every position of the padded image has one place, and offset() leads back to it.
+// Every position of the padded buffer has one place, and offset() leads back to it.
 template <typename Layout>
 void check_inverse(int64_t rows, int64_t blocks) {
-  const ImageExtents logical{rows, blocks};
-  const ImageExtents padded = Layout::padded(logical);
+  const ScaleExtents logical{rows, blocks};
+  const ScaleExtents padded = Layout::padded(logical);
   for (int64_t offset = 0; offset < padded.rows * padded.blocks; ++offset) {
     const ScalePlace place = Layout::place(offset, logical);
     ASSERT_TRUE(place.row >= 0 && place.row < padded.rows && place.block >= 0 &&
@@ -64,9 +64,9 @@ TEST(ScaleLayouts, PlaceInvertsOffsetAlsoInThePadding) {
   }
 }
 
-// A full image has no padding: every offset is used, so this pins the tile order too.
+// Full tiles have no padding: every offset is used, so this pins the tile order too.
 TEST(ScaleLayouts, AgreeWithTheirTensorOfTiles) {
-  const ImageExtents full{256, 8};
+  const ScaleExtents full{256, 8};
   int64_t next_128x4 = 0;
   for (int64_t row_tile = 0; row_tile < 2; ++row_tile) {
     for (int64_t block_tile = 0; block_tile < 2; ++block_tile) {
@@ -94,8 +94,8 @@ TEST(ScaleLayouts, AgreeWithTheirTensorOfTiles) {
 
 TEST(ScaleLayouts, PadToWholeTiles) {
   const auto padded = []<typename Layout>(int64_t rows, int64_t blocks) {
-    const ImageExtents image = Layout::padded({rows, blocks});
-    return std::pair(image.rows, image.blocks);
+    const ScaleExtents extents = Layout::padded({rows, blocks});
+    return std::pair(extents.rows, extents.blocks);
   };
   using Padded = std::pair<int64_t, int64_t>;
   EXPECT_EQ(padded.operator()<LinearLayout>(129, 5), (Padded{129, 5}));

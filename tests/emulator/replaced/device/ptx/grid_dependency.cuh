@@ -7,7 +7,7 @@
 namespace narrowfloat {
 
 inline void wait_for_previous_grids() { ::emulator::wait_for_grids(); }
-inline void allow_next_grid() { ::emulator::trigger_launch(); }
-inline void allow_next_grid_before_wait() { ::emulator::trigger_launch_before_wait(); }
+inline void trigger_dependent_launch() { ::emulator::trigger_launch(); }
+inline void trigger_dependent_launch_before_wait() { ::emulator::trigger_launch_before_wait(); }
 
 }  // namespace narrowfloat

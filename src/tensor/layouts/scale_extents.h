@@ -1,4 +1,5 @@
-// Extents of a scale image: rows and scales per row, logical or padded; and a place in it.
+// Extents of the scales of a matrix: rows and scales per row, logical or padded; and the place of a
+// scale.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +11,12 @@
 
 namespace narrowfloat {
 
-struct ImageExtents {
+struct ScaleExtents {
   int64_t rows = 0;
   int64_t blocks = 0;
 };
 
-// Whose scale it is: of this block of this row.
+// The row and block that a scale belongs to.
 struct ScalePlace {
   int64_t row = 0;
   int64_t block = 0;

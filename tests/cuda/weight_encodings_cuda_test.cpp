@@ -1,4 +1,4 @@
-// Forms of weights in grouped_gemm on a GPU: every scale byte with every code to the bit, the ends
+// Weight encodings of grouped_gemm on a GPU: every scale byte with every code to the bit, the ends
 // of the exponent range, experts whose scales fit E4M3 beside experts whose scales do not, and rows
 // whose results no tile and no other row changes.
 #include <array>
@@ -15,7 +15,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class WeightFormsCuda : public GpuTestWith<MoeMode> {};
+class WeightEncodingsCuda : public GpuTestWith<MoeMode> {};
 
 const PackedWeights& state_of(const GemmOnDevice& device) {
   return packed_weights(device.weights());
@@ -46,9 +46,9 @@ GemmCaseSpec every_code(MoeMode mode, GemmData data, int64_t rows) {
           .data = data};
 }
 
-// In the first form with few rows, in the other with many; all that MXFP4 has with one
-// multiplication, too.
-TEST_P(WeightFormsCuda, DecodeEveryScaleAndCodeOfWeights) {
+// Few rows have the first encoding, many rows the other. 144 rows have all scales that MXFP4
+// decodes with a single multiply.
+TEST_P(WeightEncodingsCuda, DecodeEveryScaleAndCodeOfWeights) {
   for (const int64_t rows : {112, 144, 256}) {
     SCOPED_TRACE(rows);
     const GemmCase gemm(every_code(GetParam(), GemmData::kEveryWeight, rows));
@@ -56,19 +56,20 @@ TEST_P(WeightFormsCuda, DecodeEveryScaleAndCodeOfWeights) {
     const WeightCoding first = coding_of(GetParam());
     const int64_t fitting_rows = first == WeightCoding::kMxfp4Near ? 144 : 112;
     const bool is_wide = rows > fitting_rows && may_not_fit(first);
-    EXPECT_EQ(state_of(device).image.form, static_cast<int>(is_wide ? wide_coding(first) : first));
+    EXPECT_EQ(state_of(device).data.encoding,
+              static_cast<int>(is_wide ? wide_coding(first) : first));
     expect_exact(gemm, device.run());
   }
 }
 
-TEST_P(WeightFormsCuda, DecodeEveryScaleAndCodeOfInputs) {
+TEST_P(WeightEncodingsCuda, DecodeEveryScaleAndCodeOfInputs) {
   const GemmCase gemm(every_code(GetParam(), GemmData::kEveryInput, 256));
   expect_exact(gemm, GemmOnDevice(gemm).run());
 }
 
-// Of two experts' weights one has scales that the first form cannot follow, both results are right,
-// and those of the other experts what they are without it.
-TEST_P(WeightFormsCuda, AnExpertThatDoesNotFitChangesNoOther) {
+// One of two experts has scales that the first encoding cannot follow. Both results are right, and
+// those of the other experts are the same as without it.
+TEST_P(WeightEncodingsCuda, AnExpertThatDoesNotFitChangesNoOther) {
   GemmCaseSpec spec{.mode = GetParam(),
                     .weight_rows = 272,
                     .cols = 640,
@@ -82,16 +83,16 @@ TEST_P(WeightFormsCuda, AnExpertThatDoesNotFitChangesNoOther) {
                     .seed = 21};
   const GemmCase fitting(spec);
   const GemmOnDevice fitting_device(fitting);
-  EXPECT_EQ(state_of(fitting_device).image.tables.expert_forms, nullptr);
+  EXPECT_EQ(state_of(fitting_device).data.tables.expert_encodings, nullptr);
   const std::vector<uint8_t> fitting_output = fitting_device.run();
   spec.wide_experts = {1, 4};
   const GemmCase mixed(spec);
   const GemmOnDevice device(mixed);
   const std::vector<uint8_t> output = device.run();
   EXPECT_EQ(device.replay(), output);
-  const bool has_forms = may_not_fit(coding_of(GetParam()));
-  EXPECT_EQ(state_of(device).image.tables.expert_forms != nullptr, has_forms);
-  EXPECT_EQ(state_of(device).image.form, static_cast<int>(coding_of(GetParam())));
+  const bool has_both_encodings = may_not_fit(coding_of(GetParam()));
+  EXPECT_EQ(state_of(device).data.tables.expert_encodings != nullptr, has_both_encodings);
+  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(coding_of(GetParam())));
   const GemmTolerance tolerance = gemm_tolerance(GetParam());
   for (const GemmCase::Row& row : mixed.rows()) {
     const bool is_wide = row.expert == 1 || row.expert == 4;
@@ -108,7 +109,7 @@ TEST_P(WeightFormsCuda, AnExpertThatDoesNotFitChangesNoOther) {
 }
 
 // The bits of a row's results are those of any token tile, and of any other rows of the call.
-TEST_P(WeightFormsCuda, ARowIsTheSameInEveryTile) {
+TEST_P(WeightEncodingsCuda, ARowIsTheSameInEveryTile) {
   GemmCaseSpec spec{.mode = GetParam(),
                     .weight_rows = 272,
                     .cols = 640,
@@ -116,7 +117,7 @@ TEST_P(WeightFormsCuda, ARowIsTheSameInEveryTile) {
                     .gathers = true,  // Rows of `a` that do not depend on the tile.
                     .wide_scales = false,
                     .seed = 22};
-  std::map<int64_t, std::vector<double>> results;  // By position in the expert.
+  std::map<int64_t, std::vector<double>> results;  // Indexed by position in the expert.
   for (const int32_t tile : {128, 1, 8, 16, 32, 64, 256}) {
     for (const int64_t rows : {131, 7}) {
       SCOPED_TRACE(tile);
@@ -149,7 +150,7 @@ constexpr std::array kEveryMode{
     MoeMode::kMxfp8,     MoeMode::kMxfp4Mxfp8,    MoeMode::kMxfp4Bf16,
     MoeMode::kMxfp4Fp8,  MoeMode::kNvfp4,         MoeMode::kNvfp4PerToken,
     MoeMode::kNvfp4Bf16, MoeMode::kNvfp4Fp8Exact, MoeMode::kNvfp4Fp8Rounded};
-INSTANTIATE_TEST_SUITE_P(All, WeightFormsCuda, ::testing::ValuesIn(kEveryMode),
+INSTANTIATE_TEST_SUITE_P(All, WeightEncodingsCuda, ::testing::ValuesIn(kEveryMode),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 class WeightScalesCuda : public GpuTest {};
@@ -173,7 +174,7 @@ TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneTensorCoreSumLoses) {
 struct TwoScales {
   uint8_t first;
   uint8_t last;
-  WeightCoding form;
+  WeightCoding encoding;
 };
 
 TEST_F(WeightScalesCuda, OneMultiplicationHasScalesOfUpToTwoWithin126Powers) {
@@ -188,7 +189,7 @@ TEST_F(WeightScalesCuda, OneMultiplicationHasScalesOfUpToTwoWithin126Powers) {
     gemm.set_weight_scale(5, 0, edge.first);
     gemm.set_weight_scale(5, 7, edge.last);
     const GemmOnDevice device(gemm);
-    EXPECT_EQ(state_of(device).image.form, static_cast<int>(edge.form));
+    EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(edge.encoding));
     expect_exact(gemm, device.run());
   }
 }
@@ -199,27 +200,27 @@ TEST_F(WeightScalesCuda, BlocksOfZerosHaveAnyScaleButNan) {
     gemm.clear_weights(5, 3);
     gemm.set_weight_scale(5, 3, scale);
     const GemmOnDevice device(gemm);
-    EXPECT_EQ(state_of(device).image.form, static_cast<int>(WeightCoding::kMxfp4Near));
-    EXPECT_EQ(state_of(device).image.tables.row_powers, nullptr);
+    EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightCoding::kMxfp4Near));
+    EXPECT_EQ(state_of(device).data.tables.row_powers, nullptr);
     expect_exact(gemm, device.run());
   }
   GemmCase two({.mode = MoeMode::kMxfp4Bf16, .expert_rows = {9, 4}, .wide_scales = false});
   ASSERT_TRUE(two.plant_nan_scale_of_zeros(3));
   const GemmOnDevice device(two);
-  EXPECT_EQ(state_of(device).image.form, static_cast<int>(WeightCoding::kMxfp4Near));
-  EXPECT_NE(state_of(device).image.tables.expert_forms, nullptr);
+  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightCoding::kMxfp4Near));
+  EXPECT_NE(state_of(device).data.tables.expert_encodings, nullptr);
 }
 
-// What an expert's first form found does not stay where it gets the other one.
-TEST_F(WeightScalesCuda, RowsThatOnlyTheFirstFormMovesLeaveNoTable) {
+// Findings of an expert's first encoding are dropped where it gets the other one.
+TEST_F(WeightScalesCuda, RowsThatOnlyTheFirstEncodingMovesLeaveNoTable) {
   GemmCase gemm(every_code(MoeMode::kMxfp4Bf16, GemmData::kEveryWeight, 112));
   gemm.set_weight_scale(5, 0, 129);
   const GemmOnDevice device(gemm);
-  EXPECT_EQ(state_of(device).image.form, static_cast<int>(WeightCoding::kMxfp4));
-  EXPECT_EQ(state_of(device).image.tables.row_powers, nullptr);
+  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightCoding::kMxfp4));
+  EXPECT_EQ(state_of(device).data.tables.row_powers, nullptr);
 }
 
-// Down to the least denormals: both forms of an expert give the same bits.
+// Down to the least denormals: both encodings of an expert give the same bits.
 TEST_F(WeightScalesCuda, OneMultiplicationOrTwoGiveTheSameBits) {
   GemmCase gemm({.mode = MoeMode::kMxfp4Bf16,
                  .weight_rows = 144,
@@ -232,11 +233,11 @@ TEST_F(WeightScalesCuda, OneMultiplicationOrTwoGiveTheSameBits) {
   }
   const GemmOnDevice near(gemm);
   const std::vector<uint8_t> expected = near.run();
-  EXPECT_EQ(state_of(near).image.form, static_cast<int>(WeightCoding::kMxfp4Near));
+  EXPECT_EQ(state_of(near).data.encoding, static_cast<int>(WeightCoding::kMxfp4Near));
   gemm.set_weight_scale(7, 2, 129);
   const GemmOnDevice wide(gemm);
   const std::vector<uint8_t> output = wide.run();
-  EXPECT_EQ(state_of(wide).image.form, static_cast<int>(WeightCoding::kMxfp4));
+  EXPECT_EQ(state_of(wide).data.encoding, static_cast<int>(WeightCoding::kMxfp4));
   for (const GemmCase::Row& row : gemm.rows()) {
     for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
       if (col == 7) continue;
@@ -246,7 +247,7 @@ TEST_F(WeightScalesCuda, OneMultiplicationOrTwoGiveTheSameBits) {
   }
 }
 
-// A row that has both ends of the range has no bf16 form.
+// A row that has both ends of the range has no bf16 encoding.
 TEST_F(WeightScalesCuda, FurtherApartThanBf16ReachesAreRefused) {
   GemmCase gemm({.mode = MoeMode::kMxfp8, .expert_rows = {3, 4}});
   gemm.set_weight_scale(7, 0, 1);

@@ -10,7 +10,7 @@ namespace narrowfloat::testing {
 
 enum class ScaleOrder {
   kRowsFirst,    // [rows, blocks], dense.
-  kBlocksFirst,  // The image [blocks, rows].
+  kBlocksFirst,  // [blocks, rows], dense.
 };
 
 struct RowsTensor {
@@ -29,7 +29,7 @@ struct RowsTensor {
   [[nodiscard]] std::vector<uint8_t> bytes() const;
 };
 
-// What one row is stored as, whatever the order of the scales.
+// The stored bytes of one row, whatever the order of the scales.
 struct RowBytes {
   std::vector<uint8_t> values;
   std::vector<uint8_t> scales;

@@ -1,5 +1,5 @@
-// Decodes columns of a weight panel to Real [k][16], block scales and rounding of the mode
-// included, and the panel's factors of a group.
+// Decodes columns of a packed strip of weights to Real [k][16], block scales and rounding of the
+// mode included, and the strip's factors of a group.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "formats/float16.h"
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/decode_tables.h"
-#include "ops/grouped_gemm/panel_image.h"
+#include "ops/grouped_gemm/strip_weights.h"
 
 namespace narrowfloat {
 
@@ -22,7 +22,7 @@ inline int rounding_exponent(float scale) {
   return UE8M0::encode_up(div_rn(mul_rn(6.0F, scale), E4M3::kMaxFinite)) - UE8M0::kBias;
 }
 
-// To the nearest E4M3 value, ties to even, for |value| <= 448 or NaN: adding 2^20 times the
+// Rounds to the nearest E4M3 value, ties to even, for |value| <= 448 or NaN: adding 2^20 times the
 // value's power of two (2^-6 at least) makes the fp32 unit that of a 3-bit mantissa. No branches.
 inline float rounded_to_e4m3(float value) {
   const uint32_t bits = float_bits(value);
@@ -34,33 +34,33 @@ inline float rounded_to_e4m3(float value) {
 }
 
 template <typename Real>
-class PanelDecoder {
+class StripDecoder {
  public:
-  using Lanes = std::array<Real, kPanelRows>;
+  using Lanes = std::array<Real, kStripRows>;
 
-  PanelDecoder(const GemmShape& shape, const PanelImage& image, int64_t expert, int64_t panel)
-      : shape_(shape), image_(image), expert_(expert), panel_(panel) {}
+  StripDecoder(const GemmShape& shape, const StripWeights& weights, int64_t expert, int64_t strip)
+      : shape_(shape), weights_(weights), expert_(expert), strip_(strip) {}
 
-  // Columns [first, first + count); first is a multiple of 128.
+  // Decodes columns [first, first + count); first is a multiple of 128.
   void decode(int64_t first, int64_t count, Real* out) const {
-    decode_codes(image_.codes(expert_, panel_, first), count, out);
+    decode_codes(weights_.codes(expert_, strip_, first), count, out);
     if (shape_.mode.weight_scale != ScaleUse::kDecode) return;
     const int64_t block_cols = shape_.weight_scales.block_cols;
     for (int64_t k = 0; k < count; k += block_cols) {
-      apply_scales((first + k) / block_cols, block_cols, out + k * kPanelRows);
+      apply_scales((first + k) / block_cols, block_cols, out + k * kStripRows);
     }
     if (!shape_.mode.rounds_weights) return;
     for (int64_t k = 0; k < count; k += 128) {
-      round_group(first + k, std::min<int64_t>(128, count - k), out + k * kPanelRows);
+      round_group(first + k, std::min<int64_t>(128, count - k), out + k * kStripRows);
     }
   }
 
-  // What multiplies a group's sums besides the row's factor: 1 where the mode has nothing.
+  // The factors of a group's sums besides the row's factor: 1 where the mode has none.
   void factors(int64_t group, Lanes& out) const {
     if (shape_.mode.weight_scale != ScaleUse::kGroup) {
       out.fill(1);
     } else if (shape_.weight_scales.type == ScaleType::kF32) {
-      out.fill(image_.grid_scale(expert_, panel_, group));
+      out.fill(weights_.grid_scale(expert_, strip_, group));
     } else {
       block_scales(group, out);
     }
@@ -70,18 +70,18 @@ class PanelDecoder {
   void decode_codes(const uint8_t* codes, int64_t count, Real* out) const {
     if (shape_.weights.dtype == DType::kBF16) {
       const auto* codes16 = reinterpret_cast<const uint16_t*>(codes);
-      for (int64_t i = 0; i < count * kPanelRows; ++i) out[i] = bf16_to_float(codes16[i]);
+      for (int64_t i = 0; i < count * kStripRows; ++i) out[i] = bf16_to_float(codes16[i]);
     } else if (shape_.weights.dtype == DType::kF8E4M3) {
-      for (int64_t i = 0; i < count * kPanelRows; ++i) out[i] = kE4M3Values<Real>[codes[i]];
+      for (int64_t i = 0; i < count * kStripRows; ++i) out[i] = kE4M3Values<Real>[codes[i]];
     } else {
-      for (int64_t i = 0; i < count * kPanelRows / 2; ++i) {
+      for (int64_t i = 0; i < count * kStripRows / 2; ++i) {
         std::memcpy(out + 2 * i, &kE2M1Pairs<Real>[codes[i]], sizeof(CodePair<Real>));
       }
     }
   }
 
   void block_scales(int64_t block, Lanes& out) const {
-    const uint8_t* codes = image_.scales(expert_, panel_, block);
+    const uint8_t* codes = weights_.scales(expert_, strip_, block);
     const bool is_ue8m0 = shape_.weight_scales.type == ScaleType::kUE8M0;
     for (size_t row = 0; row < out.size(); ++row) {
       out[row] =
@@ -97,10 +97,11 @@ class PanelDecoder {
     }
   }
 
-  // Exact values of one group of 128 columns, or of the tail, to multiples of E4M3 values.
+  // Rounds the exact values of one group of 128 columns, or of the shorter last group, to multiples
+  // of E4M3 values.
   void round_group(int64_t first, int64_t cols, Real* values) const {
     const int64_t block_cols = shape_.weight_scales.block_cols;
-    std::array<float, kPanelRows> largest{};
+    std::array<float, kStripRows> largest{};
     for (int64_t block = first / block_cols; block < ceil_div(first + cols, block_cols); ++block) {
       Lanes scales;
       block_scales(block, scales);
@@ -109,8 +110,8 @@ class PanelDecoder {
         largest[row] = max_number(largest[row], magnitude);
       }
     }
-    std::array<float, kPanelRows> unit;
-    std::array<float, kPanelRows> inverse;
+    std::array<float, kStripRows> unit;
+    std::array<float, kStripRows> inverse;
     for (size_t row = 0; row < unit.size(); ++row) {
       const int exponent = rounding_exponent(largest[row]);
       unit[row] = power_of_two(exponent);
@@ -125,9 +126,9 @@ class PanelDecoder {
   }
 
   const GemmShape& shape_;
-  const PanelImage& image_;
+  const StripWeights& weights_;
   int64_t expert_;
-  int64_t panel_;
+  int64_t strip_;
 };
 
 }  // namespace narrowfloat

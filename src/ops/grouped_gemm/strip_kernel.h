@@ -1,4 +1,4 @@
-// The inner loops of cpu_baseline: a few rows of activations times the 16 lanes of a decoded panel.
+// The inner loops of cpu_baseline: a few activation rows times the 16 lanes of a decoded strip.
 //
 // A lane is a weight row. Its sum runs over k in ascending order and never meets another lane, so
 // vector width, register blocking and the split of K into chunks change no bit of it.
@@ -10,7 +10,7 @@
 
 namespace narrowfloat {
 
-// 128-bit vectors: what every x86-64 and arm64 has.
+// 128-bit vectors, which every x86-64 and arm64 has.
 template <typename Real>
 struct Simd;
 template <>
@@ -29,12 +29,12 @@ using VectorOf = typename Simd<Real>::Vector;
 
 inline constexpr int64_t kLanes = 16;
 
-// A chunk of K of one panel, decoded. Groups of `group_cols` columns; the last may be short.
+// A decoded chunk of K of one strip. Groups have `group_cols` columns; the last may be shorter.
 template <typename Real>
 struct WeightChunk {
   const Real* weights = nullptr;  // [cols][16]
   int64_t cols = 0;
-  int64_t group_cols = 0;         // 0: sums go on from chunk to chunk.
+  int64_t group_cols = 0;         // 0: sums continue from chunk to chunk.
   const Real* factors = nullptr;  // [groups of the chunk][16]
 };
 
@@ -47,7 +47,7 @@ struct RowOperand {
   Real* sums = nullptr;
 };
 
-// Multiplies kRows rows with the chunk, kVectors vectors of lanes at a time; these sums stay in
+// Multiplies kRows rows with the chunk, kVectors vectors of lanes at a time, whose sums stay in
 // registers.
 template <typename Real, int kRows, int kVectors>
 class RegisterBlock {
@@ -97,7 +97,7 @@ class RegisterBlock {
     }
   }
 
-  // Products of columns [first, first + count) added one after another.
+  // Adds the products of columns [first, first + count) one after another.
   static Sums added(Sums sums, const Real* weights, Rows rows, int64_t first, int64_t count) {
     std::array<const Real*, kRows> values;
     for (size_t row = 0; row < kRows; ++row) values[row] = rows[row].values + first;
@@ -121,7 +121,7 @@ class RegisterBlock {
   }
 };
 
-// All rows of a block, in register blocks that fit the 16 vector registers.
+// Multiplies all rows of a row block, in register blocks that fit the 16 vector registers.
 template <typename Real>
 void multiply_chunk(const WeightChunk<Real>& chunk, const RowOperand<Real>* rows, int64_t count) {
   constexpr int kHalf = 4;

@@ -1,5 +1,5 @@
-// See coded_rows.h.
-#include "support/coded_rows.h"
+// See rows_tensor.h.
+#include "support/rows_tensor.h"
 
 #include "tensor/element_io.h"
 #include "tensor/row_format.h"

@@ -1,0 +1,142 @@
+// See pack_weights.h.
+#include "ops/grouped_gemm/pack_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "ops/grouped_gemm/strip_weights.h"
+#include "runtime/parallel.h"
+#include "tensor/layouts/linear.h"
+#include "tensor/layouts/swizzled_128x4.h"
+
+namespace narrowfloat {
+namespace {
+
+// The memory is not initialised: the threads that fill it touch its pages first.
+std::shared_ptr<uint8_t> allocate_packed(int64_t size_bytes) {
+  constexpr std::align_val_t kAlignment{static_cast<size_t>(kGemmAlignment)};
+  const auto size = static_cast<size_t>(std::max<int64_t>(1, size_bytes));
+  return {static_cast<uint8_t*>(::operator new(size, kAlignment)),
+          [](uint8_t* packed) { ::operator delete(packed, kAlignment); }};
+}
+
+// The address of the scale of (row, block) of an expert's grid, linear or swizzled_128x4, as
+// checked.
+const uint8_t* scale_address(const ScaleView& scales, int64_t expert, int64_t row, int64_t block) {
+  const ScaleExtents extents{scales.rows, scales.blocks};
+  const int64_t offset = scales.layout == ScaleLayoutId::kLinear
+                             ? LinearLayout::offset(row, block, extents)
+                             : Swizzled128x4Layout::offset(row, block, extents);
+  const int64_t expert_scales = scales.capacity / scales.batch;
+  return static_cast<const uint8_t*>(scales.data) +
+         (expert * expert_scales + offset) * bytes(scales.type);
+}
+
+// Interleaves 16 rows of codes, which are `stride` bytes apart.
+template <typename Code>
+void interleave(const uint8_t* rows, int64_t stride, int64_t cols, uint8_t* out) {
+  for (int64_t k = 0; k < cols; ++k) {
+    for (int64_t row = 0; row < kStripRows; ++row, out += sizeof(Code)) {
+      std::memcpy(out, rows + row * stride + k * static_cast<int64_t>(sizeof(Code)), sizeof(Code));
+    }
+  }
+}
+
+// Interleaves 4-bit codes: from two columns per byte to two rows per byte.
+void interleave_packed(const uint8_t* rows, int64_t stride, int64_t cols, uint8_t* out) {
+  for (int64_t k = 0; k < cols; k += 2) {
+    for (int64_t j = 0; j < kStripRows / 2; ++j) {
+      const unsigned low = rows[2 * j * stride + k / 2];
+      const unsigned high = rows[(2 * j + 1) * stride + k / 2];
+      out[k * kStripRows / 2 + j] = static_cast<uint8_t>((low & 0xFU) | ((high & 0xFU) << 4));
+      out[(k + 1) * kStripRows / 2 + j] = static_cast<uint8_t>((low >> 4) | (high & 0xF0U));
+    }
+  }
+}
+
+void copy_codes(const GemmShape& shape, const uint8_t* values, int64_t strip, uint8_t* packed) {
+  const int64_t stride = shape.cols * code_bits(shape.weights.dtype) / 8;
+  const uint8_t* rows = values + strip * kStripRows * stride;
+  uint8_t* out = packed + strip * kStripRows * stride;
+  if (shape.weights.dtype == DType::kBF16)
+    return interleave<uint16_t>(rows, stride, shape.cols, out);
+  if (shape.weights.dtype == DType::kF8E4M3)
+    return interleave<uint8_t>(rows, stride, shape.cols, out);
+  interleave_packed(rows, stride, shape.cols, out);
+}
+
+// Copies the byte scales of the 16 rows of a source's strip; `out` is the place of its first strip.
+void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t strip, uint8_t* out) {
+  const int64_t strips = shape.rows / kStripRows;
+  const int64_t blocks = shape.weight_scales.blocks;
+  out += strip * blocks * kStripRows;
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t row = 0; row < kStripRows; ++row) {
+      *out++ = *scale_address(scales, strip / strips, strip % strips * kStripRows + row, block);
+    }
+  }
+}
+
+// The place of the codes and scales of the experts from `first` on in the packed weights.
+struct PackedPlace {
+  uint8_t* codes;
+  uint8_t* scales;
+
+  PackedPlace(const GemmShape& shape, uint8_t* packed, int64_t first)
+      : codes(packed + first * shape.expert_code_bytes()),
+        scales(packed + shape.code_bytes() + first * shape.weight_scales.size_bytes()) {}
+};
+
+// Calls fill(place, source) for all sources.
+PackedWeightData pack_weights(
+    const GemmShape& shape, const WeightPieces& pieces,
+    FunctionRef<void(const PackedPlace& place, const WeightSource& source)> fill) {
+  const auto packed = allocate_packed(shape.packed_bytes());
+  for (int64_t first = 0; first < shape.experts; first += pieces.experts) {
+    fill(PackedPlace(shape, packed.get(), first), pieces.from(first));
+  }
+  return {.bytes = packed, .size_bytes = shape.packed_bytes()};
+}
+
+}  // namespace
+
+PackedWeightData pack_linear_weights(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                                     Stream /*stream*/) {
+  const GemmShape shape(problem);
+  return pack_weights(shape, pieces, [&](const PackedPlace& place, const WeightSource& source) {
+    std::memcpy(place.codes, source.values,
+                static_cast<size_t>(pieces.experts * shape.expert_code_bytes()));
+    uint8_t* out = place.scales;
+    const ScaleGrid& grid = shape.weight_scales;
+    for (int64_t row = 0; row < pieces.experts * grid.rows; ++row) {
+      for (int64_t block = 0; block < grid.blocks; ++block, out += bytes(grid.type)) {
+        std::memcpy(out, scale_address(source.scales, row / grid.rows, row % grid.rows, block),
+                    static_cast<size_t>(bytes(grid.type)));
+      }
+    }
+  });
+}
+
+PackedWeightData pack_weight_strips(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                                    Stream /*stream*/) {
+  const GemmShape shape(problem);
+  const ScaleGrid& grid = shape.weight_scales;
+  const bool has_byte_scales = grid.is_present() && grid.block_rows == 1;
+  return pack_weights(shape, pieces, [&](const PackedPlace& place, const WeightSource& source) {
+    const int64_t strips = pieces.experts * shape.rows / kStripRows;
+    parallel_for(strips, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t strip = begin; strip < end; ++strip) {
+        copy_codes(shape, source.values, strip, place.codes);
+        if (has_byte_scales) copy_scales(shape, source.scales, strip, place.scales);
+      }
+    });
+    if (grid.is_present() && !has_byte_scales) {
+      std::memcpy(place.scales, source.scales.data,
+                  static_cast<size_t>(pieces.experts * grid.size_bytes()));
+    }
+  });
+}
+
+}  // namespace narrowfloat
