@@ -244,8 +244,8 @@ using SmoothBf16Rows = DenseVariant<SmoothSource<Maths>, SmoothRuns, DeviceScale
 inline constexpr ScaleLayoutId k128x4 = ScaleLayoutId::kSwizzled128x4;
 inline constexpr ScaleLayoutId kMnMajor = ScaleLayoutId::kMnMajor;
 
-// The comment of a row is its gain over the rows after it, at one row of K = 7168 unless it says
-// otherwise.
+// The comment of a variant is its gain over those after it on the benchmark row that it wins: its
+// format, source and scale layout, K = 7168, and one row unless the comment names another number.
 template <BlockFormat Format>
 struct DenseTable;
 
