@@ -5,9 +5,9 @@
 namespace narrowfloat {
 
 // The first 128 of a CTA's threads keep `producer` registers each, all others take `consumer`.
-// `blocks_per_sm` CTAs fit an SM and share its 65536 registers at the launch.
-constexpr bool fits_registers(int threads, int blocks_per_sm, int producer, int consumer) {
-  const int at_launch = 65536 / blocks_per_sm / threads / 8 * 8;  // Registers of a thread.
+// `ctas_per_sm` CTAs fit an SM and share its 65536 registers at the launch.
+constexpr bool fits_registers(int threads, int ctas_per_sm, int producer, int consumer) {
+  const int at_launch = 65536 / ctas_per_sm / threads / 8 * 8;  // Registers of a thread.
   return 128 * producer + (threads - 128) * consumer <= threads * at_launch;
 }
 

@@ -116,7 +116,7 @@ class CheckpointDequantizer {
     if (weight.is_transposed) grid = {.tile = matrix.rows, .smallest = matrix.rows};
     const int64_t copies = weight.is_transposed ? 2 : 1;
     const RowRanges ranges = memory_.add(weight.name, matrix.all_rows(), grid, [&](int64_t rows) {
-      return CodedWeight::buffer_bytes(spec, rows, matrix.cols) +
+      return QuantizedWeight::buffer_bytes(spec, rows, matrix.cols) +
              output_bytes(copies * rows * matrix.cols);
     });
     const CheckpointTensor& values = *source_.find(weight.parts.front());
@@ -141,7 +141,7 @@ class CheckpointDequantizer {
                          SafetensorsWriter& writer) {
     const CodeMatrix matrix = code_matrix(weight);
     const int64_t cols = matrix.cols;
-    CodedReader reader(source_, weight, ranges.rows_at_a_time);
+    QuantizedReader reader(source_, weight, ranges.rows_at_a_time);
     std::vector<std::byte> output(output_bytes(ranges.rows_at_a_time * cols));
     std::vector<std::byte> transposed(weight.is_transposed ? output.size() : 0);
     BadScales bad;
@@ -185,8 +185,8 @@ class CheckpointDequantizer {
     int64_t beyond_f32 = 0;  // Not in `count`: no dtype holds them.
   };
 
-  static void count_overflows(const CodedWeight& coded, const TensorView& values, int64_t first_row,
-                              Overflows& overflows) {
+  static void count_overflows(const QuantizedWeight& coded, const TensorView& values,
+                              int64_t first_row, Overflows& overflows) {
     const int64_t cols = coded.cols();
     for (int64_t row = 0; row < coded.rows(); ++row) {
       const TensorView one_row = TensorView::contiguous(

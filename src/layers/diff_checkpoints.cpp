@@ -52,7 +52,7 @@ class Side {
     if (tensor_.convention) {
       const CodeMatrix matrix = code_matrix(tensor_);
       const int64_t rows = std::min(rows_of_codes(max_rows), matrix.all_rows());
-      coded_ = std::make_unique<CodedReader>(checkpoint_, tensor_, rows);
+      coded_ = std::make_unique<QuantizedReader>(checkpoint_, tensor_, rows);
       decoded_.resize(static_cast<size_t>(rows * matrix.cols));
       if (tensor_.is_transposed) transposed_.resize(decoded_.size());
     } else {
@@ -92,7 +92,7 @@ class Side {
 
   const Checkpoint& checkpoint_;
   const LogicalTensor& tensor_;
-  std::unique_ptr<CodedReader> coded_;
+  std::unique_ptr<QuantizedReader> coded_;
   std::unique_ptr<PlainReader> plain_;
   std::vector<float> decoded_;
   std::vector<float> transposed_;

@@ -20,7 +20,7 @@ struct BadScales {
   int64_t nonfinite = 0;
   int64_t negative = 0;  // Minus zero does not count.
 };
-// Counts bad block scales, as CodedWeight holds them.
+// Counts bad block scales, as QuantizedWeight holds them.
 BadScales bad_scales(ScaleType type, std::span<const std::byte> scales);
 
 }  // namespace narrowfloat

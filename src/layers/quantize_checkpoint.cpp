@@ -14,9 +14,9 @@
 #include "checkpoint/config_text.h"
 #include "checkpoint/conventions/declaration.h"
 #include "checkpoint/escape.h"
-#include "layers/coded_weight.h"
 #include "layers/memory_plan.h"
 #include "layers/nonfinite.h"
+#include "layers/quantized_weight.h"
 #include "layers/rewrite.h"
 #include "layers/selection.h"
 #include "layers/source_facts.h"
@@ -51,7 +51,7 @@ class Measurement {
  public:
   // Takes ranges in `coded` of up to `rows` rows; chunks of `piece_rows` split no tile, or divide
   // it.
-  Measurement(CodedWeight& coded, int64_t rows, int64_t piece_rows)
+  Measurement(QuantizedWeight& coded, int64_t rows, int64_t piece_rows)
       : coded_(coded),
         piece_rows_(piece_rows),
         decoded_(static_cast<size_t>(piece_rows * coded.cols())) {
@@ -65,7 +65,7 @@ class Measurement {
     const int64_t row_bytes = coded_.cols() * bits(x.dtype) / 8;
     for (int64_t row = 0; row < coded_.rows(); row += piece_rows_) {
       const int64_t count = std::min(piece_rows_, coded_.rows() - row);
-      CodedWeight& codes = piece_ ? copy_piece(row, count) : coded_;
+      QuantizedWeight& codes = piece_ ? copy_piece(row, count) : coded_;
       codes.decode(TensorView::contiguous(decoded_.data(), DType::kF32, {count, coded_.cols()}));
       const ClipLimits limits = codes.clip_limits();
       add_errors(errors_, {first + row, count, coded_.cols()}, {x.dtype, x.data + row * row_bytes},
@@ -76,7 +76,7 @@ class Measurement {
   [[nodiscard]] ErrorSums total() const { return errors_.total(); }
 
  private:
-  CodedWeight& copy_piece(int64_t row, int64_t count) {
+  QuantizedWeight& copy_piece(int64_t row, int64_t count) {
     piece_->set_rows(count);
     const int64_t tile = format_info(coded_.spec().info.format).block_rows;
     copy_part(coded_.values(), piece_->values(), row, count);
@@ -92,9 +92,9 @@ class Measurement {
     std::copy(part.begin(), part.end(), piece.begin());
   }
 
-  CodedWeight& coded_;
+  QuantizedWeight& coded_;
   int64_t piece_rows_;
-  std::optional<CodedWeight> piece_;
+  std::optional<QuantizedWeight> piece_;
   std::vector<float> decoded_;
   ErrorAccumulator errors_;
 };
@@ -211,7 +211,7 @@ class CheckpointQuantizer {
       quantize_weight(task, writer);
     };
     report.action = "quantize";
-    report.target_bytes = CodedWeight::buffer_bytes(spec_, task->rows(), task->cols()) +
+    report.target_bytes = QuantizedWeight::buffer_bytes(spec_, task->rows(), task->cols()) +
                           (spec_.global_scale.exists() ? sizeof(float) : 0);
     report_.quantized_source_bytes += tensor.info.size_bytes;
     if (!task->scale_key.empty()) groups_[task->scale_key].push_back(task.get());
@@ -224,11 +224,11 @@ class CheckpointQuantizer {
   uint64_t range_cost(const TensorInfo& info, int64_t rows) const {
     const int64_t cols = info.shape[1];
     uint64_t cost = PlainReader::buffer_bytes(info, rows);
-    cost += CodedWeight::buffer_bytes(spec_, rows, cols);
+    cost += QuantizedWeight::buffer_bytes(spec_, rows, cols);
     if (options_.measure) {
       const int64_t piece = measured_rows(rows, cols);
       cost += static_cast<uint64_t>(piece * cols) * sizeof(float) + error_buffer_bytes(piece);
-      if (piece < rows) cost += CodedWeight::buffer_bytes(spec_, piece, cols);
+      if (piece < rows) cost += QuantizedWeight::buffer_bytes(spec_, piece, cols);
     }
     return cost;
   }
@@ -343,7 +343,7 @@ class CheckpointQuantizer {
       scale = tensor_scale(spec_, settings_, amax);
       writer.write(parts[2].name, 0, std::as_bytes(std::span(&scale.stored, 1)));
     }
-    CodedWeight coded(spec_, task.ranges.rows_at_a_time, task.cols(), scale.stored);
+    QuantizedWeight coded(spec_, task.ranges.rows_at_a_time, task.cols(), scale.stored);
     std::optional<Measurement> measurement;
     if (options_.measure) {
       const int64_t rows = task.ranges.rows_at_a_time;

@@ -133,8 +133,8 @@ void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const st
   }
 }
 
-CodedReader::CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight,
-                         int64_t max_rows)
+QuantizedReader::QuantizedReader(const Checkpoint& checkpoint, const LogicalTensor& weight,
+                                 int64_t max_rows)
     : checkpoint_(checkpoint),
       values_(part(checkpoint, weight, 0)),
       scales_(part(checkpoint, weight, 1)),
@@ -142,7 +142,7 @@ CodedReader::CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weig
              std::min(max_rows, code_matrix(weight).all_rows()), code_matrix(weight).cols,
              read_global_scale(checkpoint, weight)) {}
 
-void CodedReader::load(int64_t first, int64_t count) {
+void QuantizedReader::load(int64_t first, int64_t count) {
   const FormatInfo& format = format_info(coded_.spec().info.format);
   const int64_t tile = format.block_rows;
   NF_ASSERT(first % tile == 0 || first % tile + count <= tile);
@@ -152,7 +152,7 @@ void CodedReader::load(int64_t first, int64_t count) {
   load_scales(first);
 }
 
-void CodedReader::load_scales(int64_t first) {
+void QuantizedReader::load_scales(int64_t first) {
   const FormatInfo& format = format_info(coded_.spec().info.format);
   const std::span<std::byte> target = coded_.scales();
   const auto scale_bytes = to_unsigned(bytes(format.scale_type));

@@ -1,11 +1,11 @@
 // Reads weights of a checkpoint in ranges of rows: unquantized ones unchanged, quantized ones as
-// CodedWeight. The caller chooses the ranges; a range of a quantized weight starts at a multiple of
-// the format's block rows (128 for 128x128 blocks, else 1) or lies within such a tile.
+// QuantizedWeight. The caller chooses the ranges; a range of a quantized weight starts at a
+// multiple of the format's block rows (128 for 128x128 blocks, else 1) or lies within such a tile.
 #pragma once
 
 #include <vector>
 
-#include "layers/coded_weight.h"
+#include "layers/quantized_weight.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -54,13 +54,13 @@ void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const st
 
 // Reads a quantized weight. Throws kCorruptData for a global scale that is not finite and positive.
 // Rows are those of its code matrix.
-class CodedReader {
+class QuantizedReader {
  public:
-  CodedReader(const Checkpoint& checkpoint, const LogicalTensor& weight, int64_t max_rows);
+  QuantizedReader(const Checkpoint& checkpoint, const LogicalTensor& weight, int64_t max_rows);
 
   // `first` must be a multiple of the format's block rows, or the range within one such tile.
   void load(int64_t first, int64_t count);
-  [[nodiscard]] CodedWeight& coded() { return coded_; }
+  [[nodiscard]] QuantizedWeight& coded() { return coded_; }
 
  private:
   void load_scales(int64_t first);
@@ -68,7 +68,7 @@ class CodedReader {
   const Checkpoint& checkpoint_;
   const CheckpointTensor& values_;
   const CheckpointTensor& scales_;
-  CodedWeight coded_;
+  QuantizedWeight coded_;
 };
 
 }  // namespace narrowfloat

@@ -11,7 +11,7 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kCodedCols = 4 * RowEncoder::kUnit;
+constexpr int64_t kQuantizedCols = 4 * RowEncoder::kUnit;
 
 // Loads elements [col, col + count) of a row as fp32; F64 is the result of FC1 in a fp64 layer.
 void load(const TensorView& rows, int64_t row, int64_t col, int64_t count, float* out) {
@@ -25,10 +25,10 @@ void load(const TensorView& rows, int64_t row, int64_t col, int64_t count, float
 
 float row_amax(const TensorView& rows, int64_t row) {
   AbsMax amax;
-  float piece[kCodedCols];
+  float piece[kQuantizedCols];
   const int64_t cols = rows.shape[1];
-  for (int64_t col = 0; col < cols; col += kCodedCols) {
-    const int64_t count = std::min(kCodedCols, cols - col);
+  for (int64_t col = 0; col < cols; col += kQuantizedCols) {
+    const int64_t count = std::min(kQuantizedCols, cols - col);
     load(rows, row, col, count, piece);
     amax.add(piece, count);
   }
@@ -42,9 +42,9 @@ void quantize_row(const TensorView& rows, int64_t row, const RowRules& rules,
   const RowTarget target = row_target(output, rules.format, to, cols);
   RowEncoder encoder(rules);
   encoder.start_row(encoder.needs_row_amax() ? row_amax(rows, row) : 0.0F, target);
-  float piece[kCodedCols];
-  for (int64_t col = 0; col < cols; col += kCodedCols) {
-    const int64_t count = std::min(kCodedCols, cols - col);
+  float piece[kQuantizedCols];
+  for (int64_t col = 0; col < cols; col += kQuantizedCols) {
+    const int64_t count = std::min(kQuantizedCols, cols - col);
     load(rows, row, col, count, piece);
     encoder.encode(piece, col, count, target);
   }

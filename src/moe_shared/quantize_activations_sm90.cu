@@ -94,8 +94,7 @@ void launch_groups(const QuantizeActivationsProblem& problem, const QuantizeActi
   params.bundles = FastDivisor(static_cast<uint32_t>(bundles));
   const int64_t blocks = ceil_div(problem.rows * bundles, kWarps);
   launch(has_few ? kernel_of<1>(problem.format) : kernel_of<kBundle>(problem.format),
-         {.blocks = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)}, stream,
-         params);
+         {.ctas = dim3(static_cast<unsigned>(blocks)), .threads = dim3(kThreads)}, stream, params);
 }
 
 void launch_token_rows(const QuantizeActivationsProblem& problem,
@@ -103,7 +102,7 @@ void launch_token_rows(const QuantizeActivationsProblem& problem,
   const CudaDeviceScope scope(problem.device);
   if (problem.rows == 0) return;
   launch(quantize_activation_rows_kernel,
-         {.blocks = dim3(static_cast<unsigned>(problem.rows)), .threads = dim3(kThreads)}, stream,
+         {.ctas = dim3(static_cast<unsigned>(problem.rows)), .threads = dim3(kThreads)}, stream,
          make_params(problem, args));
 }
 

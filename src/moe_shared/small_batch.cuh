@@ -84,9 +84,9 @@ struct SmallBatchShared {
 };
 
 // The rank of this CTA among the CTAs that share the result.
-struct BlockShare {
+struct CtaShare {
   uint32_t rank;
-  uint32_t blocks;
+  uint32_t ctas;
 };
 
 // A CTA's share [begin, end) of `count` elements.
@@ -95,8 +95,8 @@ struct ShareRange {
   uint32_t end;
   [[nodiscard]] __device__ bool has(uint32_t index) const { return index >= begin && index < end; }
 };
-__device__ inline ShareRange share_of(const BlockShare& share, uint32_t count) {
-  const uint32_t each = (count + share.blocks - 1) / share.blocks;
+__device__ inline ShareRange share_of(const CtaShare& share, uint32_t count) {
+  const uint32_t each = (count + share.ctas - 1) / share.ctas;
   const uint32_t begin = min(share.rank * each, count);
   return {.begin = begin, .end = min(begin + each, count)};
 }
@@ -109,7 +109,7 @@ __device__ inline void clear_masks(const SmallBatchParams& params, const SmallBa
 
 // Marks the CTA's tiles and the rows in them as empty. The caller places a barrier before
 // place_small_batch().
-__device__ inline void clear_tiles(const SmallBatchParams& params, const BlockShare& share) {
+__device__ inline void clear_tiles(const SmallBatchParams& params, const CtaShare& share) {
   const ShareRange tiles = share_of(share, params.max_tiles);
   const uint32_t end = tiles.end << params.tile_shift;
   for (uint32_t row = (tiles.begin << params.tile_shift) + threadIdx.x; row < end;
@@ -150,8 +150,7 @@ __device__ inline uint32_t slots_in_runs(const SmallBatchParams& params,
 
 // The thread of an expert computes where its rows begin and end. Ends with a barrier.
 __device__ inline void lay_out_small_batch(const SmallBatchParams& params,
-                                           const SmallBatchShared& shared,
-                                           const BlockShare& share) {
+                                           const SmallBatchShared& shared, const CtaShare& share) {
   const uint32_t expert = threadIdx.x;
   const bool has_expert = expert < params.experts;
   const uint32_t count = has_expert ? slots_in_runs(params, shared, expert, params.num_runs) : 0U;
@@ -183,7 +182,7 @@ __device__ inline void store_small_batch_row(const SmallBatchParams& params, uin
 // Called by a CTA of at least as many threads as slots and as experts, after its ids and its
 // cleared masks are visible to it.
 __device__ inline void place_small_batch(const SmallBatchParams& params,
-                                         const SmallBatchShared& shared, const BlockShare& share) {
+                                         const SmallBatchShared& shared, const CtaShare& share) {
   const uint32_t slot = threadIdx.x;
   const uint32_t run = slot / kWarpSize;
   const bool has_slot = slot < params.num_slots;

@@ -38,7 +38,7 @@ __global__ void count_differences_kernel(const uint8_t* a, const uint8_t* b, int
   if (found > 0) atomicAdd(differences, found);
 }
 
-constexpr LaunchShape kShape{.blocks = kBlocks, .threads = kThreads};
+constexpr LaunchShape kShape{.ctas = kBlocks, .threads = kThreads};
 
 }  // namespace
 

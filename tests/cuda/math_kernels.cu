@@ -82,7 +82,7 @@ __global__ void evaluate_pairs_kernel(BinaryFunction function, const float* a, c
 }
 
 LaunchShape shape_of(int64_t count) {
-  return {.blocks = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)),
+  return {.ctas = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)),
           .threads = dim3(kThreads)};
 }
 

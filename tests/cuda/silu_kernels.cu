@@ -25,7 +25,7 @@ __global__ void silu_mul_pairs_kernel(SiluPairs pairs) {
 template <class Math, class Half>
 void launch_silu_mul_pairs(const SiluPairs& pairs, Stream stream) {
   const auto blocks = static_cast<unsigned>((pairs.count + kThreads - 1) / kThreads);
-  launch(silu_mul_pairs_kernel<Math, Half>, {.blocks = dim3(blocks), .threads = dim3(kThreads)},
+  launch(silu_mul_pairs_kernel<Math, Half>, {.ctas = dim3(blocks), .threads = dim3(kThreads)},
          stream, pairs);
 }
 

@@ -193,15 +193,15 @@ void run_cluster() {
   }
 }
 
-void run_blocks(uint3 first, unsigned cluster_blocks) {
+void run_blocks(uint3 first, unsigned cluster_ctas) {
   Machine& m = machine();
   m.blocks.clear();
   m.fibers.clear();
   m.copies.clear();
   m.cluster = {};
   const size_t threads = static_cast<size_t>(blockDim.x) * blockDim.y * blockDim.z;
-  m.fibers.reserve(threads * cluster_blocks);
-  for (unsigned rank = 0; rank < cluster_blocks; ++rank) {
+  m.fibers.reserve(threads * cluster_ctas);
+  for (unsigned rank = 0; rank < cluster_ctas; ++rank) {
     m.blocks.push_back(make_block({first.x + rank, first.y, first.z}, static_cast<int>(rank)));
     make_fibers(*m.blocks.back());
   }

@@ -170,9 +170,9 @@ float ExpertLoader::load_coded(const LogicalTensor& weight, const Place& place, 
         "a mode with {} weights, or load the unquantized model",
         printable(weight.name), name(stored), name(target_.format), name(stored));
   }
-  CodedReader reader(checkpoint_, weight, rows);
+  QuantizedReader reader(checkpoint_, weight, rows);
   reader.load(first, rows);
-  CodedWeight& coded = reader.coded();
+  QuantizedWeight& coded = reader.coded();
   std::memcpy(place.values, coded.values().data(), place.values_bytes);
   std::memcpy(place.scales, coded.scales().data(), place.scales_bytes);
   const bool divides = coded.spec().global_sense == GlobalScaleSense::kEncode;

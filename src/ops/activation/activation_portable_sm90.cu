@@ -77,10 +77,9 @@ void launch_activate_portable(const ActivationProblem& problem, const Activation
   const CudaDeviceScope scope(problem.device);
   if (problem.slots == 0 || problem.rows == 0 || problem.inter == 0) return;
   const int64_t items = problem.slots * ceil_div(problem.inter, kGroupCols);
-  launch(
-      kernel_of(problem.format),
-      {.blocks = dim3(static_cast<unsigned>(ceil_div(items, kWarps))), .threads = dim3(kThreads)},
-      stream, portable_params(problem, args));
+  launch(kernel_of(problem.format),
+         {.ctas = dim3(static_cast<unsigned>(ceil_div(items, kWarps))), .threads = dim3(kThreads)},
+         stream, portable_params(problem, args));
 }
 
 Support supports(const ActivationProblem& problem) {

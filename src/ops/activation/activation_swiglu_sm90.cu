@@ -81,7 +81,7 @@ struct SwigluParams {
   ScaleMatrix<const float, uint32_t> input_scales;
   ScaleMatrix<float, uint32_t> output_scales;
   NamedRows named;
-  FastDivisor bundle_items;  // Tasks of a bundle: groups of columns times kBundle.
+  FastDivisor bundle_tasks;  // Tasks of a bundle: groups of columns times kBundle.
   uint32_t inter;
   uint32_t first_up;  // Columns at which the halves start.
   uint32_t first_gate;
@@ -130,10 +130,10 @@ struct Place {
 
 template <class Tuning>
 __device__ inline Place assign_place(const SwigluParams& params) {
-  constexpr uint32_t kItemsPerBlock = Tuning::kThreads / Tuning::kLanes;
-  const uint32_t item = blockIdx.x * kItemsPerBlock + threadIdx.x / Tuning::kLanes;
-  const uint32_t bundle = params.bundle_items.quotient(item);
-  const uint32_t in_bundle = item - bundle * params.bundle_items.divisor();
+  constexpr uint32_t kTasksPerCta = Tuning::kThreads / Tuning::kLanes;
+  const uint32_t task = blockIdx.x * kTasksPerCta + threadIdx.x / Tuning::kLanes;
+  const uint32_t bundle = params.bundle_tasks.quotient(task);
+  const uint32_t in_bundle = task - bundle * params.bundle_tasks.divisor();
   const uint32_t group = in_bundle / Tuning::kBundle;
   const uint32_t lane = threadIdx.x % Tuning::kLanes;
   // Threads after the last task get entries past the end of the map.
@@ -274,7 +274,7 @@ SwigluParams make_params(const ActivationProblem& problem, const ActivationArgs&
           .input_scales = scale_matrix<const float, uint32_t>(args.input.scales),
           .output_scales = scale_matrix<float, uint32_t>(args.output.scales),
           .named = named_rows(problem, args, visits_in_order(problem)),
-          .bundle_items = {},
+          .bundle_tasks = {},
           .inter = inter,
           .first_up = up_first ? 0 : inter,
           .first_gate = up_first ? inter : 0,
@@ -286,13 +286,13 @@ SwigluParams make_params(const ActivationProblem& problem, const ActivationArgs&
 
 template <class Input, class Tuning, bool kHasParameters = false>
 void launch_activate_swiglu(SwigluParams params, const ActivationProblem& problem, Stream stream) {
-  const int64_t bundle_items = ceil_div(problem.inter, kGroupCols) * Tuning::kBundle;
+  const int64_t bundle_tasks = ceil_div(problem.inter, kGroupCols) * Tuning::kBundle;
   const int64_t bundles = ceil_div(params.named.count, Tuning::kBundle);
-  constexpr int kItemsPerBlock = Tuning::kThreads / Tuning::kLanes;
-  params.bundle_items = FastDivisor(static_cast<uint32_t>(bundle_items));
-  const auto blocks = static_cast<unsigned>(ceil_div(bundles * bundle_items, kItemsPerBlock));
+  constexpr int kTasksPerCta = Tuning::kThreads / Tuning::kLanes;
+  params.bundle_tasks = FastDivisor(static_cast<uint32_t>(bundle_tasks));
+  const auto blocks = static_cast<unsigned>(ceil_div(bundles * bundle_tasks, kTasksPerCta));
   launch(activate_swiglu_kernel<Input, Tuning, kHasParameters>,
-         {.blocks = dim3(blocks), .threads = dim3(Tuning::kThreads)}, stream, params);
+         {.ctas = dim3(blocks), .threads = dim3(Tuning::kThreads)}, stream, params);
 }
 
 // Up to kFewGroups the GPU holds all groups almost at once without a limit on registers; up to

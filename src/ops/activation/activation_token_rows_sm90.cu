@@ -106,7 +106,7 @@ void launch_activate_token_rows(const ActivationProblem& problem, const Activati
   const uint32_t groups = params.groups.divisor();
   const size_t kept_groups = groups < kMaxKeptGroups ? groups : kMaxKeptGroups;
   launch(activate_token_rows_kernel,
-         {.blocks = dim3(static_cast<unsigned>(problem.slots)),
+         {.ctas = dim3(static_cast<unsigned>(problem.slots)),
           .threads = dim3(kThreads),
           .shared_bytes = kept_groups * kWarpSize * sizeof(KeptColumns)},
          stream, params);

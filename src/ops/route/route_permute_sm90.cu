@@ -56,7 +56,7 @@ __device__ void share_id(const SmallBatchShared& shared, int64_t slot, int32_t i
 
 // Routes this CTA's tokens, one per warp.
 template <int kPerLane>
-__device__ void route_tokens(const WarpParams& params, const BlockShare& share,
+__device__ void route_tokens(const WarpParams& params, const CtaShare& share,
                              const SmallBatchShared& shared, uint32_t* shared_keys) {
   const RouteParams& route = params.route;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -69,10 +69,10 @@ __device__ void route_tokens(const WarpParams& params, const BlockShare& share,
   if (warp >= params.tokens_per_block || token >= route.tokens) return;
   const SharedToken own = shared_token(params, shared_keys, warp);
   const int32_t id = select_experts<kPerLane>(params, own);
-  if (lane < route.top_k) share_id(shared, slot_index(route, token, lane), id, share.blocks);
+  if (lane < route.top_k) share_id(shared, slot_index(route, token, lane), id, share.ctas);
   for (int32_t slot = route.top_k + lane; slot < route.slots; slot += kWarpSize) {
     share_id(shared, slot_index(route, token, slot), route.experts + slot - route.top_k,
-             share.blocks);
+             share.ctas);
   }
   const float weight = weight_of_slot(route, own, id);
   if (lane < route.top_k) store_routed(route, token, lane, id, weight);
@@ -117,10 +117,10 @@ template <int kPerLane>
 __global__ void __launch_bounds__(kMaxThreads)
     route_permute_kernel(const __grid_constant__ RoutePermuteParams params) {
   NF_DYNAMIC_SHARED(uint32_t, shared_words, 16);
-  const BlockShare share{.rank = cluster_rank(), .blocks = cluster_size()};
-  if (blockIdx.x >= share.blocks) {
+  const CtaShare share{.rank = cluster_rank(), .ctas = cluster_size()};
+  if (blockIdx.x >= share.ctas) {
     wait_for_previous_grids();
-    return quantize_some_rows(params, blockIdx.x - share.blocks, shared_words);
+    return quantize_some_rows(params, blockIdx.x - share.ctas, shared_words);
   }
   // The keys come first because they are read 16 bytes at a time.
   const SmallBatchShared shared(
@@ -147,7 +147,7 @@ bool quantizes_rows(const RoutePermuteProblem& problem) {
   return problem.quantized != RowFormat::kBf16;
 }
 
-int64_t cluster_blocks(const RoutePermuteProblem& problem) {
+int64_t cluster_ctas(const RoutePermuteProblem& problem) {
   if (problem.route.input != RoutingInput::kLogits) return 1;
   const auto tokens = static_cast<uint64_t>(problem.route.tokens);
   return std::min(kMaxClusterBlocks, static_cast<int64_t>(std::bit_ceil(tokens)));
@@ -155,7 +155,7 @@ int64_t cluster_blocks(const RoutePermuteProblem& problem) {
 
 WarpParams make_tokens(const RoutePermuteProblem& problem, const RouteArgs& args) {
   return make_warp_params(problem.route, args,
-                          ceil_div(problem.route.tokens, cluster_blocks(problem)));
+                          ceil_div(problem.route.tokens, cluster_ctas(problem)));
 }
 
 SmallBatchParams make_slots(const RoutePermuteProblem& problem, const RoutePermuteArgs& args) {
@@ -213,12 +213,12 @@ void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& r
                                   .format = problem.quantized,
                                   .cleared = args.cleared};
   const int64_t threads = threads_of(problem, params.warp);
-  const int64_t cluster = cluster_blocks(problem);
+  const int64_t cluster = cluster_ctas(problem);
   const int64_t blocks = cluster + round_up(quantizing_ctas(params, threads), cluster);
-  const LaunchShape shape{.blocks = dim3(static_cast<unsigned>(blocks)),
+  const LaunchShape shape{.ctas = dim3(static_cast<unsigned>(blocks)),
                           .threads = dim3(static_cast<unsigned>(threads)),
                           .shared_bytes = static_cast<size_t>(shared_bytes(problem)),
-                          .cluster_blocks = static_cast<unsigned>(cluster)};
+                          .cluster_ctas = static_cast<unsigned>(cluster)};
   if (problem.route.input != RoutingInput::kLogits) {
     return launch(route_permute_kernel<kGiven>, shape, stream, params);
   }

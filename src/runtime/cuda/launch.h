@@ -19,10 +19,10 @@
 namespace narrowfloat {
 
 struct LaunchShape {
-  dim3 blocks;
+  dim3 ctas;
   dim3 threads;
-  size_t shared_bytes = 0;      // Dynamic shared memory.
-  unsigned cluster_blocks = 1;  // CTAs of a cluster; blocks.x is a multiple of it.
+  size_t shared_bytes = 0;    // Dynamic shared memory.
+  unsigned cluster_ctas = 1;  // CTAs of a cluster; ctas.x is a multiple of it.
 };
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
@@ -31,7 +31,7 @@ inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t
 template <typename... Params>
 void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
             const std::type_identity_t<Params>&... args) {
-  if (shape.blocks.x == 0 || shape.blocks.y == 0 || shape.blocks.z == 0) return;
+  if (shape.ctas.x == 0 || shape.ctas.y == 0 || shape.ctas.z == 0) return;
   std::array<cudaLaunchAttribute, 2> attributes{};
   unsigned num_attributes = 0;
   if (stream.programmatic_launch) {
@@ -39,13 +39,13 @@ void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
   }
-  if (shape.cluster_blocks > 1) {
+  if (shape.cluster_ctas > 1) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {shape.cluster_blocks, 1, 1};
+    attribute.val.clusterDim = {shape.cluster_ctas, 1, 1};
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = shape.blocks;
+  config.gridDim = shape.ctas;
   config.blockDim = shape.threads;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = cuda_stream(stream);

@@ -1,26 +1,25 @@
 // Encoding and decoding the way files need it: no zero scales, both directions of the global scale.
-#include "layers/coded_weight.h"
-
+#include "layers/quantized_weight.h"
 #include "unit/layers/model_files.h"
 
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kCodedCols = 32;
+constexpr int64_t kQuantizedCols = 32;
 
-CodedWeight encoded(const ConventionSpec& spec, const std::vector<float>& values,
-                    const EncodeSettings& settings = {}) {
+QuantizedWeight encoded(const ConventionSpec& spec, const std::vector<float>& values,
+                        const EncodeSettings& settings = {}) {
   float amax = 0;
   for (const float value : values) amax = std::max(amax, std::abs(value));
   const TensorScale scale = tensor_scale(spec, settings, amax);
-  const auto rows = static_cast<int64_t>(values.size()) / kCodedCols;
-  CodedWeight coded(spec, rows, kCodedCols, scale.stored);
-  encode(TensorView::contiguous(values.data(), DType::kF32, {rows, kCodedCols}), settings,
+  const auto rows = static_cast<int64_t>(values.size()) / kQuantizedCols;
+  QuantizedWeight coded(spec, rows, kQuantizedCols, scale.stored);
+  encode(TensorView::contiguous(values.data(), DType::kF32, {rows, kQuantizedCols}), settings,
          scale.encode, coded);
   return coded;
 }
 
-std::vector<float> decoded(CodedWeight& coded) {
+std::vector<float> decoded(QuantizedWeight& coded) {
   std::vector<float> values(static_cast<size_t>(coded.rows() * coded.cols()));
   coded.decode(TensorView::contiguous(values.data(), DType::kF32, {coded.rows(), coded.cols()}));
   return values;
@@ -28,7 +27,7 @@ std::vector<float> decoded(CodedWeight& coded) {
 
 // Block 0: a large element; block 1: zeros with one -0; block 2: too small for any scale.
 std::vector<float> values_with_zero_scales() {
-  std::vector<float> values(2 * kCodedCols, 0.0F);
+  std::vector<float> values(2 * kQuantizedCols, 0.0F);
   values[3] = 100.0F;
   values[16] = -0.0F;
   values[32] = 1e-6F;
@@ -37,9 +36,9 @@ std::vector<float> values_with_zero_scales() {
   return values;
 }
 
-TEST(CodedWeight, CompressedTensorsStoresOneEighthForZeroScales) {
+TEST(QuantizedWeight, CompressedTensorsStoresOneEighthForZeroScales) {
   for (const MathMode math : {MathMode::kExact, MathMode::kFast}) {
-    CodedWeight coded =
+    QuantizedWeight coded =
         encoded(compressed_tensors_nvfp4(), values_with_zero_scales(), {.math = math});
     EXPECT_EQ(coded.scales()[1], std::byte{0x20});
     EXPECT_EQ(coded.scales()[2], std::byte{0x20});
@@ -49,20 +48,20 @@ TEST(CodedWeight, CompressedTensorsStoresOneEighthForZeroScales) {
   }
 }
 
-TEST(CodedWeight, ModelOptTellsZeroBlocksFromUnderflow) {
-  CodedWeight coded = encoded(modelopt_nvfp4(), values_with_zero_scales());
+TEST(QuantizedWeight, ModelOptTellsZeroBlocksFromUnderflow) {
+  QuantizedWeight coded = encoded(modelopt_nvfp4(), values_with_zero_scales());
   EXPECT_EQ(coded.scales()[1], std::byte{0x38});
   EXPECT_EQ(coded.scales()[2], std::byte{0x01});
   EXPECT_EQ(coded.values()[16], std::byte{0x80});
 }
 
-TEST(CodedWeight, FourOverSixHasNoZeroScalesEither) {
-  CodedWeight coded = encoded(compressed_tensors_nvfp4(), values_with_zero_scales(),
-                              {.scale_search = ScaleSearch::kFourOverSix});
+TEST(QuantizedWeight, FourOverSixHasNoZeroScalesEither) {
+  QuantizedWeight coded = encoded(compressed_tensors_nvfp4(), values_with_zero_scales(),
+                                  {.scale_search = ScaleSearch::kFourOverSix});
   for (const std::byte scale : coded.scales()) EXPECT_NE(scale, std::byte{0});
 }
 
-TEST(CodedWeight, GlobalScalesPointInTheirConventionsDirection) {
+TEST(QuantizedWeight, GlobalScalesPointInTheirConventionsDirection) {
   const float amax = 3.0F;
   EXPECT_EQ(tensor_scale(compressed_tensors_nvfp4(), {}, amax).stored, 2688.0F / amax);
   const TensorScale modelopt = tensor_scale(modelopt_nvfp4(), {}, amax);
@@ -73,7 +72,7 @@ TEST(CodedWeight, GlobalScalesPointInTheirConventionsDirection) {
   EXPECT_EQ(tensor_scale(compressed_tensors_mxfp4(), {}, amax).stored, 1.0F);
 }
 
-TEST(CodedWeight, GlobalScalesOfZeroAndTinyTensorsAreUsable) {
+TEST(QuantizedWeight, GlobalScalesOfZeroAndTinyTensorsAreUsable) {
   for (const ConventionSpec* spec : {&compressed_tensors_nvfp4(), &modelopt_nvfp4()}) {
     for (const float amax : {0.0F, 1e-44F, 1e-38F, 3e38F}) {
       const float stored = tensor_scale(*spec, {}, amax).stored;
@@ -82,11 +81,11 @@ TEST(CodedWeight, GlobalScalesOfZeroAndTinyTensorsAreUsable) {
   }
 }
 
-TEST(CodedWeight, ConventionsDecodeToNearlyTheSameValues) {
-  const std::vector<float> values = weight_values("w", 4 * kCodedCols);
+TEST(QuantizedWeight, ConventionsDecodeToNearlyTheSameValues) {
+  const std::vector<float> values = weight_values("w", 4 * kQuantizedCols);
   for (const ConventionInfo& info : written_conventions()) {
     const ConventionSpec* spec = &convention_spec(info.id);
-    CodedWeight coded = encoded(*spec, values);
+    QuantizedWeight coded = encoded(*spec, values);
     const std::vector<float> back = decoded(coded);
     for (size_t i = 0; i < values.size(); ++i) {
       EXPECT_NEAR(back[i], values[i], 0.02) << spec->info.name << " " << i;
@@ -94,12 +93,12 @@ TEST(CodedWeight, ConventionsDecodeToNearlyTheSameValues) {
   }
 }
 
-TEST(CodedWeight, ClipLimitsAreTheLargestCodesOfTheirBlocks) {
-  std::vector<float> values(2 * kCodedCols, 1.0F);
+TEST(QuantizedWeight, ClipLimitsAreTheLargestCodesOfTheirBlocks) {
+  std::vector<float> values(2 * kQuantizedCols, 1.0F);
   values[0] = -6.0F;
   values[40] = 448.0F;
   for (const ConventionSpec* spec : {&compressed_tensors_mxfp4(), &compressed_tensors_mxfp8()}) {
-    const CodedWeight coded = encoded(*spec, values);
+    const QuantizedWeight coded = encoded(*spec, values);
     const ClipLimits limits = coded.clip_limits();
     std::vector<double> row;
     limits.of_row(0, row);

@@ -16,10 +16,10 @@
 
 namespace narrowfloat {
 
-class CodedWeight {
+class QuantizedWeight {
  public:
   // Buffers for `rows` rows; `global_scale` as stored (1 where the convention has none).
-  CodedWeight(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale);
+  QuantizedWeight(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale);
 
   // Sets the rows of the last range of a tensor, at most those of the constructor.
   void set_rows(int64_t rows);
@@ -71,6 +71,6 @@ TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& setti
 // Quantizes `input`, F32, F16 or BF16 [rows, cols]. A zero scale is replaced by the convention's
 // byte, and the codes of that block are those of the stored scale.
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
-            CodedWeight& output);
+            QuantizedWeight& output);
 
 }  // namespace narrowfloat

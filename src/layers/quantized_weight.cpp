@@ -1,6 +1,6 @@
 // The public operations quantize and dequantize; this file adds what only files need: linear
 // scales, the direction of the global scale, and no zero scales.
-#include "layers/coded_weight.h"
+#include "layers/quantized_weight.h"
 
 #include <cmath>
 #include <cstring>
@@ -47,7 +47,7 @@ void encode_block(const float* x, uint8_t stored_scale, float encode_scale, std:
 }
 
 void replace_zero_scales(const TensorView& input, MathMode math, float encode_scale,
-                         CodedWeight& output) {
+                         QuantizedWeight& output) {
   const ZeroScaleBytes& replacement = *output.spec().zero_scales;
   const std::span<std::byte> scales = output.scales();
   const std::span<std::byte> values = output.values();
@@ -75,38 +75,39 @@ void replace_zero_scales(const TensorView& input, MathMode math, float encode_sc
 
 }  // namespace
 
-CodedWeight::CodedWeight(const ConventionSpec& spec, int64_t rows, int64_t cols, float global_scale)
+QuantizedWeight::QuantizedWeight(const ConventionSpec& spec, int64_t rows, int64_t cols,
+                                 float global_scale)
     : spec_(spec),
       layout_(file_layout(spec, rows, cols)),
       values_(static_cast<size_t>(layout_.values_bytes)),
       scales_(static_cast<size_t>(layout_.scales_bytes)),
       global_scale_(global_scale) {}
 
-void CodedWeight::set_rows(int64_t rows) {
+void QuantizedWeight::set_rows(int64_t rows) {
   layout_ = file_layout(spec_, rows, layout_.cols);
   NF_ASSERT(static_cast<size_t>(layout_.values_bytes) <= values_.size());
 }
 
-std::span<std::byte> CodedWeight::values() {
+std::span<std::byte> QuantizedWeight::values() {
   return std::span(values_).first(static_cast<size_t>(layout_.values_bytes));
 }
 
-std::span<std::byte> CodedWeight::scales() {
+std::span<std::byte> QuantizedWeight::scales() {
   return std::span(scales_).first(static_cast<size_t>(layout_.scales_bytes));
 }
 
-QuantizedView CodedWeight::view(float* global_scale) {
+QuantizedView QuantizedWeight::view(float* global_scale) {
   return layout_.bind(values_.data(), scales_.data(), global_scale);
 }
 
-void CodedWeight::decode(const TensorView& output) {
+void QuantizedWeight::decode(const TensorView& output) {
   float global_scale = global_scale_;
   DequantizeOptions options;
   options.global_scale_divides = spec_.global_sense == GlobalScaleSense::kEncode;
   dequantize(view(&global_scale), output, options);
 }
 
-double CodedWeight::value(int64_t row, int64_t col) const {
+double QuantizedWeight::value(int64_t row, int64_t col) const {
   const FormatInfo& format = format_info(spec_.info.format);
   const bool is_packed = format.element_bits == 4;
   const int64_t index = row * layout_.cols + col;
@@ -119,7 +120,7 @@ double CodedWeight::value(int64_t row, int64_t col) const {
          static_cast<double>(decode_scale(row, col / format.block_cols));
 }
 
-float CodedWeight::decode_scale(int64_t row, int64_t block) const {
+float QuantizedWeight::decode_scale(int64_t row, int64_t block) const {
   const FormatInfo& format = format_info(spec_.info.format);
   const int64_t index = row / format.block_rows * layout_.scale_blocks + block;
   const std::byte* stored = scales_.data() + index * bytes(format.scale_type);
@@ -135,7 +136,7 @@ float CodedWeight::decode_scale(int64_t row, int64_t block) const {
                                                          : scale * global_scale_;
 }
 
-ClipLimits CodedWeight::clip_limits() const {
+ClipLimits QuantizedWeight::clip_limits() const {
   const FormatInfo& format = format_info(spec_.info.format);
   const double largest = format.element_bits == 4 ? E2M1::kMaxFinite : E4M3::kMaxFinite;
   return {.block_cols = format.block_cols,
@@ -148,7 +149,7 @@ ClipLimits CodedWeight::clip_limits() const {
           }};
 }
 
-uint64_t CodedWeight::buffer_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols) {
+uint64_t QuantizedWeight::buffer_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols) {
   const QuantizedLayout layout = file_layout(spec, rows, cols);
   return static_cast<uint64_t>(layout.values_bytes) + static_cast<uint64_t>(layout.scales_bytes);
 }
@@ -166,7 +167,7 @@ TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& setti
 }
 
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
-            CodedWeight& output) {
+            QuantizedWeight& output) {
   QuantizeOptions options;
   options.math = settings.math;
   options.mx_scale = settings.mx_scale;
