@@ -136,8 +136,8 @@ class NARROWFLOAT_API MoeLayer {
   void run(const MoeInputs& inputs, const Routing& routing, const MoeOutputs& outputs,
            const TensorView& workspace, Stream stream = {}) const;
 
-  // For measurements: a run that ends after stage `last` and equals run() up to there. Outputs of
-  // later stages keep their contents.
+  // Does what run() does up to stage `last` and ends there, for measurements. Outputs of later
+  // stages keep their contents.
   void run_up_to(MoeStage last, const MoeInputs& inputs, const Routing& routing,
                  const MoeOutputs& outputs, const TensorView& workspace, Stream stream = {}) const;
 

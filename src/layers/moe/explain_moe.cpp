@@ -15,12 +15,10 @@ class ExplainedRun {
  public:
   ExplainedRun(const MoeConfig& config, const MoeReferenceOptions& reference, int64_t tokens,
                Device device)
-      : extents_(checked_extents(config, reference, tokens)),
-        tile_(config.token_tile.value_or(
-            default_token_tile(tokens, extents_.slots, extents_.local_experts))),
-        permutation_(permutation_layout(tokens, extents_.slots, extents_.local_experts, tile_)),
-        stages_(config, with_activation(config, device), permutation_, device),
-        plan_(extents_, tokens, tile_, gemm_bytes(tokens)) {
+      : extents_(explained_extents(config, reference, tokens, device)),
+        permutation_(permutation_of(config, extents_, tokens)),
+        stages_(config, extents_, permutation_, device),
+        plan_(extents_, tokens, permutation_.token_tile, gemm_bytes(tokens)) {
     MoeCallFacts facts{.quantizes_input = extents_.input != RowFormat::kBf16};
     if (device.type != DeviceType::kCpu) {
       routing_ =
@@ -71,17 +69,22 @@ class ExplainedRun {
   }
 
  private:
-  static MoeExtents checked_extents(const MoeConfig& config, const MoeReferenceOptions& reference,
-                                    int64_t tokens) {
+  static MoeExtents explained_extents(const MoeConfig& config, const MoeReferenceOptions& reference,
+                                      int64_t tokens, Device device) {
     check_moe_config(config);
     check_reference_options(reference, config);
     if (tokens < 0) throw_invalid("tokens: expected >= 0, got {}", tokens);
-    return moe_extents(config, reference);
+    MoeExtents extents = moe_extents(config, reference);
+    const PermutationLayout permutation = permutation_of(config, extents, tokens);
+    extents.fuses_activation =
+        StageProblems(config, extents, permutation, device).fuses_activation();
+    return extents;
   }
-  const MoeExtents& with_activation(const MoeConfig& config, Device device) {
-    const StageProblems stages(config, extents_, permutation_, device);
-    extents_.fuses_activation = stages.fuses_activation();
-    return extents_;
+  static PermutationLayout permutation_of(const MoeConfig& config, const MoeExtents& extents,
+                                          int64_t tokens) {
+    const int32_t tile = config.token_tile.value_or(
+        default_token_tile(tokens, extents.slots, extents.local_experts));
+    return permutation_layout(tokens, extents.slots, extents.local_experts, tile);
   }
   static Explanation explain_quantizer(const QuantizeActivationsProblem& problem) {
     return explain_candidates("quantize_activations", quantize_activations_impls(), problem);
@@ -97,7 +100,6 @@ class ExplainedRun {
   }
 
   MoeExtents extents_;
-  int32_t tile_;
   PermutationLayout permutation_;
   StageProblems stages_;
   MoePlan plan_;

@@ -38,9 +38,12 @@ MoeRun::MoeRun(const PreparedMoe& layer, const MoePlan& plan, const MoeCall& cal
     slot_rows_ = TensorView::contiguous(gemm_rows, extents.slot_dtype, {max_rows, extents.hidden},
                                         layer.device);
   }
-  plan_.list_stages({.quantizes_input = quantizes_input(call, layer.config),
-                     .joins_routing = layer.device.type != DeviceType::kCpu &&
-                                      joins_routing(route_permute_problem(route_permute_args()))});
+  MoeCallFacts facts{.quantizes_input = quantizes_input(call, layer.config)};
+  if (layer.device.type != DeviceType::kCpu) {
+    route_permute_ = route_permute_args();
+    facts.joins_routing = joins_routing(route_permute_problem(route_permute_));
+  }
+  plan_.list_stages(facts);
 }
 
 std::byte* MoeRun::at(MoeBufferId id) const {
@@ -137,11 +140,10 @@ RoutePermuteArgs MoeRun::route_permute_args() const {
 }
 
 void MoeRun::route_and_permute_slots() {
-  const RoutePermuteArgs args = route_permute_args();
-  route_and_permute(args, stream_);
+  route_and_permute(route_permute_, stream_);
   if (!quantizes_by_token()) return;
-  input_ = args.input.output;
-  input_is_dequantized_ = args.input.dequantized.has_values();
+  input_ = route_permute_.input.output;
+  input_is_dequantized_ = route_permute_.input.dequantized.has_values();
 }
 
 void MoeRun::route_tokens() {

@@ -58,6 +58,7 @@ class MoeRun {
   TensorView ids_;
   TensorView weights_;
   Permutation permutation_;
+  RoutePermuteArgs route_permute_;  // Empty on a CPU.
   // The rows of the first GEMM: one for each token, or one for each slot, at the row of the slot.
   CodedRows input_;
   bool input_by_token_ = true;

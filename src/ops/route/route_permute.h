@@ -44,8 +44,8 @@ struct RoutePermuteProblem {
 };
 std::string to_string(const RoutePermuteProblem& problem);
 
-// Whether an implementation takes a problem, and no environment variable pins one of the operations
-// that it fuses.
+// Whether route_and_permute() is the way for a problem on a GPU: an implementation takes it, or
+// NARROWFLOAT_FORCE pins one, which then runs or throws.
 bool joins_routing(const RoutePermuteProblem& problem);
 RoutePermuteProblem route_permute_problem(const RoutePermuteArgs& args);
 // Runs problems for which joins_routing() is true.

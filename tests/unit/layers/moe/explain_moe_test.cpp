@@ -45,6 +45,18 @@ std::vector<std::string> stage_names(const std::vector<Explanation>& stages) {
   return names;
 }
 
+// A run with a pinned prologue throws where that refuses, so nothing else routes.
+TEST(ExplainMoe, ListsAPinnedPrologueThatRefusesInPlaceOfRouting) {
+  if (!build_has_cuda()) GTEST_SKIP() << "this build has no fused prologue";
+  const ForcedImplementation forced("route_permute", "sm90_cluster");
+  const std::vector<Explanation> stages =
+      explain_moe(gpt_oss(), 1 << 16, {.type = DeviceType::kCuda});
+  EXPECT_EQ(stage_names(stages),
+            (std::vector<std::string>{"route_permute", "grouped_gemm", "activation", "grouped_gemm",
+                                      "combine"}));
+  EXPECT_EQ(stages.front().chosen, "");
+}
+
 TEST(ExplainMoe, ListsTheQuantizationOfRows) {
   MoeConfig config = gpt_oss();
   config.mode = MoeMode::kFp8Block;
