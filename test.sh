@@ -119,8 +119,9 @@ some_tests() {
 
 # oneTBB is not instrumented, so only what each caller computes by itself can be judged.
 thread_sanitized_runs() {
-  build cpu-tsan moe_threads_test
+  build cpu-tsan moe_threads_test allreduce_test
   some_tests build/cpu-tsan/tests/bin/moe_threads_test '*WithoutThePool*'
+  some_tests build/cpu-tsan/tests/bin/allreduce_test 'AllReduceProtocol.*'
 }
 
 # emulated SEED PROGRAM FILTER

@@ -33,12 +33,13 @@ LAYERS = {
     "src/base": {"include"},
     "src/formats": {"include", "base"},
     "src/tensor": {"include", "base", "formats"},
+    "src/comm": CORE,
     "src/runtime": CORE,
     "src/checkpoint": CORE,
-    "src/device": CORE,
+    "src/device": CORE | {"comm"},
     "src/moe_shared": CORE | {"runtime", "device"},
-    "src/ops": CORE | {"runtime", "device", "moe_shared"},
-    "src/layers": CORE | {"runtime", "device", "moe_shared", "checkpoint", "ops"},
+    "src/ops": CORE | {"comm", "runtime", "device", "moe_shared"},
+    "src/layers": CORE | {"comm", "runtime", "device", "moe_shared", "checkpoint", "ops"},
     "src/cli_common": {"include"},
     "src/cli": {"include", "cli_common"},
     "src/bench_cli": {"include", "cli_common"},
@@ -59,6 +60,7 @@ THIRD_PARTY = {  # Folder -> libraries its files may include; others may include
     "src/base": {"fmt"},
     "src/formats": {"fmt"},
     "src/tensor": {"fmt"},
+    "src/comm": {"fmt"},
     "src/runtime": {"fmt", "TBB"},
     "src/checkpoint": {"fmt", "nlohmann-json", "xxHash"},
     "src/device": set(),
@@ -91,6 +93,11 @@ BANNED = [  # Pattern in code (comments and strings removed), in which paths, wh
      "MoeRun declares to KernelChain that combine alone triggers before its wait"),
 ]
 TODO = re.compile(r"(//|#|/?\*).*\b(T[O]DO(?!\(#\d+\))|F[I]XME|X[X]X)\b")
+# NVLink multicast objects are created and used by these instructions, functions and constants of
+# the driver, and options of NCCL (allreduce spec 11.3). NCCL_NVLS_ENABLE=0 keeps them off.
+MULTICAST = re.compile(
+    r"\bmultimem\b|cu(?:da)?Multicast|CU_(?:DEVICE_ATTRIBUTE_)?MULTICAST|nccl\w*Multimem"
+    r"|\bp?ncclMemAlloc\b|\bnvlsCTAs\b|NCCL_NVLS_(?!ENABLE)")
 FRAGMENT = re.compile(
     r"(?:Of|By|Beh" r"ind|What|For (?:people|CSV|the CPU)|With so many|In the order of)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|farm)/|/tmp[/]w")
@@ -156,6 +163,13 @@ def check_asm(file: SourceFile) -> Iterator[Finding]:
     if file.is_cpp and not file.path.startswith("src/device/ptx/"):
         for line, _ in file.code_matches(r"\b(__)?asm(__)?\b\s*(volatile|__volatile__)?\s*\("):
             yield Finding(file.path, line, "asm", "inline assembly only in src/device/ptx")
+
+
+def check_multicast(file: SourceFile) -> Iterator[Finding]:
+    """Strings count, too: PTX and names of functions are strings."""
+    for match in MULTICAST.finditer(file.without_comments if file.is_cpp else ""):
+        yield Finding(file.path, file.line_of(match.start()), "multicast",
+                      f"{match[0]}: NVLink multicast can put the GPUs of a host out of service")
 
 
 def check_banned(file: SourceFile) -> Iterator[Finding]:
@@ -266,8 +280,9 @@ def check_macro_count(tree: Tree) -> Iterator[Finding]:
 
 
 FILE_RULES: list[Callable[[SourceFile], Iterator[Finding]]] = [
-    check_layering, check_foreign_headers, check_macros, check_asm, check_banned, check_size,
-    check_template_parameters, check_text, check_opening, check_words, check_fragments]
+    check_layering, check_foreign_headers, check_macros, check_asm, check_multicast, check_banned,
+    check_size, check_template_parameters, check_text, check_opening, check_words,
+    check_fragments]
 TREE_RULES: list[Callable[[Tree], Iterator[Finding]]] = [check_links, check_macro_count]
 
 

@@ -22,6 +22,7 @@ CLEAN = {
     "src/layers/d.cpp": '// A layer.\n#include "ops/quantize/c.h"\n',
     "src/runtime/cuda/e.cpp": "// Host code for CUDA.\n#include <cuda_runtime.h>\n",
     "src/device/ptx/f.cuh": HEADER + 'inline void f() { asm volatile("nop;"); }\n',
+    "src/runtime/cuda/g.cpp": "// No multimem.\nint x = setenv(\"NCCL_NVLS_ENABLE\", \"0\", 0);\n",
     "src/cli/main.cpp": '// CLI.\n#include <CLI/CLI.hpp>\n#include "cli/options.h"\n'
                         '#include "cli_common/output.h"\n#include "narrowfloat/narrowfloat.h"\n'
                         'int n = std::printf("x");\n',
@@ -65,6 +66,11 @@ BROKEN = [  # Rule, files that break it.
     ("macro", {"src/tensor/a.h": HEADER + "#define NF_X(a) (a)\n"}),
     ("macro-count", {"src/base/a.h": HEADER + "".join(f"#define N{i}(a) a\n" for i in range(13))}),
     ("asm", {"src/runtime/a.cpp": '// X.\nvoid f() { asm volatile("nop"); }\n'}),
+    ("multicast", {"src/device/ptx/a.cuh": HEADER + 'void f() { asm("multimem.red.f32;"); }\n'}),
+    ("multicast", {"src/runtime/cuda/a.cpp": '// X.\nvoid* f = find("cuMulticastCreate");\n'}),
+    ("multicast", {"src/runtime/a.cpp": "// X.\nint a = CU_MULTICAST_GRANULARITY_MINIMUM;\n"}),
+    ("multicast", {"tests/cuda/a.cu": "// X.\nvoid f() { ncclMemAlloc(&p, 1); }\n"}),
+    ("multicast", {"src/runtime/a.cpp": "// X.\nvoid f() { config.nvlsCTAs = 4; }\n"}),
     ("file-size", {"src/base/a.h": HEADER + "int x;\n" * 600}),
     ("line-length", {"src/base/a.h": HEADER + "// " + "x" * 98 + "\n"}),
     ("line-length", {"CMakeLists.txt": "# " + "x" * 99 + "\n"}),

@@ -12,11 +12,15 @@
 //   moe_checkpoint.h  such a layer from a checkpoint
 //   checkpoint.h      whole checkpoints: quantize, dequantize, inspect, compare
 //   safetensors.h     single files
+//   allreduce.h       all-reduce over GPUs, fused with residual, RMSNorm and quantization
+//   bootstrap.h       how the ranks of a group find each other
 //   runtime.h         threads, and which implementation runs where and why
 //   error.h           the exception all of them throw
 #pragma once
 
 #include "narrowfloat/activation.h"      // IWYU pragma: export
+#include "narrowfloat/allreduce.h"       // IWYU pragma: export
+#include "narrowfloat/bootstrap.h"       // IWYU pragma: export
 #include "narrowfloat/checkpoint.h"      // IWYU pragma: export
 #include "narrowfloat/combine.h"         // IWYU pragma: export
 #include "narrowfloat/error.h"           // IWYU pragma: export

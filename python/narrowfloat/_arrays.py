@@ -97,6 +97,10 @@ class NumpyMaker:
         """As zeros(), of any contents."""
         return np.empty(shape, float_dtype(dtype))
 
+    def full(self, shape: Any, value: float, dtype: Any) -> Any:
+        """As zeros(), of one number."""
+        return np.full(shape, value, float_dtype(dtype))
+
     def from_numpy(self, array: Any) -> Any:
         """The same numbers where new arrays are made."""
         return array
@@ -124,6 +128,12 @@ class TorchMaker:
         """As zeros(), of any contents."""
         with allocating_on(self.device):
             return sys.modules["torch"].empty(shape, dtype=self._type(dtype), device=self.device)
+
+    def full(self, shape: Any, value: float, dtype: Any) -> Any:
+        """As zeros(), of one number, which no copy from the host brings."""
+        torch = sys.modules["torch"]
+        with allocating_on(self.device):
+            return torch.full(shape, value, dtype=self._type(dtype), device=self.device)
 
     def from_numpy(self, array: Any) -> Any:
         """The same numbers where new tensors are made."""

@@ -16,7 +16,7 @@ def round_up(value: Any, multiple: int) -> Any:
     return (value + multiple - 1) // multiple * multiple
 
 
-def _scale_count(layout: str, rows: Any, blocks: Any) -> Any:
+def scale_count(layout: str, rows: Any, blocks: Any) -> Any:
     """Scales of one matrix, padding included (docs/scale_layouts.md)."""
     if layout == "swizzled_128x4":
         return round_up(rows, 128) * round_up(blocks, 4)
@@ -56,7 +56,7 @@ def buffer_shapes(
         blocks = (value_cols + block_cols - 1) // block_cols
     scales = [*outer, scale_rows, blocks]
     if layout != "linear":
-        scales = [*outer, _scale_count(layout, scale_rows, blocks)]
+        scales = [*outer, scale_count(layout, scale_rows, blocks)]
     if not info.has_global_scale:
         return values, scales, [0]
     if info.has_row_scale:

@@ -20,24 +20,12 @@
 #include "python/src/bindings.h"
 #include "python/src/choices.h"
 #include "python/src/moe_arguments.h"
+#include "python/src/words.h"
 
 namespace narrowfloat::python {
 namespace {
 
 using nb::literals::operator""_a;
-
-// "cpu", "cuda" or "cuda:1".
-Device parse_device(const std::string& text) {
-  if (text == "cpu") return {};
-  if (text == "cuda") return {.type = DeviceType::kCuda, .index = 0};
-  const std::string digits = text.starts_with("cuda:") ? text.substr(5) : "";
-  if (digits.empty() || digits.size() > 4 ||
-      digits.find_first_not_of("0123456789") != std::string::npos) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "device: expected cpu, cuda or cuda:N; got \"" + text + "\"");
-  }
-  return {.type = DeviceType::kCuda, .index = std::stoi(digits)};
-}
 
 struct ExplainArguments {
   std::string format, math, dtype, device;

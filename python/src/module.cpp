@@ -21,5 +21,7 @@ NB_MODULE(_core, module) {
   narrowfloat::python::bind_moe(module);
   narrowfloat::python::bind_routing(module);
   narrowfloat::python::bind_explanations(module);
+  narrowfloat::python::bind_rank_groups(module);
+  narrowfloat::python::bind_allreduce(module);
   narrowfloat::python::bind_streams(module);
 }

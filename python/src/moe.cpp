@@ -19,6 +19,7 @@
 #include "python/src/choices.h"
 #include "python/src/moe_arguments.h"
 #include "python/src/streams.h"
+#include "python/src/words.h"
 
 namespace narrowfloat::python {
 namespace {
@@ -26,17 +27,6 @@ namespace {
 using nb::literals::operator""_a;
 using Config = PythonMoeConfig;
 using Weights = PythonMoeWeights;
-
-DType parse_float_type(std::string_view argument, std::string_view text) {
-  return parse_choice<DType>(
-      argument, text,
-      {{"bfloat16", DType::kBF16}, {"float16", DType::kF16}, {"float32", DType::kF32}});
-}
-
-std::string_view float_type_name(DType dtype) {
-  if (dtype == DType::kF32) return "float32";
-  return dtype == DType::kF16 ? "float16" : "bfloat16";
-}
 
 // The parameters that are not at their defaults, as numbers, which is how checkpoints store them.
 nb::typed<nb::dict, nb::str, float> activation_parameters(const Config& self) {

@@ -17,6 +17,13 @@
 #define NF_HOST_DEVICE
 #endif
 
+// Unrolls the loop that follows, in device code: its counter indexes registers.
+#if defined(__CUDA_ARCH__)
+#define NF_UNROLL _Pragma("unroll")
+#else
+#define NF_UNROLL
+#endif
+
 namespace narrowfloat {
 
 // Whether device code is being compiled for an architecture that converts fp32 to E2M1 in one

@@ -7,6 +7,7 @@ namespace narrowfloat::cli {
 
 struct Commands;
 
+void add_allreduce(const Commands& commands);
 void add_bench(const Commands& commands);
 void add_eval(const Commands& commands);
 void add_moe_run(const Commands& commands);

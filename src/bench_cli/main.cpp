@@ -12,12 +12,15 @@ constexpr const char* kDescription =
 constexpr const char* kFooter = R"(Start here:
   narrowfloat-bench bench                           the speed of every format beside memcpy
   narrowfloat-bench moe bench --shape gpt-oss-20b   the time of a layer in the shape of a model
+  narrowfloat-bench allreduce --ranks 2 --shape 16x2880 --pattern all
+                                                    the fused all-reduce, on CPUs or GPUs
   narrowfloat-bench eval models/tiny-moe            bits per byte with the experts in every mode
 The program narrowfloat quantizes checkpoints, looks into them, and tunes and explains layers.
 Every command has --help with examples and exit codes. Documentation: docs/cli.md)";
 
 void add_commands(const Commands& commands) {
   add_bench(commands);
+  add_allreduce(commands);
   add_eval(commands);
   const Commands moe = add_group(commands, "moe", "Run or time a Mixture-of-Experts layer");
   moe.app.footer("Try: narrowfloat-bench moe run --help, narrowfloat-bench moe bench --help");

@@ -1,19 +1,20 @@
-// explain, moe explain and doctor: which implementation runs, who chose it, and why the others do
-// not. explain asks about one operation; moe explain asks about a layer, with its token tile, and
-// prints the plan of its runs; doctor says what belongs into a bug report: build, CPU, GPUs,
-// environment variables, and for a typical matrix the choice of every operation. The exit code is 4
-// where an operation that was asked for has no implementation.
+// explain and moe explain: which implementation runs, who chose it, and why the others do not.
+// explain asks about one operation, or about an all-reduce on a number of ranks; moe explain asks
+// about a layer, with its token tile, and prints the plan of its runs. The exit code is 4 where an
+// operation that was asked for has no implementation.
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "cli/explanation_json.h"
+#include "cli_common/allreduce_names.h"
 #include "cli_common/command_line.h"
 #include "cli_common/moe/layer_options.h"
 #include "cli_common/output.h"
+#include "narrowfloat/allreduce.h"
 #include "narrowfloat/moe_tuning.h"
 #include "narrowfloat/runtime.h"
 
@@ -23,29 +24,13 @@ namespace {
 constexpr const char* kExplainExamples = R"(Examples:
   narrowfloat explain quantize --format nvfp4 --shape 4096x4096
   narrowfloat explain dequantize --format mxfp8 --shape 128x2880 --dtype fp16 --json
+  narrowfloat explain allreduce --ranks 4 --shape 64x7168 --pattern nvfp4 --device cuda
 )";
+constexpr std::string_view kAllReduce = "allreduce";
 constexpr const char* kMoeExplainExamples = R"(Examples:
   narrowfloat moe explain --shape gpt-oss-20b --tokens 1,64
   narrowfloat moe explain --shape deepseek-v3 --device cuda --tuning h100.json --json
 )";
-constexpr const char* kDoctorExamples = R"(Examples:
-  narrowfloat doctor --json > bug-report.json
-)";
-
-// Lists all of them, because a bug report has to say why the expected one did not run.
-Json candidates_json(const Explanation& explanation) {
-  Json candidates = Json::array();
-  for (const Candidate& candidate : explanation.candidates) {
-    candidates.push_back(Json{{"name", candidate.name},
-                              {"supported", candidate.supported},
-                              {"reason", candidate.reason}});
-  }
-  return candidates;
-}
-
-Json chosen_json(const Explanation& explanation) {
-  return explanation.chosen.empty() ? Json(nullptr) : Json(explanation.chosen);
-}
 
 // ---- explain
 
@@ -53,7 +38,37 @@ struct ExplainArguments {
   OutputArguments output;
   std::string op;
   ExplainRequest request;
+  bool has_format = false;
+  AllReduceExplainRequest allreduce;  // Fields that ExplainRequest lacks.
+  bool has_allreduce_options = false;
 };
+
+Explanation explain_allreduce_of(const ExplainArguments& arguments) {
+  const ExplainRequest& request = arguments.request;
+  AllReduceExplainRequest allreduce = arguments.allreduce;
+  allreduce.device = request.device;
+  AllReduceProblem& problem = allreduce.problem;
+  problem.tokens = request.rows;
+  problem.hidden = request.cols;
+  problem.element = request.dtype;
+  if (request.scale_layout) problem.scale_layout = *request.scale_layout;
+  if (problem.algorithm == AllReduceAlgorithm::kNccl) {
+    problem.exactness = AllReduceExactness::kFast;
+  }
+  return explain_allreduce(allreduce);
+}
+
+Explanation explain_of(const ExplainArguments& arguments) {
+  if (arguments.op == kAllReduce) return explain_allreduce_of(arguments);
+  const auto refuse = [](std::string_view message) {
+    throw Error(ErrorKind::kInvalidArgument, std::string(message));
+  };
+  if (arguments.has_allreduce_options) {
+    refuse("--ranks, --pattern, --algorithm and --group are options of explain allreduce");
+  }
+  if (!arguments.has_format) refuse("--format is required");
+  return explain(arguments.op, arguments.request);
+}
 
 void print_document(const Explanation& explanation) {
   Json document = json_document("explain");
@@ -79,7 +94,7 @@ void print_table(const Explanation& explanation, bool colored) {
 }
 
 ExitCode run_explain(const ExplainArguments& arguments) {
-  const Explanation explanation = explain(arguments.op, arguments.request);
+  const Explanation explanation = explain_of(arguments);
   if (arguments.output.data == DataFormat::kJson) {
     print_document(explanation);
   } else if (!arguments.output.is_quiet) {
@@ -244,167 +259,36 @@ ExitCode run_moe_explain(const MoeExplainArguments& arguments) {
   return all ? ExitCode::kDone : ExitCode::kUnsupported;
 }
 
-// ---- doctor
-
-struct DoctorArguments {
-  OutputArguments output;
-};
-
-// Large enough for every implementation to be worth its while, and a multiple of every block.
-constexpr int64_t kTypicalExtent = 4096;
-
-// The implementation that an operation on a format would use on a device.
-struct DoctorChoice {
-  std::string_view op;
-  std::string_view format;  // Empty for operations without formats.
-  std::string device;
-  Explanation explanation;
-};
-
-// The CPU, then every GPU that this build can see.
-std::vector<Device> devices() {
-  std::vector<Device> devices = {Device{}};
-  const auto num_gpus = static_cast<int>(gpu_info().size());
-  for (int i = 0; i < num_gpus; ++i) devices.push_back({DeviceType::kCuda, i});
-  return devices;
-}
-
-// doctor is asked to find what keeps explain() from answering, such as a wrong NARROWFLOAT_FORCE:
-// it becomes the answer.
-Explanation explain_or_reason(std::string_view op, const ExplainRequest& request) {
-  try {
-    return explain(op, request);
-  } catch (const Error& error) {
-    Explanation explanation;
-    explanation.op = op;
-    explanation.candidates.push_back({.name = "error", .supported = false, .reason = error.what()});
-    return explanation;
-  }
-}
-
-std::vector<DoctorChoice> all_choices() {
-  std::vector<DoctorChoice> choices;
-  for (const Device device : devices()) {
-    for (const std::string_view op : operations()) {
-      ExplainRequest request{
-          .scale_layout = {}, .rows = kTypicalExtent, .cols = kTypicalExtent, .device = device};
-      if (!has_formats(op)) {
-        choices.push_back({op, {}, to_string(device), explain_or_reason(op, request)});
-        continue;
-      }
-      for (const FormatInfo& format : all_formats()) {
-        request.format = format.id;
-        choices.push_back({op, format.name, to_string(device), explain_or_reason(op, request)});
-      }
-    }
-  }
-  return choices;
-}
-
-Json to_json(const DoctorChoice& choice) {
-  return Json{{"op", choice.op},
-              {"format", choice.format.empty() ? Json(nullptr) : Json(choice.format)},
-              {"device", choice.device},
-              {"chosen", chosen_json(choice.explanation)},
-              {"candidates", candidates_json(choice.explanation)}};
-}
-
-void print_doctor_document() {
-  const BuildInfo build = build_info();
-  const CpuInfo cpu = cpu_info();
-  Json document = json_document("doctor");
-  document["version"] = build.version;
-  document["build"] = Json{{"compiler", build.compiler},
-                           {"type", build.build_type},
-                           {"cuda", build.cuda_enabled},
-                           {"cuda_architectures", build.cuda_architectures}};
-  document["cpu"] =
-      Json{{"model", cpu.model}, {"logical_cores", cpu.logical_cores}, {"features", cpu.features}};
-  document["gpus"] = Json::array();
-  for (const GpuInfo& gpu : gpu_info()) {
-    document["gpus"].push_back(Json{{"name", gpu.name},
-                                    {"compute_capability", gpu.compute_capability},
-                                    {"memory_bytes", gpu.memory_bytes}});
-  }
-  document["environment"] = environment_settings();
-  document["implementations"] = Json::array();
-  for (const DoctorChoice& choice : all_choices())
-    document["implementations"].push_back(to_json(choice));
-  print_json(document);
-}
-
-std::string or_none(const std::vector<std::string>& words, std::string_view separator) {
-  return words.empty() ? "none" : escaped(fmt::format("{}", fmt::join(words, separator)));
-}
-
-std::string machine_text() {
-  const BuildInfo build = build_info();
-  const CpuInfo cpu = cpu_info();
-  std::string text = fmt::format("narrowfloat  {}\n", build.version);
-  text += fmt::format("build        {}, {}\n", build.build_type, build.compiler);
-  const std::string architectures = or_none(build.cuda_architectures, ", ");
-  text += fmt::format("CUDA         {}\n",
-                      build.cuda_enabled ? "code for sm_" + architectures : "not in this build");
-  text += fmt::format("CPU          {}, {} logical cores\n", cpu.model, cpu.logical_cores);
-  text += fmt::format("features     {}\n", or_none(cpu.features, " "));
-  std::vector<std::string> gpus;
-  for (const GpuInfo& gpu : gpu_info()) {
-    gpus.push_back(fmt::format("{} ({}, {})", gpu.name, gpu.compute_capability,
-                               format_bytes(static_cast<uint64_t>(gpu.memory_bytes))));
-  }
-  text += fmt::format("GPUs         {}\n", or_none(gpus, "; "));
-  text += fmt::format("environment  {}\n", or_none(environment_settings(), " "));
-  return text;
-}
-
-// "name (reason); name (reason)" of the candidates that would not run.
-std::string others_text(const Explanation& explanation) {
-  std::string text;
-  for (const Candidate& candidate : explanation.candidates) {
-    if (candidate.name == explanation.chosen) continue;
-    text += fmt::format("{}{} ({})", text.empty() ? "" : "; ", candidate.name,
-                        escaped(candidate.reason));
-  }
-  return text;
-}
-
-// One row for all formats that get the same answer.
-std::string choices_text(bool colored) {
-  struct Group {
-    DoctorChoice choice;
-    std::vector<std::string_view> formats;
+void add_allreduce_options(CLI::App& command, ExplainArguments& arguments) {
+  AllReduceExplainRequest& request = arguments.allreduce;
+  bool& is_given = arguments.has_allreduce_options;
+  const auto add = [&](const std::string& flag, auto parse, auto& value, const std::string& help) {
+    return add_parsed(
+        command, flag, parse,
+        [&value, &is_given](auto parsed) {
+          value = parsed;
+          is_given = true;
+        },
+        help);
   };
-  std::vector<Group> groups;
-  std::map<std::string, size_t> group_of_answer;
-  for (DoctorChoice& choice : all_choices()) {
-    const std::string answer =
-        fmt::format("{}|{}|{}|{}", choice.device, choice.op, choice.explanation.chosen,
-                    others_text(choice.explanation));
-    const auto [entry, is_new] = group_of_answer.try_emplace(answer, groups.size());
-    if (is_new) groups.push_back({choice, {}});
-    groups[entry->second].formats.push_back(choice.format);
-  }
-  Table table({{"device"}, {"operation"}, {"runs"}, {"formats"}, {"others"}});
-  for (const Group& group : groups) {
-    const Explanation& explanation = group.choice.explanation;
-    const bool is_for_all =
-        group.formats.size() == all_formats().size() || !has_formats(group.choice.op);
-    table.add_row({group.choice.device, std::string(group.choice.op),
-                   explanation.chosen.empty() ? "nothing" : explanation.chosen,
-                   is_for_all ? "all" : fmt::format("{}", fmt::join(group.formats, " ")),
-                   others_text(explanation)});
-  }
-  return fmt::format("What runs for {0}x{0} BF16, exact:\n{1}", kTypicalExtent,
-                     table.to_text(colored));
-}
-
-ExitCode run_doctor(const DoctorArguments& arguments) {
-  if (arguments.output.data == DataFormat::kJson) {
-    print_doctor_document();
-  } else if (!arguments.output.is_quiet) {
-    write_stdout(machine_text() + "\n" + choices_text(is_colored(arguments.output.color)));
-  }
-  return ExitCode::kDone;
+  const auto number = [](int64_t high) {
+    return [high](const std::string& text) {
+      return static_cast<int>(parse_count(text, 1, high, fmt::format("a number up to {}", high)));
+    };
+  };
+  constexpr int64_t kMostRanks = 4096;
+  constexpr int64_t kMostColumns = 256;
+  add("--ranks", number(kMostRanks), request.ranks, "allreduce: ranks; default 2")
+      ->option_text("N");
+  add("--pattern", parse_allreduce_pattern, request.problem.pattern,
+      fmt::format("allreduce: one of {}", allreduce_pattern_list()))
+      ->option_text("PATTERN");
+  add("--algorithm", parse_allreduce_algorithm, request.problem.algorithm,
+      "allreduce: auto (default), oneshot, twoshot, nccl, nccl_exact or reference")
+      ->option_text("NAME");
+  add("--group", number(kMostColumns), request.problem.group,
+      "allreduce of pattern fp8_group: columns with one scale")
+      ->option_text("G");
 }
 
 }  // namespace
@@ -415,20 +299,26 @@ void add_explain(const Commands& commands) {
                   kExplainExamples);
   ExplainArguments& arguments = arguments_of(command, commands, run_explain);
   ExplainRequest& request = arguments.request;
-  command.add_option("OP", arguments.op, fmt::format("One of {}", fmt::join(operations(), ", ")))
+  command
+      .add_option("OP", arguments.op,
+                  fmt::format("One of {}, {}", fmt::join(operations(), ", "), kAllReduce))
       ->required()
       ->option_text(" ");
-  add_parsed_into(command, "--format", parse_format, request.format,
-                  fmt::format("One of {}", format_list()))
-      ->required()
-      ->option_text("FORMAT REQUIRED");
+  add_parsed(
+      command, "--format", parse_format,
+      [&arguments](FormatId format) {
+        arguments.request.format = format;
+        arguments.has_format = true;
+      },
+      fmt::format("Required but for {}; one of {}", kAllReduce, format_list()))
+      ->option_text("FORMAT");
   add_parsed(
       command, "--shape", parse_shape,
       [&request](MatrixShape shape) {
         request.rows = shape.rows;
         request.cols = shape.cols;
       },
-      "Rows and columns")
+      "Rows and columns; allreduce: tokens and columns of a message")
       ->required()
       ->option_text("MxK REQUIRED");
   add_parsed_into(command, "--layout", parse_scale_layout, request.scale_layout,
@@ -442,6 +332,7 @@ void add_explain(const Commands& commands) {
       ->option_text("DTYPE");
   add_parsed_into(command, "--device", parse_device, request.device, "cpu (default) or cuda:N")
       ->option_text("DEVICE");
+  add_allreduce_options(command, arguments);
   add_output(command, arguments.output, CsvSupport::kNo);
 }
 
@@ -457,13 +348,6 @@ void add_moe_explain(const Commands& commands) {
   add_parsed_into(command, "--device", parse_device, arguments.device,
                   "cpu (default), cuda or cuda:N")
       ->option_text("DEVICE");
-  add_output(command, arguments.output, CsvSupport::kNo);
-}
-
-void add_doctor(const Commands& commands) {
-  CLI::App& command = add_command(commands, "doctor",
-                                  "Show what this build and this machine can do", kDoctorExamples);
-  DoctorArguments& arguments = arguments_of(command, commands, run_doctor);
   add_output(command, arguments.output, CsvSupport::kNo);
 }
 

@@ -19,7 +19,7 @@ constexpr const char* kFooter = R"(Start here:
   narrowfloat quantize MODEL OUT --to nvfp4    quantize a directory with config.json and shards
   narrowfloat inspect OUT                      what is in it now
   narrowfloat diff MODEL OUT                   how much accuracy it cost
-bench, eval, moe run, moe bench and moe gemm are commands of the program narrowfloat-bench.
+bench, allreduce, eval, moe run, moe bench and moe gemm are commands of narrowfloat-bench.
 Every command has --help with examples and exit codes. Documentation: docs/cli.md)";
 
 void add_commands(const Commands& commands) {
@@ -36,8 +36,8 @@ void add_commands(const Commands& commands) {
 }
 
 // Commands of narrowfloat-bench that people look for here.
-constexpr std::array<std::string_view, 5> kBenchCommands = {"bench", "eval", "moe run", "moe bench",
-                                                            "moe gemm"};
+constexpr std::array<std::string_view, 6> kBenchCommands = {"bench",   "allreduce", "eval",
+                                                            "moe run", "moe bench", "moe gemm"};
 
 // The command of narrowfloat-bench that the command line begins with; empty if there is none.
 std::string_view bench_command(int argc, const char* const* argv) {

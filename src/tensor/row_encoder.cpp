@@ -1,41 +1,23 @@
 // See row_encoder.h. The formats' own rules, applied block by block.
 #include "tensor/row_encoder.h"
 
-#include <algorithm>
-#include <array>
-
 #include "formats/block_codes.h"
 #include "formats/registry.h"
 #include "tensor/element_io.h"
+#include "tensor/encode_row_blocks.h"
 #include "tensor/row_format.h"
 
 namespace narrowfloat {
 namespace {
 
-struct Columns {
-  const float* x;
-  int64_t first;
-  int64_t count;
-};
-
 template <BlockFormat Format>
-void encode_blocks(const RowRules& rules, const ScalePair& pair, const Columns& columns,
+void encode_blocks(const RowRules& rules, const ScalePair& pair, const RowColumns& columns,
                    const RowTarget& target) {
   using Stored = typename Format::Stored;
-  constexpr int64_t kCols = Format::kBlockCols;
-  const BlockRules block_rules{.input_max = rules.input_max};
   auto* scales = static_cast<Stored*>(target.scales);
-  std::array<uint8_t, kCols> codes;
-  for (int64_t done = 0; done < columns.count; done += kCols) {
-    const float* x = columns.x + done;
-    const int64_t col = columns.first + done;
-    const int64_t n = std::min(kCols, columns.count - done);
-    const auto scale =
-        Format::template block_scale<ExactMath>(block_amax<Format>(x, n), pair, block_rules);
-    scales[col / kCols * target.scale_stride] = canonical_scale(scale.stored);
-    encode_values<Format, ExactMath>(x, n, scale.multiplier, codes.data());
-    pack_codes<typename Format::Element>(codes.data(), col, n, target.values);
-  }
+  encode_row_blocks<Format>(
+      columns, pair, BlockRules{.input_max = rules.input_max}, target.values,
+      [&](int64_t block, Stored stored) { scales[block * target.scale_stride] = stored; });
 }
 
 }  // namespace
@@ -68,7 +50,7 @@ void RowEncoder::start_row(float row_amax, const RowTarget& target) {
 }
 
 void RowEncoder::encode(const float* x, int64_t col, int64_t count, const RowTarget& target) const {
-  const Columns columns{x, col, count};
+  const RowColumns columns{x, col, count};
   switch (rules_.format) {
     case RowFormat::kBf16:
       return narrow(DType::kBF16, x, count, target.values + 2 * col);

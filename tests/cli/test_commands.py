@@ -281,6 +281,36 @@ def test_explain_says_when_nothing_fits():
     assert "no implementation fits" in result.stdout
 
 
+def test_explain_allreduce():
+    document = run_json("explain", "allreduce", "--ranks", "4", "--shape", "64x7168", "--pattern",
+                        "norm_fp8_group", "--group", "128")
+    assert document["op"] == "allreduce" and document["chosen"] == "cpu_oneshot"
+    assert "norm_fp8_group of BF16 64x7168" in document["problem"]
+    assert [candidate["name"] for candidate in document["candidates"]][-3:] == [
+        "cpu_oneshot", "cpu_twoshot", "cpu_reference"]
+
+
+def test_explain_allreduce_says_why_an_algorithm_does_not_run():
+    text = run_ok("explain", "allreduce", "--ranks", "8", "--shape", "640x7168").stdout
+    assert "message of 8.8 MiB exceeds oneshot_bytes of 256.0 KiB" in text
+    result = run("explain", "allreduce", "--shape", "4x256", "--algorithm", "nccl_exact")
+    assert result.returncode == UNSUPPORTED
+    assert "the call asks for nccl_exact" in result.stdout
+
+
+@pytest.mark.parametrize("arguments,expected", [
+    (["quantize", "--shape", "4x96"], "--format is required"),
+    (["quantize", "--format", "nvfp4", "--shape", "4x96", "--ranks", "2"], "explain allreduce"),
+    (["allreduce", "--shape", "4x96", "--pattern", "mxfp5"], "did you mean mxfp8"),
+    (["allreduce", "--shape", "4x96", "--pattern", "fp8_group"], "problem.group"),
+    (["allreduce", "--shape", "4x88", "--pattern", "nvfp4"], "multiple of 16"),
+])
+def test_explain_refuses_wrong_options(arguments, expected):
+    result = run("explain", *arguments)
+    assert result.returncode == USAGE
+    assert expected in result.stderr
+
+
 def test_explain_refuses_an_impossible_shape():
     result = run("explain", "quantize", "--format", "nvfp4", "--shape", "4x95")
     assert result.returncode == USAGE
@@ -290,7 +320,7 @@ def test_explain_refuses_an_impossible_shape():
 def test_doctor():
     text = run_ok("doctor", env={"NARROWFLOAT_FORCE": "quantize:cpu_reference"}).stdout
     for word in ("narrowfloat", "build", "CPU", "GPUs", "NARROWFLOAT_FORCE=quantize:cpu_reference",
-                 "cpu_reference", "dequantize"):
+                 "cpu_reference", "dequantize", "NCCL"):
         assert word in text
 
 
@@ -302,7 +332,14 @@ def test_doctor_works_where_the_environment_is_wrong():
 def test_doctor_json():
     document = run_json("doctor")
     assert list(document) == ["schema_version", "command", "version", "build", "cpu", "gpus",
-                              "environment", "implementations"]
+                              "nccl", "gpu_links", "environment", "implementations"]
+    assert list(document["nccl"]) == ["found", "version", "path", "reason"]
+    assert bool(document["nccl"]["version"]) == document["nccl"]["found"]
+    num_gpus = len(document["gpus"])
+    assert [(link["from"], link["to"]) for link in document["gpu_links"]] == [
+        (a, b) for a in range(num_gpus) for b in range(num_gpus) if a != b]
+    for link in document["gpu_links"]:
+        assert list(link) == ["from", "to", "peer_access", "native_atomics", "performance_rank"]
     combinations = [(entry["op"], entry["format"]) for entry in document["implementations"]
                     if entry["device"] == "cpu"]
     with_formats = ("quantize", "dequantize", "relayout", "amax")

@@ -117,7 +117,7 @@ def test_wrong_usage(arguments, expected):
 
 
 @pytest.mark.parametrize("arguments,expected", [
-    ([], "no command given; the commands are bench, eval, moe"),
+    ([], "no command given; the commands are bench, allreduce, eval, moe"),
     (["frobnicate"], "frobnicate"),
     (["moe"], "the commands are run, bench, gemm"),
     (["moe", "walk"], "walk"),

@@ -1,5 +1,6 @@
 // The effects of instructions: barriers, copies, warps, matrix multiplications. See machine.h.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
@@ -89,6 +90,30 @@ void pause() {
   wait_until({.kind = Wait::Kind::kPause, .round = m.round + m.random() % most, .what = "a pause"});
 }
 
+void spin() {
+  Machine& m = machine();
+  const uint64_t rounds = m.is_late ? 1 + m.random() % 8 : 1;
+  wait_until({.kind = Wait::Kind::kPause, .round = m.round + rounds, .what = "memory"});
+}
+
+uint64_t time_ns() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+void store_relaxed(std::function<void()> store) {
+  if (!machine().is_late) return store();
+  current().copies.push_back(std::move(store));
+}
+
+void fence() {
+  Fiber& fiber = current();
+  while (!fiber.copies.empty()) {
+    fiber.copies.front()();
+    fiber.copies.pop_front();
+  }
+}
+
 void arrive_at(Barrier& barrier, int expected) {
   if (++barrier.arrived < expected) return;
   barrier.arrived = 0;
@@ -152,21 +177,21 @@ const LaneValues& exchange_lanes(unsigned mask, uint64_t bits) {
 }
 
 uint32_t cluster_rank() { return static_cast<uint32_t>(current().block->rank); }
-uint32_t cluster_size() { return static_cast<uint32_t>(machine().blocks.size()); }
+uint32_t cluster_size() { return static_cast<uint32_t>(current().block->cluster->blocks.size()); }
 
 void arrive_at_cluster() {
-  Machine& m = machine();
   Fiber& fiber = current();
+  Cluster& cluster = *fiber.block->cluster;
   if (fiber.cluster_arrival) fail("a second arrival at the cluster's barrier without a wait");
-  fiber.cluster_arrival = m.cluster.generation;
-  arrive_at(m.cluster, m.alive);
+  fiber.cluster_arrival = cluster.barrier.generation;
+  arrive_at(cluster.barrier, cluster.alive);
 }
 
 void wait_for_cluster() {
   Fiber& fiber = current();
   if (!fiber.cluster_arrival) fail("a wait at the cluster's barrier without an arrival");
   wait_until({.kind = Wait::Kind::kGeneration,
-              .generation = &machine().cluster.generation,
+              .generation = &fiber.block->cluster->barrier.generation,
               .seen = *fiber.cluster_arrival,
               .what = "the cluster"});
   fiber.cluster_arrival.reset();
@@ -183,10 +208,10 @@ uint32_t shared_address(const void* pointer) {
 }
 
 uint8_t* shared_memory_of(uint32_t rank, uint32_t address, uint32_t bytes) {
-  Machine& m = machine();
-  if (rank >= m.blocks.size()) fail("a CTA that the cluster does not have");
-  if (address + uint64_t{bytes} > m.shared_bytes) fail("an access beyond shared memory");
-  return m.blocks[rank]->shared + address;
+  const std::vector<Block*>& blocks = current().block->cluster->blocks;
+  if (rank >= blocks.size()) fail("a CTA that the cluster does not have");
+  if (address + uint64_t{bytes} > machine().shared_bytes) fail("an access beyond shared memory");
+  return blocks[rank]->shared + address;
 }
 
 uint8_t* shared_memory(uint32_t address, uint32_t bytes) {

@@ -12,8 +12,8 @@
 // Not emulated: time, races between two accesses without a wait between them that happen to come
 // in the right order, proxies and their fences, the rounding of wgmma's sums, changes to wgmma's
 // operands in registers while it runs, groups of stores, CTAs of a grid that wait for each other
-// without a cluster. Static shared memory is not noise at the start, as dynamic is: it holds what
-// the previous CTA has left.
+// without a cluster, unless the launch is cooperative. Static shared memory is not noise at the
+// start, as dynamic is: it holds what the previous CTA has left.
 #pragma once
 
 #include <cstdint>
@@ -85,6 +85,14 @@ uint16_t own_rank();  // As a mask.
 // A store of this thread, done when it waits for its stores, or ends.
 void store_async(std::function<void()> store);
 void wait_for_stores();
+
+// A relaxed store that other CTAs see, done at a random time up to this thread's next fence, in the
+// thread's order.
+void store_relaxed(std::function<void()> store);
+void fence();
+// Before each load of memory that another CTA may change: a thread that polls lets others go on.
+void spin();
+uint64_t time_ns();
 
 // A warpgroup's instruction: `multiply` makes the sums of this thread, `count` at `sums`, which are
 // NaN from now on until it is done.

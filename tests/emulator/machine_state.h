@@ -69,9 +69,17 @@ struct Fiber {
   std::optional<uint64_t> cluster_arrival;  // The cluster barrier's generation, until the wait.
 };
 
+// CTAs that share a barrier and each other's shared memory.
+struct Cluster {
+  Barrier barrier;
+  int alive = 0;  // Threads.
+  std::vector<Block*> blocks;
+};
+
 struct Block {
   uint3 index{};
   int rank = 0;
+  Cluster* cluster = nullptr;
   uint8_t* shared = nullptr;
   std::vector<uint8_t> memory;
   int alive = 0;
@@ -97,14 +105,13 @@ static_assert(sizeof(PhaseBarrier) == 8);
 struct Machine {
   ucontext_t scheduler{};
   Fiber* current = nullptr;
-  std::vector<std::unique_ptr<Block>> blocks;  // CTAs of the cluster that runs.
+  std::vector<std::unique_ptr<Block>> blocks;  // CTAs that run: a cluster, or a cooperative grid.
+  std::deque<Cluster> clusters;
   std::vector<Fiber> fibers;
   std::vector<void*> stacks;
   size_t shared_bytes = 0;
   const std::function<void()>* body = nullptr;
   std::vector<std::function<void()>> copies;  // To barriers, in no order.
-  Barrier cluster;
-  int alive = 0;
   bool is_late = false;
   bool is_programmatic = false;  // The launch.
   uint64_t round = 0;            // Steps of all threads.

@@ -1,6 +1,6 @@
 // The part of CUDA's runtime that the library and its tests call, for one emulated GPU of compute
-// capability 9.0. Streams are in order with everything: a call has done its work when it returns,
-// unless its stream is being captured.
+// capability 9.0 whose memory other processes cannot reach. Streams are in order with everything: a
+// call has done its work when it returns, unless its stream is being captured.
 #include "emulator/runtime.h"
 
 #include <algorithm>
@@ -172,6 +172,10 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) { return allocate(data, bytes); }
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned /*flags*/) {
+  return allocate(data, bytes);
+}
+cudaError_t cudaFreeHost(void* data) { return release(data); }
 cudaError_t cudaFree(void* data) { return release(data); }
 cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
   if (capture_of(stream) != nullptr) return result(cudaErrorStreamCaptureUnsupported);
@@ -197,6 +201,28 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
     return cudaSuccess;
   });
 }
+
+cudaError_t cudaDeviceGetPCIBusId(char* bus_id, int length, int /*device*/) {
+  std::strncpy(bus_id, "0000:00:00.0", static_cast<size_t>(length));
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* /*bus_id*/) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* /*can_access*/, int /*device*/, int /*peer*/) {
+  return result(cudaErrorInvalidDevice);
+}
+cudaError_t cudaDeviceGetP2PAttribute(int* /*value*/, cudaDeviceP2PAttr, int /*from*/, int /*to*/) {
+  return result(cudaErrorInvalidDevice);
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* /*handle*/, void* /*data*/) {
+  return result(cudaErrorNotSupported);
+}
+cudaError_t cudaIpcOpenMemHandle(void** /*data*/, cudaIpcMemHandle_t, unsigned /*flags*/) {
+  return result(cudaErrorNotSupported);
+}
+cudaError_t cudaIpcCloseMemHandle(void* /*data*/) { return result(cudaErrorNotSupported); }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   *stream = reinterpret_cast<cudaStream_t>(new Stream);

@@ -24,7 +24,6 @@ constexpr size_t kSharedAlignment = 1024;
 
 // A thread that has ended holds up no barrier.
 void leave(Fiber& fiber) {
-  Machine& m = machine();
   Block& block = *fiber.block;
   const auto warp = static_cast<size_t>(fiber.number / 32);
   block.alive_lanes[warp] &= ~(1U << fiber.number % 32);
@@ -32,17 +31,18 @@ void leave(Fiber& fiber) {
     finish_exchange(exchange, mask, block.alive_lanes[warp]);
   }
   --block.alive;
-  --m.alive;
+  Cluster& cluster = *block.cluster;
+  --cluster.alive;
   Barrier& all = block.named[0];
   if (all.arrived > 0 && all.arrived == block.alive) {
     --all.arrived;
     arrive_at(all, block.alive);
   }
   // Its own arrival would stand for one of those that are left.
-  if (fiber.cluster_arrival == m.cluster.generation) --m.cluster.arrived;
-  if (m.cluster.arrived > 0 && m.cluster.arrived == m.alive) {
-    --m.cluster.arrived;
-    arrive_at(m.cluster, m.alive);
+  if (fiber.cluster_arrival == cluster.barrier.generation) --cluster.barrier.arrived;
+  if (cluster.barrier.arrived > 0 && cluster.barrier.arrived == cluster.alive) {
+    --cluster.barrier.arrived;
+    arrive_at(cluster.barrier, cluster.alive);
   }
 }
 
@@ -153,8 +153,8 @@ std::string deadlock() {
   return text.str();
 }
 
-// Runs the CTAs of a cluster to their end.
-void run_cluster() {
+// Runs all CTAs that are there to their end.
+void run_resident_blocks() {
   Machine& m = machine();
   size_t at = 0;
   size_t ended = 0;
@@ -193,19 +193,25 @@ void run_cluster() {
   }
 }
 
-void run_blocks(uint3 first, unsigned cluster_ctas) {
+// Runs `ctas` CTAs at once, in clusters.
+void run_blocks(uint3 first, unsigned cluster_ctas, unsigned ctas) {
   Machine& m = machine();
   m.blocks.clear();
+  m.clusters.clear();
   m.fibers.clear();
   m.copies.clear();
-  m.cluster = {};
   const size_t threads = static_cast<size_t>(blockDim.x) * blockDim.y * blockDim.z;
-  m.fibers.reserve(threads * cluster_ctas);
-  for (unsigned rank = 0; rank < cluster_ctas; ++rank) {
-    m.blocks.push_back(make_block({first.x + rank, first.y, first.z}, static_cast<int>(rank)));
-    make_fibers(*m.blocks.back());
+  m.fibers.reserve(threads * ctas);
+  for (unsigned i = 0; i < ctas; ++i) {
+    const unsigned rank = i % cluster_ctas;
+    if (rank == 0) m.clusters.emplace_back();
+    m.blocks.push_back(make_block({first.x + i, first.y, first.z}, static_cast<int>(rank)));
+    Block& block = *m.blocks.back();
+    block.cluster = &m.clusters.back();
+    make_fibers(block);
+    block.cluster->blocks.push_back(&block);
+    block.cluster->alive += block.alive;
   }
-  m.alive = static_cast<int>(m.fibers.size());
   for (Fiber& fiber : m.fibers) {
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack;
@@ -214,7 +220,7 @@ void run_blocks(uint3 first, unsigned cluster_ctas) {
     makecontext(&fiber.context, run_fiber, 0);
   }
   try {
-    run_cluster();
+    run_resident_blocks();
   } catch (
       const std::exception& error) {  // An exception of a copy; a thread's own end in run_fiber().
     m.failure = error.what();
@@ -230,12 +236,19 @@ unsigned cluster_blocks_of(const cudaLaunchConfig_t& config) {
   return 1;
 }
 
-bool is_programmatic(const cudaLaunchConfig_t& config) {
+bool has_attribute(const cudaLaunchConfig_t& config, cudaLaunchAttributeID id) {
   for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) return true;
+    if (config.attrs[i].id == id) return true;
   }
   return false;
 }
+
+// A launch asks for these beside its extents.
+struct LaunchStyle {
+  unsigned cluster = 1;
+  bool is_programmatic = false;
+  bool is_cooperative = false;
+};
 
 // As the launch of a GPU judges it.
 bool can_launch(const cudaLaunchConfig_t& config, unsigned cluster) {
@@ -249,7 +262,7 @@ unsigned seed() {
   return text == nullptr ? 0 : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
 }
 
-cudaError_t run_grid(const cudaLaunchConfig_t& config, unsigned cluster, bool is_programmatic,
+cudaError_t run_grid(const cudaLaunchConfig_t& config, const LaunchStyle& style,
                      const std::function<void()>& body) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -262,12 +275,13 @@ cudaError_t run_grid(const cudaLaunchConfig_t& config, unsigned cluster, bool is
   m.shared_bytes = config.dynamicSmemBytes;
   m.body = &body;
   m.failure.clear();
-  m.is_programmatic = is_programmatic;
-  if (!can_launch(config, cluster)) return cudaErrorInvalidConfiguration;
+  m.is_programmatic = style.is_programmatic;
+  if (!can_launch(config, style.cluster)) return cudaErrorInvalidConfiguration;
+  const unsigned at_once = style.is_cooperative ? gridDim.x : style.cluster;
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
-      for (unsigned x = 0; x < gridDim.x && m.failure.empty(); x += cluster) {
-        run_blocks({x, y, z}, cluster);
+      for (unsigned x = 0; x < gridDim.x && m.failure.empty(); x += at_once) {
+        run_blocks({x, y, z}, style.cluster, at_once);
       }
     }
   }
@@ -282,11 +296,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
                    std::function<void()> body) {
   if (config.dynamicSmemBytes > shared_bytes_of(kernel)) return refuse_launch();
   // The attributes are those of the caller and may be gone when the kernel runs.
-  const unsigned cluster = cluster_blocks_of(config);
-  const bool programmatic = is_programmatic(config);
-  return queue(config.stream, [config, cluster, programmatic, body] {
-    return run_grid(config, cluster, programmatic, body);
-  });
+  const LaunchStyle style{
+      .cluster = cluster_blocks_of(config),
+      .is_programmatic = has_attribute(config, cudaLaunchAttributeProgrammaticStreamSerialization),
+      .is_cooperative = has_attribute(config, cudaLaunchAttributeCooperative)};
+  return queue(config.stream, [config, style, body] { return run_grid(config, style, body); });
 }
 
 }  // namespace emulator

@@ -159,6 +159,47 @@ SIGNATURES |= {
 SIGNATURES["autotune"] = "tune_mode=True, cache=None, tuning_buckets=None, round_up=None, " \
     "skip_ops=None"  # fmt: skip
 
+# The all-reduce is that of version 0.7.2.
+_COMM_ROWS = "residual_in, residual_out, norm_out, quant_out, scale_out"
+_SHARED = "world_size, world_rank, token_num, hidden_dim, workspace_ptrs, launch_with_pdl"
+SIGNATURES |= {
+    "create_allreduce_fusion_workspace": "backend='auto', world_size=None, rank=None, "
+    "max_token_num=None, hidden_dim=None, dtype=None, gpus_per_node=None, comm_backend=None, "
+    "force_oneshot_support=False, group=None, *, top_k=None, rms_eps=None, weight_bias=None, "
+    "routed_scaling_factor=None, include_shared_expert=None, add_residual=None, "
+    "write_residual_output=None, apply_rms_norm=None, output_dtype=None, dynamic_fp8=None, "
+    "write_norm_output=None, config=None",
+    "allreduce_fusion": "input, workspace, pattern, launch_with_pdl=False, "
+    "trigger_completion_at_end=True, output=None, residual_out=None, norm_out=None, "
+    "quant_out=None, scale_out=None, residual_in=None, rms_gamma=None, rms_eps=1e-6, "
+    "scale_factor=None, layout_code=None, use_oneshot=None, fp32_acc=False, "
+    "moe_reduction_device_num_experts=None, moe_reduction_scale_input=None, "
+    "moe_reduction_active_experts_token_input=None, moe_reduction_token_input=None, "
+    "expanded_idx_to_permuted_idx=None, expert_scale_factor=None, shared_expert_output=None, "
+    "block_quant_group_size=None, weight_bias=0.0, *, moe_finalize_backend='trtllm'",
+    "trtllm_allreduce_fusion": f"allreduce_in, {_SHARED}, trigger_completion_at_end, fp32_acc, "
+    f"pattern_code, use_oneshot, allreduce_out, {_COMM_ROWS}, rms_gamma, rms_eps, scale_factor, "
+    "layout_code, metadata=None, block_quant_group_size=None, weight_bias=None",
+    "trtllm_create_ipc_workspace_for_all_reduce_fusion": "tp_rank, tp_size, max_token_num, "
+    "hidden_dim, use_fp32_lamport=False, group=None, create_metadata=False, comm_backend=None, "
+    "use_symm_dev_mem=False",
+    "trtllm_destroy_ipc_workspace_for_all_reduce_fusion": "workspace, group=None",
+    "trtllm_moe_allreduce_fusion": f"{_SHARED}, residual_in, rms_gamma, rms_eps, scale_factor, "
+    "moe_reduction_device_num_experts, moe_reduction_scale_input, "
+    "moe_reduction_active_experts_token_input, moe_reduction_token_input, layout_code, "
+    "moe_allreduce_out, residual_out, norm_out, quant_out, scale_out, weight_bias=None, *, "
+    "backend='trtllm'",
+    "trtllm_moe_finalize_allreduce_fusion": "allreduce_in, residual_in, norm_weight, "
+    "expanded_idx_to_permuted_idx, norm_out, residual_out, quant_out, scale_out, workspace_ptrs, "
+    "launch_with_pdl, world_rank, world_size, eps, shared_expert_output, expert_scale_factor, "
+    "routed_scaling_factor, weight_bias=None, *, backend='trtllm'",
+    "compute_fp4_swizzled_layout_sf_size": "total_row, total_column",
+}
+COMM_ADDED = {"create_allreduce_fusion_workspace": ["device"],
+              "trtllm_create_ipc_workspace_for_all_reduce_fusion": ["device"],
+              "trtllm_moe_finalize_allreduce_fusion": ["scale_factor"]}  # fmt: skip
+ADDED |= COMM_ADDED
+
 ENUMERATIONS = {
     "RoutingMethodType": "Default Renormalize DeepSeekV3 Llama4 RenormalizeNaive TopK "
     "SigmoidRenorm MiniMax2 Sigmoid TopKSigmoid Unspecified",
@@ -167,6 +208,13 @@ ENUMERATIONS = {
     "Situ InvalidType",
     "WeightLayout": "MajorK MajorMn BlockMajorK",
     "Fp8QuantizationType": "NoneFp8 DeepSeekFp8 MxFp8 PerTensorFp8",
+    "AllReduceFusionPattern": "kAllReduce kARResidualRMSNorm kARResidualRMSNormFP8Quant "
+    "kARResidualRMSNormFP4Quant kARResidualRMSNormOutFP8Quant kARResidualRMSNormOutFP4Quant "
+    "kMoEReductionARResidualRMSNorm kMoEFinalizeARResidualRMSNorm "
+    "kARResidualRMSNormPerTokenGroupFP8PackedQuant "
+    "kARResidualRMSNormOutPerTokenGroupFP8PackedQuant kARResidualRMSNormDynamicFP8Quant "
+    "kARResidualRMSNormOutDynamicFP8Quant kMoEFinalizeARResidualRMSNormFP8Quant",
+    "QuantizationSFLayout": "SWIZZLED_128x4 SWIZZLED_8x4 LINEAR",
     "SfLayout": "layout_128x4 layout_8x4 layout_linear",
 }
 
@@ -175,7 +223,7 @@ def spelled(name: str) -> list[str]:
     """Arguments of a function as the list above spells them, without those of its own."""
     words: list[str] = []
     for parameter in inspect.signature(getattr(fi, name)).parameters.values():
-        if parameter.name in MODE + CHOICE:
+        if parameter.name in MODE + CHOICE + COMM_ADDED.get(name, []):
             assert parameter.kind == parameter.KEYWORD_ONLY and parameter.default is None
             continue
         if parameter.kind == parameter.KEYWORD_ONLY and "*" not in words:
@@ -201,7 +249,7 @@ def test_signatures(name: str) -> None:
 def test_added_keywords(name: str) -> None:
     """Quantizers have them, other functions have none."""
     found = [word for word in inspect.signature(getattr(fi, name)).parameters
-             if word in MODE + CHOICE]  # fmt: skip
+             if word in MODE + CHOICE + COMM_ADDED.get(name, [])]  # fmt: skip
     assert found == ADDED.get(name, [])
 
 

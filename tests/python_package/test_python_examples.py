@@ -1,6 +1,6 @@
 """The programs of examples/python run, from another folder, and print what they promise.
 
-With NumPy alone, as in an environment that `pip install .` made, but for torch_compile.py.
+With NumPy alone, as in an environment that `pip install .` made, but for those that need torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = ("ml_dtypes", "safetensors", "matplotlib", "torch")
+WITH_TORCH = ("tensor_parallel_layer.py", "torch_compile.py")
 MODEL = str(ROOT / "models" / "tiny-moe")
 
 
@@ -38,7 +39,7 @@ def test_documented_commands(tmp_path: Path) -> None:
     assert {name for name, _ in commands} == {path.name for path in
                                               (ROOT / "examples/python").glob("*.py")}  # fmt: skip
     for name, arguments in commands:
-        if name != "torch_compile.py":
+        if name not in WITH_TORCH:
             run(name, tmp_path, *arguments.split())
 
 
@@ -77,3 +78,15 @@ def test_torch_compile(tmp_path: Path) -> None:
     text = run("torch_compile.py", tmp_path, MODEL, without=())
     assert float(re.search(r"eager: (\S+)", text)[1]) < 1e-4
     assert float(re.search(r"([\d.]+) dB", text)[1]) > 25
+
+
+def test_tensor_parallel_layer(tmp_path: Path) -> None:
+    """Two processes agree, and are near to one."""
+    pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
+    program = ROOT / "examples" / "python" / "tensor_parallel_layer.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False,
+                          cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": True") == 3 and "False" not in done.stdout
+    errors = [float(word) for word in re.findall(r"^  \S.* ([\d.]+)$", done.stdout, re.M)]
+    assert 0 < errors[0] < 0.01 < errors[1] < 0.05 < errors[2] < 0.15

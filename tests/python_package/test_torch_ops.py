@@ -98,7 +98,9 @@ def opcheck_cases(device: str = "cpu") -> dict[str, tuple]:
     fresh = dict(zip(names, (part.clone() for part in parts), strict=True))
     wide, weight = torch.cat([X, X], 1), X[0].clone()
     module = nft.Moe(small_layer(device))
-    opcheck_cases.keep = module
+    ranks = nft.AllReduce(workspace=nf.AllReduce.local(1, dtype="float32", device=device)[0])
+    opcheck_cases.keep = module, ranks
+    plain = ("none", "linear", None, "float32", "exact", "auto", "at_end", 1e-6, 0.0, 1.0, False)
     logits = torch.randn(6, 4)
     cases = {
         "quantize": ((X, "nvfp4"), {"encode_scale": torch.tensor([300.0])}),
@@ -119,6 +121,11 @@ def opcheck_cases(device: str = "cpu") -> dict[str, tuple]:
         "smooth_quantize_out": ((X, weight, "nvfp4"), fresh),
         "route_out": ((logits, None, 2, "renormalize", 1, 1, 1.0,
                        torch.empty(6, 2, dtype=torch.int32), torch.empty(6, 2)), {}),
+        "allreduce_out": ((ranks._handle.number, torch.zeros(1, dtype=torch.int32), "mxfp4", *plain),
+                          {"input": X.float(), "residual": X.float(), "gamma": X[0].float(),
+                           "residual_out": torch.empty(6, 128),
+                           "values": torch.empty(6, 64, dtype=torch.uint8),
+                           "scales": torch.empty(6, 4, dtype=torch.uint8)}),
         **more_cases(),
         **{name: ((*given, *map(torch.empty_like, made)), {})
            for name, (given, made) in out_cases().items()},

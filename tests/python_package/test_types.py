@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_python_examples import WITH_TORCH
 from test_wheel import why_not
 
 import narrowfloat as nf
@@ -57,7 +58,7 @@ def test_the_package(cache: Path) -> None:
 def test_programs(cache: Path) -> None:
     """The examples and a benchmark are as strictly typed."""
     assert len(PROGRAMS) >= 5
-    known = [path for path in PROGRAMS if HAS_TORCH or path.stem != "torch_compile"]
+    known = [path for path in PROGRAMS if HAS_TORCH or path.name not in WITH_TORCH]
     assert mypy(cache, *known) == []
 
 

@@ -76,7 +76,10 @@ __global__ void compare_words_kernel(const uint4* a, const uint4* b, int64_t cou
 struct TrafficParams {
   const uint4* from;
   uint4* to;
-  int64_t reads;  // Words of 16 bytes, in all and of a CTA.
+  uint4* exchange;
+  int64_t from_words;  // Words of 16 bytes that come from `from`, the others from `exchange`.
+  int64_t to_words;
+  int64_t reads;  // In all and of a CTA.
   int64_t writes;
   int reads_per_cta;
   int writes_per_cta;
@@ -91,7 +94,11 @@ __global__ void move_words_kernel(TrafficParams params) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-    words[i] = at < reads ? params.from[read_begin + at] : make_uint4(0, 0, 0, 0);
+    const int64_t word = read_begin + at;
+    const uint4* const from = word < params.from_words
+                                  ? params.from + word
+                                  : params.exchange + (word - params.from_words);
+    words[i] = at < reads ? *from : make_uint4(0, 0, 0, 0);
   }
   cudaTriggerProgrammaticLaunchCompletion();
   uint4 sum = words[0];
@@ -106,7 +113,10 @@ __global__ void move_words_kernel(TrafficParams params) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-    if (at < writes) params.to[write_begin + at] = sum;
+    const int64_t word = write_begin + at;
+    uint4* const to =
+        word < params.to_words ? params.to + word : params.exchange + (word - params.to_words);
+    if (at < writes) *to = sum;
   }
   // The loads must stay even if nothing is written. Random data never has this value.
   if (params.writes == 0 && sum.x == 0x6E66 && sum.y == 0x6E66 && sum.z == 0x6E66) *params.to = sum;
@@ -189,10 +199,15 @@ void queue_traffic_kernel(const Traffic& traffic, const TrafficShape& shape, Str
   const auto words = [](uint64_t size_bytes) {
     return static_cast<int64_t>((size_bytes + sizeof(uint4) - 1) / sizeof(uint4));
   };
+  const int64_t from_words = words(traffic.read_bytes);
+  const int64_t to_words = words(traffic.write_bytes);
   TrafficParams params{.from = reinterpret_cast<const uint4*>(traffic.from),
                        .to = reinterpret_cast<uint4*>(traffic.to),
-                       .reads = words(traffic.read_bytes),
-                       .writes = words(traffic.write_bytes),
+                       .exchange = reinterpret_cast<uint4*>(traffic.exchange),
+                       .from_words = from_words,
+                       .to_words = to_words,
+                       .reads = from_words + words(traffic.exchange_read_bytes),
+                       .writes = to_words + words(traffic.exchange_write_bytes),
                        .reads_per_cta = 0,
                        .writes_per_cta = 0};
   const int64_t most = std::max({params.reads, params.writes, int64_t{1}});
@@ -387,7 +402,8 @@ class CudaMachine : public Machine {
   [[nodiscard]] std::vector<TrafficShape> traffic_shapes(const Traffic& traffic) const override {
     constexpr uint64_t kSmallBytes = 1U << 20U;
     constexpr uint64_t kLargeBytes = 64U << 20U;
-    const uint64_t size_bytes = traffic.read_bytes + traffic.write_bytes;
+    const uint64_t size_bytes = traffic.read_bytes + traffic.write_bytes +
+                                traffic.exchange_read_bytes + traffic.exchange_write_bytes;
     if (size_bytes < kSmallBytes) return {{128, 1}, {256, 1}};
     if (size_bytes < kLargeBytes) return {{128, 1}, {256, 1}, {256, 2}};
     return {{256, 2}, {256, 4}, {512, 2}};

@@ -122,6 +122,12 @@ class HostMachine : public Machine {
     in_chunks(traffic.read_bytes - both, [&](uint64_t begin, uint64_t size) {
       checksum_ ^= checksum(traffic.from + both + begin, size);
     });
+    in_chunks(traffic.exchange_write_bytes, [&](uint64_t begin, uint64_t size) {
+      std::memset(traffic.exchange + begin, 1, size);
+    });
+    in_chunks(traffic.exchange_read_bytes, [&](uint64_t begin, uint64_t size) {
+      checksum_ ^= checksum(traffic.exchange + begin, size);
+    });
   }
   void queue_copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                   Stream /*stream*/) override {

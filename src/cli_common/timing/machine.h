@@ -45,6 +45,11 @@ struct Traffic {
   uint64_t read_bytes = 0;
   std::byte* to = nullptr;
   uint64_t write_bytes = 0;
+  // Moved besides, in memory that stays in place from call to call: what a call stores and loads
+  // again.
+  std::byte* exchange = nullptr;
+  uint64_t exchange_read_bytes = 0;
+  uint64_t exchange_write_bytes = 0;
 };
 
 // The work of a CTA of a kernel that moves traffic.

@@ -1,6 +1,7 @@
 // See device_memory.h.
 #include "runtime/cuda/device_memory.h"
 
+#include <cstring>
 #include <cuda_runtime_api.h>
 
 #include "base/throw_error.h"
@@ -27,6 +28,16 @@ std::shared_ptr<uint8_t> allocate_device_memory(Device device, int64_t size_byte
   check_cuda(status, "cudaMalloc");
   // Failures are ignored: a process that ends may have lost its device before its layers.
   return {static_cast<uint8_t*>(data), [](uint8_t* memory) { cudaFree(memory); }};
+}
+
+std::shared_ptr<uint8_t> allocate_mapped_memory(Device device, int64_t size_bytes) {
+  const CudaDeviceScope scope(device);
+  void* data = nullptr;
+  const auto size = static_cast<size_t>(size_bytes);
+  check_cuda(cudaHostAlloc(&data, size, cudaHostAllocMapped | cudaHostAllocPortable),
+             "cudaHostAlloc");
+  std::memset(data, 0, size);
+  return {static_cast<uint8_t*>(data), [](uint8_t* memory) { cudaFreeHost(memory); }};
 }
 
 void copy_on_device(void* to, const void* from, int64_t size_bytes, Device device, Stream stream) {

@@ -13,6 +13,10 @@ namespace narrowfloat {
 // for 0 bytes. Throws kDevice where there is not enough.
 std::shared_ptr<uint8_t> allocate_device_memory(Device device, int64_t size_bytes);
 
+// Allocates zeroed memory of the host that the device writes to at the same address. Throws
+// kDevice.
+std::shared_ptr<uint8_t> allocate_mapped_memory(Device device, int64_t size_bytes);
+
 // Copies in stream order, on one device.
 void copy_on_device(void* to, const void* from, int64_t size_bytes, Device device, Stream stream);
 // Both copy after the work that was queued on `stream`, and wait for the copy.

@@ -21,8 +21,9 @@ namespace narrowfloat {
 struct LaunchShape {
   dim3 ctas;
   dim3 threads;
-  size_t shared_bytes = 0;    // Dynamic shared memory.
-  unsigned cluster_ctas = 1;  // CTAs of a cluster; ctas.x is a multiple of it.
+  size_t shared_bytes = 0;      // Dynamic shared memory.
+  unsigned cluster_ctas = 1;    // CTAs of a cluster; ctas.x is a multiple of it.
+  bool is_cooperative = false;  // All CTAs are resident at once, or the launch fails.
 };
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
@@ -32,7 +33,7 @@ template <typename... Params>
 void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
             const std::type_identity_t<Params>&... args) {
   if (shape.ctas.x == 0 || shape.ctas.y == 0 || shape.ctas.z == 0) return;
-  std::array<cudaLaunchAttribute, 2> attributes{};
+  std::array<cudaLaunchAttribute, 3> attributes{};
   unsigned num_attributes = 0;
   if (stream.programmatic_launch) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
@@ -43,6 +44,11 @@ void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {shape.cluster_ctas, 1, 1};
+  }
+  if (shape.is_cooperative) {
+    cudaLaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.ctas;

@@ -1,30 +1,14 @@
-// The driver encodes tensor maps. Its function is looked up by name, so that programs need not link
-// a library that machines without a GPU do not have.
+// The driver encodes tensor maps (driver_function.h).
 #include "runtime/cuda/tensor_map.h"
 
 #include <cstring>
 #include <cuda.h>
-#include <cuda_runtime.h>
 
 #include "base/throw_error.h"
-#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver_function.h"
 
 namespace narrowfloat {
 namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                              cudaEnableDefault, &found),
-             "cudaGetDriverEntryPointByVersion");
-  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-    throw_error(ErrorKind::kDevice, "the CUDA driver has no cuTensorMapEncodeTiled");
-  }
-  return reinterpret_cast<Encode>(function);
-}
 
 CUtensorMapDataType type_of(int element_bytes) {
   if (element_bytes == 4) return CU_TENSOR_MAP_DATA_TYPE_UINT32;
@@ -34,7 +18,8 @@ CUtensorMapDataType type_of(int element_bytes) {
 }  // namespace
 
 TensorMap make_tensor_map(const TensorMapLayout& layout) {
-  static const Encode encode = find_encode();
+  static const auto kEncode =
+      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   std::array<cuuint64_t, 3> extents{};
   std::array<cuuint64_t, 2> strides{};
   std::array<cuuint32_t, 3> box{};
@@ -46,11 +31,11 @@ TensorMap make_tensor_map(const TensorMapLayout& layout) {
   }
   CUtensorMap map;
   const CUresult status =
-      encode(&map, type_of(layout.element_bytes), static_cast<cuuint32_t>(layout.dimensions),
-             const_cast<void*>(layout.data), extents.data(), strides.data(), box.data(),
-             steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-             layout.is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      kEncode(&map, type_of(layout.element_bytes), static_cast<cuuint32_t>(layout.dimensions),
+              const_cast<void*>(layout.data), extents.data(), strides.data(), box.data(),
+              steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+              layout.is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw_error(ErrorKind::kDevice, "cuTensorMapEncodeTiled: CUDA error {}",
                 static_cast<int>(status));

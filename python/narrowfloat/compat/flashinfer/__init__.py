@@ -1,12 +1,13 @@
-"""FlashInfer's quantization and Mixture-of-Experts functions, on narrowfloat.
+"""FlashInfer's quantization, Mixture-of-Experts and all-reduce functions, on narrowfloat.
 
     import narrowfloat.compat.flashinfer as flashinfer
 
-Names, argument order, defaults, shapes and types are FlashInfer 0.6.18's; tensors are torch's or
-NumPy's, on the CPU or on a Hopper GPU. Arrays of other libraries are taken through DLPack: they
-count as NumPy's, on a GPU as torch's, which must be imported there. docs/python.md has a table of
-what is the same to the bit, what within a tolerance, and what is not offered. Arguments that are
-not offered raise NotImplementedError with their name.
+Names, argument order, defaults, shapes and types are FlashInfer 0.6.18's, of the all-reduce 0.7.2's
+(its module `comm` is one here, too); tensors are torch's or NumPy's, on the CPU or on a Hopper GPU.
+Arrays of other libraries are taken through DLPack: they count as NumPy's, on a GPU as torch's,
+which must be imported there. docs/python.md has a table of what is the same to the bit, what within
+a tolerance, and what is not offered. Arguments that are not offered raise NotImplementedError with
+their name.
 """
 
 from narrowfloat.compat.flashinfer._bits import packbits, segment_packbits
@@ -85,20 +86,39 @@ from narrowfloat.compat.flashinfer._routing import (
 )
 from narrowfloat.compat.flashinfer._tuning import autotune
 from narrowfloat.compat.flashinfer._workspace import cutlass_fused_moe_workspace_size
+from narrowfloat.compat.flashinfer.comm import (
+    AllReduceFusionPattern,
+    AllReduceFusionWorkspace,
+    QuantizationSFLayout,
+    allreduce_fusion,
+    compute_fp4_swizzled_layout_sf_size,
+    create_allreduce_fusion_workspace,
+    trtllm_allreduce_fusion,
+    trtllm_create_ipc_workspace_for_all_reduce_fusion,
+    trtllm_destroy_ipc_workspace_for_all_reduce_fusion,
+    trtllm_moe_allreduce_fusion,
+    trtllm_moe_finalize_allreduce_fusion,
+)
 
 __all__ = [
     "ActivationType",
+    "AllReduceFusionPattern",
+    "AllReduceFusionWorkspace",
     "Fp8QuantizationType",
+    "QuantizationSFLayout",
     "RoutingInputMode",
     "RoutingMethodType",
     "RoutingResult",
     "SfLayout",
     "WeightLayout",
     "add_rmsnorm_fp4quant",
+    "allreduce_fusion",
     "autotune",
     "block_scale_interleave",
     "clear_prepared_cache",
+    "compute_fp4_swizzled_layout_sf_size",
     "convert_to_block_layout",
+    "create_allreduce_fusion_workspace",
     "cutlass_fused_moe",
     "cutlass_fused_moe_workspace_size",
     "e2m1_and_ufp8sf_scale_to_float",
@@ -134,8 +154,11 @@ __all__ = [
     "shuffle_matrix_sf_a",
     "silu_and_mul_nvfp4_quantize",
     "silu_and_mul_scaled_nvfp4_experts_quantize",
+    "trtllm_allreduce_fusion",
     "trtllm_bf16_moe",
     "trtllm_bf16_routed_moe",
+    "trtllm_create_ipc_workspace_for_all_reduce_fusion",
+    "trtllm_destroy_ipc_workspace_for_all_reduce_fusion",
     "trtllm_fp4_block_scale_moe",
     "trtllm_fp4_block_scale_routed_moe",
     "trtllm_fp8_block_scale_moe",
@@ -143,6 +166,8 @@ __all__ = [
     "trtllm_fp8_per_tensor_scale_moe",
     "trtllm_fp8_per_tensor_scale_routed_moe",
     "trtllm_gen_routing",
+    "trtllm_moe_allreduce_fusion",
+    "trtllm_moe_finalize_allreduce_fusion",
     "trtllm_mxint4_block_scale_moe",
     "trtllm_mxint4_block_scale_routed_moe",
     "undo_block_scale_interleave",

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "device/group_scale.cuh"
-#include "ops/quantize/sm90/encode_run.cuh"
+#include "device/encode_block.cuh"
 
 namespace narrowfloat {
 

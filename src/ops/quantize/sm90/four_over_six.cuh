@@ -14,7 +14,7 @@
 
 #include "device/encode_e2m1.cuh"
 #include "formats/four_over_six.h"
-#include "ops/quantize/sm90/encode_run.cuh"
+#include "device/encode_block.cuh"
 
 namespace narrowfloat {
 

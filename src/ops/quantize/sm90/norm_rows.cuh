@@ -9,6 +9,7 @@
 
 #include "device/device_math.cuh"
 #include "device/elements.cuh"
+#include "device/norm_tree.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/reduce.cuh"
 #include "formats/rms_norm.h"
@@ -17,8 +18,7 @@
 
 namespace narrowfloat {
 
-// Subtrees of a row; each covers a warp's 32 runs of 16 elements.
-inline constexpr int kMaxNormSums = 1024;
+// Each of a row's subtrees covers a warp's 32 runs of 16 elements.
 inline constexpr int64_t kMaxNormCols = int64_t{kMaxNormSums} * kWarpSize * kRowRun;
 
 // The row (batch, row); flat_row = batch * rows + row.
@@ -116,30 +116,6 @@ __device__ inline float sum_of_squares(const Elements& h) {
     leaves[1] = fma_rn(h[8 + i], h[8 + i], leaves[1]);
   }
   return add_rn(leaves[0], leaves[1]);
-}
-
-// Sums the tree over one value per lane, starting with adjacent lanes. Every lane gets the sum.
-__device__ inline float warp_tree_sum(float value) {
-#pragma unroll
-  for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    value = add_rn(value, __shfl_xor_sync(kFullWarp, value, distance));
-  }
-  return value;
-}
-
-// Sums the tree over sums[0 .. count), at most kMaxNormSums. Every thread gets the sum.
-__device__ inline float tree_of_sums(const float* sums, int count) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  float value = warp_tree_sum(lane < count ? sums[lane] : 0.0F);
-  if (count <= kWarpSize) return value;
-#pragma unroll 1
-  for (int group = 1; group * kWarpSize < count; ++group) {
-    const int i = group * kWarpSize + lane;
-    const float sum = warp_tree_sum(i < count ? sums[i] : 0.0F);
-    if (lane == group) value = sum;
-  }
-  const int groups = (count + kWarpSize - 1) / kWarpSize;
-  return warp_tree_sum(lane < groups ? value : 0.0F);
 }
 
 }  // namespace narrowfloat

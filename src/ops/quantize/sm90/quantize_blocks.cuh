@@ -15,7 +15,7 @@
 
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/sm90/any_rows.cuh"
-#include "ops/quantize/sm90/encode_run.cuh"
+#include "device/encode_block.cuh"
 #include "ops/quantize/sm90/scale_stores.cuh"
 #include "runtime/cuda/launch.h"
 

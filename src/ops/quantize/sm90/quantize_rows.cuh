@@ -16,6 +16,7 @@
 // Bound by memory: NVFP4 from bf16 moves 2.56 bytes per element, a norm with residual 6.56.
 #pragma once
 
+#include "device/scale_row.cuh"
 #include "ops/quantize/sm90/any_rows.cuh"
 #include "ops/quantize/sm90/four_over_six.cuh"
 #include "ops/quantize/sm90/norm_rows.cuh"
@@ -234,53 +235,12 @@ __device__ inline void store_norm_output(const QuantizeParams& params, const Row
   }
 }
 
-// The locations of a row's scales: every layout stores scale `block` at
-//
-//   base + (block >> shift) * stride + (block & mask)
-//
-// where base, stride and so on are the same for the whole row.
-template <typename Stored>
-struct ScaleRow {
-  Stored* base;  // Null: there are no scales.
-  uint32_t shift;
-  uint32_t mask;
-  uint32_t stride;
-
-  __device__ Stored* place(uint32_t block) const {
-    return base + (size_t{block >> shift} * stride + (block & mask));
-  }
-};
-
+// The locations of the scales of row `row` of a batch.
 template <typename Stored>
 __device__ inline ScaleRow<Stored> scale_row_of(const ScaleTensors& tensors, uint32_t batch,
                                                 int64_t row) {
-  if (row < 0) return {nullptr, 0, 0, 0};
-  auto* base = reinterpret_cast<Stored*>(tensors.data + batch * tensors.tensor_bytes);
-  switch (tensors.layout) {
-    case ScaleLayoutId::kMnMajor:
-      return {base + row, 0, 0, static_cast<uint32_t>(MnMajorLayout::padded(tensors.extents).rows)};
-    case ScaleLayoutId::kSwizzled128x4:
-      return {base + Swizzled128x4Layout::offset(row, 0, tensors.extents), 2, 3, 512};
-    case ScaleLayoutId::kSwizzled8x4:
-      return {base + Swizzled8x4Layout::offset(row, 0, tensors.extents), 2, 3, 32};
-    case ScaleLayoutId::kLinear:
-      break;
-  }
-  return {base + LinearLayout::offset(row, 0, tensors.extents), 2, 3, 4};
-}
-
-// Stores a scale, and the zeros that pad the last four blocks of a swizzled row.
-template <typename Stored>
-__device__ inline void store_scale(const ScaleRow<Stored>& row, uint32_t num_blocks, uint32_t block,
-                                   Stored scale) {
-  if (row.base == nullptr) return;
-  Stored* place = row.place(block);
-  *place = scale;
-  constexpr uint32_t kLinearStride = 4;
-  if (block + 1 == num_blocks && row.mask != 0 && row.stride != kLinearStride) {
-#pragma unroll 1
-    for (uint32_t pad = 1; (block + pad) % 4 != 0; ++pad) place[pad] = Stored{0};
-  }
+  auto* tensor = reinterpret_cast<Stored*>(tensors.data + batch * tensors.tensor_bytes);
+  return scale_row_of(tensor, tensors.layout, tensors.extents, row);
 }
 
 // Parameters that all blocks of a row share.

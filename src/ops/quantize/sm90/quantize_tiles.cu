@@ -14,7 +14,7 @@
 //
 // Bound by memory: 3 bytes per element of bf16.
 #include "device/ptx/grid_dependency.cuh"
-#include "ops/quantize/sm90/encode_run.cuh"
+#include "device/encode_block.cuh"
 #include "ops/quantize/sm90/quantize_rows.cuh"
 #include "ops/quantize/sm90/quantize_rows.h"
 #include "ops/quantize/sm90/quantize_tiles.h"

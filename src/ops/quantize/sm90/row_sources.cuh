@@ -21,9 +21,6 @@
 
 namespace narrowfloat {
 
-// Block scales by the format's own rule, or by the rules for E4M3 input (spec 6.10).
-enum class ScaleRule : int { kFormat = 0, kE4m3Input = 1 };
-
 // A tensor of a 16-bit type, unchanged.
 template <class Half>
 struct PlainRows {

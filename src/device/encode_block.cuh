@@ -1,16 +1,20 @@
-// Encodes a thread's run of elements and its block's scale: the step that all CUDA quantizers
-// share. Lanes whose runs form a block are adjacent in a warp; all lanes of the warp take part.
+// Encodes a thread's run of elements and its block's scale: the step that all CUDA quantizers and
+// the epilogue of the all-reduce share. Lanes whose runs form a block are adjacent in a warp; all
+// lanes of the warp take part.
 #pragma once
 
+#include "device/device_math.cuh"
 #include "device/encode_e2m1.cuh"
 #include "device/reduce.cuh"
 #include "device/vector_io.cuh"
 #include "formats/block_codes.h"
 #include "formats/fp8_input.h"
 #include "formats/registry.h"
-#include "ops/quantize/sm90/row_sources.cuh"
 
 namespace narrowfloat {
+
+// Block scales by the format's own rule, or by the rules for E4M3 input (spec 6.10).
+enum class ScaleRule : int { kFormat = 0, kE4m3Input = 1 };
 
 // The mask of the group of `kLanes` adjacent lanes that contains this thread.
 template <int kLanes>

@@ -1,0 +1,52 @@
+// The rows that pad the scales of an all-reduce, which are written as zero (allreduce spec 4), in
+// words of four bytes: four byte scales of a swizzled row, one fp32 scale of an mn_major row, four
+// exponents of FP8 groups.
+#pragma once
+
+#include "comm/allreduce_args.h"
+#include "tensor/layouts/registry.h"
+
+namespace narrowfloat {
+
+struct ScalePadRows {
+  int64_t rows = 0;  // They follow the logical rows.
+  int64_t words_per_row = 0;
+};
+
+// The offset of word `column` of a row in scale_out, in words. `row` may be a pad row.
+NF_HOST_DEVICE constexpr int64_t scale_word_offset(const EpilogueArgs& args, int64_t row,
+                                                   int64_t column) {
+  if (args.quantization == AllReduceQuantization::kFp8GroupUe8m0) {
+    return column * round_up(args.tokens, int64_t{4}) + row;
+  }
+  if (args.quantization == AllReduceQuantization::kFp8Block1x128) {
+    return AllLayouts::offset(args.scale_layout, row, column, args.scale_extents);
+  }
+  return AllLayouts::offset(args.scale_layout, row, 4 * column, args.scale_extents) / 4;
+}
+
+NF_HOST_DEVICE constexpr ScalePadRows scale_pad_rows(const EpilogueArgs& args) {
+  const auto padding = [&](int64_t tile) { return round_up(args.tokens, tile) - args.tokens; };
+  const int64_t word_columns = ceil_div(args.scale_extents.blocks, int64_t{4});
+  switch (args.quantization) {
+    case AllReduceQuantization::kFp8GroupUe8m0:
+      return {padding(4), word_columns};
+    case AllReduceQuantization::kFp8Block1x128:
+      if (args.scale_layout != ScaleLayoutId::kMnMajor) return {};
+      return {padding(4), args.scale_extents.blocks};
+    case AllReduceQuantization::kNvfp4:
+    case AllReduceQuantization::kNvfp4PerToken:
+    case AllReduceQuantization::kMxfp8:
+    case AllReduceQuantization::kMxfp4:
+      if (args.scale_layout == ScaleLayoutId::kSwizzled128x4) return {padding(128), word_columns};
+      if (args.scale_layout == ScaleLayoutId::kSwizzled8x4) return {padding(8), word_columns};
+      return {};
+    case AllReduceQuantization::kNone:
+    case AllReduceQuantization::kFp8Tensor:
+    case AllReduceQuantization::kFp8Token:
+      return {};
+  }
+  return {};
+}
+
+}  // namespace narrowfloat

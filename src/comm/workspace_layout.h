@@ -1,0 +1,83 @@
+// Where the parts of an all-reduce workspace lie, and what they hold at the start (allreduce spec
+// 7). Everything is a pure function of the number of ranks and the capacities.
+//
+//   peer-visible region of a rank                        written by
+//   | abort cell, 128 bytes                              | any rank, once
+//   | barrier words, kBarrierRows rows of 128 bytes      | word s of a row: rank s
+//   | control words                                      | its own rank
+//   | one-shot: 3 buffers of `ranks` slots               | slot s: rank s
+//   | two-shot staging                                   | its own rank
+//   | two-shot result                                    | every rank, its token range
+//
+// At the start one-shot buffers hold sentinels, and everything before them is zero.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "narrowfloat/allreduce.h"
+
+namespace narrowfloat {
+
+inline constexpr int kMaxRanks = 8;
+inline constexpr int kBarrierRows = 1024;  // CTAs of a two-shot grid.
+inline constexpr int kOneShotBuffers = 3;
+inline constexpr int64_t kControlLine = 128;
+// Messages and slots are padded to this.
+inline constexpr int64_t kCellBytes = 16;
+
+struct PeerRegion {
+  int64_t abort = 0;
+  int64_t barriers = 0;
+  int64_t oneshot = 0;
+  int64_t slot_capacity = 0;  // Bytes of one slot; a buffer has `ranks` of them.
+  int64_t control = 0;        // LocalControl; no other rank touches it.
+  int64_t staging = 0;
+  int64_t result = 0;
+  int64_t size_bytes = 0;
+};
+
+// Throws kInvalidArgument for ranks outside 1 to 8, negative capacities and sizes beyond 2^62.
+PeerRegion peer_region(int ranks, const AllReduceCapacities& capacities);
+
+// Local control words of one protocol, on a line of its own.
+struct alignas(128) ProtocolControl {
+  uint32_t epoch = 0;        // Calls (one-shot) or barriers (two-shot) so far; wraps.
+  uint32_t ticket = 0;       // CTAs of the present call that have finished.
+  uint64_t clear_bytes = 0;  // One-shot: bytes of a buffer that the previous call used.
+};
+static_assert(sizeof(ProtocolControl) == kControlLine);
+
+struct LocalControl {
+  ProtocolControl oneshot;
+  ProtocolControl twoshot;
+  alignas(128) uint32_t fault_claim = 0;  // 1: a fault has been reported.
+};
+
+// The first thing that went wrong, in memory that the host sees. `kind` is written last.
+struct AllReduceFault {
+  enum Kind : uint32_t {
+    kNone = 0,
+    kOneShotWait = 1,
+    kBarrierWait = 2,
+    kAborted = 3,  // Another rank gave up.
+    kBadIndex = 4,
+  };
+  uint32_t kind = kNone;
+  uint32_t peer = 0;  // The rank that was waited for.
+  uint32_t epoch = 0;
+  uint32_t detail = 0;
+};
+
+// One rank's view of its group, as kernels and CPU ranks take it.
+struct RankMemory {
+  int32_t rank = 0;
+  int32_t ranks = 1;
+  uint8_t* regions[kMaxRanks] = {};  // Peer-visible regions, the own one included.
+  LocalControl* control = nullptr;
+  AllReduceFault* fault = nullptr;
+  PeerRegion layout;
+  uint64_t deadline_ns = 0;  // Bounds one wait; 0: nothing does.
+};
+
+}  // namespace narrowfloat

@@ -1,0 +1,122 @@
+// nccl_exact and nccl: NCCL moves the data, for every size, topology and number of ranks (allreduce
+// spec 11.4).
+//
+//   nccl_exact   ranges of tokens to their owners | sum in rank order | all-gather | epilogue
+//   nccl         ncclAllReduce                                                     | epilogue
+//
+// Ranges are of equal size here, the last one short, so that gathering them gives whole rows in
+// order. The addends of MoE patterns are computed into scratch memory first.
+#include <array>
+#include <vector>
+
+#include "base/int_math.h"
+#include "ops/allreduce/allreduce_sm90.h"
+#include "ops/allreduce/workspace.h"
+#include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/nccl.h"
+
+namespace narrowfloat {
+namespace {
+
+int64_t row_bytes(const AllReduceCall& call) {
+  return call.problem.hidden * (bits(call.problem.element) / 8);
+}
+
+int64_t range_tokens(const AllReduceCall& call) {
+  return ceil_div(call.problem.tokens, int64_t{call.ranks});
+}
+
+Support common_condition(const AllReduceCall& call) {
+  const Support support = runs_on_cuda(call.device);
+  if (!support.ok()) return support;
+  if (call.ranks == 1) return Support::no("one rank needs no exchange");
+  if (call.nccl_bytes == 0) return Support::no("NCCL was not found, or is switched off");
+  // All ranges together are a little more than the message.
+  if (range_tokens(call) * call.ranks * row_bytes(call) > call.nccl_bytes) {
+    return Support::no("the message exceeds nccl_bytes");
+  }
+  return Support::yes();
+}
+
+Support supports_exact(const AllReduceCall& call) {
+  const Support support = algorithm_condition(call, AllReduceAlgorithm::kNcclExact);
+  return support.ok() ? common_condition(call) : support;
+}
+
+Support supports_fast(const AllReduceCall& call) {
+  const Support support = algorithm_condition(call, AllReduceAlgorithm::kNccl);
+  if (!support.ok()) return support;
+  if (call.problem.exactness != AllReduceExactness::kFast) {
+    return Support::no("its order of summation is NCCL's own: needs exactness kFast");
+  }
+  return common_condition(call);
+}
+
+// The local addends as a tensor: the input itself, or computed into `scratch`.
+const void* local_addends(const AllReduceCall& call, const RankArgs& args, void* scratch,
+                          Stream stream) {
+  if (args.source.kind == AllReduceSource::kInput) return args.source.input;
+  RankArgs local = args;
+  local.epilogue = {};
+  local.epilogue.tokens = args.epilogue.tokens;
+  local.epilogue.hidden = args.epilogue.hidden;
+  local.epilogue.ar_out = scratch;
+  launch_epilogue(call, local, AllReduceTrigger::kAtEnd, stream);
+  return scratch;
+}
+
+void run_epilogue(const AllReduceCall& call, const RankArgs& args, const void* sums,
+                  AllReduceTrigger trigger, Stream stream) {
+  RankArgs rest = args;
+  rest.source = {.kind = AllReduceSource::kInput, .input = sums};
+  launch_epilogue(call, rest, trigger, stream);
+}
+
+void run_exact(const AllReduceCall& call, const RankArgs& args, const AllReduceEngines& engines,
+               AllReduceTrigger trigger, Stream stream) {
+  uint8_t* const received = engines.nccl_scratch;
+  uint8_t* const sums = received + nccl_scratch_bytes(call.nccl_bytes) / 2;
+  const int64_t range = range_tokens(call);
+  const int64_t range_bytes = range * row_bytes(call);
+  const int64_t tokens = call.problem.tokens;
+  const auto tokens_of = [&](int64_t rank) {
+    return std::clamp<int64_t>(tokens - rank * range, 0, range);
+  };
+  const int64_t own_tokens = tokens_of(args.memory.rank);
+  std::vector<NcclCommunicator::Part> sends;
+  std::vector<NcclCommunicator::Part> receives;
+  for (int64_t rank = 0; rank < call.ranks; ++rank) {
+    sends.push_back({rank * range_bytes, tokens_of(rank) * row_bytes(call)});
+    receives.push_back({rank * own_tokens * row_bytes(call), own_tokens * row_bytes(call)});
+  }
+  const void* const addends = local_addends(call, args, sums, stream);
+  engines.nccl->exchange(addends, sends, received, receives, stream);
+  uint8_t* const own = sums + args.memory.rank * range_bytes;
+  sum_over_ranks(call.problem.element,
+                 {.parts = received,
+                  .sum = own,
+                  .leaves = own_tokens * call.problem.hidden / kLeafElements,
+                  .ranks = call.ranks,
+                  .accumulation = call.problem.accumulation},
+                 call.device, stream);
+  engines.nccl->all_gather(own, sums, range_bytes, stream);
+  run_epilogue(call, args, sums, trigger, stream);
+}
+
+void run_fast(const AllReduceCall& call, const RankArgs& args, const AllReduceEngines& engines,
+              AllReduceTrigger trigger, Stream stream) {
+  uint8_t* const sums = engines.nccl_scratch;
+  const void* const addends = local_addends(call, args, sums, stream);
+  engines.nccl->all_reduce(addends, sums, call.problem.tokens * call.problem.hidden,
+                           call.problem.element, stream);
+  run_epilogue(call, args, sums, trigger, stream);
+}
+
+}  // namespace
+
+const AllReduceImpl kAllReduceNcclExact{"nccl_exact", AllReduceAlgorithm::kNcclExact,
+                                        supports_exact, run_exact, nullptr};
+const AllReduceImpl kAllReduceNccl{"nccl", AllReduceAlgorithm::kNccl, supports_fast, run_fast,
+                                   nullptr};
+
+}  // namespace narrowfloat

@@ -1,0 +1,229 @@
+// One rank of symmetric_memory_cuda_test.cpp and nccl_cuda_test.cpp, a process of its own:
+//
+//     peer_rank memory RANK RANKS DEVICE DIRECTORY TRANSPORT BYTES
+//     peer_rank nccl RANK RANKS DEVICE DIRECTORY
+//
+// Ranks meet in DIRECTORY. What a rank found goes to the file result.RANK there: "ok" and the
+// transport, or the kind and message of an error.
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "narrowfloat/bootstrap.h"
+#include "runtime/comm/symmetric_memory.h"
+#include "runtime/cuda/device_memory.h"
+#include "runtime/cuda/nccl.h"
+#include "support/multicast_off.h"
+
+namespace narrowfloat::testing {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr Milliseconds kDeadline{60'000};
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw Error(ErrorKind::kCorruptData, what);
+}
+
+int64_t number(const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(error == std::errc{} && end == text.data() + text.size(), "no number: " + text);
+  return value;
+}
+
+AllReduceTransport transport_of(const std::string& text) {
+  for (const auto transport :
+       {AllReduceTransport::kAuto, AllReduceTransport::kCudaIpc, AllReduceTransport::kCudaVmm}) {
+    if (name(transport) == text) return transport;
+  }
+  throw Error(ErrorKind::kInvalidArgument, "no transport: " + text);
+}
+
+uint8_t byte_of(int writer, int owner, int64_t index) {
+  return static_cast<uint8_t>(index * 31 + index / 251 + writer * 11 + owner * 7 + 1);
+}
+
+// Each rank writes its part of every region.
+struct RegionPart {
+  int64_t begin = 0;
+  int64_t size_bytes = 0;
+};
+RegionPart part_of(int writer, const SymmetricMemory& memory) {
+  const int64_t begin = memory.size_bytes() * writer / memory.ranks();
+  return {begin, memory.size_bytes() * (writer + 1) / memory.ranks() - begin};
+}
+
+std::vector<uint8_t> bytes_of(int writer, int owner, const RegionPart& part) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(part.size_bytes));
+  for (int64_t i = 0; i < part.size_bytes; ++i) {
+    bytes[static_cast<size_t>(i)] = byte_of(writer, owner, part.begin + i);
+  }
+  return bytes;
+}
+
+void write_parts(const SymmetricMemory& memory) {
+  const RegionPart part = part_of(memory.rank(), memory);
+  for (int owner = 0; owner < memory.ranks(); ++owner) {
+    const std::vector<uint8_t> bytes = bytes_of(memory.rank(), owner, part);
+    copy_to_device(memory.region(owner) + part.begin, bytes.data(), part.size_bytes,
+                   memory.device(), {});
+  }
+}
+
+void check_parts(const SymmetricMemory& memory) {
+  for (int owner = 0; owner < memory.ranks(); ++owner) {
+    for (int writer = 0; writer < memory.ranks(); ++writer) {
+      const RegionPart part = part_of(writer, memory);
+      std::vector<uint8_t> found(static_cast<size_t>(part.size_bytes));
+      copy_to_host(found.data(), memory.region(owner) + part.begin, part.size_bytes,
+                   memory.device(), {});
+      require(found == bytes_of(writer, owner, part), "region " + std::to_string(owner) +
+                                                          " has other bytes than rank " +
+                                                          std::to_string(writer) + " wrote");
+    }
+  }
+}
+
+std::string share_memory(Bootstrap& bootstrap, Device device, const std::string& transport,
+                         int64_t size_bytes) {
+  const auto memory = make_symmetric_memory(bootstrap, device, transport_of(transport), size_bytes);
+  require(memory->size_bytes() == size_bytes && memory->ranks() == bootstrap.size(), "facts");
+  write_parts(*memory);
+  bootstrap.barrier();
+  check_parts(*memory);
+  bootstrap.barrier();
+  memory->unmap_peers();
+  bootstrap.barrier();
+  return "ok " + std::string(name(memory->transport()));
+}
+
+// A buffer on the device that holds floats.
+class DeviceFloats {
+ public:
+  DeviceFloats(Device device, std::vector<float> values)
+      : device_(device),
+        count_(values.size()),
+        data_(allocate_device_memory(device, size_bytes())) {
+    copy_to_device(data_.get(), values.data(), size_bytes(), device, {});
+  }
+  [[nodiscard]] uint8_t* data() const { return data_.get(); }
+  [[nodiscard]] int64_t size_bytes() const { return static_cast<int64_t>(count_ * sizeof(float)); }
+  [[nodiscard]] std::vector<float> values() const {
+    std::vector<float> values(count_);
+    copy_to_host(values.data(), data_.get(), size_bytes(), device_, {});
+    return values;
+  }
+
+ private:
+  Device device_;
+  size_t count_;
+  std::shared_ptr<uint8_t> data_;
+};
+
+void check_all_reduce(NcclCommunicator& communicator, int rank, int ranks, Device device) {
+  const DeviceFloats input(device, std::vector<float>(1000, static_cast<float>(rank + 1)));
+  const DeviceFloats output(device, std::vector<float>(1000));
+  communicator.all_reduce(input.data(), output.data(), 1000, DType::kF32, {});
+  const float sum = static_cast<float>(ranks * (ranks + 1)) / 2.0F;
+  require(output.values() == std::vector<float>(1000, sum), "all_reduce");
+}
+
+void check_all_gather(NcclCommunicator& communicator, int rank, int ranks, Device device) {
+  constexpr size_t kCount = 300;
+  std::vector<float> expected;
+  for (int peer = 0; peer < ranks; ++peer) {
+    expected.insert(expected.end(), kCount, static_cast<float>(peer * 3 + 1));
+  }
+  std::vector<float> start(expected.size());
+  std::fill_n(start.begin() + static_cast<ptrdiff_t>(kCount) * rank, kCount,
+              static_cast<float>(rank * 3 + 1));
+  const DeviceFloats all(device, start);
+  const auto part = static_cast<int64_t>(kCount * sizeof(float));
+  communicator.all_gather(all.data() + part * rank, all.data(), part, {});
+  require(all.values() == expected, "all_gather");
+}
+
+// Rank r sends r + 1 + p floats of value 10 r + p to rank p; nothing where r + p is divisible by 3.
+int64_t exchanged_count(int from, int to) { return (from + to) % 3 == 0 ? 0 : from + 1 + to; }
+
+void check_exchange(NcclCommunicator& communicator, int rank, int ranks, Device device) {
+  std::vector<NcclCommunicator::Part> sends;
+  std::vector<NcclCommunicator::Part> receives;
+  std::vector<float> values;
+  std::vector<float> expected;
+  const auto append = [](std::vector<float>& floats, std::vector<NcclCommunicator::Part>& parts,
+                         int from, int to) {
+    const int64_t count = exchanged_count(from, to);
+    parts.push_back({.offset = static_cast<int64_t>(floats.size() * sizeof(float)),
+                     .size_bytes = count * static_cast<int64_t>(sizeof(float))});
+    floats.insert(floats.end(), static_cast<size_t>(count), static_cast<float>(10 * from + to));
+  };
+  for (int peer = 0; peer < ranks; ++peer) {
+    append(values, sends, rank, peer);
+    append(expected, receives, peer, rank);
+  }
+  // An element of their own, so that no buffer is empty.
+  values.push_back(-1.0F);
+  expected.push_back(-2.0F);
+  const DeviceFloats input(device, values);
+  const DeviceFloats output(device, std::vector<float>(expected.size(), -2.0F));
+  communicator.exchange(input.data(), sends, output.data(), receives, {});
+  require(output.values() == expected, "exchange");
+}
+
+std::string use_nccl(Bootstrap& bootstrap, Device device) {
+  const auto communicator = NcclCommunicator::create(bootstrap, device, kDeadline / 4);
+  for (int i = 0; i < 3; ++i) {
+    check_all_reduce(*communicator, bootstrap.rank(), bootstrap.size(), device);
+    check_all_gather(*communicator, bootstrap.rank(), bootstrap.size(), device);
+    check_exchange(*communicator, bootstrap.rank(), bootstrap.size(), device);
+  }
+  communicator->check_error();
+  bootstrap.barrier();
+  return "ok";
+}
+
+std::string run(const std::vector<std::string>& arguments) {
+  const std::string multicast = turn_multicast_off();
+  require(multicast.empty(), multicast);
+  const RankInfo info{.rank = static_cast<int>(number(arguments.at(1))),
+                      .size = static_cast<int>(number(arguments.at(2))),
+                      .local_rank = static_cast<int>(number(arguments.at(1))),
+                      .launcher = "arguments",
+                      .job_id = "peer_rank"};
+  const Device device{DeviceType::kCuda, static_cast<int>(number(arguments.at(3)))};
+  const auto bootstrap = make_file_bootstrap(arguments.at(4), info, kDeadline);
+  if (arguments.at(0) == "nccl") return use_nccl(*bootstrap, device);
+  return share_memory(*bootstrap, device, arguments.at(5), number(arguments.at(6)));
+}
+
+int report(const std::vector<std::string>& arguments) {
+  std::string result;
+  try {
+    result = run(arguments);
+  } catch (const Error& error) {
+    result = std::string(to_string(error.kind())) + ": " + error.what();
+  }
+  const std::string file = arguments.at(4) + "/result." + arguments.at(1);
+  std::ofstream(file + ".partial") << result;
+  std::filesystem::rename(file + ".partial", file);
+  return 0;
+}
+
+}  // namespace
+}  // namespace narrowfloat::testing
+
+int main(int argc, char** argv) {
+  try {
+    return narrowfloat::testing::report({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "peer_rank: %s\n", error.what());
+    return 1;
+  }
+}
