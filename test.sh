@@ -87,10 +87,10 @@ torch_tests() {
     cat << 'TEXT'
 skipped, as .venv-torch is not there (./test.sh --with-torch makes it):
   compressed-tensors reading our checkpoints
-  narrowfloat.torch: operators, opcheck, torch.compile, modules, memory
+  narrowfloat.torch: operators, opcheck, torch.compile, modules, memory, process groups
   quantizers and MoE layers against references written with torch
   tensors of torch in the package's functions and in those with FlashInfer's names
-  examples/python/torch_compile.py
+  examples/python/torch_compile.py, tensor_parallel_layer.py
 TEXT
     return
   fi
@@ -143,6 +143,7 @@ emulated_kernels() {
     emulated 1 grouped_gemm_cuda_test "*IsExactForIntegers/$mode"
   done
   emulated 1 moe_chain_cuda_test '*'
+  emulated 1 allreduce_cuda_test '*SmallRows*:*NoTokens*:*IndexOutOfRange*:*OverACluster*'
   emulated 2 conformance_gpu '*ActivationConformance*'
   emulated 2 conformance_gpu '*QuantizeActivationsConformance*'
 }

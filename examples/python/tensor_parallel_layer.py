@@ -20,13 +20,13 @@ os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 import narrowfloat as nf
 import narrowfloat.torch as nft
 
 TOKENS, HIDDEN, INTER = 16, 512, 2048
-ENCODE_SCALE = 300.0  # NVFP4: 448 * 6 / the largest magnitude of the norm.
+ENCODE_SCALE = 300.0  # NVFP4 wants 448 * 6 / the largest magnitude of the norm.
 
 
 def make_layer(device: torch.device) -> dict[str, torch.Tensor]:
@@ -56,7 +56,7 @@ def unsharded_norm(layer: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The error in the Frobenius norm."""
+    """The Frobenius norm of the difference over that of `wanted`."""
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
@@ -80,7 +80,7 @@ def run_rank(rank: int, ranks: int, meeting: str, cuda: bool) -> None:
     assert fp4.values is not None and fp4.scales is not None
     assert fp8.values is not None and fp8.scales is not None
 
-    # The fused call wrote the bytes that the quantizer makes of the norm.
+    # The fused call wrote the codes that the quantizer makes of the norm.
     alone = nf.quantize(fp4.norm_out, "nvfp4", encode_scale=ENCODE_SCALE)
     same_codes = torch.equal(alone.values, fp4.values)
     same_scales = torch.equal(alone.scales.view(-1), fp4.scales.view(-1))
@@ -117,7 +117,7 @@ def main() -> None:
                      f"here are {torch.cuda.device_count()}")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meeting")
-        mp.spawn(run_rank, (arguments.ranks, meeting, arguments.cuda), nprocs=arguments.ranks)
+        spawn(run_rank, (arguments.ranks, meeting, arguments.cuda), nprocs=arguments.ranks)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,8 @@ struct AllReduceWorkspaceOptions {
   int64_t nccl_bytes = 0;
   bool use_nccl = true;  // GPUs: loads NCCL if it is found.
   AllReduceTransport transport = AllReduceTransport::kAuto;
-  std::chrono::milliseconds deadline{30'000};  // Bounds each wait for a peer.
+  // Bounds each wait for a peer, but for those of NCCL's kernels; 0: no bound.
+  std::chrono::milliseconds deadline{30'000};
   AllReduceAgreement agreement = AllReduceAgreement::kFirstCall;
 };
 
@@ -273,6 +274,7 @@ struct AllReduceExplainRequest {
   bool has_peer_memory = true;
   bool has_nccl = true;
   AllReduceCapacities capacities;  // Zeros: the defaults.
+  int64_t nccl_bytes = 0;          // 0: the two-shot's capacity.
 };
 NARROWFLOAT_API Explanation explain_allreduce(const AllReduceExplainRequest& request);
 

@@ -36,8 +36,9 @@ class Fp8Rows(NamedTuple):
 class AllReduceResult(NamedTuple):
     """The results of a call; None stands for what its pattern does not have.
 
-    ar_out: the sum over ranks. residual_out: it plus the residual. norm_out: the norm of that.
-    quantized: that norm in a narrow format. algorithm: what ran.
+    ar_out: the sum over ranks, [..., H] of the input's type: float16, bfloat16 or float32.
+    residual_out: it plus the residual. norm_out: the norm of that. quantized: that norm in a narrow
+    format. algorithm: the one that ran.
     """
 
     ar_out: Array | None = None

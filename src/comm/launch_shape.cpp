@@ -34,6 +34,12 @@ int64_t ctas_per_sm(const ShapeRequest& request, int64_t warps, int64_t steps) {
   return std::max<int64_t>(std::min(resident_warps / warps, kSharedBytesOfSm / shared), 1);
 }
 
+// SMs that clusters can fill. A cluster lies within a group of SMs (GPC), whose number of SMs is
+// even, so up to an eighth of all SMs stays free with larger clusters.
+int64_t sms_for(int64_t cluster, const LaunchLimits& limits) {
+  return cluster <= 2 ? limits.sms : limits.sms - limits.sms / 8;
+}
+
 // Chooses the shape that keeps the most warps of an SM at work. With more tokens than SMs, several
 // CTAs share one: some compute while others wait. tokens_per_sm: rounded up.
 CtaShape cta_shape(const ShapeRequest& request, int64_t chunks, int64_t tokens_per_sm,
@@ -65,14 +71,15 @@ AllReduceShape allreduce_shape(const ShapeRequest& request, const LaunchLimits& 
     cluster *= 2;
   }
   // Few tokens are spread over more SMs, while every CTA keeps four warps' work.
-  while (2 * cluster <= limits.max_cluster && rows * 2 * cluster <= limits.sms &&
+  while (2 * cluster <= limits.max_cluster && rows * 2 * cluster <= sms_for(2 * cluster, limits) &&
          chunks >= 8 * cluster) {
     cluster *= 2;
   }
   const int64_t tokens_per_sm = ceil_div(rows * cluster, int64_t{limits.sms});
   const CtaShape cta =
       cta_shape(request, ceil_div(chunks, cluster), tokens_per_sm, limits.max_warps);
-  const int64_t resident = std::min<int64_t>(limits.sms * cta.ctas_per_sm, kBarrierRows);
+  const int64_t sms = std::max(sms_for(cluster, limits), cluster);
+  const int64_t resident = std::min<int64_t>(sms * cta.ctas_per_sm, kBarrierRows);
   const int64_t most_clusters = std::max<int64_t>(resident / cluster, 1);
   // Every cluster takes as many tokens as the others, but for one.
   const int64_t clusters = ceil_div(rows, ceil_div(rows, most_clusters));

@@ -10,6 +10,7 @@
 //                                 thread, in steps that all lanes of a warp take together
 //   for_each_cell(count, f)       f(index) for this thread's share of `count` cells of the grid
 //   sync()                        waits for the threads of the CTA
+//   sync_any(condition)           the same; true if it holds for any of them
 //   is_leader()                   one thread of the CTA
 //   thread(), num_threads()
 //   send(to, leaf), poll(from)    relaxed accesses at system scope, atomic for 32-bit words
@@ -139,8 +140,14 @@ NF_HOST_DEVICE void barrier_over_ranks(Cta& cta, const RankMemory& memory, uint3
       return WaitFor{AllReduceFault::kBarrierWait, static_cast<uint32_t>(peer), epoch};
     };
     wait_until(cta, memory, what, [&] { return cta.load_acquire(flag) - epoch <= 1U; });
+    // A rank that has given up goes on without its data, and its flags are those of a rank that
+    // has not. It marks all abort cells before it releases the next flag.
+    if (!cta.aborted && cta.load_relaxed(abort_cell(memory, memory.rank)) != 0) {
+      cta.aborted = true;
+      report_fault(cta, memory, WaitFor{AllReduceFault::kAborted, what().peer, epoch}, 0);
+    }
   }
-  cta.sync();
+  cta.aborted = cta.sync_any(cta.aborted);
 }
 
 // The last act of a CTA. The last CTA of the grid runs advance() before its rank's next call.

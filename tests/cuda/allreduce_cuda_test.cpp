@@ -3,11 +3,14 @@
 // rank was late.
 #include <array>
 #include <chrono>
+#include <cstring>
+#include <memory>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "cuda/gpu_test.h"
+#include "cuda/late_copy.h"
 #include "narrowfloat/allreduce.h"
 #include "narrowfloat/quantize.h"
 #include "ops/allreduce/allreduce_problem.h"
@@ -176,6 +179,20 @@ TEST_F(AllReduceCuda, LongRowsAndManyTokens) {
   }
 }
 
+// One token is spread over the CTAs of a cluster, which share the sums and the maximum of the row.
+TEST_F(AllReduceCuda, ATokenOverAClusterGivesTheOraclesBytes) {
+  for (const auto pattern : {AllReducePattern::kResidualRmsNorm, AllReducePattern::kNvfp4,
+                             AllReducePattern::kNormFp8Token, AllReducePattern::kNvfp4PerToken,
+                             AllReducePattern::kFp8Block}) {
+    for (const int64_t hidden : {2080, 7168}) {
+      for (const int ranks : {1, 2}) {
+        expect_oracles_bytes(
+            {.problem = {.tokens = 1, .hidden = hidden, .pattern = pattern}, .ranks = ranks});
+      }
+    }
+  }
+}
+
 // Sizes, patterns and algorithms change from call to call: slots are packed differently each time.
 TEST_F(AllReduceCuda, RandomSequencesOnOneWorkspace) {
   for (const int ranks : {2, 3, 8}) {
@@ -297,6 +314,93 @@ TEST_F(AllReduceCuda, ReplaysOfAGraphContinueTheSequence) {
       expect_same_outputs(expected, actual);
     }
   }
+}
+
+// Three calls, each between kernels that write its inputs and read its outputs long after they have
+// triggered the next launch (allreduce spec 9).
+class LateChain {
+ public:
+  explicit LateChain(int ranks)
+      : work_(spec_of(ranks, 1)), workspaces_(workspaces_on(gpu(), work_.spec())) {
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      steps_.emplace_back(spec_of(ranks, step + 1));
+      // The weight is a constant, which may be read early.
+      for (int rank = 0; rank < ranks; ++rank) {
+        const TensorView gamma = work_.args(rank).gamma;
+        std::memcpy(steps_.back().args(rank).gamma.data, gamma.data, 2 * kHidden);
+      }
+    }
+    Buffers buffers = work_.buffers();
+    for (const AllReduceCase& step : steps_) {
+      for (const GuardedBuffer* buffer : step.buffers()) buffers.push_back(buffer);
+    }
+    copies_ = std::make_unique<DeviceCopies>(buffers);
+  }
+
+  void queue(int rank, Stream stream) {
+    const AllReduceArgs args = work_.args(rank, *copies_);
+    constexpr int64_t kWords = kTokens * kHidden / 2;
+    for (const AllReduceCase& step : steps_) {
+      const AllReduceArgs of_step = step.args(rank, *copies_);
+      copy_late(args.input.data, of_step.input.data, kWords, stream);
+      copy_late(args.residual_in.data, of_step.residual_in.data, kWords, stream);
+      allreduce(workspaces_[static_cast<size_t>(rank)], work_.spec().problem, args, stream);
+      copy_late(of_step.residual_out.data, args.residual_out.data, kWords, stream);
+      copy_late(of_step.norm_out.data, args.norm_out.data, kWords, stream);
+    }
+  }
+
+  void expect_oracles_norms() {
+    ASSERT_TRUE(copies_->take_back());
+    for (const AllReduceCase& step : steps_) {
+      const AllReduceCase expected(step.spec());
+      for (int rank = 0; rank < step.spec().ranks; ++rank) {
+        std::memcpy(expected.args(rank).gamma.data, work_.args(0).gamma.data, 2 * kHidden);
+      }
+      run_oracle(expected);
+      expect_same_outputs(expected, step);
+    }
+  }
+
+ private:
+  static constexpr uint64_t kSteps = 3;
+  static constexpr int64_t kTokens = 5;
+  static constexpr int64_t kHidden = 2880;
+
+  static Spec spec_of(int ranks, uint64_t seed) {
+    return {.problem = {.tokens = kTokens,
+                        .hidden = kHidden,
+                        .pattern = AllReducePattern::kResidualRmsNorm},
+            .ranks = ranks,
+            .seed = seed};
+  }
+
+  AllReduceCase work_;
+  std::vector<AllReduceCase> steps_;
+  std::vector<AllReduceWorkspace> workspaces_;
+  std::unique_ptr<DeviceCopies> copies_;
+};
+
+TEST_F(AllReduceCuda, WaitsForKernelsThatWriteLate) {
+  for (const int ranks : {1, 2}) {
+    LateChain chain(ranks);
+    std::vector<std::unique_ptr<CudaStream>> streams;
+    synchronize_device();
+    for (int rank = 0; rank < ranks; ++rank) {
+      streams.push_back(std::make_unique<CudaStream>());
+      chain.queue(rank, streams.back()->get(true));
+    }
+    synchronize_device();
+    chain.expect_oracles_norms();
+  }
+}
+
+TEST_F(AllReduceCuda, WaitsForKernelsThatWriteLateInGraphs) {
+  LateChain chain(1);
+  const CudaStream stream;
+  const CapturedGraph graph(stream, [&] { chain.queue(0, stream.get(true)); });
+  graph.replay(3);
+  chain.expect_oracles_norms();
 }
 
 // A rank that never comes is an error within the deadline, on every rank that waits; after a reset

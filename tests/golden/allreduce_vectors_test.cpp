@@ -21,7 +21,7 @@ struct Case {
   int64_t hidden = 0;
   int64_t token = 0;
   int ranks = 0;
-  std::map<std::string, std::string> rows = {};
+  std::map<std::string, std::string> rows;
 };
 
 std::vector<Case> read_cases() {

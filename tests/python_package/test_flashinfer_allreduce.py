@@ -51,7 +51,7 @@ def workspaces(dtype: Any = BF16, **how: Any) -> list[Any]:
 
 
 def ipc_workspaces(**how: Any) -> list[Any]:
-    """The older function's results, one for each rank."""
+    """The results of the older function on each rank."""
     gathering = Gathering(RANKS)
     return on_all(lambda rank: comm.trtllm_create_ipc_workspace_for_all_reduce_fusion(
         rank, RANKS, 16, H, comm_backend=Backend(gathering, rank), **how), RANKS)  # fmt: skip
@@ -187,7 +187,7 @@ def test_workspaces() -> None:
 
 
 def test_trtllm_allreduce_fusion() -> None:
-    """It takes workspace_ptrs and flat tensors."""
+    """It finds the workspace by workspace_ptrs, and takes flat tensors."""
     for how, count in (({}, 2), ({"create_metadata": True}, 3),
                        ({"create_metadata": True, "use_symm_dev_mem": True}, 4)):  # fmt: skip
         found = ipc_workspaces(**how)
@@ -294,7 +294,7 @@ def test_moe_finalize() -> None:
 
 
 def test_sizes() -> None:
-    """The layout has tiles of 128 rows and 4 columns."""
+    """They are those of the layout of 128 rows and 4 columns."""
     assert comm.compute_fp4_swizzled_layout_sf_size(1, 1) == 512
     assert comm.compute_fp4_swizzled_layout_sf_size(130, 6) == 256 * 8
     record("compute_fp4_swizzled_layout_sf_size", BITS)

@@ -159,7 +159,7 @@ SIGNATURES |= {
 SIGNATURES["autotune"] = "tune_mode=True, cache=None, tuning_buckets=None, round_up=None, " \
     "skip_ops=None"  # fmt: skip
 
-# The all-reduce is that of version 0.7.2.
+# The functions of the all-reduce are those of version 0.7.2.
 _COMM_ROWS = "residual_in, residual_out, norm_out, quant_out, scale_out"
 _SHARED = "world_size, world_rank, token_num, hidden_dim, workspace_ptrs, launch_with_pdl"
 SIGNATURES |= {

@@ -151,9 +151,11 @@ def test_marker_and_stubs() -> None:
 
 
 # Neither take arrays nor give them, or those of any shape.
-WITHOUT_ARRAYS = {"autotune", "clear_prepared_cache", "cutlass_fused_moe_workspace_size",
-                  "dequantize_checkpoint", "diff", "prepared_cache_size", "quantize_checkpoint",
-                  "relayout", "use_stream"}  # fmt: skip
+WITHOUT_ARRAYS = {"autotune", "clear_prepared_cache", "compute_fp4_swizzled_layout_sf_size",
+                  "create_allreduce_fusion_workspace", "cutlass_fused_moe_workspace_size",
+                  "dequantize_checkpoint", "diff", "explain_allreduce", "prepared_cache_size",
+                  "quantize_checkpoint", "relayout",
+                  "trtllm_destroy_ipc_workspace_for_all_reduce_fusion", "use_stream"}  # fmt: skip
 SHAPE = r"\[[^\]]+\]"
 DTYPES = r"float(32|16|8_e4m3fn)|bfloat16|u?int(8|16|32|64)|bool|any (dtype|type)"
 
@@ -197,11 +199,14 @@ def test_functions_name_shapes_and_dtypes() -> None:
 
 def test_methods_and_operators_name_shapes_and_dtypes() -> None:
     """As the functions, by themselves."""
-    things = [nf.MoeLayer.prepare, nf.MoeLayer.run, nf.MoeLayer.new_workspace]
+    things = [nf.MoeLayer.prepare, nf.MoeLayer.run, nf.MoeLayer.new_workspace,
+              nf.AllReduce.__call__, nf.AllReduce.moe_reduction, nf.AllReduce.moe_finalize,
+              nf.AllReduceResult, nf.Fp8Rows]
     if importlib.util.find_spec("torch") is not None:
         nft = importlib.import_module("narrowfloat.torch")
-        things += [nft.Moe.forward, *(getattr(nft, name) for name in nft.__all__
-                                      if inspect.isfunction(getattr(nft, name)))]  # fmt: skip
+        things += [nft.Moe.forward, nft.AllReduceTensors,
+                   *(getattr(nft, name) for name in nft.__all__
+                     if inspect.isfunction(getattr(nft, name)))]  # fmt: skip
     for thing in things:
         text = inspect.getdoc(thing) or ""
         assert re.search(SHAPE, text), (thing.__qualname__, "no shape")

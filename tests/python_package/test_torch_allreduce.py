@@ -1,4 +1,4 @@
-"""narrowfloat.torch.AllReduce on process groups of gloo: against NumPy's calls, compiled, errors."""
+"""narrowfloat.torch.AllReduce on process groups of gloo: NumPy's calls, compiled, errors."""
 
 from __future__ import annotations
 

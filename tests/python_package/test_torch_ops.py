@@ -121,7 +121,7 @@ def opcheck_cases(device: str = "cpu") -> dict[str, tuple]:
         "smooth_quantize_out": ((X, weight, "nvfp4"), fresh),
         "route_out": ((logits, None, 2, "renormalize", 1, 1, 1.0,
                        torch.empty(6, 2, dtype=torch.int32), torch.empty(6, 2)), {}),
-        "allreduce_out": ((ranks._handle.number, torch.zeros(1, dtype=torch.int32), "mxfp4", *plain),
+        "allreduce_out": ((ranks._handle.number, ranks.order.clone(), "mxfp4", *plain),
                           {"input": X.float(), "residual": X.float(), "gamma": X[0].float(),
                            "residual_out": torch.empty(6, 128),
                            "values": torch.empty(6, 64, dtype=torch.uint8),

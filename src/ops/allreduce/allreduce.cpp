@@ -130,6 +130,8 @@ Explanation explain_allreduce(const AllReduceExplainRequest& request) {
       default_allreduce_capacities(std::min(request.ranks, kMaxRanks));
   if (capacities.oneshot_bytes == 0) capacities.oneshot_bytes = defaults.oneshot_bytes;
   if (capacities.twoshot_bytes == 0) capacities.twoshot_bytes = defaults.twoshot_bytes;
+  const int64_t nccl_bytes =
+      request.nccl_bytes == 0 ? capacities.twoshot_bytes : request.nccl_bytes;
   const bool is_cuda = request.device.type == DeviceType::kCuda;
   const AllReduceCall call{.problem = request.problem,
                            .ranks = request.ranks,
@@ -137,7 +139,7 @@ Explanation explain_allreduce(const AllReduceExplainRequest& request) {
                            .workspace_element = request.problem.element,
                            .has_peer_memory = request.has_peer_memory,
                            .capacities = capacities,
-                           .nccl_bytes = is_cuda && request.has_nccl ? int64_t{1} << 62 : 0,
+                           .nccl_bytes = is_cuda && request.has_nccl ? nccl_bytes : 0,
                            .limits = {}};
   return explain_candidates("allreduce", allreduce_impls(), call);
 }

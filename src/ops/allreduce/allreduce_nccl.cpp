@@ -1,11 +1,11 @@
 // nccl_exact and nccl: NCCL moves the data, for every size, topology and number of ranks (allreduce
 // spec 11.4).
 //
-//   nccl_exact   ranges of tokens to their owners | sum in rank order | all-gather | epilogue
+//   nccl_exact   ranges of leaves to their owners | sum in rank order | all-gather | epilogue
 //   nccl         ncclAllReduce                                                     | epilogue
 //
-// Ranges are of equal size here, the last one short, so that gathering them gives whole rows in
-// order. The addends of MoE patterns are computed into scratch memory first.
+// Ranges are of equal size, the last one short, so that gathering them gives the message in order.
+// The addends of MoE patterns are computed into scratch memory first.
 #include <array>
 #include <vector>
 
@@ -18,21 +18,20 @@
 namespace narrowfloat {
 namespace {
 
-int64_t row_bytes(const AllReduceCall& call) {
-  return call.problem.hidden * (bits(call.problem.element) / 8);
+int64_t leaf_bytes(const AllReduceCall& call) {
+  return kLeafElements * (bits(call.problem.element) / 8);
 }
 
-int64_t range_tokens(const AllReduceCall& call) {
-  return ceil_div(call.problem.tokens, int64_t{call.ranks});
+int64_t num_leaves(const AllReduceCall& call) {
+  return call.problem.tokens * call.problem.hidden / kLeafElements;
 }
 
 Support common_condition(const AllReduceCall& call) {
-  const Support support = runs_on_cuda(call.device);
+  const Support support = epilogue_condition(call);
   if (!support.ok()) return support;
   if (call.ranks == 1) return Support::no("one rank needs no exchange");
   if (call.nccl_bytes == 0) return Support::no("NCCL was not found, or is switched off");
-  // All ranges together are a little more than the message.
-  if (range_tokens(call) * call.ranks * row_bytes(call) > call.nccl_bytes) {
+  if (call.message_bytes() > call.nccl_bytes) {
     return Support::no("the message exceeds nccl_bytes");
   }
   return Support::yes();
@@ -75,31 +74,31 @@ void run_epilogue(const AllReduceCall& call, const RankArgs& args, const void* s
 void run_exact(const AllReduceCall& call, const RankArgs& args, const AllReduceEngines& engines,
                AllReduceTrigger trigger, Stream stream) {
   uint8_t* const received = engines.nccl_scratch;
-  uint8_t* const sums = received + nccl_scratch_bytes(call.nccl_bytes) / 2;
-  const int64_t range = range_tokens(call);
-  const int64_t range_bytes = range * row_bytes(call);
-  const int64_t tokens = call.problem.tokens;
-  const auto tokens_of = [&](int64_t rank) {
-    return std::clamp<int64_t>(tokens - rank * range, 0, range);
+  uint8_t* const sums = received + nccl_scratch_bytes(call.nccl_bytes, call.ranks);
+  const int64_t leaves = num_leaves(call);
+  const int64_t range = ceil_div(leaves, int64_t{call.ranks});
+  const int64_t bytes = leaf_bytes(call);
+  const auto leaves_of = [&](int64_t rank) {
+    return std::clamp<int64_t>(leaves - rank * range, 0, range);
   };
-  const int64_t own_tokens = tokens_of(args.memory.rank);
+  const int64_t own_leaves = leaves_of(args.memory.rank);
   std::vector<NcclCommunicator::Part> sends;
   std::vector<NcclCommunicator::Part> receives;
   for (int64_t rank = 0; rank < call.ranks; ++rank) {
-    sends.push_back({rank * range_bytes, tokens_of(rank) * row_bytes(call)});
-    receives.push_back({rank * own_tokens * row_bytes(call), own_tokens * row_bytes(call)});
+    sends.push_back({rank * range * bytes, leaves_of(rank) * bytes});
+    receives.push_back({rank * own_leaves * bytes, own_leaves * bytes});
   }
   const void* const addends = local_addends(call, args, sums, stream);
   engines.nccl->exchange(addends, sends, received, receives, stream);
-  uint8_t* const own = sums + args.memory.rank * range_bytes;
+  uint8_t* const own = sums + args.memory.rank * range * bytes;
   sum_over_ranks(call.problem.element,
                  {.parts = received,
                   .sum = own,
-                  .leaves = own_tokens * call.problem.hidden / kLeafElements,
+                  .leaves = own_leaves,
                   .ranks = call.ranks,
                   .accumulation = call.problem.accumulation},
                  call.device, stream);
-  engines.nccl->all_gather(own, sums, range_bytes, stream);
+  engines.nccl->all_gather(own, sums, range * bytes, stream);
   run_epilogue(call, args, sums, trigger, stream);
 }
 

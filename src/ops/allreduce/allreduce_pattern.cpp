@@ -69,6 +69,7 @@ Support peer_memory_condition(const AllReduceCall& call, std::string_view capaci
   }
   if (call.ranks == 1) return Support::yes();
   if (!call.has_peer_memory) return Support::no("the workspace has no peer memory");
+  if (call.ranks > kMaxRanks) return Support::no("peer memory takes up to 8 ranks");
   if (call.problem.tokens > INT32_MAX) return Support::no("takes up to 2^31 - 1 tokens");
   const int64_t message = call.message_bytes();
   if (message <= capacity_bytes) return Support::yes();

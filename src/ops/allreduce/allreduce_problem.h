@@ -35,7 +35,7 @@ std::string to_string(const AllReduceCall& call);
 // The engines of a rank beside its peer memory.
 struct AllReduceEngines {
   NcclCommunicator* nccl = nullptr;
-  uint8_t* nccl_scratch = nullptr;  // 2 * nccl_bytes, padded.
+  uint8_t* nccl_scratch = nullptr;  // Two areas of nccl_scratch_bytes().
 };
 
 struct AllReduceImpl {

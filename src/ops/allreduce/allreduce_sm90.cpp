@@ -33,12 +33,8 @@ AllReduceLaunchPlan plan_of(const AllReduceCall& call, AllReduceProtocol protoco
 }
 
 Support runs_here(const AllReduceCall& call, AllReduceAlgorithm algorithm) {
-  Support support = runs_on_cuda(call.device);
-  if (support.ok()) support = algorithm_condition(call, algorithm);
-  if (!support.ok()) return support;
-  constexpr int64_t kMostHidden = 65536;
-  if (call.problem.hidden > kMostHidden) return Support::no("takes up to 65536 columns");
-  return Support::yes();
+  const Support support = epilogue_condition(call);
+  return support.ok() ? algorithm_condition(call, algorithm) : support;
 }
 
 Support supports_oneshot(const AllReduceCall& call) {
@@ -83,6 +79,14 @@ void launch_allreduce(DType element, const AllReduceLaunchPlan& plan,
   if (element == DType::kBF16) return launch_allreduce_bf16(plan, args, stream);
   if (element == DType::kF16) return launch_allreduce_f16(plan, args, stream);
   launch_allreduce_f32(plan, args, stream);
+}
+
+Support epilogue_condition(const AllReduceCall& call) {
+  Support support = runs_on_cuda(call.device);
+  if (!support.ok()) return support;
+  constexpr int64_t kMostHidden = 65536;
+  if (call.problem.hidden > kMostHidden) return Support::no("takes up to 65536 columns");
+  return Support::yes();
 }
 
 void launch_epilogue(const AllReduceCall& call, const RankArgs& args, AllReduceTrigger trigger,

@@ -28,6 +28,8 @@ void launch_allreduce_f32(const AllReduceLaunchPlan& plan, std::span<const RankA
 void launch_allreduce(DType element, const AllReduceLaunchPlan& plan,
                       std::span<const RankArgs> args, Stream stream);
 
+// The condition of launch_epilogue().
+Support epilogue_condition(const AllReduceCall& call);
 // The local addends and what follows the sum, without an exchange: args.source is the sum.
 void launch_epilogue(const AllReduceCall& call, const RankArgs& args, AllReduceTrigger trigger,
                      Stream stream);

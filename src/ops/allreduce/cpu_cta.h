@@ -55,6 +55,7 @@ class CpuCta {
   [[nodiscard]] static int num_threads() { return 1; }
   [[nodiscard]] static bool is_leader() { return true; }
   static void sync() {}
+  static bool sync_any(bool condition) { return condition; }
 
   template <class Function>
   static void for_each_leaf(int64_t leaves, Function&& function) {

@@ -62,10 +62,11 @@ AllReduceWorkspaceOptions with_capacities(AllReduceWorkspaceOptions options, int
 std::string fingerprint(const AllReduceWorkspaceOptions& options) {
   return fmt::format(
       "narrowfloat {}, {} elements on {}, one-shot {} bytes, two-shot {} bytes, NCCL {} bytes{}, "
-      "transport {}",
+      "transport {}, deadline {} ms, agreement {}",
       version(), options.element == DType::kF32 ? "32-bit" : "16-bit",
       is_cuda(options.device) ? "GPUs" : "CPUs", options.oneshot_bytes, options.twoshot_bytes,
-      options.nccl_bytes, options.use_nccl ? "" : " (off)", name(options.transport));
+      options.nccl_bytes, options.use_nccl ? "" : " (off)", name(options.transport),
+      options.deadline.count(), static_cast<int>(options.agreement));
 }
 
 LaunchLimits limits_of(Device device) {
@@ -96,6 +97,15 @@ std::shared_ptr<uint8_t> allocate_fault(Device device) {
   return {fault, reinterpret_cast<uint8_t*>(fault.get())};
 }
 
+std::shared_ptr<uint8_t> allocate_control(Device device) {
+#if defined(NARROWFLOAT_CUDA)
+  if (is_cuda(device)) return allocate_device_memory(device, sizeof(LocalControl));
+#endif
+  static_cast<void>(device);
+  auto control = std::make_shared<LocalControl>();
+  return {control, reinterpret_cast<uint8_t*>(control.get())};
+}
+
 std::string describe(const AllReduceFault& fault, const AllReduceWorkspaceOptions& options) {
   switch (fault.kind) {
     case AllReduceFault::kOneShotWait:
@@ -116,7 +126,10 @@ std::string describe(const AllReduceFault& fault, const AllReduceWorkspaceOption
 
 }  // namespace
 
-int64_t nccl_scratch_bytes(int64_t nccl_bytes) { return 2 * round_up(nccl_bytes, kControlLine); }
+// The ranges of all ranks together are a little more than the message.
+int64_t nccl_scratch_bytes(int64_t nccl_bytes, int ranks) {
+  return round_up(nccl_bytes, kControlLine) + ranks * kControlLine;
+}
 
 // --- Impl ----------------------------------------------------------------------------------------
 
@@ -132,7 +145,11 @@ AllReduceWorkspace::Impl::Impl(const AllReduceWorkspaceOptions& options, int ran
   view_.ranks = ranks;
   view_.fault = reinterpret_cast<AllReduceFault*>(fault_.get());
   view_.deadline_ns = static_cast<uint64_t>(options.deadline.count()) * 1'000'000U;
-  if (memory_ == nullptr) return;
+  if (memory_ == nullptr) {
+    control_ = allocate_control(options.device);
+    view_.control = reinterpret_cast<LocalControl*>(control_.get());
+    return;
+  }
   view_.layout = peer_region(ranks, {options.oneshot_bytes, options.twoshot_bytes});
   for (int peer = 0; peer < ranks; ++peer) view_.regions[peer] = memory_->region(peer);
   view_.control = reinterpret_cast<LocalControl*>(memory_->own() + view_.layout.control);
@@ -148,25 +165,50 @@ AllReduceTransport AllReduceWorkspace::Impl::transport() const {
   return memory_ == nullptr ? AllReduceTransport::kNone : memory_->transport();
 }
 
+void AllReduceWorkspace::Impl::wait_for_calls() const {
+#if defined(NARROWFLOAT_CUDA)
+  if (is_cuda(options_.device)) wait_for_device(options_.device);
+#endif
+}
+
 void AllReduceWorkspace::Impl::clear() {
-  std::memset(fault_.get(), 0, sizeof(AllReduceFault));
-  if (memory_ == nullptr) return;
-  const int64_t oneshot_bytes = view_.layout.staging - view_.layout.oneshot;
   const uint32_t sentinel =
       options_.element == DType::kF32 ? sentinel_word<4>() : sentinel_word<2>();
-  uint8_t* const own = memory_->own();
-  const int64_t words = oneshot_bytes / 4;
+  // Everything before the one-shot buffers is zero, or the control words alone.
+  uint8_t* const zeros = memory_ == nullptr ? control_.get() : memory_->own();
+  const int64_t num_zeros =
+      memory_ == nullptr ? int64_t{sizeof(LocalControl)} : view_.layout.oneshot;
+  uint8_t* const cells = zeros + num_zeros;
+  const int64_t words = (view_.layout.staging - view_.layout.oneshot) / 4;
 #if defined(NARROWFLOAT_CUDA)
   if (is_cuda(options_.device)) {
-    fill_words(own, view_.layout.oneshot / 4, 0, options_.device, {});
-    fill_words(own + view_.layout.oneshot, words, sentinel, options_.device, {});
-    wait_for(options_.device, {});
+    wait_for_calls();
+    std::memset(fault_.get(), 0, sizeof(AllReduceFault));
+    fill_words(zeros, num_zeros / 4, 0, options_.device, {});
+    fill_words(cells, words, sentinel, options_.device, {});
+    wait_for_device(options_.device);
     return;
   }
 #endif
-  std::memset(own, 0, static_cast<size_t>(view_.layout.oneshot));
-  auto* const cells = reinterpret_cast<uint32_t*>(own + view_.layout.oneshot);
-  std::fill(cells, cells + words, sentinel);
+  std::memset(fault_.get(), 0, sizeof(AllReduceFault));
+  std::memset(zeros, 0, static_cast<size_t>(num_zeros));
+  std::fill_n(reinterpret_cast<uint32_t*>(cells), words, sentinel);
+}
+
+void AllReduceWorkspace::Impl::reconnect_nccl() {
+#if defined(NARROWFLOAT_CUDA)
+  if (bootstrap_ == nullptr) return;
+  bool is_broken = false;
+  try {
+    if (nccl_ != nullptr) nccl_->check_error();
+  } catch (const Error&) {
+    is_broken = true;
+  }
+  const std::vector<uint8_t> broken = gather_values(*bootstrap_, uint8_t{is_broken});
+  if (std::ranges::find(broken, 1) == broken.end()) return;
+  nccl_.reset();
+  connect_nccl();
+#endif
 }
 
 void AllReduceWorkspace::Impl::connect_nccl() {
@@ -178,8 +220,8 @@ void AllReduceWorkspace::Impl::connect_nccl() {
   if (std::ranges::find(found, "") != found.end()) return;
   nccl_ = NcclCommunicator::create(*bootstrap_, options_.device, bootstrap_->deadline());
   run_phase(*bootstrap_, "allocation of NCCL's scratch memory", [&] {
-    nccl_scratch_ =
-        allocate_device_memory(options_.device, nccl_scratch_bytes(options_.nccl_bytes));
+    nccl_scratch_ = allocate_device_memory(
+        options_.device, 2 * nccl_scratch_bytes(options_.nccl_bytes, view_.ranks));
   });
 #endif
 }
@@ -249,6 +291,7 @@ AllReduceWorkspace AllReduceWorkspace::create(std::shared_ptr<Bootstrap> bootstr
   const LaunchLimits limits = agree_on_limits(group, limits_of(all.device));
 
   std::unique_ptr<SymmetricMemory> memory;
+  std::optional<Error> no_memory;
   if (all.transport != AllReduceTransport::kNone && ranks <= kMaxRanks) {
     const int64_t bytes = peer_region(ranks, {all.oneshot_bytes, all.twoshot_bytes}).size_bytes;
     try {
@@ -258,14 +301,24 @@ AllReduceWorkspace AllReduceWorkspace::create(std::shared_ptr<Bootstrap> bootstr
       const bool may_do_without = all.transport == AllReduceTransport::kAuto && all.use_nccl &&
                                   is_cuda(all.device) && error.kind() == ErrorKind::kUnsupported;
       if (!may_do_without) throw;
+      no_memory = error;
     }
   }
   std::unique_ptr<Impl> impl;
-  run_phase(group, "all-reduce workspace: memory", [&] {
-    impl = std::make_unique<Impl>(all, group.rank(), ranks, bootstrap, std::move(memory), limits);
-    impl->clear();
-  });
-  impl->connect_nccl();
+  try {
+    run_phase(group, "all-reduce workspace: memory", [&] {
+      impl = std::make_unique<Impl>(all, group.rank(), ranks, bootstrap, std::move(memory), limits);
+      impl->clear();
+    });
+    impl->connect_nccl();
+  } catch (const PhaseError&) {
+    // Nobody frees what a peer has mapped.
+    if (impl != nullptr) impl->unmap_peers();
+    group.barrier();
+    throw;
+  }
+  // All ranks lack the same engines.
+  if (no_memory && impl->nccl_bytes() == 0) throw *std::move(no_memory);
   // No rank may push before all have cleared.
   group.barrier();
   return AllReduceWorkspace(std::move(impl));
@@ -336,12 +389,11 @@ void AllReduceWorkspace::reset() {
   Impl& workspace = impl();
   Bootstrap* const group = workspace.bootstrap();
   if (group == nullptr) return workspace.clear();
-    // No rank may clear while another still runs a call that failed.
-#if defined(NARROWFLOAT_CUDA)
-  if (is_cuda(device())) wait_for(device(), {});
-#endif
-  group->barrier();
+  // No rank may clear while another still runs a call that failed, and none may call before all
+  // have cleared.
+  run_phase(*group, "all-reduce workspace: wait before reset", [&] { workspace.wait_for_calls(); });
   run_phase(*group, "all-reduce workspace: reset", [&] { workspace.clear(); });
+  workspace.reconnect_nccl();
 }
 
 void AllReduceWorkspace::destroy() {

@@ -24,8 +24,13 @@ class AllReduceWorkspace::Impl {
 
   // Collective: loads NCCL and makes its communicator, on GPUs where all ranks have it.
   void connect_nccl();
-  // Clears this rank's own memory and its error, and waits until that is done.
+  // Waits for the kernels of all streams.
+  void wait_for_calls() const;
+  // Waits for the device, clears this rank's own memory and its error, and waits until that is
+  // done.
   void clear();
+  // Collective: makes NCCL's communicator again where a failure of it ended one.
+  void reconnect_nccl();
   // Ends the use of the peers' memory.
   void unmap_peers();
   void throw_if_failed() const;
@@ -52,12 +57,14 @@ class AllReduceWorkspace::Impl {
   LaunchLimits limits_;
   RankMemory view_;
   std::shared_ptr<uint8_t> fault_;
-  std::shared_ptr<NcclCommunicator> nccl_;
+  std::shared_ptr<uint8_t> control_;  // Without peer memory, whose region has it.
+  // Freed after the communicator, whose kernels may still use it.
   std::shared_ptr<uint8_t> nccl_scratch_;
+  std::shared_ptr<NcclCommunicator> nccl_;
   bool has_agreed_ = false;
 };
 
-// Bytes of the two scratch areas of the NCCL algorithms together, for messages of `nccl_bytes`.
-int64_t nccl_scratch_bytes(int64_t nccl_bytes);
+// Bytes of each of the two scratch areas of the NCCL algorithms, for messages of `nccl_bytes`.
+int64_t nccl_scratch_bytes(int64_t nccl_bytes, int ranks);
 
 }  // namespace narrowfloat

@@ -68,6 +68,11 @@ void copy_to_host(void* host, const void* from, int64_t size_bytes, Device devic
   wait_for(device, stream);
 }
 
+void wait_for_device(Device device) {
+  const CudaDeviceScope scope(device);
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
 void wait_for(Device device, Stream stream) {
   const CudaDeviceScope scope(device);
   check_cuda(cudaStreamSynchronize(handle_of(stream)), "cudaStreamSynchronize");

@@ -23,5 +23,7 @@ void copy_on_device(void* to, const void* from, int64_t size_bytes, Device devic
 void copy_to_device(void* to, const void* host, int64_t size_bytes, Device device, Stream stream);
 void copy_to_host(void* host, const void* from, int64_t size_bytes, Device device, Stream stream);
 void wait_for(Device device, Stream stream);
+// Waits for the work of all streams.
+void wait_for_device(Device device);
 
 }  // namespace narrowfloat

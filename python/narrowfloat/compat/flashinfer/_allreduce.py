@@ -198,6 +198,20 @@ def allreduce_fusion(
 ) -> Any:
     """The sum of all ranks' inputs, and what the pattern makes of it.
 
+    input: float16, bfloat16 or float32 [T, H]; kMoEFinalizeARResidualRMSNorm: permuted rows
+        [rows, H]. workspace: create_allreduce_fusion_workspace(). pattern: AllReduceFusionPattern.
+    output, residual_in, residual_out, norm_out: [T, H] of the input's type. rms_gamma: [H].
+    quant_out: memory for T * H codes of one byte, or half as many bytes for FP4. scale_out: memory
+        for the scales of layout_code (FP4); float32 [T, 1] (dynamic FP8); int32 [T, words] with
+        adjacent rows, of block_quant_group_size columns a scale (packed FP8).
+    scale_factor: float32 [1], or a number: the decode scale of FP8, the encode scale of FP4.
+    rms_eps, weight_bias: of the norm. layout_code: QuantizationSFLayout; default: 128x4.
+    use_oneshot: default: by size. fp32_acc: sums are rounded once, not after each addition.
+    launch_with_pdl, trigger_completion_at_end: programmatic launches on a GPU.
+    moe_reduction_active_experts_token_input, moe_reduction_scale_input, moe_reduction_token_input,
+        moe_reduction_device_num_experts: trtllm_moe_allreduce_fusion(). shared_expert_output,
+        expanded_idx_to_permuted_idx, expert_scale_factor: trtllm_moe_finalize_allreduce_fusion().
+    moe_finalize_backend: trtllm.
     Returns norm_out, else quant_out, else the sum. Outputs of rows and codes that a pattern writes
     are made where they are missing, but for dynamic FP8 and the MoE reduction.
     """
@@ -374,7 +388,13 @@ def trtllm_allreduce_fusion(
     block_quant_group_size: int | None = None,
     weight_bias: float | None = None,
 ) -> None:
-    """As allreduce_fusion() of all outputs, which a pattern needs and none else; of any shapes."""
+    """As allreduce_fusion(), of tensors of any shapes with token_num * hidden_dim elements.
+
+    allreduce_in, allreduce_out: its input and output. pattern_code: its pattern. All outputs that
+    the pattern writes must be given. world_size, world_rank: those of the workspace.
+    workspace_ptrs: the workspace_tensor of trtllm_create_ipc_workspace_for_all_reduce_fusion() or
+    of an AllReduceFusionWorkspace. metadata: not read; the workspace has its own.
+    """
     workspace = workspace_of("workspace_ptrs", workspace_ptrs, world_size, world_rank)
     name = _pattern_name("pattern_code", pattern_code)
     if name.startswith("moe"):
@@ -420,8 +440,14 @@ def trtllm_moe_allreduce_fusion(
 ) -> None:
     """The experts' rows, scaled and summed over experts and ranks, then the norm.
 
-    moe_reduction_device_num_experts: a number, or int32 [1] where the rows lie. scale_factor: the
-    encode scale of quant_out, a number or a tensor.
+    moe_reduction_active_experts_token_input: float16 or bfloat16 [X, T, H], T: token_num, H:
+        hidden_dim. moe_reduction_scale_input: float32 [X, T]. moe_reduction_token_input: [T, H],
+        added once. moe_reduction_device_num_experts: how many of the X count, a number or int32 [1]
+        where the rows lie.
+    residual_in, moe_allreduce_out, residual_out, norm_out: [T, H] of the rows' type; rms_gamma [H].
+    quant_out, scale_out, scale_factor, layout_code: FP4, as allreduce_fusion() has it.
+    rms_eps, weight_bias, launch_with_pdl: allreduce_fusion(). backend: trtllm.
+    world_size, world_rank, workspace_ptrs: trtllm_allreduce_fusion().
     """
     _check_finalize_backend("backend", backend)
     workspace = workspace_of("workspace_ptrs", workspace_ptrs, world_size, world_rank)
@@ -462,7 +488,14 @@ def trtllm_moe_finalize_allreduce_fusion(
 ) -> None:
     """The weighted sum of each token's rows, summed over ranks, then the norm.
 
-    scale_factor: the encode scale of quant_out, which needs one.
+    allreduce_in: float16 or bfloat16 [rows, H]. expanded_idx_to_permuted_idx: int32 [T, k], -1 for
+        a slot of another rank. expert_scale_factor: float32 or of the rows' type, [T, k].
+        shared_expert_output: [T, H], added after routed_scaling_factor.
+    residual_in, residual_out, norm_out: [T, H] of the rows' type. norm_weight: [H].
+    quant_out, scale_out: FP4, as allreduce_fusion() has it, with scales in 128x4. scale_factor: the
+        encode scale, which quant_out needs.
+    eps, weight_bias: of the norm. launch_with_pdl: allreduce_fusion(). backend: trtllm.
+    workspace_ptrs, world_rank, world_size: trtllm_allreduce_fusion().
     """
     _check_finalize_backend("backend", backend)
     workspace = workspace_of("workspace_ptrs", workspace_ptrs, world_size, world_rank)
@@ -478,5 +511,5 @@ def trtllm_moe_finalize_allreduce_fusion(
 
 
 def compute_fp4_swizzled_layout_sf_size(total_row: int, total_column: int) -> int:
-    """Bytes of the swizzled 128x4 layout of so many rows and columns of scales."""
+    """Bytes of the swizzled 128x4 layout of scales [total_row, total_column]."""
     return _swizzled_bytes(total_row, total_column, "swizzled_128x4")

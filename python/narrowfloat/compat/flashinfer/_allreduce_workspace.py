@@ -154,10 +154,14 @@ def create_allreduce_fusion_workspace(
     config: Any = None,
     device: Any = None,
 ) -> AllReduceFusionWorkspace:
-    """Memory for tensors of max_token_num x hidden_dim elements. Collective over the ranks.
+    """Memory for tensors of max_token_num x hidden_dim elements of dtype. Collective.
 
-    comm_backend: its allgather() connects the ranks; default: the process group of torch.
-    force_oneshot_support: the one-shot takes the largest tensor, too.
+    backend: auto or trtllm. world_size, rank: of the group, which is a process group of torch
+        (default: all processes); or comm_backend, whose allgather() then connects the ranks.
+    force_oneshot_support: the one-shot takes the largest tensor, too. gpus_per_node: not read.
+    top_k, rms_eps, weight_bias, routed_scaling_factor, include_shared_expert, add_residual,
+        write_residual_output, apply_rms_norm, output_dtype, dynamic_fp8, write_norm_output, config:
+        refused; they are of the backend mnnvl-cutedsl.
     device: default: the current GPU, or the CPU where there is none.
     """
     given = {"world_size": world_size, "rank": rank, "max_token_num": max_token_num,
@@ -199,8 +203,11 @@ def trtllm_create_ipc_workspace_for_all_reduce_fusion(
 ) -> tuple[Any, ...]:
     """(ipc_handles, workspace_tensor), and as upstream with metadata. Collective over the ranks.
 
-    ipc_handles goes to trtllm_destroy_ipc_workspace_for_all_reduce_fusion(), workspace_tensor to
-    the functions with `workspace_ptrs`. device: create_allreduce_fusion_workspace().
+    ipc_handles goes to trtllm_destroy_ipc_workspace_for_all_reduce_fusion(), workspace_tensor,
+    int64 [1], to the functions with `workspace_ptrs`. max_token_num, hidden_dim, group,
+    comm_backend, device: create_allreduce_fusion_workspace(), with tp_size and tp_rank as its
+    world_size and rank. use_fp32_lamport: for float32. create_metadata: with a dictionary of these
+    numbers, and with use_symm_dev_mem an empty list before it.
     """
     if use_symm_dev_mem and not create_metadata:
         raise ValueError("use_symm_dev_mem: expected create_metadata=True with it")
@@ -219,7 +226,7 @@ def trtllm_create_ipc_workspace_for_all_reduce_fusion(
 def trtllm_destroy_ipc_workspace_for_all_reduce_fusion(
     workspace: list[list[int]], group: Any = None
 ) -> None:
-    """Frees a workspace, by its ipc_handles, after all ranks have called this."""
+    """Frees a workspace, by its ipc_handles, after all ranks have called this. group: not read."""
     found = _kept.pop(workspace[0][0], None)
     if found is not None:
         found.destroy()

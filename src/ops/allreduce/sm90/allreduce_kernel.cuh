@@ -56,8 +56,12 @@ __global__ void __maxnreg__(allreduce_registers(Protocol::kMostRanks, Elements::
   DeviceCta cta(rank * static_cast<uint32_t>(launch.ctas_per_rank), launch.ctas_per_rank,
                 static_cast<int>(args.epilogue.hidden / kLeafElements), launch.triggers_after_push);
   DeviceRow<Elements> row(args, cta, reinterpret_cast<uint8_t*>(shared));
+  // Nobody stores into the shared memory of a CTA of the cluster that has not started.
+  const bool is_cluster = cta.cluster_ctas() > 1;
+  if (is_cluster) arrive_at_cluster();
   row.load_constants();
   wait_for_previous_grids();
+  if (is_cluster) wait_for_cluster();
   row.prefetch_first_token();
   const RowExtents extents{args.epilogue.tokens, args.epilogue.hidden / kLeafElements};
   Protocol::template run<Elements>(cta, args, extents, row);

@@ -34,6 +34,9 @@ class DeviceCta {
   [[nodiscard]] __device__ int num_threads() const { return static_cast<int>(blockDim.x); }
   [[nodiscard]] __device__ bool is_leader() const { return threadIdx.x == 0; }
   __device__ void sync() const { __syncthreads(); }
+  __device__ bool sync_any(bool condition) const {
+    return __syncthreads_or(condition ? 1 : 0) != 0;
+  }
 
   // A row is taken in steps: in each, the threads of the cluster take neighbouring leaves. All
   // warps take the same number of steps.

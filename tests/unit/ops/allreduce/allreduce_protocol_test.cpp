@@ -253,6 +253,27 @@ TEST(AllReduceProtocol, ReportsAnEarlierFaultAtTheEntryOfACall) {
   }
 }
 
+// Rank 1 enters the call and comes to its first barrier after the others have given up: their flags
+// look like those of ranks that have arrived.
+TEST(AllReduceProtocol, ALateRankReportsThatOthersHaveGivenUp) {
+  const AllReduceProblem problem{.tokens = 3, .hidden = 64};
+  const GoldenInputs in = random_inputs(problem, 3, Fill::kNormal, 1);
+  const TestHooks late([](int rank, int /*cta*/, ProtocolPoint point) {
+    if (rank == 1 && point == ProtocolPoint::kStaged)
+      std::this_thread::sleep_for(milliseconds(300));
+  });
+  for (const AllReduceImpl* impl : {&kAllReduceCpuTwoShot, &kAllReduceCpuReference}) {
+    const RankGroup group(3, capacities(), DType::kBF16, milliseconds(60));
+    run_as_threads(3, [&](int rank) {
+      const RankTensors tensors(in, rank);
+      run_rank(group, rank, *impl, problem, tensors.args());
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_NE(group.fault(rank).kind, AllReduceFault::kNone) << impl->name << ", rank " << rank;
+    }
+  }
+}
+
 TEST(AllReduceProtocol, KeepsTheFirstFault) {
   const AllReduceProblem problem{.tokens = 3, .hidden = 64};
   const GoldenInputs in = random_inputs(problem, 2, Fill::kNormal, 1);
