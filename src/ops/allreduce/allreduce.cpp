@@ -67,7 +67,7 @@ CheckedCall check_and_agree(Impl& workspace, const AllReduceProblem& problem,
   }
   const AllReduceCall call = checked ? checked->call : workspace.call_of(problem);
   workspace.agree_on(call, scalars_of(args), error ? &*error : nullptr);
-  return *std::move(checked);
+  return *checked;
 }
 
 }  // namespace
