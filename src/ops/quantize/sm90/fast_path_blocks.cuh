@@ -4,8 +4,8 @@
 // infinities, scales out of range) are encoded again by the format's general formula.
 #pragma once
 
-#include "device/group_scale.cuh"
 #include "device/encode_block.cuh"
+#include "device/group_scale.cuh"
 
 namespace narrowfloat {
 

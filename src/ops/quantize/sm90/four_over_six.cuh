@@ -12,9 +12,9 @@
 // products near E2M1's limit take the general formula out of line.
 #pragma once
 
+#include "device/encode_block.cuh"
 #include "device/encode_e2m1.cuh"
 #include "formats/four_over_six.h"
-#include "device/encode_block.cuh"
 
 namespace narrowfloat {
 

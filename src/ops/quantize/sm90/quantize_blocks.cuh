@@ -13,9 +13,9 @@
 //   scale
 #pragma once
 
+#include "device/encode_block.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/sm90/any_rows.cuh"
-#include "device/encode_block.cuh"
 #include "ops/quantize/sm90/scale_stores.cuh"
 #include "runtime/cuda/launch.h"
 

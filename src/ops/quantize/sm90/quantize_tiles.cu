@@ -13,8 +13,8 @@
 // tile's rows in the values, where it is read before the barrier and overwritten by codes after it.
 //
 // Bound by memory: 3 bytes per element of bf16.
-#include "device/ptx/grid_dependency.cuh"
 #include "device/encode_block.cuh"
+#include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/sm90/quantize_rows.cuh"
 #include "ops/quantize/sm90/quantize_rows.h"
 #include "ops/quantize/sm90/quantize_tiles.h"
