@@ -173,6 +173,11 @@ moe+=':*AtEveryCount/small_mxfp4_fp8:*AtEveryCount/odd_nvfp4:*AtEveryCount/deeps
 step memcheck_moe sanitize memcheck moe_cuda_test --gtest_filter="$moe"
 step memcheck_route_permute sanitize memcheck routing_cuda_test \
   --gtest_filter='RoutePermute.Ids*:RoutePermute.Keys*'
+allreduce='*SmallRows*/nvfp4:*SmallRows*/norm_fp8_token:*SmallRows*/moe_*:*SmallRows*/fp8_group'
+allreduce+=':*SmallRows*/mxfp8:*NoTokens*:*OverACluster*'
+for tool in memcheck racecheck synccheck; do
+  step "${tool}_allreduce" sanitize $tool allreduce_cuda_test --gtest_filter="$allreduce"
+done
 step memcheck_queueing sanitize memcheck gpu_test --gtest_filter="$few:GpuQueueing.Graphs*"
 step racecheck_conformance sanitize racecheck conformance_gpu
 step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test --gtest_filter="$tiles"

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from allreduce_model import (
+from allreduce_numpy import (
     check_quantized,
     finalized_rows,
     norm,

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from allreduce_model import (
+from allreduce_numpy import (
     finalized_rows,
     fp8_group,
     fp8_token,

@@ -52,7 +52,7 @@ struct GoldenOutputs {
   std::vector<uint8_t> scale_out;
   std::vector<uint8_t> row_scale_out;
 
-  // For each token.
+  // Values of each token.
   std::vector<float> sums_of_squares;
   std::vector<float> inverse_rms;
 };

@@ -4,18 +4,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <cstring>
+#include <stdexcept>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <thread>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "base/int_math.h"
 #include "comm/leaf.h"
 #include "ops/allreduce/allreduce_checks.h"
+#include "support/forked_ranks.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -244,6 +243,12 @@ RankTensors::RankTensors(const GoldenInputs& in, int rank, const RankOptions& op
   args_.weight_bias = in.weight_bias;
 }
 
+std::vector<const GuardedBuffer*> RankTensors::buffers() const {
+  std::vector<const GuardedBuffer*> buffers;
+  for (const GuardedBuffer& buffer : buffers_) buffers.push_back(&buffer);
+  return buffers;
+}
+
 std::string RankTensors::difference(const GoldenOutputs& expected) const {
   for (const GuardedBuffer& buffer : buffers_) {
     if (!buffer.intact()) return "wrote outside of a tensor";
@@ -346,35 +351,15 @@ void run_as_threads(int ranks, const std::function<void(int rank)>& body) {
 }
 
 std::vector<int> run_as_processes(int ranks, const std::function<int(int rank)>& body) {
-  using Clock = std::chrono::steady_clock;
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t child = fork();
-    if (child == 0) {
-      int status = 99;
-      try {
-        status = body(rank);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-      }
-      _exit(status);
-    }
-    if (child < 0) throw std::bad_alloc();
-    children.push_back(child);
-  }
-  const Clock::time_point deadline = Clock::now() + std::chrono::seconds(60);
+  constexpr std::string_view kSignal = "signal ";
   std::vector<int> statuses;
-  for (const pid_t child : children) {
-    int status = 0;
-    pid_t ended = 0;
-    while ((ended = waitpid(child, &status, WNOHANG)) == 0 && Clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    if (ended == 0) {
-      kill(child, SIGKILL);
-      waitpid(child, &status, 0);
-    }
-    statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+  for (const std::string& result :
+       run_processes(ranks, [&](int rank) { return std::to_string(body(rank)); })) {
+    const bool is_signal = result.starts_with(kSignal);
+    const std::string number = is_signal ? result.substr(kSignal.size()) : result;
+    const bool is_number = !number.empty() && number.find_first_not_of("0123456789") == number.npos;
+    if (!is_number) throw std::runtime_error("a rank has failed: " + result);
+    statuses.push_back(is_signal ? -std::stoi(number) : std::stoi(number));
   }
   return statuses;
 }

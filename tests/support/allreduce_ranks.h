@@ -1,5 +1,5 @@
-// Ranks of an all-reduce on the CPU, without a workspace object: peer memory that threads and
-// forked processes share, the tensors of one rank in guarded memory, and random inputs.
+// Ranks of an all-reduce: the tensors of one rank in guarded memory, random inputs, and, for the
+// CPU without a workspace object, peer memory that threads and forked processes share.
 #pragma once
 
 #include <array>
@@ -63,6 +63,8 @@ class RankTensors {
   RankTensors(const GoldenInputs& in, int rank, const RankOptions& options = {});
 
   [[nodiscard]] const AllReduceArgs& args() const { return args_; }
+  // All buffers, in an order that the problem and the options determine.
+  [[nodiscard]] std::vector<const GuardedBuffer*> buffers() const;
   // Describes the first difference from the model, or a store outside of the tensors; empty if
   // there is none.
   [[nodiscard]] std::string difference(const GoldenOutputs& expected) const;
@@ -88,9 +90,8 @@ void run_rank(const RankGroup& group, int rank, const AllReduceImpl& impl,
               const AllReduceProblem& problem, const AllReduceArgs& args);
 // Calls body(rank) in a thread for each rank.
 void run_as_threads(int ranks, const std::function<void(int rank)>& body);
-// Calls body(rank) in a process for each rank, which ends with the status that it returns. Returns
-// the statuses; a process that a signal killed has minus its number. Processes that do not end in
-// 60 seconds are killed.
+// Calls body(rank) in a process for each rank. Returns what the bodies return, 0 or more; a process
+// that a signal killed has minus its number. Throws where a body does.
 std::vector<int> run_as_processes(int ranks, const std::function<int(int rank)>& body);
 
 }  // namespace narrowfloat::testing

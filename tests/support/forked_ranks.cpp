@@ -1,128 +1,94 @@
 // See forked_ranks.h.
 #include "support/forked_ranks.h"
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <csignal>
-#include <cstring>
-#include <memory>
-#include <new>
-#include <sys/mman.h>
+#include <stdexcept>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace narrowfloat::testing {
 namespace {
 
-using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
-
-constexpr size_t kMessageBytes = size_t{1} << 20;
-constexpr auto kRankDeadline = 20s;
-
-// One rank's part of the shared memory. A rank alternates between two messages: when it writes the
-// one of call n + 2, all ranks have begun call n + 1 and so have read call n.
-struct RankCell {
-  struct Message {
-    std::atomic<uint32_t> call{0};
-    std::byte bytes[kMessageBytes];
-  };
-  Message messages[2];
-  char report[4096];
-};
-
-class ForkedBootstrap final : public Bootstrap {
- public:
-  ForkedBootstrap(int rank, int ranks, RankCell* cells)
-      : Bootstrap({.rank = rank, .size = ranks, .local_rank = rank, .launcher = {}, .job_id = {}},
-                  kRankDeadline),
-        cells_(cells) {}
-
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override {
-    require(mine.size() <= kMessageBytes, "the message is too long for the test");
-    require(all.size() == mine.size() * static_cast<size_t>(size()), "all has another size");
-    const uint32_t call = ++calls_;
-    RankCell::Message& own = cells_[rank()].messages[call % 2];
-    std::copy(mine.begin(), mine.end(), own.bytes);
-    own.call.store(call, std::memory_order_release);
-    const auto end = Clock::now() + deadline();
-    for (int peer = 0; peer < size(); ++peer) {
-      const RankCell::Message& message = cells_[peer].messages[call % 2];
-      while (message.call.load(std::memory_order_acquire) != call) {
-        if (Clock::now() > end) {
-          throw Error(ErrorKind::kDevice, "no message of rank " + std::to_string(peer));
-        }
-        std::this_thread::sleep_for(50us);
-      }
-      std::copy_n(message.bytes, mine.size(),
-                  all.begin() + static_cast<ptrdiff_t>(mine.size()) * peer);
-    }
-  }
-
- private:
-  RankCell* cells_;
-  uint32_t calls_ = 0;
-};
-
-std::string report_of(const RankBody& body, Bootstrap& bootstrap) {
-  try {
-    body(bootstrap);
-    return {};
-  } catch (const Error& error) {
-    return std::string(to_string(error.kind())) + ": " + error.what();
-  } catch (const std::exception& error) {
-    return std::string("no Error: ") + error.what();
-  }
+std::string result_of(const std::function<std::string(int)>& body, int rank) {
+  std::string result;
+  const std::string error = error_of([&] { result = body(rank); });
+  return error.empty() ? result : error;
 }
 
-[[noreturn]] void run_rank(int rank, int ranks, RankCell* cells, const RankBody& body) {
-  ForkedBootstrap bootstrap(rank, ranks, cells);
-  const std::string report = report_of(body, bootstrap);
-  std::strncpy(cells[rank].report, report.c_str(), sizeof(cells[rank].report) - 1);
-  ::_exit(0);
+[[noreturn]] void run_child(const std::function<std::string(int)>& body, int rank, int pipe) {
+  ::alarm(60);
+  const std::string result = result_of(body, rank);
+  const ssize_t written = ::write(pipe, result.data(), result.size());
+  ::_exit(written == static_cast<ssize_t>(result.size()) ? 0 : 1);
 }
 
-// "" for a process that has left its report.
-std::string wait_for_rank(pid_t process, Clock::time_point end) {
+struct Child {
+  pid_t pid = 0;
+  int pipe = -1;
+};
+
+std::string wait_for_child(const Child& child) {
+  std::string result;
+  char buffer[4096];
+  for (ssize_t count = 0; (count = ::read(child.pipe, buffer, sizeof(buffer))) > 0;) {
+    result.append(buffer, static_cast<size_t>(count));
+  }
+  ::close(child.pipe);
   int status = 0;
-  while (::waitpid(process, &status, WNOHANG) == 0) {
-    if (Clock::now() > end) {
-      ::kill(process, SIGKILL);
-      ::waitpid(process, &status, 0);
-      return "has not ended in time";
-    }
-    std::this_thread::sleep_for(1ms);
-  }
-  if (WIFSIGNALED(status)) return std::string("ended by signal: ") + strsignal(WTERMSIG(status));
-  return WEXITSTATUS(status) == 0 ? "" : "exit status " + std::to_string(WEXITSTATUS(status));
+  ::waitpid(child.pid, &status, 0);
+  if (WIFSIGNALED(status)) return fmt::format("signal {}", WTERMSIG(status));
+  return WEXITSTATUS(status) == 0 ? result : fmt::format("exit status {}", WEXITSTATUS(status));
 }
 
 }  // namespace
 
+std::vector<std::string> run_processes(int ranks, const std::function<std::string(int)>& body) {
+  std::vector<Child> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    int ends[2];
+    if (::pipe(ends) != 0) throw std::runtime_error("pipe failed");
+    const pid_t pid = ::fork();
+    if (pid == 0) run_child(body, rank, ends[1]);
+    ::close(ends[1]);
+    children.push_back({pid, ends[0]});
+  }
+  std::vector<std::string> results;
+  for (const Child& child : children) results.push_back(wait_for_child(child));
+  return results;
+}
+
+std::vector<std::string> run_threads(int ranks, const std::function<std::string(int)>& body) {
+  std::vector<std::string> results(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { results[static_cast<size_t>(rank)] = result_of(body, rank); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return fmt::format("{}: {}", to_string(error.kind()), error.what());
+  } catch (const std::exception& error) {
+    return fmt::format("exception: {}", error.what());
+  }
+  return {};
+}
+
 std::vector<std::string> run_forked_ranks(int ranks, const RankBody& body) {
-  const size_t bytes = sizeof(RankCell) * static_cast<size_t>(ranks);
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return {"mmap has failed"};
-  auto* cells = static_cast<RankCell*>(memory);
-  std::uninitialized_default_construct_n(cells, ranks);
-  std::vector<pid_t> processes;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t process = ::fork();
-    if (process == 0) run_rank(rank, ranks, cells, body);
-    processes.push_back(process);
-  }
-  std::vector<std::string> reports;
-  const auto end = Clock::now() + 3 * kRankDeadline;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const std::string ended = wait_for_rank(processes[static_cast<size_t>(rank)], end);
-    reports.push_back(ended.empty() ? cells[rank].report : ended);
-  }
-  ::munmap(memory, bytes);
-  return reports;
+  constexpr std::chrono::seconds kRankDeadline{20};
+  SharedRendezvous rendezvous(ranks);
+  return run_processes(ranks, [&](int rank) {
+    body(*rendezvous.bootstrap(rank, kRankDeadline));
+    return std::string();
+  });
 }
 
 void expect_success_on_all(int ranks, const RankBody& body) {

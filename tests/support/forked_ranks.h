@@ -1,5 +1,5 @@
-// Ranks that are processes of their own, forked from the test, with a bootstrap over memory that
-// they share. The test must not have threads, nor have used CUDA.
+// Ranks that are processes of their own, forked from the test, alone or with a bootstrap over
+// memory that they share. The test must not have threads, nor have used CUDA.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,17 @@
 #include "narrowfloat/bootstrap.h"
 
 namespace narrowfloat::testing {
+
+// Forks `ranks` children, in each runs body(rank), and returns what they return, or "signal 9" for
+// a child that was killed. An exception of a child is a result "error kind: message". Children
+// never run a test's code after the body, and end after 60 seconds in any case.
+std::vector<std::string> run_processes(int ranks, const std::function<std::string(int)>& body);
+
+// The same in threads.
+std::vector<std::string> run_threads(int ranks, const std::function<std::string(int)>& body);
+
+// "" if the body throws nothing, else "error kind: message".
+std::string error_of(const std::function<void()>& body);
 
 // The bootstrap of a rank with another deadline; tests that meddle with messages derive from it.
 class ForwardingBootstrap : public Bootstrap {
@@ -25,9 +36,8 @@ class ForwardingBootstrap : public Bootstrap {
 
 using RankBody = std::function<void(Bootstrap&)>;
 
-// Runs `body` on each rank, and returns what the ranks report: "" where the body returned, else the
-// kind and message of what it threw ("unsupported: ..."), or how its process ended. Ranks wait for
-// each other for 20 seconds at most.
+// Runs `body` on each rank as run_processes() does; the result is "" where the body returned. Ranks
+// wait for each other for 20 seconds at most.
 std::vector<std::string> run_forked_ranks(int ranks, const RankBody& body);
 
 // Expects that all ranks return.

@@ -1,11 +1,8 @@
 // Ranks of a group as forked processes or as threads.
 #include "unit/runtime/comm/rank_processes.h"
 
-#include <exception>
 #include <stdexcept>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
 
 #include <arpa/inet.h>
@@ -17,77 +14,6 @@
 #include "support/temp_dir.h"
 
 namespace narrowfloat::testing {
-namespace {
-
-std::string result_of(const std::function<std::string(int)>& body, int rank) {
-  std::string result;
-  const std::string error = error_of([&] { result = body(rank); });
-  return error.empty() ? result : error;
-}
-
-[[noreturn]] void run_child(const std::function<std::string(int)>& body, int rank, int pipe) {
-  ::alarm(60);
-  const std::string result = result_of(body, rank);
-  const ssize_t written = ::write(pipe, result.data(), result.size());
-  ::_exit(written == static_cast<ssize_t>(result.size()) ? 0 : 1);
-}
-
-struct Child {
-  pid_t pid = 0;
-  int pipe = -1;
-};
-
-std::string wait_for_child(const Child& child) {
-  std::string result;
-  char buffer[4096];
-  for (ssize_t count = 0; (count = ::read(child.pipe, buffer, sizeof(buffer))) > 0;) {
-    result.append(buffer, static_cast<size_t>(count));
-  }
-  ::close(child.pipe);
-  int status = 0;
-  ::waitpid(child.pid, &status, 0);
-  if (WIFSIGNALED(status)) return fmt::format("signal {}", WTERMSIG(status));
-  return WEXITSTATUS(status) == 0 ? result : fmt::format("exit status {}", WEXITSTATUS(status));
-}
-
-}  // namespace
-
-std::vector<std::string> run_processes(int ranks, const std::function<std::string(int)>& body) {
-  std::vector<Child> children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    int ends[2];
-    if (::pipe(ends) != 0) throw std::runtime_error("pipe failed");
-    const pid_t pid = ::fork();
-    if (pid == 0) run_child(body, rank, ends[1]);
-    ::close(ends[1]);
-    children.push_back({pid, ends[0]});
-  }
-  std::vector<std::string> results;
-  for (const Child& child : children) results.push_back(wait_for_child(child));
-  return results;
-}
-
-std::vector<std::string> run_threads(int ranks, const std::function<std::string(int)>& body) {
-  std::vector<std::string> results(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { results[static_cast<size_t>(rank)] = result_of(body, rank); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
-}
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", to_string(error.kind()), error.what());
-  } catch (const std::exception& error) {
-    return fmt::format("exception: {}", error.what());
-  }
-  return {};
-}
-
 void expect_contains(const std::string& text, const std::vector<std::string>& fragments) {
   for (const std::string& fragment : fragments) {
     EXPECT_NE(text.find(fragment), std::string::npos) << "no \"" << fragment << "\" in: " << text;

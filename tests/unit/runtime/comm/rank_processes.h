@@ -8,19 +8,9 @@
 #include <vector>
 
 #include "narrowfloat/bootstrap.h"
+#include "support/forked_ranks.h"
 
 namespace narrowfloat::testing {
-
-// Forks `ranks` children, in each runs body(rank), and returns what they return, or "signal 9" for
-// a child that was killed. An exception of a child is a result "error kind: message". Children
-// never run a test's code after the body, and end after 60 seconds in any case.
-std::vector<std::string> run_processes(int ranks, const std::function<std::string(int)>& body);
-
-// The same in threads.
-std::vector<std::string> run_threads(int ranks, const std::function<std::string(int)>& body);
-
-// "" if the body throws nothing, else "error kind: message".
-std::string error_of(const std::function<void()>& body);
 
 void expect_contains(const std::string& text, const std::vector<std::string>& fragments);
 
