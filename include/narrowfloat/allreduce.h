@@ -55,6 +55,11 @@ inline constexpr int kNumAllReducePatterns = 20;
 // "allreduce", "residual_rmsnorm", "fp8", "norm_fp8", ...
 NARROWFLOAT_API std::string_view name(AllReducePattern pattern);
 
+// The MoE patterns.
+NARROWFLOAT_API bool is_moe(AllReducePattern pattern);
+// Whether a pattern requires norm_out. The MoE patterns do not, but may have it.
+NARROWFLOAT_API bool stores_norm(AllReducePattern pattern);
+
 enum class AllReduceQuantization : int {
   kNone = 0,
   kFp8Tensor = 1,
@@ -132,7 +137,7 @@ struct AllReduceMoe {
   float routed_scaling = 1.0F;
 };
 
-// Where it is computed. Absent views are not wanted; all tensors are dense and lie on the
+// The tensors of one rank. Absent views are not wanted; all tensors are dense and lie on the
 // workspace's device. input may be the same memory as any output of its shape, residual_out the
 // same as residual_in; nothing else overlaps.
 struct AllReduceArgs {
@@ -189,6 +194,9 @@ struct AllReduceWorkspaceOptions {
   std::chrono::milliseconds deadline{30'000};
   AllReduceAgreement agreement = AllReduceAgreement::kFirstCall;
 };
+
+// Ranks of a workspace with peer memory.
+inline constexpr int kMostAllReduceRanks = 8;
 
 struct AllReduceCapacities {
   int64_t oneshot_bytes = 0;
@@ -250,17 +258,17 @@ class NARROWFLOAT_API AllReduceWorkspace {
 };
 
 // Checks everything that the host can know, then queues the operation on `stream` (on the CPU:
-// returns when it is done). Returns the algorithm that runs it. Allocates nothing and never waits
-// for a GPU; can be captured into a graph. tokens = 0 does nothing and leaves the protocol's state
-// alone. A failed check leaves it alone too. One rank runs the epilogue alone.
+// returns when it is done). Returns the algorithm that runs it. Allocates no device memory and
+// never waits for a GPU; can be captured into a graph. tokens = 0 does nothing and leaves the
+// protocol's state alone. A failed check leaves it alone too. One rank runs the epilogue alone.
 // Throws kInvalidArgument, kUnsupported (no algorithm takes the problem; the message lists each
 // with its reason), or kDevice (an earlier call on this workspace failed).
 NARROWFLOAT_API AllReduceAlgorithm allreduce(AllReduceWorkspace& workspace,
                                              const AllReduceProblem& problem,
                                              const AllReduceArgs& args, Stream stream = {});
 
-// All virtual ranks of a GPU in one launch; one AllReduceArgs for each workspace of create_local().
-// For tests and measurements on one GPU.
+// Runs all virtual ranks of a GPU in one launch, for tests and measurements on one GPU; args has
+// one entry for each workspace of create_local(). CPU ranks run in threads.
 NARROWFLOAT_API AllReduceAlgorithm allreduce_virtual_ranks(std::span<AllReduceWorkspace> workspaces,
                                                            const AllReduceProblem& problem,
                                                            std::span<const AllReduceArgs> args,

@@ -30,7 +30,7 @@ _OPTIONS = {"quantization": "none", "scale_layout": "swizzled_128x4", "group_siz
             "accumulate": "float32", "exactness": "exact", "algorithm": "auto",
             "trigger": "at_end", "eps": 1e-6, "weight_bias": 0.0, "routed_scaling": 1.0,
             "programmatic_launch": False}  # fmt: skip
-# What the library calls the operator's outputs that have other names here.
+# Some of the operator's outputs have other names in the library.
 _LIBRARY_NAMES = {"residual": "residual_in", "values": "quant_out", "scales": "scale_out",
                   "row_scales": "row_scale_out"}  # fmt: skip
 _NAMES = PACKAGE_NAMES | {"ar_out": "ar_out", "residual_out": "residual_out",

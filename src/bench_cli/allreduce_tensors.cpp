@@ -60,15 +60,6 @@ TensorView shape_of(DType dtype, std::initializer_list<int64_t> shape) {
   return TensorView::contiguous(nullptr, dtype, shape);
 }
 
-bool is_moe(Pattern pattern) {
-  return pattern == Pattern::kMoeReduction || pattern == Pattern::kMoeFinalize;
-}
-
-// Names of patterns that store the norm say so.
-bool stores_norm(Pattern pattern) {
-  return pattern == Pattern::kResidualRmsNorm || name(pattern).starts_with("norm_");
-}
-
 std::optional<FormatId> block_format(Quantization quantization) {
   switch (quantization) {
     case Quantization::kNvfp4:

@@ -16,8 +16,6 @@
 
 namespace narrowfloat::cli {
 
-constexpr int kMostAllReduceRanks = 8;
-
 struct RankTensor {
   std::string name;
   TensorView view;                              // Its data are those of a call.
@@ -61,7 +59,8 @@ class RankTensors {
   [[nodiscard]] AllReduceArgs args(std::byte* inputs, std::byte* outputs, Device device) const;
   void fill_inputs(Machine& machine, std::byte* inputs) const;
   [[nodiscard]] RankTraffic traffic(AllReduceAlgorithm algorithm) const;
-  // Where the outputs of a call differ from those that are expected; empty where they do not.
+  // Returns the first difference between the outputs and those that are expected; empty without
+  // one.
   [[nodiscard]] std::string difference(const std::byte* got, const std::byte* expected) const;
   // The same for NCCL's own sum, whose order is not defined: the first output of the element type
   // must be as near as sums in any order are; the others follow from it.

@@ -1,6 +1,5 @@
 // The rows that pad the scales of an all-reduce, which are written as zero (allreduce spec 4), in
-// words of four bytes: four byte scales of a swizzled row, one fp32 scale of an mn_major row, four
-// exponents of FP8 groups.
+// words of four bytes: four byte scales of a swizzled row, or four exponents of FP8 groups.
 #pragma once
 
 #include "comm/allreduce_args.h"
@@ -19,9 +18,6 @@ NF_HOST_DEVICE constexpr int64_t scale_word_offset(const EpilogueArgs& args, int
   if (args.quantization == AllReduceQuantization::kFp8GroupUe8m0) {
     return column * round_up(args.tokens, int64_t{4}) + row;
   }
-  if (args.quantization == AllReduceQuantization::kFp8Block1x128) {
-    return AllLayouts::offset(args.scale_layout, row, column, args.scale_extents);
-  }
   return AllLayouts::offset(args.scale_layout, row, 4 * column, args.scale_extents) / 4;
 }
 
@@ -31,9 +27,6 @@ NF_HOST_DEVICE constexpr ScalePadRows scale_pad_rows(const EpilogueArgs& args) {
   switch (args.quantization) {
     case AllReduceQuantization::kFp8GroupUe8m0:
       return {padding(4), word_columns};
-    case AllReduceQuantization::kFp8Block1x128:
-      if (args.scale_layout != ScaleLayoutId::kMnMajor) return {};
-      return {padding(4), args.scale_extents.blocks};
     case AllReduceQuantization::kNvfp4:
     case AllReduceQuantization::kNvfp4PerToken:
     case AllReduceQuantization::kMxfp8:
@@ -44,6 +37,7 @@ NF_HOST_DEVICE constexpr ScalePadRows scale_pad_rows(const EpilogueArgs& args) {
     case AllReduceQuantization::kNone:
     case AllReduceQuantization::kFp8Tensor:
     case AllReduceQuantization::kFp8Token:
+    case AllReduceQuantization::kFp8Block1x128:
       return {};
   }
   return {};

@@ -1,5 +1,5 @@
-// Where the parts of an all-reduce workspace lie, and what they hold at the start (allreduce spec
-// 7). Everything is a pure function of the number of ranks and the capacities.
+// The parts of an all-reduce workspace, their places, and their contents at the start (allreduce
+// spec 7). Everything is a pure function of the number of ranks and the capacities.
 //
 //   peer-visible region of a rank                        written by
 //   | abort cell, 128 bytes                              | any rank, once
@@ -19,12 +19,10 @@
 
 namespace narrowfloat {
 
-inline constexpr int kMaxRanks = 8;
+inline constexpr int kMaxRanks = kMostAllReduceRanks;
 inline constexpr int kBarrierRows = 1024;  // CTAs of a two-shot grid.
 inline constexpr int kOneShotBuffers = 3;
 inline constexpr int64_t kControlLine = 128;
-// Messages and slots are padded to this.
-inline constexpr int64_t kCellBytes = 16;
 
 struct PeerRegion {
   int64_t abort = 0;

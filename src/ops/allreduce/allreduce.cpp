@@ -40,7 +40,6 @@ struct CheckedCall {
 CheckedCall check_call(const Impl& workspace, const AllReduceProblem& problem,
                        const AllReduceArgs& args) {
   workspace.throw_if_failed();
-  check_allreduce_problem(problem);
   CheckedCall checked{workspace.call_of(problem),
                       lower_allreduce(problem, args, workspace.options().device)};
   const bool is_32_bit = problem.element == DType::kF32;

@@ -6,7 +6,7 @@
 //
 // Ranges are of equal size, the last one short, so that gathering them gives the message in order.
 // The addends of MoE patterns are computed into scratch memory first.
-#include <array>
+#include <algorithm>
 #include <vector>
 
 #include "base/int_math.h"

@@ -61,9 +61,7 @@ extern const AllReduceImpl kAllReduceCpuReference;
 
 // Facts of a pattern.
 AllReduceSource source_of(AllReducePattern pattern);
-bool has_norm(AllReducePattern pattern);     // All but kAllReduce.
-bool stores_norm(AllReducePattern pattern);  // norm_out is required.
-bool is_moe(AllReducePattern pattern);
+bool has_norm(AllReducePattern pattern);  // All but kAllReduce.
 
 // Conditions that several implementations share. The first: the call asks for `algorithm`, or for
 // any.

@@ -21,7 +21,7 @@
 
 namespace narrowfloat {
 
-// For tests. The settings are those of the process.
+// Tests change these settings, which are those of the process.
 using ProtocolPointFunction = void (*)(int rank, int cta, ProtocolPoint point);
 // Null: nothing is called.
 void set_protocol_point_function(ProtocolPointFunction function);

@@ -88,22 +88,25 @@ LaunchLimits agree_on_limits(Bootstrap& bootstrap, const LaunchLimits& mine) {
   return least;
 }
 
-std::shared_ptr<uint8_t> allocate_fault(Device device) {
+// Memory for an object of the host, as the memory that devices share with it is owned.
+template <typename Object>
+std::shared_ptr<uint8_t> allocate_on_host() {
+  auto object = std::make_shared<Object>();
+  return {object, reinterpret_cast<uint8_t*>(object.get())};
+}
+
+std::shared_ptr<uint8_t> allocate_fault([[maybe_unused]] Device device) {
 #if defined(NARROWFLOAT_CUDA)
   if (is_cuda(device)) return allocate_mapped_memory(device, sizeof(AllReduceFault));
 #endif
-  static_cast<void>(device);
-  auto fault = std::make_shared<AllReduceFault>();
-  return {fault, reinterpret_cast<uint8_t*>(fault.get())};
+  return allocate_on_host<AllReduceFault>();
 }
 
-std::shared_ptr<uint8_t> allocate_control(Device device) {
+std::shared_ptr<uint8_t> allocate_control([[maybe_unused]] Device device) {
 #if defined(NARROWFLOAT_CUDA)
   if (is_cuda(device)) return allocate_device_memory(device, sizeof(LocalControl));
 #endif
-  static_cast<void>(device);
-  auto control = std::make_shared<LocalControl>();
-  return {control, reinterpret_cast<uint8_t*>(control.get())};
+  return allocate_on_host<LocalControl>();
 }
 
 std::string describe(const AllReduceFault& fault, const AllReduceWorkspaceOptions& options) {

@@ -15,7 +15,7 @@ namespace narrowfloat {
 class SymmetricMemory {
  public:
   // Ranks of a workspace (allreduce spec 2.3).
-  static constexpr int kMaxRanks = 8;
+  static constexpr int kMaxRanks = kMostAllReduceRanks;
 
   SymmetricMemory(const SymmetricMemory&) = delete;
   SymmetricMemory& operator=(const SymmetricMemory&) = delete;

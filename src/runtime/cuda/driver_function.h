@@ -8,7 +8,7 @@ namespace narrowfloat {
 // one.
 void* find_driver_function(const char* name);
 
-// For decltype(&cuFunction).
+// Takes decltype(&cuFunction) as its type.
 template <typename Function>
 Function driver_function(const char* name) {
   return reinterpret_cast<Function>(find_driver_function(name));
