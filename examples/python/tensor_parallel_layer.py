@@ -2,6 +2,7 @@
 
     python examples/python/tensor_parallel_layer.py                 # processes on the CPU, gloo
     python examples/python/tensor_parallel_layer.py --cuda          # one GPU for each rank, NCCL
+    torchrun --nproc-per-node 2 examples/python/tensor_parallel_layer.py
 
 The first matrix is split by columns and the second one by rows, so that each rank holds a partial
 sum of the layer's output. One call adds the ranks' sums and the residual, normalises, and quantizes
@@ -61,11 +62,11 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def run_rank(rank: int, ranks: int, meeting: str, cuda: bool) -> None:
-    """One process."""
+    """One process; they find each other by the URL `meeting`."""
     if cuda:
         torch.cuda.set_device(rank)
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{meeting}",
+    dist.init_process_group("nccl" if cuda else "gloo", init_method=meeting,
                             rank=rank, world_size=ranks)  # fmt: skip
     layer = make_layer(device)
     up, down = layer["up"].chunk(ranks)[rank], layer["down"].chunk(ranks, dim=1)[rank]
@@ -107,16 +108,19 @@ def run_rank(rank: int, ranks: int, meeting: str, cuda: bool) -> None:
 
 
 def main() -> None:
-    """Starts the ranks."""
+    """Starts the ranks; under torchrun, is one of them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cuda", action="store_true", help="a GPU for each rank")
     arguments = parser.parse_args()
+    if "WORLD_SIZE" in os.environ:
+        run_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", arguments.cuda)
+        return
     if arguments.cuda and torch.cuda.device_count() < arguments.ranks:
         parser.error(f"--cuda: {arguments.ranks} ranks need as many GPUs, "
                      f"here are {torch.cuda.device_count()}")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        meeting = os.path.join(folder, "meeting")
+        meeting = f"file://{folder}/meeting"
         spawn(run_rank, (arguments.ranks, meeting, arguments.cuda), nprocs=arguments.ranks)
 
 
