@@ -6,6 +6,7 @@ Groups of gloo are processes on the CPU; groups of NCCL need a GPU for each proc
 from __future__ import annotations
 
 import copy
+import faulthandler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import narrowfloat.compat.flashinfer.comm as comm  # noqa: E402
 import narrowfloat.torch as nft  # noqa: E402
 
 HIDDEN = 256
+SECONDS = 300  # A process may take so long.
 
 
 def gamma() -> torch.Tensor:
@@ -87,10 +89,12 @@ def check_moe(own: nft.AllReduce, rank: int, ranks: int) -> None:
 
 def check_compiled(own: nft.AllReduce, rank: int) -> None:
     """One graph, also for another number of tokens; calls keep their order."""
+    weight, scale = gamma(), global_scale()
+
     def step(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own(x, algorithm="twoshot")  # Not used, but no rank may leave it out alone.
-        a = own(x, "norm_nvfp4", residual=residual, gamma=gamma(), global_scale=global_scale())
-        b = own(a.norm_out * 2, "fp8_group", residual=a.residual_out, gamma=gamma())
+        a = own(x, "norm_nvfp4", residual=residual, gamma=weight, global_scale=scale)
+        b = own(a.norm_out * 2, "fp8_group", residual=a.residual_out, gamma=weight)
         c = own(x + 1)
         return a.norm_out, a.values, a.scales, b.residual_out, b.values, b.scales, c.ar_out
 
@@ -102,11 +106,12 @@ def check_compiled(own: nft.AllReduce, rank: int) -> None:
 
 def check_compat(own: nft.AllReduce, rank: int, ranks: int) -> None:
     """FlashInfer's functions on a process group give what the direct calls give."""
+    x, residual = tensor_of(rank), tensor_of(99)
     workspace = comm.create_allreduce_fusion_workspace("auto", ranks, rank, 16, HIDDEN,
                                                        torch.bfloat16,
-                                                       device=torch.get_default_device())  # fmt: skip
-    x, residual = tensor_of(rank), tensor_of(99)
-    how = {"residual": residual, "gamma": gamma(), "global_scale": global_scale(), "accumulate": "element"}
+                                                       device=x.device)  # fmt: skip
+    how = {"residual": residual, "gamma": gamma(), "global_scale": global_scale(),
+           "accumulate": "element"}  # fmt: skip
     wanted = own(x, "norm_nvfp4", scale_layout="linear", **how)
     scales = torch.empty(5 * 16, dtype=torch.float8_e4m3fn)
     codes = torch.empty(5, HIDDEN // 8, dtype=torch.float32)
@@ -124,11 +129,11 @@ def check_compat(own: nft.AllReduce, rank: int, ranks: int) -> None:
 
 def check_captured(own: nft.AllReduce, rank: int) -> None:
     """Replays of a CUDA graph give what the calls give, with other values and between calls."""
-    x, residual = tensor_of(rank), tensor_of(99)
+    x, residual, weight, scale = tensor_of(rank), tensor_of(99), gamma(), global_scale()
 
     def step() -> tuple[torch.Tensor, ...]:
-        a = own(x, "norm_nvfp4", residual=residual, gamma=gamma(), global_scale=global_scale())
-        b = own(a.norm_out, "fp8_token", residual=a.residual_out, gamma=gamma(),
+        a = own(x, "norm_nvfp4", residual=residual, gamma=weight, global_scale=scale)
+        b = own(a.norm_out, "fp8_token", residual=a.residual_out, gamma=weight,
                 algorithm="twoshot")  # fmt: skip
         return a.norm_out, a.values, a.scales, b.residual_out, b.values, b.scales
 
@@ -160,6 +165,7 @@ def check_part(rank: int, ranks: int) -> None:
 
 def work(rank: int, ranks: int, folder: Path, backend: str) -> None:
     """The checks of one process."""
+    faulthandler.dump_traceback_later(SECONDS, exit=True)  # A hang ends with its place.
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
@@ -182,6 +188,7 @@ def work(rank: int, ranks: int, folder: Path, backend: str) -> None:
         own(tensor_of(rank), "mxfp8")
     own.workspace.destroy()
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
