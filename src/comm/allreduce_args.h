@@ -45,11 +45,24 @@ struct EpilogueArgs {
   int64_t scale_words = 0;     // Words of four bytes that scale_out holds.
 };
 
+// The host reads here how far calls on a GPU have come.
+struct CallProgress {
+  uint32_t is_running = 0;
+  uint32_t ended = 0;  // Calls; wraps.
+};
+
+// Where a kernel tells that a call has ended. Null: nowhere.
+struct EndOfCall {
+  uint32_t* ended = nullptr;         // The count, in device memory.
+  CallProgress* progress = nullptr;  // In memory that the host reads.
+};
+
 struct RankArgs {
   RankMemory memory;
   SourceArgs source;
   EpilogueArgs epilogue;
   AllReduceAccumulation accumulation = AllReduceAccumulation::kFp32;
+  EndOfCall end_of_call;  // Calls whose exchange is NCCL's use it.
 };
 
 }  // namespace narrowfloat

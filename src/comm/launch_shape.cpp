@@ -79,7 +79,7 @@ AllReduceShape allreduce_shape(const ShapeRequest& request, const LaunchLimits& 
   const CtaShape cta =
       cta_shape(request, ceil_div(chunks, cluster), tokens_per_sm, limits.max_warps);
   const int64_t sms = std::max(sms_for(cluster, limits), cluster);
-  const int64_t resident = std::min<int64_t>(sms * cta.ctas_per_sm, kBarrierRows);
+  const int64_t resident = std::min<int64_t>(sms * cta.ctas_per_sm, kMostCtas);
   const int64_t most_clusters = std::max<int64_t>(resident / cluster, 1);
   // Every cluster takes as many tokens as the others, but for one.
   const int64_t clusters = ceil_div(rows, ceil_div(rows, most_clusters));

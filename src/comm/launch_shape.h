@@ -30,9 +30,14 @@ struct AllReduceShape {
   friend bool operator==(const AllReduceShape&, const AllReduceShape&) = default;
 };
 
-// Dynamic shared memory of a CTA: sums of two tokens, then its part of the norm's weight and of two
-// rows (ops/allreduce/sm90/device_row.cuh).
-inline constexpr int64_t kRowSumBytes = 4096;
+// The CTAs of a cluster together have at most so many warps, and so many chunks of a token with
+// those beyond the end of the row.
+inline constexpr int kMostClusterWarps = 8 * 16;
+inline constexpr int kMostClusterChunks = 256 + 64;
+
+// Dynamic shared memory of a CTA: sums and maxima of two tokens and their barriers, then its part
+// of the norm's weight and of two rows (ops/allreduce/sm90/device_row.cuh).
+inline constexpr int64_t kRowSumBytes = 2 * 4 * (kMostClusterChunks + kMostClusterWarps) + 32;
 constexpr int64_t row_memory_bytes(int64_t steps, int64_t warps, int element_bytes) {
   return kRowSumBytes + 3 * steps * warps * kChunkCols * element_bytes;
 }

@@ -56,10 +56,9 @@ template <int kMostRanks, class Elements, class Cta, class Row>
 NF_HOST_DEVICE void oneshot_allreduce(Cta& cta, const RankMemory& memory, const RowExtents& extents,
                                       AllReduceAccumulation accumulation, Row& row) {
   using LeafType = typename Elements::LeafType;
-  ProtocolControl& control = memory.control->oneshot;
-  const uint32_t epoch = cta.load_relaxed(&control.epoch);
-  const auto clear_bytes = static_cast<int64_t>(control.clear_bytes);
-  enter_call(cta, memory);
+  const uint32_t epoch = cta.load_relaxed(&memory.control->oneshot[cta.index()].epoch);
+  const uint32_t used_leaves = cta.load_relaxed(&memory.control->oneshot[cta.index()].used_leaves);
+  const uint32_t abort_cell = enter_call(cta, memory);
   const int64_t stride = slot_bytes<Elements>(extents);
   const int64_t buffer_bytes = memory.layout.slot_capacity * memory.ranks;
   // Numbers are taken modulo three before they are added: 2^32 is no multiple of three.
@@ -92,14 +91,12 @@ NF_HOST_DEVICE void oneshot_allreduce(Cta& cta, const RankMemory& memory, const 
 
   // Peers store to these cells in a later call, which is ordered by data alone: atomic words, too.
   auto* const cleared = reinterpret_cast<LeafType*>(buffer(memory.rank, previous));
-  cta.for_each_cell(clear_bytes / int64_t{sizeof(LeafType)}, [&](int64_t index) {
+  cta.for_each_cell(used_leaves, [&](int64_t index) {
     cta.send(cleared + index, leaf_of_sentinels<Elements::kBytes>());
   });
-  // The clearing must be performed before a later push of this rank lets peers write there again.
-  cta.sync();
-  if (cta.is_leader()) cta.fence();
   cta.after_push();
   cta.reached(ProtocolPoint::kCleared);
+  heed_abort(cta, memory, abort_cell);
 
   for (int64_t token = cta.cluster(); token < extents.tokens; token += cta.num_clusters()) {
     cta.for_each_leaf(extents.leaves, [&](int64_t leaf, bool is_inside) {
@@ -137,10 +134,10 @@ NF_HOST_DEVICE void oneshot_allreduce(Cta& cta, const RankMemory& memory, const 
   }
   cta.reached(ProtocolPoint::kPolled);
 
-  leave_call(cta, control, [&] {
-    control.clear_bytes = static_cast<uint64_t>(stride * memory.ranks);
-    control.epoch = next_oneshot_epoch(epoch);
-  });
+  leave_call(
+      cta, memory.control->oneshot,
+      {.epoch = next_oneshot_epoch(epoch),
+       .used_leaves = static_cast<uint32_t>(extents.tokens * extents.leaves * memory.ranks)});
 }
 
 }  // namespace narrowfloat

@@ -5,6 +5,7 @@
 //
 // A Cta has the functions below. All of its threads call them unless said otherwise.
 //   index(), num_ctas()           this CTA in its grid
+//   kMostCtas                     of all grids
 //   cluster(), num_clusters()     the CTAs of a cluster share tokens
 //   for_each_leaf(count, f)       f(leaf, is_inside) for the leaves of a row that belong to this
 //                                 thread, in steps that all lanes of a warp take together
@@ -18,8 +19,8 @@
 //                                 may hold older contents
 //   load_relaxed, load_acquire, store_release(uint32_t*)   at system scope
 //   fence()                       acquire-release at system scope
-//   take_ticket(uint32_t*)        adds 1 at the scope of the rank, acquire-release; returns the
-//                                 previous value
+//   end_call()                    orders all that this CTA has read and written before its rank's
+//                                 next call
 //   claim(uint32_t*)              true for the first caller of all (compare and swap 0 -> 1)
 //   now_ns(), pause(spins)
 //   after_push()                  data of this call are on their way: dependents may start, if the
@@ -106,17 +107,23 @@ NF_HOST_DEVICE bool wait_until(Cta& cta, const RankMemory& memory, What&& what, 
   return true;
 }
 
-// The start of a call. On a workspace where a rank has given up before, it must not start to wait:
-// in a replay of a graph the host does not look between calls. The fault is reported here, since
-// this rank may have left the call that failed before it saw the abort cell.
+// The start of a call: the abort cell, which heed_abort() takes before the first wait. In between,
+// the call sends its data while the cell is loaded.
 template <class Cta>
-NF_HOST_DEVICE void enter_call(Cta& cta, const RankMemory& memory) {
-  cta.aborted = cta.load_relaxed(abort_cell(memory, memory.rank)) != 0;
-  if (cta.aborted) {
-    report_fault(cta, memory,
-                 WaitFor{AllReduceFault::kAborted, static_cast<uint32_t>(memory.rank), 0}, 0);
-  }
+NF_HOST_DEVICE uint32_t enter_call(Cta& cta, const RankMemory& memory) {
   cta.reached(ProtocolPoint::kStart);
+  return cta.load_relaxed(abort_cell(memory, memory.rank));
+}
+
+// On a workspace where a rank has given up before, a call must not start to wait: in a replay of a
+// graph the host does not look between calls. The fault is reported here, since this rank may have
+// left the call that failed before it saw the abort cell.
+template <class Cta>
+NF_HOST_DEVICE void heed_abort(Cta& cta, const RankMemory& memory, uint32_t cell) {
+  cta.aborted = cell != 0;
+  if (!cta.aborted) return;
+  report_fault(cta, memory,
+               WaitFor{AllReduceFault::kAborted, static_cast<uint32_t>(memory.rank), 0}, 0);
 }
 
 // Waits for the CTA of the same number on every rank. What these CTAs wrote before is visible
@@ -150,16 +157,17 @@ NF_HOST_DEVICE void barrier_over_ranks(Cta& cta, const RankMemory& memory, uint3
   cta.aborted = cta.sync_any(cta.aborted);
 }
 
-// The last act of a CTA. The last CTA of the grid runs advance() before its rank's next call.
-template <class Cta, class Advance>
-NF_HOST_DEVICE void leave_call(Cta& cta, ProtocolControl& control, Advance&& advance) {
+// The last act of a CTA: its own history becomes `next`, and so does its share of the histories
+// that belong to no CTA of this call. The first store of the rank's next call may let peers write
+// to memory that this one has read or cleared.
+template <class Cta>
+NF_HOST_DEVICE void leave_call(Cta& cta, CallHistory* histories, const CallHistory& next) {
   cta.sync();
   cta.reached(ProtocolPoint::kFinished);
-  if (!cta.is_leader()) return;
-  const uint32_t others = cta.take_ticket(&control.ticket);
-  if (others + 1 != static_cast<uint32_t>(cta.num_ctas())) return;
-  control.ticket = 0;
-  advance();
+  cta.end_call();
+  if (cta.is_leader()) histories[cta.index()] = next;
+  cta.for_each_cell(Cta::kMostCtas - cta.num_ctas(),
+                    [&](int64_t i) { histories[cta.num_ctas() + i] = next; });
 }
 
 }  // namespace narrowfloat

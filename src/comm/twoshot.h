@@ -21,16 +21,17 @@ namespace narrowfloat {
 
 // The range of a rank: tokens [first, first + count). The first ranks own one more.
 struct TokenRange {
-  int64_t first = 0;
-  int64_t count = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
 };
 
 NF_HOST_DEVICE constexpr TokenRange token_range(int64_t tokens, int ranks, int rank) {
   // Peer memory takes fewer than 2^31 tokens, and GPUs divide 32-bit numbers faster.
   const auto count = static_cast<uint32_t>(tokens);
-  const int64_t least = count / static_cast<uint32_t>(ranks);
-  const int64_t more = count % static_cast<uint32_t>(ranks);
-  return {rank * least + (rank < more ? rank : more), least + (rank < more ? 1 : 0)};
+  const auto number = static_cast<uint32_t>(rank);
+  const uint32_t least = count / static_cast<uint32_t>(ranks);
+  const uint32_t more = count % static_cast<uint32_t>(ranks);
+  return {number * least + (number < more ? number : more), least + (number < more ? 1 : 0)};
 }
 
 inline constexpr uint32_t kTwoShotEpochs = 2;  // Barriers of a call.
@@ -39,17 +40,17 @@ template <int kMostRanks, class Elements, class Cta, class Row>
 NF_HOST_DEVICE void twoshot_allreduce(Cta& cta, const RankMemory& memory, const RowExtents& extents,
                                       AllReduceAccumulation accumulation, Row& row) {
   using LeafType = typename Elements::LeafType;
-  ProtocolControl& control = memory.control->twoshot;
-  const uint32_t epoch = cta.load_relaxed(&control.epoch);
-  enter_call(cta, memory);
+  const uint32_t epoch = cta.load_relaxed(&memory.control->twoshot[cta.index()].epoch);
+  const uint32_t abort_cell = enter_call(cta, memory);
   const auto area = [&](int rank, int64_t part, int64_t token) {
     return reinterpret_cast<LeafType*>(memory.regions[rank] + part) + token * extents.leaves;
   };
   // Calls f(token) for this cluster's tokens of a rank's range.
   const auto for_each_token = [&](int owner, auto&& f) {
     const TokenRange range = token_range(extents.tokens, memory.ranks, owner);
-    for (int64_t position = cta.cluster(); position < range.count; position += cta.num_clusters()) {
-      f(range.first + position);
+    const auto step = static_cast<uint32_t>(cta.num_clusters());
+    for (auto i = static_cast<uint32_t>(cta.cluster()); i < range.count; i += step) {
+      f(int64_t{range.first + i});
     }
   };
 
@@ -63,6 +64,7 @@ NF_HOST_DEVICE void twoshot_allreduce(Cta& cta, const RankMemory& memory, const 
   }
   cta.reached(ProtocolPoint::kStaged);
   row.clear_padding();
+  heed_abort(cta, memory, abort_cell);
   barrier_over_ranks(cta, memory, epoch + 1);
   cta.reached(ProtocolPoint::kFirstBarrier);
 
@@ -103,7 +105,7 @@ NF_HOST_DEVICE void twoshot_allreduce(Cta& cta, const RankMemory& memory, const 
     });
   }
 
-  leave_call(cta, control, [&] { control.epoch = epoch + kTwoShotEpochs; });
+  leave_call(cta, memory.control->twoshot, {.epoch = epoch + kTwoShotEpochs});
 }
 
 // One rank: the epilogue alone.

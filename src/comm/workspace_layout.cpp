@@ -1,7 +1,7 @@
 // Sizes and offsets of the parts of a workspace, with overflow as an error.
 #include "comm/workspace_layout.h"
 
-#include <algorithm>
+#include <bit>
 
 #include "base/int_math.h"
 #include "base/throw_error.h"
@@ -24,9 +24,10 @@ void require_ranks(int ranks) {
   throw_invalid("ranks: expected 1 to {}, got {}", kMaxRanks, ranks);
 }
 
-int64_t padded(std::string_view name, int64_t bytes) {
-  if (bytes < 0 || bytes > kMostBytes) {
-    throw_invalid("{}: expected 0 to 2^62 bytes, got {}", name, bytes);
+int64_t padded(std::string_view name, int64_t bytes, int64_t most) {
+  if (bytes < 0 || bytes > most) {
+    throw_invalid("{}: expected 0 to 2^{} bytes, got {}", name,
+                  std::countr_zero(static_cast<uint64_t>(most)), bytes);
   }
   return round_up(bytes, kControlLine);
 }
@@ -45,11 +46,11 @@ AllReduceCapacities default_allreduce_capacities(int ranks) {
 PeerRegion peer_region(int ranks, const AllReduceCapacities& capacities) {
   require_ranks(ranks);
   PeerRegion region;
-  region.slot_capacity = padded("oneshot_bytes", capacities.oneshot_bytes);
-  const int64_t area = padded("twoshot_bytes", capacities.twoshot_bytes);
+  region.slot_capacity = padded("oneshot_bytes", capacities.oneshot_bytes, kMostOneShotBytes);
+  const int64_t area = padded("twoshot_bytes", capacities.twoshot_bytes, kMostBytes);
   region.abort = 0;
   region.barriers = kControlLine;
-  region.control = region.barriers + kBarrierRows * kControlLine;
+  region.control = region.barriers + kMostCtas * kControlLine;
   region.oneshot = region.control + round_up(int64_t{sizeof(LocalControl)}, kControlLine);
   region.staging =
       add_product(region.oneshot, int64_t{kOneShotBuffers} * ranks, region.slot_capacity);

@@ -3,7 +3,7 @@
 //
 //   peer-visible region of a rank                        written by
 //   | abort cell, 128 bytes                              | any rank, once
-//   | barrier words, kBarrierRows rows of 128 bytes      | word s of a row: rank s
+//   | barrier words, kMostCtas rows of 128 bytes         | word s of a row: rank s
 //   | control words                                      | its own rank
 //   | one-shot: 3 buffers of `ranks` slots               | slot s: rank s
 //   | two-shot staging                                   | its own rank
@@ -20,7 +20,7 @@
 namespace narrowfloat {
 
 inline constexpr int kMaxRanks = kMostAllReduceRanks;
-inline constexpr int kBarrierRows = 1024;  // CTAs of a two-shot grid.
+inline constexpr int kMostCtas = 1024;  // A grid has at most so many.
 inline constexpr int kOneShotBuffers = 3;
 inline constexpr int64_t kControlLine = 128;
 
@@ -35,20 +35,24 @@ struct PeerRegion {
   int64_t size_bytes = 0;
 };
 
-// Throws kInvalidArgument for ranks outside 1 to 8, negative capacities and sizes beyond 2^62.
+// Leaves of a one-shot buffer have 32-bit numbers.
+inline constexpr int64_t kMostOneShotBytes = int64_t{1} << 32;
+
+// Throws kInvalidArgument for ranks outside 1 to 8, negative capacities, one-shot capacities beyond
+// kMostOneShotBytes and sizes beyond 2^62.
 PeerRegion peer_region(int ranks, const AllReduceCapacities& capacities);
 
-// Local control words of one protocol, on a line of its own.
-struct alignas(128) ProtocolControl {
+// The calls before the present one, as a CTA finds them.
+struct CallHistory {
   uint32_t epoch = 0;        // Calls (one-shot) or barriers (two-shot) so far; wraps.
-  uint32_t ticket = 0;       // CTAs of the present call that have finished.
-  uint64_t clear_bytes = 0;  // One-shot: bytes of a buffer that the previous call used.
+  uint32_t used_leaves = 0;  // One-shot: leaves of a buffer that the previous call used.
 };
-static_assert(sizeof(ProtocolControl) == kControlLine);
 
+// Every CTA has a history of its own for each protocol, so that no CTA waits for others before it
+// may write it. They are equal: a call also writes those of the CTAs that it does not launch.
 struct LocalControl {
-  ProtocolControl oneshot;
-  ProtocolControl twoshot;
+  CallHistory oneshot[kMostCtas];
+  CallHistory twoshot[kMostCtas];
   alignas(128) uint32_t fault_claim = 0;  // 1: a fault has been reported.
 };
 

@@ -11,10 +11,14 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "narrowfloat/bootstrap.h"
+#include "ops/allreduce/allreduce_sm90.h"
+#include "ops/allreduce/nccl_watchdog.h"
 #include "runtime/comm/symmetric_memory.h"
+#include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/device_memory.h"
 #include "runtime/cuda/nccl.h"
 #include "support/multicast_off.h"
@@ -177,6 +181,56 @@ void check_exchange(NcclCommunicator& communicator, int rank, int ranks, Device 
   require(output.values() == expected, "exchange");
 }
 
+// A call over NCCL, as allreduce() makes it: the sum, then a kernel that tells of its end.
+void sum_watched(const NcclWatchdog& watchdog, NcclCommunicator& communicator,
+                 const DeviceFloats& floats, int64_t count, Device device) {
+  watchdog.begin({});
+  communicator.all_reduce(floats.data(), floats.data(), count, DType::kF32, {});
+  RankArgs args;
+  args.source.input = floats.data();
+  args.epilogue.tokens = 1;
+  args.epilogue.hidden = count;
+  args.epilogue.ar_out = floats.data();
+  args.end_of_call = watchdog.end_of_call();
+  launch_allreduce(DType::kF32,
+                   {.protocol = AllReduceProtocol::kSingleRank, .device = device.index}, {&args, 1},
+                   {});
+}
+
+// Calls that end in time are left alone, however long the pauses between them. The last rank stays
+// away from the last one, which the others end by aborting their communicators.
+void check_watchdog(NcclCommunicator& communicator, int rank, int ranks, Device device) {
+  constexpr Milliseconds kPatience{500};
+  constexpr int64_t kCount = 256;
+  const NcclWatchdog watchdog(communicator, device, kPatience);
+  const DeviceFloats floats(device, std::vector<float>(kCount, 1.0F));
+  float expected = 1.0F;
+  for (int i = 0; i < 4; ++i) {
+    sum_watched(watchdog, communicator, floats, kCount, device);
+    expected *= static_cast<float>(ranks);
+    require(floats.values() == std::vector<float>(kCount, expected), "watched all_reduce");
+    if (i % 2 == 1) std::this_thread::sleep_for(kPatience * 3 / 2);
+  }
+  communicator.check_error();
+  if (rank == ranks - 1) return;
+  sum_watched(watchdog, communicator, floats, kCount, device);
+  wait_for_device(device);
+  const auto refuses = [](auto call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      return error.kind() == ErrorKind::kDevice &&
+             message.find("call 4 over NCCL on") != std::string::npos &&
+             message.find("did not end within 500 ms") != std::string::npos;
+    }
+    return false;
+  };
+  require(refuses([&] { communicator.check_error(); }), "check_error() after an abort");
+  require(refuses([&] { sum_watched(watchdog, communicator, floats, kCount, device); }),
+          "a call after an abort");
+}
+
 std::string use_nccl(Bootstrap& bootstrap, Device device) {
   const auto communicator = NcclCommunicator::create(bootstrap, device, kDeadline / 4);
   for (int i = 0; i < 3; ++i) {
@@ -185,6 +239,10 @@ std::string use_nccl(Bootstrap& bootstrap, Device device) {
     check_exchange(*communicator, bootstrap.rank(), bootstrap.size(), device);
   }
   communicator->check_error();
+  // With one rank nothing waits for a peer.
+  if (bootstrap.size() > 1) {
+    check_watchdog(*communicator, bootstrap.rank(), bootstrap.size(), device);
+  }
   bootstrap.barrier();
   return "ok";
 }

@@ -45,16 +45,6 @@ __device__ inline void store_release(uint32_t* address, uint32_t value) {
 // fence.acq_rel.sys
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-// atom.acq_rel.gpu.add: returns the previous value.
-__device__ inline uint32_t add_acq_rel_gpu(uint32_t* address, uint32_t value) {
-  uint32_t previous;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(previous)
-               : "l"(address), "r"(value)
-               : "memory");
-  return previous;
-}
-
 // atom.acq_rel.gpu.cas: stores `value` where `expected` was; returns the previous value.
 __device__ inline uint32_t swap_if_equal_gpu(uint32_t* address, uint32_t expected, uint32_t value) {
   uint32_t previous;

@@ -83,9 +83,8 @@ template <class Elements>
 void reference_allreduce(const RankArgs& args, CpuCta& cta, CpuRow<Elements, CpuCta>& row) {
   const RankMemory& memory = args.memory;
   const RowExtents extents = extents_of(args);
-  ProtocolControl& control = memory.control->twoshot;
-  const uint32_t epoch = cta.load_relaxed(&control.epoch);
-  enter_call(cta, memory);
+  const uint32_t epoch = cta.load_relaxed(&memory.control->twoshot[cta.index()].epoch);
+  heed_abort(cta, memory, enter_call(cta, memory));
   auto* const staged = reinterpret_cast<typename Elements::LeafType*>(memory.regions[memory.rank] +
                                                                       memory.layout.staging);
   for (int64_t token = cta.index(); token < extents.tokens; token += cta.num_ctas()) {
@@ -109,7 +108,7 @@ void reference_allreduce(const RankArgs& args, CpuCta& cta, CpuRow<Elements, Cpu
   // The next call overwrites the staging areas.
   barrier_over_ranks(cta, memory, epoch + 2);
   cta.reached(ProtocolPoint::kSecondBarrier);
-  leave_call(cta, control, [&] { control.epoch = epoch + kTwoShotEpochs; });
+  leave_call(cta, memory.control->twoshot, {.epoch = epoch + kTwoShotEpochs});
 }
 
 void run_reference(const AllReduceCall& call, const RankArgs& args,

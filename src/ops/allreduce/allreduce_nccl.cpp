@@ -11,6 +11,7 @@
 
 #include "base/int_math.h"
 #include "ops/allreduce/allreduce_sm90.h"
+#include "ops/allreduce/nccl_watchdog.h"
 #include "ops/allreduce/workspace.h"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/nccl.h"
@@ -64,10 +65,11 @@ const void* local_addends(const AllReduceCall& call, const RankArgs& args, void*
   return scratch;
 }
 
-void run_epilogue(const AllReduceCall& call, const RankArgs& args, const void* sums,
-                  AllReduceTrigger trigger, Stream stream) {
+void run_epilogue(const AllReduceCall& call, const RankArgs& args, const AllReduceEngines& engines,
+                  const void* sums, AllReduceTrigger trigger, Stream stream) {
   RankArgs rest = args;
   rest.source = {.kind = AllReduceSource::kInput, .input = sums};
+  rest.end_of_call = engines.nccl_watchdog->end_of_call();
   launch_epilogue(call, rest, trigger, stream);
 }
 
@@ -89,6 +91,7 @@ void run_exact(const AllReduceCall& call, const RankArgs& args, const AllReduceE
     receives.push_back({rank * own_leaves * bytes, own_leaves * bytes});
   }
   const void* const addends = local_addends(call, args, sums, stream);
+  engines.nccl_watchdog->begin(stream);
   engines.nccl->exchange(addends, sends, received, receives, stream);
   uint8_t* const own = sums + args.memory.rank * range * bytes;
   sum_over_ranks(call.problem.element,
@@ -99,16 +102,17 @@ void run_exact(const AllReduceCall& call, const RankArgs& args, const AllReduceE
                   .accumulation = call.problem.accumulation},
                  call.device, stream);
   engines.nccl->all_gather(own, sums, range * bytes, stream);
-  run_epilogue(call, args, sums, trigger, stream);
+  run_epilogue(call, args, engines, sums, trigger, stream);
 }
 
 void run_fast(const AllReduceCall& call, const RankArgs& args, const AllReduceEngines& engines,
               AllReduceTrigger trigger, Stream stream) {
   uint8_t* const sums = engines.nccl_scratch;
   const void* const addends = local_addends(call, args, sums, stream);
+  engines.nccl_watchdog->begin(stream);
   engines.nccl->all_reduce(addends, sums, call.problem.tokens * call.problem.hidden,
                            call.problem.element, stream);
-  run_epilogue(call, args, sums, trigger, stream);
+  run_epilogue(call, args, engines, sums, trigger, stream);
 }
 
 }  // namespace

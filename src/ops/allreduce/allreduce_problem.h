@@ -14,6 +14,7 @@
 namespace narrowfloat {
 
 class NcclCommunicator;
+class NcclWatchdog;
 
 struct AllReduceCall {
   AllReduceProblem problem;
@@ -35,6 +36,7 @@ std::string to_string(const AllReduceCall& call);
 // The engines of a rank beside its peer memory.
 struct AllReduceEngines {
   NcclCommunicator* nccl = nullptr;
+  const NcclWatchdog* nccl_watchdog = nullptr;
   uint8_t* nccl_scratch = nullptr;  // Two areas of nccl_scratch_bytes().
 };
 

@@ -25,7 +25,7 @@ namespace narrowfloat {
 using ProtocolPointFunction = void (*)(int rank, int cta, ProtocolPoint point);
 // Null: nothing is called.
 void set_protocol_point_function(ProtocolPointFunction function);
-void set_cpu_ctas_per_rank(int count);
+void set_cpu_ctas_per_rank(int count);  // 1 to CpuCta::kMostCtas.
 
 namespace cpu_cta_detail {
 
@@ -45,6 +45,7 @@ class CpuCta {
         num_ctas_(num_ctas),
         reached_(cpu_cta_detail::test_settings().reached.load(std::memory_order_relaxed)) {}
 
+  static constexpr int kMostCtas = 8;
   bool aborted = false;
 
   [[nodiscard]] int index() const { return index_; }
@@ -97,9 +98,7 @@ class CpuCta {
     std::atomic_thread_fence(std::memory_order_acq_rel);
 #endif
   }
-  static uint32_t take_ticket(uint32_t* address) {
-    return reference(address).fetch_add(1, std::memory_order_acq_rel);
-  }
+  static void end_call() { fence(); }
   static bool claim(uint32_t* address) {
     uint32_t expected = 0;
     return reference(address).compare_exchange_strong(expected, 1, std::memory_order_acq_rel);

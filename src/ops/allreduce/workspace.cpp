@@ -13,6 +13,7 @@
 #include "runtime/cuda/cuda_devices.h"
 #if defined(NARROWFLOAT_CUDA)
 #include "ops/allreduce/allreduce_sm90.h"
+#include "ops/allreduce/nccl_watchdog.h"
 #include "runtime/cuda/device_memory.h"
 #include "runtime/cuda/nccl.h"
 #endif
@@ -209,6 +210,7 @@ void AllReduceWorkspace::Impl::reconnect_nccl() {
   }
   const std::vector<uint8_t> broken = gather_values(*bootstrap_, uint8_t{is_broken});
   if (std::ranges::find(broken, 1) == broken.end()) return;
+  nccl_watchdog_.reset();
   nccl_.reset();
   connect_nccl();
 #endif
@@ -225,6 +227,7 @@ void AllReduceWorkspace::Impl::connect_nccl() {
   run_phase(*bootstrap_, "allocation of NCCL's scratch memory", [&] {
     nccl_scratch_ = allocate_device_memory(
         options_.device, 2 * nccl_scratch_bytes(options_.nccl_bytes, view_.ranks));
+    nccl_watchdog_ = std::make_shared<NcclWatchdog>(*nccl_, options_.device, options_.deadline);
   });
 #endif
 }
@@ -267,7 +270,9 @@ AllReduceCall AllReduceWorkspace::Impl::call_of(const AllReduceProblem& problem)
 }
 
 AllReduceEngines AllReduceWorkspace::Impl::engines() const {
-  return {.nccl = nccl_.get(), .nccl_scratch = nccl_scratch_.get()};
+  return {.nccl = nccl_.get(),
+          .nccl_watchdog = nccl_watchdog_.get(),
+          .nccl_scratch = nccl_scratch_.get()};
 }
 
 // --- AllReduceWorkspace --------------------------------------------------------------------------

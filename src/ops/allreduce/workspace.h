@@ -61,6 +61,7 @@ class AllReduceWorkspace::Impl {
   // Freed after the communicator, whose kernels may still use it.
   std::shared_ptr<uint8_t> nccl_scratch_;
   std::shared_ptr<NcclCommunicator> nccl_;
+  std::shared_ptr<NcclWatchdog> nccl_watchdog_;
   bool has_agreed_ = false;
 };
 

@@ -2,6 +2,7 @@
 #include "runtime/cuda/nccl.h"
 
 #include <algorithm>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -65,6 +66,7 @@ class NcclCommunicator::Impl {
   [[nodiscard]] Device device() const { return device_; }
 
   void init(const nccl::UniqueId& id, std::chrono::milliseconds deadline) {
+    const std::lock_guard lock(mutex_);
     const CudaDeviceScope scope(device_);
     nccl::Config config;
     finish(nccl_.CommInitRankConfig(&comm_, ranks_, id, rank_, &config), "ncclCommInitRankConfig",
@@ -74,12 +76,14 @@ class NcclCommunicator::Impl {
   // Queues what `enqueue(functions, communicator)` does, and waits until NCCL has queued it.
   template <typename Enqueue>
   void call(const char* name, Enqueue enqueue) {
+    const std::lock_guard lock(mutex_);
     refuse_if_aborted();
     const CudaDeviceScope scope(device_);
     finish(enqueue(nccl_, comm_), name, deadline_);
   }
 
   void check() {
+    const std::lock_guard lock(mutex_);
     refuse_if_aborted();
     nccl::Result state = nccl::kSuccess;
     const nccl::Result result = nccl_.CommGetAsyncError(comm_, &state);
@@ -87,12 +91,18 @@ class NcclCommunicator::Impl {
     if (state != nccl::kSuccess && state != nccl::kInProgress) fail("a queued call", state);
   }
 
-  void abort() {
+  void abort(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (comm_ != nullptr) end_with(reason);
+  }
+
+ private:
+  void end_with(const std::string& reason) {
+    failure_ = reason;
     if (comm_ != nullptr) nccl_.CommAbort(comm_);
     comm_ = nullptr;
   }
 
- private:
   void refuse_if_aborted() const {
     if (comm_ != nullptr) return;
     throw_error(ErrorKind::kDevice, "NCCL on {}: the communicator was aborted after: {}",
@@ -125,8 +135,7 @@ class NcclCommunicator::Impl {
   }
 
   [[noreturn]] void give_up(const std::string& message) {
-    failure_ = message;
-    abort();
+    end_with(message);
     throw Error(ErrorKind::kDevice, message);
   }
 
@@ -135,6 +144,7 @@ class NcclCommunicator::Impl {
   int ranks_;
   Device device_;
   std::chrono::milliseconds deadline_;
+  std::mutex mutex_;           // It guards what follows.
   nccl::Comm comm_ = nullptr;  // Null: not made, or aborted.
   std::string failure_;
 };
@@ -166,7 +176,7 @@ std::unique_ptr<NcclCommunicator> NcclCommunicator::create(Bootstrap& bootstrap,
   try {
     run_phase(bootstrap, "making NCCL's communicator", [&] { impl->init(id, patience); });
   } catch (const PhaseError&) {
-    impl->abort();  // Other ranks are not there to finalize it.
+    impl->abort("another rank failed");  // Other ranks are not there to finalize it.
     throw;
   }
   return std::unique_ptr<NcclCommunicator>(new NcclCommunicator(std::move(impl)));
@@ -225,5 +235,7 @@ void NcclCommunicator::all_gather(const void* input, void* output, int64_t size_
 }
 
 void NcclCommunicator::check_error() { impl_->check(); }
+
+void NcclCommunicator::abort(const std::string& reason) { impl_->abort(reason); }
 
 }  // namespace narrowfloat

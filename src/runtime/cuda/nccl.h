@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "narrowfloat/allreduce.h"
 #include "narrowfloat/bootstrap.h"
@@ -14,6 +15,7 @@ namespace narrowfloat {
 // A communicator over the ranks of a bootstrap. It is not blocking: a call that NCCL goes on with
 // in the background is waited for until the deadline. A call that fails or is late throws kDevice
 // and aborts the communicator, which then refuses all calls. Calls can be captured into graphs.
+// Another thread may call abort().
 class NcclCommunicator {
  public:
   // Collective; every rank has a GPU of its own and the same version of NCCL. Throws kDevice on all
@@ -45,6 +47,10 @@ class NcclCommunicator {
 
   // Throws kDevice where a call has failed after it was queued; aborts the communicator then.
   void check_error();
+
+  // Ends the communicator and its kernels, which otherwise wait for peers without end. Every later
+  // call throws kDevice with the reason.
+  void abort(const std::string& reason);
 
  private:
   class Impl;

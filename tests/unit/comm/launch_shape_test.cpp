@@ -22,14 +22,17 @@ bool fits_on_sm(int64_t ctas, const AllReduceShape& shape, const ShapeRequest& r
 void expect_valid(const ShapeRequest& request, const LaunchLimits& limits) {
   const AllReduceShape shape = allreduce_shape(request, limits);
   const int64_t chunks = (request.hidden + 255) / 256;
-  ASSERT_GE(int64_t{shape.cluster} * shape.warps * shape.steps, chunks);
+  const int cluster_chunks = shape.cluster * shape.warps * shape.steps;
+  ASSERT_GE(cluster_chunks, chunks);
+  ASSERT_LE(cluster_chunks, kMostClusterChunks);
   ASSERT_TRUE(std::has_single_bit(static_cast<uint32_t>(shape.cluster)));
   ASSERT_LE(shape.cluster, limits.max_cluster);
   ASSERT_GE(shape.warps, 1);
   ASSERT_LE(shape.warps, limits.max_warps);
+  ASSERT_LE(shape.cluster * shape.warps, kMostClusterWarps);
   ASSERT_GE(shape.clusters, 1);
   ASSERT_LE(shape.clusters, request.rows);
-  ASSERT_LE(shape.ctas(), kBarrierRows);
+  ASSERT_LE(shape.ctas(), kMostCtas);
   ASSERT_EQ(shape.ctas() % shape.cluster, 0);
   // All CTAs are resident at once.
   const int64_t ctas_per_sm = (shape.ctas() + limits.sms - 1) / limits.sms;

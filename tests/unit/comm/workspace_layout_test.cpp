@@ -19,7 +19,7 @@ TEST(PeerRegion, HasItsPartsOneAfterAnother) {
       const PeerRegion region = peer_region(ranks, {capacity, 2 * capacity});
       EXPECT_EQ(region.abort, 0);
       EXPECT_GE(region.barriers, kControlLine);
-      EXPECT_GE(region.control, region.barriers + kBarrierRows * kControlLine);
+      EXPECT_GE(region.control, region.barriers + kMostCtas * kControlLine);
       EXPECT_GE(region.oneshot, region.control + int64_t{sizeof(LocalControl)});
       EXPECT_GE(region.slot_capacity, capacity);
       EXPECT_LT(region.slot_capacity, capacity + kControlLine);
@@ -53,11 +53,12 @@ TEST(AllReduceWorkspaceBytes, RefusesWhatNoMachineHas) {
   expect_error(kInvalid, {"ranks", "0"}, [] { allreduce_workspace_bytes(0, {1, 1}); });
   expect_error(kInvalid, {"oneshot_bytes", "-1"}, [] { allreduce_workspace_bytes(2, {-1, 1}); });
   expect_error(kInvalid, {"twoshot_bytes", "-1"}, [] { allreduce_workspace_bytes(2, {1, -1}); });
-  expect_error(kInvalid, {"oneshot_bytes"}, [] { allreduce_workspace_bytes(2, {INT64_MAX, 1}); });
-  expect_error(kInvalid, {"2^62"}, [] { allreduce_workspace_bytes(8, {kMost / 23, 0}); });
+  expect_error(kInvalid, {"oneshot_bytes", "2^32", "4294967297"},
+               [] { allreduce_workspace_bytes(2, {kMostOneShotBytes + 1, 1}); });
+  expect_error(kInvalid, {"twoshot_bytes"}, [] { allreduce_workspace_bytes(2, {1, INT64_MAX}); });
   expect_error(kInvalid, {"2^62"}, [] { allreduce_workspace_bytes(1, {0, kMost / 2}); });
-  expect_error(kInvalid, {"2^62"}, [] { allreduce_workspace_bytes(1, {kMost, kMost}); });
-  EXPECT_GT(allreduce_workspace_bytes(8, {kMost / 32, kMost / 16}), kMost / 2);
+  expect_error(kInvalid, {"2^62"}, [] { allreduce_workspace_bytes(1, {0, kMost}); });
+  EXPECT_GT(allreduce_workspace_bytes(8, {kMostOneShotBytes, kMost / 3}), kMost / 2);
 }
 
 }  // namespace

@@ -20,9 +20,18 @@ struct SingleRankProtocol {
   static constexpr int kMostRanks = 1;
 
   template <class Elements, class Cta, class Row>
-  __device__ static void run(Cta& cta, const RankArgs& /*args*/, const RowExtents& extents,
-                             Row& row) {
+  __device__ static void run(Cta& cta, const RankArgs& args, const RowExtents& extents, Row& row) {
     single_rank_allreduce<Elements>(cta, extents, row);
+    if (blockIdx.x == 0 && threadIdx.x == 0) tell_end_of_exchange(args.end_of_call);
+  }
+
+  // The exchange was that of an earlier grid.
+  __device__ static void tell_end_of_exchange(const EndOfCall& end) {
+    if (end.ended == nullptr) return;
+    const uint32_t ended = *end.ended + 1;
+    *end.ended = ended;
+    store_release(&end.progress->is_running, 0);
+    store_release(&end.progress->ended, ended);
   }
 };
 
@@ -58,7 +67,10 @@ __global__ void __maxnreg__(allreduce_registers(Protocol::kMostRanks, Elements::
   DeviceRow<Elements> row(args, cta, reinterpret_cast<uint8_t*>(shared));
   // Nobody stores into the shared memory of a CTA of the cluster that has not started.
   const bool is_cluster = cta.cluster_ctas() > 1;
-  if (is_cluster) arrive_at_cluster();
+  if (is_cluster) {
+    row.init_barriers();
+    arrive_at_cluster();
+  }
   row.load_constants();
   wait_for_previous_grids();
   if (is_cluster) wait_for_cluster();

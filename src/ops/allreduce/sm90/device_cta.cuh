@@ -21,6 +21,7 @@ class DeviceCta {
         rank_in_cluster_(static_cast<int>(cluster_rank())),
         num_steps_((leaves + leaves_of_step() - 1) / leaves_of_step()) {}
 
+  static constexpr int kMostCtas = narrowfloat::kMostCtas;
   bool aborted = false;
 
   [[nodiscard]] __device__ int index() const { return index_; }
@@ -99,7 +100,9 @@ class DeviceCta {
     narrowfloat::store_release(address, value);
   }
   __device__ static void fence() { fence_system(); }
-  __device__ static uint32_t take_ticket(uint32_t* address) { return add_acq_rel_gpu(address, 1); }
+  // The end of the grid does it, for all memory of the system; a grid that is launched early waits
+  // for it before its first access.
+  __device__ static void end_call() {}
   __device__ static bool claim(uint32_t* address) { return swap_if_equal_gpu(address, 0, 1) == 0; }
   __device__ static uint64_t now_ns() { return global_time_ns(); }
   // Polling has no back-off: it would add to the latency, and nothing else runs on the SM.

@@ -20,6 +20,7 @@
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/ptx/shared_memory.cuh"
+#include "device/ring.cuh"
 #include "device/scale_row.cuh"
 #include "formats/rms_norm.h"
 #include "ops/allreduce/sm90/device_cta.cuh"
@@ -28,15 +29,15 @@
 
 namespace narrowfloat {
 
-// Dynamic shared memory of a CTA: sums and maxima of two tokens, then the leaves of its part of the
-// norm's weight and of two rows (row_memory_bytes()). The offsets are the same in all CTAs of a
-// cluster.
+// Dynamic shared memory of a CTA: sums and maxima of two tokens, a barrier for each of them, then
+// the leaves of its part of the norm's weight and of two rows (row_memory_bytes()). The offsets are
+// the same in all CTAs of a cluster.
 struct RowMemory {
-  static constexpr int kMostChunks = 256;
-  static constexpr int kSumBytes = kMostChunks * 4;
-  static constexpr int kMaximaBytes = 8 * kWarpSize * 4;  // One a warp of a cluster.
+  static constexpr int kSumBytes = kMostClusterChunks * 4;
+  static constexpr int kMaximaBytes = kMostClusterWarps * 4;
   static constexpr int kTokenBytes = kSumBytes + kMaximaBytes;
-  static constexpr int kLeaves = 2 * kTokenBytes;
+  static constexpr int kBarriers = 2 * kTokenBytes;
+  static constexpr int kLeaves = kBarriers + 4 * 8;
   static constexpr int64_t kMostBytes = int64_t{226} * 1024;
 };
 static_assert(RowMemory::kLeaves == kRowSumBytes);
@@ -70,6 +71,17 @@ class DeviceRow {
   __device__ DeviceRow(const RankArgs& args, DeviceCta& cta, uint8_t* shared)
       : args_(args), epilogue_(args.epilogue), cta_(cta), shared_(shared) {
     leaves_ = epilogue_.hidden / kLeafElements;
+  }
+
+  // All threads call it before the CTAs of the cluster wait for each other.
+  __device__ void init_barriers() const {
+    if (cta_.is_leader()) {
+      for (uint32_t i = 0; i < 4; ++i) {
+        init_barrier(shared_address(shared_ + RowMemory::kBarriers) + 8 * i, 1);
+      }
+      fence_barrier_init();
+    }
+    __syncwarp();
   }
 
   // Starts to copy the weight of the norm to shared memory. Nothing but constants may be read
@@ -161,31 +173,43 @@ class DeviceRow {
     }
     squares = warp_tree_sum(squares);
     const auto chunk = static_cast<uint32_t>(leaf / kWarpSize);
-    if (chunk < num_chunks()) give_to_cluster(sum_offset(chunk), float_bits(squares));
+    give_to_cluster(kSums, chunk, float_bits(squares));
   }
 
   __device__ void finish(int64_t token) {
     if (!epilogue_.has_norm) return;
     wait_for_async_copies();
-    wait_for_row();
-    const float* const sums = reinterpret_cast<const float*>(shared_ + sum_offset(0));
+    // The leaves of this CTA.
+    __syncthreads();
+    wait_for_cluster_words(kSums, warps_of_cluster() * static_cast<uint32_t>(cta_.num_steps()));
+    const float* const sums = reinterpret_cast<const float*>(shared_ + word_offset(kSums, 0));
     const float total = tree_of_sums(sums, static_cast<int>(num_chunks()));
     reciprocal_rms_ = reciprocal_rms_of_sum(total, epilogue_.hidden, epilogue_.eps);
     quantize(token);
-    parity_ ^= 1U;
+    ++finished_;
   }
 
  private:
   // --- Places in shared memory ----------------------------------------------------------------
 
+  // Words of a token that the CTAs of a cluster send each other.
+  enum Words : uint32_t {
+    kSums = 0,    // Each chunk has one, of squares.
+    kMaxima = 1,  // Each warp has one.
+  };
+
+  [[nodiscard]] __device__ uint32_t parity() const { return finished_ % 2; }
   [[nodiscard]] __device__ uint32_t num_chunks() const {
     return static_cast<uint32_t>((leaves_ + kWarpSize - 1) / kWarpSize);
   }
-  [[nodiscard]] __device__ uint32_t sum_offset(uint32_t chunk) const {
-    return parity_ * RowMemory::kTokenBytes + 4 * chunk;
+  [[nodiscard]] __device__ uint32_t warps_of_cluster() const {
+    return static_cast<uint32_t>(cta_.num_threads() / kWarpSize * cta_.cluster_ctas());
   }
-  [[nodiscard]] __device__ uint32_t maximum_offset(uint32_t warp) const {
-    return parity_ * RowMemory::kTokenBytes + RowMemory::kSumBytes + 4 * warp;
+  [[nodiscard]] __device__ uint32_t word_offset(Words kind, uint32_t index) const {
+    return parity() * RowMemory::kTokenBytes + kind * RowMemory::kSumBytes + 4 * index;
+  }
+  [[nodiscard]] __device__ uint32_t barrier_of(Words kind) const {
+    return shared_address(shared_ + RowMemory::kBarriers) + 8 * (2 * parity() + kind);
   }
   // Leaves of a CTA: those of its threads in a step, step after step.
   [[nodiscard]] __device__ int leaves_of_cta() const {
@@ -195,27 +219,33 @@ class DeviceRow {
     return reinterpret_cast<LeafType*>(shared_ + RowMemory::kLeaves);
   }
   [[nodiscard]] __device__ LeafType* row() const {
-    return weights() + (1 + static_cast<int>(parity_)) * leaves_of_cta();
+    return weights() + (1 + static_cast<int>(parity())) * leaves_of_cta();
   }
   // The place of this thread's leaf in the present step.
   [[nodiscard]] __device__ int place() const {
     return cta_.step() * cta_.num_threads() + cta_.thread();
   }
 
-  // One lane of each warp stores a word at the same place in every CTA of the cluster.
-  __device__ void give_to_cluster(uint32_t offset, uint32_t value) const {
+  // A warp stores a word at the same place in every CTA of the cluster. Every warp gives all words
+  // of a token, also of leaves beyond the row: a CTA that has those of a token knows that nobody
+  // reads those of the token before the last any more.
+  __device__ void give_to_cluster(Words kind, uint32_t index, uint32_t value) const {
     const auto ctas = static_cast<uint32_t>(cta_.cluster_ctas());
     const uint32_t lane = static_cast<uint32_t>(cta_.thread()) % kWarpSize;
+    uint8_t* const word = shared_ + word_offset(kind, index);
     if (ctas == 1) {
-      if (lane == 0) *reinterpret_cast<uint32_t*>(shared_ + offset) = value;
+      if (lane == 0) *reinterpret_cast<uint32_t*>(word) = value;
     } else if (lane < ctas) {
-      store_in_block(shared_address(shared_ + offset), lane, value);
+      send_to_block(shared_address(word), lane, value, barrier_of(kind));
     }
   }
-  __device__ void wait_for_row() const {
-    if (cta_.cluster_ctas() == 1) return __syncthreads();
-    arrive_at_cluster();
-    wait_for_cluster();
+  // Waits for `count` words of the present token. Stores to global memory go on, which a barrier of
+  // the cluster would wait for. In a cluster of one CTA the caller waits for its threads.
+  __device__ void wait_for_cluster_words(Words kind, uint32_t count) const {
+    if (cta_.cluster_ctas() == 1) return;
+    if (cta_.is_leader()) arrive_and_expect(barrier_of(kind), 4 * count);
+    // Each barrier serves every other token.
+    wait_for_phase(barrier_of(kind), finished_ / 2 % 2);
   }
 
   // --- Norm and codes -------------------------------------------------------------------------
@@ -275,11 +305,12 @@ class DeviceRow {
     const auto warps = static_cast<uint32_t>(cta_.num_threads() / kWarpSize);
     const uint32_t warp = static_cast<uint32_t>(cta_.thread()) / kWarpSize;
     const auto rank = static_cast<uint32_t>(cta_.rank_in_cluster());
-    give_to_cluster(maximum_offset(rank * warps + warp), largest);
-    wait_for_row();
-    const auto* const maxima = reinterpret_cast<const uint32_t*>(shared_ + maximum_offset(0));
+    give_to_cluster(kMaxima, rank * warps + warp, largest);
+    const uint32_t count = warps_of_cluster();
+    if (cta_.cluster_ctas() == 1) __syncthreads();
+    wait_for_cluster_words(kMaxima, count);
+    const auto* const maxima = reinterpret_cast<const uint32_t*>(shared_ + word_offset(kMaxima, 0));
     largest = 0;
-    const uint32_t count = warps * static_cast<uint32_t>(cta_.cluster_ctas());
     for (uint32_t i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) {
       largest = max(largest, maxima[i]);
     }
@@ -471,7 +502,7 @@ class DeviceRow {
   int64_t leaves_;
   LeafType residual_{};
   float reciprocal_rms_ = 0.0F;
-  uint32_t parity_ = 0;
+  uint32_t finished_ = 0;  // Tokens.
 };
 
 }  // namespace narrowfloat

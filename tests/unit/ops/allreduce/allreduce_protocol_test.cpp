@@ -93,10 +93,10 @@ TEST(AllReduceProtocol, GoesOnWhereItsEpochsWrap) {
     for (uint32_t before = 1; before <= 6; ++before) {
       const RankGroup group(ranks, capacities(), DType::kBF16);
       for (int rank = 0; rank < ranks; ++rank) {
-        group.control(rank).oneshot.epoch = 0xFFFFFFFFU - before;
-        group.control(rank).twoshot.epoch = 0U - 2 * before;
+        for (CallHistory& one : group.control(rank).oneshot) one.epoch = 0xFFFFFFFFU - before;
+        for (CallHistory& one : group.control(rank).twoshot) one.epoch = 0U - 2 * before;
         const RankMemory memory = group.memory(rank);
-        for (int row = 0; row < kBarrierRows; ++row) {
+        for (int row = 0; row < kMostCtas; ++row) {
           auto* const flags = reinterpret_cast<uint32_t*>(
               memory.regions[rank] + memory.layout.barriers + row * kControlLine);
           std::fill_n(flags, ranks, 0U - 2 * before);
@@ -105,8 +105,8 @@ TEST(AllReduceProtocol, GoesOnWhereItsEpochsWrap) {
       std::vector<Step> steps = random_steps(ranks, 24, random);
       for (size_t i = 0; i < steps.size(); ++i) steps[i].impl = kCpuImpls[i / 12];
       expect_model_bytes(group, steps);
-      EXPECT_LT(group.control(0).oneshot.epoch, 12U);
-      EXPECT_LT(group.control(0).twoshot.epoch, 24U);
+      EXPECT_LT(group.control(0).oneshot[0].epoch, 12U);
+      EXPECT_LT(group.control(0).twoshot[0].epoch, 24U);
     }
   }
 }
@@ -129,24 +129,29 @@ TEST(AllReduceProtocol, DoesNotTakeAnOldBarrierForAPresentOne) {
   };
   const TestHooks hooks(slow_rank, 3);
   for (const uint32_t jump : {0U, 0x80000000U, 0x7FFFFFFAU, 0xF0000000U}) {
-    for (int rank = 0; rank < 2; ++rank) group.control(rank).twoshot.epoch += jump;
+    for (int rank = 0; rank < 2; ++rank) {
+      for (CallHistory& one : group.control(rank).twoshot) one.epoch += jump;
+    }
     std::vector<Step> steps = random_steps(2, 2, random);
     for (Step& step : steps) step.impl = &kAllReduceCpuTwoShot;
     expect_model_bytes(group, steps);
   }
 }
 
-TEST(AllReduceProtocol, CountsTheBytesOfACallForTheNextClear) {
+TEST(AllReduceProtocol, CountsTheLeavesOfACallForTheNextClear) {
   const RankGroup group(2, capacities(), DType::kF32);
   for (const int64_t tokens : {7, 2}) {
     const AllReduceProblem problem{.tokens = tokens, .hidden = 24, .element = DType::kF32};
     const GoldenInputs in = random_inputs(problem, 2, Fill::kNormal, 1);
     expect_model_bytes(group, {{&kAllReduceCpuOneShot, in, allreduce_golden(in)}});
-    EXPECT_EQ(group.control(1).oneshot.clear_bytes, static_cast<uint64_t>(2 * tokens * 24 * 4));
+    for (int cta = 0; cta < CpuCta::kMostCtas; ++cta) {
+      EXPECT_EQ(group.control(1).oneshot[cta].used_leaves, 2 * tokens * 24 / 8);
+    }
   }
-  EXPECT_EQ(group.control(1).oneshot.epoch, 2U);
-  EXPECT_EQ(group.control(1).oneshot.ticket, 0U);
-  EXPECT_EQ(group.control(1).twoshot.epoch, 0U);
+  for (int cta = 0; cta < CpuCta::kMostCtas; ++cta) {
+    EXPECT_EQ(group.control(1).oneshot[cta].epoch, 2U);
+    EXPECT_EQ(group.control(1).twoshot[cta].epoch, 0U);
+  }
 }
 
 // Every cell of the two buffers that are not of the last call holds the sentinel or is about to be
@@ -162,7 +167,7 @@ TEST(AllReduceProtocol, ClearsAllThatACallHasUsed) {
       const RankMemory memory = group.memory(rank);
       const int64_t buffer_bytes = memory.layout.slot_capacity * 3;
       // The buffer of the next call.
-      const uint32_t next = memory.control->oneshot.epoch % kOneShotBuffers;
+      const uint32_t next = memory.control->oneshot[0].epoch % kOneShotBuffers;
       const auto* const words = reinterpret_cast<const uint32_t*>(
           memory.regions[rank] + memory.layout.oneshot + next * buffer_bytes);
       EXPECT_TRUE(std::all_of(words, words + buffer_bytes / 4,

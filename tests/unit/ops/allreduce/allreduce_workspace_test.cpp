@@ -51,7 +51,7 @@ AllReduceAlgorithm expect_model_bytes(std::vector<AllReduceWorkspace>& workspace
 
 uint32_t epochs_of(const AllReduceWorkspace& workspace) {
   const LocalControl& control = *workspace.impl().view().control;
-  return control.oneshot.epoch + control.twoshot.epoch;
+  return control.oneshot[0].epoch + control.twoshot[0].epoch;
 }
 
 TEST(AllReduceWorkspace, RunsTheAlgorithmThatIsNamed) {

@@ -27,12 +27,6 @@ inline void store_release(uint32_t* address, uint32_t value) {
   *address = value;
 }
 inline void fence_system() { emulator::fence(); }
-inline uint32_t add_acq_rel_gpu(uint32_t* address, uint32_t value) {
-  emulator::fence();
-  const uint32_t previous = *address;
-  *address = previous + value;
-  return previous;
-}
 inline uint32_t swap_if_equal_gpu(uint32_t* address, uint32_t expected, uint32_t value) {
   emulator::fence();
   const uint32_t previous = *address;
