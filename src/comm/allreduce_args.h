@@ -45,15 +45,15 @@ struct EpilogueArgs {
   int64_t scale_words = 0;     // Words of four bytes that scale_out holds.
 };
 
-// The host reads here how far calls on a GPU have come.
-struct CallProgress {
+// The host reads here how far calls on a GPU have come. A kernel writes both words at once.
+struct alignas(8) CallProgress {
   uint32_t is_running = 0;
   uint32_t ended = 0;  // Calls; wraps.
 };
 
-// Where a kernel tells that a call has ended. Null: nowhere.
-struct EndOfCall {
-  uint32_t* ended = nullptr;         // The count, in device memory.
+// Where a kernel tells that the exchange of a call has ended. Null: nowhere.
+struct EndOfExchange {
+  uint32_t* ended = nullptr;         // CallProgress::ended, in device memory.
   CallProgress* progress = nullptr;  // In memory that the host reads.
 };
 
@@ -62,7 +62,7 @@ struct RankArgs {
   SourceArgs source;
   EpilogueArgs epilogue;
   AllReduceAccumulation accumulation = AllReduceAccumulation::kFp32;
-  EndOfCall end_of_call;  // Calls whose exchange is NCCL's use it.
+  EndOfExchange end_of_exchange;  // Calls whose exchange is NCCL's use it.
 };
 
 }  // namespace narrowfloat

@@ -191,7 +191,7 @@ void sum_watched(const NcclWatchdog& watchdog, NcclCommunicator& communicator,
   args.epilogue.tokens = 1;
   args.epilogue.hidden = count;
   args.epilogue.ar_out = floats.data();
-  args.end_of_call = watchdog.end_of_call();
+  args.end_of_exchange = watchdog.end({});
   launch_allreduce(DType::kF32,
                    {.protocol = AllReduceProtocol::kSingleRank, .device = device.index}, {&args, 1},
                    {});

@@ -223,6 +223,14 @@ cudaError_t cudaIpcOpenMemHandle(void** /*data*/, cudaIpcMemHandle_t, unsigned /
   return result(cudaErrorNotSupported);
 }
 cudaError_t cudaIpcCloseMemHandle(void* /*data*/) { return result(cudaErrorNotSupported); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* /*event*/, unsigned /*flags*/) {
+  return result(cudaErrorNotSupported);
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return result(cudaErrorNotSupported); }
+cudaError_t cudaEventDestroy(cudaEvent_t) { return result(cudaErrorNotSupported); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned /*flags*/) {
+  return result(cudaErrorNotSupported);
+}
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   *stream = reinterpret_cast<cudaStream_t>(new Stream);

@@ -14,6 +14,12 @@ __device__ inline void store_relaxed_16(void* address, const uint4& value) {
                : "memory");
 }
 
+// st.relaxed.sys.b64: both words are written at once.
+__device__ inline void store_relaxed_8(void* address, const uint2& value) {
+  const uint64_t words = uint64_t{value.y} << 32 | value.x;
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(words) : "memory");
+}
+
 // ld.relaxed.sys.v4: reads memory, never a stale line of the L1 cache.
 __device__ inline uint4 load_relaxed_16(const void* address) {
   uint4 value;

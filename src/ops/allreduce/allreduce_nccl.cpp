@@ -69,7 +69,9 @@ void run_epilogue(const AllReduceCall& call, const RankArgs& args, const AllRedu
                   const void* sums, AllReduceTrigger trigger, Stream stream) {
   RankArgs rest = args;
   rest.source = {.kind = AllReduceSource::kInput, .input = sums};
-  rest.end_of_call = engines.nccl_watchdog->end_of_call();
+  rest.end_of_exchange = engines.nccl_watchdog->end(stream);
+  // NCCL's kernels never let the next one start early, and the watchdog's branch ends here, too.
+  stream.programmatic_launch = false;
   launch_epilogue(call, rest, trigger, stream);
 }
 

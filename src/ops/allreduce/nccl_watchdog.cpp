@@ -7,7 +7,6 @@
 #include "base/throw_error.h"
 #include "ops/allreduce/allreduce_sm90.h"
 #include "runtime/cuda/device_memory.h"
-#include "runtime/cuda/write_word.h"
 
 namespace narrowfloat {
 
@@ -15,6 +14,7 @@ NcclWatchdog::NcclWatchdog(NcclCommunicator& nccl, Device device,
                            std::chrono::milliseconds deadline)
     : nccl_(nccl), device_(device), deadline_(deadline) {
   if (deadline.count() == 0) return;
+  beside_.emplace(device);
   progress_ = allocate_mapped_memory(device, sizeof(CallProgress));
   ended_ = allocate_device_memory(device, sizeof(uint32_t));
   fill_words(ended_.get(), 1, 0, device, {});
@@ -36,11 +36,12 @@ CallProgress& NcclWatchdog::progress() const {
 }
 
 void NcclWatchdog::begin(Stream stream) const {
-  if (progress_ != nullptr) write_word(&progress().is_running, 1, device_, stream);
+  if (beside_) fill_words(&progress().is_running, 1, 1, device_, beside_->fork(stream));
 }
 
-EndOfCall NcclWatchdog::end_of_call() const {
-  if (progress_ == nullptr) return {};
+EndOfExchange NcclWatchdog::end(Stream stream) const {
+  if (!beside_) return {};
+  beside_->join(stream);
   return {.ended = reinterpret_cast<uint32_t*>(ended_.get()), .progress = &progress()};
 }
 

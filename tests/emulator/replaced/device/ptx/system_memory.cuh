@@ -10,6 +10,10 @@ inline void store_relaxed_16(void* address, const uint4& value) {
   emulator::require(emulator::is_aligned(address, 16), "a store of 16 bytes that is not aligned");
   emulator::store_relaxed([=] { std::memcpy(address, &value, 16); });
 }
+inline void store_relaxed_8(void* address, const uint2& value) {
+  emulator::require(emulator::is_aligned(address, 8), "a store of 8 bytes that is not aligned");
+  emulator::store_relaxed([=] { std::memcpy(address, &value, 8); });
+}
 inline uint4 load_relaxed_16(const void* address) {
   emulator::require(emulator::is_aligned(address, 16), "a load of 16 bytes that is not aligned");
   emulator::spin();
