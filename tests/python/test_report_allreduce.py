@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "report_allreduce.py"
 RESULTS = ROOT / "bench" / "results" / "h100" / "allreduce"
+SEVERAL_GPUS = ROOT / "bench" / "results" / "h100-x2" / "allreduce"
 
 
 def report(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -19,8 +20,27 @@ def report(folder: Path) -> subprocess.CompletedProcess[str]:
                           text=True, check=False)
 
 
-def test_the_committed_page_is_that_of_its_documents():
-    assert report(RESULTS).stdout.strip() == (RESULTS / "README.md").read_text().strip()
+@pytest.mark.parametrize("folder", [RESULTS, SEVERAL_GPUS])
+def test_the_committed_page_is_that_of_its_documents(folder):
+    assert report(folder).stdout.strip() == (folder / "README.md").read_text().strip()
+
+
+def test_a_cell_of_several_gpus_has_both_times(tmp_path):
+    document = json.loads((SEVERAL_GPUS / "gpus_2_7168.json").read_text())
+    for case in document["cases"]:
+        case["median_us"] = 70.25 if case["asked_for"] == "nccl" else 41.5
+        case["correct"] = case["tokens"] != 16 or case["asked_for"] == "nccl"
+    (tmp_path / "gpus_2_7168.json").write_text(json.dumps(document))
+    lines = report(tmp_path).stdout.splitlines()
+    row = next(line for line in lines if line.startswith("| `nvfp4`"))
+    assert row.split(" | ")[1:3] == ["41.5 / 70.2", "WRONG / 70.2"]
+
+
+def test_virtual_ranks_and_gpus_are_not_mixed(tmp_path):
+    for file in (RESULTS / "virtual_2.json", SEVERAL_GPUS / "gpus_2_7168.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    result = report(tmp_path)
+    assert result.returncode == 1 and "give each a folder" in result.stderr
 
 
 def test_a_wrong_result_is_no_time(tmp_path):

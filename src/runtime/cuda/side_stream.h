@@ -20,10 +20,10 @@ class SideStream {
   SideStream& operator=(const SideStream&) = delete;
   ~SideStream();
 
-  // What is queued on the result runs after all that is on `stream` now. Throws kDevice.
+  // Returns a stream whose work runs after all that is on `stream` now. Throws kDevice.
   [[nodiscard]] Stream fork(Stream stream) const;
-  // What is queued on `stream` from now on runs after all that is on the result of fork(), which
-  // was called with the same stream. Throws kDevice.
+  // Makes later work of `stream` wait for all that is on the result of fork(), which was called
+  // with the same stream. Throws kDevice.
   void join(Stream stream) const;
 
  private:
