@@ -156,13 +156,17 @@ def is_torch(array: Any) -> bool:
 def maker_of(argument: str, array: Any) -> Maker:
     """Makes arrays of the kind of `array`: torch's on its device, else NumPy's.
 
-    NotImplementedError for an array of another library on a device: its results must be given.
+    NotImplementedError for an array of another library on a device: its results must be given;
+    and for a meta tensor.
     """
     if isinstance(array, np.ndarray):
         return NUMPY
     if isinstance(array, Maker):
         return array
     if is_torch(array):
+        if array.device.type == "meta":
+            raise NotImplementedError(f"{argument}: expected a tensor with values, got one on the "
+                                      "meta device; make it on the CPU or on a GPU")  # fmt: skip
         return TorchMaker(array.device)
     where = getattr(array, "__dlpack_device__", None)
     if where is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -20,47 +20,15 @@ from narrowfloat._arrays import (
     shape_of,
     to_core,
 )
+from narrowfloat._moe_call import by_token, given_routing, raise_renamed, rows_of, to_bfloat16
 from narrowfloat._moe_config import MoeConfig, config_from_core, config_to_core, factor_to_core
+from narrowfloat._moe_weights import FACTORS, MoeParts, plain_parts
 from narrowfloat._quantized import QuantizedTensor
 from narrowfloat._routing import optional_to_core
+from narrowfloat._streams import allocating_on
 
 _ALIGNMENT = 256  # Bytes, of a workspace.
-
-
-def _parts(argument: str, weight: Any, scales: Any, layout: str) -> tuple[Any, Any, str]:
-    """Values, scales and layout of a weight matrix in either of its forms."""
-    if not isinstance(weight, QuantizedTensor):
-        codes = codes_to_core if scales is not None else to_core
-        return codes(argument, weight), scales, layout
-    if scales is not None:
-        raise ValueError(f"{argument}_scales: {argument} is a QuantizedTensor, which has its own")
-    kept = None if weight.format == "fp8_tensor" else weight.scales
-    return codes_to_core(argument, weight.values), kept, weight.scale_layout
-
-
-def _global_scale(weight: Any) -> Any:
-    """The factor of a quantized weight that is no part of its block scales; None for none."""
-    if not isinstance(weight, QuantizedTensor):
-        return None
-    if weight.format == "fp8_tensor":
-        return weight.scales.reshape(-1)
-    return weight.global_scale
-
-
-def _over(scale: Any, multiplier: Any, maker: Maker) -> Any:
-    """scale / multiplier as float32: what undoes a static multiplier."""
-    if multiplier is None:
-        return scale
-    if isinstance(multiplier, np.ndarray):
-        multiplier = maker.from_numpy(multiplier)
-    return scale / (np.float32(multiplier) if isinstance(multiplier, Real) else multiplier)
-
-
-def _per_expert(scale: Any, experts: int) -> Any:
-    """One value for all experts as a number, as the extension takes it, or the array."""
-    if scale.shape[0] == 1 and experts != 1:
-        return float(scale[0])
-    return scale
+_BF16_ROWS = ("bf16", "mxfp4_bf16", "nvfp4_bf16")  # Modes that multiply bfloat16 rows.
 
 
 class MoeLayer:
@@ -115,33 +83,31 @@ class MoeLayer:
             the format over the largest input and intermediate (docs/moe.md).
         bias1, bias2: float32 or bfloat16 [experts, F1] and [experts, H].
         """
-        values1, scales1, layout1 = _parts("w1", w1, w1_scales, scale_layout)
-        values2, scales2, layout2 = _parts("w2", w2, w2_scales, scale_layout)
-        maker = maker_of("w1", values1)
-        experts = shape_of("w1", values1)[0]
-        first, second = _global_scale(w1), _global_scale(w2)
-        if first is not None:
-            first = _per_expert(_over(first, input_multiplier, maker), experts)
-        if second is not None:
-            second = _per_expert(_over(second, inter_multiplier, maker), experts)
+        maker = maker_of("w1", w1.values if isinstance(w1, QuantizedTensor) else w1)
+        is_gated = config_to_core(config, maker).is_gated
+        parts = plain_parts(
+            w1, w2, maker, is_gated=is_gated, w1_scales=w1_scales, w2_scales=w2_scales,
+            scale_layout=scale_layout, bias1=bias1, bias2=bias2, up_scale=up_scale,
+            gate_scale=gate_scale, down_scale=down_scale, inter_multiplier=inter_multiplier,
+            input_multiplier=input_multiplier,
+        )  # fmt: skip
+        return cls._of_parts(parts, config, maker)
+
+    @classmethod
+    def _of_parts(cls, parts: MoeParts, config: MoeConfig, maker: Maker) -> MoeLayer:
+        """The layer of canonical weights that lie where `maker` makes arrays."""
         core_config = config_to_core(config, maker)
-        default_gate = first if core_config.is_gated else None
-        factors = {
-            "up_scale": first if up_scale is None else up_scale,
-            "gate_scale": default_gate if gate_scale is None else gate_scale,
-            "down_scale": second if down_scale is None else down_scale,
-            "inter_multiplier": inter_multiplier,
-            "input_multiplier": input_multiplier,
-        }
-        weights = _core.MoeWeights(config.mode)
-        weights.set_weight("w1", values1, _scales("w1_scales", scales1), layout1)
-        weights.set_weight("w2", values2, _scales("w2_scales", scales2), layout2)
-        for name, value in factors.items():
-            if value is not None:
-                weights.set_factor(name, factor_to_core(name, value, maker))
-        for name, bias in (("bias1", bias1), ("bias2", bias2)):
-            if bias is not None:
-                weights.set_bias(name, to_core(name, bias))
+        core_config.negative_one_is_empty = True  # run() refuses what the configuration does not.
+        weights, arrays = _core.MoeWeights(config.mode), parts.arrays
+        for name, layout in zip(("w1", "w2"), parts.layouts, strict=True):
+            scales = arrays.get(f"{name}_scales")
+            weights.set_weight(name, arrays[name], _scales(f"{name}_scales", scales), layout)
+        for name in FACTORS:
+            if name in arrays:
+                weights.set_factor(name, factor_to_core(name, arrays[name], maker))
+        for name in ("bias1", "bias2"):
+            if name in arrays:
+                weights.set_bias(name, to_core(name, arrays[name]))
         return cls._wrap(_core.MoeLayer.prepare(weights, core_config), config, core_config, maker)
 
     @classmethod
@@ -227,6 +193,11 @@ class MoeLayer:
     def _device_name(self) -> str:
         return "cpu" if self._torch_device is None else str(self._torch_device)
 
+    def _converting(self) -> AbstractContextManager[Any]:
+        """Within it, conversions by torch are queued where the layer's work is."""
+        device = self._torch_device
+        return nullcontext() if device is None else allocating_on(device)
+
     @property
     def config(self) -> MoeConfig:
         """The configuration that the layer was prepared with."""
@@ -303,43 +274,62 @@ class MoeLayer:
         routing_replay: Any = None,
         errors: Any = None,
         workspace: Any = None,
+        allow_absent: bool = False,
     ) -> Any:
         """The layer's output for T tokens, [T, H] of out_dtype; None where only slot_out is given.
 
-        hidden: bfloat16, float16 or float32 [T, H], which the layer quantizes for its mode
-            (bfloat16 for modes that multiply bfloat16 rows); or rows quantized for it, with
-            hidden_scales and (nvfp4_per_token) row_scale, decode, float32 [T].
-        logits and bias, or packed, or ids and weights: route().
+        hidden: bfloat16, float16 or float32 [T, H], which the layer quantizes for its mode (modes
+            that multiply bfloat16 rows: other types are rounded to bfloat16 first); or rows
+            quantized for it, with hidden_scales and (nvfp4_per_token) row_scale, decode, float32
+            [T]. With more axes, [..., H], all but the last are tokens, here and in other arrays,
+            and the result has them, too.
+        logits and bias, or packed, or ids and weights: route(). ids may be of any integer type.
+        allow_absent: given ids below 0 or from E on are experts that are not here: their slots add
+            nothing. Without it they are errors (on a GPU: skipped, and counted in `errors`).
         out: [T, N], N <= H: the last columns are dropped.
         slot_out: slot_dtype [max_rows(T), H], every slot's result at its row. expert_weights:
             float32 [T, k + S]. slot_to_row: int32 [T * (k + S)]. topk_ids: int32 [T, k + S].
             routing_replay: int16 [>= T, k]. Written to if given.
         errors: route(). workspace: new_workspace(T); default: a new one.
         """
+        shape = shape_of("hidden", hidden)
+        if len(shape) > 2:
+            hidden = rows_of("hidden", hidden)
+            if hidden_scales is not None:
+                hidden_scales = rows_of("hidden_scales", hidden_scales)
+            if row_scale is not None:
+                row_scale = row_scale.reshape(-1)
+        with self._converting():
+            if self._config.mode in _BF16_ROWS and not self._config.fp32_rows:
+                hidden = to_bfloat16("hidden", hidden)
+            given = given_routing(
+                {"logits": logits, "bias": bias, "packed": packed, "ids": ids, "weights": weights},
+                self._config.experts, allow_absent=allow_absent, has_errors=errors is not None,
+                minus_one_is_empty=self._config.negative_one_is_empty,
+            )  # fmt: skip
         tokens = shape_of("hidden", hidden)[0]
         if out is None and slot_out is None:
             make = maker_of("hidden", hidden)
-            out = make.empty((tokens, self._config.hidden), self._config.out_dtype)
+            out = make.empty((*shape[:-1], self._config.hidden), self._config.out_dtype)
         if workspace is None:
             workspace = self.new_workspace(tokens)
-        routing = {"logits": logits, "bias": bias, "packed": packed, "ids": ids, "weights": weights}
         outputs = {"out": out, "slot_out": slot_out, "expert_weights": expert_weights,
                    "slot_to_row": slot_to_row, "topk_ids": topk_ids,
                    "routing_replay": routing_replay}  # fmt: skip
-        self._prepared.run(
-            to_core("hidden", hidden),
-            _scales("hidden_scales", hidden_scales),
-            optional_to_core("row_scale", row_scale),
-            _given(routing),
-            _given(outputs),
-            errors,
-            workspace,
-        )
+        results = by_token(outputs, ("out", "expert_weights", "topk_ids"))
+        try:
+            self._prepared.run(
+                to_core("hidden", hidden),
+                _scales("hidden_scales", hidden_scales),
+                optional_to_core("row_scale", row_scale),
+                {name: to_core(name, array) for name, array in given.items()},
+                {name: to_core(name, array) for name, array in results.items()},
+                errors,
+                workspace,
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise_renamed(error, self._config.negative_one_is_empty)
         return out
-
-
-def _given(arrays: dict[str, Any]) -> dict[str, Any]:
-    return {name: to_core(name, array) for name, array in arrays.items() if array is not None}
 
 
 def _scales(argument: str, array: Any) -> Any:

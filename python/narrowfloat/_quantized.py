@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from narrowfloat import _core
-from narrowfloat._arrays import NUMPY, Array, codes_to_core, maker_of, to_core
+from narrowfloat._arrays import (
+    NUMPY,
+    Array,
+    TorchMaker,
+    codes_to_core,
+    is_torch,
+    maker_of,
+    to_core,
+)
 
 _SCALE_TYPES = {"E4M3": "F8_E4M3", "UE8M0": "F8_E8M0", "F32": "F32"}  # Spelling of safetensors.
 _METADATA = "narrowfloat."
@@ -146,8 +154,56 @@ class QuantizedTensor:
         sizes = self._layout
         return sizes.values_bytes + sizes.scales_bytes + 4 * sizes.global_scales
 
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of all buffers over the elements of the logical shape; 0 for a tensor without."""
+        elements = prod(self._shape)
+        return 8 * self.nbytes / elements if elements else 0.0
+
+    @property
+    def device(self) -> Any:
+        """Where the values lie: torch's device, or "cpu"."""
+        return self._values.device if is_torch(self._values) else "cpu"
+
+    def to(self, device: Any) -> QuantizedTensor:
+        """The same tensor on a device, as torch names it; itself where it is there.
+
+        Arrays of NumPy become tensors of torch, but for "cpu", where they stay as they are.
+        """
+        if not is_torch(self._values) and str(device) == "cpu":
+            return self
+        import torch
+
+        there = torch.device(device)
+        if there.type == "meta":
+            raise NotImplementedError("device: a quantized tensor has no form on the meta device")
+        parts = [_tensor_on(there, part) for part in self._arrays()]
+        if all(new is old for new, old in zip(parts, self._arrays(), strict=True)):
+            return self
+        values, scales, global_scale, row_offsets = parts
+        return QuantizedTensor(values, scales, global_scale, self._layout, self._shape, row_offsets)
+
+    def _arrays(self) -> tuple[Any, Any, Any, Any]:
+        return self._values, self._scales, self._global_scale, self._row_offsets
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, copy, deepcopy and torch.save: the arrays, and what makes the layout."""
+        sizes, offsets = self._layout, self._row_offsets
+        facts = (sizes.format, sizes.scale_layout, sizes.batch, sizes.value_cols,
+                 sizes.global_scale_axis, 0 if offsets is None else len(offsets) - 1)  # fmt: skip
+        return _rebuilt, (*self._arrays(), self._shape, facts)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            "QuantizedTensor: no array of numbers: .dequantize() makes one, .values and .scales "
+            "are the codes"
+        )
+
     def __repr__(self) -> str:
-        return f"QuantizedTensor({self.format}, shape={self._shape}, scales={self.scale_layout})"
+        return (
+            f"QuantizedTensor({self.format}, shape={self._shape}, scales={self.scale_layout}, "
+            f"{self.nbytes:,} bytes, {self.bits_per_weight:.3f} bits per weight, on {self.device})"
+        )
 
     def dequantize(self, dtype: Any = "float32", **options: Any) -> Array:
         """narrowfloat.dequantize(self, dtype, ...)."""
@@ -208,24 +264,43 @@ class QuantizedTensor:
         offsets = arrays.get("row_offsets")
         try:
             shape = tuple(int(extent) for extent in metadata[f"{_METADATA}shape"].split(","))
-            batch = int(metadata[f"{_METADATA}batch"])
-            value_cols = int(metadata[f"{_METADATA}value_cols"])
-            sizes = _core.quantized_layout(
-                metadata[f"{_METADATA}format"],
-                prod(shape[:-1]) // batch if batch else 0,
-                shape[-1],
-                scale_layout=metadata[f"{_METADATA}scale_layout"],
-                batch=batch,
-                alignment=alignment_of(metadata[f"{_METADATA}format"], shape[-1], value_cols),
-                groups=0 if offsets is None else len(offsets) - 1,
-                global_scale_axis=metadata[f"{_METADATA}global_scale_axis"],
-            )
-            return cls(arrays["values"], arrays["scales"], arrays.get("global_scale"), sizes,
-                       shape, offsets)  # fmt: skip
+            facts = (metadata[f"{_METADATA}format"], metadata[f"{_METADATA}scale_layout"],
+                     int(metadata[f"{_METADATA}batch"]), int(metadata[f"{_METADATA}value_cols"]),
+                     metadata[f"{_METADATA}global_scale_axis"],
+                     0 if offsets is None else len(offsets) - 1)  # fmt: skip
+            return _rebuilt(arrays["values"], arrays["scales"], arrays.get("global_scale"),
+                            offsets, shape, facts)  # fmt: skip
         except KeyError as error:
             raise ValueError(f"{path}: no quantized tensor {name!r}: {error} is missing") from error
         except ValueError as error:
             raise ValueError(f"{path}: {name}: {error}") from error
+
+
+def _tensor_on(device: Any, array: Any) -> Any:
+    """A tensor of torch on a device; None stays None."""
+    if array is None:
+        return None
+    return TorchMaker(device).from_numpy(array) if isinstance(array, np.ndarray) else array.to(
+        device)  # fmt: skip
+
+
+def _rebuilt(
+    values: Array, scales: Array, global_scale: Array | None, row_offsets: Array | None,
+    shape: tuple[int, ...], facts: tuple[str, str, int, int, str, int],
+) -> QuantizedTensor:  # fmt: skip
+    """Puts together what QuantizedTensor.__reduce__() took apart."""
+    format, scale_layout, batch, value_cols, axis, groups = facts
+    sizes = _core.quantized_layout(
+        format,
+        prod(shape[:-1]) // batch if batch else 0,
+        shape[-1],
+        scale_layout=scale_layout,
+        batch=batch,
+        alignment=alignment_of(format, shape[-1], value_cols),
+        groups=groups,
+        global_scale_axis=axis,
+    )
+    return QuantizedTensor(values, scales, global_scale, sizes, shape, row_offsets)
 
 
 def new_tensor(

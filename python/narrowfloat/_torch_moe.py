@@ -5,18 +5,26 @@ A layer is a number to its operators, since schemas know nothing but tensors and
 
 from __future__ import annotations
 
+import copy
 import secrets
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import narrowfloat as nf
+from narrowfloat._arrays import TorchMaker, maker_of
+from narrowfloat._moe_call import to_int32
+from narrowfloat._moe_config import config_to_core
+from narrowfloat._moe_weights import FACTORS, plain_parts
+from narrowfloat._shapes import product
 from narrowfloat._streams import allocating_on
 from narrowfloat._torch_library import library, register
+from narrowfloat._torch_moe_state import NAMES, KeptWeights, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -28,7 +36,7 @@ _RARE = "*, Tensor? packed=None, Tensor? given_ids=None, Tensor? given_weights=N
 _ROUTE_TO = ", Tensor(r!)? replay=None, Tensor(e!)? errors=None"
 _RUN = "Tensor hidden, Tensor? logits, Tensor? bias, SymInt layer"
 _RUN_MORE = "*, Tensor? packed=None, Tensor? ids=None, Tensor? weights=None," \
-    " Tensor? hidden_scales=None, Tensor? row_scale=None"  # fmt: skip
+    " Tensor? hidden_scales=None, Tensor? row_scale=None, bool allow_absent=False"  # fmt: skip
 _WRITTEN = ("slot_out", "expert_weights", "slot_to_row", "topk_ids", "routing_replay", "errors")
 _RUN_TO = "".join(f", Tensor({chr(99 + i)}!)? {one}=None" for i, one in enumerate(_WRITTEN))
 # An operator that returns a result writes to no argument: inductor of torch 2.11 cannot compile
@@ -92,10 +100,6 @@ class _Handle:
         self.columns, self.dtype = layer.config.hidden, _FLOATS[layer.config.out_dtype]
         _layers[self.number] = self
 
-    def __deepcopy__(self, _: object) -> _Handle:
-        """Itself: layers do not change."""
-        return self
-
 
 def _handle_of(number: int) -> _Handle:
     handle = _layers.get(number)
@@ -107,7 +111,7 @@ def _handle_of(number: int) -> _Handle:
 def _moe_fake(
     hidden: Any, logits: Any, bias: Any, layer: int, columns: int, dtype: torch.dtype, **how: Any
 ) -> torch.Tensor:
-    return hidden.new_empty((*hidden.shape[:1], columns), dtype=dtype)
+    return hidden.new_empty((*hidden.shape[:-1], columns), dtype=dtype)
 
 
 def _moe(
@@ -127,7 +131,7 @@ def _moe_out(*args: Any, **how: Any) -> None:
     start = 0 if workspace is None else -workspace.data_ptr() % 256
     if start > 0:
         # Compiled code has copied an aligned one to another address, without bytes to spare.
-        size = layer.required_workspace(len(hidden)) if hidden.ndim else 0
+        size = layer.required_workspace(product(hidden.shape[:-1])) if hidden.ndim else 0
         is_copy = workspace.numel() - start < size <= workspace.numel()
         workspace = None if is_copy else workspace[start:]
     layer.run(hidden, logits, bias=bias, out=out, workspace=workspace, **how)
@@ -168,42 +172,213 @@ def route(
     return out
 
 
-class Moe(torch.nn.Module):
-    """A narrowfloat.MoeLayer as a module: forward(hidden, logits, bias=None) -> [T, H].
+class _Underivable(torch.autograd.Function):
+    """Passes a result on, and refuses to be differentiated."""
 
-    The layer is no parameter: its weights are fixed, and stay where they were prepared.
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*inputs)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        refuse = torch.ops.narrowfloat.no_gradient
+        return (None, *(refuse(gradients[0], one) for one in ctx.saved_tensors))
+
+
+def _no_gradient(gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError(
+        "Moe: a layer has no gradient: its weights are packed and its rows may be quantized; run "
+        "it under torch.no_grad(), or detach() what goes into it"
+    )
+
+
+library.define("no_gradient(Tensor gradient, Tensor input) -> Tensor")
+register("no_gradient", _no_gradient, lambda gradient, input: torch.empty_like(input))
+
+
+def _asks_for_gradients(tensors: Iterable[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(one, torch.Tensor) and one.requires_grad for one in tensors
+    )
+
+
+class Moe(torch.nn.Module):
+    """A Mixture-of-Experts layer as a module: forward(hidden, logits, bias=None) -> [..., H].
+
+    Moe(layer) wraps a narrowfloat.MoeLayer, which has its weights in packed form alone: such a
+    module cannot be saved or moved. Moe.prepare() also keeps the canonical weights in host memory,
+    as many bytes again: state_dict(), load_state_dict(), to(device), pickle and deepcopy work, and
+    give the same bits. Weights are no parameters, and no gradient goes through a layer.
     """
 
-    def __init__(self, layer: nf.MoeLayer) -> None:
+    def __init__(self, layer: nf.MoeLayer, *, kept: KeptWeights | None = None) -> None:
         super().__init__()
-        self._handle = _Handle(layer)
+        self._handle, self._kept = _Handle(layer), kept
+
+    @classmethod
+    def prepare(
+        cls, w1: Any, w2: Any, config: nf.MoeConfig, *, device: Any = None, **weights: Any
+    ) -> Moe:
+        """As narrowfloat.MoeLayer.prepare(), whose keywords `weights` are.
+
+        device: where the layer computes; default: where w1 lies.
+        """
+        maker = maker_of("w1", w1.values if isinstance(w1, nf.QuantizedTensor) else w1)
+        given = dict.fromkeys(("w1_scales", "w2_scales", "bias1", "bias2", *FACTORS))
+        unknown = weights.keys() - given.keys() - {"scale_layout"}
+        if unknown:
+            raise TypeError(f"Moe.prepare(): unexpected keyword {sorted(unknown)[0]!r}")
+        arguments: dict[str, Any] = {"scale_layout": "linear", **given, **weights}
+        is_gated = config_to_core(config, maker).is_gated
+        parts = plain_parts(w1, w2, maker, is_gated=is_gated, **arguments)
+        kept = KeptWeights.of(parts, config)
+        if device is None:
+            device = maker.device if isinstance(maker, TorchMaker) else "cpu"
+        return cls(kept.prepare(torch.device(device)), kept=kept)
+
+    @classmethod
+    def of_state(cls, state: dict[str, torch.Tensor], device: Any = "cpu") -> Moe:
+        """A new module of what state_dict() of one returned."""
+        kept = KeptWeights.of_state(state)
+        return cls(kept.prepare(torch.device(device)), kept=kept)
 
     @property
     def layer(self) -> nf.MoeLayer:
         """The layer."""
         return self._handle.layer
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of host memory that the canonical weights take; 0 where they are not kept."""
+        return 0 if self._kept is None else self._kept.nbytes
+
+    def extra_repr(self) -> str:
+        """Mode, shapes and bytes."""
+        return shape_text(self.layer)
+
     def forward(
         self, hidden: torch.Tensor, logits: torch.Tensor | None = None,
         bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None,
-        workspace: torch.Tensor | None = None, **options: torch.Tensor | None,
+        workspace: torch.Tensor | None = None, allow_absent: bool = True,
+        **options: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         """As MoeLayer.run(), but with slot_out, too, it returns a result.
 
-        hidden: bfloat16, float16 or float32 [T, H], or rows quantized for the layer. logits, bias:
-            float32 or bfloat16 [T, E] and [E]; or a routing among options.
+        hidden: bfloat16, float16 or float32 [..., H], or rows quantized for the layer. logits,
+            bias: float32 or bfloat16 [..., E] and [E]; or a routing among options.
         workspace: layer.new_workspace(T), made outside of compiled code, or any uint8 tensor with
             256 bytes more than that.
-        options: packed, ids, weights, hidden_scales, row_scale; slot_out, expert_weights,
-            slot_to_row, topk_ids, routing_replay and errors are written to.
+        allow_absent: given ids below 0 or from E on are experts that are not here.
+        options: packed, ids (of any integer type), weights, hidden_scales, row_scale; slot_out,
+            expert_weights, slot_to_row, topk_ids, routing_replay and errors are written to.
         """
         handle = self._handle
-        given = (hidden, logits, bias, handle.number)
         written = {name: options.pop(name, None) for name in _WRITTEN}
+        if options.get("ids") is not None:
+            options["ids"] = to_int32("ids", options["ids"])
+        given = (hidden, logits, bias, handle.number)
+        inputs = [one for one in (hidden, logits, options.get("weights")) if one is not None]
+        differentiates = _asks_for_gradients(inputs)
         if out is None and workspace is None and all(one is None for one in written.values()):
-            return torch.ops.narrowfloat.moe(*given, handle.columns, handle.dtype, **options)
+            result = torch.ops.narrowfloat.moe(
+                *given, handle.columns, handle.dtype, **options, allow_absent=allow_absent
+            )
+            return _Underivable.apply(result, *inputs) if differentiates else result
+        if differentiates:
+            raise RuntimeError("Moe: out, workspace and written options do not go with inputs that "
+                               "require gradients; run it under torch.no_grad()")  # fmt: skip
         if out is None:
-            shape = (*hidden.shape[:1], handle.columns)
+            shape = (*hidden.shape[:-1], handle.columns)
             out = _allocate(lambda: hidden.new_empty(shape, dtype=handle.dtype), hidden.device)
-        torch.ops.narrowfloat.moe_out(*given, out, workspace, **options, **written)
+        torch.ops.narrowfloat.moe_out(
+            *given, out, workspace, **options, **written, allow_absent=allow_absent
+        )
         return out
+
+    def _need_kept(self, purpose: str) -> KeptWeights:
+        if self._kept is None:
+            raise RuntimeError(
+                f"Moe: cannot {purpose}: the module was made from a MoeLayer, whose packed weights "
+                "belong to one device; make it with narrowfloat.torch.Moe.prepare(), which keeps "
+                "the canonical ones"
+            )
+        return self._kept
+
+    def _take(self, kept: KeptWeights, device: torch.device) -> None:
+        self._handle, self._kept = _Handle(kept.prepare(device)), kept
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Moe:
+        """to(), cuda(), cpu(): the layer is prepared again where the function takes tensors."""
+        here = self._device
+        there = fn(torch.empty(0, device=here)).device
+        if there != here:
+            self._take(self._need_kept(f"go from {here} to {there}"), there)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self.layer._device_name)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self._kept is None:
+            if not torch.compiler.is_compiling():
+                warnings.warn(
+                    f"{prefix}: state_dict() has no weights of a Moe that was made from a "
+                    "MoeLayer; narrowfloat.torch.Moe.prepare() keeps them",
+                    stacklevel=2,
+                )
+            return
+        for name, tensor in self._kept.state().items():
+            destination[prefix + name] = tensor
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        names = [prefix + name for name in NAMES]
+        found = {name.removeprefix(prefix): state_dict[name]
+                 for name in names if name in state_dict}  # fmt: skip
+        if strict:
+            unexpected_keys += [key for key in state_dict
+                                if key.startswith(prefix) and key not in names]  # fmt: skip
+        if not found:
+            if self._kept is not None:
+                missing_keys += [prefix + name for name in self._kept.state()]
+            return
+        try:
+            kept = KeptWeights.of_state(found)
+            ours, theirs = self.layer.config, kept.config
+            if (ours.hidden, ours.experts, ours.top_k) != (
+                theirs.hidden, theirs.experts, theirs.top_k
+            ):  # fmt: skip
+                raise ValueError(
+                    f"expected a layer of H={ours.hidden}, E={ours.experts}, k={ours.top_k}, got "
+                    f"H={theirs.hidden}, E={theirs.experts}, k={theirs.top_k}"
+                )
+            self._take(kept, self._device)
+        except (ValueError, NotImplementedError) as error:
+            error_msgs.append(f"{prefix}: {error}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self._need_kept("be pickled")
+        state = {name: value for name, value in self.__dict__.items()
+                 if name not in ("_handle", "_kept")}  # fmt: skip
+        return {**state, "_state": kept.state(), "_where": str(self._device)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        where = torch.device(state.pop("_where"))
+        kept = KeptWeights.of_state(state.pop("_state"))
+        self.__dict__.update(state)
+        self._take(kept, where)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Moe:
+        """A module of its own around the same layer, which does not change."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(
+            {name: value if name in ("_handle", "_kept") else copy.deepcopy(value, memo)
+             for name, value in self.__dict__.items()}
+        )  # fmt: skip
+        return copied

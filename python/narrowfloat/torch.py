@@ -27,6 +27,7 @@ from narrowfloat import (
 )
 from narrowfloat._options import PARTIAL
 from narrowfloat._options import global_scale_axis as _axis
+from narrowfloat._quantized import _rebuilt
 from narrowfloat._shapes import FORMATS, buffer_shapes, grouped_scales, product
 from narrowfloat._streams import allocating_on
 from narrowfloat._torch_allreduce import AllReduce, AllReduceTensors
@@ -39,6 +40,9 @@ __all__ = ["AllReduce", "AllReduceTensors", "Moe", "Options", "Quantized", "add_
            "silu_mul_quantize", "smooth_quantize"]  # fmt: skip
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+# torch.load() makes these without weights_only=False.
+torch.serialization.add_safe_globals([nf.QuantizedTensor, _rebuilt])
 
 
 class Options(TypedDict, total=False):

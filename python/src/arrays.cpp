@@ -141,6 +141,28 @@ nb::dlpack::dltensor describe(const nb::ndarray<nb::ro>& array) {
           .byte_offset = 0};
 }
 
+// Raises what a library says about a tensor that it cannot describe, without its backtrace.
+[[noreturn]] void refuse_tensor(std::string_view argument, nb::handle object,
+                                const std::string& reason) {
+  const nb::object device = nb::getattr(object, "device", nb::none());
+  if (nb::cast<std::string>(nb::str(device)) == "meta") {
+    refuse(ErrorKind::kUnsupported, argument,
+           "expected a tensor with values, got one on the meta device; make it on the CPU or on a "
+           "GPU");
+  }
+  refuse(ErrorKind::kUnsupported, argument,
+         "this tensor has no description in DLPack: " + reason.substr(0, reason.find('\n')));
+}
+
+// Describes a tensor in place; false for other objects.
+bool describe(std::string_view argument, nb::handle object, nb::dlpack::dltensor& tensor) {
+  try {
+    return describe_tensor(object, tensor);
+  } catch (const nb::python_error& error) {
+    refuse_tensor(argument, object, error.what());
+  }
+}
+
 [[noreturn]] void throw_no_array(std::string_view argument, nb::handle object) {
   const auto type = nb::cast<std::string>(object.type().attr("__name__"));
   const std::string message = std::string(argument) + ": expected an array, got " + type;
@@ -153,7 +175,7 @@ Array input_array(std::string_view argument, nb::handle object, DType bytes_as) 
   Array array;
   if (object.is_none()) return array;
   nb::dlpack::dltensor tensor{};
-  if (describe_tensor(object, tensor)) {
+  if (describe(argument, object, tensor)) {
     array.object = nb::borrow(object);
     array.view = view_of(argument, tensor, bytes_as);
     return array;

@@ -67,6 +67,48 @@ CheckpointReport run_dequantize(const std::string& source, const std::string& ta
   return run_unlocked([&] { return dequantize_checkpoint(source, target, options); });
 }
 
+// A terminal shows these lines; all figures are attributes.
+nb::str to_repr(const ErrorFigures& self) {
+  return nb::str(
+             "ErrorFigures({} elements, SQNR {:.2f} dB, cosine {:.6f}, norm ratio {:.6f}, "
+             "largest error {:.3g} at {})")
+      .format(self.elements, self.sqnr_db, self.cosine, self.norm_ratio, self.max_abs,
+              self.max_abs_index);
+}
+
+nb::str to_repr(const TensorReport& self) {
+  return nb::str("TensorReport({!r}, {}, {:,} -> {:,} bytes)")
+      .format(self.name, self.action, self.source_bytes, self.target_bytes);
+}
+
+nb::str to_repr(const CheckpointReport& self) {
+  return nb::str("CheckpointReport({} tensors, {:,} -> {:,} bytes, {} warnings, {})")
+      .format(self.tensors.size(), self.source_bytes, self.target_bytes, self.warnings.size(),
+              to_repr(self.total));
+}
+
+nb::str to_repr(const TensorDiff& self) {
+  return nb::str("TensorDiff({!r}, {})").format(self.name, self.status);
+}
+
+nb::str to_repr(const CheckpointDiff& self) {
+  return nb::str("CheckpointDiff({}, {} tensors, {})")
+      .format(self.equal ? "equal" : "different", self.tensors.size(), to_repr(self.total));
+}
+
+template <typename Report>
+void bind_repr(nb::class_<Report> type) {
+  type.def("__repr__", [](const Report& self) { return to_repr(self); });
+}
+
+void bind_reprs(nb::module_& module) {
+  bind_repr(nb::borrow<nb::class_<ErrorFigures>>(module.attr("ErrorFigures")));
+  bind_repr(nb::borrow<nb::class_<TensorReport>>(module.attr("TensorReport")));
+  bind_repr(nb::borrow<nb::class_<CheckpointReport>>(module.attr("CheckpointReport")));
+  bind_repr(nb::borrow<nb::class_<TensorDiff>>(module.attr("TensorDiff")));
+  bind_repr(nb::borrow<nb::class_<CheckpointDiff>>(module.attr("CheckpointDiff")));
+}
+
 void bind_reports(nb::module_& module) {
   nb::class_<ErrorFigures>(module, "ErrorFigures", "How two tensors differ.")
       .def(nb::init<>())
@@ -198,6 +240,29 @@ void bind_layer(nb::module_& module) {
       .def_prop_ro("router_bias", [](nb::handle self) {
         return as_numpy(nb::cast<const LoadedLayer&>(self).moe.router_bias(), self);
       });
+  nb::class_<LogicalTensor>(module, "LogicalTensor", "A tensor as a model sees it.")
+      .def_ro("name", &LogicalTensor::name)
+      .def_ro("shape", &LogicalTensor::shape)
+      .def_prop_ro(
+          "convention",
+          [](const LogicalTensor& self) -> std::optional<std::string> {
+            if (!self.convention) return std::nullopt;
+            return std::string(convention_info(*self.convention).name);
+          },
+          "None where it is not quantized.")
+      .def_prop_ro("format",
+                   [](const LogicalTensor& self) -> std::optional<std::string> {
+                     if (!self.convention) return std::nullopt;
+                     return std::string(name(convention_info(*self.convention).format));
+                   })
+      .def_ro("parts", &LogicalTensor::parts, "Names of the stored tensors.")
+      .def_ro("is_transposed", &LogicalTensor::is_transposed);
+  module.def(
+      "recognise_checkpoint",
+      [](const std::string& path) {
+        return run_unlocked([&] { return recognise(Checkpoint(path)); });
+      },
+      "path"_a);
   module.def(
       "moe_layers",
       [](const std::string& path) {
@@ -210,6 +275,7 @@ void bind_layer(nb::module_& module) {
 
 void bind_checkpoints(nb::module_& module) {
   bind_reports(module);
+  bind_reprs(module);
   bind_layer(module);
   nb::class_<QuantizeCheckpointOptions>(module, "QuantizeCheckpointOptions")
       .def(nb::init<>())

@@ -196,7 +196,7 @@ REFUSED = {
     "bias": (lambda: nf.route(LOGITS, top_k=2, bias=np.zeros(4, np.float32)), "bias"),
     "two scales": (lambda: nf.MoeLayer.prepare(Q1, Q1, CONFIG, w1_scales=Q1.scales), "w1_scales"),
     "scales of bf16": (lambda: nf.MoeLayer.prepare(Q1, Q1, CONFIG), "w1"),
-    "hidden": (lambda: LAYER.run(X[:, :64], LOGITS), "input"),
+    "hidden": (lambda: LAYER.run(X[:, :64], LOGITS), "^hidden: "),
     "rows of logits": (lambda: LAYER.run(X, LOGITS[:3]), "logits"),
     "id": (lambda: LAYER.run(X, ids=np.full((9, 2), 9, np.int32)), "9"),
     "workspace": (lambda: LAYER.run(X, LOGITS, workspace=LAYER.new_workspace(9)[:-1]),

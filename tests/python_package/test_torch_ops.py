@@ -189,7 +189,7 @@ def test_given_outputs() -> None:
 def test_every_operator_is_checked() -> None:
     """The cases are complete."""
     defined = {name.split("::")[1].split(".")[0] for name in nft._library._op_defs}
-    assert defined == set(opcheck_cases())
+    assert defined - {"no_gradient"} == set(opcheck_cases())  # That one always raises.
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
