@@ -34,6 +34,9 @@ struct TensorInfo {
 struct SafetensorsOptions {
   // Accept holes and trailing bytes (each becomes a warning). Never overlaps or overflows.
   bool lenient = false;
+  // False: the file is opened again for each read, which must find the same file. For checkpoints
+  // of more shards than a process may have open.
+  bool keep_open = true;
 };
 
 // A validated file, open for reading. Nothing is allocated from a number in the file before it was
@@ -54,7 +57,7 @@ class NARROWFLOAT_API SafetensorsReader {
   [[nodiscard]] const std::vector<std::string>& warnings() const;
 
   // Copies bytes [begin, begin + out.size()) of the tensor. Throws kInvalidArgument outside it, kIo
-  // where the file became shorter since it was opened.
+  // where the file was written to, replaced or became shorter since it was opened.
   void read(const TensorInfo& tensor, uint64_t begin, std::span<std::byte> out) const;
 
  private:
@@ -68,9 +71,9 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-// Writes one file tensor by tensor, in any order and in ranges. The bytes go to PATH.partial; only
-// commit() makes PATH appear, complete and on disk. Without commit() the destructor removes the
-// partial file. The result depends on tensors and metadata alone.
+// Writes one file tensor by tensor, in any order and in ranges. The bytes go to
+// PATH.narrowfloat.partial; only commit() makes PATH appear, complete and on disk. Without commit()
+// the destructor removes the partial file. The result depends on tensors and metadata alone.
 class NARROWFLOAT_API SafetensorsWriter {
  public:
   // Throws kInvalidArgument for duplicate or empty names, bad shapes and reserved names, kIo where

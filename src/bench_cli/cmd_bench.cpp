@@ -314,6 +314,7 @@ Options add_method_options(CLI::App& command, SweepArguments& sweep) {
               .add_option("--replay-ms", sweep.replay_ms,
                           "Calls are timed in replays of about so long; default 3")
               ->check(CLI::Range(0.0, kMaxMilliseconds))
+              ->check(nan_problem)
               ->option_text("MS"),
           command.add_option("--replays", sweep.replays, "Timed replays; default 9")
               ->check(CLI::Range(1, kMaxReplays))
@@ -360,11 +361,8 @@ void add_bench(const Commands& commands) {
                                  "Rows and columns; default 4096x4096")
                                  ->option_text("MxK");
   CLI::Option* const min_time =
-      command
-          .add_option("--min-time", arguments.min_seconds,
-                      "Without --device: seconds of timed runs for each case; default 0.5")
-          ->option_text("S")
-          ->check(CLI::Range(0.0, 3600.0));
+      add_min_time(command, arguments.min_seconds,
+                   "Without --device: seconds of timed runs for each case; default 0.5");
   CLI::Option* const device = add_device(command, arguments.sweep)->excludes(min_time);
   const Options matrix = add_matrix_options(command, arguments.sweep);
   shape->excludes(matrix[0])->excludes(matrix[1]);

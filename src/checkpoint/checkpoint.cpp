@@ -1,6 +1,5 @@
 // Opening a checkpoint: one file, or a directory whose shards are found through the index, or
-// without one by their names. All shards are opened and validated at once; the largest public
-// checkpoints have some two hundred.
+// without one by their names. All shards are validated at once.
 #include "narrowfloat/checkpoint.h"
 
 #include <algorithm>
@@ -23,6 +22,8 @@ namespace fs = std::filesystem;
 constexpr std::string_view kShardSuffix = ".safetensors";
 constexpr const char* kConfigName = "config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
+// Checkpoints of more shards open them as they read: processes may have 1024 files open, or fewer.
+constexpr size_t kMaxOpenShards = 128;
 
 // Names of the files of a directory by their role; each list is sorted. Files that would be opened
 // are listed even if they are dangling links or pipes, so that opening them reports it.
@@ -148,6 +149,7 @@ struct Checkpoint::State {
   void open_indexed(const std::string& index_name, const Listing& listing,
                     const SafetensorsOptions& options);
   void open_unindexed(const Listing& listing, const SafetensorsOptions& options);
+  void open_shards(const std::vector<std::string>& files, SafetensorsOptions options);
   void open_shard(const std::string& file_path, const SafetensorsOptions& options);
   void gather_tensors();
   void check_index(const ShardIndex& index, const std::string& index_path);
@@ -155,6 +157,12 @@ struct Checkpoint::State {
 
   [[nodiscard]] const CheckpointTensor* find(std::string_view name) const;
 };
+
+void Checkpoint::State::open_shards(const std::vector<std::string>& files,
+                                    SafetensorsOptions options) {
+  options.keep_open = options.keep_open && files.size() <= kMaxOpenShards;
+  for (const std::string& file : files) open_shard(join_path(path, file), options);
+}
 
 void Checkpoint::State::open_shard(const std::string& file_path,
                                    const SafetensorsOptions& options) {
@@ -227,7 +235,7 @@ void Checkpoint::State::open_indexed(const std::string& index_name, const Listin
   const ShardIndex index =
       parse_index(read_file_bounded(index_path, kMaxIndexBytes), printable(index_path));
   warnings.insert(warnings.end(), index.warnings.begin(), index.warnings.end());
-  for (const std::string& file : index.files) open_shard(join_path(path, file), options);
+  open_shards(index.files, options);
   gather_tensors();
   check_index(index, index_path);
   for (const std::string& file : listing.shards) {
@@ -246,7 +254,7 @@ void Checkpoint::State::open_unindexed(const Listing& listing, const Safetensors
                     : "; pickle and GGUF files are not read: " + joined(listing.foreign));
   }
   check_numbering(path, listing.shards);
-  for (const std::string& file : listing.shards) open_shard(join_path(path, file), options);
+  open_shards(listing.shards, options);
   gather_tensors();
   if (shards.size() > 1) {
     warnings.push_back(fmt::format("{}: no index; taking all {} .safetensors files together",

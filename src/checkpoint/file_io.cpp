@@ -39,6 +39,19 @@ void require_regular(const struct stat& status, const std::string& path) {
               S_ISDIR(status.st_mode) ? "is a directory" : "is a device, pipe or socket");
 }
 
+int64_t nanoseconds(const timespec& time) {
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+FileStamp stamp_of(const struct stat& status) {
+  return {.device = status.st_dev,
+          .inode = status.st_ino,
+          .size = static_cast<uint64_t>(status.st_size),
+          .modified_ns = nanoseconds(status.st_mtim),
+          .changed_ns = nanoseconds(status.st_ctim),
+          .names = status.st_nlink};
+}
+
 }  // namespace
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
@@ -74,13 +87,33 @@ OpenedFile open_regular_file(const std::string& path) {
   if (file.get() < 0) throw_errno(path, "open");
   if (::fstat(file.get(), &status) != 0) throw_errno(path, "read the status");
   require_regular(status, path);
-  return {std::move(file), static_cast<uint64_t>(status.st_size)};
+  return {std::move(file), static_cast<uint64_t>(status.st_size), stamp_of(status)};
 }
 
-uint64_t file_size(const FileDescriptor& file, const std::string& path) {
+std::optional<FileStamp> file_stamp(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+  return stamp_of(status);
+}
+
+void require_unchanged(const FileDescriptor& file, const std::string& path,
+                       const FileStamp& expected) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw_errno(path, "read the status");
-  return static_cast<uint64_t>(status.st_size);
+  const FileStamp now = stamp_of(status);
+  if (now.has_same_content(expected)) return;
+  if (!now.is_same_file(expected)) {
+    throw_error(ErrorKind::kIo, "{}: was replaced by another file since it was opened",
+                printable(path));
+  }
+  if (now.size != expected.size) {
+    throw_error(ErrorKind::kIo, "{}: changed from {} to {} bytes since it was opened",
+                printable(path), expected.size, now.size);
+  }
+  throw_error(ErrorKind::kIo,
+              "{}: was written to or renamed since it was opened; run again when nothing changes "
+              "it",
+              printable(path));
 }
 
 void read_exact(const FileDescriptor& file, const std::string& path, uint64_t offset,
@@ -117,6 +150,7 @@ std::string read_file_bounded(const std::string& path, uint64_t max_bytes) {
   }
   std::string text(file.size, '\0');
   read_exact(file.fd, path, 0, std::as_writable_bytes(std::span(text)));
+  require_unchanged(file.fd, path, file.stamp);
   return text;
 }
 

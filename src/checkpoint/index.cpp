@@ -135,6 +135,10 @@ ShardIndex IndexParser::finish() {
   if (!has_weight_map_) {
     throw_error(ErrorKind::kCorruptData, "{}: has no 'weight_map' object", source_);
   }
+  if (index_.entries.empty()) {
+    throw_error(ErrorKind::kCorruptData,
+                "{}: 'weight_map' is empty; expected the file of every tensor", source_);
+  }
   // The map sorted the names; entries still have the ids of first appearance.
   std::vector<size_t> sorted_ids(file_ids_.size());
   for (const auto& [file, id] : file_ids_) {

@@ -50,20 +50,41 @@ void sync_directory(const std::string& directory) {
 }  // namespace
 
 PartialFile::PartialFile(std::string path)
-    : path_(std::move(path)), partial_path_(path_ + ".partial") {
+    : path_(std::move(path)), partial_path_(path_ + ".narrowfloat.partial") {
   struct stat status {};
   if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw_error(ErrorKind::kIo, "{}: exists and is not a regular file", printable(path_));
   }
-  remove_stale();
-  file_ = FileDescriptor(
-      ::open(partial_path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (file_.get() < 0) throw_errno(partial_path_, "create");
-  if (::fstat(file_.get(), &status) != 0) throw_errno(partial_path_, "read the status");
-  device_ = status.st_dev;
-  inode_ = status.st_ino;
-  if (!try_lock(file_) || !is_ours()) {
-    throw_error(ErrorKind::kIo, "{}: another process writes it too", printable(path_));
+  acquire();
+}
+
+// Whoever holds the lock of the file that the partial path names owns it. The name is looked at
+// again after locking: the owner may have renamed or removed the file since it was opened, and
+// somebody else may have made another one.
+void PartialFile::acquire() {
+  struct stat status {};
+  do {
+    file_ = FileDescriptor(::open(partial_path_.c_str(),
+                                  O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+    if (file_.get() < 0 && errno != ELOOP && errno != EISDIR && errno != ENXIO) {
+      throw_errno(partial_path_, "create");
+    }
+    const bool is_regular = file_.get() >= 0 && ::fstat(file_.get(), &status) == 0 &&
+                            S_ISREG(status.st_mode) && status.st_nlink <= 1;
+    if (!is_regular) {
+      file_ = FileDescriptor();
+      throw_error(ErrorKind::kIo, "{}: is in the way: not a regular file of one name; remove it",
+                  printable(partial_path_));
+    }
+    if (!try_lock(file_)) {
+      file_ = FileDescriptor();
+      throw_error(ErrorKind::kIo, "{}: another process is writing it", printable(path_));
+    }
+    device_ = status.st_dev;
+    inode_ = status.st_ino;
+  } while (!is_ours());
+  if (status.st_size > 0 && ::ftruncate(file_.get(), 0) != 0) {
+    throw_errno(partial_path_, "empty");
   }
 }
 
@@ -107,23 +128,6 @@ void PartialFile::publish() {
   published_ = true;
   sync_directory(parent_of(path_));
   file_.close(path_);
-}
-
-void PartialFile::remove_stale() const {
-  struct stat status {};
-  if (::lstat(partial_path_.c_str(), &status) != 0) return;
-  if (!S_ISREG(status.st_mode)) {
-    throw_error(ErrorKind::kIo, "{}: is in the way and not a regular file; remove it",
-                printable(partial_path_));
-  }
-  const FileDescriptor stale(
-      ::open(partial_path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (stale.get() >= 0 && !try_lock(stale)) {
-    throw_error(ErrorKind::kIo, "{}: another process is writing it", printable(path_));
-  }
-  if (::unlink(partial_path_.c_str()) != 0 && errno != ENOENT) {
-    throw_errno(partial_path_, "remove");
-  }
 }
 
 bool PartialFile::is_ours() const noexcept {

@@ -1,8 +1,11 @@
 // A file that appears complete or not at all.
 //
-// Bytes go to PATH.partial in the same directory; publish() renames it to PATH. After any kill or
-// power cut PATH is absent, the old file, or the whole new one, provided sync() came before
-// publish(): a rename alone does not order the data before the name.
+// Bytes go to PATH.narrowfloat.partial in the same directory; publish() renames it to PATH. After
+// any kill or power cut PATH is absent, the old file, or the whole new one, provided sync() came
+// before publish(): a rename alone does not order the data before the name.
+//
+// No other software makes files of that name (downloads are called PATH.partial), so one that
+// nobody has locked is what a dead run left.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +20,8 @@ namespace narrowfloat {
 
 class PartialFile {
  public:
-  // Replaces a PATH.partial that a dead run left. Throws kIo if a live one writes it, or if PATH or
-  // PATH.partial is not a regular file.
+  // Takes over a partial file that a dead run left. Throws kIo if a live one writes it, or if PATH
+  // or the partial file is something else than a regular file.
   explicit PartialFile(std::string path);
   PartialFile(const PartialFile&) = delete;
   PartialFile& operator=(const PartialFile&) = delete;
@@ -36,8 +39,8 @@ class PartialFile {
   void publish();
 
  private:
-  void remove_stale() const;
-  // Whether PATH.partial still names our file.
+  void acquire();
+  // Whether the partial path still names our file.
   [[nodiscard]] bool is_ours() const noexcept;
 
   std::string path_;

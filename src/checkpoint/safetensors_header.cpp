@@ -15,16 +15,19 @@
 namespace narrowfloat {
 namespace {
 
-// Product of the extents; empty where it does not fit 63 bits. A zero anywhere makes an empty
-// tensor, whatever the other extents are.
-std::optional<int64_t> checked_elements(std::span<const int64_t> shape) {
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+// Product of the extents that are not 0; empty where it does not fit 63 bits. Extents beside a 0
+// are bounded, too, so that later products of some of them cannot overflow.
+std::optional<int64_t> checked_nonzero_product(std::span<const int64_t> shape) {
   std::optional<int64_t> product = 1;
   for (const int64_t extent : shape) {
-    product = checked_mul(*product, extent);
+    if (extent != 0) product = checked_mul(*product, extent);
     if (!product) break;
   }
   return product;
+}
+
+bool is_empty(std::span<const int64_t> shape) {
+  return std::find(shape.begin(), shape.end(), 0) != shape.end();
 }
 
 class HeaderParser : public JsonVisitor {
@@ -295,18 +298,19 @@ DenseSize dense_size(DType dtype, std::span<const int64_t> shape) {
   const auto describe = [&] {
     return fmt::format("shape [{}] of {}", fmt::join(shape, ", "), name(dtype));
   };
-  const std::optional<int64_t> elements = checked_elements(shape);
+  const std::optional<int64_t> elements = checked_nonzero_product(shape);
   const std::optional<int64_t> size_bits =
       elements ? checked_mul(*elements, bits(dtype)) : std::nullopt;
   if (!size_bits) return {0, describe() + " overflows 63 bits"};
+  if (is_empty(shape)) return {0, ""};
   if (*size_bits % 8 != 0) return {0, describe() + " does not fill whole bytes"};
   return {static_cast<uint64_t>(*size_bits / 8), ""};
 }
 
 int64_t TensorInfo::num_elements() const {
-  const std::optional<int64_t> elements = checked_elements(shape);
+  const std::optional<int64_t> elements = checked_nonzero_product(shape);
   if (!elements) throw_invalid("tensor '{}': the shape overflows 63 bits", printable(name));
-  return *elements;
+  return is_empty(shape) ? 0 : *elements;
 }
 
 ParsedHeader parse_header(std::string_view json, const HeaderContext& context) {

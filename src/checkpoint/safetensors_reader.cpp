@@ -63,7 +63,7 @@ std::vector<uint32_t> sort_by_name(const std::vector<TensorInfo>& tensors) {
 
 struct SafetensorsReader::State {
   std::string path;
-  OpenedFile file;
+  OpenedFile file;  // Its descriptor is closed unless SafetensorsOptions::keep_open.
   uint64_t header_size = 0;
   ParsedHeader header;
   std::vector<uint32_t> by_name;  // Indices into header.tensors.
@@ -83,7 +83,9 @@ SafetensorsReader::SafetensorsReader(const std::string& path, const SafetensorsO
                                       .buffer_begin = state->header_size,
                                       .buffer_bytes = state->file.size - state->header_size,
                                       .lenient = options.lenient});
+  require_unchanged(state->file.fd, path, state->file.stamp);
   state->by_name = sort_by_name(state->header.tensors);
+  if (!options.keep_open) state->file.fd = FileDescriptor();
   state_ = std::move(state);
 }
 
@@ -122,12 +124,14 @@ void SafetensorsReader::read(const TensorInfo& tensor, uint64_t begin,
                   printable(state.path), printable(tensor.name), tensor.size_bytes, out.size(),
                   begin);
   }
-  const uint64_t size_now = narrowfloat::file_size(state.file.fd, state.path);
-  if (size_now != state.file.size) {
-    throw_error(ErrorKind::kIo, "{}: changed from {} to {} bytes since it was opened",
-                printable(state.path), state.file.size, size_now);
-  }
-  read_exact(state.file.fd, state.path, tensor.offset + begin, out);
+  const bool is_open = state.file.fd.get() >= 0;
+  const OpenedFile reopened = is_open ? OpenedFile{} : open_regular_file(state.path);
+  const FileDescriptor& file = is_open ? state.file.fd : reopened.fd;
+  // Before reading, for a message that says more than that bytes are missing; after it, because
+  // what was read may be of two contents.
+  require_unchanged(file, state.path, state.file.stamp);
+  read_exact(file, state.path, tensor.offset + begin, out);
+  require_unchanged(file, state.path, state.file.stamp);
 }
 
 }  // namespace narrowfloat

@@ -1,5 +1,5 @@
-// Writes the tensors into PATH.partial at their planned places, and the header last, so that even a
-// partial file under its final name would not load.
+// Writes the tensors into a PartialFile at their planned places, and the header last, so that even
+// a partial file under its final name would not load.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>

@@ -170,6 +170,9 @@ constexpr std::array<Unit, 14> kUnits = {{{"", 1},
                                           {"tb", 1e12},
                                           {"tib", kKi* kKi* kKi* kKi}}};
 
+// Above every real matrix, and far below where sizes in bits overflow.
+constexpr int64_t kMaxShapeElements = int64_t{1} << 40;
+
 int64_t parse_extent(std::string_view digits, std::string_view whole) {
   int64_t value = 0;
   const char* const end = digits.data() + digits.size();
@@ -188,6 +191,8 @@ int run_program(const Program& program, int argc, const char* const* argv) {
   // A reader that closes its end shows up as EPIPE, which write_stdout() knows, instead of killing
   // the program in the middle of a file.
   std::signal(SIGPIPE, SIG_IGN);
+  // Likewise a file that grows over the limit of the shell (ulimit -f) is EFBIG, which is reported.
+  std::signal(SIGXFSZ, SIG_IGN);
   return static_cast<int>(run(program, argc, argv));
 }
 
@@ -224,10 +229,17 @@ void add_threads(CLI::App& app, int& num_threads) {
       ->check(CLI::Range(0, 65536));
 }
 
-void add_min_time(CLI::App& app, double& min_seconds) {
-  app.add_option("--min-time", min_seconds, "Seconds of timed runs for each case; default 0.5")
+CLI::Option* add_min_time(CLI::App& app, double& min_seconds, const std::string& help) {
+  return app.add_option("--min-time", min_seconds, help)
       ->option_text("S")
-      ->check(CLI::Range(0.0, 3600.0));
+      ->check(CLI::Range(0.0, 3600.0))
+      ->check(nan_problem);
+}
+
+std::string nan_problem(const std::string& text) {
+  double number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return std::isnan(number) ? text + " is not a number" : std::string();
 }
 
 CLI::Option* add_commit(CLI::App& app, std::string& commit) {
@@ -283,7 +295,13 @@ uint64_t parse_bytes(std::string_view text) {
 MatrixShape parse_shape(std::string_view text) {
   const size_t cross = text.find_first_of("xX");
   if (cross == std::string_view::npos) refuse(text, "rows x columns such as 4096x4096");
-  return {parse_extent(text.substr(0, cross), text), parse_extent(text.substr(cross + 1), text)};
+  const MatrixShape shape = {parse_extent(text.substr(0, cross), text),
+                             parse_extent(text.substr(cross + 1), text)};
+  if (std::max(shape.rows, shape.cols) > kMaxShapeElements ||
+      (shape.cols > 0 && shape.rows > kMaxShapeElements / shape.cols)) {
+    refuse(text, "at most 2^40 elements");
+  }
+  return shape;
 }
 
 MatrixShape parse_nonempty_shape(std::string_view text) {

@@ -62,7 +62,11 @@ CLI::Option* add_path(CLI::App& app, const std::string& name, std::string& path,
 void add_globs(CLI::App& app, const std::string& flag, std::vector<std::string>& globs,
                const std::string& help);
 void add_threads(CLI::App& app, int& num_threads);
-void add_min_time(CLI::App& app, double& min_seconds);
+// Beside CLI::Range, which takes NaN: that is neither below nor above it.
+std::string nan_problem(const std::string& text);
+CLI::Option* add_min_time(
+    CLI::App& app, double& min_seconds,
+    const std::string& help = "Seconds of timed runs for each case; default 0.5");
 // --commit, a text for the document.
 CLI::Option* add_commit(CLI::App& app, std::string& commit);
 // --device of results that are checked on the CPU.

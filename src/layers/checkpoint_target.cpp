@@ -1,4 +1,4 @@
-// Paths are compared in canonical form, as links and `..` can hide that two are the same.
+// Paths are used in canonical form, as links and `..` can hide that two are the same.
 #include "layers/checkpoint_target.h"
 
 #include <algorithm>
@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <iterator>
+#include <optional>
+#include <set>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,8 +36,20 @@ fs::path canonical(const std::string& path) {
   return result.has_filename() ? result : result.parent_path();
 }
 
-bool is_inside(const fs::path& inner, const fs::path& outer) {
-  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+// Device and inode decide, not names: a bind mount gives a directory a second path, a hard link a
+// file.
+bool is_same(const fs::path& a, const fs::path& b) {
+  const std::optional<FileStamp> stamp_a = file_stamp(a.string());
+  const std::optional<FileStamp> stamp_b = file_stamp(b.string());
+  return stamp_a && stamp_b && stamp_a->is_same_file(*stamp_b);
+}
+
+bool is_below(const fs::path& inner, const fs::path& outer) {
+  for (fs::path path = inner; path.has_relative_path();) {
+    path = path.parent_path();
+    if (is_same(path, outer)) return true;
+  }
+  return false;
 }
 
 // Sorted, without the staging directory.
@@ -181,12 +195,20 @@ void CheckpointTarget::check_relation(const Checkpoint& source) const {
     throw_invalid("target: '{}' {} the source '{}'; name a different place", printable(target_),
                   relation, printable(origin.string()));
   };
-  if (target == origin) refuse("is");
-  if (is_inside(target, origin)) refuse("is inside");
-  if (is_inside(origin, target)) refuse("contains");
-  // Shards may be links to files elsewhere (hub caches are made of them).
+  if (target == origin || is_same(target, origin)) refuse("is");
+  if (is_below(target, origin)) refuse("is inside");
+  if (is_below(origin, target)) refuse("contains");
+  // Shards may be links to files elsewhere (hub caches are made of them), and files of the target
+  // may be shards under a second name.
+  std::set<std::pair<uint64_t, uint64_t>> shards;
   for (const SafetensorsReader& shard : source.shards()) {
-    if (is_inside(canonical(shard.path()), target)) refuse("holds a file of");
+    if (is_below(canonical(shard.path()), target)) refuse("holds a file of");
+    if (const auto stamp = file_stamp(shard.path())) shards.emplace(stamp->device, stamp->inode);
+  }
+  if (!fs::is_directory(target)) return;
+  for (const fs::directory_entry& entry : entries_of(target_)) {
+    const auto stamp = file_stamp(entry.path().string());
+    if (stamp && shards.contains({stamp->device, stamp->inode})) refuse("holds a file of");
   }
 }
 

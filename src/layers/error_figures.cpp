@@ -93,6 +93,11 @@ ErrorFigures figures_of(const ErrorSums& sums) {
   const auto count = static_cast<double>(sums.elements - sums.nonfinite);
   if (count == 0) {
     figures.sqnr_db = kInfinity;
+    if (sums.nonfinite == 0) return figures;
+    // Nothing is left to compare; the figures of equal tensors would be a lie.
+    constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+    figures.mse = figures.relative_error = figures.sqnr_db = kUnknown;
+    figures.cosine = figures.norm_ratio = kUnknown;
     return figures;
   }
   figures.mse = sums.error_squares / count;

@@ -373,6 +373,13 @@ class CheckpointQuantizer {
     }
     if (!measurement) return;
     task.report->figures = figures_of(measurement->total());
+    const int64_t num_overflows = task.report->figures->nonfinite - num_nonfinite;
+    if (num_overflows > 0) {
+      report_.warnings.push_back(fmt::format(
+          "tensor '{}': {} of {} elements become infinite: they are finite, but their codes times "
+          "their scales are beyond the range of F32; exclude it (option exclude)",
+          printable(task.name()), num_overflows, task.rows() * task.cols()));
+    }
     total_.add(measurement->total());
   }
 

@@ -168,7 +168,7 @@ void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& 
       const std::string module = entry.get<std::string>();
       if (module.starts_with("re:")) {
         throw_error(ErrorKind::kUnsupported,
-                    "config.json: {}: regular expressions such as '{}' are not supported; remove "
+                    "config.json: '{}': regular expressions such as '{}' are not supported; remove "
                     "the entry and use option exclude",
                     key, printable(module));
       }

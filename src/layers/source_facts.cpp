@@ -60,6 +60,22 @@ std::vector<std::string> subdirectories(const std::string& directory) {
   return names;
 }
 
+// Other files (tokenizer, licence) that are links to outside of the directory, with where they
+// lead.
+std::vector<std::string> links_to_outside(const Checkpoint& source) {
+  std::vector<std::string> links;
+  std::error_code error;
+  const fs::path directory = fs::canonical(source.path(), error);
+  for (const std::string& name : source.auxiliary_files()) {
+    const fs::path path = fs::path(source.path()) / name;
+    if (!fs::is_symlink(path, error)) continue;
+    const fs::path target = fs::canonical(path, error);
+    if (error || target.parent_path() == directory) continue;
+    links.push_back(fmt::format("{} -> {}", name, target.string()));
+  }
+  return links;
+}
+
 }  // namespace
 
 std::vector<std::string> source_warnings(const Checkpoint& source) {
@@ -76,6 +92,13 @@ std::vector<std::string> source_warnings(const Checkpoint& source) {
     warnings.push_back(fmt::format("{}: subdirectories are not copied: {}",
                                    printable(source.path()),
                                    printable(fmt::format("{}", fmt::join(names, ", ")))));
+  }
+  const std::vector<std::string> links = links_to_outside(source);
+  if (!links.empty()) {
+    warnings.push_back(fmt::format(
+        "{}: files that are links out of the directory are copied with their content: "
+        "{}",
+        printable(source.path()), printable(fmt::format("{}", fmt::join(links, ", ")), 1000)));
   }
   return warnings;
 }

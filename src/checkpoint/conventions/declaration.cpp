@@ -35,16 +35,63 @@ bool declares(const json& config) {
   return config.is_object() && (config.contains("quant_method") || config.contains("quant_algo"));
 }
 
-Declaration read_declaration(const json& config, const std::string& source) {
+// A member that, where it is there, must have the value that the convention fixes.
+struct FixedMember {
+  const char* key;
+  int64_t value;
+};
+
+std::string member_problem(const json& object, const std::string& path, const FixedMember& fixed) {
+  const auto member = object.find(fixed.key);
+  if (member == object.end() || member->is_null() || *member == fixed.value) return "";
+  return fmt::format("'{}{}' is {}, but is {} in this convention", path, fixed.key,
+                     printable(member->dump(), 40), fixed.value);
+}
+
+// Compares what `config` says about weights, in itself and in its groups, with the convention it
+// declares; empty if that agrees.
+std::string weights_problem(const json& config, const ConventionSpec& spec) {
+  const FormatInfo& format = format_info(spec.info.format);
+  const FixedMember group_size{"group_size", format.block_cols};
+  std::string problem = member_problem(config, "", group_size);
+  const auto groups = config.find("config_groups");
+  if (groups == config.end() || groups->is_null()) return problem;
+  if (!groups->is_object()) return "'config_groups' must be an object";
+  for (const auto& [name, group] : groups->items()) {
+    const std::string path = fmt::format("config_groups.{}.weights", printable(name, 40));
+    const auto weights = group.is_object() ? group.find("weights") : group.end();
+    if (!group.is_object() || weights == group.end() || weights->is_null()) continue;
+    if (!weights->is_object()) return fmt::format("'{}' must be an object", path);
+    const std::string type = string_member(*weights, "type");
+    if (!type.empty() && type != "float") {
+      return fmt::format("'{}.type' is '{}', but is 'float' in this convention", path,
+                         printable(type, 40));
+    }
+    for (const FixedMember& fixed : {FixedMember{"num_bits", format.element_bits}, group_size}) {
+      if (problem.empty()) problem = member_problem(*weights, path + ".", fixed);
+    }
+  }
+  return problem;
+}
+
+Declaration read_declaration(const Checkpoint& checkpoint, const json& config,
+                             const std::string& source) {
   Declaration declaration{.source = source, .method = describe(config)};
   for (const ConventionSpec* spec : all_convention_specs()) {
     if (!spec->is_declared_by(config)) continue;
+    const std::string problem = weights_problem(config, *spec);
+    if (!problem.empty()) {
+      throw_error(ErrorKind::kCorruptData, "{}: {} declares {} ({}) and contradicts itself: {}",
+                  printable(checkpoint.path()), source, spec->info.name, declaration.method,
+                  problem);
+    }
     declaration.spec = spec;
     return declaration;
   }
-  throw_error(ErrorKind::kUnsupported,
-              "{}: quantization method '{}' cannot be read; readable are {} (and ModelOpt MXFP8)",
-              source, declaration.method, convention_names());
+  throw_error(
+      ErrorKind::kUnsupported,
+      "{}: {}: quantization method '{}' cannot be read; readable are {} (and ModelOpt MXFP8)",
+      printable(checkpoint.path()), source, declaration.method, convention_names());
 }
 
 class DeclarationList {
@@ -73,7 +120,7 @@ class DeclarationList {
     if (!model_config.is_object()) return;
     const auto found = model_config.find(kConfigMember);
     if (found == model_config.end() || !declares(*found)) return;
-    Declaration declaration = read_declaration(*found, source);
+    Declaration declaration = read_declaration(checkpoint_, *found, source);
     // A member of the model's config, or of quantization_config.
     std::string experts = string_member(model_config, kExpertMember);
     if (experts.empty()) experts = string_member(*found, kExpertMember);
@@ -87,9 +134,9 @@ class DeclarationList {
   void read_modelopt_file() {
     const std::vector<std::string>& files = checkpoint_.auxiliary_files();
     if (std::find(files.begin(), files.end(), kModelOptFile) == files.end()) return;
-    const std::string text =
-        read_file_bounded(join_path(checkpoint_.path(), kModelOptFile), kMaxConfigBytes);
-    check_json_object(text, kModelOptFile);
+    const std::string path = join_path(checkpoint_.path(), kModelOptFile);
+    const std::string text = read_file_bounded(path, kMaxConfigBytes);
+    check_json_object(text, printable(path));
     const json root = json::parse(text);
     const auto quantization = root.find("quantization");
     if (quantization == root.end() || !quantization->is_object()) return;
@@ -97,7 +144,7 @@ class DeclarationList {
     config["quant_method"] = "modelopt";
     // A null algorithm is how ModelOpt says "not quantized".
     if (!string_member(config, "quant_algo").empty()) {
-      found_.push_back(read_declaration(config, kModelOptFile));
+      found_.push_back(read_declaration(checkpoint_, config, kModelOptFile));
     }
   }
 

@@ -40,8 +40,9 @@ bool is_compressed_tensors_block(const nlohmann::json& config) {
     const auto weights = group.find("weights");
     return weights != group.end() && weights->is_object() &&
            string_member(*weights, "strategy") == "block" &&
-           string_member(*weights, "type") == "float" && weights->value("num_bits", 0) == 8 &&
-           weights->contains("block_structure") && weights->at("block_structure") == block_size();
+           string_member(*weights, "type") == "float" && weights->contains("num_bits") &&
+           weights->at("num_bits") == 8 && weights->contains("block_structure") &&
+           weights->at("block_structure") == block_size();
   });
 }
 

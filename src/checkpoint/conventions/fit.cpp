@@ -80,12 +80,11 @@ class Fitter {
       return;
     }
     const int64_t per_value = 8 / format.element_bits;
-    int64_t cols = 0;
-    const bool overflow = __builtin_mul_overflow(values.shape[1], per_value, &cols);
+    const int64_t cols = values.shape[1] * per_value;  // The reader bounds extents by 2^60.
     fit_.weight.shape = {values.shape[0], cols};
     // Blocks of 128 columns may be partial at the edge.
     const bool is_partial_ok = format.scale_type == ScaleType::kF32;
-    if (overflow || (!is_partial_ok && cols % format.block_cols != 0)) {
+    if (!is_partial_ok && cols % format.block_cols != 0) {
       fit_.problem =
           fmt::format("holds {} columns, which is not a multiple of {}", cols, format.block_cols);
       return;
@@ -101,11 +100,7 @@ class Fitter {
                                  format.block_cols, block_bytes, shape_text(values.shape));
       return;
     }
-    int64_t cols = 0;  // Overflows for an empty tensor only.
-    if (__builtin_mul_overflow(values.shape[2], format.block_cols, &cols)) {
-      fit_.problem = "holds too many columns";
-      return;
-    }
+    const int64_t cols = values.shape[2] * format.block_cols;  // The reader bounds extents.
     fit_.weight.shape = {values.shape[0], values.shape[1], cols};
     if (fit_.weight.is_transposed) std::swap(fit_.weight.shape[1], fit_.weight.shape[2]);
     scales_shape_ = {values.shape[0], values.shape[1], values.shape[2]};

@@ -63,6 +63,7 @@ TEST(ParseIndex, RefusesWhatIsNoMapOfStrings) {
       {"empty file", "", "invalid JSON"},
       {"array", "[]", "must be an object"},
       {"no weight_map", R"({"metadata":{"weight_map":{}}})", "has no 'weight_map'"},
+      {"weight_map is empty", R"({"weight_map":{}})", "'weight_map' is empty"},
       {"weight_map is an array", R"({"weight_map":[]})", "must be an object, got an array"},
       {"weight_map is a string", R"({"weight_map":"x"})", "must be an object, got a string"},
       {"weight_map is null", R"({"weight_map":null})", "must be an object, got null"},
@@ -89,8 +90,9 @@ TEST(ParseIndex, RefusesWhatIsNoMapOfStrings) {
 
 TEST(ParseIndex, WarnsOfATotalSizeThatIsNoPlainNumber) {
   for (const char* value : {"-5", "1.5e9", "\"12\"", "null", "9223372036854775808"}) {
-    const std::string text =
-        std::string(R"({"metadata":{"total_size":)").append(value).append(R"(},"weight_map":{}})");
+    const std::string text = std::string(R"({"metadata":{"total_size":)")
+                                 .append(value)
+                                 .append(R"(},"weight_map":{"t":"f"}})");
     const ShardIndex index = parse_index(text, "index");
     EXPECT_FALSE(index.total_size.has_value());
     ASSERT_EQ(index.warnings.size(), 1U) << value;

@@ -20,10 +20,10 @@ TEST(PartialFile, IsInvisibleUntilPublished) {
   file.write(0, bytes_of("abc"));
   file.sync();
   EXPECT_FALSE(std::filesystem::exists(dir / "f"));
-  EXPECT_TRUE(std::filesystem::exists(dir / "f.partial"));
+  EXPECT_TRUE(std::filesystem::exists(dir / "f.narrowfloat.partial"));
   file.publish();
   EXPECT_EQ(read_file(dir / "f"), "abc");
-  EXPECT_FALSE(std::filesystem::exists(dir / "f.partial"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "f.narrowfloat.partial"));
 }
 
 TEST(PartialFile, AbandonedLeavesTheOldFileAndNoPartial) {
@@ -34,12 +34,12 @@ TEST(PartialFile, AbandonedLeavesTheOldFileAndNoPartial) {
     file.write(0, bytes_of("new"));
   }
   EXPECT_EQ(read_file(dir / "f"), "old");
-  EXPECT_FALSE(std::filesystem::exists(dir / "f.partial"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "f.narrowfloat.partial"));
 }
 
 TEST(PartialFile, ReplacesAStaleOne) {
   const TempDir dir;
-  write_file(dir / "f.partial", std::string(100, 'x'));
+  write_file(dir / "f.narrowfloat.partial", std::string(100, 'x'));
   PartialFile file(dir / "f");
   file.write(0, bytes_of("abc"));
   file.sync();
@@ -47,32 +47,44 @@ TEST(PartialFile, ReplacesAStaleOne) {
   EXPECT_EQ(read_file(dir / "f"), "abc");
 }
 
+TEST(PartialFile, LeavesThePartialFilesOfOtherProgramsAlone) {
+  const TempDir dir;
+  write_file(dir / "f.partial", "a download");
+  PartialFile file(dir / "f");
+  file.write(0, bytes_of("abc"));
+  file.sync();
+  file.publish();
+  EXPECT_EQ(read_file(dir / "f.partial"), "a download");
+}
+
 TEST(PartialFile, RefusesASecondWriterOfTheSameTarget) {
   const TempDir dir;
   const auto first = std::make_unique<PartialFile>(dir / "f");
   expect_error(ErrorKind::kIo, "another process is writing it", [&] { PartialFile(dir / "f"); });
-  EXPECT_TRUE(std::filesystem::exists(dir / "f.partial"));
+  EXPECT_TRUE(std::filesystem::exists(dir / "f.narrowfloat.partial"));
 }
 
 TEST(PartialFile, NeitherPublishesNorRemovesAFileThatIsNotIts) {
   const TempDir dir;
   {
     PartialFile file(dir / "f");
-    std::filesystem::remove(dir / "f.partial");
-    write_file(dir / "f.partial", "of someone else");
+    std::filesystem::remove(dir / "f.narrowfloat.partial");
+    write_file(dir / "f.narrowfloat.partial", "of someone else");
     expect_error(ErrorKind::kIo, "replaced by another process", [&] { file.publish(); });
   }
-  EXPECT_EQ(read_file(dir / "f.partial"), "of someone else");
+  EXPECT_EQ(read_file(dir / "f.narrowfloat.partial"), "of someone else");
   EXPECT_FALSE(std::filesystem::exists(dir / "f"));
 }
 
 TEST(PartialFile, RefusesSomethingElseInItsPlace) {
   const TempDir dir;
-  std::filesystem::create_directory(dir / "f.partial");
+  std::filesystem::create_directory(dir / "f.narrowfloat.partial");
   expect_error(ErrorKind::kIo, "in the way", [&] { PartialFile(dir / "f"); });
   write_file(dir / "victim", "untouched");
-  std::filesystem::create_symlink(dir / "victim", dir / "g.partial");
+  std::filesystem::create_symlink(dir / "victim", dir / "g.narrowfloat.partial");
   expect_error(ErrorKind::kIo, "in the way", [&] { PartialFile(dir / "g"); });
+  std::filesystem::create_hard_link(dir / "victim", dir / "h.narrowfloat.partial");
+  expect_error(ErrorKind::kIo, "in the way", [&] { PartialFile(dir / "h"); });
   EXPECT_EQ(read_file(dir / "victim"), "untouched");
 }
 
@@ -88,7 +100,7 @@ TEST(PartialFile, HasItsFinalSizeAfterReserve) {
   const TempDir dir;
   PartialFile file(dir / "f");
   file.reserve(10'000);
-  EXPECT_EQ(std::filesystem::file_size(dir / "f.partial"), 10'000U);
+  EXPECT_EQ(std::filesystem::file_size(dir / "f.narrowfloat.partial"), 10'000U);
 }
 
 }  // namespace

@@ -159,9 +159,9 @@ TEST(HeaderBounds, AreNeverBelowTheHeader) {
   uint64_t bound = max_metadata_entry_bytes(metadata) + kBufferAlignment;
   for (int i = 0; i < 500; ++i) {
     TensorSpec spec{fmt::format("n\x01{}", i), DType::kF8E4M3Fnuz, {}};
-    // The longest spellings: extents and offsets of 18 digits.
+    // The longest spellings: extents of 19 digits, offsets of 18.
     if (i % 2 == 0) spec.shape = {int64_t{1} << 49, 1, 1, 1};
-    if (i % 3 == 0) spec.shape = {0, std::numeric_limits<int64_t>::max()};
+    if (i % 3 == 0) spec.shape = {0, (int64_t{1} << 60) - 1};
     bound += max_entry_bytes(spec);
     tensors.push_back(spec);
   }

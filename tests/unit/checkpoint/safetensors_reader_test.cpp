@@ -91,6 +91,34 @@ TEST(SafetensorsReader, StaysOpenWhenCopiedAndReadsFromManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Reads before a change stand; whatever was read after it may be of two contents.
+TEST(SafetensorsReader, NoticesThatTheFileWasWrittenToInPlace) {
+  const TempDir dir;
+  const std::string path = dir / "t.safetensors";
+  for (const bool keep_open : {true, false}) {
+    write_file(path, small_file());
+    const SafetensorsReader reader(path, {.keep_open = keep_open});
+    EXPECT_NO_THROW(read_all(reader, "s"));
+    // File systems tell times apart from a clock tick on, some 4 ms.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    ASSERT_EQ(::pwrite(fd, "x", 1, static_cast<off_t>(small_file().size()) - 1), 1);
+    ::close(fd);
+    expect_error(ErrorKind::kIo, "written to", [&] { read_all(reader, "s"); });
+  }
+}
+
+TEST(SafetensorsReader, OpensTheSameFileForEachReadWhereNoneIsKeptOpen) {
+  const TempDir dir;
+  const std::string path = dir / "t.safetensors";
+  write_file(path, small_file());
+  const SafetensorsReader reader(path, {.keep_open = false});
+  EXPECT_EQ(read_all(reader, "s"), read_all(SafetensorsReader(path), "s"));
+  std::filesystem::rename(path, dir / "old");
+  write_file(path, small_file());
+  expect_error(ErrorKind::kIo, "replaced by another file", [&] { read_all(reader, "s"); });
+}
+
 TEST(SafetensorsReader, RefusesSpecialFilesAndFollowsLinks) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo((dir / "fifo.safetensors").c_str(), 0600), 0);

@@ -70,10 +70,10 @@ TEST(SafetensorsWriter, MakesThePathAppearOnlyAtCommit) {
   SafetensorsWriter writer(path, two_tensors(), {});
   write_two(writer);
   EXPECT_FALSE(std::filesystem::exists(path));
-  EXPECT_TRUE(std::filesystem::exists(path + ".partial"));
+  EXPECT_TRUE(std::filesystem::exists(path + ".narrowfloat.partial"));
   writer.commit();
   EXPECT_EQ(std::filesystem::file_size(path), writer.file_size());
-  EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+  EXPECT_FALSE(std::filesystem::exists(path + ".narrowfloat.partial"));
 }
 
 TEST(SafetensorsWriter, LeavesTheOldFileAndNoPartialWhenAbandoned) {
@@ -85,7 +85,7 @@ TEST(SafetensorsWriter, LeavesTheOldFileAndNoPartialWhenAbandoned) {
     write_two(writer);
   }
   EXPECT_EQ(read_file(path), "old");
-  EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+  EXPECT_FALSE(std::filesystem::exists(path + ".narrowfloat.partial"));
 }
 
 TEST(SafetensorsWriter, ItsPartialFileDoesNotLoad) {
@@ -93,7 +93,7 @@ TEST(SafetensorsWriter, ItsPartialFileDoesNotLoad) {
   SafetensorsWriter writer(dir / "t.safetensors", two_tensors(), {});
   write_two(writer);
   expect_error(ErrorKind::kCorruptData, "must start with",
-               [&] { const SafetensorsReader reader(dir / "t.safetensors.partial"); });
+               [&] { const SafetensorsReader reader(dir / "t.safetensors.narrowfloat.partial"); });
 }
 
 TEST(SafetensorsWriter, RefusesToCommitWhileBytesAreMissing) {
@@ -147,7 +147,7 @@ TEST(SafetensorsWriter, RefusesWritesThatWereNotAnnounced) {
 
 TEST(SafetensorsWriter, ReplacesAStalePartialFile) {
   const TempDir dir;
-  write_file(dir / "t.safetensors.partial", std::string(100'000, 'x'));
+  write_file(dir / "t.safetensors.narrowfloat.partial", std::string(100'000, 'x'));
   SafetensorsWriter writer(dir / "t.safetensors", two_tensors(), {});
   write_two(writer);
   writer.commit();
@@ -186,7 +186,7 @@ TEST(SafetensorsWriter, MovesWithItsPartialFile) {
   SafetensorsWriter second(std::move(first));
   SafetensorsWriter third(dir / "b.safetensors", two_tensors(), {});
   third = std::move(second);
-  EXPECT_FALSE(std::filesystem::exists(dir / "b.safetensors.partial"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "b.safetensors.narrowfloat.partial"));
   write_two(third);
   third.commit();
   EXPECT_TRUE(std::filesystem::exists(dir / "a.safetensors"));

@@ -44,6 +44,18 @@ TEST_F(CheckpointTargetTest, SeesThroughLinks) {
   expect_refused(dir_ / "hub", "holds a file of the source", true);
 }
 
+TEST_F(CheckpointTargetTest, SeesThroughHardLinks) {
+  fs::create_directory(dir_ / "twin");
+  fs::create_hard_link(source_ + "/model.safetensors", dir_ / "twin/model.safetensors");
+  expect_refused(dir_ / "twin", "holds a file of the source", true);
+  const std::string file = dir_ / "one.safetensors";
+  write_model_file(file, tiny_model());
+  fs::create_hard_link(file, dir_ / "same.safetensors");
+  expect_error(ErrorKind::kInvalidArgument, "is the source", [&] {
+    CheckpointTarget refused(Checkpoint(file), dir_ / "same.safetensors", true);
+  });
+}
+
 TEST_F(CheckpointTargetTest, RefusesTheOtherKind) {
   expect_refused(dir_ / "out.safetensors", "the source is a directory, so");
   write_file(dir_ / "file", "x");

@@ -1,6 +1,9 @@
 // Figures against direct computation, and their independence of threads and ranges.
 #include "layers/error_figures.h"
 
+#include <cmath>
+#include <limits>
+
 #include "narrowfloat/runtime.h"
 #include "unit/layers/model_files.h"
 
@@ -44,6 +47,15 @@ TEST(ErrorFigures, ClippingIsJudgedPerBlock) {
   ErrorAccumulator errors;
   add_errors(errors, {0, 1, 4}, f32_rows(x), f32_rows(x), &limits);
   EXPECT_EQ(figures_of(errors.total()).clipped_percent, 25);
+}
+
+TEST(ErrorFigures, NothingLeftToCompareIsNoPerfectScore) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const ErrorFigures lost = compare({1, 2}, {kInfinity, -kInfinity}, 2);
+  EXPECT_EQ(lost.nonfinite, 2);
+  for (const double figure : {lost.mse, lost.sqnr_db, lost.cosine, lost.norm_ratio}) {
+    EXPECT_TRUE(std::isnan(figure));
+  }
 }
 
 TEST(ErrorFigures, ZeroTensorsHaveTheirConventions) {
