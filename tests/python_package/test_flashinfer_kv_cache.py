@@ -78,7 +78,7 @@ def test_appending_and_gathering(lib: Any, order: str, stacked: bool) -> None:
         shape = paged(order, pages, tokens, heads, dim // 2)
         raw = np.frombuffer(lib.raw(codes), np.uint8).reshape(shape)
         for row, page, entry in ((0, 3, 0), (1, 1, 1), (2, 0, 0), (3, 0, 1)):
-            wanted = model(numbers[row], d, "kv_append", "exact")[0]
+            wanted = model(numbers[row], d, "kv_append", "fast")[0]
             np.testing.assert_array_equal(token(raw, order, page, entry), wanted)
     out = [lib.make(np.full((2, 3, heads, dim), 7, np.float16)) for _ in range(2)]
     tables = lib.make(np.array([[3, 1], [0, 0]], np.int32))
@@ -87,7 +87,7 @@ def test_appending_and_gathering(lib: Any, order: str, stacked: bool) -> None:
     for numbers, found, d in ((key, out[0], 0.5), (value, out[1], float(D[0]))):
         wanted = np.full((2, 3, heads, dim), 7, np.float16)
         for row, at in ((0, (0, 0)), (2, (1, 0)), (3, (1, 1))):
-            wanted[at] = nf.kv_dequantize(*model(numbers[row], d, "kv_append", "exact"), d,
+            wanted[at] = nf.kv_dequantize(*model(numbers[row], d, "kv_append", "fast"), d,
                                           np.float16)  # fmt: skip
         assert lib.raw(found) == wanted.tobytes()
     for name in ("nvfp4_kv_dequantize_paged", "nvfp4_quantize_append_paged_kv_cache",
@@ -108,7 +108,8 @@ def test_whole_caches(lib: Any, order: str) -> None:
     encodes = (np.float32(448) / np.abs(key).max().astype(np.float32), given[0])
     for i, (numbers, decode) in enumerate(((key, k_decode), (value, v_decode))):
         assert isinstance(decode, float) and decode == np.float32(1) / encodes[i]
-        q = nf.quantize(numbers, "nvfp4", layout="linear", encode_scale=float(encodes[i]))
+        q = nf.quantize(numbers, "nvfp4", layout="linear", encode_scale=float(encodes[i]),
+                        math="fast")  # fmt: skip
         plain = np.asarray(q.scales).view(np.uint8).reshape(*shape[:3], 4)
         assert lib.raw(codes[i]) == q.values.tobytes()
         assert lib.raw(scales[i]) == (reordered(plain, order) if i else plain).tobytes()
@@ -119,6 +120,69 @@ def test_whole_caches(lib: Any, order: str) -> None:
     assert again[2:] == (np.float32(1) / np.float32(k_decode), v_decode)
     record("nvfp4_quantize_paged_kv_cache", BITS,
            "waits for the GPU unless scales are given as numbers: two results are numbers")
+
+
+def test_heads_of_two_sizes(lib: Any) -> None:
+    """Keys and values may differ in their last axis."""
+    wide, narrow = sample((2, 4, 2, 64), 5), sample((2, 4, 2, 32), 6)
+    halves = [nf.quantize(part, "nvfp4", layout="linear", encode_scale=1.0)
+              for part in (wide, narrow)]  # fmt: skip
+    codes = tuple(lib.make(q.values) for q in halves)
+    scales = tuple(lib.make(q.scales.reshape(*q.values.shape[:-1], -1)) for q in halves)
+    outs = [lib.make(np.zeros((1, 8, 2, size), np.float32)) for size in (64, 32)]
+    fi.nvfp4_kv_dequantize_paged(codes, scales, lib.make(np.array([[1, 0]], np.int64)),
+                                 lib.make(np.array([7], np.int32)), 1.0, 1.0, *outs)  # fmt: skip
+    for q, out in zip(halves, outs, strict=True):
+        back = q.dequantize()[[1, 0]].reshape(1, 8, 2, -1).copy()
+        back[:, 7:] = 0
+        assert lib.raw(out) == back.tobytes()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+def test_decode_scales_that_are_none(lib: Any, scale: float) -> None:
+    """As numbers and as arrays, on a GPU as well: nothing is written."""
+    appends = (fi.nvfp4_quantize_append_paged_kv_cache,
+               fi.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping)  # fmt: skip
+    for call in appends:
+        given = {name: lib.make(value.copy()) if isinstance(value, np.ndarray) else value
+                 for name, value in CALLS[call].items()}  # fmt: skip
+        for bad in (scale, lib.make(np.float32([scale])), np.float32([scale])):
+            for name in ("k_scale", "v_scale"):
+                with pytest.raises(ValueError, match=f"^{name}: .*positive finite global decode"):
+                    call(**given | {name: bad})
+        assert not any(lib.raw(given["paged_kv_cache"])) and not any(lib.raw(given["kv_cache_sf"]))
+
+
+def test_where_scales_and_indices_lie(lib: Any) -> None:
+    """A float, an array of the CPU and one beside the caches give the same; so do wide indices."""
+    found = []
+    for make in (lambda value: value, lambda value: np.float32([value]),
+                 lambda value: lib.make(np.float32([value]))):  # fmt: skip
+        for kind in (np.int32, np.int64):
+            given = {name: lib.make(np.zeros_like(value) if "cache" in name else value.copy())
+                     if isinstance(value, np.ndarray) else value
+                     for name, value in APPEND.items()}  # fmt: skip
+            for name in ("batch_indices", "positions", "kv_indices", "kv_indptr"):
+                numbers = np.array([0, 4] if name == "kv_indptr" else range(4), kind)
+                given[name] = lib.make(numbers * (name != "batch_indices"))
+            rows = {name: given[name][:4] for name in ("append_key", "append_value")}
+            fi.nvfp4_quantize_append_paged_kv_cache(
+                **given | rows | {"k_scale": make(0.01), "v_scale": make(0.02)})  # fmt: skip
+            found.append(lib.raw(given["paged_kv_cache"]) + lib.raw(given["kv_cache_sf"]))
+    assert any(found[0]) and found == found[:1] * 6
+
+
+def test_scales_under_capture(lib: Any) -> None:
+    """Slots take scales of the GPU alone while a graph is captured."""
+    if lib.__name__ != "Cuda":
+        pytest.skip("needs a GPU")
+    import torch
+
+    given = {name: lib.make(value.copy()) if isinstance(value, np.ndarray) else value
+             for name, value in SLOTS.items()}  # fmt: skip
+    with pytest.raises(ValueError, match="during CUDA graph capture"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            fi.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(**given)
 
 
 K, V = (sample((5, 2, 32), seed) for seed in (2, 3))
@@ -176,7 +240,14 @@ def test_shapes_of_caches() -> None:
         gather(**GATHER | {"kv_cache_sf": (FACTORS[:, 0],) * 3})
     with pytest.raises(ValueError, match="^kv_cache_sf, values: expected shape"):
         gather(**GATHER | {"kv_cache_sf": (FACTORS[:, 0], CODES[:, 0])})
-    with pytest.raises(ValueError, match="^output_v: expected the shape of output_k"):
+    with pytest.raises(ValueError, match="^output_v: .*must share batch, sequence, and head dims"):
         gather(**GATHER | {"output_v": OUT[:, :2].copy()})
+    with pytest.raises(RuntimeError, match="^block_tables: column count insufficient.*2 pages"):
+        gather(**GATHER | {"block_tables": np.zeros((2, 1), np.int32),
+                           "output_k": np.zeros((2, 5, 2, 32), np.float16),
+                           "output_v": np.zeros((2, 5, 2, 32), np.float16)})  # fmt: skip
+    for scale in (np.ones(2, np.float32), np.ones((2, 2), np.float32)):
+        with pytest.raises(ValueError, match="k_scale and v_scale must be scalar tensors"):
+            gather(**GATHER | {"k_scale": scale})
     with pytest.raises(ValueError, match="^k_cache: .*page size"):
         fi.nvfp4_quantize_paged_kv_cache(WHOLE["k_cache"], WHOLE["v_cache"], "NHD")

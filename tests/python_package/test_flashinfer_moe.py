@@ -533,7 +533,8 @@ def refusals() -> dict[str, Any]:
         "activation_type": lambda: fi.trtllm_bf16_moe(
             np.zeros((T, E), np.float32), None, x, fc1[:, :I], fc2, **sizes(), activation_type=0,
             use_shuffled_weight=False, weight_layout=0),
-        "gemm1_weights": fi.trtllm_mxint4_block_scale_moe,
+        "gemm1_weights": lambda: fi.trtllm_mxint4_block_scale_moe(*[None] * 18),
+        "clamped_relu2_limit": lambda: fi.cutlass_fused_moe(*common, clamped_relu2_limit=x),
     }  # fmt: skip
 
 
@@ -546,7 +547,8 @@ def test_what_is_not_offered_names_its_argument(word: str) -> None:
 
 def test_absent_functions() -> None:
     """Functions that only refuse."""
-    for name in ("trtllm_mxint4_block_scale_moe", "trtllm_mxint4_block_scale_routed_moe"):
+    for name, count in (("trtllm_mxint4_block_scale_moe", 18),
+                        ("trtllm_mxint4_block_scale_routed_moe", 17)):  # fmt: skip
         with pytest.raises(NotImplementedError):
-            getattr(fi, name)()
+            getattr(fi, name)(*[None] * count)
         record(name, ABSENT, "the library has no int4")

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flashinfer_table import CLOSE, record
-from test_flashinfer_quantizers import LIBRARIES, SCALE, example
+from test_flashinfer_quantizers import BF16, LIBRARIES, SCALE, example, model, torch
 
 import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
@@ -23,20 +23,38 @@ def lib(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+SCALE_TYPES = {16: "float8_e4m3fn", 32: "uint8"}
+
+
+def type_name(array: Any) -> str:
+    """Its element type without the library's name."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def codes_type(lib: Any) -> str:
+    """Upstream's for two codes a byte; NumPy has none."""
+    return "uint8" if lib.__name__ == "Numpy" else "float4_e2m1fn_x2"
+
+
 def test_norms(lib: Any) -> None:
     """Both formats and layouts, both layouts at once, given outputs, the sum in the residual."""
     x, residual, weight = example((6, 128)), example((6, 128)), example((2, 128))[1]
     for block, format in ((16, "nvfp4"), (32, "mxfp4")):
-        scale = {"encode_scale": float(SCALE)} if block == 16 else {}
+        scale = {"math": "fast"} | ({"encode_scale": float(SCALE)} if block == 16 else {})
         for swizzled, layout in ((False, "linear"), (True, "swizzled_128x4")):
             q = nf.rmsnorm_quantize(x, weight, format, layout=layout, **scale)
             arguments = {"global_scale": lib.make(SCALE.reshape(1)), "block_size": block,
                          "is_sf_swizzled_layout": swizzled}  # fmt: skip
             got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), **arguments)
             assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
+            assert [type_name(part) for part in got] == [codes_type(lib), SCALE_TYPES[block]]
             outs = lib.make(np.zeros((6, 64), np.uint8)), lib.make(np.zeros(q.scales.shape, "u1"))
             got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), *outs, **arguments)
             assert got[0] is outs[0] and lib.raw(outs[1]) == q.scales.tobytes()
+            if lib.__name__ != "Numpy":  # Upstream's own type of outputs.
+                typed = outs[0].view(getattr(torch, codes_type(lib)))
+                got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), typed, **arguments)
+                assert got[0] is typed and lib.raw(got[1]) == q.scales.tobytes()
         sums = residual.copy()
         y = np.zeros_like(x)
         q = nf.add_rmsnorm_quantize(x, sums, weight, format, norm_output=y, **scale)
@@ -49,11 +67,86 @@ def test_norms(lib: Any) -> None:
         assert lib.raw(given) == sums.tobytes() and lib.raw(normed) == y.tobytes()
         assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
         assert lib.raw(got[2]) == q.relayout("linear").scales.tobytes()
-    with pytest.raises(NotImplementedError, match="scale_format"):
-        fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), block_size=32, scale_format="e4m3")
-    note = "the library's norm, upstream's rounds differently; not e4m3 scales of 32"
+        assert [type_name(part) for part in got] == [codes_type(lib), *[SCALE_TYPES[block]] * 2]
+    note = "the library's norm, upstream's rounds differently; E4M3 scales of 32 in several steps"
     record("rmsnorm_fp4quant", CLOSE, note)
     record("add_rmsnorm_fp4quant", CLOSE, note)
+
+
+def wide_blocks(y: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and E4M3 scales of 32 elements of each row of y, in exact arithmetic's steps."""
+    blocks = y.astype(np.float32).reshape(y.shape[0], -1, 32)
+    top = np.abs(blocks).max(-1)
+    scales = np.minimum(top * (scale * np.float32(1 / 6)), 448).astype(np.float32).astype(SCALES)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.where(top > 0, 1 / (scales.astype(np.float32) * (1 / scale)), 0)
+    values = blocks * factor[..., None].astype(np.float32)
+    levels = np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    distance = np.abs(np.abs(values)[..., None] - levels)
+    nearest = distance.argmin(-1)
+    tie = (distance == distance.min(-1, keepdims=True)).sum(-1) > 1
+    nearest += tie & (nearest % 2 == 1)  # The first of two is odd: the even one follows it.
+    codes = (nearest + 8 * np.signbit(values)).astype(np.uint8).reshape(y.shape)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, scales
+
+
+SCALES = ml_dtypes.float8_e4m3fn
+
+
+@pytest.mark.parametrize("swizzled", [False, True])
+def test_e4m3_scales_of_32(lib: Any, swizzled: bool) -> None:
+    """The norm, then blocks of 32 with a scale of E4M3 each; outputs as of the other formats."""
+    x, residual, weight = example((6, 160)), example((6, 160)), example((2, 160))[1]
+    scale = np.float32(10)
+    how = {"global_scale": lib.make(np.float32([scale])), "block_size": 32, "scale_format": "e4m3",
+           "is_sf_swizzled_layout": swizzled, "math": "exact"}  # fmt: skip
+    for sums in (None, residual):
+        y = np.zeros_like(x)
+        if sums is None:
+            nf.rmsnorm_quantize(x, weight, "nvfp4", norm_output=y)
+            got = fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), **how)
+        else:
+            nf.add_rmsnorm_quantize(x, sums := residual.copy(), weight, "nvfp4", norm_output=y)
+            given = lib.make(residual.copy())
+            normed = lib.make(np.zeros_like(x))
+            got = fi.add_rmsnorm_fp4quant(lib.make(x), given, lib.make(weight), **how,
+                                          output_both_sf_layouts=True, y_out=normed)  # fmt: skip
+            assert lib.raw(given) == sums.tobytes() and lib.raw(normed) == y.tobytes()
+        codes, scales = wide_blocks(y, scale)
+        image = model.pack_scales(scales.view(np.uint8), "swizzled_128x4").tobytes()
+        linear = scales.tobytes()
+        assert lib.raw(got[0]) == codes.tobytes()
+        both = sums is not None
+        assert lib.raw(got[1]) == (image if swizzled or both else linear)
+        assert [type_name(part) for part in got[1:]] == ["float8_e4m3fn"] * (len(got) - 1)
+        assert not both or lib.raw(got[2]) == linear
+    outs = lib.make(np.zeros((6, 80), np.uint8)), lib.make(np.zeros(len(got[1].reshape(-1)), "u1"))
+    again = fi.add_rmsnorm_fp4quant(lib.make(x), lib.make(residual.copy()), lib.make(weight),
+                                    *outs, **how, output_both_sf_layouts=True)  # fmt: skip
+    assert again[0] is outs[0] and again[1] is outs[1]
+    assert lib.raw(outs[0]) == codes.tobytes() and lib.raw(outs[1]) == image
+    with pytest.raises(ValueError, match="four_over_six: an option of scales of 16"):
+        fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), **how, four_over_six=True)
+
+
+def test_assertions_of_upstream(lib: Any) -> None:
+    """Columns, blocks and the normalised output: AssertionError, which is a ValueError as well."""
+    x, weight = lib.make(example((6, 128))), lib.make(example((2, 128))[1])
+    for call, words in (
+        (lambda: fi.rmsnorm_fp4quant(x, weight, block_size=48), "block_size must be 16 or 32"),
+        (lambda: fi.rmsnorm_fp4quant(x[:, :120], weight, block_size=32), "divisible by block_size"),
+        (lambda: fi.add_rmsnorm_fp4quant(x, x.reshape(6, 128), weight, y_out=lib.make(
+            np.zeros((12, 64), BF16))), "y_out: .*must match the input, got bfloat16 .12, 64"),
+        (lambda: fi.add_rmsnorm_fp4quant(x, x.reshape(6, 128), weight, y_out=lib.make(
+            np.zeros((6, 128), np.float16))), "y_out: expected bfloat16"),
+    ):  # fmt: skip
+        for kind in (AssertionError, ValueError):
+            with pytest.raises(kind, match=f"(?s){words}"):
+                call()
+    if lib.__name__ == "Cuda":
+        long = lib.make(np.zeros(6 * 128 + 1, BF16))
+        with pytest.raises(AssertionError, match="y_out: .*16B-aligned"):
+            fi.add_rmsnorm_fp4quant(x, x.clone(), weight, y_out=long[1:].reshape(6, 128))
 
 
 @pytest.mark.parametrize("name", ["y_fp4", "block_scale", "block_scale_unswizzled"])
@@ -162,7 +255,7 @@ def both(lib: Any, x: np.ndarray, weight: np.ndarray, **how: Any) -> list[bytes]
 
 VARIABLES = {"FLASHINFER_NVFP4_4OVER6": "1", "FLASHINFER_NVFP4_4OVER6_ERR_MODE": "MSE",
              "FLASHINFER_NVFP4_4OVER6_E4M3_USE_256": "1",
-             "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH": "0"}  # fmt: skip
+             "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH": "1"}  # fmt: skip
 
 
 def test_mode_and_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,15 +275,15 @@ def test_mode_and_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> No
     def found(**how: Any) -> list[bytes]:
         return both(lib, x, weight, global_scale=scale, **how)
 
-    assert found() == wanted("exact", None)
-    assert found(math="fast") == wanted("fast", None) != wanted("exact", None)
-    assert found(four_over_six=True) == wanted("exact", nf.FourOverSix()) != wanted("exact", None)
+    assert found() == found(math="fast") == wanted("fast", None) != wanted("exact", None)
+    assert found(math="exact") == wanted("exact", None)
+    assert found(four_over_six=True) == wanted("fast", nf.FourOverSix()) != wanted("fast", None)
     chosen = wanted("fast", option)
     assert found(math="fast", four_over_six=option) == chosen != wanted("exact", option)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    assert found() == chosen != wanted("exact", None)
-    assert found(math="exact", four_over_six=False) == wanted("exact", None)
+    assert found() == wanted("exact", option) != chosen
+    assert found(math="fast", four_over_six=False) == wanted("fast", None)
     monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAX")
     with pytest.raises(ValueError, match="^FLASHINFER_NVFP4_4OVER6_ERR_MODE: expected MAE or MSE"):
         found()
@@ -207,8 +300,8 @@ def test_modes_of_mxfp4(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     both(lib, x, weight, block_size=32)
-    both(lib, x, weight, block_size=32, math="fast", four_over_six=False)
-    assert modes == ["exact"] * 2 + ["fast"] * 2
+    both(lib, x, weight, block_size=32, math="exact", four_over_six=False)
+    assert modes == ["fast"] * 2 + ["exact"] * 2
     with pytest.raises(ValueError, match="^four_over_six: "):
         fi.rmsnorm_fp4quant(lib.make(x), lib.make(weight), block_size=32, four_over_six=True)
     with pytest.raises(ValueError, match="^math: "):

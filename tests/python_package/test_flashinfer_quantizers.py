@@ -27,6 +27,7 @@ try:
 except ImportError:
     torch = None
 
+BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(21)
 SCALE = np.float32(300.0)
 LAYOUTS = {fi.SfLayout.layout_128x4: "swizzled_128x4", fi.SfLayout.layout_8x4: "swizzled_8x4",
@@ -94,7 +95,8 @@ def example(shape: tuple[int, ...], dtype: Any = ml_dtypes.bfloat16) -> np.ndarr
 
 
 def wanted(x: np.ndarray, format: str, layout: str, **options: Any) -> model.Quantized:
-    """The model's result; x is [rows, cols] or [batch, rows, cols]."""
+    """The model's result, fast unless said; x is [rows, cols] or [batch, rows, cols]."""
+    options.setdefault("mode", "fast")
     if "encode_scale" in options:
         options["encode_scale"] = np.atleast_1d(options["encode_scale"]).astype(np.float32)
     raw = np.ascontiguousarray(x).view(RAW[x.itemsize])
@@ -131,7 +133,7 @@ def test_fp4_quantize(lib: Any) -> None:
     assert same(lib, got, wanted(x, "nvfp4", "swizzled_128x4", encode_scale=each))
     decode = np.float32(0.0031)
     got = fi.fp4_quantize(lib.make(x), lib.make(decode.reshape(1)), is_global_scale_inversed=True)
-    encode = nf.encode_scale_from_decode(float(decode))
+    encode = nf._core.encode_scale_from_decode(float(decode), "fast")
     assert same(lib, got, wanted(x, "nvfp4", "swizzled_128x4", encode_scale=encode))
     record("fp4_quantize", BITS)
 
@@ -167,7 +169,14 @@ def test_nvfp4_quantize(lib: Any) -> None:
                             expanded_idx_to_permuted_idx=lib.make(rows))  # fmt: skip
     full = wanted(x, "nvfp4_per_token", "swizzled_128x4")
     assert lib.raw(got[0][3]) == full.values[0][3].tobytes()
-    record("nvfp4_quantize", BITS, "`do_shuffle` not together with `per_token_activation`")
+    got = fi.nvfp4_quantize(lib.make(x), np.float32(1 / 2688), do_shuffle=True, out_scale=0.5,
+                            per_token_activation=True)  # fmt: skip
+    plain = wanted(x, "nvfp4_per_token", "linear")
+    assert lib.raw(got[0]) == plain.values[0][order].tobytes()
+    packed = model.pack_scales(plain.scales.reshape(128, 8)[order], "swizzled_128x4")
+    assert tuple(got[1].shape) == (128, 8) and lib.raw(got[1]) == packed.tobytes()
+    assert lib.raw(got[2]) == (plain.global_scale[order] * np.float32(0.5)).tobytes()
+    record("nvfp4_quantize", BITS)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.full(1, np.inf, np.float32)])
@@ -215,6 +224,32 @@ def test_mx_formats(lib: Any) -> None:
         record(name, BITS)
 
 
+def test_upstream_s_bits_are_the_default(lib: Any) -> None:
+    """Where its kernels flush, divide or give NaN otherwise than IEEE arithmetic would."""
+    tiny = np.float32(2.0**-127).astype(BF16)  # A denormal.
+    x = np.zeros((2, 64), BF16)
+    x[0, :32], x[0, 32:], x[1] = tiny, 1, 1
+    x[1, 3] = tiny
+    codes, scales = (lib.raw(part) for part in fi.mxfp8_quantize(lib.make(x), False))
+    assert scales[0] == 0 and codes[:32] == bytes(32)  # A block of denormals.
+    assert codes[64 + 3] == 0 and codes[64] != 0  # One beside normal elements.
+    kept = lib.raw(fi.mxfp8_quantize(lib.make(x), False, math="exact")[0])
+    assert kept[:32] == bytes([kept[0]]) * 32 and kept[0] != 0
+    ones = lib.make(np.array([[0, 1] * 32], np.float16))
+    scale = lib.make(np.array([2.0**127], np.float32))
+    fast = lib.raw(fi.nvfp4_quantize(ones, scale, fi.SfLayout.layout_linear)[0])
+    exact = lib.raw(fi.nvfp4_quantize(ones, scale, fi.SfLayout.layout_linear, math="exact")[0])
+    assert fast != exact and exact[0] & 15 == 0  # A zero is one in exact arithmetic alone.
+    rows = lib.make(example((256, 64), np.float16))
+    base = np.float32(1 / 2688)
+    found = [lib.raw(fi.nvfp4_quantize(rows, base, per_token_activation=True, **how)[2])
+             for how in ({}, {"math": "fast"}, {"math": "exact"})]  # fmt: skip
+    assert found[0] == found[1]
+    fast_rows, exact_rows = (np.frombuffer(part, np.int32) for part in found[1:])
+    moved = np.abs(fast_rows - exact_rows)
+    assert moved.max() <= 2 and 0 < (moved > 0).mean() < 0.5
+
+
 def test_e2m1_to_float(lib: Any) -> None:
     """NVFP4 with its decode scale."""
     x = example((6, 64))
@@ -233,7 +268,7 @@ def test_e2m1_to_float(lib: Any) -> None:
 def test_silu_and_smooth(lib: Any) -> None:
     """The 16-bit tensor that an unfused operation stores, then quantized."""
     x = example((7, 128))
-    up = nf.silu_mul_quantize(x, "nvfp4", encode_scale=float(SCALE))
+    up = nf.silu_mul_quantize(x, "nvfp4", encode_scale=float(SCALE), math="fast")
     scale = lib.make(SCALE.reshape(1))
     got = fi.silu_and_mul_nvfp4_quantize(lib.make(x), scale)
     assert lib.raw(got[0]) == up.values.tobytes() and lib.raw(got[1]) == up.scales.tobytes()
@@ -269,7 +304,8 @@ def test_batched_and_grouped(lib: Any) -> None:
     assert (physical[rows] == reference.values[rows]).all()
     assert lib.raw(permute(scales, 5, 2, 4, 0, 1, 3)) == reference.scales.tobytes()
     record("mxfp8_grouped_quantize", BITS)
-    up = nf.silu_mul_quantize(x, "nvfp4", batched=True, valid_rows=mask, encode_scale=each)
+    up = nf.silu_mul_quantize(x, "nvfp4", batched=True, valid_rows=mask, encode_scale=each,
+                              math="fast")  # fmt: skip
     codes, scales = fi.silu_and_mul_scaled_nvfp4_experts_quantize(
         lib.make(x), lib.make(mask), lib.make(each)
     )
@@ -311,19 +347,27 @@ def test_group_quantization(lib: Any) -> None:
         codes, scales = fi.per_token_group_quant_8bit(
             lib.make(x), 64, 1e-10, name, column_major_scales=True, scale_tma_aligned=True
         )
-        padded = np.pad(s.T, ((0, 0), (0, 3)))
-        assert (lib.raw(codes), lib.raw(scales)) == (code(columns), padded.tobytes())
+        assert (lib.raw(codes), lib.raw(scales)) == (code(columns), s.tobytes())
+        assert strides(scales) == (1, 8) and tuple(scales.shape) == (5, 4)
     codes, scales = fi.per_token_group_quant_8bit(
         lib.make(x), 64, column_major_scales=True, scale_ue8m0=True
     )
     powers = np.exp2(np.ceil(np.log2(np.maximum(largest / np.float32(448), 1e-10))))
-    assert lib.raw(scales) == powers.astype(np.float32).T.tobytes()
+    assert lib.raw(scales) == powers.astype(np.float32).tobytes()
+    assert strides(scales) == (1, 5) and tuple(scales.shape) == (5, 4)
     for name in ("scale_ue8m0", "scale_tma_aligned"):
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(AssertionError, match=name):
             fi.per_token_group_quant_8bit(lib.make(x), 64, **{name: True})
     with pytest.raises(ValueError, match="dtype"):
         fi.per_token_group_quant_8bit(lib.make(x), 64, dst_dtype="float16")
     record("per_token_group_quant_8bit", BITS)
+
+
+def strides(array: Any) -> tuple[int, ...]:
+    """In elements."""
+    if isinstance(array, np.ndarray):
+        return tuple(step // array.itemsize for step in array.strides)
+    return tuple(array.stride())
 
 
 def test_layouts(lib: Any) -> None:
@@ -333,6 +377,17 @@ def test_layouts(lib: Any) -> None:
     packed = [model.pack_scales(part, "swizzled_128x4") for part in sf]
     assert lib.raw(got) == b"".join(part.tobytes() for part in packed)
     assert lib.raw(fi.nvfp4_block_scale_interleave(lib.make(sf[0]))) == packed[0].tobytes()
+    for wide in (sf.astype(BF16), sf[0].astype(BF16)):
+        got = fi.block_scale_interleave(lib.make(wide))
+        assert str(got.dtype).endswith("bfloat16") and len(got.shape) == 1
+        halves = [fi.block_scale_interleave(np.ascontiguousarray(part)) for part in
+                  np.moveaxis(wide.view(np.uint8).reshape(*wide.shape, 2), -1, 0)]  # fmt: skip
+        assert lib.raw(got) == np.stack(halves, -1).tobytes()
+    shuffled = fi.shuffle_matrix_sf_a(lib.make(sf[0, :128].astype(BF16)), 128)
+    assert str(shuffled.dtype).endswith("bfloat16")
+    order = np.array([32 * (p // 32) + 4 * (p % 8) + p % 32 // 8 for p in range(128)])
+    again = fi.block_scale_interleave(lib.make(sf[0, :128][order].astype(BF16)))
+    assert lib.raw(shuffled) == lib.raw(again)
     t = RNG.integers(0, 255, (128, 12)).astype(np.uint8)
     for tile, block, step in ((128, 32, 4), (64, 16, 2)):
         moved = np.zeros_like(t)
@@ -399,6 +454,9 @@ def test_packbits(lib: Any) -> None:
         assert lib.raw(offsets) == np.int32([0, 1, 1, 3, 5]).tobytes()
     with pytest.raises(ValueError, match="bitorder"):
         fi.packbits(lib.make(bits), "middle")
+    for start in range(1, 9):  # Kernels read 16 bytes from any of their multiples.
+        part = lib.make(np.concatenate([bits[:start], bits]))[start:]
+        assert lib.raw(fi.packbits(part)) == lib.raw(fi.packbits(lib.make(bits)))
     record("packbits", BITS)
     record("segment_packbits", BITS,
            "waits for the GPU, as upstream: offsets say how long the result is")
@@ -414,11 +472,15 @@ def test_global_scale(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(zeros[0]) == np.finfo(np.float32).max
     assert float(fi.make_nvfp4_global_scale(lib.make(x), True)[0]) == np.float32(1 / 2688)
     assert float(fi.make_nvfp4_global_scale(lib.make(x), False, 5.0)[0]) == 5
-    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    recipe = fi.NVFP44Over6Config(256)
+    for how in ({"nvfp4_4over6_config": recipe}, {"four_over_six": nf.FourOverSix(e4m3_max=256)}):
+        got = fi.make_nvfp4_global_scale(lib.make(x), False, **how)
+        assert lib.raw(got) == np.float32(1536 / top).tobytes()
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")  # Upstream's does not read it either.
     monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_E4M3_USE_256", "1")
     got = fi.make_nvfp4_global_scale(lib.make(x), False)
-    assert lib.raw(got) == np.float32(1536 / top).tobytes()
-    record("make_nvfp4_global_scale", BITS, "`cfg` is not offered")
+    assert lib.raw(got) == np.float32(2688 / top).tobytes()
+    record("make_nvfp4_global_scale", BITS)
 
 
 def test_environment(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,18 +492,18 @@ def test_environment(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return lib.raw(fi.nvfp4_quantize(x, scale, per_token_activation=True, **arguments)[2])
 
     exact, fast = codes(math="exact"), codes(math="fast")
-    assert exact != fast and codes() == exact
+    assert exact != fast and codes() == fast
     monkeypatch.setenv("TRTLLM_DISABLE_FP4_QUANT_FAST_MATH", "0")
     assert codes() == fast and codes(math="exact") == exact
     monkeypatch.setenv("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "1")
-    assert codes() == exact
+    assert codes() == exact and codes(math="fast") == fast
     y = lib.make(example((64, 256)))
     plain = lib.raw(fi.nvfp4_quantize(y, scale)[0])
     monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
     monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MSE")
     found = lib.raw(fi.nvfp4_quantize(y, scale)[0])
     option = nf.FourOverSix(error="mse")
-    q = nf.quantize(y, "nvfp4", encode_scale=float(scale), four_over_six=option)
+    q = nf.quantize(y, "nvfp4", encode_scale=float(scale), four_over_six=option, math="exact")
     assert found != plain and found == lib.raw(q.values)
 
 
@@ -459,7 +521,6 @@ def test_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         lambda **how: fi.nvfp4_batched_quantize(batch, scale, **how),
         lambda **how: fi.scaled_fp4_grouped_quantize(batch, mask, each, **how),
         lambda **how: fi.silu_and_mul_scaled_nvfp4_experts_quantize(batch, mask, each, **how),
-        lambda **how: (fi.make_nvfp4_global_scale(x, False, **how),),
     ]
     option = nf.FourOverSix(error="mse", error_math="fast", e4m3_max=256)
     plain, chosen = ([lib.raw(call(**how)[0]) for call in calls]
@@ -495,12 +556,12 @@ def test_variables_are_for_nvfp4_of_16_bits(lib: Any, monkeypatch: pytest.Monkey
         return quantize(*arguments, **how)
 
     monkeypatch.setattr(nf, "quantize", watched)
-    monkeypatch.setenv("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "0")
+    monkeypatch.setenv("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "1")
     monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
     for call in calls:
         call()
-        call(math="fast")
-    assert modes == ["exact", "fast"] * len(calls)
+        call(math="exact")
+    assert modes == ["fast", "exact"] * len(calls)
 
 
 X = example((4, 64))
@@ -512,7 +573,7 @@ REFUSED = {
     "sfLayout": lambda: fi.nvfp4_quantize(X, SCALE, 3),
     "do_shuffle": lambda: fi.nvfp4_quantize(X, SCALE, do_shuffle=True),
     "expanded_idx": lambda: fi.nvfp4_quantize(X, SCALE, expanded_idx_to_permuted_idx=X),
-    "unswizzled_sf": lambda: fi.block_scale_interleave(X),
+    "unswizzled_sf": lambda: fi.block_scale_interleave(X.astype(np.float32)),
     "multiple of 32": lambda: fi.shuffle_matrix_a(X, 128),
     "input_tensor": lambda: fi.shuffle_matrix_sf_a(X.astype(np.uint8), 128),
     "even number": lambda: fi.reorder_rows_for_gated_act_gemm(X[:3]),

@@ -1,6 +1,6 @@
 """narrowfloat.compat.flashinfer: names, order, defaults of arguments; numbers of enumerations.
 
-Written off the specifications (quantization 10, moe 3 and 8.2), not off the package. Keywords that
+Those of FlashInfer 0.7.2, not written off the package. Keywords that
 the package adds follow all of these and are keyword-only.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import narrowfloat.compat.flashinfer as fi
+from narrowfloat.compat.flashinfer._recipe import UNSET
 
 WITHOUT = "num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset, " \
     "local_num_experts"  # fmt: skip
@@ -33,30 +34,31 @@ FP4 = "routing_bias, hidden_states, hidden_states_scale, gemm1_weights, gemm1_we
     "activation_type=3, per_token_scale=None, output=None, tune_max_num_tokens=8192"  # fmt: skip
 NORM = "y_fp4=None, block_scale=None, global_scale=None, eps=1e-6, block_size=16, " \
     "scale_format=None, is_sf_swizzled_layout=False"  # fmt: skip
+VALID = "valid_hidden_size=None, valid_intermediate_size=None"
 PAGED = "paged_kv_cache, kv_cache_sf"
 
 SIGNATURES = {
     "fp4_quantize": "input, global_scale=None, sf_vec_size=16, sf_use_ue8m0=False, "
     "is_sf_swizzled_layout=True, is_sf_8x4_layout=False, is_global_scale_inversed=False, "
-    "enable_pdl=None, backend='cuda'",
+    "enable_pdl=None, backend='cuda', nvfp4_4over6=UNSET",
     "nvfp4_quantize": "a, a_global_sf, sfLayout=0, do_shuffle=False, sf_vec_size=16, "
     "enable_pdl=None, backend='cuda', per_token_activation=False, "
-    "expanded_idx_to_permuted_idx=None",
+    "expanded_idx_to_permuted_idx=None, out_scale=None, nvfp4_4over6=UNSET",
     "mxfp4_quantize": "a, backend='cuda', enable_pdl=None, sfLayout=0",
     "mxfp4_dequantize": "a_fp4, a_sf, sfLayout=0",
     "mxfp4_dequantize_host": "weight, scale, group_size=32",
     "e2m1_and_ufp8sf_scale_to_float": "e2m1_tensor, ufp8_scale_tensor, global_scale_tensor=None, "
     "sf_vec_size=16, ufp8_type=1, is_sf_swizzled_layout=True, is_sf_8x4_layout=False",
     "silu_and_mul_nvfp4_quantize": "input, global_scale, sf_vec_size=16, "
-    "is_sf_swizzled_layout=True, is_sf_8x4_layout=False, enable_pdl=None",
+    "is_sf_swizzled_layout=True, is_sf_8x4_layout=False, enable_pdl=None, nvfp4_4over6=UNSET",
     "nvfp4_quantize_smooth": "x, pre_quant_scale, global_scale, enable_pdl=None, "
-    "backend='cutlass'",
-    "nvfp4_batched_quantize": "a, a_global_sf, sf_vec_size=16",
-    "scaled_fp4_grouped_quantize": "a, mask, a_global_sf",
-    "silu_and_mul_scaled_nvfp4_experts_quantize": "a, mask, a_global_sf",
+    "backend='auto'",
+    "nvfp4_batched_quantize": "a, a_global_sf, sf_vec_size=16, nvfp4_4over6=UNSET",
+    "scaled_fp4_grouped_quantize": "a, mask, a_global_sf, nvfp4_4over6=UNSET",
+    "silu_and_mul_scaled_nvfp4_experts_quantize": "a, mask, a_global_sf, nvfp4_4over6=UNSET",
     "mxfp8_quantize": "input, is_sf_swizzled_layout=True, alignment=32, enable_pdl=None, "
     "backend='cuda', sf_swizzle_layout=None",
-    "mxfp8_grouped_quantize": "a, mask",
+    "mxfp8_grouped_quantize": "a, mask, backend='cutile'",
     "mxfp8_dequantize_host": "input, scale_tensor, is_sf_swizzled_layout=True, "
     "sf_swizzle_layout=None",
     "per_token_group_quant_8bit": "x, group_size, eps=1e-10, dst_dtype=None, "
@@ -79,7 +81,8 @@ SIGNATURES = {
     "block_scale_unswizzled=None, enable_pdl=None, y_out=None",
     "packbits": "x, bitorder='big'",
     "segment_packbits": "x, indptr, bitorder='big'",
-    "make_nvfp4_global_scale": "input, per_token_activation, global_scale=None, cfg=None",
+    "make_nvfp4_global_scale": "input_tensor, per_token_activation, global_scale=None, "
+    "nvfp4_4over6_config=None",
     "hash_topk": "router_logits, input_ids, tid2eid, num_fused_shared_experts=0, "
     "routed_scaling_factor=1.0, launch_with_pdl=True",
     "trtllm_bf16_moe": f"{ROUTED}, gemm1_weights, gemm2_weights, {SHAPE}=None, "
@@ -96,13 +99,16 @@ SIGNATURES = {
     "routing_replay_out=None, output=None",
     "trtllm_fp8_block_scale_moe": f"routing_logits, routing_bias, {FP8_BLOCK}, "
     "tune_max_num_tokens=8192, fp8_quantization_type=1, num_fused_shared_experts=None, "
-    f"activation_type=3, norm_topk_prob=True, routing_replay_out=None, {CLAMPS}, output=None",
+    f"activation_type=3, norm_topk_prob=True, routing_replay_out=None, {CLAMPS}, output=None, "
+    f"{VALID}, *, gemm1_bias=None, gemm2_bias=None",
     "trtllm_fp8_block_scale_routed_moe": f"topk_ids, routing_bias, {FP8_BLOCK}, "
     "gemm1_lora_delta=None, output=None, tune_max_num_tokens=8192, fp8_quantization_type=1, "
-    f"activation_type=3, {CLAMPS}",
+    f"activation_type=3, {CLAMPS}, {VALID}",
     "trtllm_fp4_block_scale_moe": f"routing_logits, {FP4}, norm_topk_prob=True, "
-    "routing_replay_out=None, num_fused_shared_experts=None",
-    "trtllm_fp4_block_scale_routed_moe": f"topk_ids, {FP4}, gemm1_lora_delta=None",
+    f"routing_replay_out=None, num_fused_shared_experts=None, {VALID}, "
+    "hidden_states_scale_layout=None",
+    "trtllm_fp4_block_scale_routed_moe": f"topk_ids, {FP4}, gemm1_lora_delta=None, {VALID}, "
+    "num_fused_shared_experts=None, hidden_states_scale_layout=None",
     "trtllm_gen_routing": "routing_logits, routing_bias, routing_method, top_k, *, "
     "num_fused_shared_experts=0, n_group=0, topk_group=0, local_expert_offset=0, "
     "local_num_experts=None, routed_scaling_factor=1.0, tile_tokens_dim=8, norm_topk_prob=True, "
@@ -118,13 +124,14 @@ SIGNATURES = {
     "use_w4_group_scaling=False, use_mxfp8_act_scaling=False, min_latency_mode=False, "
     "use_packed_weights=False, use_wfp4afp8_humming=False, tune_max_num_tokens=8192, "
     "enable_pdl=None, activation_type=3, swizzled_input_sf=True, use_fused_finalize=True, "
-    "profile_ids=None, workspace_buffer=None, *, situ_beta=None, situ_linear_beta=None",
+    "profile_ids=None, workspace_buffer=None, *, clamped_relu2_limit=None, situ_beta=None, "
+    "situ_linear_beta=None, backend='cutlass'",
     "cutlass_fused_moe_workspace_size": "max_num_tokens, hidden_size, intermediate_size, "
     "num_experts_total, top_k, *, x_dtype, weight_dtype, output_dtype='bfloat16', "
     "activation_type=3, tp_size=1, tp_rank=0, ep_size=1, ep_rank=0, min_latency_mode=False, "
     "use_deepseek_fp8_block_scale=False, use_w4_group_scaling=False, "
     "use_mxfp8_act_scaling=False, use_fused_finalize=True, use_packed_weights=False, "
-    "use_wfp4afp8_humming=False, device=None",
+    "use_wfp4afp8_humming=False, device=None, backend='cutlass'",
 }
 # The package's own, by function (docs/python.md): the mode of quantizers, 4-over-6 of NVFP4's.
 MODE, CHOICE = ["math"], ["four_over_six"]
@@ -157,7 +164,7 @@ SIGNATURES |= {
     "undo_block_scale_interleave": "swizzled_sf, rows, blocks, batch=None",
 }
 SIGNATURES["autotune"] = "tune_mode=True, cache=None, tuning_buckets=None, round_up=None, " \
-    "skip_ops=None"  # fmt: skip
+    "skip_ops=None, cuda_graph_profile_replays=None"  # fmt: skip
 
 # The functions of the all-reduce are those of version 0.7.2.
 _COMM_ROWS = "residual_in, residual_out, norm_out, quant_out, scale_out"
@@ -205,9 +212,11 @@ ENUMERATIONS = {
     "SigmoidRenorm MiniMax2 Sigmoid TopKSigmoid Unspecified",
     "RoutingInputMode": "FromLogits PackedPrecomputed UnpackedPrecomputed",
     "ActivationType": "Gelu Relu Silu Swiglu Geglu SwigluBias Relu2 SwigluStep GegluTanh Identity "
-    "Situ InvalidType",
+    "Situ InvalidType ClampedRelu2",
+    "GatedActType": "SwiGlu GeGlu",
+    "NVFP44Over6ErrMode": "MAE MSE",
     "WeightLayout": "MajorK MajorMn BlockMajorK",
-    "Fp8QuantizationType": "NoneFp8 DeepSeekFp8 MxFp8 PerTensorFp8",
+    "Fp8QuantizationType": "NoneFp8 DeepSeekFp8 MxFp8 PerTensorFp8 PerChannelFp8",
     "AllReduceFusionPattern": "kAllReduce kARResidualRMSNorm kARResidualRMSNormFP8Quant "
     "kARResidualRMSNormFP4Quant kARResidualRMSNormOutFP8Quant kARResidualRMSNormOutFP4Quant "
     "kMoEReductionARResidualRMSNorm kMoEFinalizeARResidualRMSNorm "
@@ -231,6 +240,9 @@ def spelled(name: str) -> list[str]:
         default = parameter.default
         if default is parameter.empty:
             words.append(parameter.name)
+            continue
+        if default is UNSET:
+            words.append(f"{parameter.name}=UNSET")
             continue
         value = int(default) if hasattr(default, "numerator") and not isinstance(
             default, bool) else default  # fmt: skip
@@ -266,6 +278,10 @@ def test_the_list_is_complete() -> None:
     others = {"block_scale_interleave", "nvfp4_block_scale_interleave", "nvfp4_kv_dequantize",
               "trtllm_mxint4_block_scale_moe",
               "trtllm_mxint4_block_scale_routed_moe", "clear_prepared_cache",
-              "prepared_cache_size"}  # fmt: skip
+              "prepared_cache_size", "is_gated_activation", "next_positive_power_of_2",
+              "interleave_moe_scales_for_sm90_mixed_gemm",
+              "interleave_moe_weights_for_sm90_mixed_gemm",
+              "preprocess_moe_weights_for_sm90_mixed_gemm_humming",
+              "resolve_nvfp4_4over6"}  # fmt: skip
     functions = {name for name in fi.__all__ if name[0].islower()}
     assert functions == set(SIGNATURES) | others

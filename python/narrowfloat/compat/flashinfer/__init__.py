@@ -2,14 +2,30 @@
 
     import narrowfloat.compat.flashinfer as flashinfer
 
-Names, argument order, defaults, shapes and types are FlashInfer 0.6.18's, of the all-reduce 0.7.2's
-(its module `comm` is one here, too); tensors are torch's or NumPy's, on the CPU or on a Hopper GPU.
+Names, argument order, defaults, shapes and types are FlashInfer 0.7.2's, and so are the modules
+below; narrowfloat.compat.install_as_flashinfer() gives them its name. Tensors are torch's or
+NumPy's, on the CPU or on a Hopper GPU.
 Arrays of other libraries are taken through DLPack: they count as NumPy's, on a GPU as torch's,
 which must be imported there. docs/python.md has a table of what is the same to the bit, what within
 a tolerance, and what is not offered. Arguments that are not offered raise NotImplementedError with
 their name.
 """
 
+from narrowfloat.compat.flashinfer import (
+    activation as activation,
+    autotuner as autotuner,
+    comm as comm,
+    cute_dsl as cute_dsl,
+    fp4_quantization as fp4_quantization,
+    fp8_quantization as fp8_quantization,
+    fused_moe as fused_moe,
+    gemm as gemm,
+    norm as norm,
+    page as page,
+    quantization as quantization,
+    tllm_enums as tllm_enums,
+    utils as utils,
+)
 from narrowfloat.compat.flashinfer._bits import packbits, segment_packbits
 from narrowfloat.compat.flashinfer._cutlass import cutlass_fused_moe
 from narrowfloat.compat.flashinfer._dequantize import (
@@ -17,14 +33,6 @@ from narrowfloat.compat.flashinfer._dequantize import (
     mxfp4_dequantize,
     mxfp4_dequantize_host,
     mxfp8_dequantize_host,
-)
-from narrowfloat.compat.flashinfer._enums import (
-    ActivationType,
-    Fp8QuantizationType,
-    RoutingInputMode,
-    RoutingMethodType,
-    SfLayout,
-    WeightLayout,
 )
 from narrowfloat.compat.flashinfer._kv_cache import (
     nvfp4_kv_dequantize,
@@ -47,6 +55,11 @@ from narrowfloat.compat.flashinfer._layouts import (
     undo_reorder_rows_for_gated_act_gemm,
     undo_shuffle_matrix_a,
     undo_shuffle_matrix_sf_a,
+)
+from narrowfloat.compat.flashinfer._mixed_input import (
+    interleave_moe_scales_for_sm90_mixed_gemm,
+    interleave_moe_weights_for_sm90_mixed_gemm,
+    preprocess_moe_weights_for_sm90_mixed_gemm_humming,
 )
 from narrowfloat.compat.flashinfer._moe import (
     trtllm_bf16_moe,
@@ -77,8 +90,13 @@ from narrowfloat.compat.flashinfer._quantize import (
     silu_and_mul_nvfp4_quantize,
     silu_and_mul_scaled_nvfp4_experts_quantize,
 )
+from narrowfloat.compat.flashinfer._recipe import (
+    NVFP44Over6Config,
+    NVFP44Over6ErrMode,
+    resolve_nvfp4_4over6,
+)
 from narrowfloat.compat.flashinfer._routing import (
-    RoutingResult,
+    TrtllmGenRoutingResult,
     fused_topk_deepseek,
     hash_topk,
     moe_sort,
@@ -99,17 +117,33 @@ from narrowfloat.compat.flashinfer.comm import (
     trtllm_moe_allreduce_fusion,
     trtllm_moe_finalize_allreduce_fusion,
 )
+from narrowfloat.compat.flashinfer.tllm_enums import (
+    ActivationType,
+    Fp8QuantizationType,
+    GatedActType,
+    RoutingInputMode,
+    RoutingMethodType,
+    SfLayout,
+    WeightLayout,
+    is_gated_activation,
+)
+from narrowfloat.compat.flashinfer.utils import next_positive_power_of_2
+
+__version__ = "0.7.2"  # The version of FlashInfer whose interface this is.
 
 __all__ = [
     "ActivationType",
     "AllReduceFusionPattern",
     "AllReduceFusionWorkspace",
     "Fp8QuantizationType",
+    "GatedActType",
+    "NVFP44Over6Config",
+    "NVFP44Over6ErrMode",
     "QuantizationSFLayout",
     "RoutingInputMode",
     "RoutingMethodType",
-    "RoutingResult",
     "SfLayout",
+    "TrtllmGenRoutingResult",
     "WeightLayout",
     "add_rmsnorm_fp4quant",
     "allreduce_fusion",
@@ -125,6 +159,9 @@ __all__ = [
     "fp4_quantize",
     "fused_topk_deepseek",
     "hash_topk",
+    "interleave_moe_scales_for_sm90_mixed_gemm",
+    "interleave_moe_weights_for_sm90_mixed_gemm",
+    "is_gated_activation",
     "make_nvfp4_global_scale",
     "moe_sort",
     "mxfp4_dequantize",
@@ -133,6 +170,7 @@ __all__ = [
     "mxfp8_dequantize_host",
     "mxfp8_grouped_quantize",
     "mxfp8_quantize",
+    "next_positive_power_of_2",
     "nvfp4_batched_quantize",
     "nvfp4_block_scale_interleave",
     "nvfp4_kv_dequantize",
@@ -146,7 +184,9 @@ __all__ = [
     "packbits",
     "per_token_group_quant_8bit",
     "prepared_cache_size",
+    "preprocess_moe_weights_for_sm90_mixed_gemm_humming",
     "reorder_rows_for_gated_act_gemm",
+    "resolve_nvfp4_4over6",
     "rmsnorm_fp4quant",
     "scaled_fp4_grouped_quantize",
     "segment_packbits",

@@ -23,7 +23,7 @@ from narrowfloat.compat.flashinfer._arrays import (
     refuse,
     scale_array,
 )
-from narrowfloat.compat.flashinfer._enums import AllReduceFusionPattern as Pattern
+from narrowfloat.compat.flashinfer._comm_enums import AllReduceFusionPattern as Pattern
 
 # Pattern -> narrowfloat's.
 _PATTERNS = ("allreduce", "residual_rmsnorm", "fp8", "nvfp4", "norm_fp8", "norm_nvfp4",

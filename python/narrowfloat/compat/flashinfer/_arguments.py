@@ -11,6 +11,7 @@ import numpy as np
 
 from narrowfloat._arrays import is_torch
 from narrowfloat.compat.flashinfer._dlpack import PLAIN, imported
+from narrowfloat.compat.flashinfer._errors import AssertedError, CheckError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +40,16 @@ def in_words_of_the_caller(text: str, names: Mapping[str, str]) -> str | None:
     name, colon, rest = text.partition(":")
     found = names.get(name) if colon else None
     return None if found is None else f"{found}:{rest}"
+
+
+def kind_of(error: Exception, text: str) -> type[Exception]:
+    """The class that FlashInfer raises for what the library refuses, which is ours as well.
+
+    Its quantizers assert that columns are whole blocks; its compiled code checks the rest.
+    """
+    if type(error) is not ValueError:
+        return type(error)
+    return AssertedError if text.startswith("cols:") else CheckError
 
 
 def accepts(
@@ -74,7 +85,7 @@ def accepts(
                 text = in_words_of_the_caller(str(error), table)
                 if text is None:
                     raise
-                raise type(error)(text) from error
+                raise kind_of(error, str(error))(text) from error
 
         return checked
 

@@ -14,7 +14,8 @@ from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._streams import allocating_on
 
 LAYOUTS = ("swizzled_128x4", "swizzled_8x4", "linear")  # Indexed by SfLayout.
-_BACKENDS = frozenset(("cuda", "cute-dsl", "cutlass", "cutile", "auto", "default", "triton"))
+_BACKENDS = frozenset(("auto", "cake", "cuda", "cute-dsl", "cutile", "cutlass", "default",
+                       "triton"))  # fmt: skip
 
 
 class Array(Protocol):
@@ -132,6 +133,11 @@ def contiguous(array: Any) -> Any:
     return array.contiguous() if is_torch(array) else np.ascontiguousarray(array)
 
 
+def is_contiguous(array: Any) -> bool:
+    """Whether it is dense in C order."""
+    return bool(array.is_contiguous() if is_torch(array) else array.flags.c_contiguous)
+
+
 def transpose(array: Any, *axes: int) -> Any:
     """A view with its axes in another order."""
     return array.permute(*axes) if is_torch(array) else array.transpose(*axes)
@@ -212,8 +218,7 @@ def output_bytes(
     any_shape: as many elements will do.
     """
     check_one_byte(argument, array)
-    is_dense = array.is_contiguous() if is_torch(array) else array.flags.c_contiguous
-    if not is_dense:  # A copy would be filled and lost.
+    if not is_contiguous(array):  # A copy would be filled and lost.
         raise ValueError(f"{argument}: expected a dense array in C order, got a strided view")
     given = tuple(array.shape)
     if given != shape and not (any_shape and prod(given) == prod(shape)):

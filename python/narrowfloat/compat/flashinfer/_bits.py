@@ -6,12 +6,18 @@ from typing import Any
 
 import narrowfloat as nf
 from narrowfloat.compat.flashinfer._arguments import accepts
-from narrowfloat.compat.flashinfer._arrays import contiguous, dtype_name
+from narrowfloat.compat.flashinfer._arrays import address_of, contiguous, dtype_name, is_on_gpu
+
+
+def _aligned(array: Any) -> Any:
+    """Dense and, on a GPU, at an address that kernels read 16 bytes from; a copy where needed."""
+    array = contiguous(array)
+    return array.clone() if is_on_gpu(array) and address_of(array) % 16 else array
 
 
 def _bools(x: Any) -> Any:
     """As pack_bits() takes them."""
-    return contiguous(x if dtype_name(x) in ("bool", "uint8") else x != 0)
+    return _aligned(x if dtype_name(x) in ("bool", "uint8") else x != 0)
 
 
 def _check_bitorder(bitorder: str) -> None:
@@ -38,4 +44,4 @@ def segment_packbits(x: Any, indptr: Any, bitorder: str = "big") -> tuple[Any, A
     bitorder: as packbits() has it. Waits for a GPU, which knows how many bytes there are.
     """
     _check_bitorder(bitorder)
-    return nf.segment_pack_bits(_bools(x), contiguous(indptr), bitorder)
+    return nf.segment_pack_bits(_bools(x), _aligned(indptr), bitorder)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat._shapes import round_up
 from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import (
     Array,
@@ -16,7 +17,8 @@ from narrowfloat.compat.flashinfer._arrays import (
     move_scales,
     refuse,
 )
-from narrowfloat.compat.flashinfer._enums import ActivationType
+from narrowfloat.compat.flashinfer.tllm_enums import ActivationType
+from narrowfloat.compat.flashinfer._errors import CheckError
 from narrowfloat.compat.flashinfer._layers import (
     CUTLASS_PARAMETERS,
     activation_of,
@@ -29,7 +31,7 @@ from narrowfloat.compat.flashinfer._layers import (
     with_known_tiles,
 )
 from narrowfloat.compat.flashinfer._mixed_input import undo_interleave, undo_scale_interleave
-from narrowfloat.compat.flashinfer._workspace import given_workspace
+from narrowfloat.compat.flashinfer._workspace import check_moe_backend, given_workspace
 
 
 @dataclass
@@ -107,15 +109,22 @@ def _w4a16(fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan:
     return _Plan("mxfp4_bf16", first, second, (scales[0], scales[1]))
 
 
-def _linear_halves(plan: _Plan, half: int) -> _Plan:
-    """Scales whose two halves were padded to 128 rows each, as linear ones."""
-    experts, width = plan.w1.shape[0], _columns(plan)
+def _linear(plan: _Plan) -> _Plan:
+    """Scales of images with padding as linear ones; an image has all rows of a matrix."""
+    experts, rows = plan.w1.shape[:2]
+    hidden, width = plan.w2.shape[1], _columns(plan)
     block = 16 if plan.mode == "nvfp4" else 32
-    hidden = plan.w2.shape[1]
-    first = move_scales(plan.scales[0], half, hidden // block, 2 * experts, plan.layout, "linear")
-    second = move_scales(plan.scales[1], hidden, width // block, experts, plan.layout, "linear")
-    scales = (first.reshape(experts, 2 * half, -1), second.reshape(experts, hidden, -1))
-    return replace(plan, scales=scales, layout="linear")
+    parts = []
+    for image, count, cols in zip(plan.scales, (rows, hidden), (hidden, width), strict=True):
+        wanted = round_up(count, 128) * round_up(cols // block, 4)
+        if image.shape[1] != wanted:
+            raise CheckError(
+                f"quant_scales: expected {wanted} bytes an expert, the 128x4 image of {count} x "
+                f"{cols // block} scales, got {image.shape[1]}"
+            )
+        linear = move_scales(image, count, cols // block, experts, plan.layout, "linear")
+        parts.append(linear.reshape(experts, count, -1))
+    return replace(plan, scales=(parts[0], parts[1]), layout="linear")
 
 
 def _refuse_mxfp8(mxfp8_act: bool, beside: str) -> None:
@@ -206,8 +215,9 @@ def cutlass_fused_moe(
     use_wfp4afp8_humming: bool = False, tune_max_num_tokens: int = 8192,
     enable_pdl: bool | None = None, activation_type: int = ActivationType.Swiglu,
     swizzled_input_sf: bool = True, use_fused_finalize: bool = True, profile_ids: Any = None,
-    workspace_buffer: Array | None = None, *, situ_beta: float | Array | None = None,
-    situ_linear_beta: float | Array | None = None,
+    workspace_buffer: Array | None = None, *, clamped_relu2_limit: Array | None = None,
+    situ_beta: float | Array | None = None, situ_linear_beta: float | Array | None = None,
+    backend: str = "cutlass",
 ) -> list[Any]:  # fmt: skip
     """A layer of given routings, with weights in canonical rows [up; gate]: [output [T, H]].
 
@@ -235,11 +245,15 @@ def cutlass_fused_moe(
     use_deepseek_fp8_block_scale, use_w4_group_scaling, use_mxfp8_act_scaling: bool; see above.
     cluster_size, cluster_rank, min_latency_mode, use_packed_weights, use_wfp4afp8_humming: not
         offered.
-    activation_type: ActivationType. workspace_buffer: uint8, cutlass_fused_moe_workspace_size().
+    activation_type: ActivationType. clamped_relu2_limit: not offered. backend: "cutlass" or "cake";
+        changes nothing.
+    workspace_buffer: uint8, cutlass_fused_moe_workspace_size().
     tp_size, enable_alltoall, tune_max_num_tokens, enable_pdl, use_fused_finalize, profile_ids:
         change nothing.
     """
+    check_moe_backend(backend)
     refuse("min_latency_mode", min_latency_mode, "leave it False")
+    refuse("clamped_relu2_limit", clamped_relu2_limit, "ActivationType.Relu2 is, without a limit")
     refuse("cluster_size", cluster_size != 1, "leave it 1; ep_size is, for shards of experts")
     refuse("cluster_rank", cluster_rank != 0, "leave it 0; ep_rank is, for shards of experts")
     refuse("use_packed_weights", use_packed_weights, "use_w4_group_scaling is, for MXFP4")
@@ -262,9 +276,8 @@ def cutlass_fused_moe(
         plan = _plan(input, fc1_expert_weights, fc2_expert_weights, quant_scales,
                      use_deepseek_fp8_block_scale, use_mxfp8_act_scaling,
                      use_w4_group_scaling)  # fmt: skip
-        half = fc1_expert_weights.shape[1] // 2
-        if plan.layout != "linear" and is_gated(kind) and half % 128:
-            plan = _linear_halves(plan, half)
+        if plan.layout != "linear":
+            plan = _linear(plan)
         config = nf.MoeConfig(
             hidden=hidden, inter=_columns(plan), experts=ep_size * experts, top_k=top_k,
             mode=plan.mode, expert_offset=ep_rank * experts, local_experts=experts,

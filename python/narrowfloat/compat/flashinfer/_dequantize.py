@@ -18,7 +18,7 @@ from narrowfloat.compat.flashinfer._arrays import (
     scale_array,
     to_cpu,
 )
-from narrowfloat.compat.flashinfer._enums import SfLayout
+from narrowfloat.compat.flashinfer.tllm_enums import SfLayout
 
 
 def _names(codes: str, scales: str) -> dict[str, str]:

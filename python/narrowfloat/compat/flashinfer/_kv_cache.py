@@ -5,13 +5,18 @@ Additional keyword: math, "exact" or "fast".
 
 from __future__ import annotations
 
+import sys
+from math import isfinite, prod
 from numbers import Real
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat._arrays import maker_of
 from narrowfloat._options import MathMode
+from narrowfloat._streams import is_capturing
 from narrowfloat.compat.flashinfer._arguments import accepts, check_array
-from narrowfloat.compat.flashinfer._arrays import as_type
+from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name, is_on_gpu
+from narrowfloat.compat.flashinfer._errors import CheckError
 from narrowfloat.compat.flashinfer._modes import math_mode
 
 _CODES, _SCALES = "paged_kv_cache", "kv_cache_sf"
@@ -57,6 +62,75 @@ def _cache(paged_kv_cache: Any, kv_cache_sf: Any) -> tuple[Any, Any, Any, Any]:
     return *_halves(_CODES, paged_kv_cache), *_halves(_SCALES, kv_cache_sf)
 
 
+def _check_pages(codes: Any, block_tables: Any, output: Any, kv_layout: str) -> None:
+    """CheckError for tables with fewer pages than the outputs have tokens."""
+    if len(codes.shape) != 4 or len(block_tables.shape) != 2 or len(output.shape) != 4:
+        return  # The library says what is wrong.
+    page_size = codes.shape[2 if kv_layout == "HND" else 1]
+    if block_tables.shape[1] * page_size < output.shape[1]:
+        raise CheckError(
+            "block_tables: column count insufficient for max_seq_len; expected at least "
+            f"{-(-output.shape[1] // page_size)} pages of {page_size} tokens for output_k, got "
+            f"{block_tables.shape[1]}"
+        )
+
+
+def _decode_scales(like: Any, for_slots: bool, **scales: Any) -> list[Any]:
+    """Decode scales of an append, of which those on a GPU are read once; ValueError as upstream.
+
+    While a CUDA graph is captured they cannot be read. for_slots: then the host's are refused.
+    """
+    is_captured = is_on_gpu(like) and is_capturing(like.device)
+    held = {}
+    for name, scale in scales.items():
+        if for_slots and is_captured and not is_on_gpu(scale):
+            raise ValueError(f"{name}: must be a contiguous float32 CUDA tensor on {like.device} "
+                             "during CUDA graph capture")  # fmt: skip
+        scales[name] = _beside(name, scale, like)
+        if not isinstance(scales[name], Real):
+            held[name] = scales[name]
+    numbers = {name: scale for name, scale in scales.items() if name not in held}
+    if held and not is_captured:
+        together = sys.modules["torch"].stack([scale.reshape(()) for scale in held.values()])
+        numbers |= dict(zip(held, together.tolist(), strict=True))
+    for name, number in numbers.items():
+        if not (isfinite(number) and number > 0):
+            raise ValueError(
+                f"{name}: must be a positive finite global decode scale, got {number}; "
+                "k_scale and v_scale must be positive finite global decode scales"
+            )
+    return list(scales.values())
+
+
+def _global_scale(scale: Any, like: Any) -> Any:
+    """A scale that the library judges; one of the CPU beside arrays on a GPU is read."""
+    is_elsewhere = hasattr(scale, "dtype") and is_on_gpu(like) and not is_on_gpu(scale)
+    return _beside("global_scale", scale, like) if is_elsewhere else scale
+
+
+def _beside(name: str, scale: Any, like: Any) -> Any:
+    """A scale as the library takes it beside an array: a number, or float32 on its device."""
+    if isinstance(scale, Real):
+        return float(scale)
+    check_scale(name, scale)
+    if not is_on_gpu(scale):
+        return float(scale.reshape(-1)[0])
+    return scale.to(like.device)
+
+
+def check_scale(name: str, scale: Any) -> None:
+    """ValueError, or TypeError, unless it is an array of one float32."""
+    if not hasattr(scale, "dtype"):
+        raise TypeError(f"{name}: expected a number or float32 [1], got {scale!r}")
+    if prod(scale.shape) != 1:
+        raise ValueError(
+            f"{name}: must have exactly one element, got {prod(scale.shape)}; k_scale and v_scale "
+            "must be scalar tensors"
+        )
+    if dtype_name(scale) != "float32":
+        raise ValueError(f"{name}: must be float32, got {dtype_name(scale)}")
+
+
 @accepts("input", names=_ROW_NAMES)
 def nvfp4_kv_quantize(
     input: Any, global_scale: Any, *, math: MathMode | None = None
@@ -64,9 +138,10 @@ def nvfp4_kv_quantize(
     """(uint8 [M, K / 2], scales uint8 [M, K / 16], linear).
 
     input: float16 or bfloat16 [M, K], K a multiple of 16. global_scale: float, or float32 [1];
-    a decode scale. math: "exact" or "fast".
+    a decode scale. math: "fast" (default) or "exact".
     """
-    return nf.kv_quantize(input, global_scale, math=math_mode(math))
+    scale = _global_scale(global_scale, input)
+    return nf.kv_quantize(input, scale, math=math_mode(math))
 
 
 @accepts("fp4_data", "block_scales", names=_ROW_NAMES)
@@ -78,7 +153,8 @@ def nvfp4_kv_dequantize(
     fp4_data: uint8 [M, K / 2]. block_scales: uint8 or float8_e4m3fn [M, K / 16], linear.
     global_scale: float, or float32 [1]; multiplies.
     """
-    return nf.kv_dequantize(fp4_data, block_scales, global_scale, output_dtype)
+    scale = _global_scale(global_scale, fp4_data)
+    return nf.kv_dequantize(fp4_data, block_scales, scale, output_dtype)
 
 
 @accepts("block_tables", "seq_lens", "output_k", "output_v", names=_PAGED_NAMES)
@@ -103,12 +179,26 @@ def nvfp4_kv_dequantize_paged(
     output_k, output_v: bfloat16, float16 or float32 [batch, max_seq, heads, D]; tokens at or beyond
         a sequence's length, and of pages that do not exist, keep what they hold.
     """
-    if tuple(output_v.shape) != tuple(output_k.shape):
-        raise ValueError(f"output_v: expected the shape of output_k, {tuple(output_k.shape)}, got "
-                         f"{tuple(output_v.shape)}")  # fmt: skip
-    nf.kv_dequantize_paged(*_cache(paged_kv_cache, kv_cache_sf), block_tables, seq_lens, output_k,
-                           output_v, k_scale=k_scale, v_scale=v_scale,
-                           layout=kv_layout)  # fmt: skip
+    if tuple(output_v.shape)[:3] != tuple(output_k.shape)[:3]:
+        raise ValueError(
+            "output_v: output_k and output_v must share batch, sequence, and head dims; expected "
+            f"the first three of {tuple(output_k.shape)}, got {tuple(output_v.shape)}"
+        )
+    k_scale = _beside("k_scale", k_scale, output_k)
+    v_scale = _beside("v_scale", v_scale, output_k)
+    keys, values, key_scales, value_scales = _cache(paged_kv_cache, kv_cache_sf)
+    _check_pages(keys, block_tables, output_k, kv_layout)
+    if output_v.shape[3] == output_k.shape[3]:
+        nf.kv_dequantize_paged(keys, values, key_scales, value_scales, block_tables, seq_lens,
+                               output_k, output_v, k_scale=k_scale, v_scale=v_scale,
+                               layout=kv_layout)  # fmt: skip
+        return
+    # The library's keys and values have the same size: each half is gathered twice.
+    for codes, scales, scale, out in ((keys, key_scales, k_scale, output_k),
+                                      (values, value_scales, v_scale, output_v)):  # fmt: skip
+        spare = maker_of("output_k", out).empty(tuple(out.shape), dtype_name(out))
+        nf.kv_dequantize_paged(codes, codes, scales, scales, block_tables, seq_lens, out, spare,
+                               k_scale=scale, v_scale=scale, layout=kv_layout)  # fmt: skip
 
 
 @accepts("append_key", "append_value", "batch_indices", "positions", "kv_indices", "kv_indptr",
@@ -136,9 +226,10 @@ def nvfp4_quantize_append_paged_kv_cache(
     paged_kv_cache, kv_cache_sf, kv_layout: as nvfp4_kv_dequantize_paged() has them; written to.
     kv_indices, kv_indptr: int32 or int64; pages of all requests, and where each one's begin,
         [requests + 1]. kv_last_page_len: not needed.
-    k_scale, v_scale: float, or float32 [1]; decode scales. math: "exact" or "fast".
+    k_scale, v_scale: float, or float32 [1]; decode scales. math: "fast" (default) or "exact".
     Rows whose request, position or page does not exist are skipped.
     """
+    k_scale, v_scale = _decode_scales(append_key, False, k_scale=k_scale, v_scale=v_scale)
     nf.kv_append_paged(append_key, append_value, batch_indices, positions,
                        *_cache(paged_kv_cache, kv_cache_sf), kv_indices, kv_indptr,
                        k_scale=k_scale, v_scale=v_scale, layout=kv_layout,
@@ -163,8 +254,9 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     append_key, append_value: float16 or bfloat16 [rows, heads, D].
     slot_mapping: int32 or int64, at most one a row; rows with slots outside the cache are skipped.
     paged_kv_cache, kv_cache_sf, kv_layout: as nvfp4_kv_dequantize_paged() has them; written to.
-    k_scale, v_scale: float, or float32 [1]; decode scales. math: "exact" or "fast".
+    k_scale, v_scale: float, or float32 [1]; decode scales. math: "fast" (default) or "exact".
     """
+    k_scale, v_scale = _decode_scales(append_key, True, k_scale=k_scale, v_scale=v_scale)
     nf.kv_append_slots(append_key, append_value, slot_mapping,
                        *_cache(paged_kv_cache, kv_cache_sf), k_scale=k_scale, v_scale=v_scale,
                        layout=kv_layout, math=math_mode(math))  # fmt: skip
@@ -193,7 +285,7 @@ def nvfp4_quantize_paged_kv_cache(
         page_size, heads, D] in "NHD"; page_size a multiple of 4, D of 64. Codes have D / 2 in place
         of D, scales D / 16; those of V in the order that FlashInfer's kernels read.
     k_global_sf, v_global_sf: float, or float32 [1]; encode scales, default 448 / largest magnitude.
-        Results of such that lie on a GPU are waited for. math: "exact" or "fast".
+        Results of such that lie on a GPU are waited for. math: "fast" (default) or "exact".
     """
     codes, scales, k_decode, v_decode = nf.kv_quantize_paged_cache(
         k_cache,

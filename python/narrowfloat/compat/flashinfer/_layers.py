@@ -20,8 +20,9 @@ import numpy as np
 import narrowfloat as nf
 from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._streams import is_capturing
-from narrowfloat.compat.flashinfer._arrays import as_type, cast, to_float32
-from narrowfloat.compat.flashinfer._enums import ActivationType, RoutingMethodType
+from narrowfloat.compat.flashinfer._arguments import kind_of
+from narrowfloat.compat.flashinfer._arrays import as_type, cast, dtype_name, to_float32
+from narrowfloat.compat.flashinfer.tllm_enums import ActivationType, RoutingMethodType
 from narrowfloat.compat.flashinfer._routing import (
     RouterSizes,
     bias_for,
@@ -126,11 +127,11 @@ def _of_activation(names: dict[str, str]) -> dict[str, str]:
             for prefix in ("config.", "") for ours, argument in names.items()}  # fmt: skip
 
 
-_SAME_NAMES = {"config.top_k": "top_k", "config.experts": "num_experts", "outputs.out": "output"}
+_SAME_NAMES = {"config.top_k": "top_k", "config.experts": "num_experts", "out:": "output"}
 # How the library's messages begin -> arguments of the functions whose name begins with trtllm_.
 _TRTLLM_NAMES = _SAME_NAMES | _of_activation(TRTLLM_PARAMETERS) | {
     "logits:": "routing_logits",
-    "outputs.replay": "routing_replay_out", "inputs.row_scale": "per_token_scale",
+    "replay:": "routing_replay_out", "row_scale:": "per_token_scale",
     "config.local_experts": "local_num_experts", "config.expert_offset": "local_expert_offset",
     "weights.w1": "gemm1_weights", "weights.w2": "gemm2_weights", "weights.bias1": "gemm1_bias",
     "weights.bias2": "gemm2_bias", "w1_scales": "gemm1_weights_scale",
@@ -138,9 +139,8 @@ _TRTLLM_NAMES = _SAME_NAMES | _of_activation(TRTLLM_PARAMETERS) | {
     "weights.scales": "gemm1_weights_scale, gemm2_weights_scale",
     "weights.": "gemm1_weights, gemm2_weights",
     "config.hidden": "hidden_states", "config.inter": "intermediate_size",
-    "inputs.values": "hidden_states", "inputs.scales": "hidden_states_scale",
-    "hidden_scales": "hidden_states_scale", "routing.logits": "routing_logits",
-    "routing.bias": "routing_bias", "routing.": "topk_ids",
+    "hidden:": "hidden_states", "hidden_scales": "hidden_states_scale", "bias:": "routing_bias",
+    "packed:": "topk_ids", "ids:": "topk_ids", "weights:": "topk_ids",
 }  # fmt: skip
 # Those of cutlass_fused_moe().
 _CUTLASS_NAMES = _SAME_NAMES | _of_activation(CUTLASS_PARAMETERS) | {
@@ -149,9 +149,8 @@ _CUTLASS_NAMES = _SAME_NAMES | _of_activation(CUTLASS_PARAMETERS) | {
     "weights.bias1": "fc1_expert_biases", "weights.bias2": "fc2_expert_biases",
     "w1_scales": "quant_scales", "w2_scales": "quant_scales", "weights.scales": "quant_scales",
     "weights.": "fc1_expert_weights, fc2_expert_weights", "config.hidden": "input",
-    "config.inter": "fc2_expert_weights", "inputs.values": "input", "inputs.scales": "input_sf",
-    "hidden_scales": "input_sf", "routing.weights": "token_final_scales",
-    "routing.": "token_selected_experts",
+    "config.inter": "fc2_expert_weights", "hidden:": "input", "hidden_scales": "input_sf",
+    "weights:": "token_final_scales", "ids:": "token_selected_experts",
 }  # fmt: skip
 
 
@@ -164,7 +163,7 @@ def naming_arguments(of_cutlass: bool) -> Iterator[None]:
         text = str(error)
         for ours, argument in (_CUTLASS_NAMES if of_cutlass else _TRTLLM_NAMES).items():
             if text.startswith(ours):
-                raise type(error)(f"{argument}: {text}") from error
+                raise kind_of(error, text)(f"{argument}: {text}") from error
         raise
 
 
@@ -219,6 +218,22 @@ class Shape:
     routing_method_type: int
     norm_topk_prob: bool = True
     shared: int = 0
+
+    def __post_init__(self) -> None:
+        """ValueError for shared experts where upstream has none."""
+        if self.shared <= 0:
+            return
+        if self.local_expert_offset != 0 or self.local_num_experts != self.num_experts:
+            raise ValueError(
+                "num_fused_shared_experts: Fused shared experts do not yet support expert "
+                "parallelism; expected local_expert_offset 0 and local_num_experts "
+                f"{self.num_experts}, got {self.local_expert_offset} and {self.local_num_experts}"
+            )
+        if int(self.routing_method_type) != RoutingMethodType.DeepSeekV3:
+            raise ValueError(
+                "num_fused_shared_experts: Fused shared experts are only supported with DeepSeekV3 "
+                f"routing_method_type, got {self.routing_method_type}"
+            )
 
     def config(self, from_logits: bool, **values: Any) -> nf.MoeConfig:
         """The configuration, of a routing from logits or of a given one."""
@@ -296,8 +311,8 @@ def step_limit(kind: int, up: Any, gate: Any) -> Any:
 
 
 def is_gated(kind: int) -> bool:
-    """Whether the first matrix has two halves."""
-    return int(kind) in (3, 4, 5, 7, 8, 10)
+    """Whether the first matrix has two halves; False for numbers without an activation."""
+    return int(kind) in set(ActivationType) and ActivationType(int(kind)).is_gated
 
 
 def parameters_of(alpha: Any, beta: Any, limit: Any) -> dict[str, Any]:
@@ -312,6 +327,18 @@ def axes_of(argument: str, array: Any, axes: int) -> Any:
         got = "None" if array is None else shape and tuple(shape) or type(array).__name__
         raise ValueError(f"{argument}: expected an array of {axes} axes, got {got}")
     return array
+
+
+def check_valid_sizes(hidden: Any, valid_hidden: int | None, inter: int,
+                      valid_inter: int | None) -> None:  # fmt: skip
+    """NotImplementedError for sizes below those of the arrays: padded layers are not offered."""
+    width = axes_of("hidden_states", hidden, 2).shape[1]
+    width *= 2 if dtype_name(hidden) == "uint8" else 1
+    for name, valid, size in (("valid_hidden_size", valid_hidden, width),
+                              ("valid_intermediate_size", valid_inter, inter)):  # fmt: skip
+        if valid is not None and valid != size:
+            raise NotImplementedError(f"{name}: expected {size}, the size of the arrays, or None; "
+                                      f"got {valid}: padded weights are not offered")  # fmt: skip
 
 
 def each(argument: str, value: Any, experts: int, like: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfloat._arrays import maker_of
 from narrowfloat._shapes import round_up
 from narrowfloat.compat.flashinfer._arguments import accepts, check_axes
 from narrowfloat.compat.flashinfer._arrays import (
@@ -19,6 +20,7 @@ from narrowfloat.compat.flashinfer._arrays import (
     take,
     transpose,
 )
+from narrowfloat.compat.flashinfer._errors import AssertedError, CheckError
 
 # Rows of a block, by epilogue_tile_m; each block of old rows j becomes rows 8 * (j % n) + j / n.
 _STEP = {32: 4, 16: 2}
@@ -31,7 +33,7 @@ def _block_rows(epilogue_tile_m: int) -> int:
 def shuffle_gather(argument: str, rows: int, block: int) -> np.ndarray[Any, Any]:
     """Old row that new row p holds. argument: what errors name."""
     if rows % block:
-        raise ValueError(f"{argument}: expected a multiple of {block} rows, got {rows}")
+        raise AssertedError(f"{argument}: expected a multiple of {block} rows, got {rows}")
     p = np.arange(rows)
     at = p % block
     return p - at + (at % 8) * _STEP[block] + at // 8
@@ -40,7 +42,7 @@ def shuffle_gather(argument: str, rows: int, block: int) -> np.ndarray[Any, Any]
 def gated_gather(argument: str, rows: int) -> np.ndarray[Any, Any]:
     """Old row that new row p holds: up and gate rows alternate. argument: what errors name."""
     if rows % 2:
-        raise ValueError(f"{argument}: expected an even number of rows, got {rows}")
+        raise AssertedError(f"{argument}: expected an even number of rows, got {rows}")
     p = np.arange(rows)
     return np.where(p % 2 == 0, p // 2, rows // 2 + p // 2)
 
@@ -88,18 +90,22 @@ def _check_elements(num_elts_per_sf: int) -> None:
 def shuffle_matrix_sf_a(
     input_tensor: Any, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> Any:
-    """Scales of a matrix that shuffle_matrix_a() has shuffled: uint8, flat, layout 128x4.
+    """Scales of a matrix that shuffle_matrix_a() has shuffled: flat, layout 128x4, uint8.
 
-    input_tensor: one byte of any dtype [M, blocks] of the matrix as it was, M a multiple of 128.
+    input_tensor: bfloat16, whose result is bfloat16, or one byte of any dtype, [M, blocks] of
+        the matrix as it was, M a multiple of 128.
     epilogue_tile_m: as there. num_elts_per_sf: 16 or 32; changes nothing.
     """
     _check_elements(num_elts_per_sf)
-    check_one_byte("input_tensor", input_tensor)
+    is_wide = dtype_name(input_tensor) == "bfloat16"
+    if not is_wide:
+        check_one_byte("input_tensor", input_tensor)
     check_axes("input_tensor", input_tensor, "rows", "blocks")
     rows = input_tensor.shape[0]
     if rows % 128:
-        raise ValueError(f"input_tensor: expected a multiple of 128 rows, got {rows}")
-    return block_scale_interleave(shuffle_matrix_a(as_bytes(input_tensor), epilogue_tile_m))
+        raise AssertedError(f"input_tensor: expected a multiple of 128 rows, got {rows}")
+    scales = input_tensor if is_wide else as_bytes(input_tensor)
+    return block_scale_interleave(shuffle_matrix_a(scales, epilogue_tile_m))
 
 
 @accepts("input_tensor")
@@ -168,18 +174,30 @@ def undo_block_layout(t: Any) -> Any:
 
 @accepts("unswizzled_sf")
 def block_scale_interleave(unswizzled_sf: Any) -> Any:
-    """Linear scales in layout 128x4: uint8, flat.
+    """Linear scales in layout 128x4, flat and of their type.
 
-    unswizzled_sf: uint8 [rows, blocks] or [batch, rows, blocks].
+    unswizzled_sf: uint8 or bfloat16 [rows, blocks] or [batch, rows, blocks].
     """
-    shape = tuple(unswizzled_sf.shape)
-    if len(shape) not in (2, 3) or dtype_name(unswizzled_sf) != "uint8":
-        raise ValueError(
-            f"unswizzled_sf: expected uint8 of two or three axes, got {dtype_name(unswizzled_sf)} "
-            f"{shape}"
-        )
+    shape, dtype = tuple(unswizzled_sf.shape), dtype_name(unswizzled_sf)
+    if dtype not in ("uint8", "bfloat16"):
+        raise AssertedError(f"unswizzled_sf: expected uint8 or bfloat16, got {dtype}")
+    if len(shape) not in (2, 3):
+        raise CheckError(f"unswizzled_sf: expected two or three axes, got {shape}")
     batch = shape[0] if len(shape) == 3 else 1
+    if dtype == "bfloat16":
+        return _interleaved_wide(unswizzled_sf, batch)
     return move_scales(unswizzled_sf, shape[-2], shape[-1], batch, "linear", "swizzled_128x4")
+
+
+def _interleaved_wide(scales: Any, batch: int) -> Any:
+    """block_scale_interleave() of 16-bit elements: their low and high bytes, and both together."""
+    rows, blocks = scales.shape[-2:]
+    parts = as_bytes(scales).reshape(batch, rows, blocks, 2)
+    halves = [move_scales(parts[..., i], rows, blocks, batch, "linear", "swizzled_128x4")
+              for i in range(2)]  # fmt: skip
+    both = maker_of("unswizzled_sf", scales).empty((halves[0].shape[0], 2), "uint8")
+    both[:, 0], both[:, 1] = halves
+    return as_type(both.reshape(-1), "bfloat16")
 
 
 nvfp4_block_scale_interleave = block_scale_interleave

@@ -7,6 +7,12 @@ from typing import Any
 
 from narrowfloat._options import FourOverSix, MathMode
 from narrowfloat.compat.flashinfer._arrays import dtype_name, scale_of
+from narrowfloat.compat.flashinfer._recipe import (
+    UNSET,
+    NVFP44Over6Config,
+    NVFP44Over6ErrMode,
+    resolve_nvfp4_4over6,
+)
 
 _FAST_OFF = ("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "TRTLLM_DISABLE_FP4_QUANT_FAST_MATH")
 
@@ -32,27 +38,28 @@ def names_of_gated(input: str, scale: str) -> dict[str, str]:
 
 
 def math_mode(math: MathMode | None) -> MathMode:
-    """The mode: the argument, else what FlashInfer's variables say, else exact."""
+    """The mode: the argument, else what FlashInfer's variables say, else fast: its bits."""
     if math is not None:
         return math
-    values = [os.environ[name] for name in _FAST_OFF if name in os.environ]
-    return "fast" if values and "1" not in values else "exact"
+    return "exact" if any(os.environ.get(name) == "1" for name in _FAST_OFF) else "fast"
 
 
-def four_over_six_option(choice: Any) -> FourOverSix | None:
-    """The argument (True, False or a FourOverSix), else what FlashInfer's variables ask for."""
+def four_over_six_option(choice: Any, recipe: Any = UNSET) -> FourOverSix | None:
+    """The library's option. choice: the argument four_over_six: True, False, a FourOverSix or None.
+
+    recipe: the argument nvfp4_4over6, else what FlashInfer's variables ask for.
+    """
+    if choice is not None and recipe is not UNSET:
+        raise ValueError("four_over_six: nvfp4_4over6 says it already; give one of them")
     if choice is not None:
         return (FourOverSix() if choice else None) if isinstance(choice, bool) else choice
-    get = os.environ.get
-    if get("FLASHINFER_NVFP4_4OVER6") != "1":
+    config = resolve_nvfp4_4over6(recipe)
+    if config is None:
         return None
-    error: Any = get("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAE").lower()
-    if error not in ("mae", "mse"):
-        raise ValueError(f"FLASHINFER_NVFP4_4OVER6_ERR_MODE: expected MAE or MSE, got {error!r}")
     return FourOverSix(
-        error,
-        "fast" if get("FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH") == "1" else "strict",
-        256 if get("FLASHINFER_NVFP4_4OVER6_E4M3_USE_256") == "1" else 448,
+        "mae" if config.err_mode == NVFP44Over6ErrMode.MAE else "mse",
+        "fast" if config.err_use_fast_math else "strict",
+        256 if config.e4m3_max == 256 else 448,
     )
 
 
@@ -63,33 +70,43 @@ def is_coded(input: Any) -> bool:
 
 def nvfp4_mode(math: MathMode | None, input: Any) -> MathMode:
     """The mode of a quantizer to NVFP4."""
-    return (math or "exact") if is_coded(input) else math_mode(math)
+    return (math or "fast") if is_coded(input) else math_mode(math)
 
 
 def nvfp4_options(
-    math: MathMode | None, scale: Any, input: Any, choice: Any = None
+    math: MathMode | None, scale: Any, input: Any, choice: Any = None, recipe: Any = UNSET
 ) -> dict[str, Any]:
-    """The options of a quantizer to NVFP4. choice: the argument four_over_six."""
+    """The options of a quantizer to NVFP4. choice, recipe: four_over_six and nvfp4_4over6."""
     is_open = choice is None and is_coded(input)
+    if is_open and isinstance(recipe, NVFP44Over6Config):
+        raise ValueError(
+            f"nvfp4_4over6: requires fp16 or bf16 input, got {dtype_name(input)}; expected None"
+        )
     return {
         "math": nvfp4_mode(math, input),
         "encode_scale": scale_of("global_scale", scale, input),
-        "four_over_six": None if is_open else four_over_six_option(choice),
+        "four_over_six": None if is_open else four_over_six_option(choice, recipe),
     }
 
 
-def refuse_four_over_six(choice: Any) -> None:
+def refuse_four_over_six(choice: Any, recipe: Any = UNSET) -> None:
     """ValueError for a choice that is made with MXFP4."""
     if choice:
         raise ValueError("four_over_six: an option of NVFP4, not of MXFP4")
+    if isinstance(recipe, NVFP44Over6Config):
+        raise ValueError("nvfp4_4over6: an option of NVFP4, not of MXFP4")
 
 
 def norm_options(
     format: str, math: MathMode | None, global_scale: Any, input: Any, choice: Any
 ) -> dict[str, Any]:
     """Options of the fused norms, whose scale may be absent. choice: the argument four_over_six."""
-    if format == "nvfp4":
+    if format == "wide" and (choice or isinstance(choice, FourOverSix)):
+        raise ValueError("four_over_six: an option of scales of 16 elements; expected None")
+    if format == "wide":
+        choice = False  # FlashInfer's variables do not count.
+    if format != "mxfp4":
         scale = 1.0 if global_scale is None else global_scale
         return nvfp4_options(math, scale, input, choice)
     refuse_four_over_six(choice)
-    return {"math": math or "exact"}
+    return {"math": math or "fast"}

@@ -11,7 +11,12 @@ from typing import Any
 import narrowfloat as nf
 from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import Array, contiguous, dtype_name, refuse, swap_last
-from narrowfloat.compat.flashinfer._enums import Fp8QuantizationType, WeightLayout
+from narrowfloat.compat.flashinfer.tllm_enums import (
+    ActivationType,
+    Fp8QuantizationType,
+    WeightLayout,
+)
+from narrowfloat.compat.flashinfer._errors import CheckError
 from narrowfloat.compat.flashinfer._layers import (
     TRTLLM_PARAMETERS,
     UNROUTED,
@@ -19,6 +24,7 @@ from narrowfloat.compat.flashinfer._layers import (
     Shape,
     activation_of,
     axes_of,
+    check_valid_sizes,
     each,
     is_gated,
     parameters_of,
@@ -56,6 +62,9 @@ def _check_lora(gemm1_lora_delta: Any) -> None:
 
 def _bf16(run: Run, shape: Shape, gemm1: Any, gemm2: Any, shuffled: bool, layout: int, kind: int,
           parameters: tuple[Any, Any, Any]) -> Any:  # fmt: skip
+    if dtype_name(run.hidden) not in ("bfloat16", "uint16"):  # uint16: its bits, without ml_dtypes.
+        raise CheckError(f"hidden_states: expected BF16, got {dtype_name(run.hidden)}")
+
     def build() -> nf.MoeLayer:
         gated = is_gated(kind)
         w1 = _canonical("gemm1_weights", gemm1, layout, 32, shuffled, gated and shuffled)
@@ -245,12 +254,21 @@ def trtllm_fp8_per_tensor_scale_routed_moe(
 
 
 def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool, layout: int,
-               quantization: int, kind: int, parameters: tuple[Any, Any, Any]) -> Any:  # fmt: skip
+               quantization: int, kind: int, parameters: tuple[Any, Any, Any],
+               biases: tuple[Any, Any] = (None, None)) -> Any:  # fmt: skip
     gemm1, scale1, gemm2, scale2 = weights
     kinds = (Fp8QuantizationType.DeepSeekFp8, Fp8QuantizationType.MxFp8)
     if int(quantization) not in kinds:
         raise ValueError(
-            f"fp8_quantization_type: expected DeepSeekFp8 or MxFp8, got {quantization}"
+            "fp8_quantization_type: expected Fp8QuantizationType.DeepSeekFp8 or "
+            f"Fp8QuantizationType.MxFp8, got {quantization}"
+        )
+    given = [name for name, value in zip(("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
+                                         parameters, strict=True) if value is not None]  # fmt: skip
+    if given and int(kind) != ActivationType.Swiglu:
+        raise ValueError(
+            f"{given[0]}: only supported for ActivationType.Swiglu in FP8 block scale MoE, got "
+            f"{ActivationType(int(kind)).name}; expected None"
         )
     is_mx = int(quantization) == Fp8QuantizationType.MxFp8
     if is_mx and not shuffled:
@@ -282,11 +300,17 @@ def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool,
         if is_mx:
             s1 = unprepare_scales(scale1, w1.shape[1], 32, gated)
             s2 = unprepare_scales(scale2, w2.shape[1], 32, False)
-        return nf.MoeLayer.prepare(w1, w2, config, w1_scales=s1, w2_scales=s2)
+        bias1, bias2 = (
+            bias if bias is None or not shuffled else contiguous(unprepare(bias, block, half, name))
+            for name, bias, half in zip(("gemm1_bias", "gemm2_bias"), biases, (gated, False),
+                                        strict=True)
+        )  # fmt: skip
+        return nf.MoeLayer.prepare(w1, w2, config, w1_scales=s1, w2_scales=s2, bias1=bias1,
+                                   bias2=bias2)  # fmt: skip
 
     facts = ("fp8 block", shape, run.logits is None, hidden, shuffled, int(layout), is_mx,
              int(kind))  # fmt: skip
-    layer = prepared("gemm1_weights", (*weights, *parameters), facts, build)
+    layer = prepared("gemm1_weights", (*weights, *parameters, *biases), facts, build)
     return run.on(layer)
 
 
@@ -304,6 +328,8 @@ def trtllm_fp8_block_scale_moe(
     norm_topk_prob: bool = True, routing_replay_out: Array | None = None,
     gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
     gemm1_clamp_limit: Array | None = None, output: Array | None = None,
+    valid_hidden_size: int | None = None, valid_intermediate_size: int | None = None, *,
+    gemm1_bias: Array | None = None, gemm2_bias: Array | None = None,
 ) -> Any:  # fmt: skip
     """DeepSeek's block-scaled FP8, or MXFP8: bfloat16 [T, H].
 
@@ -329,7 +355,10 @@ def trtllm_fp8_block_scale_moe(
     enable_pdl, tune_max_num_tokens: change nothing.
     routing_replay_out: int16 [>= T, k], written to. output: bfloat16 [T, H], written to.
     gemm1_alpha, gemm1_beta, gemm1_clamp_limit: float32 [EL] of the activation; or None.
+    valid_hidden_size, valid_intermediate_size: int; H and I, or None: no padding is offered.
+    gemm1_bias, gemm2_bias: float32 [EL, F1] and [EL, H] in the order of the weights' rows, or None.
     """
+    check_valid_sizes(hidden_states, valid_hidden_size, intermediate_size, valid_intermediate_size)
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
                   num_fused_shared_experts or 0)  # fmt: skip
@@ -339,7 +368,8 @@ def trtllm_fp8_block_scale_moe(
     weights = (gemm1_weights, gemm1_weights_scale, gemm2_weights, gemm2_weights_scale)
     return _fp8_block(run, shape, weights, use_shuffled_weight, weight_layout,
                       fp8_quantization_type, activation_type,
-                      (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
+                      (gemm1_alpha, gemm1_beta, gemm1_clamp_limit),
+                      (gemm1_bias, gemm2_bias))  # fmt: skip
 
 
 @accepts()
@@ -353,7 +383,8 @@ def trtllm_fp8_block_scale_routed_moe(
     enable_pdl: bool | None = None, gemm1_lora_delta: None = None, output: Array | None = None,
     tune_max_num_tokens: int = 8192, fp8_quantization_type: int = Fp8QuantizationType.DeepSeekFp8,
     activation_type: int = 3, gemm1_alpha: Array | None = None, gemm1_beta: Array | None = None,
-    gemm1_clamp_limit: Array | None = None,
+    gemm1_clamp_limit: Array | None = None, valid_hidden_size: int | None = None,
+    valid_intermediate_size: int | None = None,
 ) -> Any:  # fmt: skip
     """As trtllm_fp8_block_scale_moe() of a given routing.
 
@@ -362,6 +393,7 @@ def trtllm_fp8_block_scale_routed_moe(
     routing_bias: not read. gemm1_lora_delta: None.
     """
     _check_lora(gemm1_lora_delta)
+    check_valid_sizes(hidden_states, valid_hidden_size, intermediate_size, valid_intermediate_size)
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip
     run = Run("trtllm_fp8_block_scale_routed_moe", hidden_states, hidden_states_scale,
@@ -372,14 +404,38 @@ def trtllm_fp8_block_scale_routed_moe(
                       (gemm1_alpha, gemm1_beta, gemm1_clamp_limit))  # fmt: skip
 
 
-def trtllm_mxint4_block_scale_moe(*arguments: Any, **keywords: Any) -> Any:
-    """Not offered, whatever the arguments."""
-    raise NotImplementedError("gemm1_weights: int4 is not offered; mxfp4 (trtllm_fp4_...) is")
+def _refuse_int4() -> Any:
+    raise NotImplementedError(
+        "gemm1_weights: int4 is not offered; MXFP4 is, in trtllm_fp4_block_scale_moe()"
+    )
 
 
-def trtllm_mxint4_block_scale_routed_moe(*arguments: Any, **keywords: Any) -> Any:
+def trtllm_mxint4_block_scale_moe(
+    routing_logits: Any, routing_bias: Any, hidden_states: Any, gemm1_weights: Any,
+    gemm1_weights_scale: Any, gemm1_alpha: Any, gemm1_beta: Any, gemm1_clamp_limit: Any,
+    gemm2_weights: Any, gemm2_weights_scale: Any, num_experts: int, top_k: int,
+    n_group: int | None, topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
+    do_finalize: bool = True, enable_pdl: bool | None = None, output: Any = None,
+    tune_max_num_tokens: int = 8192, norm_topk_prob: bool = True, routing_replay_out: Any = None,
+    valid_hidden_size: int | None = None, valid_intermediate_size: int | None = None,
+) -> Any:  # fmt: skip
     """Not offered, whatever the arguments."""
-    raise NotImplementedError("gemm1_weights: int4 is not offered; mxfp4 (trtllm_fp4_...) is")
+    return _refuse_int4()
+
+
+def trtllm_mxint4_block_scale_routed_moe(
+    topk_ids: Any, hidden_states: Any, gemm1_weights: Any, gemm1_weights_scale: Any,
+    gemm1_alpha: Any, gemm1_beta: Any, gemm1_clamp_limit: Any, gemm2_weights: Any,
+    gemm2_weights_scale: Any, num_experts: int, top_k: int, n_group: int | None,
+    topk_group: int | None, intermediate_size: int, local_expert_offset: int,
+    local_num_experts: int, routed_scaling_factor: float | None, routing_method_type: int = 0,
+    do_finalize: bool = True, enable_pdl: bool | None = None, gemm1_lora_delta: Any = None,
+    output: Any = None, tune_max_num_tokens: int = 8192, valid_hidden_size: int | None = None,
+    valid_intermediate_size: int | None = None,
+) -> Any:  # fmt: skip
+    """Not offered, whatever the arguments."""
+    return _refuse_int4()
 
 
 def hidden_is(array: Any, *names: str) -> bool:

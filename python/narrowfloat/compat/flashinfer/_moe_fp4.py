@@ -8,7 +8,8 @@ from typing import Any
 
 import narrowfloat as nf
 from narrowfloat.compat.flashinfer._arguments import accepts
-from narrowfloat.compat.flashinfer._arrays import Array, as_type, contiguous, refuse
+from narrowfloat.compat.flashinfer._arrays import Array, as_bytes, as_type, contiguous, refuse
+from narrowfloat.compat.flashinfer._errors import CheckError
 from narrowfloat.compat.flashinfer._layers import (
     TRTLLM_PARAMETERS,
     UNROUTED,
@@ -16,6 +17,7 @@ from narrowfloat.compat.flashinfer._layers import (
     Shape,
     activation_of,
     axes_of,
+    check_valid_sizes,
     each,
     is_gated,
     plain_bytes,
@@ -24,6 +26,7 @@ from narrowfloat.compat.flashinfer._layers import (
 )
 from narrowfloat.compat.flashinfer._layouts import unprepare, unprepare_scales
 from narrowfloat.compat.flashinfer._moe import hidden_is
+from narrowfloat.compat.flashinfer.tllm_enums import SfLayout
 
 
 @dataclass
@@ -49,10 +52,12 @@ class Fp4Weights:
 
     def check(self) -> None:
         """Checks the axes of required arrays, and of biases."""
-        for name, array in (("gemm1_weights", self.gemm1), ("gemm2_weights", self.gemm2),
-                            ("gemm1_weights_scale", self.scale1),
-                            ("gemm2_weights_scale", self.scale2)):  # fmt: skip
+        for name, array in (("gemm1_weights", self.gemm1), ("gemm2_weights", self.gemm2)):
             axes_of(name, array, 3)
+        for name, scales, weights in (("gemm1_weights_scale", self.scale1, self.gemm1),
+                                      ("gemm2_weights_scale", self.scale2,
+                                       self.gemm2)):  # fmt: skip
+            _check_scales(name, scales, weights)
         for name, bias, weights in (("gemm1_bias", self.bias1, self.gemm1),
                                     ("gemm2_bias", self.bias2, self.gemm2)):  # fmt: skip
             if bias is None:
@@ -76,6 +81,19 @@ class Fp4Weights:
     def parameter(self, name: str, value: Any) -> Any:
         """float32 [experts] of one of the activation's; None stays None."""
         return None if value is None else each(name, value, self.gemm1.shape[0], self.gemm1)
+
+
+def _check_scales(name: str, scales: Any, weights: Any) -> None:
+    """CheckError unless they are whole experts' bytes, in any shape.
+
+    Callers give [EL, rows, blocks], or the packed scales as [EL, bytes], or flat.
+    """
+    shape = None if scales is None else tuple(scales.shape)
+    if not shape or prod(shape) % weights.shape[0] or prod(shape) == 0:
+        raise CheckError(
+            f"{name}: expected the scales of {weights.shape[0]} experts, got "
+            f"{shape if scales is not None else None}"
+        )
 
 
 def _is_nvfp4_rows(run: Run, width: int) -> bool:
@@ -114,6 +132,14 @@ def _mode(run: Run, weights: Fp4Weights, is_per_token: bool) -> str:
     return "nvfp4_per_token" if is_per_token else "nvfp4"
 
 
+def _check_scale_layout(layout: SfLayout | None) -> None:
+    """NotImplementedError, as upstream, for scales of rows that are not linear."""
+    if layout is not None and int(layout) != SfLayout.layout_linear:
+        raise NotImplementedError(
+            f"hidden_states_scale_layout: expected layout_linear, got {SfLayout(layout).name}"
+        )
+
+
 def _real(values: Any, factor: Any, rows: slice | None = None) -> Any:
     """values * factor of each expert, of some columns where `rows` says so; None stays None."""
     if values is None:
@@ -123,6 +149,11 @@ def _real(values: Any, factor: Any, rows: slice | None = None) -> Any:
     if rows is None:
         return values * factor[:, None]
     return values[:, rows] * factor[:, None]
+
+
+def _each_expert(scales: Any, weights: Any) -> Any:
+    """Scales of any shape as bytes [experts, bytes]."""
+    return as_bytes(scales).reshape(weights.shape[0], -1)
 
 
 def _build(run: Run, shape: Shape, weights: Fp4Weights, mode: str, kind: int) -> nf.MoeLayer:
@@ -166,8 +197,8 @@ def _build(run: Run, shape: Shape, weights: Fp4Weights, mode: str, kind: int) ->
         w1,
         w2,
         config,
-        w1_scales=unprepare_scales(weights.scale1, f1, 32, gated),
-        w2_scales=unprepare_scales(weights.scale2, w2.shape[1], 32, False),
+        w1_scales=unprepare_scales(_each_expert(weights.scale1, w1), f1, 32, gated),
+        w2_scales=unprepare_scales(_each_expert(weights.scale2, w2), w2.shape[1], 32, False),
         bias1=bias1,
         bias2=bias2,
         **factors,
@@ -201,6 +232,8 @@ def trtllm_fp4_block_scale_moe(
     activation_type: int = 3, per_token_scale: Array | None = None, output: Array | None = None,
     tune_max_num_tokens: int = 8192, norm_topk_prob: bool = True,
     routing_replay_out: Array | None = None, num_fused_shared_experts: int | None = None,
+    valid_hidden_size: int | None = None, valid_intermediate_size: int | None = None,
+    hidden_states_scale_layout: SfLayout | None = None,
 ) -> list[Any]:  # fmt: skip
     """NVFP4 rows and weights, or MXFP4 weights with MXFP8 or bfloat16 rows: [bfloat16 [T, H]].
 
@@ -209,7 +242,8 @@ def trtllm_fp4_block_scale_moe(
     hidden_states: NVFP4: uint8 [T, H / 2]; MXFP8: float8_e4m3fn [T, H]; or bfloat16 [T, H].
     hidden_states_scale: float8_e4m3fn [T, H / 16]; MXFP8: UE8M0 bytes [T, H / 32]; bfloat16: None.
     gemm1_weights: uint8 [EL, F1, H / 2], shuffled; F1 as for trtllm_bf16_moe().
-    gemm1_weights_scale: bytes [EL, F1, H / 16], MXFP4 [EL, F1, H / 32]; shuffled, 128x4.
+    gemm1_weights_scale: bytes [EL, F1, H / 16], MXFP4 [EL, F1, H / 32]; shuffled, 128x4. So are
+        [EL, bytes], and other shapes of the same memory.
     gemm1_bias: float32 [EL, F1] or None.
     gemm1_alpha, gemm1_beta, gemm1_clamp_limit: float32 [EL] of the activation; or None.
     gemm2_weights: uint8 [EL, H, I / 2].
@@ -228,7 +262,11 @@ def trtllm_fp4_block_scale_moe(
         slots int32 [T * k], -1 for experts elsewhere] instead; k counts shared experts.
     enable_pdl, tune_max_num_tokens: change nothing.
     routing_replay_out: int16 [>= T, k], written to. output: bfloat16 [T, H], written to.
+    valid_hidden_size, valid_intermediate_size: int; H and I, or None: no padding is offered.
+    hidden_states_scale_layout: SfLayout.layout_linear or None.
     """
+    check_valid_sizes(hidden_states, valid_hidden_size, intermediate_size, valid_intermediate_size)
+    _check_scale_layout(hidden_states_scale_layout)
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, routing_method_type, norm_topk_prob,
                   num_fused_shared_experts or 0)  # fmt: skip
@@ -255,13 +293,20 @@ def trtllm_fp4_block_scale_routed_moe(
     routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
     activation_type: int = 3, per_token_scale: Array | None = None, output: Array | None = None,
     tune_max_num_tokens: int = 8192, gemm1_lora_delta: None = None,
+    valid_hidden_size: int | None = None, valid_intermediate_size: int | None = None,
+    num_fused_shared_experts: int | None = None,
+    hidden_states_scale_layout: SfLayout | None = None,
 ) -> list[Any]:  # fmt: skip
     """As trtllm_fp4_block_scale_moe() of a given routing.
 
     topk_ids: int32 [T, k] of id << 16 | bfloat16 weight; or (int32 ids [T, k], bfloat16 or float32
         weights [T, k]).
-    routing_bias: not read. gemm1_lora_delta: None.
+    routing_bias: not read. gemm1_lora_delta: None. num_fused_shared_experts: 0 or None.
     """
+    refuse("num_fused_shared_experts", num_fused_shared_experts or None,
+           "name the shared experts in topk_ids")  # fmt: skip
+    check_valid_sizes(hidden_states, valid_hidden_size, intermediate_size, valid_intermediate_size)
+    _check_scale_layout(hidden_states_scale_layout)
     refuse("gemm1_lora_delta", gemm1_lora_delta, "add it to the bias of a layer")
     shape = Shape(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset,
                   local_num_experts, routed_scaling_factor, UNROUTED)  # fmt: skip

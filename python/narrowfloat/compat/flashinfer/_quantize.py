@@ -1,7 +1,8 @@
 """FlashInfer's quantizers, with additional keywords.
 
-math: "exact" or "fast". four_over_six (of NVFP4): True, a narrowfloat.FourOverSix, or False.
-Without them FlashInfer's environment variables count, for NVFP4 from 16-bit inputs as upstream.
+math: "fast", FlashInfer's bits, or "exact", IEEE arithmetic. four_over_six (of NVFP4): True, a
+narrowfloat.FourOverSix, or False. Without them FlashInfer's environment variables count, for NVFP4
+from 16-bit inputs as upstream.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from narrowfloat.compat.flashinfer._arrays import (
     to_float32,
     transpose,
 )
-from narrowfloat.compat.flashinfer._enums import SfLayout
+from narrowfloat.compat.flashinfer._errors import AssertedError
 from narrowfloat.compat.flashinfer._layouts import e4m3
 from narrowfloat.compat.flashinfer._modes import (
     four_over_six_option,
@@ -43,6 +44,8 @@ from narrowfloat.compat.flashinfer._modes import (
     nvfp4_options,
     refuse_four_over_six,
 )
+from narrowfloat.compat.flashinfer._recipe import UNSET, NVFP44Over6Config
+from narrowfloat.compat.flashinfer.tllm_enums import SfLayout
 
 _MASK = {"valid_rows": "mask"}
 _TILE_ROWS = {"swizzled_128x4": 128, "swizzled_8x4": 8, "linear": 1}
@@ -84,6 +87,7 @@ def fp4_quantize(
     is_global_scale_inversed: bool = False,
     enable_pdl: bool | None = None,
     backend: str = "cuda",
+    nvfp4_4over6: Any = UNSET,
     *,
     math: MathMode | None = None,
     four_over_six: Any = None,
@@ -96,8 +100,9 @@ def fp4_quantize(
         MXFP4 takes it with float8 input.
     is_global_scale_inversed: global_scale is the reciprocal.
     is_sf_swizzled_layout, is_sf_8x4_layout: scales in layout 128x4, 8x4 or linear.
-    enable_pdl, backend: change nothing. math: "exact" or "fast".
-    four_over_six: of NVFP4; True, a narrowfloat.FourOverSix, or False.
+    enable_pdl, backend: change nothing. math: "fast" (default) or "exact".
+    nvfp4_4over6: of NVFP4; a NVFP44Over6Config, or None for off; left out, FlashInfer's environment
+        variables count. four_over_six: in its place; True, a narrowfloat.FourOverSix, or False.
     Gives uint8 [..., K / 2] and uint8 [M, K / sf_vec_size]; swizzled: M rounded up to 128 or 8,
     blocks to 4. ValueError for other pairs of sf_vec_size and sf_use_ue8m0.
     """
@@ -105,8 +110,8 @@ def fp4_quantize(
     if is_column_major(input):
         parts = fp4_quantize(
             swap_last(input), global_scale, sf_vec_size, sf_use_ue8m0, is_sf_swizzled_layout,
-            is_sf_8x4_layout, is_global_scale_inversed, enable_pdl, backend, math=math,
-            four_over_six=four_over_six,
+            is_sf_8x4_layout, is_global_scale_inversed, enable_pdl, backend, nvfp4_4over6,
+            math=math, four_over_six=four_over_six,
         )  # fmt: skip
         return swap_last(parts[0]), swap_last(parts[1])
     layout = layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
@@ -115,15 +120,15 @@ def fp4_quantize(
             raise ValueError("global_scale: sf_vec_size=16 needs it")
         mode = nvfp4_mode(math, input)
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
-        options = nvfp4_options(mode, scale, input, four_over_six)
+        options = nvfp4_options(mode, scale, input, four_over_six, nvfp4_4over6)
         return _quantized(input, "nvfp4", layout, options)
     if (sf_vec_size, sf_use_ue8m0) != (32, True):
         raise ValueError(
             f"sf_use_ue8m0: with sf_vec_size {sf_vec_size} expected "
             f"{sf_vec_size == 32}, got {sf_use_ue8m0}; legal are (16, False) and (32, True)"
         )
-    refuse_four_over_six(four_over_six)
-    mode = math or "exact"
+    refuse_four_over_six(four_over_six, nvfp4_4over6)
+    mode = math or "fast"
     mx_options: dict[str, Any] = {"math": mode}
     if is_coded(input) and global_scale is not None:
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
@@ -147,7 +152,7 @@ def _base_scale(scale: Any, input: Any) -> Any:
 
 
 def _per_token(a: Any, a_global_sf: Any, layout: str, math: MathMode | None, rows: Any,
-               choice: Any) -> Any:
+               choice: Any, recipe: Any) -> tuple[Any, ...]:  # fmt: skip
     check_axes("a", a, "M", "K")
     q = nf.quantize(
         a,
@@ -155,7 +160,7 @@ def _per_token(a: Any, a_global_sf: Any, layout: str, math: MathMode | None, row
         layout=layout,
         math=math_mode(math),
         base_decode_scale=None if a_global_sf is None else _base_scale(a_global_sf, a),
-        four_over_six=four_over_six_option(choice),
+        four_over_six=four_over_six_option(choice, recipe),
         row_list=rows,
     )
     return q.values, _matrix(q.scales, layout, a.shape[0], a.shape[1] // 16), q.global_scale
@@ -172,6 +177,8 @@ def nvfp4_quantize(
     backend: str = "cuda",
     per_token_activation: bool = False,
     expanded_idx_to_permuted_idx: Any = None,
+    out_scale: Any = None,
+    nvfp4_4over6: Any = UNSET,
     *,
     math: MathMode | None = None,
     four_over_six: Any = None,
@@ -182,38 +189,52 @@ def nvfp4_quantize(
     a_global_sf: float, or float32 [1] or [M], multiplies before quantization; per token: float or
         float32 [1], the decode scale of a row with the maximum 1, 1 / (448 * 6).
     sfLayout: SfLayout of the scales, uint8 in two axes. sf_vec_size: 16.
-    do_shuffle: rows of both in the order of shuffle_matrix_a(.., 128); needs layout_128x4, a
-        multiple of 128 rows and of 64 columns. NotImplementedError with per_token_activation.
+    do_shuffle: rows of all results in the order of shuffle_matrix_a(.., 128); needs layout_128x4
+        and a multiple of 128 rows and of 64 columns.
     per_token_activation: a third result, float32 [M], multiplies the rows when they are decoded.
     expanded_idx_to_permuted_idx: int32 [n], rows to work on, per token only.
-    enable_pdl, backend, math, four_over_six: as fp4_quantize() has them.
+    out_scale: float, or float32 [1]; multiplies the third result, per token only.
+    enable_pdl, backend, nvfp4_4over6, math, four_over_six: as fp4_quantize() has them.
     """
     check_backend(backend)
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     layout = layout_name("sfLayout", sfLayout)
+    if do_shuffle and layout != "swizzled_128x4":
+        raise AssertedError(f"do_shuffle: needs layout_128x4, got {layout}")
+    wanted = "linear" if do_shuffle else layout
     if per_token_activation:
-        if do_shuffle:
-            raise NotImplementedError("do_shuffle: not offered with per_token_activation")
-        return _per_token(a, a_global_sf, layout, math, expanded_idx_to_permuted_idx,
-                          four_over_six)
+        parts = _per_token(a, a_global_sf, wanted, math, expanded_idx_to_permuted_idx,
+                           four_over_six, nvfp4_4over6)  # fmt: skip
+        if out_scale is not None:
+            parts = (*parts[:2], parts[2] * scale_array("out_scale", out_scale, a))
+        return _shuffled(a, parts) if do_shuffle else parts
+    if out_scale is not None:
+        raise ValueError("out_scale: only supported with per_token_activation=True")
     if expanded_idx_to_permuted_idx is not None:
-        raise ValueError("expanded_idx_to_permuted_idx: needs per_token_activation")
-    if not do_shuffle:
-        return fp4_quantize(
-            a, a_global_sf, 16, False, layout != "linear", layout == "swizzled_8x4", math=math,
-            four_over_six=four_over_six,
-        )
-    check_axes("a", a, "M", "K")
-    rows, blocks = a.shape[0], a.shape[1] // 16
-    if layout != "swizzled_128x4" or rows % 128 or blocks % 4:
         raise ValueError(
-            "do_shuffle: needs layout_128x4, a multiple of 128 rows and of 64 columns; got "
-            f"{layout} and {tuple(a.shape)}"
+            "expanded_idx_to_permuted_idx: only supported with per_token_activation=True"
         )
-    codes, scales = fp4_quantize(a, a_global_sf, 16, False, False, math=math,
-                                 four_over_six=four_over_six)
-    return nf.shuffle_rows(codes, 128), nf.shuffle_scales(scales, 128)
+    if do_shuffle:
+        check_axes("a", a, "M", "K")
+    pair = fp4_quantize(
+        a, a_global_sf, 16, False, wanted != "linear", wanted == "swizzled_8x4",
+        nvfp4_4over6=nvfp4_4over6, math=math, four_over_six=four_over_six,
+    )  # fmt: skip
+    return _shuffled(a, pair) if do_shuffle else pair
+
+
+def _shuffled(a: Any, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Codes, linear scales and rows' scales in the order of shuffle_matrix_a(.., 128)."""
+    if a.shape[0] % 128 or a.shape[1] % 64:
+        raise AssertedError(
+            "a: do_shuffle needs a multiple of 128 rows and of 64 columns, got "
+            f"{tuple(a.shape)}"
+        )
+    codes, scales, *rows = parts
+    moved = nf.shuffle_scales(scales, 128).reshape(tuple(scales.shape))
+    return (nf.shuffle_rows(codes, 128), moved,
+            *(nf.shuffle_rows(part.reshape(-1, 1), 128).reshape(-1) for part in rows))  # fmt: skip
 
 
 @accepts("a", names=names_of("a"))
@@ -228,7 +249,7 @@ def mxfp4_quantize(
     """MXFP4 of a: (codes uint8 [M, K / 2], scales uint8 [M, K / 32], padded as sfLayout asks).
 
     a: float32, float16, bfloat16 or float8_e4m3fn [M, K], K a multiple of 32. sfLayout: SfLayout.
-    backend, enable_pdl: change nothing. math: "exact" or "fast".
+    backend, enable_pdl: change nothing. math: "fast" (default) or "exact".
     """
     layout = layout_name("sfLayout", sfLayout)
     return fp4_quantize(
@@ -244,6 +265,7 @@ def silu_and_mul_nvfp4_quantize(
     is_sf_swizzled_layout: bool = True,
     is_sf_8x4_layout: bool = False,
     enable_pdl: bool | None = None,
+    nvfp4_4over6: Any = UNSET,
     *,
     math: MathMode | None = None,
     four_over_six: Any = None,
@@ -251,13 +273,14 @@ def silu_and_mul_nvfp4_quantize(
     """fp4_quantize() of silu(first half) * second half.
 
     input: float16 or bfloat16 [..., 2 * K]. global_scale: float, or float32 [1] or [M].
-    sf_vec_size: 16. is_sf_swizzled_layout, is_sf_8x4_layout, enable_pdl, math, four_over_six: as
-    fp4_quantize() has them. Gives uint8 [..., K / 2] and uint8 [M, K / 16], padded.
+    sf_vec_size: 16. is_sf_swizzled_layout, is_sf_8x4_layout, enable_pdl, nvfp4_4over6, math,
+    four_over_six: as fp4_quantize() has them.
+    Gives uint8 [..., K / 2] and uint8 [M, K / 16], padded.
     """
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     layout = layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
-    options = nvfp4_options(math, global_scale, input, four_over_six)
+    options = nvfp4_options(math, global_scale, input, four_over_six, nvfp4_4over6)
     q = nf.silu_mul_quantize(input, "nvfp4", layout=layout, **options)
     rows, cols = prod(input.shape[:-1]), input.shape[-1] // 2
     return q.values, _matrix(q.scales, layout, rows, cols // 16)
@@ -270,7 +293,7 @@ def nvfp4_quantize_smooth(
     pre_quant_scale: Any,
     global_scale: Any,
     enable_pdl: bool | None = None,
-    backend: str = "cutlass",
+    backend: str = "auto",
     *,
     math: MathMode | None = None,
     four_over_six: Any = None,
@@ -288,19 +311,19 @@ def nvfp4_quantize_smooth(
 
 @accepts("a", names=names_of("a", "a_global_sf"))
 def nvfp4_batched_quantize(
-    a: Any, a_global_sf: Any, sf_vec_size: int = 16, *, math: MathMode | None = None,
-    four_over_six: Any = None,
+    a: Any, a_global_sf: Any, sf_vec_size: int = 16, nvfp4_4over6: Any = UNSET, *,
+    math: MathMode | None = None, four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """NVFP4 with scales of its own for each batch.
 
     a: float32, float16 or bfloat16 [B, M, K]. a_global_sf: float, or float32 [1] or [M].
-    sf_vec_size: 16. math, four_over_six: as fp4_quantize() has them.
+    sf_vec_size: 16. nvfp4_4over6, math, four_over_six: as fp4_quantize() has them.
     Gives uint8 [B, M, K / 2] and uint8 [B, bytes of the scales of a batch], layout 128x4.
     """
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     check_axes("a", a, "B", "M", "K")
-    options = nvfp4_options(math, a_global_sf, a, four_over_six)
+    options = nvfp4_options(math, a_global_sf, a, four_over_six, nvfp4_4over6)
     q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, **options)
     return q.values, q.scales
 
@@ -314,17 +337,18 @@ def _grouped_views(q: nf.QuantizedTensor, blocks: int) -> tuple[Any, Any]:
 
 @accepts("a", "mask", names=names_of("a", "a_global_sf") | _MASK)
 def scaled_fp4_grouped_quantize(
-    a: Any, mask: Any, a_global_sf: Any, *, math: MathMode | None = None, four_over_six: Any = None
+    a: Any, mask: Any, a_global_sf: Any, nvfp4_4over6: Any = UNSET, *,
+    math: MathMode | None = None, four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """NVFP4 of the first mask[b] rows of each expert; views as FlashInfer's grouped GEMM wants.
 
     a: float16 or bfloat16 [B, M, K]. mask: int32 [B]. a_global_sf: float32 [B], multiplies.
-    math, four_over_six: as fp4_quantize() has them.
+    nvfp4_4over6, math, four_over_six: as fp4_quantize() has them.
     Gives uint8 (M, K / 2, B) and float8_e4m3fn (32, 4, M / 128, 4, K / 64, B), rounded up; codes of
     other rows have any contents, their scales are 0.
     """
     check_axes("a", a, "B", "M", "K")
-    options = nvfp4_options(math, a_global_sf, a, four_over_six)
+    options = nvfp4_options(math, a_global_sf, a, four_over_six, nvfp4_4over6)
     q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options)
     codes, scales = _grouped_views(q, a.shape[2] // 16)
     return codes, e4m3_view(scales)
@@ -332,15 +356,16 @@ def scaled_fp4_grouped_quantize(
 
 @accepts("a", "mask", names=names_of_gated("a", "a_global_sf") | _MASK)
 def silu_and_mul_scaled_nvfp4_experts_quantize(
-    a: Any, mask: Any, a_global_sf: Any, *, math: MathMode | None = None, four_over_six: Any = None
+    a: Any, mask: Any, a_global_sf: Any, nvfp4_4over6: Any = UNSET, *,
+    math: MathMode | None = None, four_over_six: Any = None,
 ) -> tuple[Any, Any]:
     """scaled_fp4_grouped_quantize() of silu(first half) * second half.
 
     a: float16 or bfloat16 [B, M, 2 * K]. mask: int32 [B]. a_global_sf: float32 [B], multiplies.
-    math, four_over_six: as fp4_quantize() has them.
+    nvfp4_4over6, math, four_over_six: as fp4_quantize() has them.
     """
     check_axes("a", a, "B", "M", "2 * K")
-    options = nvfp4_options(math, a_global_sf, a, four_over_six)
+    options = nvfp4_options(math, a_global_sf, a, four_over_six, nvfp4_4over6)
     q = nf.silu_mul_quantize(
         a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options
     )
@@ -368,28 +393,32 @@ def mxfp8_quantize(
 
     input: float32, whose codes come as uint8, float16 or bfloat16 [..., K]. alignment: a multiple
     of 32. is_sf_swizzled_layout: layout 128x4, else linear; sf_swizzle_layout: a SfLayout, comes
-    first. enable_pdl, backend: change nothing. math: "exact" or "fast".
+    first. enable_pdl, backend: change nothing. math: "fast" (default) or "exact".
     """
     check_backend(backend)
     layout = "swizzled_128x4" if is_sf_swizzled_layout else "linear"
     if sf_swizzle_layout is not None:
         layout = layout_name("sf_swizzle_layout", sf_swizzle_layout)
-    q = nf.quantize(input, "mxfp8", layout=layout, alignment=alignment, math=math or "exact")
+    q = nf.quantize(input, "mxfp8", layout=layout, alignment=alignment, math=math or "fast")
     is_plain = dtype_name(input) == "float32"
     return q.values if is_plain else e4m3(q.values), q.scales.reshape(-1)
 
 
 @accepts("a", "mask", names=names_of("a") | _MASK)
-def mxfp8_grouped_quantize(a: Any, mask: Any, *, math: MathMode | None = None) -> tuple[Any, Any]:
+def mxfp8_grouped_quantize(
+    a: Any, mask: Any, backend: str = "cutile", *, math: MathMode | None = None
+) -> tuple[Any, Any]:
     """MXFP8 of the first mask[b] rows of each expert; columns padded to 128.
 
-    a: float16 or bfloat16 [B, M, K]. mask: int32 [B]. math: "exact" or "fast".
+    a: float16 or bfloat16 [B, M, K]. mask: int32 [B]. backend: changes nothing.
+    math: "fast" (default) or "exact".
     Gives float8_e4m3fn (M, K, B) and uint8 (32, 4, M / 128, 4, K / 128, B), rounded up.
     """
+    check_backend(backend)
     check_axes("a", a, "B", "M", "K")
     q = nf.quantize(
         a, "mxfp8", layout="swizzled_128x4", batched=True, alignment=128, valid_rows=mask,
-        math=math or "exact",
+        math=math or "fast",
     )  # fmt: skip
     codes, scales = _grouped_views(q, round_up(a.shape[2], 128) // 32)
     return e4m3_view(codes), scales
@@ -410,14 +439,17 @@ def per_token_group_quant_8bit(
 
     x: float32, float16 or bfloat16 [..., K]. group_size: divides K. eps: least maximum of a group.
     dst_dtype: float8_e4m3fn (default), float8_e5m2 or int8; a type of torch or ml_dtypes.
-    column_major_scales: [K / group_size, M], else [..., K / group_size].
-    scale_tma_aligned: with it, the last axis is padded to a multiple of 4.
+    column_major_scales: scales [M, K / group_size] with strides (1, M), of [M, K] alone; else
+        [..., K / group_size], dense.
+    scale_tma_aligned: with it, strides (1, M rounded up to a multiple of 4).
     scale_ue8m0: with it, scales are powers of two. backend: changes nothing.
     """
     check_backend(backend)
     for name, value in (("scale_tma_aligned", scale_tma_aligned), ("scale_ue8m0", scale_ue8m0)):
         if value and not column_major_scales:
-            raise ValueError(f"{name}: expected column_major_scales with it")
+            raise AssertedError(f"{name}: requires column_major_scales=True")
+    if column_major_scales:
+        check_axes("x", x, "M", "K")
     dtype = "float8_e4m3fn" if dst_dtype is None else _dtype_word(dst_dtype)
     order = "column_major_aligned" if scale_tma_aligned else "column_major"
     codes, scales = nf.quantize_group_8bit(
@@ -428,6 +460,8 @@ def per_token_group_quant_8bit(
         scale_order=order if column_major_scales else "row_major",
         power_of_two_scales=scale_ue8m0,
     )
+    if column_major_scales:
+        scales = swap_last(scales)[: x.shape[0]]
     return codes if dtype == "int8" else as_type(codes, dtype), scales
 
 
@@ -437,31 +471,31 @@ def _dtype_word(dtype: Any) -> str:
     return str(name).removeprefix("torch.")
 
 
-@accepts("input")
+@accepts("input_tensor", names=names_of("input_tensor"))
 def make_nvfp4_global_scale(
-    input: Any, per_token_activation: bool, global_scale: Any = None, cfg: Any = None, *,
-    four_over_six: Any = None,
+    input_tensor: Any, per_token_activation: bool, global_scale: Any = None,
+    nvfp4_4over6_config: NVFP44Over6Config | None = None, *, four_over_six: Any = None,
 ) -> Any:  # fmt: skip
     """float32 [1]: the global scale that nvfp4_quantize() takes for a tensor.
 
-    input: float32, float16 or bfloat16 of any shape: 448 * 6 / its largest magnitude.
+    input_tensor: float32, float16 or bfloat16 of any shape: 448 * 6 / its largest magnitude.
     per_token_activation: 1 / (448 * 6) instead. global_scale: float, or float32 [1], given back.
-    four_over_six: as fp4_quantize() has it, 256 in place of 448 if it says so.
-    cfg: NotImplementedError unless None.
+    nvfp4_4over6_config: a NVFP44Over6Config; its largest block scale comes in place of 448.
+        Environment variables do not count. four_over_six: in its place; True, a
+        narrowfloat.FourOverSix, or False.
     """
-    if cfg is not None:
-        raise NotImplementedError("cfg: not offered; four_over_six is")
-    option = four_over_six_option(four_over_six)
+    is_ours = four_over_six is not None and nvfp4_4over6_config is None
+    option = four_over_six_option(four_over_six, UNSET if is_ours else nvfp4_4over6_config)
     largest = 6.0 * (option.e4m3_max if option else 448)
     if per_token_activation:
-        return to_float32(1.0 / largest, input)
+        return to_float32(1.0 / largest, input_tensor)
     if global_scale is not None:
-        return scale_array("global_scale", global_scale, input)
+        return scale_array("global_scale", global_scale, input_tensor)
     largest_of_floats = 3.4028234663852886e38  # Upstream's result for a tensor of zeros.
-    found = nf.amax(contiguous(input))
-    top = to_float32(largest, input)
+    found = nf.amax(contiguous(input_tensor))
+    top = to_float32(largest, input_tensor)
     if is_torch(found):
         return (top / found).clamp(max=largest_of_floats)
     if found[0] == 0:
-        return to_float32(largest_of_floats, input)
+        return to_float32(largest_of_floats, input_tensor)
     return (top / found).astype("float32")

@@ -14,18 +14,21 @@ from narrowfloat.compat.flashinfer._arrays import (
     check_backend,
     check_writable,
     copy_into,
+    device_name,
     dtype_name,
+    is_contiguous,
     is_on_gpu,
     picked,
     softplus,
     where,
 )
-from narrowfloat.compat.flashinfer._enums import RoutingMethodType
+from narrowfloat.compat.flashinfer._errors import CheckError
+from narrowfloat.compat.flashinfer.tllm_enums import RoutingMethodType
 
 _METHODS = tuple(nf.routing_methods())
 
 
-class RoutingResult(NamedTuple):
+class TrtllmGenRoutingResult(NamedTuple):
     """The result of trtllm_gen_routing()."""
 
     topk_ids: Any
@@ -107,8 +110,13 @@ class RouterSizes:
     def check_deepseek(self) -> None:
         """Checks DeepSeek-V3's groups."""
         groups, kept = self.n_group or 0, self.topk_group or 0
+        if groups == 0:
+            raise CheckError(
+                f"n_group: n_group should not be zero for DeepSeekV3 routing, got {self.n_group}; "
+                "expected 1 for no groups"
+            )
         if groups < 1 or self.experts % groups:
-            raise ValueError(
+            raise CheckError(
                 f"n_group: expected a divisor of {self.experts} experts, 1 for no groups, got "
                 f"{self.n_group}"
             )
@@ -150,8 +158,8 @@ def trtllm_gen_routing(
     tile_tokens_dim: int = 8,
     norm_topk_prob: bool = True,
     enable_pdl: bool | None = None,
-) -> RoutingResult:
-    """Router and permutation alone: a RoutingResult. The rank inside an expert is stable.
+) -> TrtllmGenRoutingResult:
+    """Router and permutation alone: a TrtllmGenRoutingResult. The rank inside an expert is stable.
 
     routing_logits: float32 or bfloat16 [T, E]. routing_bias: float32 or bfloat16 [E] or None.
     routing_method: RoutingMethodType. top_k, n_group, topk_group: int.
@@ -181,7 +189,7 @@ def trtllm_gen_routing(
     maps = nf.permute(ids, local_experts=local, expert_offset=local_expert_offset,
                       token_tile=tile_tokens_dim)  # fmt: skip
     outside = (ids < local_expert_offset) | (ids >= local_expert_offset + local)
-    return RoutingResult(
+    return TrtllmGenRoutingResult(
         where(~outside, ids, -1),
         cast(weights, "bfloat16"),
         maps.num_rows,
@@ -210,7 +218,7 @@ def fused_topk_deepseek(
 ) -> None:
     """DeepSeek-V3's routing into topk_values and topk_indices.
 
-    scores: float32, float16 or bfloat16 [T, E]. bias: float32 or bfloat16 [E].
+    scores, bias: float32, float16 or bfloat16 [T, E] and [E].
     n_group, topk_group, topk: groups of experts, those that are kept, and k; ints.
     routed_scaling_factor: float. topk_values: of any float dtype [T, k]; topk_indices: int32 or
     int64 [T, k]; both written to. routing_replay_out: int16 [>= T, k], written to, or None.
@@ -220,6 +228,12 @@ def fused_topk_deepseek(
     """
     check_backend(backend)
     _check_fused_topk(scores, n_group, topk_group, topk)
+    for name, array in (("scores", scores), ("bias", bias), ("topk_values", topk_values),
+                        ("topk_indices", topk_indices)):  # fmt: skip
+        if not is_contiguous(array):
+            raise ValueError(f"{name}: must be contiguous, got a strided view")
+    if dtype_name(bias) == "float16":  # The library takes biases of float32 and bfloat16.
+        bias = cast(bias, "float32")
     _check_output("topk_indices", topk_indices, (scores.shape[0], topk), ("int32", "int64"))
     _check_output("topk_values", topk_values, (scores.shape[0], topk),
                   ("float32", "float16", "bfloat16", "float64"))  # fmt: skip
@@ -315,14 +329,22 @@ def _check_hash_topk(router_logits: Any, input_ids: Any, tid2eid: Any, shared: i
     """Shapes, types and numbers; not what device arrays hold."""
     if shared not in (0, 1):
         raise ValueError(f"num_fused_shared_experts: expected 0 or 1, got {shared}")
-    if not (math.isfinite(factor) and factor != 0):
-        raise ValueError(f"routed_scaling_factor: expected a finite number but 0, got {factor}")
-    for name, array, axes, types in (("router_logits", router_logits, 2, ("float32",)),
-                                     ("input_ids", input_ids, 1, ("int64", "int32")),
-                                     ("tid2eid", tid2eid, 2, ("int32", "int64"))):  # fmt: skip
-        if len(array.shape) != axes or dtype_name(array) not in types:
-            raise ValueError(f"{name}: expected {types[0]} of {axes} axes, got "
+    if shared and not (math.isfinite(factor) and factor > 0):
+        raise ValueError(
+            "routed_scaling_factor: must be positive and finite when a shared expert is fused, got "
+            f"{factor}"
+        )
+    for name, array, axes, dtype in (("router_logits", router_logits, 2, "float32"),
+                                     ("input_ids", input_ids, 1, "int64"),
+                                     ("tid2eid", tid2eid, 2, "int32")):  # fmt: skip
+        if len(array.shape) != axes or dtype_name(array) != dtype:
+            raise ValueError(f"{name}: expected {dtype} of {axes} axes, got "
                              f"{dtype_name(array)} {tuple(array.shape)}")  # fmt: skip
+        if not is_contiguous(array):
+            raise ValueError(f"{name}: must be contiguous, got a strided view")
+        if device_name(array) != device_name(router_logits):
+            raise ValueError(f"{name}: must be on the same device as router_logits, "
+                             f"{device_name(router_logits)}, got {device_name(array)}")  # fmt: skip
     if input_ids.shape[0] != router_logits.shape[0]:
         raise ValueError(f"input_ids: {input_ids.shape[0]} tokens, but "
                          f"{router_logits.shape[0]} rows of router_logits")  # fmt: skip
@@ -347,7 +369,7 @@ def hash_topk(
     router_logits: float32 [T, E]; weights come from them. input_ids: int64 [T]. tid2eid: int32
     [vocabulary, k]. Ids out of range are a ValueError on the CPU; on a GPU their slots get the id
     -1 and the weight 0. num_fused_shared_experts: S, 0 or 1; the last slot is the expert E.
-    routed_scaling_factor: float, not 0. launch_with_pdl: changes nothing.
+    routed_scaling_factor: float, positive with a shared expert. launch_with_pdl: changes nothing.
     """
     shared = num_fused_shared_experts
     _check_hash_topk(router_logits, input_ids, tid2eid, shared, routed_scaling_factor)

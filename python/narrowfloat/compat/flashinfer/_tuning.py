@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -189,7 +189,8 @@ def autotune(
     cache: str | os.PathLike[str] | None = None,
     tuning_buckets: Sequence[int] | None = None,
     round_up: bool | None = None,
-    skip_ops: Sequence[str] | None = None,
+    skip_ops: str | Collection[str] | None = None,
+    cuda_graph_profile_replays: int | None = None,
 ) -> Iterator[None]:
     """Measures in calls of this thread (or asyncio task) inside, unless tune_mode is false.
 
@@ -200,7 +201,8 @@ def autotune(
         one is made. Without it: for this process alone.
     tuning_buckets: numbers of tokens; one up to the next larger of them shares its tile, with
         round_up=False from the next smaller one.
-    skip_ops: names of functions that do not measure.
+    skip_ops: names of functions that do not measure; one, or several.
+    cuda_graph_profile_replays: at least 1; changes nothing.
     """
     if tuning_buckets is not None and len(tuning_buckets) == 0:
         raise ValueError("tuning_buckets: expected at least one")
@@ -211,6 +213,11 @@ def autotune(
     if path is not None and (not tune_mode or os.path.exists(path)):
         with _lock:
             _add(read(path))
+    if cuda_graph_profile_replays is not None and cuda_graph_profile_replays < 1:
+        raise ValueError(
+            f"cuda_graph_profile_replays: expected at least 1, got {cuda_graph_profile_replays}"
+        )
+    skip_ops = [skip_ops] if isinstance(skip_ops, str) else skip_ops
     names = frozenset(name.rpartition("::")[2] for name in skip_ops or ())
     session = Session(buckets, round_up is not False, names)
     token = _session.set(session if tune_mode else None)

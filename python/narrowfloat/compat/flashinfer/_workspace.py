@@ -9,10 +9,16 @@ import narrowfloat as nf
 from narrowfloat._arrays import is_torch
 from narrowfloat._shapes import round_up
 from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name, refuse
-from narrowfloat.compat.flashinfer._enums import ActivationType
+from narrowfloat.compat.flashinfer.tllm_enums import ActivationType
 from narrowfloat.compat.flashinfer._layers import is_gated
 
 _ALIGNMENT = 256  # Bytes, of a layer's workspace; callers align to 128.
+
+
+def check_moe_backend(backend: str) -> None:
+    """ValueError for a backend that cutlass_fused_moe() has not."""
+    if backend not in ("cutlass", "cake"):
+        raise ValueError(f"backend: expected cutlass or cake, got {backend!r}")
 
 
 def cutlass_fused_moe_workspace_size(
@@ -23,6 +29,7 @@ def cutlass_fused_moe_workspace_size(
     use_deepseek_fp8_block_scale: bool = False, use_w4_group_scaling: bool = False,
     use_mxfp8_act_scaling: bool = False, use_fused_finalize: bool = True,
     use_packed_weights: bool = False, use_wfp4afp8_humming: bool = False, device: Any = None,
+    backend: str = "cutlass",
 ) -> int:  # fmt: skip
     """Bytes that are enough for up to max_num_tokens tokens in every mode, on CPU and GPU.
 
@@ -32,10 +39,11 @@ def cutlass_fused_moe_workspace_size(
     max_num_tokens, hidden_size, intermediate_size, num_experts_total, top_k: int; T, H, I, E, k.
     activation_type: ActivationType. ep_size: int, ranks that share the experts.
     x_dtype, weight_dtype, output_dtype, tp_size, tp_rank, ep_rank, device: change nothing, as do
-        use_deepseek_fp8_block_scale, use_w4_group_scaling, use_mxfp8_act_scaling and
-        use_fused_finalize.
+        use_deepseek_fp8_block_scale, use_w4_group_scaling, use_mxfp8_act_scaling,
+        use_fused_finalize and backend.
     min_latency_mode, use_packed_weights, use_wfp4afp8_humming: not offered.
     """
+    check_moe_backend(backend)
     refuse("min_latency_mode", min_latency_mode, "leave it False")
     refuse("use_packed_weights", use_packed_weights, "use_w4_group_scaling is, for MXFP4")
     refuse("use_wfp4afp8_humming", use_wfp4afp8_humming, "use_w4_group_scaling is, for MXFP4")

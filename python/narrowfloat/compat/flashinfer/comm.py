@@ -19,7 +19,7 @@ from narrowfloat.compat.flashinfer._allreduce_workspace import (
     trtllm_create_ipc_workspace_for_all_reduce_fusion,
     trtllm_destroy_ipc_workspace_for_all_reduce_fusion,
 )
-from narrowfloat.compat.flashinfer._enums import AllReduceFusionPattern, QuantizationSFLayout
+from narrowfloat.compat.flashinfer._comm_enums import AllReduceFusionPattern, QuantizationSFLayout
 
 __all__ = [
     "AllReduceFusionPattern",
