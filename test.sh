@@ -88,9 +88,10 @@ torch_tests() {
 skipped, as .venv-torch is not there (./test.sh --with-torch makes it):
   compressed-tensors reading our checkpoints
   narrowfloat.torch: operators, opcheck, torch.compile, modules, memory, process groups
+  narrowfloat.transformers: random models of six families, quantized checkpoints of tiny-moe
   quantizers and MoE layers against references written with torch
   tensors of torch in the package's functions and in those with FlashInfer's names
-  examples/python/torch_compile.py, tensor_parallel_layer.py
+  examples/python/torch_compile.py, tensor_parallel_layer.py, chat_with_moe.py
 TEXT
     return
   fi

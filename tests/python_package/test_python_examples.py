@@ -13,9 +13,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+import narrowfloat as nf
+
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = ("ml_dtypes", "safetensors", "matplotlib", "torch")
-WITH_TORCH = ("tensor_parallel_layer.py", "torch_compile.py")
+WITH_TORCH = ("chat_with_moe.py", "tensor_parallel_layer.py", "torch_compile.py")
 MODEL = str(ROOT / "models" / "tiny-moe")
 
 
@@ -78,6 +80,25 @@ def test_torch_compile(tmp_path: Path) -> None:
     text = run("torch_compile.py", tmp_path, MODEL, without=())
     assert float(re.search(r"eager: (\S+)", text)[1]) < 1e-4
     assert float(re.search(r"([\d.]+) dB", text)[1]) > 25
+
+
+@pytest.mark.parametrize("convention", [None, "nvfp4-modelopt"])
+def test_chat_with_moe(convention: str | None, tmp_path: Path) -> None:
+    """Words of the text that the model was trained on, how fast, and memory."""
+    pytest.importorskip("transformers", minversion="5.9",
+                        reason="transformers is not installed; ./test.sh --with-torch")  # fmt: skip
+    model = MODEL
+    if convention is not None:
+        model = str(tmp_path / "quantized")
+        nf.quantize_checkpoint(MODEL, model, convention)
+    program = ROOT / "examples" / "python" / "chat_with_moe.py"
+    done = subprocess.run([sys.executable, program, model, "--prompt", "In the beginning",
+                           "--tokens", "60"], capture_output=True, text=True, check=False,
+                          cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\b(the|and|of)\b", done.stdout) and len(done.stdout) > 50
+    assert re.search(r"60 tokens, [\d.]+ tokens per second", done.stderr)
+    assert re.search(r"4 layers of experts \(\w+\): [\d.]+ MB; peak of the process", done.stderr)
 
 
 def test_tensor_parallel_layer(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ MoeModelConfig softmax_model(const ConfigReader& config) {
   MoeModelConfig model{.routing = {}, .activation = read_activation(config)};
   model.routing.method = config.flag_or("norm_topk_prob", false) ? RoutingMethod::kRenormalize
                                                                  : RoutingMethod::kDefault;
-  model.routing.experts = config.integer("num_experts");
+  // Newer versions of transformers save the number of experts by the name that Mixtral has for it.
+  model.routing.experts =
+      config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts");
   model.routing.top_k = config.integer("num_experts_per_tok");
   return model;
 }

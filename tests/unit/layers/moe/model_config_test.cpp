@@ -18,8 +18,9 @@ TEST(MoeModelConfig, ReadsSoftmaxRouters) {
   EXPECT_EQ(qwen.routing.top_k, 8);
   EXPECT_EQ(qwen.activation.kind, ActivationKind::kSwiglu);
   const MoeModelConfig olmoe = read_moe_config(
-      R"({"model_type": "olmoe", "num_experts": 64, "num_experts_per_tok": 8})", "m");
+      R"({"model_type": "olmoe", "num_local_experts": 64, "num_experts_per_tok": 8})", "m");
   EXPECT_EQ(olmoe.routing.method, RoutingMethod::kDefault);
+  EXPECT_EQ(olmoe.routing.experts, 64);
   const MoeModelConfig mixtral = read_moe_config(
       R"({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2})", "m");
   EXPECT_EQ(mixtral.routing.method, RoutingMethod::kRenormalize);

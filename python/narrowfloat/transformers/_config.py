@@ -1,0 +1,77 @@
+"""NarrowfloatConfig: how a model's experts are quantized, as transformers takes and saves it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from narrowfloat import _core
+
+METHOD = "narrowfloat"
+# Weights of a mode -> the format that they are quantized to; None: they stay bfloat16.
+WEIGHT_FORMATS = {"bf16": None, "fp8_tensor": "fp8_tensor", "fp8_block": "fp8_128x128",
+                  "mxfp8": "mxfp8", "mxfp4_mxfp8": "mxfp4", "mxfp4_bf16": "mxfp4",
+                  "mxfp4_fp8": "mxfp4", "nvfp4": "nvfp4", "nvfp4_per_token": "nvfp4",
+                  "nvfp4_bf16": "nvfp4", "nvfp4_fp8_exact": "nvfp4",
+                  "nvfp4_fp8_rounded": "nvfp4"}  # fmt: skip
+STATIC_MODES = ("fp8_tensor", "nvfp4")  # Their activation scales are constants.
+
+
+class NarrowfloatConfig(QuantizationConfigMixin):
+    """For `from_pretrained(..., quantization_config=...)`: how the experts are computed.
+
+    mode: one of narrowfloat.moe_modes(), but those with static activation scales. Default:
+        nvfp4_bf16 for plain weights, which are quantized as they load; for quantized ones the mode
+        with bfloat16 rows of their format (fp8_block and mxfp8: their own).
+    math: "exact" or "fast", of the quantizer of plain weights.
+    modules_to_not_convert: names of modules, or the ends of their names after a dot, whose plain
+        experts stay as they are.
+    keep_weights: also keep the quantized experts as they are stored, in host memory, as many bytes
+        again: save_pretrained() and to(device) need them.
+    top_k: experts per token, where the model's configuration calls them by a name that is not
+        known here.
+    checkpoint: what a quantized checkpoint's config.json declares; register() fills it in.
+    """
+
+    def __init__(
+        self,
+        mode: str | None = None,
+        *,
+        math: Literal["exact", "fast"] = "exact",
+        modules_to_not_convert: list[str] | None = None,
+        keep_weights: bool = False,
+        top_k: int | None = None,
+        checkpoint: dict[str, Any] | None = None,
+        quant_method: str = METHOD,
+    ) -> None:
+        modes = _core.moe_modes()
+        if mode is not None and mode not in modes:
+            raise ValueError(f"mode: expected one of {', '.join(modes)}; got {mode!r}")
+        if mode in STATIC_MODES:
+            raise NotImplementedError(
+                f"mode: {mode} has static activation scales, which no statistics are there for; "
+                "take a mode whose scales are dynamic, such as nvfp4_per_token or fp8_block"
+            )
+        if math not in ("exact", "fast"):
+            raise ValueError(f"math: expected exact or fast, got {math!r}")
+        if quant_method != METHOD:
+            raise ValueError(f"quant_method: expected {METHOD}, got {quant_method!r}")
+        self.quant_method = quant_method
+        self.mode, self.math, self.top_k = mode, math, top_k
+        self.modules_to_not_convert = list(modules_to_not_convert or [])
+        self.keep_weights, self.checkpoint = keep_weights, checkpoint
+
+    def converts(self, name: str) -> bool:
+        """Whether the experts of a module are to be quantized."""
+        return not any(name == one or name.endswith(f".{one}") or name.startswith(f"{one}.")
+                       for one in self.modules_to_not_convert)  # fmt: skip
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """The fields that the caller decides for a checkpoint that has a configuration."""
+        chosen = {"keep_weights": self.keep_weights}
+        return chosen if self.mode is None else {**chosen, "mode": self.mode}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of a saved model's config.json: its experts are saved in our own form."""
+        return {name: value for name, value in super().to_dict().items() if name != "checkpoint"}

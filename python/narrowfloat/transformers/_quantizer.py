@@ -1,0 +1,171 @@
+"""The quantizer of transformers: experts are quantized as they come from the checkpoint."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.base import HfQuantizer
+
+from narrowfloat._torch_moe_state import NAMES, KeptWeights
+from narrowfloat.transformers._config import NarrowfloatConfig
+from narrowfloat.transformers._experts import Experts, ExpertsPlan, is_experts
+from narrowfloat.transformers._packed import (
+    Files,
+    PackedCheckpoint,
+    device_of,
+    quantized_tensors,
+)
+from narrowfloat.transformers._versions import require_version
+
+
+class _QuantizeExperts(ConversionOps):
+    """Takes a dense parameter out of the loader's hands."""
+
+    def __init__(self, quantizer: NarrowfloatHfQuantizer) -> None:
+        self.quantizer = quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], *_: Any, model: Any = None, missing_keys: Any = None,
+        **__: Any,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Returns nothing: what comes goes into a layer."""
+        for name in list(input_dict):
+            value = input_dict.pop(name)
+            tensor = value[0] if isinstance(value, list) else value
+            self.quantizer.take(model, name, tensor)
+            if missing_keys is not None:
+                missing_keys.discard(name)
+        return {}
+
+
+class NarrowfloatHfQuantizer(HfQuantizer):
+    """Loads plain models, quantized checkpoints, and what save_pretrained() wrote of both."""
+
+    requires_calibration = False
+    quantization_config: NarrowfloatConfig
+    pre_quantized: bool
+
+    def __init__(self, quantization_config: NarrowfloatConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._plans: dict[str, ExpertsPlan] = {}
+        self._packed: PackedCheckpoint | None = None
+        self._saved: tuple[Files, list[str]] | None = None
+        self._ignored: Any = None
+
+    def validate_environment(self, *_: Any, **__: Any) -> None:
+        """The version of transformers."""
+        require_version()
+
+    def _experts(self, model: Any) -> dict[str, Any]:
+        """The modules to convert by their names. ValueError for a model without experts."""
+        found = {name: module for name, module in model.named_modules() if is_experts(module)}
+        if not found:
+            raise ValueError(
+                f"quantization_config: {type(model).__name__} has no experts that transformers "
+                "lets others compute (use_experts_implementation); leave NarrowfloatConfig out"
+            )
+        return {name: module for name, module in found.items()
+                if self.quantization_config.converts(name)}  # fmt: skip
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: list[str] | None = None, **_: Any
+    ) -> None:
+        config, files = self.quantization_config, list(checkpoint_files or [])
+        self._ignored = model._keys_to_ignore_on_load_unexpected
+        if self.pre_quantized and config.checkpoint is None:
+            self._plan_saved(model, files)
+            self.pre_quantized = False  # For the loader, which meets no quantized tensor.
+            return
+        tensors = quantized_tensors(files)
+        if tensors:
+            self._packed = PackedCheckpoint(model, files, tensors, config.mode)
+            self._ignore(model, self._packed.empty_modules())
+            self.pre_quantized = False  # As above.
+        elif self.pre_quantized:
+            raise ValueError("quantization_config: config.json declares quantized weights, and the "
+                             "checkpoint's safetensors files have none")  # fmt: skip
+        else:
+            config.mode = config.mode or "nvfp4_bf16"
+            self._plans = {name: ExpertsPlan.of(name, module, config.top_k)
+                           for name, module in self._experts(model).items()}  # fmt: skip
+
+    def _plan_saved(self, model: Any, files: list[str]) -> None:
+        """The loader neither misses nor meets the experts' tensors: they are read afterwards."""
+        if not files or not all(file.endswith(".safetensors") for file in files):
+            raise ValueError("a model that was saved with quantized experts is loaded from its "
+                             "safetensors files, got none")  # fmt: skip
+        self._saved = Files(files), list(self._experts(model))
+        for name in self._saved[1]:
+            model.set_submodule(name, torch.nn.Module())
+        self._ignore(model, {rf"(^|\.){re.escape(name)}\." for name in self._saved[1]})
+
+    def _ignore(self, model: Any, patterns: set[str]) -> None:
+        model._keys_to_ignore_on_load_unexpected = set(self._ignored or ()) | patterns
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        """Whether it is one of the experts'."""
+        module, _dot, parameter = param_name.rpartition(".")
+        plan = self._plans.get(module)
+        return plan is not None and parameter in plan.parameters
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """The operation that takes them."""
+        return _QuantizeExperts(self)
+
+    def take(self, model: Any, name: str, tensor: torch.Tensor) -> None:
+        """A dense parameter; the module is replaced where it was the last one."""
+        module, _, parameter = name.rpartition(".")
+        plan, config = self._plans[module], self.quantization_config
+        mode = config.mode or "nvfp4_bf16"
+        plan.add(parameter, tensor, mode, config.math)
+        if plan.is_complete:
+            model.set_submodule(module, plan.build(mode, config.keep_weights))
+            plan.parts.clear()
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        model._keys_to_ignore_on_load_unexpected = self._ignored
+        if self._packed is not None:
+            self._packed.fill(self.quantization_config.keep_weights)
+        if self._saved is not None:
+            self._read_saved(model, *self._saved)
+        left = [name for name in self._plans if not isinstance(model.get_submodule(name), Experts)]
+        if left:
+            raise ValueError(f"{left[0]}: the checkpoint lacks weights of its experts, and of "
+                             f"{len(left) - 1} more modules")  # fmt: skip
+        self._packed = self._saved = None
+        return model
+
+    def _read_saved(self, model: Any, files: Files, modules: list[str]) -> None:
+        """A layer at a time: tensors of one, then its packed form."""
+        for module in modules:
+            state = {name: files.read(f"{module}.{name}")
+                     for name in NAMES if f"{module}.{name}" in files}  # fmt: skip
+            try:
+                kept = KeptWeights.of_state(state)
+            except ValueError as error:
+                raise ValueError(f"{module}: {error}") from error
+            keeps = self.quantization_config.keep_weights
+            experts = Experts(kept.prepare(device_of(model, module)), kept=kept if keeps else None)
+            model.set_submodule(module, experts)
+
+    def is_serializable(self, **_: Any) -> bool:
+        """ValueError with the mend where save_pretrained() cannot have the experts."""
+        if not self.quantization_config.keep_weights:
+            raise ValueError(
+                "save_pretrained(): the experts exist in packed form alone; load the model with "
+                "NarrowfloatConfig(keep_weights=True), which keeps them as they are stored, too"
+            )
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """No gradient goes through the experts."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """Layers are operators of torch."""
+        return True

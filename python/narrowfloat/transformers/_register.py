@@ -1,0 +1,75 @@
+"""Makes transformers know this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.quantizers import auto
+
+from narrowfloat.transformers._config import METHOD, NarrowfloatConfig
+from narrowfloat.transformers._experts import experts_forward
+from narrowfloat.transformers._quantizer import NarrowfloatHfQuantizer
+from narrowfloat.transformers._versions import require_version
+
+
+# Declared methods of checkpoints that the library reads, where it reads the declaration.
+_DECLARED = ("compressed-tensors", "fp8", "mxfp4", "modelopt")
+
+
+def _is_ours(declared: dict[str, Any]) -> bool:
+    """Whether a declaration is of a convention that PackedCheckpoint reads."""
+    method = declared.get("quant_method")
+    if method == "compressed-tensors":
+        groups = declared.get("config_groups") or {}
+        formats = {group.get("format") or declared.get("format") for group in groups.values()}
+        block = all((group.get("weights") or {}).get("strategy") == "block"
+                    for group in groups.values())  # fmt: skip
+        return bool(formats) and formats <= {
+            "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+        } or (formats == {"float-quantized"} and block)  # fmt: skip
+    if method == "fp8":
+        return declared.get("weight_block_size") == [128, 128]
+    return method in ("mxfp4", "modelopt")
+
+
+class _Declaration:
+    """In place of a configuration class of transformers: ours for what we read, else theirs."""
+
+    def __init__(self, theirs: Any) -> None:
+        self.theirs = theirs
+
+    def from_dict(self, declared: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The configuration of a checkpoint's declaration."""
+        if _is_ours(declared):
+            return NarrowfloatConfig(checkpoint=dict(declared))
+        if self.theirs is None:
+            raise NotImplementedError(
+                f"quantization_config: {declared.get('quant_method')} in this form is not read by "
+                "narrowfloat, nor by transformers"
+            )
+        return self.theirs.from_dict(declared, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.theirs(*args, **kwargs)
+
+
+def register(*, packed: bool = True) -> None:
+    """Adds the experts function and the quantizer "narrowfloat" to transformers; idempotent.
+
+    Then `experts_implementation="narrowfloat"` runs bfloat16 experts through layers of mode bf16,
+    and a NarrowfloatConfig quantizes experts while a model loads.
+    packed: checkpoints that are quantized in a convention of this library are loaded by it, without
+        an argument, in place of transformers' own code for them.
+    """
+    require_version()
+    ALL_EXPERTS_FUNCTIONS.register(METHOD, experts_forward)
+    if METHOD not in auto.AUTO_QUANTIZER_MAPPING:
+        auto.register_quantization_config(METHOD)(NarrowfloatConfig)
+        auto.register_quantizer(METHOD)(NarrowfloatHfQuantizer)
+        auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (
+            *auto.LOADING_ATTRIBUTES_CONFIG_TYPES, NarrowfloatConfig)  # fmt: skip
+    classes = auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    for method in _DECLARED if packed else ():
+        if not isinstance(classes.get(method), _Declaration):
+            classes[method] = _Declaration(classes.get(method))
