@@ -265,6 +265,18 @@ def test_an_unknown_activation_is_refused(folder: Path, monkeypatch: pytest.Monk
     assert distance(got, wanted) < FAR["bf16"]
 
 
+def test_a_loaded_model_is_quantized_in_place(folder: Path) -> None:
+    """The bits of the model that was quantized while it loaded."""
+    path = make("gpt_oss", folder)
+    model = load(path)
+    alive = [weakref.ref(one) for name, one in model.named_parameters() if ".experts." in name]
+    assert nftr.quantize_experts(model, nftr.NarrowfloatConfig("mxfp4_bf16")) is model
+    assert len(alive) == 8 and not any(one() is not None for one in alive)
+    assert torch.equal(logits(model), logits(quantized(path, "mxfp4_bf16")))
+    with pytest.raises(ValueError, match="has no experts"):
+        nftr.quantize_experts(torch.nn.Linear(2, 2), nftr.NarrowfloatConfig())
+
+
 def test_register_twice() -> None:
     """As often as one likes."""
     nftr.register()

@@ -12,7 +12,7 @@ ones are never all resident. docs/engines.md says which models, versions and che
 """
 
 from narrowfloat.transformers._config import NarrowfloatConfig
-from narrowfloat.transformers._experts import Experts, experts_forward
+from narrowfloat.transformers._experts import Experts, experts_forward, quantize_experts
 from narrowfloat.transformers._register import register
 
-__all__ = ["Experts", "NarrowfloatConfig", "experts_forward", "register"]
+__all__ = ["Experts", "NarrowfloatConfig", "experts_forward", "quantize_experts", "register"]

@@ -13,7 +13,7 @@ from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_weights import MoeParts
 from narrowfloat._torch_moe_state import KeptWeights
 from narrowfloat.torch import Moe
-from narrowfloat.transformers._config import WEIGHT_FORMATS
+from narrowfloat.transformers._config import WEIGHT_FORMATS, NarrowfloatConfig
 from narrowfloat.transformers._gates import Gate, find_gate
 
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k",
@@ -162,6 +162,30 @@ class ExpertsPlan:
             raise ValueError(f"{self.name}: {error}; put its name into modules_to_not_convert, or "
                              "take another mode") from error  # fmt: skip
         return Experts(layer, kept=KeptWeights.of(parts, config) if keep_weights else None)
+
+
+def quantize_experts(model: Any, config: NarrowfloatConfig) -> Any:
+    """Puts the dense experts of a model that is loaded already into layers, in place.
+
+    A module at a time: its dense weights are freed before the next one. Returns the model.
+    ValueError for a model without experts that transformers lets others compute.
+    """
+    modules = {name: module for name, module in model.named_modules() if is_experts(module)}
+    if not modules:
+        raise ValueError(f"model: {type(model).__name__} has no experts that transformers lets "
+                         "others compute (use_experts_implementation)")  # fmt: skip
+    chosen = {name: module for name, module in modules.items() if config.converts(name)}
+    plans = {name: ExpertsPlan.of(name, chosen[name], config.top_k) for name in chosen}
+    modules.clear()
+    chosen.clear()
+    mode = config.mode or "nvfp4_bf16"
+    for name, plan in plans.items():
+        for parameter in plan.parameters:
+            tensor = getattr(model.get_submodule(name), parameter)
+            plan.add(parameter, tensor.detach(), mode, config.math)
+        model.set_submodule(name, plan.build(mode, config.keep_weights))
+        plan.parts.clear()
+    return model
 
 
 class _Prepared:

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Tokens per second of whole models in transformers, by what computes their experts.
+
+    python bench/engines/transformers_bench.py --out results.json            # on a GPU
+    python bench/engines/transformers_bench.py --small --device cpu          # does it run?
+
+Random models with the layer shapes of Qwen3-30B-A3B and gpt-oss-120b, as many layers as --layers
+says, bfloat16 attention. `prefill` is one sequence of T tokens, `decode` T sequences of a token
+each; both without a cache, so that experts and projections decide. Each is timed as it is and as
+CUDA graphs (torch.compile with mode="reduce-overhead"). Implementations: transformers' eager,
+batched_mm (up to 64 tokens, it copies weights for every token) and grouped_mm; its MXFP4 quantizer
+for gpt-oss, where its kernels load; narrowfloat's modes. What fails is a line with the reason.
+Prints a table in Markdown; --out also writes JSON with versions and every number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+import narrowfloat as nf
+import narrowfloat.transformers as nftr
+
+TOKENS = (1, 16, 64, 512, 2048)
+_COMMON = {"vocab_size": 1024, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SHAPES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "qwen3-30b-a3b": ("Qwen3Moe", {
+        "hidden_size": 2048, "moe_intermediate_size": 768, "intermediate_size": 6144,
+        "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}, 8),
+    "gpt-oss-120b": ("GptOss", {
+        "hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 128,
+        "num_experts_per_tok": 4, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64}, 4),
+}  # fmt: skip
+_SMALL = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 128,
+          "num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
+THEIRS = ("eager", "batched_mm", "grouped_mm")
+OURS = {"qwen3-30b-a3b": ("bf16", "nvfp4_bf16", "fp8_block"),
+        "gpt-oss-120b": ("bf16", "mxfp4_bf16", "mxfp4_fp8")}  # fmt: skip
+MOST_BATCHED = 64
+
+
+def random_model(shape: str, layers: int, small: bool, device: str) -> Any:
+    """A model of random weights, the same for the same arguments."""
+    family, options, _ = SHAPES[shape]
+    if small:
+        options = {name: _SMALL.get(name, value) for name, value in options.items()}
+    config = getattr(transformers, f"{family}Config")(
+        **_COMMON, **options, num_hidden_layers=layers
+    )
+    torch.manual_seed(27)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = getattr(transformers, f"{family}ForCausalLM")(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval()
+
+
+def in_mxfp4_of_transformers(shape: str, layers: int, small: bool, device: str) -> Any:
+    """The model with transformers' own MXFP4 experts; raises where it cannot be had."""
+    with tempfile.TemporaryDirectory() as folder:
+        random_model(shape, layers, small, "cpu").save_pretrained(folder)
+        config = transformers.Mxfp4Config()
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=config, dtype=torch.bfloat16, device_map=device
+        )
+    if getattr(config, "dequantize", False):
+        raise RuntimeError("it fell back to dequantized weights")
+    return model.eval()
+
+
+def build(shape: str, name: str, layers: int, small: bool, device: str) -> Any:
+    """The model with one implementation of its experts."""
+    if name == "transformers mxfp4":
+        return in_mxfp4_of_transformers(shape, layers, small, device)
+    model = random_model(shape, layers, small, device)
+    if name in THEIRS:
+        model.set_experts_implementation(name)
+        return model
+    return nftr.quantize_experts(model, nftr.NarrowfloatConfig(name.removeprefix("narrowfloat ")))
+
+
+def milliseconds(call: Callable[[], Any], device: str, seconds: float) -> float:
+    """The median of runs that take about `seconds` together."""
+    for _ in range(3):
+        call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        if device == "cpu":
+            begin = time.perf_counter()
+            call()
+            times.append(1e3 * (time.perf_counter() - begin))
+            continue
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        call()
+        last.record()
+        torch.cuda.synchronize()
+        times.append(first.elapsed_time(last))
+    return statistics.median(times)
+
+
+def forward(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
+    """One forward pass of whole sequences."""
+
+    def call() -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return model(ids, use_cache=False).logits
+
+    return call
+
+
+def measure(model: Any, tokens: int, device: str, seconds: float) -> dict[str, float | str]:
+    """Milliseconds of prefill and decode, as they are and as CUDA graphs."""
+    found: dict[str, float | str] = {}
+    for phase, extents in (("prefill", (1, tokens)), ("decode", (tokens, 1))):
+        ids = torch.randint(0, 1024, extents, device=device)
+        found[phase] = milliseconds(forward(model, ids), device, seconds)
+        if device == "cpu":
+            continue
+        torch._dynamo.reset()
+        try:
+            compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+            found[f"{phase} graph"] = milliseconds(forward(compiled, ids), device, seconds)
+        except Exception as error:
+            found[f"{phase} graph"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return found
+
+
+def run(shape: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every implementation of one model's experts, one model at a time in memory."""
+    layers = arguments.layers or (1 if arguments.small else SHAPES[shape][2])
+    names = [*THEIRS, *(f"narrowfloat {mode}" for mode in OURS[shape])]
+    if shape.startswith("gpt-oss"):
+        names.append("transformers mxfp4")
+    rows: list[dict[str, Any]] = []
+    for name in arguments.implementations or names:
+        try:
+            model = build(shape, name, layers, arguments.small, arguments.device)
+        except Exception as error:
+            rows.append({"model": shape, "implementation": name,
+                         "failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
+            continue
+        for tokens in arguments.tokens:
+            row = {"model": shape, "layers": layers, "implementation": name, "tokens": tokens}
+            if name == "batched_mm" and tokens > MOST_BATCHED:
+                continue
+            with torch.no_grad():
+                row["ms"] = measure(model, tokens, arguments.device, arguments.seconds)
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+        del model
+        gc.collect()
+        if arguments.device != "cpu":
+            torch.cuda.empty_cache()
+    return rows
+
+
+def table(rows: list[dict[str, Any]], shape: str, phase: str) -> str:
+    """Tokens per second; graphs first, without graphs in brackets."""
+    mine = [row for row in rows if row["model"] == shape and "ms" in row]
+    counts = sorted({row["tokens"] for row in mine})
+    lines = [f"| {shape}, {phase} | " + " | ".join(map(str, counts)) + " |",
+             "|---|" + "---|" * len(counts)]  # fmt: skip
+    for name in dict.fromkeys(row["implementation"] for row in mine):
+        cells = []
+        for count in counts:
+            found = [row["ms"] for row in mine
+                     if (row["implementation"], row["tokens"]) == (name, count)]  # fmt: skip
+            cells.append(cell(found[0], phase, count) if found else "-")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(ms: dict[str, float | str], phase: str, tokens: int) -> str:
+    """One number of a table."""
+    plain, graph = ms[phase], ms.get(f"{phase} graph")
+    text = f"{1e3 * tokens / float(plain):,.0f}"
+    return f"{1e3 * tokens / graph:,.0f} ({text})" if isinstance(graph, float) else f"({text})"
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--implementations", nargs="+", help="such as grouped_mm")
+    parser.add_argument("--layers", type=int, help="default: 8 and 4, which fit 80 GB")
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
+    parser.add_argument("--out", help="JSON file")
+    arguments = parser.parse_args()
+    nftr.register()
+    rows = [row for shape in arguments.models for row in run(shape, arguments)]
+    for shape in arguments.models:
+        for phase in ("decode", "prefill"):
+            print(f"\n{table(rows, shape, phase)}")
+    for row in rows:
+        if "failed" in row:
+            print(f"{row['model']}, {row['implementation']}: {row['failed']}")
+    if arguments.out:
+        name = platform.processor() if arguments.device == "cpu" else torch.cuda.get_device_name()
+        facts = {"device": name, "torch": torch.__version__,
+                 "transformers": transformers.__version__, "narrowfloat": nf.version()}
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            json.dump({"facts": facts, "rows": rows}, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
