@@ -314,7 +314,8 @@ class Moe(torch.nn.Module):
         there = fn(torch.empty(0, device=here)).device
         if there != here:
             self._take(self._need_kept(f"go from {here} to {there}"), there)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        of_module: Any = super()._apply
+        of_module(fn, recurse)
         return self
 
     @property

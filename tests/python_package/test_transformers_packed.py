@@ -194,7 +194,8 @@ def test_what_cannot_be_right_is_refused(folder: Path, tmp_path: Path) -> None:
         load(path)
     path = fresh(4)
     edit_config(path, lambda config: config.update(num_experts=15))
-    with pytest.raises((ValueError, NotImplementedError), match="experts"):
+    # Newer versions of transformers refuse the router's shape first.
+    with pytest.raises((ValueError, NotImplementedError, RuntimeError), match="experts|mismatched"):
         load(path)
 
 
