@@ -56,6 +56,9 @@ class NARROWFLOAT_API MoeTuning {
   static MoeTuning parse(std::string_view json);
   static MoeTuning load(const std::string& path);
   [[nodiscard]] std::string to_json() const;
+  // Makes the file appear complete and on disk, or not at all. Throws kIo, also if it exists and is
+  // not to be replaced.
+  void save(const std::string& path, bool replace = false) const;
 
   [[nodiscard]] std::span<const MoeTuningEntry> entries() const { return entries_; }
 

@@ -71,6 +71,10 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
+struct SafetensorsWriterOptions {
+  bool replace = true;  // Whether commit() replaces a file at PATH; otherwise it throws.
+};
+
 // Writes one file tensor by tensor, in any order and in ranges. The bytes go to
 // PATH.narrowfloat.partial; only commit() makes PATH appear, complete and on disk. Without commit()
 // the destructor removes the partial file. The result depends on tensors and metadata alone.
@@ -79,7 +83,8 @@ class NARROWFLOAT_API SafetensorsWriter {
   // Throws kInvalidArgument for duplicate or empty names, bad shapes and reserved names, kIo where
   // the file cannot be made or the disk is too small.
   SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors,
-                    std::map<std::string, std::string> metadata);
+                    std::map<std::string, std::string> metadata,
+                    const SafetensorsWriterOptions& options = {});
   SafetensorsWriter(SafetensorsWriter&& other) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&& other) noexcept;
   ~SafetensorsWriter();

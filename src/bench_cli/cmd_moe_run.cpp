@@ -2,6 +2,7 @@
 // from an fp64 oracle, how its experts are used, how long it takes. For people, a table under a few
 // lines about the layer; --csv is that table, --json has everything.
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,6 +38,7 @@ struct MoeRunArguments {
   std::string activations;     // Empty: calibration/activations.safetensors of the model.
   std::string reference;       // The unquantized model, where `model` is quantized.
   std::string routing_target;  // File for the experts of every token; empty: none.
+  bool is_forced = false;      // An existing file of that name is replaced.
   int64_t max_tokens = 0;      // 0: all.
   int num_threads = 0;
   double min_seconds = 0.5;
@@ -261,20 +263,42 @@ std::vector<MoeMode> modes_of(const MoeRunArguments& arguments, const LoadedMoe&
   return modes;
 }
 
+// The files that are read, under whatever path, are never written.
+void check_routing_target(const MoeRunArguments& arguments, const Checkpoint& checkpoint,
+                          const std::string& activations) {
+  if (arguments.routing_target.empty()) return;
+  check_output_file("--routing-out", arguments.routing_target, arguments.is_forced);
+  std::vector<std::string> inputs = {activations};
+  for (const SafetensorsReader& shard : checkpoint.shards()) inputs.push_back(shard.path());
+  if (!arguments.reference.empty()) {
+    for (const SafetensorsReader& shard : Checkpoint(arguments.reference).shards()) {
+      inputs.push_back(shard.path());
+    }
+  }
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    if (!std::filesystem::equivalent(input, arguments.routing_target, error)) continue;
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("--routing-out {}: is read as {}; name another file",
+                            printable(arguments.routing_target), printable(input)));
+  }
+}
+
 // Writes ids [T, k] as `moe bench --routing` reads them.
 void write_routing(const MoeRunArguments& arguments, std::span<const int32_t> ids, int64_t tokens) {
   if (arguments.routing_target.empty()) return;
   const std::string name = fmt::format("layers.{}.topk_ids", arguments.layer);
   const int64_t top_k = static_cast<int64_t>(ids.size()) / tokens;
-  SafetensorsWriter writer(arguments.routing_target, {{name, DType::kI32, {tokens, top_k}}}, {});
+  SafetensorsWriter writer(arguments.routing_target, {{name, DType::kI32, {tokens, top_k}}}, {},
+                           {.replace = arguments.is_forced});
   writer.write(name, 0, std::as_bytes(ids));
   writer.commit();
 }
 
-// `load` gets the tokens of every expert, which all modes have in common.
+// `ids` gets the experts of every token, which all modes have in common.
 LayerResult run_mode(const MoeRunArguments& arguments, const Checkpoint& checkpoint,
                      const Setting& setting, MoeMode mode, Machine& machine,
-                     std::vector<int64_t>& load) {
+                     std::vector<int32_t>& ids) {
   LoadMoeOptions options;
   options.mode = mode;
   if (has_static_scales(mode)) {
@@ -291,10 +315,8 @@ LayerResult run_mode(const MoeRunArguments& arguments, const Checkpoint& checkpo
   result.mode = mode;
   result.time = runner.time_runs({{0, activations.tokens}}, arguments.min_seconds);
   const std::vector<float> output = runner.output();
-  const std::vector<int32_t> ids = runner.ids();
-  load = expert_load(ids, layer.config());
-  write_routing(arguments, ids, activations.tokens);
-  const LoadSummary summary = summarise(load);
+  ids = runner.ids();
+  const LoadSummary summary = summarise(expert_load(ids, layer.config()));
   result.work = work_of(layer.config(), static_cast<double>(summary.num_hit),
                         static_cast<double>(summary.num_slots), activations.tokens);
 
@@ -324,6 +346,7 @@ ExitCode run_moe_run(const MoeRunArguments& arguments) {
   set_num_threads(arguments.num_threads);
   const std::string path = activations_path(arguments);
   const Checkpoint checkpoint(arguments.model);
+  check_routing_target(arguments, checkpoint, path);
   const LoadedMoe stored(checkpoint, arguments.layer);
   const Activations activations =
       read_activations(path, arguments.layer, stored, arguments.max_tokens);
@@ -346,9 +369,12 @@ ExitCode run_moe_run(const MoeRunArguments& arguments) {
     setting.maxima = measure_maxima(stored, activations.rows, activations.logits);
     require_usable(setting.maxima, arguments.layer, path);
   }
+  std::vector<int32_t> ids;
   for (const MoeMode mode : modes) {
-    report.modes.push_back(run_mode(arguments, checkpoint, setting, mode, *machine, report.load));
+    report.modes.push_back(run_mode(arguments, checkpoint, setting, mode, *machine, ids));
   }
+  report.load = expert_load(ids, report.config);
+  write_routing(arguments, ids, activations.tokens);
   print_report(arguments, report);
   return ExitCode::kDone;
 }
@@ -382,6 +408,7 @@ void add_moe_run(const Commands& commands) {
       .add_option("--routing-out", arguments.routing_target,
                   "File for the experts of every token, for moe bench --routing")
       ->option_text("FILE");
+  command.add_flag("--force", arguments.is_forced, "Replace FILE")->option_text(" ");
   command.add_option("--tokens", arguments.max_tokens, "The first N rows of the file; default all")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, kMaxTokens));

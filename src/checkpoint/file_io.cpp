@@ -2,6 +2,7 @@
 #include "checkpoint/file_io.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <fcntl.h>
 #include <filesystem>
 #include <linux/openat2.h>
@@ -37,6 +38,11 @@ void require_regular(const struct stat& status, const std::string& path) {
   if (S_ISREG(status.st_mode)) return;
   throw_error(ErrorKind::kIo, "{}: {}, not a regular file", printable(path),
               S_ISDIR(status.st_mode) ? "is a directory" : "is a device, pipe or socket");
+}
+
+// Errors of renameat2() where the kernel or the file system does not know its flags.
+bool is_unsupported(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == EPERM;
 }
 
 int64_t nanoseconds(const timespec& time) {
@@ -96,11 +102,15 @@ std::optional<FileStamp> file_stamp(const std::string& path) {
   return stamp_of(status);
 }
 
-void require_unchanged(const FileDescriptor& file, const std::string& path,
-                       const FileStamp& expected) {
+FileStamp file_stamp(const FileDescriptor& file, const std::string& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw_errno(path, "read the status");
-  const FileStamp now = stamp_of(status);
+  return stamp_of(status);
+}
+
+void require_unchanged(const FileDescriptor& file, const std::string& path,
+                       const FileStamp& expected) {
+  const FileStamp now = file_stamp(file, path);
   if (now.has_same_content(expected)) return;
   if (!now.is_same_file(expected)) {
     throw_error(ErrorKind::kIo, "{}: was replaced by another file since it was opened",
@@ -114,6 +124,36 @@ void require_unchanged(const FileDescriptor& file, const std::string& path,
               "{}: was written to or renamed since it was opened; run again when nothing changes "
               "it",
               printable(path));
+}
+
+void sync_directory(const std::string& path) {
+  FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) throw_errno(path, "open");
+  if (::fsync(directory.get()) != 0 && errno != EINVAL) throw_errno(path, "sync the directory");
+  directory.close(path);
+}
+
+void rename_new(const std::string& from, const std::string& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (is_unsupported(errno)) {
+    struct stat status {};
+    if (::lstat(to.c_str(), &status) == 0) {
+      errno = EEXIST;
+    } else if (::rename(from.c_str(), to.c_str()) == 0) {
+      return;
+    }
+  }
+  if (errno == EEXIST) {
+    throw_error(ErrorKind::kIo, "{}: exists; something else made it since it was looked for",
+                printable(to));
+  }
+  throw_errno(to, fmt::format("rename {} to it", printable(from)));
+}
+
+bool rename_exchange(const std::string& a, const std::string& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (is_unsupported(errno)) return false;
+  throw_errno(b, fmt::format("exchange it with {}", printable(a)));
 }
 
 void read_exact(const FileDescriptor& file, const std::string& path, uint64_t offset,
@@ -154,12 +194,12 @@ std::string read_file_bounded(const std::string& path, uint64_t max_bytes) {
   return text;
 }
 
-void write_file_atomically(const std::string& path, std::string_view bytes) {
+void write_file_atomically(const std::string& path, std::string_view bytes, Replace replace) {
   PartialFile file(path);
   file.reserve(bytes.size());
   file.write(0, std::as_bytes(std::span(bytes)));
   file.sync();
-  file.publish();
+  file.publish(replace);
 }
 
 std::string join_path(const std::string& directory, const std::string& name) {

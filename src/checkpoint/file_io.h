@@ -59,6 +59,7 @@ struct OpenedFile {
 
 // The stamp of what PATH names, links followed; empty if there is nothing.
 std::optional<FileStamp> file_stamp(const std::string& path);
+FileStamp file_stamp(const FileDescriptor& file, const std::string& path);
 
 // Throws kIo if `file` is no longer what `expected` says: whoever read it may have two contents.
 void require_unchanged(const FileDescriptor& file, const std::string& path,
@@ -66,6 +67,15 @@ void require_unchanged(const FileDescriptor& file, const std::string& path,
 
 // Opens for reading. Symbolic links are followed, but not the magic ones of /proc.
 OpenedFile open_regular_file(const std::string& path);
+
+// Makes the names of a directory's files last. Does nothing where the file system has no such
+// operation and needs none.
+void sync_directory(const std::string& path);
+
+// Renames; throws kIo if TO exists.
+void rename_new(const std::string& from, const std::string& to);
+// Exchanges two names in one step. False where the system has no such operation.
+bool rename_exchange(const std::string& a, const std::string& b);
 
 // Reads all of `out`, or throws kIo.
 void read_exact(const FileDescriptor& file, const std::string& path, uint64_t offset,
@@ -77,8 +87,12 @@ void write_exact(const FileDescriptor& file, const std::string& path, uint64_t o
 // meanwhile.
 std::string read_file_bounded(const std::string& path, uint64_t max_bytes);
 
-// Makes PATH appear (or replaces it) complete and on disk, or not at all; see partial_file.h.
-void write_file_atomically(const std::string& path, std::string_view bytes);
+// Whether a file that exists is an error.
+enum class Replace : int { kNo = 0, kYes = 1 };
+
+// Makes PATH appear complete and on disk, or not at all; see partial_file.h.
+void write_file_atomically(const std::string& path, std::string_view bytes,
+                           Replace replace = Replace::kYes);
 
 // DIRECTORY/NAME.
 std::string join_path(const std::string& directory, const std::string& name);

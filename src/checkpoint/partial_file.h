@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <sys/types.h>
 
 #include "checkpoint/file_io.h"
+#include "checkpoint/locked_file.h"
 
 namespace narrowfloat {
 
@@ -36,19 +36,12 @@ class PartialFile {
   void reserve(uint64_t num_bytes);
   void write(uint64_t offset, std::span<const std::byte> data);
   void sync();
-  void publish();
+  void publish(Replace replace = Replace::kYes);
 
  private:
-  void acquire();
-  // Whether the partial path still names our file.
-  [[nodiscard]] bool is_ours() const noexcept;
-
   std::string path_;
   std::string partial_path_;
-  FileDescriptor file_;
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
-  bool published_ = false;
+  LockedFile file_;
 };
 
 }  // namespace narrowfloat

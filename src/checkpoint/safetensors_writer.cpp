@@ -14,14 +14,19 @@
 namespace narrowfloat {
 
 struct SafetensorsWriter::State {
-  State(std::string path, FileLayout planned, std::map<std::string, std::string> entries)
-      : layout(std::move(planned)), metadata(std::move(entries)), file(std::move(path)) {
+  State(std::string path, FileLayout planned, std::map<std::string, std::string> entries,
+        Replace replaces)
+      : layout(std::move(planned)),
+        metadata(std::move(entries)),
+        replace(replaces),
+        file(std::move(path)) {
     file.reserve(layout.file_size);
     for (const TensorInfo& tensor : layout.tensors) by_name.emplace(tensor.name, &tensor);
   }
 
   const FileLayout layout;
   const std::map<std::string, std::string> metadata;
+  const Replace replace;
   PartialFile file;
   std::unordered_map<std::string_view, const TensorInfo*> by_name;
   Coverage written;
@@ -63,9 +68,11 @@ void SafetensorsWriter::State::check_read_back() const {
 }
 
 SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors,
-                                     std::map<std::string, std::string> metadata) {
+                                     std::map<std::string, std::string> metadata,
+                                     const SafetensorsWriterOptions& options) {
   FileLayout layout = plan_layout(std::move(tensors), metadata);
-  state_ = std::make_unique<State>(std::move(path), std::move(layout), std::move(metadata));
+  state_ = std::make_unique<State>(std::move(path), std::move(layout), std::move(metadata),
+                                   options.replace ? Replace::kYes : Replace::kNo);
 }
 
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept = default;
@@ -106,7 +113,7 @@ void SafetensorsWriter::commit() {
   State& state = *state_;
   if (state.committed) throw_invalid("{}: was committed already", printable(state.file.path()));
   finish();
-  state.file.publish();
+  state.file.publish(state.replace);
   state.committed = true;
 }
 

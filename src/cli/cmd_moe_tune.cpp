@@ -5,9 +5,6 @@
 // code 1.
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
 
 #include <fmt/format.h>
 
@@ -277,54 +274,6 @@ void print_table(const MoeTuneArguments& arguments, const TuneReport& report) {
   write_stdout(text);
 }
 
-// Nobody is to lose a tuning that took minutes.
-void check_target(const MoeTuneArguments& arguments) {
-  if (arguments.target.empty() || arguments.is_forced) return;
-  if (!std::filesystem::exists(arguments.target)) return;
-  throw Error(ErrorKind::kInvalidArgument,
-              fmt::format("--out {}: it exists; --force replaces it", printable(arguments.target)));
-}
-
-// The file that --out names: TARGET.partial until it is complete. Made before the first run, so
-// that a missing folder shows then, and what stood in TARGET stays until it can be replaced.
-class TargetFile {
- public:
-  // Without a path nothing is made or written.
-  explicit TargetFile(const std::string& path) : path_(path), partial_(path + ".partial") {
-    if (path_.empty()) return;
-    if (std::filesystem::exists(path_) && !std::filesystem::is_regular_file(path_)) {
-      refuse("it is not a regular file");
-    }
-    file_.open(partial_, std::ios::binary | std::ios::trunc);
-    if (!file_) refuse("it cannot be made");
-  }
-  TargetFile(const TargetFile&) = delete;
-  TargetFile& operator=(const TargetFile&) = delete;
-  ~TargetFile() {
-    if (path_.empty()) return;
-    std::error_code ignored;
-    std::filesystem::remove(partial_, ignored);
-  }
-
-  void write(const MoeTuning& tuning) {
-    if (path_.empty()) return;
-    file_ << tuning.to_json();
-    file_.close();
-    std::error_code error;
-    if (file_) std::filesystem::rename(partial_, path_, error);
-    if (!file_ || error) refuse("it cannot be written");
-  }
-
- private:
-  [[noreturn]] void refuse(const char* what) const {
-    throw Error(ErrorKind::kIo, fmt::format("--out {}: {}", printable(path_), what));
-  }
-
-  std::string path_;
-  std::string partial_;
-  std::ofstream file_;
-};
-
 void check_room(const MoeConfig& config, const MoeShape& shape) {
   if (config.routing.experts == shape.routing.experts) return;
   throw Error(
@@ -336,7 +285,9 @@ void check_room(const MoeConfig& config, const MoeShape& shape) {
 
 ExitCode run_moe_tune(const MoeTuneArguments& arguments) {
   set_num_threads(arguments.num_threads);
-  check_target(arguments);
+  if (!arguments.target.empty()) {
+    check_output_file("--out", arguments.target, arguments.is_forced);
+  }
   std::vector<int64_t> tokens = arguments.tokens;
   std::sort(tokens.begin(), tokens.end());
   tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
@@ -352,7 +303,6 @@ ExitCode run_moe_tune(const MoeTuneArguments& arguments) {
     check_room(config, report.shape);
     report.modes.emplace_back(config, std::vector<TuneResult>{});
   }
-  TargetFile target(arguments.target);
   ExitCode code = ExitCode::kDone;
   for (auto& [config, results] : report.modes) {
     const BenchLayer layer{.config = config,
@@ -373,7 +323,9 @@ ExitCode run_moe_tune(const MoeTuneArguments& arguments) {
     print_table(arguments, report);
   }
   // The file is written after the output, so that whoever cannot write it has the results.
-  target.write(MoeTuning(report.entries));
+  if (!arguments.target.empty()) {
+    MoeTuning(report.entries).save(arguments.target, arguments.is_forced);
+  }
   return code;
 }
 

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
+#include <system_error>
 #include <unistd.h>
 #include <utility>
 
@@ -263,6 +265,22 @@ void print_json(const Json& document) {
 
 void print_json_event(const Json& event) {
   write_stderr(event.dump(-1, ' ', kAsciiOnly, kOnBadUtf8) + "\n");
+}
+
+void check_output_file(std::string_view option, const std::string& path, bool may_replace) {
+  const auto refuse = [&](ErrorKind kind, std::string_view what) {
+    throw Error(kind, fmt::format("{} {}: {}", option, printable(path), what));
+  };
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status)) {
+    if (!std::filesystem::is_regular_file(status)) refuse(ErrorKind::kIo, "is no regular file");
+    if (!may_replace) refuse(ErrorKind::kInvalidArgument, "exists; --force replaces it");
+  }
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  if (::access(parent.empty() ? "." : parent.c_str(), W_OK | X_OK) != 0) {
+    refuse(ErrorKind::kIo, fmt::format("cannot be made: {}", std::strerror(errno)));
+  }
 }
 
 }  // namespace narrowfloat::cli

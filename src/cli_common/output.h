@@ -140,4 +140,8 @@ void print_json(const Json& document);
 // Prints an event as one line on stderr.
 void print_json_event(const Json& event);
 
+// Refuses a file that exists, unless it may be replaced, and one that cannot be made. For outputs
+// that come after minutes of work: whoever cannot write them should learn that before.
+void check_output_file(std::string_view option, const std::string& path, bool may_replace);
+
 }  // namespace narrowfloat::cli

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <fcntl.h>
 #include <filesystem>
 #include <iterator>
 #include <optional>
 #include <set>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
@@ -24,9 +24,16 @@ namespace fs = std::filesystem;
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr std::string_view kStagedSuffix = ".staged";
-constexpr const char* kStagingName = ".narrowfloat.partial";  // Inside an existing target.
-constexpr const char* kLockName = ".narrowfloat.lock";        // Inside the staging directory.
-constexpr const char* kReplacedName = "replaced";  // Inside it too: the old files, for a while.
+constexpr const char* kInsidePrefix = ".narrowfloat";       // Begins names inside the target.
+constexpr std::string_view kBesidePrefix = ".narrowfloat";  // Follows the name of the target.
+constexpr std::string_view kStagingSuffix = ".partial";
+constexpr std::string_view kLockSuffix = ".lock";
+constexpr const char* kStagingName = ".narrowfloat.partial";
+constexpr const char* kLockName = ".narrowfloat.lock";
+// Inside the staging directory, while files are moved one by one: the old files, and the journal.
+constexpr const char* kReplacedName = "replaced";
+constexpr const char* kJournalName = "moves";
+constexpr uint64_t kMaxJournalBytes = uint64_t{1} << 30;
 
 fs::path canonical(const std::string& path) {
   std::error_code error;
@@ -52,12 +59,13 @@ bool is_below(const fs::path& inner, const fs::path& outer) {
   return false;
 }
 
-// Sorted, without the staging directory.
+// Sorted, without what a run keeps inside a target.
 std::vector<fs::directory_entry> entries_of(const std::string& directory) {
   std::vector<fs::directory_entry> entries;
   std::error_code error;
   for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
-    if (at->path().filename() != kStagingName) entries.push_back(*at);
+    const fs::path name = at->path().filename();
+    if (name != kStagingName && name != kLockName) entries.push_back(*at);
   }
   if (error) {
     throw_error(ErrorKind::kIo, "{}: cannot list the directory: {}", printable(directory),
@@ -66,44 +74,6 @@ std::vector<fs::directory_entry> entries_of(const std::string& directory) {
   std::sort(entries.begin(), entries.end());
   return entries;
 }
-
-void sync_directory(const std::string& path) {
-  const FileDescriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // EINVAL: the file system has no such operation and needs none.
-  if (directory.get() < 0 || (fsync(directory.get()) != 0 && errno != EINVAL)) {
-    throw_errno(path, "sync the directory");
-  }
-}
-
-void rename_or_throw(const std::string& from, const std::string& to) {
-  if (rename(from.c_str(), to.c_str()) != 0) throw_errno(to, "rename to it");
-}
-
-// Renames that are undone unless they are kept.
-class Renames {
- public:
-  Renames() = default;
-  Renames(const Renames&) = delete;
-  Renames& operator=(const Renames&) = delete;
-  ~Renames() { undo(); }
-
-  void add(const std::string& from, const std::string& to) {
-    rename_or_throw(from, to);
-    done_.emplace_back(from, to);
-  }
-  void keep() { done_.clear(); }
-  // False if a file could not be moved back.
-  bool undo() noexcept {
-    bool all = true;
-    for (; !done_.empty(); done_.pop_back()) {
-      all = rename(done_.back().second.c_str(), done_.back().first.c_str()) == 0 && all;
-    }
-    return all;
-  }
-
- private:
-  std::vector<std::pair<std::string, std::string>> done_;
-};
 
 // Files arrive in this order and leave in the opposite one; the header says why.
 int rank(const std::string& name) {
@@ -118,54 +88,88 @@ void sort_for_arrival(std::vector<std::string>& names) {
   });
 }
 
-// Final names of the complete files of a staging directory.
-std::vector<std::string> staged_names(const std::string& staging) {
-  std::vector<std::string> names;
-  for (const fs::directory_entry& entry : entries_of(staging)) {
-    std::string name = entry.path().filename().string();
-    if (!name.ends_with(kStagedSuffix)) continue;
-    name.resize(name.size() - kStagedSuffix.size());
-    names.push_back(std::move(name));
-  }
-  sort_for_arrival(names);
-  return names;
-}
-
 std::string staged_path(const std::string& staging, const std::string& name) {
   return join_path(staging, name) + std::string(kStagedSuffix);
 }
 
-bool is_same_file(const FileDescriptor& file, const std::string& path) {
-  struct stat opened {};
-  struct stat named {};
-  return fstat(file.get(), &opened) == 0 && lstat(path.c_str(), &named) == 0 &&
-         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+// A mount point cannot be renamed, nor can what is in a directory that is not writable.
+bool must_stage_inside(const std::string& target) {
+  if (!fs::is_directory(target)) return false;
+  const std::string parent = fs::path(target).parent_path().string();
+  struct statx status {};
+  if (statx(AT_FDCWD, target.c_str(), 0, STATX_BASIC_STATS, &status) == 0 &&
+      (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
+    return true;
+  }
+  const std::optional<FileStamp> stamp = file_stamp(target);
+  const std::optional<FileStamp> parent_stamp = file_stamp(parent);
+  if (!stamp || !parent_stamp || stamp->device != parent_stamp->device) return true;
+  return faccessat(AT_FDCWD, parent.c_str(), W_OK | X_OK, AT_EACCESS) != 0;
 }
 
-// File systems without locks count as unlocked.
-bool try_lock(const FileDescriptor& file) {
-  return flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+// The moves of a commit that is made file by file.
+struct Journal {
+  std::vector<std::string> old_names;  // From the target, in this order.
+  std::vector<std::string> new_names;  // To the target, after them.
+
+  // Names may hold anything but NUL.
+  [[nodiscard]] std::string text() const {
+    std::string text;
+    for (const std::string& name : old_names) text.append("-").append(name).append(1, '\0');
+    for (const std::string& name : new_names) text.append("+").append(name).append(1, '\0');
+    return text;
+  }
+  static Journal parse(std::string_view text) {
+    Journal journal;
+    while (!text.empty()) {
+      const std::string_view record = text.substr(0, text.find('\0'));
+      (record.front() == '-' ? journal.old_names : journal.new_names)
+          .emplace_back(record.substr(1));
+      text.remove_prefix(record.size() + 1);
+    }
+    return journal;
+  }
+};
+
+bool exists(const std::string& path) { return fs::exists(fs::symlink_status(path)); }
+
+// Paths of the staging directory and of the lock, less their suffixes.
+std::string staging_prefix(const std::string& target, bool is_inside) {
+  return is_inside ? join_path(target, kInsidePrefix) : target + std::string(kBesidePrefix);
 }
 
-// Removes a staging directory whose run is dead. False if it has no lock file, so is not ours.
-// Throws kIo if the run is alive.
-bool remove_stale(const std::string& path) {
-  const std::string lock_path = join_path(path, kLockName);
-  const FileDescriptor lock(open(lock_path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (lock.get() < 0) return errno != ENOENT ? false : rmdir(path.c_str()) == 0;
-  if (!try_lock(lock)) {
-    throw_error(ErrorKind::kIo, "{}: another run is writing there; wait for it or stop it",
-                printable(path));
+// Whether a run was killed while it moved files to the target.
+bool is_half_committed(const std::string& target) {
+  const std::string staging =
+      staging_prefix(target, must_stage_inside(target)) + std::string(kStagingSuffix);
+  return exists(join_path(staging, kJournalName));
+}
+
+// Undoes a commit of which a journal is left: takes the new files back and returns the old ones, in
+// the opposite order.
+void undo_moves(const std::string& staging, const std::string& target) {
+  const std::string journal_path = join_path(staging, kJournalName);
+  if (!exists(journal_path)) return;
+  const Journal journal = Journal::parse(read_file_bounded(journal_path, kMaxJournalBytes));
+  const std::string replaced = join_path(staging, kReplacedName);
+  const auto is_still_old = [&](const std::string& name) {
+    const auto& old = journal.old_names;
+    return std::find(old.begin(), old.end(), name) != old.end() &&
+           !exists(join_path(replaced, name));
+  };
+  for (auto name = journal.new_names.rbegin(); name != journal.new_names.rend(); ++name) {
+    const std::string path = join_path(target, *name);
+    if (exists(staged_path(staging, *name)) || !exists(path) || is_still_old(*name)) continue;
+    rename_new(path, staged_path(staging, *name));
   }
-  // Another run may have removed it and started again since it was opened.
-  if (!is_same_file(lock, lock_path)) return true;
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) {
-    throw_error(ErrorKind::kIo, "{}: cannot remove the files of a dead run: {}", printable(path),
-                error.message());
+  for (auto name = journal.old_names.rbegin(); name != journal.old_names.rend(); ++name) {
+    const std::string path = join_path(replaced, *name);
+    if (exists(path)) rename_new(path, join_path(target, *name));
   }
-  return true;
+  sync_directory(target);
+  if (unlink(journal_path.c_str()) != 0) throw_errno(journal_path, "remove");
+  rmdir(replaced.c_str());
+  sync_directory(staging);
 }
 
 }  // namespace
@@ -181,11 +185,6 @@ CheckpointTarget::CheckpointTarget(const Checkpoint& source, const std::string& 
     throw_error(ErrorKind::kIo, "{}: no such directory; create it first",
                 printable(parent.string()));
   }
-}
-
-CheckpointTarget::~CheckpointTarget() {
-  std::error_code ignored;
-  if (!staging_.empty()) fs::remove_all(staging_, ignored);
 }
 
 void CheckpointTarget::check_relation(const Checkpoint& source) const {
@@ -227,6 +226,7 @@ void CheckpointTarget::check_existing() const {
                   is_directory_ ? "a directory" : "a file named *.safetensors");
   }
   if (!fs::exists(status) || (is_directory_ && entries_of(target_).empty())) return;
+  if (is_directory_ && is_half_committed(target_)) return;  // begin() undoes that and asks again.
   if (!force_) {
     throw_invalid(
         "target: '{}' exists{}; use option force to replace it, or name a different place",
@@ -239,7 +239,6 @@ void CheckpointTarget::check_existing() const {
 bool CheckpointTarget::is_replaceable(const std::string& name) const {
   return name.ends_with(kFileSuffix) || name.ends_with(kIndexSuffix) ||
          name.ends_with(".partial") || name == "config.json" || name == "hf_quant_config.json" ||
-         name == kLockName ||  // The lock of a run that was killed right after its commit.
          std::find(auxiliary_.begin(), auxiliary_.end(), name) != auxiliary_.end();
 }
 
@@ -267,8 +266,8 @@ void CheckpointTarget::check_replaceable() const {
 }
 
 std::string CheckpointTarget::host() const {
-  return is_directory_ && fs::is_directory(target_) ? target_
-                                                    : fs::path(target_).parent_path().string();
+  return is_directory_ && must_stage_inside(target_) ? target_
+                                                     : fs::path(target_).parent_path().string();
 }
 
 void CheckpointTarget::check_room(uint64_t bytes_needed) const {
@@ -293,87 +292,184 @@ void CheckpointTarget::begin(uint64_t bytes_needed) {
 }
 
 void CheckpointTarget::make_staging() {
-  exists_ = fs::is_directory(target_);
-  if (exists_) {
-    const std::string path = join_path(target_, kStagingName);
-    if (!try_staging(path)) {
-      throw_error(ErrorKind::kIo, "{}: is in the way; remove it", printable(path));
+  is_inside_ = must_stage_inside(target_);
+  const std::string prefix = staging_prefix(target_, is_inside_);
+  const std::string path = prefix + std::string(kStagingSuffix);
+  lock_ = LockedFile(prefix + std::string(kLockSuffix),
+                     "another run is writing there; wait for it or stop it");
+  if (exists(path)) {
+    // Every run makes the lock file first and removes it last.
+    if (lock_.is_new()) {
+      lock_.unlink();
+      throw_error(ErrorKind::kIo,
+                  "{}: is in the way, and no lock beside it says that a run left it; "
+                  "remove it",
+                  printable(path));
     }
-    return;
-  }
-  for (int number = 1; !try_staging(fmt::format("{}.partial-{}", target_, number)); ++number) {
-  }
-}
-
-// False if something else of that name exists.
-bool CheckpointTarget::try_staging(const std::string& path) {
-  while (mkdir(path.c_str(), 0777) != 0) {
-    if (errno != EEXIST) throw_errno(path, "make the directory");
-    if (!remove_stale(path)) return false;
+    undo_moves(path, target_);
+    // It may be the old checkpoint, of an exchange that is not on disk yet.
+    sync_directory(fs::path(path).parent_path().string());
   }
   staging_ = path;
-  const std::string lock_path = join_path(path, kLockName);
-  lock_ = FileDescriptor(open(lock_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (lock_.get() < 0) throw_errno(lock_path, "create");
-  if (!try_lock(lock_)) throw_error(ErrorKind::kIo, "{}: cannot be locked", printable(lock_path));
-  return true;
+  check_existing();  // Whatever a dead run did to the target is undone now.
+  std::error_code error;
+  fs::remove_all(staging_, error);
+  if (error) {
+    throw_error(ErrorKind::kIo, "{}: cannot remove the files of a dead run: {}",
+                printable(staging_), error.message());
+  }
+  if (mkdir(staging_.c_str(), 0777) != 0) throw_errno(staging_, "make the directory");
+}
+
+CheckpointTarget::~CheckpointTarget() {
+  if (!staging_.empty()) remove_staging();
+}
+
+// The lock goes last: a staging directory without one belongs to nobody.
+void CheckpointTarget::remove_staging() noexcept {
+  std::error_code error;
+  fs::remove_all(std::exchange(staging_, {}), error);
+  if (!error) lock_.unlink();
 }
 
 std::string CheckpointTarget::file_path(const std::string& name) const {
   return is_directory_ ? staged_path(staging_, name) : target_;
 }
 
-void CheckpointTarget::commit() {
+void CheckpointTarget::commit(std::vector<std::string> names) {
   if (!is_directory_) return;
-  if (exists_) {
-    commit_in_place();
-    return;
+  sort_for_arrival(names);
+  for (const std::string& name : names) {
+    const std::string path = staged_path(staging_, name);
+    if (!fs::is_regular_file(fs::symlink_status(path))) {
+      throw_error(ErrorKind::kIo, "{}: is gone; did another program remove it?", printable(path));
+    }
   }
-  for (const std::string& name : staged_names(staging_)) {
-    rename_or_throw(staged_path(staging_, name), join_path(staging_, name));
+  check_existing();
+  if (is_inside_) {
+    publish_by_moves(std::move(names));
+  } else if (fs::is_directory(target_)) {
+    publish_by_exchange(std::move(names));
+  } else {
+    publish_new(names);
   }
-  sync_directory(staging_);
-  if (rename(staging_.c_str(), target_.c_str()) != 0) {
-    throw_errno(target_, "rename the finished directory to it");
-  }
-  staging_.clear();
-  unlink(join_path(target_, kLockName).c_str());
-  sync_directory(fs::path(target_).parent_path().string());
 }
 
-void CheckpointTarget::commit_in_place() {
-  std::vector<std::string> old_names;
+// Leaves these files alone in the staging directory, under their final names.
+void CheckpointTarget::name_staged_files(const std::vector<std::string>& names) const {
+  for (const std::string& name : names) {
+    rename_new(staged_path(staging_, name), join_path(staging_, name));
+  }
+  for (const fs::directory_entry& entry : entries_of(staging_)) {
+    const std::string name = entry.path().filename().string();
+    if (std::find(names.begin(), names.end(), name) == names.end()) fs::remove_all(entry.path());
+  }
+  sync_directory(staging_);
+}
+
+void CheckpointTarget::publish_new(const std::vector<std::string>& names) {
+  name_staged_files(names);
+  rename_new(staging_, target_);
+  try {
+    sync_directory(fs::path(target_).parent_path().string());
+  } catch (...) {
+    // A directory that may not be on disk is not published.
+    if (rename(target_.c_str(), staging_.c_str()) != 0) staging_.clear();
+    throw;
+  }
+  staging_.clear();
+  lock_.unlink();
+}
+
+void CheckpointTarget::publish_by_exchange(std::vector<std::string> names) {
+  struct stat status {};
+  if (stat(target_.c_str(), &status) != 0) throw_errno(target_, "read the status");
+  name_staged_files(names);
+  // The target is another directory afterwards, as accessible as the old one. Only root may give it
+  // to the old one's owner.
+  [[maybe_unused]] const int ignored = chown(staging_.c_str(), status.st_uid, status.st_gid);
+  if (chmod(staging_.c_str(), status.st_mode & 07777U) != 0) throw_errno(staging_, "set the mode");
+  if (!rename_exchange(staging_, target_)) {  // Some file systems have no exchange.
+    for (const std::string& name : names) {
+      rename_new(join_path(staging_, name), staged_path(staging_, name));
+    }
+    publish_by_moves(std::move(names));
+    return;
+  }
+  try {
+    if (!force_ && !entries_of(staging_).empty()) {
+      throw_error(ErrorKind::kIo, "{}: is not empty any more", printable(target_));
+    }
+    sync_directory(fs::path(target_).parent_path().string());
+  } catch (...) {
+    // A checkpoint that may not be on disk is not published, and the old one not removed.
+    if (!rename_exchange(staging_, target_)) staging_.clear();
+    throw;
+  }
+  remove_replaced();
+}
+
+// The staging directory is the old target now. What is in it and is no part of a checkpoint came
+// after the last check; it stays in the target.
+void CheckpointTarget::remove_replaced() {
+  std::error_code ignored;
+  for (fs::directory_iterator at(staging_, ignored), end; !ignored && at != end;
+       at.increment(ignored)) {
+    const std::string name = at->path().filename().string();
+    const bool is_ours = name == kStagingName || name == kLockName;
+    if (is_ours || (is_replaceable(name) && !fs::is_directory(at->symlink_status()))) continue;
+    if (renameat2(AT_FDCWD, at->path().c_str(), AT_FDCWD, join_path(target_, name).c_str(),
+                  RENAME_NOREPLACE) != 0) {
+      staging_.clear();  // It cannot be saved, so nothing is removed.
+      return;
+    }
+  }
+  remove_staging();
+}
+
+void CheckpointTarget::publish_by_moves(std::vector<std::string> names) {
+  Journal journal;
+  journal.new_names = std::move(names);
   for (const fs::directory_entry& entry : entries_of(target_)) {
     const std::string name = entry.path().filename().string();
     // Files that came since the check stay.
     if (force_ && is_replaceable(name) && !fs::is_directory(entry.symlink_status())) {
-      old_names.push_back(name);
+      journal.old_names.push_back(name);
     }
   }
-  if (!force_) check_existing();
   // Old files leave in the opposite order.
-  sort_for_arrival(old_names);
-  std::reverse(old_names.begin(), old_names.end());
+  sort_for_arrival(journal.old_names);
+  std::reverse(journal.old_names.begin(), journal.old_names.end());
   const std::string replaced = join_path(staging_, kReplacedName);
+  const std::string journal_path = join_path(staging_, kJournalName);
   if (mkdir(replaced.c_str(), 0777) != 0) throw_errno(replaced, "make the directory");
   sync_directory(staging_);
-  Renames renames;
+  write_file_atomically(journal_path, journal.text());
   try {
-    for (const std::string& name : old_names) {
-      renames.add(join_path(target_, name), join_path(replaced, name));
+    for (const std::string& name : journal.old_names) {
+      rename_new(join_path(target_, name), join_path(replaced, name));
     }
     sync_directory(target_);
-    for (const std::string& name : staged_names(staging_)) {
-      renames.add(staged_path(staging_, name), join_path(target_, name));
+    for (const std::string& name : journal.new_names) {
+      rename_new(staged_path(staging_, name), join_path(target_, name));
     }
     sync_directory(target_);
+    if (unlink(journal_path.c_str()) != 0) throw_errno(journal_path, "remove");
   } catch (...) {
-    if (!renames.undo()) staging_.clear();  // The staging directory has the only copy of a file.
+    try {
+      undo_moves(staging_, target_);
+    } catch (...) {
+      staging_.clear();  // It has the only copy of a file; the next run tries again.
+    }
     throw;
   }
-  renames.keep();
-  std::error_code ignored;  // The new checkpoint is in place; leftovers do no harm.
-  fs::remove_all(std::exchange(staging_, {}), ignored);
+  try {
+    sync_directory(staging_);
+  } catch (...) {
+    staging_.clear();  // After a power cut the journal may be there again, and needs the old files.
+    throw;
+  }
+  remove_staging();
 }
 
 }  // namespace narrowfloat

@@ -1,21 +1,27 @@
-// The destination of a rewritten checkpoint. Nothing half-written ever loads.
+// The destination of a rewritten checkpoint. Nothing half-written ever loads, and nothing old is
+// lost before the new checkpoint is in its place and on disk.
 //
 // A single file is atomic by itself. A directory is staged: every file is written under a name that
-// no loader knows (NAME.staged), in a directory that is locked while the run lives. A run removes
-// the staging directory of a dead run with the same target.
+// no loader knows (NAME.staged) in a staging directory, and a lock file shows that the run lives.
 //
-//   target does not exist:  staged in TARGET.partial-N beside it, which is renamed to TARGET;
-//   it does (empty, force): staged in TARGET/.narrowfloat.partial, as it may be a mount point.
+//   beside the target: TARGET.narrowfloat.partial, TARGET.narrowfloat.lock. A new target appears by
+//     one rename; an old one is exchanged with the staging directory by one system call.
+//   inside it, where it is a mount point or its parent is not writable:
+//     TARGET/.narrowfloat.partial, TARGET/.narrowfloat.lock. Files are moved one by one: the old
+//     weights leave first and the old index last; the new index and configs come first and the new
+//     weights last. An index whose shards are missing does not load, so there is the old
+//     checkpoint, none that loads, or the new one, never a mixture. A journal in the staging
+//     directory lists the moves; while it is there the commit is not done, and the next run undoes
+//     it first.
 //
-// Order of renames: the old weights leave first and the old index last; the new index and configs
-// come first and the new weights last. An index whose shards are missing does not load, so after a
-// crash TARGET exists and has the old checkpoint, none, or the new one, never a mixture.
+// The next run with the same target removes or takes over what a dead one left.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "checkpoint/file_io.h"
+#include "checkpoint/locked_file.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -28,19 +34,22 @@ class CheckpointTarget {
   CheckpointTarget(const Checkpoint& source, const std::string& target, bool force);
   CheckpointTarget(const CheckpointTarget&) = delete;
   CheckpointTarget& operator=(const CheckpointTarget&) = delete;
-  // Removes everything unless it was committed.
+  // Removes the staging directory unless it was committed or is kept.
   ~CheckpointTarget();
 
   [[nodiscard]] bool is_directory() const { return is_directory_; }
+  // Whether a file at the target may be replaced.
+  [[nodiscard]] bool force() const { return force_; }
 
   // Throws kIo if the file system that will hold the target is not writable or too full.
   void check_room(uint64_t bytes_needed) const;
-  // Checks the room and makes the directory to write to. Throws kIo if another run has it.
+  // Checks the room and makes the staging directory, empty. Undoes the commit of a dead run first.
+  // Throws kIo if another run has it.
   void begin(uint64_t bytes_needed);
   // Path to write a file of the checkpoint to; the target itself if it is a single file.
   [[nodiscard]] std::string file_path(const std::string& name) const;
-  // Makes the files appear at the target. They must be complete and on disk.
-  void commit();
+  // Makes these files, all of which are complete and on disk at their file_path(), the target's.
+  void commit(std::vector<std::string> names);
 
  private:
   void check_relation(const Checkpoint& source) const;
@@ -50,16 +59,20 @@ class CheckpointTarget {
   // The existing directory that the first new name is made in.
   [[nodiscard]] std::string host() const;
   void make_staging();
-  bool try_staging(const std::string& path);
-  void commit_in_place();
+  void remove_staging() noexcept;
+  void name_staged_files(const std::vector<std::string>& names) const;
+  void publish_new(const std::vector<std::string>& names);
+  void publish_by_exchange(std::vector<std::string> names);
+  void remove_replaced();
+  void publish_by_moves(std::vector<std::string> names);
 
   bool is_directory_;
   bool force_;
-  bool exists_ = false;
   std::string target_;                  // Canonical.
   std::vector<std::string> auxiliary_;  // Names of the source's other files.
-  std::string staging_;                 // Empty before begin(), and for files.
-  FileDescriptor lock_;
+  bool is_inside_ = false;              // Where the staging directory is.
+  std::string staging_;                 // Empty before begin(), after commit(), and for files.
+  LockedFile lock_;
 };
 
 }  // namespace narrowfloat

@@ -3,14 +3,13 @@
 #include "layers/rewrite.h"
 
 #include <algorithm>
-#include <fcntl.h>
 #include <filesystem>
 #include <limits>
-#include <unistd.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
 #include "checkpoint/file_io.h"
+#include "checkpoint/partial_file.h"
 #include "checkpoint/safetensors_layout.h"
 #include "layers/checkpoint_target.h"
 #include "layers/source_facts.h"
@@ -25,6 +24,7 @@ constexpr const char* kConfigName = "config.json";
 // This file is written again where the target's convention has one; a stale one would contradict
 // it.
 constexpr const char* kModelOptFile = "hf_quant_config.json";
+constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
 constexpr std::string_view kOwnKeyPrefix = "narrowfloat.";
 
 class Rewriter {
@@ -113,7 +113,7 @@ class Rewriter {
     if (!target.is_directory()) return true;
     write_other_files(target);
     if (is_cancelled()) return false;
-    target.commit();
+    target.commit(result_.files);
     return true;
   }
 
@@ -121,7 +121,9 @@ class Rewriter {
   bool write_shards(const CheckpointTarget& target) {
     size_t next = 0;
     for (const PlannedShard& shard : shards_) {
-      SafetensorsWriter writer(target.file_path(shard.file_name), shard.tensors, job_.metadata);
+      // Files of a directory are new, since its staging directory is.
+      SafetensorsWriter writer(target.file_path(shard.file_name), shard.tensors, job_.metadata,
+                               {.replace = target.is_directory() || target.force()});
       for (size_t written = 0; written < shard.tensors.size(); ++next) {
         if (is_cancelled()) return false;
         RewriteItem& item = job_.items[next];
@@ -157,14 +159,21 @@ class Rewriter {
     }
   }
 
+  // Reads the file as the shards are read: what changes while it is copied is an error.
   static void copy_file(const std::string& from, const std::string& to) {
-    std::error_code error;
-    fs::copy_file(from, to, error);
-    if (error) {
-      throw_error(ErrorKind::kIo, "{}: cannot copy to {}: {}", printable(from), printable(to),
-                  error.message());
+    const OpenedFile source = open_regular_file(from);
+    PartialFile target(to);
+    target.reserve(source.size);
+    std::vector<std::byte> buffer(std::min(kCopyBytes, source.size));
+    for (uint64_t at = 0; at < source.size; at += buffer.size()) {
+      const auto piece =
+          std::span(buffer).first(std::min<uint64_t>(buffer.size(), source.size - at));
+      read_exact(source.fd, from, at, piece);
+      target.write(at, piece);
     }
-    if (fsync(open_regular_file(to).fd.get()) != 0) throw_errno(to, "sync");
+    require_unchanged(source.fd, from, source.stamp);
+    target.sync();
+    target.publish();
   }
 
   RewriteJob job_;

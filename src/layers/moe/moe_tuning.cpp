@@ -256,6 +256,10 @@ MoeTuning MoeTuning::load(const std::string& path) {
   return parse_text(read_file_bounded(path, kMaxFileBytes), printable(path));
 }
 
+void MoeTuning::save(const std::string& path, bool replace) const {
+  write_file_atomically(path, to_json(), replace ? Replace::kYes : Replace::kNo);
+}
+
 std::string MoeTuning::to_json() const {
   std::string text = fmt::format(
       "{{\n \"format\": \"{}\",\n \"format_version\": {},\n"

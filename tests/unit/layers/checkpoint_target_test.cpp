@@ -119,12 +119,15 @@ TEST_F(CheckpointTargetTest, NothingAppearsBeforeTheCommit) {
 TEST_F(CheckpointTargetTest, CommitReplacesTheWholeDirectory) {
   write_model(dir_ / "old", tiny_model());
   write_file(dir_ / "old/hf_quant_config.json", "{}");
+  fs::permissions(dir_ / "old", fs::perms::owner_all | fs::perms::others_exec);
   CheckpointTarget target(Checkpoint(source_), dir_ / "old", true);
   target.begin(0);
   write_file(target.file_path("new.txt"), "x");
-  target.commit();
+  write_file(target.file_path("unplanned.txt"), "x");
+  target.commit({"new.txt"});
   EXPECT_EQ(names_in(dir_ / "old"), std::vector<std::string>{"new.txt"});
   EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"model", "old"}));
+  EXPECT_EQ(fs::status(dir_ / "old").permissions(), fs::perms::owner_all | fs::perms::others_exec);
 }
 
 TEST_F(CheckpointTargetTest, ForceKeepsTheOldOneUntilTheCommit) {
@@ -139,30 +142,50 @@ TEST_F(CheckpointTargetTest, ForceKeepsTheOldOneUntilTheCommit) {
   EXPECT_EQ(names_in(dir_ / "old"), before);
 }
 
-TEST_F(CheckpointTargetTest, AFailedCommitPutsTheOldFilesBack) {
+TEST_F(CheckpointTargetTest, ACommitWithoutOneOfItsFilesChangesNothing) {
+  write_model(dir_ / "old", tiny_model());
+  const std::vector<std::string> before = names_in(dir_ / "old");
+  {
+    CheckpointTarget target(Checkpoint(source_), dir_ / "old", true);
+    target.begin(0);
+    write_file(target.file_path("a.txt"), "x");
+    expect_error(ErrorKind::kIo, "b.txt.staged: is gone", [&] {
+      target.commit({"a.txt", "b.txt"});
+    });
+  }
+  EXPECT_EQ(names_in(dir_ / "old"), before);
+  EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"model", "old"}));
+}
+
+TEST_F(CheckpointTargetTest, FilesThatCameSinceTheCheckAreNotReplaced) {
   write_model(dir_ / "old", tiny_model());
   CheckpointTarget target(Checkpoint(source_), dir_ / "old", true);
   target.begin(0);
   write_file(target.file_path("a.txt"), "x");
-  write_file(target.file_path("in-the-way.safetensors"), "x");
-  fs::create_directories(dir_ / "old/in-the-way.safetensors/sub");
-  expect_error(ErrorKind::kIo, "in-the-way", [&] { target.commit(); });
-  fs::remove_all(dir_ / "old/in-the-way.safetensors");
+  write_file(dir_ / "old/notes.txt", "mine");
+  expect_error(ErrorKind::kInvalidArgument, "holds 'notes.txt'", [&] { target.commit({"a.txt"}); });
+  EXPECT_EQ(read_file(dir_ / "old/notes.txt"), "mine");
   EXPECT_NO_THROW(Checkpoint{dir_ / "old"});
-  EXPECT_FALSE(fs::exists(dir_ / "old/a.txt"));
+
+  CheckpointTarget fresh(Checkpoint(source_), dir_ / "new", false);
+  fresh.begin(0);
+  write_file(fresh.file_path("a.txt"), "x");
+  write_model(dir_ / "new", tiny_model());
+  expect_error(ErrorKind::kInvalidArgument, "use option force", [&] { fresh.commit({"a.txt"}); });
+  EXPECT_FALSE(fs::exists(dir_ / "new/a.txt"));
 }
 
-TEST_F(CheckpointTargetTest, AnEmptyDirectoryStaysTheSameOne) {
-  fs::create_directory(dir_ / "mount");
-  fs::create_directory_symlink(dir_ / "mount", dir_ / "link");
-  for (const char* name : {"mount", "link"}) {
+TEST_F(CheckpointTargetTest, AnEmptyDirectoryIsFilledAlsoThroughALink) {
+  fs::create_directory(dir_ / "empty");
+  fs::create_directory_symlink(dir_ / "empty", dir_ / "link");
+  for (const char* name : {"empty", "link"}) {
     CheckpointTarget target(Checkpoint(source_), dir_ / name, false);
     target.begin(0);
     write_file(target.file_path("new.txt"), "x");
-    target.commit();
-    EXPECT_EQ(names_in(dir_ / "mount"), std::vector<std::string>{"new.txt"});
-    EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"link", "model", "mount"}));
-    fs::remove(dir_ / "mount/new.txt");
+    target.commit({"new.txt"});
+    EXPECT_EQ(names_in(dir_ / "empty"), std::vector<std::string>{"new.txt"});
+    EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"empty", "link", "model"}));
+    fs::remove(dir_ / "empty/new.txt");
   }
 }
 
@@ -189,10 +212,8 @@ void run_and_kill(Body body) {
 TEST_F(CheckpointTargetTest, WhatAKilledRunLeavesIsNoCheckpointAndIsRemoved) {
   fs::create_directory(dir_ / "empty");
   write_model(dir_ / "old", tiny_model());
-  const std::map<std::string, std::string> leftovers = {{"new", dir_ / "new.partial-1"},
-                                                        {"empty", dir_ / "empty"},
-                                                        {"old", dir_ / "old/.narrowfloat.partial"}};
-  for (const auto& [name, leftover] : leftovers) {
+  for (const std::string name : {"new", "empty", "old"}) {
+    const std::string leftover = dir_ / (name + ".narrowfloat.partial");
     run_and_kill([&, target_path = dir_ / name] {
       CheckpointTarget target(Checkpoint(source_), target_path, true);
       target.begin(0);
@@ -206,7 +227,7 @@ TEST_F(CheckpointTargetTest, WhatAKilledRunLeavesIsNoCheckpointAndIsRemoved) {
     CheckpointTarget target(Checkpoint(source_), dir_ / name, name == "old");
     target.begin(0);
     write_file(target.file_path("new.txt"), "x");
-    target.commit();
+    target.commit({"new.txt"});
     EXPECT_EQ(names_in(dir_ / name), std::vector<std::string>{"new.txt"});
   }
   EXPECT_EQ(names_in(dir_.path()), (std::vector<std::string>{"empty", "model", "new", "old"}));
@@ -220,18 +241,18 @@ TEST_F(CheckpointTargetTest, ALiveRunIsNotDisturbed) {
     CheckpointTarget second(Checkpoint(source_), dir_ / name, false);
     expect_error(ErrorKind::kIo, "another run is writing there", [&] { second.begin(0); });
     write_file(first.file_path("new.txt"), "x");
-    EXPECT_NO_THROW(first.commit());
+    EXPECT_NO_THROW(first.commit({"new.txt"}));
   }
 }
 
-TEST_F(CheckpointTargetTest, OtherDirectoriesAreNotInTheWay) {
-  fs::create_directory(dir_ / "out.partial-1");
-  write_file(dir_ / "out.partial-1/notes.txt", "x");
+TEST_F(CheckpointTargetTest, ADirectoryThatNoRunMadeIsNotRemoved) {
+  const std::string other = dir_ / "out.narrowfloat.partial";
+  fs::create_directory(other);
+  write_file(other + "/notes.txt", "x");
   CheckpointTarget target(Checkpoint(source_), dir_ / "out", false);
-  target.begin(0);
-  target.commit();
-  EXPECT_TRUE(fs::exists(dir_ / "out"));
-  EXPECT_TRUE(fs::exists(dir_ / "out.partial-1/notes.txt"));
+  expect_error(ErrorKind::kIo, "is in the way", [&] { target.begin(0); });
+  EXPECT_TRUE(fs::exists(other + "/notes.txt"));
+  EXPECT_FALSE(fs::exists(dir_ / "out.narrowfloat.lock"));
 }
 
 TEST_F(CheckpointTargetTest, IncompleteSetsOfShardsDoNotOpen) {
