@@ -126,7 +126,10 @@ struct QuantizeCheckpointOptions {
   uint64_t max_shard_bytes = 5'000'000'000;
   bool dry_run = false;  // Plan and validate only; write nothing.
   bool force = false;    // Replace what is at the target.
-  bool measure = true;   // Fill TensorReport::figures.
+  // Continue where a run with the same source, target and options was interrupted: shards that it
+  // finished are kept if their hashes are right. Without such a run: start.
+  bool resume = false;
+  bool measure = true;  // Fill TensorReport::figures.
   std::function<void(const ProgressEvent&)> progress;
   // Asked between tensors; true abandons the work, leaving no target.
   std::function<bool()> cancelled;
@@ -172,6 +175,7 @@ struct CheckpointReport {
   // as "option force", with the names of the fields above.
   std::vector<std::string> warnings;
   bool cancelled = false;  // Stopped by options.cancelled; nothing was left at the target.
+  size_t kept_files = 0;   // Shards of a cancelled run that wait for option resume.
 };
 
 // SRC and DST: a .safetensors file each, or a directory each. Throws before anything is written, or
@@ -186,6 +190,7 @@ struct DequantizeCheckpointOptions {
   uint64_t max_shard_bytes = 5'000'000'000;
   bool dry_run = false;
   bool force = false;
+  bool resume = false;  // As in QuantizeCheckpointOptions.
   std::function<void(const ProgressEvent&)> progress;
   std::function<bool()> cancelled;
 };

@@ -25,6 +25,7 @@ constexpr std::array kSpellings = {
     Spelling{"max_shard_bytes", "--max-shard-size"},
     Spelling{"dry_run", "--dry-run"},
     Spelling{"force", "--force"},
+    Spelling{"resume", "--resume"},
     Spelling{"dtype", "--dtype"},
 };
 
@@ -267,8 +268,12 @@ ExitCode print_report(const CheckpointReport& report, const ReportContext& conte
                       const OutputArguments& output) {
   if (!output.is_quiet) print_warnings(report, context);
   if (report.cancelled) {
-    write_stderr(fmt::format("narrowfloat {}: interrupted; nothing was left at {}\n",
-                             context.command, escaped(context.target)));
+    const std::string kept =
+        report.kept_files == 0
+            ? ""
+            : fmt::format("; {} finished shards wait beside it for --resume", report.kept_files);
+    write_stderr(fmt::format("narrowfloat {}: interrupted; nothing was left at {}{}\n",
+                             context.command, escaped(context.target), kept));
     return ExitCode::kInterrupted;
   }
   if (output.data == DataFormat::kJson) {

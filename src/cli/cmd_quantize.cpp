@@ -63,6 +63,8 @@ void add_writer(CLI::App& app, Arguments& arguments) {
   app.add_flag("--dry-run", arguments.options.dry_run,
                "Check everything and show the plan; write nothing");
   app.add_flag("--force", arguments.options.force, "Replace what is at DST");
+  app.add_flag("--resume", arguments.options.resume,
+               "Continue an interrupted run of the same command: keep the shards it finished");
   add_choice<ProgressMode>(
       app, "--progress",
       {{"auto", ProgressMode::kAuto}, {"json", ProgressMode::kJson}, {"none", ProgressMode::kNone}},

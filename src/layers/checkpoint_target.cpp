@@ -286,12 +286,12 @@ void CheckpointTarget::check_room(uint64_t bytes_needed) const {
   }
 }
 
-void CheckpointTarget::begin(uint64_t bytes_needed) {
+void CheckpointTarget::begin(uint64_t bytes_needed, bool resume) {
   check_room(bytes_needed);
-  if (is_directory_) make_staging();
+  if (is_directory_) make_staging(resume);
 }
 
-void CheckpointTarget::make_staging() {
+void CheckpointTarget::make_staging(bool resume) {
   is_inside_ = must_stage_inside(target_);
   const std::string prefix = staging_prefix(target_, is_inside_);
   const std::string path = prefix + std::string(kStagingSuffix);
@@ -311,7 +311,12 @@ void CheckpointTarget::make_staging() {
     sync_directory(fs::path(path).parent_path().string());
   }
   staging_ = path;
-  check_existing();  // Whatever a dead run did to the target is undone now.
+  keeps_staging_ = resume;  // Even if this run is refused.
+  check_existing();         // Whatever a dead run did to the target is undone now.
+  // A staging directory with a manifest holds nothing but a run's files: the manifest is removed
+  // before the directory is renamed.
+  if (resume && exists(own_path(kManifestName))) return;
+  keeps_staging_ = false;
   std::error_code error;
   fs::remove_all(staging_, error);
   if (error) {
@@ -322,7 +327,7 @@ void CheckpointTarget::make_staging() {
 }
 
 CheckpointTarget::~CheckpointTarget() {
-  if (!staging_.empty()) remove_staging();
+  if (!staging_.empty() && !keeps_staging_) remove_staging();
 }
 
 // The lock goes last: a staging directory without one belongs to nobody.
@@ -334,6 +339,22 @@ void CheckpointTarget::remove_staging() noexcept {
 
 std::string CheckpointTarget::file_path(const std::string& name) const {
   return is_directory_ ? staged_path(staging_, name) : target_;
+}
+
+std::string CheckpointTarget::own_path(const std::string& name) const {
+  return join_path(staging_, name);
+}
+
+void CheckpointTarget::keep_only(
+    const std::map<std::string, ResumeManifest::FinishedFile>& files) const {
+  for (const fs::directory_entry& entry : entries_of(staging_)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_staged = name.ends_with(kStagedSuffix);
+    const bool is_kept =
+        name == kManifestName ||
+        (is_staged && files.contains(name.substr(0, name.size() - kStagedSuffix.size())));
+    if (!is_kept) fs::remove_all(entry.path());
+  }
 }
 
 void CheckpointTarget::commit(std::vector<std::string> names) {

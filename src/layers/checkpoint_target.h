@@ -17,11 +17,13 @@
 // The next run with the same target removes or takes over what a dead one left.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "checkpoint/file_io.h"
 #include "checkpoint/locked_file.h"
+#include "layers/resume_manifest.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -43,9 +45,15 @@ class CheckpointTarget {
 
   // Throws kIo if the file system that will hold the target is not writable or too full.
   void check_room(uint64_t bytes_needed) const;
-  // Checks the room and makes the staging directory, empty. Undoes the commit of a dead run first.
-  // Throws kIo if another run has it.
-  void begin(uint64_t bytes_needed);
+  // Checks the room and makes the staging directory: empty, or to `resume` as a dead run left it.
+  // Undoes the commit of a dead run first. Throws kIo if another run has it.
+  void begin(uint64_t bytes_needed, bool resume = false);
+  // Whether the staging directory, with whatever is in it, stays for a later run to resume.
+  void keep_staging(bool keep) { keeps_staging_ = keep; }
+  // Removes everything from the staging directory but the manifest and these files.
+  void keep_only(const std::map<std::string, ResumeManifest::FinishedFile>& files) const;
+  // Path of a file in the staging directory that is no part of the checkpoint.
+  [[nodiscard]] std::string own_path(const std::string& name) const;
   // Path to write a file of the checkpoint to; the target itself if it is a single file.
   [[nodiscard]] std::string file_path(const std::string& name) const;
   // Makes these files, all of which are complete and on disk at their file_path(), the target's.
@@ -58,7 +66,7 @@ class CheckpointTarget {
   [[nodiscard]] bool is_replaceable(const std::string& name) const;
   // The existing directory that the first new name is made in.
   [[nodiscard]] std::string host() const;
-  void make_staging();
+  void make_staging(bool resume);
   void remove_staging() noexcept;
   void name_staged_files(const std::vector<std::string>& names) const;
   void publish_new(const std::vector<std::string>& names);
@@ -71,7 +79,8 @@ class CheckpointTarget {
   std::string target_;                  // Canonical.
   std::vector<std::string> auxiliary_;  // Names of the source's other files.
   bool is_inside_ = false;              // Where the staging directory is.
-  std::string staging_;                 // Empty before begin(), after commit(), and for files.
+  bool keeps_staging_ = false;
+  std::string staging_;  // Empty before begin(), after commit(), and for files.
   LockedFile lock_;
 };
 

@@ -53,6 +53,7 @@ class CheckpointDequantizer {
     job.max_shard_bytes = options_.max_shard_bytes;
     job.dry_run = options_.dry_run;
     job.force = options_.force;
+    job.resume = options_.resume;
     job.progress = options_.progress;
     job.cancelled = options_.cancelled;
     if (!source_.config_text().empty()) {
@@ -64,6 +65,8 @@ class CheckpointDequantizer {
     report_.source_bytes = written.source_bytes;
     report_.target_bytes = written.target_bytes;
     report_.cancelled = written.cancelled;
+    report_.kept_files = written.kept_files;
+    if (!written.warning.empty()) report_.warnings.push_back(std::move(written.warning));
     report_.peak_buffer_bytes = memory_.peak_bytes();
     report_.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -12,6 +12,7 @@
 #include "checkpoint/partial_file.h"
 #include "checkpoint/safetensors_layout.h"
 #include "layers/checkpoint_target.h"
+#include "layers/resume_manifest.h"
 #include "layers/source_facts.h"
 #include "narrowfloat/runtime.h"
 
@@ -24,6 +25,7 @@ constexpr const char* kConfigName = "config.json";
 // This file is written again where the target's convention has one; a stale one would contradict
 // it.
 constexpr const char* kModelOptFile = "hf_quant_config.json";
+constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
 constexpr std::string_view kOwnKeyPrefix = "narrowfloat.";
 
@@ -42,11 +44,19 @@ class Rewriter {
       target.check_room(needed_bytes);
       return std::move(result_);
     }
-    target.begin(needed_bytes);
-    if (!write_files(target)) {
-      result_.files.clear();
-      result_.file_bytes.clear();
-      result_.cancelled = true;
+    target.begin(needed_bytes, job_.resume);
+    if (target.is_directory()) begin_manifest(target);
+    try {
+      if (!write_files(target)) {
+        result_.files.clear();
+        result_.file_bytes.clear();
+        result_.cancelled = true;
+        result_.kept_files = manifest_.files.size();
+      }
+    } catch (const Error& error) {
+      // Another disk may have more room; other errors come again.
+      if (error.kind() != ErrorKind::kIo) target.keep_staging(false);
+      throw;
     }
     return std::move(result_);
   }
@@ -95,6 +105,61 @@ class Rewriter {
     if (shards_.size() > 1) add_file(kIndexFileName, index_json(shards_).size());
   }
 
+  // Takes over the finished shards of the run to resume.
+  void begin_manifest(CheckpointTarget& target) {
+    manifest_.version = std::string(version());
+    manifest_.settings = settings_hash();
+    manifest_.sources = source_files(job_.source);
+    const std::string path = target.own_path(kManifestName);
+    if (!job_.resume || !fs::exists(path)) return;
+    ResumeManifest found =
+        ResumeManifest::parse(read_file_bounded(path, kMaxManifestBytes), printable(path));
+    const auto refuse = [&](const char* what) {
+      throw_invalid("option resume: {} was made {}; leave out the option to start again",
+                    printable(path), what);
+    };
+    if (found.version != manifest_.version) refuse("by another version");
+    if (found.sources != manifest_.sources) refuse("from another source, or it has changed");
+    if (found.settings != manifest_.settings) refuse("with other options");
+    for (const PlannedShard& shard : shards_) {
+      const auto file = found.files.find(shard.file_name);
+      if (file != found.files.end() && is_intact(target, shard.file_name, file->second)) {
+        manifest_.files.insert(*file);
+      }
+    }
+    target.keep_only(manifest_.files);
+    if (manifest_.files.empty()) return;
+    result_.warning = fmt::format(
+        "{} of {} shards are of the run before (option resume); figures leave out their tensors",
+        manifest_.files.size(), shards_.size());
+  }
+
+  // A commit may have given the file its final name.
+  static bool is_intact(const CheckpointTarget& target, const std::string& name,
+                        const ResumeManifest::FinishedFile& expected) {
+    const std::string staged = target.file_path(name);
+    const std::string named = target.own_path(name);
+    if (!fs::exists(staged) && fs::exists(named)) rename_new(named, staged);
+    return fs::exists(staged) && hash_file(staged) == expected;
+  }
+
+  // Hashes what the files will be, less the tensors' data, and the names of the options that
+  // determine that (in the metadata).
+  [[nodiscard]] std::string settings_hash() const {
+    std::string text = job_.config_text;
+    for (const PlannedShard& shard : shards_) {
+      text += shard.file_name + plan_layout(shard.tensors, job_.metadata).header;
+    }
+    for (const ConfigFile& config : job_.extra_configs) text += config.name + config.text;
+    return hash_of(text);
+  }
+
+  void record(CheckpointTarget& target, const std::string& shard) {
+    manifest_.files[shard] = hash_file(target.file_path(shard));
+    write_file_atomically(target.own_path(kManifestName), manifest_.to_json());
+    target.keep_staging(true);
+  }
+
   void add_file(const std::string& name, uint64_t bytes) {
     result_.files.push_back(name);
     result_.file_bytes.push_back(bytes);
@@ -118,9 +183,16 @@ class Rewriter {
   }
 
   // False if the work was cancelled.
-  bool write_shards(const CheckpointTarget& target) {
+  bool write_shards(CheckpointTarget& target) {
     size_t next = 0;
     for (const PlannedShard& shard : shards_) {
+      if (manifest_.files.contains(shard.file_name)) {
+        for (size_t written = 0; written < shard.tensors.size(); ++next) {
+          written += job_.items[next].tensors.size();
+          report_progress(job_.items[next]);
+        }
+        continue;
+      }
       // Files of a directory are new, since its staging directory is.
       SafetensorsWriter writer(target.file_path(shard.file_name), shard.tensors, job_.metadata,
                                {.replace = target.is_directory() || target.force()});
@@ -135,6 +207,7 @@ class Rewriter {
       writer.finish();  // The sync takes long.
       if (is_cancelled()) return false;
       writer.commit();
+      if (target.is_directory()) record(target, shard.file_name);
     }
     return true;
   }
@@ -179,6 +252,7 @@ class Rewriter {
   RewriteJob job_;
   RewriteResult result_;
   std::vector<PlannedShard> shards_;
+  ResumeManifest manifest_;
   std::vector<std::string> auxiliary_;
   uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;

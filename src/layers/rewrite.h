@@ -34,6 +34,7 @@ struct RewriteJob {
   uint64_t max_shard_bytes = 0;
   bool dry_run = false;
   bool force = false;
+  bool resume = false;
   std::function<void(const ProgressEvent&)> progress = {};
   std::function<bool()> cancelled = {};
 };
@@ -44,6 +45,8 @@ struct RewriteResult {
   uint64_t source_bytes = 0;         // Sizes of the safetensors files.
   uint64_t target_bytes = 0;
   bool cancelled = false;
+  size_t kept_files = 0;     // As in CheckpointReport.
+  std::string warning = {};  // Says what the figures leave out; may be empty.
 };
 
 RewriteResult rewrite_checkpoint(RewriteJob job);

@@ -267,12 +267,14 @@ def test_a_file_system_that_takes_no_checkpoint(tmp_path, sources, options, expe
             ["unshare", "-m", "sh", "-ec", script, "sh", options, tmp_path / "disk", CLI,
              sources / "model", tmp_path / target], capture_output=True, text=True, check=False,
             env=CLEAN_ENVIRONMENT)
-        assert result.returncode == INPUT and result.stdout == "", result
+        assert result.returncode == INPUT, result
+        # A finished shard may wait for --resume.
+        assert all("narrowfloat" in name for name in result.stdout.split()), result
         assert expected in result.stderr or "are free" in result.stderr
 
 
 @pytest.mark.parametrize("program,command", [
-    (CLI, ["moe", "tune", "--shape", "64,32,4,1", "--mode", "bf16", "--tokens", "1", "--out"]),
+    (CLI, ["moe", "tune", "--shape", "64,32,4,1", "--mode", "bf16", "--out"]),
     (BENCH_CLI, ["moe", "run", "{model}", "--layer", "0", "--mode", "bf16", "--routing-out"]),
 ])
 def test_results_of_measurements_overwrite_nothing(tmp_path, program, command):
