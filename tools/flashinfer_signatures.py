@@ -46,7 +46,8 @@ OURS_ALONE = {"clear_prepared_cache", "prepared_cache_size", "undo_block_scale_i
               "undo_convert_to_block_layout", "undo_reorder_rows_for_gated_act_gemm",
               "undo_shuffle_matrix_a", "undo_shuffle_matrix_sf_a"}  # fmt: skip
 # Names that upstream assigns, not defines.
-ALIASES = {"nvfp4_block_scale_interleave": "block_scale_interleave"}
+ALIASES = {"nvfp4_block_scale_interleave": "block_scale_interleave",
+           "group_gemm_mxfp4_nt_groupwise": "group_gemm_mxfp8_mxfp4_nt_groupwise"}
 BEGIN, END = "<!-- flashinfer table: begin -->", "<!-- flashinfer table: end -->"
 
 
@@ -148,7 +149,8 @@ def compare_signatures(folder: Path, ours: Any) -> list[str]:
         own = OWN | OWN_OF.get(name, set())
         here = [(p.name, "keyword" if p.kind == p.KEYWORD_ONLY else "plain", our_value(p))
                 for p in inspect.signature(function).parameters.values()
-                if not (p.kind == p.KEYWORD_ONLY and p.name in own)]  # fmt: skip
+                if p.kind != p.VAR_KEYWORD
+                and not (p.kind == p.KEYWORD_ONLY and p.name in own)]  # fmt: skip
         there = [(word, kind, value_of(default, enumerations)) for word, kind, default in known]
         if here != there:
             differences.append(f"{name}:\n  here     {here}\n  upstream {there}")

@@ -19,6 +19,7 @@ NB_MODULE(_core, module) {
   narrowfloat::python::bind_files(module);
   narrowfloat::python::bind_checkpoints(module);
   narrowfloat::python::bind_moe(module);
+  narrowfloat::python::bind_grouped_gemm(module);
   narrowfloat::python::bind_routing(module);
   narrowfloat::python::bind_explanations(module);
   narrowfloat::python::bind_rank_groups(module);

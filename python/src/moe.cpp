@@ -159,53 +159,10 @@ void bind_config(nb::module_& module) {
   bind_words(type);
 }
 
-// The packed scales of weights [experts, rows, cols], in the mode's format.
-ScaleView weight_scales(WeightFormat format, const TensorView& values, const TensorView& scales,
-                        ScaleLayoutId layout) {
-  const int64_t rows = values.shape[1];
-  const int64_t cols = values.dtype == DType::kU8 ? 2 * values.shape[2] : values.shape[2];
-  ScaleView view{.data = scales.data,
-                 .type = ScaleType::kUE8M0,
-                 .layout = layout,
-                 .device = scales.device,
-                 .batch = values.shape[0],
-                 .rows = rows,
-                 .blocks = cols / 32,
-                 .capacity = scales.num_elements()};
-  if (format == WeightFormat::kNvfp4) {
-    view.type = ScaleType::kE4M3;
-    view.blocks = cols / 16;
-  } else if (format == WeightFormat::kFp8Block) {
-    view.type = ScaleType::kF32;
-    view.rows = (rows + 127) / 128;
-    view.blocks = (cols + 127) / 128;
-  }
-  return view;
-}
-
 void set_weight(Weights& self, std::string_view which, nb::handle values, nb::handle scales,
                 std::string_view layout) {
-  const WeightFormat format = moe_mode_info(self.mode).weights;
-  const bool is_fp4 = format == WeightFormat::kMxfp4 || format == WeightFormat::kNvfp4;
-  const DType byte_type = is_fp4 ? DType::kU8 : DType::kF8E4M3;
   WeightView& target = which == "w1" ? self.weights.w1 : self.weights.w2;
-  target.values = self.arrays.emplace_back(input_array(which, values, byte_type)).view;
-  if (target.values.rank != 3) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        std::string(which) + ": expected [experts, rows, cols], got " + to_string(target.values));
-  }
-  if (scales.is_none()) return;
-  const std::string argument = std::string(which) + "_scales";
-  const Array& array = self.arrays.emplace_back(input_array(argument, scales, DType::kU8));
-  const bool is_float = format == WeightFormat::kFp8Block;
-  if (!is_dense(array.view) ||
-      (is_float ? array.view.dtype != DType::kF32 : bits(array.view.dtype) != 8)) {
-    throw Error(ErrorKind::kInvalidArgument, argument + ": expected a C-contiguous array of " +
-                                                 (is_float ? "float32" : "uint8") + ", got " +
-                                                 to_string(array.view));
-  }
-  target.scales = weight_scales(format, target.values, array.view, parse_scale_layout(layout));
+  target = weight_view(which, self.mode, values, scales, layout, self.arrays);
 }
 
 void set_factor(Weights& self, std::string_view which, nb::handle value) {
@@ -250,12 +207,6 @@ MoeLayer prepare(const Weights& weights, const Config& config) {
   return MoeLayer::prepare(weights.weights, config.config, device, stream);
 }
 
-DType type_of_bytes(const MoeLayer& layer) {
-  const RowFormat format = moe_mode_info(layer.config().mode).input;
-  const bool is_fp4 = format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken;
-  return is_fp4 ? DType::kU8 : DType::kF8E4M3;
-}
-
 constexpr NamedView<MoeOutputs> kOutputs[] = {{"out", &MoeOutputs::out},
                                               {"slot_out", &MoeOutputs::slot_out},
                                               {"expert_weights", &MoeOutputs::expert_weights},
@@ -268,7 +219,7 @@ void run(const MoeLayer& layer, nb::handle values, nb::handle scales, nb::handle
          nb::handle workspace) {
   std::vector<Array> arrays;
   arrays.reserve(16);
-  const Array input = input_array("hidden", values, type_of_bytes(layer));
+  const Array input = input_array("hidden", values, type_of_bytes(layer.config().mode));
   MoeInputs inputs{.values = input.view, .scales = {}, .row_scale = {}};
   inputs.scales = arrays.emplace_back(input_array("hidden_scales", scales, DType::kU8)).view;
   inputs.row_scale = arrays.emplace_back(input_array("row_scale", row_scale)).view;

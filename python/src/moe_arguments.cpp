@@ -6,6 +6,33 @@
 #include "narrowfloat/error.h"
 
 namespace narrowfloat::python {
+namespace {
+
+// The packed scales of weights [experts, rows, cols], in the mode's format.
+ScaleView weight_scales(WeightFormat format, const TensorView& values, const TensorView& scales,
+                        ScaleLayoutId layout) {
+  const int64_t rows = values.shape[1];
+  const int64_t cols = values.dtype == DType::kU8 ? 2 * values.shape[2] : values.shape[2];
+  ScaleView view{.data = scales.data,
+                 .type = ScaleType::kUE8M0,
+                 .layout = layout,
+                 .device = scales.device,
+                 .batch = values.shape[0],
+                 .rows = rows,
+                 .blocks = cols / 32,
+                 .capacity = scales.num_elements()};
+  if (format == WeightFormat::kNvfp4) {
+    view.type = ScaleType::kE4M3;
+    view.blocks = cols / 16;
+  } else if (format == WeightFormat::kFp8Block) {
+    view.type = ScaleType::kF32;
+    view.rows = (rows + 127) / 128;
+    view.blocks = (cols + 127) / 128;
+  }
+  return view;
+}
+
+}  // namespace
 
 PerExpert per_expert(std::string_view argument, nb::handle value, std::vector<Array>& arrays) {
   double number = 0;
@@ -40,6 +67,38 @@ DeviceErrors* device_errors(nb::handle array, std::vector<Array>& arrays) {
                 "errors: expected int64 [2], got " + to_string(errors.view));
   }
   return static_cast<DeviceErrors*>(errors.view.data);
+}
+
+DType type_of_bytes(MoeMode mode) {
+  const RowFormat format = moe_mode_info(mode).input;
+  const bool is_fp4 = format == RowFormat::kNvfp4 || format == RowFormat::kNvfp4PerToken;
+  return is_fp4 ? DType::kU8 : DType::kF8E4M3;
+}
+
+WeightView weight_view(std::string_view which, MoeMode mode, nb::handle values, nb::handle scales,
+                       std::string_view layout, std::vector<Array>& arrays) {
+  const WeightFormat format = moe_mode_info(mode).weights;
+  const bool is_fp4 = format == WeightFormat::kMxfp4 || format == WeightFormat::kNvfp4;
+  const DType byte_type = is_fp4 ? DType::kU8 : DType::kF8E4M3;
+  WeightView target;
+  target.values = arrays.emplace_back(input_array(which, values, byte_type)).view;
+  if (target.values.rank != 3) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        std::string(which) + ": expected [experts, rows, cols], got " + to_string(target.values));
+  }
+  if (scales.is_none()) return target;
+  const std::string argument = std::string(which) + "_scales";
+  const Array& array = arrays.emplace_back(input_array(argument, scales, DType::kU8));
+  const bool is_float = format == WeightFormat::kFp8Block;
+  if (!is_dense(array.view) ||
+      (is_float ? array.view.dtype != DType::kF32 : bits(array.view.dtype) != 8)) {
+    throw Error(ErrorKind::kInvalidArgument, argument + ": expected a C-contiguous array of " +
+                                                 (is_float ? "float32" : "uint8") + ", got " +
+                                                 to_string(array.view));
+  }
+  target.scales = weight_scales(format, target.values, array.view, parse_scale_layout(layout));
+  return target;
 }
 
 }  // namespace narrowfloat::python

@@ -63,4 +63,22 @@ Routing routing_of(const NamedArrays& source, std::vector<Array>& arrays);
 // int64 [2] on the device: the contents of a DeviceErrors. None gives null.
 DeviceErrors* device_errors(nb::handle array, std::vector<Array>& arrays);
 
+// The type of one-byte activation rows of a mode that arrive as uint8.
+DType type_of_bytes(MoeMode mode);
+
+// Weights [experts, rows, cols] with the scales of the mode's format in `layout`; the arrays are
+// added to `arrays`. which: "w1", as messages name them. Throws kInvalidArgument for other axes and
+// for scales of another type, or that are strided.
+WeightView weight_view(std::string_view which, MoeMode mode, nb::handle values, nb::handle scales,
+                       std::string_view layout, std::vector<Array>& arrays);
+
+inline constexpr NamedView<Permutation> kPermutationMembers[] = {
+    {"slot_to_row", &Permutation::slot_to_row},
+    {"row_to_token", &Permutation::row_to_token},
+    {"row_to_slot", &Permutation::row_to_slot},
+    {"num_rows", &Permutation::num_rows},
+    {"tile_to_expert", &Permutation::tile_to_expert},
+    {"tile_row_end", &Permutation::tile_row_end},
+    {"num_tiles", &Permutation::num_tiles}};
+
 }  // namespace narrowfloat::python

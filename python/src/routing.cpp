@@ -44,19 +44,11 @@ void run_route(const NamedArrays& routing_arrays, const PythonMoeConfig& config,
 
 void run_permute(nb::handle ids, int32_t expert_offset, int32_t local_experts, int32_t token_tile,
                  const NamedArrays& output_arrays) {
-  static constexpr NamedView<Permutation> kMembers[] = {
-      {"slot_to_row", &Permutation::slot_to_row},
-      {"row_to_token", &Permutation::row_to_token},
-      {"row_to_slot", &Permutation::row_to_slot},
-      {"num_rows", &Permutation::num_rows},
-      {"tile_to_expert", &Permutation::tile_to_expert},
-      {"tile_row_end", &Permutation::tile_row_end},
-      {"num_tiles", &Permutation::num_tiles}};
   const Array input = input_array("ids", ids);
   std::vector<Array> arrays;
   Permutation permutation;
   permutation.token_tile = token_tile;
-  set_views(output_arrays, kMembers, permutation, arrays, true);
+  set_views(output_arrays, kPermutationMembers, permutation, arrays, true);
   const Stream stream = current_stream(input);
   const nb::gil_scoped_release unlocked;
   permute(input.view, expert_offset, local_experts, permutation, stream);

@@ -13,7 +13,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flashinfer_calls import bf16_call, cutlass_call, fp4_call, fp8_block_call, mxfp8_call
-from test_flashinfer_moe import Data, E, H, I, K, T, check, fp4_arguments, prepared
+from flashinfer_table import record_part
+from test_flashinfer_moe import (
+    Data,
+    E,
+    H,
+    I,
+    K,
+    T,
+    check,
+    fp4_arguments,
+    given,
+    prepared,
+    swizzled_scales,
+)
 from test_flashinfer_quantizers import LIBRARIES
 
 import narrowfloat as nf
@@ -94,6 +107,47 @@ def test_nvfp4_sizes_of_cutlass(lib: Any, hidden: int, inter: int, quantized: bo
         assert np.linalg.norm(far - near) < 0.015 * np.linalg.norm(near)
     else:
         assert lib.raw(got) == wanted.tobytes()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_cutlass_in_fp16(lib: Any, kind: Any) -> None:
+    """Rows and weights of float16 are rounded to bfloat16; the result is of the asked type."""
+    data = Data("bf16")
+    ids, weights = given(data, lib, "ids")
+    w1, w2 = (lib.make(w.astype(np.float16)) for w in (data.w1, data.w2))
+    (got,) = fi.cutlass_fused_moe(lib.make(data.x.astype(kind)), ids, weights, w1, w2, "float16",
+                                  None)  # fmt: skip
+    assert str(got.dtype).endswith("float16") and not str(got.dtype).endswith("bfloat16")
+    wanted = data.expected(data.routed())
+    found = np.frombuffer(lib.raw(got), np.float16).reshape(T, H).astype(np.float64)
+    assert np.linalg.norm(found - wanted) < 5e-3 * np.linalg.norm(wanted)
+    record_part("cutlass_fused_moe", "fp16")
+
+
+def test_cutlass_with_mxfp4_and_fp8(lib: Any) -> None:
+    """FP8 rows of one scale: the numbers of bfloat16 rows, but for the intermediate's rounding."""
+    data = Data("mxfp4_mxfp8")
+    x = data.x.astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
+    ids, weights = given(data, lib, "ids")
+    first, act, second = RNG.uniform(0.5, 2, E), np.float32([40]), RNG.uniform(1, 2, E)
+    config = nf.MoeConfig(hidden=H, inter=I, experts=E, top_k=K, mode="mxfp4_bf16",
+                          gate_order="up_gate")  # fmt: skip
+    factors = (first.astype(np.float32), (second / act).astype(np.float32))
+    layer = nf.MoeLayer.prepare(
+        data.w1, data.w2, config, w1_scales=data.s1, w2_scales=data.s2, up_scale=factors[0],
+        gate_scale=factors[0], down_scale=second.astype(np.float32))  # fmt: skip
+    given_ids, given_weights = (np.frombuffer(lib.raw(part), kind).reshape(T, K)
+                                for part, kind in ((ids, np.int32), (weights, np.float32)))
+    wanted = layer.run(x.astype(BF16), ids=given_ids, weights=given_weights).astype(np.float64)
+    (got,) = fi.cutlass_fused_moe(
+        lib.make(x), ids, weights, lib.make(data.w1.view(np.int64)),
+        lib.make(data.w2.view(np.int64)), "bfloat16",
+        [lib.make(part) for part in (swizzled_scales(data.s1), factors[0], act,
+                                     swizzled_scales(data.s2), factors[1])],
+    )  # fmt: skip
+    found = np.frombuffer(lib.raw(got), BF16).reshape(T, H).astype(np.float64)
+    assert np.linalg.norm(found - wanted) < 3e-2 * np.linalg.norm(wanted) > 0
+    record_part("cutlass_fused_moe", "MXFP4 x FP8")
 
 
 def test_bias_and_logits_of_fp16(lib: Any) -> None:

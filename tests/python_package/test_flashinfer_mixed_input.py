@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flashinfer_table import record_part
-from test_flashinfer_moe import LIBRARIES, Data, check, cutlass
+from test_flashinfer_moe import E4M3, LIBRARIES, Data, check, cutlass
 
 import narrowfloat.compat.flashinfer as fi
 
@@ -89,5 +89,5 @@ def test_refusals(lib: Any) -> None:
         cutlass(lib, data, lib.make(data.x), short, w2, scales, use_w4_group_scaling=True)
     ids = lib.make(np.zeros((5, 2), np.int32))
     with pytest.raises(NotImplementedError, match="use_w4_group_scaling"):
-        fi.cutlass_fused_moe(lib.make(data.x.astype(np.float16)), ids, None, w1, w2, "bfloat16",
+        fi.cutlass_fused_moe(lib.make(data.x.astype(E4M3)), ids, None, w1, w2, "bfloat16",
                              scales, use_w4_group_scaling=True)  # fmt: skip

@@ -28,7 +28,8 @@ from narrowfloat.compat.flashinfer.quantization import nvfp4_quantization_utils 
 
 RNG = np.random.default_rng(26)
 MODULES = {
-    "activation": "silu_and_mul_scaled_nvfp4_experts_quantize",
+    "activation": "silu_and_mul_scaled_nvfp4_experts_quantize silu_and_mul gelu_and_mul "
+    "gelu_tanh_and_mul",
     "autotuner": "autotune",
     "comm": "allreduce_fusion create_allreduce_fusion_workspace AllReduceFusionPattern "
     "trtllm_allreduce_fusion QuantizationSFLayout",
@@ -46,9 +47,13 @@ MODULES = {
     "get_reorder_rows_for_gated_act_gemm_row_indices reorder_rows_for_gated_act_gemm "
     "RoutingMethodType ActivationType Fp8QuantizationType convert_to_block_layout "
     "trtllm_fp8_block_scale_moe trtllm_fp4_block_scale_routed_moe",
-    "fused_moe.cute_dsl.moe_utils": "moe_sort",
-    "gemm": "nvfp4_quantize_smooth",
-    "norm": "rmsnorm_fp4quant add_rmsnorm_fp4quant",
+    "fused_moe.cute_dsl.moe_utils": "moe_sort moe_permute moe_unpermute moe_activation",
+    "fused_moe.monomoe": "mono_moe has_monomoe alloc_scratchpad interleave_for_tma_wgmma_up",
+    "gemm": "nvfp4_quantize_smooth mm_fp4 mm_mxfp8 mm_bf16_fp4 gemm_fp8_nt_groupwise "
+    "group_gemm_fp8_nt_groupwise group_gemm_mxfp8_mxfp4_nt_groupwise "
+    "group_gemm_nvfp4_nt_groupwise batch_deepgemm_fp8_nt_groupwise "
+    "group_deepgemm_fp8_nt_groupwise grouped_gemm_nt_masked",
+    "norm": "rmsnorm_fp4quant add_rmsnorm_fp4quant rmsnorm_quant fused_add_rmsnorm_quant",
     "page": "nvfp4_quantize_append_paged_kv_cache "
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
     "quantization": "nvfp4_quantize mxfp8_quantize packbits segment_packbits SfLayout "

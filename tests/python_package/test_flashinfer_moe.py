@@ -453,8 +453,8 @@ def test_cutlass(lib: Any) -> None:
                       use_mxfp8_act_scaling=True)  # fmt: skip
         check(lib, got, data.expected(data.routed()), mode)
         record_part("cutlass_fused_moe", {"mxfp8": "MXFP8"}.get(mode, "MXFP4 x MXFP8"))
-    record("cutlass_fused_moe", CLOSE, "not fp16 rows, MXFP4 x per-tensor FP8, INT4, Humming, "
-           "`min_latency_mode`")  # fmt: skip
+    record("cutlass_fused_moe", CLOSE, "fp16 is computed in bf16; not INT4, Humming, "
+           "`min_latency_mode`, `ClampedRelu2`")  # fmt: skip
 
 
 def test_gen_routing(lib: Any) -> None:
@@ -522,12 +522,12 @@ def refusals() -> dict[str, Any]:
         "cluster_rank": lambda: fi.cutlass_fused_moe(*common, cluster_size=1, cluster_rank=1),
         "int64 with float8_e4m3fn rows": lambda: fi.cutlass_fused_moe(
             x.astype(E4M3), ids, None, fc1.view(np.int64), fc2.view(np.int64), "bfloat16",
-            [np.ones(E, np.float32)] * 5),
+            [np.ones(E, np.float32)] * 4),
         "use_w4_group_scaling": lambda: fi.cutlass_fused_moe(*common, use_w4_group_scaling=True),
         "use_packed_weights": lambda: fi.cutlass_fused_moe(*common, use_packed_weights=True),
         "use_wfp4afp8_humming": lambda: fi.cutlass_fused_moe(*common, use_wfp4afp8_humming=True),
         "fc1_expert_weights": lambda: fi.cutlass_fused_moe(
-            x.astype(np.float16), ids, None, fc1, fc2, "float16", []),
+            x, ids, None, fc1.astype(np.float32), fc2.astype(np.float32), "float16", []),
         "gemm1_lora_delta": lambda: fi.trtllm_bf16_routed_moe(
             ids, x, fc1, fc2, **sizes(), gemm1_lora_delta=x),
         "activation_type": lambda: fi.trtllm_bf16_moe(

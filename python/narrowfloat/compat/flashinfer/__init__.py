@@ -26,6 +26,7 @@ from narrowfloat.compat.flashinfer import (
     tllm_enums as tllm_enums,
     utils as utils,
 )
+from narrowfloat.compat.flashinfer._activations import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from narrowfloat.compat.flashinfer._bits import packbits, segment_packbits
 from narrowfloat.compat.flashinfer._cutlass import cutlass_fused_moe
 from narrowfloat.compat.flashinfer._dequantize import (
@@ -33,6 +34,20 @@ from narrowfloat.compat.flashinfer._dequantize import (
     mxfp4_dequantize,
     mxfp4_dequantize_host,
     mxfp8_dequantize_host,
+)
+from narrowfloat.compat.flashinfer._gemm import (
+    batch_deepgemm_fp8_nt_groupwise,
+    gemm_fp8_nt_groupwise,
+    group_deepgemm_fp8_nt_groupwise,
+    group_gemm_fp8_nt_groupwise,
+    group_gemm_mxfp4_nt_groupwise,
+    group_gemm_mxfp8_mxfp4_nt_groupwise,
+    group_gemm_nvfp4_nt_groupwise,
+    grouped_gemm_nt_masked,
+    mm_bf16_fp4,
+    mm_fp4,
+    mm_mxfp8,
+    prepare_bf16_fp4_weights,
 )
 from narrowfloat.compat.flashinfer._kv_cache import (
     nvfp4_kv_dequantize,
@@ -75,7 +90,15 @@ from narrowfloat.compat.flashinfer._moe_fp4 import (
     trtllm_fp4_block_scale_moe,
     trtllm_fp4_block_scale_routed_moe,
 )
+from narrowfloat.compat.flashinfer._mono_moe import interleave_for_tma_wgmma_up, mono_moe
 from narrowfloat.compat.flashinfer._norms import add_rmsnorm_fp4quant, rmsnorm_fp4quant
+from narrowfloat.compat.flashinfer._norms_fp8 import fused_add_rmsnorm_quant, rmsnorm_quant
+from narrowfloat.compat.flashinfer._permuted_rows import (
+    MoeActivationType,
+    moe_activation,
+    moe_permute,
+    moe_unpermute,
+)
 from narrowfloat.compat.flashinfer._quantize import (
     fp4_quantize,
     make_nvfp4_global_scale,
@@ -137,6 +160,7 @@ __all__ = [
     "AllReduceFusionWorkspace",
     "Fp8QuantizationType",
     "GatedActType",
+    "MoeActivationType",
     "NVFP44Over6Config",
     "NVFP44Over6ErrMode",
     "QuantizationSFLayout",
@@ -148,6 +172,7 @@ __all__ = [
     "add_rmsnorm_fp4quant",
     "allreduce_fusion",
     "autotune",
+    "batch_deepgemm_fp8_nt_groupwise",
     "block_scale_interleave",
     "clear_prepared_cache",
     "compute_fp4_swizzled_layout_sf_size",
@@ -157,13 +182,31 @@ __all__ = [
     "cutlass_fused_moe_workspace_size",
     "e2m1_and_ufp8sf_scale_to_float",
     "fp4_quantize",
+    "fused_add_rmsnorm_quant",
     "fused_topk_deepseek",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "gemm_fp8_nt_groupwise",
+    "group_deepgemm_fp8_nt_groupwise",
+    "group_gemm_fp8_nt_groupwise",
+    "group_gemm_mxfp4_nt_groupwise",
+    "group_gemm_mxfp8_mxfp4_nt_groupwise",
+    "group_gemm_nvfp4_nt_groupwise",
+    "grouped_gemm_nt_masked",
     "hash_topk",
+    "interleave_for_tma_wgmma_up",
     "interleave_moe_scales_for_sm90_mixed_gemm",
     "interleave_moe_weights_for_sm90_mixed_gemm",
     "is_gated_activation",
     "make_nvfp4_global_scale",
+    "mm_bf16_fp4",
+    "mm_fp4",
+    "mm_mxfp8",
+    "moe_activation",
+    "moe_permute",
     "moe_sort",
+    "moe_unpermute",
+    "mono_moe",
     "mxfp4_dequantize",
     "mxfp4_dequantize_host",
     "mxfp4_quantize",
@@ -183,15 +226,18 @@ __all__ = [
     "nvfp4_quantize_smooth",
     "packbits",
     "per_token_group_quant_8bit",
+    "prepare_bf16_fp4_weights",
     "prepared_cache_size",
     "preprocess_moe_weights_for_sm90_mixed_gemm_humming",
     "reorder_rows_for_gated_act_gemm",
     "resolve_nvfp4_4over6",
     "rmsnorm_fp4quant",
+    "rmsnorm_quant",
     "scaled_fp4_grouped_quantize",
     "segment_packbits",
     "shuffle_matrix_a",
     "shuffle_matrix_sf_a",
+    "silu_and_mul",
     "silu_and_mul_nvfp4_quantize",
     "silu_and_mul_scaled_nvfp4_experts_quantize",
     "trtllm_allreduce_fusion",

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import narrowfloat as nf
+from narrowfloat._arrays import maker_of
 from narrowfloat._shapes import round_up
 from narrowfloat.compat.flashinfer._arguments import accepts
 from narrowfloat.compat.flashinfer._arrays import (
     Array,
     as_bytes,
+    cast,
     contiguous,
     dtype_name,
     move_scales,
@@ -127,6 +129,26 @@ def _linear(plan: _Plan) -> _Plan:
     return replace(plan, scales=(parts[0], parts[1]), layout="linear")
 
 
+def _mxfp4_fp8(fc1: Any, fc2: Any, quant_scales: Sequence[Any]) -> _Plan:
+    """MXFP4 with FP8 rows of one scale, which count as MXFP8 rows with scales of 1.
+
+    The intermediate is quantized with scales of its own, so its static one comes out again.
+    """
+    experts = fc1.shape[0]
+    scale1, global1, act2, scale2, global2 = quant_scales
+    first, down = _scale(global1, fc1), _scale(global2, fc1) * _scale(act2, fc1)
+    factors = {"up_scale": first, "gate_scale": first, "down_scale": down}
+    scales = _scale_bytes(scale1, experts), _scale_bytes(scale2, experts)
+    return _Plan("mxfp4_mxfp8", _packed(fc1), _packed(fc2), scales, "swizzled_128x4", factors)
+
+
+def _ones(input: Any, hidden: int) -> Any:
+    """UE8M0 scales of 1 for each 32 columns of rows."""
+    made = maker_of("input", input).empty((input.shape[0], hidden // 32), "uint8")
+    made[...] = 127
+    return made
+
+
 def _refuse_mxfp8(mxfp8_act: bool, beside: str) -> None:
     if mxfp8_act:
         raise ValueError(f"use_mxfp8_act_scaling: expected False with {beside}, got True")
@@ -147,6 +169,8 @@ def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek:
         _count(quant_scales, 2, "DeepSeek FP8")
         _refuse_mxfp8(mxfp8_act, "use_deepseek_fp8_block_scale")
         return _Plan("fp8_block", fc1, fc2, tuple(quant_scales))
+    if weights == "float16" and rows == "bfloat16":
+        fc1, fc2, weights = cast(fc1, "bfloat16"), cast(fc2, "bfloat16"), "bfloat16"
     if weights == "bfloat16" and rows == "bfloat16":
         _count(quant_scales, 0, "bfloat16")
         _refuse_mxfp8(mxfp8_act, "bfloat16 weights")
@@ -155,6 +179,8 @@ def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek:
         return _mx(fc1, fc2, quant_scales, not is_fp8)
     if is_fp8 and rows == "float8_e4m3fn":
         return _fp8_tensor(fc1, fc2, quant_scales)
+    if _is_mxfp4_fp8(input, fc1, quant_scales):
+        return _mxfp4_fp8(fc1, fc2, quant_scales)
     if weights == "int64" and rows in ("bfloat16", "uint8", "int64"):
         return _nvfp4(input, fc1, fc2, quant_scales)
     raise NotImplementedError(
@@ -162,6 +188,12 @@ def _plan(input: Any, fc1: Any, fc2: Any, quant_scales: Sequence[Any], deepseek:
         "and int64 (packed FP4) weights with matching rows are, and uint8 (MXFP4) with "
         "use_w4_group_scaling"
     )
+
+
+def _is_mxfp4_fp8(input: Any, fc1: Any, quant_scales: Sequence[Any]) -> bool:
+    """Whether FP4 weights come with FP8 rows of one scale."""
+    return (dtype_name(fc1) == "int64" and dtype_name(input) == "float8_e4m3fn"
+            and len(quant_scales) == 5)  # fmt: skip
 
 
 def _input_scales(input: Any, input_sf: Any, hidden: int, mode: str, swizzled: bool) -> Any:
@@ -221,7 +253,8 @@ def cutlass_fused_moe(
 ) -> list[Any]:  # fmt: skip
     """A layer of given routings, with weights in canonical rows [up; gate]: [output [T, H]].
 
-    input: bfloat16 or float8_e4m3fn [T, H]; or two FP4 codes a byte, uint8 [T, H / 2].
+    input: bfloat16 or float8_e4m3fn [T, H]; float16 and float32, rounded to bfloat16, in which such
+        layers compute, as are weights of float16; or two FP4 codes a byte, uint8 [T, H / 2].
     token_selected_experts: int32 [T, k], of all experts.
     token_final_scales: float32 [T, k]; None: 1.
     fc1_expert_weights: bfloat16 or float8_e4m3fn [EL, F1, H]; int64 [EL, F1, H / 16] of FP4 codes;
@@ -234,6 +267,8 @@ def cutlass_fused_moe(
         fc2_dequant float32 [EL], not read].
         DeepSeek: [float32 [EL, F1 / 128, H / 128], float32 [EL, H / 128, I / 128]].
         NVFP4: [fc1_act float32 [1] or [EL], int32 scales, fc1_global float32 [EL], 3 of fc2].
+        MXFP4 with FP8 rows of one scale: [int32 scales, fc1_global float32 [EL], fc2_act float32
+        [1] or [EL], int32 scales, fc2_global float32 [EL]]; computed as MXFP8.
         MX: [int32 scales, fc1_global float32 [EL], 2 of fc2].
         MXFP4 with bfloat16 rows: [interleaved uint8 scales of both].
     fc1_expert_biases, fc2_expert_biases: float32 or bfloat16 [EL, F1] and [EL, H], or None.
@@ -265,6 +300,8 @@ def cutlass_fused_moe(
                                2)):  # fmt: skip
         axes_of(name, array, axes)
     quant_scales = () if quant_scales is None else tuple(quant_scales)
+    if dtype_name(input) in ("float16", "float32"):  # Layers compute in bfloat16.
+        input = cast(input, "bfloat16")
     experts, kind = fc1_expert_weights.shape[0], int(activation_type)
     hidden = fc2_expert_weights.shape[1]
     out_type = str(output_dtype).removeprefix("torch.")
@@ -304,6 +341,8 @@ def cutlass_fused_moe(
     space = given_workspace(workspace_buffer)
     with naming_arguments(of_cutlass=True):
         scales = _input_scales(input, input_sf, hidden, layer.config.mode, swizzled_input_sf)
+        if not use_mxfp8_act_scaling and _is_mxfp4_fp8(input, fc1_expert_weights, quant_scales):
+            scales = _ones(input, hidden)
         arguments = {"ids": token_selected_experts, "weights": token_final_scales,
                      "hidden_scales": scales}  # fmt: skip
         tuned = with_known_tiles("cutlass_fused_moe", layer, rows, arguments)

@@ -13,7 +13,7 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,14 +34,15 @@ from narrowfloat.compat.flashinfer._tuning import layer_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-_layers: dict[Hashable, nf.MoeLayer] = {}
+T = TypeVar("T")
+_layers: dict[Hashable, Any] = {}  # Layers, and packed weights of GEMMs.
 _finalizers: dict[Hashable, list[weakref.finalize[Any, Any]]] = {}  # Finalizers of each kept layer.
 _building: dict[Hashable, threading.Lock] = {}
 _lock = threading.Lock()
 
 
 def clear_prepared_cache() -> None:
-    """Forgets all layers. Tiles of autotune() stay.
+    """Forgets all layers and packed weights. Tiles of autotune() stay.
 
     Needed after weights were changed in a way that they do not tell.
 
@@ -52,7 +53,7 @@ def clear_prepared_cache() -> None:
 
 
 def prepared_cache_size() -> int:
-    """Layers that are kept."""
+    """Layers and packed weights of GEMMs that are kept."""
     return len(_layers)
 
 
@@ -84,7 +85,7 @@ def _forget(key: Hashable) -> None:
         finalizer.detach()
 
 
-def _keep(key: Hashable, weights: tuple[Any, ...], layer: nf.MoeLayer) -> None:
+def _keep(key: Hashable, weights: tuple[Any, ...], layer: Any) -> None:
     finalizers = []
     for memory in map(_memory, weights):
         if memory is not None:
@@ -94,9 +95,8 @@ def _keep(key: Hashable, weights: tuple[Any, ...], layer: nf.MoeLayer) -> None:
     _layers[key] = layer
 
 
-def _kept(key: Hashable, weights: tuple[Any, ...],
-          build: Callable[[], nf.MoeLayer]) -> nf.MoeLayer:  # fmt: skip
-    found = _layers.get(key)
+def _kept(key: Hashable, weights: tuple[Any, ...], build: Callable[[], T]) -> T:
+    found: T | None = _layers.get(key)
     if found is not None:
         return found
     with _lock:
@@ -172,14 +172,23 @@ def prepared(argument: str, weights: tuple[Any, ...], facts: Hashable,
     """The layer of these weights, built if it is not there. argument: what errors name."""
 
     def build_now() -> nf.MoeLayer:
+        with naming_arguments(argument == "fc1_expert_weights"):
+            return build()
+
+    return kept(argument, weights, facts, build_now)
+
+
+def kept(argument: str, weights: tuple[Any, ...], facts: Hashable, build: Callable[[], T]) -> T:
+    """The layer or the packed weights of these arrays, built if it is not there."""
+
+    def build_now() -> T:
         where = [weight.device for weight in weights if is_torch(weight) and weight.is_cuda]
         if where and is_capturing(where[0]):
             raise RuntimeError(
                 f"{argument}: not prepared yet, which a graph capture cannot do; call once "
                 "before it, with weights, scales and parameters in the same memory"
             )
-        with naming_arguments(argument == "fc1_expert_weights"):
-            return build()
+        return build()
 
     key = (facts, tuple(_identity(weight) for weight in weights))
     return _kept(key, weights, build_now)

@@ -24,6 +24,13 @@ from narrowfloat.compat.flashinfer._moe_fp4 import (
     trtllm_fp4_block_scale_moe,
     trtllm_fp4_block_scale_routed_moe,
 )
+from narrowfloat.compat.flashinfer._mono_moe import (
+    alloc_scratchpad,
+    get_scratchpad_size_bytes,
+    has_monomoe,
+    interleave_for_tma_wgmma_up,
+    mono_moe,
+)
 from narrowfloat.compat.flashinfer._recipe import NVFP44Over6Config, NVFP44Over6ErrMode
 from narrowfloat.compat.flashinfer._routing import (
     TrtllmGenRoutingResult,
@@ -32,17 +39,18 @@ from narrowfloat.compat.flashinfer._routing import (
     trtllm_gen_routing,
 )
 from narrowfloat.compat.flashinfer._workspace import cutlass_fused_moe_workspace_size
+from narrowfloat.compat.flashinfer.fused_moe import (
+    core as core,
+    cute_dsl as cute_dsl,
+    monomoe as monomoe,
+    prepare as prepare,
+)
 from narrowfloat.compat.flashinfer.tllm_enums import (
     ActivationType,
     Fp8QuantizationType,
     RoutingInputMode,
     RoutingMethodType,
     WeightLayout,
-)
-from narrowfloat.compat.flashinfer.fused_moe import (
-    core as core,
-    cute_dsl as cute_dsl,
-    prepare as prepare,
 )
 
 __all__ = [
@@ -54,13 +62,18 @@ __all__ = [
     "RoutingMethodType",
     "TrtllmGenRoutingResult",
     "WeightLayout",
+    "alloc_scratchpad",
     "convert_to_block_layout",
     "cutlass_fused_moe",
     "cutlass_fused_moe_workspace_size",
     "fused_topk_deepseek",
+    "get_scratchpad_size_bytes",
+    "has_monomoe",
     "hash_topk",
+    "interleave_for_tma_wgmma_up",
     "interleave_moe_scales_for_sm90_mixed_gemm",
     "interleave_moe_weights_for_sm90_mixed_gemm",
+    "mono_moe",
     "preprocess_moe_weights_for_sm90_mixed_gemm_humming",
     "reorder_rows_for_gated_act_gemm",
     "trtllm_bf16_moe",
