@@ -234,7 +234,7 @@ def test_refusals(folder: Path) -> None:
     """A request that cannot be right is refused before a weight is read."""
     with pytest.raises(ValueError, match="mode: expected one of .*got 'int4'"):
         nftr.NarrowfloatConfig(mode="int4")
-    with pytest.raises(NotImplementedError, match="static activation scales"):
+    with pytest.raises(ValueError, match="statistics: mode nvfp4 has static activation scales"):
         nftr.NarrowfloatConfig(mode="nvfp4")
     with pytest.raises(ValueError, match="math: "):
         nftr.NarrowfloatConfig(math="quick")
@@ -275,6 +275,38 @@ def test_a_loaded_model_is_quantized_in_place(folder: Path) -> None:
     assert torch.equal(logits(model), logits(quantized(path, "mxfp4_bf16")))
     with pytest.raises(ValueError, match="has no experts"):
         nftr.quantize_experts(torch.nn.Linear(2, 2), nftr.NarrowfloatConfig())
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_calibration(
+    name: str, folder: Path, references: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """Static modes take its file; second moments and Hessians are those of the rows."""
+    path = make(name, folder)
+    model = load(path, experts_implementation="eager")
+    first = "model.layers.0.mlp.experts"
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hook = model.get_submodule(first).register_forward_pre_hook(
+        lambda _, given: seen.append((given[0].reshape(-1, 128), given[1])))  # fmt: skip
+    found = nftr.calibrate(model, [IDS[:1], IDS[1:]], path=tmp_path / "h", statistics="hessian")
+    hook.remove()
+    rows, ids = torch.cat([one for one, _ in seen]), torch.cat([one for _, one in seen])
+    mine = rows[(ids == 3).any(1)].float()
+    assert int(found[f"{first}.input.count"][3]) == len(mine) > 0
+    assert torch.equal(found[f"{first}.input.amax"][3], mine.abs().max())
+    assert torch.allclose(found[f"{first}.input.hessian"][3], mine.T @ mine / len(mine), atol=1e-5)
+    squares = nftr.calibrate(model, [IDS], path=tmp_path / "s", statistics="second_moment")
+    for side in ("input", "inter"):
+        diagonal = found[f"{first}.{side}.hessian"].diagonal(dim1=1, dim2=2)
+        assert torch.allclose(squares[f"{first}.{side}.second_moment"], diagonal, atol=1e-5)
+    for mode, far in (("fp8_tensor", 0.13), ("nvfp4", 0.43)):
+        static = load(path, quantization_config=nftr.NarrowfloatConfig(
+            mode, statistics=tmp_path / "h"))  # fmt: skip
+        assert distance(logits(static), references[name]) < far, mode
+    with pytest.raises(ValueError, match="tokenizer"):
+        nftr.calibrate(model, ["text"], path=tmp_path / "t")
+    with pytest.raises(ValueError, match="no dense experts"):
+        nftr.calibrate(static, [IDS], path=tmp_path / "t")
 
 
 def test_register_twice() -> None:

@@ -11,8 +11,10 @@ The experts of a plain model are quantized while it loads, a matrix of a layer a
 ones are never all resident. docs/engines.md says which models, versions and checkpoints.
 """
 
+from narrowfloat.transformers._calibrate import calibrate
 from narrowfloat.transformers._config import NarrowfloatConfig
 from narrowfloat.transformers._experts import Experts, experts_forward, quantize_experts
 from narrowfloat.transformers._register import register
 
-__all__ = ["Experts", "NarrowfloatConfig", "experts_forward", "quantize_experts", "register"]
+__all__ = ["Experts", "NarrowfloatConfig", "calibrate", "experts_forward", "quantize_experts",
+           "register"]  # fmt: skip

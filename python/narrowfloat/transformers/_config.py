@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -21,7 +22,8 @@ STATIC_MODES = ("fp8_tensor", "nvfp4")  # Their activation scales are constants.
 class NarrowfloatConfig(QuantizationConfigMixin):
     """For `from_pretrained(..., quantization_config=...)`: how the experts are computed.
 
-    mode: one of narrowfloat.moe_modes(), but those with static activation scales. Default:
+    mode: one of narrowfloat.moe_modes(); those with static activation scales, fp8_tensor and
+        nvfp4, need statistics and plain weights. Default:
         nvfp4_bf16 for plain weights, which are quantized as they load; for quantized ones the mode
         with bfloat16 rows of their format (fp8_block and mxfp8: their own).
     math: "exact" or "fast", of the quantizer of plain weights.
@@ -31,6 +33,7 @@ class NarrowfloatConfig(QuantizationConfigMixin):
         again: save_pretrained() and to(device) need them.
     top_k: experts per token, where the model's configuration calls them by a name that is not
         known here.
+    statistics: file of calibrate().
     checkpoint: what a quantized checkpoint's config.json declares; register() fills it in.
     """
 
@@ -42,16 +45,17 @@ class NarrowfloatConfig(QuantizationConfigMixin):
         modules_to_not_convert: list[str] | None = None,
         keep_weights: bool = False,
         top_k: int | None = None,
+        statistics: str | os.PathLike[str] | None = None,
         checkpoint: dict[str, Any] | None = None,
         quant_method: str = METHOD,
     ) -> None:
         modes = _core.moe_modes()
         if mode is not None and mode not in modes:
             raise ValueError(f"mode: expected one of {', '.join(modes)}; got {mode!r}")
-        if mode in STATIC_MODES:
-            raise NotImplementedError(
-                f"mode: {mode} has static activation scales, which no statistics are there for; "
-                "take a mode whose scales are dynamic, such as nvfp4_per_token or fp8_block"
+        if mode in STATIC_MODES and statistics is None:
+            raise ValueError(
+                f"statistics: mode {mode} has static activation scales and needs the file of "
+                "calibrate(); or take a mode whose scales are dynamic, such as nvfp4_per_token"
             )
         if math not in ("exact", "fast"):
             raise ValueError(f"math: expected exact or fast, got {math!r}")
@@ -61,6 +65,7 @@ class NarrowfloatConfig(QuantizationConfigMixin):
         self.mode, self.math, self.top_k = mode, math, top_k
         self.modules_to_not_convert = list(modules_to_not_convert or [])
         self.keep_weights, self.checkpoint = keep_weights, checkpoint
+        self.statistics = None if statistics is None else os.fspath(statistics)
 
     def converts(self, name: str) -> bool:
         """Whether the experts of a module are to be quantized."""

@@ -13,7 +13,7 @@ from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_weights import MoeParts
 from narrowfloat._torch_moe_state import KeptWeights
 from narrowfloat.torch import Moe
-from narrowfloat.transformers._config import WEIGHT_FORMATS, NarrowfloatConfig
+from narrowfloat.transformers._config import STATIC_MODES, WEIGHT_FORMATS, NarrowfloatConfig
 from narrowfloat.transformers._gates import Gate, find_gate
 
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k",
@@ -125,7 +125,11 @@ class ExpertsPlan:
             self.parts[which] = weight.to(torch.bfloat16).contiguous()
             return
         made = _quantized(weight, format, math)
-        self.parts[which], self.parts[f"{which}_scales"] = made["values"], made["scales"]
+        self.parts[which] = made["values"]
+        if format == "fp8_tensor":
+            made["factor"] = made["scales"].reshape(-1)
+        else:
+            self.parts[f"{which}_scales"] = made["scales"]
         if "factor" in made:
             names = ("down_scale",) if which == "w2" else ("up_scale", "gate_scale")
             self.parts |= dict.fromkeys(names[: 2 if self.is_gated else 1], made["factor"])
@@ -152,8 +156,29 @@ class ExpertsPlan:
             slot_dtype="float32" if self.dtype == "float32" else "bfloat16",
         )  # fmt: skip
 
-    def build(self, mode: str, keep_weights: bool) -> Experts:
+    def _add_multipliers(self, mode: str, input_amax: Any, inter_amax: Any) -> None:
+        """Static scales: the format's largest value over the largest that came.
+
+        Experts without tokens take the largest of all experts.
+        """
+        device, largest = self.parts["w1"].device, 448.0 if mode == "fp8_tensor" else 2688.0
+        highest = float(inter_amax.max())
+        if not (float(input_amax.max()) > 0 and highest > 0):
+            raise ValueError(f"{self.name}: statistics: no magnitude above zero")
+        of_input = largest / float(input_amax.max())
+        of_inter = (largest / torch.where(inter_amax > 0, inter_amax, highest)).to(device)
+        self.parts["input_multiplier"], self.parts["inter_multiplier"] = of_input, of_inter
+        for name in ("up_scale", "gate_scale"):
+            if name in self.parts:
+                self.parts[name] = self.parts[name] / of_input
+        self.parts["down_scale"] = self.parts["down_scale"] / of_inter
+
+    def build(self, mode: str, keep_weights: bool, statistics: str | None = None) -> Experts:
         """The module, where the tensors lie."""
+        if mode in STATIC_MODES:
+            from narrowfloat.transformers._calibrate import read_amax
+
+            self._add_multipliers(mode, *read_amax(statistics or "", self.name))
         parts, config = MoeParts(self.parts, ("linear", "linear")), self.config(mode)
         device = self.parts["w1"].device
         try:
@@ -183,7 +208,7 @@ def quantize_experts(model: Any, config: NarrowfloatConfig) -> Any:
         for parameter in plan.parameters:
             tensor = getattr(model.get_submodule(name), parameter)
             plan.add(parameter, tensor.detach(), mode, config.math)
-        model.set_submodule(name, plan.build(mode, config.keep_weights))
+        model.set_submodule(name, plan.build(mode, config.keep_weights, config.statistics))
         plan.parts.clear()
     return model
 

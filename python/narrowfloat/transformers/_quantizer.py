@@ -122,7 +122,8 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         mode = config.mode or "nvfp4_bf16"
         plan.add(parameter, tensor, mode, config.math)
         if plan.is_complete:
-            model.set_submodule(module, plan.build(mode, config.keep_weights))
+            experts = plan.build(mode, config.keep_weights, config.statistics)
+            model.set_submodule(module, experts)
             plan.parts.clear()
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:

@@ -1,0 +1,137 @@
+"""Statistics of what goes into the experts' matrices, for static activation scales.
+
+The file has, for each module of experts and each of `input` (of the first matrix) and `inter` (of
+the second), arrays with a row for each expert: `MODULE.input.count` int64 [E], tokens that came;
+`MODULE.input.amax` float32 [E]; and by choice `.second_moment` float32 [E, K], means of squares, or
+`.hessian` float32 [E, K, K], means of products of two columns. Experts without tokens have zeros.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+
+from narrowfloat import _core
+from narrowfloat.transformers._experts import is_experts
+
+FORMAT = "narrowfloat.statistics"
+KINDS = ("amax", "second_moment", "hessian")
+
+
+class _Sums:
+    """Sums over one matrix's input rows, for all experts of a module."""
+
+    def __init__(self, experts: int, kind: str) -> None:
+        self.count = torch.zeros(experts, dtype=torch.int64)
+        self.amax = torch.zeros(experts)
+        self.kind, self.sums = kind, torch.zeros(0)
+
+    def add(self, expert: int, rows: torch.Tensor) -> None:
+        """Rows that one expert multiplies."""
+        rows = rows.detach().float()
+        self.count[expert] += len(rows)
+        self.amax[expert] = max(float(self.amax[expert]), float(rows.abs().max()))
+        if self.kind == "amax":
+            return
+        made = rows.square().sum(0) if self.kind == "second_moment" else rows.T @ rows
+        if not self.sums.numel():
+            self.sums = torch.zeros(len(self.count), *made.shape)
+        self.sums[expert] += made.cpu()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As the file has them."""
+        found = {"count": self.count, "amax": self.amax}
+        if self.kind != "amax":
+            count = self.count.clamp(min=1).reshape(-1, *[1] * (self.sums.ndim - 1))
+            found[self.kind] = self.sums / count
+        return found
+
+
+class _Watcher:
+    """A hook of one experts module: the rows of each expert, and what its gate makes of them."""
+
+    def __init__(self, module: Any, kind: str) -> None:
+        self.input, self.inter = (_Sums(module.num_experts, kind) for _ in range(2))
+
+    def __call__(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        hidden, ids, *_ = arguments
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        ids = ids.reshape(len(hidden), -1)
+        first = "gate_up_proj" if module.has_gate else "up_proj"
+        for expert in range(module.num_experts):
+            rows = hidden[(ids == expert).any(1)]
+            if not len(rows):
+                continue
+            weight = getattr(module, first)[expert]
+            made = rows @ (weight if module.is_transposed else weight.T)
+            if module.has_bias:
+                made = made + getattr(module, f"{first}_bias")[expert]
+            self.input.add(expert, rows)
+            self.inter.add(expert, module._apply_gate(made) if module.has_gate
+                           else module.act_fn(made))  # fmt: skip
+
+
+def calibrate(
+    model: Any,
+    data: Iterable[str] | Iterable[torch.Tensor],
+    *,
+    path: str | os.PathLike[str],
+    statistics: Literal["amax", "second_moment", "hessian"] = "amax",
+    tokenizer: Any = None,
+) -> dict[str, torch.Tensor]:
+    """Runs a plain model over data and writes a safetensors file of statistics; returns them.
+
+    data: texts, with the tokenizer, or batches of token ids, int64 [B, S].
+    The largest magnitudes are always there; second moments or Hessians by choice. A
+    NarrowfloatConfig with a static mode takes the file.
+    """
+    if statistics not in KINDS:
+        raise ValueError(f"statistics: expected one of {', '.join(KINDS)}; got {statistics!r}")
+    modules = {name: module for name, module in model.named_modules() if is_experts(module)}
+    if not modules:
+        raise ValueError(f"model: {type(model).__name__} has no dense experts; calibrate the plain "
+                         "model, before its experts are quantized")  # fmt: skip
+    watchers = {name: _Watcher(module, statistics) for name, module in modules.items()}
+    hooks = [modules[name].register_forward_pre_hook(one) for name, one in watchers.items()]
+    tokens = 0
+    try:
+        with torch.no_grad():
+            for one in data:
+                if isinstance(one, str):
+                    if tokenizer is None:
+                        raise ValueError("tokenizer: needed for texts")
+                    one = tokenizer(one, return_tensors="pt").input_ids
+                tokens += one.numel()
+                model(one.to(model.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not tokens:
+        raise ValueError("data: expected at least one text or batch, got none")
+    made = {f"{name}.{side}.{key}": tensor for name, watcher in watchers.items()
+            for side in ("input", "inter")
+            for key, tensor in getattr(watcher, side).tensors().items()}  # fmt: skip
+    parts = [(name, "I64" if tensor.dtype == torch.int64 else "F32", tensor.contiguous())
+             for name, tensor in made.items()]  # fmt: skip
+    metadata = {"format": FORMAT, "statistics": statistics, "tokens": str(tokens)}
+    _core.write_safetensors(os.fspath(path), parts, metadata)
+    return made
+
+
+def read_amax(path: str, module: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """amax of input and inter of a module, float32 [E]; ValueError for another file."""
+    file = _core.SafetensorsReader.open(path)
+    listing = file.tensors()
+    found = []
+    for side in ("input", "inter"):
+        name = f"{module}.{side}.amax"
+        if file.metadata().get("format") != FORMAT or name not in listing:
+            raise ValueError(f"statistics: {path}: no {name}; calibrate() of the same model makes "
+                             "such a file")  # fmt: skip
+        tensor = torch.empty(listing[name][1], dtype=torch.float32)
+        file.read(name, tensor)
+        found.append(tensor)
+    return found[0], found[1]
