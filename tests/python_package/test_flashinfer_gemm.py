@@ -322,3 +322,36 @@ def test_weights_are_kept(lib: Any) -> None:
     assert fi.prepared_cache_size() == 1
     fi.clear_prepared_cache()
     assert fi.prepared_cache_size() == 0
+
+
+def test_captures(lib: Any) -> None:
+    """A graph captured after one call gives its bytes, also of new rows."""
+    if lib.__name__ != "Cuda":
+        pytest.skip("needs a GPU")
+    import torch
+
+    a, b = Operand("nvfp4", M, K), Operand("nvfp4", N, K)
+    rows, codes = lib.make(a.codes), lib.make(b.codes)
+    scales, packed = lib.make(a.scales.reshape(-1, K // 16)), lib.make(b.scales.reshape(N, -1))
+    alpha = lib.make(np.float32([1]))
+    first, groups = Operand("fp8_1x128", 36, K), Operand("fp8_128x128", G, N, K)
+    given = [lib.make(part) for part in (
+        first.codes.view(E4M3), groups.codes.view(E4M3), first.scales.reshape(36, -1),
+        groups.scales.reshape(G, N // 128, -1), SEGMENTS)]  # fmt: skip
+
+    def run() -> tuple[Any, Any]:
+        return (fi.mm_fp4(rows, codes.T, scales, packed.T, alpha),
+                fi.group_gemm_fp8_nt_groupwise(*given, scale_major_mode="K"))
+
+    for _ in range(2):
+        run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = run()
+    for _ in range(2):
+        graph.replay()
+        wanted = run()
+        torch.cuda.synchronize()
+        assert [lib.raw(part) for part in made] == [lib.raw(part) for part in wanted]
+        rows.copy_(rows.flip(0))
+        given[0].view(torch.uint8).copy_(given[0].view(torch.uint8).flip(0))

@@ -6,8 +6,13 @@ the package adds follow all of these and are keyword-only.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -352,3 +357,40 @@ def test_the_list_is_complete() -> None:
               "resolve_nvfp4_4over6"}  # fmt: skip
     functions = {name for name in fi.__all__ if name[0].islower()}
     assert functions == set(SIGNATURES) | others
+
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "flashinfer_signatures.py"
+
+
+def compared(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The script that reads FlashInfer's sources."""
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None,
+                    reason="flashinfer-python is not installed")  # fmt: skip
+def test_the_installed_flashinfer() -> None:
+    """Its signatures and names are those here."""
+    done = compared()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_script_finds_differences(tmp_path: Path) -> None:
+    """Another default, another order, a missing function: each is printed, by its name."""
+    namespace = runpy.run_path(str(SCRIPT))
+    for module in namespace["MODULES"]:
+        file = tmp_path / f"{module.replace('.', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / "__init__.py").touch()
+        file.touch()
+    (tmp_path / "quantization" / "packbits.py").write_text(
+        "def packbits(x, bitorder='big'): ...\n"
+        "def segment_packbits(x, indptr, bitorder='little'): ...\n"
+    )
+    (tmp_path / "utils.py").write_text("def next_positive_power_of_2(y): ...\n")
+    differences = "\n".join(namespace["compare_signatures"](tmp_path, fi))
+    assert "\npackbits:" not in f"\n{differences}"
+    assert "segment_packbits:\n" in differences and "'little'" in differences
+    assert "next_positive_power_of_2:\n" in differences
+    assert "mm_fp4: upstream has no such function" in differences

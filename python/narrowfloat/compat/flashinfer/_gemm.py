@@ -146,8 +146,8 @@ def mm_mxfp8(
 ) -> Any:  # fmt: skip
     """[m, n]: MXFP8 times MXFP8.
 
-    a: float8_e4m3fn [m, k]. b: float8_e4m3fn [k, n], the transposed view of dense rows; with backend
-    "trtllm" in the order of shuffle_matrix_a(.., 128), as its scales.
+    a: float8_e4m3fn [m, k]. b: float8_e4m3fn [k, n], the transposed view of dense rows; with
+    backend "trtllm" in the order of shuffle_matrix_a(.., 128), as its scales.
     a_descale, b_descale: uint8, flat, in layout 128x4, of a by use_8x4_sf_layout in 8x4.
     out_dtype: bfloat16 or float16. out: [m, n], written to. Other backends change nothing.
     n and k are at least 128.
@@ -200,8 +200,8 @@ def mm_bf16_fp4(
 ) -> Any:  # fmt: skip
     """[m, n]: bfloat16 times NVFP4, (a @ b.T) * alpha.
 
-    a: bfloat16 [m, k]. b, b_descale, alpha: results of prepare_bf16_fp4_weights(): uint8 [n, k / 2],
-    scales in layout 128x4, float32 [1] or None. out_dtype: bfloat16 (default) or float16.
+    a: bfloat16 [m, k]. b, b_descale, alpha: results of prepare_bf16_fp4_weights(): uint8
+    [n, k / 2], scales in layout 128x4, float32 [1] or None. out_dtype: bfloat16 (default) or float16.
     out: [m, n], written to. block_size: 16. backend, enable_pdl: change nothing.
     """
     check_choice("backend", backend, _BF16_FP4)
