@@ -199,6 +199,33 @@ def test_what_cannot_be_right_is_refused(folder: Path, tmp_path: Path) -> None:
         load(path)
 
 
+def test_several_formats_are_refused(folder: Path, tmp_path: Path) -> None:
+    """compressed-tensors' mixed precision, and ModelOpt's; other methods stay transformers'."""
+    path = Path(shutil.copytree(packed(TINY, "nvfp4-ct", folder), tmp_path / "ct"))
+
+    def mix(config: dict[str, Any]) -> None:
+        declared = config["quantization_config"]
+        (group,) = declared["config_groups"].values()
+        other = {**group, "format": "float-quantized", "targets": ["re:.*self_attn.*"]}
+        declared["config_groups"] = {
+            "a": {**group, "format": "nvfp4-pack-quantized"}, "b": other}  # fmt: skip
+        declared["format"] = "mixed-precision"
+
+    edit_config(path, mix)
+    with pytest.raises(NotImplementedError, match="several formats .float-quantized, nvfp4"):
+        load(path)
+    path = Path(shutil.copytree(packed(TINY, "nvfp4-modelopt", folder), tmp_path / "modelopt"))
+    edit_config(path, lambda config: config["quantization_config"].update(
+        quant_algo="MIXED_PRECISION"))  # fmt: skip
+    with pytest.raises((ValueError, NotImplementedError), match="MIXED_PRECISION"):
+        load(path)
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    declared = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    theirs = AutoQuantizationConfig.from_dict(declared)
+    assert type(theirs).__name__ == "FineGrainedFP8Config"
+
+
 @pytest.mark.filterwarnings("ignore:.*were dequantized")
 def test_a_declaration_in_modelopts_own_file(folder: Path, tmp_path: Path) -> None:
     """Older exports leave config.json alone; a NarrowfloatConfig loads them, too."""

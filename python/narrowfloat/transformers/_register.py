@@ -17,17 +17,35 @@ from narrowfloat.transformers._versions import require_version
 _DECLARED = ("compressed-tensors", "fp8", "mxfp4", "modelopt")
 
 
+_READ = {"nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"}
+
+
+def _formats(declared: dict[str, Any]) -> set[Any]:
+    """Formats of the groups that compressed-tensors declares."""
+    groups = declared.get("config_groups") or {}
+    return {group.get("format") or declared.get("format") for group in groups.values()}
+
+
 def _is_ours(declared: dict[str, Any]) -> bool:
-    """Whether a declaration is of a convention that PackedCheckpoint reads."""
+    """Whether a declaration is of a convention that PackedCheckpoint reads.
+
+    NotImplementedError for formats of ours among others, which transformers loads wrong in part.
+    """
     method = declared.get("quant_method")
     if method == "compressed-tensors":
-        groups = declared.get("config_groups") or {}
-        formats = {group.get("format") or declared.get("format") for group in groups.values()}
-        block = all((group.get("weights") or {}).get("strategy") == "block"
-                    for group in groups.values())  # fmt: skip
-        return bool(formats) and formats <= {
-            "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
-        } or (formats == {"float-quantized"} and block)  # fmt: skip
+        formats = _formats(declared)
+        if formats & _READ and len(formats) > 1:
+            names = ", ".join(sorted(map(str, formats)))
+            raise NotImplementedError(
+                f"quantization_config: weights of several formats ({names}) are not read by "
+                "narrowfloat; `narrowfloat.transformers.register(packed=False)` leaves them to "
+                "transformers, some versions of which drop the global scales of NVFP4 experts"
+            )
+        groups = (declared.get("config_groups") or {}).values()
+        block = all((group.get("weights") or {}).get("strategy") == "block" for group in groups)
+        return len(formats) == 1 and (
+            formats <= _READ or (formats == {"float-quantized"} and block)
+        )
     if method == "fp8":
         return declared.get("weight_block_size") == [128, 128]
     return method in ("mxfp4", "modelopt")
