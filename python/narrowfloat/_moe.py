@@ -100,6 +100,8 @@ class MoeLayer:
         core_config.negative_one_is_empty = True  # run() refuses what the configuration does not.
         weights, arrays = _core.MoeWeights(config.mode), parts.arrays
         for name, layout in zip(("w1", "w2"), parts.layouts, strict=True):
+            if name not in arrays:
+                raise TypeError(f"{name}: expected an array or a QuantizedTensor, got None")
             scales = arrays.get(f"{name}_scales")
             weights.set_weight(name, arrays[name], _scales(f"{name}_scales", scales), layout)
         for name in FACTORS:
