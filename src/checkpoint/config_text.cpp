@@ -93,6 +93,20 @@ std::string replace(std::string_view text, size_t begin, size_t end, std::string
   return out;
 }
 
+// The text of an object without one of its members.
+std::string without_member(std::string_view json_text, std::string_view key) {
+  const std::vector<Member> members = top_level_members(json_text);
+  const auto found = find_member(json_text, members, key);
+  if (found == members.end()) return std::string(json_text);
+  // The comma before the member goes too; for the first member, the comma after it.
+  if (found != members.begin()) {
+    return replace(json_text, std::prev(found)->value_end, found->value_end, "");
+  }
+  const bool is_only = members.size() == 1;
+  return replace(json_text, found->key_begin,
+                 is_only ? found->value_end : std::next(found)->key_begin, "");
+}
+
 constexpr std::string_view kSource = "configuration text";
 
 }  // namespace
@@ -127,16 +141,22 @@ std::string set_top_level_member(std::string_view json_text, std::string_view ke
 
 std::string remove_top_level_member(std::string_view json_text, std::string_view key) {
   check_json_object(json_text, kSource);
-  const std::vector<Member> members = top_level_members(json_text);
-  const auto found = find_member(json_text, members, key);
-  if (found == members.end()) return std::string(json_text);
-  // The comma before the member goes too; for the first member, the comma after it.
-  if (found != members.begin()) {
-    return replace(json_text, std::prev(found)->value_end, found->value_end, "");
+  return without_member(json_text, key);
+}
+
+std::string remove_nested_member(std::string_view json_text, std::string_view key) {
+  check_json_object(json_text, kSource);
+  std::string out;
+  size_t copied = 0;
+  for (const Member& member : top_level_members(json_text)) {
+    const std::string_view value =
+        json_text.substr(member.value_begin, member.value_end - member.value_begin);
+    if (!value.starts_with('{')) continue;
+    out += json_text.substr(copied, member.value_begin - copied);
+    out += without_member(value, key);
+    copied = member.value_end;
   }
-  const bool is_only = members.size() == 1;
-  return replace(json_text, found->key_begin,
-                 is_only ? found->value_end : std::next(found)->key_begin, "");
+  return out.append(json_text.substr(copied));
 }
 
 }  // namespace narrowfloat

@@ -17,4 +17,7 @@ std::string set_top_level_member(std::string_view json_text, std::string_view ke
 // Changes nothing if there is no such member.
 std::string remove_top_level_member(std::string_view json_text, std::string_view key);
 
+// Removes a member from each object that is the value of a top-level member.
+std::string remove_nested_member(std::string_view json_text, std::string_view key);
+
 }  // namespace narrowfloat

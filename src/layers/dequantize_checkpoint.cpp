@@ -3,8 +3,6 @@
 #include <chrono>
 #include <cmath>
 
-#include <nlohmann/json.hpp>
-
 #include "base/throw_error.h"
 #include "checkpoint/config_text.h"
 #include "checkpoint/escape.h"
@@ -21,19 +19,11 @@ namespace {
 constexpr const char* kConfigMember = "quantization_config";
 constexpr const char* kExpertMember = "expert_dtype";
 
-// The declaration may be one level down, in the config of a nested model; only that object is
-// written again.
+// The declaration may be one level down, in the config of a nested model.
 std::string without_declaration(const std::string& config_text) {
   std::string text = remove_top_level_member(config_text, kConfigMember);
   text = remove_top_level_member(text, kExpertMember);  // DeepSeek-V4's, about its codes alone.
-  const auto config = nlohmann::ordered_json::parse(text);
-  for (const auto& [key, member] : config.items()) {
-    if (!member.is_object() || !member.contains(kConfigMember)) continue;
-    nlohmann::ordered_json nested = member;
-    nested.erase(kConfigMember);
-    text = set_top_level_member(text, key, nested.dump());
-  }
-  return text;
+  return remove_nested_member(text, kConfigMember);
 }
 
 class CheckpointDequantizer {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <unordered_set>
 
 #include <nlohmann/json.hpp>
 
@@ -89,10 +91,39 @@ bool excludes(const std::string& entry, std::string_view module) {
   return glob_matches(entry, module) || glob_matches(entry + ".*", module);
 }
 
-bool excluded_by_any(const std::vector<std::string>& entries, std::string_view module) {
-  return std::any_of(entries.begin(), entries.end(),
-                     [&](const std::string& entry) { return excludes(entry, module); });
+bool is_pattern(std::string_view entry) {
+  return entry.find_first_of("*?[") != std::string_view::npos;
 }
+
+// The entries of configs that exclude modules. Plain names, of which there may be as many as
+// modules, are looked up; patterns are tried one by one.
+class Exclusions {
+ public:
+  explicit Exclusions(const std::vector<std::string>& entries) {
+    for (const std::string& entry : entries) {
+      if (is_pattern(entry)) {
+        patterns_.push_back(entry);
+      } else {
+        names_.insert(entry);
+      }
+    }
+  }
+
+  // Whether an entry names `module` or a module that contains it.
+  [[nodiscard]] bool contain(std::string_view module) const {
+    for (size_t end = module.find('.');; end = module.find('.', end + 1)) {
+      if (names_.contains(module.substr(0, end))) return true;
+      if (end == std::string_view::npos) break;
+    }
+    return std::any_of(patterns_.begin(), patterns_.end(), [&](std::string_view pattern) {
+      return excludes(std::string(pattern), module);
+    });
+  }
+
+ private:
+  std::unordered_set<std::string_view> names_;
+  std::vector<std::string_view> patterns_;
+};
 
 bool is_quantizable_dtype(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
@@ -126,7 +157,8 @@ void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
   }
 }
 
-Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
+Selection select(const LogicalTensor& tensor, const SelectionRules& rules,
+                 const Exclusions& exclusions) {
   const std::string why_not = obstacle(tensor, rules.format);
   const std::string_view module = module_of(tensor.name);
   const NameRule* rule = module.empty() ? nullptr : name_rule(module);
@@ -143,7 +175,7 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
     selection.reason = why_not;
   } else if (!included && rule != nullptr) {
     selection.reason = rule->reason;
-  } else if (!included && excluded_by_any(rules.excluded_modules, module)) {
+  } else if (!included && exclusions.contain(module)) {
     selection.reason = "excluded by the source config";
   }
   selection.quantize = selection.reason.empty();
@@ -158,6 +190,8 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules) {
 
 // Members of configs that list modules which are not quantized.
 constexpr std::array kExclusionMembers = {"modules_to_not_convert", "ignore", "exclude_modules"};
+
+constexpr std::ptrdiff_t kMaxPatterns = 1000;
 
 void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& modules) {
   for (const char* key : kExclusionMembers) {
@@ -174,6 +208,13 @@ void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& 
       }
       modules.push_back(module);
     }
+  }
+  // Each is tried on each tensor.
+  const auto num_patterns = std::count_if(modules.begin(), modules.end(), is_pattern);
+  if (num_patterns > kMaxPatterns) {
+    throw_error(ErrorKind::kCorruptData,
+                "config.json: excludes modules by {} patterns with wildcards; the limit is {}",
+                num_patterns, kMaxPatterns);
   }
 }
 
@@ -195,19 +236,35 @@ std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
   refuse_unmatched("exclude", rules.exclude, tensors);
   std::vector<Selection> selections;
   selections.reserve(tensors.size());
-  for (const LogicalTensor& tensor : tensors) selections.push_back(select(tensor, rules));
+  const Exclusions exclusions(rules.excluded_modules);
+  for (const LogicalTensor& tensor : tensors) {
+    selections.push_back(select(tensor, rules, exclusions));
+  }
   return selections;
 }
 
 std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
                                               const std::vector<std::string>& excluded_modules) {
+  // Any parameter counts, not only weights: the name without its last component is the module.
+  std::unordered_set<std::string_view> modules;
+  std::unordered_set<std::string_view> names;  // The modules, and all that contain them.
+  for (const LogicalTensor& tensor : tensors) {
+    const size_t dot = tensor.name.rfind('.');
+    if (dot == std::string::npos) continue;
+    const std::string_view module = std::string_view(tensor.name).substr(0, dot);
+    if (!modules.insert(module).second) continue;
+    names.insert(module);
+    for (size_t end = module.find('.'); end != module.npos; end = module.find('.', end + 1)) {
+      names.insert(module.substr(0, end));
+    }
+  }
   std::vector<std::string> warnings;
   for (const std::string& entry : excluded_modules) {
-    // Any parameter counts, not only weights: the name without its last component is the module.
-    const bool found = std::any_of(tensors.begin(), tensors.end(), [&](const LogicalTensor& t) {
-      const size_t dot = t.name.rfind('.');
-      return dot != std::string::npos && excludes(entry, std::string_view(t.name).substr(0, dot));
-    });
+    const bool found =
+        is_pattern(entry)
+            ? std::any_of(modules.begin(), modules.end(),
+                          [&](std::string_view module) { return excludes(entry, module); })
+            : names.contains(entry);
     if (found) continue;
     warnings.push_back(fmt::format(
         "config.json: '{}' is excluded, but no tensor is in such a module", printable(entry)));

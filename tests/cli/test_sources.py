@@ -178,3 +178,29 @@ def test_overflow_to_infinity_is_a_warning(tmp_path):
     result = run_ok("quantize", source, target, "--to", "mxfp4")
     assert f"warning: tensor '{WEIGHT}': 1024 of 1024 elements become infinite" in result.stderr
     assert "SQNR       nan" in result.stdout
+
+
+def test_configs_of_many_members_take_linear_time(model):
+    """Each took from 10 s to a minute when every member or exclusion was looked for in a list."""
+    target = model.parent / "out"
+    (model / "config.json").write_text(json.dumps({f"member{i}": {} for i in range(100_000)}))
+    start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    run_ok("quantize", model, target, "--to", "nvfp4")
+    run_ok("dequantize", target, model.parent / "back", "--dtype", "bf16")
+    assert (model.parent / "back/config.json").read_text() == (model / "config.json").read_text()
+    tensors = {f"model.layers.{i}.experts.mlp{i % 9}.up_proj.weight": ("BF16", [0, 16], b"")
+               for i in range(20_000)}
+    tensors[WEIGHT] = bf16_weight(64, 128)
+    write_safetensors(model / "model.safetensors", tensors)
+    excluded = [f"model.layers.{i}.absent" for i in range(20_000)] + ["model.layers.0"]
+    (model / "config.json").write_text(json.dumps({"modules_to_not_convert": excluded}))
+    result = run("quantize", model, target, "--to", "nvfp4", "--dry-run", "--force")
+    assert result.returncode == USAGE and "no tensor is left" in result.stderr
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start < 20
+
+
+def test_too_many_patterns_of_exclusions(model):
+    (model / "config.json").write_text(json.dumps({"ignore": [f"*.{i}" for i in range(1001)]}))
+    result = run("quantize", model, model.parent / "out", "--to", "nvfp4")
+    assert result.returncode == INPUT
+    assert "by 1001 patterns with wildcards; the limit is 1000" in result.stderr
