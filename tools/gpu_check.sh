@@ -220,7 +220,7 @@ python_tests() {
 assert torch.cuda.is_available() and narrowfloat.build_info()["cuda_enabled"]' || return
   python3 -m pytest -q -p no:cacheprovider \
     tests/python_package/test_{cuda,two_gpus,memory,wheel}.py \
-    tests/python_package/test_{flashinfer,torch}_*.py
+    tests/python_package/test_{flashinfer,torch,transformers}*.py
 }
 python_note="not run: the Python package's tests; --python FOLDER"
 if [ -n "$python" ]; then

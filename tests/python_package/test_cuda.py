@@ -262,7 +262,8 @@ def test_flashinfer_functions_in_graphs() -> None:
     for factor in (1, 2, 4):
         base.copy_(torch.tensor([factor / 2688]))
         graph.replay()
-        wanted = nf.quantize(X.flip(0), "nvfp4_per_token", base_decode_scale=factor / 2688)
+        wanted = nf.quantize(X.flip(0), "nvfp4_per_token", base_decode_scale=factor / 2688,
+                             math="fast")  # fmt: skip
         assert torch.equal(parts[0].cpu(), wanted.values)
         assert torch.equal(parts[2].cpu(), wanted.global_scale)
         assert torch.equal(run()[2].cpu(), wanted.global_scale)

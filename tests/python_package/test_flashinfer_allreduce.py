@@ -45,6 +45,7 @@ class Backend:
 def workspaces(dtype: Any = BF16, **how: Any) -> list[Any]:
     """One for each rank."""
     gathering = Gathering(RANKS)
+    how = {"device": "cpu"} | how  # The tensors are NumPy's, also where a GPU is.
     return on_all(lambda rank: comm.create_allreduce_fusion_workspace(
         "trtllm", RANKS, rank, 16, H, dtype, comm_backend=Backend(gathering, rank),
         **how), RANKS)  # fmt: skip
@@ -53,6 +54,7 @@ def workspaces(dtype: Any = BF16, **how: Any) -> list[Any]:
 def ipc_workspaces(**how: Any) -> list[Any]:
     """The results of the older function on each rank."""
     gathering = Gathering(RANKS)
+    how = {"device": "cpu"} | how
     return on_all(lambda rank: comm.trtllm_create_ipc_workspace_for_all_reduce_fusion(
         rank, RANKS, 16, H, comm_backend=Backend(gathering, rank), **how), RANKS)  # fmt: skip
 

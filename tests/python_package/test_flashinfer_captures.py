@@ -131,7 +131,7 @@ def test_captures(name: str) -> None:
         parts = call(x, given)
     x.copy_(X.flip(0))
     for part in parts:
-        part.zero_()  # Rows beyond a mask have any contents.
+        part.view(torch.uint8).zero_()  # Rows beyond a mask have any contents.
     host = {what: tensor * 0.5 if tensor.is_floating_point() else tensor
             for what, tensor in tensors("cpu").items()}  # fmt: skip
     for what, tensor in given.items():

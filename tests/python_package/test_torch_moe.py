@@ -250,10 +250,9 @@ def test_mxfp8(device: str) -> None:
     case.check(got)
 
 
-def swizzled_scales(parts: list[moe.Coded], halves: int = 1) -> torch.Tensor:
-    """Scales in layout 128x4, four per int32; of each half on its own."""
-    made = [torch.cat([formulas.swizzled(half) for half in part.scales.chunk(halves)])
-            for part in parts]  # fmt: skip
+def swizzled_scales(parts: list[moe.Coded]) -> torch.Tensor:
+    """Scales in layout 128x4, four per int32; both halves of the first GEMM in one image."""
+    made = [formulas.swizzled(part.scales) for part in parts]
     blocks = -(-parts[0].scales.shape[1] // 4)
     return torch.stack(made).view(torch.int32).reshape(len(parts), -1, blocks)
 
@@ -267,7 +266,6 @@ def test_cutlass(mode: str, device: str) -> None:
         plans.append(("swiglu", 192))
     for activation, inter in plans:
         case = Case(mode, device, activation, inter)
-        halves = 2 if case.layer.is_gated else 1
         w1, w2 = case.weights(0, 0), case.weights(1, 0)
         rows, options, scales = case.x.codes, {}, []
         first, second = case.factors(0) * case.x.factor, case.factors(1) / case.layer.multiplier
@@ -280,10 +278,10 @@ def test_cutlass(mode: str, device: str) -> None:
             options = {"use_deepseek_fp8_block_scale": True}
         elif mode == "nvfp4":
             rows = case.plain
-            scales = [1 / case.x.factor.reshape(1), swizzled_scales(case.layer.w1, halves), first,
+            scales = [1 / case.x.factor.reshape(1), swizzled_scales(case.layer.w1), first,
                       m, swizzled_scales(case.layer.w2), second]  # fmt: skip
         elif mode != "bf16":
-            scales = [swizzled_scales(case.layer.w1, halves), first,
+            scales = [swizzled_scales(case.layer.w1), first,
                       swizzled_scales(case.layer.w2), second]  # fmt: skip
             options = {"use_mxfp8_act_scaling": True, "input_sf": case.to(case.x.scales),
                        "swizzled_input_sf": False}  # fmt: skip

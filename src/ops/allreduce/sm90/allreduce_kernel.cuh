@@ -21,9 +21,9 @@ struct SingleRankProtocol {
 
   template <class Elements, class Cta, class Row>
   __device__ static void run(Cta& cta, const RankArgs& args, const RowExtents& extents, Row& row) {
-    // Told first, so that the store's way to the host takes no time of its own.
-    if (blockIdx.x == 0 && threadIdx.x == 0) tell_end_of_exchange(args.end_of_exchange);
     single_rank_allreduce<Elements>(cta, extents, row);
+    // Told last: at the start the registers do not suffice.
+    if (blockIdx.x == 0 && threadIdx.x == 0) tell_end_of_exchange(args.end_of_exchange);
   }
 
   // The exchange was that of an earlier grid.
