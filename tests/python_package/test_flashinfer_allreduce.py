@@ -328,7 +328,7 @@ WRONG: dict[str, tuple[int, dict[str, Any], type, str]] = {
 def test_errors(case: str) -> None:
     """They name upstream's arguments."""
     pattern, how, kind, text = WRONG[case]
-    own = comm.create_allreduce_fusion_workspace("auto", 1, 0, 16, H, BF16)
+    own = comm.create_allreduce_fusion_workspace("auto", 1, 0, 16, H, BF16, device="cpu")
     with pytest.raises(kind, match=text):
         comm.allreduce_fusion(INPUTS[0], own, pattern, **how)
     equal(comm.allreduce_fusion(INPUTS[0], own, 0), INPUTS[0])

@@ -84,8 +84,8 @@ MoeModelConfig softmax_model(const ConfigReader& config) {
   model.routing.method = config.flag_or("norm_topk_prob", false) ? RoutingMethod::kRenormalize
                                                                  : RoutingMethod::kDefault;
   // Newer versions of transformers save the number of experts by the name that Mixtral has for it.
-  model.routing.experts =
-      config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts");
+  const bool is_newer = config.has("num_local_experts") && !config.has("num_experts");
+  model.routing.experts = config.integer(is_newer ? "num_local_experts" : "num_experts");
   model.routing.top_k = config.integer("num_experts_per_tok");
   return model;
 }
