@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <iterator>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -157,14 +158,14 @@ void undo_moves(const std::string& staging, const std::string& target) {
     return std::find(old.begin(), old.end(), name) != old.end() &&
            !exists(join_path(replaced, name));
   };
-  for (auto name = journal.new_names.rbegin(); name != journal.new_names.rend(); ++name) {
-    const std::string path = join_path(target, *name);
-    if (exists(staged_path(staging, *name)) || !exists(path) || is_still_old(*name)) continue;
-    rename_new(path, staged_path(staging, *name));
+  for (const std::string& name : std::ranges::reverse_view(journal.new_names)) {
+    const std::string path = join_path(target, name);
+    if (exists(staged_path(staging, name)) || !exists(path) || is_still_old(name)) continue;
+    rename_new(path, staged_path(staging, name));
   }
-  for (auto name = journal.old_names.rbegin(); name != journal.old_names.rend(); ++name) {
-    const std::string path = join_path(replaced, *name);
-    if (exists(path)) rename_new(path, join_path(target, *name));
+  for (const std::string& name : std::ranges::reverse_view(journal.old_names)) {
+    const std::string path = join_path(replaced, name);
+    if (exists(path)) rename_new(path, join_path(target, name));
   }
   sync_directory(target);
   if (unlink(journal_path.c_str()) != 0) throw_errno(journal_path, "remove");

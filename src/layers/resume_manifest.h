@@ -37,7 +37,7 @@ struct ResumeManifest {
 
   [[nodiscard]] std::string to_json() const;
   // Throws kCorruptData that starts with `source`, which must be printable.
-  static ResumeManifest parse(std::string_view json, std::string_view source);
+  static ResumeManifest parse(std::string_view text, std::string_view source);
 };
 
 // "xxh64:0123456789abcdef".

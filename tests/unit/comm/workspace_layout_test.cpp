@@ -53,8 +53,9 @@ TEST(AllReduceWorkspaceBytes, RefusesWhatNoMachineHas) {
   expect_error(kInvalid, {"ranks", "0"}, [] { allreduce_workspace_bytes(0, {1, 1}); });
   expect_error(kInvalid, {"oneshot_bytes", "-1"}, [] { allreduce_workspace_bytes(2, {-1, 1}); });
   expect_error(kInvalid, {"twoshot_bytes", "-1"}, [] { allreduce_workspace_bytes(2, {1, -1}); });
-  expect_error(kInvalid, {"oneshot_bytes", "2^32", "4294967297"},
-               [] { allreduce_workspace_bytes(2, {kMostOneShotBytes + 1, 1}); });
+  expect_error(kInvalid, {"oneshot_bytes", "2^32", "4294967297"}, [] {
+    allreduce_workspace_bytes(2, {kMostOneShotBytes + 1, 1});
+  });
   expect_error(kInvalid, {"twoshot_bytes"}, [] { allreduce_workspace_bytes(2, {1, INT64_MAX}); });
   expect_error(kInvalid, {"2^62"}, [] { allreduce_workspace_bytes(1, {0, kMost / 2}); });
   expect_error(kInvalid, {"2^62"}, [] { allreduce_workspace_bytes(1, {0, kMost}); });

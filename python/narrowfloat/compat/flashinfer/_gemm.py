@@ -201,8 +201,8 @@ def mm_bf16_fp4(
     """[m, n]: bfloat16 times NVFP4, (a @ b.T) * alpha.
 
     a: bfloat16 [m, k]. b, b_descale, alpha: results of prepare_bf16_fp4_weights(): uint8
-    [n, k / 2], scales in layout 128x4, float32 [1] or None. out_dtype: bfloat16 (default) or float16.
-    out: [m, n], written to. block_size: 16. backend, enable_pdl: change nothing.
+    [n, k / 2], scales in layout 128x4, float32 [1] or None. out_dtype: bfloat16 (default) or
+    float16. out: [m, n], written to. block_size: 16. backend, enable_pdl: change nothing.
     """
     check_choice("backend", backend, _BF16_FP4)
     check_axes("a", a, "m", "k")
