@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <iterator>
 #include <optional>
-#include <ranges>
 #include <set>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -158,15 +157,17 @@ void undo_moves(const std::string& staging, const std::string& target) {
     return std::find(old.begin(), old.end(), name) != old.end() &&
            !exists(join_path(replaced, name));
   };
-  for (const std::string& name : std::ranges::reverse_view(journal.new_names)) {
+  const auto return_new = [&](const std::string& name) {
     const std::string path = join_path(target, name);
-    if (exists(staged_path(staging, name)) || !exists(path) || is_still_old(name)) continue;
+    if (exists(staged_path(staging, name)) || !exists(path) || is_still_old(name)) return;
     rename_new(path, staged_path(staging, name));
-  }
-  for (const std::string& name : std::ranges::reverse_view(journal.old_names)) {
+  };
+  const auto restore_old = [&](const std::string& name) {
     const std::string path = join_path(replaced, name);
     if (exists(path)) rename_new(path, join_path(target, name));
-  }
+  };
+  std::for_each(journal.new_names.rbegin(), journal.new_names.rend(), return_new);
+  std::for_each(journal.old_names.rbegin(), journal.old_names.rend(), restore_old);
   sync_directory(target);
   if (unlink(journal_path.c_str()) != 0) throw_errno(journal_path, "remove");
   rmdir(replaced.c_str());

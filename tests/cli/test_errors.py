@@ -328,11 +328,15 @@ def slow_file(tmp_path):
     return path
 
 
+def heed_signals():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(command):
-    """Starts a program that SIGINT interrupts, even where background jobs ignore it."""
+    """Starts a program that signals interrupt: background jobs and nohup ignore some."""
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=CLEAN_ENVIRONMENT,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                            env=CLEAN_ENVIRONMENT, preexec_fn=heed_signals)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
