@@ -1,14 +1,14 @@
 # Unity builds (CMAKE_UNITY_BUILD=ON, as the presets of test.sh have it): up to 12 sources of a
 # target compile as one, which takes a third of the time. The library's sources compile in groups of
 # any size. A group is a folder. In src/ops, where the implementations of one operation have
-# functions of the same names, it is one implementation of all operations, and those for GPUs
-# compile alone.
+# functions of the same names, it is one implementation of all operations; those for GPUs and for
+# levels of vector instructions compile alone.
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
 
 function(narrowfloat_unity_groups target)
   get_target_property(sources ${target} SOURCES)
   foreach(source IN LISTS sources)
-    if(NOT source MATCHES "\\.cpp$" OR source MATCHES "(/sm90/|_sm90\\.cpp$)")
+    if(NOT source MATCHES "\\.cpp$" OR source MATCHES "(/sm90/|_sm90\\.cpp$|/x86/)")
       continue()
     endif()
     cmake_path(GET source PARENT_PATH folder)

@@ -1,6 +1,6 @@
 // Every implementation of quantize, in every format, layout and math mode, against the oracle: bit
-// for bit, in two surroundings that must not matter. A new implementation, format or layout needs
-// no change here.
+// for bit, in two surroundings that must not matter: on a GPU in both, on the CPU, which has more
+// implementations, in turn. A new implementation, format or layout needs no change here.
 #include <iostream>
 #include <ostream>
 
@@ -39,6 +39,8 @@ std::vector<QuantizeCombination> quantize_combinations() {
   return all;
 }
 
+bool is_cpu_test() { return device_under_test().type == DeviceType::kCpu; }
+
 void PrintTo(const QuantizeCombination& combination, std::ostream* out) {
   *out << quantize_test_name(combination);
 }
@@ -59,10 +61,13 @@ class QuantizeConformance : public DeviceTest<QuantizeCombination> {
     }
     blocks_ += num_blocks(test_case);
     ++cases_;
+    int64_t turn = index;
     for (const QuantizeImpl& impl : quantize_impls()) {
       if (!is_for_device(impl.name)) continue;
+      ++turn;
       for (const RunStyle style : {RunStyle{.poison = 0xCC, .guard = Guard::kCanary},
                                    RunStyle{.poison = 0xFF, .guard = Guard::kPage}}) {
+        if (is_cpu_test() && (style.guard == Guard::kPage) == (turn % 2 == 0)) continue;
         std::string refusal;
         const auto output = expect_valid(test_case, impl.name, index, style, &refusal);
         if (!output) {

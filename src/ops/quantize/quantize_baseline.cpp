@@ -1,21 +1,26 @@
-// cpu_baseline: runs on all cores through oneTBB, in portable C++ that compilers vectorise, and
-// gives the oracle's bytes.
+// cpu_baseline, cpu_avx2 and cpu_avx512: run on all cores through oneTBB and give the oracle's
+// bytes. The baseline is portable C++ that compilers vectorise. The other two quantize whole blocks
+// with the kernels of their vector level (x86/block_kernels.h) and share everything else.
 //
 // Work is cut into chunks of one row (up to 2048 columns), 128x128 tiles, or whole rows where a row
 // needs a statistic first, over all batches at once. A chunk is widened to fp32 in a stack buffer;
-// maxima, codes and packing are loops over that buffer. No such buffer is larger than one tile; the
-// heap holds only one number per batch, or the sorted list of rows.
+// maxima, codes and packing are loops over that buffer. Kernels read plain rows where they are. No
+// buffer is larger than one tile; the heap holds only one number per batch, or the sorted list of
+// rows.
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "ops/quantize/block_encoder.h"
 #include "ops/quantize/encode_scales.h"
+#include "ops/quantize/kernel_encoder.h"
 #include "ops/quantize/quantize_impls.h"
 #include "ops/quantize/quantize_output.h"
 #include "ops/quantize/row_source.h"
 #include "runtime/float_environment.h"
 #include "runtime/parallel.h"
+#include "runtime/vector_level.h"
 #include "tensor/grouped_rows.h"
 
 namespace narrowfloat {
@@ -83,9 +88,28 @@ class BaselineQuantizer {
   using Stored = typename Format::Stored;
   using Element = typename Format::Element;
 
+  // kernels: null for the portable loops.
   BaselineQuantizer(const QuantizeProblem& problem, const QuantizeArgs& args,
-                    const RowSource& source, const EncodeScales& scales)
-      : problem_(problem), args_(args), source_(source), scales_(scales), encoder_(problem) {}
+                    const RowSource& source, const EncodeScales& scales,
+                    const BlockKernels* kernels)
+      : problem_(problem),
+        args_(args),
+        source_(source),
+        scales_(scales),
+        encoder_(problem),
+        kernels_(kernels) {
+    if constexpr (kHasKernels) {
+      if (kernels == nullptr || !encoder_.is_plain()) return;
+      kernel_encoder_.emplace(problem, *kernels);
+      if constexpr (Format::kHasGlobalScale && !Format::kHasRowScale) {
+        if (problem.encode_axis != EncodeScaleAxis::kTensor ||
+            problem.batch * problem.rows * problem.cols < kTableElems) {
+          return;
+        }
+        kernel_encoder_->prepare(Format::template scale_pair<Math>(scales.encode(0, 0)));
+      }
+    }
+  }
 
   void quantize_all(const AmaxOfBatches& amax) const {
     if constexpr (Format::kId == FormatId::kFp8Tensor) {
@@ -106,6 +130,11 @@ class BaselineQuantizer {
   }
 
  private:
+  // Formats whose blocks lie in one row.
+  static constexpr bool kHasKernels = Format::kBlockRows == 1;
+  // A table of multipliers pays from this number of elements on.
+  static constexpr int64_t kTableElems = 1 << 16;
+
   [[nodiscard]] int64_t flat(int64_t batch, int64_t row) const {
     return batch * problem_.rows + row;
   }
@@ -129,11 +158,41 @@ class BaselineQuantizer {
     std::array<float, kSegmentCols> x;
     for (int64_t done = 0; done < chunk.count; done += kSegmentCols) {
       const int64_t n = std::min(kSegmentCols, chunk.count - done);
-      source_.load(flat_row, factor, chunk.col + done, n, x.data());
-      encode_blocks(batch, row, chunk.col + done, std::span(x).first(static_cast<size_t>(n)),
-                    scaling);
+      const int64_t col = chunk.col + done;
+      const int64_t by_kernels = encode_with_kernels(batch, row, {row, col, n}, factor, scaling);
+      if (by_kernels == n) continue;
+      const std::span<float> rest = std::span(x).first(static_cast<size_t>(n - by_kernels));
+      source_.load(flat_row, factor, col + by_kernels, n - by_kernels, rest.data());
+      encode_blocks(batch, row, col + by_kernels, rest, scaling);
     }
     if (chunk.col + chunk.count == problem_.cols) clear_value_padding(problem_, args_, flat_row);
+  }
+
+  // Encodes the whole blocks of a segment. Returns the number of their columns, 0 without kernels.
+  int64_t encode_with_kernels(int64_t batch, int64_t row, const RowChunk& segment, float factor,
+                              const RowScaling& scaling) const {
+    if constexpr (kHasKernels) {
+      if (!kernel_encoder_) return 0;
+      const int64_t blocks = segment.count / Format::kBlockCols;
+      const int64_t count = blocks * Format::kBlockCols;
+      if (blocks == 0) return 0;
+      const int64_t flat_row = flat(batch, row);
+      std::array<float, kSegmentCols> buffer;
+      ElementRun run{source_.stored_row(flat_row, segment.col), problem_.input};
+      if (run.first == nullptr) {
+        source_.load(flat_row, factor, segment.col, count, buffer.data());
+        run = {buffer.data(), DType::kF32};
+      }
+      std::array<Stored, kSegmentCols / Format::kBlockCols> stored;
+      uint8_t* codes =
+          args_.values + flat_row * args_.value_row_bytes + segment.col * Element::kBits / 8;
+      kernel_encoder_->encode(run, blocks, scaling.pair, stored.data(), codes);
+      const std::span<Stored> scales = std::span(stored).first(static_cast<size_t>(blocks));
+      for (Stored& scale : scales) scale = canonical_scale(scale);
+      store(batch, row, segment.col / Format::kBlockCols, scales);
+      return count;
+    }
+    return 0;
   }
 
   [[nodiscard]] RowScaling row_scaling(int64_t batch, int64_t row, float factor) const {
@@ -149,6 +208,10 @@ class BaselineQuantizer {
   }
 
   [[nodiscard]] uint32_t row_amax_bits(int64_t flat_row, float factor) const {
+    const void* stored = kernels_ == nullptr ? nullptr : source_.stored_row(flat_row, 0);
+    if (stored != nullptr) {
+      return run_amax_bits(*kernels_, {stored, problem_.input}, problem_.cols);
+    }
     AbsMax amax;
     std::array<float, kTile> x;
     for (int64_t col = 0; col < problem_.cols; col += kTile) {
@@ -283,15 +346,21 @@ class BaselineQuantizer {
   const RowSource& source_;
   const EncodeScales& scales_;
   BlockEncoder<Format, Math> encoder_;
+  const BlockKernels* kernels_;
+  std::optional<KernelEncoder<Format, Math>> kernel_encoder_;
 };
 
+// NOLINTNEXTLINE(readability-function-size): the problem's parts, the kernels, the range.
 float amax_of_batches(const QuantizeProblem& problem, const QuantizeArgs& args,
-                      const RowSource& source, int64_t first_batch, int64_t batches) {
+                      const RowSource& source, const BlockKernels* kernels, int64_t first_batch,
+                      int64_t batches) {
   const RowChunks chunks(problem, false);
   const uint32_t bits = chunks.max(batches * problem.rows, [&](const RowChunk& chunk) {
     const int64_t batch = first_batch + chunk.row / problem.rows;
     if (chunk.row % problem.rows >= valid_rows(problem, args, batch)) return uint32_t{0};
     const int64_t row = first_batch * problem.rows + chunk.row;
+    const void* stored = kernels == nullptr ? nullptr : source.stored_row(row, chunk.col);
+    if (stored != nullptr) return run_amax_bits(*kernels, {stored, problem.input}, chunk.count);
     const float factor = source.row_factor(row, 1.0F);
     AbsMax amax;
     std::array<float, kTile> x;
@@ -317,7 +386,8 @@ void prepare_norm_rows(const QuantizeProblem& problem, const QuantizeArgs& args,
   });
 }
 
-void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stream*/) {
+void run_with(const BlockKernels* kernels, const QuantizeProblem& problem,
+              const QuantizeArgs& args) {
   // The calling thread computes scalars and needs the environment too.
   const FloatEnvironmentGuard guard;
   const RowSource source(problem, args);
@@ -325,21 +395,45 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stre
   clear_scales(args.scales);
   clear_scales(args.extra_scales);
   const auto amax = [&](int64_t first_batch, int64_t batches) {
-    return amax_of_batches(problem, args, source, first_batch, batches);
+    return amax_of_batches(problem, args, source, kernels, first_batch, batches);
   };
   const EncodeScales scales(problem, args, amax);
   scales.store_decode_scales();
   clear_row_scales(problem, args);
   visit_format_and_math(problem, [&]<BlockFormat Format, class Math>() {
-    const BaselineQuantizer<Format, Math> baseline(problem, args, source, scales);
+    const BaselineQuantizer<Format, Math> baseline(problem, args, source, scales, kernels);
     baseline.quantize_all(amax);
   });
 }
 
 Support supports(const QuantizeProblem& problem) { return cpu_only(problem.device); }
 
+void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stream*/) {
+  run_with(nullptr, problem, args);
+}
+
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+
+template <VectorLevel kLevel>
+Support supports_level(const QuantizeProblem& problem) {
+  return cpu_with(problem.device, kLevel);
+}
+
+template <VectorLevel kLevel>
+void run_level(const QuantizeProblem& problem, const QuantizeArgs& args, Stream /*stream*/) {
+  run_with(kLevel == VectorLevel::kAvx2 ? &kBlockKernelsAvx2 : &kBlockKernelsAvx512, problem, args);
+}
+
+#endif
+
 }  // namespace
 
 const QuantizeImpl kQuantizeCpuBaseline{"cpu_baseline", supports, run};
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+const QuantizeImpl kQuantizeCpuAvx2{"cpu_avx2", supports_level<VectorLevel::kAvx2>,
+                                    run_level<VectorLevel::kAvx2>};
+const QuantizeImpl kQuantizeCpuAvx512{"cpu_avx512", supports_level<VectorLevel::kAvx512>,
+                                      run_level<VectorLevel::kAvx512>};
+#endif
 
 }  // namespace narrowfloat

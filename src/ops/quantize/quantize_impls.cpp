@@ -14,6 +14,9 @@ std::span<const QuantizeImpl> quantize_impls() {
 #if defined(NARROWFLOAT_CUDA)
     kQuantizeSm90Blocks, kQuantizeSm90Rows, kQuantizeSm90Tiles,
 #endif
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+        kQuantizeCpuAvx512, kQuantizeCpuAvx2,
+#endif
         kQuantizeCpuBaseline, kQuantizeCpuReference
   };
   return kImpls;

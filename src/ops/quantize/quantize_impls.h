@@ -7,6 +7,9 @@ namespace narrowfloat {
 
 extern const QuantizeImpl kQuantizeCpuReference;
 extern const QuantizeImpl kQuantizeCpuBaseline;
+// Only in builds for x86-64.
+extern const QuantizeImpl kQuantizeCpuAvx2;
+extern const QuantizeImpl kQuantizeCpuAvx512;
 // Only in builds with CUDA.
 extern const QuantizeImpl kQuantizeSm90Blocks;
 extern const QuantizeImpl kQuantizeSm90Rows;

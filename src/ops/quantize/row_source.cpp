@@ -34,6 +34,12 @@ const void* RowSource::input_at(int64_t row, int64_t col) const {
   return element_pointer(args_.input, problem_.input, input_offset(row) + col);
 }
 
+const void* RowSource::stored_row(int64_t row, int64_t col) const {
+  const bool is_stored =
+      problem_.source == RowSourceKind::kPlain && problem_.input != DType::kF8E4M3;
+  return is_stored ? input_at(row, col) : nullptr;
+}
+
 float RowSource::row_factor(int64_t row, float encode_scale) const {
   if (is_norm(problem_.source)) {
     return reciprocal_rms(row);

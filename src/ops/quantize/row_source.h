@@ -20,6 +20,10 @@ class RowSource {
   // values.
   void load_unscaled(int64_t row, float factor, int64_t col, int64_t count, float* out) const;
 
+  // The elements of a row from `col` on where they are in memory, if load() only widens them; else
+  // null.
+  [[nodiscard]] const void* stored_row(int64_t row, int64_t col) const;
+
   // Adds the input into the residual, which becomes the input of the norm. Must be called once per
   // row, before anything is loaded from it.
   void add_residual(int64_t row) const;

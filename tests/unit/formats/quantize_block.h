@@ -11,6 +11,7 @@
 
 #include "base/host_device.h"
 #include "narrowfloat/quantize.h"
+#include "narrowfloat/runtime.h"
 
 namespace narrowfloat {
 
@@ -99,12 +100,16 @@ inline Quantized quantize_matrix(FormatId format, DType dtype,
   const auto cols = static_cast<int64_t>(elements.size()) / rows;
   const auto input = is_byte ? TensorView::contiguous(bytes.data(), dtype, {rows, cols})
                              : TensorView::contiguous(elements.data(), dtype, {rows, cols});
-  setenv("NARROWFLOAT_FORCE", "quantize:cpu_baseline", 1);
-  const Quantized baseline = quantize_here(format, input, options);
   setenv("NARROWFLOAT_FORCE", "quantize:cpu_reference", 1);
   Quantized reference = quantize_here(format, input, options);
   unsetenv("NARROWFLOAT_FORCE");
-  EXPECT_TRUE(reference == baseline) << "cpu_baseline and cpu_reference disagree";
+  for (const Candidate& candidate : explain("quantize", {.rows = rows}).candidates) {
+    if (!candidate.supported || candidate.name == "cpu_reference") continue;
+    setenv("NARROWFLOAT_FORCE", ("quantize:" + candidate.name).c_str(), 1);
+    EXPECT_TRUE(reference == quantize_here(format, input, options))
+        << candidate.name << " and cpu_reference disagree";
+    unsetenv("NARROWFLOAT_FORCE");
+  }
   return reference;
 }
 

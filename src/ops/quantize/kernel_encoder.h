@@ -1,0 +1,178 @@
+// Encodes whole blocks of a row with the kernels of a vector level, and gives the bytes of
+// BlockEncoder. What the kernels do not cover, block_encoder.h computes: NaN in a block, factors
+// that are no positive normal numbers, numbers that `fast` flushes.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "base/int_math.h"
+#include "ops/quantize/block_encoder.h"
+#include "ops/quantize/x86/block_kernels.h"
+#include "tensor/element_io.h"
+
+namespace narrowfloat {
+
+// Consecutive elements of a row. dtype: F32, BF16 or F16.
+struct ElementRun {
+  const void* first;
+  DType dtype;
+
+  [[nodiscard]] ElementRun from(int64_t elem) const {
+    return {element_pointer(first, dtype, elem), dtype};
+  }
+  [[nodiscard]] int kernel_input() const {
+    const KernelInput input = dtype == DType::kBF16  ? KernelInput::kBf16
+                              : dtype == DType::kF16 ? KernelInput::kF16
+                                                     : KernelInput::kF32;
+    return static_cast<int>(input);
+  }
+};
+
+// The bits of the largest magnitude among `count` elements, a multiple of 16; NaN is ignored.
+inline uint32_t run_amax_bits(const BlockKernels& kernels, const ElementRun& run, int64_t count) {
+  constexpr int64_t kAtOnce = 2048;
+  std::array<float, kAtOnce / 16> maxima;
+  std::array<float, kAtOnce> buffer;
+  AbsMax amax;
+  for (int64_t done = 0; done < count; done += kAtOnce) {
+    const int64_t n = std::min(kAtOnce, count - done);
+    const bool has_128s = n % 128 == 0;
+    const KernelBlock block = has_128s ? KernelBlock::k128 : KernelBlock::k16;
+    const int64_t blocks = n / (has_128s ? 128 : 16);
+    const ElementRun part = run.from(done);
+    const auto kernel = kernels.maxima[part.kernel_input()][static_cast<int>(block)];
+    if (kernel(part.first, blocks, maxima.data())) {
+      amax.add(maxima.data(), blocks);
+    } else {
+      widen(part.dtype, part.first, n, buffer.data());
+      amax.add(buffer.data(), n);
+    }
+  }
+  return float_bits(amax.or_zero());
+}
+
+template <BlockFormat Format, class Math>
+class KernelEncoder {
+ public:
+  using Stored = typename Format::Stored;
+  static constexpr int64_t kCols = Format::kBlockCols;
+  KernelEncoder(const QuantizeProblem& problem, const BlockKernels& kernels)
+      : problem_(problem), encoder_(problem), kernels_(kernels) {}
+
+  // `fast` NVFP4: tabulates the multipliers of all scales for a pair that many rows share.
+  void prepare(const ScalePair& pair) {
+    if constexpr (Format::kHasGlobalScale && Math::kMode == MathMode::kFast) {
+      if (!is_covered(pair)) return;
+      std::array<float, 128> table;
+      for (size_t i = 0; i < table.size(); ++i) {
+        table[i] = Format::template multiplier<Math>(static_cast<uint8_t>(i), pair);
+      }
+      table_of_ = pair;
+      multipliers_ = table;
+    }
+  }
+
+  // Stores the scales and packed codes of up to kMaxKernelBlocks blocks.
+  void encode(const ElementRun& run, int64_t blocks, const ScalePair& pair, Stored* scales,
+              uint8_t* codes) const {
+    std::array<float, kMaxKernelBlocks> maxima;
+    std::array<float, kMaxKernelBlocks> multipliers;
+    const int input = run.kernel_input();
+    const bool is_finite =
+        kernels_.maxima[input][static_cast<int>(kBlock)](run.first, blocks, maxima.data());
+    const bool is_covered =
+        is_finite && kernel_scales(maxima.data(), blocks, pair, scales, multipliers.data());
+    if (!is_covered) {
+      for (int64_t i = 0; i < blocks; ++i) {
+        const auto index = static_cast<size_t>(i);
+        const float amax = is_nan(maxima[index]) ? amax_with_nan(run, i) : maxima[index];
+        const BlockScale<Stored> scale = encoder_.block_scale(amax, pair);
+        scales[i] = scale.stored;
+        multipliers[index] = scale.multiplier;
+      }
+    }
+    kernels_.codes[input][static_cast<int>(kCodes)](run.first, blocks, multipliers.data(), codes);
+    if (is_covered && Math::kMode == MathMode::kExact) return;
+    for (int64_t i = 0; i < blocks; ++i) {
+      const auto index = static_cast<size_t>(i);
+      const bool has_codes = std::fabs(maxima[index]) <= kFloatMax &&
+                             std::fabs(multipliers[index]) <= kLargestMultiplier;
+      if (!has_codes) encode_block(run, i, multipliers[index], codes);
+    }
+  }
+
+ private:
+  using Element = typename Format::Element;
+  static constexpr KernelBlock kBlock = kCols == 16   ? KernelBlock::k16
+                                        : kCols == 32 ? KernelBlock::k32
+                                                      : KernelBlock::k128;
+  static constexpr KernelCodes kCodes = Element::kBits == 4 && kCols == 16 ? KernelCodes::kE2M1Of16
+                                        : Element::kBits == 4              ? KernelCodes::kE2M1Of32
+                                        : kCols == 32                      ? KernelCodes::kE4M3Of32
+                                                      : KernelCodes::kE4M3Of128;
+  // The kernels keep denormal elements. With a smaller multiplier these have the code 0 or -0, as
+  // `fast` gives them, which flushes them.
+  static constexpr float kLargestMultiplier = Math::kMode == MathMode::kFast ? 0x1p100F : kFloatMax;
+
+  static bool is_positive_normal(float x) { return x >= 0x1p-126F && x <= kFloatMax; }
+  static bool is_covered(const ScalePair& pair) {
+    return is_positive_normal(pair.encode) && is_positive_normal(pair.decode);
+  }
+
+  [[nodiscard]] float amax_with_nan(const ElementRun& run, int64_t block_idx) const {
+    std::array<float, kCols> x;
+    widen(run.dtype, run.from(block_idx * kCols).first, kCols, x.data());
+    return block_amax<Format>(x.data(), kCols);
+  }
+
+  // Returns false where the kernels do not cover the scales.
+  bool kernel_scales(const float* maxima, int64_t blocks, const ScalePair& pair, Stored* scales,
+                     float* multipliers) const {
+    if constexpr (Format::kScaleType == ScaleType::kF32) {
+      return false;
+    } else if constexpr (Format::kScaleType == ScaleType::kUE8M0) {
+      if (problem_.input == DType::kF8E4M3) return false;
+      using Rounding = MxScaleRule::Rounding;
+      const Ue8m0Rounding rounding = problem_.rules.mx_rounding;
+      const MxScaleRule rule{.rounding = rounding == Ue8m0Rounding::kUp      ? Rounding::kUp
+                                         : rounding == Ue8m0Rounding::kFloor ? Rounding::kFloor
+                                                                             : Rounding::kEven,
+                             .is_fast = Math::kMode == MathMode::kFast,
+                             .reciprocal_of_largest = 1.0F / Element::kMaxFinite,
+                             .max_exponent = Element::kMaxExponent,
+                             .half_unit = 1 << (22 - Element::kMantissaBits)};
+      return kernels_.mx_scales(maxima, blocks, rule, scales, multipliers);
+    } else {
+      if (problem_.input == DType::kF8E4M3 || !is_covered(pair)) return false;
+      Nvfp4ScaleRule rule{.encode = pair.encode,
+                          .encode_sixth = mul_rn(pair.encode, kOneSixth),
+                          .decode = pair.decode,
+                          .multipliers = nullptr};
+      if constexpr (Math::kMode == MathMode::kFast) {
+        const bool has_table =
+            multipliers_ && pair.encode == table_of_.encode && pair.decode == table_of_.decode;
+        if (!has_table) return false;
+        rule.multipliers = multipliers_->data();
+      }
+      return kernels_.nvfp4_scales(maxima, blocks, rule, scales, multipliers);
+    }
+  }
+
+  void encode_block(const ElementRun& run, int64_t block_idx, float multiplier,
+                    uint8_t* codes) const {
+    std::array<float, kCols> x;
+    std::array<uint8_t, kCols> block_codes;
+    widen(run.dtype, run.from(block_idx * kCols).first, kCols, x.data());
+    encode_values<Format, Math>(x.data(), kCols, multiplier, block_codes.data());
+    pack_codes<Element>(block_codes.data(), block_idx * kCols, kCols, codes);
+  }
+
+  const QuantizeProblem& problem_;
+  BlockEncoder<Format, Math> encoder_;
+  const BlockKernels& kernels_;
+  ScalePair table_of_;
+  std::optional<std::array<float, 128>> multipliers_;
+};
+
+}  // namespace narrowfloat

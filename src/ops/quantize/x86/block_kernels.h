@@ -1,0 +1,67 @@
+// The inner loops of the CPU quantizers as a table of functions, one table for each level of x86
+// vector instructions.
+//
+// Each level is a source of its own, compiled with the level's flags. Nothing inline may leave such
+// a source: the linker keeps one copy of an inline function, and if that were the one with AVX-512,
+// a CPU without it would stop at an illegal instruction. So these sources include this header and
+// block_kernels_text.h only, whose templates have internal linkage through their argument, a type
+// of an unnamed namespace. tests/python/test_vector_levels.py looks at the objects' symbols.
+//
+// The kernels have the bits of src/formats for numbers and finite multipliers, with IEEE
+// arithmetic. They report what they do not cover; the caller computes that with src/formats.
+#pragma once
+
+#include <cstdint>
+
+namespace narrowfloat {
+
+// The most blocks of one call. Arrays of one number per block have room for all of them.
+inline constexpr int64_t kMaxKernelBlocks = 128;
+
+enum class KernelInput : int { kF32 = 0, kBf16 = 1, kF16 = 2 };
+enum class KernelBlock : int { k16 = 0, k32 = 1, k128 = 2 };
+enum class KernelCodes : int { kE2M1Of16 = 0, kE2M1Of32 = 1, kE4M3Of32 = 2, kE4M3Of128 = 3 };
+
+// NVFP4 with positive normal factors.
+struct Nvfp4ScaleRule {
+  float encode;        // g
+  float encode_sixth;  // RN(g / 6), of `exact`.
+  float decode;
+  // `fast`: the multiplier for each of the 128 scales. Null for `exact`.
+  const float* multipliers;
+};
+
+// MXFP4 and MXFP8.
+struct MxScaleRule {
+  enum class Rounding : int { kUp, kFloor, kEven };
+  Rounding rounding;
+  bool is_fast;
+  float reciprocal_of_largest;  // RN(1 / 6) or RN(1 / 448)
+  int32_t max_exponent;         // That of the largest element.
+  int32_t half_unit;            // kEven: half a unit of the element's mantissa, in bits of fp32.
+};
+
+struct BlockKernels {
+  // Stores the largest magnitude of each block, as integers compare them: NaN is larger than
+  // infinity. Returns whether all elements are finite.
+  using Maxima = bool (*)(const void* x, int64_t blocks, float* maxima);
+  // Store the scale and the multiplier of each block with a finite maximum. Return false, with
+  // arbitrary results, if the formulas do not cover one of the blocks.
+  using Nvfp4Scales = bool (*)(const float* maxima, int64_t blocks, const Nvfp4ScaleRule& rule,
+                               uint8_t* scales, float* multipliers);
+  using MxScales = bool (*)(const float* maxima, int64_t blocks, const MxScaleRule& rule,
+                            uint8_t* scales, float* multipliers);
+  // Stores the packed codes of RN(x * multiplier). Those of blocks with an element that is infinite
+  // or NaN, or with such a multiplier, are arbitrary.
+  using Codes = void (*)(const void* x, int64_t blocks, const float* multipliers, uint8_t* codes);
+
+  Maxima maxima[3][3];  // Indexed by input and block.
+  Codes codes[3][4];    // Indexed by input and codes.
+  Nvfp4Scales nvfp4_scales;
+  MxScales mx_scales;
+};
+
+extern const BlockKernels kBlockKernelsAvx2;
+extern const BlockKernels kBlockKernelsAvx512;
+
+}  // namespace narrowfloat

@@ -1,0 +1,233 @@
+// The kernels with AVX-512 F, BW, VL, DQ and VBMI.
+#include <immintrin.h>
+
+#include "ops/quantize/x86/block_kernels_text.h"
+
+namespace narrowfloat {
+namespace {
+
+// E2M1 codes of magnitudes, indexed by the three bits of the exponent above 2^-3, the two highest
+// bits of the mantissa, and whether any other bit of it is set.
+alignas(64) constexpr uint8_t kE2m1Codes[64] = {
+    0, 0, 0, 0, 0, 0, 0, 0,  // below 1/4
+    0, 1, 1, 1, 1, 1, 1, 1,  // 1/4 is a tie and goes to 0
+    1, 1, 1, 1, 2, 2, 2, 2,  // from 1/2: 3/4 is a tie
+    2, 2, 2, 3, 3, 3, 4, 4,  // from 1: 5/4 and 7/4
+    4, 4, 4, 5, 5, 5, 6, 6,  // from 2
+    6, 6, 6, 7, 7, 7, 7, 7,  // from 4
+    7, 7, 7, 7, 7, 7, 7, 7,  //
+    7, 7, 7, 7, 7, 7, 7, 7,
+};
+// Two codes a byte stand in the low half of each 8 bytes: those of the first, third, second and
+// fourth vector.
+alignas(64) constexpr uint8_t kE2m1Order[64] = {
+    0, 8, 16, 24, 32, 40, 48, 56, 2, 10, 18, 26, 34, 42, 50, 58,
+    1, 9, 17, 25, 33, 41, 49, 57, 3, 11, 19, 27, 35, 43, 51, 59,
+};
+// Byte v of each 32-bit lane belongs to vector v.
+alignas(64) constexpr uint8_t kE4m3Order[64] = {
+    0, 4, 8,  12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,  //
+    1, 5, 9,  13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61,  //
+    2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62,  //
+    3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63,
+};
+
+// Operations of vpternlogd: third ? second : first, and first | (second & third).
+constexpr int kSelectSecond = 0xD8;
+constexpr int kOrMasked = 0xF8;
+
+struct Avx512 {
+  static constexpr int kLanes = 16;
+  static constexpr bool kHasShiftedE2m1 = true;
+  using Floats = __m512;
+  using Ints = __m512i;
+  using Mask = __mmask16;
+
+  template <KernelInput kInput>
+  static Floats load(const void* x, int64_t elem) {
+    if constexpr (kInput == KernelInput::kF32) {
+      return _mm512_loadu_ps(static_cast<const float*>(x) + elem);
+    } else {
+      const __m256i half = _mm256_loadu_si256(
+          reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(x) + elem));
+      if constexpr (kInput == KernelInput::kF16) {
+        return _mm512_cvtph_ps(half);
+      } else {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+      }
+    }
+  }
+  static Floats broadcast(const float* x) { return _mm512_set1_ps(*x); }
+  static Floats floats(float x) { return _mm512_set1_ps(x); }
+  static Floats floats(Ints bits) { return _mm512_castsi512_ps(bits); }
+  static Ints bits(Floats x) { return _mm512_castps_si512(x); }
+  static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+  static void store(float* out, Floats x) { _mm512_storeu_ps(out, x); }
+  static void store_bytes(uint8_t* out, Ints x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(x));
+  }
+
+  static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+  static Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+  static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+  static Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+  static Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+  static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  static Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+  static Ints min(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
+  static Ints max(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+  static Ints bit_and(Ints a, int32_t b) { return _mm512_and_si512(a, ints(b)); }
+  template <int kBits>
+  static Ints shift_right(Ints a) {
+    return _mm512_srli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static Ints shift_left(Ints a) {
+    return _mm512_slli_epi32(a, kBits);
+  }
+  static Mask none() { return 0; }
+  static Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
+  static bool any(Mask mask) { return mask != 0; }
+  static Mask equal(Ints a, Ints b) { return _mm512_cmpeq_epi32_mask(a, b); }
+  static Mask greater(Ints a, Ints b) { return _mm512_cmpgt_epi32_mask(a, b); }
+  static Ints select(Mask mask, Ints yes, Ints no) {
+    return _mm512_mask_blend_epi32(mask, no, yes);
+  }
+
+  // The first two steps stay inside 128-bit lanes, the others merge these.
+  template <int kCount>
+  static Ints merge(Ints a, Ints b) {
+    if constexpr (kCount == 2) {
+      return max(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    } else if constexpr (kCount == 4) {
+      return max(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    } else if constexpr (kCount == 8) {
+      return max(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE));
+    } else {
+      return max(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+    }
+  }
+
+  // The upper 16 bits of two vectors, with bit 4 set where a lower bit of the number is set. Even
+  // words are those of `a`.
+  static Ints upper_halves(Ints a, Ints b) {
+    const Ints rest = ints(0x1FFFFF);
+    const Ints sticky = ints(0x100000);
+    a = _mm512_mask_or_epi32(a, _mm512_test_epi32_mask(a, rest), a, sticky);
+    b = _mm512_mask_or_epi32(b, _mm512_test_epi32_mask(b, rest), b, sticky);
+    return _mm512_mask_blend_epi16(0xAAAAAAAAU, shift_right<16>(a), b);
+  }
+
+  // Bits 4 to 9 of each word are the index into kE2m1Codes. lowest: the upper half of an eighth of
+  // the block's scale, in each word.
+  static Ints e2m1_indices(Ints halves, Ints lowest) {
+    const Ints above = _mm512_subs_epu16(bit_and(halves, 0x7FFF7FFF), lowest);
+    return _mm512_min_epu16(above, _mm512_set1_epi16(0x3FF));
+  }
+
+  // The codes of 64 numbers, given as the upper halves of each two vectors.
+  static void store_e2m1_halves(const Ints (&halves)[2], const Ints (&lowest)[2], uint8_t* out) {
+    // Bytes in the order of the vectors: 0, 2, 1, 3, 0, ...
+    const Ints odd_bytes = _mm512_set1_epi16(static_cast<int16_t>(0xFF00));
+    const Ints first = _mm512_srli_epi16(e2m1_indices(halves[0], lowest[0]), 4);
+    const Ints second = _mm512_slli_epi16(e2m1_indices(halves[1], lowest[1]), 4);
+    const Ints indices = _mm512_ternarylogic_epi32(first, second, odd_bytes, kSelectSecond);
+    const Ints signs = _mm512_ternarylogic_epi32(_mm512_srli_epi16(halves[0], 8), halves[1],
+                                                 odd_bytes, kSelectSecond);
+    const Ints magnitudes = _mm512_permutexvar_epi8(indices, _mm512_load_si512(kE2m1Codes));
+    const Ints codes = _mm512_ternarylogic_epi32(magnitudes, _mm512_srli_epi16(signs, 4),
+                                                 _mm512_set1_epi8(8), kOrMasked);
+    // An even element and the next one are in neighbouring 32-bit lanes.
+    const Ints pairs = _mm512_or_si512(codes, _mm512_srli_epi64(codes, 28));
+    const Ints packed = _mm512_permutexvar_epi8(_mm512_load_si512(kE2m1Order), pairs);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(packed));
+  }
+
+  static void store_e2m1(const Floats (&x)[4], uint8_t* out) {
+    const Ints eighth = _mm512_set1_epi16(124 << 7);
+    store_e2m1_halves({upper_halves(bits(x[0]), bits(x[1])), upper_halves(bits(x[2]), bits(x[3]))},
+                      {eighth, eighth}, out);
+  }
+
+  // A product with a power of two is exact: the exponents are subtracted instead. Returns false,
+  // without a result, where a multiplier is no power of two of the middle range.
+  template <KernelInput kInput>
+  static bool store_shifted_e2m1(const void* x, int64_t blocks, const float* multipliers,
+                                 uint8_t* codes) {
+    constexpr int32_t kEighth = 124;
+    constexpr int32_t kOne = 127;
+    alignas(64) uint32_t lowest[kMaxKernelBlocks];
+    for (int64_t block = 0; block < blocks; block += kLanes) {
+      const Ints multiplier = bits(load<KernelInput::kF32>(multipliers, block));
+      const Ints exponent = shift_right<23>(multiplier);
+      // An eighth of the scale is a power of two from 2^-126 on; the scale is less than 2^126.
+      const Ints from_largest = sub(ints(kEighth + kOne - 1), exponent);
+      const Mask is_valid = static_cast<Mask>(
+          _mm512_testn_epi32_mask(multiplier, ints(static_cast<int32_t>(0x807FFFFF))) &
+          _mm512_cmplt_epu32_mask(from_largest, ints(248)));
+      const int64_t left = blocks - block;
+      const auto used = static_cast<Mask>(left < kLanes ? (1U << left) - 1U : 0xFFFFU);
+      if ((is_valid & used) != used) return false;
+      const Ints word = shift_left<7>(add(from_largest, ints(1)));
+      _mm512_store_si512(lowest + block, _mm512_or_si512(word, shift_left<16>(word)));
+    }
+    block_kernels::for_each_step<Avx512, kInput>(x, blocks * 32, [&](int64_t elem, int64_t count) {
+      const bool is_whole = count == 4 * kLanes;
+      const auto halves = [&](int64_t at) {
+        return upper_halves(bits(load<kInput>(x, at)), bits(load<kInput>(x, at + kLanes)));
+      };
+      const auto lowest_of = [&](int64_t at) {
+        return ints(static_cast<int32_t>(lowest[at / 32]));
+      };
+      block_kernels::store_bytes_of_step<2 * kLanes>(
+          codes + elem / 2, count / 2, [&](uint8_t* out) {
+            store_e2m1_halves({halves(elem), is_whole ? halves(elem + 32) : ints(0)},
+                              {lowest_of(elem), is_whole ? lowest_of(elem + 32) : ints(0)}, out);
+          });
+    });
+    return true;
+  }
+
+  // The magnitude's code plus 104 in the lowest byte (round_to_e4m3 has the idea); other bytes are
+  // arbitrary.
+  static Ints e4m3_magnitude(Floats x) {
+    // The smaller magnitude, with the sign cleared.
+    const Floats clamped = _mm512_range_ps(x, floats(448.0F), 0xA);
+    const Ints power = max(bit_and(bits(clamped), 0x7F800000), ints(0x3C800000));
+    const Ints sum = bits(_mm512_fmadd_ps(floats(power), floats(0x1p20F), clamped));
+    return add(sum, shift_right<20>(sum));
+  }
+
+  // Byte v of each 32-bit lane is the lowest byte of v's.
+  static Ints lowest_bytes(Ints a, Ints b, Ints c, Ints d) {
+    const Ints low = _mm512_ternarylogic_epi32(shift_left<8>(b), a, ints(0xFF), kSelectSecond);
+    const Ints high = _mm512_ternarylogic_epi32(shift_left<24>(d), shift_left<16>(c),
+                                                ints(0xFFFFFF), kSelectSecond);
+    return _mm512_ternarylogic_epi32(high, low, ints(0xFFFF), kSelectSecond);
+  }
+  // Byte v of each 32-bit lane is the highest byte of v's.
+  static Ints highest_bytes(Ints a, Ints b, Ints c, Ints d) {
+    const Ints low = _mm512_ternarylogic_epi32(shift_right<16>(b), shift_right<24>(a), ints(0xFF),
+                                               kSelectSecond);
+    const Ints high =
+        _mm512_ternarylogic_epi32(d, shift_right<8>(c), ints(0xFFFFFF), kSelectSecond);
+    return _mm512_ternarylogic_epi32(high, low, ints(0xFFFF), kSelectSecond);
+  }
+
+  static void store_e4m3(const Floats (&x)[4], uint8_t* out) {
+    const Ints magnitudes =
+        _mm512_sub_epi8(lowest_bytes(e4m3_magnitude(x[0]), e4m3_magnitude(x[1]),
+                                     e4m3_magnitude(x[2]), e4m3_magnitude(x[3])),
+                        _mm512_set1_epi8(104));
+    const Ints signs = highest_bytes(bits(x[0]), bits(x[1]), bits(x[2]), bits(x[3]));
+    const Ints codes = _mm512_ternarylogic_epi32(
+        magnitudes, signs, _mm512_set1_epi8(static_cast<char>(0x80)), kOrMasked);
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi8(_mm512_load_si512(kE4m3Order), codes));
+  }
+};
+
+}  // namespace
+
+const BlockKernels kBlockKernelsAvx512 = block_kernels::block_kernels_of<Avx512>();
+
+}  // namespace narrowfloat

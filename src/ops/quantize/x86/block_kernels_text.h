@@ -1,0 +1,269 @@
+// The kernels of block_kernels.h, written against a level of vector instructions.
+//
+// Level is a type of an unnamed namespace with
+//   kLanes                    fp32 lanes of a vector
+//   Floats, Ints, Mask        vectors of fp32, of 32-bit integers, of decisions
+//   load<KernelInput>(x, i)   kLanes elements from element i on, as fp32
+//   merge<kCount>(a, b)       a step of merged_maxima()
+//   store_e2m1, store_e4m3    the codes of four vectors of numbers
+//   kHasShiftedE2m1           whether there is a faster way for multipliers that are powers of two
+// and elementary operations. Magnitudes are compared as integers: bit patterns of non-negative
+// floats have the order of the floats, and a NaN is larger than all of them.
+#pragma once
+
+#include <cstring>
+
+#include "ops/quantize/x86/block_kernels.h"
+
+namespace narrowfloat::block_kernels {
+
+inline constexpr int32_t kMagnitude = 0x7FFFFFFF;
+inline constexpr int32_t kInfinity = 0x7F800000;
+inline constexpr int32_t kSmallestNormal = 0x00800000;
+
+// Elements ahead of the current one that are fetched into the cache.
+inline constexpr int64_t kPrefetchElems = 2048;
+
+constexpr int64_t element_bytes(KernelInput input) { return input == KernelInput::kF32 ? 4 : 2; }
+
+template <class Level, KernelInput kInput, int kBlock>
+typename Level::Ints block_magnitudes(const void* x, int64_t first) {
+  typename Level::Ints largest =
+      Level::bit_and(Level::bits(Level::template load<kInput>(x, first)), kMagnitude);
+  for (int i = Level::kLanes; i < kBlock; i += Level::kLanes) {
+    largest = Level::max(
+        largest,
+        Level::bit_and(Level::bits(Level::template load<kInput>(x, first + i)), kMagnitude));
+  }
+  return largest;
+}
+
+// Lane j: the largest lane of vector(first + j), for kCount = kLanes vectors. Level::merge halves
+// the number of vectors: for kCount vectors, the result has kLanes / kCount lanes of each.
+template <class Level, int kCount, typename Vectors>
+typename Level::Ints merged_maxima(const Vectors& vector, int64_t first) {
+  if constexpr (kCount == 1) {
+    return vector(first);
+  } else {
+    return Level::template merge<kCount>(
+        merged_maxima<Level, kCount / 2>(vector, first),
+        merged_maxima<Level, kCount / 2>(vector, first + kCount / 2));
+  }
+}
+
+template <class Level, KernelInput kInput, int kBlock>
+bool block_maxima(const void* x, int64_t blocks, float* maxima) {
+  constexpr int kGroup = Level::kLanes;
+  const auto magnitudes = [&](int64_t block) {
+    return block_magnitudes<Level, kInput, kBlock>(x, block * kBlock);
+  };
+  const auto magnitudes_or_zero = [&](int64_t block) {
+    return block < blocks ? block_magnitudes<Level, kInput, kBlock>(x, block * kBlock)
+                          : Level::ints(0);
+  };
+  auto largest = Level::ints(0);
+  for (int64_t block = 0; block < blocks; block += kGroup) {
+    const auto result = block + kGroup <= blocks
+                            ? merged_maxima<Level, kGroup>(magnitudes, block)
+                            : merged_maxima<Level, kGroup>(magnitudes_or_zero, block);
+    largest = Level::max(largest, result);
+    Level::store(maxima + block, Level::floats(result));
+  }
+  return !Level::any(Level::greater(largest, Level::ints(kInfinity - 1)));
+}
+
+// Calls store(elem, count) for steps of four vectors: for all elements of whole steps, then with
+// the rest's number.
+template <class Level, KernelInput kInput, typename Store>
+void for_each_step(const void* x, int64_t elems, const Store& store) {
+  constexpr int64_t kStep = 4 * Level::kLanes;
+  constexpr int64_t kBytes = element_bytes(kInput);
+  int64_t elem = 0;
+  for (; elem + kStep <= elems; elem += kStep) {
+    // The next segment of the row: its maxima are read at the speed of the caches while this one's
+    // codes keep the arithmetic units busy.
+    for (int64_t byte = 0; byte < kStep * kBytes; byte += 64) {
+      __builtin_prefetch(static_cast<const char*>(x) + (elem + kPrefetchElems) * kBytes + byte);
+    }
+    store(elem, kStep);
+  }
+  if (elem < elems) store(elem, elems - elem);
+}
+
+// Stores the codes of `count` elements, kStep or fewer: kStore(codes of a whole step).
+template <int kStepBytes, typename Store>
+void store_bytes_of_step(uint8_t* out, int64_t bytes, const Store& store) {
+  if (bytes == kStepBytes) return store(out);
+  uint8_t step[kStepBytes];
+  store(step);
+  std::memcpy(out, step, static_cast<size_t>(bytes));
+}
+
+template <class Level, KernelInput kInput, KernelCodes kCodes>
+void block_codes(const void* x, int64_t blocks, const float* multipliers, uint8_t* codes) {
+  constexpr int64_t kBlock = kCodes == KernelCodes::kE2M1Of16    ? 16
+                             : kCodes == KernelCodes::kE4M3Of128 ? 128
+                                                                 : 32;
+  constexpr bool kIsE2m1 = kCodes == KernelCodes::kE2M1Of16 || kCodes == KernelCodes::kE2M1Of32;
+  constexpr int kLanes = Level::kLanes;
+  using Floats = typename Level::Floats;
+  if constexpr (kCodes == KernelCodes::kE2M1Of32 && Level::kHasShiftedE2m1) {
+    if (Level::template store_shifted_e2m1<kInput>(x, blocks, multipliers, codes)) return;
+  }
+  const int64_t elems = blocks * kBlock;
+  for_each_step<Level, kInput>(x, elems, [&](int64_t elem, int64_t count) {
+    const auto scaled = [&](int i) {
+      const int64_t at = elem + i * kLanes;
+      if (i * kLanes >= count) return Level::floats(0.0F);
+      return Level::mul(Level::template load<kInput>(x, at),
+                        Level::broadcast(multipliers + at / kBlock));
+    };
+    const Floats values[4] = {scaled(0), scaled(1), scaled(2), scaled(3)};
+    if constexpr (kIsE2m1) {
+      store_bytes_of_step<2 * kLanes>(codes + elem / 2, count / 2,
+                                      [&](uint8_t* out) { Level::store_e2m1(values, out); });
+    } else {
+      store_bytes_of_step<4 * kLanes>(codes + elem, count,
+                                      [&](uint8_t* out) { Level::store_e4m3(values, out); });
+    }
+  });
+}
+
+// E4M3 codes of numbers >= 0, and their values.
+template <class Level>
+struct RoundedE4m3 {
+  typename Level::Ints codes;
+  typename Level::Floats values;
+};
+
+// The sum with 2^20 times the number's power of two has a unit of an eighth of that power of two,
+// so the addition rounds to three mantissa bits, and the sum's own mantissa ends in the code's.
+template <class Level>
+RoundedE4m3<Level> round_to_e4m3(typename Level::Floats x) {
+  constexpr int32_t kMinNormal = 0x3C800000;  // 2^-6
+  const auto clamped = Level::bits(Level::min(x, Level::floats(448.0F)));
+  const auto power = Level::max(Level::bit_and(clamped, kInfinity), Level::ints(kMinNormal));
+  const auto shift = Level::mul(Level::floats(power), Level::floats(0x1p20F));
+  const auto sum = Level::add(Level::floats(clamped), shift);
+  const auto bits = Level::bits(sum);
+  // The exponent field of the sum is 141 for the smallest power of two.
+  const auto code =
+      Level::add(bits, Level::sub(Level::template shift_right<20>(bits), Level::ints(141 * 8)));
+  return {Level::bit_and(code, 0xFF), Level::sub(sum, shift)};
+}
+
+// Whether a product could be one that `fast` flushes although it rounds to 2^-126 (spec 4.2).
+template <class Level>
+typename Level::Mask is_at_flush_limit(typename Level::Ints product) {
+  return Level::equal(product, Level::ints(kSmallestNormal));
+}
+
+// Non-negative numbers as `fast` reads them.
+template <class Level>
+typename Level::Ints flush(typename Level::Ints bits) {
+  return Level::select(Level::greater(Level::ints(kSmallestNormal), bits), Level::ints(0), bits);
+}
+
+template <class Level>
+bool nvfp4_scales(const float* maxima, int64_t blocks, const Nvfp4ScaleRule& rule, uint8_t* scales,
+                  float* multipliers) {
+  constexpr float kOneSixth = 1.0F / 6.0F;
+  auto uncovered = Level::none();
+  for (int64_t block = 0; block < blocks; block += Level::kLanes) {
+    auto amax = Level::template load<KernelInput::kF32>(maxima, block);
+    if (rule.multipliers != nullptr) {
+      amax = Level::floats(flush<Level>(Level::bits(amax)));
+      const auto sixth = Level::bits(Level::mul(amax, Level::floats(kOneSixth)));
+      uncovered = Level::either(uncovered, is_at_flush_limit<Level>(sixth));
+      // A product below 2^-126 rounds to the code 0, flushed or not.
+      const auto product =
+          Level::mul(Level::floats(rule.encode), Level::floats(flush<Level>(sixth)));
+      Level::store_bytes(scales + block, round_to_e4m3<Level>(product).codes);
+      for (int64_t i = block; i < block + Level::kLanes; ++i) {
+        const bool is_zero = maxima[i] < 0x1p-126F;
+        multipliers[i] = is_zero ? 0.0F : rule.multipliers[scales[i]];
+      }
+      continue;
+    }
+    const auto rounded = round_to_e4m3<Level>(Level::mul(amax, Level::floats(rule.encode_sixth)));
+    const auto decode = Level::mul(rounded.values, Level::floats(rule.decode));
+    const auto reciprocal =
+        Level::min(Level::div(Level::floats(1.0F), decode), Level::floats(0x1.fffffep127F));
+    const auto is_zero = Level::equal(Level::bits(amax), Level::ints(0));
+    Level::store_bytes(scales + block, rounded.codes);
+    Level::store(multipliers + block,
+                 Level::floats(Level::select(is_zero, Level::ints(0), Level::bits(reciprocal))));
+  }
+  return !Level::any(uncovered);
+}
+
+// Scale byte of 'up': the least power of two at or above the quotient.
+template <class Level>
+typename Level::Ints round_up_to_ue8m0(typename Level::Ints quotient) {
+  constexpr int32_t kMantissa = 0x7FFFFF;
+  constexpr int32_t kScaleOfByteZero = 0x00400000;
+  const auto byte =
+      Level::min(Level::template shift_right<23>(Level::add(quotient, Level::ints(kMantissa))),
+                 Level::ints(254));
+  return Level::select(Level::greater(quotient, Level::ints(kScaleOfByteZero)), byte,
+                       Level::ints(0));
+}
+
+template <class Level>
+bool mx_scales(const float* maxima, int64_t blocks, const MxScaleRule& rule, uint8_t* scales,
+               float* multipliers) {
+  auto uncovered = Level::none();
+  const auto multiplier_of_254 = Level::ints(rule.is_fast ? 0 : 0x00400000);
+  for (int64_t block = 0; block < blocks; block += Level::kLanes) {
+    const auto amax = Level::bits(Level::template load<KernelInput::kF32>(maxima, block));
+    auto byte = amax;
+    if (rule.rounding == MxScaleRule::Rounding::kUp) {
+      const auto operand = rule.is_fast ? flush<Level>(amax) : amax;
+      auto quotient = Level::bits(
+          Level::mul(Level::floats(operand), Level::floats(rule.reciprocal_of_largest)));
+      if (rule.is_fast) {
+        uncovered = Level::either(uncovered, is_at_flush_limit<Level>(quotient));
+        quotient = flush<Level>(quotient);
+      }
+      byte = round_up_to_ue8m0<Level>(quotient);
+    } else {
+      const int32_t half = rule.rounding == MxScaleRule::Rounding::kEven ? rule.half_unit : 0;
+      const auto exponent =
+          Level::sub(Level::template shift_right<23>(Level::add(amax, Level::ints(half))),
+                     Level::ints(rule.max_exponent));
+      byte = Level::max(exponent, Level::ints(0));
+    }
+    auto multiplier = Level::template shift_left<23>(Level::sub(Level::ints(254), byte));
+    multiplier = Level::select(Level::equal(byte, Level::ints(254)), multiplier_of_254, multiplier);
+    if (rule.is_fast) {
+      multiplier = Level::select(Level::equal(byte, Level::ints(0)), Level::ints(0), multiplier);
+    }
+    Level::store_bytes(scales + block, byte);
+    Level::store(multipliers + block, Level::floats(multiplier));
+  }
+  return !Level::any(uncovered);
+}
+
+template <class Level>
+constexpr BlockKernels block_kernels_of() {
+  using enum KernelInput;
+  using enum KernelCodes;
+  return {
+      .maxima = {{block_maxima<Level, kF32, 16>, block_maxima<Level, kF32, 32>,
+                  block_maxima<Level, kF32, 128>},
+                 {block_maxima<Level, kBf16, 16>, block_maxima<Level, kBf16, 32>,
+                  block_maxima<Level, kBf16, 128>},
+                 {block_maxima<Level, kF16, 16>, block_maxima<Level, kF16, 32>,
+                  block_maxima<Level, kF16, 128>}},
+      .codes = {{block_codes<Level, kF32, kE2M1Of16>, block_codes<Level, kF32, kE2M1Of32>,
+                 block_codes<Level, kF32, kE4M3Of32>, block_codes<Level, kF32, kE4M3Of128>},
+                {block_codes<Level, kBf16, kE2M1Of16>, block_codes<Level, kBf16, kE2M1Of32>,
+                 block_codes<Level, kBf16, kE4M3Of32>, block_codes<Level, kBf16, kE4M3Of128>},
+                {block_codes<Level, kF16, kE2M1Of16>, block_codes<Level, kF16, kE2M1Of32>,
+                 block_codes<Level, kF16, kE4M3Of32>, block_codes<Level, kF16, kE4M3Of128>}},
+      .nvfp4_scales = nvfp4_scales<Level>,
+      .mx_scales = mx_scales<Level>,
+  };
+}
+
+}  // namespace narrowfloat::block_kernels

@@ -1,0 +1,19 @@
+// The levels of x86 vector instructions that implementations on the CPU are compiled for, and
+// whether this CPU has them.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/support.h"
+
+namespace narrowfloat {
+
+enum class VectorLevel : int {
+  kAvx2,    // AVX2, FMA, F16C: x86-64-v3
+  kAvx512,  // AVX-512 F, BW, VL, DQ and VBMI
+};
+
+// The condition of an implementation on the CPU that is compiled for `level`.
+Support cpu_with(Device device, VectorLevel level);
+
+}  // namespace narrowfloat

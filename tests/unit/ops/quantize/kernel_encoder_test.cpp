@@ -1,0 +1,154 @@
+// The kernels of each level of vector instructions give the bytes of the scalar formulas: for
+// random bits, for numbers around ties and around the ends of the exponents, for any global scale,
+// and for every number of blocks around a step of the kernels.
+#include "ops/quantize/kernel_encoder.h"
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "runtime/vector_level.h"
+
+namespace narrowfloat {
+namespace {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+  uint32_t below(uint32_t bound) { return static_cast<uint32_t>(engine_() % bound); }
+  uint32_t bits() { return static_cast<uint32_t>(engine_()); }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// The bits of an fp32 number of one of several kinds.
+uint32_t sample(Random& random, uint32_t kind, uint32_t exponent) {
+  const uint32_t fraction = random.bits() & 0x807FFFFFU;
+  switch (kind) {
+    case 0:
+      return random.bits();
+    case 1:
+      return (exponent + random.below(20)) << 23 | fraction;
+    case 2:  // Few significant bits: ties.
+      return float_bits(std::ldexp(static_cast<float>(random.below(33)) / 4.0F - 4.0F,
+                                   static_cast<int>(exponent / 2) - 60));
+    case 3:
+      return fraction;
+    case 4:
+      return random.below(9) == 0 ? fraction & 0x80000000U : exponent << 23 | fraction;
+    default:  // Infinities and NaN among ties and numbers.
+      if (random.below(50) == 0) return 0x7F800000U | (random.bits() & 0x80400001U);
+      return (119U + random.below(16)) << 23 | (random.bits() & 0x80700000U) |
+             (random.below(3) == 0 ? random.bits() & 0xFFFFFU : 0U);
+  }
+}
+
+std::vector<uint8_t> sample_elements(Random& random, DType dtype, int64_t count) {
+  std::vector<uint8_t> elements(static_cast<size_t>(count * element_bytes(dtype)));
+  const uint32_t kind = random.below(6);
+  const uint32_t exponent = random.below(220);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = sample(random, kind, exponent);
+    const auto half = static_cast<uint16_t>(
+        dtype == DType::kF16 && kind != 0 ? float_to_f16(bits_float(bits)) : bits >> 16);
+    uint8_t* out = elements.data() + i * element_bytes(dtype);
+    if (dtype == DType::kF32) {
+      std::memcpy(out, &bits, sizeof(bits));
+    } else {
+      std::memcpy(out, &half, sizeof(half));
+    }
+  }
+  return elements;
+}
+
+float sample_encode_scale(Random& random) {
+  const float any = bits_float(random.bits());
+  const float usual = std::ldexp(1.0F, static_cast<int>(random.below(60)) - 27) * 1.37F;
+  return random.below(4) == 0 ? any : usual;
+}
+
+template <BlockFormat Format, class Math>
+void expect_the_formulas_bytes(const BlockKernels& kernels, const QuantizeProblem& problem,
+                               const std::vector<uint8_t>& elements, float encode_scale) {
+  using Element = typename Format::Element;
+  using Stored = typename Format::Stored;
+  constexpr int64_t kCols = Format::kBlockCols;
+  const ElementRun run{elements.data(), problem.input};
+  const int64_t blocks =
+      static_cast<int64_t>(elements.size()) / element_bytes(problem.input) / kCols;
+  const auto code_bytes = static_cast<size_t>(blocks * kCols * Element::kBits / 8);
+  RowScaling row;
+  if constexpr (Format::kHasGlobalScale) {
+    row.pair = Format::template scale_pair<Math>(encode_scale);
+  }
+  KernelEncoder<Format, Math> encoder(problem, kernels);
+  encoder.prepare(row.pair);
+  std::vector<Stored> expected_scales(kMaxKernelBlocks);
+  std::vector<uint8_t> codes(code_bytes + 1, 0xEE);
+  std::vector<uint8_t> expected_codes = codes;
+  std::vector<Stored> kernel_scales(kMaxKernelBlocks);
+  encoder.encode(run, blocks, row.pair, kernel_scales.data(), codes.data());
+  const BlockEncoder<Format, Math> formulas(problem);
+  std::array<float, kCols> x;
+  std::array<uint8_t, kCols> block_codes;
+  for (int64_t i = 0; i < blocks; ++i) {
+    widen(problem.input, run.from(i * kCols).first, kCols, x.data());
+    expected_scales[static_cast<size_t>(i)] =
+        formulas.encode(x.data(), kCols, row, block_codes.data());
+    pack_codes<Element>(block_codes.data(), i * kCols, kCols, expected_codes.data());
+  }
+  EXPECT_EQ(codes, expected_codes) << Format::kName << " " << name(problem.input);
+  EXPECT_EQ(std::memcmp(kernel_scales.data(), expected_scales.data(),
+                        static_cast<size_t>(blocks) * sizeof(Stored)),
+            0)
+      << Format::kName << " " << name(problem.input);
+}
+
+template <BlockFormat Format>
+void expect_the_formulas_bytes_in_both_modes(const BlockKernels& kernels, QuantizeProblem problem,
+                                             const std::vector<uint8_t>& elements,
+                                             float encode_scale) {
+  problem.format = Format::kId;
+  expect_the_formulas_bytes<Format, ExactMath>(kernels, problem, elements, encode_scale);
+  problem.math = MathMode::kFast;
+  expect_the_formulas_bytes<Format, FastMath>(kernels, problem, elements, encode_scale);
+}
+
+class KernelEncoderTest : public ::testing::TestWithParam<VectorLevel> {};
+
+TEST_P(KernelEncoderTest, GivesTheBytesOfTheFormulas) {
+  const Support support = cpu_with(Device{}, GetParam());
+  if (!support.ok()) GTEST_SKIP() << support.reason();
+  const BlockKernels& kernels =
+      GetParam() == VectorLevel::kAvx2 ? kBlockKernelsAvx2 : kBlockKernelsAvx512;
+  Random random(7);
+  for (int i = 0; i < 400 && !HasFailure(); ++i) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      // The last block of 16 is alone in its step in half of the cases.
+      const std::vector<uint8_t> elements =
+          sample_elements(random, dtype, 128 * (1 + random.below(7)) + 16 * random.below(8));
+      const float encode_scale = sample_encode_scale(random);
+      QuantizeProblem problem;
+      problem.input = dtype;
+      problem.rules.input_max = largest_finite(dtype);
+      problem.rules.mx_rounding = static_cast<Ue8m0Rounding>(random.below(3));
+      expect_the_formulas_bytes_in_both_modes<Nvfp4>(kernels, problem, elements, encode_scale);
+      expect_the_formulas_bytes_in_both_modes<Mxfp4>(kernels, problem, elements, encode_scale);
+      expect_the_formulas_bytes_in_both_modes<Mxfp8>(kernels, problem, elements, encode_scale);
+      expect_the_formulas_bytes_in_both_modes<Fp8Block1x128>(kernels, problem, elements,
+                                                             encode_scale);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, KernelEncoderTest,
+                         ::testing::Values(VectorLevel::kAvx2, VectorLevel::kAvx512),
+                         [](const auto& test) {
+                           return test.param == VectorLevel::kAvx2 ? "avx2" : "avx512";
+                         });
+
+}  // namespace
+}  // namespace narrowfloat
