@@ -1,5 +1,5 @@
 // Checkpoints: a safetensors file, or a directory with config.json and shards. Open, recognise how
-// tensors are quantized, quantize, dequantize, compare. Streams tensor by tensor.
+// tensors are quantized, quantize, dequantize, convert, compare. Streams tensor by tensor.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ enum class Convention : int {
   kMxfp4CompressedTensors = 2,  // mxfp4-ct: mxfp4-pack-quantized
   kMxfp8CompressedTensors = 3,  // mxfp8-ct: mxfp8-quantized
   kFp8Block = 4,                // fp8-block: DeepSeek's weight_scale_inv
-  // Read only:
+  // Not written by quantize_checkpoint:
   kMxfp4GptOss = 5,    // mxfp4-gpt-oss: experts together, _blocks and _scales
   kMxfp4DeepSeek = 6,  // mxfp4-deepseek: DeepSeek-V4's experts, I8 codes
 };
@@ -66,7 +66,8 @@ struct ConventionInfo {
   std::string_view name;         // "nvfp4-ct": the FORMAT of the command line.
   std::string_view description;  // One line for listings.
   FormatId format;
-  bool is_written = true;  // Whether quantize_checkpoint writes it, or it is read only.
+  bool is_written = true;         // Whether quantize_checkpoint writes it.
+  bool is_convert_target = true;  // Whether convert_checkpoint writes it.
 };
 NARROWFLOAT_API std::span<const ConventionInfo> all_conventions();
 NARROWFLOAT_API const ConventionInfo& convention_info(Convention convention);
@@ -150,14 +151,25 @@ struct ErrorFigures {
   int64_t nonfinite = 0;  // Elements left out of the sums.
 };
 
+// How much of a weight a conversion left as it was. A block is a run of columns of one row that
+// share a scale in the target.
+struct ConversionFigures {
+  bool is_exact = true;  // Codes, block scales and the global scale mean the same as before.
+  int64_t blocks = 0;
+  std::optional<int64_t> exact_blocks;  // Whose values are the same; not known by a dry run.
+  // Relative: the rounding of the reciprocal where the conventions store inverse global scales.
+  double global_scale_change = 0;
+};
+
 struct TensorReport {
   std::string name;
-  std::string action;  // "quantize" or "copy".
-  std::string reason;  // Why it is copied.
+  std::string action;  // "quantize", "dequantize", "convert", "requantize" or "copy".
+  std::string reason;  // Why it is copied, or not converted exactly.
   std::vector<int64_t> shape;
   uint64_t source_bytes = 0;
   uint64_t target_bytes = 0;
   std::optional<ErrorFigures> figures;
+  std::optional<ConversionFigures> conversion;
 };
 
 struct CheckpointReport {
@@ -197,6 +209,32 @@ struct DequantizeCheckpointOptions {
 NARROWFLOAT_API CheckpointReport dequantize_checkpoint(const std::string& source,
                                                        const std::string& target,
                                                        const DequantizeCheckpointOptions& options);
+
+struct ConvertCheckpointOptions {
+  Convention to = Convention::kNvfp4CompressedTensors;
+  // Throw kInvalidArgument, before anything is written, if a weight would change at all: also where
+  // only the reciprocal of a global scale is rounded.
+  bool exact_only = false;
+  // Quantize weights again whose values the target cannot hold; otherwise they are an error.
+  bool lossy = false;
+  // How weights are quantized again; as in QuantizeCheckpointOptions.
+  MathMode math = MathMode::kExact;
+  Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;
+  ScaleSearch scale_search = ScaleSearch::kAmax;
+  uint64_t max_memory_bytes = 0;
+  uint64_t max_shard_bytes = 5'000'000'000;
+  bool dry_run = false;
+  bool force = false;
+  bool resume = false;
+  std::function<void(const ProgressEvent&)> progress;
+  std::function<bool()> cancelled;
+};
+// Converts the quantized weights of SRC to another convention, keeping codes and scales wherever
+// the target can hold the same values. Stacked experts become one weight for each matrix of each
+// expert, and the way back.
+NARROWFLOAT_API CheckpointReport convert_checkpoint(const std::string& source,
+                                                    const std::string& target,
+                                                    const ConvertCheckpointOptions& options);
 
 struct TensorDiff {
   std::string name;

@@ -20,7 +20,12 @@ TypeError for what is no array at all.
 from narrowfloat._allreduce import AllReduce, explain_allreduce
 from narrowfloat._allreduce_call import AllReduceOptions
 from narrowfloat._allreduce_outputs import AllReduceResult, Fp8Rows
-from narrowfloat._checkpoints import dequantize_checkpoint, diff, quantize_checkpoint
+from narrowfloat._checkpoints import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    diff,
+    quantize_checkpoint,
+)
 from narrowfloat._core import (
     CheckpointDiff,
     CheckpointReport,
@@ -116,6 +121,7 @@ __all__ = [
     "amax",
     "build_info",
     "combine",
+    "convert_checkpoint",
     "decode_scale_from_encode",
     "default_token_tile",
     "dequantize",

@@ -1,4 +1,4 @@
-"""Checkpoints as files: quantize, dequantize, compare. And two arrays, compared."""
+"""Checkpoints as files: quantize, dequantize, convert, compare. And two arrays, compared."""
 
 from __future__ import annotations
 
@@ -55,6 +55,35 @@ def dequantize_checkpoint(
 ) -> _core.CheckpointReport:
     """Writes a quantized checkpoint with plain weights. Arguments: quantize_checkpoint()."""
     return _core.dequantize_checkpoint(os.fspath(source), os.fspath(target), dtype, force)
+
+
+def convert_checkpoint(
+    source: Path,
+    target: Path,
+    to: str = "nvfp4",
+    *,
+    exact_only: bool = False,
+    lossy: bool = False,
+    math: Literal["exact", "fast"] = "exact",
+    mx_scale: Literal["up", "floor", "even"] = "up",
+    scale_search: Literal["amax", "four_over_six"] = "amax",
+    max_memory_bytes: int = 0,
+    dry_run: bool = False,
+    force: bool = False,
+    resume: bool = False,
+) -> _core.CheckpointReport:
+    """Converts the quantized weights of a checkpoint to another convention, exactly if possible.
+
+    to: as for quantize_checkpoint(), or mxfp4-gpt-oss. exact_only: an error, before anything is
+    written, if a weight would change at all. lossy: weights whose values the target cannot hold are
+    quantized again, with math, mx_scale and scale_search; otherwise they are an error. resume:
+    continue an interrupted run. `conversion` of the report's tensors says what became of each.
+    """
+    options = _core.ConvertCheckpointOptions()
+    options.exact_only, options.lossy, options.resume = exact_only, lossy, resume
+    options.max_memory_bytes, options.dry_run, options.force = max_memory_bytes, dry_run, force
+    words = {"to": to, "math": math, "mx_scale": mx_scale, "scale_search": scale_search}
+    return _core.convert_checkpoint(os.fspath(source), os.fspath(target), options, words)
 
 
 def _numbers(value: Any) -> np.ndarray[Any, Any]:

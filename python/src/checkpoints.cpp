@@ -1,4 +1,4 @@
-// Checkpoints: quantize, dequantize, compare, and one Mixture-of-Experts layer of one.
+// Checkpoints: quantize, dequantize, convert, compare, and one Mixture-of-Experts layer of one.
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,8 +39,9 @@ auto run_unlocked(Function function) {
   return result;
 }
 
-CheckpointReport run_quantize(const std::string& source, const std::string& target,
-                              QuantizeCheckpointOptions options, const NamedTexts& words) {
+// The options that quantize and convert spell as words.
+template <typename Options>
+void read_words(Options& options, const NamedTexts& words) {
   for (const auto& [key, value] : words) {
     const auto name = nb::cast<std::string>(key);
     const auto text = nb::cast<std::string>(value);
@@ -52,6 +53,18 @@ CheckpointReport run_quantize(const std::string& source, const std::string& targ
           name, text, {{"amax", ScaleSearch::kAmax}, {"four_over_six", ScaleSearch::kFourOverSix}});
     }
   }
+}
+
+CheckpointReport run_convert(const std::string& source, const std::string& target,
+                             ConvertCheckpointOptions options, const NamedTexts& words) {
+  read_words(options, words);
+  options.cancelled = interrupted;
+  return run_unlocked([&] { return convert_checkpoint(source, target, options); });
+}
+
+CheckpointReport run_quantize(const std::string& source, const std::string& target,
+                              QuantizeCheckpointOptions options, const NamedTexts& words) {
+  read_words(options, words);
   options.cancelled = interrupted;
   return run_unlocked([&] { return quantize_checkpoint(source, target, options); });
 }
@@ -124,14 +137,23 @@ void bind_reports(nb::module_& module) {
               "None where the compared side is not quantized.")
       .def_rw("flushed_percent", &ErrorFigures::flushed_percent)
       .def_rw("nonfinite", &ErrorFigures::nonfinite, "Elements left out of the sums.");
+  nb::class_<ConversionFigures>(module, "ConversionFigures",
+                                "What a conversion changed in a weight.")
+      .def_ro("is_exact", &ConversionFigures::is_exact, "Everything means the same as before.")
+      .def_ro("blocks", &ConversionFigures::blocks, "Runs of columns that share a scale.")
+      .def_ro("exact_blocks", &ConversionFigures::exact_blocks,
+              "Blocks with the same values; None where a dry run does not know.")
+      .def_ro("global_scale_change", &ConversionFigures::global_scale_change,
+              "Relative rounding of the reciprocal of a global scale.");
   nb::class_<TensorReport>(module, "TensorReport", "What became of one tensor.")
       .def_ro("name", &TensorReport::name)
-      .def_ro("action", &TensorReport::action, "quantize or copy.")
-      .def_ro("reason", &TensorReport::reason, "Why it is copied.")
+      .def_ro("action", &TensorReport::action, "quantize, dequantize, convert, requantize or copy.")
+      .def_ro("reason", &TensorReport::reason, "Why it is copied, or not converted exactly.")
       .def_ro("shape", &TensorReport::shape)
       .def_ro("source_bytes", &TensorReport::source_bytes)
       .def_ro("target_bytes", &TensorReport::target_bytes)
-      .def_ro("figures", &TensorReport::figures);
+      .def_ro("figures", &TensorReport::figures)
+      .def_ro("conversion", &TensorReport::conversion, "Of the weights that were converted.");
   nb::class_<CheckpointReport>(module, "CheckpointReport", "What became of a checkpoint.")
       .def_ro("tensors", &CheckpointReport::tensors)
       .def_ro("source_bytes", &CheckpointReport::source_bytes)
@@ -286,6 +308,15 @@ void bind_checkpoints(nb::module_& module) {
       .def_rw("dry_run", &QuantizeCheckpointOptions::dry_run)
       .def_rw("force", &QuantizeCheckpointOptions::force)
       .def_rw("measure", &QuantizeCheckpointOptions::measure);
+  nb::class_<ConvertCheckpointOptions>(module, "ConvertCheckpointOptions")
+      .def(nb::init<>())
+      .def_rw("exact_only", &ConvertCheckpointOptions::exact_only)
+      .def_rw("lossy", &ConvertCheckpointOptions::lossy)
+      .def_rw("max_memory_bytes", &ConvertCheckpointOptions::max_memory_bytes)
+      .def_rw("dry_run", &ConvertCheckpointOptions::dry_run)
+      .def_rw("force", &ConvertCheckpointOptions::force)
+      .def_rw("resume", &ConvertCheckpointOptions::resume);
+  module.def("convert_checkpoint", &run_convert, "source"_a, "target"_a, "options"_a, "words"_a);
   module.def("quantize_checkpoint", &run_quantize, "source"_a, "target"_a, "options"_a, "words"_a);
   module.def("dequantize_checkpoint", &run_dequantize, "source"_a, "target"_a, "dtype"_a,
              "force"_a);

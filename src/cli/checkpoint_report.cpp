@@ -2,6 +2,7 @@
 // document always has all tensors.
 #include "cli/checkpoint_report.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 
@@ -12,7 +13,7 @@ namespace {
 
 // The one table of both names. A field that is missing here is shown as the library wrote it.
 struct Spelling {
-  std::string_view field;  // A field of QuantizeCheckpointOptions or DequantizeCheckpointOptions.
+  std::string_view field;  // A field of the options of a library's function.
   std::string_view option;
 };
 constexpr std::array kSpellings = {
@@ -27,6 +28,9 @@ constexpr std::array kSpellings = {
     Spelling{"force", "--force"},
     Spelling{"resume", "--resume"},
     Spelling{"dtype", "--dtype"},
+    Spelling{"exact_only", "--exact-only"},
+    Spelling{"lossy", "--lossy"},
+    Spelling{"to", "--to"},
 };
 
 constexpr std::string_view kMark = "option ";
@@ -57,6 +61,22 @@ struct ActionTotals {
 struct ReportTotals {
   ActionTotals converted;
   ActionTotals copied;
+  // Sums over the weights that a conversion writes.
+  int64_t weights = 0;
+  int64_t exact_weights = 0;
+  int64_t blocks = 0;
+  int64_t exact_blocks = 0;
+  bool has_all_blocks = true;  // False if a plan does not know all exact blocks.
+  double global_scale_change = 0;
+
+  void add(const ConversionFigures& figures) {
+    ++weights;
+    exact_weights += figures.is_exact ? 1 : 0;
+    blocks += figures.blocks;
+    exact_blocks += figures.exact_blocks.value_or(0);
+    has_all_blocks = has_all_blocks && figures.exact_blocks;
+    global_scale_change = std::max(global_scale_change, figures.global_scale_change);
+  }
 };
 
 // The library has checked that the product fits.
@@ -74,6 +94,7 @@ ReportTotals sum_up(const CheckpointReport& report) {
     sum.elements += num_elements(tensor);
     sum.source_bytes += tensor.source_bytes;
     sum.target_bytes += tensor.target_bytes;
+    if (tensor.conversion) totals.add(*tensor.conversion);
   }
   return totals;
 }
@@ -113,6 +134,14 @@ Json to_json(const TensorReport& tensor) {
             {"target_bytes", tensor.target_bytes},
             {"figures", nullptr}};
   if (tensor.figures) json["figures"] = figures_json(*tensor.figures);
+  if (tensor.conversion) {
+    const ConversionFigures& conversion = *tensor.conversion;
+    json["conversion"] = Json{{"exact", conversion.is_exact},
+                              {"blocks", conversion.blocks},
+                              {"exact_blocks", nullptr},
+                              {"global_scale_change", conversion.global_scale_change}};
+    if (conversion.exact_blocks) json["conversion"]["exact_blocks"] = *conversion.exact_blocks;
+  }
   return json;
 }
 
@@ -130,6 +159,14 @@ void print_document(const CheckpointReport& report, const ReportContext& context
   document["target_bytes"] = report.target_bytes;
   document["converted"] = to_json(totals.converted);
   document["copied"] = to_json(totals.copied);
+  if (totals.weights > 0) {
+    document["conversion"] =
+        Json{{"weights", totals.weights},
+             {"exact_weights", totals.exact_weights},
+             {"blocks", totals.blocks},
+             {"exact_blocks", totals.has_all_blocks ? Json(totals.exact_blocks) : Json(nullptr)},
+             {"global_scale_change", totals.global_scale_change}};
+  }
   document["peak_buffer_bytes"] = report.peak_buffer_bytes;
   document["seconds"] = report.seconds;
   document["quantize_seconds"] = report.quantize_seconds;
@@ -151,7 +188,8 @@ void print_document(const CheckpointReport& report, const ReportContext& context
 }
 
 // Both sets in one table, in the order of the checkpoint; faint rows are left alone.
-std::string tensor_table(const CheckpointReport& report, bool colored) {
+std::string tensor_table(const CheckpointReport& report, const ReportContext& context,
+                         bool colored) {
   using enum Table::Align;
   Table table({{"action", kLeft},
                {"shape", kRight},
@@ -159,7 +197,7 @@ std::string tensor_table(const CheckpointReport& report, bool colored) {
                {"after", kRight},
                {"SQNR dB", kRight},
                {"tensor", kLeft},
-               {"why left alone", kLeft}});
+               {context.command == "convert" ? "why not exact" : "why left alone", kLeft}});
   for (const TensorReport& tensor : report.tensors) {
     const bool is_copy = tensor.action == kCopy;
     table.add_row({tensor.action, format_shape(tensor.shape), format_bytes(tensor.source_bytes),
@@ -182,6 +220,21 @@ std::string figures_text(const ErrorFigures& figures) {
     text += fmt::format("left out   {} elements that are NaN or infinite\n", figures.nonfinite);
   }
   return text;
+}
+
+// How much of the weights is as before; the figures after it are of the others.
+std::string conversion_text(const ReportTotals& totals) {
+  std::string text =
+      fmt::format("exact      {} of {} weights", totals.exact_weights, totals.weights);
+  if (totals.has_all_blocks) {
+    text += fmt::format(
+        ", values of {} of {} blocks ({:.4g} %)", totals.exact_blocks, totals.blocks,
+        percent_of(static_cast<double>(totals.exact_blocks), static_cast<double>(totals.blocks)));
+  }
+  if (totals.global_scale_change > 0) {
+    text += fmt::format("; global scales change by up to {:.2g}", totals.global_scale_change);
+  }
+  return text + "\n";
 }
 
 std::string time_text(const CheckpointReport& report) {
@@ -208,6 +261,7 @@ std::string summary(const CheckpointReport& report, const ReportContext& context
       report.target_bytes <= report.source_bytes ? ratio(report.source_bytes, report.target_bytes)
                                                  : ratio(report.target_bytes, report.source_bytes),
       report.target_bytes <= report.source_bytes ? "smaller" : "larger");
+  if (totals.weights > 0) text += conversion_text(totals);
   if (report.total.elements > 0) text += figures_text(report.total);
   text += fmt::format("memory     {} of buffers\n", format_bytes(report.peak_buffer_bytes));
   if (!context.is_dry_run) text += time_text(report);
@@ -284,7 +338,7 @@ ExitCode print_report(const CheckpointReport& report, const ReportContext& conte
   const bool colored = is_colored(output.color);
   const bool has_details = context.is_dry_run || output.is_verbose;
   std::string text;
-  if (has_details) text += tensor_table(report, colored);
+  if (has_details) text += tensor_table(report, context, colored);
   text += paint(fmt::format("{}{} -> {}", context.is_dry_run ? "plan: " : "",
                             escaped(context.source), escaped(context.target)),
                 Tone::kHeading, colored);

@@ -1,17 +1,13 @@
 // narrowfloat quantize SRC DST --to FORMAT, and the way back, dequantize SRC DST --dtype DTYPE: the
-// library's quantize_checkpoint() and dequantize_checkpoint() with progress and Ctrl-C. The texts
-// of options are read by the library's own parse functions, so that the names an error lists are
-// those that are accepted.
+// library's quantize_checkpoint() and dequantize_checkpoint(). The texts of options are read by the
+// library's own parse functions, so that the names an error lists are those that are accepted.
 #include <memory>
 #include <optional>
 
 #include <fmt/format.h>
 
-#include "cli/checkpoint_report.h"
 #include "cli/commands.h"
-#include "cli/progress.h"
-#include "cli_common/command_line.h"
-#include "narrowfloat/runtime.h"
+#include "cli/writing_command.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -25,52 +21,14 @@ constexpr const char* kDequantizeExamples = R"(Examples:
   narrowfloat dequantize model-nvfp4 model-bf16 --dtype bf16
 )";
 
-struct QuantizeArguments {
-  OutputArguments output;
-  ProgressMode progress = ProgressMode::kAuto;
-  int num_threads = 0;
-  std::string source;
-  std::string target;
-  QuantizeCheckpointOptions options;
-};
-
-struct DequantizeArguments {
-  OutputArguments output;
-  ProgressMode progress = ProgressMode::kAuto;
-  int num_threads = 0;
-  std::string source;
-  std::string target;
-  DequantizeCheckpointOptions options;
-};
+using QuantizeArguments = WritingArguments<QuantizeCheckpointOptions>;
+using DequantizeArguments = WritingArguments<DequantizeCheckpointOptions>;
 
 // Options whose values are settled once all of them are known.
 struct QuantizeChoices {
   std::optional<Ue8m0Rounding> mx_scale;
   std::optional<ScaleSearch> scale_search;
 };
-
-// Options that both commands have.
-template <typename Arguments>
-void add_writer(CLI::App& app, Arguments& arguments) {
-  add_parsed_into(
-      app, "--max-memory", parse_bytes, arguments.options.max_memory_bytes,
-      "Budget for buffers, such as 8GiB; 0, the default, is three quarters of what is free")
-      ->option_text("BYTES");
-  add_parsed_into(app, "--max-shard-size", parse_bytes, arguments.options.max_shard_bytes,
-                  "Largest file of the target; default 5GB. A tensor is never split")
-      ->option_text("BYTES");
-  add_threads(app, arguments.num_threads);
-  app.add_flag("--dry-run", arguments.options.dry_run,
-               "Check everything and show the plan; write nothing");
-  app.add_flag("--force", arguments.options.force, "Replace what is at DST");
-  app.add_flag("--resume", arguments.options.resume,
-               "Continue an interrupted run of the same command: keep the shards it finished");
-  add_choice<ProgressMode>(
-      app, "--progress",
-      {{"auto", ProgressMode::kAuto}, {"json", ProgressMode::kJson}, {"none", ProgressMode::kNone}},
-      arguments.progress, "Progress on stderr: auto (default: on a terminal only), json or none")
-      ->option_text("MODE");
-}
 
 std::string convention_list() {
   std::string list;
@@ -103,33 +61,6 @@ void check_conflicts(const QuantizeChoices& choices, QuantizeCheckpointOptions& 
   options.scale_search = choices.scale_search.value_or(options.scale_search);
 }
 
-// Runs `convert`, quantize_checkpoint() or dequantize_checkpoint(), with progress and Ctrl-C, and
-// prints what came out.
-template <typename Arguments, typename Convert>
-ExitCode write_checkpoint(const Arguments& arguments, std::string_view command,
-                          std::string_view format, Convert convert) {
-  set_num_threads(arguments.num_threads);
-  const InterruptGuard guard;
-  Progress progress(std::string(command), arguments.progress, arguments.output);
-  auto options = arguments.options;
-  options.progress = [&progress](const ProgressEvent& event) { progress.update(event); };
-  options.cancelled = [] { return InterruptGuard::is_requested(); };
-  CheckpointReport report;
-  try {
-    report = convert(arguments.source, arguments.target, options);
-  } catch (const Error& error) {
-    throw Error(error.kind(), with_option_spelling(error.what()));
-  }
-  progress.finish();
-  const ReportContext context{.command = command,
-                              .source = arguments.source,
-                              .target = arguments.target,
-                              .format = format,
-                              .is_dry_run = options.dry_run,
-                              .progress = arguments.progress};
-  return print_report(report, context, arguments.output);
-}
-
 ExitCode run_quantize(const QuantizeArguments& arguments) {
   return write_checkpoint(arguments, "quantize", convention_info(arguments.options.to).name,
                           quantize_checkpoint);
@@ -149,8 +80,7 @@ void add_quantize(const Commands& commands) {
   QuantizeArguments& arguments = arguments_of(command, commands, run_quantize);
   QuantizeCheckpointOptions& options = arguments.options;
   const auto choices = std::make_shared<QuantizeChoices>();
-  add_path(command, "SRC", arguments.source, "A .safetensors file, or a directory with shards");
-  add_path(command, "DST", arguments.target, "Where to write: a file for a file, or a directory");
+  add_source_and_target(command, arguments);
   add_parsed_into(command, "--to", parse_convention, options.to,
                   fmt::format("What to write: {}; nvfp4, mxfp4 and mxfp8 mean the "
                               "compressed-tensors convention",
@@ -186,8 +116,7 @@ void add_dequantize(const Commands& commands) {
       add_command(commands, "dequantize", "Turn a quantized checkpoint back into plain tensors",
                   kDequantizeExamples);
   DequantizeArguments& arguments = arguments_of(command, commands, run_dequantize);
-  add_path(command, "SRC", arguments.source, "A .safetensors file, or a directory with shards");
-  add_path(command, "DST", arguments.target, "Where to write: a file for a file, or a directory");
+  add_source_and_target(command, arguments);
   add_parsed_into(command, "--dtype", parse_target_dtype, arguments.options.dtype,
                   "Type of the weights: bf16, fp16 or fp32")
       ->required()

@@ -25,6 +25,7 @@ Every command has --help with examples and exit codes. Documentation: docs/cli.m
 void add_commands(const Commands& commands) {
   add_quantize(commands);
   add_dequantize(commands);
+  add_convert(commands);
   add_inspect(commands);
   add_diff(commands);
   add_explain(commands);

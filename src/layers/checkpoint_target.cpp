@@ -15,6 +15,7 @@
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
+#include "layers/scale_originals.h"
 
 namespace narrowfloat {
 namespace {
@@ -241,6 +242,7 @@ void CheckpointTarget::check_existing() const {
 bool CheckpointTarget::is_replaceable(const std::string& name) const {
   return name.ends_with(kFileSuffix) || name.ends_with(kIndexSuffix) ||
          name.ends_with(".partial") || name == "config.json" || name == "hf_quant_config.json" ||
+         name == kScalesFileName ||
          std::find(auxiliary_.begin(), auxiliary_.end(), name) != auxiliary_.end();
 }
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/throw_error.h"
-#include "checkpoint/config_text.h"
 #include "checkpoint/escape.h"
+#include "layers/config_rewrite.h"
 #include "layers/memory_plan.h"
 #include "layers/nonfinite.h"
 #include "layers/rewrite.h"
@@ -15,16 +15,6 @@
 
 namespace narrowfloat {
 namespace {
-
-constexpr const char* kConfigMember = "quantization_config";
-constexpr const char* kExpertMember = "expert_dtype";
-
-// The declaration may be one level down, in the config of a nested model.
-std::string without_declaration(const std::string& config_text) {
-  std::string text = remove_top_level_member(config_text, kConfigMember);
-  text = remove_top_level_member(text, kExpertMember);  // DeepSeek-V4's, about its codes alone.
-  return remove_nested_member(text, kConfigMember);
-}
 
 class CheckpointDequantizer {
  public:

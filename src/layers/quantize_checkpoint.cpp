@@ -11,9 +11,9 @@
 #include <optional>
 
 #include "base/throw_error.h"
-#include "checkpoint/config_text.h"
 #include "checkpoint/conventions/declaration.h"
 #include "checkpoint/escape.h"
+#include "layers/config_rewrite.h"
 #include "layers/memory_plan.h"
 #include "layers/nonfinite.h"
 #include "layers/quantized_weight.h"
@@ -131,19 +131,12 @@ class CheckpointQuantizer {
  private:
   void check_options() const {
     if (!spec_.info.is_written) {
-      throw_invalid("option to: '{}' is a convention that is read only; expected one of {}",
-                    spec_.info.name, written_convention_names());
+      throw_invalid("option to: '{}' is a convention that is {}; expected one of {}",
+                    spec_.info.name,
+                    spec_.info.is_convert_target ? "written by conversions only" : "read only",
+                    written_convention_names());
     }
-    const FormatId format = spec_.info.format;
-    const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
-    if (options_.mx_scale != Ue8m0Rounding::kUp && !is_mx) {
-      throw_invalid("option mx_scale: '{}' is for mxfp4 and mxfp8, not for {}; leave it at 'up'",
-                    narrowfloat::name(options_.mx_scale), spec_.info.name);
-    }
-    if (options_.scale_search != ScaleSearch::kAmax && format != FormatId::kNvfp4) {
-      throw_invalid("option scale_search: 4over6 is for nvfp4, not for {}; leave it at 'amax'",
-                    spec_.info.name);
-    }
+    check_encode_settings(settings_, spec_);
     if (options_.max_shard_bytes == 0) {
       throw_invalid("option max_shard_bytes: must be at least 1, got 0");
     }
@@ -183,9 +176,11 @@ class CheckpointQuantizer {
   void refuse_quantized(const std::vector<LogicalTensor>& tensors) const {
     for (const LogicalTensor& tensor : tensors) {
       if (!tensor.convention) continue;
-      throw_invalid("{}: tensor '{}' is quantized already ({}); dequantize the checkpoint first",
-                    printable(source_.path()), printable(tensor.name),
-                    convention_info(*tensor.convention).name);
+      throw_invalid(
+          "{}: tensor '{}' is quantized already ({}); dequantize the checkpoint first, "
+          "or convert it",
+          printable(source_.path()), printable(tensor.name),
+          convention_info(*tensor.convention).name);
     }
   }
 
@@ -244,7 +239,7 @@ class CheckpointQuantizer {
 
   RewriteJob make_job(const std::string& target) {
     model_.writer_version = version();
-    add_untied_head();
+    ignore_untied_head(source_, model_);
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = metadata();
     job.max_shard_bytes = options_.max_shard_bytes;
@@ -256,37 +251,15 @@ class CheckpointQuantizer {
     if (!source_.is_directory()) return job;
     if (spec_.extra_config != nullptr) job.extra_configs.push_back(spec_.extra_config(model_));
     if (!source_.config_text().empty()) {
-      job.config_text = set_top_level_member(source_.config_text(), "quantization_config",
-                                             indented(spec_.quantization_config(model_)));
+      job.config_text = with_declaration(source_.config_text(), spec_.quantization_config(model_));
     }
     return job;
-  }
-
-  // A head that is tied to the embedding has no tensor, but loaders build a Linear module for it
-  // and would look for its codes.
-  void add_untied_head() {
-    const bool is_there = source_.find("lm_head.weight") != nullptr;
-    if (!is_there) model_.ignored_modules.emplace_back("lm_head");
-    std::sort(model_.ignored_modules.begin(), model_.ignored_modules.end());
-  }
-
-  // The text of a top-level member's value in a file indented by 2.
-  static std::string indented(const nlohmann::ordered_json& value) {
-    std::string text;
-    for (const char c : value.dump(2)) {
-      text += c;
-      if (c == '\n') text += "  ";
-    }
-    return text;
   }
 
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
     metadata[kConventionKey] = spec_.info.name;
-    metadata["narrowfloat.settings"] =
-        fmt::format("math={} mx_scale={} scale_search={}", narrowfloat::name(options_.math),
-                    narrowfloat::name(options_.mx_scale),
-                    options_.scale_search == ScaleSearch::kAmax ? "amax" : "4over6");
+    metadata["narrowfloat.settings"] = settings_text(settings_);
     return metadata;
   }
 

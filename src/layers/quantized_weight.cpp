@@ -7,6 +7,7 @@
 
 #include "base/assert.h"
 #include "base/int_math.h"
+#include "base/throw_error.h"
 #include "formats/nvfp4.h"
 #include "formats/ue8m0.h"
 #include "runtime/parallel.h"
@@ -152,6 +153,25 @@ ClipLimits QuantizedWeight::clip_limits() const {
 uint64_t QuantizedWeight::buffer_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols) {
   const QuantizedLayout layout = file_layout(spec, rows, cols);
   return static_cast<uint64_t>(layout.values_bytes) + static_cast<uint64_t>(layout.scales_bytes);
+}
+
+void check_encode_settings(const EncodeSettings& settings, const ConventionSpec& spec) {
+  const FormatId format = spec.info.format;
+  const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
+  if (settings.mx_scale != Ue8m0Rounding::kUp && !is_mx) {
+    throw_invalid("option mx_scale: '{}' is for mxfp4 and mxfp8, not for {}; leave it at 'up'",
+                  name(settings.mx_scale), spec.info.name);
+  }
+  if (settings.scale_search != ScaleSearch::kAmax && format != FormatId::kNvfp4) {
+    throw_invalid("option scale_search: 4over6 is for nvfp4, not for {}; leave it at 'amax'",
+                  spec.info.name);
+  }
+}
+
+std::string settings_text(const EncodeSettings& settings) {
+  return fmt::format("math={} mx_scale={} scale_search={}", name(settings.math),
+                     name(settings.mx_scale),
+                     settings.scale_search == ScaleSearch::kAmax ? "amax" : "4over6");
 }
 
 TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax) {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/conventions/convention.h"
@@ -60,6 +61,11 @@ struct EncodeSettings {
   Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;
   ScaleSearch scale_search = ScaleSearch::kAmax;
 };
+
+// Throws kInvalidArgument for settings that the convention's format has no use for.
+void check_encode_settings(const EncodeSettings& settings, const ConventionSpec& spec);
+// "math=exact mx_scale=up scale_search=amax".
+std::string settings_text(const EncodeSettings& settings);
 
 // The two directions of the scale of a whole tensor with maximum `amax`.
 struct TensorScale {

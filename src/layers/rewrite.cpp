@@ -13,6 +13,7 @@
 #include "checkpoint/safetensors_layout.h"
 #include "layers/checkpoint_target.h"
 #include "layers/resume_manifest.h"
+#include "layers/scale_originals.h"
 #include "layers/source_facts.h"
 #include "narrowfloat/runtime.h"
 
@@ -22,8 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigName = "config.json";
-// This file is written again where the target's convention has one; a stale one would contradict
-// it.
+// This file is written again where the target's convention has one, and so is the one of
+// scale_originals.h; stale ones would contradict it.
 constexpr const char* kModelOptFile = "hf_quant_config.json";
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
@@ -96,7 +97,7 @@ class Rewriter {
     }
     for (const PlannedShard& shard : shards_) add_file(shard.file_name, shard_bytes(shard));
     for (const std::string& name : job_.source.auxiliary_files()) {
-      if (name == kModelOptFile) continue;
+      if (name == kModelOptFile || name == kScalesFileName) continue;
       auxiliary_.push_back(name);
       add_file(name, fs::file_size(join_path(job_.source.path(), name)));
     }

@@ -163,8 +163,7 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules,
   const std::string_view module = module_of(tensor.name);
   const NameRule* rule = module.empty() ? nullptr : name_rule(module);
   Selection selection;
-  selection.is_linear =
-      !module.empty() && tensor.shape.size() == 2 && (rule == nullptr || rule->is_linear);
+  selection.is_linear = is_linear_weight(tensor);
   const bool included = matches_any(rules.include, tensor.name);
   if (matches_any(rules.exclude, tensor.name)) {
     selection.reason = "excluded";
@@ -282,6 +281,13 @@ std::vector<std::string> excluded_modules_of(const std::string& config_text) {
     collect_exclusions(*quantization, modules);
   }
   return modules;
+}
+
+bool is_linear_weight(const LogicalTensor& tensor) {
+  const std::string_view module = module_of(tensor.name);
+  if (module.empty() || tensor.shape.size() != 2) return false;
+  const NameRule* rule = name_rule(module);
+  return rule == nullptr || rule->is_linear;
 }
 
 std::string_view module_of(std::string_view tensor) {

@@ -42,6 +42,9 @@ std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> ten
 // Modules that the config of the source excludes.
 std::vector<std::string> excluded_modules_of(const std::string& config_text);
 
+// Whether a tensor is the weight of a linear module, as configs count them.
+bool is_linear_weight(const LogicalTensor& tensor);
+
 // "model.layers.0.mlp.up_proj" for its weight; empty if the name does not end in ".weight".
 std::string_view module_of(std::string_view tensor);
 

@@ -42,6 +42,11 @@ float read_global_scale(const Checkpoint& checkpoint, const LogicalTensor& weigh
 
 float widened_scale(DType dtype, const std::byte* stored) {
   if (dtype == DType::kF8E8M0) return UE8M0::decode(static_cast<uint8_t>(*stored));
+  if (dtype == DType::kF32) {
+    float scale = 0;
+    std::memcpy(&scale, stored, sizeof(scale));
+    return scale;
+  }
   NF_ASSERT(dtype == DType::kBF16);
   uint16_t pattern = 0;
   std::memcpy(&pattern, stored, sizeof(pattern));
@@ -131,6 +136,18 @@ void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const st
     NF_ASSERT(bits(dtype) == 16);
     transpose_elements<uint16_t>(matrix, from, to);
   }
+}
+
+std::vector<float> read_block_scales(const Checkpoint& checkpoint, const LogicalTensor& weight) {
+  const CheckpointTensor& tensor = part(checkpoint, weight, 1);
+  std::vector<std::byte> stored(tensor.info.size_bytes);
+  checkpoint.read(tensor, 0, stored);
+  std::vector<float> scales(to_unsigned(tensor.info.num_elements()));
+  const size_t stored_bytes = to_unsigned(bits(tensor.info.dtype)) / 8;
+  for (size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = widened_scale(tensor.info.dtype, &stored[i * stored_bytes]);
+  }
+  return scales;
 }
 
 QuantizedReader::QuantizedReader(const Checkpoint& checkpoint, const LogicalTensor& weight,

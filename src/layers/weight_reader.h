@@ -52,6 +52,9 @@ CodeMatrix code_matrix(const LogicalTensor& weight);
 void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const std::byte> from,
                        std::span<std::byte> to);
 
+// All block scales of a weight whose format has F32 scales.
+std::vector<float> read_block_scales(const Checkpoint& checkpoint, const LogicalTensor& weight);
+
 // Reads a quantized weight. Throws kCorruptData for a global scale that is not finite and positive.
 // Rows are those of its code matrix.
 class QuantizedReader {

@@ -110,6 +110,8 @@ CASES = {
     "old mount point": Case([*QUANTIZE, "--force"], old="old", is_mounted=True),
     "new file": Case(QUANTIZE_FILE, "out.safetensors"),
     "old file": Case([*QUANTIZE_FILE, "--force"], "out.safetensors", "old.safetensors"),
+    "convert": Case(["convert", "{sources}/quantized", "{target}", "--to", "nvfp4-modelopt",
+                     "--threads", "1", "--max-shard-size", "400"]),
     "dequantize": Case(["dequantize", "{sources}/quantized", "{target}", "--dtype", "bf16",
                         "--threads", "1", "--max-shard-size", "1100"]),
 }

@@ -63,7 +63,7 @@ def test_quantize_refuses_it(directory, tmp_path):
     result = run("quantize", directory, tmp_path / "out", "--to", "nvfp4")
     assert result.returncode == USAGE and "dequantize the checkpoint first" in result.stderr
     result = run("quantize", directory, tmp_path / "out", "--to", "mxfp4-gpt-oss")
-    assert result.returncode == USAGE and "read only" in result.stderr
+    assert result.returncode == USAGE and "written by conversions only" in result.stderr
     assert not (tmp_path / "out").exists()
     assert "mxfp4-gpt-oss" not in run_ok("quantize", "--help").stdout
 

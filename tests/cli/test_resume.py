@@ -46,6 +46,11 @@ def dequantize(sources, target, *more):
             "--max-shard-size", "1030", *more]
 
 
+def convert(sources, target, *more):
+    return [CLI, "convert", sources / "quantized", target, "--to", "mxfp8", "--lossy", "--threads",
+            "1", "--max-shard-size", "530", *more]
+
+
 def execute(command, fault=None, counts=None):
     env = dict(CLEAN_ENVIRONMENT)
     if fault or counts:
@@ -72,7 +77,7 @@ def kill_after(sources, target, shards):
     return staging
 
 
-@pytest.mark.parametrize("command", [quantize, dequantize])
+@pytest.mark.parametrize("command", [quantize, dequantize, convert])
 def test_bytes_after_a_kill_at_any_time(tmp_path, sources, command):
     expected_folder = tmp_path / "expected"
     counts = tmp_path / "counts"

@@ -1,6 +1,7 @@
 // One group for all Linear modules; `ignore` lists the exceptions by their exact names. Activations
-// stay in 16 bits (`input_activations: null`): only weights are quantized, and with a larger claim
-// loaders would look for activation scales that do not exist.
+// stay in 16 bits (`input_activations: null`) unless every weight has an activation scale: with a
+// larger claim loaders would look for scales that do not exist. The blocks of activations get their
+// own scales at run time (`dynamic: local`); the stored one is that of the whole tensor.
 #include "checkpoint/conventions/compressed_tensors_config.h"
 
 namespace narrowfloat {
@@ -16,9 +17,17 @@ nlohmann::ordered_json compressed_tensors_config(const CompressedTensorsScheme& 
       {"dynamic", false},
       {"scale_dtype", scheme.scale_dtype},
   };
+  nlohmann::ordered_json activations;
+  if (model.has_input_scales) {
+    activations = weights;
+    activations["dynamic"] = "local";
+  }
   const nlohmann::ordered_json group = {
-      {"targets", {"Linear"}},         {"weights", weights},      {"input_activations", nullptr},
-      {"output_activations", nullptr}, {"format", scheme.format},
+      {"targets", {"Linear"}},
+      {"weights", weights},
+      {"input_activations", activations},
+      {"output_activations", nullptr},
+      {"format", scheme.format},
   };
   return {
       {"quant_method", "compressed-tensors"}, {"format", scheme.format},

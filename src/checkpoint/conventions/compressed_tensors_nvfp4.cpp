@@ -3,6 +3,7 @@
 //   X.weight_packed        U8       [N, K/2]    even column in the low nibble
 //   X.weight_scale         F8_E4M3  [N, K/16]
 //   X.weight_global_scale  F32      [1]         the ENCODE scale 448 * 6 / amax: divides
+//   X.input_global_scale   F32      [1]         that of activations; not always there
 //
 // value = code * (scale / global). The library replaces a zero scale by its E4M3 epsilon, 0.125.
 #include "checkpoint/conventions/compressed_tensors_config.h"

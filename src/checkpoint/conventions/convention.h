@@ -46,6 +46,8 @@ struct ZeroScaleBytes {
 struct QuantizedModel {
   std::vector<std::string> ignored_modules;  // Linear modules that are not quantized.
   std::string writer_version;                // Version of this library.
+  // Every quantized weight has the static scale of its activations, which are then quantized, too.
+  bool has_input_scales = false;
 };
 
 struct ConfigFile {
@@ -58,7 +60,8 @@ struct ConventionSpec {
   PartRule values;
   PartRule scales;
   PartRule global_scale = {};
-  // Activation scale that producers may add; read as a part of the weight, never written.
+  // Activation scale that producers may add, a part of the weight; of the shape of global_scale and
+  // in the same direction.
   PartRule input_scale = {};
   GlobalScaleSense global_sense = GlobalScaleSense::kNone;
   std::vector<int64_t> global_shape = {};  // As written; both () and [1] are read.
@@ -89,15 +92,18 @@ const ConventionSpec& deepseek_mxfp4();
 std::span<const ConventionSpec* const> all_convention_specs();
 const ConventionSpec& convention_spec(Convention convention);
 
-// "nvfp4-ct, nvfp4-modelopt, ...", for messages: all conventions that are read, or that are
-// written.
+// "nvfp4-ct, nvfp4-modelopt, ...", for messages: all conventions that are read, that quantizing
+// writes, or that converting writes.
 std::string convention_names();
 std::string written_convention_names();
+std::string convert_target_names();
 
 // Stored tensors of the weight `prefix` + "weight" (prefix: "model.layers.0.mlp.up_proj."), in the
 // order values, scales, global scale, for a convention without stacked experts.
 std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
                                      int64_t rows, int64_t cols);
+// The stored activation scale of a module.
+TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module);
 // Shapes of the values and scales of a rows x cols weight.
 std::vector<int64_t> values_shape(const ConventionSpec& spec, int64_t rows, int64_t cols);
 std::vector<int64_t> scales_shape(const ConventionSpec& spec, int64_t rows, int64_t cols);

@@ -16,7 +16,8 @@ const ConventionSpec& deepseek_mxfp4() {
                .name = "mxfp4-deepseek",
                .description = "MXFP4 experts as DeepSeek-V4 stores them",
                .format = FormatId::kMxfp4,
-               .is_written = false},
+               .is_written = false,
+               .is_convert_target = false},
       .values = {{"weight"}, {DType::kI8}},
       .scales = {{"scale"}, {DType::kF8E8M0}},
       // This is never a model's only convention.

@@ -1,4 +1,5 @@
-// mxfp4-gpt-oss: MXFP4 experts as gpt-oss stores them, all of a layer in one tensor. Read only.
+// mxfp4-gpt-oss: MXFP4 experts as gpt-oss stores them, all of a layer in one tensor.
+// Written by conversions only: plain experts have other names and layouts.
 //
 //   X_blocks  U8  [E, N, K/32, 16]   even column in the low nibble
 //   X_scales  U8  [E, N, K/32]       UE8M0 bytes
@@ -14,6 +15,14 @@
 #include "checkpoint/conventions/convention.h"
 
 namespace narrowfloat {
+namespace {
+
+// Loaders convert the experts alone, whatever the list says.
+nlohmann::ordered_json gpt_oss_config(const QuantizedModel& model) {
+  return {{"quant_method", "mxfp4"}, {"modules_to_not_convert", model.ignored_modules}};
+}
+
+}  // namespace
 
 const ConventionSpec& gpt_oss_mxfp4() {
   static const ConventionSpec kSpec = {
@@ -30,6 +39,7 @@ const ConventionSpec& gpt_oss_mxfp4() {
           [](const nlohmann::json& config) {
             return string_member(config, "quant_method") == "mxfp4";
           },
+      .quantization_config = gpt_oss_config,
   };
   return kSpec;
 }

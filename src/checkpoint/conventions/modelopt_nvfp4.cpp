@@ -4,16 +4,23 @@
 //   X.weight_scale    F8_E4M3  [N, K/16]   in [2^-9, 448], never zero
 //   X.weight_scale_2  F32      ()          the DECODE scale amax / (448 * 6): multiplies
 //
+//   X.input_scale     F32      ()          the DECODE scale of activations; not always there
+//
 // value = code * (scale * scale_2). The declaration is in config.json and again in
-// hf_quant_config.json. The algorithm is W4A16_NVFP4, ModelOpt's name for weights alone: "NVFP4"
-// promises activation scales (X.input_scale), which loaders would then miss.
+// hf_quant_config.json. Without activation scales the algorithm is W4A16_NVFP4, ModelOpt's name for
+// weights alone: "NVFP4" promises them, and loaders would then miss them.
 #include "checkpoint/conventions/convention.h"
 
 namespace narrowfloat {
 namespace {
 
 constexpr int kGroupSize = 16;
-constexpr std::string_view kAlgorithm = "W4A16_NVFP4";
+constexpr std::string_view kWeightOnly = "W4A16_NVFP4";
+constexpr std::string_view kWithActivations = "NVFP4";
+
+std::string_view algorithm_of(const QuantizedModel& model) {
+  return model.has_input_scales ? kWithActivations : kWeightOnly;
+}
 
 nlohmann::ordered_json producer(const QuantizedModel& model) {
   return {{"name", "narrowfloat"}, {"version", model.writer_version}};
@@ -22,10 +29,13 @@ nlohmann::ordered_json producer(const QuantizedModel& model) {
 nlohmann::ordered_json modelopt_nvfp4_config(const QuantizedModel& model) {
   const nlohmann::ordered_json weights = {
       {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", kGroupSize}};
+  nlohmann::ordered_json group = {{"weights", weights}};
+  if (model.has_input_scales) group["input_activations"] = weights;
+  group["targets"] = {"Linear"};
   return {
-      {"config_groups", {{"group_0", {{"weights", weights}, {"targets", {"Linear"}}}}}},
+      {"config_groups", {{"group_0", group}}},
       {"ignore", model.ignored_modules},
-      {"quant_algo", kAlgorithm},
+      {"quant_algo", algorithm_of(model)},
       {"producer", producer(model)},
       {"quant_method", "modelopt"},
   };
@@ -33,7 +43,7 @@ nlohmann::ordered_json modelopt_nvfp4_config(const QuantizedModel& model) {
 
 ConfigFile hf_quant_config(const QuantizedModel& model) {
   const nlohmann::ordered_json quantization = {
-      {"quant_algo", kAlgorithm},
+      {"quant_algo", algorithm_of(model)},
       {"kv_cache_quant_algo", nullptr},
       {"group_size", kGroupSize},
       {"exclude_modules", model.ignored_modules},
@@ -46,7 +56,7 @@ ConfigFile hf_quant_config(const QuantizedModel& model) {
 bool is_modelopt_nvfp4_declared(const nlohmann::json& config) {
   const std::string algorithm = string_member(config, "quant_algo");
   return string_member(config, "quant_method") == "modelopt" &&
-         (algorithm == "NVFP4" || algorithm == kAlgorithm);
+         (algorithm == kWithActivations || algorithm == kWeightOnly);
 }
 
 }  // namespace

@@ -71,6 +71,14 @@ std::string written_convention_names() {
   return names_of(written);
 }
 
+std::string convert_target_names() {
+  std::vector<const ConventionSpec*> targets;
+  for (const ConventionSpec* spec : all_convention_specs()) {
+    if (spec->info.is_convert_target) targets.push_back(spec);
+  }
+  return names_of(targets);
+}
+
 Convention parse_convention(std::string_view text) {
   for (const ConventionSpec* spec : all_convention_specs()) {
     if (spec->info.name == text) return spec->info.id;
@@ -101,6 +109,12 @@ std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_vie
                                    part(spec.scales, scales_shape(spec, rows, cols))};
   if (spec.global_scale.exists()) parts.push_back(part(spec.global_scale, spec.global_shape));
   return parts;
+}
+
+TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module) {
+  const PartRule& rule = spec.input_scale;
+  return {fmt::format("{}.{}", module, rule.suffixes.front()), rule.dtypes.front(),
+          spec.global_shape};
 }
 
 std::string string_member(const nlohmann::json& object, std::string_view key) {

@@ -168,8 +168,8 @@ TEST_F(GptOssCheckpoint, QuantizeRefusesIt) {
   QuantizeCheckpointOptions options;
   options.to = Convention::kMxfp4GptOss;
   expect_error(ErrorKind::kInvalidArgument,
-               "option to: 'mxfp4-gpt-oss' is a convention that is read only; expected one of "
-               "nvfp4-ct, nvfp4-modelopt, mxfp4-ct, mxfp8-ct, fp8-block",
+               "option to: 'mxfp4-gpt-oss' is a convention that is written by conversions only; "
+               "expected one of nvfp4-ct, nvfp4-modelopt, mxfp4-ct, mxfp8-ct, fp8-block",
                [&] { quantize_checkpoint(source_, dir_ / "out", options); });
   EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }

@@ -12,7 +12,7 @@ TEST(ConventionRegistry, IsInTheOrderOfTheEnumeration) {
     EXPECT_EQ(&convention_spec(info.id), all_convention_specs()[static_cast<size_t>(info.id)]);
     EXPECT_EQ(convention_info(info.id).name, info.name);
     EXPECT_EQ(parse_convention(info.name), info.id);
-    EXPECT_EQ(convention_spec(info.id).quantization_config != nullptr, info.is_written);
+    EXPECT_EQ(convention_spec(info.id).quantization_config != nullptr, info.is_convert_target);
   }
   EXPECT_EQ(index, 7);
 }
