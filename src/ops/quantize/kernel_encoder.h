@@ -52,6 +52,14 @@ inline uint32_t run_amax_bits(const BlockKernels& kernels, const ElementRun& run
   return float_bits(amax.or_zero());
 }
 
+// Whether the kernels give the codes of products with a multiplier. They keep denormal elements:
+// with a multiplier within the limit these have the code 0 or -0, as `fast` gives them, which
+// flushes them.
+template <class Math>
+bool has_kernel_codes(float multiplier) {
+  return std::fabs(multiplier) <= (Math::kMode == MathMode::kFast ? 0x1p100F : kFloatMax);
+}
+
 template <BlockFormat Format, class Math>
 class KernelEncoder {
  public:
@@ -73,7 +81,8 @@ class KernelEncoder {
     }
   }
 
-  // Stores the scales and packed codes of up to kMaxKernelBlocks blocks.
+  // Stores the scales and packed codes of up to kMaxKernelBlocks blocks; `scales` has room for as
+  // many.
   void encode(const ElementRun& run, int64_t blocks, const ScalePair& pair, Stored* scales,
               uint8_t* codes) const {
     std::array<float, kMaxKernelBlocks> maxima;
@@ -96,8 +105,8 @@ class KernelEncoder {
     if (is_covered && Math::kMode == MathMode::kExact) return;
     for (int64_t i = 0; i < blocks; ++i) {
       const auto index = static_cast<size_t>(i);
-      const bool has_codes = std::fabs(maxima[index]) <= kFloatMax &&
-                             std::fabs(multipliers[index]) <= kLargestMultiplier;
+      const bool has_codes =
+          std::fabs(maxima[index]) <= kFloatMax && has_kernel_codes<Math>(multipliers[index]);
       if (!has_codes) encode_block(run, i, multipliers[index], codes);
     }
   }
@@ -111,10 +120,6 @@ class KernelEncoder {
                                         : Element::kBits == 4              ? KernelCodes::kE2M1Of32
                                         : kCols == 32                      ? KernelCodes::kE4M3Of32
                                                       : KernelCodes::kE4M3Of128;
-  // The kernels keep denormal elements. With a smaller multiplier these have the code 0 or -0, as
-  // `fast` gives them, which flushes them.
-  static constexpr float kLargestMultiplier = Math::kMode == MathMode::kFast ? 0x1p100F : kFloatMax;
-
   static bool is_positive_normal(float x) { return x >= 0x1p-126F && x <= kFloatMax; }
   static bool is_covered(const ScalePair& pair) {
     return is_positive_normal(pair.encode) && is_positive_normal(pair.decode);
@@ -130,7 +135,17 @@ class KernelEncoder {
   bool kernel_scales(const float* maxima, int64_t blocks, const ScalePair& pair, Stored* scales,
                      float* multipliers) const {
     if constexpr (Format::kScaleType == ScaleType::kF32) {
-      return false;
+      if (Math::kMode == MathMode::kFast) return false;
+      using Kind = Fp8KernelRule::Kind;
+      const Fp8ScaleRule kind = problem_.rules.fp8_rule;
+      const Fp8KernelRule rule{.kind = kind == Fp8ScaleRule::kAmaxDiv    ? Kind::kAmaxDiv
+                                       : kind == Fp8ScaleRule::kPow2Ceil ? Kind::kPow2Ceil
+                                       : kind == Fp8ScaleRule::kReciprocalPow2
+                                           ? Kind::kReciprocalPow2
+                                           : Kind::kReciprocal,
+                               .eps = problem_.rules.fp8_eps,
+                               .input_max = problem_.rules.input_max};
+      return kernels_.fp8_scales(maxima, blocks, rule, scales, multipliers);
     } else if constexpr (Format::kScaleType == ScaleType::kUE8M0) {
       if (problem_.input == DType::kF8E4M3) return false;
       using Rounding = MxScaleRule::Rounding;

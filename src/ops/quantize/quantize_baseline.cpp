@@ -132,6 +132,8 @@ class BaselineQuantizer {
  private:
   // Formats whose blocks lie in one row.
   static constexpr bool kHasKernels = Format::kBlockRows == 1;
+  // 128x128 tiles whose rows are read side by side: 256 KiB of fp32 stay in the cache.
+  static constexpr int64_t kKernelTiles = 4;
   // A table of multipliers pays from this number of elements on.
   static constexpr int64_t kTableElems = 1 << 16;
 
@@ -183,13 +185,16 @@ class BaselineQuantizer {
         source_.load(flat_row, factor, segment.col, count, buffer.data());
         run = {buffer.data(), DType::kF32};
       }
-      std::array<Stored, kSegmentCols / Format::kBlockCols> stored;
+      std::array<Stored, kMaxKernelBlocks> stored;
       uint8_t* codes =
           args_.values + flat_row * args_.value_row_bytes + segment.col * Element::kBits / 8;
       kernel_encoder_->encode(run, blocks, scaling.pair, stored.data(), codes);
       const std::span<Stored> scales = std::span(stored).first(static_cast<size_t>(blocks));
       for (Stored& scale : scales) scale = canonical_scale(scale);
-      store(batch, row, segment.col / Format::kBlockCols, scales);
+      const int64_t packed_row = scale_row(args_.row_offsets, row);
+      const int64_t first_block = segment.col / Format::kBlockCols;
+      store_scale_quads<Stored>(args_.scales, batch, packed_row, first_block, scales);
+      store_scale_quads<Stored>(args_.extra_scales, batch, packed_row, first_block, scales);
       return count;
     }
     return 0;
@@ -258,7 +263,8 @@ class BaselineQuantizer {
   void quantize_bands() const {
     const int64_t bands = ceil_div(problem_.rows, kTile);
     const int64_t tiles = ceil_div(problem_.cols, kTile);
-    const int64_t tiles_at_once = is_norm(problem_.source) ? std::max<int64_t>(1, tiles) : 1;
+    const int64_t usual = kernels_ == nullptr ? 1 : kKernelTiles;
+    const int64_t tiles_at_once = is_norm(problem_.source) ? std::max<int64_t>(1, tiles) : usual;
     const int64_t chunks = ceil_div(tiles, tiles_at_once);
     parallel_for(problem_.batch * bands * chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -269,9 +275,50 @@ class BaselineQuantizer {
     });
   }
 
+  // Quantizes whole tiles of a band with the kernels, at most kKernelTiles. Returns false, with
+  // nothing that counts stored, where the kernels do not cover them.
+  bool quantize_tiles_with_kernels(int64_t batch, int64_t band, int64_t first_tile,
+                                   int64_t tiles) const {
+    const int64_t first_row = flat(batch, band * kTile);
+    const int64_t rows = std::min(kTile, problem_.rows - band * kTile);
+    const int64_t col = first_tile * kTile;
+    if (kernels_ == nullptr || source_.stored_row(first_row, col) == nullptr) return false;
+    const auto run = [&](int64_t row) {
+      return ElementRun{source_.stored_row(first_row + row, col), problem_.input};
+    };
+    const int input = run(0).kernel_input();
+    std::array<float, kMaxKernelBlocks> maxima;
+    std::array<AbsMax, kKernelTiles> largest;
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto kernel = kernels_->maxima[input][static_cast<int>(KernelBlock::k128)];
+      if (!kernel(run(row).first, tiles, maxima.data())) return false;
+      for (size_t i = 0; i < kKernelTiles; ++i) largest[i].add(maxima[i]);
+    }
+    std::array<Stored, kKernelTiles> scales;
+    std::array<float, kKernelTiles> multipliers;
+    for (size_t i = 0; i < static_cast<size_t>(tiles); ++i) {
+      const BlockScale<Stored> scale = encoder_.block_scale(largest[i].or_zero(), ScalePair{});
+      if (!has_kernel_codes<Math>(scale.multiplier)) return false;
+      scales[i] = canonical_scale(scale.stored);
+      multipliers[i] = scale.multiplier;
+    }
+    store(batch, band, first_tile, std::span(scales).first(static_cast<size_t>(tiles)));
+    const auto kernel = kernels_->codes[input][static_cast<int>(KernelCodes::kE4M3Of128)];
+    for (int64_t row = 0; row < rows; ++row) {
+      kernel(run(row).first, tiles, multipliers.data(),
+             args_.values + (first_row + row) * args_.value_row_bytes + col);
+    }
+    return true;
+  }
+
   // Quantizes tiles [first_tile, end_tile) of a band. Each is widened once and kept while its
   // maximum is found.
   void quantize_band(int64_t batch, int64_t band, int64_t first_tile, int64_t end_tile) const {
+    const int64_t whole_tiles = std::min(end_tile, problem_.cols / kTile) - first_tile;
+    if (whole_tiles > 0 && whole_tiles <= kKernelTiles &&
+        quantize_tiles_with_kernels(batch, band, first_tile, whole_tiles)) {
+      first_tile += whole_tiles;
+    }
     const int64_t first_row = band * kTile;
     const int64_t rows = std::min(kTile, problem_.rows - first_row);
     std::array<float, kTile> factors;
@@ -317,8 +364,30 @@ class BaselineQuantizer {
     });
   }
 
+  // The kernels' part of encode_run(). Returns the number of columns, 0 where the kernels do not
+  // cover them.
+  int64_t encode_run_with_kernels(int64_t flat_row, int64_t first_col, int64_t count,
+                                  float multiplier) const {
+    const ElementRun run{source_.stored_row(flat_row, first_col), problem_.input};
+    if (kernels_ == nullptr || run.first == nullptr || !has_kernel_codes<Math>(multiplier))
+      return 0;
+    const int64_t blocks = std::min(count / kTile, kMaxKernelBlocks);
+    const int input = run.kernel_input();
+    std::array<float, kMaxKernelBlocks> numbers;
+    const auto maxima = kernels_->maxima[input][static_cast<int>(KernelBlock::k128)];
+    if (!maxima(run.first, blocks, numbers.data())) return 0;
+    numbers.fill(multiplier);
+    kernels_->codes[input][static_cast<int>(KernelCodes::kE4M3Of128)](
+        run.first, blocks, numbers.data(),
+        args_.values + flat_row * args_.value_row_bytes + first_col);
+    return blocks * kTile;
+  }
+
   void encode_run(int64_t flat_row, float factor, int64_t first_col, int64_t count,
                   float multiplier) const {
+    const int64_t done = encode_run_with_kernels(flat_row, first_col, count, multiplier);
+    first_col += done;
+    count -= done;
     std::array<float, kTile> x;
     for (int64_t col = first_col; col < first_col + count; col += kTile) {
       const int64_t n = std::min(kTile, first_col + count - col);
@@ -392,8 +461,9 @@ void run_with(const BlockKernels* kernels, const QuantizeProblem& problem,
   const FloatEnvironmentGuard guard;
   const RowSource source(problem, args);
   prepare_norm_rows(problem, args, source);
-  clear_scales(args.scales);
-  clear_scales(args.extra_scales);
+  for (const ScaleView& scales : {args.scales, args.extra_scales}) {
+    if (has_unwritten_scales(problem, scales)) clear_scales(scales);
+  }
   const auto amax = [&](int64_t first_batch, int64_t batches) {
     return amax_of_batches(problem, args, source, kernels, first_batch, batches);
   };

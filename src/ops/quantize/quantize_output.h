@@ -17,6 +17,14 @@ inline void clear_scales(const ScaleView& scales) {
   std::memset(scales.data, 0, static_cast<size_t>(scales.capacity * bytes(scales.type)));
 }
 
+// Whether quantizing all rows leaves scales of the buffer unwritten: padding, or rows that are not
+// visited.
+inline bool has_unwritten_scales(const QuantizeProblem& problem, const ScaleView& scales) {
+  const bool skips_rows = problem.has_valid_rows || problem.has_row_list || problem.groups > 0;
+  return skips_rows || problem.value_cols != problem.cols ||
+         scales.capacity != scales.batch * scales.rows * scales.blocks;
+}
+
 // Rows that are not visited have row scale 0.
 inline void clear_row_scales(const QuantizeProblem& problem, const QuantizeArgs& args) {
   if (!format_info(problem.format).has_row_scale) return;
@@ -35,6 +43,29 @@ void store_scales(const ScaleView& output, int64_t batch, int64_t row, int64_t f
       base[Layout::offset(row, block++, {output.rows, output.blocks})] = scale;
     }
   });
+}
+
+// store_scales() for runs that start at a multiple of 4 blocks: swizzled layouts have 4 scales of a
+// row side by side.
+template <typename Stored>
+void store_scale_quads(const ScaleView& output, int64_t batch, int64_t row, int64_t first_block,
+                       std::span<const Stored> scales) {
+  const bool is_wide = output.layout == ScaleLayoutId::kSwizzled128x4;
+  if (output.data == nullptr || (!is_wide && output.layout != ScaleLayoutId::kSwizzled8x4)) {
+    return store_scales(output, batch, row, first_block, scales);
+  }
+  auto* base = static_cast<Stored*>(output.data) + batch * (output.capacity / output.batch);
+  const ScaleExtents extents{output.rows, output.blocks};
+  Stored* quad = base + (is_wide ? Swizzled128x4Layout::offset(row, first_block, extents)
+                                 : Swizzled8x4Layout::offset(row, first_block, extents));
+  const int64_t tile =
+      4 * (is_wide ? Swizzled128x4Layout::kTileRows : Swizzled8x4Layout::kTileRows);
+  const auto whole = static_cast<int64_t>(scales.size() / 4);
+  for (int64_t i = 0; i < whole; ++i) {
+    std::memcpy(quad + i * tile, scales.data() + 4 * i, 4 * sizeof(Stored));
+  }
+  const std::span<const Stored> rest = scales.subspan(static_cast<size_t>(4 * whole));
+  std::copy(rest.begin(), rest.end(), quad + whole * tile);
 }
 
 // Packs and stores codes, given one per byte, of columns [col, col + count) of a row of the

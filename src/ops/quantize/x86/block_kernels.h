@@ -41,6 +41,14 @@ struct MxScaleRule {
   int32_t half_unit;            // kEven: half a unit of the element's mantissa, in bits of fp32.
 };
 
+// FP8 with blocks of 128 columns, `exact` (formats/fp8_block.h has the rules).
+struct Fp8KernelRule {
+  enum class Kind : int { kReciprocal, kReciprocalPow2, kAmaxDiv, kPow2Ceil };
+  Kind kind;
+  float eps;
+  float input_max;
+};
+
 struct BlockKernels {
   // Stores the largest magnitude of each block, as integers compare them: NaN is larger than
   // infinity. Returns whether all elements are finite.
@@ -51,6 +59,8 @@ struct BlockKernels {
                                uint8_t* scales, float* multipliers);
   using MxScales = bool (*)(const float* maxima, int64_t blocks, const MxScaleRule& rule,
                             uint8_t* scales, float* multipliers);
+  using Fp8Scales = bool (*)(const float* maxima, int64_t blocks, const Fp8KernelRule& rule,
+                             float* scales, float* multipliers);
   // Stores the packed codes of RN(x * multiplier). Those of blocks with an element that is infinite
   // or NaN, or with such a multiplier, are arbitrary.
   using Codes = void (*)(const void* x, int64_t blocks, const float* multipliers, uint8_t* codes);
@@ -59,6 +69,7 @@ struct BlockKernels {
   Codes codes[3][4];    // Indexed by input and codes.
   Nvfp4Scales nvfp4_scales;
   MxScales mx_scales;
+  Fp8Scales fp8_scales;
 };
 
 extern const BlockKernels kBlockKernelsAvx2;

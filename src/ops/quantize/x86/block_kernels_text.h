@@ -245,6 +245,45 @@ bool mx_scales(const float* maxima, int64_t blocks, const MxScaleRule& rule, uin
 }
 
 template <class Level>
+bool fp8_scales(const float* maxima, int64_t blocks, const Fp8KernelRule& rule, float* scales,
+                float* multipliers) {
+  using Kind = Fp8KernelRule::Kind;
+  const auto largest_code = Level::floats(448.0F);
+  const auto one = Level::floats(1.0F);
+  const auto eps = Level::bits(Level::floats(rule.eps));
+  auto uncovered = Level::none();
+  for (int64_t block = 0; block < blocks; block += Level::kLanes) {
+    const auto found = Level::bits(Level::template load<KernelInput::kF32>(maxima, block));
+    const auto amax = Level::max(found, eps);
+    auto scale = one;
+    auto multiplier = one;
+    if (rule.kind == Kind::kAmaxDiv || rule.kind == Kind::kPow2Ceil) {
+      scale = Level::div(Level::floats(amax), largest_code);
+      if (rule.kind == Kind::kPow2Ceil) {
+        const auto exponent =
+            Level::template shift_right<23>(Level::add(Level::bits(scale), Level::ints(0x7FFFFF)));
+        scale = Level::floats(Level::template shift_left<23>(
+            Level::min(Level::max(exponent, Level::ints(1)), Level::ints(254))));
+      }
+      multiplier = Level::div(one, scale);
+    } else {
+      auto bits = Level::bits(Level::div(largest_code, Level::floats(amax)));
+      bits = Level::select(Level::equal(bits, Level::ints(kInfinity)),
+                           Level::bits(Level::floats(rule.input_max)), bits);
+      bits = Level::select(Level::equal(amax, Level::ints(0)), Level::bits(one), bits);
+      if (rule.kind == Kind::kReciprocalPow2) bits = Level::bit_and(bits, kInfinity);
+      multiplier = Level::floats(bits);
+      scale = Level::div(one, multiplier);
+    }
+    uncovered = Level::either(uncovered,
+                              Level::greater(Level::bits(multiplier), Level::ints(kInfinity - 1)));
+    Level::store(scales + block, scale);
+    Level::store(multipliers + block, multiplier);
+  }
+  return !Level::any(uncovered);
+}
+
+template <class Level>
 constexpr BlockKernels block_kernels_of() {
   using enum KernelInput;
   using enum KernelCodes;
@@ -263,6 +302,7 @@ constexpr BlockKernels block_kernels_of() {
                  block_codes<Level, kF16, kE4M3Of32>, block_codes<Level, kF16, kE4M3Of128>}},
       .nvfp4_scales = nvfp4_scales<Level>,
       .mx_scales = mx_scales<Level>,
+      .fp8_scales = fp8_scales<Level>,
   };
 }
 
