@@ -111,6 +111,9 @@ std::span<const DequantizeImpl> dequantize_impls() {
 #if defined(NARROWFLOAT_CUDA)
     kDequantizeSm90,
 #endif
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+        kDequantizeCpuAvx512, kDequantizeCpuAvx2,
+#endif
         kDequantizeCpuBaseline, kDequantizeCpuReference
   };
   return kImpls;

@@ -47,6 +47,8 @@ struct DequantizeImpl {
 std::span<const DequantizeImpl> dequantize_impls();
 extern const DequantizeImpl kDequantizeCpuReference;
 extern const DequantizeImpl kDequantizeCpuBaseline;
-extern const DequantizeImpl kDequantizeSm90;  // Only in builds with CUDA.
+extern const DequantizeImpl kDequantizeCpuAvx2;    // Only in builds for x86-64.
+extern const DequantizeImpl kDequantizeCpuAvx512;  // Only in builds for x86-64.
+extern const DequantizeImpl kDequantizeSm90;       // Only in builds with CUDA.
 
 }  // namespace narrowfloat

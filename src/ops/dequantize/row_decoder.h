@@ -1,6 +1,9 @@
 // The common part of both CPU implementations: the global scale and the block scales of one row.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
+
 #include "formats/registry.h"
 #include "ops/dequantize/dequantize_problem.h"
 #include "tensor/grouped_rows.h"
@@ -20,7 +23,25 @@ class RowDecoder {
         scales_(static_cast<const Stored*>(args.scales.data) +
                 batch * (args.scales.capacity / args.scales.batch)),
         scale_row_(image_row(row)),
-        global_scale_(global_scale(batch, row)) {}
+        global_scale_(find_global_scale(batch, row)) {}
+
+  [[nodiscard]] float global_scale() const { return global_scale_; }
+
+  // Copies the stored scales of `count` blocks from `first_block`, a multiple of 4, on.
+  template <typename Layout>
+  void load_scales(int64_t first_block, int64_t count, Stored* out) const {
+    const ScaleExtents extents{args_.scales.rows, args_.scales.blocks};
+    // Blocks that are side by side in memory.
+    constexpr bool kIsLinear = Layout::kId == ScaleLayoutId::kLinear;
+    constexpr bool kIsSwizzled =
+        Layout::kId == ScaleLayoutId::kSwizzled128x4 || Layout::kId == ScaleLayoutId::kSwizzled8x4;
+    const int64_t run = kIsLinear ? count : kIsSwizzled ? 4 : 1;
+    for (int64_t i = 0; i < count; i += run) {
+      const int64_t n = std::min(run, count - i);
+      std::memcpy(out + i, scales_ + Layout::offset(scale_row_, first_block + i, extents),
+                  static_cast<size_t>(n) * sizeof(Stored));
+    }
+  }
 
   // The fp32 factor of a block, scale first (spec 7).
   template <typename Layout>
@@ -40,7 +61,7 @@ class RowDecoder {
     return scale_row(args_.row_offsets, row);
   }
 
-  [[nodiscard]] float global_scale(int64_t batch, int64_t row) const {
+  [[nodiscard]] float find_global_scale(int64_t batch, int64_t row) const {
     switch (problem_.global_axis) {
       case GlobalScaleAxis::kNone:
         return 1.0F;

@@ -1,0 +1,128 @@
+// The kernels of decode_kernels.h, written against a level of vector instructions.
+//
+// Level is a type of an unnamed namespace with
+//   kLanes                  fp32 lanes of a vector
+//   Floats, Ints, Mask      vectors of fp32, of 32-bit integers, of decisions
+//   decode_e2m1(packed)     kLanes values
+//   load_bytes, store_*     kLanes bytes as integers; kLanes elements of an output type
+//   stream_line(to, from)   64 bytes to an aligned address
+// and elementary operations.
+#pragma once
+
+#include <cstring>
+
+#include "ops/dequantize/x86/decode_kernels.h"
+
+namespace narrowfloat::decode_kernels {
+
+inline constexpr int32_t kCanonicalNan = 0x7FFFFFFF;
+
+// E4M3 codes, one a lane. The exponent field of a code is 120 less than that of its value; the
+// product with 2^120 is exact, for denormals, too.
+template <class Level>
+typename Level::Floats decode_e4m3(typename Level::Ints codes) {
+  const auto field = Level::bit_and(Level::template shift_left<20>(codes), 0x07F00000);
+  const auto magnitude = Level::bits(Level::mul(Level::floats(field), Level::floats(0x1p120F)));
+  const auto is_nan = Level::equal(field, Level::ints(0x07F00000));
+  const auto number = Level::select(is_nan, Level::ints(kCanonicalNan), magnitude);
+  const auto sign = Level::bit_and(Level::template shift_left<24>(codes), INT32_MIN);
+  return Level::floats(Level::bit_or(number, sign));
+}
+
+template <class Level>
+void e4m3_factors(const uint8_t* scales, int64_t blocks, float global_scale, bool divides,
+                  float* factors) {
+  const auto global = Level::floats(global_scale);
+  for (int64_t block = 0; block < blocks; block += Level::kLanes) {
+    const auto scale = decode_e4m3<Level>(Level::load_bytes(scales + block));
+    Level::store_f32(factors + block,
+                     divides ? Level::div(scale, global) : Level::mul(scale, global));
+  }
+}
+
+template <class Level>
+void ue8m0_factors(const uint8_t* scales, int64_t blocks, float* factors) {
+  for (int64_t block = 0; block < blocks; block += Level::kLanes) {
+    const auto scale = Level::load_bytes(scales + block);
+    auto bits = Level::template shift_left<23>(scale);
+    bits = Level::select(Level::equal(scale, Level::ints(0)), Level::ints(0x00400000), bits);
+    bits = Level::select(Level::equal(scale, Level::ints(255)), Level::ints(kCanonicalNan), bits);
+    Level::store_f32(factors + block, Level::floats(bits));
+  }
+}
+
+template <class Level, DecodedType kType>
+void store(typename Level::Floats values, uint8_t* out, int64_t elem) {
+  const auto is_nan = Level::unordered(values);
+  const auto bits = Level::bits(values);
+  if constexpr (kType == DecodedType::kBf16) {
+    const auto odd = Level::bit_and(Level::template shift_right<16>(bits), 1);
+    const auto rounded =
+        Level::template shift_right<16>(Level::add(bits, Level::add(odd, Level::ints(0x7FFF))));
+    Level::store_words(out + 2 * elem, Level::select(is_nan, Level::ints(0x7FFF), rounded));
+  } else {
+    const auto canonical = Level::floats(Level::select(is_nan, Level::ints(kCanonicalNan), bits));
+    if constexpr (kType == DecodedType::kF32) {
+      Level::store_f32(out + 4 * elem, canonical);
+    } else {
+      Level::store_f16(out + 2 * elem, canonical);
+    }
+  }
+}
+
+template <class Level, DecodedBlock kBlock, DecodedType kType>
+void block_values(const uint8_t* codes, int64_t blocks, const float* factors, void* values) {
+  constexpr bool kIsE2m1 = kBlock == DecodedBlock::kE2M1Of16 || kBlock == DecodedBlock::kE2M1Of32;
+  constexpr int64_t kCols = kBlock == DecodedBlock::kE2M1Of16    ? 16
+                            : kBlock == DecodedBlock::kE4M3Of128 ? 128
+                                                                 : 32;
+  auto* out = static_cast<uint8_t*>(values);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const auto factor = Level::broadcast(factors + block);
+    for (int64_t elem = block * kCols; elem < (block + 1) * kCols; elem += Level::kLanes) {
+      if constexpr (kIsE2m1) {
+        store<Level, kType>(Level::mul(Level::decode_e2m1(codes + elem / 2), factor), out, elem);
+      } else {
+        const auto value = decode_e4m3<Level>(Level::load_bytes(codes + elem));
+        store<Level, kType>(Level::mul(value, factor), out, elem);
+      }
+    }
+  }
+}
+
+template <class Level>
+void stream(void* to, const void* from, int64_t size_bytes) {
+  constexpr int64_t kLine = 64;
+  auto* out = static_cast<uint8_t*>(to);
+  const auto* in = static_cast<const uint8_t*>(from);
+  const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kLine);
+  int64_t head = past_line == 0 ? 0 : kLine - past_line;
+  if (head > size_bytes) head = size_bytes;
+  std::memcpy(out, in, static_cast<size_t>(head));
+  int64_t byte = head;
+  for (; byte + kLine <= size_bytes; byte += kLine) Level::stream_line(out + byte, in + byte);
+  std::memcpy(out + byte, in + byte, static_cast<size_t>(size_bytes - byte));
+}
+
+template <class Level, DecodedBlock kBlock>
+inline constexpr DecodeKernels::Values kValuesOf[3] = {
+    block_values<Level, kBlock, DecodedType::kF32>, block_values<Level, kBlock, DecodedType::kBf16>,
+    block_values<Level, kBlock, DecodedType::kF16>};
+
+template <class Level>
+constexpr DecodeKernels decode_kernels_of() {
+  DecodeKernels kernels = {.e4m3_factors = e4m3_factors<Level>,
+                           .ue8m0_factors = ue8m0_factors<Level>,
+                           .values = {},
+                           .stream = stream<Level>,
+                           .finish_stream = Level::finish_stream};
+  for (int type = 0; type < 3; ++type) {
+    kernels.values[0][type] = kValuesOf<Level, DecodedBlock::kE2M1Of16>[type];
+    kernels.values[1][type] = kValuesOf<Level, DecodedBlock::kE2M1Of32>[type];
+    kernels.values[2][type] = kValuesOf<Level, DecodedBlock::kE4M3Of32>[type];
+    kernels.values[3][type] = kValuesOf<Level, DecodedBlock::kE4M3Of128>[type];
+  }
+  return kernels;
+}
+
+}  // namespace narrowfloat::decode_kernels
