@@ -18,7 +18,7 @@
 namespace narrowfloat {
 
 // Every operation with a list of implementations.
-inline constexpr std::array<std::string_view, 19> kOperations = {"quantize",
+inline constexpr std::array<std::string_view, 20> kOperations = {"quantize",
                                                                  "dequantize",
                                                                  "relayout",
                                                                  "amax",
@@ -36,7 +36,8 @@ inline constexpr std::array<std::string_view, 19> kOperations = {"quantize",
                                                                  "kv_reorder",
                                                                  "route_permute",
                                                                  "invert_scales",
-                                                                 "allreduce"};
+                                                                 "allreduce",
+                                                                 "expert_parallel"};
 
 // The implementation that NARROWFLOAT_FORCE pins for `op`; empty if none. Throws kInvalidArgument
 // for a malformed value or an operation that does not exist.

@@ -1,0 +1,155 @@
+// See expert_transport.h.
+#include "layers/expert_parallel/expert_transport.h"
+
+#include <array>
+#include <utility>
+
+#include "base/name_table.h"
+#include "runtime/dispatch.h"
+
+namespace narrowfloat {
+
+std::string to_string(const ExpertParallelConfig& config) {
+  return fmt::format(
+      "hidden {}, {} experts, top_k {}, {} tokens a rank, payload {}, order {}, "
+      "results {}",
+      config.hidden, config.experts, config.top_k, config.max_tokens, name(config.payload),
+      name(config.order), name(config.result_dtype));
+}
+
+namespace {
+
+struct OrderName {
+  CombineOrder id;
+  std::string_view name;
+};
+constexpr OrderName kOrders[] = {{CombineOrder::kRank, "rank"}, {CombineOrder::kTopK, "topk"}};
+
+struct TransportName {
+  ExpertTransport id;
+  std::string_view name;
+};
+constexpr TransportName kTransports[] = {{ExpertTransport::kAuto, "auto"},
+                                         {ExpertTransport::kPeerMemory, "peer_memory"},
+                                         {ExpertTransport::kAllToAll, "all_to_all"},
+                                         {ExpertTransport::kAllGather, "all_gather"}};
+
+struct Request : ExpertParallelExplainRequest {};
+
+std::string to_string(const Request& request) {
+  return fmt::format("{} ranks on {}: {}", request.ranks, narrowfloat::to_string(request.device),
+                     to_string(request.config));
+}
+
+struct TransportImpl {
+  std::string_view name;
+  ExpertTransport id;
+  Support (*supports)(const Request& request);
+};
+
+Support is_wanted(const Request& request, ExpertTransport id) {
+  if (request.device.type != DeviceType::kCpu) {
+    return Support::no("expert parallelism runs on the CPU alone");
+  }
+  if (request.transport == ExpertTransport::kAuto || request.transport == id) return Support::yes();
+  return Support::no(
+      fmt::format("passed over: transport {} was asked for", name(request.transport)));
+}
+
+Support supports_peer_memory(const Request& request) {
+  Support support = is_wanted(request, ExpertTransport::kPeerMemory);
+  if (!support.ok()) return support;
+  if (request.ranks > SymmetricMemory::kMaxRanks) {
+    return Support::no(
+        fmt::format("at most {} ranks, got {}", SymmetricMemory::kMaxRanks, request.ranks));
+  }
+  return request.is_one_host ? Support::yes()
+                             : Support::no("the ranks cannot map each other's memory");
+}
+
+Support supports_all_to_all(const Request& request) {
+  Support support = is_wanted(request, ExpertTransport::kAllToAll);
+  if (!support.ok() || request.has_all_to_all) return support;
+  return Support::no("no all_to_all function was given");
+}
+
+Support supports_all_gather(const Request& request) {
+  return is_wanted(request, ExpertTransport::kAllGather);
+}
+
+constexpr std::array kTransportImpls{
+    TransportImpl{"peer_memory", ExpertTransport::kPeerMemory, supports_peer_memory},
+    TransportImpl{"all_to_all", ExpertTransport::kAllToAll, supports_all_to_all},
+    TransportImpl{"all_gather", ExpertTransport::kAllGather, supports_all_gather}};
+
+const TransportImpl& select_transport(const Request& request) {
+  return select("expert_parallel", std::span<const TransportImpl>(kTransportImpls), request);
+}
+
+Request request_of(int ranks, const ExpertParallelConfig& config,
+                   const ExpertParallelOptions& options) {
+  return {{.ranks = ranks,
+           .config = config,
+           .device = options.device,
+           .transport = options.transport,
+           .is_one_host = true,
+           .has_all_to_all = static_cast<bool>(options.all_to_all)}};
+}
+
+std::unique_ptr<ExpertExchange> make_for(Request request,
+                                         const std::shared_ptr<Bootstrap>& bootstrap,
+                                         const ExpertLayout& layout,
+                                         const ExpertParallelOptions& options) {
+  const ExpertTransport chosen = select_transport(request).id;
+  if (chosen != ExpertTransport::kPeerMemory) {
+    return make_collective_exchange(
+        layout, bootstrap,
+        chosen == ExpertTransport::kAllToAll ? options.all_to_all : AllToAllFunction());
+  }
+  std::unique_ptr<SymmetricMemory> memory;
+  try {
+    memory = make_symmetric_memory(*bootstrap, options.device, AllReduceTransport::kAuto,
+                                   layout.size_bytes);
+  } catch (const Error& error) {
+    // All ranks got the same error. Another transport will do, unless this one was asked for.
+    const bool may_do_without =
+        request.transport == ExpertTransport::kAuto && error.kind() == ErrorKind::kUnsupported;
+    if (!may_do_without) throw;
+    request.is_one_host = false;
+    return make_for(request, bootstrap, layout, options);
+  }
+  return make_peer_exchange(layout, bootstrap, std::move(memory), options.deadline);
+}
+
+}  // namespace
+
+std::string_view name(CombineOrder order) { return record_of(kOrders, order, "CombineOrder").name; }
+CombineOrder parse_combine_order(std::string_view text) {
+  return parse_name(kOrders, text, "order");
+}
+std::string_view name(ExpertTransport transport) {
+  return record_of(kTransports, transport, "ExpertTransport").name;
+}
+ExpertTransport parse_expert_transport(std::string_view text) {
+  return parse_name(kTransports, text, "transport");
+}
+
+Explanation explain_expert_parallel(const ExpertParallelExplainRequest& request) {
+  static_cast<void>(expert_layout(request.config, request.ranks));
+  return explain_candidates("expert_parallel", std::span<const TransportImpl>(kTransportImpls),
+                            Request{request});
+}
+
+void require_transport(int ranks, const ExpertParallelConfig& config,
+                       const ExpertParallelOptions& options) {
+  static_cast<void>(select_transport(request_of(ranks, config, options)));
+}
+
+std::unique_ptr<ExpertExchange> make_exchange(const std::shared_ptr<Bootstrap>& bootstrap,
+                                              const ExpertParallelConfig& config,
+                                              const ExpertLayout& layout,
+                                              const ExpertParallelOptions& options) {
+  return make_for(request_of(bootstrap->size(), config, options), bootstrap, layout, options);
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,25 @@
+// Which transport a group uses: the first of an ordered list that it can have.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "layers/expert_parallel/expert_exchange.h"
+
+namespace narrowfloat {
+
+// The configuration in words; ranks compare them.
+std::string to_string(const ExpertParallelConfig& config);
+
+// Throws kUnsupported with the reason of each transport where none will do, as far as one rank can
+// tell.
+void require_transport(int ranks, const ExpertParallelConfig& config,
+                       const ExpertParallelOptions& options);
+
+// Collective: makes the exchange of the first transport that works on all ranks.
+std::unique_ptr<ExpertExchange> make_exchange(const std::shared_ptr<Bootstrap>& bootstrap,
+                                              const ExpertParallelConfig& config,
+                                              const ExpertLayout& layout,
+                                              const ExpertParallelOptions& options);
+
+}  // namespace narrowfloat
