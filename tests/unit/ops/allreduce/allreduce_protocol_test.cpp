@@ -258,17 +258,24 @@ TEST(AllReduceProtocol, ReportsAnEarlierFaultAtTheEntryOfACall) {
   }
 }
 
+// The group whose ranks 0 and 2 have to give up before rank 1 goes on.
+const RankGroup* awaited_group = nullptr;
+
 // Rank 1 enters the call and comes to its first barrier after the others have given up: their flags
 // look like those of ranks that have arrived.
 TEST(AllReduceProtocol, ALateRankReportsThatOthersHaveGivenUp) {
   const AllReduceProblem problem{.tokens = 3, .hidden = 64};
   const GoldenInputs in = random_inputs(problem, 3, Fill::kNormal, 1);
   const TestHooks late([](int rank, int /*cta*/, ProtocolPoint point) {
-    if (rank == 1 && point == ProtocolPoint::kStaged)
-      std::this_thread::sleep_for(milliseconds(300));
+    if (rank != 1 || point != ProtocolPoint::kStaged) return;
+    const auto is_waiting = [](int other) {
+      return awaited_group->fault(other).kind == AllReduceFault::kNone;
+    };
+    while (is_waiting(0) || is_waiting(2)) std::this_thread::sleep_for(milliseconds(1));
   });
   for (const AllReduceImpl* impl : {&kAllReduceCpuTwoShot, &kAllReduceCpuReference}) {
     const RankGroup group(3, capacities(), DType::kBF16, milliseconds(60));
+    awaited_group = &group;
     run_as_threads(3, [&](int rank) {
       const RankTensors tensors(in, rank);
       run_rank(group, rank, *impl, problem, tensors.args());
