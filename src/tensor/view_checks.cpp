@@ -146,7 +146,12 @@ RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_
           "{}: leading axes do not form rows of one stride: expected {} on axis {}, got {}",
           argument, expected, axis, stride);
     }
-    expected = stride * view.shape[axis];
+    const auto next = checked_mul(stride, view.shape[axis]);
+    if (!next) {
+      throw_invalid("{}: extents and strides of {} span more than 2^63 elements", argument,
+                    to_string(view));
+    }
+    expected = *next;
   }
   return matrix;
 }
@@ -222,7 +227,9 @@ void require_scales(std::string_view argument, const ScaleView& view, FormatId f
   }
   if (view.batch < 0) throw_invalid("{}: expected batch >= 0, got {}", argument, view.batch);
   const auto size = checked_mul(view.batch, scale_image_size(view.layout, view.rows, view.blocks));
-  if (!size) throw_invalid("{}: more than 2^63 scales", argument);
+  if (!size || !checked_mul(*size, bytes(view.type))) {
+    throw_invalid("{}: more than 2^63 bytes of scales", argument);
+  }
   if (view.capacity != *size) {
     throw_invalid(
         "{}: expected a buffer of {} scales ({} x {} x {} in {}, padding included), got {}",

@@ -18,7 +18,12 @@
 namespace narrowfloat {
 namespace {
 
+// Far above every model. Times the rows of the workspace, fewer than 2^32, and the bytes of an
+// element it stays below 2^63.
+constexpr int64_t kMaxExtent = int64_t{1} << 24;
+
 void check_extent(std::string_view argument, int64_t extent, const MoeModeInfo& mode) {
+  if (extent > kMaxExtent) throw_invalid("{}: expected at most 2^24, got {}", argument, extent);
   if (extent <= 0 || extent % mode.multiple != 0) {
     throw_invalid("{}: mode {} needs a positive multiple of {}, got {}", argument, mode.name,
                   mode.multiple, extent);

@@ -38,7 +38,8 @@ void run(const TensorView& input, const TensorView& output, bool per_row, Stream
   require_disjoint(outputs, inputs);
   const AmaxProblem problem{.input = input.dtype,
                             .device = input.device,
-                            .rows = rows.rows,
+                            // Rows of no columns may be any number, too many to go over.
+                            .rows = cols == 0 && !per_row ? 0 : rows.rows,
                             .cols = cols,
                             .per_row = per_row};
   const AmaxArgs args{

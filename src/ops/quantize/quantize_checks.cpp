@@ -1,10 +1,12 @@
 // Checks every requirement of the quantizers before anything is written.
 #include "ops/quantize/quantize_checks.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "base/bad_enumerator.h"
+#include "base/int_math.h"
 #include "base/throw_error.h"
 #include "formats/global_scale.h"
 #include "tensor/block_math.h"
@@ -248,9 +250,10 @@ void lower_row_selection(const QuantizeCall& call, LoweredQuantize& lowered) {
 
 void lower_input(const QuantizeCall& call, LoweredQuantize& lowered) {
   const QuantizeProblem& problem = lowered.problem;
-  const int64_t factor = call.source == RowSourceKind::kSiluMul ? 2 : 1;
+  const auto cols = checked_mul(call.source == RowSourceKind::kSiluMul ? 2 : 1, problem.cols);
+  if (!cols) throw_invalid("input: twice {} columns are more than 2^63", problem.cols);
   const BatchedRows input =
-      require_batched_rows("input", call.input, problem.batch, problem.rows, factor * problem.cols);
+      require_batched_rows("input", call.input, problem.batch, problem.rows, *cols);
   lowered.args.input = call.input.data;
   lowered.args.input_batch_stride = input.batch_stride;
   lowered.args.input_stride = input.row_stride;
@@ -333,6 +336,19 @@ void check_cuda_alignment(const QuantizeCall& call, const QuantizeArgs& args) {
   require_cuda_alignment("output.scales", args.scales.data, device);
 }
 
+// Rows without columns, and batches without rows, may be any numbers, too many to go over. They are
+// dropped unless something is stored for each, which bounds them by the memory there is.
+void drop_empty(LoweredQuantize& lowered) {
+  QuantizeProblem& problem = lowered.problem;
+  if (problem.batch > 0 && problem.rows > 0 && problem.cols > 0) return;
+  const bool has_row_scale = format_info(problem.format).has_row_scale;
+  const bool stores_rows = has_row_scale || problem.encode_axis == EncodeScaleAxis::kRow;
+  const bool stores_batches = has_row_scale || problem.encode_axis == EncodeScaleAxis::kBatch ||
+                              lowered.args.scales.capacity > 0;
+  if (!stores_rows) problem.rows = 0;
+  if (!stores_batches) problem.batch = std::min<int64_t>(problem.batch, 1);
+}
+
 }  // namespace
 
 LoweredQuantize lower(const QuantizeCall& call) {
@@ -376,6 +392,7 @@ LoweredQuantize lower(const QuantizeCall& call) {
   lowered.args.fp8_decode_scale = call.options.fp8_decode_scale;
   problem.has_fp8_decode_scale = call.options.fp8_decode_scale.has_value();
   check_cuda_alignment(call, lowered.args);
+  drop_empty(lowered);
   return lowered;
 }
 

@@ -114,6 +114,9 @@ TEST(RequireRows, RefusesWhatIsNoMatrixOfRows) {
   tensor.strides = {40, 8, 1};
   expect_invalid("x: leading axes do not form rows of one stride: expected 24 on axis 0, got 40",
                  [&] { require_rows("x", tensor, 8); });
+  tensor.strides = {40, int64_t{1} << 62, 1};
+  expect_invalid("x: extents and strides of BF16[2, 3, 8] span more than 2^63 elements",
+                 [&] { require_rows("x", tensor, 8); });
 }
 
 TEST(RequireBatchedRows, TakesAnyTwoStridesButOnlyThoseThatAreUsed) {

@@ -124,5 +124,31 @@ TEST(QuantizeEmpty, EveryFormAcceptsEveryEmptyExtent) {
   }
 }
 
+// Extents beside a 0 may be any numbers: nothing goes over 2^60 rows that have no columns.
+TEST(QuantizeSpecialCalls, EmptyTensorsOfAnyExtentTakeNoTime) {
+  constexpr int64_t kMany = int64_t{1} << 60;
+  float scales[4] = {0, 0, 0, 0};
+  float global = 0;
+  for (const FormatInfo& info : all_formats()) {
+    for (const auto& [batch, rows, cols] :
+         {std::array{int64_t{1}, kMany, int64_t{0}}, std::array{kMany, int64_t{0}, int64_t{128}},
+          std::array{kMany, int64_t{3}, int64_t{0}}}) {
+      const bool has_scales_of_batches = info.id == FormatId::kFp8Tensor;
+      if (info.has_row_scale || (has_scales_of_batches && batch > 1))
+        continue;  // These have sizes.
+      SCOPED_TRACE(::testing::Message() << info.name << " " << batch << " x " << rows);
+      const QuantizedView view =
+          quantized_layout(info.id, rows, cols, {.batch = batch}).bind(nullptr, scales, &global);
+      const TensorView empty = TensorView::contiguous(nullptr, DType::kBF16, {batch, rows, cols});
+      quantize(empty, view);
+      dequantize(view, empty);
+      if (!has_scales_of_batches) relayout(info.id, view.scales, view.scales);
+    }
+  }
+  tensor_amax(TensorView::contiguous(nullptr, DType::kBF16, {kMany, 0}),
+              TensorView::contiguous(&global, DType::kF32, {1}));
+  EXPECT_EQ(global, 0);
+}
+
 }  // namespace
 }  // namespace narrowfloat::testing
