@@ -1,6 +1,7 @@
 // Compares two checkpoints tensor by tensor: first the stored bytes, then, where they differ, the
 // values. Quantized weights are dequantized in ranges of rows with their producers' arithmetic.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -224,7 +225,7 @@ class CheckpointComparer {
       const FloatRows y = b.load(first, count);
       const std::optional<ClipLimits> limits = b.clip_limits();
       add_errors(errors, {first, count, cols}, x, y, limits ? &*limits : nullptr);
-      compare_rows(values, x, y, count, cols);
+      compare_elements(values, x, y, count * cols);
     });
     diff.figures = figures_of(errors.total());
     diff.status = values.equal ? "same values" : "different";
@@ -235,14 +236,16 @@ class CheckpointComparer {
     if (values.equal && values.zero_signs_differ) diff.detail += "; zeros of different sign";
   }
 
-  static void compare_rows(ValueComparison& values, const FloatRows& x, const FloatRows& y,
-                           int64_t rows, int64_t cols) {
-    std::vector<double> x_row(static_cast<size_t>(cols));
-    std::vector<double> y_row(static_cast<size_t>(cols));
-    for (int64_t row = 0; row < rows && values.equal; ++row) {
-      widen_row(x, row, x_row);
-      widen_row(y, row, y_row);
-      for (size_t i = 0; i < x_row.size(); ++i) values.add(x_row[i], y_row[i]);
+  static void compare_elements(ValueComparison& values, const FloatRows& x, const FloatRows& y,
+                               int64_t count) {
+    constexpr int64_t kPiece = 1 << 11;
+    std::array<double, kPiece> x_piece;
+    std::array<double, kPiece> y_piece;
+    for (int64_t first = 0; first < count && values.equal; first += kPiece) {
+      const auto size = static_cast<size_t>(std::min(kPiece, count - first));
+      widen(x, first, std::span(x_piece).first(size));
+      widen(y, first, std::span(y_piece).first(size));
+      for (size_t i = 0; i < size; ++i) values.add(x_piece[i], y_piece[i]);
     }
   }
 

@@ -1,11 +1,14 @@
 // See error_figures.h for the order of summation.
 #include "layers/error_figures.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "base/assert.h"
+#include "base/int_math.h"
 #include "formats/float16.h"
 #include "runtime/parallel.h"
 
@@ -31,31 +34,63 @@ double load(DType dtype, const std::byte* data, int64_t index) {
   }
 }
 
-// `limits`: one entry per block of columns, or empty.
-ErrorSums sums_of_row(std::span<const double> x, std::span<const double> y,
-                      std::span<const double> limits, int64_t block_cols) {
-  ErrorSums sums;
-  sums.elements = static_cast<int64_t>(x.size());
-  sums.max_abs = -1;  // So that the first element counts.
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (!std::isfinite(x[i]) || !std::isfinite(y[i])) {
+// Elements of a row that are widened at a time, so that memory does not depend on the columns.
+constexpr int64_t kPieceElements = 1 << 11;
+
+struct RowPiece {
+  std::array<double, kPieceElements> x;
+  std::array<double, kPieceElements> y;
+  std::array<double, kPieceElements>
+      limits;  // One for each block; no block is larger than a piece.
+};
+
+// Adds elements [first, first + count) of a row. block_cols: 0 where there are no limits.
+void add_piece(ErrorSums& sums, const RowPiece& piece, int64_t first, int64_t count,
+               int64_t block_cols) {
+  const auto size = static_cast<size_t>(count);
+  for (size_t i = 0; i < size; ++i) {
+    const double x = piece.x[i];
+    const double y = piece.y[i];
+    if (!std::isfinite(x) || !std::isfinite(y)) {
       ++sums.nonfinite;
       continue;
     }
-    const double error = x[i] - y[i];
+    const double error = x - y;
     sums.error_squares += error * error;
-    sums.x_squares += x[i] * x[i];
-    sums.y_squares += y[i] * y[i];
-    sums.products += x[i] * y[i];
-    if (x[i] != 0 && y[i] == 0) ++sums.flushed;
-    if (!limits.empty()) {
+    sums.x_squares += x * x;
+    sums.y_squares += y * y;
+    sums.products += x * y;
+    if (x != 0 && y == 0) ++sums.flushed;
+    if (block_cols != 0) {
       ++sums.limited;
-      if (std::abs(x[i]) > limits[i / static_cast<size_t>(block_cols)]) ++sums.clipped;
+      if (std::abs(x) > piece.limits[i / static_cast<size_t>(block_cols)]) ++sums.clipped;
     }
     if (std::abs(error) > sums.max_abs) {
       sums.max_abs = std::abs(error);
-      sums.max_abs_index = static_cast<int64_t>(i);
+      sums.max_abs_index = first + static_cast<int64_t>(i);
     }
+  }
+}
+
+ErrorSums sums_of_row(const FloatRows& x, const FloatRows& y, int64_t row, int64_t cols,
+                      const ClipLimits* limits, RowPiece& piece) {
+  ErrorSums sums;
+  sums.elements = cols;
+  sums.max_abs = -1;  // So that the first element counts.
+  const int64_t block_cols = limits != nullptr ? limits->block_cols : 0;
+  const int64_t step =
+      limits != nullptr ? kPieceElements / block_cols * block_cols : kPieceElements;
+  NF_ASSERT(step > 0);
+  for (int64_t first = 0; first < cols; first += step) {
+    const int64_t count = std::min(step, cols - first);
+    const auto size = static_cast<size_t>(count);
+    widen(x, row * cols + first, std::span(piece.x).first(size));
+    widen(y, row * cols + first, std::span(piece.y).first(size));
+    if (limits != nullptr) {
+      const auto num_blocks = static_cast<size_t>(ceil_div(count, block_cols));
+      limits->of_blocks(row, first / block_cols, std::span(piece.limits).first(num_blocks));
+    }
+    add_piece(sums, piece, first, count, block_cols);
   }
   return sums;
 }
@@ -145,12 +180,9 @@ bool is_float(DType dtype) {
          dtype == DType::kBF16;
 }
 
-void widen_row(const FloatRows& rows, int64_t row, std::span<double> out) {
+void widen(const FloatRows& rows, int64_t first, std::span<double> out) {
   NF_ASSERT(is_float(rows.dtype));
-  const auto cols = static_cast<int64_t>(out.size());
-  for (int64_t i = 0; i < cols; ++i) {
-    out[static_cast<size_t>(i)] = load(rows.dtype, rows.data, row * cols + i);
-  }
+  for (double& value : out) value = load(rows.dtype, rows.data, first++);
 }
 
 void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,
@@ -158,15 +190,10 @@ void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const Floa
   std::vector<ErrorSums> row_sums(static_cast<size_t>(range.count));
   const int64_t grain = std::max<int64_t>(1, kRowGrainElements / std::max<int64_t>(1, range.cols));
   parallel_for(range.count, grain, [&](int64_t begin, int64_t end) {
-    std::vector<double> x_row(static_cast<size_t>(range.cols));
-    std::vector<double> y_row(static_cast<size_t>(range.cols));
-    std::vector<double> block_limits;
+    RowPiece piece;
     for (int64_t row = begin; row < end; ++row) {
-      widen_row(x, row, x_row);
-      widen_row(y, row, y_row);
-      if (limits != nullptr) limits->of_row(row, block_limits);
       ErrorSums& sums = row_sums[static_cast<size_t>(row)];
-      sums = sums_of_row(x_row, y_row, block_limits, limits != nullptr ? limits->block_cols : 1);
+      sums = sums_of_row(x, y, row, range.cols, limits, piece);
       sums.max_abs_index += (range.first + row) * range.cols;
     }
   });

@@ -52,13 +52,14 @@ struct FloatRows {
   const std::byte* data = nullptr;
 };
 bool is_float(DType dtype);
-// Widens row `row` of `cols` elements, exactly.
-void widen_row(const FloatRows& rows, int64_t row, std::span<double> out);
+// Widens the elements from number `first` on, exactly.
+void widen(const FloatRows& rows, int64_t first, std::span<double> out);
 
-// Largest magnitude that each block of a row can hold: `of_row` fills one entry per block.
+// Largest magnitude that each block of a row can hold: `of_blocks` fills one entry for each block
+// from `first_block` on.
 struct ClipLimits {
   int64_t block_cols = 1;
-  std::function<void(int64_t row, std::vector<double>& limits)> of_row;
+  std::function<void(int64_t row, int64_t first_block, std::span<double> limits)> of_blocks;
 };
 
 struct RowRange {
@@ -72,7 +73,7 @@ struct RowRange {
 void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,
                 const FloatRows& y, const ClipLimits* limits);
 
-// Bytes that add_errors allocates for `rows` rows.
+// Bytes that add_errors allocates for `rows` rows, of any length.
 uint64_t error_buffer_bytes(int64_t rows);
 
 }  // namespace narrowfloat

@@ -141,11 +141,10 @@ ClipLimits QuantizedWeight::clip_limits() const {
   const FormatInfo& format = format_info(spec_.info.format);
   const double largest = format.element_bits == 4 ? E2M1::kMaxFinite : E4M3::kMaxFinite;
   return {.block_cols = format.block_cols,
-          .of_row = [this, largest](int64_t row, std::vector<double>& limits) {
-            limits.resize(static_cast<size_t>(layout_.scale_blocks));
-            for (int64_t block = 0; block < layout_.scale_blocks; ++block) {
-              limits[static_cast<size_t>(block)] =
-                  largest * static_cast<double>(decode_scale(row, block));
+          .of_blocks = [this, largest](int64_t row, int64_t first_block, std::span<double> limits) {
+            int64_t block = first_block;
+            for (double& limit : limits) {
+              limit = largest * static_cast<double>(decode_scale(row, block++));
             }
           }};
 }

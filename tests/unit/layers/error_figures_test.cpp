@@ -41,12 +41,49 @@ TEST(ErrorFigures, EqualsDirectComputation) {
 
 TEST(ErrorFigures, ClippingIsJudgedPerBlock) {
   const std::vector<float> x = {1, 2, 3, -4};
-  const ClipLimits limits = {.block_cols = 2, .of_row = [](int64_t, std::vector<double>& out) {
-                               out = {1.5, 4};
+  const ClipLimits limits = {.block_cols = 2,
+                             .of_blocks = [](int64_t, int64_t first, std::span<double> out) {
+                               for (double& limit : out) limit = first++ == 0 ? 1.5 : 4;
                              }};
   ErrorAccumulator errors;
   add_errors(errors, {0, 1, 4}, f32_rows(x), f32_rows(x), &limits);
   EXPECT_EQ(figures_of(errors.total()).clipped_percent, 25);
+}
+
+// Long rows are worked on in pieces, which must not show: the sums are those of one loop.
+TEST(ErrorFigures, RowsOfAnyLengthAreSummedInOrder) {
+  constexpr int64_t kCols = 5 * 1000;
+  constexpr int64_t kBlock = 48;
+  const std::vector<float> x = weight_values("x", 2 * kCols);
+  const std::vector<float> y = weight_values("y", 2 * kCols);
+  const auto limit = [](int64_t row, int64_t block) {
+    return static_cast<double>((7 * block + row) % 5) / 4;
+  };
+  const ClipLimits limits = {.block_cols = kBlock,
+                             .of_blocks = [&](int64_t row, int64_t first, std::span<double> out) {
+                               for (double& entry : out) entry = limit(row, first++);
+                             }};
+  ErrorAccumulator errors;
+  add_errors(errors, {0, 2, kCols}, f32_rows(x), f32_rows(y), &limits);
+  const ErrorSums sums = errors.total();
+  double squares[2] = {0, 0};
+  int64_t clipped = 0;
+  int64_t worst = 0;
+  const auto error = [&](int64_t i) {
+    return static_cast<double>(x[static_cast<size_t>(i)]) -
+           static_cast<double>(y[static_cast<size_t>(i)]);
+  };
+  for (int64_t i = 0; i < 2 * kCols; ++i) {
+    squares[i / kCols] += error(i) * error(i);
+    const double magnitude = std::abs(static_cast<double>(x[static_cast<size_t>(i)]));
+    if (magnitude > limit(i / kCols, i % kCols / kBlock)) ++clipped;
+    if (std::abs(error(i)) > std::abs(error(worst))) worst = i;
+  }
+  EXPECT_EQ(sums.error_squares, squares[0] + squares[1]);
+  EXPECT_EQ(sums.clipped, clipped);
+  EXPECT_GT(clipped, 0);
+  EXPECT_EQ(sums.limited, 2 * kCols);
+  EXPECT_EQ(sums.max_abs_index, worst);
 }
 
 TEST(ErrorFigures, NothingLeftToCompareIsNoPerfectScore) {
@@ -115,8 +152,10 @@ TEST(ErrorFigures, ReadsAllFloatTypesAtOddAddresses) {
       std::memcpy(&bytes[1 + i * size], source, size);
     }
     std::vector<double> row(2);
-    widen_row({dtype, &bytes[1]}, 0, row);
+    widen({dtype, &bytes[1]}, 0, row);
     EXPECT_EQ(row, wanted) << name(dtype);
+    widen({dtype, &bytes[1]}, 1, std::span(row).first(1));
+    EXPECT_EQ(row[0], wanted[1]) << name(dtype);
   }
 }
 
