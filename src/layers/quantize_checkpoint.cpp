@@ -146,9 +146,10 @@ class CheckpointQuantizer {
     const std::vector<LogicalTensor> tensors = recognise(source_);
     refuse_quantized(tensors);
     const SelectionRules rules = {spec_.info.format, options_.include, options_.exclude,
-                                  excluded_modules_of(source_.config_text())};
+                                  excluded_modules_of(source_.config_text(), source_.path())};
     const std::vector<Selection> selections = select_tensors(tensors, rules);
-    for (std::string& warning : unmatched_exclusions(tensors, rules.excluded_modules)) {
+    for (std::string& warning :
+         unmatched_exclusions(tensors, rules.excluded_modules, source_.path())) {
       report_.warnings.push_back(std::move(warning));
     }
     report_.tensors.resize(tensors.size());

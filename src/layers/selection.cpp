@@ -192,7 +192,12 @@ constexpr std::array kExclusionMembers = {"modules_to_not_convert", "ignore", "e
 
 constexpr std::ptrdiff_t kMaxPatterns = 1000;
 
-void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& modules) {
+// Path of the config of the checkpoint at `path`, for messages.
+std::string config_path(const std::string& path) { return printable(path) + "/config.json"; }
+
+// `file`: printable.
+void collect_exclusions(const nlohmann::json& object, std::string_view file,
+                        std::vector<std::string>& modules) {
   for (const char* key : kExclusionMembers) {
     const auto list = object.find(key);
     if (list == object.end() || !list->is_array()) continue;
@@ -200,10 +205,11 @@ void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& 
       if (!entry.is_string()) continue;
       const std::string module = entry.get<std::string>();
       if (module.starts_with("re:")) {
-        throw_error(ErrorKind::kUnsupported,
-                    "config.json: '{}': regular expressions such as '{}' are not supported; remove "
-                    "the entry and use option exclude",
-                    key, printable(module));
+        throw_error(
+            ErrorKind::kUnsupported,
+            "{}: '{}': regular expressions such as '{}' are not supported; remove the entry "
+            "and use option exclude",
+            file, key, printable(module));
       }
       modules.push_back(module);
     }
@@ -212,7 +218,7 @@ void collect_exclusions(const nlohmann::json& object, std::vector<std::string>& 
   const auto num_patterns = std::count_if(modules.begin(), modules.end(), is_pattern);
   if (num_patterns > kMaxPatterns) {
     throw_error(ErrorKind::kCorruptData,
-                "config.json: excludes modules by {} patterns with wildcards; the limit is {}",
+                "{}: excludes modules by {} patterns with wildcards; the limit is {}", file,
                 num_patterns, kMaxPatterns);
   }
 }
@@ -243,7 +249,8 @@ std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
 }
 
 std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
-                                              const std::vector<std::string>& excluded_modules) {
+                                              const std::vector<std::string>& excluded_modules,
+                                              const std::string& path) {
   // Any parameter counts, not only weights: the name without its last component is the module.
   std::unordered_set<std::string_view> modules;
   std::unordered_set<std::string_view> names;  // The modules, and all that contain them.
@@ -265,20 +272,22 @@ std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> ten
                           [&](std::string_view module) { return excludes(entry, module); })
             : names.contains(entry);
     if (found) continue;
-    warnings.push_back(fmt::format(
-        "config.json: '{}' is excluded, but no tensor is in such a module", printable(entry)));
+    warnings.push_back(fmt::format("{}: '{}' is excluded, but no tensor is in such a module",
+                                   config_path(path), printable(entry)));
   }
   return warnings;
 }
 
-std::vector<std::string> excluded_modules_of(const std::string& config_text) {
+std::vector<std::string> excluded_modules_of(const std::string& config_text,
+                                             const std::string& path) {
   std::vector<std::string> modules;
   if (config_text.empty()) return modules;
   const nlohmann::json config = nlohmann::json::parse(config_text);
-  collect_exclusions(config, modules);
+  const std::string file = config_path(path);
+  collect_exclusions(config, file, modules);
   const auto quantization = config.find("quantization_config");
   if (quantization != config.end() && quantization->is_object()) {
-    collect_exclusions(*quantization, modules);
+    collect_exclusions(*quantization, file, modules);
   }
   return modules;
 }

@@ -35,12 +35,16 @@ struct Selection {
 std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
                                       const SelectionRules& rules);
 
-// Warnings for exclusions of the source config that match no tensor.
+// Warnings for exclusions of the source config that match no tensor. `path`: the checkpoint, for
+// messages.
 std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
-                                              const std::vector<std::string>& excluded_modules);
+                                              const std::vector<std::string>& excluded_modules,
+                                              const std::string& path);
 
-// Modules that the config of the source excludes.
-std::vector<std::string> excluded_modules_of(const std::string& config_text);
+// Modules that the config of the checkpoint at `path` excludes: config_text is JSON or empty.
+// Throws kUnsupported for regular expressions, kCorruptData for too many patterns.
+std::vector<std::string> excluded_modules_of(const std::string& config_text,
+                                             const std::string& path);
 
 // Whether a tensor is the weight of a linear module, as configs count them.
 bool is_linear_weight(const LogicalTensor& tensor);

@@ -111,7 +111,8 @@ TEST(Selection, RefusesGlobsThatMatchNothing) {
 
 TEST(Selection, ObeysTheSourceConfig) {
   const std::vector<std::string> modules = excluded_modules_of(
-      R"({"modules_to_not_convert": ["a.fc"], "quantization_config": {"ignore": ["b.*"]}})");
+      R"({"modules_to_not_convert": ["a.fc"], "quantization_config": {"ignore": ["b.*"]}})",
+      "model");
   EXPECT_EQ(modules, (std::vector<std::string>{"a.fc", "b.*"}));
   EXPECT_EQ(select_one(plain("b.fc.weight", {64, 64}), {.excluded_modules = modules}).reason,
             "excluded by the source config");
@@ -121,7 +122,8 @@ TEST(Selection, ObeysTheSourceConfig) {
 TEST(Selection, ExcludedModulesTakeWhatIsInThemAlong) {
   const std::vector<std::string> modules =
       excluded_modules_of(R"({"modules_to_not_convert":)"
-                          R"( ["vision", "model.layers.0.self_attn", "model.layers.*.mlp"]})");
+                          R"( ["vision", "model.layers.0.self_attn", "model.layers.*.mlp"]})",
+                          "model");
   const auto is_quantized = [&](const std::string& name) {
     return select_one(plain(name, {64, 64}), {.excluded_modules = modules}).quantize;
   };
@@ -138,7 +140,8 @@ TEST(Selection, ExcludedModulesTakeWhatIsInThemAlong) {
 
 TEST(Selection, AllListsOfTheConfigReachBelow) {
   for (const char* key : {"modules_to_not_convert", "ignore", "exclude_modules"}) {
-    const auto modules = excluded_modules_of(std::string("{\"") + key + "\": [\"vision\"]}");
+    const auto modules =
+        excluded_modules_of(std::string("{\"") + key + "\": [\"vision\"]}", "model");
     EXPECT_FALSE(
         select_one(plain("vision.a.fc.weight", {64, 64}), {.excluded_modules = modules}).quantize)
         << key;
@@ -148,14 +151,18 @@ TEST(Selection, AllListsOfTheConfigReachBelow) {
 TEST(Selection, WarnsOfExclusionsThatMatchNothing) {
   const std::vector<LogicalTensor> tensors = {plain("vision.blocks.0.fc.weight", {64, 64}),
                                               plain("model.norm.bias", {64})};
-  const auto warnings = unmatched_exclusions(tensors, {"vision", "model.norm", "audio.*"});
+  const auto warnings =
+      unmatched_exclusions(tensors, {"vision", "model.norm", "audio.*"}, "models/tiny\n");
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_NE(warnings[0].find("'audio.*' is excluded, but no tensor"), std::string::npos);
+  EXPECT_EQ(warnings[0],
+            "models/tiny\\n/config.json: 'audio.*' is excluded, but no tensor is in such a module");
 }
 
 TEST(Selection, RefusesRegularExpressionsOfTheConfig) {
-  expect_error(ErrorKind::kUnsupported, "regular expressions such as 're:.*gate$'",
-               [] { excluded_modules_of(R"({"modules_to_not_convert": ["re:.*gate$"]})"); });
+  expect_error(
+      ErrorKind::kUnsupported,
+      "models/tiny/config.json: 'modules_to_not_convert': regular expressions such as 're:.*gate$'",
+      [] { excluded_modules_of(R"({"modules_to_not_convert": ["re:.*gate$"]})", "models/tiny"); });
 }
 
 TEST(Selection, MergedWeightsShareAScale) {
