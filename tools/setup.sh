@@ -5,19 +5,21 @@
 #     tools/setup.sh --tests    also what tests and lint need, with a Python environment in .venv
 #     tools/setup.sh --torch    as --tests, and .venv-torch with PyTorch (several GB) for ./test.sh
 #                               --with-torch
+#     tools/setup.sh --long     also what tools/long_tests.sh needs: clang with libFuzzer
 #
 # Safe to run again; does nothing and needs no network when nothing is missing. Programs found on
 # PATH are taken as they are, whoever installed them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_tests=false with_torch=false
+with_tests=false with_torch=false with_long=false
 case "${1:-}" in
   "") ;;
   --tests) with_tests=true ;;
   --torch) with_tests=true with_torch=true ;;
+  --long) with_long=true ;;
   *)
-    echo "usage: tools/setup.sh [--tests | --torch]" >&2
+    echo "usage: tools/setup.sh [--tests | --torch | --long]" >&2
     exit 2
     ;;
 esac
@@ -57,6 +59,14 @@ if $with_tests; then
   [ -f "$headers/Python.h" ] || missing+=(python3-dev)
   if command -v dpkg-query > /dev/null; then
     need_package libgtest-dev librapidcheck-dev
+  fi
+fi
+
+if $with_long; then
+  need_program clang++-14 clang-14
+  need_program ccache ccache
+  if command -v dpkg-query > /dev/null; then
+    need_package libgtest-dev librapidcheck-dev libclang-rt-14-dev
   fi
 fi
 

@@ -7,9 +7,11 @@
 #include <optional>
 #include <tuple>
 
+#include "base/assert.h"
 #include "base/int_math.h"
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
+#include "checkpoint/foreign_format.h"
 #include "checkpoint/json_guard.h"
 
 namespace narrowfloat {
@@ -311,6 +313,32 @@ int64_t TensorInfo::num_elements() const {
   const std::optional<int64_t> elements = checked_nonzero_product(shape);
   if (!elements) throw_invalid("tensor '{}': the shape overflows 63 bits", printable(name));
   return is_empty(shape) ? 0 : *elements;
+}
+
+uint64_t header_length(std::string_view first_bytes, uint64_t file_size, std::string_view file) {
+  if (file_size < kLengthFieldBytes) {
+    throw_error(ErrorKind::kCorruptData,
+                "{}: has {} bytes, less than the length field of a safetensors file; is the "
+                "download incomplete?",
+                file, file_size);
+  }
+  NF_ASSERT(first_bytes.size() >= kLengthFieldBytes);
+  uint64_t length = 0;
+  for (size_t i = kLengthFieldBytes; i-- > 0;) {
+    length = length << 8 | static_cast<unsigned char>(first_bytes[i]);
+  }
+  const std::string hint = describe_foreign_content(first_bytes.substr(0, kLengthFieldBytes));
+  if (length > kMaxHeaderBytes) {
+    throw_error(ErrorKind::kCorruptData, "{}: header length {} is over the limit of {} bytes{}",
+                file, length, kMaxHeaderBytes, hint);
+  }
+  // The subtraction cannot wrap; 8 + N may.
+  if (length > file_size - kLengthFieldBytes) {
+    throw_error(ErrorKind::kCorruptData,
+                "{}: header length {} does not fit in the file's {} bytes; is it truncated?", file,
+                length, file_size);
+  }
+  return length;
 }
 
 ParsedHeader parse_header(std::string_view json, const HeaderContext& context) {

@@ -48,6 +48,10 @@ struct ParsedHeader {
   std::vector<std::string> warnings;
 };
 
+// N of a file that begins with `first_bytes`, eight of them unless the file is shorter: checked
+// against the limit and against `file_size`. `file`: printable. Throws kCorruptData.
+uint64_t header_length(std::string_view first_bytes, uint64_t file_size, std::string_view file);
+
 // Throws kCorruptData naming file, tensor and reason.
 ParsedHeader parse_header(std::string_view json, const HeaderContext& context);
 

@@ -1,9 +1,6 @@
 // Opens a safetensors file: length field, header, validation; then serves byte ranges with pread,
 // so that a file truncated by someone else is an error and not a SIGBUS.
 #include <algorithm>
-#include <array>
-#include <cctype>
-#include <cstring>
 #include <numeric>
 #include <string>
 
@@ -17,38 +14,10 @@
 namespace narrowfloat {
 namespace {
 
-using LengthField = std::array<char, kLengthFieldBytes>;
-
-uint64_t decode_length(const LengthField& field) {
-  uint64_t length = 0;
-  for (size_t i = field.size(); i-- > 0;) {
-    length = length << 8 | static_cast<unsigned char>(field[i]);
-  }
-  return length;
-}
-
-// N, checked against the limit and the file size by subtraction, as 8 + N may wrap.
 uint64_t read_header_length(const OpenedFile& file, const std::string& path) {
-  if (file.size < kLengthFieldBytes) {
-    throw_error(ErrorKind::kCorruptData,
-                "{}: has {} bytes, less than the length field of a safetensors file; is the "
-                "download incomplete?",
-                printable(path), file.size);
-  }
-  LengthField field{};
-  read_exact(file.fd, path, 0, std::as_writable_bytes(std::span(field)));
-  const uint64_t length = decode_length(field);
-  const std::string hint = describe_foreign_content(std::string_view(field.data(), field.size()));
-  if (length > kMaxHeaderBytes) {
-    throw_error(ErrorKind::kCorruptData, "{}: header length {} is over the limit of {} bytes{}",
-                printable(path), length, kMaxHeaderBytes, hint);
-  }
-  if (length > file.size - kLengthFieldBytes) {
-    throw_error(ErrorKind::kCorruptData,
-                "{}: header length {} does not fit in the file's {} bytes; is it truncated?",
-                printable(path), length, file.size);
-  }
-  return length;
+  std::string first_bytes(std::min(file.size, kLengthFieldBytes), '\0');
+  read_exact(file.fd, path, 0, std::as_writable_bytes(std::span(first_bytes)));
+  return header_length(first_bytes, file.size, printable(path));
 }
 
 std::vector<uint32_t> sort_by_name(const std::vector<TensorInfo>& tensors) {

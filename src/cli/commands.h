@@ -7,6 +7,11 @@ namespace narrowfloat::cli {
 
 struct Commands;
 
+// Declares all commands of the program.
+void add_commands(const Commands& commands);
+// Runs the program; returns its exit code.
+int run(int argc, const char* const* argv);
+
 void add_quantize(const Commands& commands);
 void add_dequantize(const Commands& commands);
 void add_convert(const Commands& commands);

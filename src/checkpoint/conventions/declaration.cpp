@@ -74,7 +74,7 @@ std::string weights_problem(const json& config, const ConventionSpec& spec) {
   return problem;
 }
 
-Declaration read_declaration(const Checkpoint& checkpoint, const json& config,
+Declaration read_declaration(const std::string& path, const json& config,
                              const std::string& source) {
   Declaration declaration{.source = source, .method = describe(config)};
   for (const ConventionSpec* spec : all_convention_specs()) {
@@ -82,8 +82,7 @@ Declaration read_declaration(const Checkpoint& checkpoint, const json& config,
     const std::string problem = weights_problem(config, *spec);
     if (!problem.empty()) {
       throw_error(ErrorKind::kCorruptData, "{}: {} declares {} ({}) and contradicts itself: {}",
-                  printable(checkpoint.path()), source, spec->info.name, declaration.method,
-                  problem);
+                  printable(path), source, spec->info.name, declaration.method, problem);
     }
     declaration.spec = spec;
     return declaration;
@@ -91,7 +90,24 @@ Declaration read_declaration(const Checkpoint& checkpoint, const json& config,
   throw_error(
       ErrorKind::kUnsupported,
       "{}: {}: quantization method '{}' cannot be read; readable are {} (and ModelOpt MXFP8)",
-      printable(checkpoint.path()), source, declaration.method, convention_names());
+      printable(path), source, declaration.method, convention_names());
+}
+
+// Appends what the config of a model declares, if it does. `source`: the place of that config.
+void add_declaration(const std::string& path, const json& model_config, const std::string& source,
+                     std::vector<Declaration>& found) {
+  if (!model_config.is_object()) return;
+  const auto config = model_config.find(kConfigMember);
+  if (config == model_config.end() || !declares(*config)) return;
+  Declaration declaration = read_declaration(path, *config, source);
+  // A member of the model's config, or of quantization_config.
+  std::string experts = string_member(model_config, kExpertMember);
+  if (experts.empty()) experts = string_member(*config, kExpertMember);
+  if (declaration.spec == &deepseek_fp8() && experts == "fp4") {
+    declaration.experts = &deepseek_mxfp4();
+    declaration.method += fmt::format(", {} fp4", kExpertMember);
+  }
+  found.push_back(std::move(declaration));
 }
 
 class DeclarationList {
@@ -99,38 +115,13 @@ class DeclarationList {
   explicit DeclarationList(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   std::vector<Declaration> gather() {
-    read_config();
+    found_ = declarations_in_config(checkpoint_.config_text(), checkpoint_.path());
     read_modelopt_file();
     read_metadata();
     return std::move(found_);
   }
 
  private:
-  // The top level, and one level down: multi-modal models nest the language model's config.
-  void read_config() {
-    if (checkpoint_.config_text().empty()) return;
-    const json config = json::parse(checkpoint_.config_text());
-    add(config, "config.json");
-    for (const auto& [key, member] : config.items()) {
-      if (key != kConfigMember) add(member, "config.json (" + printable(key) + ")");
-    }
-  }
-
-  void add(const json& model_config, const std::string& source) {
-    if (!model_config.is_object()) return;
-    const auto found = model_config.find(kConfigMember);
-    if (found == model_config.end() || !declares(*found)) return;
-    Declaration declaration = read_declaration(checkpoint_, *found, source);
-    // A member of the model's config, or of quantization_config.
-    std::string experts = string_member(model_config, kExpertMember);
-    if (experts.empty()) experts = string_member(*found, kExpertMember);
-    if (declaration.spec == &deepseek_fp8() && experts == "fp4") {
-      declaration.experts = &deepseek_mxfp4();
-      declaration.method += fmt::format(", {} fp4", kExpertMember);
-    }
-    found_.push_back(std::move(declaration));
-  }
-
   void read_modelopt_file() {
     const std::vector<std::string>& files = checkpoint_.auxiliary_files();
     if (std::find(files.begin(), files.end(), kModelOptFile) == files.end()) return;
@@ -144,7 +135,7 @@ class DeclarationList {
     config["quant_method"] = "modelopt";
     // A null algorithm is how ModelOpt says "not quantized".
     if (!string_member(config, "quant_algo").empty()) {
-      found_.push_back(read_declaration(checkpoint_, config, kModelOptFile));
+      found_.push_back(read_declaration(checkpoint_.path(), config, kModelOptFile));
     }
   }
 
@@ -176,6 +167,20 @@ class DeclarationList {
 };
 
 }  // namespace
+
+// The top level, and one level down: multi-modal models nest the language model's config.
+std::vector<Declaration> declarations_in_config(const std::string& config_text,
+                                                const std::string& path) {
+  std::vector<Declaration> found;
+  if (config_text.empty()) return found;
+  const json config = json::parse(config_text);
+  add_declaration(path, config, "config.json", found);
+  for (const auto& [key, member] : config.items()) {
+    if (key == kConfigMember) continue;
+    add_declaration(path, member, "config.json (" + printable(key) + ")", found);
+  }
+  return found;
+}
 
 std::optional<Declaration> find_declaration(const Checkpoint& checkpoint) {
   const std::vector<Declaration> found = DeclarationList(checkpoint).gather();

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/conventions/convention.h"
 
@@ -24,6 +25,12 @@ struct Declaration {
     return wanted == spec || (experts != nullptr && wanted == experts);
   }
 };
+
+// The declarations in the text of config.json, which is JSON or empty. `path`: the checkpoint, for
+// messages. Throws kUnsupported for a method that is not readable, kCorruptData for a declaration
+// that contradicts itself.
+std::vector<Declaration> declarations_in_config(const std::string& config_text,
+                                                const std::string& path);
 
 // Empty if nothing is declared. Throws kUnsupported for a method that is not readable, kCorruptData
 // if two declarations contradict each other.

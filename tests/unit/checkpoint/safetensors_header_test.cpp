@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "test_files.h"
 
@@ -329,6 +329,117 @@ TEST(HeaderLimits, StopAtTheConfiguredNumberOfTensors) {
   entries.push_back(entry("c", "U8", "0", "0,0"));
   expect_error(ErrorKind::kCorruptData, "more than 2 tensors",
                [&] { parse_header(object(entries), context); });
+}
+
+// Twenty small files as software writes them: all dtypes, the tensors of every convention,
+// metadata, padding, odd places, names of any characters.
+std::vector<std::string> small_files() {
+  const auto file = [](const std::vector<std::string>& members, size_t data_bytes,
+                       std::string_view padding = "") {
+    return safetensors_bytes(object(members).append(padding), data_bytes);
+  };
+  std::vector<std::string> dtypes;
+  std::vector<std::string> dimensions;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    const size_t at = dtypes.size() * 8;  // Eight bytes each.
+    dtypes.push_back(entry(fmt::format("t{}", i), name(dtype), std::to_string(64 / bits(dtype)),
+                           pair_text(at, at + 8)));
+  }
+  dtypes[1] = entry("t1", "F4", "4,4", "8,16");
+  dtypes[2] = entry("t2", "U8", "8", "16,24");  // 6-bit types do not fill eight bytes.
+  dtypes[3] = entry("t3", "U8", "2,2,2", "24,32");
+  for (size_t i = 0; i < kMaxTensorRank; ++i) dimensions.emplace_back("1");
+  const std::string metadata =
+      R"("__metadata__":{"format":"pt","narrowfloat.convention":"nvfp4-ct"})";
+  const std::string w = "model.layers.0.mlp.up_proj.weight";
+  return {
+      file({}, 0),
+      file({R"("__metadata__":{})"}, 0, "      "),
+      file({metadata}, 0),
+      file(dtypes, 176),
+      file({entry("f6", "F6_E2M3", "4", "0,3"), entry("g6", "F6_E3M2", "8", "3,9")}, 9),
+      file({entry(w, "BF16", "2,16", "0,64")}, 64),
+      file({entry(w + "_packed", "U8", "2,8", "0,16"),
+            entry(w + "_scale", "F8_E4M3", "2,1", "16,18"),
+            entry(w + "_global_scale", "F32", "1", "18,22"), metadata},
+           22),
+      file({entry(w, "U8", "2,8", "0,16"), entry(w + "_scale", "F8_E4M3", "2,1", "16,18"),
+            entry(w + "_scale_2", "F32", "", "18,22"), entry("input_scale", "F32", "", "22,26")},
+           26),
+      file({entry(w + "_packed", "U8", "1,16", "0,16"), entry(w + "_scale", "U8", "1,1", "16,17")},
+           17),
+      file({entry(w, "F8_E4M3", "1,32", "0,32"), entry(w + "_scale", "U8", "1,1", "32,33")}, 33),
+      file({entry(w, "F8_E4M3", "4,8", "0,32"), entry(w + "_scale_inv", "F32", "1,1", "32,36")},
+           36),
+      file({entry("experts_blocks", "U8", "1,2,1,16", "0,32"),
+            entry("experts_scales", "U8", "1,2,1", "32,34"), entry("bias", "BF16", "1,2", "34,38")},
+           38),
+      file({entry("w1.weight", "I8", "2,16", "0,32"), entry("w1.scale", "F8_E8M0", "2,1", "32,34")},
+           34),
+      file({entry("empty", "F32", "0", "0,0"), entry("also", "F32", "7,0,9", "0,0")}, 0),
+      file({entry("scalar", "F64", "", "1,9"), entry("odd", "BOOL", "1", "0,1")}, 9, "   "),
+      file({entry("ranks", "U8", fmt::format("{}", fmt::join(dimensions, ",")), "0,1")}, 1),
+      file({entry(R"(\u00e9\n\")", "U8", "1", "0,1"), entry("\xC3\xA8", "U8", "1", "1,2")}, 2),
+      file({entry("../../etc/passwd", "I64", "1", "0,8"), entry("", "C64", "1", "8,16")}, 16),
+      file({R"( "spaces" : {"shape" : [ 2 ] , "data_offsets":[0, 4],"dtype" :"I16"} )"}, 4),
+      file({entry("b", "U8", "3", "2,5"), entry("a", "U8", "2", "0,2"),
+            entry("c", "U8", "4", "5,9")},
+           9),
+  };
+}
+
+// The header of a whole file in memory, with the reader's checks.
+ParsedHeader parse_file(std::string_view file) {
+  const uint64_t length = header_length(file, file.size(), "t.safetensors");
+  const uint64_t begin = kLengthFieldBytes + length;
+  return parse_header(
+      file.substr(kLengthFieldBytes, length),
+      {.file = "t.safetensors", .buffer_begin = begin, .buffer_bytes = file.size() - begin});
+}
+
+TEST(DamagedFiles, NoneIsAcceptedThatWasCutAtAnyByte) {
+  size_t num_cuts = 0;
+  for (const std::string& whole : small_files()) {
+    EXPECT_NO_THROW(parse_file(whole)) << whole;
+    for (size_t size = 0; size < whole.size(); ++size, ++num_cuts) {
+      SCOPED_TRACE(fmt::format("{} of {}", size, printable(whole)));
+      expect_error(ErrorKind::kCorruptData,
+                   "t.safetensors: ", [&] { parse_file(std::string_view(whole).substr(0, size)); });
+    }
+  }
+  EXPECT_EQ(small_files().size(), 20U);
+  EXPECT_GT(num_cuts, 3000U);
+}
+
+// A flipped bit is noticed, or the file means something else: another name, another type of the
+// same width. What is accepted keeps what a header promises.
+TEST(DamagedFiles, NoBitFlipInAHeaderIsAcceptedWithoutItsPromises) {
+  size_t num_flips = 0;
+  size_t num_accepted = 0;
+  for (const std::string& whole : small_files()) {
+    const size_t header_bytes = kLengthFieldBytes + header_length(whole, whole.size(), "t");
+    for (size_t bit = 0; bit < 8 * header_bytes; ++bit, ++num_flips) {
+      std::string flipped = whole;
+      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
+      SCOPED_TRACE(fmt::format("bit {} of {}", bit, printable(whole)));
+      try {
+        const ParsedHeader header = parse_file(flipped);
+        uint64_t covered = kLengthFieldBytes + header_length(flipped, flipped.size(), "t");
+        for (const TensorInfo& tensor : header.tensors) {
+          ASSERT_EQ(tensor.offset, covered);
+          ASSERT_EQ(tensor.size_bytes, dense_size(tensor.dtype, tensor.shape).size_bytes);
+          covered += tensor.size_bytes;
+        }
+        ASSERT_EQ(covered, flipped.size());
+        ++num_accepted;
+      } catch (const Error& error) {
+        ASSERT_EQ(to_string(error.kind()), "corrupt data") << error.what();
+      }
+    }
+  }
+  EXPECT_GT(num_flips, 20'000U);
+  EXPECT_LT(num_accepted, num_flips / 2);
 }
 
 TEST(TensorInfoElements, RefusesAShapeThatOverflows) {
