@@ -91,7 +91,7 @@ skipped, as .venv-torch is not there (./test.sh --with-torch makes it):
   narrowfloat.transformers: random models of six families, quantized checkpoints of tiny-moe
   quantizers and MoE layers against references written with torch
   tensors of torch in the package's functions and in those with FlashInfer's names
-  examples/python/torch_compile.py, tensor_parallel_layer.py, chat_with_moe.py
+  examples/python/torch_compile.py, tensor_parallel_layer.py, expert_parallel.py, chat_with_moe.py
 TEXT
     return
   fi

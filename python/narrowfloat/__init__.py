@@ -56,6 +56,11 @@ from narrowfloat._core import (
     set_num_threads,
     version,
 )
+from narrowfloat._expert_parallel import (
+    ExpertParallel,
+    ReceivedTokens,
+    explain_expert_parallel,
+)
 from narrowfloat._explain import explain
 from narrowfloat._kv_cache import (
     kv_append_paged,
@@ -102,6 +107,7 @@ __all__ = [
     "CheckpointDiff",
     "CheckpointReport",
     "ErrorFigures",
+    "ExpertParallel",
     "Explanation",
     "FormatInfo",
     "FourOverSix",
@@ -115,6 +121,7 @@ __all__ = [
     "QuantizedLayout",
     "QuantizedTensor",
     "RankGroup",
+    "ReceivedTokens",
     "activations",
     "add_rmsnorm_quantize",
     "allreduce_patterns",
@@ -131,6 +138,7 @@ __all__ = [
     "encode_scale_from_decode",
     "explain",
     "explain_allreduce",
+    "explain_expert_parallel",
     "formats",
     "gpu_links",
     "kv_append_paged",

@@ -255,7 +255,7 @@ class MoeLayer:
 
     def new_workspace(self, tokens: int) -> Any:
         """uint8 [required_workspace(tokens)] for run(workspace=...), for up to `tokens` tokens."""
-        return _aligned(self._maker, self.required_workspace(tokens))
+        return aligned_bytes(self._maker, self.required_workspace(tokens))
 
     def run(
         self,
@@ -346,7 +346,8 @@ def _maker_on(device: Any) -> Maker:
     return TorchMaker(torch.device(device))
 
 
-def _aligned(maker: Maker, size: int) -> Any:
+def aligned_bytes(maker: Maker, size: int) -> Any:
+    """uint8 [size] that begins where a workspace may."""
     if isinstance(maker, TorchMaker) and maker.device.type != "cpu":
         return maker.empty((max(size, 1),), "uint8")  # torch's blocks begin at multiples of 512.
     space = maker.empty((size + _ALIGNMENT,), "uint8")

@@ -31,13 +31,14 @@ from narrowfloat._quantized import _rebuilt
 from narrowfloat._shapes import FORMATS, buffer_shapes, grouped_scales, product
 from narrowfloat._streams import allocating_on
 from narrowfloat._torch_allreduce import AllReduce, AllReduceTensors
+from narrowfloat._torch_expert_parallel import ExpertParallel
 from narrowfloat._torch_library import library as _library
 from narrowfloat._torch_library import register as _register
 from narrowfloat._torch_moe import Moe, route
 
-__all__ = ["AllReduce", "AllReduceTensors", "Moe", "Options", "Quantized", "add_rmsnorm_quantize",
-           "amax", "dequantize", "quantize", "relayout", "rmsnorm_quantize", "route",
-           "silu_mul_quantize", "smooth_quantize"]  # fmt: skip
+__all__ = ["AllReduce", "AllReduceTensors", "ExpertParallel", "Moe", "Options", "Quantized",
+           "add_rmsnorm_quantize", "amax", "dequantize", "quantize", "relayout", "rmsnorm_quantize",
+           "route", "silu_mul_quantize", "smooth_quantize"]  # fmt: skip
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

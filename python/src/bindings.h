@@ -15,6 +15,7 @@ void bind_checkpoints(nanobind::module_& module);   // Checkpoints and their rep
 void bind_moe(nanobind::module_& module);           // MoeConfig, MoeWeights, MoeLayer.
 void bind_rank_groups(nanobind::module_& module);   // RankGroup.
 void bind_allreduce(nanobind::module_& module);     // AllReduceWorkspace and its options; links.
+void bind_expert_parallel(nanobind::module_& module);  // ExpertParallel.
 void bind_grouped_gemm(nanobind::module_& module);  // GroupedWeights.
 void bind_routing(nanobind::module_& module);       // route, permute, combine; listings.
 void bind_explanations(nanobind::module_& module);  // explain.

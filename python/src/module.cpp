@@ -24,5 +24,6 @@ NB_MODULE(_core, module) {
   narrowfloat::python::bind_explanations(module);
   narrowfloat::python::bind_rank_groups(module);
   narrowfloat::python::bind_allreduce(module);
+  narrowfloat::python::bind_expert_parallel(module);
   narrowfloat::python::bind_streams(module);
 }

@@ -28,20 +28,19 @@ std::chrono::milliseconds parse_deadline(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1e3)));
 }
 
-namespace {
-
-using nb::literals::operator""_a;
-using SharedGroup = std::shared_ptr<Bootstrap>;
-using Gather = nb::typed<nb::callable, nb::typed<nb::sequence, nb::bytes>(nb::bytes)>;
-
-// A function that may be destroyed in any thread. It outlives the interpreter unharmed.
-std::shared_ptr<nb::callable> share(nb::callable function) {
+std::shared_ptr<nb::callable> share_function(nb::callable function) {
   return {new nb::callable(std::move(function)), [](nb::callable* held) {
             if (!nb::is_alive()) return;
             const nb::gil_scoped_acquire locked;
             delete held;
           }};
 }
+
+namespace {
+
+using nb::literals::operator""_a;
+using SharedGroup = std::shared_ptr<Bootstrap>;
+using Gather = nb::typed<nb::callable, nb::typed<nb::sequence, nb::bytes>(nb::bytes)>;
 
 [[noreturn]] void refuse_gathered(size_t ranks, size_t bytes) {
   throw Error(ErrorKind::kInvalidArgument,
@@ -70,7 +69,7 @@ SharedGroup from_function(Gather all_gather, int rank, int size, int local_rank)
   const RankInfo info{
       .rank = rank, .size = size, .local_rank = local_rank, .launcher = "arguments", .job_id = {}};
   return make_callback_bootstrap(
-      info, [function = share(std::move(all_gather))](std::span<const std::byte> mine,
+      info, [function = share_function(std::move(all_gather))](std::span<const std::byte> mine,
                                                       std::span<std::byte> all) {
         call_gather(*function, mine, all);
       });

@@ -155,7 +155,8 @@ WITHOUT_ARRAYS = {"autotune", "clear_prepared_cache", "compute_fp4_swizzled_layo
                   "is_gated_activation", "next_positive_power_of_2", "resolve_nvfp4_4over6",
                   "convert_checkpoint", "create_allreduce_fusion_workspace",
                   "cutlass_fused_moe_workspace_size", "dequantize_checkpoint", "diff",
-                  "explain_allreduce", "prepared_cache_size", "quantize_checkpoint", "relayout",
+                  "explain_allreduce", "explain_expert_parallel", "prepared_cache_size",
+                  "quantize_checkpoint", "relayout",
                   "trtllm_destroy_ipc_workspace_for_all_reduce_fusion", "use_stream"}  # fmt: skip
 SHAPE = r"\[[^\]]+\]"
 DTYPES = r"float(32|16|8_e4m3fn)|bfloat16|u?int(8|16|32|64)|bool|any (dtype|type)"

@@ -17,7 +17,8 @@ import narrowfloat as nf
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = ("ml_dtypes", "safetensors", "matplotlib", "torch")
-WITH_TORCH = ("chat_with_moe.py", "tensor_parallel_layer.py", "torch_compile.py")
+WITH_TORCH = ("chat_with_moe.py", "expert_parallel.py", "tensor_parallel_layer.py",
+              "torch_compile.py")  # fmt: skip
 MODEL = str(ROOT / "models" / "tiny-moe")
 
 
@@ -111,3 +112,16 @@ def test_tensor_parallel_layer(tmp_path: Path) -> None:
     assert done.stdout.count(": True") == 3 and "False" not in done.stdout
     errors = [float(word) for word in re.findall(r"^  \S.* ([\d.]+)$", done.stdout, re.M)]
     assert 0 < errors[0] < 0.01 < errors[1] < 0.05 < errors[2] < 0.15
+
+
+@pytest.mark.parametrize("transport", ["auto", "all_to_all"])
+def test_expert_parallel(transport: str, tmp_path: Path) -> None:
+    """Four processes give the bits of one."""
+    pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
+    program = ROOT / "examples" / "python" / "expert_parallel.py"
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4",
+                           str(program), "--transport", transport], capture_output=True, text=True,
+                          check=False, cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = "peer_memory" if transport == "auto" else transport
+    assert done.stdout.count(f"4 ranks, {expected}, payload bf16: equal to the bit") == 2
