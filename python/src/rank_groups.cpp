@@ -70,7 +70,7 @@ SharedGroup from_function(Gather all_gather, int rank, int size, int local_rank)
       .rank = rank, .size = size, .local_rank = local_rank, .launcher = "arguments", .job_id = {}};
   return make_callback_bootstrap(
       info, [function = share_function(std::move(all_gather))](std::span<const std::byte> mine,
-                                                      std::span<std::byte> all) {
+                                                               std::span<std::byte> all) {
         call_gather(*function, mine, all);
       });
 }
