@@ -1,13 +1,15 @@
-"""Objects of sources for a level of vector instructions leave no inline function to others.
+"""Levels of vector instructions: what their objects export, and what runs on a CPU without them.
 
 The linker keeps one copy of an inline function. Were it the copy of such an object, all of the
 library would run it, also on a CPU without the level's instructions
 (src/ops/quantize/x86/block_kernels.h).
 """
 
+import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,3 +45,19 @@ def test_other_objects_have_what_these_must_not_have():
     """The check above would see an inline function."""
     others = [path for path in OBJECTS.rglob("*.o") if "x86" not in path.parts]
     assert any(kind in "wW" for path in others for kind, _ in symbols(path))
+
+
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-user")
+@pytest.mark.parametrize("cpu, chosen", [("Haswell", "cpu_avx2"), ("Nehalem", "cpu_baseline")])
+def test_a_cpu_runs_its_own_level(cpu, chosen):
+    def run(*command):
+        return subprocess.run(["qemu-x86_64", "-cpu", cpu, *command], capture_output=True, text=True,
+                              check=True).stdout
+    for operation in ("quantize", "dequantize"):
+        explanation = json.loads(run(os.environ["NARROWFLOAT_CLI"], "explain", operation, "--format",
+                                     "nvfp4", "--shape", "16x1024", "--json"))
+        assert explanation["chosen"] == chosen
+    # The kernels of the level, or what runs without one.
+    tests = "*Kernel*/avx2" if chosen == "cpu_avx2" else "QuantizeViews.*"
+    output = run(f"{os.environ['NARROWFLOAT_TEST_BIN']}/ops_test", f"--gtest_filter={tests}")
+    assert re.search(r"PASSED +\] [1-9]", output) and "SKIPPED" not in output

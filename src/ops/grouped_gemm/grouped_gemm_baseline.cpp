@@ -1,4 +1,6 @@
-// cpu_baseline: gives the oracle's bytes on all cores, in portable 128-bit vectors.
+// cpu_baseline, cpu_avx2 and cpu_avx512: give the oracle's bytes on all cores. The baseline has
+// portable 128-bit vectors; for fp32 sums the other two have the kernels of their vector level
+// (x86/gemm_kernels.h), and decode the E2M1 weights of few rows in registers.
 //
 // Activation rows are dequantized once into the workspace. An output tile is one packed strip of 16
 // weight rows times up to 128 rows of one expert: the strip is decoded chunk by chunk of K into a
@@ -6,6 +8,7 @@
 // cores busy with strips, many tokens with row blocks; weights of experts without rows are never
 // read. docs/kernels/cpu_grouped_gemm.md has the layouts and figures.
 #include <array>
+#include <type_traits>
 
 #include "ops/grouped_gemm/gemm_output.h"
 #include "ops/grouped_gemm/gemm_shape.h"
@@ -14,7 +17,9 @@
 #include "ops/grouped_gemm/strip_decoder.h"
 #include "ops/grouped_gemm/strip_kernel.h"
 #include "ops/grouped_gemm/strip_weights.h"
+#include "ops/grouped_gemm/x86/gemm_kernels.h"
 #include "runtime/parallel.h"
+#include "runtime/vector_level.h"
 
 namespace narrowfloat {
 namespace {
@@ -70,9 +75,11 @@ Segments find_segments(const GemmTiles& tiles, Segment* list) {
 template <typename Real>
 class BaselineGemm {
  public:
-  BaselineGemm(const GroupedGemmProblem& problem, const GemmCall& call)
+  // kernels: null for the portable loops.
+  BaselineGemm(const GroupedGemmProblem& problem, const GemmCall& call, const GemmKernels* kernels)
       : shape_(problem),
         call_(call),
+        kernels_(kernels),
         weights_(shape_, call.weights),
         inputs_(shape_, call.workspace + segment_bytes(problem)),
         segments_(find_segments(call.tiles, reinterpret_cast<Segment*>(call.workspace))) {}
@@ -82,12 +89,15 @@ class BaselineGemm {
     const int64_t strips = weights_.strips();
     const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
     parallel_for(segments_.blocks * strips, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) run_tile(i / strips, i % strips);
+      for (int64_t i = begin; i < end;) {
+        i += run_tiles(i / strips, i % strips, std::min(end - i, strips - i % strips));
+      }
     });
   }
 
  private:
   using Lanes = typename StripDecoder<Real>::Lanes;
+  static constexpr bool kHasKernels = std::is_same_v<Real, float>;
   // A chunk has 16 KiB; it consists of whole groups in every mode.
   static constexpr int64_t kChunkCols = 1024 / static_cast<int64_t>(sizeof(Real));
   static constexpr int64_t kLeastGroup = 32;
@@ -113,15 +123,90 @@ class BaselineGemm {
     }
   }
 
-  void run_tile(int64_t block_index, int64_t strip) const {
+  // Computes the first of `strips` strips, or more of them. Returns how many.
+  int64_t run_tiles(int64_t block_index, int64_t strip, int64_t strips) const {
     Block block;
     find_rows(block_index, block);
-    if (block.count == 0) return;
+    if (block.count == 0) return strips;
+    if constexpr (kHasKernels) {
+      if (has_kernels_for_few_rows() && block.count <= kFewRows) {
+        const int64_t count = std::min(strips, kFewStrips);
+        run_few_rows(block, strip, count);
+        return count;
+      }
+    }
+    run_tile(block, strip);
+    return 1;
+  }
+
+  [[nodiscard]] bool has_kernels_for_few_rows() const {
+    const GemmMode& mode = shape_.mode;
+    return kernels_ != nullptr && shape_.weights.dtype == DType::kU8 && mode.group_cols == 0 &&
+           mode.weight_scale == ScaleUse::kDecode && !mode.rounds_weights;
+  }
+
+  [[nodiscard]] StripScale strip_scale() const {
+    return shape_.weight_scales.type == ScaleType::kE4M3 ? StripScale::kE4M3 : StripScale::kUE8M0;
+  }
+
+  void run_few_rows(const Block& block, int64_t first_strip, int64_t strips) const {
+    alignas(64) std::array<std::array<Lanes, kFewStrips>, kFewRows> sums;
+    FewRows task{.cols = shape_.cols,
+                 .type = strip_scale(),
+                 .block_cols = shape_.weight_scales.block_cols,
+                 .strips = strips,
+                 .rows = block.count,
+                 .codes = {},
+                 .scales = {},
+                 .values = {},
+                 .sums = {}};
+    for (int64_t i = 0; i < strips; ++i) {
+      task.codes[i] = weights_.codes(block.expert, first_strip + i, 0);
+      task.scales[i] = weights_.scales(block.expert, first_strip + i, 0);
+    }
+    for (int64_t i = 0; i < block.count; ++i) {
+      const auto index = static_cast<size_t>(i);
+      task.values[i] = inputs_.values(call_.rows.source(block.rows[index]));
+      task.sums[i] = sums[index][0].data();
+    }
+    kernels_->multiply_few_rows(task);
+    for (int64_t strip = 0; strip < strips; ++strip) {
+      const Epilogue epilogue(*this, block.expert, first_strip + strip);
+      for (size_t i = 0; i < static_cast<size_t>(block.count); ++i) {
+        epilogue.store(block.rows[i], sums[i][static_cast<size_t>(strip)]);
+      }
+    }
+  }
+
+  // Decodes a chunk with the kernels. Returns false where these do not have the mode's arithmetic.
+  bool decode_with_kernels(int64_t expert, int64_t strip, int64_t first, int64_t count,
+                           float* out) const {
+    if (kernels_ == nullptr || shape_.mode.rounds_weights) return false;
+    const uint8_t* codes = weights_.codes(expert, strip, first);
+    const bool is_scaled = shape_.mode.weight_scale == ScaleUse::kDecode;
+    if (shape_.weights.dtype == DType::kU8) {
+      StripScales scales;
+      if (is_scaled) {
+        const int64_t block_cols = shape_.weight_scales.block_cols;
+        scales = {strip_scale(), block_cols, weights_.scales(expert, strip, first / block_cols)};
+      }
+      kernels_->decode_e2m1(codes, count, scales, out);
+    } else if (shape_.weights.dtype == DType::kF8E4M3 && !is_scaled) {
+      kernels_->decode_e4m3(codes, count, out);
+    } else if (shape_.weights.dtype == DType::kBF16) {
+      kernels_->decode_bf16(codes, count, out);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  void run_tile(const Block& block, int64_t strip) const {
     alignas(64) std::array<Lanes, kBlockRows> sums;
     std::fill_n(sums.begin(), block.count, Lanes{});
     const StripDecoder<Real> decoder(shape_, weights_, block.expert, strip);
     for (int64_t first = 0; first < shape_.cols; first += kChunkCols) {
-      add_chunk(decoder, block, first, sums.data());
+      add_chunk(decoder, block, strip, first, sums.data());
     }
     const Epilogue epilogue(*this, block.expert, strip);
     for (int64_t i = 0; i < block.count; ++i) {
@@ -129,13 +214,17 @@ class BaselineGemm {
     }
   }
 
-  void add_chunk(const StripDecoder<Real>& decoder, const Block& block, int64_t first,
-                 Lanes* sums) const {
+  void add_chunk(const StripDecoder<Real>& decoder, const Block& block, int64_t strip,
+                 int64_t first, Lanes* sums) const {
     const bool is_grouped = shape_.mode.row_scale == ScaleUse::kGroup;
     alignas(64) std::array<Real, kChunkCols * kStripRows> weights;
     alignas(64) std::array<Lanes, kChunkCols / kLeastGroup> factors;
     const int64_t count = std::min(kChunkCols, shape_.cols - first);
-    decoder.decode(first, count, weights.data());
+    bool is_decoded = false;
+    if constexpr (kHasKernels) {
+      is_decoded = decode_with_kernels(block.expert, strip, first, count, weights.data());
+    }
+    if (!is_decoded) decoder.decode(first, count, weights.data());
     const int64_t first_group = is_grouped ? first / shape_.group_cols : 0;
     const int64_t groups = is_grouped ? ceil_div(count, shape_.group_cols) : 0;
     for (int64_t group = 0; group < groups; ++group) {
@@ -148,11 +237,14 @@ class BaselineGemm {
                                           .factors = inputs_.factors(row) + first_group,
                                           .sums = sums[i].data()};
     }
-    multiply_chunk<Real>({.weights = weights.data(),
-                          .cols = count,
-                          .group_cols = is_grouped ? shape_.group_cols : 0,
-                          .factors = factors[0].data()},
-                         operands.data(), block.count);
+    const WeightChunk<Real> chunk{.weights = weights.data(),
+                                  .cols = count,
+                                  .group_cols = is_grouped ? shape_.group_cols : 0,
+                                  .factors = factors[0].data()};
+    if constexpr (kHasKernels) {
+      if (kernels_ != nullptr) return kernels_->multiply(chunk, operands.data(), block.count);
+    }
+    multiply_chunk<Real>(chunk, operands.data(), block.count);
   }
 
   // Applies factors and bias of a strip's output columns. Absent ones are the neutral elements of
@@ -207,14 +299,21 @@ class BaselineGemm {
 
   const GemmShape shape_;
   const GemmCall& call_;
+  const GemmKernels* kernels_;
   const StripWeights weights_;
   const InputRows<Real> inputs_;
   const Segments segments_;
 };
 
+void run_with(const GemmKernels* kernels, const GroupedGemmProblem& problem, const GemmCall& call) {
+  if (call.accumulation == Accumulation::kFp64) {
+    return BaselineGemm<double>(problem, call, kernels).run();
+  }
+  BaselineGemm<float>(problem, call, kernels).run();
+}
+
 void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
-  if (call.accumulation == Accumulation::kFp64) return BaselineGemm<double>(problem, call).run();
-  BaselineGemm<float>(problem, call).run();
+  run_with(nullptr, problem, call);
 }
 
 int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
@@ -227,11 +326,36 @@ int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
 
 Support supports(const GroupedGemmProblem& problem) { return cpu_only(problem.device); }
 
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+
+template <VectorLevel kLevel>
+Support supports_level(const GroupedGemmProblem& problem) {
+  return cpu_with(problem.device, kLevel);
+}
+
+template <VectorLevel kLevel>
+void run_level(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
+  run_with(kLevel == VectorLevel::kAvx2 ? &kGemmKernelsAvx2 : &kGemmKernelsAvx512, problem, call);
+}
+
+#endif
+
 }  // namespace
 
 const GroupedGemmImpl kGroupedGemmCpuBaseline{"cpu_baseline",      supports,
                                               pack_weight_strips,  workspace_bytes,
                                               supports_any_tiles,  no_fused_activation,
                                               no_dequantized_rows, run};
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+const GroupedGemmImpl kGroupedGemmCpuAvx2{"cpu_avx2",          supports_level<VectorLevel::kAvx2>,
+                                          pack_weight_strips,  workspace_bytes,
+                                          supports_any_tiles,  no_fused_activation,
+                                          no_dequantized_rows, run_level<VectorLevel::kAvx2>};
+const GroupedGemmImpl kGroupedGemmCpuAvx512{
+    "cpu_avx512",        supports_level<VectorLevel::kAvx512>,
+    pack_weight_strips,  workspace_bytes,
+    supports_any_tiles,  no_fused_activation,
+    no_dequantized_rows, run_level<VectorLevel::kAvx512>};
+#endif
 
 }  // namespace narrowfloat

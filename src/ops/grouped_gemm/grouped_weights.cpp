@@ -116,6 +116,9 @@ std::span<const GroupedGemmImpl> grouped_gemm_impls() {
 #if defined(NARROWFLOAT_CUDA)
     kGroupedGemmSm90,
 #endif
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+        kGroupedGemmCpuAvx512, kGroupedGemmCpuAvx2,
+#endif
         kGroupedGemmCpuBaseline, kGroupedGemmCpuReference
   };
   return kImpls;

@@ -8,6 +8,8 @@
 #include <array>
 #include <cstdint>
 
+#include "ops/grouped_gemm/strip_operands.h"
+
 namespace narrowfloat {
 
 // 128-bit vectors, which every x86-64 and arm64 has.
@@ -28,24 +30,6 @@ template <typename Real>
 using VectorOf = typename Simd<Real>::Vector;
 
 inline constexpr int64_t kLanes = 16;
-
-// A decoded chunk of K of one strip. Groups have `group_cols` columns; the last may be shorter.
-template <typename Real>
-struct WeightChunk {
-  const Real* weights = nullptr;  // [cols][16]
-  int64_t cols = 0;
-  int64_t group_cols = 0;         // 0: sums continue from chunk to chunk.
-  const Real* factors = nullptr;  // [groups of the chunk][16]
-};
-
-// One row: its values from the chunk's first column on, its factors from the chunk's first group
-// on, and its 16 sums.
-template <typename Real>
-struct RowOperand {
-  const Real* values = nullptr;
-  const Real* factors = nullptr;
-  Real* sums = nullptr;
-};
 
 // Multiplies kRows rows with the chunk, kVectors vectors of lanes at a time, whose sums stay in
 // registers.

@@ -11,23 +11,14 @@
 
 #include <cstring>
 
+#include "formats/x86/decode_text.h"
 #include "ops/dequantize/x86/decode_kernels.h"
 
 namespace narrowfloat::decode_kernels {
 
-inline constexpr int32_t kCanonicalNan = 0x7FFFFFFF;
-
-// E4M3 codes, one a lane. The exponent field of a code is 120 less than that of its value; the
-// product with 2^120 is exact, for denormals, too.
-template <class Level>
-typename Level::Floats decode_e4m3(typename Level::Ints codes) {
-  const auto field = Level::bit_and(Level::template shift_left<20>(codes), 0x07F00000);
-  const auto magnitude = Level::bits(Level::mul(Level::floats(field), Level::floats(0x1p120F)));
-  const auto is_nan = Level::equal(field, Level::ints(0x07F00000));
-  const auto number = Level::select(is_nan, Level::ints(kCanonicalNan), magnitude);
-  const auto sign = Level::bit_and(Level::template shift_left<24>(codes), INT32_MIN);
-  return Level::floats(Level::bit_or(number, sign));
-}
+using decode_text::decode_e4m3;
+using decode_text::decode_ue8m0;
+using decode_text::kCanonicalNan;
 
 template <class Level>
 void e4m3_factors(const uint8_t* scales, int64_t blocks, float global_scale, bool divides,
@@ -43,11 +34,7 @@ void e4m3_factors(const uint8_t* scales, int64_t blocks, float global_scale, boo
 template <class Level>
 void ue8m0_factors(const uint8_t* scales, int64_t blocks, float* factors) {
   for (int64_t block = 0; block < blocks; block += Level::kLanes) {
-    const auto scale = Level::load_bytes(scales + block);
-    auto bits = Level::template shift_left<23>(scale);
-    bits = Level::select(Level::equal(scale, Level::ints(0)), Level::ints(0x00400000), bits);
-    bits = Level::select(Level::equal(scale, Level::ints(255)), Level::ints(kCanonicalNan), bits);
-    Level::store_f32(factors + block, Level::floats(bits));
+    Level::store_f32(factors + block, decode_ue8m0<Level>(Level::load_bytes(scales + block)));
   }
 }
 
