@@ -37,11 +37,17 @@ def tokens_of(rank: int, hidden: int) -> torch.Tensor:
     return torch.randn(count, hidden, generator=random).bfloat16()
 
 
+def load(mode: str, first: int = 0, count: int | None = None) -> nf.MoeLayer:
+    """Experts of one layer; default: all."""
+    return nf.MoeLayer.from_checkpoint(MODEL, 1, mode=mode, device=torch.device("cpu"),
+                                       expert_offset=first, local_experts=count)  # fmt: skip
+
+
 def route(layer: nf.MoeLayer, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts and weights of the tokens."""
-    logits = hidden.float() @ torch.as_tensor(layer.router_weight).T
+    logits = hidden.float() @ layer.router_weight.T
     ids, weights = nf.route(logits, top_k=layer.config.top_k, method=layer.config.method)
-    return torch.as_tensor(ids), torch.as_tensor(weights)
+    return ids, weights
 
 
 def sum_of_parts(
@@ -59,7 +65,7 @@ def run_rank(rank: int, ranks: int, meeting: str, payload: str, transport: str) 
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     mode = MODES[payload]
-    whole = nf.MoeLayer.from_checkpoint(MODEL, 1, mode=mode)
+    whole = load(mode)
     config = whole.config
     hidden = tokens_of(rank, config.hidden)
     ids, weights = route(whole, hidden)
@@ -69,16 +75,11 @@ def run_rank(rank: int, ranks: int, meeting: str, payload: str, transport: str) 
             hidden=config.hidden, experts=config.experts, top_k=config.top_k,
             max_tokens=MAX_TOKENS, payload=payload, order=order, transport=transport,
         )  # fmt: skip
-        offset, count = group.shard
-        layer = nf.MoeLayer.from_checkpoint(MODEL, 1, mode=mode, expert_offset=offset,
-                                            local_experts=count)  # fmt: skip
-        out = group.run(layer, hidden, ids, weights)
+        out = group.run(load(mode, *group.shard), hidden, ids, weights)
         if order == "topk":
             wanted = whole.run(hidden, ids=ids, weights=weights)
         else:
-            shards = [nf.MoeLayer.from_checkpoint(MODEL, 1, mode=mode, expert_offset=first,
-                                                  local_experts=number)
-                      for first, number in gather(group.shard, ranks)]  # fmt: skip
+            shards = [load(mode, *shard) for shard in gather(group.shard, ranks)]
             wanted = sum_of_parts(shards, hidden, ids, weights)
         equal = all(gather(torch.equal(out, wanted), ranks))
         lines.append(f"order {order}: {ranks} ranks, {group.transport}, payload {payload}: "
