@@ -11,6 +11,7 @@
 //   moe_tuning.h      measured token tiles for it
 //   moe_checkpoint.h  such a layer from a checkpoint
 //   checkpoint.h      whole checkpoints: quantize, dequantize, inspect, compare
+//   check.h           what is wrong with a checkpoint, and repairs
 //   safetensors.h     single files
 //   allreduce.h       all-reduce over GPUs, fused with residual, RMSNorm and quantization
 //   expert_parallel.h experts of a layer on several ranks
@@ -19,12 +20,13 @@
 //   error.h           the exception all of them throw
 #pragma once
 
-#include "narrowfloat/activation.h"  // IWYU pragma: export
-#include "narrowfloat/allreduce.h"   // IWYU pragma: export
-#include "narrowfloat/bootstrap.h"   // IWYU pragma: export
-#include "narrowfloat/checkpoint.h"  // IWYU pragma: export
-#include "narrowfloat/combine.h"     // IWYU pragma: export
-#include "narrowfloat/error.h"
+#include "narrowfloat/activation.h"       // IWYU pragma: export
+#include "narrowfloat/allreduce.h"        // IWYU pragma: export
+#include "narrowfloat/bootstrap.h"        // IWYU pragma: export
+#include "narrowfloat/check.h"            // IWYU pragma: export
+#include "narrowfloat/checkpoint.h"       // IWYU pragma: export
+#include "narrowfloat/combine.h"          // IWYU pragma: export
+#include "narrowfloat/error.h"            // IWYU pragma: export
 #include "narrowfloat/expert_parallel.h"  // IWYU pragma: export
 #include "narrowfloat/format.h"           // IWYU pragma: export
 #include "narrowfloat/gemm.h"             // IWYU pragma: export

@@ -86,6 +86,31 @@ def convert_checkpoint(
     return _core.convert_checkpoint(os.fspath(source), os.fspath(target), options, words)
 
 
+def check_checkpoint(
+    path: Path,
+    *,
+    against: Path | None = None,
+    scales_only: bool = False,
+) -> _core.CheckpointCheck:
+    """What is wrong with a checkpoint: config against tensors, scales, codes, missing tensors.
+
+    against: the unquantized checkpoint it was made from: also the error, and whether quantizing it
+    again gives the same bytes. scales_only: read no codes. `passed` is true where there is neither
+    an error nor a warning; docs/checkpoints.md has the rules.
+    """
+    source = "" if against is None else os.fspath(against)
+    return _core.check_checkpoint(os.fspath(path), source, scales_only)
+
+
+def fix_checkpoint(source: Path, target: Path, *, force: bool = False) -> _core.CheckpointReport:
+    """Writes a copy in which weights that loaders merge share one global scale.
+
+    `figures` of the report's tensors measure the change. ValueError where no global scale
+    differs. force: replace what is at the target.
+    """
+    return _core.fix_checkpoint(os.fspath(source), os.fspath(target), force)
+
+
 def _numbers(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, QuantizedTensor):
         value = value.dequantize("float32")

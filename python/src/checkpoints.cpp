@@ -5,11 +5,13 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "narrowfloat/check.h"
 #include "narrowfloat/checkpoint.h"
 #include "narrowfloat/error.h"
 #include "narrowfloat/moe_checkpoint.h"
@@ -175,6 +177,73 @@ void bind_reports(nb::module_& module) {
       .def_ro("warnings", &CheckpointDiff::warnings);
 }
 
+CheckpointCheck run_check(const std::string& path, const std::string& against, bool scales_only) {
+  CheckCheckpointOptions options;
+  options.against = against;
+  options.scales_only = scales_only;
+  options.cancelled = interrupted;
+  return run_unlocked([&] { return check_checkpoint(path, options); });
+}
+
+CheckpointReport run_fix(const std::string& source, const std::string& target, bool force) {
+  FixCheckpointOptions options;
+  options.force = force;
+  options.cancelled = interrupted;
+  return run_unlocked([&] { return fix_checkpoint(source, target, options); });
+}
+
+void bind_check(nb::module_& module) {
+  nb::class_<Finding>(module, "Finding", "What is wrong with a checkpoint.")
+      .def_ro("id", &Finding::id, "NF-C001 and so on: docs/checkpoints.md.")
+      .def_prop_ro(
+          "severity", [](const Finding& self) { return std::string(name(self.severity)); },
+          "error, warning or note.")
+      .def_ro("tensor", &Finding::tensor, "Empty: the checkpoint as a whole.")
+      .def_ro("message", &Finding::message)
+      .def("__repr__", [](const Finding& self) {
+        return nb::str("Finding({}, {}, {!r}, {!r})")
+            .format(std::string(name(self.severity)), self.id, self.tensor, self.message);
+      });
+  nb::class_<CodeStatistics>(module, "CodeStatistics", "How codes and scales use their range.")
+      .def_ro("codes", &CodeStatistics::codes)
+      .def_ro("codes_at_maximum", &CodeStatistics::codes_at_maximum)
+      .def_ro("code_counts", &CodeStatistics::code_counts,
+              "FP4: by code; FP8: by exponent field.")
+      .def_ro("blocks", &CodeStatistics::blocks)
+      .def_ro("zero_blocks", &CodeStatistics::zero_blocks)
+      .def_ro("low_blocks", &CodeStatistics::low_blocks)
+      .def_ro("zero_scales", &CodeStatistics::zero_scales)
+      .def_ro("denormal_scales", &CodeStatistics::denormal_scales)
+      .def_ro("saturated_scales", &CodeStatistics::saturated_scales)
+      .def_ro("scale_exponents", &CodeStatistics::scale_exponents, "Counts by floor(log2(scale)).")
+      .def_ro("global_scale", &CodeStatistics::global_scale, "As stored.");
+  nb::class_<Requantization>(module, "Requantization", "The source quantized again, and the file.")
+      .def_prop_ro("is_identical", &Requantization::is_identical)
+      .def_ro("different_codes", &Requantization::different_codes)
+      .def_ro("different_scales", &Requantization::different_scales)
+      .def_ro("has_other_global_scale", &Requantization::has_other_global_scale);
+  nb::class_<CheckedTensor>(module, "CheckedTensor", "One tensor of a checked checkpoint.")
+      .def_prop_ro("name", [](const CheckedTensor& self) { return self.tensor.name; })
+      .def_ro("tensor", &CheckedTensor::tensor)
+      .def_ro("statistics", &CheckedTensor::statistics)
+      .def_ro("figures", &CheckedTensor::figures, "Against the source.")
+      .def_ro("requantization", &CheckedTensor::requantization);
+  nb::class_<CheckpointCheck>(module, "CheckpointCheck", "What a check found.")
+      .def_prop_ro("passed", &CheckpointCheck::passed, "No error and no warning.")
+      .def_ro("findings", &CheckpointCheck::findings)
+      .def_ro("tensors", &CheckpointCheck::tensors)
+      .def_ro("total", &CheckpointCheck::total)
+      .def_ro("metadata", &CheckpointCheck::metadata)
+      .def_ro("read_bytes", &CheckpointCheck::read_bytes)
+      .def("__repr__", [](const CheckpointCheck& self) {
+        return nb::str("CheckpointCheck({}, {} findings in {} tensors)")
+            .format(self.passed() ? "passed" : "failed", self.findings.size(),
+                    self.tensors.size());
+      });
+  module.def("check_checkpoint", &run_check, "path"_a, "against"_a, "scales_only"_a);
+  module.def("fix_checkpoint", &run_fix, "source"_a, "target"_a, "force"_a);
+}
+
 struct LoadedLayer {
   LoadedMoe moe;
 };
@@ -299,6 +368,7 @@ void bind_checkpoints(nb::module_& module) {
   bind_reports(module);
   bind_reprs(module);
   bind_layer(module);
+  bind_check(module);
   nb::class_<QuantizeCheckpointOptions>(module, "QuantizeCheckpointOptions")
       .def(nb::init<>())
       .def_rw("include", &QuantizeCheckpointOptions::include)

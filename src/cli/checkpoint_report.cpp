@@ -17,6 +17,9 @@ struct Spelling {
   std::string_view option;
 };
 constexpr std::array kSpellings = {
+    Spelling{"against", "--against"},
+    Spelling{"fix", "--fix"},
+    Spelling{"scales_only", "--scales-only"},
     Spelling{"include", "--include"},
     Spelling{"exclude", "--exclude"},
     Spelling{"mx_scale", "--mx-scale"},

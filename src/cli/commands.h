@@ -16,6 +16,7 @@ void add_quantize(const Commands& commands);
 void add_dequantize(const Commands& commands);
 void add_convert(const Commands& commands);
 void add_inspect(const Commands& commands);
+void add_check(const Commands& commands);
 void add_diff(const Commands& commands);
 void add_explain(const Commands& commands);
 void add_doctor(const Commands& commands);

@@ -18,6 +18,7 @@ constexpr const char* kDescription =
 constexpr const char* kFooter = R"(Start here:
   narrowfloat quantize MODEL OUT --to nvfp4    quantize a directory with config.json and shards
   narrowfloat inspect OUT                      what is in it now
+  narrowfloat check OUT --against MODEL        whether it is right
   narrowfloat diff MODEL OUT                   how much accuracy it cost
 bench, allreduce, eval, moe run, moe bench and moe gemm are commands of narrowfloat-bench.
 Every command has --help with examples and exit codes. Documentation: docs/cli.md)";
@@ -43,6 +44,7 @@ void add_commands(const Commands& commands) {
   add_dequantize(commands);
   add_convert(commands);
   add_inspect(commands);
+  add_check(commands);
   add_diff(commands);
   add_explain(commands);
   add_doctor(commands);

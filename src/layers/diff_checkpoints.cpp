@@ -3,114 +3,20 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 
 #include "base/throw_error.h"
 #include "layers/memory_plan.h"
-#include "layers/weight_reader.h"
+#include "layers/value_reader.h"
 
 namespace narrowfloat {
 namespace {
 
 constexpr uint64_t kRangeBudget = uint64_t{64} << 20;  // Per side.
-constexpr uint64_t kCompareBytes = uint64_t{4} << 20;
 
-// One side of a pair: a logical tensor of a checkpoint, its rows as floats.
-class Side {
- public:
-  Side(const Checkpoint& checkpoint, const LogicalTensor& tensor)
-      : checkpoint_(checkpoint), tensor_(tensor) {}
-
-  [[nodiscard]] const LogicalTensor& tensor() const { return tensor_; }
-  [[nodiscard]] bool has_values() const { return tensor_.convention || is_float(tensor_.dtype); }
-  [[nodiscard]] const CheckpointTensor& part(size_t index) const {
-    return *checkpoint_.find(tensor_.parts[index]);
-  }
-  // Rows of the unquantized weight.
-  [[nodiscard]] RowGrid grid() const {
-    if (!tensor_.convention) return {.tile = 1, .smallest = 1};
-    const int64_t expert_rows = tensor_.shape[tensor_.shape.size() - 2];
-    if (tensor_.is_transposed) return {.tile = expert_rows, .smallest = expert_rows};
-    const ConventionSpec& spec = convention_spec(*tensor_.convention);
-    return {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
-  }
-  [[nodiscard]] std::string description() const {
-    return std::string(tensor_.convention ? convention_info(*tensor_.convention).name
-                                          : name(tensor_.dtype));
-  }
-  [[nodiscard]] std::string piece(size_t part_index, uint64_t begin, uint64_t size) const {
-    std::string bytes(size, '\0');
-    checkpoint_.read(part(part_index), begin, std::as_writable_bytes(std::span(bytes)));
-    return bytes;
-  }
-
-  // Call this before load().
-  void prepare(int64_t max_rows) {
-    if (tensor_.convention) {
-      const CodeMatrix matrix = code_matrix(tensor_);
-      const int64_t rows = std::min(rows_of_codes(max_rows), matrix.all_rows());
-      coded_ = std::make_unique<QuantizedReader>(checkpoint_, tensor_, rows);
-      decoded_.resize(static_cast<size_t>(rows * matrix.cols));
-      if (tensor_.is_transposed) transposed_.resize(decoded_.size());
-    } else {
-      plain_ = std::make_unique<PlainReader>(checkpoint_, part(0), max_rows);
-    }
-  }
-
-  FloatRows load(int64_t first, int64_t count) {
-    if (plain_) {
-      plain_->load(first, count);
-      return plain_->float_rows();
-    }
-    const CodeMatrix matrix = code_matrix(tensor_);
-    const int64_t rows = rows_of_codes(count);
-    coded_->load(rows_of_codes(first), rows);
-    coded_->coded().decode(
-        TensorView::contiguous(decoded_.data(), DType::kF32, {rows, matrix.cols}));
-    if (!tensor_.is_transposed) return {DType::kF32, std::as_bytes(std::span(decoded_)).data()};
-    transpose_experts({rows / matrix.rows, matrix.rows, matrix.cols}, DType::kF32,
-                      std::as_bytes(std::span(decoded_)),
-                      std::as_writable_bytes(std::span(transposed_)));
-    return {DType::kF32, std::as_bytes(std::span(transposed_)).data()};
-  }
-
-  [[nodiscard]] std::optional<ClipLimits> clip_limits() const {
-    if (!coded_ || tensor_.is_transposed) return std::nullopt;  // The limits are per row of codes.
-    return coded_->coded().clip_limits();
-  }
-
- private:
-  // Rows of codes for so many rows of the unquantized weight; whole experts where it is transposed.
-  [[nodiscard]] int64_t rows_of_codes(int64_t rows) const {
-    const CodeMatrix matrix = code_matrix(tensor_);
-    if (!tensor_.is_transposed) return rows;
-    return matrix.cols == 0 ? 0 : rows / matrix.cols * matrix.rows;
-  }
-
-  const Checkpoint& checkpoint_;
-  const LogicalTensor& tensor_;
-  std::unique_ptr<QuantizedReader> coded_;
-  std::unique_ptr<PlainReader> plain_;
-  std::vector<float> decoded_;
-  std::vector<float> transposed_;
-};
-
-bool parts_equal(const Side& a, const Side& b, size_t index) {
-  const TensorInfo& info = a.part(index).info;
-  const TensorInfo& other = b.part(index).info;
-  if (info.dtype != other.dtype || info.shape != other.shape) return false;
-  for (uint64_t begin = 0; begin < info.size_bytes; begin += kCompareBytes) {
-    const uint64_t size = std::min(kCompareBytes, info.size_bytes - begin);
-    if (a.piece(index, begin, size) != b.piece(index, begin, size)) return false;
-  }
-  return true;
-}
-
-bool is_identical(const Side& a, const Side& b) {
+bool is_identical(const ValueReader& a, const ValueReader& b) {
   if (a.tensor().convention != b.tensor().convention) return false;
   if (a.tensor().parts.size() != b.tensor().parts.size()) return false;
   for (size_t i = 0; i < a.tensor().parts.size(); ++i) {
@@ -119,23 +25,14 @@ bool is_identical(const Side& a, const Side& b) {
   return true;
 }
 
-float stored_global_scale(const Side& side) {
-  float scale = 0;
-  const std::string bytes = side.piece(2, 0, sizeof(scale));
-  std::memcpy(&scale, bytes.data(), sizeof(scale));
-  return scale;
-}
-
 // One side stores the encode scale, the other the decode scale, and everything else is equal: the
 // values then differ by at most the rounding of the reciprocal.
-bool have_reciprocal_global_scales(const Side& a, const Side& b) {
-  if (!a.tensor().convention || !b.tensor().convention) return false;
-  const GlobalScaleSense a_sense = convention_spec(*a.tensor().convention).global_sense;
-  const GlobalScaleSense b_sense = convention_spec(*b.tensor().convention).global_sense;
-  if (a_sense == GlobalScaleSense::kNone || b_sense == GlobalScaleSense::kNone) return false;
-  if (a_sense == b_sense || !parts_equal(a, b, 0) || !parts_equal(a, b, 1)) return false;
-  const double product =
-      static_cast<double>(stored_global_scale(a)) * static_cast<double>(stored_global_scale(b));
+bool have_reciprocal_global_scales(const ValueReader& a, const ValueReader& b) {
+  const std::optional<float> a_scale = a.stored_global_scale();
+  const std::optional<float> b_scale = b.stored_global_scale();
+  if (!a_scale || !b_scale || a.tensor().convention == b.tensor().convention) return false;
+  if (!parts_equal(a, b, 0) || !parts_equal(a, b, 1)) return false;
+  const double product = static_cast<double>(*a_scale) * static_cast<double>(*b_scale);
   return std::abs(product - 1.0) <= 0x1p-22;  // Three roundings to F32, some 2^-24 each.
 }
 
@@ -189,8 +86,8 @@ class CheckpointComparer {
       diff.detail = shape_text(a->shape) + " and " + shape_text(b->shape);
       return diff;
     }
-    Side a_side(a_, *a);
-    Side b_side(b_, *b);
+    ValueReader a_side(a_, *a);
+    ValueReader b_side(b_, *b);
     diff.figures.elements = a->num_elements();
     diff.figures.sqnr_db = std::numeric_limits<double>::infinity();
     if (is_identical(a_side, b_side)) {
@@ -207,7 +104,7 @@ class CheckpointComparer {
     return diff;
   }
 
-  void compare_values(Side& a, Side& b, TensorDiff& diff) {
+  void compare_values(ValueReader& a, ValueReader& b, TensorDiff& diff) {
     const std::vector<int64_t>& shape = a.tensor().shape;
     const int64_t cols = PlainReader::cols_of(shape);
     // Tiles are 1, 128 or the rows of an expert, which both sides then have.

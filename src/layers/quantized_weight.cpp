@@ -101,8 +101,9 @@ QuantizedView QuantizedWeight::view(float* global_scale) {
   return layout_.bind(values_.data(), scales_.data(), global_scale);
 }
 
-void QuantizedWeight::decode(const TensorView& output) {
-  float global_scale = global_scale_;
+void QuantizedWeight::decode(const TensorView& output) { decode_with(global_scale_, output); }
+
+void QuantizedWeight::decode_with(float global_scale, const TensorView& output) {
   DequantizeOptions options;
   options.global_scale_divides = spec_.global_sense == GlobalScaleSense::kEncode;
   dequantize(view(&global_scale), output, options);

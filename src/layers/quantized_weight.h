@@ -39,6 +39,8 @@ class QuantizedWeight {
 
   // Dequantizes with the producer's arithmetic. output: F32, F16 or BF16 [rows, cols].
   void decode(const TensorView& output);
+  // The same with another scale of the whole tensor, as stored.
+  void decode_with(float global_scale, const TensorView& output);
   // One element, unrounded and beyond the range of F32 too.
   [[nodiscard]] double value(int64_t row, int64_t col) const;
 

@@ -18,6 +18,7 @@ namespace {
 constexpr std::string_view kWeightSuffix = ".weight";
 
 constexpr std::string_view kHead = "output head";
+constexpr std::string_view kRouter = "router";
 constexpr std::string_view kConv1d = "Conv1D (stored transposed, as GPT-2 does)";
 
 struct NameRule {
@@ -49,9 +50,9 @@ constexpr std::array kComponentRules = {
     NameRule{"*norm*", "norm", false},
     NameRule{"ln_*", "norm", false},
     NameRule{"*conv*", "convolution", false},
-    NameRule{"*router*", "router", true},
-    NameRule{"gate", "router", true},  // mlp.gate, block_sparse_moe.gate; experts have gate_proj.
-    NameRule{"shared_expert_gate", "router", true},
+    NameRule{"*router*", kRouter, true},
+    NameRule{"gate", kRouter, true},  // mlp.gate, block_sparse_moe.gate; experts have gate_proj.
+    NameRule{"shared_expert_gate", kRouter, true},
     NameRule{"lm_head", kHead, true},
     NameRule{"embed_out", kHead, true},
     NameRule{"score", kHead, true},
@@ -95,36 +96,6 @@ bool is_pattern(std::string_view entry) {
   return entry.find_first_of("*?[") != std::string_view::npos;
 }
 
-// The entries of configs that exclude modules. Plain names, of which there may be as many as
-// modules, are looked up; patterns are tried one by one.
-class Exclusions {
- public:
-  explicit Exclusions(const std::vector<std::string>& entries) {
-    for (const std::string& entry : entries) {
-      if (is_pattern(entry)) {
-        patterns_.push_back(entry);
-      } else {
-        names_.insert(entry);
-      }
-    }
-  }
-
-  // Whether an entry names `module` or a module that contains it.
-  [[nodiscard]] bool contain(std::string_view module) const {
-    for (size_t end = module.find('.');; end = module.find('.', end + 1)) {
-      if (names_.contains(module.substr(0, end))) return true;
-      if (end == std::string_view::npos) break;
-    }
-    return std::any_of(patterns_.begin(), patterns_.end(), [&](std::string_view pattern) {
-      return excludes(std::string(pattern), module);
-    });
-  }
-
- private:
-  std::unordered_set<std::string_view> names_;
-  std::vector<std::string_view> patterns_;
-};
-
 bool is_quantizable_dtype(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
@@ -158,12 +129,14 @@ void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
 }
 
 Selection select(const LogicalTensor& tensor, const SelectionRules& rules,
-                 const Exclusions& exclusions) {
+                 const ModuleExclusions& exclusions) {
   const std::string why_not = obstacle(tensor, rules.format);
   const std::string_view module = module_of(tensor.name);
   const NameRule* rule = module.empty() ? nullptr : name_rule(module);
   Selection selection;
   selection.is_linear = is_linear_weight(tensor);
+  selection.is_head_or_router =
+      rule != nullptr && (rule->reason == kHead || rule->reason == kRouter);
   const bool included = matches_any(rules.include, tensor.name);
   if (matches_any(rules.exclude, tensor.name)) {
     selection.reason = "excluded";
@@ -174,7 +147,7 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules,
     selection.reason = why_not;
   } else if (!included && rule != nullptr) {
     selection.reason = rule->reason;
-  } else if (!included && exclusions.contain(module)) {
+  } else if (!included && exclusions.contains(module)) {
     selection.reason = "excluded by the source config";
   }
   selection.quantize = selection.reason.empty();
@@ -235,13 +208,33 @@ constexpr std::array kMergedWeights = {
 
 }  // namespace
 
+ModuleExclusions::ModuleExclusions(const std::vector<std::string>& entries) {
+  for (const std::string& entry : entries) {
+    if (is_pattern(entry)) {
+      patterns_.emplace_back(entry);
+    } else {
+      names_.insert(entry);
+    }
+  }
+}
+
+bool ModuleExclusions::contains(std::string_view module) const {
+  for (size_t end = module.find('.');; end = module.find('.', end + 1)) {
+    if (names_.contains(module.substr(0, end))) return true;
+    if (end == std::string_view::npos) break;
+  }
+  return std::any_of(patterns_.begin(), patterns_.end(), [&](std::string_view pattern) {
+    return excludes(std::string(pattern), module);
+  });
+}
+
 std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
                                       const SelectionRules& rules) {
   refuse_unmatched("include", rules.include, tensors);
   refuse_unmatched("exclude", rules.exclude, tensors);
   std::vector<Selection> selections;
   selections.reserve(tensors.size());
-  const Exclusions exclusions(rules.excluded_modules);
+  const ModuleExclusions exclusions(rules.excluded_modules);
   for (const LogicalTensor& tensor : tensors) {
     selections.push_back(select(tensor, rules, exclusions));
   }

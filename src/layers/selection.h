@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "narrowfloat/checkpoint.h"
@@ -27,7 +28,8 @@ struct Selection {
   std::string reason;  // The reason if it is not quantized.
   // The tensor is the weight of a linear module: configs must list it if it is not quantized.
   bool is_linear = false;
-  std::string warning;  // Empty, or an unusual property of the choice.
+  bool is_head_or_router = false;  // Loaders leave these alone without being told.
+  std::string warning;             // Empty, or an unusual property of the choice.
 };
 
 // Returns one entry per tensor. Throws kInvalidArgument for an included tensor that cannot be
@@ -40,6 +42,20 @@ std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
 std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
                                               const std::vector<std::string>& excluded_modules,
                                               const std::string& path);
+
+// The entries of configs that exclude modules. Plain names, of which there may be as many as
+// modules, are looked up; patterns are tried one by one. Keeps references to the entries.
+class ModuleExclusions {
+ public:
+  explicit ModuleExclusions(const std::vector<std::string>& entries);
+
+  // Whether an entry names `module` or a module that contains it.
+  [[nodiscard]] bool contains(std::string_view module) const;
+
+ private:
+  std::unordered_set<std::string_view> names_;
+  std::vector<std::string_view> patterns_;
+};
 
 // Modules that the config of the checkpoint at `path` excludes: config_text is JSON or empty.
 // Throws kUnsupported for regular expressions, kCorruptData for too many patterns.

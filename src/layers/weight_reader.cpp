@@ -169,6 +169,11 @@ void QuantizedReader::load(int64_t first, int64_t count) {
   load_scales(first);
 }
 
+void QuantizedReader::load_scales_only(int64_t first, int64_t count) {
+  coded_.set_rows(count);
+  load_scales(first);
+}
+
 void QuantizedReader::load_scales(int64_t first) {
   const FormatInfo& format = format_info(coded_.spec().info.format);
   const std::span<std::byte> target = coded_.scales();

@@ -63,6 +63,8 @@ class QuantizedReader {
 
   // `first` must be a multiple of the format's block rows, or the range within one such tile.
   void load(int64_t first, int64_t count);
+  // Leaves the codes as they are.
+  void load_scales_only(int64_t first, int64_t count);
   [[nodiscard]] QuantizedWeight& coded() { return coded_; }
 
  private:

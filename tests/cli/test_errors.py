@@ -11,7 +11,7 @@ import pytest
 from conftest import (BENCH_CLI, BENCH_COMMANDS, CLEAN_ENVIRONMENT, CLI, DONE, INPUT, INTERRUPTED,
                       TINY_MOE, UNSUPPORTED, USAGE, bf16_weight, run, run_ok, write_safetensors)
 
-COMMANDS = ["quantize", "dequantize", "inspect", "diff", "explain", "doctor", "moe tune",
+COMMANDS = ["quantize", "dequantize", "inspect", "check", "diff", "explain", "doctor", "moe tune",
             "moe explain"]
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,9 +48,23 @@ def make_sources(tmp_path_factory):
         (directory / "vocab.txt").write_text(name)
     run_ok("quantize", root / "other", root / "old", "--to", "mxfp8", "--max-shard-size", 600)
     run_ok("quantize", root / "model", root / "quantized", "--to", "nvfp4")
+    write_unequal(root)
     shutil.copy(root / "model/model.safetensors", root / "model.safetensors")
     run_ok("quantize", root / "other/model.safetensors", root / "old.safetensors", "--to", "mxfp8")
     return root
+
+
+def write_unequal(root):
+    """Gate and up of an MLP with two global scales, for check --fix."""
+    tensors = {}
+    for i, name in enumerate(("gate", "up")):
+        module = f"model.layers.0.mlp.{name}_proj."
+        tensors |= {module + "weight_packed": ("U8", [16, 16], bytes(range(256))),
+                    module + "weight_scale": ("F8_E4M3", [16, 2], b"\x70" * 32),
+                    module + "weight_global_scale": ("F32", [1], struct.pack("<f", 400 + i))}
+    (root / "unequal").mkdir()
+    write_safetensors(root / "unequal/model.safetensors", tensors)
+    shutil.copy(root / "quantized/config.json", root / "unequal")
 
 
 class Case:
@@ -114,6 +129,7 @@ CASES = {
                      "--threads", "1", "--max-shard-size", "400"]),
     "dequantize": Case(["dequantize", "{sources}/quantized", "{target}", "--dtype", "bf16",
                         "--threads", "1", "--max-shard-size", "1100"]),
+    "fix": Case(["check", "{sources}/unequal", "--fix", "{target}", "--threads", "1"]),
 }
 MEASURING_CASES = {
     "moe tune": Case(["moe", "tune", "--shape", "64,32,4,1", "--mode", "bf16", "--tokens", "1",

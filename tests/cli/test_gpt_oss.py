@@ -48,6 +48,18 @@ def test_dequantize_writes_the_plain_model(plain):
     assert "quantization_config" not in (plain / "config.json").read_text()
 
 
+def test_check_of_stacked_experts(directory, plain):
+    document = run_json("check", directory, "--against", plain)
+    assert document["findings"] == [] and document["figures"]["sqnr_db"] == "inf"
+    experts = [tensor["statistics"] for tensor in document["tensors"] if tensor["statistics"]]
+    assert [statistics["blocks"] for statistics in experts] == [6 * 96 * 3, 6 * 192 * 3] * 2
+    other = GptOss()
+    other.tensors["model.layers.0.mlp.experts.down_proj_scales"][3, 5, 1] = 255
+    other.write(plain.parent / "broken")
+    (finding,) = run_json("check", plain.parent / "broken", expected=FINDINGS)["findings"]
+    assert (finding["id"], finding["tensor"]) == ("NF-C009", "model.layers.0.mlp.experts.down_proj")
+
+
 def test_diff_finds_the_same_values(directory, plain):
     run_ok("diff", directory, plain)
     changed = plain.parent / "changed"

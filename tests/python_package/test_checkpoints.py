@@ -41,6 +41,29 @@ def test_quantize_diff_dequantize(source: Path, tmp_path: Path) -> None:
     assert nf.diff(source, source).equal
 
 
+def test_check_and_fix(source: Path, tmp_path: Path) -> None:
+    """A good file passes; gate and up with two global scales do not, until they are fixed."""
+    target, fixed = tmp_path / "q.safetensors", tmp_path / "fixed.safetensors"
+    nf.quantize_checkpoint(source, target, "nvfp4", include=["*"])
+    checked = nf.check_checkpoint(target, against=source)
+    assert checked.passed and checked.findings == [] and "passed" in repr(checked)
+    (tensor,) = checked.tensors
+    assert tensor.requantization.is_identical and tensor.figures.sqnr_db > 15
+    assert sum(tensor.statistics.code_counts) == tensor.statistics.codes == X.size
+    assert nf.check_checkpoint(target, scales_only=True).tensors[0].statistics.codes == 0
+    with pytest.raises(ValueError, match="nothing to fix"):
+        nf.fix_checkpoint(target, fixed)
+    parts = safetensors.numpy.load_file(target)
+    merged = {f"mlp.{name}_proj.{part.removeprefix('layer.')}": array * scale
+              for name, scale in (("gate", 1), ("up", 1.25)) for part, array in parts.items()
+              for scale in [scale if part.endswith("global_scale") else 1]}  # fmt: skip
+    safetensors.numpy.save_file(merged, target, {"narrowfloat.convention": "nvfp4-ct"})
+    (finding,) = nf.check_checkpoint(target).findings
+    assert (finding.id, finding.severity) == ("NF-C007", "warning") and finding.tensor in str(finding)
+    report = nf.fix_checkpoint(target, fixed)
+    assert report.total.sqnr_db > 20 and nf.check_checkpoint(fixed).passed
+
+
 def test_existing_targets_are_kept(source: Path) -> None:
     """Unless force says otherwise."""
     target = source.parent / "target.safetensors"

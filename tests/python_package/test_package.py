@@ -153,9 +153,10 @@ def test_marker_and_stubs() -> None:
 # Neither take arrays nor give them, or those of any shape.
 WITHOUT_ARRAYS = {"autotune", "clear_prepared_cache", "compute_fp4_swizzled_layout_sf_size",
                   "is_gated_activation", "next_positive_power_of_2", "resolve_nvfp4_4over6",
-                  "convert_checkpoint", "create_allreduce_fusion_workspace",
+                  "check_checkpoint", "convert_checkpoint", "create_allreduce_fusion_workspace",
                   "cutlass_fused_moe_workspace_size", "dequantize_checkpoint", "diff",
-                  "explain_allreduce", "explain_expert_parallel", "prepared_cache_size",
+                  "explain_allreduce", "explain_expert_parallel", "fix_checkpoint",
+                  "prepared_cache_size",
                   "quantize_checkpoint", "relayout",
                   "trtllm_destroy_ipc_workspace_for_all_reduce_fusion", "use_stream"}  # fmt: skip
 SHAPE = r"\[[^\]]+\]"
