@@ -236,12 +236,34 @@ NARROWFLOAT_API CheckpointReport convert_checkpoint(const std::string& source,
                                                     const std::string& target,
                                                     const ConvertCheckpointOptions& options);
 
+// Two quantized weights of one format, compared as they are stored.
+struct StoredDiff {
+  int64_t codes = 0;
+  int64_t different_codes = 0;
+  int64_t scales = 0;
+  int64_t different_scales = 0;
+  // The factor of the whole tensor, however it is stored; 1 where the convention has none.
+  double a_global_scale = 1;
+  double b_global_scale = 1;
+};
+
+// How well one side quantizes the original.
+struct OriginalDiff {
+  ErrorFigures figures;
+  // Codes that are not the nearest ones to the original for the scales they are stored with.
+  int64_t misrounded_codes = 0;
+};
+
 struct TensorDiff {
   std::string name;
   std::string status;  // "identical", "same values", "different", "only in A", "only in B",
                        // "shape differs"
   std::string detail;
   ErrorFigures figures;  // A is the reference.
+  std::optional<StoredDiff> stored;
+  // Both are set, or neither: the original has such a tensor, and both sides are quantized.
+  std::optional<OriginalDiff> a_original;
+  std::optional<OriginalDiff> b_original;
 };
 
 struct CheckpointDiff {
@@ -250,7 +272,12 @@ struct CheckpointDiff {
   bool equal = true;                  // No tensor differs in its values.
   std::vector<std::string> warnings;  // Warnings of the readers of A and B.
 };
+
+struct DiffCheckpointsOptions {
+  std::string original;  // The source of both A and B; may be empty.
+};
 // Compares logical tensors: quantized ones are dequantized. Non-tensor files are not compared.
-NARROWFLOAT_API CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b);
+NARROWFLOAT_API CheckpointDiff diff_checkpoints(const std::string& a, const std::string& b,
+                                                const DiffCheckpointsOptions& options = {});
 
 }  // namespace narrowfloat

@@ -92,7 +92,7 @@ def check_checkpoint(
     against: Path | None = None,
     scales_only: bool = False,
 ) -> _core.CheckpointCheck:
-    """What is wrong with a checkpoint: config against tensors, scales, codes, missing tensors.
+    """Finds what is wrong with a checkpoint: config against tensors, scales, codes, missing tensors.
 
     against: the unquantized checkpoint it was made from: also the error, and whether quantizing it
     again gives the same bytes. scales_only: read no codes. `passed` is true where there is neither
@@ -155,23 +155,29 @@ def _diff_arrays(a: Any, b: Any) -> _core.ErrorFigures:
 
 
 @overload
-def diff(a: Path, b: Path) -> _core.CheckpointDiff: ...
+def diff(a: Path, b: Path, *, original: Path | None = None) -> _core.CheckpointDiff: ...
 
 
 @overload
 def diff(a: Any, b: Any) -> _core.ErrorFigures: ...
 
 
-def diff(a: Any, b: Any) -> _core.CheckpointDiff | _core.ErrorFigures:
+def diff(
+    a: Any, b: Any, *, original: Path | None = None
+) -> _core.CheckpointDiff | _core.ErrorFigures:
     """How b differs from the reference a.
 
     Two paths: checkpoints, tensor by tensor; quantized tensors are dequantized. Two arrays, or
     QuantizedTensors, of one shape: the figures of docs/howto/read_the_error_report.md
-    (without clipped_percent).
+    (without clipped_percent). original: the checkpoint that both paths were quantized from, to
+    compare each side with.
     """
     are_paths = [isinstance(value, (str, os.PathLike)) for value in (a, b)]
     if all(are_paths):
-        return _core.diff_checkpoints(os.fspath(a), os.fspath(b))
+        source = "" if original is None else os.fspath(original)
+        return _core.diff_checkpoints(os.fspath(a), os.fspath(b), source)
+    if original is not None:
+        raise TypeError("original: expected two paths beside it")
     if any(are_paths):
         raise TypeError("b: expected two paths or two arrays")
     return _diff_arrays(a, b)

@@ -164,12 +164,26 @@ void bind_reports(nb::module_& module) {
       .def_ro("seconds", &CheckpointReport::seconds)
       .def_ro("files", &CheckpointReport::files)
       .def_ro("warnings", &CheckpointReport::warnings);
+  nb::class_<StoredDiff>(module, "StoredDiff", "Two quantized weights of one format, as stored.")
+      .def_ro("codes", &StoredDiff::codes)
+      .def_ro("different_codes", &StoredDiff::different_codes)
+      .def_ro("scales", &StoredDiff::scales)
+      .def_ro("different_scales", &StoredDiff::different_scales)
+      .def_ro("a_global_scale", &StoredDiff::a_global_scale, "The factor, however it is stored.")
+      .def_ro("b_global_scale", &StoredDiff::b_global_scale);
+  nb::class_<OriginalDiff>(module, "OriginalDiff", "One side beside the original.")
+      .def_ro("figures", &OriginalDiff::figures)
+      .def_ro("misrounded_codes", &OriginalDiff::misrounded_codes,
+              "Codes that are not the nearest ones for their scales.");
   nb::class_<TensorDiff>(module, "TensorDiff", "One tensor of two checkpoints.")
       .def_ro("name", &TensorDiff::name)
       .def_ro("status", &TensorDiff::status,
               "identical, same values, different, only in A, only in B, or shape differs.")
       .def_ro("detail", &TensorDiff::detail)
-      .def_ro("figures", &TensorDiff::figures, "A is the reference.");
+      .def_ro("figures", &TensorDiff::figures, "A is the reference.")
+      .def_ro("stored", &TensorDiff::stored, "Where both sides have one format.")
+      .def_ro("a_original", &TensorDiff::a_original, "Where the original is known.")
+      .def_ro("b_original", &TensorDiff::b_original);
   nb::class_<CheckpointDiff>(module, "CheckpointDiff", "Two checkpoints, tensor by tensor.")
       .def_ro("tensors", &CheckpointDiff::tensors)
       .def_ro("total", &CheckpointDiff::total)
@@ -207,8 +221,7 @@ void bind_check(nb::module_& module) {
   nb::class_<CodeStatistics>(module, "CodeStatistics", "How codes and scales use their range.")
       .def_ro("codes", &CodeStatistics::codes)
       .def_ro("codes_at_maximum", &CodeStatistics::codes_at_maximum)
-      .def_ro("code_counts", &CodeStatistics::code_counts,
-              "FP4: by code; FP8: by exponent field.")
+      .def_ro("code_counts", &CodeStatistics::code_counts, "FP4: by code; FP8: by exponent field.")
       .def_ro("blocks", &CodeStatistics::blocks)
       .def_ro("zero_blocks", &CodeStatistics::zero_blocks)
       .def_ro("low_blocks", &CodeStatistics::low_blocks)
@@ -237,8 +250,7 @@ void bind_check(nb::module_& module) {
       .def_ro("read_bytes", &CheckpointCheck::read_bytes)
       .def("__repr__", [](const CheckpointCheck& self) {
         return nb::str("CheckpointCheck({}, {} findings in {} tensors)")
-            .format(self.passed() ? "passed" : "failed", self.findings.size(),
-                    self.tensors.size());
+            .format(self.passed() ? "passed" : "failed", self.findings.size(), self.tensors.size());
       });
   module.def("check_checkpoint", &run_check, "path"_a, "against"_a, "scales_only"_a);
   module.def("fix_checkpoint", &run_fix, "source"_a, "target"_a, "force"_a);
@@ -392,10 +404,10 @@ void bind_checkpoints(nb::module_& module) {
              "force"_a);
   module.def(
       "diff_checkpoints",
-      [](const std::string& a, const std::string& b) {
-        return run_unlocked([&] { return diff_checkpoints(a, b); });
+      [](const std::string& a, const std::string& b, const std::string& original) {
+        return run_unlocked([&] { return diff_checkpoints(a, b, {.original = original}); });
       },
-      "a"_a, "b"_a);
+      "a"_a, "b"_a, "original"_a);
 }
 
 }  // namespace narrowfloat::python

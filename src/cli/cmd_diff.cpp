@@ -1,6 +1,9 @@
 // narrowfloat diff A B: what the values of B lost against those of A, worst tensor first. Exit code
 // 1 where a value differs, so that scripts can ask "same model?" without reading the output.
 #include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -18,6 +21,7 @@ namespace {
 constexpr const char* kDiffExamples = R"(Examples:
   narrowfloat diff model-bf16 model-nvfp4            what quantization cost, worst tensor first
   narrowfloat diff a.safetensors b.safetensors -q    only the exit code: 0 same values, 1 different
+  narrowfloat diff ours theirs --original model-bf16 which of the two is nearer to the original
 )";
 
 struct DiffArguments {
@@ -25,6 +29,7 @@ struct DiffArguments {
   int num_threads = 0;
   std::string a;
   std::string b;
+  DiffCheckpointsOptions options;
 };
 
 constexpr std::string_view kIdentical = "identical";
@@ -48,6 +53,23 @@ void sort_worst_first(std::vector<TensorDiff>& diffs) {
             [&](const TensorDiff& a, const TensorDiff& b) { return key(a) < key(b); });
 }
 
+Json stored_json(const TensorDiff& tensor) {
+  if (!tensor.stored) return nullptr;
+  const StoredDiff& stored = *tensor.stored;
+  return Json{{"codes", stored.codes},
+              {"different_codes", stored.different_codes},
+              {"scales", stored.scales},
+              {"different_scales", stored.different_scales},
+              {"a_global_scale", json_number(stored.a_global_scale)},
+              {"b_global_scale", json_number(stored.b_global_scale)}};
+}
+
+Json original_json(const std::optional<OriginalDiff>& original) {
+  if (!original) return nullptr;
+  return Json{{"misrounded_codes", original->misrounded_codes},
+              {"figures", figures_json(original->figures)}};
+}
+
 void print_document(const DiffArguments& arguments, const CheckpointDiff& diff) {
   Json document = json_document("diff");
   document["a"] = arguments.a;
@@ -60,51 +82,221 @@ void print_document(const DiffArguments& arguments, const CheckpointDiff& diff) 
     document["tensors"].push_back(Json{{"name", tensor.name},
                                        {"status", tensor.status},
                                        {"detail", tensor.detail},
-                                       {"figures", figures_json(tensor.figures)}});
+                                       {"figures", figures_json(tensor.figures)},
+                                       {"stored", stored_json(tensor)},
+                                       {"a_original", original_json(tensor.a_original)},
+                                       {"b_original", original_json(tensor.b_original)}});
   }
   print_json(document);
 }
 
-// One cell for each column of figure_table() up to the name. Few digits: the exact numbers are in
-// --json and --csv.
-std::vector<std::string> figure_cells(const ErrorFigures& figures) {
-  return {fmt::format("{:.3e}", figures.mse),
-          fmt::format("{:.5f}", figures.relative_error),
-          format_fixed(figures.sqnr_db, 2),
-          fmt::format("{:.6f}", figures.cosine),
-          fmt::format("{:.6f}", figures.norm_ratio),
-          fmt::format("{:.3e}", figures.max_abs),
-          figures.clipped_percent ? fmt::format("{:.2f}", *figures.clipped_percent) : "-",
-          fmt::format("{:.2f}", figures.flushed_percent)};
+// The table's lines have at most so many columns, whatever the names.
+constexpr size_t kMaxLine = 100;
+
+// One column of the table: few digits, the exact numbers are in --json and --csv.
+struct FigureColumn {
+  std::string_view name;
+  std::string (*cell)(const TensorDiff& diff);
+  bool (*is_known)(const TensorDiff& diff) = nullptr;  // nullptr: for every compared tensor.
+};
+
+std::string percent_text(int64_t part, int64_t whole) {
+  return fmt::format("{:.2f}", percent_of(static_cast<double>(part), static_cast<double>(whole)));
 }
 
-Table figure_table() {
-  using enum Table::Align;
-  return Table({{"MSE", kRight},
-                {"rel error", kRight},
-                {"SQNR dB", kRight},
-                {"cosine", kRight},
-                {"norm ratio", kRight},
-                {"max abs", kRight},
-                {"clipped %", kRight},
-                {"flushed %", kRight},
-                {"tensor", kLeft},
-                {"status", kLeft}});
+bool is_stored(const TensorDiff& diff) { return diff.stored.has_value(); }
+bool has_original(const TensorDiff& diff) { return diff.a_original.has_value(); }
+
+constexpr std::array kValueColumns = {
+    FigureColumn{"SQNR dB",
+                 [](const TensorDiff& diff) { return format_fixed(diff.figures.sqnr_db, 2); }},
+    FigureColumn{"cosine",
+                 [](const TensorDiff& diff) { return fmt::format("{:.6f}", diff.figures.cosine); }},
+    FigureColumn{
+        "norm ratio",
+        [](const TensorDiff& diff) { return fmt::format("{:.6f}", diff.figures.norm_ratio); }},
+    FigureColumn{
+        "max abs",
+        [](const TensorDiff& diff) { return fmt::format("{:.2e}", diff.figures.max_abs); }},
+    FigureColumn{
+        "flushed %",
+        [](const TensorDiff& diff) { return fmt::format("{:.2f}", diff.figures.flushed_percent); }},
+};
+// For two quantized sides.
+constexpr std::array kStoredColumns = {
+    FigureColumn{"SQNR dB",
+                 [](const TensorDiff& diff) { return format_fixed(diff.figures.sqnr_db, 2); }},
+    FigureColumn{"codes %",
+                 [](const TensorDiff& diff) {
+                   return percent_text(diff.stored->different_codes, diff.stored->codes);
+                 },
+                 is_stored},
+    FigureColumn{"scales %",
+                 [](const TensorDiff& diff) {
+                   return percent_text(diff.stored->different_scales, diff.stored->scales);
+                 },
+                 is_stored},
+    FigureColumn{"global B/A",
+                 [](const TensorDiff& diff) {
+                   return fmt::format("{:.5f}",
+                                      diff.stored->b_global_scale / diff.stored->a_global_scale);
+                 },
+                 is_stored},
+};
+// With --original.
+constexpr std::array kOriginalColumns = {
+    FigureColumn{
+        "A dB",
+        [](const TensorDiff& diff) { return format_fixed(diff.a_original->figures.sqnr_db, 2); },
+        has_original},
+    FigureColumn{"A off %",
+                 [](const TensorDiff& diff) {
+                   return percent_text(diff.a_original->misrounded_codes,
+                                       diff.a_original->figures.elements);
+                 },
+                 has_original},
+    FigureColumn{
+        "B dB",
+        [](const TensorDiff& diff) { return format_fixed(diff.b_original->figures.sqnr_db, 2); },
+        has_original},
+    FigureColumn{"B off %",
+                 [](const TensorDiff& diff) {
+                   return percent_text(diff.b_original->misrounded_codes,
+                                       diff.b_original->figures.elements);
+                 },
+                 has_original},
+};
+
+std::vector<FigureColumn> columns_of(const CheckpointDiff& diff) {
+  const auto any = [&](auto predicate) {
+    return std::any_of(diff.tensors.begin(), diff.tensors.end(), predicate);
+  };
+  if (!any(is_stored)) return {kValueColumns.begin(), kValueColumns.end()};
+  std::vector<FigureColumn> columns(kStoredColumns.begin(), kStoredColumns.end());
+  if (any(has_original)) {
+    columns.pop_back();  // The line is full.
+    columns.insert(columns.end(), kOriginalColumns.begin(), kOriginalColumns.end());
+  }
+  return columns;
 }
 
-std::string status_text(const TensorDiff& diff) {
-  return diff.detail.empty() ? diff.status : diff.status + ": " + escaped(diff.detail);
+// The middle of a name is left out where it is too long: its end tells tensors apart.
+std::string shortened_name(const std::string& name, size_t width) {
+  const std::string text = escaped(name);
+  if (display_width(text) <= width || text.size() != display_width(text)) {
+    return shortened(text, width);
+  }
+  constexpr std::string_view kGap = "...";
+  const size_t kept = width - kGap.size();
+  return fmt::format("{}{}{}", text.substr(0, kept / 3), kGap,
+                     text.substr(text.size() - (kept - kept / 3)));
 }
 
-void add_tensor(Table& table, const TensorDiff& diff) {
-  // Figures of tensors that were not compared would look like results.
+// Figures of tensors that were not compared would look like results.
+std::vector<std::string> figure_cells(const std::vector<FigureColumn>& columns,
+                                      const TensorDiff& diff) {
   const bool is_compared = is_equal(diff) || diff.status == kDifferent;
-  std::vector<std::string> cells = is_compared
-                                       ? figure_cells(diff.figures)
-                                       : std::vector<std::string>(figure_cells({}).size(), "-");
-  cells.push_back(escaped(diff.name));
-  cells.push_back(status_text(diff));
-  table.add_row(std::move(cells), is_compared ? Tone::kPlain : Tone::kBad);
+  std::vector<std::string> cells;
+  for (const FigureColumn& column : columns) {
+    const bool is_known = is_compared && (column.is_known == nullptr || column.is_known(diff));
+    cells.push_back(is_known ? column.cell(diff) : "-");
+  }
+  return cells;
+}
+
+// A column of statuses says nothing where all are "different", the usual case.
+bool has_other_status(const CheckpointDiff& diff, size_t num_rows) {
+  return std::any_of(diff.tensors.begin(), diff.tensors.begin() + static_cast<int64_t>(num_rows),
+                     [](const TensorDiff& tensor) { return tensor.status != kDifferent; });
+}
+
+// The rows, with names as wide as the rest of the line allows, or with -v in full.
+std::string table_text(const CheckpointDiff& diff, size_t num_rows, const OutputArguments& output) {
+  using enum Table::Align;
+  const std::vector<FigureColumn> columns = columns_of(diff);
+  const bool has_status = has_other_status(diff, num_rows);
+  std::vector<std::vector<std::string>> rows;
+  std::vector<Tone> tones;
+  for (size_t i = 0; i < num_rows; ++i) {
+    const TensorDiff& tensor = diff.tensors[i];
+    rows.push_back(figure_cells(columns, tensor));
+    tones.push_back(rows.back().front() == "-" ? Tone::kBad : Tone::kPlain);
+    if (has_status) rows.back().push_back(tensor.status);
+  }
+  TensorDiff total;
+  total.figures = diff.total;
+  rows.push_back(figure_cells(columns, total));
+  for (size_t i = 0; i < columns.size(); ++i) {
+    if (columns[i].is_known == nullptr) rows.back()[i] = columns[i].cell(total);
+  }
+  if (has_status) rows.back().emplace_back("");
+  tones.push_back(Tone::kHeading);
+  size_t width = kMaxLine;
+  std::vector<Table::Column> table_columns = {{"tensor", kLeft}};
+  for (size_t i = 0; i < columns.size() + (has_status ? 1 : 0); ++i) {
+    const std::string name(i < columns.size() ? columns[i].name : std::string_view("status"));
+    size_t widest = name.size();
+    for (const auto& row : rows) widest = std::max(widest, row[i].size());
+    width -= widest + 2;
+    table_columns.push_back({name, i < columns.size() ? kRight : kLeft});
+  }
+  Table table(std::move(table_columns));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const std::string name = i < num_rows ? diff.tensors[i].name : "all tensors that differ";
+    rows[i].insert(rows[i].begin(),
+                   output.is_verbose ? escaped(name) : shortened_name(name, width));
+    table.add_row(std::move(rows[i]), tones[i]);
+  }
+  return table.to_text(is_colored(output.color));
+}
+
+// Lists what was compared with what, and how often.
+std::string detail_text(const CheckpointDiff& diff) {
+  std::map<std::string, int64_t> counts;
+  for (const TensorDiff& tensor : diff.tensors) {
+    if (!tensor.detail.empty() && tensor.status != kIdentical) {
+      ++counts[tensor.status + ": " + escaped(tensor.detail)];
+    }
+  }
+  constexpr size_t kMostDetails = 8;
+  std::string text;
+  size_t lines = 0;
+  for (const auto& [detail, count] : counts) {
+    if (++lines > kMostDetails) return text + "...\n";
+    text += fmt::format("{} ({} tensor{})\n", detail, count, count == 1 ? "" : "s");
+  }
+  return text;
+}
+
+// Which side is the better quantization of the original.
+std::string original_text(const CheckpointDiff& diff) {
+  int64_t a_misrounded = 0;
+  int64_t b_misrounded = 0;
+  int64_t elements = 0;
+  int64_t a_nearer = 0;
+  int64_t b_nearer = 0;
+  int64_t tensors = 0;
+  for (const TensorDiff& tensor : diff.tensors) {
+    if (!tensor.a_original) continue;
+    ++tensors;
+    elements += tensor.a_original->figures.elements;
+    a_misrounded += tensor.a_original->misrounded_codes;
+    b_misrounded += tensor.b_original->misrounded_codes;
+    const double a = tensor.a_original->figures.mse;
+    const double b = tensor.b_original->figures.mse;
+    a_nearer += a < b ? 1 : 0;
+    b_nearer += b < a ? 1 : 0;
+  }
+  if (tensors == 0) return "";
+  const auto part = [&](int64_t count) { return percent_text(count, elements); };
+  const std::string verdict = a_misrounded == b_misrounded  ? "equally many"
+                              : a_misrounded < b_misrounded ? "A rounds correctly more often"
+                                                            : "B rounds correctly more often";
+  return fmt::format(
+      "off, codes that are not the nearest ones for their scales: A {} % ({}), B {} % ({}); {}\n"
+      "nearer to the original: A in {}, B in {} of {} tensors\n",
+      part(a_misrounded), a_misrounded, part(b_misrounded), b_misrounded, verdict, a_nearer,
+      b_nearer, tensors);
 }
 
 // Elements that the figures leave out; empty if there are none.
@@ -130,21 +322,18 @@ void print_table(const CheckpointDiff& diff, const OutputArguments& output) {
                                               [](const auto& tensor) { return !is_equal(tensor); });
   const auto num_tensors = static_cast<int64_t>(diff.tensors.size());
   const int64_t num_rows = output.is_verbose ? num_tensors : std::min(num_different, kMaxRows);
-  Table table = figure_table();
-  for (int64_t i = 0; i < num_rows; ++i) add_tensor(table, diff.tensors[static_cast<size_t>(i)]);
   const bool colored = is_colored(output.color);
   std::string text;
-  if (!table.is_empty()) {
-    std::vector<std::string> total = figure_cells(diff.total);
-    total.insert(total.end(), {"all tensors that differ", ""});
-    table.add_row(std::move(total), Tone::kHeading);
-    text = table.to_text(colored);
+  if (num_rows > 0) {
+    text = table_text(diff, static_cast<size_t>(num_rows), output);
     if (num_rows < num_different) {
       text += fmt::format("... and {} tensors with smaller errors (-v shows all)\n",
                           num_different - num_rows);
     }
     text += '\n';
   }
+  text += detail_text(diff);
+  text += original_text(diff);
   text += nonfinite_text(diff);
   text += fmt::format("{}: {} of {} tensors have other values\n",
                       diff.equal ? paint("same values", Tone::kGood, colored)
@@ -167,23 +356,53 @@ void print_csv(const CheckpointDiff& diff) {
                {"max_abs_index"},
                {"clipped_percent"},
                {"flushed_percent"},
-               {"nonfinite"}});
+               {"nonfinite"},
+               {"different_codes"},
+               {"different_scales"},
+               {"a_global_scale"},
+               {"b_global_scale"},
+               {"a_sqnr_db"},
+               {"a_misrounded_codes"},
+               {"b_sqnr_db"},
+               {"b_misrounded_codes"}});
   const auto number = [](double value) { return fmt::format("{}", value); };
   for (const TensorDiff& tensor : diff.tensors) {
     const ErrorFigures& figures = tensor.figures;
-    table.add_row({escaped(tensor.name), tensor.status, std::to_string(figures.elements),
-                   number(figures.mse), number(figures.relative_error), number(figures.sqnr_db),
-                   number(figures.cosine), number(figures.norm_ratio), number(figures.max_abs),
+    const auto stored = [&](auto value) { return tensor.stored ? value(*tensor.stored) : ""; };
+    const auto sqnr = [&](const std::optional<OriginalDiff>& original) {
+      return original ? number(original->figures.sqnr_db) : "";
+    };
+    const auto misrounded = [&](const std::optional<OriginalDiff>& original) {
+      return original ? std::to_string(original->misrounded_codes) : "";
+    };
+    table.add_row({escaped(tensor.name),
+                   tensor.status,
+                   std::to_string(figures.elements),
+                   number(figures.mse),
+                   number(figures.relative_error),
+                   number(figures.sqnr_db),
+                   number(figures.cosine),
+                   number(figures.norm_ratio),
+                   number(figures.max_abs),
                    std::to_string(figures.max_abs_index),
                    figures.clipped_percent ? number(*figures.clipped_percent) : "",
-                   number(figures.flushed_percent), std::to_string(figures.nonfinite)});
+                   number(figures.flushed_percent),
+                   std::to_string(figures.nonfinite),
+                   stored([](const StoredDiff& s) { return std::to_string(s.different_codes); }),
+                   stored([](const StoredDiff& s) { return std::to_string(s.different_scales); }),
+                   stored([&](const StoredDiff& s) { return number(s.a_global_scale); }),
+                   stored([&](const StoredDiff& s) { return number(s.b_global_scale); }),
+                   sqnr(tensor.a_original),
+                   misrounded(tensor.a_original),
+                   sqnr(tensor.b_original),
+                   misrounded(tensor.b_original)});
   }
   write_stdout(table.to_csv());
 }
 
 ExitCode run_diff(const DiffArguments& arguments) {
   set_num_threads(arguments.num_threads);
-  CheckpointDiff diff = diff_checkpoints(arguments.a, arguments.b);
+  CheckpointDiff diff = diff_checkpoints(arguments.a, arguments.b, arguments.options);
   sort_worst_first(diff.tensors);
   if (!arguments.output.is_quiet) {
     for (const std::string& warning : diff.warnings) warn(warning);
@@ -207,6 +426,11 @@ void add_diff(const Commands& commands) {
   DiffArguments& arguments = arguments_of(command, commands, run_diff);
   add_path(command, "A", arguments.a, "The reference: a file or a directory");
   add_path(command, "B", arguments.b, "What to compare with it");
+  command
+      .add_option("--original", arguments.options.original,
+                  "What A and B were quantized from: says which of them is nearer to it, and "
+                  "whose codes are rounded correctly")
+      ->option_text("SRC");
   add_threads(command, arguments.num_threads);
   add_output(command, arguments.output, CsvSupport::kYes);
 }

@@ -3,7 +3,6 @@
 // the settings that the files record.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <set>
 
@@ -59,22 +58,21 @@ std::string excess(const ErrorFigures& figures, const ErrorLimits& limits) {
     return fmt::format("cosine {:.5f}, at least {} was expected", figures.cosine, limits.cosine);
   }
   if (std::abs(figures.norm_ratio - 1) > limits.norm_ratio_distance) {
-    return fmt::format("norm ratio {:.5g}, {} to {} was expected; is a global scale wrong, or "
-                       "inverted?",
-                       figures.norm_ratio, 1 - limits.norm_ratio_distance,
-                       1 + limits.norm_ratio_distance);
+    return fmt::format(
+        "norm ratio {:.5g}, {} to {} was expected; is a global scale wrong, or "
+        "inverted?",
+        figures.norm_ratio, 1 - limits.norm_ratio_distance, 1 + limits.norm_ratio_distance);
   }
   if (figures.sqnr_db < limits.sqnr_db) {
-    return fmt::format("SQNR {:.2f} dB, at least {} was expected", figures.sqnr_db,
-                       limits.sqnr_db);
+    return fmt::format("SQNR {:.2f} dB, at least {} was expected", figures.sqnr_db, limits.sqnr_db);
   }
   if (figures.clipped_percent.value_or(0) > limits.clipped_percent) {
     return fmt::format("{:.1f} % clipped, at most {} was expected", *figures.clipped_percent,
                        limits.clipped_percent);
   }
   if (figures.flushed_percent > limits.flushed_percent) {
-    return fmt::format("{:.1f} % flushed to zero, at most {} was expected",
-                       figures.flushed_percent, limits.flushed_percent);
+    return fmt::format("{:.1f} % flushed to zero, at most {} was expected", figures.flushed_percent,
+                       limits.flushed_percent);
   }
   return "";
 }
@@ -103,25 +101,6 @@ std::optional<EncodeSettings> parse_settings(std::string_view text) {
   }
   if (known == 0) return std::nullopt;
   return settings;
-}
-
-int64_t count_different(std::span<const std::byte> a, std::span<const std::byte> b,
-                        size_t element_bytes) {
-  int64_t count = 0;
-  for (size_t at = 0; at < a.size(); at += element_bytes) {
-    count += std::memcmp(&a[at], &b[at], element_bytes) != 0 ? 1 : 0;
-  }
-  return count;
-}
-
-int64_t count_different_nibbles(std::span<const std::byte> a, std::span<const std::byte> b) {
-  int64_t count = 0;
-  for (size_t at = 0; at < a.size(); ++at) {
-    const std::byte difference = a[at] ^ b[at];
-    count += (difference & std::byte{0x0F}) != std::byte{0} ? 1 : 0;
-    count += (difference & std::byte{0xF0}) != std::byte{0} ? 1 : 0;
-  }
-  return count;
 }
 
 // The maximum over all rows of a source weight.
@@ -159,7 +138,8 @@ class CheckpointChecker {
     read_metadata();
     std::vector<LogicalTensor> tensors = recognise_or_find(checkpoint_, findings_);
     check_structure(checkpoint_, tensors, findings_);
-    for (LogicalTensor& tensor : tensors) result_.tensors.push_back({std::move(tensor), {}, {}, {}});
+    for (LogicalTensor& tensor : tensors)
+      result_.tensors.push_back({std::move(tensor), {}, {}, {}});
     check_global_scales();
     if (source_) compare_names();
     check_contents();
@@ -189,9 +169,9 @@ class CheckpointChecker {
       if (!scale) continue;
       if (!std::isfinite(*scale) || *scale <= 0) {
         unreadable_.insert(tensor.name);
-        findings_.error(rules::kGlobalScale, tensor.name,
-                        fmt::format("the global scale must be finite and positive, got {}",
-                                    *scale));
+        findings_.error(
+            rules::kGlobalScale, tensor.name,
+            fmt::format("the global scale must be finite and positive, got {}", *scale));
         continue;
       }
       check_sense(tensor, *scale);
@@ -202,8 +182,8 @@ class CheckpointChecker {
   }
 
   void check_sense(const LogicalTensor& tensor, float scale) {
-    const bool is_encode = convention_spec(*tensor.convention).global_sense ==
-                           GlobalScaleSense::kEncode;
+    const bool is_encode =
+        convention_spec(*tensor.convention).global_sense == GlobalScaleSense::kEncode;
     if (is_encode ? scale > 1 : scale < 1) return;
     findings_.warning(rules::kGlobalScale, tensor.name,
                       fmt::format("the global scale is {:g}, but {} stores {}; was its reciprocal "
@@ -212,8 +192,7 @@ class CheckpointChecker {
                                   is_encode ? "divisors, far above 1" : "factors, far below 1"));
   }
 
-  void check_merged_scales(
-      const std::vector<std::pair<const LogicalTensor*, float>>& members) {
+  void check_merged_scales(const std::vector<std::pair<const LogicalTensor*, float>>& members) {
     const auto& [first, first_scale] = members.front();
     for (const auto& [tensor, scale] : members) {
       if (scale == first_scale || tensor->convention != first->convention) continue;
@@ -240,10 +219,10 @@ class CheckpointChecker {
       if (found->second->shape == tensor.shape) {
         pairs_.emplace(tensor.name, found->second);
       } else {
-        findings_.error(rules::kSource, tensor.name,
-                        fmt::format("has the shape [{}], in the source it is [{}]",
-                                    fmt::join(tensor.shape, ", "),
-                                    fmt::join(found->second->shape, ", ")));
+        findings_.error(
+            rules::kSource, tensor.name,
+            fmt::format("has the shape [{}], in the source it is [{}]",
+                        fmt::join(tensor.shape, ", "), fmt::join(found->second->shape, ", ")));
       }
       names.erase(found);
     }
@@ -254,10 +233,10 @@ class CheckpointChecker {
     const std::string actual = source_fingerprint(*source_);
     is_recorded_source_ = recorded != result_.metadata.end() && recorded->second == actual;
     if (recorded != result_.metadata.end() && !is_recorded_source_) {
-      findings_.warning(rules::kSource, "",
-                        fmt::format("was made from another source: the files record {}, {} is {}",
-                                    printable(recorded->second), printable(source_->path()),
-                                    actual));
+      findings_.warning(
+          rules::kSource, "",
+          fmt::format("was made from another source: the files record {}, {} is {}",
+                      printable(recorded->second), printable(source_->path()), actual));
     }
   }
 
@@ -298,9 +277,9 @@ class CheckpointChecker {
       });
       result_.read_bytes += tensor.size_bytes;
       if (nonfinite > 0) {
-        findings_.error(rules::kNonfinite, tensor.name,
-                        fmt::format("{} of {} elements are NaN or infinite", nonfinite,
-                                    tensor.num_elements()));
+        findings_.error(
+            rules::kNonfinite, tensor.name,
+            fmt::format("{} of {} elements are NaN or infinite", nonfinite, tensor.num_elements()));
       }
     }
     const auto pair = pairs_.find(tensor.name);
@@ -309,9 +288,9 @@ class CheckpointChecker {
     const ValueReader origin(*source_, *pair->second);
     result_.read_bytes += tensor.size_bytes + pair->second->size_bytes;
     if (own.description() != origin.description()) {
-      findings_.warning(rules::kSource, tensor.name,
-                        fmt::format("is {}, in the source it is {}", own.description(),
-                                    origin.description()));
+      findings_.warning(
+          rules::kSource, tensor.name,
+          fmt::format("is {}, in the source it is {}", own.description(), origin.description()));
     } else if (!parts_equal(own, origin, 0)) {
       findings_.error(rules::kSource, tensor.name,
                       "is not quantized, but its bytes are not those of the source");
@@ -333,9 +312,8 @@ class CheckpointChecker {
     const ConventionSpec& spec = convention_spec(*tensor.convention);
     const int64_t tile = format_info(spec.info.format).block_rows;
     const RowRanges ranges = plan_row_ranges(
-        matrix.all_rows(), kCheckBudget, {.tile = tile, .smallest = tile}, [&](int64_t rows) {
-          return QuantizedWeight::buffer_bytes(spec, rows, matrix.cols);
-        });
+        matrix.all_rows(), kCheckBudget, {.tile = tile, .smallest = tile},
+        [&](int64_t rows) { return QuantizedWeight::buffer_bytes(spec, rows, matrix.cols); });
     QuantizedReader reader(checkpoint_, tensor, ranges.rows_at_a_time);
     CodeStatistics& statistics = checked.statistics.emplace();
     statistics.code_counts.clear();
@@ -406,9 +384,9 @@ class CheckpointChecker {
     grid.smallest = grid.tile;  // A block is counted in one range.
     const std::vector<int64_t>& shape = own.tensor().shape;
     const int64_t cols = PlainReader::cols_of(shape);
-    return plan_row_ranges(
-        PlainReader::rows_of(shape), kCheckBudget, grid,
-        [&](int64_t rows) { return static_cast<uint64_t>(rows * cols) * kCheckBytesPerElement; });
+    return plan_row_ranges(PlainReader::rows_of(shape), kCheckBudget, grid, [&](int64_t rows) {
+      return static_cast<uint64_t>(rows * cols) * kCheckBytesPerElement;
+    });
   }
 
   [[nodiscard]] static bool can_quantize_again(const LogicalTensor& tensor,
@@ -446,11 +424,8 @@ class CheckpointChecker {
   static void add_differences(QuantizedWeight& stored, QuantizedWeight& again,
                               Requantization& result) {
     const FormatInfo& format = format_info(stored.spec().info.format);
-    result.different_codes +=
-        format.element_bits == 4 ? count_different_nibbles(stored.values(), again.values())
-                                 : count_different(stored.values(), again.values(), 1);
-    result.different_scales += count_different(stored.scales(), again.scales(),
-                                               static_cast<size_t>(bytes(format.scale_type)));
+    result.different_codes += count_different_codes(format, stored.values(), again.values());
+    result.different_scales += count_different_scales(format, stored.scales(), again.scales());
   }
 
   void judge_figures(const CheckedTensor& checked) {
@@ -470,12 +445,14 @@ class CheckpointChecker {
     const Requantization& found = *checked.requantization;
     const bool is_promised = settings_ && is_recorded_source_;
     const auto made_by = result_.metadata.find(kVersionKey);
-    const bool is_ours = is_promised && made_by != result_.metadata.end() &&
-                         made_by->second == version();
+    const bool is_ours =
+        is_promised && made_by != result_.metadata.end() && made_by->second == version();
     const CodeStatistics& statistics = *checked.statistics;
     findings_.add(
         rules::kRequantized,
-        is_ours ? Severity::kError : is_promised ? Severity::kWarning : Severity::kNote,
+        is_ours       ? Severity::kError
+        : is_promised ? Severity::kWarning
+                      : Severity::kNote,
         checked.tensor.name,
         fmt::format("the source, quantized again{}, has other bytes: {} of {} codes and {} of {} "
                     "scales differ{}",
@@ -497,9 +474,9 @@ class CheckpointChecker {
                                   statistics.vanished_blocks, statistics.blocks));
     }
     if (statistics.nan_codes > 0) {
-      findings_.error(rules::kCodeRange, tensor.name,
-                      fmt::format("{} of {} codes are NaN", statistics.nan_codes,
-                                  statistics.codes));
+      findings_.error(
+          rules::kCodeRange, tensor.name,
+          fmt::format("{} of {} codes are NaN", statistics.nan_codes, statistics.codes));
     }
     if (statistics.zero_blocks == statistics.blocks) {
       findings_.warning(rules::kCodeRange, tensor.name,
@@ -518,14 +495,13 @@ class CheckpointChecker {
 
   void judge_scales(const LogicalTensor& tensor, const CodeStatistics& statistics) {
     if (statistics.nonfinite_scales > 0 || statistics.negative_scales > 0) {
-      findings_.error(rules::kBadScale, tensor.name,
-                      fmt::format("of {} block scales, {} are NaN or infinite and {} negative; "
-                                  "every value of such a block is wrong",
-                                  statistics.blocks, statistics.nonfinite_scales,
-                                  statistics.negative_scales));
+      findings_.error(
+          rules::kBadScale, tensor.name,
+          fmt::format("of {} block scales, {} are NaN or infinite and {} negative; "
+                      "every value of such a block is wrong",
+                      statistics.blocks, statistics.nonfinite_scales, statistics.negative_scales));
     }
-    const ScaleType type =
-        format_info(convention_info(*tensor.convention).format).scale_type;
+    const ScaleType type = format_info(convention_info(*tensor.convention).format).scale_type;
     if (type == ScaleType::kE4M3 && statistics.zero_scales > 0) {
       findings_.warning(rules::kBadScale, tensor.name,
                         fmt::format("{} of {} block scales are zero; producers store a scale that "
@@ -559,8 +535,7 @@ class CheckpointChecker {
     if (text.empty()) return false;
     const nlohmann::json config = nlohmann::json::parse(text);
     const auto quantization = config.find("quantization_config");
-    return quantization != config.end() &&
-           string_member(*quantization, "scale_fmt") == "ue8m0";
+    return quantization != config.end() && string_member(*quantization, "scale_fmt") == "ue8m0";
   }
 
   void judge_code_range(const LogicalTensor& tensor, const CodeStatistics& statistics) {

@@ -25,10 +25,29 @@ constexpr uint8_t kFp8Third = 0x72;
 static_assert(E2M1::decode(kFp4Third) == 2.0F && E4M3::decode(kFp8Third) == 160.0F);
 
 struct CodeCounts {
-  std::array<int64_t, 256> bytes{};  // By stored byte: two codes, or one.
+  std::array<int64_t, 256> bytes{};  // Index: stored byte, two codes or one.
 };
 
 int exponent_of(double scale) { return std::ilogb(scale); }
+
+int64_t count_different(std::span<const std::byte> a, std::span<const std::byte> b,
+                        size_t element_bytes) {
+  int64_t count = 0;
+  for (size_t at = 0; at < a.size(); at += element_bytes) {
+    count += std::memcmp(&a[at], &b[at], element_bytes) != 0 ? 1 : 0;
+  }
+  return count;
+}
+
+int64_t count_different_nibbles(std::span<const std::byte> a, std::span<const std::byte> b) {
+  int64_t count = 0;
+  for (size_t at = 0; at < a.size(); ++at) {
+    const std::byte difference = a[at] ^ b[at];
+    count += (difference & std::byte{0x0F}) != std::byte{0} ? 1 : 0;
+    count += (difference & std::byte{0xF0}) != std::byte{0} ? 1 : 0;
+  }
+  return count;
+}
 
 }  // namespace
 
@@ -62,8 +81,8 @@ std::vector<uint8_t> StatisticsCounter::count_codes(QuantizedWeight& coded) {
     for (int64_t row = begin * format_.block_rows; row < std::min(end * format_.block_rows, rows);
          ++row) {
       const std::byte* const row_values = values.data() + row * row_bytes;
-      uint8_t* const row_maxima = &maxima[static_cast<size_t>(row / format_.block_rows) *
-                                          static_cast<size_t>(col_blocks)];
+      uint8_t* const row_maxima =
+          &maxima[static_cast<size_t>(row / format_.block_rows) * static_cast<size_t>(col_blocks)];
       uint8_t row_maximum = 0;
       for (int64_t block = 0; block < col_blocks; ++block) {
         uint8_t maximum = 0;
@@ -163,8 +182,7 @@ void count_scale(double scale, CodeStatistics& statistics) {
 }
 
 // `count` scales of one value.
-void count_scales_of_byte(ScaleType type, uint8_t byte, int64_t count,
-                          CodeStatistics& statistics) {
+void count_scales_of_byte(ScaleType type, uint8_t byte, int64_t count, CodeStatistics& statistics) {
   if (count == 0) return;
   const bool is_e4m3 = type == ScaleType::kE4M3;
   CodeStatistics one;
@@ -211,6 +229,16 @@ void count_block_scales(ScaleType type, std::span<const std::byte> scales,
     count_scales_of_byte(type, static_cast<uint8_t>(byte), counts[byte], statistics);
   }
   statistics.blocks += static_cast<int64_t>(scales.size());
+}
+
+int64_t count_different_codes(const FormatInfo& format, std::span<const std::byte> a,
+                              std::span<const std::byte> b) {
+  return format.element_bits == 4 ? count_different_nibbles(a, b) : count_different(a, b, 1);
+}
+
+int64_t count_different_scales(const FormatInfo& format, std::span<const std::byte> a,
+                               std::span<const std::byte> b) {
+  return count_different(a, b, static_cast<size_t>(bytes(format.scale_type)));
 }
 
 }  // namespace narrowfloat

@@ -28,12 +28,18 @@ class StatisticsCounter {
   int64_t cols_;
   int64_t rows_seen_ = 0;
   int64_t last_nonzero_row_ = -1;
-  std::vector<uint8_t> is_col_block_used_;  // By block of columns.
+  std::vector<uint8_t> is_col_block_used_;  // Index: block of columns.
   CodeStatistics statistics_;
 };
 
 // Counts the block scales alone, as QuantizedWeight holds them.
 void count_block_scales(ScaleType type, std::span<const std::byte> scales,
                         CodeStatistics& statistics);
+
+// Number of codes, and of scales, that differ between two buffers of one size.
+int64_t count_different_codes(const FormatInfo& format, std::span<const std::byte> a,
+                              std::span<const std::byte> b);
+int64_t count_different_scales(const FormatInfo& format, std::span<const std::byte> a,
+                               std::span<const std::byte> b);
 
 }  // namespace narrowfloat

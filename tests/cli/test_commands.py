@@ -192,7 +192,8 @@ def test_diff_is_worst_first(quantized):
     document = run_json("diff", TINY_MOE, quantized, expected=FINDINGS)
     assert list(document) == ["schema_version", "command", "a", "b", "equal", "total", "warnings",
                               "tensors"]
-    assert list(document["tensors"][0]) == ["name", "status", "detail", "figures"]
+    assert list(document["tensors"][0]) == ["name", "status", "detail", "figures", "stored",
+                                            "a_original", "b_original"]
     assert list(document["tensors"][0]["figures"]) == FIGURES
     assert not document["equal"]
     errors = [tensor["figures"]["relative_error"] for tensor in document["tensors"]]
@@ -201,13 +202,71 @@ def test_diff_is_worst_first(quantized):
     assert document["tensors"][-1]["figures"]["sqnr_db"] == "inf"
 
 
-def test_diff_table_has_all_figures_and_is_short(quantized):
+def test_diff_table_begins_with_the_name_and_is_short(quantized):
     result = run("diff", TINY_MOE, quantized)
     assert result.returncode == FINDINGS
-    for word in ("MSE", "rel error", "SQNR dB", "cosine", "max abs", "clipped %", "flushed %"):
-        assert word in result.stdout
-    assert len(result.stdout.splitlines()) < 30
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["tensor", "SQNR", "dB", "cosine", "norm", "ratio", "max", "abs",
+                                "flushed", "%"]
+    assert lines[1].startswith("model.layers.0.mlp.experts.15.gate_proj.weight ")
+    assert len(lines) < 30
+    assert all(len(line) <= 100 for line in lines)
+    assert "different: BF16 and nvfp4-ct (208 tensors)" in lines
     assert len(run("diff", TINY_MOE, quantized, "-v").stdout.splitlines()) > 231
+
+
+def test_diff_keeps_the_end_of_long_names(tmp_path):
+    name = f"model.{'very' * 30}.layers.3.up_proj.weight"
+    for file, start in (("a", 0), ("b", 1)):
+        write_safetensors(tmp_path / f"{file}.safetensors", {name: bf16_weight(2, 4, start)})
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    line = run("diff", *paths).stdout.splitlines()[1]
+    assert len(line) <= 100 and line.startswith("model.very") and ".layers.3.up_proj.weight" in line
+    assert name in run("diff", *paths, "-v").stdout
+
+
+def test_diff_of_two_quantizations(tmp_path, quantized):
+    """Shares of codes and scales against the files' bytes, and who is nearer to the original."""
+    other, changed = tmp_path / "other", tmp_path / "changed"
+    run_ok("quantize", TINY_MOE, other, "--to", "nvfp4-modelopt", "--scale-search", "4over6")
+    document = run_json("diff", quantized, other, "--original", TINY_MOE, expected=FINDINGS)
+    for tensor in document["tensors"]:
+        assert (tensor["stored"] is not None) == (tensor["status"] == "different")
+        if not tensor["stored"]:
+            continue
+        assert tensor["stored"]["scales"] == tensor["stored"]["codes"] // 16
+        assert 0 < tensor["stored"]["different_scales"] <= tensor["stored"]["scales"]
+        ratio = tensor["stored"]["b_global_scale"] / tensor["stored"]["a_global_scale"]
+        assert ratio == pytest.approx(448 / 256, rel=1e-6)
+        # Both round to the nearest code; the search makes the error smaller.
+        assert tensor["a_original"]["misrounded_codes"] == 0
+        assert tensor["b_original"]["misrounded_codes"] == 0
+        assert (tensor["a_original"]["figures"]["sqnr_db"]
+                < tensor["b_original"]["figures"]["sqnr_db"])
+    result = run("diff", quantized, other, "--original", TINY_MOE)
+    assert "nearer to the original: A in 0, B in 208 of 208 tensors" in result.stdout
+    assert all(len(line) <= 100 for line in result.stdout.splitlines())
+    # Codes of one tensor, moved away from the nearest ones.
+    run_ok("quantize", TINY_MOE, changed, "--to", "nvfp4")
+    path = changed / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+    name = "model.layers.0.mlp.experts.0.down_proj.weight"
+    begin = header[name + "_packed"]["data_offsets"][0] + 8 + int.from_bytes(data[:8], "little")
+    for i in range(100):
+        data[begin + i] ^= 0x22
+    path.write_bytes(data)
+    document = run_json("diff", quantized, changed, "--original", TINY_MOE, expected=FINDINGS)
+    (tensor,) = [tensor for tensor in document["tensors"] if tensor["status"] == "different"]
+    assert tensor["name"] == name
+    assert tensor["stored"]["different_codes"] == 200
+    assert tensor["stored"]["different_scales"] == 0
+    assert tensor["a_original"]["misrounded_codes"] == 0
+    assert tensor["b_original"]["misrounded_codes"] == 200
+    text = run("diff", quantized, changed, "--original", TINY_MOE).stdout
+    assert "A rounds correctly more often" in text
+    plain = run("diff", quantized, changed).stdout
+    assert "codes %" in plain and "global B/A" in plain and "0.61" in plain
 
 
 def test_diff_csv(quantized):
@@ -215,7 +274,9 @@ def test_diff_csv(quantized):
     assert result.returncode == FINDINGS
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert len(rows) == 231
-    assert list(rows[0]) == ["tensor", "status"] + FIGURES
+    assert list(rows[0]) == ["tensor", "status"] + FIGURES + [
+        "different_codes", "different_scales", "a_global_scale", "b_global_scale", "a_sqnr_db",
+        "a_misrounded_codes", "b_sqnr_db", "b_misrounded_codes"]
 
 
 def test_diff_names_tensors_that_are_missing_or_of_another_shape(tmp_path):
@@ -225,6 +286,9 @@ def test_diff_names_tensors_that_are_missing_or_of_another_shape(tmp_path):
     document = run_json("diff", a, b, expected=FINDINGS)
     assert {tensor["name"]: tensor["status"] for tensor in document["tensors"]} == {
         "x": "shape differs", "only_a": "only in A", "only_b": "only in B"}
+    lines = run("diff", a, b).stdout.splitlines()
+    assert lines[0].endswith("status") and lines[1].split()[0] == "only_a"
+    assert lines[1].endswith("only in A")
 
 
 def test_diff_with_a_plain_side_knows_no_clipping(tmp_path):
@@ -233,7 +297,6 @@ def test_diff_with_a_plain_side_knows_no_clipping(tmp_path):
     write_safetensors(b, {"x": bf16_weight(2, 4, 1)})
     document = run_json("diff", a, b, expected=FINDINGS)
     assert document["tensors"][0]["figures"]["clipped_percent"] is None
-    assert run("diff", a, b).stdout.splitlines()[1].split()[6] == "-"
     row = next(csv.DictReader(io.StringIO(run("diff", a, b, "--csv").stdout)))
     assert row["clipped_percent"] == ""
 

@@ -39,6 +39,14 @@ def test_quantize_diff_dequantize(source: Path, tmp_path: Path) -> None:
                  "max_abs_index", "flushed_percent", "nonfinite"):  # fmt: skip
         assert getattr(figures, name) == pytest.approx(getattr(compared.total, name), rel=1e-9)
     assert nf.diff(source, source).equal
+    other = tmp_path / "other.safetensors"
+    nf.quantize_checkpoint(source, other, "nvfp4", include=["*"], scale_search="four_over_six")
+    (both,) = nf.diff(target, other, original=source).tensors
+    assert 0 < both.stored.different_codes < both.stored.codes == X.size
+    assert both.a_original.figures.mse > both.b_original.figures.mse
+    assert both.a_original.misrounded_codes == both.b_original.misrounded_codes == 0
+    with pytest.raises(TypeError, match="original"):
+        nf.diff(X, X, original=source)
 
 
 def test_check_and_fix(source: Path, tmp_path: Path) -> None:
