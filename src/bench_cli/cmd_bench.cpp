@@ -326,13 +326,15 @@ void add_common(CLI::App& command, BenchArguments& arguments) {
   const auto take_format = [&arguments](const std::string& text) {
     arguments.formats.push_back(parse_format(text));
   };
-  add_repeated(command, "--format", take_format,
-               fmt::format("May be repeated; default all: {}", format_list()))
-      ->option_text("FORMAT ...");
+  with_words(add_repeated(command, "--format", take_format,
+                          fmt::format("May be repeated, or a list with commas; default all: {}",
+                                      format_list()))
+                 ->option_text("FORMAT,..."),
+             format_list());
   add_parsed_into(command, "--dtype", parse_target_dtype, arguments.dtype,
                   "High-precision side: bf16 (default), fp16 or fp32")
       ->option_text("DTYPE");
-  add_parsed_into(command, "--math", parse_math_mode, arguments.math,
+  add_parsed_into(command, "--math", in_any_case(parse_math_mode), arguments.math,
                   "Arithmetic of quantization: exact (default) or fast")
       ->option_text("MODE");
   add_threads(command, arguments.num_threads);

@@ -403,10 +403,12 @@ void add_eval(const Commands& commands) {
     arguments.has_fp32 = arguments.has_fp32 || text == "fp32";
     if (text != kAll && text != "fp32") arguments.modes.push_back(parse_moe_mode(text));
   };
-  add_repeated(command, "--mode", take_mode,
-               fmt::format("May be repeated; all (default), fp32, or of {}. bf16 is always scored",
-                           mode_list()))
-      ->option_text("MODE ...");
+  add_repeated(
+      command, "--mode", take_mode,
+      fmt::format("May be repeated, or a list with commas; all (default), fp32, or of {}. bf16 is "
+                  "always scored",
+                  mode_list()))
+      ->option_text("MODE,...");
   add_parsed_into(command, "--bytes", parse_text_bytes, arguments.num_bytes,
                   "Score the first BYTES of the text, or all; default 32768")
       ->option_text("BYTES|all");

@@ -429,7 +429,7 @@ void add_moe_gemm(const Commands& commands) {
                   "Rows of all groups together, spread evenly; one case each")
       ->required()
       ->option_text("M,... REQUIRED");
-  add_parsed_into(command, "--mode", parse_moe_mode, arguments.mode,
+  add_parsed_into(command, "--mode", in_any_case(parse_moe_mode), arguments.mode,
                   fmt::format("Default fp8_block; of {}", mode_list()))
       ->option_text("MODE");
   add_token_tile(command, arguments.token_tile);

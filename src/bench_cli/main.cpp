@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kDescription =
     "Measure narrowfloat: operations on the CPU or a GPU, Mixture-of-Experts layers, and what "
-    "quantization\ncosts a small model.";
+    "quantization costs a small model.";
 constexpr const char* kFooter = R"(Start here:
   narrowfloat-bench bench                           the speed of every format beside memcpy
   narrowfloat-bench moe bench --shape gpt-oss-20b   the time of a layer in the shape of a model

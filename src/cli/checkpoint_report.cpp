@@ -329,8 +329,8 @@ ExitCode print_report(const CheckpointReport& report, const ReportContext& conte
         report.kept_files == 0
             ? ""
             : fmt::format("; {} finished shards wait beside it for --resume", report.kept_files);
-    write_stderr(fmt::format("narrowfloat {}: interrupted; nothing was left at {}{}\n",
-                             context.command, escaped(context.target), kept));
+    write_stderr(fmt::format("narrowfloat: interrupted: nothing was left at {}{}\n",
+                             escaped(context.target), kept));
     return ExitCode::kInterrupted;
   }
   if (output.data == DataFormat::kJson) {

@@ -251,8 +251,12 @@ void add_check(const Commands& commands) {
                       "Write a copy in which weights that are merged share a global scale; the "
                       "exit code is then that of checking DST")
           ->option_text("DST");
-  command.add_flag("--force", arguments.fix.force, "Replace what is at DST")->needs(fix);
-  command.add_flag("--resume", arguments.fix.resume, "Continue an interrupted --fix")->needs(fix);
+  command.add_flag("--force", arguments.fix.force, "Replace what is at DST")
+      ->needs(fix)
+      ->option_text(" ");
+  command.add_flag("--resume", arguments.fix.resume, "Continue an interrupted --fix")
+      ->needs(fix)
+      ->option_text(" ");
   add_parsed_into(command, "--max-memory", parse_bytes, arguments.fix.max_memory_bytes,
                   "Budget for buffers of --fix; 0, the default, is three quarters of what is free")
       ->needs(fix)

@@ -54,7 +54,7 @@ ExitCode run_convert(const ConvertArguments& arguments) {
       write_checkpoint(arguments, "convert", convention_info(arguments.options.to).name, convert);
   if (code != ExitCode::kDone || !is_refused) return code;
   write_stderr(
-      "narrowfloat convert: --exact-only: not every weight can be converted exactly; nothing was "
+      "narrowfloat: error: --exact-only: not every weight can be converted exactly; nothing was "
       "written\n");
   return ExitCode::kFindings;
 }
@@ -68,12 +68,13 @@ void add_convert(const Commands& commands) {
   ConvertArguments& arguments = arguments_of(command, commands, run_convert);
   ConvertCheckpointOptions& options = arguments.options;
   add_source_and_target(command, arguments);
-  add_parsed_into(command, "--to", parse_convention, options.to,
-                  fmt::format("What to write: {}; nvfp4, mxfp4 and mxfp8 mean the "
-                              "compressed-tensors convention",
-                              target_list()))
-      ->required()
-      ->option_text("CONVENTION REQUIRED");
+  with_words(add_parsed_into(command, "--to", in_any_case(parse_convention), options.to,
+                             fmt::format("What to write: {}; nvfp4, mxfp4 and mxfp8 mean the "
+                                         "compressed-tensors convention",
+                                         target_list()))
+                 ->required()
+                 ->option_text("CONVENTION REQUIRED"),
+             target_list() + ", nvfp4, mxfp4, mxfp8");
   CLI::Option* const exact =
       command.add_flag("--exact-only", options.exact_only,
                        "Write nothing, with exit code 1, if anything about a weight would change");
@@ -81,10 +82,10 @@ void add_convert(const Commands& commands) {
       .add_flag("--lossy", options.lossy,
                 "Quantize weights again whose values the target cannot hold")
       ->excludes(exact);
-  add_parsed_into(command, "--math", parse_math_mode, options.math,
+  add_parsed_into(command, "--math", in_any_case(parse_math_mode), options.math,
                   "Arithmetic of --lossy: exact (default) or fast")
       ->option_text("MODE");
-  add_parsed_into(command, "--mx-scale", parse_ue8m0_rounding, options.mx_scale,
+  add_parsed_into(command, "--mx-scale", in_any_case(parse_ue8m0_rounding), options.mx_scale,
                   "MX block scales of --lossy: up (default), floor or even")
       ->option_text("RULE");
   add_choice<ScaleSearch>(command, "--scale-search",

@@ -304,14 +304,15 @@ void add_explain(const Commands& commands) {
                   fmt::format("One of {}, {}", fmt::join(operations(), ", "), kAllReduce))
       ->required()
       ->option_text(" ");
-  add_parsed(
-      command, "--format", parse_format,
-      [&arguments](FormatId format) {
-        arguments.request.format = format;
-        arguments.has_format = true;
-      },
-      fmt::format("Required but for {}; one of {}", kAllReduce, format_list()))
-      ->option_text("FORMAT");
+  with_words(add_parsed(
+                 command, "--format", in_any_case(parse_format),
+                 [&arguments](FormatId format) {
+                   arguments.request.format = format;
+                   arguments.has_format = true;
+                 },
+                 fmt::format("Required but for {}; one of {}", kAllReduce, format_list()))
+                 ->option_text("FORMAT"),
+             format_list());
   add_parsed(
       command, "--shape", parse_shape,
       [&request](MatrixShape shape) {
@@ -321,10 +322,10 @@ void add_explain(const Commands& commands) {
       "Rows and columns; allreduce: tokens and columns of a message")
       ->required()
       ->option_text("MxK REQUIRED");
-  add_parsed_into(command, "--layout", parse_scale_layout, request.scale_layout,
+  add_parsed_into(command, "--layout", in_any_case(parse_scale_layout), request.scale_layout,
                   "Scale layout; default that of the format")
       ->option_text("LAYOUT");
-  add_parsed_into(command, "--math", parse_math_mode, request.math,
+  add_parsed_into(command, "--math", in_any_case(parse_math_mode), request.math,
                   "Arithmetic: exact (default) or fast")
       ->option_text("MODE");
   add_parsed_into(command, "--dtype", parse_dtype_option, request.dtype,

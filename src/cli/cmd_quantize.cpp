@@ -81,20 +81,21 @@ void add_quantize(const Commands& commands) {
   QuantizeCheckpointOptions& options = arguments.options;
   const auto choices = std::make_shared<QuantizeChoices>();
   add_source_and_target(command, arguments);
-  add_parsed_into(command, "--to", parse_convention, options.to,
-                  fmt::format("What to write: {}; nvfp4, mxfp4 and mxfp8 mean the "
-                              "compressed-tensors convention",
-                              convention_list()))
-      ->required()
-      ->option_text("FORMAT REQUIRED");
+  with_words(add_parsed_into(command, "--to", in_any_case(parse_convention), options.to,
+                             fmt::format("What to write: {}; nvfp4, mxfp4 and mxfp8 mean the "
+                                         "compressed-tensors convention",
+                                         convention_list()))
+                 ->required()
+                 ->option_text("FORMAT REQUIRED"),
+             convention_list() + ", nvfp4, mxfp4, mxfp8");
   add_globs(command, "--include", options.include,
             "Also quantize tensors with such a name; may be repeated");
   add_globs(command, "--exclude", options.exclude,
             "Never quantize tensors with such a name; wins over --include; may be repeated");
-  add_parsed_into(command, "--math", parse_math_mode, options.math,
+  add_parsed_into(command, "--math", in_any_case(parse_math_mode), options.math,
                   "Arithmetic: exact (default) or fast, bit for bit as common GPU kernels")
       ->option_text("MODE");
-  add_parsed_into(command, "--mx-scale", parse_ue8m0_rounding, choices->mx_scale,
+  add_parsed_into(command, "--mx-scale", in_any_case(parse_ue8m0_rounding), choices->mx_scale,
                   "Rounding of MX block scales: up (default), floor or even")
       ->option_text("RULE");
   add_choice<ScaleSearch>(command, "--scale-search",
@@ -117,10 +118,11 @@ void add_dequantize(const Commands& commands) {
                   kDequantizeExamples);
   DequantizeArguments& arguments = arguments_of(command, commands, run_dequantize);
   add_source_and_target(command, arguments);
-  add_parsed_into(command, "--dtype", parse_target_dtype, arguments.options.dtype,
-                  "Type of the weights: bf16, fp16 or fp32")
-      ->required()
-      ->option_text("DTYPE REQUIRED");
+  with_words(add_parsed_into(command, "--dtype", parse_target_dtype, arguments.options.dtype,
+                             "Type of the weights: bf16, fp16 or fp32")
+                 ->required()
+                 ->option_text("DTYPE REQUIRED"),
+             "bf16, fp16, fp32");
   add_writer(command, arguments);
   add_output(command, arguments.output, CsvSupport::kNo);
 }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kDescription =
     "Quantize checkpoints to block-scaled 4-bit and 8-bit floating point, look into them, and "
-    "measure\nwhat it cost.";
+    "measure what it cost.";
 constexpr const char* kFooter = R"(Start here:
   narrowfloat quantize MODEL OUT --to nvfp4    quantize a directory with config.json and shards
   narrowfloat inspect OUT                      what is in it now
@@ -58,7 +58,7 @@ int run(int argc, const char* const* argv) {
   const std::string_view moved = bench_command(argc, argv);
   if (!moved.empty()) {
     write_stderr(
-        fmt::format("narrowfloat {0}: this command is now `narrowfloat-bench {0}`\n"
+        fmt::format("narrowfloat: error: '{0}' is a command of narrowfloat-bench\n"
                     "Try: narrowfloat-bench {0} --help\n",
                     moved));
     return static_cast<int>(ExitCode::kUsage);

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kExitCodes =
     "Exit codes: 0 done; 1 findings (a difference, a failed check); 2 usage; 3 I/O or malformed "
-    "input;\n4 unsupported; 5 device fault or internal error; 130 interrupted.";
+    "input; 4 unsupported; 5 device fault or internal error; 130 interrupted.";
 constexpr std::string_view kBugHint =
     "this is a device fault or a bug of narrowfloat: please report it with the output of "
     "`narrowfloat doctor`";
@@ -53,7 +53,7 @@ std::string command_list(const CLI::App& app) {
   return list;
 }
 
-// The words of the chosen command, " moe run", and the command without one where words are missing.
+// The words of the chosen command, "moe run", and the command without one where words are missing.
 struct ChosenCommand {
   std::string words;
   const CLI::App* incomplete = nullptr;
@@ -63,7 +63,7 @@ ChosenCommand chosen_words(const CLI::App& app) {
   const CLI::App* command = &app;
   while (!command->get_subcommands().empty()) {
     command = command->get_subcommands().front();
-    chosen.words += " " + command->get_name();
+    chosen.words += (chosen.words.empty() ? "" : " ") + command->get_name();
   }
   if (!command->get_subcommands({}).empty()) chosen.incomplete = command;
   return chosen;
@@ -71,38 +71,126 @@ ChosenCommand chosen_words(const CLI::App& app) {
 
 // CLI11's message names the option; what is added says where to look for the right one. Messages
 // may quote what the user typed.
-Reply usage_error(const CLI::App& app, std::string message) {
-  const ChosenCommand chosen = chosen_words(app);
-  if (chosen.incomplete != nullptr) {
-    message += fmt::format("; the commands are {}", command_list(*chosen.incomplete));
+Reply usage_error(const CLI::App& app, const std::string& words, const std::string& message) {
+  const std::string command = words.empty() ? app.get_name() : app.get_name() + " " + words;
+  return {
+      ExitCode::kUsage, "",
+      fmt::format("{}: error: {}\nTry: {} --help\n", app.get_name(), escaped(message), command)};
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string closest = closest_word(word, candidates);
+  return closest.empty() ? "" : fmt::format("; did you mean '{}'?", closest);
+}
+
+// The message for a first word that is no command; empty if it is one, or none is there.
+std::optional<Reply> wrong_command(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* command = &app;
+  for (int i = 1; i < argc && !command->get_subcommands({}).empty(); ++i) {
+    const std::string_view word = argv[i];
+    if (word.starts_with('-')) return std::nullopt;
+    std::vector<std::string> names;
+    const CLI::App* next = nullptr;
+    for (const CLI::App* sub : command->get_subcommands({})) {
+      names.push_back(sub->get_name());
+      if (sub->get_name() == word) next = sub;
+    }
+    if (next == nullptr) {
+      const std::string closest = did_you_mean(to_lower(word), names);
+      return usage_error(app, command_words(*command),
+                         fmt::format("there is no command '{}'{}; the commands are {}", word,
+                                     closest, command_list(*command)));
+    }
+    command = next;
   }
-  const std::string command = app.get_name() + chosen.words;
-  return {ExitCode::kUsage, "",
-          fmt::format("{0}: {1}\nTry: {0} --help\n", command, escaped(message))};
+  return std::nullopt;
+}
+
+// The command that was chosen, and the options that its words are not.
+std::string wrong_option(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command->get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = std::string_view(argv[i]).substr(
+        0, std::min(std::string_view(argv[i]).find('='), std::string_view(argv[i]).size()));
+    if (!word.starts_with("--") || word == "--") continue;
+    if (std::find(names.begin(), names.end(), word) != names.end()) continue;
+    return did_you_mean(word, names);
+  }
+  return "";
 }
 
 using Call = std::function<ExitCode()>;
 
+// Commands that every program has.
+void add_own_commands(CLI::App& app, Call& chosen) {
+  CLI::App& completion =
+      add_command({app, chosen}, "completion", "Print a completion script for bash, zsh or fish",
+                  fmt::format("Examples:\n  {0} completion bash "
+                              "> ~/.local/share/bash-completion/completions/{0}\n",
+                              app.get_name()));
+  struct Completion {
+    std::string (*script)(const CLI::App& app) = nullptr;
+  };
+  const auto shell = std::make_shared<Completion>();
+  using Script = std::string (*)(const CLI::App&);
+  add_choice<Script>(
+      completion, "SHELL",
+      {{"bash", bash_completion}, {"zsh", zsh_completion}, {"fish", fish_completion}},
+      shell->script, "bash, zsh or fish")
+      ->required()
+      ->option_text(" ");
+  completion.final_callback([&app, shell, &chosen] {
+    chosen = [text = shell->script(app)] {
+      write_stdout(text);
+      return ExitCode::kDone;
+    };
+  });
+  CLI::App& manual =
+      add_command({app, chosen}, "man", "Print the manual page, for man(1)",
+                  fmt::format("Examples:\n  {0} man > {0}.1 && man -l {0}.1\n", app.get_name()));
+  manual.final_callback([&app, &chosen] {
+    chosen = [text = manual_page(app, version())] {
+      write_stdout(text);
+      return ExitCode::kDone;
+    };
+  });
+}
+
 std::variant<Call, Reply> parse(const Program& program, int argc, const char* const* argv) {
   CLI::App app(program.description, program.name);
+  app.formatter(make_help_formatter(help_width()));
   app.footer(program.footer);
   app.set_version_flag(
-      "--version", [&program] { return version_text(program.name); },
+      "-V,--version", [&program] { return version_text(program.name); },
       "Print version, build and backends");
   // At most one: otherwise the second word of `bench quantize` would start a second command.
   app.require_subcommand(0, 1);
   Call chosen;
   program.add_commands({app, chosen});
+  add_own_commands(app, chosen);
+  if (std::optional<Reply> reply = wrong_command(app, argc, argv)) return *std::move(reply);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     return Reply{ExitCode::kDone, app.help(), ""};
   } catch (const CLI::CallForVersion& version) {
     return Reply{ExitCode::kDone, std::string(version.what()) + "\n", ""};
+  } catch (const CLI::ExtrasError& error) {
+    return usage_error(app, chosen_words(app).words, error.what() + wrong_option(app, argc, argv));
   } catch (const CLI::ParseError& error) {
-    return usage_error(app, error.what());
+    return usage_error(app, chosen_words(app).words, error.what());
   }
-  if (chosen_words(app).incomplete != nullptr) return usage_error(app, "no command given");
+  const ChosenCommand words = chosen_words(app);
+  if (words.incomplete != nullptr) {
+    return usage_error(
+        app, words.words,
+        fmt::format("no command given; the commands are {}", command_list(*words.incomplete)));
+  }
   return chosen;
 }
 
@@ -135,13 +223,6 @@ ExitCode run(const Program& program, int argc, const char* const* argv) {
   } catch (const std::exception& error) {
     return fail(ExitCode::kInternal, error.what());
   }
-}
-
-std::string to_lower(std::string_view text) {
-  std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return lower;
 }
 
 // The text is quoted as it is: whoever prints the message escapes it.
@@ -358,6 +439,13 @@ Device parse_device(std::string_view text) {
     if (result.ec == std::errc{} && result.ptr == end && device.index >= 0) return device;
   }
   refuse(text, "cpu or cuda:N, N counted from 0");
+}
+
+std::string to_lower(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return lower;
 }
 
 std::string format_list() {

@@ -14,6 +14,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli_common/help.h"
 #include "cli_common/output.h"
 #include "narrowfloat/moe_types.h"
 #include "narrowfloat/tensor.h"
@@ -102,6 +103,24 @@ Device parse_device(std::string_view text);
 // "nvfp4, nvfp4_per_token, ...".
 std::string format_list();
 
+std::string to_lower(std::string_view text);
+
+// `parse` of names that are all in lower case, for text in any case.
+template <typename Parse>
+auto in_any_case(Parse parse) {
+  return [parse](const std::string& text) { return parse(to_lower(text)); };
+}
+
+// Calls take() for each word of "a,b,c".
+template <typename Take>
+void for_each_word(std::string_view text, Take take) {
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    take(std::string(text.substr(begin, comma - begin)));
+    begin = comma + 1;
+  }
+}
+
 // An option whose text `parse` reads; what it throws becomes a usage error that names the option.
 template <typename Parse, typename Store>
 CLI::Option* add_parsed(CLI::App& app, const std::string& flag, Parse parse, Store store,
@@ -126,12 +145,13 @@ CLI::Option* add_parsed_into(CLI::App& app, const std::string& flag, Parse parse
       app, flag, parse, [&value](auto parsed) { value = std::move(parsed); }, help);
 }
 
-// An option that may be repeated: `take` reads and stores every value, not only the last one.
+// An option of names that may be repeated, or list several with commas between: `take` reads and
+// stores each of them. Case does not matter.
 template <typename Take>
 CLI::Option* add_repeated(CLI::App& app, const std::string& flag, Take take,
                           const std::string& help) {
   const auto parse = [take](const std::string& text) {
-    take(text);
+    for_each_word(to_lower(text), take);
     return text;
   };
   return add_parsed(
@@ -148,15 +168,17 @@ struct Choice {
 template <typename Value, typename Target>
 CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::vector<Choice<Value>> choices,
                         Target& target, const std::string& help) {
-  const auto parse = [choices = std::move(choices)](const std::string& text) {
-    std::string words;
+  std::string all_words;
+  for (const Choice<Value>& choice : choices) {
+    all_words += (all_words.empty() ? "" : ", ") + std::string(choice.word);
+  }
+  const auto parse = [choices = std::move(choices), all_words](const std::string& text) {
     for (const Choice<Value>& choice : choices) {
-      if (choice.word == text) return choice.value;
-      words += (words.empty() ? "" : ", ") + std::string(choice.word);
+      if (choice.word == to_lower(text)) return choice.value;
     }
-    throw Error(ErrorKind::kInvalidArgument, "got '" + text + "', expected one of " + words);
+    throw Error(ErrorKind::kInvalidArgument, "got '" + text + "', expected one of " + all_words);
   };
-  return add_parsed_into(app, flag, parse, target, help);
+  return with_words(add_parsed_into(app, flag, parse, target, help), all_words);
 }
 
 }  // namespace narrowfloat::cli

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -43,7 +45,7 @@ def test_commands_of_the_other_program_are_named(command, arguments):
     result = run(*command.split(), *arguments, program=CLI)
     assert result.returncode == USAGE and result.stdout == ""
     assert result.stderr.splitlines() == [
-        f"narrowfloat {command}: this command is now `narrowfloat-bench {command}`",
+        f"narrowfloat: error: '{command}' is a command of narrowfloat-bench",
         f"Try: narrowfloat-bench {command} --help"]
 
 
@@ -120,6 +122,41 @@ def test_wrong_usage(arguments, expected):
     assert result.returncode == USAGE
     assert result.stdout == ""
     assert expected in result.stderr
+    # One style, that of every other error, and where to look.
+    first, *more = result.stderr.splitlines()
+    assert first.split(": ")[:2] in (["narrowfloat", "error"], ["narrowfloat-bench", "error"])
+    assert all(line.startswith("Try: narrowfloat") for line in more) and len(more) <= 1
+
+
+@pytest.mark.parametrize("arguments,expected", [
+    (["quantise"], "there is no command 'quantise'; did you mean 'quantize'?"),
+    (["INSPECT", "a"], "did you mean 'inspect'?"),
+    (["moe", "explian"], "there is no command 'explian'; did you mean 'explain'?"),
+    (["quantize", "a", "b", "--to", "nvfp4", "--treads", "2"], "did you mean '--threads'?"),
+    (["check", "a", "--agianst=b"], "did you mean '--against'?"),
+    (["frobnicate"], "there is no command 'frobnicate'; the commands are quantize, "),
+    (["inspect", "a", "--frobnicate"], "--frobnicate\n"),
+])
+def test_mistyped_words_have_suggestions(arguments, expected):
+    result = run(*arguments, program=CLI)
+    assert result.returncode == USAGE and expected in result.stderr
+    assert ("did you mean" in result.stderr) == ("did you mean" in expected)
+
+
+def test_names_in_any_case(tmp_path, small_file):
+    plain = run_ok("explain", "quantize", "--format", "nvfp4", "--shape", "16x64").stdout
+    for options in (["--format", "NVFP4"], ["--format", "NvFp4", "--math", "EXACT"]):
+        assert run_ok("explain", "quantize", *options, "--shape", "16x64").stdout == plain
+    for name in ("NVFP4", "Nvfp4-CT", "MXFP8"):
+        run_ok("quantize", small_file, tmp_path / "out.safetensors", "--to", name, "--dry-run",
+               "--color", "NEVER")
+
+
+def test_modes_in_a_list():
+    shape = ["moe", "explain", "--shape", "128,128,8,2"]
+    repeated = run_ok(*shape, "--mode", "bf16", "--mode", "nvfp4_bf16").stdout
+    assert run_ok(*shape, "--mode", "bf16,NVFP4_BF16").stdout == repeated
+    assert run(*shape, "--mode", "bf16,,fp8_block").returncode == USAGE
 
 
 @pytest.mark.parametrize("arguments,expected", [
@@ -394,3 +431,60 @@ def test_interrupts_in_a_large_tensor_leave_no_target(tmp_path, num_signals):
         process.communicate(timeout=120)
     assert process.returncode == INTERRUPTED
     assert not target.exists()
+
+
+@pytest.mark.parametrize("program", [CLI, BENCH_CLI])
+@pytest.mark.parametrize("command", [[], ["quantize"], ["eval"], ["moe"]])
+def test_help_fits_the_terminal(program, command):
+    if command in (["quantize"], ["eval"]) and (command == ["eval"]) != (program == BENCH_CLI):
+        return
+    for columns in ("60", "100"):
+        lines = run_ok(*command, "--help", program=program,
+                       env={"COLUMNS": columns}).stdout.splitlines()
+        # Examples stay in one line, and names of options are not cut.
+        examples = next((i for i, line in enumerate(lines)
+                         if line in ("Examples:", "Start here:")), len(lines))
+        assert [line for line in lines[:examples] if len(line) > int(columns)] == []
+
+
+def test_version_has_a_short_option():
+    assert run_ok("-V").stdout == run_ok("--version").stdout
+
+
+def completed(shell_words, cursor_word):
+    """The words that bash offers for a command line."""
+    script = run_ok("completion", "bash").stdout
+    words = " ".join(f"'{word}'" for word in [*shell_words, cursor_word])
+    result = subprocess.run(
+        ["bash", "-c", f'{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(shell_words)}\n'
+                       '_narrowfloat; printf "%s\\n" "${COMPREPLY[@]}"'],
+        capture_output=True, text=True, check=True)
+    return result.stdout.split()
+
+
+def test_completion():
+    assert completed(["narrowfloat"], "ins") == ["inspect"]
+    assert completed(["narrowfloat", "moe"], "") == ["tune", "explain"]
+    assert completed(["narrowfloat", "moe", "tune"], "--token") == ["--tokens", "--token-tile"][:1]
+    assert "nvfp4-modelopt" in completed(["narrowfloat", "quantize", "a", "b", "--to"], "")
+    assert completed(["narrowfloat", "quantize", "--scale-search"], "4") == ["4over6"]
+    assert "--exclude" in completed(["narrowfloat", "quantize", "a"], "--")
+    assert completed(["narrowfloat", "inspect"], "") == []  # Bash offers files then.
+    for shell in ("zsh", "fish"):
+        script = run_ok("completion", shell).stdout
+        assert "quantize" in script and "4over6" in script
+        if shutil.which(shell):
+            subprocess.run([shell, "-n"], input=script, text=True, check=True)
+    assert run("completion", "csh").returncode == USAGE
+
+
+@pytest.mark.parametrize("program,commands", [(CLI, COMMANDS), (BENCH_CLI, BENCH_COMMANDS)])
+def test_manual_page(program, commands):
+    page = run_ok("man", program=program).stdout
+    assert page.startswith(f'.TH {program.name.upper()} 1 ')
+    for command in commands:
+        assert f".SS {command}\n" in page
+    if shutil.which("groff"):
+        result = subprocess.run(["groff", "-man", "-Tutf8", "-ww"], input=page, text=True,
+                                capture_output=True, check=True)
+        assert result.stderr == "" and "--threads" in re.sub(".\b", "", result.stdout)

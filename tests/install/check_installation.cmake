@@ -19,6 +19,14 @@ else()
   string(REPLACE "," ";" programs "${PROGRAMS}")
   foreach(program IN LISTS programs)
     step(${prefix}/${program} --version)
+    get_filename_component(name ${program} NAME)
+    foreach(file man/man1/${name}.1 bash-completion/completions/${name}
+                 zsh/site-functions/_${name} fish/vendor_completions.d/${name}.fish)
+      file(SIZE ${prefix}/share/${file} size) # Fails if it is not there.
+      if(size LESS 1000)
+        message(FATAL_ERROR "share/${file} has ${size} bytes")
+      endif()
+    endforeach()
   endforeach()
 endif()
 

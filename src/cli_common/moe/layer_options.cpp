@@ -52,7 +52,8 @@ void add_modes(CLI::App& app, std::vector<MoeMode>& modes, bool& is_all, const s
       modes.push_back(parse_moe_mode(text));
     }
   };
-  add_repeated(app, "--mode", take, help)->option_text("MODE ...");
+  with_words(add_repeated(app, "--mode", take, help)->option_text("MODE,..."),
+             mode_list() + ", all");
 }
 
 void add_layer(CLI::App& app, LayerArguments& layer) {
@@ -66,10 +67,12 @@ void add_layer(CLI::App& app, LayerArguments& layer) {
                               moe_shape_names()))
       ->required()
       ->option_text("SHAPE REQUIRED");
-  add_modes(app, layer.modes, layer.is_all_modes,
-            fmt::format("May be repeated; all, or of {}. Default: that of the model's own "
-                        "checkpoint, bf16 for H,I,E,k",
-                        mode_list()));
+  add_modes(
+      app, layer.modes, layer.is_all_modes,
+      fmt::format(
+          "May be repeated, or a list with commas; all, or of {}. Default: that of the model's own "
+          "checkpoint, bf16 for H,I,E,k",
+          mode_list()));
   add_parsed_into(app, "--ep", parse_shard, layer.shard,
                   "Rank R of N ranks that share the experts; default 0/1")
       ->option_text("R/N");
