@@ -51,8 +51,11 @@ void read_words(Options& options, const NamedTexts& words) {
     if (name == "math") options.math = parse_math_mode(text);
     if (name == "mx_scale") options.mx_scale = parse_ue8m0_rounding(text);
     if (name == "scale_search") {
-      options.scale_search = parse_choice<ScaleSearch>(
-          name, text, {{"amax", ScaleSearch::kAmax}, {"four_over_six", ScaleSearch::kFourOverSix}});
+      options.scale_search =
+          parse_choice<ScaleSearch>(name, text,
+                                    {{"amax", ScaleSearch::kAmax},
+                                     {"four_over_six", ScaleSearch::kFourOverSix},
+                                     {"full", ScaleSearch::kFull}});
     }
   }
 }

@@ -89,9 +89,11 @@ void add_convert(const Commands& commands) {
                   "MX block scales of --lossy: up (default), floor or even")
       ->option_text("RULE");
   add_choice<ScaleSearch>(command, "--scale-search",
-                          {{"amax", ScaleSearch::kAmax}, {"4over6", ScaleSearch::kFourOverSix}},
+                          {{"amax", ScaleSearch::kAmax},
+                           {"4over6", ScaleSearch::kFourOverSix},
+                           {"full", ScaleSearch::kFull}},
                           options.scale_search,
-                          "NVFP4 block scales of --lossy: amax (default) or 4over6")
+                          "Block scales of --lossy: amax (default), 4over6 or full")
       ->option_text("METHOD");
   add_writer(command, arguments);
   add_output(command, arguments.output, CsvSupport::kNo);

@@ -98,9 +98,13 @@ void add_quantize(const Commands& commands) {
   add_parsed_into(command, "--mx-scale", in_any_case(parse_ue8m0_rounding), choices->mx_scale,
                   "Rounding of MX block scales: up (default), floor or even")
       ->option_text("RULE");
-  add_choice<ScaleSearch>(command, "--scale-search",
-                          {{"amax", ScaleSearch::kAmax}, {"4over6", ScaleSearch::kFourOverSix}},
-                          choices->scale_search, "NVFP4 block scales: amax (default) or 4over6")
+  add_choice<ScaleSearch>(
+      command, "--scale-search",
+      {{"amax", ScaleSearch::kAmax},
+       {"4over6", ScaleSearch::kFourOverSix},
+       {"full", ScaleSearch::kFull}},
+      choices->scale_search,
+      "Block scales: amax (default); NVFP4 4over6; NVFP4 and MX full, the least error")
       ->option_text("METHOD");
   add_choice<bool>(command, "--nonfinite", {{"error", false}, {"keep", true}},
                    options.keep_nonfinite, "NaN or infinity in a weight: error (default) or keep")

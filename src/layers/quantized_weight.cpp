@@ -10,6 +10,7 @@
 #include "base/throw_error.h"
 #include "formats/nvfp4.h"
 #include "formats/ue8m0.h"
+#include "layers/scale_search.h"
 #include "runtime/parallel.h"
 #include "tensor/element_io.h"
 
@@ -23,16 +24,16 @@ QuantizedLayout file_layout(const ConventionSpec& spec, int64_t rows, int64_t co
                           {.scale_layout = ScaleLayoutId::kLinear, .batch = 1, .alignment = 32});
 }
 
-// 4-over-6 leaves room above the scale of a block, so the tensor maximum maps to 256 * 6
-// (ModelOpt's choice), and compares squared errors.
-constexpr int kFourOverSixMax = 256;
+// A search leaves room above the scale of a block, so the tensor maximum maps to 256 * 6
+// (ModelOpt's choice). 4-over-6 compares squared errors, too.
+constexpr int kSearchMax = 256;
 
 FourOverSix four_over_six(const EncodeSettings& settings) {
-  if (settings.scale_search == ScaleSearch::kAmax) return {};
+  if (settings.scale_search != ScaleSearch::kFourOverSix) return {};
   return {.enabled = true,
           .error = FourOverSixError::kMse,
           .error_math = FourOverSixMath::kStrict,
-          .e4m3_max = kFourOverSixMax};
+          .e4m3_max = kSearchMax};
 }
 
 // Writes the codes of one block of 16 for a given stored scale.
@@ -162,21 +163,28 @@ void check_encode_settings(const EncodeSettings& settings, const ConventionSpec&
     throw_invalid("option mx_scale: '{}' is for mxfp4 and mxfp8, not for {}; leave it at 'up'",
                   name(settings.mx_scale), spec.info.name);
   }
-  if (settings.scale_search != ScaleSearch::kAmax && format != FormatId::kNvfp4) {
+  if (settings.scale_search == ScaleSearch::kFourOverSix && format != FormatId::kNvfp4) {
     throw_invalid("option scale_search: 4over6 is for nvfp4, not for {}; leave it at 'amax'",
                   spec.info.name);
+  }
+  if (settings.scale_search == ScaleSearch::kFull && format != FormatId::kNvfp4 && !is_mx) {
+    throw_invalid(
+        "option scale_search: full is for nvfp4, mxfp4 and mxfp8, not for {}; leave it at 'amax'",
+        spec.info.name);
   }
 }
 
 std::string settings_text(const EncodeSettings& settings) {
   return fmt::format("math={} mx_scale={} scale_search={}", name(settings.math),
                      name(settings.mx_scale),
-                     settings.scale_search == ScaleSearch::kAmax ? "amax" : "4over6");
+                     settings.scale_search == ScaleSearch::kAmax          ? "amax"
+                     : settings.scale_search == ScaleSearch::kFourOverSix ? "4over6"
+                                                                          : "full");
 }
 
 TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax) {
   if (spec.global_sense == GlobalScaleSense::kNone) return {};
-  const int e4m3_max = settings.scale_search == ScaleSearch::kAmax ? 448 : kFourOverSixMax;
+  const int e4m3_max = settings.scale_search == ScaleSearch::kAmax ? 448 : kSearchMax;
   const float encode_scale = encode_scale_from_amax(amax, e4m3_max);
   if (spec.global_sense == GlobalScaleSense::kEncode) return {encode_scale, encode_scale};
   // This is ModelOpt's own formula; it overflows at the ends of fp32's range, where the reciprocal
@@ -201,6 +209,9 @@ void encode(const TensorView& input, const EncodeSettings& settings, float encod
   quantize(input, output.view(has_global_scale ? &decode_scale : nullptr), options);
   if (output.spec().zero_scales) {
     replace_zero_scales(input, settings.math, encode_scale, output);
+  }
+  if (settings.scale_search == ScaleSearch::kFull) {
+    search_scales(input, settings.math, encode_scale, output);
   }
 }
 
