@@ -91,6 +91,10 @@ struct CheckpointCheck {
   std::vector<CheckedTensor> tensors;           // Sorted by name.
   ErrorFigures total;                           // Over the tensors with figures.
   std::map<std::string, std::string> metadata;  // Ours, of the files: version, settings, ...
+  // "xxh64:0123456789abcdef" of the headers, as quantize_checkpoint() records its source's; the
+  // second is empty without a source.
+  std::string fingerprint;
+  std::string source_fingerprint;
   uint64_t read_bytes = 0;                      // Tensor data, on both sides.
   bool cancelled = false;
 
@@ -104,6 +108,9 @@ struct CheckpointCheck {
 // else is a finding.
 NARROWFLOAT_API CheckpointCheck check_checkpoint(const std::string& path,
                                                  const CheckCheckpointOptions& options = {});
+
+// Writes a report: PATH appears complete and on disk, or not at all. Replaces a file that is there.
+NARROWFLOAT_API void write_report(const std::string& path, std::string_view text);
 
 struct FixCheckpointOptions {
   uint64_t max_memory_bytes = 0;  // As in QuantizeCheckpointOptions.

@@ -103,7 +103,11 @@ NARROWFLOAT_API std::vector<LogicalTensor> recognise(const Checkpoint& checkpoin
 // pattern times text, whatever the pattern.
 NARROWFLOAT_API bool glob_matches(std::string_view pattern, std::string_view text);
 
-enum class ScaleSearch : int { kAmax = 0, kFourOverSix = 1 };
+enum class ScaleSearch : int {
+  kAmax = 0,         // The scale that maps the largest element of a block to the largest code.
+  kFourOverSix = 1,  // NVFP4: the better of two scales.
+  kFull = 2,         // NVFP4, MXFP4, MXFP8: of all scales the one with the least squared error.
+};
 
 struct ProgressEvent {
   std::string_view tensor;

@@ -18,6 +18,7 @@ void add_convert(const Commands& commands);
 void add_inspect(const Commands& commands);
 void add_check(const Commands& commands);
 void add_diff(const Commands& commands);
+void add_report(const Commands& commands);
 void add_explain(const Commands& commands);
 void add_doctor(const Commands& commands);
 void add_moe_explain(const Commands& commands);

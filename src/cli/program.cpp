@@ -46,6 +46,7 @@ void add_commands(const Commands& commands) {
   add_inspect(commands);
   add_check(commands);
   add_diff(commands);
+  add_report(commands);
   add_explain(commands);
   add_doctor(commands);
   const Commands moe = add_group(commands, "moe", "Tune or explain a Mixture-of-Experts layer");

@@ -29,7 +29,7 @@ size_t terminal_width() {
 }
 
 // Rounded down, so that 100 means done.
-uint64_t percent_of(const ProgressEvent& event) {
+uint64_t done_percent(const ProgressEvent& event) {
   if (event.total_bytes == 0) return 100;
   const double share =
       static_cast<double>(event.done_bytes) / static_cast<double>(event.total_bytes);
@@ -57,7 +57,7 @@ void handle_signal(int /*signal*/) {
 }  // namespace
 
 std::string progress_line(std::string_view verb, const ProgressEvent& event, double seconds) {
-  std::string line = fmt::format("{} {:3}%  {} of {}", verb, percent_of(event),
+  std::string line = fmt::format("{} {:3}%  {} of {}", verb, done_percent(event),
                                  format_bytes(event.done_bytes), format_bytes(event.total_bytes));
   if (event.done_bytes > 0 && seconds > 0) {
     const double bytes_per_second = static_cast<double>(event.done_bytes) / seconds;
@@ -97,7 +97,7 @@ void Progress::update(const ProgressEvent& event) {
                                {"total_bytes", event.total_bytes},
                                {"seconds", seconds}});
     case Style::kLines:
-      const uint64_t percent = percent_of(event);
+      const uint64_t percent = done_percent(event);
       if (percent < next_line_percent_) return;
       next_line_percent_ = percent - percent % kLineIntervalPercent + kLineIntervalPercent;
       return write_stderr(progress_line(verb_, event, seconds) + "\n");

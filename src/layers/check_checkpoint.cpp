@@ -9,6 +9,7 @@
 #include "base/throw_error.h"
 #include "checkpoint/conventions/declaration.h"
 #include "checkpoint/escape.h"
+#include "checkpoint/file_io.h"
 #include "layers/check_findings.h"
 #include "layers/check_structure.h"
 #include "layers/code_statistics.h"
@@ -94,6 +95,8 @@ std::optional<EncodeSettings> parse_settings(std::string_view text) {
       settings.mx_scale = parse_ue8m0_rounding(value);
     } else if (key == "scale_search" && value == "4over6") {
       settings.scale_search = ScaleSearch::kFourOverSix;
+    } else if (key == "scale_search" && value == "full") {
+      settings.scale_search = ScaleSearch::kFull;
     } else if (key != "scale_search" || value != "amax") {
       return std::nullopt;
     }
@@ -136,6 +139,7 @@ class CheckpointChecker {
       findings_.warning(rules::kFiles, "", warning);
     }
     read_metadata();
+    result_.fingerprint = source_fingerprint(checkpoint_);
     std::vector<LogicalTensor> tensors = recognise_or_find(checkpoint_, findings_);
     check_structure(checkpoint_, tensors, findings_);
     for (LogicalTensor& tensor : tensors)
@@ -230,7 +234,7 @@ class CheckpointChecker {
       findings_.error(rules::kSource, std::string(name), "is in the source, but missing here");
     }
     const auto recorded = result_.metadata.find(kSourceKey);
-    const std::string actual = source_fingerprint(*source_);
+    const std::string& actual = result_.source_fingerprint = source_fingerprint(*source_);
     is_recorded_source_ = recorded != result_.metadata.end() && recorded->second == actual;
     if (recorded != result_.metadata.end() && !is_recorded_source_) {
       findings_.warning(
@@ -605,6 +609,10 @@ int64_t CheckpointCheck::count(Severity severity) const {
 
 bool CheckpointCheck::passed() const {
   return count(Severity::kError) == 0 && count(Severity::kWarning) == 0;
+}
+
+void write_report(const std::string& path, std::string_view text) {
+  write_file_atomically(path, text);
 }
 
 CheckpointCheck check_checkpoint(const std::string& path, const CheckCheckpointOptions& options) {
