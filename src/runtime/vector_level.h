@@ -13,6 +13,9 @@ enum class VectorLevel : int {
   kAvx512,  // AVX-512 F, BW, VL, DQ and VBMI
 };
 
+// Outputs of more bytes do not stay in the caches, so the kernels of a level write past them.
+inline constexpr int64_t kStreamedBytes = 16 << 20;
+
 // The condition of an implementation on the CPU that is compiled for `level`.
 Support cpu_with(Device device, VectorLevel level);
 

@@ -51,11 +51,11 @@ def test_other_objects_have_what_these_must_not_have():
 @pytest.mark.parametrize("cpu, chosen", [("Haswell", "cpu_avx2"), ("Nehalem", "cpu_baseline")])
 def test_a_cpu_runs_its_own_level(cpu, chosen):
     def run(*command):
-        return subprocess.run(["qemu-x86_64", "-cpu", cpu, *command], capture_output=True, text=True,
-                              check=True).stdout
+        return subprocess.run(["qemu-x86_64", "-cpu", cpu, *command], capture_output=True,
+                              text=True, check=True).stdout
     for operation in ("quantize", "dequantize"):
-        explanation = json.loads(run(os.environ["NARROWFLOAT_CLI"], "explain", operation, "--format",
-                                     "nvfp4", "--shape", "16x1024", "--json"))
+        explanation = json.loads(run(os.environ["NARROWFLOAT_CLI"], "explain", operation,
+                                     "--format", "nvfp4", "--shape", "16x1024", "--json"))
         assert explanation["chosen"] == chosen
     # The kernels of the level, or what runs without one.
     tests = "*Kernel*/avx2" if chosen == "cpu_avx2" else "QuantizeViews.*"

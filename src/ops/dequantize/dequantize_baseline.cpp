@@ -42,12 +42,6 @@ void decode_run(const uint8_t* codes, int64_t col, int64_t count, float factor, 
   }
 }
 
-// Whether an output is so large that writing it past the caches pays: it would not stay in them.
-bool exceeds_caches(const DequantizeProblem& problem) {
-  constexpr int64_t kCacheBytes = 16 << 20;
-  return problem.batch * problem.rows * problem.cols * element_bytes(problem.output) > kCacheBytes;
-}
-
 template <BlockFormat Format, typename Layout>
 class SegmentDecoder {
  public:
@@ -57,7 +51,9 @@ class SegmentDecoder {
       : problem_(problem),
         args_(args),
         kernels_(kernels),
-        is_streamed_(kernels != nullptr && exceeds_caches(problem)) {}
+        is_streamed_(kernels != nullptr &&
+                     problem.batch * problem.rows * problem.cols * element_bytes(problem.output) >
+                         kStreamedBytes) {}
 
   void decode(int64_t flat_row, int64_t first_col) const {
     const Decoder decoder(problem_, args_, flat_row / problem_.rows, flat_row % problem_.rows);

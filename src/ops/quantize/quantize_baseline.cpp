@@ -1,6 +1,7 @@
 // cpu_baseline, cpu_avx2 and cpu_avx512: run on all cores through oneTBB and give the oracle's
 // bytes. The baseline is portable C++ that compilers vectorise. The other two quantize whole blocks
-// with the kernels of their vector level (x86/block_kernels.h) and share everything else.
+// with the kernels of their vector level (x86/block_kernels.h) and share everything else. They
+// write large outputs past the caches.
 //
 // Work is cut into chunks of one row (up to 2048 columns), 128x128 tiles, or whole rows where a row
 // needs a statistic first, over all batches at once. A chunk is widened to fp32 in a stack buffer;
@@ -52,11 +53,13 @@ class RowChunks {
     grain_ = row_grain(kQuantizeTask, usual);
   }
 
-  // Calls body(chunk) for all chunks of `rows` rows, numbered from 0.
-  template <typename Body>
-  void for_each(int64_t rows, const Body& body) const {
+  // Calls body(chunk) for all chunks of `rows` rows, numbered from 0, and done() at the end of each
+  // task.
+  template <typename Body, typename Done>
+  void for_each(int64_t rows, const Body& body, const Done& done) const {
     parallel_for(rows * per_row_, grain_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body(chunk(i));
+      done();
     });
   }
 
@@ -97,7 +100,9 @@ class BaselineQuantizer {
         source_(source),
         scales_(scales),
         encoder_(problem),
-        kernels_(kernels) {
+        kernels_(kernels),
+        is_streamed_(kernels != nullptr &&
+                     problem.batch * problem.rows * args.value_row_bytes > kStreamedBytes) {
     if constexpr (kHasKernels) {
       if (kernels == nullptr || !encoder_.is_plain()) return;
       kernel_encoder_.emplace(problem, *kernels);
@@ -120,12 +125,15 @@ class BaselineQuantizer {
       quantize_listed_rows();
     } else {
       const RowChunks chunks(problem_, Format::kHasRowScale);
-      chunks.for_each(problem_.batch * problem_.rows, [&](const RowChunk& chunk) {
-        const int64_t batch = chunk.row / problem_.rows;
-        const int64_t row = chunk.row % problem_.rows;
-        if (row >= valid_rows(problem_, args_, batch)) return;
-        quantize_chunk(batch, row, chunk);
-      });
+      chunks.for_each(
+          problem_.batch * problem_.rows,
+          [&](const RowChunk& chunk) {
+            const int64_t batch = chunk.row / problem_.rows;
+            const int64_t row = chunk.row % problem_.rows;
+            if (row >= valid_rows(problem_, args_, batch)) return;
+            quantize_chunk(batch, row, chunk);
+          },
+          [&] { finish_task(); });
     }
   }
 
@@ -148,9 +156,12 @@ class BaselineQuantizer {
     std::sort(rows.begin(), rows.end());
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     const RowChunks chunks(problem_, Format::kHasRowScale);
-    chunks.for_each(static_cast<int64_t>(rows.size()), [&](const RowChunk& chunk) {
-      quantize_chunk(0, rows[static_cast<size_t>(chunk.row)], chunk);
-    });
+    chunks.for_each(
+        static_cast<int64_t>(rows.size()),
+        [&](const RowChunk& chunk) {
+          quantize_chunk(0, rows[static_cast<size_t>(chunk.row)], chunk);
+        },
+        [&] { finish_task(); });
   }
 
   void quantize_chunk(int64_t batch, int64_t row, const RowChunk& chunk) const {
@@ -168,6 +179,21 @@ class BaselineQuantizer {
       encode_blocks(batch, row, col + by_kernels, rest, scaling);
     }
     if (chunk.col + chunk.count == problem_.cols) clear_value_padding(problem_, args_, flat_row);
+  }
+
+  // Calls encode() with the place of the codes, or, for large outputs, with a buffer that is then
+  // written past the caches.
+  template <typename Encode>
+  void store_kernel_codes(uint8_t* codes, int64_t size_bytes, const Encode& encode) const {
+    if (!is_streamed_) return encode(codes);
+    alignas(64) std::array<uint8_t, kSegmentCols> buffer;
+    encode(buffer.data());
+    kernels_->stream(codes, buffer.data(), size_bytes);
+  }
+
+  // At the end of a task that calls store_kernel_codes().
+  void finish_task() const {
+    if (is_streamed_) kernels_->finish_stream();
   }
 
   // Encodes the whole blocks of a segment. Returns the number of their columns, 0 without kernels.
@@ -188,7 +214,9 @@ class BaselineQuantizer {
       std::array<Stored, kMaxKernelBlocks> stored;
       uint8_t* codes =
           args_.values + flat_row * args_.value_row_bytes + segment.col * Element::kBits / 8;
-      kernel_encoder_->encode(run, blocks, scaling.pair, stored.data(), codes);
+      store_kernel_codes(codes, count * Element::kBits / 8, [&](uint8_t* out) {
+        kernel_encoder_->encode(run, blocks, scaling.pair, stored.data(), out);
+      });
       const std::span<Stored> scales = std::span(stored).first(static_cast<size_t>(blocks));
       for (Stored& scale : scales) scale = canonical_scale(scale);
       const int64_t packed_row = scale_row(args_.row_offsets, row);
@@ -357,11 +385,14 @@ class BaselineQuantizer {
       multipliers.push_back(scale.multiplier);
     }
     const RowChunks chunks(problem_, false);
-    chunks.for_each(problem_.batch * problem_.rows, [&](const RowChunk& chunk) {
-      const float multiplier = multipliers[static_cast<size_t>(chunk.row / problem_.rows)];
-      encode_run(chunk.row, source_.row_factor(chunk.row, 1.0F), chunk.col, chunk.count,
-                 multiplier);
-    });
+    chunks.for_each(
+        problem_.batch * problem_.rows,
+        [&](const RowChunk& chunk) {
+          const float multiplier = multipliers[static_cast<size_t>(chunk.row / problem_.rows)];
+          encode_run(chunk.row, source_.row_factor(chunk.row, 1.0F), chunk.col, chunk.count,
+                     multiplier);
+        },
+        [&] { finish_task(); });
   }
 
   // The kernels' part of encode_run(). Returns the number of columns, 0 where the kernels do not
@@ -371,15 +402,17 @@ class BaselineQuantizer {
     const ElementRun run{source_.stored_row(flat_row, first_col), problem_.input};
     if (kernels_ == nullptr || run.first == nullptr || !has_kernel_codes<Math>(multiplier))
       return 0;
-    const int64_t blocks = std::min(count / kTile, kMaxKernelBlocks);
+    const int64_t blocks = std::min(count, kSegmentCols) / kTile;
     const int input = run.kernel_input();
     std::array<float, kMaxKernelBlocks> numbers;
     const auto maxima = kernels_->maxima[input][static_cast<int>(KernelBlock::k128)];
     if (!maxima(run.first, blocks, numbers.data())) return 0;
     numbers.fill(multiplier);
-    kernels_->codes[input][static_cast<int>(KernelCodes::kE4M3Of128)](
-        run.first, blocks, numbers.data(),
-        args_.values + flat_row * args_.value_row_bytes + first_col);
+    uint8_t* codes = args_.values + flat_row * args_.value_row_bytes + first_col;
+    store_kernel_codes(codes, blocks * kTile, [&](uint8_t* out) {
+      kernels_->codes[input][static_cast<int>(KernelCodes::kE4M3Of128)](run.first, blocks,
+                                                                        numbers.data(), out);
+    });
     return blocks * kTile;
   }
 
@@ -416,6 +449,7 @@ class BaselineQuantizer {
   const EncodeScales& scales_;
   BlockEncoder<Format, Math> encoder_;
   const BlockKernels* kernels_;
+  bool is_streamed_;
   std::optional<KernelEncoder<Format, Math>> kernel_encoder_;
 };
 

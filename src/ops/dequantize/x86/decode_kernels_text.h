@@ -9,10 +9,9 @@
 // and elementary operations.
 #pragma once
 
-#include <cstring>
-
 #include "formats/x86/decode_text.h"
 #include "ops/dequantize/x86/decode_kernels.h"
+#include "tensor/x86/stream_text.h"
 
 namespace narrowfloat::decode_kernels {
 
@@ -77,20 +76,6 @@ void block_values(const uint8_t* codes, int64_t blocks, const float* factors, vo
   }
 }
 
-template <class Level>
-void stream(void* to, const void* from, int64_t size_bytes) {
-  constexpr int64_t kLine = 64;
-  auto* out = static_cast<uint8_t*>(to);
-  const auto* in = static_cast<const uint8_t*>(from);
-  const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kLine);
-  int64_t head = past_line == 0 ? 0 : kLine - past_line;
-  if (head > size_bytes) head = size_bytes;
-  std::memcpy(out, in, static_cast<size_t>(head));
-  int64_t byte = head;
-  for (; byte + kLine <= size_bytes; byte += kLine) Level::stream_line(out + byte, in + byte);
-  std::memcpy(out + byte, in + byte, static_cast<size_t>(size_bytes - byte));
-}
-
 template <class Level, DecodedBlock kBlock>
 inline constexpr DecodeKernels::Values kValuesOf[3] = {
     block_values<Level, kBlock, DecodedType::kF32>, block_values<Level, kBlock, DecodedType::kBf16>,
@@ -101,7 +86,7 @@ constexpr DecodeKernels decode_kernels_of() {
   DecodeKernels kernels = {.e4m3_factors = e4m3_factors<Level>,
                            .ue8m0_factors = ue8m0_factors<Level>,
                            .values = {},
-                           .stream = stream<Level>,
+                           .stream = stream_text::stream<Level>,
                            .finish_stream = Level::finish_stream};
   for (int type = 0; type < 3; ++type) {
     kernels.values[0][type] = kValuesOf<Level, DecodedBlock::kE2M1Of16>[type];

@@ -65,11 +65,16 @@ struct BlockKernels {
   // or NaN, or with such a multiplier, are arbitrary.
   using Codes = void (*)(const void* x, int64_t blocks, const float* multipliers, uint8_t* codes);
 
+  // Copies past the caches. What other threads must see needs finish_stream() before they are told.
+  using Stream = void (*)(void* to, const void* from, int64_t size_bytes);
+
   Maxima maxima[3][3];  // Indexed by input and block.
   Codes codes[3][4];    // Indexed by input and codes.
   Nvfp4Scales nvfp4_scales;
   MxScales mx_scales;
   Fp8Scales fp8_scales;
+  Stream stream;
+  void (*finish_stream)();
 };
 
 extern const BlockKernels kBlockKernelsAvx2;

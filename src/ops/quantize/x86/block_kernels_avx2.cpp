@@ -27,6 +27,22 @@ struct Avx2 {
       }
     }
   }
+  static Ints load_pairs(const void* x, int64_t elem) {
+    return _mm256_loadu_si256(
+        reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(x) + elem));
+  }
+  static Floats widen_f16(Ints x) {
+    const Ints halves = shift_right<16>(x);
+    return _mm256_cvtph_ps(
+        _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+  }
+  static void stream_line(void* to, const void* from) {
+    auto* out = static_cast<__m256i*>(to);
+    const auto* in = static_cast<const __m256i*>(from);
+    _mm256_stream_si256(out, _mm256_loadu_si256(in));
+    _mm256_stream_si256(out + 1, _mm256_loadu_si256(in + 1));
+  }
+  static void finish_stream() { _mm_sfence(); }
   static Floats broadcast(const float* x) { return _mm256_broadcast_ss(x); }
   static Floats floats(float x) { return _mm256_set1_ps(x); }
   static Floats floats(Ints bits) { return _mm256_castsi256_ps(bits); }

@@ -24,6 +24,12 @@ alignas(64) constexpr uint8_t kE2m1Order[64] = {
     0, 8, 16, 24, 32, 40, 48, 56, 2, 10, 18, 26, 34, 42, 50, 58,
     1, 9, 17, 25, 33, 41, 49, 57, 3, 11, 19, 27, 35, 43, 51, 59,
 };
+// Two codes a byte stand in the lower half of each 4 bytes: one of the first half of the elements,
+// one of the second.
+alignas(64) constexpr uint8_t kE2m1WordOrder[64] = {
+    0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,
+    1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61,
+};
 // Byte v of each 32-bit lane belongs to vector v.
 alignas(64) constexpr uint8_t kE4m3Order[64] = {
     0, 4, 8,  12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,  //
@@ -57,6 +63,16 @@ struct Avx512 {
       }
     }
   }
+  static Ints load_pairs(const void* x, int64_t elem) {
+    return _mm512_loadu_si512(static_cast<const uint16_t*>(x) + elem);
+  }
+  static Floats widen_f16(Ints x) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(shift_right<16>(x)));
+  }
+  static void stream_line(void* to, const void* from) {
+    _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
+  }
+  static void finish_stream() { _mm_sfence(); }
   static Floats broadcast(const float* x) { return _mm512_set1_ps(*x); }
   static Floats floats(float x) { return _mm512_set1_ps(x); }
   static Floats floats(Ints bits) { return _mm512_castsi512_ps(bits); }
@@ -125,9 +141,8 @@ struct Avx512 {
     return _mm512_min_epu16(above, _mm512_set1_epi16(0x3FF));
   }
 
-  // The codes of 64 numbers, given as the upper halves of each two vectors.
-  static void store_e2m1_halves(const Ints (&halves)[2], const Ints (&lowest)[2], uint8_t* out) {
-    // Bytes in the order of the vectors: 0, 2, 1, 3, 0, ...
+  // The codes of 64 numbers, one a byte, given as words: those of the first 32 in the even bytes.
+  static Ints e2m1_codes(const Ints (&halves)[2], const Ints (&lowest)[2]) {
     const Ints odd_bytes = _mm512_set1_epi16(static_cast<int16_t>(0xFF00));
     const Ints first = _mm512_srli_epi16(e2m1_indices(halves[0], lowest[0]), 4);
     const Ints second = _mm512_slli_epi16(e2m1_indices(halves[1], lowest[1]), 4);
@@ -135,11 +150,33 @@ struct Avx512 {
     const Ints signs = _mm512_ternarylogic_epi32(_mm512_srli_epi16(halves[0], 8), halves[1],
                                                  odd_bytes, kSelectSecond);
     const Ints magnitudes = _mm512_permutexvar_epi8(indices, _mm512_load_si512(kE2m1Codes));
-    const Ints codes = _mm512_ternarylogic_epi32(magnitudes, _mm512_srli_epi16(signs, 4),
-                                                 _mm512_set1_epi8(8), kOrMasked);
-    // An even element and the next one are in neighbouring 32-bit lanes.
+    return _mm512_ternarylogic_epi32(magnitudes, _mm512_srli_epi16(signs, 4), _mm512_set1_epi8(8),
+                                     kOrMasked);
+  }
+
+  // Stores the codes of 64 numbers, given as the upper halves of each two vectors.
+  static void store_e2m1_halves(const Ints (&halves)[2], const Ints (&lowest)[2], uint8_t* out) {
+    // Bytes are in the order of the vectors 0, 2, 1, 3, 0, ...; an even element and the next one
+    // are in neighbouring 32-bit lanes.
+    const Ints codes = e2m1_codes(halves, lowest);
     const Ints pairs = _mm512_or_si512(codes, _mm512_srli_epi64(codes, 28));
     const Ints packed = _mm512_permutexvar_epi8(_mm512_load_si512(kE2m1Order), pairs);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(packed));
+  }
+
+  // 32 bf16 numbers, with bit 4 set where a lower bit is set.
+  static Ints load_bf16_halves(const void* x, int64_t elem) {
+    const Ints low = _mm512_set1_epi16(0xF);
+    const Ints words = load_pairs(x, elem);
+    return _mm512_or_si512(words, _mm512_add_epi16(_mm512_and_si512(words, low), low));
+  }
+
+  // Stores the codes of 64 numbers, given as words in their order.
+  static void store_e2m1_words(const Ints (&words)[2], const Ints (&lowest)[2], uint8_t* out) {
+    // An even element and the next one are two bytes apart.
+    const Ints codes = e2m1_codes(words, lowest);
+    const Ints pairs = _mm512_or_si512(codes, _mm512_srli_epi32(codes, 12));
+    const Ints packed = _mm512_permutexvar_epi8(_mm512_load_si512(kE2m1WordOrder), pairs);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(packed));
   }
 
@@ -174,6 +211,7 @@ struct Avx512 {
     block_kernels::for_each_step<Avx512, kInput>(x, blocks * 32, [&](int64_t elem, int64_t count) {
       const bool is_whole = count == 4 * kLanes;
       const auto halves = [&](int64_t at) {
+        if constexpr (kInput == KernelInput::kBf16) return load_bf16_halves(x, at);
         return upper_halves(bits(load<kInput>(x, at)), bits(load<kInput>(x, at + kLanes)));
       };
       const auto lowest_of = [&](int64_t at) {
@@ -181,8 +219,13 @@ struct Avx512 {
       };
       block_kernels::store_bytes_of_step<2 * kLanes>(
           codes + elem / 2, count / 2, [&](uint8_t* out) {
-            store_e2m1_halves({halves(elem), is_whole ? halves(elem + 32) : ints(0)},
-                              {lowest_of(elem), is_whole ? lowest_of(elem + 32) : ints(0)}, out);
+            const Ints numbers[2] = {halves(elem), is_whole ? halves(elem + 32) : ints(0)};
+            const Ints eighths[2] = {lowest_of(elem), is_whole ? lowest_of(elem + 32) : ints(0)};
+            if constexpr (kInput == KernelInput::kBf16) {
+              store_e2m1_words(numbers, eighths, out);
+            } else {
+              store_e2m1_halves(numbers, eighths, out);
+            }
           });
     });
     return true;

@@ -4,9 +4,12 @@
 //   kLanes                    fp32 lanes of a vector
 //   Floats, Ints, Mask        vectors of fp32, of 32-bit integers, of decisions
 //   load<KernelInput>(x, i)   kLanes elements from element i on, as fp32
+//   load_pairs(x, i)          2 kLanes elements of 16 bits from element i on
+//   widen_f16(x)              fp32 numbers whose fp16 bits are in the upper halves of the lanes
 //   merge<kCount>(a, b)       a step of merged_maxima()
 //   store_e2m1, store_e4m3    the codes of four vectors of numbers
 //   kHasShiftedE2m1           whether there is a faster way for multipliers that are powers of two
+//   stream_line, finish_stream  of tensor/x86/stream_text.h
 // and elementary operations. Magnitudes are compared as integers: bit patterns of non-negative
 // floats have the order of the floats, and a NaN is larger than all of them.
 #pragma once
@@ -14,6 +17,7 @@
 #include <cstring>
 
 #include "ops/quantize/x86/block_kernels.h"
+#include "tensor/x86/stream_text.h"
 
 namespace narrowfloat::block_kernels {
 
@@ -26,15 +30,30 @@ inline constexpr int64_t kPrefetchElems = 2048;
 
 constexpr int64_t element_bytes(KernelInput input) { return input == KernelInput::kF32 ? 4 : 2; }
 
+// Blocks of 16-bit elements that fill a vector: the magnitudes of two elements meet in the upper
+// half of their lane.
+template <class Level, KernelInput kInput, int kBlock>
+constexpr bool has_pairs() {
+  return kInput != KernelInput::kF32 && kBlock % (2 * Level::kLanes) == 0;
+}
+
+// The largest magnitudes of a block in each lane.
 template <class Level, KernelInput kInput, int kBlock>
 typename Level::Ints block_magnitudes(const void* x, int64_t first) {
-  typename Level::Ints largest =
-      Level::bit_and(Level::bits(Level::template load<kInput>(x, first)), kMagnitude);
-  for (int i = Level::kLanes; i < kBlock; i += Level::kLanes) {
-    largest = Level::max(
-        largest,
-        Level::bit_and(Level::bits(Level::template load<kInput>(x, first + i)), kMagnitude));
-  }
+  constexpr bool kHasPairs = has_pairs<Level, kInput, kBlock>();
+  const auto load = [&](int64_t elem) {
+    if constexpr (kHasPairs) {
+      constexpr int32_t kUpper = 0x7FFF0000;
+      const auto pairs = Level::load_pairs(x, elem);
+      return Level::max(Level::bit_and(pairs, kUpper),
+                        Level::bit_and(Level::template shift_left<16>(pairs), kUpper));
+    } else {
+      return Level::bit_and(Level::bits(Level::template load<kInput>(x, elem)), kMagnitude);
+    }
+  };
+  constexpr int kStep = Level::kLanes * (kHasPairs ? 2 : 1);
+  typename Level::Ints largest = load(first);
+  for (int i = kStep; i < kBlock; i += kStep) largest = Level::max(largest, load(first + i));
   return largest;
 }
 
@@ -63,9 +82,12 @@ bool block_maxima(const void* x, int64_t blocks, float* maxima) {
   };
   auto largest = Level::ints(0);
   for (int64_t block = 0; block < blocks; block += kGroup) {
-    const auto result = block + kGroup <= blocks
-                            ? merged_maxima<Level, kGroup>(magnitudes, block)
-                            : merged_maxima<Level, kGroup>(magnitudes_or_zero, block);
+    auto result = block + kGroup <= blocks
+                      ? merged_maxima<Level, kGroup>(magnitudes, block)
+                      : merged_maxima<Level, kGroup>(magnitudes_or_zero, block);
+    if constexpr (kInput == KernelInput::kF16 && has_pairs<Level, kInput, kBlock>()) {
+      result = Level::bits(Level::widen_f16(result));
+    }
     largest = Level::max(largest, result);
     Level::store(maxima + block, Level::floats(result));
   }
@@ -303,6 +325,8 @@ constexpr BlockKernels block_kernels_of() {
       .nvfp4_scales = nvfp4_scales<Level>,
       .mx_scales = mx_scales<Level>,
       .fp8_scales = fp8_scales<Level>,
+      .stream = stream_text::stream<Level>,
+      .finish_stream = Level::finish_stream,
   };
 }
 

@@ -144,6 +144,32 @@ TEST_P(KernelEncoderTest, GivesTheBytesOfTheFormulas) {
   }
 }
 
+// More codes than the caches hold, in rows that start anywhere in a cache line: what every task
+// writes past the caches is there.
+TEST_P(KernelEncoderTest, StoresLargeOutputsCompletely) {
+  const Support support = cpu_with(Device{}, GetParam());
+  if (!support.ok()) GTEST_SKIP() << support.reason();
+  constexpr int64_t kRows = 2050;
+  constexpr int64_t kCols = 8336;  // A segment of 144 columns at the end of each row.
+  std::vector<uint16_t> input(static_cast<size_t>(kRows * kCols));
+  for (size_t i = 0; i < input.size(); ++i) input[i] = static_cast<uint16_t>(0x3F00 + i % 611);
+  const auto view = TensorView::contiguous(input.data(), DType::kBF16, {kRows, kCols});
+  for (const FormatId format : {FormatId::kFp8Block1x128, FormatId::kFp8Tensor}) {
+    const QuantizedLayout layout = quantized_layout(format, kRows, kCols);
+    const auto run = [&](const char* pin) {
+      std::vector<uint8_t> codes(static_cast<size_t>(layout.values_bytes), 0xEE);
+      std::vector<float> scales(static_cast<size_t>(layout.scale_count));
+      setenv("NARROWFLOAT_FORCE", pin, 1);
+      quantize(view, layout.bind(codes.data(), scales.data(), nullptr));
+      unsetenv("NARROWFLOAT_FORCE");
+      return codes;
+    };
+    EXPECT_TRUE(run("quantize:cpu_baseline") ==
+                run(GetParam() == VectorLevel::kAvx2 ? "quantize:cpu_avx2" : "quantize:cpu_avx512"))
+        << name(format);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, KernelEncoderTest,
                          ::testing::Values(VectorLevel::kAvx2, VectorLevel::kAvx512),
                          [](const auto& test) {
