@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kShardSuffix = ".safetensors";
 constexpr const char* kConfigName = "config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{16} << 20;
+constexpr size_t kMaxTensors = 2'000'000;  // In all files; a bound on memory, 1 KB for each.
 // Checkpoints of more shards open them as they read: processes may have 1024 files open, or fewer.
 constexpr size_t kMaxOpenShards = 128;
 
@@ -140,6 +141,7 @@ struct Checkpoint::State {
   std::string path;
   bool is_directory = false;
   std::vector<SafetensorsReader> shards;
+  size_t num_tensors = 0;  // Of all shards.
   std::vector<CheckpointTensor> tensors;
   std::string config;
   std::vector<std::string> auxiliary;
@@ -169,6 +171,11 @@ void Checkpoint::State::open_shard(const std::string& file_path,
   shards.emplace_back(file_path, options);
   const std::vector<std::string>& shard_warnings = shards.back().warnings();
   warnings.insert(warnings.end(), shard_warnings.begin(), shard_warnings.end());
+  num_tensors += shards.back().tensors().size();
+  if (num_tensors > kMaxTensors) {
+    throw_error(ErrorKind::kCorruptData, "{}: more than {} tensors in the {} file(s) up to {}",
+                printable(path), kMaxTensors, shards.size(), printable(file_path));
+  }
 }
 
 // Makes the list of all tensors by name; a name in two files is an error.

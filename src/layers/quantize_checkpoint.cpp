@@ -111,6 +111,7 @@ class CheckpointQuantizer {
   CheckpointReport run(const std::string& target) {
     const auto start = std::chrono::steady_clock::now();
     check_options();
+    check_number_of_tensors(source_);
     report_.warnings = source_warnings(source_);
     plan();
     memory_.check();

@@ -244,6 +244,7 @@ std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
 std::vector<std::string> unmatched_exclusions(std::span<const LogicalTensor> tensors,
                                               const std::vector<std::string>& excluded_modules,
                                               const std::string& path) {
+  if (excluded_modules.empty()) return {};
   // Any parameter counts, not only weights: the name without its last component is the module.
   std::unordered_set<std::string_view> modules;
   std::unordered_set<std::string_view> names;  // The modules, and all that contain them.

@@ -12,6 +12,7 @@
 #define XXH_INLINE_ALL  // NOLINT(readability-identifier-naming): the name is the library's.
 #include <xxhash.h>
 
+#include "base/throw_error.h"
 #include "checkpoint/escape.h"
 
 namespace narrowfloat {
@@ -77,6 +78,15 @@ std::vector<std::string> links_to_outside(const Checkpoint& source) {
 }
 
 }  // namespace
+
+void check_number_of_tensors(const Checkpoint& source) {
+  constexpr size_t kMost = 500'000;  // Several times those of any model.
+  const size_t count = source.tensors().size();
+  if (count <= kMost) return;
+  throw_error(ErrorKind::kUnsupported,
+              "{}: has {} tensors; the limit for a source is {}; split it into several checkpoints",
+              printable(source.path()), count, kMost);
+}
 
 std::vector<std::string> source_warnings(const Checkpoint& source) {
   std::vector<std::string> warnings = source.warnings();

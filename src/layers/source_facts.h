@@ -8,6 +8,10 @@
 
 namespace narrowfloat {
 
+// Throws kUnsupported for a source of more tensors than a target is planned for: a plan takes some
+// 2 KB for each.
+void check_number_of_tensors(const Checkpoint& source);
+
 // The reader's warnings, and the parts of a directory that the target will lack.
 std::vector<std::string> source_warnings(const Checkpoint& source);
 

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import struct
 import subprocess
 
 import pytest
@@ -197,6 +198,49 @@ def test_configs_of_many_members_take_linear_time(model):
     result = run("quantize", model, target, "--to", "nvfp4", "--dry-run", "--force")
     assert result.returncode == USAGE and "no tensor is left" in result.stderr
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start < 20
+
+
+def test_half_a_million_tensors_take_linear_time_and_memory(tmp_path):
+    """Twice as many are within 10 s and 2 GB. A plan of a target needs more, and has a limit."""
+    entries = ",".join(f'"layers.{i}.mlp.up_proj.weight":{{"dtype":"U8","shape":[0],'
+                       '"data_offsets":[0,0]}' for i in range(500_001))
+    source = tmp_path / "many.safetensors"
+    header = ("{" + entries + "}").encode()
+    source.write_bytes(struct.pack("<Q", len(header)) + header)
+
+    def measured(*arguments):
+        with subprocess.Popen([CLI, *arguments], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True, env=CLEAN_ENVIRONMENT) as process:
+            errors = process.stderr.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert usage.ru_utime < 10 and usage.ru_maxrss < 1_000_000, usage
+        return process.returncode, errors
+
+    assert measured("inspect", source) == (DONE, "")
+    code, errors = measured("quantize", source, tmp_path / "out.safetensors", "--to", "nvfp4")
+    assert code == UNSUPPORTED
+    assert f"{source}: has 500001 tensors; the limit for a source is 500000" in errors
+
+
+def test_a_row_of_100_megabytes_stays_within_its_memory(tmp_path):
+    """Its elements are not widened all at once. The file has a hole for data, which costs nothing."""
+    cols = 50_000_000
+    source = tmp_path / "row.safetensors"
+    header = json.dumps({WEIGHT: {"dtype": "BF16", "shape": [1, cols],
+                                  "data_offsets": [0, 2 * cols]}}).encode()
+    source.write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(source, 8 + len(header) + 2 * cols)
+    with subprocess.Popen([CLI, "quantize", source, tmp_path / "out.safetensors", "--to", "nvfp4",
+                           "--max-memory", "1G", "--json"], stdout=subprocess.PIPE,
+                          env=CLEAN_ENVIRONMENT) as process:
+        report = json.load(process.stdout)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == DONE
+    planned = report["peak_buffer_bytes"]
+    assert planned < 400_000_000
+    assert usage.ru_maxrss * 1024 < planned + 100_000_000
 
 
 def test_too_many_patterns_of_exclusions(model):
