@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,6 +105,37 @@ def test_bytes_after_a_kill_at_any_time(tmp_path, sources, command):
     with ThreadPoolExecutor(2) as pool:
         for _ in pool.map(check, times):
             pass
+
+
+def test_bytes_after_kills_at_200_random_times(tmp_path, sources):
+    """Every run is one with --resume, and killed unless it is done by then."""
+    assert execute(quantize(sources, tmp_path / "expected")).returncode == DONE
+    expected = content(tmp_path / "expected")
+    start = time.monotonic()
+    assert execute(quantize(sources, tmp_path / "timed")).returncode == DONE
+    seconds = time.monotonic() - start
+
+    def kill_and_resume(seed):
+        times, kills, results = random.Random(seed), 0, 0
+        while kills < 100:
+            target = tmp_path / f"{seed}-{results}"
+            code = None
+            while code != DONE and not target.exists():
+                with subprocess.Popen(quantize(sources, target, "--resume"), env=CLEAN_ENVIRONMENT,
+                                      stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL) as process:
+                    time.sleep(times.uniform(0, seconds))
+                    process.kill()
+                code = process.returncode
+                assert code in (DONE, -signal.SIGKILL)
+                kills += code != DONE
+            assert content(target) == expected, (seed, results)
+            shutil.rmtree(target)
+            results += 1
+        return results
+
+    with ThreadPoolExecutor(2) as pool:
+        assert min(pool.map(kill_and_resume, range(2))) > 5
 
 
 def test_finished_shards_are_not_written_again(tmp_path, sources):
