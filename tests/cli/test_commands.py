@@ -337,6 +337,19 @@ def test_explain_obeys_the_forced_implementation():
     assert "NARROWFLOAT_FORCE" in text
 
 
+def test_bytes_of_a_target_depend_on_no_implementation_and_no_threads(tmp_path):
+    candidates = run_json("explain", "quantize", "--format", "nvfp4", "--shape", "96x256")["candidates"]
+    names = [c["name"] for c in candidates if c["supported"]]
+    assert "cpu_baseline" in names and "cpu_reference" in names
+    source, targets = tmp_path / "in.safetensors", []
+    write_safetensors(source, {"model.layers.0.mlp.up_proj.weight": bf16_weight(96, 256)})
+    for i, (name, threads) in enumerate([(name, 1) for name in names] + [(names[0], 3)]):
+        targets.append(tmp_path / f"{i}.safetensors")
+        run_ok("quantize", source, targets[-1], "--to", "nvfp4", "--threads", threads,
+               env={"NARROWFLOAT_FORCE": f"quantize:{name}"})
+    assert len({target.read_bytes() for target in targets}) == 1
+
+
 def test_explain_says_when_nothing_fits():
     result = run("explain", "quantize", "--format", "nvfp4", "--shape", "4x96", "--device",
                  "cuda:99")

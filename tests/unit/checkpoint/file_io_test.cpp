@@ -1,8 +1,12 @@
 // Opening, reading and atomically writing plain files.
 #include "checkpoint/file_io.h"
 
+#include <fcntl.h>
 #include <filesystem>
+#include <linux/openat2.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "test_files.h"
 
@@ -33,6 +37,20 @@ TEST(OpenRegularFile, FollowsSymbolicLinks) {
   write_file(dir / "blob", "abc");
   std::filesystem::create_symlink(dir / "blob", dir / "link");
   EXPECT_EQ(open_regular_file(dir / "link").size, 3U);
+}
+
+// Where the kernel can tell (openat2): such a link may lead out of a container.
+TEST(OpenRegularFile, RefusesMagicLinks) {
+  const TempDir dir;
+  write_file(dir / "blob", "abc");
+  const OpenedFile file = open_regular_file(dir / "blob");
+  const std::string magic = "/proc/self/fd/" + std::to_string(file.fd.get());
+  open_how how{};
+  how.flags = O_RDONLY;
+  const long probe = ::syscall(SYS_openat2, AT_FDCWD, magic.c_str(), &how, sizeof(how));
+  if (probe < 0) GTEST_SKIP() << "no openat2 here";
+  ::close(static_cast<int>(probe));
+  expect_error(ErrorKind::kIo, "cannot open", [&] { open_regular_file(magic); });
 }
 
 TEST(OpenRegularFile, NamesAreEscapedInMessages) {

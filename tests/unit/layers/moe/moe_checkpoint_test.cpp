@@ -205,9 +205,9 @@ TEST(LoadedMoe, RefusesWhatDoesNotFit) {
 // A model of one layer with two experts of 32 x 16.
 class SmallModel {
  public:
-  // router_bias: experts of the correction bias; 0 leaves it out.
+  // router_bias: experts of the correction bias; 0 leaves it out. without: a tensor to leave out.
   explicit SmallModel(std::vector<TensorSpec> extra, std::vector<int64_t> gate_shape = {32, 16},
-                      int64_t router_bias = 2) {
+                      int64_t router_bias = 2, const std::string& without = "") {
     std::ofstream(dir_ / "config.json")
         << R"({"model_type": "deepseek_v3", "n_routed_experts": 2, "num_experts_per_tok": 1,
               "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5})";
@@ -223,6 +223,7 @@ class SmallModel {
       tensors.push_back(
           {"model.layers.0.mlp.gate.e_score_correction_bias", DType::kF32, {router_bias}});
     }
+    std::erase_if(tensors, [&](const TensorSpec& tensor) { return tensor.name == without; });
     SafetensorsWriter writer(dir_ / "model.safetensors", tensors, {});
     for (size_t i = 0; i < tensors.size(); ++i) {
       const auto size = static_cast<size_t>(bits(tensors[i].dtype) / 8);
@@ -247,6 +248,21 @@ class SmallModel {
  private:
   TempDir dir_;
 };
+
+TEST(LoadedMoe, NamesWhatAnExpertLacks) {
+  const std::string mlp = "model.layers.0.mlp.";
+  const std::pair<std::string, std::string> cases[] = {
+      {"experts.1.up_proj.weight", "expert 1 lacks its up matrix"},
+      {"experts.0.gate_proj.weight", "expert 0 lacks its gate matrix"},
+      {"experts.1.down_proj.weight", "expert 1 lacks its down matrix"},
+      {"gate.weight", "gate.weight"},
+  };
+  for (const auto& [missing, message] : cases) {
+    const SmallModel model({}, {32, 16}, 2, mlp + missing);
+    expect_error(ErrorKind::kCorruptData, {"model.layers.0.mlp", message},
+                 [&] { const LoadedMoe loaded(model.open(), 0); });
+  }
+}
 
 TEST(LoadedMoe, ReadsBiasesBesideTheWeights) {
   const std::string experts = "model.layers.0.mlp.experts.";
