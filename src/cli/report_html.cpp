@@ -36,7 +36,7 @@ p{margin:6px 0;color:var(--soft);max-width:80ch}
 .badge{display:inline-block;padding:1px 10px;border-radius:999px;font-size:13px;font-weight:600;
 border:1px solid currentColor;vertical-align:middle;margin-left:10px}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}.soft{color:var(--soft)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(165px,1fr));gap:12px;margin:20px 0}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(220px,1fr));gap:12px;margin:20px 0}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
 .card b{display:block;font-size:22px;line-height:1.25;font-variant-numeric:tabular-nums}
 .card span{color:var(--soft);font-size:13px}
@@ -71,6 +71,16 @@ constexpr size_t kMostFindings = 100;
 
 std::string percent(double part, double whole) {
   return fmt::format("{:.2f} %", percent_of(part, whole));
+}
+
+// "512", "65.5 k", "7.08 M": at least three digits.
+std::string count_text(int64_t count) {
+  constexpr std::array<std::string_view, 5> kSuffixes = {"", " k", " M", " G", " T"};
+  auto value = static_cast<double>(count);
+  size_t suffix = 0;
+  for (; value >= 1000 && suffix + 1 < kSuffixes.size(); ++suffix) value /= 1000;
+  const int decimals = suffix == 0 ? 0 : value < 10 ? 2 : value < 100 ? 1 : 0;
+  return fmt::format("{:.{}f}{}", value, decimals, kSuffixes[suffix]);
 }
 
 std::string percent(int64_t part, int64_t whole) {
@@ -192,8 +202,7 @@ std::string sizes(const ReportData& data) {
       rest += facts->size_bytes;
     }
     rows.push_back({code(type), html_text(facts->kind), std::to_string(facts->tensors),
-                    fmt::format("{:.3f} M", static_cast<double>(facts->elements) / 1e6),
-                    format_bytes(facts->size_bytes),
+                    count_text(facts->elements), format_bytes(facts->size_bytes),
                     fmt::format("{:.3f}", facts->bits_per_weight()),
                     percent(static_cast<double>(facts->size_bytes),
                             static_cast<double>(data.all.size_bytes))});
@@ -226,7 +235,7 @@ std::string depth_plot(const ReportData& data, std::string_view label,
   const double margin = std::max(0.08 * (y.high - y.low), 0.02 * std::abs(y.high) + 1e-6);
   y = {y.low - margin, y.high + margin};
   const double num_layers = x.high + 1;
-  Plot plot({-0.5, x.high + 0.5}, y, "layer", label);
+  Plot plot({-0.5, x.high + 0.5}, y, "layer", label, Plot::Size::kWide);
   plot.y_axis(nice_ticks(y.low, y.high, 5));
   std::vector<double> layers;
   const auto step = static_cast<int64_t>(std::ceil(num_layers / 16));
@@ -284,6 +293,46 @@ std::string sqnr_histogram(const ReportData& data) {
   return plot.svg("Number of tensors by SQNR");
 }
 
+// Tensors by the share of their elements that became zero, and that were clipped.
+std::string flush_histogram(const ReportData& data) {
+  constexpr size_t kBins = 24;
+  double highest_share = 0;
+  for (const CheckedTensor* tensor : data.worst()) {
+    highest_share = std::max({highest_share, tensor->figures->flushed_percent,
+                              tensor->figures->clipped_percent.value_or(0)});
+  }
+  const double width = std::max(highest_share, 0.1) / kBins;
+  std::array<std::array<int64_t, kBins>, 2> counts{};
+  for (const CheckedTensor* tensor : data.worst()) {
+    const std::array shares = {tensor->figures->flushed_percent,
+                               tensor->figures->clipped_percent.value_or(0)};
+    for (size_t i = 0; i < shares.size(); ++i) {
+      ++counts[i][std::min(static_cast<size_t>(shares[i] / width), kBins - 1)];
+    }
+  }
+  int64_t highest = 0;
+  for (const auto& bins : counts) {
+    highest = std::max(highest, *std::max_element(bins.begin(), bins.end()));
+  }
+  Plot plot({0, width * kBins}, {0, static_cast<double>(highest) * 1.05}, "% of elements",
+            "tensors");
+  plot.y_axis(nice_ticks(0, static_cast<double>(highest), 4));
+  plot.x_axis(nice_ticks(0, width * kBins, 6));
+  constexpr std::array<std::string_view, 2> kNames = {"flushed to zero", "clipped"};
+  for (size_t i = 0; i < kBins; ++i) {
+    for (size_t kind = 0; kind < counts.size(); ++kind) {
+      if (counts[kind][i] == 0) continue;
+      const double left = (static_cast<double>(i) + 0.25 + 0.5 * static_cast<double>(kind)) * width;
+      plot.bar(left, width * 0.45, static_cast<double>(counts[kind][i]), palette_color(kind),
+               fmt::format("{}: {:.2f} to {:.2f} %: {} tensors", kNames[kind],
+                           static_cast<double>(i) * width, static_cast<double>(i + 1) * width,
+                           counts[kind][i]));
+    }
+  }
+  return plot.svg("Number of tensors by the share of flushed and clipped elements") +
+         legend({std::string(kNames[0]), std::string(kNames[1])});
+}
+
 // Least, mean and most SQNR of each type, one below the other.
 std::string type_plot(const ReportData& data) {
   double low = std::numeric_limits<double>::infinity();
@@ -304,7 +353,7 @@ std::string type_plot(const ReportData& data) {
         {code(type), std::to_string(spread.count), fmt::format("{:.2f}", spread.least),
          fmt::format("{:.2f}", spread.mean()), fmt::format("{:.2f}", spread.most),
          fmt::format(
-             R"(<svg viewBox="0 0 300 18" style="width:300px;height:18px">)"
+             R"(<svg viewBox="0 0 300 18" style="width:300px;height:18px;display:inline-block">)"
              R"(<line class="grid" x1="6" x2="294" y1="9" y2="9"/>)"
              R"svg(<line class="span" x1="{:.1f}" x2="{:.1f}" y1="9" y2="9" style="stroke:var(--c0);stroke-width:8"/>)svg"
              R"svg(<circle cx="{:.1f}" cy="9" r="4" style="fill:var(--c0)"/></svg>)svg",
@@ -344,7 +393,8 @@ std::string errors(const ReportData& data) {
          "means, bars the range of the tensors of one type in a layer.</p>" +
          figure("SQNR over depth", depth_plot(data, "SQNR, dB", of, 0, ""), true) +
          "<br><div class=\"grid2\">" + figure("Distribution of SQNR", sqnr_histogram(data)) +
-         figure("SQNR by type", type_plot(data)) + "</div><br>" +
+         figure("Flushed and clipped", flush_histogram(data)) + "</div><br>" +
+         figure("SQNR by type", type_plot(data), true) + "<br>" +
          figure("Worst tensors", worst_table(data), true);
 }
 

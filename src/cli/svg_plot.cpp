@@ -11,8 +11,6 @@
 namespace narrowfloat::cli {
 namespace {
 
-constexpr double kWidth = 640;
-constexpr double kHeight = 270;
 constexpr double kLeft = 54;
 constexpr double kRight = 12;
 constexpr double kTop = 14;
@@ -62,19 +60,24 @@ std::vector<double> nice_ticks(double low, double high, int count) {
 
 std::string tick_text(double value) { return fmt::format("{:.6g}", value); }
 
-Plot::Plot(Range x, Range y, std::string_view x_label, std::string_view y_label)
-    : x_(x), y_(y), x_label_(x_label), y_label_(y_label) {
+Plot::Plot(Range x, Range y, std::string_view x_label, std::string_view y_label, Size size)
+    : x_(x),
+      y_(y),
+      width_(size == Size::kWide ? 1100 : 530),
+      height_(size == Size::kWide ? 320 : 250),
+      x_label_(x_label),
+      y_label_(y_label) {
   // A single value still needs an extent.
   if (!(x_.high > x_.low)) x_ = {x_.low - 0.5, x_.low + 0.5};
   if (!(y_.high > y_.low)) y_ = {y_.low - 0.5, y_.low + 0.5};
 }
 
 double Plot::x_at(double x) const {
-  return kLeft + (x - x_.low) / (x_.high - x_.low) * (kWidth - kLeft - kRight);
+  return kLeft + (x - x_.low) / (x_.high - x_.low) * (width_ - kLeft - kRight);
 }
 
 double Plot::y_at(double y) const {
-  return kHeight - kBottom - (y - y_.low) / (y_.high - y_.low) * (kHeight - kTop - kBottom);
+  return height_ - kBottom - (y - y_.low) / (y_.high - y_.low) * (height_ - kTop - kBottom);
 }
 
 void Plot::y_axis(const std::vector<double>& ticks) {
@@ -82,7 +85,7 @@ void Plot::y_axis(const std::vector<double>& ticks) {
     marks_ +=
         fmt::format(R"(<line class="grid" x1="{0:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{2:.1f}"/>)"
                     R"(<text class="tick" x="{3:.1f}" y="{4:.1f}" text-anchor="end">{5}</text>)",
-                    kLeft, kWidth - kRight, y_at(tick), kLeft - 6, y_at(tick) + 4, tick_text(tick));
+                    kLeft, width_ - kRight, y_at(tick), kLeft - 6, y_at(tick) + 4, tick_text(tick));
   }
 }
 
@@ -96,7 +99,7 @@ void Plot::x_axis_texts(const std::vector<std::pair<double, std::string>>& texts
   for (const auto& [x, text] : texts) {
     marks_ +=
         fmt::format(R"(<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>)",
-                    x_at(x), kHeight - kBottom + 16, html_text(text));
+                    x_at(x), height_ - kBottom + 16, html_text(text));
   }
 }
 
@@ -134,7 +137,7 @@ void Plot::threshold(double y, std::string_view text) {
   marks_ +=
       fmt::format(R"(<line class="threshold" x1="{0:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{2:.1f}"/>)"
                   R"(<text class="tick" x="{1:.1f}" y="{3:.1f}" text-anchor="end">{4}</text>)",
-                  kLeft, kWidth - kRight, y_at(y), y_at(y) - 5, html_text(text));
+                  kLeft, width_ - kRight, y_at(y), y_at(y) - 5, html_text(text));
 }
 
 std::string Plot::svg(std::string_view description) const {
@@ -143,9 +146,9 @@ std::string Plot::svg(std::string_view description) const {
                      R"(<text class="label" x="{7}" y="{8}" text-anchor="middle">{9}</text>)"
                      R"svg(<text class="label" transform="translate(13,{10}) rotate(-90)" )svg"
                      R"(text-anchor="middle">{11}</text></svg>)",
-                     kWidth, kHeight, html_text(description), marks_, kLeft, kWidth - kRight,
-                     kHeight - kBottom, (kLeft + kWidth - kRight) / 2, kHeight - 6,
-                     html_text(x_label_), (kTop + kHeight - kBottom) / 2, html_text(y_label_));
+                     width_, height_, html_text(description), marks_, kLeft, width_ - kRight,
+                     height_ - kBottom, (kLeft + width_ - kRight) / 2, height_ - 6,
+                     html_text(x_label_), (kTop + height_ - kBottom) / 2, html_text(y_label_));
 }
 
 std::string palette_color(size_t index) { return fmt::format("var(--c{})", index % kColors); }

@@ -26,7 +26,10 @@ class Plot {
     double low = 0;
     double high = 1;
   };
-  Plot(Range x, Range y, std::string_view x_label, std::string_view y_label);
+  // A wide plot takes the width of the page, others half of it, so that texts have one size.
+  enum class Size { kHalf, kWide };
+  Plot(Range x, Range y, std::string_view x_label, std::string_view y_label,
+       Size size = Size::kHalf);
 
   // Horizontal grid lines with numbers.
   void y_axis(const std::vector<double>& ticks);
@@ -49,6 +52,8 @@ class Plot {
 
   Range x_;
   Range y_;
+  double width_;
+  double height_;
   std::string x_label_;
   std::string y_label_;
   std::string marks_;

@@ -237,10 +237,10 @@ class CheckpointChecker {
     const std::string& actual = result_.source_fingerprint = source_fingerprint(*source_);
     is_recorded_source_ = recorded != result_.metadata.end() && recorded->second == actual;
     if (recorded != result_.metadata.end() && !is_recorded_source_) {
-      findings_.warning(
-          rules::kSource, "",
-          fmt::format("was made from another source: the files record {}, {} is {}",
-                      printable(recorded->second), printable(source_->path()), actual));
+      // Conversions and repairs record the quantized checkpoint that they read.
+      findings_.add(rules::kSource, settings_ ? Severity::kWarning : Severity::kNote, "",
+                    fmt::format("was made from another source: the files record {}, {} is {}",
+                                printable(recorded->second), printable(source_->path()), actual));
     }
   }
 

@@ -299,6 +299,22 @@ def test_what_we_write_passes(tmp_path, models, convention):
         assert scales + statistics["zero_scales"] == statistics["blocks"]
 
 
+def test_what_convert_writes_passes(tmp_path):
+    """Every convention that quantize does not write; diff and report read them, too."""
+    run_ok("quantize", TINY_MOE, tmp_path / "in", "--to", "mxfp4", "--exclude", "*self_attn*")
+    for convention, tensors in (("mxfp4-gpt-oss", 47), ("nvfp4-modelopt", 231), ("nvfp4-ct", 231)):
+        out = tmp_path / convention
+        run_ok("convert", tmp_path / "in", out, "--to", convention)
+        document = run_json("check", out)
+        assert document["findings"] == [] and len(document["tensors"]) == tensors
+        run_ok("report", out, "--html", tmp_path / f"{convention}.html")
+        if tensors == 231:
+            run_ok("diff", tmp_path / "in", out)
+            document = run_json("check", out, "--against", TINY_MOE)
+            assert document["passed"] and document["figures"]["sqnr_db"] > 18
+            assert {finding["id"] for finding in document["findings"]} == {"NF-C020", "NF-C021"}
+
+
 @pytest.mark.parametrize("options", [["--math", "fast"], ["--scale-search", "4over6"],
                                      ["--exclude", "*.q_proj.*"]])
 def test_requantization_uses_the_recorded_settings(tmp_path, models, options):
