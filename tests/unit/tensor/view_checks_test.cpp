@@ -166,7 +166,7 @@ TEST(RequireScales, ChecksTypeLayoutExtentsAndBuffer) {
   refuse("s: data is null", bad);
   bad = good;
   bad.batch = int64_t{1} << 60;
-  refuse("s: more than 2^63 scales", bad);
+  refuse("s: more than 2^63 bytes of scales", bad);
 }
 
 TEST(RequireScales, WantsF32ScalesAligned) {
