@@ -141,7 +141,7 @@ struct Checkpoint::State {
   std::string path;
   bool is_directory = false;
   std::vector<SafetensorsReader> shards;
-  size_t num_tensors = 0;  // Of all shards.
+  size_t num_tensors = 0;  // Those of all shards.
   std::vector<CheckpointTensor> tensors;
   std::string config;
   std::vector<std::string> auxiliary;

@@ -224,7 +224,7 @@ def test_half_a_million_tensors_take_linear_time_and_memory(tmp_path):
 
 
 def test_a_row_of_100_megabytes_stays_within_its_memory(tmp_path):
-    """Its elements are not widened all at once. The file has a hole for data, which costs nothing."""
+    """Its elements are not widened all at once. The file has a hole for data."""
     cols = 50_000_000
     source = tmp_path / "row.safetensors"
     header = json.dumps({WEIGHT: {"dtype": "BF16", "shape": [1, cols],
