@@ -27,8 +27,10 @@ def quantize_checkpoint(
     scale_search: Literal["amax", "four_over_six", "full"] = "amax",
     keep_nonfinite: bool = False,
     max_memory_bytes: int = 0,
+    max_shard_bytes: int = 5_000_000_000,
     dry_run: bool = False,
     force: bool = False,
+    resume: bool = False,
     measure: bool = True,
 ) -> _core.CheckpointReport:
     """Quantizes the weights of a safetensors file or of a model directory, tensor by tensor.
@@ -36,12 +38,17 @@ def quantize_checkpoint(
     to: a convention of docs/cli.md: nvfp4, nvfp4-modelopt, mxfp4, mxfp8, fp8-block.
     include, exclude: globs over tensor names; includes add to the default choice, excludes win.
     force: replace what is at the target. dry_run: plan and validate only. measure: fill `figures`.
+    max_shard_bytes: a directory is written as files of up to so many bytes.
+    resume: continue an interrupted run with the same source, target and options after the files
+    that it finished, if their hashes are right; without such a run, start.
     The target appears complete or not at all. Ctrl-C stops between tensors.
     """
     options = _core.QuantizeCheckpointOptions()
     options.include, options.exclude = list(include), list(exclude)
     options.keep_nonfinite, options.max_memory_bytes = keep_nonfinite, max_memory_bytes
+    options.max_shard_bytes = max_shard_bytes
     options.dry_run, options.force, options.measure = dry_run, force, measure
+    options.resume = resume
     words = {"to": to, "math": math, "mx_scale": mx_scale, "scale_search": scale_search}
     return _core.quantize_checkpoint(os.fspath(source), os.fspath(target), options, words)
 
@@ -51,10 +58,16 @@ def dequantize_checkpoint(
     target: Path,
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
     *,
+    max_memory_bytes: int = 0,
+    max_shard_bytes: int = 5_000_000_000,
     force: bool = False,
+    resume: bool = False,
 ) -> _core.CheckpointReport:
     """Writes a quantized checkpoint with plain weights. Arguments: quantize_checkpoint()."""
-    return _core.dequantize_checkpoint(os.fspath(source), os.fspath(target), dtype, force)
+    options = _core.DequantizeCheckpointOptions()
+    options.max_memory_bytes, options.max_shard_bytes = max_memory_bytes, max_shard_bytes
+    options.force, options.resume = force, resume
+    return _core.dequantize_checkpoint(os.fspath(source), os.fspath(target), dtype, options)
 
 
 def convert_checkpoint(

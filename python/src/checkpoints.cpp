@@ -75,12 +75,10 @@ CheckpointReport run_quantize(const std::string& source, const std::string& targ
 }
 
 CheckpointReport run_dequantize(const std::string& source, const std::string& target,
-                                const std::string& dtype, bool force) {
-  DequantizeCheckpointOptions options;
+                                const std::string& dtype, DequantizeCheckpointOptions options) {
   options.dtype = parse_choice<DType>(
       "dtype", dtype,
       {{"bfloat16", DType::kBF16}, {"float16", DType::kF16}, {"float32", DType::kF32}});
-  options.force = force;
   options.cancelled = interrupted;
   return run_unlocked([&] { return dequantize_checkpoint(source, target, options); });
 }
@@ -390,8 +388,10 @@ void bind_checkpoints(nb::module_& module) {
       .def_rw("exclude", &QuantizeCheckpointOptions::exclude)
       .def_rw("keep_nonfinite", &QuantizeCheckpointOptions::keep_nonfinite)
       .def_rw("max_memory_bytes", &QuantizeCheckpointOptions::max_memory_bytes)
+      .def_rw("max_shard_bytes", &QuantizeCheckpointOptions::max_shard_bytes)
       .def_rw("dry_run", &QuantizeCheckpointOptions::dry_run)
       .def_rw("force", &QuantizeCheckpointOptions::force)
+      .def_rw("resume", &QuantizeCheckpointOptions::resume)
       .def_rw("measure", &QuantizeCheckpointOptions::measure);
   nb::class_<ConvertCheckpointOptions>(module, "ConvertCheckpointOptions")
       .def(nb::init<>())
@@ -402,9 +402,15 @@ void bind_checkpoints(nb::module_& module) {
       .def_rw("force", &ConvertCheckpointOptions::force)
       .def_rw("resume", &ConvertCheckpointOptions::resume);
   module.def("convert_checkpoint", &run_convert, "source"_a, "target"_a, "options"_a, "words"_a);
+  nb::class_<DequantizeCheckpointOptions>(module, "DequantizeCheckpointOptions")
+      .def(nb::init<>())
+      .def_rw("max_memory_bytes", &DequantizeCheckpointOptions::max_memory_bytes)
+      .def_rw("max_shard_bytes", &DequantizeCheckpointOptions::max_shard_bytes)
+      .def_rw("force", &DequantizeCheckpointOptions::force)
+      .def_rw("resume", &DequantizeCheckpointOptions::resume);
   module.def("quantize_checkpoint", &run_quantize, "source"_a, "target"_a, "options"_a, "words"_a);
   module.def("dequantize_checkpoint", &run_dequantize, "source"_a, "target"_a, "dtype"_a,
-             "force"_a);
+             "options"_a);
   module.def(
       "diff_checkpoints",
       [](const std::string& a, const std::string& b, const std::string& original) {

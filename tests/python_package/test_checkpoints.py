@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import ml_dtypes
@@ -84,6 +86,44 @@ def test_existing_targets_are_kept(source: Path) -> None:
     planned = nf.quantize_checkpoint(source, source.parent / "x.safetensors", "mxfp8",
                                      include=["*"], dry_run=True)  # fmt: skip
     assert planned.tensors and not (source.parent / "x.safetensors").exists()
+
+
+def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
+    """The same call with resume continues after Ctrl-C; other options are refused."""
+    source, target = tmp_path / "model", tmp_path / "out"
+    source.mkdir()
+    weights = {f"layers.{i}.mlp.up_proj.weight": np.tile(X, (8, 16)) for i in range(40)}
+    safetensors.numpy.save_file(weights, source / "model.safetensors")
+    (source / "config.json").write_text("{}")
+    expected = tmp_path / "expected"
+    nf.quantize_checkpoint(source, expected, "nvfp4", max_shard_bytes=1_000_000)
+
+    manifest = tmp_path / "out.narrowfloat.partial" / "narrowfloat-manifest.json"
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        if manifest.exists() and len(json.loads(manifest.read_text())["files"]) >= 2:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            nf.quantize_checkpoint(source, target, "nvfp4", max_shard_bytes=1_000_000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert manifest.exists() and not target.exists()
+    with pytest.raises(ValueError, match="with other options"):
+        nf.quantize_checkpoint(source, target, "mxfp4", max_shard_bytes=1_000_000, resume=True)
+    report = nf.quantize_checkpoint(source, target, "nvfp4", max_shard_bytes=1_000_000, resume=True)
+    assert any("are of the run before" in warning for warning in report.warnings)
+    files = {path.name: path.read_bytes() for path in target.iterdir()}
+    assert files == {path.name: path.read_bytes() for path in expected.iterdir()}
+    assert not manifest.exists()
+    # Without an interrupted run resume starts one.
+    nf.dequantize_checkpoint(target, tmp_path / "plain", resume=True, max_shard_bytes=4_000_000)
+    assert len(list((tmp_path / "plain").glob("*.safetensors"))) > 1
 
 
 def test_diff_of_arrays() -> None:
