@@ -31,15 +31,22 @@ class RowDecoder {
   template <typename Layout>
   void load_scales(int64_t first_block, int64_t count, Stored* out) const {
     const ScaleExtents extents{args_.scales.rows, args_.scales.blocks};
-    // Blocks that are side by side in memory.
-    constexpr bool kIsLinear = Layout::kId == ScaleLayoutId::kLinear;
     constexpr bool kIsSwizzled =
         Layout::kId == ScaleLayoutId::kSwizzled128x4 || Layout::kId == ScaleLayoutId::kSwizzled8x4;
-    const int64_t run = kIsLinear ? count : kIsSwizzled ? 4 : 1;
-    for (int64_t i = 0; i < count; i += run) {
-      const int64_t n = std::min(run, count - i);
-      std::memcpy(out + i, scales_ + Layout::offset(scale_row_, first_block + i, extents),
-                  static_cast<size_t>(n) * sizeof(Stored));
+    int64_t block = 0;
+    if constexpr (Layout::kId == ScaleLayoutId::kLinear) {
+      std::copy_n(scales_ + Layout::offset(scale_row_, first_block, extents), count, out);
+      return;
+    } else if constexpr (kIsSwizzled) {
+      // 4 scales of a row are side by side.
+      const Stored* quad = scales_ + Layout::offset(scale_row_, first_block, extents);
+      constexpr int64_t kTile = Layout::kTileRows * Layout::kTileBlocks;
+      for (; block + 4 <= count; block += 4, quad += kTile) {
+        std::memcpy(out + block, quad, 4 * sizeof(Stored));
+      }
+    }
+    for (; block < count; ++block) {
+      out[block] = scales_[Layout::offset(scale_row_, first_block + block, extents)];
     }
   }
 

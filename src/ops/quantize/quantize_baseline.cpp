@@ -221,8 +221,8 @@ class BaselineQuantizer {
       for (Stored& scale : scales) scale = canonical_scale(scale);
       const int64_t packed_row = scale_row(args_.row_offsets, row);
       const int64_t first_block = segment.col / Format::kBlockCols;
-      store_scale_quads<Stored>(args_.scales, batch, packed_row, first_block, scales);
-      store_scale_quads<Stored>(args_.extra_scales, batch, packed_row, first_block, scales);
+      store_scale_runs<Stored>(args_.scales, batch, packed_row, first_block, scales);
+      store_scale_runs<Stored>(args_.extra_scales, batch, packed_row, first_block, scales);
       return count;
     }
     return 0;

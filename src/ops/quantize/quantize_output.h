@@ -46,26 +46,34 @@ void store_scales(const ScaleView& output, int64_t batch, int64_t row, int64_t f
 }
 
 // store_scales() for runs that start at a multiple of 4 blocks: swizzled layouts have 4 scales of a
-// row side by side.
+// row side by side, the linear one all.
 template <typename Stored>
-void store_scale_quads(const ScaleView& output, int64_t batch, int64_t row, int64_t first_block,
-                       std::span<const Stored> scales) {
-  const bool is_wide = output.layout == ScaleLayoutId::kSwizzled128x4;
-  if (output.data == nullptr || (!is_wide && output.layout != ScaleLayoutId::kSwizzled8x4)) {
-    return store_scales(output, batch, row, first_block, scales);
-  }
+void store_scale_runs(const ScaleView& output, int64_t batch, int64_t row, int64_t first_block,
+                      std::span<const Stored> scales) {
+  if (output.data == nullptr) return;
   auto* base = static_cast<Stored*>(output.data) + batch * (output.capacity / output.batch);
   const ScaleExtents extents{output.rows, output.blocks};
-  Stored* quad = base + (is_wide ? Swizzled128x4Layout::offset(row, first_block, extents)
-                                 : Swizzled8x4Layout::offset(row, first_block, extents));
-  const int64_t tile =
-      4 * (is_wide ? Swizzled128x4Layout::kTileRows : Swizzled8x4Layout::kTileRows);
-  const auto whole = static_cast<int64_t>(scales.size() / 4);
-  for (int64_t i = 0; i < whole; ++i) {
-    std::memcpy(quad + i * tile, scales.data() + 4 * i, 4 * sizeof(Stored));
+  const auto store_quads = [&](Stored* quad, int64_t tile) {
+    const size_t whole = scales.size() / 4;
+    for (size_t i = 0; i < whole; ++i, quad += tile) {
+      std::memcpy(quad, scales.data() + 4 * i, 4 * sizeof(Stored));
+    }
+    std::copy(scales.begin() + static_cast<ptrdiff_t>(4 * whole), scales.end(), quad);
+  };
+  switch (output.layout) {
+    case ScaleLayoutId::kLinear:
+      std::copy(scales.begin(), scales.end(),
+                base + LinearLayout::offset(row, first_block, extents));
+      return;
+    case ScaleLayoutId::kSwizzled128x4:
+      return store_quads(base + Swizzled128x4Layout::offset(row, first_block, extents),
+                         Swizzled128x4Layout::kTileRows * Swizzled128x4Layout::kTileBlocks);
+    case ScaleLayoutId::kSwizzled8x4:
+      return store_quads(base + Swizzled8x4Layout::offset(row, first_block, extents),
+                         Swizzled8x4Layout::kTileRows * Swizzled8x4Layout::kTileBlocks);
+    default:
+      return store_scales(output, batch, row, first_block, scales);
   }
-  const std::span<const Stored> rest = scales.subspan(static_cast<size_t>(4 * whole));
-  std::copy(rest.begin(), rest.end(), quad + whole * tile);
 }
 
 // Packs and stores codes, given one per byte, of columns [col, col + count) of a row of the

@@ -37,27 +37,28 @@ void ue8m0_factors(const uint8_t* scales, int64_t blocks, float* factors) {
   }
 }
 
-template <class Level, DecodedType kType>
+// kMayBeNan: whether a value may be NaN, which is stored as the type's canonical one.
+template <class Level, DecodedType kType, bool kMayBeNan>
 void store(typename Level::Floats values, uint8_t* out, int64_t elem) {
-  const auto is_nan = Level::unordered(values);
+  const auto or_nan = [&](typename Level::Ints number, int32_t nan) {
+    if constexpr (!kMayBeNan) return number;
+    return Level::select(Level::unordered(values), Level::ints(nan), number);
+  };
   const auto bits = Level::bits(values);
   if constexpr (kType == DecodedType::kBf16) {
     const auto odd = Level::bit_and(Level::template shift_right<16>(bits), 1);
     const auto rounded =
         Level::template shift_right<16>(Level::add(bits, Level::add(odd, Level::ints(0x7FFF))));
-    Level::store_words(out + 2 * elem, Level::select(is_nan, Level::ints(0x7FFF), rounded));
+    Level::store_words(out + 2 * elem, or_nan(rounded, 0x7FFF));
+  } else if constexpr (kType == DecodedType::kF16) {
+    Level::store_f16(out + 2 * elem, Level::floats(or_nan(bits, kCanonicalNan)));
   } else {
-    const auto canonical = Level::floats(Level::select(is_nan, Level::ints(kCanonicalNan), bits));
-    if constexpr (kType == DecodedType::kF32) {
-      Level::store_f32(out + 4 * elem, canonical);
-    } else {
-      Level::store_f16(out + 2 * elem, canonical);
-    }
+    Level::store_f32(out + 4 * elem, Level::floats(or_nan(bits, kCanonicalNan)));
   }
 }
 
-template <class Level, DecodedBlock kBlock, DecodedType kType>
-void block_values(const uint8_t* codes, int64_t blocks, const float* factors, void* values) {
+template <class Level, DecodedBlock kBlock, DecodedType kType, bool kMayBeNan>
+void block_values_of(const uint8_t* codes, int64_t blocks, const float* factors, void* values) {
   constexpr bool kIsE2m1 = kBlock == DecodedBlock::kE2M1Of16 || kBlock == DecodedBlock::kE2M1Of32;
   constexpr int64_t kCols = kBlock == DecodedBlock::kE2M1Of16    ? 16
                             : kBlock == DecodedBlock::kE4M3Of128 ? 128
@@ -67,13 +68,30 @@ void block_values(const uint8_t* codes, int64_t blocks, const float* factors, vo
     const auto factor = Level::broadcast(factors + block);
     for (int64_t elem = block * kCols; elem < (block + 1) * kCols; elem += Level::kLanes) {
       if constexpr (kIsE2m1) {
-        store<Level, kType>(Level::mul(Level::decode_e2m1(codes + elem / 2), factor), out, elem);
+        store<Level, kType, kMayBeNan>(Level::mul(Level::decode_e2m1(codes + elem / 2), factor),
+                                       out, elem);
       } else {
         const auto value = decode_e4m3<Level>(Level::load_bytes(codes + elem));
-        store<Level, kType>(Level::mul(value, factor), out, elem);
+        store<Level, kType, kMayBeNan>(Level::mul(value, factor), out, elem);
       }
     }
   }
+}
+
+template <class Level, DecodedBlock kBlock, DecodedType kType>
+void block_values(const uint8_t* codes, int64_t blocks, const float* factors, void* values) {
+  // E2M1 has no NaN: a value is NaN only with a factor that is, or that is infinite.
+  if constexpr (kBlock == DecodedBlock::kE2M1Of16 || kBlock == DecodedBlock::kE2M1Of32) {
+    constexpr uint32_t kInfinity = 0x7F800000;
+    uint32_t num_others = 0;
+    for (int64_t i = 0; i < blocks; ++i) {
+      num_others += (__builtin_bit_cast(uint32_t, factors[i]) & kInfinity) == kInfinity ? 1U : 0U;
+    }
+    if (num_others == 0) {
+      return block_values_of<Level, kBlock, kType, false>(codes, blocks, factors, values);
+    }
+  }
+  block_values_of<Level, kBlock, kType, true>(codes, blocks, factors, values);
 }
 
 template <class Level, DecodedBlock kBlock>
