@@ -414,6 +414,7 @@ std::string fp4_histogram(const std::array<int64_t, 16>& counts, int64_t total) 
   Plot plot({-0.5, 14.5}, {0, highest * 1.05}, "value of the code", "% of codes");
   plot.y_axis(nice_ticks(0, highest, 4));
   std::vector<std::pair<double, std::string>> texts;
+  texts.reserve(bars.size());
   for (size_t i = 0; i < bars.size(); ++i) {
     const double share =
         percent_of(static_cast<double>(bars[i].second), static_cast<double>(total));
@@ -434,6 +435,7 @@ std::string fp8_histogram(const std::array<int64_t, 16>& counts, int64_t total) 
             "% of codes");
   plot.y_axis(nice_ticks(0, highest, 4));
   std::vector<std::pair<double, std::string>> texts;
+  texts.reserve(counts.size());
   for (size_t i = 0; i < counts.size(); ++i) {
     const double share = percent_of(static_cast<double>(counts[i]), static_cast<double>(total));
     const std::string text = i == 0 ? "d" : std::to_string(static_cast<int>(i) - 7);

@@ -91,6 +91,7 @@ void Plot::y_axis(const std::vector<double>& ticks) {
 
 void Plot::x_axis(const std::vector<double>& ticks) {
   std::vector<std::pair<double, std::string>> texts;
+  texts.reserve(ticks.size());
   for (const double tick : ticks) texts.emplace_back(tick, tick_text(tick));
   x_axis_texts(texts);
 }

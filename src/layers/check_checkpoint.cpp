@@ -525,7 +525,7 @@ class CheckpointChecker {
     judge(statistics.denormal_scales - zero_blocks, "denormal", "is the global scale too large?");
     judge(statistics.saturated_scales, "the largest that there is",
           "is the global scale too small?");
-    if (statistics.uneven_scales > 0 && are_powers_of_two_declared()) {
+    if (type == ScaleType::kF32 && statistics.uneven_scales > 0 && are_powers_of_two_declared()) {
       findings_.error(rules::kUneven, tensor.name,
                       fmt::format("{} of {} block scales are no powers of two, but config.json "
                                   "says so (scale_fmt ue8m0); rounded without their codes they "
@@ -534,7 +534,12 @@ class CheckpointChecker {
     }
   }
 
-  [[nodiscard]] bool are_powers_of_two_declared() const {
+  bool are_powers_of_two_declared() {
+    if (!is_ue8m0_declared_) is_ue8m0_declared_ = read_scale_format();
+    return *is_ue8m0_declared_;
+  }
+
+  [[nodiscard]] bool read_scale_format() const {
     const std::string& text = checkpoint_.config_text();
     if (text.empty()) return false;
     const nlohmann::json config = nlohmann::json::parse(text);
@@ -573,6 +578,7 @@ class CheckpointChecker {
   std::set<std::string_view> unreadable_;  // Names of weights whose values mean nothing.
   std::optional<EncodeSettings> settings_;
   bool is_recorded_source_ = false;
+  std::optional<bool> is_ue8m0_declared_;                            // Empty until it is asked for.
   std::map<std::string, std::vector<const LogicalTensor*>> groups_;  // Quantized ones, by group.
   std::map<std::string, float> group_amax_;
   ErrorAccumulator total_;

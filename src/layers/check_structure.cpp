@@ -22,15 +22,26 @@ namespace {
 constexpr const char* kDeclarationMember = "quantization_config";
 constexpr size_t kNamesInMessage = 4;
 
-// "3, 4, 5, 6, ... (12 in all)".
-std::string list_of_numbers(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (size_t i = 0; i < std::min(numbers.size(), kNamesInMessage); ++i) {
-    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
+// Numbers that are not in a set. There may be as many as 64 bits count, so few are kept.
+struct MissingNumbers {
+  int64_t count = 0;
+  std::vector<int64_t> first;
+
+  // Adds [begin, end).
+  void add(int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end && first.size() < kNamesInMessage; ++number) {
+      first.push_back(number);
+    }
+    count += std::max<int64_t>(0, end - begin);
   }
-  if (numbers.size() > kNamesInMessage) text += fmt::format(", ... ({} in all)", numbers.size());
-  return text;
-}
+
+  // "3, 4, 5, 6, ... (12 in all)".
+  [[nodiscard]] std::string text() const {
+    const bool are_all = count == static_cast<int64_t>(first.size());
+    return fmt::format("{}{}", fmt::join(first, ", "),
+                       are_all ? "" : fmt::format(", ... ({} in all)", count));
+  }
+};
 
 // Suffixes that only companions of codes have.
 bool is_companion_name(std::string_view tensor) {
@@ -176,14 +187,14 @@ std::optional<NumberedName> split_at(std::string_view name, std::string_view com
   return std::nullopt;
 }
 
-std::vector<int64_t> missing_numbers(const std::set<int64_t>& present, int64_t count) {
-  std::vector<int64_t> missing;
+MissingNumbers missing_numbers(const std::set<int64_t>& present, int64_t count) {
+  MissingNumbers missing;
   int64_t next = 0;
   for (const int64_t number : present) {
-    for (; next < std::min(number, count); ++next) missing.push_back(next);
+    missing.add(next, std::min(number, count));
     next = number + 1;
   }
-  for (; next < count; ++next) missing.push_back(next);
+  missing.add(next, count);
   return missing;
 }
 
@@ -286,13 +297,12 @@ class StructureChecker {
     for (const auto& [prefix, numbers] : stacks) {
       int64_t count = *numbers.rbegin() + 1;
       if (declared && stacks.size() == 1) count = std::max(count, *declared);
-      const std::vector<int64_t> missing = missing_numbers(numbers, count);
-      if (missing.empty()) continue;
-      findings_.error(
-          rules::kMissing, "",
-          fmt::format("'{}': {} layers are there, {} were expected{}: missing are {}",
-                      printable(prefix), numbers.size(), count,
-                      declared == count ? " (config.json)" : "", list_of_numbers(missing)));
+      const MissingNumbers missing = missing_numbers(numbers, count);
+      if (missing.count == 0) continue;
+      findings_.error(rules::kMissing, "",
+                      fmt::format("'{}': {} layers are there, {} were expected{}: missing are {}",
+                                  printable(prefix), numbers.size(), count,
+                                  declared == count ? " (config.json)" : "", missing.text()));
     }
   }
 
@@ -332,11 +342,11 @@ class StructureChecker {
     const std::string pattern = fmt::format("'{}.*.{}'", printable(prefix), printable(rest));
     std::set<int64_t> numbers;
     for (const auto& [number, unused_tensor] : projection.experts) numbers.insert(number);
-    const std::vector<int64_t> missing = missing_numbers(numbers, count);
-    if (!missing.empty()) {
-      findings_.error(rules::kExperts, "",
-                      fmt::format("{} is missing for experts {} of {}", pattern,
-                                  list_of_numbers(missing), count));
+    const MissingNumbers missing = missing_numbers(numbers, count);
+    if (missing.count > 0) {
+      findings_.error(
+          rules::kExperts, "",
+          fmt::format("{} is missing for experts {} of {}", pattern, missing.text(), count));
     }
     const LogicalTensor& first = *projection.experts.begin()->second;
     for (const auto& [number, tensor] : projection.experts) {

@@ -158,6 +158,10 @@ FAULTS = {
                       "NF-C004", "error", UP + "weight_scale", "no codes"),
     "layer missing": ("nvfp4-ct", lambda m: m.config.update(num_hidden_layers=3),
                       "NF-C003", "error", None, "missing are 1, 2"),
+    "many layers missing": ("nvfp4-ct", lambda m: (
+        m.config.update(num_hidden_layers=2**62), m.tensors.update({
+            "model.layers.999999999.x": ["BF16", [2], bytearray(4)]})),
+                            "NF-C003", "error", None, f"({2**62 - 2} in all)"),
     "excluded but quantized": ("nvfp4-ct", lambda m: m.quantization["ignore"].append(GATE[:-1]),
                                "NF-C004", "error", GATE + "weight", "excludes its module"),
     "too many experts": ("nvfp4-ct", lambda m: m.config.update(num_experts=2),

@@ -137,6 +137,8 @@ MEASURING_CASES = {
     "moe run": Case(["moe", "run", str(TINY_MOE), "--layer", "0", "--tokens", "1", "--min-time",
                      "0", "--mode", "bf16", "--threads", "1", "--routing-out", "{target}"],
                     "out.safetensors", program=BENCH_CLI),
+    "report": Case(["report", "{sources}/quantized", "--html", "{target}", "--threads", "1"],
+                   "out.html"),
 }
 
 
