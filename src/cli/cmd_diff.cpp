@@ -2,6 +2,7 @@
 // 1 where a value differs, so that scripts can ask "same model?" without reading the output.
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -268,6 +269,29 @@ std::string detail_text(const CheckpointDiff& diff) {
   return text;
 }
 
+// Sums up what differs between two quantizations, in all tensors together.
+std::string stored_text(const CheckpointDiff& diff) {
+  StoredDiff sums;
+  double least_ratio = std::numeric_limits<double>::infinity();
+  double largest_ratio = 0;
+  for (const TensorDiff& tensor : diff.tensors) {
+    if (!tensor.stored) continue;
+    sums.codes += tensor.stored->codes;
+    sums.different_codes += tensor.stored->different_codes;
+    sums.scales += tensor.stored->scales;
+    sums.different_scales += tensor.stored->different_scales;
+    const double ratio = tensor.stored->b_global_scale / tensor.stored->a_global_scale;
+    least_ratio = std::min(least_ratio, ratio);
+    largest_ratio = std::max(largest_ratio, ratio);
+  }
+  if (sums.codes == 0) return "";
+  return fmt::format(
+      "as stored: {} % of the codes differ, {} % of the block scales\n"
+      "global scale of B by A: {:.5g} to {:.5g}\n",
+      percent_text(sums.different_codes, sums.codes),
+      percent_text(sums.different_scales, sums.scales), least_ratio, largest_ratio);
+}
+
 // Which side is the better quantization of the original.
 std::string original_text(const CheckpointDiff& diff) {
   int64_t a_misrounded = 0;
@@ -333,6 +357,7 @@ void print_table(const CheckpointDiff& diff, const OutputArguments& output) {
     text += '\n';
   }
   text += detail_text(diff);
+  text += stored_text(diff);
   text += original_text(diff);
   text += nonfinite_text(diff);
   text += fmt::format("{}: {} of {} tensors have other values\n",

@@ -245,6 +245,7 @@ def test_diff_of_two_quantizations(tmp_path, quantized):
                 < tensor["b_original"]["figures"]["sqnr_db"])
     result = run("diff", quantized, other, "--original", TINY_MOE)
     assert "nearer to the original: A in 0, B in 208 of 208 tensors" in result.stdout
+    assert "global scale of B by A: 1.75 to 1.75\n" in result.stdout
     assert all(len(line) <= 100 for line in result.stdout.splitlines())
     # Codes of one tensor, moved away from the nearest ones.
     run_ok("quantize", TINY_MOE, changed, "--to", "nvfp4")
