@@ -95,7 +95,7 @@ struct CheckpointCheck {
   // second is empty without a source.
   std::string fingerprint;
   std::string source_fingerprint;
-  uint64_t read_bytes = 0;                      // Tensor data, on both sides.
+  uint64_t read_bytes = 0;  // Tensor data, on both sides.
   bool cancelled = false;
 
   [[nodiscard]] NARROWFLOAT_API int64_t count(Severity severity) const;

@@ -2,7 +2,6 @@
 // light or dark scheme; every mark has a title, which browsers show when the pointer is on it.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
