@@ -176,10 +176,13 @@ BatchedRows require_batched_rows(std::string_view argument, const TensorView& vi
     throw_invalid("{}: expected {} rows in all ({} x {} of the output), got {}", argument,
                   batch * rows, batch, rows, to_string(view));
   }
-  return {.batch_stride = rows * matrix.stride, .row_stride = matrix.stride};
+  // It overflows only where there is no second batch.
+  const int64_t batch_stride = checked_mul(rows, matrix.stride).value_or(0);
+  return {.batch_stride = batch_stride, .row_stride = matrix.stride};
 }
 
 ByteRange byte_range(std::string_view argument, const TensorView& view) {
+  require_view(argument, view);
   if (view.is_absent() || view.num_elements() == 0) return {argument, nullptr, 0};
   std::optional<int64_t> size = 1;
   for (size_t axis = 0; axis < static_cast<size_t>(view.rank) && size; ++axis) {

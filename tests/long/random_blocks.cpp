@@ -181,7 +181,9 @@ QuantizeOptions any_options(const FormatInfo& info, DType dtype, int middle, Ran
   if (info.scale_type == ScaleType::kF32) {
     options.fp8_rule = random.pick({Fp8ScaleRule::kReciprocal, Fp8ScaleRule::kReciprocalPow2,
                                     Fp8ScaleRule::kAmaxDiv, Fp8ScaleRule::kPow2Ceil});
-    if (random.chance(20)) options.fp8_eps = random.pick({1e-30F, 1e-4F, 1.0F});
+    const bool takes_eps =
+        options.math == MathMode::kExact || options.fp8_rule != Fp8ScaleRule::kReciprocal;
+    if (takes_eps && random.chance(20)) options.fp8_eps = random.pick({1e-30F, 1e-4F, 1.0F});
   }
   return options;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bad_enumerator.h"
+#include "base/int_math.h"
 #include "base/throw_error.h"
 #include "layers/moe/owned_tensor.h"
 #include "tensor/row_checks.h"
@@ -148,7 +149,7 @@ void check_weight_shape(std::string_view argument, const WeightView& weight,
   const int64_t packed = values.dtype == DType::kU8 ? 2 : 1;
   const auto expected = shape.begin();
   if (values.rank != 3 || values.shape[0] != expected[0] || values.shape[1] != expected[1] ||
-      values.shape[2] * packed != expected[2]) {
+      checked_mul(values.shape[2], packed) != expected[2]) {
     throw_invalid("{}.values: expected [local experts, rows, cols] = [{}, {}, {}] elements, got {}",
                   argument, expected[0], expected[1], expected[2], to_string(values));
   }
