@@ -117,12 +117,46 @@ struct ProgressEvent {
 
 struct ErrorFigures;
 
+// How weights whose names match are quantized, instead of QuantizeCheckpointOptions.
+struct QuantizeRule {
+  std::string glob;
+  // "nvfp4", "mxfp4", "mxfp8", "fp8-block" or the name of a convention: one that may be in one
+  // checkpoint with options.to. "keep": not quantized.
+  std::string format;
+  std::optional<MathMode> math;
+  std::optional<Ue8m0Rounding> mx_scale;
+  std::optional<ScaleSearch> scale_search;
+};
+// "GLOB=FORMAT". Throws kInvalidArgument for another text.
+NARROWFLOAT_API QuantizeRule parse_rule(std::string_view text);
+
+struct QuantizeRecipe {
+  std::vector<std::string> include;
+  std::vector<std::string> exclude;
+  std::vector<QuantizeRule> rules;
+};
+// A JSON file: {"include": [GLOB...], "exclude": [GLOB...], "rules": [{"match": GLOB, "format":
+// FORMAT, "math": ..., "mx_scale": ..., "scale_search": ...}...]}, all of whose members may be
+// missing but "match" and "format". Throws kIo, or kCorruptData for other content.
+NARROWFLOAT_API QuantizeRecipe read_recipe(const std::string& path);
+
+// Reads module -> largest magnitude of its input from a JSON object of numbers, or from the
+// safetensors file of the Python function narrowfloat.transformers.calibrate, of whose experts
+// those without tokens get the largest magnitude of their layer. Throws kIo or kCorruptData.
+NARROWFLOAT_API std::map<std::string, float> read_activation_amax(const std::string& path);
+
 struct QuantizeCheckpointOptions {
   Convention to = Convention::kNvfp4CompressedTensors;
   // Globs over tensor names. Includes add tensors to the default choice (they must be
   // quantizable); excludes win.
   std::vector<std::string> include;
   std::vector<std::string> exclude;
+  // For each weight the first that matches counts; without one, `to`. They choose among the weights
+  // that are quantized, and add none.
+  std::vector<QuantizeRule> rules;
+  // The largest magnitude of what comes into a module. NVFP4 weights of modules that are named get
+  // static activation scales, and the config says that their activations are quantized.
+  std::map<std::string, float> activation_amax;
   MathMode math = MathMode::kExact;
   Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;
   ScaleSearch scale_search = ScaleSearch::kAmax;
@@ -169,6 +203,7 @@ struct TensorReport {
   std::string name;
   std::string action;  // "quantize", "dequantize", "convert", "requantize" or "copy".
   std::string reason;  // Why it is copied, or not converted exactly.
+  std::string format;  // The convention of a weight that is quantized: "nvfp4-ct".
   std::vector<int64_t> shape;
   uint64_t source_bytes = 0;
   uint64_t target_bytes = 0;

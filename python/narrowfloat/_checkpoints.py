@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -22,6 +22,9 @@ def quantize_checkpoint(
     *,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    rules: Sequence[tuple[str, str]] = (),
+    recipe: Path | None = None,
+    activation_amax: Path | Mapping[str, float] | None = None,
     math: Literal["exact", "fast"] = "exact",
     mx_scale: Literal["up", "floor", "even"] = "up",
     scale_search: Literal["amax", "four_over_six", "full"] = "amax",
@@ -37,6 +40,10 @@ def quantize_checkpoint(
 
     to: a convention of docs/cli.md: nvfp4, nvfp4-modelopt, mxfp4, mxfp8, fp8-block.
     include, exclude: globs over tensor names; includes add to the default choice, excludes win.
+    rules: pairs of a glob and a format, or "keep": the first that matches a weight counts.
+    recipe: a JSON file of includes, excludes and rules (docs/cli.md), after the others.
+    activation_amax: the file of narrowfloat.transformers.calibrate(), a .json file, or module names
+    with the largest magnitudes of their inputs: NVFP4 weights get static activation scales.
     force: replace what is at the target. dry_run: plan and validate only. measure: fill `figures`.
     max_shard_bytes: a directory is written as files of up to so many bytes.
     resume: continue an interrupted run with the same source, target and options after the files
@@ -44,7 +51,15 @@ def quantize_checkpoint(
     The target appears complete or not at all. Ctrl-C stops between tensors.
     """
     options = _core.QuantizeCheckpointOptions()
-    options.include, options.exclude = list(include), list(exclude)
+    read = _core.read_recipe(os.fspath(recipe)) if recipe is not None else None
+    options.include = [*include, *(read.include if read else ())]
+    options.exclude = [*exclude, *(read.exclude if read else ())]
+    parsed = [_core.parse_rule(f"{glob}={chosen}") for glob, chosen in rules]
+    options.rules = [*parsed, *(read.rules if read else ())]
+    if isinstance(activation_amax, Mapping):
+        options.activation_amax = {name: float(amax) for name, amax in activation_amax.items()}
+    elif activation_amax is not None:
+        options.activation_amax = _core.read_activation_amax(os.fspath(activation_amax))
     options.keep_nonfinite, options.max_memory_bytes = keep_nonfinite, max_memory_bytes
     options.max_shard_bytes = max_shard_bytes
     options.dry_run, options.force, options.measure = dry_run, force, measure

@@ -152,6 +152,7 @@ void bind_reports(nb::module_& module) {
       .def_ro("name", &TensorReport::name)
       .def_ro("action", &TensorReport::action, "quantize, dequantize, convert, requantize or copy.")
       .def_ro("reason", &TensorReport::reason, "Why it is copied, or not converted exactly.")
+      .def_ro("format", &TensorReport::format, "The convention of a weight that is quantized.")
       .def_ro("shape", &TensorReport::shape)
       .def_ro("source_bytes", &TensorReport::source_bytes)
       .def_ro("target_bytes", &TensorReport::target_bytes)
@@ -382,10 +383,20 @@ void bind_checkpoints(nb::module_& module) {
   bind_reprs(module);
   bind_layer(module);
   bind_check(module);
+  nb::class_<QuantizeRule>(module, "QuantizeRule");
+  nb::class_<QuantizeRecipe>(module, "QuantizeRecipe")
+      .def_ro("include", &QuantizeRecipe::include)
+      .def_ro("exclude", &QuantizeRecipe::exclude)
+      .def_ro("rules", &QuantizeRecipe::rules);
+  module.def("parse_rule", &parse_rule, "text"_a);
+  module.def("read_recipe", &read_recipe, "path"_a);
+  module.def("read_activation_amax", &read_activation_amax, "path"_a);
   nb::class_<QuantizeCheckpointOptions>(module, "QuantizeCheckpointOptions")
       .def(nb::init<>())
       .def_rw("include", &QuantizeCheckpointOptions::include)
       .def_rw("exclude", &QuantizeCheckpointOptions::exclude)
+      .def_rw("rules", &QuantizeCheckpointOptions::rules)
+      .def_rw("activation_amax", &QuantizeCheckpointOptions::activation_amax)
       .def_rw("keep_nonfinite", &QuantizeCheckpointOptions::keep_nonfinite)
       .def_rw("max_memory_bytes", &QuantizeCheckpointOptions::max_memory_bytes)
       .def_rw("max_shard_bytes", &QuantizeCheckpointOptions::max_shard_bytes)

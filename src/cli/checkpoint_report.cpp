@@ -31,6 +31,8 @@ constexpr std::array kSpellings = {
     Spelling{"force", "--force"},
     Spelling{"resume", "--resume"},
     Spelling{"dtype", "--dtype"},
+    Spelling{"rules", "--rule"},
+    Spelling{"activation_amax", "--activation-amax"},
     Spelling{"exact_only", "--exact-only"},
     Spelling{"lossy", "--lossy"},
     Spelling{"to", "--to"},
@@ -132,6 +134,7 @@ Json to_json(const TensorReport& tensor) {
   Json json{{"name", tensor.name},
             {"action", tensor.action},
             {"reason", tensor.reason},
+            {"format", tensor.format.empty() ? Json(nullptr) : Json(tensor.format)},
             {"shape", tensor.shape},
             {"source_bytes", tensor.source_bytes},
             {"target_bytes", tensor.target_bytes},
@@ -190,7 +193,18 @@ void print_document(const CheckpointReport& report, const ReportContext& context
   print_json(document);
 }
 
-// Both sets in one table, in the order of the checkpoint; faint rows are left alone.
+bool has_several_formats(const CheckpointReport& report) {
+  std::string_view first;
+  for (const TensorReport& tensor : report.tensors) {
+    if (tensor.format.empty()) continue;
+    if (!first.empty() && first != tensor.format) return true;
+    first = tensor.format;
+  }
+  return false;
+}
+
+// Both sets in one table, in the order of the checkpoint; faint rows are left alone. Where formats
+// are mixed they stand for the action.
 std::string tensor_table(const CheckpointReport& report, const ReportContext& context,
                          bool colored) {
   using enum Table::Align;
@@ -201,9 +215,11 @@ std::string tensor_table(const CheckpointReport& report, const ReportContext& co
                {"SQNR dB", kRight},
                {"tensor", kLeft},
                {context.command == "convert" ? "why not exact" : "why left alone", kLeft}});
+  const bool is_mixed = has_several_formats(report);
   for (const TensorReport& tensor : report.tensors) {
     const bool is_copy = tensor.action == kCopy;
-    table.add_row({tensor.action, format_shape(tensor.shape), format_bytes(tensor.source_bytes),
+    table.add_row({is_mixed && !tensor.format.empty() ? tensor.format : tensor.action,
+                   format_shape(tensor.shape), format_bytes(tensor.source_bytes),
                    format_bytes(tensor.target_bytes),
                    tensor.figures ? format_fixed(tensor.figures->sqnr_db, 2) : "-",
                    escaped(tensor.name), escaped(tensor.reason)},

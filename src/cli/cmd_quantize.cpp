@@ -16,12 +16,16 @@ constexpr const char* kQuantizeExamples = R"(Examples:
   narrowfloat quantize model-bf16 model-nvfp4 --to nvfp4
   narrowfloat quantize model-bf16 out --to mxfp4 --exclude '*.self_attn.*' --dry-run
   narrowfloat quantize layer.safetensors layer-fp8.safetensors --to fp8-block --json
+  narrowfloat quantize model-bf16 out --to nvfp4 --rule '*.self_attn.*=mxfp8'
 )";
 constexpr const char* kDequantizeExamples = R"(Examples:
   narrowfloat dequantize model-nvfp4 model-bf16 --dtype bf16
 )";
 
-using QuantizeArguments = WritingArguments<QuantizeCheckpointOptions>;
+struct QuantizeArguments : WritingArguments<QuantizeCheckpointOptions> {
+  std::string recipe;  // Files; empty: none.
+  std::string activation_amax;
+};
 using DequantizeArguments = WritingArguments<DequantizeCheckpointOptions>;
 
 // Options whose values are settled once all of them are known.
@@ -41,10 +45,14 @@ std::string convention_list() {
 
 // Options that the chosen format has no use for are errors: ignoring one would leave the user with
 // a file that is not what was asked for.
-void check_conflicts(const QuantizeChoices& choices, QuantizeCheckpointOptions& options) {
+void check_conflicts(const QuantizeChoices& choices, bool has_rules,
+                     QuantizeCheckpointOptions& options) {
   const ConventionInfo& target = convention_info(options.to);
   const bool is_mx = format_info(target.format).scale_type == ScaleType::kUE8M0;
   const bool is_nvfp4 = target.format == FormatId::kNvfp4;
+  options.mx_scale = choices.mx_scale.value_or(options.mx_scale);
+  options.scale_search = choices.scale_search.value_or(options.scale_search);
+  if (has_rules) return;  // The options are about the weights that have a use for them.
   if (choices.mx_scale && !is_mx) {
     throw CLI::ValidationError(
         "--mx-scale", fmt::format("{} has no power-of-two scales; leave the option out, or use "
@@ -57,13 +65,32 @@ void check_conflicts(const QuantizeChoices& choices, QuantizeCheckpointOptions& 
                                       "option out, or use --to nvfp4-ct or nvfp4-modelopt",
                                       target.name));
   }
-  options.mx_scale = choices.mx_scale.value_or(options.mx_scale);
-  options.scale_search = choices.scale_search.value_or(options.scale_search);
+}
+
+// The rules of the command line come before those of the recipe.
+void read_files(const QuantizeArguments& arguments, QuantizeCheckpointOptions& options) {
+  if (!arguments.recipe.empty()) {
+    const QuantizeRecipe recipe = read_recipe(arguments.recipe);
+    const auto append = [](const auto& from, auto& to) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(recipe.include, options.include);
+    append(recipe.exclude, options.exclude);
+    append(recipe.rules, options.rules);
+  }
+  if (!arguments.activation_amax.empty()) {
+    options.activation_amax = read_activation_amax(arguments.activation_amax);
+  }
 }
 
 ExitCode run_quantize(const QuantizeArguments& arguments) {
+  const auto quantize = [&](const std::string& source, const std::string& target,
+                            QuantizeCheckpointOptions& options) {
+    read_files(arguments, options);
+    return quantize_checkpoint(source, target, options);
+  };
   return write_checkpoint(arguments, "quantize", convention_info(arguments.options.to).name,
-                          quantize_checkpoint);
+                          quantize);
 }
 
 ExitCode run_dequantize(const DequantizeArguments& arguments) {
@@ -92,6 +119,21 @@ void add_quantize(const Commands& commands) {
             "Also quantize tensors with such a name; may be repeated");
   add_globs(command, "--exclude", options.exclude,
             "Never quantize tensors with such a name; wins over --include; may be repeated");
+  add_repeated(
+      command, "--rule",
+      [&options](const std::string& text) { options.rules.push_back(parse_rule(text)); },
+      "Weights with such names get FORMAT, or 'keep'; the first that matches counts; may be "
+      "repeated")
+      ->option_text("GLOB=FORMAT");
+  command
+      .add_option("--recipe", arguments.recipe,
+                  "A JSON file of globs to include and exclude, and rules with their own settings")
+      ->option_text("FILE");
+  command
+      .add_option("--activation-amax", arguments.activation_amax,
+                  "Static activation scales of NVFP4 from the file of "
+                  "narrowfloat.transformers.calibrate, or JSON")
+      ->option_text("FILE");
   add_parsed_into(command, "--math", in_any_case(parse_math_mode), options.math,
                   "Arithmetic: exact (default) or fast, bit for bit as common GPU kernels")
       ->option_text("MODE");
@@ -112,8 +154,10 @@ void add_quantize(const Commands& commands) {
   add_writer(command, arguments);
   add_output(command, arguments.output, CsvSupport::kNo);
   // Runs once all options of the command are known, in whatever order they came.
-  command.parse_complete_callback(
-      [&arguments, choices] { check_conflicts(*choices, arguments.options); });
+  command.parse_complete_callback([&arguments, choices] {
+    const bool has_rules = !arguments.options.rules.empty() || !arguments.recipe.empty();
+    check_conflicts(*choices, has_rules, arguments.options);
+  });
 }
 
 void add_dequantize(const Commands& commands) {

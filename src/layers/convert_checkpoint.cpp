@@ -155,6 +155,7 @@ class CheckpointConverter {
     report.name = weight.name;
     report.action = task.conversion.has_values() ? kRequantized : kConverted;
     report.reason = task.conversion.reason;
+    report.format = spec_.info.name;
     report.shape = weight.shape;
     report.source_bytes = QuantizedWeight::buffer_bytes(from, weight.all_rows(), weight.cols);
     if (from.global_scale.exists()) report.source_bytes += weight.sources.size() * sizeof(float);

@@ -9,11 +9,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+
+#include <fmt/ranges.h>
 
 #include "base/throw_error.h"
 #include "checkpoint/conventions/declaration.h"
+#include "checkpoint/conventions/mixed_config.h"
 #include "checkpoint/escape.h"
 #include "layers/config_rewrite.h"
+#include "layers/format_rules.h"
 #include "layers/memory_plan.h"
 #include "layers/nonfinite.h"
 #include "layers/quantized_weight.h"
@@ -36,11 +41,15 @@ constexpr int64_t kMeasureElements = int64_t{4} << 20;
 // A weight to be quantized.
 struct Task {
   const CheckpointTensor* tensor = nullptr;
+  WeightChoice choice;
+  std::vector<TensorSpec> parts;
   RowRanges ranges;
   std::string scale_key;
+  float input_scale = 0;  // As stored; 0: none.
   TensorReport* report = nullptr;
 
   [[nodiscard]] const std::string& name() const { return tensor->info.name; }
+  [[nodiscard]] const ConventionSpec& spec() const { return *choice.spec; }
   [[nodiscard]] int64_t rows() const { return tensor->info.shape[0]; }
   [[nodiscard]] int64_t cols() const { return tensor->info.shape[1]; }
 };
@@ -137,7 +146,7 @@ class CheckpointQuantizer {
                     spec_.info.is_convert_target ? "written by conversions only" : "read only",
                     written_convention_names());
     }
-    check_encode_settings(settings_, spec_);
+    if (options_.rules.empty()) check_encode_settings(settings_, spec_);
     if (options_.max_shard_bytes == 0) {
       throw_invalid("option max_shard_bytes: must be at least 1, got 0");
     }
@@ -146,9 +155,13 @@ class CheckpointQuantizer {
   void plan() {
     const std::vector<LogicalTensor> tensors = recognise(source_);
     refuse_quantized(tensors);
-    const SelectionRules rules = {spec_.info.format, options_.include, options_.exclude,
-                                  excluded_modules_of(source_.config_text(), source_.path())};
+    SelectionRules rules = {spec_.info.format, options_.include, options_.exclude,
+                            excluded_modules_of(source_.config_text(), source_.path())};
+    const std::vector<WeightChoice> choices =
+        choose_formats(tensors, spec_, settings_, options_.rules);
+    for (const WeightChoice& choice : choices) rules.formats.push_back(choice.format());
     const std::vector<Selection> selections = select_tensors(tensors, rules);
+    note_groups(tensors, choices, selections);
     for (std::string& warning :
          unmatched_exclusions(tensors, rules.excluded_modules, source_.path())) {
       report_.warnings.push_back(std::move(warning));
@@ -162,16 +175,82 @@ class CheckpointQuantizer {
       report.source_bytes = tensor.info.size_bytes;
       if (!selections[i].warning.empty()) report_.warnings.push_back(selections[i].warning);
       if (selections[i].quantize) {
-        add_task(tensor, report);
+        add_task(tensor, choices[i], report);
       } else {
         add_copy(tensor, selections[i], report);
       }
     }
+    check_activations();
+    warn_of_merged_weights();
     if (tasks_.empty()) {
       throw_invalid(
           "{}: no tensor is left to quantize to {}; look at the reasons with a dry run, "
           "and at option include and option exclude",
           printable(source_.path()), spec_.info.name);
+    }
+  }
+
+  // Sorts the modules that are quantized by what configs say about them.
+  void note_groups(const std::vector<LogicalTensor>& tensors,
+                   const std::vector<WeightChoice>& choices,
+                   const std::vector<Selection>& selections) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!selections[i].quantize) continue;
+      const ConventionSpec* spec = choices[i].spec;
+      const bool has_input_scale =
+          spec->input_scale.exists() && activation_amax(tensors[i].name) > 0;
+      auto group = std::find_if(formats_.begin(), formats_.end(), [&](const FormatGroup& known) {
+        return known.spec == spec && known.has_input_scales == has_input_scale;
+      });
+      if (group == formats_.end()) group = formats_.insert(group, {spec, has_input_scale});
+      group->modules.emplace_back(module_of(tensors[i].name));
+    }
+  }
+
+  // Whether there are several conventions.
+  [[nodiscard]] bool is_mixed() const {
+    return std::any_of(formats_.begin(), formats_.end(), [&](const FormatGroup& group) {
+      return group.spec != formats_.front().spec;
+    });
+  }
+
+  // Returns 0 if it is not known.
+  [[nodiscard]] float activation_amax(const std::string& tensor) const {
+    const auto found = options_.activation_amax.find(std::string(module_of(tensor)));
+    return found == options_.activation_amax.end() ? 0 : found->second;
+  }
+
+  void check_activations() {
+    if (options_.activation_amax.empty()) return;
+    const auto has_scale = [](const auto& task) { return task->input_scale > 0; };
+    const auto count = static_cast<size_t>(std::count_if(tasks_.begin(), tasks_.end(), has_scale));
+    if (count == 0) {
+      throw_invalid(
+          "option activation_amax: names none of the {} modules that are quantized to NVFP4, the "
+          "only format with activation scales",
+          std::count_if(tasks_.begin(), tasks_.end(),
+                        [](const auto& task) { return task->spec().input_scale.exists(); }));
+    }
+    if (count == tasks_.size()) return;
+    report_.warnings.push_back(fmt::format(
+        "{} of {} weights have no activation scale (option activation_amax); the config "
+        "says that only their weights are quantized",
+        tasks_.size() - count, tasks_.size()));
+  }
+
+  // Loaders make one matrix of such weights, which has one format.
+  void warn_of_merged_weights() {
+    std::map<std::string, const Task*> first_of;
+    std::set<std::string> named;
+    for (const std::unique_ptr<Task>& task : tasks_) {
+      const std::string key = shared_scale_key(task->name());
+      if (key.empty()) continue;
+      const Task& first = *first_of.emplace(key, task.get()).first->second;
+      const bool is_same = &first.spec() == &task->spec() && first.input_scale == task->input_scale;
+      if (is_same || !named.insert(key).second) continue;
+      report_.warnings.push_back(
+          fmt::format("tensors '{}' and '{}' are stored differently, but loaders merge them",
+                      printable(first.name()), printable(task->name())));
     }
   }
 
@@ -195,23 +274,32 @@ class CheckpointQuantizer {
     items_.push_back(copy_item(source_, tensor, [this] { return memory_.copy_buffer_bytes(); }));
   }
 
-  void add_task(const CheckpointTensor& tensor, TensorReport& report) {
+  void add_task(const CheckpointTensor& tensor, const WeightChoice& choice, TensorReport& report) {
     auto task = std::make_unique<Task>();
     task->tensor = &tensor;
+    task->choice = choice;
     task->report = &report;
-    task->scale_key = shared_scale_key(tensor.info.name);
-    const int64_t tile = format_info(spec_.info.format).block_rows;
+    const ConventionSpec& spec = task->spec();
+    const std::string module(module_of(task->name()));
+    task->parts = stored_parts(spec, module + ".", task->rows(), task->cols(), is_mixed());
+    const float amax = activation_amax(task->name());
+    if (amax > 0 && spec.input_scale.exists()) {
+      task->input_scale = tensor_scale(spec, {}, amax).stored;
+      task->parts.push_back(input_scale_part(spec, module));
+    }
+    if (spec.global_scale.exists()) task->scale_key = shared_scale_key(tensor.info.name);
+    const int64_t tile = format_info(spec.info.format).block_rows;
     task->ranges = memory_.add(tensor.info.name, task->rows(), {.tile = tile, .smallest = tile},
-                               [&](int64_t rows) { return range_cost(tensor.info, rows); });
+                               [&](int64_t rows) { return range_cost(spec, tensor.info, rows); });
     RewriteItem item = copy_item(source_, tensor, {});
-    item.tensors =
-        stored_parts(spec_, std::string(module_of(task->name())) + ".", task->rows(), task->cols());
+    item.tensors = task->parts;
     item.write = [this, &task = *task](SafetensorsWriter& writer) {
       quantize_weight(task, writer);
     };
     report.action = "quantize";
-    report.target_bytes = QuantizedWeight::buffer_bytes(spec_, task->rows(), task->cols()) +
-                          (spec_.global_scale.exists() ? sizeof(float) : 0);
+    report.format = spec.info.name;
+    report.target_bytes = QuantizedWeight::buffer_bytes(spec, task->rows(), task->cols()) +
+                          (task->parts.size() - 2) * sizeof(float);
     report_.quantized_source_bytes += tensor.info.size_bytes;
     if (!task->scale_key.empty()) groups_[task->scale_key].push_back(task.get());
     items_.push_back(std::move(item));
@@ -220,22 +308,22 @@ class CheckpointQuantizer {
 
   // Source rows, codes and scales, and for the figures some dequantized rows and their sums, with a
   // copy of their codes unless they are the whole range.
-  uint64_t range_cost(const TensorInfo& info, int64_t rows) const {
+  uint64_t range_cost(const ConventionSpec& spec, const TensorInfo& info, int64_t rows) const {
     const int64_t cols = info.shape[1];
     uint64_t cost = PlainReader::buffer_bytes(info, rows);
-    cost += QuantizedWeight::buffer_bytes(spec_, rows, cols);
+    cost += QuantizedWeight::buffer_bytes(spec, rows, cols);
     if (options_.measure) {
-      const int64_t piece = measured_rows(rows, cols);
+      const int64_t piece = measured_rows(spec, rows, cols);
       cost += static_cast<uint64_t>(piece * cols) * sizeof(float) + error_buffer_bytes(piece);
-      if (piece < rows) cost += QuantizedWeight::buffer_bytes(spec_, piece, cols);
+      if (piece < rows) cost += QuantizedWeight::buffer_bytes(spec, piece, cols);
     }
     return cost;
   }
 
   // Rows of a range that are measured at a time.
-  int64_t measured_rows(int64_t rows, int64_t cols) const {
+  static int64_t measured_rows(const ConventionSpec& spec, int64_t rows, int64_t cols) {
     const int64_t most = kMeasureElements / std::max<int64_t>(1, cols);
-    const RowGrid grid = {.tile = format_info(spec_.info.format).block_rows, .smallest = 1};
+    const RowGrid grid = {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
     return rows <= most ? rows : std::min(rows, aligned_rows(most, grid));
   }
 
@@ -251,17 +339,34 @@ class CheckpointQuantizer {
     job.progress = options_.progress;
     job.cancelled = options_.cancelled;
     if (!source_.is_directory()) return job;
-    if (spec_.extra_config != nullptr) job.extra_configs.push_back(spec_.extra_config(model_));
-    if (!source_.config_text().empty()) {
-      job.config_text = with_declaration(source_.config_text(), spec_.quantization_config(model_));
-    }
+    set_configs(job);
     return job;
+  }
+
+  void set_configs(RewriteJob& job) {
+    nlohmann::ordered_json declaration;
+    if (formats_.size() > 1) {
+      declaration = mixed_quantization_config(formats_, model_);
+      job.extra_configs = mixed_extra_configs(formats_, model_);
+    } else {
+      const FormatGroup& group = formats_.front();
+      model_.has_input_scales = group.has_input_scales;
+      declaration = group.spec->quantization_config(model_);
+      if (group.spec->extra_config != nullptr) {
+        job.extra_configs.push_back(group.spec->extra_config(model_));
+      }
+    }
+    if (!source_.config_text().empty()) {
+      job.config_text = with_declaration(source_.config_text(), declaration);
+    }
   }
 
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
-    metadata[kConventionKey] = spec_.info.name;
-    metadata["narrowfloat.settings"] = settings_text(settings_);
+    std::set<std::string_view> names;
+    for (const FormatGroup& group : formats_) names.insert(group.spec->info.name);
+    metadata[kConventionKey] = fmt::format("{}", fmt::join(names, ","));
+    metadata["narrowfloat.settings"] = settings_text(settings_) + rules_text(options_.rules);
     return metadata;
   }
 
@@ -310,22 +415,26 @@ class CheckpointQuantizer {
   }
 
   void quantize_weight(const Task& task, SafetensorsWriter& writer) {
-    const std::string prefix = std::string(module_of(task.name())) + ".";
-    const std::vector<TensorSpec> parts = stored_parts(spec_, prefix, task.rows(), task.cols());
-    const bool is_shared = spec_.global_scale.exists() && !task.scale_key.empty();
+    const ConventionSpec& spec = task.spec();
+    const EncodeSettings& settings = task.choice.settings;
+    const std::vector<TensorSpec>& parts = task.parts;
+    const bool is_shared = !task.scale_key.empty();
     float amax = is_shared ? shared_amax(task) : 0;
     PlainReader reader(source_, *task.tensor, task.ranges.rows_at_a_time);
     TensorScale scale;
-    if (spec_.global_scale.exists()) {
+    if (spec.global_scale.exists()) {
       if (!is_shared) amax = amax_of(task, reader);
-      scale = tensor_scale(spec_, settings_, amax);
+      scale = tensor_scale(spec, settings, amax);
       writer.write(parts[2].name, 0, std::as_bytes(std::span(&scale.stored, 1)));
     }
-    QuantizedWeight coded(spec_, task.ranges.rows_at_a_time, task.cols(), scale.stored);
+    if (task.input_scale > 0) {
+      writer.write(parts.back().name, 0, std::as_bytes(std::span(&task.input_scale, 1)));
+    }
+    QuantizedWeight coded(spec, task.ranges.rows_at_a_time, task.cols(), scale.stored);
     std::optional<Measurement> measurement;
     if (options_.measure) {
       const int64_t rows = task.ranges.rows_at_a_time;
-      measurement.emplace(coded, rows, measured_rows(rows, task.cols()));
+      measurement.emplace(coded, rows, measured_rows(spec, rows, task.cols()));
     }
     int64_t num_nonfinite = 0;
     uint64_t values_written = 0;
@@ -335,7 +444,7 @@ class CheckpointQuantizer {
       coded.set_rows(count);
       if (options_.keep_nonfinite) num_nonfinite += count_nonfinite(rows);
       const auto start = std::chrono::steady_clock::now();
-      encode(rows, settings_, scale.encode, coded);
+      encode(rows, settings, scale.encode, coded);
       report_.quantize_seconds += seconds_since(start);
       writer.write(parts[0].name, values_written, coded.values());
       writer.write(parts[1].name, scales_written, coded.scales());
@@ -371,6 +480,7 @@ class CheckpointQuantizer {
   std::vector<std::unique_ptr<Task>> tasks_;
   std::map<std::string, std::vector<const Task*>> groups_;  // Key: shared scale key.
   std::map<std::string, float> group_amax_;
+  std::vector<FormatGroup> formats_;  // The modules that are quantized.
   ErrorAccumulator total_;
   CheckpointReport report_;
 };

@@ -114,23 +114,9 @@ std::string obstacle(const LogicalTensor& tensor, FormatId format) {
   return "";
 }
 
-void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
-                      std::span<const LogicalTensor> tensors) {
-  for (const std::string& glob : globs) {
-    const bool found = std::any_of(tensors.begin(), tensors.end(), [&](const LogicalTensor& t) {
-      return glob_matches(glob, t.name);
-    });
-    if (!found) {
-      throw_invalid(
-          "option {}: '{}' matches no tensor; globs apply to whole names, as '*.down_proj.weight'",
-          option, printable(glob));
-    }
-  }
-}
-
-Selection select(const LogicalTensor& tensor, const SelectionRules& rules,
-                 const ModuleExclusions& exclusions) {
-  const std::string why_not = obstacle(tensor, rules.format);
+Selection select(const LogicalTensor& tensor, std::optional<FormatId> format,
+                 const SelectionRules& rules, const ModuleExclusions& exclusions) {
+  const std::string why_not = format ? obstacle(tensor, *format) : "kept by a rule";
   const std::string_view module = module_of(tensor.name);
   const NameRule* rule = module.empty() ? nullptr : name_rule(module);
   Selection selection;
@@ -141,8 +127,8 @@ Selection select(const LogicalTensor& tensor, const SelectionRules& rules,
   if (matches_any(rules.exclude, tensor.name)) {
     selection.reason = "excluded";
   } else if (included && !why_not.empty()) {
-    throw_invalid("option include: tensor '{}' cannot be quantized to {}: {}",
-                  printable(tensor.name), name(rules.format), why_not);
+    throw_invalid("option include: tensor '{}' cannot be quantized{}: {}", printable(tensor.name),
+                  format ? fmt::format(" to {}", name(*format)) : "", why_not);
   } else if (!why_not.empty()) {
     selection.reason = why_not;
   } else if (!included && rule != nullptr) {
@@ -228,6 +214,20 @@ bool ModuleExclusions::contains(std::string_view module) const {
   });
 }
 
+void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
+                      std::span<const LogicalTensor> tensors) {
+  for (const std::string& glob : globs) {
+    const bool found = std::any_of(tensors.begin(), tensors.end(), [&](const LogicalTensor& t) {
+      return glob_matches(glob, t.name);
+    });
+    if (!found) {
+      throw_invalid(
+          "option {}: '{}' matches no tensor; globs apply to whole names, as '*.down_proj.weight'",
+          option, printable(glob));
+    }
+  }
+}
+
 std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
                                       const SelectionRules& rules) {
   refuse_unmatched("include", rules.include, tensors);
@@ -235,8 +235,9 @@ std::vector<Selection> select_tensors(std::span<const LogicalTensor> tensors,
   std::vector<Selection> selections;
   selections.reserve(tensors.size());
   const ModuleExclusions exclusions(rules.excluded_modules);
-  for (const LogicalTensor& tensor : tensors) {
-    selections.push_back(select(tensor, rules, exclusions));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto format = rules.formats.empty() ? rules.format : rules.formats.at(i);
+    selections.push_back(select(tensors[i], format, rules, exclusions));
   }
   return selections;
 }

@@ -5,6 +5,7 @@
 // rotary tables, and what the source config excludes. Includes add to that; excludes win over both.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ struct SelectionRules {
   std::vector<std::string> exclude;
   // Globs over module names, from the source config; they include the modules below a match.
   std::vector<std::string> excluded_modules;
+  // For each tensor instead of `format`; none: a rule keeps it as it is. Empty: no rules.
+  std::vector<std::optional<FormatId>> formats = {};
 };
 
 struct Selection {
@@ -56,6 +59,10 @@ class ModuleExclusions {
   std::unordered_set<std::string_view> names_;
   std::vector<std::string_view> patterns_;
 };
+
+// Throws kInvalidArgument, which names the option, for a glob that matches no tensor.
+void refuse_unmatched(const char* option, const std::vector<std::string>& globs,
+                      std::span<const LogicalTensor> tensors);
 
 // Modules that the config of the checkpoint at `path` excludes: config_text is JSON or empty.
 // Throws kUnsupported for regular expressions, kCorruptData for too many patterns.

@@ -48,8 +48,8 @@ def test_quantize_json_keys(tmp_path):
     assert list(document["converted"]) == ["tensors", "elements", "source_bytes", "target_bytes",
                                            "bits_per_weight"]
     assert list(document["figures"]) == FIGURES
-    assert list(document["tensors"][0]) == ["name", "action", "reason", "shape", "source_bytes",
-                                            "target_bytes", "figures"]
+    assert list(document["tensors"][0]) == ["name", "action", "reason", "format", "shape",
+                                            "source_bytes", "target_bytes", "figures"]
 
 
 def test_quantize_leaves_the_default_tensors_alone(tmp_path):

@@ -99,9 +99,12 @@ std::string written_convention_names();
 std::string convert_target_names();
 
 // Stored tensors of the weight `prefix` + "weight" (prefix: "model.layers.0.mlp.up_proj."), in the
-// order values, scales, global scale, for a convention without stacked experts.
+// order values, scales, global scale, for a convention without stacked experts. `is_mixed`: in a
+// checkpoint of several conventions, where the scales of FP8 blocks have compressed-tensors' name.
 std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
-                                     int64_t rows, int64_t cols);
+                                     int64_t rows, int64_t cols, bool is_mixed = false);
+// The convention of `format` that may be in one checkpoint with `base`; nullptr if there is none.
+const ConventionSpec* companion_of(const ConventionSpec& base, FormatId format);
 // The stored activation scale of a module.
 TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module);
 // Shapes of the values and scales of a rows x cols weight.

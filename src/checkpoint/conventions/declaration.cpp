@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/throw_error.h"
+#include "checkpoint/conventions/mixed_config.h"
 #include "checkpoint/escape.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/json_guard.h"
@@ -74,23 +75,36 @@ std::string weights_problem(const json& config, const ConventionSpec& spec) {
   return problem;
 }
 
-Declaration read_declaration(const std::string& path, const json& config,
-                             const std::string& source) {
-  Declaration declaration{.source = source, .method = describe(config)};
+// The convention of a config that is about one format. `path`: the checkpoint's, for messages.
+const ConventionSpec* find_spec(const std::string& path, const json& config,
+                                const Declaration& declaration) {
   for (const ConventionSpec* spec : all_convention_specs()) {
     if (!spec->is_declared_by(config)) continue;
     const std::string problem = weights_problem(config, *spec);
     if (!problem.empty()) {
       throw_error(ErrorKind::kCorruptData, "{}: {} declares {} ({}) and contradicts itself: {}",
-                  printable(path), source, spec->info.name, declaration.method, problem);
+                  printable(path), declaration.source, spec->info.name, declaration.method,
+                  problem);
     }
-    declaration.spec = spec;
-    return declaration;
+    return spec;
   }
   throw_error(
       ErrorKind::kUnsupported,
       "{}: {}: quantization method '{}' cannot be read; readable are {} (and ModelOpt MXFP8)",
-      printable(path), source, declaration.method, convention_names());
+      printable(path), declaration.source, describe(config), convention_names());
+}
+
+Declaration read_declaration(const std::string& path, const json& config,
+                             const std::string& source) {
+  Declaration declaration{.source = source, .method = describe(config)};
+  for (const json& one : split_by_format(config)) {
+    declaration.add(find_spec(path, one, declaration));
+  }
+  if (declaration.specs.empty()) {
+    throw_error(ErrorKind::kCorruptData, "{}: {}: '{}' lists no weights", printable(path), source,
+                declaration.method);
+  }
+  return declaration;
 }
 
 // Appends what the config of a model declares, if it does. `source`: the place of that config.
@@ -103,8 +117,8 @@ void add_declaration(const std::string& path, const json& model_config, const st
   // A member of the model's config, or of quantization_config.
   std::string experts = string_member(model_config, kExpertMember);
   if (experts.empty()) experts = string_member(*config, kExpertMember);
-  if (declaration.spec == &deepseek_fp8() && experts == "fp4") {
-    declaration.experts = &deepseek_mxfp4();
+  if (declaration.has(&deepseek_fp8()) && experts == "fp4") {
+    declaration.add(&deepseek_mxfp4());
     declaration.method += fmt::format(", {} fp4", kExpertMember);
   }
   found.push_back(std::move(declaration));
@@ -144,18 +158,27 @@ class DeclarationList {
       const auto entry = shard.metadata().find(kConventionKey);
       if (entry == shard.metadata().end()) continue;
       const std::string source = printable(shard.path()) + " (__metadata__)";
-      const ConventionSpec* spec = by_name(entry->second);
-      if (spec == nullptr) {
-        throw_error(ErrorKind::kUnsupported,
-                    "{}: convention '{}' cannot be read; readable are {}; was the file written by "
-                    "a newer version?",
-                    source, printable(entry->second), convention_names());
+      Declaration declaration{.source = source, .method = printable(entry->second)};
+      std::string_view names = entry->second;
+      for (bool is_last = false; !is_last;) {
+        const size_t comma = names.find(',');
+        is_last = comma == std::string_view::npos;
+        const std::string_view name = names.substr(0, comma);
+        if (!is_last) names.remove_prefix(comma + 1);
+        const ConventionSpec* spec = by_name(name);
+        if (spec == nullptr) {
+          throw_error(ErrorKind::kUnsupported,
+                      "{}: convention '{}' cannot be read; readable are {}; was the file written "
+                      "by a newer version?",
+                      source, printable(name), convention_names());
+        }
+        declaration.add(spec);
       }
-      found_.push_back({.source = source, .method = std::string(spec->info.name), .spec = spec});
+      found_.push_back(std::move(declaration));
     }
   }
 
-  static const ConventionSpec* by_name(const std::string& name) {
+  static const ConventionSpec* by_name(std::string_view name) {
     for (const ConventionSpec* spec : all_convention_specs()) {
       if (spec->info.name == name) return spec;
     }
@@ -182,22 +205,32 @@ std::vector<Declaration> declarations_in_config(const std::string& config_text,
   return found;
 }
 
+std::string Declaration::names() const {
+  std::string text;
+  for (const ConventionSpec* spec : specs) {
+    text += (text.empty() ? "" : " and ") + std::string(spec->info.name);
+  }
+  return text;
+}
+
 std::optional<Declaration> find_declaration(const Checkpoint& checkpoint) {
   const std::vector<Declaration> found = DeclarationList(checkpoint).gather();
   if (found.empty()) return std::nullopt;
+  // A declaration of a part of the conventions, as of a single shard, may stand beside that of all.
+  const Declaration& widest = *std::max_element(
+      found.begin(), found.end(),
+      [](const auto& a, const auto& b) { return a.specs.size() < b.specs.size(); });
   for (const Declaration& other : found) {
-    if (other.spec == found.front().spec) continue;
+    const bool is_part = std::all_of(other.specs.begin(), other.specs.end(),
+                                     [&](const auto* spec) { return widest.has(spec); });
+    if (is_part) continue;
     throw_error(ErrorKind::kCorruptData,
                 "{}: declarations contradict each other: {} says {} ({}), {} says {} ({}); remove "
                 "the wrong one",
-                printable(checkpoint.path()), found.front().source, found.front().spec->info.name,
-                found.front().method, other.source, other.spec->info.name, other.method);
+                printable(checkpoint.path()), widest.source, widest.names(), widest.method,
+                other.source, other.names(), other.method);
   }
-  // A declaration of the model as a whole may stand beside one that knows of its experts.
-  const auto of_experts =
-      std::find_if(found.begin(), found.end(),
-                   [](const Declaration& declaration) { return declaration.experts != nullptr; });
-  return of_experts == found.end() ? found.front() : *of_experts;
+  return widest;
 }
 
 }  // namespace narrowfloat

@@ -2,6 +2,7 @@
 // hf_quant_config.json, and the __metadata__ that our writer adds to every file.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,20 +11,24 @@
 
 namespace narrowfloat {
 
-// Key in __metadata__ whose value is the name of a convention. A single file without config.json
-// keeps its declaration in it.
+// Key in __metadata__ whose value is the name of a convention, or several with commas. A single
+// file without config.json keeps its declaration in it.
 inline constexpr const char* kConventionKey = "narrowfloat.convention";
 
 struct Declaration {
   std::string source;  // "config.json": for messages.
   std::string method;  // As spelled there: "compressed-tensors, format nvfp4-pack-quantized".
-  const ConventionSpec* spec = nullptr;
-  // The convention of the experts, where they have one of their own.
-  const ConventionSpec* experts = nullptr;
+  // Models of mixed precision have several: each weight is stored in one of them.
+  std::vector<const ConventionSpec*> specs = {};
 
   [[nodiscard]] bool has(const ConventionSpec* wanted) const {
-    return wanted == spec || (experts != nullptr && wanted == experts);
+    return std::find(specs.begin(), specs.end(), wanted) != specs.end();
   }
+  void add(const ConventionSpec* spec) {
+    if (!has(spec)) specs.push_back(spec);
+  }
+  // "nvfp4-ct and mxfp8-ct": for messages.
+  [[nodiscard]] std::string names() const;
 };
 
 // The declarations in the text of config.json, which is JSON or empty. `path`: the checkpoint, for

@@ -37,19 +37,25 @@ class Recogniser {
   // The weight whose codes this tensor holds, if it holds codes.
   std::optional<LogicalTensor> classify(const TensorInfo& info) const {
     std::vector<Fit> fits;
+    std::vector<Fit> declared_fits;
     std::optional<Fit> failed;
     for (const ConventionSpec* spec : all_convention_specs()) {
       std::optional<Fit> fit = fit_weight(checkpoint_, *spec, info);
       if (!fit) continue;
       if (declared_ && declared_->has(spec)) {
-        if (fit->ok()) return std::move(fit->weight);
-        failed = std::move(fit);
+        if (fit->ok()) {
+          declared_fits.push_back(std::move(*fit));
+        } else {
+          failed = std::move(fit);
+        }
       } else if (fit->ok()) {
         fits.push_back(std::move(*fit));
       } else if (!declared_ && !failed && is_suspect(*fit, info)) {
         failed = std::move(fit);
       }
     }
+    if (declared_fits.size() > 1) throw_ambiguous(info, declared_fits);
+    if (!declared_fits.empty()) return std::move(declared_fits.front().weight);
     if (declared_ && !fits.empty()) throw_contradiction(info, fits.front());
     if (fits.size() > 1) throw_ambiguous(info, fits);
     if (fits.size() == 1) return std::move(fits.front().weight);
@@ -95,11 +101,10 @@ class Recogniser {
 
   // Requires weights of each convention that is declared.
   void require_weights() const {
-    for (const ConventionSpec* spec : {declared_->spec, declared_->experts}) {
-      const bool is_there =
-          spec == nullptr || std::any_of(weights_.begin(), weights_.end(), [&](const auto& entry) {
-            return entry.second.convention == spec->info.id;
-          });
+    for (const ConventionSpec* spec : declared_->specs) {
+      const bool is_there = std::any_of(weights_.begin(), weights_.end(), [&](const auto& entry) {
+        return entry.second.convention == spec->info.id;
+      });
       if (!is_there) throw_nothing_quantized(*spec);
     }
   }
@@ -107,7 +112,10 @@ class Recogniser {
   // Refuses a scale without codes: the codes are missing, or are not as declared. Other modules
   // also have parameters of the name `scale`; for those the weight must have a byte type.
   void refuse_orphan(const TensorInfo& info) const {
-    const ConventionSpec& spec = *declared_->spec;
+    for (const ConventionSpec* spec : declared_->specs) refuse_orphan(info, *spec);
+  }
+
+  void refuse_orphan(const TensorInfo& info, const ConventionSpec& spec) const {
     for (const PartRule* rule : {&spec.scales, &spec.global_scale}) {
       for (size_t i = 0; i < rule->suffixes.size(); ++i) {
         const std::optional<std::string> stem = stem_of(info.name, rule->suffixes[i]);
@@ -131,7 +139,7 @@ class Recogniser {
                 "{}: tensor {}: {} declares {} ({}), but with its companions it is {}; correct the "
                 "declaration or the file",
                 printable(checkpoint_.path()), tensor_text(info), declared_->source,
-                declared_->spec->info.name, declared_->method, fit.spec->info.name);
+                declared_->names(), declared_->method, fit.spec->info.name);
   }
 
   [[noreturn]] void throw_misfit(const TensorInfo& info, const Fit& fit) const {

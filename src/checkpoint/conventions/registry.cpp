@@ -100,7 +100,7 @@ std::vector<int64_t> scales_shape(const ConventionSpec& spec, int64_t rows, int6
 }
 
 std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
-                                     int64_t rows, int64_t cols) {
+                                     int64_t rows, int64_t cols, bool is_mixed) {
   const auto part = [&](const PartRule& rule, std::vector<int64_t> shape) {
     return TensorSpec{std::string(prefix).append(rule.suffixes.front()), rule.dtypes.front(),
                       std::move(shape)};
@@ -108,7 +108,27 @@ std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_vie
   std::vector<TensorSpec> parts = {part(spec.values, values_shape(spec, rows, cols)),
                                    part(spec.scales, scales_shape(spec, rows, cols))};
   if (spec.global_scale.exists()) parts.push_back(part(spec.global_scale, spec.global_shape));
+  if (is_mixed) parts[1].name = std::string(prefix) + "weight_scale";
   return parts;
+}
+
+const ConventionSpec* companion_of(const ConventionSpec& base, FormatId format) {
+  if (base.info.format == format) return &base;
+  const bool is_modelopt = &base == &modelopt_nvfp4();
+  const bool is_alone = base.info.id == Convention::kFp8Block || !base.info.is_written;
+  if (is_alone) return nullptr;
+  switch (format) {
+    case FormatId::kNvfp4:
+      return &compressed_tensors_nvfp4();
+    case FormatId::kMxfp4:
+      return is_modelopt ? nullptr : &compressed_tensors_mxfp4();
+    case FormatId::kMxfp8:
+      return &compressed_tensors_mxfp8();  // ModelOpt stores the same tensors.
+    case FormatId::kFp8Block128x128:
+      return is_modelopt ? nullptr : &deepseek_fp8();
+    default:
+      return nullptr;
+  }
 }
 
 TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module) {

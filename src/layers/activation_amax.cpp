@@ -1,0 +1,93 @@
+// Largest magnitudes of activations, from the two kinds of files that have them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "base/throw_error.h"
+#include "checkpoint/escape.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/json_guard.h"
+#include "narrowfloat/checkpoint.h"
+
+namespace narrowfloat {
+namespace {
+
+constexpr uint64_t kMaxAmaxBytes = uint64_t{256} << 20;
+constexpr const char* kStatisticsFormat = "narrowfloat.statistics";
+
+// The matrices of an expert that multiply one input, by the names that models give them.
+struct ExpertSide {
+  std::string_view suffix;
+  std::array<std::string_view, 4> modules;
+};
+constexpr std::array kSides = {ExpertSide{".input.amax", {"gate_proj", "up_proj", "w1", "w3"}},
+                               ExpertSide{".inter.amax", {"down_proj", "w2", "", ""}}};
+
+std::map<std::string, float> read_json(const std::string& path) {
+  const std::string text = read_file_bounded(path, kMaxAmaxBytes);
+  check_json_object(text, printable(path));
+  std::map<std::string, float> found;
+  const nlohmann::json root = nlohmann::json::parse(text);
+  for (const auto& [module, value] : root.items()) {
+    const float amax = value.is_number() ? value.get<float>() : 0;
+    if (!(amax > 0) || !std::isfinite(amax)) {
+      throw_error(
+          ErrorKind::kCorruptData,
+          "{}: '{}': expected the largest magnitude of the module's input, a number above 0 "
+          "in the range of F32, got {}",
+          printable(path), printable(module), printable(value.dump(), 40));
+    }
+    found.emplace(module, amax);
+  }
+  return found;
+}
+
+void add_experts(const SafetensorsReader& file, const TensorInfo& tensor, const ExpertSide& side,
+                 std::map<std::string, float>& found) {
+  const auto refuse = [&](std::string_view what) {
+    throw_error(ErrorKind::kCorruptData, "{}: tensor '{}' {}", printable(file.path()),
+                printable(tensor.name), what);
+  };
+  if (tensor.dtype != DType::kF32 || tensor.shape.size() != 1) refuse("must be F32 [experts]");
+  std::vector<float> amax(tensor.size_bytes / sizeof(float));
+  file.read(tensor, 0, std::as_writable_bytes(std::span(amax)));
+  const bool is_good = std::all_of(amax.begin(), amax.end(),
+                                   [](float value) { return std::isfinite(value) && value >= 0; });
+  const float largest = amax.empty() ? 0 : *std::max_element(amax.begin(), amax.end());
+  if (!is_good || largest == 0) refuse("must be finite, and above 0 for some expert");
+  const std::string experts = tensor.name.substr(0, tensor.name.size() - side.suffix.size());
+  for (size_t expert = 0; expert < amax.size(); ++expert) {
+    for (const std::string_view module : side.modules) {
+      if (module.empty()) continue;
+      found[fmt::format("{}.{}.{}", experts, expert, module)] =
+          amax[expert] > 0 ? amax[expert] : largest;
+    }
+  }
+}
+
+}  // namespace
+
+std::map<std::string, float> read_activation_amax(const std::string& path) {
+  if (path.ends_with(".json")) return read_json(path);
+  const SafetensorsReader file(path);
+  const auto format = file.metadata().find("format");
+  std::map<std::string, float> found;
+  for (const TensorInfo& tensor : file.tensors()) {
+    for (const ExpertSide& side : kSides) {
+      if (tensor.name.ends_with(side.suffix)) add_experts(file, tensor, side, found);
+    }
+  }
+  if (format == file.metadata().end() || format->second != kStatisticsFormat || found.empty()) {
+    throw_error(
+        ErrorKind::kCorruptData,
+        "{}: expected statistics of narrowfloat.transformers.calibrate ('MODULE.input.amax' and "
+        "'MODULE.inter.amax'), or a .json file of modules and numbers",
+        printable(path));
+  }
+  return found;
+}
+
+}  // namespace narrowfloat

@@ -1,0 +1,328 @@
+"""Several formats in one checkpoint: rules and recipes, what configs say about them, and the static
+activation scales of some weights.  Weights have the bytes that they have where all are in their
+format."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from conftest import INPUT, TINY_MOE, UNSUPPORTED, USAGE, run, run_json, run_ok, write_safetensors
+from test_convert import array, stored
+
+ATTENTION, DOWN = "*.self_attn.*", "*.layers.{}.*down_proj*"
+RULES = ["--rule", f"{ATTENTION}=mxfp8", "--rule", DOWN.format(0) + "=keep",
+         "--rule", DOWN.format(1) + "=fp8-block", "--rule", DOWN.format(2) + "=mxfp4"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", name="alone")
+def one_format_each(tmp_path_factory):
+    """A function from a convention to the tensors of tiny-moe in it."""
+    root, known = tmp_path_factory.mktemp("alone"), {}
+
+    def tensors(convention, *more):
+        key = (convention, *more)
+        if key not in known:
+            target = root / str(len(known))
+            run_ok("quantize", TINY_MOE, target, "--to", convention, *more)
+            known[key] = stored(target)
+        return known[key]
+
+    return tensors
+
+
+def format_of(module):
+    if ".self_attn." in module:
+        return "mxfp8-ct"
+    if "down_proj" not in module:
+        return "nvfp4-ct"
+    return [None, "fp8-block", "mxfp4-ct", "nvfp4-ct"][int(module.split(".")[2])]
+
+
+def modules_of_source():
+    names = [name.removesuffix(".weight") for name in stored(TINY_MOE)]
+    return [name for name in names if name.endswith("_proj")]
+
+
+def parts_of(tensors, module):
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(module + ".")}
+
+
+def test_rules_choose_the_format_of_each_weight(alone, tmp_path):
+    out = tmp_path / "out"
+    document = run_json("quantize", TINY_MOE, out, "--to", "nvfp4", *RULES)
+    formats = {t["name"].removesuffix(".weight"): t["format"] for t in document["tensors"]}
+    new = stored(out)
+    for module in modules_of_source():
+        convention = format_of(module)
+        assert formats[module] == convention
+        wanted = parts_of(alone(convention) if convention else stored(TINY_MOE), module)
+        if convention == "fp8-block":  # The name that compressed-tensors has for it.
+            wanted = {name.removesuffix("_inv"): tensor for name, tensor in wanted.items()}
+        assert parts_of(new, module) == wanted, module
+
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert config["format"] == "mixed-precision"
+    written = {"nvfp4-pack-quantized": "nvfp4-ct", "mxfp4-pack-quantized": "mxfp4-ct",
+               "mxfp8-quantized": "mxfp8-ct", "float-quantized": "fp8-block"}  # fmt: skip
+    groups = config["config_groups"].values()
+    assert sorted(group["format"] for group in groups) == sorted(written)
+    for module in [*modules_of_source(), "lm_head", "model.layers.0.mlp.gate"]:
+        found = [written[group["format"]] for group in groups for target in group["targets"]
+                 if (re.match(target[3:], module) if target.startswith("re:")
+                     else target == module)]  # fmt: skip
+        convention = format_of(module) if module.endswith("_proj") else None
+        assert found == ([convention] if convention else []), module
+        assert (module in config["ignore"]) == (convention is None)
+    assert len(json.dumps(config)) < 40_000  # Experts that are alike are one pattern.
+
+    # Readers see each weight in its format, with or without the config.
+    for path in (out, out / "model.safetensors"):
+        kinds = {kind["kind"]: kind["tensors"] for kind in run_json("inspect", path)["kinds"]}
+        assert kinds == {"BF16": 23 + 16, "nvfp4-ct": 208 - 16 - 48, "mxfp8-ct": 16,
+                         "fp8-block": 16, "mxfp4-ct": 16}  # fmt: skip
+    run_ok("dequantize", out, tmp_path / "plain", "--dtype", "bf16")
+    assert stored(tmp_path / "plain").keys() == stored(TINY_MOE).keys()
+    document = run_json("convert", out, tmp_path / "converted", "--to", "mxfp8", "--lossy")
+    assert document["conversion"]["exact_weights"] == 16 + 16
+    assert "nvfp4-ct" in run_ok("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", *RULES,
+                                "--dry-run").stdout  # fmt: skip
+
+
+def test_recipes_are_rules_with_settings(alone, tmp_path):
+    recipe = tmp_path / "recipe.json"
+    rules = [rule.rsplit("=", 1) for rule in RULES[1::2]]
+    recipe.write_text(json.dumps({"rules": [{"match": glob, "format": text}
+                                            for glob, text in rules]}))  # fmt: skip
+    run_ok("quantize", TINY_MOE, tmp_path / "a", "--to", "nvfp4", *RULES)
+    run_ok("quantize", TINY_MOE, tmp_path / "b", "--to", "nvfp4", "--recipe", recipe)
+    assert (tmp_path / "a/model.safetensors").read_bytes() == \
+        (tmp_path / "b/model.safetensors").read_bytes()
+
+    recipe.write_text(json.dumps({
+        "exclude": [DOWN.format(3)],
+        "rules": [{"match": ATTENTION, "format": "mxfp4", "mx_scale": "even"},
+                  {"match": "*.experts.*", "format": "nvfp4", "scale_search": "4over6"}]}))
+    # The command line's rules come first, and its options are about what has a use for them.
+    run_ok("quantize", TINY_MOE, tmp_path / "c", "--to", "nvfp4", "--recipe", recipe,
+           "--rule", "*.layers.0.self_attn.*=mxfp4", "--mx-scale", "floor")  # fmt: skip
+    new = stored(tmp_path / "c")
+    for module in modules_of_source():
+        if ".self_attn." in module:
+            rule = "floor" if ".layers.0." in module else "even"
+            wanted = alone("mxfp4-ct", "--mx-scale", rule)
+        elif ".layers.3." in module and "down_proj" in module:
+            wanted = stored(TINY_MOE)
+        else:
+            wanted = alone("nvfp4-ct", "--scale-search", "4over6")
+        assert parts_of(new, module) == parts_of(wanted, module), module
+
+
+@pytest.mark.parametrize("text,part", [
+    ("{", "recipe.json"), ('{"rule": []}', "unknown member 'rule'"),
+    ('{"rules": {}}', "'rules' must be a list"), ('{"rules": [1]}', "a rule must be an object"),
+    ('{"rules": [{"match": "*"}]}', "needs 'match' and 'format'"),
+    ('{"rules": [{"match": "*", "format": 4}]}', "'format' of a rule must be a string"),
+    ('{"rules": [{"match": "*", "format": "nvfp4", "scale": "x"}]}', "a rule has 'scale': 'x'"),
+    ('{"rules": [{"match": "*", "format": "nvfp4", "math": "x"}]}', "exact"),
+    ('{"include": "*"}', "'include' must be a list of globs"),
+    ('{"rules": [{"match": "none", "format": "keep"}]}', "--rule: 'none' matches no tensor"),
+    ('{"rules": [{"match": "*", "format": "int4"}]}', "got 'int4'"),
+    ('{"rules": [{"match": "*", "format": "nvfp4-modelopt"}]}', "cannot be in one checkpoint"),
+    ('{"rules": [{"match": "*", "format": "nvfp4", "mx_scale": "even"}]}', "--mx-scale"),
+])  # fmt: skip
+def test_recipes_are_read_strictly(tmp_path, small_file, text, part):
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(text)
+    result = run("quantize", small_file, tmp_path / "x.safetensors", "--to", "nvfp4", "--recipe",
+                 recipe)  # fmt: skip
+    assert result.returncode in (USAGE, INPUT) and part in result.stderr
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_rules_that_cannot_be(tmp_path, small_file):
+    out = tmp_path / "out.safetensors"
+    for to, rule, part in (("nvfp4", "*", "expected GLOB=FORMAT"), ("nvfp4", "=mxfp8", "GLOB"),
+                           ("nvfp4-modelopt", "*=mxfp4", "cannot be in one checkpoint"),
+                           ("fp8-block", "*=mxfp8", "cannot be in one checkpoint"),
+                           ("nvfp4", "*=keep", "no tensor is left to quantize")):
+        result = run("quantize", small_file, out, "--to", to, "--rule", rule)
+        assert result.returncode == USAGE and part in result.stderr, (to, rule, result.stderr)
+    result = run_ok("quantize", TINY_MOE, tmp_path / "model", "--to", "nvfp4", "--rule",
+                    "*.0.self_attn.q_proj.*=mxfp8")  # fmt: skip
+    assert result.stderr.count("stored differently, but loaders merge them") == 1
+    # One format for all is not mixed.
+    run_ok("quantize", TINY_MOE, tmp_path / "one", "--to", "nvfp4", "--rule", "*=fp8-block")
+    config = json.loads((tmp_path / "one/config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "fp8"
+
+
+def test_mixed_precision_of_modelopt(alone, tmp_path):
+    out = tmp_path / "out"
+    run_ok("quantize", TINY_MOE, out, "--to", "nvfp4-modelopt", "--rule", f"{ATTENTION}=mxfp8")
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    file = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert config["quant_algo"] == file["quant_algo"] == "MIXED_PRECISION"
+    assert config["quantized_layers"] == file["quantized_layers"]
+    new = stored(out)
+    for module in modules_of_source():
+        is_mxfp8 = ".self_attn." in module
+        assert file["quantized_layers"][module] == {
+            "quant_algo": "MXFP8" if is_mxfp8 else "W4A16_NVFP4",
+            "group_size": 32 if is_mxfp8 else 16}  # fmt: skip
+        wanted = alone("mxfp8-ct" if is_mxfp8 else "nvfp4-modelopt")
+        assert parts_of(new, module) == parts_of(wanted, module)
+    kinds = {kind["kind"]: kind["tensors"] for kind in run_json("inspect", out)["kinds"]}
+    assert kinds == {"BF16": 23, "mxfp8-ct": 16, "nvfp4-modelopt": 192}
+
+
+def nvfp4_weight(module):
+    return {module + ".weight": ("U8", [2, 16], bytes(32)),
+            module + ".weight_scale": ("F8_E4M3", [2, 2], b"\x38" * 4),
+            module + ".weight_scale_2": ("F32", [], np.float32(1).tobytes())}  # fmt: skip
+
+
+@pytest.mark.parametrize("config,expected", [
+    # A list of targets under the name of a preset; a group without a format; one of activations.
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {
+        "MXFP8": ["Linear"], "FP8_BLOCK": ["re:.*b"]}}, {"mxfp8-ct": 1, "fp8-block": 1}),
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {
+        "group_0": {"targets": ["a"], "weights": {"num_bits": 8, "type": "float",
+                                                  "strategy": "group", "group_size": 32}},
+        "group_1": {"targets": ["b"], "format": "float-quantized", "weights": {
+            "num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}},
+        "group_2": {"targets": ["k"], "weights": None}}}, {"mxfp8-ct": 1, "fp8-block": 1}),
+    # Groups whose format differs from that of the whole.
+    ({"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups": {
+        "group_0": {"targets": ["a"], "format": "mxfp8-quantized", "weights": {"num_bits": 8}},
+        "group_1": {"targets": ["b"], "format": "float-quantized", "weights": {
+            "num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}}},
+     {"mxfp8-ct": 1, "fp8-block": 1}),
+    # Formats that cannot be read.
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {
+        "MXFP8": ["a"], "group_1": {"targets": ["b"], "format": "int-quantized"}}},
+     "int-quantized"),
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {
+        "group_7": {"targets": ["b"], "weights": {"num_bits": 3, "type": "int"}}}}, "group_7"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
+        "a": {"quant_algo": "MXFP8", "group_size": 32}, "b": {"quant_algo": "FP8"}}},
+     "quant_algo FP8"),
+    # A weight of a format that no group has, and a format that no weight has.
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {
+        "MXFP8": ["a"], "NVFP4": ["b"]}}, "but with its companions it is fp8-block"),
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {
+        "MXFP8": ["a"], "FP8_BLOCK": ["b"], "MXFP4": ["c"]}}, "no tensor is stored so"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {}},
+     "lists no weights"),
+])  # fmt: skip
+def test_declarations_of_several_formats(tmp_path, config, expected):
+    source = tmp_path / "model"
+    source.mkdir()
+    write_safetensors(source / "model.safetensors", {
+        "a.weight": ("F8_E4M3", [2, 32], bytes(64)),
+        "a.weight_scale": ("U8", [2, 1], bytes(2)),
+        "b.weight": ("F8_E4M3", [2, 32], bytes(64)),
+        "b.weight_scale": ("F32", [1, 1], np.float32(1).tobytes())})
+    (source / "config.json").write_text(json.dumps({"quantization_config": config}))
+    if isinstance(expected, dict):
+        kinds = {kind["kind"]: kind["tensors"] for kind in run_json("inspect", source)["kinds"]}
+        assert kinds == expected
+        return
+    result = run("dequantize", source, tmp_path / "out", "--dtype", "bf16")
+    assert result.returncode in (INPUT, UNSUPPORTED) and expected in result.stderr
+
+
+def test_experts_beside_another_method(tmp_path):
+    """As ModelOpt writes DeepSeek-V4 and MiniMax-M3."""
+    source = tmp_path / "model"
+    source.mkdir()
+    write_safetensors(source / "model.safetensors", nvfp4_weight("experts.0.w1") | {
+        "dense.weight": ("F8_E4M3", [2, 32], bytes(64)),
+        "dense.weight_scale_inv": ("F32", [1, 1], np.float32(1).tobytes())})
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128], "moe_quant_algo": "NVFP4"}
+    (source / "config.json").write_text(json.dumps({"quantization_config": method}))
+    kinds = {kind["kind"]: kind["tensors"] for kind in run_json("inspect", source)["kinds"]}
+    assert kinds == {"fp8-block": 1, "nvfp4-modelopt": 1}
+    (source / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "MXFP8"}}')
+    result = run("inspect", source)
+    assert result.returncode == INPUT and "fp8-block and nvfp4-modelopt" in result.stderr
+
+
+def amax_file(path, changes=None):
+    """As narrowfloat.transformers.calibrate writes it; expert 5 of layer 0 got no token."""
+    tensors = {}
+    for layer in range(4):
+        for side in ("input", "inter"):
+            values = np.linspace(1, 3, 16, dtype=np.float32) + (side == "inter") + layer
+            values[5] = values[5] if layer else 0
+            name = f"model.layers.{layer}.mlp.experts.{side}"
+            tensors[f"{name}.amax"] = ("F32", [16], values.tobytes())
+            tensors[f"{name}.count"] = ("I64", [16], bytes(128))
+    write_safetensors(path, tensors | (changes or {}), {"format": "narrowfloat.statistics"})
+    return tensors
+
+
+@pytest.mark.parametrize("to,name", [("nvfp4-ct", "input_global_scale"),
+                                     ("nvfp4-modelopt", "input_scale")])  # fmt: skip
+def test_activation_scales_of_calibrated_experts(alone, tmp_path, to, name):
+    statistics = amax_file(tmp_path / "amax.safetensors")
+    out = tmp_path / "out"
+    result = run_ok("quantize", TINY_MOE, out, "--to", to, "--activation-amax",
+                    tmp_path / "amax.safetensors")  # fmt: skip
+    assert "16 of 208 weights have no activation scale (--activation-amax)" in result.stderr
+    new, plain = stored(out), alone(to)
+    assert {n: t for n, t in new.items() if not n.endswith(name)} == plain
+    for module in modules_of_source():
+        if ".self_attn." in module:
+            assert f"{module}.{name}" not in new
+            continue
+        layer, expert = int(module.split(".")[2]), int(module.split(".")[5])
+        side = "inter" if "down_proj" in module else "input"
+        values = array(statistics, f"model.layers.{layer}.mlp.experts.{side}.amax")
+        amax = values[expert] or values.max()
+        wanted = np.float32(2688) / amax if to == "nvfp4-ct" else amax / np.float32(2688)
+        assert new[f"{module}.{name}"] == \
+            ("F32", [1] if to == "nvfp4-ct" else [], wanted.tobytes()), module
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    kinds = [bool(group.get("input_activations")) for group in config["config_groups"].values()]
+    assert sorted(kinds) == [False, True]
+    if to == "nvfp4-ct":
+        assert config["format"] == "nvfp4-pack-quantized"
+    else:
+        algorithms = {module: layer["quant_algo"]
+                      for module, layer in config["quantized_layers"].items()}
+        assert {algorithms[m] for m in algorithms if "self_attn" in m} == {"W4A16_NVFP4"}
+        assert {algorithms[m] for m in algorithms if "experts" in m} == {"NVFP4"}
+    run_ok("inspect", out)
+
+
+def test_activation_scales_of_all_weights(alone, tmp_path):
+    amax = tmp_path / "amax.json"
+    amax.write_text(json.dumps({module: 1.5 for module in modules_of_source()}))
+    run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4-modelopt", "--activation-amax",
+           amax)  # fmt: skip
+    config = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert config["quant_algo"] == "NVFP4" and "quantized_layers" not in config
+    assert config["config_groups"]["group_0"]["input_activations"]["num_bits"] == 4
+    new = stored(tmp_path / "out")
+    scale = (np.float32(1.5) / np.float32(2688)).tobytes()
+    assert new[modules_of_source()[0] + ".input_scale"] == ("F32", [], scale)
+
+
+def test_files_of_activations_that_are_wrong(tmp_path, small_file):
+    out, amax = tmp_path / "out.safetensors", tmp_path / "amax.json"
+    module = "model.layers.0.mlp.up_proj"
+    for text in ("[]", '{"a": 0}', '{"a": -1}', '{"a": "1"}', '{"a": 1e39}', '{"a": null}'):
+        amax.write_text(text)
+        result = run("quantize", small_file, out, "--to", "nvfp4", "--activation-amax", amax)
+        assert result.returncode == INPUT and "amax.json" in result.stderr
+    for to, text in (("nvfp4", '{"other": 1}'), ("mxfp8", f'{{"{module}": 1}}')):
+        amax.write_text(text)
+        result = run("quantize", small_file, out, "--to", to, "--activation-amax", amax)
+        assert result.returncode == USAGE and "--activation-amax: names none" in result.stderr
+    amax_file(tmp_path / "amax.safetensors",
+              {"x.input.amax": ("F32", [2], np.float32([1, np.nan]).tobytes())})  # fmt: skip
+    for path in (tmp_path / "amax.safetensors", small_file):
+        result = run("quantize", TINY_MOE, out, "--to", "nvfp4", "--activation-amax", path)
+        assert result.returncode == INPUT
+    assert not out.exists()
