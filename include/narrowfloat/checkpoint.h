@@ -154,6 +154,9 @@ struct QuantizeCheckpointOptions {
   // For each weight the first that matches counts; without one, `to`. They choose among the weights
   // that are quantized, and add none.
   std::vector<QuantizeRule> rules;
+  // Above 0: give weights better formats than `to`, those first that gain most for a bit, as long
+  // as the quantizable ones have this many bits on average. Reads them twice.
+  double target_bits = 0;
   // The largest magnitude of what comes into a module. NVFP4 weights of modules that are named get
   // static activation scales, and the config says that their activations are quantized.
   std::map<std::string, float> activation_amax;
@@ -202,7 +205,7 @@ struct ConversionFigures {
 struct TensorReport {
   std::string name;
   std::string action;  // "quantize", "dequantize", "convert", "requantize" or "copy".
-  std::string reason;  // Why it is copied, or not converted exactly.
+  std::string reason;  // Why it is copied, not converted exactly, or in another format than asked.
   std::string format;  // The convention of a weight that is quantized: "nvfp4-ct".
   std::vector<int64_t> shape;
   uint64_t source_bytes = 0;
@@ -222,6 +225,7 @@ struct CheckpointReport {
   uint64_t quantized_source_bytes = 0;
   std::vector<std::string> files;    // Written (or planned), in order.
   std::vector<uint64_t> file_bytes;  // The size of each.
+  std::vector<std::string> notes;    // How formats were chosen.
   // Warnings of the source's reader, and tensors that deserve a second look. Messages name options
   // as "option force", with the names of the fields above.
   std::vector<std::string> warnings;

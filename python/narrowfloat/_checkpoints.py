@@ -24,6 +24,7 @@ def quantize_checkpoint(
     exclude: Sequence[str] = (),
     rules: Sequence[tuple[str, str]] = (),
     recipe: Path | None = None,
+    target_bits: float = 0,
     activation_amax: Path | Mapping[str, float] | None = None,
     math: Literal["exact", "fast"] = "exact",
     mx_scale: Literal["up", "floor", "even"] = "up",
@@ -42,6 +43,8 @@ def quantize_checkpoint(
     include, exclude: globs over tensor names; includes add to the default choice, excludes win.
     rules: pairs of a glob and a format, or "keep": the first that matches a weight counts.
     recipe: a JSON file of includes, excludes and rules (docs/cli.md), after the others.
+    target_bits: better formats than `to`, or none, for the weights that gain most by a bit, as long
+    as weights have this many on average; 0: no search.
     activation_amax: the file of narrowfloat.transformers.calibrate(), a .json file, or module names
     with the largest magnitudes of their inputs: NVFP4 weights get static activation scales.
     force: replace what is at the target. dry_run: plan and validate only. measure: fill `figures`.
@@ -51,6 +54,7 @@ def quantize_checkpoint(
     The target appears complete or not at all. Ctrl-C stops between tensors.
     """
     options = _core.QuantizeCheckpointOptions()
+    options.target_bits = target_bits
     read = _core.read_recipe(os.fspath(recipe)) if recipe is not None else None
     options.include = [*include, *(read.include if read else ())]
     options.exclude = [*exclude, *(read.exclude if read else ())]

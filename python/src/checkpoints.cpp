@@ -165,6 +165,7 @@ void bind_reports(nb::module_& module) {
       .def_ro("total", &CheckpointReport::total, "Over the quantized tensors.")
       .def_ro("seconds", &CheckpointReport::seconds)
       .def_ro("files", &CheckpointReport::files)
+      .def_ro("notes", &CheckpointReport::notes, "How formats were chosen.")
       .def_ro("warnings", &CheckpointReport::warnings);
   nb::class_<StoredDiff>(module, "StoredDiff", "Two quantized weights of one format, as stored.")
       .def_ro("codes", &StoredDiff::codes)
@@ -396,6 +397,7 @@ void bind_checkpoints(nb::module_& module) {
       .def_rw("include", &QuantizeCheckpointOptions::include)
       .def_rw("exclude", &QuantizeCheckpointOptions::exclude)
       .def_rw("rules", &QuantizeCheckpointOptions::rules)
+      .def_rw("target_bits", &QuantizeCheckpointOptions::target_bits)
       .def_rw("activation_amax", &QuantizeCheckpointOptions::activation_amax)
       .def_rw("keep_nonfinite", &QuantizeCheckpointOptions::keep_nonfinite)
       .def_rw("max_memory_bytes", &QuantizeCheckpointOptions::max_memory_bytes)

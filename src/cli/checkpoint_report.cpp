@@ -32,6 +32,7 @@ constexpr std::array kSpellings = {
     Spelling{"resume", "--resume"},
     Spelling{"dtype", "--dtype"},
     Spelling{"rules", "--rule"},
+    Spelling{"target_bits", "--target-bits"},
     Spelling{"activation_amax", "--activation-amax"},
     Spelling{"exact_only", "--exact-only"},
     Spelling{"lossy", "--lossy"},
@@ -133,7 +134,7 @@ Json to_json(const ActionTotals& totals) {
 Json to_json(const TensorReport& tensor) {
   Json json{{"name", tensor.name},
             {"action", tensor.action},
-            {"reason", tensor.reason},
+            {"reason", with_option_spelling(tensor.reason)},
             {"format", tensor.format.empty() ? Json(nullptr) : Json(tensor.format)},
             {"shape", tensor.shape},
             {"source_bytes", tensor.source_bytes},
@@ -184,6 +185,10 @@ void print_document(const CheckpointReport& report, const ReportContext& context
     document["file_sizes"].push_back(
         Json{{"name", report.files[i]}, {"size_bytes", report.file_bytes[i]}});
   }
+  document["notes"] = Json::array();
+  for (const std::string& note : report.notes) {
+    document["notes"].push_back(with_option_spelling(note));
+  }
   document["warnings"] = Json::array();
   for (const std::string& warning : report.warnings) {
     document["warnings"].push_back(with_option_spelling(warning));
@@ -214,7 +219,7 @@ std::string tensor_table(const CheckpointReport& report, const ReportContext& co
                {"after", kRight},
                {"SQNR dB", kRight},
                {"tensor", kLeft},
-               {context.command == "convert" ? "why not exact" : "why left alone", kLeft}});
+               {context.command == "convert" ? "why not exact" : "why", kLeft}});
   const bool is_mixed = has_several_formats(report);
   for (const TensorReport& tensor : report.tensors) {
     const bool is_copy = tensor.action == kCopy;
@@ -222,7 +227,7 @@ std::string tensor_table(const CheckpointReport& report, const ReportContext& co
                    format_shape(tensor.shape), format_bytes(tensor.source_bytes),
                    format_bytes(tensor.target_bytes),
                    tensor.figures ? format_fixed(tensor.figures->sqnr_db, 2) : "-",
-                   escaped(tensor.name), escaped(tensor.reason)},
+                   escaped(tensor.name), escaped(with_option_spelling(tensor.reason))},
                   is_copy ? Tone::kFaint : Tone::kPlain);
   }
   return table.to_text(colored) + "\n";
@@ -280,6 +285,9 @@ std::string summary(const CheckpointReport& report, const ReportContext& context
       report.target_bytes <= report.source_bytes ? ratio(report.source_bytes, report.target_bytes)
                                                  : ratio(report.target_bytes, report.source_bytes),
       report.target_bytes <= report.source_bytes ? "smaller" : "larger");
+  for (const std::string& note : report.notes) {
+    text += fmt::format("formats    {}\n", escaped(with_option_spelling(note)));
+  }
   if (totals.weights > 0) text += conversion_text(totals);
   if (report.total.elements > 0) text += figures_text(report.total);
   text += fmt::format("memory     {} of buffers\n", format_bytes(report.peak_buffer_bytes));

@@ -130,6 +130,12 @@ void add_quantize(const Commands& commands) {
                   "A JSON file of globs to include and exclude, and rules with their own settings")
       ->option_text("FILE");
   command
+      .add_option("--target-bits", options.target_bits,
+                  "Better formats, or none, where they gain most, up to so many bits on average")
+      ->option_text("B")
+      ->check(CLI::PositiveNumber)
+      ->check(nan_problem);
+  command
       .add_option("--activation-amax", arguments.activation_amax,
                   "Static activation scales of NVFP4 from the file of "
                   "narrowfloat.transformers.calibrate, or JSON")

@@ -19,6 +19,7 @@
 #include "checkpoint/escape.h"
 #include "layers/config_rewrite.h"
 #include "layers/format_rules.h"
+#include "layers/format_search.h"
 #include "layers/memory_plan.h"
 #include "layers/nonfinite.h"
 #include "layers/quantized_weight.h"
@@ -37,6 +38,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 // Elements decoded at a time for the figures.
 constexpr int64_t kMeasureElements = int64_t{4} << 20;
+
+constexpr double kMaxBits = 32;
 
 // A weight to be quantized.
 struct Task {
@@ -147,6 +150,13 @@ class CheckpointQuantizer {
                     written_convention_names());
     }
     if (options_.rules.empty()) check_encode_settings(settings_, spec_);
+    if (!options_.rules.empty() && options_.target_bits != 0) {
+      throw_invalid("option target_bits: excludes option rules; use one of them");
+    }
+    if (!(options_.target_bits >= 0 && options_.target_bits <= kMaxBits)) {
+      throw_invalid("option target_bits: expected a number of bits up to {}, got {}", kMaxBits,
+                    options_.target_bits);
+    }
     if (options_.max_shard_bytes == 0) {
       throw_invalid("option max_shard_bytes: must be at least 1, got 0");
     }
@@ -157,10 +167,10 @@ class CheckpointQuantizer {
     refuse_quantized(tensors);
     SelectionRules rules = {spec_.info.format, options_.include, options_.exclude,
                             excluded_modules_of(source_.config_text(), source_.path())};
-    const std::vector<WeightChoice> choices =
-        choose_formats(tensors, spec_, settings_, options_.rules);
+    std::vector<WeightChoice> choices = choose_formats(tensors, spec_, settings_, options_.rules);
     for (const WeightChoice& choice : choices) rules.formats.push_back(choice.format());
-    const std::vector<Selection> selections = select_tensors(tensors, rules);
+    std::vector<Selection> selections = select_tensors(tensors, rules);
+    if (options_.target_bits != 0) reach_target_bits(tensors, choices, selections);
     note_groups(tensors, choices, selections);
     for (std::string& warning :
          unmatched_exclusions(tensors, rules.excluded_modules, source_.path())) {
@@ -175,6 +185,7 @@ class CheckpointQuantizer {
       report.source_bytes = tensor.info.size_bytes;
       if (!selections[i].warning.empty()) report_.warnings.push_back(selections[i].warning);
       if (selections[i].quantize) {
+        report.reason = selections[i].reason;
         add_task(tensor, choices[i], report);
       } else {
         add_copy(tensor, selections[i], report);
@@ -187,6 +198,30 @@ class CheckpointQuantizer {
           "{}: no tensor is left to quantize to {}; look at the reasons with a dry run, "
           "and at option include and option exclude",
           printable(source_.path()), spec_.info.name);
+    }
+  }
+
+  // Gives some weights better formats, or none; the reasons are in the report.
+  void reach_target_bits(const std::vector<LogicalTensor>& tensors,
+                         std::vector<WeightChoice>& choices, std::vector<Selection>& selections) {
+    std::vector<SearchedWeight> weights;
+    std::vector<size_t> places;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!selections[i].quantize) continue;
+      weights.push_back({source_.find(tensors[i].name), choices[i]});
+      places.push_back(i);
+    }
+    if (weights.empty()) return;
+    report_.notes.push_back(search_formats(source_, weights,
+                                           {.base = spec_,
+                                            .target_bits = options_.target_bits,
+                                            .keep_nonfinite = options_.keep_nonfinite,
+                                            .cancelled = options_.cancelled},
+                                           memory_));
+    for (size_t i = 0; i < weights.size(); ++i) {
+      choices[places[i]] = weights[i].choice;
+      selections[places[i]].reason = weights[i].explanation;
+      selections[places[i]].quantize = weights[i].choice.spec != nullptr;
     }
   }
 

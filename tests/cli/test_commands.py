@@ -44,7 +44,7 @@ def test_quantize_json_keys(tmp_path):
         "schema_version", "command", "source", "target", "format", "dry_run", "cancelled",
         "source_bytes", "target_bytes", "converted", "copied", "peak_buffer_bytes", "seconds",
         "quantize_seconds", "quantizer_gb_per_second", "figures", "files", "file_sizes",
-        "warnings", "tensors"]
+        "notes", "warnings", "tensors"]
     assert list(document["converted"]) == ["tensors", "elements", "source_bytes", "target_bytes",
                                            "bits_per_weight"]
     assert list(document["figures"]) == FIGURES

@@ -326,3 +326,74 @@ def test_files_of_activations_that_are_wrong(tmp_path, small_file):
         result = run("quantize", TINY_MOE, out, "--to", "nvfp4", "--activation-amax", path)
         assert result.returncode == INPUT
     assert not out.exists()
+
+
+def test_target_bits_buy_the_largest_gains(alone, tmp_path):
+    """Units are what loaders merge; a step is taken if its average fits, the best ones first."""
+    out, target = tmp_path / "out", 5.0
+    document = run_json("quantize", TINY_MOE, out, "--to", "nvfp4", "--target-bits", target)
+    source = {name.removesuffix(".weight"): np.prod(tensor[1])
+              for name, tensor in stored(TINY_MOE).items() if name.endswith("_proj.weight")}
+    merged = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up",
+              "up_proj": "gate_up"}  # fmt: skip
+    units = {}
+    for module in source:
+        stem, _, last = module.rpartition(".")
+        units.setdefault(f"{stem}.{merged.get(last, last)}", []).append(module)
+
+    def noise(convention):
+        """Squared error over squared values of each unit, in float64."""
+        plain = tmp_path / convention
+        run_ok("quantize", TINY_MOE, tmp_path / "q", "--to", convention, "--force")
+        run_ok("dequantize", tmp_path / "q", plain, "--dtype", "fp32")
+        new, old, found = stored(plain), stored(TINY_MOE), {}
+        for unit, modules in units.items():
+            error = squares = 0
+            for module in modules:
+                x = (array(old, module + ".weight").astype(np.uint32) << 16).view(np.float32)
+                x = x.astype(np.float64)
+                error += np.sum((array(new, module + ".weight") - x) ** 2)
+                squares += np.sum(x**2)
+            found[unit] = error / squares
+        return found
+
+    low, high = noise("nvfp4-ct"), noise("mxfp8-ct")
+    sizes = {unit: sum(source[module] for module in modules) for unit, modules in units.items()}
+    bits = {unit: 4.5 + 32 * len(modules) / sizes[unit] for unit, modules in units.items()}
+    total, elements = sum(bits[u] * sizes[u] for u in units), sum(sizes.values())
+    first, wanted = total / elements, set()
+    for unit in sorted(units, key=lambda u: -(low[u] - high[u]) / (8.25 - bits[u])):
+        more = (8.25 - bits[unit]) * sizes[unit]
+        if total + more <= target * elements:
+            total += more
+            wanted.add(unit)
+    assert len(wanted) > 10
+    formats = {t["name"].removesuffix(".weight"): t for t in document["tensors"]}
+    for unit, modules in units.items():
+        for module in modules:
+            tensor = formats[module]
+            assert tensor["format"] == ("mxfp8-ct" if unit in wanted else "nvfp4-ct"), unit
+            assert ("--target-bits: noise" in tensor["reason"]) == (unit in wanted)
+    (note,) = document["notes"]
+    assert f"from {first:.4f} bits for each weight to {total / elements:.4f} of 5" in note
+    new = stored(out)
+    for module in (modules[0] for modules in units.values()):
+        convention = formats[module]["format"]
+        assert parts_of(new, module) == parts_of(alone(convention), module)
+    again = tmp_path / "again"
+    run_ok("quantize", TINY_MOE, again, "--to", "nvfp4", "--target-bits", target, "--threads", 1,
+           "--max-memory", "100K")  # fmt: skip
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+    # Enough bits keep some weights as they are.
+    plan = run_json("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4-modelopt", "--dry-run",
+                    "--target-bits", 9)  # fmt: skip
+    kept = [t for t in plan["tensors"] if t["action"] == "copy" and "noise 0" in t["reason"]]
+    assert kept and {t["format"] for t in plan["tensors"]} == {None, "mxfp8-ct"}
+    for arguments, part in ((["4"], "are too few; nvfp4-ct takes 4.50"), (["nan"], "--target-bits"),
+                            (["-1"], "--target-bits"), (["99"], "up to 32"),
+                            (["32"], "no tensor is left to quantize"),
+                            (["5", "--rule", "*=mxfp8"], "excludes --rule")):  # fmt: skip
+        result = run("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", "--target-bits",
+                     *arguments)  # fmt: skip
+        assert result.returncode == USAGE and part in result.stderr, result.stderr
