@@ -2,6 +2,7 @@
 #include "layers/format_rules.h"
 
 #include <algorithm>
+#include <array>
 
 #include <nlohmann/json.hpp>
 
@@ -17,12 +18,22 @@ namespace {
 constexpr uint64_t kMaxRecipeBytes = uint64_t{16} << 20;
 constexpr std::string_view kKeep = "keep";
 
+struct SearchName {
+  std::string_view name;
+  ScaleSearch value;
+};
+constexpr std::array kSearches = {SearchName{"amax", ScaleSearch::kAmax},
+                                  SearchName{"4over6", ScaleSearch::kFourOverSix},
+                                  SearchName{"full", ScaleSearch::kFull}};
+
 // Settings without those that the format has no use for.
 EncodeSettings useful_settings(EncodeSettings settings, const ConventionSpec& spec) {
   const FormatId format = spec.info.format;
   const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
   if (!is_mx) settings.mx_scale = Ue8m0Rounding::kUp;
-  if (format != FormatId::kNvfp4) settings.scale_search = ScaleSearch::kAmax;
+  const bool is_searched =
+      format == FormatId::kNvfp4 || (is_mx && settings.scale_search == ScaleSearch::kFull);
+  if (!is_searched) settings.scale_search = ScaleSearch::kAmax;
   return settings;
 }
 
@@ -121,13 +132,14 @@ class RecipeReader {
     } catch (const Error& error) {
       refuse(error.what());
     }
-    if (key != "scale_search" || (text != "amax" && text != "4over6")) {
-      refuse(
-          fmt::format("a rule has '{}': '{}'; expected match, format, math, mx_scale or "
-                      "scale_search (amax, 4over6)",
-                      printable(key), printable(text)));
+    for (const SearchName& search : kSearches) {
+      if (key == "scale_search" && text == search.name) rule.scale_search = search.value;
     }
-    rule.scale_search = text == "amax" ? ScaleSearch::kAmax : ScaleSearch::kFourOverSix;
+    if (key == "scale_search" && rule.scale_search) return;
+    refuse(
+        fmt::format("a rule has '{}': '{}'; expected match, format, math, mx_scale or "
+                    "scale_search (amax, 4over6, full)",
+                    printable(key), printable(text)));
   }
 
   const nlohmann::json& root_;
@@ -163,9 +175,8 @@ std::string rules_text(std::span<const QuantizeRule> rules) {
     text += fmt::format(" {}={}", rule.glob, rule.format);
     if (rule.math) text += fmt::format(",math={}", name(*rule.math));
     if (rule.mx_scale) text += fmt::format(",mx_scale={}", name(*rule.mx_scale));
-    if (rule.scale_search) {
-      text +=
-          *rule.scale_search == ScaleSearch::kAmax ? ",scale_search=amax" : ",scale_search=4over6";
+    for (const SearchName& search : kSearches) {
+      if (rule.scale_search == search.value) text += fmt::format(",scale_search={}", search.name);
     }
   }
   return text;

@@ -3,6 +3,7 @@ the bytes of `quantize` where weights are quantized again."""
 
 import json
 import math
+import re
 import struct
 import sys
 from pathlib import Path
@@ -479,3 +480,57 @@ def test_a_single_file_keeps_the_scales_in_its_metadata(tmp_path):
     assert metadata["mine"] == "kept" and "narrowfloat.scales" in metadata
     metadata = run_json("inspect", tmp_path / "b.safetensors")["shards"][0]["metadata"]
     assert "narrowfloat.scales" not in metadata
+
+
+def marked(text, heading):
+    """{convention: row} of the table below a heading of a document."""
+    rows = {}
+    for line in text.split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for name in re.findall("`([^`]+)`", cells[0]) if line.startswith("| `") else ():
+            rows[name] = cells[1:]
+    return rows
+
+
+def test_the_table_of_conventions(quantized, mxfp4, tmp_path):
+    """docs/checkpoints.md says what is read, written and loaded as it is."""
+    root = Path(__file__).resolve().parents[2]
+    table = marked((root / "docs/checkpoints.md").read_text(), "### What works with which")
+
+    def listed(command):
+        words = " ".join(run_ok(command, "--help").stdout.split())
+        return set(re.search("What to write: ([^;]+);", words)[1].split(", "))
+
+    sources = {"nvfp4-ct": quantized, "mxfp4-ct": mxfp4,
+               "mxfp4-gpt-oss": GptOss().write(tmp_path / "gpt-oss")}
+    for name in listed("quantize") - set(sources):
+        sources[name] = tmp_path / name
+        run_ok("quantize", TINY_MOE, sources[name], "--to", name)
+    sources["mxfp4-deepseek"] = tmp_path / "deepseek"
+    sources["mxfp4-deepseek"].mkdir()
+    weights = {f"layers.0.ffn.experts.0.{name}.": ("I8", [32, 16]) for name in ("w1", "w2", "w3")}
+    write_safetensors(sources["mxfp4-deepseek"] / "model.safetensors", {
+        "dense.weight": ("F8_E4M3", [1, 1], b"\0"), "dense.scale": ("F8_E8M0", [1, 1], b"\x7f"),
+        **{name + "weight": (*weight, bytes(512)) for name, weight in weights.items()},
+        **{name + "scale": ("F8_E8M0", [32, 1], bytes(32)) for name in weights}})
+    (sources["mxfp4-deepseek"] / "config.json").write_text(json.dumps({
+        "model_type": "deepseek_v4", "expert_dtype": "fp4",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}))
+
+    rows = np.zeros((1, 96), np.uint16)
+    write_safetensors(tmp_path / "rows.safetensors", {"hidden_states": ("BF16", [1, 96],
+                                                                        rows.tobytes())})
+    engines = marked((root / "docs/engines.md").read_text(), "## Quantized checkpoints")
+    library = re.search(r"\nCOMPRESSED_TENSORS = (\[.*\])",
+                        (root / "tests/python/test_compressed_tensors.py").read_text())
+    assert set(table) == set(sources)
+    for name, source in sources.items():
+        kinds = {kind["kind"] for kind in run_json("inspect", source)["kinds"]}
+        more = ["--activations", tmp_path / "rows.safetensors"] if name == "mxfp4-gpt-oss" else \
+            ["--reference", TINY_MOE]  # fmt: skip
+        layer = run("moe", "run", source, "--layer", 0, "--tokens", 1, "--min-time", 0, *more)
+        assert layer.returncode in (DONE, USAGE, INPUT, UNSUPPORTED), layer.stderr
+        works = [name in kinds, name in listed("quantize"), name in listed("convert"),
+                 layer.returncode == DONE, name in engines, name in json.loads(
+                     library[1].replace("'", '"'))]  # fmt: skip
+        assert table[name] == ["yes" if one else "-" for one in works], name
