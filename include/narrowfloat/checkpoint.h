@@ -57,8 +57,9 @@ enum class Convention : int {
   kMxfp8CompressedTensors = 3,  // mxfp8-ct: mxfp8-quantized
   kFp8Block = 4,                // fp8-block: DeepSeek's weight_scale_inv
   // Not written by quantize_checkpoint:
-  kMxfp4GptOss = 5,    // mxfp4-gpt-oss: experts together, _blocks and _scales
-  kMxfp4DeepSeek = 6,  // mxfp4-deepseek: DeepSeek-V4's experts, I8 codes
+  kMxfp4GptOss = 5,            // mxfp4-gpt-oss: experts together, _blocks and _scales
+  kMxfp4DeepSeek = 6,          // mxfp4-deepseek: DeepSeek-V4's experts, I8 codes
+  kInt4CompressedTensors = 7,  // int4-ct: pack-quantized, as Kimi-K2's experts
 };
 
 struct ConventionInfo {
@@ -66,6 +67,9 @@ struct ConventionInfo {
   std::string_view name;         // "nvfp4-ct": the FORMAT of the command line.
   std::string_view description;  // One line for listings.
   FormatId format;
+  // Codes are integers, and none of the library's formats: only decoded. `format` has codes and
+  // blocks of the same size.
+  bool is_integer = false;
   bool is_written = true;         // Whether quantize_checkpoint writes it.
   bool is_convert_target = true;  // Whether convert_checkpoint writes it.
 };

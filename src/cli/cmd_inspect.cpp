@@ -161,7 +161,10 @@ Json to_json(const LogicalTensor& tensor, const Checkpoint& checkpoint) {
     json["stored"].push_back(
         Json{{"name", part}, {"dtype", name(info.dtype)}, {"shape", info.shape}});
   }
-  if (tensor.convention) json["format"] = name(convention_info(*tensor.convention).format);
+  if (tensor.convention) {
+    const ConventionInfo& info = convention_info(*tensor.convention);
+    json["format"] = info.is_integer ? "int4" : name(info.format);
+  }
   return json;
 }
 

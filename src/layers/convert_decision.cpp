@@ -33,9 +33,12 @@ class Decider {
     task->weight = std::move(weight);
     task->scale_key = shared_scale_key(task->weight.name);
     if (task->scale_key.empty()) task->scale_key = task->weight.name;
-    const FormatId from = source_spec(task->weight).info.format;
+    const ConventionInfo& source = source_spec(task->weight).info;
+    const FormatId from = source.format;
     const FormatId to = spec_.info.format;
-    if (from == to) {
+    if (source.is_integer) {
+      requantize(*task, fmt::format("{} has other values than {}", name(to), source.name));
+    } else if (from == to) {
       task->mapping = Mapping::kKeep;
       keep_global_scale(*task);
     } else if (from == FormatId::kMxfp4 && to == FormatId::kNvfp4) {

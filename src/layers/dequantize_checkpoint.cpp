@@ -132,8 +132,8 @@ class CheckpointDequantizer {
     Overflows overflows;
     for_each_range(ranges, [&](int64_t first, int64_t count) {
       reader.load(first, count);
-      const BadScales found = bad_scales(format_info(reader.coded().spec().info.format).scale_type,
-                                         reader.coded().scales());
+      const BadScales found =
+          bad_scales(scale_type_of(reader.coded().spec()), reader.coded().scales());
       // Ranges within one tile see the same scales.
       if (first % format_info(reader.coded().spec().info.format).block_rows == 0) {
         bad.nonfinite += found.nonfinite;

@@ -75,6 +75,12 @@ void replace_zero_scales(const TensorView& input, MathMode math, float encode_sc
   });
 }
 
+// Bytes of the block scales in memory.
+size_t scales_bytes(const ConventionSpec& spec, const QuantizedLayout& layout) {
+  const auto bytes = static_cast<size_t>(layout.scales_bytes);
+  return spec.info.is_integer ? bytes * sizeof(float) : bytes;
+}
+
 }  // namespace
 
 QuantizedWeight::QuantizedWeight(const ConventionSpec& spec, int64_t rows, int64_t cols,
@@ -82,7 +88,7 @@ QuantizedWeight::QuantizedWeight(const ConventionSpec& spec, int64_t rows, int64
     : spec_(spec),
       layout_(file_layout(spec, rows, cols)),
       values_(static_cast<size_t>(layout_.values_bytes)),
-      scales_(static_cast<size_t>(layout_.scales_bytes)),
+      scales_(scales_bytes(spec, layout_)),
       global_scale_(global_scale) {}
 
 void QuantizedWeight::set_rows(int64_t rows) {
@@ -95,7 +101,7 @@ std::span<std::byte> QuantizedWeight::values() {
 }
 
 std::span<std::byte> QuantizedWeight::scales() {
-  return std::span(scales_).first(static_cast<size_t>(layout_.scales_bytes));
+  return std::span(scales_).first(scales_bytes(spec_, layout_));
 }
 
 QuantizedView QuantizedWeight::view(float* global_scale) {
@@ -105,29 +111,52 @@ QuantizedView QuantizedWeight::view(float* global_scale) {
 void QuantizedWeight::decode(const TensorView& output) { decode_with(global_scale_, output); }
 
 void QuantizedWeight::decode_with(float global_scale, const TensorView& output) {
+  if (spec_.info.is_integer) {
+    decode_integers(output);
+    return;
+  }
   DequantizeOptions options;
   options.global_scale_divides = spec_.global_sense == GlobalScaleSense::kEncode;
   dequantize(view(&global_scale), output, options);
 }
 
-double QuantizedWeight::value(int64_t row, int64_t col) const {
+void QuantizedWeight::decode_integers(const TensorView& output) const {
+  const int64_t cols = layout_.cols;
+  parallel_for(layout_.rows, row_grain(kBlockGrain, cols), [&](int64_t begin, int64_t end) {
+    std::vector<float> values(static_cast<size_t>(cols));
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t col = 0; col < cols; ++col) {
+        const float scale = decode_scale(row, col / format_info(spec_.info.format).block_cols);
+        values[static_cast<size_t>(col)] = code_value(row, col) * scale;
+      }
+      narrow(output.dtype, values.data(), cols,
+             element_pointer(output.data, output.dtype, row * cols));
+    }
+  });
+}
+
+float QuantizedWeight::code_value(int64_t row, int64_t col) const {
   const FormatInfo& format = format_info(spec_.info.format);
   const bool is_packed = format.element_bits == 4;
   const int64_t index = row * layout_.cols + col;
   const auto stored =
       static_cast<unsigned>(values_[static_cast<size_t>(index / (is_packed ? 2 : 1))]);
-  const float code = is_packed
-                         ? E2M1::decode(static_cast<uint8_t>(stored >> (index % 2 * 4) & 0xFU))
-                         : E4M3::decode(static_cast<uint8_t>(stored));
-  return static_cast<double>(code) *
-         static_cast<double>(decode_scale(row, col / format.block_cols));
+  if (!is_packed) return E4M3::decode(static_cast<uint8_t>(stored));
+  const auto code = static_cast<uint8_t>(stored >> (index % 2 * 4) & 0xFU);
+  return spec_.info.is_integer ? static_cast<float>(static_cast<int>(code) - 8)
+                               : E2M1::decode(code);
+}
+
+double QuantizedWeight::value(int64_t row, int64_t col) const {
+  const int64_t block = col / format_info(spec_.info.format).block_cols;
+  return static_cast<double>(code_value(row, col)) * static_cast<double>(decode_scale(row, block));
 }
 
 float QuantizedWeight::decode_scale(int64_t row, int64_t block) const {
   const FormatInfo& format = format_info(spec_.info.format);
   const int64_t index = row / format.block_rows * layout_.scale_blocks + block;
-  const std::byte* stored = scales_.data() + index * bytes(format.scale_type);
-  if (format.scale_type == ScaleType::kF32) {
+  const std::byte* stored = scales_.data() + index * bytes(scale_type_of(spec_));
+  if (scale_type_of(spec_) == ScaleType::kF32) {
     float scale = 0;
     std::memcpy(&scale, stored, sizeof(scale));
     return scale;
@@ -141,7 +170,10 @@ float QuantizedWeight::decode_scale(int64_t row, int64_t block) const {
 
 ClipLimits QuantizedWeight::clip_limits() const {
   const FormatInfo& format = format_info(spec_.info.format);
-  const double largest = format.element_bits == 4 ? E2M1::kMaxFinite : E4M3::kMaxFinite;
+  constexpr double kMaxInt4 = 8;  // The codes reach from -8 to 7.
+  const double largest = spec_.info.is_integer      ? kMaxInt4
+                         : format.element_bits == 4 ? E2M1::kMaxFinite
+                                                    : E4M3::kMaxFinite;
   return {.block_cols = format.block_cols,
           .of_blocks = [this, largest](int64_t row, int64_t first_block, std::span<double> limits) {
             int64_t block = first_block;
@@ -153,7 +185,7 @@ ClipLimits QuantizedWeight::clip_limits() const {
 
 uint64_t QuantizedWeight::buffer_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols) {
   const QuantizedLayout layout = file_layout(spec, rows, cols);
-  return static_cast<uint64_t>(layout.values_bytes) + static_cast<uint64_t>(layout.scales_bytes);
+  return static_cast<uint64_t>(layout.values_bytes) + scales_bytes(spec, layout);
 }
 
 void check_encode_settings(const EncodeSettings& settings, const ConventionSpec& spec) {

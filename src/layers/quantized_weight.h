@@ -50,6 +50,8 @@ class QuantizedWeight {
 
  private:
   [[nodiscard]] float decode_scale(int64_t row, int64_t block) const;
+  [[nodiscard]] float code_value(int64_t row, int64_t col) const;
+  void decode_integers(const TensorView& output) const;
 
   const ConventionSpec& spec_;
   QuantizedLayout layout_;

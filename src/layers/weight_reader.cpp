@@ -47,10 +47,10 @@ float widened_scale(DType dtype, const std::byte* stored) {
     std::memcpy(&scale, stored, sizeof(scale));
     return scale;
   }
-  NF_ASSERT(dtype == DType::kBF16);
+  NF_ASSERT(dtype == DType::kBF16 || dtype == DType::kF16);
   uint16_t pattern = 0;
   std::memcpy(&pattern, stored, sizeof(pattern));
-  return bf16_to_float(pattern);
+  return dtype == DType::kBF16 ? bf16_to_float(pattern) : f16_to_float(pattern);
 }
 
 // Transposes tile by tile, so that cache lines of both sides are used up while they are cached. One
@@ -177,7 +177,7 @@ void QuantizedReader::load_scales_only(int64_t first, int64_t count) {
 void QuantizedReader::load_scales(int64_t first) {
   const FormatInfo& format = format_info(coded_.spec().info.format);
   const std::span<std::byte> target = coded_.scales();
-  const auto scale_bytes = to_unsigned(bytes(format.scale_type));
+  const auto scale_bytes = to_unsigned(bytes(scale_type_of(coded_.spec())));
   const uint64_t stored_bytes = to_unsigned(bits(scales_.info.dtype)) / 8;
   const uint64_t before =
       to_unsigned(first / format.block_rows) * to_unsigned(scales_.info.shape.back());

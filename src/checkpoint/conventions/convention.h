@@ -66,6 +66,10 @@ struct ConventionSpec {
   GlobalScaleSense global_sense = GlobalScaleSense::kNone;
   std::vector<int64_t> global_shape = {};  // As written; both () and [1] are read.
   std::optional<ZeroScaleBytes> zero_scales = {};
+  // A tensor that repeats what shapes say; a part of the weight.
+  PartRule shape = {};
+  // Tensors that would change the meaning of the codes; weights with one of them are refused.
+  std::vector<std::string_view> foreign_suffixes = {};
   // All experts of a layer in one tensor: values [E, N, K / block, block bytes], scales
   // [E, N, K / block]. The n-th suffix of the values goes with the n-th of the scales.
   bool is_stacked = false;
@@ -87,10 +91,14 @@ const ConventionSpec& compressed_tensors_mxfp8();
 const ConventionSpec& deepseek_fp8();
 const ConventionSpec& gpt_oss_mxfp4();
 const ConventionSpec& deepseek_mxfp4();
+const ConventionSpec& compressed_tensors_int4();
 
 // The conventions in the order of the enumeration.
 std::span<const ConventionSpec* const> all_convention_specs();
 const ConventionSpec& convention_spec(Convention convention);
+
+// The type of block scales, once they are read.
+ScaleType scale_type_of(const ConventionSpec& spec);
 
 // "nvfp4-ct, nvfp4-modelopt, ...", for messages: all conventions that are read, that quantizing
 // writes, or that converting writes.

@@ -64,9 +64,10 @@ std::string weights_problem(const json& config, const ConventionSpec& spec) {
     if (!group.is_object() || weights == group.end() || weights->is_null()) continue;
     if (!weights->is_object()) return fmt::format("'{}' must be an object", path);
     const std::string type = string_member(*weights, "type");
-    if (!type.empty() && type != "float") {
-      return fmt::format("'{}.type' is '{}', but is 'float' in this convention", path,
-                         printable(type, 40));
+    const char* const wanted = spec.info.is_integer ? "int" : "float";
+    if (!type.empty() && type != wanted) {
+      return fmt::format("'{}.type' is '{}', but is '{}' in this convention", path,
+                         printable(type, 40), wanted);
     }
     for (const FixedMember& fixed : {FixedMember{"num_bits", format.element_bits}, group_size}) {
       if (problem.empty()) problem = member_problem(*weights, path + ".", fixed);

@@ -42,8 +42,13 @@ class Fitter {
     if (fit_.ok() && spec_.global_scale.exists()) {
       check_companion(spec_.global_scale, global, {spec_.global_shape, {1}, {}});
     }
-    if (const auto* input = find(spec_.input_scale); fit_.ok() && input != nullptr) {
-      add_part(input->info);
+    for (const PartRule* rule : {&spec_.input_scale, &spec_.shape}) {
+      if (const auto* part = find(*rule); fit_.ok() && part != nullptr) add_part(part->info);
+    }
+    for (const std::string_view suffix : spec_.foreign_suffixes) {
+      const std::string name = stem_ + std::string(suffix);
+      if (!fit_.ok() || checkpoint_.find(name) == nullptr) continue;
+      fit_.problem = fmt::format("has '{}', which is not read", printable(name));
     }
     return std::move(fit_);
   }
@@ -79,7 +84,7 @@ class Fitter {
       fit_.problem = "must have rank 2 (stacked experts are read as mxfp4-gpt-oss only)";
       return;
     }
-    const int64_t per_value = 8 / format.element_bits;
+    const int64_t per_value = bits(values.dtype) / format.element_bits;
     const int64_t cols = values.shape[1] * per_value;  // The reader bounds extents by 2^60.
     fit_.weight.shape = {values.shape[0], cols};
     // Blocks of 128 columns may be partial at the edge.

@@ -33,9 +33,14 @@ std::string names_of(std::span<const ConventionSpec* const> specs) {
 
 std::span<const ConventionSpec* const> all_convention_specs() {
   static const std::array kSpecs = {
-      &compressed_tensors_nvfp4(), &modelopt_nvfp4(), &compressed_tensors_mxfp4(),
-      &compressed_tensors_mxfp8(), &deepseek_fp8(),   &gpt_oss_mxfp4(),
+      &compressed_tensors_nvfp4(),
+      &modelopt_nvfp4(),
+      &compressed_tensors_mxfp4(),
+      &compressed_tensors_mxfp8(),
+      &deepseek_fp8(),
+      &gpt_oss_mxfp4(),
       &deepseek_mxfp4(),
+      &compressed_tensors_int4(),
   };
   return kSpecs;
 }
@@ -59,6 +64,10 @@ std::span<const ConventionInfo> all_conventions() {
 
 const ConventionInfo& convention_info(Convention convention) {
   return convention_spec(convention).info;
+}
+
+ScaleType scale_type_of(const ConventionSpec& spec) {
+  return spec.info.is_integer ? ScaleType::kF32 : format_info(spec.info.format).scale_type;
 }
 
 std::string convention_names() { return names_of(all_convention_specs()); }

@@ -66,6 +66,10 @@ WeightFormat weight_format(Convention convention) {
       return WeightFormat::kMxfp8;
     case Convention::kFp8Block:
       return WeightFormat::kFp8Block;
+    case Convention::kInt4CompressedTensors:
+      throw_error(ErrorKind::kUnsupported,
+                  "a MoeLayer has no mode for weights in int4-ct; convert the checkpoint, or "
+                  "dequantize it");
   }
   throw_bad_enumerator("convention", static_cast<int>(convention));
 }

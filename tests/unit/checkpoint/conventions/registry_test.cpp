@@ -14,7 +14,7 @@ TEST(ConventionRegistry, IsInTheOrderOfTheEnumeration) {
     EXPECT_EQ(parse_convention(info.name), info.id);
     EXPECT_EQ(convention_spec(info.id).quantization_config != nullptr, info.is_convert_target);
   }
-  EXPECT_EQ(index, 7);
+  EXPECT_EQ(index, 8);
 }
 
 TEST(ConventionRegistry, PlainNamesMeanCompressedTensors) {
