@@ -32,7 +32,7 @@ MODES = {"bf16": "nvfp4_bf16", "fp8_group": "nvfp4_fp8_exact", "mxfp8": "mxfp4_m
 
 def tokens_of(rank: int, hidden: int) -> torch.Tensor:
     """As many tokens as no other rank has; none on the second one."""
-    count = 0 if rank == 1 else MAX_TOKENS - 7 * rank
+    count = 0 if rank == 1 else MAX_TOKENS - 7 * rank % MAX_TOKENS
     random = torch.Generator().manual_seed(rank)
     return torch.randn(count, hidden, generator=random).bfloat16()
 

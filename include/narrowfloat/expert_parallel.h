@@ -76,8 +76,8 @@ struct ExpertParallelConfig {
 };
 
 // Exchanges blocks between all ranks: block d of `send` goes to rank d, block s of `receive` comes
-// from rank s; all blocks have send.size() / ranks bytes. It keeps a deadline of its own; what it
-// throws reaches the caller of dispatch() or combine().
+// from rank s; all blocks have send.size() / ranks bytes. It keeps a deadline of its own. What it
+// throws reaches the caller of dispatch() or combine(), and all later calls throw kDevice.
 using AllToAllFunction =
     std::function<void(std::span<const std::byte> send, std::span<std::byte> receive)>;
 
@@ -89,8 +89,8 @@ struct ExpertParallelOptions {
   std::chrono::milliseconds deadline{30'000};
 };
 
-// The rows that a rank received: row s * max_tokens + i is the i-th that rank s sent. Views of
-// memory that the next dispatch() overwrites.
+// The rows that a rank received: row s * max_tokens + i is the i-th that rank s sent. The views are
+// valid until combine(): from then on other ranks may store their next tokens there.
 struct ReceivedTokens {
   CodedRows rows;      // [R * max_tokens, H] in the payload's format, scales linear.
   TensorView ids;      // I32 [R * max_tokens, k]: ids of the layer; -1 in rows that nobody sent.
@@ -126,10 +126,11 @@ class NARROWFLOAT_API ExpertParallel {
   [[nodiscard]] const ExpertParallelConfig& config() const;
   [[nodiscard]] ExpertShard shard() const;
   [[nodiscard]] int64_t max_rows() const;      // R * max_tokens
-  [[nodiscard]] int64_t memory_bytes() const;  // Peer memory included.
+  [[nodiscard]] int64_t memory_bytes() const;  // All buffers, peer memory included.
   // Collective. Sends this rank's tokens and waits for those of all others. Dispatches and combines
   // alternate.
-  //   rows     BF16, F16 or F32 [T, H], T <= max_tokens, or CodedRows in the payload's format
+  //   rows     [T, H], T <= max_tokens, dense: in the payload's format, with scales of any strides,
+  //            or, where the payload is not kBf16, BF16, F16 or F32
   //   ids      I32 [T, k]: numbers of experts. Others than 0 to E - 1 name no expert: that slot
   //            adds nothing.
   //   weights  F32 [T, k]
@@ -137,7 +138,8 @@ class NARROWFLOAT_API ExpertParallel {
   // kInvalidArgument before anything is sent, on this rank alone.
   ReceivedTokens dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights);
 
-  // Where the caller stores the results of its experts before combine():
+  // Where the caller stores the results of its experts between dispatch() and combine(). At other
+  // times peers may read them, and the call throws kInvalidArgument.
   //   kRank  [R * max_tokens, H]: the weighted sum over the row's local experts, slots ascending
   //   kTopK  [R * max_tokens, k, H]: the unweighted row of each local slot
   // Rows that nobody sent, and slots of other ranks' experts, may have any contents.
@@ -149,10 +151,11 @@ class NARROWFLOAT_API ExpertParallel {
   void combine(const ReceivedTokens& received, const TensorView& out);
 
   // Collective: dispatch(), the layer of this rank's shard on the received rows, combine().
-  //   layer      experts shard(), routing.experts E, top_k k, no shared experts,
+  //   layer      on the CPU, experts shard(), routing.experts E, top_k k, no shared experts,
   //              RouterOptions::negative_one_is_empty; it reads the payload or quantizes it
   //   workspace  U8 [>= required_workspace(layer)], aligned to 256 bytes
-  // Throws kInvalidArgument where the layer does not fit, before anything is sent.
+  // Throws kInvalidArgument for a configuration of the layer that does not fit, before anything is
+  // sent. What the layer itself throws on the received rows reaches the caller after give_up().
   void run(const MoeLayer& layer, const CodedRows& rows, const TensorView& ids,
            const TensorView& weights, const TensorView& out, const TensorView& workspace);
   [[nodiscard]] int64_t required_workspace(const MoeLayer& layer) const;
@@ -160,7 +163,9 @@ class NARROWFLOAT_API ExpertParallel {
   // For a rank that cannot compute its results: the others get an error instead of waiting for
   // their deadline, or for that of their all_to_all. No further call is possible.
   void give_up();
-  // Collective: waits for all ranks, then frees. The object is empty afterwards.
+  // Collective: waits for all ranks, then frees. The object is empty afterwards, also if a rank
+  // does not come and this throws. Ranks of create_local() do not wait: their memory lives as long
+  // as any of them.
   void destroy();
 
   class Impl;  // Internal.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, Self
 
@@ -16,6 +18,9 @@ Payload = Literal["bf16", "fp8_group", "mxfp8", "nvfp4_per_token"]
 # Payload -> bytes of a row of H values, types of values and scales, values that share a scale.
 _CODES = {"fp8_group": (1, "float32", 128), "mxfp8": (1, "uint8", 32),
           "nvfp4_per_token": (2, "uint8", 16)}  # fmt: skip
+# Names of the C++ library -> Python's.
+_NAMES = {"values": "hidden", "scales": "hidden_scales", "row_scale": "row_scale"}
+_ROWS = re.compile(rf"\b(?:rows|inputs)\.({'|'.join(_NAMES)})\b")
 
 
 class ReceivedTokens(NamedTuple):
@@ -164,8 +169,9 @@ class ExpertParallel:
         received = self._new_received(maker)
         arrays = {name: None if array is None else codes_to_core(name, array)
                   for name, array in received.items()}  # fmt: skip
-        call = self._group.dispatch(*self._inputs(hidden, hidden_scales, row_scale, ids, weights),
-                                   arrays)  # fmt: skip
+        inputs = self._inputs(hidden, hidden_scales, row_scale, ids, weights)
+        with _names_of_python():
+            call = self._group.dispatch(*inputs, arrays)
         return ReceivedTokens(**received, call=call)
 
     def combine(self, received: ReceivedTokens, results: Any, out: Any) -> Any:
@@ -174,9 +180,11 @@ class ExpertParallel:
         received: what dispatch() returned. results: result_dtype, from the experts of this rank:
             order "rank": [max_rows, H], the weighted sum over a row's local experts; order "topk":
             [max_rows, k, H], each local slot's unweighted row. Other rows may have any contents.
-        out: bfloat16, float16 or float32 [T, N] for the T tokens of the dispatch, N <= H.
+        out: bfloat16, float16 or float32 [T, N] for the T tokens of the dispatch, N <= H. With more
+            axes, [..., N], all but the last are tokens.
         """
-        self._group.combine(received.call, to_core("results", results), to_core("out", out))
+        self._group.combine(received.call, to_core("results", results),
+                            to_core("out", rows_of("out", out, True)))  # fmt: skip
         return out
 
     def run(
@@ -197,8 +205,9 @@ class ExpertParallel:
         if workspace is None:
             workspace = aligned_bytes(maker, self._group.required_workspace(layer._prepared))
         inputs = self._inputs(hidden, hidden_scales, row_scale, ids, weights)
-        self._group.run(layer._prepared, *inputs, to_core("out", rows_of("out", out, True)),
-                       workspace)  # fmt: skip
+        with _names_of_python():
+            self._group.run(layer._prepared, *inputs, to_core("out", rows_of("out", out, True)),
+                            workspace)  # fmt: skip
         return out
 
     def new_workspace(self, layer: MoeLayer) -> Any:
@@ -244,6 +253,18 @@ class ExpertParallel:
                 "ids": maker.empty((rows, top_k), "int32"),
                 "weights": maker.empty((rows, top_k), "float32"),
                 "counts": maker.empty((self.ranks,), "int32")}  # fmt: skip
+
+
+@contextmanager
+def _names_of_python() -> Iterator[None]:
+    """Errors of the C++ library name the arguments of Python."""
+    try:
+        yield
+    except ValueError as error:
+        text = _ROWS.sub(lambda match: _NAMES[match[1]], str(error))
+        if text == str(error):
+            raise
+        raise ValueError(text) from None
 
 
 def _options(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import narrowfloat as nf
-from narrowfloat._torch_groups import rank_group
+from narrowfloat._torch_groups import has_cpu, rank_group
 
 
 def all_to_all_function(process_group: Any) -> Callable[[Any, Any], None]:
@@ -25,8 +25,9 @@ def all_to_all_function(process_group: Any) -> Callable[[Any, Any], None]:
 class ExpertParallel(nf.ExpertParallel):
     """narrowfloat.ExpertParallel over a process group of torch; tensors lie on the CPU.
 
-    process_group: default: all processes. Options: those of narrowfloat.ExpertParallel; the group's
-    all-to-all (gloo) is there for transport "all_to_all", which groups of more than one host use.
+    process_group: default: all processes. Options: those of narrowfloat.ExpertParallel. A group
+    that takes tensors on the CPU (gloo) gives its all-to-all for transport "all_to_all", which
+    groups of more than one host use.
     """
 
     __slots__ = ()
@@ -34,5 +35,6 @@ class ExpertParallel(nf.ExpertParallel):
     def __init__(self, process_group: Any = None, **options: Any) -> None:
         """Collective over the process group; see the class."""
         group = rank_group(process_group)
-        options.setdefault("all_to_all", all_to_all_function(process_group))
+        if has_cpu(process_group):
+            options.setdefault("all_to_all", all_to_all_function(process_group))
         super().__init__(group, **options)

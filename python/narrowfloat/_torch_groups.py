@@ -24,10 +24,15 @@ def has_gpus(process_group: Any) -> bool:
     return _devices_of(process_group).get("cuda", "gloo") != "gloo"
 
 
+def has_cpu(process_group: Any) -> bool:
+    """Whether the group takes tensors on the CPU."""
+    # NCCL is listed for the CPU, too, where it is the only backend.
+    return _devices_of(process_group).get("cpu", "nccl") != "nccl"
+
+
 def gather_function(process_group: Any) -> Callable[[bytes], list[bytes]]:
     """Gathers bytes of all ranks: on the CPU where the group can, else through a GPU."""
-    # NCCL is listed for the CPU, too, where it is the only backend.
-    on_cpu = _devices_of(process_group).get("cpu", "nccl") != "nccl"
+    on_cpu = has_cpu(process_group)
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
     size = dist.get_world_size(process_group)
 

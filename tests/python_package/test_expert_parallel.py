@@ -69,6 +69,25 @@ def test_results(payload: str) -> None:
             assert out.tobytes() == wanted.tobytes(), (payload, order)
 
 
+@pytest.mark.parametrize("payload", ["bf16", "nvfp4_per_token"])
+def test_rows_of_payloads(payload: str) -> None:
+    """A layer computes with what dispatch() returns; quantized rows travel as they are."""
+    layer, tokens = shard(MODES[payload]), Tokens(0, 4)
+    rank = nf.ExpertParallel.local(1, **SIZES, payload=payload)[0]
+    wanted = on_one_rank(layer, tokens)
+    given = {"hidden": tokens.hidden}
+    for _ in range(2):
+        received = rank.dispatch(ids=tokens.ids, weights=tokens.weights, **given)
+        assert received.counts.tolist() == [4]
+        rows = {"hidden": received.hidden, "hidden_scales": received.hidden_scales,
+                "row_scale": received.row_scale}  # fmt: skip
+        results = layer.run(ids=received.ids, weights=received.weights, allow_absent=True, **rows)
+        out = np.empty((2, 2, HIDDEN), ml_dtypes.bfloat16)
+        assert rank.combine(received, results, out) is out
+        assert out.tobytes() == wanted.tobytes()
+        given = {name: array[:4] for name, array in rows.items() if array is not None}
+
+
 def test_steps() -> None:
     """dispatch() and combine() alone: what travels, and sums of what the caller computes."""
     group = nf.ExpertParallel.local(2, **SIZES, payload="fp8_group", result_dtype="float32")
@@ -145,6 +164,10 @@ def test_errors() -> None:
         nf.ExpertParallel.local(9, **SIZES)
     rank = nf.ExpertParallel.local(1, **SIZES)[0]
     tokens = Tokens(0, 3)
+    with pytest.raises(ValueError, match=r"^hidden: expected shape \[3, 256\]"):
+        rank.dispatch(tokens.hidden[:, :128].copy(), tokens.ids, tokens.weights)
+    with pytest.raises(ValueError, match=r"^hidden: expected at most max_tokens = 6 tokens, got 7"):
+        rank.run(shard("bf16"), Tokens(0, 7).hidden, tokens.ids, tokens.weights)
     with pytest.raises(ValueError, match="weights: expected"):
         rank.dispatch(tokens.hidden, tokens.ids, tokens.weights[:2])
     with pytest.raises(ValueError, match=r"layer: expected local_experts 16, got 4"):

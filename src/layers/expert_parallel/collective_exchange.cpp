@@ -39,7 +39,15 @@ class CollectiveExchange final : public ExpertExchange {
         received_(sent_.size()) {}
 
   [[nodiscard]] ExpertTransport transport() const override { return transport_; }
-  [[nodiscard]] int64_t memory_bytes() const override { return 2 * layout_.size_bytes; }
+  [[nodiscard]] int64_t memory_bytes() const override {
+    int64_t bytes = 2 * layout_.size_bytes;
+    if (transport_ == ExpertTransport::kAllToAll) return bytes;
+    int64_t most = 0;  // The largest part: it is gathered from all ranks.
+    for (const ExpertLayout::Place& place : layout_.places) {
+      most = std::max(most, place.block_bytes * layout_.ranks);
+    }
+    return bytes + most * layout_.ranks;
+  }
 
   std::byte* outgoing(ExpertPart part, int destination) override {
     return at(sent_, part, destination);
@@ -72,7 +80,7 @@ class CollectiveExchange final : public ExpertExchange {
   void exchange(ExpertPart part) {
     const auto bytes = static_cast<size_t>(layout_.place(part).block_bytes * layout_.ranks);
     if (bytes == 0) return;
-    has_failed_ = true;  // Until it has not.
+    has_failed_ = true;  // Stays so if the function throws.
     all_to_all_({at(sent_, part, 0), bytes}, {at(received_, part, 0), bytes});
     has_failed_ = false;
   }

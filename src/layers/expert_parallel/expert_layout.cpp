@@ -14,6 +14,10 @@ namespace {
 constexpr int64_t kLine = 128;
 constexpr int64_t kMostBytes = int64_t{1} << 62;
 
+[[noreturn]] void refuse_size() {
+  throw_invalid("max_tokens, hidden, top_k: the memory of a rank exceeds 2^62 bytes");
+}
+
 void check_payload(const ExpertParallelConfig& config) {
   const RowFormat payload = config.payload;
   if (payload != RowFormat::kBf16 && payload != RowFormat::kFp8Group &&
@@ -54,9 +58,7 @@ void check_config(const ExpertParallelConfig& config, int ranks) {
 int64_t bytes_of(int64_t a, int64_t b, int64_t c) {
   const std::optional<int64_t> ab = checked_mul(a, b);
   const std::optional<int64_t> all = ab ? checked_mul(*ab, c) : std::nullopt;
-  if (!all || *all > kMostBytes) {
-    throw_invalid("max_tokens, hidden, top_k: the memory of a rank exceeds 2^62 bytes");
-  }
+  if (!all || *all > kMostBytes) refuse_size();
   return *all;
 }
 
@@ -73,6 +75,13 @@ ExpertLayout expert_layout(const ExpertParallelConfig& config, int ranks) {
     throw_invalid("max_tokens: {} of each of {} ranks are more than 2^31 - 1 rows",
                   config.max_tokens, ranks);
   }
+  // Slots of results have 32-bit numbers.
+  if (bytes_of(*rows, result_slots(config), 1) > std::numeric_limits<int32_t>::max()) {
+    throw_invalid("max_tokens, top_k: {} rows of {} slots are more than 2^31 - 1 slots", *rows,
+                  config.top_k);
+  }
+  // Else the number of bits of a row would not fit into 64 bits.
+  if (config.hidden > kMostBytes / 64) refuse_size();
   ExpertLayout layout;
   layout.ranks = ranks;
   layout.max_tokens = config.max_tokens;
@@ -85,7 +94,7 @@ ExpertLayout expert_layout(const ExpertParallelConfig& config, int ranks) {
         .offset = end, .row_bytes = row_bytes, .block_bytes = block_bytes};
     const std::optional<int64_t> next =
         checked_add(end, round_up(bytes_of(block_bytes, ranks, 1), kLine));
-    if (!next || *next > kMostBytes) bytes_of(kMostBytes, 2, 1);
+    if (!next || *next > kMostBytes) refuse_size();
     end = *next;
   };
   const auto add_rows = [&](ExpertPart part, int64_t row_bytes) {

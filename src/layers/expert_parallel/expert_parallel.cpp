@@ -117,8 +117,9 @@ void ExpertParallel::run(const MoeLayer& layer, const CodedRows& rows, const Ten
 void ExpertParallel::give_up() { impl().give_up(); }
 
 void ExpertParallel::destroy() {
-  impl().exchange().disconnect();
-  impl_.reset();
+  static_cast<void>(impl());  // Throws where it was destroyed already.
+  const std::unique_ptr<Impl> ended = std::move(impl_);
+  ended->exchange().disconnect();
 }
 
 }  // namespace narrowfloat

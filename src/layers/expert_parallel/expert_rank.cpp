@@ -17,7 +17,6 @@ namespace narrowfloat {
 namespace {
 
 constexpr Device kCpu{};
-constexpr int64_t kAlignment = 256;
 // Bytes that a task copies.
 constexpr int64_t kCopyGrain = 1 << 16;
 
@@ -46,8 +45,8 @@ void ExpertParallel::Impl::check_dispatch(const CodedRows& rows, const TensorVie
   }
   const int64_t tokens = payload_.check(rows);
   if (tokens > config_.max_tokens) {
-    throw_invalid("rows: expected at most max_tokens = {} tokens, got {}", config_.max_tokens,
-                  tokens);
+    throw_invalid("rows.values: expected at most max_tokens = {} tokens, got {}",
+                  config_.max_tokens, tokens);
   }
   require_tensor("ids", ids, {DType::kI32}, {tokens, config_.top_k}, kCpu);
   require_tensor("weights", weights, {DType::kF32}, {tokens, config_.top_k}, kCpu);
@@ -131,7 +130,7 @@ ReceivedTokens ExpertParallel::Impl::dispatch(const CodedRows& rows, const Tenso
     ids_.assign(given_ids, given_ids + slots);
     weights_.assign(given_weights, given_weights + slots);
   }
-  pack(payload_.encode(rows), ids, weights);
+  pack(payload_.quantize(rows), ids, weights);
   exchange_->exchange_tokens();
   ++call_;
   ReceivedTokens received = finish_received();
@@ -139,7 +138,16 @@ ReceivedTokens ExpertParallel::Impl::dispatch(const CodedRows& rows, const Tenso
   return received;
 }
 
+std::string ExpertParallel::Impl::why_idle() const {
+  return call_ == 0 ? "no dispatch() came before"
+                    : fmt::format("call {} was combined already", call_);
+}
+
 TensorView ExpertParallel::Impl::results() const {
+  exchange_->check();
+  if (!is_dispatched_) {
+    throw_invalid("results: expected a call between dispatch() and combine(); {}", why_idle());
+  }
   const int64_t rows = layout_.max_rows();
   if (!is_topk()) {
     return TensorView::contiguous(exchange_->results(), config_.result_dtype,
@@ -151,9 +159,13 @@ TensorView ExpertParallel::Impl::results() const {
 
 void ExpertParallel::Impl::check_call(uint64_t call) const {
   exchange_->check();
-  if (!is_dispatched_ || call != call_) {
-    throw_invalid("received: expected what the last dispatch() returned (call {}), got call {}{}",
-                  call_, call, is_dispatched_ ? "" : ", which was combined already");
+  if (!is_dispatched_) {
+    throw_invalid("received: expected what dispatch() returned, before its combine(); {}",
+                  why_idle());
+  }
+  if (call != call_) {
+    throw_invalid("received: expected what the last dispatch() returned (call {}), got call {}",
+                  call_, call);
   }
 }
 
@@ -247,30 +259,33 @@ void ExpertParallel::Impl::check_layer(const MoeLayer& layer, const TensorView& 
   }
   if (is_topk() && moe.weight_on_input) {
     throw_invalid(
-        "layer: weight_on_input puts weights into the rows; use CombineOrder::kRank, which gives "
-        "the same bytes where top_k is 1");
+        "layer: weight_on_input puts weights into the rows; use order rank, which gives the same "
+        "bytes where top_k is 1");
   }
+  require_view("workspace", workspace);
   require_dtype("workspace", workspace, {DType::kU8});
   require_dense("workspace", workspace);
   require_device("workspace", workspace.device, kCpu);
   const int64_t required = required_workspace(layer);
   if (workspace.num_elements() < required ||
-      reinterpret_cast<uintptr_t>(workspace.data) % kAlignment != 0) {
+      reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
     throw_invalid("workspace: expected at least {} bytes at a multiple of {}, got {} at {}",
-                  required, kAlignment, workspace.num_elements(), fmt::ptr(workspace.data));
+                  required, kWorkspaceAlignment, workspace.num_elements(),
+                  fmt::ptr(workspace.data));
   }
+  require_data("workspace", workspace);
 }
 
 ExpertParallel::Impl::SlotRows ExpertParallel::Impl::slot_rows(const MoeLayer& layer) const {
   const int64_t rows = layout_.max_rows();
   SlotRows parts;
-  parts.rows_offset = round_up(layer.required_workspace(rows), kAlignment);
+  parts.rows_offset = round_up(layer.required_workspace(rows), kWorkspaceAlignment);
   if (!is_topk()) {
     parts.bytes = parts.rows_offset;
     return parts;
   }
   parts.map_offset =
-      parts.rows_offset + round_up(layer.max_rows(rows) * result_row_bytes(), kAlignment);
+      parts.rows_offset + round_up(layer.max_rows(rows) * result_row_bytes(), kWorkspaceAlignment);
   parts.bytes = parts.map_offset + rows * config_.top_k * static_cast<int64_t>(sizeof(int32_t));
   return parts;
 }
@@ -297,9 +312,8 @@ void ExpertParallel::Impl::run_experts(const MoeLayer& layer, const ReceivedToke
   outputs.slot_out = TensorView::contiguous(rows, config_.result_dtype,
                                             {layer.max_rows(layout_.max_rows()), config_.hidden});
   outputs.slot_to_row = TensorView::contiguous(slot_to_row, DType::kI32, {slots});
-  TensorView scratch = workspace;
-  scratch.shape[0] = parts.rows_offset;
-  layer.run(received.rows, routing, outputs, scratch);
+  layer.run(received.rows, routing, outputs,
+            TensorView::contiguous(base, DType::kU8, {parts.rows_offset}));
   const int64_t row_bytes = result_row_bytes();
   std::byte* const target = exchange_->results();
   parallel_for(slots, row_grain(kCopyGrain, row_bytes), [&](int64_t begin, int64_t end) {

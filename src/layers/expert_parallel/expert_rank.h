@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "layers/expert_parallel/dispatch_plan.h"
@@ -50,6 +51,8 @@ class ExpertParallel::Impl {
     int64_t bytes = 0;
   };
 
+  // Why there are no tokens whose results combine() could send.
+  [[nodiscard]] std::string why_idle() const;
   [[nodiscard]] bool is_topk() const { return config_.order == CombineOrder::kTopK; }
   // One row of H values that travels back.
   [[nodiscard]] int64_t result_row_bytes() const {

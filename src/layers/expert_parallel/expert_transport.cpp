@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/name_table.h"
+#include "runtime/comm/phase.h"
 #include "runtime/dispatch.h"
 
 namespace narrowfloat {
@@ -102,9 +103,13 @@ std::unique_ptr<ExpertExchange> make_for(Request request,
                                          const ExpertParallelOptions& options) {
   const ExpertTransport chosen = select_transport(request).id;
   if (chosen != ExpertTransport::kPeerMemory) {
-    return make_collective_exchange(
-        layout, bootstrap,
-        chosen == ExpertTransport::kAllToAll ? options.all_to_all : AllToAllFunction());
+    std::unique_ptr<ExpertExchange> made;
+    run_phase(*bootstrap, "expert parallelism: buffers", [&] {
+      made = make_collective_exchange(
+          layout, bootstrap,
+          chosen == ExpertTransport::kAllToAll ? options.all_to_all : AllToAllFunction());
+    });
+    return made;
   }
   std::unique_ptr<SymmetricMemory> memory;
   try {

@@ -62,7 +62,7 @@ int64_t PayloadRows::check(const CodedRows& rows) const {
   return tokens;
 }
 
-CodedRows PayloadRows::encode(const CodedRows& rows) {
+CodedRows PayloadRows::quantize(const CodedRows& rows) {
   if (format_ == RowFormat::kBf16) return rows;
   const int64_t tokens = rows.values.shape[0];
   CodedRows coded = buffers_.bind(aligned(storage_), tokens, {});

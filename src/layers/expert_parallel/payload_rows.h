@@ -20,7 +20,7 @@ class PayloadRows {
   // Returns the number of tokens.
   [[nodiscard]] int64_t check(const CodedRows& rows) const;
   // Dense rows in the format: the given ones, or those of a buffer that the next call overwrites.
-  [[nodiscard]] CodedRows encode(const CodedRows& rows);
+  [[nodiscard]] CodedRows quantize(const CodedRows& rows);
   // Views of `count` rows in the format over the three parts.
   [[nodiscard]] CodedRows views(void* values, void* scales, void* row_scale, int64_t count) const;
 

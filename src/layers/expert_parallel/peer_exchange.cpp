@@ -8,6 +8,7 @@
 // seen all results of call n, which were computed from what these tokens overwrite; and results of
 // call n + 1 are stored after all ranks have sent their tokens n + 1, which each did after it had
 // read the results of call n.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -18,6 +19,10 @@
 
 namespace narrowfloat {
 namespace {
+
+constexpr uint64_t kNsPerMs = 1'000'000;
+// A century. The nanoseconds of much longer deadlines would not fit into 64 bits.
+constexpr std::chrono::milliseconds kLongestDeadline = std::chrono::hours(100 * 8760);
 
 class PeerExchange final : public ExpertExchange {
  public:
@@ -34,7 +39,8 @@ class PeerExchange final : public ExpertExchange {
     view_.control = control_.get();
     view_.fault = &fault_;
     view_.layout.abort = layout.abort;
-    view_.deadline_ns = static_cast<uint64_t>(deadline.count()) * 1'000'000U;
+    view_.deadline_ns =
+        static_cast<uint64_t>(std::min(deadline, kLongestDeadline).count()) * kNsPerMs;
     // Flags and abort cell.
     std::memset(memory_->own(), 0, static_cast<size_t>(layout.place(ExpertPart::kCounts).offset));
   }
@@ -54,7 +60,7 @@ class PeerExchange final : public ExpertExchange {
   void check() override {
     CpuCta cta(view_.rank, 0, 1);
     heed_abort(cta, view_, enter_call(cta, view_));
-    throw_if_failed("tokens");
+    throw_if_failed();
   }
 
   void exchange_tokens() override {
@@ -92,6 +98,7 @@ class PeerExchange final : public ExpertExchange {
 
   void signal_and_wait(int64_t flags, const char* what, ProtocolPoint before, ProtocolPoint after) {
     CpuCta cta(view_.rank, 0, 1);
+    awaited_ = what;
     cta.reached(before);
     for (int peer = 0; peer < view_.ranks; ++peer) {
       cta.store_release(flag(peer, flags, view_.rank), call_);
@@ -103,16 +110,16 @@ class PeerExchange final : public ExpertExchange {
       };
       wait_until(cta, view_, missing, [&] { return cta.load_acquire(arrived) == call_; });
     }
-    throw_if_failed(what);
+    throw_if_failed();
     cta.reached(after);
   }
 
-  void throw_if_failed(const char* what) const {
+  void throw_if_failed() const {
     if (fault_.kind == AllReduceFault::kNone) return;
-    const std::string reason =
-        fault_.kind == AllReduceFault::kAborted
-            ? "a rank gave up"
-            : fmt::format("rank {} sent no {} within {} ms", fault_.peer, what, deadline_.count());
+    const std::string reason = fault_.kind == AllReduceFault::kAborted
+                                   ? "a rank gave up"
+                                   : fmt::format("rank {} sent no {} within {} ms", fault_.peer,
+                                                 awaited_, deadline_.count());
     throw_error(ErrorKind::kDevice,
                 "expert parallelism: call {} failed on rank {} of {}: {}; make a new "
                 "ExpertParallel on all ranks, or end the job",
@@ -127,6 +134,7 @@ class PeerExchange final : public ExpertExchange {
   AllReduceFault fault_;
   RankMemory view_;
   uint32_t call_ = 0;
+  const char* awaited_ = "tokens";  // The last wait was for these.
 };
 
 }  // namespace

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int64_t kHidden = 128;
 constexpr int64_t kInter = 128;
-constexpr int64_t kAlignment = 256;
 
 int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
@@ -26,23 +25,16 @@ MoeShape shape_of(const ExpertSetup& setup) {
           .top_k = setup.top_k};
 }
 
-// U8 of a size at an aligned address, full of poison.
-class AlignedBytes {
- public:
-  explicit AlignedBytes(int64_t size) : storage_(static_cast<size_t>(size + kAlignment), 0xFF) {
-    const auto address = reinterpret_cast<uintptr_t>(storage_.data());
-    view_ = TensorView::contiguous(
-        storage_.data() + (kAlignment - static_cast<int64_t>(address % kAlignment)) % kAlignment,
-        DType::kU8, {size});
-  }
-  [[nodiscard]] const TensorView& view() const { return view_; }
-
- private:
-  std::vector<uint8_t> storage_;
-  TensorView view_;
-};
-
 }  // namespace
+
+AlignedBytes::AlignedBytes(int64_t size) {
+  constexpr int64_t kAlignment = 256;
+  storage_.assign(static_cast<size_t>(size + kAlignment), 0xFF);
+  const auto address = reinterpret_cast<uintptr_t>(storage_.data());
+  view_ = TensorView::contiguous(
+      storage_.data() + (kAlignment - static_cast<int64_t>(address % kAlignment)) % kAlignment,
+      DType::kU8, {size});
+}
 
 ExpertCase::ExpertCase(const ExpertSetup& setup, uint64_t seed)
     : setup_(setup), whole_(setup.mode, shape_of(setup), {.kind = ActivationKind::kSwiglu}, seed) {

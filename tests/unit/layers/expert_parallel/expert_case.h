@@ -10,6 +10,19 @@
 
 namespace narrowfloat::testing {
 
+// A workspace: U8 [size] at an aligned address, full of poison.
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(int64_t size);
+  AlignedBytes(const AlignedBytes&) = delete;  // Its view points into itself.
+  AlignedBytes& operator=(const AlignedBytes&) = delete;
+  [[nodiscard]] const TensorView& view() const { return view_; }
+
+ private:
+  std::vector<uint8_t> storage_;
+  TensorView view_;
+};
+
 // Which experts the tokens want.
 enum class IdsPattern {
   kUniform,

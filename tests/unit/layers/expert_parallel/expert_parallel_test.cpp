@@ -1,9 +1,12 @@
 // Expert parallelism on the CPU: every payload, order, transport and routing to the byte of the
 // layer on one rank or of its shards. Ranks are threads.
+#include <algorithm>
 #include <array>
 #include <barrier>
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <stdexcept>
 
 #include <gtest/gtest.h>
 
@@ -141,8 +144,64 @@ TEST(ExpertParallel, GivesTheSameBytesInEveryCall) {
   expect_bytes_on_threads(c, group, 40);
 }
 
+// A call of a rank whose tokens go to all ranks, with NaN in every row, weight and result.
+void exchange_nan(ExpertParallel& group) {
+  const ExpertParallelConfig& config = group.config();
+  const int64_t tokens = config.max_tokens;
+  const std::vector<uint16_t> rows(static_cast<size_t>(tokens * config.hidden), 0x7FFF);
+  const auto slots = static_cast<size_t>(tokens * config.top_k);
+  const std::vector<float> weights(slots, std::numeric_limits<float>::quiet_NaN());
+  std::vector<int32_t> ids;
+  for (size_t slot = 0; slot < slots; ++slot) {
+    const int rank = static_cast<int>(slot) % config.top_k % group.ranks();
+    ids.push_back(expert_shard(config.experts, group.ranks(), rank).offset);
+  }
+  const ReceivedTokens received = group.dispatch(
+      {.values = TensorView::contiguous(rows.data(), DType::kBF16, {tokens, config.hidden}),
+       .scales = {},
+       .row_scale = {}},
+      TensorView::contiguous(ids.data(), DType::kI32, {tokens, config.top_k}),
+      TensorView::contiguous(weights.data(), DType::kF32, {tokens, config.top_k}));
+  const TensorView results = group.results();
+  std::memset(results.data, 0xFF,
+              static_cast<size_t>(results.num_elements() * bits(results.dtype) / 8));
+  std::vector<uint16_t> out(rows.size());
+  group.combine(received,
+                TensorView::contiguous(out.data(), DType::kBF16, {tokens, config.hidden}));
+  EXPECT_TRUE(std::ranges::all_of(out, [](uint16_t bits) { return (bits & 0x7FFF) > 0x7F80; }));
+}
+
+TEST(ExpertParallel, ReadsNothingOfRowsThatNobodySent) {
+  for (const CombineOrder order : {CombineOrder::kRank, CombineOrder::kTopK}) {
+    const ExpertCase c({.mode = MoeMode::kFp8Block,
+                        .ranks = 3,
+                        .tokens = {5, 0, 2},
+                        .top_k = 3,
+                        .ids = IdsPattern::kWithInvalid,
+                        .order = order},
+                       45);
+    auto group = ExpertParallel::create_local(3, c.config());
+    run_as_threads(3, [&](int rank) { exchange_nan(group[static_cast<size_t>(rank)]); });
+    expect_bytes_on_threads(c, group);
+  }
+}
+
+TEST(ExpertParallel, GivesZeroToTokensWithoutExperts) {
+  for (const CombineOrder order : {CombineOrder::kRank, CombineOrder::kTopK}) {
+    const ExpertCase c({.ranks = 1, .tokens = {3}, .order = order}, 46);
+    auto group = ExpertParallel::create_local(1, c.config());
+    const std::vector<int32_t> ids{-1, 8, 9, -7, 8, 1 << 30};
+    std::vector<uint16_t> out(3 * 128, 0xFFFF);
+    const ReceivedTokens received = group[0].dispatch(
+        c.rows(0), TensorView::contiguous(ids.data(), DType::kI32, {3, 2}), c.weights(0));
+    EXPECT_EQ(static_cast<const int32_t*>(received.counts.data)[0], 0);
+    group[0].combine(received, TensorView::contiguous(out.data(), DType::kBF16, {3, 128}));
+    EXPECT_EQ(out, std::vector<uint16_t>(out.size(), 0));
+  }
+}
+
 // Quantized rows travel as they are, whatever the strides of their scales.
-TEST(ExpertParallel, SendsCodesThatTheCallerMade) {
+TEST(ExpertParallel, SendsQuantizedRowsOfTheCaller) {
   const ExpertCase c(
       {.mode = MoeMode::kFp8Block, .tokens = {6, 3}, .payload = RowFormat::kFp8Group}, 40);
   auto group = ExpertParallel::create_local(2, c.config());
@@ -175,9 +234,8 @@ TEST(ExpertParallel, SendsCodesThatTheCallerMade) {
     EXPECT_EQ(std::memcmp(static_cast<const uint8_t*>(second.rows.values.data) + own_block * 128,
                           codes.data(), 8 * 128),
               0);
-    EXPECT_EQ(std::memcmp(static_cast<const float*>(second.rows.scales.data) + own_block,
-                          scales.data(), 8 * sizeof(float)),
-              0);
+    EXPECT_TRUE(std::equal(scales.begin(), scales.begin() + 8,
+                           static_cast<const float*>(second.rows.scales.data) + own_block));
     EXPECT_EQ(static_cast<const int32_t*>(second.counts.data)[rank], 8);
     EXPECT_EQ(static_cast<const int32_t*>(second.counts.data)[1 - rank], 0);
     own.combine(second, result(8));
@@ -262,6 +320,41 @@ TEST(ExpertParallel, Takes64Ranks) {
   }
 }
 
+TEST(ExpertParallel, RefusesTransportsThatItCannotHave) {
+  const ExpertParallelConfig config{.hidden = 128, .experts = 8, .top_k = 2, .max_tokens = 4};
+  const auto refuse = [&](const ExpertParallelOptions& options,
+                          const std::vector<std::string>& fragments) {
+    SharedRendezvous rendezvous(1);
+    expect_error(ErrorKind::kUnsupported, fragments,
+                 [&] { ExpertParallel::create(rendezvous.bootstrap(0), config, options); });
+  };
+  refuse({.device = {}, .transport = ExpertTransport::kAllToAll, .all_to_all = {}},
+         {"no all_to_all function was given", "transport all_to_all was asked for"});
+  refuse({.device = {.type = DeviceType::kCuda, .index = 0},
+          .transport = ExpertTransport::kAuto,
+          .all_to_all = {}},
+         {"on the CPU alone"});
+}
+
+TEST(ExpertParallel, CountsItsBuffers) {
+  const ExpertCase c({.ranks = 1, .tokens = {4}}, 61);
+  std::array<int64_t, 3> bytes{};
+  for (const auto transport :
+       {ExpertTransport::kPeerMemory, ExpertTransport::kAllToAll, ExpertTransport::kAllGather}) {
+    SharedRendezvous rendezvous(1);
+    ThreadExchange exchange(1);
+    const ExpertParallelOptions options{
+        .device = {}, .transport = transport, .all_to_all = exchange.of(0)};
+    bytes[static_cast<size_t>(transport) - 1] =
+        ExpertParallel::create(rendezvous.bootstrap(0), c.config(), options).memory_bytes();
+  }
+  // Rows of 8 tokens in and out, and two ids and weights; what combine() gathers.
+  constexpr int64_t kRows = 8 * 128 * 2;
+  EXPECT_GE(bytes[0], 3 * kRows + 8 * 2 * 8);
+  EXPECT_GE(bytes[1], bytes[0] + 2 * kRows + 8 * 2 * 8);
+  EXPECT_EQ(bytes[2], bytes[1] + kRows);
+}
+
 TEST(ExpertParallel, ExplainsItsTransport) {
   const ExpertParallelConfig config{.hidden = 128, .experts = 64, .top_k = 2, .max_tokens = 4};
   EXPECT_EQ(explain_expert_parallel({.ranks = 8, .config = config}).chosen, "peer_memory");
@@ -295,6 +388,13 @@ TEST(ExpertParallel, RefusesConfigurationsWithoutAMeaning) {
   refuse([](auto& c) { c.max_tokens = int64_t{1} << 31; }, {"max_tokens", "rows"});
   refuse([](auto& c) { c.hidden = 0; }, {"hidden", "got 0"});
   refuse([](auto& c) { c.hidden = int64_t{1} << 61; }, {"max_tokens, hidden, top_k", "2^62"});
+  refuse([](auto& c) { c.hidden = std::numeric_limits<int64_t>::max(); }, {"hidden", "2^62"});
+  refuse(
+      [](auto& c) {
+        c.order = CombineOrder::kTopK;
+        c.max_tokens = (int64_t{1} << 30) - 1;
+      },
+      {"max_tokens, top_k", "2 slots", "2^31 - 1"});
   refuse(
       [](auto& c) {
         c.hidden = 100;
@@ -333,15 +433,25 @@ TEST(ExpertParallel, RefusesArgumentsBeforeAnythingIsSent) {
                     .row_scale = {}},
                    c.ids(0), c.weights(0));
   });
+  expect_error(kInvalid, {"received", "no dispatch() came before"},
+               [&] { group.combine({}, result); });
+  expect_error(kInvalid, {"results", "no dispatch() came before"},
+               [&] { static_cast<void>(group.results()); });
   const ReceivedTokens received = group.dispatch(rows, c.ids(0), c.weights(0));
   expect_error(kInvalid, {"dispatch", "combine()"},
                [&] { group.dispatch(rows, c.ids(0), c.weights(0)); });
   TensorView short_out = result;
   short_out.shape[0] = 3;
   expect_error(kInvalid, {"out", "[4, N]"}, [&] { group.combine(received, short_out); });
+  ReceivedTokens other = received;
+  other.call = 7;
+  expect_error(kInvalid, {"received", "call 1", "got call 7"},
+               [&] { group.combine(other, result); });
   group.combine(received, result);
   expect_error(kInvalid, {"received", "combined already"},
                [&] { group.combine(received, result); });
+  expect_error(kInvalid, {"results", "combined already"},
+               [&] { static_cast<void>(group.results()); });
   group.destroy();
   expect_error(kInvalid, {"destroyed"}, [&] { static_cast<void>(group.rank()); });
 }
@@ -371,7 +481,68 @@ TEST(ExpertParallel, RefusesLayersThatDoNotFit) {
   refuse(slots.layer(0), wide_slots[0], {"layer", "slot_dtype F32", "BF16"});
 }
 
-// The others need not wait for the deadline where the layer of one rank throws.
+TEST(ExpertParallel, AFunctionThatThrowsEndsTheObject) {
+  const ExpertCase c({.ranks = 1, .tokens = {4}}, 82);
+  SharedRendezvous rendezvous(1);
+  ThreadExchange exchange(1);
+  int calls = 0;
+  const auto throws_later = [&, works = exchange.of(0)](std::span<const std::byte> send,
+                                                        std::span<std::byte> receive) {
+    if (++calls > 2) throw std::runtime_error("no network");
+    works(send, receive);
+  };
+  ExpertParallel group = ExpertParallel::create(
+      rendezvous.bootstrap(0), c.config(),
+      {.device = {}, .transport = ExpertTransport::kAllToAll, .all_to_all = throws_later});
+  EXPECT_THROW(static_cast<void>(c.run(group)), std::runtime_error);
+  expect_error(ErrorKind::kDevice, {"an earlier call failed"},
+               [&] { static_cast<void>(c.run(group)); });
+  expect_error(ErrorKind::kDevice, {"an earlier call failed"},
+               [&] { static_cast<void>(group.results()); });
+  EXPECT_EQ(calls, 3);
+}
+
+// The workspace may have any shape.
+TEST(ExpertParallel, TakesAWorkspaceOfTwoAxes) {
+  const ExpertCase c({.ranks = 1, .tokens = {4}, .order = CombineOrder::kTopK}, 83);
+  auto group = ExpertParallel::create_local(1, c.config());
+  const MoeLayer layer = c.layer(0);
+  const int64_t rows = group[0].required_workspace(layer) / 256 + 1;
+  const AlignedBytes workspace(rows * 256);
+  std::vector<uint8_t> out(4 * 128 * 2);
+  group[0].run(layer, c.rows(0), c.ids(0), c.weights(0),
+               TensorView::contiguous(out.data(), DType::kBF16, {4, 128}),
+               TensorView::contiguous(workspace.view().data, DType::kU8, {rows, 256}));
+  EXPECT_EQ(out, c.expected(0));
+}
+
+// A layer with static scales, but none for its input, refuses the rows that have arrived.
+TEST(ExpertParallel, ALayerThatThrowsEndsTheCallOfAll) {
+  const ExpertCase c({.mode = MoeMode::kNvfp4, .tokens = {4, 4}}, 84);
+  MoeCase broken(MoeMode::kNvfp4, {.tokens = 4, .hidden = 128, .inter = 128},
+                 {.kind = ActivationKind::kSwiglu}, 85);
+  broken.weights().input_multiplier.reset();
+  const MoeConfig config = c.layer(0).config();
+  const MoeLayer layer =
+      MoeLayer::prepare(broken.shard(config.expert_offset, config.local_experts), config);
+  auto groups = ExpertParallel::create_local(2, c.config(), milliseconds(0));
+  run_as_threads(2, [&](int rank) {
+    ExpertParallel& group = groups[static_cast<size_t>(rank)];
+    if (rank == 1) {
+      expect_error(ErrorKind::kDevice, {"a rank gave up"},
+                   [&] { static_cast<void>(c.run(group)); });
+      return;
+    }
+    const AlignedBytes workspace(group.required_workspace(layer));
+    std::vector<uint16_t> out(4 * 128);
+    expect_error(kInvalid, {"input_multiplier"}, [&] {
+      group.run(layer, c.rows(0), c.ids(0), c.weights(0),
+                TensorView::contiguous(out.data(), DType::kBF16, {4, 128}), workspace.view());
+    });
+  });
+}
+
+// The others need not wait for the deadline where one rank gives up.
 TEST(ExpertParallel, ARankThatGivesUpEndsTheCallOfAll) {
   const ExpertCase c({.tokens = {4, 4}}, 99);
   auto groups = ExpertParallel::create_local(2, c.config(), milliseconds(0));
