@@ -137,8 +137,8 @@ void add_quantize(const Commands& commands) {
       ->check(nan_problem);
   command
       .add_option("--activation-amax", arguments.activation_amax,
-                  "Static activation scales of NVFP4 from the file of "
-                  "narrowfloat.transformers.calibrate, or JSON")
+                  "Static activation scales of NVFP4: a file that the Python package's calibrate() "
+                  "wrote, or JSON")
       ->option_text("FILE");
   add_parsed_into(command, "--math", in_any_case(parse_math_mode), options.math,
                   "Arithmetic: exact (default) or fast, bit for bit as common GPU kernels")
