@@ -155,7 +155,7 @@ struct QuantizeCheckpointOptions {
   // quantizable); excludes win.
   std::vector<std::string> include;
   std::vector<std::string> exclude;
-  // For each weight the first that matches counts; without one, `to`. They choose among the weights
+  // The first rule that matches a weight counts; without one, `to`. Rules choose among the weights
   // that are quantized, and add none.
   std::vector<QuantizeRule> rules;
   // Above 0: give weights better formats than `to`, those first that gain most for a bit, as long

@@ -66,7 +66,7 @@ struct ExpertParallelConfig {
   int32_t experts = 0;     // E, of all ranks together: at least one for each.
   int32_t top_k = 0;       // k, slots of a token.
   int64_t max_tokens = 0;  // Most tokens that a rank gives in one call.
-  // What travels to the experts: kBf16, kFp8Group, kMxfp8 or kNvfp4PerToken. The sender quantizes
+  // Rows travel to the experts in kBf16, kFp8Group, kMxfp8 or kNvfp4PerToken. The sender quantizes
   // bf16, fp16 and fp32 rows once, with the bits of quantize().
   RowFormat payload = RowFormat::kBf16;
   CombineOrder order = CombineOrder::kRank;
@@ -138,8 +138,8 @@ class NARROWFLOAT_API ExpertParallel {
   // kInvalidArgument before anything is sent, on this rank alone.
   ReceivedTokens dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights);
 
-  // Where the caller stores the results of its experts between dispatch() and combine(). At other
-  // times peers may read them, and the call throws kInvalidArgument.
+  // Returns where the caller stores the results of its experts, between dispatch() and combine().
+  // At other times peers may read them, and the call throws kInvalidArgument.
   //   kRank  [R * max_tokens, H]: the weighted sum over the row's local experts, slots ascending
   //   kTopK  [R * max_tokens, k, H]: the unweighted row of each local slot
   // Rows that nobody sent, and slots of other ranks' experts, may have any contents.
@@ -160,8 +160,8 @@ class NARROWFLOAT_API ExpertParallel {
            const TensorView& weights, const TensorView& out, const TensorView& workspace);
   [[nodiscard]] int64_t required_workspace(const MoeLayer& layer) const;
 
-  // For a rank that cannot compute its results: the others get an error instead of waiting for
-  // their deadline, or for that of their all_to_all. No further call is possible.
+  // Call it on a rank that cannot compute its results: the others get an error instead of waiting
+  // for their deadline, or for that of their all_to_all. No further call is possible.
   void give_up();
   // Collective: waits for all ranks, then frees. The object is empty afterwards, also if a rank
   // does not come and this throws. Ranks of create_local() do not wait: their memory lives as long

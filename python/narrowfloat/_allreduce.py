@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from narrowfloat._allreduce_outputs import (
     store_global_scale,
 )
 from narrowfloat._arrays import maker_of, shape_of
+from narrowfloat._collective import Collective
 
 Agreement = Literal["first_call", "every_call", "never"]
 Quantization = Literal["none", "fp8_tensor", "fp8_token", "fp8_group", "fp8_block", "nvfp4",
@@ -72,7 +72,7 @@ def make_options(
     return options
 
 
-class AllReduce:
+class AllReduce(Collective):
     """One rank of a group that sums tensors over all ranks: its memory, and calls on it.
 
     group: a RankGroup; default: that of the launcher's environment. Creation, reset() and destroy()
@@ -134,22 +134,6 @@ class AllReduce:
             rank._workspace = core
             found.append(rank)
         return found
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "AllReduce: a workspace is memory that the ranks share, which cannot be copied or "
-            "pickled; create one in each process"
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if kind is None:
-            self.destroy()
 
     def __call__(
         self,

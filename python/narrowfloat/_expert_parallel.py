@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, NoReturn, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from narrowfloat import _core
 from narrowfloat._arrays import Maker, codes_to_core, maker_of, shape_of, to_core
+from narrowfloat._collective import Collective
 from narrowfloat._moe import MoeLayer, aligned_bytes
 from narrowfloat._moe_call import rows_of, to_bfloat16, to_int32
 from narrowfloat._routing import optional_to_core
@@ -40,7 +40,7 @@ class ReceivedTokens(NamedTuple):
     call: int
 
 
-class ExpertParallel:
+class ExpertParallel(Collective):
     """One rank of a group whose ranks hold different experts: sends tokens there and sums results.
 
     group: a RankGroup; default: that of the launcher's environment. Creation, dispatch(),
@@ -107,22 +107,6 @@ class ExpertParallel:
     ) -> None:  # fmt: skip
         self._group, self._shape = core, (hidden, top_k)
         self._payload, self._order, self._result_dtype = payload, order, result_dtype
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "ExpertParallel: memory that the ranks share cannot be copied or pickled; create one "
-            "in each process"
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if kind is None:
-            self.destroy()
 
     @property
     def rank(self) -> int:

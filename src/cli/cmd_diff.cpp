@@ -123,7 +123,7 @@ constexpr std::array kValueColumns = {
         "flushed %",
         [](const TensorDiff& diff) { return fmt::format("{:.2f}", diff.figures.flushed_percent); }},
 };
-// For two quantized sides.
+// These columns are for two quantized sides.
 constexpr std::array kStoredColumns = {
     FigureColumn{"SQNR dB",
                  [](const TensorDiff& diff) { return format_fixed(diff.figures.sqnr_db, 2); }},

@@ -56,18 +56,8 @@ class CheckpointConverter {
     report_.warnings = source_warnings(source_);
     plan();
     memory_.check();
-    RewriteResult written = rewrite_checkpoint(make_job(target));
-    report_.files = std::move(written.files);
-    report_.file_bytes = std::move(written.file_bytes);
-    report_.source_bytes = written.source_bytes;
-    report_.target_bytes = written.target_bytes;
-    report_.cancelled = written.cancelled;
-    report_.kept_files = written.kept_files;
-    if (!written.warning.empty()) report_.warnings.push_back(std::move(written.warning));
-    report_.peak_buffer_bytes = memory_.peak_bytes();
+    complete_report(rewrite_checkpoint(make_job(target)), memory_, start, report_);
     report_.total = figures_of(total_.total());
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return std::move(report_);
   }
 
@@ -81,9 +71,7 @@ class CheckpointConverter {
       throw_invalid("option exact_only: excludes option lossy; use one of them");
     }
     check_encode_settings(settings_, spec_);
-    if (options_.max_shard_bytes == 0) {
-      throw_invalid("option max_shard_bytes: must be at least 1, got 0");
-    }
+    check_max_shard_bytes(options_.max_shard_bytes);
   }
 
   void plan() {
@@ -267,12 +255,7 @@ class CheckpointConverter {
     ignore_untied_head(source_, model_);
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = metadata();
-    job.max_shard_bytes = options_.max_shard_bytes;
-    job.dry_run = options_.dry_run;
-    job.force = options_.force;
-    job.resume = options_.resume;
-    job.progress = options_.progress;
-    job.cancelled = options_.cancelled;
+    set_options(options_, job);
     if (!source_.is_directory()) return job;
     if (spec_.extra_config != nullptr) job.extra_configs.push_back(spec_.extra_config(model_));
     if (!conversions_.originals.is_empty()) {

@@ -31,26 +31,11 @@ class CheckpointDequantizer {
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = base_metadata(source_);
     job.metadata["narrowfloat.settings"] = fmt::format("dtype={}", name(options_.dtype));
-    job.max_shard_bytes = options_.max_shard_bytes;
-    job.dry_run = options_.dry_run;
-    job.force = options_.force;
-    job.resume = options_.resume;
-    job.progress = options_.progress;
-    job.cancelled = options_.cancelled;
+    set_options(options_, job);
     if (!source_.config_text().empty()) {
       job.config_text = without_declaration(source_.config_text());
     }
-    RewriteResult written = rewrite_checkpoint(std::move(job));
-    report_.files = std::move(written.files);
-    report_.file_bytes = std::move(written.file_bytes);
-    report_.source_bytes = written.source_bytes;
-    report_.target_bytes = written.target_bytes;
-    report_.cancelled = written.cancelled;
-    report_.kept_files = written.kept_files;
-    if (!written.warning.empty()) report_.warnings.push_back(std::move(written.warning));
-    report_.peak_buffer_bytes = memory_.peak_bytes();
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    complete_report(rewrite_checkpoint(std::move(job)), memory_, start, report_);
     return std::move(report_);
   }
 
@@ -60,9 +45,7 @@ class CheckpointDequantizer {
     if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32) {
       throw_invalid("option dtype: expected BF16, F16 or F32, got {}", name(dtype));
     }
-    if (options_.max_shard_bytes == 0) {
-      throw_invalid("option max_shard_bytes: must be at least 1, got 0");
-    }
+    check_max_shard_bytes(options_.max_shard_bytes);
   }
 
   void plan() {

@@ -77,9 +77,7 @@ class CheckpointFixer {
 
   CheckpointReport run(const std::string& target) {
     const auto start = std::chrono::steady_clock::now();
-    if (options_.max_shard_bytes == 0) {
-      throw_invalid("option max_shard_bytes: must be at least 1, got 0");
-    }
+    check_max_shard_bytes(options_.max_shard_bytes);
     report_.warnings = source_warnings(source_);
     weights_ = recognise(source_);
     choose_scales();
@@ -92,18 +90,8 @@ class CheckpointFixer {
     report_.tensors.resize(weights_.size());
     for (size_t i = 0; i < weights_.size(); ++i) add(weights_[i], report_.tensors[i]);
     memory_.check();
-    RewriteResult written = rewrite_checkpoint(make_job(target));
-    report_.files = std::move(written.files);
-    report_.file_bytes = std::move(written.file_bytes);
-    report_.source_bytes = written.source_bytes;
-    report_.target_bytes = written.target_bytes;
-    report_.cancelled = written.cancelled;
-    report_.kept_files = written.kept_files;
-    if (!written.warning.empty()) report_.warnings.push_back(std::move(written.warning));
-    report_.peak_buffer_bytes = memory_.peak_bytes();
+    complete_report(rewrite_checkpoint(make_job(target)), memory_, start, report_);
     report_.total = figures_of(total_.total());
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return std::move(report_);
   }
 
@@ -233,17 +221,12 @@ class CheckpointFixer {
           {kModelOptConfig,
            read_file_bounded(join_path(source_.path(), kModelOptConfig), kMaxModelOptConfigBytes)});
     }
-    job.max_shard_bytes = options_.max_shard_bytes;
-    job.dry_run = options_.dry_run;
-    job.force = options_.force;
-    job.resume = options_.resume;
-    job.progress = options_.progress;
-    job.cancelled = options_.cancelled;
+    set_options(options_, job);
     return job;
   }
 
-  static constexpr uint64_t kSmallestBuffer =
-      64;  // For a scalar beside weights that are not copied.
+  // Room for the scalar of a weight that is not copied.
+  static constexpr uint64_t kSmallestBuffer = 64;
 
   const FixCheckpointOptions& options_;
   const Checkpoint source_;

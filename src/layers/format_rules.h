@@ -29,7 +29,7 @@ std::vector<WeightChoice> choose_formats(std::span<const LogicalTensor> tensors,
                                          const ConventionSpec& base, const EncodeSettings& settings,
                                          std::span<const QuantizeRule> rules);
 
-// For the metadata: " GLOB=FORMAT[,SETTING...]" for each.
+// Writes " GLOB=FORMAT[,SETTING...]" for each rule, as the metadata has it.
 std::string rules_text(std::span<const QuantizeRule> rules);
 
 }  // namespace narrowfloat

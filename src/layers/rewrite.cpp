@@ -263,6 +263,27 @@ class Rewriter {
 
 RewriteResult rewrite_checkpoint(RewriteJob job) { return Rewriter(std::move(job)).run(); }
 
+void check_max_shard_bytes(uint64_t max_shard_bytes) {
+  if (max_shard_bytes == 0) throw_invalid("option max_shard_bytes: must be at least 1, got 0");
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void complete_report(RewriteResult written, const MemoryPlan& memory,
+                     std::chrono::steady_clock::time_point start, CheckpointReport& report) {
+  report.files = std::move(written.files);
+  report.file_bytes = std::move(written.file_bytes);
+  report.source_bytes = written.source_bytes;
+  report.target_bytes = written.target_bytes;
+  report.cancelled = written.cancelled;
+  report.kept_files = written.kept_files;
+  if (!written.warning.empty()) report.warnings.push_back(std::move(written.warning));
+  report.peak_buffer_bytes = memory.peak_bytes();
+  report.seconds = seconds_since(start);
+}
+
 RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
                       const std::function<uint64_t()>& buffer_bytes) {
   RewriteItem item;

@@ -3,6 +3,7 @@
 // then the configs and the other files.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "checkpoint/conventions/convention.h"
 #include "checkpoint/shard_plan.h"
+#include "layers/memory_plan.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -50,6 +52,24 @@ struct RewriteResult {
 };
 
 RewriteResult rewrite_checkpoint(RewriteJob job);
+
+// Sets what all functions that write checkpoints have options for.
+template <typename Options>
+void set_options(const Options& options, RewriteJob& job) {
+  job.max_shard_bytes = options.max_shard_bytes;
+  job.dry_run = options.dry_run;
+  job.force = options.force;
+  job.resume = options.resume;
+  job.progress = options.progress;
+  job.cancelled = options.cancelled;
+}
+// Throws kInvalidArgument for 0.
+void check_max_shard_bytes(uint64_t max_shard_bytes);
+
+double seconds_since(std::chrono::steady_clock::time_point start);
+// Completes the report of a function that has written a checkpoint and began at `start`.
+void complete_report(RewriteResult written, const MemoryPlan& memory,
+                     std::chrono::steady_clock::time_point start, CheckpointReport& report);
 
 // Makes an item that copies a tensor byte by byte, `buffer_bytes()` at a time.
 RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,

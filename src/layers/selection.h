@@ -22,7 +22,7 @@ struct SelectionRules {
   std::vector<std::string> exclude;
   // Globs over module names, from the source config; they include the modules below a match.
   std::vector<std::string> excluded_modules;
-  // For each tensor instead of `format`; none: a rule keeps it as it is. Empty: no rules.
+  // One format for each tensor, in place of `format`; none keeps it as it is. Empty: no rules.
   std::vector<std::optional<FormatId>> formats = {};
 };
 

@@ -1,4 +1,4 @@
-// Where the tokens of one rank go (allreduce spec 10.1): a function of their ids alone.
+// The destinations of the tokens of one rank (allreduce spec 10.1) depend on their ids alone.
 #pragma once
 
 #include <cstdint>

@@ -20,11 +20,11 @@ class ExpertExchange {
 
   [[nodiscard]] virtual ExpertTransport transport() const = 0;
   [[nodiscard]] virtual int64_t memory_bytes() const = 0;
-  // Where this rank stores the block of a token part that goes to `destination`.
+  // Returns where this rank stores the block of a token part that goes to `destination`.
   [[nodiscard]] virtual std::byte* outgoing(ExpertPart part, int destination) = 0;
   // The blocks of all sources.
   [[nodiscard]] virtual std::byte* received(ExpertPart part) = 0;
-  // Where this rank stores its results, a block for each source.
+  // Returns where this rank stores its results, a block for each source.
   [[nodiscard]] virtual std::byte* results() = 0;
   // The block of results that `destination` computed for this rank.
   [[nodiscard]] virtual const std::byte* returned(int destination) = 0;

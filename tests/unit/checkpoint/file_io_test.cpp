@@ -39,7 +39,7 @@ TEST(OpenRegularFile, FollowsSymbolicLinks) {
   EXPECT_EQ(open_regular_file(dir / "link").size, 3U);
 }
 
-// Where the kernel can tell (openat2): such a link may lead out of a container.
+// The kernel must have openat2, which tells: such a link may lead out of a container.
 TEST(OpenRegularFile, RefusesMagicLinks) {
   const TempDir dir;
   write_file(dir / "blob", "abc");
