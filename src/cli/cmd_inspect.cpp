@@ -188,11 +188,8 @@ void print_document(const InspectArguments& arguments, const Checkpoint& checkpo
   document["warnings"] = checkpoint.warnings();
   document["unsupported"] =
       inspection.unsupported.empty() ? Json(nullptr) : Json(inspection.unsupported);
-  document["tensors"] = Json::array();
-  for (const LogicalTensor& tensor : inspection.tensors) {
-    document["tensors"].push_back(to_json(tensor, checkpoint));
-  }
-  print_json(document);
+  print_json(document, "tensors", inspection.tensors.size(),
+             [&](size_t i) { return to_json(inspection.tensors[i], checkpoint); });
 }
 
 // CSV has plain numbers and names of columns that carry the unit.

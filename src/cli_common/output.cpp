@@ -28,6 +28,8 @@ constexpr std::string_view kClearLine = "\r\x1b[K";
 
 std::string_view name_of_program = "narrowfloat";
 
+std::string indented(const Json& json) { return json.dump(2, ' ', kAsciiOnly, kOnBadUtf8); }
+
 // Returns 0, or the errno that stopped the writing.
 int write_all(int descriptor, std::string_view text) {
   while (!text.empty()) {
@@ -259,8 +261,26 @@ Json json_number(double value) {
   return value;
 }
 
-void print_json(const Json& document) {
-  write_stdout(document.dump(2, ' ', kAsciiOnly, kOnBadUtf8) + "\n");
+void print_json(const Json& document) { write_stdout(indented(document) + "\n"); }
+
+void print_json(const Json& document, std::string_view list, size_t count,
+                const std::function<Json(size_t)>& item) {
+  constexpr size_t kWriteBytes = size_t{1} << 20;
+  std::string text = indented(document);
+  text.resize(text.rfind("\n}"));
+  text += fmt::format(",\n  {}: [", Json(list).dump());
+  for (size_t i = 0; i < count; ++i) {
+    text += i == 0 ? "\n    " : ",\n    ";
+    // A newline in a string is escaped, so each of these begins a line.
+    for (const char c : indented(item(i))) {
+      text += c;
+      if (c == '\n') text += "    ";
+    }
+    if (text.size() < kWriteBytes) continue;
+    write_stdout(text);
+    text.clear();
+  }
+  write_stdout(text + (count == 0 ? "]\n}\n" : "\n  ]\n}\n"));
 }
 
 void print_json_event(const Json& event) {

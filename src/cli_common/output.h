@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -137,6 +138,11 @@ Json json_document(std::string_view command);
 Json json_number(double value);
 // Documents are ASCII, so that no name from a file reaches a terminal as a control sequence.
 void print_json(const Json& document);
+// The same text for a document with one more member at its end, the array `list` of what `item`
+// returns for 0 to count - 1. Elements are printed as they are made, so that a million of them
+// takes no memory.
+void print_json(const Json& document, std::string_view list, size_t count,
+                const std::function<Json(size_t)>& item);
 // Prints an event as one line on stderr.
 void print_json_event(const Json& event);
 

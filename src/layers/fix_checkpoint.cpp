@@ -78,6 +78,7 @@ class CheckpointFixer {
   CheckpointReport run(const std::string& target) {
     const auto start = std::chrono::steady_clock::now();
     check_max_shard_bytes(options_.max_shard_bytes);
+    check_number_of_tensors(source_);
     report_.warnings = source_warnings(source_);
     weights_ = recognise(source_);
     choose_scales();

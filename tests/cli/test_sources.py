@@ -218,9 +218,12 @@ def test_half_a_million_tensors_take_linear_time_and_memory(tmp_path):
         return process.returncode, errors
 
     assert measured("inspect", source) == (DONE, "")
-    code, errors = measured("quantize", source, tmp_path / "out.safetensors", "--to", "nvfp4")
-    assert code == UNSUPPORTED
-    assert f"{source}: has 500001 tensors; the limit for a source is 500000" in errors
+    assert measured("inspect", source, "--json") == (DONE, "")
+    for arguments in (["quantize", source, tmp_path / "out.safetensors", "--to", "nvfp4"],
+                      ["check", source, "--fix", tmp_path / "out.safetensors"]):
+        code, errors = measured(*arguments)
+        assert code == UNSUPPORTED
+        assert f"{source}: has 500001 tensors; the limit for a source is 500000" in errors
 
 
 def test_a_row_of_100_megabytes_stays_within_its_memory(tmp_path):

@@ -12,7 +12,7 @@ struct StageName {
   std::string_view name;
 };
 
-constexpr std::array<StageName, 7> kNames{{
+constexpr std::array<StageName, 7> kStageNames{{
     {MoeStage::kRoute, "route"},
     {MoeStage::kPermute, "permute"},
     {MoeStage::kQuantizeInput, "quantize_input"},
@@ -23,14 +23,16 @@ constexpr std::array<StageName, 7> kNames{{
 }};
 
 constexpr auto kStages = [] {
-  std::array<MoeStage, kNames.size()> stages{};
-  for (size_t i = 0; i < stages.size(); ++i) stages[i] = kNames[i].id;
+  std::array<MoeStage, kStageNames.size()> stages{};
+  for (size_t i = 0; i < stages.size(); ++i) stages[i] = kStageNames[i].id;
   return stages;
 }();
 
 }  // namespace
 
-std::string_view name(MoeStage stage) { return record_of(kNames, stage, "stage of a layer").name; }
+std::string_view name(MoeStage stage) {
+  return record_of(kStageNames, stage, "stage of a layer").name;
+}
 
 std::span<const MoeStage> all_moe_stages() { return kStages; }
 

@@ -40,8 +40,8 @@ class RowDecoder {
     } else if constexpr (kIsSwizzled) {
       // 4 scales of a row are side by side.
       const Stored* quad = scales_ + Layout::offset(scale_row_, first_block, extents);
-      constexpr int64_t kTile = Layout::kTileRows * Layout::kTileBlocks;
-      for (; block + 4 <= count; block += 4, quad += kTile) {
+      constexpr int64_t kTileScales = Layout::kTileRows * Layout::kTileBlocks;
+      for (; block + 4 <= count; block += 4, quad += kTileScales) {
         std::memcpy(out + block, quad, 4 * sizeof(Stored));
       }
     }
