@@ -17,11 +17,12 @@ std::string own_setting(const char* name) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
-// srun with PMI sets MPICH's variables as well; mpiexec within a step counts ranks on its own.
+// srun with PMI sets MPICH's variables as well, but not the local rank, which Hydra's mpirun sets.
+// In an allocation that starts its ranks by a step of its own, whose tasks are not the ranks.
 bool is_step_of_slurm(const RankInfo& info) {
   if (info.launcher == "Slurm") return true;
-  const std::optional<RankInfo> slurm = discover_slurm_rank();
-  return info.launcher == "MPICH" && slurm && slurm->rank == info.rank && slurm->size == info.size;
+  return info.launcher == "MPICH" && environment_variable("MPI_LOCALRANKID") == nullptr &&
+         discover_slurm_rank().has_value();
 }
 
 std::unique_ptr<Bootstrap> make_slurm_bootstrap(const RankInfo& info,
@@ -39,7 +40,7 @@ std::unique_ptr<Bootstrap> make_slurm_bootstrap(const RankInfo& info,
       kAddress, kRendezvous);
 }
 
-std::unique_ptr<Bootstrap> make_one_host_bootstrap(const RankInfo& info,
+std::unique_ptr<Bootstrap> make_one_host_bootstrap(RankInfo info,
                                                    Bootstrap::Milliseconds deadline) {
   const std::optional<int> here = ranks_on_this_host(info);
   if (here != info.size) {
@@ -49,6 +50,11 @@ std::unique_ptr<Bootstrap> make_one_host_bootstrap(const RankInfo& info,
         "{}=directory that all hosts see, or pass a function that gathers",
         info.launcher, info.size,
         here ? fmt::format("{}", *here) : std::string("an unknown number"), kAddress, kRendezvous);
+  }
+  if (info.launcher == "MPICH") {
+    // Two of its jobs in one step of Slurm have that step's id.
+    const std::string own_id = hydra_job_id();
+    if (!own_id.empty()) info.job_id = own_id;
   }
   if (info.job_id.empty()) {
     throw_invalid(

@@ -1,11 +1,14 @@
-// The variables of launchers (allreduce spec 12.2):
+// The variables of launchers (allreduce spec 12.2), a row each of rank and size, and one of local
+// rank and ranks of the host:
 //
-//              rank                   size                   local rank                  ranks of
-//              host
-//   torchrun   RANK                   WORLD_SIZE             LOCAL_RANK LOCAL_WORLD_SIZE Open MPI
-//   OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE   OMPI_COMM_WORLD_LOCAL_RANK  ..._LOCAL_SIZE MPICH
-//   PMI_RANK               PMI_SIZE               MPI_LOCALRANKID             MPI_LOCALNRANKS Slurm
-//   SLURM_PROCID           SLURM_NTASKS           SLURM_LOCALID
+//   torchrun   RANK, WORLD_SIZE
+//              LOCAL_RANK, LOCAL_WORLD_SIZE
+//   Open MPI   OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+//              OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE
+//   MPICH      PMI_RANK, PMI_SIZE
+//              MPI_LOCALRANKID, MPI_LOCALNRANKS
+//   Slurm      SLURM_PROCID, SLURM_NTASKS
+//              SLURM_LOCALID
 //
 // A batch script of Slurm sees SLURM_PROCID=0 and the number of tasks, but is none of them: only
 // the tasks of srun have SLURM_STEP_ID. srun with PMI sets MPICH's variables as well.
@@ -14,8 +17,13 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <limits>
+#include <sstream>
 #include <string_view>
+#include <unistd.h>
+#include <vector>
 
 #include "base/throw_error.h"
 #include "runtime/comm/job_names.h"
@@ -137,6 +145,29 @@ std::optional<RankInfo> discover_rank() {
   }
   if (is_set(kMpich.rank)) return read_mpich();
   return discover_slurm_rank();
+}
+
+std::string hydra_job_id() {
+  pid_t pid = getppid();
+  while (pid > 1) {
+    // "4710 (name) S 1 ...", where the name may hold spaces and parentheses.
+    std::ifstream file(fmt::format("/proc/{}/stat", pid));
+    std::string line;
+    std::getline(file, line);
+    const size_t open = line.find('(');
+    const size_t close = line.rfind(')');
+    if (open == std::string::npos || close == std::string::npos) return {};
+    std::istringstream rest(line.substr(close + 1));
+    const std::vector<std::string> fields{std::istream_iterator<std::string>(rest), {}};
+    constexpr size_t kParent = 1;
+    constexpr size_t kStart = 19;
+    if (fields.size() <= kStart) return {};
+    if (line.substr(open + 1, close - open - 1) == "hydra_pmi_proxy") {
+      return fmt::format("hydra {}.{}", pid, fields[kStart]);
+    }
+    pid = std::stoi(fields[kParent]);
+  }
+  return {};
 }
 
 std::optional<int> ranks_on_this_host(const RankInfo& info) {

@@ -18,6 +18,10 @@ std::optional<int> optional_environment_number(const char* name, int low, int hi
 
 // The place of this process in its step of Slurm. Empty where srun has not started it.
 std::optional<RankInfo> discover_slurm_rank();
+// An id of MPICH's job on this host, like "hydra 4711.1475324": Hydra's mpirun sets none, but all
+// ranks of a host descend from one process of the job, whose number and start these are. Empty
+// where no such process is above this one.
+std::string hydra_job_id();
 // How many of the ranks run on this host, as the launcher of `info` says. Empty where it does not.
 std::optional<int> ranks_on_this_host(const RankInfo& info);
 

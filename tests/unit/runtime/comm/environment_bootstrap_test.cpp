@@ -1,6 +1,8 @@
 // The bootstrap that follows from the environment, in processes with the variables of launchers.
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
@@ -60,6 +62,33 @@ TEST(EnvironmentBootstrap, MeetsOverFilesOfTheJobOnOneHost) {
                                       {"PMIX_NAMESPACE", "job"}},
                                      temp);
   });
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+// MPICH's mpirun names no job; the process that it starts on a host to be above the ranks tells
+// jobs apart.
+TEST(EnvironmentBootstrap, MeetsBelowTheProxyOfHydra) {
+  const TempDir dir;
+  std::array<char, 16> name{};
+  ASSERT_EQ(prctl(PR_GET_NAME, name.data()), 0);
+  ASSERT_EQ(prctl(PR_SET_NAME, "hydra_pmi_proxy"), 0);
+  expect_meeting([&](int rank) {
+    return Variables{{"PMI_RANK", std::to_string(rank)},
+                     {"PMI_SIZE", "3"},
+                     {"MPI_LOCALRANKID", std::to_string(rank)},
+                     {"MPI_LOCALNRANKS", "3"},
+                     {"TMPDIR", dir.path()}};
+  });
+  // In an allocation of Slurm, where mpirun's own step has as many tasks as there are ranks.
+  expect_meeting([&](int rank) {
+    return LauncherEnvironment::with({{"PMI_RANK", std::to_string(rank)},
+                                      {"PMI_SIZE", "3"},
+                                      {"MPI_LOCALRANKID", std::to_string(rank)},
+                                      {"MPI_LOCALNRANKS", "3"},
+                                      {"TMPDIR", dir.path()}},
+                                     slurm(0, 3));
+  });
+  EXPECT_EQ(prctl(PR_SET_NAME, name.data()), 0);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
