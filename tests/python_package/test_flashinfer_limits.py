@@ -9,9 +9,12 @@ import pytest
 from flashinfer_calls import ENTRIES, cutlass_call
 from test_flashinfer_moe import LIBRARIES, H, K, T
 
+import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
 
 GROUPS = {"n_group": 1, "topk_group": 1}
+GROUPED = {"n_group": 8, "topk_group": 4}
+FUSED, NO_FUSING = "num_fused_shared_experts: ", "does not support fusing shared expert"
 
 
 @pytest.fixture(params=LIBRARIES, ids=lambda lib: lib.__name__)
@@ -57,26 +60,46 @@ ROUTER_CASES: dict[str, tuple[int, int, int, dict[str, int], str]] = {
     "shard": (64, 1, 4, {"local_expert_offset": 32, "local_num_experts": 33},
               "local_num_experts: expected 1 to 32"),
     "no shard": (64, 1, 4, {"local_num_experts": 0}, "local_num_experts: "),
+    "many groups": (64, 2, 4, {"n_group": 16, "topk_group": 4}, "n_group: expected at most 8"),
+    "large groups": (128, 2, 4, {"n_group": 2, "topk_group": 1},
+                     "n_group: expected up to 32 experts a group, got 64"),
+    "experts of groups": (18, 2, 2, {"n_group": 2, "topk_group": 1},
+                          "num_experts: expected a multiple of 4"),
+    "fewer than no shared experts": (64, 2, 4, {**GROUPED, "num_fused_shared_experts": -1},
+                                     "num_fused_shared_experts: must be non-negative"),
+    "shared experts without groups": (
+        64, 2, 4, {**GROUPS, "num_fused_shared_experts": 1}, f"{FUSED}deepseek_v3 .*{NO_FUSING}"),
+    **{f"shared experts of {name}": (64, method, 1, {"num_fused_shared_experts": 1},
+                                     f"{FUSED}{name} .*{NO_FUSING}")
+       for method, name in enumerate(nf.routing_methods()) if name != "deepseek_v3"},
+    "many slots": (256, 2, 8, {**GROUPED, "num_fused_shared_experts": 25},
+                   f"{FUSED}expected at most 24 beside top_k 8"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(ROUTER_CASES))
 def test_router_limits(lib: Any, name: str) -> None:
-    """Limits of trtllm_gen_routing()."""
+    """Limits of trtllm_gen_routing(): ValueError, and upstream's RuntimeError."""
     experts, method, k, options, words = ROUTER_CASES[name]
-    with pytest.raises(ValueError, match=f"^{words}"):
-        fi.trtllm_gen_routing(logits_of(lib, experts), None, method, k, **options)
+    for kind in (ValueError, RuntimeError):
+        with pytest.raises(kind, match=f"^{words}"):
+            fi.trtllm_gen_routing(logits_of(lib, experts), None, method, k, **options)
 
 
 def test_routers_take_what_is_at_the_limit(lib: Any) -> None:
     """k of 32, 8 and 22; the last shard."""
     for experts, method, k, options in ((64, 1, 32, {}), (64, 2, 8, GROUPS), (512, 2, 22, GROUPS),
                                         (64, 2, 7, {"n_group": 8, "topk_group": 1}),
+                                        (256, 2, 8, GROUPED),
                                         (64, 1, 4, {"local_expert_offset": 32,
                                                     "local_num_experts": 32})):  # fmt: skip
         bias = lib.make(np.zeros(experts, np.float32))
         got = fi.trtllm_gen_routing(logits_of(lib, experts), bias, method, k, **options)
         assert tuple(got.topk_ids.shape) == (3, k)
+    bias = lib.make(np.zeros(256, np.float32))
+    got = fi.trtllm_gen_routing(logits_of(lib, 256), bias, 2, 8, **GROUPED,
+                                num_fused_shared_experts=24)  # fmt: skip
+    assert tuple(got.topk_ids.shape) == (3, 32)
 
 
 FUSED_CASES: dict[str, tuple[int, int, int, int, str]] = {

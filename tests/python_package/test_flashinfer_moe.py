@@ -489,6 +489,69 @@ def test_gen_routing(lib: Any) -> None:
     record("trtllm_gen_routing", CLOSE, "ids to the bit, weights within an ulp; ranks are stable")
 
 
+SHARES = ({}, {"local_expert_offset": 8, "local_num_experts": 8},
+          {"local_expert_offset": 0, "local_num_experts": 8})  # fmt: skip
+
+
+@pytest.mark.parametrize("share", SHARES, ids=["all", "last", "first"])
+def test_gen_routing_with_shared_experts(lib: Any, share: dict[str, int]) -> None:
+    """Slots of weight 1 after the k of DeepSeekV3 with groups; a shard has S experts more.
+
+    The kernel counts them at the end of every shard: only the last one has shared experts there.
+    """
+    tokens, experts, k, shared, tile = 13, 16, 4, 2, 4
+    logits = np.random.default_rng(36).standard_normal((tokens, experts)).astype(np.float32)
+    bias = np.linspace(-1, 1, experts).astype(np.float32)
+    router = routing.Router(experts, k, 2, shared, 4, 2, 2.5, grouped_bias_bf16=True)
+    routed = routing.route_logits(logits, bias, router)
+    assert np.array_equal(routed.ids[:, k:], [[16, 17]] * tokens)
+    got = fi.trtllm_gen_routing(
+        lib.make(logits), lib.make(bias), 2, k, num_fused_shared_experts=shared, n_group=4,
+        topk_group=2, routed_scaling_factor=2.5, tile_tokens_dim=tile, **share,
+    )  # fmt: skip
+    first = share.get("local_expert_offset", 0)
+    local = share.get("local_num_experts", experts) + shared
+    maps = moe.permute(routed.ids, first, local, tile)
+    inside = (routed.ids >= first) & (routed.ids < first + local)
+    assert lib.raw(got.topk_ids) == np.where(inside, routed.ids, -1).astype(np.int32).tobytes()
+    weights = np.frombuffer(lib.raw(got.topk_weights), BF16).reshape(tokens, k + shared)
+    assert np.allclose(weights.astype(np.float64), routed.weights, rtol=2**-7)
+    assert np.array_equal(weights[:, k:], np.ones((tokens, shared)))
+    assert lib.raw(got.expanded_idx_to_permuted_idx) == np.int32(maps.slot_to_row).tobytes()
+    assert int(got.total_num_padded_tokens[0]) == maps.num_rows
+    tiles = len(maps.tile_to_expert)
+    assert int(got.num_non_exiting_ctas[0]) == tiles
+    assert list(got.cta_idx_xy_to_batch_idx[:tiles]) == maps.tile_to_expert
+    # The arrays have places for all experts, also those of other shards.
+    slots, total = tokens * (k + shared), experts + shared
+    most = total + (slots - total) // tile
+    assert tuple(got.cta_idx_xy_to_batch_idx.shape) == tuple(got.cta_idx_xy_to_mn_limit.shape)
+    assert tuple(got.cta_idx_xy_to_mn_limit.shape) == (most,)
+    assert tuple(got.permuted_idx_to_token_idx.shape) == (most * tile,)
+    tokens_of_rows = np.frombuffer(lib.raw(got.permuted_idx_to_token_idx), np.int32)
+    rows = np.int32(maps.slot_to_row).reshape(tokens, -1)
+    filled = {int(row): token for token in range(tokens) for row in rows[token] if row >= 0}
+    assert all(tokens_of_rows[row] == filled.get(row, -1) for row in range(maps.num_rows))
+
+
+def test_shared_experts_of_a_layer(lib: Any) -> None:
+    """Four routed experts in groups and four shared ones, whose weights follow."""
+    data = Data("fp8_block")
+    data.logits = np.ascontiguousarray(data.logits[:, :4])
+    bias = np.linspace(-0.2, 0.2, 4).astype(np.float32)
+    router = routing.Router(4, K, 2, 4, 2, 2, 2.5, weights_bf16=True, grouped_bias_bf16=True)
+    wanted = data.expected(routing.route_logits(data.logits, bias, router))
+    arguments = [lib.make(part) for part in (
+        data.logits, bias, data.rows.codes.view(E4M3), np.ascontiguousarray(data.rows.scales.T),
+        data.w1, data.s1, data.w2, data.s2)]  # fmt: skip
+    shape = sizes(num_experts=4, local_num_experts=4, routing_method_type=2, topk_group=2,
+                  routed_scaling_factor=2.5, num_fused_shared_experts=4)  # fmt: skip
+    got = fi.trtllm_fp8_block_scale_moe(*arguments, **shape | {"n_group": 2})
+    check(lib, got, wanted, "fp8_block")
+    with pytest.raises(RuntimeError, match="does not support fusing shared expert"):
+        fi.trtllm_fp8_block_scale_moe(*arguments, **shape | {"n_group": 1, "topk_group": 1})
+
+
 def test_other_routing_functions(lib: Any) -> None:
     """fused_topk_deepseek() into given arrays, moe_sort() under its names."""
     logits = np.random.default_rng(34).standard_normal((6, E)).astype(np.float32)

@@ -229,7 +229,7 @@ class Shape:
     shared: int = 0
 
     def __post_init__(self) -> None:
-        """ValueError for shared experts where upstream has none."""
+        """Refuses shared experts where upstream has none."""
         if self.shared <= 0:
             return
         if self.local_expert_offset != 0 or self.local_num_experts != self.num_experts:
@@ -243,6 +243,8 @@ class Shape:
                 "num_fused_shared_experts: Fused shared experts are only supported with DeepSeekV3 "
                 f"routing_method_type, got {self.routing_method_type}"
             )
+        RouterSizes(self.num_experts, self.top_k, self.n_group).check_shared(
+            "deepseek_v3", self.shared)  # fmt: skip
 
     def config(self, from_logits: bool, **values: Any) -> nf.MoeConfig:
         """The configuration, of a routing from logits or of a given one."""
@@ -253,6 +255,7 @@ class Shape:
         if from_logits:
             method = method_name("routing_method_type", self.routing_method_type)
             sizes.check_method(method)
+            sizes.check_grouped_kernel()
             options = router_options(method, self.n_group, self.topk_group,
                                      self.routed_scaling_factor, self.norm_topk_prob)  # fmt: skip
             options |= {"weights_bf16": True, "grouped_bias_bf16": "n_group" in options}

@@ -86,15 +86,15 @@ class RouterSizes:
     def check(self) -> None:
         """Checks that apply to given routings, too (moe spec 4.4)."""
         if not 1 <= self.top_k <= self.experts:
-            raise ValueError(
+            raise CheckError(
                 f"{self.k_name}: expected 1 to {self.experts}, the number of experts, got "
                 f"{self.top_k}"
             )
         if self.local_offset < 0:
-            raise ValueError(f"local_expert_offset: expected at least 0, got {self.local_offset}")
+            raise CheckError(f"local_expert_offset: expected at least 0, got {self.local_offset}")
         local = self.experts if self.local_experts is None else self.local_experts
         if local < 1 or self.local_offset + local > self.experts:
-            raise ValueError(
+            raise CheckError(
                 f"{self.local_name}: expected 1 to {self.experts - self.local_offset} from "
                 f"local_expert_offset {self.local_offset} on, of {self.experts}, got {local}"
             )
@@ -105,7 +105,7 @@ class RouterSizes:
         if method == "deepseek_v3":
             self.check_deepseek()
         elif method in _UP_TO_32 and self.top_k > 32:
-            raise ValueError(f"{self.k_name}: {method} takes up to 32, got {self.top_k}")
+            raise CheckError(f"{self.k_name}: {method} takes up to 32, got {self.top_k}")
 
     def check_deepseek(self) -> None:
         """Checks DeepSeek-V3's groups."""
@@ -121,20 +121,64 @@ class RouterSizes:
                 f"{self.n_group}"
             )
         if not 1 <= kept <= min(4, groups):
-            raise ValueError(
+            raise CheckError(
                 f"topk_group: expected 1 to {min(4, groups)} of {groups} groups, got "
                 f"{self.topk_group}"
             )
         usable = self.experts // groups * kept
         most = min(usable - 1, 8 if self.experts <= 384 else 22)
         if self.top_k > most:
-            raise ValueError(
+            raise CheckError(
                 f"{self.k_name}: expected 1 to {most} of {usable} experts in the kept groups, got "
                 f"{self.top_k}"
             )
 
+    def check_grouped_kernel(self) -> None:
+        """Checks what the trtllm kernel for groups takes, beyond what the method itself needs."""
+        groups = self.n_group or 0
+        if groups <= 1:
+            return
+        if groups > 8:
+            raise CheckError(f"n_group: expected at most 8 groups, got {groups}")
+        if self.experts % 4:
+            raise CheckError(
+                f"num_experts: expected a multiple of 4 with groups, got {self.experts}")
+        if self.experts // groups > 32:
+            raise CheckError(
+                f"n_group: expected up to 32 experts a group, got {self.experts // groups}")
+
+    def check_shared(self, method: str, shared: int) -> None:
+        """Checks fused shared experts: upstream has them in DeepSeek-V3's router with groups."""
+        if shared < 0:
+            raise CheckError(f"num_fused_shared_experts: must be non-negative, got {shared}")
+        if shared == 0:
+            return
+        if method != "deepseek_v3" or (self.n_group or 0) <= 1:
+            raise CheckError(
+                f"num_fused_shared_experts: {method} with n_group {self.n_group} does not support "
+                f"fusing shared expert; expected deepseek_v3 with at least 2 groups, or 0 shared "
+                f"experts, got {shared}"
+            )
+        room = min(32 - self.top_k, 512 - self.experts)
+        if shared > room:
+            raise CheckError(
+                f"num_fused_shared_experts: expected at most {room} beside {self.k_name} "
+                f"{self.top_k} of {self.experts} experts (32 slots, 512 experts in all), got "
+                f"{shared}"
+            )
+
 
 _UP_TO_32 = ("renormalize", "renormalize_naive", "sigmoid_renorm", "sigmoid", "topk_sigmoid")
+
+
+def padded(array: Any, size: int, value: int) -> Any:
+    """The int32 elements, followed by the value up to the size."""
+    count = array.shape[0]
+    if count == size:
+        return array
+    longer = maker_of("array", array).empty((size,), "int32")
+    longer[:count], longer[count:] = array, value
+    return longer
 
 
 def bias_for(method: str, bias: Any) -> Any:
@@ -164,8 +208,10 @@ def trtllm_gen_routing(
     routing_logits: float32 or bfloat16 [T, E]. routing_bias: float32 or bfloat16 [E] or None.
     routing_method: RoutingMethodType. top_k, n_group, topk_group: int.
     routed_scaling_factor: float. norm_topk_prob: bool. As narrowfloat.route() has them.
-    num_fused_shared_experts: int; slots that follow the k of the router.
-    local_expert_offset, local_num_experts: int; the experts whose slots get rows; default: all.
+    num_fused_shared_experts: S, int; slots of weight 1 that follow the k of the router, of experts
+        E to E + S - 1; only DeepSeekV3 with groups.
+    local_expert_offset, local_num_experts: int; the experts whose slots get rows; default: all. A
+        shard has S experts more, those that follow it: shared ones only for the last shard.
     tile_tokens_dim: int, a power of two; rows of a tile. enable_pdl: changes nothing.
     Gives bfloat16 weights [T, k + S], int32 ids and rows of slots of that shape, and the int32 maps
     of narrowfloat.permute().
@@ -176,27 +222,33 @@ def trtllm_gen_routing(
             f"{dtype_name(routing_logits)} {tuple(routing_logits.shape)}"
         )
     method = method_name("routing_method", routing_method)
-    RouterSizes(routing_logits.shape[1], top_k, n_group, topk_group, local_expert_offset,
-                local_num_experts).check_method(method)  # fmt: skip
-    options = router_options(method, n_group, topk_group, routed_scaling_factor, norm_topk_prob)
+    tokens, experts = routing_logits.shape
+    router = RouterSizes(experts, top_k, n_group, topk_group, local_expert_offset,
+                         local_num_experts)  # fmt: skip
+    router.check_method(method)
+    router.check_grouped_kernel()
     shared = num_fused_shared_experts
+    router.check_shared(method, shared)
+    options = router_options(method, n_group, topk_group, routed_scaling_factor, norm_topk_prob)
     ids, weights = nf.route(
         routing_logits, bias=bias_for(method, routing_bias), top_k=top_k, shared_experts=shared,
         weights_bf16=True, grouped_bias_bf16="n_group" in options, **options,
     )  # fmt: skip
-    local = routing_logits.shape[1] if local_num_experts is None else local_num_experts
-    local += shared
+    local = (experts if local_num_experts is None else local_num_experts) + shared
     maps = nf.permute(ids, local_experts=local, expert_offset=local_expert_offset,
                       token_tile=tile_tokens_dim)  # fmt: skip
     outside = (ids < local_expert_offset) | (ids >= local_expert_offset + local)
+    # Upstream sizes the maps for the slots of all experts, whatever the shard.
+    slots, total = tokens * (top_k + shared), experts + shared
+    tiles = min(slots, total) + max(slots - total, 0) // tile_tokens_dim
     return TrtllmGenRoutingResult(
         where(~outside, ids, -1),
         cast(weights, "bfloat16"),
         maps.num_rows,
         maps.slot_to_row.reshape(tuple(ids.shape)),
-        maps.row_to_token,
-        maps.tile_to_expert,
-        maps.tile_row_end,
+        padded(maps.row_to_token, tiles * tile_tokens_dim, -1),
+        padded(maps.tile_to_expert, tiles, 0),
+        padded(maps.tile_row_end, tiles, 0),
         maps.num_tiles,
     )
 
