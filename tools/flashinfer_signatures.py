@@ -6,8 +6,9 @@
 Signatures: names of arguments, their order, their kinds and their defaults. Names: what the table
 of docs/python.md lists, and what its modules export. FlashInfer's sources are read, not imported:
 neither a GPU nor its dependencies are needed. FOLDER is the package `flashinfer`, such as that of
-an unpacked wheel; without it the installed one is read. Differences that are meant stand in the
-lists below with their reasons; any other one is printed, and the exit status is 1.
+an unpacked wheel; without it the installed one is read. Differences that are meant are those of a
+table in docs/python.md, each with its reason. Any other one is printed, and so is a row of that
+table that nothing differs by; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -32,23 +34,51 @@ MODULES = ("activation", "autotuner.autotuner", "comm.allreduce", "comm.trtllm_a
            "quantization.fp4_quantization", "quantization.fp8_quantization",
            "quantization.nvfp4_quantization_utils", "quantization.packbits", "tllm_enums",
            "utils")  # fmt: skip
-# Keywords that are narrowfloat's own; all of them are keyword-only and may be left out.
-OWN = {"math", "four_over_six"}
-OWN_OF = {
-    "create_allreduce_fusion_workspace": {
-        "top_k", "rms_eps", "weight_bias", "routed_scaling_factor", "include_shared_expert",
-        "add_residual", "write_residual_output", "apply_rms_norm", "output_dtype", "dynamic_fp8",
-        "write_norm_output", "config", "device"},
-    "trtllm_create_ipc_workspace_for_all_reduce_fusion": {"device"},
-    "trtllm_moe_finalize_allreduce_fusion": {"scale_factor"},
-}  # fmt: skip
-OURS_ALONE = {"clear_prepared_cache", "prepared_cache_size", "undo_block_scale_interleave",
-              "undo_convert_to_block_layout", "undo_reorder_rows_for_gated_act_gemm",
-              "undo_shuffle_matrix_a", "undo_shuffle_matrix_sf_a"}  # fmt: skip
 # Names that upstream assigns, not defines.
 ALIASES = {"nvfp4_block_scale_interleave": "block_scale_interleave",
            "group_gemm_mxfp4_nt_groupwise": "group_gemm_mxfp8_mxfp4_nt_groupwise"}
-BEGIN, END = "<!-- flashinfer table: begin -->", "<!-- flashinfer table: end -->"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
+TABLE, DIFFERENCES = "flashinfer table", "flashinfer differences"  # In comments of the page.
+
+
+def rows_of(page: Path, table: str) -> list[list[str]]:
+    """The cells of a table of the page, whose functions are its first column."""
+    text = page.read_text()
+    begin, end = (text.index(f"<!-- {table}: {word} -->") for word in ("begin", "end"))
+    return [[cell.strip() for cell in line.strip("|").split("|")]
+            for line in text[begin:end].splitlines() if line.startswith("| `")]  # fmt: skip
+
+
+def words_of(cell: str) -> set[str]:
+    """Names between back quotes."""
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+@dataclass
+class Accepted:
+    """The differences that the page lists."""
+
+    keywords: dict[str, set[str]] = field(default_factory=dict)  # Functions have them.
+    alone: set[str] = field(default_factory=set)  # Functions that upstream does not have.
+    wrong: list[str] = field(default_factory=list)  # Errors in rows.
+
+    @classmethod
+    def of_page(cls, page: Path = PAGE) -> Accepted:
+        """Reads the table."""
+        found = cls()
+        for functions, difference, reason in rows_of(page, DIFFERENCES):
+            names = words_of(functions)
+            if not reason:
+                found.wrong.append(f"{page.name}: no reason for {functions}: {difference}")
+            if difference == "not upstream's":
+                found.alone |= names
+            elif difference.startswith("keyword") and words_of(difference):
+                for name in names:
+                    found.keywords.setdefault(name, set()).update(words_of(difference))
+            else:
+                found.wrong.append(f"{page.name}: expected \"not upstream's\" or \"keyword `x`\", "
+                                   f"got {difference!r}")  # fmt: skip
+        return found
 
 
 def folder_of_upstream(given: str | None) -> Path:
@@ -77,7 +107,7 @@ def arguments(node: ast.FunctionDef) -> list[tuple[str, str, str]]:
     found = [(arg.arg, "plain", d) for arg, d in zip(plain, defaults, strict=True)]
     found += [(arg.arg, "keyword", ast.unparse(d) if d else "")
               for arg, d in zip(a.kwonlyargs, a.kw_defaults, strict=True)]  # fmt: skip
-    return found
+    return found + [(arg.arg, "any", "") for arg in (a.vararg, a.kwarg) if arg]
 
 
 def upstream_functions(folder: Path) -> dict[str, list[tuple[str, str, str]]]:
@@ -128,10 +158,23 @@ def upstream_enumerations(folder: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def compare_signatures(folder: Path, ours: Any) -> list[str]:
-    """Differences of functions."""
+KINDS = {inspect.Parameter.KEYWORD_ONLY: "keyword", inspect.Parameter.VAR_KEYWORD: "any",
+         inspect.Parameter.VAR_POSITIONAL: "any"}  # fmt: skip
+
+
+def our_arguments(function: Any) -> list[tuple[str, str, str]]:
+    """As arguments() gives those of upstream."""
+    return [(p.name, KINDS.get(p.kind, "plain"), our_value(p))
+            for p in inspect.signature(function).parameters.values()]  # fmt: skip
+
+
+def compare_signatures(folder: Path, ours: Any, accepted: Accepted) -> list[str]:
+    """Differences of functions, but for accepted ones; what is accepted and does not differ."""
     upstream, enumerations = upstream_functions(folder), upstream_enumerations(folder)
-    differences = []
+    listed = {(name, word) for name, words in accepted.keywords.items() for word in words}
+    differing = set()
+    differences = [f"{name}: upstream has it, or nobody does" for name in
+                   sorted(accepted.alone & set(upstream) | accepted.alone - set(dir(ours)))]
     for name in ours.__all__:
         function = getattr(ours, name)
         if inspect.isclass(function):
@@ -140,21 +183,22 @@ def compare_signatures(folder: Path, ours: Any) -> list[str]:
                 if members != enumerations[name]:
                     differences.append(f"{name}: {members}, upstream {enumerations[name]}")
             continue
-        if name in OURS_ALONE:
+        if name in accepted.alone:
             continue
         known = upstream.get(ALIASES.get(name, name))
         if known is None:
             differences.append(f"{name}: upstream has no such function")
             continue
-        own = OWN | OWN_OF.get(name, set())
-        here = [(p.name, "keyword" if p.kind == p.KEYWORD_ONLY else "plain", our_value(p))
-                for p in inspect.signature(function).parameters.values()
-                if p.kind != p.VAR_KEYWORD
-                and not (p.kind == p.KEYWORD_ONLY and p.name in own)]  # fmt: skip
+        here = our_arguments(function)
         there = [(word, kind, value_of(default, enumerations)) for word, kind, default in known]
-        if here != there:
+        # Keywords of ours alone are keyword-only, so that they take no place of upstream's.
+        extra = {(name, word) for word, kind, _ in here
+                 if kind == "keyword" and word not in {other for other, *_ in known}}  # fmt: skip
+        differing |= extra & listed
+        if [part for part in here if (name, part[0]) not in extra & listed] != there:
             differences.append(f"{name}:\n  here     {here}\n  upstream {there}")
-    return differences
+    return differences + [f"{name}: the keyword {word} is no difference"
+                          for name, word in sorted(listed - differing)]  # fmt: skip
 
 
 def exported(folder: Path, module: str) -> set[str]:
@@ -171,7 +215,7 @@ def exported(folder: Path, module: str) -> set[str]:
     return names
 
 
-def compare_modules(folder: Path, ours: Any) -> list[str]:
+def compare_modules(folder: Path, ours: Any, accepted: Accepted) -> list[str]:
     """Names of our modules that the same module of upstream does not have."""
     differences = []
     pattern = Path(ours.__file__).parent
@@ -181,22 +225,16 @@ def compare_modules(folder: Path, ours: Any) -> list[str]:
         if any(part.startswith("_") for part in module.split(".")):
             continue
         names = set(importlib.import_module(f"{ours.__name__}.{module}").__all__)
-        missing = names - exported(folder, module) - OURS_ALONE
+        missing = names - exported(folder, module) - accepted.alone
         if missing:
             differences.append(f"{module}: upstream has not {', '.join(sorted(missing))}")
     return differences
 
 
-def compare_table(page: Path, ours: Any) -> list[str]:
-    """Functions of the table in docs/python.md and public ones, where they differ."""
-    text = page.read_text()
-    table = text[text.index(BEGIN) : text.index(END)]
-    listed = set()
-    for row in table.splitlines():
-        if row.startswith("| `"):
-            listed |= set(re.findall(r"`(\w+)`", row.split("|")[1]))
-    unlisted = {name for name in listed if not hasattr(ours, name)}
-    return [f"docs/python.md: {name} is not there" for name in sorted(unlisted)]
+def compare_table(ours: Any, page: Path = PAGE) -> list[str]:
+    """Functions of the table in docs/python.md that are not public ones."""
+    listed = set().union(*(words_of(functions) for functions, *_ in rows_of(page, TABLE)))
+    return [f"docs/python.md: {name} is not there" for name in sorted(listed - set(dir(ours)))]
 
 
 def main() -> int:
@@ -205,9 +243,9 @@ def main() -> int:
     parser.add_argument("--upstream", metavar="FOLDER")
     folder = folder_of_upstream(parser.parse_args().upstream)
     ours = importlib.import_module("narrowfloat.compat.flashinfer")
-    page = Path(__file__).resolve().parents[1] / "docs" / "python.md"
-    differences = [*compare_signatures(folder, ours), *compare_modules(folder, ours),
-                   *compare_table(page, ours)]  # fmt: skip
+    accepted = Accepted.of_page()
+    differences = [*accepted.wrong, *compare_signatures(folder, ours, accepted),
+                   *compare_modules(folder, ours, accepted), *compare_table(ours)]  # fmt: skip
     print("\n".join(differences or [f"{len(ours.__all__)} names: no difference"]))
     return 1 if differences else 0
 

@@ -1,10 +1,11 @@
-"""narrowfloat.compat.flashinfer: mono_moe(), at a smaller shape than the one that it takes.
+"""narrowfloat.compat.flashinfer: mono_moe(), on a GPU at the one shape that it takes.
 
-Its shape of 256 experts has 800 MB of weights; the sizes are constants that the tests replace.
+That of 256 experts has 800 MB of weights. The other tests replace the constants of its sizes.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from flashinfer_table import BITS, CLOSE, record
 from test_flashinfer_moe import E4M3, Data, E, H, I, T, check
 from test_flashinfer_quantizers import LIBRARIES
 
+import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
 from narrowfloat.compat.flashinfer import _mono_moe as mono
 from narrowfloat.compat.flashinfer.fused_moe import monomoe
@@ -61,7 +63,7 @@ def test_routers(lib: Any, scoring: str, renormalize: bool) -> None:
     wanted = data.expected(data.routed(method=METHODS[scoring, renormalize], weights_bf16=False))
     got = call(lib, data, scoring_func=scoring, renormalize=renormalize)
     check(lib, got, wanted, "fp8_block")
-    record("mono_moe", CLOSE, "its one shape alone, at which no test runs")
+    record("mono_moe", CLOSE, "its one shape alone, which is tested on GPUs")
 
 
 def test_prepared_weights_and_outputs(lib: Any) -> None:
@@ -99,6 +101,66 @@ def test_scratchpad() -> None:
     pad = monomoe.alloc_scratchpad(torch.device("cpu"))
     assert pad.dtype == torch.uint8 and pad.shape == (monomoe.get_scratchpad_size_bytes(),)
     assert not pad.any()
+
+
+def group_rounded(x: Any) -> Any:
+    """float64 values of E4M3 with a scale for each 128 columns."""
+    groups = x.double().reshape(*x.shape[:-1], -1, 128)
+    scale = groups.abs().amax(-1, keepdim=True) / 448
+    codes = (groups / scale.clamp(min=1e-30)).to(sys.modules["torch"].float8_e4m3fn)
+    return (codes.double() * scale).reshape(x.shape)
+
+
+def decoded(codes: Any, scales: Any) -> Any:
+    """float64 of one expert's matrix with scales of 128x128."""
+    return codes.double() * scales.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+
+
+def layer_of(x: Any, logits: Any, up: Any, s1: Any, down: Any, s2: Any, k: int) -> Any:
+    """The layer in float64, softmax over the best k, of the experts that a token takes."""
+    best, ids = logits.double().topk(k, -1)
+    weights, rows = best.softmax(-1), group_rounded(x)
+    out = x.double() * 0
+    for t in range(x.shape[0]):
+        for slot, e in enumerate(ids[t].tolist()):
+            gate, linear = (decoded(up[e], s1[e]) @ rows[t]).chunk(2)
+            inner = group_rounded(gate * gate.sigmoid() * linear)
+            out[t] += weights[t, slot] * (decoded(down[e], s2[e]) @ inner)
+    return out
+
+
+@pytest.mark.parametrize("size", ["small", "real"])
+def test_against_torch(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 and 8 tokens, both orders of the up weights, 16-bit logits; the real shape on a GPU."""
+    torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
+    device, k = "cpu", 2
+    if size == "real":
+        if not (torch.cuda.is_available() and nf.build_info()["cuda_enabled"]):
+            pytest.skip("the real shape has 800 MB of weights: needs a GPU, and a package for it")
+        monkeypatch.undo()
+        device, k = "cuda", 8
+    experts, inter, hidden = mono.EXPERTS, mono.INTER, mono.HIDDEN
+    rng = torch.Generator(device).manual_seed(31)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(*shape, generator=rng, device=device, dtype=torch.bfloat16)
+
+    def scales(*shape: int) -> Any:
+        return torch.rand(*shape, generator=rng, device=device) / 32 + 1 / 64
+
+    up = (normal(experts, 2 * inter, hidden) * 2).to(torch.float8_e4m3fn)
+    down = (normal(experts, hidden, inter) * 2).to(torch.float8_e4m3fn)
+    s1 = scales(experts, 2 * inter // 128, hidden // 128)
+    s2 = scales(experts, hidden // 128, inter // 128)
+    mixed = fi.interleave_for_tma_wgmma_up(up)
+    for tokens in (1, 8):
+        x, logits = normal(tokens, hidden), normal(tokens, experts)
+        wanted = layer_of(x, logits, up, s1, down, s2, k)
+        got = fi.mono_moe(x, logits, up, s1, down, s2, k)
+        distance = (got.double() - wanted).norm() / wanted.norm()
+        assert distance < 2e-2, distance
+        again = fi.mono_moe(x, logits, mixed, s1, down, s2, k, interleave_up=False)
+        assert torch.equal(again, got)
 
 
 def test_refusals(lib: Any) -> None:

@@ -483,30 +483,6 @@ def test_global_scale(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     record("make_nvfp4_global_scale", BITS)
 
 
-def test_environment(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlashInfer's variables: mode and 4-over-6; the argument counts for more."""
-    x = lib.make(example((64, 256), np.float16))
-    scale = np.float32(333.3)
-
-    def codes(**arguments: Any) -> bytes:
-        return lib.raw(fi.nvfp4_quantize(x, scale, per_token_activation=True, **arguments)[2])
-
-    exact, fast = codes(math="exact"), codes(math="fast")
-    assert exact != fast and codes() == fast
-    monkeypatch.setenv("TRTLLM_DISABLE_FP4_QUANT_FAST_MATH", "0")
-    assert codes() == fast and codes(math="exact") == exact
-    monkeypatch.setenv("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "1")
-    assert codes() == exact and codes(math="fast") == fast
-    y = lib.make(example((64, 256)))
-    plain = lib.raw(fi.nvfp4_quantize(y, scale)[0])
-    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
-    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MSE")
-    found = lib.raw(fi.nvfp4_quantize(y, scale)[0])
-    option = nf.FourOverSix(error="mse")
-    q = nf.quantize(y, "nvfp4", encode_scale=float(scale), four_over_six=option, math="exact")
-    assert found != plain and found == lib.raw(q.values)
-
-
 def test_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keyword of every NVFP4 quantizer: what the variables say, and more than they."""
     x, scale = lib.make(example((64, 256))), lib.make(SCALE.reshape(1))
@@ -517,7 +493,7 @@ def test_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         lambda **how: fi.nvfp4_quantize(x, scale, **how),
         lambda **how: fi.nvfp4_quantize(x, np.float32(1 / 1536), per_token_activation=True, **how),
         lambda **how: fi.silu_and_mul_nvfp4_quantize(x, scale, **how),
-        lambda **how: fi.nvfp4_quantize_smooth(x, factors, scale, **how),
+        lambda **how: fi.nvfp4_quantize_smooth(x, factors, scale, backend="cute-dsl", **how),
         lambda **how: fi.nvfp4_batched_quantize(batch, scale, **how),
         lambda **how: fi.scaled_fp4_grouped_quantize(batch, mask, each, **how),
         lambda **how: fi.silu_and_mul_scaled_nvfp4_experts_quantize(batch, mask, each, **how),
@@ -535,33 +511,6 @@ def test_four_over_six(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [lib.raw(call(four_over_six=True)[0]) for call in calls] == default
     with pytest.raises(ValueError, match="four_over_six"):
         fi.fp4_quantize(x, None, 32, True, four_over_six=True)
-
-
-def test_variables_are_for_nvfp4_of_16_bits(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MX formats and FP8 inputs have the mode of the argument alone."""
-    x = lib.make(example((64, 256), np.float16))
-    coded = lib.make(example((64, 256)).astype(ml_dtypes.float8_e4m3fn))
-    mask = lib.make(np.array([64], np.int32))
-    calls = [
-        lambda **how: fi.mxfp4_quantize(x, **how),
-        lambda **how: fi.mxfp8_quantize(x, **how),
-        lambda **how: fi.mxfp8_grouped_quantize(x.reshape(1, 64, 256), mask, **how),
-        lambda **how: fi.fp4_quantize(coded, np.float32(333.3), **how),
-    ]
-    modes: list[str] = []
-    quantize = nf.quantize
-
-    def watched(*arguments: Any, **how: Any) -> Any:
-        modes.append(how["math"])
-        return quantize(*arguments, **how)
-
-    monkeypatch.setattr(nf, "quantize", watched)
-    monkeypatch.setenv("FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH", "1")
-    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
-    for call in calls:
-        call()
-        call(math="exact")
-    assert modes == ["fast", "exact"] * len(calls)
 
 
 X = example((4, 64))

@@ -376,9 +376,40 @@ def test_the_installed_flashinfer() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_differences_that_the_page_lists() -> None:
+    """Each with a reason; the keywords are those of the lists above, the others are ours alone."""
+    accepted = runpy.run_path(str(SCRIPT))["Accepted"].of_page()
+    assert accepted.wrong == []
+    of_another_release = set(SIGNATURES["create_allreduce_fusion_workspace"].partition("*, ")[2]
+                             .replace("=None", "").split(", "))  # fmt: skip
+    wanted = {name: set(words) for name, words in ADDED.items()}
+    wanted["create_allreduce_fusion_workspace"] |= of_another_release
+    assert accepted.keywords == wanted and len(of_another_release) == 12
+    assert accepted.alone == {"clear_prepared_cache", "prepared_cache_size"} | {
+        name for name in fi.__all__ if name.startswith("undo_")
+    }
+
+
+PAGE_OF_A_TEST = """
+<!-- flashinfer differences: begin -->
+| Functions | Difference | Reason |
+|---|---|---|
+| `packbits` | keyword `math` | none of its own |
+| `segment_packbits`, `unknown` | not upstream's | |
+| `mm_fp4` | faster | it is |
+<!-- flashinfer differences: end -->
+"""
+
+
 def test_the_script_finds_differences(tmp_path: Path) -> None:
-    """Another default, another order, a missing function: each is printed, by its name."""
+    """Another default, another order, a missing function: each is printed, by its name.
+
+    So are rows of the page that say nothing, and those that nothing differs by.
+    """
     namespace = runpy.run_path(str(SCRIPT))
+    page = tmp_path / "page.md"
+    page.write_text(PAGE_OF_A_TEST)
+    accepted = namespace["Accepted"].of_page(page)
     for module in namespace["MODULES"]:
         file = tmp_path / f"{module.replace('.', '/')}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -389,8 +420,16 @@ def test_the_script_finds_differences(tmp_path: Path) -> None:
         "def segment_packbits(x, indptr, bitorder='little'): ...\n"
     )
     (tmp_path / "utils.py").write_text("def next_positive_power_of_2(y): ...\n")
-    differences = "\n".join(namespace["compare_signatures"](tmp_path, fi))
+    (tmp_path / "gemm" / "gemm_svdquant.py").write_text("def mm_mxfp8(*a): ...\n")
+    none = namespace["Accepted"]()
+    differences = "\n".join(namespace["compare_signatures"](tmp_path, fi, none))
     assert "\npackbits:" not in f"\n{differences}"
     assert "segment_packbits:\n" in differences and "'little'" in differences
-    assert "next_positive_power_of_2:\n" in differences
+    assert "next_positive_power_of_2:\n" in differences and "('a', 'any', '')" in differences
     assert "mm_fp4: upstream has no such function" in differences
+    reasons, kinds = accepted.wrong
+    assert "no reason for `segment_packbits`, `unknown`" in reasons and "'faster'" in kinds
+    found = namespace["compare_signatures"](tmp_path, fi, accepted)
+    assert "packbits: the keyword math is no difference" in found
+    for name in ("segment_packbits", "unknown"):
+        assert f"{name}: upstream has it, or nobody does" in found

@@ -182,6 +182,24 @@ def where(condition: Any, array: Any, other: Any) -> Any:
     return np.where(condition, array, array.dtype.type(other))
 
 
+def without_denormals(array: Any) -> Any:
+    """bfloat16 or float32 elements with zeros of the same sign for denormals; float16 as it is.
+
+    All float16 numbers are normal in float32, in which the quantizers compute.
+    """
+    name = dtype_name(array)
+    if name not in ("bfloat16", "uint16", "float32"):
+        return array
+    exponent, sign = (0x7F800000, -(2**31)) if name == "float32" else (0x7F80, -(2**15))
+    word = "int32" if name == "float32" else "int16"
+    if is_torch(array):
+        torch = sys.modules["torch"]
+        bits = array.view(getattr(torch, word))
+        return torch.where(bits & exponent == 0, bits & sign, bits).view(array.dtype)
+    bits = array.view(word)
+    return np.where(bits & exponent == 0, bits & sign, bits).view(array.dtype)
+
+
 def softplus(array: Any) -> Any:
     """log(1 + exp(x))."""
     if is_torch(array):

@@ -17,7 +17,7 @@ from narrowfloat._streams import is_capturing
 from narrowfloat.compat.flashinfer._arguments import accepts, check_array
 from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name, is_on_gpu
 from narrowfloat.compat.flashinfer._errors import CheckError
-from narrowfloat.compat.flashinfer._modes import math_mode
+from narrowfloat.compat.flashinfer._modes import as_read, math_mode
 
 _CODES, _SCALES = "paged_kv_cache", "kv_cache_sf"
 # Beginnings of the library's errors -> arguments of the functions here.
@@ -141,7 +141,7 @@ def nvfp4_kv_quantize(
     a decode scale. math: "fast" (default) or "exact".
     """
     scale = _global_scale(global_scale, input)
-    return nf.kv_quantize(input, scale, math=math_mode(math))
+    return nf.kv_quantize(input, scale, math=math or "fast")
 
 
 @accepts("fp4_data", "block_scales", names=_ROW_NAMES)
@@ -233,7 +233,7 @@ def nvfp4_quantize_append_paged_kv_cache(
     nf.kv_append_paged(append_key, append_value, batch_indices, positions,
                        *_cache(paged_kv_cache, kv_cache_sf), kv_indices, kv_indptr,
                        k_scale=k_scale, v_scale=v_scale, layout=kv_layout,
-                       math=math_mode(math))  # fmt: skip
+                       math=math or "fast")  # fmt: skip
 
 
 @accepts("append_key", "append_value", "slot_mapping", names=_PAGED_NAMES)
@@ -259,7 +259,7 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     k_scale, v_scale = _decode_scales(append_key, True, k_scale=k_scale, v_scale=v_scale)
     nf.kv_append_slots(append_key, append_value, slot_mapping,
                        *_cache(paged_kv_cache, kv_cache_sf), k_scale=k_scale, v_scale=v_scale,
-                       layout=kv_layout, math=math_mode(math))  # fmt: skip
+                       layout=kv_layout, math=math or "fast")  # fmt: skip
 
 
 def _decode_scale(encode: Any, found: Any) -> float:
@@ -288,8 +288,8 @@ def nvfp4_quantize_paged_kv_cache(
         Results of such that lie on a GPU are waited for. math: "fast" (default) or "exact".
     """
     codes, scales, k_decode, v_decode = nf.kv_quantize_paged_cache(
-        k_cache,
-        v_cache,
+        as_read(k_cache, math),
+        as_read(v_cache, math),
         kv_layout,
         k_encode_scale=k_global_sf,
         v_encode_scale=v_global_sf,

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from narrowfloat._options import FourOverSix, MathMode
-from narrowfloat.compat.flashinfer._arrays import dtype_name, scale_of
+from narrowfloat.compat.flashinfer._arrays import dtype_name, scale_of, without_denormals
 from narrowfloat.compat.flashinfer._recipe import (
     UNSET,
     NVFP44Over6Config,
@@ -37,11 +37,26 @@ def names_of_gated(input: str, scale: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def math_mode(math: MathMode | None) -> MathMode:
-    """The mode: the argument, else what FlashInfer's variables say, else fast: its bits."""
+def math_mode(math: MathMode | None, backend: str = "cuda") -> MathMode:
+    """The mode: the argument, else what FlashInfer's variables say, else fast: its bits.
+
+    backend: upstream's kernels of "cute-dsl" read the first variable alone.
+    """
     if math is not None:
         return math
-    return "exact" if any(os.environ.get(name) == "1" for name in _FAST_OFF) else "fast"
+    names = _FAST_OFF[:1] if backend == "cute-dsl" else _FAST_OFF
+    return "exact" if any(os.environ.get(name) == "1" for name in names) else "fast"
+
+
+def as_read(input: Any, math: MathMode | None, backend: str = "cuda") -> Any:
+    """The input as upstream's kernels read it where its variables ask for the mode exact.
+
+    Those that nvcc compiles are built with -use_fast_math, so that denormals are zeros to them even
+    then. Those of "cute-dsl" keep denormals, as the mode exact of the argument does.
+    """
+    if math is not None or backend == "cute-dsl" or is_coded(input):
+        return input
+    return without_denormals(input) if math_mode(None) == "exact" else input
 
 
 def four_over_six_option(choice: Any, recipe: Any = UNSET) -> FourOverSix | None:
@@ -68,14 +83,15 @@ def is_coded(input: Any) -> bool:
     return dtype_name(input) in ("float8_e4m3fn", "uint8")
 
 
-def nvfp4_mode(math: MathMode | None, input: Any) -> MathMode:
+def nvfp4_mode(math: MathMode | None, input: Any, backend: str = "cuda") -> MathMode:
     """The mode of a quantizer to NVFP4."""
-    return (math or "fast") if is_coded(input) else math_mode(math)
+    return (math or "fast") if is_coded(input) else math_mode(math, backend)
 
 
 def nvfp4_options(
-    math: MathMode | None, scale: Any, input: Any, choice: Any = None, recipe: Any = UNSET
-) -> dict[str, Any]:
+    math: MathMode | None, scale: Any, input: Any, choice: Any = None, recipe: Any = UNSET,
+    backend: str = "cuda",
+) -> dict[str, Any]:  # fmt: skip
     """The options of a quantizer to NVFP4. choice, recipe: four_over_six and nvfp4_4over6."""
     is_open = choice is None and is_coded(input)
     if is_open and isinstance(recipe, NVFP44Over6Config):
@@ -83,7 +99,7 @@ def nvfp4_options(
             f"nvfp4_4over6: requires fp16 or bf16 input, got {dtype_name(input)}; expected None"
         )
     return {
-        "math": nvfp4_mode(math, input),
+        "math": nvfp4_mode(math, input, backend),
         "encode_scale": scale_of("global_scale", scale, input),
         "four_over_six": None if is_open else four_over_six_option(choice, recipe),
     }
@@ -100,13 +116,14 @@ def refuse_four_over_six(choice: Any, recipe: Any = UNSET) -> None:
 def norm_options(
     format: str, math: MathMode | None, global_scale: Any, input: Any, choice: Any
 ) -> dict[str, Any]:
-    """Options of the fused norms, whose scale may be absent. choice: the argument four_over_six."""
+    """Options of the fused norms, whose scale may be absent. choice: the argument four_over_six.
+
+    Upstream's norms read none of its variables.
+    """
     if format == "wide" and (choice or isinstance(choice, FourOverSix)):
         raise ValueError("four_over_six: an option of scales of 16 elements; expected None")
-    if format == "wide":
-        choice = False  # FlashInfer's variables do not count.
     if format != "mxfp4":
         scale = 1.0 if global_scale is None else global_scale
-        return nvfp4_options(math, scale, input, choice)
+        return nvfp4_options(math or "fast", scale, input, choice or False)
     refuse_four_over_six(choice)
     return {"math": math or "fast"}

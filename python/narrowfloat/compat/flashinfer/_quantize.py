@@ -35,6 +35,7 @@ from narrowfloat.compat.flashinfer._arrays import (
 from narrowfloat.compat.flashinfer._errors import AssertedError
 from narrowfloat.compat.flashinfer._layouts import e4m3
 from narrowfloat.compat.flashinfer._modes import (
+    as_read,
     four_over_six_option,
     is_coded,
     math_mode,
@@ -100,7 +101,8 @@ def fp4_quantize(
         MXFP4 takes it with float8 input.
     is_global_scale_inversed: global_scale is the reciprocal.
     is_sf_swizzled_layout, is_sf_8x4_layout: scales in layout 128x4, 8x4 or linear.
-    enable_pdl, backend: change nothing. math: "fast" (default) or "exact".
+    enable_pdl, backend: change nothing, but for denormals where FlashInfer's variable asks for exact
+        arithmetic: zeros, except with "cute-dsl". math: "fast" (default) or "exact".
     nvfp4_4over6: of NVFP4; a NVFP44Over6Config, or None for off; left out, FlashInfer's environment
         variables count. four_over_six: in its place; True, a narrowfloat.FourOverSix, or False.
     Gives uint8 [..., K / 2] and uint8 [M, K / sf_vec_size]; swizzled: M rounded up to 128 or 8,
@@ -118,10 +120,10 @@ def fp4_quantize(
     if (sf_vec_size, sf_use_ue8m0) == (16, False):
         if global_scale is None:
             raise ValueError("global_scale: sf_vec_size=16 needs it")
-        mode = nvfp4_mode(math, input)
+        mode = nvfp4_mode(math, input, backend)
         scale = _encode_scale(global_scale, is_global_scale_inversed, mode, input)
         options = nvfp4_options(mode, scale, input, four_over_six, nvfp4_4over6)
-        return _quantized(input, "nvfp4", layout, options)
+        return _quantized(as_read(input, math, backend), "nvfp4", layout, options)
     if (sf_vec_size, sf_use_ue8m0) != (32, True):
         raise ValueError(
             f"sf_use_ue8m0: with sf_vec_size {sf_vec_size} expected "
@@ -151,14 +153,14 @@ def _base_scale(scale: Any, input: Any) -> Any:
     return number
 
 
-def _per_token(a: Any, a_global_sf: Any, layout: str, math: MathMode | None, rows: Any,
-               choice: Any, recipe: Any) -> tuple[Any, ...]:  # fmt: skip
+def _per_token(a: Any, a_global_sf: Any, layout: str, math: MathMode | None, backend: str,
+               rows: Any, choice: Any, recipe: Any) -> tuple[Any, ...]:  # fmt: skip
     check_axes("a", a, "M", "K")
     q = nf.quantize(
-        a,
+        as_read(a, math, backend),
         "nvfp4_per_token",
         layout=layout,
-        math=math_mode(math),
+        math=math_mode(math, backend),
         base_decode_scale=None if a_global_sf is None else _base_scale(a_global_sf, a),
         four_over_six=four_over_six_option(choice, recipe),
         row_list=rows,
@@ -204,7 +206,7 @@ def nvfp4_quantize(
         raise AssertedError(f"do_shuffle: needs layout_128x4, got {layout}")
     wanted = "linear" if do_shuffle else layout
     if per_token_activation:
-        parts = _per_token(a, a_global_sf, wanted, math, expanded_idx_to_permuted_idx,
+        parts = _per_token(a, a_global_sf, wanted, math, backend, expanded_idx_to_permuted_idx,
                            four_over_six, nvfp4_4over6)  # fmt: skip
         if out_scale is not None:
             parts = (*parts[:2], parts[2] * scale_array("out_scale", out_scale, a))
@@ -219,7 +221,7 @@ def nvfp4_quantize(
         check_axes("a", a, "M", "K")
     pair = fp4_quantize(
         a, a_global_sf, 16, False, wanted != "linear", wanted == "swizzled_8x4",
-        nvfp4_4over6=nvfp4_4over6, math=math, four_over_six=four_over_six,
+        backend=backend, nvfp4_4over6=nvfp4_4over6, math=math, four_over_six=four_over_six,
     )  # fmt: skip
     return _shuffled(a, pair) if do_shuffle else pair
 
@@ -280,7 +282,8 @@ def silu_and_mul_nvfp4_quantize(
     if sf_vec_size != 16:
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     layout = layout_of(is_sf_swizzled_layout, is_sf_8x4_layout)
-    options = nvfp4_options(math, global_scale, input, four_over_six, nvfp4_4over6)
+    options = nvfp4_options(math, global_scale, input, four_over_six, nvfp4_4over6,
+                            backend="cute-dsl")  # fmt: skip
     q = nf.silu_mul_quantize(input, "nvfp4", layout=layout, **options)
     rows, cols = prod(input.shape[:-1]), input.shape[-1] // 2
     return q.values, _matrix(q.scales, layout, rows, cols // 16)
@@ -301,10 +304,13 @@ def nvfp4_quantize_smooth(
     """NVFP4 of x * pre_quant_scale: (codes uint8 [M, K / 2], scales uint8, flat, layout 128x4).
 
     x: bfloat16 [M, K]. pre_quant_scale: bfloat16 [K]. global_scale: float, or float32 [1] or [M].
-    enable_pdl, backend, math, four_over_six: as fp4_quantize() has them.
+    enable_pdl, math, four_over_six: as fp4_quantize() has them. backend: FlashInfer's environment
+        variables count for "cute-dsl" alone.
     """
     check_backend(backend)
-    options = nvfp4_options(math, global_scale, x, four_over_six)
+    if backend != "cute-dsl":
+        math, four_over_six = math or "fast", four_over_six or False
+    options = nvfp4_options(math, global_scale, x, four_over_six, backend=backend)
     q = nf.smooth_quantize(x, pre_quant_scale, "nvfp4", layout="swizzled_128x4", **options)
     return q.values, q.scales
 
@@ -324,7 +330,7 @@ def nvfp4_batched_quantize(
         raise ValueError(f"sf_vec_size: expected 16, got {sf_vec_size}")
     check_axes("a", a, "B", "M", "K")
     options = nvfp4_options(math, a_global_sf, a, four_over_six, nvfp4_4over6)
-    q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, **options)
+    q = nf.quantize(as_read(a, math), "nvfp4", layout="swizzled_128x4", batched=True, **options)
     return q.values, q.scales
 
 
@@ -349,7 +355,8 @@ def scaled_fp4_grouped_quantize(
     """
     check_axes("a", a, "B", "M", "K")
     options = nvfp4_options(math, a_global_sf, a, four_over_six, nvfp4_4over6)
-    q = nf.quantize(a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options)
+    q = nf.quantize(as_read(a, math), "nvfp4", layout="swizzled_128x4", batched=True,
+                    valid_rows=mask, **options)  # fmt: skip
     codes, scales = _grouped_views(q, a.shape[2] // 16)
     return codes, e4m3_view(scales)
 
@@ -367,7 +374,7 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(
     check_axes("a", a, "B", "M", "2 * K")
     options = nvfp4_options(math, a_global_sf, a, four_over_six, nvfp4_4over6)
     q = nf.silu_mul_quantize(
-        a, "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options
+        as_read(a, math), "nvfp4", layout="swizzled_128x4", batched=True, valid_rows=mask, **options
     )
     codes, scales = _grouped_views(q, a.shape[2] // 32)
     return codes, e4m3_view(scales)
