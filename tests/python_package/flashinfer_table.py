@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 BITS, CLOSE, ABSENT = "same bits", "within tolerance", "not offered"
 
 RESULTS: dict[str, tuple[str, str]] = {}
@@ -10,9 +12,16 @@ PARTS: dict[str, list[str]] = {}
 BEGIN, END = "<!-- flashinfer table: begin -->\n", "<!-- flashinfer table: end -->"
 
 
-def record(name: str, result: str, note: str = "") -> None:
-    """Called by a test after its last assertion."""
-    RESULTS[name] = (result, note)
+def record(name: str, result: str, note: str = "", within: str = "") -> None:
+    """Called by a test after its last assertion. within: the tolerance of CLOSE, as it tests it."""
+    assert bool(within) == (result == CLOSE), f"{name}: within is for {CLOSE!r}, which needs it"
+    RESULTS[name] = (f"{result}: {within}" if within else result, note)
+
+
+def percent(tolerances: Collection[float]) -> str:
+    """Distances from the model, relative to its Frobenius norm."""
+    low, high = (f"{100 * bound(tolerances):g}" for bound in (min, max))
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def record_part(name: str, part: str) -> None:

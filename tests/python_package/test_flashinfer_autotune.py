@@ -279,7 +279,8 @@ def test_real_times(calls: Calls, lib: Any, tmp_path: Path) -> None:
     space = lib.make(np.zeros(size + 256, np.uint8))
     assert lib.raw(cutlass(*arguments, workspace_buffer=space)) == plain[0]
     record("autotune", CLOSE,
-           "chooses token tiles ([moe.md 1.5](moe.md)); files are ours, not upstream's")
+           "chooses token tiles ([moe.md 1.5](moe.md)); files are ours, not upstream's",
+           "that of the layers")
 
 
 def test_errors(calls: Calls, tmp_path: Path) -> None:

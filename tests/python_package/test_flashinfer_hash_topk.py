@@ -40,7 +40,7 @@ def test_hash_topk(lib: Any) -> None:
     powers = np.exp(np.take_along_axis(logits.astype(float), table[tokens], 1) / 2)
     found = np.frombuffer(lib.raw(deep), np.float32).reshape(6, K)
     assert np.allclose(found, powers / powers.sum(-1, keepdims=True), rtol=1e-4)
-    record("hash_topk", CLOSE, "ids to the bit")
+    record("hash_topk", CLOSE, within="ids to the bit, weights 1e-4")
 
 
 @pytest.mark.parametrize("name", ["input_ids", "tid2eid"])

@@ -68,9 +68,9 @@ def test_norms(lib: Any) -> None:
         assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
         assert lib.raw(got[2]) == q.relayout("linear").scales.tobytes()
         assert [type_name(part) for part in got] == [codes_type(lib), *[SCALE_TYPES[block]] * 2]
-    note = "the library's norm, upstream's rounds differently; E4M3 scales of 32 in several steps"
-    record("rmsnorm_fp4quant", CLOSE, note)
-    record("add_rmsnorm_fp4quant", CLOSE, note)
+    note = "upstream rounds input * weight, here the norm is rounded; E4M3 scales of 32 in steps"
+    for name in ("rmsnorm_fp4quant", "add_rmsnorm_fp4quant"):
+        record(name, CLOSE, note, "an ulp of the norm, before it is coded")
 
 
 def wide_blocks(y: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:

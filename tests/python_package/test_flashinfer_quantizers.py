@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flashinfer_table import BITS, record
+from flashinfer_table import BITS, CLOSE, record
 
 import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
@@ -30,6 +30,7 @@ except ImportError:
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(21)
 SCALE = np.float32(300.0)
+SILU = "an ulp of SiLU, then the same bits"
 LAYOUTS = {fi.SfLayout.layout_128x4: "swizzled_128x4", fi.SfLayout.layout_8x4: "swizzled_8x4",
            fi.SfLayout.layout_linear: "linear"}  # fmt: skip
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3", "float32": "F32"}
@@ -277,7 +278,7 @@ def test_silu_and_smooth(lib: Any) -> None:
     got = fi.nvfp4_quantize_smooth(lib.make(x), lib.make(factors), scale)
     assert same(lib, got, wanted(y, "nvfp4", "swizzled_128x4", encode_scale=SCALE))
     assert len(got[1].shape) == 1
-    record("silu_and_mul_nvfp4_quantize", BITS, "upstream's SiLU may differ by an ulp")
+    record("silu_and_mul_nvfp4_quantize", CLOSE, within=SILU)
     record("nvfp4_quantize_smooth", BITS)
 
 
@@ -311,8 +312,7 @@ def test_batched_and_grouped(lib: Any) -> None:
     )
     assert lib.raw(permute(codes, 2, 0, 1)) == up.values.tobytes()
     assert lib.raw(permute(view_bytes(scales), 5, 2, 4, 0, 1, 3)) == up.scales.tobytes()
-    record("silu_and_mul_scaled_nvfp4_experts_quantize", BITS,
-           "upstream's SiLU may differ by an ulp")  # fmt: skip
+    record("silu_and_mul_scaled_nvfp4_experts_quantize", CLOSE, within=SILU)
 
 
 def permute(value: Any, *axes: int) -> Any:

@@ -72,7 +72,7 @@ def test_gated_activations(lib: Any, name: str, dtype: Any) -> None:
     for kind in (AssertionError, ValueError):
         with pytest.raises(kind, match="out: expected shape"):
             function(lib.make(x), lib.make(np.zeros((3, 5, 23), dtype)))
-    record(name, CLOSE, "within an ulp; computed in float32")
+    record(name, CLOSE, "computed in float32", "an ulp")
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
@@ -102,7 +102,7 @@ def test_fp8_norms(lib: Any, dtype: Any, source: Any) -> None:
     assert lib.raw(sums) == (x.astype(np.float32) + residual.astype(np.float32)).astype(
         source).tobytes()  # fmt: skip
     for name in ("rmsnorm_quant", "fused_add_rmsnorm_quant"):
-        record(name, CLOSE, "within an ulp of FP8; computed in float32")
+        record(name, CLOSE, "computed in float32", "an ulp of FP8")
 
 
 def test_fp8_norms_refuse() -> None:
@@ -179,7 +179,7 @@ def test_unpermute(lib: Any, dtype: Any, weights: Any) -> None:
                 part = rows[slot if expanded else row].astype(np.float64)
                 wanted[slot // TOP_K] += part * float(factors.reshape(-1)[slot])
         near(lib, out, wanted, dtype, 2)
-    record("moe_unpermute", CLOSE, "summed in float32, in the order of the slots")
+    record("moe_unpermute", CLOSE, "summed in float32, in the order of the slots", "2 ulps")
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -205,4 +205,4 @@ def test_activation_of_experts(lib: Any, name: str) -> None:
     near(lib, out, np.where(maps.valid[:, None], made_of, held.astype(np.float64)), BF16)
     with pytest.raises(RuntimeError, match="input: expected"):
         fi.moe_activation(lib.make(x[:, :40]), out, maps.limits, maps.tiles, kind, maps.rows, TILE)
-    record("moe_activation", CLOSE, "within an ulp; computed in float32")
+    record("moe_activation", CLOSE, "computed in float32", "an ulp")

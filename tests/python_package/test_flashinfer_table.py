@@ -6,6 +6,7 @@ NARROWFLOAT_WRITE_TABLE=1 writes it. Runs after the tests that record results, b
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import flashinfer_table as table
@@ -32,6 +33,18 @@ def everything_runs(session: pytest.Session) -> bool:
         choice.keyword or choice.markexpr or choice.deselect
         or any("::" in argument for argument in session.config.args)
     )  # fmt: skip
+
+
+def test_each_function_says_how_close_it_is() -> None:
+    """Same bits, within a tolerance that stands there, or not offered; each once."""
+    text = PAGE.read_text()
+    rows = text[text.index(table.BEGIN) : text.index(table.END)].splitlines()[3:]
+    listed = []
+    for row in rows:
+        names, result, _ = (cell.strip() for cell in row.strip("|").split(" | "))
+        assert re.fullmatch(rf"{table.BITS}|{table.CLOSE}: \S.+|{table.ABSENT}", result), row
+        listed += re.findall(r"`(\w+)`", names)
+    assert sorted(listed) == sorted(functions())
 
 
 def test_the_table_is_what_the_tests_found(request: pytest.FixtureRequest) -> None:

@@ -170,3 +170,27 @@ def test_variables_are_for_nvfp4_of_16_bits(lib: Any, monkeypatch: pytest.Monkey
         call()
         call(math="exact")
     assert modes == ["fast", "exact"] * len(calls)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_four_over_six_of_whole_caches(
+    lib: Any, given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable counts there, since upstream calls fp4_quantize() for it."""
+    k, v = (example((2, 3, 8, 64)) for _ in range(2))
+    encodes = {"k_global_sf": np.float32([20]), "v_global_sf": np.float32([30])} if given else {}
+    names = {name: lib.make(value) for name, value in encodes.items()}
+    plain = fi.nvfp4_quantize_paged_kv_cache(lib.make(k), lib.make(v), **names)
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    found = fi.nvfp4_quantize_paged_kv_cache(lib.make(k), lib.make(v), **names)
+    assert found[2:] == plain[2:]
+    for half, array in enumerate((k, v)):
+        largest = np.abs(array.astype(np.float32)).max()
+        encode = list(encodes.values())[half][0] if given else np.float32(448) / largest
+        q = nf.quantize(array, "nvfp4", layout="linear", encode_scale=float(encode), math="fast",
+                        four_over_six=nf.FourOverSix())  # fmt: skip
+        scales = q.scales.reshape(2, 3, 8, 4)
+        if half == 1:
+            scales = nf.kv_reorder_v_scales(scales)
+        assert lib.raw(found[0][half]) == q.values.tobytes() != lib.raw(plain[0][half])
+        assert lib.raw(found[1][half].view(found[0][0].dtype)) == scales.tobytes()

@@ -287,7 +287,8 @@ def cutlass_fused_moe(
         change nothing.
     """
     check_moe_backend(backend)
-    refuse("min_latency_mode", min_latency_mode, "leave it False")
+    refuse("min_latency_mode", min_latency_mode,
+           "min latency mode is not implemented upstream either; leave it False")  # fmt: skip
     refuse("clamped_relu2_limit", clamped_relu2_limit, "ActivationType.Relu2 is, without a limit")
     refuse("cluster_size", cluster_size != 1, "leave it 1; ep_size is, for shards of experts")
     refuse("cluster_rank", cluster_rank != 0, "leave it 0; ep_rank is, for shards of experts")

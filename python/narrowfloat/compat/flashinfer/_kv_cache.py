@@ -15,9 +15,9 @@ from narrowfloat._arrays import maker_of
 from narrowfloat._options import MathMode
 from narrowfloat._streams import is_capturing
 from narrowfloat.compat.flashinfer._arguments import accepts, check_array
-from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name, is_on_gpu
+from narrowfloat.compat.flashinfer._arrays import as_type, dtype_name, is_on_gpu, scale_of
 from narrowfloat.compat.flashinfer._errors import CheckError
-from narrowfloat.compat.flashinfer._modes import as_read, math_mode
+from narrowfloat.compat.flashinfer._modes import as_read, four_over_six_option, math_mode
 
 _CODES, _SCALES = "paged_kv_cache", "kv_cache_sf"
 # Beginnings of the library's errors -> arguments of the functions here.
@@ -269,6 +269,17 @@ def _decode_scale(encode: Any, found: Any) -> float:
     return float(found[0])
 
 
+def _tried_twice(cache: Any, encode: Any, mode: MathMode, option: nf.FourOverSix) -> tuple[Any, Any]:
+    """Codes and scales by 4-over-6, in the order of the rows; encode: None for the default."""
+    if encode is None:
+        encode = nf.amax(cache)
+        encode = 448 / (encode + (1e-12 - encode) * (encode < 1e-12))
+    scale = scale_of("global_scale", encode, cache)
+    q = nf.quantize(cache, "nvfp4", layout="linear", encode_scale=scale, math=mode,
+                    four_over_six=option)  # fmt: skip
+    return q.values, q.scales.reshape(*cache.shape[:-1], cache.shape[-1] // 16)
+
+
 @accepts("k_cache", "v_cache", names=_WHOLE_NAMES)
 def nvfp4_quantize_paged_kv_cache(
     k_cache: Any,
@@ -286,15 +297,18 @@ def nvfp4_quantize_paged_kv_cache(
         of D, scales D / 16; those of V in the order that FlashInfer's kernels read.
     k_global_sf, v_global_sf: float, or float32 [1]; encode scales, default 448 / largest magnitude.
         Results of such that lie on a GPU are waited for. math: "fast" (default) or "exact".
+    FlashInfer's environment variables count as in fp4_quantize(), those of 4-over-6, too.
     """
+    mode, option = math_mode(math), four_over_six_option(None)
+    k_read, v_read = as_read(k_cache, math), as_read(v_cache, math)
     codes, scales, k_decode, v_decode = nf.kv_quantize_paged_cache(
-        as_read(k_cache, math),
-        as_read(v_cache, math),
-        kv_layout,
-        k_encode_scale=k_global_sf,
-        v_encode_scale=v_global_sf,
-        math=math_mode(math),
+        k_read, v_read, kv_layout, k_encode_scale=k_global_sf, v_encode_scale=v_global_sf, math=mode
     )
+    if option is not None:
+        parts = [_tried_twice(k_read, k_global_sf, mode, option),
+                 _tried_twice(v_read, v_global_sf, mode, option)]  # fmt: skip
+        codes = parts[0][0], parts[1][0]
+        scales = parts[0][1], nf.kv_reorder_v_scales(parts[1][1], kv_layout)
     k_scales, v_scales = (as_type(part, "float8_e4m3fn") for part in scales)
     k_number, v_number = _decode_scale(k_global_sf, k_decode), _decode_scale(v_global_sf, v_decode)
     return codes, (k_scales, v_scales), k_number, v_number
