@@ -546,14 +546,22 @@ def test_shared_experts_of_a_layer(lib: Any) -> None:
     data.logits = np.ascontiguousarray(data.logits[:, :4])
     bias = np.linspace(-0.2, 0.2, 4).astype(np.float32)
     router = routing.Router(4, K, 2, 4, 2, 2, 2.5, weights_bf16=True, grouped_bias_bf16=True)
-    wanted = data.expected(routing.route_logits(data.logits, bias, router))
+    routed = routing.route_logits(data.logits, bias, router)
+    wanted = data.expected(routed)
     arguments = [lib.make(part) for part in (
         data.logits, bias, data.rows.codes.view(E4M3), np.ascontiguousarray(data.rows.scales.T),
         data.w1, data.s1, data.w2, data.s2)]  # fmt: skip
     shape = sizes(num_experts=4, local_num_experts=4, routing_method_type=2, topk_group=2,
                   routed_scaling_factor=2.5, num_fused_shared_experts=4)  # fmt: skip
-    got = fi.trtllm_fp8_block_scale_moe(*arguments, **shape | {"n_group": 2})
+    replay = lib.make(np.full((T + 1, K), -7, np.int16))
+    got = fi.trtllm_fp8_block_scale_moe(*arguments, **shape | {"n_group": 2},
+                                        routing_replay_out=replay)  # fmt: skip
     check(lib, got, wanted, "fp8_block")
+    ids = np.vstack([routed.ids[:, :K], [[-7] * K]]).astype(np.int16)  # Routed ones alone.
+    assert lib.raw(replay) == ids.tobytes()
+    with pytest.raises(ValueError, match="routing_replay_out: expected"):
+        fi.trtllm_fp8_block_scale_moe(*arguments, **shape | {"n_group": 2},
+                                      routing_replay_out=replay[:2])  # fmt: skip
     with pytest.raises(RuntimeError, match="does not support fusing shared expert"):
         fi.trtllm_fp8_block_scale_moe(*arguments, **shape | {"n_group": 1, "topk_group": 1})
 

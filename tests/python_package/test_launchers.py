@@ -1,4 +1,4 @@
-"""Ranks that mpirun and srun start find each other: skipped where a launcher is not installed.
+"""Ranks that torchrun, mpirun and srun start meet: skipped where a launcher is not installed.
 
 None is needed to build or test. To have all: Debian's openmpi-bin, mpich and slurm-wlm, and for
 srun slurmctld, slurmd and munged that run. Seen with Open MPI 4.1.4, MPICH 4.0.2 and Slurm 22.05.
@@ -36,7 +36,9 @@ def commands() -> dict[str, list[str]]:
     """How each launcher starts n ranks on this host, more than it has cores."""
     open_mpi = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"]
     return {
-        "mpirun.openmpi": [*open_mpi],
+        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--no-python",
+                     "--nproc-per-node"],
+        "mpirun.openmpi": open_mpi,
         "mpirun.mpich": ["-n"],
         "srun": ["--overcommit", "--immediate=5", "-n"],
         "srun pmi2": ["--mpi=pmi2", "--overcommit", "--immediate=5", "-n"],
@@ -46,6 +48,9 @@ def commands() -> dict[str, list[str]]:
 def launcher(name: str) -> list[str]:
     """The beginning of its command; skips where it cannot be used."""
     program = name.split()[0]
+    if program == "torchrun":
+        pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
+        return [sys.executable, *commands()[name]]
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
     if program == "srun":
@@ -56,8 +61,10 @@ def launcher(name: str) -> list[str]:
     return [program, *commands()[name]]
 
 
-@pytest.mark.parametrize("name", list(commands()))
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [(name, n) for name in commands() for n in (2, 4)
+                        if (name, n) != ("torchrun", 4)]  # It takes seconds to start.
+)  # fmt: skip
 def test_ranks_meet(name: str, ranks: int, tmp_path: Path) -> None:
     """Each has the sum, to the same bits, with no variable that a user sets."""
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])

@@ -21,7 +21,14 @@ import narrowfloat as nf
 from narrowfloat._arrays import is_torch, maker_of
 from narrowfloat._streams import is_capturing
 from narrowfloat.compat.flashinfer._arguments import kind_of
-from narrowfloat.compat.flashinfer._arrays import as_type, cast, dtype_name, to_float32
+from narrowfloat.compat.flashinfer._arrays import (
+    as_type,
+    cast,
+    check_writable,
+    dtype_name,
+    is_contiguous,
+    to_float32,
+)
 from narrowfloat.compat.flashinfer.tllm_enums import ActivationType, RoutingMethodType
 from narrowfloat.compat.flashinfer._routing import (
     RouterSizes,
@@ -408,7 +415,35 @@ class Run:
             "row_scale": self.row_scale,
         }
         layer = with_known_tiles(self.op, layer, self.hidden, arguments)
-        arguments["routing_replay"] = self.replay
+        is_separate = layer.config.shared_experts > 0 and self.replay is not None
+        if is_separate:
+            self._check_replay(layer.config.top_k)
+        arguments["routing_replay"] = None if is_separate else self.replay
+        found = self._run(layer, arguments)
+        if is_separate:
+            self._replay_routed(layer.config)
+        return found
+
+    def _check_replay(self, top_k: int) -> None:
+        """Before anything is written."""
+        rows, tokens = self.replay, self.hidden.shape[0]
+        check_writable("routing_replay_out", rows)
+        if dtype_name(rows) != "int16" or len(rows.shape) != 2 or rows.shape[1] != top_k \
+                or rows.shape[0] < tokens or not is_contiguous(rows):  # fmt: skip
+            raise ValueError(
+                f"routing_replay_out: expected contiguous int16 [>= {tokens}, {top_k}], got "
+                f"{dtype_name(rows)} {tuple(rows.shape)}"
+            )
+
+    def _replay_routed(self, config: nf.MoeConfig) -> None:
+        """The routed ids of a layer with shared experts, beside which it gives none itself."""
+        nf.route(
+            self.logits, bias=self.bias, top_k=config.top_k, method=config.method,
+            n_group=config.n_group, topk_group=config.topk_group, replay=self.replay,
+            routed_scale=config.routed_scale, grouped_bias_bf16=config.grouped_bias_bf16,
+        )  # fmt: skip
+
+    def _run(self, layer: nf.MoeLayer, arguments: dict[str, Any]) -> Any:
         if self.do_finalize:
             return layer.run(self.hidden, out=self.output, **arguments)
         if self.output is not None:
