@@ -18,6 +18,7 @@ struct AllReduceArguments {
   };
   std::vector<Shape> shapes;
   std::vector<AllReducePattern> patterns = {AllReducePattern::kAllReduce};
+  bool has_processes = false;     // Ranks on the CPU are processes.
   bool has_all_patterns = false;  // Those that a shape cannot have are left out.
   std::vector<ScaleLayoutId> layouts = {ScaleLayoutId::kSwizzled128x4};
   int group = 128;

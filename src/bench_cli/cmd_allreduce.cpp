@@ -216,6 +216,10 @@ ExitCode run_allreduce(const AllReduceArguments& given) {
   // Ranks may use CUDA and NCCL, and processes get these variables from here.
   turn_multicast_off();
   AllReduceArguments arguments = given;
+  if (arguments.has_processes) {
+    if (arguments.setup.place != RankPlace::kThreads) refuse("--processes needs --on cpu");
+    arguments.setup.place = RankPlace::kProcesses;
+  }
   check_arguments(arguments);
   // NCCL refuses two ranks on one GPU.
   if (arguments.setup.is_one_gpu) arguments.setup.workspace.use_nccl = false;
@@ -314,21 +318,15 @@ void add_rank_options(CLI::App& command, AllReduceArguments& arguments) {
       ->required()
       ->check(CLI::Range(1, kMostAllReduceRanks))
       ->option_text("N REQUIRED");
-  CLI::Option* const on =
-      add_choice<RankPlace>(command, "--on",
-                            {{"cpu", RankPlace::kThreads},
-                             {"virtual", RankPlace::kVirtual},
-                             {"gpus", RankPlace::kGpus}},
-                            setup.place,
-                            "cpu (default), virtual: all ranks on one GPU, gpus: a process and a "
-                            "GPU for each rank")
-          ->option_text("WHERE");
-  command
-      .add_flag_callback(
-          "--processes", [&setup] { setup.place = RankPlace::kProcesses; },
-          "CPU ranks are processes with shared memory instead of threads")
-      ->excludes(on)
-      ->option_text(" ");
+  add_choice<RankPlace>(
+      command, "--on",
+      {{"cpu", RankPlace::kThreads}, {"virtual", RankPlace::kVirtual}, {"gpus", RankPlace::kGpus}},
+      setup.place,
+      "cpu (default), virtual: all ranks on one GPU, gpus: a process and a "
+      "GPU for each rank")
+      ->option_text("WHERE");
+  command.add_flag("--processes", arguments.has_processes,
+                   "CPU ranks are processes with shared memory instead of threads");
   command.add_flag("--one-gpu", setup.is_one_gpu, "gpus: all processes share the first GPU")
       ->option_text(" ");
   add_parsed(

@@ -28,7 +28,7 @@ def allreduce(*arguments):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("place", [[], ["--processes"]])
+@pytest.mark.parametrize("place", [[], ["--on", "cpu", "--processes"]])
 def test_every_pattern_is_correct_on_all_ranks(ranks, place):
     document = allreduce("--ranks", ranks, "--shape", "2x128", "--pattern", "all", *place)
     assert list(document) == ["schema_version", "command", "version", "commit", "on", "ranks",
@@ -132,7 +132,7 @@ def test_a_killed_rank_is_reported_by_all_others():
     (["--algorithm", "one-shot"], "did you mean oneshot"),
     (["--pattern", "fp8_group", "--group", "48"], "16, 32, 64, 128 or 256"),
     (["--on", "tpu"], "virtual"),
-    (["--on", "gpus", "--processes"], "--processes"),
+    (["--on", "gpus", "--processes"], "--processes needs --on cpu"),
     (["--one-gpu"], "--on gpus"),
     (["--transport", "cuda_ipc"], "--on gpus"),
     (["--kill-rank", "1"], "--soak"),
