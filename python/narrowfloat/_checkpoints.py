@@ -26,6 +26,8 @@ def quantize_checkpoint(
     recipe: Path | None = None,
     target_bits: float = 0,
     activation_amax: Path | Mapping[str, float] | None = None,
+    gptq: Path | None = None,
+    activation_moments: Path | None = None,
     math: Literal["exact", "fast"] = "exact",
     mx_scale: Literal["up", "floor", "even"] = "up",
     scale_search: Literal["amax", "four_over_six", "full"] = "amax",
@@ -47,6 +49,9 @@ def quantize_checkpoint(
     as weights have this many on average; 0: no search.
     activation_amax: the file of narrowfloat.transformers.calibrate(), a .json file, or module names
     with the largest magnitudes of their inputs: NVFP4 weights get static activation scales.
+    gptq: a file of calibrate(statistics="hessian"): columns of the experts' weights make up for the
+    rounding errors of others. activation_moments: such a file, or one with statistics=
+    "second_moment": the errors that scale_search="full" compares count by what they multiply.
     force: replace what is at the target. dry_run: plan and validate only. measure: fill `figures`.
     max_shard_bytes: a directory is written as files of up to so many bytes.
     resume: continue an interrupted run with the same source, target and options after the files
@@ -64,6 +69,10 @@ def quantize_checkpoint(
         options.activation_amax = {name: float(amax) for name, amax in activation_amax.items()}
     elif activation_amax is not None:
         options.activation_amax = _core.read_activation_amax(os.fspath(activation_amax))
+    if gptq is not None:
+        options.gptq = os.fspath(gptq)
+    if activation_moments is not None:
+        options.activation_moments = os.fspath(activation_moments)
     options.keep_nonfinite, options.max_memory_bytes = keep_nonfinite, max_memory_bytes
     options.max_shard_bytes = max_shard_bytes
     options.dry_run, options.force, options.measure = dry_run, force, measure

@@ -400,6 +400,8 @@ void bind_checkpoints(nb::module_& module) {
       .def_rw("rules", &QuantizeCheckpointOptions::rules)
       .def_rw("target_bits", &QuantizeCheckpointOptions::target_bits)
       .def_rw("activation_amax", &QuantizeCheckpointOptions::activation_amax)
+      .def_rw("gptq", &QuantizeCheckpointOptions::gptq)
+      .def_rw("activation_moments", &QuantizeCheckpointOptions::activation_moments)
       .def_rw("keep_nonfinite", &QuantizeCheckpointOptions::keep_nonfinite)
       .def_rw("max_memory_bytes", &QuantizeCheckpointOptions::max_memory_bytes)
       .def_rw("max_shard_bytes", &QuantizeCheckpointOptions::max_shard_bytes)

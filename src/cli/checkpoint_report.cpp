@@ -34,6 +34,8 @@ constexpr std::array kSpellings = {
     Spelling{"rules", "--rule"},
     Spelling{"target_bits", "--target-bits"},
     Spelling{"activation_amax", "--activation-amax"},
+    Spelling{"activation_moments", "--activation-moments"},
+    Spelling{"gptq", "--gptq"},
     Spelling{"exact_only", "--exact-only"},
     Spelling{"lossy", "--lossy"},
     Spelling{"to", "--to"},

@@ -140,6 +140,16 @@ void add_quantize(const Commands& commands) {
                   "Static activation scales of NVFP4: a file that the Python package's calibrate() "
                   "wrote, or JSON")
       ->option_text("FILE");
+  command
+      .add_option("--gptq", options.gptq,
+                  "Round so that columns of a weight make up for the errors of others: a file of "
+                  "calibrate() with Hessians")
+      ->option_text("FILE");
+  command
+      .add_option("--activation-moments", options.activation_moments,
+                  "Weigh the errors of --scale-search full: a file of calibrate() with second "
+                  "moments or Hessians")
+      ->option_text("FILE");
   add_parsed_into(command, "--math", in_any_case(parse_math_mode), options.math,
                   "Arithmetic: exact (default) or fast, bit for bit as common GPU kernels")
       ->option_text("MODE");

@@ -1,6 +1,5 @@
 // Largest magnitudes of activations, from the two kinds of files that have them.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 
@@ -10,21 +9,14 @@
 #include "checkpoint/escape.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/json_guard.h"
+#include "layers/statistics_file.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
 namespace {
 
 constexpr uint64_t kMaxAmaxBytes = uint64_t{256} << 20;
-constexpr const char* kStatisticsFormat = "narrowfloat.statistics";
-
-// The matrices of an expert that multiply one input, by the names that models give them.
-struct ExpertSide {
-  std::string_view suffix;
-  std::array<std::string_view, 4> modules;
-};
-constexpr std::array kSides = {ExpertSide{".input.amax", {"gate_proj", "up_proj", "w1", "w3"}},
-                               ExpertSide{".inter.amax", {"down_proj", "w2", "", ""}}};
+constexpr std::string_view kAmaxSuffix = ".amax";
 
 std::map<std::string, float> read_json(const std::string& path) {
   const std::string text = read_file_bounded(path, kMaxAmaxBytes);
@@ -58,7 +50,8 @@ void add_experts(const SafetensorsReader& file, const TensorInfo& tensor, const 
                                    [](float value) { return std::isfinite(value) && value >= 0; });
   const float largest = amax.empty() ? 0 : *std::max_element(amax.begin(), amax.end());
   if (!is_good || largest == 0) refuse("must be finite, and above 0 for some expert");
-  const std::string experts = tensor.name.substr(0, tensor.name.size() - side.suffix.size());
+  const size_t suffix_size = side.name.size() + kAmaxSuffix.size();
+  const std::string experts = tensor.name.substr(0, tensor.name.size() - suffix_size);
   for (size_t expert = 0; expert < amax.size(); ++expert) {
     for (const std::string_view module : side.modules) {
       if (module.empty()) continue;
@@ -76,8 +69,10 @@ std::map<std::string, float> read_activation_amax(const std::string& path) {
   const auto format = file.metadata().find("format");
   std::map<std::string, float> found;
   for (const TensorInfo& tensor : file.tensors()) {
-    for (const ExpertSide& side : kSides) {
-      if (tensor.name.ends_with(side.suffix)) add_experts(file, tensor, side, found);
+    for (const ExpertSide& side : kExpertSides) {
+      if (tensor.name.ends_with(fmt::format("{}{}", side.name, kAmaxSuffix))) {
+        add_experts(file, tensor, side, found);
+      }
     }
   }
   if (format == file.metadata().end() || format->second != kStatisticsFormat || found.empty()) {

@@ -17,6 +17,8 @@
 #include "checkpoint/conventions/declaration.h"
 #include "checkpoint/conventions/mixed_config.h"
 #include "checkpoint/escape.h"
+#include "layers/block_scales.h"
+#include "layers/compensated_rounding.h"
 #include "layers/config_rewrite.h"
 #include "layers/format_rules.h"
 #include "layers/format_search.h"
@@ -26,6 +28,7 @@
 #include "layers/rewrite.h"
 #include "layers/selection.h"
 #include "layers/source_facts.h"
+#include "layers/statistics_file.h"
 #include "layers/weight_reader.h"
 #include "narrowfloat/runtime.h"
 
@@ -45,6 +48,9 @@ struct Task {
   RowRanges ranges;
   std::string scale_key;
   float input_scale = 0;  // As stored; 0: none.
+  // Of what comes into it; empty where it is quantized without.
+  std::optional<ExpertStatistics> hessian;
+  std::optional<ExpertStatistics> second_moment;
   TensorReport* report = nullptr;
 
   [[nodiscard]] const std::string& name() const { return tensor->info.name; }
@@ -114,7 +120,12 @@ class CheckpointQuantizer {
         spec_(convention_spec(options.to)),
         settings_{options.math, options.mx_scale, options.scale_search},
         source_(source),
-        memory_(memory_budget(options.max_memory_bytes)) {}
+        memory_(memory_budget(options.max_memory_bytes)) {
+    if (!options.gptq.empty()) hessians_.emplace(options.gptq, "gptq");
+    if (!options.activation_moments.empty()) {
+      moments_.emplace(options.activation_moments, "activation_moments");
+    }
+  }
 
   CheckpointReport run(const std::string& target) {
     const auto start = std::chrono::steady_clock::now();
@@ -145,6 +156,18 @@ class CheckpointQuantizer {
                     options_.target_bits);
     }
     check_max_shard_bytes(options_.max_shard_bytes);
+    check_statistics_options();
+  }
+
+  void check_statistics_options() const {
+    if (!options_.rules.empty()) return;  // They are about the weights that have a use for them.
+    if (hessians_ && !has_block_scales(spec_.info.format)) {
+      throw_invalid("option gptq: is for nvfp4, mxfp4 and mxfp8, not for {}", spec_.info.name);
+    }
+    if (moments_ && settings_.scale_search != ScaleSearch::kFull) {
+      throw_invalid(
+          "option activation_moments: weighs the errors of option scale_search full only");
+    }
   }
 
   void plan() {
@@ -177,6 +200,7 @@ class CheckpointQuantizer {
       }
     }
     check_activations();
+    check_statistics();
     warn_of_merged_weights();
     if (tasks_.empty()) {
       throw_invalid(
@@ -258,6 +282,27 @@ class CheckpointQuantizer {
         tasks_.size() - count, tasks_.size()));
   }
 
+  void check_statistics() {
+    const auto judge = [&](const char* option, const char* what, auto member) {
+      const auto count =
+          static_cast<size_t>(std::count_if(tasks_.begin(), tasks_.end(), [&](const auto& task) {
+            return (*task.*member).has_value();
+          }));
+      if (count == 0) {
+        throw_invalid(
+            "option {}: the file has {} for none of the {} weights that are quantized; it is about "
+            "experts, and tokens must have come to them",
+            option, what, tasks_.size());
+      }
+      if (count == tasks_.size()) return;
+      report_.warnings.push_back(
+          fmt::format("{} of {} weights have no {} (option {}) and are quantized without",
+                      tasks_.size() - count, tasks_.size(), what, option));
+    };
+    if (hessians_) judge("gptq", "Hessian", &Task::hessian);
+    if (moments_) judge("activation_moments", "second moments", &Task::second_moment);
+  }
+
   // Loaders make one matrix of such weights, which has one format.
   void warn_of_merged_weights() {
     std::map<std::string, const Task*> first_of;
@@ -307,10 +352,11 @@ class CheckpointQuantizer {
       task->input_scale = tensor_scale(spec, {}, amax).stored;
       task->parts.push_back(input_scale_part(spec, module));
     }
+    find_statistics(*task);
     if (spec.global_scale.exists()) task->scale_key = shared_scale_key(tensor.info.name);
     const int64_t tile = format_info(spec.info.format).block_rows;
     task->ranges = memory_.add(tensor.info.name, task->rows(), {.tile = tile, .smallest = tile},
-                               [&](int64_t rows) { return range_cost(spec, tensor.info, rows); });
+                               [&](int64_t rows) { return range_cost(*task, rows); });
     RewriteItem item = copy_item(source_, tensor, {});
     item.tensors = task->parts;
     item.write = [this, &task = *task](SafetensorsWriter& writer) {
@@ -326,12 +372,29 @@ class CheckpointQuantizer {
     tasks_.push_back(std::move(task));
   }
 
+  void find_statistics(Task& task) const {
+    if (!has_block_scales(task.spec().info.format)) return;
+    if (hessians_) {
+      task.hessian = hessians_->find_hessian(task.name(), task.cols());
+      if (!task.hessian) {
+        std::string& reason = task.report->reason;
+        reason += reason.empty() ? "no Hessian" : "; no Hessian";
+      }
+    }
+    if (moments_ && task.choice.settings.scale_search == ScaleSearch::kFull) {
+      task.second_moment = moments_->find_second_moment(task.name(), task.cols());
+    }
+  }
+
   // Source rows, codes and scales, and for the figures some dequantized rows and their sums, with a
-  // copy of their codes unless they are the whole range.
-  uint64_t range_cost(const ConventionSpec& spec, const TensorInfo& info, int64_t rows) const {
-    const int64_t cols = info.shape[1];
-    uint64_t cost = PlainReader::buffer_bytes(info, rows);
+  // copy of their codes unless they are the whole range. The factor of a Hessian has no rows.
+  uint64_t range_cost(const Task& task, int64_t rows) const {
+    const ConventionSpec& spec = task.spec();
+    const int64_t cols = task.cols();
+    uint64_t cost = PlainReader::buffer_bytes(task.tensor->info, rows);
     cost += QuantizedWeight::buffer_bytes(spec, rows, cols);
+    if (task.hessian) cost += HessianFactor::buffer_bytes(cols) + compensated_rounding_bytes(cols);
+    if (task.second_moment) cost += static_cast<uint64_t>(cols) * sizeof(float);
     if (options_.measure) {
       const int64_t piece = measured_rows(spec, rows, cols);
       cost += static_cast<uint64_t>(piece * cols) * sizeof(float) + error_buffer_bytes(piece);
@@ -353,6 +416,9 @@ class CheckpointQuantizer {
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = metadata();
     set_options(options_, job);
+    for (const auto* file : {&hessians_, &moments_}) {
+      if (*file) job.more_sources.push_back((*file)->source_file());
+    }
     if (!source_.is_directory()) return job;
     set_configs(job);
     return job;
@@ -381,7 +447,10 @@ class CheckpointQuantizer {
     std::set<std::string_view> names;
     for (const FormatGroup& group : formats_) names.insert(group.spec->info.name);
     metadata[kConventionKey] = fmt::format("{}", fmt::join(names, ","));
-    metadata["narrowfloat.settings"] = settings_text(settings_) + rules_text(options_.rules);
+    std::string& settings = metadata["narrowfloat.settings"];
+    settings = settings_text(settings_) + rules_text(options_.rules);
+    if (hessians_) settings += fmt::format(" gptq={}", hessians_->fingerprint());
+    if (moments_) settings += fmt::format(" activation_moments={}", moments_->fingerprint());
     return metadata;
   }
 
@@ -429,10 +498,30 @@ class CheckpointQuantizer {
     return amax;
   }
 
+  // Gate and up of an expert multiply the same rows; the factor of the last weight is kept.
+  void load_factor(const Task& task) {
+    if (factor_ && factor_of_ == task.hessian) return;
+    factor_.reset();  // Before the next one takes memory.
+    factor_of_ = task.hessian;
+    if (!task.hessian) return;
+    const ExpertStatistics& hessian = *task.hessian;
+    const std::vector<float> diagonal = hessians_->read_second_moment(hessian);
+    const auto start = std::chrono::steady_clock::now();
+    factor_.emplace(
+        diagonal,
+        [&](int64_t row, std::span<float> values) { hessians_->read_row(hessian, row, values); },
+        fmt::format("{}: tensor '{}', expert {},", printable(hessians_->path()),
+                    printable(hessian.tensor->name), hessian.expert));
+    report_.quantize_seconds += seconds_since(start);
+  }
+
   void quantize_weight(const Task& task, SafetensorsWriter& writer) {
     const ConventionSpec& spec = task.spec();
     const EncodeSettings& settings = task.choice.settings;
     const std::vector<TensorSpec>& parts = task.parts;
+    load_factor(task);
+    std::vector<float> col_weights;
+    if (task.second_moment) col_weights = moments_->read_second_moment(*task.second_moment);
     const bool is_shared = !task.scale_key.empty();
     float amax = is_shared ? shared_amax(task) : 0;
     PlainReader reader(source_, *task.tensor, task.ranges.rows_at_a_time);
@@ -459,7 +548,8 @@ class CheckpointQuantizer {
       coded.set_rows(count);
       if (options_.keep_nonfinite) num_nonfinite += count_nonfinite(rows);
       const auto start = std::chrono::steady_clock::now();
-      encode(rows, settings, scale.encode, coded);
+      encode(rows, settings, scale.encode, coded, col_weights);
+      if (factor_) round_compensated(rows, settings.math, scale.encode, *factor_, coded);
       report_.quantize_seconds += seconds_since(start);
       writer.write(parts[0].name, values_written, coded.values());
       writer.write(parts[1].name, scales_written, coded.scales());
@@ -490,6 +580,10 @@ class CheckpointQuantizer {
   const EncodeSettings settings_;
   const Checkpoint source_;
   MemoryPlan memory_;
+  std::optional<StatisticsFile> hessians_;
+  std::optional<StatisticsFile> moments_;
+  std::optional<HessianFactor> factor_;
+  std::optional<ExpertStatistics> factor_of_;
   QuantizedModel model_;
   std::vector<RewriteItem> items_;
   std::vector<std::unique_ptr<Task>> tasks_;

@@ -227,7 +227,7 @@ TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& setti
 }
 
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
-            QuantizedWeight& output) {
+            QuantizedWeight& output, std::span<const float> col_weights) {
   QuantizeOptions options;
   options.math = settings.math;
   options.mx_scale = settings.mx_scale;
@@ -243,7 +243,7 @@ void encode(const TensorView& input, const EncodeSettings& settings, float encod
     replace_zero_scales(input, settings.math, encode_scale, output);
   }
   if (settings.scale_search == ScaleSearch::kFull) {
-    search_scales(input, settings.math, encode_scale, output);
+    search_scales(input, settings.math, encode_scale, col_weights, output);
   }
 }
 

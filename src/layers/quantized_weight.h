@@ -79,8 +79,9 @@ struct TensorScale {
 TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax);
 
 // Quantizes `input`, F32, F16 or BF16 [rows, cols]. A zero scale is replaced by the convention's
-// byte, and the codes of that block are those of the stored scale.
+// byte, and the codes of that block are those of the stored scale. `col_weights`: as in
+// search_scales().
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
-            QuantizedWeight& output);
+            QuantizedWeight& output, std::span<const float> col_weights = {});
 
 }  // namespace narrowfloat

@@ -56,13 +56,15 @@ ResumeManifest::FinishedFile hash_file(const std::string& path) {
   return {file.size, hash_text(XXH64_digest(state.get()))};
 }
 
+ResumeManifest::SourceFile source_file(const SafetensorsReader& file) {
+  const std::optional<FileStamp> stamp = file_stamp(file.path());
+  if (!stamp) throw_error(ErrorKind::kIo, "{}: is gone", printable(file.path()));
+  return {name_of(file.path()), stamp->size, stamp->modified_ns, header_hash(file)};
+}
+
 std::vector<ResumeManifest::SourceFile> source_files(const Checkpoint& source) {
   std::vector<ResumeManifest::SourceFile> files;
-  for (const SafetensorsReader& shard : source.shards()) {
-    const std::optional<FileStamp> stamp = file_stamp(shard.path());
-    if (!stamp) throw_error(ErrorKind::kIo, "{}: is gone", printable(shard.path()));
-    files.push_back({name_of(shard.path()), stamp->size, stamp->modified_ns, header_hash(shard)});
-  }
+  for (const SafetensorsReader& shard : source.shards()) files.push_back(source_file(shard));
   return files;
 }
 

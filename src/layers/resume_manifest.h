@@ -32,7 +32,7 @@ struct ResumeManifest {
 
   std::string version;              // The version of the library.
   std::string settings;             // A hash of all that determines the target but the source.
-  std::vector<SourceFile> sources;  // They are in the order of the shards.
+  std::vector<SourceFile> sources;  // Shards in their order, then other files that are read.
   std::map<std::string, FinishedFile> files;  // Key: final name.
 
   [[nodiscard]] std::string to_json() const;
@@ -44,6 +44,8 @@ struct ResumeManifest {
 std::string hash_of(std::string_view bytes);
 // Size and hash of a whole file.
 ResumeManifest::FinishedFile hash_file(const std::string& path);
+// The file as it is now.
+ResumeManifest::SourceFile source_file(const SafetensorsReader& file);
 // The source's files as they are now.
 std::vector<ResumeManifest::SourceFile> source_files(const Checkpoint& source);
 

@@ -12,7 +12,6 @@
 #include "checkpoint/partial_file.h"
 #include "checkpoint/safetensors_layout.h"
 #include "layers/checkpoint_target.h"
-#include "layers/resume_manifest.h"
 #include "layers/scale_originals.h"
 #include "layers/source_facts.h"
 #include "narrowfloat/runtime.h"
@@ -111,6 +110,8 @@ class Rewriter {
     manifest_.version = std::string(version());
     manifest_.settings = settings_hash();
     manifest_.sources = source_files(job_.source);
+    manifest_.sources.insert(manifest_.sources.end(), job_.more_sources.begin(),
+                             job_.more_sources.end());
     const std::string path = target.own_path(kManifestName);
     if (!job_.resume || !fs::exists(path)) return;
     ResumeManifest found =

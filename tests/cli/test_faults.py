@@ -49,6 +49,7 @@ def make_sources(tmp_path_factory):
     run_ok("quantize", root / "other", root / "old", "--to", "mxfp8", "--max-shard-size", 600)
     run_ok("quantize", root / "model", root / "quantized", "--to", "nvfp4")
     write_unequal(root)
+    write_experts(root)
     shutil.copy(root / "model/model.safetensors", root / "model.safetensors")
     run_ok("quantize", root / "other/model.safetensors", root / "old.safetensors", "--to", "mxfp8")
     return root
@@ -67,12 +68,25 @@ def write_unequal(root):
     shutil.copy(root / "quantized/config.json", root / "unequal")
 
 
+def write_experts(root):
+    """An expert's gate and up, and the Hessian of what they multiply."""
+    write_safetensors(root / "experts.safetensors",
+                      {f"mlp.experts.0.{matrix}_proj.weight": bf16_weight(16, 16, i)
+                       for i, matrix in enumerate(("gate", "up"))})  # fmt: skip
+    hessian = b"".join(struct.pack("<f", 3.0 if i % 17 == 0 else 0.5) for i in range(256))
+    write_safetensors(root / "statistics.safetensors", {
+        "mlp.experts.input.hessian": ("F32", [1, 16, 16], hessian),
+        "mlp.experts.input.count": ("I64", [1], struct.pack("<q", 9))},
+        {"format": "narrowfloat.statistics"})  # fmt: skip
+
+
 class Case:
     """A command that writes, and what is at its target before."""
 
-    def __init__(self, command, target="out", old=None, is_mounted=False, program=CLI):
+    def __init__(self, command, target="out", old=None, is_mounted=False, program=CLI,
+                 model="model"):
         self.command, self.target, self.old = command, target, old
-        self.is_mounted, self.program = is_mounted, program
+        self.is_mounted, self.program, self.model = is_mounted, program, model
 
     def prepare(self, sources, folder):
         folder.mkdir()
@@ -85,7 +99,7 @@ class Case:
 
     def run(self, sources, folder, source=None, env=None):
         """Runs the command, or the same with another source."""
-        words = [word.format(sources=sources, target=folder / self.target, model=source or "model")
+        words = [word.format(sources=sources, target=folder / self.target, model=source or self.model)
                  for word in self.command]
         command = [str(self.program), *words]
         environment = CLEAN_ENVIRONMENT | (env or {})
@@ -129,6 +143,8 @@ CASES = {
                      "--threads", "1", "--max-shard-size", "400"]),
     "dequantize": Case(["dequantize", "{sources}/quantized", "{target}", "--dtype", "bf16",
                         "--threads", "1", "--max-shard-size", "1100"]),
+    "gptq": Case([*QUANTIZE_FILE, "--gptq", "{sources}/statistics.safetensors"],
+                 "out.safetensors", model="experts"),
     "fix": Case(["check", "{sources}/unequal", "--fix", "{target}", "--threads", "1"]),
 }
 MEASURING_CASES = {
