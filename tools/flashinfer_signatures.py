@@ -8,7 +8,8 @@ of docs/python.md lists, and what its modules export. FlashInfer's sources are r
 neither a GPU nor its dependencies are needed. FOLDER is the package `flashinfer`, such as that of
 an unpacked wheel; without it the installed one is read. Differences that are meant are those of a
 table in docs/python.md, each with its reason. Any other one is printed, and so is a row of that
-table that nothing differs by; the exit status is then 1.
+table that nothing differs by, but for arguments that only some releases have; the exit status is
+then 1.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ MODULES = ("activation", "autotuner.autotuner", "comm.allreduce", "comm.trtllm_a
 ALIASES = {"nvfp4_block_scale_interleave": "block_scale_interleave",
            "group_gemm_mxfp4_nt_groupwise": "group_gemm_mxfp8_mxfp4_nt_groupwise"}
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
+RELEASE = re.compile(r" of [0-9.]+(post[0-9]+)?$")  # Ends the difference in such a row.
 TABLE, DIFFERENCES = "flashinfer table", "flashinfer differences"  # In comments of the page.
 
 
@@ -59,6 +61,8 @@ class Accepted:
     """The differences that the page lists."""
 
     keywords: dict[str, set[str]] = field(default_factory=dict)  # Functions have them.
+    # Those, as (function, keyword), that a release of upstream has.
+    released: set[tuple[str, str]] = field(default_factory=set)
     alone: set[str] = field(default_factory=set)  # Functions that upstream does not have.
     wrong: list[str] = field(default_factory=list)  # Errors in rows.
 
@@ -75,6 +79,9 @@ class Accepted:
             elif difference.startswith("keyword") and words_of(difference):
                 for name in names:
                     found.keywords.setdefault(name, set()).update(words_of(difference))
+                if RELEASE.search(difference):
+                    found.released |= {(name, word) for name in names
+                                       for word in words_of(difference)}  # fmt: skip
             else:
                 found.wrong.append(f"{page.name}: expected \"not upstream's\" or \"keyword `x`\", "
                                    f"got {difference!r}")  # fmt: skip
@@ -191,14 +198,17 @@ def compare_signatures(folder: Path, ours: Any, accepted: Accepted) -> list[str]
             continue
         here = our_arguments(function)
         there = [(word, kind, value_of(default, enumerations)) for word, kind, default in known]
-        # Keywords of ours alone are keyword-only, so that they take no place of upstream's.
-        extra = {(name, word) for word, kind, _ in here
-                 if kind == "keyword" and word not in {other for other, *_ in known}}  # fmt: skip
+        # They take no place of upstream's: keyword-only, or after all others with a default.
+        words = [word for word, *_ in known]
+        plain = [word for word, kind, _ in here if kind == "plain"]
+        last = max([plain.index(word) for word in words if word in plain], default=-1)
+        extra = {(name, word) for word, kind, default in here if word not in words
+                 and (kind == "keyword" or default and plain.index(word) > last)}  # fmt: skip
         differing |= extra & listed
         if [part for part in here if (name, part[0]) not in extra & listed] != there:
             differences.append(f"{name}:\n  here     {here}\n  upstream {there}")
     return differences + [f"{name}: the keyword {word} is no difference"
-                          for name, word in sorted(listed - differing)]  # fmt: skip
+                          for name, word in sorted(listed - differing - accepted.released)]
 
 
 def exported(folder: Path, module: str) -> set[str]:

@@ -217,28 +217,38 @@ def test_activation_parameters(lib: Any) -> None:
     check(lib, got, plain.expected(plain.routed()), "bf16")
 
 
-@pytest.mark.parametrize("kind", ["swiglu", "relu2"])
+@pytest.mark.parametrize("kind", ["swiglu", "relu2", "swiglu_step"])
 def test_fp8_per_tensor(lib: Any, kind: str) -> None:
-    """Folded scalars of gated and of plain activations."""
-    data = Data("fp8_tensor", kind)
+    """Folded scalars of gated and of plain activations; limits in units of the accumulator."""
+    limits = np.linspace(0.2, 0.8, E, dtype=np.float32)
+    steps = {"limit_gate": limits, "limit_up": limits} if kind == "swiglu_step" else {}
+    data = Data("fp8_tensor", kind, **steps)
     scale = data.each["up_scale"]
-    folded = scale * data.c_sf if kind == "swiglu" else np.full(E, data.c_sf)
+    folded = scale * data.c_sf if data.gated else np.full(E, data.c_sf)
+    clamp = {"gemm1_clamp_limit": lib.make(limits / scale)} if steps else {}
     arguments = (
         lib.make(data.rows.codes.view(E4M3)), lib.make(prepared(data.w1, 32, data.gated)),
         lib.make(folded.astype(np.float32)), lib.make(scale),
         lib.make(prepared(data.w2, 32, False)), lib.make(data.each["down_scale"]),
     )  # fmt: skip
-    number = {"swiglu": 3, "relu2": 6}[kind]
+    number = {"swiglu": 3, "relu2": 6, "swiglu_step": 7}[kind]
+    call = {"use_routing_scales_on_input": False, "activation_type": number, **clamp}
     got = fi.trtllm_fp8_per_tensor_scale_moe(
-        lib.make(data.logits), None, *arguments, **sizes(), use_routing_scales_on_input=False,
-        activation_type=number,
-    )  # fmt: skip
+        lib.make(data.logits), None, *arguments, **sizes(), **call
+    )
     check(lib, got, data.expected(data.routed()), "fp8_tensor")
     other = fi.trtllm_fp8_per_tensor_scale_routed_moe(
-        given(data, lib, "packed"), None, *arguments, **sizes(),
-        use_routing_scales_on_input=False, activation_type=number,
-    )  # fmt: skip
+        given(data, lib, "packed"), None, *arguments, **sizes(), **call
+    )
     assert lib.raw(other) == lib.raw(got)
+    if steps:
+        wide = fi.trtllm_fp8_per_tensor_scale_moe(  # A limit of 7, which is the default.
+            lib.make(data.logits), None, *arguments, **sizes(), **call | {"gemm1_clamp_limit": None}
+        )
+        assert lib.raw(wide) != lib.raw(got)
+        with pytest.raises(ValueError, match="gemm1_clamp_limit: .*ActivationType.SwigluStep only"):
+            fi.trtllm_fp8_per_tensor_scale_moe(lib.make(data.logits), None, *arguments, **sizes(),
+                                               **call | {"activation_type": 3})  # fmt: skip
     within = percent([FAR["fp8_tensor"]])
     record("trtllm_fp8_per_tensor_scale_moe", CLOSE, within=within)
     record("trtllm_fp8_per_tensor_scale_routed_moe", CLOSE, within=within)

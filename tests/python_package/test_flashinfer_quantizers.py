@@ -377,6 +377,14 @@ def test_layouts(lib: Any) -> None:
     packed = [model.pack_scales(part, "swizzled_128x4") for part in sf]
     assert lib.raw(got) == b"".join(part.tobytes() for part in packed)
     assert lib.raw(fi.nvfp4_block_scale_interleave(lib.make(sf[0]))) == packed[0].tobytes()
+    size = sum(part.size for part in packed)
+    out = lib.make(np.zeros(size, np.uint8))
+    assert fi.block_scale_interleave(lib.make(sf), out=out) is out
+    assert lib.raw(out) == lib.raw(got)
+    for wrong in (np.zeros((2, size // 2), np.uint8), np.zeros(size + 1, np.uint8),
+                  np.zeros(size, np.float32)):  # fmt: skip
+        with pytest.raises(ValueError, match="out: must be a contiguous flat tensor of shape"):
+            fi.block_scale_interleave(lib.make(sf), out=lib.make(wrong))
     for wide in (sf.astype(BF16), sf[0].astype(BF16)):
         got = fi.block_scale_interleave(lib.make(wide))
         assert str(got.dtype).endswith("bfloat16") and len(got.shape) == 1

@@ -99,9 +99,9 @@ SIGNATURES = {
     "enable_pdl=True, gemm1_lora_delta=None, tune_max_num_tokens=8192, activation_type=3, "
     f"routing_replay_out=None, {CLAMPS}, output=None",
     "trtllm_fp8_per_tensor_scale_moe": f"routing_logits, routing_bias, {FP8_TENSOR}, "
-    "norm_topk_prob=True, routing_replay_out=None, output=None",
+    "norm_topk_prob=True, routing_replay_out=None, output=None, gemm1_clamp_limit=None",
     "trtllm_fp8_per_tensor_scale_routed_moe": f"topk_ids, routing_bias, {FP8_TENSOR}, "
-    "routing_replay_out=None, output=None",
+    "routing_replay_out=None, output=None, gemm1_clamp_limit=None",
     "trtllm_fp8_block_scale_moe": f"routing_logits, routing_bias, {FP8_BLOCK}, "
     "tune_max_num_tokens=8192, fp8_quantization_type=1, num_fused_shared_experts=None, "
     f"activation_type=3, norm_topk_prob=True, routing_replay_out=None, {CLAMPS}, output=None, "
@@ -382,9 +382,15 @@ def test_the_differences_that_the_page_lists() -> None:
     assert accepted.wrong == []
     of_another_release = set(SIGNATURES["create_allreduce_fusion_workspace"].partition("*, ")[2]
                              .replace("=None", "").split(", "))  # fmt: skip
-    wanted = {name: set(words) for name, words in ADDED.items()}
-    wanted["create_allreduce_fusion_workspace"] |= of_another_release
-    assert accepted.keywords == wanted and len(of_another_release) == 12
+    assert len(of_another_release) == 12
+    released = {"create_allreduce_fusion_workspace": of_another_release} | {
+        f"{alias}block_scale_interleave": {"out"} for alias in ("", "nvfp4_")} | {
+        f"trtllm_fp8_per_tensor_scale_{kind}moe": {"gemm1_clamp_limit"} for kind in ("", "routed_")
+    }  # fmt: skip
+    wanted = {name: set(ADDED.get(name, [])) | released.get(name, set())
+              for name in {*ADDED, *released}}  # fmt: skip
+    assert accepted.keywords == wanted
+    assert accepted.released == {(name, word) for name in released for word in released[name]}
     assert accepted.alone == {"clear_prepared_cache", "prepared_cache_size"} | {
         name for name in fi.__all__ if name.startswith("undo_")
     }
@@ -395,6 +401,7 @@ PAGE_OF_A_TEST = """
 | Functions | Difference | Reason |
 |---|---|---|
 | `packbits` | keyword `math` | none of its own |
+| `packbits` | keyword `of` of 0.7 | only there |
 | `segment_packbits`, `unknown` | not upstream's | |
 | `mm_fp4` | faster | it is |
 <!-- flashinfer differences: end -->
@@ -431,5 +438,6 @@ def test_the_script_finds_differences(tmp_path: Path) -> None:
     assert "no reason for `segment_packbits`, `unknown`" in reasons and "'faster'" in kinds
     found = namespace["compare_signatures"](tmp_path, fi, accepted)
     assert "packbits: the keyword math is no difference" in found
+    assert "packbits: the keyword of is no difference" not in found
     for name in ("segment_packbits", "unknown"):
         assert f"{name}: upstream has it, or nobody does" in found

@@ -269,7 +269,9 @@ def _decode_scale(encode: Any, found: Any) -> float:
     return float(found[0])
 
 
-def _tried_twice(cache: Any, encode: Any, mode: MathMode, option: nf.FourOverSix) -> tuple[Any, Any]:
+def _tried_twice(
+    cache: Any, encode: Any, mode: MathMode, option: nf.FourOverSix
+) -> tuple[Any, Any]:
     """Codes and scales by 4-over-6, in the order of the rows; encode: None for the default."""
     if encode is None:
         encode = nf.amax(cache)

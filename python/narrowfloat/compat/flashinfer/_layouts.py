@@ -14,8 +14,12 @@ from narrowfloat.compat.flashinfer._arrays import (
     as_bytes,
     as_type,
     check_one_byte,
+    check_writable,
     contiguous,
+    copy_into,
+    device_name,
     dtype_name,
+    is_contiguous,
     move_scales,
     take,
     transpose,
@@ -173,10 +177,11 @@ def undo_block_layout(t: Any) -> Any:
 
 
 @accepts("unswizzled_sf")
-def block_scale_interleave(unswizzled_sf: Any) -> Any:
+def block_scale_interleave(unswizzled_sf: Any, *, out: Any = None) -> Any:
     """Linear scales in layout 128x4, flat and of their type.
 
-    unswizzled_sf: uint8 or bfloat16 [rows, blocks] or [batch, rows, blocks].
+    unswizzled_sf: uint8 or bfloat16 [rows, blocks] or [batch, rows, blocks]. out: flat, of the type
+    and the size of the result, written to. (0.7.2.post1.)
     """
     shape, dtype = tuple(unswizzled_sf.shape), dtype_name(unswizzled_sf)
     if dtype not in ("uint8", "bfloat16"):
@@ -184,9 +189,23 @@ def block_scale_interleave(unswizzled_sf: Any) -> Any:
     if len(shape) not in (2, 3):
         raise CheckError(f"unswizzled_sf: expected two or three axes, got {shape}")
     batch = shape[0] if len(shape) == 3 else 1
-    if dtype == "bfloat16":
-        return _interleaved_wide(unswizzled_sf, batch)
-    return move_scales(unswizzled_sf, shape[-2], shape[-1], batch, "linear", "swizzled_128x4")
+    size = batch * round_up(shape[-2], 128) * round_up(shape[-1], 4)
+    if out is not None:
+        _check_interleaved("out", out, (size,), unswizzled_sf)
+    made = _interleaved_wide(unswizzled_sf, batch) if dtype == "bfloat16" else move_scales(
+        unswizzled_sf, shape[-2], shape[-1], batch, "linear", "swizzled_128x4"
+    )  # fmt: skip
+    return made if out is None else copy_into("out", out, made)
+
+
+def _check_interleaved(name: str, out: Any, shape: tuple[int, ...], scales: Any) -> None:
+    check_writable(name, out)
+    wanted, got = ((dtype_name(array), device_name(array)) for array in (scales, out))
+    if wanted != got or tuple(out.shape) != shape or not is_contiguous(out):
+        raise ValueError(
+            f"{name}: must be a contiguous flat tensor of shape {shape}, dtype {wanted[0]}, on "
+            f"{wanted[1]}; got {tuple(out.shape)}, {got[0]}, on {got[1]}"
+        )
 
 
 def _interleaved_wide(scales: Any, batch: int) -> Any:

@@ -159,8 +159,13 @@ def _scalars(kind: int, folded: Any, gate: Any) -> dict[str, Any]:
 
 
 def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
-                    weight_on_input: bool) -> Any:  # fmt: skip
+                    weight_on_input: bool, clamp: Any) -> Any:  # fmt: skip
     gemm1, gemm2 = weights[0], weights[3]
+    if clamp is not None and int(kind) != ActivationType.SwigluStep:
+        raise ValueError(
+            "gemm1_clamp_limit: FP8 per-tensor gemm1_clamp_limit is supported for "
+            f"ActivationType.SwigluStep only; expected None with activation_type {kind}"
+        )
 
     def build() -> nf.MoeLayer:
         w1 = _canonical("gemm1_weights", gemm1, WeightLayout.MajorK, 32, True, is_gated(kind))
@@ -171,17 +176,20 @@ def _fp8_per_tensor(run: Run, shape: Shape, weights: tuple[Any, ...], kind: int,
                 ("output2_scales_scalar", weights[4])
             )
         )
-        limit_up = step_limit(kind, folded, gate)
+        limits = {"limit_up": step_limit(kind, folded, gate)}
+        if clamp is not None:  # In units of the accumulator.
+            raw = each("gemm1_clamp_limit", clamp, gemm1.shape[0], gemm1)
+            limits = {"limit_gate": raw * gate, "limit_up": raw * folded}
         config = shape.config(
             run.logits is not None, hidden=run.hidden.shape[1], mode="fp8_tensor",
             weight_on_input=weight_on_input,
-            activation=activation_of(kind, {"limit_up": limit_up}, TRTLLM_PARAMETERS),
+            activation=activation_of(kind, limits, TRTLLM_PARAMETERS),
         )  # fmt: skip
         return nf.MoeLayer.prepare(w1, w2, config, down_scale=output2,
                                    **_scalars(kind, folded, gate))  # fmt: skip
 
     facts = ("fp8", shape, run.logits is None, run.hidden.shape[1], int(kind), weight_on_input)
-    return run.on(prepared("gemm1_weights", weights, facts, build))
+    return run.on(prepared("gemm1_weights", (*weights, clamp), facts, build))
 
 
 @accepts()
@@ -194,6 +202,7 @@ def trtllm_fp8_per_tensor_scale_moe(
     routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
     tune_max_num_tokens: int = 8192, activation_type: int = 3, norm_topk_prob: bool = True,
     routing_replay_out: Array | None = None, output: Array | None = None,
+    gemm1_clamp_limit: Array | None = None,
 ) -> Any:  # fmt: skip
     """float8_e4m3fn weights and activations, a scale for each expert: bfloat16 [T, H].
 
@@ -205,6 +214,8 @@ def trtllm_fp8_per_tensor_scale_moe(
     output1_scales_gate_scalar: float32 [EL], decode scale of gate rows.
     gemm2_weights: float8_e4m3fn [EL, H, I], shuffled.
     output2_scales_scalar: float32 [EL], decode scale of the result.
+    gemm1_clamp_limit: float32 [EL]; limits of SwigluStep, each divided by the decode scale of its
+        gate rows; default: a limit of 7. (0.7.2.post1.)
     num_experts, top_k, intermediate_size: E, k, I; ints.
     n_group, topk_group, routed_scaling_factor, norm_topk_prob: narrowfloat.route(); int, int,
         float, bool.
@@ -224,7 +235,8 @@ def trtllm_fp8_per_tensor_scale_moe(
               replay=routing_replay_out)  # fmt: skip
     weights = (gemm1_weights, output1_scales_scalar, output1_scales_gate_scalar, gemm2_weights,
                output2_scales_scalar)  # fmt: skip
-    return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input)
+    return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input,
+                           gemm1_clamp_limit)  # fmt: skip
 
 
 @accepts()
@@ -237,6 +249,7 @@ def trtllm_fp8_per_tensor_scale_routed_moe(
     routing_method_type: int = 0, do_finalize: bool = True, enable_pdl: bool | None = None,
     tune_max_num_tokens: int = 8192, activation_type: int = 3,
     routing_replay_out: Array | None = None, output: Array | None = None,
+    gemm1_clamp_limit: Array | None = None,
 ) -> Any:  # fmt: skip
     """As trtllm_fp8_per_tensor_scale_moe() of a given routing.
 
@@ -250,7 +263,8 @@ def trtllm_fp8_per_tensor_scale_routed_moe(
               do_finalize=do_finalize, output=output, replay=routing_replay_out)  # fmt: skip
     weights = (gemm1_weights, output1_scales_scalar, output1_scales_gate_scalar, gemm2_weights,
                output2_scales_scalar)  # fmt: skip
-    return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input)
+    return _fp8_per_tensor(run, shape, weights, activation_type, use_routing_scales_on_input,
+                           gemm1_clamp_limit)  # fmt: skip
 
 
 def _fp8_block(run: Run, shape: Shape, weights: tuple[Any, ...], shuffled: bool, layout: int,

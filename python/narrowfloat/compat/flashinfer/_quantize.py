@@ -101,8 +101,8 @@ def fp4_quantize(
         MXFP4 takes it with float8 input.
     is_global_scale_inversed: global_scale is the reciprocal.
     is_sf_swizzled_layout, is_sf_8x4_layout: scales in layout 128x4, 8x4 or linear.
-    enable_pdl, backend: change nothing, but for denormals where FlashInfer's variable asks for exact
-        arithmetic: zeros, except with "cute-dsl". math: "fast" (default) or "exact".
+    enable_pdl, backend: change nothing, but for denormals where FlashInfer's variable asks for
+        exact arithmetic: zeros, except with "cute-dsl". math: "fast" (default) or "exact".
     nvfp4_4over6: of NVFP4; a NVFP44Over6Config, or None for off; left out, FlashInfer's environment
         variables count. four_over_six: in its place; True, a narrowfloat.FourOverSix, or False.
     Gives uint8 [..., K / 2] and uint8 [M, K / sf_vec_size]; swizzled: M rounded up to 128 or 8,
