@@ -1,14 +1,7 @@
-"""Operators of torch: routing, and whole layers.
-
-A layer is a number to its operators, since schemas know nothing but tensors and numbers.
-"""
+"""Operators of torch: routing, and whole layers."""
 
 from __future__ import annotations
 
-import copy
-import secrets
-import warnings
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +15,16 @@ from narrowfloat._shapes import product
 from narrowfloat._streams import allocating_on
 from narrowfloat._torch_library import library, register
 from narrowfloat._torch_moe_state import NAMES, KeptWeights, shape_text
+from narrowfloat._torch_packed import (
+    Handle,
+    PackedModule,
+    Underivable,
+    asks_for_gradients,
+    handle_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 _FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -85,27 +85,13 @@ def _route_fake(*args: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
 register("route", _route, _route_fake)
 register("route_out", _route_out, _nothing)
 
-# Layers as operators know them: by a number that stays theirs. A random one, so that a program that
-# was exported elsewhere finds no layer instead of another one.
-_layers: weakref.WeakValueDictionary[int, _Handle] = weakref.WeakValueDictionary()
 
-
-class _Handle:
-    """A layer with a number, columns and type of its result; lives as long as it is kept."""
-
-    __slots__ = ("__weakref__", "columns", "dtype", "layer", "number")
+class _Handle(Handle[nf.MoeLayer]):
+    """A layer, and columns and type of its result."""
 
     def __init__(self, layer: nf.MoeLayer) -> None:
-        self.layer, self.number = layer, secrets.randbits(62)
+        super().__init__(layer)
         self.columns, self.dtype = layer.config.hidden, _FLOATS[layer.config.out_dtype]
-        _layers[self.number] = self
-
-
-def _handle_of(number: int) -> _Handle:
-    handle = _layers.get(number)
-    if handle is None:
-        raise ValueError(f"layer: number {number} is of no layer that still exists")
-    return handle
 
 
 def _moe_fake(
@@ -117,7 +103,7 @@ def _moe_fake(
 def _moe(
     hidden: Any, logits: Any, bias: Any, layer: int, columns: int, dtype: torch.dtype, **how: Any
 ) -> torch.Tensor:
-    handle = _handle_of(layer)
+    handle = handle_of(layer, _Handle)
     if (columns, dtype) != (handle.columns, handle.dtype):
         raise ValueError(f"columns, dtype: expected the layer's, {handle.columns} and "
                          f"{handle.dtype}, got {columns} and {dtype}; take them from "
@@ -127,7 +113,7 @@ def _moe(
 
 def _moe_out(*args: Any, **how: Any) -> None:
     hidden, logits, bias, number, out, workspace = args
-    layer = _handle_of(number).layer
+    layer = handle_of(number, _Handle).layer
     start = 0 if workspace is None else -workspace.data_ptr() % 256
     if start > 0:
         # Compiled code has copied an aligned one to another address, without bytes to spare.
@@ -172,38 +158,7 @@ def route(
     return out
 
 
-class _Underivable(torch.autograd.Function):
-    """Passes a result on, and refuses to be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*inputs)
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        refuse = torch.ops.narrowfloat.no_gradient
-        return (None, *(refuse(gradients[0], one) for one in ctx.saved_tensors))
-
-
-def _no_gradient(gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError(
-        "Moe: a layer has no gradient: its weights are packed and its rows may be quantized; run "
-        "it under torch.no_grad(), or detach() what goes into it"
-    )
-
-
-library.define("no_gradient(Tensor gradient, Tensor input) -> Tensor")
-register("no_gradient", _no_gradient, lambda gradient, input: torch.empty_like(input))
-
-
-def _asks_for_gradients(tensors: Iterable[Any]) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(one, torch.Tensor) and one.requires_grad for one in tensors
-    )
-
-
-class Moe(torch.nn.Module):
+class Moe(PackedModule):
     """A Mixture-of-Experts layer as a module: forward(hidden, logits, bias=None) -> [..., H].
 
     Moe(layer) wraps a narrowfloat.MoeLayer, which has its weights in packed form alone: such a
@@ -212,9 +167,11 @@ class Moe(torch.nn.Module):
     give the same bits. Weights are no parameters, and no gradient goes through a layer.
     """
 
+    STATE_NAMES = NAMES
+    MEND = "make it with narrowfloat.torch.Moe.prepare(), which keeps the canonical ones"
+
     def __init__(self, layer: nf.MoeLayer, *, kept: KeptWeights | None = None) -> None:
-        super().__init__()
-        self._handle, self._kept = _Handle(layer), kept
+        super().__init__(_Handle(layer), kept)
 
     @classmethod
     def prepare(
@@ -237,21 +194,10 @@ class Moe(torch.nn.Module):
             device = maker.device if isinstance(maker, TorchMaker) else "cpu"
         return cls(kept.prepare(torch.device(device)), kept=kept)
 
-    @classmethod
-    def of_state(cls, state: dict[str, torch.Tensor], device: Any = "cpu") -> Moe:
-        """A new module of what state_dict() of one returned."""
-        kept = KeptWeights.of_state(state)
-        return cls(kept.prepare(torch.device(device)), kept=kept)
-
     @property
     def layer(self) -> nf.MoeLayer:
         """The layer."""
         return self._handle.layer
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of host memory that the canonical weights take; 0 where they are not kept."""
-        return 0 if self._kept is None else self._kept.nbytes
 
     def extra_repr(self) -> str:
         """Mode, shapes and bytes."""
@@ -279,12 +225,12 @@ class Moe(torch.nn.Module):
             options["ids"] = to_int32("ids", options["ids"])
         given = (hidden, logits, bias, handle.number)
         inputs = [one for one in (hidden, logits, options.get("weights")) if one is not None]
-        differentiates = _asks_for_gradients(inputs)
+        differentiates = asks_for_gradients(inputs)
         if out is None and workspace is None and all(one is None for one in written.values()):
             result = torch.ops.narrowfloat.moe(
                 *given, handle.columns, handle.dtype, **options, allow_absent=allow_absent
             )
-            return _Underivable.apply(result, *inputs) if differentiates else result
+            return Underivable.apply(result, *inputs) if differentiates else result
         if differentiates:
             raise RuntimeError("Moe: out, workspace and written options do not go with inputs that "
                                "require gradients; run it under torch.no_grad()")  # fmt: skip
@@ -296,90 +242,22 @@ class Moe(torch.nn.Module):
         )
         return out
 
-    def _need_kept(self, purpose: str) -> KeptWeights:
-        if self._kept is None:
-            raise RuntimeError(
-                f"Moe: cannot {purpose}: the module was made from a MoeLayer, whose packed weights "
-                "belong to one device; make it with narrowfloat.torch.Moe.prepare(), which keeps "
-                "the canonical ones"
+    @staticmethod
+    def _kept_of(state: dict[str, torch.Tensor]) -> KeptWeights:
+        return KeptWeights.of_state(state)
+
+    @staticmethod
+    def _handle_for(kept: KeptWeights, device: torch.device) -> _Handle:
+        return _Handle(kept.prepare(device))
+
+    def _require_same(self, kept: KeptWeights) -> None:
+        ours, theirs = self.layer.config, kept.config
+        if (ours.hidden, ours.experts, ours.top_k) != (theirs.hidden, theirs.experts, theirs.top_k):
+            raise ValueError(
+                f"expected a layer of H={ours.hidden}, E={ours.experts}, k={ours.top_k}, got "
+                f"H={theirs.hidden}, E={theirs.experts}, k={theirs.top_k}"
             )
-        return self._kept
-
-    def _take(self, kept: KeptWeights, device: torch.device) -> None:
-        self._handle, self._kept = _Handle(kept.prepare(device)), kept
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Moe:
-        """to(), cuda(), cpu(): the layer is prepared again where the function takes tensors."""
-        here = self._device
-        there = fn(torch.empty(0, device=here)).device
-        if there != here:
-            self._take(self._need_kept(f"go from {here} to {there}"), there)
-        of_module: Any = super()._apply
-        of_module(fn, recurse)
-        return self
 
     @property
     def _device(self) -> torch.device:
         return torch.device(self.layer._device_name)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if self._kept is None:
-            if not torch.compiler.is_compiling():
-                warnings.warn(
-                    f"{prefix}: state_dict() has no weights of a Moe that was made from a "
-                    "MoeLayer; narrowfloat.torch.Moe.prepare() keeps them",
-                    stacklevel=2,
-                )
-            return
-        for name, tensor in self._kept.state().items():
-            destination[prefix + name] = tensor
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        names = [prefix + name for name in NAMES]
-        found = {name.removeprefix(prefix): state_dict[name]
-                 for name in names if name in state_dict}  # fmt: skip
-        if strict:
-            unexpected_keys += [key for key in state_dict
-                                if key.startswith(prefix) and key not in names]  # fmt: skip
-        if not found:
-            if self._kept is not None:
-                missing_keys += [prefix + name for name in self._kept.state()]
-            return
-        try:
-            kept = KeptWeights.of_state(found)
-            ours, theirs = self.layer.config, kept.config
-            if (ours.hidden, ours.experts, ours.top_k) != (
-                theirs.hidden, theirs.experts, theirs.top_k
-            ):  # fmt: skip
-                raise ValueError(
-                    f"expected a layer of H={ours.hidden}, E={ours.experts}, k={ours.top_k}, got "
-                    f"H={theirs.hidden}, E={theirs.experts}, k={theirs.top_k}"
-                )
-            self._take(kept, self._device)
-        except (ValueError, NotImplementedError) as error:
-            error_msgs.append(f"{prefix}: {error}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = self._need_kept("be pickled")
-        state = {name: value for name, value in self.__dict__.items()
-                 if name not in ("_handle", "_kept")}  # fmt: skip
-        return {**state, "_state": kept.state(), "_where": str(self._device)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        where = torch.device(state.pop("_where"))
-        kept = KeptWeights.of_state(state.pop("_state"))
-        self.__dict__.update(state)
-        self._take(kept, where)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Moe:
-        """A module of its own around the same layer, which does not change."""
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        copied.__dict__.update(
-            {name: value if name in ("_handle", "_kept") else copy.deepcopy(value, memo)
-             for name, value in self.__dict__.items()}
-        )  # fmt: skip
-        return copied

@@ -34,11 +34,12 @@ from narrowfloat._torch_allreduce import AllReduce, AllReduceTensors
 from narrowfloat._torch_expert_parallel import ExpertParallel
 from narrowfloat._torch_library import library as _library
 from narrowfloat._torch_library import register as _register
+from narrowfloat._torch_linear import Linear
 from narrowfloat._torch_moe import Moe, route
 
-__all__ = ["AllReduce", "AllReduceTensors", "ExpertParallel", "Moe", "Options", "Quantized",
-           "add_rmsnorm_quantize", "amax", "dequantize", "quantize", "relayout", "rmsnorm_quantize",
-           "route", "silu_mul_quantize", "smooth_quantize"]  # fmt: skip
+__all__ = ["AllReduce", "AllReduceTensors", "ExpertParallel", "Linear", "Moe", "Options",
+           "Quantized", "add_rmsnorm_quantize", "amax", "dequantize", "quantize", "relayout",
+           "rmsnorm_quantize", "route", "silu_mul_quantize", "smooth_quantize"]  # fmt: skip
 
 Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -25,10 +25,11 @@ GroupedWeights prepare(std::string_view mode, nb::handle values, nb::handle scal
   return GroupedWeights::prepare(view, parsed, view.values.device, stream);
 }
 
-// output[p] = scale * row_scale * (w * row) for each row p of the permutation's tiles.
+// output[p] = scale * row_scale * (w * row) + bias for each row p of the permutation's tiles. Row p
+// reads row row_to_token[p] of the values, or row p of them where the permutation has none.
 void run(const GroupedWeights& weights, nb::handle values, nb::handle scales, nb::handle row_scale,
-         int32_t token_tile, const NamedArrays& permutation, nb::handle scale, nb::handle output,
-         nb::handle workspace) {
+         int32_t token_tile, const NamedArrays& permutation, nb::handle scale, nb::handle bias,
+         nb::handle output, nb::handle workspace) {
   std::vector<Array> arrays;
   arrays.reserve(16);
   const Array input = input_array("a", values, type_of_bytes(weights.mode()));
@@ -36,10 +37,11 @@ void run(const GroupedWeights& weights, nb::handle values, nb::handle scales, nb
   args.a.values = input.view;
   args.a.scales = arrays.emplace_back(input_array("a_scales", scales, DType::kU8)).view;
   args.a.row_scale = arrays.emplace_back(input_array("row_scale", row_scale)).view;
-  args.gather_tokens = true;
   args.permutation.token_tile = token_tile;
   set_views(permutation, kPermutationMembers, args.permutation, arrays, false);
+  args.gather_tokens = !args.permutation.row_to_token.is_absent();
   args.scale = per_expert("scale", scale, arrays);
+  args.bias = arrays.emplace_back(input_array("bias", bias)).view;
   args.output = arrays.emplace_back(output_array("output", output)).view;
   const Array space = output_array("workspace", workspace, DType::kU8);
   const Stream stream = current_stream(input);
@@ -55,6 +57,7 @@ void bind_grouped_gemm(nb::module_& module) {
       .def_prop_ro("rows", &GroupedWeights::rows)
       .def_prop_ro("cols", &GroupedWeights::cols)
       .def_prop_ro("experts", &GroupedWeights::experts)
+      .def_prop_ro("bytes", &GroupedWeights::bytes)
       .def(
           "workspace",
           [](const GroupedWeights& self, int64_t rows) {
@@ -62,7 +65,7 @@ void bind_grouped_gemm(nb::module_& module) {
           },
           "rows"_a, "Bytes of workspace for so many rows.")
       .def("run", &run, "values"_a, "scales"_a.none(), "row_scale"_a.none(), "token_tile"_a,
-           "permutation"_a, "scale"_a, "output"_a, "workspace"_a);
+           "permutation"_a, "scale"_a, "bias"_a.none(), "output"_a, "workspace"_a);
 }
 
 }  // namespace narrowfloat::python

@@ -99,7 +99,8 @@ def opcheck_cases(device: str = "cpu") -> dict[str, tuple]:
     wide, weight = torch.cat([X, X], 1), X[0].clone()
     module = nft.Moe(small_layer(device))
     ranks = nft.AllReduce(workspace=nf.AllReduce.local(1, dtype="float32", device=device)[0])
-    opcheck_cases.keep = module, ranks
+    linear = nft.Linear.prepare(torch.randn(32, 128), "mxfp8", device=device)
+    opcheck_cases.keep = module, ranks, linear
     plain = ("none", "linear", None, "float32", "exact", "auto", "at_end", 1e-6, 0.0, 1.0, False)
     logits = torch.randn(6, 4)
     cases = {
@@ -131,6 +132,7 @@ def opcheck_cases(device: str = "cpu") -> dict[str, tuple]:
            for name, (given, made) in out_cases().items()},
         "route": ((logits, None, 2, "renormalize", 1, 1, 1.0), {}),
         "moe": ((X, logits, None, module._handle.number, 128, torch.bfloat16), {}),
+        "linear": ((X, linear._handle.number, 32), {}),
         "moe_out": ((X, logits, None, module._handle.number, torch.empty_like(X),
                      torch.empty(256 + module.layer.required_workspace(6), dtype=torch.uint8)),
                     {}),

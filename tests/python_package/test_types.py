@@ -84,7 +84,7 @@ def test_documented_operators(cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
     program = tmp_path / "operators.py"
     given = "import narrowfloat as nf\nlayer: nf.MoeLayer\nhidden: torch.Tensor\n" \
-        "logits: torch.Tensor\n"  # fmt: skip
+        "logits: torch.Tensor\nweight: torch.Tensor\nbias: torch.Tensor\n"  # fmt: skip
     code = documented("py").replace("moe = ", f"{given}moe = ", 1)
     program.write_text(code)
     assert mypy(cache, program) == []

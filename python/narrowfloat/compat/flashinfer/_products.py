@@ -16,9 +16,10 @@ import numpy as np
 import narrowfloat as nf
 from narrowfloat import _core
 from narrowfloat._arrays import codes_to_core, is_torch, maker_of, to_core
+from narrowfloat._moe import aligned_bytes
+from narrowfloat._products import multiply_rows
 from narrowfloat.compat.flashinfer._arguments import check_array, kind_of
 from narrowfloat.compat.flashinfer._arrays import (
-    address_of,
     as_bytes,
     cast,
     contiguous,
@@ -31,7 +32,6 @@ from narrowfloat.compat.flashinfer._arrays import (
 from narrowfloat.compat.flashinfer._errors import CheckError
 from narrowfloat.compat.flashinfer._layers import kept
 
-_ALIGNMENT = 256  # Bytes, of a workspace.
 # How the library's messages begin -> arguments of the GEMMs.
 _NAMES = {"a_scales": "a_scale", "a.": "a", "a:": "a", "args.a": "a", "w_scales": "b_scale",
           "weights": "b", "w:": "b"}  # fmt: skip
@@ -130,12 +130,6 @@ def groups_of_masks(masked_m: Any, rows: int) -> Any:
     return np.where(np.arange(rows)[None] < masked_m[:, None], group, -1).reshape(-1, 1)
 
 
-def _zeros(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    made = maker_of("a", like).empty(shape, dtype)
-    made[...] = 0
-    return made
-
-
 def checked_output(out: Any, shape: tuple[int, ...], out_dtype: Any, like: Any,
                    types: tuple[str, ...] = ("bfloat16", "float16")) -> str:  # fmt: skip
     """The element type of a result; ValueError for an output of another shape, type or device."""
@@ -166,24 +160,33 @@ def multiply(weights: Any, rows: Any, scales: Any, dtype: str, out: Any, *, grou
     make = maker_of("a", rows)
     if tokens == 0:
         return make.empty((0, n), dtype) if out is None else out
-    ids = _zeros(rows, (tokens, 1), "int32") if groups is None else groups
-    maps = nf.permute(ids, local_experts=weights.experts)
-    held = make.empty((maps.row_to_token.shape[0], n), "float32")
-    space = make.empty((weights.workspace(tokens) + _ALIGNMENT,), "uint8")
-    names = ("slot_to_row", "row_to_token", "row_to_slot", "num_rows", "tile_to_expert",
-             "tile_row_end", "num_tiles")  # fmt: skip
     try:
-        weights.run(
-            codes_to_core("a", rows), None if scales is None else to_core("a_scale", scales),
-            row_scale, maps.token_tile, {name: getattr(maps, name) for name in names}, scale, held,
-            space[-address_of(space) % _ALIGNMENT :],
-        )  # fmt: skip
+        if groups is None:
+            wide = "bfloat16" if dtype == "bfloat16" else "float32"
+            result = multiply_rows(weights, rows, scales, wide, row_scale=row_scale, scale=scale)
+        else:
+            result = _grouped(weights, rows, scales, groups, row_scale, scale)
     except (ValueError, NotImplementedError) as error:
         raise named(error) from error
-    result = cast(_gathered(held, maps.slot_to_row), dtype)
+    result = cast(result, dtype)
     if groups is not None:
-        result = _where_counted(ids, result, out)
+        result = _where_counted(groups, result, out)
     return result if out is None else copy_into("out", out, result)
+
+
+def _grouped(weights: Any, rows: Any, scales: Any, groups: Any, row_scale: Any, scale: Any) -> Any:
+    """float32 [T, n]; rows without a group have those of any other."""
+    make = maker_of("a", rows)
+    maps = nf.permute(groups, local_experts=weights.experts)
+    held = make.empty((maps.row_to_token.shape[0], weights.rows), "float32")
+    names = ("slot_to_row", "row_to_token", "row_to_slot", "num_rows", "tile_to_expert",
+             "tile_row_end", "num_tiles")  # fmt: skip
+    weights.run(
+        codes_to_core("a", rows), None if scales is None else to_core("a_scale", scales),
+        row_scale, maps.token_tile, {name: getattr(maps, name) for name in names}, scale, None,
+        held, aligned_bytes(make, weights.workspace(rows.shape[0])),
+    )  # fmt: skip
+    return _gathered(held, maps.slot_to_row)
 
 
 def _gathered(held: Any, places: Any) -> Any:
