@@ -53,6 +53,9 @@ def main() -> None:
         paths = {name: Path(folder) / name for name in CONVENTIONS}
         for name, path in paths.items():
             nf.quantize_checkpoint(TINY, path, name)
+        mixed = Path(folder) / "mixed"
+        nf.quantize_checkpoint(TINY, mixed, "nvfp4-ct", rules=[("*self_attn*", "fp8-block")])
+        paths["nvfp4-ct, attention fp8-block"] = mixed
         theirs = {"plain, bfloat16": attempt(TINY)}
         theirs |= {name: attempt(path) for name, path in paths.items()}
         nftr.register()

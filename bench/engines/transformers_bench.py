@@ -7,10 +7,11 @@
 Random models with the layer shapes of Qwen3-30B-A3B and gpt-oss-120b, as many layers as --layers
 says, bfloat16 attention. `prefill` is one sequence of T tokens, `decode` T sequences of a token
 each; both without a cache, so that experts and projections decide. Each is timed as it is and as
-CUDA graphs (torch.compile with mode="reduce-overhead"). Implementations: transformers' eager,
-batched_mm (up to 64 tokens, it copies weights for every token) and grouped_mm; its MXFP4 quantizer
-for gpt-oss, where its kernels load; narrowfloat's modes. What fails is a line with the reason.
-Prints a table in Markdown; --out also writes JSON with versions and every number.
+CUDA graphs: the same kernels, captured once, or with --graphs compile those of torch.compile with
+mode="reduce-overhead", which compiles for every number of tokens. Implementations: transformers'
+eager, batched_mm (up to 64 tokens, it copies weights for every token) and grouped_mm; its MXFP4
+quantizer for gpt-oss, where its kernels load; narrowfloat's modes. What fails is a line with the
+reason. Prints a table in Markdown; --out also writes JSON with versions and every number.
 """
 
 from __future__ import annotations
@@ -126,7 +127,30 @@ def forward(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
     return call
 
 
-def measure(model: Any, tokens: int, device: str, seconds: float) -> dict[str, float | str]:
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The kernels of a call as a CUDA graph."""
+    beside = torch.cuda.Stream()
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def as_graphs(model: Any, ids: torch.Tensor, how: str) -> Callable[[], Any]:
+    """The forward pass as CUDA graphs: --graphs."""
+    if how == "capture":
+        return captured(forward(model, ids))
+    torch._dynamo.reset()
+    return forward(torch.compile(model, mode="reduce-overhead", dynamic=False), ids)
+
+
+def measure(
+    model: Any, tokens: int, device: str, seconds: float, graphs: str
+) -> dict[str, float | str]:
     """Milliseconds of prefill and decode, as they are and as CUDA graphs."""
     found: dict[str, float | str] = {}
     for phase, extents in (("prefill", (1, tokens)), ("decode", (tokens, 1))):
@@ -134,10 +158,8 @@ def measure(model: Any, tokens: int, device: str, seconds: float) -> dict[str, f
         found[phase] = milliseconds(forward(model, ids), device, seconds)
         if device == "cpu":
             continue
-        torch._dynamo.reset()
         try:
-            compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
-            found[f"{phase} graph"] = milliseconds(forward(compiled, ids), device, seconds)
+            found[f"{phase} graph"] = milliseconds(as_graphs(model, ids, graphs), device, seconds)
         except Exception as error:
             found[f"{phase} graph"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return found
@@ -162,7 +184,8 @@ def run(shape: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             if name == "batched_mm" and tokens > MOST_BATCHED:
                 continue
             with torch.no_grad():
-                row["ms"] = measure(model, tokens, arguments.device, arguments.seconds)
+                row["ms"] = measure(model, tokens, arguments.device, arguments.seconds,
+                                    arguments.graphs)  # fmt: skip
             rows.append(row)
             print(json.dumps(row), flush=True)
         del model
@@ -203,6 +226,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="default: 8 and 4, which fit 80 GB")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--graphs", choices=("capture", "compile"), default="capture",
+                        help="how CUDA graphs are made")  # fmt: skip
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
     parser.add_argument("--out", help="JSON file")
@@ -217,7 +242,7 @@ def main() -> None:
             print(f"{row['model']}, {row['implementation']}: {row['failed']}")
     if arguments.out:
         name = platform.processor() if arguments.device == "cpu" else torch.cuda.get_device_name()
-        facts = {"device": name, "torch": torch.__version__,
+        facts = {"device": name, "graphs": arguments.graphs, "torch": torch.__version__,
                  "transformers": transformers.__version__, "narrowfloat": nf.version()}
         with open(arguments.out, "w", encoding="utf-8") as file:
             json.dump({"facts": facts, "rows": rows}, file, indent=1)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import narrowfloat.torch as nft
 import narrowfloat.transformers as nftr
 
 
@@ -62,12 +63,16 @@ def answer(tokenizer: Any, model: Any, text: str, tokens: int, samples: bool) ->
 
 
 def memory(model: Any) -> str:
-    """Bytes of the experts, and the most that the process had."""
+    """Bytes of experts and Linear layers, and the most that the process had."""
     layers = [one.layer for one in model.modules() if isinstance(one, nftr.Experts)]
     experts = sum(layer.weight_bytes for layer in layers)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    text = f"{len(layers)} layers of experts ({layers[0].config.mode}): {experts / 1e6:.1f} MB; " \
+    modes = ", ".join(dict.fromkeys(layer.config.mode for layer in layers))
+    text = f"{len(layers)} layers of experts ({modes}): {experts / 1e6:.1f} MB; " \
         if layers else "no experts in layers; "  # fmt: skip
+    linears = [one.layer.bytes for one in model.modules() if isinstance(one, nft.Linear)]
+    if linears:
+        text += f"{len(linears)} packed Linear layers: {sum(linears) / 1e6:.1f} MB; "
     text += f"peak of the process {peak / 1e9:.2f} GB"
     if model.device.type == "cuda":
         text += f", of the GPU {torch.cuda.max_memory_allocated() / 1e9:.2f} GB"

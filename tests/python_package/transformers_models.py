@@ -37,14 +37,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 IDS = torch.randint(0, 96, (2, 20), generator=torch.Generator().manual_seed(5))
 
 
-def make(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+def make(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """A random model of a family, saved as transformers saves it, unless it is there."""
-    path = folder / f"{name}-{str(dtype)[6:]}"
+    path = folder / f"{name}-{str(dtype)[6:]}{''.join(f'-{key}' for key in changes)}"
     if path.exists():
         return path
     family, options = MODELS[name]
     torch.manual_seed(27)
-    config = getattr(transformers, f"{family}Config")(**_COMMON, **options)
+    config = getattr(transformers, f"{family}Config")(**{**_COMMON, **options, **changes})
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

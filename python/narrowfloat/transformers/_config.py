@@ -8,15 +8,9 @@ from typing import Any, Literal
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from narrowfloat import _core
+from narrowfloat._linear import STATIC_MODES
 
 METHOD = "narrowfloat"
-# Weights of a mode -> the format that they are quantized to; None: they stay bfloat16.
-WEIGHT_FORMATS = {"bf16": None, "fp8_tensor": "fp8_tensor", "fp8_block": "fp8_128x128",
-                  "mxfp8": "mxfp8", "mxfp4_mxfp8": "mxfp4", "mxfp4_bf16": "mxfp4",
-                  "mxfp4_fp8": "mxfp4", "nvfp4": "nvfp4", "nvfp4_per_token": "nvfp4",
-                  "nvfp4_bf16": "nvfp4", "nvfp4_fp8_exact": "nvfp4",
-                  "nvfp4_fp8_rounded": "nvfp4"}  # fmt: skip
-STATIC_MODES = ("fp8_tensor", "nvfp4")  # Their activation scales are constants.
 
 
 class NarrowfloatConfig(QuantizationConfigMixin):
@@ -25,7 +19,8 @@ class NarrowfloatConfig(QuantizationConfigMixin):
     mode: one of narrowfloat.moe_modes(); those with static activation scales, fp8_tensor and
         nvfp4, need statistics and plain weights. Default:
         nvfp4_bf16 for plain weights, which are quantized as they load; for quantized ones the mode
-        with bfloat16 rows of their format (fp8_block and mxfp8: their own).
+        with bfloat16 rows of their format (fp8_block and mxfp8: their own). Of a checkpoint of
+        several formats it is the mode of those experts and Linear layers that have its format.
     math: "exact" or "fast", of the quantizer of plain weights.
     modules_to_not_convert: names of modules, or the ends of their names after a dot, whose plain
         experts stay as they are.

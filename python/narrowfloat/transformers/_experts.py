@@ -9,11 +9,12 @@ import torch
 
 import narrowfloat as nf
 from narrowfloat._arrays import TorchMaker
+from narrowfloat._linear import STATIC_MODES, WEIGHT_FORMATS
 from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_weights import MoeParts
 from narrowfloat._torch_moe_state import KeptWeights
 from narrowfloat.torch import Moe
-from narrowfloat.transformers._config import STATIC_MODES, WEIGHT_FORMATS, NarrowfloatConfig
+from narrowfloat.transformers._config import NarrowfloatConfig
 from narrowfloat.transformers._gates import Gate, find_gate
 
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k",

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantized already: experts go into layers with their stored bits.
+"""Checkpoints whose weights are quantized already: they go into layers with their stored bits.
 
 Names, dtypes and declarations are read by the library (recognise_checkpoint), as the command line
 program reads them. transformers' loader never sees a quantized tensor: the modules that own them
@@ -19,11 +19,13 @@ import torch
 import narrowfloat as nf
 from narrowfloat import _core
 from narrowfloat._arrays import TorchMaker
+from narrowfloat._linear import STATIC_MODES, WEIGHT_FORMATS, LinearWeights
 from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_config import config_from_core
 from narrowfloat._moe_weights import MoeParts
 from narrowfloat._torch_moe_state import KeptWeights, host_tensor
-from narrowfloat.transformers._experts import Experts
+from narrowfloat.torch import Linear
+from narrowfloat.transformers._experts import Experts, is_experts
 from narrowfloat.transformers._gates import Gate, find_gate
 
 _LAYER = re.compile(r"\blayers?\.(\d+)\.")
@@ -33,6 +35,11 @@ _HARMLESS = re.compile(r"\.(input_scale|input_global_scale|output_scale|k_scale|
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8,
           "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
           "F8_E8M0": torch.float8_e8m0fnu}  # fmt: skip
+# Formats of Linear weights -> the mode that loses least in the rows, and the columns that it takes.
+_MODES = {"nvfp4": "nvfp4_bf16", "mxfp4": "mxfp4_bf16", "mxfp8": "mxfp8",
+          "fp8_128x128": "fp8_block"}  # fmt: skip
+_COLUMNS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "fp8_128x128": 128}
+_ROWS = 16
 _FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
@@ -71,7 +78,12 @@ class _PackedExperts:
     layer: int
     gate: Gate
     experts: int
-    parts: list[str]
+    tensors: list[Any]  # LogicalTensors
+
+    @property
+    def format(self) -> str:
+        """That of all its weights."""
+        return self.tensors[0].format
 
 
 @dataclass
@@ -79,8 +91,15 @@ class _PackedLinear:
     """A Linear with a quantized weight."""
 
     tensor: Any  # LogicalTensor
-    features: tuple[int, int]  # out, in
-    has_bias: bool
+    module: torch.nn.Linear  # The model's own, whose weights are on the meta device.
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a narrowfloat.torch.Linear computes what the module does."""
+        rows, cols = self.tensor.shape
+        multiple = _COLUMNS.get(self.tensor.format)
+        return (type(self.module) is torch.nn.Linear and multiple is not None
+                and rows % _ROWS == 0 and cols % multiple == 0)  # fmt: skip
 
 
 def directory_of(files: list[str]) -> str:
@@ -91,12 +110,15 @@ def directory_of(files: list[str]) -> str:
     return folders.pop()
 
 
-def quantized_tensors(files: list[str]) -> list[Any]:
-    """Those of a checkpoint; none for a plain one, or for other files than safetensors."""
+def recognised(files: list[str]) -> list[Any]:
+    """The tensors of a checkpoint as a model sees them, quantized ones with their convention.
+
+    None for one without quantized tensors, and for other files than safetensors.
+    """
     if not files or not all(file.endswith(".safetensors") for file in files):
         return []
     found = _core.recognise_checkpoint(directory_of(files))
-    return [tensor for tensor in found if tensor.convention is not None]
+    return found if any(tensor.convention is not None for tensor in found) else []
 
 
 class PackedCheckpoint:
@@ -107,15 +129,14 @@ class PackedCheckpoint:
         self.experts: dict[str, _PackedExperts] = {}
         self.linears: dict[str, _PackedLinear] = {}
         self._model = model
-        self._plan(tensors)
+        self._plan([one for one in tensors if one.convention is not None])
+        self._refuse_mixed_experts([one.name for one in tensors if one.convention is None])
+        self._refuse_mode()
         self._refuse_strangers()
 
     def _plan(self, tensors: list[Any]) -> None:
-        from narrowfloat.transformers._experts import is_experts
-
         modules = dict(self._model.named_modules())
-        by_layer = {int(match[1]): name for name, module in modules.items()
-                    if is_experts(module) and (match := _LAYER.search(name))}  # fmt: skip
+        by_layer = self._layers()
         for tensor in tensors:
             match = _LAYER.search(tensor.name)
             if _EXPERT.search(tensor.name) and match:
@@ -132,6 +153,11 @@ class PackedCheckpoint:
                     "dequantize` makes a checkpoint that transformers loads by itself"
                 )
 
+    def _layers(self) -> dict[int, str]:
+        """Numbers of layers -> their modules of experts."""
+        return {int(match[1]): name for name, module in self._model.named_modules()
+                if is_experts(module) and (match := _LAYER.search(name))}  # fmt: skip
+
     def _is_ignored(self, name: str) -> bool:
         """Whether transformers leaves a tensor out of this model in any case."""
         patterns = self._model._keys_to_ignore_on_load_unexpected or ()
@@ -141,7 +167,7 @@ class PackedCheckpoint:
         if name not in self.experts:
             self.experts[name] = _PackedExperts(layer, find_gate(name, module),
                                                 module.num_experts, [])  # fmt: skip
-        self.experts[name].parts += tensor.parts
+        self.experts[name].tensors.append(tensor)
 
     def _add_linear(self, modules: dict[str, Any], tensor: Any) -> bool:
         name = tensor.name.removesuffix(".weight")
@@ -150,16 +176,64 @@ class PackedCheckpoint:
             module = modules.get(candidate)
             if not isinstance(module, torch.nn.Linear):
                 continue
-            features = (module.out_features, module.in_features)
-            if tuple(tensor.shape) != features:
-                raise ValueError(f"{tensor.name}: expected {list(features)}, got {tensor.shape}")
-            self.linears[candidate] = _PackedLinear(tensor, features, module.bias is not None)
+            features = [module.out_features, module.in_features]
+            if list(tensor.shape) != features:
+                raise ValueError(f"{tensor.name}: expected {features}, got {tensor.shape}")
+            if tensor.format not in _MODES:
+                raise NotImplementedError(
+                    f"{tensor.name}: a Linear weight in {tensor.convention} is not read; "
+                    "`narrowfloat dequantize` makes a checkpoint that transformers loads by itself"
+                )
+            if module.bias is None and f"{name}.bias" in self.files:
+                raise ValueError(f"{name}.bias: the model's Linear has no bias")
+            self.linears[candidate] = _PackedLinear(tensor, module)
             return True
         return False
 
+    def _refuse_mixed_experts(self, plain: list[str]) -> None:
+        """A MoeLayer has one format for all weights of its experts."""
+        mend = ("all experts of a layer need one format; `narrowfloat dequantize` makes a "
+                "checkpoint that transformers loads by itself")  # fmt: skip
+        for name, one in self.experts.items():
+            other = [tensor for tensor in one.tensors if tensor.format != one.format]
+            if other:
+                raise NotImplementedError(
+                    f"{name}: {one.tensors[0].name} is {one.format}, {other[0].name} is "
+                    f"{other[0].format}; {mend}"
+                )
+        quantized = {one.layer: name for name, one in self.experts.items()}
+        for name in plain:
+            match = _LAYER.search(name)
+            if match and _EXPERT.search(name) and not name.endswith(("bias", "_scale")):
+                module = quantized.get(int(match[1]))
+                if module is not None:
+                    raise NotImplementedError(f"{module}: {name} is not quantized, others are; "
+                                              f"{mend}")  # fmt: skip
+
+    def _refuse_mode(self) -> None:
+        """A mode that no weights of the experts are for."""
+        if self.mode in STATIC_MODES:
+            raise ValueError(f"mode: {self.mode} has static activation scales, which are for plain "
+                             "weights; take one whose scales are dynamic")  # fmt: skip
+        if self.experts and self.mode is not None and not self._is_for(*self._formats):
+            raise ValueError(
+                f"mode: {self.mode} computes with {WEIGHT_FORMATS[self.mode] or 'bfloat16'} "
+                f"weights, the experts are stored as {', '.join(sorted(self._formats))}"
+            )
+
+    @property
+    def _formats(self) -> set[str]:
+        """Those of the experts of all layers."""
+        return {one.format for one in self.experts.values()}
+
+    def _is_for(self, *formats: str) -> bool:
+        """Whether the caller's mode computes with weights in one of these."""
+        return self.mode is not None and WEIGHT_FORMATS[self.mode] in formats
+
     def _refuse_strangers(self) -> None:
         """Tensors beside those that are read, such as the scales of another method."""
-        known = {part for one in self.experts.values() for part in one.parts}
+        known = {part for one in self.experts.values() for tensor in one.tensors
+                 for part in tensor.parts}  # fmt: skip
         known |= {part for one in self.linears.values() for part in one.tensor.parts}
         owners = {part.rpartition(".")[0] for part in known}
         for name in self.files.names():
@@ -187,12 +261,19 @@ class PackedCheckpoint:
         for name in self.experts:
             self._model.set_submodule(name, self._layer(name, keep_weights))
         for name, linear in self.linears.items():
-            self._model.set_submodule(name, self._linear(name, linear))
-        if self.linears:
-            formats = sorted({one.tensor.format for one in self.linears.values()})
+            filled = self._linear(name, linear, keep_weights) if linear.is_served else \
+                self._dequantized(name, linear)  # fmt: skip
+            self._model.set_submodule(name, filled)
+        left = {name: one for name, one in self.linears.items() if not one.is_served}
+        if left:
+            formats = sorted({one.tensor.format for one in left.values()})
+            name, one = next(iter(left.items()))
             warnings.warn(
-                f"{self.directory}: {len(self.linears)} Linear weights ({', '.join(formats)}) were "
-                "dequantized; the experts stay packed",
+                f"{self.directory}: {len(left)} Linear weights ({', '.join(formats)}) were "
+                "dequantized, since narrowfloat.torch.Linear serves modules of torch.nn.Linear "
+                f"itself with rows in multiples of {_ROWS} and columns in multiples of 16 "
+                "(nvfp4), 32 (mxfp4, mxfp8) or 128 (fp8_128x128): the first is "
+                f"{name}, {type(one.module).__name__} of {list(one.tensor.shape)}",
                 stacklevel=2,
             )
 
@@ -202,8 +283,9 @@ class PackedCheckpoint:
     def _layer(self, name: str, keep_weights: bool) -> Experts:
         plan = self.experts[name]
         options = _core.LoadMoeOptions()
+        mode = self.mode if self._is_for(plan.format) else None
         try:
-            loaded = _core.LoadedMoe.load(self.directory, plan.layer, self.mode, options)
+            loaded = _core.LoadedMoe.load(self.directory, plan.layer, mode, options)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{name}: {error}") from error
         config = config_from_core(loaded.config)
@@ -229,17 +311,32 @@ class PackedCheckpoint:
         layer = MoeLayer._of_parts(parts, config, TorchMaker(device))
         return Experts(layer, kept=KeptWeights.of(parts, config) if keep_weights else None)
 
-    def _linear(self, name: str, linear: _PackedLinear) -> torch.nn.Linear:
-        rows, cols = linear.features
-        device, dtype = device_of(self._model, name), self._dtype()
-        made = torch.nn.Linear(cols, rows, bias=linear.has_bias, device="meta")
-        weight = dequantized(self.files, linear.tensor).to(device, dtype)
-        made.weight = torch.nn.Parameter(weight, requires_grad=False)
-        if linear.has_bias:
-            stored = linear.tensor.name.removesuffix("weight") + "bias"
-            bias = self.files.read(stored).to(device, dtype)
-            made.bias = torch.nn.Parameter(bias, requires_grad=False)
-        return made
+    def _bias(self, linear: _PackedLinear) -> torch.Tensor | None:
+        if linear.module.bias is None:
+            return None
+        return self.files.read(linear.tensor.name.removesuffix("weight") + "bias")
+
+    def _linear(self, name: str, linear: _PackedLinear, keep_weights: bool) -> Linear:
+        """With the stored bits."""
+        whole, divides = stored(self.files, linear.tensor)
+        mode = self.mode if self.mode and self._is_for(whole.format) else _MODES[whole.format]
+        bias = self._bias(linear)
+        weights = LinearWeights.of(whole, mode, bias=None if bias is None else bias.float())
+        if divides:
+            decoded = nf.decode_scale_from_encode(weights.factor)
+            weights = replace(weights, factor=decoded)
+        return Linear.of_weights(weights, device_of(self._model, name), keep=keep_weights)
+
+    def _dequantized(self, name: str, linear: _PackedLinear) -> torch.nn.Linear:
+        """The model's own module with the numbers of the weight."""
+        device, dtype, module = device_of(self._model, name), self._dtype(), linear.module
+        whole, divides = stored(self.files, linear.tensor)
+        weight = nf.dequantize(whole, global_scale_divides=divides).to(device, dtype)
+        module.weight = torch.nn.Parameter(weight, requires_grad=False)
+        bias = self._bias(linear)
+        if bias is not None:
+            module.bias = torch.nn.Parameter(bias.to(device, dtype), requires_grad=False)
+        return module
 
 
 def _numbers(activation: nf.Activation) -> tuple[Any, ...]:
@@ -252,8 +349,8 @@ def _numbers(activation: nf.Activation) -> tuple[Any, ...]:
         for value, default in zip(values, defaults, strict=True)))  # fmt: skip
 
 
-def dequantized(files: Files, tensor: Any) -> torch.Tensor:
-    """The numbers of a quantized weight of two axes, float32, as its convention defines them."""
+def stored(files: Files, tensor: Any) -> tuple[nf.QuantizedTensor, bool]:
+    """A quantized weight of two axes as it is stored, and whether its global scale divides."""
     values, scales, *rest = (files.read(name) for name in tensor.parts)
     format = tensor.format
     sizes = nf.quantized_layout(format, *tensor.shape, scale_layout="linear")
@@ -263,8 +360,7 @@ def dequantized(files: Files, tensor: Any) -> torch.Tensor:
         raise ValueError(f"{tensor.name}: no global scale")
     whole = nf.QuantizedTensor(values.view(torch.uint8), scales.contiguous(), global_scale, sizes,
                                tuple(tensor.shape))  # fmt: skip
-    divides = tensor.convention == "nvfp4-ct"
-    return nf.dequantize(whole, global_scale_divides=divides)
+    return whole, tensor.convention == "nvfp4-ct"
 
 
 def device_of(model: Any, module: str) -> torch.device:
@@ -276,5 +372,3 @@ def device_of(model: Any, module: str) -> torch.device:
             if parameter.device.type != "meta":
                 return parameter.device
     return torch.device("cpu")
-
-

@@ -9,14 +9,15 @@ import torch
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.base import HfQuantizer
 
-from narrowfloat._torch_moe_state import NAMES, KeptWeights
+from narrowfloat._torch_moe_state import CONFIG
+from narrowfloat.torch import Linear
 from narrowfloat.transformers._config import NarrowfloatConfig
 from narrowfloat.transformers._experts import Experts, ExpertsPlan, is_experts
 from narrowfloat.transformers._packed import (
     Files,
     PackedCheckpoint,
     device_of,
-    quantized_tensors,
+    recognised,
 )
 from narrowfloat.transformers._versions import require_version
 
@@ -52,7 +53,7 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self._plans: dict[str, ExpertsPlan] = {}
         self._packed: PackedCheckpoint | None = None
-        self._saved: tuple[Files, list[str]] | None = None
+        self._saved: tuple[Files, dict[str, Any]] | None = None
         self._ignored: Any = None
 
     def validate_environment(self, *_: Any, **__: Any) -> None:
@@ -79,7 +80,7 @@ class NarrowfloatHfQuantizer(HfQuantizer):
             self._plan_saved(model, files)
             self.pre_quantized = False  # For the loader, which meets no quantized tensor.
             return
-        tensors = quantized_tensors(files)
+        tensors = recognised(files)
         if tensors:
             self._packed = PackedCheckpoint(model, files, tensors, config.mode)
             self._ignore(model, self._packed.empty_modules())
@@ -93,14 +94,19 @@ class NarrowfloatHfQuantizer(HfQuantizer):
                            for name, module in self._experts(model).items()}  # fmt: skip
 
     def _plan_saved(self, model: Any, files: list[str]) -> None:
-        """The loader neither misses nor meets the experts' tensors: they are read afterwards."""
+        """The loader neither misses nor meets the tensors of layers: they are read afterwards."""
         if not files or not all(file.endswith(".safetensors") for file in files):
             raise ValueError("a model that was saved with quantized experts is loaded from its "
                              "safetensors files, got none")  # fmt: skip
-        self._saved = Files(files), list(self._experts(model))
-        for name in self._saved[1]:
+        found = Files(files)
+        names: dict[str, Any] = dict.fromkeys(self._experts(model), Experts)
+        # Linear layers that were saved packed; the others of the model are plain.
+        names |= {name: Linear for name, module in model.named_modules()
+                  if isinstance(module, torch.nn.Linear) and f"{name}.{CONFIG}" in found}
+        self._saved = found, names
+        for name in names:
             model.set_submodule(name, torch.nn.Module())
-        self._ignore(model, {rf"(^|\.){re.escape(name)}\." for name in self._saved[1]})
+        self._ignore(model, {rf"(^|\.){re.escape(name)}\." for name in names})
 
     def _ignore(self, model: Any, patterns: set[str]) -> None:
         model._keys_to_ignore_on_load_unexpected = set(self._ignored or ()) | patterns
@@ -139,18 +145,17 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         self._packed = self._saved = None
         return model
 
-    def _read_saved(self, model: Any, files: Files, modules: list[str]) -> None:
+    def _read_saved(self, model: Any, files: Files, modules: dict[str, Any]) -> None:
         """A layer at a time: tensors of one, then its packed form."""
-        for module in modules:
+        keeps = self.quantization_config.keep_weights
+        for module, kind in modules.items():
             state = {name: files.read(f"{module}.{name}")
-                     for name in NAMES if f"{module}.{name}" in files}  # fmt: skip
+                     for name in kind.STATE_NAMES if f"{module}.{name}" in files}  # fmt: skip
             try:
-                kept = KeptWeights.of_state(state)
+                made = kind.of_state(state, device_of(model, module), keep=keeps)
             except ValueError as error:
                 raise ValueError(f"{module}: {error}") from error
-            keeps = self.quantization_config.keep_weights
-            experts = Experts(kept.prepare(device_of(model, module)), kept=kept if keeps else None)
-            model.set_submodule(module, experts)
+            model.set_submodule(module, made)
 
     def is_serializable(self, **_: Any) -> bool:
         """ValueError with the mend where save_pretrained() cannot have the experts."""

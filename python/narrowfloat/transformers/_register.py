@@ -15,37 +15,50 @@ from narrowfloat.transformers._versions import require_version
 
 # Declared methods of checkpoints that the library reads, where it reads the declaration.
 _DECLARED = ("compressed-tensors", "fp8", "mxfp4", "modelopt")
-
-
+# Formats of compressed-tensors that the library reads; FP8 is read in blocks of 128 x 128.
 _READ = {"nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"}
+_PRESETS = {"NVFP4": "nvfp4-pack-quantized", "NVFP4A16": "nvfp4-pack-quantized",
+            "MXFP4": "mxfp4-pack-quantized", "MXFP4A16": "mxfp4-pack-quantized",
+            "MXFP8": "mxfp8-quantized", "MXFP8A16": "mxfp8-quantized"}  # fmt: skip
 
 
-def _formats(declared: dict[str, Any]) -> set[Any]:
-    """Formats of the groups that compressed-tensors declares."""
-    groups = declared.get("config_groups") or {}
-    return {group.get("format") or declared.get("format") for group in groups.values()}
+def _formats(declared: dict[str, Any]) -> dict[str, bool]:
+    """Formats of the groups that compressed-tensors declares, and whether the library reads them.
+
+    A group without a format has that of the whole; one that is a list of targets has a preset's
+    name.
+    """
+    found = {}
+    for name, group in (declared.get("config_groups") or {}).items():
+        if not isinstance(group, dict):
+            format = _PRESETS.get(name.upper(), name)
+            found[format] = format in _READ or name.upper() == "FP8_BLOCK"
+            continue
+        format = str(group.get("format") or declared.get("format"))
+        strategy = (group.get("weights") or {}).get("strategy")
+        is_block = format == "float-quantized" and strategy == "block"
+        label = format if is_block or format in _READ else f"{format} by {strategy}"
+        found[label] = is_block or format in _READ
+    return found
 
 
 def _is_ours(declared: dict[str, Any]) -> bool:
-    """Whether a declaration is of a convention that PackedCheckpoint reads.
+    """Whether a declaration is of conventions that PackedCheckpoint reads.
 
     NotImplementedError for formats of ours among others, which transformers loads wrong in part.
     """
     method = declared.get("quant_method")
     if method == "compressed-tensors":
         formats = _formats(declared)
-        if formats & _READ and len(formats) > 1:
-            names = ", ".join(sorted(map(str, formats)))
+        others = sorted(name for name, is_read in formats.items() if not is_read)
+        if others and len(others) < len(formats):
             raise NotImplementedError(
-                f"quantization_config: weights of several formats ({names}) are not read by "
-                "narrowfloat; `narrowfloat.transformers.register(packed=False)` leaves them to "
-                "transformers, some versions of which drop the global scales of NVFP4 experts"
+                f"quantization_config: weights of several formats, of which narrowfloat does not "
+                f"read {', '.join(others)}; `narrowfloat.transformers.register(packed=False)` "
+                "leaves them to transformers, some versions of which drop the global scales of "
+                "NVFP4 experts"
             )
-        groups = (declared.get("config_groups") or {}).values()
-        block = all((group.get("weights") or {}).get("strategy") == "block" for group in groups)
-        return len(formats) == 1 and (
-            formats <= _READ or (formats == {"float-quantized"} and block)
-        )
+        return bool(formats) and not others
     if method == "fp8":
         return declared.get("weight_block_size") == [128, 128]
     return method in ("mxfp4", "modelopt")
