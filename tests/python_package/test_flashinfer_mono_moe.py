@@ -155,7 +155,10 @@ def test_against_torch(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     s2 = scales(experts, hidden // 128, inter // 128)
     mixed = fi.interleave_for_tma_wgmma_up(up)
     for tokens in (1, 8):
-        x, logits = normal(tokens, hidden), normal(tokens, experts)
+        x = normal(tokens, hidden)
+        # No two of a token are equal, so that there is one choice of experts.
+        order = [torch.randperm(experts, generator=rng, device=device) for _ in range(tokens)]
+        logits = (torch.stack(order) / 32).bfloat16()
         wanted = layer_of(x, logits, up, s1, down, s2, k)
         got = fi.mono_moe(x, logits, up, s1, down, s2, k)
         distance = (got.double() - wanted).norm() / wanted.norm()

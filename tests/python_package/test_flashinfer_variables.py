@@ -170,6 +170,9 @@ def test_variables_are_for_nvfp4_of_16_bits(lib: Any, monkeypatch: pytest.Monkey
         call()
         call(math="exact")
     assert modes == ["fast", "exact"] * len(calls)
+    calls[-1](backend="cute-dsl")  # The one kernel that reads the variable for FP8.
+    calls[-1](backend="cute-dsl", math="fast")
+    assert modes[-2:] == ["exact", "fast"]
 
 
 @pytest.mark.parametrize("given", [True, False])

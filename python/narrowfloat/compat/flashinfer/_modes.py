@@ -84,8 +84,10 @@ def is_coded(input: Any) -> bool:
 
 
 def nvfp4_mode(math: MathMode | None, input: Any, backend: str = "cuda") -> MathMode:
-    """The mode of a quantizer to NVFP4."""
-    return (math or "fast") if is_coded(input) else math_mode(math, backend)
+    """The mode of a quantizer to NVFP4. Upstream's variables count for FP8 in "cute-dsl" alone."""
+    if is_coded(input) and backend != "cute-dsl":
+        return math or "fast"
+    return math_mode(math, backend)
 
 
 def nvfp4_options(
