@@ -36,7 +36,7 @@ class BlockSearch {
     x_ = x;
     weights_ = weights;
     float amax = 0;
-    double weight = 0;  // Of the maximum.
+    double weight = 0;  // The maximum has it.
     for (int64_t i = 0; i < BlockScales::kCols; ++i) {
       if (!std::isfinite(x[i])) return start;
       if (std::abs(x[i]) > amax) weight = static_cast<double>(weights[i]);
