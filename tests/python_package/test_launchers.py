@@ -21,6 +21,8 @@ import numpy as np
 import narrowfloat as nf
 from allreduce_ranks import inputs_of
 
+group = nf.RankGroup.from_environment()
+assert group.local_rank == group.rank, group.local_rank
 with nf.AllReduce(dtype="float32", max_tokens=16, hidden=64, deadline=20.0) as own:
     found = own(inputs_of(own.rank, 5, 64, np.float32)).ar_out
     parts = [inputs_of(rank, 5, 64, np.float32).astype(np.float64) for rank in range(own.ranks)]
