@@ -117,7 +117,7 @@ if [ ${#tests[@]} -eq 0 ]; then
 fi
 
 # The tests that ask for the GPU's free memory, or for much of it.
-alone='*AllocatesNothing*:*NothingIsAllocated*:ExpertSourceMemory.*'
+alone='*AllocatesNothing*:*NothingIsAllocated*:ExpertSourceMemory.*:*LeavesNoMemoryAllocated*'
 alone+=':GpuLarge.*:*2To31*:*TwoToThe31*'
 
 # sharded NAME SHARDS COMMAND...: the tests of an executable, split into that many steps.
