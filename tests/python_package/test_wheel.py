@@ -79,6 +79,17 @@ def test_there_is_a_wheel_where_one_is_expected() -> None:
 
 
 @of_a_wheel
+def test_the_build_says_what_it_makes(tmp_path: Path) -> None:
+    """The first lines of a build, which `pip install -v` shows, name the option for GPUs."""
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
+    done = subprocess.run(["cmake", "-S", Path(__file__).resolve().parents[2], "-B", tmp_path,
+                           "-DNARROWFLOAT_PYTHON=ON", "-DNARROWFLOAT_TESTS=OFF"],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    said = re.search(r"narrowfloat: a Python package for the CPU alone; .*\n", done.stderr)
+    assert said and "pip install . -C cmake.define.NARROWFLOAT_CUDA=ON" in said[0]
+
+
 def test_the_wheel_has_its_binaries() -> None:
     """The module, the programs and two libraries, nothing else."""
     names = sorted(path.name for path in BINARIES)
