@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,12 +9,15 @@ import torch
 
 from narrowfloat._linear import LinearLayer, LinearWeights
 from narrowfloat._torch_library import library, register
-from narrowfloat._torch_moe_state import CONFIG, host_tensor
+from narrowfloat._torch_moe_state import host_tensor
 from narrowfloat._torch_packed import (
+    CONFIG,
     Handle,
     PackedModule,
     Underivable,
     asks_for_gradients,
+    config_fields,
+    config_tensor,
     handle_of,
 )
 
@@ -78,12 +80,10 @@ class KeptLinear:
                                       "the CPU or on a GPU")  # fmt: skip
         return LinearLayer(_moved(self.weights, lambda one: one.to(device)))
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """All of it as tensors, by the names of a state_dict()."""
+    def state(self, module: str = "") -> dict[str, torch.Tensor]:
+        """All of it as tensors, by the names of a state_dict(). module: its name in a model."""
         fields = {name: getattr(self.weights, name) for name in _FIELDS}
-        text = json.dumps({"linear": fields}, sort_keys=True).encode()
-        config = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        return {CONFIG: config, **_tensors(self.weights)}
+        return {CONFIG: config_tensor({"linear": fields}, module), **_tensors(self.weights)}
 
     @classmethod
     def of_state(cls, state: dict[str, torch.Tensor]) -> KeptLinear:
@@ -93,12 +93,12 @@ class KeptLinear:
             raise ValueError(f"{', '.join(missing)}: missing in the state of a Linear")
         tensors = {name: host_tensor(tensor) for name, tensor in state.items()}
         try:
-            fields = json.loads(bytes(tensors[CONFIG].tolist()))["linear"]
+            fields = config_fields(tensors[CONFIG])[0]["linear"]
             mode, shape, layout, factor, multiplier = (
                 kind(fields[name]) for name, kind in _FIELDS.items()
             )
             rows, cols = map(int, shape)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{CONFIG}: no configuration of a Linear: {error}") from error
         return cls(LinearWeights(mode, (rows, cols), tensors["weight"],
                                  tensors.get("weight_scales"), layout, factor, multiplier,

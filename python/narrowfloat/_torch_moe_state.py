@@ -6,7 +6,6 @@ scales, factors, biases) make the same layer anywhere, to the bit.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,8 +16,8 @@ from narrowfloat._arrays import TorchMaker
 from narrowfloat._moe import MoeLayer
 from narrowfloat._moe_config import Activation, MoeConfig
 from narrowfloat._moe_weights import FACTORS, MoeParts
+from narrowfloat._torch_packed import CONFIG, config_fields, config_tensor
 
-CONFIG = "config"  # uint8: JSON.
 _TENSORS = ("w1", "w1_scales", "w2", "w2_scales", "bias1", "bias2")
 NAMES = (CONFIG, *_TENSORS, *FACTORS)
 _VIEWS = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn,
@@ -78,14 +77,13 @@ class KeptWeights:
                   for name, tensor in self.tensors.items()}  # fmt: skip
         return MoeLayer._of_parts(MoeParts(arrays, self.layouts), self.config, TorchMaker(device))
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """All of it as tensors, by the names of a state_dict()."""
+    def state(self, module: str = "") -> dict[str, torch.Tensor]:
+        """All of it as tensors, by the names of a state_dict(). module: its name in a model."""
         fields = {**asdict(self.config), "layouts": list(self.layouts)}
         given = self.config.activation
         fields["activation"] = {name: _number(getattr(given, name))
                                 for name in asdict(given)}  # fmt: skip
-        text = json.dumps(fields, sort_keys=True).encode()
-        return {CONFIG: torch.frombuffer(bytearray(text), dtype=torch.uint8), **self.tensors}
+        return {CONFIG: config_tensor(fields, module), **self.tensors}
 
     @classmethod
     def of_state(cls, state: dict[str, torch.Tensor]) -> KeptWeights:
@@ -95,7 +93,7 @@ class KeptWeights:
             raise ValueError(f"{', '.join(missing)}: missing in the state of a Moe")
         tensors = {name: host_tensor(tensor) for name, tensor in state.items()}
         try:
-            fields = json.loads(bytes(tensors.pop(CONFIG).tolist()))
+            fields, _ = config_fields(tensors.pop(CONFIG))
             first, second = fields.pop("layouts")
             parameters = {name: _from_json(value)
                           for name, value in fields.pop("activation").items()}  # fmt: skip

@@ -6,6 +6,7 @@ A layer is a number to its operators, since schemas know nothing but tensors and
 from __future__ import annotations
 
 import copy
+import json
 import secrets
 import warnings
 import weakref
@@ -64,6 +65,25 @@ def _no_gradient(gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
         "narrowfloat.torch: a layer has no gradient: its weights are packed and its rows may be "
         "quantized; run it under torch.no_grad(), or detach() what goes into it"
     )
+
+
+CONFIG = "config"  # The name in a state: uint8, JSON.
+
+
+def config_tensor(fields: dict[str, Any], module: str) -> torch.Tensor:
+    """The configuration of a layer as a tensor, with the name that its module has in a model.
+
+    Other software may rename the tensors of a model's state: this name stays.
+    """
+    text = json.dumps({**fields, "module": module}, sort_keys=True).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def config_fields(tensor: torch.Tensor) -> tuple[dict[str, Any], str]:
+    """The fields and the module of config_tensor(). ValueError, TypeError or AttributeError for
+    anything else."""
+    fields = json.loads(bytes(tensor.tolist()))
+    return fields, fields.pop("module", "")
 
 
 library.define("no_gradient(Tensor gradient, Tensor input) -> Tensor")
@@ -153,7 +173,7 @@ class PackedModule(torch.nn.Module):
                     stacklevel=2,
                 )
             return
-        for name, tensor in self._kept.state().items():
+        for name, tensor in self._kept.state(prefix.removesuffix(".")).items():
             destination[prefix + name] = tensor
 
     def _load_from_state_dict(

@@ -141,8 +141,8 @@ def test_one_graph(folder: Path) -> None:
         assert torch.equal(compiled(x), block(x))
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
-@pytest.mark.parametrize("mode", ["bf16", "nvfp4_bf16", "mxfp8"])
+@pytest.mark.parametrize(("name", "mode"), [
+    *((name, "nvfp4_bf16") for name in MODELS), ("gpt_oss", "bf16"), ("qwen3_moe", "mxfp8")])
 def test_saved_models_keep_their_bits(name: str, mode: str, folder: Path, tmp_path: Path) -> None:
     """save_pretrained() and from_pretrained(), which needs no argument."""
     model = quantized(make(name, folder), mode, keep_weights=True, dtype=torch.bfloat16)

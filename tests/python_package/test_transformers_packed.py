@@ -26,6 +26,7 @@ from transformers_models import distance, load, logits, make, quantize_dense  # 
 
 nftr.register()
 Rules = list[tuple[str, str]]
+HAS_GPU = torch.cuda.is_available() and nf.build_info()["cuda_enabled"]
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 CONVENTIONS = ("nvfp4-ct", "nvfp4-modelopt", "mxfp4-ct", "mxfp8-ct", "fp8-block")
 MODES = {"nvfp4-ct": "nvfp4_bf16", "nvfp4-modelopt": "nvfp4_bf16", "mxfp4-ct": "mxfp4_bf16",
@@ -116,6 +117,36 @@ def test_bits_per_byte(convention: str, folder: Path) -> None:
         assert torch.equal(parameter, state[name]), name
     far = 0.03 if MODES[convention].endswith("bf16") else 0.08
     assert distance(logits(model, WINDOWS), logits(plain, WINDOWS)) < far
+
+
+@pytest.mark.parametrize("mode", sorted(set(nf.moe_modes()) - {"fp8_tensor", "nvfp4"}))
+def test_bits_per_byte_of_modes(mode: str) -> None:
+    """Plain weights are quantized while they load; static modes need statistics."""
+    model = load(TINY, quantization_config=nftr.NarrowfloatConfig(mode))
+    assert modes(model) == ([mode] * 4, [])
+    assert 1.3 < bits_per_byte(model) < 1.35
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU that the package has code for")
+@pytest.mark.parametrize("name", [*CONVENTIONS, "mixed"])
+def test_on_a_gpu(name: str, folder: Path) -> None:
+    """Loaded onto it, or moved there; compiled with CUDA graphs; scores as on the CPU."""
+    pytest.importorskip("accelerate", reason="device_map needs accelerate")
+    path = mixed("gpu", TINY, folder, "nvfp4-ct", [("*self_attn*", "fp8-block")]) \
+        if name == "mixed" else packed(TINY, name, folder)  # fmt: skip
+    model = load(path, dtype=torch.bfloat16, device_map="cuda")
+    assert all(one.layer.device.type == "cuda" for one in model.modules()
+               if isinstance(one, nft.Linear))  # fmt: skip
+    assert 1.3 < bits_per_byte(model) < 1.37
+    kept = load(path, dtype=torch.bfloat16,
+                quantization_config=nftr.NarrowfloatConfig(keep_weights=True)).to("cuda")
+    assert torch.equal(logits(kept, WINDOWS), logits(model, WINDOWS))
+    compiled = torch.compile(model.forward, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
+            got = compiled(WINDOWS.cuda(), use_cache=False).logits.float().cpu()
+    assert distance(got, logits(model, WINDOWS)) < 0.03
 
 
 def test_linear_layers_that_are_dequantized(folder: Path) -> None:

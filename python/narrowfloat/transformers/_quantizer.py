@@ -9,7 +9,7 @@ import torch
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.base import HfQuantizer
 
-from narrowfloat._torch_moe_state import CONFIG
+from narrowfloat._torch_packed import CONFIG, config_fields
 from narrowfloat.torch import Linear
 from narrowfloat.transformers._config import NarrowfloatConfig
 from narrowfloat.transformers._experts import Experts, ExpertsPlan, is_experts
@@ -42,6 +42,31 @@ class _QuantizeExperts(ConversionOps):
         return {}
 
 
+class _Saved:
+    """The states of layers in the files of save_pretrained().
+
+    transformers renames tensors when it saves some models, such as Mixtral's; a state says which
+    module it is of.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self.files, self.places = files, {}
+        for name in files.names():
+            if not name.endswith(f".{CONFIG}"):
+                continue
+            place = name.removesuffix(f".{CONFIG}")
+            try:
+                self.places[config_fields(files.read(name))[1] or place] = place
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(f"{name}: no configuration of a layer: {error}") from error
+
+    def state(self, module: str, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        """The tensors of one that are there."""
+        place = self.places.get(module, module)
+        return {name: self.files.read(f"{place}.{name}")
+                for name in names if f"{place}.{name}" in self.files}  # fmt: skip
+
+
 class NarrowfloatHfQuantizer(HfQuantizer):
     """Loads plain models, quantized checkpoints, and what save_pretrained() wrote of both."""
 
@@ -53,7 +78,7 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self._plans: dict[str, ExpertsPlan] = {}
         self._packed: PackedCheckpoint | None = None
-        self._saved: tuple[Files, dict[str, Any]] | None = None
+        self._saved: tuple[_Saved, dict[str, Any]] | None = None
         self._ignored: Any = None
 
     def validate_environment(self, *_: Any, **__: Any) -> None:
@@ -98,12 +123,12 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         if not files or not all(file.endswith(".safetensors") for file in files):
             raise ValueError("a model that was saved with quantized experts is loaded from its "
                              "safetensors files, got none")  # fmt: skip
-        found = Files(files)
+        saved = _Saved(Files(files))
         names: dict[str, Any] = dict.fromkeys(self._experts(model), Experts)
         # Linear layers that were saved packed; the others of the model are plain.
         names |= {name: Linear for name, module in model.named_modules()
-                  if isinstance(module, torch.nn.Linear) and f"{name}.{CONFIG}" in found}
-        self._saved = found, names
+                  if isinstance(module, torch.nn.Linear) and name in saved.places}
+        self._saved = saved, names
         for name in names:
             model.set_submodule(name, torch.nn.Module())
         self._ignore(model, {rf"(^|\.){re.escape(name)}\." for name in names})
@@ -145,13 +170,12 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         self._packed = self._saved = None
         return model
 
-    def _read_saved(self, model: Any, files: Files, modules: dict[str, Any]) -> None:
+    def _read_saved(self, model: Any, saved: _Saved, modules: dict[str, Any]) -> None:
         """A layer at a time: tensors of one, then its packed form."""
         keeps = self.quantization_config.keep_weights
         for module, kind in modules.items():
-            state = {name: files.read(f"{module}.{name}")
-                     for name in kind.STATE_NAMES if f"{module}.{name}" in files}  # fmt: skip
             try:
+                state = saved.state(module, kind.STATE_NAMES)
                 made = kind.of_state(state, device_of(model, module), keep=keeps)
             except ValueError as error:
                 raise ValueError(f"{module}: {error}") from error
