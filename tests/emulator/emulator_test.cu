@@ -1,5 +1,6 @@
 // The emulator finds the faults it is for: kernels that are right and the same with one of them.
 #include <cstdlib>
+#include <iostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "device/ptx/wgmma_e4m3.cuh"
 #include "device/ring.cuh"
 #include "narrowfloat/error.h"
+#include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/launch.h"
 
 namespace narrowfloat {
@@ -257,6 +259,21 @@ TEST_F(Emulator, HidesSumsWithAnotherProductInFlight) {
   std::vector<float> output(128 * 4);
   launch(two_products_kernel, {dim3(1), dim3(128), kStageBytes}, {}, input.data(), output.data());
   for (const float sum : output) ASSERT_NE(sum, sum);
+}
+
+// In a process of its own, since devices are looked at once.
+TEST_F(Emulator, AGpuThatTheBuildHasNoCodeForIsRefused) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("NARROWFLOAT_EMULATED_MAJOR", "10", 1);
+  const auto ask = [] {
+    const Support support = runs_on_cuda({DeviceType::kCuda, 0});
+    std::cerr << support.reason();
+    std::exit(support.ok() ? 1 : 0);
+  };
+  EXPECT_EXIT(ask(), testing::ExitedWithCode(0),
+              "cuda:0 has compute capability 10.0, the build has code for sm_90a");
+  unsetenv("NARROWFLOAT_EMULATED_MAJOR");
+  EXPECT_TRUE(runs_on_cuda({DeviceType::kCuda, 0}).ok());
 }
 
 TEST_F(Emulator, RoundsAndFlushesAsAGpu) {

@@ -129,9 +129,11 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
+    case cudaDevAttrComputeCapabilityMajor: {
+      const char* other = std::getenv("NARROWFLOAT_EMULATED_MAJOR");
+      *value = other == nullptr ? 9 : std::atoi(other);
       return cudaSuccess;
+    }
     case cudaDevAttrComputeCapabilityMinor:
       *value = 0;
       return cudaSuccess;
