@@ -3,6 +3,7 @@
 //
 //   <job>.hello.<rank>              text: protocol, size, a random token of this rank
 //   <job>.<session>.<call>.<rank>   the message of a rank in one call; call 0 is the meeting
+//   <job>.<session>.through.<rank>  this rank has seen the messages of call 0
 //   <job>.<session>.done.<rank>     this rank has ended
 //   <job>.<session>.failed          text: a call has failed on some rank
 //
@@ -10,12 +11,14 @@
 // writes its message of call 0 under the session that follows, and is through once it sees the
 // messages of all. Until then it looks for hello files that have changed, and starts a new session
 // if one has. So the hello file of a crashed job with the same id does no harm: no running rank
-// ever writes a message under a session that is made of its token.
+// ever writes a message under a session that is made of its token. A rank ends the meeting when all
+// are through: the next group of the job begins with other hello files of the same names.
 //
 // Removal. Who has finished call n knows that all others have finished call n - 1, and removes its
-// message of n - 1. On destruction nobody waits: a rank writes its done file, and the last one, who
-// sees all of them, removes the session's files. If a rank has died they stay: from each other rank
-// a done file and its last one or two messages, and the file that says so.
+// message of n - 1, and with that of the meeting its through file. On destruction nobody waits: a
+// rank writes its done file, and the last one, who sees all of them, removes the session's files.
+// If a rank has died they stay: from each other rank a done file and its last one or two messages,
+// and the file that says so.
 #include "runtime/comm/file_bootstrap.h"
 
 #include <algorithm>
@@ -112,6 +115,7 @@ class FileBootstrap final : public CheckedBootstrap {
     } catch (...) {
       std::remove(hello_path(rank()).c_str());
       std::remove(message_path(0, rank()).c_str());
+      std::remove(through_path(rank()).c_str());
       remove_directory();
       throw;
     }
@@ -137,6 +141,9 @@ class FileBootstrap final : public CheckedBootstrap {
   [[nodiscard]] std::string message_path(uint64_t call, int rank) const {
     return fmt::format("{}.{}.{}.{}", job_, session_, call, rank);
   }
+  [[nodiscard]] std::string through_path(int rank) const {
+    return fmt::format("{}.{}.through.{}", job_, session_, rank);
+  }
   [[nodiscard]] std::string done_path(int rank) const {
     return fmt::format("{}.{}.done.{}", job_, session_, rank);
   }
@@ -157,6 +164,16 @@ class FileBootstrap final : public CheckedBootstrap {
       read_hellos(tokens, strange_hellos);
       tokens[static_cast<size_t>(rank())] = token;
       const std::vector<int> missing = missing_in_session(tokens);
+      if (missing.empty()) break;
+      if (limit.passed()) throw_not_met(missing, strange_hellos);
+      back_off.sleep(limit);
+    }
+    publish_file(through_path(rank()), {}, rank());
+    for (;;) {
+      std::vector<int> missing;
+      for (int r = 0; r < size(); ++r) {
+        if (!file_exists(through_path(r))) missing.push_back(r);
+      }
       if (missing.empty()) return;
       if (limit.passed()) throw_not_met(missing, strange_hellos);
       back_off.sleep(limit);
@@ -244,6 +261,7 @@ class FileBootstrap final : public CheckedBootstrap {
     const std::optional<std::string> failure = read_published_file(failed_path());
     if (failure) throw_failed_elsewhere(*failure);
     std::remove(message_path(call() - 1, rank()).c_str());
+    if (call() == 1) std::remove(through_path(rank()).c_str());
   }
 
   [[noreturn]] void throw_failed_elsewhere(const std::string& failure) const {

@@ -55,6 +55,25 @@ TEST(FileBootstrap, LeavesNothingWhenARankNeverCame) {
   EXPECT_TRUE(names_in(dir.path()).empty()) << ::testing::PrintToString(names_in(dir.path()));
 }
 
+// A fast rank begins the next meeting while a slow one has not seen that the last one is over.
+TEST(FileBootstrap, GroupsOfAJobFollowEachOtherAtOnce) {
+  const TempDir dir;
+  constexpr int kGroups = 8;
+  const std::vector<std::string> results = run_processes(4, [&](int rank) {
+    std::vector<std::unique_ptr<Bootstrap>> groups;
+    for (int group = 0; group < kGroups; ++group) {
+      groups.push_back(make_file_bootstrap(dir.path(), place_in_job(rank, 4, "a"), kLongDeadline));
+    }
+    std::string all;
+    for (const auto& group : groups) {
+      for (const std::string& text : group->gather_texts(std::to_string(rank))) all += text;
+    }
+    return all;
+  });
+  for (const std::string& result : results) EXPECT_EQ(result, "01230123012301230123012301230123");
+  EXPECT_TRUE(names_in(dir.path()).empty()) << ::testing::PrintToString(names_in(dir.path()));
+}
+
 TEST(FileBootstrap, JobsInOneDirectoryDoNotMeet) {
   const TempDir dir;
   // The names of the last two are the same but for the hash.
