@@ -32,17 +32,13 @@ class Consumer {
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
   __device__ void run() {
-    const int passes = passes_of<Shape>(params_);
     if constexpr (Shape::kHasItemRing) {
       ItemRing items(shared_.found.items);
       for (; items.has_item(); items.advance(thread_ % 32)) {
-        const WorkItem item = items.uniform_item();
-        if (!item.has_copies) continue;
-        load_factors<Shape::kTokens>(params_, item, thread_, shared_.factors[warpgroup_]);
-        run_item(item, passes);
+        if (items.item().has_copies) run_published(items);
       }
     } else {
-      run_list(passes);
+      run_list(passes_of<Shape>(params_));
     }
   }
 
@@ -72,6 +68,17 @@ class Consumer {
         run_token_blocks<1>(item);
       }
     }
+  }
+
+  // Reads the item again after the main loop, which needs the registers that it would be kept in.
+  __device__ void run_published(const ItemRing& items) {
+    static_assert(Shape::kGroupPasses == 1);
+    load_factors<Shape::kTokens>(params_, items.item(), thread_, shared_.factors[warpgroup_]);
+    float sums[Shape::kBlocks][Shape::kSums];
+    multiply(items.uniform_item(), sums);
+    ItemFinisher<Shape> finisher(params_, shared_, items.uniform_item());
+    finisher.finish(0, 1, sums);
+    finisher.end();
   }
 
   __device__ void run_item(const WorkItem& item, int passes) {

@@ -75,7 +75,7 @@ struct GemmShapeOf {
     constexpr int kOfMany[] = {32, 64, 80, 96, 112, 128, 144, 160};
     // A decode of so many instructions that eight main loops would not be one function.
     constexpr int kOfManyRounded[] = {32, 96, 128, 160};
-    constexpr int kOfManyFp8[] = {32, 64, 96, 128, 144};
+    constexpr int kOfManyFp8[] = {48, 80, 96, 112, 128, 144};
     constexpr int kOf64[] = {32, 40, 48, 64};
     if (kTokens <= 64) return kTokens == 64 ? kOf64[width] : kTokens;
     if (kGroupUnits == 1) return kOfManyFp8[width];

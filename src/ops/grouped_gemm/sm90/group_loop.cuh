@@ -1,14 +1,14 @@
-// The main loop of a consumer warpgroup with two blocks of weight rows, whose weights become E4M3
-// in registers and whose sums start anew with each unit, a group of 128 columns.
+// The main loop of a consumer warpgroup for weights that become E4M3 in registers, whose sums start
+// again with every k tile of 128 columns and are promoted to fp32, times the scales of the tokens.
 //
-// A block's tokens are multiplied in parts, and a part is promoted while the next one is in the
-// tensor cores; the fragments of the next block are decoded a few steps behind each part:
+// A warpgroup has two n sub-tiles of 64 weight rows. It multiplies each in one or two parts of at
+// most 72 tokens, into one set of temporary sums, and decodes the other sub-tile meanwhile:
 //
-//   tensor cores   | block 0, part 1 | block 0, part 2 | block 1, part 0 | block 1, part 1 | ...
-//   promoted       | block 0, part 0 | block 0, part 1 | block 0, part 2 | block 1, part 0 | ...
-//   decoded        | block 1, steps  | block 1, steps  | next unit's block 0, steps        | ...
+//   tensor cores | 0, part 0         | 0, part 1         | 1, part 0         | 1, part 1
+//   decode       | 1, steps 0 and 1  | 1, steps 2 and 3  | next k tile's 0, in the same way
+//   promote      |            part 0 |            part 1 |            part 0 |            part 1
 //
-// So there are two sets of a part's temporary sums, and two of fragments.
+// A warpgroup promotes when its instructions are done; the other one's keep the tensor cores busy.
 #pragma once
 
 #include <type_traits>
@@ -50,41 +50,35 @@ class GroupLoop {
  private:
   static constexpr int kBlocks = 2;
 
-  // Of `columns` columns in all: as many at a time as two sets of temporary sums have registers
-  // for.
-  NF_HOST_DEVICE static constexpr int part_columns(int columns) {
-    if (Shape::kTokens <= 64) return columns;
-    return columns == 144 ? 24 : 32;
-  }
+  // Parts as wide as the registers beside the sums of 144 tokens allow.
+  static constexpr int kMostPartTokens = 72;
   NF_HOST_DEVICE static constexpr int parts(int columns) {
-    return (columns + part_columns(columns) - 1) / part_columns(columns);
+    return columns > kMostPartTokens ? 2 : 1;
   }
+  static_assert(Shape::kTokens <= 2 * kMostPartTokens);
 
-  template <int kColumns>
-  struct State {
-    Fragments fragments[2];
-    typename Weights::Scales decoded_scales;  // Of the block that is decoded.
-    float sums[2][part_columns(kColumns) / 2];
-    Position following;  // The next unit's stage.
-  };
-
-  // A part of a block: the kIndex-th of a unit.
+  // The kIndex-th part of a k tile, and what is decoded meanwhile: the other sub-tile's steps from
+  // kFirstStep to kEndStep - 1, under sub-tile 1 those of the next k tile.
   template <int kColumns, int kIndex>
   struct Part {
     static constexpr int kCount = parts(kColumns);
     static constexpr int kBlock = kIndex / kCount;
     static constexpr int kPart = kIndex % kCount;
-    static constexpr int kFirst = kPart * part_columns(kColumns);
-    static constexpr int kWidth =
-        kColumns - kFirst < part_columns(kColumns) ? kColumns - kFirst : part_columns(kColumns);
-    // Behind it, of the block after its own; behind a block's last part, of the one after that.
-    static constexpr int kWindow = (kPart + 1) % kCount;
-    static constexpr int kGrains = 4 / Weights::kDecodedSteps;
-    static constexpr int kFirstStep = kWindow * kGrains / kCount * Weights::kDecodedSteps;
-    static constexpr int kEndStep = (kWindow + 1) * kGrains / kCount * Weights::kDecodedSteps;
-    static constexpr int kDecodedBlock = kPart + 1 < kCount ? 1 - kBlock : kBlock;
-    static constexpr bool kDecodesFollowing = kBlock == 1 || kPart + 1 == kCount;
-    static constexpr bool kIsFirstOfFollowing = kBlock == 0 && kPart + 1 == kCount;
+    static constexpr int kWidth = kColumns / kCount;
+    static_assert(kWidth % 8 == 0);
+    static constexpr int kFirst = kPart * kWidth;
+    static constexpr int kFirstStep = 4 * kPart / kCount;
+    static constexpr int kEndStep = 4 * (kPart + 1) / kCount;
+    static constexpr bool kDecodesNext = kBlock == 1;
+    static constexpr bool kIsLast = kIndex + 1 == kBlocks * kCount;
+    using PartSums = float[kWidth / 2];
+  };
+
+  template <int kColumns>
+  struct State {
+    Fragments fragments[kBlocks];
+    typename Weights::Scales decoded_scales;  // Of the sub-tile that is decoded.
+    typename Part<kColumns, 0>::PartSums part_sums;
   };
 
   template <int kColumns>
@@ -94,50 +88,33 @@ class GroupLoop {
     ring_.wait_full(at_);
     fence_async_proxy();
     decode<0, 4>(at_, 0, state.decoded_scales, state.fragments[0]);
-    // No instruction is in flight from one turn to the next: the compiler would wait for each.
 #pragma unroll 1
     for (int unit = 1; unit <= params_.units; ++unit) {
-      state.following = at_;
-      if (unit < params_.units) state.following.advance();
-      issue<Part<kColumns, 0>>(at_, state.fragments[0], state.sums[0]);
-      multiply_part<kColumns, 0>(state, sums);
+      // Under the last k tile its own weights are decoded again, for nobody.
+      Position next = at_;
+      if (unit < params_.units) next.advance();
+      multiply_part<kColumns, 0>(next, state, sums);
       ring_.release_warp(at_, thread_ % 32);
       at_.advance();
     }
     clear<kColumns, Shape::kTokens>(sums);
   }
 
-  // Parts from the kIndex-th on, which is in the tensor cores.
+  // Parts from the kIndex-th on.
   template <int kColumns, int kIndex>
-  __device__ void multiply_part(State<kColumns>& state, Sums& sums) {
+  __device__ void multiply_part(const Position& next, State<kColumns>& state, Sums& sums) {
     using This = Part<kColumns, kIndex>;
-    constexpr bool kIsLast = kIndex + 1 == kBlocks * This::kCount;
-    if constexpr (kIndex == 0)
-      decode_behind<Part<kColumns, kBlocks * This::kCount - 1>>(at_, state);
-    const Scales<This> scales = load_scales<This>();
-    if constexpr (!kIsLast) {
-      using Next = Part<kColumns, kIndex + 1>;
-      issue<Next>(at_, state.fragments[Next::kBlock], state.sums[(kIndex + 1) % 2]);
-      wgmma_wait_but_one();
-    } else {
-      wgmma_wait();
-    }
-    promote<This>(state.sums[kIndex % 2], scales, sums);
-    if constexpr (!kIsLast) {
-      decode_behind<This>(This::kDecodesFollowing ? state.following : at_, state);
-      multiply_part<kColumns, kIndex + 1>(state, sums);
-    }
-  }
-
-  template <class This, class TheState>
-  __device__ void decode_behind(const Position& at, TheState& state) const {
-    auto& fragments = state.fragments[This::kDecodedBlock];
-    if constexpr (This::kIsFirstOfFollowing) {
-      ring_.wait_full(at);
+    issue<This>(state.fragments[This::kBlock], state.part_sums);
+    if constexpr (This::kDecodesNext && This::kPart == 0) {
+      ring_.wait_full(next);
       fence_async_proxy();
     }
-    decode<This::kFirstStep, This::kEndStep>(at, This::kDecodedBlock, state.decoded_scales,
-                                             fragments);
+    decode<This::kFirstStep, This::kEndStep>(This::kDecodesNext ? next : at_, 1 - This::kBlock,
+                                             state.decoded_scales,
+                                             state.fragments[1 - This::kBlock]);
+    wgmma_wait();
+    promote<This>(state.part_sums, sums);
+    if constexpr (!This::kIsLast) multiply_part<kColumns, kIndex + 1>(next, state, sums);
   }
 
   // Of the consumers. From a shuffle: the compiler makes addresses of it once a warp.
@@ -161,38 +138,25 @@ class GroupLoop {
     }
   }
 
-  template <class This, int kCount>
-  __device__ void issue(const Position& at, Fragments& fragments, float (&sums)[kCount]) const {
+  template <class This>
+  __device__ void issue(Fragments& fragments, typename This::PartSums& part_sums) const {
     const uint64_t rows =
-        swizzled_descriptor(shared_address(shared_.rows[at.stage][0]) + This::kFirst * 128);
-    auto& narrow = reinterpret_cast<float(&)[This::kWidth / 2]>(sums);
+        swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]) + This::kFirst * 128);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      Weights::multiply(narrow, fragments[k], rows + 2 * k, k > 0 ? 1 : 0);
+      Weights::multiply(part_sums, fragments[k], rows + 2 * k, k > 0 ? 1 : 0);
     }
     wgmma_commit();
   }
 
-  // Of a part's tokens, two neighbours of every eight. Loaded in front of the wait for its sums.
+  // Scales of a part's tokens, two neighbours of every eight.
   template <class This>
   struct Scales {
     float2 pairs[This::kWidth / 8];
   };
-  template <class This>
-  __device__ Scales<This> load_scales() const {
-    Scales<This> scales;
-    load_scales<This, 0>(shared_.group_scales[at_.stage][0] + 4 * (thread_ % 4), scales);
-#pragma unroll
-    for (float2& pair : scales.pairs) {
-      keep_apart(pair.x);
-      keep_apart(pair.y);
-    }
-    return scales;
-  }
-
-  // From the i-th pair on. Of 16 tokens a thread's are side by side (scale_place()).
-  template <class This, int kPair>
+  // From the kPair-th pair on. Those of 16 tokens lie side by side (scale_place()).
+  template <class This, int kPair = 0>
   __device__ static void load_scales(const float* own, Scales<This>& scales) {
     constexpr int kEight = This::kFirst / 8 + kPair;
     constexpr bool kHasTwo = kEight % 2 == 0 && kPair + 1 < This::kWidth / 8;
@@ -204,9 +168,11 @@ class GroupLoop {
     if constexpr (kNext < This::kWidth / 8) load_scales<This, kNext>(own, scales);
   }
 
-  template <class This, int kCount>
-  __device__ void promote(const float (&part_sums)[kCount], const Scales<This>& scales,
-                          Sums& sums) const {
+  // Loads the scales after the wait: before it they would take registers that hold fragments.
+  template <class This>
+  __device__ void promote(const typename This::PartSums& part_sums, Sums& sums) const {
+    Scales<This> scales;
+    load_scales<This>(shared_.group_scales[at_.stage][0] + 4 * (thread_ % 4), scales);
     float* promoted = sums[This::kBlock] + This::kFirst / 2;
 #pragma unroll
     for (int j = 0; j < This::kWidth / 2; ++j) {
