@@ -221,25 +221,28 @@ void divide_tiles(const GemmCase& gemm, int32_t token_tile, GemmOnDevice& device
 }
 
 // Output tiles are as wide as their rows need, and the ragged remainder of an expert is computed
-// with the m tile before it: neither changes a bit, nor writes outside.
+// with the m tile before it; rows that are not gathered come as boxes, which have rows of other
+// tiles, too. None of this changes a bit, or writes outside.
 TEST_P(GroupedGemmCuda, RaggedRemaindersHaveTheBitsOfSmallTiles) {
-  const GemmCase gemm(
-      {.mode = GetParam(),
-       .weight_rows = 96,
-       .cols = 384,
-       .expert_rows = {129, 7, 140, 150, 160, 161, 33, 45, 0, 56, 288, 300, 81, 100, 70, 120},
-       .token_tile = 256,
-       .gathers = true,
-       .has_slot_weights = true,
-       .wide_scales = false,
-       .seed = 8});
-  GemmOnDevice device(gemm);
-  const std::vector<uint8_t> output = device.run();
-  expect_near(gemm, DType::kF32, output);
-  expect_padding_untouched(gemm, DType::kF32, output);
-  for (const int32_t tile : {128, 64, 32, 8}) {
-    divide_tiles(gemm, tile, device);
-    EXPECT_TRUE(device.run() == output) << "tile " << tile;
+  for (const bool gathers : {true, false}) {
+    const GemmCase gemm(
+        {.mode = GetParam(),
+         .weight_rows = 96,
+         .cols = 384,
+         .expert_rows = {129, 7, 140, 150, 160, 161, 33, 45, 0, 56, 288, 300, 81, 100, 70, 120},
+         .token_tile = 256,
+         .gathers = gathers,
+         .has_slot_weights = true,
+         .wide_scales = false,
+         .seed = 8});
+    GemmOnDevice device(gemm);
+    const std::vector<uint8_t> output = device.run();
+    expect_near(gemm, DType::kF32, output);
+    expect_padding_untouched(gemm, DType::kF32, output);
+    for (const int32_t tile : {128, 64, 32, 8}) {
+      divide_tiles(gemm, tile, device);
+      EXPECT_TRUE(device.run() == output) << "tile " << tile << ", gathers " << gathers;
+    }
   }
 }
 

@@ -20,10 +20,10 @@ class Consumer {
   using Weights = typename Shape::Weights;
   using ManyTokens = std::conditional_t<Shape::kIsTokenMajor, TokenLoop<Shape>, PanelLoop<Shape>>;
   using OfRegisters =
-      std::conditional_t<Shape::kIsOverlapped, GroupLoop<Shape>, RegisterLoop<Shape>>;
+      std::conditional_t<Shape::kHasGroupLoop, GroupLoop<Shape>, RegisterLoop<Shape>>;
   using Loop = std::conditional_t<Shape::kIsPanel, ManyTokens, OfRegisters>;
 
-  __device__ Consumer(const GemmParams& params, GemmStorage<Shape>& shared,
+  __device__ Consumer(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
                       const Ring<Shape::kStages>& ring)
       : params_(params),
         shared_(shared),

@@ -106,14 +106,6 @@ TensorMap weight_map(const GemmParams& gemm, int panels) {
                           .box = {kUnitRowBytes, LongTile::kPanelPart, panels}});
 }
 
-TensorMap row_map(const GemmParams& gemm) {
-  return make_tensor_map({.data = gemm.values,
-                          .extents = {gemm.row_bytes, gemm.input_rows, 1},
-                          .strides = {gemm.row_bytes, 0},
-                          .box = {kUnitRowBytes, LongTile::kTokens, 1},
-                          .is_swizzled = true});
-}
-
 // Panels of u and of g lie apart, those that are interleaved or padded are no boxes. One box of
 // several panels does not end where the last one has fewer columns.
 LongTileStore store_of(const GemmParams& gemm) {
@@ -150,7 +142,7 @@ LongTileParams params_of(const GemmParams& gemm) {
   return {.gemm = gemm,
           .weights = weight_map(gemm, LongTile::kTileBlocks),
           .narrow_weights = weight_map(gemm, 1),
-          .rows = row_map(gemm),
+          .rows = make_row_boxes(gemm, LongTile::kTokens),
           .output = output_map(gemm, gemm.output_is_bf16 ? 2 : 4),
           .store = store_of(gemm),
           .has_plain_factors = has_plain_factors(gemm)};

@@ -50,7 +50,9 @@ using ConsumerOf = std::conditional_t<Shape::kHasTails, TailConsumer<Shape>, Con
 // By one thread, before a barrier of all that take part.
 template <class Shape>
 __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kStages>& ring) {
-  ring.init(kWarpgroup + 1, Shape::kTeam * kConsumers * kWarpgroup / 32);
+  // Arrivals of the producer's threads, of the weights, and of boxes of rows.
+  constexpr int kBoxArrivals = Shape::kBoxRows > 0 ? 1 : 0;
+  ring.init(kWarpgroup + 1 + kBoxArrivals, Shape::kTeam * kConsumers * kWarpgroup / 32);
   if constexpr (Shape::kHasItemRing) {
     // The producer takes items from the list, and tells consumers.
     WorkList::init(shared.queue, kWarpgroup / 32);
@@ -63,7 +65,7 @@ __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kSta
 
 template <class Shape>
 __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
-    multiply_groups_kernel(const __grid_constant__ GemmParams params) {
+    multiply_groups_kernel(const __grid_constant__ GemmParamsOf<Shape> params) {
   // Compiles to nothing elsewhere, where supports() refuses to run.
   if constexpr (kHasWgmma) {
     NF_DYNAMIC_SHARED(uint8_t, shared_bytes, 1024);
@@ -107,6 +109,18 @@ int64_t most_items(const GemmParams& params) {
 }
 
 template <class Shape>
+GemmParamsOf<Shape> params_of(const GemmParams& params) {
+  constexpr int64_t kMostRows = int64_t{1} << 31;
+  GemmParamsOf<Shape> own{params};
+  if constexpr (Shape::kBoxRows > 0) {
+    own.has_row_boxes =
+        params.row_to_token == nullptr && params.input_rows > 0 && params.input_rows < kMostRows;
+    if (own.has_row_boxes) own.row_boxes = make_row_boxes(params, Shape::kBoxRows);
+  }
+  return own;
+}
+
+template <class Shape>
 void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
   constexpr auto kKernel = multiply_groups_kernel<Shape>;
   constexpr size_t kBytes = sizeof(GemmStorage<Shape>);
@@ -122,7 +136,7 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
   const int64_t blocks = teams * kTeam;
   const size_t bytes = blocks <= shape.num_sms ? kMostBytes : kBytes;
   launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), bytes, kTeam}, stream,
-         params);
+         params_of<Shape>(params));
 }
 
 // Groups of 128 columns of so few items that each has a team: twice as many multiprocessors work,

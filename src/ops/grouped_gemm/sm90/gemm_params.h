@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/grouped_gemm/sm90/weight_units.h"
+#include "runtime/cuda/tensor_map.h"
 
 namespace narrowfloat {
 
@@ -52,12 +53,27 @@ struct GemmParams {
   bool output_is_bf16 = false;
 };
 
+// With the activations as boxes of rows and 128 bytes, in the 128-byte swizzle, where they are not
+// gathered.
+struct BoxedGemmParams : GemmParams {
+  TensorMap row_boxes;
+  bool has_row_boxes = false;
+};
+
 // A launch of the kernel for pieces of `tokens` (8, 16, 32, 64 or 128) rows.
 struct GemmLaunch {
   int tokens = 8;
   int num_sms = 1;
   int device = 0;
 };
+
+inline TensorMap make_row_boxes(const GemmParams& params, int box_rows) {
+  return make_tensor_map({.data = params.values,
+                          .extents = {params.row_bytes, params.input_rows, 1},
+                          .strides = {params.row_bytes, 0},
+                          .box = {kUnitRowBytes, box_rows, 1},
+                          .is_swizzled = true});
+}
 
 using GemmLauncher = void (*)(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_bf16(const GemmParams& params, const GemmLaunch& shape, Stream stream);

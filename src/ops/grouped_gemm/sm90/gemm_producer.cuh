@@ -12,6 +12,7 @@
 #include "base/int_math.h"
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/grid_dependency.cuh"
+#include "device/ptx/tensor_copy.cuh"
 #include "ops/grouped_gemm/sm90/finish_activated.cuh"
 #include "ops/grouped_gemm/sm90/work_list.cuh"
 
@@ -23,7 +24,8 @@ class Producer {
   using TheRing = Ring<Shape::kStages>;
   using TheList = WorkListFor<Shape>;
 
-  __device__ Producer(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+  __device__ Producer(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
+                      const TheRing& ring)
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
 
   // With tiles_are_complete, by the first thread of any warpgroup, before previous kernels are
@@ -85,7 +87,7 @@ class Producer {
       for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
         ring_.wait_empty(at_);
         if (!is_requested || unit >= kRingUnits) copy_weights(item, first_block, unit);
-        copy_stage(unit);
+        copy_stage(item, unit);
       }
     }
   }
@@ -96,8 +98,10 @@ class Producer {
   }
 
   // But for weights.
-  __device__ void copy_stage(int unit) {
-    if constexpr (Shape::kHasItemRing) {
+  __device__ void copy_stage(const WorkItem& item, int unit) {
+    if constexpr (Shape::kBoxRows > 0) {
+      copy_boxes_or_rows(item, unit);
+    } else if constexpr (Shape::kHasItemRing) {
       copy_shared_rows(unit);
     } else {
       copy_rows(unit);
@@ -106,6 +110,36 @@ class Producer {
     if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
     arrive_after_copies(ring_.full(at_));
     at_.advance();
+  }
+
+  // Boxes are requested by one thread, where gathered rows take a thread for each 16 bytes. There
+  // are zeros after the last row and column of the activations; rows of other tiles multiply to
+  // sums that nobody reads.
+  __device__ void copy_boxes_or_rows(const WorkItem& item, int unit) const {
+    if (params_.has_row_boxes) {
+      copy_row_boxes(item, unit);
+    } else {
+      copy_shared_rows(unit);
+    }
+    // The arrival that boxes make.
+    if (!params_.has_row_boxes && thread_ == 0) arrive(ring_.full(at_));
+  }
+  __device__ void copy_row_boxes(const WorkItem& item, int unit) const {
+    if (thread_ != 0) return;
+    constexpr int kBoxBytes = Shape::kBoxRows * kUnitRowBytes;
+    const int units = min(Shape::kUnits, params_.units - unit);
+    const int boxes = ceil_div(item.num_rows, Shape::kBoxRows);
+    arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(units * boxes * kBoxBytes));
+#pragma unroll 1
+    for (int i = 0; i < units; ++i) {
+      const uint32_t shared_rows = shared_address(shared_.rows[at_.stage][i]);
+#pragma unroll 1
+      for (int box = 0; box < boxes; ++box) {
+        copy_box(shared_rows + static_cast<uint32_t>(box * kBoxBytes), &params_.row_boxes,
+                 (unit + i) * kUnitRowBytes,
+                 static_cast<int>(item.first_row) + box * Shape::kBoxRows, ring_.full(at_));
+      }
+    }
   }
 
   // Of a panel, by one of the last threads: a bulk copy of 16 bytes takes as long as one of some
@@ -283,7 +317,7 @@ class Producer {
     }
   }
 
-  const GemmParams& params_;
+  const GemmParamsOf<Shape>& params_;
   GemmStorage<Shape>& shared_;
   const TheRing& ring_;
   int thread_;

@@ -56,18 +56,22 @@ struct GemmShapeOf {
   // (team_maxima.cuh). For calls of no more items than teams: each has one, at most.
   static constexpr int kRowTeam = kIsRowTeam ? 2 : 1;
   static constexpr int kTeamBlocks = kTeam * kRowTeam;  // Of a team of either kind.
-  // Parts of a group are promoted under the next one (group_loop.cuh).
-  static constexpr bool kIsOverlapped = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
+  // The main loop is that of group_loop.cuh.
+  static constexpr bool kHasGroupLoop = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
+  // Rows of a TMA box of activations (gemm_producer.cuh); 0 in kernels that gather all rows.
+  static constexpr int kBoxRows = kHasGroupLoop && kTokens > 64 ? kTokens / 2 : 0;
+  static_assert(kBoxRows % 8 == 0);
+
   // Where a token's scale of a group lies in a stage: those of a thread's tokens in 16 of
   // group_loop.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
   NF_HOST_DEVICE static constexpr int scale_place(int token) {
-    if (!kIsOverlapped) return token;
+    if (!kHasGroupLoop) return token;
     return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
   }
-  static_assert(!kIsOverlapped || kTokens % 16 == 0);
+  static_assert(!kHasGroupLoop || kTokens % 16 == 0);
   // Consumers have their items from the producer (item_ring.cuh), where they would wait longest for
   // the list, which takes 2500 cycles, and the producer gathers rows as fast all the same.
-  static constexpr bool kHasItemRing = kHasTails || (kIsOverlapped && kTokens > 64);
+  static constexpr bool kHasItemRing = kHasTails || (kHasGroupLoop && kTokens > 64);
 
   // Numbers of columns that register_loop.cuh can multiply, ascending, up to kTokens: an item takes
   // the first that its rows fit.
@@ -111,7 +115,7 @@ struct GemmShapeOf {
   // Around 16 KB of weights a stage; whole promotion groups.
   static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
   static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
-  static constexpr int kFewUnits = (kHasGroups && kTokens > 128) || kIsOverlapped ? kGroupUnits : 2;
+  static constexpr int kFewUnits = (kHasGroups && kTokens > 128) || kHasGroupLoop ? kGroupUnits : 2;
   static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : kFewUnits;
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
@@ -137,6 +141,9 @@ struct GemmShapeOf {
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
   static_assert(kStages >= 3 && kUnits % (kHasGroups ? kGroupUnits : 1) == 0);
 };
+
+template <class Shape>
+using GemmParamsOf = std::conditional_t<(Shape::kBoxRows > 0), BoxedGemmParams, GemmParams>;
 
 // With tiles_are_complete, blocks of small tiles find their first item before previous kernels are
 // done, and wait for these with it; other blocks wait at once.

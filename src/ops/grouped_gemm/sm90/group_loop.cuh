@@ -30,7 +30,8 @@ class GroupLoop {
   using Sums = float[Shape::kBlocks][Shape::kSums];
   static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1 && Shape::kBlocks == 2);
 
-  __device__ GroupLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+  __device__ GroupLoop(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
+                       const TheRing& ring)
       : params_(params),
         shared_(shared),
         ring_(ring),
@@ -85,8 +86,7 @@ class GroupLoop {
   __device__ void multiply_columns(Sums& sums) {
     State<kColumns> state;
     clear<0, kColumns>(sums);
-    ring_.wait_full(at_);
-    fence_async_proxy();
+    wait_full(at_);
     decode<0, 4>(at_, 0, state.decoded_scales, state.fragments[0]);
 #pragma unroll 1
     for (int unit = 1; unit <= params_.units; ++unit) {
@@ -106,8 +106,7 @@ class GroupLoop {
     using This = Part<kColumns, kIndex>;
     issue<This>(state.fragments[This::kBlock], state.part_sums);
     if constexpr (This::kDecodesNext && This::kPart == 0) {
-      ring_.wait_full(next);
-      fence_async_proxy();
+      wait_full(next);
     }
     decode<This::kFirstStep, This::kEndStep>(This::kDecodesNext ? next : at_, 1 - This::kBlock,
                                              state.decoded_scales,
@@ -120,6 +119,15 @@ class GroupLoop {
   // Of the consumers. From a shuffle: the compiler makes addresses of it once a warp.
   __device__ static int uniform_warpgroup() {
     return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0);
+  }
+
+  __device__ void wait_full(const Position& at) const {
+    ring_.wait_full(at);
+    if constexpr (Shape::kBoxRows > 0) {
+      // wgmma reads by the proxy that has written the boxes.
+      if (params_.has_row_boxes) return;
+    }
+    fence_async_proxy();
   }
 
   __device__ const uint8_t* weights_of(const Position& at, int block) const {
@@ -191,7 +199,7 @@ class GroupLoop {
     }
   }
 
-  const GemmParams& params_;
+  const GemmParamsOf<Shape>& params_;
   GemmStorage<Shape>& shared_;
   const TheRing& ring_;
   int warpgroup_;
