@@ -44,6 +44,24 @@ Socket connect_client(int port) {
   }
 }
 
+// Ranks that rank 0 has let in first connect again while it still answers the others.
+TEST(TcpBootstrap, GroupsOfAJobFollowEachOtherAtOnce) {
+  const int port = free_port();
+  const std::vector<std::string> results = run_processes(4, [&](int rank) {
+    std::vector<std::unique_ptr<Bootstrap>> groups;
+    for (int group = 0; group < 8; ++group) {
+      groups.push_back(
+          make_tcp_bootstrap("127.0.0.1", port, place_in_job(rank, 4, "a"), kLongDeadline));
+    }
+    std::string all;
+    for (const auto& group : groups) {
+      for (const std::string& text : group->gather_texts(std::to_string(rank))) all += text;
+    }
+    return all;
+  });
+  for (const std::string& result : results) EXPECT_EQ(result, "01230123012301230123012301230123");
+}
+
 TEST(TcpBootstrap, RefusesAnotherJobAnotherSizeAndATakenRank) {
   const int port = free_port();
   // Rank 2 comes last, when the others are refused already.
