@@ -141,8 +141,11 @@ struct QuantizeRecipe {
 };
 // A JSON file: {"include": [GLOB...], "exclude": [GLOB...], "rules": [{"match": GLOB, "format":
 // FORMAT, "math": ..., "mx_scale": ..., "scale_search": ...}...]}, all of whose members may be
-// missing but "match" and "format". Throws kIo, or kCorruptData for other content.
+// missing but "match" and "format". Throws kIo, kCorruptData for other content, or kUnsupported for
+// YAML.
 NARROWFLOAT_API QuantizeRecipe read_recipe(const std::string& path);
+// The same from the text of such a file.
+NARROWFLOAT_API QuantizeRecipe parse_recipe(std::string_view text);
 
 // Reads module -> largest magnitude of its input from a JSON object of numbers, or from the
 // safetensors file of the Python function narrowfloat.transformers.calibrate, of whose experts

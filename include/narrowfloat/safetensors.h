@@ -39,6 +39,8 @@ struct SafetensorsOptions {
   bool keep_open = true;
 };
 
+class PartialFile;
+
 // A validated file, open for reading. Nothing is allocated from a number in the file before it was
 // checked. Throws kIo where the system refuses, kCorruptData (naming file, tensor and reason) where
 // the file breaks a rule. Copies share the open file; read() may be called from several threads.
@@ -59,9 +61,17 @@ class NARROWFLOAT_API SafetensorsReader {
   // Copies bytes [begin, begin + out.size()) of the tensor. Throws kInvalidArgument outside it, kIo
   // where the file was written to, replaced or became shorter since it was opened.
   void read(const TensorInfo& tensor, uint64_t begin, std::span<std::byte> out) const;
+  // Tells the system that bytes [offset, offset + num_bytes) of the file will be read soon.
+  void will_read(uint64_t offset, uint64_t num_bytes) const;
 
  private:
+  friend class SafetensorsWriter;
   struct State;
+  struct OpenState;
+  // Checks the range, and opens the file if need be.
+  [[nodiscard]] OpenState open(const TensorInfo& tensor, uint64_t begin, uint64_t count) const;
+  // Lets the system copy the tensor to `offset` in `target`. Returns the bytes that it copied.
+  uint64_t copy_to(const TensorInfo& tensor, PartialFile& target, uint64_t offset) const;
   std::shared_ptr<const State> state_;
 };
 
@@ -92,6 +102,10 @@ class NARROWFLOAT_API SafetensorsWriter {
   [[nodiscard]] uint64_t file_size() const;
   // Bytes [begin, begin + data.size()) of tensor `name`.
   void write(std::string_view name, uint64_t begin, std::span<const std::byte> data);
+  // Copies the first bytes of tensor `name` from one of the same size in another file, without a
+  // detour through memory. Returns their number: 0, or less than all, where the system cannot copy
+  // between these files. Throws as read() and write().
+  uint64_t copy(std::string_view name, const SafetensorsReader& from, const TensorInfo& tensor);
   // Everything that takes time: checks that every byte was written, syncs, validates the header by
   // reading it back. Nothing can be written afterwards.
   void finish();
@@ -100,6 +114,8 @@ class NARROWFLOAT_API SafetensorsWriter {
 
  private:
   struct State;
+  // Throws unless [begin, begin + count) may be written.
+  const TensorInfo& find(std::string_view name, uint64_t begin, uint64_t count) const;
   std::unique_ptr<State> state_;
 };
 

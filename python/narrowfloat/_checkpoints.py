@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
@@ -23,7 +24,7 @@ def quantize_checkpoint(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     rules: Sequence[tuple[str, str]] = (),
-    recipe: Path | None = None,
+    recipe: Path | Mapping[str, Any] | None = None,
     target_bits: float = 0,
     activation_amax: Path | Mapping[str, float] | None = None,
     gptq: Path | None = None,
@@ -44,7 +45,8 @@ def quantize_checkpoint(
     to: a convention of docs/cli.md: nvfp4, nvfp4-modelopt, mxfp4, mxfp8, fp8-block.
     include, exclude: globs over tensor names; includes add to the default choice, excludes win.
     rules: pairs of a glob and a format, or "keep": the first that matches a weight counts.
-    recipe: a JSON file of includes, excludes and rules (docs/cli.md), after the others.
+    recipe: a JSON file of includes, excludes and rules (docs/cli.md), after the others; or what
+    json.load() or yaml.safe_load() made of one.
     target_bits: better formats than `to`, or none, for the weights that gain most by a bit, as long
     as weights have this many on average; 0: no search.
     activation_amax: the file of narrowfloat.transformers.calibrate(), a .json file, or module names
@@ -60,7 +62,11 @@ def quantize_checkpoint(
     """
     options = _core.QuantizeCheckpointOptions()
     options.target_bits = target_bits
-    read = _core.read_recipe(os.fspath(recipe)) if recipe is not None else None
+    read = None
+    if isinstance(recipe, Mapping):
+        read = _core.parse_recipe(json.dumps(dict(recipe)))
+    elif recipe is not None:
+        read = _core.read_recipe(os.fspath(recipe))
     options.include = [*include, *(read.include if read else ())]
     options.exclude = [*exclude, *(read.exclude if read else ())]
     parsed = [_core.parse_rule(f"{glob}={chosen}") for glob, chosen in rules]

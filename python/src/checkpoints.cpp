@@ -392,6 +392,7 @@ void bind_checkpoints(nb::module_& module) {
       .def_ro("rules", &QuantizeRecipe::rules);
   module.def("parse_rule", &parse_rule, "text"_a);
   module.def("read_recipe", &read_recipe, "path"_a);
+  module.def("parse_recipe", &parse_recipe, "text"_a);
   module.def("read_activation_amax", &read_activation_amax, "path"_a);
   nb::class_<QuantizeCheckpointOptions>(module, "QuantizeCheckpointOptions")
       .def(nb::init<>())

@@ -1,6 +1,7 @@
 // The writer holds a lock on its partial file, which tells a live run from a dead one.
 #include "checkpoint/partial_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 #include <filesystem>
@@ -15,6 +16,9 @@
 
 namespace narrowfloat {
 namespace {
+
+// Bytes after which the disk is told to write them.
+constexpr uint64_t kStartBytes = uint64_t{32} << 20;
 
 std::string parent_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
@@ -71,6 +75,34 @@ void PartialFile::reserve(uint64_t num_bytes) {
 
 void PartialFile::write(uint64_t offset, std::span<const std::byte> data) {
   write_exact(file_.fd(), partial_path_, offset, data);
+  start_writing(data.size());
+}
+
+uint64_t PartialFile::copy(const FileDescriptor& from, uint64_t from_offset, uint64_t offset,
+                           uint64_t num_bytes) {
+  uint64_t copied = 0;
+  while (copied < num_bytes) {
+    auto from_at = static_cast<off64_t>(from_offset + copied);
+    auto to_at = static_cast<off64_t>(offset + copied);
+    const ssize_t got = ::copy_file_range(from.get(), &from_at, file_.fd().get(), &to_at,
+                                          std::min(num_bytes - copied, kStartBytes), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO || errno == EFBIG)) {
+      throw_errno(partial_path_, "write");
+    }
+    if (got <= 0) break;  // These files, or this system, need reads and writes.
+    copied += static_cast<uint64_t>(got);
+    start_writing(static_cast<uint64_t>(got));
+  }
+  return copied;
+}
+
+void PartialFile::start_writing(uint64_t num_bytes) {
+  unstarted_bytes_ += num_bytes;
+  if (unstarted_bytes_ < kStartBytes) return;
+  unstarted_bytes_ = 0;
+  // A failure shows in sync().
+  (void)::sync_file_range(file_.fd().get(), 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
 void PartialFile::sync() {

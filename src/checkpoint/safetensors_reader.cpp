@@ -1,6 +1,7 @@
 // Opens a safetensors file: length field, header, validation; then serves byte ranges with pread,
 // so that a file truncated by someone else is an error and not a SIGBUS.
 #include <algorithm>
+#include <fcntl.h>
 #include <numeric>
 #include <string>
 
@@ -8,6 +9,7 @@
 #include "checkpoint/escape.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/foreign_format.h"
+#include "checkpoint/partial_file.h"
 #include "checkpoint/safetensors_header.h"
 #include "narrowfloat/safetensors.h"
 
@@ -78,8 +80,17 @@ const TensorInfo* SafetensorsReader::find(std::string_view name) const {
   return &tensors[*found];
 }
 
-void SafetensorsReader::read(const TensorInfo& tensor, uint64_t begin,
-                             std::span<std::byte> out) const {
+// The file, opened again where it is not kept open.
+struct SafetensorsReader::OpenState {
+  OpenedFile reopened;
+
+  [[nodiscard]] const FileDescriptor& file(const State& state) const {
+    return reopened.fd.get() >= 0 ? reopened.fd : state.file.fd;
+  }
+};
+
+SafetensorsReader::OpenState SafetensorsReader::open(const TensorInfo& tensor, uint64_t begin,
+                                                     uint64_t count) const {
   const State& state = *state_;
   // `tensor` may come from another reader, so it is checked against this file too.
   const bool is_inside = tensor.offset >= state.header_size && tensor.offset <= state.file.size &&
@@ -88,19 +99,43 @@ void SafetensorsReader::read(const TensorInfo& tensor, uint64_t begin,
     throw_invalid("{}: tensor '{}' is not one of this file", printable(state.path),
                   printable(tensor.name));
   }
-  if (begin > tensor.size_bytes || out.size() > tensor.size_bytes - begin) {
+  if (begin > tensor.size_bytes || count > tensor.size_bytes - begin) {
     throw_invalid("{}: tensor '{}' has {} bytes; {} bytes from byte {} are outside",
-                  printable(state.path), printable(tensor.name), tensor.size_bytes, out.size(),
-                  begin);
+                  printable(state.path), printable(tensor.name), tensor.size_bytes, count, begin);
   }
-  const bool is_open = state.file.fd.get() >= 0;
-  const OpenedFile reopened = is_open ? OpenedFile{} : open_regular_file(state.path);
-  const FileDescriptor& file = is_open ? state.file.fd : reopened.fd;
+  OpenState opened;
+  if (state.file.fd.get() < 0) opened.reopened = open_regular_file(state.path);
+  return opened;
+}
+
+void SafetensorsReader::read(const TensorInfo& tensor, uint64_t begin,
+                             std::span<std::byte> out) const {
+  const State& state = *state_;
+  const OpenState opened = open(tensor, begin, out.size());
+  const FileDescriptor& file = opened.file(state);
   // Before reading, for a message that says more than that bytes are missing; after it, because
   // what was read may be of two contents.
   require_unchanged(file, state.path, state.file.stamp);
   read_exact(file, state.path, tensor.offset + begin, out);
   require_unchanged(file, state.path, state.file.stamp);
+}
+
+void SafetensorsReader::will_read(uint64_t offset, uint64_t num_bytes) const {
+  if (state_->file.fd.get() < 0) return;
+  // A hint: what it returns makes no difference.
+  (void)::posix_fadvise(state_->file.fd.get(), static_cast<off_t>(offset),
+                        static_cast<off_t>(num_bytes), POSIX_FADV_WILLNEED);
+}
+
+uint64_t SafetensorsReader::copy_to(const TensorInfo& tensor, PartialFile& target,
+                                    uint64_t offset) const {
+  const State& state = *state_;
+  const OpenState opened = open(tensor, 0, tensor.size_bytes);
+  const FileDescriptor& file = opened.file(state);
+  require_unchanged(file, state.path, state.file.stamp);
+  const uint64_t copied = target.copy(file, tensor.offset, offset, tensor.size_bytes);
+  require_unchanged(file, state.path, state.file.stamp);
+  return copied;
 }
 
 }  // namespace narrowfloat

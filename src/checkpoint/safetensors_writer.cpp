@@ -81,9 +81,9 @@ SafetensorsWriter::~SafetensorsWriter() = default;
 
 uint64_t SafetensorsWriter::file_size() const { return state_->layout.file_size; }
 
-void SafetensorsWriter::write(std::string_view name, uint64_t begin,
-                              std::span<const std::byte> data) {
-  State& state = *state_;
+const TensorInfo& SafetensorsWriter::find(std::string_view name, uint64_t begin,
+                                          uint64_t count) const {
+  const State& state = *state_;
   const std::string path = printable(state.file.path());
   if (state.finished) throw_invalid("{}: was committed already", path);
   const auto found = state.by_name.find(name);
@@ -91,12 +91,28 @@ void SafetensorsWriter::write(std::string_view name, uint64_t begin,
     throw_invalid("{}: no tensor '{}' was announced", path, printable(name));
   }
   const TensorInfo& tensor = *found->second;
-  if (begin > tensor.size_bytes || data.size() > tensor.size_bytes - begin) {
+  if (begin > tensor.size_bytes || count > tensor.size_bytes - begin) {
     throw_invalid("{}: tensor '{}' has {} bytes; {} bytes from byte {} are outside", path,
-                  printable(name), tensor.size_bytes, data.size(), begin);
+                  printable(name), tensor.size_bytes, count, begin);
   }
+  return tensor;
+}
+
+void SafetensorsWriter::write(std::string_view name, uint64_t begin,
+                              std::span<const std::byte> data) {
+  State& state = *state_;
+  const TensorInfo& tensor = find(name, begin, data.size());
   state.file.write(tensor.offset + begin, data);
   state.written.add(tensor.offset + begin, tensor.offset + begin + data.size());
+}
+
+uint64_t SafetensorsWriter::copy(std::string_view name, const SafetensorsReader& from,
+                                 const TensorInfo& tensor) {
+  State& state = *state_;
+  const TensorInfo& target = find(name, 0, tensor.size_bytes);
+  const uint64_t copied = from.copy_to(tensor, state.file, target.offset);
+  state.written.add(target.offset, target.offset + copied);
+  return copied;
 }
 
 void SafetensorsWriter::finish() {

@@ -17,21 +17,52 @@ namespace {
 
 constexpr int64_t kRowGrainElements = 1 << 14;
 
-double load(DType dtype, const std::byte* data, int64_t index) {
-  const auto at = [&]<typename T>(T value) {
-    std::memcpy(&value, data + static_cast<size_t>(index) * sizeof(T), sizeof(T));
-    return value;
-  };
-  switch (dtype) {
-    case DType::kF64:
-      return at(double{});
-    case DType::kF32:
-      return static_cast<double>(at(float{}));
-    case DType::kF16:
-      return static_cast<double>(f16_to_float(at(uint16_t{})));
-    default:
-      return static_cast<double>(bf16_to_float(at(uint16_t{})));
+// Widens elements of the type Stored, at any address.
+template <typename Stored, typename Widen>
+void widen_each(const std::byte* from, std::span<double> out, Widen widen_one) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    Stored stored{};
+    std::memcpy(&stored, from + i * sizeof(Stored), sizeof(Stored));
+    out[i] = static_cast<double>(widen_one(stored));
   }
+}
+
+// Element i of a row is summed in lane i % kLanes. A pair of lanes is what every vector unit has.
+using Pair [[gnu::vector_size(16)]] = double;
+constexpr Pair kNoPair = {0, 0};
+constexpr Pair kOnes = {1, 1};
+constexpr size_t kPairs = 2;
+constexpr size_t kLanes = 2 * kPairs;
+
+Pair pair_at(const double* elements) {
+  Pair pair;
+  std::memcpy(&pair, elements, sizeof(pair));
+  return pair;
+}
+
+struct LaneSums {
+  std::array<Pair, kPairs> error_squares{};
+  std::array<Pair, kPairs> x_squares{};
+  std::array<Pair, kPairs> y_squares{};
+  std::array<Pair, kPairs> products{};
+
+  // Adds two elements. An element that comes with a zero is alone.
+  void add(size_t pair, Pair x, Pair y) {
+    const Pair error = x - y;
+    error_squares[pair] += error * error;
+    x_squares[pair] += x * x;
+    y_squares[pair] += y * y;
+    products[pair] += x * y;
+  }
+  void add_one(size_t lane, double x, double y) {
+    const bool is_second = lane % 2 != 0;
+    add(lane / 2, is_second ? Pair{0, x} : Pair{x, 0}, is_second ? Pair{0, y} : Pair{y, 0});
+  }
+};
+
+double sum_of(const std::array<Pair, kPairs>& pairs) {
+  const Pair sums = pairs[0] + pairs[1];
+  return sums[0] + sums[1];
 }
 
 // Elements of a row that are widened at a time, so that memory does not depend on the columns.
@@ -44,10 +75,78 @@ struct RowPiece {
       limits;  // One for each block; no block is larger than a piece.
 };
 
+// Elements [begin, end) that are beyond the limit of their block.
+int64_t count_above(const RowPiece& piece, size_t begin, size_t end, size_t block) {
+  const double limit = piece.limits[block];
+  const Pair limits = {limit, limit};
+  Pair counts{};
+  for (; begin + 2 <= end; begin += 2) {
+    const Pair x = pair_at(&piece.x[begin]);
+    const Pair magnitudes = x < kNoPair ? -x : x;
+    counts += magnitudes > limits ? kOnes : kNoPair;
+  }
+  const int64_t last = begin < end && std::abs(piece.x[begin]) > limit ? 1 : 0;
+  return static_cast<int64_t>(counts[0] + counts[1]) + last;
+}
+
+// The same sums as add_piece() of finite elements only; false, and nothing is added, if some of
+// them, or a square, is not finite.
+bool add_finite_piece(ErrorSums& sums, LaneSums& lanes, const RowPiece& piece, int64_t first,
+                      size_t size, size_t block_cols) {
+  LaneSums added = lanes;
+  std::array<Pair, kPairs> largest{};
+  std::array<Pair, kPairs> flushed{};
+  const size_t whole = size / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t pair = 0; pair < kPairs; ++pair) {
+      const Pair x = pair_at(&piece.x[i + 2 * pair]);
+      const Pair y = pair_at(&piece.y[i + 2 * pair]);
+      added.add(pair, x, y);
+    }
+  }
+  // Apart from the sums, which need most registers.
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t pair = 0; pair < kPairs; ++pair) {
+      const Pair x = pair_at(&piece.x[i + 2 * pair]);
+      const Pair y = pair_at(&piece.y[i + 2 * pair]);
+      const Pair error = x - y;
+      largest[pair] = largest[pair] < error ? error : largest[pair];
+      largest[pair] = largest[pair] < -error ? -error : largest[pair];
+      const Pair of_zeros = y == kNoPair ? kOnes : kNoPair;
+      flushed[pair] += x != kNoPair ? of_zeros : kNoPair;
+    }
+  }
+  for (size_t i = whole; i < size; ++i) added.add_one(i % kLanes, piece.x[i], piece.y[i]);
+  const bool is_finite = std::isfinite(sum_of(added.error_squares) + sum_of(added.x_squares) +
+                                       sum_of(added.y_squares));
+  if (!is_finite) return false;
+  lanes = added;
+  sums.flushed += static_cast<int64_t>(sum_of(flushed));
+  for (size_t i = whole; i < size; ++i) sums.flushed += piece.x[i] != 0 && piece.y[i] == 0 ? 1 : 0;
+  if (block_cols != 0) {
+    sums.limited += static_cast<int64_t>(size);
+    for (size_t begin = 0, block = 0; begin < size; begin += block_cols, ++block) {
+      sums.clipped += count_above(piece, begin, std::min(size, begin + block_cols), block);
+    }
+  }
+  double max_abs = 0;
+  for (const Pair pair : largest) max_abs = std::max({max_abs, pair[0], pair[1]});
+  for (size_t i = whole; i < size; ++i) {
+    max_abs = std::max(max_abs, std::abs(piece.x[i] - piece.y[i]));
+  }
+  if (max_abs <= sums.max_abs) return true;
+  size_t at = 0;
+  while (std::abs(piece.x[at] - piece.y[at]) != max_abs) ++at;
+  sums.max_abs = max_abs;
+  sums.max_abs_index = first + static_cast<int64_t>(at);
+  return true;
+}
+
 // Adds elements [first, first + count) of a row. block_cols: 0 where there are no limits.
-void add_piece(ErrorSums& sums, const RowPiece& piece, int64_t first, int64_t count,
-               int64_t block_cols) {
+void add_piece(ErrorSums& sums, LaneSums& lanes, const RowPiece& piece, int64_t first,
+               int64_t count, int64_t block_cols) {
   const auto size = static_cast<size_t>(count);
+  if (add_finite_piece(sums, lanes, piece, first, size, static_cast<size_t>(block_cols))) return;
   for (size_t i = 0; i < size; ++i) {
     const double x = piece.x[i];
     const double y = piece.y[i];
@@ -56,10 +155,7 @@ void add_piece(ErrorSums& sums, const RowPiece& piece, int64_t first, int64_t co
       continue;
     }
     const double error = x - y;
-    sums.error_squares += error * error;
-    sums.x_squares += x * x;
-    sums.y_squares += y * y;
-    sums.products += x * y;
+    lanes.add_one(i % kLanes, x, y);
     if (x != 0 && y == 0) ++sums.flushed;
     if (block_cols != 0) {
       ++sums.limited;
@@ -80,7 +176,8 @@ ErrorSums sums_of_row(const FloatRows& x, const FloatRows& y, int64_t row, int64
   const int64_t block_cols = limits != nullptr ? limits->block_cols : 0;
   const int64_t step =
       limits != nullptr ? kPieceElements / block_cols * block_cols : kPieceElements;
-  NF_ASSERT(step > 0);
+  NF_ASSERT(step > 0 && (step % static_cast<int64_t>(kLanes) == 0 || step >= cols));
+  LaneSums lanes;
   for (int64_t first = 0; first < cols; first += step) {
     const int64_t count = std::min(step, cols - first);
     const auto size = static_cast<size_t>(count);
@@ -90,8 +187,12 @@ ErrorSums sums_of_row(const FloatRows& x, const FloatRows& y, int64_t row, int64
       const auto num_blocks = static_cast<size_t>(ceil_div(count, block_cols));
       limits->of_blocks(row, first / block_cols, std::span(piece.limits).first(num_blocks));
     }
-    add_piece(sums, piece, first, count, block_cols);
+    add_piece(sums, lanes, piece, first, count, block_cols);
   }
+  sums.error_squares = sum_of(lanes.error_squares);
+  sums.x_squares = sum_of(lanes.x_squares);
+  sums.y_squares = sum_of(lanes.y_squares);
+  sums.products = sum_of(lanes.products);
   return sums;
 }
 
@@ -182,7 +283,17 @@ bool is_float(DType dtype) {
 
 void widen(const FloatRows& rows, int64_t first, std::span<double> out) {
   NF_ASSERT(is_float(rows.dtype));
-  for (double& value : out) value = load(rows.dtype, rows.data, first++);
+  const std::byte* const from = rows.data + first * bits(rows.dtype) / 8;
+  switch (rows.dtype) {
+    case DType::kF64:
+      return widen_each<double>(from, out, [](double value) { return value; });
+    case DType::kF32:
+      return widen_each<float>(from, out, [](float value) { return value; });
+    case DType::kF16:
+      return widen_each<uint16_t>(from, out, [](uint16_t value) { return f16_to_float(value); });
+    default:
+      return widen_each<uint16_t>(from, out, [](uint16_t value) { return bf16_to_float(value); });
+  }
 }
 
 void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,

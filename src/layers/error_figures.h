@@ -1,9 +1,9 @@
 // The distance of a tensor y from its reference x: the figures of the report (spec checkpoints
 // 11.1).
 //
-// Sums are doubles and their order is fixed: one block per row, elements in order, and blocks added
-// pairwise by their number. The figures therefore depend on the data alone, not on threads or on
-// the number of rows in memory at a time.
+// Sums are doubles and their order is fixed: one block per row, its elements in order in four
+// alternating lanes, and blocks added pairwise by their number. The figures therefore depend on the
+// data alone, not on threads or on the number of rows in memory at a time.
 #pragma once
 
 #include <cstdint>

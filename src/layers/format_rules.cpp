@@ -146,6 +146,12 @@ class RecipeReader {
   const std::string& source_;
 };
 
+QuantizeRecipe read_recipe_text(std::string_view text, const std::string& source) {
+  check_json_object(text, source);
+  const nlohmann::json root = nlohmann::json::parse(text);
+  return RecipeReader(root, source).run();
+}
+
 }  // namespace
 
 std::vector<WeightChoice> choose_formats(std::span<const LogicalTensor> tensors,
@@ -199,9 +205,17 @@ QuantizeRule parse_rule(std::string_view text) {
 QuantizeRecipe read_recipe(const std::string& path) {
   const std::string text = read_file_bounded(path, kMaxRecipeBytes);
   const std::string source = printable(path);
-  check_json_object(text, source);
-  const nlohmann::json root = nlohmann::json::parse(text);
-  return RecipeReader(root, source).run();
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  const bool is_yaml = path.ends_with(".yaml") || path.ends_with(".yml");
+  if (is_yaml && (begin == std::string::npos || text[begin] != '{')) {
+    throw_error(ErrorKind::kUnsupported,
+                "{}: is YAML; recipes are JSON. python3 -c 'import json, sys, yaml; "
+                "json.dump(yaml.safe_load(sys.stdin), sys.stdout)' converts it from standard input",
+                source);
+  }
+  return read_recipe_text(text, source);
 }
+
+QuantizeRecipe parse_recipe(std::string_view text) { return read_recipe_text(text, "recipe"); }
 
 }  // namespace narrowfloat

@@ -14,11 +14,29 @@ namespace {
 constexpr int64_t kScanGrain = 1 << 16;
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
+template <typename Bits>
+int64_t count_in(const Bits* elements, Bits mask, int64_t begin, int64_t end) {
+  int64_t count = 0;
+  for (int64_t i = begin; i < end; ++i) count += (elements[i] & mask) == mask ? 1 : 0;
+  return count;
+}
+
+// Whether there is one; compilers use vector instructions for it.
+template <typename Bits>
+bool has_any(const Bits* elements, Bits mask, int64_t begin, int64_t end) {
+  Bits found = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    found = static_cast<Bits>(found | ((elements[i] & mask) == mask ? 1 : 0));
+  }
+  return found != 0;
+}
+
 // The mask is passed by value: a constant of the inner loop.
 template <typename Bits>
 int64_t first_in(const Bits* elements, Bits mask, int64_t begin, int64_t end) {
-  while (begin < end && (elements[begin] & mask) != mask) ++begin;
-  return begin < end ? begin : kNone;
+  if (!has_any(elements, mask, begin, end)) return kNone;
+  while ((elements[begin] & mask) != mask) ++begin;
+  return begin;
 }
 
 int64_t first_in(const TensorView& view, int64_t begin, int64_t end) {
@@ -27,13 +45,6 @@ int64_t first_in(const TensorView& view, int64_t begin, int64_t end) {
   }
   const uint16_t mask = view.dtype == DType::kBF16 ? 0x7F80U : 0x7C00U;
   return first_in(static_cast<const uint16_t*>(view.data), mask, begin, end);
-}
-
-template <typename Bits>
-int64_t count_in(const Bits* elements, Bits mask, int64_t begin, int64_t end) {
-  int64_t count = 0;
-  for (int64_t i = begin; i < end; ++i) count += (elements[i] & mask) == mask ? 1 : 0;
-  return count;
 }
 
 int64_t count_in(const TensorView& view, int64_t begin, int64_t end) {

@@ -35,8 +35,8 @@
 namespace narrowfloat {
 namespace {
 
-// Elements decoded at a time for the figures.
-constexpr int64_t kMeasureElements = int64_t{4} << 20;
+// Elements decoded at a time for the figures; their values stay in a cache.
+constexpr int64_t kMeasureElements = int64_t{1} << 18;
 
 constexpr double kMaxBits = 32;
 
@@ -68,7 +68,8 @@ class Measurement {
   Measurement(QuantizedWeight& coded, int64_t rows, int64_t piece_rows)
       : coded_(coded),
         piece_rows_(piece_rows),
-        decoded_(static_cast<size_t>(piece_rows * coded.cols())) {
+        decoded_elements_(static_cast<size_t>(piece_rows * coded.cols())),
+        decoded_(std::make_unique_for_overwrite<float[]>(decoded_elements_)) {
     if (piece_rows < rows) {
       piece_.emplace(coded.spec(), piece_rows, coded.cols(), coded.global_scale());
     }
@@ -80,10 +81,11 @@ class Measurement {
     for (int64_t row = 0; row < coded_.rows(); row += piece_rows_) {
       const int64_t count = std::min(piece_rows_, coded_.rows() - row);
       QuantizedWeight& codes = piece_ ? copy_piece(row, count) : coded_;
-      codes.decode(TensorView::contiguous(decoded_.data(), DType::kF32, {count, coded_.cols()}));
+      codes.decode(TensorView::contiguous(decoded_.get(), DType::kF32, {count, coded_.cols()}));
       const ClipLimits limits = codes.clip_limits();
       add_errors(errors_, {first + row, count, coded_.cols()}, {x.dtype, x.data + row * row_bytes},
-                 {DType::kF32, std::as_bytes(std::span(decoded_)).data()}, &limits);
+                 {DType::kF32, std::as_bytes(std::span(decoded_.get(), decoded_elements_)).data()},
+                 &limits);
     }
   }
 
@@ -109,7 +111,8 @@ class Measurement {
   QuantizedWeight& coded_;
   int64_t piece_rows_;
   std::optional<QuantizedWeight> piece_;
-  std::vector<float> decoded_;
+  size_t decoded_elements_;
+  std::unique_ptr<float[]> decoded_;  // NOLINT(modernize-avoid-c-arrays): a vector writes zeros.
   ErrorAccumulator errors_;
 };
 
@@ -485,16 +488,21 @@ class CheckpointQuantizer {
   }
 
   // The maximum over all weights that share a global scale with `task`. Their rows are in memory
-  // one after another, before those that are encoded.
-  float shared_amax(const Task& task) {
+  // one after another, its own last: `reader`, which is made for them, may keep them.
+  float scale_amax(const Task& task, std::optional<PlainReader>& reader) {
     const auto known = group_amax_.find(task.scale_key);
     if (known != group_amax_.end()) return known->second;
     float amax = 0;
-    for (const Task* member : groups_.at(task.scale_key)) {
-      PlainReader reader(source_, *member->tensor, member->ranges.rows_at_a_time);
-      amax = std::max(amax, amax_of(*member, reader));
+    if (!task.scale_key.empty()) {
+      for (const Task* member : groups_.at(task.scale_key)) {
+        if (member == &task) continue;
+        PlainReader other(source_, *member->tensor, member->ranges.rows_at_a_time);
+        amax = std::max(amax, amax_of(*member, other));
+      }
     }
-    group_amax_.emplace(task.scale_key, amax);
+    reader.emplace(source_, *task.tensor, task.ranges.rows_at_a_time);
+    amax = std::max(amax, amax_of(task, *reader));
+    if (!task.scale_key.empty()) group_amax_.emplace(task.scale_key, amax);
     return amax;
   }
 
@@ -522,18 +530,16 @@ class CheckpointQuantizer {
     load_factor(task);
     std::vector<float> col_weights;
     if (task.second_moment) col_weights = moments_->read_second_moment(*task.second_moment);
-    const bool is_shared = !task.scale_key.empty();
-    float amax = is_shared ? shared_amax(task) : 0;
-    PlainReader reader(source_, *task.tensor, task.ranges.rows_at_a_time);
+    std::optional<PlainReader> reader;
     TensorScale scale;
     if (spec.global_scale.exists()) {
-      if (!is_shared) amax = amax_of(task, reader);
-      scale = tensor_scale(spec, settings, amax);
+      scale = tensor_scale(spec, settings, scale_amax(task, reader));
       writer.write(parts[2].name, 0, std::as_bytes(std::span(&scale.stored, 1)));
     }
     if (task.input_scale > 0) {
       writer.write(parts.back().name, 0, std::as_bytes(std::span(&task.input_scale, 1)));
     }
+    if (!reader) reader.emplace(source_, *task.tensor, task.ranges.rows_at_a_time);
     QuantizedWeight coded(spec, task.ranges.rows_at_a_time, task.cols(), scale.stored);
     std::optional<Measurement> measurement;
     if (options_.measure) {
@@ -544,7 +550,7 @@ class CheckpointQuantizer {
     uint64_t values_written = 0;
     uint64_t scales_written = 0;
     for_each_range(task.ranges, [&](int64_t first, int64_t count) {
-      const TensorView rows = load(task, reader, first, count);
+      const TensorView rows = load(task, *reader, first, count);
       coded.set_rows(count);
       if (options_.keep_nonfinite) num_nonfinite += count_nonfinite(rows);
       const auto start = std::chrono::steady_clock::now();
@@ -555,7 +561,7 @@ class CheckpointQuantizer {
       writer.write(parts[1].name, scales_written, coded.scales());
       values_written += coded.values().size();
       scales_written += coded.scales().size();
-      if (measurement) measurement->add(first, reader.float_rows());
+      if (measurement) measurement->add(first, reader->float_rows());
     });
     if (num_nonfinite > 0) {
       report_.warnings.push_back(fmt::format(

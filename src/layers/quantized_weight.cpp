@@ -153,19 +153,36 @@ double QuantizedWeight::value(int64_t row, int64_t col) const {
 }
 
 float QuantizedWeight::decode_scale(int64_t row, int64_t block) const {
+  double scale = 0;
+  decode_scales(row, block, std::span(&scale, 1));
+  return static_cast<float>(scale);
+}
+
+void QuantizedWeight::decode_scales(int64_t row, int64_t first_block,
+                                    std::span<double> scales) const {
   const FormatInfo& format = format_info(spec_.info.format);
-  const int64_t index = row / format.block_rows * layout_.scale_blocks + block;
+  const int64_t index = row / format.block_rows * layout_.scale_blocks + first_block;
   const std::byte* stored = scales_.data() + index * bytes(scale_type_of(spec_));
+  const auto decode = [&](auto decode_one) {
+    for (double& scale : scales) {
+      scale = static_cast<double>(decode_one(static_cast<uint8_t>(*stored)));
+      ++stored;
+    }
+  };
   if (scale_type_of(spec_) == ScaleType::kF32) {
-    float scale = 0;
-    std::memcpy(&scale, stored, sizeof(scale));
-    return scale;
+    for (double& scale : scales) {
+      float one = 0;
+      std::memcpy(&one, stored, sizeof(one));
+      scale = static_cast<double>(one);
+      stored += sizeof(one);
+    }
+  } else if (format.scale_type == ScaleType::kUE8M0) {
+    decode([](uint8_t code) { return UE8M0::decode(code); });
+  } else if (spec_.global_sense == GlobalScaleSense::kEncode) {
+    decode([this](uint8_t code) { return E4M3::decode(code) / global_scale_; });
+  } else {
+    decode([this](uint8_t code) { return E4M3::decode(code) * global_scale_; });
   }
-  const auto code = static_cast<uint8_t>(*stored);
-  if (format.scale_type == ScaleType::kUE8M0) return UE8M0::decode(code);
-  const float scale = E4M3::decode(code);
-  return spec_.global_sense == GlobalScaleSense::kEncode ? scale / global_scale_
-                                                         : scale * global_scale_;
 }
 
 ClipLimits QuantizedWeight::clip_limits() const {
@@ -176,10 +193,8 @@ ClipLimits QuantizedWeight::clip_limits() const {
                                                     : E4M3::kMaxFinite;
   return {.block_cols = format.block_cols,
           .of_blocks = [this, largest](int64_t row, int64_t first_block, std::span<double> limits) {
-            int64_t block = first_block;
-            for (double& limit : limits) {
-              limit = largest * static_cast<double>(decode_scale(row, block++));
-            }
+            decode_scales(row, first_block, limits);
+            for (double& limit : limits) limit *= largest;
           }};
 }
 

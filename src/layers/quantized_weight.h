@@ -50,6 +50,8 @@ class QuantizedWeight {
 
  private:
   [[nodiscard]] float decode_scale(int64_t row, int64_t block) const;
+  // Those of a row's blocks from `first_block` on, which are F32 numbers.
+  void decode_scales(int64_t row, int64_t first_block, std::span<double> scales) const;
   [[nodiscard]] float code_value(int64_t row, int64_t col) const;
   void decode_integers(const TensorView& output) const;
 

@@ -27,6 +27,7 @@ constexpr const char* kConfigName = "config.json";
 constexpr const char* kModelOptFile = "hf_quant_config.json";
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
+constexpr uint64_t kReadAheadBytes = uint64_t{32} << 20;
 constexpr std::string_view kOwnKeyPrefix = "narrowfloat.";
 
 class Rewriter {
@@ -200,6 +201,7 @@ class Rewriter {
                                {.replace = target.is_directory() || target.force()});
       for (size_t written = 0; written < shard.tensors.size(); ++next) {
         if (is_cancelled()) return false;
+        read_ahead(next);
         RewriteItem& item = job_.items[next];
         item.write(writer);
         written += item.tensors.size();
@@ -212,6 +214,20 @@ class Rewriter {
       if (target.is_directory()) record(target, shard.file_name);
     }
     return true;
+  }
+
+  // Keeps the disk reading what comes after the item that is worked on.
+  void read_ahead(size_t current) {
+    if (ahead_ <= current) {
+      ahead_ = current + 1;
+      ahead_bytes_ = done_bytes_ + job_.items[current].source_bytes;
+    }
+    for (; ahead_ < job_.items.size() && ahead_bytes_ < done_bytes_ + kReadAheadBytes; ++ahead_) {
+      const RewriteItem& item = job_.items[ahead_];
+      const uint64_t bytes = std::min(item.source_bytes, kReadAheadBytes);
+      job_.source.shards()[item.source_shard].will_read(item.source_offset, bytes);
+      ahead_bytes_ += item.source_bytes;
+    }
   }
 
   void report_progress(const RewriteItem& item) {
@@ -258,6 +274,9 @@ class Rewriter {
   std::vector<std::string> auxiliary_;
   uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;
+  // The first item that the disk is not told of, and the bytes of those before it.
+  size_t ahead_ = 0;
+  uint64_t ahead_bytes_ = 0;
 };
 
 }  // namespace
@@ -294,8 +313,10 @@ RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
   item.source_shard = tensor.shard;
   item.source_offset = tensor.info.offset;
   item.write = [&source, &tensor, buffer_bytes](SafetensorsWriter& writer) {
+    uint64_t at = writer.copy(tensor.info.name, source.shards()[tensor.shard], tensor.info);
+    if (at == tensor.info.size_bytes) return;
     std::vector<std::byte> buffer(std::min(buffer_bytes(), tensor.info.size_bytes));
-    for (uint64_t at = 0; at < tensor.info.size_bytes; at += buffer.size()) {
+    for (; at < tensor.info.size_bytes; at += buffer.size()) {
       const auto piece =
           std::span(buffer).first(std::min<uint64_t>(buffer.size(), tensor.info.size_bytes - at));
       source.read(tensor, at, piece);

@@ -103,20 +103,23 @@ PlainReader::PlainReader(const Checkpoint& checkpoint, const CheckpointTensor& t
       tensor_(tensor),
       cols_(cols_of(tensor.info.shape)),
       rows_(rows_of(tensor.info.shape)),
-      buffer_(buffer_bytes(tensor.info, std::min(max_rows, rows_))) {}
+      buffer_bytes_(buffer_bytes(tensor.info, std::min(max_rows, rows_))),
+      buffer_(std::make_unique_for_overwrite<std::byte[]>(buffer_bytes_)) {}
 
 bool PlainReader::load(int64_t first, int64_t count) {
   if (loaded_rows_ == count && loaded_first_ == first) return false;
   loaded_rows_ = 0;
   const uint64_t begin = buffer_bytes(tensor_.info, first);
-  checkpoint_.read(tensor_, begin, std::span(buffer_).first(buffer_bytes(tensor_.info, count)));
+  checkpoint_.read(
+      tensor_, begin,
+      std::span(buffer_.get(), buffer_bytes_).first(buffer_bytes(tensor_.info, count)));
   loaded_first_ = first;
   loaded_rows_ = count;
   return true;
 }
 
 TensorView PlainReader::view() const {
-  return TensorView::contiguous(buffer_.data(), tensor_.info.dtype, {loaded_rows_, cols_});
+  return TensorView::contiguous(buffer_.get(), tensor_.info.dtype, {loaded_rows_, cols_});
 }
 
 CodeMatrix code_matrix(const LogicalTensor& weight) {

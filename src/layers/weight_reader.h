@@ -3,6 +3,7 @@
 // multiple of the format's block rows (128 for 128x128 blocks, else 1) or lies within such a tile.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "layers/quantized_weight.h"
@@ -21,7 +22,7 @@ class PlainReader {
   // last range stays in memory.
   bool load(int64_t first, int64_t count);
   [[nodiscard]] TensorView view() const;
-  [[nodiscard]] FloatRows float_rows() const { return {tensor_.info.dtype, buffer_.data()}; }
+  [[nodiscard]] FloatRows float_rows() const { return {tensor_.info.dtype, buffer_.get()}; }
 
   static uint64_t buffer_bytes(const TensorInfo& info, int64_t rows);
   // Rows and columns of a tensor of any rank as a matrix.
@@ -33,7 +34,8 @@ class PlainReader {
   const CheckpointTensor& tensor_;
   int64_t cols_;
   int64_t rows_;
-  std::vector<std::byte> buffer_;
+  uint64_t buffer_bytes_;
+  std::unique_ptr<std::byte[]> buffer_;  // NOLINT(modernize-avoid-c-arrays): a vector writes zeros.
   int64_t loaded_first_ = 0;
   int64_t loaded_rows_ = 0;
 };

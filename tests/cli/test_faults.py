@@ -27,7 +27,8 @@ NAME = "model.layers.{}.mlp.up_proj.weight"
 ERRORS = {
     "open": [errno.EMFILE], "read": [errno.EIO, errno.EINTR],
     "write": [errno.ENOSPC, errno.EINTR, "short"], "fallocate": [errno.EDQUOT, errno.EINTR],
-    "truncate": [errno.EIO], "fsync": [errno.EIO], "rename": [errno.EIO, errno.EINVAL],
+    # A system that cannot copy, and disks that cannot.
+    "copy": [errno.EXDEV, errno.EINTR, errno.ENOSPC], "truncate": [errno.EIO], "fsync": [errno.EIO], "rename": [errno.EIO, errno.EINVAL],
     "close": [errno.EIO], "mkdir": [errno.ENOSPC], "unlink": [errno.EIO], "flock": [errno.ENOLCK],
     "chmod": [errno.EPERM],
 }
@@ -72,7 +73,8 @@ def write_experts(root):
     """An expert's gate and up, and the Hessian of what they multiply."""
     write_safetensors(root / "experts.safetensors",
                       {f"mlp.experts.0.{matrix}_proj.weight": bf16_weight(16, 16, i)
-                       for i, matrix in enumerate(("gate", "up"))})  # fmt: skip
+                       for i, matrix in enumerate(("gate", "up"))}
+                      | {"norm.weight": ("BF16", [16], bytes(32))})  # fmt: skip
     hessian = b"".join(struct.pack("<f", 3.0 if i % 17 == 0 else 0.5) for i in range(256))
     write_safetensors(root / "statistics.safetensors", {
         "mlp.experts.input.hessian": ("F32", [1, 16, 16], hessian),

@@ -118,6 +118,17 @@ def test_recipes_are_rules_with_settings(alone, tmp_path):
         assert parts_of(new, module) == parts_of(wanted, module), module
 
 
+def test_recipes_in_yaml_are_refused_with_the_way_to_convert_them(tmp_path, small_file):
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "x.safetensors"
+    for text in ("exclude:\n  - '*.up_proj.*'\n", ""):
+        recipe.write_text(text)
+        result = run("quantize", small_file, out, "--to", "nvfp4", "--recipe", recipe)
+        assert result.returncode == UNSUPPORTED
+        assert "recipes are JSON" in result.stderr and "yaml.safe_load" in result.stderr
+    recipe.write_text(' {"exclude": ["*.up_proj.*"]}')
+    run_ok("quantize", small_file, out, "--to", "nvfp4", "--recipe", recipe)
+
+
 @pytest.mark.parametrize("text,part", [
     ("{", "recipe.json"), ('{"rule": []}', "unknown member 'rule'"),
     ('{"rules": {}}', "'rules' must be a list"), ('{"rules": [1]}', "a rule must be an object"),

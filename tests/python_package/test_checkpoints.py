@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import json
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,56 @@ def test_quantize_diff_dequantize(source: Path, tmp_path: Path) -> None:
     assert both.a_original.misrounded_codes == both.b_original.misrounded_codes == 0
     with pytest.raises(TypeError, match="original"):
         nf.diff(X, X, original=source)
+
+
+def test_convert_there_and_back(source: Path, tmp_path: Path) -> None:
+    """Another convention, with what it changed; back to the same bytes; another format."""
+    paths = [tmp_path / f"{i}.safetensors" for i in range(4)]
+    nf.quantize_checkpoint(source, paths[0], "nvfp4", include=["*"])
+    report = nf.convert_checkpoint(paths[0], paths[1], "nvfp4-modelopt")
+    (tensor,) = report.tensors
+    assert (tensor.action, tensor.format) == ("convert", "nvfp4-modelopt")
+    assert tensor.conversion.blocks == X.size // 16
+    assert tensor.conversion.exact_blocks == tensor.conversion.blocks
+    nf.convert_checkpoint(paths[1], paths[2], "nvfp4")
+    first, last = (safetensors.numpy.load_file(path) for path in (paths[0], paths[2]))
+    assert {name: one.tobytes() for name, one in first.items()} == \
+        {name: one.tobytes() for name, one in last.items()}  # fmt: skip
+    for options in ({}, {"exact_only": True}):
+        with pytest.raises(ValueError, match="layer.weight"):
+            nf.convert_checkpoint(paths[0], paths[3], "mxfp8", **options)
+    assert not paths[3].exists()
+    (tensor,) = nf.convert_checkpoint(paths[0], paths[3], "mxfp8", lossy=True).tensors
+    assert tensor.action == "requantize" and tensor.figures.sqnr_db > 30
+
+
+def test_statistics_and_recipes(tmp_path: Path) -> None:
+    """GPTQ and a weighted search, from the files of calibrate(); a recipe as a mapping."""
+    plain, statistics = tmp_path / "in.safetensors", tmp_path / "statistics.safetensors"
+    names = [f"mlp.experts.0.{matrix}_proj.weight" for matrix in ("gate", "up")]
+    safetensors.numpy.save_file({name: X[:, :64].copy() for name in names}, plain)
+    random = np.random.default_rng(6)
+    rows = random.standard_normal((200, 64)) @ random.standard_normal((64, 64))
+    hessian = rows.T @ rows / len(rows)
+    safetensors.numpy.save_file(
+        {"mlp.experts.input.hessian": hessian[None].astype(np.float32),
+         "mlp.experts.input.count": np.array([200])},
+        statistics, {"format": "narrowfloat.statistics"})  # fmt: skip
+    x = X[:, :64].astype(np.float64)
+    costs = []
+    for i, options in enumerate((
+        {}, {"activation_moments": statistics}, {"gptq": statistics},
+    )):  # fmt: skip
+        target, back = tmp_path / f"{i}.safetensors", tmp_path / f"back{i}.safetensors"
+        nf.quantize_checkpoint(plain, target, "nvfp4", scale_search="full", **options)
+        nf.dequantize_checkpoint(target, back, "float32")
+        error = safetensors.numpy.load_file(back)[names[0]] - x
+        costs.append((np.sum(error**2 * np.diag(hessian)), np.sum((error @ hessian) * error)))
+    assert costs[1][0] < costs[0][0]
+    assert costs[2][1] < 0.7 * costs[0][1]
+    recipe = {"rules": [{"match": "*.up_proj.*", "format": "keep"}]}
+    report = nf.quantize_checkpoint(plain, tmp_path / "r.safetensors", "nvfp4", recipe=recipe)
+    assert [tensor.action for tensor in report.tensors] == ["quantize", "copy"]
 
 
 def write_gate_and_up(path: Path) -> None:

@@ -27,6 +27,7 @@ enum Call {
   kOpen,
   kRead,
   kWrite,
+  kCopy,
   kFallocate,
   kTruncate,
   kFsync,
@@ -38,9 +39,9 @@ enum Call {
   kChmod,
   kNumCalls
 };
-constexpr std::array<const char*, kNumCalls> kNames = {"open",     "read",   "write",  "fallocate",
-                                                       "truncate", "fsync",  "rename", "close",
-                                                       "mkdir",    "unlink", "flock",  "chmod"};
+constexpr std::array<const char*, kNumCalls> kNames = {
+    "open",   "read",  "write", "copy",   "fallocate", "truncate", "fsync",
+    "rename", "close", "mkdir", "unlink", "flock",     "chmod"};
 
 constexpr int kShort = -1;
 constexpr int kKill = -2;
@@ -179,6 +180,12 @@ ssize_t pwrite(int file, const void* data, size_t size, off_t offset) {
   }
   return next<ssize_t(int, const void*, size_t, off_t)>("pwrite")(
       file, data, error == kShort ? 1 : size, offset);
+}
+
+ssize_t copy_file_range(int from, off64_t* from_offset, int to, off64_t* to_offset, size_t size,
+                        unsigned flags) {
+  return call_or_fail<ssize_t(int, off64_t*, int, off64_t*, size_t, unsigned)>(
+      kCopy, "copy_file_range", from, from_offset, to, to_offset, size, flags);
 }
 
 int fallocate(int file, int mode, off_t offset, off_t size) {
