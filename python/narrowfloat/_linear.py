@@ -34,6 +34,11 @@ _NAMES = {r"weights\.values|w_scales|weights\.scales|w": "weight",
           r"a\.values|a\.scales|a\.row_scale|a": "input"}  # fmt: skip
 
 
+def _check_mode(mode: str) -> None:
+    if mode not in WEIGHT_FORMATS:
+        raise ValueError(f"mode: expected one of {', '.join(WEIGHT_FORMATS)}; got {mode!r}")
+
+
 def renamed(error: Exception) -> Exception:
     """An error of the library with the caller's name of the argument."""
     text = str(error)
@@ -59,20 +64,27 @@ class LinearWeights:
     multiplier: float
     bias: Any
 
+    def __post_init__(self) -> None:
+        """ValueError for what no weights have, as in the state of a module that was damaged."""
+        _check_mode(self.mode)
+        if not 0 < self.multiplier < float("inf"):
+            raise ValueError(f"input_multiplier: expected a finite number above 0, got "
+                             f"{self.multiplier}")  # fmt: skip
+        if self.bias is not None and shape_of("bias", self.bias) != self.shape[:1]:
+            raise ValueError(f"bias: expected [{self.shape[0]}], got "
+                             f"{list(shape_of('bias', self.bias))}")  # fmt: skip
+
     @classmethod
     def of(
         cls, weight: Any, mode: str, *, bias: Any = None, input_multiplier: float | None = None,
         math: Literal["exact", "fast"] = "exact",
     ) -> LinearWeights:  # fmt: skip
         """Takes apart a QuantizedTensor, or quantizes plain numbers. ValueError with the reason."""
-        if mode not in WEIGHT_FORMATS:
-            raise ValueError(f"mode: expected one of {', '.join(WEIGHT_FORMATS)}; got {mode!r}")
+        _check_mode(mode)
         shape = weight.shape if isinstance(weight, QuantizedTensor) else shape_of("weight", weight)
         if len(shape) != 2:
             raise ValueError(f"weight: expected [out_features, in_features], got {list(shape)}")
         rows, cols = map(int, shape)
-        if bias is not None and shape_of("bias", bias) != (rows,):
-            raise ValueError(f"bias: expected [{rows}], got {list(shape_of('bias', bias))}")
         is_static = mode in STATIC_MODES
         if is_static != (input_multiplier is not None):
             raise ValueError(
@@ -82,9 +94,6 @@ class LinearWeights:
                     if is_static else f"mode {mode} has none; leave it out")
             )  # fmt: skip
         multiplier = 1.0 if input_multiplier is None else float(np.float32(input_multiplier))
-        if not 0 < multiplier < float("inf"):
-            raise ValueError(f"input_multiplier: expected a finite number above 0, got "
-                             f"{input_multiplier}")  # fmt: skip
         values, scales, layout, factor = _parts(weight, mode, math)
         return cls(mode, (rows, cols), values, scales, layout, factor, multiplier, bias)
 
@@ -118,12 +127,16 @@ class LinearLayer:
         values = weights.values
         try:
             self._packed = _core.GroupedWeights.prepare(
-                weights.mode, codes_to_core("weight", values.reshape(1, weights.shape[0], -1)),
+                weights.mode, codes_to_core("weight", values.reshape(1, *values.shape)),
                 None if weights.scales is None else codes_to_core("weight", weights.scales),
                 weights.layout,
             )  # fmt: skip
         except (ValueError, NotImplementedError) as error:
             raise renamed(error) from None
+        packed = self._packed.rows, self._packed.cols
+        if packed != weights.shape:
+            raise ValueError(f"weight: expected codes of {list(weights.shape)}, got those of "
+                             f"{list(packed)}")  # fmt: skip
         self.mode, self.shape, self.bias = weights.mode, weights.shape, weights.bias
         self.multiplier = weights.multiplier
         self._maker: Maker = maker_of("weight", values)

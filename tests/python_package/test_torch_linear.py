@@ -126,6 +126,16 @@ def test_states_keep_every_bit(mode: str) -> None:
         other.load_state_dict({**state, "config": torch.zeros(2, dtype=torch.uint8)})
     with pytest.raises(RuntimeError, match="weight: missing in the state of a Linear"):
         other.load_state_dict({"config": state["config"]})
+    for name, part in (("weight", slice(16)), ("weight", 0), ("bias", slice(9)), ("bias", 0)):
+        with pytest.raises(RuntimeError, match=f"{name}: .*expected"):
+            other.load_state_dict({**state, name: state[name][part]})
+    for before, after in ((f'"mode": "{mode}"', '"mode": "fp3"'),
+                          ('"multiplier": ', '"multiplier": -')):
+        text = bytes(state["config"].tolist()).decode().replace(before, after).encode()
+        config = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match=r"(mode|input_multiplier): expected"):
+            other.load_state_dict({**state, "config": config})
+    assert torch.equal(other(X), out)
 
 
 def test_what_is_not_kept_cannot_be_saved_or_moved() -> None:
