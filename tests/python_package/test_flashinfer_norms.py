@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flashinfer_table import CLOSE, record
 from test_flashinfer_quantizers import BF16, LIBRARIES, SCALE, example, model, torch
+from test_flashinfer_steps import near
 
 import narrowfloat as nf
 import narrowfloat.compat.flashinfer as fi
@@ -65,6 +66,9 @@ def test_norms(lib: Any) -> None:
             block_size=block, output_both_sf_layouts=True, y_out=normed,
         )  # fmt: skip
         assert lib.raw(given) == sums.tobytes() and lib.raw(normed) == y.tobytes()
+        wide = sums.astype(np.float64)
+        wanted = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
+        near(lib, normed, wanted * weight.astype(np.float64), BF16)
         assert lib.raw(got[0]) == q.values.tobytes() and lib.raw(got[1]) == q.scales.tobytes()
         assert lib.raw(got[2]) == q.relayout("linear").scales.tobytes()
         assert [type_name(part) for part in got] == [codes_type(lib), *[SCALE_TYPES[block]] * 2]
