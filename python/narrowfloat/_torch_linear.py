@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from narrowfloat._linear import LinearLayer, LinearWeights
+from narrowfloat._streams import allocating_on
 from narrowfloat._torch_library import library, register
 from narrowfloat._torch_moe_state import host_tensor
 from narrowfloat._torch_packed import (
@@ -35,6 +36,12 @@ class LinearHandle(Handle[LinearLayer]):
     """A linear layer as its operator knows it."""
 
 
+def _dense(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as the library takes them; a copy of strided ones, and where a GPU needs alignment."""
+    dense = rows.contiguous()
+    return dense.clone() if dense.is_cuda and dense.data_ptr() % 16 else dense
+
+
 def _linear(input: torch.Tensor, layer: int, columns: int) -> torch.Tensor:
     linear = handle_of(layer, LinearHandle).layer
     rows, cols = linear.shape
@@ -47,10 +54,10 @@ def _linear(input: torch.Tensor, layer: int, columns: int) -> torch.Tensor:
     if input.device != linear.device:
         raise ValueError(f"input: expected a tensor on {linear.device}, where the layer's weights "
                          f"are, got one on {input.device}")  # fmt: skip
-    made = linear.run(
-        input.reshape(-1, cols), "bfloat16" if input.dtype == torch.bfloat16 else "float32"
-    )
-    return made.to(input.dtype).reshape(*input.shape[:-1], columns)
+    wide = "bfloat16" if input.dtype == torch.bfloat16 else "float32"
+    with allocating_on(input.device):  # Conversions are kernels.
+        made = linear.run(_dense(input.reshape(-1, cols)), wide)
+        return made.to(input.dtype).reshape(*input.shape[:-1], columns)
 
 
 register("linear", _linear,

@@ -82,8 +82,11 @@ def test_products_of_all_modes(mode: str, device: str) -> None:
     batch = layer(X.to(device).reshape(2, 5, 13, K))
     assert torch.equal(batch.reshape(130, N), layer(X.to(device)))
     assert torch.equal(layer(X[0].to(device)), layer(X[:1].to(device))[0])
-    strided = X.to(device).repeat(1, 2)[:, K:]
-    assert torch.equal(layer(strided), layer(X.to(device)))
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = X.to(device, dtype)
+        shifted = torch.cat([whole.new_zeros(1), whole.reshape(-1)])[1:].reshape(130, K)
+        for view in (whole.repeat(1, 2)[:, K:], whole.T.contiguous().T, shifted):
+            assert torch.equal(layer(view), layer(whole))
     assert layer(X[:0].to(device)).shape == (0, N)
 
 
