@@ -63,7 +63,7 @@ def test_operators_of_torch() -> None:
     import torch
 
     import narrowfloat.torch as nft
-    from narrowfloat import _torch_moe
+    from narrowfloat import _torch_packed
 
     w1, w2, x, logits = (torch.from_numpy(np.asarray(array, np.float32)) for array in
                          plain_layer())  # fmt: skip
@@ -83,9 +83,9 @@ def test_operators_of_torch() -> None:
                 with pytest.raises(ValueError, match="mxfp8"):
                     nft.quantize(x, "mxfp8", row_list=rows)
 
-    known = set(_torch_moe._layers)
+    known = set(_torch_packed._layers)
     assert grown(calls) < 500_000
-    assert set(_torch_moe._layers) == known
+    assert set(_torch_packed._layers) == known
 
 
 @needs_torch
