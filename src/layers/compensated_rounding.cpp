@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "layers/block_scales.h"
 #include "narrowfloat/runtime.h"
@@ -70,16 +71,21 @@ class TileRounder {
 
   // Returns the error of the element after rounding it with `change` added.
   double round_element(int64_t lane, int64_t col, double change) {
-    const auto x = static_cast<double>(row_of(lane)[static_cast<size_t>(col)]);
+    const float x = row_of(lane)[static_cast<size_t>(col)];
     const int64_t row = first_ + lane;
     const int64_t block = (row * cols_ + col) / BlockScales::kCols;
     const int scale = static_cast<int>(stored_scales_[static_cast<size_t>(block)]);
+    constexpr auto kLargest = static_cast<double>(std::numeric_limits<float>::max());
+    const double changed = std::clamp(static_cast<double>(x) + change, -kLargest, kLargest);
     const uint8_t code =
-        BlockScales::encode(static_cast<float>(x + change), scales_.multiplier(scale));
+        BlockScales::encode(static_cast<float>(changed), scales_.multiplier(scale));
     store(row * cols_ + col, code);
     // A product of a code and a scale rounds as in a reader.
-    return x -
-           static_cast<double>(BlockScales::Element::decode(code) * scales_.decode_scale(scale));
+    const double error =
+        static_cast<double>(x) -
+        static_cast<double>(BlockScales::Element::decode(code) * scales_.decode_scale(scale));
+    // Nothing makes up for a product beyond the range of F32.
+    return std::isfinite(error) ? error : 0;
   }
 
   void store(int64_t element, uint8_t code) {

@@ -33,7 +33,8 @@ HessianFactor::HessianFactor(std::span<const float> diagonal, LoadRow load_row,
     return diagonal[static_cast<size_t>(a)] > diagonal[static_cast<size_t>(b)];
   });
   const double sum = std::accumulate(diagonal.begin(), diagonal.end(), 0.0);
-  load(load_row, kDamping * sum / static_cast<double>(diagonal.size()));
+  // Zeros say nothing: with the identity every element is rounded by itself.
+  load(load_row, sum > 0 ? kDamping * sum / static_cast<double>(diagonal.size()) : 1);
   for (int64_t end = cols(); end > 0; end -= kBandRows) {
     const int64_t begin = std::max<int64_t>(0, end - kBandRows);
     factor_band(begin, end, name);

@@ -8,9 +8,9 @@
 // them from the Cholesky factor of the inverse of H (Frantar et al., 2022); no inverse is needed
 // here.
 //
-// Damping adds 1 % of the mean of H's diagonal to it. Columns are taken in the order of falling
-// diagonals (equal ones by their number), so that those that matter most are rounded first and the
-// others make up for them.
+// Damping adds 1 % of the mean of H's diagonal to it; an H of zeros becomes the identity. Columns
+// are taken in the order of falling diagonals (equal ones by their number), so that those that
+// matter most are rounded first and the others make up for them.
 #pragma once
 
 #include <cstdint>

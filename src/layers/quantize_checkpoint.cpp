@@ -202,15 +202,15 @@ class CheckpointQuantizer {
         add_copy(tensor, selections[i], report);
       }
     }
-    check_activations();
-    check_statistics();
-    warn_of_merged_weights();
     if (tasks_.empty()) {
       throw_invalid(
           "{}: no tensor is left to quantize to {}; look at the reasons with a dry run, "
           "and at option include and option exclude",
           printable(source_.path()), spec_.info.name);
     }
+    check_activations();
+    check_statistics();
+    warn_of_merged_weights();
   }
 
   // Gives some weights better formats, or none; the reasons are in the report.
@@ -293,8 +293,9 @@ class CheckpointQuantizer {
           }));
       if (count == 0) {
         throw_invalid(
-            "option {}: the file has {} for none of the {} weights that are quantized; it is about "
-            "experts, and tokens must have come to them",
+            "option {}: the file has no {} for any of the {} weights that are quantized; it has "
+            "them "
+            "for experts that tokens came to, by the names of the model that was calibrated",
             option, what, tasks_.size());
       }
       if (count == tasks_.size()) return;
@@ -420,7 +421,7 @@ class CheckpointQuantizer {
     job.metadata = metadata();
     set_options(options_, job);
     for (const auto* file : {&hessians_, &moments_}) {
-      if (*file) job.more_sources.push_back((*file)->source_file());
+      if (*file) job.more_sources.push_back(&(*file)->file());
     }
     if (!source_.is_directory()) return job;
     set_configs(job);

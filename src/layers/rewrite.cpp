@@ -12,6 +12,7 @@
 #include "checkpoint/partial_file.h"
 #include "checkpoint/safetensors_layout.h"
 #include "layers/checkpoint_target.h"
+#include "layers/resume_manifest.h"
 #include "layers/scale_originals.h"
 #include "layers/source_facts.h"
 #include "narrowfloat/runtime.h"
@@ -35,7 +36,7 @@ class Rewriter {
   explicit Rewriter(RewriteJob job) : job_(std::move(job)) {}
 
   RewriteResult run() {
-    CheckpointTarget target(job_.source, job_.target, job_.force);
+    CheckpointTarget target(job_.source, job_.target, job_.force, job_.more_sources);
     plan();
     uint64_t needed_bytes = result_.target_bytes;
     for (const std::string& name : auxiliary_) {
@@ -111,8 +112,9 @@ class Rewriter {
     manifest_.version = std::string(version());
     manifest_.settings = settings_hash();
     manifest_.sources = source_files(job_.source);
-    manifest_.sources.insert(manifest_.sources.end(), job_.more_sources.begin(),
-                             job_.more_sources.end());
+    for (const SafetensorsReader* file : job_.more_sources) {
+      manifest_.sources.push_back(source_file(*file));
+    }
     const std::string path = target.own_path(kManifestName);
     if (!job_.resume || !fs::exists(path)) return;
     ResumeManifest found =

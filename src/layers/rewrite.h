@@ -12,7 +12,6 @@
 #include "checkpoint/conventions/convention.h"
 #include "checkpoint/shard_plan.h"
 #include "layers/memory_plan.h"
-#include "layers/resume_manifest.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -34,8 +33,8 @@ struct RewriteJob {
   std::map<std::string, std::string> metadata = {};
   std::string config_text = {};  // Empty: none is written.
   std::vector<ConfigFile> extra_configs = {};
-  // Files that the target depends on besides the source.
-  std::vector<ResumeManifest::SourceFile> more_sources = {};
+  // Files that the target depends on besides the source. They outlive the job.
+  std::vector<const SafetensorsReader*> more_sources = {};
   uint64_t max_shard_bytes = 0;
   bool dry_run = false;
   bool force = false;

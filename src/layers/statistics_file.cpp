@@ -7,6 +7,7 @@
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
+#include "layers/resume_manifest.h"
 #include "layers/selection.h"
 
 namespace narrowfloat {
@@ -30,7 +31,9 @@ std::optional<ExpertInput> expert_input(std::string_view tensor) {
   ExpertInput found;
   const char* const end = number.data() + number.size();
   const auto [stopped, problem] = std::from_chars(number.data(), end, found.expert);
-  if (problem != std::errc() || stopped != end || found.expert < 0) return std::nullopt;
+  if (problem != std::errc() || stopped != end || found.expert < 0 || matrix.empty()) {
+    return std::nullopt;
+  }
   for (const ExpertSide& side : kExpertSides) {
     if (std::find(side.modules.begin(), side.modules.end(), matrix) == side.modules.end()) continue;
     found.side = fmt::format("{}{}", path.substr(0, before_expert), side.name);
@@ -139,10 +142,6 @@ std::string StatisticsFile::fingerprint() const {
     text += bytes;
   }
   return hash_of(text);
-}
-
-ResumeManifest::SourceFile StatisticsFile::source_file() const {
-  return narrowfloat::source_file(file_);
 }
 
 }  // namespace narrowfloat

@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "layers/resume_manifest.h"
 #include "narrowfloat/safetensors.h"
 
 namespace narrowfloat {
@@ -58,7 +57,7 @@ class StatisticsFile {
   [[nodiscard]] const std::string& path() const { return file_.path(); }
   // A hash of names, shapes and the numbers of tokens: two files of one model differ in it.
   [[nodiscard]] std::string fingerprint() const;
-  [[nodiscard]] ResumeManifest::SourceFile source_file() const;
+  [[nodiscard]] const SafetensorsReader& file() const { return file_; }
 
  private:
   [[nodiscard]] std::optional<ExpertStatistics> find(std::string_view tensor, std::string_view kind,

@@ -223,6 +223,48 @@ def test_no_scale_has_a_smaller_weighted_error(case, tmp_path, convention):
         assert (found <= best * (1 + 1e-4) + 1e-18).all(), (expert, matrix)
 
 
+def test_an_element_that_becomes_infinite_leaves_its_row_alone(case, tmp_path):
+    """The codes of the largest BF16 number times their scale are beyond the range of FP32."""
+    root, weights, *_ = case
+    values = weights[0, "up_proj"].copy()
+    values[2, 40] = np.float32(3.39e38)
+    name = f"{NAME}.0.up_proj.weight"
+    write_safetensors(tmp_path / "in.safetensors",
+                      {name: ("BF16", [ROWS, COLS], bf16(values).tobytes())})
+    document = run_json("quantize", tmp_path / "in.safetensors", tmp_path / "out.safetensors",
+                        "--to", "mxfp8-ct", "--gptq", root / "stats.safetensors")
+    (warning,) = document["warnings"]
+    assert f"1 of {ROWS * COLS} elements become infinite" in warning
+    found = decoded(tmp_path, tmp_path / "out.safetensors")[name]
+    assert np.argwhere(~np.isfinite(found)).tolist() == [[2, 40]]
+
+
+def test_statistics_of_zeros_change_nothing(case, tmp_path):
+    """Tokens came, but an activation made zeros of them."""
+    root, _, statistics, _ = case
+    zeros = {f"{NAME}.{side}.hessian": ("F32", [EXPERTS, COLS, COLS], bytes(4 * EXPERTS * COLS**2))
+             for side in ("input", "inter")}
+    stats = tmp_path / "stats.safetensors"
+    write_safetensors(stats, statistics | zeros, {"format": "narrowfloat.statistics"})
+    files = []
+    for name, more in (("plain", []), ("gptq", ["--gptq", stats])):
+        target = tmp_path / f"{name}.safetensors"
+        run_ok("quantize", root / "in.safetensors", target, "--to", "nvfp4", *more)
+        files.append({name: array.tolist() for name, array in decoded(tmp_path, target).items()})
+    assert files[0] == files[1]
+
+
+def test_statistics_are_never_replaced(case, tmp_path):
+    root, *_ = case
+    stats = tmp_path / "stats.safetensors"
+    shutil.copy(root / "stats.safetensors", stats)
+    before = stats.read_bytes()
+    result = run("quantize", root / "in.safetensors", stats, "--to", "nvfp4", "--force", "--gptq",
+                 stats)
+    assert result.returncode == USAGE and "is the file" in result.stderr
+    assert stats.read_bytes() == before
+
+
 def test_statistics_that_are_wrong(case, tmp_path):
     root, _, statistics, _ = case
     out, stats = tmp_path / "out.safetensors", tmp_path / "stats.safetensors"
@@ -265,7 +307,7 @@ def test_statistics_that_are_wrong(case, tmp_path):
     assert code == INPUT and "--gptq: " in message and "calibrate" in message
     none = {f"{NAME}.{side}.hessian": None for side in ("input", "inter")}
     code, message = attempt(none)
-    assert code == USAGE and "--gptq: the file has Hessian for none of the 10" in message
+    assert code == USAGE and "--gptq: the file has no Hessian for any of the 10" in message
     code, message = attempt({}, "--to", "fp8-block")
     assert code == USAGE and "--gptq: is for nvfp4, mxfp4 and mxfp8" in message
     code, message = attempt({}, "--to", "nvfp4", "--activation-moments", stats)

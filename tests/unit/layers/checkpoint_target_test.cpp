@@ -56,6 +56,21 @@ TEST_F(CheckpointTargetTest, SeesThroughHardLinks) {
   });
 }
 
+TEST_F(CheckpointTargetTest, RefusesToReplaceAnotherFileThatIsRead) {
+  write_model(dir_ / "old", tiny_model());
+  write_model_file(dir_ / "old/statistics.safetensors", tiny_model());
+  fs::create_hard_link(dir_ / "old/statistics.safetensors", dir_ / "twin.safetensors");
+  write_model_file(dir_ / "one.safetensors", tiny_model());
+  const SafetensorsReader statistics(dir_ / "old/statistics.safetensors");
+  const std::vector<const SafetensorsReader*> read = {&statistics};
+  expect_error(ErrorKind::kInvalidArgument, "old' holds the file '",
+               [&] { CheckpointTarget refused(Checkpoint(source_), dir_ / "old", true, read); });
+  expect_error(ErrorKind::kInvalidArgument, "twin.safetensors' is the file '", [&] {
+    CheckpointTarget refused(Checkpoint(dir_ / "one.safetensors"), dir_ / "twin.safetensors", true,
+                             read);
+  });
+}
+
 TEST_F(CheckpointTargetTest, RefusesTheOtherKind) {
   expect_refused(dir_ / "out.safetensors", "the source is a directory, so");
   write_file(dir_ / "file", "x");

@@ -69,6 +69,16 @@ TEST(HessianFactor, TakesColumnsByFallingDiagonalThenByNumber) {
   }
 }
 
+TEST(HessianFactor, OfZerosIsTheIdentity) {
+  const HessianFactor factor = factor_of(std::vector<float>(kCols * kCols));
+  for (int64_t step = 0; step < kCols; ++step) {
+    EXPECT_EQ(factor.order()[static_cast<size_t>(step)], step);
+    const std::span<const double> row = factor.row(step);
+    EXPECT_EQ(row.back(), 1);
+    EXPECT_TRUE(std::all_of(row.begin(), row.end() - 1, [](double x) { return x == 0; })) << step;
+  }
+}
+
 TEST(HessianFactor, RefusesWhatIsNotPositiveDefinite) {
   std::vector<float> hessian = test_hessian();
   hessian[2 * kCols + 1] = hessian[kCols + 2] = 100;
