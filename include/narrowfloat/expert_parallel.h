@@ -7,10 +7,10 @@
 //        dispatch()                MoeLayer::run()                   combine()
 //
 // Rank r owns the experts expert_shard(E, R, r): contiguous ranges, the first E mod R ranks one
-// expert more. A token travels once to each rank that owns one of its experts, whatever their
-// number. All sizes are static: the number of rows does not depend on the routing, and no count is
-// read on the host. Results do not depend on the transport, on the order of arrival or on other
-// tokens.
+// expert more; with ExpertParallelConfig::places, those at such a range of places. A token travels
+// once to each rank that owns one of its experts, whatever their number. All sizes are static: the
+// number of rows does not depend on the routing, and no count is read on the host. Results do not
+// depend on the transport, on the order of arrival or on other tokens.
 #pragma once
 
 #include <chrono>
@@ -63,9 +63,14 @@ NARROWFLOAT_API ExpertTransport parse_expert_transport(std::string_view text);
 // All ranks give the same one.
 struct ExpertParallelConfig {
   int64_t hidden = 0;      // H
-  int32_t experts = 0;     // E, of all ranks together: at least one for each.
+  int32_t experts = 0;     // E, of all ranks together: at least one for each, or `places`.
   int32_t top_k = 0;       // k, slots of a token.
   int64_t max_tokens = 0;  // Most tokens that a rank gives in one call.
+  // The expert at each place, as place_experts() (expert_placement.h) chooses them; empty: expert e
+  // at place e. dispatch() takes numbers of experts and gives numbers of places, of which rank r
+  // owns expert_shard(P, R, r); so its layer has routing.experts P, and at place p the weights of
+  // expert places[p].
+  std::vector<int32_t> places;
   // Rows travel to the experts in kBf16, kFp8Group, kMxfp8 or kNvfp4PerToken. The sender quantizes
   // bf16, fp16 and fp32 rows once, with the bits of quantize().
   RowFormat payload = RowFormat::kBf16;
@@ -93,7 +98,7 @@ struct ExpertParallelOptions {
 // valid until combine(): from then on other ranks may store their next tokens there.
 struct ReceivedTokens {
   CodedRows rows;      // [R * max_tokens, H] in the payload's format, scales linear.
-  TensorView ids;      // I32 [R * max_tokens, k]: ids of the layer; -1 in rows that nobody sent.
+  TensorView ids;      // I32 [R * max_tokens, k]: places; -1 in rows that nobody sent.
   TensorView weights;  // F32 [R * max_tokens, k]
   TensorView counts;   // I32 [R]: rows of each source.
   uint64_t call = 0;   // Names the dispatch for combine().
@@ -124,7 +129,7 @@ class NARROWFLOAT_API ExpertParallel {
   [[nodiscard]] int ranks() const;
   [[nodiscard]] ExpertTransport transport() const;
   [[nodiscard]] const ExpertParallelConfig& config() const;
-  [[nodiscard]] ExpertShard shard() const;
+  [[nodiscard]] ExpertShard shard() const;     // A range of places.
   [[nodiscard]] int64_t max_rows() const;      // R * max_tokens
   [[nodiscard]] int64_t memory_bytes() const;  // All buffers, peer memory included.
   // Collective. Sends this rank's tokens and waits for those of all others. Dispatches and combines
@@ -151,7 +156,8 @@ class NARROWFLOAT_API ExpertParallel {
   void combine(const ReceivedTokens& received, const TensorView& out);
 
   // Collective: dispatch(), the layer of this rank's shard on the received rows, combine().
-  //   layer      on the CPU, experts shard(), routing.experts E, top_k k, no shared experts,
+  //   layer      on the CPU, experts shard() of routing.experts E (or as many as there are
+  //              places), top_k k, no shared experts,
   //              RouterOptions::negative_one_is_empty; it reads the payload or quantizes it
   //   workspace  U8 [>= required_workspace(layer)], aligned to 256 bytes
   // Throws kInvalidArgument for a configuration of the layer that does not fit, before anything is

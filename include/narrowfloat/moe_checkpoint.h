@@ -29,6 +29,9 @@ struct LoadMoeOptions {
   std::optional<float> inter_amax;
   int32_t expert_offset = 0;
   std::optional<int32_t> local_experts;  // Default: all from expert_offset on.
+  // The expert at each place, for ExpertParallelConfig::places: offset and count are of places,
+  // config().routing.experts is their number, and has no groups. Empty: expert e at place e.
+  std::vector<int32_t> places;
 };
 
 // Layers with experts, ascending. Empty for a model without.

@@ -15,32 +15,34 @@
 //   safetensors.h     single files
 //   allreduce.h       all-reduce over GPUs, fused with residual, RMSNorm and quantization
 //   expert_parallel.h experts of a layer on several ranks
+//   expert_placement.h which experts each of these ranks holds
 //   bootstrap.h       how the ranks of a group find each other
 //   runtime.h         threads, and which implementation runs where and why
 //   error.h           the exception all of them throw
 #pragma once
 
-#include "narrowfloat/activation.h"       // IWYU pragma: export
-#include "narrowfloat/allreduce.h"        // IWYU pragma: export
-#include "narrowfloat/bootstrap.h"        // IWYU pragma: export
-#include "narrowfloat/check.h"            // IWYU pragma: export
-#include "narrowfloat/checkpoint.h"       // IWYU pragma: export
-#include "narrowfloat/combine.h"          // IWYU pragma: export
-#include "narrowfloat/error.h"            // IWYU pragma: export
-#include "narrowfloat/expert_parallel.h"  // IWYU pragma: export
-#include "narrowfloat/format.h"           // IWYU pragma: export
-#include "narrowfloat/gemm.h"             // IWYU pragma: export
-#include "narrowfloat/group_quantize.h"   // IWYU pragma: export
-#include "narrowfloat/kv_cache.h"         // IWYU pragma: export
-#include "narrowfloat/moe.h"              // IWYU pragma: export
-#include "narrowfloat/moe_checkpoint.h"   // IWYU pragma: export
-#include "narrowfloat/moe_tuning.h"       // IWYU pragma: export
-#include "narrowfloat/moe_types.h"        // IWYU pragma: export
-#include "narrowfloat/pack_bits.h"        // IWYU pragma: export
-#include "narrowfloat/permute.h"          // IWYU pragma: export
-#include "narrowfloat/quantize.h"         // IWYU pragma: export
-#include "narrowfloat/route.h"            // IWYU pragma: export
-#include "narrowfloat/runtime.h"          // IWYU pragma: export
-#include "narrowfloat/safetensors.h"      // IWYU pragma: export
-#include "narrowfloat/shuffle.h"          // IWYU pragma: export
-#include "narrowfloat/tensor.h"           // IWYU pragma: export
+#include "narrowfloat/activation.h"        // IWYU pragma: export
+#include "narrowfloat/allreduce.h"         // IWYU pragma: export
+#include "narrowfloat/bootstrap.h"         // IWYU pragma: export
+#include "narrowfloat/check.h"             // IWYU pragma: export
+#include "narrowfloat/checkpoint.h"        // IWYU pragma: export
+#include "narrowfloat/combine.h"           // IWYU pragma: export
+#include "narrowfloat/error.h"             // IWYU pragma: export
+#include "narrowfloat/expert_parallel.h"   // IWYU pragma: export
+#include "narrowfloat/expert_placement.h"  // IWYU pragma: export
+#include "narrowfloat/format.h"            // IWYU pragma: export
+#include "narrowfloat/gemm.h"              // IWYU pragma: export
+#include "narrowfloat/group_quantize.h"    // IWYU pragma: export
+#include "narrowfloat/kv_cache.h"          // IWYU pragma: export
+#include "narrowfloat/moe.h"               // IWYU pragma: export
+#include "narrowfloat/moe_checkpoint.h"    // IWYU pragma: export
+#include "narrowfloat/moe_tuning.h"        // IWYU pragma: export
+#include "narrowfloat/moe_types.h"         // IWYU pragma: export
+#include "narrowfloat/pack_bits.h"         // IWYU pragma: export
+#include "narrowfloat/permute.h"           // IWYU pragma: export
+#include "narrowfloat/quantize.h"          // IWYU pragma: export
+#include "narrowfloat/route.h"             // IWYU pragma: export
+#include "narrowfloat/runtime.h"           // IWYU pragma: export
+#include "narrowfloat/safetensors.h"       // IWYU pragma: export
+#include "narrowfloat/shuffle.h"           // IWYU pragma: export
+#include "narrowfloat/tensor.h"            // IWYU pragma: export

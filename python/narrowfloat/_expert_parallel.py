@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Self
 
@@ -54,6 +54,8 @@ class ExpertParallel(Collective):
     order: rank: each rank sums its experts and rounds; then ranks in order. topk: every expert's
         row travels back, summed in the order of slots: the bytes of the layer on one rank.
     result_dtype: bfloat16, float16 (order "rank" alone) or float32, of the rows that travel back.
+    places: the expert at each place, from place_experts(); default: expert e at place e. `shard`
+        and the ids that dispatch() returns are then of places; those that it takes, of experts.
     transport: auto, peer_memory, all_to_all or all_gather (docs/parallel.md).
     all_to_all: f(send, receive) for uint8 arrays of equal size: block r of `send` goes to rank r,
         and block r of `receive` comes from there. It must not keep them.
@@ -71,13 +73,13 @@ class ExpertParallel(Collective):
     def __init__(
         self, group: _core.RankGroup | None = None, *, hidden: int, experts: int, top_k: int,
         max_tokens: int, payload: Payload = "bf16", order: Literal["rank", "topk"] = "rank",
-        result_dtype: str = "bfloat16", transport: str = "auto",
+        result_dtype: str = "bfloat16", places: Sequence[int] = (), transport: str = "auto",
         all_to_all: Callable[[Any, Any], object] | None = None, deadline: float = 30.0,
     ) -> None:  # fmt: skip
         """Collective over the group; see the class."""
         if group is None:
             group = _core.RankGroup.from_environment()
-        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype)
+        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places)
         options.set_word("transport", transport)
         options.set_deadline(deadline)
         if all_to_all is not None:
@@ -89,10 +91,10 @@ class ExpertParallel(Collective):
     def local(
         cls, ranks: int, *, hidden: int, experts: int, top_k: int, max_tokens: int,
         payload: Payload = "bf16", order: Literal["rank", "topk"] = "rank",
-        result_dtype: str = "bfloat16", deadline: float = 30.0,
+        result_dtype: str = "bfloat16", places: Sequence[int] = (), deadline: float = 30.0,
     ) -> list[Self]:  # fmt: skip
         """1 to 8 ranks in this process, for tests: call each in a thread of its own."""
-        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype)
+        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places)
         options.set_deadline(deadline)
         found = []
         for core in _core.ExpertParallel.create_local(ranks, options):
@@ -253,11 +255,12 @@ def _names_of_python() -> Iterator[None]:
 
 def _options(
     hidden: int, experts: int, top_k: int, max_tokens: int, payload: str, order: str,
-    result_dtype: str,
+    result_dtype: str, places: Sequence[int],
 ) -> _core.ExpertParallelOptions:  # fmt: skip
     options = _core.ExpertParallelOptions()
     options.hidden, options.experts, options.top_k = hidden, experts, top_k
     options.max_tokens = max_tokens
+    options.set_places(list(places))
     for member, word in (("payload", payload), ("order", order), ("result_dtype", result_dtype)):
         options.set_word(member, word)
     return options
@@ -266,10 +269,10 @@ def _options(
 def explain_expert_parallel(
     ranks: int, *, hidden: int, experts: int, top_k: int, max_tokens: int,
     payload: Payload = "bf16", order: Literal["rank", "topk"] = "rank",
-    result_dtype: str = "bfloat16", transport: str = "auto", is_one_host: bool = True,
-    has_all_to_all: bool = False,
+    result_dtype: str = "bfloat16", places: Sequence[int] = (), transport: str = "auto",
+    is_one_host: bool = True, has_all_to_all: bool = False,
 ) -> _core.Explanation:  # fmt: skip
     """Which transport a group of ranks would use, and why not the others."""
-    options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype)
+    options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places)
     options.set_word("transport", transport)
     return _core.explain_expert_parallel(ranks, options, is_one_host, has_all_to_all)

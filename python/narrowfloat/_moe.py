@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,7 @@ class MoeLayer:
         inter_amax: float | None = None,
         expert_offset: int = 0,
         local_experts: int | None = None,
+        places: Sequence[int] = (),
         **changes: Any,
     ) -> MoeLayer:
         """One layer of a model directory, with the names that Hugging Face models use.
@@ -142,6 +144,8 @@ class MoeLayer:
             the stored weights. device: "cpu", or what torch takes as one ("cuda").
         input_amax, inter_amax: largest magnitude of the layer's input and of the intermediate;
             modes fp8_tensor and nvfp4 need them.
+        expert_offset, local_experts: the shard of a rank. places: those of ExpertParallel, which
+            the shard is then of.
         changes: fields of MoeConfig, such as out_dtype="float32".
         The router is the caller's: hidden @ router_weight.T are the logits, plus router_logit_bias
         where it is not None (gpt-oss); router_bias goes to run(). Shared experts stay with the
@@ -150,6 +154,7 @@ class MoeLayer:
         options = _core.LoadMoeOptions()
         options.input_amax, options.inter_amax = input_amax, inter_amax
         options.expert_offset, options.local_experts = expert_offset, local_experts
+        options.places = list(places)
         loaded = _core.LoadedMoe.load(os.fspath(path), layer, mode, options)
         maker = _maker_on(device)
         parts = {

@@ -322,7 +322,8 @@ void bind_layer(nb::module_& module) {
       .def_rw("input_amax", &LoadMoeOptions::input_amax)
       .def_rw("inter_amax", &LoadMoeOptions::inter_amax)
       .def_rw("expert_offset", &LoadMoeOptions::expert_offset)
-      .def_rw("local_experts", &LoadMoeOptions::local_experts);
+      .def_rw("local_experts", &LoadMoeOptions::local_experts)
+      .def_rw("places", &LoadMoeOptions::places);
   nb::class_<LoadedLayer>(module, "LoadedMoe")
       .def_static("load", &load_layer, "path"_a, "layer"_a, "mode"_a.none(), "options"_a)
       .def_prop_ro("config",

@@ -9,6 +9,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -17,6 +18,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "narrowfloat/error.h"
+#include "narrowfloat/expert_placement.h"
 #include "python/src/bindings.h"
 #include "python/src/choices.h"
 #include "python/src/moe_arguments.h"
@@ -188,6 +190,9 @@ void bind_expert_parallel(nb::module_& module) {
   number("experts", &ExpertParallelConfig::experts);
   number("top_k", &ExpertParallelConfig::top_k);
   number("max_tokens", &ExpertParallelConfig::max_tokens);
+  options.def("set_places", [](GroupOptions& self, std::vector<int32_t> places) {
+    self.config.places = std::move(places);
+  });
 
   nb::class_<ExpertParallel>(module, "ExpertParallel")
       .def_static(
@@ -229,6 +234,19 @@ void bind_expert_parallel(nb::module_& module) {
       .def("give_up", &ExpertParallel::give_up)
       .def("destroy", &ExpertParallel::destroy, nb::call_guard<nb::gil_scoped_release>());
 
+  module.def(
+      "place_experts",
+      [](const std::vector<double>& loads, int ranks, int32_t redundant) {
+        const nb::gil_scoped_release unlocked;
+        return place_experts(loads, ranks, redundant);
+      },
+      "loads"_a, "ranks"_a, "redundant"_a = 0,
+      "The expert at each of E + redundant places, so that ranks have even loads.\n\n"
+      "loads: how many tokens chose each expert. redundant: copies of experts with much load.\n"
+      "Rank r has the places that ExpertParallel(places=...).shard says.");
+  module.def(
+      "load_places", [](const std::string& path) { return ExpertPlacement::load(path).layers; },
+      "path"_a, "The places of each layer by name, from a file of `narrowfloat moe place`.");
   module.def(
       "explain_expert_parallel",
       [](int ranks, const GroupOptions& given, bool is_one_host, bool has_all_to_all) {

@@ -22,6 +22,7 @@ void add_report(const Commands& commands);
 void add_explain(const Commands& commands);
 void add_doctor(const Commands& commands);
 void add_moe_explain(const Commands& commands);
+void add_moe_place(const Commands& commands);
 void add_moe_tune(const Commands& commands);
 
 }  // namespace narrowfloat::cli

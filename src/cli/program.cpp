@@ -53,6 +53,7 @@ void add_commands(const Commands& commands) {
   moe.app.footer("Try: narrowfloat moe tune --help, narrowfloat moe explain --help");
   add_moe_tune(moe);
   add_moe_explain(moe);
+  add_moe_place(moe);
 }
 
 int run(int argc, const char* const* argv) {

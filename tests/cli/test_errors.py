@@ -14,7 +14,7 @@ from conftest import (BENCH_CLI, BENCH_COMMANDS, CLEAN_ENVIRONMENT, CLI, DONE, I
                       TINY_MOE, UNSUPPORTED, USAGE, bf16_weight, run, run_ok, write_safetensors)
 
 COMMANDS = ["quantize", "dequantize", "inspect", "check", "diff", "explain", "doctor", "moe tune",
-            "moe explain"]
+            "moe explain", "moe place"]
 
 
 @pytest.mark.parametrize("name,program,command",

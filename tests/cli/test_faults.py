@@ -51,6 +51,7 @@ def make_sources(tmp_path_factory):
     run_ok("quantize", root / "model", root / "quantized", "--to", "nvfp4")
     write_unequal(root)
     write_experts(root)
+    (root / "loads.json").write_text('{"loads": {"0": [3, 1, 2]}}')
     shutil.copy(root / "model/model.safetensors", root / "model.safetensors")
     run_ok("quantize", root / "other/model.safetensors", root / "old.safetensors", "--to", "mxfp8")
     return root
@@ -152,6 +153,8 @@ CASES = {
 MEASURING_CASES = {
     "moe tune": Case(["moe", "tune", "--shape", "64,32,4,1", "--mode", "bf16", "--tokens", "1",
                       "--min-time", "0", "--threads", "1", "--out", "{target}"], "out.json"),
+    "moe place": Case(["moe", "place", "--loads", "{sources}/loads.json", "--ranks", "2", "--out",
+                       "{target}"], "out.json"),
     "moe run": Case(["moe", "run", str(TINY_MOE), "--layer", "0", "--tokens", "1", "--min-time",
                      "0", "--mode", "bf16", "--threads", "1", "--routing-out", "{target}"],
                     "out.safetensors", program=BENCH_CLI),

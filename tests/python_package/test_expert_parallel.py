@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,38 @@ def test_results(payload: str) -> None:
                     total += on_one_rank(layer, own).astype(np.float32)
                 wanted = total.astype(ml_dtypes.bfloat16)
             assert out.tobytes() == wanted.tobytes(), (payload, order)
+
+
+def test_places(tmp_path: Path) -> None:
+    """Experts where their loads put them, with copies: the bytes of the layer on one rank."""
+    tokens = [Tokens(0, 6), Tokens(1, 0), Tokens(2, 4)]
+    loads = [1000 // (expert + 1) for expert in range(EXPERTS)]
+    places = nf.place_experts(loads, 3, redundant=5)
+    assert len(places) == 21 and set(places) == set(range(EXPERTS)) and places.count(0) == 3
+    group = nf.ExpertParallel.local(3, **SIZES, order="topk", places=places)
+    mode = MODES["bf16"]
+    layers = [nf.MoeLayer.from_checkpoint(MODEL, 2, mode=mode, expert_offset=rank.shard[0],
+                                          local_experts=rank.shard[1], places=places)
+              for rank in group]  # fmt: skip
+    assert [rank.shard for rank in group] == [(0, 7), (7, 7), (14, 7)]
+
+    def run(number: int) -> Any:
+        own = tokens[number]
+        return group[number].run(layers[number], own.hidden, own.ids, own.weights)
+
+    for own, out in zip(tokens, on_all(run, 3), strict=True):
+        assert not isinstance(out, Exception), out
+        assert out.tobytes() == on_one_rank(shard(mode), own).tobytes()
+    with pytest.raises(ValueError, match="rank 0 has expert 0 twice"):
+        nf.ExpertParallel.local(2, **SIZES, places=[0, 0, *range(1, EXPERTS)])
+    with pytest.raises(ValueError, match="redundant: expected 0 to 32"):
+        nf.place_experts(loads, 3, redundant=33)
+    with pytest.raises(ValueError, match="option places: expected experts from 0 to 15, got 16"):
+        nf.MoeLayer.from_checkpoint(MODEL, 2, places=[*range(EXPERTS), EXPERTS])
+    file = tmp_path / "places.json"
+    file.write_text(json.dumps({"format": "narrowfloat expert placement", "format_version": 1,
+                                "experts": EXPERTS, "ranks": 3, "places": {"2": places}}))  # fmt: skip
+    assert nf.load_places(str(file)) == {"2": places}
 
 
 @pytest.mark.parametrize("payload", ["bf16", "nvfp4_per_token"])

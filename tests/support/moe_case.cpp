@@ -200,8 +200,8 @@ void MoeCase::add_per_expert_parameters() {
   }
 }
 
-MoeWeights MoeCase::shard(int32_t offset, int32_t count) const {
-  MoeWeights result = weights_;
+MoeWeights expert_range(const MoeWeights& weights, int32_t offset, int32_t count) {
+  MoeWeights result = weights;
   const auto cut_tensor = [&](TensorView& view) {
     if (view.is_absent()) return;
     const int64_t each = view.num_elements() / view.shape[0];

@@ -40,6 +40,9 @@ struct MoeRunStyle {
   Guard guard = Guard::kCanary;
 };
 
+// The experts [offset, offset + count) of `weights` alone, as another rank holds them.
+MoeWeights expert_range(const MoeWeights& weights, int32_t offset, int32_t count);
+
 class MoeCase {
  public:
   // Fills a layer of `mode`; everything about `config()` may be changed before prepare(), except
@@ -63,8 +66,9 @@ class MoeCase {
   void add_biases();
   // Alpha, beta and limits that differ between experts, where the activation reads them.
   void add_per_expert_parameters();
-  // The experts [offset, offset + count) alone, as another rank holds them.
-  [[nodiscard]] MoeWeights shard(int32_t offset, int32_t count) const;
+  [[nodiscard]] MoeWeights shard(int32_t offset, int32_t count) const {
+    return expert_range(weights_, offset, count);
+  }
 
   [[nodiscard]] MoeLayer prepare() const { return MoeLayer::prepare(weights_, config_); }
   [[nodiscard]] MoeLayer prepare_reference(const MoeReferenceOptions& options) const {

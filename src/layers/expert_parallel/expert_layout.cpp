@@ -6,6 +6,7 @@
 
 #include "base/int_math.h"
 #include "base/throw_error.h"
+#include "narrowfloat/expert_placement.h"
 #include "tensor/row_format.h"
 
 namespace narrowfloat {
@@ -34,7 +35,9 @@ void check_payload(const ExpertParallelConfig& config) {
 
 void check_config(const ExpertParallelConfig& config, int ranks) {
   if (ranks < 1) throw_invalid("ranks: expected 1 or more, got {}", ranks);
-  if (config.experts < ranks) {
+  if (!config.places.empty()) {
+    check_places(config.places, config.experts, ranks);
+  } else if (config.experts < ranks) {
     throw_invalid("experts: expected at least one for each of the {} ranks, got {}", ranks,
                   config.experts);
   }

@@ -10,6 +10,7 @@
 #include "base/int_math.h"
 #include "base/throw_error.h"
 #include "narrowfloat/combine.h"
+#include "narrowfloat/expert_placement.h"
 #include "runtime/parallel.h"
 #include "tensor/view_checks.h"
 
@@ -27,10 +28,15 @@ ExpertParallel::Impl::Impl(const ExpertParallelConfig& config, const ExpertLayou
     : config_(config),
       layout_(layout),
       rank_(rank),
+      num_places_(config.places.empty() ? config.experts
+                                        : static_cast<int32_t>(config.places.size())),
       exchange_(std::move(exchange)),
       payload_(config.payload, config.max_tokens, config.hidden) {
   const int64_t most_copies =
       config.order == CombineOrder::kTopK ? config.top_k : std::min(config.top_k, layout.ranks);
+  if (!config.places.empty()) {
+    place_of_expert_ = narrowfloat::place_of_expert(config.places, config.experts, rank);
+  }
   returned_.resize(static_cast<size_t>(config.max_tokens * most_copies * result_row_bytes()));
 }
 
@@ -50,6 +56,20 @@ void ExpertParallel::Impl::check_dispatch(const CodedRows& rows, const TensorVie
   }
   require_tensor("ids", ids, {DType::kI32}, {tokens, config_.top_k}, kCpu);
   require_tensor("weights", weights, {DType::kF32}, {tokens, config_.top_k}, kCpu);
+}
+
+TensorView ExpertParallel::Impl::find_places(const TensorView& ids) {
+  const std::span given(static_cast<const int32_t*>(ids.data),
+                        static_cast<size_t>(ids.num_elements()));
+  ids_.assign(given.begin(), given.end());
+  for (int32_t& id : ids_) {
+    if (id < 0 || id >= config_.experts) {
+      id = -1;
+    } else if (!place_of_expert_.empty()) {
+      id = place_of_expert_[static_cast<size_t>(id)];
+    }
+  }
+  return TensorView::contiguous(ids_.data(), DType::kI32, {ids.shape[0], config_.top_k});
 }
 
 void ExpertParallel::Impl::pack(const CodedRows& rows, const TensorView& ids,
@@ -103,7 +123,7 @@ ReceivedTokens ExpertParallel::Impl::finish_received() {
     int32_t* const begin = ids + source * config_.max_tokens * k;
     int32_t* const sent = begin + counts[source] * k;
     std::replace_if(
-        begin, sent, [&](int32_t id) { return id < 0 || id >= config_.experts; }, -1);
+        begin, sent, [&](int32_t id) { return id < 0 || id >= num_places_; }, -1);
     std::fill(sent, begin + config_.max_tokens * k, -1);
   }
   const int64_t rows = layout_.max_rows();
@@ -122,15 +142,13 @@ ReceivedTokens ExpertParallel::Impl::finish_received() {
 ReceivedTokens ExpertParallel::Impl::dispatch(const CodedRows& rows, const TensorView& ids,
                                               const TensorView& weights) {
   check_dispatch(rows, ids, weights);
-  plan_ = plan_dispatch(ids, config_.experts, layout_.ranks);
+  const TensorView places = find_places(ids);
+  plan_ = plan_dispatch(places, num_places_, layout_.ranks);
   if (is_topk()) {
-    const auto slots = static_cast<size_t>(ids.num_elements());
-    const auto* const given_ids = static_cast<const int32_t*>(ids.data);
-    const auto* const given_weights = static_cast<const float*>(weights.data);
-    ids_.assign(given_ids, given_ids + slots);
-    weights_.assign(given_weights, given_weights + slots);
+    const auto* const given = static_cast<const float*>(weights.data);
+    weights_.assign(given, given + weights.num_elements());
   }
-  pack(payload_.quantize(rows), ids, weights);
+  pack(payload_.quantize(rows), places, weights);
   exchange_->exchange_tokens();
   ++call_;
   ReceivedTokens received = finish_received();
@@ -190,8 +208,8 @@ int64_t ExpertParallel::Impl::gather_returned(std::vector<int32_t>& slot_to_row)
   for (int64_t token = 0; token < plan_.tokens; ++token) {
     for (int64_t slot = 0; slot < slots; ++slot) {
       const auto idx = static_cast<size_t>(token * slots + slot);
-      if (is_topk() && (ids_[idx] < 0 || ids_[idx] >= config_.experts)) continue;
-      const int rank = is_topk() ? rank_of_expert(config_.experts, layout_.ranks, ids_[idx])
+      if (is_topk() && ids_[idx] < 0) continue;
+      const int rank = is_topk() ? rank_of_expert(num_places_, layout_.ranks, ids_[idx])
                                  : static_cast<int>(slot);
       const int32_t place = plan_.place(token, rank);
       if (place < 0) continue;
@@ -236,7 +254,8 @@ void ExpertParallel::Impl::check_layer(const MoeLayer& layer, const TensorView& 
     if (expected != got) throw_invalid("layer: expected {} {}, got {}", what, expected, got);
   };
   expect("hidden", config_.hidden, moe.hidden);
-  expect("routing.experts", config_.experts, moe.routing.experts);
+  expect(config_.places.empty() ? "routing.experts" : "routing.experts (places)", num_places_,
+         moe.routing.experts);
   expect("routing.top_k", config_.top_k, moe.routing.top_k);
   expect("routing.shared_experts", 0, moe.routing.shared_experts);
   expect("expert_offset", own.offset, moe.expert_offset);

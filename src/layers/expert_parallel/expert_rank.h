@@ -23,7 +23,7 @@ class ExpertParallel::Impl {
   [[nodiscard]] const ExpertParallelConfig& config() const { return config_; }
   [[nodiscard]] ExpertExchange& exchange() const { return *exchange_; }
   [[nodiscard]] ExpertShard shard() const {
-    return expert_shard(config_.experts, layout_.ranks, rank_);
+    return expert_shard(num_places_, layout_.ranks, rank_);
   }
   [[nodiscard]] int64_t memory_bytes() const {
     return exchange_->memory_bytes() + payload_.bytes() + static_cast<int64_t>(returned_.size());
@@ -59,6 +59,8 @@ class ExpertParallel::Impl {
     return config_.hidden * bits(config_.result_dtype) / 8;
   }
   [[nodiscard]] SlotRows slot_rows(const MoeLayer& layer) const;
+  // Keeps the places that ids name, -1 for those that name no expert; returns them as [T, k].
+  TensorView find_places(const TensorView& ids);
   void pack(const CodedRows& rows, const TensorView& ids, const TensorView& weights);
   [[nodiscard]] ReceivedTokens finish_received();
   // Copies the rows of results that belong to this rank's tokens side by side; returns how many.
@@ -67,11 +69,13 @@ class ExpertParallel::Impl {
   ExpertParallelConfig config_;
   ExpertLayout layout_;
   int rank_;
+  int32_t num_places_;
+  std::vector<int32_t> place_of_expert_;
   std::unique_ptr<ExpertExchange> exchange_;
   PayloadRows payload_;
   DispatchPlan plan_;
-  std::vector<int32_t> ids_;  // CombineOrder::kTopK: those of the last dispatch.
-  std::vector<float> weights_;
+  std::vector<int32_t> ids_;    // The places of the last dispatch.
+  std::vector<float> weights_;  // CombineOrder::kTopK: those of the last dispatch.
   std::vector<std::byte> returned_;
   uint64_t call_ = 0;
   bool is_dispatched_ = false;

@@ -2,7 +2,12 @@
 #include "layers/expert_parallel/expert_transport.h"
 
 #include <array>
+#include <span>
+#include <string>
 #include <utility>
+
+#define XXH_INLINE_ALL  // NOLINT(readability-identifier-naming): the name is the library's.
+#include <xxhash.h>
 
 #include "base/name_table.h"
 #include "runtime/comm/phase.h"
@@ -11,11 +16,17 @@
 namespace narrowfloat {
 
 std::string to_string(const ExpertParallelConfig& config) {
-  return fmt::format(
+  std::string text = fmt::format(
       "hidden {}, {} experts, top_k {}, {} tokens a rank, payload {}, order {}, "
       "results {}",
       config.hidden, config.experts, config.top_k, config.max_tokens, name(config.payload),
       name(config.order), name(config.result_dtype));
+  if (!config.places.empty()) {
+    const std::span bytes = std::as_bytes(std::span(config.places));
+    text += fmt::format(", {} places xxh64:{:016x}", config.places.size(),
+                        XXH64(bytes.data(), bytes.size(), 0));
+  }
+  return text;
 }
 
 namespace {

@@ -104,6 +104,10 @@ class LayerLoader {
     }
     config.expert_offset = options_.expert_offset;
     config.local_experts = local_experts();
+    if (!options_.places.empty()) {  // The caller routes: a router knows experts, not places.
+      config.routing.experts = num_places();
+      config.routing.n_group = config.routing.topk_group = 1;
+    }
     const std::optional<Convention> convention = first_weight().convention;
     state.stored_format = convention ? weight_format(*convention) : WeightFormat::kBf16;
     config.mode = options_.mode.value_or(default_mode(state.stored_format));
@@ -200,7 +204,7 @@ class LayerLoader {
     ExpertLoader w1(checkpoint_, *state.w1);
     ExpertLoader w2(checkpoint_, *state.w2);
     for (int32_t expert = 0; expert < config.local_experts; ++expert) {
-      const int64_t id = int64_t{config.expert_offset} + expert;
+      const int64_t id = expert_at(config.expert_offset + expert);
       const auto& matrices = experts_.experts[static_cast<size_t>(id)];
       state.gate_scale.push_back(w1.load(*matrices[0], expert, 0, config.inter));
       state.up_scale.push_back(w1.load(*matrices[1], expert, config.inter, config.inter));
@@ -220,7 +224,7 @@ class LayerLoader {
     ExpertLoader w1(checkpoint_, *state.w1);
     ExpertLoader w2(checkpoint_, *state.w2);
     for (int32_t expert = 0; expert < config.local_experts; ++expert) {
-      const int64_t id = int64_t{config.expert_offset} + expert;
+      const int64_t id = expert_at(config.expert_offset + expert);
       const float scale = w1.load_stacked(first, id, expert);
       state.gate_scale.push_back(scale);
       state.up_scale.push_back(scale);
@@ -228,7 +232,7 @@ class LayerLoader {
     }
     for (const StackedSource& source : {first, second}) {
       state.stored_bytes += source.weight.size_bytes /
-                            static_cast<uint64_t>(config.routing.experts) *
+                            static_cast<uint64_t>(model_.routing.experts) *
                             static_cast<uint64_t>(config.local_experts);
     }
     load_stacked_bias(first.weight, state.bias1, state);
@@ -241,9 +245,13 @@ class LayerLoader {
     const MoeConfig& config = state.config;
     const CheckpointTensor* tensor = checkpoint_.find(stacked_bias_name(weight.name));
     if (tensor == nullptr) return;
-    require_shape(checkpoint_, *tensor, {config.routing.experts, target.rows});
-    target.values = read_plain_f32(checkpoint_, *tensor, config.expert_offset * target.rows,
-                                   config.local_experts * target.rows);
+    require_shape(checkpoint_, *tensor, {model_.routing.experts, target.rows});
+    for (int32_t expert = 0; expert < config.local_experts; ++expert) {
+      const int64_t id = expert_at(config.expert_offset + expert);
+      const std::vector<float> values =
+          read_plain_f32(checkpoint_, *tensor, id * target.rows, target.rows);
+      target.values.insert(target.values.end(), values.begin(), values.end());
+    }
     state.stored_bytes +=
         target.values.size() * static_cast<uint64_t>(bits(tensor->info.dtype)) / 8;
   }
@@ -279,14 +287,28 @@ class LayerLoader {
         mode.name, mode.multiple, config.hidden, config.inter);
   }
 
+  // The number of places, which is that of experts unless the caller gives some.
+  [[nodiscard]] int32_t num_places() const {
+    return options_.places.empty() ? model_.routing.experts
+                                   : static_cast<int32_t>(options_.places.size());
+  }
+  [[nodiscard]] int64_t expert_at(int32_t place) const {
+    return options_.places.empty() ? place : options_.places[static_cast<size_t>(place)];
+  }
+
   [[nodiscard]] int32_t local_experts() const {
-    const int32_t experts = model_.routing.experts;
+    for (const int32_t expert : options_.places) {
+      if (expert >= 0 && expert < model_.routing.experts) continue;
+      throw_invalid("option places: expected experts from 0 to {}, got {}",
+                    model_.routing.experts - 1, expert);
+    }
+    const int32_t experts = num_places();
     const int32_t count = options_.local_experts.value_or(experts - options_.expert_offset);
     if (options_.expert_offset < 0 || count < 1 || options_.expert_offset > experts - count) {
       throw_invalid(
-          "option local_experts: the shard must lie within the {} experts, got {} from "
-          "expert {} on",
-          experts, count, options_.expert_offset);
+          "option local_experts: the shard must lie within the {} {}, got {} from number {} on",
+          experts, options_.places.empty() ? "experts" : "places", count,
+          options_.expert_offset);
     }
     return count;
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "narrowfloat/expert_placement.h"
 #include "tensor/element_io.h"
 
 namespace narrowfloat::testing {
@@ -47,9 +48,12 @@ ExpertCase::ExpertCase(const ExpertSetup& setup, uint64_t seed)
   config.out_dtype = setup.out_dtype;
   if (setup.order == CombineOrder::kTopK) config.slot_dtype = setup.result_dtype;
   const int64_t tokens = sum(setup.tokens);
+  if (!setup.places.empty()) place_experts();
+  // For order topk the whole layer is expected, which has no places.
+  const bool has_places = !setup.places.empty() && setup.order == CombineOrder::kRank;
   whole_.routing() = {};
-  whole_.routing().ids =
-      TensorView::contiguous(valid_ids_.data(), DType::kI32, {tokens, setup.top_k});
+  whole_.routing().ids = TensorView::contiguous(has_places ? placed_ids_.data() : valid_ids_.data(),
+                                                DType::kI32, {tokens, setup.top_k});
   whole_.routing().weights =
       TensorView::contiguous(weights_.data(), DType::kF32, {tokens, setup.top_k});
 }
@@ -83,23 +87,49 @@ void ExpertCase::draw_ids(Random& random) {
       -1);
 }
 
+int32_t ExpertCase::num_places() const {
+  return setup_.places.empty() ? setup_.experts : static_cast<int32_t>(setup_.places.size());
+}
+
+void ExpertCase::place_experts() {
+  const std::vector<int32_t>& places = setup_.places;
+  for (int rank = 0; rank < setup_.ranks; ++rank) {
+    const ExpertShard shard = expert_shard(num_places(), setup_.ranks, rank);
+    std::vector<int32_t> experts(places.begin() + shard.offset,
+                                 places.begin() + shard.offset + shard.count);
+    experts.resize(static_cast<size_t>(setup_.experts), 0);
+    placed_.push_back(std::make_unique<MovedWeights>(whole_.weights()));
+    placed_.back()->rename_experts(experts);
+    const std::vector<int32_t> place_of = place_of_expert(places, setup_.experts, rank);
+    const int64_t first = first_token(rank) * setup_.top_k;
+    for (int64_t slot = first; slot < first + tokens(rank) * setup_.top_k; ++slot) {
+      const int32_t id = valid_ids_[static_cast<size_t>(slot)];
+      placed_ids_.push_back(id < 0 ? -1 : place_of[static_cast<size_t>(id)]);
+    }
+  }
+}
+
 ExpertParallelConfig ExpertCase::config() const {
   return {.hidden = kHidden,
           .experts = setup_.experts,
           .top_k = setup_.top_k,
           .max_tokens = setup_.max_tokens,
+          .places = setup_.places,
           .payload = setup_.payload,
           .order = setup_.order,
           .result_dtype = setup_.result_dtype};
 }
 
 MoeLayer ExpertCase::layer(int rank) const {
-  const ExpertShard shard = expert_shard(setup_.experts, setup_.ranks, rank);
+  const ExpertShard shard = expert_shard(num_places(), setup_.ranks, rank);
   MoeConfig config = whole_.config();
+  config.routing.experts = num_places();
   config.expert_offset = shard.offset;
   config.local_experts = shard.count;
   if (setup_.order == CombineOrder::kRank) config.out_dtype = setup_.result_dtype;
-  return MoeLayer::prepare(whole_.shard(shard.offset, shard.count), config);
+  if (placed_.empty()) return MoeLayer::prepare(whole_.shard(shard.offset, shard.count), config);
+  MovedWeights& placed = *placed_[static_cast<size_t>(rank)];
+  return MoeLayer::prepare(expert_range(placed.weights(), 0, shard.count), config);
 }
 
 int64_t ExpertCase::tokens(int rank) const { return setup_.tokens[static_cast<size_t>(rank)]; }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "narrowfloat/expert_parallel.h"
 #include "support/moe_case.h"
+#include "support/moved_weights.h"
 
 namespace narrowfloat::testing {
 
@@ -44,6 +46,7 @@ struct ExpertSetup {
   CombineOrder order = CombineOrder::kRank;
   DType result_dtype = DType::kBF16;
   DType out_dtype = DType::kBF16;
+  std::vector<int32_t> places;  // ExpertParallelConfig::places
 };
 
 class ExpertCase {
@@ -70,12 +73,17 @@ class ExpertCase {
   [[nodiscard]] int64_t first_token(int rank) const;
   [[nodiscard]] TensorView slots_of(const void* data, DType dtype, int rank) const;
   void draw_ids(Random& random);
+  // The weights of each rank's places, and the places that the tokens' ids name.
+  void place_experts();
+  [[nodiscard]] int32_t num_places() const;
 
   ExpertSetup setup_;
   MoeCase whole_;
   std::vector<int32_t> ids_;        // As the callers give them,
   std::vector<int32_t> valid_ids_;  // and with -1 for what names no expert.
   std::vector<float> weights_;
+  std::vector<int32_t> placed_ids_;
+  std::vector<std::unique_ptr<MovedWeights>> placed_;  // Those of each rank; there are none without places.
 };
 
 }  // namespace narrowfloat::testing
