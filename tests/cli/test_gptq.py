@@ -195,6 +195,8 @@ def test_a_killed_run_continues_with_the_same_statistics_only(case, tmp_path):
     result = execute(command("out", "--resume"))
     assert result.returncode == DONE and "4 of 10 shards" in result.stderr
     assert content(tmp_path / "out") == content(tmp_path / "whole")
+    run_ok("report", tmp_path / "out", "--model-card")
+    assert "weights with calibration data" in (tmp_path / "out/README.md").read_text()
 
 
 @pytest.mark.parametrize("convention", ["nvfp4-ct", "mxfp4-ct"])
@@ -252,6 +254,21 @@ def test_statistics_of_zeros_change_nothing(case, tmp_path):
         run_ok("quantize", root / "in.safetensors", target, "--to", "nvfp4", *more)
         files.append({name: array.tolist() for name, array in decoded(tmp_path, target).items()})
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("option", ["--gptq", "--activation-moments"])
+def test_check_knows_what_statistics_do(case, tmp_path, option):
+    """Weights of GPTQ have larger errors; without the statistics nothing is quantized again."""
+    root, *_ = case
+    source, out = root / "in.safetensors", tmp_path / "out.safetensors"
+    run_ok("quantize", source, out, "--to", "nvfp4", "--scale-search", "full", option,
+           root / "stats.safetensors")
+    document = run_json("check", out, "--against", source)
+    (finding,) = document["findings"]
+    assert finding["severity"] == "note" and "statistics of calibration" in finding["message"]
+    assert not any(tensor.get("requantization") for tensor in document["tensors"])
+    worst = min(tensor["figures"]["sqnr_db"] for tensor in document["tensors"])
+    assert (worst < 17) == (option == "--gptq")  # The limit of other files.
 
 
 def test_statistics_are_never_replaced(case, tmp_path):

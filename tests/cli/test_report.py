@@ -128,7 +128,7 @@ def test_model_card(tmp_path):
     assert "Old text" not in card and "other/one" not in card
     document = run_json("check", model, "--against", source)
     assert f"SQNR {document['figures']['sqnr_db']:.2f} dB" in card
-    assert "`narrowfloat check` | passed" in card
+    assert "`narrowfloat check` | passed" in card and "weights without calibration data" in card
     for value in document["metadata"].values():
         assert value in card
     assert "| `self_attn.q_proj` | 4 |" in card and "| `lm_head` | BF16 | 1 |" in card
