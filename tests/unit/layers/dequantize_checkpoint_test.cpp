@@ -38,6 +38,35 @@ TEST_F(DequantizeCheckpoint, DecodesByHand) {
   for (size_t i = 0; i < codes.size(); ++i) EXPECT_EQ(values.at(i), codes[i] * (1.5F / 7.0F)) << i;
 }
 
+// Columns 0 to 7 are in the first word, column 0 in its lowest bits; code 0 is -8.
+TEST_F(DequantizeCheckpoint, DecodesIntegersByHand) {
+  constexpr const char* kConfig = R"({"quantization_config": {"quant_method": "compressed-tensors",
+      "format": "pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+      "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true}}}}})";
+  const std::vector<uint32_t> words = {0x76543210, 0xFEDCBA98, 0, 0xFFFFFFFF,
+                                       0x89ABCDEF, 0x01234567, 0, 0x88888888};
+  const std::vector<TestTensor> scales = {
+      tensor_of<float>("a.fc.weight_scale", DType::kF32, {1, 2}, {0.5F, -3}),
+      tensor_of<uint16_t>("a.fc.weight_scale", DType::kF16, {1, 2},
+                          {float_to_f16(0.5F), float_to_f16(-3)}),
+      bf16_tensor("a.fc.weight_scale", {1, 2}, {0.5F, -3}),
+  };
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const std::string source = dir_ / std::to_string(i);
+    write_model(source, {tensor_of("a.fc.weight_packed", DType::kI32, {1, 8}, words), scales[i],
+                         tensor_of<int64_t>("a.fc.weight_shape", DType::kI64, {2}, {1, 64})});
+    write_file(source + "/config.json", kConfig);
+    dequantize_checkpoint(source, source + "-out", {.dtype = DType::kF32});
+    const auto values = stored_as<float>(Checkpoint(source + "-out"), "a.fc.weight");
+    ASSERT_EQ(values.size(), 64U);
+    for (size_t col = 0; col < values.size(); ++col) {
+      const int code = static_cast<int>(words[col / 8] >> (4 * (col % 8)) & 0xFU);
+      const float scale = col < 32 ? 0.5F : -3;
+      EXPECT_EQ(values[col], static_cast<float>(code - 8) * scale) << i << ", " << col;
+    }
+  }
+}
+
 TEST_F(DequantizeCheckpoint, WidensScalesOfOtherDtypes) {
   const std::vector<TestTensor> scales = {
       tensor_of<float>("a.fc.weight_scale_inv", DType::kF32, {1, 1}, {0.5F}),
