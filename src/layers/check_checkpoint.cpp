@@ -89,18 +89,18 @@ std::string excess(const ErrorFigures& figures, const ErrorLimits& limits) {
   return "";
 }
 
-// The settings of quantize_checkpoint() as the files record them.
+// How a checkpoint was made, as its files record it.
 struct RecordedSettings {
-  EncodeSettings encode;
+  // Empty unless they are of quantize_checkpoint(), without rules.
+  std::optional<EncodeSettings> encode;
   bool has_gptq = false;
   bool has_statistics = false;  // Calibration was part of it: GPTQ, or weights of a search.
 };
 
-// Empty if they are not known.
-std::optional<RecordedSettings> parse_settings(std::string_view text) {
+RecordedSettings parse_settings(std::string_view text) {
   RecordedSettings found;
-  EncodeSettings& settings = found.encode;
-  int known = 0;
+  EncodeSettings settings;
+  bool is_known = !text.empty();
   while (!text.empty()) {
     const size_t end = std::min(text.find(' '), text.size());
     const std::string_view word = text.substr(0, end);
@@ -120,11 +120,10 @@ std::optional<RecordedSettings> parse_settings(std::string_view text) {
       found.has_gptq = found.has_gptq || key == "gptq";
       found.has_statistics = true;
     } else if (key != "scale_search" || value != "amax") {
-      return std::nullopt;
+      is_known = false;
     }
-    ++known;
   }
-  if (known == 0) return std::nullopt;
+  if (is_known) found.encode = settings;
   return found;
 }
 
@@ -260,11 +259,11 @@ class CheckpointChecker {
     is_recorded_source_ = recorded != result_.metadata.end() && recorded->second == actual;
     if (recorded != result_.metadata.end() && !is_recorded_source_) {
       // Conversions and repairs record the quantized checkpoint that they read.
-      findings_.add(rules::kSource, settings_ ? Severity::kWarning : Severity::kNote, "",
+      findings_.add(rules::kSource, settings_.encode ? Severity::kWarning : Severity::kNote, "",
                     fmt::format("was made from another source: the files record {}, {} is {}",
                                 printable(recorded->second), printable(source_->path()), actual));
     }
-    if (settings_ && settings_->has_statistics) {
+    if (settings_.has_statistics) {
       findings_.add(rules::kRequantized, Severity::kNote, "",
                     "the source is not quantized again: that takes the statistics of calibration "
                     "that the files name, but do not have");
@@ -422,7 +421,7 @@ class CheckpointChecker {
 
   [[nodiscard]] bool can_quantize_again(const LogicalTensor& tensor,
                                         const LogicalTensor& origin) const {
-    if (settings_ && settings_->has_statistics) return false;
+    if (settings_.has_statistics) return false;
     const bool is_plain = !origin.convention && origin.dtype != DType::kF64;
     return is_plain && tensor.shape.size() == 2 && convention_info(*tensor.convention).is_written;
   }
@@ -454,7 +453,7 @@ class CheckpointChecker {
   }
 
   [[nodiscard]] EncodeSettings encode_settings() const {
-    return settings_ ? settings_->encode : EncodeSettings{};
+    return settings_.encode.value_or(EncodeSettings{});
   }
 
   static void add_differences(QuantizedWeight& stored, QuantizedWeight& again,
@@ -466,7 +465,7 @@ class CheckpointChecker {
 
   void judge_figures(const CheckedTensor& checked) {
     ErrorThresholds thresholds = thresholds_of(convention_info(*checked.tensor.convention).format);
-    if (settings_ && settings_->has_gptq) {
+    if (settings_.has_gptq) {
       thresholds = {limits_of_gptq(thresholds.warning), limits_of_gptq(thresholds.error)};
     }
     const std::string error = excess(*checked.figures, thresholds.error);
@@ -481,7 +480,7 @@ class CheckpointChecker {
   void judge_requantization(const CheckedTensor& checked) {
     if (!checked.requantization || checked.requantization->is_identical()) return;
     const Requantization& found = *checked.requantization;
-    const bool is_promised = settings_ && is_recorded_source_;
+    const bool is_promised = settings_.encode && is_recorded_source_;
     const auto made_by = result_.metadata.find(kVersionKey);
     const bool is_ours =
         is_promised && made_by != result_.metadata.end() && made_by->second == version();
@@ -610,7 +609,7 @@ class CheckpointChecker {
   std::vector<LogicalTensor> source_tensors_;
   std::map<std::string_view, const LogicalTensor*> pairs_;  // The source's, by name.
   std::set<std::string_view> unreadable_;  // Names of weights whose values mean nothing.
-  std::optional<RecordedSettings> settings_;
+  RecordedSettings settings_;
   bool is_recorded_source_ = false;
   std::optional<bool> is_ue8m0_declared_;                            // Empty until it is asked for.
   std::map<std::string, std::vector<const LogicalTensor*>> groups_;  // Quantized ones, by group.

@@ -270,8 +270,8 @@ class CheckpointConverter {
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
     metadata[kConventionKey] = spec_.info.name;
-    metadata["narrowfloat.settings"] =
-        fmt::format("lossy={} {}", options_.lossy, settings_text(settings_));
+    metadata["narrowfloat.settings"] = fmt::format(
+        "lossy={} {}{}", options_.lossy, settings_text(settings_), statistics_settings(source_));
     if (!source_.is_directory() && !conversions_.originals.is_empty()) {
       metadata[kScalesKey] = conversions_.originals.to_json();
     }

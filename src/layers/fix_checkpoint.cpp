@@ -210,7 +210,7 @@ class CheckpointFixer {
   RewriteJob make_job(const std::string& target) {
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = base_metadata(source_);
-    job.metadata["narrowfloat.settings"] = "fix=global_scales";
+    job.metadata["narrowfloat.settings"] = "fix=global_scales" + statistics_settings(source_);
     for (const SafetensorsReader& shard : source_.shards()) {
       const auto convention = shard.metadata().find(kConventionKey);
       if (convention != shard.metadata().end()) job.metadata.insert(*convention);

@@ -267,6 +267,9 @@ def test_check_knows_what_statistics_do(case, tmp_path, option):
     (finding,) = document["findings"]
     assert finding["severity"] == "note" and "statistics of calibration" in finding["message"]
     assert not any(tensor.get("requantization") for tensor in document["tensors"])
+    run_ok("convert", out, tmp_path / "modelopt.safetensors", "--to", "nvfp4-modelopt")
+    again = run_json("check", tmp_path / "modelopt.safetensors", "--against", source)
+    assert again["findings"][-1]["message"] == finding["message"] and again["passed"]
     worst = min(tensor["figures"]["sqnr_db"] for tensor in document["tensors"])
     assert (worst < 17) == (option == "--gptq")  # The limit of other files.
 
