@@ -52,12 +52,20 @@ void add_experts(const SafetensorsReader& file, const TensorInfo& tensor, const 
   if (!is_good || largest == 0) refuse("must be finite, and above 0 for some expert");
   const size_t suffix_size = side.name.size() + kAmaxSuffix.size();
   const std::string experts = tensor.name.substr(0, tensor.name.size() - suffix_size);
-  for (size_t expert = 0; expert < amax.size(); ++expert) {
-    for (const std::string_view module : side.modules) {
-      if (module.empty()) continue;
-      found[fmt::format("{}.{}.{}", experts, expert, module)] =
-          amax[expert] > 0 ? amax[expert] : largest;
+  const auto add = [&](std::string_view path) {
+    for (size_t expert = 0; expert < amax.size(); ++expert) {
+      for (const std::string_view module : side.modules) {
+        if (module.empty()) continue;
+        found[fmt::format("{}.{}.{}", path, expert, module)] =
+            amax[expert] > 0 ? amax[expert] : largest;
+      }
     }
+  };
+  add(experts);
+  if (experts.ends_with(kModelBlock)) {
+    const std::string_view before =
+        std::string_view(experts).substr(0, experts.size() - kModelBlock.size());
+    add(fmt::format("{}{}", before, kFileBlock));
   }
 }
 

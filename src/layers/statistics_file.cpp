@@ -66,9 +66,14 @@ std::optional<ExpertStatistics> StatisticsFile::find_second_moment(std::string_v
 
 std::optional<ExpertStatistics> StatisticsFile::find(std::string_view tensor, std::string_view kind,
                                                      int64_t cols, size_t rank) const {
-  const std::optional<ExpertInput> matrix = expert_input(tensor);
+  std::optional<ExpertInput> matrix = expert_input(tensor);
   if (!matrix) return std::nullopt;
-  const TensorInfo* const found = file_.find(fmt::format("{}.{}", matrix->side, kind));
+  const TensorInfo* found = file_.find(fmt::format("{}.{}", matrix->side, kind));
+  const size_t block = matrix->side.rfind(kFileBlock);
+  if (found == nullptr && block != std::string::npos) {
+    matrix->side.replace(block, kFileBlock.size(), kModelBlock);
+    found = file_.find(fmt::format("{}.{}", matrix->side, kind));
+  }
   if (found == nullptr) return std::nullopt;
   const bool fits = found->dtype == DType::kF32 && found->shape.size() == rank &&
                     found->shape[0] > matrix->expert && found->shape[1] == cols &&

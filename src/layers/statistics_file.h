@@ -28,6 +28,11 @@ inline constexpr std::array kExpertSides = {
     ExpertSide{".input", {"gate_proj", "up_proj", "w1", "w3"}},
     ExpertSide{".inter", {"down_proj", "w2", "", ""}}};
 
+// Mixtral's and MiniMax's files have this in the names of experts where the models of transformers,
+// and so the statistics, have kModelBlock.
+inline constexpr std::string_view kFileBlock = ".block_sparse_moe.experts";
+inline constexpr std::string_view kModelBlock = ".mlp.experts";
+
 // Names the statistics of what goes into the matrices of one expert.
 struct ExpertStatistics {
   const TensorInfo* tensor = nullptr;

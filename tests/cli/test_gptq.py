@@ -1,6 +1,7 @@
 """quantize --gptq against GPTQ as the paper has it, by the inverse of the Hessian; and
 --activation-moments against a search by brute force."""
 
+import itertools
 import json
 import os
 import shutil
@@ -71,15 +72,25 @@ def decoded(root, path):
     return {name: array.astype(np.float64) for name, array in read_safetensors(target).items()}
 
 
-def block_scales(path, module, convention):
-    """The decode scale of each block, from the bytes of the file."""
+PARTS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
+
+
+def read_parts(path):
+    """The bytes of each tensor."""
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:8 + size])
+    begin = 8 + size
+    return {name: data[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]]
+            for name, entry in header.items() if name != "__metadata__"}
+
+
+def block_scales(path, module, convention):
+    """The decode scale of each block, from the bytes of the file."""
+    parts = read_parts(path)
 
     def stored(name, dtype):
-        begin, end = (8 + size + at for at in header[f"{module}.{name}"]["data_offsets"])
-        return np.frombuffer(data[begin:end], dtype)
+        return np.frombuffer(parts[f"{module}.{name}"], dtype)
 
     _, block, _, values = FORMATS[convention]
     scales = values[stored("weight_scale", "u1")].reshape(ROWS, COLS // block)
@@ -254,6 +265,26 @@ def test_statistics_of_zeros_change_nothing(case, tmp_path):
         run_ok("quantize", root / "in.safetensors", target, "--to", "nvfp4", *more)
         files.append({name: array.tolist() for name, array in decoded(tmp_path, target).items()})
     assert files[0] == files[1]
+
+
+def test_experts_have_other_names_in_files_of_mixtral(case, tmp_path):
+    """Statistics have the names of the model, in which block_sparse_moe is mlp."""
+    root, weights, *_ = case
+    names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    block = NAME.replace("mlp", "block_sparse_moe")
+    tensors = {f"{block}.{expert}.{names[matrix]}.weight":
+               ("BF16", [ROWS, COLS], bf16(values).tobytes())
+               for (expert, matrix), values in weights.items()}
+    write_safetensors(tmp_path / "mixtral.safetensors", tensors)
+    stats = root / "stats.safetensors"
+    for source, target in ((root / "in.safetensors", "a"), (tmp_path / "mixtral.safetensors", "b")):
+        run_ok("quantize", source, tmp_path / f"{target}.safetensors", "--to", "nvfp4",
+               "--scale-search", "full", "--gptq", stats, "--activation-moments", stats,
+               "--activation-amax", stats)
+    ours, theirs = (read_parts(tmp_path / f"{target}.safetensors") for target in "ab")
+    for (expert, matrix), part in itertools.product(weights, PARTS):
+        own = ours[f"{NAME}.{expert}.{matrix}.{part}"]
+        assert theirs[f"{block}.{expert}.{names[matrix]}.{part}"] == own, (expert, matrix, part)
 
 
 @pytest.mark.parametrize("option", ["--gptq", "--activation-moments"])
