@@ -97,8 +97,9 @@ def test_places(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="option places: expected experts from 0 to 15, got 16"):
         nf.MoeLayer.from_checkpoint(MODEL, 2, places=[*range(EXPERTS), EXPERTS])
     file = tmp_path / "places.json"
-    file.write_text(json.dumps({"format": "narrowfloat expert placement", "format_version": 1,
-                                "experts": EXPERTS, "ranks": 3, "places": {"2": places}}))  # fmt: skip
+    placement = {"format": "narrowfloat expert placement", "format_version": 1,
+                 "experts": EXPERTS, "ranks": 3, "places": {"2": places}}  # fmt: skip
+    file.write_text(json.dumps(placement))
     assert nf.load_places(str(file)) == {"2": places}
 
 

@@ -83,7 +83,8 @@ class ExpertCase {
   std::vector<int32_t> valid_ids_;  // and with -1 for what names no expert.
   std::vector<float> weights_;
   std::vector<int32_t> placed_ids_;
-  std::vector<std::unique_ptr<MovedWeights>> placed_;  // Those of each rank; there are none without places.
+  // Weights of each rank; none without places.
+  std::vector<std::unique_ptr<MovedWeights>> placed_;
 };
 
 }  // namespace narrowfloat::testing
