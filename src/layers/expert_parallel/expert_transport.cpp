@@ -2,14 +2,13 @@
 #include "layers/expert_parallel/expert_transport.h"
 
 #include <array>
-#include <span>
 #include <string>
 #include <utility>
 
-#define XXH_INLINE_ALL  // NOLINT(readability-identifier-naming): the name is the library's.
-#include <xxhash.h>
+#include <fmt/ranges.h>
 
 #include "base/name_table.h"
+#include "layers/resume_manifest.h"
 #include "runtime/comm/phase.h"
 #include "runtime/dispatch.h"
 
@@ -22,9 +21,8 @@ std::string to_string(const ExpertParallelConfig& config) {
       config.hidden, config.experts, config.top_k, config.max_tokens, name(config.payload),
       name(config.order), name(config.result_dtype));
   if (!config.places.empty()) {
-    const std::span bytes = std::as_bytes(std::span(config.places));
-    text += fmt::format(", {} places xxh64:{:016x}", config.places.size(),
-                        XXH64(bytes.data(), bytes.size(), 0));
+    const std::string places = fmt::format("{}", fmt::join(config.places, ","));
+    text += fmt::format(", {} places {}", config.places.size(), hash_of(places));
   }
   return text;
 }
