@@ -1,4 +1,4 @@
-"""Statistics of what goes into the experts' matrices, for static activation scales.
+"""Statistics of what goes into the experts' matrices: for static activation scales, and for GPTQ.
 
 The file has, for each module of experts and each of `input` (of the first matrix) and `inter` (of
 the second), arrays with a row for each expert: `MODULE.input.count` int64 [E], tokens that came;
@@ -85,8 +85,10 @@ def calibrate(
     """Runs a plain model over data and writes a safetensors file of statistics; returns them.
 
     data: texts, with the tokenizer, or batches of token ids, int64 [B, S].
-    The largest magnitudes are always there; second moments or Hessians by choice. A
-    NarrowfloatConfig with a static mode takes the file.
+    The largest magnitudes are always there; second moments or Hessians by choice, which take
+    4 K or 4 K^2 bytes of host memory for each expert and side. A NarrowfloatConfig with a static
+    mode takes the file, and so does quantize_checkpoint(activation_amax=, activation_moments=,
+    gptq=).
     """
     if statistics not in KINDS:
         raise ValueError(f"statistics: expected one of {', '.join(KINDS)}; got {statistics!r}")
