@@ -464,7 +464,7 @@ def completed(shell_words, cursor_word):
 
 def test_completion():
     assert completed(["narrowfloat"], "ins") == ["inspect"]
-    assert completed(["narrowfloat", "moe"], "") == ["tune", "explain"]
+    assert completed(["narrowfloat", "moe"], "") == ["tune", "explain", "place"]
     assert completed(["narrowfloat", "moe", "tune"], "--token") == ["--tokens", "--token-tile"][:1]
     assert "nvfp4-modelopt" in completed(["narrowfloat", "quantize", "a", "b", "--to"], "")
     assert completed(["narrowfloat", "quantize", "--scale-search"], "4") == ["4over6"]

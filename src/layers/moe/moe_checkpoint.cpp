@@ -307,8 +307,7 @@ class LayerLoader {
     if (options_.expert_offset < 0 || count < 1 || options_.expert_offset > experts - count) {
       throw_invalid(
           "option local_experts: the shard must lie within the {} {}, got {} from number {} on",
-          experts, options_.places.empty() ? "experts" : "places", count,
-          options_.expert_offset);
+          experts, options_.places.empty() ? "experts" : "places", count, options_.expert_offset);
     }
     return count;
   }
