@@ -23,8 +23,6 @@ export CMAKE_BUILD_PARALLEL_LEVEL=$jobs
 
 stage="" stage_start=0 timings=""
 
-lint_log=build/lint.log lint_pid=""
-
 # stage NAME COMMAND...: runs the command as a named and timed stage.
 stage() {
   stage=$1
@@ -37,7 +35,6 @@ stage() {
 
 report() {
   local status=$?
-  if [ -n "$lint_pid" ]; then kill -- "-$lint_pid" 2> /dev/null || true; fi
   printf '\n== Timing\n%s' "$timings"
   if [ $status -eq 0 ]; then
     printf '%6d s  in all\nall checks passed\n' $SECONDS
@@ -108,26 +105,6 @@ TEXT
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
-# The tests in Python are one process: lint takes the other cores, in a process group that report()
-# can end.
-start_lint() {
-  set -m
-  (
-    renice -n 10 $BASHPID > /dev/null
-    build lint
-  ) > $lint_log 2>&1 &
-  lint_pid=$!
-  set +m
-}
-
-finish_lint() {
-  local status=0
-  wait "$lint_pid" || status=$?
-  lint_pid=""
-  cat $lint_log
-  return $status
-}
-
 sanitized_unit_tests() {
   build cpu-asan unit_tests
   ctest --preset cpu-asan -L '^unit$' -j "$jobs" --no-tests=error
@@ -188,19 +165,19 @@ gpu_tests() {
 
 stage "setup" tools/setup.sh --tests
 if command -v ccache > /dev/null; then
-  # Paths relative to here: what the wheel compiles as the preset check did is not compiled again.
-  export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+  # So the wheel reuses objects of the preset check: paths are relative to here, and pip would call
+  # the same compiler by another name.
+  export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CC=${CC:-cc} CXX=${CXX:-c++}
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
   export CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 fi
 stage "build (preset check)" build_everything
 stage "C++ tests" ctest --preset check -LE '^gpu$' -j "$jobs" --no-tests=error
 stage "GPU tests" gpu_tests
-start_lint
 stage "Python tests" python_tests
 stage "Python package" python_package_tests
 stage "Python tests with PyTorch" torch_tests
-stage "lint (preset lint), begun beside the tests in Python" finish_lint
+stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests
 stage "concurrent runs with ThreadSanitizer (preset cpu-tsan)" thread_sanitized_runs
 stage "kernels on the CPU (preset emulated)" emulated_kernels

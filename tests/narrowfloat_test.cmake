@@ -12,8 +12,12 @@ add_custom_target(gpu_tests)
 # options of the configuration; optimising the rest would cost more than it saves.
 add_library(test_options INTERFACE)
 target_link_libraries(test_options INTERFACE test_support)
-target_compile_options(test_options
-                       INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+if(NARROWFLOAT_SANITIZE)
+  set(optimisation -O0)
+else()
+  set(optimisation $<$<CONFIG:Release>:-O1>)
+endif()
+target_compile_options(test_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${optimisation}>)
 
 function(narrowfloat_test)
   cmake_parse_arguments(arg "" "NAME;LABEL;SHARDS" "SOURCES" ${ARGN})
