@@ -36,18 +36,18 @@ class PartialFile {
   void reserve(uint64_t num_bytes);
   void write(uint64_t offset, std::span<const std::byte> data);
   // Copies bytes of another file by the system. Returns how many were copied before it could not go
-  // on; throws kIo where the disk fails.
+  // on.
   uint64_t copy(const FileDescriptor& from, uint64_t from_offset, uint64_t offset,
                 uint64_t num_bytes);
   void sync();
   void publish(Replace replace = Replace::kYes);
 
  private:
-  std::string path_;
-  std::string partial_path_;
   // Lets the disk write while the caller works on.
   void start_writing(uint64_t num_bytes);
 
+  std::string path_;
+  std::string partial_path_;
   LockedFile file_;
   uint64_t unstarted_bytes_ = 0;  // Written to the system's cache since the disk was last told.
 };

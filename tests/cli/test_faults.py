@@ -28,7 +28,8 @@ ERRORS = {
     "open": [errno.EMFILE], "read": [errno.EIO, errno.EINTR],
     "write": [errno.ENOSPC, errno.EINTR, "short"], "fallocate": [errno.EDQUOT, errno.EINTR],
     # A system that cannot copy, and disks that cannot.
-    "copy": [errno.EXDEV, errno.EINTR, errno.ENOSPC], "truncate": [errno.EIO], "fsync": [errno.EIO], "rename": [errno.EIO, errno.EINVAL],
+    "copy": [errno.EXDEV, errno.EINTR, errno.ENOSPC, errno.EIO], "truncate": [errno.EIO],
+    "fsync": [errno.EIO], "rename": [errno.EIO, errno.EINVAL],
     "close": [errno.EIO], "mkdir": [errno.ENOSPC], "unlink": [errno.EIO], "flock": [errno.ENOLCK],
     "chmod": [errno.EPERM],
 }
