@@ -22,8 +22,8 @@ using ExpertPlaces = std::vector<int32_t>;
 //   redundant  further places: for the experts with the highest load a place, again and again
 // Copies go, heaviest first, to the rank with the least load; then places are exchanged between the
 // heaviest rank and others as long as that lowers the heavier one of the two. The same for the same
-// arguments. Throws kInvalidArgument where ranks is not within 1 to E, or `redundant` not within 0
-// to E * (ranks - 1).
+// arguments. Throws kInvalidArgument where ranks is not within 1 to E, `redundant` not within 0 to
+// E * (ranks - 1), or there would be more than 16384 places.
 NARROWFLOAT_API ExpertPlaces place_experts(std::span<const double> loads, int ranks,
                                            int32_t redundant = 0);
 
@@ -37,7 +37,7 @@ NARROWFLOAT_API double load_imbalance(std::span<const double> rank_loads);
 // and no rank has two of the same expert.
 NARROWFLOAT_API void check_places(std::span<const int32_t> places, int32_t experts, int ranks);
 
-// For each expert the place that the tokens of `rank` go to: of c places the (rank mod c)-th.
+// Returns for each expert the place that tokens of `rank` go to: of c places the (rank mod c)-th.
 NARROWFLOAT_API std::vector<int32_t> place_of_expert(std::span<const int32_t> places,
                                                      int32_t experts, int rank);
 

@@ -25,7 +25,8 @@ using PlacementJson = nlohmann::ordered_json;
 constexpr std::string_view kPlacementFormat = "narrowfloat expert placement";
 constexpr int kPlacementVersion = 1;
 constexpr uint64_t kMaxPlacementBytes = uint64_t{64} << 20U;
-constexpr int64_t kMaxExperts = 1 << 20;
+// Many times the experts of any model; the exchanges take seconds.
+constexpr int64_t kMaxPlaces = 1 << 14;
 
 // One rank while places are filled.
 struct RankPlaces {
@@ -177,9 +178,9 @@ std::map<std::string, std::vector<int64_t>> read_lists(const PlacementJson& docu
   }
   std::map<std::string, std::vector<int64_t>> lists;
   for (const auto& [layer, list] : layers->items()) {
-    if (!list.is_array() || list.empty() || list.size() > kMaxExperts) {
+    if (!list.is_array() || list.empty() || list.size() > kMaxPlaces) {
       refuse_file(source, fmt::format("{} of layer '{}': expected a list of 1 to {} numbers", name,
-                                      printable(layer), kMaxExperts));
+                                      printable(layer), kMaxPlaces));
     }
     for (const PlacementJson& value : list) {
       if (!value.is_number_integer() || value < 0) {
@@ -197,11 +198,11 @@ std::map<std::string, std::vector<int64_t>> read_lists(const PlacementJson& docu
 
 ExpertPlaces place_experts(std::span<const double> loads, int ranks, int32_t redundant) {
   const auto experts = static_cast<int64_t>(loads.size());
-  if (ranks < 1 || ranks > experts || experts > kMaxExperts) {
+  if (ranks < 1 || ranks > experts || experts > kMaxPlaces) {
     throw_invalid("ranks: expected 1 to the {} experts of loads (at most {}), got {}", experts,
-                  kMaxExperts, ranks);
+                  kMaxPlaces, ranks);
   }
-  const int64_t most = std::min(experts * (ranks - 1), kMaxExperts);
+  const int64_t most = std::min(experts * (ranks - 1), kMaxPlaces - experts);
   if (redundant < 0 || redundant > most) {
     throw_invalid("redundant: expected 0 to {} ({} experts, {} ranks), got {}", most, experts,
                   ranks, redundant);
@@ -241,12 +242,12 @@ double load_imbalance(std::span<const double> rank_loads) {
 
 void check_places(std::span<const int32_t> places, int32_t experts, int ranks) {
   if (experts < 1 || ranks < 1 || static_cast<int64_t>(places.size()) < experts ||
-      static_cast<int64_t>(places.size()) > kMaxExperts ||
+      static_cast<int64_t>(places.size()) > kMaxPlaces ||
       static_cast<int64_t>(places.size()) < ranks) {
     throw_invalid(
         "places: expected at least one for each of {} experts and {} ranks, at most {}, "
         "got {}",
-        experts, ranks, kMaxExperts, places.size());
+        experts, ranks, kMaxPlaces, places.size());
   }
   std::vector<int> last_rank(static_cast<size_t>(experts), -1);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -325,9 +326,9 @@ ExpertPlacement ExpertPlacement::load(const std::string& path) {
   const auto number = [&](const char* name) {
     const auto value = document.find(name);
     const bool is_count = value != document.end() && value->is_number_integer() && *value >= 1 &&
-                          *value <= kMaxExperts;
+                          *value <= kMaxPlaces;
     if (!is_count) {
-      refuse_file(source, fmt::format("\"{}\": expected a number from 1 to {}", name, kMaxExperts));
+      refuse_file(source, fmt::format("\"{}\": expected a number from 1 to {}", name, kMaxPlaces));
     }
     return value->get<int32_t>();
   };
@@ -337,7 +338,7 @@ ExpertPlacement ExpertPlacement::load(const std::string& path) {
   for (const auto& [layer, list] : read_lists(document, "places", source)) {
     ExpertPlaces places;
     for (const int64_t expert : list) {
-      places.push_back(static_cast<int32_t>(std::min(expert, kMaxExperts)));
+      places.push_back(static_cast<int32_t>(std::min(expert, kMaxPlaces)));
     }
     try {
       check_places(places, placement.experts, placement.ranks);

@@ -49,7 +49,7 @@ ExpertCase::ExpertCase(const ExpertSetup& setup, uint64_t seed)
   if (setup.order == CombineOrder::kTopK) config.slot_dtype = setup.result_dtype;
   const int64_t tokens = sum(setup.tokens);
   if (!setup.places.empty()) place_experts();
-  // For order topk the whole layer is expected, which has no places.
+  // Order topk gives the bytes of the whole layer, which has no places.
   const bool has_places = !setup.places.empty() && setup.order == CombineOrder::kRank;
   whole_.routing() = {};
   whole_.routing().ids = TensorView::contiguous(has_places ? placed_ids_.data() : valid_ids_.data(),
