@@ -48,7 +48,7 @@ struct Task {
   RowRanges ranges;
   std::string scale_key;
   float input_scale = 0;  // As stored; 0: none.
-  // Of what comes into it; empty where it is quantized without.
+  // Statistics of what comes into it, where it is quantized with them.
   std::optional<ExpertStatistics> hessian;
   std::optional<ExpertStatistics> second_moment;
   TensorReport* report = nullptr;
@@ -294,8 +294,7 @@ class CheckpointQuantizer {
       if (count == 0) {
         throw_invalid(
             "option {}: the file has no {} for any of the {} weights that are quantized; it has "
-            "them "
-            "for experts that tokens came to, by the names of the model that was calibrated",
+            "them for experts that tokens came to, by the names of the model that was calibrated",
             option, what, tasks_.size());
       }
       if (count == tasks_.size()) return;

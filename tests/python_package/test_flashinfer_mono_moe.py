@@ -63,7 +63,7 @@ def test_routers(lib: Any, scoring: str, renormalize: bool) -> None:
     wanted = data.expected(data.routed(method=METHODS[scoring, renormalize], weights_bf16=False))
     got = call(lib, data, scoring_func=scoring, renormalize=renormalize)
     check(lib, got, wanted, "fp8_block")
-    record("mono_moe", CLOSE, "its one shape alone, which is tested on GPUs",
+    record("mono_moe", CLOSE, "its one shape alone, at which the test needs a GPU",
            percent([FAR["fp8_block"]]))
 
 
