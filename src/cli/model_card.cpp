@@ -117,7 +117,8 @@ std::string origin_text(const ReportData& data) {
   const auto made_by = metadata.find("narrowfloat.version");
   const auto source = metadata.find("narrowfloat.source");
   if (made_by != metadata.end() && convention != metadata.end()) {
-    const std::string_view words = settings == metadata.end() ? "" : settings->second;
+    const std::string_view words =
+        settings == metadata.end() ? std::string_view() : settings->second;
     const bool is_calibrated =
         words.find(" gptq=") != words.npos || words.find(" activation_moments=") != words.npos;
     text +=
