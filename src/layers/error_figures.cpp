@@ -6,11 +6,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "base/assert.h"
+#include "base/float_ops.h"
 #include "base/int_math.h"
 #include "formats/float16.h"
 #include "runtime/parallel.h"
+#include "runtime/vector_level.h"
 
 namespace narrowfloat {
 namespace {
@@ -27,12 +30,11 @@ void widen_each(const std::byte* from, std::span<double> out, Widen widen_one) {
   }
 }
 
-// Element i of a row is summed in lane i % kLanes. A pair of lanes is what every vector unit has.
+// A pair of lanes is what every vector unit has.
 using Pair [[gnu::vector_size(16)]] = double;
 constexpr Pair kNoPair = {0, 0};
 constexpr Pair kOnes = {1, 1};
-constexpr size_t kPairs = 2;
-constexpr size_t kLanes = 2 * kPairs;
+constexpr auto kLanes = static_cast<size_t>(kErrorLanes);
 
 Pair pair_at(const double* elements) {
   Pair pair;
@@ -40,40 +42,71 @@ Pair pair_at(const double* elements) {
   return pair;
 }
 
-struct LaneSums {
-  std::array<Pair, kPairs> error_squares{};
-  std::array<Pair, kPairs> x_squares{};
-  std::array<Pair, kPairs> y_squares{};
-  std::array<Pair, kPairs> products{};
+double larger_of(Pair pair) { return std::max(pair[0], pair[1]); }
 
-  // Adds two elements. An element that comes with a zero is alone.
-  void add(size_t pair, Pair x, Pair y) {
-    const Pair error = x - y;
-    error_squares[pair] += error * error;
-    x_squares[pair] += x * x;
-    y_squares[pair] += y * y;
-    products[pair] += x * y;
-  }
-  void add_one(size_t lane, double x, double y) {
-    const bool is_second = lane % 2 != 0;
-    add(lane / 2, is_second ? Pair{0, x} : Pair{x, 0}, is_second ? Pair{0, y} : Pair{y, 0});
-  }
-};
+// The order of the sum is part of what figures are.
+double sum_of(const double (&lanes)[kLanes]) {
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+         ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
 
-double sum_of(const std::array<Pair, kPairs>& pairs) {
-  const Pair sums = pairs[0] + pairs[1];
-  return sums[0] + sums[1];
+bool is_finite(const ErrorLanes& lanes) {
+  return std::isfinite(sum_of(lanes.error_squares) + sum_of(lanes.x_squares) +
+                       sum_of(lanes.y_squares));
 }
 
 // Elements of a row that are widened at a time, so that memory does not depend on the columns.
 constexpr int64_t kPieceElements = 1 << 11;
 
+// The operands of some elements of a row, and buffers for what is computed of them.
 struct RowPiece {
   std::array<double, kPieceElements> x;
   std::array<double, kPieceElements> y;
-  std::array<double, kPieceElements>
-      limits;  // One for each block; no block is larger than a piece.
+  // One for each block; no block is larger than a piece.
+  std::array<double, kPieceElements> limits;
+  std::array<float, kPieceElements> kernel_limits;
+  size_t size = 0;
+  size_t block_cols = 0;  // 0: there are no limits.
 };
+
+void add_one(ErrorLanes& lanes, size_t lane, double x, double y) {
+  const double error = x - y;
+  lanes.error_squares[lane] += error * error;
+  lanes.x_squares[lane] += x * x;
+  lanes.y_squares[lane] += y * y;
+  lanes.products[lane] += x * y;
+}
+
+// Adds element i of a piece, which is finite.
+void add_element(const RowPiece& piece, size_t i, ErrorLanes& lanes, PieceFigures& figures) {
+  const double x = piece.x[i];
+  const double y = piece.y[i];
+  add_one(lanes, i % kLanes, x, y);
+  figures.max_abs = std::max(figures.max_abs, std::abs(x - y));
+  if (x != 0 && y == 0) ++figures.flushed;
+  if (piece.block_cols != 0 && std::abs(x) > piece.limits[i / piece.block_cols]) ++figures.clipped;
+}
+
+// Adds the elements up to `count` of two lanes: four pairs of sums fit into registers.
+void add_two_lanes(const RowPiece& piece, size_t lane, size_t count, ErrorLanes& lanes) {
+  Pair error_squares = pair_at(&lanes.error_squares[lane]);
+  Pair x_squares = pair_at(&lanes.x_squares[lane]);
+  Pair y_squares = pair_at(&lanes.y_squares[lane]);
+  Pair products = pair_at(&lanes.products[lane]);
+  for (size_t i = lane; i < count; i += kLanes) {
+    const Pair x = pair_at(&piece.x[i]);
+    const Pair y = pair_at(&piece.y[i]);
+    const Pair error = x - y;
+    error_squares += error * error;
+    x_squares += x * x;
+    y_squares += y * y;
+    products += x * y;
+  }
+  std::memcpy(&lanes.error_squares[lane], &error_squares, sizeof(Pair));
+  std::memcpy(&lanes.x_squares[lane], &x_squares, sizeof(Pair));
+  std::memcpy(&lanes.y_squares[lane], &y_squares, sizeof(Pair));
+  std::memcpy(&lanes.products[lane], &products, sizeof(Pair));
+}
 
 // Elements [begin, end) that are beyond the limit of their block.
 int64_t count_above(const RowPiece& piece, size_t begin, size_t end, size_t block) {
@@ -89,112 +122,173 @@ int64_t count_above(const RowPiece& piece, size_t begin, size_t end, size_t bloc
   return static_cast<int64_t>(counts[0] + counts[1]) + last;
 }
 
-// The same sums as add_piece() of finite elements only; false, and nothing is added, if some of
-// them, or a square, is not finite.
-bool add_finite_piece(ErrorSums& sums, LaneSums& lanes, const RowPiece& piece, int64_t first,
-                      size_t size, size_t block_cols) {
-  LaneSums added = lanes;
-  std::array<Pair, kPairs> largest{};
-  std::array<Pair, kPairs> flushed{};
-  const size_t whole = size / kLanes * kLanes;
-  for (size_t i = 0; i < whole; i += kLanes) {
-    for (size_t pair = 0; pair < kPairs; ++pair) {
-      const Pair x = pair_at(&piece.x[i + 2 * pair]);
-      const Pair y = pair_at(&piece.y[i + 2 * pair]);
-      added.add(pair, x, y);
-    }
+// Does what kernels do, on all processors; `count` is a multiple of kLanes.
+void add_lanes(const RowPiece& piece, size_t count, ErrorLanes& lanes, PieceFigures& figures) {
+  for (size_t lane = 0; lane < kLanes; lane += 2) add_two_lanes(piece, lane, count, lanes);
+  Pair largest{};
+  Pair flushed{};
+  for (size_t i = 0; i < count; i += 2) {
+    const Pair x = pair_at(&piece.x[i]);
+    const Pair y = pair_at(&piece.y[i]);
+    const Pair error = x - y;
+    largest = largest < error ? error : largest;
+    largest = largest < -error ? -error : largest;
+    const Pair of_zeros = y == kNoPair ? kOnes : kNoPair;
+    flushed += x != kNoPair ? of_zeros : kNoPair;
   }
-  // Apart from the sums, which need most registers.
-  for (size_t i = 0; i < whole; i += kLanes) {
-    for (size_t pair = 0; pair < kPairs; ++pair) {
-      const Pair x = pair_at(&piece.x[i + 2 * pair]);
-      const Pair y = pair_at(&piece.y[i + 2 * pair]);
-      const Pair error = x - y;
-      largest[pair] = largest[pair] < error ? error : largest[pair];
-      largest[pair] = largest[pair] < -error ? -error : largest[pair];
-      const Pair of_zeros = y == kNoPair ? kOnes : kNoPair;
-      flushed[pair] += x != kNoPair ? of_zeros : kNoPair;
-    }
-  }
-  for (size_t i = whole; i < size; ++i) added.add_one(i % kLanes, piece.x[i], piece.y[i]);
-  const bool is_finite = std::isfinite(sum_of(added.error_squares) + sum_of(added.x_squares) +
-                                       sum_of(added.y_squares));
-  if (!is_finite) return false;
-  lanes = added;
-  sums.flushed += static_cast<int64_t>(sum_of(flushed));
-  for (size_t i = whole; i < size; ++i) sums.flushed += piece.x[i] != 0 && piece.y[i] == 0 ? 1 : 0;
-  if (block_cols != 0) {
-    sums.limited += static_cast<int64_t>(size);
-    for (size_t begin = 0, block = 0; begin < size; begin += block_cols, ++block) {
-      sums.clipped += count_above(piece, begin, std::min(size, begin + block_cols), block);
-    }
-  }
-  double max_abs = 0;
-  for (const Pair pair : largest) max_abs = std::max({max_abs, pair[0], pair[1]});
-  for (size_t i = whole; i < size; ++i) {
-    max_abs = std::max(max_abs, std::abs(piece.x[i] - piece.y[i]));
-  }
-  if (max_abs <= sums.max_abs) return true;
-  size_t at = 0;
-  while (std::abs(piece.x[at] - piece.y[at]) != max_abs) ++at;
-  sums.max_abs = max_abs;
-  sums.max_abs_index = first + static_cast<int64_t>(at);
-  return true;
-}
-
-// Adds elements [first, first + count) of a row. block_cols: 0 where there are no limits.
-void add_piece(ErrorSums& sums, LaneSums& lanes, const RowPiece& piece, int64_t first,
-               int64_t count, int64_t block_cols) {
-  const auto size = static_cast<size_t>(count);
-  if (add_finite_piece(sums, lanes, piece, first, size, static_cast<size_t>(block_cols))) return;
-  for (size_t i = 0; i < size; ++i) {
-    const double x = piece.x[i];
-    const double y = piece.y[i];
-    if (!std::isfinite(x) || !std::isfinite(y)) {
-      ++sums.nonfinite;
-      continue;
-    }
-    const double error = x - y;
-    lanes.add_one(i % kLanes, x, y);
-    if (x != 0 && y == 0) ++sums.flushed;
-    if (block_cols != 0) {
-      ++sums.limited;
-      if (std::abs(x) > piece.limits[i / static_cast<size_t>(block_cols)]) ++sums.clipped;
-    }
-    if (std::abs(error) > sums.max_abs) {
-      sums.max_abs = std::abs(error);
-      sums.max_abs_index = first + static_cast<int64_t>(i);
-    }
+  figures.max_abs = std::max(figures.max_abs, larger_of(largest));
+  figures.flushed += static_cast<int64_t>(flushed[0] + flushed[1]);
+  if (piece.block_cols == 0) return;
+  for (size_t begin = 0, block = 0; begin < count; begin += piece.block_cols, ++block) {
+    figures.clipped += count_above(piece, begin, std::min(count, begin + piece.block_cols), block);
   }
 }
 
-ErrorSums sums_of_row(const FloatRows& x, const FloatRows& y, int64_t row, int64_t cols,
-                      const ClipLimits* limits, RowPiece& piece) {
-  ErrorSums sums;
-  sums.elements = cols;
-  sums.max_abs = -1;  // So that the first element counts.
-  const int64_t block_cols = limits != nullptr ? limits->block_cols : 0;
-  const int64_t step =
-      limits != nullptr ? kPieceElements / block_cols * block_cols : kPieceElements;
-  NF_ASSERT(step > 0 && (step % static_cast<int64_t>(kLanes) == 0 || step >= cols));
-  LaneSums lanes;
-  for (int64_t first = 0; first < cols; first += step) {
-    const int64_t count = std::min(step, cols - first);
-    const auto size = static_cast<size_t>(count);
-    widen(x, row * cols + first, std::span(piece.x).first(size));
-    widen(y, row * cols + first, std::span(piece.y).first(size));
-    if (limits != nullptr) {
-      const auto num_blocks = static_cast<size_t>(ceil_div(count, block_cols));
-      limits->of_blocks(row, first / block_cols, std::span(piece.limits).first(num_blocks));
-    }
-    add_piece(sums, lanes, piece, first, count, block_cols);
-  }
-  sums.error_squares = sum_of(lanes.error_squares);
-  sums.x_squares = sum_of(lanes.x_squares);
-  sums.y_squares = sum_of(lanes.y_squares);
-  sums.products = sum_of(lanes.products);
-  return sums;
+// The largest fp32 number that is not above the limit: what is above one of them is above both.
+float fp32_limit(double limit) {
+  if (limit < 0) return -1;  // Every magnitude is above it.
+  const auto rounded = static_cast<float>(limit);
+  return static_cast<double>(rounded) > limit ? bits_float(float_bits(rounded) - 1) : rounded;
 }
+
+std::optional<ErrorOperand> kernel_operand(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return ErrorOperand::kF32;
+    case DType::kBF16:
+      return ErrorOperand::kBf16;
+    case DType::kF16:
+      return ErrorOperand::kF16;
+    default:
+      return std::nullopt;
+  }
+}
+
+const std::byte* element_at(const FloatRows& rows, int64_t index) {
+  return rows.data + index * bits(rows.dtype) / 8;
+}
+
+// Sums one row after another, in pieces.
+class RowSummer {
+ public:
+  RowSummer(const FloatRows& x, const FloatRows& y, const ClipLimits* limits,
+            const ErrorKernels* kernels)
+      : x_(x), y_(y), limits_(limits) {
+    const int64_t block_cols = limits != nullptr ? limits->block_cols : 0;
+    piece_.block_cols = static_cast<size_t>(block_cols);
+    if (limits != nullptr) step_ = kPieceElements / block_cols * block_cols;
+    const std::optional<ErrorOperand> x_type = kernel_operand(x.dtype);
+    const std::optional<ErrorOperand> y_type = kernel_operand(y.dtype);
+    if (kernels == nullptr || !x_type || !y_type || block_cols % kErrorLanes != 0) return;
+    kernel_ = kernels->add[static_cast<int>(*x_type)][static_cast<int>(*y_type)];
+  }
+
+  // The sums of a row but for max_abs_index.
+  ErrorSums sums_of(int64_t row, int64_t cols) {
+    NF_ASSERT(step_ > 0 && (step_ % kErrorLanes == 0 || step_ >= cols));
+    ErrorSums sums;
+    sums.elements = cols;
+    sums.max_abs = -1;  // So that the first element counts.
+    ErrorLanes lanes;
+    for (int64_t first = 0; first < cols; first += step_) {
+      begin_piece(row, first, std::min(step_, cols - first));
+      const int64_t at = row * cols + first;
+      if (!add_finite(at, sums, lanes)) add_each(at, sums, lanes);
+    }
+    sums.error_squares = sum_of(lanes.error_squares);
+    sums.x_squares = sum_of(lanes.x_squares);
+    sums.y_squares = sum_of(lanes.y_squares);
+    sums.products = sum_of(lanes.products);
+    return sums;
+  }
+
+  // The first column whose error has this magnitude, which one has.
+  int64_t find(int64_t row, int64_t cols, double magnitude) {
+    for (int64_t first = 0; first < cols; first += step_) {
+      piece_.size = static_cast<size_t>(std::min(step_, cols - first));
+      widen_from(row * cols + first, 0);
+      for (size_t i = 0; i < piece_.size; ++i) {
+        if (std::abs(piece_.x[i] - piece_.y[i]) == magnitude) {
+          return first + static_cast<int64_t>(i);
+        }
+      }
+    }
+    NF_ASSERT(false);
+    return 0;
+  }
+
+ private:
+  void begin_piece(int64_t row, int64_t first, int64_t count) {
+    piece_.size = static_cast<size_t>(count);
+    if (limits_ == nullptr) return;
+    const auto num_blocks = static_cast<size_t>(ceil_div(count, limits_->block_cols));
+    const std::span<double> limits = std::span(piece_.limits).first(num_blocks);
+    limits_->of_blocks(row, first / limits_->block_cols, limits);
+    if (kernel_ == nullptr) return;
+    std::transform(limits.begin(), limits.end(), piece_.kernel_limits.begin(), fp32_limit);
+  }
+
+  // Fills the buffers of the piece from its element i on; `at` is the piece's first element.
+  void widen_from(int64_t at, size_t i) {
+    const int64_t first = at + static_cast<int64_t>(i);
+    widen(x_, first, std::span(piece_.x).first(piece_.size).subspan(i));
+    widen(y_, first, std::span(piece_.y).first(piece_.size).subspan(i));
+  }
+
+  // Adds the piece; false, and nothing is added, if some elements, or a square, are not finite.
+  bool add_finite(int64_t at, ErrorSums& sums, ErrorLanes& lanes) {
+    ErrorLanes added = lanes;
+    PieceFigures figures;
+    const size_t whole = piece_.size / kLanes * kLanes;
+    if (kernel_ != nullptr) {
+      const bool has_limits = limits_ != nullptr;
+      kernel_({.x = element_at(x_, at),
+               .y = element_at(y_, at),
+               .count = static_cast<int64_t>(whole),
+               .limits = has_limits ? piece_.kernel_limits.data() : nullptr,
+               .block_cols = static_cast<int64_t>(piece_.block_cols)},
+              added, figures);
+      widen_from(at, whole);
+    } else {
+      widen_from(at, 0);
+      add_lanes(piece_, whole, added, figures);
+    }
+    for (size_t i = whole; i < piece_.size; ++i) add_element(piece_, i, added, figures);
+    if (!is_finite(added)) return false;
+    lanes = added;
+    add_figures(figures, piece_.size, sums);
+    return true;
+  }
+
+  // Adds the finite elements of the piece and counts the others.
+  void add_each(int64_t at, ErrorSums& sums, ErrorLanes& lanes) {
+    widen_from(at, 0);
+    PieceFigures figures;
+    size_t num_finite = 0;
+    for (size_t i = 0; i < piece_.size; ++i) {
+      if (!std::isfinite(piece_.x[i]) || !std::isfinite(piece_.y[i])) continue;
+      add_element(piece_, i, lanes, figures);
+      ++num_finite;
+    }
+    sums.nonfinite += static_cast<int64_t>(piece_.size - num_finite);
+    if (num_finite > 0) add_figures(figures, num_finite, sums);
+  }
+
+  void add_figures(const PieceFigures& figures, size_t num_finite, ErrorSums& sums) const {
+    sums.flushed += figures.flushed;
+    sums.max_abs = std::max(sums.max_abs, figures.max_abs);
+    if (limits_ == nullptr) return;
+    sums.limited += static_cast<int64_t>(num_finite);
+    sums.clipped += figures.clipped;
+  }
+
+  FloatRows x_;
+  FloatRows y_;
+  const ClipLimits* limits_;
+  ErrorKernels::Add kernel_ = nullptr;
+  int64_t step_ = kPieceElements;
+  RowPiece piece_;
+};
 
 double ratio_or(double numerator, double denominator, double if_both_zero, double if_zero) {
   if (denominator != 0) return numerator / denominator;
@@ -296,18 +390,33 @@ void widen(const FloatRows& rows, int64_t first, std::span<double> out) {
   }
 }
 
+const ErrorKernels* fastest_error_kernels() {
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+  if (cpu_with(Device{}, VectorLevel::kAvx512).ok()) return &kErrorKernelsAvx512;
+  if (cpu_with(Device{}, VectorLevel::kAvx2).ok()) return &kErrorKernelsAvx2;
+#endif
+  return nullptr;
+}
+
 void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,
-                const FloatRows& y, const ClipLimits* limits) {
+                const FloatRows& y, const ClipLimits* limits, const ErrorKernels* kernels) {
   std::vector<ErrorSums> row_sums(static_cast<size_t>(range.count));
-  const int64_t grain = std::max<int64_t>(1, kRowGrainElements / std::max<int64_t>(1, range.cols));
-  parallel_for(range.count, grain, [&](int64_t begin, int64_t end) {
-    RowPiece piece;
-    for (int64_t row = begin; row < end; ++row) {
-      ErrorSums& sums = row_sums[static_cast<size_t>(row)];
-      sums = sums_of_row(x, y, row, range.cols, limits, piece);
-      sums.max_abs_index += (range.first + row) * range.cols;
-    }
-  });
+  parallel_for(range.count, row_grain(kRowGrainElements, range.cols),
+               [&](int64_t begin, int64_t end) {
+                 RowSummer summer(x, y, limits, kernels);
+                 for (int64_t row = begin; row < end; ++row) {
+                   row_sums[static_cast<size_t>(row)] = summer.sums_of(row, range.cols);
+                 }
+               });
+  // Only the largest error of all rows needs its place.
+  const auto worst = std::max_element(
+      row_sums.begin(), row_sums.end(),
+      [](const ErrorSums& a, const ErrorSums& b) { return a.max_abs < b.max_abs; });
+  if (worst != row_sums.end() && worst->max_abs >= 0) {
+    const int64_t row = worst - row_sums.begin();
+    const int64_t col = RowSummer(x, y, limits, kernels).find(row, range.cols, worst->max_abs);
+    worst->max_abs_index = (range.first + row) * range.cols + col;
+  }
   for (const ErrorSums& sums : row_sums) accumulator.add(sums);
 }
 

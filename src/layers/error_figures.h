@@ -1,9 +1,10 @@
 // The distance of a tensor y from its reference x: the figures of the report (spec checkpoints
 // 11.1).
 //
-// Sums are doubles and their order is fixed: one block per row, its elements in order in four
-// alternating lanes, and blocks added pairwise by their number. The figures therefore depend on the
-// data alone, not on threads or on the number of rows in memory at a time.
+// Sums are doubles and their order is fixed: one block per row, its elements in order in eight
+// alternating lanes (x86/error_kernels.h), and blocks added pairwise by their number. The figures
+// therefore depend on the data alone, not on threads, on the processor or on the number of rows in
+// memory at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "layers/x86/error_kernels.h"
 #include "narrowfloat/checkpoint.h"
 
 namespace narrowfloat {
@@ -27,7 +29,8 @@ struct ErrorSums {
   double y_squares = 0;
   double products = 0;
   double max_abs = 0;
-  int64_t max_abs_index = 0;  // Index of the first maximum.
+  // Index of the first maximum in the tensor, where no other part has a larger one.
+  int64_t max_abs_index = 0;
 };
 
 // `later` comes after `earlier` in the tensor.
@@ -68,10 +71,14 @@ struct RowRange {
   int64_t cols = 0;
 };
 
+// nullptr if this processor has none.
+const ErrorKernels* fastest_error_kernels();
+
 // Adds the rows of a range, which must follow those added before. `limits`: nullptr if y is not
-// quantized.
+// quantized. The figures are the same for all `kernels`.
 void add_errors(ErrorAccumulator& accumulator, const RowRange& range, const FloatRows& x,
-                const FloatRows& y, const ClipLimits* limits);
+                const FloatRows& y, const ClipLimits* limits,
+                const ErrorKernels* kernels = fastest_error_kernels());
 
 // Bytes that add_errors allocates for `rows` rows, of any length.
 uint64_t error_buffer_bytes(int64_t rows);

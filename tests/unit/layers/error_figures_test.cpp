@@ -66,7 +66,7 @@ TEST(ErrorFigures, RowsOfAnyLengthAreSummedInOrder) {
   ErrorAccumulator errors;
   add_errors(errors, {0, 2, kCols}, f32_rows(x), f32_rows(y), &limits);
   const ErrorSums sums = errors.total();
-  double squares[2][4] = {};  // Four alternating lanes.
+  double squares[2][8] = {};  // Eight alternating lanes.
   int64_t clipped = 0;
   int64_t worst = 0;
   const auto error = [&](int64_t i) {
@@ -74,12 +74,15 @@ TEST(ErrorFigures, RowsOfAnyLengthAreSummedInOrder) {
            static_cast<double>(y[static_cast<size_t>(i)]);
   };
   for (int64_t i = 0; i < 2 * kCols; ++i) {
-    squares[i / kCols][i % kCols % 4] += error(i) * error(i);
+    squares[i / kCols][i % kCols % 8] += error(i) * error(i);
     const double magnitude = std::abs(static_cast<double>(x[static_cast<size_t>(i)]));
     if (magnitude > limit(i / kCols, i % kCols / kBlock)) ++clipped;
     if (std::abs(error(i)) > std::abs(error(worst))) worst = i;
   }
-  const auto total = [](const double* lane) { return (lane[0] + lane[2]) + (lane[1] + lane[3]); };
+  const auto total = [](const double* lane) {
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+  };
   EXPECT_EQ(sums.error_squares, total(squares[0]) + total(squares[1]));
   EXPECT_EQ(sums.clipped, clipped);
   EXPECT_GT(clipped, 0);
