@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 import narrowfloat as nf
 import narrowfloat.transformers as nftr
@@ -117,12 +118,22 @@ def milliseconds(call: Callable[[], Any], device: str, seconds: float) -> float:
     return statistics.median(times)
 
 
+def masks(model: Any, ids: torch.Tensor) -> dict[str, Any] | None:
+    """Those of gpt-oss, which makes them with numbers of the host; a capture refuses such copies."""
+    if "sliding_attention" not in (getattr(model.config, "layer_types", None) or ()):
+        return None
+    given = model.config, model.get_input_embeddings()(ids), None, None
+    return {"full_attention": create_causal_mask(*given),
+            "sliding_attention": create_sliding_window_causal_mask(*given)}  # fmt: skip
+
+
 def forward(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
     """One forward pass of whole sequences."""
+    mask = masks(model, ids)
 
     def call() -> Any:
         torch.compiler.cudagraph_mark_step_begin()
-        return model(ids, use_cache=False).logits
+        return model(ids, attention_mask=mask, use_cache=False).logits
 
     return call
 
@@ -154,7 +165,8 @@ def measure(
     """Milliseconds of prefill and decode, as they are and as CUDA graphs."""
     found: dict[str, float | str] = {}
     for phase, extents in (("prefill", (1, tokens)), ("decode", (tokens, 1))):
-        ids = torch.randint(0, 1024, extents, device=device)
+        # From the host's generator: a capture that failed leaves the GPU's in disorder.
+        ids = torch.randint(0, 1024, extents).to(device)
         found[phase] = milliseconds(forward(model, ids), device, seconds)
         if device == "cpu":
             continue

@@ -70,7 +70,10 @@ def distance(got: torch.Tensor, expected: torch.Tensor) -> float:
 def test_products_of_all_modes(mode: str, device: str) -> None:
     """One row, part of a tile, two tiles; any leading axes and types of rows."""
     layer = prepared(mode).to(device)
-    far = MODES[mode][2] * (1 if device == "cpu" else 50)
+    far = MODES[mode][2]
+    if device != "cpu":
+        # Tensor cores sum FP8 products in 14 bits between promotions.
+        far = max(far, 1.5e-3 if mode in ("fp8_tensor", "fp8_block", "mxfp4_fp8") else 5e-5)
     for tokens in (1, 7, 130):
         x = X[:tokens]
         out = layer(x.to(device))

@@ -1,6 +1,7 @@
 // The public group quantization: checks, selects an implementation, runs it.
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include <fmt/ranges.h>
 
@@ -51,7 +52,13 @@ void check_options(const GroupQuantizeOptions& options, int64_t cols) {
 
 // Step from a group to the next in column-major scales.
 int64_t padded_rows(GroupScaleOrder order, int64_t rows) {
-  return order == GroupScaleOrder::kColumnMajorAligned ? round_up(rows, 4) : rows;
+  if (order != GroupScaleOrder::kColumnMajorAligned) return rows;
+  constexpr int64_t kMostRows = std::numeric_limits<int64_t>::max() / 4 * 4;
+  if (rows > kMostRows) {
+    throw_invalid("input: expected at most {} rows for kColumnMajorAligned, got {}", kMostRows,
+                  rows);
+  }
+  return round_up(rows, 4);
 }
 
 void check_scales(const TensorView& scales, const TensorView& input,

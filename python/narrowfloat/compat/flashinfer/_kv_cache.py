@@ -274,8 +274,9 @@ def _tried_twice(
 ) -> tuple[Any, Any]:
     """Codes and scales by 4-over-6, in the order of the rows; encode: None for the default."""
     if encode is None:
-        encode = nf.amax(cache)
-        encode = 448 / (encode + (1e-12 - encode) * (encode < 1e-12))
+        largest = nf.amax(cache)
+        # torch divides a number by a tensor as the number times a reciprocal, which is rounded twice.
+        encode = 448 * (largest == largest) / (largest * (largest >= 1e-12) + 1e-12 * (largest < 1e-12))
     scale = scale_of("global_scale", encode, cache)
     q = nf.quantize(cache, "nvfp4", layout="linear", encode_scale=scale, math=mode,
                     four_over_six=option)  # fmt: skip
