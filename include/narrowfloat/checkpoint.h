@@ -60,6 +60,16 @@ enum class Convention : int {
   kMxfp4GptOss = 5,            // mxfp4-gpt-oss: experts together, _blocks and _scales
   kMxfp4DeepSeek = 6,          // mxfp4-deepseek: DeepSeek-V4's experts, I8 codes
   kInt4CompressedTensors = 7,  // int4-ct: pack-quantized, as Kimi-K2's experts
+  // Written:
+  kFp8Channel = 8,  // fp8-channel: a scale for each row (FP8_DYNAMIC)
+  kFp8Tensor = 9,   // fp8-tensor: one scale (ModelOpt's FP8)
+};
+
+// The elements that share a stored block scale.
+enum class ScaleExtent : int {
+  kBlock = 0,   // Blocks of the format.
+  kRow = 1,     // Rows, the output channels.
+  kTensor = 2,  // All.
 };
 
 struct ConventionInfo {
@@ -72,9 +82,13 @@ struct ConventionInfo {
   bool is_integer = false;
   bool is_written = true;         // Whether quantize_checkpoint writes it.
   bool is_convert_target = true;  // Whether convert_checkpoint writes it.
+  // Where scales are of rows or of the tensor, blocks of `format` in memory repeat them.
+  ScaleExtent scale_extent = ScaleExtent::kBlock;
 };
 NARROWFLOAT_API std::span<const ConventionInfo> all_conventions();
 NARROWFLOAT_API const ConventionInfo& convention_info(Convention convention);
+// "nvfp4", or what is none of the library's formats: "int4", "fp8_channel", "fp8_tensor".
+NARROWFLOAT_API std::string_view stored_format(const ConventionInfo& info);
 // Also takes "nvfp4", "mxfp4" and "mxfp8" for the compressed-tensors convention. Throws
 // kInvalidArgument that lists the accepted names.
 NARROWFLOAT_API Convention parse_convention(std::string_view text);
@@ -124,8 +138,8 @@ struct ErrorFigures;
 // How weights whose names match are quantized, instead of QuantizeCheckpointOptions.
 struct QuantizeRule {
   std::string glob;
-  // "nvfp4", "mxfp4", "mxfp8", "fp8-block" or the name of a convention: one that may be in one
-  // checkpoint with options.to. "keep": not quantized.
+  // "nvfp4", "mxfp4", "mxfp8", "fp8-block", "fp8-channel" or the name of another convention: one
+  // that may be in one checkpoint with options.to. "keep": not quantized.
   std::string format;
   std::optional<MathMode> math;
   std::optional<Ue8m0Rounding> mx_scale;

@@ -42,7 +42,8 @@ def quantize_checkpoint(
 ) -> _core.CheckpointReport:
     """Quantizes the weights of a safetensors file or of a model directory, tensor by tensor.
 
-    to: a convention of docs/cli.md: nvfp4, nvfp4-modelopt, mxfp4, mxfp8, fp8-block.
+    to: a convention of docs/cli.md: nvfp4, nvfp4-modelopt, mxfp4, mxfp8, fp8-block, fp8-channel,
+        fp8-tensor.
     include, exclude: globs over tensor names; includes add to the default choice, excludes win.
     rules: pairs of a glob and a format, or "keep": the first that matches a weight counts.
     recipe: a JSON file of includes, excludes and rules (docs/cli.md), after the others; or what

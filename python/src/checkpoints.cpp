@@ -360,8 +360,7 @@ void bind_layer(nb::module_& module) {
       .def_prop_ro("format",
                    [](const LogicalTensor& self) -> std::optional<std::string> {
                      if (!self.convention) return std::nullopt;
-                     const ConventionInfo& info = convention_info(*self.convention);
-                     return std::string(info.is_integer ? "int4" : name(info.format));
+                     return std::string(stored_format(convention_info(*self.convention)));
                    })
       .def_ro("parts", &LogicalTensor::parts, "Names of the stored tensors.")
       .def_ro("is_transposed", &LogicalTensor::is_transposed);

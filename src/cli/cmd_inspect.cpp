@@ -162,8 +162,7 @@ Json to_json(const LogicalTensor& tensor, const Checkpoint& checkpoint) {
         Json{{"name", part}, {"dtype", name(info.dtype)}, {"shape", info.shape}});
   }
   if (tensor.convention) {
-    const ConventionInfo& info = convention_info(*tensor.convention);
-    json["format"] = info.is_integer ? "int4" : name(info.format);
+    json["format"] = stored_format(convention_info(*tensor.convention));
   }
   return json;
 }

@@ -375,8 +375,8 @@ class CheckpointChecker {
       scale = scale_again(tensor);
       again.emplace(spec, ranges.rows_at_a_time, matrix.cols, scale.stored);
       checked.requantization.emplace();
-      checked.requantization->has_other_global_scale =
-          own.stored_global_scale().value_or(1) != scale.stored;
+      const std::optional<float> stored = own.stored_global_scale();
+      checked.requantization->has_other_global_scale = stored && *stored != scale.stored;
     }
     ErrorAccumulator errors;
     for_each_range(ranges, [&](int64_t first, int64_t count) {
@@ -436,7 +436,7 @@ class CheckpointChecker {
   // The scale of a whole tensor, of the maximum over all weights that share it.
   TensorScale scale_again(const LogicalTensor& tensor) {
     const ConventionSpec& spec = convention_spec(*tensor.convention);
-    if (!spec.global_scale.exists()) return {};
+    if (!has_tensor_scale(spec)) return {};
     const std::string group = group_of(tensor);
     auto known = group_amax_.find(group);
     if (known == group_amax_.end()) {
@@ -590,7 +590,8 @@ class CheckpointChecker {
                                     "scales too small?",
                                     100 * at_maximum));
     }
-    if (low > kManyLowBlocks) {
+    const bool has_blocks = convention_info(*tensor.convention).scale_extent == ScaleExtent::kBlock;
+    if (has_blocks && low > kManyLowBlocks) {
       findings_.warning(rules::kCodeRange, tensor.name,
                         fmt::format("in {:.1f} % of the blocks that are not zero no code reaches "
                                     "a third of the largest; are the scales too large?",

@@ -57,7 +57,8 @@ bool is_companion_name(std::string_view tensor) {
 
 // Scales that GPU kernels want: rows padded to 128 and columns to 4.
 std::string likely_cause_of(const Checkpoint& checkpoint, const Fit& fit) {
-  if (fit.weight.shape.size() != 2 || fit.spec->is_stacked) return "";
+  const bool has_blocks = fit.spec->info.scale_extent == ScaleExtent::kBlock;
+  if (fit.weight.shape.size() != 2 || fit.spec->is_stacked || !has_blocks) return "";
   const std::vector<int64_t> wanted =
       scales_shape(*fit.spec, fit.weight.shape[0], fit.weight.shape[1]);
   const std::vector<int64_t> padded = {round_up(wanted[0], 128), round_up(wanted[1], 4)};
@@ -369,7 +370,7 @@ class StructureChecker {
                              : narrowfloat::name(tensor.dtype);
   }
 
-  // Whether the declaration promises activation scales.
+  // Whether the declaration promises activation scales of NVFP4.
   [[nodiscard]] bool are_input_scales_declared() const {
     for (const nlohmann::json& config : configs_) {
       const auto quantization = config.find(kDeclarationMember);
@@ -381,6 +382,10 @@ class StructureChecker {
       }
       for (const nlohmann::json& group : *groups) {
         if (!group.is_object()) continue;
+        const auto weights = group.find("weights");
+        const bool is_fp8 = weights != group.end() && weights->is_object() &&
+                            weights->contains("num_bits") && weights->at("num_bits") == 8;
+        if (is_fp8) continue;
         const auto inputs = group.find("input_activations");
         if (inputs == group.end() || !inputs->is_object()) continue;
         const auto dynamic = inputs->find("dynamic");

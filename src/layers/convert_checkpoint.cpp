@@ -145,9 +145,9 @@ class CheckpointConverter {
     report.reason = task.conversion.reason;
     report.format = spec_.info.name;
     report.shape = weight.shape;
-    report.source_bytes = QuantizedWeight::buffer_bytes(from, weight.all_rows(), weight.cols);
+    report.source_bytes = QuantizedWeight::stored_bytes(from, weight.all_rows(), weight.cols);
     if (from.global_scale.exists()) report.source_bytes += weight.sources.size() * sizeof(float);
-    report.target_bytes = QuantizedWeight::buffer_bytes(spec_, weight.all_rows(), weight.cols) +
+    report.target_bytes = QuantizedWeight::stored_bytes(spec_, weight.all_rows(), weight.cols) +
                           (weight.parts.size() - 2) * sizeof(float);
     ConversionFigures& figures = report.conversion.emplace();
     figures.is_exact = task.conversion.is_exact;
@@ -356,8 +356,8 @@ class CheckpointConverter {
     const TargetWeight& weight = task.weight();
     Values values(*this, task);
     TensorScale scale;
+    if (has_tensor_scale(spec_)) scale = tensor_scale(spec_, settings_, shared_amax(task, values));
     if (spec_.global_scale.exists()) {
-      scale = tensor_scale(spec_, settings_, shared_amax(task, values));
       writer.write(weight.parts[2].name, 0, std::as_bytes(std::span(&scale.stored, 1)));
     }
     QuantizedWeight coded(spec_, task.ranges.rows_at_a_time, weight.cols, scale.stored);
@@ -370,7 +370,7 @@ class CheckpointConverter {
       encode(rows, settings_, scale.encode, coded);
       report_.quantize_seconds +=
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      parts.write(coded.values(), coded.scales());
+      parts.write(coded.values(), coded.stored_scales(first));
       comparison.add(first, values.values(), coded);
     });
     finish(task, comparison);
@@ -384,12 +384,14 @@ class CheckpointConverter {
                    std::as_bytes(std::span(&task.conversion.global.value, 1)));
     }
     RowLoader loader(source_, weight);
-    QuantizedWeight from(source_spec(weight), most, weight.cols, 1.0F);
+    // The target's spec says what is stored; codes and scales are the same.
+    const bool is_kept = task.conversion.mapping == Mapping::kKeep;
+    QuantizedWeight from(is_kept ? spec_ : source_spec(weight), most, weight.cols, 1.0F);
     PartWriter parts(weight, writer);
-    if (task.conversion.mapping == Mapping::kKeep) {
+    if (is_kept) {
       for_each_range(task.ranges, [&](int64_t first, int64_t count) {
         loader.load_codes(first, count, from);
-        parts.write(from.values(), from.scales());
+        parts.write(from.values(), from.stored_scales(first));
       });
       return;
     }

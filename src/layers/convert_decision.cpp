@@ -38,7 +38,8 @@ class Decider {
     const FormatId to = spec_.info.format;
     if (source.is_integer) {
       requantize(*task, fmt::format("{} has other values than {}", name(to), source.name));
-    } else if (from == to) {
+    } else if (from == to && source.scale_extent >= spec_.info.scale_extent) {
+      // A scale of the tensor may be that of each row.
       task->mapping = Mapping::kKeep;
       keep_global_scale(*task);
     } else if (from == FormatId::kMxfp4 && to == FormatId::kNvfp4) {
@@ -52,9 +53,10 @@ class Decider {
     } else if (from == FormatId::kFp8Block128x128 && to == FormatId::kMxfp8) {
       decide_spread(*task);
     } else {
-      requantize(*task, fmt::format("{} has other values than {}", name(to), name(from)));
+      requantize(*task, fmt::format("{} has other values than {}", stored_format(spec_.info),
+                                    stored_format(source)));
     }
-    if (task->mapping == Mapping::kRequantize && spec_.global_scale.exists()) {
+    if (task->mapping == Mapping::kRequantize && has_tensor_scale(spec_)) {
       result_.groups[task->scale_key].push_back(task.get());
     }
     result_.weights.push_back(std::move(task));
@@ -209,14 +211,24 @@ class Decider {
     return window;
   }
 
+  static bool has_input_scale(const WeightConversion& weight) {
+    const ConventionSpec& spec = source_spec(weight.weight);
+    const size_t own = spec.global_scale.exists() ? kInputScale : 2;
+    return (spec.input_scale.exists() || spec.unused_input_scale.exists()) &&
+           weight.source().parts.size() > own;
+  }
+
   // Activation scales are kept if every weight has one: loaders expect them of all.
   void decide_input_scales() {
-    const auto has_scale = [](const std::unique_ptr<WeightConversion>& task) {
-      return task->source().parts.size() > kInputScale;
-    };
-    const auto count = std::count_if(result_.weights.begin(), result_.weights.end(), has_scale);
+    const auto& weights = result_.weights;
+    const auto count = std::count_if(weights.begin(), weights.end(),
+                                     [](const auto& task) { return has_input_scale(*task); });
     if (count == 0) return;
-    if (!spec_.input_scale.exists() || static_cast<size_t>(count) != result_.weights.size()) {
+    // Those of other formats are of another unit.
+    const bool all_have_one = std::all_of(weights.begin(), weights.end(), [](const auto& task) {
+      return has_input_scale(*task) && source_spec(task->weight).input_scale.exists();
+    });
+    if (!spec_.input_scale.exists() || !all_have_one) {
       result_.warnings.push_back(
           fmt::format("{} of {} weights have an activation scale, which is left out: {}", count,
                       result_.weights.size(),

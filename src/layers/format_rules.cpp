@@ -39,7 +39,7 @@ EncodeSettings useful_settings(EncodeSettings settings, const ConventionSpec& sp
 
 const ConventionSpec& spec_of_rule(const QuantizeRule& rule, const ConventionSpec& base) {
   const ConventionSpec& named = convention_spec(parse_convention(rule.format));
-  const ConventionSpec* spec = companion_of(base, named.info.format);
+  const ConventionSpec* spec = companion_of(base, named);
   // The plain name of a format means the convention that goes with `base`.
   const bool is_plain = rule.format != named.info.name;
   if (spec == nullptr || !named.info.is_written || (spec != &named && !is_plain)) {

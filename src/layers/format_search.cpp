@@ -135,7 +135,7 @@ class FormatSearch {
   FormatLevel measured(const SearchUnit& unit, const WeightChoice& choice) {
     const ConventionSpec& spec = *choice.spec;
     TensorScale scale;
-    if (spec.global_scale.exists()) {
+    if (has_tensor_scale(spec)) {
       float amax = 0;
       for (const SearchedWeight* weight : unit.weights) amax = std::max(amax, amax_of(*weight));
       scale = tensor_scale(spec, choice.settings, amax);
@@ -145,7 +145,7 @@ class FormatSearch {
     for (const SearchedWeight* weight : unit.weights) {
       const TensorInfo& info = weight->tensor->info;
       bytes +=
-          static_cast<double>(QuantizedWeight::buffer_bytes(spec, info.shape[0], info.shape[1]) +
+          static_cast<double>(QuantizedWeight::stored_bytes(spec, info.shape[0], info.shape[1]) +
                               (spec.global_scale.exists() ? sizeof(float) : 0));
       add_errors_of(*weight->tensor, choice, scale, errors);
     }

@@ -356,7 +356,7 @@ class CheckpointQuantizer {
       task->parts.push_back(input_scale_part(spec, module));
     }
     find_statistics(*task);
-    if (spec.global_scale.exists()) task->scale_key = shared_scale_key(tensor.info.name);
+    if (has_tensor_scale(spec)) task->scale_key = shared_scale_key(tensor.info.name);
     const int64_t tile = format_info(spec.info.format).block_rows;
     task->ranges = memory_.add(tensor.info.name, task->rows(), {.tile = tile, .smallest = tile},
                                [&](int64_t rows) { return range_cost(*task, rows); });
@@ -367,7 +367,7 @@ class CheckpointQuantizer {
     };
     report.action = "quantize";
     report.format = spec.info.name;
-    report.target_bytes = QuantizedWeight::buffer_bytes(spec, task->rows(), task->cols()) +
+    report.target_bytes = QuantizedWeight::stored_bytes(spec, task->rows(), task->cols()) +
                           (task->parts.size() - 2) * sizeof(float);
     report_.quantized_source_bytes += tensor.info.size_bytes;
     if (!task->scale_key.empty()) groups_[task->scale_key].push_back(task.get());
@@ -532,8 +532,8 @@ class CheckpointQuantizer {
     if (task.second_moment) col_weights = moments_->read_second_moment(*task.second_moment);
     std::optional<PlainReader> reader;
     TensorScale scale;
+    if (has_tensor_scale(spec)) scale = tensor_scale(spec, settings, scale_amax(task, reader));
     if (spec.global_scale.exists()) {
-      scale = tensor_scale(spec, settings, scale_amax(task, reader));
       writer.write(parts[2].name, 0, std::as_bytes(std::span(&scale.stored, 1)));
     }
     if (task.input_scale > 0) {
@@ -558,9 +558,10 @@ class CheckpointQuantizer {
       if (factor_) round_compensated(rows, settings.math, scale.encode, *factor_, coded);
       report_.quantize_seconds += seconds_since(start);
       writer.write(parts[0].name, values_written, coded.values());
-      writer.write(parts[1].name, scales_written, coded.scales());
+      const std::span<const std::byte> scales = coded.stored_scales(first);
+      writer.write(parts[1].name, scales_written, scales);
       values_written += coded.values().size();
-      scales_written += coded.scales().size();
+      scales_written += scales.size();
       if (measurement) measurement->add(first, reader->float_rows());
     });
     if (num_nonfinite > 0) {

@@ -8,9 +8,11 @@
 #include "base/assert.h"
 #include "base/int_math.h"
 #include "base/throw_error.h"
+#include "formats/fp8_block.h"
 #include "formats/nvfp4.h"
 #include "formats/ue8m0.h"
 #include "layers/scale_search.h"
+#include "runtime/float_environment.h"
 #include "runtime/parallel.h"
 #include "tensor/element_io.h"
 
@@ -75,6 +77,33 @@ void replace_zero_scales(const TensorView& input, MathMode math, float encode_sc
   });
 }
 
+// The rule `reciprocal` of FP8; the quantizer takes and the file stores the decode scale.
+TensorScale fp8_scale(float amax) {
+  return in_float_environment([&] {
+    const BlockRules rules = {.input_max = kFloatMax};
+    const float stored = Fp8Tensor::block_scale<ExactMath>(amax, {}, rules).stored;
+    return TensorScale{stored, stored};
+  });
+}
+
+// Each row is a tensor of its own, or all rows are one with the given scale.
+void encode_whole_rows(const TensorView& input, MathMode math, float decode_scale,
+                       QuantizedWeight& output) {
+  const bool is_per_row = output.spec().info.scale_extent == ScaleExtent::kRow;
+  const int64_t tensors = is_per_row ? output.rows() : 1;
+  const int64_t rows = is_per_row ? 1 : output.rows();
+  const QuantizedLayout layout =
+      quantized_layout(FormatId::kFp8Tensor, rows, output.cols(),
+                       {.scale_layout = ScaleLayoutId::kLinear, .batch = tensors});
+  QuantizeOptions options;
+  options.math = math;
+  if (!is_per_row) options.fp8_decode_scale = decode_scale;
+  std::vector<float> scales(static_cast<size_t>(tensors));
+  quantize(TensorView::contiguous(input.data, input.dtype, {tensors, rows, output.cols()}),
+           layout.bind(output.values().data(), scales.data(), nullptr), options);
+  output.set_whole_scales(scales);
+}
+
 // Bytes of the block scales in memory.
 size_t scales_bytes(const ConventionSpec& spec, const QuantizedLayout& layout) {
   const auto bytes = static_cast<size_t>(layout.scales_bytes);
@@ -102,6 +131,32 @@ std::span<std::byte> QuantizedWeight::values() {
 
 std::span<std::byte> QuantizedWeight::scales() {
   return std::span(scales_).first(scales_bytes(spec_, layout_));
+}
+
+void QuantizedWeight::set_whole_scales(std::span<const float> scales) {
+  const bool is_per_row = spec_.info.scale_extent == ScaleExtent::kRow;
+  const auto blocks = static_cast<size_t>(layout_.scale_blocks);
+  for (size_t row = 0; row < static_cast<size_t>(layout_.rows); ++row) {
+    const float scale = scales[is_per_row ? row : 0];
+    for (size_t block = row * blocks; block < (row + 1) * blocks; ++block) {
+      std::memcpy(&scales_[block * sizeof(float)], &scale, sizeof(float));
+    }
+  }
+}
+
+std::span<const std::byte> QuantizedWeight::stored_scales(int64_t first) {
+  const ScaleExtent extent = spec_.info.scale_extent;
+  if (extent == ScaleExtent::kBlock) return scales();
+  if (extent == ScaleExtent::kTensor) {
+    return first > 0 ? std::span<const std::byte>{} : scales().first(sizeof(float));
+  }
+  const auto rows = static_cast<size_t>(layout_.rows);
+  const size_t row_bytes = scales().size() / std::max<size_t>(1, rows);
+  stored_scales_.resize(rows * sizeof(float));
+  for (size_t row = 0; row < rows; ++row) {
+    std::memcpy(&stored_scales_[row * sizeof(float)], &scales_[row * row_bytes], sizeof(float));
+  }
+  return stored_scales_;
 }
 
 QuantizedView QuantizedWeight::view(float* global_scale) {
@@ -203,6 +258,13 @@ uint64_t QuantizedWeight::buffer_bytes(const ConventionSpec& spec, int64_t rows,
   return static_cast<uint64_t>(layout.values_bytes) + scales_bytes(spec, layout);
 }
 
+uint64_t QuantizedWeight::stored_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols) {
+  if (spec.info.scale_extent == ScaleExtent::kBlock) return buffer_bytes(spec, rows, cols);
+  const bool is_per_row = spec.info.scale_extent == ScaleExtent::kRow;
+  return static_cast<uint64_t>(rows * cols) +
+         static_cast<uint64_t>(is_per_row ? rows : 1) * sizeof(float);
+}
+
 void check_encode_settings(const EncodeSettings& settings, const ConventionSpec& spec) {
   const FormatId format = spec.info.format;
   const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
@@ -230,6 +292,7 @@ std::string settings_text(const EncodeSettings& settings) {
 }
 
 TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax) {
+  if (spec.info.scale_extent == ScaleExtent::kTensor) return fp8_scale(amax);
   if (spec.global_sense == GlobalScaleSense::kNone) return {};
   const int e4m3_max = settings.scale_search == ScaleSearch::kAmax ? 448 : kSearchMax;
   const float encode_scale = encode_scale_from_amax(amax, e4m3_max);
@@ -243,6 +306,10 @@ TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& setti
 
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,
             QuantizedWeight& output, std::span<const float> col_weights) {
+  if (output.spec().info.scale_extent != ScaleExtent::kBlock) {
+    encode_whole_rows(input, settings.math, encode_scale, output);
+    return;
+  }
   QuantizeOptions options;
   options.math = settings.math;
   options.mx_scale = settings.mx_scale;

@@ -32,6 +32,11 @@ class QuantizedWeight {
   [[nodiscard]] std::span<std::byte> values();
   // Scales of the format's scale type: bytes, or F32.
   [[nodiscard]] std::span<std::byte> scales();
+  // Those of each row, or the one of all; for conventions whose scales are no blocks'.
+  void set_whole_scales(std::span<const float> scales);
+  // Returns the scales of this range as files have them; its first row is `first` of the tensor.
+  // The scale of a whole tensor is in the first range only. Valid until the next call.
+  [[nodiscard]] std::span<const std::byte> stored_scales(int64_t first);
 
   // Views over the buffers. global_scale: address of the view's F32 value; may be nullptr for
   // formats without one.
@@ -47,6 +52,8 @@ class QuantizedWeight {
   [[nodiscard]] ClipLimits clip_limits() const;
 
   static uint64_t buffer_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols);
+  // Bytes of codes and scales in a file.
+  static uint64_t stored_bytes(const ConventionSpec& spec, int64_t rows, int64_t cols);
 
  private:
   [[nodiscard]] float decode_scale(int64_t row, int64_t block) const;
@@ -59,6 +66,7 @@ class QuantizedWeight {
   QuantizedLayout layout_;
   std::vector<std::byte> values_;
   std::vector<std::byte> scales_;
+  std::vector<std::byte> stored_scales_;  // Used for those of rows.
   float global_scale_;
 };
 
@@ -80,7 +88,8 @@ struct TensorScale {
 };
 TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax);
 
-// Quantizes `input`, F32, F16 or BF16 [rows, cols]. A zero scale is replaced by the convention's
+// Quantizes `input`, F32, F16 or BF16 [rows, cols]. `encode_scale`: the tensor_scale() of the
+// convention. A zero scale is replaced by the convention's
 // byte, and the codes of that block are those of the stored scale. `col_weights`: as in
 // search_scales().
 void encode(const TensorView& input, const EncodeSettings& settings, float encode_scale,

@@ -177,7 +177,25 @@ void QuantizedReader::load_scales_only(int64_t first, int64_t count) {
   load_scales(first);
 }
 
+// The stored scales of rows, or of the tensor, stand for those of blocks.
+void QuantizedReader::load_whole_scales(int64_t first) {
+  const bool is_per_row = coded_.spec().info.scale_extent == ScaleExtent::kRow;
+  const uint64_t stored_bytes = to_unsigned(bits(scales_.info.dtype)) / 8;
+  const uint64_t count = is_per_row ? to_unsigned(coded_.rows()) : 1;
+  std::vector<std::byte> stored(count * stored_bytes);
+  checkpoint_.read(scales_, is_per_row ? to_unsigned(first) * stored_bytes : 0, stored);
+  std::vector<float> scales(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    scales[i] = widened_scale(scales_.info.dtype, &stored[i * stored_bytes]);
+  }
+  coded_.set_whole_scales(scales);
+}
+
 void QuantizedReader::load_scales(int64_t first) {
+  if (coded_.spec().info.scale_extent != ScaleExtent::kBlock) {
+    load_whole_scales(first);
+    return;
+  }
   const FormatInfo& format = format_info(coded_.spec().info.format);
   const std::span<std::byte> target = coded_.scales();
   const auto scale_bytes = to_unsigned(bytes(scale_type_of(coded_.spec())));

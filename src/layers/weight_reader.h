@@ -71,6 +71,7 @@ class QuantizedReader {
 
  private:
   void load_scales(int64_t first);
+  void load_whole_scales(int64_t first);
 
   const Checkpoint& checkpoint_;
   const CheckpointTensor& values_;

@@ -22,8 +22,9 @@ import safetensors.numpy as safetensors_numpy
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLI = pathlib.Path(os.environ.get("NARROWFLOAT_CLI", ROOT / "build/cpu/src/cli/narrowfloat"))
 
-CONVENTIONS = ["nvfp4-ct", "nvfp4-modelopt", "mxfp4-ct", "mxfp8-ct", "fp8-block"]
-COMPRESSED_TENSORS = ["nvfp4-ct", "mxfp4-ct", "mxfp8-ct"]
+CONVENTIONS = ["nvfp4-ct", "nvfp4-modelopt", "mxfp4-ct", "mxfp8-ct", "fp8-block", "fp8-channel",
+               "fp8-tensor"]  # fmt: skip
+COMPRESSED_TENSORS = ["nvfp4-ct", "mxfp4-ct", "mxfp8-ct", "fp8-channel", "fp8-tensor"]
 DTYPES = {
     "U8": np.uint8, "F32": np.float32, "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
@@ -111,6 +112,8 @@ def decode(convention, stored, module):
     if convention == "fp8-block":
         codes, scales = part["weight"].astype(np.float32), part["weight_scale_inv"]
         block = (128, 128)
+    elif convention in ("fp8-channel", "fp8-tensor"):
+        return part["weight"].astype(np.float32) * part["weight_scale"]
     elif convention == "mxfp8-ct":
         codes, scales = part["weight"].astype(np.float32), e8m0(part["weight_scale"])
         block = (1, 32)

@@ -278,6 +278,8 @@ MIXED: dict[str, tuple[str, Rules, list[str], list[str]]] = {
                  ["mxfp8"] * 8 + (["nvfp4_bf16"] * 3 + ["mxfp4_bf16"]) * 2),
     "modelopt": ("nvfp4-modelopt", [("*self_attn*", "mxfp8")],
                  ["nvfp4_bf16"] * 4, ["mxfp8"] * 16),
+    "fp8-whole-rows": ("nvfp4-ct", [("*q_proj*", "fp8-tensor"), ("*self_attn*", "fp8-channel")],
+                       ["nvfp4_bf16"] * 4, []),
     "some-plain": ("nvfp4-ct", [("*layers.0.mlp.experts*", "keep"), ("*q_proj*", "keep"),
                                 ("*layers.1.mlp*", "mxfp4")],
                    ["mxfp4_bf16"] + ["nvfp4_bf16"] * 2, ["nvfp4_bf16"] * 12),
@@ -345,30 +347,30 @@ def test_experts_of_one_layer_need_one_format(folder: Path) -> None:
 
 
 def test_formats_that_are_not_read_are_refused(folder: Path, tmp_path: Path) -> None:
-    """FP8 by channel beside NVFP4, algorithms of ModelOpt; other methods stay transformers'."""
+    """Integers beside NVFP4, algorithms of ModelOpt; other methods stay transformers'."""
     path = Path(shutil.copytree(packed(TINY, "nvfp4-ct", folder), tmp_path / "ct"))
 
     def mix(config: dict[str, Any]) -> None:
         declared = config["quantization_config"]
         (group,) = declared["config_groups"].values()
-        weights = {**group["weights"], "num_bits": 8, "strategy": "channel", "group_size": None}
-        other = {**group, "format": "float-quantized", "targets": ["re:.*self_attn.*"],
+        weights = {**group["weights"], "num_bits": 8, "strategy": "channel", "type": "int"}
+        other = {**group, "format": "int-quantized", "targets": ["re:.*self_attn.*"],
                  "weights": weights}
         declared["config_groups"] = {
             "a": {**group, "format": "nvfp4-pack-quantized"}, "b": other}  # fmt: skip
         declared["format"] = "mixed-precision"
 
     edit_config(path, mix)
-    with pytest.raises(NotImplementedError, match="not read float-quantized by channel"):
+    with pytest.raises(NotImplementedError, match="not read int-quantized by channel"):
         load(path)
     path = Path(shutil.copytree(packed(TINY, "nvfp4-modelopt", folder), tmp_path / "modelopt"))
-    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}}
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8_PB_WO"}}
     for file in ("config.json", "hf_quant_config.json"):
         config = json.loads((path / file).read_text())
         declared = config.get("quantization_config") or config["quantization"]
         declared.update(quant_algo="MIXED_PRECISION", quantized_layers=layers)
         (path / file).write_text(json.dumps(config))
-    with pytest.raises(NotImplementedError, match="modelopt, quant_algo FP8' cannot be read"):
+    with pytest.raises(NotImplementedError, match="modelopt, quant_algo FP8_PB_WO' cannot be read"):
         load(path)
     from transformers.quantizers.auto import AutoQuantizationConfig
 

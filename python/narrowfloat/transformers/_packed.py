@@ -38,6 +38,7 @@ _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U
 # Formats of Linear weights -> the mode that loses least in the rows, and the columns that it takes.
 _MODES = {"nvfp4": "nvfp4_bf16", "mxfp4": "mxfp4_bf16", "mxfp8": "mxfp8",
           "fp8_128x128": "fp8_block"}  # fmt: skip
+_WHOLE = ("fp8_channel", "fp8_tensor")  # Linear weights that are dequantized.
 _COLUMNS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "fp8_128x128": 128}
 _ROWS = 16
 _FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
@@ -179,7 +180,7 @@ class PackedCheckpoint:
             features = [module.out_features, module.in_features]
             if list(tensor.shape) != features:
                 raise ValueError(f"{tensor.name}: expected {features}, got {tensor.shape}")
-            if tensor.format not in _MODES:
+            if tensor.format not in _MODES and tensor.format not in _WHOLE:
                 raise NotImplementedError(
                     f"{tensor.name}: a Linear weight in {tensor.convention} is not read; "
                     "`narrowfloat dequantize` makes a checkpoint that transformers loads by itself"
@@ -272,7 +273,8 @@ class PackedCheckpoint:
                 f"{self.directory}: {len(left)} Linear weights ({', '.join(formats)}) were "
                 "dequantized, since narrowfloat.torch.Linear serves modules of torch.nn.Linear "
                 f"itself with rows in multiples of {_ROWS} and columns in multiples of 16 "
-                "(nvfp4), 32 (mxfp4, mxfp8) or 128 (fp8_128x128): the first is "
+                "(nvfp4), 32 (mxfp4, mxfp8) or 128 (fp8_128x128), but no fp8_channel or "
+                "fp8_tensor: the first is "
                 f"{name}, {type(one.module).__name__} of {list(one.tensor.shape)}",
                 stacklevel=2,
             )
@@ -353,6 +355,10 @@ def stored(files: Files, tensor: Any) -> tuple[nf.QuantizedTensor, bool]:
     """A quantized weight of two axes as it is stored, and whether its global scale divides."""
     values, scales, *rest = (files.read(name) for name in tensor.parts)
     format = tensor.format
+    if format in _WHOLE:  # Every 128 columns have the scale of their row; the rest is not used.
+        rows, cols = tensor.shape
+        format, rest = "fp8_1x128", []
+        scales = scales.reshape(-1, 1).expand(rows, -(-cols // 128))
     sizes = nf.quantized_layout(format, *tensor.shape, scale_layout="linear")
     global_scale = rest[0].reshape(1).float() if rest else None
     scales = scales.float() if format.startswith("fp8") else scales.view(torch.uint8)

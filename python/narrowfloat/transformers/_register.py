@@ -15,11 +15,15 @@ from narrowfloat.transformers._versions import require_version
 
 # Declared methods of checkpoints that the library reads, where it reads the declaration.
 _DECLARED = ("compressed-tensors", "fp8", "mxfp4", "modelopt")
-# Formats of compressed-tensors that the library reads; FP8 is read in blocks of 128 x 128.
+# Formats of compressed-tensors that the library reads; FP8 with scales of 128 x 128 blocks, and
+# beside them with scales of rows or tensors: of a whole model of these transformers keeps more.
 _READ = {"nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"}
 _PRESETS = {"NVFP4": "nvfp4-pack-quantized", "NVFP4A16": "nvfp4-pack-quantized",
             "MXFP4": "mxfp4-pack-quantized", "MXFP4A16": "mxfp4-pack-quantized",
             "MXFP8": "mxfp8-quantized", "MXFP8A16": "mxfp8-quantized"}  # fmt: skip
+
+
+_BESIDE = ("float-quantized by channel", "float-quantized by tensor", "FP8", "FP8_DYNAMIC")
 
 
 def _formats(declared: dict[str, Any]) -> dict[str, bool]:
@@ -50,6 +54,8 @@ def _is_ours(declared: dict[str, Any]) -> bool:
     method = declared.get("quant_method")
     if method == "compressed-tensors":
         formats = _formats(declared)
+        if any(formats.values()):
+            formats |= dict.fromkeys(formats.keys() & set(_BESIDE), True)
         others = sorted(name for name, is_read in formats.items() if not is_read)
         if others and len(others) < len(formats):
             raise NotImplementedError(

@@ -22,15 +22,19 @@ nlohmann::ordered_json compressed_tensors_config(const CompressedTensorsScheme& 
     activations = weights;
     activations["dynamic"] = "local";
   }
+  return compressed_tensors_config(scheme.format, weights, activations, model);
+}
+
+nlohmann::ordered_json compressed_tensors_config(std::string_view format,
+                                                 const nlohmann::ordered_json& weights,
+                                                 const nlohmann::ordered_json& activations,
+                                                 const QuantizedModel& model) {
   const nlohmann::ordered_json group = {
-      {"targets", {"Linear"}},
-      {"weights", weights},
-      {"input_activations", activations},
-      {"output_activations", nullptr},
-      {"format", scheme.format},
+      {"targets", {"Linear"}},         {"weights", weights}, {"input_activations", activations},
+      {"output_activations", nullptr}, {"format", format},
   };
   return {
-      {"quant_method", "compressed-tensors"}, {"format", scheme.format},
+      {"quant_method", "compressed-tensors"}, {"format", format},
       {"quantization_status", "compressed"},  {"config_groups", {{"group_0", group}}},
       {"ignore", model.ignored_modules},      {"kv_cache_scheme", nullptr},
       {"global_compression_ratio", nullptr},

@@ -1,4 +1,4 @@
-// The config of the compressed-tensors library, shared by its three conventions.
+// The config of the compressed-tensors library, shared by its conventions.
 #pragma once
 
 #include <string_view>
@@ -19,6 +19,12 @@ struct CompressedTensorsScheme {
 };
 
 nlohmann::ordered_json compressed_tensors_config(const CompressedTensorsScheme& scheme,
+                                                 const QuantizedModel& model);
+
+// The same with weights and activations as a group describes them.
+nlohmann::ordered_json compressed_tensors_config(std::string_view format,
+                                                 const nlohmann::ordered_json& weights,
+                                                 const nlohmann::ordered_json& activations,
                                                  const QuantizedModel& model);
 
 bool is_compressed_tensors(const nlohmann::json& config, std::string_view format);

@@ -68,6 +68,8 @@ struct ConventionSpec {
   std::optional<ZeroScaleBytes> zero_scales = {};
   // A tensor that repeats what shapes say; a part of the weight.
   PartRule shape = {};
+  // An activation scale that is a part of the weight, and is not used.
+  PartRule unused_input_scale = {};
   // Tensors that would change the meaning of the codes; weights with one of them are refused.
   std::vector<std::string_view> foreign_suffixes = {};
   // All experts of a layer in one tensor: values [E, N, K / block, block bytes], scales
@@ -92,6 +94,8 @@ const ConventionSpec& deepseek_fp8();
 const ConventionSpec& gpt_oss_mxfp4();
 const ConventionSpec& deepseek_mxfp4();
 const ConventionSpec& compressed_tensors_int4();
+const ConventionSpec& fp8_channel();
+const ConventionSpec& fp8_tensor();
 
 // The conventions in the order of the enumeration.
 std::span<const ConventionSpec* const> all_convention_specs();
@@ -99,6 +103,8 @@ const ConventionSpec& convention_spec(Convention convention);
 
 // The type of block scales, once they are read.
 ScaleType scale_type_of(const ConventionSpec& spec);
+// Whether a scale is that of the whole tensor, whose maximum it needs.
+bool has_tensor_scale(const ConventionSpec& spec);
 
 // "nvfp4-ct, nvfp4-modelopt, ...", for messages: all conventions that are read, that quantizing
 // writes, or that converting writes.
@@ -111,8 +117,12 @@ std::string convert_target_names();
 // checkpoint of several conventions, where the scales of FP8 blocks have compressed-tensors' name.
 std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
                                      int64_t rows, int64_t cols, bool is_mixed = false);
-// The convention of `format` that may be in one checkpoint with `base`; nullptr if there is none.
+// The convention of `format`, in blocks, that may be in one checkpoint with `base`; nullptr if
+// there is none.
 const ConventionSpec* companion_of(const ConventionSpec& base, FormatId format);
+// The convention that stores what `wanted` does in one checkpoint with `base`; nullptr if there is
+// none.
+const ConventionSpec* companion_of(const ConventionSpec& base, const ConventionSpec& wanted);
 // The stored activation scale of a module.
 TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module);
 // Shapes of the values and scales of a rows x cols weight.

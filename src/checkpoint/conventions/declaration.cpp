@@ -54,7 +54,8 @@ std::string member_problem(const json& object, const std::string& path, const Fi
 std::string weights_problem(const json& config, const ConventionSpec& spec) {
   const FormatInfo& format = format_info(spec.info.format);
   const FixedMember group_size{"group_size", format.block_cols};
-  std::string problem = member_problem(config, "", group_size);
+  const bool has_groups = spec.info.scale_extent == ScaleExtent::kBlock;
+  std::string problem = has_groups ? member_problem(config, "", group_size) : "";
   const auto groups = config.find("config_groups");
   if (groups == config.end() || groups->is_null()) return problem;
   if (!groups->is_object()) return "'config_groups' must be an object";
@@ -69,9 +70,10 @@ std::string weights_problem(const json& config, const ConventionSpec& spec) {
       return fmt::format("'{}.type' is '{}', but is '{}' in this convention", path,
                          printable(type, 40), wanted);
     }
-    for (const FixedMember& fixed : {FixedMember{"num_bits", format.element_bits}, group_size}) {
-      if (problem.empty()) problem = member_problem(*weights, path + ".", fixed);
+    if (problem.empty()) {
+      problem = member_problem(*weights, path + ".", {"num_bits", format.element_bits});
     }
+    if (problem.empty() && has_groups) problem = member_problem(*weights, path + ".", group_size);
   }
   return problem;
 }

@@ -38,11 +38,11 @@ class Fitter {
     } else {
       check_values(values);
     }
-    if (fit_.ok()) check_companion(spec_.scales, scales, {scales_shape_});
+    if (fit_.ok()) check_companion(spec_.scales, scales, scales_shapes());
     if (fit_.ok() && spec_.global_scale.exists()) {
       check_companion(spec_.global_scale, global, {spec_.global_shape, {1}, {}});
     }
-    for (const PartRule* rule : {&spec_.input_scale, &spec_.shape}) {
+    for (const PartRule* rule : {&spec_.input_scale, &spec_.shape, &spec_.unused_input_scale}) {
       if (const auto* part = find(*rule); fit_.ok() && part != nullptr) add_part(part->info);
     }
     for (const std::string_view suffix : spec_.foreign_suffixes) {
@@ -95,6 +95,18 @@ class Fitter {
       return;
     }
     scales_shape_ = scales_shape(spec_, values.shape[0], cols);
+  }
+
+  // Those that are read; the first is written.
+  [[nodiscard]] std::vector<std::vector<int64_t>> scales_shapes() const {
+    switch (spec_.info.scale_extent) {
+      case ScaleExtent::kRow:
+        return {scales_shape_, {scales_shape_[0]}};
+      case ScaleExtent::kTensor:
+        return {scales_shape_, {}};
+      default:
+        return {scales_shape_};
+    }
   }
 
   void check_stacked_values(const TensorInfo& values) {

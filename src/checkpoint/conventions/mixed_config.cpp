@@ -17,6 +17,7 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kMixedFormat = "mixed-precision";
 constexpr std::string_view kMixedAlgorithm = "MIXED_PRECISION";
+constexpr std::string_view kFloatQuantized = "float-quantized";
 constexpr int kIgnored = -1;
 
 // Formats of compressed-tensors' presets, which a group may be instead of an object.
@@ -28,12 +29,23 @@ constexpr std::array kPresets = {
     Preset{"NVFP4", "nvfp4-pack-quantized"}, Preset{"NVFP4A16", "nvfp4-pack-quantized"},
     Preset{"MXFP4", "mxfp4-pack-quantized"}, Preset{"MXFP4A16", "mxfp4-pack-quantized"},
     Preset{"MXFP8", "mxfp8-quantized"},      Preset{"MXFP8A16", "mxfp8-quantized"},
-    Preset{"FP8_BLOCK", "float-quantized"},
+    Preset{"FP8_BLOCK", "float-quantized"},  Preset{"FP8_DYNAMIC", "float-quantized"},
+    Preset{"FP8", "float-quantized"},
 };
 
 json block_weights() {
   return {{"num_bits", 8},     {"type", "float"},  {"strategy", "block"},
           {"symmetric", true}, {"dynamic", false}, {"block_structure", {128, 128}}};
+}
+
+// The weights of presets of FP8; the others have a format that says it.
+json preset_weights(std::string_view preset) {
+  if (preset == "FP8_BLOCK") return block_weights();
+  return {{"num_bits", 8},
+          {"type", "float"},
+          {"strategy", preset == "FP8" ? "tensor" : "channel"},
+          {"symmetric", true},
+          {"dynamic", false}};
 }
 
 // The format of a group that does not name one; empty if its weights are of no readable format.
@@ -50,15 +62,17 @@ std::string format_of_weights(const json& group) {
   return number("num_bits") == 8 ? "float-quantized" : "";
 }
 
-json compressed_tensors_of(const std::string& name, json group) {
+// A group as the config of a model of one format. `whole`: the format of all groups that name none.
+json compressed_tensors_of(const std::string& name, json group, const std::string& whole) {
   std::string format;
   for (const Preset& preset : kPresets) {
     if (!group.is_array() || preset.name != name) continue;
     format = preset.format;
     group = json::object();
-    if (preset.name == "FP8_BLOCK") group["weights"] = block_weights();
+    if (format == kFloatQuantized) group["weights"] = preset_weights(preset.name);
   }
   if (format.empty() && group.is_object()) format = string_member(group, "format");
+  if (format.empty() && group.is_object() && whole != kMixedFormat) format = whole;
   if (format.empty() && group.is_object()) format = format_of_weights(group);
   return {{"quant_method", "compressed-tensors"},
           {"format", format.empty() ? "of the group " + name : format},
@@ -69,14 +83,16 @@ std::vector<json> split_compressed_tensors(const json& config) {
   const auto groups = config.find("config_groups");
   if (groups == config.end() || !groups->is_object()) return {config};
   std::vector<json> parts;
-  bool is_mixed = string_member(config, "format") == kMixedFormat;
+  // Groups of FP8 may have scales of different extents.
+  const std::string whole = string_member(config, "format");
+  bool is_mixed = whole == kMixedFormat || whole == kFloatQuantized;
   for (const auto& [name, group] : groups->items()) {
     const bool has_weights =
         !group.is_object() || !group.contains("weights") || !group.at("weights").is_null();
     if (!has_weights) continue;
-    parts.push_back(compressed_tensors_of(name, group));
+    parts.push_back(compressed_tensors_of(name, group, whole));
     const std::string format = group.is_object() ? string_member(group, "format") : "";
-    is_mixed = is_mixed || (!format.empty() && format != string_member(config, "format"));
+    is_mixed = is_mixed || (!format.empty() && format != whole);
   }
   return is_mixed ? parts : std::vector<json>{config};
 }

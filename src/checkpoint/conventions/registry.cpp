@@ -41,6 +41,8 @@ std::span<const ConventionSpec* const> all_convention_specs() {
       &gpt_oss_mxfp4(),
       &deepseek_mxfp4(),
       &compressed_tensors_int4(),
+      &fp8_channel(),
+      &fp8_tensor(),
   };
   return kSpecs;
 }
@@ -66,8 +68,18 @@ const ConventionInfo& convention_info(Convention convention) {
   return convention_spec(convention).info;
 }
 
+std::string_view stored_format(const ConventionInfo& info) {
+  if (info.scale_extent == ScaleExtent::kRow) return "fp8_channel";
+  if (info.scale_extent == ScaleExtent::kTensor) return "fp8_tensor";
+  return info.is_integer ? "int4" : name(info.format);
+}
+
 ScaleType scale_type_of(const ConventionSpec& spec) {
   return spec.info.is_integer ? ScaleType::kF32 : format_info(spec.info.format).scale_type;
+}
+
+bool has_tensor_scale(const ConventionSpec& spec) {
+  return spec.global_scale.exists() || spec.info.scale_extent == ScaleExtent::kTensor;
 }
 
 std::string convention_names() { return names_of(all_convention_specs()); }
@@ -104,6 +116,8 @@ std::vector<int64_t> values_shape(const ConventionSpec& spec, int64_t rows, int6
 }
 
 std::vector<int64_t> scales_shape(const ConventionSpec& spec, int64_t rows, int64_t cols) {
+  if (spec.info.scale_extent == ScaleExtent::kTensor) return {1};
+  if (spec.info.scale_extent == ScaleExtent::kRow) return {rows, 1};
   const FormatInfo& format = format_info(spec.info.format);
   return {ceil_div(rows, format.block_rows), ceil_div(cols, format.block_cols)};
 }
@@ -138,6 +152,15 @@ const ConventionSpec* companion_of(const ConventionSpec& base, FormatId format) 
     default:
       return nullptr;
   }
+}
+
+const ConventionSpec* companion_of(const ConventionSpec& base, const ConventionSpec& wanted) {
+  if (&base == &wanted) return &base;
+  if (wanted.info.scale_extent == ScaleExtent::kBlock) {
+    return companion_of(base, wanted.info.format);
+  }
+  // Those of compressed-tensors, whose formats all go together.
+  return companion_of(base, FormatId::kMxfp4) != nullptr ? &wanted : nullptr;
 }
 
 TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module) {

@@ -67,9 +67,12 @@ WeightFormat weight_format(Convention convention) {
     case Convention::kFp8Block:
       return WeightFormat::kFp8Block;
     case Convention::kInt4CompressedTensors:
+    case Convention::kFp8Channel:
+    case Convention::kFp8Tensor:
       throw_error(ErrorKind::kUnsupported,
-                  "a MoeLayer has no mode for weights in int4-ct; convert the checkpoint, or "
-                  "dequantize it");
+                  "a MoeLayer has no mode for weights in {}; convert the checkpoint, or dequantize "
+                  "it",
+                  convention_info(convention).name);
   }
   throw_bad_enumerator("convention", static_cast<int>(convention));
 }

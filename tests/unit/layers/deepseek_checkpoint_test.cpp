@@ -199,7 +199,7 @@ TEST_F(DeepSeekCheckpoint, CompressedTensorsBlocksAreFp8Block) {
 TEST_F(DeepSeekCheckpoint, OtherStrategiesOfFp8AreNotRead) {
   write({f32_tensor("a.weight", {4, 4})}, "{}");
   for (const auto& [from, to] :
-       {std::pair("\"block\"", "\"channel\""),
+       {std::pair("\"block\"", "\"group\""),
         {"[128, 128]", "[64, 128]"},
         {"\"num_bits\": 8", "\"num_bits\": 4"},
         {"\"config_groups\": {", "\"config_groups\": {\"group_1\": {}, "}}) {

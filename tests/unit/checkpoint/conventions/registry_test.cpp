@@ -14,7 +14,7 @@ TEST(ConventionRegistry, IsInTheOrderOfTheEnumeration) {
     EXPECT_EQ(parse_convention(info.name), info.id);
     EXPECT_EQ(convention_spec(info.id).quantization_config != nullptr, info.is_convert_target);
   }
-  EXPECT_EQ(index, 8);
+  EXPECT_EQ(index, 10);
 }
 
 TEST(ConventionRegistry, PlainNamesMeanCompressedTensors) {
@@ -24,9 +24,11 @@ TEST(ConventionRegistry, PlainNamesMeanCompressedTensors) {
 }
 
 TEST(ConventionRegistry, UnknownNamesListTheKnownOnes) {
-  expect_error(ErrorKind::kInvalidArgument,
-               "expected one of nvfp4-ct, nvfp4-modelopt, mxfp4-ct, mxfp8-ct, fp8-block, or nvfp4",
-               [] { parse_convention("int4"); });
+  expect_error(
+      ErrorKind::kInvalidArgument,
+      "expected one of nvfp4-ct, nvfp4-modelopt, mxfp4-ct, mxfp8-ct, fp8-block, fp8-channel, "
+      "fp8-tensor, or nvfp4",
+      [] { parse_convention("int4"); });
 }
 
 TEST(ConventionRegistry, PartsHaveTheirProducersNamesTypesAndShapes) {
@@ -50,6 +52,10 @@ TEST(ConventionRegistry, PartsHaveTheirProducersNamesTypesAndShapes) {
        {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kU8, {130, 90}}}},
       {Convention::kFp8Block,
        {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale_inv", DType::kF32, {2, 23}}}},
+      {Convention::kFp8Channel,
+       {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kF32, {130, 1}}}},
+      {Convention::kFp8Tensor,
+       {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kF32, {1}}}},
   };
   for (const auto& [convention, parts] : cases) {
     const std::vector<TensorSpec> specs =
