@@ -4,19 +4,22 @@
 # this and nothing else. docs/testing.md says what each stage covers and how to run a part of it.
 #
 #     ./test.sh                 what needs PyTorch only if an earlier run made .venv-torch
-#     ./test.sh --with-torch    everything; installs PyTorch (several GB) into .venv-torch
+#     ./test.sh --with-torch    installs PyTorch (several GB) into .venv-torch
+#     ./test.sh --with-engines  installs vLLM (9 GB) into .venv-engines, for narrowfloat.vllm
 set -euo pipefail
 cd "$(dirname "$0")"
 
-with_torch=false
-case "${1:-}" in
-  "") ;;
-  --with-torch) with_torch=true ;;
-  *)
-    echo "usage: ./test.sh [--with-torch]" >&2
-    exit 2
-    ;;
-esac
+with_torch=false with_engines=false
+for option in "$@"; do
+  case "$option" in
+    --with-torch) with_torch=true ;;
+    --with-engines) with_engines=true ;;
+    *)
+      echo "usage: ./test.sh [--with-torch] [--with-engines]" >&2
+      exit 2
+      ;;
+  esac
+done
 
 jobs=$(nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL=$jobs
@@ -105,6 +108,18 @@ TEXT
     .venv-torch/bin/python -m pytest -q -p no:cacheprovider tests/python_package
 }
 
+engine_tests() {
+  if ! $with_engines; then
+    echo "skipped: narrowfloat.vllm with the classes of vLLM (./test.sh --with-engines)"
+    return
+  fi
+  tools/setup.sh --engines
+  .venv-engines/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
+    build/wheel/narrowfloat-*.whl
+  .venv-engines/bin/python -c 'import vllm'  # pytest would skip without it.
+  .venv-engines/bin/python -m pytest -q -p no:cacheprovider tests/python_package/test_vllm.py
+}
+
 sanitized_unit_tests() {
   build cpu-asan unit_tests
   ctest --preset cpu-asan -L '^unit$' -j "$jobs" --no-tests=error
@@ -177,6 +192,7 @@ stage "GPU tests" gpu_tests
 stage "Python tests" python_tests
 stage "Python package" python_package_tests
 stage "Python tests with PyTorch" torch_tests
+stage "plug-ins of inference engines" engine_tests
 stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests
 stage "concurrent runs with ThreadSanitizer (preset cpu-tsan)" thread_sanitized_runs

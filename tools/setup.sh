@@ -5,6 +5,8 @@
 #     tools/setup.sh --tests    also what tests and lint need, with a Python environment in .venv
 #     tools/setup.sh --torch    as --tests, and .venv-torch with PyTorch (several GB) for ./test.sh
 #                               --with-torch
+#     tools/setup.sh --engines  as --tests, and .venv-engines with vLLM (9 GB) for ./test.sh
+#                               --with-engines
 #     tools/setup.sh --long     also what tools/long_tests.sh needs: clang with libFuzzer
 #
 # Safe to run again; does nothing and needs no network when nothing is missing. Programs found on
@@ -12,14 +14,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-with_tests=false with_torch=false with_long=false
+with_tests=false with_torch=false with_engines=false with_long=false
 case "${1:-}" in
   "") ;;
   --tests) with_tests=true ;;
   --torch) with_tests=true with_torch=true ;;
+  --engines) with_tests=true with_engines=true ;;
   --long) with_long=true ;;
   *)
-    echo "usage: tools/setup.sh [--tests | --torch | --long]" >&2
+    echo "usage: tools/setup.sh [--tests | --torch | --engines | --long]" >&2
     exit 2
     ;;
 esac
@@ -112,4 +115,7 @@ if $with_tests; then
 fi
 if $with_torch; then
   python_environment .venv-torch tools/requirements-test.txt tools/requirements-torch.txt
+fi
+if $with_engines; then
+  python_environment .venv-engines tools/requirements-engines.txt
 fi
