@@ -347,7 +347,7 @@ def test_experts_of_one_layer_need_one_format(folder: Path) -> None:
 
 
 def test_formats_that_are_not_read_are_refused(folder: Path, tmp_path: Path) -> None:
-    """Integers beside NVFP4, algorithms of ModelOpt; other methods stay transformers'."""
+    """Integers beside NVFP4, algorithms of ModelOpt."""
     path = Path(shutil.copytree(packed(TINY, "nvfp4-ct", folder), tmp_path / "ct"))
 
     def mix(config: dict[str, Any]) -> None:
@@ -372,6 +372,11 @@ def test_formats_that_are_not_read_are_refused(folder: Path, tmp_path: Path) -> 
         (path / file).write_text(json.dumps(config))
     with pytest.raises(NotImplementedError, match="modelopt, quant_algo FP8_PB_WO' cannot be read"):
         load(path)
+
+
+def test_other_methods_stay_those_of_transformers() -> None:
+    """What is not ours gets the configuration that it has without register()."""
+    pytest.importorskip("compressed_tensors")
     from transformers.quantizers.auto import AutoQuantizationConfig
 
     for declared in ({"quant_method": "fp8", "weight_block_size": [64, 64]},
