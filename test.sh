@@ -160,6 +160,7 @@ emulated_kernels() {
   done
   emulated 1 moe_chain_cuda_test '*'
   emulated 1 allreduce_cuda_test '*SmallRows*:*NoTokens*:*IndexOutOfRange*:*OverACluster*'
+  emulated 3 expert_parallel_cuda_test '-*TakesAnyNumber*'
   emulated 2 conformance_gpu '*ActivationConformance*'
   emulated 2 conformance_gpu '*QuantizeActivationsConformance*'
 }

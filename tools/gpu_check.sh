@@ -178,6 +178,10 @@ allreduce+=':*SmallRows*/mxfp8:*NoTokens*:*OverACluster*'
 for tool in memcheck racecheck synccheck; do
   step "${tool}_allreduce" sanitize $tool allreduce_cuda_test --gtest_filter="$allreduce"
 done
+experts='*TakesAnyType*:*SendsTokensToCopies*:*ReplaysOf*:*ARankThat*'
+for tool in memcheck racecheck synccheck; do
+  step "${tool}_expert_parallel" sanitize $tool expert_parallel_cuda_test --gtest_filter="$experts"
+done
 step memcheck_queueing sanitize memcheck gpu_test --gtest_filter="$few:GpuQueueing.Graphs*"
 step racecheck_conformance sanitize racecheck conformance_gpu
 step synccheck_grouped_gemm sanitize synccheck grouped_gemm_cuda_test --gtest_filter="$tiles"

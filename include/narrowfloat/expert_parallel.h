@@ -87,7 +87,7 @@ using AllToAllFunction =
     std::function<void(std::span<const std::byte> send, std::span<std::byte> receive)>;
 
 struct ExpertParallelOptions {
-  Device device;  // The CPU; other devices throw kUnsupported.
+  Device device;  // All ranks are on CPUs, or all on GPUs, which have kPeerMemory alone.
   ExpertTransport transport = ExpertTransport::kAuto;
   AllToAllFunction all_to_all;  // Called for each kind of data, in the same order on all ranks.
   // Bounds each wait for a peer in kPeerMemory; 0: no bound.
@@ -113,10 +113,13 @@ class NARROWFLOAT_API ExpertParallel {
   static ExpertParallel create(std::shared_ptr<Bootstrap> bootstrap,
                                const ExpertParallelConfig& config,
                                const ExpertParallelOptions& options = {});
-  // 1 to 8 ranks that are threads of this process.
+  // 1 to 8 ranks of this process: threads on the CPU, or virtual ranks of one GPU, which are for
+  // tests. Kernels of a virtual rank that wait for others can keep those from running: queue the
+  // start_ functions of all ranks before the finish_ functions, and do not use dispatch(),
+  // combine() and run().
   static std::vector<ExpertParallel> create_local(
       int ranks, const ExpertParallelConfig& config,
-      std::chrono::milliseconds deadline = std::chrono::milliseconds(30'000));
+      std::chrono::milliseconds deadline = std::chrono::milliseconds(30'000), Device device = {});
 
   ExpertParallel(ExpertParallel&&) noexcept;
   ExpertParallel& operator=(ExpertParallel&&) noexcept;
@@ -127,6 +130,7 @@ class NARROWFLOAT_API ExpertParallel {
 
   [[nodiscard]] int rank() const;
   [[nodiscard]] int ranks() const;
+  [[nodiscard]] Device device() const;
   [[nodiscard]] ExpertTransport transport() const;
   [[nodiscard]] const ExpertParallelConfig& config() const;
   [[nodiscard]] ExpertShard shard() const;     // A range of places.
@@ -141,7 +145,11 @@ class NARROWFLOAT_API ExpertParallel {
   //   weights  F32 [T, k]
   // T may be 0 and may differ between ranks. A check of arguments that fails throws
   // kInvalidArgument before anything is sent, on this rank alone.
-  ReceivedTokens dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights);
+  // On a GPU this call and those below queue their work on `stream`, the same one or streams that
+  // events order; they allocate nothing, wait for nothing and can be captured into a graph, T
+  // included. Arguments must not change before start_dispatch()'s work has run.
+  ReceivedTokens dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
+                          Stream stream = {});
 
   // Returns where the caller stores the results of its experts, between dispatch() and combine().
   // At other times peers may read them, and the call throws kInvalidArgument.
@@ -152,23 +160,38 @@ class NARROWFLOAT_API ExpertParallel {
 
   // Collective. Sends the results back and writes out: BF16, F16 or F32 [T, N], N <= H, for the T
   // tokens of the dispatch. A token none of whose ids names an expert gets +0. `received`: what
-  // the dispatch returned.
-  void combine(const ReceivedTokens& received, const TensorView& out);
+  // the dispatch returned. On a GPU the rows of out lie multiples of 16 bytes apart.
+  void combine(const ReceivedTokens& received, const TensorView& out, Stream stream = {});
+
+  // The halves of dispatch() and combine(). Between them, work may run that needs no other rank:
+  // a shared expert, for example. The first half sends, the second waits for all ranks.
+  void start_dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
+                      Stream stream = {});
+  ReceivedTokens finish_dispatch(Stream stream = {});
+  void start_combine(const ReceivedTokens& received, Stream stream = {});
+  void finish_combine(const TensorView& out, Stream stream = {});
 
   // Collective: dispatch(), the layer of this rank's shard on the received rows, combine().
-  //   layer      on the CPU, experts shard() of routing.experts E (or as many as there are
-  //              places), top_k k, no shared experts,
+  //   layer      on the group's device, experts shard() of routing.experts E (or as many as there
+  //              are places), top_k k, no shared experts,
   //              RouterOptions::negative_one_is_empty; it reads the payload or quantizes it
   //   workspace  U8 [>= required_workspace(layer)], aligned to 256 bytes
   // Throws kInvalidArgument for a configuration of the layer that does not fit, before anything is
   // sent. What the layer itself throws on the received rows reaches the caller after give_up().
   void run(const MoeLayer& layer, const CodedRows& rows, const TensorView& ids,
-           const TensorView& weights, const TensorView& out, const TensorView& workspace);
+           const TensorView& weights, const TensorView& out, const TensorView& workspace,
+           Stream stream = {});
+  // The layer alone, between dispatch() and combine(): writes results().
+  void run_experts(const MoeLayer& layer, const ReceivedTokens& received,
+                   const TensorView& workspace, Stream stream = {});
   [[nodiscard]] int64_t required_workspace(const MoeLayer& layer) const;
 
+  // Throws kDevice where an earlier call has failed, as all later calls do. On a GPU an error is
+  // seen once the work of that call has ended.
+  void check_error() const;
   // Call it on a rank that cannot compute its results: the others get an error instead of waiting
   // for their deadline, or for that of their all_to_all. No further call is possible.
-  void give_up();
+  void give_up(Stream stream = {});
   // Collective: waits for all ranks, then frees. The object is empty afterwards, also if a rank
   // does not come and this throws. Ranks of create_local() do not wait: their memory lives as long
   // as any of them.

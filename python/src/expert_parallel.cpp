@@ -231,7 +231,7 @@ void bind_expert_parallel(nb::module_& module) {
       .def("combine", &combine_results, "call"_a, "results"_a, "out"_a)
       .def("run", &run_experts, "layer"_a, "hidden"_a, "hidden_scales"_a.none(),
            "row_scale"_a.none(), "ids"_a, "weights"_a, "out"_a, "workspace"_a)
-      .def("give_up", &ExpertParallel::give_up)
+      .def("give_up", [](ExpertParallel& self) { self.give_up(); })
       .def("destroy", &ExpertParallel::destroy, nb::call_guard<nb::gil_scoped_release>());
 
   module.def(

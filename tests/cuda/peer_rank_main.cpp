@@ -1,12 +1,15 @@
-// One rank of symmetric_memory_cuda_test.cpp and nccl_cuda_test.cpp, a process of its own:
+// One rank of symmetric_memory_cuda_test.cpp, nccl_cuda_test.cpp and expert_ranks_cuda_test.cpp, a
+// process of its own:
 //
 //     peer_rank memory RANK RANKS DEVICE DIRECTORY TRANSPORT BYTES
 //     peer_rank nccl RANK RANKS DEVICE DIRECTORY
+//     peer_rank experts RANK RANKS DEVICE DIRECTORY CALLS     the last rank makes one call less
 //
 // Ranks meet in DIRECTORY. What a rank found goes to the file result.RANK there: "ok" and the
 // transport, or the kind and message of an error.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +17,9 @@
 #include <thread>
 #include <vector>
 
+#include "formats/float16.h"
 #include "narrowfloat/bootstrap.h"
+#include "narrowfloat/expert_parallel.h"
 #include "ops/allreduce/allreduce_sm90.h"
 #include "ops/allreduce/nccl_watchdog.h"
 #include "runtime/comm/symmetric_memory.h"
@@ -22,6 +27,7 @@
 #include "runtime/cuda/device_memory.h"
 #include "runtime/cuda/nccl.h"
 #include "support/multicast_off.h"
+#include "support/random.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -247,6 +253,144 @@ std::string use_nccl(Bootstrap& bootstrap, Device device) {
   return "ok";
 }
 
+// Memory on the device.
+class DeviceTensor {
+ public:
+  DeviceTensor(Device device, DType dtype, int64_t rows, int64_t cols)
+      : device_(device),
+        size_bytes_(rows * cols * bits(dtype) / 8),
+        data_(allocate_device_memory(device, std::max<int64_t>(size_bytes_, 1))),
+        view_(TensorView::contiguous(data_.get(), dtype, {rows, cols}, device)) {}
+  [[nodiscard]] const TensorView& view() const { return view_; }
+  template <typename T>
+  void send(const std::vector<T>& values) const {
+    copy_to_device(data_.get(), values.data(), size_bytes_, device_, {});
+  }
+  template <typename T>
+  [[nodiscard]] std::vector<T> values() const {
+    std::vector<T> values(static_cast<size_t>(size_bytes_) / sizeof(T));
+    copy_to_host(values.data(), data_.get(), size_bytes_, device_, {});
+    return values;
+  }
+
+ private:
+  Device device_;
+  int64_t size_bytes_;
+  std::shared_ptr<uint8_t> data_;
+  TensorView view_;
+};
+
+constexpr int32_t kExpertsOfARank = 3;
+constexpr int32_t kTopK = 4;
+constexpr int64_t kMaxTokens = 65;
+constexpr int64_t kHidden = 512;
+
+// A call whose expert e returns the token times 2^(rank of e % 4): no rounding but that of the sum.
+void exchange_tokens(ExpertParallel& group, Device device, Random& random) {
+  const int32_t experts = group.config().experts;
+  const int64_t tokens = random.chance(20) ? 0 : random.range(1, kMaxTokens);
+  std::vector<uint16_t> rows;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+  for (int64_t i = 0; i < tokens * kHidden; ++i) rows.push_back(float_to_bf16(random.normal()));
+  for (int64_t i = 0; i < tokens * kTopK; ++i) {
+    ids.push_back(static_cast<int32_t>(random.range(-1, experts - 1)));
+    weights.push_back(random.normal());
+  }
+  const DeviceTensor sent(device, DType::kBF16, tokens, kHidden);
+  const DeviceTensor sent_ids(device, DType::kI32, tokens, kTopK);
+  const DeviceTensor sent_weights(device, DType::kF32, tokens, kTopK);
+  const DeviceTensor out(device, DType::kF32, tokens, kHidden);
+  sent.send(rows);
+  sent_ids.send(ids);
+  sent_weights.send(weights);
+  const ReceivedTokens received = group.dispatch(
+      {.values = sent.view(), .scales = {}, .row_scale = {}}, sent_ids.view(), sent_weights.view());
+  const auto count = static_cast<size_t>(group.max_rows() * kHidden);
+  std::vector<uint16_t> results(count);
+  copy_to_host(results.data(), received.rows.values.data, static_cast<int64_t>(count) * 2, device,
+               {});
+  const auto factor = static_cast<float>(1 << group.rank() % 4);
+  const bool is_topk = group.config().order == CombineOrder::kTopK;
+  std::vector<uint16_t> slots;
+  for (size_t row = 0; row < count; row += kHidden) {
+    for (int32_t slot = 0; slot < (is_topk ? kTopK : 1); ++slot) {
+      for (size_t i = row; i < row + kHidden; ++i) {
+        slots.push_back(float_to_bf16(bf16_to_float(results[i]) * factor));
+      }
+    }
+  }
+  copy_to_device(group.results().data, slots.data(), static_cast<int64_t>(slots.size()) * 2, device,
+                 {});
+  group.combine(received, out.view());
+  const std::vector<float> got = out.values<float>();
+  group.check_error();
+  for (int64_t token = 0; token < tokens; ++token) {
+    // Weights of the slots, or 1 for each rank, in the order of the sum.
+    std::vector<float> factors;
+    std::vector<bool> is_sent(static_cast<size_t>(group.ranks()));
+    for (int64_t slot = token * kTopK; slot < (token + 1) * kTopK; ++slot) {
+      const int32_t id = ids[static_cast<size_t>(slot)];
+      if (id < 0) continue;
+      const int owner = id / kExpertsOfARank;
+      is_sent[static_cast<size_t>(owner)] = true;
+      if (!is_topk) continue;
+      factors.push_back(weights[static_cast<size_t>(slot)]);
+      factors.push_back(static_cast<float>(1 << owner % 4));
+    }
+    for (int owner = 0; owner < group.ranks() && !is_topk; ++owner) {
+      if (!is_sent[static_cast<size_t>(owner)]) continue;
+      factors.push_back(1.0F);
+      factors.push_back(static_cast<float>(1 << owner % 4));
+    }
+    for (int64_t i = token * kHidden; i < (token + 1) * kHidden; ++i) {
+      const float x = bf16_to_float(rows[static_cast<size_t>(i)]);
+      float sum = 0.0F;
+      for (size_t f = 0; f < factors.size(); f += 2) {
+        sum = std::fma(factors[f], x * factors[f + 1], sum);
+      }
+      require(sum == got[static_cast<size_t>(i)], "combine: other bytes");
+    }
+  }
+}
+
+// Calls of both orders, then one that the last rank stays away from.
+std::string exchange_experts(const std::shared_ptr<Bootstrap>& bootstrap, Device device,
+                             int64_t calls) {
+  for (const CombineOrder order : {CombineOrder::kRank, CombineOrder::kTopK}) {
+    ExpertParallel group =
+        ExpertParallel::create(bootstrap,
+                               {.hidden = kHidden,
+                                .experts = kExpertsOfARank * bootstrap->size(),
+                                .top_k = kTopK,
+                                .max_tokens = kMaxTokens,
+                                .order = order},
+                               {.device = device, .deadline = Milliseconds(10'000)});
+    Random random(static_cast<uint64_t>(bootstrap->rank()) + 1);
+    for (int64_t call = 0; call < calls; ++call) exchange_tokens(group, device, random);
+    group.destroy();
+  }
+  if (bootstrap->size() == 1) return "ok";
+  ExpertParallel group = ExpertParallel::create(bootstrap,
+                                                {.hidden = kHidden,
+                                                 .experts = kExpertsOfARank * bootstrap->size(),
+                                                 .top_k = kTopK,
+                                                 .max_tokens = kMaxTokens},
+                                                {.device = device, .deadline = Milliseconds(300)});
+  std::string error = "rank " + std::to_string(bootstrap->size() - 1) + " stayed away";
+  if (bootstrap->rank() < bootstrap->size() - 1) {
+    Random random(1);
+    try {
+      exchange_tokens(group, device, random);
+      error = "no error";
+    } catch (const Error& failed) {
+      error = std::string(to_string(failed.kind())) + ": " + failed.what();
+    }
+  }
+  group.destroy();
+  return error;
+}
+
 std::string run(const std::vector<std::string>& arguments) {
   const std::string multicast = turn_multicast_off();
   require(multicast.empty(), multicast);
@@ -256,8 +400,12 @@ std::string run(const std::vector<std::string>& arguments) {
                       .launcher = "arguments",
                       .job_id = "peer_rank"};
   const Device device{DeviceType::kCuda, static_cast<int>(number(arguments.at(3)))};
-  const auto bootstrap = make_file_bootstrap(arguments.at(4), info, kDeadline);
+  const std::shared_ptr<Bootstrap> bootstrap =
+      make_file_bootstrap(arguments.at(4), info, kDeadline);
   if (arguments.at(0) == "nccl") return use_nccl(*bootstrap, device);
+  if (arguments.at(0) == "experts") {
+    return exchange_experts(bootstrap, device, number(arguments.at(5)));
+  }
   return share_memory(*bootstrap, device, arguments.at(5), number(arguments.at(6)));
 }
 

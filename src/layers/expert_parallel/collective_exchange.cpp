@@ -64,10 +64,12 @@ class CollectiveExchange final : public ExpertExchange {
                 "expert parallelism: an earlier call failed on this rank; make a new "
                 "ExpertParallel on all ranks, or end the job");
   }
-  void exchange_tokens() override {
+  void send_tokens() override {}  // A collective sends and waits at once.
+  void wait_for_tokens() override {
     for (const ExpertPart part : kTokenParts) exchange(part);
   }
-  void exchange_results() override { exchange(ExpertPart::kResults); }
+  void send_results() override {}
+  void wait_for_results() override { exchange(ExpertPart::kResults); }
   void give_up() override { has_failed_ = true; }
   void disconnect() override { bootstrap_->barrier(); }
 

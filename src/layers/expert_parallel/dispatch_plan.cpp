@@ -16,13 +16,6 @@ ExpertShard expert_shard(int32_t experts, int ranks, int rank) {
   return {.offset = rank * least + before, .count = least + (rank < extra ? 1 : 0)};
 }
 
-int rank_of_expert(int32_t experts, int ranks, int32_t id) {
-  const int32_t least = experts / ranks;
-  const int32_t extra = experts % ranks;
-  const int32_t of_larger = extra * (least + 1);
-  return id < of_larger ? id / (least + 1) : extra + (id - of_larger) / least;
-}
-
 DispatchPlan plan_dispatch(const TensorView& ids, int32_t experts, int ranks) {
   DispatchPlan plan;
   plan.tokens = ids.shape[0];

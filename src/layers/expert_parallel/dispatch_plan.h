@@ -4,12 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/expert_ranks.h"
 #include "narrowfloat/expert_parallel.h"
 
 namespace narrowfloat {
-
-// The rank that owns an expert, 0 <= id < experts (see expert_shard()).
-int rank_of_expert(int32_t experts, int ranks, int32_t id);
 
 struct DispatchPlan {
   int64_t tokens = 0;

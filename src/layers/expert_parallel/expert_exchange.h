@@ -31,20 +31,26 @@ class ExpertExchange {
 
   // Throws kDevice where an earlier exchange has failed.
   virtual void check() = 0;
-  // Collective. Both return when the data of all ranks are here. They throw kDevice where a rank is
-  // late, or what a function of the caller throws; the exchange is then of no more use.
-  virtual void exchange_tokens() = 0;
-  virtual void exchange_results() = 0;
+  // Collective. The wait_ functions return when the data of all ranks are here. They throw kDevice
+  // where a rank is late, or what a function of the caller throws; the exchange is then of no more
+  // use.
+  virtual void send_tokens() = 0;
+  virtual void wait_for_tokens() = 0;
+  virtual void send_results() = 0;
+  virtual void wait_for_results() = 0;
   // This rank cannot go on: the others need not wait for it.
   virtual void give_up() = 0;
   // Collective: the peers' memory is not used any more.
   virtual void disconnect() = 0;
 };
 
+// Nanoseconds of a deadline, of at most a century: those of much longer ones do not fit.
+uint64_t nanoseconds_of(std::chrono::milliseconds deadline);
+
 // bootstrap: null for the ranks of one process.
 std::unique_ptr<ExpertExchange> make_peer_exchange(const ExpertLayout& layout,
                                                    std::shared_ptr<Bootstrap> bootstrap,
-                                                   std::unique_ptr<SymmetricMemory> memory,
+                                                   std::shared_ptr<SymmetricMemory> memory,
                                                    std::chrono::milliseconds deadline);
 // kAllToAll with a function, kAllGather without one.
 std::unique_ptr<ExpertExchange> make_collective_exchange(const ExpertLayout& layout,

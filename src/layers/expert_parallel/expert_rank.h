@@ -1,4 +1,5 @@
-// One rank of expert parallelism: its plan, its buffers, and the steps of a call.
+// One rank of expert parallelism: the state of a call, its checks, and the layer on received rows.
+// How rows travel, and what sums them, is that of a device: cpu_expert_rank.h, cuda_expert_rank.h.
 #pragma once
 
 #include <cstddef>
@@ -8,42 +9,79 @@
 #include <vector>
 
 #include "layers/expert_parallel/dispatch_plan.h"
-#include "layers/expert_parallel/expert_exchange.h"
+#include "layers/expert_parallel/expert_layout.h"
 #include "layers/expert_parallel/payload_rows.h"
 
 namespace narrowfloat {
 
 class ExpertParallel::Impl {
  public:
-  Impl(const ExpertParallelConfig& config, const ExpertLayout& layout, int rank,
-       std::unique_ptr<ExpertExchange> exchange);
+  Impl(const ExpertParallelConfig& config, const ExpertLayout& layout, int rank, Device device);
+  virtual ~Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const ExpertLayout& layout() const { return layout_; }
   [[nodiscard]] const ExpertParallelConfig& config() const { return config_; }
-  [[nodiscard]] ExpertExchange& exchange() const { return *exchange_; }
   [[nodiscard]] ExpertShard shard() const {
     return expert_shard(num_places_, layout_.ranks, rank_);
   }
-  [[nodiscard]] int64_t memory_bytes() const {
-    return exchange_->memory_bytes() + payload_.bytes() + static_cast<int64_t>(returned_.size());
-  }
+  [[nodiscard]] Device device() const { return device_; }
+  [[nodiscard]] int64_t tokens() const { return tokens_; }
 
   void check_dispatch(const CodedRows& rows, const TensorView& ids,
                       const TensorView& weights) const;
-  ReceivedTokens dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights);
+  void start_dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
+                      Stream stream);
+  ReceivedTokens finish_dispatch(Stream stream);
   [[nodiscard]] TensorView results() const;
   void check_call(uint64_t call) const;
   void check_output(int64_t tokens, const TensorView& out) const;
-  void combine(const TensorView& out);
+  void start_combine(Stream stream);
+  void finish_combine(const TensorView& out, Stream stream);
   void check_layer(const MoeLayer& layer, const TensorView& workspace) const;
   void run_experts(const MoeLayer& layer, const ReceivedTokens& received,
-                   const TensorView& workspace) const;
+                   const TensorView& workspace, Stream stream) const;
   [[nodiscard]] int64_t required_workspace(const MoeLayer& layer) const;
-  void give_up() { exchange_->give_up(); }
-  [[nodiscard]] int64_t tokens() const { return plan_.tokens; }
+
+  [[nodiscard]] virtual ExpertTransport transport() const = 0;
+  [[nodiscard]] virtual int64_t memory_bytes() const = 0;
+  // Throws kDevice where an earlier call has failed.
+  virtual void check() const = 0;
+  virtual void give_up(Stream stream) = 0;
+  virtual void disconnect() = 0;
+
+ protected:
+  // The steps of a call, whose arguments were checked.
+  virtual void send_tokens(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
+                           Stream stream) = 0;
+  // Returns when, or queues what waits until, the rows of all ranks are here; ids of rows that
+  // nobody sent are -1 then.
+  virtual void receive_tokens(Stream stream) = 0;
+  virtual void send_results(Stream stream) = 0;
+  virtual void sum_results(const TensorView& out, Stream stream) = 0;
+  // Stores the row slot_to_row[i] of `rows` as row i of the results, where it is not negative.
+  virtual void store_slots(const std::byte* rows, const int32_t* slot_to_row, int64_t slots,
+                           Stream stream) const = 0;
+  // This rank's blocks of a token part, or of its results, one after another.
+  [[nodiscard]] virtual std::byte* received(ExpertPart part) const = 0;
+  [[nodiscard]] virtual std::byte* own_results() const = 0;
+
+  [[nodiscard]] bool is_topk() const { return config_.order == CombineOrder::kTopK; }
+  // One row of H values that travels back.
+  [[nodiscard]] int64_t result_row_bytes() const {
+    return config_.hidden * bits(config_.result_dtype) / 8;
+  }
+  [[nodiscard]] int32_t num_places() const { return num_places_; }
+  // Empty: expert e is at place e.
+  [[nodiscard]] const std::vector<int32_t>& place_of_expert() const { return place_of_expert_; }
+  [[nodiscard]] PayloadRows& payload() { return payload_; }
+  [[nodiscard]] const PayloadRows& payload() const { return payload_; }
 
  private:
+  enum class State : int { kIdle, kSent, kDispatched, kReturned };
+
   // Places in run()'s workspace for CombineOrder::kTopK; the layer's own one comes first.
   struct SlotRows {
     int64_t rows_offset = 0;
@@ -53,32 +91,18 @@ class ExpertParallel::Impl {
 
   // Why there are no tokens whose results combine() could send.
   [[nodiscard]] std::string why_idle() const;
-  [[nodiscard]] bool is_topk() const { return config_.order == CombineOrder::kTopK; }
-  // One row of H values that travels back.
-  [[nodiscard]] int64_t result_row_bytes() const {
-    return config_.hidden * bits(config_.result_dtype) / 8;
-  }
   [[nodiscard]] SlotRows slot_rows(const MoeLayer& layer) const;
-  // Keeps the places that ids name, -1 for those that name no expert; returns them as [T, k].
-  TensorView find_places(const TensorView& ids);
-  void pack(const CodedRows& rows, const TensorView& ids, const TensorView& weights);
-  [[nodiscard]] ReceivedTokens finish_received();
-  // Copies the rows of results that belong to this rank's tokens side by side; returns how many.
-  int64_t gather_returned(std::vector<int32_t>& slot_to_row);
 
   ExpertParallelConfig config_;
   ExpertLayout layout_;
   int rank_;
+  Device device_;
   int32_t num_places_;
   std::vector<int32_t> place_of_expert_;
-  std::unique_ptr<ExpertExchange> exchange_;
   PayloadRows payload_;
-  DispatchPlan plan_;
-  std::vector<int32_t> ids_;    // The places of the last dispatch.
-  std::vector<float> weights_;  // CombineOrder::kTopK: those of the last dispatch.
-  std::vector<std::byte> returned_;
+  int64_t tokens_ = 0;  // The tokens of the last dispatch.
   uint64_t call_ = 0;
-  bool is_dispatched_ = false;
+  State state_ = State::kIdle;
 };
 
 }  // namespace narrowfloat

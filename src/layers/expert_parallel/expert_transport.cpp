@@ -8,9 +8,14 @@
 #include <fmt/ranges.h>
 
 #include "base/name_table.h"
+#include "layers/expert_parallel/cpu_expert_rank.h"
 #include "layers/resume_manifest.h"
 #include "runtime/comm/phase.h"
+#include "runtime/cuda/cuda_devices.h"
 #include "runtime/dispatch.h"
+#if defined(NARROWFLOAT_CUDA)
+#include "layers/expert_parallel/cuda_expert_rank.h"
+#endif
 
 namespace narrowfloat {
 
@@ -59,7 +64,15 @@ struct TransportImpl {
 
 Support is_wanted(const Request& request, ExpertTransport id) {
   if (request.device.type != DeviceType::kCpu) {
-    return Support::no("expert parallelism runs on the CPU alone");
+    if (id != ExpertTransport::kPeerMemory) {
+      return Support::no("rows travel between CPUs alone; GPUs have peer_memory");
+    }
+#if defined(NARROWFLOAT_CUDA)
+    Support support = runs_on_cuda(request.device);
+    if (!support.ok()) return support;
+#else
+    return Support::no("this build has no CUDA code; build with NARROWFLOAT_CUDA=ON");
+#endif
   }
   if (request.transport == ExpertTransport::kAuto || request.transport == id) return Support::yes();
   return Support::no(
@@ -106,33 +119,54 @@ Request request_of(int ranks, const ExpertParallelConfig& config,
            .has_all_to_all = static_cast<bool>(options.all_to_all)}};
 }
 
-std::unique_ptr<ExpertExchange> make_for(Request request,
-                                         const std::shared_ptr<Bootstrap>& bootstrap,
-                                         const ExpertLayout& layout,
-                                         const ExpertParallelOptions& options) {
+using RankPointer = std::unique_ptr<ExpertParallel::Impl>;
+
+// Collective.
+RankPointer make_peer_rank(const std::shared_ptr<Bootstrap>& bootstrap,
+                           const ExpertParallelConfig& config, const ExpertLayout& layout,
+                           const std::shared_ptr<SymmetricMemory>& memory,
+                           std::chrono::milliseconds deadline) {
+  RankPointer made;
+  try {
+    run_phase(*bootstrap, "expert parallelism: memory",
+              [&] { made = make_expert_rank(config, layout, bootstrap, memory, deadline); });
+  } catch (const PhaseError&) {
+    // Nobody frees what a peer has mapped.
+    memory->unmap_peers();
+    bootstrap->barrier();
+    throw;
+  }
+  return made;
+}
+
+RankPointer make_for(Request request, const std::shared_ptr<Bootstrap>& bootstrap,
+                     const ExpertLayout& layout, const ExpertParallelOptions& options) {
   const ExpertTransport chosen = select_transport(request).id;
   if (chosen != ExpertTransport::kPeerMemory) {
-    std::unique_ptr<ExpertExchange> made;
+    RankPointer made;
     run_phase(*bootstrap, "expert parallelism: buffers", [&] {
-      made = make_collective_exchange(
-          layout, bootstrap,
-          chosen == ExpertTransport::kAllToAll ? options.all_to_all : AllToAllFunction());
+      made = std::make_unique<CpuExpertRank>(
+          request.config, layout, bootstrap->rank(),
+          make_collective_exchange(
+              layout, bootstrap,
+              chosen == ExpertTransport::kAllToAll ? options.all_to_all : AllToAllFunction()));
     });
     return made;
   }
-  std::unique_ptr<SymmetricMemory> memory;
+  std::shared_ptr<SymmetricMemory> memory;
   try {
     memory = make_symmetric_memory(*bootstrap, options.device, AllReduceTransport::kAuto,
                                    layout.size_bytes);
   } catch (const Error& error) {
     // All ranks got the same error. Another transport will do, unless this one was asked for.
-    const bool may_do_without =
-        request.transport == ExpertTransport::kAuto && error.kind() == ErrorKind::kUnsupported;
+    const bool may_do_without = request.transport == ExpertTransport::kAuto &&
+                                request.device.type == DeviceType::kCpu &&
+                                error.kind() == ErrorKind::kUnsupported;
     if (!may_do_without) throw;
     request.is_one_host = false;
     return make_for(request, bootstrap, layout, options);
   }
-  return make_peer_exchange(layout, bootstrap, std::move(memory), options.deadline);
+  return make_peer_rank(bootstrap, request.config, layout, memory, options.deadline);
 }
 
 }  // namespace
@@ -159,10 +193,26 @@ void require_transport(int ranks, const ExpertParallelConfig& config,
   static_cast<void>(select_transport(request_of(ranks, config, options)));
 }
 
-std::unique_ptr<ExpertExchange> make_exchange(const std::shared_ptr<Bootstrap>& bootstrap,
-                                              const ExpertParallelConfig& config,
-                                              const ExpertLayout& layout,
-                                              const ExpertParallelOptions& options) {
+std::unique_ptr<ExpertParallel::Impl> make_expert_rank(const ExpertParallelConfig& config,
+                                                       const ExpertLayout& layout,
+                                                       std::shared_ptr<Bootstrap> bootstrap,
+                                                       std::shared_ptr<SymmetricMemory> memory,
+                                                       std::chrono::milliseconds deadline) {
+#if defined(NARROWFLOAT_CUDA)
+  if (memory->device().type == DeviceType::kCuda) {
+    return std::make_unique<CudaExpertRank>(config, layout, std::move(bootstrap), std::move(memory),
+                                            deadline);
+  }
+#endif
+  const int rank = memory->rank();
+  return std::make_unique<CpuExpertRank>(
+      config, layout, rank,
+      make_peer_exchange(layout, std::move(bootstrap), std::move(memory), deadline));
+}
+
+std::unique_ptr<ExpertParallel::Impl> connect_expert_rank(
+    const std::shared_ptr<Bootstrap>& bootstrap, const ExpertParallelConfig& config,
+    const ExpertLayout& layout, const ExpertParallelOptions& options) {
   return make_for(request_of(bootstrap->size(), config, options), bootstrap, layout, options);
 }
 

@@ -16,10 +16,17 @@ std::string to_string(const ExpertParallelConfig& config);
 void require_transport(int ranks, const ExpertParallelConfig& config,
                        const ExpertParallelOptions& options);
 
-// Collective: makes the exchange of the first transport that works on all ranks.
-std::unique_ptr<ExpertExchange> make_exchange(const std::shared_ptr<Bootstrap>& bootstrap,
-                                              const ExpertParallelConfig& config,
-                                              const ExpertLayout& layout,
-                                              const ExpertParallelOptions& options);
+// Makes a rank with peer memory, whose flags are cleared: no rank may send before all have been
+// made. bootstrap: null for the ranks of one process.
+std::unique_ptr<ExpertParallel::Impl> make_expert_rank(const ExpertParallelConfig& config,
+                                                       const ExpertLayout& layout,
+                                                       std::shared_ptr<Bootstrap> bootstrap,
+                                                       std::shared_ptr<SymmetricMemory> memory,
+                                                       std::chrono::milliseconds deadline);
+
+// Collective: makes a rank with the first transport that works on all ranks.
+std::unique_ptr<ExpertParallel::Impl> connect_expert_rank(
+    const std::shared_ptr<Bootstrap>& bootstrap, const ExpertParallelConfig& config,
+    const ExpertLayout& layout, const ExpertParallelOptions& options);
 
 }  // namespace narrowfloat

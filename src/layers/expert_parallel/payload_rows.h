@@ -4,7 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "layers/moe/row_buffers.h"
 #include "narrowfloat/moe_types.h"
@@ -13,22 +13,26 @@ namespace narrowfloat {
 
 class PayloadRows {
  public:
-  PayloadRows(RowFormat format, int64_t max_tokens, int64_t hidden);
+  PayloadRows(RowFormat format, int64_t max_tokens, int64_t hidden, Device device);
 
-  [[nodiscard]] int64_t bytes() const { return static_cast<int64_t>(storage_.size()); }
+  // Memory of rows that are quantized here.
+  [[nodiscard]] int64_t bytes() const { return storage_bytes_; }
   // Throws kInvalidArgument for rows that are neither of an unquantized type nor in the format.
   // Returns the number of tokens.
   [[nodiscard]] int64_t check(const CodedRows& rows) const;
   // Dense rows in the format: the given ones, or those of a buffer that the next call overwrites.
-  [[nodiscard]] CodedRows quantize(const CodedRows& rows);
+  // On a GPU the scales of given rows keep their strides.
+  [[nodiscard]] CodedRows quantize(const CodedRows& rows, Stream stream);
   // Views of `count` rows in the format over the three parts.
   [[nodiscard]] CodedRows views(void* values, void* scales, void* row_scale, int64_t count) const;
 
  private:
   RowFormat format_;
   int64_t hidden_;
+  Device device_;
   RowBuffers buffers_;
-  std::vector<std::byte> storage_;
+  int64_t storage_bytes_ = 0;
+  std::shared_ptr<std::byte> storage_;
 };
 
 }  // namespace narrowfloat

@@ -20,14 +20,10 @@
 namespace narrowfloat {
 namespace {
 
-constexpr uint64_t kNsPerMs = 1'000'000;
-// A century. The nanoseconds of much longer deadlines would not fit into 64 bits.
-constexpr std::chrono::milliseconds kLongestDeadline = std::chrono::hours(100 * 8760);
-
 class PeerExchange final : public ExpertExchange {
  public:
   PeerExchange(const ExpertLayout& layout, std::shared_ptr<Bootstrap> bootstrap,
-               std::unique_ptr<SymmetricMemory> memory, std::chrono::milliseconds deadline)
+               std::shared_ptr<SymmetricMemory> memory, std::chrono::milliseconds deadline)
       : layout_(layout),
         bootstrap_(std::move(bootstrap)),
         memory_(std::move(memory)),
@@ -39,8 +35,7 @@ class PeerExchange final : public ExpertExchange {
     view_.control = control_.get();
     view_.fault = &fault_;
     view_.layout.abort = layout.abort;
-    view_.deadline_ns =
-        static_cast<uint64_t>(std::min(deadline, kLongestDeadline).count()) * kNsPerMs;
+    view_.deadline_ns = nanoseconds_of(deadline);
     // Flags and abort cell.
     std::memset(memory_->own(), 0, static_cast<size_t>(layout.place(ExpertPart::kCounts).offset));
   }
@@ -63,14 +58,14 @@ class PeerExchange final : public ExpertExchange {
     throw_if_failed();
   }
 
-  void exchange_tokens() override {
+  void send_tokens() override {
     ++call_;
-    signal_and_wait(layout_.token_flags, "tokens", ProtocolPoint::kPushed, ProtocolPoint::kPolled);
+    signal(layout_.token_flags, ProtocolPoint::kPushed);
   }
-
-  void exchange_results() override {
-    signal_and_wait(layout_.result_flags, "results", ProtocolPoint::kReduced,
-                    ProtocolPoint::kFinished);
+  void wait_for_tokens() override { wait(layout_.token_flags, "tokens", ProtocolPoint::kPolled); }
+  void send_results() override { signal(layout_.result_flags, ProtocolPoint::kReduced); }
+  void wait_for_results() override {
+    wait(layout_.result_flags, "results", ProtocolPoint::kFinished);
   }
 
   void give_up() override {
@@ -96,13 +91,17 @@ class PeerExchange final : public ExpertExchange {
     return reinterpret_cast<uint32_t*>(view_.regions[owner] + flags) + source;
   }
 
-  void signal_and_wait(int64_t flags, const char* what, ProtocolPoint before, ProtocolPoint after) {
+  void signal(int64_t flags, ProtocolPoint before) {
     CpuCta cta(view_.rank, 0, 1);
-    awaited_ = what;
     cta.reached(before);
     for (int peer = 0; peer < view_.ranks; ++peer) {
       cta.store_release(flag(peer, flags, view_.rank), call_);
     }
+  }
+
+  void wait(int64_t flags, const char* what, ProtocolPoint after) {
+    CpuCta cta(view_.rank, 0, 1);
+    awaited_ = what;
     for (int peer = 0; peer < view_.ranks; ++peer) {
       const uint32_t* const arrived = flag(view_.rank, flags, peer);
       const auto missing = [&] {
@@ -128,7 +127,7 @@ class PeerExchange final : public ExpertExchange {
 
   ExpertLayout layout_;
   std::shared_ptr<Bootstrap> bootstrap_;
-  std::unique_ptr<SymmetricMemory> memory_;
+  std::shared_ptr<SymmetricMemory> memory_;
   std::chrono::milliseconds deadline_;
   std::unique_ptr<LocalControl> control_;
   AllReduceFault fault_;
@@ -139,9 +138,15 @@ class PeerExchange final : public ExpertExchange {
 
 }  // namespace
 
+uint64_t nanoseconds_of(std::chrono::milliseconds deadline) {
+  constexpr uint64_t kNsPerMs = 1'000'000;
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(100 * 8760);
+  return static_cast<uint64_t>(std::min(deadline, kLongest).count()) * kNsPerMs;
+}
+
 std::unique_ptr<ExpertExchange> make_peer_exchange(const ExpertLayout& layout,
                                                    std::shared_ptr<Bootstrap> bootstrap,
-                                                   std::unique_ptr<SymmetricMemory> memory,
+                                                   std::shared_ptr<SymmetricMemory> memory,
                                                    std::chrono::milliseconds deadline) {
   return std::make_unique<PeerExchange>(layout, std::move(bootstrap), std::move(memory), deadline);
 }

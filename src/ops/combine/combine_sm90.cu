@@ -18,6 +18,7 @@
 #include "base/fast_division.h"
 #include "base/int_math.h"
 #include "device/elements.cuh"
+#include "device/output_elements.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "formats/float16.h"
 #include "ops/combine/combine_problem.h"
@@ -54,42 +55,6 @@ struct CombineParams {
 template <class HalfType>
 using HalfPiece = PackedElements<HalfType, 8>;
 using FloatPiece = FloatElements<4>;
-
-// Output elements by type; store_all stores kCount elements at once, store_one a single one.
-template <class Half>
-struct HalfOutput {
-  static constexpr int64_t kBytes = 2;
-  __device__ static void store_one(float value, void* address) {
-    store(address, static_cast<uint16_t>(Half::pack(value, 0.0F)));
-  }
-  template <int kCount>
-  __device__ static void store_all(const float (&values)[kCount], void* address) {
-    uint32_t words[kCount / 2];
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) words[i] = Half::pack(values[2 * i], values[2 * i + 1]);
-    if constexpr (kCount == 8) {
-      store(address, uint4{words[0], words[1], words[2], words[3]});
-    } else {
-      store(address, uint2{words[0], words[1]});
-    }
-  }
-};
-
-struct FloatOutput {
-  static constexpr int64_t kBytes = 4;
-  __device__ static void store_one(float value, void* address) {
-    store(address, canonical_nan(value));
-  }
-  template <int kCount>
-  __device__ static void store_all(const float (&values)[kCount], void* address) {
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      store(static_cast<float4*>(address) + i / 4,
-            float4{canonical_nan(values[i]), canonical_nan(values[i + 1]),
-                   canonical_nan(values[i + 2]), canonical_nan(values[i + 3])});
-    }
-  }
-};
 
 struct Piece {
   int64_t token;

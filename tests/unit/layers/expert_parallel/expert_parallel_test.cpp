@@ -242,6 +242,43 @@ TEST(ExpertParallel, SendsQuantizedRowsOfTheCaller) {
   });
 }
 
+// One thread starts all ranks, then finishes them.
+TEST(ExpertParallel, HalvesOfACallWaitForNobodyBetweenThem) {
+  const ExpertCase c({.ranks = 3, .tokens = {5, 0, 8}, .order = CombineOrder::kTopK}, 47);
+  auto group = ExpertParallel::create_local(3, c.config());
+  const auto each = [&](auto&& step) {
+    for (int rank = 0; rank < 3; ++rank) step(group[static_cast<size_t>(rank)], rank);
+  };
+  std::vector<ReceivedTokens> received(3);
+  std::vector<std::vector<uint16_t>> out(3);
+  expect_error(kInvalid, {"finish_dispatch", "no dispatch() came before"},
+               [&] { group[0].finish_dispatch(); });
+  each([&](ExpertParallel& own, int rank) {
+    own.start_dispatch(c.rows(rank), c.ids(rank), c.weights(rank));
+  });
+  expect_error(kInvalid, {"results", "waits for finish_dispatch()"},
+               [&] { static_cast<void>(group[0].results()); });
+  each([&](ExpertParallel& own, int rank) {
+    received[static_cast<size_t>(rank)] = own.finish_dispatch();
+  });
+  each([&](ExpertParallel& own, int rank) {
+    const MoeLayer layer = c.layer(rank);
+    const AlignedBytes workspace(own.required_workspace(layer));
+    own.run_experts(layer, received[static_cast<size_t>(rank)], workspace.view());
+    own.start_combine(received[static_cast<size_t>(rank)]);
+  });
+  expect_error(kInvalid, {"dispatch", "wait for combine()"},
+               [&] { group[0].start_dispatch(c.rows(0), c.ids(0), c.weights(0)); });
+  each([&](ExpertParallel& own, int rank) {
+    auto& mine = out[static_cast<size_t>(rank)];
+    mine.resize(static_cast<size_t>(c.tokens(rank) * 128));
+    own.finish_combine(TensorView::contiguous(mine.data(), DType::kBF16, {c.tokens(rank), 128}));
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(mine.data());
+    EXPECT_EQ(std::vector<uint8_t>(bytes, bytes + mine.size() * 2), c.expected(rank));
+    own.check_error();
+  });
+}
+
 // --- Transports ----------------------------------------------------------------------------------
 
 // An all-to-all of threads.
@@ -330,10 +367,6 @@ TEST(ExpertParallel, RefusesTransportsThatItCannotHave) {
   };
   refuse({.device = {}, .transport = ExpertTransport::kAllToAll, .all_to_all = {}},
          {"no all_to_all function was given", "transport all_to_all was asked for"});
-  refuse({.device = {.type = DeviceType::kCuda, .index = 0},
-          .transport = ExpertTransport::kAuto,
-          .all_to_all = {}},
-         {"on the CPU alone"});
 }
 
 TEST(ExpertParallel, CountsItsBuffers) {
@@ -366,10 +399,10 @@ TEST(ExpertParallel, ExplainsItsTransport) {
                 {.ranks = 2, .config = config, .is_one_host = false, .has_all_to_all = true})
                 .chosen,
             "all_to_all");
-  EXPECT_EQ(explain_expert_parallel(
-                {.ranks = 2, .config = config, .device = {.type = DeviceType::kCuda, .index = 0}})
-                .chosen,
-            "");
+  const Explanation on_gpus = explain_expert_parallel(
+      {.ranks = 2, .config = config, .device = {.type = DeviceType::kCuda, .index = 0}});
+  EXPECT_NE(on_gpus.chosen, "all_gather");
+  EXPECT_EQ(on_gpus.candidates[2].reason, "rows travel between CPUs alone; GPUs have peer_memory");
 }
 
 // --- Errors --------------------------------------------------------------------------------------
