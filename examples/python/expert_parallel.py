@@ -2,10 +2,13 @@
 
     torchrun --nproc-per-node 4 examples/python/expert_parallel.py
     python examples/python/expert_parallel.py --ranks 2 --payload nvfp4_per_token
+    python examples/python/expert_parallel.py --ranks 4 --tensor-ranks 2
 
 Each rank loads its own experts of a layer of models/tiny-moe and has tokens of its own. A call
 sends the tokens to the ranks of their experts and the results back. They are compared with the
 layer on one rank (order topk), and with the sum of the ranks' parts (order rank), to the bit.
+With --tensor-ranks the ranks are a mesh: groups of ranks share their tokens, and each expert, of
+which a rank loads its part of the intermediate; an all-reduce adds the parts.
 """
 
 from __future__ import annotations
@@ -37,10 +40,15 @@ def tokens_of(rank: int, hidden: int) -> torch.Tensor:
     return torch.randn(count, hidden, generator=random).bfloat16()
 
 
-def load(mode: str, first: int = 0, count: int | None = None) -> nf.MoeLayer:
-    """Experts of one layer; default: all."""
-    return nf.MoeLayer.from_checkpoint(MODEL, 1, mode=mode, device=torch.device("cpu"),
-                                       expert_offset=first, local_experts=count)  # fmt: skip
+def load(
+    mode: str, shard: tuple[int, int | None] = (0, None), tensor_rank: int = 0,
+    tensor_ranks: int = 1,
+) -> nf.MoeLayer:  # fmt: skip
+    """Experts of one layer, or a tensor rank's part of them; default: all."""
+    return nf.MoeLayer.from_checkpoint(
+        MODEL, 1, mode=mode, device=torch.device("cpu"), expert_offset=shard[0],
+        local_experts=shard[1], tensor_rank=tensor_rank, tensor_ranks=tensor_ranks,
+    )  # fmt: skip
 
 
 def route(layer: nf.MoeLayer, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,43 +58,54 @@ def route(layer: nf.MoeLayer, hidden: torch.Tensor) -> tuple[torch.Tensor, torch
     return ids, weights
 
 
-def sum_of_parts(
-    shards: list[nf.MoeLayer], hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """Each shard's part in bfloat16; their sum in fp32, ranks ascending, rounded once."""
-    total = torch.zeros(hidden.shape)
-    for shard in shards:
-        total += shard.run(hidden, ids=ids, weights=weights).float()
+def sum_of_parts(parts: list[torch.Tensor]) -> torch.Tensor:
+    """bfloat16 parts: their sum in fp32, ranks ascending, rounded once."""
+    total = torch.zeros(parts[0].shape)
+    for part in parts:
+        total += part.float()
     return total.bfloat16()
 
 
-def run_rank(rank: int, ranks: int, meeting: str, payload: str, transport: str) -> None:
+def run_rank(rank: int, ranks: int, meeting: str, given: argparse.Namespace) -> None:
     """One process; they find each other by the URL `meeting`."""
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     torch.set_num_threads(1)
-    mode = MODES[payload]
+    tensor_ranks = given.tensor_ranks
+    mesh = dist.init_device_mesh("cpu", (ranks // tensor_ranks, tensor_ranks),
+                                 mesh_dim_names=("expert", "tensor"))  # fmt: skip
+    mode = MODES[given.payload]
     whole = load(mode)
     config = whole.config
-    hidden = tokens_of(rank, config.hidden)
+    hidden = tokens_of(mesh.get_local_rank("expert"), config.hidden)
     ids, weights = route(whole, hidden)
+    allreduce = nft.AllReduce(mesh.get_group("tensor"), max_tokens=MAX_TOKENS,
+                              hidden=config.hidden)  # fmt: skip
     lines = []
     for order in ("topk", "rank"):
         group = nft.ExpertParallel(
-            hidden=config.hidden, experts=config.experts, top_k=config.top_k,
-            max_tokens=MAX_TOKENS, payload=payload, order=order, transport=transport,
+            mesh.get_group("expert"), hidden=config.hidden, experts=config.experts,
+            top_k=config.top_k, max_tokens=MAX_TOKENS, payload=given.payload, order=order,
+            transport=given.transport,
         )  # fmt: skip
-        out = group.run(load(mode, *group.shard), hidden, ids, weights)
-        if order == "topk":
-            wanted = whole.run(hidden, ids=ids, weights=weights)
-        else:
-            shards = [load(mode, *shard) for shard in gather(group.shard, ranks)]
-            wanted = sum_of_parts(shards, hidden, ids, weights)
-        equal = all(gather(torch.equal(out, wanted), ranks))
-        lines.append(f"order {order}: {ranks} ranks, {group.transport}, payload {payload}: "
+        layer = load(mode, group.shard, mesh.get_local_rank("tensor"), tensor_ranks)
+        out = group.run(layer, hidden, ids, weights)
+        if tensor_ranks > 1 and len(hidden) > 0:
+            out = allreduce(out).ar_out
+        shards = [(0, None)] if order == "topk" else sorted(set(gather(group.shard, ranks)))
+        parts = [
+            sum_of_parts([load(mode, shard, tensor_rank, tensor_ranks)
+                          .run(hidden, ids=ids, weights=weights) for shard in shards])
+            for tensor_rank in range(tensor_ranks)
+        ]  # fmt: skip
+        equal = all(gather(torch.equal(out, sum_of_parts(parts)), ranks))
+        lines.append(f"order {order}: {ranks} ranks, {group.transport}, payload {given.payload}: "
                      f"{'equal to the bit' if equal else 'DIFFERENT'}")  # fmt: skip
         group.destroy()
     if rank == 0:
+        error = (out.float() - (one := whole.run(hidden, ids=ids, weights=weights).float())).norm()
         print("\n".join(lines))
+        print(f"relative distance to the whole layer: {float(error / one.norm()):.5f}")
+    allreduce.workspace.destroy()
     dist.destroy_process_group()
     if any("DIFFERENT" in line for line in lines):
         raise SystemExit(1)
@@ -106,15 +125,18 @@ def main() -> None:
     parser.add_argument("--payload", choices=MODES, default="bf16")
     parser.add_argument("--transport", default="auto",
                         choices=("auto", "peer_memory", "all_to_all", "all_gather"))  # fmt: skip
+    parser.add_argument("--tensor-ranks", type=int, default=1)
     given = parser.parse_args()
+    ranks = int(os.environ.get("WORLD_SIZE", given.ranks))
+    if given.tensor_ranks < 1 or ranks % given.tensor_ranks != 0:
+        parser.error(f"--tensor-ranks: expected a divisor of {ranks} ranks, "
+                     f"got {given.tensor_ranks}")  # fmt: skip
     if "WORLD_SIZE" in os.environ:
-        run_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", given.payload,
-                 given.transport)  # fmt: skip
+        run_rank(int(os.environ["RANK"]), ranks, "env://", given)
         return
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{folder}/meeting"
-        spawn(run_rank, (given.ranks, meeting, given.payload, given.transport),
-              nprocs=given.ranks)  # fmt: skip
+        spawn(run_rank, (ranks, meeting, given), nprocs=ranks)
 
 
 if __name__ == "__main__":

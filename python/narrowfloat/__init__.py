@@ -60,6 +60,7 @@ from narrowfloat._core import (
     quantized_layout,
     routing_methods,
     set_num_threads,
+    tensor_shard,
     version,
 )
 from narrowfloat._expert_parallel import (
@@ -183,6 +184,7 @@ __all__ = [
     "shuffle_scales",
     "silu_mul_quantize",
     "smooth_quantize",
+    "tensor_shard",
     "unshuffle_rows",
     "unshuffle_scales",
     "use_stream",

@@ -136,6 +136,8 @@ class MoeLayer:
         expert_offset: int = 0,
         local_experts: int | None = None,
         places: Sequence[int] = (),
+        tensor_rank: int = 0,
+        tensor_ranks: int = 1,
         **changes: Any,
     ) -> MoeLayer:
         """One layer of a model directory, with the names that Hugging Face models use.
@@ -146,6 +148,10 @@ class MoeLayer:
             modes fp8_tensor and nvfp4 need them.
         expert_offset, local_experts: the shard of a rank. places: those of ExpertParallel, which
             the shard is then of.
+        tensor_rank, tensor_ranks: tensor parallelism: this rank's part of each expert's
+            intermediate, tensor_shard(I, mode, tensor_rank, tensor_ranks). The caller adds the
+            ranks' outputs; rank 0 has the bias of the second matrix. Nothing of other ranks is
+            read; weights that are quantized here have the global scale of their part.
         changes: fields of MoeConfig, such as out_dtype="float32".
         The router is the caller's: hidden @ router_weight.T are the logits, plus router_logit_bias
         where it is not None (gpt-oss); router_bias goes to run(). Shared experts stay with the
@@ -155,6 +161,7 @@ class MoeLayer:
         options.input_amax, options.inter_amax = input_amax, inter_amax
         options.expert_offset, options.local_experts = expert_offset, local_experts
         options.places = list(places)
+        options.tensor_rank, options.tensor_ranks = tensor_rank, tensor_ranks
         loaded = _core.LoadedMoe.load(os.fspath(path), layer, mode, options)
         maker = _maker_on(device)
         parts = {

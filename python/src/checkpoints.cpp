@@ -323,7 +323,19 @@ void bind_layer(nb::module_& module) {
       .def_rw("inter_amax", &LoadMoeOptions::inter_amax)
       .def_rw("expert_offset", &LoadMoeOptions::expert_offset)
       .def_rw("local_experts", &LoadMoeOptions::local_experts)
-      .def_rw("places", &LoadMoeOptions::places);
+      .def_rw("places", &LoadMoeOptions::places)
+      .def_rw("tensor_rank", &LoadMoeOptions::tensor_rank)
+      .def_rw("tensor_ranks", &LoadMoeOptions::tensor_ranks);
+  module.def(
+      "tensor_shard",
+      [](int64_t inter, const std::string& mode, int rank, int ranks) {
+        const TensorShard shard = tensor_shard(inter, parse_moe_mode(mode), rank, ranks);
+        return std::pair(shard.offset, shard.count);
+      },
+      "inter"_a, "mode"_a, "rank"_a, "ranks"_a,
+      "Offset and count of a rank's columns of a layer's intermediate, in tensor parallelism.\n\n"
+      "inter: that of the whole layer. Parts are equal, and cuts lie at blocks of the mode's\n"
+      "weights; ValueError names the counts of ranks that fit.");
   nb::class_<LoadedLayer>(module, "LoadedMoe")
       .def_static("load", &load_layer, "path"_a, "layer"_a, "mode"_a.none(), "options"_a)
       .def_prop_ro("config",

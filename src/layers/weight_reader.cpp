@@ -17,6 +17,8 @@
 namespace narrowfloat {
 namespace {
 
+constexpr int64_t kReadGrain = 64;  // Rows of which parts are read by one task.
+
 uint64_t to_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
 
 const CheckpointTensor& part(const Checkpoint& checkpoint, const LogicalTensor& weight,
@@ -51,6 +53,31 @@ float widened_scale(DType dtype, const std::byte* stored) {
   uint16_t pattern = 0;
   std::memcpy(&pattern, stored, sizeof(pattern));
   return dtype == DType::kBF16 ? bf16_to_float(pattern) : f16_to_float(pattern);
+}
+
+// The bytes of a row in a file that are read.
+struct RowPart {
+  uint64_t row_bytes = 0;
+  uint64_t begin = 0;
+  uint64_t part_bytes = 0;
+};
+
+// Reads the part of each row from row `first` on, until `out` is full.
+void read_rows(const Checkpoint& checkpoint, const CheckpointTensor& tensor, int64_t first,
+               const RowPart& part, std::span<std::byte> out) {
+  const uint64_t before = to_unsigned(first) * part.row_bytes;
+  if (part.part_bytes == part.row_bytes || out.empty()) {
+    checkpoint.read(tensor, before, out);
+    return;
+  }
+  const auto rows = static_cast<int64_t>(out.size() / part.part_bytes);
+  parallel_for(rows, kReadGrain, [&](int64_t first_row, int64_t last_row) {
+    for (int64_t row = first_row; row < last_row; ++row) {
+      const uint64_t index = to_unsigned(row);
+      checkpoint.read(tensor, before + index * part.row_bytes + part.begin,
+                      out.subspan(index * part.part_bytes, part.part_bytes));
+    }
+  });
 }
 
 // Transposes tile by tile, so that cache lines of both sides are used up while they are cached. One
@@ -98,21 +125,27 @@ uint64_t PlainReader::buffer_bytes(const TensorInfo& info, int64_t rows) {
 }
 
 PlainReader::PlainReader(const Checkpoint& checkpoint, const CheckpointTensor& tensor,
-                         int64_t max_rows)
+                         int64_t max_rows, std::optional<ColumnRange> columns)
     : checkpoint_(checkpoint),
       tensor_(tensor),
-      cols_(cols_of(tensor.info.shape)),
+      first_col_(columns ? columns->first : 0),
+      cols_(columns ? columns->count : cols_of(tensor.info.shape)),
       rows_(rows_of(tensor.info.shape)),
-      buffer_bytes_(buffer_bytes(tensor.info, std::min(max_rows, rows_))),
+      buffer_bytes_(size_bytes(std::min(max_rows, rows_) * cols_)),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(buffer_bytes_)) {}
+
+uint64_t PlainReader::size_bytes(int64_t elements) const {
+  return to_unsigned(elements) * to_unsigned(bits(tensor_.info.dtype)) / 8;
+}
 
 bool PlainReader::load(int64_t first, int64_t count) {
   if (loaded_rows_ == count && loaded_first_ == first) return false;
   loaded_rows_ = 0;
-  const uint64_t begin = buffer_bytes(tensor_.info, first);
-  checkpoint_.read(
-      tensor_, begin,
-      std::span(buffer_.get(), buffer_bytes_).first(buffer_bytes(tensor_.info, count)));
+  const std::span<std::byte> target =
+      std::span(buffer_.get(), buffer_bytes_).first(size_bytes(count * cols_));
+  const int64_t stored_cols = cols_of(tensor_.info.shape);
+  read_rows(checkpoint_, tensor_, first,
+            {size_bytes(stored_cols), size_bytes(first_col_), size_bytes(cols_)}, target);
   loaded_first_ = first;
   loaded_rows_ = count;
   return true;
@@ -154,21 +187,29 @@ std::vector<float> read_block_scales(const Checkpoint& checkpoint, const Logical
 }
 
 QuantizedReader::QuantizedReader(const Checkpoint& checkpoint, const LogicalTensor& weight,
-                                 int64_t max_rows)
+                                 int64_t max_rows, std::optional<ColumnRange> columns)
     : checkpoint_(checkpoint),
       values_(part(checkpoint, weight, 0)),
       scales_(part(checkpoint, weight, 1)),
+      stored_cols_(code_matrix(weight).cols),
+      first_col_(columns ? columns->first : 0),
       coded_(convention_spec(*weight.convention),
-             std::min(max_rows, code_matrix(weight).all_rows()), code_matrix(weight).cols,
-             read_global_scale(checkpoint, weight)) {}
+             std::min(max_rows, code_matrix(weight).all_rows()),
+             columns ? columns->count : stored_cols_, read_global_scale(checkpoint, weight)) {
+  NF_ASSERT(first_col_ % format_info(coded_.spec().info.format).block_cols == 0);
+  if (coded_.spec().global_sense != GlobalScaleSense::kNone) loaded_bytes_ += sizeof(float);
+}
 
 void QuantizedReader::load(int64_t first, int64_t count) {
   const FormatInfo& format = format_info(coded_.spec().info.format);
   const int64_t tile = format.block_rows;
   NF_ASSERT(first % tile == 0 || first % tile + count <= tile);
   coded_.set_rows(count);
-  const uint64_t row_bytes = to_unsigned(coded_.cols() * format.element_bits / 8);
-  checkpoint_.read(values_, to_unsigned(first) * row_bytes, coded_.values());
+  const auto row_bytes = [&](int64_t cols) { return to_unsigned(cols * format.element_bits / 8); };
+  read_rows(checkpoint_, values_, first,
+            {row_bytes(stored_cols_), row_bytes(first_col_), row_bytes(coded_.cols())},
+            coded_.values());
+  loaded_bytes_ += coded_.values().size();
   load_scales(first);
 }
 
@@ -184,6 +225,7 @@ void QuantizedReader::load_whole_scales(int64_t first) {
   const uint64_t count = is_per_row ? to_unsigned(coded_.rows()) : 1;
   std::vector<std::byte> stored(count * stored_bytes);
   checkpoint_.read(scales_, is_per_row ? to_unsigned(first) * stored_bytes : 0, stored);
+  loaded_bytes_ += stored.size();
   std::vector<float> scales(count);
   for (uint64_t i = 0; i < count; ++i) {
     scales[i] = widened_scale(scales_.info.dtype, &stored[i * stored_bytes]);
@@ -200,15 +242,21 @@ void QuantizedReader::load_scales(int64_t first) {
   const std::span<std::byte> target = coded_.scales();
   const auto scale_bytes = to_unsigned(bytes(scale_type_of(coded_.spec())));
   const uint64_t stored_bytes = to_unsigned(bits(scales_.info.dtype)) / 8;
-  const uint64_t before =
-      to_unsigned(first / format.block_rows) * to_unsigned(scales_.info.shape.back());
+  const auto row_bytes = [&](int64_t cols) {
+    return to_unsigned(ceil_div(cols, format.block_cols)) * stored_bytes;
+  };
+  const auto read = [&](std::span<std::byte> out) {
+    read_rows(checkpoint_, scales_, first / format.block_rows,
+              {row_bytes(stored_cols_), row_bytes(first_col_), row_bytes(coded_.cols())}, out);
+    loaded_bytes_ += out.size();
+  };
   if (stored_bytes == scale_bytes) {
-    checkpoint_.read(scales_, before * stored_bytes, target);
+    read(target);
     return;
   }
   const uint64_t count = target.size() / scale_bytes;
   std::vector<std::byte> stored(count * stored_bytes);
-  checkpoint_.read(scales_, before * stored_bytes, stored);
+  read(stored);
   for (uint64_t i = 0; i < count; ++i) {
     const float scale = widened_scale(scales_.info.dtype, &stored[i * stored_bytes]);
     std::memcpy(&target[i * sizeof(float)], &scale, sizeof(scale));

@@ -103,6 +103,41 @@ def test_places(tmp_path: Path) -> None:
     assert nf.load_places(str(file)) == {"2": places}
 
 
+def test_tensor_ranks(tmp_path: Path) -> None:
+    """Parts of the experts' intermediate: their sum is the layer, and no other part is read."""
+    tokens = Tokens(0, 6)
+
+    def bytes_read() -> int:
+        counters = Path("/proc/self/io")
+        return int(counters.read_text().split()[1]) if counters.exists() else 0
+
+    def load(path: Path, **part: int) -> tuple[nf.MoeLayer, int]:
+        before = bytes_read()
+        layer = nf.MoeLayer.from_checkpoint(path, 2, out_dtype="float32", slot_dtype="float32",
+                                            **part)  # fmt: skip
+        return layer, bytes_read() - before
+
+    for convention, ranks in (("nvfp4-modelopt", 8), ("mxfp8", 4)):
+        path = tmp_path / convention
+        nf.quantize_checkpoint(MODEL, str(path), convention)
+        whole, all_bytes = load(path)
+        parts = [load(path, tensor_rank=rank, tensor_ranks=ranks) for rank in range(ranks)]
+        assert [layer.config.inter for layer, _ in parts] == [128 // ranks] * ranks
+        assert [layer.config.add_fc2_bias for layer, _ in parts] == [True] + [False] * (ranks - 1)
+        wanted = on_one_rank(whole, tokens)
+        total = sum(on_one_rank(layer, tokens) for layer, _ in parts)
+        assert np.linalg.norm(total - wanted) < 1e-5 * np.linalg.norm(wanted)
+        # All ranks read names and the router (some kB), and each expert's columns once.
+        if all_bytes > 0:
+            weights = 16 * 3 * 128 * 256 * (8.25 if convention == "mxfp8" else 4.5) / 8
+            rest = all_bytes - weights
+            assert rest > 0
+            assert sum(read for _, read in parts) < weights + ranks * (rest + 4096)
+    assert nf.tensor_shard(2880, "mxfp4_bf16", 2, 9) == (640, 320)
+    with pytest.raises(ValueError, match=r"tensor_ranks: .* expected one of 1, 2, 4 ranks, got 3"):
+        load(path, tensor_rank=0, tensor_ranks=3)
+
+
 @pytest.mark.parametrize("payload", ["bf16", "nvfp4_per_token"])
 def test_rows_of_payloads(payload: str) -> None:
     """A layer computes with what dispatch() returns; quantized rows travel as they are."""

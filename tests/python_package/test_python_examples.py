@@ -116,14 +116,18 @@ def test_tensor_parallel_layer(tmp_path: Path) -> None:
     assert 0 < errors[0] < 0.01 < errors[1] < 0.05 < errors[2] < 0.15
 
 
-@pytest.mark.parametrize("transport", ["auto", "all_to_all"])
-def test_expert_parallel(transport: str, tmp_path: Path) -> None:
-    """Four processes give the bits of one."""
+@pytest.mark.parametrize(("transport", "tensor_ranks"), [("auto", 1), ("all_to_all", 2)])
+def test_expert_parallel(transport: str, tensor_ranks: int, tmp_path: Path) -> None:
+    """Four processes give the bits of one, or of its parts."""
     pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
     program = ROOT / "examples" / "python" / "expert_parallel.py"
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4",
-                           str(program), "--transport", transport], capture_output=True, text=True,
-                          check=False, cwd=tmp_path)  # fmt: skip
+                           str(program), "--transport", transport, "--tensor-ranks",
+                           str(tensor_ranks)], capture_output=True, text=True, check=False,
+                          cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     expected = "peer_memory" if transport == "auto" else transport
     assert done.stdout.count(f"4 ranks, {expected}, payload bf16: equal to the bit") == 2
+    # Parts are quantized on their own, and rounded once more.
+    distance = float(re.search(r"whole layer: ([\d.]+)", done.stdout)[1])
+    assert distance < 0.1 if tensor_ranks > 1 else distance < 0.005

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include <fmt/ranges.h>
+
 #include "base/bad_enumerator.h"
 #include "base/throw_error.h"
 #include "checkpoint/conventions/convention.h"
@@ -30,6 +32,12 @@ int64_t row_bytes(const StackedWeight& weight) {
 // The scale grid of the first `rows` rows of one expert.
 ScaleGrid grid(const StackedWeight& weight, int64_t rows) {
   return scale_grid(storage_of(weight.format), rows, weight.cols);
+}
+
+int64_t num_rows(const MatrixPart& part) {
+  int64_t rows = 0;
+  for (const MatrixRows& range : part.rows) rows += range.count;
+  return rows;
 }
 
 void to_bf16(const TensorView& plain, std::byte* out) {
@@ -115,41 +123,62 @@ ExpertLoader::Place ExpertLoader::place(int64_t expert, int64_t first_row, int64
           static_cast<size_t>(grid(target_, rows).size_bytes())};
 }
 
-float ExpertLoader::load(const LogicalTensor& weight, int64_t expert, int64_t first_row,
-                         int64_t rows) {
-  if (weight.shape != std::vector<int64_t>{rows, target_.cols}) {
-    throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expected [{}, {}] as its neighbours",
-                printable(checkpoint_.path()), printable(weight.name), rows, target_.cols);
+float ExpertLoader::load(const LogicalTensor& weight, const std::vector<int64_t>& shape,
+                         const MatrixPart& part, int64_t expert, int64_t first_row) {
+  if (weight.shape != shape) {
+    throw_error(ErrorKind::kCorruptData, "{}: tensor '{}': expected [{}] as its neighbours",
+                printable(checkpoint_.path()), printable(weight.name), fmt::join(shape, ", "));
   }
-  const Place where = place(expert, first_row, rows);
-  return weight.convention ? load_coded(weight, where, 0, rows) : load_plain(weight, where, rows);
+  if (weight.convention) return load_coded(weight, part, 0, expert, first_row);
+  const CheckpointTensor& tensor = *checkpoint_.find(weight.name);
+  require_float(checkpoint_, tensor);
+  const std::vector<std::byte> plain = read_plain(tensor, part, 0);
+  const int64_t rows = num_rows(part);
+  return code_plain(TensorView::contiguous(plain.data(), weight.dtype, {rows, target_.cols}),
+                    place(expert, first_row, rows));
 }
 
-float ExpertLoader::load_stacked(const StackedSource& source, int64_t id, int64_t expert) {
+float ExpertLoader::load_stacked(const StackedSource& source, const MatrixPart& part, int64_t id,
+                                 int64_t expert) {
   const LogicalTensor& weight = source.weight;
-  const int64_t rows = target_.rows;
-  const int64_t cols = target_.cols;
-  const Place where = place(expert, 0, rows);
-  if (weight.convention) return load_coded(weight, where, id * rows, rows);
+  if (weight.convention) return load_coded(weight, part, id * source.rows, expert, 0);
   const CheckpointTensor& tensor = *checkpoint_.find(weight.name);
   require_float(checkpoint_, tensor);
-  const int64_t stored_rows = source.is_transposed ? cols : rows;
-  PlainReader reader(checkpoint_, tensor, stored_rows);
-  reader.load(id * stored_rows, stored_rows);
-  if (!source.is_transposed) return code_plain(reader.view(), where);
-  const uint64_t size = PlainReader::buffer_bytes(tensor.info, stored_rows);
-  std::vector<std::byte> transposed(size);
-  transpose_experts({.experts = 1, .rows = cols, .cols = rows}, weight.dtype,
-                    {reader.float_rows().data, size}, transposed);
-  return code_plain(TensorView::contiguous(transposed.data(), weight.dtype, {rows, cols}), where);
+  const std::vector<std::byte> plain = source.is_transposed
+                                           ? read_transposed(tensor, part, id * source.cols)
+                                           : read_plain(tensor, part, id * source.rows);
+  const int64_t rows = target_.rows;
+  return code_plain(TensorView::contiguous(plain.data(), weight.dtype, {rows, target_.cols}),
+                    place(expert, 0, rows));
 }
 
-float ExpertLoader::load_plain(const LogicalTensor& weight, const Place& place, int64_t rows) {
-  const CheckpointTensor& tensor = *checkpoint_.find(weight.name);
-  require_float(checkpoint_, tensor);
-  PlainReader reader(checkpoint_, tensor, rows);
-  reader.load(0, rows);
-  return code_plain(reader.view(), place);
+std::vector<std::byte> ExpertLoader::read_plain(const CheckpointTensor& tensor,
+                                                const MatrixPart& part, int64_t before) {
+  std::vector<std::byte> plain;
+  for (const MatrixRows& range : part.rows) {
+    PlainReader reader(checkpoint_, tensor, range.count, ColumnRange{part.first_col, target_.cols});
+    reader.load(before + range.first, range.count);
+    const std::span<const std::byte> rows = reader.bytes();
+    plain.insert(plain.end(), rows.begin(), rows.end());
+  }
+  loaded_bytes_ += plain.size();
+  return plain;
+}
+
+std::vector<std::byte> ExpertLoader::read_transposed(const CheckpointTensor& tensor,
+                                                     const MatrixPart& part, int64_t before) {
+  std::vector<std::byte> plain;
+  for (const MatrixRows& range : part.rows) {
+    PlainReader reader(checkpoint_, tensor, target_.cols, ColumnRange{range.first, range.count});
+    reader.load(before + part.first_col, target_.cols);
+    const std::span<const std::byte> stored = reader.bytes();
+    const size_t begin = plain.size();
+    plain.resize(begin + stored.size());
+    transpose_experts({.experts = 1, .rows = target_.cols, .cols = range.count}, tensor.info.dtype,
+                      stored, std::span(plain).subspan(begin));
+  }
+  loaded_bytes_ += plain.size();
+  return plain;
 }
 
 float ExpertLoader::code_plain(const TensorView& plain, const Place& place) const {
@@ -168,8 +197,8 @@ float ExpertLoader::code_plain(const TensorView& plain, const Place& place) cons
   return global_scale;
 }
 
-float ExpertLoader::load_coded(const LogicalTensor& weight, const Place& place, int64_t first,
-                               int64_t rows) {
+float ExpertLoader::load_coded(const LogicalTensor& weight, const MatrixPart& part, int64_t before,
+                               int64_t expert, int64_t first_row) {
   const WeightFormat stored = weight_format(*weight.convention);
   if (stored != target_.format) {
     throw_invalid(
@@ -177,11 +206,17 @@ float ExpertLoader::load_coded(const LogicalTensor& weight, const Place& place, 
         "a mode with {} weights, or load the unquantized model",
         printable(weight.name), name(stored), name(target_.format), name(stored));
   }
-  QuantizedReader reader(checkpoint_, weight, rows);
-  reader.load(first, rows);
+  QuantizedReader reader(checkpoint_, weight, num_rows(part),
+                         ColumnRange{part.first_col, target_.cols});
   QuantizedWeight& coded = reader.coded();
-  std::memcpy(place.values, coded.values().data(), place.values_bytes);
-  std::memcpy(place.scales, coded.scales().data(), place.scales_bytes);
+  for (const MatrixRows& range : part.rows) {
+    const Place where = place(expert, first_row, range.count);
+    reader.load(before + range.first, range.count);
+    std::memcpy(where.values, coded.values().data(), where.values_bytes);
+    std::memcpy(where.scales, coded.scales().data(), where.scales_bytes);
+    first_row += range.count;
+  }
+  loaded_bytes_ += reader.loaded_bytes();
   const bool divides = coded.spec().global_sense == GlobalScaleSense::kEncode;
   return divides ? decode_scale_from_encode(coded.global_scale()) : coded.global_scale();
 }

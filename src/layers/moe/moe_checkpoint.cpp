@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "base/bad_enumerator.h"
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
@@ -112,6 +114,10 @@ class LayerLoader {
     state.stored_format = convention ? weight_format(*convention) : WeightFormat::kBf16;
     config.mode = options_.mode.value_or(default_mode(state.stored_format));
     check_extents(config);
+    inter_ = config.inter;
+    part_ = tensor_shard(inter_, config.mode, options_.tensor_rank, options_.tensor_ranks);
+    config.inter = part_.count;
+    config.add_fc2_bias = options_.tensor_rank == 0;
   }
 
   void load(LoadedLayer& state) {
@@ -206,68 +212,87 @@ class LayerLoader {
     for (int32_t expert = 0; expert < config.local_experts; ++expert) {
       const int64_t id = expert_at(config.expert_offset + expert);
       const auto& matrices = experts_.experts[static_cast<size_t>(id)];
-      state.gate_scale.push_back(w1.load(*matrices[0], expert, 0, config.inter));
-      state.up_scale.push_back(w1.load(*matrices[1], expert, config.inter, config.inter));
-      state.down_scale.push_back(w2.load(*matrices[2], expert, 0, config.hidden));
+      const std::vector<int64_t> first{inter_, config.hidden};
+      const MatrixPart rows{.rows = {{part_.offset, part_.count}}};
+      state.gate_scale.push_back(w1.load(*matrices[0], first, rows, expert, 0));
+      state.up_scale.push_back(w1.load(*matrices[1], first, rows, expert, config.inter));
+      state.down_scale.push_back(
+          w2.load(*matrices[2], {config.hidden, inter_}, second_part(config), expert, 0));
       const int64_t gate_row = expert * state.bias1.rows;
-      load_bias(*matrices[0], gate_row, state.bias1, state);
-      load_bias(*matrices[1], gate_row + config.inter, state.bias1, state);
-      load_bias(*matrices[2], expert * state.bias2.rows, state.bias2, state);
-      for (const LogicalTensor* matrix : matrices) state.stored_bytes += matrix->size_bytes;
+      load_bias(*matrices[0], rows.rows[0], gate_row, state.bias1, state);
+      load_bias(*matrices[1], rows.rows[0], gate_row + config.inter, state.bias1, state);
+      if (!config.add_fc2_bias) continue;
+      load_bias(*matrices[2], {0, config.hidden}, expert * state.bias2.rows, state.bias2, state);
     }
+    state.stored_bytes += w1.loaded_bytes() + w2.loaded_bytes();
+  }
+
+  // All rows of the second matrix, and the shard's columns.
+  [[nodiscard]] MatrixPart second_part(const MoeConfig& config) const {
+    return {.rows = {{0, config.hidden}}, .first_col = part_.offset};
+  }
+
+  // The shard's rows of a stacked first matrix.
+  [[nodiscard]] MatrixPart first_part(const MoeConfig& config) const {
+    const bool is_together = config.gate_order == GateOrder::kInterleaved || part_.count == inter_;
+    if (is_together) return {.rows = {{2 * part_.offset, 2 * part_.count}}};
+    return {.rows = {{part_.offset, part_.count}, {inter_ + part_.offset, part_.count}}};
   }
 
   void load_stacked(LoadedLayer& state) const {
     const MoeConfig& config = state.config;
-    const StackedSource first{*experts_.stacked[0], is_transposed(*experts_.stacked[0])};
-    const StackedSource second{*experts_.stacked[1], is_transposed(*experts_.stacked[1])};
+    const StackedSource first{*experts_.stacked[0], is_transposed(*experts_.stacked[0]), 2 * inter_,
+                              config.hidden};
+    const StackedSource second{*experts_.stacked[1], is_transposed(*experts_.stacked[1]),
+                               config.hidden, inter_};
     ExpertLoader w1(checkpoint_, *state.w1);
     ExpertLoader w2(checkpoint_, *state.w2);
     for (int32_t expert = 0; expert < config.local_experts; ++expert) {
       const int64_t id = expert_at(config.expert_offset + expert);
-      const float scale = w1.load_stacked(first, id, expert);
+      const float scale = w1.load_stacked(first, first_part(config), id, expert);
       state.gate_scale.push_back(scale);
       state.up_scale.push_back(scale);
-      state.down_scale.push_back(w2.load_stacked(second, id, expert));
+      state.down_scale.push_back(w2.load_stacked(second, second_part(config), id, expert));
     }
-    for (const StackedSource& source : {first, second}) {
-      state.stored_bytes += source.weight.size_bytes /
-                            static_cast<uint64_t>(model_.routing.experts) *
-                            static_cast<uint64_t>(config.local_experts);
-    }
-    load_stacked_bias(first.weight, state.bias1, state);
-    load_stacked_bias(second.weight, state.bias2, state);
+    state.stored_bytes += w1.loaded_bytes() + w2.loaded_bytes();
+    load_stacked_bias(first, first_part(config).rows, state.bias1, state);
+    if (!config.add_fc2_bias) return;
+    load_stacked_bias(second, second_part(config).rows, state.bias2, state);
   }
 
-  // The local experts' rows of a bias [E, rows].
-  void load_stacked_bias(const LogicalTensor& weight, StackedBias& target,
-                         LoadedLayer& state) const {
+  // The local experts' ranges of a bias [E, rows].
+  void load_stacked_bias(const StackedSource& source, const std::vector<MatrixRows>& ranges,
+                         StackedBias& target, LoadedLayer& state) const {
     const MoeConfig& config = state.config;
-    const CheckpointTensor* tensor = checkpoint_.find(stacked_bias_name(weight.name));
+    const CheckpointTensor* tensor = checkpoint_.find(stacked_bias_name(source.weight.name));
     if (tensor == nullptr) return;
-    require_shape(checkpoint_, *tensor, {model_.routing.experts, target.rows});
+    require_shape(checkpoint_, *tensor, {model_.routing.experts, source.rows});
     for (int32_t expert = 0; expert < config.local_experts; ++expert) {
       const int64_t id = expert_at(config.expert_offset + expert);
-      const std::vector<float> values =
-          read_plain_f32(checkpoint_, *tensor, id * target.rows, target.rows);
-      target.values.insert(target.values.end(), values.begin(), values.end());
+      for (const MatrixRows& range : ranges) {
+        const std::vector<float> values =
+            read_plain_f32(checkpoint_, *tensor, id * source.rows + range.first, range.count);
+        target.values.insert(target.values.end(), values.begin(), values.end());
+      }
     }
     state.stored_bytes +=
         target.values.size() * static_cast<uint64_t>(bits(tensor->info.dtype)) / 8;
   }
 
-  // "....gate_proj.bias" beside "....gate_proj.weight", to row `first` of the stacked bias.
-  void load_bias(const LogicalTensor& weight, int64_t first, StackedBias& target,
-                 LoadedLayer& state) const {
+  // A range of "....gate_proj.bias" beside "....gate_proj.weight", to row `first` of the stacked
+  // bias.
+  void load_bias(const LogicalTensor& weight, const MatrixRows& range, int64_t first,
+                 StackedBias& target, LoadedLayer& state) const {
     constexpr std::string_view kWeight = "weight";
     const std::string stem = weight.name.substr(0, weight.name.size() - kWeight.size());
     const CheckpointTensor* tensor = checkpoint_.find(stem + "bias");
     if (tensor == nullptr) return;
     require_shape(checkpoint_, *tensor, {weight.shape.at(0)});
-    const std::vector<float> values = read_plain_f32(checkpoint_, *tensor, 0, weight.shape.at(0));
+    const std::vector<float> values =
+        read_plain_f32(checkpoint_, *tensor, range.first, range.count);
     target.values.resize(static_cast<size_t>(state.config.local_experts * target.rows));
     std::copy(values.begin(), values.end(), target.values.begin() + first);
-    state.stored_bytes += tensor->info.size_bytes;
+    state.stored_bytes += values.size() * static_cast<uint64_t>(bits(tensor->info.dtype)) / 8;
   }
 
   void check_expert_count(int64_t experts) const {
@@ -334,11 +359,36 @@ class LayerLoader {
   std::vector<LogicalTensor> tensors_;
   LayerExperts experts_;
   MoeModelConfig model_;
+  int64_t inter_ = 0;  // All tensor ranks' columns.
+  TensorShard part_;
 };
 
 }  // namespace
 
 struct LoadedMoe::State : LoadedLayer {};
+
+TensorShard tensor_shard(int64_t inter, MoeMode mode, int rank, int ranks) {
+  const MoeModeInfo& info = moe_mode_info(mode);
+  if (inter < 1 || inter % info.multiple != 0) {
+    throw_invalid("inter: mode {} needs a positive multiple of {}, got {}", info.name,
+                  info.multiple, inter);
+  }
+  const int64_t units = inter / info.multiple;
+  if (ranks < 1 || units % ranks != 0) {
+    std::vector<int64_t> counts;
+    for (int64_t count = 1; count <= units; ++count) {
+      if (units % count == 0) counts.push_back(count);
+    }
+    throw_invalid(
+        "tensor_ranks: mode {} cuts an intermediate of {} at multiples of {}; expected one of {} "
+        "ranks, got {}",
+        info.name, inter, info.multiple, fmt::join(counts, ", "), ranks);
+  }
+  if (rank < 0 || rank >= ranks) {
+    throw_invalid("tensor_rank: expected 0 to {}, got {}", ranks - 1, rank);
+  }
+  return {.offset = inter / ranks * rank, .count = inter / ranks};
+}
 
 std::vector<int64_t> moe_layers(const Checkpoint& checkpoint) {
   const std::set<int64_t> layers = layers_with_experts(recognise(checkpoint));

@@ -12,6 +12,7 @@
 #include "support/moe_case.h"
 #include "support/random.h"
 #include "support/temp_dir.h"
+#include "support/tensor_shards.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -177,17 +178,6 @@ TEST_F(GptOss, AShardHoldsItsExpertsAlone) {
                 2);
 }
 
-// Bytes that the process has read so far, from files of any kind; 0 where the kernel does not tell.
-uint64_t bytes_read() {
-  std::ifstream counters("/proc/self/io");
-  std::string key;
-  uint64_t count = 0;
-  while (counters >> key >> count) {
-    if (key == "rchar:") return count;
-  }
-  return 0;
-}
-
 TEST_F(GptOss, OtherExpertsAreNotRead) {
   if (bytes_read() == 0) GTEST_SKIP() << "/proc/self/io is not readable";
   const GptOssModel model;
@@ -207,6 +197,73 @@ TEST_F(GptOss, OtherExpertsAreNotRead) {
     EXPECT_LT(read, loaded.stored_bytes() + 6 * 96 * 2 + 4096);
     EXPECT_LT(read, checkpoint.shards()[0].file_size() / 8);
   }
+}
+
+// 160 columns are five blocks of 32.
+TEST_F(GptOss, TensorRanksHoldAndReadTheirPartAlone) {
+  const GptOssModel model;
+  const Tokens tokens(model.shape());
+  const auto output = [&](const LoadedMoe& loaded) {
+    MoeConfig config = loaded.config();
+    config.slot_dtype = DType::kF32;
+    return as_floats(run(loaded.weights(), config, tokens), DType::kF32);
+  };
+  for (const GptOssNames names : {GptOssNames::kHuggingFace, GptOssNames::kOriginal}) {
+    for (const bool is_plain : {false, true}) {
+      const LoadedMoe whole = load(is_plain ? model.plain_tensors(names) : model.tensors(names),
+                                   model.config_text(names, !is_plain));
+      const Checkpoint checkpoint(dir_.string());
+      std::vector<float> sum(static_cast<size_t>(kGptOssTokens * tokens.hidden));
+      uint64_t stored_bytes = 0;
+      LoadMoeOptions options;
+      options.tensor_ranks = 5;
+      (void)LoadedMoe(checkpoint, 0, options);  // Threads read files when they start.
+      for (options.tensor_rank = 0; options.tensor_rank < 5; ++options.tensor_rank) {
+        const uint64_t before = bytes_read();
+        const LoadedMoe part(checkpoint, 0, options);
+        const uint64_t read = bytes_read() - before;
+        expect_tensor_shard(whole, part, options.tensor_rank, 5);
+        stored_bytes += part.stored_bytes();
+        if (read > 0) {
+          // The router's weight and bias, and the counters.
+          EXPECT_GE(read, part.stored_bytes() + 6 * 97 * 2);
+          EXPECT_LT(read, part.stored_bytes() + 6 * 97 * 2 + 1024);
+        }
+        const std::vector<float> out = output(part);
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += out[i];
+      }
+      EXPECT_EQ(stored_bytes, whole.stored_bytes());
+      // Each rank's part of a row of the second GEMM is summed on its own.
+      EXPECT_LT(distance(sum, output(whole), 96).rel, 1e-6);
+    }
+  }
+}
+
+TEST_F(GptOss, TensorRanksMustFitTheBlocks) {
+  EXPECT_EQ(tensor_shard(2880, MoeMode::kMxfp4Bf16, 2, 9).offset, 640);
+  EXPECT_EQ(tensor_shard(2880, MoeMode::kMxfp4Bf16, 2, 9).count, 320);
+  const auto refused = [](const std::vector<std::string>& words, int64_t inter, MoeMode mode,
+                          int rank, int ranks) {
+    expect_error(ErrorKind::kInvalidArgument, words,
+                 [&] { (void)tensor_shard(inter, mode, rank, ranks); });
+  };
+  refused({"tensor_ranks", "multiples of 32", "1, 2, 3, 5, 6, 9, 10, 15, 18, 30, 45, 90", "got 8"},
+          2880, MoeMode::kMxfp4Bf16, 0, 8);
+  refused({"tensor_ranks", "got 0"}, 2880, MoeMode::kMxfp4Bf16, 0, 0);
+  refused({"tensor_rank", "0 to 1", "got 2"}, 2880, MoeMode::kMxfp4Bf16, 2, 2);
+  refused({"tensor_rank", "0 to 1", "got -1"}, 2880, MoeMode::kMxfp4Bf16, -1, 2);
+  refused({"inter", "fp8_block", "128", "got 2880"}, 2880, MoeMode::kFp8Block, 0, 1);
+  for (const MoeModeInfo& mode : all_moe_modes()) {
+    EXPECT_EQ(tensor_shard(2 * mode.multiple, mode.id, 1, 2).offset, mode.multiple);
+  }
+  const GptOssModel model;
+  LoadMoeOptions options;
+  options.tensor_ranks = 2;
+  expect_error(ErrorKind::kInvalidArgument, {"tensor_ranks", "160", "one of 1, 5 ranks", "got 2"},
+               [&] {
+                 (void)load(model.tensors(GptOssNames::kHuggingFace),
+                            model.config_text(GptOssNames::kHuggingFace), options);
+               });
 }
 
 TEST_F(GptOss, PlainExpertsAreTheDecodedOnes) {

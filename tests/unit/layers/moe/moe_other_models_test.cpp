@@ -12,6 +12,7 @@
 #include "support/gpt_oss_files.h"
 #include "support/random.h"
 #include "support/temp_dir.h"
+#include "support/tensor_shards.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -133,6 +134,82 @@ TEST_F(OtherModels, Llama4ShardsAndQuantizedModes) {
   const auto* up = static_cast<const float*>(coded.weights().up_scale.values.data);
   for (int64_t expert = 0; expert < kOtherExperts; ++expert) EXPECT_EQ(gate[expert], up[expert]);
   (void)MoeLayer::prepare(coded.weights(), coded.config());
+}
+
+TEST_F(OtherModels, Llama4sTensorRanksHoldTheirPartAlone) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const LoadedMoe whole = load(llama4_layer(dtype), kLlama4Config, 1);
+    const Checkpoint checkpoint(dir_.string());
+    LoadMoeOptions options;
+    options.tensor_ranks = 5;
+    for (options.tensor_rank = 0; options.tensor_rank < 5; ++options.tensor_rank) {
+      const LoadedMoe part(checkpoint, 1, options);
+      expect_tensor_shard(whole, part, options.tensor_rank, 5);
+      EXPECT_EQ(part.stored_bytes() * 5, whole.stored_bytes());
+    }
+  }
+}
+
+// Two experts of 128 x 256, one by one: two blocks of 128 for two ranks.
+TEST_F(OtherModels, TensorRanksHoldTheirPartOfEveryConvention) {
+  const std::string block = "model.layers.0.block_sparse_moe.";
+  std::vector<FileTensor> tensors = {random_tensor(block + "gate.weight", DType::kBF16, {2, 128})};
+  for (const std::string expert : {"0", "1"}) {
+    const std::string stem = block + "experts." + expert + ".";
+    tensors.push_back(random_tensor(stem + "w1.weight", DType::kBF16, {256, 128}));
+    tensors.push_back(random_tensor(stem + "w3.weight", DType::kBF16, {256, 128}));
+    tensors.push_back(random_tensor(stem + "w2.weight", DType::kBF16, {128, 256}));
+    tensors.push_back(random_tensor(stem + "w1.bias", DType::kBF16, {256}));
+    tensors.push_back(random_tensor(stem + "w2.bias", DType::kBF16, {128}));
+  }
+  const LoadedMoe plain = load(
+      tensors, R"({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1})", 0);
+  const TempDir targets;
+  // All that a layer has modes for; gpt-oss' is stacked.
+  for (const Convention id : {Convention::kNvfp4CompressedTensors, Convention::kNvfp4ModelOpt,
+                              Convention::kMxfp4CompressedTensors,
+                              Convention::kMxfp8CompressedTensors, Convention::kFp8Block}) {
+    const ConventionInfo& convention = convention_info(id);
+    SCOPED_TRACE(convention.name);
+    const std::string path = targets / std::string(convention.name);
+    QuantizeCheckpointOptions to;
+    to.to = convention.id;
+    to.measure = false;
+    quantize_checkpoint(dir_.string(), path, to);
+    const Checkpoint checkpoint(path);
+    const LoadedMoe whole(checkpoint, 0);
+    EXPECT_NE(whole.stored_format(), plain.stored_format());
+    LoadMoeOptions options;
+    options.tensor_ranks = 2;
+    uint64_t stored_bytes = 0;
+    (void)LoadedMoe(checkpoint, 0, options);  // Threads read files when they start.
+    for (options.tensor_rank = 0; options.tensor_rank < 2; ++options.tensor_rank) {
+      const uint64_t before = bytes_read();
+      const LoadedMoe part(checkpoint, 0, options);
+      const uint64_t read = bytes_read() - before;
+      expect_tensor_shard(whole, part, options.tensor_rank, 2);
+      stored_bytes += part.stored_bytes();
+      if (read > 0) {
+        EXPECT_GE(read, part.stored_bytes() + 512);  // The router.
+        EXPECT_LT(read, part.stored_bytes() + 512 + 1024);
+      }
+      // One global scale is that of both parts.
+      for (const auto scale :
+           {&MoeWeights::gate_scale, &MoeWeights::up_scale, &MoeWeights::down_scale}) {
+        EXPECT_EQ(std::memcmp((part.weights().*scale).values.data,
+                              (whole.weights().*scale).values.data, 8),
+                  0);
+      }
+      (void)MoeLayer::prepare(part.weights(), part.config());
+    }
+    // Both read the six global scales.
+    EXPECT_GE(stored_bytes, whole.stored_bytes());
+    EXPECT_LE(stored_bytes, whole.stored_bytes() + 24);
+    options.tensor_rank = 0;
+    options.tensor_ranks = 3;
+    expect_error(ErrorKind::kInvalidArgument, {"tensor_ranks", "256", "got 3"},
+                 [&] { (void)LoadedMoe(checkpoint, 0, options); });
+  }
 }
 
 TEST_F(OtherModels, Llama4ExpertsMayLieOneByOne) {
