@@ -147,6 +147,12 @@ RowRanges MemoryPlan::add(const std::string& tensor, int64_t rows, const RowGrid
   return ranges;
 }
 
+bool MemoryPlan::keep(uint64_t bytes) {
+  if (peak_bytes_ > budget_ || bytes > budget_ - peak_bytes_) return false;
+  kept_bytes_ = std::max(kept_bytes_, bytes);
+  return true;
+}
+
 void MemoryPlan::add_copy(uint64_t bytes) {
   const uint64_t most = std::clamp(budget_, kMinCopyBufferBytes, kCopyBufferBytes);
   copy_bytes_ = std::max(copy_bytes_, std::min(bytes, most));

@@ -49,7 +49,10 @@ class MemoryPlan {
   // Adds a tensor that is copied byte by byte, in chunks of any size.
   void add_copy(uint64_t bytes);
   [[nodiscard]] uint64_t copy_buffer_bytes() const { return copy_bytes_; }
-  [[nodiscard]] uint64_t peak_bytes() const { return peak_bytes_; }
+  // Whether buffers of so many bytes may stay beside those of any tensor; for one set of them at a
+  // time. Called when all tensors are added.
+  bool keep(uint64_t bytes);
+  [[nodiscard]] uint64_t peak_bytes() const { return peak_bytes_ + kept_bytes_; }
   // Throws kInvalidArgument that names the smallest budget that works.
   void check() const;
 
@@ -57,6 +60,7 @@ class MemoryPlan {
   uint64_t budget_;
   uint64_t peak_bytes_ = 0;
   uint64_t copy_bytes_ = 0;
+  uint64_t kept_bytes_ = 0;
   uint64_t largest_minimum_ = 0;
   int64_t largest_rows_ = 0;
   std::string largest_tensor_;

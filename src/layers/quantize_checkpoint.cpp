@@ -38,6 +38,9 @@ namespace {
 // Elements decoded at a time for the figures; their values stay in a cache.
 constexpr int64_t kMeasureElements = int64_t{1} << 18;
 
+// Rows of weights that are read for their scale and stay for their turn.
+constexpr uint64_t kMaxKeptBytes = uint64_t{64} << 20;
+
 constexpr double kMaxBits = 32;
 
 // A weight to be quantized.
@@ -208,9 +211,25 @@ class CheckpointQuantizer {
           "and at option include and option exclude",
           printable(source_.path()), spec_.info.name);
     }
+    plan_kept_rows();
     check_activations();
     check_statistics();
     warn_of_merged_weights();
+  }
+
+  // The rows of weights that share a scale are read for it before their turn comes. They stay in
+  // memory where it has room for those of a group, of which there is one at a time.
+  void plan_kept_rows() {
+    for (const auto& [key, group] : groups_) {
+      uint64_t bytes = 0;
+      bool are_whole = true;
+      for (const Task* task : group) {
+        bytes += task->tensor->info.size_bytes;
+        are_whole = are_whole && task->ranges.rows_at_a_time == task->rows();
+      }
+      const bool is_small = are_whole && bytes <= kMaxKeptBytes;
+      if (group.size() > 1 && is_small && memory_.keep(bytes)) kept_groups_.insert(key);
+    }
   }
 
   // Gives some weights better formats, or none; the reasons are in the report.
@@ -493,11 +512,14 @@ class CheckpointQuantizer {
     const auto known = group_amax_.find(task.scale_key);
     if (known != group_amax_.end()) return known->second;
     float amax = 0;
+    kept_rows_.clear();
     if (!task.scale_key.empty()) {
+      const bool is_kept = kept_groups_.contains(task.scale_key);
       for (const Task* member : groups_.at(task.scale_key)) {
         if (member == &task) continue;
         PlainReader other(source_, *member->tensor, member->ranges.rows_at_a_time);
         amax = std::max(amax, amax_of(*member, other));
+        if (is_kept) kept_rows_.emplace(member, std::move(other));
       }
     }
     reader.emplace(source_, *task.tensor, task.ranges.rows_at_a_time);
@@ -538,6 +560,10 @@ class CheckpointQuantizer {
     }
     if (task.input_scale > 0) {
       writer.write(parts.back().name, 0, std::as_bytes(std::span(&task.input_scale, 1)));
+    }
+    if (const auto kept = kept_rows_.find(&task); kept != kept_rows_.end()) {
+      reader.emplace(std::move(kept->second));
+      kept_rows_.erase(kept);
     }
     if (!reader) reader.emplace(source_, *task.tensor, task.ranges.rows_at_a_time);
     QuantizedWeight coded(spec, task.ranges.rows_at_a_time, task.cols(), scale.stored);
@@ -596,7 +622,9 @@ class CheckpointQuantizer {
   std::vector<std::unique_ptr<Task>> tasks_;
   std::map<std::string, std::vector<const Task*>> groups_;  // Key: shared scale key.
   std::map<std::string, float> group_amax_;
-  std::vector<FormatGroup> formats_;  // The modules that are quantized.
+  std::set<std::string> kept_groups_;
+  std::map<const Task*, PlainReader> kept_rows_;  // Rows of one group.
+  std::vector<FormatGroup> formats_;              // The modules that are quantized.
   ErrorAccumulator total_;
   CheckpointReport report_;
 };

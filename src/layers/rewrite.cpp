@@ -51,6 +51,7 @@ class Rewriter {
     if (target.is_directory()) begin_manifest(target);
     try {
       if (!write_files(target)) {
+        record_last(target);
         result_.files.clear();
         result_.file_bytes.clear();
         result_.cancelled = true;
@@ -58,7 +59,11 @@ class Rewriter {
       }
     } catch (const Error& error) {
       // Another disk may have more room; other errors come again.
-      if (error.kind() != ErrorKind::kIo) target.keep_staging(false);
+      if (error.kind() == ErrorKind::kIo) {
+        record_last(target);
+      } else {
+        target.keep_staging(false);
+      }
       throw;
     }
     return std::move(result_);
@@ -166,6 +171,16 @@ class Rewriter {
     target.keep_staging(true);
   }
 
+  // Records the last shard for the next run, which writes it again if this fails.
+  void record_last(CheckpointTarget& target) {
+    if (unrecorded_.empty()) return;
+    try {
+      record(target, unrecorded_);
+    } catch (const Error&) {
+      manifest_.files.erase(unrecorded_);
+    }
+  }
+
   void add_file(const std::string& name, uint64_t bytes) {
     result_.files.push_back(name);
     result_.file_bytes.push_back(bytes);
@@ -214,7 +229,13 @@ class Rewriter {
       writer.finish();  // The sync takes long.
       if (is_cancelled()) return false;
       writer.commit();
-      if (target.is_directory()) record(target, shard.file_name);
+      if (!target.is_directory()) continue;
+      // Little is left to do after the last one, so it is hashed only where that fails.
+      if (&shard == &shards_.back()) {
+        unrecorded_ = shard.file_name;
+      } else {
+        record(target, shard.file_name);
+      }
     }
     return true;
   }
@@ -274,6 +295,7 @@ class Rewriter {
   RewriteResult result_;
   std::vector<PlannedShard> shards_;
   ResumeManifest manifest_;
+  std::string unrecorded_;  // A finished shard that the manifest does not have.
   std::vector<std::string> auxiliary_;
   uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;

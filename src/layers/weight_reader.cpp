@@ -17,7 +17,8 @@
 namespace narrowfloat {
 namespace {
 
-constexpr int64_t kReadGrain = 64;  // Rows of which parts are read by one task.
+constexpr int64_t kReadGrain = 64;                // Rows of which parts are read by one task.
+constexpr int64_t kPartBytes = int64_t{1} << 20;  // Bytes of whole rows that one task reads.
 
 uint64_t to_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
 
@@ -67,7 +68,13 @@ void read_rows(const Checkpoint& checkpoint, const CheckpointTensor& tensor, int
                const RowPart& part, std::span<std::byte> out) {
   const uint64_t before = to_unsigned(first) * part.row_bytes;
   if (part.part_bytes == part.row_bytes || out.empty()) {
-    checkpoint.read(tensor, before, out);
+    // All processors copy from the page cache.
+    const auto size = static_cast<int64_t>(out.size());
+    parallel_for(ceil_div(size, kPartBytes), 1, [&](int64_t begin, int64_t end) {
+      const uint64_t at = to_unsigned(begin * kPartBytes);
+      const uint64_t last = to_unsigned(std::min(end * kPartBytes, size));
+      checkpoint.read(tensor, before + at, out.subspan(at, last - at));
+    });
     return;
   }
   const auto rows = static_cast<int64_t>(out.size() / part.part_bytes);

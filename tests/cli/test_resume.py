@@ -138,6 +138,21 @@ def test_bytes_after_kills_at_200_random_times(tmp_path, sources):
         assert min(pool.map(kill_and_resume, range(2))) > 5
 
 
+def test_weights_that_share_a_scale_are_read_once(tmp_path, sources):
+    """Where memory has room for gate and up; the bytes are the same."""
+    planned = json.loads(execute(quantize(sources, tmp_path / "x", "--dry-run", "--json")).stdout)
+    too_few = str(planned["peak_buffer_bytes"] - 1)  # Enough for each weight.
+    reads, results = [], []
+    for more in ([], ["--max-memory", too_few]):
+        target, counts = tmp_path / f"{len(reads)}", tmp_path / "counts"
+        result = execute(quantize(sources, target, "--max-shard-size", "5GB", *more), counts=counts)
+        assert result.returncode == DONE, result.stderr
+        reads.append(int(dict(line.split() for line in counts.read_text().splitlines())["read"]))
+        results.append(content(target))
+    assert results[0] == results[1]
+    assert reads[1] - reads[0] == SHARDS // 2
+
+
 def test_finished_shards_are_not_written_again(tmp_path, sources):
     target = tmp_path / "out"
     staging = kill_after(sources, target, 4)

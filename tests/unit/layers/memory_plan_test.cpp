@@ -68,6 +68,17 @@ TEST(MemoryPlan, DefaultBudgetIsPartOfTheMachine) {
   EXPECT_GT(available_memory_bytes(), kMiB);
 }
 
+TEST(MemoryPlan, KeepsBesideTheLargestTensorWhatFits) {
+  MemoryPlan plan(100);
+  (void)plan.add("a", 4, {}, [](int64_t rows) { return static_cast<uint64_t>(10 * rows); });
+  EXPECT_EQ(plan.peak_bytes(), 40U);
+  EXPECT_FALSE(plan.keep(61));
+  EXPECT_EQ(plan.peak_bytes(), 40U);
+  EXPECT_TRUE(plan.keep(60));
+  EXPECT_TRUE(plan.keep(20));  // Not at the same time.
+  EXPECT_EQ(plan.peak_bytes(), 100U);
+}
+
 // A machine in files: 8 GiB available, and what the tests add.
 class MemoryBudgetTest : public ::testing::Test {
  protected:
