@@ -181,6 +181,8 @@ struct QuantizeCheckpointOptions {
   // The largest magnitude of what comes into a module. NVFP4 weights of modules that are named get
   // static activation scales, and the config says that their activations are quantized.
   std::map<std::string, float> activation_amax;
+  // Files that these options come from, which the target may not be or hold.
+  std::vector<std::string> kept_files;
   // Files that narrowfloat.transformers.calibrate wrote; empty: none. gptq: with Hessians: weights
   // of NVFP4, MXFP4 and MXFP8 whose inputs have one are rounded so that columns make up for the
   // errors of others. activation_moments: with second moments or Hessians: the errors of the full

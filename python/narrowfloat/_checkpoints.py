@@ -76,6 +76,7 @@ def quantize_checkpoint(
         options.activation_amax = {name: float(amax) for name, amax in activation_amax.items()}
     elif activation_amax is not None:
         options.activation_amax = _core.read_activation_amax(os.fspath(activation_amax))
+        options.kept_files = [os.fspath(activation_amax)]
     if gptq is not None:
         options.gptq = os.fspath(gptq)
     if activation_moments is not None:

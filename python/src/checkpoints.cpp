@@ -413,6 +413,7 @@ void bind_checkpoints(nb::module_& module) {
       .def_rw("rules", &QuantizeCheckpointOptions::rules)
       .def_rw("target_bits", &QuantizeCheckpointOptions::target_bits)
       .def_rw("activation_amax", &QuantizeCheckpointOptions::activation_amax)
+      .def_rw("kept_files", &QuantizeCheckpointOptions::kept_files)
       .def_rw("gptq", &QuantizeCheckpointOptions::gptq)
       .def_rw("activation_moments", &QuantizeCheckpointOptions::activation_moments)
       .def_rw("keep_nonfinite", &QuantizeCheckpointOptions::keep_nonfinite)

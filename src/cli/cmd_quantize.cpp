@@ -71,6 +71,7 @@ void check_conflicts(const QuantizeChoices& choices, bool has_rules,
 void read_files(const QuantizeArguments& arguments, QuantizeCheckpointOptions& options) {
   if (!arguments.recipe.empty()) {
     const QuantizeRecipe recipe = read_recipe(arguments.recipe);
+    options.kept_files.push_back(arguments.recipe);
     const auto append = [](const auto& from, auto& to) {
       to.insert(to.end(), from.begin(), from.end());
     };
@@ -80,6 +81,7 @@ void read_files(const QuantizeArguments& arguments, QuantizeCheckpointOptions& o
   }
   if (!arguments.activation_amax.empty()) {
     options.activation_amax = read_activation_amax(arguments.activation_amax);
+    options.kept_files.push_back(arguments.activation_amax);
   }
 }
 

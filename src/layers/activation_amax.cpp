@@ -62,10 +62,12 @@ void add_experts(const SafetensorsReader& file, const TensorInfo& tensor, const 
     }
   };
   add(experts);
-  if (experts.ends_with(kModelBlock)) {
-    const std::string_view before =
-        std::string_view(experts).substr(0, experts.size() - kModelBlock.size());
-    add(fmt::format("{}{}", before, kFileBlock));
+  if (!experts.ends_with(kModelExperts)) return;
+  std::string_view layer = experts;
+  layer.remove_suffix(kModelExperts.size());
+  for (const ExpertAlias& alias : kExpertAliases) {
+    if (!layer.starts_with(alias.model_prefix)) continue;
+    add(fmt::format("{}{}", layer.substr(alias.model_prefix.size()), alias.in_files));
   }
 }
 

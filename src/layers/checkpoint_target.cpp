@@ -178,12 +178,12 @@ void undo_moves(const std::string& staging, const std::string& target) {
 }  // namespace
 
 CheckpointTarget::CheckpointTarget(const Checkpoint& source, const std::string& target, bool force,
-                                   std::span<const SafetensorsReader* const> more_sources)
+                                   std::span<const std::string> more_files)
     : is_directory_(source.is_directory()), force_(force), auxiliary_(source.auxiliary_files()) {
   if (target.empty()) throw_invalid("target: expected a path, got an empty one");
   target_ = canonical(target).string();
   check_relation(source);
-  for (const SafetensorsReader* file : more_sources) check_not_read(*file);
+  for (const std::string& file : more_files) check_not_read(file);
   check_existing();
   const fs::path parent = fs::path(target_).parent_path();
   if (!fs::is_directory(parent)) {
@@ -216,8 +216,8 @@ void CheckpointTarget::check_relation(const Checkpoint& source) const {
   }
 }
 
-void CheckpointTarget::check_not_read(const SafetensorsReader& file) const {
-  const fs::path path = canonical(file.path());
+void CheckpointTarget::check_not_read(const std::string& file) const {
+  const fs::path path = canonical(file);
   const bool is_target = is_same(path, target_);
   if (!is_target && !is_below(path, target_)) return;
   throw_invalid("target: '{}' {} '{}', which is read; name a different place", printable(target_),

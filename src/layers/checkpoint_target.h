@@ -32,11 +32,11 @@ namespace narrowfloat {
 class CheckpointTarget {
  public:
   // Throws kInvalidArgument for a target that is the source, inside it or around it, that is or
-  // holds another one of the files that are read (`more_sources`), that is of the other kind (file,
+  // holds another one of the files that are read (`more_files`), that is of the other kind (file,
   // directory), that exists without `force`, or that holds with `force` anything but a checkpoint
   // and files of the names that the source has. Writes nothing.
   CheckpointTarget(const Checkpoint& source, const std::string& target, bool force,
-                   std::span<const SafetensorsReader* const> more_sources = {});
+                   std::span<const std::string> more_files = {});
   CheckpointTarget(const CheckpointTarget&) = delete;
   CheckpointTarget& operator=(const CheckpointTarget&) = delete;
   // Removes the staging directory unless it was committed or is kept.
@@ -64,7 +64,7 @@ class CheckpointTarget {
 
  private:
   void check_relation(const Checkpoint& source) const;
-  void check_not_read(const SafetensorsReader& file) const;
+  void check_not_read(const std::string& file) const;
   void check_existing() const;
   void check_replaceable() const;
   [[nodiscard]] bool is_replaceable(const std::string& name) const;

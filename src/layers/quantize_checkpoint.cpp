@@ -438,6 +438,7 @@ class CheckpointQuantizer {
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = metadata();
     set_options(options_, job);
+    job.kept_files = options_.kept_files;
     for (const auto* file : {&hessians_, &moments_}) {
       if (*file) job.more_sources.push_back(&(*file)->file());
     }

@@ -37,7 +37,9 @@ class Rewriter {
   explicit Rewriter(RewriteJob job) : job_(std::move(job)) {}
 
   RewriteResult run() {
-    CheckpointTarget target(job_.source, job_.target, job_.force, job_.more_sources);
+    std::vector<std::string> kept_files = job_.kept_files;
+    for (const SafetensorsReader* file : job_.more_sources) kept_files.push_back(file->path());
+    CheckpointTarget target(job_.source, job_.target, job_.force, kept_files);
     plan();
     uint64_t needed_bytes = result_.target_bytes;
     for (const std::string& name : auxiliary_) {

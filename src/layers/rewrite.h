@@ -35,6 +35,7 @@ struct RewriteJob {
   std::vector<ConfigFile> extra_configs = {};
   // Files that the target depends on besides the source. They outlive the job.
   std::vector<const SafetensorsReader*> more_sources = {};
+  std::vector<std::string> kept_files = {};  // The target may not be or hold them.
   uint64_t max_shard_bytes = 0;
   bool dry_run = false;
   bool force = false;

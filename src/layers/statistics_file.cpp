@@ -69,9 +69,11 @@ std::optional<ExpertStatistics> StatisticsFile::find(std::string_view tensor, st
   std::optional<ExpertInput> matrix = expert_input(tensor);
   if (!matrix) return std::nullopt;
   const TensorInfo* found = file_.find(fmt::format("{}.{}", matrix->side, kind));
-  const size_t block = matrix->side.rfind(kFileBlock);
-  if (found == nullptr && block != std::string::npos) {
-    matrix->side.replace(block, kFileBlock.size(), kModelBlock);
+  for (const ExpertAlias& alias : kExpertAliases) {
+    const size_t at = matrix->side.rfind(alias.in_files);
+    if (found != nullptr || at == std::string::npos) continue;
+    matrix->side.replace(at, alias.in_files.size(), kModelExperts);
+    matrix->side.insert(0, alias.model_prefix);
     found = file_.find(fmt::format("{}.{}", matrix->side, kind));
   }
   if (found == nullptr) return std::nullopt;

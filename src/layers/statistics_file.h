@@ -28,10 +28,16 @@ inline constexpr std::array kExpertSides = {
     ExpertSide{".input", {"gate_proj", "up_proj", "w1", "w3"}},
     ExpertSide{".inter", {"down_proj", "w2", "", ""}}};
 
-// Mixtral's and MiniMax's files have this in the names of experts where the models of transformers,
-// and so the statistics, have kModelBlock.
-inline constexpr std::string_view kFileBlock = ".block_sparse_moe.experts";
-inline constexpr std::string_view kModelBlock = ".mlp.experts";
+// Some files have other names for experts than the models of transformers, and so the statistics,
+// have: "layers.0.ffn.experts" is "model.layers.0.mlp.experts".
+struct ExpertAlias {
+  std::string_view in_files;      // The end of the name.
+  std::string_view model_prefix;  // Models have it before the name.
+};
+inline constexpr std::array kExpertAliases = {
+    ExpertAlias{".block_sparse_moe.experts", ""},  // Mixtral, MiniMax.
+    ExpertAlias{".ffn.experts", "model."}};        // DeepSeek's own files.
+inline constexpr std::string_view kModelExperts = ".mlp.experts";
 
 // Names the statistics of what goes into the matrices of one expert.
 struct ExpertStatistics {

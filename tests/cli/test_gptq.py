@@ -267,11 +267,12 @@ def test_statistics_of_zeros_change_nothing(case, tmp_path):
     assert files[0] == files[1]
 
 
-def test_experts_have_other_names_in_files_of_mixtral(case, tmp_path):
-    """Statistics have the names of the model, in which block_sparse_moe is mlp."""
+@pytest.mark.parametrize("block", ["model.layers.0.block_sparse_moe.experts",
+                                   "layers.0.ffn.experts"])
+def test_experts_have_other_names_in_files_of_mixtral_and_deepseek(case, tmp_path, block):
+    """Statistics have the names of the model."""
     root, weights, *_ = case
     names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-    block = NAME.replace("mlp", "block_sparse_moe")
     tensors = {f"{block}.{expert}.{names[matrix]}.weight":
                ("BF16", [ROWS, COLS], bf16(values).tobytes())
                for (expert, matrix), values in weights.items()}
@@ -310,10 +311,11 @@ def test_statistics_are_never_replaced(case, tmp_path):
     stats = tmp_path / "stats.safetensors"
     shutil.copy(root / "stats.safetensors", stats)
     before = stats.read_bytes()
-    result = run("quantize", root / "in.safetensors", stats, "--to", "nvfp4", "--force", "--gptq",
-                 stats)
-    assert result.returncode == USAGE and "is the file" in result.stderr
-    assert stats.read_bytes() == before
+    for option in ("--gptq", "--activation-amax"):
+        result = run("quantize", root / "in.safetensors", stats, "--to", "nvfp4", "--force", option,
+                     stats)
+        assert result.returncode == USAGE and "is the file" in result.stderr
+        assert stats.read_bytes() == before
 
 
 def test_statistics_that_are_wrong(case, tmp_path):

@@ -375,7 +375,7 @@ def test_formats_that_are_not_read_are_refused(folder: Path, tmp_path: Path) -> 
 
 
 def test_other_methods_stay_those_of_transformers() -> None:
-    """What is not ours gets the configuration that it has without register()."""
+    """They get the configuration that they have without register()."""
     pytest.importorskip("compressed_tensors")
     from transformers.quantizers.auto import AutoQuantizationConfig
 

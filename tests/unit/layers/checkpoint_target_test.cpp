@@ -61,8 +61,7 @@ TEST_F(CheckpointTargetTest, RefusesToReplaceAnotherFileThatIsRead) {
   write_model_file(dir_ / "old/statistics.safetensors", tiny_model());
   fs::create_hard_link(dir_ / "old/statistics.safetensors", dir_ / "twin.safetensors");
   write_model_file(dir_ / "one.safetensors", tiny_model());
-  const SafetensorsReader statistics(dir_ / "old/statistics.safetensors");
-  const std::vector<const SafetensorsReader*> read = {&statistics};
+  const std::vector<std::string> read = {dir_ / "old/statistics.safetensors"};
   expect_error(ErrorKind::kInvalidArgument, "old' holds the file '",
                [&] { CheckpointTarget refused(Checkpoint(source_), dir_ / "old", true, read); });
   expect_error(ErrorKind::kInvalidArgument, "twin.safetensors' is the file '", [&] {
