@@ -19,6 +19,7 @@
 //   bootstrap.h       how the ranks of a group find each other
 //   runtime.h         threads, and which implementation runs where and why
 //   error.h           the exception all of them throw
+//   narrowfloat_c.h   the same for C and other languages (not included here)
 #pragma once
 
 #include "narrowfloat/activation.h"        // IWYU pragma: export

@@ -44,6 +44,8 @@ step(${CMAKE_COMMAND} -S ${WORK_DIR}/examples -B ${WORK_DIR}/build -G ${GENERATO
      -DCMAKE_CXX_COMPILER=${CXX_COMPILER} ${without_dependencies})
 step(${CMAKE_COMMAND} --build ${WORK_DIR}/build --target example_01_roundtrip)
 step(${WORK_DIR}/build/01_roundtrip)
+step(${CMAKE_COMMAND} --build ${WORK_DIR}/build --target example_05_c_api)
+step(${WORK_DIR}/build/05_c_api)
 
 set(ENV{PKG_CONFIG_PATH} ${library_dir}/pkgconfig)
 execute_process(COMMAND ${PKG_CONFIG} --cflags --libs narrowfloat OUTPUT_VARIABLE flags
