@@ -10,12 +10,14 @@
 #include "checkpoint/conventions/declaration.h"
 #include "checkpoint/escape.h"
 #include "checkpoint/file_io.h"
+#include "layers/block_scales.h"
 #include "layers/check_findings.h"
 #include "layers/check_structure.h"
 #include "layers/code_statistics.h"
 #include "layers/nonfinite.h"
 #include "layers/selection.h"
 #include "layers/source_facts.h"
+#include "layers/statistics_file.h"
 #include "layers/value_reader.h"
 #include "narrowfloat/runtime.h"
 
@@ -264,9 +266,10 @@ class CheckpointChecker {
                                 printable(recorded->second), printable(source_->path()), actual));
     }
     if (settings_.has_statistics) {
-      findings_.add(rules::kRequantized, Severity::kNote, "",
-                    "the source is not quantized again: that takes the statistics of calibration "
-                    "that the files name, but do not have");
+      findings_.add(
+          rules::kRequantized, Severity::kNote, "",
+          "experts are not quantized again: that takes the statistics of calibration that "
+          "the files name, but do not have");
     }
   }
 
@@ -421,9 +424,15 @@ class CheckpointChecker {
 
   [[nodiscard]] bool can_quantize_again(const LogicalTensor& tensor,
                                         const LogicalTensor& origin) const {
-    if (settings_.has_statistics) return false;
+    if (settings_.has_statistics && may_have_statistics(tensor)) return false;
     const bool is_plain = !origin.convention && origin.dtype != DType::kF64;
     return is_plain && tensor.shape.size() == 2 && convention_info(*tensor.convention).is_written;
+  }
+
+  // Calibration is about experts in formats with block scales.
+  static bool may_have_statistics(const LogicalTensor& tensor) {
+    return is_expert_matrix(tensor.name) &&
+           has_block_scales(convention_info(*tensor.convention).format);
   }
 
   // Weights of one group have one global scale.
@@ -465,7 +474,7 @@ class CheckpointChecker {
 
   void judge_figures(const CheckedTensor& checked) {
     ErrorThresholds thresholds = thresholds_of(convention_info(*checked.tensor.convention).format);
-    if (settings_.has_gptq) {
+    if (settings_.has_gptq && may_have_statistics(checked.tensor)) {
       thresholds = {limits_of_gptq(thresholds.warning), limits_of_gptq(thresholds.error)};
     }
     const std::string error = excess(*checked.figures, thresholds.error);

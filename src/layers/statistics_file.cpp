@@ -44,6 +44,8 @@ std::optional<ExpertInput> expert_input(std::string_view tensor) {
 
 }  // namespace
 
+bool is_expert_matrix(std::string_view tensor) { return expert_input(tensor).has_value(); }
+
 StatisticsFile::StatisticsFile(const std::string& path, std::string_view option) : file_(path) {
   const auto format = file_.metadata().find("format");
   if (format != file_.metadata().end() && format->second == kStatisticsFormat) return;

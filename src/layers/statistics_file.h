@@ -39,6 +39,9 @@ inline constexpr std::array kExpertAliases = {
     ExpertAlias{".ffn.experts", "model."}};        // DeepSeek's own files.
 inline constexpr std::string_view kModelExperts = ".mlp.experts";
 
+// Whether the weight `tensor` is a matrix of an expert, which a file may have statistics for.
+bool is_expert_matrix(std::string_view tensor);
+
 // Names the statistics of what goes into the matrices of one expert.
 struct ExpertStatistics {
   const TensorInfo* tensor = nullptr;
