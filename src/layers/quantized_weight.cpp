@@ -147,14 +147,16 @@ void QuantizedWeight::set_whole_scales(std::span<const float> scales) {
 std::span<const std::byte> QuantizedWeight::stored_scales(int64_t first) {
   const ScaleExtent extent = spec_.info.scale_extent;
   if (extent == ScaleExtent::kBlock) return scales();
-  if (extent == ScaleExtent::kTensor) {
-    return first > 0 ? std::span<const std::byte>{} : scales().first(sizeof(float));
-  }
-  const auto rows = static_cast<size_t>(layout_.rows);
-  const size_t row_bytes = scales().size() / std::max<size_t>(1, rows);
-  stored_scales_.resize(rows * sizeof(float));
-  for (size_t row = 0; row < rows; ++row) {
-    std::memcpy(&stored_scales_[row * sizeof(float)], &scales_[row * row_bytes], sizeof(float));
+  const bool is_later_range = extent == ScaleExtent::kTensor && first > 0;
+  if (is_later_range) return {};
+  const auto count = static_cast<size_t>(extent == ScaleExtent::kRow ? layout_.rows : 1);
+  const auto row_bytes = static_cast<size_t>(layout_.scale_blocks) * sizeof(float);
+  const float of_no_elements = 1;
+  stored_scales_.resize(count * sizeof(float));
+  for (size_t i = 0; i < count; ++i) {
+    const void* const scale =
+        scales().empty() ? static_cast<const void*>(&of_no_elements) : &scales_[i * row_bytes];
+    std::memcpy(&stored_scales_[i * sizeof(float)], scale, sizeof(float));
   }
   return stored_scales_;
 }

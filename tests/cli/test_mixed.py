@@ -322,6 +322,14 @@ def test_fp8_with_scales_of_rows_and_of_tensors(tmp_path, declared):
     assert result.returncode == USAGE and "nvfp4 has other values than fp8_tensor" in result.stderr
     result = run_ok("convert", source, tmp_path / "all", "--to", "nvfp4-ct", "--lossy")
     assert "weights have an activation scale, which is left out" in result.stderr
+    # Weights without elements keep a scale.
+    write_safetensors(tmp_path / "empty.safetensors", {
+        "a.weight": ("F8_E4M3", [4, 0], b""), "a.weight_scale": ("F32", [1], bytes(4)),
+        **fp8_parts("b", codes, scales["o"])})
+    for to, shape in (("fp8-channel", [4, 1]), ("fp8-tensor", [1])):
+        out = tmp_path / f"{to}.safetensors"
+        run_ok("convert", tmp_path / "empty.safetensors", out, "--to", to, "--lossy", "--force")
+        assert stored(out)["a.weight_scale"][1] == shape
     # One scale is that of each row, exactly.
     document = run_json("convert", source, tmp_path / "rows", "--to", "fp8-channel", "--lossy")
     assert document["conversion"]["exact_weights"] == 4
