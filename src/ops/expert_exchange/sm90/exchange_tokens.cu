@@ -27,57 +27,49 @@ constexpr int kReceiveThreads = 256;
 
 // --- Plan ----------------------------------------------------------------------------------------
 
-// The tokens that the CTA works on at a time.
-struct TokenTile {
-  int64_t first;
-  int32_t tokens;
-};
-
-// Finds the places of all slots of a tile, a slot for each thread at a time, and adds the rank of
-// each to the mask of its token.
-__device__ void place_slots(const PlanTokens& args, const ExchangePlan& plan, const TokenTile& tile,
-                            uint32_t* shared_ranks) {
-  const int32_t slots = tile.tokens * args.top_k;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < slots; i += kPlanThreads) {
-    const int64_t slot = tile.first * args.top_k + i;
+// Finds the places of a token's ids; returns the ranks that have one of them, as a mask.
+__device__ uint32_t place_ids(const PlanTokens& args, const ExchangePlan& plan, int64_t token) {
+  uint32_t ranks = 0;
+  for (int64_t slot = token * args.top_k; slot < (token + 1) * args.top_k; ++slot) {
     int32_t place = args.ids[slot];
-    plan.weights[slot] = args.weights[slot];
     if (place < 0 || place >= args.experts) {
       place = -1;
     } else {
       if (args.place_of_expert != nullptr) place = args.place_of_expert[place];
-      const int rank = rank_of_expert(args.num_places, args.ranks, place);
-      atomicOr(shared_ranks + i / args.top_k, 1U << rank);
+      ranks |= 1U << rank_of_expert(args.num_places, args.ranks, place);
     }
     plan.ids[slot] = place;
+    plan.weights[slot] = args.weights[slot];
   }
+  return ranks;
 }
 
-// Says which rows will come back for the tokens of a tile, whose places are stored.
-__device__ void expect_results(const PlanTokens& args, const ExchangePlan& plan,
-                               const TokenTile& tile) {
-  const int32_t slots_of_token = args.is_topk ? args.top_k : args.ranks;
-  const int32_t slots = tile.tokens * slots_of_token;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < slots; i += kPlanThreads) {
-    const int64_t slot = tile.first * slots_of_token + i;
-    const int64_t token = tile.first + i / slots_of_token;
-    const int32_t slot_of_token = i % slots_of_token;
-    ReturnedRow row;
-    if (!args.is_topk) {
-      row = {.rank = slot_of_token, .row = plan.places[slot]};
-    } else if (const int32_t place = plan.ids[slot]; place >= 0) {
-      row.rank = rank_of_expert(args.num_places, args.ranks, place);
-      row.row = plan.places[token * args.ranks + row.rank] * args.top_k + slot_of_token;
+// Says which rows will come back for a token, from the places that this thread has stored.
+__device__ void expect_results(const PlanTokens& args, const ExchangePlan& plan, int64_t token) {
+  const int32_t* const places = plan.places + token * args.ranks;
+  if (!args.is_topk) {
+    for (int32_t rank = 0; rank < args.ranks; ++rank) {
+      plan.returned[token * args.ranks + rank] = {.rank = rank, .row = places[rank]};
     }
-    plan.returned[slot] = row;
+    return;
+  }
+  for (int32_t slot = 0; slot < args.top_k; ++slot) {
+    const int64_t idx = token * args.top_k + slot;
+    const int32_t place = plan.ids[idx];
+    ReturnedRow row;
+    if (place >= 0) {
+      row.rank = rank_of_expert(args.num_places, args.ranks, place);
+      row.row = places[row.rank] * args.top_k + slot;
+    }
+    plan.returned[idx] = row;
   }
 }
 
-// One CTA: so the places of a rank are those of a prefix sum in the order of tokens.
+// One CTA, a token for each thread at a time: so the places of a rank are those of a prefix sum in
+// the order of tokens.
 __global__ void __launch_bounds__(kPlanThreads)
     plan_tokens_kernel(const __grid_constant__ PlanTokens args,
                        const __grid_constant__ ExchangePlan plan) {
-  __shared__ uint32_t shared_ranks[kPlanThreads];  // A mask for each token of the tile.
   // Rows for each rank of the tokens before a warp's.
   __shared__ uint32_t shared_before[kMaxRanks][kPlanWarps];
   __shared__ uint32_t shared_total[kMaxRanks];
@@ -86,14 +78,9 @@ __global__ void __launch_bounds__(kPlanThreads)
   wait_for_previous_grids();
   if (threadIdx.x < kMaxRanks) shared_total[threadIdx.x] = 0;
   for (int64_t first = 0; first < args.tokens; first += kPlanThreads) {
-    const int64_t left = args.tokens - first;
-    const TokenTile tile{.first = first,
-                         .tokens = left < kPlanThreads ? static_cast<int32_t>(left) : kPlanThreads};
-    shared_ranks[threadIdx.x] = 0;
-    __syncthreads();
-    place_slots(args, plan, tile, shared_ranks);
-    __syncthreads();
-    const uint32_t ranks = shared_ranks[threadIdx.x];
+    const int64_t token = first + threadIdx.x;
+    const bool is_token = token < args.tokens;
+    const uint32_t ranks = is_token ? place_ids(args, plan, token) : 0;
     for (int rank = 0; rank < args.ranks; ++rank) {
       const uint32_t lanes = __ballot_sync(kFullWarp, (ranks >> rank & 1U) != 0);
       if (lane == 0) shared_before[rank][warp] = static_cast<uint32_t>(__popc(lanes));
@@ -109,19 +96,15 @@ __global__ void __launch_bounds__(kPlanThreads)
     }
     __syncthreads();
     for (int rank = 0; rank < args.ranks; ++rank) {
-      const bool is_sent = (ranks >> rank & 1U) != 0;
-      const uint32_t lanes = __ballot_sync(kFullWarp, is_sent);
+      const uint32_t lanes = __ballot_sync(kFullWarp, (ranks >> rank & 1U) != 0);
       const auto before = static_cast<uint32_t>(__popc(lanes & ((1U << lane) - 1U)));
-      if (static_cast<int32_t>(threadIdx.x) >= tile.tokens) continue;
-      plan.places[(first + threadIdx.x) * args.ranks + rank] =
-          is_sent ? static_cast<int32_t>(shared_before[rank][warp] + before) : -1;
+      if (!is_token) continue;
+      plan.places[token * args.ranks + rank] =
+          (ranks >> rank & 1U) != 0 ? static_cast<int32_t>(shared_before[rank][warp] + before) : -1;
     }
-    __syncthreads();
-    expect_results(args, plan, tile);
+    if (is_token) expect_results(args, plan, token);
     __syncthreads();
   }
-  // Without tokens nothing has come after the zeros.
-  __syncthreads();
   if (static_cast<int>(threadIdx.x) < args.ranks) {
     plan.counts[threadIdx.x] = static_cast<int32_t>(shared_total[threadIdx.x]);
   }
