@@ -96,8 +96,9 @@ class EngineExperts:
     ) -> None:
         """Packs the weights; the stored ones may be freed afterwards.
 
-        top_k: experts per token, of total_experts on all ranks. weight_on_input: the routing weight multiplies the experts'
-        input; top_k is 1 then. add_bias2: false on all ranks of tensor parallelism but one.
+        top_k: experts per token, of total_experts on all ranks. weight_on_input: the routing weight
+            multiplies the experts' input; top_k is 1 then. add_bias2: false on all ranks of tensor
+            parallelism but one.
         """
         if out_dtype not in _OUT_DTYPES:
             raise NotImplementedError(f"dtype: expected bfloat16, float16 or float32, got "

@@ -263,6 +263,19 @@ static void test_layer_of_buffers(void) {
   NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument, "bf17");
   NF_EXPECT(other == NULL);
   nf_moe_free(layer);
+
+  config.mode = "fp8_block";
+  given.w1 = cube(w1, "F8_E4M3", kExperts, 2 * kInter, kHidden);
+  given.w2 = cube(w2, "F8_E4M3", kExperts, kHidden, kInter);
+  given.w1_scales = cube(out, "BF16", kExperts, 1, 1);
+  NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument,
+                  "weights.w1_scales: expected F32, got BF16");
+  given.w1_scales = cube(out, "F32", kExperts, 1, 1);
+  given.w1_scales.strides[0] = 2;
+  given.w1_scales.strides[1] = given.w1_scales.strides[2] = 1;
+  NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument,
+                  "weights.w1_scales: expected rows without gaps");
+  NF_EXPECT(other == NULL);
 }
 
 // A layer of a model gives the same for logits and for the routing that they stand for.

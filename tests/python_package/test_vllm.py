@@ -318,6 +318,9 @@ def test_a_checkpoint_is_claimed_by_name_or_by_the_variable(
     assert ours.override_quantization_method(declared, None) == "narrowfloat"
     assert ours.override_quantization_method(declared, "compressed-tensors") is None
     assert ours.override_quantization_method({"quant_method": "gptq"}, None) is None
+    for others in (_compressed("pack-quantized", 4, "int", "group", group_size=128),
+                   _compressed("float-quantized", 8, "float", "channel")):  # fmt: skip
+        assert ours.override_quantization_method(others, None) is None
     monkeypatch.setenv("NARROWFLOAT_VLLM", "yes")
     with pytest.raises(ValueError, match="NARROWFLOAT_VLLM: expected 0 or 1, got 'yes'"):
         ours.override_quantization_method(declared, None)

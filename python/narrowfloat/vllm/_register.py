@@ -32,12 +32,34 @@ def method_of(declared: dict[str, Any]) -> str:
     if method == "fp8" and blocks != [128, 128] and declared.get("store_dtype") != "mxfp4":
         raise NotImplementedError(f"weight_block_size: expected [128, 128], got {blocks}; "
                                   "narrowfloat does not run this form of FP8")  # fmt: skip
+    if method == "compressed-tensors":
+        _check_groups(declared)
     if method in READ and method != "modelopt_fp4":
         return method
     found = _algorithm(declared) or method or "none"
     raise NotImplementedError(f"quantization_config: expected NVFP4 of ModelOpt, or one of "
                               f"{', '.join(READ[1:])}, got {found}; leave --quantization "
                               "narrowfloat away for this checkpoint")  # fmt: skip
+
+
+def _check_groups(declared: dict[str, Any]) -> None:
+    """NotImplementedError where compressed-tensors declares no format that experts run in.
+
+    Which group is that of experts is known from a model alone, whose layers are looked at again.
+    """
+    groups = declared.get("config_groups") or {}
+    weights = [group["weights"] for group in groups.values()
+               if isinstance(group, dict) and group.get("weights")]  # fmt: skip
+    for given in weights:
+        floats = given.get("type") == "float"
+        blocks = given.get("strategy") == "block" and given.get("block_structure") == [128, 128]
+        if floats and (given.get("num_bits") == 4 or (given.get("num_bits") == 8 and blocks)):
+            return
+    found = ", ".join(f"{given.get('type')} of {given.get('num_bits')} bits by "
+                      f"{given.get('strategy')}" for given in weights)  # fmt: skip
+    raise NotImplementedError(f"config_groups: expected floats of 4 bits, or of 8 bits in blocks of "
+                              f"128 x 128, got {found or 'none'}; leave --quantization narrowfloat "
+                              "away for this checkpoint")  # fmt: skip
 
 
 def _is_on() -> bool:
@@ -48,7 +70,7 @@ def _is_on() -> bool:
 
 
 class NarrowfloatConfig(QuantizationConfig):
-    """The class that vLLM knows under the name. from_config() makes one of the checkpoint's format."""
+    """vLLM finds this class by the name; from_config() gives the configuration of a checkpoint."""
 
     def get_name(self) -> str:
         """The name."""

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <exception>
 #include <utility>
 
 #include "base/int_math.h"
@@ -117,9 +118,18 @@ void CudaExpertRank::give_up(Stream stream) { abort_exchange(plan_, view_, devic
 
 void CudaExpertRank::disconnect() {
   if (bootstrap_ == nullptr) return;
+  // Calls only queue kernels, which read the memory of peers. A rank whose GPU failed still meets
+  // the others.
+  std::exception_ptr error;
+  try {
+    wait_for_device(device());
+  } catch (...) {
+    error = std::current_exception();
+  }
   bootstrap_->barrier();
   memory_->unmap_peers();
   bootstrap_->barrier();
+  if (error) std::rethrow_exception(error);
 }
 
 std::byte* CudaExpertRank::received(ExpertPart part) const {

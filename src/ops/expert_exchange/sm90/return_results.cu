@@ -1,8 +1,8 @@
 // Combine: tells the other ranks that their results are complete, then sums, for each token of this
 // rank, the rows that lie in the memory of the others.
 //
-// Loads of the others' rows are relaxed at system scope: they come after the flags, and read no
-// cache that may hold an earlier call's row.
+// Loads of the others' rows are relaxed at system scope: they come after the flags, and do not
+// read the L1 cache, which may hold an earlier call's row.
 #include <algorithm>
 
 #include "base/int_math.h"
