@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The all-reduce on several GPUs of one host, in one command. It needs at least 2 GPUs; with --cpu
-# it runs the same steps on CPU ranks, small, so that this script itself stays in order.
+# The all-reduce and expert parallelism on several GPUs of one host, in one command. It needs at
+# least 2 GPUs; with --cpu it runs the same steps on CPU ranks, small, so that this script itself
+# stays in order.
 #
 #     tools/multi_gpu_check.sh [--cpu] [--soak CALLS] [BUILD_DIR [OUT_DIR]]
 #                              default: build/sm90 (--cpu: build/cpu), BUILD_DIR/multi_gpu_check
@@ -8,14 +9,15 @@
 # Steps: links and peer access; soaks of random calls over each transport, every output of which is
 # compared with the oracle's, so that ranks, algorithms, runs and batch sizes agree to the byte; a
 # rank that is killed, which all others must report in time; latency tables of every pattern with
-# NCCL's all-reduce and the stand-alone epilogue beside them. Runs with 2 ranks, and with 4 where
-# there are so many GPUs. Writes JSON and logs to OUT_DIR, ends with a table of the steps, and fails
-# if any of them did; a failed step does not stop the others. docs/allreduce.md has the method.
+# NCCL's all-reduce and the stand-alone epilogue beside them; dispatch and combine of expert
+# parallelism, checked, and whole layers. Runs with 2 ranks, and with 4 where there are so many
+# GPUs. Writes JSON and logs to OUT_DIR, ends with a table of the steps, and fails if any of them
+# did; a failed step does not stop the others. docs/allreduce.md has the method.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 usage() {
-  sed -n '5,6s/^# \{0,1\}//p' "$0" >&2
+  sed -n '6,7s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 
@@ -61,6 +63,9 @@ if $on_cpu; then
   batch_shape=32x128
   deadline=1000
   tables=("1x128,8x128")
+  experts_on=cpu
+  shapes=(256,128,8,2)
+  expert_tokens=1
   time=(--min-time 0)
 else
   num_gpus=$("$cli" doctor --json | grep -c '"compute_capability"')
@@ -75,6 +80,9 @@ else
   soak_shape=64x7168
   batch_shape=512x7168
   deadline=5000
+  experts_on=gpus
+  shapes=(deepseek-v3 gpt-oss-120b)
+  expert_tokens=1,16,128,1024
   tables=()
   for hidden in 2880 7168; do
     tables+=("1x$hidden,16x$hidden,128x$hidden,512x$hidden,2048x$hidden")
@@ -151,6 +159,13 @@ for ranks in "${rank_counts[@]}"; do
     $has_nccl && step "latency_${ranks}_${hidden}_nccl_exact" "$bench" allreduce --ranks "$ranks" \
       "${place[@]}" --shape "$table" --pattern allreduce,norm_nvfp4 --algorithm nccl_exact \
       "${time[@]}" --json
+  done
+done
+
+for ranks in "${rank_counts[@]}"; do
+  for shape in "${shapes[@]}"; do
+    step "experts_${ranks}_$shape" "$bench" experts --ranks "$ranks" --on "$experts_on" \
+      --shape "$shape" --tokens "$expert_tokens" "${time[@]}" --json
   done
 done
 

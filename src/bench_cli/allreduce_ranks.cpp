@@ -92,7 +92,7 @@ void run_body(Run& run, int rank) {
   } else {
     workspaces.push_back(AllReduceWorkspace::create(group, options));
   }
-  LocalRanks ranks(std::move(machine), std::move(workspaces), group.get());
+  LocalRanks ranks(std::move(machine), std::move(workspaces), group);
   run.body(ranks);
   ranks.destroy();
 }

@@ -41,8 +41,10 @@ class LocalRanks {
  public:
   // `group` is null for virtual ranks.
   LocalRanks(std::unique_ptr<Machine> machine, std::vector<AllReduceWorkspace> workspaces,
-             Bootstrap* group)
-      : machine_(std::move(machine)), workspaces_(std::move(workspaces)), group_(group) {}
+             std::shared_ptr<Bootstrap> group)
+      : machine_(std::move(machine)),
+        workspaces_(std::move(workspaces)),
+        group_(std::move(group)) {}
 
   [[nodiscard]] Machine& machine() const { return *machine_; }
   [[nodiscard]] int first_rank() const { return workspaces_.front().rank(); }
@@ -51,6 +53,7 @@ class LocalRanks {
   [[nodiscard]] bool is_virtual() const { return group_ == nullptr; }
   [[nodiscard]] bool has_nccl() const { return workspaces_.front().nccl_bytes() > 0; }
   [[nodiscard]] AllReduceTransport transport() const { return workspaces_.front().transport(); }
+  [[nodiscard]] const std::shared_ptr<Bootstrap>& group() const { return group_; }
 
   // One argument for each rank here. Queues the call.
   AllReduceAlgorithm call(const AllReduceProblem& problem, std::span<const AllReduceArgs> args,
@@ -67,7 +70,7 @@ class LocalRanks {
  private:
   std::unique_ptr<Machine> machine_;
   std::vector<AllReduceWorkspace> workspaces_;
-  Bootstrap* group_;
+  std::shared_ptr<Bootstrap> group_;
 };
 
 // Zeros that threads, and processes that are forked later, all see and write.

@@ -21,6 +21,7 @@ Every command has --help with examples and exit codes. Documentation: docs/cli.m
 void add_commands(const Commands& commands) {
   add_bench(commands);
   add_allreduce(commands);
+  add_expert_parallel(commands);
   add_eval(commands);
   const Commands moe = add_group(commands, "moe", "Run or time a Mixture-of-Experts layer");
   moe.app.footer("Try: narrowfloat-bench moe run --help, narrowfloat-bench moe bench --help");

@@ -160,7 +160,7 @@ def test_modes_in_a_list():
 
 
 @pytest.mark.parametrize("arguments,expected", [
-    ([], "no command given; the commands are bench, allreduce, eval, moe"),
+    ([], "no command given; the commands are bench, allreduce, experts, eval, moe"),
     (["frobnicate"], "frobnicate"),
     (["moe"], "the commands are run, bench, gemm"),
     (["moe", "walk"], "walk"),

@@ -23,6 +23,7 @@ class LayerRunner {
   // The layer is prepared already, on the device of `machine`.
   LayerRunner(Machine& machine, MoeLayer layer) : machine_(machine), layer_(std::move(layer)) {}
 
+  [[nodiscard]] const MoeLayer& layer() const { return layer_; }
   [[nodiscard]] const MoeConfig& config() const { return layer_.config(); }
 
   // Takes dense rows [T, H] and their routing in host memory, which stays, for runs on ranges of up
