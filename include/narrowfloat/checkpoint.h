@@ -82,7 +82,7 @@ struct ConventionInfo {
   bool is_integer = false;
   bool is_written = true;         // Whether quantize_checkpoint writes it.
   bool is_convert_target = true;  // Whether convert_checkpoint writes it.
-  // Where scales are of rows or of the tensor, blocks of `format` in memory repeat them.
+  // In memory, blocks of `format` repeat scales that are of rows or of the tensor.
   ScaleExtent scale_extent = ScaleExtent::kBlock;
 };
 NARROWFLOAT_API std::span<const ConventionInfo> all_conventions();
