@@ -93,13 +93,15 @@ TensorView to_view(std::string_view argument, const NfTensor& tensor) {
   view.device = to_device(argument, tensor.device);
   view.rank = tensor.rank;
   bool is_dense = true;
-  for (int axis = 0; axis < view.rank; ++axis) {
+  const size_t rank = static_cast<size_t>(tensor.rank);
+  for (size_t axis = 0; axis < rank; ++axis) {
     view.shape.at(axis) = tensor.shape[axis];
     view.strides.at(axis) = tensor.strides[axis];
     is_dense = is_dense && tensor.strides[axis] == 0;
   }
   int64_t stride = 1;
-  for (int axis = view.rank - 1; is_dense && axis >= 0; --axis) {
+  for (size_t left = rank; is_dense && left > 0; --left) {
+    const size_t axis = left - 1;
     if (view.shape.at(axis) < 0) {
       throw_invalid(argument,
                     "expected extents of at least 0, got " + std::to_string(view.shape.at(axis)));
