@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "report_allreduce.py"
 RESULTS = ROOT / "bench" / "results" / "h100" / "allreduce"
 SEVERAL_GPUS = ROOT / "bench" / "results" / "h100-x2" / "allreduce"
+TWO_H200 = ROOT / "bench" / "results" / "h200-x2" / "allreduce"
 
 
 def report(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -20,7 +21,7 @@ def report(folder: Path) -> subprocess.CompletedProcess[str]:
                           text=True, check=False)
 
 
-@pytest.mark.parametrize("folder", [RESULTS, SEVERAL_GPUS])
+@pytest.mark.parametrize("folder", [RESULTS, SEVERAL_GPUS, TWO_H200])
 def test_the_committed_page_is_that_of_its_documents(folder):
     assert report(folder).stdout.strip() == (folder / "README.md").read_text().strip()
 
