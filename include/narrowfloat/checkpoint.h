@@ -61,8 +61,10 @@ enum class Convention : int {
   kMxfp4DeepSeek = 6,          // mxfp4-deepseek: DeepSeek-V4's experts, I8 codes
   kInt4CompressedTensors = 7,  // int4-ct: pack-quantized, as Kimi-K2's experts
   // Written:
-  kFp8Channel = 8,  // fp8-channel: a scale for each row (FP8_DYNAMIC)
-  kFp8Tensor = 9,   // fp8-tensor: one scale (ModelOpt's FP8)
+  kFp8Channel = 8,           // fp8-channel: a scale for each row (FP8_DYNAMIC)
+  kFp8Tensor = 9,            // fp8-tensor: one scale
+  kFp8ChannelModelOpt = 10,  // fp8-channel-modelopt: FP8_PER_CHANNEL_PER_TOKEN
+  kFp8TensorModelOpt = 11,   // fp8-tensor-modelopt: FP8
 };
 
 // The elements that share a stored block scale.
@@ -178,8 +180,9 @@ struct QuantizeCheckpointOptions {
   // Above 0: give weights better formats than `to`, those first that gain most for a bit, as long
   // as the quantizable ones have this many bits on average. Reads them twice.
   double target_bits = 0;
-  // The largest magnitude of what comes into a module. NVFP4 weights of modules that are named get
-  // static activation scales, and the config says that their activations are quantized.
+  // The largest magnitude of what comes into a module. Weights of NVFP4, and of FP8 with one scale,
+  // of modules that are named get static activation scales, and the config says that their
+  // activations are quantized.
   std::map<std::string, float> activation_amax;
   // Files that these options come from, which the target may not be or hold.
   std::vector<std::string> kept_files;

@@ -43,7 +43,7 @@ def quantize_checkpoint(
     """Quantizes the weights of a safetensors file or of a model directory, tensor by tensor.
 
     to: a convention of docs/cli.md: nvfp4, nvfp4-modelopt, mxfp4, mxfp8, fp8-block, fp8-channel,
-        fp8-tensor.
+        fp8-tensor, fp8-channel-modelopt, fp8-tensor-modelopt.
     include, exclude: globs over tensor names; includes add to the default choice, excludes win.
     rules: pairs of a glob and a format, or "keep": the first that matches a weight counts.
     recipe: a JSON file of includes, excludes and rules (docs/cli.md), after the others; or what
@@ -51,7 +51,8 @@ def quantize_checkpoint(
     target_bits: better formats than `to`, or none, for the weights that gain most by a bit, as long
     as weights have this many on average; 0: no search.
     activation_amax: the file of narrowfloat.transformers.calibrate(), a .json file, or module names
-    with the largest magnitudes of their inputs: NVFP4 weights get static activation scales.
+    with the largest magnitudes of their inputs: weights of NVFP4, and of FP8 with one scale, get
+    static activation scales.
     gptq: a file of calibrate(statistics="hessian"): columns of the experts' weights make up for the
     rounding errors of others. activation_moments: such a file, or one with statistics=
     "second_moment": the errors that scale_search="full" compares count by what they multiply.

@@ -138,9 +138,10 @@ void add_quantize(const Commands& commands) {
       ->check(CLI::PositiveNumber)
       ->check(nan_problem);
   command
-      .add_option("--activation-amax", arguments.activation_amax,
-                  "Static activation scales of NVFP4: a file that the Python package's calibrate() "
-                  "wrote, or JSON")
+      .add_option(
+          "--activation-amax", arguments.activation_amax,
+          "Static activation scales of NVFP4, and of FP8 with one scale: a file that the Python "
+          "package's calibrate() wrote, or JSON")
       ->option_text("FILE");
   command
       .add_option("--gptq", options.gptq,

@@ -14,7 +14,9 @@
 #include "checkpoint/conventions/convention.h"
 #include "checkpoint/conventions/fit.h"
 #include "checkpoint/escape.h"
+#include "layers/activation_promises.h"
 #include "layers/selection.h"
+#include "layers/weight_reader.h"
 
 namespace narrowfloat {
 namespace {
@@ -370,67 +372,58 @@ class StructureChecker {
                              : narrowfloat::name(tensor.dtype);
   }
 
-  // Whether the declaration promises activation scales of NVFP4.
-  [[nodiscard]] bool are_input_scales_declared() const {
-    for (const nlohmann::json& config : configs_) {
-      const auto quantization = config.find(kDeclarationMember);
-      if (quantization == config.end() || !quantization->is_object()) continue;
-      const auto groups = quantization->find("config_groups");
-      if (groups == quantization->end() || !groups->is_object()) {
-        if (string_member(*quantization, "quant_algo") == "NVFP4") return true;
-        continue;
-      }
-      for (const nlohmann::json& group : *groups) {
-        if (!group.is_object()) continue;
-        const auto weights = group.find("weights");
-        const bool is_fp8 = weights != group.end() && weights->is_object() &&
-                            weights->contains("num_bits") && weights->at("num_bits") == 8;
-        if (is_fp8) continue;
-        const auto inputs = group.find("input_activations");
-        if (inputs == group.end() || !inputs->is_object()) continue;
-        const auto dynamic = inputs->find("dynamic");
-        if (dynamic == inputs->end() || *dynamic != true) return true;
-      }
-    }
-    return false;
-  }
+  // Weights of one convention of which the config says the same about activations.
+  struct ActivationGroup {
+    int64_t with_scale = 0;
+    std::vector<const LogicalTensor*> without = {};
+  };
 
   void check_input_scales() {
-    const bool is_declared = are_input_scales_declared();
-    int64_t with_scale = 0;
-    std::vector<const LogicalTensor*> without;
+    const ActivationPromises promises(configs_);
+    std::map<std::pair<bool, const ConventionSpec*>, ActivationGroup> groups;
     for (const LogicalTensor& tensor : tensors_) {
       if (!tensor.convention) continue;
       const ConventionSpec& spec = convention_spec(*tensor.convention);
       if (!spec.input_scale.exists()) continue;
+      ActivationGroup& group = groups[{promises.contains(module_of(tensor.name)), &spec}];
       const size_t position = spec.global_scale.exists() ? 3 : 2;
       if (tensor.parts.size() <= position) {
-        without.push_back(&tensor);
+        group.without.push_back(&tensor);
         continue;
       }
-      ++with_scale;
+      ++group.with_scale;
       check_input_scale(tensor, tensor.parts[position]);
     }
-    if (without.empty() || (!is_declared && with_scale == 0)) return;
-    const std::string reason =
-        is_declared ? "config.json promises static activation scales (loaders take a missing one "
-                      "for 1/0; if only weights are quantized, declare that)"
-                    : fmt::format("{} other weights have one", with_scale);
-    findings_.error(rules::kInputScale, without.front()->name,
-                    fmt::format("has no activation scale, and {} in all have none, but {}",
-                                without.size(), reason));
+    for (const auto& [key, group] : groups) {
+      judge_missing_input_scales(key.first, *key.second, group);
+    }
+  }
+
+  void judge_missing_input_scales(bool is_promised, const ConventionSpec& spec,
+                                  const ActivationGroup& group) {
+    if (group.without.empty()) return;
+    const bool is_error = is_promised || group.with_scale > 0;
+    if (!is_error && !spec.needs_input_scales) return;
+    std::string reason = fmt::format("loaders of {} expect one", spec.info.name);
+    if (group.with_scale > 0) reason = fmt::format("{} other weights have one", group.with_scale);
+    if (is_promised) {
+      reason =
+          "config.json promises static activation scales (loaders take a missing one for 1/0; if "
+          "only weights are quantized, declare that)";
+    }
+    findings_.add(rules::kInputScale, is_error ? Severity::kError : Severity::kWarning,
+                  group.without.front()->name,
+                  fmt::format("has no activation scale, and {} in all have none, but {}",
+                              group.without.size(), reason));
   }
 
   void check_input_scale(const LogicalTensor& tensor, const std::string& part) {
-    const CheckpointTensor& stored = *checkpoint_.find(part);
-    if (stored.info.dtype != DType::kF32 || stored.info.num_elements() != 1) return;
-    float scale = 0;
-    checkpoint_.read(stored, 0, std::as_writable_bytes(std::span(&scale, 1)));
-    if (std::isfinite(scale) && scale > 0) return;
+    const std::optional<float> scale = stored_scalar(checkpoint_, *checkpoint_.find(part));
+    if (!scale || (std::isfinite(*scale) && *scale > 0)) return;
     findings_.error(rules::kInputScale, tensor.name,
                     fmt::format("'{}' must be finite and positive, got {}; was the expert never "
                                 "given a token while calibrating?",
-                                printable(part), scale));
+                                printable(part), *scale));
   }
 
   // Weights that consumers merge have the same columns; gate and up also the same rows.

@@ -17,6 +17,7 @@
 #include "layers/config_rewrite.h"
 #include "layers/convert_decision.h"
 #include "layers/exact_conversion.h"
+#include "layers/format_groups.h"
 #include "layers/memory_plan.h"
 #include "layers/nonfinite.h"
 #include "layers/quantized_weight.h"
@@ -84,17 +85,21 @@ class CheckpointConverter {
     conversions_ = decide_conversions(source_, std::move(plan.weights), spec_, memory_);
     report_.warnings.insert(report_.warnings.end(), conversions_.warnings.begin(),
                             conversions_.warnings.end());
-    model_.has_input_scales = conversions_.has_input_scales;
     for (const auto& conversion : conversions_.weights) {
       ConvertTask& task =
           *tasks_.emplace_back(std::make_unique<ConvertTask>(ConvertTask{*conversion}));
       add_task(task);
+      formats_.add(*task.weight().spec, conversion->input_scale.has_value(),
+                   module_of(conversion->weight.name));
       tasks_of_.emplace(conversion.get(), &task);
     }
     for (TargetBias& bias : plan.biases) add_bias(std::move(bias));
     for (const LogicalTensor* tensor : plan.copies) add_copy(*tensor);
     refuse_inexact();
     warn_of_lost_settings();
+    for (std::string& warning : formats_.warnings()) {
+      report_.warnings.push_back(std::move(warning));
+    }
   }
 
   void refuse_inexact() {
@@ -257,19 +262,16 @@ class CheckpointConverter {
     job.metadata = metadata();
     set_options(options_, job);
     if (!source_.is_directory()) return job;
-    if (spec_.extra_config != nullptr) job.extra_configs.push_back(spec_.extra_config(model_));
+    formats_.set_configs(model_, job);
     if (!conversions_.originals.is_empty()) {
       job.extra_configs.push_back({kScalesFileName, conversions_.originals.to_json()});
-    }
-    if (!source_.config_text().empty()) {
-      job.config_text = with_declaration(source_.config_text(), spec_.quantization_config(model_));
     }
     return job;
   }
 
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
-    metadata[kConventionKey] = spec_.info.name;
+    metadata[kConventionKey] = formats_.names();
     metadata["narrowfloat.settings"] = fmt::format(
         "lossy={} {}{}", options_.lossy, settings_text(settings_), statistics_settings(source_));
     if (!source_.is_directory() && !conversions_.originals.is_empty()) {
@@ -508,6 +510,7 @@ class CheckpointConverter {
   QuantizedModel model_;
   std::vector<LogicalTensor> tensors_;
   Conversions conversions_;
+  FormatGroups formats_;
   std::vector<RewriteItem> items_;
   std::vector<std::unique_ptr<ConvertTask>> tasks_;
   std::map<const WeightConversion*, const ConvertTask*> tasks_of_;

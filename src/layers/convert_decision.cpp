@@ -13,7 +13,6 @@ namespace narrowfloat {
 namespace {
 
 constexpr uint64_t kScanBytes = uint64_t{4} << 20;
-constexpr size_t kInputScale = 3;  // Its index among the parts of a weight.
 
 class Decider {
  public:
@@ -211,11 +210,15 @@ class Decider {
     return window;
   }
 
+  // The index of the activation scale among the parts of a weight.
+  static size_t input_scale_place(const WeightConversion& weight) {
+    return source_spec(weight.weight).global_scale.exists() ? 3 : 2;
+  }
+
   static bool has_input_scale(const WeightConversion& weight) {
     const ConventionSpec& spec = source_spec(weight.weight);
-    const size_t own = spec.global_scale.exists() ? kInputScale : 2;
     return (spec.input_scale.exists() || spec.unused_input_scale.exists()) &&
-           weight.source().parts.size() > own;
+           weight.source().parts.size() > input_scale_place(weight);
   }
 
   // Activation scales are kept if every weight has one: loaders expect them of all.
@@ -225,37 +228,39 @@ class Decider {
                                      [](const auto& task) { return has_input_scale(*task); });
     if (count == 0) return;
     // Those of other formats are of another unit.
-    const bool all_have_one = std::all_of(weights.begin(), weights.end(), [](const auto& task) {
-      return has_input_scale(*task) && source_spec(task->weight).input_scale.exists();
+    const bool all_have_one = std::all_of(weights.begin(), weights.end(), [&](const auto& task) {
+      const ConventionSpec& from = source_spec(task->weight);
+      return has_input_scale(*task) && from.input_scale.exists() &&
+             from.info.format == spec_.info.format;
     });
     if (!spec_.input_scale.exists() || !all_have_one) {
       result_.warnings.push_back(
           fmt::format("{} of {} weights have an activation scale, which is left out: {}", count,
                       result_.weights.size(),
-                      spec_.input_scale.exists() ? "all must have one"
+                      spec_.input_scale.exists() ? "all must have one, of the same format"
                                                  : fmt::format("{} has none", spec_.info.name)));
       return;
     }
-    result_.has_input_scales = true;
-    for (const std::unique_ptr<WeightConversion>& task : result_.weights) {
-      const std::string& name = task->source().parts[kInputScale];
-      const TensorInfo& info = source_.find(name)->info;
-      const float stored =
-          info.dtype == DType::kF32 && info.num_elements() == 1 ? read_scale(name) : 0.0F;
-      if (!std::isfinite(stored) || stored <= 0) {
-        throw_error(ErrorKind::kCorruptData,
-                    "{}: tensor '{}': the activation scale must be one F32, finite and positive",
-                    printable(source_.path()), printable(name));
-      }
-      const TensorSpec part = input_scale_part(spec_, module_of(task->weight.name));
-      const ConvertedScale scale = convert_scale(*task, stored, name, part.name);
-      task->input_scale = scale.value;
-      task->weight.parts.push_back(part);
-      if (scale.change == 0) continue;
-      task->global.change = std::max(task->global.change, scale.change);
-      task->is_exact = false;
-      task->reason = "the reciprocal of a scale is no F32 number";
+    for (const std::unique_ptr<WeightConversion>& task : result_.weights) keep_input_scale(*task);
+  }
+
+  void keep_input_scale(WeightConversion& task) {
+    const std::string& name = task.source().parts[input_scale_place(task)];
+    const std::optional<float> stored = stored_scalar(source_, *source_.find(name));
+    if (!stored || !std::isfinite(*stored) || *stored <= 0) {
+      throw_error(ErrorKind::kCorruptData,
+                  "{}: tensor '{}': the activation scale must be one number of F32, BF16 or F16, "
+                  "finite and positive",
+                  printable(source_.path()), printable(name));
     }
+    const TensorSpec part = input_scale_part(spec_, module_of(task.weight.name));
+    const ConvertedScale scale = convert_scale(task, *stored, name, part.name);
+    task.input_scale = scale.value;
+    task.weight.parts.push_back(part);
+    if (scale.change == 0) return;
+    task.global.change = std::max(task.global.change, scale.change);
+    task.is_exact = false;
+    task.reason = "the reciprocal of a scale is no F32 number";
   }
 
   const Checkpoint& source_;

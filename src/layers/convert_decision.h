@@ -55,7 +55,6 @@ struct Conversions {
   // Those that share a global scale which follows from all of them. Key: scale_key.
   std::map<std::string, std::vector<WeightConversion*>> groups;
   ScaleOriginals originals;  // They belong into the target.
-  bool has_input_scales = false;
   std::vector<std::string> warnings;
 };
 

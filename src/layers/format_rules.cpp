@@ -43,8 +43,9 @@ const ConventionSpec& spec_of_rule(const QuantizeRule& rule, const ConventionSpe
   // The plain name of a format means the convention that goes with `base`.
   const bool is_plain = rule.format != named.info.name;
   if (spec == nullptr || !named.info.is_written || (spec != &named && !is_plain)) {
-    throw_invalid("option rules: '{}={}': {} cannot be in one checkpoint with {}",
-                  printable(rule.glob), printable(rule.format), named.info.name, base.info.name);
+    throw_invalid("option rules: '{}={}': {} cannot be in one checkpoint with {}{}",
+                  printable(rule.glob), printable(rule.format), named.info.name, base.info.name,
+                  spec == nullptr ? "" : fmt::format("; there it is {}", spec->info.name));
   }
   return *spec;
 }

@@ -113,7 +113,7 @@ class FormatSearch {
   void measure(SearchUnit& unit) {
     const WeightChoice& start = unit.weights.front()->choice;
     std::vector<WeightChoice> choices = {start};
-    const ConventionSpec* better = companion_of(options_.base, FormatId::kMxfp8);
+    const ConventionSpec* better = companion_of(options_.base, compressed_tensors_mxfp8());
     if (better != nullptr && better != start.spec && fits(unit, *better)) {
       choices.push_back({better, {.math = start.settings.math}});
     }

@@ -11,15 +11,13 @@
 #include <optional>
 #include <set>
 
-#include <fmt/ranges.h>
-
 #include "base/throw_error.h"
 #include "checkpoint/conventions/declaration.h"
-#include "checkpoint/conventions/mixed_config.h"
 #include "checkpoint/escape.h"
 #include "layers/block_scales.h"
 #include "layers/compensated_rounding.h"
 #include "layers/config_rewrite.h"
+#include "layers/format_groups.h"
 #include "layers/format_rules.h"
 #include "layers/format_search.h"
 #include "layers/memory_plan.h"
@@ -213,6 +211,9 @@ class CheckpointQuantizer {
     }
     plan_kept_rows();
     check_activations();
+    for (std::string& warning : formats_.warnings()) {
+      report_.warnings.push_back(std::move(warning));
+    }
     check_statistics();
     warn_of_merged_weights();
   }
@@ -262,22 +263,10 @@ class CheckpointQuantizer {
                    const std::vector<Selection>& selections) {
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!selections[i].quantize) continue;
-      const ConventionSpec* spec = choices[i].spec;
-      const bool has_input_scale =
-          spec->input_scale.exists() && activation_amax(tensors[i].name) > 0;
-      auto group = std::find_if(formats_.begin(), formats_.end(), [&](const FormatGroup& known) {
-        return known.spec == spec && known.has_input_scales == has_input_scale;
-      });
-      if (group == formats_.end()) group = formats_.insert(group, {spec, has_input_scale});
-      group->modules.emplace_back(module_of(tensors[i].name));
+      const ConventionSpec& spec = *choices[i].spec;
+      const bool has_scale = spec.input_scale.exists() && activation_amax(tensors[i].name) > 0;
+      formats_.add(spec, has_scale, module_of(tensors[i].name));
     }
-  }
-
-  // Whether there are several conventions.
-  [[nodiscard]] bool is_mixed() const {
-    return std::any_of(formats_.begin(), formats_.end(), [&](const FormatGroup& group) {
-      return group.spec != formats_.front().spec;
-    });
   }
 
   // Returns 0 if it is not known.
@@ -292,8 +281,8 @@ class CheckpointQuantizer {
     const auto count = static_cast<size_t>(std::count_if(tasks_.begin(), tasks_.end(), has_scale));
     if (count == 0) {
       throw_invalid(
-          "option activation_amax: names none of the {} modules that are quantized to NVFP4, the "
-          "only format with activation scales",
+          "option activation_amax: names none of the {} modules that are quantized to NVFP4, or to "
+          "FP8 with one scale, which alone have activation scales",
           std::count_if(tasks_.begin(), tasks_.end(),
                         [](const auto& task) { return task->spec().input_scale.exists(); }));
     }
@@ -368,7 +357,7 @@ class CheckpointQuantizer {
     task->report = &report;
     const ConventionSpec& spec = task->spec();
     const std::string module(module_of(task->name()));
-    task->parts = stored_parts(spec, module + ".", task->rows(), task->cols(), is_mixed());
+    task->parts = stored_parts(spec, module + ".", task->rows(), task->cols(), formats_.is_mixed());
     const float amax = activation_amax(task->name());
     if (amax > 0 && spec.input_scale.exists()) {
       task->input_scale = tensor_scale(spec, {}, amax).stored;
@@ -442,34 +431,13 @@ class CheckpointQuantizer {
     for (const auto* file : {&hessians_, &moments_}) {
       if (*file) job.more_sources.push_back(&(*file)->file());
     }
-    if (!source_.is_directory()) return job;
-    set_configs(job);
+    if (source_.is_directory()) formats_.set_configs(model_, job);
     return job;
-  }
-
-  void set_configs(RewriteJob& job) {
-    nlohmann::ordered_json declaration;
-    if (formats_.size() > 1) {
-      declaration = mixed_quantization_config(formats_, model_);
-      job.extra_configs = mixed_extra_configs(formats_, model_);
-    } else {
-      const FormatGroup& group = formats_.front();
-      model_.has_input_scales = group.has_input_scales;
-      declaration = group.spec->quantization_config(model_);
-      if (group.spec->extra_config != nullptr) {
-        job.extra_configs.push_back(group.spec->extra_config(model_));
-      }
-    }
-    if (!source_.config_text().empty()) {
-      job.config_text = with_declaration(source_.config_text(), declaration);
-    }
   }
 
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
-    std::set<std::string_view> names;
-    for (const FormatGroup& group : formats_) names.insert(group.spec->info.name);
-    metadata[kConventionKey] = fmt::format("{}", fmt::join(names, ","));
+    metadata[kConventionKey] = formats_.names();
     std::string& settings = metadata["narrowfloat.settings"];
     settings = settings_text(settings_) + rules_text(options_.rules);
     if (hessians_) settings += fmt::format(" gptq={}", hessians_->fingerprint());
@@ -625,7 +593,7 @@ class CheckpointQuantizer {
   std::map<std::string, float> group_amax_;
   std::set<std::string> kept_groups_;
   std::map<const Task*, PlainReader> kept_rows_;  // Rows of one group.
-  std::vector<FormatGroup> formats_;              // The modules that are quantized.
+  FormatGroups formats_;                          // The modules that are quantized.
   ErrorAccumulator total_;
   CheckpointReport report_;
 };

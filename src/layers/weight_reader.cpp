@@ -193,6 +193,15 @@ std::vector<float> read_block_scales(const Checkpoint& checkpoint, const Logical
   return scales;
 }
 
+std::optional<float> stored_scalar(const Checkpoint& checkpoint, const CheckpointTensor& tensor) {
+  const DType dtype = tensor.info.dtype;
+  const bool is_float = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+  if (!is_float || tensor.info.num_elements() != 1) return std::nullopt;
+  std::vector<std::byte> stored(tensor.info.size_bytes);
+  checkpoint.read(tensor, 0, stored);
+  return widened_scale(dtype, stored.data());
+}
+
 QuantizedReader::QuantizedReader(const Checkpoint& checkpoint, const LogicalTensor& weight,
                                  int64_t max_rows, std::optional<ColumnRange> columns)
     : checkpoint_(checkpoint),

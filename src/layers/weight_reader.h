@@ -73,6 +73,9 @@ void transpose_experts(const CodeMatrix& matrix, DType dtype, std::span<const st
 // All block scales of a weight whose format has F32 scales.
 std::vector<float> read_block_scales(const Checkpoint& checkpoint, const LogicalTensor& weight);
 
+// The number of a tensor of one element in F32, BF16 or F16; none of any other tensor.
+std::optional<float> stored_scalar(const Checkpoint& checkpoint, const CheckpointTensor& tensor);
+
 // Reads a quantized weight. Throws kCorruptData for a global scale that is not finite and positive.
 // Rows are those of its code matrix.
 class QuantizedReader {

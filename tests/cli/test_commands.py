@@ -10,7 +10,8 @@ from conftest import (BENCH_CLI, CLI, DONE, FINDINGS, TINY_MOE, UNSUPPORTED, USA
 
 BITS_PER_WEIGHT = {"nvfp4": 4.5, "nvfp4-ct": 4.5, "nvfp4-modelopt": 4.5, "mxfp4": 4.25,
                    "mxfp4-ct": 4.25, "mxfp8": 8.25, "mxfp8-ct": 8.25, "fp8-block": 8.002,
-                   "fp8-channel": 8.162, "fp8-tensor": 8.001}
+                   "fp8-channel": 8.162, "fp8-tensor": 8.001,
+                   "fp8-channel-modelopt": 8.162, "fp8-tensor-modelopt": 8.001}
 FORMATS = ["nvfp4", "nvfp4_per_token", "mxfp4", "mxfp8", "fp8_1x128", "fp8_128x128", "fp8_tensor"]
 FIGURES = ["elements", "mse", "relative_error", "sqnr_db", "cosine", "norm_ratio", "max_abs",
            "max_abs_index", "clipped_percent", "flushed_percent", "nonfinite"]

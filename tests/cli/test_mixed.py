@@ -304,7 +304,7 @@ def test_fp8_with_scales_of_rows_and_of_tensors(tmp_path, declared):
     (source / "config.json").write_text(json.dumps({"quantization_config": FP8_CONFIGS[declared]}))
     expected = {"fp8-tensor": 2, "fp8-channel": 2}
     if declared == "modelopt":
-        expected["nvfp4-modelopt"] = 1
+        expected = {"fp8-tensor-modelopt": 2, "fp8-channel-modelopt": 2, "nvfp4-modelopt": 1}
     found = run_json("inspect", source)
     assert {kind["kind"]: kind["tensors"] for kind in found["kinds"]} == expected
     assert {t["name"]: t["format"] for t in found["tensors"]}["q.weight"] == "fp8_tensor"
@@ -371,11 +371,81 @@ def test_rules_write_fp8_with_scales_of_rows_and_of_tensors(alone, tmp_path):
     assert len({alone("fp8-tensor")[f"{layer}{name}_proj.weight_scale"][2] for name in "qkv"}) == 1
     run_ok("quantize", TINY_MOE, tmp_path / "few", "--to", "fp8-channel", *few, "--force")
     assert stored(tmp_path / "few") == alone("fp8-channel")
-    for base, format in (("nvfp4-modelopt", "fp8-channel"), ("fp8-block", "fp8-tensor")):
+    for base, format, part in (("nvfp4-modelopt", "fp8-channel", "; there it is fp8-channel-mod"),
+                               ("fp8-block", "fp8-tensor", "checkpoint with fp8-block\n")):
         result = run("quantize", TINY_MOE, tmp_path / "x", "--to", base, "--rule", f"*={format}")
         assert result.returncode == USAGE and "cannot be in one checkpoint" in result.stderr
+        assert part in result.stderr
     result = run("moe", "run", out, "--layer", 0, "--tokens", 1, "--reference", TINY_MOE)
     assert result.returncode == UNSUPPORTED, result.stderr
+
+
+@pytest.mark.parametrize("extent,algorithm", [("channel", "FP8_PER_CHANNEL_PER_TOKEN"),
+                                              ("tensor", "FP8")])  # fmt: skip
+def test_fp8_of_modelopt_has_the_bytes_of_compressed_tensors(alone, tmp_path, extent, algorithm):
+    plain, to = f"fp8-{extent}", f"fp8-{extent}-modelopt"
+    out = tmp_path / "out"
+    result = run_ok("quantize", TINY_MOE, out, "--to", to)
+    warning = "208 weights of fp8-tensor-modelopt have no activation scale"
+    assert (warning in result.stderr) == (extent == "tensor")
+    new, old = stored(out), alone(plain)
+    assert new.keys() == old.keys()
+    for name, (dtype, shape, data) in old.items():
+        if name.endswith("weight_scale"):
+            shape = shape[:1] if extent == "channel" else []
+        assert new[name] == (dtype, shape, data), name
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    file = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert config["quant_method"] == "modelopt"
+    assert config["quant_algo"] == file["quant_algo"] == algorithm
+    assert config["ignore"] == file["exclude_modules"] and "lm_head" in file["exclude_modules"]
+    assert "group_size" not in file
+    kinds = {kind["kind"]: kind["tensors"] for kind in run_json("inspect", out)["kinds"]}
+    assert kinds == {"BF16": 23, to: 208}
+    # A check finds what loaders of FP8 miss.
+    result = run("check", out, "--against", TINY_MOE)
+    assert "quantized again: 208 of 208 weights have the same bytes" in result.stdout
+    assert ("NF-C015" in result.stdout) == (extent == "tensor")
+    # Both ways of converting are exact.
+    for source, target, wanted in ((out, plain, old), (tmp_path / plain, to, new)):
+        document = run_json("convert", source, tmp_path / target, "--to", target, "--exact-only")
+        assert document["conversion"]["exact_weights"] == 208
+        assert stored(tmp_path / target) == wanted
+        for name in ("config.json", "hf_quant_config.json"):
+            if target == to:
+                assert (tmp_path / to / name).read_text() == (out / name).read_text()
+    assert not (tmp_path / plain / "hf_quant_config.json").exists()
+
+
+def test_fp8_beside_nvfp4_of_modelopt(alone, tmp_path):
+    """NVFP4 experts, FP8 attention: as NVIDIA's own models of mixed precision."""
+    out = tmp_path / "out"
+    run_ok("quantize", TINY_MOE, out, "--to", "nvfp4-modelopt",
+           "--rule", "*.q_proj.*=fp8-channel-modelopt", "--rule", f"{ATTENTION}=fp8-tensor-modelopt")
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    file = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert config["quant_algo"] == file["quant_algo"] == "MIXED_PRECISION"
+    new = stored(out)
+    for module in modules_of_source():
+        of_module = ({"quant_algo": "W4A16_NVFP4", "group_size": 16} if ".experts." in module else
+                     {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"} if "q_proj" in module else
+                     {"quant_algo": "FP8"})  # fmt: skip
+        assert config["quantized_layers"][module] == of_module, module
+        assert file["quantized_layers"][module] == of_module, module
+    name = "model.layers.1.self_attn."
+    assert new[name + "q_proj.weight"] == alone("fp8-channel")[name + "q_proj.weight"]
+    # Without q the scale is that of k and v.
+    assert new[name + "k_proj.weight_scale"] == new[name + "v_proj.weight_scale"]
+    kinds = {kind["kind"]: kind["tensors"] for kind in run_json("inspect", out)["kinds"]}
+    assert kinds == {"BF16": 23, "fp8-channel-modelopt": 4, "fp8-tensor-modelopt": 12,
+                     "nvfp4-modelopt": 192}  # fmt: skip
+    # The same mix of compressed-tensors decodes to the same values.
+    run_ok("quantize", TINY_MOE, tmp_path / "ct", "--to", "nvfp4", "--rule",
+           "*.q_proj.*=fp8-channel", "--rule", f"{ATTENTION}=fp8-tensor")
+    for path in (out, tmp_path / "ct"):
+        run_ok("dequantize", path, path.with_suffix(".plain"), "--dtype", "fp32")
+    ct, modelopt = (stored(tmp_path / name) for name in ("ct.plain", "out.plain"))
+    assert [n for n in ct if ct[n] != modelopt[n] and ".experts." not in n] == []
 
 
 def test_experts_beside_another_method(tmp_path):
@@ -453,6 +523,61 @@ def test_activation_scales_of_all_weights(alone, tmp_path):
     new = stored(tmp_path / "out")
     scale = (np.float32(1.5) / np.float32(2688)).tobytes()
     assert new[modules_of_source()[0] + ".input_scale"] == ("F32", [], scale)
+
+
+@pytest.mark.parametrize("to", ["fp8-tensor", "fp8-tensor-modelopt"])
+def test_activation_scales_of_fp8(alone, tmp_path, to):
+    """W8A8: amax / 448 beside each weight, and a config that says so."""
+    amax = {module: 1 + number / 7 for number, module in enumerate(modules_of_source())}
+    (tmp_path / "amax.json").write_text(json.dumps(amax))
+    out = tmp_path / "out"
+    result = run_ok("quantize", TINY_MOE, out, "--to", to, "--activation-amax",
+                    tmp_path / "amax.json")  # fmt: skip
+    assert "have no activation scale" not in result.stderr
+    new = stored(out)
+    plain = {name: tensor for name, tensor in new.items() if not name.endswith(".input_scale")}
+    assert plain == alone(to)
+    for module, value in amax.items():
+        dtype, shape, data = new[module + ".input_scale"]
+        assert (dtype, shape) == ("F32", [1] if to == "fp8-tensor" else [])
+        assert np.isclose(np.frombuffer(data, "<f4")[0], value / 448, rtol=2**-22, atol=0)
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    group = config["config_groups"]["group_0"]
+    assert group["input_activations"] == group["weights"] and not group["weights"]["dynamic"]
+    assert run("check", out, "--against", TINY_MOE).returncode == 0
+    other = "fp8-tensor" if to == "fp8-tensor-modelopt" else "fp8-tensor-modelopt"
+    run_ok("convert", out, tmp_path / "other", "--to", other, "--exact-only")
+    run_ok("convert", tmp_path / "other", tmp_path / "back", "--to", to, "--exact-only")
+    assert stored(tmp_path / "back") == new
+    assert (tmp_path / "back/config.json").read_text() == (out / "config.json").read_text()
+    # Another format has scales in another unit.
+    result = run_ok("convert", out, tmp_path / "x", "--to", "nvfp4", "--lossy")
+    assert "208 of 208 weights have an activation scale, which is left out" in result.stderr
+
+
+def test_check_judges_activations_by_the_group_of_a_module(tmp_path):
+    """Experts with activation scales beside an attention of weights alone are no finding."""
+    amax_file(tmp_path / "amax.safetensors")
+    for to in ("nvfp4-ct", "nvfp4-modelopt"):
+        out = tmp_path / to
+        run_ok("quantize", TINY_MOE, out, "--to", to, "--rule", "*.o_proj.*=mxfp8",
+               "--activation-amax", tmp_path / "amax.safetensors")
+        result = run("check", out)
+        assert result.returncode == 0 and "NF-C015" not in result.stdout, result.stdout
+        # A promise that is not kept is one.
+        config = json.loads((out / "config.json").read_text())
+        declaration = config["quantization_config"]
+        if to == "nvfp4-ct":
+            for group in declaration["config_groups"].values():
+                if group["format"] == "nvfp4-pack-quantized":
+                    group["input_activations"] = {"dynamic": "local", "num_bits": 4}
+        else:
+            for layer in declaration["quantized_layers"].values():
+                layer["quant_algo"] = layer["quant_algo"].removeprefix("W4A16_")
+        (out / "config.json").write_text(json.dumps(config))
+        (out / "hf_quant_config.json").unlink(missing_ok=True)
+        result = run("check", out)
+        assert result.returncode == 1 and "12 in all have none" in result.stdout, result.stdout
 
 
 def test_files_of_activations_that_are_wrong(tmp_path, small_file):

@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLI = pathlib.Path(os.environ.get("NARROWFLOAT_CLI", ROOT / "build/cpu/src/cli/narrowfloat"))
 
 CONVENTIONS = ["nvfp4-ct", "nvfp4-modelopt", "mxfp4-ct", "mxfp8-ct", "fp8-block", "fp8-channel",
-               "fp8-tensor"]  # fmt: skip
+               "fp8-tensor", "fp8-channel-modelopt", "fp8-tensor-modelopt"]  # fmt: skip
 COMPRESSED_TENSORS = ["nvfp4-ct", "mxfp4-ct", "mxfp8-ct", "fp8-channel", "fp8-tensor"]
 DTYPES = {
     "U8": np.uint8, "F32": np.float32, "BF16": ml_dtypes.bfloat16,
@@ -112,8 +112,10 @@ def decode(convention, stored, module):
     if convention == "fp8-block":
         codes, scales = part["weight"].astype(np.float32), part["weight_scale_inv"]
         block = (128, 128)
-    elif convention in ("fp8-channel", "fp8-tensor"):
+    elif convention in ("fp8-channel", "fp8-tensor", "fp8-tensor-modelopt"):
         return part["weight"].astype(np.float32) * part["weight_scale"]
+    elif convention == "fp8-channel-modelopt":
+        return part["weight"].astype(np.float32) * part["weight_scale"][:, np.newaxis]
     elif convention == "mxfp8-ct":
         codes, scales = part["weight"].astype(np.float32), e8m0(part["weight_scale"])
         block = (1, 32)

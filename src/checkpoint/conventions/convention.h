@@ -60,11 +60,12 @@ struct ConventionSpec {
   PartRule values;
   PartRule scales;
   PartRule global_scale = {};
-  // Activation scale that producers may add, a part of the weight; of the shape of global_scale and
-  // in the same direction.
+  // Activation scale that producers may add, a part of the weight; in the direction of
+  // global_scale.
   PartRule input_scale = {};
   GlobalScaleSense global_sense = GlobalScaleSense::kNone;
-  std::vector<int64_t> global_shape = {};  // As written; both () and [1] are read.
+  // The shape of both, as written; () and [1] are read.
+  std::vector<int64_t> global_shape = {};
   std::optional<ZeroScaleBytes> zero_scales = {};
   // A tensor that repeats what shapes say; a part of the weight.
   PartRule shape = {};
@@ -75,6 +76,12 @@ struct ConventionSpec {
   // All experts of a layer in one tensor: values [E, N, K / block, block bytes], scales
   // [E, N, K / block]. The n-th suffix of the values goes with the n-th of the scales.
   bool is_stacked = false;
+  // Scales of rows are written as [N], not [N, 1], that of a tensor as (), not [1].
+  bool has_flat_scales = false;
+  // Another convention has the same tensors; this one is recognised where it is declared only.
+  bool needs_declaration = false;
+  // Loaders quantize activations in any case, and expect their scales.
+  bool needs_input_scales = false;
   // The suffix of stacked values whose unquantized weight is [E, K, N].
   std::string_view transposed_suffix = {};
 
@@ -96,6 +103,8 @@ const ConventionSpec& deepseek_mxfp4();
 const ConventionSpec& compressed_tensors_int4();
 const ConventionSpec& fp8_channel();
 const ConventionSpec& fp8_tensor();
+const ConventionSpec& modelopt_fp8_channel();
+const ConventionSpec& modelopt_fp8_tensor();
 
 // The conventions in the order of the enumeration.
 std::span<const ConventionSpec* const> all_convention_specs();
@@ -117,12 +126,11 @@ std::string convert_target_names();
 // checkpoint of several conventions, where the scales of FP8 blocks have compressed-tensors' name.
 std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_view prefix,
                                      int64_t rows, int64_t cols, bool is_mixed = false);
-// The convention of `format`, in blocks, that may be in one checkpoint with `base`; nullptr if
-// there is none.
-const ConventionSpec* companion_of(const ConventionSpec& base, FormatId format);
 // The convention that stores what `wanted` does in one checkpoint with `base`; nullptr if there is
 // none.
 const ConventionSpec* companion_of(const ConventionSpec& base, const ConventionSpec& wanted);
+// Whether the config of a checkpoint with `spec` is ModelOpt's.
+bool is_of_modelopt(const ConventionSpec& spec);
 // The stored activation scale of a module.
 TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module);
 // Shapes of the values and scales of a rows x cols weight.

@@ -101,9 +101,9 @@ class Fitter {
   [[nodiscard]] std::vector<std::vector<int64_t>> scales_shapes() const {
     switch (spec_.info.scale_extent) {
       case ScaleExtent::kRow:
-        return {scales_shape_, {scales_shape_[0]}};
+        return {scales_shape_, {scales_shape_[0]}, {scales_shape_[0], 1}};
       case ScaleExtent::kTensor:
-        return {scales_shape_, {}};
+        return {scales_shape_, {}, {1}};
       default:
         return {scales_shape_};
     }

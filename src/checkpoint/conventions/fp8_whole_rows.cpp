@@ -1,9 +1,10 @@
 // fp8-channel and fp8-tensor: FP8 with a scale for each output channel, or one for the weight, as
-// compressed-tensors' `float-quantized` and ModelOpt store them.
+// compressed-tensors' `float-quantized` stores them.
 //
 //   X.weight        F8_E4M3         [N, K]
 //   X.weight_scale  F32, BF16, F16  [N, 1], [N] (fp8-channel); [1], () (fp8-tensor)
-//   X.input_scale   F32, BF16, F16  activation scale that producers may add; not used
+//   X.input_scale   F32, BF16, F16  [1], (): the DECODE scale amax / 448 of activations; not always
+//                                   there, and not used in fp8-channel
 //
 // value = code * scale. In memory every 128 columns have the scale of their row or tensor, as in
 // blocks of 1 x 128.
@@ -32,73 +33,67 @@ bool is_float_quantized(const nlohmann::json& config, std::string_view strategy)
   });
 }
 
-bool is_modelopt(const nlohmann::json& config, std::string_view algorithm) {
-  return string_member(config, "quant_method") == "modelopt" &&
-         string_member(config, "quant_algo") == algorithm;
-}
-
 bool is_channel_declared(const nlohmann::json& config) {
-  return is_float_quantized(config, "channel") || is_modelopt(config, "FP8_PER_CHANNEL_PER_TOKEN");
+  return is_float_quantized(config, "channel");
 }
 
 bool is_tensor_declared(const nlohmann::json& config) {
-  return is_float_quantized(config, "tensor") || is_modelopt(config, "FP8");
+  return is_float_quantized(config, "tensor");
 }
 
-// Activations stay in 16 bits: the method does not need their scales.
-nlohmann::ordered_json float_quantized_config(const QuantizedModel& model,
-                                              std::string_view strategy) {
-  const nlohmann::ordered_json weights = {{"num_bits", 8},
-                                          {"type", "float"},
-                                          {"symmetric", true},
-                                          {"strategy", strategy},
-                                          {"dynamic", false}};
-  return compressed_tensors_config(kFormat, weights, nullptr, model);
+nlohmann::ordered_json fp8_args(std::string_view strategy) {
+  return {{"num_bits", 8},
+          {"type", "float"},
+          {"symmetric", true},
+          {"strategy", strategy},
+          {"dynamic", false}};
 }
 
+// Activations stay in 16 bits.
 nlohmann::ordered_json channel_config(const QuantizedModel& model) {
-  return float_quantized_config(model, "channel");
+  return compressed_tensors_config(kFormat, fp8_args("channel"), nullptr, model);
 }
 
 nlohmann::ordered_json tensor_config(const QuantizedModel& model) {
-  return float_quantized_config(model, "tensor");
-}
-
-ConventionSpec spec_of(const ConventionInfo& info) {
-  const std::vector<DType> floats = {DType::kF32, DType::kBF16, DType::kF16};
-  return {
-      .info = info,
-      .values = {{"weight"}, {DType::kF8E4M3}},
-      .scales = {{"weight_scale"}, floats},
-      .unused_input_scale = {{"input_scale"}, floats},
-      .foreign_suffixes = {"weight_zero_point", "pre_quant_scale"},
-      .is_declared_by =
-          info.scale_extent == ScaleExtent::kRow ? is_channel_declared : is_tensor_declared,
-      .quantization_config =
-          info.scale_extent == ScaleExtent::kRow ? channel_config : tensor_config,
-  };
+  const nlohmann::ordered_json args = fp8_args("tensor");
+  const nlohmann::ordered_json none;
+  return compressed_tensors_config(kFormat, args, model.has_input_scales ? args : none, model);
 }
 
 }  // namespace
 
 const ConventionSpec& fp8_channel() {
-  static const ConventionSpec kSpec =
-      spec_of({.id = Convention::kFp8Channel,
+  static const ConventionSpec kSpec = {
+      .info = {.id = Convention::kFp8Channel,
                .name = "fp8-channel",
-               .description =
-                   "FP8 weights with a scale per row as compressed-tensors and ModelOpt store them",
+               .description = "FP8 weights with a scale per row as compressed-tensors stores them",
                .format = FormatId::kFp8Block1x128,
-               .scale_extent = ScaleExtent::kRow});
+               .scale_extent = ScaleExtent::kRow},
+      .values = {{"weight"}, {DType::kF8E4M3}},
+      .scales = {{"weight_scale"}, {DType::kF32, DType::kBF16, DType::kF16}},
+      .unused_input_scale = {{"input_scale"}, {DType::kF32, DType::kBF16, DType::kF16}},
+      .foreign_suffixes = {"weight_zero_point", "pre_quant_scale"},
+      .is_declared_by = is_channel_declared,
+      .quantization_config = channel_config,
+  };
   return kSpec;
 }
 
 const ConventionSpec& fp8_tensor() {
-  static const ConventionSpec kSpec = spec_of(
-      {.id = Convention::kFp8Tensor,
-       .name = "fp8-tensor",
-       .description = "FP8 weights with one scale as compressed-tensors and ModelOpt store them",
-       .format = FormatId::kFp8Block1x128,
-       .scale_extent = ScaleExtent::kTensor});
+  static const ConventionSpec kSpec = {
+      .info = {.id = Convention::kFp8Tensor,
+               .name = "fp8-tensor",
+               .description = "FP8 weights with one scale as compressed-tensors stores them",
+               .format = FormatId::kFp8Block1x128,
+               .scale_extent = ScaleExtent::kTensor},
+      .values = {{"weight"}, {DType::kF8E4M3}},
+      .scales = {{"weight_scale"}, {DType::kF32, DType::kBF16, DType::kF16}},
+      .input_scale = {{"input_scale"}, {DType::kF32, DType::kBF16, DType::kF16}},
+      .global_shape = {1},
+      .foreign_suffixes = {"weight_zero_point", "pre_quant_scale"},
+      .is_declared_by = is_tensor_declared,
+      .quantization_config = tensor_config,
+  };
   return kSpec;
 }
 

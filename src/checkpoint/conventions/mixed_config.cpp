@@ -163,11 +163,15 @@ class TargetLists {
   std::map<std::string, std::set<int>> groups_of_;  // Key: pattern.
 };
 
-bool is_modelopt(std::span<const FormatGroup> groups) {
-  for (const FormatGroup& group : groups) {
-    if (group.spec == &modelopt_nvfp4()) return true;
-  }
-  return false;
+bool has_modelopt(std::span<const FormatGroup> groups) {
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const FormatGroup& group) { return is_of_modelopt(*group.spec); });
+}
+
+QuantizedModel model_of(const FormatGroup& group, const QuantizedModel& model) {
+  QuantizedModel alone = model;
+  alone.has_input_scales = group.has_input_scales;
+  return alone;
 }
 
 // The only group that a convention writes when it is alone.
@@ -180,35 +184,38 @@ ordered_json own_group(const FormatGroup& group, const QuantizedModel& model) {
             {"output_activations", nullptr},
             {"format", "float-quantized"}};
   }
-  QuantizedModel alone = model;
-  alone.has_input_scales = group.has_input_scales;
-  return spec.quantization_config(alone)["config_groups"]["group_0"];
+  return spec.quantization_config(model_of(group, model))["config_groups"]["group_0"];
 }
 
 ordered_json modelopt_group(const FormatGroup& group, const QuantizedModel& model) {
-  if (group.spec == &modelopt_nvfp4()) return own_group(group, model);
+  if (is_of_modelopt(*group.spec)) return own_group(group, model);
   const ordered_json weights = {
       {"dynamic", false}, {"num_bits", 8}, {"type", "float"}, {"group_size", 32}};
   return {{"weights", weights}};
 }
 
-std::string_view algorithm_of(const FormatGroup& group) {
-  if (group.spec != &modelopt_nvfp4()) return "MXFP8";
-  return group.has_input_scales ? "NVFP4" : "W4A16_NVFP4";
+ordered_json layer_of(const FormatGroup& group, const QuantizedModel& model) {
+  ordered_json layer = {{"quant_algo", "MXFP8"}};
+  if (is_of_modelopt(*group.spec)) {
+    layer["quant_algo"] = group.spec->quantization_config(model_of(group, model))["quant_algo"];
+  }
+  if (group.spec->info.scale_extent == ScaleExtent::kBlock) {
+    layer["group_size"] = format_info(group.spec->info.format).block_cols;
+  }
+  return layer;
 }
 
-ordered_json quantized_layers(std::span<const FormatGroup> groups) {
+ordered_json quantized_layers(std::span<const FormatGroup> groups, const QuantizedModel& model) {
   std::map<std::string, ordered_json> layers;
   for (const FormatGroup& group : groups) {
-    const int64_t group_size = format_info(group.spec->info.format).block_cols;
-    for (const std::string& module : group.modules) {
-      layers[module] = {{"quant_algo", algorithm_of(group)}, {"group_size", group_size}};
-    }
+    const ordered_json layer = layer_of(group, model);
+    for (const std::string& module : group.modules) layers[module] = layer;
   }
   return layers;
 }
 
-ordered_json modelopt_config(std::span<const FormatGroup> groups, const QuantizedModel& model) {
+ordered_json mixed_modelopt_config(std::span<const FormatGroup> groups,
+                                   const QuantizedModel& model) {
   ordered_json config = modelopt_nvfp4().quantization_config(model);
   config["quant_algo"] = kMixedAlgorithm;
   config["config_groups"] = ordered_json::object();
@@ -217,7 +224,7 @@ ordered_json modelopt_config(std::span<const FormatGroup> groups, const Quantize
     group["targets"] = groups[i].modules;
     config["config_groups"]["group_" + std::to_string(i)] = group;
   }
-  config["quantized_layers"] = quantized_layers(groups);
+  config["quantized_layers"] = quantized_layers(groups, model);
   return config;
 }
 
@@ -241,7 +248,7 @@ std::vector<json> split_by_format(const json& config) {
 
 ordered_json mixed_quantization_config(std::span<const FormatGroup> groups,
                                        const QuantizedModel& model) {
-  if (is_modelopt(groups)) return modelopt_config(groups, model);
+  if (has_modelopt(groups)) return mixed_modelopt_config(groups, model);
   ordered_json config = compressed_tensors_nvfp4().quantization_config(model);
   const bool has_one_format = std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
     return group.spec == groups.front().spec;
@@ -260,13 +267,13 @@ ordered_json mixed_quantization_config(std::span<const FormatGroup> groups,
 
 std::vector<ConfigFile> mixed_extra_configs(std::span<const FormatGroup> groups,
                                             const QuantizedModel& model) {
-  if (!is_modelopt(groups)) return {};
+  if (!has_modelopt(groups)) return {};
   ConfigFile file = modelopt_nvfp4().extra_config(model);
   ordered_json root = ordered_json::parse(file.text);
   ordered_json& quantization = root["quantization"];
   quantization["quant_algo"] = kMixedAlgorithm;
   quantization.erase("group_size");
-  quantization["quantized_layers"] = quantized_layers(groups);
+  quantization["quantized_layers"] = quantized_layers(groups, model);
   file.text = root.dump(2) + "\n";
   return {file};
 }

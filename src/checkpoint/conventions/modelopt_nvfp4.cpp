@@ -9,7 +9,7 @@
 // value = code * (scale * scale_2). The declaration is in config.json and again in
 // hf_quant_config.json. Without activation scales the algorithm is W4A16_NVFP4, ModelOpt's name for
 // weights alone: "NVFP4" promises them, and loaders would then miss them.
-#include "checkpoint/conventions/convention.h"
+#include "checkpoint/conventions/modelopt_config.h"
 
 namespace narrowfloat {
 namespace {
@@ -18,45 +18,19 @@ constexpr int kGroupSize = 16;
 constexpr std::string_view kWeightOnly = "W4A16_NVFP4";
 constexpr std::string_view kWithActivations = "NVFP4";
 
-std::string_view algorithm_of(const QuantizedModel& model) {
-  return model.has_input_scales ? kWithActivations : kWeightOnly;
-}
-
-nlohmann::ordered_json producer(const QuantizedModel& model) {
-  return {{"name", "narrowfloat"}, {"version", model.writer_version}};
-}
-
-nlohmann::ordered_json modelopt_nvfp4_config(const QuantizedModel& model) {
-  const nlohmann::ordered_json weights = {
-      {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", kGroupSize}};
-  nlohmann::ordered_json group = {{"weights", weights}};
-  if (model.has_input_scales) group["input_activations"] = weights;
-  group["targets"] = {"Linear"};
-  return {
-      {"config_groups", {{"group_0", group}}},
-      {"ignore", model.ignored_modules},
-      {"quant_algo", algorithm_of(model)},
-      {"producer", producer(model)},
-      {"quant_method", "modelopt"},
-  };
-}
-
-ConfigFile hf_quant_config(const QuantizedModel& model) {
-  const nlohmann::ordered_json quantization = {
-      {"quant_algo", algorithm_of(model)},
-      {"kv_cache_quant_algo", nullptr},
-      {"group_size", kGroupSize},
-      {"exclude_modules", model.ignored_modules},
-  };
-  const nlohmann::ordered_json root = {{"producer", producer(model)},
-                                       {"quantization", quantization}};
-  return {"hf_quant_config.json", root.dump(2) + "\n"};
+ModelOptScheme nvfp4_scheme(const QuantizedModel& model) {
+  ModelOptScheme scheme{.algorithm = model.has_input_scales ? kWithActivations : kWeightOnly,
+                        .weights = {{"dynamic", false},
+                                    {"num_bits", 4},
+                                    {"type", "float"},
+                                    {"group_size", kGroupSize}},
+                        .group_size = kGroupSize};
+  if (model.has_input_scales) scheme.activations = scheme.weights;
+  return scheme;
 }
 
 bool is_modelopt_nvfp4_declared(const nlohmann::json& config) {
-  const std::string algorithm = string_member(config, "quant_algo");
-  return string_member(config, "quant_method") == "modelopt" &&
-         (algorithm == kWithActivations || algorithm == kWeightOnly);
+  return is_modelopt(config, kWithActivations) || is_modelopt(config, kWeightOnly);
 }
 
 }  // namespace
@@ -76,8 +50,12 @@ const ConventionSpec& modelopt_nvfp4() {
       // The scales are 1.0 and the smallest scale, 2^-9.
       .zero_scales = ZeroScaleBytes{.zero_block = 0x38, .underflow = 0x01},
       .is_declared_by = is_modelopt_nvfp4_declared,
-      .quantization_config = modelopt_nvfp4_config,
-      .extra_config = hf_quant_config,
+      .quantization_config =
+          [](const QuantizedModel& model) { return modelopt_config(nvfp4_scheme(model), model); },
+      .extra_config =
+          [](const QuantizedModel& model) {
+            return modelopt_config_file(nvfp4_scheme(model), model);
+          },
   };
   return kSpec;
 }

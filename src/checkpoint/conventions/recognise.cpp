@@ -40,9 +40,11 @@ class Recogniser {
     std::vector<Fit> declared_fits;
     std::optional<Fit> failed;
     for (const ConventionSpec* spec : all_convention_specs()) {
+      const bool is_declared = declared_ && declared_->has(spec);
+      if (spec->needs_declaration && !is_declared) continue;
       std::optional<Fit> fit = fit_weight(checkpoint_, *spec, info);
       if (!fit) continue;
-      if (declared_ && declared_->has(spec)) {
+      if (is_declared) {
         if (fit->ok()) {
           declared_fits.push_back(std::move(*fit));
         } else {

@@ -43,6 +43,8 @@ std::span<const ConventionSpec* const> all_convention_specs() {
       &compressed_tensors_int4(),
       &fp8_channel(),
       &fp8_tensor(),
+      &modelopt_fp8_channel(),
+      &modelopt_fp8_tensor(),
   };
   return kSpecs;
 }
@@ -116,8 +118,13 @@ std::vector<int64_t> values_shape(const ConventionSpec& spec, int64_t rows, int6
 }
 
 std::vector<int64_t> scales_shape(const ConventionSpec& spec, int64_t rows, int64_t cols) {
-  if (spec.info.scale_extent == ScaleExtent::kTensor) return {1};
-  if (spec.info.scale_extent == ScaleExtent::kRow) return {rows, 1};
+  const bool is_flat = spec.has_flat_scales;
+  if (spec.info.scale_extent == ScaleExtent::kTensor) {
+    return is_flat ? std::vector<int64_t>{} : std::vector<int64_t>{1};
+  }
+  if (spec.info.scale_extent == ScaleExtent::kRow) {
+    return is_flat ? std::vector{rows} : std::vector{rows, int64_t{1}};
+  }
   const FormatInfo& format = format_info(spec.info.format);
   return {ceil_div(rows, format.block_rows), ceil_div(cols, format.block_cols)};
 }
@@ -135,32 +142,33 @@ std::vector<TensorSpec> stored_parts(const ConventionSpec& spec, std::string_vie
   return parts;
 }
 
-const ConventionSpec* companion_of(const ConventionSpec& base, FormatId format) {
-  if (base.info.format == format) return &base;
-  const bool is_modelopt = &base == &modelopt_nvfp4();
-  const bool is_alone = base.info.id == Convention::kFp8Block || !base.info.is_written;
-  if (is_alone) return nullptr;
-  switch (format) {
-    case FormatId::kNvfp4:
-      return &compressed_tensors_nvfp4();
-    case FormatId::kMxfp4:
-      return is_modelopt ? nullptr : &compressed_tensors_mxfp4();
-    case FormatId::kMxfp8:
-      return &compressed_tensors_mxfp8();  // ModelOpt stores the same tensors.
-    case FormatId::kFp8Block128x128:
-      return is_modelopt ? nullptr : &deepseek_fp8();
-    default:
-      return nullptr;
-  }
+bool is_of_modelopt(const ConventionSpec& spec) {
+  return &spec == &modelopt_nvfp4() || &spec == &modelopt_fp8_channel() ||
+         &spec == &modelopt_fp8_tensor();
 }
 
 const ConventionSpec* companion_of(const ConventionSpec& base, const ConventionSpec& wanted) {
   if (&base == &wanted) return &base;
-  if (wanted.info.scale_extent == ScaleExtent::kBlock) {
-    return companion_of(base, wanted.info.format);
+  // Conventions whose weights one config can declare together.
+  static const std::array kCompressedTensors = {&compressed_tensors_nvfp4(),
+                                                &compressed_tensors_mxfp4(),
+                                                &compressed_tensors_mxfp8(),
+                                                &deepseek_fp8(),
+                                                &fp8_channel(),
+                                                &fp8_tensor()};
+  // ModelOpt stores MXFP8 as compressed-tensors does.
+  static const std::array kModelOpt = {&modelopt_nvfp4(), &compressed_tensors_mxfp8(),
+                                       &modelopt_fp8_channel(), &modelopt_fp8_tensor()};
+  // DeepSeek's own config has one format.
+  const bool is_alone = base.info.id == Convention::kFp8Block || !base.info.is_written;
+  if (is_alone) return nullptr;
+  const auto together = is_of_modelopt(base)
+                            ? std::span<const ConventionSpec* const>(kModelOpt)
+                            : std::span<const ConventionSpec* const>(kCompressedTensors);
+  for (const ConventionSpec* spec : together) {
+    if (stored_format(spec->info) == stored_format(wanted.info)) return spec;
   }
-  // Those of compressed-tensors, whose formats all go together.
-  return companion_of(base, FormatId::kMxfp4) != nullptr ? &wanted : nullptr;
+  return nullptr;
 }
 
 TensorSpec input_scale_part(const ConventionSpec& spec, std::string_view module) {

@@ -77,6 +77,8 @@ WeightFormat weight_format(Convention convention) {
     case Convention::kInt4CompressedTensors:
     case Convention::kFp8Channel:
     case Convention::kFp8Tensor:
+    case Convention::kFp8ChannelModelOpt:
+    case Convention::kFp8TensorModelOpt:
       throw_error(ErrorKind::kUnsupported,
                   "a MoeLayer has no mode for weights in {}; convert the checkpoint, or dequantize "
                   "it",

@@ -62,6 +62,23 @@ TEST(ConventionConfig, ModelOptSaysWeightOnlyInBothPlaces) {
   EXPECT_EQ(extra.at("quantization").at("exclude_modules"), json({"lm_head", "mlp.gate"}));
 }
 
+TEST(ConventionConfig, ModelOptQuantizesActivationsOfFp8) {
+  const json channel = config_of(Convention::kFp8ChannelModelOpt);
+  EXPECT_EQ(channel.at("quant_algo"), "FP8_PER_CHANNEL_PER_TOKEN");
+  EXPECT_EQ(channel.at("config_groups").at("group_0").at("input_activations").at("dynamic"), true);
+  QuantizedModel model = kModel;
+  for (const bool has_input_scales : {false, true}) {
+    model.has_input_scales = has_input_scales;
+    const json config = modelopt_fp8_tensor().quantization_config(model);
+    EXPECT_EQ(config.at("quant_algo"), "FP8");
+    EXPECT_EQ(config.at("config_groups").at("group_0").contains("input_activations"),
+              has_input_scales);
+    const json file = json::parse(modelopt_fp8_tensor().extra_config(model).text);
+    EXPECT_EQ(file.at("quantization").at("quant_algo"), "FP8");
+    EXPECT_FALSE(file.at("quantization").contains("group_size"));
+  }
+}
+
 TEST(ConventionConfig, DeepSeekListsWhatIsNotConverted) {
   EXPECT_EQ(config_of(Convention::kFp8Block),
             json::parse(R"({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",

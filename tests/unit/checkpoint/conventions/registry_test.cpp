@@ -14,7 +14,7 @@ TEST(ConventionRegistry, IsInTheOrderOfTheEnumeration) {
     EXPECT_EQ(parse_convention(info.name), info.id);
     EXPECT_EQ(convention_spec(info.id).quantization_config != nullptr, info.is_convert_target);
   }
-  EXPECT_EQ(index, 10);
+  EXPECT_EQ(index, 12);
 }
 
 TEST(ConventionRegistry, PlainNamesMeanCompressedTensors) {
@@ -27,8 +27,26 @@ TEST(ConventionRegistry, UnknownNamesListTheKnownOnes) {
   expect_error(
       ErrorKind::kInvalidArgument,
       "expected one of nvfp4-ct, nvfp4-modelopt, mxfp4-ct, mxfp8-ct, fp8-block, fp8-channel, "
-      "fp8-tensor, or nvfp4",
+      "fp8-tensor, fp8-channel-modelopt, fp8-tensor-modelopt, or nvfp4",
       [] { parse_convention("int4"); });
+}
+
+TEST(ConventionRegistry, CompanionsAreOfOneProducer) {
+  const auto companion = [](Convention base, Convention wanted) {
+    return companion_of(convention_spec(base), convention_spec(wanted));
+  };
+  EXPECT_EQ(companion(Convention::kNvfp4ModelOpt, Convention::kFp8Tensor), &modelopt_fp8_tensor());
+  EXPECT_EQ(companion(Convention::kFp8ChannelModelOpt, Convention::kNvfp4CompressedTensors),
+            &modelopt_nvfp4());
+  EXPECT_EQ(companion(Convention::kNvfp4ModelOpt, Convention::kMxfp8CompressedTensors),
+            &compressed_tensors_mxfp8());
+  EXPECT_EQ(companion(Convention::kMxfp4CompressedTensors, Convention::kFp8TensorModelOpt),
+            &fp8_tensor());
+  for (const Convention wanted : {Convention::kMxfp4CompressedTensors, Convention::kFp8Block,
+                                  Convention::kInt4CompressedTensors}) {
+    EXPECT_EQ(companion(Convention::kNvfp4ModelOpt, wanted), nullptr);
+  }
+  EXPECT_EQ(companion(Convention::kFp8Block, Convention::kFp8Tensor), nullptr);
 }
 
 TEST(ConventionRegistry, PartsHaveTheirProducersNamesTypesAndShapes) {
@@ -56,6 +74,10 @@ TEST(ConventionRegistry, PartsHaveTheirProducersNamesTypesAndShapes) {
        {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kF32, {130, 1}}}},
       {Convention::kFp8Tensor,
        {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kF32, {1}}}},
+      {Convention::kFp8ChannelModelOpt,
+       {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kF32, {130}}}},
+      {Convention::kFp8TensorModelOpt,
+       {{"x.weight", DType::kF8E4M3, {130, 2880}}, {"x.weight_scale", DType::kF32, {}}}},
   };
   for (const auto& [convention, parts] : cases) {
     const std::vector<TensorSpec> specs =
