@@ -13,6 +13,7 @@ from narrowfloat._collective import Collective
 from narrowfloat._moe import MoeLayer, aligned_bytes
 from narrowfloat._moe_call import rows_of, to_bfloat16, to_int32
 from narrowfloat._routing import optional_to_core
+from narrowfloat._streams import allocating_on
 
 Payload = Literal["bf16", "fp8_group", "mxfp8", "nvfp4_per_token"]
 # Payload -> bytes of a row of H values, types of values and scales, values that share a scale.
@@ -25,6 +26,9 @@ _ROWS = re.compile(rf"\b(?:rows|inputs)\.({'|'.join(_NAMES)})\b")
 
 class ReceivedTokens(NamedTuple):
     """The rows that a rank received: row s * max_tokens + i is the i-th that rank s sent.
+
+    On a GPU these are torch's tensors over the group's memory: other ranks overwrite them after
+    combine().
 
     hidden: bfloat16 [R, H], or uint8 codes with hidden_scales (and row_scale) of the payload, R
     being max_rows. ids: int32 [R, k], -1 in rows that nobody sent. weights: float32 [R, k]. counts:
@@ -45,7 +49,9 @@ class ExpertParallel(Collective):
 
     group: a RankGroup; default: that of the launcher's environment. Creation, dispatch(),
         combine(), run() and destroy() are collective: they block until all ranks of the group have
-        called them.
+        called them. On a GPU dispatch(), combine() and run() queue kernels that wait, and can be
+        captured into CUDA graphs, with all arrays given; check_error() says whether one failed.
+    device: "cpu", "cuda:N" or what torch takes as one; where the arrays of the calls lie.
     hidden, experts, top_k: of the layer; experts of all ranks together. Rank r owns
         `shard`: contiguous ranges, the first (experts mod ranks) ranks one expert more.
     max_tokens: the most tokens that a rank gives in one call.
@@ -73,13 +79,15 @@ class ExpertParallel(Collective):
     def __init__(
         self, group: _core.RankGroup | None = None, *, hidden: int, experts: int, top_k: int,
         max_tokens: int, payload: Payload = "bf16", order: Literal["rank", "topk"] = "rank",
-        result_dtype: str = "bfloat16", places: Sequence[int] = (), transport: str = "auto",
-        all_to_all: Callable[[Any, Any], object] | None = None, deadline: float = 30.0,
+        result_dtype: str = "bfloat16", places: Sequence[int] = (), device: Any = "cpu",
+        transport: str = "auto", all_to_all: Callable[[Any, Any], object] | None = None,
+        deadline: float = 30.0,
     ) -> None:  # fmt: skip
         """Collective over the group; see the class."""
         if group is None:
             group = _core.RankGroup.from_environment()
-        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places)
+        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places,
+                           device)  # fmt: skip
         options.set_word("transport", transport)
         options.set_deadline(deadline)
         if all_to_all is not None:
@@ -94,7 +102,8 @@ class ExpertParallel(Collective):
         result_dtype: str = "bfloat16", places: Sequence[int] = (), deadline: float = 30.0,
     ) -> list[Self]:  # fmt: skip
         """1 to 8 ranks in this process, for tests: call each in a thread of its own."""
-        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places)
+        options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places,
+                           "cpu")  # fmt: skip
         options.set_deadline(deadline)
         found = []
         for core in _core.ExpertParallel.create_local(ranks, options):
@@ -151,6 +160,10 @@ class ExpertParallel(Collective):
         ids: [T, k], any integer type; those below 0 or from `experts` on name no expert. weights:
             float32 [T, k]. T may be 0 and differ between ranks.
         """
+        if self._is_on_gpu:
+            inputs = self._inputs(hidden, hidden_scales, row_scale, ids, weights)
+            with _names_of_python():
+                return ReceivedTokens(**self._group.dispatch_on_gpu(*inputs))
         maker = maker_of("hidden", hidden)
         received = self._new_received(maker)
         arrays = {name: None if array is None else codes_to_core(name, array)
@@ -169,6 +182,12 @@ class ExpertParallel(Collective):
         out: bfloat16, float16 or float32 [T, N] for the T tokens of the dispatch, N <= H. With more
             axes, [..., N], all but the last are tokens.
         """
+        if self._is_on_gpu:
+            area: Any = self._group.results_on_gpu()
+            with allocating_on(area.device):
+                area.copy_(results)
+            self._group.combine_on_gpu(received.call, to_core("out", rows_of("out", out, True)))
+            return out
         self._group.combine(received.call, to_core("results", results),
                             to_core("out", rows_of("out", out, True)))  # fmt: skip
         return out
@@ -200,6 +219,10 @@ class ExpertParallel(Collective):
         """uint8 for run(workspace=...)."""
         return aligned_bytes(layer._maker, self._group.required_workspace(layer._prepared))
 
+    def check_error(self) -> None:
+        """RuntimeError where an earlier call failed; on a GPU once its work has ended."""
+        self._group.check_error()
+
     def give_up(self) -> None:
         """For a rank that has no results: the others get an error instead of waiting for it."""
         self._group.give_up()
@@ -214,6 +237,10 @@ class ExpertParallel(Collective):
             f"{type(self).__name__}(rank {self.rank} of {self.ranks}, {self.transport}, "
             f"H={hidden}, k={top_k}, payload={self._payload}, order={self._order})"
         )
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return self._group.is_on_gpu
 
     def _inputs(
         self, hidden: Any, hidden_scales: Any, row_scale: Any, ids: Any, weights: Any
@@ -255,9 +282,10 @@ def _names_of_python() -> Iterator[None]:
 
 def _options(
     hidden: int, experts: int, top_k: int, max_tokens: int, payload: str, order: str,
-    result_dtype: str, places: Sequence[int],
+    result_dtype: str, places: Sequence[int], device: Any,
 ) -> _core.ExpertParallelOptions:  # fmt: skip
     options = _core.ExpertParallelOptions()
+    options.set_device(str(device))
     options.hidden, options.experts, options.top_k = hidden, experts, top_k
     options.max_tokens = max_tokens
     options.set_places(list(places))
@@ -269,10 +297,11 @@ def _options(
 def explain_expert_parallel(
     ranks: int, *, hidden: int, experts: int, top_k: int, max_tokens: int,
     payload: Payload = "bf16", order: Literal["rank", "topk"] = "rank",
-    result_dtype: str = "bfloat16", places: Sequence[int] = (), transport: str = "auto",
-    is_one_host: bool = True, has_all_to_all: bool = False,
+    result_dtype: str = "bfloat16", places: Sequence[int] = (), device: Any = "cpu",
+    transport: str = "auto", is_one_host: bool = True, has_all_to_all: bool = False,
 ) -> _core.Explanation:  # fmt: skip
     """Which transport a group of ranks would use, and why not the others."""
-    options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places)
+    options = _options(hidden, experts, top_k, max_tokens, payload, order, result_dtype, places,
+                       device)  # fmt: skip
     options.set_word("transport", transport)
     return _core.explain_expert_parallel(ranks, options, is_one_host, has_all_to_all)

@@ -1,6 +1,7 @@
 // Expert parallelism: ranks that exchange tokens and results.
 #include "narrowfloat/expert_parallel.h"
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 #include "python/src/choices.h"
 #include "python/src/moe_arguments.h"
 #include "python/src/rank_groups.h"
+#include "python/src/streams.h"
 #include "python/src/words.h"
 
 namespace narrowfloat::python {
@@ -107,6 +109,71 @@ void copy_out(const TensorView& from, const Array& to) {
   if (bytes > 0) std::memcpy(to.view.data, from.data, static_cast<size_t>(bytes));
 }
 
+// A tensor of torch over memory of the group on a GPU, which keeps the group alive.
+using GroupTensor = nb::ndarray<nb::pytorch>;
+
+nb::dlpack::dtype torch_type(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+    case DType::kF16:
+      return {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), 16, 1};
+    case DType::kF32:
+      return nb::dtype<float>();
+    case DType::kI32:
+      return nb::dtype<int32_t>();
+    default:
+      return nb::dtype<uint8_t>();  // Codes and scales.
+  }
+}
+
+nb::object group_tensor(nb::handle group, const TensorView& view) {
+  if (view.is_absent()) return nb::none();
+  std::array<size_t, 4> shape{};
+  for (size_t axis = 0; axis < static_cast<size_t>(view.rank); ++axis) {
+    shape[axis] = static_cast<size_t>(view.shape[axis]);
+  }
+  return nb::cast(GroupTensor(view.data, static_cast<size_t>(view.rank), shape.data(), group,
+                              nullptr, torch_type(view.dtype), nb::device::cuda::value,
+                              view.device.index));
+}
+
+// On a GPU: queues the dispatch, and returns tensors over what is received there.
+NamedValues dispatch_on_gpu(nb::handle group, nb::handle hidden, nb::handle hidden_scales,
+                            nb::handle row_scale, nb::handle ids, nb::handle weights) {
+  auto& self = nb::cast<ExpertParallel&>(group);
+  std::vector<Array> arrays;
+  arrays.reserve(16);
+  const CodedRows rows =
+      token_rows(hidden, hidden_scales, row_scale, self.config().payload, arrays);
+  const TokenSlots slots = slots_of(ids, weights, arrays);
+  const Stream stream = current_stream(arrays.front());
+  ReceivedTokens received;
+  {
+    const nb::gil_scoped_release unlocked;
+    received = self.dispatch(rows, slots.ids, slots.weights, stream);
+  }
+  NamedValues found;
+  found["hidden"] = group_tensor(group, received.rows.values);
+  found["hidden_scales"] = group_tensor(group, received.rows.scales);
+  found["row_scale"] = group_tensor(group, received.rows.row_scale);
+  found["ids"] = group_tensor(group, received.ids);
+  found["weights"] = group_tensor(group, received.weights);
+  found["counts"] = group_tensor(group, received.counts);
+  found["call"] = received.call;
+  return found;
+}
+
+// The results' own memory is filled already.
+void combine_on_gpu(ExpertParallel& self, uint64_t call, nb::handle out) {
+  const Array output = output_array("out", out);
+  const Stream stream = current_stream(output);
+  const nb::gil_scoped_release unlocked;
+  ReceivedTokens received;
+  received.call = call;
+  self.combine(received, output.view, stream);
+}
+
 uint64_t dispatch_tokens(ExpertParallel& self, nb::handle hidden, nb::handle hidden_scales,
                          nb::handle row_scale, nb::handle ids, nb::handle weights,
                          const NamedArrays& received_arrays) {
@@ -165,8 +232,9 @@ void run_experts(ExpertParallel& self, const MoeLayer& layer, nb::handle hidden,
   const TokenSlots slots = slots_of(ids, weights, arrays);
   const Array output = output_array("out", out);
   const Array space = output_array("workspace", workspace, DType::kU8);
+  const Stream stream = current_stream(output);
   const nb::gil_scoped_release unlocked;
-  self.run(layer, rows, slots.ids, slots.weights, output.view, space.view);
+  self.run(layer, rows, slots.ids, slots.weights, output.view, space.view, stream);
 }
 
 }  // namespace
@@ -174,6 +242,12 @@ void run_experts(ExpertParallel& self, const MoeLayer& layer, nb::handle hidden,
 void bind_expert_parallel(nb::module_& module) {
   nb::class_<GroupOptions> options(module, "ExpertParallelOptions");
   options.def(nb::init<>())
+      .def(
+          "set_device",
+          [](GroupOptions& self, const std::string& device) {
+            self.options.device = parse_device(device);
+          },
+          "device"_a)
       .def("set_word", &GroupOptions::set_word, "member"_a, "text"_a)
       .def("set_all_to_all", &GroupOptions::set_all_to_all, "function"_a)
       .def("set_deadline", [](GroupOptions& self, double seconds) {
@@ -207,8 +281,8 @@ void bind_expert_parallel(nb::module_& module) {
           "create_local",
           [](int ranks, const GroupOptions& given) {
             std::vector<std::unique_ptr<ExpertParallel>> made;
-            for (ExpertParallel& rank :
-                 ExpertParallel::create_local(ranks, given.config, given.options.deadline)) {
+            for (ExpertParallel& rank : ExpertParallel::create_local(
+                     ranks, given.config, given.options.deadline, given.options.device)) {
               made.push_back(std::make_unique<ExpertParallel>(std::move(rank)));
             }
             return made;
@@ -223,15 +297,31 @@ void bind_expert_parallel(nb::module_& module) {
                      const ExpertShard shard = self.shard();
                      return std::pair(shard.offset, shard.count);
                    })
+      .def_prop_ro(
+          "is_on_gpu",
+          [](const ExpertParallel& self) { return self.device().type == DeviceType::kCuda; })
       .def_prop_ro("max_rows", &ExpertParallel::max_rows)
       .def_prop_ro("memory_bytes", &ExpertParallel::memory_bytes)
       .def("required_workspace", &ExpertParallel::required_workspace, "layer"_a)
       .def("dispatch", &dispatch_tokens, "hidden"_a, "hidden_scales"_a.none(), "row_scale"_a.none(),
            "ids"_a, "weights"_a, "received"_a)
       .def("combine", &combine_results, "call"_a, "results"_a, "out"_a)
+      .def(
+          "dispatch_on_gpu",
+          [](nb::handle_t<ExpertParallel> self, nb::handle hidden, nb::handle hidden_scales,
+             nb::handle row_scale, nb::handle ids, nb::handle weights) {
+            return dispatch_on_gpu(self, hidden, hidden_scales, row_scale, ids, weights);
+          },
+          "hidden"_a, "hidden_scales"_a.none(), "row_scale"_a.none(), "ids"_a, "weights"_a)
+      .def("results_on_gpu",
+           [](nb::handle_t<ExpertParallel> self) {
+             return group_tensor(self, nb::cast<ExpertParallel&>(self).results());
+           })
+      .def("combine_on_gpu", &combine_on_gpu, "call"_a, "out"_a)
       .def("run", &run_experts, "layer"_a, "hidden"_a, "hidden_scales"_a.none(),
            "row_scale"_a.none(), "ids"_a, "weights"_a, "out"_a, "workspace"_a)
-      .def("give_up", [](ExpertParallel& self) { self.give_up(); })
+      .def("check_error", &ExpertParallel::check_error)
+      .def("give_up", [](ExpertParallel& self) { self.give_up(current_stream(self.device())); })
       .def("destroy", &ExpertParallel::destroy, nb::call_guard<nb::gil_scoped_release>());
 
   module.def(
