@@ -5,7 +5,7 @@
 #
 #     ./test.sh                 what needs PyTorch only if an earlier run made .venv-torch
 #     ./test.sh --with-torch    installs PyTorch (several GB) into .venv-torch
-#     ./test.sh --with-engines  installs vLLM (9 GB) into .venv-engines, for narrowfloat.vllm
+#     ./test.sh --with-engines  installs vLLM and SGLang (9 GB) into .venv-engines, for our plug-ins
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -110,14 +110,18 @@ TEXT
 
 engine_tests() {
   if ! $with_engines; then
-    echo "skipped: narrowfloat.vllm with the classes of vLLM (./test.sh --with-engines)"
+    echo "skipped: plug-ins with the classes of vLLM and SGLang (./test.sh --with-engines)"
     return
   fi
   tools/setup.sh --engines
   .venv-engines/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
     build/wheel/narrowfloat-*.whl
-  .venv-engines/bin/python -c 'import vllm'  # pytest would skip without it.
-  .venv-engines/bin/python -m pytest -q -p no:cacheprovider tests/python_package/test_vllm.py
+  .venv-engines/bin/python -c 'import sglang, vllm'  # pytest would skip without them.
+  # One process each: both engines keep their state in their modules.
+  local engine
+  for engine in vllm sglang; do
+    .venv-engines/bin/python -m pytest -q -p no:cacheprovider tests/python_package/test_$engine.py
+  done
 }
 
 sanitized_unit_tests() {

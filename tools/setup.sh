@@ -5,8 +5,8 @@
 #     tools/setup.sh --tests    also what tests and lint need, with a Python environment in .venv
 #     tools/setup.sh --torch    as --tests, and .venv-torch with PyTorch (several GB) for ./test.sh
 #                               --with-torch
-#     tools/setup.sh --engines  as --tests, and .venv-engines with vLLM (9 GB) for ./test.sh
-#                               --with-engines
+#     tools/setup.sh --engines  as --tests, and .venv-engines with vLLM and SGLang (9 GB) for
+#                               ./test.sh --with-engines
 #     tools/setup.sh --long     also what tools/long_tests.sh needs: clang with libFuzzer
 #
 # Safe to run again; does nothing and needs no network when nothing is missing. Programs found on
@@ -118,4 +118,8 @@ if $with_torch; then
 fi
 if $with_engines; then
   python_environment .venv-engines tools/requirements-engines.txt
+  # SGLang pins other versions of what vLLM pins; its classes for experts run with vLLM's.
+  if ! .venv-engines/bin/pip show --quiet sglang 2> /dev/null; then
+    .venv-engines/bin/pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+  fi
 fi

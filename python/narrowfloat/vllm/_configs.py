@@ -19,6 +19,7 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config, Mxfp4Config
 from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
+from narrowfloat._engine_formats import format_of_group, refused_group
 from narrowfloat.vllm import _methods
 
 if TYPE_CHECKING:
@@ -71,17 +72,14 @@ class _CompressedTensors(CompressedTensorsConfig):
         if scheme is None:
             return UnquantizedFusedMoEMethod(layer.moe_config)
         weights: Any = scheme["weights"]
-        if self._is_mxfp4(weights):
+        form = format_of_group(dict(weights))
+        if form == "mxfp4":
             return _methods.Mxfp4CompressedTensors(layer.moe_config)
-        if self._is_nvfp4_format(weights):
+        if form == "nvfp4":
             return _methods.NvFp4CompressedTensors(layer.moe_config)
-        if weights.type == "float" and weights.num_bits == 8 and weights.strategy == "block":
+        if form == "fp8_block":
             return _methods.Fp8BlockCompressedTensors(weights, layer.moe_config)
-        raise NotImplementedError(
-            f"{prefix}: expected experts in NVFP4, MXFP4 or FP8 with blocks of 128 x 128, got "
-            f"{weights.type} of {weights.num_bits} bits by {weights.strategy}; leave "
-            "--quantization narrowfloat away for this checkpoint"
-        )
+        raise refused_group(prefix, [dict(weights)])
 
     def _scheme_of_experts(self, layer: Any, prefix: str) -> dict[str, Any] | None:
         """Returns what the checkpoint declares for the matrices of an expert; None for nothing."""

@@ -238,11 +238,8 @@ class Fp8BlockCompressedTensors(
 
     def __init__(self, weight_quant: Any, moe: FusedMoEConfig) -> None:
         _Experts.__init__(self, moe)
-        blocks = list(weight_quant.block_structure)
-        if blocks != [128, 128]:
-            raise NotImplementedError(f"block_structure: expected [128, 128], got {blocks}; "
-                                      "narrowfloat does not run this form of FP8")  # fmt: skip
-        self.weight_quant, self.weight_block_size = weight_quant, blocks
+        self.weight_quant = weight_quant
+        self.weight_block_size = list(weight_quant.block_structure)
 
     def stored(self, layer: Any) -> StoredExperts:
         """Scales are float32."""
