@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
 import weakref
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ import narrowfloat as nf
 torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-torch")
 pytest.importorskip("transformers", minversion="5.9", reason="transformers is not installed; "
                     "./test.sh --with-torch")
+
+import transformers  # noqa: E402
 
 import narrowfloat.transformers as nftr  # noqa: E402
 from narrowfloat.transformers import _experts  # noqa: E402
@@ -228,6 +232,73 @@ def test_experts_function(folder: Path, references: dict[str, torch.Tensor]) -> 
     wide = load(path, experts_implementation="narrowfloat")
     with pytest.raises(ValueError, match=r"gate_up_proj: .*bfloat16.*float32"):
         logits(wide)
+
+
+class Mesh:
+    """Answers what transformers asks of a mesh of ranks."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+
+    def get_local_rank(self) -> int:
+        """This rank's number."""
+        return self.rank
+
+    def size(self, *_: Any) -> int:
+        """How many there are."""
+        return self.ranks
+
+
+def local_routing(ids: torch.Tensor, weights: torch.Tensor, mesh: Mesh) -> Any:
+    """transformers' expert parallelism: ids from 0, those of other ranks the number of experts
+    here, with weight 0."""
+    experts = 8 // mesh.ranks
+    elsewhere = ids // experts != mesh.rank
+    return (torch.where(elsewhere, experts, ids % experts), weights.masked_fill(elsewhere, 0))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_expert_parallelism_of_transformers(name: str, folder: Path) -> None:
+    """The parts of ranks add up to the experts, also with fewer on a rank than a token has."""
+    model = load(make(name, folder), dtype=torch.bfloat16, experts_implementation="narrowfloat")
+    block = model.model.layers[0].mlp
+    router = block.router if name == "gpt_oss" else block.gate
+    hidden = torch.randn(20, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
+    parallel = importlib.import_module("transformers.integrations.tensor_parallel")
+    with torch.no_grad():
+        routed = router(hidden)
+        weights, ids = routed[-2:]
+        wanted = block.experts(hidden, ids, weights).float()
+        for ranks in (2, 8):
+            total = torch.zeros_like(wanted)
+            for rank in range(ranks):
+                mesh, own = Mesh(rank, ranks), slice(8 // ranks * rank, 8 // ranks * (rank + 1))
+                local, masked = local_routing(ids, weights, mesh)
+                if hasattr(parallel, "RouterParallel"):  # In later versions within the experts.
+                    _, *found = parallel.RouterParallel()._prepare_output_fn(router, routed, mesh)
+                    assert torch.equal(found[1], local) and torch.equal(found[0], masked)
+                part = copy.deepcopy(block.experts)
+                part.__dict__.pop("_narrowfloat")
+                for key, value in list(part.named_parameters()):
+                    setattr(part, key, torch.nn.Parameter(value[own].clone()))
+                part.num_experts = 8 // ranks
+                total += part(hidden, local, masked)
+            assert (total - wanted).norm() < 0.01 * wanted.norm(), ranks
+
+
+def test_ranks_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks that sum over ranks stay when experts are quantized; loading shards is refused."""
+    path, mxfp8 = make("qwen3_moe", folder), nftr.NarrowfloatConfig(mode="mxfp8")
+    model, seen = load(path, dtype=torch.bfloat16), []
+    for layer in model.model.layers:
+        layer.mlp.experts.register_forward_pre_hook(lambda _, given: seen.append(len(given)))
+        layer.mlp.experts.register_forward_hook(lambda *_: torch.zeros_like(_[-1]))
+    nothing = logits(model)
+    assert torch.equal(logits(nftr.quantize_experts(model, mxfp8)), nothing)
+    assert seen == [3] * 4
+    monkeypatch.setattr(transformers.PreTrainedModel, "_device_mesh", Mesh(0, 2), raising=False)
+    with pytest.raises(ValueError, match="expected one rank, got .* with 2; leave Narrowfloat"):
+        load(path, quantization_config=mxfp8)
 
 
 def test_refusals(folder: Path) -> None:

@@ -150,10 +150,12 @@ class ExpertsPlan:
     def config(self, mode: str) -> nf.MoeConfig:
         """The layer's configuration; results of slots are as wide as the model's numbers."""
         experts, rows, hidden = self.shapes["w1"]
+        # A rank of expert parallelism may own fewer experts than a token has. Its ids count from 0;
+        # those from `experts` on are not here.
         return nf.MoeConfig(
-            hidden=hidden, inter=rows // 2 if self.is_gated else rows, experts=experts,
-            top_k=self.top_k, mode=mode, gate_order=self.gate.order,
-            activation=self.gate.activation, out_dtype=self.dtype,
+            hidden=hidden, inter=rows // 2 if self.is_gated else rows,
+            experts=max(experts, self.top_k), local_experts=experts, top_k=self.top_k, mode=mode,
+            gate_order=self.gate.order, activation=self.gate.activation, out_dtype=self.dtype,
             slot_dtype="float32" if self.dtype == "float32" else "bfloat16",
         )  # fmt: skip
 
@@ -190,10 +192,21 @@ class ExpertsPlan:
         return Experts(layer, kept=KeptWeights.of(parts, config) if keep_weights else None)
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks",
+          "_forward_hooks_with_kwargs", "_forward_hooks_always_called")  # fmt: skip
+
+
+def _move_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """transformers' expert and tensor parallelism sum over ranks in a hook of the experts."""
+    for name in _HOOKS:
+        getattr(new, name).update(getattr(old, name))
+
+
 def quantize_experts(model: Any, config: NarrowfloatConfig) -> Any:
     """Puts the dense experts of a model that is loaded already into layers, in place.
 
-    A module at a time: its dense weights are freed before the next one. Returns the model.
+    A module at a time: its dense weights are freed before the next one. Returns the model. Hooks of
+    forward() stay, so a model may be one rank of the expert parallelism of transformers up to 5.20.
     ValueError for a model without experts that transformers lets others compute.
     """
     modules = {name: module for name, module in model.named_modules() if is_experts(module)}
@@ -208,8 +221,16 @@ def quantize_experts(model: Any, config: NarrowfloatConfig) -> Any:
     for name, plan in plans.items():
         for parameter in plan.parameters:
             tensor = getattr(model.get_submodule(name), parameter)
+            if hasattr(tensor, "full_tensor"):
+                raise ValueError(
+                    f"{name}.{parameter}: expected a tensor of this rank, got a DTensor; load the "
+                    "model with experts_implementation='narrowfloat' instead, which runs such "
+                    "experts as they are"
+                )
             plan.add(parameter, tensor.detach(), mode, config.math)
-        model.set_submodule(name, plan.build(mode, config.keep_weights, config.statistics))
+        layer = plan.build(mode, config.keep_weights, config.statistics)
+        _move_hooks(model.get_submodule(name), layer)
+        model.set_submodule(name, layer)
         plan.parts.clear()
     return model
 

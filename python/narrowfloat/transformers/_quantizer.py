@@ -67,6 +67,18 @@ class _Saved:
                 for name in names if f"{place}.{name}" in self.files}  # fmt: skip
 
 
+def _require_one_rank(model: Any) -> None:
+    """The loader's shards of experts are none of a layer's."""
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is not None and mesh.size() > 1:
+        raise ValueError(
+            "quantization_config: expected one rank, got tp_plan or distributed_config with "
+            f"{mesh.size()}; leave NarrowfloatConfig out and load the model with "
+            "experts_implementation='narrowfloat', or call "
+            "narrowfloat.transformers.quantize_experts(model, config) after loading"
+        )
+
+
 class NarrowfloatHfQuantizer(HfQuantizer):
     """Loads plain models, quantized checkpoints, and what save_pretrained() wrote of both."""
 
@@ -138,6 +150,7 @@ class NarrowfloatHfQuantizer(HfQuantizer):
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Whether it is one of the experts'."""
+        _require_one_rank(model)
         module, _dot, parameter = param_name.rpartition(".")
         plan = self._plans.get(module)
         return plan is not None and parameter in plan.parameters
@@ -159,6 +172,7 @@ class NarrowfloatHfQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         model._keys_to_ignore_on_load_unexpected = self._ignored
+        _require_one_rank(model)
         if self._packed is not None:
             self._packed.fill(self.quantization_config.keep_weights)
         if self._saved is not None:
