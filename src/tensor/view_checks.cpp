@@ -159,9 +159,10 @@ RowMatrix require_rows(std::string_view argument, const TensorView& view, int64_
 BatchedRows require_batched_rows(std::string_view argument, const TensorView& view, int64_t batch,
                                  int64_t rows, int64_t cols) {
   require_view(argument, view);
-  const bool has_own_strides = view.rank == 3 && view.shape[0] == batch && view.shape[1] == rows &&
-                               view.shape[2] == cols && view.strides[2] == 1 &&
-                               (batch <= 1 || view.strides[0] >= cols) &&
+  // Rows without columns may have any strides, of which none is used.
+  const bool has_own_strides = cols > 0 && view.rank == 3 && view.shape[0] == batch &&
+                               view.shape[1] == rows && view.shape[2] == cols &&
+                               view.strides[2] == 1 && (batch <= 1 || view.strides[0] >= cols) &&
                                (rows <= 1 || view.strides[1] >= cols);
   if (has_own_strides) {
     require_data(argument, view);

@@ -135,6 +135,12 @@ TEST(RequireBatchedRows, TakesAnyTwoStridesButOnlyThoseThatAreUsed) {
   EXPECT_EQ(strides({1, 3, 8}, {1, 16, 1}), (std::pair<int64_t, int64_t>{16, 16}));
   EXPECT_EQ(strides({1, 1, 8}, {1, 9, 1}), (std::pair<int64_t, int64_t>{8, 8}));
   EXPECT_THROW(strides({2, 3, 8}, {24, 1, 1}), Error);
+  // Rows without columns may have strides that no 64 bits hold times the number of rows.
+  tensor.shape = {4, 3, 0};
+  tensor.strides = {int64_t{1} << 62, int64_t{1} << 62, 1};
+  const BatchedRows empty = require_batched_rows("x", tensor, 4, 3, 0);
+  EXPECT_EQ(empty.batch_stride, 0);
+  EXPECT_EQ(empty.row_stride, 0);
 }
 
 ScaleView scales_of(const QuantizedLayout& layout) {
