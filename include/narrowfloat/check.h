@@ -91,6 +91,7 @@ struct CheckpointCheck {
   std::vector<CheckedTensor> tensors;           // Sorted by name.
   ErrorFigures total;                           // Over the tensors with figures.
   std::map<std::string, std::string> metadata;  // Ours, of the files: version, settings, ...
+  bool is_calibrated = false;  // They record that statistics of calibration were used.
   // "xxh64:0123456789abcdef" of the headers, as quantize_checkpoint() records its source's; the
   // second is empty without a source.
   std::string fingerprint;

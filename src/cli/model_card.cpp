@@ -117,13 +117,9 @@ std::string origin_text(const ReportData& data) {
   const auto made_by = metadata.find("narrowfloat.version");
   const auto source = metadata.find("narrowfloat.source");
   if (made_by != metadata.end() && convention != metadata.end()) {
-    const std::string_view words =
-        settings == metadata.end() ? std::string_view() : settings->second;
-    const bool is_calibrated =
-        words.find(" gptq=") != words.npos || words.find(" activation_moments=") != words.npos;
     text +=
         fmt::format("By narrowfloat {} as `{}`, weights {} calibration data", cell(made_by->second),
-                    cell(convention->second), is_calibrated ? "with" : "without");
+                    cell(convention->second), data.check.is_calibrated ? "with" : "without");
     if (settings != metadata.end()) text += fmt::format(" (`{}`)", cell(settings->second));
     text += ".\n";
   } else {

@@ -12,6 +12,7 @@
 #include "checkpoint/file_io.h"
 #include "layers/block_scales.h"
 #include "layers/check_findings.h"
+#include "layers/check_judgement.h"
 #include "layers/check_structure.h"
 #include "layers/code_statistics.h"
 #include "layers/nonfinite.h"
@@ -29,105 +30,8 @@ constexpr uint64_t kCheckBudget = uint64_t{128} << 20;  // Buffers of one tensor
 // codes of both sides, scales.
 constexpr uint64_t kCheckBytesPerElement = 20;
 constexpr std::string_view kOurKeyPrefix = "narrowfloat.";
-constexpr const char* kSettingsKey = "narrowfloat.settings";
 constexpr const char* kSourceKey = "narrowfloat.source";
 constexpr const char* kVersionKey = "narrowfloat.version";
-
-double share(int64_t part, int64_t whole) {
-  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
-}
-
-// The thresholds of docs/howto/read_the_error_report.md for one class of formats.
-struct ErrorLimits {
-  double cosine;
-  double sqnr_db;
-  double norm_ratio_distance;
-  double clipped_percent = 100;
-  double flushed_percent = 100;
-};
-struct ErrorThresholds {
-  ErrorLimits warning;
-  ErrorLimits error;
-};
-ErrorThresholds thresholds_of(FormatId format) {
-  if (format == FormatId::kNvfp4) return {{0.990, 17, 0.03, 7, 25}, {0.98, 14, 0.1}};
-  if (format == FormatId::kMxfp4) return {{0.985, 15, 0.04, 100, 35}, {0.97, 12, 0.1}};
-  return {{0.9990, 27, 0.01, 100, 1}, {0.998, 24, 0.03}};
-}
-
-// GPTQ makes the errors of products smaller and those of weights larger: on models/tiny-moe by up
-// to 9.4 dB of SQNR. These limits allow 10 dB more, ten times the distance of the cosine from 1 and
-// four times that of the norm ratio.
-ErrorLimits limits_of_gptq(ErrorLimits limits) {
-  limits.cosine = 1 - 10 * (1 - limits.cosine);
-  limits.sqnr_db -= 10;
-  limits.norm_ratio_distance *= 4;
-  return limits;
-}
-
-// Which figure is beyond the limits; empty if none is.
-std::string excess(const ErrorFigures& figures, const ErrorLimits& limits) {
-  if (figures.cosine < limits.cosine) {
-    return fmt::format("cosine {:.5f}, at least {:.5g} was expected", figures.cosine,
-                       limits.cosine);
-  }
-  if (std::abs(figures.norm_ratio - 1) > limits.norm_ratio_distance) {
-    return fmt::format(
-        "norm ratio {:.5g}, {:.5g} to {:.5g} was expected; is a global scale wrong, or "
-        "inverted?",
-        figures.norm_ratio, 1 - limits.norm_ratio_distance, 1 + limits.norm_ratio_distance);
-  }
-  if (figures.sqnr_db < limits.sqnr_db) {
-    return fmt::format("SQNR {:.2f} dB, at least {} was expected", figures.sqnr_db, limits.sqnr_db);
-  }
-  if (figures.clipped_percent.value_or(0) > limits.clipped_percent) {
-    return fmt::format("{:.1f} % clipped, at most {} was expected", *figures.clipped_percent,
-                       limits.clipped_percent);
-  }
-  if (figures.flushed_percent > limits.flushed_percent) {
-    return fmt::format("{:.1f} % flushed to zero, at most {} was expected", figures.flushed_percent,
-                       limits.flushed_percent);
-  }
-  return "";
-}
-
-// How a checkpoint was made, as its files record it.
-struct RecordedSettings {
-  // Empty unless they are of quantize_checkpoint(), without rules.
-  std::optional<EncodeSettings> encode;
-  bool has_gptq = false;
-  bool has_statistics = false;  // Calibration was part of it: GPTQ, or weights of a search.
-};
-
-RecordedSettings parse_settings(std::string_view text) {
-  RecordedSettings found;
-  EncodeSettings settings;
-  bool is_known = !text.empty();
-  while (!text.empty()) {
-    const size_t end = std::min(text.find(' '), text.size());
-    const std::string_view word = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    const size_t equal = std::min(word.find('='), word.size() - 1);
-    const std::string_view key = word.substr(0, equal);
-    const std::string_view value = word.substr(equal + 1);
-    if (key == "math" && (value == "exact" || value == "fast")) {
-      settings.math = parse_math_mode(value);
-    } else if (key == "mx_scale" && (value == "up" || value == "floor" || value == "even")) {
-      settings.mx_scale = parse_ue8m0_rounding(value);
-    } else if (key == "scale_search" && value == "4over6") {
-      settings.scale_search = ScaleSearch::kFourOverSix;
-    } else if (key == "scale_search" && value == "full") {
-      settings.scale_search = ScaleSearch::kFull;
-    } else if (key == "gptq" || key == "activation_moments") {
-      found.has_gptq = found.has_gptq || key == "gptq";
-      found.has_statistics = true;
-    } else if (key != "scale_search" || value != "amax") {
-      is_known = false;
-    }
-  }
-  if (is_known) found.encode = settings;
-  return found;
-}
 
 // The maximum over all rows of a source weight.
 float weight_amax(const Checkpoint& source, const CheckpointTensor& tensor) {
@@ -146,10 +50,18 @@ float weight_amax(const Checkpoint& source, const CheckpointTensor& tensor) {
   return amax;
 }
 
+bool read_scale_format(const Checkpoint& checkpoint) {
+  const std::string& text = checkpoint.config_text();
+  if (text.empty()) return false;
+  const nlohmann::json config = nlohmann::json::parse(text);
+  const auto quantization = config.find("quantization_config");
+  return quantization != config.end() && string_member(*quantization, "scale_fmt") == "ue8m0";
+}
+
 class CheckpointChecker {
  public:
   CheckpointChecker(const std::string& path, const CheckCheckpointOptions& options)
-      : options_(options), checkpoint_(path) {
+      : options_(options), checkpoint_(path), is_ue8m0_declared_(read_scale_format(checkpoint_)) {
     if (options.against.empty()) return;
     if (options.scales_only) {
       throw_invalid("option scales_only: comparing with a source needs the codes; leave out one");
@@ -184,6 +96,7 @@ class CheckpointChecker {
     }
     const auto settings = result_.metadata.find(kSettingsKey);
     if (settings != result_.metadata.end()) settings_ = parse_settings(settings->second);
+    result_.is_calibrated = settings_.has_statistics();
   }
 
   // Global scales are finite, positive, of the right sense, and equal where weights are merged.
@@ -265,7 +178,7 @@ class CheckpointChecker {
                     fmt::format("was made from another source: the files record {}, {} is {}",
                                 printable(recorded->second), printable(source_->path()), actual));
     }
-    if (settings_.has_statistics) {
+    if (settings_.has_statistics()) {
       findings_.add(
           rules::kRequantized, Severity::kNote, "",
           "experts are not quantized again: that takes the statistics of calibration that "
@@ -336,7 +249,7 @@ class CheckpointChecker {
     } else {
       read_codes(checked);
     }
-    judge_statistics(checked);
+    judge_statistics(checked.tensor, *checked.statistics, is_ue8m0_declared_, findings_);
   }
 
   void read_scales(CheckedTensor& checked) {
@@ -403,7 +316,8 @@ class CheckpointChecker {
     result_.read_bytes += pair->second->size_bytes;
     checked.figures = figures_of(errors.total());
     total_.add(errors.total());
-    judge_figures(checked);
+    judge_error(tensor, *checked.figures, settings_.has_gptq && may_have_statistics(tensor),
+                findings_);
     judge_requantization(checked);
   }
 
@@ -424,7 +338,7 @@ class CheckpointChecker {
 
   [[nodiscard]] bool can_quantize_again(const LogicalTensor& tensor,
                                         const LogicalTensor& origin) const {
-    if (settings_.has_statistics && may_have_statistics(tensor)) return false;
+    if (settings_.has_statistics() && may_have_statistics(tensor)) return false;
     const bool is_plain = !origin.convention && origin.dtype != DType::kF64;
     return is_plain && tensor.shape.size() == 2 && convention_info(*tensor.convention).is_written;
   }
@@ -472,19 +386,6 @@ class CheckpointChecker {
     result.different_scales += count_different_scales(format, stored.scales(), again.scales());
   }
 
-  void judge_figures(const CheckedTensor& checked) {
-    ErrorThresholds thresholds = thresholds_of(convention_info(*checked.tensor.convention).format);
-    if (settings_.has_gptq && may_have_statistics(checked.tensor)) {
-      thresholds = {limits_of_gptq(thresholds.warning), limits_of_gptq(thresholds.error)};
-    }
-    const std::string error = excess(*checked.figures, thresholds.error);
-    const std::string warning = excess(*checked.figures, thresholds.warning);
-    if (error.empty() && warning.empty()) return;
-    findings_.add(rules::kThreshold, error.empty() ? Severity::kWarning : Severity::kError,
-                  checked.tensor.name,
-                  "error against the source: " + (error.empty() ? warning : error));
-  }
-
   // Files that record how they were made must be what that makes.
   void judge_requantization(const CheckedTensor& checked) {
     if (!checked.requantization || checked.requantization->is_identical()) return;
@@ -508,111 +409,6 @@ class CheckpointChecker {
                     found.has_other_global_scale ? ", and the global scale" : ""));
   }
 
-  void judge_statistics(const CheckedTensor& checked) {
-    const LogicalTensor& tensor = checked.tensor;
-    const CodeStatistics& statistics = *checked.statistics;
-    judge_scales(tensor, statistics);
-    if (statistics.codes == 0) return;
-    if (statistics.vanished_blocks > 0) {
-      findings_.error(rules::kVanished, tensor.name,
-                      fmt::format("{} of {} blocks have codes but the scale zero: their values "
-                                  "vanish",
-                                  statistics.vanished_blocks, statistics.blocks));
-    }
-    if (statistics.nan_codes > 0) {
-      findings_.error(
-          rules::kCodeRange, tensor.name,
-          fmt::format("{} of {} codes are NaN", statistics.nan_codes, statistics.codes));
-    }
-    if (statistics.zero_blocks == statistics.blocks) {
-      findings_.warning(rules::kCodeRange, tensor.name,
-                        "all codes are zero; was the weight never written?");
-      return;
-    }
-    judge_code_range(tensor, statistics);
-    if (statistics.zero_rows > 0 || statistics.zero_cols > 0) {
-      findings_.note(rules::kPadding, tensor.name,
-                     fmt::format("the last {} of {} rows and the last {} of {} columns are zero: "
-                                 "padding, which the sizes in config.json must include",
-                                 statistics.zero_rows, code_matrix(tensor).all_rows(),
-                                 statistics.zero_cols, code_matrix(tensor).cols));
-    }
-  }
-
-  void judge_scales(const LogicalTensor& tensor, const CodeStatistics& statistics) {
-    if (statistics.nonfinite_scales > 0 || statistics.negative_scales > 0) {
-      findings_.error(
-          rules::kBadScale, tensor.name,
-          fmt::format("of {} block scales, {} are NaN or infinite and {} negative; "
-                      "every value of such a block is wrong",
-                      statistics.blocks, statistics.nonfinite_scales, statistics.negative_scales));
-    }
-    const ScaleType type = format_info(convention_info(*tensor.convention).format).scale_type;
-    if (type == ScaleType::kE4M3 && statistics.zero_scales > 0) {
-      findings_.warning(rules::kBadScale, tensor.name,
-                        fmt::format("{} of {} block scales are zero; producers store a scale that "
-                                    "is not for blocks of zeros, since some kernels divide by it",
-                                    statistics.zero_scales, statistics.blocks));
-    }
-    const auto judge = [&](int64_t count, const char* what, const char* cause) {
-      const double part = share(count, statistics.blocks);
-      if (part <= kManyScales) return;
-      findings_.add(rules::kScaleRange,
-                    part > kTooManyScales ? Severity::kError : Severity::kWarning, tensor.name,
-                    fmt::format("{} of {} block scales ({:.1f} %) are {}; {}", count,
-                                statistics.blocks, 100 * part, what, cause));
-    };
-    // MX formats store the smallest scale for a block of zeros.
-    const int64_t zero_blocks = type == ScaleType::kUE8M0 ? statistics.zero_blocks : 0;
-    judge(statistics.denormal_scales - zero_blocks, "denormal", "is the global scale too large?");
-    judge(statistics.saturated_scales, "the largest that there is",
-          "is the global scale too small?");
-    if (type == ScaleType::kF32 && statistics.uneven_scales > 0 && are_powers_of_two_declared()) {
-      findings_.error(rules::kUneven, tensor.name,
-                      fmt::format("{} of {} block scales are no powers of two, but config.json "
-                                  "says so (scale_fmt ue8m0); rounded without their codes they "
-                                  "are wrong by up to 2",
-                                  statistics.uneven_scales, statistics.blocks));
-    }
-  }
-
-  bool are_powers_of_two_declared() {
-    if (!is_ue8m0_declared_) is_ue8m0_declared_ = read_scale_format();
-    return *is_ue8m0_declared_;
-  }
-
-  [[nodiscard]] bool read_scale_format() const {
-    const std::string& text = checkpoint_.config_text();
-    if (text.empty()) return false;
-    const nlohmann::json config = nlohmann::json::parse(text);
-    const auto quantization = config.find("quantization_config");
-    return quantization != config.end() && string_member(*quantization, "scale_fmt") == "ue8m0";
-  }
-
-  void judge_code_range(const LogicalTensor& tensor, const CodeStatistics& statistics) {
-    const int64_t used_blocks = statistics.blocks - statistics.zero_blocks;
-    const double at_maximum = share(statistics.codes_at_maximum, statistics.codes);
-    const double low = share(statistics.low_blocks, used_blocks);
-    if (at_maximum > kManyAtMaximum) {
-      findings_.warning(rules::kCodeRange, tensor.name,
-                        fmt::format("{:.1f} % of the codes are the largest that there is; are the "
-                                    "scales too small?",
-                                    100 * at_maximum));
-    }
-    const bool has_blocks = convention_info(*tensor.convention).scale_extent == ScaleExtent::kBlock;
-    if (has_blocks && low > kManyLowBlocks) {
-      findings_.warning(rules::kCodeRange, tensor.name,
-                        fmt::format("in {:.1f} % of the blocks that are not zero no code reaches "
-                                    "a third of the largest; are the scales too large?",
-                                    100 * low));
-    }
-  }
-
-  static constexpr double kManyScales = 0.01;
-  static constexpr double kTooManyScales = 0.25;
-  static constexpr double kManyAtMaximum = 0.5;
-  static constexpr double kManyLowBlocks = 0.1;
-
   const CheckCheckpointOptions& options_;
   const Checkpoint checkpoint_;
   std::optional<Checkpoint> source_;
@@ -621,7 +417,7 @@ class CheckpointChecker {
   std::set<std::string_view> unreadable_;  // Names of weights whose values mean nothing.
   RecordedSettings settings_;
   bool is_recorded_source_ = false;
-  std::optional<bool> is_ue8m0_declared_;                            // Empty until it is asked for.
+  const bool is_ue8m0_declared_;  // config.json says that F32 scales are powers of two.
   std::map<std::string, std::vector<const LogicalTensor*>> groups_;  // Quantized ones, by group.
   std::map<std::string, float> group_amax_;
   ErrorAccumulator total_;

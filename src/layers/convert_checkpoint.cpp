@@ -272,8 +272,8 @@ class CheckpointConverter {
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
     metadata[kConventionKey] = formats_.names();
-    metadata["narrowfloat.settings"] = fmt::format(
-        "lossy={} {}{}", options_.lossy, settings_text(settings_), statistics_settings(source_));
+    metadata[kSettingsKey] = fmt::format("lossy={} {}{}", options_.lossy, settings_text(settings_),
+                                         recorded_settings(source_).statistics);
     if (!source_.is_directory() && !conversions_.originals.is_empty()) {
       metadata[kScalesKey] = conversions_.originals.to_json();
     }

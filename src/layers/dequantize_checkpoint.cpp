@@ -6,6 +6,7 @@
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
 #include "layers/config_rewrite.h"
+#include "layers/encode_settings.h"
 #include "layers/memory_plan.h"
 #include "layers/nonfinite.h"
 #include "layers/rewrite.h"
@@ -30,7 +31,7 @@ class CheckpointDequantizer {
     memory_.check();
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = base_metadata(source_);
-    job.metadata["narrowfloat.settings"] = fmt::format("dtype={}", name(options_.dtype));
+    job.metadata[kSettingsKey] = fmt::format("dtype={}", name(options_.dtype));
     set_options(options_, job);
     if (!source_.config_text().empty()) {
       job.config_text = without_declaration(source_.config_text());

@@ -13,6 +13,7 @@
 #include "checkpoint/escape.h"
 #include "checkpoint/file_io.h"
 #include "formats/minifloat.h"
+#include "layers/encode_settings.h"
 #include "layers/memory_plan.h"
 #include "layers/rewrite.h"
 #include "layers/selection.h"
@@ -210,7 +211,7 @@ class CheckpointFixer {
   RewriteJob make_job(const std::string& target) {
     RewriteJob job{.source = source_, .target = target, .items = std::move(items_)};
     job.metadata = base_metadata(source_);
-    job.metadata["narrowfloat.settings"] = "fix=global_scales" + statistics_settings(source_);
+    job.metadata[kSettingsKey] = "fix=global_scales" + recorded_settings(source_).statistics;
     for (const SafetensorsReader& shard : source_.shards()) {
       const auto convention = shard.metadata().find(kConventionKey);
       if (convention != shard.metadata().end()) job.metadata.insert(*convention);

@@ -2,7 +2,6 @@
 #include "layers/format_rules.h"
 
 #include <algorithm>
-#include <array>
 
 #include <nlohmann/json.hpp>
 
@@ -17,14 +16,6 @@ namespace {
 
 constexpr uint64_t kMaxRecipeBytes = uint64_t{16} << 20;
 constexpr std::string_view kKeep = "keep";
-
-struct SearchName {
-  std::string_view name;
-  ScaleSearch value;
-};
-constexpr std::array kSearches = {SearchName{"amax", ScaleSearch::kAmax},
-                                  SearchName{"4over6", ScaleSearch::kFourOverSix},
-                                  SearchName{"full", ScaleSearch::kFull}};
 
 // Settings without those that the format has no use for.
 EncodeSettings useful_settings(EncodeSettings settings, const ConventionSpec& spec) {
@@ -133,9 +124,7 @@ class RecipeReader {
     } catch (const Error& error) {
       refuse(error.what());
     }
-    for (const SearchName& search : kSearches) {
-      if (key == "scale_search" && text == search.name) rule.scale_search = search.value;
-    }
+    if (key == "scale_search") rule.scale_search = find_scale_search(text);
     if (key == "scale_search" && rule.scale_search) return;
     refuse(
         fmt::format("a rule has '{}': '{}'; expected match, format, math, mx_scale or "
@@ -182,9 +171,7 @@ std::string rules_text(std::span<const QuantizeRule> rules) {
     text += fmt::format(" {}={}", rule.glob, rule.format);
     if (rule.math) text += fmt::format(",math={}", name(*rule.math));
     if (rule.mx_scale) text += fmt::format(",mx_scale={}", name(*rule.mx_scale));
-    for (const SearchName& search : kSearches) {
-      if (rule.scale_search == search.value) text += fmt::format(",scale_search={}", search.name);
-    }
+    if (rule.scale_search) text += fmt::format(",scale_search={}", name(*rule.scale_search));
   }
   return text;
 }

@@ -1,9 +1,8 @@
 // Quantizes a checkpoint: selects the weights, computes the global scales, encodes range by range.
 //
 // A weight that fits into the memory budget is read once; a larger one is read once for its maximum
-// and once in ranges of rows. The figures divide a range again, so that a wide weight never exists
-// as a whole in fp32. Weights that consumers merge (q, k, v; gate and up) share a global scale, so
-// the maximum is that of all of them, in whatever shards they are stored.
+// and once in ranges of rows. Weights that consumers merge (q, k, v; gate and up) share a global
+// scale, so the maximum is that of all of them, in whatever shards they are stored.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -15,6 +14,7 @@
 #include "checkpoint/conventions/declaration.h"
 #include "checkpoint/escape.h"
 #include "layers/block_scales.h"
+#include "layers/code_measurement.h"
 #include "layers/compensated_rounding.h"
 #include "layers/config_rewrite.h"
 #include "layers/format_groups.h"
@@ -32,9 +32,6 @@
 
 namespace narrowfloat {
 namespace {
-
-// Elements decoded at a time for the figures; their values stay in a cache.
-constexpr int64_t kMeasureElements = int64_t{1} << 18;
 
 // Rows of weights that are read for their scale and stay for their turn.
 constexpr uint64_t kMaxKeptBytes = uint64_t{64} << 20;
@@ -58,63 +55,6 @@ struct Task {
   [[nodiscard]] const ConventionSpec& spec() const { return *choice.spec; }
   [[nodiscard]] int64_t rows() const { return tensor->info.shape[0]; }
   [[nodiscard]] int64_t cols() const { return tensor->info.shape[1]; }
-};
-
-// The errors of a weight's codes, in chunks of a range. They do not depend on the chunks: sums are
-// by row.
-class Measurement {
- public:
-  // Takes ranges in `coded` of up to `rows` rows; chunks of `piece_rows` split no tile, or divide
-  // it.
-  Measurement(QuantizedWeight& coded, int64_t rows, int64_t piece_rows)
-      : coded_(coded),
-        piece_rows_(piece_rows),
-        decoded_elements_(static_cast<size_t>(piece_rows * coded.cols())),
-        decoded_(std::make_unique_for_overwrite<float[]>(decoded_elements_)) {
-    if (piece_rows < rows) {
-      piece_.emplace(coded.spec(), piece_rows, coded.cols(), coded.global_scale());
-    }
-  }
-
-  // Adds the range that is in `coded` now; its rows before quantizing are `x`.
-  void add(int64_t first, const FloatRows& x) {
-    const int64_t row_bytes = coded_.cols() * bits(x.dtype) / 8;
-    for (int64_t row = 0; row < coded_.rows(); row += piece_rows_) {
-      const int64_t count = std::min(piece_rows_, coded_.rows() - row);
-      QuantizedWeight& codes = piece_ ? copy_piece(row, count) : coded_;
-      codes.decode(TensorView::contiguous(decoded_.get(), DType::kF32, {count, coded_.cols()}));
-      const ClipLimits limits = codes.clip_limits();
-      add_errors(errors_, {first + row, count, coded_.cols()}, {x.dtype, x.data + row * row_bytes},
-                 {DType::kF32, std::as_bytes(std::span(decoded_.get(), decoded_elements_)).data()},
-                 &limits);
-    }
-  }
-
-  [[nodiscard]] ErrorSums total() const { return errors_.total(); }
-
- private:
-  QuantizedWeight& copy_piece(int64_t row, int64_t count) {
-    piece_->set_rows(count);
-    const int64_t tile = format_info(coded_.spec().info.format).block_rows;
-    copy_part(coded_.values(), piece_->values(), row, count);
-    copy_part(coded_.scales(), piece_->scales(), row / tile, (count + tile - 1) / tile);
-    return *piece_;
-  }
-
-  // Copies rows [row, row + count) of `all` to `piece`.
-  static void copy_part(std::span<const std::byte> all, std::span<std::byte> piece, int64_t row,
-                        int64_t count) {
-    const size_t row_bytes = piece.size() / static_cast<size_t>(count);
-    const auto part = all.subspan(static_cast<size_t>(row) * row_bytes, piece.size());
-    std::copy(part.begin(), part.end(), piece.begin());
-  }
-
-  QuantizedWeight& coded_;
-  int64_t piece_rows_;
-  std::optional<QuantizedWeight> piece_;
-  size_t decoded_elements_;
-  std::unique_ptr<float[]> decoded_;  // NOLINT(modernize-avoid-c-arrays): a vector writes zeros.
-  ErrorAccumulator errors_;
 };
 
 class CheckpointQuantizer {
@@ -406,19 +346,8 @@ class CheckpointQuantizer {
     cost += QuantizedWeight::buffer_bytes(spec, rows, cols);
     if (task.hessian) cost += HessianFactor::buffer_bytes(cols) + compensated_rounding_bytes(cols);
     if (task.second_moment) cost += static_cast<uint64_t>(cols) * sizeof(float);
-    if (options_.measure) {
-      const int64_t piece = measured_rows(spec, rows, cols);
-      cost += static_cast<uint64_t>(piece * cols) * sizeof(float) + error_buffer_bytes(piece);
-      if (piece < rows) cost += QuantizedWeight::buffer_bytes(spec, piece, cols);
-    }
+    if (options_.measure) cost += CodeMeasurement::buffer_bytes(spec, rows, cols);
     return cost;
-  }
-
-  // Rows of a range that are measured at a time.
-  static int64_t measured_rows(const ConventionSpec& spec, int64_t rows, int64_t cols) {
-    const int64_t most = kMeasureElements / std::max<int64_t>(1, cols);
-    const RowGrid grid = {.tile = format_info(spec.info.format).block_rows, .smallest = 1};
-    return rows <= most ? rows : std::min(rows, aligned_rows(most, grid));
   }
 
   RewriteJob make_job(const std::string& target) {
@@ -438,10 +367,10 @@ class CheckpointQuantizer {
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
     metadata[kConventionKey] = formats_.names();
-    std::string& settings = metadata["narrowfloat.settings"];
+    std::string& settings = metadata[kSettingsKey];
     settings = settings_text(settings_) + rules_text(options_.rules);
-    if (hessians_) settings += fmt::format(" gptq={}", hessians_->fingerprint());
-    if (moments_) settings += fmt::format(" activation_moments={}", moments_->fingerprint());
+    if (hessians_) settings += gptq_text(hessians_->fingerprint());
+    if (moments_) settings += activation_moments_text(moments_->fingerprint());
     return metadata;
   }
 
@@ -536,11 +465,8 @@ class CheckpointQuantizer {
     }
     if (!reader) reader.emplace(source_, *task.tensor, task.ranges.rows_at_a_time);
     QuantizedWeight coded(spec, task.ranges.rows_at_a_time, task.cols(), scale.stored);
-    std::optional<Measurement> measurement;
-    if (options_.measure) {
-      const int64_t rows = task.ranges.rows_at_a_time;
-      measurement.emplace(coded, rows, measured_rows(spec, rows, task.cols()));
-    }
+    std::optional<CodeMeasurement> measurement;
+    if (options_.measure) measurement.emplace(coded, task.ranges.rows_at_a_time);
     int64_t num_nonfinite = 0;
     uint64_t values_written = 0;
     uint64_t scales_written = 0;

@@ -267,32 +267,6 @@ uint64_t QuantizedWeight::stored_bytes(const ConventionSpec& spec, int64_t rows,
          static_cast<uint64_t>(is_per_row ? rows : 1) * sizeof(float);
 }
 
-void check_encode_settings(const EncodeSettings& settings, const ConventionSpec& spec) {
-  const FormatId format = spec.info.format;
-  const bool is_mx = format == FormatId::kMxfp4 || format == FormatId::kMxfp8;
-  if (settings.mx_scale != Ue8m0Rounding::kUp && !is_mx) {
-    throw_invalid("option mx_scale: '{}' is for mxfp4 and mxfp8, not for {}; leave it at 'up'",
-                  name(settings.mx_scale), spec.info.name);
-  }
-  if (settings.scale_search == ScaleSearch::kFourOverSix && format != FormatId::kNvfp4) {
-    throw_invalid("option scale_search: 4over6 is for nvfp4, not for {}; leave it at 'amax'",
-                  spec.info.name);
-  }
-  if (settings.scale_search == ScaleSearch::kFull && format != FormatId::kNvfp4 && !is_mx) {
-    throw_invalid(
-        "option scale_search: full is for nvfp4, mxfp4 and mxfp8, not for {}; leave it at 'amax'",
-        spec.info.name);
-  }
-}
-
-std::string settings_text(const EncodeSettings& settings) {
-  return fmt::format("math={} mx_scale={} scale_search={}", name(settings.math),
-                     name(settings.mx_scale),
-                     settings.scale_search == ScaleSearch::kAmax          ? "amax"
-                     : settings.scale_search == ScaleSearch::kFourOverSix ? "4over6"
-                                                                          : "full");
-}
-
 TensorScale tensor_scale(const ConventionSpec& spec, const EncodeSettings& settings, float amax) {
   if (spec.info.scale_extent == ScaleExtent::kTensor) return fp8_scale(amax);
   if (spec.global_sense == GlobalScaleSense::kNone) return {};

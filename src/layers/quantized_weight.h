@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/conventions/convention.h"
+#include "layers/encode_settings.h"
 #include "layers/error_figures.h"
 #include "narrowfloat/format.h"
 #include "narrowfloat/quantize.h"
@@ -69,17 +70,6 @@ class QuantizedWeight {
   std::vector<std::byte> stored_scales_;  // Used for those of rows.
   float global_scale_;
 };
-
-struct EncodeSettings {
-  MathMode math = MathMode::kExact;
-  Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;
-  ScaleSearch scale_search = ScaleSearch::kAmax;
-};
-
-// Throws kInvalidArgument for settings that the convention's format has no use for.
-void check_encode_settings(const EncodeSettings& settings, const ConventionSpec& spec);
-// "math=exact mx_scale=up scale_search=amax".
-std::string settings_text(const EncodeSettings& settings);
 
 // The two directions of the scale of a whole tensor with maximum `amax`.
 struct TensorScale {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <sstream>
 
 #include "base/throw_error.h"
 #include "checkpoint/escape.h"
@@ -364,18 +363,6 @@ std::map<std::string, std::string> base_metadata(const Checkpoint& source) {
   metadata["narrowfloat.source"] = source_fingerprint(source);
   metadata["narrowfloat.version"] = std::string(version());
   return metadata;
-}
-
-std::string statistics_settings(const Checkpoint& source) {
-  std::string kept;
-  const std::map<std::string, std::string>& metadata = source.shards().front().metadata();
-  const auto recorded = metadata.find("narrowfloat.settings");
-  if (recorded == metadata.end()) return kept;
-  std::istringstream words(recorded->second);
-  for (std::string word; words >> word;) {
-    if (word.starts_with("gptq=") || word.starts_with("activation_moments=")) kept += " " + word;
-  }
-  return kept;
 }
 
 }  // namespace narrowfloat

@@ -80,8 +80,5 @@ RewriteItem copy_item(const Checkpoint& source, const CheckpointTensor& tensor,
 
 // The metadata of the source without our keys, if it is a single file; "format" always.
 std::map<std::string, std::string> base_metadata(const Checkpoint& source);
-// The words in the settings that the source's files record which name statistics of calibration,
-// each after a space: they are true of what is made of its weights, too.
-std::string statistics_settings(const Checkpoint& source);
 
 }  // namespace narrowfloat
