@@ -1,9 +1,10 @@
 // The file of the Python function narrowfloat.transformers.calibrate: statistics of what goes into
-// the matrices of experts.
+// matrices.
 //
 //   MODULE.input.*   rows that gate and up of each expert multiply, K columns
 //   MODULE.inter.*   rows that its down multiplies
 //     .count I64 [E]  .amax F32 [E]  .second_moment F32 [E, K]  .hessian F32 [E, K, K]
+//   MODULE.linear.*  rows that a linear module multiplies: .count I64 [1]  .amax F32 [1]
 #pragma once
 
 #include <array>

@@ -123,6 +123,24 @@ def read_safetensors(path):
     return tensors
 
 
+def stored(path):
+    """{name: (dtype, shape, bytes)} of a file or of all files of a directory."""
+    tensors = {}
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        data = file.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        for name, info in json.loads(data[8:8 + size]).items():
+            if name != "__metadata__":
+                begin, end = (8 + size + offset for offset in info["data_offsets"])
+                tensors[name] = (info["dtype"], info["shape"], data[begin:end])
+    return tensors
+
+
+def modules_of_source():
+    names = [name.removesuffix(".weight") for name in stored(TINY_MOE)]
+    return [name for name in names if name.endswith("_proj")]
+
+
 @pytest.fixture
 def small_file(tmp_path):
     """Two linear layers, a norm and an embedding in one file."""
@@ -142,3 +160,19 @@ def quantized(tmp_path_factory):
     target = tmp_path_factory.mktemp("quantized") / "nvfp4"
     run_ok("quantize", TINY_MOE, target, "--to", "nvfp4")
     return target
+
+
+@pytest.fixture(scope="session", name="alone")
+def one_format_each(tmp_path_factory):
+    """A function from a convention to the tensors of tiny-moe in it."""
+    root, known = tmp_path_factory.mktemp("alone"), {}
+
+    def tensors(convention, *more):
+        key = (convention, *more)
+        if key not in known:
+            target = root / str(len(known))
+            run_ok("quantize", TINY_MOE, target, "--to", convention, *more)
+            known[key] = stored(target)
+        return known[key]
+
+    return tensors

@@ -359,12 +359,19 @@ def test_calibration(
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     hook = model.get_submodule(first).register_forward_pre_hook(
         lambda _, given: seen.append((given[0].reshape(-1, 128), given[1])))  # fmt: skip
+    into_o: list[torch.Tensor] = []
+    o_hook = model.get_submodule("model.layers.0.self_attn.o_proj").register_forward_pre_hook(
+        lambda _, given: into_o.append(given[0].flatten()))  # fmt: skip
     found = nftr.calibrate(model, [IDS[:1], IDS[1:]], path=tmp_path / "h", statistics="hessian")
     hook.remove()
+    o_hook.remove()
     rows, ids = torch.cat([one for one, _ in seen]), torch.cat([one for _, one in seen])
     mine = rows[(ids == 3).any(1)].float()
     assert int(found[f"{first}.input.count"][3]) == len(mine) > 0
     assert torch.equal(found[f"{first}.input.amax"][3], mine.abs().max())
+    assert torch.equal(found["model.layers.0.self_attn.o_proj.linear.amax"],
+                       torch.cat(into_o).abs().max().reshape(1))
+    assert int(found["lm_head.linear.count"]) == IDS.numel()
     assert torch.allclose(found[f"{first}.input.hessian"][3], mine.T @ mine / len(mine), atol=1e-5)
     squares = nftr.calibrate(model, [IDS], path=tmp_path / "s", statistics="second_moment")
     for side in ("input", "inter"):

@@ -1,9 +1,10 @@
-"""Statistics of what goes into the experts' matrices: for static activation scales, and for GPTQ.
+"""Statistics of what goes into matrices: for static activation scales, and experts' for GPTQ.
 
 The file has, for each module of experts and each of `input` (of the first matrix) and `inter` (of
 the second), arrays with a row for each expert: `MODULE.input.count` int64 [E], tokens that came;
 `MODULE.input.amax` float32 [E]; and by choice `.second_moment` float32 [E, K], means of squares, or
 `.hessian` float32 [E, K, K], means of products of two columns. Experts without tokens have zeros.
+Each `torch.nn.Linear` has `MODULE.linear.count` int64 [1] and `MODULE.linear.amax` float32 [1].
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from narrowfloat import _core
-from narrowfloat.transformers._experts import is_experts
+from narrowfloat.transformers._experts import Experts, is_experts
 
 FORMAT = "narrowfloat.statistics"
 KINDS = ("amax", "second_moment", "hessian")
@@ -74,6 +75,24 @@ class _Watcher:
                            else module.act_fn(made))  # fmt: skip
 
 
+class _LinearWatcher:
+    """A hook of one Linear: the number and the largest magnitude of its input rows."""
+
+    def __init__(self) -> None:
+        self.count, self.amax = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+
+    def __call__(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        if not arguments or not arguments[0].numel():
+            return
+        rows = arguments[0].detach()
+        self.count += rows.numel() // rows.shape[-1]
+        self.amax = torch.maximum(self.amax.to(rows.device), rows.abs().max().float())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As the file has them."""
+        return {"linear.count": self.count, "linear.amax": self.amax.cpu()}
+
+
 def calibrate(
     model: Any,
     data: Iterable[str] | Iterable[torch.Tensor],
@@ -85,19 +104,26 @@ def calibrate(
     """Runs a plain model over data and writes a safetensors file of statistics; returns them.
 
     data: texts, with the tokenizer, or batches of token ids, int64 [B, S].
-    The largest magnitudes are always there; second moments or Hessians by choice, which take
-    4 K or 4 K^2 bytes of host memory for each expert and side. A NarrowfloatConfig with a static
+    The largest magnitudes are always there, also of what goes into each Linear; second moments or
+    Hessians of experts by choice, which take 4 K or 4 K^2 bytes of host memory for each expert and
+    side. A NarrowfloatConfig with a static
     mode takes the file, and so does quantize_checkpoint(activation_amax=, activation_moments=,
     gptq=).
     """
     if statistics not in KINDS:
         raise ValueError(f"statistics: expected one of {', '.join(KINDS)}; got {statistics!r}")
-    modules = {name: module for name, module in model.named_modules() if is_experts(module)}
-    if not modules:
-        raise ValueError(f"model: {type(model).__name__} has no dense experts; calibrate the plain "
-                         "model, before its experts are quantized")  # fmt: skip
+    named = dict(model.named_modules())
+    modules = {name: module for name, module in named.items() if is_experts(module)}
+    linears = {name: module for name, module in named.items()
+               if isinstance(module, torch.nn.Linear)}  # fmt: skip
+    is_quantized = any(isinstance(module, Experts) for module in named.values())
+    if is_quantized or not (modules or linears):
+        raise ValueError(f"model: {type(model).__name__} has no dense experts or Linear modules; "
+                         "calibrate the plain model, before its experts are quantized")  # fmt: skip
     watchers = {name: _Watcher(module, statistics) for name, module in modules.items()}
-    hooks = [modules[name].register_forward_pre_hook(one) for name, one in watchers.items()]
+    of_linears = {name: _LinearWatcher() for name in linears}
+    hooks = [named[name].register_forward_pre_hook(one)
+             for name, one in [*watchers.items(), *of_linears.items()]]  # fmt: skip
     tokens = 0
     try:
         with torch.no_grad():
@@ -116,6 +142,8 @@ def calibrate(
     made = {f"{name}.{side}.{key}": tensor for name, watcher in watchers.items()
             for side in ("input", "inter")
             for key, tensor in getattr(watcher, side).tensors().items()}  # fmt: skip
+    made |= {f"{name}.{key}": tensor for name, watcher in of_linears.items()
+             for key, tensor in watcher.tensors().items()}  # fmt: skip
     parts = [(name, "I64" if tensor.dtype == torch.int64 else "F32", tensor.contiguous())
              for name, tensor in made.items()]  # fmt: skip
     metadata = {"format": FORMAT, "statistics": statistics, "tokens": str(tokens)}
