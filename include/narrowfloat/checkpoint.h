@@ -165,7 +165,8 @@ NARROWFLOAT_API QuantizeRecipe parse_recipe(std::string_view text);
 
 // Reads module -> largest magnitude of its input from a JSON object of numbers, or from the
 // safetensors file of the Python function narrowfloat.transformers.calibrate, of whose experts
-// those without tokens get the largest magnitude of their layer. Throws kIo or kCorruptData.
+// those without tokens get the largest magnitude of their layer; other modules without are left
+// out. Throws kIo or kCorruptData.
 NARROWFLOAT_API std::map<std::string, float> read_activation_amax(const std::string& path);
 
 struct QuantizeCheckpointOptions {
@@ -292,6 +293,9 @@ struct ConvertCheckpointOptions {
   bool exact_only = false;
   // Quantize weights again whose values the target cannot hold; otherwise they are an error.
   bool lossy = false;
+  // Weights of other formats than that of `to` keep theirs, in the convention that may be in one
+  // checkpoint with it; otherwise they get that of `to`. Throws kUnsupported where there is none.
+  bool keep_formats = false;
   // How weights are quantized again; as in QuantizeCheckpointOptions.
   MathMode math = MathMode::kExact;
   Ue8m0Rounding mx_scale = Ue8m0Rounding::kUp;

@@ -114,6 +114,7 @@ def convert_checkpoint(
     *,
     exact_only: bool = False,
     lossy: bool = False,
+    keep_formats: bool = False,
     math: Literal["exact", "fast"] = "exact",
     mx_scale: Literal["up", "floor", "even"] = "up",
     scale_search: Literal["amax", "four_over_six", "full"] = "amax",
@@ -126,11 +127,13 @@ def convert_checkpoint(
 
     to: as for quantize_checkpoint(), or mxfp4-gpt-oss. exact_only: an error, before anything is
     written, if a weight would change at all. lossy: weights whose values the target cannot hold are
-    quantized again, with math, mx_scale and scale_search; otherwise they are an error. resume:
+    quantized again, with math, mx_scale and scale_search; otherwise they are an error.
+    keep_formats: in a checkpoint of several formats each weight keeps its own. resume:
     continue an interrupted run. `conversion` of the report's tensors says what became of each.
     """
     options = _core.ConvertCheckpointOptions()
     options.exact_only, options.lossy, options.resume = exact_only, lossy, resume
+    options.keep_formats = keep_formats
     options.max_memory_bytes, options.dry_run, options.force = max_memory_bytes, dry_run, force
     words = {"to": to, "math": math, "mx_scale": mx_scale, "scale_search": scale_search}
     return _core.convert_checkpoint(os.fspath(source), os.fspath(target), options, words)

@@ -427,6 +427,7 @@ void bind_checkpoints(nb::module_& module) {
       .def(nb::init<>())
       .def_rw("exact_only", &ConvertCheckpointOptions::exact_only)
       .def_rw("lossy", &ConvertCheckpointOptions::lossy)
+      .def_rw("keep_formats", &ConvertCheckpointOptions::keep_formats)
       .def_rw("max_memory_bytes", &ConvertCheckpointOptions::max_memory_bytes)
       .def_rw("dry_run", &ConvertCheckpointOptions::dry_run)
       .def_rw("force", &ConvertCheckpointOptions::force)

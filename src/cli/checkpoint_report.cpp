@@ -38,6 +38,7 @@ constexpr std::array kSpellings = {
     Spelling{"gptq", "--gptq"},
     Spelling{"exact_only", "--exact-only"},
     Spelling{"lossy", "--lossy"},
+    Spelling{"keep_formats", "--keep-formats"},
     Spelling{"to", "--to"},
 };
 

@@ -13,6 +13,7 @@ constexpr const char* kExamples = R"(Examples:
   narrowfloat convert gpt-oss-20b out --to nvfp4-modelopt
   narrowfloat convert model-fp8 out --to nvfp4 --lossy
   narrowfloat convert model-nvfp4 out --to nvfp4-modelopt --exact-only --dry-run
+  narrowfloat convert model-mixed out --to nvfp4-modelopt --keep-formats
 )";
 
 using ConvertArguments = WritingArguments<ConvertCheckpointOptions>;
@@ -78,10 +79,16 @@ void add_convert(const Commands& commands) {
   CLI::Option* const exact =
       command.add_flag("--exact-only", options.exact_only,
                        "Write nothing, with exit code 1, if anything about a weight would change");
+  CLI::Option* const lossy =
+      command
+          .add_flag("--lossy", options.lossy,
+                    "Quantize weights again whose values the target cannot hold")
+          ->excludes(exact);
   command
-      .add_flag("--lossy", options.lossy,
-                "Quantize weights again whose values the target cannot hold")
-      ->excludes(exact);
+      .add_flag("--keep-formats", options.keep_formats,
+                "Mixed precision: weights of other formats keep theirs, in the convention that "
+                "goes with CONVENTION")
+      ->excludes(lossy);
   add_parsed_into(command, "--math", in_any_case(parse_math_mode), options.math,
                   "Arithmetic of --lossy: exact (default) or fast")
       ->option_text("MODE");

@@ -71,18 +71,22 @@ class CheckpointConverter {
     if (options_.exact_only && options_.lossy) {
       throw_invalid("option exact_only: excludes option lossy; use one of them");
     }
+    if (options_.keep_formats && options_.lossy) {
+      throw_invalid("option keep_formats: excludes option lossy; use one of them");
+    }
     check_encode_settings(settings_, spec_);
     check_max_shard_bytes(options_.max_shard_bytes);
   }
 
   void plan() {
     tensors_ = recognise(source_);
-    ConvertPlan plan = plan_conversion(tensors_, spec_, source_.path());
+    ConvertPlan plan = plan_conversion(tensors_, spec_, options_.keep_formats, source_.path());
     if (plan.weights.empty()) {
       throw_invalid("{}: no tensor is quantized, so there is nothing to convert; quantize it",
                     printable(source_.path()));
     }
-    conversions_ = decide_conversions(source_, std::move(plan.weights), spec_, memory_);
+    conversions_ =
+        decide_conversions(source_, std::move(plan.weights), options_.keep_formats, memory_);
     report_.warnings.insert(report_.warnings.end(), conversions_.warnings.begin(),
                             conversions_.warnings.end());
     for (const auto& conversion : conversions_.weights) {
@@ -116,11 +120,24 @@ class CheckpointConverter {
     if (options_.lossy || first_lossy == weights.end()) return;
     const std::string text = fmt::format(
         "{} of {} weights cannot keep their values in {}, the first is '{}': {}; option lossy "
-        "quantizes them again",
+        "quantizes them again{}",
         std::count_if(weights.begin(), weights.end(), is_lossy), weights.size(), spec_.info.name,
-        printable((*first_lossy)->weight.name), (*first_lossy)->reason);
+        printable((*first_lossy)->weight.name), (*first_lossy)->reason,
+        can_keep_formats() ? ", option keep_formats keeps the format of each" : "");
     if (!options_.dry_run) throw_invalid("{}: {}", printable(source_.path()), text);
     report_.warnings.push_back(text);
+  }
+
+  // Whether the source has several formats which all have a convention beside the target's.
+  [[nodiscard]] bool can_keep_formats() const {
+    const auto& weights = conversions_.weights;
+    const std::string_view first = stored_format(source_spec(weights.front()->weight).info);
+    const bool is_mixed = std::any_of(weights.begin(), weights.end(), [&](const auto& weight) {
+      return stored_format(source_spec(weight->weight).info) != first;
+    });
+    return is_mixed && std::all_of(weights.begin(), weights.end(), [&](const auto& weight) {
+             return companion_of(spec_, source_spec(weight->weight)) != nullptr;
+           });
   }
 
   // The config of the source may declare more than the target's does.
@@ -148,11 +165,12 @@ class CheckpointConverter {
     report.name = weight.name;
     report.action = task.conversion.has_values() ? kRequantized : kConverted;
     report.reason = task.conversion.reason;
-    report.format = spec_.info.name;
+    const ConventionSpec& to = *weight.spec;
+    report.format = to.info.name;
     report.shape = weight.shape;
     report.source_bytes = QuantizedWeight::stored_bytes(from, weight.all_rows(), weight.cols);
     if (from.global_scale.exists()) report.source_bytes += weight.sources.size() * sizeof(float);
-    report.target_bytes = QuantizedWeight::stored_bytes(spec_, weight.all_rows(), weight.cols) +
+    report.target_bytes = QuantizedWeight::stored_bytes(to, weight.all_rows(), weight.cols) +
                           (weight.parts.size() - 2) * sizeof(float);
     ConversionFigures& figures = report.conversion.emplace();
     figures.is_exact = task.conversion.is_exact;
@@ -181,7 +199,7 @@ class CheckpointConverter {
     if (task.conversion.mapping != Mapping::kRequantize)
       cost += RowLoader::buffer_bytes(weight, rows, false);
     if (task.conversion.mapping != Mapping::kKeep) {
-      cost += QuantizedWeight::buffer_bytes(spec_, rows, weight.cols);
+      cost += QuantizedWeight::buffer_bytes(*weight.spec, rows, weight.cols);
     }
     if (task.conversion.has_values()) {
       cost += RowLoader::buffer_bytes(weight, rows, true) + error_buffer_bytes(rows) +
@@ -272,8 +290,9 @@ class CheckpointConverter {
   std::map<std::string, std::string> metadata() const {
     std::map<std::string, std::string> metadata = base_metadata(source_);
     metadata[kConventionKey] = formats_.names();
-    metadata[kSettingsKey] = fmt::format("lossy={} {}{}", options_.lossy, settings_text(settings_),
-                                         recorded_settings(source_).statistics);
+    metadata[kSettingsKey] = fmt::format(
+        "{}lossy={} {}{}", options_.keep_formats ? "keep_formats=true " : "", options_.lossy,
+        settings_text(settings_), recorded_settings(source_).statistics);
     if (!source_.is_directory() && !conversions_.originals.is_empty()) {
       metadata[kScalesKey] = conversions_.originals.to_json();
     }
@@ -380,15 +399,16 @@ class CheckpointConverter {
 
   void map_weight(const ConvertTask& task, SafetensorsWriter& writer) {
     const TargetWeight& weight = task.weight();
+    const ConventionSpec& target = *weight.spec;
     const int64_t most = task.ranges.rows_at_a_time;
-    if (spec_.global_scale.exists()) {
+    if (target.global_scale.exists()) {
       writer.write(weight.parts[2].name, 0,
                    std::as_bytes(std::span(&task.conversion.global.value, 1)));
     }
     RowLoader loader(source_, weight);
     // The target's spec says what is stored; codes and scales are the same.
     const bool is_kept = task.conversion.mapping == Mapping::kKeep;
-    QuantizedWeight from(is_kept ? spec_ : source_spec(weight), most, weight.cols, 1.0F);
+    QuantizedWeight from(is_kept ? target : source_spec(weight), most, weight.cols, 1.0F);
     PartWriter parts(weight, writer);
     if (is_kept) {
       for_each_range(task.ranges, [&](int64_t first, int64_t count) {
@@ -397,7 +417,7 @@ class CheckpointConverter {
       });
       return;
     }
-    QuantizedWeight to(spec_, most, weight.cols, task.conversion.global.value);
+    QuantizedWeight to(target, most, weight.cols, task.conversion.global.value);
     std::optional<Values> values;
     std::optional<Comparison> comparison;
     if (task.conversion.has_values()) {
@@ -420,7 +440,7 @@ class CheckpointConverter {
     switch (task.conversion.mapping) {
       case Mapping::kPowers:
         (void)mxfp4_to_nvfp4(from.values(), from.scales(), task.conversion.exponent,
-                             spec_.zero_scales->zero_block, to.values(), to.scales());
+                             to.spec().zero_scales->zero_block, to.values(), to.scales());
         break;
       case Mapping::kMerge:
         copy_bytes(from.values(), to.values());

@@ -16,8 +16,11 @@ constexpr uint64_t kScanBytes = uint64_t{4} << 20;
 
 class Decider {
  public:
-  Decider(const Checkpoint& source, const ConventionSpec& to, MemoryPlan& memory)
-      : source_(source), spec_(to), originals_(ScaleOriginals::read(source)), memory_(memory) {}
+  Decider(const Checkpoint& source, bool keep_formats, MemoryPlan& memory)
+      : source_(source),
+        keep_formats_(keep_formats),
+        originals_(ScaleOriginals::read(source)),
+        memory_(memory) {}
 
   Conversions run(std::vector<TargetWeight> weights) {
     for (TargetWeight& weight : weights) decide(std::move(weight));
@@ -33,11 +36,12 @@ class Decider {
     task->scale_key = shared_scale_key(task->weight.name);
     if (task->scale_key.empty()) task->scale_key = task->weight.name;
     const ConventionInfo& source = source_spec(task->weight).info;
+    const ConventionSpec& target = *task->weight.spec;
     const FormatId from = source.format;
-    const FormatId to = spec_.info.format;
+    const FormatId to = target.info.format;
     if (source.is_integer) {
       requantize(*task, fmt::format("{} has other values than {}", name(to), source.name));
-    } else if (from == to && source.scale_extent >= spec_.info.scale_extent) {
+    } else if (from == to && source.scale_extent >= target.info.scale_extent) {
       // A scale of the tensor may be that of each row.
       task->mapping = Mapping::kKeep;
       keep_global_scale(*task);
@@ -52,10 +56,10 @@ class Decider {
     } else if (from == FormatId::kFp8Block128x128 && to == FormatId::kMxfp8) {
       decide_spread(*task);
     } else {
-      requantize(*task, fmt::format("{} has other values than {}", stored_format(spec_.info),
+      requantize(*task, fmt::format("{} has other values than {}", stored_format(target.info),
                                     stored_format(source)));
     }
-    if (task->mapping == Mapping::kRequantize && has_tensor_scale(spec_)) {
+    if (task->mapping == Mapping::kRequantize && has_tensor_scale(target)) {
       result_.groups[task->scale_key].push_back(task.get());
     }
     result_.weights.push_back(std::move(task));
@@ -69,7 +73,7 @@ class Decider {
 
   void keep_global_scale(WeightConversion& task) {
     task.is_exact = true;
-    if (!spec_.global_scale.exists()) return;
+    if (!task.weight.spec->global_scale.exists()) return;
     const float stored = read_scale(task.source().parts[2]);
     if (!std::isfinite(stored) || stored <= 0) {
       throw_error(ErrorKind::kCorruptData,
@@ -92,14 +96,15 @@ class Decider {
   // no reciprocal gives again are remembered.
   ConvertedScale convert_scale(const WeightConversion& task, float stored, const std::string& name,
                                const std::string& new_name) {
-    if (source_spec(task.weight).global_sense == spec_.global_sense) return {stored, 0};
+    const ConventionSpec& target = *task.weight.spec;
+    if (source_spec(task.weight).global_sense == target.global_sense) return {stored, 0};
     if (const auto original = originals_.find(name, new_name, stored)) return {*original, 0};
     const float reciprocal = 1.0F / stored;
     if (!std::isfinite(reciprocal) || reciprocal == 0) {
       throw_error(ErrorKind::kUnsupported,
                   "{}: tensor '{}': the reciprocal of {} is beyond the range of F32, so {} cannot "
                   "hold it",
-                  printable(source_.path()), printable(name), stored, spec_.info.name);
+                  printable(source_.path()), printable(name), stored, target.info.name);
     }
     if (1.0F / reciprocal == stored) return {reciprocal, 0};
     result_.originals.add(new_name, name, stored);
@@ -167,7 +172,7 @@ class Decider {
               PowerWindow::kSpan);
         }
         const int decode = window.top() - PowerWindow::kTopScaleExponent;
-        const bool is_decode = spec_.global_sense == GlobalScaleSense::kDecode;
+        const bool is_decode = task->weight.spec->global_sense == GlobalScaleSense::kDecode;
         task->global.value = std::ldexp(1.0F, is_decode ? decode : -decode);
       }
     }
@@ -221,27 +226,35 @@ class Decider {
            weight.source().parts.size() > input_scale_place(weight);
   }
 
-  // Activation scales are kept if every weight has one: loaders expect them of all.
+  // Another format has activation scales of another unit.
+  static bool can_keep_input_scale(const WeightConversion& weight) {
+    const ConventionSpec& from = source_spec(weight.weight);
+    const ConventionSpec& to = *weight.weight.spec;
+    return has_input_scale(weight) && from.input_scale.exists() && to.input_scale.exists() &&
+           from.info.format == to.info.format;
+  }
+
+  // Activation scales are kept if every weight has one, since loaders expect them of all, or where
+  // each format keeps its own config.
   void decide_input_scales() {
     const auto& weights = result_.weights;
-    const auto count = std::count_if(weights.begin(), weights.end(),
-                                     [](const auto& task) { return has_input_scale(*task); });
-    if (count == 0) return;
-    // Those of other formats are of another unit.
-    const bool all_have_one = std::all_of(weights.begin(), weights.end(), [&](const auto& task) {
-      const ConventionSpec& from = source_spec(task->weight);
-      return has_input_scale(*task) && from.input_scale.exists() &&
-             from.info.format == spec_.info.format;
-    });
-    if (!spec_.input_scale.exists() || !all_have_one) {
-      result_.warnings.push_back(
-          fmt::format("{} of {} weights have an activation scale, which is left out: {}", count,
-                      result_.weights.size(),
-                      spec_.input_scale.exists() ? "all must have one, of the same format"
-                                                 : fmt::format("{} has none", spec_.info.name)));
-      return;
+    const auto count = [&](bool (*has)(const WeightConversion&)) {
+      return static_cast<size_t>(std::count_if(weights.begin(), weights.end(),
+                                               [&](const auto& task) { return has(*task); }));
+    };
+    const size_t with_scale = count(has_input_scale);
+    const size_t can_keep = count(can_keep_input_scale);
+    const size_t num_kept = keep_formats_ || can_keep == weights.size() ? can_keep : 0;
+    if (num_kept > 0) {
+      for (const std::unique_ptr<WeightConversion>& task : weights) {
+        if (can_keep_input_scale(*task)) keep_input_scale(*task);
+      }
     }
-    for (const std::unique_ptr<WeightConversion>& task : result_.weights) keep_input_scale(*task);
+    if (num_kept == with_scale) return;
+    result_.warnings.push_back(fmt::format(
+        "{} of {} weights have an activation scale, which is left out: {}", with_scale - num_kept,
+        weights.size(),
+        can_keep > num_kept ? "all must have one" : "the target has none, or of another unit"));
   }
 
   void keep_input_scale(WeightConversion& task) {
@@ -253,7 +266,7 @@ class Decider {
                   "finite and positive",
                   printable(source_.path()), printable(name));
     }
-    const TensorSpec part = input_scale_part(spec_, module_of(task.weight.name));
+    const TensorSpec part = input_scale_part(*task.weight.spec, module_of(task.weight.name));
     const ConvertedScale scale = convert_scale(task, *stored, name, part.name);
     task.input_scale = scale.value;
     task.weight.parts.push_back(part);
@@ -264,7 +277,7 @@ class Decider {
   }
 
   const Checkpoint& source_;
-  const ConventionSpec& spec_;
+  bool keep_formats_;
   const ScaleOriginals originals_;
   MemoryPlan& memory_;
   Conversions result_;
@@ -290,8 +303,8 @@ std::vector<std::byte> read_rows(const Checkpoint& source, const SourceRows& row
 }
 
 Conversions decide_conversions(const Checkpoint& source, std::vector<TargetWeight> weights,
-                               const ConventionSpec& to, MemoryPlan& memory) {
-  return Decider(source, to, memory).run(std::move(weights));
+                               bool keep_formats, MemoryPlan& memory) {
+  return Decider(source, keep_formats, memory).run(std::move(weights));
 }
 
 }  // namespace narrowfloat

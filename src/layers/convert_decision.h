@@ -59,9 +59,10 @@ struct Conversions {
 };
 
 // Reads of the source within the budget of `memory`. Throws kCorruptData for bad scales of tensors,
-// kUnsupported for those that the target cannot hold.
+// kUnsupported for those that the target cannot hold. `keep_formats`: as in
+// ConvertCheckpointOptions; each weight keeps its activation scale, too.
 Conversions decide_conversions(const Checkpoint& source, std::vector<TargetWeight> weights,
-                               const ConventionSpec& to, MemoryPlan& memory);
+                               bool keep_formats, MemoryPlan& memory);
 
 // Rows of `row_bytes` of a stored tensor, without those between them.
 std::vector<std::byte> read_rows(const Checkpoint& source, const SourceRows& rows,

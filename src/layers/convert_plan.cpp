@@ -20,16 +20,22 @@ constexpr std::array<std::string_view, 3> kMatrixNames = {"gate_proj", "up_proj"
 
 class Planner {
  public:
-  Planner(std::span<const LogicalTensor> tensors, const ConventionSpec& to, const std::string& path)
-      : tensors_(tensors), to_(to), path_(path) {
-    for (const LogicalTensor& tensor : tensors) by_name_.emplace(tensor.name, &tensor);
+  Planner(std::span<const LogicalTensor> tensors, const ConventionSpec& to, bool keep_formats,
+          const std::string& path)
+      : tensors_(tensors), to_(to), keep_formats_(keep_formats), path_(path) {
+    std::set<const ConventionSpec*> targets;
+    for (const LogicalTensor& tensor : tensors) {
+      by_name_.emplace(tensor.name, &tensor);
+      if (tensor.convention) targets.insert(&target_of(tensor));
+    }
+    is_mixed_ = targets.size() > 1;
   }
 
   ConvertPlan run() {
     for (const LogicalTensor& tensor : tensors_) {
       if (!tensor.convention) continue;
       const bool is_stacked = convention_spec(*tensor.convention).is_stacked;
-      if (is_stacked == to_.is_stacked) {
+      if (is_stacked == target_of(tensor).is_stacked) {
         add_same_layout(tensor);
       } else if (is_stacked) {
         split(tensor);
@@ -57,8 +63,19 @@ class Planner {
                 printable(tensor.name), wanted, shape_text(tensor.shape));
   }
 
+  // The convention that a weight of the source gets.
+  [[nodiscard]] const ConventionSpec& target_of(const LogicalTensor& tensor) const {
+    const ConventionSpec& from = convention_spec(*tensor.convention);
+    if (!keep_formats_ || stored_format(from.info) == stored_format(to_.info)) return to_;
+    const ConventionSpec* companion = companion_of(to_, from);
+    if (companion != nullptr) return *companion;
+    refuse(tensor, fmt::format("option keep_formats keeps it in {}, which no convention stores "
+                               "beside {}; convert to another one, or without the option",
+                               stored_format(from.info), to_.info.name));
+  }
+
   void check_cols(const LogicalTensor& tensor, int64_t cols) const {
-    const int64_t multiple = column_multiple(format_info(to_.info.format));
+    const int64_t multiple = column_multiple(format_info(target_of(tensor).info.format));
     if (cols % multiple != 0) {
       refuse(tensor, fmt::format("K = {} is not a multiple of {}", cols, multiple));
     }
@@ -67,12 +84,13 @@ class Planner {
   // One weight of the source that stays one weight.
   void add_same_layout(const LogicalTensor& tensor) {
     const CodeMatrix matrix = code_matrix(tensor);
-    TargetWeight weight{.name = tensor.name, .shape = tensor.shape, .spec = &to_};
+    const ConventionSpec& to = target_of(tensor);
+    TargetWeight weight{.name = tensor.name, .shape = tensor.shape, .spec = &to};
     weight.rows = matrix.all_rows();
     weight.cols = matrix.cols;
     weight.sources = {{.tensor = &tensor}};
     check_cols(tensor, matrix.cols);
-    if (to_.is_stacked) {
+    if (to.is_stacked) {
       // The parts keep their names, which are of the original files or of Hugging Face.
       weight.parts = stacked_parts(matrix, tensor.parts[0], tensor.parts[1]);
     } else {
@@ -85,7 +103,7 @@ class Planner {
                                      int64_t cols) const {
     const std::string_view module = module_of(weight.name);
     if (module.empty()) refuse(weight, "its name does not end in '.weight'");
-    return stored_parts(to_, std::string(module) + ".", rows, cols);
+    return stored_parts(target_of(weight), std::string(module) + ".", rows, cols, is_mixed_);
   }
 
   [[nodiscard]] TensorGroup stacked_parts(const CodeMatrix& matrix, const std::string& values,
@@ -116,12 +134,13 @@ class Planner {
         const std::string module =
             fmt::format("{}.experts.{}.{}", stacked->block, expert, kMatrixNames[name]);
         const SourceRows source{&tensor, expert * matrix.rows + way, ways};
-        TargetWeight weight{.name = module + ".weight", .spec = &to_};
+        TargetWeight weight{.name = module + ".weight", .spec = &target_of(tensor)};
         weight.rows = matrix.rows / ways;
         weight.cols = matrix.cols;
         weight.shape = {weight.rows, weight.cols};
         weight.sources = {source};
-        weight.parts = stored_parts(to_, module + ".", weight.rows, weight.cols);
+        weight.parts =
+            stored_parts(*weight.spec, module + ".", weight.rows, weight.cols, is_mixed_);
         if (bias != nullptr) {
           plan_.biases.push_back({.tensor = {module + ".bias", bias->dtype, {weight.rows}},
                                   .cols = weight.rows,
@@ -231,7 +250,9 @@ class Planner {
 
   std::span<const LogicalTensor> tensors_;
   const ConventionSpec& to_;
+  bool keep_formats_;
   const std::string& path_;
+  bool is_mixed_ = false;  // The target has several conventions.
   std::map<std::string_view, const LogicalTensor*> by_name_;
   std::map<std::string, Experts> layers_;  // Key: block. The experts that are to be stacked.
   std::set<const LogicalTensor*> moved_;   // Biases.
@@ -241,8 +262,8 @@ class Planner {
 }  // namespace
 
 ConvertPlan plan_conversion(std::span<const LogicalTensor> tensors, const ConventionSpec& to,
-                            const std::string& path) {
-  return Planner(tensors, to, path).run();
+                            bool keep_formats, const std::string& path) {
+  return Planner(tensors, to, keep_formats, path).run();
 }
 
 }  // namespace narrowfloat

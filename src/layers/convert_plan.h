@@ -56,9 +56,10 @@ struct ConvertPlan {
   std::vector<const LogicalTensor*> copies;  // Tensors that stay as they are.
 };
 
-// Pointers into `tensors`. Throws kUnsupported for a weight that the convention cannot hold,
-// kCorruptData for stacked experts, or experts to be stacked, that do not fit together.
+// Pointers into `tensors`. `keep_formats`: as in ConvertCheckpointOptions. Throws kUnsupported for
+// a weight that the convention cannot hold, kCorruptData for stacked experts, or experts to be
+// stacked, that do not fit together.
 ConvertPlan plan_conversion(std::span<const LogicalTensor> tensors, const ConventionSpec& to,
-                            const std::string& path);
+                            bool keep_formats, const std::string& path);
 
 }  // namespace narrowfloat

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import (DONE, INPUT, TINY_MOE, UNSUPPORTED, USAGE, run, run_json, run_ok,
-                      write_safetensors)
-from test_convert import array, stored
+                      stored, write_safetensors)
+from test_convert import array
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 from gpt_oss import GptOss

@@ -3,32 +3,18 @@ the bytes of `quantize` where weights are quantized again."""
 
 import json
 import math
-import struct
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import (DONE, FINDINGS, INPUT, TINY_MOE, UNSUPPORTED, USAGE, run, run_json, run_ok,
-                      write_safetensors)
+                      stored, write_safetensors)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
 from gpt_oss import E2M1, GptOss
 
 NAME = "layers.0.self_attn.o_proj."
-
-
-def stored(path):
-    """{name: (dtype, shape, bytes)} of a file or of all files of a directory."""
-    tensors = {}
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        data = file.read_bytes()
-        size = struct.unpack("<Q", data[:8])[0]
-        for name, info in json.loads(data[8:8 + size]).items():
-            if name != "__metadata__":
-                begin, end = (8 + size + offset for offset in info["data_offsets"])
-                tensors[name] = (info["dtype"], info["shape"], data[begin:end])
-    return tensors
 
 
 def array(tensors, name):

@@ -4,32 +4,19 @@ format."""
 
 import json
 import re
+import shutil
 
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import INPUT, TINY_MOE, UNSUPPORTED, USAGE, run, run_json, run_ok, write_safetensors
-from test_convert import array, stored
+from conftest import (INPUT, TINY_MOE, UNSUPPORTED, USAGE, modules_of_source, run, run_json, run_ok,
+                      stored, write_safetensors)
+from test_activation_scales import amax_file
+from test_convert import array
 
 ATTENTION, DOWN = "*.self_attn.*", "*.layers.{}.*down_proj*"
 RULES = ["--rule", f"{ATTENTION}=mxfp8", "--rule", DOWN.format(0) + "=keep",
          "--rule", DOWN.format(1) + "=fp8-block", "--rule", DOWN.format(2) + "=mxfp4"]  # fmt: skip
-
-
-@pytest.fixture(scope="module", name="alone")
-def one_format_each(tmp_path_factory):
-    """A function from a convention to the tensors of tiny-moe in it."""
-    root, known = tmp_path_factory.mktemp("alone"), {}
-
-    def tensors(convention, *more):
-        key = (convention, *more)
-        if key not in known:
-            target = root / str(len(known))
-            run_ok("quantize", TINY_MOE, target, "--to", convention, *more)
-            known[key] = stored(target)
-        return known[key]
-
-    return tensors
 
 
 def format_of(module):
@@ -38,11 +25,6 @@ def format_of(module):
     if "down_proj" not in module:
         return "nvfp4-ct"
     return [None, "fp8-block", "mxfp4-ct", "nvfp4-ct"][int(module.split(".")[2])]
-
-
-def modules_of_source():
-    names = [name.removesuffix(".weight") for name in stored(TINY_MOE)]
-    return [name for name in names if name.endswith("_proj")]
 
 
 def parts_of(tensors, module):
@@ -186,6 +168,79 @@ def test_mixed_precision_of_modelopt(alone, tmp_path):
         assert parts_of(new, module) == parts_of(wanted, module)
     kinds = {kind["kind"]: kind["tensors"] for kind in run_json("inspect", out)["kinds"]}
     assert kinds == {"BF16": 23, "mxfp8-ct": 16, "nvfp4-modelopt": 192}
+
+
+def test_conversions_keep_the_mix_or_say_how(tmp_path):
+    """compressed-tensors' mixed-precision to ModelOpt's MIXED_PRECISION and back, with scales of
+    activations where there are some."""
+    amax_file(tmp_path / "amax.safetensors")
+    rules = {"*.q_proj.*": "mxfp8", "*.o_proj.*": "fp8-channel", "*.k_proj.*": "fp8-tensor"}
+    made = {}
+    for to, suffix in (("nvfp4-ct", ""), ("nvfp4-modelopt", "-modelopt")):
+        made[to] = tmp_path / to
+        more = [word for glob, format in rules.items() for word in (
+            "--rule", f"{glob}={format}{suffix if format.startswith('fp8') else ''}")]  # fmt: skip
+        run_ok("quantize", TINY_MOE, made[to], "--to", to, "--activation-amax",
+               tmp_path / "amax.safetensors", *more)
+    for source, to in (("nvfp4-ct", "nvfp4-modelopt"), ("nvfp4-modelopt", "nvfp4-ct")):
+        out = tmp_path / "out"
+        result = run("convert", made[source], out, "--to", to)
+        assert result.returncode == USAGE and "--lossy quantizes them again, --keep-formats" in \
+            result.stderr  # fmt: skip
+        document = run_json("convert", made[source], out, "--to", to, "--keep-formats", "--force")
+        assert len(document["warnings"]) == (to == "nvfp4-modelopt")
+        assert all("4 weights of fp8-tensor-modelopt have" in one for one in document["warnings"])
+        assert document["conversion"]["blocks"] == document["conversion"]["exact_blocks"]
+        for name in ("config.json", "hf_quant_config.json"):
+            wanted = made[to] / name
+            assert (out / name).exists() == wanted.exists()
+            assert not wanted.exists() or (out / name).read_text() == wanted.read_text()
+        new, own = stored(out), stored(made[to])
+        assert new.keys() == own.keys()
+        scales = ("weight_global_scale", "weight_scale_2", "input_global_scale", "input_scale")
+        for name, (dtype, shape, data) in own.items():
+            assert new[name][:2] == (dtype, shape), name
+            if name.endswith(scales):  # Reciprocals, rounded.
+                assert np.isclose(*(np.frombuffer(x, "<f4")[0] for x in (new[name][2], data)),
+                                  rtol=2**-21, atol=0), name
+            else:
+                assert new[name] == own[name], name
+        run_ok("convert", out, tmp_path / "back", "--to", source, "--keep-formats", "--force")
+        assert stored(tmp_path / "back") == stored(made[source])
+        shutil.rmtree(out)
+    result = run("convert", made["nvfp4-ct"], out, "--to", "fp8-block", "--keep-formats")
+    assert result.returncode == UNSUPPORTED and "stores beside fp8-block" in result.stderr
+    result = run("convert", made["nvfp4-ct"], out, "--to", "nvfp4-ct", "--keep-formats", "--lossy")
+    assert result.returncode == USAGE and not out.exists()
+
+
+def test_deepseek_v4_as_mixed_precision(tmp_path):
+    """Its experts in MXFP4 and dense layers in FP8 blocks have names of compressed-tensors."""
+    random = np.random.default_rng(3)
+    expert, dense = "layers.0.ffn.experts.0.w1", "layers.0.attn.wo"
+    tensors = {expert + ".weight": ("I8", [32, 64], random.bytes(2048)),
+               expert + ".scale": ("F8_E8M0", [32, 4], bytes(random.integers(90, 130, 128,
+                                                                             np.uint8))),
+               dense + ".weight": ("F8_E4M3", [128, 128], bytes(random.integers(0, 127, 16384,
+                                                                                np.uint8))),
+               dense + ".scale": ("F8_E8M0", [1, 1], b"\x7b")}  # fmt: skip
+    source, out = tmp_path / "model", tmp_path / "out"
+    source.mkdir()
+    write_safetensors(source / "model.safetensors", tensors)
+    (source / "config.json").write_text(json.dumps({"expert_dtype": "fp4", "quantization_config": {
+        "quant_method": "fp8", "weight_block_size": [128, 128]}}))
+    run_ok("convert", source, out, "--to", "nvfp4", "--keep-formats", "--exact-only")
+    new = stored(out)
+    assert new == {
+        expert + ".weight_packed": ("U8", *tensors[expert + ".weight"][1:]),
+        expert + ".weight_scale": ("U8", *tensors[expert + ".scale"][1:]),
+        dense + ".weight": tensors[dense + ".weight"],
+        dense + ".weight_scale": ("F32", [1, 1], np.float32(2**-4).tobytes())}  # fmt: skip
+    config = json.loads((out / "config.json").read_text())
+    assert "expert_dtype" not in config
+    assert config["quantization_config"]["format"] == "mixed-precision"
+    result = run("convert", source, tmp_path / "x", "--to", "nvfp4-modelopt", "--keep-formats")
+    assert result.returncode == UNSUPPORTED and "keeps it in" in result.stderr
 
 
 def nvfp4_weight(module):
@@ -462,141 +517,6 @@ def test_experts_beside_another_method(tmp_path):
     (source / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "MXFP8"}}')
     result = run("inspect", source)
     assert result.returncode == INPUT and "fp8-block and nvfp4-modelopt" in result.stderr
-
-
-def amax_file(path, changes=None):
-    """As narrowfloat.transformers.calibrate writes it; expert 5 of layer 0 got no token."""
-    tensors = {}
-    for layer in range(4):
-        for side in ("input", "inter"):
-            values = np.linspace(1, 3, 16, dtype=np.float32) + (side == "inter") + layer
-            values[5] = values[5] if layer else 0
-            name = f"model.layers.{layer}.mlp.experts.{side}"
-            tensors[f"{name}.amax"] = ("F32", [16], values.tobytes())
-            tensors[f"{name}.count"] = ("I64", [16], bytes(128))
-    write_safetensors(path, tensors | (changes or {}), {"format": "narrowfloat.statistics"})
-    return tensors
-
-
-@pytest.mark.parametrize("to,name", [("nvfp4-ct", "input_global_scale"),
-                                     ("nvfp4-modelopt", "input_scale")])  # fmt: skip
-def test_activation_scales_of_calibrated_experts(alone, tmp_path, to, name):
-    statistics = amax_file(tmp_path / "amax.safetensors")
-    out = tmp_path / "out"
-    result = run_ok("quantize", TINY_MOE, out, "--to", to, "--activation-amax",
-                    tmp_path / "amax.safetensors")  # fmt: skip
-    assert "16 of 208 weights have no activation scale (--activation-amax)" in result.stderr
-    new, plain = stored(out), alone(to)
-    assert {n: t for n, t in new.items() if not n.endswith(name)} == plain
-    for module in modules_of_source():
-        if ".self_attn." in module:
-            assert f"{module}.{name}" not in new
-            continue
-        layer, expert = int(module.split(".")[2]), int(module.split(".")[5])
-        side = "inter" if "down_proj" in module else "input"
-        values = array(statistics, f"model.layers.{layer}.mlp.experts.{side}.amax")
-        amax = values[expert] or values.max()
-        wanted = np.float32(2688) / amax if to == "nvfp4-ct" else amax / np.float32(2688)
-        assert new[f"{module}.{name}"] == \
-            ("F32", [1] if to == "nvfp4-ct" else [], wanted.tobytes()), module
-    config = json.loads((out / "config.json").read_text())["quantization_config"]
-    kinds = [bool(group.get("input_activations")) for group in config["config_groups"].values()]
-    assert sorted(kinds) == [False, True]
-    if to == "nvfp4-ct":
-        assert config["format"] == "nvfp4-pack-quantized"
-    else:
-        algorithms = {module: layer["quant_algo"]
-                      for module, layer in config["quantized_layers"].items()}
-        assert {algorithms[m] for m in algorithms if "self_attn" in m} == {"W4A16_NVFP4"}
-        assert {algorithms[m] for m in algorithms if "experts" in m} == {"NVFP4"}
-    run_ok("inspect", out)
-
-
-def test_activation_scales_of_all_weights(alone, tmp_path):
-    amax = tmp_path / "amax.json"
-    amax.write_text(json.dumps({module: 1.5 for module in modules_of_source()}))
-    run_ok("quantize", TINY_MOE, tmp_path / "out", "--to", "nvfp4-modelopt", "--activation-amax",
-           amax)  # fmt: skip
-    config = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
-    assert config["quant_algo"] == "NVFP4" and "quantized_layers" not in config
-    assert config["config_groups"]["group_0"]["input_activations"]["num_bits"] == 4
-    new = stored(tmp_path / "out")
-    scale = (np.float32(1.5) / np.float32(2688)).tobytes()
-    assert new[modules_of_source()[0] + ".input_scale"] == ("F32", [], scale)
-
-
-@pytest.mark.parametrize("to", ["fp8-tensor", "fp8-tensor-modelopt"])
-def test_activation_scales_of_fp8(alone, tmp_path, to):
-    """W8A8: amax / 448 beside each weight, and a config that says so."""
-    amax = {module: 1 + number / 7 for number, module in enumerate(modules_of_source())}
-    (tmp_path / "amax.json").write_text(json.dumps(amax))
-    out = tmp_path / "out"
-    result = run_ok("quantize", TINY_MOE, out, "--to", to, "--activation-amax",
-                    tmp_path / "amax.json")  # fmt: skip
-    assert "have no activation scale" not in result.stderr
-    new = stored(out)
-    plain = {name: tensor for name, tensor in new.items() if not name.endswith(".input_scale")}
-    assert plain == alone(to)
-    for module, value in amax.items():
-        dtype, shape, data = new[module + ".input_scale"]
-        assert (dtype, shape) == ("F32", [1] if to == "fp8-tensor" else [])
-        assert np.isclose(np.frombuffer(data, "<f4")[0], value / 448, rtol=2**-22, atol=0)
-    config = json.loads((out / "config.json").read_text())["quantization_config"]
-    group = config["config_groups"]["group_0"]
-    assert group["input_activations"] == group["weights"] and not group["weights"]["dynamic"]
-    assert run("check", out, "--against", TINY_MOE).returncode == 0
-    other = "fp8-tensor" if to == "fp8-tensor-modelopt" else "fp8-tensor-modelopt"
-    run_ok("convert", out, tmp_path / "other", "--to", other, "--exact-only")
-    run_ok("convert", tmp_path / "other", tmp_path / "back", "--to", to, "--exact-only")
-    assert stored(tmp_path / "back") == new
-    assert (tmp_path / "back/config.json").read_text() == (out / "config.json").read_text()
-    # Another format has scales in another unit.
-    result = run_ok("convert", out, tmp_path / "x", "--to", "nvfp4", "--lossy")
-    assert "208 of 208 weights have an activation scale, which is left out" in result.stderr
-
-
-def test_check_judges_activations_by_the_group_of_a_module(tmp_path):
-    """Experts with activation scales beside an attention of weights alone are no finding."""
-    amax_file(tmp_path / "amax.safetensors")
-    for to in ("nvfp4-ct", "nvfp4-modelopt"):
-        out = tmp_path / to
-        run_ok("quantize", TINY_MOE, out, "--to", to, "--rule", "*.o_proj.*=mxfp8",
-               "--activation-amax", tmp_path / "amax.safetensors")
-        result = run("check", out)
-        assert result.returncode == 0 and "NF-C015" not in result.stdout, result.stdout
-        # A promise that is not kept is one.
-        config = json.loads((out / "config.json").read_text())
-        declaration = config["quantization_config"]
-        if to == "nvfp4-ct":
-            for group in declaration["config_groups"].values():
-                if group["format"] == "nvfp4-pack-quantized":
-                    group["input_activations"] = {"dynamic": "local", "num_bits": 4}
-        else:
-            for layer in declaration["quantized_layers"].values():
-                layer["quant_algo"] = layer["quant_algo"].removeprefix("W4A16_")
-        (out / "config.json").write_text(json.dumps(config))
-        (out / "hf_quant_config.json").unlink(missing_ok=True)
-        result = run("check", out)
-        assert result.returncode == 1 and "12 in all have none" in result.stdout, result.stdout
-
-
-def test_files_of_activations_that_are_wrong(tmp_path, small_file):
-    out, amax = tmp_path / "out.safetensors", tmp_path / "amax.json"
-    module = "model.layers.0.mlp.up_proj"
-    for text in ("[]", '{"a": 0}', '{"a": -1}', '{"a": "1"}', '{"a": 1e39}', '{"a": null}'):
-        amax.write_text(text)
-        result = run("quantize", small_file, out, "--to", "nvfp4", "--activation-amax", amax)
-        assert result.returncode == INPUT and "amax.json" in result.stderr
-    for to, text in (("nvfp4", '{"other": 1}'), ("mxfp8", f'{{"{module}": 1}}')):
-        amax.write_text(text)
-        result = run("quantize", small_file, out, "--to", to, "--activation-amax", amax)
-        assert result.returncode == USAGE and "--activation-amax: names none" in result.stderr
-    amax_file(tmp_path / "amax.safetensors",
-              {"x.input.amax": ("F32", [2], np.float32([1, np.nan]).tobytes())})  # fmt: skip
-    for path in (tmp_path / "amax.safetensors", small_file):
-        result = run("quantize", TINY_MOE, out, "--to", "nvfp4", "--activation-amax", path)
-        assert result.returncode == INPUT
-    assert not out.exists()
 
 
 def test_target_bits_buy_the_largest_gains(alone, tmp_path):

@@ -68,6 +68,9 @@ def test_convert_there_and_back(source: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="layer.weight"):
             nf.convert_checkpoint(paths[0], paths[3], "mxfp8", **options)
     assert not paths[3].exists()
+    (tensor,) = nf.convert_checkpoint(paths[0], paths[3], "mxfp8", keep_formats=True).tensors
+    assert (tensor.action, tensor.format) == ("convert", "nvfp4-ct")
+    paths[3].unlink()
     (tensor,) = nf.convert_checkpoint(paths[0], paths[3], "mxfp8", lossy=True).tensors
     assert tensor.action == "requantize" and tensor.figures.sqnr_db > 30
 
