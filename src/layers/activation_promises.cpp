@@ -1,7 +1,7 @@
-// ModelOpt names the algorithm of each module or of all; NVFP4 and FP8 imply scales. Other configs
-// have groups, whose targets are names, regular expressions or classes of modules. Of regular
-// expressions only those are told apart that are globs in other signs, as our writer's are; others,
-// and classes, stand for all modules.
+// ModelOpt names the algorithm of each module or of all: NVFP4 implies scales, and FP8 does unless
+// groups say which of its modules have them. The targets of groups are names, regular expressions
+// or classes of modules. Of regular expressions only those are told apart that are globs in other
+// signs, as our writer's are; others, and classes, stand for all modules.
 #include "layers/activation_promises.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ bool has_static_activations(const nlohmann::json& group) {
   return dynamic == inputs->end() || *dynamic != true;
 }
 
-bool implies_static_activations(std::string_view algorithm) {
-  return algorithm == "NVFP4" || algorithm == "FP8";
+bool implies_static_activations(std::string_view algorithm, bool has_groups) {
+  return algorithm == "NVFP4" || (algorithm == "FP8" && !has_groups);
 }
 
 // "model\.layers\.\d+\.mlp$" as a glob; empty where it is none.
@@ -62,15 +62,17 @@ ActivationPromises::ActivationPromises(std::span<const nlohmann::json> configs) 
     if (declaration == config.end() || !declaration->is_object()) continue;
     const auto layers = declaration->find("quantized_layers");
     const auto groups = declaration->find("config_groups");
-    if (layers != declaration->end() && layers->is_object()) {
+    const bool has_layers = layers != declaration->end() && layers->is_object();
+    const bool has_groups = groups != declaration->end() && groups->is_object();
+    if (has_layers) {
       for (const auto& [module, layer] : layers->items()) {
-        if (implies_static_activations(string_member(layer, "quant_algo"))) modules_.insert(module);
+        const std::string algorithm = string_member(layer, "quant_algo");
+        if (implies_static_activations(algorithm, has_groups)) modules_.insert(module);
       }
-    } else if (groups != declaration->end() && groups->is_object()) {
-      add_groups(*groups);
-    } else if (implies_static_activations(string_member(*declaration, "quant_algo"))) {
-      all_ = true;
     }
+    if (has_groups) add_groups(*groups);
+    const std::string algorithm = string_member(*declaration, "quant_algo");
+    if (!has_groups && !has_layers && implies_static_activations(algorithm, false)) all_ = true;
   }
 }
 

@@ -9,8 +9,8 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import (INPUT, TINY_MOE, UNSUPPORTED, USAGE, modules_of_source, run, run_json, run_ok,
-                      stored, write_safetensors)
+from conftest import (FINDINGS, INPUT, TINY_MOE, UNSUPPORTED, USAGE, modules_of_source, run,
+                      run_json, run_ok, stored, write_safetensors)
 from test_activation_scales import amax_file
 from test_convert import array
 
@@ -487,6 +487,8 @@ def test_fp8_beside_nvfp4_of_modelopt(alone, tmp_path):
                      {"quant_algo": "FP8"})  # fmt: skip
         assert config["quantized_layers"][module] == of_module, module
         assert file["quantized_layers"][module] == of_module, module
+    result = run("check", out)
+    assert result.returncode == FINDINGS and "0 errors, 1 warning" in result.stdout
     name = "model.layers.1.self_attn."
     assert new[name + "q_proj.weight"] == alone("fp8-channel")[name + "q_proj.weight"]
     # Without q the scale is that of k and v.

@@ -37,11 +37,12 @@ TEST(ActivationPromises, AreOfAllModulesWhereTargetsAreClassesOrOtherExpressions
 
 TEST(ActivationPromises, AreThoseOfModelOptsAlgorithms) {
   const ActivationPromises found = promises(R"({"quant_algo": "MIXED_PRECISION",
-      "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": {}}},
+      "config_groups": {"group_0": {"targets": ["c"], "input_activations": {}}},
       "quantized_layers": {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "W4A16_NVFP4"},
-                           "c": {"quant_algo": "FP8"}, "d": 1}})");
+                           "c": {"quant_algo": "FP8"}, "d": {"quant_algo": "FP8"}, "e": 1}})");
   EXPECT_TRUE(found.contains("a") && found.contains("c"));
-  EXPECT_FALSE(found.contains("b") || found.contains("d"));
+  EXPECT_FALSE(found.contains("b") || found.contains("d") || found.contains("e"));
+  EXPECT_TRUE(promises(R"({"quantized_layers": {"d": {"quant_algo": "FP8"}}})").contains("d"));
   EXPECT_TRUE(promises(R"({"quant_algo": "NVFP4"})").contains("any"));
   EXPECT_FALSE(promises(R"({"quant_algo": "W4A16_NVFP4"})").contains("any"));
   EXPECT_FALSE(ActivationPromises({}).contains("any"));
