@@ -6,16 +6,18 @@
 #     ./test.sh                 what needs PyTorch only if an earlier run made .venv-torch
 #     ./test.sh --with-torch    installs PyTorch (several GB) into .venv-torch
 #     ./test.sh --with-engines  installs vLLM and SGLang (9 GB) into .venv-engines, for our plug-ins
+#     ./test.sh --with-packages makes the Debian package and tries it in a chroot
 set -euo pipefail
 cd "$(dirname "$0")"
 
-with_torch=false with_engines=false
+with_torch=false with_engines=false with_packages=false
 for option in "$@"; do
   case "$option" in
     --with-torch) with_torch=true ;;
     --with-engines) with_engines=true ;;
+    --with-packages) with_packages=true ;;
     *)
-      echo "usage: ./test.sh [--with-torch] [--with-engines]" >&2
+      echo "usage: ./test.sh [--with-torch] [--with-engines] [--with-packages]" >&2
       exit 2
       ;;
   esac
@@ -124,6 +126,14 @@ engine_tests() {
   done
 }
 
+package_tests() {
+  if ! $with_packages; then
+    echo "skipped: the Debian package in a chroot (./test.sh --with-packages)"
+    return
+  fi
+  tools/test_package.sh
+}
+
 sanitized_unit_tests() {
   build cpu-asan unit_tests
   ctest --preset cpu-asan -L '^unit$' -j "$jobs" --no-tests=error
@@ -198,6 +208,7 @@ stage "Python tests" python_tests
 stage "Python package" python_package_tests
 stage "Python tests with PyTorch" torch_tests
 stage "plug-ins of inference engines" engine_tests
+stage "Debian package" package_tests
 stage "lint (preset lint)" build lint
 stage "unit tests with sanitizers (preset cpu-asan)" sanitized_unit_tests
 stage "concurrent runs with ThreadSanitizer (preset cpu-tsan)" thread_sanitized_runs

@@ -40,7 +40,7 @@ LAYERS = {
     "src/moe_shared": CORE | {"runtime", "device"},
     "src/ops": CORE | {"comm", "runtime", "device", "moe_shared"},
     "src/layers": CORE | {"comm", "runtime", "device", "moe_shared", "checkpoint", "ops"},
-    "src/c_api": {"include"},
+    "src/c_api": CORE,
     "src/cli_common": {"include"},
     "src/cli": {"include", "cli_common"},
     "src/bench_cli": {"include", "cli_common"},

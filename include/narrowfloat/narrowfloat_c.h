@@ -102,9 +102,9 @@ struct NfMoeConfig {
   const char* routing;     // NULL: "renormalize".
   const char* gate_order;  // NULL: "up_gate".
   const char* activation;  // NULL: "swiglu".
-  float alpha;             // 0: the default, 1.
-  float beta;
-  float limit_gate;  // 0: none.
+  float alpha;             // 0: 1.
+  float beta;              // The default is 0.
+  float limit_gate;        // 0: none.
   float limit_up;
   const char* out_dtype;  // NULL: "BF16".
 };
@@ -134,6 +134,8 @@ struct NfMoeLoadOptions {
   int32_t local_experts;  // 0: all from expert_offset on.
   float input_amax;       // 0: not given.
   float inter_amax;
+  int32_t tensor_rank;  // Tensor parallelism: the part of each expert's intermediate that this rank
+  int32_t tensor_ranks;   // of tensor_ranks has. The caller adds the outputs of all. 0: 1.
   int32_t reserved;       // 0.
   const char* mode;       // NULL: by the stored weights.
   const char* out_dtype;  // NULL: "BF16".
@@ -207,7 +209,7 @@ struct NfAllReduceOptions {
 // One call; all ranks give the same pattern and shapes.
 struct NfAllReduceCall {
   uint32_t struct_size;
-  float eps;                 // 0: 1e-6.
+  float eps;                 // 0: 1e-6. A row of zeros has no norm without one, so 0 is no eps.
   const char* pattern;       // NULL: "allreduce"; "residual_rmsnorm", "nvfp4", "norm_fp8", ...
   const char* scale_layout;  // NULL: "swizzled_128x4".
   float weight_bias;

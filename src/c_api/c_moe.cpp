@@ -7,6 +7,7 @@
 #include "narrowfloat/checkpoint.h"
 #include "narrowfloat/moe.h"
 #include "narrowfloat/moe_checkpoint.h"
+#include "tensor/view_checks.h"
 
 // A layer, and the router of the checkpoint that it is from.
 struct NfMoe {
@@ -51,24 +52,15 @@ MoeConfig config_of(const NfMoeConfig& given) {
 }
 
 // Scales of weights have a type for each format, and no strides.
-void check_scales(const std::string& argument, const TensorView& scales, WeightFormat format) {
-  const bool is_nvfp4 = format == WeightFormat::kNvfp4;
-  const bool is_float = format == WeightFormat::kFp8Block;
-  const char* const expected = is_float ? "F32" : is_nvfp4 ? "U8 or F8_E4M3" : "U8 or F8_E8M0";
-  const DType byte = is_nvfp4 ? DType::kF8E4M3 : DType::kF8E8M0;
-  const bool is_right =
-      is_float ? scales.dtype == DType::kF32 : scales.dtype == DType::kU8 || scales.dtype == byte;
-  if (!is_right) {
-    throw_invalid(argument, std::string("expected ") + expected + ", got " + to_string(scales));
+void require_scales(const std::string& argument, const TensorView& scales, WeightFormat format) {
+  if (format == WeightFormat::kFp8Block) {
+    require_dtype(argument, scales, {DType::kF32});
+  } else if (format == WeightFormat::kNvfp4) {
+    require_dtype(argument, scales, {DType::kU8, DType::kF8E4M3});
+  } else {
+    require_dtype(argument, scales, {DType::kU8, DType::kF8E8M0});
   }
-  int64_t step = 1;
-  for (int axis = scales.rank - 1; axis >= 0; --axis) {
-    const auto i = static_cast<size_t>(axis);
-    if (scales.shape[i] != 1 && scales.strides[i] != step) {
-      throw_invalid(argument, "expected rows without gaps, got " + to_string(scales));
-    }
-    step *= scales.shape[i];
-  }
+  require_dense(argument, scales);
 }
 
 WeightView weight_of(const std::string& argument, const NfTensor& values, const NfTensor& scales,
@@ -77,7 +69,7 @@ WeightView weight_of(const std::string& argument, const NfTensor& values, const 
   weight.values = to_view(argument, values);
   const TensorView view = to_view(argument + "_scales", scales);
   if (view.is_absent()) return weight;
-  check_scales(argument + "_scales", view, format);
+  require_scales(argument + "_scales", view, format);
   if (weight.values.rank != 3) {
     throw_invalid(argument, "expected [experts, rows, cols], got " + to_string(weight.values));
   }
@@ -152,6 +144,8 @@ LoadMoeOptions options_of(const NfMoeLoadOptions& given) {
   if (given.inter_amax != 0) options.inter_amax = given.inter_amax;
   options.expert_offset = given.expert_offset;
   if (given.local_experts != 0) options.local_experts = given.local_experts;
+  options.tensor_rank = given.tensor_rank;
+  if (given.tensor_ranks != 0) options.tensor_ranks = given.tensor_ranks;
   return options;
 }
 

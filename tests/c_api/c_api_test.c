@@ -269,12 +269,12 @@ static void test_layer_of_buffers(void) {
   given.w2 = cube(w2, "F8_E4M3", kExperts, kHidden, kInter);
   given.w1_scales = cube(out, "BF16", kExperts, 1, 1);
   NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument,
-                  "weights.w1_scales: expected F32, got BF16");
+                  "weights.w1_scales: expected dtype F32, got BF16");
   given.w1_scales = cube(out, "F32", kExperts, 1, 1);
   given.w1_scales.strides[0] = 2;
   given.w1_scales.strides[1] = given.w1_scales.strides[2] = 1;
   NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument,
-                  "weights.w1_scales: expected rows without gaps");
+                  "weights.w1_scales: expected a dense row-major tensor");
   NF_EXPECT(other == NULL);
 }
 
@@ -338,6 +338,66 @@ static void test_layer_of_a_checkpoint(const char* model) {
   nf_moe_free(layer);
 }
 
+// The parts of two ranks of tensor parallelism add up to the layer.
+static void test_tensor_parallel_layer(const char* model) {
+  struct NfMoeLoadOptions options = {sizeof(options)};
+  options.mode = "bf16";
+  options.out_dtype = "F32";
+  options.tensor_rank = 2;
+  options.tensor_ranks = 2;
+  struct NfMoe* layer = NULL;
+  NF_EXPECT_ERROR(nf_moe_load(model, 0, &options, &layer), kNfInvalidArgument, "tensor_rank");
+  NF_EXPECT(layer == NULL);
+  int64_t whole = 0;
+  int64_t parts = 0;
+  float* sums[2] = {NULL, NULL};  // Of one rank, and of two.
+  for (int32_t ranks = 1; ranks <= 2; ++ranks) {
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      options.tensor_rank = rank;
+      options.tensor_ranks = ranks;
+      NF_EXPECT_OK(nf_moe_load(model, 0, &options, &layer));
+      if (layer == NULL) return;
+      struct NfMoeInfo info = {sizeof(info)};
+      NF_EXPECT_OK(nf_moe_info(layer, &info));
+      *(ranks == 1 ? &whole : &parts) += info.inter;
+      const size_t size = (size_t)info.hidden;
+      uint16_t* hidden = malloc(size * 2);
+      float* out = malloc(size * 4);
+      int32_t* ids = malloc((size_t)info.top_k * 4);
+      float* weights = malloc((size_t)info.top_k * 4);
+      for (size_t i = 0; i < size; ++i) hidden[i] = to_bf16((float)(i % 7) - 3);
+      for (int32_t k = 0; k < info.top_k; ++k) ids[k] = k;
+      for (int32_t k = 0; k < info.top_k; ++k) weights[k] = 1;
+      struct NfMoeRun run = {sizeof(run)};
+      run.hidden = tensor(hidden, "BF16", 1, info.hidden);
+      run.ids = tensor(ids, "I32", 1, info.top_k);
+      run.weights = tensor(weights, "F32", 1, info.top_k);
+      run.out = tensor(out, "F32", 1, info.hidden);
+      NF_EXPECT_OK(run_layer(layer, &run, 1));
+      float** sum = &sums[ranks - 1];
+      if (*sum == NULL) *sum = calloc(size, 4);
+      for (size_t i = 0; i < size; ++i) (*sum)[i] += out[i];
+      if (rank == 1) {
+        float largest = 0;
+        float distance = 0;
+        for (size_t i = 0; i < size; ++i) {
+          largest = fmaxf(largest, fabsf(sums[0][i]));
+          distance = fmaxf(distance, fabsf(sums[0][i] - sums[1][i]));
+        }
+        NF_EXPECT(largest > 0 && distance <= largest / 128);  // Slots are rounded to bf16.
+      }
+      free(hidden);
+      free(out);
+      free(ids);
+      free(weights);
+      nf_moe_free(layer);
+    }
+  }
+  NF_EXPECT(whole == parts && whole > 0);
+  free(sums[0]);
+  free(sums[1]);
+}
+
 // One of two ranks.
 static int rank_of_two(int32_t rank, const char* folder) {
   struct NfAllReduceOptions options = {sizeof(options)};
@@ -387,6 +447,7 @@ int main(int argc, char** argv) {
   test_errors();
   test_layer_of_buffers();
   test_layer_of_a_checkpoint(argv[1]);
+  test_tensor_parallel_layer(argv[1]);
   printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }
