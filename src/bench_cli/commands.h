@@ -9,6 +9,7 @@ struct Commands;
 
 void add_allreduce(const Commands& commands);
 void add_bench(const Commands& commands);
+void add_ep_model(const Commands& commands);
 void add_eval(const Commands& commands);
 void add_expert_parallel(const Commands& commands);
 void add_moe_run(const Commands& commands);

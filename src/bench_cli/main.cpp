@@ -22,6 +22,7 @@ void add_commands(const Commands& commands) {
   add_bench(commands);
   add_allreduce(commands);
   add_expert_parallel(commands);
+  add_ep_model(commands);
   add_eval(commands);
   const Commands moe = add_group(commands, "moe", "Run or time a Mixture-of-Experts layer");
   moe.app.footer("Try: narrowfloat-bench moe run --help, narrowfloat-bench moe bench --help");

@@ -20,12 +20,12 @@ constexpr const char* kFooter = R"(Start here:
   narrowfloat inspect OUT                      what is in it now
   narrowfloat check OUT --against MODEL        whether it is right
   narrowfloat diff MODEL OUT                   how much accuracy it cost
-bench, allreduce, experts, eval, moe run, moe bench and moe gemm are commands of narrowfloat-bench.
+bench, allreduce, experts, ep-model, eval, moe run, moe bench and moe gemm are in narrowfloat-bench.
 Every command has --help with examples and exit codes. Documentation: docs/cli.md)";
 
 // Commands of narrowfloat-bench that people look for here.
-constexpr std::array<std::string_view, 7> kBenchCommands = {
-    "bench", "allreduce", "experts", "eval", "moe run", "moe bench", "moe gemm"};
+constexpr std::array<std::string_view, 8> kBenchCommands = {
+    "bench", "allreduce", "experts", "ep-model", "eval", "moe run", "moe bench", "moe gemm"};
 
 // The command of narrowfloat-bench that the command line begins with; empty if there is none.
 std::string_view bench_command(int argc, const char* const* argv) {

@@ -22,7 +22,8 @@ BUILT = ROOT / "build/cpu/src"
 CLI = Path(os.environ.get("NARROWFLOAT_CLI", BUILT / "cli/narrowfloat")).resolve()
 BENCH_CLI = Path(os.environ.get("NARROWFLOAT_BENCH_CLI",
                                 BUILT / "bench_cli/narrowfloat-bench")).resolve()
-BENCH_COMMANDS = ["bench", "allreduce", "experts", "eval", "moe run", "moe bench", "moe gemm"]
+BENCH_COMMANDS = ["bench", "allreduce", "experts", "ep-model", "eval", "moe run", "moe bench",
+                  "moe gemm"]
 
 DONE, FINDINGS, USAGE, INPUT, UNSUPPORTED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
