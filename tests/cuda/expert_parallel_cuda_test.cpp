@@ -432,6 +432,8 @@ TEST_F(ExpertParallelCuda, ARankThatGivesUpIsAnErrorOnAll) {
   const GroupSetup setup{.ranks = 2, .tokens = {5, 8}, .max_tokens = 8};
   auto group = ExpertParallel::create_local(2, config_of(setup), milliseconds(20'000), gpu());
   group[1].give_up();
+  // At once, and not when the GPU comes to it.
+  expect_error(ErrorKind::kDevice, {"gave up"}, [&] { group[1].check_error(); });
   RankCall call(setup, 0, Ids::kUniform, 12);
   group[0].dispatch({.values = call.rows.on_gpu(), .scales = {}, .row_scale = {}},
                     call.ids.on_gpu(), call.weights.on_gpu(), {});

@@ -93,7 +93,6 @@ void CpuExpertRank::receive_tokens(Stream /*stream*/) {
   const int64_t max_tokens = config().max_tokens;
   for (int source = 0; source < layout().ranks; ++source) {
     if (counts[source] < 0 || counts[source] > max_tokens) {
-      exchange_->give_up();
       throw_error(ErrorKind::kDevice,
                   "expert parallelism: rank {} sent a count of {} tokens, of "
                   "at most {}",

@@ -20,11 +20,11 @@ class CpuExpertRank final : public ExpertParallel::Impl {
   [[nodiscard]] int64_t memory_bytes() const override {
     return exchange_->memory_bytes() + payload().bytes() + static_cast<int64_t>(returned_.size());
   }
-  void check() const override { exchange_->check(); }
-  void give_up(Stream /*stream*/) override { exchange_->give_up(); }
   void disconnect() override { exchange_->disconnect(); }
 
  private:
+  void check_exchange() const override { exchange_->check(); }
+  void tell_peers_to_give_up(Stream /*stream*/) override { exchange_->give_up(); }
   void send_tokens(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
                    Stream stream) override;
   void receive_tokens(Stream stream) override;

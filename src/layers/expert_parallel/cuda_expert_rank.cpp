@@ -94,7 +94,7 @@ int64_t CudaExpertRank::memory_bytes() const {
          int64_t{sizeof(LocalControl)} + int64_t{sizeof(AllReduceFault)};
 }
 
-void CudaExpertRank::check() const {
+void CudaExpertRank::check_exchange() const {
   AllReduceFault& fault = *view_.fault;
   const uint32_t kind = std::atomic_ref(fault.kind).load(std::memory_order_acquire);
   if (kind == AllReduceFault::kNone) return;
@@ -114,7 +114,9 @@ void CudaExpertRank::check() const {
               call, view_.rank, view_.ranks, reason);
 }
 
-void CudaExpertRank::give_up(Stream stream) { abort_exchange(plan_, view_, device(), stream); }
+void CudaExpertRank::tell_peers_to_give_up(Stream stream) {
+  abort_exchange(plan_, view_, device(), stream);
+}
 
 void CudaExpertRank::disconnect() {
   if (bootstrap_ == nullptr) return;

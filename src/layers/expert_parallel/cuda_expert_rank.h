@@ -22,11 +22,11 @@ class CudaExpertRank final : public ExpertParallel::Impl {
 
   [[nodiscard]] ExpertTransport transport() const override { return ExpertTransport::kPeerMemory; }
   [[nodiscard]] int64_t memory_bytes() const override;
-  void check() const override;
-  void give_up(Stream stream) override;
   void disconnect() override;
 
  private:
+  void check_exchange() const override;
+  void tell_peers_to_give_up(Stream stream) override;
   void send_tokens(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
                    Stream stream) override;
   void receive_tokens(Stream stream) override;

@@ -103,7 +103,7 @@ TensorView ExpertParallel::results() const { return impl().results(); }
 
 ReceivedTokens ExpertParallel::dispatch(const CodedRows& rows, const TensorView& ids,
                                         const TensorView& weights, Stream stream) {
-  impl().start_dispatch(rows, ids, weights, stream);
+  start_dispatch(rows, ids, weights, stream);
   return impl().finish_dispatch(stream);
 }
 
@@ -116,6 +116,7 @@ void ExpertParallel::combine(const ReceivedTokens& received, const TensorView& o
 
 void ExpertParallel::start_dispatch(const CodedRows& rows, const TensorView& ids,
                                     const TensorView& weights, Stream stream) {
+  impl().check_dispatch(rows, ids, weights);
   impl().start_dispatch(rows, ids, weights, stream);
 }
 
@@ -129,6 +130,7 @@ void ExpertParallel::start_combine(const ReceivedTokens& received, Stream stream
 }
 
 void ExpertParallel::finish_combine(const TensorView& out, Stream stream) {
+  impl().check_finish_combine(out);
   impl().finish_combine(out, stream);
 }
 
@@ -148,7 +150,7 @@ void ExpertParallel::run(const MoeLayer& layer, const CodedRows& rows, const Ten
   try {
     self.run_experts(layer, received, workspace, stream);
   } catch (...) {
-    self.give_up(stream);
+    self.give_up_after_error(stream);
     throw;
   }
   self.start_combine(stream);

@@ -24,6 +24,42 @@ ExpertParallel::Impl::Impl(const ExpertParallelConfig& config, const ExpertLayou
   }
 }
 
+// --- Failures ------------------------------------------------------------------------------------
+
+void ExpertParallel::Impl::check() const {
+  check_exchange();
+  if (!has_given_up_) return;
+  throw_error(ErrorKind::kDevice,
+              "expert parallelism: call {} failed on rank {} of {}: this rank gave up; make a new "
+              "ExpertParallel on all ranks, or end the job",
+              call_, rank_, layout_.ranks);
+}
+
+void ExpertParallel::Impl::give_up(Stream stream) {
+  has_given_up_ = true;
+  tell_peers_to_give_up(stream);
+}
+
+void ExpertParallel::Impl::give_up_after_error(Stream stream) noexcept {
+  try {
+    give_up(stream);
+  } catch (...) {
+    // A GPU that has failed tells nobody: the others have their deadline.
+  }
+}
+
+template <class Step>
+void ExpertParallel::Impl::run_step(Stream stream, const Step& step) {
+  try {
+    step();
+  } catch (...) {
+    give_up_after_error(stream);
+    throw;
+  }
+}
+
+// --- Steps of a call -----------------------------------------------------------------------------
+
 void ExpertParallel::Impl::check_dispatch(const CodedRows& rows, const TensorView& ids,
                                           const TensorView& weights) const {
   check();
@@ -44,9 +80,8 @@ void ExpertParallel::Impl::check_dispatch(const CodedRows& rows, const TensorVie
 
 void ExpertParallel::Impl::start_dispatch(const CodedRows& rows, const TensorView& ids,
                                           const TensorView& weights, Stream stream) {
-  check_dispatch(rows, ids, weights);
   tokens_ = rows.values.shape[0];
-  send_tokens(rows, ids, weights, stream);
+  run_step(stream, [&] { send_tokens(rows, ids, weights, stream); });
   ++call_;
   state_ = State::kSent;
 }
@@ -56,7 +91,7 @@ ReceivedTokens ExpertParallel::Impl::finish_dispatch(Stream stream) {
   if (state_ != State::kSent) {
     throw_invalid("finish_dispatch: expected a call after start_dispatch(); {}", why_idle());
   }
-  receive_tokens(stream);
+  run_step(stream, [&] { receive_tokens(stream); });
   const int64_t rows = layout_.max_rows();
   ReceivedTokens tokens;
   tokens.rows = payload_.views(received(ExpertPart::kValues), received(ExpertPart::kScales),
@@ -136,18 +171,21 @@ void ExpertParallel::Impl::check_output(int64_t tokens, const TensorView& out) c
 }
 
 void ExpertParallel::Impl::start_combine(Stream stream) {
-  send_results(stream);
+  run_step(stream, [&] { send_results(stream); });
   state_ = State::kReturned;
 }
 
-void ExpertParallel::Impl::finish_combine(const TensorView& out, Stream stream) {
+void ExpertParallel::Impl::check_finish_combine(const TensorView& out) const {
   check();
   if (state_ != State::kReturned) {
     throw_invalid("finish_combine: expected a call after start_combine(); {}", why_idle());
   }
   check_output(tokens_, out);
+}
+
+void ExpertParallel::Impl::finish_combine(const TensorView& out, Stream stream) {
   state_ = State::kIdle;
-  sum_results(out, stream);
+  run_step(stream, [&] { sum_results(out, stream); });
 }
 
 // --- A layer on the received rows ----------------------------------------------------------------

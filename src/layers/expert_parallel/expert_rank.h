@@ -30,6 +30,7 @@ class ExpertParallel::Impl {
   [[nodiscard]] Device device() const { return device_; }
   [[nodiscard]] int64_t tokens() const { return tokens_; }
 
+  // The check_ functions throw for arguments, at which the other functions do not look again.
   void check_dispatch(const CodedRows& rows, const TensorView& ids,
                       const TensorView& weights) const;
   void start_dispatch(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
@@ -39,6 +40,7 @@ class ExpertParallel::Impl {
   void check_call(uint64_t call) const;
   void check_output(int64_t tokens, const TensorView& out) const;
   void start_combine(Stream stream);
+  void check_finish_combine(const TensorView& out) const;
   void finish_combine(const TensorView& out, Stream stream);
   void check_layer(const MoeLayer& layer, const TensorView& workspace) const;
   void run_experts(const MoeLayer& layer, const ReceivedTokens& received,
@@ -47,12 +49,18 @@ class ExpertParallel::Impl {
 
   [[nodiscard]] virtual ExpertTransport transport() const = 0;
   [[nodiscard]] virtual int64_t memory_bytes() const = 0;
-  // Throws kDevice where an earlier call has failed.
-  virtual void check() const = 0;
-  virtual void give_up(Stream stream) = 0;
+  // Throws kDevice where an earlier call has failed, or this rank has given up.
+  void check() const;
+  void give_up(Stream stream);
+  // For a rank that has an error to throw already: the others need not wait for their deadline.
+  void give_up_after_error(Stream stream) noexcept;
   virtual void disconnect() = 0;
 
  protected:
+  // Throws kDevice where a call is known to have failed. What give_up() queues on a GPU may show
+  // later.
+  virtual void check_exchange() const = 0;
+  virtual void tell_peers_to_give_up(Stream stream) = 0;
   // The steps of a call, whose arguments were checked.
   virtual void send_tokens(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
                            Stream stream) = 0;
@@ -92,6 +100,9 @@ class ExpertParallel::Impl {
   // Why there are no tokens whose results combine() could send.
   [[nodiscard]] std::string why_idle() const;
   [[nodiscard]] SlotRows slot_rows(const MoeLayer& layer) const;
+  // A step that throws ends the call on all ranks.
+  template <class Step>
+  void run_step(Stream stream, const Step& step);
 
   ExpertParallelConfig config_;
   ExpertLayout layout_;
@@ -103,6 +114,7 @@ class ExpertParallel::Impl {
   int64_t tokens_ = 0;  // The tokens of the last dispatch.
   uint64_t call_ = 0;
   State state_ = State::kIdle;
+  bool has_given_up_ = false;
 };
 
 }  // namespace narrowfloat

@@ -584,6 +584,7 @@ TEST(ExpertParallel, ARankThatGivesUpEndsTheCallOfAll) {
     const ReceivedTokens received = group.dispatch(c.rows(rank), c.ids(rank), c.weights(rank));
     if (rank == 0) {
       group.give_up();
+      expect_error(ErrorKind::kDevice, {"gave up"}, [&] { static_cast<void>(c.run(group)); });
       return;
     }
     std::vector<uint16_t> out(4 * 128);
@@ -591,6 +592,28 @@ TEST(ExpertParallel, ARankThatGivesUpEndsTheCallOfAll) {
       group.combine(received, TensorView::contiguous(out.data(), DType::kBF16, {4, 128}));
     });
   });
+}
+
+// A step that fails on one rank alone, here by a count that no rank sends.
+TEST(ExpertParallel, AStepThatThrowsEndsTheCallOfAll) {
+  const ExpertCase c({.tokens = {4, 4}}, 100);
+  auto groups = ExpertParallel::create_local(2, c.config(), milliseconds(0));
+  std::array<ReceivedTokens, 2> received;
+  run_as_threads(2, [&](int rank) {
+    const auto at = static_cast<size_t>(rank);
+    received[at] = groups[at].dispatch(c.rows(rank), c.ids(rank), c.weights(rank));
+    std::vector<uint16_t> out(4 * 128);
+    groups[at].combine(received[at], TensorView::contiguous(out.data(), DType::kBF16, {4, 128}));
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    groups[static_cast<size_t>(rank)].start_dispatch(c.rows(rank), c.ids(rank), c.weights(rank));
+  }
+  static_cast<int32_t*>(received[0].counts.data)[1] = 99;
+  expect_error(ErrorKind::kDevice, {"rank 1 sent a count of 99 tokens, of at most 8"},
+               [&] { static_cast<void>(groups[0].finish_dispatch()); });
+  expect_error(ErrorKind::kDevice, {"a rank gave up"},
+               [&] { static_cast<void>(groups[1].finish_dispatch()); });
+  expect_error(ErrorKind::kDevice, {"gave up"}, [&] { groups[0].check_error(); });
 }
 
 }  // namespace
