@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, USAGE, run, run_json, run_ok
 
 INPUTS = json.loads((ROOT / "src/bench_cli/ep_model.json").read_text())
-EXPERTS = ROOT / "bench/results/h200-x2/experts"
+MEASURED = sorted((ROOT / "bench/results").glob("*/experts/*.json"))
 
 
 def predict(*options):
@@ -31,17 +31,19 @@ def test_inputs_are_those_of_their_sources():
             assert inputs[link]["gb_per_s"] > 0 and inputs[link]["latency_us"] > 0
 
 
-@pytest.mark.parametrize("shape", ["deepseek-v3", "gpt-oss-120b"])
-def test_predictions_are_near_measurements(shape):
-    """docs/parallel.md names these limits."""
-    document = json.loads((EXPERTS / f"{shape}_2.json").read_text())
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: "/".join(path.parts[-3:]))
+def test_predictions_are_near_measurements(path):
+    """Every measurement on several GPUs; docs/parallel.md says how near."""
+    document = json.loads(path.read_text())
+    gpu = next(gpu for gpu in INPUTS["gpus"] if gpu in document["machine"]["name"].lower())
     compared = 0
     for payload, order in sorted({(case["payload"], case["order"]) for case in document["cases"]}):
         measured = [case for case in document["cases"]
                     if (case["payload"], case["order"]) == (payload, order)]
-        found = predict("--gpu", "h200", "--shape", shape, "--mode", document["mode"], "--ranks", 2,
-                        "--payload", {"fp8_1x128": "fp8_group"}.get(payload, payload), "--order",
-                        order, "--tokens", ",".join(str(case["tokens"]) for case in measured))
+        found = predict("--gpu", gpu, "--shape", document["shape"], "--mode", document["mode"],
+                        "--ranks", document["ranks"], "--payload",
+                        {"fp8_1x128": "fp8_group"}.get(payload, payload), "--order", order,
+                        "--tokens", ",".join(str(case["tokens"]) for case in measured))
         for case, prediction in zip(measured, found, strict=True):
             exchange = prediction["dispatch_us"] + prediction["combine_us"]
             assert exchange == pytest.approx(case["exchange_us"], rel=0.25), case
