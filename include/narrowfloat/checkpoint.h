@@ -157,10 +157,11 @@ struct QuantizeRecipe {
 };
 // A JSON file: {"include": [GLOB...], "exclude": [GLOB...], "rules": [{"match": GLOB, "format":
 // FORMAT, "math": ..., "mx_scale": ..., "scale_search": ...}...]}, all of whose members may be
-// missing but "match" and "format". Throws kIo, kCorruptData for other content, or kUnsupported for
-// YAML.
+// missing but "match" and "format"; or the same as YAML in a file *.yaml or *.yml. Throws kIo,
+// kCorruptData for other content, or kUnsupported for what is read of no YAML: anchors, tags and
+// the like.
 NARROWFLOAT_API QuantizeRecipe read_recipe(const std::string& path);
-// The same from the text of such a file.
+// The same from the text of a JSON file.
 NARROWFLOAT_API QuantizeRecipe parse_recipe(std::string_view text);
 
 // Reads module -> largest magnitude of its input from a JSON object of numbers, or from the

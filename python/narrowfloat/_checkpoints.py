@@ -46,8 +46,8 @@ def quantize_checkpoint(
         fp8-tensor, fp8-channel-modelopt, fp8-tensor-modelopt.
     include, exclude: globs over tensor names; includes add to the default choice, excludes win.
     rules: pairs of a glob and a format, or "keep": the first that matches a weight counts.
-    recipe: a JSON file of includes, excludes and rules (docs/cli.md), after the others; or what
-    json.load() or yaml.safe_load() made of one.
+    recipe: a JSON or YAML file of includes, excludes and rules (docs/cli.md), after the others; or
+    what json.load() or yaml.safe_load() made of one.
     target_bits: better formats than `to`, or none, for the weights that gain most by a bit, as long
     as weights have this many on average; 0: no search.
     activation_amax: the file of narrowfloat.transformers.calibrate(), a .json file, or module names

@@ -129,7 +129,8 @@ void add_quantize(const Commands& commands) {
       ->option_text("GLOB=FORMAT");
   command
       .add_option("--recipe", arguments.recipe,
-                  "A JSON file of globs to include and exclude, and rules with their own settings")
+                  "A JSON or YAML file of globs to include and exclude, and rules with their own "
+                  "settings")
       ->option_text("FILE");
   command
       .add_option("--target-bits", options.target_bits,

@@ -9,6 +9,7 @@
 #include "checkpoint/escape.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/json_guard.h"
+#include "checkpoint/simple_yaml.h"
 #include "layers/selection.h"
 
 namespace narrowfloat {
@@ -194,14 +195,10 @@ QuantizeRecipe read_recipe(const std::string& path) {
   const std::string text = read_file_bounded(path, kMaxRecipeBytes);
   const std::string source = printable(path);
   const size_t begin = text.find_first_not_of(" \t\r\n");
+  const bool is_json = begin != std::string::npos && text[begin] == '{';
   const bool is_yaml = path.ends_with(".yaml") || path.ends_with(".yml");
-  if (is_yaml && (begin == std::string::npos || text[begin] != '{')) {
-    throw_error(ErrorKind::kUnsupported,
-                "{}: is YAML; recipes are JSON. python3 -c 'import json, sys, yaml; "
-                "json.dump(yaml.safe_load(sys.stdin), sys.stdout)' converts it from standard input",
-                source);
-  }
-  return read_recipe_text(text, source);
+  if (!is_yaml || is_json) return read_recipe_text(text, source);
+  return read_recipe_text(json_of_simple_yaml(text, source), source);
 }
 
 QuantizeRecipe parse_recipe(std::string_view text) { return read_recipe_text(text, "recipe"); }

@@ -9,7 +9,7 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import (FINDINGS, INPUT, TINY_MOE, UNSUPPORTED, USAGE, modules_of_source, run,
+from conftest import (FINDINGS, INPUT, ROOT, TINY_MOE, UNSUPPORTED, USAGE, modules_of_source, run,
                       run_json, run_ok, stored, write_safetensors)
 from test_activation_scales import amax_file
 from test_convert import array
@@ -101,15 +101,27 @@ def test_recipes_are_rules_with_settings(alone, tmp_path):
         assert parts_of(new, module) == parts_of(wanted, module), module
 
 
-def test_recipes_in_yaml_are_refused_with_the_way_to_convert_them(tmp_path, small_file):
-    recipe, out = tmp_path / "recipe.yaml", tmp_path / "x.safetensors"
-    for text in ("exclude:\n  - '*.up_proj.*'\n", ""):
+def test_recipes_in_yaml_say_the_same(tmp_path):
+    """The bytes of the JSON recipe of docs/cli.md, from the YAML there."""
+    page = (ROOT / "docs/cli.md").read_text()
+    targets = []
+    for suffix, begin in (("json", '{"exclude"'), ("yaml", "exclude: [")):
+        recipe = tmp_path / f"recipe.{suffix}"
+        recipe.write_text(begin + page.split(f"```\n{begin}", 1)[1].split("```", 1)[0])
+        targets.append(tmp_path / suffix)
+        run_ok("quantize", TINY_MOE, targets[-1], "--to", "nvfp4", "--recipe", recipe)
+    assert stored(targets[0]) == stored(targets[1])
+    recipe = tmp_path / "recipe.yaml"
+    for text, code, part in (("rules:\n  - match: *.q_proj.*\n", UNSUPPORTED, "globs in quotes"),
+                             ("rules: &a\n", UNSUPPORTED, "recipe.yaml: line 1"),
+                             ("exclude: x\n", INPUT, "'exclude' must be a list of globs"),
+                             ("- a\n", INPUT, "recipe.yaml"), ("", INPUT, "nothing but comments"),
+                             ("exclude: []\nexclude: []\n", INPUT, "exclude")):  # fmt: skip
         recipe.write_text(text)
-        result = run("quantize", small_file, out, "--to", "nvfp4", "--recipe", recipe)
-        assert result.returncode == UNSUPPORTED
-        assert "recipes are JSON" in result.stderr and "yaml.safe_load" in result.stderr
-    recipe.write_text(' {"exclude": ["*.up_proj.*"]}')
-    run_ok("quantize", small_file, out, "--to", "nvfp4", "--recipe", recipe)
+        result = run("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", "--recipe", recipe)
+        assert result.returncode == code and part in result.stderr, result.stderr
+    recipe.write_text(' {"exclude": ["*.0.*"]}')
+    run_ok("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", "--recipe", recipe, "--dry-run")
 
 
 @pytest.mark.parametrize("text,part", [

@@ -1,4 +1,4 @@
-// Every function that reads the text of a config.json.
+// Every function that reads the text of a config.json, and the reader of YAML.
 #include <span>
 #include <string>
 #include <vector>
@@ -8,6 +8,7 @@
 #include "checkpoint/config_text.h"
 #include "checkpoint/conventions/declaration.h"
 #include "checkpoint/json_guard.h"
+#include "checkpoint/simple_yaml.h"
 #include "fuzz/fuzz_input.h"
 #include "fuzz/fuzz_targets.h"
 #include "layers/moe/model_config.h"
@@ -47,6 +48,10 @@ void check_exclusions(const std::string& text) {
 
 void fuzz_config(std::span<const uint8_t> bytes) {
   const std::string text(FuzzInput(bytes).rest());
+  expect_result_or_error([&] {
+    const std::string json = json_of_simple_yaml(text, "recipe.yaml");
+    check_json_object(json, "recipe.yaml");
+  });
   bool is_object = false;
   expect_result_or_error([&] {
     check_json_object(text, "config.json");
