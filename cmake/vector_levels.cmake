@@ -7,13 +7,15 @@ endif()
 set(NARROWFLOAT_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(NARROWFLOAT_FLAGS_avx512 ${NARROWFLOAT_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq
                              -mavx512vbmi)
+set(NARROWFLOAT_FLAGS_avx512_bf16 ${NARROWFLOAT_FLAGS_avx512} -mavx512bf16)
 
 # Adds sources to the library; call it in their directory.
 function(narrowfloat_vector_level level)
   if(NOT NARROWFLOAT_VECTOR_LEVELS)
     return()
   endif()
-  set(flags ${NARROWFLOAT_FLAGS_${level}})
+  # Loops over registers have to be unrolled for sums to stay in them.
+  set(flags ${NARROWFLOAT_FLAGS_${level}} $<$<CONFIG:RelWithDebInfo>:-O3>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # g++ 12 takes the undefined operands of its own intrinsics for uninitialised variables.
     list(APPEND flags -Wno-uninitialized -Wno-maybe-uninitialized)

@@ -40,6 +40,8 @@ struct MoeConfig {
   DType out_dtype = DType::kBF16;     // BF16, F16 or F32.
   DType slot_dtype = DType::kBF16;    // Type of one slot's result: BF16 or F32.
   std::optional<int32_t> token_tile;  // A power of two; default: default_token_tile.
+  // On a CPU: the GEMMs have Accumulation::kFast. GPUs, and references, ignore it.
+  bool fast_sums = false;
 };
 
 // Options of a reference beside its configuration, on the CPU alone (prepare_reference()).

@@ -87,10 +87,12 @@ enum class GateOrder : int {
 NARROWFLOAT_API std::string_view name(GateOrder order);
 NARROWFLOAT_API GateOrder parse_gate_order(std::string_view text);
 
-// CPU only: the type dot products are summed in. kFp32: fp32 in ascending K with the promotions of
-// moe spec 6.4, the arithmetic of every result. kFp64: the reference of every tolerance; scales,
-// bias and activation are fp64 too, rounded only where 6.4 says.
-enum class Accumulation : int { kFp32 = 0, kFp64 = 1 };
+// How a CPU sums dot products. kFp32: fp32 in ascending K with the promotions of moe spec 6.4, the
+// arithmetic of every result. kFp64: the reference of every tolerance; scales, bias and activation
+// are fp64 too, rounded only where 6.4 says. kFast: fp32 as fast as the processor can, within the
+// tolerances that GPUs have (moe spec 12); processors may differ in the last bits. GPUs sum in an
+// order of their own with both kFp32 and kFast, and have no kFp64.
+enum class Accumulation : int { kFp32 = 0, kFp64 = 1, kFast = 2 };
 
 // One value for all local experts, or one for each.
 struct PerExpert {

@@ -39,6 +39,8 @@ class MoeConfig:
     add_fc2_bias: false on all ranks of tensor parallelism but one.
     out_dtype: bfloat16, float16 or float32. slot_dtype: of one slot's result, bfloat16 or float32.
     token_tile: rows that an expert's tokens are padded to; a power of two.
+    fast_sums: a CPU's GEMMs sum as fast as it can, within a GPU's tolerances, and not with the same
+        bytes on every CPU. GPUs, and references, ignore it.
     accumulation, fp32_rows, double_quantize_fc1: references on the CPU (include/narrowfloat/moe.h).
     """
 
@@ -65,6 +67,7 @@ class MoeConfig:
     out_dtype: str = "bfloat16"
     slot_dtype: str = "bfloat16"
     token_tile: int | None = None
+    fast_sums: bool = False
     accumulation: str = "float32"
     fp32_rows: bool = False
     double_quantize_fc1: bool = False

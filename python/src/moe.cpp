@@ -141,6 +141,7 @@ void bind_config(nb::module_& module) {
   bind_field(type, "local_experts", &MoeConfig::local_experts);
   bind_field(type, "weight_on_input", &MoeConfig::weight_on_input);
   bind_field(type, "add_fc2_bias", &MoeConfig::add_fc2_bias);
+  bind_field(type, "fast_sums", &MoeConfig::fast_sums);
   bind_field(type, "token_tile", &MoeConfig::token_tile);
   bind_field(type, "fp32_rows", &MoeReferenceOptions::fp32_rows);
   bind_field(type, "double_quantize_fc1", &MoeReferenceOptions::double_quantize_fc1);

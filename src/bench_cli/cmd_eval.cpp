@@ -39,6 +39,7 @@ struct EvalArguments {
   bool has_fp32 = false;
   bool is_all_modes = false;   // The same holds where no mode is named.
   uint64_t num_bytes = 32768;  // The first bytes of the text; 0: all.
+  bool fast_sums = false;
   int num_threads = 0;
 };
 
@@ -63,15 +64,16 @@ LoadMoeOptions load_options(EvalMode mode, std::span<const LayerMaxima> maxima, 
   return options;
 }
 
-MoeConfig run_config(const LoadedMoe& loaded, EvalMode mode) {
+MoeConfig run_config(const LoadedMoe& loaded, EvalMode mode, bool fast_sums) {
   MoeConfig config = loaded.config();
   config.out_dtype = DType::kF32;
+  config.fast_sums = fast_sums;
   if (!mode) config.slot_dtype = DType::kF32;
   return config;
 }
 
-MoeLayer prepare_layer(const LoadedMoe& loaded, EvalMode mode) {
-  const MoeConfig config = run_config(loaded, mode);
+MoeLayer prepare_layer(const LoadedMoe& loaded, EvalMode mode, bool fast_sums) {
+  const MoeConfig config = run_config(loaded, mode, fast_sums);
   return mode ? MoeLayer::prepare(loaded.weights(), config)
               : MoeLayer::prepare_reference(loaded.weights(), config, {.fp32_rows = true});
 }
@@ -92,7 +94,7 @@ class ModelExperts {
  public:
   // `maxima` are those of every layer for modes with static scales; otherwise it may be empty.
   ModelExperts(const Checkpoint& checkpoint, const ModelConfig& model, EvalMode mode,
-               std::span<const LayerMaxima> maxima);
+               std::span<const LayerMaxima> maxima, bool fast_sums);
 
   // Adds the experts' output for `rows` to `residual`: an ExpertFunction.
   void add_output(int64_t layer, std::span<const float> rows, std::span<float> residual);
@@ -108,11 +110,11 @@ class ModelExperts {
 };
 
 ModelExperts::ModelExperts(const Checkpoint& checkpoint, const ModelConfig& model, EvalMode mode,
-                           std::span<const LayerMaxima> maxima)
+                           std::span<const LayerMaxima> maxima, bool fast_sums)
     : takes_fp32_rows_(!mode) {
   for (int64_t l = 0; l < model.layers; ++l) {
     LoadedMoe loaded = load_layer(checkpoint, model, l, load_options(mode, maxima, layers_.size()));
-    LayerRunner runner(*host_, prepare_layer(loaded, mode));
+    LayerRunner runner(*host_, prepare_layer(loaded, mode, fast_sums));
     layers_.push_back({std::move(loaded), std::move(runner)});
   }
 }
@@ -163,7 +165,7 @@ ModelMaxima model_maxima(const Checkpoint& checkpoint, const TextModel& model, W
     return maxima;
   }
   maxima.source = fmt::format("the first {} bytes of the text", window.size());
-  ModelExperts experts(checkpoint, model.config(), std::nullopt, {});
+  ModelExperts experts(checkpoint, model.config(), std::nullopt, {}, false);
   const auto measure = [&](int64_t l, std::span<const float> rows, std::span<float> residual) {
     const LoadedMoe& layer = layers[static_cast<size_t>(l)];
     maxima.layers.push_back(measure_maxima(layer, rows, router_logits(layer, rows)));
@@ -256,11 +258,11 @@ std::vector<EvalMode> rows_of(const EvalArguments& arguments) {
 }
 
 ModeScore score_mode(const Checkpoint& checkpoint, const TextModel& model, const Text& text,
-                     EvalMode mode, std::span<const LayerMaxima> maxima) {
+                     EvalMode mode, std::span<const LayerMaxima> maxima, bool fast_sums) {
   double bits = 0;
   const auto score = [&](int64_t /*call*/, Stream /*stream*/) {
     const size_t batch = std::min(kBatch, text.windows.size());
-    ModelExperts experts(checkpoint, model.config(), mode, maxima);
+    ModelExperts experts(checkpoint, model.config(), mode, maxima, fast_sums);
     const auto add_experts = [&](int64_t layer, std::span<const float> rows,
                                  std::span<float> residual) {
       experts.add_output(layer, rows, residual);
@@ -293,7 +295,8 @@ Evaluation evaluate(const EvalArguments& arguments) {
   for (const EvalMode mode : modes) {
     status.show(fmt::format("eval {} ({} of {})", eval_mode_name(mode), result.scores.size() + 1,
                             modes.size()));
-    result.scores.push_back(score_mode(checkpoint, model, result.text, mode, maxima.layers));
+    result.scores.push_back(
+        score_mode(checkpoint, model, result.text, mode, maxima.layers, arguments.fast_sums));
   }
   const auto bf16 = std::find_if(result.scores.begin(), result.scores.end(),
                                  [](const auto& score) { return score.mode == MoeMode::kBf16; });
@@ -313,6 +316,7 @@ void print_document(const EvalArguments& arguments, const Evaluation& evaluation
   document["window"] = evaluation.window;
   document["calibration"] =
       evaluation.calibration.empty() ? Json(nullptr) : Json(evaluation.calibration);
+  document["fast_sums"] = arguments.fast_sums;
   document["modes"] = Json::array();
   for (const ModeScore& score : evaluation.scores) {
     document["modes"].push_back(Json{{"mode", eval_mode_name(score.mode)},
@@ -412,6 +416,7 @@ void add_eval(const Commands& commands) {
   add_parsed_into(command, "--bytes", parse_text_bytes, arguments.num_bytes,
                   "Score the first BYTES of the text, or all; default 32768")
       ->option_text("BYTES|all");
+  add_fast_sums(command, arguments.fast_sums);
   add_threads(command, arguments.num_threads);
   add_output(command, arguments.output, CsvSupport::kYes);
 }

@@ -172,6 +172,7 @@ std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, const Mach
     configs.push_back(layer_config(shape, mode, arguments.layer.shard, max_tokens, memory));
     MoeConfig& config = configs.back();
     config.token_tile = arguments.token_tile;
+    config.fast_sums = arguments.fast_sums;
     check_routing(arguments.routing, config.routing, max_tokens, shape.routing.experts);
     add_reduction_note(shape, config, report.notes);
   }
@@ -227,6 +228,7 @@ void add_moe_bench(const Commands& commands) {
   add_routing(command, arguments.routing);
   add_memory(command, arguments.max_memory_bytes, "run with fewer experts");
   add_token_tile(command, arguments.token_tile);
+  add_fast_sums(command, arguments.fast_sums);
   add_tuning(command, arguments.tuning);
   command.add_flag("--stages", arguments.has_stages, "Time the stages of the layer, too")
       ->option_text(" ");

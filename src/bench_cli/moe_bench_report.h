@@ -21,6 +21,7 @@ struct MoeBenchArguments {
   std::string routing = "uniform";  // Or "zipf", or a file.
   uint64_t max_memory_bytes = 0;    // 0: six tenths of what is available.
   std::optional<int32_t> token_tile;
+  bool fast_sums = false;
   std::string tuning;  // A file; empty: the rule.
   bool has_stages = false;
   int num_threads = 0;

@@ -17,10 +17,13 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vbmi") != 0;
 }
 
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16") != 0; }
+
 #else
 
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512_bf16() { return false; }
 
 #endif
 
@@ -31,6 +34,9 @@ Support cpu_with(Device device, VectorLevel level) {
   if (!on_cpu.ok()) return on_cpu;
   if (level == VectorLevel::kAvx2) {
     return has_avx2() ? Support::yes() : Support::no("needs a CPU with AVX2 and FMA");
+  }
+  if (level == VectorLevel::kAvx512Bf16 && has_avx512() && !has_avx512_bf16()) {
+    return Support::no("needs a CPU with AVX-512 BF16");
   }
   return has_avx512() ? Support::yes()
                       : Support::no("needs a CPU with AVX-512 F, BW, VL, DQ and VBMI");

@@ -9,8 +9,9 @@
 namespace narrowfloat {
 
 enum class VectorLevel : int {
-  kAvx2,    // AVX2, FMA, F16C: x86-64-v3
-  kAvx512,  // AVX-512 F, BW, VL, DQ and VBMI
+  kAvx2,        // AVX2, FMA, F16C: x86-64-v3
+  kAvx512,      // AVX-512 F, BW, VL, DQ and VBMI
+  kAvx512Bf16,  // and AVX-512 BF16
 };
 
 // Outputs of more bytes do not stay in the caches, so the kernels of a level write past them.

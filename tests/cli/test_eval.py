@@ -118,6 +118,17 @@ def test_differences_are_to_bf16_and_as_large_as_the_formats_are_coarse(small):
         assert 1e-4 < abs(rows[mode]["difference_to_bf16"]) < 0.05, mode
 
 
+def test_fast_sums_score_as_exact_ones(small):
+    document = run_json("eval", TINY_MOE, "--bytes", 1700, "--fast-sums", "--mode",
+                        "fp32,mxfp8,nvfp4_bf16")
+    assert document["fast_sums"] and not small["fast_sums"]
+    exact = {row["mode"]: row["bits_per_byte"] for row in small["modes"]}
+    fast = {row["mode"]: row["bits_per_byte"] for row in document["modes"]}
+    assert fast.pop("fp32") == exact["fp32"]
+    for mode, bits in fast.items():
+        assert bits == pytest.approx(exact[mode], abs=2e-3), mode
+
+
 def test_windows_are_independent_of_their_batch(tmp_path):
     """17 windows are more than go through the experts together."""
     last = tmp_path / "last.txt"

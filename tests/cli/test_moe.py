@@ -408,6 +408,14 @@ def test_bench_routes_as_other_models_do(shape, experts):
     assert case["correct"] and document["experts"] == experts
 
 
+def test_fast_sums_are_within_the_tolerances_of_every_mode():
+    document = run_json(*BENCH, "--shape", "384,256,8,2", "--mode", "all", "--tokens", "1,40",
+                        "--fast-sums")
+    assert document["fast_sums"]
+    assert len(document["cases"]) == 2 * len(MODES)
+    assert all(case["correct"] for case in document["cases"])
+
+
 def test_the_device_is_named():
     arguments = [*BENCH, "--shape", "64,32,4,2", "--tokens", "2", "--mode", "mxfp4_bf16"]
     document = json.loads(run_ok(*arguments, "--device", "cpu", "--json").stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -164,6 +165,18 @@ def test_references_are_explained_and_stay_on_the_cpu() -> None:
         assert ops.count("quantize_activations") == quantized
         with pytest.raises(NotImplementedError, match=f"{list(options)[-1]}.*cuda:0"):
             layer.explain(9, "cuda:0")
+
+
+def test_fast_sums_are_near_to_exact_ones() -> None:
+    """They are off by default, and a layer says whether it has them."""
+    w1, w2, x, logits = plain_layer()
+    weights = [nf.quantize(weight, "nvfp4", batched=True) for weight in (w1, w2)]
+    config = nf.MoeConfig(hidden=128, inter=128, experts=4, top_k=2, mode="nvfp4_bf16")
+    assert not config.fast_sums
+    exact = nf.MoeLayer.prepare(*weights, config)
+    fast = nf.MoeLayer.prepare(*weights, replace(config, fast_sums=True))
+    assert fast.config.fast_sums and not exact.config.fast_sums
+    assert relative(fast.run(x, logits), exact.run(x, logits)) < 3e-3
 
 
 def test_threads_share_a_layer() -> None:

@@ -66,8 +66,8 @@ def references(folder: Path) -> dict[str, torch.Tensor]:
 
 def quantized(path: Path, mode: str, **options: Any) -> Any:
     """The model with its experts in a mode."""
-    given = {name: options.pop(name) for name in ("math", "modules_to_not_convert", "keep_weights")
-             if name in options}  # fmt: skip
+    names = ("math", "modules_to_not_convert", "keep_weights", "fast_sums")
+    given = {name: options.pop(name) for name in names if name in options}
     config = nftr.NarrowfloatConfig(mode=mode, **given)
     return load(path, quantization_config=config, **options)
 
@@ -107,6 +107,21 @@ def test_modes(
 ) -> None:
     """All modes without static scales."""
     assert distance(logits(quantized(make(name, folder), mode)), references[name]) < FAR[mode]
+
+
+def test_fast_sums(folder: Path) -> None:
+    """The layers have them, in a saved model where the caller of from_pretrained() wants them."""
+    path = make("gpt_oss", folder)
+    wanted = logits(quantized(path, "mxfp4_bf16"))
+    model = quantized(path, "mxfp4_bf16", fast_sums=True, keep_weights=True)
+    assert distance(logits(model), wanted) < FAR["bf16"]
+    model.save_pretrained(folder / "fast_sums")
+    again = load(folder / "fast_sums", quantization_config=nftr.NarrowfloatConfig(fast_sums=True))
+    plain = load(folder / "fast_sums")
+    for one, has in ((model, True), (again, True), (plain, False)):
+        layers = [module.layer for module in one.modules() if isinstance(module, nftr.Experts)]
+        assert layers and all(layer.config.fast_sums is has for layer in layers)
+    assert torch.equal(logits(again), logits(model)) and torch.equal(logits(plain), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -554,6 +555,13 @@ std::vector<uint8_t> GemmCase::run(const GemmRun& run) const {
   grouped_gemm(call, prepared, TensorView::contiguous(workspace.data(), DType::kU8, {size}));
   EXPECT_TRUE(output.intact() && workspace.intact());
   return output.copy();
+}
+
+std::vector<uint8_t> GemmCase::run_rows(const GemmRun& run, int32_t rows) {
+  const int32_t end = std::exchange(tile_row_end_.front(), rows);
+  std::vector<uint8_t> output = this->run(run);
+  tile_row_end_.front() = end;
+  return output;
 }
 
 bool GemmCase::is_gate_row(int64_t weight_row) const {

@@ -64,6 +64,8 @@ class GemmCase {
 
   // Output with 0xFF where nothing was written. Fails the test if guard bytes fell.
   [[nodiscard]] std::vector<uint8_t> run(const GemmRun& run) const;
+  // The same where the first tile ends after `rows` rows.
+  [[nodiscard]] std::vector<uint8_t> run_rows(const GemmRun& run, int32_t rows);
 
   [[nodiscard]] WeightView weights(ScaleLayoutId layout = ScaleLayoutId::kLinear) const;
   // Everything but the output.

@@ -29,6 +29,8 @@ class NarrowfloatConfig(QuantizationConfigMixin):
     top_k: experts per token, where the model's configuration calls them by a name that is not
         known here.
     statistics: file of calibrate().
+    fast_sums: on a CPU the experts' GEMMs sum as fast as it can, within a GPU's tolerances, and not
+        with the same bytes on every CPU.
     checkpoint: what a quantized checkpoint's config.json declares; register() fills it in.
     """
 
@@ -41,6 +43,7 @@ class NarrowfloatConfig(QuantizationConfigMixin):
         keep_weights: bool = False,
         top_k: int | None = None,
         statistics: str | os.PathLike[str] | None = None,
+        fast_sums: bool = False,
         checkpoint: dict[str, Any] | None = None,
         quant_method: str = METHOD,
     ) -> None:
@@ -61,6 +64,7 @@ class NarrowfloatConfig(QuantizationConfigMixin):
         self.modules_to_not_convert = list(modules_to_not_convert or [])
         self.keep_weights, self.checkpoint = keep_weights, checkpoint
         self.statistics = None if statistics is None else os.fspath(statistics)
+        self.fast_sums = fast_sums
 
     def converts(self, name: str) -> bool:
         """Whether the experts of a module are to be quantized."""
@@ -69,9 +73,10 @@ class NarrowfloatConfig(QuantizationConfigMixin):
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """The fields that the caller decides for a checkpoint that has a configuration."""
-        chosen = {"keep_weights": self.keep_weights}
+        chosen = {"keep_weights": self.keep_weights, "fast_sums": self.fast_sums}
         return chosen if self.mode is None else {**chosen, "mode": self.mode}
 
     def to_dict(self) -> dict[str, Any]:
         """The entry of a saved model's config.json: its experts are saved in our own form."""
-        return {name: value for name, value in super().to_dict().items() if name != "checkpoint"}
+        return {name: value for name, value in super().to_dict().items()
+                if name not in ("checkpoint", "fast_sums")}  # fmt: skip

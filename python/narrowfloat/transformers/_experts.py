@@ -147,7 +147,7 @@ class ExpertsPlan:
         return [name for name in self.parameters
                 if has.get(name, "bias1" if name.endswith("_bias") else "w1") not in self.parts]
 
-    def config(self, mode: str) -> nf.MoeConfig:
+    def config(self, mode: str, fast_sums: bool) -> nf.MoeConfig:
         """The layer's configuration; results of slots are as wide as the model's numbers."""
         experts, rows, hidden = self.shapes["w1"]
         # A rank of expert parallelism may own fewer experts than a token has. Its ids count from 0;
@@ -156,7 +156,7 @@ class ExpertsPlan:
             hidden=hidden, inter=rows // 2 if self.is_gated else rows,
             experts=max(experts, self.top_k), local_experts=experts, top_k=self.top_k, mode=mode,
             gate_order=self.gate.order, activation=self.gate.activation, out_dtype=self.dtype,
-            slot_dtype="float32" if self.dtype == "float32" else "bfloat16",
+            slot_dtype="float32" if self.dtype == "float32" else "bfloat16", fast_sums=fast_sums,
         )  # fmt: skip
 
     def _add_multipliers(self, mode: str, input_amax: Any, inter_amax: Any) -> None:
@@ -176,13 +176,17 @@ class ExpertsPlan:
                 self.parts[name] = self.parts[name] / of_input
         self.parts["down_scale"] = self.parts["down_scale"] / of_inter
 
-    def build(self, mode: str, keep_weights: bool, statistics: str | None = None) -> Experts:
+    def build(
+        self, mode: str, keep_weights: bool, statistics: str | None = None,
+        fast_sums: bool = False,
+    ) -> Experts:  # fmt: skip
         """The module, where the tensors lie."""
         if mode in STATIC_MODES:
             from narrowfloat.transformers._calibrate import read_amax
 
             self._add_multipliers(mode, *read_amax(statistics or "", self.name))
-        parts, config = MoeParts(self.parts, ("linear", "linear")), self.config(mode)
+        parts = MoeParts(self.parts, ("linear", "linear"))
+        config = self.config(mode, fast_sums)
         device = self.parts["w1"].device
         try:
             layer = MoeLayer._of_parts(parts, config, TorchMaker(device))
@@ -228,7 +232,7 @@ def quantize_experts(model: Any, config: NarrowfloatConfig) -> Any:
                     "experts as they are"
                 )
             plan.add(parameter, tensor.detach(), mode, config.math)
-        layer = plan.build(mode, config.keep_weights, config.statistics)
+        layer = plan.build(mode, config.keep_weights, config.statistics, config.fast_sums)
         _move_hooks(model.get_submodule(name), layer)
         model.set_submodule(name, layer)
         plan.parts.clear()

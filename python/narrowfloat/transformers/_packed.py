@@ -257,10 +257,10 @@ class PackedCheckpoint:
                   for part in one.tensor.parts}  # fmt: skip
         return {rf"(^|\.){re.escape(name)}\." for name in {*names, *stored}}
 
-    def fill(self, keep_weights: bool) -> None:
+    def fill(self, keep_weights: bool, fast_sums: bool) -> None:
         """One module at a time."""
         for name in self.experts:
-            self._model.set_submodule(name, self._layer(name, keep_weights))
+            self._model.set_submodule(name, self._layer(name, keep_weights, fast_sums))
         for name, linear in self.linears.items():
             filled = self._linear(name, linear, keep_weights) if linear.is_served else \
                 self._dequantized(name, linear)  # fmt: skip
@@ -282,7 +282,7 @@ class PackedCheckpoint:
     def _dtype(self) -> torch.dtype:
         return self._model.dtype
 
-    def _layer(self, name: str, keep_weights: bool) -> Experts:
+    def _layer(self, name: str, keep_weights: bool, fast_sums: bool) -> Experts:
         plan = self.experts[name]
         options = _core.LoadMoeOptions()
         mode = self.mode if self._is_for(plan.format) else None
@@ -302,7 +302,7 @@ class PackedCheckpoint:
                                       "experts' input; not offered here")  # fmt: skip
         out = _FLOATS[self._dtype()]
         config = replace(config, out_dtype=out, method="renormalize", n_group=1, topk_group=1,
-                         routed_scale=1.0,
+                         routed_scale=1.0, fast_sums=fast_sums,
                          slot_dtype="float32" if out == "float32" else "bfloat16")  # fmt: skip
         given = {key: value for key, value in loaded.weights.items() if value is not None}
         layout = given.pop("scale_layout")

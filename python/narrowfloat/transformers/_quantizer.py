@@ -9,6 +9,7 @@ import torch
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.base import HfQuantizer
 
+from narrowfloat._torch_moe_state import KeptWeights
 from narrowfloat._torch_packed import CONFIG, config_fields
 from narrowfloat.torch import Linear
 from narrowfloat.transformers._config import NarrowfloatConfig
@@ -166,7 +167,7 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         mode = config.mode or "nvfp4_bf16"
         plan.add(parameter, tensor, mode, config.math)
         if plan.is_complete:
-            experts = plan.build(mode, config.keep_weights, config.statistics)
+            experts = plan.build(mode, config.keep_weights, config.statistics, config.fast_sums)
             model.set_submodule(module, experts)
             plan.parts.clear()
 
@@ -174,7 +175,8 @@ class NarrowfloatHfQuantizer(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected = self._ignored
         _require_one_rank(model)
         if self._packed is not None:
-            self._packed.fill(self.quantization_config.keep_weights)
+            self._packed.fill(self.quantization_config.keep_weights,
+                              self.quantization_config.fast_sums)
         if self._saved is not None:
             self._read_saved(model, *self._saved)
         left = [name for name in self._plans if not isinstance(model.get_submodule(name), Experts)]
@@ -186,11 +188,16 @@ class NarrowfloatHfQuantizer(HfQuantizer):
 
     def _read_saved(self, model: Any, saved: _Saved, modules: dict[str, Any]) -> None:
         """A layer at a time: tensors of one, then its packed form."""
-        keeps = self.quantization_config.keep_weights
+        keeps, fast = self.quantization_config.keep_weights, self.quantization_config.fast_sums
         for module, kind in modules.items():
             try:
                 state = saved.state(module, kind.STATE_NAMES)
-                made = kind.of_state(state, device_of(model, module), keep=keeps)
+                device = device_of(model, module)
+                if kind is Experts:
+                    kept = KeptWeights.of_state(state).with_config(fast_sums=fast)
+                    made = Experts(kept.prepare(device), kept=kept if keeps else None)
+                else:
+                    made = kind.of_state(state, device, keep=keeps)
             except ValueError as error:
                 raise ValueError(f"{module}: {error}") from error
             model.set_submodule(module, made)

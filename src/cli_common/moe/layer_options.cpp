@@ -105,6 +105,12 @@ void add_token_tile(CLI::App& app, std::optional<int32_t>& token_tile) {
       ->option_text("N");
 }
 
+void add_fast_sums(CLI::App& app, bool& fast_sums) {
+  app.add_flag("--fast-sums", fast_sums,
+               "GEMMs of a CPU sum as fast as it can, not with the same bytes on every CPU")
+      ->option_text(" ");
+}
+
 void add_tuning(CLI::App& app, std::string& tuning) {
   app.add_option("--tuning", tuning,
                  "Token tiles of a file that moe tune wrote, where it has some for this layer")

@@ -26,6 +26,7 @@ void add_routing(CLI::App& app, std::string& routing);
 // --max-memory; `what` says what becomes of shapes that need more.
 void add_memory(CLI::App& app, uint64_t& max_bytes, const std::string& what);
 void add_token_tile(CLI::App& app, std::optional<int32_t>& token_tile);
+void add_fast_sums(CLI::App& app, bool& fast_sums);
 void add_tuning(CLI::App& app, std::string& tuning);
 
 }  // namespace narrowfloat::cli

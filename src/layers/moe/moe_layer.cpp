@@ -19,9 +19,10 @@ MoeLayer MoeLayer::prepare(const MoeWeights& weights, const MoeConfig& config, D
   check_moe_config(config);
   require_usable_device(device);
   check_moe_weights(weights, config, device, stream);
+  const MoeReferenceOptions options{.accumulation = config.fast_sums ? Accumulation::kFast
+                                                                     : Accumulation::kFp32};
   MoeLayer layer;
-  layer.state_ =
-      std::make_shared<const State>(weights, config, MoeReferenceOptions{}, device, stream);
+  layer.state_ = std::make_shared<const State>(weights, config, options, device, stream);
   return layer;
 }
 

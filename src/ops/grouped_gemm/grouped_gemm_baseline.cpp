@@ -1,6 +1,9 @@
-// cpu_baseline, cpu_avx2 and cpu_avx512: give the oracle's bytes on all cores. The baseline has
-// portable 128-bit vectors; for fp32 sums the other two have the kernels of their vector level
-// (x86/gemm_kernels.h), and decode the E2M1 weights of few rows in registers.
+// cpu_baseline, cpu_avx2, cpu_avx512 and cpu_avx512_bf16: give the oracle's bytes on all cores. The
+// baseline has portable 128-bit vectors; for fp32 sums the others have the kernels of their vector
+// level (x86/gemm_kernels.h), and decode the E2M1 weights of few rows in registers.
+//
+// With Accumulation::kFast the levels have fused multiply-adds, still in ascending k, and
+// cpu_avx512_bf16 has bf16 dot products (bf16_gemm.h).
 //
 // Activation rows are dequantized once into the workspace. An output tile is one packed strip of 16
 // weight rows times up to 128 rows of one expert: the strip is decoded chunk by chunk of K into a
@@ -10,11 +13,13 @@
 #include <array>
 #include <type_traits>
 
-#include "ops/grouped_gemm/gemm_output.h"
+#include "ops/grouped_gemm/bf16_gemm.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "ops/grouped_gemm/input_rows.h"
 #include "ops/grouped_gemm/pack_weights.h"
+#include "ops/grouped_gemm/row_blocks.h"
 #include "ops/grouped_gemm/strip_decoder.h"
+#include "ops/grouped_gemm/strip_epilogue.h"
 #include "ops/grouped_gemm/strip_kernel.h"
 #include "ops/grouped_gemm/strip_weights.h"
 #include "ops/grouped_gemm/x86/gemm_kernels.h"
@@ -26,52 +31,6 @@ namespace {
 
 static_assert(kLanes == kStripRows);
 
-constexpr int64_t kBlockRows = 128;
-// Tasks of fewer multiply-adds are not split further.
-constexpr int64_t kGrainProducts = 32768;
-
-// Consecutive m tiles of one expert, and the number of row blocks before them.
-struct Segment {
-  int64_t first_block;
-  int32_t expert;
-  int32_t first_tile;
-  int32_t end_tile;
-};
-
-int64_t segment_bytes(const GroupedGemmProblem& problem) {
-  return round_up(problem.experts * static_cast<int64_t>(sizeof(Segment)), kGemmAlignment);
-}
-
-struct Segments {
-  const Segment* list = nullptr;
-  int64_t count = 0;
-  int64_t blocks = 0;
-
-  // The segment of a row block.
-  [[nodiscard]] const Segment& of(int64_t block) const {
-    const Segment* next =
-        std::upper_bound(list, list + count, block,
-                         [](int64_t b, const Segment& segment) { return b < segment.first_block; });
-    return *(next - 1);
-  }
-};
-
-// Experts ascend, so there are at most as many segments as experts.
-Segments find_segments(const GemmTiles& tiles, Segment* list) {
-  Segments segments{.list = list};
-  for (int64_t tile = 0; tile < tiles.count;) {
-    int64_t end = tile + 1;
-    while (end < tiles.count && tiles.experts[end] == tiles.experts[tile]) ++end;
-    list[segments.count++] = {.first_block = segments.blocks,
-                              .expert = tiles.experts[tile],
-                              .first_tile = static_cast<int32_t>(tile),
-                              .end_tile = static_cast<int32_t>(end)};
-    segments.blocks += ceil_div((end - tile) * tiles.token_tile, kBlockRows);
-    tile = end;
-  }
-  return segments;
-}
-
 template <typename Real>
 class BaselineGemm {
  public:
@@ -82,13 +41,13 @@ class BaselineGemm {
         kernels_(kernels),
         weights_(shape_, call.weights),
         inputs_(shape_, call.workspace + segment_bytes(problem)),
-        segments_(find_segments(call.tiles, reinterpret_cast<Segment*>(call.workspace))) {}
+        blocks_(call.tiles, reinterpret_cast<Segment*>(call.workspace)) {}
 
   void run() const {
     dequantize_input_rows(shape_, call_, inputs_);
     const int64_t strips = weights_.strips();
     const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
-    parallel_for(segments_.blocks * strips, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(blocks_.count() * strips, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end;) {
         i += run_tiles(i / strips, i % strips, std::min(end - i, strips - i % strips));
       }
@@ -97,36 +56,16 @@ class BaselineGemm {
 
  private:
   using Lanes = typename StripDecoder<Real>::Lanes;
+  using Epilogue = StripEpilogue<Real>;
   static constexpr bool kHasKernels = std::is_same_v<Real, float>;
   // A chunk has 16 KiB; it consists of whole groups in every mode.
   static constexpr int64_t kChunkCols = 1024 / static_cast<int64_t>(sizeof(Real));
   static constexpr int64_t kLeastGroup = 32;
 
-  // The valid rows of a row block.
-  struct Block {
-    int64_t expert;
-    int64_t count = 0;
-    std::array<int64_t, kBlockRows> rows;
-  };
-
-  void find_rows(int64_t index, Block& block) const {
-    const GemmTiles& tiles = call_.tiles;
-    const Segment& segment = segments_.of(index);
-    const int64_t begin =
-        segment.first_tile * tiles.token_tile + (index - segment.first_block) * kBlockRows;
-    const int64_t end = std::min(begin + kBlockRows, segment.end_tile * tiles.token_tile);
-    block.expert = segment.expert;
-    for (int64_t row = begin; row < end; ++row) {
-      if (row < tiles.row_ends[row / tiles.token_tile]) {
-        block.rows[static_cast<size_t>(block.count++)] = row;
-      }
-    }
-  }
-
   // Computes the first of `strips` strips, or more of them. Returns how many.
   int64_t run_tiles(int64_t block_index, int64_t strip, int64_t strips) const {
-    Block block;
-    find_rows(block_index, block);
+    RowBlock block;
+    blocks_.find(block_index, block);
     if (block.count == 0) return strips;
     if constexpr (kHasKernels) {
       if (has_kernels_for_few_rows() && block.count <= kFewRows) {
@@ -145,11 +84,13 @@ class BaselineGemm {
            mode.weight_scale == ScaleUse::kDecode && !mode.rounds_weights;
   }
 
+  [[nodiscard]] bool is_fused() const { return call_.accumulation == Accumulation::kFast; }
+
   [[nodiscard]] StripScale strip_scale() const {
     return shape_.weight_scales.type == ScaleType::kE4M3 ? StripScale::kE4M3 : StripScale::kUE8M0;
   }
 
-  void run_few_rows(const Block& block, int64_t first_strip, int64_t strips) const {
+  void run_few_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
     alignas(64) std::array<std::array<Lanes, kFewStrips>, kFewRows> sums;
     FewRows task{.cols = shape_.cols,
                  .type = strip_scale(),
@@ -169,9 +110,9 @@ class BaselineGemm {
       task.values[i] = inputs_.values(call_.rows.source(block.rows[index]));
       task.sums[i] = sums[index][0].data();
     }
-    kernels_->multiply_few_rows(task);
+    (is_fused() ? kernels_->fused_multiply_few_rows : kernels_->multiply_few_rows)(task);
     for (int64_t strip = 0; strip < strips; ++strip) {
-      const Epilogue epilogue(*this, block.expert, first_strip + strip);
+      const Epilogue epilogue(shape_, call_, block.expert, first_strip + strip);
       for (size_t i = 0; i < static_cast<size_t>(block.count); ++i) {
         epilogue.store(block.rows[i], sums[i][static_cast<size_t>(strip)]);
       }
@@ -201,20 +142,20 @@ class BaselineGemm {
     return true;
   }
 
-  void run_tile(const Block& block, int64_t strip) const {
+  void run_tile(const RowBlock& block, int64_t strip) const {
     alignas(64) std::array<Lanes, kBlockRows> sums;
     std::fill_n(sums.begin(), block.count, Lanes{});
     const StripDecoder<Real> decoder(shape_, weights_, block.expert, strip);
     for (int64_t first = 0; first < shape_.cols; first += kChunkCols) {
       add_chunk(decoder, block, strip, first, sums.data());
     }
-    const Epilogue epilogue(*this, block.expert, strip);
+    const Epilogue epilogue(shape_, call_, block.expert, strip);
     for (int64_t i = 0; i < block.count; ++i) {
       epilogue.store(block.rows[static_cast<size_t>(i)], sums[static_cast<size_t>(i)]);
     }
   }
 
-  void add_chunk(const StripDecoder<Real>& decoder, const Block& block, int64_t strip,
+  void add_chunk(const StripDecoder<Real>& decoder, const RowBlock& block, int64_t strip,
                  int64_t first, Lanes* sums) const {
     const bool is_grouped = shape_.mode.row_scale == ScaleUse::kGroup;
     alignas(64) std::array<Real, kChunkCols * kStripRows> weights;
@@ -242,67 +183,20 @@ class BaselineGemm {
                                   .group_cols = is_grouped ? shape_.group_cols : 0,
                                   .factors = factors[0].data()};
     if constexpr (kHasKernels) {
-      if (kernels_ != nullptr) return kernels_->multiply(chunk, operands.data(), block.count);
+      if (kernels_ != nullptr) {
+        const auto multiply = is_fused() ? kernels_->fused_multiply : kernels_->multiply;
+        return multiply(chunk, operands.data(), block.count);
+      }
     }
     multiply_chunk<Real>(chunk, operands.data(), block.count);
   }
-
-  // Applies factors and bias of a strip's output columns. Absent ones are the neutral elements of
-  // their operation, which for an addition is -0.
-  class Epilogue {
-   public:
-    Epilogue(const BaselineGemm& gemm, int64_t expert, int64_t strip)
-        : call_(gemm.call_), rows_(gemm.shape_.rows), first_(strip * kStripRows) {
-      const GemmEpilogue& epilogue = call_.epilogue;
-      for (int64_t lane = 0; lane < kStripRows; ++lane) {
-        const int64_t n = first_ + lane;
-        const bool is_gate = epilogue.gate_order && is_gate_row(*epilogue.gate_order, n, rows_);
-        scales_[static_cast<size_t>(lane)] =
-            is_gate ? epilogue.gate_scale.of(expert) : epilogue.scale.of(expert);
-        bias_[static_cast<size_t>(lane)] = bias(expert * rows_ + n);
-      }
-    }
-
-    void store(int64_t row, const Lanes& sums) const {
-      const GemmEpilogue& epilogue = call_.epilogue;
-      Real weight = 1;
-      if (epilogue.slot_weights != nullptr) {
-        weight = epilogue.slot_weights[epilogue.row_to_slot[row]];
-      }
-      Real row_scale = 1;
-      if (call_.rows.row_scale != nullptr) {
-        row_scale = call_.rows.row_scale[call_.rows.source(row)];
-      }
-      for (size_t lane = 0; lane < sums.size(); ++lane) {
-        const Real value = (scales_[lane] * row_scale) * (weight * sums[lane]) + bias_[lane];
-        store_result(call_.output_dtype, value, row * rows_ + first_ + static_cast<int64_t>(lane),
-                     call_.output);
-      }
-    }
-
-   private:
-    [[nodiscard]] float bias(int64_t index) const {
-      const GemmEpilogue& epilogue = call_.epilogue;
-      if (epilogue.bias == nullptr) return -0.0F;
-      if (epilogue.bias_dtype == DType::kF32) {
-        return static_cast<const float*>(epilogue.bias)[index];
-      }
-      return bf16_to_float(static_cast<const uint16_t*>(epilogue.bias)[index]);
-    }
-
-    const GemmCall& call_;
-    int64_t rows_;
-    int64_t first_;
-    Lanes scales_;
-    Lanes bias_;
-  };
 
   const GemmShape shape_;
   const GemmCall& call_;
   const GemmKernels* kernels_;
   const StripWeights weights_;
   const InputRows<Real> inputs_;
-  const Segments segments_;
+  const RowBlocks blocks_;
 };
 
 void run_with(const GemmKernels* kernels, const GroupedGemmProblem& problem, const GemmCall& call) {
@@ -335,6 +229,9 @@ Support supports_level(const GroupedGemmProblem& problem) {
 
 template <VectorLevel kLevel>
 void run_level(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
+  if (kLevel == VectorLevel::kAvx512Bf16 && call.accumulation == Accumulation::kFast) {
+    return run_bf16_gemm(problem, call, kBf16KernelsAvx512);
+  }
   run_with(kLevel == VectorLevel::kAvx2 ? &kGemmKernelsAvx2 : &kGemmKernelsAvx512, problem, call);
 }
 
@@ -356,6 +253,11 @@ const GroupedGemmImpl kGroupedGemmCpuAvx512{
     pack_weight_strips,  workspace_bytes,
     supports_any_tiles,  no_fused_activation,
     no_dequantized_rows, run_level<VectorLevel::kAvx512>};
+const GroupedGemmImpl kGroupedGemmCpuAvx512Bf16{
+    "cpu_avx512_bf16",   supports_level<VectorLevel::kAvx512Bf16>,
+    pack_weight_strips,  workspace_bytes,
+    supports_any_tiles,  no_fused_activation,
+    no_dequantized_rows, run_level<VectorLevel::kAvx512Bf16>};
 #endif
 
 }  // namespace narrowfloat

@@ -160,6 +160,10 @@ void check_output(const GroupedGemmArgs& args, const GemmShape& shape, Device de
                 "accumulation: fp64 is the CPU's reference; expected fp32 on {}",
                 to_string(device));
   }
+  if (args.accumulation == Accumulation::kFast && args.a.values.dtype == DType::kF32) {
+    throw_error(ErrorKind::kUnsupported,
+                "accumulation: fast takes bf16 rows; convert a.values, or take fp32 sums");
+  }
   if (args.activation) {
     if (args.output.is_absent()) return;
     throw_invalid("output: not written with an activation; leave it unset");

@@ -189,8 +189,9 @@ inline Support no_fused_activation(const GroupedGemmProblem& /*problem*/, Activa
 std::span<const GroupedGemmImpl> grouped_gemm_impls();
 extern const GroupedGemmImpl kGroupedGemmCpuReference;
 extern const GroupedGemmImpl kGroupedGemmCpuBaseline;
-extern const GroupedGemmImpl kGroupedGemmCpuAvx2;    // Only in builds for x86-64.
-extern const GroupedGemmImpl kGroupedGemmCpuAvx512;  // Only in builds for x86-64.
+extern const GroupedGemmImpl kGroupedGemmCpuAvx2;        // Only in builds for x86-64.
+extern const GroupedGemmImpl kGroupedGemmCpuAvx512;      // Only in builds for x86-64.
+extern const GroupedGemmImpl kGroupedGemmCpuAvx512Bf16;  // Only in builds for x86-64.
 extern const GroupedGemmImpl kGroupedGemmSm90;
 
 inline Support supports_any_tiles(const GroupedGemmProblem& /*problem*/, int64_t /*count*/,

@@ -117,7 +117,7 @@ std::span<const GroupedGemmImpl> grouped_gemm_impls() {
     kGroupedGemmSm90,
 #endif
 #if defined(NARROWFLOAT_VECTOR_LEVELS)
-        kGroupedGemmCpuAvx512, kGroupedGemmCpuAvx2,
+        kGroupedGemmCpuAvx512Bf16, kGroupedGemmCpuAvx512, kGroupedGemmCpuAvx2,
 #endif
         kGroupedGemmCpuBaseline, kGroupedGemmCpuReference
   };

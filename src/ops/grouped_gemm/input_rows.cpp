@@ -44,6 +44,8 @@ float block_scale(const GemmRows& rows, ScaleType type, int64_t row, int64_t blo
   return type == ScaleType::kUE8M0 ? UE8M0::decode(code) : E4M3::decode(code);
 }
 
+}  // namespace
+
 template <typename Real>
 void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
                     const InputRows<Real>& out) {
@@ -62,11 +64,14 @@ void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
   }
 }
 
-}  // namespace
-
 template <typename Real>
 void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
                            const InputRows<Real>& out) {
+  for_each_input_row(shape, call, [&](int64_t row) { dequantize_row(shape, call.rows, row, out); });
+}
+
+void for_each_input_row(const GemmShape& shape, const GemmCall& call,
+                        FunctionRef<void(int64_t row)> body) {
   const GemmTiles& tiles = call.tiles;
   const bool gathers = call.rows.row_to_token != nullptr;
   const int64_t count = gathers ? call.rows.count : tiles.count * tiles.token_tile;
@@ -75,11 +80,13 @@ void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
     for (int64_t row = begin; row < end; ++row) {
       // Padding rows may hold anything and are skipped.
       if (!gathers && row >= tiles.row_ends[row / tiles.token_tile]) continue;
-      dequantize_row(shape, call.rows, row, out);
+      body(row);
     }
   });
 }
 
+template void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
+                             const InputRows<float>& out);
 template void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
                                     const InputRows<float>& out);
 template void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,

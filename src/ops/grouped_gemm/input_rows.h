@@ -3,6 +3,7 @@
 // bytes].
 #pragma once
 
+#include "base/function_ref.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 
 namespace narrowfloat {
@@ -30,7 +31,15 @@ class InputRows {
   uint8_t* storage_;
 };
 
-// Dequantizes the rows that the call reads, on all cores.
+template <typename Real>
+void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
+                    const InputRows<Real>& out);
+
+// Calls body(row) for the rows that the call reads, on all cores.
+void for_each_input_row(const GemmShape& shape, const GemmCall& call,
+                        FunctionRef<void(int64_t row)> body);
+
+// Dequantizes these rows.
 template <typename Real>
 void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
                            const InputRows<Real>& out);

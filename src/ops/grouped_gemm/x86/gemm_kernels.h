@@ -53,6 +53,9 @@ struct GemmKernels {
   Decode decode_bf16;
   Multiply multiply;
   MultiplyFewRows multiply_few_rows;
+  // The same with fused multiply-adds, for Accumulation::kFast.
+  Multiply fused_multiply;
+  MultiplyFewRows fused_multiply_few_rows;
 };
 
 extern const GemmKernels kGemmKernelsAvx2;

@@ -22,6 +22,8 @@ struct Avx2 {
   static void store(float* out, Floats x) { _mm256_storeu_ps(out, x); }
   static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
   static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+  static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  static Floats add_product(Floats sum, Floats a, Floats b) { return add(sum, mul(a, b)); }
   static Ints bit_and(Ints a, int32_t b) { return _mm256_and_si256(a, ints(b)); }
   static Ints bit_or(Ints a, Ints b) { return _mm256_or_si256(a, b); }
   template <int kBits>

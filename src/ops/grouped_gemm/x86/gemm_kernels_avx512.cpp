@@ -22,6 +22,8 @@ struct Avx512 {
   static void store(float* out, Floats x) { _mm512_storeu_ps(out, x); }
   static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
   static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+  static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  static Floats add_product(Floats sum, Floats a, Floats b) { return add(sum, mul(a, b)); }
   static Ints bit_and(Ints a, int32_t b) { return _mm512_and_si512(a, ints(b)); }
   static Ints bit_or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
   template <int kBits>

@@ -9,6 +9,7 @@
 //   Unit::load(strips, byte)   the 8 bytes of each strip, one a lane
 //   Unit::values<kOdd>(codes)  the values of the lower or the upper four bits of the lanes
 //   Unit::scales<kOdd>(...)    the scale codes of the same weight rows
+//   add_product(sum, a, b)     sum + a * b, rounded twice
 // and elementary operations.
 #pragma once
 
@@ -90,7 +91,7 @@ struct RowSums {
       for (int row = 0; row < kRows; ++row) {
         const auto value = Level::broadcast(rows[row].values + first + k);
         for (int v = 0; v < kVectors; ++v) {
-          of[row][v] = Level::add(of[row][v], Level::mul(value, weight[v]));
+          of[row][v] = Level::add_product(of[row][v], value, weight[v]);
         }
       }
     }
@@ -129,7 +130,7 @@ void multiply_rows(const WeightChunk<float>& chunk, const RowOperand<float>* row
       for (int row = 0; row < kRows; ++row) {
         const auto factor = Level::mul(Level::broadcast(rows[row].factors + group), strip_factor);
         float* total = rows[row].sums + lane;
-        Level::store(total, Level::add(Level::load(total), Level::mul(factor, sums.of[row][v])));
+        Level::store(total, Level::add_product(Level::load(total), factor, sums.of[row][v]));
       }
     }
   }
@@ -198,8 +199,8 @@ void multiply_few_rows(const FewRows& task) {
         const Floats odd = Level::mul(Unit::template values<true>(packed), factors[unit][1]);
         for (int row = 0; row < kRows; ++row) {
           const Floats value = Level::broadcast(task.values[row] + k);
-          sums[row][unit][0] = Level::add(sums[row][unit][0], Level::mul(value, even));
-          sums[row][unit][1] = Level::add(sums[row][unit][1], Level::mul(value, odd));
+          sums[row][unit][0] = Level::add_product(sums[row][unit][0], value, even);
+          sums[row][unit][1] = Level::add_product(sums[row][unit][1], value, odd);
         }
       }
     }
@@ -257,13 +258,22 @@ void multiply_few_strips(const FewRows& task) {
   }
 }
 
+// The level with one rounding in place of two.
+template <class Level>
+struct Fused : Level {
+  using Floats = typename Level::Floats;
+  static Floats add_product(Floats sum, Floats a, Floats b) { return Level::fma(a, b, sum); }
+};
+
 template <class Level>
 constexpr GemmKernels gemm_kernels_of() {
   return {.decode_e2m1 = decode_e2m1<Level>,
           .decode_e4m3 = decode_e4m3<Level>,
           .decode_bf16 = decode_bf16<Level>,
           .multiply = multiply<Level>,
-          .multiply_few_rows = multiply_few_strips<Level>};
+          .multiply_few_rows = multiply_few_strips<Level>,
+          .fused_multiply = multiply<Fused<Level>>,
+          .fused_multiply_few_rows = multiply_few_strips<Fused<Level>>};
 }
 
 }  // namespace narrowfloat::gemm_kernels

@@ -1,12 +1,17 @@
 // Results of grouped_gemm against int64 arithmetic and a double-precision model on codes that the
 // test decodes itself, and the laws that hold between calls.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "support/environment.h"
+#include "support/expect_error.h"
 #include "support/gemm_case.h"
 #include "support/moe_modes.h"
 
@@ -19,6 +24,15 @@ constexpr std::array kImplementations{"cpu_baseline", "cpu_reference"};
 int64_t odd_cols(MoeMode mode) {
   const int64_t multiple = moe_mode_info(mode).multiple;
   return multiple == 16 ? 144 + 128 : multiple == 32 ? 160 + 128 : 384;
+}
+
+// Every implementation that this processor has.
+std::vector<std::string> implementations() {
+  std::vector<std::string> names;
+  for (const GroupedGemmImpl& impl : grouped_gemm_impls()) {
+    if (impl.supports({}).ok()) names.emplace_back(impl.name);
+  }
+  return names;
 }
 
 class GroupedGemm : public ::testing::TestWithParam<MoeMode> {};
@@ -35,8 +49,8 @@ TEST_P(GroupedGemm, EqualsIntegerArithmeticWhereThatIsExact) {
                          .has_scale = true,
                          .data = GemmData::kIntegers,
                          .seed = 7});
-    for (const auto* implementation : kImplementations) {
-      const auto output = gemm.run({.implementation = implementation});
+    const auto check = [&](const GemmRun& run) {
+      const auto output = gemm.run(run);
       for (const auto& row : gemm.rows()) {
         for (int64_t n = 0; n < 48; ++n) {
           // Integers far below 2^53: the model's doubles are exact.
@@ -44,9 +58,13 @@ TEST_P(GroupedGemm, EqualsIntegerArithmeticWhereThatIsExact) {
           ASSERT_LT(std::abs(expected), 1 << 24);
           ASSERT_EQ(output_element(DType::kF32, output, row.row * 48 + n),
                     static_cast<double>(expected))
-              << implementation << " row " << row.row << " column " << n;
+              << run.implementation << " row " << row.row << " column " << n;
         }
       }
+    };
+    for (const auto* implementation : kImplementations) check({.implementation = implementation});
+    for (const std::string& implementation : implementations()) {
+      check({.implementation = implementation, .accumulation = Accumulation::kFast});
     }
   }
 }
@@ -55,7 +73,7 @@ TEST_P(GroupedGemm, EqualsIntegerArithmeticWhereThatIsExact) {
 double tolerance(Accumulation accumulation, DType output, int64_t cols) {
   const auto terms = static_cast<double>(cols + 8);
   if (output == DType::kBF16) return 0x1.01p-8;
-  if (accumulation == Accumulation::kFp32) return terms * 0x1p-24;
+  if (accumulation != Accumulation::kFp64) return terms * 0x1p-24;
   return output == DType::kF32 ? 0x1.01p-24 : terms * 0x1p-52;
 }
 
@@ -71,20 +89,48 @@ TEST_P(GroupedGemm, IsCloseToADoublePrecisionModelOfTheCodes) {
                        .gate_order = GateOrder::kInterleaved,
                        .has_scale = true,
                        .seed = 11});
+  const auto check = [&](const GemmRun& run) {
+    const auto output = gemm.run(run);
+    const double allowed = tolerance(run.accumulation, run.output, gemm.spec().cols);
+    for (const auto& row : gemm.rows()) {
+      for (int64_t n = 0; n < 144; ++n) {
+        const auto expected = gemm.expected(row, n);
+        ASSERT_NEAR(output_element(run.output, output, row.row * 144 + n), expected.value,
+                    allowed * expected.magnitude)
+            << run.implementation << " " << row.row << " " << n << " " << name(run.output);
+      }
+    }
+  };
   for (const Accumulation accumulation : {Accumulation::kFp32, Accumulation::kFp64}) {
     for (const DType output_type : {DType::kF32, DType::kBF16, DType::kF64}) {
       if (output_type == DType::kF64 && accumulation == Accumulation::kFp32) continue;
-      const auto output = gemm.run({.accumulation = accumulation, .output = output_type});
-      const double allowed = tolerance(accumulation, output_type, gemm.spec().cols);
-      for (const auto& row : gemm.rows()) {
-        for (int64_t n = 0; n < 144; ++n) {
-          const auto expected = gemm.expected(row, n);
-          ASSERT_NEAR(output_element(output_type, output, row.row * 144 + n), expected.value,
-                      allowed * expected.magnitude)
-              << row.row << " " << n << " " << name(output_type);
-        }
-      }
+      check({.accumulation = accumulation, .output = output_type});
     }
+  }
+  for (const std::string& implementation : implementations()) {
+    check({.implementation = implementation, .accumulation = Accumulation::kFast});
+  }
+}
+
+// Kernels for few rows and for many, strips alone and in pairs.
+TEST_P(GroupedGemm, AFastSumDependsOnItsRowAndItsWeightsAlone) {
+  GemmCase gemm({.mode = GetParam(),
+                 .weight_rows = 112,
+                 .cols = odd_cols(GetParam()),
+                 .expert_rows = {29},
+                 .token_tile = 32,
+                 .seed = 31});
+  for (const std::string& implementation : implementations()) {
+    const GemmRun run{.implementation = implementation, .accumulation = Accumulation::kFast};
+    const auto all = gemm.run(run);
+    for (const int32_t rows : {1, 2, 3, 4, 5, 13}) {
+      const auto fewer = gemm.run_rows(run, rows);
+      const auto end = static_cast<ptrdiff_t>(int64_t{rows} * 112 * 4);
+      EXPECT_TRUE(std::equal(all.begin(), all.begin() + end, fewer.begin()))
+          << implementation << " " << rows;
+    }
+    const ThreadLimit one_thread(1);
+    EXPECT_EQ(gemm.run(run), all) << implementation << ", one thread";
   }
 }
 
@@ -134,40 +180,56 @@ TEST_P(GroupedGemm, KeepsNanInItsRow) {
                  .expert_rows = {6, 3},
                  .seed = 19});
   const auto before = gemm.run({});
+  std::vector<std::vector<uint8_t>> fast_before;
+  for (const std::string& implementation : implementations()) {
+    fast_before.push_back(
+        gemm.run({.implementation = implementation, .accumulation = Accumulation::kFast}));
+  }
   // Row 2 becomes NaN: by its values, or where E2M1 has no NaN by its scales.
   const bool by_scale = moe_mode_info(GetParam()).input == RowFormat::kNvfp4 ||
                         moe_mode_info(GetParam()).input == RowFormat::kNvfp4PerToken;
   std::vector<uint8_t>& bytes = by_scale ? gemm.input_scales : gemm.input_codes;
   const size_t row_bytes = bytes.size() / static_cast<size_t>(gemm.input_rows());
   std::memset(bytes.data() + 2 * row_bytes, 0xFF, row_bytes);
-  const auto after = gemm.run({});
-  for (const auto& row : gemm.rows()) {
-    for (int64_t n = 0; n < 32; ++n) {
-      const int64_t at = row.row * 32 + n;
-      if (row.row == 2) {
-        uint32_t bits = 0;
-        std::memcpy(&bits, after.data() + at * 4, 4);
-        EXPECT_EQ(bits, 0x7FFFFFFFU);
-      } else {
-        EXPECT_EQ(output_element(DType::kF32, after, at), output_element(DType::kF32, before, at));
+  const auto check = [&](const std::vector<uint8_t>& expected, const std::vector<uint8_t>& after) {
+    for (const auto& row : gemm.rows()) {
+      for (int64_t n = 0; n < 32; ++n) {
+        const int64_t at = row.row * 32 + n;
+        if (row.row == 2) {
+          uint32_t bits = 0;
+          std::memcpy(&bits, after.data() + at * 4, 4);
+          EXPECT_EQ(bits, 0x7FFFFFFFU);
+        } else {
+          EXPECT_EQ(output_element(DType::kF32, after, at),
+                    output_element(DType::kF32, expected, at));
+        }
       }
     }
+  };
+  check(before, gemm.run({}));
+  for (size_t i = 0; i < fast_before.size(); ++i) {
+    check(fast_before[i],
+          gemm.run({.implementation = implementations()[i], .accumulation = Accumulation::kFast}));
   }
 }
 
 TEST_P(GroupedGemm, NanScaleOfZerosStaysInItsWeightRow) {
   GemmCase gemm({.mode = GetParam(), .expert_rows = {9, 4}, .token_tile = 16, .seed = 12});
   if (!gemm.plant_nan_scale_of_zeros(5)) GTEST_SKIP() << "no block scales in bytes";
-  for (const auto* implementation : kImplementations) {
-    const auto output = gemm.run({.implementation = implementation});
+  const auto check = [&](const GemmRun& run) {
+    const auto output = gemm.run(run);
     for (const auto& row : gemm.rows()) {
       for (int64_t n = 0; n < gemm.spec().weight_rows; ++n) {
         const double got =
             output_element(DType::kF32, output, row.row * gemm.spec().weight_rows + n);
         ASSERT_EQ(std::isnan(got), row.expert == 0 && n == 5)
-            << implementation << " row " << row.row << " column " << n;
+            << run.implementation << " row " << row.row << " column " << n;
       }
     }
+  };
+  for (const auto* implementation : kImplementations) check({.implementation = implementation});
+  for (const std::string& implementation : implementations()) {
+    check({.implementation = implementation, .accumulation = Accumulation::kFast});
   }
 }
 
@@ -203,6 +265,37 @@ TEST(GroupedGemmRows, Fp32RowsKeepTheirBits) {
     const auto expected = gemm.expected(row, 3);
     ASSERT_NEAR(output_element(DType::kF64, output, row.row * 32 + 3), expected.value,
                 0x1p-45 * expected.magnitude);
+  }
+}
+
+TEST(GroupedGemmRows, FastSumsRefuseFp32Rows) {
+  const GemmCase gemm({.mode = MoeMode::kBf16, .fp32_rows = true});
+  expect_error(ErrorKind::kUnsupported, {"accumulation", "bf16"},
+               [&] { (void)gemm.run({.accumulation = Accumulation::kFast}); });
+}
+
+// Every finite code with every scale byte: the products of a unit matrix are the weights. Those
+// beyond fp32 are infinite by themselves and do not reach the zeros beside them, because the scale
+// of a block multiplies its sum.
+TEST(GroupedGemmRows, Bf16ProductsHaveEveryWeight) {
+  const std::string bf16 = "cpu_avx512_bf16";
+  if (std::ranges::count(implementations(), bf16) == 0) GTEST_SKIP() << "needs AVX-512 BF16";
+  for (const MoeMode mode : every_moe_mode()) {
+    const GemmCase gemm({.mode = mode,
+                         .weight_rows = 512,
+                         .cols = 128,
+                         .expert_rows = {128},
+                         .token_tile = 128,
+                         .data = GemmData::kEveryWeight});
+    const auto output = gemm.run({.implementation = bf16, .accumulation = Accumulation::kFast});
+    for (const auto& row : gemm.rows()) {
+      for (int64_t n = 0; n < 512; ++n) {
+        const auto expected = static_cast<float>(gemm.expected(row, n).value);
+        const double got = output_element(DType::kF32, output, row.row * 512 + n);
+        ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)))
+            << name(mode) << " " << row.row << " " << n << ": " << got << " for " << expected;
+      }
+    }
   }
 }
 

@@ -1,0 +1,245 @@
+// See bf16_gemm.h.
+//
+// Rows of other types than bf16 become bf16 in the workspace, at the place where the other
+// implementations have fp32. A task takes the strips of a row block one or two at a time; few rows
+// with E2M1 weights take up to four.
+#include "ops/grouped_gemm/bf16_gemm.h"
+
+#include <cstring>
+
+#include "formats/float16.h"
+#include "ops/grouped_gemm/input_rows.h"
+#include "ops/grouped_gemm/row_blocks.h"
+#include "ops/grouped_gemm/strip_decoder.h"
+#include "ops/grouped_gemm/strip_epilogue.h"
+#include "ops/grouped_gemm/strip_weights.h"
+#include "runtime/parallel.h"
+
+namespace narrowfloat {
+namespace {
+
+using Epilogue = StripEpilogue<float>;
+using Lanes = Epilogue::Lanes;
+
+// Columns of a chunk: 8 KiB of bf16 weights of a strip. It consists of whole blocks in every mode.
+constexpr int64_t kBf16ChunkCols = 256;
+constexpr int64_t kLeastBlock = 16;
+
+// Exact for the values of every format, which have at most eight significant bits.
+uint16_t exact_bf16(float value) { return static_cast<uint16_t>(float_bits(value) >> 16); }
+
+// The columns that share factors: blocks of the weights' scales, or else groups of the rows'.
+int64_t columns_of_block(const GemmShape& shape) {
+  if (shape.mode.weight_scale == ScaleUse::kNone) return 0;
+  return shape.mode.rounds_weights ? shape.group_cols : shape.weight_scales.block_cols;
+}
+
+class Bf16Gemm {
+ public:
+  Bf16Gemm(const GroupedGemmProblem& problem, const GemmCall& call, const Bf16Kernels& kernels)
+      : shape_(problem),
+        call_(call),
+        kernels_(kernels),
+        weights_(shape_, call.weights),
+        inputs_(shape_, call.workspace + segment_bytes(problem)),
+        blocks_(call.tiles, reinterpret_cast<Segment*>(call.workspace)),
+        block_cols_(columns_of_block(shape_)),
+        blocks_per_row_scale_(has_row_scales() ? shape_.mode.group_cols / block_cols_ : 1) {}
+
+  void run() const {
+    if (call_.rows.dtype != DType::kBF16) {
+      for_each_input_row(shape_, call_, [&](int64_t row) {
+        dequantize_row(shape_, call_.rows, row, inputs_);
+        narrow(inputs_.values(row));
+      });
+    }
+    const int64_t strips = weights_.strips();
+    const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
+    parallel_for(blocks_.count() * strips, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end;) {
+        i += run_strips(i / strips, i % strips, std::min(end - i, strips - i % strips));
+      }
+    });
+  }
+
+ private:
+  using StripSums = std::array<Lanes, kBf16Strips>;
+  // The decoded columns of a chunk, and its factors.
+  struct DecodedStrip {
+    alignas(64) std::array<uint16_t, kBf16ChunkCols * kStripRows> weights;
+    alignas(64) std::array<Lanes, kBf16ChunkCols / kLeastBlock> factors;
+  };
+
+  [[nodiscard]] bool has_row_scales() const { return shape_.mode.row_scale == ScaleUse::kGroup; }
+
+  // Replaces the row's fp32 values by their bf16 values, which begin at the same address.
+  void narrow(float* values) const {
+    auto* bytes = reinterpret_cast<uint8_t*>(values);
+    for (int64_t k = 0; k < shape_.cols; ++k) {
+      const uint16_t code = exact_bf16(values[k]);
+      std::memcpy(bytes + k * 2, &code, sizeof(code));
+    }
+  }
+
+  // The values of a row of the output.
+  [[nodiscard]] const uint16_t* values(int64_t row) const {
+    const int64_t source = call_.rows.source(row);
+    if (call_.rows.dtype == DType::kBF16) {
+      return static_cast<const uint16_t*>(call_.rows.values) + source * shape_.cols;
+    }
+    return reinterpret_cast<const uint16_t*>(inputs_.values(source));
+  }
+  // Its scales from `group` on.
+  [[nodiscard]] const float* row_scales(int64_t row, int64_t group) const {
+    return has_row_scales() ? inputs_.factors(call_.rows.source(row)) + group : nullptr;
+  }
+
+  // Computes the first of `strips` strips, or more of them. Returns how many.
+  int64_t run_strips(int64_t block_index, int64_t strip, int64_t strips) const {
+    RowBlock block;
+    blocks_.find(block_index, block);
+    if (block.count == 0) return strips;
+    const bool decodes_in_registers =
+        shape_.weights.dtype == DType::kU8 && !shape_.mode.rounds_weights;
+    if (decodes_in_registers && block.count <= kFewBf16Rows) {
+      const int64_t count = std::min(strips, kFewBf16Strips);
+      run_few_rows(block, strip, count);
+      return count;
+    }
+    const int64_t count = std::min(strips, kBf16Strips);
+    run_rows(block, strip, count);
+    return count;
+  }
+
+  [[nodiscard]] Bf16StripScale strip_scale() const {
+    return shape_.weight_scales.type == ScaleType::kE4M3 ? Bf16StripScale::kE4M3
+                                                         : Bf16StripScale::kUE8M0;
+  }
+
+  void run_few_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
+    alignas(64) std::array<std::array<Lanes, kFewBf16Strips>, kFewBf16Rows> sums;
+    FewBf16Rows task{.cols = shape_.cols,
+                     .type = strip_scale(),
+                     .block_cols = block_cols_,
+                     .blocks_per_row_scale = blocks_per_row_scale_,
+                     .strips = strips,
+                     .rows = block.count,
+                     .codes = {},
+                     .scales = {},
+                     .values = {},
+                     .row_scales = {},
+                     .sums = {}};
+    for (int64_t i = 0; i < strips; ++i) {
+      task.codes[i] = weights_.codes(block.expert, first_strip + i, 0);
+      task.scales[i] = weights_.scales(block.expert, first_strip + i, 0);
+    }
+    for (int64_t i = 0; i < block.count; ++i) {
+      const int64_t row = block.rows[static_cast<size_t>(i)];
+      task.values[i] = values(row);
+      task.row_scales[i] = row_scales(row, 0);
+      task.sums[i] = sums[static_cast<size_t>(i)][0].data();
+    }
+    kernels_.multiply_few_rows(task);
+    store(block, first_strip, strips, sums.data());
+  }
+
+  void run_rows(const RowBlock& block, int64_t first_strip, int64_t strips) const {
+    alignas(64) std::array<StripSums, kBlockRows> sums;
+    std::fill_n(sums.begin(), block.count, StripSums{});
+    std::array<DecodedStrip, kBf16Strips> decoded;
+    std::array<Bf16Row, kBlockRows> rows;
+    for (int64_t first = 0; first < shape_.cols; first += kBf16ChunkCols) {
+      Bf16Chunk chunk{.strips = strips,
+                      .cols = std::min(kBf16ChunkCols, shape_.cols - first),
+                      .block_cols = block_cols_,
+                      .blocks_per_row_scale = blocks_per_row_scale_};
+      for (int64_t i = 0; i < strips; ++i) {
+        DecodedStrip& strip = decoded[static_cast<size_t>(i)];
+        decode(block.expert, first_strip + i, first, chunk.cols, strip);
+        chunk.weights[i] = strip.weights.data();
+        chunk.factors[i] = strip.factors[0].data();
+      }
+      const int64_t first_group = has_row_scales() ? first / shape_.mode.group_cols : 0;
+      for (int64_t i = 0; i < block.count; ++i) {
+        const int64_t row = block.rows[static_cast<size_t>(i)];
+        rows[static_cast<size_t>(i)] = {.values = values(row) + first,
+                                        .scales = row_scales(row, first_group),
+                                        .sums = sums[static_cast<size_t>(i)][0].data()};
+      }
+      kernels_.multiply(chunk, rows.data(), block.count);
+    }
+    store(block, first_strip, strips, sums.data());
+  }
+
+  // Decodes columns [first, first + count) of a strip and the factors of their blocks.
+  void decode(int64_t expert, int64_t strip, int64_t first, int64_t count,
+              DecodedStrip& out) const {
+    const uint8_t* codes = weights_.codes(expert, strip, first);
+    if (shape_.mode.rounds_weights) {
+      decode_rounded(expert, strip, first, count, out);
+    } else if (shape_.weights.dtype == DType::kU8) {
+      kernels_.decode_e2m1(codes, count, out.weights.data());
+    } else if (shape_.weights.dtype == DType::kF8E4M3) {
+      kernels_.decode_e4m3(codes, count, out.weights.data());
+    } else {
+      kernels_.decode_bf16(codes, count, out.weights.data());
+    }
+    if (block_cols_ == 0) return;
+    const int64_t blocks = ceil_div(count, block_cols_);
+    const int64_t first_block = first / block_cols_;
+    if (shape_.mode.rounds_weights) {
+      for (int64_t i = 0; i < blocks; ++i) out.factors[static_cast<size_t>(i)].fill(1);
+    } else if (shape_.weight_scales.type == ScaleType::kF32) {
+      for (int64_t i = 0; i < blocks; ++i) {
+        out.factors[static_cast<size_t>(i)].fill(
+            weights_.grid_scale(expert, strip, first_block + i));
+      }
+    } else {
+      kernels_.decode_scales(weights_.scales(expert, strip, first_block), blocks, strip_scale(),
+                             out.factors[0].data());
+    }
+  }
+
+  // Weights that are rounded to multiples of E4M3 values, which bf16 has.
+  void decode_rounded(int64_t expert, int64_t strip, int64_t first, int64_t count,
+                      DecodedStrip& out) const {
+    std::array<float, kBf16ChunkCols * kStripRows> values;
+    StripDecoder<float>(shape_, weights_, expert, strip).decode(first, count, values.data());
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t row = 0; row < kStripRows; ++row) {
+        const float value = values[static_cast<size_t>(k * kStripRows + row)];
+        out.weights[static_cast<size_t>((k / 2 * kStripRows + row) * 2 + k % 2)] =
+            exact_bf16(value);
+      }
+    }
+  }
+
+  template <size_t kStrips>
+  void store(const RowBlock& block, int64_t first_strip, int64_t strips,
+             const std::array<Lanes, kStrips>* sums) const {
+    for (int64_t strip = 0; strip < strips; ++strip) {
+      const Epilogue epilogue(shape_, call_, block.expert, first_strip + strip);
+      for (int64_t i = 0; i < block.count; ++i) {
+        epilogue.store(block.rows[static_cast<size_t>(i)], sums[i][static_cast<size_t>(strip)]);
+      }
+    }
+  }
+
+  const GemmShape shape_;
+  const GemmCall& call_;
+  const Bf16Kernels& kernels_;
+  const StripWeights weights_;
+  const InputRows<float> inputs_;
+  const RowBlocks blocks_;
+  const int64_t block_cols_;
+  const int64_t blocks_per_row_scale_;
+};
+
+}  // namespace
+
+void run_bf16_gemm(const GroupedGemmProblem& problem, const GemmCall& call,
+                   const Bf16Kernels& kernels) {
+  Bf16Gemm(problem, call, kernels).run();
+}
+
+}  // namespace narrowfloat

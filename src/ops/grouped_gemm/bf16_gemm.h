@@ -1,0 +1,15 @@
+// The grouped GEMM with Accumulation::kFast on processors with bf16 dot products: the packed
+// strips, row blocks and epilogue of the other CPU implementations around the kernels of
+// x86/bf16_kernels.h.
+#pragma once
+
+#include "ops/grouped_gemm/grouped_gemm_problem.h"
+#include "ops/grouped_gemm/x86/bf16_kernels.h"
+
+namespace narrowfloat {
+
+// Rows are not fp32.
+void run_bf16_gemm(const GroupedGemmProblem& problem, const GemmCall& call,
+                   const Bf16Kernels& kernels);
+
+}  // namespace narrowfloat
