@@ -13,6 +13,9 @@ std::span<const ActivationImpl> activation_impls() {
 #if defined(NARROWFLOAT_CUDA)
     kActivationSm90Swiglu, kActivationSm90Portable, kActivationSm90TokenRows,
 #endif
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+        kActivationCpuAvx512, kActivationCpuAvx2,
+#endif
         kActivationCpuBaseline, kActivationCpuReference
   };
   return kImpls;

@@ -51,6 +51,8 @@ struct ActivationImpl {
 std::span<const ActivationImpl> activation_impls();
 extern const ActivationImpl kActivationCpuReference;
 extern const ActivationImpl kActivationCpuBaseline;
+extern const ActivationImpl kActivationCpuAvx2;    // Only in builds for x86-64.
+extern const ActivationImpl kActivationCpuAvx512;  // Only in builds for x86-64.
 // The entries below exist in builds with CUDA.
 extern const ActivationImpl kActivationSm90Swiglu;
 extern const ActivationImpl kActivationSm90Portable;

@@ -25,10 +25,15 @@ class RowActivation {
 
   [[nodiscard]] RowRules rules() const { return {.format = format_, .multiplier = multiplier_}; }
 
-  // h of one element, rounded once from double, and to bf16 where the row format starts from bf16
-  // (moe spec 6.4, mode 8b).
+  [[nodiscard]] const ActivationParams<Real>& params() const { return params_; }
+
+  // h of one element, rounded.
   [[nodiscard]] float result(Real u, Real g) const {
-    const Real h = activated(kind_, u, g, params_);
+    return rounded(activated(kind_, u, g, params_));
+  }
+  // Rounds once from double, and to bf16 where the row format starts from bf16 (moe spec 6.4, mode
+  // 8b).
+  [[nodiscard]] float rounded(Real h) const {
     if constexpr (sizeof(Real) == sizeof(double)) {
       const bool is_bf16 = format_ == RowFormat::kBf16 || format_ == RowFormat::kNvfp4PerToken;
       return is_bf16 ? bf16_to_float(double_to_bf16(h)) : static_cast<float>(h);
