@@ -210,7 +210,8 @@ def quantize_experts(model: Any, config: NarrowfloatConfig) -> Any:
     """Puts the dense experts of a model that is loaded already into layers, in place.
 
     A module at a time: its dense weights are freed before the next one. Returns the model. Hooks of
-    forward() stay, so a model may be one rank of the expert parallelism of transformers up to 5.20.
+    forward() stay, so a model may be one rank of transformers' expert parallelism, if its shards
+    are plain tensors.
     ValueError for a model without experts that transformers lets others compute.
     """
     modules = {name: module for name, module in model.named_modules() if is_experts(module)}
