@@ -97,6 +97,7 @@ void print_document(const EpModelArguments& arguments, const EpModel& model, con
   document["order"] = name(arguments.order);
   document["host_link"] = gpu.at("host_link");
   document["network"] = gpu.at("network");
+  document["quantize"] = gpu.at("quantize");
   document["cases"] = Json::array();
   for (const EpCase& entry : cases) {
     document["cases"].push_back(Json{{"ranks", entry.ranks},
@@ -120,7 +121,8 @@ ExitCode run_ep_model(const EpModelArguments& arguments) {
   const double routing = 8 * static_cast<double>(model.top_k);  // An id and a weight for each slot.
   const EpRows rows{.dispatch_bytes = payload_bytes(arguments.payload, hidden) + routing,
                     .combine_bytes = 2 * hidden,
-                    .is_topk = arguments.order == CombineOrder::kTopK};
+                    .is_topk = arguments.order == CombineOrder::kTopK,
+                    .is_quantized = arguments.payload != "bf16"};
   std::vector<EpCase> cases;
   for (const int64_t ranks : arguments.ranks) {
     for (const int64_t tokens : arguments.tokens) {

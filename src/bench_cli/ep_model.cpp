@@ -50,12 +50,8 @@ double expert_us(const EpModel& model, double rows) {
   return us_of(low) + position * (us_of(*after) - us_of(low));
 }
 
-// One exchange: rows to ranks of the same host and to those of others travel at the same time.
-double exchange_us(const EpModel& model, double host_bytes, double network_bytes) {
-  const auto us = [](const LinkModel& link, double bytes) {
-    return bytes > 0 ? link.latency_us + bytes / link.gb_per_s * 1e-3 : 0.0;
-  };
-  return std::max(us(model.host_link, host_bytes), us(model.network, network_bytes));
+double us(const LinkModel& link, double bytes) {
+  return bytes > 0 ? link.latency_us + bytes / link.gb_per_s * 1e-3 : 0.0;
 }
 
 }  // namespace
@@ -83,7 +79,8 @@ EpModel find_ep_model(const Json& inputs, const std::string& gpu, const std::str
                    .cases = {},
                    .ranks_per_host = machine.at("ranks_per_host").get<int64_t>(),
                    .host_link = read_link(machine.at("host_link")),
-                   .network = read_link(machine.at("network"))};
+                   .network = read_link(machine.at("network")),
+                   .quantize = read_link(machine.at("quantize"))};
     for (const Json& entry : layer.at("cases")) {
       result.cases.push_back({entry.at("tokens").get<double>(),
                               entry.at("experts_hit").get<double>(), entry.at("us").get<double>()});
@@ -114,11 +111,15 @@ EpPrediction predict(const EpModel& model, int64_t ranks, int64_t tokens, const 
   result.ranks_of_token = (num_ranks - 1) * sent;
   const auto neighbours = static_cast<double>(std::min(ranks, model.ranks_per_host) - 1);
   const double strangers = num_ranks - 1 - neighbours;
+  // Rows to ranks of the same host and to those of others travel at the same time.
   const auto exchange = [&](double rows_of_token, double row_bytes) {
     const double bytes = own_tokens * rows_of_token * row_bytes;
-    return exchange_us(model, neighbours * bytes, strangers * bytes);
+    return std::max(us(model.host_link, neighbours * bytes), us(model.network, strangers * bytes));
   };
   result.dispatch_us = exchange(sent, rows.dispatch_bytes);
+  if (rows.is_quantized) {
+    result.dispatch_us += us(model.quantize, own_tokens * static_cast<double>(2 * model.hidden));
+  }
   result.combine_us = exchange(returned, rows.combine_bytes);
   return result;
 }

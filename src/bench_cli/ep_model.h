@@ -13,7 +13,7 @@ namespace narrowfloat::cli {
 // The text of src/bench_cli/ep_model.json.
 const char* ep_model_inputs();
 
-// The time of one exchange is latency_us + bytes / gb_per_s.
+// The time of one step is latency_us + bytes / gb_per_s, or none without bytes.
 struct LinkModel {
   double latency_us = 0;
   double gb_per_s = 0;
@@ -36,6 +36,7 @@ struct EpModel {
   int64_t ranks_per_host = 0;
   LinkModel host_link;
   LinkModel network;
+  LinkModel quantize;  // Of rows before they travel, per byte of bf16.
 };
 // Throws kInvalidArgument that lists what there is where the inputs lack the GPU, model or mode. An
 // empty mode is the first of the model.
@@ -58,6 +59,7 @@ struct EpRows {
   double dispatch_bytes = 0;
   double combine_bytes = 0;
   bool is_topk = false;
+  bool is_quantized = false;
 };
 // `tokens` is the number of each rank.
 EpPrediction predict(const EpModel& model, int64_t ranks, int64_t tokens, const EpRows& rows);
