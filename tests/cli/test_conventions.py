@@ -27,7 +27,7 @@ def marked(text, heading):
 
 
 def test_the_table_of_conventions(quantized, tmp_path):
-    """The table of docs/checkpoints.md is made here: with NARROWFLOAT_WRITE_DOCS=1 it is written."""
+    """Makes the table of docs/checkpoints.md: NARROWFLOAT_WRITE_DOCS=1 writes it."""
     root = Path(__file__).resolve().parents[2]
     page = root / "docs/checkpoints.md"
 

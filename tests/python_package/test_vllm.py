@@ -6,6 +6,8 @@ in fp64. Skipped without vLLM (./test.sh --with-engines).
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,9 +28,12 @@ from engine_cases import (
     routing,
 )
 
+import narrowfloat as nf
+
 torch = pytest.importorskip("torch", reason="torch is not installed; ./test.sh --with-engines")
 pytest.importorskip("vllm", reason="vllm is not installed; ./test.sh --with-engines")
 
+from safetensors.torch import save_file  # noqa: E402
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.distributed import parallel_state  # noqa: E402
 from vllm.model_executor.layers import quantization  # noqa: E402
@@ -38,6 +43,7 @@ from vllm.model_executor.layers.fused_moe.expert_map_manager import (  # noqa: E
     ExpertMapManager,
 )
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts  # noqa: E402
+from vllm.model_executor.layers.quantization import modelopt  # noqa: E402
 from vllm.plugins import load_plugins_by_group  # noqa: E402
 
 
@@ -181,6 +187,31 @@ def test_an_activation_that_is_not_served_is_named() -> None:
 def test_checkpoints_that_are_not_read_are_refused(declared: Any, reason: str) -> None:
     with pytest.raises(NotImplementedError, match=reason):
         quantization.get_quantization_config("narrowfloat").from_config(declared)
+
+
+def test_modelopt_configs_that_we_write_are_read(tmp_path: pathlib.Path) -> None:
+    """vLLM's own classes for ModelOpt's FP8 and mixes, from either file."""
+    source = tmp_path / "model"
+    source.mkdir()
+    names = [f"model.layers.0.{name}" for name in ("self_attn.o_proj", "mlp.experts.0.up_proj")]
+    weights = {f"{name}.weight": torch.randn(64, 64) for name in [*names, "lm_head"]}
+    save_file(weights, source / "model.safetensors")
+    (source / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    made = {"FP8": ("fp8-tensor-modelopt", []),
+            "FP8_PER_CHANNEL_PER_TOKEN": ("fp8-channel-modelopt", []),
+            "MIXED_PRECISION": ("nvfp4-modelopt", [("*.self_attn.*", "fp8-tensor-modelopt")])}
+    for algorithm, (to, rules) in made.items():
+        nf.quantize_checkpoint(source, tmp_path / to, to, rules=rules)
+        for name in ("config.json", "hf_quant_config.json"):
+            config = json.loads((tmp_path / to / name).read_text())
+            config = config.get("quantization_config", config)
+            if algorithm != "MIXED_PRECISION":
+                read = modelopt.ModelOptFp8Config.from_config(config)
+                assert read.quant_method == algorithm
+            else:
+                read = modelopt.ModelOptMixedPrecisionConfig.from_config(config)
+                assert [read._resolve_quant_algo(one) for one in names] == ["FP8", "W4A16_NVFP4"]
+            assert read.is_layer_excluded("lm_head") and not read.is_layer_excluded(names[0])
 
 
 def test_integers_of_compressed_tensors_are_refused() -> None:
