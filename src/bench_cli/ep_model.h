@@ -36,7 +36,7 @@ struct EpModel {
   int64_t ranks_per_host = 0;
   LinkModel host_link;
   LinkModel network;
-  LinkModel quantize;  // Of rows before they travel, per byte of bf16.
+  LinkModel quantize;  // Rows are quantized before they travel; the bytes are those of bf16.
 };
 // Throws kInvalidArgument that lists what there is where the inputs lack the GPU, model or mode. An
 // empty mode is the first of the model.
