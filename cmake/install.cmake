@@ -1,5 +1,5 @@
 # Installs a library, its public headers, packages for find_package(narrowfloat) and pkg-config, the
-# programs and the licence. A project that contains narrowfloat installs nothing of it. The emulated
+# programs and the licences. A project that contains narrowfloat installs nothing of it. The emulated
 # GPU is for tests in the build tree, so that there is nothing to install either.
 if(NOT PROJECT_IS_TOP_LEVEL OR NARROWFLOAT_EMULATED_GPU)
   return()
@@ -87,4 +87,6 @@ endif()
 if(NARROWFLOAT_BENCH)
   narrowfloat_install_program(narrowfloat_bench_cli)
 endif()
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE
+              ${PROJECT_SOURCE_DIR}/python/packaging/THIRD_PARTY_LICENSES.txt
+        DESTINATION ${CMAKE_INSTALL_DOCDIR})
