@@ -167,7 +167,7 @@ struct NfMoeRun {
   struct NfTensor row_scale;
   struct NfTensor logits;     // F32, BF16 or F16 [T, E].
   struct NfTensor bias;       // F32 or BF16 [E].
-  struct NfTensor ids;        // I32 [T, k].
+  struct NfTensor ids;        // I32 or I64 [T, k].
   struct NfTensor weights;    // F32 or BF16 [T, k].
   struct NfTensor out;        // [T, H].
   struct NfTensor workspace;  // U8, at least nf_moe_workspace_bytes(), aligned to 256 bytes.

@@ -61,7 +61,7 @@ struct Routing {
   TensorView logits;   // F32, BF16 or F16 [T, E], dense rows with any row stride.
   TensorView bias;     // With logits, kDeepSeekV3 and kMiniMax2 only: F32 or BF16 [E]; absent is 0.
   TensorView packed;   // I32 [T, k]: id << 16 | bf16 weight.
-  TensorView ids;      // I32 [T, k] and
+  TensorView ids;      // I32 or I64 [T, k] and
   TensorView weights;  // F32 or BF16 [T, k]; absent with ids: 1.
 };
 

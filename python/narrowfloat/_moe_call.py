@@ -83,6 +83,15 @@ def _is_on_cpu(array: Any) -> bool:
     return isinstance(array, np.ndarray) or array.device.type == "cpu"
 
 
+def to_layer_ids(argument: str, ids: Any) -> Any:
+    """Ids as a layer takes them: dense int64 ones as they are, others as int32."""
+    if is_torch(ids):
+        is_taken = ids.dtype == sys.modules["torch"].int64 and ids.is_contiguous()
+    else:
+        is_taken = isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.flags.c_contiguous
+    return ids if is_taken else to_int32(argument, ids)
+
+
 def to_int32(argument: str, ids: Any) -> Any:
     """Ids of any integer type as int32; those beyond its range end at its ends.
 
@@ -155,7 +164,7 @@ def given_routing(
         if name not in found:
             continue
         if name == "ids":
-            found[name] = to_int32(name, found[name])
+            found[name] = to_layer_ids(name, found[name])
         given = GivenIds(name, found[name], experts)
         # On a GPU ids that name no expert are skipped in any case, and counted in `errors`.
         if allow_absent and (has_errors or _is_on_cpu(given.array)):

@@ -8,7 +8,7 @@ import torch
 
 import narrowfloat as nf
 from narrowfloat._arrays import TorchMaker, maker_of
-from narrowfloat._moe_call import to_int32
+from narrowfloat._moe_call import to_layer_ids
 from narrowfloat._moe_config import config_to_core
 from narrowfloat._moe_weights import FACTORS, plain_parts
 from narrowfloat._shapes import product
@@ -222,7 +222,7 @@ class Moe(PackedModule):
         handle = self._handle
         written = {name: options.pop(name, None) for name in _WRITTEN}
         if options.get("ids") is not None:
-            options["ids"] = to_int32("ids", options["ids"])
+            options["ids"] = to_layer_ids("ids", options["ids"])
         given = (hidden, logits, bias, handle.number)
         inputs = [one for one in (hidden, logits, options.get("weights")) if one is not None]
         differentiates = asks_for_gradients(inputs)

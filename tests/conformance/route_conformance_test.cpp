@@ -73,14 +73,22 @@ void give_logits(const RoutingConfig& config, int64_t tokens, Random& random, Ro
 
 void give_ids(const RoutingConfig& config, int64_t tokens, Random& random, RouteInputs* inputs) {
   const bool is_packed = random.chance(50);
-  inputs->ids = GuardedBuffer(tokens * config.top_k * 4, {.guard = Guard::kPage});
-  for (int32_t& id : inputs->ids.span<int32_t>()) {
-    id = static_cast<int32_t>(random.range(-1, config.experts - 1));
-    if (!is_packed) continue;
-    id = static_cast<int32_t>((static_cast<uint32_t>(id) << 16) | (random.bits32() & 0xFFFFU));
+  const DType dtype = !is_packed && random.chance(50) ? DType::kI64 : DType::kI32;
+  const int64_t slots = tokens * config.top_k;
+  inputs->ids = GuardedBuffer(slots * bits(dtype) / 8, {.guard = Guard::kPage});
+  for (int64_t i = 0; i < slots; ++i) {
+    int64_t id = random.range(-1, config.experts - 1);
+    if (is_packed) {
+      id = static_cast<int32_t>((static_cast<uint32_t>(id) << 16) | (random.bits32() & 0xFFFFU));
+    }
+    const auto at = static_cast<size_t>(i);
+    if (dtype == DType::kI64) {
+      inputs->ids.span<int64_t>()[at] = id;
+    } else {
+      inputs->ids.span<int32_t>()[at] = static_cast<int32_t>(id);
+    }
   }
-  const TensorView view =
-      TensorView::contiguous(inputs->ids.data(), DType::kI32, {tokens, config.top_k});
+  const TensorView view = TensorView::contiguous(inputs->ids.data(), dtype, {tokens, config.top_k});
   (is_packed ? inputs->routing.packed : inputs->routing.ids) = view;
   if (is_packed || random.chance(20)) return;
   inputs->weights = Matrix::filled(

@@ -101,8 +101,12 @@ void take_precomputed(const Routing& routing, RouteProblem* problem, RouteArgs* 
     return;
   }
   require_shape("routing.ids", routing.ids, -1, top_k);
-  require_dense_matrix("routing.ids", routing.ids, problem->device, {DType::kI32});
-  args->given_ids = static_cast<const int32_t*>(routing.ids.data);
+  require_dense_matrix("routing.ids", routing.ids, problem->device, {DType::kI32, DType::kI64});
+  if (routing.ids.dtype == DType::kI64) {
+    args->given_wide_ids = static_cast<const int64_t*>(routing.ids.data);
+  } else {
+    args->given_ids = static_cast<const int32_t*>(routing.ids.data);
+  }
   if (routing.weights.is_absent()) return;
   require_shape("routing.weights", routing.weights, problem->tokens, top_k);
   require_dense_matrix("routing.weights", routing.weights, problem->device,
@@ -130,7 +134,9 @@ void require_given_ids(const RouteProblem& problem, const RouteArgs& args) {
     if ((id >= 0 && id < config.experts) || (id == -1 && allows_empty)) continue;
     throw_invalid("routing.{}: expected expert ids from 0 to {}{}, got {} at index {} (token {})",
                   args.packed != nullptr ? "packed" : "ids", config.experts - 1,
-                  allows_empty ? " or -1" : "", id, index, index / config.top_k);
+                  allows_empty ? " or -1" : "",
+                  args.given_wide_ids != nullptr ? args.given_wide_ids[index] : id, index,
+                  index / config.top_k);
   }
 }
 

@@ -38,17 +38,25 @@ struct RouteArgs {
   const void* bias = nullptr;       // Null is zeros.
   const int32_t* packed = nullptr;  // In range, as are given_ids, on the CPU.
   const int32_t* given_ids = nullptr;
-  const void* given_weights = nullptr;  // Null is ones.
+  const int64_t* given_wide_ids = nullptr;  // In the place of given_ids.
+  const void* given_weights = nullptr;      // Null is ones.
   int32_t* ids = nullptr;
   float* weights = nullptr;
   int16_t* replay = nullptr;  // Null if not wanted.
   DeviceErrors* errors = nullptr;
 };
 
-// The id of slot `index` of a precomputed routing.
+// The id of slot `index` of a precomputed routing. Wide ids beyond 32 bits become the nearest
+// number of 32 bits, which is out of range too.
 NF_HOST_DEVICE inline int32_t given_id(const RouteArgs& args, int64_t index) {
   // The shift is arithmetic: the upper half is a signed id (moe spec 4.5).
-  return args.packed != nullptr ? args.packed[index] >> 16 : args.given_ids[index];
+  if (args.packed != nullptr) return args.packed[index] >> 16;
+  if (args.given_wide_ids == nullptr) return args.given_ids[index];
+  constexpr int64_t kLargest = 0x7FFFFFFF;
+  constexpr int64_t kSmallest = -kLargest - 1;
+  const int64_t id = args.given_wide_ids[index];
+  if (id > kLargest) return kLargest;
+  return static_cast<int32_t>(id < kSmallest ? kSmallest : id);
 }
 
 // The arguments of an implementation for a call.

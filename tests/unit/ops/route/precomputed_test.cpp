@@ -70,6 +70,23 @@ TEST(RouteIds, TakeBf16WeightsToo) {
   EXPECT_EQ(routed.weights_of(0), (std::vector<float>{0.25F, -2.0F}));
 }
 
+TEST(RouteIds, TakeIdsOf64BitsAndRefuseWhatIsBeyond32) {
+  const Vector ids = Vector::of(DType::kI64, std::vector<int64_t>{1, 0});
+  const Routed routed =
+      route_everywhere({.ids = matrix_view(ids, DType::kI64, 2)}, precomputed_config(2, 2));
+  EXPECT_EQ(routed.ids, (Ids{1, 0}));
+  // The lower 32 bits of each are an id, or -1.
+  for (const int64_t id : {int64_t{1} << 32, -(int64_t{1} << 40), int64_t{0xFFFFFFFF}}) {
+    const Vector wide = Vector::of(DType::kI64, std::vector<int64_t>{1, id});
+    RoutingConfig config = precomputed_config(2, 2);
+    config.options.negative_one_is_empty = true;
+    expect_error(ErrorKind::kInvalidArgument,
+                 {"routing.ids: expected expert ids from 0 to 1 or -1, got " + std::to_string(id) +
+                  " at index 1 (token 0)"},
+                 [&] { route_everywhere({.ids = matrix_view(wide, DType::kI64, 2)}, config); });
+  }
+}
+
 TEST(RouteIds, RoundWeightsToBf16OnlyWhenAsked) {
   RoutingConfig config = precomputed_config(4, 2);
   const std::vector<float> weights{1 + 0x1p-8F, 1 + 0x1.8p-7F};  // Both ties.
