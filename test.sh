@@ -177,6 +177,8 @@ emulated_kernels() {
   emulated 3 expert_parallel_cuda_test '-*TakesAnyNumber*'
   emulated 2 conformance_gpu '*ActivationConformance*'
   emulated 2 conformance_gpu '*QuantizeActivationsConformance*'
+  emulated 1 grouped_gemm_cuda_test '*GroupedGemmPortable*_fp8*:*GroupedGemmPortable*/mxfp8'
+  NARROWFLOAT_EMULATED_MAJOR=8 emulated 0 conformance_gpu '*ShuffleConformance*'
 }
 
 # Without a GPU the tests skip; tools/gpu_check.sh is for machines that have one.

@@ -26,6 +26,7 @@ struct BuildInfo {
   std::string compiler;
   std::string build_type;
   bool cuda_enabled = false;
+  // "90a": machine code for Hopper; "86": portable machine code; "compute_80": portable PTX.
   std::vector<std::string> cuda_architectures;
 };
 NARROWFLOAT_API BuildInfo build_info();
@@ -45,6 +46,8 @@ struct GpuInfo {
   std::string name;
   std::string compute_capability;  // "9.0"
   int64_t memory_bytes = 0;
+  // The name in BuildInfo::cuda_architectures of the code that runs there; empty: none does.
+  std::string architecture;
 };
 // Empty in a build without CUDA and on a machine without a GPU.
 NARROWFLOAT_API std::vector<GpuInfo> gpu_info();

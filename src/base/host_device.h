@@ -34,6 +34,16 @@ inline constexpr bool kHasE2m1Conversion = true;
 inline constexpr bool kHasE2m1Conversion = false;
 #endif
 
+// Whether device code is being compiled for an architecture whose own instructions the kernels use:
+// Hopper, or Blackwell, which has those of Hopper but wgmma. Otherwise it is the portable code,
+// which runs from compute capability 8.0 on (decision 0039). False in host code.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM103_ALL)
+inline constexpr bool kHasHopperInstructions = true;
+#else
+inline constexpr bool kHasHopperInstructions = false;
+#endif
+
 // Whether device code is being compiled for Hopper's own instructions: wgmma, and setmaxnreg, which
 // moves registers between warpgroups. False in host code.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -99,7 +99,8 @@ void print_doctor_document() {
   for (const GpuInfo& gpu : gpu_info()) {
     document["gpus"].push_back(Json{{"name", gpu.name},
                                     {"compute_capability", gpu.compute_capability},
-                                    {"memory_bytes", gpu.memory_bytes}});
+                                    {"memory_bytes", gpu.memory_bytes},
+                                    {"architecture", gpu.architecture}});
   }
   const NcclInfo nccl = nccl_info();
   document["nccl"] = Json{{"found", nccl.found},
@@ -125,6 +126,17 @@ std::string or_none(const std::vector<std::string>& words, std::string_view sepa
   return words.empty() ? "none" : escaped(fmt::format("{}", fmt::join(words, separator)));
 }
 
+// Which code of the build runs on a GPU.
+std::string code_text(const std::string& architecture) {
+  if (architecture.empty()) return "no code in this build";
+  if (architecture.starts_with("compute_")) {
+    return fmt::format("portable code, which the driver compiles from the PTX for {} and caches",
+                       architecture);
+  }
+  return fmt::format("{} for sm_{}", architecture.ends_with('a') ? "code" : "portable code",
+                     architecture);
+}
+
 std::string machine_text() {
   const BuildInfo build = build_info();
   const CpuInfo cpu = cpu_info();
@@ -132,13 +144,14 @@ std::string machine_text() {
   text += fmt::format("build        {}, {}\n", build.build_type, build.compiler);
   const std::string architectures = or_none(build.cuda_architectures, ", ");
   text += fmt::format("CUDA         {}\n",
-                      build.cuda_enabled ? "code for sm_" + architectures : "not in this build");
+                      build.cuda_enabled ? "code for " + architectures : "not in this build");
   text += fmt::format("CPU          {}, {} logical cores\n", cpu.model, cpu.logical_cores);
   text += fmt::format("features     {}\n", or_none(cpu.features, " "));
   std::vector<std::string> gpus;
   for (const GpuInfo& gpu : gpu_info()) {
-    gpus.push_back(fmt::format("{} ({}, {})", gpu.name, gpu.compute_capability,
-                               format_bytes(static_cast<uint64_t>(gpu.memory_bytes))));
+    gpus.push_back(fmt::format("{} ({}, {}, {})", gpu.name, gpu.compute_capability,
+                               format_bytes(static_cast<uint64_t>(gpu.memory_bytes)),
+                               code_text(gpu.architecture)));
   }
   text += fmt::format("GPUs         {}\n", or_none(gpus, "; "));
   const NcclInfo nccl = nccl_info();

@@ -20,16 +20,22 @@ struct QuickGroupScale {
 // Same bits as group_scale with 8 instructions and no branch, for maxima from 2^-100 on: both
 // quotients come from an approximate reciprocal and one correction. A test compares them with the
 // divisions for all mantissas; exponents do not matter, as nothing is denormal in this range. A
-// maximum of zero has the multiplier of 448, which is 1.
+// maximum of zero has the multiplier of 448, which is 1. Portable code divides.
 __device__ inline QuickGroupScale quick_group_scale(float amax) {
   constexpr float kLeast = 0x1p-100F;
   constexpr float kMost = 0x1p100F;
   const float a = amax == 0.0F ? E4M3::kMaxFinite : amax;
-  const float y = rcp_approx(a);
-  const float near = __fmul_rn(E4M3::kMaxFinite, y);
-  const float m = __fmaf_rn(__fmaf_rn(-a, near, E4M3::kMaxFinite), y, near);
-  const float r = rcp_approx(m);
-  return {{__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m}, a >= kLeast && a <= kMost};
+  const bool is_right = a >= kLeast && a <= kMost;
+  if constexpr (kHasHopperInstructions) {
+    const float y = rcp_approx(a);
+    const float near = __fmul_rn(E4M3::kMaxFinite, y);
+    const float m = __fmaf_rn(__fmaf_rn(-a, near, E4M3::kMaxFinite), y, near);
+    const float r = rcp_approx(m);
+    return {{__fmaf_rn(r, __fmaf_rn(-m, r, 1.0F), r), m}, is_right};
+  } else {
+    const float m = __fdiv_rn(E4M3::kMaxFinite, a);
+    return {{__frcp_rn(m), m}, is_right};
+  }
 }
 
 }  // namespace narrowfloat

@@ -47,10 +47,14 @@ __device__ inline double expm1_of_negative(double x) {
 
 // a / b for 1 <= b <= 2, within a unit in the last place.
 __device__ inline double quotient(double a, double b) {
-  double y = rcp_approx(b);
-  y = __fma_rn(y, __fma_rn(-b, y, 1.0), y);
-  const double q = __dmul_rn(a, y);
-  return __fma_rn(__fma_rn(-b, q, a), y, q);
+  if constexpr (kHasHopperInstructions) {
+    double y = rcp_approx(b);
+    y = __fma_rn(y, __fma_rn(-b, y, 1.0), y);
+    const double q = __dmul_rn(a, y);
+    return __fma_rn(__fma_rn(-b, q, a), y, q);
+  } else {
+    return __ddiv_rn(a, b);
+  }
 }
 
 }  // namespace sigmoid_detail

@@ -38,6 +38,9 @@ __device__ inline float silu_mul_in_range(float gate, float up) {
   p = __fmaf_rn(p, r, 1.0F);
   // p * power is exact.
   const float d = __fmaf_rn(p, power, 1.0F);
+  if constexpr (Math::kMode == MathMode::kExact && !kHasHopperInstructions) {
+    return __fmul_rn(__fdiv_rn(gate, d), up);
+  }
   const float y = rcp_approx(d);
   if constexpr (Math::kMode == MathMode::kFast) return Math::mul(Math::mul(gate, y), up);
   const float q = __fmul_rn(gate, y);

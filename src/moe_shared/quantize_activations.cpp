@@ -27,6 +27,7 @@ std::span<const QuantizeActivationsImpl> quantize_activations_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
     kQuantizeActivationsSm90Groups, kQuantizeActivationsSm90TokenRows,
+        kQuantizeActivationsSm80Groups, kQuantizeActivationsSm80TokenRows,
 #endif
         kQuantizeActivationsCpuBaseline
   };

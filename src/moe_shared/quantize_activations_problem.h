@@ -36,6 +36,8 @@ std::span<const QuantizeActivationsImpl> quantize_activations_impls();
 extern const QuantizeActivationsImpl kQuantizeActivationsCpuBaseline;
 // The entries below exist in builds with CUDA.
 extern const QuantizeActivationsImpl kQuantizeActivationsSm90Groups;
+extern const QuantizeActivationsImpl kQuantizeActivationsSm80Groups;
 extern const QuantizeActivationsImpl kQuantizeActivationsSm90TokenRows;
+extern const QuantizeActivationsImpl kQuantizeActivationsSm80TokenRows;
 
 }  // namespace narrowfloat

@@ -107,7 +107,6 @@ void launch_token_rows(const QuantizeActivationsProblem& problem,
 }
 
 Support fits(const QuantizeActivationsProblem& problem) {
-  if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
   if (problem.input == DType::kF64) return Support::no("does not read F64 rows");
   constexpr int64_t kLimit = int64_t{1} << 31;
   const bool is_small = problem.cols < kLimit / 2 &&
@@ -131,9 +130,13 @@ Support supports_token_rows(const QuantizeActivationsProblem& problem) {
 
 }  // namespace
 
-const QuantizeActivationsImpl kQuantizeActivationsSm90Groups{"sm90_groups", supports_groups,
-                                                             launch_groups};
+const QuantizeActivationsImpl kQuantizeActivationsSm90Groups{
+    "sm90_groups", on_own_code<supports_groups>, launch_groups};
+const QuantizeActivationsImpl kQuantizeActivationsSm80Groups{
+    "sm80_groups", on_portable_code<supports_groups>, launch_groups};
 const QuantizeActivationsImpl kQuantizeActivationsSm90TokenRows{
-    "sm90_token_rows", supports_token_rows, launch_token_rows};
+    "sm90_token_rows", on_own_code<supports_token_rows>, launch_token_rows};
+const QuantizeActivationsImpl kQuantizeActivationsSm80TokenRows{
+    "sm80_token_rows", on_portable_code<supports_token_rows>, launch_token_rows};
 
 }  // namespace narrowfloat

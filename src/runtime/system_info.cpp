@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "narrowfloat/runtime.h"
@@ -24,7 +25,10 @@ BuildInfo build_info() {
   info.build_type = NARROWFLOAT_BUILD_TYPE;
 #if defined(NARROWFLOAT_CUDA)
   info.cuda_enabled = true;
-  info.cuda_architectures = {NARROWFLOAT_CUDA_ARCHITECTURES};
+  std::stringstream architectures(NARROWFLOAT_CUDA_ARCHITECTURES);
+  for (std::string name; std::getline(architectures, name, ',');) {
+    info.cuda_architectures.push_back(name);
+  }
 #endif
   return info;
 }

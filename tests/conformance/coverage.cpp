@@ -13,7 +13,7 @@ bool is_gpu_test() { return device_under_test().type == DeviceType::kCuda; }
 }  // namespace
 
 bool is_for_device(std::string_view implementation) {
-  return implementation.starts_with("cpu_") != is_gpu_test();
+  return implementation.starts_with(device_prefix());
 }
 
 void Coverage::ran(std::string_view implementation) {

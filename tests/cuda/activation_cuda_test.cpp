@@ -15,12 +15,13 @@
 #include "ops/activation/activation_problem.h"
 #include "support/device_copies.h"
 #include "support/environment.h"
+#include "support/gpu.h"
 
 namespace narrowfloat::testing {
 namespace {
 
-constexpr std::string_view kFast = "sm90_swiglu";
-constexpr std::string_view kPortable = "sm90_portable";
+constexpr std::string_view kFast = "swiglu";
+constexpr std::string_view kPortable = "portable";
 
 class ActivationOnTheGpu : public GpuTest {};
 class ActivationShapesOnTheGpu : public GpuTestWith<ActivationShape> {};
@@ -36,8 +37,8 @@ void expect_close(const ActivationCase& c, const RowsTensor& expected, const Row
   EXPECT_EQ(found.touched, 0);
 }
 
-RowsTensor run_forced(const ActivationCase& c, std::string_view impl, const GpuRun& run = {}) {
-  const ForcedImplementation forced("activation", impl);
+RowsTensor run_forced(const ActivationCase& c, std::string_view idea, const GpuRun& run = {}) {
+  const ForcedImplementation forced("activation", gpu_implementation(idea));
   return activated_on_gpu(c, run);
 }
 
@@ -196,7 +197,7 @@ TEST_F(ActivationOnTheGpu, SkipsTilesOfExpertsThatDoNotExist) {
 
 TEST_F(ActivationOnTheGpu, FastKernelRefusesStridesBeyond32Bits) {
   for (const ActivationImpl& impl : activation_impls()) {
-    if (impl.name != kFast) continue;
+    if (impl.name != gpu_implementation(kFast)) continue;
     ActivationProblem problem{.input = kBF16,
                               .format = RowFormat::kFp8Group,
                               .device = gpu(),
@@ -231,8 +232,8 @@ TEST_F(ActivationOnTheGpu, WorksBeyond2To31Elements) {
   args.input = device.view(input.view);
   args.slot_to_row = device.view(args.slot_to_row);
   args.output = device.view(actual.view);
-  for (const std::string_view impl : {kFast, kPortable}) {
-    const ForcedImplementation forced("activation", impl);
+  for (const std::string_view idea : {kFast, kPortable}) {
+    const ForcedImplementation forced("activation", gpu_implementation(idea));
     // Results of the other implementation must not pass for this one's.
     for (const GuardedBuffer* output : {&actual.values, &actual.scales}) {
       std::ranges::fill(output->span(), kOutputPoison);
@@ -241,13 +242,13 @@ TEST_F(ActivationOnTheGpu, WorksBeyond2To31Elements) {
     activate(args, device.stream());
     EXPECT_TRUE(device.take_back());
     // All elements are equal, so that their codes are the largest whatever the scale's last bits.
-    EXPECT_TRUE(std::ranges::equal(expected.values.span(), actual.values.span())) << impl;
+    EXPECT_TRUE(std::ranges::equal(expected.values.span(), actual.values.span())) << idea;
     const auto is_close = [](float want, float got) {
       return std::abs(want - got) <= 4e-6F * std::abs(want);
     };
     EXPECT_TRUE(
         std::ranges::equal(expected.scales.span<float>(), actual.scales.span<float>(), is_close))
-        << impl;
+        << idea;
   }
 }
 

@@ -22,7 +22,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class AllReduceCuda : public GpuTest {};
+class AllReduceCuda : public OwnCodeTest {};
 
 // The same arguments for the copies of their tensors.
 AllReduceArgs on_device(AllReduceArgs args, const DeviceCopies& copies) {
@@ -188,7 +188,7 @@ Call random_call(AllReducePattern pattern, Random& random, int64_t most_tokens,
 
 AllReducePattern pattern_number(int number) { return static_cast<AllReducePattern>(number); }
 
-class AllReducePatternCuda : public GpuTestWith<int> {};
+class AllReducePatternCuda : public OwnCodeTestWith<int> {};
 
 TEST_P(AllReducePatternCuda, SmallRowsGiveTheGoldenBytes) {
   Random random(100 + static_cast<uint64_t>(GetParam()));

@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-class ExpertParallelCuda : public GpuTest {};
+class ExpertParallelCuda : public OwnCodeTest {};
 
 enum class Ids { kUniform, kZipf, kOneRank, kWithInvalid };
 

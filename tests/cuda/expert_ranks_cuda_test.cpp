@@ -10,12 +10,12 @@
 namespace narrowfloat::testing {
 namespace {
 
-class ExpertRanks : public GpuTest {
+class ExpertRanks : public OwnCodeTest {
  protected:
   void SetUp() override {
     const std::string multicast = turn_multicast_off();
     ASSERT_EQ(multicast, "");
-    GpuTest::SetUp();
+    OwnCodeTest::SetUp();
   }
 };
 

@@ -259,7 +259,7 @@ TEST_P(GemmActivationCuda, FewAndManyTilesHaveTheBitsOfTheActivation) {
 INSTANTIATE_TEST_SUITE_P(All, GemmActivationCuda, ::testing::ValuesIn(every_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
-class GemmActivationChecks : public GpuTest {};
+class GemmActivationChecks : public OwnCodeTest {};
 
 TEST_F(GemmActivationChecks, RefuseWhatTheImplementationDoesNotDo) {
   const auto run = [](const GemmCaseSpec& spec, ActivationKind kind, RowFormat format) {

@@ -12,7 +12,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kMathThreads = 256;
 
 __device__ uint32_t evaluate(UnaryFunction function, float x) {
   switch (function) {
@@ -69,7 +69,7 @@ __device__ float evaluate(BinaryFunction function, float a, float b) {
 }
 
 __global__ void evaluate_range_kernel(UnaryFunction function, BitRange range, uint32_t* results) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kMathThreads + threadIdx.x;
   if (i >= range.count) return;
   results[i] =
       evaluate(function, bits_float(range.first + static_cast<uint32_t>(i) * range.stride));
@@ -77,13 +77,13 @@ __global__ void evaluate_range_kernel(UnaryFunction function, BitRange range, ui
 
 __global__ void evaluate_pairs_kernel(BinaryFunction function, const float* a, const float* b,
                                       float* results, int64_t count) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kMathThreads + threadIdx.x;
   if (i < count) results[i] = evaluate(function, a[i], b[i]);
 }
 
 LaunchShape shape_of(int64_t count) {
-  return {.ctas = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)),
-          .threads = dim3(kThreads)};
+  return {.ctas = dim3(static_cast<unsigned>((count + kMathThreads - 1) / kMathThreads)),
+          .threads = dim3(kMathThreads)};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "conformance/quantize_call.h"
 #include "support/environment.h"
+#include "support/gpu.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -27,10 +28,10 @@ std::vector<std::vector<uint8_t>> run(const QuantizeCase& test_case,
 
 }  // namespace
 
-void expect_oracle(QuantizeCase test_case, std::string_view implementation) {
+void expect_oracle(QuantizeCase test_case, std::string_view idea) {
   test_case.seed += static_cast<uint64_t>(test_case.cols) * 31 + 7;
   const auto expected = run(test_case, "cpu_reference");
-  const auto actual = run(test_case, implementation);
+  const auto actual = run(test_case, gpu_implementation(idea));
   ASSERT_EQ(expected.size(), actual.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     if (expected[i] == actual[i]) continue;

@@ -11,7 +11,7 @@ namespace narrowfloat::testing {
 // In the format's default layout.
 QuantizeCase make_case(FormatId format, RowSourceKind source, int64_t rows, int64_t cols);
 
-// Every byte of every output is the oracle's.
-void expect_oracle(QuantizeCase test_case, std::string_view implementation);
+// Every byte of every output of the GPU's implementation of this idea is the oracle's.
+void expect_oracle(QuantizeCase test_case, std::string_view idea);
 
 }  // namespace narrowfloat::testing

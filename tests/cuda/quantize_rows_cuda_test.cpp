@@ -30,12 +30,12 @@ TEST_F(QuantizeRowsCuda, LongRowsPerToken) {
       for (const RowSourceKind source : kSources) {
         QuantizeCase test_case = make_case(FormatId::kNvfp4PerToken, source, 3, cols);
         test_case.math = math;
-        expect_oracle(test_case, "sm90_rows");
+        expect_oracle(test_case, "rows");
       }
       QuantizeCase test_case = make_case(FormatId::kNvfp4PerToken, RowSourceKind::kPlain, 3, cols);
       test_case.math = math;
       test_case.dtype = DType::kF32;
-      expect_oracle(test_case, "sm90_rows");
+      expect_oracle(test_case, "rows");
     }
   }
 }
@@ -48,7 +48,7 @@ TEST_F(QuantizeRowsCuda, LongRowsOfNorms) {
         QuantizeCase test_case = make_case(format, source, 3, cols);
         test_case.has_norm_output = true;
         test_case.dtype = cols % 64 == 0 ? DType::kBF16 : DType::kF16;
-        expect_oracle(test_case, "sm90_rows");
+        expect_oracle(test_case, "rows");
       }
     }
   }
@@ -60,7 +60,7 @@ TEST_F(QuantizeRowsCuda, LongRowsOfFourOverSix) {
       for (const RowSourceKind source : kSources) {
         QuantizeCase test_case = make_case(format, source, 2, cols);
         test_case.four_over_six.enabled = true;
-        expect_oracle(test_case, "sm90_rows");
+        expect_oracle(test_case, "rows");
       }
     }
   }
@@ -73,14 +73,14 @@ TEST_F(QuantizeRowsCuda, ShapesOfModels) {
            {ScaleLayoutId::kLinear, ScaleLayoutId::kSwizzled128x4, ScaleLayoutId::kSwizzled8x4}) {
         QuantizeCase test_case = make_case(FormatId::kNvfp4PerToken, source, 131, cols);
         test_case.layout = layout;
-        expect_oracle(test_case, "sm90_rows");
+        expect_oracle(test_case, "rows");
       }
     }
     for (const RowSourceKind source : kNorms) {
       for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp8, FormatId::kFp8Block1x128}) {
         QuantizeCase test_case = make_case(format, source, 131, cols);
         test_case.encode_scale = format == FormatId::kNvfp4 ? std::optional(300.0F) : std::nullopt;
-        expect_oracle(test_case, "sm90_rows");
+        expect_oracle(test_case, "rows");
       }
     }
   }
@@ -96,7 +96,7 @@ TEST_F(QuantizeRowsCuda, ManyRows) {
           QuantizeCase test_case = make_case(FormatId::kNvfp4PerToken, source, 1030, cols);
           test_case.math = math;
           test_case.dtype = dtype;
-          expect_oracle(test_case, "sm90_rows");
+          expect_oracle(test_case, "rows");
         }
         for (const FormatId format : {FormatId::kNvfp4, FormatId::kMxfp4, FormatId::kMxfp8,
                                       FormatId::kFp8Block1x128, FormatId::kFp8Tensor}) {
@@ -104,7 +104,7 @@ TEST_F(QuantizeRowsCuda, ManyRows) {
           test_case.math = math;
           test_case.dtype = dtype;
           test_case.has_norm_output = true;
-          expect_oracle(test_case, "sm90_rows");
+          expect_oracle(test_case, "rows");
         }
       }
     }
@@ -119,7 +119,7 @@ TEST_F(QuantizeRowsCuda, SumsOfSquaresAreTheTreeForEveryLength) {
           make_case(FormatId::kFp8Block1x128, RowSourceKind::kRmsNorm, 5, cols);
       test_case.fill = fill;
       test_case.has_norm_output = true;
-      expect_oracle(test_case, "sm90_rows");
+      expect_oracle(test_case, "rows");
     }
   }
 }
@@ -138,7 +138,7 @@ TEST_F(QuantizeRowsCuda, FourOverSixOnMuchData) {
                                        .error = error,
                                        .error_math = error_math,
                                        .e4m3_max = fill % 3 == 0 ? 256 : 448};
-            expect_oracle(test_case, "sm90_rows");
+            expect_oracle(test_case, "rows");
           }
         }
       }
@@ -150,7 +150,7 @@ TEST_F(QuantizeRowsCuda, LargestBatch) {
   QuantizeCase test_case = make_case(FormatId::kNvfp4PerToken, RowSourceKind::kPlain, 1, 64);
   test_case.layout = ScaleLayoutId::kLinear;
   test_case.batch = 65535;
-  expect_oracle(test_case, "sm90_rows");
+  expect_oracle(test_case, "rows");
 }
 
 TEST_F(QuantizeTilesCuda, PartialTilesAtBothEdges) {
@@ -163,30 +163,29 @@ TEST_F(QuantizeTilesCuda, PartialTilesAtBothEdges) {
           test_case.math = math;
           test_case.dtype =
               source == RowSourceKind::kSmooth || cols % 128 == 0 ? DType::kBF16 : DType::kF16;
-          expect_oracle(test_case, "sm90_tiles");
+          expect_oracle(test_case, "tiles");
         }
       }
       QuantizeCase test_case =
           make_case(FormatId::kFp8Block128x128, RowSourceKind::kPlain, rows, cols);
       test_case.dtype = DType::kF32;
-      expect_oracle(test_case, "sm90_tiles");
+      expect_oracle(test_case, "tiles");
     }
   }
 }
 
 TEST_F(QuantizeTilesCuda, ShapesOfModels) {
   for (const int64_t cols : {2048, 2880, 7168}) {
-    expect_oracle(make_case(FormatId::kFp8Block128x128, RowSourceKind::kPlain, 576, cols),
-                  "sm90_tiles");
+    expect_oracle(make_case(FormatId::kFp8Block128x128, RowSourceKind::kPlain, 576, cols), "tiles");
     expect_oracle(make_case(FormatId::kFp8Block128x128, RowSourceKind::kAddRmsNorm, 300, cols),
-                  "sm90_tiles");
+                  "tiles");
   }
 }
 
 TEST_F(QuantizeTilesCuda, LargestBatch) {
   QuantizeCase test_case = make_case(FormatId::kFp8Block128x128, RowSourceKind::kPlain, 1, 16);
   test_case.batch = 65535;
-  expect_oracle(test_case, "sm90_tiles");
+  expect_oracle(test_case, "tiles");
 }
 
 }  // namespace

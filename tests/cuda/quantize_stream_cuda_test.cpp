@@ -85,7 +85,7 @@ class QuantizeStreamCuda : public GpuTest {};
 TEST_F(QuantizeStreamCuda, EveryKindTakesSeveralRowsForABlockOfThreads) {
   for (const Kind& kind : kKinds) {
     for (const QuantizeCase& test_case : variants_of(kind, kManyBlocks)) {
-      expect_oracle(test_case, "sm90_rows");
+      expect_oracle(test_case, "rows");
     }
   }
 }
@@ -96,7 +96,7 @@ TEST_F(QuantizeStreamCuda, WideRowsToo) {
   for (const Shape& shape : kFewBlocks) {
     for (const Kind& kind : kKinds) {
       const std::vector<QuantizeCase> variants = variants_of(kind, shape);
-      expect_oracle(variants[next++ * 5 % variants.size()], "sm90_rows");
+      expect_oracle(variants[next++ * 5 % variants.size()], "rows");
     }
   }
 }
@@ -107,7 +107,7 @@ TEST_F(QuantizeStreamCuda, BlocksOutOfTheOrdinaryInSeveralRows) {
     for (const Fill fill : {Fill::kExtremes, Fill::kSpecials}) {
       QuantizeCase test_case = case_of(kind, kSeveralWarps);
       test_case.fill = fill;
-      expect_oracle(test_case, "sm90_rows");
+      expect_oracle(test_case, "rows");
     }
   }
 }
@@ -124,7 +124,7 @@ TEST_F(QuantizeStreamCuda, SumsOfSquaresAreTheTreeForEveryLength) {
                      format == FormatId::kNvfp4 ? ScaleFrom::kHost : ScaleFrom::kFormat},
                     {.rows = 5, .cols = cols});
         test_case.fill = fill;
-        expect_oracle(test_case, "sm90_rows");
+        expect_oracle(test_case, "rows");
       }
     }
   }
@@ -134,9 +134,9 @@ TEST_F(QuantizeStreamCuda, SumsOfSquaresAreTheTreeForEveryLength) {
 // memory, and more of them than there are CTAs.
 TEST_F(QuantizeStreamCuda, AFewCasesForTheSanitizer) {
   for (const RowSourceKind source : {RowSourceKind::kRmsNorm, RowSourceKind::kSiluMul}) {
-    expect_oracle(case_of({FormatId::kNvfp4PerToken, source}, kSeveralWarps), "sm90_rows");
+    expect_oracle(case_of({FormatId::kNvfp4PerToken, source}, kSeveralWarps), "rows");
   }
-  expect_oracle(case_of({FormatId::kMxfp8, RowSourceKind::kRmsNorm}, kSeveralWarps), "sm90_rows");
+  expect_oracle(case_of({FormatId::kMxfp8, RowSourceKind::kRmsNorm}, kSeveralWarps), "rows");
 }
 
 }  // namespace

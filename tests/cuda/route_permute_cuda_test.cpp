@@ -174,7 +174,7 @@ void run_separately(const RoutePermuteArgs& args, Stream stream) {
   quantize_activations(code, stream);
 }
 
-class RoutePermute : public GpuTest {
+class RoutePermute : public OwnCodeTest {
  protected:
   // on_host: expect the CPU's bytes, else those of the GPU's separate kernels, and their errors.
   static void expect_the_same(const FrontCase& c, bool on_host = true) {

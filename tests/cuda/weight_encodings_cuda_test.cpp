@@ -15,7 +15,7 @@
 namespace narrowfloat::testing {
 namespace {
 
-class WeightEncodingsCuda : public GpuTestWith<MoeMode> {};
+class WeightEncodingsCuda : public OwnCodeTestWith<MoeMode> {};
 
 const PackedWeights& state_of(const GemmOnDevice& device) {
   return packed_weights(device.weights());
@@ -153,7 +153,7 @@ constexpr std::array kEveryMode{
 INSTANTIATE_TEST_SUITE_P(All, WeightEncodingsCuda, ::testing::ValuesIn(kEveryMode),
                          [](const auto& test) { return std::string(name(test.param)); });
 
-class WeightScalesCuda : public GpuTest {};
+class WeightScalesCuda : public OwnCodeTest {};
 
 // The tensor core's own sums have 13 fraction bits: 3 * 2^14 + 1 needs groups added in fp32.
 TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneTensorCoreSumLoses) {

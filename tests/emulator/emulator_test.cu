@@ -261,19 +261,33 @@ TEST_F(Emulator, HidesSumsWithAnotherProductInFlight) {
   for (const float sum : output) ASSERT_NE(sum, sum);
 }
 
-// In a process of its own, since devices are looked at once.
+// In processes of their own, since devices are looked at once.
 TEST_F(Emulator, AGpuThatTheBuildHasNoCodeForIsRefused) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  setenv("NARROWFLOAT_EMULATED_MAJOR", "10", 1);
+  setenv("NARROWFLOAT_EMULATED_MAJOR", "7", 1);
   const auto ask = [] {
     const Support support = runs_on_cuda({DeviceType::kCuda, 0});
     std::cerr << support.reason();
     std::exit(support.ok() ? 1 : 0);
   };
   EXPECT_EXIT(ask(), testing::ExitedWithCode(0),
-              "cuda:0 has compute capability 10.0, the build has code for sm_90a");
+              "cuda:0 has compute capability 7.0, the build has code for compute_80,90a");
   unsetenv("NARROWFLOAT_EMULATED_MAJOR");
   EXPECT_TRUE(runs_on_cuda({DeviceType::kCuda, 0}).ok());
+}
+
+TEST_F(Emulator, AGpuWithoutCodeOfItsOwnRunsThePortableCode) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto ask = [] {
+    const Device device{DeviceType::kCuda, 0};
+    std::cerr << runs_own_code(device).reason();
+    std::exit(runs_portable_code(device).ok() && !current_device_has_own_code() ? 0 : 1);
+  };
+  setenv("NARROWFLOAT_EMULATED_MAJOR", "12", 1);
+  EXPECT_EXIT(ask(), testing::ExitedWithCode(0), "needs code for exactly this GPU");
+  unsetenv("NARROWFLOAT_EMULATED_MAJOR");
+  EXPECT_TRUE(runs_own_code({DeviceType::kCuda, 0}).ok());
+  EXPECT_FALSE(runs_portable_code({DeviceType::kCuda, 0}).ok());
 }
 
 TEST_F(Emulator, RoundsAndFlushesAsAGpu) {

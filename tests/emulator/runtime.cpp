@@ -1,6 +1,7 @@
-// The part of CUDA's runtime that the library and its tests call, for one emulated GPU of compute
-// capability 9.0 whose memory other processes cannot reach. Streams are in order with everything: a
-// call has done its work when it returns, unless its stream is being captured.
+// The part of CUDA's runtime that the library and its tests call, for one emulated GPU whose memory
+// other processes cannot reach, of compute capability 9.0 or NARROWFLOAT_EMULATED_MAJOR.0. Streams
+// are in order with everything: a call has done its work when it returns, unless its stream is
+// being captured.
 #include "emulator/runtime.h"
 
 #include <algorithm>
@@ -56,6 +57,11 @@ bool is_default(cudaStream_t stream) {
   return stream == nullptr || stream == cudaStreamPerThread || stream == cudaStreamLegacy;
 }
 
+int compute_major() {
+  const char* const other = std::getenv("NARROWFLOAT_EMULATED_MAJOR");
+  return other == nullptr ? 9 : std::atoi(other);
+}
+
 Graph* capture_of(cudaStream_t stream) {
   return is_default(stream) ? nullptr : reinterpret_cast<Stream*>(stream)->capture;
 }
@@ -98,6 +104,9 @@ cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> work) {
   return run_or_capture(stream, cudaGraphNodeTypeKernel, std::move(work));
 }
 
+// Others than Hopper have what the smallest of their generation has, an RTX 3090's.
+int shared_bytes_limit() { return (compute_major() == 9 ? 227 : 99) * 1024; }
+
 size_t shared_bytes_of(const void* kernel) {
   constexpr size_t kWithoutOptIn = 48 * 1024;
   const std::lock_guard lock(state().mutex);
@@ -129,11 +138,9 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: {
-      const char* other = std::getenv("NARROWFLOAT_EMULATED_MAJOR");
-      *value = other == nullptr ? 9 : std::atoi(other);
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = compute_major();
       return cudaSuccess;
-    }
     case cudaDevAttrComputeCapabilityMinor:
       *value = 0;
       return cudaSuccess;
@@ -141,7 +148,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
       *value = kMultiprocessors;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = emulator::kSharedBytes;
+      *value = emulator::shared_bytes_limit();
       return cudaSuccess;
     default:
       return result(cudaErrorInvalidValue);
@@ -150,13 +157,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
   *properties = {};
   std::strncpy(properties->name, "emulated GPU", sizeof(properties->name) - 1);
-  properties->major = 9;
+  properties->major = compute_major();
   properties->totalGlobalMem = kMemoryBytes;
   properties->multiProcessorCount = kMultiprocessors;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
-  if (value > emulator::kSharedBytes) return result(cudaErrorInvalidValue);
+  if (value > emulator::shared_bytes_limit()) return result(cudaErrorInvalidValue);
   const std::lock_guard lock(state().mutex);
   state().opted_in[kernel] = static_cast<size_t>(value);
   return cudaSuccess;

@@ -6,7 +6,8 @@
 
 namespace emulator {
 
-inline constexpr int kSharedBytes = 227 * 1024;  // The most that a CTA may ask for.
+// The most shared memory that a CTA may ask for.
+int shared_bytes_limit();
 // A CTA of a kernel may ask for what the kernel has opted in to, else for 48 KB.
 size_t shared_bytes_of(const void* kernel);
 cudaError_t refuse_launch();

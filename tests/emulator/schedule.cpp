@@ -253,8 +253,9 @@ struct LaunchStyle {
 // As the launch of a GPU judges it.
 bool can_launch(const cudaLaunchConfig_t& config, unsigned cluster) {
   const uint64_t threads = uint64_t{config.blockDim.x} * config.blockDim.y * config.blockDim.z;
-  return threads > 0 && threads <= 1024 && config.dynamicSmemBytes <= size_t{kSharedBytes} &&
-         cluster > 0 && cluster <= 8 && config.gridDim.x % cluster == 0;
+  return threads > 0 && threads <= 1024 &&
+         config.dynamicSmemBytes <= static_cast<size_t>(shared_bytes_limit()) && cluster > 0 &&
+         cluster <= 8 && config.gridDim.x % cluster == 0;
 }
 
 unsigned seed() {

@@ -17,6 +17,9 @@
 namespace narrowfloat::testing {
 
 Device device_under_test();
+// The first part of the names of the implementations that the device runs: "cpu_", "sm90_" or
+// "sm80_".
+std::string device_prefix();
 // Empty, or why no test can run on the device.
 std::string device_missing();
 // A gap of `elements` or a little more between rows, as the device wants its rows to lie.

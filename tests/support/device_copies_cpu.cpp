@@ -6,6 +6,7 @@ namespace narrowfloat::testing {
 struct DeviceCopies::State {};
 
 Device device_under_test() { return {}; }
+std::string device_prefix() { return "cpu_"; }
 std::string device_missing() { return {}; }
 int64_t device_gap(int64_t elements) { return elements; }
 

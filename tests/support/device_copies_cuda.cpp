@@ -40,6 +40,7 @@ struct DeviceCopies::State {
 };
 
 Device device_under_test() { return gpu(); }
+std::string device_prefix() { return gpu_implementation(""); }
 std::string device_missing() { return gpu_missing(); }
 
 int64_t device_gap(int64_t elements) {

@@ -30,6 +30,12 @@ std::string gpu_missing(int index) {
   return "skipped: no CUDA device that this build has code for: " + std::string(support.reason());
 }
 
+bool gpu_has_own_code(int index) { return runs_own_code(gpu(index)).ok(); }
+
+std::string gpu_implementation(std::string_view idea, int index) {
+  return (gpu_has_own_code(index) ? "sm90_" : "sm80_") + std::string(idea);
+}
+
 CudaStream::CudaStream(Device device) : device_(device) {
   const CudaDeviceScope scope(device);
   cudaStream_t stream = nullptr;

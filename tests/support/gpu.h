@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "narrowfloat/tensor.h"
 
@@ -14,6 +15,11 @@ namespace narrowfloat::testing {
 std::string gpu_missing(int index = 0);
 
 inline Device gpu(int index = 0) { return {DeviceType::kCuda, index}; }
+
+// Whether cuda:`index` runs code for exactly its architecture, not the portable code.
+bool gpu_has_own_code(int index = 0);
+// The implementation of an idea that runs there: "sm90_rows" or "sm80_rows" for "rows".
+std::string gpu_implementation(std::string_view idea, int index = 0);
 
 // A stream of its own, not ordered with the default stream.
 class CudaStream {

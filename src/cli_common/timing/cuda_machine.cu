@@ -12,8 +12,11 @@
 #include <string>
 #include <utility>
 
+#include <nv/target>
+
 #include "cli_common/timing/machine.h"
 #include "narrowfloat/error.h"
+#include "narrowfloat/runtime.h"
 
 namespace narrowfloat::cli {
 namespace {
@@ -87,7 +90,7 @@ struct TrafficParams {
 
 template <int kVectors>
 __global__ void move_words_kernel(TrafficParams params) {
-  cudaGridDependencySynchronize();
+  NV_IF_TARGET(NV_PROVIDES_SM_90, (cudaGridDependencySynchronize();))
   const int64_t read_begin = static_cast<int64_t>(blockIdx.x) * params.reads_per_cta;
   const int64_t reads = min(static_cast<int64_t>(params.reads_per_cta), params.reads - read_begin);
   uint4 words[kVectors];
@@ -100,7 +103,7 @@ __global__ void move_words_kernel(TrafficParams params) {
                                   : params.exchange + (word - params.from_words);
     words[i] = at < reads ? *from : make_uint4(0, 0, 0, 0);
   }
-  cudaTriggerProgrammaticLaunchCompletion();
+  NV_IF_TARGET(NV_PROVIDES_SM_90, (cudaTriggerProgrammaticLaunchCompletion();))
   uint4 sum = words[0];
 #pragma unroll
   for (int i = 1; i < kVectors; ++i) {
@@ -258,7 +261,9 @@ MachineFacts facts_of(int index) {
   facts.memory_bytes = properties.totalGlobalMem;
   // With 512 MB an H100 reads 2 % slower.
   facts.stream_bytes = std::min<uint64_t>(uint64_t{2} << 30U, facts.memory_bytes / 8);
-  facts.has_programmatic_launch = properties.major >= 9;
+  // Portable code has none, and its traffic is judged without.
+  facts.has_programmatic_launch =
+      gpu_info().at(static_cast<size_t>(index)).architecture.ends_with('a');
   return facts;
 }
 

@@ -1,16 +1,22 @@
-// Conversions between fp32 and packed narrow floats, one instruction per function. Packed results
-// hold the first argument in the lower half.
+// Conversions between fp32 and packed narrow floats, one instruction per function; portable code
+// has the formulas of formats/minifloat.h for E4M3. Packed results hold the first argument in the
+// lower half.
 #pragma once
 
 #include "base/host_device.h"
+#include "formats/minifloat.h"
 
 namespace narrowfloat {
 
 // cvt.rn.satfinite.e4m3x2.f32: nearest even, saturating; NaN gives 0x7F.
 __device__ inline uint16_t to_e4m3x2(float low, float high) {
-  uint16_t result;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
-  return result;
+  if constexpr (kHasHopperInstructions) {
+    uint16_t result;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+    return result;
+  } else {
+    return static_cast<uint16_t>(E4M3::encode(low) | E4M3::encode(high) << 8);
+  }
 }
 
 // cvt.rn.satfinite.e2m1x2.f32 of eight numbers, the first in the lowest nibble: nearest even,
@@ -28,29 +34,6 @@ __device__ inline uint32_t to_e2m1x8(const float (&v)[8]) {
   return result;
 }
 
-// cvt.rn.f16x2.e4m3x2: exact.
-__device__ inline uint32_t e4m3x2_to_f16x2(uint16_t codes) {
-  uint32_t result;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(codes));
-  return result;
-}
-
-// cvt.rn.f16x2.e4m3x2 of the lower and of the upper half of four codes.
-__device__ inline uint32_t e4m3x4_low_to_f16x2(uint32_t codes) {
-  uint32_t result;
-  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}"
-      : "=r"(result)
-      : "r"(codes));
-  return result;
-}
-__device__ inline uint32_t e4m3x4_high_to_f16x2(uint32_t codes) {
-  uint32_t result;
-  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high;}"
-      : "=r"(result)
-      : "r"(codes));
-  return result;
-}
-
 // cvt.rn.bf16x2.f32: nearest even, overflow to infinity; NaN gives 0x7FFF.
 __device__ inline uint32_t to_bf16x2(float low, float high) {
   uint32_t result;
@@ -63,6 +46,42 @@ __device__ inline uint32_t to_f16x2(float low, float high) {
   uint32_t result;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
+}
+
+// cvt.rn.f16x2.e4m3x2: exact.
+__device__ inline uint32_t e4m3x2_to_f16x2(uint16_t codes) {
+  if constexpr (kHasHopperInstructions) {
+    uint32_t result;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(codes));
+    return result;
+  } else {
+    return to_f16x2(E4M3::decode(static_cast<uint8_t>(codes & 0xFFU)),
+                    E4M3::decode(static_cast<uint8_t>(codes >> 8)));
+  }
+}
+
+// cvt.rn.f16x2.e4m3x2 of the lower and of the upper half of four codes.
+__device__ inline uint32_t e4m3x4_low_to_f16x2(uint32_t codes) {
+  if constexpr (kHasHopperInstructions) {
+    uint32_t result;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}"
+        : "=r"(result)
+        : "r"(codes));
+    return result;
+  } else {
+    return e4m3x2_to_f16x2(static_cast<uint16_t>(codes & 0xFFFFU));
+  }
+}
+__device__ inline uint32_t e4m3x4_high_to_f16x2(uint32_t codes) {
+  if constexpr (kHasHopperInstructions) {
+    uint32_t result;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high;}"
+        : "=r"(result)
+        : "r"(codes));
+    return result;
+  } else {
+    return e4m3x2_to_f16x2(static_cast<uint16_t>(codes >> 16));
+  }
 }
 
 // cvt.f32.f16 of the lower half: exact.

@@ -27,8 +27,8 @@ __device__ inline float div_ftz(float a, float b) {
   return result;
 }
 
-// rcp.approx.ftz.f32: within 1 ulp; `fast` mode is defined by it (spec 4.3). Never apply it to
-// another reciprocal's result: ptxas replaces the pair by its operand.
+// rcp.approx.ftz.f32: within 1 ulp; `fast` mode is defined by Hopper's (spec 4.3). Never apply it
+// to another reciprocal's result: ptxas replaces the pair by its operand.
 __device__ inline float rcp_approx(float a) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));
@@ -43,10 +43,15 @@ __device__ inline double rcp_approx(double a) {
 }
 
 // One Newton step from rcp.approx: the correctly rounded reciprocal for every significand, where
-// neither a nor 1 / a is near the ends of the range (2^-110 to 2^110 are far from them).
+// neither a nor 1 / a is near the ends of the range (2^-110 to 2^110 are far from them). Portable
+// code divides, since that is known of Hopper's approximation alone.
 __device__ inline float newton_reciprocal(float a) {
-  const float y = rcp_approx(a);
-  return __fmaf_rn(y, __fmaf_rn(-a, y, 1.0F), y);
+  if constexpr (kHasHopperInstructions) {
+    const float y = rcp_approx(a);
+    return __fmaf_rn(y, __fmaf_rn(-a, y, 1.0F), y);
+  } else {
+    return __frcp_rn(a);
+  }
 }
 
 // ex2.approx.ftz.f32: 2^a within 2 ulp.

@@ -1,34 +1,13 @@
-// Instructions on pairs of 16-bit floats in one register.
+// Instructions on pairs of 16-bit floats in one register. Where one needs more than compute
+// capability 8.0, portable code has another with the same results.
 #pragma once
 
 #include "base/host_device.h"
 
 namespace narrowfloat {
 
-// max.xorsign.abs.bf16x2, .f16x2: the larger magnitude, with an arbitrary sign; a number wins over
-// NaN.
-__device__ inline uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t result;
-  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-__device__ inline uint32_t max_abs_f16x2(uint32_t a, uint32_t b) {
-  uint32_t result;
-  asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-
-// max.NaN.xorsign.abs.bf16x2, .f16x2: the larger magnitude; NaN wins.
-__device__ inline uint32_t max_abs_nan_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t result;
-  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-__device__ inline uint32_t max_abs_nan_f16x2(uint32_t a, uint32_t b) {
-  uint32_t result;
-  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
+// The halves without their signs.
+inline constexpr uint32_t kMagnitudes16 = 0x7FFF7FFFU;
 
 // max.bf16x2, max.f16x2: a number wins over NaN.
 __device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
@@ -42,6 +21,51 @@ __device__ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
+// max.xorsign.abs.bf16x2, .f16x2: the larger magnitude, with an arbitrary sign; a number wins over
+// NaN.
+__device__ inline uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
+  if constexpr (kHasHopperInstructions) {
+    uint32_t result;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+  } else {
+    return max_bf16x2(a & kMagnitudes16, b & kMagnitudes16);
+  }
+}
+__device__ inline uint32_t max_abs_f16x2(uint32_t a, uint32_t b) {
+  if constexpr (kHasHopperInstructions) {
+    uint32_t result;
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+  } else {
+    return max_f16x2(a & kMagnitudes16, b & kMagnitudes16);
+  }
+}
+
+// max.NaN.xorsign.abs.bf16x2, .f16x2: the larger magnitude; NaN wins.
+__device__ inline uint32_t max_abs_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  if constexpr (kHasHopperInstructions) {
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.bf16x2 %0, %1, %2;"
+        : "=r"(result)
+        : "r"(a & kMagnitudes16), "r"(b & kMagnitudes16));
+  }
+  return result;
+}
+__device__ inline uint32_t max_abs_nan_f16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  if constexpr (kHasHopperInstructions) {
+    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;"
+        : "=r"(result)
+        : "r"(a & kMagnitudes16), "r"(b & kMagnitudes16));
+  }
+  return result;
+}
+
 // mul.rn.f16x2: denormals are kept.
 __device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   uint32_t result;
@@ -52,7 +76,12 @@ __device__ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
 // mul.rn.bf16x2: denormals are kept.
 __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  if constexpr (kHasHopperInstructions) {
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    // Adding -0 keeps the sign of a zero.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(0x80008000U));
+  }
   return result;
 }
 
@@ -64,12 +93,20 @@ __device__ inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
 }
 __device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
-  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  if constexpr (kHasHopperInstructions) {
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(0x3F803F80U), "r"(b));
+  }
   return result;
 }
 __device__ inline uint32_t sub_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
-  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  if constexpr (kHasHopperInstructions) {
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(b), "r"(0xBF80BF80U), "r"(a));
+  }
   return result;
 }
 

@@ -23,7 +23,7 @@ void check_deadline(std::chrono::milliseconds deadline) {
 void check_for_device(const ExpertParallelConfig& config, Device device) {
   if (device.type == DeviceType::kCpu) return;
 #if defined(NARROWFLOAT_CUDA)
-  const Support support = runs_on_cuda(device);
+  const Support support = runs_own_code(device);
   if (!support.ok()) {
     throw_error(ErrorKind::kUnsupported, "device: {}: {}", to_string(device), support.reason());
   }

@@ -68,7 +68,7 @@ Support is_wanted(const Request& request, ExpertTransport id) {
       return Support::no("rows travel between CPUs alone; GPUs have peer_memory");
     }
 #if defined(NARROWFLOAT_CUDA)
-    Support support = runs_on_cuda(request.device);
+    Support support = runs_own_code(request.device);
     if (!support.ok()) return support;
 #else
     return Support::no("this build has no CUDA code; build with NARROWFLOAT_CUDA=ON");

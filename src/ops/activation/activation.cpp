@@ -11,7 +11,8 @@ namespace narrowfloat {
 std::span<const ActivationImpl> activation_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kActivationSm90Swiglu, kActivationSm90Portable, kActivationSm90TokenRows,
+    kActivationSm90Swiglu, kActivationSm90Portable, kActivationSm90TokenRows, kActivationSm80Swiglu,
+        kActivationSm80Portable, kActivationSm80TokenRows,
 #endif
 #if defined(NARROWFLOAT_VECTOR_LEVELS)
         kActivationCpuAvx512, kActivationCpuAvx2,

@@ -83,7 +83,6 @@ void launch_activate_portable(const ActivationProblem& problem, const Activation
 }
 
 Support supports(const ActivationProblem& problem) {
-  if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
   if (kernel_of(problem.format) == nullptr) return Support::no("finds no maximum of a whole row");
   if (problem.input == DType::kF64) return Support::no("computes in fp32; only the CPU takes F64");
   return fits_flat_index(problem);
@@ -91,6 +90,9 @@ Support supports(const ActivationProblem& problem) {
 
 }  // namespace
 
-const ActivationImpl kActivationSm90Portable{"sm90_portable", supports, launch_activate_portable};
+const ActivationImpl kActivationSm90Portable{"sm90_portable", on_own_code<supports>,
+                                             launch_activate_portable};
+const ActivationImpl kActivationSm80Portable{"sm80_portable", on_portable_code<supports>,
+                                             launch_activate_portable};
 
 }  // namespace narrowfloat

@@ -55,7 +55,10 @@ extern const ActivationImpl kActivationCpuAvx2;    // Only in builds for x86-64.
 extern const ActivationImpl kActivationCpuAvx512;  // Only in builds for x86-64.
 // The entries below exist in builds with CUDA.
 extern const ActivationImpl kActivationSm90Swiglu;
+extern const ActivationImpl kActivationSm80Swiglu;
 extern const ActivationImpl kActivationSm90Portable;
+extern const ActivationImpl kActivationSm80Portable;
 extern const ActivationImpl kActivationSm90TokenRows;
+extern const ActivationImpl kActivationSm80TokenRows;
 
 }  // namespace narrowfloat

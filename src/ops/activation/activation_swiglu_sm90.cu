@@ -334,7 +334,6 @@ void run(const ActivationProblem& problem, const ActivationArgs& args, Stream st
 }
 
 Support supports(const ActivationProblem& problem) {
-  if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
   if (problem.format != RowFormat::kFp8Group) return Support::no("writes fp8_1x128 rows only");
   if (problem.kind != ActivationKind::kSwiglu) return Support::no("computes swiglu only");
   if (problem.gate_order == GateOrder::kInterleaved) {
@@ -351,6 +350,7 @@ Support supports(const ActivationProblem& problem) {
 
 }  // namespace
 
-const ActivationImpl kActivationSm90Swiglu{"sm90_swiglu", supports, run};
+const ActivationImpl kActivationSm90Swiglu{"sm90_swiglu", on_own_code<supports>, run};
+const ActivationImpl kActivationSm80Swiglu{"sm80_swiglu", on_portable_code<supports>, run};
 
 }  // namespace narrowfloat

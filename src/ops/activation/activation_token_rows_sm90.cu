@@ -113,7 +113,6 @@ void launch_activate_token_rows(const ActivationProblem& problem, const Activati
 }
 
 Support supports(const ActivationProblem& problem) {
-  if (Support on_cuda = runs_on_cuda(problem.device); !on_cuda.ok()) return on_cuda;
   if (problem.format != RowFormat::kNvfp4PerToken) {
     return Support::no("writes nvfp4_per_token rows only");
   }
@@ -123,7 +122,9 @@ Support supports(const ActivationProblem& problem) {
 
 }  // namespace
 
-const ActivationImpl kActivationSm90TokenRows{"sm90_token_rows", supports,
+const ActivationImpl kActivationSm90TokenRows{"sm90_token_rows", on_own_code<supports>,
+                                              launch_activate_token_rows};
+const ActivationImpl kActivationSm80TokenRows{"sm80_token_rows", on_portable_code<supports>,
                                               launch_activate_token_rows};
 
 }  // namespace narrowfloat

@@ -82,7 +82,7 @@ void launch_allreduce(DType element, const AllReduceLaunchPlan& plan,
 }
 
 Support epilogue_condition(const AllReduceCall& call) {
-  Support support = runs_on_cuda(call.device);
+  Support support = runs_own_code(call.device);
   if (!support.ok()) return support;
   constexpr int64_t kMostHidden = 65536;
   if (call.problem.hidden > kMostHidden) return Support::no("takes up to 65536 columns");

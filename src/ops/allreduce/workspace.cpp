@@ -40,7 +40,7 @@ void check_options(const AllReduceWorkspaceOptions& options) {
   }
   if (!is_cuda(options.device)) return;
 #if defined(NARROWFLOAT_CUDA)
-  const Support support = runs_on_cuda(options.device);
+  const Support support = runs_own_code(options.device);
   if (support.ok()) return;
   throw_error(ErrorKind::kUnsupported, "device: {}: {}", to_string(options.device),
               support.reason());

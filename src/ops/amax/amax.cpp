@@ -13,7 +13,7 @@ namespace narrowfloat {
 std::span<const AmaxImpl> amax_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kAmaxSm90,
+    kAmaxSm90, kAmaxSm80,
 #endif
         kAmaxCpuBaseline, kAmaxCpuReference
   };

@@ -36,6 +36,7 @@ struct AmaxImpl {
 std::span<const AmaxImpl> amax_impls();
 extern const AmaxImpl kAmaxCpuReference;
 extern const AmaxImpl kAmaxCpuBaseline;
-extern const AmaxImpl kAmaxSm90;  // Only in builds with CUDA.
+extern const AmaxImpl kAmaxSm90;  // Only in builds with CUDA, like the next.
+extern const AmaxImpl kAmaxSm80;
 
 }  // namespace narrowfloat

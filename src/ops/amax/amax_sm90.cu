@@ -233,8 +233,6 @@ void launch_find_maxima(const AmaxProblem& problem, const AmaxArgs& args, Stream
 }
 
 Support supports(const AmaxProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   // Chunks of a warp or less come eight and more to a CTA, others are over 1 KB.
   constexpr int64_t kMaxBlocks = INT32_MAX;
   if (problem.rows > kMaxBlocks) return Support::no("more than 2^31 rows");
@@ -243,6 +241,7 @@ Support supports(const AmaxProblem& problem) {
 
 }  // namespace
 
-const AmaxImpl kAmaxSm90{"sm90_pieces", supports, launch_find_maxima};
+const AmaxImpl kAmaxSm90{"sm90_pieces", on_own_code<supports>, launch_find_maxima};
+const AmaxImpl kAmaxSm80{"sm80_pieces", on_portable_code<supports>, launch_find_maxima};
 
 }  // namespace narrowfloat

@@ -13,7 +13,7 @@ namespace narrowfloat {
 std::span<const CombineImpl> combine_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kCombineSm90,
+    kCombineSm90, kCombineSm80,
 #endif
         kCombineCpuBaseline, kCombineCpuReference
   };

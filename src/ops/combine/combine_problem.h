@@ -43,6 +43,7 @@ struct CombineImpl {
 std::span<const CombineImpl> combine_impls();
 extern const CombineImpl kCombineCpuReference;
 extern const CombineImpl kCombineCpuBaseline;
-extern const CombineImpl kCombineSm90;  // Only in builds with CUDA.
+extern const CombineImpl kCombineSm90;  // Only in builds with CUDA, like the next.
+extern const CombineImpl kCombineSm80;
 
 }  // namespace narrowfloat

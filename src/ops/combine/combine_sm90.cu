@@ -228,8 +228,6 @@ void launch_combine_slots(const CombineProblem& problem, const CombineArgs& args
 }
 
 Support supports(const CombineProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   if (problem.tokens > INT32_MAX / std::max<int64_t>(1, blocks_per_token(problem))) {
     return Support::no("more than 2^31 chunks of " + std::to_string(kMaxThreads * kPieceBytes) +
                        " bytes");
@@ -239,6 +237,7 @@ Support supports(const CombineProblem& problem) {
 
 }  // namespace
 
-const CombineImpl kCombineSm90{"sm90_pieces", supports, launch_combine_slots};
+const CombineImpl kCombineSm90{"sm90_pieces", on_own_code<supports>, launch_combine_slots};
+const CombineImpl kCombineSm80{"sm80_pieces", on_portable_code<supports>, launch_combine_slots};
 
 }  // namespace narrowfloat

@@ -112,7 +112,7 @@ Lowered lower(const QuantizedView& input, const TensorView& output,
 std::span<const DequantizeImpl> dequantize_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kDequantizeSm90,
+    kDequantizeSm90, kDequantizeSm80,
 #endif
 #if defined(NARROWFLOAT_VECTOR_LEVELS)
         kDequantizeCpuAvx512, kDequantizeCpuAvx2,

@@ -49,6 +49,7 @@ extern const DequantizeImpl kDequantizeCpuReference;
 extern const DequantizeImpl kDequantizeCpuBaseline;
 extern const DequantizeImpl kDequantizeCpuAvx2;    // Only in builds for x86-64.
 extern const DequantizeImpl kDequantizeCpuAvx512;  // Only in builds for x86-64.
-extern const DequantizeImpl kDequantizeSm90;       // Only in builds with CUDA.
+extern const DequantizeImpl kDequantizeSm90;       // Only in builds with CUDA, like the next.
+extern const DequantizeImpl kDequantizeSm80;
 
 }  // namespace narrowfloat

@@ -319,8 +319,6 @@ void launch_dequantize_rows(const DequantizeProblem& problem, const DequantizeAr
 }
 
 Support supports(const DequantizeProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   if (problem.rows > kMaxIndex || problem.cols / 4 > kMaxIndex - kMaxThreads) {
     return Support::no("rows beyond 2^31 or columns beyond 2^33");
   }
@@ -332,6 +330,8 @@ Support supports(const DequantizeProblem& problem) {
 
 }  // namespace
 
-const DequantizeImpl kDequantizeSm90{"sm90_rows", supports, launch_dequantize_rows};
+const DequantizeImpl kDequantizeSm90{"sm90_rows", on_own_code<supports>, launch_dequantize_rows};
+const DequantizeImpl kDequantizeSm80{"sm80_rows", on_portable_code<supports>,
+                                     launch_dequantize_rows};
 
 }  // namespace narrowfloat

@@ -16,7 +16,7 @@ namespace narrowfloat {
 std::span<const GroupQuantizeImpl> group_quantize_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kGroupQuantizeSm90,
+    kGroupQuantizeSm90, kGroupQuantizeSm80,
 #endif
         kGroupQuantizeCpuBaseline, kGroupQuantizeCpuReference
   };

@@ -44,7 +44,8 @@ struct GroupQuantizeImpl {
 std::span<const GroupQuantizeImpl> group_quantize_impls();
 extern const GroupQuantizeImpl kGroupQuantizeCpuReference;
 extern const GroupQuantizeImpl kGroupQuantizeCpuBaseline;
-extern const GroupQuantizeImpl kGroupQuantizeSm90;  // Only in builds with CUDA.
+extern const GroupQuantizeImpl kGroupQuantizeSm90;  // Only in builds with CUDA, like the next.
+extern const GroupQuantizeImpl kGroupQuantizeSm80;
 
 // The largest code of an output type.
 constexpr float largest_code(DType output) {

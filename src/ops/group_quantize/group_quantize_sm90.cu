@@ -256,8 +256,6 @@ void launch_quantize_groups(const GroupQuantizeProblem& problem, const GroupQuan
 }
 
 Support supports(const GroupQuantizeProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   if (problem.cols / problem.group_size > (kMaxThreadsPerLaunch >> 5)) {
     return Support::no("more than 2^26 groups in a row");
   }
@@ -266,6 +264,9 @@ Support supports(const GroupQuantizeProblem& problem) {
 
 }  // namespace
 
-const GroupQuantizeImpl kGroupQuantizeSm90{"sm90_lanes", supports, launch_quantize_groups};
+const GroupQuantizeImpl kGroupQuantizeSm90{"sm90_lanes", on_own_code<supports>,
+                                           launch_quantize_groups};
+const GroupQuantizeImpl kGroupQuantizeSm80{"sm80_lanes", on_portable_code<supports>,
+                                           launch_quantize_groups};
 
 }  // namespace narrowfloat

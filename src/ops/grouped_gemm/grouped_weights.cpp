@@ -114,7 +114,7 @@ WeightSource lowered(const WeightView& weights) {
 std::span<const GroupedGemmImpl> grouped_gemm_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kGroupedGemmSm90,
+    kGroupedGemmSm90, kGroupedGemmSm80,
 #endif
 #if defined(NARROWFLOAT_VECTOR_LEVELS)
         kGroupedGemmCpuAvx512Bf16, kGroupedGemmCpuAvx512, kGroupedGemmCpuAvx2,

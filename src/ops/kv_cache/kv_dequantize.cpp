@@ -12,7 +12,7 @@ namespace narrowfloat {
 std::span<const KvDequantizeImpl> kv_dequantize_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kKvDequantizeSm90,
+    kKvDequantizeSm90, kKvDequantizeSm80,
 #endif
         kKvDequantizeCpuBaseline, kKvDequantizeCpuReference
   };

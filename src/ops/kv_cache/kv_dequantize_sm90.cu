@@ -129,8 +129,6 @@ void launch_kv_dequantize(const KvDequantizeProblem& problem, const KvDequantize
 }
 
 Support supports(const KvDequantizeProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   return kv_fits(problem.extents, pieces_of(problem));
 }
 
@@ -179,14 +177,17 @@ void launch_kv_reorder(const KvReorderProblem& problem, const KvReorderArgs& arg
 }
 
 Support supports_reorder(const KvReorderProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   return kv_fits({problem.pages, problem.tokens, problem.heads}, {problem.blocks, 0});
 }
 
 }  // namespace
 
-const KvDequantizeImpl kKvDequantizeSm90{"sm90_halves", supports, launch_kv_dequantize};
-const KvReorderImpl kKvReorderSm90{"sm90_scales", supports_reorder, launch_kv_reorder};
+const KvDequantizeImpl kKvDequantizeSm90{"sm90_halves", on_own_code<supports>,
+                                         launch_kv_dequantize};
+const KvDequantizeImpl kKvDequantizeSm80{"sm80_halves", on_portable_code<supports>,
+                                         launch_kv_dequantize};
+const KvReorderImpl kKvReorderSm90{"sm90_scales", on_own_code<supports_reorder>, launch_kv_reorder};
+const KvReorderImpl kKvReorderSm80{"sm80_scales", on_portable_code<supports_reorder>,
+                                   launch_kv_reorder};
 
 }  // namespace narrowfloat

@@ -65,7 +65,8 @@ struct KvQuantizeImpl {
 std::span<const KvQuantizeImpl> kv_quantize_impls();
 extern const KvQuantizeImpl kKvQuantizeCpuReference;
 extern const KvQuantizeImpl kKvQuantizeCpuBaseline;
-extern const KvQuantizeImpl kKvQuantizeSm90;  // Only in builds with CUDA.
+extern const KvQuantizeImpl kKvQuantizeSm90;  // Only in builds with CUDA, like the next.
+extern const KvQuantizeImpl kKvQuantizeSm80;
 
 // Dequantization iterates (sequence, token, head), or (row, 0, 0) without tables.
 struct KvDequantizeProblem {
@@ -100,7 +101,8 @@ struct KvDequantizeImpl {
 std::span<const KvDequantizeImpl> kv_dequantize_impls();
 extern const KvDequantizeImpl kKvDequantizeCpuReference;
 extern const KvDequantizeImpl kKvDequantizeCpuBaseline;
-extern const KvDequantizeImpl kKvDequantizeSm90;  // Only in builds with CUDA.
+extern const KvDequantizeImpl kKvDequantizeSm90;  // Only in builds with CUDA, like the next.
+extern const KvDequantizeImpl kKvDequantizeSm80;
 
 // Moves the scales of V between the quantizer's order and that of attention kernels.
 struct KvReorderProblem {
@@ -128,6 +130,7 @@ struct KvReorderImpl {
 std::span<const KvReorderImpl> kv_reorder_impls();
 extern const KvReorderImpl kKvReorderCpuReference;
 extern const KvReorderImpl kKvReorderCpuBaseline;
-extern const KvReorderImpl kKvReorderSm90;  // Only in builds with CUDA.
+extern const KvReorderImpl kKvReorderSm90;  // Only in builds with CUDA, like the next.
+extern const KvReorderImpl kKvReorderSm80;
 
 }  // namespace narrowfloat

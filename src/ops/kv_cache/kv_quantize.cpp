@@ -13,7 +13,7 @@ namespace narrowfloat {
 std::span<const KvQuantizeImpl> kv_quantize_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kKvQuantizeSm90,
+    kKvQuantizeSm90, kKvQuantizeSm80,
 #endif
         kKvQuantizeCpuBaseline, kKvQuantizeCpuReference
   };

@@ -20,6 +20,7 @@
 #include "ops/kv_cache/kv_launch.cuh"
 #include "ops/kv_cache/kv_problem.h"
 #include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/fast_math.h"
 
 namespace narrowfloat {
 namespace {
@@ -178,13 +179,14 @@ void launch_kv_quantize(const KvQuantizeProblem& problem, const KvQuantizeArgs& 
 }
 
 Support supports(const KvQuantizeProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
-  return kv_fits(problem.extents, problem.blocks);
+  Support fits = kv_fits(problem.extents, problem.blocks);
+  if (!fits.ok() || problem.math == MathMode::kExact) return fits;
+  return has_fast_math(problem.device);
 }
 
 }  // namespace
 
-const KvQuantizeImpl kKvQuantizeSm90{"sm90_blocks", supports, launch_kv_quantize};
+const KvQuantizeImpl kKvQuantizeSm90{"sm90_blocks", on_own_code<supports>, launch_kv_quantize};
+const KvQuantizeImpl kKvQuantizeSm80{"sm80_blocks", on_portable_code<supports>, launch_kv_quantize};
 
 }  // namespace narrowfloat

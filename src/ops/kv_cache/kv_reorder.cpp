@@ -12,7 +12,7 @@ namespace narrowfloat {
 std::span<const KvReorderImpl> kv_reorder_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kKvReorderSm90,
+    kKvReorderSm90, kKvReorderSm80,
 #endif
         kKvReorderCpuBaseline, kKvReorderCpuReference
   };

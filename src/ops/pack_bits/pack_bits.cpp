@@ -14,7 +14,7 @@ namespace narrowfloat {
 std::span<const PackBitsImpl> pack_bits_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kPackBitsSm90,
+    kPackBitsSm90, kPackBitsSm80,
 #endif
         kPackBitsCpuBaseline, kPackBitsCpuReference
   };

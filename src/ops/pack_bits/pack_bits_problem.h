@@ -38,6 +38,7 @@ struct PackBitsImpl {
 std::span<const PackBitsImpl> pack_bits_impls();
 extern const PackBitsImpl kPackBitsCpuReference;
 extern const PackBitsImpl kPackBitsCpuBaseline;
-extern const PackBitsImpl kPackBitsSm90;  // Only in builds with CUDA.
+extern const PackBitsImpl kPackBitsSm90;  // Only in builds with CUDA, like the next.
+extern const PackBitsImpl kPackBitsSm80;
 
 }  // namespace narrowfloat

@@ -178,8 +178,6 @@ void launch_pack_bits(const PackBitsProblem& problem, const PackBitsArgs& args, 
 }
 
 Support supports(const PackBitsProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   // A segment's bytes are summed in 32 bits; a CTA of the grid packs 256 bytes of output.
   constexpr int64_t kMaxElements = int64_t{1} << 33;
   if (problem.elements > kMaxElements || problem.segments > kMaxElements) {
@@ -190,6 +188,7 @@ Support supports(const PackBitsProblem& problem) {
 
 }  // namespace
 
-const PackBitsImpl kPackBitsSm90{"sm90_words", supports, launch_pack_bits};
+const PackBitsImpl kPackBitsSm90{"sm90_words", on_own_code<supports>, launch_pack_bits};
+const PackBitsImpl kPackBitsSm80{"sm80_words", on_portable_code<supports>, launch_pack_bits};
 
 }  // namespace narrowfloat

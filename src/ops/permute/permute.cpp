@@ -13,7 +13,7 @@ namespace narrowfloat {
 std::span<const PermuteImpl> permute_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kPermuteSm90Block, kPermuteSm90Grid,
+    kPermuteSm90Block, kPermuteSm90Grid, kPermuteSm80Block, kPermuteSm80Grid,
 #endif
         kPermuteCpuBaseline, kPermuteCpuReference
   };

@@ -121,8 +121,6 @@ void launch_permute_block(const PermuteProblem& problem, const PermuteArgs& args
 }
 
 Support supports(const PermuteProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   // sm90_grid's table takes two slots per local expert, so this kernel also takes smaller problems.
   const int64_t most = std::max(kMaxSlots, 2 * int64_t{problem.layout.local_experts} - 1);
   if (problem.layout.tokens * problem.layout.slots > most) {
@@ -133,6 +131,7 @@ Support supports(const PermuteProblem& problem) {
 
 }  // namespace
 
-const PermuteImpl kPermuteSm90Block{"sm90_block", supports, launch_permute_block};
+const PermuteImpl kPermuteSm90Block{"sm90_block", on_own_code<supports>, launch_permute_block};
+const PermuteImpl kPermuteSm80Block{"sm80_block", on_portable_code<supports>, launch_permute_block};
 
 }  // namespace narrowfloat

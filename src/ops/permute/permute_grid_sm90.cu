@@ -214,8 +214,6 @@ void launch_permute_grid(const PermuteProblem& problem, const PermuteArgs& args,
 }
 
 Support supports(const PermuteProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   if (problem.layout.tokens * problem.layout.slots < 2 * int64_t{problem.layout.local_experts}) {
     return Support::no("fewer slots than two for each local expert");
   }
@@ -224,6 +222,7 @@ Support supports(const PermuteProblem& problem) {
 
 }  // namespace
 
-const PermuteImpl kPermuteSm90Grid{"sm90_grid", supports, launch_permute_grid};
+const PermuteImpl kPermuteSm90Grid{"sm90_grid", on_own_code<supports>, launch_permute_grid};
+const PermuteImpl kPermuteSm80Grid{"sm80_grid", on_portable_code<supports>, launch_permute_grid};
 
 }  // namespace narrowfloat

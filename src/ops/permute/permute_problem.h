@@ -51,6 +51,8 @@ std::span<const PermuteImpl> permute_impls();
 extern const PermuteImpl kPermuteCpuReference;
 extern const PermuteImpl kPermuteCpuBaseline;
 extern const PermuteImpl kPermuteSm90Block;  // Only in builds with CUDA, like the next.
+extern const PermuteImpl kPermuteSm80Block;
 extern const PermuteImpl kPermuteSm90Grid;
+extern const PermuteImpl kPermuteSm80Grid;
 
 }  // namespace narrowfloat

@@ -12,7 +12,8 @@ namespace narrowfloat {
 std::span<const QuantizeImpl> quantize_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kQuantizeSm90Blocks, kQuantizeSm90Rows, kQuantizeSm90Tiles,
+    kQuantizeSm90Blocks, kQuantizeSm90Rows, kQuantizeSm90Tiles, kQuantizeSm80Blocks,
+        kQuantizeSm80Rows, kQuantizeSm80Tiles,
 #endif
 #if defined(NARROWFLOAT_VECTOR_LEVELS)
         kQuantizeCpuAvx512, kQuantizeCpuAvx2,

@@ -12,7 +12,10 @@ extern const QuantizeImpl kQuantizeCpuAvx2;
 extern const QuantizeImpl kQuantizeCpuAvx512;
 // Only in builds with CUDA.
 extern const QuantizeImpl kQuantizeSm90Blocks;
+extern const QuantizeImpl kQuantizeSm80Blocks;
 extern const QuantizeImpl kQuantizeSm90Rows;
+extern const QuantizeImpl kQuantizeSm80Rows;
 extern const QuantizeImpl kQuantizeSm90Tiles;
+extern const QuantizeImpl kQuantizeSm80Tiles;
 
 }  // namespace narrowfloat

@@ -32,7 +32,7 @@ std::string to_string(const ScaleInversionProblem& problem) {
 std::span<const ScaleInversionImpl> scale_inversion_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kScaleInversionSm90,
+    kScaleInversionSm90, kScaleInversionSm80,
 #endif
         kScaleInversionCpu
   };

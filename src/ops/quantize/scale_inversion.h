@@ -33,6 +33,7 @@ std::span<const ScaleInversionImpl> scale_inversion_impls();
 
 #if defined(NARROWFLOAT_CUDA)
 extern const ScaleInversionImpl kScaleInversionSm90;
+extern const ScaleInversionImpl kScaleInversionSm80;
 #endif
 
 }  // namespace narrowfloat

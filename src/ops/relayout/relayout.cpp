@@ -13,7 +13,7 @@ namespace narrowfloat {
 std::span<const RelayoutImpl> relayout_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kRelayoutSm90,
+    kRelayoutSm90, kRelayoutSm80,
 #endif
         kRelayoutCpuBaseline, kRelayoutCpuReference
   };

@@ -39,6 +39,7 @@ struct RelayoutImpl {
 std::span<const RelayoutImpl> relayout_impls();
 extern const RelayoutImpl kRelayoutCpuReference;
 extern const RelayoutImpl kRelayoutCpuBaseline;
-extern const RelayoutImpl kRelayoutSm90;  // Only in builds with CUDA.
+extern const RelayoutImpl kRelayoutSm90;  // Only in builds with CUDA, like the next.
+extern const RelayoutImpl kRelayoutSm80;
 
 }  // namespace narrowfloat

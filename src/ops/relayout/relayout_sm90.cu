@@ -163,10 +163,11 @@ void launch_move_scales(const RelayoutProblem& problem, const RelayoutArgs& args
   }
 }
 
-Support supports(const RelayoutProblem& problem) { return runs_on_cuda(problem.device); }
+Support supports(const RelayoutProblem& /*problem*/) { return Support::yes(); }
 
 }  // namespace
 
-const RelayoutImpl kRelayoutSm90{"sm90_words", supports, launch_move_scales};
+const RelayoutImpl kRelayoutSm90{"sm90_words", on_own_code<supports>, launch_move_scales};
+const RelayoutImpl kRelayoutSm80{"sm80_words", on_portable_code<supports>, launch_move_scales};
 
 }  // namespace narrowfloat

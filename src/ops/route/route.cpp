@@ -15,7 +15,8 @@ namespace narrowfloat {
 std::span<const RouteImpl> route_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kRouteSm90Warp, kRouteSm90Sort, kRouteSm90Given,
+    kRouteSm90Warp, kRouteSm90Sort, kRouteSm90Given, kRouteSm80Warp, kRouteSm80Sort,
+        kRouteSm80Given,
 #endif
         kRouteCpuBaseline, kRouteCpuReference
   };

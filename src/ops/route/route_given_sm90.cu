@@ -55,8 +55,6 @@ void launch_copy_given(const RouteProblem& problem, const RouteArgs& args, Strea
 }
 
 Support supports(const RouteProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   return problem.input != RoutingInput::kLogits ? Support::yes()
                                                 : Support::no("takes precomputed routings only");
 }
@@ -67,6 +65,7 @@ void launch_clear_errors(DeviceErrors* errors, Stream stream) {
   if (errors != nullptr) launch(clear_errors_kernel, {dim3(1), dim3(1)}, stream, errors);
 }
 
-const RouteImpl kRouteSm90Given{"sm90_given", supports, launch_copy_given};
+const RouteImpl kRouteSm90Given{"sm90_given", on_own_code<supports>, launch_copy_given};
+const RouteImpl kRouteSm80Given{"sm80_given", on_portable_code<supports>, launch_copy_given};
 
 }  // namespace narrowfloat

@@ -116,6 +116,8 @@ __device__ void quantize_some_rows(const RoutePermuteParams& params, uint32_t bl
 template <int kPerLane>
 __global__ void __launch_bounds__(kMaxThreads)
     route_permute_kernel(const __grid_constant__ RoutePermuteParams params) {
+  // Portable code has no clusters, and supports() refuses to run.
+  if constexpr (!kHasHopperInstructions) return;
   NF_DYNAMIC_SHARED(uint32_t, shared_words, 16);
   const CtaShare share{.rank = cluster_rank(), .ctas = cluster_size()};
   if (blockIdx.x >= share.ctas) {
@@ -230,7 +232,7 @@ void launch_route_permute(const RoutePermuteProblem& problem, const RouteArgs& r
 
 // Reasons are literals: a layer asks in every run.
 Support supports(const RoutePermuteProblem& problem) {
-  const Support device = runs_on_cuda(problem.route.device);
+  const Support device = runs_own_code(problem.route.device);
   if (!device.ok()) return device;
   for (const std::string_view op : {"route", "permute", "quantize_activations"}) {
     if (forced_implementation(op).empty()) continue;

@@ -81,7 +81,10 @@ std::span<const RouteImpl> route_impls();
 extern const RouteImpl kRouteCpuReference;
 extern const RouteImpl kRouteCpuBaseline;
 extern const RouteImpl kRouteSm90Warp;  // Only in builds with CUDA, like the next.
+extern const RouteImpl kRouteSm80Warp;
 extern const RouteImpl kRouteSm90Sort;
+extern const RouteImpl kRouteSm80Sort;
 extern const RouteImpl kRouteSm90Given;
+extern const RouteImpl kRouteSm80Given;
 
 }  // namespace narrowfloat

@@ -184,13 +184,12 @@ void launch_route_sort(const RouteProblem& problem, const RouteArgs& args, Strea
 }
 
 Support supports(const RouteProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   return problem.input == RoutingInput::kLogits ? Support::yes() : Support::no("takes logits only");
 }
 
 }  // namespace
 
-const RouteImpl kRouteSm90Sort{"sm90_sort", supports, launch_route_sort};
+const RouteImpl kRouteSm90Sort{"sm90_sort", on_own_code<supports>, launch_route_sort};
+const RouteImpl kRouteSm80Sort{"sm80_sort", on_portable_code<supports>, launch_route_sort};
 
 }  // namespace narrowfloat

@@ -67,14 +67,13 @@ void launch_route_warp(const RouteProblem& problem, const RouteArgs& args, Strea
 }
 
 Support supports(const RouteProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   if (problem.input != RoutingInput::kLogits) return Support::no("takes logits only");
   return fits_a_warp(problem);
 }
 
 }  // namespace
 
-const RouteImpl kRouteSm90Warp{"sm90_warp", supports, launch_route_warp};
+const RouteImpl kRouteSm90Warp{"sm90_warp", on_own_code<supports>, launch_route_warp};
+const RouteImpl kRouteSm80Warp{"sm80_warp", on_portable_code<supports>, launch_route_warp};
 
 }  // namespace narrowfloat

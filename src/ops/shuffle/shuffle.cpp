@@ -14,7 +14,7 @@ namespace narrowfloat {
 std::span<const ShuffleImpl> shuffle_impls() {
   static const std::array kImpls {
 #if defined(NARROWFLOAT_CUDA)
-    kShuffleSm90,
+    kShuffleSm90, kShuffleSm80,
 #endif
         kShuffleCpuBaseline, kShuffleCpuReference
   };

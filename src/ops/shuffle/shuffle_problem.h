@@ -38,7 +38,8 @@ struct ShuffleImpl {
 std::span<const ShuffleImpl> shuffle_impls();
 extern const ShuffleImpl kShuffleCpuReference;
 extern const ShuffleImpl kShuffleCpuBaseline;
-extern const ShuffleImpl kShuffleSm90;  // Only in builds with CUDA.
+extern const ShuffleImpl kShuffleSm90;  // Only in builds with CUDA, like the next.
+extern const ShuffleImpl kShuffleSm80;
 
 // The destination of a row, and the row at a place of the shuffled matrix (spec 8.7).
 // group_rows: 16 or 32.

@@ -166,8 +166,6 @@ void launch_shuffle(const ShuffleProblem& problem, const ShuffleArgs& args, Stre
 }
 
 Support supports(const ShuffleProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   if (problem.row_bytes > kMaxThreadsPerLaunch / kTileRows) {
     return Support::no("rows beyond 2^24 bytes");
   }
@@ -176,6 +174,7 @@ Support supports(const ShuffleProblem& problem) {
 
 }  // namespace
 
-const ShuffleImpl kShuffleSm90{"sm90_vectors", supports, launch_shuffle};
+const ShuffleImpl kShuffleSm90{"sm90_vectors", on_own_code<supports>, launch_shuffle};
+const ShuffleImpl kShuffleSm80{"sm80_vectors", on_portable_code<supports>, launch_shuffle};
 
 }  // namespace narrowfloat

@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <string_view>
 
 #include "base/throw_error.h"
 #include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/device_code.h"
+#include "runtime/cuda/fast_math.h"
 #include "runtime/cuda/shared_memory_opt_in.h"
 
 namespace narrowfloat {
@@ -25,7 +28,14 @@ int attribute(int device, cudaDeviceAttr which) {
 struct Entry {
   CudaDevice device;
   int minor = 0;  // Minor part of the compute capability.
+  DeviceCode code;
 };
+
+// The driver's own variable, which makes it compile PTX where it has machine code.
+bool forces_ptx() {
+  const char* const value = std::getenv("CUDA_FORCE_PTX_JIT");
+  return value != nullptr && std::string_view(value) == "1";
+}
 
 // Returns 0 without a driver or a GPU.
 int device_count() {
@@ -49,25 +59,19 @@ const Entry& entry_of(int index) {
   }
   std::optional<Entry>& entry = entries[static_cast<size_t>(index)];
   if (!entry) {
-    entry = Entry{.device = {.compute_major = attribute(index, cudaDevAttrComputeCapabilityMajor),
+    const int major = attribute(index, cudaDevAttrComputeCapabilityMajor);
+    const int minor = attribute(index, cudaDevAttrComputeCapabilityMinor);
+    const DeviceCode code =
+        find_device_code(NARROWFLOAT_CUDA_ARCHITECTURES, major, minor, forces_ptx());
+    entry = Entry{.device = {.compute_major = major,
                              .num_sms = attribute(index, cudaDevAttrMultiProcessorCount),
                              .max_shared_bytes_per_block =
-                                 attribute(index, cudaDevAttrMaxSharedMemoryPerBlockOptin)},
-                  .minor = attribute(index, cudaDevAttrComputeCapabilityMinor)};
+                                 attribute(index, cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                             .has_own_code = code.kind == DeviceCodeKind::kOwn},
+                  .minor = minor,
+                  .code = code};
   }
   return *entry;
-}
-
-// The architectures of this build: "90a", or several with commas. Code for "90a" runs on 9.0 alone.
-bool has_code_for(int major, int minor) {
-  std::string_view rest = NARROWFLOAT_CUDA_ARCHITECTURES;
-  const std::string wanted = fmt::format("{}{}a", major, minor);
-  while (!rest.empty()) {
-    const std::string_view architecture = rest.substr(0, rest.find(','));
-    if (architecture == wanted) return true;
-    rest.remove_prefix(std::min(rest.size(), architecture.size() + 1));
-  }
-  return false;
 }
 
 }  // namespace
@@ -88,10 +92,33 @@ Support runs_on_cuda(Device device) {
     return Support::no(fmt::format("there is no {}: {} CUDA devices", to_string(device), count));
   }
   const Entry& entry = entry_of(device.index);
-  if (has_code_for(entry.device.compute_major, entry.minor)) return Support::yes();
-  return Support::no(fmt::format("{} has compute capability {}.{}, the build has code for sm_{}",
-                                 to_string(device), entry.device.compute_major, entry.minor,
-                                 NARROWFLOAT_CUDA_ARCHITECTURES));
+  if (entry.code.kind != DeviceCodeKind::kNone) return Support::yes();
+  return Support::no(fmt::format(
+      "{} has compute capability {}.{}, the build has code for {} (CMAKE_CUDA_ARCHITECTURES)",
+      to_string(device), entry.device.compute_major, entry.minor, NARROWFLOAT_CUDA_ARCHITECTURES));
+}
+
+Support runs_own_code(Device device) {
+  Support support = runs_on_cuda(device);
+  if (!support.ok() || entry_of(device.index).device.has_own_code) return support;
+  return Support::no("needs code for exactly this GPU, which runs the portable code");
+}
+
+Support runs_portable_code(Device device) {
+  Support support = runs_on_cuda(device);
+  if (!support.ok() || !entry_of(device.index).device.has_own_code) return support;
+  return Support::no("is for GPUs that this build has no code of their own for");
+}
+
+Support has_fast_math(Device device) {
+  if (cuda_device(device.index).compute_major == 9) return Support::yes();
+  return Support::no("fast mode has the approximate reciprocal of Hopper; use exact mode");
+}
+
+bool current_device_has_own_code() {
+  int index = 0;
+  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  return entry_of(index).device.has_own_code;
 }
 
 std::vector<GpuInfo> list_gpus() {
@@ -101,7 +128,8 @@ std::vector<GpuInfo> list_gpus() {
     check_cuda(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
     gpus.push_back({.name = properties.name,
                     .compute_capability = fmt::format("{}.{}", properties.major, properties.minor),
-                    .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)});
+                    .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                    .architecture = std::string(entry_of(i).code.architecture)});
   }
   return gpus;
 }

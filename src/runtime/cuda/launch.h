@@ -1,6 +1,7 @@
 // Kernel launches: every launch is checked, goes to the device and the stream of its tensors, and
-// uses programmatic dependent launch where the caller's stream asks for it. A launch works inside
-// graph capture, allocates nothing and synchronizes with nothing.
+// uses programmatic dependent launch where the caller's stream asks for it and the kernels have its
+// instructions, which portable code has not. A launch works inside graph capture, allocates nothing
+// and synchronizes with nothing.
 //
 // A kernel that is launched this way calls wait_for_previous_grids()
 // (device/ptx/grid_dependency.cuh) before it touches memory that an earlier kernel may read or
@@ -15,6 +16,7 @@
 
 #include "narrowfloat/tensor.h"
 #include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/cuda_devices.h"
 
 namespace narrowfloat {
 
@@ -35,7 +37,7 @@ void launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream,
   if (shape.ctas.x == 0 || shape.ctas.y == 0 || shape.ctas.z == 0) return;
   std::array<cudaLaunchAttribute, 3> attributes{};
   unsigned num_attributes = 0;
-  if (stream.programmatic_launch) {
+  if (stream.programmatic_launch && current_device_has_own_code()) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

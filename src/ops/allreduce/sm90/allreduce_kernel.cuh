@@ -58,25 +58,29 @@ struct TwoShotProtocol {
 template <class Elements, class Protocol, int kLaunchRanks>
 __global__ void __maxnreg__(allreduce_registers(Protocol::kMostRanks, Elements::kBytes))
     allreduce_kernel(const __grid_constant__ AllReduceLaunch<kLaunchRanks> launch) {
-  NF_DYNAMIC_SHARED(uint4, shared, 16);
-  const uint32_t rank =
-      kLaunchRanks == 1 ? 0U : blockIdx.x / static_cast<uint32_t>(launch.ctas_per_rank);
-  const RankArgs& args = launch.ranks[rank];
-  DeviceCta cta(rank * static_cast<uint32_t>(launch.ctas_per_rank), launch.ctas_per_rank,
-                static_cast<int>(args.epilogue.hidden / kLeafElements), launch.triggers_after_push);
-  DeviceRow<Elements> row(args, cta, reinterpret_cast<uint8_t*>(shared));
-  // Nobody stores into the shared memory of a CTA of the cluster that has not started.
-  const bool is_cluster = cta.cluster_ctas() > 1;
-  if (is_cluster) {
-    row.init_barriers();
-    arrive_at_cluster();
+  // Compiles to nothing elsewhere, where supports() refuses to run.
+  if constexpr (kHasHopperInstructions) {
+    NF_DYNAMIC_SHARED(uint4, shared, 16);
+    const uint32_t rank =
+        kLaunchRanks == 1 ? 0U : blockIdx.x / static_cast<uint32_t>(launch.ctas_per_rank);
+    const RankArgs& args = launch.ranks[rank];
+    DeviceCta cta(rank * static_cast<uint32_t>(launch.ctas_per_rank), launch.ctas_per_rank,
+                  static_cast<int>(args.epilogue.hidden / kLeafElements),
+                  launch.triggers_after_push);
+    DeviceRow<Elements> row(args, cta, reinterpret_cast<uint8_t*>(shared));
+    // Nobody stores into the shared memory of a CTA of the cluster that has not started.
+    const bool is_cluster = cta.cluster_ctas() > 1;
+    if (is_cluster) {
+      row.init_barriers();
+      arrive_at_cluster();
+    }
+    row.load_constants();
+    wait_for_previous_grids();
+    if (is_cluster) wait_for_cluster();
+    row.prefetch_first_token();
+    const RowExtents extents{args.epilogue.tokens, args.epilogue.hidden / kLeafElements};
+    Protocol::template run<Elements>(cta, args, extents, row);
   }
-  row.load_constants();
-  wait_for_previous_grids();
-  if (is_cluster) wait_for_cluster();
-  row.prefetch_first_token();
-  const RowExtents extents{args.epilogue.tokens, args.epilogue.hidden / kLeafElements};
-  Protocol::template run<Elements>(cta, args, extents, row);
 }
 
 }  // namespace narrowfloat

@@ -12,8 +12,6 @@ namespace narrowfloat {
 namespace {
 
 Support supports(const QuantizeProblem& problem) {
-  const Support on_cuda = runs_on_cuda(problem.device);
-  if (!on_cuda.ok()) return on_cuda;
   if (is_norm(problem.source)) return Support::no("norms need whole rows");
   if (format_info(problem.format).has_row_scale) return Support::no("row scales need whole rows");
   if (problem.four_over_six.enabled) return Support::no("4-over-6 needs whole blocks in a thread");
@@ -51,6 +49,7 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream stream
 
 }  // namespace
 
-const QuantizeImpl kQuantizeSm90Blocks{"sm90_blocks", supports, run};
+const QuantizeImpl kQuantizeSm90Blocks{"sm90_blocks", on_own_code<supports>, run};
+const QuantizeImpl kQuantizeSm80Blocks{"sm80_blocks", on_portable_code<supports>, run};
 
 }  // namespace narrowfloat

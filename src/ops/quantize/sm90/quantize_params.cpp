@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "runtime/cuda/fast_math.h"
 #include "tensor/element_io.h"
 
 namespace narrowfloat {
@@ -92,6 +93,7 @@ Support sm90_extents(const QuantizeProblem& problem) {
   if (problem.batch > kMaxBatch) return Support::no("batch must be below 65536");
   if (problem.batch * problem.rows > kMaxRows) return Support::no("rows must be below 2^31");
   if (problem.value_cols > kMaxRows) return Support::no("columns must be below 2^31");
+  if (problem.math == MathMode::kFast) return has_fast_math(problem.device);
   return Support::yes();
 }
 

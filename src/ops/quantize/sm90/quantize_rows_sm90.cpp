@@ -18,8 +18,6 @@ bool has_row_scale(const QuantizeProblem& problem) {
 }
 
 Support supports(const QuantizeProblem& problem) {
-  const Support on_cuda = runs_on_cuda(problem.device);
-  if (!on_cuda.ok()) return on_cuda;
   if (problem.format == FormatId::kFp8Block128x128) return Support::no("blocks span rows");
   if (is_norm(problem.source)) {
     const Support norm = norm_extents(problem);
@@ -82,6 +80,7 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream stream
 
 }  // namespace
 
-const QuantizeImpl kQuantizeSm90Rows{"sm90_rows", supports, run};
+const QuantizeImpl kQuantizeSm90Rows{"sm90_rows", on_own_code<supports>, run};
+const QuantizeImpl kQuantizeSm80Rows{"sm80_rows", on_portable_code<supports>, run};
 
 }  // namespace narrowfloat

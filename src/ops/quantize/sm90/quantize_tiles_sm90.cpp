@@ -11,8 +11,6 @@ namespace narrowfloat {
 namespace {
 
 Support supports(const QuantizeProblem& problem) {
-  const Support on_cuda = runs_on_cuda(problem.device);
-  if (!on_cuda.ok()) return on_cuda;
   if (problem.format != FormatId::kFp8Block128x128) return Support::no("only for 128x128 blocks");
   if (is_norm(problem.source)) {
     const Support norm = norm_extents(problem);
@@ -35,6 +33,7 @@ void run(const QuantizeProblem& problem, const QuantizeArgs& args, Stream stream
 
 }  // namespace
 
-const QuantizeImpl kQuantizeSm90Tiles{"sm90_tiles", supports, run};
+const QuantizeImpl kQuantizeSm90Tiles{"sm90_tiles", on_own_code<supports>, run};
+const QuantizeImpl kQuantizeSm80Tiles{"sm80_tiles", on_portable_code<supports>, run};
 
 }  // namespace narrowfloat

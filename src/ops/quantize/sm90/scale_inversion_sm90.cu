@@ -7,6 +7,7 @@
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/quantize/scale_inversion.h"
 #include "runtime/cuda/cuda_devices.h"
+#include "runtime/cuda/fast_math.h"
 #include "runtime/cuda/launch.h"
 
 namespace narrowfloat {
@@ -38,14 +39,16 @@ void launch_invert_scales(const ScaleInversionProblem& problem, const float* dec
 }
 
 Support supports(const ScaleInversionProblem& problem) {
-  const Support device = runs_on_cuda(problem.device);
-  if (!device.ok()) return device;
   constexpr int64_t kMaxCount = int64_t{1} << 31;
-  return problem.count < kMaxCount ? Support::yes() : Support::no("2^31 scales or more");
+  if (problem.count >= kMaxCount) return Support::no("2^31 scales or more");
+  return problem.math == MathMode::kFast ? has_fast_math(problem.device) : Support::yes();
 }
 
 }  // namespace
 
-const ScaleInversionImpl kScaleInversionSm90{"sm90_scales", supports, launch_invert_scales};
+const ScaleInversionImpl kScaleInversionSm90{"sm90_scales", on_own_code<supports>,
+                                             launch_invert_scales};
+const ScaleInversionImpl kScaleInversionSm80{"sm80_scales", on_portable_code<supports>,
+                                             launch_invert_scales};
 
 }  // namespace narrowfloat
