@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The page of what the CPU's quantizers and dequantizers reach from the cache:
+"""The page of what the CPU's quantizers and dequantizers reach from the cache, and its layers:
 
     bench/report_cpu.py              write bench/results/epyc-zen4/README.md, and print the table of
                                      docs/benchmarks.md
 
 It is made from the documents beside it, which `narrowfloat-bench bench OP --device cpu --l2 warm
---json` wrote, one for each implementation (NARROWFLOAT_FORCE), type and layout.
+--json` wrote, one for each implementation (NARROWFLOAT_FORCE), type and layout, and from those of
+`narrowfloat-bench moe bench --json`, one for each implementation with and without `--fast-sums`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ FOLDER = Path(__file__).resolve().parent / "results" / "epyc-zen4"
 IMPLEMENTATIONS = ("baseline", "avx2", "avx512")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 
-TEXT = """# AMD EPYC (Zen 4), one core from the second-level cache
+SUMS = ("exact", "fast")
+
+TEXT = """# AMD EPYC (Zen 4), one core
+
+## Quantizers and dequantizers from the second-level cache
 
 `bench/report_cpu.py` writes this page from the JSON documents beside it.
 
@@ -35,7 +40,22 @@ NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device 
   --threads 1 --rows 64 --cols 2048 --l2 warm --layout linear --replay-ms 2 --replays 30 --json
 ```
 
-{tables}"""
+{tables}
+## Mixture of Experts
+
+{layers}"""
+
+LAYERS_TEXT = """{machine}, commit {commit}, {shape}: a whole layer with {experts} experts in memory, one thread,
+milliseconds of processor time, the least of several runs. The machine had other work, which shares
+caches and memory with a run. Every case was checked against fp64 within the
+[bounds](../../../docs/moe.md#123-bounds).
+
+```
+NARROWFLOAT_FORCE=grouped_gemm:cpu_avx512_bf16 narrowfloat-bench moe bench --shape gpt-oss-20b \\
+  --mode mxfp4_bf16 --tokens 1,8,64,512 --threads 1 --min-time 0.2 --fast-sums --json
+```
+
+{table}"""
 
 
 def cases(op: str, dtype: str, layout: str, implementation: str) -> dict[str, float]:
@@ -53,7 +73,7 @@ def rates_table(op: str, dtype: str) -> str:
     columns["`cpu_avx512`, swizzled"] = cases(op, dtype, "swizzled_128x4", "avx512")
     rows = [[name, *(f"{rates[name]:.1f}" if name in rates else "" for rates in columns.values())]
             for name in columns["`cpu_avx512`"]]
-    return f"## {op}, {dtype}\n\n{table(['format', *columns], rows)}"
+    return f"### {op}, {dtype}\n\n{table(['format', *columns], rows)}"
 
 
 def headline() -> str:
@@ -64,12 +84,45 @@ def headline() -> str:
     return table(["", *columns], rows)
 
 
+def layer_documents() -> list[tuple[str, str, dict]]:
+    """(implementation, sums, document) of each that is there."""
+    found = []
+    for implementation in ("avx2", "avx512", "avx512_bf16"):
+        for sums in SUMS:
+            path = FOLDER / f"moe_{implementation}_{sums}.json"
+            if path.exists():
+                document = json.loads(path.read_text())
+                assert document["fast_sums"] == (sums == "fast") and document["threads"] == 1
+                assert all(case["correct"] for case in document["cases"])
+                found.append((implementation, sums, document))
+    return found
+
+
+def layers() -> str:
+    documents = layer_documents()
+    tokens = sorted({case["tokens"] for _, _, document in documents for case in document["cases"]})
+    rows = []
+    for implementation, sums, document in documents:
+        times = {(case["mode"], case["tokens"]): case["processor_seconds"] * 1e3
+                 for case in document["cases"]}
+        for mode in dict.fromkeys(mode for mode, _ in times):
+            rows.append([mode, f"`cpu_{implementation}`", sums,
+                         *(f"{times[mode, one]:.1f}" if (mode, one) in times else ""
+                           for one in tokens)])
+    rows.sort(key=lambda row: row[0])
+    document = documents[0][2]
+    return LAYERS_TEXT.format(
+        shape=document["shape"], machine=document["cpu"], commit=document["commit"],
+        experts=document["cases"][0]["local_experts"],
+        table=table(["mode", "implementation", "sums", *(f"T = {one}" for one in tokens)], rows))
+
+
 def page() -> str:
     document = json.loads((FOLDER / "quantize_fp32_linear_avx512.json").read_text())
     machine = f"{document['cpu']}, commit {document['commit']}, 64 x 2048 elements, linear scales"
     tables = [rates_table(op, dtype)
               for op in ("quantize", "dequantize") for dtype in ELEMENT_BYTES]
-    return TEXT.format(machine=machine, tables="\n".join(tables))
+    return TEXT.format(machine=machine, tables="\n".join(tables), layers=layers())
 
 
 if __name__ == "__main__":

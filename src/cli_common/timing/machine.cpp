@@ -72,6 +72,7 @@ CallTime call_time(std::vector<double> us_per_call, int64_t calls) {
           .p10_us = quantile(us_per_call, 0.1),
           .p90_us = quantile(us_per_call, 0.9),
           .total_us = sum * static_cast<double>(calls),
+          .processor_us = 0,
           .calls = calls,
           .replays = static_cast<int>(us_per_call.size())};
 }

@@ -81,7 +81,10 @@ struct CallTime {
   double p10_us = 0;
   double p90_us = 0;
   double total_us = 0;  // The time of all replays.
-  int64_t calls = 0;    // Calls in a replay.
+  // On a CPU: the least processor time of a call, of all threads together. Other programs disturb
+  // it less than the time on the clock.
+  double processor_us = 0;
+  int64_t calls = 0;  // Calls in a replay.
   int replays = 0;
 
   [[nodiscard]] int64_t num_calls() const { return calls * replays; }
