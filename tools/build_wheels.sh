@@ -52,14 +52,15 @@ build_wheel() {
     "$1" -m pip wheel --quiet --disable-pip-version-check --no-deps \
     --config-settings=build-dir="build/python$version" \
     --config-settings=cmake.define.NARROWFLOAT_CUDA=$cuda \
-    --config-settings=cmake.define.NARROWFLOAT_WERROR=ON --wheel-dir "$out/plain" . >&2)
+    --config-settings=cmake.define.NARROWFLOAT_WERROR=ON --wheel-dir "$out/plain" . >&2) ||
+    return 1
   plain=$(ls "$out"/plain/narrowfloat-*.whl)
   if ! "$out/tools/bin/auditwheel" show "$plain" | tr '\n' ' ' | grep -q "\"$platform\""; then
     "$out/tools/bin/auditwheel" show "$plain" >&2
     echo "build_wheels: $plain does not fit $platform" >&2
     return 1
   fi
-  "$out/tools/bin/wheel" tags --platform-tag "$platform" "$plain" > /dev/null
+  "$out/tools/bin/wheel" tags --platform-tag "$platform" "$plain" > /dev/null || return 1
   mv "$out"/plain/*"$platform".whl "$out"
   plain=${plain##*/}
   echo "$out/${plain/linux_x86_64/$platform}"

@@ -56,5 +56,5 @@ inside sh -euc 'cd /trial
   narrowfloat-bench --version > /dev/null
   test -s /usr/share/doc/narrowfloat/THIRD_PARTY_LICENSES.txt
   apt-get remove -qq -y -o Dpkg::Use-Pty=0 narrowfloat > /dev/null
-  ! ls /usr/lib/*/libnarrowfloat* /usr/include/narrowfloat 2> /dev/null'
+  test -z "$(ls -d /usr/lib/*/libnarrowfloat* /usr/include/narrowfloat 2> /dev/null)"'
 echo "$package: installed, used and removed in a chroot"

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import spawn
 
 import narrowfloat as nf
@@ -71,8 +72,8 @@ def run_rank(rank: int, ranks: int, meeting: str, given: argparse.Namespace) -> 
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     tensor_ranks = given.tensor_ranks
-    mesh = dist.init_device_mesh("cpu", (ranks // tensor_ranks, tensor_ranks),
-                                 mesh_dim_names=("expert", "tensor"))  # fmt: skip
+    mesh = init_device_mesh("cpu", (ranks // tensor_ranks, tensor_ranks),
+                            mesh_dim_names=("expert", "tensor"))  # fmt: skip
     mode = MODES[given.payload]
     whole = load(mode)
     config = whole.config

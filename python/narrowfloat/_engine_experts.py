@@ -8,6 +8,7 @@ there are, and the map from a model's expert ids to those of this rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -113,7 +114,8 @@ class EngineExperts:
         factors = {"gate_scale": stored.gate_scale if is_gated else None,
                    "up_scale": stored.up_scale, "down_scale": stored.down_scale,
                    "bias1": stored.bias1, "bias2": stored.bias2}  # fmt: skip
-        given = {name: value.contiguous() for name, value in factors.items() if value is not None}
+        given: dict[str, Any] = {name: value.contiguous() for name, value in factors.items()
+                                 if value is not None}  # fmt: skip
         layer = nf.MoeLayer.prepare(
             stored.w1, stored.w2, config, w1_scales=stored.w1_scales, w2_scales=stored.w2_scales,
             **given,

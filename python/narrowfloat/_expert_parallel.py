@@ -28,7 +28,7 @@ class ReceivedTokens(NamedTuple):
     """The rows that a rank received: row s * max_tokens + i is the i-th that rank s sent.
 
     On a GPU these are torch's tensors over the group's memory: other ranks overwrite them after
-    combine().
+    combine(), and destroy() frees them.
 
     hidden: bfloat16 [R, H], or uint8 codes with hidden_scales (and row_scale) of the payload, R
     being max_rows. ids: int32 [R, k], -1 in rows that nobody sent. weights: float32 [R, k]. counts:
@@ -72,7 +72,8 @@ class ExpertParallel(Collective):
     destroy() is called at its end unless there is an exception.
     """
 
-    __slots__ = ("__weakref__", "_group", "_order", "_payload", "_result_dtype", "_shape")
+    __slots__ = ("__weakref__", "_group", "_open_call", "_order", "_payload", "_result_dtype",
+                 "_shape")  # fmt: skip
 
     _group: _core.ExpertParallel
 
@@ -117,6 +118,7 @@ class ExpertParallel(Collective):
         result_dtype: str,
     ) -> None:  # fmt: skip
         self._group, self._shape = core, (hidden, top_k)
+        self._open_call: int | None = None  # Its combine() has not come yet.
         self._payload, self._order, self._result_dtype = payload, order, result_dtype
 
     @property
@@ -163,7 +165,9 @@ class ExpertParallel(Collective):
         if self._is_on_gpu:
             inputs = self._inputs(hidden, hidden_scales, row_scale, ids, weights)
             with _names_of_python():
-                return ReceivedTokens(**self._group.dispatch_on_gpu(*inputs))
+                on_gpu = ReceivedTokens(**self._group.dispatch_on_gpu(*inputs))
+            self._open_call = on_gpu.call
+            return on_gpu
         maker = maker_of("hidden", hidden)
         received = self._new_received(maker)
         arrays = {name: None if array is None else codes_to_core(name, array)
@@ -171,6 +175,7 @@ class ExpertParallel(Collective):
         inputs = self._inputs(hidden, hidden_scales, row_scale, ids, weights)
         with _names_of_python():
             call = self._group.dispatch(*inputs, arrays)
+        self._open_call = call
         return ReceivedTokens(**received, call=call)
 
     def combine(self, received: ReceivedTokens, results: Any, out: Any) -> Any:
@@ -182,14 +187,23 @@ class ExpertParallel(Collective):
         out: bfloat16, float16 or float32 [T, N] for the T tokens of the dispatch, N <= H. With more
             axes, [..., N], all but the last are tokens.
         """
+        # Other ranks may still read the results of an earlier call where these are copied to.
+        if received.call != self._open_call:
+            raise ValueError(f"received: call {received.call} was combined already, or is not the "
+                             "last of this group; give what the last dispatch() returned")  # fmt: skip
         if self._is_on_gpu:
             area: Any = self._group.results_on_gpu()
+            given = (shape_of("results", results), results.dtype)
+            if given != (shape_of("results", area), area.dtype):
+                raise ValueError(f"results: expected {area.dtype} {list(area.shape)}, got "
+                                 f"{results.dtype} {list(results.shape)}")  # fmt: skip
             with allocating_on(area.device):
                 area.copy_(results)
             self._group.combine_on_gpu(received.call, to_core("out", rows_of("out", out, True)))
-            return out
-        self._group.combine(received.call, to_core("results", results),
-                            to_core("out", rows_of("out", out, True)))  # fmt: skip
+        else:
+            self._group.combine(received.call, to_core("results", results),
+                                to_core("out", rows_of("out", out, True)))  # fmt: skip
+        self._open_call = None
         return out
 
     def run(
@@ -210,6 +224,7 @@ class ExpertParallel(Collective):
         if workspace is None:
             workspace = aligned_bytes(maker, self._group.required_workspace(layer._prepared))
         inputs = self._inputs(hidden, hidden_scales, row_scale, ids, weights)
+        self._open_call = None
         with _names_of_python():
             self._group.run(layer._prepared, *inputs, to_core("out", rows_of("out", out, True)),
                             workspace)  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
+import narrowfloat as nf
 from narrowfloat._linear import LinearLayer, LinearWeights
 from narrowfloat._streams import allocating_on
 from narrowfloat._torch_library import library, register
@@ -21,9 +22,6 @@ from narrowfloat._torch_packed import (
     config_tensor,
     handle_of,
 )
-
-if TYPE_CHECKING:
-    import narrowfloat as nf
 
 STATE_NAMES = (CONFIG, "weight", "weight_scales", "bias")
 _FIELDS = {"mode": str, "shape": list, "layout": str, "factor": float, "multiplier": float}

@@ -274,6 +274,9 @@ class YamlReader {
       write(quoted(line, rest));
     } else {
       const size_t end = std::min(rest.find_first_of(",[]{}"), rest.size());
+      if (rest.substr(0, end).find(" #") != std::string_view::npos) {
+        refuse(line, "has a comment before the end of its brackets");
+      }
       write(plain(line, rest, end));
       rest.remove_prefix(end);
     }

@@ -173,6 +173,11 @@ def test_steps() -> None:
         assert rank.combine(received, results, out) is out
         with pytest.raises(ValueError, match="combined already"):
             rank.combine(received, results, out)
+        # A stale call is refused before its results go where other ranks read.
+        again = rank.dispatch(own.hidden, own.ids, own.weights)
+        with pytest.raises(ValueError, match="combined already"):
+            rank.combine(received, np.full_like(results, 9), out)
+        rank.combine(again, results, out)
         return received, out
 
     for number, (received, out) in enumerate(on_all(run, 2)):

@@ -88,6 +88,9 @@ def check_halves(rank: int, device: Any) -> None:
             here = ((ids >= offset) & (ids < offset + number)).any(dim=1)
             assert torch.equal(own, hidden[here])
             out = torch.empty(count, HIDDEN, dtype=torch.float32, device=device)
+            for wrong in (received.hidden[0], received.hidden.float()):
+                with pytest.raises(ValueError, match=r"^results: expected torch.bfloat16"):
+                    group.combine(received, wrong, out)
             group.combine(received, received.hidden.clone(), out)
             places = [(ids >= first) & (ids < first + n) for first, n in gather(group.shard)]
             copies = sum(place.any(dim=1).int() for place in places)

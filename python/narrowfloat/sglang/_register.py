@@ -32,7 +32,7 @@ class NarrowfloatConfig(QuantizationConfig):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Hopper."""
+        """Hopper or later."""
         return 90
 
     @staticmethod

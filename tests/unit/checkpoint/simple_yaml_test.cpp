@@ -60,6 +60,8 @@ TEST(SimpleYaml, NamesTheLineOfWhatIsWrong) {
            Case{"a: 'b' c", "has more after its value"},
            Case{"a: [b", "has no ',' or end"},
            Case{"a: [b,", "has no end of its brackets"},
+           Case{"a: [b # c, d]", "has a comment before the end of its brackets"},
+           Case{"a: {b: c # d}", "has a comment before the end of its brackets"},
            Case{"a: [b] c", "has more after its value"},
            Case{"a: {b}", "is no 'KEY: VALUE'"},
            Case{"a: {b: }", "is not read"},

@@ -4,7 +4,7 @@
 
 Names, argument order, defaults, shapes and types are FlashInfer 0.7.2's, and so are the modules
 below; narrowfloat.compat.install_as_flashinfer() gives them its name. Tensors are torch's or
-NumPy's, on the CPU or on a Hopper GPU.
+NumPy's, on the CPU or on a GPU.
 Arrays of other libraries are taken through DLPack: they count as NumPy's, on a GPU as torch's,
 which must be imported there. docs/python.md has a table of what is the same to the bit, what within
 a tolerance, and what is not offered. Arguments that are not offered raise NotImplementedError with
