@@ -1,7 +1,10 @@
 # Sources for one level of x86 vector instructions (src/runtime/vector_level.h), compiled alone with
 # the level's flags. Builds for other processors leave them out; NARROWFLOAT_VECTOR_LEVELS says that
-# the lists of implementations have them. The emulator's build is for kernels of GPUs.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$" AND NOT NARROWFLOAT_EMULATED_GPU)
+# the lists of implementations have them. The emulator's build is for kernels of GPUs, and that with
+# ThreadSanitizer for what calls share: kernels of a level share nothing, and take long to compile.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$"
+   AND NOT NARROWFLOAT_EMULATED_GPU
+   AND NOT NARROWFLOAT_SANITIZE STREQUAL "thread")
   set(NARROWFLOAT_VECTOR_LEVELS ON)
 endif()
 set(NARROWFLOAT_FLAGS_avx2 -mavx2 -mfma -mf16c)
@@ -14,8 +17,11 @@ function(narrowfloat_vector_level level)
   if(NOT NARROWFLOAT_VECTOR_LEVELS)
     return()
   endif()
-  # Loops over registers have to be unrolled for sums to stay in them.
-  set(flags ${NARROWFLOAT_FLAGS_${level}} $<$<CONFIG:RelWithDebInfo>:-O3>)
+  # Loops over registers have to be unrolled for sums to stay in them; with sanitizers they need not.
+  set(flags ${NARROWFLOAT_FLAGS_${level}})
+  if(NOT NARROWFLOAT_SANITIZE)
+    list(APPEND flags $<$<CONFIG:RelWithDebInfo>:-O3>)
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # g++ 12 takes the undefined operands of its own intrinsics for uninitialised variables.
     list(APPEND flags -Wno-uninitialized -Wno-maybe-uninitialized)
