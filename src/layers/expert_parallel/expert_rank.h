@@ -52,7 +52,8 @@ class ExpertParallel::Impl {
   // Throws kDevice where an earlier call has failed, or this rank has given up.
   void check() const;
   void give_up(Stream stream);
-  // For a rank that has an error to throw already: the others need not wait for their deadline.
+  // Tells the others of an error that this rank throws, so that they need not wait for their
+  // deadline.
   void give_up_after_error(Stream stream) noexcept;
   virtual void disconnect() = 0;
 

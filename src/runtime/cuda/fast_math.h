@@ -1,4 +1,4 @@
-// Where `fast` mode has its bits. It needs no CUDA header.
+// This header says where `fast` mode has its bits. It needs no CUDA header.
 #pragma once
 
 #include "narrowfloat/tensor.h"

@@ -242,7 +242,7 @@ void launch_multiply_tiles(const GemmParams& params, Stream stream) {
          stream, params);
 }
 
-// For tiles of few rows and of many.
+// `tokens` chooses between tiles of few rows and of many.
 template <MmaCoding kCoding, bool kHasGroups>
 void launch_mma(const GemmParams& params, int tokens, Stream stream) {
   if (tokens == kFewMmaTokens) {

@@ -23,7 +23,7 @@ int64_t decoded_bytes(const GroupedGemmProblem& problem, int64_t rows) {
   return round_up(rows * problem.cols * 2, kGemmAlignment);
 }
 
-// Where rows that are not bf16 are decoded to; factors of rows of MXFP8 come after them.
+// Rows that are not bf16 are decoded into the workspace; factors of rows of MXFP8 come after them.
 DequantizedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, int64_t rows) {
   DequantizedRows decoded{.values = reinterpret_cast<uint16_t*>(workspace)};
   if (row_format(problem) == RowFormat::kMxfp8) {
