@@ -30,6 +30,10 @@ class RmsNormSum {
     }
   }
 
+  // Adds the sum of a subtree instead of its leaves. All subtrees of a row have the same size, a
+  // power of two; the last may lack leaves.
+  void add_subtree(float sum) { carry(sum); }
+
   // Missing right partners are +0 and squares are >= +0, so adding them changes nothing: the
   // remaining subtrees are added up from the smallest one.
   [[nodiscard]] float total() const {

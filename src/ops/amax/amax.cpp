@@ -15,6 +15,9 @@ std::span<const AmaxImpl> amax_impls() {
 #if defined(NARROWFLOAT_CUDA)
     kAmaxSm90, kAmaxSm80,
 #endif
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+        kAmaxCpuAvx512, kAmaxCpuAvx2,
+#endif
         kAmaxCpuBaseline, kAmaxCpuReference
   };
   return kImpls;

@@ -1,6 +1,7 @@
-// Both CPU implementations: the oracle widens row after row, the baseline runs rows in parallel and
-// compares magnitudes as integers. A maximum does not depend on the order, and NaN never counts
-// (spec 4.5).
+// The CPU implementations: the oracle widens row after row. The others cut the rows into parts
+// for all cores and compare magnitudes as integers: cpu_baseline in portable C++, cpu_avx2 and
+// cpu_avx512 with the kernels of their vector level. A maximum does not depend on the order, and
+// NaN never counts (spec 4.5).
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -8,8 +9,10 @@
 
 #include "formats/math_policy.h"
 #include "ops/amax/amax_problem.h"
+#include "ops/amax/x86/amax_kernels.h"
 #include "runtime/float_environment.h"
 #include "runtime/parallel.h"
+#include "runtime/vector_level.h"
 #include "tensor/element_io.h"
 
 namespace narrowfloat {
@@ -57,28 +60,31 @@ Bits largest_bits(const void* elements, int64_t count, Bits infinity) {
   return largest;
 }
 
-float row_maximum_of_bits(const AmaxProblem& problem, const AmaxArgs& args, int64_t row) {
-  const void* const first = element_pointer(args.input, problem.input, row * args.input_stride);
-  switch (problem.input) {
-    case DType::kBF16:
-      return bf16_to_float(
-          static_cast<uint16_t>(largest_bits<int16_t>(first, problem.cols, 0x7F80)));
-    case DType::kF16:
-      return f16_to_float(
-          static_cast<uint16_t>(largest_bits<int16_t>(first, problem.cols, 0x7C00)));
-    default:
-      return bits_float(
-          static_cast<uint32_t>(largest_bits<int32_t>(first, problem.cols, 0x7F800000)));
-  }
+// The maximum of `count` elements; kernels: null for the portable loops.
+float maximum_of_bits(const AmaxKernels* kernels, DType dtype, const void* first, int64_t count) {
+  constexpr int16_t kBf16Infinity = 0x7F80;
+  constexpr int16_t kF16Infinity = 0x7C00;
+  constexpr int32_t kF32Infinity = 0x7F800000;
+  const auto largest_of_16 = [&](int16_t infinity) {
+    return static_cast<uint16_t>(kernels != nullptr
+                                     ? kernels->largest_of_16(first, count, infinity)
+                                     : static_cast<uint32_t>(largest_bits(first, count, infinity)));
+  };
+  if (dtype == DType::kBF16) return bf16_to_float(largest_of_16(kBf16Infinity));
+  if (dtype == DType::kF16) return f16_to_float(largest_of_16(kF16Infinity));
+  return bits_float(kernels != nullptr
+                        ? kernels->largest_of_32(first, count, kF32Infinity)
+                        : static_cast<uint32_t>(largest_bits(first, count, kF32Infinity)));
 }
 
-void run_baseline(const AmaxProblem& problem, const AmaxArgs& args, Stream /*stream*/) {
+void run_with(const AmaxKernels* kernels, const AmaxProblem& problem, const AmaxArgs& args) {
   constexpr int64_t kTaskElements = 65536;
   const int64_t grain = row_grain(kTaskElements, problem.cols);
   const uint32_t bits = parallel_max(problem.rows, grain, [&](int64_t begin, int64_t end) {
     uint32_t largest = 0;
     for (int64_t row = begin; row < end; ++row) {
-      const float maximum = row_maximum_of_bits(problem, args, row);
+      const void* first = element_pointer(args.input, problem.input, row * args.input_stride);
+      const float maximum = maximum_of_bits(kernels, problem.input, first, problem.cols);
       if (problem.per_row) args.output[row] = maximum;
       largest = std::max(largest, float_bits(maximum));
     }
@@ -87,11 +93,35 @@ void run_baseline(const AmaxProblem& problem, const AmaxArgs& args, Stream /*str
   if (!problem.per_row) args.output[0] = bits_float(bits);
 }
 
+void run_baseline(const AmaxProblem& problem, const AmaxArgs& args, Stream /*stream*/) {
+  run_with(nullptr, problem, args);
+}
+
 Support supports(const AmaxProblem& problem) { return cpu_only(problem.device); }
+
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+
+template <VectorLevel kLevel>
+Support supports_level(const AmaxProblem& problem) {
+  return cpu_with(problem.device, kLevel);
+}
+
+template <VectorLevel kLevel>
+void run_level(const AmaxProblem& problem, const AmaxArgs& args, Stream /*stream*/) {
+  run_with(kLevel == VectorLevel::kAvx2 ? &kAmaxKernelsAvx2 : &kAmaxKernelsAvx512, problem, args);
+}
+
+#endif
 
 }  // namespace
 
 const AmaxImpl kAmaxCpuReference{"cpu_reference", supports, run_reference};
 const AmaxImpl kAmaxCpuBaseline{"cpu_baseline", supports, run_baseline};
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+const AmaxImpl kAmaxCpuAvx2{"cpu_avx2", supports_level<VectorLevel::kAvx2>,
+                            run_level<VectorLevel::kAvx2>};
+const AmaxImpl kAmaxCpuAvx512{"cpu_avx512", supports_level<VectorLevel::kAvx512>,
+                              run_level<VectorLevel::kAvx512>};
+#endif
 
 }  // namespace narrowfloat

@@ -36,6 +36,8 @@ struct AmaxImpl {
 std::span<const AmaxImpl> amax_impls();
 extern const AmaxImpl kAmaxCpuReference;
 extern const AmaxImpl kAmaxCpuBaseline;
+extern const AmaxImpl kAmaxCpuAvx2;  // Only in builds with vector levels, like the next.
+extern const AmaxImpl kAmaxCpuAvx512;
 extern const AmaxImpl kAmaxSm90;  // Only in builds with CUDA, like the next.
 extern const AmaxImpl kAmaxSm80;
 

@@ -1,6 +1,6 @@
 // Encodes whole blocks of a row with the kernels of a vector level, and gives the bytes of
 // BlockEncoder. What the kernels do not cover, block_encoder.h computes: NaN in a block, factors
-// that are no positive normal numbers, numbers that `fast` flushes.
+// that are no positive normal numbers, numbers that `fast` flushes, 4-over-6 in `fast`.
 #pragma once
 
 #include <array>
@@ -83,8 +83,14 @@ class KernelEncoder {
 
   // Stores the scales and packed codes of up to kMaxKernelBlocks blocks; `scales` has room for as
   // many.
-  void encode(const ElementRun& run, int64_t blocks, const ScalePair& pair, Stored* scales,
+  void encode(const ElementRun& run, int64_t blocks, const RowScaling& row, Stored* scales,
               uint8_t* codes) const {
+    if constexpr (Format::kHasGlobalScale) {
+      if (problem_.four_over_six.enabled) {
+        return encode_four_over_six(run, blocks, row, scales, codes);
+      }
+    }
+    const ScalePair& pair = row.pair;
     std::array<float, kMaxKernelBlocks> maxima;
     std::array<float, kMaxKernelBlocks> multipliers;
     const int input = run.kernel_input();
@@ -129,6 +135,46 @@ class KernelEncoder {
     std::array<float, kCols> x;
     widen(run.dtype, run.from(block_idx * kCols).first, kCols, x.data());
     return block_amax<Format>(x.data(), kCols);
+  }
+
+  void encode_four_over_six(const ElementRun& run, int64_t blocks, const RowScaling& row,
+                            uint8_t* scales, uint8_t* codes) const {
+    std::array<float, kMaxKernelBlocks> maxima;
+    std::array<float, kMaxKernelBlocks> multipliers;
+    const int input = run.kernel_input();
+    const bool is_finite =
+        kernels_.maxima[input][static_cast<int>(kBlock)](run.first, blocks, maxima.data());
+    if (!is_finite || !is_covered(row.pair) || Math::kMode == MathMode::kFast) {
+      std::array<float, kCols> x;
+      std::array<uint8_t, kCols> block_codes;
+      for (int64_t i = 0; i < blocks; ++i) {
+        widen(run.dtype, run.from(i * kCols).first, kCols, x.data());
+        scales[i] = encoder_.encode(x.data(), kCols, row, block_codes.data());
+        pack_codes<Element>(block_codes.data(), i * kCols, kCols, codes);
+      }
+      return;
+    }
+    const FourOverSix& options = problem_.four_over_six;
+    using Difference = FourOverSixKernelRule::Difference;
+    const FourOverSixKernelRule rule{
+        .encode = row.pair.encode,
+        .decode = row.pair.decode,
+        .difference = options.error_math == FourOverSixMath::kFast ? Difference::kFast
+                      : row.row_amax > 0.0F                        ? Difference::kStrictPerToken
+                                                                   : Difference::kStrict,
+        .is_squared = options.error == FourOverSixError::kMse,
+        .row_amax = row.row_amax,
+        .code_range = static_cast<float>(options.e4m3_max) * 6.0F};
+    kernels_.four_over_six_scales[input](run.first, blocks, maxima.data(), rule, scales,
+                                         multipliers.data());
+    kernels_.codes[input][static_cast<int>(kCodes)](run.first, blocks, multipliers.data(), codes);
+    // Blocks of zeros drop the signs of these.
+    constexpr int64_t kBlockBytes = kCols * Element::kBits / 8;
+    for (int64_t i = 0; i < blocks; ++i) {
+      if (maxima[static_cast<size_t>(i)] == 0.0F) {
+        std::memset(codes + i * kBlockBytes, 0, static_cast<size_t>(kBlockBytes));
+      }
+    }
   }
 
   // Returns false where the kernels do not cover the scales.

@@ -104,7 +104,7 @@ class BaselineQuantizer {
         is_streamed_(kernels != nullptr &&
                      problem.batch * problem.rows * args.value_row_bytes > kStreamedBytes) {
     if constexpr (kHasKernels) {
-      if (kernels == nullptr || !encoder_.is_plain()) return;
+      if (kernels == nullptr) return;
       kernel_encoder_.emplace(problem, *kernels);
       if constexpr (Format::kHasGlobalScale && !Format::kHasRowScale) {
         if (problem.encode_axis != EncodeScaleAxis::kTensor ||
@@ -196,6 +196,16 @@ class BaselineQuantizer {
     if (is_streamed_) kernels_->finish_stream();
   }
 
+  // Up to kSegmentCols elements as kernels read them; `buffer` has room for as many.
+  [[nodiscard]] ElementRun run_of(int64_t flat_row, float factor, int64_t col, int64_t count,
+                                  float* buffer) const {
+    if (problem_.input == DType::kF8E4M3) {
+      source_.load(flat_row, factor, col, count, buffer);
+      return {buffer, DType::kF32};
+    }
+    return {source_.narrow_row(flat_row, factor, col, count, buffer), problem_.input};
+  }
+
   // Encodes the whole blocks of a segment. Returns the number of their columns, 0 without kernels.
   int64_t encode_with_kernels(int64_t batch, int64_t row, const RowChunk& segment, float factor,
                               const RowScaling& scaling) const {
@@ -206,16 +216,12 @@ class BaselineQuantizer {
       if (blocks == 0) return 0;
       const int64_t flat_row = flat(batch, row);
       std::array<float, kSegmentCols> buffer;
-      ElementRun run{source_.stored_row(flat_row, segment.col), problem_.input};
-      if (run.first == nullptr) {
-        source_.load(flat_row, factor, segment.col, count, buffer.data());
-        run = {buffer.data(), DType::kF32};
-      }
+      const ElementRun run = run_of(flat_row, factor, segment.col, count, buffer.data());
       std::array<Stored, kMaxKernelBlocks> stored;
       uint8_t* codes =
           args_.values + flat_row * args_.value_row_bytes + segment.col * Element::kBits / 8;
       store_kernel_codes(codes, count * Element::kBits / 8, [&](uint8_t* out) {
-        kernel_encoder_->encode(run, blocks, scaling.pair, stored.data(), out);
+        kernel_encoder_->encode(run, blocks, scaling, stored.data(), out);
       });
       const std::span<Stored> scales = std::span(stored).first(static_cast<size_t>(blocks));
       for (Stored& scale : scales) scale = canonical_scale(scale);
@@ -241,18 +247,21 @@ class BaselineQuantizer {
   }
 
   [[nodiscard]] uint32_t row_amax_bits(int64_t flat_row, float factor) const {
-    const void* stored = kernels_ == nullptr ? nullptr : source_.stored_row(flat_row, 0);
-    if (stored != nullptr) {
-      return run_amax_bits(*kernels_, {stored, problem_.input}, problem_.cols);
-    }
-    AbsMax amax;
-    std::array<float, kTile> x;
-    for (int64_t col = 0; col < problem_.cols; col += kTile) {
-      const int64_t n = std::min(kTile, problem_.cols - col);
+    uint32_t largest = 0;
+    std::array<float, kSegmentCols> x;
+    for (int64_t col = 0; col < problem_.cols; col += kSegmentCols) {
+      const int64_t n = std::min(kSegmentCols, problem_.cols - col);
+      if (kernels_ != nullptr) {
+        largest = std::max(largest,
+                           run_amax_bits(*kernels_, run_of(flat_row, factor, col, n, x.data()), n));
+        continue;
+      }
+      AbsMax amax;
       source_.load(flat_row, factor, col, n, x.data());
       amax.add(x.data(), n);
+      largest = std::max(largest, float_bits(amax.or_zero()));
     }
-    return float_bits(amax.or_zero());
+    return largest;
   }
 
   void encode_blocks(int64_t batch, int64_t row, int64_t first_col, std::span<const float> x,
@@ -367,8 +376,15 @@ class BaselineQuantizer {
       const Stored stored = canonical_scale(scale.stored);
       store(batch, band, tile, std::span<const Stored>(&stored, 1));
       for (int64_t i = 0; i < rows; ++i) {
-        encode_columns(flat(batch, first_row + i), col, values.data() + i * kTile, count,
-                       scale.multiplier);
+        const float* x = values.data() + i * kTile;
+        const int64_t flat_row = flat(batch, first_row + i);
+        const ElementRun run{x, DType::kF32};
+        if (count == kTile && has_run_codes(run, 1, scale.multiplier)) {
+          store_run_codes(run, 1, scale.multiplier,
+                          args_.values + flat_row * args_.value_row_bytes + col);
+        } else {
+          encode_columns(flat_row, col, x, count, scale.multiplier);
+        }
       }
     }
   }
@@ -389,41 +405,54 @@ class BaselineQuantizer {
         problem_.batch * problem_.rows,
         [&](const RowChunk& chunk) {
           const float multiplier = multipliers[static_cast<size_t>(chunk.row / problem_.rows)];
-          encode_run(chunk.row, source_.row_factor(chunk.row, 1.0F), chunk.col, chunk.count,
-                     multiplier);
+          const float factor = source_.row_factor(chunk.row, 1.0F);
+          for (int64_t done = 0; done < chunk.count; done += kSegmentCols) {
+            encode_segment(chunk.row, factor, chunk.col + done,
+                           std::min(kSegmentCols, chunk.count - done), multiplier);
+          }
         },
         [&] { finish_task(); });
   }
 
-  // The kernels' part of encode_run(). Returns the number of columns, 0 where the kernels do not
-  // cover them.
-  int64_t encode_run_with_kernels(int64_t flat_row, int64_t first_col, int64_t count,
-                                  float multiplier) const {
-    const ElementRun run{source_.stored_row(flat_row, first_col), problem_.input};
-    if (kernels_ == nullptr || run.first == nullptr || !has_kernel_codes<Math>(multiplier))
-      return 0;
-    const int64_t blocks = std::min(count, kSegmentCols) / kTile;
-    const int input = run.kernel_input();
-    std::array<float, kMaxKernelBlocks> numbers;
-    const auto maxima = kernels_->maxima[input][static_cast<int>(KernelBlock::k128)];
-    if (!maxima(run.first, blocks, numbers.data())) return 0;
-    numbers.fill(multiplier);
-    uint8_t* codes = args_.values + flat_row * args_.value_row_bytes + first_col;
-    store_kernel_codes(codes, blocks * kTile, [&](uint8_t* out) {
-      kernels_->codes[input][static_cast<int>(KernelCodes::kE4M3Of128)](run.first, blocks,
-                                                                        numbers.data(), out);
-    });
+  // Whether the kernels cover `blocks` times 128 elements with a known multiplier.
+  [[nodiscard]] bool has_run_codes(const ElementRun& run, int64_t blocks, float multiplier) const {
+    if (kernels_ == nullptr || !has_kernel_codes<Math>(multiplier)) return false;
+    std::array<float, kMaxKernelBlocks> maxima;
+    return kernels_->maxima[run.kernel_input()][static_cast<int>(KernelBlock::k128)](
+        run.first, blocks, maxima.data());
+  }
+
+  void store_run_codes(const ElementRun& run, int64_t blocks, float multiplier,
+                       uint8_t* codes) const {
+    std::array<float, kMaxKernelBlocks> multipliers;
+    multipliers.fill(multiplier);
+    kernels_->codes[run.kernel_input()][static_cast<int>(KernelCodes::kE4M3Of128)](
+        run.first, blocks, multipliers.data(), codes);
+  }
+
+  // The kernels' part of encode_segment(). Returns the number of columns, 0 where the kernels do
+  // not cover them.
+  int64_t encode_segment_with_kernels(int64_t flat_row, float factor, int64_t col, int64_t count,
+                                      float multiplier) const {
+    const int64_t blocks = count / kTile;
+    if (kernels_ == nullptr || blocks == 0) return 0;
+    std::array<float, kSegmentCols> buffer;
+    const ElementRun run = run_of(flat_row, factor, col, blocks * kTile, buffer.data());
+    if (!has_run_codes(run, blocks, multiplier)) return 0;
+    uint8_t* codes = args_.values + flat_row * args_.value_row_bytes + col;
+    store_kernel_codes(codes, blocks * kTile,
+                       [&](uint8_t* out) { store_run_codes(run, blocks, multiplier, out); });
     return blocks * kTile;
   }
 
-  void encode_run(int64_t flat_row, float factor, int64_t first_col, int64_t count,
-                  float multiplier) const {
-    const int64_t done = encode_run_with_kernels(flat_row, first_col, count, multiplier);
-    first_col += done;
-    count -= done;
+  // Encodes up to kSegmentCols columns with a known multiplier.
+  void encode_segment(int64_t flat_row, float factor, int64_t col, int64_t count,
+                      float multiplier) const {
+    const int64_t end = col + count;
+    col += encode_segment_with_kernels(flat_row, factor, col, count, multiplier);
     std::array<float, kTile> x;
-    for (int64_t col = first_col; col < first_col + count; col += kTile) {
-      const int64_t n = std::min(kTile, first_col + count - col);
+    for (; col < end; col += kTile) {
+      const int64_t n = std::min(kTile, end - col);
       source_.load(flat_row, factor, col, n, x.data());
       encode_columns(flat_row, col, x.data(), n, multiplier);
     }
@@ -462,17 +491,23 @@ float amax_of_batches(const QuantizeProblem& problem, const QuantizeArgs& args,
     const int64_t batch = first_batch + chunk.row / problem.rows;
     if (chunk.row % problem.rows >= valid_rows(problem, args, batch)) return uint32_t{0};
     const int64_t row = first_batch * problem.rows + chunk.row;
-    const void* stored = kernels == nullptr ? nullptr : source.stored_row(row, chunk.col);
-    if (stored != nullptr) return run_amax_bits(*kernels, {stored, problem.input}, chunk.count);
     const float factor = source.row_factor(row, 1.0F);
-    AbsMax amax;
-    std::array<float, kTile> x;
-    for (int64_t col = chunk.col; col < chunk.col + chunk.count; col += kTile) {
-      const int64_t n = std::min(kTile, chunk.col + chunk.count - col);
+    const bool has_kernels = kernels != nullptr && problem.input != DType::kF8E4M3;
+    uint32_t largest = 0;
+    std::array<float, kSegmentCols> x;
+    for (int64_t col = chunk.col; col < chunk.col + chunk.count; col += kSegmentCols) {
+      const int64_t n = std::min(kSegmentCols, chunk.col + chunk.count - col);
+      if (has_kernels) {
+        const void* first = source.narrow_row(row, factor, col, n, x.data());
+        largest = std::max(largest, run_amax_bits(*kernels, {first, problem.input}, n));
+        continue;
+      }
+      AbsMax amax;
       source.load_unscaled(row, factor, col, n, x.data());
       amax.add(x.data(), n);
+      largest = std::max(largest, float_bits(amax.or_zero()));
     }
-    return float_bits(amax.or_zero());
+    return largest;
   });
   return bits_float(bits);
 }
@@ -493,7 +528,7 @@ void run_with(const BlockKernels* kernels, const QuantizeProblem& problem,
               const QuantizeArgs& args) {
   // The calling thread computes scalars and needs the environment too.
   const FloatEnvironmentGuard guard;
-  const RowSource source(problem, args);
+  const RowSource source(problem, args, kernels == nullptr ? nullptr : &kernels->rows);
   prepare_norm_rows(problem, args, source);
   for (const ScaleView& scales : {args.scales, args.extra_scales}) {
     if (has_unwritten_scales(problem, scales)) clear_scales(scales);

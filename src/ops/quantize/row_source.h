@@ -3,13 +3,16 @@
 #pragma once
 
 #include "ops/quantize/quantize_problem.h"
+#include "ops/quantize/x86/row_kernels.h"
 
 namespace narrowfloat {
 
 class RowSource {
  public:
-  // Reads through the pointers of `args`, which must outlive the source.
-  RowSource(const QuantizeProblem& problem, const QuantizeArgs& args);
+  // Reads through the pointers of `args`, which must outlive the source. kernels: null for portable
+  // loops.
+  RowSource(const QuantizeProblem& problem, const QuantizeArgs& args,
+            const RowKernels* kernels = nullptr);
 
   // Returns the factor of the whole row that load() needs: 1 / rms for norms, 6 / g for E4M3 input,
   // else 1.
@@ -23,6 +26,9 @@ class RowSource {
   // The elements of a row from `col` on where they are in memory, if load() only widens them; else
   // null.
   [[nodiscard]] const void* stored_row(int64_t row, int64_t col) const;
+  // The same elements in the input's type: where they are in memory, or stored to `buffer`. Not for
+  // E4M3 input, whose elements have another type.
+  const void* narrow_row(int64_t row, float factor, int64_t col, int64_t count, void* buffer) const;
 
   // Adds the input into the residual, which becomes the input of the norm. Must be called once per
   // row, before anything is loaded from it.
@@ -31,6 +37,10 @@ class RowSource {
   void store_norm(int64_t row) const;
 
  private:
+  // Whether the kernels make the elements.
+  [[nodiscard]] bool has_kernels() const;
+  // Stores them in the input's type.
+  void store_with_kernels(int64_t row, float factor, int64_t col, int64_t count, void* out) const;
   void load_silu(int64_t row, int64_t col, int64_t count, float* out) const;
   [[nodiscard]] float reciprocal_rms(int64_t row) const;
   [[nodiscard]] int64_t input_offset(int64_t row) const;
@@ -38,6 +48,7 @@ class RowSource {
 
   const QuantizeProblem& problem_;
   const QuantizeArgs& args_;
+  const RowKernels* kernels_;
 };
 
 }  // namespace narrowfloat

@@ -4,7 +4,7 @@
 // Each level is a source of its own, compiled with the level's flags. Nothing inline may leave such
 // a source: the linker keeps one copy of an inline function, and if that were the one with AVX-512,
 // a CPU without it would stop at an illegal instruction. So these sources include this header and
-// block_kernels_text.h only, whose templates have internal linkage through their argument, a type
+// files of text only, whose templates have internal linkage through their argument, a type
 // of an unnamed namespace. tests/python/test_vector_levels.py looks at the objects' symbols.
 //
 // The kernels have the bits of src/formats for numbers and finite multipliers, with IEEE
@@ -12,6 +12,8 @@
 #pragma once
 
 #include <cstdint>
+
+#include "ops/quantize/x86/row_kernels.h"
 
 namespace narrowfloat {
 
@@ -49,6 +51,18 @@ struct Fp8KernelRule {
   float input_max;
 };
 
+// NVFP4 with a search between two scales of each block, `exact` (formats/four_over_six.h has the
+// rule), with positive normal factors.
+struct FourOverSixKernelRule {
+  enum class Difference : int { kStrict, kStrictPerToken, kFast };
+  float encode;
+  float decode;
+  Difference difference;
+  bool is_squared;
+  float row_amax;    // kStrictPerToken
+  float code_range;  // kStrictPerToken
+};
+
 struct BlockKernels {
   // Stores the largest magnitude of each block, as integers compare them: NaN is larger than
   // infinity. Returns whether all elements are finite.
@@ -61,6 +75,11 @@ struct BlockKernels {
                             uint8_t* scales, float* multipliers);
   using Fp8Scales = bool (*)(const float* maxima, int64_t blocks, const Fp8KernelRule& rule,
                              float* scales, float* multipliers);
+  // Stores the scales and multipliers that four_over_six.h chooses for blocks of finite elements.
+  // Those of blocks of zeros are 0.
+  using FourOverSixScales = void (*)(const void* x, int64_t blocks, const float* maxima,
+                                     const FourOverSixKernelRule& rule, uint8_t* scales,
+                                     float* multipliers);
   // Stores the packed codes of RN(x * multiplier). Those of blocks with an element that is infinite
   // or NaN, or with such a multiplier, are arbitrary.
   using Codes = void (*)(const void* x, int64_t blocks, const float* multipliers, uint8_t* codes);
@@ -73,8 +92,11 @@ struct BlockKernels {
   Nvfp4Scales nvfp4_scales;
   MxScales mx_scales;
   Fp8Scales fp8_scales;
+  FourOverSixScales four_over_six_scales[3];  // Indexed by input.
   Stream stream;
   void (*finish_stream)();
+
+  RowKernels rows;
 };
 
 extern const BlockKernels kBlockKernelsAvx2;

@@ -1,7 +1,7 @@
 // The kernels with AVX2, FMA and F16C.
 #include <immintrin.h>
 
-#include "ops/quantize/x86/block_kernels_text.h"
+#include "ops/quantize/x86/kernel_table_text.h"
 
 namespace narrowfloat {
 namespace {
@@ -36,6 +36,35 @@ struct Avx2 {
     return _mm256_cvtph_ps(
         _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
   }
+  // The lower 16 bits of each lane, and the upper ones, as fp32.
+  template <KernelInput kInput>
+  static Floats lower_half(Ints pairs) {
+    const Ints upper = shift_left<16>(pairs);
+    return kInput == KernelInput::kF16 ? widen_f16(upper) : floats(upper);
+  }
+  template <KernelInput kInput>
+  static Floats upper_half(Ints pairs) {
+    if constexpr (kInput == KernelInput::kF16) return widen_f16(pairs);
+    return floats(bit_and(pairs, static_cast<int32_t>(0xFFFF0000)));
+  }
+  // Words of both halves of a vector, in order.
+  static __m128i lower_words(Ints x) {
+    return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  }
+  template <KernelInput kInput>
+  static void store_16(uint16_t* out, Floats x) {
+    __m128i rounded;
+    if constexpr (kInput == KernelInput::kF16) {
+      rounded = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+      const Ints last_bit = bit_and(shift_right<16>(bits(x)), 1);
+      const Ints sum = add(add(bits(x), ints(0x7FFF)), last_bit);
+      rounded = lower_words(shift_right<16>(sum));
+    }
+    const __m128i mask = lower_words(shift_right<16>(is_nan(x)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm_blendv_epi8(rounded, _mm_set1_epi16(0x7FFF), mask));
+  }
   static void stream_line(void* to, const void* from) {
     auto* out = static_cast<__m256i*>(to);
     const auto* in = static_cast<const __m256i*>(from);
@@ -60,6 +89,10 @@ struct Avx2 {
   static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
   static Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+  static Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+  static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  static Floats fmsub(Floats a, Floats b, Floats c) { return _mm256_fmsub_ps(a, b, c); }
+  static Floats negated(Floats x) { return _mm256_xor_ps(x, floats(-0.0F)); }
   static Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
   static Ints sub(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
   static Ints min(Ints a, Ints b) { return _mm256_min_epi32(a, b); }
@@ -73,22 +106,54 @@ struct Avx2 {
   static Ints shift_left(Ints a) {
     return _mm256_slli_epi32(a, kBits);
   }
+  static Ints halved(Ints a) { return _mm256_srai_epi32(a, 1); }
+  static Ints to_ints(Floats x) { return _mm256_cvttps_epi32(x); }
+  static Floats power_of_two(Ints exponent) {
+    return floats(shift_left<23>(add(exponent, ints(127))));
+  }
   static Mask none() { return _mm256_setzero_si256(); }
   static Mask either(Mask a, Mask b) { return _mm256_or_si256(a, b); }
   static bool any(Mask mask) { return _mm256_movemask_epi8(mask) != 0; }
   static Mask equal(Ints a, Ints b) { return _mm256_cmpeq_epi32(a, b); }
   static Mask greater(Ints a, Ints b) { return _mm256_cmpgt_epi32(a, b); }
   static Ints select(Mask mask, Ints yes, Ints no) { return _mm256_blendv_epi8(no, yes, mask); }
+  static Mask is_greater(Floats a, Floats b) { return bits(_mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+  static Mask is_less(Floats a, Floats b) { return bits(_mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+  static Mask is_nan(Floats x) { return bits(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)); }
+  static Floats select(Mask mask, Floats yes, Floats no) {
+    return _mm256_blendv_ps(no, yes, floats(mask));
+  }
 
-  // The first two steps stay inside 128-bit lanes, the last one merges these.
-  template <int kCount>
-  static Ints merge(Ints a, Ints b) {
+  // These take the lower or the higher elements of each two 128-bit lanes, in turn.
+  static Ints low_32(Ints a, Ints b) { return _mm256_unpacklo_epi32(a, b); }
+  static Ints high_32(Ints a, Ints b) { return _mm256_unpackhi_epi32(a, b); }
+  static Ints low_64(Ints a, Ints b) { return _mm256_unpacklo_epi64(a, b); }
+  static Ints high_64(Ints a, Ints b) { return _mm256_unpackhi_epi64(a, b); }
+
+  // The first two steps stay inside 128-bit lanes, the last one combines these.
+  template <int kCount, typename Combine>
+  static Ints merge(Ints a, Ints b, const Combine& combine) {
     if constexpr (kCount == 2) {
-      return max(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+      return combine(low_32(a, b), high_32(a, b));
     } else if constexpr (kCount == 4) {
-      return max(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+      return combine(low_64(a, b), high_64(a, b));
     } else {
-      return max(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+      return combine(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+    }
+  }
+
+  // merge() adds the lanes 0 and 2, then 1 and 3, of 128 bits, then these. The sum of run 2v + l
+  // comes in 128-bit lane l, at v.
+  static Floats in_order_of_leaves(Floats x) {
+    return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7));
+  }
+
+  static void transpose(Ints (&rows)[kLanes]) {
+    for (int i = 0; i < kLanes; i += 4) block_kernels::transpose_in_lanes<Avx2>(rows + i);
+    for (int i = 0; i < 4; ++i) {
+      const Ints low = _mm256_permute2x128_si256(rows[i], rows[4 + i], 0x20);
+      rows[4 + i] = _mm256_permute2x128_si256(rows[i], rows[4 + i], 0x31);
+      rows[i] = low;
     }
   }
 

@@ -1,7 +1,7 @@
 // The kernels with AVX-512 F, BW, VL, DQ and VBMI.
 #include <immintrin.h>
 
-#include "ops/quantize/x86/block_kernels_text.h"
+#include "ops/quantize/x86/kernel_table_text.h"
 
 namespace narrowfloat {
 namespace {
@@ -69,6 +69,30 @@ struct Avx512 {
   static Floats widen_f16(Ints x) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(shift_right<16>(x)));
   }
+  // The lower 16 bits of each lane, and the upper ones, as fp32.
+  template <KernelInput kInput>
+  static Floats lower_half(Ints pairs) {
+    const Ints upper = shift_left<16>(pairs);
+    return kInput == KernelInput::kF16 ? widen_f16(upper) : floats(upper);
+  }
+  template <KernelInput kInput>
+  static Floats upper_half(Ints pairs) {
+    if constexpr (kInput == KernelInput::kF16) return widen_f16(pairs);
+    return floats(bit_and(pairs, static_cast<int32_t>(0xFFFF0000)));
+  }
+  template <KernelInput kInput>
+  static void store_16(uint16_t* out, Floats x) {
+    __m256i rounded;
+    if constexpr (kInput == KernelInput::kF16) {
+      rounded = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+      const Ints last_bit = bit_and(shift_right<16>(bits(x)), 1);
+      const Ints sum = add(add(bits(x), ints(0x7FFF)), last_bit);
+      rounded = _mm512_cvtepi32_epi16(shift_right<16>(sum));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                        _mm256_mask_mov_epi16(rounded, is_nan(x), _mm256_set1_epi16(0x7FFF)));
+  }
   static void stream_line(void* to, const void* from) {
     _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
   }
@@ -88,6 +112,10 @@ struct Avx512 {
   static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
   static Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+  static Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+  static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  static Floats fmsub(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
+  static Floats negated(Floats x) { return _mm512_xor_ps(x, floats(-0.0F)); }
   static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
   static Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
   static Ints min(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
@@ -101,6 +129,11 @@ struct Avx512 {
   static Ints shift_left(Ints a) {
     return _mm512_slli_epi32(a, kBits);
   }
+  static Ints halved(Ints a) { return _mm512_srai_epi32(a, 1); }
+  static Ints to_ints(Floats x) { return _mm512_cvttps_epi32(x); }
+  static Floats power_of_two(Ints exponent) {
+    return floats(shift_left<23>(add(exponent, ints(127))));
+  }
   static Mask none() { return 0; }
   static Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
   static bool any(Mask mask) { return mask != 0; }
@@ -109,18 +142,51 @@ struct Avx512 {
   static Ints select(Mask mask, Ints yes, Ints no) {
     return _mm512_mask_blend_epi32(mask, no, yes);
   }
+  static Mask is_greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static Mask is_less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Mask is_nan(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+  static Floats select(Mask mask, Floats yes, Floats no) {
+    return _mm512_mask_blend_ps(mask, no, yes);
+  }
 
-  // The first two steps stay inside 128-bit lanes, the others merge these.
-  template <int kCount>
-  static Ints merge(Ints a, Ints b) {
+  // These take the lower or the higher elements of each two 128-bit lanes, in turn.
+  static Ints low_32(Ints a, Ints b) { return _mm512_unpacklo_epi32(a, b); }
+  static Ints high_32(Ints a, Ints b) { return _mm512_unpackhi_epi32(a, b); }
+  static Ints low_64(Ints a, Ints b) { return _mm512_unpacklo_epi64(a, b); }
+  static Ints high_64(Ints a, Ints b) { return _mm512_unpackhi_epi64(a, b); }
+
+  // The first two steps stay inside 128-bit lanes, the others combine these.
+  template <int kCount, typename Combine>
+  static Ints merge(Ints a, Ints b, const Combine& combine) {
     if constexpr (kCount == 2) {
-      return max(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+      return combine(low_32(a, b), high_32(a, b));
     } else if constexpr (kCount == 4) {
-      return max(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+      return combine(low_64(a, b), high_64(a, b));
     } else if constexpr (kCount == 8) {
-      return max(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE));
+      return combine(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE));
     } else {
-      return max(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+      return combine(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+    }
+  }
+
+  // merge() adds the lanes 0 and 2, then 1 and 3, of 128 bits, then these in the same order. The
+  // sum of run 4v + l comes in 128-bit lane l, at v.
+  static Floats in_order_of_leaves(Floats x) {
+    const Ints order = _mm512_setr_epi32(0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15);
+    return _mm512_permutexvar_ps(order, x);
+  }
+
+  static void transpose(Ints (&rows)[kLanes]) {
+    for (int i = 0; i < kLanes; i += 4) block_kernels::transpose_in_lanes<Avx512>(rows + i);
+    for (int i = 0; i < 4; ++i) {
+      const Ints even_low = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88);
+      const Ints even_high = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
+      const Ints odd_low = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xDD);
+      const Ints odd_high = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0xDD);
+      rows[i] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+      rows[4 + i] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+      rows[8 + i] = _mm512_shuffle_i32x4(even_low, even_high, 0xDD);
+      rows[12 + i] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xDD);
     }
   }
 

@@ -6,7 +6,8 @@
 //   load<KernelInput>(x, i)   kLanes elements from element i on, as fp32
 //   load_pairs(x, i)          2 kLanes elements of 16 bits from element i on
 //   widen_f16(x)              fp32 numbers whose fp16 bits are in the upper halves of the lanes
-//   merge<kCount>(a, b)       a step of merged_maxima()
+//   merge<kCount>(a, b, combine)  a step of merged()
+//   transpose(rows)           of the matrix of kLanes vectors
 //   store_e2m1, store_e4m3    the codes of four vectors of numbers
 //   kHasShiftedE2m1           whether there is a faster way for multipliers that are powers of two
 //   stream_line, finish_stream  of tensor/x86/stream_text.h
@@ -57,17 +58,30 @@ typename Level::Ints block_magnitudes(const void* x, int64_t first) {
   return largest;
 }
 
-// Lane j: the largest lane of vector(first + j), for kCount = kLanes vectors. Level::merge halves
+// Lane j: all lanes of vector(first + j) combined, for kCount = kLanes vectors. Level::merge halves
 // the number of vectors: for kCount vectors, the result has kLanes / kCount lanes of each.
-template <class Level, int kCount, typename Vectors>
-typename Level::Ints merged_maxima(const Vectors& vector, int64_t first) {
+template <class Level, int kCount, typename Vectors, typename Combine>
+typename Level::Ints merged(const Vectors& vector, int64_t first, const Combine& combine) {
   if constexpr (kCount == 1) {
     return vector(first);
   } else {
     return Level::template merge<kCount>(
-        merged_maxima<Level, kCount / 2>(vector, first),
-        merged_maxima<Level, kCount / 2>(vector, first + kCount / 2));
+        merged<Level, kCount / 2>(vector, first, combine),
+        merged<Level, kCount / 2>(vector, first + kCount / 2, combine), combine);
   }
+}
+
+// Transposes the 4x4 matrices of 32-bit lanes in each 128 bits of four vectors.
+template <class Level>
+void transpose_in_lanes(typename Level::Ints* rows) {
+  const auto low_01 = Level::low_32(rows[0], rows[1]);
+  const auto high_01 = Level::high_32(rows[0], rows[1]);
+  const auto low_23 = Level::low_32(rows[2], rows[3]);
+  const auto high_23 = Level::high_32(rows[2], rows[3]);
+  rows[0] = Level::low_64(low_01, low_23);
+  rows[1] = Level::high_64(low_01, low_23);
+  rows[2] = Level::low_64(high_01, high_23);
+  rows[3] = Level::high_64(high_01, high_23);
 }
 
 template <class Level, KernelInput kInput, int kBlock>
@@ -80,11 +94,14 @@ bool block_maxima(const void* x, int64_t blocks, float* maxima) {
     return block < blocks ? block_magnitudes<Level, kInput, kBlock>(x, block * kBlock)
                           : Level::ints(0);
   };
+  const auto larger = [](typename Level::Ints a, typename Level::Ints b) {
+    return Level::max(a, b);
+  };
   auto largest = Level::ints(0);
   for (int64_t block = 0; block < blocks; block += kGroup) {
     auto result = block + kGroup <= blocks
-                      ? merged_maxima<Level, kGroup>(magnitudes, block)
-                      : merged_maxima<Level, kGroup>(magnitudes_or_zero, block);
+                      ? merged<Level, kGroup>(magnitudes, block, larger)
+                      : merged<Level, kGroup>(magnitudes_or_zero, block, larger);
     if constexpr (kInput == KernelInput::kF16 && has_pairs<Level, kInput, kBlock>()) {
       result = Level::bits(Level::widen_f16(result));
     }
@@ -303,31 +320,6 @@ bool fp8_scales(const float* maxima, int64_t blocks, const Fp8KernelRule& rule, 
     Level::store(multipliers + block, multiplier);
   }
   return !Level::any(uncovered);
-}
-
-template <class Level>
-constexpr BlockKernels block_kernels_of() {
-  using enum KernelInput;
-  using enum KernelCodes;
-  return {
-      .maxima = {{block_maxima<Level, kF32, 16>, block_maxima<Level, kF32, 32>,
-                  block_maxima<Level, kF32, 128>},
-                 {block_maxima<Level, kBf16, 16>, block_maxima<Level, kBf16, 32>,
-                  block_maxima<Level, kBf16, 128>},
-                 {block_maxima<Level, kF16, 16>, block_maxima<Level, kF16, 32>,
-                  block_maxima<Level, kF16, 128>}},
-      .codes = {{block_codes<Level, kF32, kE2M1Of16>, block_codes<Level, kF32, kE2M1Of32>,
-                 block_codes<Level, kF32, kE4M3Of32>, block_codes<Level, kF32, kE4M3Of128>},
-                {block_codes<Level, kBf16, kE2M1Of16>, block_codes<Level, kBf16, kE2M1Of32>,
-                 block_codes<Level, kBf16, kE4M3Of32>, block_codes<Level, kBf16, kE4M3Of128>},
-                {block_codes<Level, kF16, kE2M1Of16>, block_codes<Level, kF16, kE2M1Of32>,
-                 block_codes<Level, kF16, kE4M3Of32>, block_codes<Level, kF16, kE4M3Of128>}},
-      .nvfp4_scales = nvfp4_scales<Level>,
-      .mx_scales = mx_scales<Level>,
-      .fp8_scales = fp8_scales<Level>,
-      .stream = stream_text::stream<Level>,
-      .finish_stream = Level::finish_stream,
-  };
 }
 
 }  // namespace narrowfloat::block_kernels

@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "ops/quantize/row_source.h"
 #include "runtime/vector_level.h"
 
 namespace narrowfloat {
@@ -64,6 +66,12 @@ std::vector<uint8_t> sample_elements(Random& random, DType dtype, int64_t count)
   return elements;
 }
 
+std::vector<uint32_t> bits_of(const std::vector<float>& x) {
+  std::vector<uint32_t> bits;
+  for (const float element : x) bits.push_back(float_bits(element));
+  return bits;
+}
+
 float sample_encode_scale(Random& random) {
   const float any = bits_float(random.bits());
   const float usual = std::ldexp(1.0F, static_cast<int>(random.below(60)) - 27) * 1.37F;
@@ -72,7 +80,8 @@ float sample_encode_scale(Random& random) {
 
 template <BlockFormat Format, class Math>
 void expect_the_formulas_bytes(const BlockKernels& kernels, const QuantizeProblem& problem,
-                               const std::vector<uint8_t>& elements, float encode_scale) {
+                               const std::vector<uint8_t>& elements, float encode_scale,
+                               float row_amax = 0.0F) {
   using Element = typename Format::Element;
   using Stored = typename Format::Stored;
   constexpr int64_t kCols = Format::kBlockCols;
@@ -81,6 +90,7 @@ void expect_the_formulas_bytes(const BlockKernels& kernels, const QuantizeProble
       static_cast<int64_t>(elements.size()) / element_bytes(problem.input) / kCols;
   const auto code_bytes = static_cast<size_t>(blocks * kCols * Element::kBits / 8);
   RowScaling row;
+  row.row_amax = row_amax;
   if constexpr (Format::kHasGlobalScale) {
     row.pair = Format::template scale_pair<Math>(encode_scale);
   }
@@ -90,7 +100,7 @@ void expect_the_formulas_bytes(const BlockKernels& kernels, const QuantizeProble
   std::vector<uint8_t> codes(code_bytes + 1, 0xEE);
   std::vector<uint8_t> expected_codes = codes;
   std::vector<Stored> kernel_scales(kMaxKernelBlocks);
-  encoder.encode(run, blocks, row.pair, kernel_scales.data(), codes.data());
+  encoder.encode(run, blocks, row, kernel_scales.data(), codes.data());
   const BlockEncoder<Format, Math> formulas(problem);
   std::array<float, kCols> x;
   std::array<uint8_t, kCols> block_codes;
@@ -117,13 +127,17 @@ void expect_the_formulas_bytes_in_both_modes(const BlockKernels& kernels, Quanti
   expect_the_formulas_bytes<Format, FastMath>(kernels, problem, elements, encode_scale);
 }
 
-class KernelEncoderTest : public ::testing::TestWithParam<VectorLevel> {};
+class KernelEncoderTest : public ::testing::TestWithParam<VectorLevel> {
+ protected:
+  static const BlockKernels& kernels_under_test() {
+    return GetParam() == VectorLevel::kAvx2 ? kBlockKernelsAvx2 : kBlockKernelsAvx512;
+  }
+};
 
 TEST_P(KernelEncoderTest, GivesTheBytesOfTheFormulas) {
   const Support support = cpu_with(Device{}, GetParam());
   if (!support.ok()) GTEST_SKIP() << support.reason();
-  const BlockKernels& kernels =
-      GetParam() == VectorLevel::kAvx2 ? kBlockKernelsAvx2 : kBlockKernelsAvx512;
+  const BlockKernels& kernels = kernels_under_test();
   Random random(7);
   for (int i = 0; i < 400 && !HasFailure(); ++i) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -141,6 +155,65 @@ TEST_P(KernelEncoderTest, GivesTheBytesOfTheFormulas) {
       expect_the_formulas_bytes_in_both_modes<Fp8Block1x128>(kernels, problem, elements,
                                                              encode_scale);
     }
+  }
+}
+
+TEST_P(KernelEncoderTest, ChoosesBetweenFourAndSixLikeTheFormulas) {
+  const Support support = cpu_with(Device{}, GetParam());
+  if (!support.ok()) GTEST_SKIP() << support.reason();
+  const BlockKernels& kernels = kernels_under_test();
+  Random random(8);
+  for (int i = 0; i < 1200 && !HasFailure(); ++i) {
+    QuantizeProblem problem;
+    problem.format = FormatId::kNvfp4;
+    problem.input = std::array{DType::kF32, DType::kBF16, DType::kF16}[random.below(3)];
+    problem.four_over_six = {.enabled = true,
+                             .error = static_cast<FourOverSixError>(random.below(2)),
+                             .error_math = static_cast<FourOverSixMath>(random.below(2)),
+                             .e4m3_max = random.below(2) == 0 ? 448 : 256};
+    const std::vector<uint8_t> elements =
+        sample_elements(random, problem.input, 16 * (1 + random.below(40)));
+    const float encode_scale = sample_encode_scale(random);
+    // A per-token row's maximum belongs to its scale, but any must do.
+    const float row_amax = random.below(2) == 0 ? 0.0F : std::fabs(bits_float(random.bits()));
+    expect_the_formulas_bytes<Nvfp4, ExactMath>(kernels, problem, elements, encode_scale, row_amax);
+    problem.math = MathMode::kFast;
+    expect_the_formulas_bytes<Nvfp4, FastMath>(kernels, problem, elements, encode_scale, row_amax);
+  }
+}
+
+// Rows of every source that the kernels make, any number of elements, at any address.
+TEST_P(KernelEncoderTest, MakesTheRowsOfFusedQuantizers) {
+  const Support support = cpu_with(Device{}, GetParam());
+  if (!support.ok()) GTEST_SKIP() << support.reason();
+  Random random(9);
+  for (int i = 0; i < 1500 && !HasFailure(); ++i) {
+    const int64_t cols = 1 + random.below(i % 50 == 0 ? 5000 : 400);
+    QuantizeProblem problem;
+    problem.source = static_cast<RowSourceKind>(1 + random.below(4));
+    problem.input = random.below(2) == 0 ? DType::kBF16 : DType::kF16;
+    problem.rows = 1;
+    problem.cols = cols;
+    const std::vector<uint8_t> input = sample_elements(random, problem.input, 2 * cols);
+    const std::vector<uint8_t> vector = sample_elements(random, problem.input, cols);
+    const std::vector<uint8_t> residual = sample_elements(random, problem.input, cols);
+    const auto rows_by = [&](const RowKernels* kernels) {
+      std::vector<uint8_t> sum = residual;
+      std::vector<uint8_t> norm(static_cast<size_t>(2 * cols));
+      const QuantizeArgs args{.input = input.data(),
+                              .vector = vector.data(),
+                              .residual = sum.data(),
+                              .norm_eps = 1e-5F,
+                              .norm_output = norm.data()};
+      const RowSource source(problem, args, kernels);
+      if (problem.source == RowSourceKind::kAddRmsNorm) source.add_residual(0);
+      source.store_norm(0);
+      std::vector<float> loaded(static_cast<size_t>(cols));
+      source.load(0, source.row_factor(0, 1.0F), 0, cols, loaded.data());
+      return std::tuple(sum, norm, bits_of(loaded));
+    };
+    EXPECT_TRUE(rows_by(nullptr) == rows_by(&kernels_under_test().rows))
+        << name(problem.source) << " " << name(problem.input) << " " << cols;
   }
 }
 
