@@ -43,9 +43,10 @@ NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device 
 {tables}
 ### Fused sources, 4-over-6, maxima
 
-{fused_machine}: the same method, and the rate at which a loop
-over vectors read memory in the minute of the run with `cpu_avx512`. The other work at the time took memory and
-caches too: ratios between columns are safer than figures. SiLU's rate counts its result, and so does RMSNorm's.
+{fused_machine}: the same method, but each figure is the best of three runs, in which the
+implementations took turns, since the other work was more. The last column is the rate at which a loop of the
+same program read memory in the best minute of `cpu_avx512`: how little the other work left. Rates count the rows
+that are quantized; SiLU reads twice as many elements. The baseline of long cases was disturbed most.
 
 ```
 NARROWFLOAT_FORCE=quantize:cpu_avx512 narrowfloat-bench bench quantize --device cpu --dtype bf16 \\
@@ -93,7 +94,7 @@ FUSED_FILES = ("fused_bf16", "four_over_six_fp32", "four_over_six_bf16", "amax_f
 
 
 def fused_documents(name: str) -> dict[str, dict]:
-    """The documents of each implementation."""
+    """Returns the document of each implementation."""
     found = {one: json.loads((FOLDER / f"{name}_{one}.json").read_text())
              for one in IMPLEMENTATIONS}
     for document in found.values():
@@ -102,7 +103,7 @@ def fused_documents(name: str) -> dict[str, dict]:
 
 
 def fused_label(case: dict) -> tuple[str, str, str]:
-    """What a case measures, its format and its type."""
+    """Names what a case measures, its format and its type."""
     what = "4-over-6" if case["four_over_six"] else case["source"]
     if case["op"] == "quantize":
         return what, case["format"], case["dtype"]
