@@ -2,7 +2,6 @@
 // is measured; the inputs are in ep_model.json, each with its source.
 #include <array>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -41,20 +40,29 @@ struct EpCase {
   EpPrediction time;
 };
 
-// Bytes of a token's row in each payload, for each of its columns.
-double payload_bytes(const std::string& payload, double hidden) {
-  constexpr std::array<std::pair<const char*, double>, 4> kPayloads{
-      {{"bf16", 2.0},
-       {"fp8_group", 1 + 1.0 / 32},
-       {"mxfp8", 1 + 1.0 / 32},
-       {"nvfp4_per_token", 0.5 + 1.0 / 16}}};
+struct Payload {
+  const char* name;
+  RowFormat format;
+  double bytes_per_col;
+  double bytes_per_row;
+};
+constexpr std::array kPayloads{
+    Payload{"bf16", RowFormat::kBf16, 2.0, 0.0},
+    Payload{"fp8_group", RowFormat::kFp8Group, 1 + 1.0 / 32, 0.0},
+    Payload{"mxfp8", RowFormat::kMxfp8, 1 + 1.0 / 32, 0.0},
+    Payload{"nvfp4_per_token", RowFormat::kNvfp4PerToken, 0.5 + 1.0 / 16, 4.0}};
+
+// Rows travel in bf16, or as the layer reads them.
+const Payload& find_payload(const std::string& text, const std::string& mode) {
+  const RowFormat input = moe_mode_info(parse_moe_mode(mode)).input;
   std::string names;
-  for (const auto& [name, bytes] : kPayloads) {
-    if (payload == name) return hidden * bytes + (payload == "nvfp4_per_token" ? 4 : 0);
-    names += names.empty() ? name : fmt::format(", {}", name);
+  for (const Payload& payload : kPayloads) {
+    if (payload.format != RowFormat::kBf16 && payload.format != input) continue;
+    if (text == payload.name) return payload;
+    names += names.empty() ? payload.name : fmt::format(" or {}", payload.name);
   }
   throw Error(ErrorKind::kInvalidArgument,
-              fmt::format("--payload: got '{}', expected one of {}", payload, names));
+              fmt::format("--payload: got '{}', expected {} for --mode {}", text, names, mode));
 }
 
 double tokens_per_second(const EpCase& entry) {
@@ -119,10 +127,12 @@ ExitCode run_ep_model(const EpModelArguments& arguments) {
   const EpModel model = find_ep_model(inputs, arguments.gpu, arguments.shape, arguments.mode);
   const auto hidden = static_cast<double>(model.hidden);
   const double routing = 8 * static_cast<double>(model.top_k);  // An id and a weight for each slot.
-  const EpRows rows{.dispatch_bytes = payload_bytes(arguments.payload, hidden) + routing,
-                    .combine_bytes = 2 * hidden,
-                    .is_topk = arguments.order == CombineOrder::kTopK,
-                    .is_quantized = arguments.payload != "bf16"};
+  const Payload& payload = find_payload(arguments.payload, model.mode);
+  const EpRows rows{
+      .dispatch_bytes = payload.bytes_per_col * hidden + payload.bytes_per_row + routing,
+      .combine_bytes = 2 * hidden,
+      .is_topk = arguments.order == CombineOrder::kTopK,
+      .is_quantized = payload.format != RowFormat::kBf16};
   std::vector<EpCase> cases;
   for (const int64_t ranks : arguments.ranks) {
     for (const int64_t tokens : arguments.tokens) {
@@ -171,7 +181,7 @@ void add_ep_model(const Commands& commands) {
       ->option_text("MODE");
   command
       .add_option("--payload", arguments.payload,
-                  "Default bf16; or fp8_group, mxfp8, nvfp4_per_token")
+                  "Default bf16; or what the mode reads: fp8_group, mxfp8 or nvfp4_per_token")
       ->option_text("PAYLOAD");
   add_parsed_into(command, "--order", parse_combine_order, arguments.order,
                   "Order of the sum: rank (default) or topk")

@@ -77,10 +77,10 @@ def test_formulas():
     returned = 1024 * 7 * 7168 * 2 / link["gb_per_s"] * 1e-3
     assert topk["combine_us"] == pytest.approx(link["latency_us"] + returned)
     # Fewer bytes travel quantized, after a kernel that quantizes; the same results come back.
-    coded = predict("--gpu", "h200", "--ranks", 8, "--tokens", 1024, "--payload",
-                    "nvfp4_per_token")[0]
+    coded = predict("--gpu", "h200", "--ranks", 8, "--tokens", 1024, "--mode", "fp8_block",
+                    "--payload", "fp8_group")[0]
     quantize = INPUTS["gpus"]["h200"]["quantize"]
-    row = 7168 * (0.5 + 1 / 16) + 4 + 8 * 8
+    row = 7168 * (1 + 1 / 32) + 8 * 8
     wanted = link["latency_us"] + 1024 * 7 * (1 - (7 / 8) ** 8) * row / link["gb_per_s"] * 1e-3
     wanted += quantize["latency_us"] + 1024 * 7168 * 2 / quantize["gb_per_s"] * 1e-3
     assert coded["dispatch_us"] == pytest.approx(wanted)
@@ -94,7 +94,10 @@ def test_output_and_errors():
     assert [line.split(",")[0] for line in rows] == ["ranks", "2", "64"]
     for options, text in ((("--gpu", "b200"), "--gpu: got 'b200', expected one of h100, h200"),
                           (("--shape", "gpt-4"), "there are deepseek-v3 fp8_block, "),
-                          (("--payload", "fp4"), "--payload: got 'fp4', expected one of bf16, "),
+                          (("--payload", "fp8_group"), "--payload: got 'fp8_group', expected bf16 "
+                           "for --mode nvfp4_bf16"),
+                          (("--mode", "fp8_block", "--payload", "mxfp8"), "--payload: got 'mxfp8', "
+                           "expected bf16 or fp8_group for --mode fp8_block"),
                           (("--order", "slot"), "expected one of rank, topk"),
                           (("--ranks", "1"), "expected numbers from 2 to 64"),
                           (("--ranks", "65"), "numbers from 2 to 64")):

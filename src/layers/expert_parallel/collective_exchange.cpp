@@ -70,7 +70,7 @@ class CollectiveExchange final : public ExpertExchange {
   }
   void send_results() override {}
   void wait_for_results() override { exchange(ExpertPart::kResults); }
-  void give_up() override { has_failed_ = true; }
+  void give_up(uint64_t /*call*/) override { has_failed_ = true; }
   void disconnect() override { bootstrap_->barrier(); }
 
  private:

@@ -24,7 +24,7 @@ class CpuExpertRank final : public ExpertParallel::Impl {
 
  private:
   void check_exchange() const override { exchange_->check(); }
-  void tell_peers_to_give_up(Stream /*stream*/) override { exchange_->give_up(); }
+  void tell_peers_to_give_up(Stream /*stream*/) override { exchange_->give_up(call()); }
   void send_tokens(const CodedRows& rows, const TensorView& ids, const TensorView& weights,
                    Stream stream) override;
   void receive_tokens(Stream stream) override;

@@ -170,7 +170,7 @@ void CudaExpertRank::add_scales(SendTokens& args, const TensorView& scales) cons
 
 void CudaExpertRank::send_tokens(const CodedRows& rows, const TensorView& ids,
                                  const TensorView& weights, Stream stream) {
-  const CodedRows coded = payload().quantize(rows, stream);
+  // The plan comes first: it counts the call, which an error of what follows names.
   narrowfloat::plan_tokens({.ids = static_cast<const int32_t*>(ids.data),
                             .weights = static_cast<const float*>(weights.data),
                             .place_of_expert = reinterpret_cast<const int32_t*>(places_.get()),
@@ -181,6 +181,7 @@ void CudaExpertRank::send_tokens(const CodedRows& rows, const TensorView& ids,
                             .ranks = layout().ranks,
                             .is_topk = is_topk()},
                            plan_, device(), stream);
+  const CodedRows coded = payload().quantize(rows, stream);
   SendTokens args;
   args.tokens = ids.shape[0];
   args.counts_offset = layout().place(ExpertPart::kCounts).offset;

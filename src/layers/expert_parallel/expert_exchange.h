@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "layers/expert_parallel/expert_layout.h"
@@ -38,8 +39,8 @@ class ExpertExchange {
   virtual void wait_for_tokens() = 0;
   virtual void send_results() = 0;
   virtual void wait_for_results() = 0;
-  // This rank cannot go on: the others need not wait for it.
-  virtual void give_up() = 0;
+  // This rank cannot go on with call number `call`: the others need not wait for it.
+  virtual void give_up(uint64_t call) = 0;
   // Collective: the peers' memory is not used any more.
   virtual void disconnect() = 0;
 };

@@ -81,8 +81,8 @@ void ExpertParallel::Impl::check_dispatch(const CodedRows& rows, const TensorVie
 void ExpertParallel::Impl::start_dispatch(const CodedRows& rows, const TensorView& ids,
                                           const TensorView& weights, Stream stream) {
   tokens_ = rows.values.shape[0];
+  ++call_;  // Before the first step, so that an error of it names this call.
   run_step(stream, [&] { send_tokens(rows, ids, weights, stream); });
-  ++call_;
   state_ = State::kSent;
 }
 

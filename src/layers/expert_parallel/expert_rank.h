@@ -77,6 +77,8 @@ class ExpertParallel::Impl {
   [[nodiscard]] virtual std::byte* received(ExpertPart part) const = 0;
   [[nodiscard]] virtual std::byte* own_results() const = 0;
 
+  // The number of the last dispatch; 0 before the first.
+  [[nodiscard]] uint64_t call() const { return call_; }
   [[nodiscard]] bool is_topk() const { return config_.order == CombineOrder::kTopK; }
   // One row of H values that travels back.
   [[nodiscard]] int64_t result_row_bytes() const {

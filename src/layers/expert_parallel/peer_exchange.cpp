@@ -68,7 +68,8 @@ class PeerExchange final : public ExpertExchange {
     wait(layout_.result_flags, "results", ProtocolPoint::kFinished);
   }
 
-  void give_up() override {
+  void give_up(uint64_t call) override {
+    call_ = static_cast<uint32_t>(call);
     CpuCta cta(view_.rank, 0, 1);
     abort_call(cta, view_,
                WaitFor{AllReduceFault::kAborted, static_cast<uint32_t>(view_.rank), call_});
