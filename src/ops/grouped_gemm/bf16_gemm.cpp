@@ -48,7 +48,7 @@ class Bf16Gemm {
 
   void run() const {
     if (call_.rows.dtype != DType::kBF16) {
-      for_each_input_row(shape_, call_, [&](int64_t row) {
+      for_each_input_row<float>(shape_, call_, inputs_, [&](int64_t row) {
         dequantize_row(shape_, call_.rows, row, inputs_);
         narrow(inputs_.values(row));
       });

@@ -44,6 +44,17 @@ float block_scale(const GemmRows& rows, ScaleType type, int64_t row, int64_t blo
   return type == ScaleType::kUE8M0 ? UE8M0::decode(code) : E4M3::decode(code);
 }
 
+template <typename Real>
+void mark_gathered_rows(const GemmCall& call, const InputRows<Real>& out) {
+  const GemmTiles& tiles = call.tiles;
+  for (int64_t row = 0; row < call.rows.count; ++row) *out.values(row) = 0;
+  for (int64_t tile = 0; tile < tiles.count; ++tile) {
+    for (int64_t row = tile * tiles.token_tile; row < tiles.row_ends[tile]; ++row) {
+      *out.values(call.rows.row_to_token[row]) = 1;
+    }
+  }
+}
+
 }  // namespace
 
 template <typename Real>
@@ -67,26 +78,32 @@ void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
 template <typename Real>
 void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
                            const InputRows<Real>& out) {
-  for_each_input_row(shape, call, [&](int64_t row) { dequantize_row(shape, call.rows, row, out); });
+  for_each_input_row<Real>(shape, call, out,
+                           [&](int64_t row) { dequantize_row(shape, call.rows, row, out); });
 }
 
-void for_each_input_row(const GemmShape& shape, const GemmCall& call,
+template <typename Real>
+void for_each_input_row(const GemmShape& shape, const GemmCall& call, const InputRows<Real>& out,
                         FunctionRef<void(int64_t row)> body) {
   const GemmTiles& tiles = call.tiles;
   const bool gathers = call.rows.row_to_token != nullptr;
   const int64_t count = gathers ? call.rows.count : tiles.count * tiles.token_tile;
   const int64_t grain = row_grain(kInputRowsTask, shape.cols);
+  if (gathers && tiles.count > 0) mark_gathered_rows(call, out);
   parallel_for(tiles.count == 0 ? 0 : count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       // Padding rows may hold anything and are skipped.
-      if (!gathers && row >= tiles.row_ends[row / tiles.token_tile]) continue;
-      body(row);
+      const bool is_read =
+          gathers ? *out.values(row) != 0 : row < tiles.row_ends[row / tiles.token_tile];
+      if (is_read) body(row);
     }
   });
 }
 
 template void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
                              const InputRows<float>& out);
+template void for_each_input_row(const GemmShape& shape, const GemmCall& call,
+                                 const InputRows<float>& out, FunctionRef<void(int64_t row)> body);
 template void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,
                                     const InputRows<float>& out);
 template void dequantize_input_rows(const GemmShape& shape, const GemmCall& call,

@@ -35,8 +35,11 @@ template <typename Real>
 void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
                     const InputRows<Real>& out);
 
-// Calls body(row) for the rows that the call reads, on all cores.
-void for_each_input_row(const GemmShape& shape, const GemmCall& call,
+// Calls body(row) for the rows that the call reads, on all cores. Where rows are gathered, these
+// need not be all, since the experts of a shard read those of their tokens alone. body() writes the
+// row's storage: before, its first number says whether the row is read.
+template <typename Real>
+void for_each_input_row(const GemmShape& shape, const GemmCall& call, const InputRows<Real>& out,
                         FunctionRef<void(int64_t row)> body);
 
 // Dequantizes these rows.

@@ -253,6 +253,34 @@ TEST(GroupedGemmRows, TransposedScalesMeanTheSame) {
   }
 }
 
+// As in a layer whose shard has few of the experts.
+TEST(GroupedGemmRows, AreDecodedOnlyWhereAnExpertReadsThem) {
+  GemmCase gemm({.mode = MoeMode::kMxfp4Mxfp8,
+                 .cols = 1024,
+                 .expert_rows = {60},
+                 .token_tile = 64,
+                 .gathers = true,
+                 .seed = 37});
+  const std::array<int32_t, 2> row_end{2, 0};  // The second tile is not in use.
+  for (const std::string& implementation : implementations()) {
+    if (implementation == "cpu_reference") continue;  // It decodes as it multiplies.
+    const ForcedImplementation forced("grouped_gemm", implementation);
+    const auto weights = GroupedWeights::prepare(gemm.weights(), gemm.spec().mode);
+    for (const Accumulation accumulation : {Accumulation::kFp64, Accumulation::kFast}) {
+      const int64_t size = grouped_gemm_workspace(weights, gemm.input_rows(), accumulation);
+      const GuardedBuffer workspace(size, {.poison = 0xEE, .guard = Guard::kPage});
+      std::vector<float> output(static_cast<size_t>(gemm.max_rows() * 32));
+      GroupedGemmArgs args = gemm.args();
+      args.permutation.tile_row_end = TensorView::contiguous(row_end.data(), DType::kI32, {2});
+      args.accumulation = accumulation;
+      args.output = TensorView::contiguous(output.data(), DType::kF32, {gemm.max_rows(), 32});
+      grouped_gemm(args, weights, TensorView::contiguous(workspace.data(), DType::kU8, {size}));
+      const auto left = std::ranges::count(workspace.copy(), 0xEE);
+      EXPECT_GT(left, size / gemm.input_rows() * (gemm.input_rows() - 3)) << implementation;
+    }
+  }
+}
+
 TEST(GroupedGemmRows, Fp32RowsKeepTheirBits) {
   const GemmCase gemm({.mode = MoeMode::kNvfp4Bf16,
                        .weight_rows = 32,
