@@ -119,7 +119,9 @@ fi
 if $with_engines; then
   python_environment .venv-engines tools/requirements-engines.txt
   # SGLang pins other versions of what vLLM pins; its classes for experts run with vLLM's.
-  if ! .venv-engines/bin/pip show --quiet sglang 2> /dev/null; then
-    .venv-engines/bin/pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+  if ! cmp -s tools/requirements-sglang.txt .venv-engines/requirements-sglang.txt; then
+    .venv-engines/bin/pip install --quiet --disable-pip-version-check --no-deps \
+      -r tools/requirements-sglang.txt
+    cp tools/requirements-sglang.txt .venv-engines
   fi
 fi
