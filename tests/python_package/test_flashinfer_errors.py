@@ -17,6 +17,7 @@ from flashinfer_calls import (
     fp8_tensor_call,
     mxfp8_call,
 )
+from flashinfer_table import ABSENT, record
 from test_flashinfer_moe import E4M3, H, I, K, T, Data, E, sizes
 from test_flashinfer_quantizers import LIBRARIES
 
@@ -223,3 +224,47 @@ def test_ids_out_of_range_on_the_cpu(lib: Any) -> None:
         return
     with pytest.raises(ValueError, match="ids.*99"):
         cutlass_call(lib, token_selected_experts=IDS + 99)
+
+
+def refusals() -> dict[str, Any]:
+    """Arguments that are not offered."""
+    x = np.zeros((T, H), BF16)
+    ids = np.zeros((T, K), np.int32)
+    fc1, fc2 = np.zeros((E, 2 * I, H), BF16), np.zeros((E, H, I), BF16)
+    common = (x, ids, None, fc1, fc2, "bfloat16", [])
+    return {
+        "min_latency_mode": lambda: fi.cutlass_fused_moe(*common, min_latency_mode=True),
+        "cluster_size": lambda: fi.cutlass_fused_moe(*common, cluster_size=2),
+        "cluster_rank": lambda: fi.cutlass_fused_moe(*common, cluster_size=1, cluster_rank=1),
+        "int64 with float8_e4m3fn rows": lambda: fi.cutlass_fused_moe(
+            x.astype(E4M3), ids, None, fc1.view(np.int64), fc2.view(np.int64), "bfloat16",
+            [np.ones(E, np.float32)] * 4),
+        "use_w4_group_scaling": lambda: fi.cutlass_fused_moe(*common, use_w4_group_scaling=True),
+        "use_packed_weights": lambda: fi.cutlass_fused_moe(*common, use_packed_weights=True),
+        "use_wfp4afp8_humming": lambda: fi.cutlass_fused_moe(*common, use_wfp4afp8_humming=True),
+        "fc1_expert_weights": lambda: fi.cutlass_fused_moe(
+            x, ids, None, fc1.astype(np.float32), fc2.astype(np.float32), "float16", []),
+        "gemm1_lora_delta": lambda: fi.trtllm_bf16_routed_moe(
+            ids, x, fc1, fc2, **sizes(), gemm1_lora_delta=x),
+        "activation_type": lambda: fi.trtllm_bf16_moe(
+            np.zeros((T, E), np.float32), None, x, fc1[:, :I], fc2, **sizes(), activation_type=0,
+            use_shuffled_weight=False, weight_layout=0),
+        "gemm1_weights": lambda: fi.trtllm_mxint4_block_scale_moe(*[None] * 18),
+        "clamped_relu2_limit": lambda: fi.cutlass_fused_moe(*common, clamped_relu2_limit=x),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("word", list(refusals()))
+def test_what_is_not_offered_names_its_argument(word: str) -> None:
+    """NotImplementedError."""
+    with pytest.raises(NotImplementedError, match=word):
+        refusals()[word]()
+
+
+def test_absent_functions() -> None:
+    """Functions that only refuse."""
+    for name, count in (("trtllm_mxint4_block_scale_moe", 18),
+                        ("trtllm_mxint4_block_scale_routed_moe", 17)):  # fmt: skip
+        with pytest.raises(NotImplementedError):
+            getattr(fi, name)(*[None] * count)
+        record(name, ABSENT, "the library has no int4")

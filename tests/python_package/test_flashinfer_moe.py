@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flashinfer_table import ABSENT, BITS, CLOSE, percent, record, record_part
+from flashinfer_table import BITS, CLOSE, percent, record, record_part
 from test_flashinfer_quantizers import LIBRARIES
 
 import narrowfloat as nf
@@ -595,47 +595,3 @@ def test_other_routing_functions(lib: Any) -> None:
     assert got[2] is rows and lib.raw(rows) == np.int32(maps.slot_to_row).tobytes()
     assert int(got[4][0]) == maps.num_rows and len(got) == 6
     record("moe_sort", BITS, "upstream's ranks inside an expert are not contractual")
-
-
-def refusals() -> dict[str, Any]:
-    """Arguments that are not offered."""
-    x = np.zeros((T, H), BF16)
-    ids = np.zeros((T, K), np.int32)
-    fc1, fc2 = np.zeros((E, 2 * I, H), BF16), np.zeros((E, H, I), BF16)
-    common = (x, ids, None, fc1, fc2, "bfloat16", [])
-    return {
-        "min_latency_mode": lambda: fi.cutlass_fused_moe(*common, min_latency_mode=True),
-        "cluster_size": lambda: fi.cutlass_fused_moe(*common, cluster_size=2),
-        "cluster_rank": lambda: fi.cutlass_fused_moe(*common, cluster_size=1, cluster_rank=1),
-        "int64 with float8_e4m3fn rows": lambda: fi.cutlass_fused_moe(
-            x.astype(E4M3), ids, None, fc1.view(np.int64), fc2.view(np.int64), "bfloat16",
-            [np.ones(E, np.float32)] * 4),
-        "use_w4_group_scaling": lambda: fi.cutlass_fused_moe(*common, use_w4_group_scaling=True),
-        "use_packed_weights": lambda: fi.cutlass_fused_moe(*common, use_packed_weights=True),
-        "use_wfp4afp8_humming": lambda: fi.cutlass_fused_moe(*common, use_wfp4afp8_humming=True),
-        "fc1_expert_weights": lambda: fi.cutlass_fused_moe(
-            x, ids, None, fc1.astype(np.float32), fc2.astype(np.float32), "float16", []),
-        "gemm1_lora_delta": lambda: fi.trtllm_bf16_routed_moe(
-            ids, x, fc1, fc2, **sizes(), gemm1_lora_delta=x),
-        "activation_type": lambda: fi.trtllm_bf16_moe(
-            np.zeros((T, E), np.float32), None, x, fc1[:, :I], fc2, **sizes(), activation_type=0,
-            use_shuffled_weight=False, weight_layout=0),
-        "gemm1_weights": lambda: fi.trtllm_mxint4_block_scale_moe(*[None] * 18),
-        "clamped_relu2_limit": lambda: fi.cutlass_fused_moe(*common, clamped_relu2_limit=x),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("word", list(refusals()))
-def test_what_is_not_offered_names_its_argument(word: str) -> None:
-    """NotImplementedError."""
-    with pytest.raises(NotImplementedError, match=word):
-        refusals()[word]()
-
-
-def test_absent_functions() -> None:
-    """Functions that only refuse."""
-    for name, count in (("trtllm_mxint4_block_scale_moe", 18),
-                        ("trtllm_mxint4_block_scale_routed_moe", 17)):  # fmt: skip
-        with pytest.raises(NotImplementedError):
-            getattr(fi, name)(*[None] * count)
-        record(name, ABSENT, "the library has no int4")
