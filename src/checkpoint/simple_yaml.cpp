@@ -26,6 +26,8 @@ struct Line {
 
 bool is_item(std::string_view text) { return text == "-" || text.starts_with("- "); }
 
+bool is_flow(std::string_view text) { return text.front() == '[' || text.front() == '{'; }
+
 bool is_quote(char c) { return c == '"' || c == '\''; }
 
 std::string_view without_blanks(std::string_view text) {
@@ -95,6 +97,9 @@ class YamlReader {
     if (depth > kMaxDepth) refuse(lines_[at_], "is nested too deeply");
     if (is_item(lines_[at_].text)) {
       list(indent, depth);
+    } else if (is_flow(lines_[at_].text)) {
+      const Line line = lines_[at_++];
+      value(line, line.text);
     } else {
       mapping(indent, depth);
     }
@@ -163,8 +168,7 @@ class YamlReader {
   }
 
   static bool has_key(std::string_view text) {
-    const bool is_flow = text.front() == '[' || text.front() == '{';
-    if (!is_quote(text.front())) return !is_flow && find_colon(text) != text.npos;
+    if (!is_quote(text.front())) return !is_flow(text) && find_colon(text) != text.npos;
     const size_t end = text.find(text.front(), 1);
     return end != text.npos && without_blanks(text.substr(end + 1)).starts_with(':');
   }
@@ -194,7 +198,7 @@ class YamlReader {
   }
 
   void value(const Line& line, std::string_view rest) {
-    if (rest.front() == '[' || rest.front() == '{') {
+    if (is_flow(rest)) {
       flow(line, rest, 0);
     } else if (is_quote(rest.front())) {
       write(quoted(line, rest));
@@ -268,7 +272,7 @@ class YamlReader {
   }
 
   void flow_entry(const Line& line, std::string_view& rest, int depth) {
-    if (rest.front() == '[' || rest.front() == '{') {
+    if (is_flow(rest)) {
       flow(line, rest, depth + 1);
     } else if (is_quote(rest.front())) {
       write(quoted(line, rest));

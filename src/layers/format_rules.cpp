@@ -194,10 +194,9 @@ QuantizeRule parse_rule(std::string_view text) {
 QuantizeRecipe read_recipe(const std::string& path) {
   const std::string text = read_file_bounded(path, kMaxRecipeBytes);
   const std::string source = printable(path);
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  const bool is_json = begin != std::string::npos && text[begin] == '{';
   const bool is_yaml = path.ends_with(".yaml") || path.ends_with(".yml");
-  if (!is_yaml || is_json) return read_recipe_text(text, source);
+  // JSON is YAML, too: whatever its name, it may take several lines.
+  if (!is_yaml || nlohmann::json::accept(text)) return read_recipe_text(text, source);
   return read_recipe_text(json_of_simple_yaml(text, source), source);
 }
 

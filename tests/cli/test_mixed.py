@@ -115,12 +115,17 @@ def test_recipes_in_yaml_say_the_same(tmp_path):
                              ("rules: &a\n", UNSUPPORTED, "recipe.yaml: line 1"),
                              ("exclude: x\n", INPUT, "'exclude' must be a list of globs"),
                              ("- a\n", INPUT, "recipe.yaml"), ("", INPUT, "nothing but comments"),
+                             ("{exclude: [],\n}", INPUT, "line 1: '{exclude: [],' has no end of its"),
                              ("exclude: []\nexclude: []\n", INPUT, "exclude")):  # fmt: skip
         recipe.write_text(text)
         result = run("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", "--recipe", recipe)
         assert result.returncode == code and part in result.stderr, result.stderr
-    recipe.write_text(' {"exclude": ["*.0.*"]}')
-    run_ok("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", "--recipe", recipe, "--dry-run")
+    plans = []
+    for text in (' {"exclude":["*.0.*"],\n "rules":[]}', '{exclude: ["*.0.*"], rules: []}  # YAML\n'):
+        recipe.write_text(text)
+        plans.append(run_ok("quantize", TINY_MOE, tmp_path / "x", "--to", "nvfp4", "--recipe", recipe,
+                            "--dry-run").stdout)  # fmt: skip
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize("text,part", [

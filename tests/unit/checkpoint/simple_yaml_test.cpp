@@ -26,6 +26,8 @@ TEST(SimpleYaml, SaysWhatItsJsonDoes) {
                 "b": ["c", "d'e", "f\"\\", "*.g"]})"},
            Pair{"- {a: b c, 'd': [e, {f: g}]}\n- {}",
                 R"([{"a": "b c", "d": ["e", {"f": "g"}]}, {}])"},
+           Pair{"# c\n{a: [b], 'c': {d: '*.e'}}  # f\n", R"({"a": ["b"], "c": {"d": "*.e"}})"},
+           Pair{"a:\n  {b: c}\nd:\n  - e\n", R"({"a": {"b": "c"}, "d": ["e"]})"},
            Pair{"a: no\nb: 1.0\nc: ~\nd: x#y\ne: -f", R"({"a": "no", "b": "1.0", "c": "~",
                 "d": "x#y", "e": "-f"})"},
        }) {
@@ -66,6 +68,9 @@ TEST(SimpleYaml, NamesTheLineOfWhatIsWrong) {
            Case{"a: {b}", "is no 'KEY: VALUE'"},
            Case{"a: {b: }", "is not read"},
            Case{"a: {b:", "has no value after a key"},
+           Case{"{a: b,\n c: d}", "line 1: '{a: b,' has no end of its brackets on its line"},
+           Case{"{a: b} c", "has more after its value"},
+           Case{"{a: b}\nc: d", "line 2: 'c: d' is indented"},
        }) {
     try {
       FAIL() << yaml << json_of_simple_yaml(yaml, "r.yaml");
