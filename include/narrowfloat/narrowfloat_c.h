@@ -107,6 +107,8 @@ struct NfMoeConfig {
   float limit_gate;        // 0: none.
   float limit_up;
   const char* out_dtype;  // NULL: "BF16".
+  int32_t fast_sums;      // 1: MoeConfig::fast_sums. Structs that end before it are taken, too.
+  int32_t reserved;       // 0.
 };
 
 // The weights lie on one device; absent factors are 1. See MoeWeights.
@@ -136,7 +138,7 @@ struct NfMoeLoadOptions {
   float inter_amax;
   int32_t tensor_rank;  // Tensor parallelism: the part of each expert's intermediate that this rank
   int32_t tensor_ranks;   // of tensor_ranks has. The caller adds the outputs of all. 0: 1.
-  int32_t reserved;       // 0.
+  int32_t fast_sums;      // As in NfMoeConfig.
   const char* mode;       // NULL: by the stored weights.
   const char* out_dtype;  // NULL: "BF16".
 };

@@ -47,6 +47,13 @@ void require_given(std::string_view argument, const void* given) {
   if (given == nullptr) throw_invalid(argument, "expected a pointer, got NULL");
 }
 
+bool to_bool(std::string_view argument, int32_t value) {
+  if (value != 0 && value != 1) {
+    throw_invalid(argument, "expected 0 or 1, got " + std::to_string(value));
+  }
+  return value == 1;
+}
+
 void copy_struct(std::string_view argument, const void* given, size_t least, void* to,
                  size_t known) {
   uint32_t size = 0;

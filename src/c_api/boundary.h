@@ -33,18 +33,26 @@ int32_t guarded(Body&& body) noexcept {
 // Throws kInvalidArgument for a null pointer.
 void require_given(std::string_view argument, const void* given);
 
+// Throws kInvalidArgument for what is neither 0 nor 1.
+bool to_bool(std::string_view argument, int32_t value);
+
 // Copies a caller's struct of `size` bytes into one of `known` bytes that is all zero. `least`
 // bytes are those of the first version of the struct.
 void copy_struct(std::string_view argument, const void* given, size_t least, void* to,
                  size_t known);
 
-// A caller's struct, with zeros for members that the caller does not know. A struct that grows
-// needs the size of its first version here in place of its own.
+// The size of a struct's first version. One that has grown since has a line below.
+template <class Struct>
+inline constexpr size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr size_t kFirstSize<NfMoeConfig> = offsetof(NfMoeConfig, fast_sums);
+
+// A caller's struct, with zeros for members that the caller does not know.
 template <class Struct>
 Struct read_struct(std::string_view argument, const Struct* given) {
   Struct copy = {};
   require_given(argument, given);
-  copy_struct(argument, given, sizeof(Struct), &copy, sizeof(Struct));
+  copy_struct(argument, given, kFirstSize<Struct>, &copy, sizeof(Struct));
   return copy;
 }
 

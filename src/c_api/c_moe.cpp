@@ -48,6 +48,7 @@ MoeConfig config_of(const NfMoeConfig& given) {
   config.gate_order = parse_gate_order(text_or(given.gate_order, "up_gate"));
   config.activation = activation_of(given);
   if (given.out_dtype != nullptr) config.out_dtype = to_dtype("config.out_dtype", given.out_dtype);
+  config.fast_sums = to_bool("config.fast_sums", given.fast_sums);
   return config;
 }
 
@@ -175,11 +176,13 @@ int32_t nf_moe_load(const char* directory, int64_t layer_idx, const NfMoeLoadOpt
     nf::c_api::require_given("directory", directory);
     nf::c_api::require_given("layer", layer);
     const NfMoeLoadOptions given = nf::c_api::read_optional("options", options);
+    const bool fast_sums = nf::c_api::to_bool("options.fast_sums", given.fast_sums);
     const nf::LoadedMoe loaded(nf::Checkpoint(directory), layer_idx, nf::c_api::options_of(given));
     nf::MoeConfig config = loaded.config();
     if (given.out_dtype != nullptr) {
       config.out_dtype = nf::c_api::to_dtype("options.out_dtype", given.out_dtype);
     }
+    config.fast_sums = fast_sums;
     auto made = std::make_unique<NfMoe>();
     made->layer = nf::MoeLayer::prepare(loaded.weights(), config);
     made->router_weight = nf::c_api::floats_of(loaded.router_weight());

@@ -2,6 +2,7 @@
 // of other sizes. Usage: c_api_test MODEL FOLDER, a model directory and a folder for files.
 #include <math.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -258,8 +259,21 @@ static void test_layer_of_buffers(void) {
   NF_EXPECT(sqrt(error / norm) < 0.01 && norm > 0);
   run.workspace.shape[0] = 16;
   NF_EXPECT_ERROR(nf_moe_run(layer, &run, NULL), kNfInvalidArgument, "workspace");
-  config.mode = "bf17";
   struct NfMoe* other = NULL;
+  config.fast_sums = 2;
+  NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument,
+                  "config.fast_sums: expected 0 or 1, got 2");
+  // The struct of a program that was compiled before it had the last members.
+  config.struct_size = offsetof(struct NfMoeConfig, fast_sums);
+  NF_EXPECT_OK(nf_moe_prepare(&config, &given, NULL, &other));
+  nf_moe_free(other);
+  other = NULL;
+  config.struct_size -= 8;
+  NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument,
+                  "struct_size of at least");
+  config.struct_size = sizeof(config);
+  config.fast_sums = 0;
+  config.mode = "bf17";
   NF_EXPECT_ERROR(nf_moe_prepare(&config, &given, NULL, &other), kNfInvalidArgument, "bf17");
   NF_EXPECT(other == NULL);
   nf_moe_free(layer);
@@ -343,9 +357,12 @@ static void test_tensor_parallel_layer(const char* model) {
   struct NfMoeLoadOptions options = {sizeof(options)};
   options.mode = "bf16";
   options.out_dtype = "F32";
+  options.fast_sums = -1;
+  struct NfMoe* layer = NULL;
+  NF_EXPECT_ERROR(nf_moe_load(model, 0, &options, &layer), kNfInvalidArgument, "options.fast_sums");
+  options.fast_sums = 0;
   options.tensor_rank = 2;
   options.tensor_ranks = 2;
-  struct NfMoe* layer = NULL;
   NF_EXPECT_ERROR(nf_moe_load(model, 0, &options, &layer), kNfInvalidArgument, "tensor_rank");
   NF_EXPECT(layer == NULL);
   int64_t whole = 0;
