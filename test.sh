@@ -154,11 +154,6 @@ thread_sanitized_runs() {
   some_tests build/cpu-tsan/tests/bin/allreduce_test 'AllReduceProtocol.*'
 }
 
-# emulated SEED PROGRAM FILTER
-emulated() {
-  NARROWFLOAT_EMULATOR_SEED=$1 some_tests build/emulated/tests/bin/"$2" "$3"
-}
-
 # Kernels as C++, threads in a random order that repeats. Not all tests: many take minutes here.
 emulated_kernels() {
   if [ ! -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
@@ -166,19 +161,25 @@ emulated_kernels() {
     return
   fi
   build emulated emulated_tests
-  emulated 0 emulator_test '*'
-  emulated 1 grouped_gemm_cuda_test 'GroupedGemmCudaChecks.TmaTiles*:WeightScalesCuda.*'
-  local mode
-  for mode in fp8_block mxfp4_fp8 mxfp4_bf16 nvfp4_bf16; do
-    emulated 1 grouped_gemm_cuda_test "*IsExactForIntegers/$mode"
-  done
-  emulated 1 moe_chain_cuda_test '*'
-  emulated 1 allreduce_cuda_test '*SmallRows*:*NoTokens*:*IndexOutOfRange*:*OverACluster*'
-  emulated 3 expert_parallel_cuda_test '-*TakesAnyNumber*'
-  emulated 2 conformance_gpu '*ActivationConformance*'
-  emulated 2 conformance_gpu '*QuantizeActivationsConformance*'
-  emulated 1 grouped_gemm_cuda_test '*GroupedGemmPortable*_fp8*:*GroupedGemmPortable*/mxfp8'
-  NARROWFLOAT_EMULATED_MAJOR=8 emulated 0 conformance_gpu '*ShuffleConformance*'
+  # Seed of the order, major compute capability, program, filter.
+  export -f some_tests
+  xargs -P "$jobs" -L 1 bash -c \
+    'export NARROWFLOAT_EMULATOR_SEED=$0 NARROWFLOAT_EMULATED_MAJOR=$1
+     some_tests build/emulated/tests/bin/"$2" "$3"' << 'RUNS'
+2 9 conformance_gpu *ActivationConformance*
+1 9 grouped_gemm_cuda_test *GroupedGemmPortable*_fp8*:*GroupedGemmPortable*/mxfp8
+1 9 moe_chain_cuda_test *
+1 9 grouped_gemm_cuda_test GroupedGemmCudaChecks.TmaTiles*:WeightScalesCuda.*
+1 9 grouped_gemm_cuda_test *IsExactForIntegers/fp8_block
+1 9 grouped_gemm_cuda_test *IsExactForIntegers/mxfp4_fp8
+1 9 grouped_gemm_cuda_test *IsExactForIntegers/mxfp4_bf16
+1 9 grouped_gemm_cuda_test *IsExactForIntegers/nvfp4_bf16
+1 9 allreduce_cuda_test *SmallRows*:*NoTokens*:*IndexOutOfRange*:*OverACluster*
+3 9 expert_parallel_cuda_test -*TakesAnyNumber*
+2 9 conformance_gpu *QuantizeActivationsConformance*
+0 8 conformance_gpu *ShuffleConformance*
+0 9 emulator_test *
+RUNS
 }
 
 # Without a GPU the tests skip; tools/gpu_check.sh is for machines that have one.
