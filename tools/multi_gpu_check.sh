@@ -10,7 +10,7 @@
 # compared with the oracle's, so that ranks, algorithms, runs and batch sizes agree to the byte; a
 # rank that is killed, which all others must report in time; latency tables of every pattern with
 # NCCL's all-reduce and the stand-alone epilogue beside them; dispatch and combine of expert
-# parallelism, checked, and whole layers. Runs with 2 ranks, and with 4 where there are so many
+# parallelism by each transport, checked, and whole layers. Runs with 2 ranks, and with 4 where there are so many
 # GPUs. Writes JSON and logs to OUT_DIR, ends with a table of the steps, and fails if any of them
 # did; a failed step does not stop the others. docs/allreduce.md has the method.
 set -uo pipefail
@@ -97,6 +97,11 @@ $on_cpu || ! "$cli" doctor --json | grep -q '"found": true' || has_nccl=true
 num_failed=0
 summary=$out/steps.txt
 
+# Expert parallelism without peer memory: over NCCL on GPUs, the bootstrap's messages on CPUs.
+expert_transports=()
+! $on_cpu || expert_transports=(all_gather)
+! $has_nccl || expert_transports=(all_to_all all_gather)
+
 # step NAME COMMAND...: the output goes to NAME.json (or .txt) and NAME.log.
 step() {
   local name=$1 start=$SECONDS result=passed
@@ -166,6 +171,11 @@ for ranks in "${rank_counts[@]}"; do
   for shape in "${shapes[@]}"; do
     step "experts_${ranks}_$shape" "$bench" experts --ranks "$ranks" --on "$experts_on" \
       --shape "$shape" --tokens "$expert_tokens" "${time[@]}" --json
+  done
+  for transport in "${expert_transports[@]}"; do
+    step "experts_${ranks}_$transport" "$bench" experts --ranks "$ranks" --on "$experts_on" \
+      --shape "${shapes[-1]}" --tokens "$expert_tokens" --transport "$transport" --no-layer \
+      "${time[@]}" --json
   done
 done
 

@@ -54,8 +54,11 @@ NARROWFLOAT_API CombineOrder parse_combine_order(std::string_view text);
 enum class ExpertTransport : int {
   kAuto = 0,
   kPeerMemory = 1,  // Stores into memory that all ranks map: 1 to 8 ranks of one host.
-  kAllToAll = 2,    // ExpertParallelOptions::all_to_all, with padded blocks.
-  kAllGather = 3,   // The bootstrap's all_gather: any group, and as many times the bytes as ranks.
+  // Padded blocks, by ExpertParallelOptions::all_to_all; on GPUs by NCCL's sends and receives, 1 to
+  // 64 ranks with a GPU each, of any hosts.
+  kAllToAll = 2,
+  // As many times the bytes as ranks: by the bootstrap's all_gather; on GPUs, as above, by NCCL's.
+  kAllGather = 3,
 };
 NARROWFLOAT_API std::string_view name(ExpertTransport transport);  // "peer_memory"
 NARROWFLOAT_API ExpertTransport parse_expert_transport(std::string_view text);
@@ -87,10 +90,12 @@ using AllToAllFunction =
     std::function<void(std::span<const std::byte> send, std::span<std::byte> receive)>;
 
 struct ExpertParallelOptions {
-  Device device;  // All ranks are on CPUs, or all on GPUs, which have kPeerMemory alone.
+  Device device;  // All ranks are on CPUs, or all on GPUs.
   ExpertTransport transport = ExpertTransport::kAuto;
-  AllToAllFunction all_to_all;  // Called for each kind of data, in the same order on all ranks.
-  // Bounds each wait for a peer in kPeerMemory; 0: no bound.
+  // On CPUs alone. Called for each kind of data, in the same order on all ranks.
+  AllToAllFunction all_to_all;
+  // Bounds each wait for a peer in kPeerMemory, and the halves of dispatch() and combine() on the
+  // GPU over NCCL; 0: no bound.
   std::chrono::milliseconds deadline{30'000};
 };
 
@@ -189,10 +194,12 @@ class NARROWFLOAT_API ExpertParallel {
   // Throws kDevice where an earlier call has failed, as all later calls do. On a GPU an error is
   // seen once the work of that call has ended.
   void check_error() const;
-  // Call it on a rank that cannot compute its results: the others get an error instead of waiting
-  // for their deadline, or for that of their all_to_all. No further call is possible.
+  // Call it on a rank that cannot compute its results: in peer memory the others get an error at
+  // once, with other transports at their deadline or that of their all_to_all. No further call is
+  // possible.
   void give_up(Stream stream = {});
-  // Collective: waits for all ranks, then frees. The object is empty afterwards, also if a rank
+  // Collective: waits for all ranks, then frees. Graphs that hold calls over NCCL are destroyed
+  // before, and are not replayed after an error. The object is empty afterwards, also if a rank
   // does not come and this throws. Ranks of create_local() do not wait: their memory lives as long
   // as any of them.
   void destroy();

@@ -62,10 +62,12 @@ class ExpertParallel(Collective):
     result_dtype: bfloat16, float16 (order "rank" alone) or float32, of the rows that travel back.
     places: the expert at each place, from place_experts(); default: expert e at place e. `shard`
         and the ids that dispatch() returns are then of places; those that it takes, of experts.
-    transport: auto, peer_memory, all_to_all or all_gather (docs/parallel.md).
-    all_to_all: f(send, receive) for uint8 arrays of equal size: block r of `send` goes to rank r,
+    transport: auto, peer_memory, all_to_all or all_gather (docs/parallel.md). GPUs use NCCL for the
+        last two.
+    all_to_all: on the CPU: f(send, receive) for uint8 arrays of equal size: block r of `send` goes to rank r,
         and block r of `receive` comes from there. It must not keep them.
-    deadline: seconds that a call waits for another rank in peer memory; 0: without end.
+    deadline: seconds that a call waits for another rank in peer memory, or over NCCL; 0: without
+        end.
 
     All ranks give the same arguments and make the same calls in the same order. After an error of a
     collective call no further one is possible: make a new object on all ranks. With `with`,

@@ -28,7 +28,8 @@ class ExpertParallel(nf.ExpertParallel):
     process_group: default: all processes. Options: those of narrowfloat.ExpertParallel. device:
     default: the current GPU where the group has a backend for GPUs, else the CPU. A group that
     takes tensors on the CPU (gloo) gives its all-to-all for transport "all_to_all", which groups of
-    CPUs on more than one host use.
+    CPUs on more than one host use. GPUs use a communicator of NCCL's of their own, with the copy of
+    NCCL that torch has loaded.
     """
 
     __slots__ = ()

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kExpertParallelExamples = R"(Examples:
   narrowfloat-bench experts --ranks 4 --on gpus --shape deepseek-v3 --tokens 1,16,128,1024
-  narrowfloat-bench experts --ranks 2 --on gpus --shape gpt-oss-120b --json
+  narrowfloat-bench experts --ranks 2 --on gpus --shape gpt-oss-120b --transport all_to_all --json
   narrowfloat-bench experts --ranks 2 --shape 256,128,8,2 --tokens 4
 )";
 
@@ -83,6 +83,7 @@ void print_document(const ExpertArguments& arguments, const std::vector<ExpertRo
     document["cases"].push_back({{"tokens", rows[i].tokens},
                                  {"payload", name(rows[i].payload)},
                                  {"order", name(rows[i].order)},
+                                 {"transport", name(result.transport)},
                                  {"exchange_us", result.exchange_us},
                                  {"layer_us", measured_json(result.layer_us)},
                                  {"nccl_all_reduce_us", measured_json(result.all_reduce_us)},
@@ -99,6 +100,7 @@ void print_table(const ExpertArguments& arguments, const std::vector<ExpertRow>&
   Table table({{"tokens", kRight},
                {"payload", kLeft},
                {"order", kLeft},
+               {"transport", kLeft},
                {"exchange_us", kRight},
                {"layer_us", kRight},
                {"nccl_all_reduce_us", kRight},
@@ -107,9 +109,10 @@ void print_table(const ExpertArguments& arguments, const std::vector<ExpertRow>&
   for (size_t i = 0; i < rows.size(); ++i) {
     const ExpertResult& result = measured.rows[i];
     table.add_row({std::to_string(rows[i].tokens), std::string(name(rows[i].payload)),
-                   std::string(name(rows[i].order)), measured_text(result.exchange_us),
-                   measured_text(result.layer_us), measured_text(result.all_reduce_us),
-                   fmt::format("{:.2f}", result.sent_rows), result.is_wrong ? "WRONG" : "exact"},
+                   std::string(name(rows[i].order)), std::string(name(result.transport)),
+                   measured_text(result.exchange_us), measured_text(result.layer_us),
+                   measured_text(result.all_reduce_us), fmt::format("{:.2f}", result.sent_rows),
+                   result.is_wrong ? "WRONG" : "exact"},
                   result.is_wrong ? Tone::kBad : Tone::kPlain);
   }
   if (arguments.output.data == DataFormat::kCsv) return write_stdout(table.to_csv());
@@ -181,6 +184,9 @@ void add_expert_parallel(const Commands& commands) {
       command, "--mode", parse_moe_mode, [&arguments](MoeMode mode) { arguments.mode = mode; },
       "Mode of the layer; its rows travel as bf16 and in its own format. Default: the shape's")
       ->option_text("MODE");
+  add_parsed_into(command, "--transport", parse_expert_transport, arguments.settings.transport,
+                  "auto (default), peer_memory, all_to_all (gpus alone: over NCCL) or all_gather")
+      ->option_text("TRANSPORT");
   add_tokens(command, arguments.tokens, "1,16,128");
   command
       .add_flag_callback(

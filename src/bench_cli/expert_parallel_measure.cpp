@@ -72,9 +72,11 @@ class ExpertRun {
         row_(row),
         layer_(layer),
         host_(row, settings.shape.routing, ranks.ranks(), ranks.first_rank()),
-        group_(ExpertParallel::create(
-            ranks.group(), config_of(settings, row),
-            {.device = ranks.machine().device(), .deadline = settings.setup.workspace.deadline})) {}
+        group_(ExpertParallel::create(ranks.group(), config_of(settings, row),
+                                      {.device = ranks.machine().device(),
+                                       .transport = settings.transport,
+                                       .all_to_all = {},
+                                       .deadline = settings.setup.workspace.deadline})) {}
 
   [[nodiscard]] double sent_rows() const {
     return static_cast<double>(host_.sent_rows) / static_cast<double>(row_.tokens);
@@ -169,6 +171,7 @@ class ExpertRun {
     return "";
   }
 
+  [[nodiscard]] ExpertTransport transport() const { return group_.transport(); }
   void destroy() { group_.destroy(); }
 
  private:
@@ -218,6 +221,7 @@ void measure_row(LocalRanks& ranks, const ExpertSettings& settings, const Expert
   ExpertRun run(ranks, settings, row, layer);
   ranks.together("buffers of a row", [&] { run.load(); });
   result.sent_rows = run.sent_rows();
+  result.transport = run.transport();
   run.store_ones();
   result.exchange_us =
       time_calls(ranks, settings, run, [&](Stream stream) { run.exchange(stream); });
@@ -287,6 +291,7 @@ MeasuredExperts measure_experts(const ExpertSettings& settings,
   MeasuredExperts measured{.facts = facts, .rows = {}};
   for (size_t i = 0; i < rows.size(); ++i) {
     ExpertResult slowest;
+    slowest.transport = results[i * ranks_count].transport;
     for (size_t rank = 0; rank < ranks_count; ++rank) {
       const ExpertResult& one = results[i * ranks_count + rank];
       slowest.exchange_us = std::max(slowest.exchange_us, one.exchange_us);

@@ -24,6 +24,7 @@ struct ExpertResult {
   double layer_us = 0;       // run().
   double all_reduce_us = 0;  // NCCL's, of as many bf16 rows as all ranks have.
   double sent_rows = 0;      // Mean over the tokens of all ranks.
+  ExpertTransport transport = ExpertTransport::kAuto;  // The one that the ranks have.
   bool is_wrong = false;
   char message[256] = {};
 };
@@ -33,6 +34,7 @@ struct ExpertSettings {
   MoeShape shape;
   MoeMode mode = MoeMode::kBf16;
   bool has_layer = true;
+  ExpertTransport transport = ExpertTransport::kAuto;
   MeasureOptions measure;
 };
 

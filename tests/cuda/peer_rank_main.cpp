@@ -3,7 +3,8 @@
 //
 //     peer_rank memory RANK RANKS DEVICE DIRECTORY TRANSPORT BYTES
 //     peer_rank nccl RANK RANKS DEVICE DIRECTORY
-//     peer_rank experts RANK RANKS DEVICE DIRECTORY CALLS     the last rank makes one call less
+//     peer_rank experts RANK RANKS DEVICE DIRECTORY CALLS TRANSPORT
+//                                                 the last rank makes one call less
 //
 // Ranks meet in DIRECTORY. What a rank found goes to the file result.RANK there: "ok" and the
 // transport, or the kind and message of an error.
@@ -356,27 +357,31 @@ void exchange_tokens(ExpertParallel& group, Device device, Random& random) {
 
 // Calls of both orders, then one that the last rank stays away from.
 std::string exchange_experts(const std::shared_ptr<Bootstrap>& bootstrap, Device device,
-                             int64_t calls) {
+                             int64_t calls, ExpertTransport transport) {
   for (const CombineOrder order : {CombineOrder::kRank, CombineOrder::kTopK}) {
-    ExpertParallel group =
-        ExpertParallel::create(bootstrap,
-                               {.hidden = kHidden,
-                                .experts = kExpertsOfARank * bootstrap->size(),
-                                .top_k = kTopK,
-                                .max_tokens = kMaxTokens,
-                                .order = order},
-                               {.device = device, .deadline = Milliseconds(10'000)});
+    ExpertParallel group = ExpertParallel::create(bootstrap,
+                                                  {.hidden = kHidden,
+                                                   .experts = kExpertsOfARank * bootstrap->size(),
+                                                   .top_k = kTopK,
+                                                   .max_tokens = kMaxTokens,
+                                                   .order = order},
+                                                  {.device = device,
+                                                   .transport = transport,
+                                                   .all_to_all = {},
+                                                   .deadline = Milliseconds(10'000)});
+    require(group.transport() == transport, "another transport");
     Random random(static_cast<uint64_t>(bootstrap->rank()) + 1);
     for (int64_t call = 0; call < calls; ++call) exchange_tokens(group, device, random);
     group.destroy();
   }
   if (bootstrap->size() == 1) return "ok";
-  ExpertParallel group = ExpertParallel::create(bootstrap,
-                                                {.hidden = kHidden,
-                                                 .experts = kExpertsOfARank * bootstrap->size(),
-                                                 .top_k = kTopK,
-                                                 .max_tokens = kMaxTokens},
-                                                {.device = device, .deadline = Milliseconds(300)});
+  ExpertParallel group = ExpertParallel::create(
+      bootstrap,
+      {.hidden = kHidden,
+       .experts = kExpertsOfARank * bootstrap->size(),
+       .top_k = kTopK,
+       .max_tokens = kMaxTokens},
+      {.device = device, .transport = transport, .all_to_all = {}, .deadline = Milliseconds(300)});
   std::string error = "rank " + std::to_string(bootstrap->size() - 1) + " stayed away";
   if (bootstrap->rank() < bootstrap->size() - 1) {
     Random random(1);
@@ -404,7 +409,8 @@ std::string run(const std::vector<std::string>& arguments) {
       make_file_bootstrap(arguments.at(4), info, kDeadline);
   if (arguments.at(0) == "nccl") return use_nccl(*bootstrap, device);
   if (arguments.at(0) == "experts") {
-    return exchange_experts(bootstrap, device, number(arguments.at(5)));
+    return exchange_experts(bootstrap, device, number(arguments.at(5)),
+                            parse_expert_transport(arguments.at(6)));
   }
   return share_memory(*bootstrap, device, arguments.at(5), number(arguments.at(6)));
 }

@@ -1,4 +1,7 @@
-"""Expert parallelism on GPUs of torch: two processes on one, and one for each GPU of several."""
+"""Expert parallelism on GPUs of torch: two processes on one, and one for each GPU of several.
+
+The latter by each transport.
+"""
 
 from __future__ import annotations
 
@@ -99,6 +102,37 @@ def check_halves(rank: int, device: Any) -> None:
             group.check_error()
 
 
+def check_nccl(rank: int, device: Any) -> None:
+    """Without peer memory: the bytes of the layer on one rank, and the same in a graph."""
+    whole = layer_of("mxfp4_bf16", device)
+    for transport in ("all_to_all", "all_gather"):
+        group = nft.ExpertParallel(hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, device=device,
+                                   max_tokens=MAX_TOKENS, order="topk",
+                                   transport=transport)  # fmt: skip
+        assert group.transport == transport
+        shard = layer_of("mxfp4_bf16", device, *group.shard)
+        for count in (MAX_TOKENS, 5 * rank):
+            hidden, ids, weights = tokens_of(rank, count, device)
+            out = group.run(shard, hidden, ids, weights)
+            wanted = whole.run(hidden, ids=ids, weights=weights, allow_absent=True)
+            assert torch.equal(out, wanted), (transport, count)
+        hidden, ids, weights = tokens_of(rank, 9, device)
+        out, workspace, ids = torch.empty_like(hidden), group.new_workspace(shard), ids.int()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            group.run(shard, hidden, ids, weights, out=out, workspace=workspace)
+        for _ in range(3):
+            out.zero_()
+            graph.replay()
+        torch.cuda.synchronize()
+        group.check_error()
+        wanted = whole.run(hidden, ids=ids, weights=weights, allow_absent=True)
+        assert torch.equal(out, wanted), transport
+        del graph  # Before the communicator of its calls.
+        group.destroy()
+
+
 def gather(mine: object) -> list[Any]:
     """The objects of all ranks."""
     found: list[Any] = [None] * dist.get_world_size()
@@ -114,6 +148,8 @@ def work(rank: int, ranks: int, folder: Path) -> None:
                             world_size=ranks)  # fmt: skip
     check_layers(rank, device)
     check_halves(rank, device)
+    if ranks <= torch.cuda.device_count():  # NCCL takes one rank on each GPU.
+        check_nccl(rank, device)
     dist.destroy_process_group()
 
 

@@ -31,18 +31,14 @@ int64_t address_of(const void* data) {
 }  // namespace
 
 CudaExpertRank::CudaExpertRank(const ExpertParallelConfig& config, const ExpertLayout& layout,
-                               std::shared_ptr<Bootstrap> bootstrap,
-                               std::shared_ptr<SymmetricMemory> memory,
+                               int rank, Device device, std::unique_ptr<CudaExchange> exchange,
                                std::chrono::milliseconds deadline)
-    : Impl(config, layout, memory->rank(), memory->device()),
-      bootstrap_(std::move(bootstrap)),
-      memory_(std::move(memory)),
+    : Impl(config, layout, rank, device),
+      exchange_(std::move(exchange)),
       deadline_(deadline),
-      fault_(allocate_mapped_memory(device(), sizeof(AllReduceFault))),
-      control_(allocate_device_memory(device(), sizeof(LocalControl))) {
-  view_.rank = memory_->rank();
-  view_.ranks = memory_->ranks();
-  for (int rank = 0; rank < view_.ranks; ++rank) view_.regions[rank] = memory_->region(rank);
+      fault_(allocate_mapped_memory(device, sizeof(AllReduceFault))),
+      control_(allocate_device_memory(device, sizeof(LocalControl))) {
+  exchange_->describe(view_);
   view_.control = reinterpret_cast<LocalControl*>(control_.get());
   view_.fault = reinterpret_cast<AllReduceFault*>(fault_.get());
   view_.layout.abort = layout.abort;
@@ -50,14 +46,14 @@ CudaExpertRank::CudaExpertRank(const ExpertParallelConfig& config, const ExpertL
   allocate_plan();
   if (!place_of_expert().empty()) {
     const auto bytes = static_cast<int64_t>(place_of_expert().size() * sizeof(int32_t));
-    places_ = allocate_device_memory(device(), bytes);
-    copy_to_device(places_.get(), place_of_expert().data(), bytes, device(), {});
+    places_ = allocate_device_memory(device, bytes);
+    copy_to_device(places_.get(), place_of_expert().data(), bytes, device, {});
   }
   // Flags and abort cell; the number of the call and the tickets; the claim of a fault.
-  fill_words(memory_->own(), layout.place(ExpertPart::kCounts).offset / 4, 0, device(), {});
-  fill_words(plan_memory_.get(), plan_bytes_ / 4, 0, device(), {});
-  fill_words(control_.get(), int64_t{sizeof(LocalControl)} / 4, 0, device(), {});
-  wait_for_device(device());
+  fill_words(exchange_->own(), layout.place(ExpertPart::kCounts).offset / 4, 0, device, {});
+  fill_words(plan_memory_.get(), plan_bytes_ / 4, 0, device, {});
+  fill_words(control_.get(), int64_t{sizeof(LocalControl)} / 4, 0, device, {});
+  wait_for_device(device);
 }
 
 void CudaExpertRank::allocate_plan() {
@@ -90,11 +86,12 @@ void CudaExpertRank::allocate_plan() {
 
 int64_t CudaExpertRank::memory_bytes() const {
   const auto places = static_cast<int64_t>(place_of_expert().size() * sizeof(int32_t));
-  return layout().size_bytes + payload().bytes() + plan_bytes_ + places +
+  return exchange_->memory_bytes() + payload().bytes() + plan_bytes_ + places +
          int64_t{sizeof(LocalControl)} + int64_t{sizeof(AllReduceFault)};
 }
 
 void CudaExpertRank::check_exchange() const {
+  exchange_->check();
   AllReduceFault& fault = *view_.fault;
   const uint32_t kind = std::atomic_ref(fault.kind).load(std::memory_order_acquire);
   if (kind == AllReduceFault::kNone) return;
@@ -111,16 +108,16 @@ void CudaExpertRank::check_exchange() const {
   throw_error(ErrorKind::kDevice,
               "expert parallelism: call {} failed on rank {} of {}: {}; make a new ExpertParallel "
               "on all ranks, or end the job",
-              call, view_.rank, view_.ranks, reason);
+              call, rank(), layout().ranks, reason);
 }
 
 void CudaExpertRank::tell_peers_to_give_up(Stream stream) {
-  abort_exchange(plan_, view_, device(), stream);
+  if (!exchange_->give_up()) abort_exchange(plan_, view_, device(), stream);
 }
 
 void CudaExpertRank::disconnect() {
-  if (bootstrap_ == nullptr) return;
-  // Calls only queue kernels, which read the memory of peers. A rank whose GPU failed still meets
+  if (!exchange_->has_other_processes()) return;
+  // Calls only queue kernels, which use the memory of peers. A rank whose GPU failed still meets
   // the others.
   std::exception_ptr error;
   try {
@@ -128,32 +125,29 @@ void CudaExpertRank::disconnect() {
   } catch (...) {
     error = std::current_exception();
   }
-  bootstrap_->barrier();
-  memory_->unmap_peers();
-  bootstrap_->barrier();
+  exchange_->disconnect();
   if (error) std::rethrow_exception(error);
 }
 
 std::byte* CudaExpertRank::received(ExpertPart part) const {
-  return reinterpret_cast<std::byte*>(memory_->own() + layout().place(part).offset);
+  return reinterpret_cast<std::byte*>(exchange_->own() + layout().place(part).offset);
 }
 
 void CudaExpertRank::add_part(SendTokens& args, ExpertPart part, const TensorView& rows) const {
-  const ExpertLayout::Place& place = layout().place(part);
-  if (place.row_bytes == 0) return;
-  const int32_t unit = largest_unit({address_of(rows.data), place.row_bytes, place.offset});
+  const int64_t row_bytes = layout().place(part).row_bytes;
+  if (row_bytes == 0) return;
+  const int64_t offset = exchange_->outgoing_offset(part);
+  const int32_t unit = largest_unit({address_of(rows.data), row_bytes, offset});
   args.parts[args.num_parts++] = {.data = static_cast<const uint8_t*>(rows.data),
-                                  .row_stride = place.row_bytes,
+                                  .row_stride = row_bytes,
                                   .unit_stride = unit,
-                                  .units = place.row_bytes / unit,
+                                  .units = row_bytes / unit,
                                   .unit_bytes = unit,
-                                  .offset = place.offset,
-                                  .block_bytes = place.block_bytes};
+                                  .offset = offset};
 }
 
 void CudaExpertRank::add_scales(SendTokens& args, const TensorView& scales) const {
-  const ExpertLayout::Place& place = layout().place(ExpertPart::kScales);
-  if (place.row_bytes == 0) return;
+  if (layout().place(ExpertPart::kScales).row_bytes == 0) return;
   const int64_t element = bits(scales.dtype) / 8;
   const int64_t blocks = scales.shape[1];
   const bool is_dense = (blocks == 1 || scales.strides[1] == 1) &&
@@ -164,8 +158,7 @@ void CudaExpertRank::add_scales(SendTokens& args, const TensorView& scales) cons
                                   .unit_stride = scales.strides[1] * element,
                                   .units = blocks,
                                   .unit_bytes = static_cast<int32_t>(element),
-                                  .offset = place.offset,
-                                  .block_bytes = place.block_bytes};
+                                  .offset = exchange_->outgoing_offset(ExpertPart::kScales)};
 }
 
 void CudaExpertRank::send_tokens(const CodedRows& rows, const TensorView& ids,
@@ -184,45 +177,65 @@ void CudaExpertRank::send_tokens(const CodedRows& rows, const TensorView& ids,
   const CodedRows coded = payload().quantize(rows, stream);
   SendTokens args;
   args.tokens = ids.shape[0];
-  args.counts_offset = layout().place(ExpertPart::kCounts).offset;
-  args.flags_offset = layout().token_flags;
+  args.ranks = layout().ranks;
+  args.targets = exchange_->outgoing();
+  args.count_offset = exchange_->outgoing_offset(ExpertPart::kCounts);
+  args.flags_offset = exchange_->token_flags();
   add_part(args, ExpertPart::kValues, coded.values);
   add_scales(args, coded.scales);
   add_part(args, ExpertPart::kRowScale, coded.row_scale);
   add_part(args, ExpertPart::kIds, TensorView::contiguous(plan_.ids, DType::kI32, {ids.shape[0]}));
   add_part(args, ExpertPart::kWeights, weights);
   narrowfloat::send_tokens(args, plan_, view_, device(), stream);
+  exchange_->start_tokens(stream);
 }
 
 void CudaExpertRank::receive_tokens(Stream stream) {
-  narrowfloat::receive_tokens({.counts = reinterpret_cast<int32_t*>(received(ExpertPart::kCounts)),
-                               .ids = reinterpret_cast<int32_t*>(received(ExpertPart::kIds)),
-                               .max_tokens = config().max_tokens,
-                               .top_k = config().top_k,
-                               .num_places = num_places(),
-                               .flags_offset = layout().token_flags},
-                              plan_, view_, device(), stream);
+  ReceiveTokens args;
+  args.sent_counts = exchange_->incoming(ExpertPart::kCounts);
+  args.sent_ids = exchange_->incoming(ExpertPart::kIds);
+  args.counts = reinterpret_cast<int32_t*>(received(ExpertPart::kCounts));
+  args.ids = reinterpret_cast<int32_t*>(received(ExpertPart::kIds));
+  args.max_tokens = config().max_tokens;
+  args.ranks = layout().ranks;
+  args.top_k = config().top_k;
+  args.num_places = num_places();
+  args.flags_offset = exchange_->token_flags();
+  for (const ExpertPart part :
+       {ExpertPart::kValues, ExpertPart::kScales, ExpertPart::kRowScale, ExpertPart::kWeights}) {
+    const ExpertLayout::Place& place = layout().place(part);
+    if (exchange_->arrives_in_place() || place.row_bytes == 0) continue;
+    args.parts[args.num_parts++] = {.sent = exchange_->incoming(part),
+                                    .target = reinterpret_cast<uint8_t*>(received(part)),
+                                    .block_bytes = place.block_bytes,
+                                    .row_bytes = place.row_bytes,
+                                    .unit_bytes = largest_unit({place.row_bytes})};
+  }
+  args.end_of_exchange = exchange_->finish(stream);
+  narrowfloat::receive_tokens(args, plan_, view_, device(), stream);
 }
 
 void CudaExpertRank::send_results(Stream stream) {
-  narrowfloat::send_results(layout().result_flags, plan_, view_, device(), stream);
+  if (exchange_->result_flags() != kNoFlags) {
+    narrowfloat::send_results(exchange_->result_flags(), plan_, view_, device(), stream);
+  }
+  exchange_->start_results(stream);
 }
 
 void CudaExpertRank::sum_results(const TensorView& out, Stream stream) {
-  const ExpertLayout::Place& place = layout().place(ExpertPart::kResults);
   SumResults args;
   args.tokens = out.shape[0];
   args.slots = is_topk() ? config().top_k : layout().ranks;
   args.has_weights = is_topk();
   args.result_dtype = config().result_dtype;
   args.row_bytes = result_row_bytes();
-  args.offset = place.offset;
-  args.block_bytes = place.block_bytes;
+  args.results = exchange_->returned();
   args.out_dtype = out.dtype;
   args.out = static_cast<uint8_t*>(out.data);
   args.out_row_bytes = out.strides[0] * bits(out.dtype) / 8;
   args.cols = out.shape[1];
-  args.flags_offset = layout().result_flags;
+  args.flags_offset = exchange_->result_flags();
+  args.end_of_exchange = exchange_->finish(stream);
   narrowfloat::sum_results(args, plan_, view_, device(), stream);
 }
 

@@ -1,27 +1,27 @@
-// A rank on a GPU: kernels store rows in the memory of other ranks, and read results there
-// (ops/expert_exchange). The two flags of a call are those of peer_exchange.cpp. It needs no CUDA
-// header.
+// A rank on a GPU: kernels plan where rows go, store them in the blocks of an exchange, and sum
+// what came back (ops/expert_exchange). It needs no CUDA header.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "layers/expert_parallel/cuda_exchange.h"
 #include "layers/expert_parallel/expert_rank.h"
 #include "ops/expert_exchange/expert_exchange_sm90.h"
-#include "runtime/comm/symmetric_memory.h"
 
 namespace narrowfloat {
 
 class CudaExpertRank final : public ExpertParallel::Impl {
  public:
-  // bootstrap: null for the virtual ranks of one GPU. Returns when this rank's flags are cleared;
-  // no rank may send before all are.
-  CudaExpertRank(const ExpertParallelConfig& config, const ExpertLayout& layout,
-                 std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<SymmetricMemory> memory,
+  // Returns when this rank's flags are cleared; no rank may send before all are.
+  CudaExpertRank(const ExpertParallelConfig& config, const ExpertLayout& layout, int rank,
+                 Device device, std::unique_ptr<CudaExchange> exchange,
                  std::chrono::milliseconds deadline);
 
-  [[nodiscard]] ExpertTransport transport() const override { return ExpertTransport::kPeerMemory; }
+  [[nodiscard]] ExpertTransport transport() const override { return exchange_->transport(); }
   [[nodiscard]] int64_t memory_bytes() const override;
+  // Collective, before the first call.
+  void connect() { exchange_->connect(); }
   void disconnect() override;
 
  private:
@@ -43,8 +43,7 @@ class CudaExpertRank final : public ExpertParallel::Impl {
   // Scales of any strides.
   void add_scales(SendTokens& args, const TensorView& scales) const;
 
-  std::shared_ptr<Bootstrap> bootstrap_;
-  std::shared_ptr<SymmetricMemory> memory_;
+  std::unique_ptr<CudaExchange> exchange_;
   std::chrono::milliseconds deadline_;
   std::shared_ptr<uint8_t> fault_;
   std::shared_ptr<uint8_t> control_;

@@ -64,7 +64,7 @@ ExpertParallel ExpertParallel::create(std::shared_ptr<Bootstrap> bootstrap,
                   name(options.transport),
                   options.all_to_all ? "with all_to_all" : "without all_to_all",
                   options.deadline.count()));
-  return ExpertParallel(connect_expert_rank(bootstrap, config, layout, options));
+  return Impl::wrap(connect_expert_rank(bootstrap, config, layout, options));
 }
 
 std::vector<ExpertParallel> ExpertParallel::create_local(int ranks,
@@ -80,7 +80,7 @@ std::vector<ExpertParallel> ExpertParallel::create_local(int ranks,
   std::vector<ExpertParallel> group;
   for (auto& memory : make_local_memory(ranks, device, layout.size_bytes)) {
     group.push_back(
-        ExpertParallel(make_expert_rank(config, layout, nullptr, std::move(memory), deadline)));
+        Impl::wrap(make_expert_rank(config, layout, nullptr, std::move(memory), deadline)));
   }
   return group;
 }

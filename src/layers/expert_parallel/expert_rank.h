@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layers/expert_parallel/dispatch_plan.h"
@@ -18,6 +19,8 @@ class ExpertParallel::Impl {
  public:
   Impl(const ExpertParallelConfig& config, const ExpertLayout& layout, int rank, Device device);
   virtual ~Impl() = default;
+  // The public object of a rank.
+  static ExpertParallel wrap(std::unique_ptr<Impl> rank) { return ExpertParallel(std::move(rank)); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 

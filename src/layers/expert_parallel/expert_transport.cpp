@@ -10,6 +10,8 @@
 #include "base/name_table.h"
 #include "layers/expert_parallel/cpu_expert_rank.h"
 #include "layers/resume_manifest.h"
+#include "narrowfloat/allreduce.h"
+#include "ops/expert_exchange/expert_exchange_sm90.h"
 #include "runtime/comm/phase.h"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/dispatch.h"
@@ -64,9 +66,6 @@ struct TransportImpl {
 
 Support is_wanted(const Request& request, ExpertTransport id) {
   if (request.device.type != DeviceType::kCpu) {
-    if (id != ExpertTransport::kPeerMemory) {
-      return Support::no("rows travel between CPUs alone; GPUs have peer_memory");
-    }
 #if defined(NARROWFLOAT_CUDA)
     Support support = runs_own_code(request.device);
     if (!support.ok()) return support;
@@ -90,14 +89,27 @@ Support supports_peer_memory(const Request& request) {
                              : Support::no("the ranks cannot map each other's memory");
 }
 
+// GPUs need NCCL for a collective.
+Support has_nccl(const Request& request) {
+  if (request.ranks > kMostExchangeRanks) {
+    return Support::no(
+        fmt::format("at most {} ranks on GPUs, got {}", kMostExchangeRanks, request.ranks));
+  }
+  const NcclInfo nccl = nccl_info();
+  return nccl.found ? Support::yes() : Support::no(nccl.reason);
+}
+
 Support supports_all_to_all(const Request& request) {
   Support support = is_wanted(request, ExpertTransport::kAllToAll);
-  if (!support.ok() || request.has_all_to_all) return support;
-  return Support::no("no all_to_all function was given");
+  if (!support.ok()) return support;
+  if (request.device.type != DeviceType::kCpu) return has_nccl(request);
+  return request.has_all_to_all ? Support::yes() : Support::no("no all_to_all function was given");
 }
 
 Support supports_all_gather(const Request& request) {
-  return is_wanted(request, ExpertTransport::kAllGather);
+  Support support = is_wanted(request, ExpertTransport::kAllGather);
+  if (!support.ok() || request.device.type == DeviceType::kCpu) return support;
+  return has_nccl(request);
 }
 
 constexpr std::array kTransportImpls{
@@ -139,19 +151,46 @@ RankPointer make_peer_rank(const std::shared_ptr<Bootstrap>& bootstrap,
   return made;
 }
 
-RankPointer make_for(Request request, const std::shared_ptr<Bootstrap>& bootstrap,
-                     const ExpertLayout& layout, const ExpertParallelOptions& options) {
-  const ExpertTransport chosen = select_transport(request).id;
-  if (chosen != ExpertTransport::kPeerMemory) {
-    RankPointer made;
+// Collective.
+RankPointer make_collective_rank(const std::shared_ptr<Bootstrap>& bootstrap,
+                                 const ExpertParallelConfig& config, const ExpertLayout& layout,
+                                 ExpertTransport transport, const ExpertParallelOptions& options) {
+  RankPointer made;
+  if (options.device.type == DeviceType::kCpu) {
     run_phase(*bootstrap, "expert parallelism: buffers", [&] {
       made = std::make_unique<CpuExpertRank>(
-          request.config, layout, bootstrap->rank(),
+          config, layout, bootstrap->rank(),
           make_collective_exchange(
               layout, bootstrap,
-              chosen == ExpertTransport::kAllToAll ? options.all_to_all : AllToAllFunction()));
+              transport == ExpertTransport::kAllToAll ? options.all_to_all : AllToAllFunction()));
     });
     return made;
+  }
+#if defined(NARROWFLOAT_CUDA)
+  std::unique_ptr<BlockTransport> blocks =
+      make_nccl_blocks(*bootstrap, options.device, transport, options.deadline);
+  std::unique_ptr<CudaExpertRank> rank;
+  run_phase(*bootstrap, "expert parallelism: buffers", [&] {
+    rank = std::make_unique<CudaExpertRank>(
+        config, layout, bootstrap->rank(), options.device,
+        make_cuda_block_exchange(layout, bootstrap->rank(), options.device, bootstrap,
+                                 std::move(blocks)),
+        options.deadline);
+  });
+  run_phase(*bootstrap, "expert parallelism: connections", [&] { rank->connect(); });
+  made = std::move(rank);
+#endif
+  return made;
+}
+
+RankPointer make_for(Request request, const std::shared_ptr<Bootstrap>& bootstrap,
+                     const ExpertLayout& layout, const ExpertParallelOptions& options) {
+  ExpertTransport chosen = ExpertTransport::kAuto;
+  // Ranks may differ in what they find: NCCL.
+  run_phase(*bootstrap, "expert parallelism: transport",
+            [&] { chosen = select_transport(request).id; });
+  if (chosen != ExpertTransport::kPeerMemory) {
+    return make_collective_rank(bootstrap, request.config, layout, chosen, options);
   }
   std::shared_ptr<SymmetricMemory> memory;
   try {
@@ -159,9 +198,8 @@ RankPointer make_for(Request request, const std::shared_ptr<Bootstrap>& bootstra
                                    layout.size_bytes);
   } catch (const Error& error) {
     // All ranks got the same error. Another transport will do, unless this one was asked for.
-    const bool may_do_without = request.transport == ExpertTransport::kAuto &&
-                                request.device.type == DeviceType::kCpu &&
-                                error.kind() == ErrorKind::kUnsupported;
+    const bool may_do_without =
+        request.transport == ExpertTransport::kAuto && error.kind() == ErrorKind::kUnsupported;
     if (!may_do_without) throw;
     request.is_one_host = false;
     return make_for(request, bootstrap, layout, options);
@@ -200,8 +238,11 @@ std::unique_ptr<ExpertParallel::Impl> make_expert_rank(const ExpertParallelConfi
                                                        std::chrono::milliseconds deadline) {
 #if defined(NARROWFLOAT_CUDA)
   if (memory->device().type == DeviceType::kCuda) {
-    return std::make_unique<CudaExpertRank>(config, layout, std::move(bootstrap), std::move(memory),
-                                            deadline);
+    const int rank = memory->rank();
+    const Device device = memory->device();
+    return std::make_unique<CudaExpertRank>(
+        config, layout, rank, device,
+        make_cuda_peer_exchange(layout, std::move(bootstrap), std::move(memory)), deadline);
   }
 #endif
   const int rank = memory->rank();

@@ -3,10 +3,14 @@
 // are those of the host's arguments, and no count is read there. It needs no CUDA header.
 //
 //   plan_tokens     ids -> places of the tokens in the blocks that go to each rank, counts
-//   send_tokens     rows -> the blocks of other ranks, then a flag for each of them
+//   send_tokens     rows -> the block of each rank, then a flag for each of them
 //   receive_tokens  waits for the flags of all ranks; ids of rows that nobody sent become -1
 //   send_results    a flag for each rank: the results that the experts stored are complete
-//   sum_results     waits for the flags of all ranks, then sums rows of their memory
+//   sum_results     waits for the flags of all ranks, then sums the rows that they computed
+//
+// Blocks lie in the memory of other ranks, and flags tell of them; or they lie in this rank's own
+// memory, and something between these kernels moves them: kNoFlags. receive_tokens then also copies
+// the rows to where the experts read them.
 //
 // Flags have the number of the call, which lives on the device, so that replays of a graph go on
 // with it.
@@ -14,10 +18,20 @@
 
 #include <cstdint>
 
+#include "comm/allreduce_args.h"
 #include "comm/workspace_layout.h"
 #include "narrowfloat/tensor.h"
 
 namespace narrowfloat {
+
+inline constexpr int kMostExchangeRanks = 64;
+// In place of the offset of flags: what a kernel reads is there when it starts.
+inline constexpr int64_t kNoFlags = -1;
+
+// Memory that this rank reads or writes for each rank.
+struct RankPointers {
+  uint8_t* at[kMostExchangeRanks] = {};
+};
 
 // A row of results: the rank that has it, and its number among those that belong to this rank.
 // row < 0: there is none.
@@ -58,9 +72,7 @@ struct SentPart {
   int64_t unit_stride = 0;  // unit_bytes where the part is dense.
   int64_t units = 0;
   int32_t unit_bytes = 1;  // 1, 2, 4, 8 or 16; everything is a multiple of it.
-  // The part begins at this offset of a rank's memory, with a block for each source.
-  int64_t offset = 0;
-  int64_t block_bytes = 0;
+  int64_t offset = 0;      // The rows of rank r begin at targets.at[r] + offset.
 };
 inline constexpr int kMostSentParts = 5;
 
@@ -68,20 +80,44 @@ struct SendTokens {
   SentPart parts[kMostSentParts] = {};
   int32_t num_parts = 0;
   int64_t tokens = 0;
-  int64_t counts_offset = 0;  // In a rank's memory: I32 [ranks]
+  int32_t ranks = 1;
+  RankPointers targets;
+  int64_t count_offset = 0;  // The number of rows for rank r, an I32, at targets.at[r].
   int64_t flags_offset = 0;
 };
 void send_tokens(const SendTokens& args, const ExchangePlan& plan, const RankMemory& memory,
                  Device device, Stream stream);
 
+// Data of one kind that ranks have sent: those of rank r are at `first` + r * stride.
+struct SentBlocks {
+  const uint8_t* first = nullptr;
+  int64_t stride = 0;
+};
+
+// One part of the rows, which is copied: the block of rank r to target + r * block_bytes.
+struct ReceivedPart {
+  SentBlocks sent;
+  uint8_t* target = nullptr;
+  int64_t block_bytes = 0;
+  int64_t row_bytes = 0;
+  int32_t unit_bytes = 1;  // As in SentPart.
+};
+inline constexpr int kMostReceivedParts = 4;
+
 // In this rank's own memory.
 struct ReceiveTokens {
-  int32_t* counts = nullptr;  // [ranks]
+  SentBlocks sent_counts;     // An I32 each.
+  SentBlocks sent_ids;        // I32 [max_tokens, top_k] each.
+  int32_t* counts = nullptr;  // [ranks]; may be where they were sent, as `ids`.
   int32_t* ids = nullptr;     // [ranks, max_tokens, top_k]
+  ReceivedPart parts[kMostReceivedParts] = {};
+  int32_t num_parts = 0;
   int64_t max_tokens = 0;
+  int32_t ranks = 1;
   int32_t top_k = 0;
   int32_t num_places = 0;
   int64_t flags_offset = 0;
+  EndOfExchange end_of_exchange;
 };
 // No row is received of a rank that does not come.
 void receive_tokens(const ReceiveTokens& args, const ExchangePlan& plan, const RankMemory& memory,
@@ -109,14 +145,13 @@ struct SumResults {
   bool has_weights = false;  // Those of the plan; else 1.
   DType result_dtype = DType::kBF16;
   int64_t row_bytes = 0;  // A multiple of 16.
-  // The results begin at this offset of a rank's memory, with a block for each source.
-  int64_t offset = 0;
-  int64_t block_bytes = 0;
+  RankPointers results;   // Those that each rank has computed for this one.
   DType out_dtype = DType::kBF16;
   uint8_t* out = nullptr;
   int64_t out_row_bytes = 0;  // A multiple of 16.
   int64_t cols = 0;
   int64_t flags_offset = 0;
+  EndOfExchange end_of_exchange;
 };
 void sum_results(const SumResults& args, const ExchangePlan& plan, const RankMemory& memory,
                  Device device, Stream stream);

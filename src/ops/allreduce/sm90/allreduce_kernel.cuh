@@ -4,6 +4,7 @@
 
 #include "comm/launch_shape.h"
 #include "comm/twoshot.h"
+#include "device/end_of_exchange.cuh"
 #include "ops/allreduce/sm90/device_row.cuh"
 
 namespace narrowfloat {
@@ -24,14 +25,6 @@ struct SingleRankProtocol {
     single_rank_allreduce<Elements>(cta, extents, row);
     // Told last: at the start the registers do not suffice.
     if (blockIdx.x == 0 && threadIdx.x == 0) tell_end_of_exchange(args.end_of_exchange);
-  }
-
-  // The exchange was that of an earlier grid.
-  __device__ static void tell_end_of_exchange(const EndOfExchange& end) {
-    if (end.ended == nullptr) return;
-    const uint32_t ended = *end.ended + 1;
-    *end.ended = ended;
-    store_relaxed_8(end.progress, {.x = 0, .y = ended});
   }
 };
 

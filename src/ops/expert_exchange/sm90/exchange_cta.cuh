@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/protocol.h"
+#include "device/end_of_exchange.cuh"
 #include "device/ptx/system_memory.cuh"
 
 namespace narrowfloat {

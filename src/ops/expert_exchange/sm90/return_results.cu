@@ -1,5 +1,5 @@
 // Combine: tells the other ranks that their results are complete, then sums, for each token of this
-// rank, the rows that lie in the memory of the others.
+// rank, the rows that the others have computed, in their memory or in this rank's.
 //
 // Loads of the others' rows are relaxed at system scope: they come after the flags, and do not
 // read the L1 cache, which may hold an earlier call's row.
@@ -62,9 +62,8 @@ __device__ Elements load_returned(const void* address) {
 
 // Adds up to kRowsInFlight rows of a token, from slot `first` on.
 template <class Elements>
-__device__ void add_rows(const SumResults& args, const ExchangePlan& plan, const RankMemory& memory,
-                         int64_t token, int32_t first, int64_t piece,
-                         float (&sums)[Elements::kSize]) {
+__device__ void add_rows(const SumResults& args, const ExchangePlan& plan, int64_t token,
+                         int32_t first, int64_t piece, float (&sums)[Elements::kSize]) {
   ReturnedRow rows[kRowsInFlight];
   float weights[kRowsInFlight];
   Elements data[kRowsInFlight];
@@ -80,9 +79,8 @@ __device__ void add_rows(const SumResults& args, const ExchangePlan& plan, const
 #pragma unroll
   for (int i = 0; i < kRowsInFlight; ++i) {
     if (rows[i].row < 0) continue;
-    data[i] = load_returned<Elements>(memory.regions[rows[i].rank] + args.offset +
-                                      memory.rank * args.block_bytes +
-                                      rows[i].row * args.row_bytes + piece * kPieceBytes);
+    data[i] = load_returned<Elements>(args.results.at[rows[i].rank] + rows[i].row * args.row_bytes +
+                                      piece * kPieceBytes);
   }
 #pragma unroll
   for (int i = 0; i < kRowsInFlight; ++i) {
@@ -112,7 +110,8 @@ __global__ void __launch_bounds__(kSumThreads)
   const int thread = static_cast<int>(threadIdx.x);
   wait_for_previous_grids();
   bool is_missing = false;
-  if (thread < memory.ranks) {
+  if (blockIdx.x == 0 && thread == 0) tell_end_of_exchange(args.end_of_exchange);
+  if (args.flags_offset != kNoFlags && thread < memory.ranks) {
     is_missing = !wait_for_flag(memory, args.flags_offset, thread, *plan.call, Awaited::kResults);
   }
   if (__syncthreads_or(is_missing ? 1 : 0) != 0) return;
@@ -124,7 +123,7 @@ __global__ void __launch_bounds__(kSumThreads)
     const int64_t piece = i - token * pieces;
     float sums[Elements::kSize] = {};
     for (int32_t first = 0; first < args.slots; first += kRowsInFlight) {
-      add_rows<Elements>(args, plan, memory, token, first, piece, sums);
+      add_rows<Elements>(args, plan, token, first, piece, sums);
     }
     store_sums<Output>(args, token, piece, sums);
   }

@@ -390,6 +390,8 @@ TEST(ExpertParallel, CountsItsBuffers) {
 
 TEST(ExpertParallel, ExplainsItsTransport) {
   const ExpertParallelConfig config{.hidden = 128, .experts = 64, .top_k = 2, .max_tokens = 4};
+  ExpertParallelConfig wide = config;
+  wide.experts = 65;
   EXPECT_EQ(explain_expert_parallel({.ranks = 8, .config = config}).chosen, "peer_memory");
   const Explanation many = explain_expert_parallel({.ranks = 9, .config = config});
   EXPECT_EQ(many.chosen, "all_gather");
@@ -399,10 +401,12 @@ TEST(ExpertParallel, ExplainsItsTransport) {
                 {.ranks = 2, .config = config, .is_one_host = false, .has_all_to_all = true})
                 .chosen,
             "all_to_all");
-  const Explanation on_gpus = explain_expert_parallel(
-      {.ranks = 2, .config = config, .device = {.type = DeviceType::kCuda, .index = 0}});
-  EXPECT_NE(on_gpus.chosen, "all_gather");
-  EXPECT_EQ(on_gpus.candidates[2].reason, "rows travel between CPUs alone; GPUs have peer_memory");
+  // NCCL takes no more ranks on GPUs than its kernels.
+  const Device gpu{.type = DeviceType::kCuda, .index = 0};
+  const Explanation on_gpus =
+      explain_expert_parallel({.ranks = 65, .config = wide, .device = gpu, .is_one_host = false});
+  EXPECT_EQ(on_gpus.chosen, "");
+  for (const auto& candidate : on_gpus.candidates) EXPECT_NE(candidate.reason, "");
 }
 
 // --- Errors --------------------------------------------------------------------------------------
