@@ -190,6 +190,13 @@ void CudaExpertRank::send_tokens(const CodedRows& rows, const TensorView& ids,
   exchange_->start_tokens(stream);
 }
 
+EndOfExchange CudaExpertRank::finish_exchange(Stream& stream) const {
+  const EndOfExchange end = exchange_->finish(stream);
+  // Blocks are moved on another stream: the next kernel cannot start before they are here.
+  if (!exchange_->arrives_in_place()) stream.programmatic_launch = false;
+  return end;
+}
+
 void CudaExpertRank::receive_tokens(Stream stream) {
   ReceiveTokens args;
   args.sent_counts = exchange_->incoming(ExpertPart::kCounts);
@@ -211,7 +218,7 @@ void CudaExpertRank::receive_tokens(Stream stream) {
                                     .row_bytes = place.row_bytes,
                                     .unit_bytes = largest_unit({place.row_bytes})};
   }
-  args.end_of_exchange = exchange_->finish(stream);
+  args.end_of_exchange = finish_exchange(stream);
   narrowfloat::receive_tokens(args, plan_, view_, device(), stream);
 }
 
@@ -235,7 +242,7 @@ void CudaExpertRank::sum_results(const TensorView& out, Stream stream) {
   args.out_row_bytes = out.strides[0] * bits(out.dtype) / 8;
   args.cols = out.shape[1];
   args.flags_offset = exchange_->result_flags();
-  args.end_of_exchange = exchange_->finish(stream);
+  args.end_of_exchange = finish_exchange(stream);
   narrowfloat::sum_results(args, plan_, view_, device(), stream);
 }
 

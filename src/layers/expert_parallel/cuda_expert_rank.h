@@ -38,6 +38,8 @@ class CudaExpertRank final : public ExpertParallel::Impl {
   [[nodiscard]] std::byte* own_results() const override { return received(ExpertPart::kResults); }
 
   void allocate_plan();
+  // Queues the end of an exchange; the next kernel is launched on `stream` as it is then.
+  EndOfExchange finish_exchange(Stream& stream) const;
   // A part of dense rows.
   void add_part(SendTokens& args, ExpertPart part, const TensorView& rows) const;
   // Scales of any strides.
