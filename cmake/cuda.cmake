@@ -5,21 +5,13 @@
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 90a-real)
 endif()
-foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
-  if(NOT architecture MATCHES "^(90|100|103)a(-real)?$"
-     AND NOT architecture MATCHES "^([89][0-9]|1[0-9][0-9])(-real|-virtual)?$")
-    message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: expected 90a-real, 100a-real, 103a-real, or "
-                        "numbers from 80 on with -real, -virtual or neither, got ${architecture}")
-  endif()
-  # A GPU that both fit would run the driver's choice.
-  string(REGEX MATCH "^[0-9]+" number ${architecture})
-  if(architecture MATCHES "^[0-9]+a" AND CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)${number}(-real)?(;|$)")
-    message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: expected either ${number}a or ${number}, got "
-                        "both: ${CMAKE_CUDA_ARCHITECTURES}")
-  endif()
-endforeach()
+include(cmake/gpu_architectures.cmake)
+narrowfloat_check_architectures("${CMAKE_CUDA_ARCHITECTURES}")
+set(narrowfloat_gpus ${CMAKE_CUDA_ARCHITECTURES})
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
+narrowfloat_split_architectures("${narrowfloat_gpus}" CMAKE_CUDA_ARCHITECTURES portable_flags)
+string(APPEND CMAKE_CUDA_FLAGS "${portable_flags}")
 # CMake 3.25 does not know that nvcc 13 has C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
@@ -30,7 +22,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 # Global fast-math flags are never used: `fast` mode spells out its approximations (spec 17.1).
 # Register spills are errors like all other warnings, on the architecture that kernels are tuned
 # for.
-if(CMAKE_CUDA_ARCHITECTURES STREQUAL "90a-real" OR CMAKE_CUDA_ARCHITECTURES STREQUAL "90a")
+if(narrowfloat_gpus STREQUAL "90a-real" OR narrowfloat_gpus STREQUAL "90a")
   set(ptxas_warnings -Xptxas=-warn-spills)
 else()
   # Some kernels ask for the 2048 threads of Hopper's SM at once, which ptxas ignores, with a

@@ -3,7 +3,7 @@
 find_path(NARROWFLOAT_CUDA_HEADERS cuda_runtime.h HINTS $ENV{CUDA_HOME}/include
                                                        /usr/local/cuda/include REQUIRED)
 # Which code a GPU runs is chosen as for these; all of it is Hopper's.
-set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90a)
+set(narrowfloat_gpus 80-virtual 90a)
 
 add_library(emulated_gpu STATIC tests/emulator/instructions.cpp tests/emulator/runtime.cpp
                                 tests/emulator/schedule.cpp tests/emulator/tensor_maps.cpp)
