@@ -21,7 +21,7 @@ struct StridedMatrix {
 // that the inner loop reads memory in order.
 class PackedMatrix {
  public:
-  static constexpr int64_t kStrip = 8;
+  static constexpr int64_t kStrip = 16;
 
   PackedMatrix() = default;
   // Reuses the memory of what was packed before.
