@@ -3,8 +3,9 @@
 //
 // All values carry that header's factor 2^-6. A rounded value then has the exponents of E4M3's
 // denormals and first normals, and an E4M3 conversion, exact here, leaves the code in bits 2 to 4
-// of a byte. Only magnitudes are rounded: a negative number would be rounded to the grid of small
-// ones, and zeros would lose their sign. The signs come from the input words.
+// of a byte; portable code, which has no such instruction, moves it there. Only magnitudes are
+// rounded: a negative number would be rounded to the grid of small ones, and zeros would lose their
+// sign. The signs come from the input words.
 //
 // Valid for v < 7: larger values round outside E2M1's range. Callers test the block's largest v.
 #pragma once
@@ -38,9 +39,14 @@ __device__ inline uint32_t nibble_signs(const Elements& elements, int first) {
   return (even >> 4 & 0x08080808U) | (odd & 0x80808080U);
 }
 
-// Packs four rounded values q (with the factor) as E4M3 bytes, the code in bits 2 to 4 of each.
+// Packs four rounded values q (with the factor) in bytes, the code in bits 2 to 4 of each.
 __device__ inline uint32_t grid_codes(float q0, float q1, float q2, float q3) {
-  return to_e4m3x2(q0, q1) | static_cast<uint32_t>(to_e4m3x2(q2, q3)) << 16;
+  if constexpr (kHasHopperInstructions) {
+    return to_e4m3x2(q0, q1) | static_cast<uint32_t>(to_e4m3x2(q2, q3)) << 16;
+  } else {
+    return (e2m1_grid_code(q0) >> 20) | (e2m1_grid_code(q1) >> 12) | (e2m1_grid_code(q2) >> 4) |
+           (e2m1_grid_code(q3) << 4);
+  }
 }
 
 // Codes of elements first to first + 7, element `first` in the lowest nibble. `multiplier` is that

@@ -34,4 +34,10 @@ NF_HOST_DEVICE inline float round_to_e2m1_grid(float v) {
   return fma_rn(t, 0x1p22F, -r);
 }
 
+// The code of a rounded value, with the factor, moved left by 22 bits: times 2^-120 the value has
+// fp32's denormals and first normals where E2M1 has its own.
+NF_HOST_DEVICE inline uint32_t e2m1_grid_code(float q) {
+  return float_bits(mul_rn(q, 0x1p-126F / kE2m1Prescale));
+}
+
 }  // namespace narrowfloat

@@ -442,14 +442,15 @@ TEST_P(GroupedGemmCuda, PackedWeightsOfAllEncodingsAreLittleLargerThanTheWeights
 INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(every_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
-// The portable kernels for few and for many rows, in small, on every GPU.
+// The portable kernel for each number of rows, in small, on every GPU.
 class GroupedGemmPortable : public GpuTestWith<MoeMode> {};
 
 TEST_P(GroupedGemmPortable, IsExactForIntegersAndNearForOthers) {
   const ForcedImplementation forced("grouped_gemm", kGroupedGemmSm80.name);
-  for (const int32_t token_tile : {16, 128}) {
-    const bool is_large = token_tile == 128;
+  for (const int32_t token_tile : {8, 16, 32, 128}) {
+    const bool is_large = token_tile >= 32;
     for (const GemmData data : {GemmData::kIntegers, GemmData::kRandom}) {
+      if (data == GemmData::kRandom && token_tile > 8 && token_tile < 128) continue;
       SCOPED_TRACE(::testing::Message() << token_tile << " data " << static_cast<int>(data));
       const GemmCase gemm({.mode = GetParam(),
                            .weight_rows = 160,

@@ -260,6 +260,21 @@ void wait_for_copies() {
   }
 }
 
+void end_copy_group() {
+  if (!machine().is_late) return;
+  Fiber& fiber = current();
+  ++fiber.copy_groups;
+  fiber.copies.push_back([&fiber] { --fiber.copy_groups; });
+}
+
+void wait_for_copy_groups(int newest) {
+  Fiber& fiber = current();
+  while (fiber.copy_groups > newest) {
+    fiber.copies.front()();
+    fiber.copies.pop_front();
+  }
+}
+
 uint16_t own_rank() { return static_cast<uint16_t>(1U << cluster_rank()); }
 
 void copy_to_barrier(std::function<void()> copy, uint16_t ranks, uint32_t barrier, uint32_t bytes) {

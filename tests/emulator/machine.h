@@ -77,6 +77,9 @@ void wait_for_phase(uint32_t barrier, uint32_t parity);
 void copy_async(std::function<void()> copy);
 void arrive_after_copies(uint32_t barrier);
 void wait_for_copies();
+// Copies since the last end are a group; the wait is for all groups but the newest.
+void end_copy_group();
+void wait_for_copy_groups(int newest);
 
 // A copy that ends with `bytes` on the barrier at `barrier` of the CTAs of `ranks`.
 void copy_to_barrier(std::function<void()> copy, uint16_t ranks, uint32_t barrier, uint32_t bytes);

@@ -63,6 +63,7 @@ struct Fiber {
   Block* block = nullptr;
   Wait wait;
   std::deque<std::function<void()>> copies;  // In order; arrivals among them.
+  int copy_groups = 0;                       // Whose end is among them.
   std::vector<std::function<void()>> stores;
   std::vector<Multiplication> multiplications;
   int open_group = 0;

@@ -48,6 +48,15 @@ __device__ inline void copy_16(uint32_t shared, const void* global) {
                : "memory");
 }
 
+// cp.async.commit_group: the copies of this thread since the last one are a group.
+__device__ inline void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: waits for all groups of this thread but the newest kNewest.
+template <int kNewest>
+__device__ inline void wait_for_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+}
+
 // cp.async.wait_all: waits for all copies of this thread that complete on no barrier.
 __device__ inline void wait_for_async_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

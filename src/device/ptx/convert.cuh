@@ -1,9 +1,10 @@
 // Conversions between fp32 and packed narrow floats, one instruction per function; portable code
-// has the formulas of formats/minifloat.h for E4M3. Packed results hold the first argument in the
+// has the formulas of formats/ for E4M3. Packed results hold the first argument in the
 // lower half.
 #pragma once
 
 #include "base/host_device.h"
+#include "formats/e4m3_rounding.h"
 #include "formats/minifloat.h"
 
 namespace narrowfloat {
@@ -15,7 +16,7 @@ __device__ inline uint16_t to_e4m3x2(float low, float high) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
     return result;
   } else {
-    return static_cast<uint16_t>(E4M3::encode(low) | E4M3::encode(high) << 8);
+    return static_cast<uint16_t>(encode_e4m3_by_addition(low) | encode_e4m3_by_addition(high) << 8);
   }
 }
 

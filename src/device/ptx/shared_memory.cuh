@@ -18,6 +18,16 @@ __device__ inline uint32_t load_shared(uint32_t address) {
   return result;
 }
 
+// ld.shared.v2.u32: 8 bytes.
+__device__ inline uint2 load_shared_8(uint32_t address) {
+  uint2 result;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(result.x), "=r"(result.y)
+               : "r"(address)
+               : "memory");
+  return result;
+}
+
 // ld.shared.v4.u32: 16 bytes.
 __device__ inline uint4 load_shared_16(uint32_t address) {
   uint4 result;

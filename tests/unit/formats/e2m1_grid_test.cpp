@@ -32,5 +32,12 @@ TEST(RoundToE2m1Grid, IsTheNumberOfTheCodeAroundNumbersAndTies) {
   }
 }
 
+TEST(E2m1GridCode, IsTheCode) {
+  for (uint32_t code = 0; code < 8; ++code) {
+    const float q = E2M1::decode(static_cast<uint8_t>(code)) * kE2m1Prescale;
+    EXPECT_EQ(e2m1_grid_code(q), code << 22);
+  }
+}
+
 }  // namespace
 }  // namespace narrowfloat

@@ -1,47 +1,59 @@
-// The portable grouped GEMM: a CTA multiplies up to kTokens rows of a tile with 128 weight rows, a
-// warp with 16 of them.
+// The portable grouped GEMM: a CTA multiplies up to kTokens rows of a tile with 64 or 128 weight
+// rows, a warp up to 64 of them with 16 or 32.
 //
-//   rows, bf16:  global -> shared memory, two stages of 128 columns (cp.async)
-//   weights:     global -> registers of the lanes that decode them, a chunk ahead
-//   sums:        per block of 32 columns where UE8M0 scales are their factors, else per chunk where
-//                rows have scales of 1x128, else of all columns; fp32
+//   rows, bf16, and weights:  global -> shared memory, kStages chunks of 128 columns (cp.async)
+//   operands:                 shared memory -> registers, where weights are decoded
+//   sums:                     per block of 32 columns where UE8M0 scales are their factors, else
+//                             per chunk where rows have scales of 1x128, else of all columns; fp32
 //
 // Both operands have the order of columns of mma_image.h: a lane reads 16 bytes of a token a block.
-// Rows in shared memory are 64 bytes further than their length apart, so that eight lanes read all
-// banks.
+// A token has 256 bytes of a stage; those of odd tokens have their halves of 128 bytes swapped in
+// pieces of 64, so that eight lanes read all banks. The order of additions is the same in every
+// tile, and so are the bits of a row.
 #pragma once
+
+#include <algorithm>
 
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/mma.cuh"
-#include "device/ptx/shared_memory.cuh"
 #include "ops/grouped_gemm/sm80/gemm_mma.h"
 #include "ops/grouped_gemm/sm80/mma_weights.cuh"
 #include "ops/grouped_gemm/sm90/finish.cuh"
 #include "runtime/cuda/launch.h"
+#include "runtime/cuda/shared_memory_opt_in.h"
 
 namespace narrowfloat {
-
-inline constexpr int kMmaWarps = 8;
-inline constexpr int kMmaThreads = 32 * kMmaWarps;
 
 template <MmaCoding kCodingOf, bool kGroups, int kRows>
 struct MmaConfig {
   static constexpr MmaCoding kCoding = kCodingOf;
   static constexpr bool kHasGroups = kGroups;  // Rows have scales of 1x128.
+  static constexpr bool kHasBlockFactors = kCoding == MmaCoding::kMxfp8;
   static constexpr int kTokens = kRows;
-  static constexpr int kCtasPerSm = kRows <= 16 ? 2 : 0;  // At least; 0: what the compiler finds.
-  static constexpr bool kHasBlockFactors =
-      kCoding == MmaCoding::kMxfp8 || kCoding == MmaCoding::kMxfp4;
-};
 
-inline constexpr int kMmaRowBytes = 2 * kMmaChunkCols + 64;
+  // A warp has kWarpTokens and kStrips of 16 weight rows. Sums of chunks take registers.
+  static constexpr int kStrips = kRows < 64 ? 1 : 2;
+  static constexpr int kWarpTokens = std::min(kRows, kGroups ? 32 : 64);
+  static constexpr int kTokenWarps = kRows / kWarpTokens;
+  static constexpr int kRowWarps = kGroups && kRows == 64 ? 2 : 4;
+  static constexpr int kThreads = 32 * kTokenWarps * kRowWarps;
+  static constexpr int kCtaStrips = kRowWarps * kStrips;
+  // At least. As Hopper's own code, which seldom runs, spills registers otherwise.
+  static constexpr int kManyCtas = kHasHopperInstructions ? 2 : 3;
+  static constexpr int kCtasPerSm = kRows <= 16 ? 5 : kRows == 32 ? 4 : kManyCtas;
 
-template <int kTokens>
-struct MmaShared {
-  alignas(16) uint8_t rows[2][kTokens][kMmaRowBytes];
-  float scales[2][kTokens];
-  int64_t sources[kTokens];  // Rows of the input; -1: none.
+  // A stage: rows, strips of weights, scales of rows.
+  static constexpr int kRowBytes = 2 * kMmaChunkCols;
+  static constexpr int kWeightsAt = kTokens * kRowBytes;
+  static constexpr int kScalesAt = kWeightsAt + kCtaStrips * mma_chunk_bytes(kCoding);
+  static constexpr int kStageBytes = kScalesAt + (kGroups ? 4 * kTokens : 0);
+  // As many as leave room for several CTAs.
+  static constexpr int kStages =
+      std::clamp(44 * 1024 / kStageBytes, mma_code_bits(kCoding) == 16 && kRows <= 16 ? 3 : 2, 6);
+  static constexpr int kSourcesAt = kStages * kStageBytes;
+  static constexpr int kSharedBytes = kSourcesAt + 8 * kTokens;
+  static_assert(kSharedBytes <= kMmaSharedBytes);
 };
 
 // The rows of a tile that a CTA takes.
@@ -66,189 +78,301 @@ struct MmaTile {
   }
 };
 
-template <int kTokens>
-class MmaRows {
+// Copies of chunks into stages, by all threads of the CTA.
+template <class Config>
+class MmaCopies {
  public:
-  __device__ MmaRows(const GemmParams& params, const MmaTile& tile, MmaShared<kTokens>& shared)
-      : params_(params), shared_(shared) {
-    for (int i = static_cast<int>(threadIdx.x); i < kTokens; i += kMmaThreads) {
+  // Writes the rows of the input to shared memory; the CTA must meet before the first copy().
+  __device__ MmaCopies(const GemmParams& params, const MmaTile& tile, uint8_t* shared)
+      : params_(params),
+        shared_(shared_address(shared)),
+        sources_(reinterpret_cast<int64_t*>(shared + Config::kSourcesAt)),
+        weights_(params.image + tile.expert * params.expert_bytes) {
+    for (int i = thread(); i < Config::kTokens; i += Config::kThreads) {
       int64_t source = -1;
       if (i < tile.num_rows) {
         const int64_t row = tile.first_row + i;
         source = params.row_to_token == nullptr ? row : params.row_to_token[row];
         if (source < 0 || source >= params.input_rows) source = -1;
       }
-      shared.sources[i] = source;
+      sources_[i] = source;
     }
-    __syncthreads();
   }
 
-  // Starts the copy of a chunk; zeros where there is no row or column.
-  __device__ void copy(int chunk, bool has_scales) const {
-    constexpr int kPieces = 2 * kMmaChunkCols / 16;  // A row has so many.
-    for (int i = static_cast<int>(threadIdx.x); i < kTokens * kPieces; i += kMmaThreads) {
-      const int token = i / kPieces;
-      const int col = chunk * kMmaChunkCols + i % kPieces * 8;
-      const int64_t source = shared_.sources[token];
+  // Starts the copy of a chunk.
+  __device__ void copy(int chunk, int stage) const {
+    const uint32_t to = shared_ + static_cast<uint32_t>(stage * Config::kStageBytes);
+    copy_weights(chunk, to + Config::kWeightsAt);
+    copy_rows(chunk, to);
+    if constexpr (Config::kHasGroups) copy_scales(chunk, to + Config::kScalesAt);
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  // A warp copies whole strips. Beyond the last one it reads that one again.
+  __device__ void copy_weights(int chunk, uint32_t to) const {
+    constexpr int kChunkBytes = mma_chunk_bytes(Config::kCoding);
+    constexpr int kWarpStrips = Config::kStrips / Config::kTokenWarps;
+    static_assert(kWarpStrips * Config::kTokenWarps == Config::kStrips);
+#pragma unroll
+    for (int i = 0; i < kWarpStrips; ++i) {
+      const int own = thread() / 32 * kWarpStrips + i;
+      const int strip =
+          min(static_cast<int>(blockIdx.y) * Config::kCtaStrips + own, params_.blocks - 1);
+      const uint8_t* from = weights_ + strip * params_.block_bytes + int64_t{chunk} * kChunkBytes;
+#pragma unroll
+      for (int at = 0; at < kChunkBytes; at += 512) {
+        const int byte = at + thread() % 32 * 16;
+        if (byte < kChunkBytes) {
+          copy_16(to + static_cast<uint32_t>(own * kChunkBytes + byte), from + byte);
+        }
+      }
+    }
+  }
+
+  // Zeros where there is no row or column.
+  __device__ void copy_rows(int chunk, uint32_t to) const {
+    constexpr int kPieces = Config::kRowBytes / 16;
+    constexpr int kTokensAtOnce = Config::kThreads / kPieces;
+    static_assert(kTokensAtOnce % 2 == 0 && Config::kTokens % kTokensAtOnce == 0);
+    const int piece = thread() % kPieces;
+    const int first = thread() / kPieces;
+    const int col = chunk * kMmaChunkCols + piece * 8;
+    const uint32_t place = static_cast<uint32_t>(piece ^ first % 2 * 4) * 16;
+#pragma unroll(Config::kTokens < 64 ? 4 : 1)
+    for (int token = first; token < Config::kTokens; token += kTokensAtOnce) {
+      const int64_t source = sources_[token];
       const bool is_there = source >= 0 && col < params_.cols;
       const uint8_t* from = is_there
                                 ? params_.values + source * params_.row_bytes + 2 * int64_t{col}
                                 : params_.values;
-      copy_16(shared_address(&shared_.rows[chunk % 2][token][i % kPieces * 16]), from,
+      copy_16(to + static_cast<uint32_t>(token * Config::kRowBytes) + place, from,
               is_there ? 16 : 0);
-    }
-    if (!has_scales) return;
-    for (int i = static_cast<int>(threadIdx.x); i < kTokens; i += kMmaThreads) {
-      const int64_t source = shared_.sources[i];
-      const int64_t at = source * params_.group_row_stride + chunk * params_.group_stride;
-      copy_4(shared_address(&shared_.scales[chunk % 2][i]),
-             params_.group_scales + max(at, int64_t{0}), source >= 0 ? 4 : 0);
     }
   }
 
- private:
+  __device__ void copy_scales(int chunk, uint32_t to) const {
+    for (int i = thread(); i < Config::kTokens; i += Config::kThreads) {
+      const int64_t source = sources_[i];
+      const int64_t at = source * params_.group_row_stride + chunk * params_.group_stride;
+      copy_4(to + static_cast<uint32_t>(4 * i), params_.group_scales + max(at, int64_t{0}),
+             source >= 0 ? 4 : 0);
+    }
+  }
+
   const GemmParams& params_;
-  MmaShared<kTokens>& shared_;
+  uint32_t shared_;
+  int64_t* sources_;  // -1: no row.
+  const uint8_t* weights_;
+};
+
+// The place of a warp in its CTA, and of a lane in its warp.
+template <class Config>
+struct MmaPlace {
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  int first_token = static_cast<int>(threadIdx.x) / 32 / Config::kRowWarps * Config::kWarpTokens;
+  int first_strip = static_cast<int>(threadIdx.x) / 32 % Config::kRowWarps * Config::kStrips;
 };
 
 // The sums of a warp: of 8 tokens each, as multiply_add_bf16() has them.
 template <class Config>
 struct MmaSums {
-  static constexpr int kTiles = Config::kTokens / 8;
-  using Shared = MmaShared<Config::kTokens>;
+  static constexpr int kTiles = Config::kWarpTokens / 8;
+  static constexpr int kStrips = Config::kStrips;
+  using Weights = MmaWeights<Config::kCoding>;
 
-  float sums[kTiles][4] = {};
-  float totals[Config::kHasGroups ? kTiles : 1][4] = {};
+  float sums[kTiles][kStrips][4] = {};
+  float totals[Config::kHasGroups ? kTiles : 1][kStrips][4] = {};
 
-  // Adds a chunk of 128 columns.
-  __device__ void add(const MmaWeights<Config::kCoding>& weights, const Shared& shared, int stage,
-                      int lane) {
-    const uint32_t rows =
-        shared_address(shared.rows[stage][lane / 4]) + static_cast<uint32_t>(lane % 4) * 16;
-#pragma unroll
-    for (int block = 0; block < kMmaChunkCols / 32; ++block) {
-      uint32_t a[2][4];
-      weights.decode(block, lane, a);
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const uint4 b =
-            load_shared_16(rows + static_cast<uint32_t>(i * 8 * kMmaRowBytes + block * 64));
-        if constexpr (Config::kHasBlockFactors) {
-          float inner[4] = {};
-          multiply_add_bf16(inner, a[0], b.x, b.y);
-          multiply_add_bf16(inner, a[1], b.z, b.w);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            sums[i][k] = __fmaf_rn(weights.factor(k / 2, block), inner[k], sums[i][k]);
-          }
-        } else {
-          multiply_add_bf16(sums[i], a[0], b.x, b.y);
-          multiply_add_bf16(sums[i], a[1], b.z, b.w);
-        }
-      }
+  // Adds the chunk of 128 columns of a stage.
+  __device__ void add(uint32_t stage, const MmaPlace<Config>& place) {
+    constexpr int kChunkBytes = mma_chunk_bytes(Config::kCoding);
+    const uint32_t strips =
+        stage + Config::kWeightsAt + static_cast<uint32_t>(place.first_strip * kChunkBytes);
+    if constexpr (kStrips == 1) {
+      Weights weights[1] = {{strips, place.lane}};
+      add(weights, stage, place);
+    } else {
+      Weights weights[2] = {{strips, place.lane}, {strips + kChunkBytes, place.lane}};
+      add(weights, stage, place);
     }
-    if constexpr (Config::kHasGroups) add_to_totals(weights, shared.scales[stage], lane);
   }
 
-  [[nodiscard]] __device__ float result(int tile, int index) const {
-    if constexpr (Config::kHasGroups) return totals[tile][index];
-    return sums[tile][index];
+  [[nodiscard]] __device__ float result(int tile, int strip, int index) const {
+    float sum = 0.0F;
+    if constexpr (Config::kHasGroups) {
+      sum = totals[tile][strip][index];
+    } else {
+      sum = sums[tile][strip][index];
+    }
+    if constexpr (Weights::kSumFactor == 1.0F) return sum;
+    return __fmul_rn(sum, Weights::kSumFactor);
   }
 
  private:
-  __device__ void add_to_totals(const MmaWeights<Config::kCoding>& weights,
-                                const float* shared_scales, int lane) {
+  __device__ void add(Weights (&weights)[kStrips], uint32_t stage, const MmaPlace<Config>& place) {
+    const int token = place.first_token + place.lane / 4;
+    const uint32_t rows = stage + static_cast<uint32_t>(token * Config::kRowBytes) +
+                          static_cast<uint32_t>(place.lane % 4) * 16;
+    // Of even and odd blocks of 32 columns.
+    const uint32_t starts[2] = {rows + static_cast<uint32_t>(token % 2) * 64,
+                                rows + static_cast<uint32_t>(1 - token % 2) * 64};
+#pragma unroll(Config::kHasBlockFactors ? 1 : 4)
+    for (int block = 0; block < kMmaChunkCols / 32; ++block) {
+      uint32_t a[kStrips][2][4];
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) weights[strip].decode(block, a[strip]);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        const uint4 b = load_shared_16(
+            starts[block % 2] + static_cast<uint32_t>(i * 8 * Config::kRowBytes + block / 2 * 128));
+#pragma unroll
+        for (int strip = 0; strip < kStrips; ++strip) {
+          add_block(weights[strip], block, a[strip], b, sums[i][strip]);
+        }
+      }
+    }
+    if constexpr (Config::kHasGroups) {
+      add_to_totals(weights, stage + Config::kScalesAt, place);
+    }
+  }
+
+  __device__ static void add_block(const Weights& weights, int block, const uint32_t (&a)[2][4],
+                                   const uint4& b, float (&to)[4]) {
+    if constexpr (Config::kHasBlockFactors) {
+      float inner[4] = {};
+      multiply_add_bf16(inner, a[0], b.x, b.y);
+      multiply_add_bf16(inner, a[1], b.z, b.w);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        to[k] = __fmaf_rn(weights.factor(k / 2, block), inner[k], to[k]);
+      }
+    } else {
+      multiply_add_bf16(to, a[0], b.x, b.y);
+      multiply_add_bf16(to, a[1], b.z, b.w);
+    }
+  }
+
+  __device__ void add_to_totals(const Weights (&weights)[kStrips], uint32_t scales,
+                                const MmaPlace<Config>& place) {
+    const uint32_t own =
+        scales + static_cast<uint32_t>(4 * (place.first_token + place.lane % 4 * 2));
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        float factor = shared_scales[8 * i + lane % 4 * 2 + k % 2];
-        if constexpr (Config::kCoding == MmaCoding::kE4m3Scaled) {
-          factor = __fmul_rn(factor, weights.factor(k / 2, 0));
+      for (int k = 0; k < 2; ++k) {
+        const float scale = bits_float(load_shared(own + static_cast<uint32_t>(4 * (8 * i + k))));
+#pragma unroll
+        for (int at = 0; at < 2 * kStrips; ++at) {
+          const int strip = at / 2;
+          const int row = at % 2;
+          float factor = scale;
+          if constexpr (Config::kCoding == MmaCoding::kE4m3Scaled) {
+            factor = __fmul_rn(factor, weights[strip].factor(row, 0));
+          }
+          float& sum = sums[i][strip][2 * row + k];
+          float& total = totals[i][strip][2 * row + k];
+          total = __fmaf_rn(factor, sum, total);
+          sum = 0.0F;
         }
-        totals[i][k] = __fmaf_rn(factor, sums[i][k], totals[i][k]);
-        sums[i][k] = 0.0F;
       }
     }
   }
 };
 
 template <class Config>
-__device__ void store_mma_sums(const GemmParams& params, const MmaTile& tile, int strip,
-                               const MmaSums<Config>& sums) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int col = strip * kMmaStripRows + lane / 4 * 2;
+__device__ void store_mma_sums(const GemmParams& params, const MmaTile& tile,
+                               const MmaPlace<Config>& place, const MmaSums<Config>& sums) {
   const ColumnFactors columns(params, tile.expert);
-  const ColumnFactor low = columns.of(col);
-  const ColumnFactor high = columns.of(col + 1);
 #pragma unroll
-  for (int i = 0; i < MmaSums<Config>::kTiles; ++i) {
+  for (int strip = 0; strip < Config::kStrips; ++strip) {
+    const int index = static_cast<int>(blockIdx.y) * Config::kCtaStrips + place.first_strip + strip;
+    if (index >= params.blocks) return;
+    const int col = index * kMmaStripRows + place.lane / 4 * 2;
+    const ColumnFactor low = columns.of(col);
+    const ColumnFactor high = columns.of(col + 1);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const int token = 8 * i + lane % 4 * 2 + k;
-      if (token >= tile.num_rows) continue;
-      const int64_t row = tile.first_row + token;
-      const TokenFactor factor = load_factor(params, row);
-      store_neighbours(params, row * params.rows + col, finished(sums.result(i, k), factor, low),
-                       finished(sums.result(i, k + 2), factor, high));
+    for (int i = 0; i < MmaSums<Config>::kTiles; ++i) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int token = place.first_token + 8 * i + place.lane % 4 * 2 + k;
+        if (token >= tile.num_rows) continue;
+        const int64_t row = tile.first_row + token;
+        const TokenFactor factor = load_factor(params, row);
+        store_neighbours(params, row * params.rows + col,
+                         finished(sums.result(i, strip, k), factor, low),
+                         finished(sums.result(i, strip, k + 2), factor, high));
+      }
     }
   }
 }
 
 template <class Config>
-__global__ void __launch_bounds__(kMmaThreads, Config::kCtasPerSm)
+__global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
     multiply_tiles_kernel(const __grid_constant__ GemmParams params) {
-  NF_DYNAMIC_SHARED(uint8_t, shared_bytes, 16);
-  auto& shared = *reinterpret_cast<MmaShared<Config::kTokens>*>(shared_bytes);
+  NF_DYNAMIC_SHARED(uint8_t, shared, 16);
   wait_for_previous_grids();
   trigger_dependent_launch();
   const MmaTile tile = MmaTile::of<Config::kTokens>(params);
   if (tile.num_rows == 0) return;
-  const MmaRows<Config::kTokens> rows(params, tile, shared);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int strip = static_cast<int>(blockIdx.y * kMmaWarps + threadIdx.x / 32);
-  const bool has_strip = strip < params.blocks;
-  const uint8_t* chunk = params.image + tile.expert * params.expert_bytes +
-                         (has_strip ? strip : 0) * params.block_bytes;
-  constexpr int kChunkBytes = mma_chunk_bytes(Config::kCoding);
-  MmaWeights<Config::kCoding> weights;
-  MmaWeights<Config::kCoding> next;
+  const MmaCopies<Config> copies(params, tile, shared);
+  const MmaPlace<Config> place;
+  // Warps of rows beyond the last one only copy.
+  const bool has_rows = place.first_token < tile.num_rows;
   MmaSums<Config> sums;
-  rows.copy(0, Config::kHasGroups);
-  next.load(chunk, lane);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < Config::kStages - 1; ++i) {
+    if (i < params.units) copies.copy(i, i);
+    end_copy_group();
+  }
+  int stage = 0;
+  int free_stage = Config::kStages - 1;
 #pragma unroll 1
   for (int i = 0; i < params.units; ++i) {
-    wait_for_async_copies();
-    // The chunk is there, and nobody reads the other stage any more.
+    wait_for_copy_groups<Config::kStages - 2>();
+    // The chunk is there, and nobody reads the stage before it any more.
     __syncthreads();
-    weights = next;
-    if (i + 1 < params.units) {
-      rows.copy(i + 1, Config::kHasGroups);
-      chunk += kChunkBytes;
-      next.load(chunk, lane);
+    if (i + Config::kStages - 1 < params.units) {
+      copies.copy(i + Config::kStages - 1, free_stage);
     }
-    sums.add(weights, shared, i % 2, lane);
+    end_copy_group();
+    if (has_rows) {
+      sums.add(shared_address(shared) + static_cast<uint32_t>(stage * Config::kStageBytes), place);
+    }
+    free_stage = stage;
+    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
-  if (has_strip) store_mma_sums(params, tile, strip, sums);
+  if (has_rows) store_mma_sums(params, tile, place, sums);
 }
 
 template <class Config>
-void launch_multiply_tiles(const GemmParams& params, Stream stream) {
+void launch_multiply_tiles(const GemmParams& params, Stream stream, int device) {
   const auto ctas = static_cast<unsigned>(params.max_tiles) * static_cast<unsigned>(params.splits);
-  const auto strips = static_cast<unsigned>(ceil_div(params.blocks, kMmaWarps));
-  constexpr size_t kSharedBytes = sizeof(MmaShared<Config::kTokens>);
-  static_assert(kSharedBytes <= 48 * 1024);
-  launch(multiply_tiles_kernel<Config>, {dim3(ctas, strips), dim3(kMmaThreads), kSharedBytes},
-         stream, params);
+  const auto strips = static_cast<unsigned>(ceil_div(params.blocks, Config::kCtaStrips));
+  constexpr auto kKernel = multiply_tiles_kernel<Config>;
+  static SharedMemoryOptIn opt_in;
+  opt_in.allow(reinterpret_cast<const void*>(kKernel), Config::kSharedBytes, device);
+  launch(kKernel, {dim3(ctas, strips), dim3(Config::kThreads), Config::kSharedBytes}, stream,
+         params);
 }
 
-// `tokens` chooses between tiles of few rows and of many.
 template <MmaCoding kCoding, bool kHasGroups>
-void launch_mma(const GemmParams& params, int tokens, Stream stream) {
-  if (tokens == kFewMmaTokens) {
-    return launch_multiply_tiles<MmaConfig<kCoding, kHasGroups, kFewMmaTokens>>(params, stream);
+void launch_mma(const GemmParams& params, const MmaLaunch& shape, Stream stream) {
+  const auto launch_for = [&]<int kTokens>() {
+    launch_multiply_tiles<MmaConfig<kCoding, kHasGroups, kTokens>>(params, stream, shape.device);
+  };
+  switch (shape.tokens) {
+    case 8:
+      return launch_for.template operator()<8>();
+    case 16:
+      return launch_for.template operator()<16>();
+    case 32:
+      return launch_for.template operator()<32>();
+    default:
+      return launch_for.template operator()<64>();
   }
-  launch_multiply_tiles<MmaConfig<kCoding, kHasGroups, kManyMmaTokens>>(params, stream);
 }
 
 }  // namespace narrowfloat

@@ -6,15 +6,22 @@
 
 namespace narrowfloat {
 
-// Rows that a CTA takes.
-inline constexpr int kFewMmaTokens = 16;
-inline constexpr int kManyMmaTokens = 64;
+// Shared memory of a CTA, at most: what compute capability 8.6 has.
+inline constexpr int kMmaSharedBytes = 99 * 1024;
 
-// `tokens`: one of the two. GemmParams as for Hopper, but for the image: `blocks` strips of `units`
-// chunks, `block_bytes` from a strip to the next.
-void launch_mma_16_bit(const GemmParams& params, int tokens, Stream stream);
-void launch_mma_8_bit(MmaCoding coding, const GemmParams& params, int tokens, Stream stream);
-void launch_mma_4_bit(MmaCoding coding, bool has_groups, const GemmParams& params, int tokens,
+// A launch of the kernel for pieces of `tokens` rows: 8, 16, 32 or 64.
+inline constexpr int kMostMmaTokens = 64;
+struct MmaLaunch {
+  int tokens = 8;
+  int device = 0;
+};
+
+// GemmParams as for Hopper, but for the image: `blocks` strips of `units` chunks, `block_bytes`
+// from a strip to the next.
+void launch_mma_16_bit(const GemmParams& params, const MmaLaunch& shape, Stream stream);
+void launch_mma_8_bit(MmaCoding coding, const GemmParams& params, const MmaLaunch& shape,
                       Stream stream);
+void launch_mma_4_bit(MmaCoding coding, bool has_groups, const GemmParams& params,
+                      const MmaLaunch& shape, Stream stream);
 
 }  // namespace narrowfloat

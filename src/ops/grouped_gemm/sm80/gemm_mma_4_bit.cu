@@ -3,14 +3,14 @@
 
 namespace narrowfloat {
 
-void launch_mma_4_bit(MmaCoding coding, bool has_groups, const GemmParams& params, int tokens,
-                      Stream stream) {
+void launch_mma_4_bit(MmaCoding coding, bool has_groups, const GemmParams& params,
+                      const MmaLaunch& shape, Stream stream) {
   if (coding == MmaCoding::kMxfp4) {
-    if (has_groups) return launch_mma<MmaCoding::kMxfp4, true>(params, tokens, stream);
-    return launch_mma<MmaCoding::kMxfp4, false>(params, tokens, stream);
+    if (has_groups) return launch_mma<MmaCoding::kMxfp4, true>(params, shape, stream);
+    return launch_mma<MmaCoding::kMxfp4, false>(params, shape, stream);
   }
-  if (has_groups) return launch_mma<MmaCoding::kNvfp4, true>(params, tokens, stream);
-  launch_mma<MmaCoding::kNvfp4, false>(params, tokens, stream);
+  if (has_groups) return launch_mma<MmaCoding::kNvfp4, true>(params, shape, stream);
+  launch_mma<MmaCoding::kNvfp4, false>(params, shape, stream);
 }
 
 }  // namespace narrowfloat

@@ -3,18 +3,19 @@
 
 namespace narrowfloat {
 
-void launch_mma_16_bit(const GemmParams& params, int tokens, Stream stream) {
-  launch_mma<MmaCoding::kBf16, false>(params, tokens, stream);
+void launch_mma_16_bit(const GemmParams& params, const MmaLaunch& shape, Stream stream) {
+  launch_mma<MmaCoding::kBf16, false>(params, shape, stream);
 }
 
-void launch_mma_8_bit(MmaCoding coding, const GemmParams& params, int tokens, Stream stream) {
+void launch_mma_8_bit(MmaCoding coding, const GemmParams& params, const MmaLaunch& shape,
+                      Stream stream) {
   if (coding == MmaCoding::kE4m3) {
-    return launch_mma<MmaCoding::kE4m3, false>(params, tokens, stream);
+    return launch_mma<MmaCoding::kE4m3, false>(params, shape, stream);
   }
   if (coding == MmaCoding::kMxfp8) {
-    return launch_mma<MmaCoding::kMxfp8, false>(params, tokens, stream);
+    return launch_mma<MmaCoding::kMxfp8, false>(params, shape, stream);
   }
-  launch_mma<MmaCoding::kE4m3Scaled, true>(params, tokens, stream);
+  launch_mma<MmaCoding::kE4m3Scaled, true>(params, shape, stream);
 }
 
 }  // namespace narrowfloat

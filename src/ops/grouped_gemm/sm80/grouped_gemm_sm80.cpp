@@ -19,6 +19,10 @@ RowFormat row_format(const GroupedGemmProblem& problem) {
   return moe_mode_info(problem.mode).input;
 }
 
+bool has_groups(const GroupedGemmProblem& problem) {
+  return row_format(problem) == RowFormat::kFp8Group;
+}
+
 int64_t decoded_bytes(const GroupedGemmProblem& problem, int64_t rows) {
   return round_up(rows * problem.cols * 2, kGemmAlignment);
 }
@@ -72,15 +76,18 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
                          ? rows_in(call.workspace, problem, rows.count).factors
                          : rows.row_scale;
   params.row_to_token = rows.row_to_token;
-  if (format == RowFormat::kFp8Group) {
+  if (has_groups(problem)) {
     params.group_scales = static_cast<const float*>(rows.scales);
     params.group_row_stride = rows.scale_row_stride;
     params.group_stride = rows.scale_block_stride;
   }
 }
 
+// Of the kernel's tiles, the smallest that holds one of `token_tile` rows, or the largest.
 int tokens_of(int64_t token_tile) {
-  return token_tile <= kFewMmaTokens ? kFewMmaTokens : kManyMmaTokens;
+  int tokens = 8;
+  while (tokens < token_tile && tokens < kMostMmaTokens) tokens *= 2;
+  return tokens;
 }
 
 void set_tiles(const GemmCall& call, GemmParams& params) {
@@ -117,15 +124,14 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   set_tiles(call, params);
   set_epilogue(call, params);
   const MmaCoding coding = mma_coding(problem.mode);
-  const int tokens = tokens_of(call.tiles.token_tile);
+  const MmaLaunch shape{.tokens = tokens_of(call.tiles.token_tile), .device = problem.device.index};
   switch (mma_code_bits(coding)) {
     case 16:
-      return launch_mma_16_bit(params, tokens, stream);
+      return launch_mma_16_bit(params, shape, stream);
     case 8:
-      return launch_mma_8_bit(coding, params, tokens, stream);
+      return launch_mma_8_bit(coding, params, shape, stream);
     default:
-      return launch_mma_4_bit(coding, row_format(problem) == RowFormat::kFp8Group, params, tokens,
-                              stream);
+      return launch_mma_4_bit(coding, has_groups(problem), params, shape, stream);
   }
 }
 
@@ -141,6 +147,9 @@ int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
 Support supports(const GroupedGemmProblem& problem) {
   Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
+  if (cuda_device(problem.device.index).max_shared_bytes_per_block < kMmaSharedBytes) {
+    return Support::no("the device has less than 99 KB of shared memory for a block");
+  }
   if (problem.cols >= kMaxCols) return Support::no("2^29 columns or more");
   if (problem.rows >= kMaxRows) return Support::no("2^22 weight rows or more");
   return Support::yes();

@@ -10,7 +10,9 @@
 //
 //   bf16   pieces [2 rows][4 blocks]    8 columns in order
 //   E4M3   pieces [2 rows][2 blocks]    two blocks, each two words of columns 0 2 1 3
-//   E2M1   pieces [2 rows]              four blocks, each a word of columns 0 2 4 6 1 3 5 7
+//   E2M1   pieces [2 rows]              four blocks, each a word: place_e2m1()
+//
+// E4M3 codes that have a scale and are NaN make that scale NaN, and count for numbers.
 //
 // Scales: [8 g][2 rows] of F32 for the chunk (1), UE8M0 of its blocks of 32 (4), or E4M3 of its
 // blocks of 16 (8). Columns are padded with codes that mean zero, and scales of 1.
@@ -47,6 +49,13 @@ NF_HOST_DEVICE constexpr int mma_pieces(MmaCoding coding) { return mma_code_bits
 NF_HOST_DEVICE constexpr int mma_code_bytes(MmaCoding coding) { return mma_pieces(coding) * 512; }
 NF_HOST_DEVICE constexpr int mma_chunk_bytes(MmaCoding coding) {
   return mma_code_bytes(coding) + kMmaStripRows * mma_scale_bytes(coding);
+}
+
+// The bits of the E2M1 code of column 2 * pair in its word; those of column 2 * pair + 1 are 16
+// further. Of three pairs they are apart as in bf16, in what these leave are those of the fourth.
+NF_HOST_DEVICE constexpr uint32_t place_e2m1(uint32_t code, int pair) {
+  if (pair < 3) return ((code & 7U) << 6 | (code & 8U) << 12) >> (3 * pair);
+  return (code & 12U) << 11 | (code & 3U) << 10;
 }
 
 inline MmaCoding mma_coding(MoeMode mode) {

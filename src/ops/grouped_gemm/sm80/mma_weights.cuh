@@ -1,108 +1,161 @@
-// Packed weights (mma_image.h) in the registers of a lane, and as operands of
-// multiply_add_bf16(): a chunk of 128 columns of a strip, decoded block by block of 32 columns.
+// Packed weights (mma_image.h) of a lane: read from shared memory and decoded to operands of
+// multiply_add_bf16(), a block of 32 columns at a time.
 //
-// E2M1 and E4M3 codes are shifted to the exponent and mantissa of bf16, which is the number times a
-// small power of two, and multiplied by its reciprocal: exact, as is the product of E2M1 and an
-// E4M3 scale. UE8M0 scales are factors of a block's sums, since bf16 has not all products.
+// E2M1 and E4M3 codes are moved to the exponent and mantissa of bf16, which is the number times a
+// small power of two, and multiplied by its reciprocal: exact. E4M3 scales of E2M1 codes, with that
+// reciprocal but for 2^-8, are the factor instead; UE8M0 scales of E2M1 codes, as 2^-2 of them, are
+// a second one. Sums are multiplied by what is missing (kSumFactor). UE8M0 scales of E4M3 codes are
+// factors of a block's sums, since bf16 has not all products.
 #pragma once
 
 #include "device/ptx/packed.cuh"
-#include "device/vector_io.cuh"
+#include "device/ptx/shared_memory.cuh"
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/sm80/mma_image.h"
 
 namespace narrowfloat {
 
-// Two E2M1 codes, at bits 0 and 16.
-__device__ inline uint32_t e2m1_to_bf16x2(uint32_t codes) {
-  constexpr uint32_t kTwoTo126 = 0x7E807E80U;
-  const uint32_t small = (codes & 0x00070007U) << 6 | (codes & 0x00080008U) << 12;
-  return mul_bf16x2(small, kTwoTo126);
+// Pairs of bf16 powers of two.
+inline constexpr uint32_t kPairTwoTo127 = 0x7F007F00U;
+inline constexpr uint32_t kPairTwoTo126 = 0x7E807E80U;
+inline constexpr uint32_t kPairTwoTo120 = 0x7B807B80U;
+inline constexpr uint32_t kPairTwoTo111 = 0x77007700U;
+inline constexpr uint32_t kPairQuarter = 0x3E803E80U;
+
+// Pair `pair` of a word of E2M1 codes in the places of place_e2m1(), times 2^-126.
+__device__ inline uint32_t small_e2m1(uint32_t word, int pair) {
+  constexpr uint32_t kPlaces = 0x81C081C0U;
+  if (pair < 3) return word << (3 * pair) & kPlaces;
+  return (word << 1 & 0x80008000U) | (word >> 5 & 0x01000100U) | (word >> 4 & 0x00C000C0U);
 }
 
-// Two E4M3 codes, at bits 0 and 16.
-__device__ inline uint32_t e4m3_to_bf16x2(uint32_t codes) {
-  constexpr uint32_t kTwoTo120 = 0x7B807B80U;
-  const uint32_t magnitudes = codes & 0x007F007FU;
-  const uint32_t small = magnitudes << 4 | (codes & 0x00800080U) << 8;
-  // Bit 7 of a half is set where the code is NaN; then all bits of the exponent are.
-  const uint32_t nan = (magnitudes + 0x00010001U) & 0x00800080U;
-  return mul_bf16x2(small, kTwoTo120) | ((nan << 8) - nan);
+// The E4M3 codes in the upper bytes of the halves, times 2^-120. NaN is 480.
+__device__ inline uint32_t small_e4m3_of_upper(uint32_t word) {
+  return (word & 0x80008000U) | (word >> 4 & 0x07F007F0U);
+}
+// Those in the lower bytes.
+__device__ inline uint32_t small_e4m3_of_lower(uint32_t word) {
+  return (word << 8 & 0x80008000U) | (word << 4 & 0x07F007F0U);
+}
+
+// Ones in the exponent where small_e4m3_...() has NaN.
+__device__ inline uint32_t nan_exponents(uint32_t small) {
+  const uint32_t nan = ((small & 0x07F007F0U) + 0x00100010U) & 0x08000800U;
+  return (nan << 4) - (nan >> 4);
+}
+
+// The E4M3 codes in the upper bytes of the halves, times 2^118.
+__device__ inline uint32_t large_e4m3(uint32_t word) {
+  const uint32_t small = small_e4m3_of_upper(word);
+  return mul_bf16x2(mul_bf16x2(small, kPairTwoTo127), kPairTwoTo111) | nan_exponents(small);
+}
+
+// The UE8M0 codes in the lower bytes of the halves, as a quarter of themselves.
+__device__ inline uint32_t quarter_ue8m0(uint32_t word) {
+  // Bit 6 is 2^-127 where the code is 0, and makes a NaN where it is 255.
+  const uint32_t is_end = ((word + 0x00010001U) | (0x01000100U - word)) & 0x01000100U;
+  return mul_bf16x2(word << 7 | is_end >> 2, kPairQuarter);
 }
 
 template <MmaCoding kCoding>
-struct MmaWeights {
-  static constexpr int kPieces = mma_pieces(kCoding);
-  static constexpr int kRowPieces = kPieces / 2;
-  static constexpr int kScaleWords = 2 * mma_scale_bytes(kCoding) / 4;  // Both rows have them.
+class MmaWeights {
+ public:
+  // What sums have to be multiplied by.
+  static constexpr float kSumFactor = kCoding == MmaCoding::kNvfp4   ? 256.0F
+                                      : kCoding == MmaCoding::kMxfp4 ? 4.0F
+                                                                     : 1.0F;
 
-  uint4 codes[kPieces];
-  uint32_t scales[kScaleWords == 0 ? 1 : kScaleWords];
-
-  __device__ void load(const uint8_t* chunk, int lane) {
+  // `chunk`: of a strip, in shared memory.
+  __device__ MmaWeights(uint32_t chunk, int lane) : codes_at_(chunk + 16 * lane) {
+    constexpr int kBytes = mma_scale_bytes(kCoding);
+    if constexpr (kBytes == 0) return;
+    const uint32_t own = chunk + mma_code_bytes(kCoding) + lane / 4 * 2 * kBytes;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      codes[i] = load_readonly<uint4>(chunk + (i * 32 + lane) * 16);
-    }
-    const uint8_t* own = chunk + mma_code_bytes(kCoding) + lane / 4 * 4 * kScaleWords;
-    if constexpr (kScaleWords == 2) {
-      const auto words = load_readonly<uint2>(own);
-      scales[0] = words.x;
-      scales[1] = words.y;
-    } else if constexpr (kScaleWords == 4) {
-      const auto words = load_readonly<uint4>(own);
-      scales[0] = words.x;
-      scales[1] = words.y;
-      scales[2] = words.z;
-      scales[3] = words.w;
+    for (int i = 0; i < kScaleWords; ++i) scales_[i] = load_shared(own + 4 * i);
+    if constexpr (kCoding == MmaCoding::kNvfp4) {
+      // Bytes h and h + 2 of a word to the upper bytes of the halves, h = 0 or 1 by lane.
+      const uint32_t selector = 0x2404U + 0x1010U * (lane % 4 / 2);
+#pragma unroll
+      for (uint32_t& word : scales_) word = large_e4m3(permute_bytes(word, 0, selector));
+    } else if constexpr (kCoding == MmaCoding::kMxfp4) {
+      const uint32_t words[2] = {scales_[0], scales_[1]};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scales_[i] = quarter_ue8m0(permute_bytes(words[i / 2], 0, i % 2 == 0 ? 0x4140U : 0x4342U));
+      }
     }
   }
 
-  // The operands of the two instructions of a block.
-  __device__ void decode(int block, int lane, uint32_t (&a)[2][4]) const {
+  // The operands of the two instructions of a block. Blocks come in order.
+  __device__ void decode(int block, uint32_t (&a)[2][4]) {
+    load(block);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        uint32_t& word = a[pair / 2][pair % 2 * 2 + row];
-        word = pair_of(row, block, pair);
-        if constexpr (kCoding == MmaCoding::kNvfp4) {
-          word = mul_bf16x2(word, block_scale(row, block, lane));
-        }
+        a[pair / 2][pair % 2 * 2 + row] = pair_of(row, block, pair);
       }
     }
   }
 
   // The factor of sums of a row: of a block of 32 columns, or of the chunk.
   [[nodiscard]] __device__ float factor(int row, int block) const {
-    if constexpr (kCoding == MmaCoding::kE4m3Scaled) return bits_float(scales[row]);
-    return UE8M0::decode(static_cast<uint8_t>(scales[row] >> (8 * block)));
+    if constexpr (kCoding == MmaCoding::kE4m3Scaled) return bits_float(scales_[row]);
+    return UE8M0::decode(static_cast<uint8_t>(scales_[row] >> (8 * block)));
   }
 
  private:
-  __device__ static uint32_t word_of(const uint4& piece, int i) {
-    return i == 0 ? piece.x : i == 1 ? piece.y : i == 2 ? piece.z : piece.w;
+  static constexpr int kBits = mma_code_bits(kCoding);
+  // A load is 16 bytes, or half of them, for fewer registers.
+  static constexpr int kLoadWords = kBits == 16 ? 4 : 2;
+  static constexpr int kBlockWords = kBits / 4;                         // Of a row.
+  static constexpr int kScaleWords = 2 * mma_scale_bytes(kCoding) / 4;  // Both rows have them.
+
+  // Words of the lane's rows from `block` on, if the last load has not had them.
+  __device__ void load(int block) {
+    const int first = block * kBlockWords;
+    if (first % kLoadWords != 0) return;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int piece = row * kBlockWords + first / 4;  // Of 4 words.
+      const uint32_t from = codes_at_ + static_cast<uint32_t>(512 * piece + first % 4 * 4);
+      if constexpr (kLoadWords == 2) {
+        const uint2 words = load_shared_8(from);
+        codes_[row][0] = words.x;
+        codes_[row][1] = words.y;
+      } else {
+        const uint4 words = load_shared_16(from);
+        codes_[row][0] = words.x;
+        codes_[row][1] = words.y;
+        codes_[row][2] = words.z;
+        codes_[row][3] = words.w;
+      }
+    }
   }
 
   // Columns 2 * pair and 2 * pair + 1 of the lane's eight, as bf16.
   [[nodiscard]] __device__ uint32_t pair_of(int row, int block, int pair) const {
-    constexpr int kBits = mma_code_bits(kCoding);
     if constexpr (kBits == 16) {
-      return word_of(codes[row * kRowPieces + block], pair);
+      return codes_[row][pair];
     } else if constexpr (kBits == 8) {
-      const uint4& piece = codes[row * kRowPieces + block / 2];
-      return e4m3_to_bf16x2(word_of(piece, block % 2 * 2 + pair / 2) >> (pair % 2 * 8));
+      const uint32_t word = codes_[row][pair / 2];
+      const uint32_t small = pair % 2 == 0 ? small_e4m3_of_lower(word) : small_e4m3_of_upper(word);
+      const uint32_t exact = mul_bf16x2(small, kPairTwoTo120);
+      if constexpr (kCoding == MmaCoding::kE4m3) return exact | nan_exponents(small);
+      return exact;
     } else {
-      return e2m1_to_bf16x2(word_of(codes[row], block) >> (4 * pair));
+      const uint32_t small = small_e2m1(codes_[row][block % 2], pair);
+      const uint32_t scales = scales_[2 * row + block / 2];
+      const uint32_t scale = block % 2 == 0 ? low_halves(scales) : high_halves(scales);
+      if constexpr (kCoding == MmaCoding::kNvfp4) return mul_bf16x2(small, scale);
+      return mul_bf16x2(mul_bf16x2(small, kPairTwoTo126), scale);
     }
   }
 
-  // The E4M3 scale of the lane's columns, twice.
-  [[nodiscard]] __device__ uint32_t block_scale(int row, int block, int lane) const {
-    const int at = 2 * block + lane % 4 / 2;
-    const uint32_t code = scales[2 * row + block / 2] >> (at % 4 * 8) & 0xFFU;
-    return e4m3_to_bf16x2(code | code << 16);
-  }
+  uint32_t codes_at_;
+  uint32_t codes_[2][kLoadWords];
+  // Of E2M1: of two blocks, as factors. Else as they are.
+  uint32_t scales_[kBits == 4 ? 4 : 2];
 };
 
 }  // namespace narrowfloat

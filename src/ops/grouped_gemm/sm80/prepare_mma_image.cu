@@ -6,6 +6,7 @@
 #include "device/ptx/grid_dependency.cuh"
 #include "device/vector_io.cuh"
 #include "formats/minifloat.h"
+#include "formats/ue8m0.h"
 #include "ops/grouped_gemm/sm80/mma_image.h"
 #include "ops/grouped_gemm/sm90/row_shifts.cuh"
 #include "runtime/cuda/cuda_devices.h"
@@ -120,9 +121,23 @@ __device__ void make_eight(const MmaPrepareParams& params, const MmaChunk& chunk
       const uint32_t code =
           image_code<kCoding, kRounds>(params, chunk, row, col + word * kWordCodes + i, unit);
       // Even columns in the lower half, odd ones in the upper.
-      words[word] |= code << (i / 2 * kBits + i % 2 * 16);
+      const uint32_t placed = kBits == 4 ? place_e2m1(code, i / 2) : code << (i / 2 * kBits);
+      words[word] |= placed << (i % 2 * 16);
     }
   }
+}
+
+// Bit b: the row has a NaN code in block b of 32 columns. `words`: the lane's, 2 a block of 32
+// columns; four lanes have a row.
+__device__ uint32_t nan_blocks(const uint32_t (&words)[8]) {
+  uint32_t blocks = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t nan = (words[i] & 0x7F7F7F7FU) + 0x01010101U;
+    if ((nan & 0x80808080U) != 0) blocks |= 1U << (i / 2);
+  }
+  blocks |= __shfl_xor_sync(0xFFFFFFFFU, blocks, 1);
+  return blocks | __shfl_xor_sync(0xFFFFFFFFU, blocks, 2);
 }
 
 template <MmaCoding kCoding, bool kRounds>
@@ -149,18 +164,24 @@ __device__ void make_chunk(const MmaPrepareParams& params, int64_t index) {
       store(image + ((half * kPieces + piece) * 32 + lane) * 16,
             uint4{own[0], own[1], own[2], own[3]});
     }
+    uint32_t nans = 0;
+    if constexpr (kCoding == MmaCoding::kE4m3Scaled || kCoding == MmaCoding::kMxfp8) {
+      nans = nan_blocks(words);
+    }
     if (lane % 4 != 0) continue;
     uint8_t* const scales =
         image + mma_code_bytes(kCoding) + (lane / 4 * 2 + half) * mma_scale_bytes(kCoding);
     if constexpr (kCoding == MmaCoding::kE4m3Scaled) {
-      store(scales, kRounds ? unit : load_grid_scale(params, chunk, row));
+      const float scale = kRounds ? unit : load_grid_scale(params, chunk, row);
+      store(scales, nans == 0 ? scale : bits_float(0x7FFFFFFFU));
     } else {
       constexpr bool kIsE4m3 = kCoding == MmaCoding::kNvfp4;
       constexpr int kBlockCols = kIsE4m3 ? 16 : 32;
       constexpr uint32_t kOne = kIsE4m3 ? 0x38 : 127;
       for (int i = 0; i < mma_scale_bytes(kCoding); ++i) {
         const int64_t block = chunk.first_col / kBlockCols + i;
-        scales[i] = static_cast<uint8_t>(load_scale(params, chunk, row, block, kOne));
+        const uint32_t scale = load_scale(params, chunk, row, block, kOne);
+        scales[i] = static_cast<uint8_t>((nans >> i & 1U) == 0 ? scale : UE8M0::kNanCode);
       }
     }
   }

@@ -40,6 +40,11 @@ inline void copy_4(uint32_t shared, const void* global, uint32_t bytes) {
 }
 inline void copy_16(uint32_t shared, const void* global) { emulated_copy<16>(shared, global, 16); }
 
+inline void end_copy_group() { emulator::end_copy_group(); }
+template <int kNewest>
+void wait_for_copy_groups() {
+  emulator::wait_for_copy_groups(kNewest);
+}
 inline void wait_for_async_copies() { emulator::wait_for_copies(); }
 
 }  // namespace narrowfloat

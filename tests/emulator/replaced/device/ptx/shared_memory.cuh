@@ -21,6 +21,7 @@ void emulated_store(uint32_t address, const T& value) {
   std::memcpy(emulator::shared_memory(address, sizeof(T)), &value, sizeof(T));
 }
 inline uint32_t load_shared(uint32_t address) { return emulated_load<uint32_t>(address); }
+inline uint2 load_shared_8(uint32_t address) { return emulated_load<uint2>(address); }
 inline uint4 load_shared_16(uint32_t address) { return emulated_load<uint4>(address); }
 inline void store_shared(uint32_t address, uint32_t value) { emulated_store(address, value); }
 inline void store_shared_8(uint32_t address, uint32_t low, uint32_t high) {
