@@ -323,7 +323,11 @@ TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
         EXPECT_EQ(stage.chosen, "") << name(mode);
         continue;
       }
-      const bool is_fused = stage.op == "activation" && gpu_has_own_code();
+      // It fuses the activation with rows of bf16.
+      const RowFormat rows = moe_mode_info(mode).intermediate;
+      const bool is_fused =
+          stage.op == "activation" &&
+          (gpu_has_own_code() || rows == RowFormat::kBf16 || rows == RowFormat::kNvfp4PerToken);
       EXPECT_TRUE(is_fused ? stage.chosen == "fused into grouped_gemm"
                            : stage.chosen.starts_with(gpu_implementation("")))
           << name(mode) << " " << stage.op << " " << stage.chosen;

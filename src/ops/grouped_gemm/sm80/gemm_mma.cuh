@@ -17,6 +17,7 @@
 #include "device/ptx/async_copy.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "device/ptx/mma.cuh"
+#include "device/swiglu.cuh"
 #include "ops/grouped_gemm/sm80/gemm_mma.h"
 #include "ops/grouped_gemm/sm80/mma_weights.cuh"
 #include "ops/grouped_gemm/sm90/finish.cuh"
@@ -281,32 +282,64 @@ struct MmaSums {
   }
 };
 
+// Stores the results of a warp: sums, or of neighbours u and g the activation.
 template <class Config>
-__device__ void store_mma_sums(const GemmParams& params, const MmaTile& tile,
-                               const MmaPlace<Config>& place, const MmaSums<Config>& sums) {
-  const ColumnFactors columns(params, tile.expert);
+class MmaResults {
+ public:
+  __device__ MmaResults(const GemmParams& params, const MmaTile& tile,
+                        const MmaPlace<Config>& place)
+      : params_(params), tile_(tile), place_(place) {}
+
+  __device__ void store(const MmaSums<Config>& sums) const {
+    const ColumnFactors columns(params_, tile_.expert);
 #pragma unroll
-  for (int strip = 0; strip < Config::kStrips; ++strip) {
-    const int index = static_cast<int>(blockIdx.y) * Config::kCtaStrips + place.first_strip + strip;
-    if (index >= params.blocks) return;
-    const int col = index * kMmaStripRows + place.lane / 4 * 2;
-    const ColumnFactor low = columns.of(col);
-    const ColumnFactor high = columns.of(col + 1);
+    for (int strip = 0; strip < Config::kStrips; ++strip) {
+      const int index =
+          static_cast<int>(blockIdx.y) * Config::kCtaStrips + place_.first_strip + strip;
+      if (index >= params_.blocks) return;
+      const int row = index * kMmaStripRows + place_.lane / 4 * 2;  // Of the image.
+      const int low_col = static_cast<int>(mma_source_row(params_.image_rows, row));
+      const int high_col = static_cast<int>(mma_source_row(params_.image_rows, row + 1));
+      const ColumnFactor low = columns.of(low_col);
+      const ColumnFactor high = columns.of(high_col);
+      for_tokens([&](int64_t to, int tile, int k) {
+        const TokenFactor factor = load_factor(params_, to);
+        const float2 values = {finished(sums.result(tile, strip, k), factor, low),
+                               finished(sums.result(tile, strip, k + 2), factor, high)};
+        if (params_.activation.is_there) return store_activated(to, row / 2, values);
+        const int64_t at = to * params_.rows + low_col;
+        params_.image_rows.is_paired ? store_apart(params_, at, high_col - low_col, values)
+                                     : store_neighbours(params_, at, values.x, values.y);
+      });
+    }
+  }
+
+ private:
+  // Calls store(row, tile, k) for the lane's tokens, whose sums are k and k + 2 of a tile.
+  template <class Store>
+  __device__ void for_tokens(Store&& store) const {
 #pragma unroll
     for (int i = 0; i < MmaSums<Config>::kTiles; ++i) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const int token = place.first_token + 8 * i + place.lane % 4 * 2 + k;
-        if (token >= tile.num_rows) continue;
-        const int64_t row = tile.first_row + token;
-        const TokenFactor factor = load_factor(params, row);
-        store_neighbours(params, row * params.rows + col,
-                         finished(sums.result(i, strip, k), factor, low),
-                         finished(sums.result(i, strip, k + 2), factor, high));
+        const int token = place_.first_token + 8 * i + place_.lane % 4 * 2 + k;
+        if (token < tile_.num_rows) store(tile_.first_row + token, i, k);
       }
     }
   }
-}
+
+  __device__ void store_activated(int64_t row, int col, float2 values) const {
+    const FusedActivation& activation = params_.activation;
+    const SwigluParameters parameters(activation, tile_.expert);
+    const uint32_t h = to_bf16x2(fast_swiglu(values.x, values.y, parameters), 0.0F);
+    narrowfloat::store(activation.values + row * activation.row_bytes + int64_t{2} * col,
+                       static_cast<uint16_t>(h));
+  }
+
+  const GemmParams& params_;
+  const MmaTile& tile_;
+  const MmaPlace<Config>& place_;
+};
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
@@ -344,7 +377,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
     free_stage = stage;
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
-  if (has_rows) store_mma_sums(params, tile, place, sums);
+  if (has_rows) MmaResults<Config>(params, tile, place).store(sums);
 }
 
 template <class Config>

@@ -63,6 +63,7 @@ void set_weights(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
   params.cols = static_cast<int>(problem.cols);
   params.units = static_cast<int>(grid.chunks);
   params.blocks = static_cast<int>(grid.strips);
+  params.image_rows = image_rows(problem);
 }
 
 void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
@@ -111,6 +112,7 @@ void set_epilogue(const GemmCall& call, GemmParams& params) {
   params.epilogue = call.epilogue;
   params.has_gate = call.epilogue.gate_order.has_value();
   params.gate_order = call.epilogue.gate_order.value_or(GateOrder::kUpGate);
+  params.activation = call.activation;
   params.output = call.output;
   params.output_is_bf16 = call.output_dtype == DType::kBF16;
 }
@@ -155,6 +157,17 @@ Support supports(const GroupedGemmProblem& problem) {
   return Support::yes();
 }
 
+Support supports_activation(const GroupedGemmProblem& problem, ActivationKind kind,
+                            RowFormat format, int64_t /*token_tile*/) {
+  if (kind != ActivationKind::kSwiglu) return Support::no("does swiglu only");
+  if (!problem.gate_order) return Support::no("needs weights prepared with their gate order");
+  // Rows of nvfp4_per_token are made from rows of bf16.
+  const RowFormat rows = moe_mode_info(problem.mode).intermediate;
+  const bool reads_bf16 = rows == RowFormat::kBf16 || rows == RowFormat::kNvfp4PerToken;
+  if (reads_bf16 && format == RowFormat::kBf16) return Support::yes();
+  return Support::no("writes rows of bf16 only");
+}
+
 Support supports_tiles(const GroupedGemmProblem& /*problem*/, int64_t count, int64_t token_tile) {
   const int64_t pieces = ceil_div(token_tile, int64_t{tokens_of(token_tile)});
   if (count < ceil_div(kMaxCtas, pieces)) return Support::yes();
@@ -165,7 +178,7 @@ Support supports_tiles(const GroupedGemmProblem& /*problem*/, int64_t count, int
 
 const GroupedGemmImpl kGroupedGemmSm80{"sm80_mma",          supports,
                                        make_mma_image,      workspace_bytes,
-                                       supports_tiles,      no_fused_activation,
+                                       supports_tiles,      supports_activation,
                                        no_dequantized_rows, run};
 
 }  // namespace narrowfloat

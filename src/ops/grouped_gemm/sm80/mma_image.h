@@ -2,6 +2,8 @@
 //
 //   [expert][strip of 16 weight rows][chunk of 128 columns]: codes, then scales
 //
+// mma_source_row() says which rows those are.
+//
 // Codes lie as the lanes of a warp read them: [pieces][32 lanes][16 bytes]. Lane 4g + t holds rows
 // 2g and 2g + 1 of the strip, as rows g and g + 8 of the instruction's a, so that its results of a
 // token are neighbours. Of the columns it holds 32b + 8t to 32b + 8t + 7 of each block b of 32; as
@@ -20,6 +22,7 @@
 
 #include "base/int_math.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
+#include "ops/grouped_gemm/sm90/weight_units.h"
 
 namespace narrowfloat {
 
@@ -75,6 +78,12 @@ inline MmaCoding mma_coding(MoeMode mode) {
       break;
   }
   return MmaCoding::kNvfp4;
+}
+
+// The caller's weight row behind row `row` of the image. Where the gate order is known, rows of u
+// and g of the same column are neighbours, and so are their sums.
+NF_HOST_DEVICE constexpr int64_t mma_source_row(const ImageRows& rows, int64_t row) {
+  return rows.is_paired ? gated_row(rows.order, row / 2, row % 2 == 1, rows.rows) : row;
 }
 
 struct MmaGrid {

@@ -34,6 +34,7 @@ struct MmaPrepareParams {
   ScaleExtents scale_extents{0, 0};  // One expert has these.
   int64_t scale_image = 0;           // Scales from an expert to the next.
   bool has_grid_scales = false;      // F32 of 128x128.
+  ImageRows image_rows;
 };
 
 // A chunk of a strip.
@@ -149,7 +150,7 @@ __device__ void make_chunk(const MmaPrepareParams& params, int64_t index) {
   uint8_t* const image = params.image + index * mma_chunk_bytes(kCoding);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t row = chunk.first_row + lane / 4 * 2 + half;
+    const int64_t row = mma_source_row(params.image_rows, chunk.first_row + lane / 4 * 2 + half);
     float unit = 1.0F;
     if constexpr (kRounds) unit = rounding_unit(params, chunk, row);
     uint32_t words[4 * kPieces];
@@ -241,7 +242,8 @@ PackedWeightData make_mma_image(const GroupedGemmProblem& problem, const WeightP
                             .cols = problem.cols,
                             .strips = grid.strips,
                             .chunks = grid.chunks,
-                            .num_chunks = pieces.experts * grid.strips * grid.chunks};
+                            .num_chunks = pieces.experts * grid.strips * grid.chunks,
+                            .image_rows = image_rows(problem)};
     if (source.scales.data != nullptr) {
       params.scales = static_cast<const uint8_t*>(source.scales.data);
       params.layout = source.scales.layout;

@@ -82,6 +82,20 @@ class ColumnFactors {
   float gate_scale_;
 };
 
+// The activation's, of an expert.
+struct SwigluParameters {
+  float alpha;
+  float beta;
+  float limit_gate;
+  float limit_up;
+
+  __device__ SwigluParameters(const FusedActivation& activation, int expert)
+      : alpha(activation.alpha.of(expert)),
+        beta(activation.beta.of(expert)),
+        limit_gate(activation.limit_gate.of(expert)),
+        limit_up(activation.limit_up.of(expert)) {}
+};
+
 __device__ inline float finished(float sum, const TokenFactor& token, const ColumnFactor& column) {
   const float weighted = mul_rn(token.weight, sum);
   return add_rn(mul_rn(mul_rn(column.scale, token.scale), weighted), column.bias);

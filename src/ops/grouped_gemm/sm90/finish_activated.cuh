@@ -27,20 +27,6 @@ NF_HOST_DEVICE inline int passes_of(const GemmParams& params) {
   return makes_groups(params) ? Shape::kGroupPasses : 1;
 }
 
-// Of an expert.
-struct SwigluParameters {
-  float alpha;
-  float beta;
-  float limit_gate;
-  float limit_up;
-
-  __device__ SwigluParameters(const FusedActivation& activation, int expert)
-      : alpha(activation.alpha.of(expert)),
-        beta(activation.beta.of(expert)),
-        limit_gate(activation.limit_gate.of(expert)),
-        limit_up(activation.limit_up.of(expert)) {}
-};
-
 // Of one work item, by the threads of a consumer warpgroup.
 template <class Shape>
 class ItemFinisher {
