@@ -205,7 +205,11 @@ TEST_P(MoeMetamorphic, PermutingRowsOfTheSecondWeightsPermutesColumns) {
 
 TEST_P(MoeMetamorphic, GateOrdersOfTheSameWeightsGiveEqualBits) {
   const MoeResult expected = run();
+  // The activation of portable code that makes rows of 1x128 reads gates that are apart.
+  const bool has_one_activation =
+      gpu_has_own_code() || moe_mode_info(mode()).intermediate != RowFormat::kFp8Group;
   for (const GateOrder order : {GateOrder::kGateUp, GateOrder::kInterleaved}) {
+    if (!has_one_activation && order == GateOrder::kInterleaved) continue;
     // 128x128 blocks can change places as a whole; interleaved, they would hold rows of both.
     if (mode() == MoeMode::kFp8Block && order == GateOrder::kInterleaved) continue;
     MovedWeights moved(layer_case().weights());
