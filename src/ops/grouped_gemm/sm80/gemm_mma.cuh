@@ -216,7 +216,7 @@ struct MmaSums {
     const int token = place.first_token + place.lane / 4;
     const uint32_t rows = stage + static_cast<uint32_t>(token * Config::kRowBytes) +
                           static_cast<uint32_t>(place.lane % 4) * 16;
-    // Of even and odd blocks of 32 columns.
+    // Even blocks of 32 columns begin at the first, odd ones at the second.
     const uint32_t starts[2] = {rows + static_cast<uint32_t>(token % 2) * 64,
                                 rows + static_cast<uint32_t>(1 - token % 2) * 64};
 #pragma unroll(Config::kHasBlockFactors ? 1 : 4)
@@ -297,7 +297,7 @@ class MmaResults {
       const int index =
           static_cast<int>(blockIdx.y) * Config::kCtaStrips + place_.first_strip + strip;
       if (index >= params_.blocks) return;
-      const int row = index * kMmaStripRows + place_.lane / 4 * 2;  // Of the image.
+      const int row = index * kMmaStripRows + place_.lane / 4 * 2;
       const int low_col = static_cast<int>(mma_source_row(params_.image_rows, row));
       const int high_col = static_cast<int>(mma_source_row(params_.image_rows, row + 1));
       const ColumnFactor low = columns.of(low_col);

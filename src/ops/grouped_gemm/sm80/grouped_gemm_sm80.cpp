@@ -84,7 +84,7 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
   }
 }
 
-// Of the kernel's tiles, the smallest that holds one of `token_tile` rows, or the largest.
+// The smallest of the kernel's tiles that holds one of `token_tile` rows, or the largest.
 int tokens_of(int64_t token_tile) {
   int tokens = 8;
   while (tokens < token_tile && tokens < kMostMmaTokens) tokens *= 2;

@@ -80,7 +80,7 @@ inline MmaCoding mma_coding(MoeMode mode) {
   return MmaCoding::kNvfp4;
 }
 
-// The caller's weight row behind row `row` of the image. Where the gate order is known, rows of u
+// The caller's weight row that row `row` of the image has. Where the gate order is known, rows of u
 // and g of the same column are neighbours, and so are their sums.
 NF_HOST_DEVICE constexpr int64_t mma_source_row(const ImageRows& rows, int64_t row) {
   return rows.is_paired ? gated_row(rows.order, row / 2, row % 2 == 1, rows.rows) : row;

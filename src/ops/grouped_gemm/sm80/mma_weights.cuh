@@ -60,7 +60,7 @@ __device__ inline uint32_t quarter_ue8m0(uint32_t word) {
 template <MmaCoding kCoding>
 class MmaWeights {
  public:
-  // What sums have to be multiplied by.
+  // The factor that sums still lack.
   static constexpr float kSumFactor = kCoding == MmaCoding::kNvfp4   ? 256.0F
                                       : kCoding == MmaCoding::kMxfp4 ? 4.0F
                                                                      : 1.0F;
@@ -108,7 +108,7 @@ class MmaWeights {
   static constexpr int kBits = mma_code_bits(kCoding);
   // A load is 16 bytes, or half of them, for fewer registers.
   static constexpr int kLoadWords = kBits == 16 ? 4 : 2;
-  static constexpr int kBlockWords = kBits / 4;                         // Of a row.
+  static constexpr int kBlockWords = kBits / 4;
   static constexpr int kScaleWords = 2 * mma_scale_bytes(kCoding) / 4;  // Both rows have them.
 
   // Words of the lane's rows from `block` on, if the last load has not had them.
@@ -117,7 +117,8 @@ class MmaWeights {
     if (first % kLoadWords != 0) return;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int piece = row * kBlockWords + first / 4;  // Of 4 words.
+      // A piece has 4 words.
+      const int piece = row * kBlockWords + first / 4;
       const uint32_t from = codes_at_ + static_cast<uint32_t>(512 * piece + first % 4 * 4);
       if constexpr (kLoadWords == 2) {
         const uint2 words = load_shared_8(from);
@@ -154,7 +155,7 @@ class MmaWeights {
 
   uint32_t codes_at_;
   uint32_t codes_[2][kLoadWords];
-  // Of E2M1: of two blocks, as factors. Else as they are.
+  // E2M1 has those of two blocks in a word, as factors; others are as they are.
   uint32_t scales_[kBits == 4 ? 4 : 2];
 };
 
