@@ -2,12 +2,14 @@
 # Builds a source distribution and from it wheels that install on any Linux with glibc 2.34, and
 # tries them where no compiler is:
 #
-#     tools/build_wheels.sh [--cuda] [PYTHON...]   default: .venv/bin/python, which
-#                                                  tools/setup.sh --tests makes, and newer ones
+#     tools/build_wheels.sh [--cuda[=LIST]] [PYTHON...]   default: .venv/bin/python, which
+#                                                         tools/setup.sh --tests makes, and the
+#                                                         newer ones on PATH
 #
-# They go to build/wheels; with --cuda, which needs nvcc 13 and holds kernels for sm_90a, to
-# build/wheels-cuda. Python 3.11 has a wheel of its own; those from 3.12 on share one of the stable
-# interface, which the first of them makes and all of them try. Default: those on PATH.
+# They go to build/wheels; with --cuda, which needs nvcc 13, to build/wheels-cuda. LIST is that of
+# CMAKE_CUDA_ARCHITECTURES (docs/howto/use_a_gpu.md), with commas; by default the wheels have code
+# for all GPUs. Python 3.11 has a wheel of its own; those from 3.12 on share one of the stable
+# interface, which the first of them makes and all of them try.
 #
 # A wheel is built in an environment of pip's own, which fetches what pyproject.toml requires.
 # auditwheel must find nothing that ties it to a newer system, and it must stay below 64 MB. Then it
@@ -19,9 +21,13 @@ cd "$(dirname "$0")/.."
 
 platform=manylinux_2_34_x86_64
 most_bytes=64000000
-cuda=OFF out=$PWD/build/wheels
-if [ "${1:-}" = --cuda ]; then
-  cuda=ON out=$PWD/build/wheels-cuda
+cuda=OFF out=$PWD/build/wheels architectures=
+case "${1:-}" in
+  --cuda) cuda=ON architectures=80-real,86-real,89-real,90a-real,100-real,120-real,80-virtual ;;
+  --cuda=*) cuda=ON architectures=${1#--cuda=} ;;
+esac
+if [ $cuda = ON ]; then
+  out=$PWD/build/wheels-cuda
   shift
 fi
 pythons=("$@")
@@ -52,6 +58,7 @@ build_wheel() {
     "$1" -m pip wheel --quiet --disable-pip-version-check --no-deps \
     --config-settings=build-dir="build/python$version" \
     --config-settings=cmake.define.NARROWFLOAT_CUDA=$cuda \
+    --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="${architectures//,/;}" \
     --config-settings=cmake.define.NARROWFLOAT_WERROR=ON --wheel-dir "$out/plain" . >&2) ||
     return 1
   plain=$(ls "$out"/plain/narrowfloat-*.whl)

@@ -25,7 +25,7 @@ SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1
           "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}  # fmt: skip
 # Symbols of glibc 2.34 and of GCC 11's libraries.
 NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}
-BUNDLED = re.compile(r"lib(tbb|fmt)-[0-9a-f]{8}\.so\.\d+$")
+BUNDLED = re.compile(r"lib(narrowfloat|tbb|fmt)-[0-9a-f]{8}\.so\.[\d.]+$")
 
 
 
@@ -91,10 +91,16 @@ def test_the_build_says_what_it_makes(tmp_path: Path) -> None:
 
 
 def test_the_wheel_has_its_binaries() -> None:
-    """The module, the programs and two libraries, nothing else."""
+    """The module, the programs and three libraries, nothing else."""
     names = sorted(path.name for path in BINARIES)
-    assert len([name for name in names if BUNDLED.match(name)]) == 2
-    assert {"narrowfloat", "narrowfloat-bench"} <= set(names) and len(names) == 5
+    bundled = [found[1] for found in map(BUNDLED.match, names) if found]
+    assert sorted(bundled) == ["fmt", "narrowfloat", "tbb"]
+    assert {"narrowfloat", "narrowfloat-bench"} <= set(names) and len(names) == 6
+    # Each links the library, and has no copy of it.
+    (library,) = PACKAGE.glob("lib/libnarrowfloat-*")
+    for binary in BINARIES:
+        if binary.parent != library.parent:
+            assert library.name in dynamic("NEEDED", binary)
 
 
 @of_a_wheel
