@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/gpu_test.h"
-#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "ops/grouped_gemm/sm90/packed_weights.h"
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"
 

@@ -62,7 +62,7 @@ def test_tables(kernels):
 
 
 def test_instantiations_are_counted_by_operation(tmp_path, kernels):
-    for path in ("ops/grouped_gemm/sm90/gemm_fp8.cu", "moe_shared/clear_slots.cu"):
+    for path in ("ops/grouped_gemm/sm90/gemm_wide.cu", "moe_shared/clear_slots.cu"):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).touch()
     table = tool.operation_table([*kernels.values()], tool.operations(tmp_path))

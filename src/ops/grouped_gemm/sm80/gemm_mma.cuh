@@ -20,7 +20,7 @@
 #include "device/swiglu.cuh"
 #include "ops/grouped_gemm/sm80/gemm_mma.h"
 #include "ops/grouped_gemm/sm80/mma_weights.cuh"
-#include "ops/grouped_gemm/sm90/finish.cuh"
+#include "ops/grouped_gemm/sm90/epilogue.cuh"
 #include "runtime/cuda/launch.h"
 #include "runtime/cuda/shared_memory_opt_in.h"
 

@@ -22,7 +22,7 @@
 
 #include "base/int_math.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
-#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "ops/grouped_gemm/sm90/packed_weights.h"
 
 namespace narrowfloat {
 

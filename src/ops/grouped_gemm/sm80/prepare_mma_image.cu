@@ -8,7 +8,7 @@
 #include "formats/minifloat.h"
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/sm80/mma_image.h"
-#include "ops/grouped_gemm/sm90/row_shifts.cuh"
+#include "ops/grouped_gemm/sm90/pack_source.cuh"
 #include "runtime/cuda/cuda_devices.h"
 #include "runtime/cuda/device_memory.h"
 #include "runtime/cuda/launch.h"

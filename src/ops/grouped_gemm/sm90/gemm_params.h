@@ -2,13 +2,13 @@
 // coding of weights and a way of promotion.
 #pragma once
 
-#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "ops/grouped_gemm/sm90/packed_weights.h"
 #include "runtime/cuda/tensor_map.h"
 
 namespace narrowfloat {
 
 struct GemmParams {
-  // Weights (weight_units.h).
+  // Weights (packed_weights.h).
   const uint8_t* image = nullptr;
   int64_t block_bytes = 0;  // Of 64 weight rows.
   int64_t expert_bytes = 0;
@@ -41,9 +41,9 @@ struct GemmParams {
   int token_tile = 1;
   int splits = 1;
   int64_t row_limit = 0;          // Rows that every buffer indexed by rows has.
-  uint32_t* next_item = nullptr;  // Optional (work_list.cuh).
+  uint32_t* next_item = nullptr;  // Optional (tile_scheduler.cuh).
   bool tiles_are_complete =
-      false;  // Read before the wait for previous kernels (gemm_producer.cuh).
+      false;  // Read before the wait for previous kernels (gemm_kernel_sm90.cuh).
 
   GemmEpilogue epilogue;  // But for the gate order: an optional has no device code.
   bool has_gate = false;

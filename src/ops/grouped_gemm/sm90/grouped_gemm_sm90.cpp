@@ -1,7 +1,7 @@
 // sm90_wgmma: every mode on Hopper's tensor cores (moe spec 11.1): FP8 weights, and
 // MXFP4 and rounded NVFP4 weights beside FP8 rows, on those of FP8; all others on those of bf16,
 // for which quantized rows are decoded in the workspace first. Then one kernel multiplies all
-// experts' tiles (gemm_kernel.cuh).
+// experts' tiles (gemm_kernel_sm90.cuh).
 #include <algorithm>
 #include <bit>
 
@@ -10,7 +10,7 @@
 #include "base/throw_error.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
-#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "ops/grouped_gemm/sm90/packed_weights.h"
 #include "runtime/cuda/cuda_devices.h"
 
 namespace narrowfloat {

@@ -20,9 +20,9 @@
 //                 128-byte swizzle; its row 16w + q is weight row 16w + 2q, 16w + q + 8 is 16w + 2q
 //                 + 1: the results lie as with fragments
 //   mxfp8         [2][128 threads][2 steps][a0 a1 a2 a3], two bytes a pair
-//   mxfp4, nvfp4  [128 threads][4 steps], a word a step whose bits fragments.cuh explains
+//   mxfp4, nvfp4  [128 threads][4 steps], a word a step whose bits weight_decoder.cuh explains
 //   mxfp4_fp8, nvfp4_fp8
-//                 [2][128 threads][2 steps][2 rows], a word of eight codes: fragments_fp8.cuh
+//                 [2][128 threads][2 steps][2 rows], a word of eight codes: weight_decoder.cuh
 //
 // Scales, of threads' rows (index w * 8 + q):
 //   fp8            F32, the one of the unit; 16 bytes, and 112 up to the next unit
@@ -208,7 +208,7 @@ NF_HOST_DEVICE constexpr bool has_row_powers(WeightCoding coding) {
 }
 
 // What kMxfp4Near adds to a scale's byte: as the exponent of a bf16 it is that of the scale times
-// 2^126 then, for the place of the codes' bits (fragments.cuh).
+// 2^126 then, for the place of the codes' bits (weight_decoder.cuh).
 inline constexpr int kNearScaleOffset = 126;
 
 // From an expert of the image to the next: room for either form where experts may have one of two.

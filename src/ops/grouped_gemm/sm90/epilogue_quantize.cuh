@@ -20,8 +20,8 @@
 #include "device/vector_io.cuh"
 #include "formats/block_codes.h"
 #include "formats/registry.h"
-#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
-#include "ops/grouped_gemm/sm90/work_list.cuh"
+#include "ops/grouped_gemm/sm90/gemm_config.cuh"
+#include "ops/grouped_gemm/sm90/tile_scheduler.cuh"
 
 namespace narrowfloat {
 

@@ -16,8 +16,8 @@
 #include "device/ptx/keep.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/reduce.cuh"
-#include "ops/grouped_gemm/sm90/fragments.cuh"
-#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/gemm_config.cuh"
+#include "ops/grouped_gemm/sm90/weight_decoder.cuh"
 
 namespace narrowfloat {
 

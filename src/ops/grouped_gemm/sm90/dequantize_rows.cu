@@ -23,6 +23,7 @@
 #include "runtime/cuda/launch.h"
 
 namespace narrowfloat {
+
 namespace {
 
 constexpr int kThreads = 128;

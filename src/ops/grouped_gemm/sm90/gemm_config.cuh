@@ -4,15 +4,43 @@
 
 #include <type_traits>
 
+#include "base/float_ops.h"
+#include "device/ptx/cluster.cuh"
 #include "device/register_budget.h"
 #include "device/ring.cuh"
-#include "ops/grouped_gemm/sm90/finish.cuh"
+#include "ops/grouped_gemm/sm90/epilogue.cuh"
 #include "ops/grouped_gemm/sm90/gemm_params.h"
-#include "ops/grouped_gemm/sm90/item_ring.cuh"
-#include "ops/grouped_gemm/sm90/team_maxima.cuh"
-#include "ops/grouped_gemm/sm90/weight_units.h"
+#include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "ops/grouped_gemm/sm90/tile_scheduler.cuh"
 
 namespace narrowfloat {
+
+// Maxima of groups of 128 columns whose halves two blocks of a cluster have, of one item: each
+// block sends its own of every token to the other one.
+
+// In shared memory. A block that has the maximum of both has received all that the other one sends.
+template <int kTokens>
+struct TeamMaxima {
+  uint64_t barrier;
+  float received[kTokens];
+
+  // By one thread, before a barrier of the team.
+  __device__ void init() {
+    init_barrier(shared_address(&barrier), 1);
+    fence_barrier_init();
+  }
+
+  // Over both blocks, once; by one thread for every token, also of those that the item has not.
+  // Numbers win over NaN.
+  [[nodiscard]] __device__ float over_team(int token, float own) {
+    const uint32_t arrived = shared_address(&barrier);
+    if (token == 0) arrive_and_expect(arrived, sizeof(received));
+    send_to_block(shared_address(&received[token]), cluster_rank() ^ 1U, float_bits(own), arrived);
+    wait_for_phase(arrived, 0);
+    return fmaxf(own, received[token]);
+  }
+};
+struct NoTeamMaxima {};
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;  // Warpgroups.
@@ -32,7 +60,7 @@ template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens, bool kIsRowT
 struct GemmShapeOf {
   using Weights = WeightsPolicy;
   static constexpr bool kHasGroups = kHasGroupSums;
-  // Tokens of an item: of a piece of kPieceTokens, and of a tail behind it (work_list.cuh).
+  // Tokens of an item: of a piece of kPieceTokens, and of a tail behind it (tile_scheduler.cuh).
   static constexpr int kTokens = kTileTokens;
   static constexpr int kPieceTokens = kTokens > 128 ? 128 : kTokens;
   static constexpr int kSums = kTokens / 2;  // Of a thread and a block of 64 weight rows.
@@ -40,9 +68,9 @@ struct GemmShapeOf {
   // Blocks of 64 weight rows of a warpgroup: two halve the reads of activations, where the
   // registers take them.
   static constexpr bool kIsPanel = Weights::kIsPanel;
-  // Tokens are wgmma's rows (token_loop.cuh) instead of its columns.
+  // Tokens are wgmma's rows (gemm_fp8_sm90.cuh) instead of its columns.
   static constexpr bool kIsTokenMajor = kIsPanel && !kIsSmall;
-  // Items have a tail, which is multiplied the other way round (tail_loop.cuh).
+  // Items have a tail, which is multiplied the other way round (gemm_fp8_sm90.cuh).
   static constexpr bool kHasTails = kIsTokenMajor && kTokens > 128;
   // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
   // weights: what one copies of these from L2 serves both.
@@ -53,28 +81,29 @@ struct GemmShapeOf {
   static constexpr int kTileBlocks = 2 * kBlocks;
   // Blocks of threads that form a cluster and multiply neighbouring weight rows with the same token
   // tile, of which each has the half of a group of 128 columns of the second GEMM's rows
-  // (team_maxima.cuh). For calls of no more items than teams: each has one, at most.
+  // (gemm_config.cuh). For calls of no more items than teams: each has one, at most.
   static constexpr int kRowTeam = kIsRowTeam ? 2 : 1;
   static constexpr int kTeamBlocks = kTeam * kRowTeam;  // Of a team of either kind.
-  // The main loop is that of group_loop.cuh.
+  // The main loop is that of gemm_prefill_sm90.cuh.
   static constexpr bool kHasGroupLoop = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
-  // Rows of a TMA box of activations (gemm_producer.cuh); 0 in kernels that gather all rows.
+  // Rows of a TMA box of activations (gemm_kernel_sm90.cuh); 0 in kernels that gather all rows.
   static constexpr int kBoxRows = kHasGroupLoop && kTokens > 64 ? kTokens / 2 : 0;
   static_assert(kBoxRows % 8 == 0);
 
   // Where a token's scale of a group lies in a stage: those of a thread's tokens in 16 of
-  // group_loop.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
+  // gemm_prefill_sm90.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
   NF_HOST_DEVICE static constexpr int scale_place(int token) {
     if (!kHasGroupLoop) return token;
     return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
   }
   static_assert(!kHasGroupLoop || kTokens % 16 == 0);
-  // Consumers have their items from the producer (item_ring.cuh), where they would wait longest for
-  // the list, which takes 2500 cycles, and the producer gathers rows as fast all the same.
+  // Consumers have their items from the producer (tile_scheduler.cuh), where they would wait
+  // longest for the list, which takes 2500 cycles, and the producer gathers rows as fast all the
+  // same.
   static constexpr bool kHasItemRing = kHasTails || (kHasGroupLoop && kTokens > 64);
 
-  // Numbers of columns that register_loop.cuh can multiply, ascending, up to kTokens: an item takes
-  // the first that its rows fit.
+  // Numbers of columns that gemm_decode_sm90.cuh can multiply, ascending, up to kTokens: an item
+  // takes the first that its rows fit.
   NF_HOST_DEVICE static constexpr int columns(int width) {
     constexpr int kOfMany[] = {32, 64, 80, 96, 112, 128, 144, 160};
     // A decode of so many instructions that eight main loops would not be one function.
@@ -86,8 +115,8 @@ struct GemmShapeOf {
     return Weights::kCoding == WeightCoding::kNvfp4Rounded ? kOfManyRounded[width] : kOfMany[width];
   }
 
-  // Rows that the mode's second GEMM reads (finish_activated.cuh), and the passes that give a tile
-  // 128 columns of them.
+  // Rows that the mode's second GEMM reads (epilogue_activation.cuh), and the passes that give a
+  // tile 128 columns of them.
   NF_HOST_DEVICE static constexpr bool writes(RowFormat format) {
     return writes_rows(Weights::kCoding, kHasGroups, format) &&
            takes_rows(Weights::kCoding, kTokens, format);
@@ -96,8 +125,8 @@ struct GemmShapeOf {
   static_assert(kRowTeam == 1 || (kHasHalfGroups && kIsSmall && kTeam == 1));
   static constexpr int kGroupPasses = kHasHalfGroups && kRowTeam == 1 ? 2 : 1;
 
-  // Tokens that the code behind the main loop is unrolled over (finish_activated.cuh): as many as
-  // registers allow, since each round moves all sums.
+  // Tokens that the code behind the main loop is unrolled over (epilogue_activation.cuh): as many
+  // as registers allow, since each round moves all sums.
   static constexpr int kRoundTokens = kTokens <= 64 || kIsPanel   ? kTokens
                                       : kBlocks == 1              ? 32
                                       : writes(RowFormat::kNvfp4) ? 16
@@ -129,7 +158,7 @@ struct GemmShapeOf {
       kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
   static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
 
-  // What an activation takes (finish_activated.cuh): warpgroups swap u and g of a few tokens of
+  // What an activation takes (epilogue_activation.cuh): warpgroups swap u and g of a few tokens of
   // each thread, park a first pass, and tell each other maxima.
   static constexpr int kSwapPairs = kBlocks == 2 ? 0 : kTokens < 16 ? 1 : 2;
   static constexpr int kParkedPairs = kGroupPasses == 2 ? kTokens / 8 : 0;

@@ -1,8 +1,23 @@
-// The GEMM of E4M3 weights, per tensor and per 128 x 128.
-#include "ops/grouped_gemm/sm90/fragments_fp8.cuh"
-#include "ops/grouped_gemm/sm90/gemm_kernel.cuh"
+// Launchers of the GEMM for weights of 8 and 16 bits.
+#include "ops/grouped_gemm/sm90/gemm_kernel_sm90.cuh"
+#include "ops/grouped_gemm/sm90/weight_decoder.cuh"
 
 namespace narrowfloat {
+
+// The GEMM of bf16 weights.
+
+void launch_gemm_bf16(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
+  launch_gemm<Bf16Weights, false>(params, shape, stream);
+}
+
+// The GEMM of MXFP8 weights.
+
+void launch_gemm_mxfp8(const GemmParams& params, const GemmLaunch& shape, Stream stream) {
+  launch_gemm<Mxfp8Weights, false>(params, shape, stream);
+}
+
+// The GEMM of E4M3 weights, per tensor and per 128 x 128.
+
 namespace {
 
 using TailShape = GemmShapeOf<Fp8Weights, true, 144>;

@@ -4,7 +4,7 @@
 
 #include "device/ptx/keep.cuh"
 #include "device/ptx/wgmma.cuh"
-#include "ops/grouped_gemm/sm90/gemm_shapes.cuh"
+#include "ops/grouped_gemm/sm90/gemm_config.cuh"
 
 namespace narrowfloat {
 

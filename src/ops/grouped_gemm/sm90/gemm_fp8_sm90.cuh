@@ -1,0 +1,447 @@
+// Main loops for FP8 weights, which wgmma reads from shared memory as they are: few tokens, many
+// tokens, and many tokens with a ragged remainder.
+#pragma once
+
+#include "base/float_ops.h"
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/keep.cuh"
+#include "device/ptx/wgmma.cuh"
+#include "ops/grouped_gemm/sm90/epilogue.cuh"
+#include "ops/grouped_gemm/sm90/epilogue_quantize.cuh"
+#include "ops/grouped_gemm/sm90/gemm_config.cuh"
+#include "ops/grouped_gemm/sm90/tile_scheduler.cuh"
+#include "ops/grouped_gemm/sm90/weight_decoder.cuh"
+
+namespace narrowfloat {
+
+// The main loop of a consumer warpgroup for few tokens, whose weights are E4M3 panels in shared
+// memory, wgmma's A as they are (packed_weights.h). Sums start anew with every unit, 128 columns,
+// and are added to fp32 registers, times the factors of token and weights.
+
+template <class Shape>
+class PanelLoop {
+ public:
+  using TheRing = Ring<Shape::kStages>;
+  static_assert(Shape::kBlocks == 1 && Shape::kUnits == 1 && Shape::kGroupUnits == 1);
+
+  __device__ PanelLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+      : params_(params),
+        shared_(shared),
+        ring_(ring),
+        warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
+        thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
+
+  template <int kSums>
+  __device__ void multiply(float (&sums)[1][kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[0][i] = 0;
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; ++unit) {
+      ring_.wait_full(at_);
+      fence_async_proxy();
+      float group_sums[kSums];
+      float scales[kSums / 2];
+      issue(group_sums);
+      wgmma_wait();
+      load_scales(scales);
+      promote(group_sums, scales, sums[0]);
+      ring_.release_warp(at_, thread_ % 32);
+      at_.advance();
+    }
+  }
+
+ private:
+  __device__ const uint8_t* weights() const { return shared_.weights[at_.stage][warpgroup_]; }
+
+  template <int kSums>
+  __device__ void issue(float (&group_sums)[kSums]) const {
+    const uint64_t panel = swizzled_descriptor(shared_address(weights()));
+    const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]));
+    wgmma_fence();
+    multiply_unit(group_sums, panel, rows);
+    wgmma_commit();
+  }
+
+  // Of the thread's tokens, 8j + 2c and 8j + 2c + 1.
+  template <int kTokens>
+  __device__ void load_scales(float (&scales)[kTokens]) const {
+    const float* shared_scales = shared_.group_scales[at_.stage][0] + 2 * (thread_ % 4);
+    const float weight_scale = Shape::Weights::scale(weights());
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      scales[i] = __fmul_rn(shared_scales[i / 2 * 8 + i % 2], weight_scale);
+    }
+  }
+
+  template <int kSums>
+  __device__ static void promote(const float (&group_sums)[kSums], const float (&scales)[kSums / 2],
+                                 float (&sums)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] = __fmaf_rn(scales[i / 4 * 2 + i % 2], group_sums[i], sums[i]);
+    }
+  }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  const TheRing& ring_;
+  int warpgroup_;
+  int thread_;
+  RingPosition<Shape::kStages> at_;
+};
+
+// The main loop of a consumer warpgroup for many tokens and E4M3 weights. Both operands are panels
+// in shared memory, so that either may be wgmma's A: here tokens are its 64 rows and the
+// warpgroup's 128 weight rows its columns. A thread then has sums of two tokens, whose factors are
+// two registers; with weights as A it would multiply by 32 of them.
+//
+// Sums start anew with every unit, 128 columns, and are added to fp32 registers, times the factors
+// of token and weights. 64 tokens are multiplied at a time, into one temporary set of sums: while a
+// warpgroup promotes its set, the other one's instructions keep the tensor cores busy.
+
+// Of 64 tokens and 128 weight rows, in a thread: 4j + 2h + i is token 16w + q + 8h and row 8j + 2c
+// + i of the panels (packed_weights.h).
+using TokenSums = float[64];
+
+// Of a thread's two tokens and the panels of two blocks.
+struct TokenFactors {
+  float of[2][2];  // [token][panel]
+};
+
+__device__ inline void promote_tokens(const TokenSums& unit_sums, const TokenFactors& factors,
+                                      TokenSums& sums) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    sums[i] = __fmaf_rn(factors.of[i / 2 % 2][i / 32], unit_sums[i], sums[i]);
+  }
+}
+
+template <class Shape>
+class TokenLoop {
+ public:
+  using TheRing = Ring<Shape::kStages>;
+  static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1 && Shape::kBlocks == 2);
+
+  __device__ TokenLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+      : params_(params),
+        shared_(shared),
+        ring_(ring),
+        // From a lane, so that the compiler knows it to be the same in all.
+        warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0)),
+        thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
+
+  // Of the first 64 * kTokenBlocks tokens.
+  template <int kTokenBlocks>
+  __device__ void multiply(TokenSums (&sums)[kTokenBlocks]) {
+#pragma unroll
+    for (int i = 0; i < kTokenBlocks * 64; ++i) sums[i / 64][i % 64] = 0;
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; ++unit) {
+      ring_.wait_full(at_);
+      fence_async_proxy();
+      const Scales<kTokenBlocks> scales = load_scales<kTokenBlocks>();
+#pragma unroll
+      for (int block = 0; block < kTokenBlocks; ++block) {
+        TokenSums group_sums;
+        issue(block, group_sums);
+        wgmma_wait();
+        if (block + 1 == kTokenBlocks) release();
+        promote_tokens(group_sums, factors_of(scales, block), sums[block]);
+      }
+    }
+  }
+
+  // For an item whose copies the other block of the team needs.
+  __device__ void pass() {
+#pragma unroll 1
+    for (int unit = 0; unit < params_.units; ++unit) {
+      ring_.wait_full(at_);
+      release();
+    }
+  }
+
+ private:
+  // Of a stage: of a thread's two tokens of each 64, and of two panels.
+  template <int kTokenBlocks>
+  struct Scales {
+    float tokens[2 * kTokenBlocks];
+    float weights[2];
+  };
+
+  __device__ void issue(int block, TokenSums& group_sums) const {
+    const uint32_t first_token = shared_address(shared_.rows[at_.stage][0]) + block * 64 * 128;
+    const uint32_t panels = shared_address(shared_.weights[at_.stage][2 * warpgroup_]);
+    const uint64_t tokens = swizzled_descriptor(first_token);
+    const uint64_t weights = swizzled_descriptor(panels);
+    wgmma_fence();
+    multiply_unit(group_sums, tokens, weights);
+    wgmma_commit();
+  }
+
+  // In front of the first instructions: a load among them would hold up the last of them.
+  template <int kTokenBlocks>
+  __device__ Scales<kTokenBlocks> load_scales() const {
+    Scales<kTokenBlocks> scales;
+    const uint32_t tokens = shared_address(shared_.group_scales[at_.stage][0]) +
+                            static_cast<uint32_t>(thread_ / 32 * 64 + thread_ % 32 / 4 * 4);
+    const uint32_t weights = shared_address(shared_.weight_scales[at_.stage][2 * warpgroup_]);
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel) {
+      scales.weights[panel] = bits_float(load_shared(weights + panel * 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kTokenBlocks; ++i) {
+      scales.tokens[i] = bits_float(load_shared(tokens + i / 2 * 256 + i % 2 * 32));
+    }
+    return scales;
+  }
+
+  template <int kTokenBlocks>
+  __device__ static TokenFactors factors_of(const Scales<kTokenBlocks>& scales, int block) {
+    TokenFactors factors;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      factors.of[i / 2][i % 2] = __fmul_rn(scales.tokens[2 * block + i / 2], scales.weights[i % 2]);
+    }
+    return factors;
+  }
+
+  __device__ void release() {
+    if constexpr (Shape::kTeam == 1) {
+      ring_.release_warp(at_, thread_ % 32);
+    } else {
+      // The other block's producer writes here, too.
+      __syncwarp();
+      if (thread_ % 32 < Shape::kTeam) arrive_in_block(ring_.empty(at_), thread_ % 32);
+    }
+    at_.advance();
+  }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  const TheRing& ring_;
+  int warpgroup_;
+  int thread_;
+  RingPosition<Shape::kStages> at_;
+};
+
+// The main loop of gemm_fp8_sm90.cuh for items with a tail: up to 16 tokens behind blocks of 64,
+// which are multiplied the other way round, as the columns of an instruction for each of the
+// warpgroup's two panels. A stage's weights are copied and read once for all.
+
+template <class Shape>
+class TailLoop {
+ public:
+  using TheRing = Ring<Shape::kStages>;
+  static constexpr int kTailTokens = Shape::kTokens - Shape::kPieceTokens;
+  static constexpr int kTokenBlocks = Shape::kPieceTokens / 64;
+  static_assert(Shape::kUnits == 1 && Shape::kBlocks == 2 && Shape::kTeam == 1 &&
+                kTailTokens == 16);
+
+  // tail: of two panels, in a thread: 4j + 2h + i is row 16w + q + 8h of the panel and token 8j +
+  // 2c + i.
+  struct Sums {
+    TokenSums tokens[kTokenBlocks];
+    float tail[2][kTailTokens / 2];
+  };
+
+  __device__ TailLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+      : params_(params),
+        shared_(shared),
+        ring_(ring),
+        // From a lane, so that the compiler knows it to be the same in all.
+        warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0)) {}
+
+  // Blocks of 64 tokens of an item with this many rows; the others are its tail.
+  __device__ static int blocks_of(int num_rows) {
+    return num_rows <= 64 + kTailTokens ? 1 : kTokenBlocks;
+  }
+  __device__ static bool has_tail(int num_rows) { return num_rows > 64 * blocks_of(num_rows); }
+
+  // Sums that the item's rows do not need are 0. One loop for items of all sizes: a branch in front
+  // of some instructions costs less than the code, and the registers, of a loop for each.
+  __device__ void multiply(int num_rows, Sums& sums) {
+    const int num_blocks = blocks_of(num_rows);
+    const bool with_tail = has_tail(num_rows);
+    // Anew each time: what is made of it takes no registers behind the loop.
+    const uint32_t thread = keep_in_register(threadIdx.x) % kWarpgroup;
+    lane_ = static_cast<int>(thread % 32);
+    first_scale_ = (thread / 32 * 16 + thread % 32 / 4) * sizeof(float);
+    clear(sums);
+#pragma unroll 1
+    for (int left = params_.units; left > 0; --left) {
+      ring_.wait_full(at_);
+      fence_async_proxy();
+      if (with_tail) multiply_tail(64 * num_blocks, sums);
+      if (num_blocks > 1) multiply_block<1>(sums);
+      multiply_block<0>(sums);
+    }
+  }
+
+ private:
+  // Block 0 is the last of a stage.
+  template <int kBlock>
+  __device__ void multiply_block(Sums& sums) {
+    TokenSums unit_sums;
+    // In front of the instructions: a load among them would hold up the last of them.
+    const float2 tokens = token_scales(kBlock);
+    const float2 weights = weight_scales();
+    const uint64_t rows = rows_from(64 * kBlock);
+    const uint64_t panels = panel(0);
+    wgmma_fence();
+    multiply_unit(unit_sums, rows, panels);
+    wgmma_commit();
+    wgmma_wait();
+    if constexpr (kBlock == 0) {
+      ring_.release_warp(at_, lane_);
+      at_.advance();
+    }
+    const TokenFactors factors = {
+        {{__fmul_rn(tokens.x, weights.x), __fmul_rn(tokens.x, weights.y)},
+         {__fmul_rn(tokens.y, weights.x), __fmul_rn(tokens.y, weights.y)}}};
+    promote_tokens(unit_sums, factors, sums.tokens[kBlock]);
+  }
+
+  // Tokens from `first` on.
+  __device__ void multiply_tail(int first, Sums& sums) const {
+    constexpr int kSums = kTailTokens / 2;
+    float unit_sums[2][kSums];
+    const float2 weights = weight_scales();
+    const uint64_t rows = rows_from(first);
+    wgmma_fence();
+#pragma unroll
+    for (int block = 0; block < 2; ++block) multiply_unit(unit_sums[block], panel(block), rows);
+    wgmma_commit();
+    wgmma_wait();
+    const float* tokens = shared_.group_scales[at_.stage][0] + first + lane_ % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2 * kSums; ++i) {
+      const int at = i % kSums;
+      const float factor =
+          __fmul_rn(tokens[at / 4 * 8 + at % 2], i < kSums ? weights.x : weights.y);
+      float& sum = sums.tail[i / kSums][at];
+      sum = __fmaf_rn(factor, unit_sums[i / kSums][at], sum);
+    }
+  }
+
+  [[nodiscard]] __device__ uint64_t rows_from(int token) const {
+    return swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]) +
+                               static_cast<uint32_t>(token * kUnitRowBytes));
+  }
+  // Of the warpgroup's block `block`; the other one's rows follow those of the first.
+  [[nodiscard]] __device__ uint64_t panel(int block) const {
+    return swizzled_descriptor(shared_address(shared_.weights[at_.stage][2 * warpgroup_ + block]));
+  }
+
+  // Of a thread's two tokens of a block.
+  [[nodiscard]] __device__ float2 token_scales(int block) const {
+    const uint32_t tokens = shared_address(shared_.group_scales[at_.stage][0]) + first_scale_;
+    return {bits_float(load_shared(tokens + block * 256)),
+            bits_float(load_shared(tokens + block * 256 + 32))};
+  }
+  // Of the warpgroup's two panels.
+  [[nodiscard]] __device__ float2 weight_scales() const {
+    const uint32_t weights = shared_address(shared_.weight_scales[at_.stage][2 * warpgroup_]);
+    return {bits_float(load_shared(weights)), bits_float(load_shared(weights + 16))};
+  }
+
+  __device__ static void clear(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < kTokenBlocks * 64; ++i) sums.tokens[i / 64][i % 64] = 0;
+#pragma unroll
+    for (int i = 0; i < kTailTokens; ++i) sums.tail[i % 2][i / 2] = 0;
+  }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  const TheRing& ring_;
+  int warpgroup_;
+  int lane_ = 0;
+  uint32_t first_scale_ = 0;  // Bytes in front of that of the thread's first token.
+  RingPosition<Shape::kStages> at_;
+};
+
+// A consumer warpgroup of the Hopper GEMM (gemm_kernel_sm90.cuh) whose items may have a tail
+// (gemm_fp8_sm90.cuh): multiplies tile after tile, and finishes each. As gemm_kernel_sm90.cuh, but
+// for registers: items come from the producer (tile_scheduler.cuh), and numbers of threads are made
+// anew.
+
+template <class Shape>
+class TailConsumer {
+ public:
+  using Loop = TailLoop<Shape>;
+  using Sums = typename Loop::Sums;
+
+  __device__ TailConsumer(const GemmParams& params, GemmStorage<Shape>& shared,
+                          const Ring<Shape::kStages>& ring)
+      : params_(params), shared_(shared), loop_(params, shared, ring) {}
+
+  __device__ void run() {
+    ItemRing items(shared_.found.items);
+    for (; items.has_item(); items.advance(thread() % 32)) {
+      if (!items.item().has_copies) continue;
+      load_factors<Shape::kTokens>(params_, items.item(), thread(), shared_.factors[warpgroup()]);
+      load_column_factors(params_, items.item(), items.item().block + 2 * warpgroup(), thread(),
+                          shared_.columns[warpgroup()]);
+      Sums sums;
+      // From a lane, so that the compiler knows it to be the same in all.
+      loop_.multiply(__shfl_sync(kFullWarp, items.item().num_rows, 0), sums);
+      finish(items.item(), sums);
+    }
+  }
+
+ private:
+  __device__ void finish(const WorkItem& item, const Sums& sums) const {
+    // The factors are there, and later no longer needed.
+    sync_threads(1 + warpgroup(), kWarpgroup);
+    const int tail = 64 * Loop::blocks_of(item.num_rows);
+    TokenOutput output{.first_row = item.first_row,
+                       .num_rows = min(item.num_rows, tail),
+                       .first_block = item.block + 2 * warpgroup(),
+                       .shared_tokens = shared_.factors[warpgroup()],
+                       .shared_columns = shared_.columns[warpgroup()]};
+    finish_token_blocks(params_, output, sums.tokens);
+    if (Loop::has_tail(item.num_rows)) {
+      output.first_row += tail;
+      output.num_rows = item.num_rows - tail;
+      output.shared_tokens += tail;
+      store_tail(output, sums.tail);
+    }
+    sync_threads(1 + warpgroup(), kWarpgroup);
+  }
+
+  // The panels' order of rows makes columns 16w + 2q and the next one of a thread's two rows.
+  __device__ void store_tail(const TokenOutput& output,
+                             const float (&sums)[2][Loop::kTailTokens / 2]) const {
+    const int distance = params_.image_rows.are_interleaved() ? 2 : 1;
+    const int col = thread() / 32 * 16 + thread() % 32 / 4 * 2;
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel) {
+      const BlockColumns block(params_.image_rows, output.first_block + panel);
+      if (col >= block.rows) continue;
+      const ColumnFactor* two = output.shared_columns + panel * kUnitRows + col;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = i / 2 * 8 + thread() % 4 * 2 + i % 2;
+        if (token >= output.num_rows) continue;
+        const TokenFactor factor = output.shared_tokens[token];
+        const float* own = sums[panel] + i / 2 * 4 + i % 2;
+        const float low = finished(own[0], factor, two[0]);
+        const float high = finished(own[2], factor, two[1]);
+        const int64_t index =
+            (output.first_row + token) * params_.rows + block.first + col * distance;
+        distance == 1 ? store_neighbours(params_, index, low, high)
+                      : store_apart(params_, index, distance, {low, high});
+      }
+    }
+  }
+
+  __device__ static int warpgroup() { return consumer_thread() / kWarpgroup; }
+  __device__ static int thread() { return consumer_thread() % kWarpgroup; }
+
+  const GemmParams& params_;
+  GemmStorage<Shape>& shared_;
+  Loop loop_;
+};
+
+}  // namespace narrowfloat
