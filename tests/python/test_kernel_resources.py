@@ -15,7 +15,7 @@ NAME = ("void narrowfloat::multiply_groups_kernel<narrowfloat::GemmShapeOf<"
         "narrowfloat::Fp8Weights, true, 128, false> >(narrowfloat::GemmParams)")
 OTHER = "narrowfloat::(anonymous namespace)::clear_slots_kernel(narrowfloat::Slots)"
 RESOURCES = f"""
-member build/src/libnarrowfloat.a:gemm_fp8.cu.o:
+member build/src/libnarrowfloat.a:gemm_wide.cu.o:
 Resource usage:
  Common:
   GLOBAL:0

@@ -38,7 +38,7 @@ __device__ uint8_t load_scale(const RowDecodeParams& params, int64_t row, int64_
   return params.scales[row * params.scale_row_stride + block * params.scale_block_stride];
 }
 
-// What is subtracted from the bytes of a row's scales. By a warp.
+// Subtracted from the bytes of a row's scales. Called by a warp.
 __device__ int find_shift(const RowDecodeParams& params, int64_t row) {
   uint32_t least = kMostExactScale;
   uint32_t most = 0;
@@ -85,7 +85,7 @@ __device__ uint4 decode_e2m1(const RowDecodeParams& params, int64_t row, int64_t
 }
 
 __global__ void __launch_bounds__(kThreads)
-    decode_rows_kernel(const __grid_constant__ RowDecodeParams params) {
+    dequantize_rows_kernel(const __grid_constant__ RowDecodeParams params) {
   wait_for_previous_grids();
   trigger_dependent_launch();
   int64_t rows = params.rows;
@@ -112,7 +112,7 @@ void launch_decode_rows(const RowDecodeParams& params, Stream stream) {
   constexpr int64_t kMaxRows = 8192;
   const auto blocks = static_cast<unsigned>(ceil_div(params.cols, kThreads * kElements));
   const auto rows = static_cast<unsigned>(std::min(params.rows, kMaxRows));
-  launch(decode_rows_kernel, {dim3(blocks, rows), dim3(kThreads)}, stream, params);
+  launch(dequantize_rows_kernel, {dim3(blocks, rows), dim3(kThreads)}, stream, params);
 }
 
 }  // namespace narrowfloat

@@ -1,9 +1,10 @@
-// From a tile's sums in registers to the output: slot weight, scales, bias, one rounding.
+// The epilogue: from a tile's sums in registers to the output, with slot weight, scales, bias and
+// one rounding.
 //
 //   out[p, n] = (scale[e] * row_scale[r]) * (w[slot] * sum) + bias[e, n]
 //
-// The columns of one thread are neighbours unless weights are interleaved. Factors of a token are
-// loaded into shared memory while the first weights arrive.
+// Neighbouring rows of a thread's sums are neighbouring columns of the output unless weights are
+// interleaved. Factors of a token are loaded into shared memory while the first weights arrive.
 #pragma once
 
 #include "base/float_ops.h"
@@ -17,8 +18,8 @@
 namespace narrowfloat {
 
 struct TokenFactor {
-  float weight;  // Of its slot.
-  float scale;   // Of its row.
+  float weight;  // Its slot's.
+  float scale;   // Its row's.
 };
 
 __device__ inline TokenFactor load_factor(const GemmParams& params, int64_t row) {
@@ -35,13 +36,13 @@ __device__ inline TokenFactor load_factor(const GemmParams& params, int64_t row)
   return factor;
 }
 
-// Of up to kTokens, by the threads of a warpgroup, of which `thread` is one.
+// Loads those of up to kTokens; a warpgroup calls it, of which `thread` is one.
 template <int kTokens>
-__device__ inline void load_factors(const GemmParams& params, const WorkItem& item, int thread,
+__device__ inline void load_factors(const GemmParams& params, const OutputTile& tile, int thread,
                                     TokenFactor* shared_factors) {
 #pragma unroll
   for (int token = thread; token < thread + kTokens; token += 128) {
-    if (token < item.num_rows) shared_factors[token] = load_factor(params, item.first_row + token);
+    if (token < tile.num_rows) shared_factors[token] = load_factor(params, tile.first_row + token);
   }
 }
 
@@ -51,7 +52,7 @@ struct ColumnFactor {
   float bias;
 };
 
-// Those of an expert.
+// Factors and biases of an expert's columns.
 class ColumnFactors {
  public:
   __device__ ColumnFactors(const GemmParams& params, int expert)
@@ -83,7 +84,7 @@ class ColumnFactors {
   float gate_scale_;
 };
 
-// The activation's, of an expert.
+// The activation's parameters of an expert.
 struct SwigluParameters {
   float alpha;
   float beta;
@@ -125,7 +126,7 @@ __device__ inline void store_apart(const GemmParams& params, int64_t index, int 
   }
 }
 
-// The two columns of a thread of a warpgroup in a block of 64 weight rows.
+// The two columns of a thread of a warpgroup in an n sub-tile.
 struct ThreadColumns {
   int col;
   int distance;  // To the other one.
@@ -142,7 +143,7 @@ struct ThreadColumns {
   }
 };
 
-// Results of one token, whose row of the output is `row`.
+// Stores results of one token, whose row of the output is `row`.
 __device__ inline void store_columns(const GemmParams& params, int64_t row,
                                      const ThreadColumns& columns, const TokenFactor& token,
                                      float2 sums) {
@@ -153,13 +154,12 @@ __device__ inline void store_columns(const GemmParams& params, int64_t row,
                         : store_apart(params, index, columns.distance, {low, high});
 }
 
-// As epilogue.cuh, for sums whose threads have four neighbouring columns of a token
-// (gemm_fp8_sm90.cuh).
+// The rest is for sums whose threads have four neighbouring columns of a token (gemm_fp8_sm90.cuh).
 
-// Four neighbouring rows of a block from `row` on.
+// Four neighbouring rows of an n sub-tile from `row` on.
 struct OutputColumns {
   int first;
-  int stride;  // Of two where u and g are interleaved.
+  int stride;  // 2 where u and g are interleaved.
   ColumnFactor factors[4];
 
   __device__ OutputColumns(const ColumnFactors& columns, const ImageRows& rows, int block, int row)
@@ -201,21 +201,22 @@ struct EveryOtherColumn {
   }
 };
 
-// By the threads of a warpgroup, of which `thread` is one: factors of the columns of its two
-// blocks, of which `first_block` is the first.
-__device__ inline void load_column_factors(const GemmParams& params, const WorkItem& item,
+// Loads factors of the columns of a warpgroup's two n sub-tiles, of which `first_block` is the
+// first; the warpgroup calls it, of which `thread` is one.
+__device__ inline void load_column_factors(const GemmParams& params, const OutputTile& tile,
                                            int first_block, int thread,
                                            ColumnFactor* shared_columns) {
   const int64_t col =
       params.image_rows.source(first_block + thread / kUnitRows, thread % kUnitRows);
   if (col >= params.rows) return;
-  shared_columns[thread] = ColumnFactors(params, item.expert).of(static_cast<int>(col));
+  shared_columns[thread] = ColumnFactors(params, tile.expert).of(static_cast<int>(col));
 }
 
-// The output columns of a block's rows: `first`, and from one to the next 1 or, interleaved, 2.
+// The output columns of an n sub-tile's rows: `first`, and from one to the next 1 or,
+// interleaved, 2.
 struct BlockColumns {
   int first;
-  int rows;  // In front of padding.
+  int rows;  // Without padding.
 
   __device__ BlockColumns(const ImageRows& image, int block)
       : first(static_cast<int>(image.source(block, 0))),
@@ -232,15 +233,15 @@ struct TokenOutput {
   const ColumnFactor* shared_columns;
 };
 
-// sums: of two blocks of weight rows and 64 tokens each. The panels' order of rows makes 16g + 4c
-// to 16g + 4c + 3 of sums 8g + 2h + {0, 4, 1, 5}.
+// sums: for two n sub-tiles and 64 tokens each. The packed order of rows makes 16g + 4c to 16g + 4c
+// + 3 of sums 8g + 2h + {0, 4, 1, 5}.
 template <class Columns, int kTokenBlocks>
 __device__ inline void store_token_blocks(const GemmParams& params, const TokenOutput& output,
                                           const float (&sums)[kTokenBlocks][64]) {
   const int thread = static_cast<int>(keep_in_register(threadIdx.x)) % 128;
   const int first_token = thread / 32 * 16 + thread % 32 / 4;
   const ColumnFactor* shared_columns = output.shared_columns + thread % 4 * 4;
-  const int row = thread % 4 * 4;  // Of a block; and 16, 32, 48 further.
+  const int row = thread % 4 * 4;  // In an n sub-tile; and 16, 32, 48 further.
   const BlockColumns blocks[2] = {BlockColumns(params.image_rows, output.first_block),
                                   BlockColumns(params.image_rows, output.first_block + 1)};
 #pragma unroll
@@ -265,8 +266,8 @@ __device__ inline void store_token_blocks(const GemmParams& params, const TokenO
 }
 
 template <int kTokenBlocks>
-__device__ inline void finish_token_blocks(const GemmParams& params, const TokenOutput& output,
-                                           const float (&sums)[kTokenBlocks][64]) {
+__device__ inline void store_token_blocks_as(const GemmParams& params, const TokenOutput& output,
+                                             const float (&sums)[kTokenBlocks][64]) {
   const auto store_as = [&]<class Columns>() { store_token_blocks<Columns>(params, output, sums); };
   if (params.image_rows.are_interleaved()) {
     store_as.template operator()<EveryOtherColumn>();

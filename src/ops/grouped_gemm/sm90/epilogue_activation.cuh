@@ -1,13 +1,13 @@
-// From a tile's sums in registers to results: those of the GEMM (epilogue.cuh), or rows of the
-// second GEMM behind SwiGLU, without leaving the multiprocessor.
+// The epilogue with an activation: from a tile's sums in registers to results, those of the GEMM
+// (epilogue.cuh) or, after SwiGLU, rows of the second GEMM, which then never leave the SM.
 //
 //   u, g   finished sums of the same column and token
 //   h      fast_swiglu(u, g), then epilogue_quantize.cuh
 //
-// Blocks of weights come in pairs of u and g (packed_weights.h). A warpgroup with two blocks has
-// both in the same thread. With one block each, warpgroup 0 has u and warpgroup 1 g of 64 columns:
-// they swap, so that 0 has the even tokens and 1 the odd ones, and groups of 128 columns take two
-// passes over the rows of activations or, of few items, two blocks of threads.
+// n sub-tiles come in pairs of u and g (packed_weights.h). A warpgroup with two of them has both in
+// the same thread. With one each, warpgroup 0 has u and warpgroup 1 g of 64 columns: they swap, so
+// that 0 has the even tokens and 1 the odd ones, and groups of 128 columns take two passes over the
+// rows of activations or, of few tiles, two CTAs.
 #pragma once
 
 #include "device/swiglu.cuh"
@@ -21,27 +21,27 @@ NF_HOST_DEVICE inline bool makes_groups(const GemmParams& params) {
   return params.activation.is_there && params.activation.format == RowFormat::kFp8Group;
 }
 
-// Passes over the rows of activations that an item takes.
+// Passes over the rows of activations that a tile takes.
 template <class Shape>
 NF_HOST_DEVICE inline int passes_of(const GemmParams& params) {
   return makes_groups(params) ? Shape::kGroupPasses : 1;
 }
 
-// Of one work item, by the threads of a consumer warpgroup.
+// The epilogue of one output tile; all threads of a consumer warpgroup call it.
 template <class Shape>
-class ItemFinisher {
+class TileEpilogue {
  public:
   using Sums = float[Shape::kBlocks][Shape::kSums];
 
-  __device__ ItemFinisher(const GemmParams& params, GemmStorage<Shape>& shared,
-                          const WorkItem& item)
+  __device__ TileEpilogue(const GemmParams& params, GemmStorage<Shape>& shared,
+                          const OutputTile& tile)
       : params_(params),
         shared_(shared),
-        tile_{.activation = params.activation, .item = item, .inter = params.rows / 2} {}
+        tile_{.activation = params.activation, .output = tile, .inter = params.rows / 2} {}
 
   __device__ void finish(int pass, int passes, Sums& sums) {
     tile_.set_thread(consumer_thread());
-    if constexpr (has_row_powers(Shape::Weights::kCoding) && !kRepairsColumns) {
+    if constexpr (has_row_powers(Shape::Weights::kCoding) && !kScalesColumns) {
       if (params_.row_powers != nullptr) scale_rows(pass, sums);
     }
     // The factors of tokens are there.
@@ -52,7 +52,7 @@ class ItemFinisher {
     }
     encode(passes - 1, sums);
   }
-  // Nobody reads what the next item will overwrite.
+  // Nobody reads what the next tile will overwrite.
   __device__ void end() const {
     if (params_.activation.is_there) return sync_consumers();
     sync_threads(1 + tile_.warpgroup, kWarpgroup);
@@ -60,24 +60,24 @@ class ItemFinisher {
 
  private:
   using Tile = ThreadTile<Shape>;
-  static constexpr float kRepair = Shape::Weights::kRepair;
+  static constexpr float kSumFactor = Shape::Weights::kSumFactor;
   // Whether powers of two of weight rows are factors of columns, instead of a pass over all sums.
   // Weights that become E4M3 nearly always have them, others nearly never. With tiles of 8 tokens,
   // of which a thread has four sums, factors took longer.
-  static constexpr bool kRepairsColumns =
+  static constexpr bool kScalesColumns =
       Shape::Weights::kCoding >= WeightCoding::kMxfp4Fp8 && Shape::kTokens > 8;
 
   __device__ const TokenFactor* factors() const { return shared_.factors[tile_.warpgroup]; }
 
-  // Round after round of tokens, whose sums are the first ones of each block. Where they are needed
-  // again, all are in their places in the end. Code for all of an item's tokens at once does not
+  // Round after chunk of tokens, whose sums are the first ones of each block. Where they are needed
+  // again, all are in their places in the end. Code for all of a tile's tokens at once does not
   // fit the cache of instructions.
   template <bool kIsLast, int kBlocks = Shape::kBlocks, class Finish>
-  __device__ void for_rounds(Sums& sums, Finish&& finish) {
+  __device__ void for_chunks(Sums& sums, Finish&& finish) {
 #pragma unroll 1
-    for (tile_.round = 0; tile_.round != Shape::kRounds; ++tile_.round) {
-      if (Shape::kRounds == 1 || tile_.first_token() < tile_.item.num_rows) finish();
-      if constexpr (Shape::kRounds > 1) {
+    for (tile_.chunk = 0; tile_.chunk != Shape::kChunks; ++tile_.chunk) {
+      if (Shape::kChunks == 1 || tile_.first_token() < tile_.output.num_rows) finish();
+      if constexpr (Shape::kChunks > 1) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) rotate<kIsLast>(sums[block]);
       }
@@ -85,84 +85,84 @@ class ItemFinisher {
   }
   template <bool kIsLast>
   __device__ static void rotate(float (&sums)[Shape::kSums]) {
-    constexpr int kOfRound = Shape::kRoundTokens / 2;
-    float first[kOfRound];
+    constexpr int kOfChunk = Shape::kChunkTokens / 2;
+    float first[kOfChunk];
 #pragma unroll
-    for (int i = 0; i < kOfRound; ++i) first[i] = sums[i];
+    for (int i = 0; i < kOfChunk; ++i) first[i] = sums[i];
 #pragma unroll
-    for (int i = 0; i + kOfRound < Shape::kSums; ++i) sums[i] = sums[i + kOfRound];
+    for (int i = 0; i + kOfChunk < Shape::kSums; ++i) sums[i] = sums[i + kOfChunk];
     if constexpr (!kIsLast) {
 #pragma unroll
-      for (int i = 0; i < kOfRound; ++i) sums[Shape::kSums - kOfRound + i] = first[i];
+      for (int i = 0; i < kOfChunk; ++i) sums[Shape::kSums - kOfChunk + i] = first[i];
     }
   }
 
   [[nodiscard]] __device__ int block_of(int pass, int i) const {
-    return tile_.item.block + pass * Shape::kTileBlocks + tile_.warpgroup * Shape::kBlocks + i;
+    return tile_.output.block + pass * Shape::kTileBlocks + tile_.warpgroup * Shape::kBlocks + i;
   }
 
   __device__ void store_sums(int pass, Sums& sums) {
-    const ThreadColumns low(params_, tile_.item.expert, block_of(pass, 0), tile_.thread);
-    const ThreadColumns high(params_, tile_.item.expert, block_of(pass, Shape::kBlocks - 1),
+    const ThreadColumns low(params_, tile_.output.expert, block_of(pass, 0), tile_.thread);
+    const ThreadColumns high(params_, tile_.output.expert, block_of(pass, Shape::kBlocks - 1),
                              tile_.thread);
-    const float2 low_repairs = repairs_of(pass, 0);
-    const float2 high_repairs = repairs_of(pass, Shape::kBlocks - 1);
+    const float2 low_sum_factors = sum_factors_of(pass, 0);
+    const float2 high_sum_factors = sum_factors_of(pass, Shape::kBlocks - 1);
     if (params_.output_is_bf16 && !params_.image_rows.is_paired) {
-      return store_pairs({low, low_repairs}, {high, high_repairs}, sums);
+      return store_pairs({low, low_sum_factors}, {high, high_sum_factors}, sums);
     }
-    for_rounds<true>(sums, [&] {
-      store_round({low, low_repairs}, sums[0]);
-      if constexpr (Shape::kBlocks == 2) store_round({high, high_repairs}, sums[1]);
+    for_chunks<true>(sums, [&] {
+      store_chunk({low, low_sum_factors}, sums[0]);
+      if constexpr (Shape::kBlocks == 2) store_chunk({high, high_sum_factors}, sums[1]);
     });
   }
-  struct RepairedColumns {
+  struct ScaledColumns {
     const ThreadColumns& columns;
-    float2 repairs;
+    float2 sum_factors;
   };
-  // What nearly all results are, without a branch for each: bf16 of neighbouring columns.
-  __device__ void store_pairs(const RepairedColumns& low, const RepairedColumns& high,
+  // Stores what nearly all results are, without a branch for each: bf16 of neighbouring columns.
+  __device__ void store_pairs(const ScaledColumns& low, const ScaledColumns& high,
                               const Sums& sums) const {
     if (low.columns.col >= params_.rows) return;
     const int first = tile_.thread % 4 * 2;
     const TokenFactor* own_factors = factors() + first;
     uint16_t* first_row = static_cast<uint16_t*>(params_.output) + low.columns.col +
-                          (tile_.item.first_row + first) * int64_t{params_.rows};
-    const int num_high = high.columns.col < params_.rows ? tile_.item.num_rows - first : 0;
+                          (tile_.output.first_row + first) * int64_t{params_.rows};
+    const int num_high = high.columns.col < params_.rows ? tile_.output.num_rows - first : 0;
 #pragma unroll
     for (int i = 0; i < Shape::kTokens / 4; ++i) {
       const int token = i / 2 * 8 + i % 2;
-      if (token % 32 == 0 && token >= tile_.item.num_rows) return;
+      if (token % 32 == 0 && token >= tile_.output.num_rows) return;
       const TokenFactor factor = own_factors[token];
       uint16_t* row = first_row + int64_t{token} * params_.rows;
       const uint32_t pair = finished_pair(low, factor, sums[0], i);
-      if (token < tile_.item.num_rows - first) store(row, pair);
+      if (token < tile_.output.num_rows - first) store(row, pair);
       if constexpr (Shape::kBlocks == 2) {
         const uint32_t other = finished_pair(high, factor, sums[1], i);
         if (token < num_high) store(row + kUnitRows, other);
       }
     }
   }
-  [[nodiscard]] __device__ static uint32_t finished_pair(const RepairedColumns& own,
+  [[nodiscard]] __device__ static uint32_t finished_pair(const ScaledColumns& own,
                                                          const TokenFactor& factor,
                                                          const float (&sums)[Shape::kSums],
                                                          int token) {
-    const float2 pair = repaired_pair(sums, token, own.repairs);
+    const float2 pair = scaled_pair(sums, token, own.sum_factors);
     return to_bf16x2(finished(pair.x, factor, own.columns.factors[0]),
                      finished(pair.y, factor, own.columns.factors[1]));
   }
 
-  __device__ void store_round(const RepairedColumns& own, const float (&sums)[Shape::kSums]) const {
+  __device__ void store_chunk(const ScaledColumns& own, const float (&sums)[Shape::kSums]) const {
     if (own.columns.col >= params_.rows) return;
 #pragma unroll
-    for (int i = 0; i < Shape::kRoundTokens / 4; ++i) {
+    for (int i = 0; i < Shape::kChunkTokens / 4; ++i) {
       const int token = tile_.first_token() + i / 2 * 8 + tile_.thread % 4 * 2 + i % 2;
-      if (token >= tile_.item.num_rows) continue;
-      store_columns(params_, tile_.item.first_row + token, own.columns, factors()[token],
-                    repaired_pair(sums, i, own.repairs));
+      if (token >= tile_.output.num_rows) continue;
+      store_columns(params_, tile_.output.first_row + token, own.columns, factors()[token],
+                    scaled_pair(sums, i, own.sum_factors));
     }
   }
 
-  // By the powers of two that prepare() took from weight rows, of which there are some.
+  // Multiplies by the powers of two that prepare() took from weight rows, of which there are some.
   __device__ void scale_rows(int pass, Sums& sums) const {
 #pragma unroll
     for (int i = 0; i < Shape::kBlocks; ++i) {
@@ -173,23 +173,23 @@ class ItemFinisher {
       }
     }
   }
-  // Of the thread's two rows in block `i` of the warpgroup; of padding none that count.
+  // Those of the thread's two rows in n sub-tile `i` of the warpgroup; padding's do not count.
   [[nodiscard]] __device__ float2 powers_of(int pass, int i) const {
     const Rows rows = rows_of(pass, i);
     if (rows.low >= params_.rows) return {1.0F, 1.0F};
     const float* powers =
-        params_.row_powers + static_cast<int64_t>(tile_.item.expert) * params_.rows;
+        params_.row_powers + static_cast<int64_t>(tile_.output.expert) * params_.rows;
     return {powers[rows.low], powers[rows.high]};
   }
 
-  // What the sums of the thread's two columns in block `i` of the warpgroup are to be multiplied by
+  // Factors of the sums of the thread's two columns in n sub-tile `i` of the warpgroup, which come
   // before anything else.
-  [[nodiscard]] __device__ float2 repairs_of(int pass, int i) const {
-    if constexpr (kRepairsColumns) {
-      static_assert(kRepair == 1.0F);
+  [[nodiscard]] __device__ float2 sum_factors_of(int pass, int i) const {
+    if constexpr (kScalesColumns) {
+      static_assert(kSumFactor == 1.0F);
       if (params_.row_powers != nullptr) return powers_of(pass, i);
     }
-    return {kRepair, kRepair};
+    return {kSumFactor, kSumFactor};
   }
 
   // The caller's weight rows that the thread has of block `i` of the warpgroup.
@@ -206,15 +206,15 @@ class ItemFinisher {
 
   // Factors of the thread's two columns in block `i` of the warpgroup; of padding none that count.
   struct Columns {
-    float2 repairs;
+    float2 sum_factors;
     float scale;
     float low_bias;
     float high_bias;
   };
   [[nodiscard]] __device__ Columns columns_of(int pass, int i) const {
-    const ColumnFactors factors(params_, tile_.item.expert);
+    const ColumnFactors factors(params_, tile_.output.expert);
     const bool is_gate = (tile_.warpgroup * Shape::kBlocks + i) % 2 == 1;
-    Columns columns{repairs_of(pass, i), factors.scale(is_gate), -0.0F, -0.0F};
+    Columns columns{sum_factors_of(pass, i), factors.scale(is_gate), -0.0F, -0.0F};
     if (params_.epilogue.bias == nullptr) return columns;
     const Rows rows = rows_of(pass, i);
     if (rows.low >= params_.rows) return columns;
@@ -222,18 +222,19 @@ class ItemFinisher {
     columns.high_bias = factors.bias_of(rows.high);
     return columns;
   }
-  // The first sum of token `token` of the thread's in a block; the other column's is two behind.
+  // The first sum of token `token` of the thread's in an n sub-tile; the other column's is 2
+  // further.
   __device__ static constexpr int sum_of(int token) { return token / 2 * 4 + token % 2; }
-  [[nodiscard]] __device__ static float2 repaired_pair(const float (&sums)[Shape::kSums], int token,
-                                                       float2 repairs) {
+  [[nodiscard]] __device__ static float2 scaled_pair(const float (&sums)[Shape::kSums], int token,
+                                                     float2 sum_factors) {
     const int at = sum_of(token);
-    return {mul_rn(sums[at], repairs.x), mul_rn(sums[at + 2], repairs.y)};
+    return {mul_rn(sums[at], sum_factors.x), mul_rn(sums[at + 2], sum_factors.y)};
   }
-  // Of that token, in the order of sums.
+  // Results of that token, in the order of sums.
   [[nodiscard]] __device__ float2 finished_pair(const Columns& columns, const TokenFactor& factor,
                                                 const float (&sums)[Shape::kSums],
                                                 int token) const {
-    const float2 pair = repaired_pair(sums, token, columns.repairs);
+    const float2 pair = scaled_pair(sums, token, columns.sum_factors);
     return {finished(pair.x, factor, {columns.scale, columns.low_bias}),
             finished(pair.y, factor, {columns.scale, columns.high_bias})};
   }
@@ -242,7 +243,7 @@ class ItemFinisher {
   // kIsLast: nobody needs the sums again.
   template <bool kIsLast, class Sink>
   __device__ void activate(int pass, Sums& sums, Sink&& sink) {
-    const SwigluParameters parameters(params_.activation, tile_.item.expert);
+    const SwigluParameters parameters(params_.activation, tile_.output.expert);
     const bool is_padding = tile_.col(pass) >= tile_.inter;
     const auto take = [&](int i, float2 up, float2 gate) {
       const float2 h = activated(up, gate, parameters);
@@ -264,7 +265,7 @@ class ItemFinisher {
   __device__ void take_own(int pass, Sums& sums, Take&& take) {
     const Columns up = columns_of(pass, 0);
     const Columns gate = columns_of(pass, 1);
-    for_rounds<kIsLast>(sums, [&] {
+    for_chunks<kIsLast>(sums, [&] {
 #pragma unroll
       for (int i = 0; i < Tile::kPairs; ++i) {
         const TokenFactor factor = factors()[tile_.token(i)];
@@ -276,7 +277,7 @@ class ItemFinisher {
   template <bool kIsLast, class Take>
   __device__ void take_swapped(int pass, Sums& sums, Take&& take) {
     const Columns columns = columns_of(pass, 0);
-    for_rounds<kIsLast>(sums, [&] {
+    for_chunks<kIsLast>(sums, [&] {
 #pragma unroll
       for (int first = 0; first < Tile::kPairs; first += Shape::kSwapPairs) {
         take_swapped_pairs(first, columns, sums[0], take);
@@ -332,23 +333,23 @@ class ItemFinisher {
 
   // Values that wait for their scale take the place of u where a thread has this, else registers of
   // their own if they are few; of others the activation is made again, which costs less.
-  static constexpr bool kKeepsInSums = Tile::kHasAllTokens && Shape::kRounds > 1;
-  static constexpr bool kKeeps = Tile::kPairs <= 16 && Shape::kRounds == 1;
+  static constexpr bool kKeepsInSums = Tile::kHasAllTokens && Shape::kChunks > 1;
+  static constexpr bool kKeeps = Tile::kPairs <= 16 && Shape::kChunks == 1;
   using Kept = float2[kKeeps ? Tile::kPairs : 1];
 
   // largest_of(i, h): of the thread's columns of token(i).
   template <class LargestOf>
   __device__ void activate_for_maxima(int pass, Sums& sums, Kept& kept,
                                       const WarpMaxima<Shape>& maxima, LargestOf&& largest_of) {
-    typename WarpMaxima<Shape>::OfRound of_round;
+    typename WarpMaxima<Shape>::OfChunk of_chunk;
     activate<false>(pass, sums, [&](int i, float2 h) {
       if constexpr (kKeeps) kept[i] = h;
       if constexpr (kKeepsInSums) {
         sums[0][sum_of(i)] = h.x;
         sums[0][sum_of(i) + 2] = h.y;
       }
-      of_round.values[i] = largest_of(i, h);
-      if (i + 1 == Tile::kPairs) maxima.put(of_round);
+      of_chunk.values[i] = largest_of(i, h);
+      if (i + 1 == Tile::kPairs) maxima.put(of_chunk);
     });
   }
   template <class Sink>
@@ -357,7 +358,7 @@ class ItemFinisher {
 #pragma unroll
       for (int i = 0; i < Tile::kPairs; ++i) sink(i, kept[i]);
     } else if constexpr (kKeepsInSums) {
-      for_rounds<true, 1>(sums, [&] {
+      for_chunks<true, 1>(sums, [&] {
 #pragma unroll
         for (int i = 0; i < Tile::kPairs; ++i) {
           sink(i, float2{sums[0][sum_of(i)], sums[0][sum_of(i) + 2]});
@@ -376,7 +377,7 @@ class ItemFinisher {
     const WarpMaxima<Shape> maxima(tile_, shared_.maxima);
     Kept kept;
     activate_for_maxima(0, sums, kept, maxima,
-                        [](int, float2 h) { return encode_tile_detail::pair_max(h); });
+                        [](int, float2 h) { return epilogue_detail::pair_max(h); });
     sync_consumers();
     activate_again(0, sums, kept, Mxfp8Sink<Shape>(tile_, maxima));
   }
@@ -387,11 +388,11 @@ class ItemFinisher {
     const WarpMaxima<Shape> maxima(tile_, shared_.maxima);
     Kept kept;
     activate_for_maxima(kLast, sums, kept, maxima, [&](int i, float2 h) {
-      const float largest = encode_tile_detail::pair_max(h);
+      const float largest = epilogue_detail::pair_max(h);
       if constexpr (kLast == 0) {
         return largest;
       } else {
-        return fmaxf(largest, encode_tile_detail::pair_max(parked(i)));
+        return fmaxf(largest, epilogue_detail::pair_max(parked(i)));
       }
     });
     sync_consumers();
@@ -400,7 +401,7 @@ class ItemFinisher {
     if constexpr (kLast > 0) {
       Fp8GroupSink<Shape> sink(tile_, 0, shared_.maxima);
 #pragma unroll 1
-      for (tile_.round = 0; tile_.round != Shape::kRounds; ++tile_.round) {
+      for (tile_.chunk = 0; tile_.chunk != Shape::kChunks; ++tile_.chunk) {
 #pragma unroll
         for (int i = 0; i < Tile::kPairs; ++i) sink(i, parked(i));
       }
@@ -411,11 +412,11 @@ class ItemFinisher {
   // Results of the first of two passes, each thread's own.
   [[nodiscard]] __device__ float2& parked(int i) const {
     return shared_
-        .parked[tile_.round * Tile::kPairs + i][tile_.warpgroup * kWarpgroup + tile_.thread];
+        .parked[tile_.chunk * Tile::kPairs + i][tile_.warpgroup * kWarpgroup + tile_.thread];
   }
   struct Park {
-    const ItemFinisher& finisher;
-    __device__ void operator()(int i, float2 h) const { finisher.parked(i) = h; }
+    const TileEpilogue& epilogue;
+    __device__ void operator()(int i, float2 h) const { epilogue.parked(i) = h; }
   };
 
   const GemmParams& params_;
@@ -423,11 +424,11 @@ class ItemFinisher {
   Tile tile_;
 };
 
-// As epilogue_activation.cuh, for sums whose threads have four neighbouring columns of a token
-// (gemm_fp8_sm90.cuh). A warpgroup's two blocks are u and g of the same 64 columns, and a thread
-// has both: 16 columns of h for each of two or four tokens, the other 48 in three more lanes.
+// The same for sums whose threads have four neighbouring columns of a token (gemm_fp8_sm90.cuh). A
+// warpgroup's two n sub-tiles are u and g of the same 64 columns, and a thread has both: 16 columns
+// of h for each of two or four tokens, the other 48 in three more lanes.
 
-// Of rows `row` to `row` + 3 of a block.
+// Biases of rows `row` to `row` + 3 of an n sub-tile.
 struct FourBiases {
   float of[4] = {-0.0F, -0.0F, -0.0F, -0.0F};
 
@@ -441,17 +442,18 @@ struct FourBiases {
   }
 };
 
-// Of one work item, by the threads of a consumer warpgroup. kTokenBlocks: of 64 tokens.
+// The epilogue of one output tile; all threads of a consumer warpgroup call it. kTokenBlocks:
+// blocks of 64 tokens.
 template <class Shape, int kTokenBlocks>
-class TokenFinisher {
+class TokenMajorEpilogue {
  public:
   using Sums = float[kTokenBlocks][64];
 
-  __device__ TokenFinisher(const GemmParams& params, GemmStorage<Shape>& shared,
-                           const WorkItem& item)
+  __device__ TokenMajorEpilogue(const GemmParams& params, GemmStorage<Shape>& shared,
+                                const OutputTile& tile)
       : params_(params),
         shared_(shared),
-        item_(item),
+        tile_(tile),
         consumer_(consumer_thread()),
         warpgroup_(consumer_ / kWarpgroup),
         thread_(consumer_ % kWarpgroup) {}
@@ -460,13 +462,13 @@ class TokenFinisher {
     // The factors of tokens are there, and later no longer needed.
     sync_threads(1 + warpgroup_, kWarpgroup);
     if (!params_.activation.is_there) {
-      finish_token_blocks(params_,
-                          {.first_row = item_.first_row,
-                           .num_rows = item_.num_rows,
-                           .first_block = first_block(),
-                           .shared_tokens = shared_.factors[warpgroup_],
-                           .shared_columns = shared_.columns[warpgroup_]},
-                          sums);
+      store_token_blocks_as(params_,
+                            {.first_row = tile_.first_row,
+                             .num_rows = tile_.num_rows,
+                             .first_block = first_block(),
+                             .shared_tokens = shared_.factors[warpgroup_],
+                             .shared_columns = shared_.columns[warpgroup_]},
+                            sums);
     } else if constexpr (Shape::writes(RowFormat::kFp8Group)) {
       params_.activation.format == RowFormat::kFp8Static ? store_static(sums) : store_groups(sums);
     }
@@ -474,9 +476,9 @@ class TokenFinisher {
   }
 
  private:
-  static constexpr int kTokens = 2 * kTokenBlocks;  // Of a thread.
+  static constexpr int kTokens = 2 * kTokenBlocks;  // A thread's.
 
-  [[nodiscard]] __device__ int first_block() const { return item_.block + 2 * warpgroup_; }
+  [[nodiscard]] __device__ int first_block() const { return tile_.block + 2 * warpgroup_; }
   [[nodiscard]] __device__ int token(int i) const {
     return i / 2 * 64 + i % 2 * 8 + thread_ / 32 * 16 + thread_ % 32 / 4;
   }
@@ -484,15 +486,15 @@ class TokenFinisher {
     return first_block() / 2 * kUnitRows + group * 16 + thread_ % 4 * 4;
   }
   [[nodiscard]] __device__ uint8_t* values(int i) const {
-    return params_.activation.values + (item_.first_row + token(i)) * params_.activation.row_bytes;
+    return params_.activation.values + (tile_.first_row + token(i)) * params_.activation.row_bytes;
   }
 
   // Calls sink(i, group, h) for columns col(group) to col(group) + 3 of token(i).
   template <class Sink>
   __device__ void activate(const Sums& sums, Sink&& sink) const {
     const FusedActivation& activation = params_.activation;
-    const SwigluParameters parameters(activation, item_.expert);
-    const ColumnFactors columns(params_, item_.expert);
+    const SwigluParameters parameters(activation, tile_.expert);
+    const ColumnFactors columns(params_, tile_.expert);
 #pragma unroll
     for (int group = 0; group < 4; ++group) {
       const int row = group * 16 + thread_ % 4 * 4;
@@ -517,14 +519,14 @@ class TokenFinisher {
   }
 
   [[nodiscard]] __device__ bool has(int i, int group) const {
-    return token(i) < item_.num_rows && col(group) < params_.rows / 2;
+    return token(i) < tile_.num_rows && col(group) < params_.rows / 2;
   }
 
   __device__ void store_static(const Sums& sums) const {
-    const float multiplier = params_.activation.multiplier.of(item_.expert);
+    const float multiplier = params_.activation.multiplier.of(tile_.expert);
     activate(sums, [&](int i, int group, const float4& h) {
       if (has(i, group)) {
-        store(values(i) + col(group), encode_tile_detail::four_e4m3(h, multiplier));
+        store(values(i) + col(group), epilogue_detail::four_e4m3(h, multiplier));
       }
     });
   }
@@ -547,32 +549,32 @@ class TokenFinisher {
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       const float other = shared_.maxima[(1 - warpgroup_) * Shape::kTokens + token(i)];
-      const auto scale = encode_tile_detail::scale_of_group(fmaxf(largest[i], other));
+      const auto scale = epilogue_detail::scale_of_group(fmaxf(largest[i], other));
       multipliers[i] = scale.multiplier;
-      const bool stores = thread_ % 4 == 0 && warpgroup_ == 0 && token(i) < item_.num_rows;
+      const bool stores = thread_ % 4 == 0 && warpgroup_ == 0 && token(i) < tile_.num_rows;
       if (stores) store_scale(token(i), scale.stored);
     }
 #pragma unroll
     for (int i = 0; i < kTokenBlocks * 64; ++i) keep_apart(sums[i / 64][i % 64]);
     activate(sums, [&](int i, int group, const float4& h) {
       if (has(i, group)) {
-        store(values(i) + col(group), encode_tile_detail::four_e4m3(h, multipliers[i]));
+        store(values(i) + col(group), epilogue_detail::four_e4m3(h, multipliers[i]));
       }
     });
-    // Before the next item's maxima.
+    // Before the next tile's maxima.
     sync_consumers();
   }
 
   __device__ void store_scale(int token, float scale) const {
     const FusedActivation& activation = params_.activation;
-    static_cast<float*>(activation.scales)[(item_.first_row + token) * activation.scale_row_stride +
-                                           item_.block / 4 * activation.scale_block_stride] =
+    static_cast<float*>(activation.scales)[(tile_.first_row + token) * activation.scale_row_stride +
+                                           tile_.block / 4 * activation.scale_block_stride] =
         canonical_nan(scale);
   }
 
   const GemmParams& params_;
   GemmStorage<Shape>& shared_;
-  WorkItem item_;
+  OutputTile tile_;
   int consumer_;
   int warpgroup_;
   int thread_;

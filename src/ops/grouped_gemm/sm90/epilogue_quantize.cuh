@@ -25,7 +25,8 @@
 
 namespace narrowfloat {
 
-// Of the consumers. Anew each time, so that addresses made from it take no registers of main loops.
+// The thread's number among the consumers. Computed again each time, so that addresses made from it
+// take no registers of main loops.
 __device__ inline int consumer_thread() {
   return static_cast<int>(keep_in_register(threadIdx.x)) - kWarpgroup;
 }
@@ -33,20 +34,20 @@ __device__ inline int consumer_thread() {
 // The consumer warpgroups, by the barrier that they share.
 __device__ inline void sync_consumers() { sync_threads(1 + kConsumers, kConsumers * kWarpgroup); }
 
-// What a thread has of a round of a tile's tokens: values [i] are those of token(i), columns col
-// and col + 1.
+// A thread's part of a chunk of a tile's tokens: values [i] are those of token(i), columns col and
+// col + 1.
 template <class Shape>
 struct ThreadTile {
-  // Of two warpgroups with the same columns, each has every second token.
+  // Two warpgroups with the same columns have every second token each.
   static constexpr bool kHasAllTokens = Shape::kBlocks == 2;
-  static constexpr int kPairs = kHasAllTokens ? Shape::kRoundTokens / 4 : Shape::kRoundTokens / 8;
+  static constexpr int kPairs = kHasAllTokens ? Shape::kChunkTokens / 4 : Shape::kChunkTokens / 8;
 
   const FusedActivation& activation;
-  WorkItem item;
+  OutputTile output;
   int inter;          // Columns of the result.
-  int warpgroup = 0;  // Of the consumers.
-  int thread = 0;     // Of the warpgroup.
-  int round = 0;
+  int warpgroup = 0;  // Among the consumers.
+  int thread = 0;     // In the warpgroup.
+  int chunk = 0;
 
   __device__ void set_thread(int consumer_thread) {
     warpgroup = consumer_thread / kWarpgroup;
@@ -54,40 +55,42 @@ struct ThreadTile {
   }
 
   [[nodiscard]] __device__ int first_token() const {
-    return Shape::kRounds == 1 ? 0 : round * Shape::kRoundTokens;
+    return Shape::kChunks == 1 ? 0 : chunk * Shape::kChunkTokens;
   }
   [[nodiscard]] __device__ int token(int i) const { return own_token() + step(i); }
   [[nodiscard]] __device__ bool has_token(int i) const {
-    return step(i) < item.num_rows - own_token();
+    return step(i) < output.num_rows - own_token();
   }
   // In pass `pass`; the tile's padding is at or above `inter`.
   [[nodiscard]] __device__ int col(int pass) const {
-    const int block = item.block + pass * Shape::kTileBlocks + (kHasAllTokens ? 2 * warpgroup : 0);
+    const int block =
+        output.block + pass * Shape::kTileBlocks + (kHasAllTokens ? 2 * warpgroup : 0);
     return block / 2 * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
   }
-  // The row of token(0), and how many bytes behind it that of token(i) is.
+  // The row of token(0), and how many bytes after it that of token(i) is.
   [[nodiscard]] __device__ uint8_t* first_row() const {
-    return activation.values + (item.first_row + own_token()) * activation.row_bytes;
+    return activation.values + (output.first_row + own_token()) * activation.row_bytes;
   }
-  [[nodiscard]] __device__ uint64_t row_behind_first(int i) const {
+  [[nodiscard]] __device__ uint64_t row_after_first(int i) const {
     return uint64_t{static_cast<uint32_t>(step(i))} * static_cast<uint32_t>(activation.row_bytes);
   }
   // Columns col and col + 1 of token(i), as bf16.
   __device__ void store_decoded(int i, int col, uint32_t pair) const {
-    store(activation.decoded + (item.first_row + own_token()) * inter + col +
+    store(activation.decoded + (output.first_row + own_token()) * inter + col +
               uint64_t{static_cast<uint32_t>(step(i))} * static_cast<uint32_t>(inter),
           pair);
   }
   template <typename Scale>
   __device__ void store_scale(int token, int block, Scale scale) const {
-    static_cast<Scale*>(activation.scales)[(item.first_row + token) * activation.scale_row_stride +
-                                           block * activation.scale_block_stride] = scale;
+    static_cast<Scale*>(
+        activation.scales)[(output.first_row + token) * activation.scale_row_stride +
+                           block * activation.scale_block_stride] = scale;
   }
   // One lane of the eight that share columns of a token.
   [[nodiscard]] __device__ bool leads() const { return thread % 32 < 4; }
 
  private:
-  // token(0), and what token(i) is behind it.
+  // token(0), and how far token(i) is from it.
   [[nodiscard]] __device__ int own_token() const {
     return first_token() + thread % 4 * 2 + (kHasAllTokens ? 0 : warpgroup);
   }
@@ -96,10 +99,10 @@ struct ThreadTile {
   }
 };
 
-namespace encode_tile_detail {
+namespace epilogue_detail {
 
-// Of two values, and over the eight lanes that have columns of the same token; numbers win over
-// NaN.
+// Maxima of two values, and over the eight lanes that have columns of the same token; numbers win
+// over NaN.
 __device__ inline float pair_max(float2 pair) { return fmaxf(fabsf(pair.x), fabsf(pair.y)); }
 __device__ inline float lanes_max(float value) {
 #pragma unroll
@@ -109,9 +112,9 @@ __device__ inline float lanes_max(float value) {
   return value;
 }
 
-// Of kCount tokens at once, over the eight lanes that have columns of the same ones: shuffles of
-// one token do not wait for those of another, and at every step lanes share the tokens, as long as
-// their number is even. A lane is left with those of kShare tokens, at `values`.
+// Maxima of kCount tokens at once, over the eight lanes that have columns of the same ones:
+// shuffles of one token do not wait for those of another, and at every step lanes share the tokens,
+// as long as their number is even. A lane is left with those of kShare tokens, at `values`.
 template <int kCount>
 struct LaneMaxima {
   static constexpr int kHalvings = kCount % 8 == 0   ? 3
@@ -121,13 +124,13 @@ struct LaneMaxima {
   static constexpr int kShare = kCount >> kHalvings;
   float values[kCount];
 
-  // By all lanes of the warp.
+  // Called by all lanes of the warp.
   __device__ void reduce(int lane) {
     step<16, kCount>(lane);
     step<8, kCount / (kHalvings > 0 ? 2 : 1)>(lane);
     step<4, kCount / (kHalvings > 1 ? 4 : kHalvings > 0 ? 2 : 1)>(lane);
   }
-  // Of the tokens, the one whose maximum is values[i].
+  // The token whose maximum is values[i].
   [[nodiscard]] __device__ static int token(int lane, int i) {
     int token = i << kHalvings;
 #pragma unroll
@@ -155,7 +158,7 @@ struct LaneMaxima {
       for (int i = 0; i < kNumber; ++i) values[i] = larger<kDistance>(values[i], values[i]);
     }
   }
-  // Of one's own and what the other lane gives.
+  // The larger of one's own and what the other lane gives.
   template <int kDistance>
   [[nodiscard]] __device__ static float larger(float own, float given) {
     return fmaxf(own, __shfl_xor_sync(kFullWarp, given, kDistance));
@@ -167,7 +170,7 @@ __device__ inline float maximum_of_block(float amax) {
   return Format::kAmaxOfNanIsNan || !is_nan(amax) ? amax : 0.0F;
 }
 
-// Of FP8 1x128, from the maximum of the numbers.
+// The scale of FP8 1x128, from the maximum of the numbers.
 __device__ inline BlockScale<float> scale_of_group(float amax) {
   const QuickGroupScale quick = quick_group_scale(amax);
   return quick.is_right ? quick.scale : group_scale(amax);
@@ -182,25 +185,25 @@ __device__ inline uint32_t four_e4m3(const float4& h, float multiplier) {
          static_cast<uint32_t>(two_e4m3({h.z, h.w}, multiplier)) << 16;
 }
 
-}  // namespace encode_tile_detail
+}  // namespace epilogue_detail
 
-// Where a thread's columns of a round's tokens go. From the first row's address the others are one
-// multiplication away: that makes a store three instructions behind a predicate, where the compiler
-// would make every address anew behind a branch.
+// Where a thread's columns of a chunk's tokens go. From the first row's address the others are one
+// multiplication away: that makes a store three instructions under a predicate, where the compiler
+// would compute every address again under a branch.
 template <class Tile>
 class RowPlaces {
  public:
-  // Of byte `byte` of token(i)'s row, i ascending from 0.
+  // The address of byte `byte` of token(i)'s row, i ascending from 0.
   __device__ uint8_t* of(const Tile& tile, int i, int byte) {
     if (i == 0) first_ = keep_global_in_register(tile.first_row() + byte);
-    return first_ + tile.row_behind_first(i);
+    return first_ + tile.row_after_first(i);
   }
 
  private:
   uint8_t* first_ = nullptr;
 };
 
-// What takes the results of a thread, one pair of columns after the other.
+// Sinks take the results of a thread, one pair of columns after the other.
 template <class Tile>
 class Bf16Sink {
  public:
@@ -223,9 +226,9 @@ class Fp8StaticSink {
   __device__ explicit Fp8StaticSink(const Tile& tile)
       : tile_(tile),
         col_(tile.col(0)),
-        multiplier_(tile.activation.multiplier.of(tile.item.expert)) {}
+        multiplier_(tile.activation.multiplier.of(tile.output.expert)) {}
   __device__ void operator()(int i, float2 pair) {
-    const uint16_t codes = encode_tile_detail::two_e4m3(pair, multiplier_);
+    const uint16_t codes = epilogue_detail::two_e4m3(pair, multiplier_);
     uint8_t* place = places_.of(tile_, i, col_);
     if (col_ < tile_.inter && tile_.has_token(i)) store(place, codes);
   }
@@ -243,10 +246,10 @@ class Nvfp4Sink {
   __device__ explicit Nvfp4Sink(const Tile& tile)
       : tile_(tile),
         col_(tile.col(0)),
-        scales_(Nvfp4::scale_pair<Math>(tile.activation.multiplier.of(tile.item.expert))) {}
+        scales_(Nvfp4::scale_pair<Math>(tile.activation.multiplier.of(tile.output.expert))) {}
   __device__ void operator()(int i, float2 pair) {
     uint8_t* place = places_.of(tile_, i, col_ / 2);
-    const float amax = encode_tile_detail::lanes_max(encode_tile_detail::pair_max(pair));
+    const float amax = epilogue_detail::lanes_max(epilogue_detail::pair_max(pair));
     const auto scale = Nvfp4::block_scale<Math>(amax, scales_, BlockRules{});
     if (col_ >= tile_.inter || !tile_.has_token(i)) return;
     const uint32_t low = Nvfp4::encode<Math>(pair.x, scale.multiplier);
@@ -279,15 +282,15 @@ class WarpMaxima {
         shared_(shared_maxima),
         warp_((Tile::kHasAllTokens ? 4 * tile.warpgroup : 0) + tile.thread / 32) {}
 
-  // Of the thread's columns of the round's token(i), all of them, by all lanes of the warp.
-  using OfRound = encode_tile_detail::LaneMaxima<Tile::kPairs>;
-  __device__ void put(OfRound& maxima) const {
+  // Maxima of the thread's columns of each token(i) of the chunk; all lanes of the warp call put().
+  using OfChunk = epilogue_detail::LaneMaxima<Tile::kPairs>;
+  __device__ void put(OfChunk& maxima) const {
     const int lane = tile_.thread % 32;
     maxima.reduce(lane);
-    if (!OfRound::leads(lane)) return;
+    if (!OfChunk::leads(lane)) return;
 #pragma unroll
-    for (int i = 0; i < OfRound::kShare; ++i) {
-      shared_[warp_ * Shape::kTokens + tile_.token(OfRound::token(lane, i))] = maxima.values[i];
+    for (int i = 0; i < OfChunk::kShare; ++i) {
+      shared_[warp_ * Shape::kTokens + tile_.token(OfChunk::token(lane, i))] = maxima.values[i];
     }
   }
   // Over `count` warps from `warp` on, a multiple of it.
@@ -308,7 +311,7 @@ class WarpMaxima {
   int warp_;
 };
 
-// Of maxima that all warps have put.
+// Reads maxima that all warps have put.
 template <class Shape>
 class Mxfp8Sink {
  public:
@@ -321,7 +324,7 @@ class Mxfp8Sink {
     if (col_ >= tile_.inter || !tile_.has_token(i)) return;
     const float amax = maxima_.template of<2>(maxima_.warp() / 2 * 2, tile_.token(i));
     const auto scale = Mxfp8::block_scale<DeviceExactMath>(amax, ScalePair{}, BlockRules{});
-    store(place, encode_tile_detail::two_e4m3(pair, scale.multiplier));
+    store(place, epilogue_detail::two_e4m3(pair, scale.multiplier));
     if (tile_.leads() && maxima_.warp() % 2 == 0) {
       tile_.store_scale(tile_.token(i), col_ / 32, canonical_scale(scale.stored));
     }
@@ -334,8 +337,8 @@ class Mxfp8Sink {
   RowPlaces<Tile> places_;
 };
 
-// Of a group of 128 columns for each token, one thread makes the scale and leaves the multiplier in
-// place of the first maximum; in each block of a team, of which one stores the scale.
+// One thread a token makes the scale of its group of 128 columns and leaves the multiplier in place
+// of the first maximum; in each CTA of a cluster, of which one stores the scale.
 template <class Shape>
 __device__ inline void make_group_scales(const ThreadTile<Shape>& tile,
                                          const WarpMaxima<Shape>& maxima,
@@ -343,16 +346,16 @@ __device__ inline void make_group_scales(const ThreadTile<Shape>& tile,
   const int token = tile.warpgroup * kWarpgroup + tile.thread;
   if (token >= Shape::kTokens) return;
   float largest = maxima.template of<WarpMaxima<Shape>::kWarps>(0, token);
-  bool stores = token < tile.item.num_rows;
-  if constexpr (Shape::kRowTeam > 1) {
-    largest = shared.team_maxima.over_team(token, largest);
+  bool stores = token < tile.output.num_rows;
+  if constexpr (Shape::kNSplit > 1) {
+    largest = shared.cluster_maxima.over_cluster(token, largest);
     stores = stores && cluster_rank() == 0;
   }
-  const float amax = encode_tile_detail::maximum_of_block<Fp8Block1x128>(largest);
-  const auto scale = encode_tile_detail::scale_of_group(amax);
+  const float amax = epilogue_detail::maximum_of_block<Fp8Block1x128>(largest);
+  const auto scale = epilogue_detail::scale_of_group(amax);
   shared.maxima[token] = scale.multiplier;
   if (stores) {
-    tile.store_scale(token, tile.item.block / 4, canonical_scale(scale.stored));
+    tile.store_scale(token, tile.output.block / 4, canonical_scale(scale.stored));
   }
 }
 
@@ -365,7 +368,7 @@ class Fp8GroupSink {
   __device__ Fp8GroupSink(const Tile& tile, int pass, const float* shared_multipliers)
       : tile_(tile), multipliers_(shared_multipliers), col_(tile.col(pass)) {}
   __device__ void operator()(int i, float2 pair) {
-    const uint16_t codes = encode_tile_detail::two_e4m3(pair, multipliers_[tile_.token(i)]);
+    const uint16_t codes = epilogue_detail::two_e4m3(pair, multipliers_[tile_.token(i)]);
     uint8_t* place = places_.of(tile_, i, col_);
     const bool is_there = col_ < tile_.inter && tile_.has_token(i);
     if (is_there) store(place, codes);

@@ -1,5 +1,4 @@
-// Tile sizes of the Hopper GEMM, and what they take of a multiprocessor: registers, stages, shared
-// memory.
+// Tile sizes of the Hopper GEMM, and what they take of an SM: registers, stages, shared memory.
 #pragma once
 
 #include <type_traits>
@@ -15,24 +14,23 @@
 
 namespace narrowfloat {
 
-// Maxima of groups of 128 columns whose halves two blocks of a cluster have, of one item: each
-// block sends its own of every token to the other one.
-
-// In shared memory. A block that has the maximum of both has received all that the other one sends.
+// In clusters split along n, each CTA has half of a group of 128 columns of one tile and sends its
+// maximum of every token to the other one. This lies in shared memory. A CTA that has the maximum
+// of both has received all that the other one sends.
 template <int kTokens>
-struct TeamMaxima {
+struct ClusterMaxima {
   uint64_t barrier;
   float received[kTokens];
 
-  // By one thread, before a barrier of the team.
+  // Called by one thread, before a barrier of the cluster.
   __device__ void init() {
     init_barrier(shared_address(&barrier), 1);
     fence_barrier_init();
   }
 
-  // Over both blocks, once; by one thread for every token, also of those that the item has not.
-  // Numbers win over NaN.
-  [[nodiscard]] __device__ float over_team(int token, float own) {
+  // The maximum over both CTAs. Called once, by one thread for every token, also for those that the
+  // tile has not. Numbers win over NaN.
+  [[nodiscard]] __device__ float over_cluster(int token, float own) {
     const uint32_t arrived = shared_address(&barrier);
     if (token == 0) arrive_and_expect(arrived, sizeof(received));
     send_to_block(shared_address(&received[token]), cluster_rank() ^ 1U, float_bits(own), arrived);
@@ -40,69 +38,70 @@ struct TeamMaxima {
     return fmaxf(own, received[token]);
   }
 };
-struct NoTeamMaxima {};
+struct NoClusterMaxima {};
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kConsumers = 2;  // Warpgroups.
 inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 
-// Of a long tile. Tokens as wgmma's columns: with a tail of up to 32 rows or, where temporary sums
-// of FP8 lie beside those of 256 weight rows, 16.
+// Most tokens of a tile. Tokens as wgmma's columns come with a remainder of up to 32 rows or, where
+// temporary sums of FP8 lie beside those of 256 weight rows, 16.
 template <class Weights>
 NF_HOST_DEVICE constexpr int most_tokens() {
-  if (Weights::kIsPanel) return 128;
+  if (Weights::kIsSharedOperand) return 128;
   return activation_bytes(Weights::kCoding) == 1 ? 144 : 160;
 }
 
-// kWeights decodes units; kHasGroups: sums are promoted every 128 columns; kIsRowTeam: for items of
-// two blocks of threads (below).
-template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens, bool kIsRowTeam = false>
+// WeightsPolicy decodes units (weight_decoder.cuh). kHasGroupSums: sums are promoted every 128
+// columns. kIsSplitAlongN: two CTAs have a tile together.
+template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens, bool kIsSplitAlongN = false>
 struct GemmShapeOf {
   using Weights = WeightsPolicy;
   static constexpr bool kHasGroups = kHasGroupSums;
-  // Tokens of an item: of a piece of kPieceTokens, and of a tail behind it (tile_scheduler.cuh).
+  // Tokens of a tile: kMTile, and those of a remainder after it (tile_scheduler.cuh).
   static constexpr int kTokens = kTileTokens;
-  static constexpr int kPieceTokens = kTokens > 128 ? 128 : kTokens;
-  static constexpr int kSums = kTokens / 2;  // Of a thread and a block of 64 weight rows.
+  static constexpr int kMTile = kTokens > 128 ? 128 : kTokens;
+  static constexpr int kSums = kTokens / 2;  // A thread's, for 64 weight rows.
   static constexpr bool kIsSmall = kTokens <= 32;
-  // Blocks of 64 weight rows of a warpgroup: two halve the reads of activations, where the
-  // registers take them.
-  static constexpr bool kIsPanel = Weights::kIsPanel;
+  // A warpgroup has kBlocks n sub-tiles, of 64 weight rows: two halve the reads of activations,
+  // where the registers take them.
+  static constexpr bool kIsSharedOperand = Weights::kIsSharedOperand;
   // Tokens are wgmma's rows (gemm_fp8_sm90.cuh) instead of its columns.
-  static constexpr bool kIsTokenMajor = kIsPanel && !kIsSmall;
-  // Items have a tail, which is multiplied the other way round (gemm_fp8_sm90.cuh).
-  static constexpr bool kHasTails = kIsTokenMajor && kTokens > 128;
-  // Blocks of threads that form a cluster and multiply neighbouring token tiles with the same
-  // weights: what one copies of these from L2 serves both.
-  static constexpr int kTeam = kIsTokenMajor && kTokens == 128 ? 2 : 1;
+  static constexpr bool kIsTokenMajor = kIsSharedOperand && !kIsSmall;
+  // Tiles have a remainder, which is multiplied the other way chunk (gemm_fp8_sm90.cuh).
+  static constexpr bool kHasRemainders = kIsTokenMajor && kTokens > 128;
+  // CTAs of a cluster with multicast multiply neighbouring token tiles with the same weights: what
+  // one copies of these from L2 serves both.
+  static constexpr int kMulticast = kIsTokenMajor && kTokens == 128 ? 2 : 1;
   static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
   static constexpr bool kHasLongGroups = kHasGroups && kGroupUnits > 1;
   static constexpr int kBlocks = kIsSmall || (kHasLongGroups && kTokens > 64) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
-  // Blocks of threads that form a cluster and multiply neighbouring weight rows with the same token
-  // tile, of which each has the half of a group of 128 columns of the second GEMM's rows
-  // (gemm_config.cuh). For calls of no more items than teams: each has one, at most.
-  static constexpr int kRowTeam = kIsRowTeam ? 2 : 1;
-  static constexpr int kTeamBlocks = kTeam * kRowTeam;  // Of a team of either kind.
+  // CTAs of a cluster split along n multiply neighbouring weight rows with the same token tile, of
+  // which each has the half of a group of 128 columns of the second GEMM's rows
+  // (gemm_config.cuh). For calls of no more tiles than clusters: each has one, at most.
+  static constexpr int kNSplit = kIsSplitAlongN ? 2 : 1;
+  static constexpr int kClusterCtas = kMulticast * kNSplit;  // CTAs of a cluster of either kind.
   // The main loop is that of gemm_prefill_sm90.cuh.
-  static constexpr bool kHasGroupLoop = kHasGroups && !kIsPanel && kGroupUnits == 1 && kTokens > 32;
+  static constexpr bool kHasGroupLoop =
+      kHasGroups && !kIsSharedOperand && kGroupUnits == 1 && kTokens > 32;
   // Rows of a TMA box of activations (gemm_kernel_sm90.cuh); 0 in kernels that gather all rows.
   static constexpr int kBoxRows = kHasGroupLoop && kTokens > 64 ? kTokens / 2 : 0;
   static_assert(kBoxRows % 8 == 0);
 
-  // Where a token's scale of a group lies in a stage: those of a thread's tokens in 16 of
+  // The place of a token's scale of a group in a stage: those of a thread's tokens in 16 of
   // gemm_prefill_sm90.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
   NF_HOST_DEVICE static constexpr int scale_place(int token) {
     if (!kHasGroupLoop) return token;
     return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
   }
   static_assert(!kHasGroupLoop || kTokens % 16 == 0);
-  // Consumers have their items from the producer (tile_scheduler.cuh), where they would wait
+  // Consumers have their tiles from the producer (tile_scheduler.cuh), where they would wait
   // longest for the list, which takes 2500 cycles, and the producer gathers rows as fast all the
   // same.
-  static constexpr bool kHasItemRing = kHasTails || (kHasGroupLoop && kTokens > 64);
+  static constexpr bool kHasTileRing = kHasRemainders || (kHasGroupLoop && kTokens > 64);
 
-  // Numbers of columns that gemm_decode_sm90.cuh can multiply, ascending, up to kTokens: an item
+  // Numbers of columns that gemm_decode_sm90.cuh can multiply, ascending, up to kTokens: a tile
   // takes the first that its rows fit.
   NF_HOST_DEVICE static constexpr int columns(int width) {
     constexpr int kOfMany[] = {32, 64, 80, 96, 112, 128, 144, 160};
@@ -122,21 +121,22 @@ struct GemmShapeOf {
            takes_rows(Weights::kCoding, kTokens, format);
   }
   static constexpr bool kHasHalfGroups = kBlocks == 1 && writes(RowFormat::kFp8Group);
-  static_assert(kRowTeam == 1 || (kHasHalfGroups && kIsSmall && kTeam == 1));
-  static constexpr int kGroupPasses = kHasHalfGroups && kRowTeam == 1 ? 2 : 1;
+  static_assert(kNSplit == 1 || (kHasHalfGroups && kIsSmall && kMulticast == 1));
+  static constexpr int kGroupPasses = kHasHalfGroups && kNSplit == 1 ? 2 : 1;
 
-  // Tokens that the code behind the main loop is unrolled over (epilogue_activation.cuh): as many
-  // as registers allow, since each round moves all sums.
-  static constexpr int kRoundTokens = kTokens <= 64 || kIsPanel   ? kTokens
-                                      : kBlocks == 1              ? 32
-                                      : writes(RowFormat::kNvfp4) ? 16
-                                                                  : kTokens / 2;
-  static constexpr int kRounds = kTokens / kRoundTokens;
-  static_assert(kTokens % kRoundTokens == 0 && kRoundTokens % 8 == 0);
+  // Tokens that the epilogue is unrolled over (epilogue_activation.cuh): as many
+  // as registers allow, since each chunk moves all sums.
+  static constexpr int kChunkTokens = kTokens <= 64 || kIsSharedOperand ? kTokens
+                                      : kBlocks == 1                    ? 32
+                                      : writes(RowFormat::kNvfp4)       ? 16
+                                                                        : kTokens / 2;
+  static constexpr int kChunks = kTokens / kChunkTokens;
+  static_assert(kTokens % kChunkTokens == 0 && kChunkTokens % 8 == 0);
 
-  // Registers: 2 blocks of 384 threads on a multiprocessor for small tiles.
+  // Registers: 2 CTAs of 384 threads on a SM for small tiles.
   static constexpr int kBlocksPerSm = kIsSmall ? 2 : 1;
-  static constexpr bool kHasSmallProducer = kIsPanel ? kTeam == 1 && !kHasTails : kTokens == 144;
+  static constexpr bool kHasSmallProducer =
+      kIsSharedOperand ? kMulticast == 1 && !kHasRemainders : kTokens == 144;
   static constexpr int kProducerRegisters = kIsSmall ? 32 : kHasSmallProducer ? 40 : 56;
   static constexpr int kConsumerRegisters = kIsSmall ? 104 : kHasSmallProducer ? 232 : 224;
   static_assert(fits_registers(kGemmThreads, kBlocksPerSm, kProducerRegisters, kConsumerRegisters));
@@ -148,18 +148,18 @@ struct GemmShapeOf {
   static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : kFewUnits;
   static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
   static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
-  // Panels start at multiples of 1024; several that one instruction reads follow each other, with
+  // Subtiles start at multiples of 1024; several that one instruction reads follow each other, with
   // their scales elsewhere.
-  static constexpr int kBlockStageBytes = kIsTokenMajor ? unit_code_bytes(Weights::kCoding)
-                                          : kIsPanel    ? round_up(kUnits * kUnitBytes, 1024)
-                                                        : kUnits * kUnitBytes;
-  static constexpr int kPanelBytes = kTokens * kUnitRowBytes;  // A unit of activations.
+  static constexpr int kBlockStageBytes = kIsTokenMajor      ? unit_code_bytes(Weights::kCoding)
+                                          : kIsSharedOperand ? round_up(kUnits * kUnitBytes, 1024)
+                                                             : kUnits * kUnitBytes;
+  static constexpr int kTokenTileBytes = kTokens * kUnitRowBytes;  // A unit of activations.
   static constexpr int kStageBytes =
-      kTileBlocks * kBlockStageBytes + kUnits * kPanelBytes + kGroups * kTokens * 4;
+      kTileBlocks * kBlockStageBytes + kUnits * kTokenTileBytes + kGroups * kTokens * 4;
   static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
 
-  // What an activation takes (epilogue_activation.cuh): warpgroups swap u and g of a few tokens of
-  // each thread, park a first pass, and tell each other maxima.
+  // An activation takes shared memory (epilogue_activation.cuh): warpgroups swap u and g of a few
+  // tokens of each thread, park a first pass, and tell each other maxima.
   static constexpr int kSwapPairs = kBlocks == 2 ? 0 : kTokens < 16 ? 1 : 2;
   static constexpr int kParkedPairs = kGroupPasses == 2 ? kTokens / 8 : 0;
   static constexpr int kMaxima =
@@ -174,27 +174,27 @@ struct GemmShapeOf {
 template <class Shape>
 using GemmParamsOf = std::conditional_t<(Shape::kBoxRows > 0), BoxedGemmParams, GemmParams>;
 
-// With tiles_are_complete, blocks of small tiles find their first item before previous kernels are
-// done, and wait for these with it; other blocks wait at once.
+// With tiles_are_complete, CTAs of small tiles find their first tile before previous kernels are
+// done, and wait for these with it; other CTAs wait at once.
 template <class Shape>
 NF_HOST_DEVICE inline bool is_early(const GemmParams& params) {
   return Shape::kIsSmall && params.tiles_are_complete;
 }
 
-// How items that the producer finds reach consumers, and where it gathers their rows from.
+// Tiles on their way from the producer to consumers, and where it gathers their rows from.
 template <int kTokens>
-struct FoundItems {
-  PublishedItems items;
+struct FoundTiles {
+  PublishedTiles tiles;
   int32_t row_sources[kTokens];
 };
-struct NoFoundItems {};
+struct NoFoundTiles {};
 
 // Arrays have at least one element.
 constexpr int some(int count) { return count > 0 ? count : 1; }
 
 template <class Shape>
 struct GemmStorage {
-  uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kPanelBytes];
+  uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kTokenTileBytes];
   uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
   float weight_scales[Shape::kIsTokenMajor ? Shape::kStages : 1][Shape::kTileBlocks][4];
   alignas(16) float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1]
@@ -205,9 +205,10 @@ struct GemmStorage {
   TokenFactor factors[kConsumers][Shape::kTokens];
   alignas(16) ColumnFactor columns[kConsumers][Shape::kIsTokenMajor ? kWarpgroup : 1];
   RingBarriers<Shape::kStages> barriers;
-  ItemQueue queue;
-  std::conditional_t<Shape::kHasItemRing, FoundItems<Shape::kTokens>, NoFoundItems> found;
-  std::conditional_t<(Shape::kRowTeam > 1), TeamMaxima<Shape::kTokens>, NoTeamMaxima> team_maxima;
+  TileQueue queue;
+  std::conditional_t<Shape::kHasTileRing, FoundTiles<Shape::kTokens>, NoFoundTiles> found;
+  std::conditional_t<(Shape::kNSplit > 1), ClusterMaxima<Shape::kTokens>, NoClusterMaxima>
+      cluster_maxima;
 };
 
 }  // namespace narrowfloat

@@ -1,10 +1,12 @@
-// The main loop of a consumer warpgroup whose weights are decoded in registers: wgmma multiplies a
-// unit while the next one is decoded.
+// The main loop of a consumer warpgroup that decodes weights in registers: wgmma multiplies a unit,
+// a k tile of packed weights, while the next one is decoded. For all tiles of few tokens but those
+// of FP8 weights, and for bf16 operands at any number of tokens.
 #pragma once
 
 #include "device/ptx/keep.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "ops/grouped_gemm/sm90/gemm_config.cuh"
+#include "ops/grouped_gemm/sm90/weight_decoder.cuh"
 
 namespace narrowfloat {
 
@@ -19,7 +21,7 @@ class RegisterLoop {
   // Blocks that are multiplied at a time: where sums take the registers, one after the other.
   static constexpr bool kTakesTurns = Shape::kTokens > 64;
   static constexpr int kStepBlocks = kTakesTurns ? 1 : kBlocks;
-  static constexpr int kSteps = kBlocks / kStepBlocks;  // Of a unit.
+  static constexpr int kSteps = kBlocks / kStepBlocks;  // A unit's.
   using StepFragments = Fragments[kStepBlocks];
   struct Loaded {
     typename Weights::Loaded blocks[kStepBlocks];
@@ -35,7 +37,7 @@ class RegisterLoop {
         warpgroup_(static_cast<int>(threadIdx.x) / kWarpgroup - 1),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
-  // Of the columns that the item's rows need; the others' sums are 0.
+  // Multiplies the columns that the tile's rows need; the others' sums are 0.
   template <int kWidth = 0>
   __device__ void multiply(int num_rows, Sums& sums) {
     constexpr int kColumns = Shape::columns(kWidth);
@@ -46,7 +48,7 @@ class RegisterLoop {
   }
 
  private:
-  // Of a group of 128 columns of weights.
+  // Partial sums of one group of 128 k.
   template <int kColumns>
   using GroupSums = float[kStepBlocks][kColumns / 2];
 
@@ -71,13 +73,13 @@ class RegisterLoop {
     }
   }
 
-  // Some blocks of a unit, and the unit's place in the stage.
+  // Some n sub-tiles of a unit, and the unit's place in the stage.
   struct Step {
     int unit;
     int slot;
-    int index;  // Of the unit's steps.
+    int index;  // Counted in the unit.
   };
-  [[nodiscard]] __device__ bool ends_item(const Step& step) const {
+  [[nodiscard]] __device__ bool ends_tile(const Step& step) const {
     return step.unit + 1 == params_.units && step.index + 1 == kSteps;
   }
   [[nodiscard]] __device__ bool ends_stage(const Step& step) const {
@@ -107,7 +109,7 @@ class RegisterLoop {
     clear<kColumns, Shape::kTokens>(sums);
   }
 
-  // Of columns from kFirst to kEnd - 1.
+  // Clears the sums of columns from kFirst to kEnd - 1.
   template <int kFirst, int kEnd>
   __device__ static void clear(Sums& sums) {
 #pragma unroll
@@ -126,13 +128,13 @@ class RegisterLoop {
       auto& own = reinterpret_cast<StepSums<kBlockSums>&>(sums[step.index * kStepBlocks]);
       const Loaded early = load_early(step);
       issue<kColumns>(step, step.unit > 0, now, own);
-      if (!ends_item(step)) prepare_next(step, early, next);
+      if (!ends_tile(step)) prepare_next(step, early, next);
       wgmma_wait();
     }
-    if (ends_stage(step) || ends_item(step)) release();
+    if (ends_stage(step) || ends_tile(step)) release();
   }
 
-  // Into temporary sums, which start anew with each group.
+  // Multiplies into temporary sums, which start again with each group.
   template <int kColumns>
   __device__ void multiply_group_step(const Step& step, StepFragments& now, StepFragments& next,
                                       Sums& sums, GroupSums<kColumns>& group_sums) {
@@ -141,7 +143,7 @@ class RegisterLoop {
         step.slot % kGroupUnits == kGroupUnits - 1 || step.unit + 1 == params_.units;
     const Loaded early = load_early(step);
     issue<kColumns>(step, step.slot % kGroupUnits > 0, now, group_sums);
-    if (!ends_item(step)) prepare_next(step, early, next);
+    if (!ends_tile(step)) prepare_next(step, early, next);
     wgmma_wait();
     if (ends_group) promote<kColumns>(step, group_sums, sums);
   }
@@ -162,11 +164,11 @@ class RegisterLoop {
     wgmma_commit();
   }
 
-  // Whether the next step's weights, where they are in the same stage, are loaded in front of this
-  // one's instructions, so that the decode behind these need not wait. Tiles of 64 are slower then.
+  // Whether the next step's weights, where they are in the same stage, are loaded before this one's
+  // instructions, so that the decode after these need not wait. Tiles of 64 are slower then.
   static constexpr bool kLoadsEarly = Shape::kTokens != 64;
 
-  // Behind an item's last unit there is what the stage had.
+  // After a tile's last unit this reads what the stage had.
   [[nodiscard]] __device__ Loaded load_early(const Step& step) const {
     return kLoadsEarly && !ends_stage(step) ? load_next(step) : Loaded{};
   }

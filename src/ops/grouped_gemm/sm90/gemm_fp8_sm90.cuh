@@ -1,5 +1,11 @@
-// Main loops for FP8 weights, which wgmma reads from shared memory as they are: few tokens, many
-// tokens, and many tokens with a ragged remainder.
+// Main loops for FP8 weights, which wgmma reads from shared memory as they are:
+//
+//   FewTokensLoop    tiles of up to 32 tokens; weights are wgmma's M
+//   ManyTokensLoop   tiles of 64 and more; tokens are wgmma's M
+//   RemainderLoop    many tokens, and a ragged remainder of up to 16
+//
+// In all of them sums start again with every unit, 128 k, and are added to fp32 registers, times
+// the factors of token and weights.
 #pragma once
 
 #include "base/float_ops.h"
@@ -14,17 +20,15 @@
 
 namespace narrowfloat {
 
-// The main loop of a consumer warpgroup for few tokens, whose weights are E4M3 panels in shared
-// memory, wgmma's A as they are (packed_weights.h). Sums start anew with every unit, 128 columns,
-// and are added to fp32 registers, times the factors of token and weights.
-
+// Few tokens. The weights are wgmma's A as they are (packed_weights.h).
 template <class Shape>
-class PanelLoop {
+class FewTokensLoop {
  public:
   using TheRing = Ring<Shape::kStages>;
   static_assert(Shape::kBlocks == 1 && Shape::kUnits == 1 && Shape::kGroupUnits == 1);
 
-  __device__ PanelLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+  __device__ FewTokensLoop(const GemmParams& params, GemmStorage<Shape>& shared,
+                           const TheRing& ring)
       : params_(params),
         shared_(shared),
         ring_(ring),
@@ -55,14 +59,14 @@ class PanelLoop {
 
   template <int kSums>
   __device__ void issue(float (&group_sums)[kSums]) const {
-    const uint64_t panel = swizzled_descriptor(shared_address(weights()));
+    const uint64_t subtile = swizzled_descriptor(shared_address(weights()));
     const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]));
     wgmma_fence();
-    multiply_unit(group_sums, panel, rows);
+    multiply_unit(group_sums, subtile, rows);
     wgmma_commit();
   }
 
-  // Of the thread's tokens, 8j + 2c and 8j + 2c + 1.
+  // Loads those of the thread's tokens, 8j + 2c and 8j + 2c + 1.
   template <int kTokens>
   __device__ void load_scales(float (&scales)[kTokens]) const {
     const float* shared_scales = shared_.group_scales[at_.stage][0] + 2 * (thread_ % 4);
@@ -90,22 +94,20 @@ class PanelLoop {
   RingPosition<Shape::kStages> at_;
 };
 
-// The main loop of a consumer warpgroup for many tokens and E4M3 weights. Both operands are panels
-// in shared memory, so that either may be wgmma's A: here tokens are its 64 rows and the
-// warpgroup's 128 weight rows its columns. A thread then has sums of two tokens, whose factors are
-// two registers; with weights as A it would multiply by 32 of them.
+// Many tokens. Both operands are in shared memory, so that either may be wgmma's A: here tokens are
+// its 64 rows and the warpgroup's 128 weight rows its columns. A thread then has sums of two
+// tokens, whose factors are two registers; with weights as A it would multiply by 32 of them.
 //
-// Sums start anew with every unit, 128 columns, and are added to fp32 registers, times the factors
-// of token and weights. 64 tokens are multiplied at a time, into one temporary set of sums: while a
-// warpgroup promotes its set, the other one's instructions keep the tensor cores busy.
+// 64 tokens are multiplied at a time, into one temporary set of sums: while a warpgroup promotes
+// its set, the other one's instructions keep the tensor cores busy.
 
-// Of 64 tokens and 128 weight rows, in a thread: 4j + 2h + i is token 16w + q + 8h and row 8j + 2c
-// + i of the panels (packed_weights.h).
+// A thread's sums of 64 tokens and 128 weight rows: 4j + 2h + i is token 16w + q + 8h and row 8j +
+// 2c + i of the n sub-tiles (packed_weights.h).
 using TokenSums = float[64];
 
-// Of a thread's two tokens and the panels of two blocks.
+// Factors of a thread's two tokens and of two n sub-tiles.
 struct TokenFactors {
-  float of[2][2];  // [token][panel]
+  float of[2][2];  // [token][subtile]
 };
 
 __device__ inline void promote_tokens(const TokenSums& unit_sums, const TokenFactors& factors,
@@ -117,20 +119,21 @@ __device__ inline void promote_tokens(const TokenSums& unit_sums, const TokenFac
 }
 
 template <class Shape>
-class TokenLoop {
+class ManyTokensLoop {
  public:
   using TheRing = Ring<Shape::kStages>;
   static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1 && Shape::kBlocks == 2);
 
-  __device__ TokenLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+  __device__ ManyTokensLoop(const GemmParams& params, GemmStorage<Shape>& shared,
+                            const TheRing& ring)
       : params_(params),
         shared_(shared),
         ring_(ring),
-        // From a lane, so that the compiler knows it to be the same in all.
+        // A shuffle tells the compiler that it is the same in all lanes.
         warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0)),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
-  // Of the first 64 * kTokenBlocks tokens.
+  // Multiplies the first 64 * kTokenBlocks tokens.
   template <int kTokenBlocks>
   __device__ void multiply(TokenSums (&sums)[kTokenBlocks]) {
 #pragma unroll
@@ -151,7 +154,7 @@ class TokenLoop {
     }
   }
 
-  // For an item whose copies the other block of the team needs.
+  // Passes over the stages of a tile whose copies the cluster's other CTA needs.
   __device__ void pass() {
 #pragma unroll 1
     for (int unit = 0; unit < params_.units; ++unit) {
@@ -161,7 +164,7 @@ class TokenLoop {
   }
 
  private:
-  // Of a stage: of a thread's two tokens of each 64, and of two panels.
+  // The scales of a stage: those of a thread's two tokens of each 64, and of two n sub-tiles.
   template <int kTokenBlocks>
   struct Scales {
     float tokens[2 * kTokenBlocks];
@@ -170,15 +173,15 @@ class TokenLoop {
 
   __device__ void issue(int block, TokenSums& group_sums) const {
     const uint32_t first_token = shared_address(shared_.rows[at_.stage][0]) + block * 64 * 128;
-    const uint32_t panels = shared_address(shared_.weights[at_.stage][2 * warpgroup_]);
+    const uint32_t subtiles = shared_address(shared_.weights[at_.stage][2 * warpgroup_]);
     const uint64_t tokens = swizzled_descriptor(first_token);
-    const uint64_t weights = swizzled_descriptor(panels);
+    const uint64_t weights = swizzled_descriptor(subtiles);
     wgmma_fence();
     multiply_unit(group_sums, tokens, weights);
     wgmma_commit();
   }
 
-  // In front of the first instructions: a load among them would hold up the last of them.
+  // Called before the first wgmma: a load among them would hold up the last of them.
   template <int kTokenBlocks>
   __device__ Scales<kTokenBlocks> load_scales() const {
     Scales<kTokenBlocks> scales;
@@ -186,8 +189,8 @@ class TokenLoop {
                             static_cast<uint32_t>(thread_ / 32 * 64 + thread_ % 32 / 4 * 4);
     const uint32_t weights = shared_address(shared_.weight_scales[at_.stage][2 * warpgroup_]);
 #pragma unroll
-    for (int panel = 0; panel < 2; ++panel) {
-      scales.weights[panel] = bits_float(load_shared(weights + panel * 16));
+    for (int subtile = 0; subtile < 2; ++subtile) {
+      scales.weights[subtile] = bits_float(load_shared(weights + subtile * 16));
     }
 #pragma unroll
     for (int i = 0; i < 2 * kTokenBlocks; ++i) {
@@ -207,12 +210,12 @@ class TokenLoop {
   }
 
   __device__ void release() {
-    if constexpr (Shape::kTeam == 1) {
+    if constexpr (Shape::kMulticast == 1) {
       ring_.release_warp(at_, thread_ % 32);
     } else {
-      // The other block's producer writes here, too.
+      // The other CTA's producer writes here, too.
       __syncwarp();
-      if (thread_ % 32 < Shape::kTeam) arrive_in_block(ring_.empty(at_), thread_ % 32);
+      if (thread_ % 32 < Shape::kMulticast) arrive_in_block(ring_.empty(at_), thread_ % 32);
     }
     at_.advance();
   }
@@ -225,45 +228,45 @@ class TokenLoop {
   RingPosition<Shape::kStages> at_;
 };
 
-// The main loop of gemm_fp8_sm90.cuh for items with a tail: up to 16 tokens behind blocks of 64,
-// which are multiplied the other way round, as the columns of an instruction for each of the
-// warpgroup's two panels. A stage's weights are copied and read once for all.
-
+// Many tokens and a remainder: up to 16 tokens after blocks of 64, which are multiplied the other
+// way round, as the columns of a wgmma for each of the warpgroup's two n sub-tiles. A stage's
+// weights are copied and read once for all.
 template <class Shape>
-class TailLoop {
+class RemainderLoop {
  public:
   using TheRing = Ring<Shape::kStages>;
-  static constexpr int kTailTokens = Shape::kTokens - Shape::kPieceTokens;
-  static constexpr int kTokenBlocks = Shape::kPieceTokens / 64;
-  static_assert(Shape::kUnits == 1 && Shape::kBlocks == 2 && Shape::kTeam == 1 &&
-                kTailTokens == 16);
+  static constexpr int kRemainderTokens = Shape::kTokens - Shape::kMTile;
+  static constexpr int kTokenBlocks = Shape::kMTile / 64;
+  static_assert(Shape::kUnits == 1 && Shape::kBlocks == 2 && Shape::kMulticast == 1 &&
+                kRemainderTokens == 16);
 
-  // tail: of two panels, in a thread: 4j + 2h + i is row 16w + q + 8h of the panel and token 8j +
-  // 2c + i.
+  // remainder: a thread's sums of two n sub-tiles: 4j + 2h + i is row 16w + q + 8h of the subtile
+  // and token 8j + 2c + i.
   struct Sums {
     TokenSums tokens[kTokenBlocks];
-    float tail[2][kTailTokens / 2];
+    float remainder[2][kRemainderTokens / 2];
   };
 
-  __device__ TailLoop(const GemmParams& params, GemmStorage<Shape>& shared, const TheRing& ring)
+  __device__ RemainderLoop(const GemmParams& params, GemmStorage<Shape>& shared,
+                           const TheRing& ring)
       : params_(params),
         shared_(shared),
         ring_(ring),
-        // From a lane, so that the compiler knows it to be the same in all.
+        // A shuffle tells the compiler that it is the same in all lanes.
         warpgroup_(__shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0)) {}
 
-  // Blocks of 64 tokens of an item with this many rows; the others are its tail.
+  // Blocks of 64 tokens of a tile with this many rows; the others are its remainder.
   __device__ static int blocks_of(int num_rows) {
-    return num_rows <= 64 + kTailTokens ? 1 : kTokenBlocks;
+    return num_rows <= 64 + kRemainderTokens ? 1 : kTokenBlocks;
   }
-  __device__ static bool has_tail(int num_rows) { return num_rows > 64 * blocks_of(num_rows); }
+  __device__ static bool has_remainder(int num_rows) { return num_rows > 64 * blocks_of(num_rows); }
 
-  // Sums that the item's rows do not need are 0. One loop for items of all sizes: a branch in front
-  // of some instructions costs less than the code, and the registers, of a loop for each.
+  // Sums that the tile's rows do not need are 0. One loop for tiles of all sizes: a branch
+  // around some instructions costs less than the code, and the registers, of a loop for each.
   __device__ void multiply(int num_rows, Sums& sums) {
     const int num_blocks = blocks_of(num_rows);
-    const bool with_tail = has_tail(num_rows);
-    // Anew each time: what is made of it takes no registers behind the loop.
+    const bool with_remainder = has_remainder(num_rows);
+    // Computed again each time: what is made of it takes no registers after the loop.
     const uint32_t thread = keep_in_register(threadIdx.x) % kWarpgroup;
     lane_ = static_cast<int>(thread % 32);
     first_scale_ = (thread / 32 * 16 + thread % 32 / 4) * sizeof(float);
@@ -272,7 +275,7 @@ class TailLoop {
     for (int left = params_.units; left > 0; --left) {
       ring_.wait_full(at_);
       fence_async_proxy();
-      if (with_tail) multiply_tail(64 * num_blocks, sums);
+      if (with_remainder) multiply_remainder(64 * num_blocks, sums);
       if (num_blocks > 1) multiply_block<1>(sums);
       multiply_block<0>(sums);
     }
@@ -283,13 +286,13 @@ class TailLoop {
   template <int kBlock>
   __device__ void multiply_block(Sums& sums) {
     TokenSums unit_sums;
-    // In front of the instructions: a load among them would hold up the last of them.
+    // Loaded before the first wgmma: a load among them would hold up the last of them.
     const float2 tokens = token_scales(kBlock);
     const float2 weights = weight_scales();
     const uint64_t rows = rows_from(64 * kBlock);
-    const uint64_t panels = panel(0);
+    const uint64_t subtiles = subtile(0);
     wgmma_fence();
-    multiply_unit(unit_sums, rows, panels);
+    multiply_unit(unit_sums, rows, subtiles);
     wgmma_commit();
     wgmma_wait();
     if constexpr (kBlock == 0) {
@@ -303,14 +306,14 @@ class TailLoop {
   }
 
   // Tokens from `first` on.
-  __device__ void multiply_tail(int first, Sums& sums) const {
-    constexpr int kSums = kTailTokens / 2;
+  __device__ void multiply_remainder(int first, Sums& sums) const {
+    constexpr int kSums = kRemainderTokens / 2;
     float unit_sums[2][kSums];
     const float2 weights = weight_scales();
     const uint64_t rows = rows_from(first);
     wgmma_fence();
 #pragma unroll
-    for (int block = 0; block < 2; ++block) multiply_unit(unit_sums[block], panel(block), rows);
+    for (int block = 0; block < 2; ++block) multiply_unit(unit_sums[block], subtile(block), rows);
     wgmma_commit();
     wgmma_wait();
     const float* tokens = shared_.group_scales[at_.stage][0] + first + lane_ % 4 * 2;
@@ -319,7 +322,7 @@ class TailLoop {
       const int at = i % kSums;
       const float factor =
           __fmul_rn(tokens[at / 4 * 8 + at % 2], i < kSums ? weights.x : weights.y);
-      float& sum = sums.tail[i / kSums][at];
+      float& sum = sums.remainder[i / kSums][at];
       sum = __fmaf_rn(factor, unit_sums[i / kSums][at], sum);
     }
   }
@@ -328,18 +331,18 @@ class TailLoop {
     return swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]) +
                                static_cast<uint32_t>(token * kUnitRowBytes));
   }
-  // Of the warpgroup's block `block`; the other one's rows follow those of the first.
-  [[nodiscard]] __device__ uint64_t panel(int block) const {
+  // The warpgroup's n sub-tile `block`; the other one's rows follow those of the first.
+  [[nodiscard]] __device__ uint64_t subtile(int block) const {
     return swizzled_descriptor(shared_address(shared_.weights[at_.stage][2 * warpgroup_ + block]));
   }
 
-  // Of a thread's two tokens of a block.
+  // The scales of a thread's two tokens of a block of 64.
   [[nodiscard]] __device__ float2 token_scales(int block) const {
     const uint32_t tokens = shared_address(shared_.group_scales[at_.stage][0]) + first_scale_;
     return {bits_float(load_shared(tokens + block * 256)),
             bits_float(load_shared(tokens + block * 256 + 32))};
   }
-  // Of the warpgroup's two panels.
+  // The scales of the warpgroup's two n sub-tiles.
   [[nodiscard]] __device__ float2 weight_scales() const {
     const uint32_t weights = shared_address(shared_.weight_scales[at_.stage][2 * warpgroup_]);
     return {bits_float(load_shared(weights)), bits_float(load_shared(weights + 16))};
@@ -349,7 +352,7 @@ class TailLoop {
 #pragma unroll
     for (int i = 0; i < kTokenBlocks * 64; ++i) sums.tokens[i / 64][i % 64] = 0;
 #pragma unroll
-    for (int i = 0; i < kTailTokens; ++i) sums.tail[i % 2][i / 2] = 0;
+    for (int i = 0; i < kRemainderTokens; ++i) sums.remainder[i % 2][i / 2] = 0;
   }
 
   const GemmParams& params_;
@@ -357,75 +360,73 @@ class TailLoop {
   const TheRing& ring_;
   int warpgroup_;
   int lane_ = 0;
-  uint32_t first_scale_ = 0;  // Bytes in front of that of the thread's first token.
+  uint32_t first_scale_ = 0;  // Bytes before that of the thread's first token.
   RingPosition<Shape::kStages> at_;
 };
 
-// A consumer warpgroup of the Hopper GEMM (gemm_kernel_sm90.cuh) whose items may have a tail
-// (gemm_fp8_sm90.cuh): multiplies tile after tile, and finishes each. As gemm_kernel_sm90.cuh, but
-// for registers: items come from the producer (tile_scheduler.cuh), and numbers of threads are made
-// anew.
-
+// A consumer warpgroup whose tiles may have a remainder multiplies tile after tile and stores each.
+// It differs from Consumer (gemm_kernel_sm90.cuh) by what saves registers: tiles come from the
+// producer (TileRing), and numbers of threads are computed again where they are needed.
 template <class Shape>
-class TailConsumer {
+class RemainderConsumer {
  public:
-  using Loop = TailLoop<Shape>;
+  using Loop = RemainderLoop<Shape>;
   using Sums = typename Loop::Sums;
 
-  __device__ TailConsumer(const GemmParams& params, GemmStorage<Shape>& shared,
-                          const Ring<Shape::kStages>& ring)
+  __device__ RemainderConsumer(const GemmParams& params, GemmStorage<Shape>& shared,
+                               const Ring<Shape::kStages>& ring)
       : params_(params), shared_(shared), loop_(params, shared, ring) {}
 
   __device__ void run() {
-    ItemRing items(shared_.found.items);
-    for (; items.has_item(); items.advance(thread() % 32)) {
-      if (!items.item().has_copies) continue;
-      load_factors<Shape::kTokens>(params_, items.item(), thread(), shared_.factors[warpgroup()]);
-      load_column_factors(params_, items.item(), items.item().block + 2 * warpgroup(), thread(),
+    TileRing tiles(shared_.found.tiles);
+    for (; tiles.has_tile(); tiles.advance(thread() % 32)) {
+      if (!tiles.tile().has_copies) continue;
+      load_factors<Shape::kTokens>(params_, tiles.tile(), thread(), shared_.factors[warpgroup()]);
+      load_column_factors(params_, tiles.tile(), tiles.tile().block + 2 * warpgroup(), thread(),
                           shared_.columns[warpgroup()]);
       Sums sums;
-      // From a lane, so that the compiler knows it to be the same in all.
-      loop_.multiply(__shfl_sync(kFullWarp, items.item().num_rows, 0), sums);
-      finish(items.item(), sums);
+      // A shuffle tells the compiler that it is the same in all lanes.
+      loop_.multiply(__shfl_sync(kFullWarp, tiles.tile().num_rows, 0), sums);
+      finish(tiles.tile(), sums);
     }
   }
 
  private:
-  __device__ void finish(const WorkItem& item, const Sums& sums) const {
+  __device__ void finish(const OutputTile& tile, const Sums& sums) const {
     // The factors are there, and later no longer needed.
     sync_threads(1 + warpgroup(), kWarpgroup);
-    const int tail = 64 * Loop::blocks_of(item.num_rows);
-    TokenOutput output{.first_row = item.first_row,
-                       .num_rows = min(item.num_rows, tail),
-                       .first_block = item.block + 2 * warpgroup(),
+    const int remainder = 64 * Loop::blocks_of(tile.num_rows);
+    TokenOutput output{.first_row = tile.first_row,
+                       .num_rows = min(tile.num_rows, remainder),
+                       .first_block = tile.block + 2 * warpgroup(),
                        .shared_tokens = shared_.factors[warpgroup()],
                        .shared_columns = shared_.columns[warpgroup()]};
-    finish_token_blocks(params_, output, sums.tokens);
-    if (Loop::has_tail(item.num_rows)) {
-      output.first_row += tail;
-      output.num_rows = item.num_rows - tail;
-      output.shared_tokens += tail;
-      store_tail(output, sums.tail);
+    store_token_blocks_as(params_, output, sums.tokens);
+    if (Loop::has_remainder(tile.num_rows)) {
+      output.first_row += remainder;
+      output.num_rows = tile.num_rows - remainder;
+      output.shared_tokens += remainder;
+      store_remainder(output, sums.remainder);
     }
     sync_threads(1 + warpgroup(), kWarpgroup);
   }
 
-  // The panels' order of rows makes columns 16w + 2q and the next one of a thread's two rows.
-  __device__ void store_tail(const TokenOutput& output,
-                             const float (&sums)[2][Loop::kTailTokens / 2]) const {
+  // The subtiles' order of rows makes columns 16w + 2q and the next one of a thread's two rows.
+  __device__ void store_remainder(const TokenOutput& output,
+                                  const float (&sums)[2][Loop::kRemainderTokens / 2]) const {
     const int distance = params_.image_rows.are_interleaved() ? 2 : 1;
     const int col = thread() / 32 * 16 + thread() % 32 / 4 * 2;
 #pragma unroll
-    for (int panel = 0; panel < 2; ++panel) {
-      const BlockColumns block(params_.image_rows, output.first_block + panel);
+    for (int subtile = 0; subtile < 2; ++subtile) {
+      const BlockColumns block(params_.image_rows, output.first_block + subtile);
       if (col >= block.rows) continue;
-      const ColumnFactor* two = output.shared_columns + panel * kUnitRows + col;
+      const ColumnFactor* two = output.shared_columns + subtile * kUnitRows + col;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = i / 2 * 8 + thread() % 4 * 2 + i % 2;
         if (token >= output.num_rows) continue;
         const TokenFactor factor = output.shared_tokens[token];
-        const float* own = sums[panel] + i / 2 * 4 + i % 2;
+        const float* own = sums[subtile] + i / 2 * 4 + i % 2;
         const float low = finished(own[0], factor, two[0]);
         const float high = finished(own[2], factor, two[1]);
         const int64_t index =

@@ -1,24 +1,28 @@
 // The grouped GEMM of Hopper: out[token, n] = epilogue(sum over k of x[token, k] * w[n, k]), as
 // D^T = W * X^T. Weight rows are wgmma's M, tokens its N, so that few tokens waste nothing, and the
 // weights are decoded in registers to bf16 or E4M3, the A operand: exactly, but for NVFP4 beside
-// FP8 rows where the mode rounds it to E4M3 (moe spec 11.3). Weights that are E4M3 as they are
-// change places with the tokens in tiles of 64 and more.
+// FP8 rows where the mode rounds it to E4M3 (moe spec 11.3). FP8 weights change places with the
+// tokens in tiles of 64 tokens and more.
 //
-//   block   producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as many
-//   stage   kUnits units of 64 or 128 columns: their weights by bulk copies, the activation rows by
-//           16-byte copies that gather rows and swizzle, zeros for absent columns
-//   team    two blocks of a cluster that share E4M3 weights of two long token tiles: each copies
-//           half of the weights to both; or, a row team, that take half of an item's weight rows
-//           each, and make halves of groups of 128 columns of the second GEMM's rows
-//   work    (128 or 256 weight rows) x (token tile), persistent blocks over all of them; both sides
-//           take the same ones (tile_scheduler.cuh), or the producer tells the consumers
-//           (tile_scheduler.cuh)
+//   CTA       producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as
+//   many stage     kUnits units (k tiles of packed weights): their weights by bulk copies, the
+//   activation
+//             rows by 16-byte copies that gather rows and swizzle, zeros for absent columns
+//   tile      (128 or 256 weight rows) x (token tile), persistent CTAs over all of them
+//             (tile_scheduler.cuh); both sides take the same ones, or the producer tells the
+//             consumers
+//   cluster   multicast: two CTAs with neighbouring token tiles share FP8 weights, and each copies
+//             half of them to both; or split along n: each CTA has half of a tile's weight rows
 //
-// A consumer multiplies a unit while it decodes the next one (gemm_decode_sm90.cuh); E4M3 weights
-// need no decoding (gemm_fp8_sm90.cuh for few tokens, gemm_fp8_sm90.cuh, gemm_fp8_sm90.cuh for a
-// tile and a tail). Where activations have a scale every 128 columns, sums start anew there and are
-// added in fp32 registers, times that scale and the weights' own of 128 x 128.
-// docs/kernels/grouped_gemm_sm90.md has the arithmetic and figures.
+// The file in its order: producer, consumer, kernel, launch. A kernel has one of the main loops
+//
+//   gemm_decode_sm90.cuh    weights decoded in registers
+//   gemm_prefill_sm90.cuh   weights decoded to E4M3, many tokens, sums promoted every 128 k
+//   gemm_fp8_sm90.cuh       FP8 weights, which need no decoding
+//
+// and an epilogue (epilogue.cuh, epilogue_activation.cuh). Where activations have a scale every 128
+// columns, sums start again there and are added in fp32 registers, times that scale and the
+// weights' own of 128 x 128. docs/kernels/grouped_gemm_sm90.md has the arithmetic and figures.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -39,57 +43,56 @@
 
 namespace narrowfloat {
 
-// The producer warpgroup of the Hopper GEMM (gemm_kernel_sm90.cuh): fills the ring. Thread 0
-// requests weights, every thread gathers 16-byte pieces of activation rows.
+// The producer warpgroup fills the ring: thread 0 requests weights, every thread gathers 16-byte
+// chunks of activation rows.
 //
-// tiles_are_complete: the list of tiles was complete before the kernel in front of this one passed
-// its own wait_for_previous_grids(), as for the second GEMM of a layer, which the first one
-// separates from the permutation. No block of this kernel starts before all of that one's have
-// allowed it or have ended, which they do behind their wait (a rule: MoeRun::multiply_second). So
-// the tiles can be read at once, and weights, which nobody writes, fill the ring while rows are
-// still being made.
-
+// tiles_are_complete: the list of tiles was complete before the previous kernel passed its own
+// wait_for_previous_grids(), as for the second GEMM of a layer, which the first one separates from
+// the permutation. No CTA of this kernel starts before all of that one's have triggered its launch
+// or have ended, which they do after their wait (a rule: MoeRun::multiply_second). So the tiles can
+// be read at once, and weights, which nobody writes, fill the ring while rows are still being made.
 template <class Shape>
 class Producer {
  public:
   using TheRing = Ring<Shape::kStages>;
-  using TheList = WorkListFor<Shape>;
+  using TheScheduler = TileSchedulerFor<Shape>;
 
   __device__ Producer(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
                       const TheRing& ring)
       : params_(params), shared_(shared), ring_(ring), thread_(threadIdx.x % kWarpgroup) {}
 
-  // With tiles_are_complete, by the first thread of any warpgroup, before previous kernels are
-  // done: the first item's weights, as many stages as the ring has.
+  // With tiles_are_complete, the first thread of any warpgroup requests the first tile's weights
+  // before previous kernels are done, as many stages as the ring has.
   __device__ void request_weights() {
     const int passes = passes_of<Shape>(params_);
-    const TheList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), true);
-    if (!work.has_next()) return;
-    const WorkItem item = work.item();
-    if (!item.has_copies) return;
+    const TheScheduler scheduler(params_, shared_.queue, TileSizes::of<Shape>(passes), true);
+    if (!scheduler.has_next()) return;
+    const OutputTile tile = scheduler.tile();
+    if (!tile.has_copies) return;
     for (int unit = 0; unit < min(params_.units, kRingUnits); unit += Shape::kUnits) {
-      copy_weights(item, item.block, unit);
+      copy_weights(tile, tile.block, unit);
       at_.advance();
     }
   }
 
   __device__ void run() {
     const int passes = passes_of<Shape>(params_);
-    TheList work(params_, shared_.queue, WorkTiling::of<Shape>(passes), is_early<Shape>(params_));
-    for (; work.has_next(); work.next()) {
-      const WorkItem item = work.item();
-      if (is_early<Shape>(params_) && work.is_first()) {
+    TheScheduler scheduler(params_, shared_.queue, TileSizes::of<Shape>(passes),
+                           is_early<Shape>(params_));
+    for (; scheduler.has_next(); scheduler.next()) {
+      const OutputTile tile = scheduler.tile();
+      if (is_early<Shape>(params_) && scheduler.is_first()) {
         wait_for_previous_grids();
-        work.end_early();
+        scheduler.end_early();
       }
-      if constexpr (Shape::kHasItemRing) publish(work.taken(), item);
-      if (item.has_copies) copy_item(item, passes, work.is_first());
-      // The next grid's blocks take the places of those that end, and request their weights.
-      if (Shape::kIsSmall && work.is_first()) trigger_dependent_launch();
-      // The ring is full meanwhile; a claim among the copies would take registers.
-      if (thread_ == 0) work.choose_next();
+      if constexpr (Shape::kHasTileRing) publish(scheduler.taken(), tile);
+      if (tile.has_copies) copy_tile(tile, passes, scheduler.is_first());
+      // CTAs of the next kernel take the places of those that end, and request their weights.
+      if (Shape::kIsSmall && scheduler.is_first()) trigger_dependent_launch();
+      // Chosen after the copies, while the ring is full: earlier, it would take registers.
+      if (thread_ == 0) scheduler.choose_next();
     }
-    if constexpr (Shape::kHasItemRing) publish(work.taken(), {.block = kNoBlock});
+    if constexpr (Shape::kHasTileRing) publish(scheduler.taken(), {.block = kNoTile});
   }
 
  private:
@@ -105,20 +108,20 @@ class Producer {
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
 
-  __device__ void publish(uint32_t number, const WorkItem& item) const {
-    if (thread_ == 0) ItemRing(shared_.found.items).publish(number, item);
+  __device__ void publish(uint32_t number, const OutputTile& tile) const {
+    if (thread_ == 0) TileRing(shared_.found.tiles).publish(number, tile);
   }
 
-  __device__ void copy_item(const WorkItem& item, int passes, bool is_first) {
-    find_rows(item);
+  __device__ void copy_tile(const OutputTile& tile, int passes, bool is_first) {
+    find_rows(tile);
     for (int pass = 0; pass < passes; ++pass) {
       const bool is_requested = params_.tiles_are_complete && is_first && pass == 0;
-      const int first_block = item.block + pass * kTileBlocks;
-      if constexpr (Shape::kIsTokenMajor) find_weight_scale(item, first_block);
+      const int first_block = tile.block + pass * kTileBlocks;
+      if constexpr (Shape::kIsTokenMajor) find_weight_scale(tile, first_block);
       for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
         ring_.wait_empty(at_);
-        if (!is_requested || unit >= kRingUnits) copy_weights(item, first_block, unit);
-        copy_stage(item, unit);
+        if (!is_requested || unit >= kRingUnits) copy_weights(tile, first_block, unit);
+        copy_stage(tile, unit);
       }
     }
   }
@@ -128,11 +131,11 @@ class Producer {
     return params_.values + row * params_.row_bytes + thread_ % 8 * 16;
   }
 
-  // But for weights.
-  __device__ void copy_stage(const WorkItem& item, int unit) {
+  // Copies all but the weights.
+  __device__ void copy_stage(const OutputTile& tile, int unit) {
     if constexpr (Shape::kBoxRows > 0) {
-      copy_boxes_or_rows(item, unit);
-    } else if constexpr (Shape::kHasItemRing) {
+      copy_boxes_or_rows(tile, unit);
+    } else if constexpr (Shape::kHasTileRing) {
       copy_shared_rows(unit);
     } else {
       copy_rows(unit);
@@ -143,23 +146,23 @@ class Producer {
     at_.advance();
   }
 
-  // Boxes are requested by one thread, where gathered rows take a thread for each 16 bytes. There
-  // are zeros after the last row and column of the activations; rows of other tiles multiply to
+  // One thread requests boxes, where gathered rows take a thread for each 16 bytes. There are zeros
+  // after the last row and column of the activations; rows of other tiles multiply to
   // sums that nobody reads.
-  __device__ void copy_boxes_or_rows(const WorkItem& item, int unit) const {
+  __device__ void copy_boxes_or_rows(const OutputTile& tile, int unit) const {
     if (params_.has_row_boxes) {
-      copy_row_boxes(item, unit);
+      copy_row_boxes(tile, unit);
     } else {
       copy_shared_rows(unit);
     }
-    // The arrival that boxes make.
+    // Stands for the arrival that boxes make.
     if (!params_.has_row_boxes && thread_ == 0) arrive(ring_.full(at_));
   }
-  __device__ void copy_row_boxes(const WorkItem& item, int unit) const {
+  __device__ void copy_row_boxes(const OutputTile& tile, int unit) const {
     if (thread_ != 0) return;
     constexpr int kBoxBytes = Shape::kBoxRows * kUnitRowBytes;
     const int units = min(Shape::kUnits, params_.units - unit);
-    const int boxes = ceil_div(item.num_rows, Shape::kBoxRows);
+    const int boxes = ceil_div(tile.num_rows, Shape::kBoxRows);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(units * boxes * kBoxBytes));
 #pragma unroll 1
     for (int i = 0; i < units; ++i) {
@@ -168,98 +171,98 @@ class Producer {
       for (int box = 0; box < boxes; ++box) {
         copy_box(shared_rows + static_cast<uint32_t>(box * kBoxBytes), &params_.row_boxes,
                  (unit + i) * kUnitRowBytes,
-                 static_cast<int>(item.first_row) + box * Shape::kBoxRows, ring_.full(at_));
+                 static_cast<int>(tile.first_row) + box * Shape::kBoxRows, ring_.full(at_));
       }
     }
   }
 
-  // Of a panel, by one of the last threads: a bulk copy of 16 bytes takes as long as one of some
-  // thousand.
+  // One of the last threads copies the scale of an n sub-tile: a bulk copy of 16 bytes takes as
+  // long as one of some thousand.
   __device__ void copy_weight_scale(int unit) const {
     if (weight_scale_ == nullptr) return;
     copy_4(shared_address(shared_.weight_scales[at_.stage][kWarpgroup - 1 - thread_]),
            weight_scale_ + static_cast<int64_t>(unit) * unit_stride(Shape::Weights::kCoding), 4);
   }
-  __device__ void find_weight_scale(const WorkItem& item, int first_block) {
+  __device__ void find_weight_scale(const OutputTile& tile, int first_block) {
     const int block = first_block + kWarpgroup - 1 - thread_;
     const bool has_scale = block < min(first_block + kTileBlocks, params_.blocks);
-    weight_scale_ = has_scale ? params_.image + item.expert * params_.expert_bytes +
+    weight_scale_ = has_scale ? params_.image + tile.expert * params_.expert_bytes +
                                     block * params_.block_bytes + Shape::kBlockStageBytes
                               : nullptr;
   }
 
-  // Row of the activations behind row `row` of the tile; -1 for absent ones.
-  __device__ int source_of(const WorkItem& item, int row) const {
-    if (row >= item.num_rows) return -1;
-    const int64_t tile_row = item.first_row + row;
+  // The activations' row for row `row` of the tile; -1 for absent ones.
+  __device__ int source_of(const OutputTile& tile, int row) const {
+    if (row >= tile.num_rows) return -1;
+    const int64_t tile_row = tile.first_row + row;
     if (params_.row_to_token == nullptr) return static_cast<int>(tile_row);
     const int token = params_.row_to_token[tile_row];
     return token >= 0 && token < params_.input_rows ? token : -1;
   }
 
-  __device__ void find_rows(const WorkItem& item) {
-    row_passes_ = ceil_div(item.num_rows, kRowsPerPass);
-    if constexpr (Shape::kHasItemRing) {
-      share_sources(item);
+  __device__ void find_rows(const OutputTile& tile) {
+    row_passes_ = ceil_div(tile.num_rows, kRowsPerPass);
+    if constexpr (Shape::kHasTileRing) {
+      share_sources(tile);
     } else {
-      keep_sources(item);
+      keep_sources(tile);
     }
   }
-  // Of all rows, in shared memory: the registers that are left to producers of items, 40 or 56 with
-  // scales of rows, do not hold nine of them beside an item.
-  __device__ void share_sources(const WorkItem& item) const {
+  // Puts those of all rows in shared memory: the registers that are left to such producers, 40 or
+  // 56 with scales of rows, do not hold nine of them beside a tile.
+  __device__ void share_sources(const OutputTile& tile) const {
     constexpr int kBarrier = 2 + kConsumers;
-    // The thread that has told the consumers.
+    // One thread has told the consumers.
     __syncwarp();
-    // Nobody reads the last item's any more.
+    // Nobody reads the last tile's any more.
     sync_threads(kBarrier, kWarpgroup);
     for (int row = thread_; row < Shape::kTokens; row += kWarpgroup) {
-      shared_.found.row_sources[row] = source_of(item, row);
+      shared_.found.row_sources[row] = source_of(tile, row);
     }
     sync_threads(kBarrier, kWarpgroup);
   }
-  // Of the rows that the thread copies, in registers.
-  __device__ void keep_sources(const WorkItem& item) {
+  // Keeps those of the rows that the thread copies in registers.
+  __device__ void keep_sources(const OutputTile& tile) {
     has_row_ = 0;
 #pragma unroll
     for (int i = 0; i < kSources; ++i) {
-      const int source = source_of(item, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
+      const int source = source_of(tile, thread_ / 8 % Shape::kTokens + i * kRowsPerPass);
       const int row = source >= 0 ? source : 0;
       global_rows_[i] = piece_of(row);
       has_row_ |= (source >= 0 ? 1U : 0U) << i;
     }
 #pragma unroll
     for (int i = 0; i < kScaleSources; ++i) {
-      scale_sources_[i] = source_of(item, thread_ + i * kWarpgroup);
+      scale_sources_[i] = source_of(tile, thread_ + i * kWarpgroup);
     }
   }
 
-  // Where two blocks share them, each copies half of them for both.
-  __device__ void copy_weights(const WorkItem& item, int first_block, int unit) const {
+  // Where two CTAs share them, each copies half of them for both.
+  __device__ void copy_weights(const OutputTile& tile, int first_block, int unit) const {
     if (thread_ != 0) return;
     // Several units are one copy.
     static_assert(Shape::kUnits == 1 || unit_stride(Shape::Weights::kCoding) == Shape::kUnitBytes);
     const int count = min(Shape::kUnits, params_.units - unit);
     const int blocks =
-        item.num_rows > 0 ? max(0, min(kTileBlocks, params_.blocks - first_block)) : 0;
+        tile.num_rows > 0 ? max(0, min(kTileBlocks, params_.blocks - first_block)) : 0;
     const auto bytes = static_cast<uint32_t>(Shape::kIsTokenMajor ? Shape::kBlockStageBytes
                                                                   : count * Shape::kUnitBytes);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
-    const uint8_t* global_units = params_.image + item.expert * params_.expert_bytes +
+    const uint8_t* global_units = params_.image + tile.expert * params_.expert_bytes +
                                   first_block * params_.block_bytes +
                                   static_cast<int64_t>(unit) * unit_stride(Shape::Weights::kCoding);
-    const int own = item.is_shared ? kTileBlocks / Shape::kTeam : kTileBlocks;
-    const int first = item.is_shared ? static_cast<int>(cluster_rank()) * own : 0;
+    const int own = tile.is_shared ? kTileBlocks / Shape::kMulticast : kTileBlocks;
+    const int first = tile.is_shared ? static_cast<int>(cluster_rank()) * own : 0;
     for (int block = first; block < min(blocks, first + own); ++block) {
-      copy_to_team(item, shared_address(shared_.weights[at_.stage][block]),
-                   global_units + block * params_.block_bytes, bytes);
+      copy_to_cluster(tile, shared_address(shared_.weights[at_.stage][block]),
+                      global_units + block * params_.block_bytes, bytes);
     }
   }
 
-  __device__ void copy_to_team(const WorkItem& item, uint32_t shared, const uint8_t* global,
-                               uint32_t bytes) const {
-    if (Shape::kTeam > 1 && item.is_shared) {
-      copy_bulk_to_blocks(shared, global, bytes, ring_.full(at_), (1U << Shape::kTeam) - 1);
+  __device__ void copy_to_cluster(const OutputTile& tile, uint32_t shared, const uint8_t* global,
+                                  uint32_t bytes) const {
+    if (Shape::kMulticast > 1 && tile.is_shared) {
+      copy_bulk_to_blocks(shared, global, bytes, ring_.full(at_), (1U << Shape::kMulticast) - 1);
     } else {
       copy_bulk(shared, global, bytes, ring_.full(at_));
     }
@@ -282,9 +285,10 @@ class Producer {
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
         if (kSources > 2 && i >= row_passes_) break;
-        copy_16(
-            shared_rows + static_cast<uint32_t>(step * Shape::kPanelBytes + i * kRowsPerPass * 128),
-            global_rows_[i] + first_byte + step * kUnitRowBytes, (mask >> i & 1U) != 0 ? 16 : 0);
+        copy_16(shared_rows +
+                    static_cast<uint32_t>(step * Shape::kTokenTileBytes + i * kRowsPerPass * 128),
+                global_rows_[i] + first_byte + step * kUnitRowBytes,
+                (mask >> i & 1U) != 0 ? 16 : 0);
       }
     }
   }
@@ -298,8 +302,8 @@ class Producer {
     if (row_passes_ > 4) copy_pieces<4, 4>(first_byte, bytes);
     if (row_passes_ > 8) copy_pieces<8, kSources - 8>(first_byte, bytes);
   }
-  // All sources in front of the copies: a load behind a copy stays there, so that each would wait
-  // for its own.
+  // Loads all sources before the copies: the compiler moves no load above a copy, so that each copy
+  // would wait for its own.
   template <int kFirst, int kCount>
   __device__ void copy_pieces(int first_byte, uint32_t bytes) const {
     const int row = thread_ / 8;
@@ -324,7 +328,7 @@ class Producer {
 
   // The i-th of the rows whose scales the thread copies.
   [[nodiscard]] __device__ int scale_source(int i) const {
-    if constexpr (Shape::kHasItemRing) {
+    if constexpr (Shape::kHasTileRing) {
       return shared_.found.row_sources[thread_ + i * kWarpgroup];
     } else {
       return scale_sources_[i];
@@ -355,23 +359,22 @@ class Producer {
   RingPosition<Shape::kStages> at_;
   const uint8_t* global_rows_[kSources];
   uint32_t has_row_ = 0;  // A bit for each.
-  // Rows behind the item's last multiply to sums that nobody reads, whatever they are.
+  // Rows after the tile's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;
   int scale_sources_[some(kScaleSources)];
-  const uint8_t* weight_scale_ = nullptr;  // Of a panel's first unit, where kIsTokenMajor.
+  const uint8_t* weight_scale_ = nullptr;  // An n sub-tile's first, where kIsTokenMajor.
 };
 
-// A consumer warpgroup of the Hopper GEMM (gemm_kernel_sm90.cuh): multiplies tile after tile, and
-// finishes each.
-
+// A consumer warpgroup multiplies tile after tile and passes each to the epilogue.
 template <class Shape>
 class Consumer {
  public:
   using Weights = typename Shape::Weights;
-  using ManyTokens = std::conditional_t<Shape::kIsTokenMajor, TokenLoop<Shape>, PanelLoop<Shape>>;
+  using ManyTokens =
+      std::conditional_t<Shape::kIsTokenMajor, ManyTokensLoop<Shape>, FewTokensLoop<Shape>>;
   using OfRegisters =
       std::conditional_t<Shape::kHasGroupLoop, GroupLoop<Shape>, RegisterLoop<Shape>>;
-  using Loop = std::conditional_t<Shape::kIsPanel, ManyTokens, OfRegisters>;
+  using Loop = std::conditional_t<Shape::kIsSharedOperand, ManyTokens, OfRegisters>;
 
   __device__ Consumer(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
                       const Ring<Shape::kStages>& ring)
@@ -382,10 +385,10 @@ class Consumer {
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
   __device__ void run() {
-    if constexpr (Shape::kHasItemRing) {
-      ItemRing items(shared_.found.items);
-      for (; items.has_item(); items.advance(thread_ % 32)) {
-        if (items.item().has_copies) run_published(items);
+    if constexpr (Shape::kHasTileRing) {
+      TileRing tiles(shared_.found.tiles);
+      for (; tiles.has_tile(); tiles.advance(thread_ % 32)) {
+        if (tiles.tile().has_copies) run_published(tiles);
       }
     } else {
       run_list(passes_of<Shape>(params_));
@@ -394,69 +397,69 @@ class Consumer {
 
  private:
   __device__ void run_list(int passes) {
-    WorkListFor<Shape> work(params_, shared_.queue, WorkTiling::of<Shape>(passes),
-                            is_early<Shape>(params_));
-    for (; work.has_next(); work.next()) {
-      const WorkItem item = work.item();
-      if (is_early<Shape>(params_) && work.is_first()) {
+    TileSchedulerFor<Shape> scheduler(params_, shared_.queue, TileSizes::of<Shape>(passes),
+                                      is_early<Shape>(params_));
+    for (; scheduler.has_next(); scheduler.next()) {
+      const OutputTile tile = scheduler.tile();
+      if (is_early<Shape>(params_) && scheduler.is_first()) {
         wait_for_previous_grids();
-        work.end_early();
+        scheduler.end_early();
       }
-      if (!item.has_copies) continue;
-      load_factors<Shape::kTokens>(params_, item, thread_, shared_.factors[warpgroup_]);
+      if (!tile.has_copies) continue;
+      load_factors<Shape::kTokens>(params_, tile, thread_, shared_.factors[warpgroup_]);
       if constexpr (Shape::kIsTokenMajor) {
-        load_column_factors(params_, item, item.block + 2 * warpgroup_, thread_,
+        load_column_factors(params_, tile, tile.block + 2 * warpgroup_, thread_,
                             shared_.columns[warpgroup_]);
       }
       if constexpr (!Shape::kIsTokenMajor) {
-        run_item(item, passes);
-      } else if (Shape::kTeam > 1 && item.num_rows <= 0) {
+        run_tile(tile, passes);
+      } else if (Shape::kMulticast > 1 && tile.num_rows <= 0) {
         loop_.pass();
-      } else if (Shape::kTokens > 64 && item.num_rows > 64) {
-        run_token_blocks<2>(item);
+      } else if (Shape::kTokens > 64 && tile.num_rows > 64) {
+        run_token_blocks<2>(tile);
       } else {
-        run_token_blocks<1>(item);
+        run_token_blocks<1>(tile);
       }
     }
   }
 
-  // Reads the item again after the main loop, which needs the registers that it would be kept in.
-  __device__ void run_published(const ItemRing& items) {
+  // Reads the tile again after the main loop, which needs the registers that it would be kept in.
+  __device__ void run_published(const TileRing& tiles) {
     static_assert(Shape::kGroupPasses == 1);
-    load_factors<Shape::kTokens>(params_, items.item(), thread_, shared_.factors[warpgroup_]);
+    load_factors<Shape::kTokens>(params_, tiles.tile(), thread_, shared_.factors[warpgroup_]);
     float sums[Shape::kBlocks][Shape::kSums];
-    multiply(items.uniform_item(), sums);
-    ItemFinisher<Shape> finisher(params_, shared_, items.uniform_item());
-    finisher.finish(0, 1, sums);
-    finisher.end();
+    multiply(tiles.uniform_tile(), sums);
+    TileEpilogue<Shape> epilogue(params_, shared_, tiles.uniform_tile());
+    epilogue.finish(0, 1, sums);
+    epilogue.end();
   }
 
-  __device__ void run_item(const WorkItem& item, int passes) {
-    ItemFinisher<Shape> finisher(params_, shared_, item);
+  __device__ void run_tile(const OutputTile& tile, int passes) {
+    TileEpilogue<Shape> epilogue(params_, shared_, tile);
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       float sums[Shape::kBlocks][Shape::kSums];
-      multiply(item, sums);
-      finisher.finish(pass, passes, sums);
+      multiply(tile, sums);
+      epilogue.finish(pass, passes, sums);
     }
-    finisher.end();
+    epilogue.end();
   }
 
   template <class Sums>
-  __device__ void multiply(const WorkItem& item, Sums& sums) {
-    if constexpr (Shape::kIsPanel) {
+  __device__ void multiply(const OutputTile& tile, Sums& sums) {
+    if constexpr (Shape::kIsSharedOperand) {
       loop_.multiply(sums);
     } else {
-      loop_.multiply(item.num_rows, sums);
+      loop_.multiply(tile.num_rows, sums);
     }
   }
 
-  // kTokenBlocks: of 64 tokens.
+  // kTokenBlocks: blocks of 64 tokens.
   template <int kTokenBlocks>
-  __device__ void run_token_blocks(const WorkItem& item) {
+  __device__ void run_token_blocks(const OutputTile& tile) {
     TokenSums sums[kTokenBlocks];
     loop_.multiply(sums);
-    TokenFinisher<Shape, kTokenBlocks>(params_, shared_, item).finish(sums);
+    TokenMajorEpilogue<Shape, kTokenBlocks>(params_, shared_, tile).finish(sums);
   }
 
   const GemmParams& params_;
@@ -466,10 +469,10 @@ class Consumer {
   int thread_;
 };
 
-// All threads of a block, or of the blocks of a team of either kind.
+// A barrier of all threads of a CTA, or of a cluster of either kind.
 template <class Shape>
-__device__ void sync_team() {
-  if constexpr (Shape::kTeamBlocks > 1) {
+__device__ void sync_cluster() {
+  if constexpr (Shape::kClusterCtas > 1) {
     arrive_at_cluster();
     wait_for_cluster();
   } else {
@@ -478,22 +481,23 @@ __device__ void sync_team() {
 }
 
 template <class Shape>
-using ConsumerOf = std::conditional_t<Shape::kHasTails, TailConsumer<Shape>, Consumer<Shape>>;
+using ConsumerOf =
+    std::conditional_t<Shape::kHasRemainders, RemainderConsumer<Shape>, Consumer<Shape>>;
 
-// By one thread, before a barrier of all that take part.
+// Called by one thread, before a barrier of all that take part.
 template <class Shape>
 __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kStages>& ring) {
   // Arrivals of the producer's threads, of the weights, and of boxes of rows.
   constexpr int kBoxArrivals = Shape::kBoxRows > 0 ? 1 : 0;
-  ring.init(kWarpgroup + 1 + kBoxArrivals, Shape::kTeam * kConsumers * kWarpgroup / 32);
-  if constexpr (Shape::kHasItemRing) {
-    // The producer takes items from the list, and tells consumers.
-    WorkList::init(shared.queue, kWarpgroup / 32);
-    ItemRing::init(shared.found.items, kConsumers * kWarpgroup / 32);
+  ring.init(kWarpgroup + 1 + kBoxArrivals, Shape::kMulticast * kConsumers * kWarpgroup / 32);
+  if constexpr (Shape::kHasTileRing) {
+    // The producer takes tiles from the list, and tells consumers.
+    TileScheduler::init(shared.queue, kWarpgroup / 32);
+    TileRing::init(shared.found.tiles, kConsumers * kWarpgroup / 32);
   } else {
-    WorkList::init(shared.queue, Shape::kTeam * kGemmThreads / 32);
+    TileScheduler::init(shared.queue, Shape::kMulticast * kGemmThreads / 32);
   }
-  if constexpr (Shape::kRowTeam > 1) shared.team_maxima.init();
+  if constexpr (Shape::kNSplit > 1) shared.cluster_maxima.init();
 }
 
 template <class Shape>
@@ -505,8 +509,8 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
     const Ring<Shape::kStages> ring(shared.barriers);
     if (threadIdx.x == 0) init_barriers(shared, ring);
-    sync_team<Shape>();
-    // By a consumer: it has nothing to do yet, and registers.
+    sync_cluster<Shape>();
+    // Issued by a consumer thread: consumers are idle here and have registers to spare.
     if (params.tiles_are_complete && threadIdx.x == kWarpgroup) {
       Producer<Shape>(params, shared, ring).request_weights();
     }
@@ -519,26 +523,25 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
       take_registers<Shape::kConsumerRegisters>();
       ConsumerOf<Shape>(params, shared, ring).run();
     }
-    // Blocks without an item have not waited yet, and none ends before it has.
+    // CTAs without a tile have not waited yet, and none ends before it has.
     if (is_early<Shape>(params)) wait_for_previous_grids();
-    // The other block may still write here, or arrive at barriers; not of a row team
-    // (gemm_config.cuh).
-    if constexpr (Shape::kTeam > 1) sync_team<Shape>();
+    // The other CTA may still write here, or arrive at barriers; not in a cluster split along n
+    // (ClusterMaxima).
+    if constexpr (Shape::kMulticast > 1) sync_cluster<Shape>();
   }
 }
 
-// Shared memory of blocks of small tiles of which there are no more than multiprocessors: two of
-// them do not fit one, so each has its own, but one fits beside a block of another GEMM that has
-// more blocks. Two would be on some multiprocessors otherwise: blocks start as places fall free,
-// while others wait.
+// Shared memory of CTAs of small tiles of which there are no more than SMs: two of them do not fit
+// one SM, so each has its own, but one fits beside a CTA of another GEMM that has more CTAs. Two
+// would share an SM otherwise: CTAs start as places fall free, while others wait.
 inline constexpr size_t kLoneBytes = 114 * 1024;
 
 // An upper bound: of how many tiles there are rows, the device knows.
 template <class Shape>
-int64_t most_items(const GemmParams& params) {
-  const int item_blocks = passes_of<Shape>(params) * Shape::kRowTeam * Shape::kTileBlocks;
+int64_t most_tiles(const GemmParams& params) {
+  const int tile_blocks = passes_of<Shape>(params) * Shape::kNSplit * Shape::kTileBlocks;
   const int64_t pieces = int64_t{params.max_tiles} * params.splits;
-  return ceil_div(pieces, int64_t{Shape::kTeam}) * ceil_div(params.blocks, item_blocks);
+  return ceil_div(pieces, int64_t{Shape::kMulticast}) * ceil_div(params.blocks, tile_blocks);
 }
 
 template <class Shape>
@@ -561,24 +564,24 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
   constexpr size_t kMostBytes = Shape::kIsSmall ? kLoneBytes : kBytes;
   static SharedMemoryOptIn opt_in;
   opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, shape.device);
-  constexpr int kTeam = Shape::kTeamBlocks;
-  const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / kTeam;
-  const int64_t items = most_items<Shape>(params);
-  const int64_t teams =
-      Shape::kRowTeam > 1 ? items : std::min(items, std::max<int64_t>(1, resident));
-  const int64_t blocks = teams * kTeam;
+  constexpr int kMulticast = Shape::kClusterCtas;
+  const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / kMulticast;
+  const int64_t tiles = most_tiles<Shape>(params);
+  const int64_t clusters =
+      Shape::kNSplit > 1 ? tiles : std::min(tiles, std::max<int64_t>(1, resident));
+  const int64_t blocks = clusters * kMulticast;
   const size_t bytes = blocks <= shape.num_sms ? kMostBytes : kBytes;
-  launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), bytes, kTeam}, stream,
-         params_of<Shape>(params));
+  launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), bytes, kMulticast},
+         stream, params_of<Shape>(params));
 }
 
-// Groups of 128 columns of so few items that each has a team: twice as many multiprocessors work,
-// or two blocks on each instead of one. Where weights are decoded it pays for half as many items
-// more, whose teams start where others have ended (docs/kernels/grouped_gemm_sm90.md).
-template <class Team>
-bool takes_row_teams(const GemmParams& params, const GemmLaunch& shape) {
-  const int most = Team::kIsPanel ? shape.num_sms : shape.num_sms * 3 / 2;
-  return makes_groups(params) && most_items<Team>(params) <= most;
+// Groups of 128 columns of so few tiles that each has a cluster: twice as many SMs scheduler,
+// or two blocks on each instead of one. Where weights are decoded it pays for half as many tiles
+// more, whose clusters start where others have ended (docs/kernels/grouped_gemm_sm90.md).
+template <class Split>
+bool splits_along_n(const GemmParams& params, const GemmLaunch& shape) {
+  const int most = Split::kIsSharedOperand ? shape.num_sms : shape.num_sms * 3 / 2;
+  return makes_groups(params) && most_tiles<Split>(params) <= most;
 }
 
 template <class Weights, bool kHasGroups>
@@ -587,9 +590,9 @@ void launch_gemm(const GemmParams& params, const GemmLaunch& shape, Stream strea
     launch_multiply_groups<GemmShapeOf<Weights, kHasGroups, kTokens>>(params, shape, stream);
   };
   if constexpr (kHasGroups) {
-    using Team = GemmShapeOf<Weights, true, 8, true>;
-    if (shape.tokens == 8 && takes_row_teams<Team>(params, shape)) {
-      return launch_multiply_groups<Team>(params, shape, stream);
+    using Split = GemmShapeOf<Weights, true, 8, true>;
+    if (shape.tokens == 8 && splits_along_n<Split>(params, shape)) {
+      return launch_multiply_groups<Split>(params, shape, stream);
     }
   }
   if (shape.tokens == 8) return launch_tokens.template operator()<8>();

@@ -1,5 +1,5 @@
-// What the Hopper GEMM kernels read, as plain pointers and extents, and their launchers: one a
-// coding of weights and a way of promotion.
+// The parameters of the Hopper GEMM kernels, as plain pointers and extents, and their launchers:
+// one a coding of weights and a way of promotion.
 #pragma once
 
 #include "ops/grouped_gemm/sm90/packed_weights.h"
@@ -10,30 +10,30 @@ namespace narrowfloat {
 struct GemmParams {
   // Weights (packed_weights.h).
   const uint8_t* image = nullptr;
-  int64_t block_bytes = 0;  // Of 64 weight rows.
+  int64_t block_bytes = 0;  // An n sub-tile's, 64 weight rows.
   int64_t expert_bytes = 0;
   const uint8_t* expert_forms = nullptr;  // Optional: only experts that have `form` count.
   int form = 0;
   const float* row_powers = nullptr;  // Optional [experts][rows]: factors of sums.
   int experts = 0;
-  int rows = 0;  // Of an expert's weights: output columns.
+  int rows = 0;  // An expert's weight rows: output columns.
   int cols = 0;
-  int units = 0;   // Of a block.
-  int blocks = 0;  // Of 64 weight rows.
+  int units = 0;   // k tiles of an n sub-tile.
+  int blocks = 0;  // n sub-tiles of an expert, each of 64 weight rows.
   ImageRows image_rows;
 
   // Activations: [input_rows][cols] bf16 or E4M3.
   const uint8_t* values = nullptr;
   int64_t row_bytes = 0;
   int64_t input_rows = 0;
-  // Of a row and a group of 128 columns, where sums are promoted; null is 1.
+  // A scale a row and group of 128 columns, where sums are promoted; null is 1.
   const float* group_scales = nullptr;
   int64_t group_row_stride = 0;
   int64_t group_stride = 0;
   const float* row_scale = nullptr;       // Optional.
   const int32_t* row_to_token = nullptr;  // Optional.
 
-  // Token tiles; `splits` pieces of up to kPieceTokens rows each.
+  // Token tiles; `splits` m tiles of up to kMTile rows each.
   const int32_t* tile_experts = nullptr;
   const int32_t* row_ends = nullptr;
   const int32_t* num_tiles = nullptr;
@@ -41,7 +41,7 @@ struct GemmParams {
   int token_tile = 1;
   int splits = 1;
   int64_t row_limit = 0;          // Rows that every buffer indexed by rows has.
-  uint32_t* next_item = nullptr;  // Optional (tile_scheduler.cuh).
+  uint32_t* next_tile = nullptr;  // Optional (tile_scheduler.cuh).
   bool tiles_are_complete =
       false;  // Read before the wait for previous kernels (gemm_kernel_sm90.cuh).
 
@@ -60,7 +60,7 @@ struct BoxedGemmParams : GemmParams {
   bool has_row_boxes = false;
 };
 
-// A launch of the kernel for pieces of `tokens` (8, 16, 32, 64 or 128) rows.
+// A launch of the kernel for m tiles of `tokens` (8, 16, 32, 64 or 128) rows.
 struct GemmLaunch {
   int tokens = 8;
   int num_sms = 1;
@@ -78,9 +78,10 @@ inline TensorMap make_row_boxes(const GemmParams& params, int box_rows) {
 using GemmLauncher = void (*)(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_bf16(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_fp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
-// For tiles of 128 tokens, where takes_long_tiles(): rows that lie one behind the other.
-bool takes_long_tiles(const GemmParams& params);
-void launch_gemm_fp8_long(const GemmParams& params, const GemmLaunch& shape, Stream stream);
+// The TMA kernel, for tiles of 128 tokens where takes_tma_kernel(): rows that lie one after the
+// other.
+bool takes_tma_kernel(const GemmParams& params);
+void launch_gemm_fp8_tma(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp8(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4_near(const GemmParams& params, const GemmLaunch& shape, Stream stream);
 void launch_gemm_mxfp4(const GemmParams& params, const GemmLaunch& shape, Stream stream);

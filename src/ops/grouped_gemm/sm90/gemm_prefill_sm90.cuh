@@ -38,7 +38,7 @@ class GroupLoop {
         warpgroup_(uniform_warpgroup()),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroup) {}
 
-  // Of the columns that the item's rows need; the others' sums are 0.
+  // Multiplies the columns that the tile's rows need; the others' sums are 0.
   template <int kWidth = 0>
   __device__ void multiply(int num_rows, Sums& sums) {
     constexpr int kColumns = Shape::columns(kWidth);
@@ -78,7 +78,7 @@ class GroupLoop {
   template <int kColumns>
   struct State {
     Fragments fragments[kBlocks];
-    typename Weights::Scales decoded_scales;  // Of the sub-tile that is decoded.
+    typename Weights::Scales decoded_scales;  // Those of the sub-tile that is decoded.
     typename Part<kColumns, 0>::PartSums part_sums;
   };
 
@@ -116,7 +116,7 @@ class GroupLoop {
     if constexpr (!This::kIsLast) multiply_part<kColumns, kIndex + 1>(next, state, sums);
   }
 
-  // Of the consumers. From a shuffle: the compiler makes addresses of it once a warp.
+  // The number among the consumers. From a shuffle the compiler makes addresses of it once a warp.
   __device__ static int uniform_warpgroup() {
     return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kWarpgroup - 1, 0);
   }
@@ -189,7 +189,7 @@ class GroupLoop {
     }
   }
 
-  // Of columns from kFirst to kEnd - 1.
+  // Clears the sums of columns from kFirst to kEnd - 1.
   template <int kFirst, int kEnd>
   __device__ static void clear(Sums& sums) {
 #pragma unroll

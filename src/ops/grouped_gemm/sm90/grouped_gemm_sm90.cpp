@@ -16,9 +16,9 @@
 namespace narrowfloat {
 namespace {
 
-// Bytes of a row of bf16, and of what a stage has behind its end, are counted in 31 bits.
+// Bytes of a row of bf16, and of what a stage has after its end, are counted in 31 bits.
 constexpr int64_t kMaxExtent = int64_t{1} << 29;
-constexpr int64_t kMaxItems = int64_t{1} << 31;
+constexpr int64_t kMaxTiles = int64_t{1} << 31;
 
 GemmLauncher launcher_of(const GemmMode& mode, WeightCoding coding) {
   const bool has_groups = mode.group_cols == 128;
@@ -59,14 +59,14 @@ bool has_row_factors(const GroupedGemmProblem& problem) {
   return moe_mode_info(problem.mode).input == RowFormat::kMxfp8;
 }
 
-// Workspace of decoded rows; their factors lie behind.
-int64_t decoded_bytes(const GroupedGemmProblem& problem, int64_t rows) {
+// Workspace of dequantized rows; their factors follow.
+int64_t dequantized_bytes(const GroupedGemmProblem& problem, int64_t rows) {
   return round_up(rows * problem.cols * 2, kGemmAlignment);
 }
 DequantizedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, int64_t rows) {
   DequantizedRows decoded{.values = reinterpret_cast<uint16_t*>(workspace)};
   if (has_row_factors(problem)) {
-    decoded.factors = reinterpret_cast<float*>(workspace + decoded_bytes(problem, rows));
+    decoded.factors = reinterpret_cast<float*>(workspace + dequantized_bytes(problem, rows));
   }
   return decoded;
 }
@@ -124,7 +124,7 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
   }
 }
 
-// Tokens of a piece of a tile, which kernels are for.
+// Tokens of an m tile, which kernels are for.
 int kernel_tokens(int64_t token_tile) {
   return static_cast<int>(
       std::clamp<uint64_t>(std::bit_ceil(static_cast<uint64_t>(token_tile)), 8, 128));
@@ -143,7 +143,7 @@ void set_tiles(const GemmCall& call, GemmParams& params) {
   params.row_limit = row_limit(call);
   params.tiles_are_complete = call.layer.tiles_are_complete;
   // Two kernels would need a counter each, and a claim for each tile of the other's experts.
-  if (call.tables.expert_encodings == nullptr) params.next_item = call.layer.next_tile;
+  if (call.tables.expert_encodings == nullptr) params.next_tile = call.layer.next_tile;
 }
 
 void set_epilogue(const GemmCall& call, GemmParams& params) {
@@ -155,7 +155,7 @@ void set_epilogue(const GemmCall& call, GemmParams& params) {
   params.output_is_bf16 = call.output_dtype == DType::kBF16;
 }
 
-void decode_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
+void dequantize_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
   if (call.layer.rows_are_dequantized || !decodes_rows(problem, coding_of(call))) return;
   const bool gathers = call.rows.row_to_token != nullptr;
   const DequantizedRows decoded = rows_in(call.workspace, problem, call.rows.count);
@@ -180,7 +180,7 @@ void multiply(const GroupedGemmProblem& problem, const GemmCall& call, Stream st
   set_rows(problem, call, params);
   set_tiles(call, params);
   set_epilogue(call, params);
-  decode_rows(problem, call, stream);
+  dequantize_rows(problem, call, stream);
   const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(call));
   launch_gemm(params,
               {.tokens = kernel_tokens(call.tiles.token_tile),
@@ -207,7 +207,7 @@ int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
   const bool may_decode = decodes_rows(problem, may_not_fit(coding) ? wide_coding(coding) : coding);
   if (!may_decode) return 0;
   const int64_t factors = has_row_factors(problem) ? a_rows * int64_t{sizeof(float)} : 0;
-  return decoded_bytes(problem, a_rows) + round_up(factors, kGemmAlignment);
+  return dequantized_bytes(problem, a_rows) + round_up(factors, kGemmAlignment);
 }
 
 Support supports(const GroupedGemmProblem& problem) {
@@ -241,7 +241,7 @@ Support supports_activation(const GroupedGemmProblem& problem, ActivationKind ki
 Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile) {
   const int64_t row_tiles = ceil_div(problem.rows, int64_t{2 * kUnitRows});
   const int64_t tiles = kernel_tiles(token_tile);
-  if (count < ceil_div(kMaxItems, tiles * row_tiles)) return Support::yes();
+  if (count < ceil_div(kMaxTiles, tiles * row_tiles)) return Support::yes();
   return Support::no(
       fmt::format("{} tiles of {} rows times {} tiles of weight rows are 2^31 or more", count,
                   token_tile, row_tiles));

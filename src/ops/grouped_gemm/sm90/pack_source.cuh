@@ -1,5 +1,5 @@
-// Where a unit of the weight image (packed_weights.h) comes from: the caller's codes and scales in
-// checkpoint order, zeros outside.
+// The source of packed weights (packed_weights.h): the caller's codes and scales in checkpoint
+// order, zeros outside, and the powers of two by which weight rows are moved.
 #pragma once
 
 #include "device/vector_io.cuh"
@@ -23,21 +23,21 @@ struct PrepareParams {
   uint8_t* image = nullptr;
   ImageRows rows;
   int64_t cols = 0;
-  int64_t blocks = 0;  // Of an expert.
-  int64_t units = 0;   // Of a block.
+  int64_t blocks = 0;  // n sub-tiles of an expert.
+  int64_t units = 0;   // k tiles of an n sub-tile.
   int64_t num_units = 0;
-  int64_t expert_bytes = 0;  // Of the image, from an expert to the next.
+  int64_t expert_bytes = 0;  // From an expert's packed weights to the next's.
   // Null without block scales.
   const uint8_t* scales = nullptr;
   ScaleLayoutId layout = ScaleLayoutId::kLinear;
-  ScaleExtents scale_extents{0, 0};  // Of an expert.
+  ScaleExtents scale_extents{0, 0};  // An expert's.
   int64_t scale_image = 0;           // Scales from an expert to the next.
-  // UE8M0 scales: what is subtracted from the bytes of a row of an expert.
+  // UE8M0 scales: subtracted from the bytes of a row of an expert.
   int8_t* row_shifts = nullptr;
-  ExpertFlags* flags = nullptr;  // Of each expert.
+  ExpertFlags* flags = nullptr;  // One an expert.
 };
 
-// Of one unit: where it comes from and goes to.
+// Where one unit, a k tile of packed weights, comes from and goes to.
 template <WeightCoding kCoding>
 class UnitSource {
  public:
@@ -59,13 +59,13 @@ class UnitSource {
     const auto thread = static_cast<int>(threadIdx.x);
     return params_.rows.source(block_, thread / 32 * 16 + thread % 32 / 4 * 2 + half);
   }
-  // Row `place` of a panel.
-  [[nodiscard]] __device__ int64_t panel_row(int place) const {
+  // Row `place` of a subtile.
+  [[nodiscard]] __device__ int64_t fp8_row(int place) const {
     return params_.rows.source(block_, place / 16 * 16 + place % 8 * 2 + place / 8 % 2);
   }
   // First column of register `index` of the fragment of step `step`.
   [[nodiscard]] __device__ int64_t col(int step, int index) const {
-    constexpr int kCols = kUnitCols / 32;  // Of a register.
+    constexpr int kCols = kUnitCols / 32;  // A register's.
     return first_col_ + 8 * kCols * step + kCols * (threadIdx.x % 4) + 4 * kCols * (index / 2);
   }
   [[nodiscard]] __device__ int64_t first_col() const { return first_col_; }
@@ -108,7 +108,7 @@ class UnitSource {
 
   const PrepareParams& params_;
   int64_t expert_;
-  int64_t block_;  // Of the expert.
+  int64_t block_;  // Counted in the expert.
   int64_t first_col_;
   uint8_t* unit_;
 };
@@ -198,7 +198,7 @@ __device__ inline int find_row_shift(const UnitSource<WeightCoding::kNvfp4Fp8>& 
   return shift;
 }
 
-// What is subtracted from the scales of a row, almost always 0.
+// Subtracted from the scales of a row; almost always 0.
 template <WeightCoding kCoding>
 __device__ inline int find_row_shift(const UnitSource<kCoding>& source, int64_t row,
                                      int64_t blocks) {

@@ -1,8 +1,9 @@
-// prepare() on the GPU: weights in checkpoint order to the image of packed_weights.h. A block of
+// prepare() on the GPU: weights in checkpoint order to packed weights (packed_weights.h). A CTA of
 // 128 threads makes a unit; each thread fetches its own pairs of neighbouring columns, so that a
 // warp reads 32 bytes of every row (4-bit codes), and stores 16 bytes at a time.
 //
-// All experts get the mode's first form; those that do not fit it get the other one in its place.
+// All experts get the mode's first encoding; those that do not fit it get the other one in its
+// place.
 #include <algorithm>
 #include <cuda_runtime.h>
 #include <string>
@@ -19,8 +20,8 @@
 
 namespace narrowfloat {
 
-// The parts of a unit of the weight image (packed_weights.h): codes in fragment order, and scales.
-// By a block of kPrepareThreads threads, each of which makes what it will hold in the GEMM.
+// The parts of a unit: codes in fragment order, and scales. Each of the kPrepareThreads threads
+// makes what it will hold in the GEMM.
 
 // A pair of e2m1 codes at the places of pair `pair` in a word of eight (weight_decoder.cuh).
 __device__ inline uint32_t place_e2m1(uint32_t codes, int pair) {
@@ -126,7 +127,7 @@ __device__ inline void make_e2m1_rows(const UnitSource<kCoding>& source) {
 
 template <WeightCoding kCoding>
 __device__ inline void make_wide_codes(const UnitSource<kCoding>& source) {
-  constexpr int kSteps = kCoding == WeightCoding::kMxfp8 ? 2 : 1;  // Of 16 bytes.
+  constexpr int kSteps = kCoding == WeightCoding::kMxfp8 ? 2 : 1;  // In 16 bytes.
 #pragma unroll
   for (int part = 0; part < 4 / kSteps; ++part) {
     uint32_t words[4] = {};
@@ -143,13 +144,13 @@ __device__ inline void make_wide_codes(const UnitSource<kCoding>& source) {
 }
 
 // [64 rows][128 bytes] in the 128-byte swizzle: 16-byte chunk c of row r lies at c ^ (r % 8).
-__device__ inline void make_panel(const UnitSource<WeightCoding::kFp8>& source) {
+__device__ inline void make_fp8_codes(const UnitSource<WeightCoding::kFp8>& source) {
   constexpr int kPassRows = kPrepareThreads / 8;
   const auto chunk = static_cast<int>(threadIdx.x % 8);
 #pragma unroll
   for (int pass = 0; pass < kUnitRows / kPassRows; ++pass) {
     const int place = pass * kPassRows + static_cast<int>(threadIdx.x / 8);
-    const int64_t row = source.panel_row(place);
+    const int64_t row = source.fp8_row(place);
     const int64_t col = source.first_col() + chunk * 16;
     uint4 codes;
     codes.x = source.load_four(row, col);
@@ -172,7 +173,7 @@ __device__ inline bool has_nan(const UnitSource<WeightCoding::kMxfp8>& source, i
   return found;
 }
 
-// By two of the four threads that share their rows: thread % 4 is the row.
+// Two of the four threads that share their rows do it: thread % 4 is the row.
 template <WeightCoding kCoding>
 __device__ inline void make_scales(const UnitSource<kCoding>& source) {
   constexpr int kScaleCols = kCoding >= WeightCoding::kNvfp4 ? 16 : 32;
@@ -262,7 +263,7 @@ __device__ void make_unit(const UnitSource<kCoding>& source) {
     make_e2m1_codes(source);
     make_scales(source);
   } else if constexpr (kCoding == WeightCoding::kFp8) {
-    make_panel(source);
+    make_fp8_codes(source);
   } else {
     make_wide_codes(source);
   }
@@ -305,7 +306,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (row < count) powers[row] = power_of_two(shifts[row]);
 }
 
-dim3 blocks_of_threads(int64_t threads) {
+dim3 num_ctas(int64_t threads) {
   return dim3(static_cast<unsigned>(ceil_div(threads, int64_t{kPrepareThreads})));
 }
 
@@ -314,7 +315,7 @@ void launch_make_units(const PrepareParams& params, int64_t experts, Stream stre
   constexpr int64_t kMaxBlocks = 1 << 20;
   if constexpr (has_row_powers(kCoding)) {
     launch(find_row_shifts_kernel<kCoding>,
-           {blocks_of_threads(experts * params.rows.rows), dim3(kPrepareThreads)}, stream, params);
+           {num_ctas(experts * params.rows.rows), dim3(kPrepareThreads)}, stream, params);
   }
   const auto blocks = static_cast<unsigned>(std::min(params.num_units, kMaxBlocks));
   launch(make_units_kernel<kCoding>, {dim3(blocks), dim3(kPrepareThreads)}, stream, params);
@@ -471,7 +472,7 @@ class ImageMaker {
   }
 
   const float* make_powers(int64_t rows, float* powers) const {
-    launch(make_row_powers_kernel, {blocks_of_threads(rows), dim3(kPrepareThreads)}, stream_,
+    launch(make_row_powers_kernel, {num_ctas(rows), dim3(kPrepareThreads)}, stream_,
            static_cast<const int8_t*>(row_shifts(0)), rows, powers);
     return powers;
   }
@@ -482,7 +483,7 @@ class ImageMaker {
   std::shared_ptr<uint8_t> bytes_;
   std::shared_ptr<uint8_t> flag_bytes_;
   std::shared_ptr<uint8_t> shift_bytes_;  // Null without UE8M0 scales.
-  std::vector<uint8_t> forms_;            // Of experts.
+  std::vector<uint8_t> forms_;            // One an expert.
   int64_t misfits_ = 0;
   bool has_shifts_ = false;
 };

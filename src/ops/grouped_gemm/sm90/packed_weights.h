@@ -1,10 +1,10 @@
-// The weight image of the Hopper GEMM: what prepare() writes and the main loop copies.
+// Packed weights of the Hopper GEMM: what prepare() writes and the main loop copies.
 //
-//   [expert][block of 64 weight rows][unit], experts expert_image_bytes() apart
+//   [expert][n sub-tile: block of 64 rows][unit: k tile], experts expert_image_bytes() apart
 //   unit: codes of 64 rows and 64 columns (128 beside activations in E4M3) in the order of wgmma's
 //   A fragments, then the unit's scales
 //
-// Of u and g, block 2j has rows u and block 2j + 1 the matching rows g of columns 64j to 64j + 63
+// With u and g, block 2j has rows u and block 2j + 1 the matching rows g of columns 64j to 64j + 63
 // of the activation's result, whatever the gate order; each half is padded.
 //
 // Rows and columns are padded to whole units with codes that mean zero. A warpgroup of four warps
@@ -16,7 +16,7 @@
 //   a0 = row 0, k + 4c   a1 = row 1, k + 4c   a2 = row 0, k + 4c + 16  a3 = row 1, k + 4c + 16
 //
 //   bf16          [4 steps][128 threads][a0 a1 a2 a3]
-//   fp8           [64 rows][128 bytes], a panel that wgmma reads from shared memory, in the
+//   fp8           [64 rows][128 bytes], a subtile that wgmma reads from shared memory, in the
 //                 128-byte swizzle; its row 16w + q is weight row 16w + 2q, 16w + q + 8 is 16w + 2q
 //                 + 1: the results lie as with fragments
 //   mxfp8         [2][128 threads][2 steps][a0 a1 a2 a3], two bytes a pair
@@ -28,7 +28,7 @@
 //   fp8            F32, the one of the unit; 16 bytes, and 112 up to the next unit
 //   mxfp8, mxfp4   [32][2 rows][2 blocks] UE8M0; mxfp4_near 126 more, which bf16 has as an exponent
 //   nvfp4          [32][2 pairs of blocks][2 rows][2 blocks], E4M3 normalised to 5 exponent and 3
-//                  mantissa bits; rounded to E4M3 (moe spec 11.3), behind these [32][2 rows] 135 -
+//                  mantissa bits; rounded to E4M3 (moe spec 11.3), then [32][2 rows] 135 -
 //                  r of the group of 128 columns
 //   mxfp4_fp8      [32][2 rows][4 blocks] 8 * (k + 5) for a scale of 2^(k + r)
 //   nvfp4_fp8      [32][2 rows][8 blocks] the E4M3 code of scale * 2^-r, bit 7 what 1.5 times it
@@ -94,7 +94,7 @@ NF_HOST_DEVICE constexpr int unit_bytes(WeightCoding coding) {
   return unit_code_bytes(coding) + unit_scale_bytes(coding);
 }
 
-// From a unit to the next: panels begin where lines of L2 do.
+// From a unit to the next: subtiles begin where lines of L2 do.
 NF_HOST_DEVICE constexpr int unit_stride(WeightCoding coding) {
   const int bytes = unit_bytes(coding);
   return coding == WeightCoding::kFp8 ? static_cast<int>(round_up(bytes, 128)) : bytes;
@@ -129,7 +129,7 @@ NF_HOST_DEVICE constexpr int64_t gated_row(GateOrder order, int64_t h, bool is_g
 
 // The rows of an image.
 struct ImageRows {
-  int64_t rows = 0;  // Of an expert's weights.
+  int64_t rows = 0;  // An expert's.
   bool is_paired = false;
   GateOrder order = GateOrder::kUpGate;
 
@@ -137,7 +137,7 @@ struct ImageRows {
   [[nodiscard]] NF_HOST_DEVICE constexpr bool are_interleaved() const {
     return is_paired && order == GateOrder::kInterleaved;
   }
-  // The caller's weight row behind row `row` of block `block`; `rows` or above for padding.
+  // The caller's weight row for row `row` of block `block`; `rows` or above for padding.
   [[nodiscard]] NF_HOST_DEVICE constexpr int64_t source(int64_t block, int row) const {
     if (!is_paired) return block * kUnitRows + row;
     const int64_t h = block / 2 * kUnitRows + row;
@@ -177,8 +177,8 @@ NF_HOST_DEVICE constexpr bool takes_rows(WeightCoding coding, int tokens, RowFor
 
 struct UnitGrid {
   WeightCoding coding;
-  int64_t blocks;  // Of an expert, of 64 rows.
-  int64_t units;   // Of a block.
+  int64_t blocks;  // n sub-tiles of an expert, each of 64 rows.
+  int64_t units;   // k tiles of an n sub-tile.
 
   UnitGrid(const GroupedGemmProblem& problem, WeightCoding of)
       : coding(of),
@@ -196,18 +196,18 @@ inline WeightCoding wide_coding(WeightCoding coding) {
   return coding == WeightCoding::kNvfp4Fp8 ? WeightCoding::kNvfp4Rounded : WeightCoding::kMxfp4;
 }
 
-// Of rows that prepare() may have moved by a power of two, for bf16's range (moe spec 11.2).
+// Whether prepare() may have moved rows by a power of two, for bf16's range (moe spec 11.2).
 NF_HOST_DEVICE constexpr bool has_ue8m0_scales(WeightCoding coding) {
   return coding == WeightCoding::kMxfp8 || coding == WeightCoding::kMxfp4Near ||
          coding == WeightCoding::kMxfp4;
 }
 
-// Of rows that prepare() moves by a power of two: those, or for E4M3's range.
+// Whether prepare() moves rows by a power of two: those, or for E4M3's range.
 NF_HOST_DEVICE constexpr bool has_row_powers(WeightCoding coding) {
   return has_ue8m0_scales(coding) || coding >= WeightCoding::kMxfp4Fp8;
 }
 
-// What kMxfp4Near adds to a scale's byte: as the exponent of a bf16 it is that of the scale times
+// Added to a scale's byte by kMxfp4Near: as the exponent of a bf16 it is that of the scale times
 // 2^126 then, for the place of the codes' bits (weight_decoder.cuh).
 inline constexpr int kNearScaleOffset = 126;
 

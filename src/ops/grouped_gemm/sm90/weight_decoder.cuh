@@ -1,7 +1,10 @@
-// From the units of a weight image (packed_weights.h) to fragments of 16-bit floats in registers,
-// as wgmma's operand A: one policy a coding. load() gives what thread `thread` of a warpgroup has
-// of a unit, decode() the four steps of 16 columns that it holds; all values are exact, times 1 /
-// kRepair.
+// Weight decoders: from packed weights (packed_weights.h) to wgmma's operand A in registers, one
+// policy a coding. load() gives what thread `thread` of a warpgroup has of a unit, decode() the
+// four steps that it holds.
+//
+//   16-bit floats   steps of 16 columns; all values are exact, times 1 / kSumFactor
+//   E4M3            steps of 32 columns, beside activations in E4M3; a unit is a group of 128
+//   columns FP8 weights     need no decoding: wgmma reads them from shared memory
 #pragma once
 
 #include "base/host_device.h"
@@ -25,8 +28,8 @@ __device__ inline uint32_t twice(uint32_t half) { return half * 0x10001U; }
 // bf16 pairs are the tensor core's own.
 struct Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kBf16;
-  static constexpr bool kIsPanel = false;  // Operand A lies in shared memory.
-  static constexpr float kRepair = 1.0F;
+  static constexpr bool kIsSharedOperand = false;  // Operand A lies in shared memory.
+  static constexpr float kSumFactor = 1.0F;
 
   struct Loaded {
     uint4 words[4];
@@ -186,8 +189,8 @@ struct Nvfp4Scales {
   __device__ static Nvfp4Scales load(const uint8_t* scales, int thread) {
     return {load_shared<uint2>(scales + thread / 4 * 8)};
   }
-  // Of both rows as bf16, times 2^118: what undoes the 2^-126 of the codes and stays in bf16's
-  // range for the largest scale, 448.
+  // The scales of both rows as bf16, times 2^118: this undoes the 2^-126 of the codes and stays in
+  // bf16's range for the largest scale, 448.
   __device__ uint32_t rows(int block) const {
     const uint32_t word = block < 2 ? words.x : words.y;
     const uint32_t shifted = block % 2 == 0 ? word << 4 : word >> 4;
@@ -196,7 +199,7 @@ struct Nvfp4Scales {
 };
 
 struct Nvfp4Weights : E2m1Weights<WeightCoding::kNvfp4, Nvfp4Scales> {
-  static constexpr float kRepair = 256.0F;
+  static constexpr float kSumFactor = 256.0F;
 
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
@@ -222,7 +225,7 @@ __device__ inline uint32_t round_to_e4m3(uint32_t pair) {
 // moe spec 11.3.
 struct Nvfp4RoundedWeights : Bf16Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Rounded;
-  static constexpr float kRepair = 256.0F;
+  static constexpr float kSumFactor = 256.0F;
 
   struct Loaded {
     Nvfp4Weights::Loaded exact;
@@ -252,14 +255,11 @@ struct Nvfp4RoundedWeights : Bf16Weights {
   }
 };
 
-// As weight_decoder.cuh, for activations in E4M3: four steps of 32 columns of E4M3 weights, and a
-// factor for the sums of a group of 128 columns, which is a unit.
-
-// E4M3 weights, which stay in shared memory: panels as wgmma reads them.
+// E4M3 weights, which stay in shared memory: subtiles as wgmma reads them.
 struct Fp8Weights {
   static constexpr WeightCoding kCoding = WeightCoding::kFp8;
-  static constexpr bool kIsPanel = true;
-  static constexpr float kRepair = 1.0F;
+  static constexpr bool kIsSharedOperand = true;
+  static constexpr float kSumFactor = 1.0F;
 
   __device__ static float scale(const uint8_t* unit) {
     return load_shared<float>(unit + unit_code_bytes(kCoding));
@@ -270,8 +270,8 @@ struct Fp8Weights {
 template <WeightCoding kTheCoding, class TheScales>
 struct E4m3Fragments {
   static constexpr WeightCoding kCoding = kTheCoding;
-  static constexpr bool kIsPanel = false;
-  static constexpr float kRepair = 1.0F;
+  static constexpr bool kIsSharedOperand = false;
+  static constexpr float kSumFactor = 1.0F;
 
   // Codes of the thread's two rows in steps from kFirst to kEnd - 1.
   template <int kFirst, int kEnd>
@@ -316,8 +316,8 @@ struct E4m3Fragments {
 // has eight codes of one row, nibble i the magnitude of code i; the signs of codes 0 to 3 are at
 // bits 7, 15, 23, 31, of 4 to 7 at 3, 11, 19, 27.
 struct E2m1Table {
-  uint32_t low;   // Of 0, 0.5, 1, 1.5.
-  uint32_t high;  // Of 2, 3, 4, 6.
+  uint32_t low;   // Bytes of 0, 0.5, 1, 1.5.
+  uint32_t high;  // Bytes of 2, 3, 4, 6.
 };
 
 // PRMT looks at 16 bits alone, so one word of magnitudes does for both halves.
@@ -383,7 +383,7 @@ struct Nvfp4Fp8Weights : E4m3Fragments<WeightCoding::kNvfp4Fp8, uint4> {
   }
 
  private:
-  // Of four blocks of a row, a byte each: 1 and 1.5 times the scale. Bit 7 of what is stored: the
+  // Scales of four blocks of a row, a byte each, and 1.5 times them. Bit 7 of a stored scale: the
   // mantissa is 1 to 5.
   struct FourScales {
     uint32_t ones;
@@ -403,9 +403,8 @@ struct Nvfp4Fp8Weights : E4m3Fragments<WeightCoding::kNvfp4Fp8, uint4> {
   };
 };
 
-// A unit of 128 columns of two operands that are E4M3 panels in shared memory.
-
-// Starts the instructions whose sums begin anew. a and b: descriptors in the 128-byte swizzle.
+// Starts the wgmmas of a unit of two E4M3 operands in shared memory, whose sums start again. a and
+// b: descriptors in the 128-byte swizzle.
 template <int kSums>
 __device__ inline void multiply_unit(float (&sums)[kSums], uint64_t a, uint64_t b) {
 #pragma unroll
