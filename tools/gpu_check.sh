@@ -178,7 +178,7 @@ allreduce+=':*SmallRows*/mxfp8:*NoTokens*:*OverACluster*'
 for tool in memcheck racecheck synccheck; do
   step "${tool}_allreduce" sanitize $tool allreduce_cuda_test --gtest_filter="$allreduce"
 done
-experts='*TakesAnyType*:*SendsTokensToCopies*:*ReplaysOf*:*ARankThat*'
+experts='*TakesAnyType*:*RowsOfAnyWidth*:*SendsTokensToCopies*:*ReplaysOf*:*ARankThat*'
 for tool in memcheck racecheck synccheck; do
   step "${tool}_expert_parallel" sanitize $tool expert_parallel_cuda_test --gtest_filter="$experts"
 done

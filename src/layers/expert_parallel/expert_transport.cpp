@@ -51,7 +51,9 @@ constexpr TransportName kTransports[] = {{ExpertTransport::kAuto, "auto"},
                                          {ExpertTransport::kAllToAll, "all_to_all"},
                                          {ExpertTransport::kAllGather, "all_gather"}};
 
-struct Request : ExpertParallelExplainRequest {};
+struct Request : ExpertParallelExplainRequest {
+  std::string why_not_mapped = "the ranks cannot map each other's memory";
+};
 
 std::string to_string(const Request& request) {
   return fmt::format("{} ranks on {}: {}", request.ranks, narrowfloat::to_string(request.device),
@@ -85,8 +87,7 @@ Support supports_peer_memory(const Request& request) {
     return Support::no(
         fmt::format("at most {} ranks, got {}", SymmetricMemory::kMaxRanks, request.ranks));
   }
-  return request.is_one_host ? Support::yes()
-                             : Support::no("the ranks cannot map each other's memory");
+  return request.is_one_host ? Support::yes() : Support::no(request.why_not_mapped);
 }
 
 // GPUs need NCCL for a collective.
@@ -202,6 +203,7 @@ RankPointer make_for(Request request, const std::shared_ptr<Bootstrap>& bootstra
         request.transport == ExpertTransport::kAuto && error.kind() == ErrorKind::kUnsupported;
     if (!may_do_without) throw;
     request.is_one_host = false;
+    request.why_not_mapped = error.what();
     return make_for(request, bootstrap, layout, options);
   }
   return make_peer_rank(bootstrap, request.config, layout, memory, options.deadline);
