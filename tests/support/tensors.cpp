@@ -1,11 +1,46 @@
 // See tensors.h.
 #include "support/tensors.h"
 
+#include <array>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "tensor/element_io.h"
 
 namespace narrowfloat::testing {
+namespace {
+
+// The elements of a fill. A conformance test asks for the same ones once for each implementation,
+// and making them takes longer than most implementations.
+struct FilledElements {
+  Fill fill{};
+  DType dtype{};
+  uint64_t seed = 0;
+  std::vector<uint8_t> bytes;
+
+  [[nodiscard]] bool are(Fill its_fill, DType its_dtype, uint64_t its_seed, size_t size) const {
+    return !bytes.empty() && fill == its_fill && dtype == its_dtype && seed == its_seed &&
+           bytes.size() == size;
+  }
+};
+
+// Valid until the next call of the thread but one: an input and a residual alternate.
+const std::vector<uint8_t>& filled_elements(Fill fill, DType dtype, uint64_t seed, int64_t count) {
+  thread_local std::array<FilledElements, 2> latest;
+  const auto size = static_cast<size_t>(count * element_bytes(dtype));
+  for (const FilledElements& one : latest) {
+    if (one.are(fill, dtype, seed, size)) return one.bytes;
+  }
+  std::swap(latest[0], latest[1]);
+  latest[0] = {fill, dtype, seed, std::vector<uint8_t>(size)};
+  Random random(seed);
+  // One fill over all elements, so that its parameters are those of the matrix.
+  fill_elements(fill, dtype, random, count, latest[0].bytes.data());
+  return latest[0].bytes;
+}
+
+}  // namespace
 
 Matrix::Matrix(const MatrixShape& shape, const BufferStyle& style) : shape_(shape) {
   // The last row has no gap: a guard follows it.
@@ -18,13 +53,11 @@ Matrix::Matrix(const MatrixShape& shape, const BufferStyle& style) : shape_(shap
 Matrix Matrix::filled(const MatrixShape& shape, Fill fill, uint64_t seed,
                       const BufferStyle& style) {
   Matrix matrix(shape, style);
-  std::vector<uint8_t> row(static_cast<size_t>(shape.cols * element_bytes(shape.dtype)));
-  Random random(seed);
-  // One fill over all elements, so that its parameters are those of the matrix.
-  std::vector<uint8_t> all(static_cast<size_t>(matrix.num_rows()) * row.size());
-  fill_elements(fill, shape.dtype, random, matrix.num_rows() * shape.cols, all.data());
-  for (int64_t i = 0; i < matrix.num_rows() && !row.empty(); ++i) {
-    std::memcpy(matrix.row(i), all.data() + static_cast<size_t>(i) * row.size(), row.size());
+  const auto row_bytes = static_cast<size_t>(shape.cols * element_bytes(shape.dtype));
+  const std::vector<uint8_t>& all =
+      filled_elements(fill, shape.dtype, seed, matrix.num_rows() * shape.cols);
+  for (int64_t i = 0; i < matrix.num_rows() && row_bytes > 0; ++i) {
+    std::memcpy(matrix.row(i), all.data() + static_cast<size_t>(i) * row_bytes, row_bytes);
   }
   return matrix;
 }
