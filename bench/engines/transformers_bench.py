@@ -2,16 +2,20 @@
 """Tokens per second of whole models in transformers, by what computes their experts.
 
     python bench/engines/transformers_bench.py --out results.json            # on a GPU
+    python bench/engines/transformers_bench.py --device cpu --models gpt-oss-20b --layers 2
     python bench/engines/transformers_bench.py --small --device cpu          # does it run?
 
-Random models with the layer shapes of Qwen3-30B-A3B and gpt-oss-120b, as many layers as --layers
-says, bfloat16 attention. `prefill` is one sequence of T tokens, `decode` T sequences of a token
+Random models with the layer shapes of Qwen3-30B-A3B, gpt-oss-120b and gpt-oss-20b, as many layers
+as --layers says, bfloat16 attention. `prefill` is one sequence of T tokens, `decode` T sequences of a token
 each; both without a cache, so that experts and projections decide. Each is timed as it is and as
 CUDA graphs: the same kernels, captured once, or with --graphs compile those of torch.compile with
 mode="reduce-overhead", which compiles for every number of tokens. Implementations: transformers'
 eager, batched_mm (up to 64 tokens, it copies weights for every token) and grouped_mm; its MXFP4
 quantizer for gpt-oss, where its kernels load; narrowfloat's modes. What fails is a line with the
 reason. Prints a table in Markdown; --out also writes JSON with versions and every number.
+
+On a CPU other programs may disturb a run. So with one thread, the default there, a time is
+processor time, and the least of the runs; with more it is the median by the clock, as on a GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,13 +48,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any], int]] = {
         "hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 128,
         "num_experts_per_tok": 4, "num_attention_heads": 64, "num_key_value_heads": 8,
         "head_dim": 64}, 4),
+    "gpt-oss-20b": ("GptOss", {
+        "hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 32,
+        "num_experts_per_tok": 4, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64}, 4),
 }  # fmt: skip
 _SMALL = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 128,
           "num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
           "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
 THEIRS = ("eager", "batched_mm", "grouped_mm")
 OURS = {"qwen3-30b-a3b": ("bf16", "nvfp4_bf16", "fp8_block"),
-        "gpt-oss-120b": ("bf16", "mxfp4_bf16", "mxfp4_fp8")}  # fmt: skip
+        "gpt-oss-120b": ("bf16", "mxfp4_bf16", "mxfp4_fp8"),
+        "gpt-oss-20b": ("bf16", "mxfp4_bf16", "mxfp4_bf16 fast_sums", "nvfp4_bf16",
+                        "nvfp4_bf16 fast_sums")}  # fmt: skip
+GPU_MODELS = ("qwen3-30b-a3b", "gpt-oss-120b")
 MOST_BATCHED = 64
 
 
@@ -94,21 +105,31 @@ def build(shape: str, name: str, layers: int, small: bool, device: str) -> Any:
     if name in THEIRS:
         model.set_experts_implementation(name)
         return model
-    return nftr.quantize_experts(model, nftr.NarrowfloatConfig(name.removeprefix("narrowfloat ")))
+    mode, _, fast = name.removeprefix("narrowfloat ").partition(" ")
+    config = nftr.NarrowfloatConfig(mode, fast_sums=fast == "fast_sums")
+    return nftr.quantize_experts(model, config)
 
 
-def milliseconds(call: Callable[[], Any], device: str, seconds: float) -> float:
-    """The median of runs that take about `seconds` together."""
+def cpu_milliseconds(call: Callable[[], Any], seconds: float, threads: int) -> float:
+    """The least processor time of runs with one thread, else the median by the clock."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        begin = clock()
+        call()
+        times.append(1e3 * (clock() - begin))
+    return min(times) if threads == 1 else statistics.median(times)
+
+
+def milliseconds(call: Callable[[], Any], seconds: float) -> float:
+    """The median of runs on the GPU that take about `seconds` together."""
     for _ in range(3):
         call()
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < end:
-        if device == "cpu":
-            begin = time.perf_counter()
-            call()
-            times.append(1e3 * (time.perf_counter() - begin))
-            continue
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         call()
@@ -160,18 +181,20 @@ def as_graphs(model: Any, ids: torch.Tensor, how: str) -> Callable[[], Any]:
 
 
 def measure(
-    model: Any, tokens: int, device: str, seconds: float, graphs: str
+    model: Any, tokens: int, arguments: argparse.Namespace
 ) -> dict[str, float | str]:
     """Milliseconds of prefill and decode, as they are and as CUDA graphs."""
+    device, seconds, graphs = arguments.device, arguments.seconds, arguments.graphs
     found: dict[str, float | str] = {}
     for phase, extents in (("prefill", (1, tokens)), ("decode", (tokens, 1))):
         # From the host's generator: a capture that failed leaves the GPU's in disorder.
         ids = torch.randint(0, 1024, extents).to(device)
-        found[phase] = milliseconds(forward(model, ids), device, seconds)
         if device == "cpu":
+            found[phase] = cpu_milliseconds(forward(model, ids), seconds, arguments.threads)
             continue
+        found[phase] = milliseconds(forward(model, ids), seconds)
         try:
-            found[f"{phase} graph"] = milliseconds(as_graphs(model, ids, graphs), device, seconds)
+            found[f"{phase} graph"] = milliseconds(as_graphs(model, ids, graphs), seconds)
         except Exception as error:
             found[f"{phase} graph"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return found
@@ -196,8 +219,7 @@ def run(shape: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             if name == "batched_mm" and tokens > MOST_BATCHED:
                 continue
             with torch.no_grad():
-                row["ms"] = measure(model, tokens, arguments.device, arguments.seconds,
-                                    arguments.graphs)  # fmt: skip
+                row["ms"] = measure(model, tokens, arguments)
             rows.append(row)
             print(json.dumps(row), flush=True)
         del model
@@ -230,21 +252,33 @@ def cell(ms: dict[str, float | str], phase: str, tokens: int) -> str:
     return f"{1e3 * tokens / graph:,.0f} ({text})" if isinstance(graph, float) else f"({text})"
 
 
+def device_name(device: str) -> str:
+    """The name of the GPU, or of the processor, which only Linux tells."""
+    if device != "cpu":
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+
+
 def main() -> None:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(GPU_MODELS))
     parser.add_argument("--implementations", nargs="+", help="such as grouped_mm")
-    parser.add_argument("--layers", type=int, help="default: 8 and 4, which fit 80 GB")
+    parser.add_argument("--layers", type=int, help="default: 8, 4 and 4")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--graphs", choices=("capture", "compile"), default="capture",
                         help="how CUDA graphs are made")  # fmt: skip
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU; default 1")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
     parser.add_argument("--out", help="JSON file")
     arguments = parser.parse_args()
     nftr.register()
+    if arguments.device == "cpu":
+        torch.set_num_threads(arguments.threads)
+        nf.set_num_threads(arguments.threads)
     rows = [row for shape in arguments.models for row in run(shape, arguments)]
     for shape in arguments.models:
         for phase in ("decode", "prefill"):
@@ -253,9 +287,12 @@ def main() -> None:
         if "failed" in row:
             print(f"{row['model']}, {row['implementation']}: {row['failed']}")
     if arguments.out:
-        name = platform.processor() if arguments.device == "cpu" else torch.cuda.get_device_name()
-        facts = {"device": name, "graphs": arguments.graphs, "torch": torch.__version__,
+        facts = {"device": device_name(arguments.device), "torch": torch.__version__,
                  "transformers": transformers.__version__, "narrowfloat": nf.version()}
+        if arguments.device == "cpu":
+            facts["threads"] = str(arguments.threads)
+        else:
+            facts["graphs"] = arguments.graphs
         with open(arguments.out, "w", encoding="utf-8") as file:
             json.dump({"facts": facts, "rows": rows}, file, indent=1)
             file.write("\n")
