@@ -140,8 +140,8 @@ void expect_exact(const GemmCase& gemm, DType dtype, const std::vector<uint8_t>&
 }
 
 // The weight encoding that was chosen, where there are several.
-WeightCoding encoding_of(const GemmOnDevice& device) {
-  return static_cast<WeightCoding>(packed_weights(device.weights()).data.encoding);
+WeightEncoding encoding_of(const GemmOnDevice& device) {
+  return static_cast<WeightEncoding>(packed_weights(device.weights()).data.encoding);
 }
 
 bool is_for_hopper(const GemmOnDevice& device) {
@@ -167,7 +167,7 @@ TEST_P(GroupedGemmCuda, IsWithinTheTolerance) {
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, layout);
     if (is_for_hopper(device) && !gemm.spec().wide_scales) {
-      EXPECT_EQ(encoding_of(device), coding_of(GetParam()));
+      EXPECT_EQ(encoding_of(device), encoding_of(GetParam()));
     }
     const std::vector<uint8_t> output = device.run(programmatic_launch);
     expect_near(gemm, dtype, output);
@@ -183,7 +183,7 @@ TEST_P(GroupedGemmCuda, IsExactForIntegers) {
     SCOPED_TRACE(note_of(gemm, dtype, index));
     const GemmOnDevice device(gemm, dtype, sample_layout(GetParam(), random));
     if (is_for_hopper(device)) {
-      EXPECT_EQ(encoding_of(device), coding_of(GetParam()));
+      EXPECT_EQ(encoding_of(device), encoding_of(GetParam()));
     }
     expect_exact(gemm, dtype, device.run());
   });
@@ -429,9 +429,9 @@ TEST_P(GroupedGemmCuda, PackedWeightsOfAllEncodingsAreLittleLargerThanTheWeights
     EXPECT_LE(static_cast<double>(device.weights().bytes()),
               (has_wider_codes ? 1.85 : 1.05) * static_cast<double>(gemm.weight_bytes()));
     if (!is_for_hopper(device)) continue;
-    const WeightCoding first = coding_of(GetParam());
+    const WeightEncoding first = encoding_of(GetParam());
     const bool is_wide = has_misfit && may_not_fit(first);
-    EXPECT_EQ(encoding_of(device), is_wide ? wide_coding(first) : first);
+    EXPECT_EQ(encoding_of(device), is_wide ? wide_encoding(first) : first);
     const PackedWeights& state = packed_weights(device.weights());
     const int64_t powers = state.data.tables.row_powers == nullptr ? 0 : 256 * sizeof(float);
     EXPECT_EQ(powers > 0, has_row_powers(first) && !has_ue8m0_scales(first) && !is_wide);

@@ -53,11 +53,11 @@ TEST_P(WeightEncodingsCuda, DecodeEveryScaleAndCodeOfWeights) {
     SCOPED_TRACE(rows);
     const GemmCase gemm(every_code(GetParam(), GemmData::kEveryWeight, rows));
     const GemmOnDevice device(gemm);
-    const WeightCoding first = coding_of(GetParam());
-    const int64_t fitting_rows = first == WeightCoding::kMxfp4Near ? 144 : 112;
+    const WeightEncoding first = encoding_of(GetParam());
+    const int64_t fitting_rows = first == WeightEncoding::kMxfp4Near ? 144 : 112;
     const bool is_wide = rows > fitting_rows && may_not_fit(first);
     EXPECT_EQ(state_of(device).data.encoding,
-              static_cast<int>(is_wide ? wide_coding(first) : first));
+              static_cast<int>(is_wide ? wide_encoding(first) : first));
     expect_exact(gemm, device.run());
   }
 }
@@ -90,9 +90,9 @@ TEST_P(WeightEncodingsCuda, AnExpertThatDoesNotFitChangesNoOther) {
   const GemmOnDevice device(mixed);
   const std::vector<uint8_t> output = device.run();
   EXPECT_EQ(device.replay(), output);
-  const bool has_both_encodings = may_not_fit(coding_of(GetParam()));
+  const bool has_both_encodings = may_not_fit(encoding_of(GetParam()));
   EXPECT_EQ(state_of(device).data.tables.expert_encodings != nullptr, has_both_encodings);
-  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(coding_of(GetParam())));
+  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(encoding_of(GetParam())));
   const GemmTolerance tolerance = gemm_tolerance(GetParam());
   for (const GemmCase::Row& row : mixed.rows()) {
     const bool is_wide = row.expert == 1 || row.expert == 4;
@@ -174,15 +174,18 @@ TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneTensorCoreSumLoses) {
 struct TwoScales {
   uint8_t first;
   uint8_t last;
-  WeightCoding encoding;
+  WeightEncoding encoding;
 };
 
 TEST_F(WeightScalesCuda, OneMultiplicationHasScalesOfUpToTwoWithin126Powers) {
-  constexpr std::array kEdges{
-      TwoScales{118, 127, WeightCoding::kMxfp4Near}, TwoScales{2, 128, WeightCoding::kMxfp4Near},
-      TwoScales{0, 126, WeightCoding::kMxfp4Near},   TwoScales{127, 1, WeightCoding::kMxfp4Near},
-      TwoScales{0, 127, WeightCoding::kMxfp4},       TwoScales{128, 1, WeightCoding::kMxfp4},
-      TwoScales{118, 129, WeightCoding::kMxfp4},     TwoScales{250, 12, WeightCoding::kMxfp4}};
+  constexpr std::array kEdges{TwoScales{118, 127, WeightEncoding::kMxfp4Near},
+                              TwoScales{2, 128, WeightEncoding::kMxfp4Near},
+                              TwoScales{0, 126, WeightEncoding::kMxfp4Near},
+                              TwoScales{127, 1, WeightEncoding::kMxfp4Near},
+                              TwoScales{0, 127, WeightEncoding::kMxfp4},
+                              TwoScales{128, 1, WeightEncoding::kMxfp4},
+                              TwoScales{118, 129, WeightEncoding::kMxfp4},
+                              TwoScales{250, 12, WeightEncoding::kMxfp4}};
   for (const TwoScales& edge : kEdges) {
     SCOPED_TRACE(::testing::Message() << int{edge.first} << " and " << int{edge.last});
     GemmCase gemm(every_code(MoeMode::kMxfp4Bf16, GemmData::kEveryWeight, 112));
@@ -200,14 +203,14 @@ TEST_F(WeightScalesCuda, BlocksOfZerosHaveAnyScaleButNan) {
     gemm.clear_weights(5, 3);
     gemm.set_weight_scale(5, 3, scale);
     const GemmOnDevice device(gemm);
-    EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightCoding::kMxfp4Near));
+    EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightEncoding::kMxfp4Near));
     EXPECT_EQ(state_of(device).data.tables.row_powers, nullptr);
     expect_exact(gemm, device.run());
   }
   GemmCase two({.mode = MoeMode::kMxfp4Bf16, .expert_rows = {9, 4}, .wide_scales = false});
   ASSERT_TRUE(two.plant_nan_scale_of_zeros(3));
   const GemmOnDevice device(two);
-  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightCoding::kMxfp4Near));
+  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightEncoding::kMxfp4Near));
   EXPECT_NE(state_of(device).data.tables.expert_encodings, nullptr);
 }
 
@@ -216,7 +219,7 @@ TEST_F(WeightScalesCuda, RowsThatOnlyTheFirstEncodingMovesLeaveNoTable) {
   GemmCase gemm(every_code(MoeMode::kMxfp4Bf16, GemmData::kEveryWeight, 112));
   gemm.set_weight_scale(5, 0, 129);
   const GemmOnDevice device(gemm);
-  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightCoding::kMxfp4));
+  EXPECT_EQ(state_of(device).data.encoding, static_cast<int>(WeightEncoding::kMxfp4));
   EXPECT_EQ(state_of(device).data.tables.row_powers, nullptr);
 }
 
@@ -233,11 +236,11 @@ TEST_F(WeightScalesCuda, OneMultiplicationOrTwoGiveTheSameBits) {
   }
   const GemmOnDevice near(gemm);
   const std::vector<uint8_t> expected = near.run();
-  EXPECT_EQ(state_of(near).data.encoding, static_cast<int>(WeightCoding::kMxfp4Near));
+  EXPECT_EQ(state_of(near).data.encoding, static_cast<int>(WeightEncoding::kMxfp4Near));
   gemm.set_weight_scale(7, 2, 129);
   const GemmOnDevice wide(gemm);
   const std::vector<uint8_t> output = wide.run();
-  EXPECT_EQ(state_of(wide).data.encoding, static_cast<int>(WeightCoding::kMxfp4));
+  EXPECT_EQ(state_of(wide).data.encoding, static_cast<int>(WeightEncoding::kMxfp4));
   for (const GemmCase::Row& row : gemm.rows()) {
     for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
       if (col == 7) continue;

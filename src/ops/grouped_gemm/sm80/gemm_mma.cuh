@@ -357,17 +357,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < Config::kStages - 1; ++i) {
-    if (i < params.units) copies.copy(i, i);
+    if (i < params.k_tiles) copies.copy(i, i);
     end_copy_group();
   }
   int stage = 0;
   int free_stage = Config::kStages - 1;
 #pragma unroll 1
-  for (int i = 0; i < params.units; ++i) {
+  for (int i = 0; i < params.k_tiles; ++i) {
     wait_for_copy_groups<Config::kStages - 2>();
     // The chunk is there, and nobody reads the stage before it any more.
     __syncthreads();
-    if (i + Config::kStages - 1 < params.units) {
+    if (i + Config::kStages - 1 < params.k_tiles) {
       copies.copy(i + Config::kStages - 1, free_stage);
     }
     end_copy_group();

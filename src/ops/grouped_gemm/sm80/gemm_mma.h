@@ -16,7 +16,7 @@ struct MmaLaunch {
   int device = 0;
 };
 
-// GemmParams as for Hopper, but for the image: `blocks` strips of `units` chunks, `block_bytes`
+// GemmParams as for Hopper, but for the image: `blocks` strips of `k_tiles` chunks, `block_bytes`
 // from a strip to the next.
 void launch_mma_16_bit(const GemmParams& params, const MmaLaunch& shape, Stream stream);
 void launch_mma_8_bit(MmaCoding coding, const GemmParams& params, const MmaLaunch& shape,

@@ -61,7 +61,7 @@ void set_weights(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
   params.experts = static_cast<int>(problem.experts);
   params.rows = static_cast<int>(problem.rows);
   params.cols = static_cast<int>(problem.cols);
-  params.units = static_cast<int>(grid.chunks);
+  params.k_tiles = static_cast<int>(grid.chunks);
   params.blocks = static_cast<int>(grid.strips);
   params.image_rows = image_rows(problem);
 }

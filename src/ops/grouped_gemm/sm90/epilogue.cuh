@@ -207,7 +207,7 @@ __device__ inline void load_column_factors(const GemmParams& params, const Outpu
                                            int first_block, int thread,
                                            ColumnFactor* shared_columns) {
   const int64_t col =
-      params.image_rows.source(first_block + thread / kUnitRows, thread % kUnitRows);
+      params.image_rows.source(first_block + thread / kSubtileRows, thread % kSubtileRows);
   if (col >= params.rows) return;
   shared_columns[thread] = ColumnFactors(params, tile.expert).of(static_cast<int>(col));
 }
@@ -220,8 +220,8 @@ struct BlockColumns {
 
   __device__ BlockColumns(const ImageRows& image, int block)
       : first(static_cast<int>(image.source(block, 0))),
-        rows(static_cast<int>(image.is_paired ? image.rows / 2 - block / 2 * kUnitRows
-                                              : image.rows - block * kUnitRows)) {}
+        rows(static_cast<int>(image.is_paired ? image.rows / 2 - block / 2 * kSubtileRows
+                                              : image.rows - block * kSubtileRows)) {}
 };
 
 // Where the results of a warpgroup's threads go, and their factors.
@@ -255,7 +255,7 @@ __device__ inline void store_token_blocks(const GemmParams& params, const TokenO
       const BlockColumns& block = blocks[group / 4];
       const int group_row = group % 4 * 16;
       if (!Columns::kIsFull && row + group_row >= block.rows) continue;
-      const ColumnFactor* four = shared_columns + group / 4 * kUnitRows + group_row;
+      const ColumnFactor* four = shared_columns + group / 4 * kSubtileRows + group_row;
       const float* own = sums[i / 2] + 8 * group + i % 2 * 2;
       Columns::store_four(
           params, first_index + block.first + group_row * Columns::kStride,
@@ -273,7 +273,7 @@ __device__ inline void store_token_blocks_as(const GemmParams& params, const Tok
     store_as.template operator()<EveryOtherColumn>();
   } else if (!params.output_is_bf16) {
     store_as.template operator()<F32Neighbours>();
-  } else if (BlockColumns(params.image_rows, output.first_block + 1).rows >= kUnitRows) {
+  } else if (BlockColumns(params.image_rows, output.first_block + 1).rows >= kSubtileRows) {
     store_as.template operator()<Bf16Neighbours<true>>();
   } else {
     store_as.template operator()<Bf16Neighbours<false>>();

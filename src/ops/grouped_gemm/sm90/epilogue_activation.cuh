@@ -41,7 +41,7 @@ class TileEpilogue {
 
   __device__ void finish(int pass, int passes, Sums& sums) {
     tile_.set_thread(consumer_thread());
-    if constexpr (has_row_powers(Shape::Weights::kCoding) && !kScalesColumns) {
+    if constexpr (has_row_powers(Shape::Weights::kEncoding) && !kScalesColumns) {
       if (params_.row_powers != nullptr) scale_rows(pass, sums);
     }
     // The factors of tokens are there.
@@ -65,13 +65,13 @@ class TileEpilogue {
   // Weights that become E4M3 nearly always have them, others nearly never. With tiles of 8 tokens,
   // of which a thread has four sums, factors took longer.
   static constexpr bool kScalesColumns =
-      Shape::Weights::kCoding >= WeightCoding::kMxfp4Fp8 && Shape::kTokens > 8;
+      Shape::Weights::kEncoding >= WeightEncoding::kMxfp4Fp8 && Shape::kTokens > 8;
 
   __device__ const TokenFactor* factors() const { return shared_.factors[tile_.warpgroup]; }
 
-  // Round after chunk of tokens, whose sums are the first ones of each block. Where they are needed
-  // again, all are in their places in the end. Code for all of a tile's tokens at once does not
-  // fit the cache of instructions.
+  // Chunk after chunk of tokens, whose sums are the first ones of each n sub-tile. Where they are
+  // needed again, all are in their places in the end. Code for all of a tile's tokens at once does
+  // not fit the cache of instructions.
   template <bool kIsLast, int kBlocks = Shape::kBlocks, class Finish>
   __device__ void for_chunks(Sums& sums, Finish&& finish) {
 #pragma unroll 1
@@ -138,7 +138,7 @@ class TileEpilogue {
       if (token < tile_.output.num_rows - first) store(row, pair);
       if constexpr (Shape::kBlocks == 2) {
         const uint32_t other = finished_pair(high, factor, sums[1], i);
-        if (token < num_high) store(row + kUnitRows, other);
+        if (token < num_high) store(row + kSubtileRows, other);
       }
     }
   }
@@ -192,7 +192,7 @@ class TileEpilogue {
     return {kSumFactor, kSumFactor};
   }
 
-  // The caller's weight rows that the thread has of block `i` of the warpgroup.
+  // The caller's weight rows that the thread has of n sub-tile `i` of the warpgroup.
   struct Rows {
     int low;
     int high;
@@ -204,7 +204,7 @@ class TileEpilogue {
             static_cast<int>(params_.image_rows.source(block, row + 1))};
   }
 
-  // Factors of the thread's two columns in block `i` of the warpgroup; of padding none that count.
+  // Factors of the thread's two columns in n sub-tile `i` of the warpgroup; padding's do not count.
   struct Columns {
     float2 sum_factors;
     float scale;
@@ -483,7 +483,7 @@ class TokenMajorEpilogue {
     return i / 2 * 64 + i % 2 * 8 + thread_ / 32 * 16 + thread_ % 32 / 4;
   }
   [[nodiscard]] __device__ int col(int group) const {
-    return first_block() / 2 * kUnitRows + group * 16 + thread_ % 4 * 4;
+    return first_block() / 2 * kSubtileRows + group * 16 + thread_ % 4 * 4;
   }
   [[nodiscard]] __device__ uint8_t* values(int i) const {
     return params_.activation.values + (tile_.first_row + token(i)) * params_.activation.row_bytes;

@@ -5,7 +5,7 @@
 //   8 lanes       16 columns of four tokens: a block of NVFP4; maxima by shuffles
 //   2 warps       32 columns: a block of MXFP8
 //   8 warps       128 columns, in 8 warps at once, in 4 one after the other, or in 4 of each of two
-//                 blocks: a group of FP8 1x128
+//                 CTAs: a group of FP8 1x128
 //
 // Maxima of several warps meet in shared memory. Rows that the second GEMM takes as bf16 are left
 // as such beside their codes where the layer asks for it (moe_shared/dequantized_rows.h).
@@ -65,7 +65,7 @@ struct ThreadTile {
   [[nodiscard]] __device__ int col(int pass) const {
     const int block =
         output.block + pass * Shape::kTileBlocks + (kHasAllTokens ? 2 * warpgroup : 0);
-    return block / 2 * kUnitRows + thread / 32 * 16 + thread % 32 / 4 * 2;
+    return block / 2 * kSubtileRows + thread / 32 * 16 + thread % 32 / 4 * 2;
   }
   // The row of token(0), and how many bytes after it that of token(i) is.
   [[nodiscard]] __device__ uint8_t* first_row() const {
@@ -380,7 +380,7 @@ class Fp8GroupSink {
   }
 
  private:
-  static constexpr bool kIsDecoded = activation_bytes(Shape::Weights::kCoding) == 2;
+  static constexpr bool kIsDecoded = activation_bytes(Shape::Weights::kEncoding) == 2;
   const Tile& tile_;
   const float* multipliers_;
   int col_;

@@ -49,10 +49,10 @@ inline constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 template <class Weights>
 NF_HOST_DEVICE constexpr int most_tokens() {
   if (Weights::kIsSharedOperand) return 128;
-  return activation_bytes(Weights::kCoding) == 1 ? 144 : 160;
+  return activation_bytes(Weights::kEncoding) == 1 ? 144 : 160;
 }
 
-// WeightsPolicy decodes units (weight_decoder.cuh). kHasGroupSums: sums are promoted every 128
+// WeightsPolicy decodes k tiles (weight_decoder.cuh). kHasGroupSums: sums are promoted every 128
 // columns. kIsSplitAlongN: two CTAs have a tile together.
 template <class WeightsPolicy, bool kHasGroupSums, int kTileTokens, bool kIsSplitAlongN = false>
 struct GemmShapeOf {
@@ -68,23 +68,23 @@ struct GemmShapeOf {
   static constexpr bool kIsSharedOperand = Weights::kIsSharedOperand;
   // Tokens are wgmma's rows (gemm_fp8_sm90.cuh) instead of its columns.
   static constexpr bool kIsTokenMajor = kIsSharedOperand && !kIsSmall;
-  // Tiles have a remainder, which is multiplied the other way chunk (gemm_fp8_sm90.cuh).
+  // Tiles have a remainder, which is multiplied the other way round (gemm_fp8_sm90.cuh).
   static constexpr bool kHasRemainders = kIsTokenMajor && kTokens > 128;
   // CTAs of a cluster with multicast multiply neighbouring token tiles with the same weights: what
   // one copies of these from L2 serves both.
   static constexpr int kMulticast = kIsTokenMajor && kTokens == 128 ? 2 : 1;
-  static constexpr int kGroupUnits = 128 / unit_cols(Weights::kCoding);
-  static constexpr bool kHasLongGroups = kHasGroups && kGroupUnits > 1;
+  static constexpr int kGroupKTiles = 128 / k_tile_cols(Weights::kEncoding);
+  static constexpr bool kHasLongGroups = kHasGroups && kGroupKTiles > 1;
   static constexpr int kBlocks = kIsSmall || (kHasLongGroups && kTokens > 64) ? 1 : 2;
   static constexpr int kTileBlocks = 2 * kBlocks;
   // CTAs of a cluster split along n multiply neighbouring weight rows with the same token tile, of
   // which each has the half of a group of 128 columns of the second GEMM's rows
-  // (gemm_config.cuh). For calls of no more tiles than clusters: each has one, at most.
+  // (ClusterMaxima). For calls of no more tiles than clusters: each has one, at most.
   static constexpr int kNSplit = kIsSplitAlongN ? 2 : 1;
   static constexpr int kClusterCtas = kMulticast * kNSplit;  // CTAs of a cluster of either kind.
   // The main loop is that of gemm_prefill_sm90.cuh.
   static constexpr bool kHasGroupLoop =
-      kHasGroups && !kIsSharedOperand && kGroupUnits == 1 && kTokens > 32;
+      kHasGroups && !kIsSharedOperand && kGroupKTiles == 1 && kTokens > 32;
   // Rows of a TMA box of activations (gemm_kernel_sm90.cuh); 0 in kernels that gather all rows.
   static constexpr int kBoxRows = kHasGroupLoop && kTokens > 64 ? kTokens / 2 : 0;
   static_assert(kBoxRows % 8 == 0);
@@ -110,15 +110,16 @@ struct GemmShapeOf {
     constexpr int kOfManyFp8[] = {48, 80, 96, 112, 128, 144};
     constexpr int kOf64[] = {32, 40, 48, 64};
     if (kTokens <= 64) return kTokens == 64 ? kOf64[width] : kTokens;
-    if (kGroupUnits == 1) return kOfManyFp8[width];
-    return Weights::kCoding == WeightCoding::kNvfp4Rounded ? kOfManyRounded[width] : kOfMany[width];
+    if (kGroupKTiles == 1) return kOfManyFp8[width];
+    return Weights::kEncoding == WeightEncoding::kNvfp4Rounded ? kOfManyRounded[width]
+                                                               : kOfMany[width];
   }
 
   // Rows that the mode's second GEMM reads (epilogue_activation.cuh), and the passes that give a
   // tile 128 columns of them.
   NF_HOST_DEVICE static constexpr bool writes(RowFormat format) {
-    return writes_rows(Weights::kCoding, kHasGroups, format) &&
-           takes_rows(Weights::kCoding, kTokens, format);
+    return writes_rows(Weights::kEncoding, kHasGroups, format) &&
+           takes_rows(Weights::kEncoding, kTokens, format);
   }
   static constexpr bool kHasHalfGroups = kBlocks == 1 && writes(RowFormat::kFp8Group);
   static_assert(kNSplit == 1 || (kHasHalfGroups && kIsSmall && kMulticast == 1));
@@ -142,20 +143,21 @@ struct GemmShapeOf {
   static_assert(fits_registers(kGemmThreads, kBlocksPerSm, kProducerRegisters, kConsumerRegisters));
 
   // Around 16 KB of weights a stage; whole promotion groups.
-  static constexpr int kMostUnits = 8192 / unit_code_bytes(Weights::kCoding);
+  static constexpr int kMostKTiles = 8192 / k_tile_code_bytes(Weights::kEncoding);
   static constexpr bool kHasLongStages = kIsSmall && (kTokens < 32 || kGroupPasses == 1);
-  static constexpr int kFewUnits = (kHasGroups && kTokens > 128) || kHasGroupLoop ? kGroupUnits : 2;
-  static constexpr int kUnits = kHasLongStages || kMostUnits < 2 ? kMostUnits : kFewUnits;
-  static constexpr int kGroups = kHasGroups ? kUnits / kGroupUnits : 0;
-  static constexpr int kUnitBytes = unit_bytes(Weights::kCoding);
+  static constexpr int kFewKTiles =
+      (kHasGroups && kTokens > 128) || kHasGroupLoop ? kGroupKTiles : 2;
+  static constexpr int kKTiles = kHasLongStages || kMostKTiles < 2 ? kMostKTiles : kFewKTiles;
+  static constexpr int kGroups = kHasGroups ? kKTiles / kGroupKTiles : 0;
+  static constexpr int kKTileBytes = k_tile_bytes(Weights::kEncoding);
   // Subtiles start at multiples of 1024; several that one instruction reads follow each other, with
   // their scales elsewhere.
-  static constexpr int kBlockStageBytes = kIsTokenMajor      ? unit_code_bytes(Weights::kCoding)
-                                          : kIsSharedOperand ? round_up(kUnits * kUnitBytes, 1024)
-                                                             : kUnits * kUnitBytes;
-  static constexpr int kTokenTileBytes = kTokens * kUnitRowBytes;  // A unit of activations.
+  static constexpr int kBlockStageBytes = kIsTokenMajor      ? k_tile_code_bytes(Weights::kEncoding)
+                                          : kIsSharedOperand ? round_up(kKTiles * kKTileBytes, 1024)
+                                                             : kKTiles * kKTileBytes;
+  static constexpr int kTokenTileBytes = kTokens * kKTileRowBytes;  // A k tile of activations.
   static constexpr int kStageBytes =
-      kTileBlocks * kBlockStageBytes + kUnits * kTokenTileBytes + kGroups * kTokens * 4;
+      kTileBlocks * kBlockStageBytes + kKTiles * kTokenTileBytes + kGroups * kTokens * 4;
   static constexpr int kSharedBytes = (kIsSmall ? 112 : 226) * 1024;
 
   // An activation takes shared memory (epilogue_activation.cuh): warpgroups swap u and g of a few
@@ -168,7 +170,7 @@ struct GemmShapeOf {
                                      2 * kTokens * 8 + (kIsTokenMajor ? 256 * 8 : 0);
   static constexpr int kFittingStages = (kSharedBytes - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
-  static_assert(kStages >= 3 && kUnits % (kHasGroups ? kGroupUnits : 1) == 0);
+  static_assert(kStages >= 3 && kKTiles % (kHasGroups ? kGroupKTiles : 1) == 0);
 };
 
 template <class Shape>
@@ -194,7 +196,7 @@ constexpr int some(int count) { return count > 0 ? count : 1; }
 
 template <class Shape>
 struct GemmStorage {
-  uint8_t rows[Shape::kStages][Shape::kUnits][Shape::kTokenTileBytes];
+  uint8_t rows[Shape::kStages][Shape::kKTiles][Shape::kTokenTileBytes];
   uint8_t weights[Shape::kStages][Shape::kTileBlocks][Shape::kBlockStageBytes];
   float weight_scales[Shape::kIsTokenMajor ? Shape::kStages : 1][Shape::kTileBlocks][4];
   alignas(16) float group_scales[Shape::kStages][Shape::kGroups > 0 ? Shape::kGroups : 1]

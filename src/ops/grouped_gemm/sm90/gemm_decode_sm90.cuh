@@ -1,6 +1,6 @@
-// The main loop of a consumer warpgroup that decodes weights in registers: wgmma multiplies a unit,
-// a k tile of packed weights, while the next one is decoded. For all tiles of few tokens but those
-// of FP8 weights, and for bf16 operands at any number of tokens.
+// The main loop of a consumer warpgroup that decodes weights in registers: wgmma multiplies a k
+// tile while the next one is decoded. For all tiles of few tokens but those of FP8 weights, and for
+// bf16 operands at any number of tokens.
 #pragma once
 
 #include "device/ptx/keep.cuh"
@@ -21,7 +21,7 @@ class RegisterLoop {
   // Blocks that are multiplied at a time: where sums take the registers, one after the other.
   static constexpr bool kTakesTurns = Shape::kTokens > 64;
   static constexpr int kStepBlocks = kTakesTurns ? 1 : kBlocks;
-  static constexpr int kSteps = kBlocks / kStepBlocks;  // A unit's.
+  static constexpr int kSteps = kBlocks / kStepBlocks;  // A k tile's.
   using StepFragments = Fragments[kStepBlocks];
   struct Loaded {
     typename Weights::Loaded blocks[kStepBlocks];
@@ -53,7 +53,7 @@ class RegisterLoop {
   using GroupSums = float[kStepBlocks][kColumns / 2];
 
   __device__ const uint8_t* weights_of(const Position& at, int slot, int block) const {
-    return shared_.weights[at.stage][warpgroup_ * kBlocks + block] + slot * Shape::kUnitBytes;
+    return shared_.weights[at.stage][warpgroup_ * kBlocks + block] + slot * Shape::kKTileBytes;
   }
 
   __device__ Loaded load(const Position& at, int slot, int step) const {
@@ -73,24 +73,24 @@ class RegisterLoop {
     }
   }
 
-  // Some n sub-tiles of a unit, and the unit's place in the stage.
+  // Some n sub-tiles of a k tile, and the k tile's place in the stage.
   struct Step {
-    int unit;
+    int k_tile;
     int slot;
-    int index;  // Counted in the unit.
+    int index;  // Counted in the k tile.
   };
   [[nodiscard]] __device__ bool ends_tile(const Step& step) const {
-    return step.unit + 1 == params_.units && step.index + 1 == kSteps;
+    return step.k_tile + 1 == params_.k_tiles && step.index + 1 == kSteps;
   }
   [[nodiscard]] __device__ bool ends_stage(const Step& step) const {
-    return step.slot + 1 == Shape::kUnits && step.index + 1 == kSteps;
+    return step.slot + 1 == Shape::kKTiles && step.index + 1 == kSteps;
   }
 
-  // Two sets of fragments: one in the tensor core, one being decoded. Unrolled over the units of a
-  // stage, for their addresses.
+  // Two sets of fragments: one in the tensor core, one being decoded. Unrolled over the k tiles of
+  // a stage, for their addresses.
   template <int kColumns>
   __device__ void multiply_columns(Sums& sums) {
-    constexpr int kUnroll = Shape::kUnits * kSteps < 2 ? 2 : Shape::kUnits;
+    constexpr int kUnroll = Shape::kKTiles * kSteps < 2 ? 2 : Shape::kKTiles;
     StepFragments fragments[2];
     GroupSums<kColumns> group_sums;
     if constexpr (Shape::kHasGroups) clear<0, kColumns>(sums);
@@ -98,11 +98,11 @@ class RegisterLoop {
     fence_async_proxy();
     decode(load(at_, 0, 0), fragments[0]);
 #pragma unroll 1
-    for (int unit = 0; unit < params_.units; unit += kUnroll) {
+    for (int k_tile = 0; k_tile < params_.k_tiles; k_tile += kUnroll) {
 #pragma unroll
       for (int i = 0; i < kUnroll * kSteps; ++i) {
-        if (i > 0 && unit + i / kSteps >= params_.units) break;
-        const Step step{unit + i / kSteps, i / kSteps % Shape::kUnits, i % kSteps};
+        if (i > 0 && k_tile + i / kSteps >= params_.k_tiles) break;
+        const Step step{k_tile + i / kSteps, i / kSteps % Shape::kKTiles, i % kSteps};
         multiply_step<kColumns>(step, fragments[i % 2], fragments[(i + 1) % 2], sums, group_sums);
       }
     }
@@ -127,7 +127,7 @@ class RegisterLoop {
     } else {
       auto& own = reinterpret_cast<StepSums<kBlockSums>&>(sums[step.index * kStepBlocks]);
       const Loaded early = load_early(step);
-      issue<kColumns>(step, step.unit > 0, now, own);
+      issue<kColumns>(step, step.k_tile > 0, now, own);
       if (!ends_tile(step)) prepare_next(step, early, next);
       wgmma_wait();
     }
@@ -138,11 +138,11 @@ class RegisterLoop {
   template <int kColumns>
   __device__ void multiply_group_step(const Step& step, StepFragments& now, StepFragments& next,
                                       Sums& sums, GroupSums<kColumns>& group_sums) {
-    constexpr int kGroupUnits = Shape::kGroupUnits;
+    constexpr int kGroupKTiles = Shape::kGroupKTiles;
     const bool ends_group =
-        step.slot % kGroupUnits == kGroupUnits - 1 || step.unit + 1 == params_.units;
+        step.slot % kGroupKTiles == kGroupKTiles - 1 || step.k_tile + 1 == params_.k_tiles;
     const Loaded early = load_early(step);
-    issue<kColumns>(step, step.slot % kGroupUnits > 0, now, group_sums);
+    issue<kColumns>(step, step.slot % kGroupKTiles > 0, now, group_sums);
     if (!ends_tile(step)) prepare_next(step, early, next);
     wgmma_wait();
     if (ends_group) promote<kColumns>(step, group_sums, sums);
@@ -168,7 +168,7 @@ class RegisterLoop {
   // instructions, so that the decode after these need not wait. Tiles of 64 are slower then.
   static constexpr bool kLoadsEarly = Shape::kTokens != 64;
 
-  // After a tile's last unit this reads what the stage had.
+  // After a tile's last k tile this reads what the stage had.
   [[nodiscard]] __device__ Loaded load_early(const Step& step) const {
     return kLoadsEarly && !ends_stage(step) ? load_next(step) : Loaded{};
   }
@@ -189,7 +189,7 @@ class RegisterLoop {
   __device__ void promote(const Step& step, const StepSums<kColumns / 2>& group_sums,
                           Sums& sums) const {
     const float* scales =
-        shared_.group_scales[at_.stage][step.slot / Shape::kGroupUnits] + 2 * (thread_ % 4);
+        shared_.group_scales[at_.stage][step.slot / Shape::kGroupKTiles] + 2 * (thread_ % 4);
 #pragma unroll
     for (int i = 0; i < kStepBlocks; ++i) {
       float* promoted = sums[step.index * kStepBlocks + i];

@@ -4,7 +4,7 @@
 //   ManyTokensLoop   tiles of 64 and more; tokens are wgmma's M
 //   RemainderLoop    many tokens, and a ragged remainder of up to 16
 //
-// In all of them sums start again with every unit, 128 k, and are added to fp32 registers, times
+// In all of them sums start again with every k tile, 128 k, and are added to fp32 registers, times
 // the factors of token and weights.
 #pragma once
 
@@ -25,7 +25,7 @@ template <class Shape>
 class FewTokensLoop {
  public:
   using TheRing = Ring<Shape::kStages>;
-  static_assert(Shape::kBlocks == 1 && Shape::kUnits == 1 && Shape::kGroupUnits == 1);
+  static_assert(Shape::kBlocks == 1 && Shape::kKTiles == 1 && Shape::kGroupKTiles == 1);
 
   __device__ FewTokensLoop(const GemmParams& params, GemmStorage<Shape>& shared,
                            const TheRing& ring)
@@ -40,7 +40,7 @@ class FewTokensLoop {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[0][i] = 0;
 #pragma unroll 1
-    for (int unit = 0; unit < params_.units; ++unit) {
+    for (int k_tile = 0; k_tile < params_.k_tiles; ++k_tile) {
       ring_.wait_full(at_);
       fence_async_proxy();
       float group_sums[kSums];
@@ -62,7 +62,7 @@ class FewTokensLoop {
     const uint64_t subtile = swizzled_descriptor(shared_address(weights()));
     const uint64_t rows = swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]));
     wgmma_fence();
-    multiply_unit(group_sums, subtile, rows);
+    multiply_k_tile(group_sums, subtile, rows);
     wgmma_commit();
   }
 
@@ -110,11 +110,11 @@ struct TokenFactors {
   float of[2][2];  // [token][subtile]
 };
 
-__device__ inline void promote_tokens(const TokenSums& unit_sums, const TokenFactors& factors,
+__device__ inline void promote_tokens(const TokenSums& k_tile_sums, const TokenFactors& factors,
                                       TokenSums& sums) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    sums[i] = __fmaf_rn(factors.of[i / 2 % 2][i / 32], unit_sums[i], sums[i]);
+    sums[i] = __fmaf_rn(factors.of[i / 2 % 2][i / 32], k_tile_sums[i], sums[i]);
   }
 }
 
@@ -122,7 +122,7 @@ template <class Shape>
 class ManyTokensLoop {
  public:
   using TheRing = Ring<Shape::kStages>;
-  static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1 && Shape::kBlocks == 2);
+  static_assert(Shape::kKTiles == 1 && Shape::kGroupKTiles == 1 && Shape::kBlocks == 2);
 
   __device__ ManyTokensLoop(const GemmParams& params, GemmStorage<Shape>& shared,
                             const TheRing& ring)
@@ -139,7 +139,7 @@ class ManyTokensLoop {
 #pragma unroll
     for (int i = 0; i < kTokenBlocks * 64; ++i) sums[i / 64][i % 64] = 0;
 #pragma unroll 1
-    for (int unit = 0; unit < params_.units; ++unit) {
+    for (int k_tile = 0; k_tile < params_.k_tiles; ++k_tile) {
       ring_.wait_full(at_);
       fence_async_proxy();
       const Scales<kTokenBlocks> scales = load_scales<kTokenBlocks>();
@@ -157,7 +157,7 @@ class ManyTokensLoop {
   // Passes over the stages of a tile whose copies the cluster's other CTA needs.
   __device__ void pass() {
 #pragma unroll 1
-    for (int unit = 0; unit < params_.units; ++unit) {
+    for (int k_tile = 0; k_tile < params_.k_tiles; ++k_tile) {
       ring_.wait_full(at_);
       release();
     }
@@ -177,7 +177,7 @@ class ManyTokensLoop {
     const uint64_t tokens = swizzled_descriptor(first_token);
     const uint64_t weights = swizzled_descriptor(subtiles);
     wgmma_fence();
-    multiply_unit(group_sums, tokens, weights);
+    multiply_k_tile(group_sums, tokens, weights);
     wgmma_commit();
   }
 
@@ -237,7 +237,7 @@ class RemainderLoop {
   using TheRing = Ring<Shape::kStages>;
   static constexpr int kRemainderTokens = Shape::kTokens - Shape::kMTile;
   static constexpr int kTokenBlocks = Shape::kMTile / 64;
-  static_assert(Shape::kUnits == 1 && Shape::kBlocks == 2 && Shape::kMulticast == 1 &&
+  static_assert(Shape::kKTiles == 1 && Shape::kBlocks == 2 && Shape::kMulticast == 1 &&
                 kRemainderTokens == 16);
 
   // remainder: a thread's sums of two n sub-tiles: 4j + 2h + i is row 16w + q + 8h of the subtile
@@ -272,7 +272,7 @@ class RemainderLoop {
     first_scale_ = (thread / 32 * 16 + thread % 32 / 4) * sizeof(float);
     clear(sums);
 #pragma unroll 1
-    for (int left = params_.units; left > 0; --left) {
+    for (int left = params_.k_tiles; left > 0; --left) {
       ring_.wait_full(at_);
       fence_async_proxy();
       if (with_remainder) multiply_remainder(64 * num_blocks, sums);
@@ -285,14 +285,14 @@ class RemainderLoop {
   // Block 0 is the last of a stage.
   template <int kBlock>
   __device__ void multiply_block(Sums& sums) {
-    TokenSums unit_sums;
+    TokenSums k_tile_sums;
     // Loaded before the first wgmma: a load among them would hold up the last of them.
     const float2 tokens = token_scales(kBlock);
     const float2 weights = weight_scales();
     const uint64_t rows = rows_from(64 * kBlock);
     const uint64_t subtiles = subtile(0);
     wgmma_fence();
-    multiply_unit(unit_sums, rows, subtiles);
+    multiply_k_tile(k_tile_sums, rows, subtiles);
     wgmma_commit();
     wgmma_wait();
     if constexpr (kBlock == 0) {
@@ -302,18 +302,19 @@ class RemainderLoop {
     const TokenFactors factors = {
         {{__fmul_rn(tokens.x, weights.x), __fmul_rn(tokens.x, weights.y)},
          {__fmul_rn(tokens.y, weights.x), __fmul_rn(tokens.y, weights.y)}}};
-    promote_tokens(unit_sums, factors, sums.tokens[kBlock]);
+    promote_tokens(k_tile_sums, factors, sums.tokens[kBlock]);
   }
 
   // Tokens from `first` on.
   __device__ void multiply_remainder(int first, Sums& sums) const {
     constexpr int kSums = kRemainderTokens / 2;
-    float unit_sums[2][kSums];
+    float k_tile_sums[2][kSums];
     const float2 weights = weight_scales();
     const uint64_t rows = rows_from(first);
     wgmma_fence();
 #pragma unroll
-    for (int block = 0; block < 2; ++block) multiply_unit(unit_sums[block], subtile(block), rows);
+    for (int block = 0; block < 2; ++block)
+      multiply_k_tile(k_tile_sums[block], subtile(block), rows);
     wgmma_commit();
     wgmma_wait();
     const float* tokens = shared_.group_scales[at_.stage][0] + first + lane_ % 4 * 2;
@@ -323,13 +324,13 @@ class RemainderLoop {
       const float factor =
           __fmul_rn(tokens[at / 4 * 8 + at % 2], i < kSums ? weights.x : weights.y);
       float& sum = sums.remainder[i / kSums][at];
-      sum = __fmaf_rn(factor, unit_sums[i / kSums][at], sum);
+      sum = __fmaf_rn(factor, k_tile_sums[i / kSums][at], sum);
     }
   }
 
   [[nodiscard]] __device__ uint64_t rows_from(int token) const {
     return swizzled_descriptor(shared_address(shared_.rows[at_.stage][0]) +
-                               static_cast<uint32_t>(token * kUnitRowBytes));
+                               static_cast<uint32_t>(token * kKTileRowBytes));
   }
   // The warpgroup's n sub-tile `block`; the other one's rows follow those of the first.
   [[nodiscard]] __device__ uint64_t subtile(int block) const {
@@ -420,7 +421,7 @@ class RemainderConsumer {
     for (int subtile = 0; subtile < 2; ++subtile) {
       const BlockColumns block(params_.image_rows, output.first_block + subtile);
       if (col >= block.rows) continue;
-      const ColumnFactor* two = output.shared_columns + subtile * kUnitRows + col;
+      const ColumnFactor* two = output.shared_columns + subtile * kSubtileRows + col;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = i / 2 * 8 + thread() % 4 * 2 + i % 2;

@@ -55,12 +55,12 @@ struct TmaTile {
   // The weight rows in two chunks, of which each has half of every subtile: rows 32c to 32c + 31 of
   // the three. A CTA of a cluster copies one chunk for both.
   static constexpr int kChunks = 2;
-  static constexpr int kSubtilePart = kUnitRows / kChunks;
+  static constexpr int kSubtilePart = kSubtileRows / kChunks;
   static constexpr int kSubtileSums =
       kSubtilePart / 2;  // Each thread's, for a subtile and a chunk.
-  static constexpr int kWeightBytes = kTileBlocks * kUnitRows * kUnitRowBytes;
-  static constexpr int kRowBytes = kTokens * kUnitRowBytes;
-  static constexpr int kSubtilePartBytes = kSubtilePart * kUnitRowBytes;
+  static constexpr int kWeightBytes = kTileBlocks * kSubtileRows * kKTileRowBytes;
+  static constexpr int kRowBytes = kTokens * kKTileRowBytes;
+  static constexpr int kSubtilePartBytes = kSubtilePart * kKTileRowBytes;
 
   // Results of a warp on their way to memory: a box of 16 tokens x 128 bytes for each subtile.
   static constexpr int kWarpTokens = 16;
@@ -76,7 +76,7 @@ enum class TmaStore : uint8_t {
 
 struct TmaGemmParams {
   GemmParams gemm;
-  TensorMap weights;         // [subtile of any expert][row of 128 bytes in its units][128 bytes]
+  TensorMap weights;         // [subtile of any expert][row of 128 bytes in its k tiles][128 bytes]
   TensorMap narrow_weights;  // The same, with boxes of one subtile.
   TensorMap rows;            // [row][bytes], in the 128-byte swizzle.
   TensorMap output;          // Likewise: [row][column], for kSubtiles [subtile][row][column].
@@ -91,7 +91,7 @@ struct TmaStorage {
   float token_scales[TmaTile::kStages][TmaTile::kTokens];
   float weight_scales[TmaTile::kStages][4];
   TokenFactor tokens[TmaTile::kTokens];
-  alignas(16) ColumnFactor columns[TmaTile::kConsumers][TmaTile::kTileBlocks * kUnitRows];
+  alignas(16) ColumnFactor columns[TmaTile::kConsumers][TmaTile::kTileBlocks * kSubtileRows];
   RingBarriers<TmaTile::kStages> barriers;
   TileQueue queue;
   uint64_t next_tile_wanted;  // A phase for each tile; the producer's warps among themselves.
@@ -130,8 +130,8 @@ class TmaProducer {
     if (!scheduler.has_next()) return;
     const OutputTile tile = scheduler.tile();
     if (!tile.has_copies) return;
-    for (int unit = 0; unit < min(gemm_.units, TmaTile::kStages); ++unit) {
-      copy_weights(tile, unit);
+    for (int k_tile = 0; k_tile < min(gemm_.k_tiles, TmaTile::kStages); ++k_tile) {
+      copy_weights(tile, k_tile);
       at_.advance();
     }
   }
@@ -145,9 +145,9 @@ class TmaProducer {
   }
 
  private:
-  // A tile is chosen when the one before has so many units left to copy: late, as CTAs that are
+  // A tile is chosen when the one before has so many k tiles left to copy: late, as CTAs that are
   // ahead of others shall take more of them.
-  static constexpr int kUnitsAhead = 5;
+  static constexpr int kKTilesAhead = 5;
 
   __device__ void find_tiles() const {
     const bool is_first_lane = thread_ % 32 == 0;
@@ -183,13 +183,13 @@ class TmaProducer {
   // is_requested: the weights of the ring's first stages are on their way.
   __device__ void copy_tile(const OutputTile& tile, bool is_requested) {
     find_scales(tile);
-    const int last_units = max(gemm_.units - kUnitsAhead, 0);
-    for (int unit = 0; unit < gemm_.units; ++unit) {
+    const int last_k_tiles = max(gemm_.k_tiles - kKTilesAhead, 0);
+    for (int k_tile = 0; k_tile < gemm_.k_tiles; ++k_tile) {
       ring_.wait_empty(at_);
-      if (unit == last_units) want_next_tile();
+      if (k_tile == last_k_tiles) want_next_tile();
       if (thread_ == 0) {
-        if (!is_requested || unit >= TmaTile::kStages) copy_weights(tile, unit);
-        copy_rows(tile, unit);
+        if (!is_requested || k_tile >= TmaTile::kStages) copy_weights(tile, k_tile);
+        copy_rows(tile, k_tile);
       }
       copy_scales();
       arrive_after_copies(ring_.full(at_));
@@ -199,8 +199,8 @@ class TmaProducer {
 
   // Called by one thread. Where two CTAs share weights, each copies a chunk for both. Subtiles
   // after an expert's last are those of the next, or zeros; nothing is stored of them.
-  __device__ void copy_weights(const OutputTile& tile, int unit) const {
-    constexpr int kUnitLines = unit_stride(WeightCoding::kFp8) / kUnitRowBytes;
+  __device__ void copy_weights(const OutputTile& tile, int k_tile) const {
+    constexpr int kKTileLines = k_tile_stride(WeightEncoding::kFp8) / kKTileRowBytes;
     const uint32_t full = ring_.full(at_);
     const uint32_t chunk_bytes =
         (tile.is_narrow ? 1 : TmaTile::kTileBlocks) * TmaTile::kSubtilePartBytes;
@@ -213,20 +213,20 @@ class TmaProducer {
     if (tile.is_shared) {
       const int chunk = static_cast<int>(cluster_rank());
       copy_box_to_blocks(chunks + chunk * chunk_bytes, map, 0,
-                         unit * kUnitLines + chunk * TmaTile::kSubtilePart, block, full,
+                         k_tile * kKTileLines + chunk * TmaTile::kSubtilePart, block, full,
                          (1U << TmaTile::kMulticast) - 1);
       return;
     }
     for (int chunk = 0; chunk < TmaTile::kChunks; ++chunk) {
       copy_box(chunks + chunk * chunk_bytes, map, 0,
-               unit * kUnitLines + chunk * TmaTile::kSubtilePart, block, full);
+               k_tile * kKTileLines + chunk * TmaTile::kSubtilePart, block, full);
     }
   }
 
   // Called after copy_weights(), which expects their bytes. Rows after the tile's last are others'.
-  __device__ void copy_rows(const OutputTile& tile, int unit) const {
+  __device__ void copy_rows(const OutputTile& tile, int k_tile) const {
     if (tile.num_rows <= 0) return;
-    copy_box(shared_address(shared_.rows[at_.stage]), &params_.rows, unit * kUnitRowBytes,
+    copy_box(shared_address(shared_.rows[at_.stage]), &params_.rows, k_tile * kKTileRowBytes,
              static_cast<int>(tile.first_row), ring_.full(at_));
   }
 
@@ -241,10 +241,10 @@ class TmaProducer {
       scale_step_ = gemm_.group_stride * static_cast<int64_t>(sizeof(float));
     } else {
       first_scale_ = subtile_scale(tile, thread_);
-      scale_step_ = unit_stride(WeightCoding::kFp8);
+      scale_step_ = k_tile_stride(WeightEncoding::kFp8);
     }
   }
-  // The scale of the first unit; null where there is none.
+  // The scale of the first k tile; null where there is none.
   [[nodiscard]] __device__ const uint8_t* token_scale(const OutputTile& tile, int token) const {
     if (token >= tile.num_rows) return nullptr;
     const int64_t row = tile.first_row + token;
@@ -254,10 +254,10 @@ class TmaProducer {
     const int block = tile.block + subtile;
     if (subtile >= TmaTile::kTileBlocks || block >= gemm_.blocks) return nullptr;
     return gemm_.image + tile.expert * gemm_.expert_bytes + block * gemm_.block_bytes +
-           unit_code_bytes(WeightCoding::kFp8);
+           k_tile_code_bytes(WeightEncoding::kFp8);
   }
 
-  // Copies scales of the stage's unit; units come one after the other.
+  // Copies scales of the stage's k tile; k tiles come one after the other.
   __device__ void copy_scales() {
     const uint32_t target = copies_token_scales()
                                 ? shared_address(&shared_.token_scales[at_.stage][first_token()])
@@ -287,13 +287,13 @@ class TmaProducer {
 // are wgmma's 64 rows, so that a thread has sums of two tokens, whose factors are two registers. An
 // instruction has all weight rows: the tokens are read once for them.
 //
-// Sums start again with every unit, 128 k, and are added to fp32 registers, times the factors of
+// Sums start again with every k tile, 128 k, and are added to fp32 registers, times the factors of
 // token and weights. While a warpgroup adds its set, the other one's instructions keep the tensor
 // cores busy.
 class TmaLoop {
  public:
-  __device__ TmaLoop(int units, TmaStorage& shared, const TmaRing& ring)
-      : units_(units),
+  __device__ TmaLoop(int k_tiles, TmaStorage& shared, const TmaRing& ring)
+      : k_tiles_(k_tiles),
         shared_(shared),
         ring_(ring),
         // A shuffle tells the compiler that it is the same in all lanes.
@@ -305,21 +305,21 @@ class TmaLoop {
 #pragma unroll
     for (float& sum : sums) sum = 0;
 #pragma unroll 1
-    for (int unit = 0; unit < units_; ++unit) {
+    for (int k_tile = 0; k_tile < k_tiles_; ++k_tile) {
       ring_.wait_full(at_);
       const auto scales = load_scales<kSubtiles>();
-      TmaSums<kSubtiles> unit_sums;
-      issue(unit_sums);
+      TmaSums<kSubtiles> k_tile_sums;
+      issue(k_tile_sums);
       wgmma_wait();
       release();
-      promote<kSubtiles>(unit_sums, scales, sums);
+      promote<kSubtiles>(k_tile_sums, scales, sums);
     }
   }
 
   // Passes over the stages of a tile whose copies the others need.
   __device__ void pass() {
 #pragma unroll 1
-    for (int unit = 0; unit < units_; ++unit) {
+    for (int k_tile = 0; k_tile < k_tiles_; ++k_tile) {
       ring_.wait_full(at_);
       release();
     }
@@ -339,18 +339,19 @@ class TmaLoop {
   static constexpr uint32_t kWeightScales = offsetof(TmaStorage, weight_scales);
 
   // The address of the stage's part of a member that begins at `offset`. All are made from one
-  // address: the compiler would compute each member's again for every unit, which takes 60 cycles.
+  // address: the compiler would compute each member's again for every k tile, which takes 60
+  // cycles.
   [[nodiscard]] __device__ uint32_t stage_of(uint32_t offset, uint32_t bytes) const {
     return shared_address(&shared_) + offset + static_cast<uint32_t>(at_.stage) * bytes;
   }
 
   template <int kSums>
-  __device__ void issue(float (&unit_sums)[kSums]) const {
+  __device__ void issue(float (&k_tile_sums)[kSums]) const {
     const uint32_t first_token = stage_of(kRows, TmaTile::kRowBytes) + warpgroup_ * 64 * 128;
     const uint64_t tokens = swizzled_descriptor(first_token);
     const uint64_t weights = swizzled_descriptor(stage_of(kWeights, TmaTile::kWeightBytes));
     wgmma_fence();
-    multiply_unit(unit_sums, tokens, weights);
+    multiply_k_tile(k_tile_sums, tokens, weights);
     wgmma_commit();
   }
 
@@ -372,7 +373,7 @@ class TmaLoop {
   }
 
   template <int kSubtiles>
-  __device__ static void promote(const TmaSums<kSubtiles>& unit_sums,
+  __device__ static void promote(const TmaSums<kSubtiles>& k_tile_sums,
                                  const Scales<kSubtiles>& scales, TmaSums<kSubtiles>& sums) {
     constexpr int kChunkSums = kSubtiles * TmaTile::kSubtileSums;
     float factors[2][kSubtiles];
@@ -383,7 +384,7 @@ class TmaLoop {
 #pragma unroll
     for (int i = 0; i < TmaTile::kChunks * kChunkSums; ++i) {
       const int subtile = i % kChunkSums / TmaTile::kSubtileSums;
-      sums[i] = __fmaf_rn(factors[i / 2 % 2][subtile], unit_sums[i], sums[i]);
+      sums[i] = __fmaf_rn(factors[i / 2 % 2][subtile], k_tile_sums[i], sums[i]);
     }
   }
 
@@ -394,7 +395,7 @@ class TmaLoop {
     at_.advance();
   }
 
-  int units_;
+  int k_tiles_;
   TmaStorage& shared_;
   const TmaRing& ring_;
   int warpgroup_;
@@ -446,7 +447,7 @@ struct LoadedFactors {
   const ColumnFactor* columns;
 
   __device__ float4 finish(int half, int subtile, int row, const float (&of)[4]) const {
-    const ColumnFactor* four = columns + subtile * kUnitRows + row;
+    const ColumnFactor* four = columns + subtile * kSubtileRows + row;
     return {finished(of[0], tokens[half], four[0]), finished(of[1], tokens[half], four[1]),
             finished(of[2], tokens[half], four[2]), finished(of[3], tokens[half], four[3])};
   }
@@ -471,9 +472,9 @@ class TmaEpilogue {
       shared_.tokens[token] = load_factor(gemm_, tile_.first_row + token);
     }
     for (int block = 0; block < kSubtiles; block += 2) {
-      if (thread >= (kSubtiles - block) * kUnitRows) break;
+      if (thread >= (kSubtiles - block) * kSubtileRows) break;
       load_column_factors(gemm_, tile_, tile_.block + block, thread,
-                          shared_.columns[consumer] + block * kUnitRows);
+                          shared_.columns[consumer] + block * kSubtileRows);
     }
   }
 
@@ -674,7 +675,7 @@ __device__ void consume_tile(const TmaGemmParams& params, TmaStorage& shared,
 }
 
 __device__ void consume(const TmaGemmParams& params, TmaStorage& shared, const TmaRing& ring) {
-  TmaLoop loop(params.gemm.units, shared, ring);
+  TmaLoop loop(params.gemm.k_tiles, shared, ring);
   TileRing tiles(shared.tiles);
   for (; tiles.has_tile(); tiles.advance(static_cast<int>(threadIdx.x) % 32)) {
     consume_tile(params, shared, tiles.tile(), loop);
@@ -709,15 +710,15 @@ __global__ void __launch_bounds__(TmaTile::kThreads, 1)
   }
 }
 
-// All experts' units as lines of 128 bytes.
+// All experts' k tiles as lines of 128 bytes.
 TensorMap weight_map(const GemmParams& gemm, int subtiles) {
-  constexpr int kLines = unit_stride(WeightCoding::kFp8) / kUnitRowBytes;
+  constexpr int kLines = k_tile_stride(WeightEncoding::kFp8) / kKTileRowBytes;
   return make_tensor_map({.data = gemm.image,
                           .dimensions = 3,
-                          .extents = {kUnitRowBytes, int64_t{gemm.units} * kLines,
+                          .extents = {kKTileRowBytes, int64_t{gemm.k_tiles} * kLines,
                                       int64_t{gemm.experts} * gemm.blocks},
-                          .strides = {kUnitRowBytes, gemm.block_bytes},
-                          .box = {kUnitRowBytes, TmaTile::kSubtilePart, subtiles}});
+                          .strides = {kKTileRowBytes, gemm.block_bytes},
+                          .box = {kKTileRowBytes, TmaTile::kSubtilePart, subtiles}});
 }
 
 // Subtiles of u and of g lie apart; interleaved or padded ones are no boxes. One box of
@@ -725,9 +726,9 @@ TensorMap weight_map(const GemmParams& gemm, int subtiles) {
 TmaStore store_of(const GemmParams& gemm) {
   const ImageRows& image = gemm.image_rows;
   if (!image.is_paired) {
-    return gemm.rows % kUnitRows == 0 ? TmaStore::kSubtiles : TmaStore::kBoxes;
+    return gemm.rows % kSubtileRows == 0 ? TmaStore::kSubtiles : TmaStore::kBoxes;
   }
-  const bool has_boxes = !image.are_interleaved() && image.rows % (2 * kUnitRows) == 0;
+  const bool has_boxes = !image.are_interleaved() && image.rows % (2 * kSubtileRows) == 0;
   return has_boxes ? TmaStore::kBoxes : TmaStore::kRows;
 }
 
@@ -747,8 +748,8 @@ TensorMap output_map(const GemmParams& gemm, int element_bytes) {
   return make_tensor_map({.data = gemm.output,
                           .element_bytes = element_bytes,
                           .dimensions = 3,
-                          .extents = {kUnitRows, gemm.row_limit, gemm.blocks},
-                          .strides = {row_bytes, int64_t{kUnitRows} * element_bytes},
+                          .extents = {kSubtileRows, gemm.row_limit, gemm.blocks},
+                          .strides = {row_bytes, int64_t{kSubtileRows} * element_bytes},
                           .box = {box_cols, TmaTile::kWarpTokens, TmaTile::kTileBlocks},
                           .is_swizzled = true});
 }

@@ -4,10 +4,9 @@
 // FP8 rows where the mode rounds it to E4M3 (moe spec 11.3). FP8 weights change places with the
 // tokens in tiles of 64 tokens and more.
 //
-//   CTA       producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | warpgroup 1: as
-//   many stage     kUnits units (k tiles of packed weights): their weights by bulk copies, the
-//   activation
-//             rows by 16-byte copies that gather rows and swizzle, zeros for absent columns
+//   CTA       producer warpgroup | consumer warpgroup 0: 64 or 128 weight rows | 1: as many
+//   stage     kKTiles k tiles: packed weights by bulk copies, activation rows by 16-byte copies
+//             that gather rows and swizzle, zeros for absent columns
 //   tile      (128 or 256 weight rows) x (token tile), persistent CTAs over all of them
 //             (tile_scheduler.cuh); both sides take the same ones, or the producer tells the
 //             consumers
@@ -69,8 +68,8 @@ class Producer {
     if (!scheduler.has_next()) return;
     const OutputTile tile = scheduler.tile();
     if (!tile.has_copies) return;
-    for (int unit = 0; unit < min(params_.units, kRingUnits); unit += Shape::kUnits) {
-      copy_weights(tile, tile.block, unit);
+    for (int k_tile = 0; k_tile < min(params_.k_tiles, kRingKTiles); k_tile += Shape::kKTiles) {
+      copy_weights(tile, tile.block, k_tile);
       at_.advance();
     }
   }
@@ -96,14 +95,14 @@ class Producer {
   }
 
  private:
-  static constexpr int kGroupUnits = Shape::kGroupUnits;
-  static constexpr int kRingUnits = Shape::kStages * Shape::kUnits;
+  static constexpr int kGroupKTiles = Shape::kGroupKTiles;
+  static constexpr int kRingKTiles = Shape::kStages * Shape::kKTiles;
   static constexpr int kTileBlocks = Shape::kTileBlocks;
-  // A thread copies 16 bytes of a row of a unit, of every kRowsPerPass-th row.
+  // A thread copies 16 bytes of a row of a k tile, of every kRowsPerPass-th row.
   static constexpr int kRowsPerPass = kWarpgroup / 8;
   static constexpr int kSources = Shape::kTokens > kRowsPerPass ? Shape::kTokens / kRowsPerPass : 1;
   // Units a pass covers where one has fewer rows.
-  static constexpr int kUnitStep =
+  static constexpr int kKTileStep =
       Shape::kTokens < kRowsPerPass ? kRowsPerPass / Shape::kTokens : 1;
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
@@ -118,30 +117,30 @@ class Producer {
       const bool is_requested = params_.tiles_are_complete && is_first && pass == 0;
       const int first_block = tile.block + pass * kTileBlocks;
       if constexpr (Shape::kIsTokenMajor) find_weight_scale(tile, first_block);
-      for (int unit = 0; unit < params_.units; unit += Shape::kUnits) {
+      for (int k_tile = 0; k_tile < params_.k_tiles; k_tile += Shape::kKTiles) {
         ring_.wait_empty(at_);
-        if (!is_requested || unit >= kRingUnits) copy_weights(tile, first_block, unit);
-        copy_stage(tile, unit);
+        if (!is_requested || k_tile >= kRingKTiles) copy_weights(tile, first_block, k_tile);
+        copy_stage(tile, k_tile);
       }
     }
   }
 
-  // The thread's 16 bytes of a row's first unit.
+  // The thread's 16 bytes of a row's first k tile.
   [[nodiscard]] __device__ const uint8_t* piece_of(int64_t row) const {
     return params_.values + row * params_.row_bytes + thread_ % 8 * 16;
   }
 
   // Copies all but the weights.
-  __device__ void copy_stage(const OutputTile& tile, int unit) {
+  __device__ void copy_stage(const OutputTile& tile, int k_tile) {
     if constexpr (Shape::kBoxRows > 0) {
-      copy_boxes_or_rows(tile, unit);
+      copy_boxes_or_rows(tile, k_tile);
     } else if constexpr (Shape::kHasTileRing) {
-      copy_shared_rows(unit);
+      copy_shared_rows(k_tile);
     } else {
-      copy_rows(unit);
+      copy_rows(k_tile);
     }
-    if constexpr (Shape::kIsTokenMajor) copy_weight_scale(unit);
-    if constexpr (Shape::kHasGroups) copy_group_scales(unit / kGroupUnits);
+    if constexpr (Shape::kIsTokenMajor) copy_weight_scale(k_tile);
+    if constexpr (Shape::kHasGroups) copy_group_scales(k_tile / kGroupKTiles);
     arrive_after_copies(ring_.full(at_));
     at_.advance();
   }
@@ -149,28 +148,28 @@ class Producer {
   // One thread requests boxes, where gathered rows take a thread for each 16 bytes. There are zeros
   // after the last row and column of the activations; rows of other tiles multiply to
   // sums that nobody reads.
-  __device__ void copy_boxes_or_rows(const OutputTile& tile, int unit) const {
+  __device__ void copy_boxes_or_rows(const OutputTile& tile, int k_tile) const {
     if (params_.has_row_boxes) {
-      copy_row_boxes(tile, unit);
+      copy_row_boxes(tile, k_tile);
     } else {
-      copy_shared_rows(unit);
+      copy_shared_rows(k_tile);
     }
     // Stands for the arrival that boxes make.
     if (!params_.has_row_boxes && thread_ == 0) arrive(ring_.full(at_));
   }
-  __device__ void copy_row_boxes(const OutputTile& tile, int unit) const {
+  __device__ void copy_row_boxes(const OutputTile& tile, int k_tile) const {
     if (thread_ != 0) return;
-    constexpr int kBoxBytes = Shape::kBoxRows * kUnitRowBytes;
-    const int units = min(Shape::kUnits, params_.units - unit);
+    constexpr int kBoxBytes = Shape::kBoxRows * kKTileRowBytes;
+    const int k_tiles = min(Shape::kKTiles, params_.k_tiles - k_tile);
     const int boxes = ceil_div(tile.num_rows, Shape::kBoxRows);
-    arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(units * boxes * kBoxBytes));
+    arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(k_tiles * boxes * kBoxBytes));
 #pragma unroll 1
-    for (int i = 0; i < units; ++i) {
+    for (int i = 0; i < k_tiles; ++i) {
       const uint32_t shared_rows = shared_address(shared_.rows[at_.stage][i]);
 #pragma unroll 1
       for (int box = 0; box < boxes; ++box) {
         copy_box(shared_rows + static_cast<uint32_t>(box * kBoxBytes), &params_.row_boxes,
-                 (unit + i) * kUnitRowBytes,
+                 (k_tile + i) * kKTileRowBytes,
                  static_cast<int>(tile.first_row) + box * Shape::kBoxRows, ring_.full(at_));
       }
     }
@@ -178,10 +177,11 @@ class Producer {
 
   // One of the last threads copies the scale of an n sub-tile: a bulk copy of 16 bytes takes as
   // long as one of some thousand.
-  __device__ void copy_weight_scale(int unit) const {
+  __device__ void copy_weight_scale(int k_tile) const {
     if (weight_scale_ == nullptr) return;
     copy_4(shared_address(shared_.weight_scales[at_.stage][kWarpgroup - 1 - thread_]),
-           weight_scale_ + static_cast<int64_t>(unit) * unit_stride(Shape::Weights::kCoding), 4);
+           weight_scale_ + static_cast<int64_t>(k_tile) * k_tile_stride(Shape::Weights::kEncoding),
+           4);
   }
   __device__ void find_weight_scale(const OutputTile& tile, int first_block) {
     const int block = first_block + kWarpgroup - 1 - thread_;
@@ -238,24 +238,25 @@ class Producer {
   }
 
   // Where two CTAs share them, each copies half of them for both.
-  __device__ void copy_weights(const OutputTile& tile, int first_block, int unit) const {
+  __device__ void copy_weights(const OutputTile& tile, int first_block, int k_tile) const {
     if (thread_ != 0) return;
-    // Several units are one copy.
-    static_assert(Shape::kUnits == 1 || unit_stride(Shape::Weights::kCoding) == Shape::kUnitBytes);
-    const int count = min(Shape::kUnits, params_.units - unit);
+    // Several k tiles are one copy.
+    static_assert(Shape::kKTiles == 1 ||
+                  k_tile_stride(Shape::Weights::kEncoding) == Shape::kKTileBytes);
+    const int count = min(Shape::kKTiles, params_.k_tiles - k_tile);
     const int blocks =
         tile.num_rows > 0 ? max(0, min(kTileBlocks, params_.blocks - first_block)) : 0;
     const auto bytes = static_cast<uint32_t>(Shape::kIsTokenMajor ? Shape::kBlockStageBytes
-                                                                  : count * Shape::kUnitBytes);
+                                                                  : count * Shape::kKTileBytes);
     arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * bytes);
-    const uint8_t* global_units = params_.image + tile.expert * params_.expert_bytes +
-                                  first_block * params_.block_bytes +
-                                  static_cast<int64_t>(unit) * unit_stride(Shape::Weights::kCoding);
+    const uint8_t* global_k_tiles =
+        params_.image + tile.expert * params_.expert_bytes + first_block * params_.block_bytes +
+        static_cast<int64_t>(k_tile) * k_tile_stride(Shape::Weights::kEncoding);
     const int own = tile.is_shared ? kTileBlocks / Shape::kMulticast : kTileBlocks;
     const int first = tile.is_shared ? static_cast<int>(cluster_rank()) * own : 0;
     for (int block = first; block < min(blocks, first + own); ++block) {
       copy_to_cluster(tile, shared_address(shared_.weights[at_.stage][block]),
-                      global_units + block * params_.block_bytes, bytes);
+                      global_k_tiles + block * params_.block_bytes, bytes);
     }
   }
 
@@ -269,34 +270,34 @@ class Producer {
   }
 
   // Addresses are sums of what changes with the stage and constants of the thread.
-  __device__ void copy_rows(int unit) const {
+  __device__ void copy_rows(int k_tile) const {
     const int row = thread_ / 8 % Shape::kTokens;
-    const int first = thread_ / 8 / Shape::kTokens;  // Unit of the stage; 0 unless kUnitStep > 1.
+    const int first = thread_ / 8 / Shape::kTokens;  // Unit of the stage; 0 unless kKTileStep > 1.
     const int chunk = (thread_ ^ row) % 8;
     const uint32_t shared_rows = shared_address(shared_.rows[at_.stage][first]) +
                                  static_cast<uint32_t>(row * 128 + chunk * 16);
-    const int first_byte = (unit + first) * kUnitRowBytes;
-    if (first >= Shape::kUnits) return;
+    const int first_byte = (k_tile + first) * kKTileRowBytes;
+    if (first >= Shape::kKTiles) return;
 #pragma unroll
-    for (int step = 0; step < Shape::kUnits; step += kUnitStep) {
+    for (int step = 0; step < Shape::kKTiles; step += kKTileStep) {
       const bool has_cols =
-          first_byte + step * kUnitRowBytes + thread_ % 8 * 16 < params_.row_bytes;
+          first_byte + step * kKTileRowBytes + thread_ % 8 * 16 < params_.row_bytes;
       const uint32_t mask = has_cols ? has_row_ : 0;
 #pragma unroll
       for (int i = 0; i < kSources; ++i) {
         if (kSources > 2 && i >= row_passes_) break;
         copy_16(shared_rows +
                     static_cast<uint32_t>(step * Shape::kTokenTileBytes + i * kRowsPerPass * 128),
-                global_rows_[i] + first_byte + step * kUnitRowBytes,
+                global_rows_[i] + first_byte + step * kKTileRowBytes,
                 (mask >> i & 1U) != 0 ? 16 : 0);
       }
     }
   }
 
   // The same with sources from shared memory, a few passes at a time without branches between them.
-  __device__ void copy_shared_rows(int unit) const {
-    static_assert(Shape::kUnits == 1 && kSources == 9);
-    const int first_byte = unit * kUnitRowBytes + thread_ % 8 * 16;
+  __device__ void copy_shared_rows(int k_tile) const {
+    static_assert(Shape::kKTiles == 1 && kSources == 9);
+    const int first_byte = k_tile * kKTileRowBytes + thread_ % 8 * 16;
     const uint32_t bytes = first_byte < params_.row_bytes ? 16 : 0;
     copy_pieces<0, 4>(first_byte, bytes);
     if (row_passes_ > 4) copy_pieces<4, 4>(first_byte, bytes);
@@ -344,7 +345,7 @@ class Producer {
   __device__ void copy_group_scales(int group, int token, int source) const {
 #pragma unroll
     for (int i = 0; i < Shape::kGroups; ++i) {
-      const bool is_there = source >= 0 && (group + i) * kGroupUnits < params_.units;
+      const bool is_there = source >= 0 && (group + i) * kGroupKTiles < params_.k_tiles;
       const int64_t offset =
           is_there ? source * params_.group_row_stride + (group + i) * params_.group_stride : 0;
       copy_4(shared_address(&shared_.group_scales[at_.stage][i][Shape::scale_place(token)]),
@@ -564,19 +565,19 @@ void launch_multiply_groups(const GemmParams& params, const GemmLaunch& shape, S
   constexpr size_t kMostBytes = Shape::kIsSmall ? kLoneBytes : kBytes;
   static SharedMemoryOptIn opt_in;
   opt_in.allow(reinterpret_cast<const void*>(kKernel), kMostBytes, shape.device);
-  constexpr int kMulticast = Shape::kClusterCtas;
-  const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / kMulticast;
+  constexpr int kCtas = Shape::kClusterCtas;
+  const int64_t resident = int64_t{shape.num_sms} * Shape::kBlocksPerSm / kCtas;
   const int64_t tiles = most_tiles<Shape>(params);
   const int64_t clusters =
       Shape::kNSplit > 1 ? tiles : std::min(tiles, std::max<int64_t>(1, resident));
-  const int64_t blocks = clusters * kMulticast;
-  const size_t bytes = blocks <= shape.num_sms ? kMostBytes : kBytes;
-  launch(kKernel, {dim3(static_cast<unsigned>(blocks)), dim3(kGemmThreads), bytes, kMulticast},
-         stream, params_of<Shape>(params));
+  const int64_t ctas = clusters * kCtas;
+  const size_t bytes = ctas <= shape.num_sms ? kMostBytes : kBytes;
+  launch(kKernel, {dim3(static_cast<unsigned>(ctas)), dim3(kGemmThreads), bytes, kCtas}, stream,
+         params_of<Shape>(params));
 }
 
-// Groups of 128 columns of so few tiles that each has a cluster: twice as many SMs scheduler,
-// or two blocks on each instead of one. Where weights are decoded it pays for half as many tiles
+// Groups of 128 columns of so few tiles that each has a cluster: twice as many SMs work,
+// or two CTAs on each instead of one. Where weights are decoded it pays for half as many tiles
 // more, whose clusters start where others have ended (docs/kernels/grouped_gemm_sm90.md).
 template <class Split>
 bool splits_along_n(const GemmParams& params, const GemmLaunch& shape) {

@@ -1,5 +1,5 @@
 // The parameters of the Hopper GEMM kernels, as plain pointers and extents, and their launchers:
-// one a coding of weights and a way of promotion.
+// one an encoding of weights and a way of promotion.
 #pragma once
 
 #include "ops/grouped_gemm/sm90/packed_weights.h"
@@ -12,14 +12,14 @@ struct GemmParams {
   const uint8_t* image = nullptr;
   int64_t block_bytes = 0;  // An n sub-tile's, 64 weight rows.
   int64_t expert_bytes = 0;
-  const uint8_t* expert_forms = nullptr;  // Optional: only experts that have `form` count.
-  int form = 0;
+  const uint8_t* expert_encodings = nullptr;  // Optional: only experts that have `encoding` count.
+  int encoding = 0;
   const float* row_powers = nullptr;  // Optional [experts][rows]: factors of sums.
   int experts = 0;
   int rows = 0;  // An expert's weight rows: output columns.
   int cols = 0;
-  int units = 0;   // k tiles of an n sub-tile.
-  int blocks = 0;  // n sub-tiles of an expert, each of 64 weight rows.
+  int k_tiles = 0;  // k tiles of an n sub-tile.
+  int blocks = 0;   // n sub-tiles of an expert, each of 64 weight rows.
   ImageRows image_rows;
 
   // Activations: [input_rows][cols] bf16 or E4M3.
@@ -71,7 +71,7 @@ inline TensorMap make_row_boxes(const GemmParams& params, int box_rows) {
   return make_tensor_map({.data = params.values,
                           .extents = {params.row_bytes, params.input_rows, 1},
                           .strides = {params.row_bytes, 0},
-                          .box = {kUnitRowBytes, box_rows, 1},
+                          .box = {kKTileRowBytes, box_rows, 1},
                           .is_swizzled = true});
 }
 

@@ -28,7 +28,7 @@ class GroupLoop {
   using TheRing = Ring<Shape::kStages>;
   using Position = RingPosition<Shape::kStages>;
   using Sums = float[Shape::kBlocks][Shape::kSums];
-  static_assert(Shape::kUnits == 1 && Shape::kGroupUnits == 1 && Shape::kBlocks == 2);
+  static_assert(Shape::kKTiles == 1 && Shape::kGroupKTiles == 1 && Shape::kBlocks == 2);
 
   __device__ GroupLoop(const GemmParamsOf<Shape>& params, GemmStorage<Shape>& shared,
                        const TheRing& ring)
@@ -89,10 +89,10 @@ class GroupLoop {
     wait_full(at_);
     decode<0, 4>(at_, 0, state.decoded_scales, state.fragments[0]);
 #pragma unroll 1
-    for (int unit = 1; unit <= params_.units; ++unit) {
+    for (int k_tile = 1; k_tile <= params_.k_tiles; ++k_tile) {
       // Under the last k tile its own weights are decoded again, for nobody.
       Position next = at_;
-      if (unit < params_.units) next.advance();
+      if (k_tile < params_.k_tiles) next.advance();
       multiply_part<kColumns, 0>(next, state, sums);
       ring_.release_warp(at_, thread_ % 32);
       at_.advance();
@@ -138,9 +138,10 @@ class GroupLoop {
   __device__ void decode(const Position& at, int block, typename Weights::Scales& scales,
                          Fragments& fragments) const {
     if constexpr (kFirst < kEnd) {
-      const uint8_t* unit = weights_of(at, block);
-      if constexpr (kFirst == 0) scales = Weights::load_scales(unit, thread_);
-      Weights::decode(scales, Weights::template load_words<kFirst, kEnd>(unit, thread_), fragments);
+      const uint8_t* k_tile = weights_of(at, block);
+      if constexpr (kFirst == 0) scales = Weights::load_scales(k_tile, thread_);
+      Weights::decode(scales, Weights::template load_words<kFirst, kEnd>(k_tile, thread_),
+                      fragments);
 #pragma unroll
       for (int i = 4 * kFirst; i < 4 * kEnd; ++i) keep_before(fragments[i / 4][i % 4]);
     }

@@ -22,7 +22,7 @@ using RemainderShape = GemmShapeOf<Fp8Weights, true, 144>;
 
 // Whether experts have about as many rows as one or two blocks of 64 of a tile. Around half of them
 // then have a few more, for which a remainder saves a tile, or half of one; elsewhere pairs of
-// blocks that share weights are faster. The number of rows is a layer's to within a tile where it
+// CTAs that share weights are faster. The number of rows is a layer's to within a tile where it
 // has all experts, too high where others have some, and too low where a caller's list of tiles has
 // no room for more: any of it costs time alone.
 bool has_many_remainders(const GemmParams& params) {

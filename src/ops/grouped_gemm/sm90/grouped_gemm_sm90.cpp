@@ -20,39 +20,39 @@ namespace {
 constexpr int64_t kMaxExtent = int64_t{1} << 29;
 constexpr int64_t kMaxTiles = int64_t{1} << 31;
 
-GemmLauncher launcher_of(const GemmMode& mode, WeightCoding coding) {
+GemmLauncher launcher_of(const GemmMode& mode, WeightEncoding encoding) {
   const bool has_groups = mode.group_cols == 128;
-  switch (coding) {
-    case WeightCoding::kBf16:
+  switch (encoding) {
+    case WeightEncoding::kBf16:
       return launch_gemm_bf16;
-    case WeightCoding::kFp8:
+    case WeightEncoding::kFp8:
       return launch_gemm_fp8;
-    case WeightCoding::kMxfp8:
+    case WeightEncoding::kMxfp8:
       return launch_gemm_mxfp8;
-    case WeightCoding::kMxfp4Near:
+    case WeightEncoding::kMxfp4Near:
       return launch_gemm_mxfp4_near;
-    case WeightCoding::kMxfp4:
+    case WeightEncoding::kMxfp4:
       return has_groups ? launch_gemm_mxfp4_groups : launch_gemm_mxfp4;
-    case WeightCoding::kNvfp4:
+    case WeightEncoding::kNvfp4:
       return has_groups ? launch_gemm_nvfp4_groups : launch_gemm_nvfp4;
-    case WeightCoding::kNvfp4Rounded:
+    case WeightEncoding::kNvfp4Rounded:
       return launch_gemm_nvfp4_rounded;
-    case WeightCoding::kMxfp4Fp8:
+    case WeightEncoding::kMxfp4Fp8:
       return launch_gemm_mxfp4_fp8;
-    case WeightCoding::kNvfp4Fp8:
+    case WeightEncoding::kNvfp4Fp8:
       return launch_gemm_nvfp4_fp8;
   }
   return nullptr;
 }
 
-WeightCoding coding_of(const GemmCall& call) {
-  return static_cast<WeightCoding>(call.weight_encoding);
+WeightEncoding encoding_of(const GemmCall& call) {
+  return static_cast<WeightEncoding>(call.weight_encoding);
 }
 
-// The form of the kernel's rows differs from the caller's.
-bool decodes_rows(const GroupedGemmProblem& problem, WeightCoding coding) {
+// The encoding of the kernel's rows differs from the caller's.
+bool decodes_rows(const GroupedGemmProblem& problem, WeightEncoding encoding) {
   const bool has_bf16_rows = moe_mode_info(problem.mode).input == RowFormat::kBf16;
-  return !has_bf16_rows && activation_bytes(coding) == 2;
+  return !has_bf16_rows && activation_bytes(encoding) == 2;
 }
 
 bool has_row_factors(const GroupedGemmProblem& problem) {
@@ -71,11 +71,11 @@ DequantizedRows rows_in(uint8_t* workspace, const GroupedGemmProblem& problem, i
   return decoded;
 }
 
-// Nowhere where the first of two forms takes rows as they are: those that the other one needs are
-// decoded once it is known that an expert has it.
+// Nowhere where the first of two encodings takes rows as they are: those that the other one needs
+// are decoded once it is known that an expert has it.
 DequantizedRows dequantized_rows(const GroupedGemmProblem& problem, int64_t a_rows,
                                  uint8_t* workspace) {
-  if (!decodes_rows(problem, coding_of(problem.mode))) return {};
+  if (!decodes_rows(problem, encoding_of(problem.mode))) return {};
   return rows_in(workspace, problem, a_rows);
 }
 
@@ -89,26 +89,27 @@ int64_t row_limit(const GemmCall& call) {
 }
 
 void set_extents(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
-  const UnitGrid grid(problem, coding_of(call));
+  const PackedGrid grid(problem, encoding_of(call));
   params.image = call.weights;
   params.block_bytes = grid.block_bytes();
   params.expert_bytes = expert_image_bytes(problem);
-  params.expert_forms = call.tables.expert_encodings;
-  params.form = call.weight_encoding;
-  if (has_row_powers(coding_of(call))) params.row_powers = call.tables.row_powers;
+  params.expert_encodings = call.tables.expert_encodings;
+  params.encoding = call.weight_encoding;
+  if (has_row_powers(encoding_of(call))) params.row_powers = call.tables.row_powers;
   params.experts = static_cast<int>(problem.experts);
   params.rows = static_cast<int>(problem.rows);
   params.cols = static_cast<int>(problem.cols);
-  params.units = static_cast<int>(grid.units);
+  params.k_tiles = static_cast<int>(grid.k_tiles);
   params.blocks = static_cast<int>(grid.blocks);
   params.image_rows = image_rows(problem);
 }
 
 void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParams& params) {
   const GemmRows& rows = call.rows;
-  params.values = decodes_rows(problem, coding_of(call)) ? call.workspace
-                                                         : static_cast<const uint8_t*>(rows.values);
-  params.row_bytes = problem.cols * activation_bytes(coding_of(call));
+  params.values = decodes_rows(problem, encoding_of(call))
+                      ? call.workspace
+                      : static_cast<const uint8_t*>(rows.values);
+  params.row_bytes = problem.cols * activation_bytes(encoding_of(call));
   params.input_rows = rows.count;
   params.row_scale = has_row_factors(problem) ? rows_in(call.workspace, problem, rows.count).factors
                                               : rows.row_scale;
@@ -117,10 +118,10 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
     params.group_scales = static_cast<const float*>(rows.scales);
     params.group_row_stride = rows.scale_row_stride;
     params.group_stride = rows.scale_block_stride;
-  } else if (coding_of(call) == WeightCoding::kFp8) {
+  } else if (encoding_of(call) == WeightEncoding::kFp8) {
     // No scales: the image's own 1, again and again.
     params.group_scales =
-        reinterpret_cast<const float*>(call.weights + unit_code_bytes(WeightCoding::kFp8));
+        reinterpret_cast<const float*>(call.weights + k_tile_code_bytes(WeightEncoding::kFp8));
   }
 }
 
@@ -156,7 +157,7 @@ void set_epilogue(const GemmCall& call, GemmParams& params) {
 }
 
 void dequantize_rows(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
-  if (call.layer.rows_are_dequantized || !decodes_rows(problem, coding_of(call))) return;
+  if (call.layer.rows_are_dequantized || !decodes_rows(problem, encoding_of(call))) return;
   const bool gathers = call.rows.row_to_token != nullptr;
   const DequantizedRows decoded = rows_in(call.workspace, problem, call.rows.count);
   launch_decode_rows({.format = moe_mode_info(problem.mode).input,
@@ -173,7 +174,7 @@ void dequantize_rows(const GroupedGemmProblem& problem, const GemmCall& call, St
                      stream);
 }
 
-// The experts that have the call's form.
+// The experts that have the call's encoding.
 void multiply(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream) {
   GemmParams params;
   set_extents(problem, call, params);
@@ -181,7 +182,7 @@ void multiply(const GroupedGemmProblem& problem, const GemmCall& call, Stream st
   set_tiles(call, params);
   set_epilogue(call, params);
   dequantize_rows(problem, call, stream);
-  const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), coding_of(call));
+  const GemmLauncher launch_gemm = launcher_of(gemm_mode(problem.mode), encoding_of(call));
   launch_gemm(params,
               {.tokens = kernel_tokens(call.tiles.token_tile),
                .num_sms = cuda_device(problem.device.index).num_sms,
@@ -195,16 +196,17 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   if (call.tables.expert_encodings == nullptr) return;
   GemmCall rest = call;
   rest.weight_encoding = call.tables.rest_encoding;
-  // Where the first form needs them, too, it has just decoded them.
-  if (decodes_rows(problem, coding_of(call))) rest.layer.rows_are_dequantized = true;
+  // Where the first encoding needs them, too, it has just decoded them.
+  if (decodes_rows(problem, encoding_of(call))) rest.layer.rows_are_dequantized = true;
   multiply(problem, rest, stream);
 }
 
 int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
                         Accumulation /*accumulation*/) {
-  // Weights whose scales spread too far get the form that needs 16-bit rows.
-  const WeightCoding coding = coding_of(problem.mode);
-  const bool may_decode = decodes_rows(problem, may_not_fit(coding) ? wide_coding(coding) : coding);
+  // Weights whose scales spread too far get the encoding that needs 16-bit rows.
+  const WeightEncoding encoding = encoding_of(problem.mode);
+  const bool may_decode =
+      decodes_rows(problem, may_not_fit(encoding) ? wide_encoding(encoding) : encoding);
   if (!may_decode) return 0;
   const int64_t factors = has_row_factors(problem) ? a_rows * int64_t{sizeof(float)} : 0;
   return dequantized_bytes(problem, a_rows) + round_up(factors, kGemmAlignment);
@@ -232,14 +234,14 @@ Support supports_activation(const GroupedGemmProblem& problem, ActivationKind ki
   if (format != written) {
     return Support::no("writes rows that the mode's second GEMM reads only");
   }
-  if (takes_rows(coding_of(problem.mode), kernel_tokens(token_tile), format)) {
+  if (takes_rows(encoding_of(problem.mode), kernel_tokens(token_tile), format)) {
     return Support::yes();
   }
   return Support::no("has no registers for these rows with tiles of more than 64 tokens");
 }
 
 Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile) {
-  const int64_t row_tiles = ceil_div(problem.rows, int64_t{2 * kUnitRows});
+  const int64_t row_tiles = ceil_div(problem.rows, int64_t{2 * kSubtileRows});
   const int64_t tiles = kernel_tiles(token_tile);
   if (count < ceil_div(kMaxTiles, tiles * row_tiles)) return Support::yes();
   return Support::no(
@@ -249,9 +251,9 @@ Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t
 
 }  // namespace
 
-const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma",     supports,
-                                       make_unit_image,  workspace_bytes,
-                                       supports_tiles,   supports_activation,
-                                       dequantized_rows, run};
+const GroupedGemmImpl kGroupedGemmSm90{"sm90_wgmma",        supports,
+                                       make_packed_weights, workspace_bytes,
+                                       supports_tiles,      supports_activation,
+                                       dequantized_rows,    run};
 
 }  // namespace narrowfloat

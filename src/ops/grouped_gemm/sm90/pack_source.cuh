@@ -13,7 +13,7 @@ inline constexpr uint32_t kE4m3Nan = 0x7F;
 
 // 1 where something was found.
 struct ExpertFlags {
-  int32_t misfits = 0;  // Weights that the coding cannot have.
+  int32_t misfits = 0;  // Weights that the encoding cannot have.
   int32_t shifts = 0;   // Rows whose scales were moved.
   int32_t spreads = 0;  // Rows whose scales are too far apart for bf16.
 };
@@ -23,9 +23,9 @@ struct PrepareParams {
   uint8_t* image = nullptr;
   ImageRows rows;
   int64_t cols = 0;
-  int64_t blocks = 0;  // n sub-tiles of an expert.
-  int64_t units = 0;   // k tiles of an n sub-tile.
-  int64_t num_units = 0;
+  int64_t blocks = 0;   // n sub-tiles of an expert.
+  int64_t k_tiles = 0;  // k tiles of an n sub-tile.
+  int64_t num_k_tiles = 0;
   int64_t expert_bytes = 0;  // From an expert's packed weights to the next's.
   // Null without block scales.
   const uint8_t* scales = nullptr;
@@ -37,23 +37,23 @@ struct PrepareParams {
   ExpertFlags* flags = nullptr;  // One an expert.
 };
 
-// Where one unit, a k tile of packed weights, comes from and goes to.
-template <WeightCoding kCoding>
-class UnitSource {
+// Where one k tile of packed weights comes from and goes to.
+template <WeightEncoding kEncoding>
+class KTileSource {
  public:
-  static constexpr int kBits = code_bits_of(kCoding);
-  static constexpr int kUnitCols = unit_cols(kCoding);
+  static constexpr int kBits = code_bits_of(kEncoding);
+  static constexpr int kKTileCols = k_tile_cols(kEncoding);
 
-  __device__ UnitSource(const PrepareParams& params, int64_t index) : params_(params) {
-    const int64_t block = index / params.units;
+  __device__ KTileSource(const PrepareParams& params, int64_t index) : params_(params) {
+    const int64_t block = index / params.k_tiles;
     expert_ = block / params.blocks;
     block_ = block - expert_ * params.blocks;
-    first_col_ = (index - block * params.units) * kUnitCols;
-    unit_ = params.image + expert_ * params.expert_bytes +
-            (index - expert_ * params.blocks * params.units) * unit_stride(kCoding);
+    first_col_ = (index - block * params.k_tiles) * kKTileCols;
+    k_tile_ = params.image + expert_ * params.expert_bytes +
+              (index - expert_ * params.blocks * params.k_tiles) * k_tile_stride(kEncoding);
   }
 
-  [[nodiscard]] __device__ uint8_t* unit() const { return unit_; }
+  [[nodiscard]] __device__ uint8_t* k_tile() const { return k_tile_; }
   // Row `half` of the thread's two.
   [[nodiscard]] __device__ int64_t row(int half) const {
     const auto thread = static_cast<int>(threadIdx.x);
@@ -65,7 +65,7 @@ class UnitSource {
   }
   // First column of register `index` of the fragment of step `step`.
   [[nodiscard]] __device__ int64_t col(int step, int index) const {
-    constexpr int kCols = kUnitCols / 32;  // A register's.
+    constexpr int kCols = kKTileCols / 32;  // A register's.
     return first_col_ + 8 * kCols * step + kCols * (threadIdx.x % 4) + 4 * kCols * (index / 2);
   }
   [[nodiscard]] __device__ int64_t first_col() const { return first_col_; }
@@ -110,7 +110,7 @@ class UnitSource {
   int64_t expert_;
   int64_t block_;  // Counted in the expert.
   int64_t first_col_;
-  uint8_t* unit_;
+  uint8_t* k_tile_;
 };
 
 // Ends of the exponent range of UE8M0 scales (moe spec 11.2): bf16 has values times 2^(byte - 127)
@@ -134,9 +134,10 @@ __device__ inline int rounding_exponent(uint32_t magnitude) {
 }
 
 // False where all codes of a block of 32 columns mean zero: its scale does not count unless NaN.
-template <WeightCoding kCoding>
-__device__ inline bool has_values(const UnitSource<kCoding>& source, int64_t row, int64_t block) {
-  constexpr uint32_t kMagnitudes = code_bits_of(kCoding) == 4 ? 0x7777U : 0x7F7F7F7FU;
+template <WeightEncoding kEncoding>
+__device__ inline bool has_values(const KTileSource<kEncoding>& source, int64_t row,
+                                  int64_t block) {
+  constexpr uint32_t kMagnitudes = code_bits_of(kEncoding) == 4 ? 0x7777U : 0x7F7F7F7FU;
   uint32_t magnitudes = 0;
   for (int i = 0; i < 32; i += 4) {
     magnitudes |= source.load_four(row, block * 32 + i) & kMagnitudes;
@@ -150,20 +151,20 @@ __device__ inline uint32_t shifted_scale(uint32_t scale, int shift) {
   return static_cast<uint32_t>(min(max(static_cast<int>(scale) - shift, 0), kLargestScale));
 }
 
-// Bytes that a coding takes as they are.
+// Bytes that an encoding takes as they are.
 struct ScaleRange {
   int least;
   int most;
 };
-NF_HOST_DEVICE constexpr ScaleRange scale_range(WeightCoding coding) {
-  if (coding == WeightCoding::kMxfp4Near) return {2, kLargestNearScale};
-  return code_bits_of(coding) == 4 ? ScaleRange{2, 252} : ScaleRange{10, 246};
+NF_HOST_DEVICE constexpr ScaleRange scale_range(WeightEncoding encoding) {
+  if (encoding == WeightEncoding::kMxfp4Near) return {2, kLargestNearScale};
+  return code_bits_of(encoding) == 4 ? ScaleRange{2, 252} : ScaleRange{10, 246};
 }
 
 // r of a row whose largest scale times 6 is E4M3's largest with that exponent, 384 * 2^r (moe spec
 // 11.2). Scales of blocks of zeros count where all are near each other: then it does not matter.
-__device__ inline int find_row_shift(const UnitSource<WeightCoding::kMxfp4Fp8>& source, int64_t row,
-                                     int64_t blocks) {
+__device__ inline int find_row_shift(const KTileSource<WeightEncoding::kMxfp4Fp8>& source,
+                                     int64_t row, int64_t blocks) {
   int least = kLargestScale;
   int most = 0;
   for (int64_t block = 0; block < blocks; ++block) {
@@ -186,8 +187,8 @@ __device__ inline int find_row_shift(const UnitSource<WeightCoding::kMxfp4Fp8>& 
 }
 
 // r of a row: the least with 6 * largest <= 448 * 2^r (moe spec 11.3), 0 if all scales are.
-__device__ inline int find_row_shift(const UnitSource<WeightCoding::kNvfp4Fp8>& source, int64_t row,
-                                     int64_t blocks) {
+__device__ inline int find_row_shift(const KTileSource<WeightEncoding::kNvfp4Fp8>& source,
+                                     int64_t row, int64_t blocks) {
   uint32_t largest = 0;
   for (int64_t block = 0; block < blocks; ++block) {
     const uint32_t magnitude = source.load_scale(row, block, 0) & 0x7FU;
@@ -199,11 +200,11 @@ __device__ inline int find_row_shift(const UnitSource<WeightCoding::kNvfp4Fp8>& 
 }
 
 // Subtracted from the scales of a row; almost always 0.
-template <WeightCoding kCoding>
-__device__ inline int find_row_shift(const UnitSource<kCoding>& source, int64_t row,
+template <WeightEncoding kEncoding>
+__device__ inline int find_row_shift(const KTileSource<kEncoding>& source, int64_t row,
                                      int64_t blocks) {
-  constexpr int kLeast = scale_range(kCoding).least;
-  constexpr int kMost = scale_range(kCoding).most;
+  constexpr int kLeast = scale_range(kEncoding).least;
+  constexpr int kMost = scale_range(kEncoding).most;
   bool is_inside = true;
   for (int64_t block = 0; block < blocks; ++block) {
     const auto scale = static_cast<int>(source.load_scale(row, block, 127));
@@ -214,14 +215,15 @@ __device__ inline int find_row_shift(const UnitSource<kCoding>& source, int64_t 
   int most = kLeast;
   for (int64_t block = 0; block < blocks; ++block) {
     const auto scale = static_cast<int>(source.load_scale(row, block, 127));
-    if (kCoding == WeightCoding::kMxfp4Near && scale > kLargestScale) source.flags().misfits = 1;
+    if (kEncoding == WeightEncoding::kMxfp4Near && scale > kLargestScale)
+      source.flags().misfits = 1;
     if (scale > kLargestScale || !has_values(source, row, block)) continue;
     least = min(least, scale);
     most = max(most, scale);
   }
-  const bool is_too_large = kCoding == WeightCoding::kMxfp4Near && most > kMost;
+  const bool is_too_large = kEncoding == WeightEncoding::kMxfp4Near && most > kMost;
   if (is_too_large || most - least > kMost - kLeast) {
-    (may_not_fit(kCoding) ? source.flags().misfits : source.flags().spreads) = 1;
+    (may_not_fit(kEncoding) ? source.flags().misfits : source.flags().spreads) = 1;
   }
   const int shift = most > kMost ? most - kMost : min(least - kLeast, 0);
   if (shift != 0) source.flags().shifts = 1;

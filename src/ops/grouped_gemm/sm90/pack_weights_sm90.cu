@@ -1,5 +1,5 @@
 // prepare() on the GPU: weights in checkpoint order to packed weights (packed_weights.h). A CTA of
-// 128 threads makes a unit; each thread fetches its own pairs of neighbouring columns, so that a
+// 128 threads makes a k tile; each thread fetches its own pairs of neighbouring columns, so that a
 // warp reads 32 bytes of every row (4-bit codes), and stores 16 bytes at a time.
 //
 // All experts get the mode's first encoding; those that do not fit it get the other one in its
@@ -20,7 +20,7 @@
 
 namespace narrowfloat {
 
-// The parts of a unit: codes in fragment order, and scales. Each of the kPrepareThreads threads
+// The parts of a k tile: codes in fragment order, and scales. Each of the kPrepareThreads threads
 // makes what it will hold in the GEMM.
 
 // A pair of e2m1 codes at the places of pair `pair` in a word of eight (weight_decoder.cuh).
@@ -69,9 +69,9 @@ __device__ inline uint32_t rounding_code(const Source& source, int64_t row) {
   return static_cast<uint32_t>(135 - rounding_exponent(largest));
 }
 
-template <WeightCoding kCoding>
-__device__ inline void make_e2m1_codes(const UnitSource<kCoding>& source) {
-  constexpr bool kIsNvfp4 = kCoding >= WeightCoding::kNvfp4;
+template <WeightEncoding kEncoding>
+__device__ inline void make_e2m1_codes(const KTileSource<kEncoding>& source) {
+  constexpr bool kIsNvfp4 = kEncoding >= WeightEncoding::kNvfp4;
   uint32_t words[4] = {};
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -84,7 +84,7 @@ __device__ inline void make_e2m1_codes(const UnitSource<kCoding>& source) {
       words[step] |= place_e2m1(codes, pair);
     }
   }
-  store(source.unit() + threadIdx.x * 16, uint4{words[0], words[1], words[2], words[3]});
+  store(source.k_tile() + threadIdx.x * 16, uint4{words[0], words[1], words[2], words[3]});
 }
 
 // Eight e2m1 codes of a row as weight_decoder.cuh has them: of two registers.
@@ -100,16 +100,16 @@ __device__ inline uint32_t place_e2m1_of_row(uint32_t first, uint32_t second) {
   return word;
 }
 
-template <WeightCoding kCoding>
-__device__ inline uint32_t load_e2m1_four(const UnitSource<kCoding>& source, int64_t row,
+template <WeightEncoding kEncoding>
+__device__ inline uint32_t load_e2m1_four(const KTileSource<kEncoding>& source, int64_t row,
                                           int64_t col) {
   const uint32_t codes = source.load_four(row, col);
-  if constexpr (kCoding == WeightCoding::kMxfp4Fp8) return codes;
+  if constexpr (kEncoding == WeightEncoding::kMxfp4Fp8) return codes;
   return with_scale_sign(codes, source.load_scale(row, col / 16, 0));
 }
 
-template <WeightCoding kCoding>
-__device__ inline void make_e2m1_rows(const UnitSource<kCoding>& source) {
+template <WeightEncoding kEncoding>
+__device__ inline void make_e2m1_rows(const KTileSource<kEncoding>& source) {
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     uint32_t words[4];
@@ -120,14 +120,14 @@ __device__ inline void make_e2m1_rows(const UnitSource<kCoding>& source) {
       words[i] = place_e2m1_of_row(load_e2m1_four(source, row, source.col(step, 0)),
                                    load_e2m1_four(source, row, source.col(step, 2)));
     }
-    store(source.unit() + (part * kPrepareThreads + threadIdx.x) * 16,
+    store(source.k_tile() + (part * kPrepareThreads + threadIdx.x) * 16,
           uint4{words[0], words[1], words[2], words[3]});
   }
 }
 
-template <WeightCoding kCoding>
-__device__ inline void make_wide_codes(const UnitSource<kCoding>& source) {
-  constexpr int kSteps = kCoding == WeightCoding::kMxfp8 ? 2 : 1;  // In 16 bytes.
+template <WeightEncoding kEncoding>
+__device__ inline void make_wide_codes(const KTileSource<kEncoding>& source) {
+  constexpr int kSteps = kEncoding == WeightEncoding::kMxfp8 ? 2 : 1;  // In 16 bytes.
 #pragma unroll
   for (int part = 0; part < 4 / kSteps; ++part) {
     uint32_t words[4] = {};
@@ -135,20 +135,20 @@ __device__ inline void make_wide_codes(const UnitSource<kCoding>& source) {
     for (int i = 0; i < 4 * kSteps; ++i) {
       const int64_t row = source.row(i % 2);
       const int64_t col = source.col(part * kSteps + i / 4, i % 4);
-      if constexpr (kCoding == WeightCoding::kBf16) words[i] = source.load_pair(row, col);
+      if constexpr (kEncoding == WeightEncoding::kBf16) words[i] = source.load_pair(row, col);
       if constexpr (kSteps == 2) words[i / 2] |= source.load_pair(row, col) << (16 * (i % 2));
     }
-    store(source.unit() + (part * kPrepareThreads + threadIdx.x) * 16,
+    store(source.k_tile() + (part * kPrepareThreads + threadIdx.x) * 16,
           uint4{words[0], words[1], words[2], words[3]});
   }
 }
 
 // [64 rows][128 bytes] in the 128-byte swizzle: 16-byte chunk c of row r lies at c ^ (r % 8).
-__device__ inline void make_fp8_codes(const UnitSource<WeightCoding::kFp8>& source) {
+__device__ inline void make_fp8_codes(const KTileSource<WeightEncoding::kFp8>& source) {
   constexpr int kPassRows = kPrepareThreads / 8;
   const auto chunk = static_cast<int>(threadIdx.x % 8);
 #pragma unroll
-  for (int pass = 0; pass < kUnitRows / kPassRows; ++pass) {
+  for (int pass = 0; pass < kSubtileRows / kPassRows; ++pass) {
     const int place = pass * kPassRows + static_cast<int>(threadIdx.x / 8);
     const int64_t row = source.fp8_row(place);
     const int64_t col = source.first_col() + chunk * 16;
@@ -157,13 +157,13 @@ __device__ inline void make_fp8_codes(const UnitSource<WeightCoding::kFp8>& sour
     codes.y = source.load_four(row, col + 4);
     codes.z = source.load_four(row, col + 8);
     codes.w = source.load_four(row, col + 12);
-    store(source.unit() + place * 128 + (chunk ^ place % 8) * 16, codes);
+    store(source.k_tile() + place * 128 + (chunk ^ place % 8) * 16, codes);
   }
 }
 
 // A NaN code makes its row's results NaN whatever the activations: so does a NaN scale, and the
 // decode of codes knows no NaN.
-__device__ inline bool has_nan(const UnitSource<WeightCoding::kMxfp8>& source, int64_t row,
+__device__ inline bool has_nan(const KTileSource<WeightEncoding::kMxfp8>& source, int64_t row,
                                int block) {
   bool found = false;
   for (int i = 0; i < 32; i += 2) {
@@ -174,14 +174,14 @@ __device__ inline bool has_nan(const UnitSource<WeightCoding::kMxfp8>& source, i
 }
 
 // Two of the four threads that share their rows do it: thread % 4 is the row.
-template <WeightCoding kCoding>
-__device__ inline void make_scales(const UnitSource<kCoding>& source) {
-  constexpr int kScaleCols = kCoding >= WeightCoding::kNvfp4 ? 16 : 32;
-  constexpr int kBlocks = UnitSource<kCoding>::kUnitCols / kScaleCols;
+template <WeightEncoding kEncoding>
+__device__ inline void make_scales(const KTileSource<kEncoding>& source) {
+  constexpr int kScaleCols = kEncoding >= WeightEncoding::kNvfp4 ? 16 : 32;
+  constexpr int kBlocks = KTileSource<kEncoding>::kKTileCols / kScaleCols;
   const int half = static_cast<int>(threadIdx.x % 4);
   if (half >= 2) return;
   const int64_t row = source.row(half);
-  uint8_t* scales = source.unit() + unit_code_bytes(kCoding);
+  uint8_t* scales = source.k_tile() + k_tile_code_bytes(kEncoding);
   uint8_t* own = scales + threadIdx.x / 4 * (2 * kBlocks) + half * 2;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
@@ -193,27 +193,27 @@ __device__ inline void make_scales(const UnitSource<kCoding>& source) {
       code = shifted_scale(code, source.row_shift(row));
     }
     // NaN does not fit, and zeros have any scale.
-    if constexpr (kCoding == WeightCoding::kMxfp4Near) {
+    if constexpr (kEncoding == WeightEncoding::kMxfp4Near) {
       code = min(code + kNearScaleOffset, uint32_t{kLargestScale});
     }
-    if constexpr (kCoding == WeightCoding::kMxfp8) {
+    if constexpr (kEncoding == WeightEncoding::kMxfp8) {
       if (has_nan(source, row, block)) code = 0xFF;
     }
     own[block / 2 * 4 + block % 2] = static_cast<uint8_t>(code);
   }
-  if constexpr (kCoding == WeightCoding::kNvfp4Rounded) {
+  if constexpr (kEncoding == WeightEncoding::kNvfp4Rounded) {
     scales[256 + threadIdx.x / 4 * 2 + half] = static_cast<uint8_t>(rounding_code(source, row));
   }
 }
 
 // The largest scale of the row gets k = 6, the largest that E4M3 holds with 6, and the others what
 // they are below it (moe spec 11.2). Codes of k below -5 and NaN do not fit.
-__device__ inline bool make_group_scales(const UnitSource<WeightCoding::kMxfp4Fp8>& source) {
+__device__ inline bool make_group_scales(const KTileSource<WeightEncoding::kMxfp4Fp8>& source) {
   const int half = static_cast<int>(threadIdx.x % 4);
   if (half >= 2) return true;
   const int64_t row = source.row(half);
   const int largest = source.row_shift(row) + 127 + 6;
-  uint8_t* scales = source.unit() + unit_code_bytes(WeightCoding::kMxfp4Fp8);
+  uint8_t* scales = source.k_tile() + k_tile_code_bytes(WeightEncoding::kMxfp4Fp8);
   bool fits = true;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -230,13 +230,13 @@ __device__ inline bool make_group_scales(const UnitSource<WeightCoding::kMxfp4Fp
 
 // Codes of scale * 2^-r. Half of it must be a normal E4M3 number, unless the scale is 0. So the
 // rounding is that of any smaller r, such as that of the group of 128 columns (moe spec 11.3).
-__device__ inline bool make_group_scales(const UnitSource<WeightCoding::kNvfp4Fp8>& source) {
+__device__ inline bool make_group_scales(const KTileSource<WeightEncoding::kNvfp4Fp8>& source) {
   constexpr uint32_t kLeast = 2U << 3;
   const int half = static_cast<int>(threadIdx.x % 4);
   if (half >= 2) return true;
   const int64_t row = source.row(half);
   const auto down = static_cast<uint32_t>(source.row_shift(row));  // r, modulo 2^32.
-  uint8_t* scales = source.unit() + unit_code_bytes(WeightCoding::kNvfp4Fp8);
+  uint8_t* scales = source.k_tile() + k_tile_code_bytes(WeightEncoding::kNvfp4Fp8);
   bool fits = true;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -254,47 +254,47 @@ __device__ inline bool make_group_scales(const UnitSource<WeightCoding::kNvfp4Fp
 
 namespace {
 
-template <WeightCoding kCoding>
-__device__ void make_unit(const UnitSource<kCoding>& source) {
-  if constexpr (kCoding >= WeightCoding::kMxfp4Fp8) {
+template <WeightEncoding kEncoding>
+__device__ void make_k_tile(const KTileSource<kEncoding>& source) {
+  if constexpr (kEncoding >= WeightEncoding::kMxfp4Fp8) {
     make_e2m1_rows(source);
     if (!make_group_scales(source)) source.flags().misfits = 1;
-  } else if constexpr (code_bits_of(kCoding) == 4) {
+  } else if constexpr (code_bits_of(kEncoding) == 4) {
     make_e2m1_codes(source);
     make_scales(source);
-  } else if constexpr (kCoding == WeightCoding::kFp8) {
+  } else if constexpr (kEncoding == WeightEncoding::kFp8) {
     make_fp8_codes(source);
   } else {
     make_wide_codes(source);
   }
-  if constexpr (kCoding == WeightCoding::kMxfp8) make_scales(source);
-  if constexpr (kCoding == WeightCoding::kFp8) {
+  if constexpr (kEncoding == WeightEncoding::kMxfp8) make_scales(source);
+  if constexpr (kEncoding == WeightEncoding::kFp8) {
     const float scale = source.load_grid_scale();
     if (threadIdx.x == 0) {
-      store(source.unit() + unit_code_bytes(kCoding), float4{scale, scale, scale, scale});
+      store(source.k_tile() + k_tile_code_bytes(kEncoding), float4{scale, scale, scale, scale});
     }
   }
 }
 
-template <WeightCoding kCoding>
+template <WeightEncoding kEncoding>
 __global__ void __launch_bounds__(kPrepareThreads)
-    make_units_kernel(const __grid_constant__ PrepareParams params) {
+    make_k_tiles_kernel(const __grid_constant__ PrepareParams params) {
   wait_for_previous_grids();
-  for (int64_t index = blockIdx.x; index < params.num_units; index += gridDim.x) {
-    make_unit(UnitSource<kCoding>(params, index));
+  for (int64_t index = blockIdx.x; index < params.num_k_tiles; index += gridDim.x) {
+    make_k_tile(KTileSource<kEncoding>(params, index));
   }
 }
 
 // A thread a weight row.
-template <WeightCoding kCoding>
+template <WeightEncoding kEncoding>
 __global__ void __launch_bounds__(kPrepareThreads)
     find_row_shifts_kernel(const __grid_constant__ PrepareParams params) {
   wait_for_previous_grids();
   const int64_t row = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
-  const int64_t expert_units = params.blocks * params.units;
+  const int64_t expert_k_tiles = params.blocks * params.k_tiles;
   const int64_t rows = params.rows.rows;
-  if (row >= params.num_units / expert_units * rows) return;
-  const UnitSource<kCoding> source(params, row / rows * expert_units);
+  if (row >= params.num_k_tiles / expert_k_tiles * rows) return;
+  const KTileSource<kEncoding> source(params, row / rows * expert_k_tiles);
   const int shift = find_row_shift(source, row % rows, params.scale_extents.blocks);
   params.row_shifts[row] = static_cast<int8_t>(shift);
 }
@@ -310,38 +310,38 @@ dim3 num_ctas(int64_t threads) {
   return dim3(static_cast<unsigned>(ceil_div(threads, int64_t{kPrepareThreads})));
 }
 
-template <WeightCoding kCoding>
-void launch_make_units(const PrepareParams& params, int64_t experts, Stream stream) {
+template <WeightEncoding kEncoding>
+void launch_make_k_tiles(const PrepareParams& params, int64_t experts, Stream stream) {
   constexpr int64_t kMaxBlocks = 1 << 20;
-  if constexpr (has_row_powers(kCoding)) {
-    launch(find_row_shifts_kernel<kCoding>,
+  if constexpr (has_row_powers(kEncoding)) {
+    launch(find_row_shifts_kernel<kEncoding>,
            {num_ctas(experts * params.rows.rows), dim3(kPrepareThreads)}, stream, params);
   }
-  const auto blocks = static_cast<unsigned>(std::min(params.num_units, kMaxBlocks));
-  launch(make_units_kernel<kCoding>, {dim3(blocks), dim3(kPrepareThreads)}, stream, params);
+  const auto blocks = static_cast<unsigned>(std::min(params.num_k_tiles, kMaxBlocks));
+  launch(make_k_tiles_kernel<kEncoding>, {dim3(blocks), dim3(kPrepareThreads)}, stream, params);
 }
 
-void launch_make_units(WeightCoding coding, const PrepareParams& params, int64_t experts,
-                       Stream stream) {
-  switch (coding) {
-    case WeightCoding::kBf16:
-      return launch_make_units<WeightCoding::kBf16>(params, experts, stream);
-    case WeightCoding::kFp8:
-      return launch_make_units<WeightCoding::kFp8>(params, experts, stream);
-    case WeightCoding::kMxfp8:
-      return launch_make_units<WeightCoding::kMxfp8>(params, experts, stream);
-    case WeightCoding::kMxfp4Near:
-      return launch_make_units<WeightCoding::kMxfp4Near>(params, experts, stream);
-    case WeightCoding::kMxfp4:
-      return launch_make_units<WeightCoding::kMxfp4>(params, experts, stream);
-    case WeightCoding::kNvfp4:
-      return launch_make_units<WeightCoding::kNvfp4>(params, experts, stream);
-    case WeightCoding::kNvfp4Rounded:
-      return launch_make_units<WeightCoding::kNvfp4Rounded>(params, experts, stream);
-    case WeightCoding::kMxfp4Fp8:
-      return launch_make_units<WeightCoding::kMxfp4Fp8>(params, experts, stream);
-    case WeightCoding::kNvfp4Fp8:
-      return launch_make_units<WeightCoding::kNvfp4Fp8>(params, experts, stream);
+void launch_make_k_tiles(WeightEncoding encoding, const PrepareParams& params, int64_t experts,
+                         Stream stream) {
+  switch (encoding) {
+    case WeightEncoding::kBf16:
+      return launch_make_k_tiles<WeightEncoding::kBf16>(params, experts, stream);
+    case WeightEncoding::kFp8:
+      return launch_make_k_tiles<WeightEncoding::kFp8>(params, experts, stream);
+    case WeightEncoding::kMxfp8:
+      return launch_make_k_tiles<WeightEncoding::kMxfp8>(params, experts, stream);
+    case WeightEncoding::kMxfp4Near:
+      return launch_make_k_tiles<WeightEncoding::kMxfp4Near>(params, experts, stream);
+    case WeightEncoding::kMxfp4:
+      return launch_make_k_tiles<WeightEncoding::kMxfp4>(params, experts, stream);
+    case WeightEncoding::kNvfp4:
+      return launch_make_k_tiles<WeightEncoding::kNvfp4>(params, experts, stream);
+    case WeightEncoding::kNvfp4Rounded:
+      return launch_make_k_tiles<WeightEncoding::kNvfp4Rounded>(params, experts, stream);
+    case WeightEncoding::kMxfp4Fp8:
+      return launch_make_k_tiles<WeightEncoding::kMxfp4Fp8>(params, experts, stream);
+    case WeightEncoding::kNvfp4Fp8:
+      return launch_make_k_tiles<WeightEncoding::kNvfp4Fp8>(params, experts, stream);
   }
 }
 
@@ -353,28 +353,29 @@ class ImageMaker {
         expert_bytes_(expert_image_bytes(problem)),
         bytes_(allocate_device_memory(problem.device, problem.experts * expert_bytes_)),
         flag_bytes_(allocate_device_memory(problem.device, problem.experts * kFlagBytes)),
-        forms_(static_cast<size_t>(problem.experts),
-               static_cast<uint8_t>(coding_of(problem.mode))) {
+        encodings_(static_cast<size_t>(problem.experts),
+                   static_cast<uint8_t>(encoding_of(problem.mode))) {
     clear_flags(0, problem.experts);
-    const WeightCoding coding = coding_of(problem.mode);
-    if (!has_row_powers(coding)) return;
-    // Experts in a form without shifts keep the zeros.
+    const WeightEncoding encoding = encoding_of(problem.mode);
+    if (!has_row_powers(encoding)) return;
+    // Experts in a encoding without shifts keep the zeros.
     shift_bytes_ = allocate_device_memory(problem.device, problem.experts * problem.rows);
     clear_async(shift_bytes_.get(), static_cast<size_t>(problem.experts * problem.rows), stream);
   }
 
   // Waits until the weights of `source`, `count` experts from `first` on, have been read.
   void add(int64_t first, int64_t count, const WeightSource& source) {
-    const WeightCoding coding = coding_of(problem_.mode);
-    make_experts(coding, {.first = first, .count = count}, source);
+    const WeightEncoding encoding = encoding_of(problem_.mode);
+    make_experts(encoding, {.first = first, .count = count}, source);
     std::vector<ExpertFlags> flags = read_flags(first, count);
     int64_t misfits = 0;
     for (int64_t i = 0; i < count; ++i) {
       if (flags[static_cast<size_t>(i)].misfits == 0) continue;
       ++misfits;
       clear_flags(first + i, 1);
-      forms_[static_cast<size_t>(first + i)] = static_cast<uint8_t>(wide_coding(coding));
-      make_experts(wide_coding(coding), {.first = first + i, .count = 1, .in_source = i}, source);
+      encodings_[static_cast<size_t>(first + i)] = static_cast<uint8_t>(wide_encoding(encoding));
+      make_experts(wide_encoding(encoding), {.first = first + i, .count = 1, .in_source = i},
+                   source);
     }
     if (misfits > 0) flags = read_flags(first, count);
     for (const ExpertFlags& found : flags) has_shifts_ = has_shifts_ || found.shifts != 0;
@@ -383,11 +384,12 @@ class ImageMaker {
 
   // Later launches may read it on any stream.
   PackedWeightData take() {
-    const WeightCoding coding = coding_of(problem_.mode);
+    const WeightEncoding encoding = encoding_of(problem_.mode);
     const bool all_wide = misfits_ == problem_.experts;
-    PackedWeightData image{.bytes = bytes_,
-                           .size_bytes = problem_.experts * expert_bytes_,
-                           .encoding = static_cast<int>(all_wide ? wide_coding(coding) : coding)};
+    PackedWeightData image{
+        .bytes = bytes_,
+        .size_bytes = problem_.experts * expert_bytes_,
+        .encoding = static_cast<int>(all_wide ? wide_encoding(encoding) : encoding)};
     add_tables(all_wide ? 0 : misfits_, image);
     return image;
   }
@@ -401,17 +403,18 @@ class ImageMaker {
     int64_t in_source = 0;  // The first.
   };
 
-  void make_experts(WeightCoding coding, const Experts& experts, const WeightSource& source) const {
-    const UnitGrid grid(problem_, coding);
+  void make_experts(WeightEncoding encoding, const Experts& experts,
+                    const WeightSource& source) const {
+    const PackedGrid grid(problem_, encoding);
     const int64_t source_row = experts.in_source * problem_.rows;
     PrepareParams params{
-        .codes = source.values + source_row * problem_.cols / 8 * code_bits_of(coding),
+        .codes = source.values + source_row * problem_.cols / 8 * code_bits_of(encoding),
         .image = bytes_.get() + experts.first * expert_bytes_,
         .rows = image_rows(problem_),
         .cols = problem_.cols,
         .blocks = grid.blocks,
-        .units = grid.units,
-        .num_units = experts.count * grid.blocks * grid.units,
+        .k_tiles = grid.k_tiles,
+        .num_k_tiles = experts.count * grid.blocks * grid.k_tiles,
         .expert_bytes = expert_bytes_,
         .row_shifts = row_shifts(experts.first),
         .flags = reinterpret_cast<ExpertFlags*>(flag_bytes_.get()) + experts.first};
@@ -422,7 +425,7 @@ class ImageMaker {
       params.scales = static_cast<const uint8_t*>(source.scales.data) +
                       experts.in_source * params.scale_image * bytes(source.scales.type);
     }
-    launch_make_units(coding, params, experts.count, stream_);
+    launch_make_k_tiles(encoding, params, experts.count, stream_);
   }
 
   void clear_flags(int64_t first, int64_t count) const {
@@ -450,18 +453,18 @@ class ImageMaker {
     return flags;
   }
 
-  // The experts' forms where `misfits` of them have another than the image, and the powers of two
-  // that rows were moved by.
+  // The experts' encodings where `misfits` of them have another than the image, and the powers of
+  // two that rows were moved by.
   void add_tables(int64_t misfits, PackedWeightData& image) const {
     const int64_t rows = has_shifts_ ? problem_.experts * problem_.rows : 0;
     const int64_t power_bytes = rows * static_cast<int64_t>(sizeof(float));
     const int64_t size_bytes = power_bytes + (misfits > 0 ? problem_.experts : 0);
     const auto tables = allocate_device_memory(problem_.device, size_bytes);
     if (misfits > 0) {
-      copy_to_device(tables.get() + power_bytes, forms_.data(), problem_.experts, problem_.device,
-                     stream_);
+      copy_to_device(tables.get() + power_bytes, encodings_.data(), problem_.experts,
+                     problem_.device, stream_);
       image.tables.expert_encodings = tables.get() + power_bytes;
-      image.tables.rest_encoding = static_cast<int>(wide_coding(coding_of(problem_.mode)));
+      image.tables.rest_encoding = static_cast<int>(wide_encoding(encoding_of(problem_.mode)));
     }
     if (has_shifts_) {
       image.tables.row_powers = make_powers(rows, reinterpret_cast<float*>(tables.get()));
@@ -483,15 +486,15 @@ class ImageMaker {
   std::shared_ptr<uint8_t> bytes_;
   std::shared_ptr<uint8_t> flag_bytes_;
   std::shared_ptr<uint8_t> shift_bytes_;  // Null without UE8M0 scales.
-  std::vector<uint8_t> forms_;            // One an expert.
+  std::vector<uint8_t> encodings_;        // One an expert.
   int64_t misfits_ = 0;
   bool has_shifts_ = false;
 };
 
 }  // namespace
 
-PackedWeightData make_unit_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,
-                                 Stream stream) {
+PackedWeightData make_packed_weights(const GroupedGemmProblem& problem, const WeightPieces& pieces,
+                                     Stream stream) {
   const CudaDeviceScope scope(problem.device);
   ImageMaker maker(problem, stream);
   for (int64_t first = 0; first < problem.experts; first += pieces.experts) {

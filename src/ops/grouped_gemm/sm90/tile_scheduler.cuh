@@ -285,7 +285,8 @@ class TileSchedulerOf {
 
   [[nodiscard]] __device__ bool has_expert(int expert) const {
     if (expert < 0 || expert >= params_.experts) return false;
-    return params_.expert_forms == nullptr || params_.expert_forms[expert] == params_.form;
+    return params_.expert_encodings == nullptr ||
+           params_.expert_encodings[expert] == params_.encoding;
   }
 
   const GemmParams& params_;

@@ -1,10 +1,10 @@
 // Weight decoders: from packed weights (packed_weights.h) to wgmma's operand A in registers, one
-// policy a coding. load() gives what thread `thread` of a warpgroup has of a unit, decode() the
-// four steps that it holds.
+// policy an encoding. load() gives what thread `thread` of a warpgroup has of a k tile, decode()
+// the four steps that it holds.
 //
 //   16-bit floats   steps of 16 columns; all values are exact, times 1 / kSumFactor
-//   E4M3            steps of 32 columns, beside activations in E4M3; a unit is a group of 128
-//   columns FP8 weights     need no decoding: wgmma reads them from shared memory
+//   E4M3            steps of 32 columns, beside activations in E4M3; a k tile has 128 columns
+//   FP8 weights     need no decoding: wgmma reads them from shared memory
 #pragma once
 
 #include "base/host_device.h"
@@ -27,18 +27,18 @@ __device__ inline uint32_t twice(uint32_t half) { return half * 0x10001U; }
 
 // bf16 pairs are the tensor core's own.
 struct Bf16Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kBf16;
+  static constexpr WeightEncoding kEncoding = WeightEncoding::kBf16;
   static constexpr bool kIsSharedOperand = false;  // Operand A lies in shared memory.
   static constexpr float kSumFactor = 1.0F;
 
   struct Loaded {
     uint4 words[4];
   };
-  __device__ static Loaded load(const uint8_t* unit, int thread) {
+  __device__ static Loaded load(const uint8_t* k_tile, int thread) {
     Loaded loaded;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      loaded.words[step] = load_shared<uint4>(unit + (step * 128 + thread) * 16);
+      loaded.words[step] = load_shared<uint4>(k_tile + (step * 128 + thread) * 16);
     }
     return loaded;
   }
@@ -72,7 +72,7 @@ __device__ inline uint32_t broadcast(uint32_t rows, int row) {
   return row == 0 ? low_halves(rows) : high_halves(rows);
 }
 
-// Scales of a thread's two rows in a unit, one byte a block of 32 columns.
+// Scales of a thread's two rows in a k tile, one byte a block of 32 columns.
 struct MxScales {
   uint32_t word;
   __device__ static MxScales load(const uint8_t* scales, int thread) {
@@ -86,16 +86,16 @@ struct MxScales {
 };
 
 struct Mxfp8Weights : Bf16Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kMxfp8;
+  static constexpr WeightEncoding kEncoding = WeightEncoding::kMxfp8;
 
   struct Loaded {
     Fp8Pairs pairs[2];
     MxScales scales;
   };
-  __device__ static Loaded load(const uint8_t* unit, int thread) {
-    return {{{load_shared<uint4>(unit + thread * 16)},
-             {load_shared<uint4>(unit + (128 + thread) * 16)}},
-            MxScales::load(unit + unit_code_bytes(kCoding), thread)};
+  __device__ static Loaded load(const uint8_t* k_tile, int thread) {
+    return {{{load_shared<uint4>(k_tile + thread * 16)},
+             {load_shared<uint4>(k_tile + (128 + thread) * 16)}},
+            MxScales::load(k_tile + k_tile_code_bytes(kEncoding), thread)};
   }
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
@@ -136,23 +136,23 @@ __device__ inline uint32_t word_of(const uint4& words, int index) {
   return index == 2 ? words.z : words.w;
 }
 
-// Codes of E2M1, and scales of a thread's two rows in a unit.
-template <WeightCoding kTheCoding, class Scales>
+// Codes of E2M1, and scales of a thread's two rows in a k tile.
+template <WeightEncoding kTheEncoding, class Scales>
 struct E2m1Weights : Bf16Weights {
-  static constexpr WeightCoding kCoding = kTheCoding;
+  static constexpr WeightEncoding kEncoding = kTheEncoding;
 
   struct Loaded {
     uint4 words;
     Scales scales;
   };
-  __device__ static Loaded load(const uint8_t* unit, int thread) {
-    return {load_shared<uint4>(unit + thread * 16),
-            Scales::load(unit + unit_code_bytes(kCoding), thread)};
+  __device__ static Loaded load(const uint8_t* k_tile, int thread) {
+    return {load_shared<uint4>(k_tile + thread * 16),
+            Scales::load(k_tile + k_tile_code_bytes(kEncoding), thread)};
   }
 };
 
 // One multiplication by scale * 2^126, for scales from 2^-125 to 2: the fragments of kMxfp4.
-struct Mxfp4NearWeights : E2m1Weights<WeightCoding::kMxfp4Near, MxScales> {
+struct Mxfp4NearWeights : E2m1Weights<WeightEncoding::kMxfp4Near, MxScales> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -168,7 +168,7 @@ struct Mxfp4NearWeights : E2m1Weights<WeightCoding::kMxfp4Near, MxScales> {
 };
 
 // All scales, at the price of a second multiplication.
-struct Mxfp4Weights : E2m1Weights<WeightCoding::kMxfp4, MxScales> {
+struct Mxfp4Weights : E2m1Weights<WeightEncoding::kMxfp4, MxScales> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
     constexpr uint32_t kTwoTo126 = 0x7E807E80U;
 #pragma unroll
@@ -183,7 +183,7 @@ struct Mxfp4Weights : E2m1Weights<WeightCoding::kMxfp4, MxScales> {
   }
 };
 
-// Scales of a thread's two rows in a unit, one byte a block of 16 columns.
+// Scales of a thread's two rows in a k tile, one byte a block of 16 columns.
 struct Nvfp4Scales {
   uint2 words;
   __device__ static Nvfp4Scales load(const uint8_t* scales, int thread) {
@@ -198,7 +198,7 @@ struct Nvfp4Scales {
   }
 };
 
-struct Nvfp4Weights : E2m1Weights<WeightCoding::kNvfp4, Nvfp4Scales> {
+struct Nvfp4Weights : E2m1Weights<WeightEncoding::kNvfp4, Nvfp4Scales> {
   static constexpr float kSumFactor = 256.0F;
 
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
@@ -224,24 +224,24 @@ __device__ inline uint32_t round_to_e4m3(uint32_t pair) {
 
 // moe spec 11.3.
 struct Nvfp4RoundedWeights : Bf16Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kNvfp4Rounded;
+  static constexpr WeightEncoding kEncoding = WeightEncoding::kNvfp4Rounded;
   static constexpr float kSumFactor = 256.0F;
 
   struct Loaded {
     Nvfp4Weights::Loaded exact;
-    uint16_t units;
+    uint16_t rounding;
   };
-  __device__ static Loaded load(const uint8_t* unit, int thread) {
-    return {Nvfp4Weights::load(unit, thread),
-            load_shared<uint16_t>(unit + unit_code_bytes(kCoding) + 256 + thread / 4 * 2)};
+  __device__ static Loaded load(const uint8_t* k_tile, int thread) {
+    return {Nvfp4Weights::load(k_tile, thread),
+            load_shared<uint16_t>(k_tile + k_tile_code_bytes(kEncoding) + 256 + thread / 4 * 2)};
   }
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
     Nvfp4Weights::decode(loaded.exact, fragments);
-    const uint32_t units = loaded.units;
+    const uint32_t rounding = loaded.rounding;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // 2^(8 - r), which also takes the 2^-8 of the values away, and its reciprocal.
-      const uint32_t down = twice((units >> (8 * row) & 0xFFU) << 7);
+      const uint32_t down = twice((rounding >> (8 * row) & 0xFFU) << 7);
       const uint32_t up = 0x7F007F00U - down;
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -257,19 +257,19 @@ struct Nvfp4RoundedWeights : Bf16Weights {
 
 // E4M3 weights, which stay in shared memory: subtiles as wgmma reads them.
 struct Fp8Weights {
-  static constexpr WeightCoding kCoding = WeightCoding::kFp8;
+  static constexpr WeightEncoding kEncoding = WeightEncoding::kFp8;
   static constexpr bool kIsSharedOperand = true;
   static constexpr float kSumFactor = 1.0F;
 
-  __device__ static float scale(const uint8_t* unit) {
-    return load_shared<float>(unit + unit_code_bytes(kCoding));
+  __device__ static float scale(const uint8_t* k_tile) {
+    return load_shared<float>(k_tile + k_tile_code_bytes(kEncoding));
   }
 };
 
-// Weights that become E4M3 in registers. TheScales: of a thread's two rows in a unit.
-template <WeightCoding kTheCoding, class TheScales>
+// Weights that become E4M3 in registers. TheScales: of a thread's two rows in a k tile.
+template <WeightEncoding kTheEncoding, class TheScales>
 struct E4m3Fragments {
-  static constexpr WeightCoding kCoding = kTheCoding;
+  static constexpr WeightEncoding kEncoding = kTheEncoding;
   static constexpr bool kIsSharedOperand = false;
   static constexpr float kSumFactor = 1.0F;
 
@@ -282,27 +282,27 @@ struct E4m3Fragments {
     }
   };
   template <int kFirst, int kEnd>
-  __device__ static Words<kFirst, kEnd> load_words(const uint8_t* unit, int thread) {
+  __device__ static Words<kFirst, kEnd> load_words(const uint8_t* k_tile, int thread) {
     Words<kFirst, kEnd> words;
 #pragma unroll
     for (int step = kFirst; step < kEnd; ++step) {
       words.of_steps[step - kFirst] =
-          load_shared<uint2>(unit + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
+          load_shared<uint2>(k_tile + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
     }
     return words;
   }
 
   using Scales = TheScales;
-  __device__ static Scales load_scales(const uint8_t* unit, int thread) {
-    return load_shared<Scales>(unit + unit_code_bytes(kCoding) + thread / 4 * sizeof(Scales));
+  __device__ static Scales load_scales(const uint8_t* k_tile, int thread) {
+    return load_shared<Scales>(k_tile + k_tile_code_bytes(kEncoding) + thread / 4 * sizeof(Scales));
   }
 
   struct Loaded {
     Scales scales;
     Words<0, 4> words;
   };
-  __device__ static Loaded load(const uint8_t* unit, int thread) {
-    return {load_scales(unit, thread), load_words<0, 4>(unit, thread)};
+  __device__ static Loaded load(const uint8_t* k_tile, int thread) {
+    return {load_scales(k_tile, thread), load_words<0, 4>(k_tile, thread)};
   }
 
   template <int kSums>
@@ -331,7 +331,7 @@ __device__ inline uint32_t last_four(const E2m1Table& table, uint32_t word) {
 
 // Scales are powers of two, so the table is exact: that of 1 with the exponent added to each byte
 // (moe spec 11.2).
-struct Mxfp4Fp8Weights : E4m3Fragments<WeightCoding::kMxfp4Fp8, uint2> {
+struct Mxfp4Fp8Weights : E4m3Fragments<WeightEncoding::kMxfp4Fp8, uint2> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
     decode(loaded.scales, loaded.words, fragments);
   }
@@ -362,7 +362,7 @@ struct Mxfp4Fp8Weights : E4m3Fragments<WeightCoding::kMxfp4Fp8, uint2> {
 // Products rounded to E4M3 (moe spec 11.3). With c the code of scale * 2^-r, normal with 0.5 times
 // it, powers of two times it are c plus multiples of 8, and 1.5 times it, rounded, is c + 4, or
 // c + 5 for mantissas 1 to 5; so are 3 and 6 times it from 2 and 4 times it.
-struct Nvfp4Fp8Weights : E4m3Fragments<WeightCoding::kNvfp4Fp8, uint4> {
+struct Nvfp4Fp8Weights : E4m3Fragments<WeightEncoding::kNvfp4Fp8, uint4> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
     decode(loaded.scales, loaded.words, fragments);
   }
@@ -403,10 +403,10 @@ struct Nvfp4Fp8Weights : E4m3Fragments<WeightCoding::kNvfp4Fp8, uint4> {
   };
 };
 
-// Starts the wgmmas of a unit of two E4M3 operands in shared memory, whose sums start again. a and
-// b: descriptors in the 128-byte swizzle.
+// Starts the wgmmas of a k tile of two E4M3 operands in shared memory, whose sums start again. a
+// and b: descriptors in the 128-byte swizzle.
 template <int kSums>
-__device__ inline void multiply_unit(float (&sums)[kSums], uint64_t a, uint64_t b) {
+__device__ inline void multiply_k_tile(float (&sums)[kSums], uint64_t a, uint64_t b) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) wgmma_e4m3(sums, a + 2 * k, b + 2 * k, k > 0 ? 1 : 0);
 }
