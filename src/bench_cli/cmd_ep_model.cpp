@@ -106,6 +106,7 @@ void print_document(const EpModelArguments& arguments, const EpModel& model, con
   document["host_link"] = gpu.at("host_link");
   document["network"] = gpu.at("network");
   document["quantize"] = gpu.at("quantize");
+  document["token_sum"] = gpu.at("token_sum");
   document["cases"] = Json::array();
   for (const EpCase& entry : cases) {
     document["cases"].push_back(Json{{"ranks", entry.ranks},

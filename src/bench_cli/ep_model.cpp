@@ -11,9 +11,23 @@
 namespace narrowfloat::cli {
 namespace {
 
-// Experts that `tokens` tokens choose of `experts`, of which each token chooses a fraction.
-double experts_hit(double experts, double fraction, double tokens) {
-  return experts * (1 - std::pow(1 - fraction, tokens));
+// The expected maximum of `count` numbers of the standard normal distribution: the integral of the
+// chance that it lies above x, less that of the chance that it lies below -x.
+double expected_maximum(double count) {
+  constexpr double kStep = 1.0 / 64;
+  const auto below = [&](double x) { return std::pow(std::erfc(-x / std::sqrt(2.0)) / 2, count); };
+  double sum = 0;
+  for (double x = kStep / 2; x < 8; x += kStep) sum += 1 - below(x) - below(-x);
+  return sum * kStep;
+}
+
+// Experts of the rank with the most of them that the tokens of all ranks choose, of which each
+// token chooses a fraction. A rank's number is nearly normal, with the variance of independent
+// experts; all wait for the rank with the most.
+double experts_hit(double experts, double fraction, double tokens, double ranks) {
+  const double chance = 1 - std::pow(1 - fraction, tokens);
+  const double deviation = std::sqrt(experts * chance * (1 - chance));
+  return std::min(experts, experts * chance + expected_maximum(ranks) * deviation);
 }
 
 LinkModel read_link(const Json& link) {
@@ -80,7 +94,8 @@ EpModel find_ep_model(const Json& inputs, const std::string& gpu, const std::str
                    .ranks_per_host = machine.at("ranks_per_host").get<int64_t>(),
                    .host_link = read_link(machine.at("host_link")),
                    .network = read_link(machine.at("network")),
-                   .quantize = read_link(machine.at("quantize"))};
+                   .quantize = read_link(machine.at("quantize")),
+                   .token_sum_gb_per_s = machine.at("token_sum").at("gb_per_s").get<double>()};
     for (const Json& entry : layer.at("cases")) {
       result.cases.push_back({entry.at("tokens").get<double>(),
                               entry.at("experts_hit").get<double>(), entry.at("us").get<double>()});
@@ -100,10 +115,11 @@ EpPrediction predict(const EpModel& model, int64_t ranks, int64_t tokens, const 
   const auto top_k = static_cast<double>(model.top_k);
   const auto local = static_cast<double>(result.local_experts);
   const auto all_experts = static_cast<double>(model.experts);
-  result.experts_hit = experts_hit(local, top_k / all_experts, num_ranks * own_tokens);
-  const double slots = num_ranks * own_tokens * top_k * local / all_experts;
-  result.layer_us =
-      fixed_us(model) + result.experts_hit * expert_us(model, slots / result.experts_hit);
+  const double all_tokens = num_ranks * own_tokens;
+  result.experts_hit = experts_hit(local, top_k / all_experts, all_tokens, num_ranks);
+  const double rows_of_expert =
+      all_tokens * top_k / experts_hit(all_experts, top_k / all_experts, all_tokens, 1);
+  result.layer_us = fixed_us(model) + result.experts_hit * expert_us(model, rows_of_expert);
 
   // Rows of a token that travel to one other rank, and from there.
   const double sent = 1 - std::pow(1 - 1 / num_ranks, top_k);
@@ -121,6 +137,11 @@ EpPrediction predict(const EpModel& model, int64_t ranks, int64_t tokens, const 
     result.dispatch_us += us(model.quantize, own_tokens * static_cast<double>(2 * model.hidden));
   }
   result.combine_us = exchange(returned, rows.combine_bytes);
+  if (rows.is_topk) {
+    // A CTA sums the rows of a token, which takes longer than few tokens travel.
+    const double sum_us = top_k * rows.combine_bytes / model.token_sum_gb_per_s * 1e-3;
+    result.combine_us = std::max(result.combine_us, model.host_link.latency_us + sum_us);
+  }
   return result;
 }
 
