@@ -186,18 +186,12 @@ struct MmaSums {
   float sums[kTiles][kStrips][4] = {};
   float totals[Config::kHasGroups ? kTiles : 1][kStrips][4] = {};
 
-  // Adds the chunk of 128 columns of a stage.
-  __device__ void add(uint32_t stage, const MmaPlace<Config>& place) {
-    constexpr int kChunkBytes = mma_chunk_bytes(Config::kCoding);
-    const uint32_t strips =
-        stage + Config::kWeightsAt + static_cast<uint32_t>(place.first_strip * kChunkBytes);
-    if constexpr (kStrips == 1) {
-      Weights weights[1] = {{strips, place.lane}};
-      add(weights, stage, place);
-    } else {
-      Weights weights[2] = {{strips, place.lane}, {strips + kChunkBytes, place.lane}};
-      add(weights, stage, place);
+  // Adds the chunk of 128 columns of a stage, for the first `num_rows` tokens at least.
+  __device__ void add(uint32_t stage, const MmaPlace<Config>& place, int num_rows) {
+    if constexpr (kTiles == 8) {
+      if (num_rows <= 32) return add_tiles<4>(stage, place);
     }
+    add_tiles<kTiles>(stage, place);
   }
 
   [[nodiscard]] __device__ float result(int tile, int strip, int index) const {
@@ -212,7 +206,23 @@ struct MmaSums {
   }
 
  private:
-  __device__ void add(Weights (&weights)[kStrips], uint32_t stage, const MmaPlace<Config>& place) {
+  template <int kUsed>
+  __device__ void add_tiles(uint32_t stage, const MmaPlace<Config>& place) {
+    constexpr int kChunkBytes = mma_chunk_bytes(Config::kCoding);
+    const uint32_t strips =
+        stage + Config::kWeightsAt + static_cast<uint32_t>(place.first_strip * kChunkBytes);
+    if constexpr (kStrips == 1) {
+      Weights weights[1] = {{strips, place.lane}};
+      add_tiles<kUsed>(weights, stage, place);
+    } else {
+      Weights weights[2] = {{strips, place.lane}, {strips + kChunkBytes, place.lane}};
+      add_tiles<kUsed>(weights, stage, place);
+    }
+  }
+
+  template <int kUsed>
+  __device__ void add_tiles(Weights (&weights)[kStrips], uint32_t stage,
+                            const MmaPlace<Config>& place) {
     const int token = place.first_token + place.lane / 4;
     const uint32_t rows = stage + static_cast<uint32_t>(token * Config::kRowBytes) +
                           static_cast<uint32_t>(place.lane % 4) * 16;
@@ -225,7 +235,7 @@ struct MmaSums {
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) weights[strip].decode(block, a[strip]);
 #pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
+      for (int i = 0; i < kUsed; ++i) {
         const uint4 b = load_shared_16(
             starts[block % 2] + static_cast<uint32_t>(i * 8 * Config::kRowBytes + block / 2 * 128));
 #pragma unroll
@@ -235,7 +245,7 @@ struct MmaSums {
       }
     }
     if constexpr (Config::kHasGroups) {
-      add_to_totals(weights, stage + Config::kScalesAt, place);
+      add_to_totals<kUsed>(weights, stage + Config::kScalesAt, place);
     }
   }
 
@@ -255,12 +265,13 @@ struct MmaSums {
     }
   }
 
+  template <int kUsed>
   __device__ void add_to_totals(const Weights (&weights)[kStrips], uint32_t scales,
                                 const MmaPlace<Config>& place) {
     const uint32_t own =
         scales + static_cast<uint32_t>(4 * (place.first_token + place.lane % 4 * 2));
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
+    for (int i = 0; i < kUsed; ++i) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const float scale = bits_float(load_shared(own + static_cast<uint32_t>(4 * (8 * i + k))));
@@ -352,7 +363,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
   const MmaCopies<Config> copies(params, tile, shared);
   const MmaPlace<Config> place;
   // Warps of rows beyond the last one only copy.
-  const bool has_rows = place.first_token < tile.num_rows;
+  const int num_rows = tile.num_rows - place.first_token;
   MmaSums<Config> sums;
   __syncthreads();
 #pragma unroll
@@ -371,13 +382,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
       copies.copy(i + Config::kStages - 1, free_stage);
     }
     end_copy_group();
-    if (has_rows) {
-      sums.add(shared_address(shared) + static_cast<uint32_t>(stage * Config::kStageBytes), place);
+    if (num_rows > 0) {
+      sums.add(shared_address(shared) + static_cast<uint32_t>(stage * Config::kStageBytes), place,
+               num_rows);
     }
     free_stage = stage;
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
-  if (has_rows) MmaResults<Config>(params, tile, place).store(sums);
+  if (num_rows > 0) MmaResults<Config>(params, tile, place).store(sums);
 }
 
 template <class Config>
