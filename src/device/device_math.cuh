@@ -18,7 +18,7 @@ namespace device_math_detail {
 template <class Float>
 __device__ inline uint8_t encode(float a) {
   if constexpr (std::is_same_v<Float, E4M3>) {
-    return static_cast<uint8_t>(to_e4m3x2(a, 0.0F));
+    return to_e4m3(a);
   } else if constexpr (std::is_same_v<Float, E2M1> && kHasE2m1Conversion) {
     return static_cast<uint8_t>(to_e2m1x8({a}));
   } else {

@@ -118,8 +118,7 @@ __device__ inline auto general_codes(const Elements& elements, float multiplier)
       const auto scaled = [&](int k) {
         return Format::template scaled<Math>(elements[4 * i + k], multiplier);
       };
-      codes.words[i] = to_e4m3x2(scaled(0), scaled(1)) |
-                       static_cast<uint32_t>(to_e4m3x2(scaled(2), scaled(3))) << 16;
+      codes.words[i] = to_e4m3x4(scaled(0), scaled(1), scaled(2), scaled(3));
     }
   }
   return codes;

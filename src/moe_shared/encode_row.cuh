@@ -59,9 +59,8 @@ __device__ inline RowFactors token_row_factors(float row_amax, const RowTarget& 
 
 // Packs the codes of four neighbouring values in a word.
 __device__ inline uint32_t four_e4m3(const float* x, float multiplier) {
-  const uint32_t low = to_e4m3x2(__fmul_rn(x[0], multiplier), __fmul_rn(x[1], multiplier));
-  const uint32_t high = to_e4m3x2(__fmul_rn(x[2], multiplier), __fmul_rn(x[3], multiplier));
-  return high << 16 | low;
+  return to_e4m3x4(__fmul_rn(x[0], multiplier), __fmul_rn(x[1], multiplier),
+                   __fmul_rn(x[2], multiplier), __fmul_rn(x[3], multiplier));
 }
 
 namespace encode_row_detail {

@@ -4,10 +4,16 @@
 #pragma once
 
 #include "base/host_device.h"
+#include "device/ptx/float_ops.cuh"
+#include "device/ptx/packed.cuh"
 #include "formats/e4m3_rounding.h"
-#include "formats/minifloat.h"
 
 namespace narrowfloat {
+
+// e4m3_grid_code() of any number.
+__device__ inline uint32_t saturated_e4m3_grid_code(float a) {
+  return e4m3_grid_code(min_nan(fabsf(a), E4M3::kMaxFinite));
+}
 
 // cvt.rn.satfinite.e4m3x2.f32: nearest even, saturating; NaN gives 0x7F.
 __device__ inline uint16_t to_e4m3x2(float low, float high) {
@@ -16,7 +22,32 @@ __device__ inline uint16_t to_e4m3x2(float low, float high) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
     return result;
   } else {
-    return static_cast<uint16_t>(encode_e4m3_by_addition(low) | encode_e4m3_by_addition(high) << 8);
+    const uint32_t codes[2] = {saturated_e4m3_grid_code(low), saturated_e4m3_grid_code(high)};
+    const uint32_t signs = permute_bytes(float_bits(low), float_bits(high), 0x0073);
+    return static_cast<uint16_t>(e4m3_codes(codes, signs));
+  }
+}
+
+// One number.
+__device__ inline uint8_t to_e4m3(float a) {
+  if constexpr (kHasHopperInstructions) {
+    return static_cast<uint8_t>(to_e4m3x2(a, 0.0F));
+  } else {
+    const uint32_t codes[1] = {saturated_e4m3_grid_code(a)};
+    return static_cast<uint8_t>(e4m3_codes(codes, float_bits(a) >> 24));
+  }
+}
+
+// Four numbers, the first in the lowest byte.
+__device__ inline uint32_t to_e4m3x4(float a, float b, float c, float d) {
+  if constexpr (kHasHopperInstructions) {
+    return to_e4m3x2(a, b) | static_cast<uint32_t>(to_e4m3x2(c, d)) << 16;
+  } else {
+    const uint32_t codes[4] = {saturated_e4m3_grid_code(a), saturated_e4m3_grid_code(b),
+                               saturated_e4m3_grid_code(c), saturated_e4m3_grid_code(d)};
+    const uint32_t low = permute_bytes(float_bits(a), float_bits(b), 0x0073);
+    const uint32_t high = permute_bytes(float_bits(c), float_bits(d), 0x0073);
+    return e4m3_codes(codes, permute_bytes(low, high, 0x5410));
   }
 }
 

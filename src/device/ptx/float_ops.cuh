@@ -27,6 +27,13 @@ __device__ inline float div_ftz(float a, float b) {
   return result;
 }
 
+// min.NaN.f32: NaN, the canonical one, wins over a number.
+__device__ inline float min_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 // rcp.approx.ftz.f32: within 1 ulp; `fast` mode is defined by Hopper's (spec 4.3). Never apply it
 // to another reciprocal's result: ptxas replaces the pair by its operand.
 __device__ inline float rcp_approx(float a) {

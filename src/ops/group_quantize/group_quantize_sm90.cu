@@ -111,14 +111,12 @@ struct Encoder {
     b = scaled(b);
     c = scaled(c);
     d = scaled(d);
-    if (type == DType::kF8E4M3) {
-      return to_e4m3x2(a, b) | static_cast<uint32_t>(to_e4m3x2(c, d)) << 16;
-    }
+    if (type == DType::kF8E4M3) return to_e4m3x4(a, b, c, d);
     return byte(a) | byte(b) << 8 | byte(c) << 16 | byte(d) << 24;
   }
   // The code of a scaled element.
   __device__ uint32_t byte(float x) const {
-    if (type == DType::kF8E4M3) return to_e4m3x2(x, 0.0F) & 0xFFU;
+    if (type == DType::kF8E4M3) return to_e4m3(x);
     return type == DType::kF8E5M2 ? E5M2::encode(x) : to_int8(x);
   }
 };

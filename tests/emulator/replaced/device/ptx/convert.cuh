@@ -12,6 +12,10 @@ inline uint16_t to_e4m3x2(float low, float high) {
   const auto code = [](float a) { return a != a ? E4M3::kNanCode : E4M3::encode(a); };
   return static_cast<uint16_t>(code(high) << 8 | code(low));
 }
+inline uint8_t to_e4m3(float a) { return static_cast<uint8_t>(to_e4m3x2(a, 0.0F)); }
+inline uint32_t to_e4m3x4(float a, float b, float c, float d) {
+  return to_e4m3x2(a, b) | static_cast<uint32_t>(to_e4m3x2(c, d)) << 16;
+}
 inline uint32_t to_e2m1x8(const float (&v)[8]) {
   uint32_t result = 0;
   for (int i = 0; i < 8; ++i) result |= static_cast<uint32_t>(E2M1::encode(v[i])) << (4 * i);
