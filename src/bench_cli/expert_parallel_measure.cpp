@@ -127,13 +127,17 @@ class ExpertRun {
 
   // The results of the experts are 1, whatever they received.
   void store_ones() {
-    const ReceivedTokens received = group_.dispatch(rows_, ids_, weights_);
+    Machine& machine = ranks_.machine();
+    ReceivedTokens received;
+    machine.run_once([&](int64_t /*call*/, Stream stream) {
+      received = group_.dispatch(rows_, ids_, weights_, stream);
+    });
     const TensorView results = group_.results();
     const std::vector<uint16_t> ones(static_cast<size_t>(results.num_elements()), 0x3F80);
-    ranks_.machine().wait();
-    ranks_.machine().write(static_cast<std::byte*>(results.data),
-                           reinterpret_cast<const std::byte*>(ones.data()), ones.size() * 2);
-    group_.combine(received, out_view_);
+    machine.write(static_cast<std::byte*>(results.data),
+                  reinterpret_cast<const std::byte*>(ones.data()), ones.size() * 2);
+    machine.run_once(
+        [&](int64_t /*call*/, Stream stream) { group_.combine(received, out_view_, stream); });
     wait_and_check();
   }
 

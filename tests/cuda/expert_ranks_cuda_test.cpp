@@ -65,10 +65,8 @@ TEST_F(ExpertRanks, OnAllGpusGiveTheSums) {
 TEST_F(ExpertRanks, GiveTheSumsOverNccl) {
   if (gpus_of_host() < 2) GTEST_SKIP() << "skipped: there is one GPU";
   if (const NcclInfo nccl = nccl_info(); !nccl.found) GTEST_SKIP() << "skipped: " << nccl.reason;
-  for (int ranks = 2; ranks <= std::min(gpus_of_host(), 8); ranks *= 2) {
-    for (const auto transport : {ExpertTransport::kAllToAll, ExpertTransport::kAllGather}) {
-      expect_exchange(ranks, gpus_of_host(), 20, transport);
-    }
+  for (const auto transport : {ExpertTransport::kAllToAll, ExpertTransport::kAllGather}) {
+    expect_exchange(std::min(gpus_of_host(), 8), gpus_of_host(), 20, transport);
   }
 }
 
