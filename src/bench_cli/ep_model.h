@@ -37,7 +37,7 @@ struct EpModel {
   LinkModel host_link;
   LinkModel network;
   LinkModel quantize;  // Rows are quantized before they travel; the bytes are those of bf16.
-  double token_sum_gb_per_s = 0;  // Of the rows of one token, which order topk sums.
+  double token_sum_gb_per_s = 0;  // Order topk sums the rows of one token at this rate.
 };
 // Throws kInvalidArgument that lists what there is where the inputs lack the GPU, model or mode. An
 // empty mode is the first of the model.
