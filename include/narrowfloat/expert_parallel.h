@@ -50,7 +50,7 @@ enum class CombineOrder : int { kRank = 0, kTopK = 1 };
 NARROWFLOAT_API std::string_view name(CombineOrder order);  // "rank", "topk"
 NARROWFLOAT_API CombineOrder parse_combine_order(std::string_view text);
 
-// How rows travel. kAuto: the first that the group can have, on GPUs not kAllToAll.
+// How rows travel. kAuto: the first that the group can have.
 enum class ExpertTransport : int {
   kAuto = 0,
   kPeerMemory = 1,  // Stores into memory that all ranks map: 1 to 8 ranks of one host.

@@ -103,13 +103,7 @@ Support has_nccl(const Request& request) {
 Support supports_all_to_all(const Request& request) {
   Support support = is_wanted(request, ExpertTransport::kAllToAll);
   if (!support.ok()) return support;
-  if (request.device.type != DeviceType::kCpu) {
-    // NCCL 2.28.9 was seen to hang in graphs (docs/parallel.md).
-    if (request.transport == ExpertTransport::kAuto) {
-      return Support::no("on GPUs it runs where it is asked for");
-    }
-    return has_nccl(request);
-  }
+  if (request.device.type != DeviceType::kCpu) return has_nccl(request);
   return request.has_all_to_all ? Support::yes() : Support::no("no all_to_all function was given");
 }
 
