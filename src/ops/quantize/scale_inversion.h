@@ -31,9 +31,8 @@ struct ScaleInversionImpl {
 // The implementations, fastest first, the oracle last.
 std::span<const ScaleInversionImpl> scale_inversion_impls();
 
-#if defined(NARROWFLOAT_CUDA)
+// Builds with CUDA define these.
 extern const ScaleInversionImpl kScaleInversionSm90;
 extern const ScaleInversionImpl kScaleInversionSm80;
-#endif
 
 }  // namespace narrowfloat
