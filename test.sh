@@ -65,18 +65,12 @@ build_everything() {
   cmake --build --preset check
 }
 
-# Most of them keep one processor busy, so those of the library run beside those of the programs.
-python_tests() (
-  export NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin
-  export NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat
-  export NARROWFLOAT_BENCH_CLI=$PWD/build/check/src/bench_cli/narrowfloat-bench
-  .venv/bin/python -m pytest -q -p no:cacheprovider tests/python > build/python_tests.txt 2>&1 &
-  programs=0 library=0
-  .venv/bin/python -m pytest -q -p no:cacheprovider tests/cli || programs=$?
-  wait $! || library=$?
-  cat build/python_tests.txt
-  ((programs == 0 && library == 0))
-)
+python_tests() {
+  NARROWFLOAT_TEST_BIN=$PWD/build/check/tests/bin \
+    NARROWFLOAT_CLI=$PWD/build/check/src/cli/narrowfloat \
+    NARROWFLOAT_BENCH_CLI=$PWD/build/check/src/bench_cli/narrowfloat-bench \
+    .venv/bin/python -m pytest -q -p no:cacheprovider tests/python tests/cli
+}
 
 # The wheel as `pip install .` makes it, without a network, and its tests, in .venv; warnings are
 # errors. The CUDA part is left out: the preset check compiles it, and so the library and the
