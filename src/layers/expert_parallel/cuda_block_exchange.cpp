@@ -101,7 +101,7 @@ class CudaBlockExchange final : public CudaExchange {
   [[nodiscard]] uint8_t* results() const {
     return own_.get() + layout_.place(ExpertPart::kResults).offset;
   }
-  // Where the block arrives that `source` sends to this rank.
+  // The block that `source` sends to this rank arrives here.
   [[nodiscard]] uint8_t* arrived(int64_t block_bytes, int source) const {
     const int64_t block = is_gathered_ ? int64_t{source} * layout_.ranks + rank_ : source;
     return received_.get() + block * block_bytes;

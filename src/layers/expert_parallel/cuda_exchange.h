@@ -27,13 +27,13 @@ class CudaExchange {
   [[nodiscard]] virtual uint8_t* own() const = 0;
   // The ranks whose abort cells and flags the kernels see: all, or this one alone.
   virtual void describe(RankMemory& memory) const = 0;
-  // Where the rows for each rank are stored, and a token part in each of these places.
+  // The rows for each rank are stored here; a token part has an offset in each of these places.
   [[nodiscard]] virtual RankPointers outgoing() const = 0;
   [[nodiscard]] virtual int64_t outgoing_offset(ExpertPart part) const = 0;
-  // Where a token part arrives; in own() already, or elsewhere in this rank's memory.
+  // A token part arrives here: in own() already, or elsewhere in this rank's memory.
   [[nodiscard]] virtual SentBlocks incoming(ExpertPart part) const = 0;
   [[nodiscard]] virtual bool arrives_in_place() const = 0;
-  // Where the results that each rank has computed for this one lie.
+  // The results that each rank has computed for this one lie here.
   [[nodiscard]] virtual RankPointers returned() const = 0;
   [[nodiscard]] virtual int64_t token_flags() const = 0;  // kNoFlags: there are none.
   [[nodiscard]] virtual int64_t result_flags() const = 0;

@@ -191,7 +191,7 @@ struct F32Neighbours {
                  canonical_nan(values.w)});
   }
 };
-// Where u and g are interleaved.
+// This one stores columns where u and g are interleaved.
 struct EveryOtherColumn {
   static constexpr bool kIsFull = false;
   static constexpr int kStride = 2;
@@ -224,7 +224,7 @@ struct BlockColumns {
                                               : image.rows - block * kSubtileRows)) {}
 };
 
-// Where the results of a warpgroup's threads go, and their factors.
+// It says where the results of a warpgroup's threads go, and has their factors.
 struct TokenOutput {
   int64_t first_row;
   int num_rows;

@@ -187,9 +187,9 @@ __device__ inline uint32_t four_e4m3(const float4& h, float multiplier) {
 
 }  // namespace epilogue_detail
 
-// Where a thread's columns of a chunk's tokens go. From the first row's address the others are one
-// multiplication away: that makes a store three instructions under a predicate, where the compiler
-// would compute every address again under a branch.
+// It says where a thread's columns of a chunk's tokens go. From the first row's address others are
+// one multiplication away: that makes a store three instructions under a predicate, where the
+// compiler would compute every address again under a branch.
 template <class Tile>
 class RowPlaces {
  public:

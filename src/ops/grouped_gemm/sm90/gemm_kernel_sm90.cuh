@@ -237,7 +237,7 @@ class Producer {
     }
   }
 
-  // Where two CTAs share them, each copies half of them for both.
+  // If two CTAs share them, each copies half of them for both.
   __device__ void copy_weights(const OutputTile& tile, int first_block, int k_tile) const {
     if (thread_ != 0) return;
     // Several k tiles are one copy.

@@ -196,7 +196,7 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   if (call.tables.expert_encodings == nullptr) return;
   GemmCall rest = call;
   rest.weight_encoding = call.tables.rest_encoding;
-  // Where the first encoding needs them, too, it has just decoded them.
+  // If the first encoding needs them, too, it has just decoded them.
   if (decodes_rows(problem, encoding_of(call))) rest.layer.rows_are_dequantized = true;
   multiply(problem, rest, stream);
 }

@@ -37,7 +37,7 @@ struct PrepareParams {
   ExpertFlags* flags = nullptr;  // One an expert.
 };
 
-// Where one k tile of packed weights comes from and goes to.
+// It says where one k tile of packed weights comes from and where it goes.
 template <WeightEncoding kEncoding>
 class KTileSource {
  public:
