@@ -495,8 +495,8 @@ class TmaEpilogue {
   using Plain = PlainFactors<kSubtiles>;
   static constexpr int kBoxChunks = TmaTile::kWarpTokens * 8;  // A chunk has 16 bytes.
 
-  // It says where a warp's results go, which is computed after the main loop. The tile lies in shared
-  // memory: all of it that is needed is loaded at once, before the results are made.
+  // It says where a warp's results go, which is computed after the main loop. The tile lies in
+  // shared memory: all of it that is needed is loaded at once, before the results are made.
   struct Place {
     int warp;  // Counted among the consumers' warps.
     int lane;
