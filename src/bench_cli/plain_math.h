@@ -1,5 +1,5 @@
 // The fp32 arithmetic of a transformer outside of its experts: matrix products, RMS norm, rotary
-// embedding, softmax. Plain loops in a fixed order, on one thread.
+// embedding, softmax. Sums have a fixed order, on one thread.
 #pragma once
 
 #include <cstdint>
@@ -68,8 +68,10 @@ class RotaryTable {
   std::vector<float> sin_;
 };
 
-// values = softmax(values * scale).
-void softmax(std::span<float> values, float scale);
+// values = softmax(values * scale), for at least one value. Up to a multiple of kSoftmaxAlignment
+// values after them are overwritten.
+constexpr int64_t kSoftmaxAlignment = 16;
+void softmax(float* values, int64_t count, float scale);
 
 // -log2 of the softmax probability of `index`.
 double surprise_bits(std::span<const float> logits, size_t index);

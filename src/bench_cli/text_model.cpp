@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <memory>
+#include <mutex>
 #include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -137,7 +140,7 @@ ModelConfig parse_model_config(const std::string& config_text, const std::string
 
 // Rows of queries that are worked on together. Causal attention computes up to so many columns that
 // it does not need.
-constexpr int64_t kQueryBlock = 64;
+constexpr int64_t kQueryBlock = 16;
 
 std::vector<float> read_tensor(const Checkpoint& checkpoint, const std::string& name,
                                const std::vector<int64_t>& shape) {
@@ -187,13 +190,45 @@ struct TextModel::Scratch {
         k(size(length, config.kv_heads * config.head_dim)),
         v(size(length, config.kv_heads * config.head_dim)),
         mixed(q.size()),
-        scores(size(kQueryBlock, length)),
+        scores(size(kQueryBlock, score_stride(length))),
         logits(size(length, config.vocabulary)) {}
 
+  // Rows of scores have room for what softmax() overwrites.
+  static int64_t score_stride(int64_t length) {
+    return (length + kSoftmaxAlignment - 1) / kSoftmaxAlignment * kSoftmaxAlignment;
+  }
   static size_t size(int64_t rows, int64_t cols) { return static_cast<size_t>(rows * cols); }
 
   std::vector<float> normed, q, k, v, mixed, scores, logits;
   PackedMatrix keys, values;
+};
+
+// Threads take buffers that fit the longest window: fresh memory costs more than its zeros.
+class TextModel::ScratchPool {
+ public:
+  ScratchPool(const ModelConfig& config, std::span<const Window> windows) : config_(config) {
+    for (const Window window : windows) {
+      length_ = std::max(length_, static_cast<int64_t>(window.size()));
+    }
+  }
+
+  std::unique_ptr<Scratch> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<Scratch>(config_, length_);
+    std::unique_ptr<Scratch> scratch = std::move(free_.back());
+    free_.pop_back();
+    return scratch;
+  }
+  void give_back(std::unique_ptr<Scratch> scratch) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(scratch));
+  }
+
+ private:
+  const ModelConfig& config_;
+  int64_t length_ = 0;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Scratch>> free_;
 };
 
 TextModel::TextModel(const Checkpoint& checkpoint)
@@ -243,6 +278,7 @@ void TextModel::attend_head(int64_t head, int64_t length, Scratch& scratch) cons
                        .cols = dim,
                        .row_stride = kv_width,
                        .col_stride = 1});
+  const int64_t stride = Scratch::score_stride(length);
   for (int64_t first = 0; first < length; first += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, length - first);
     const int64_t visible = first + rows;
@@ -250,19 +286,19 @@ void TextModel::attend_head(int64_t head, int64_t length, Scratch& scratch) cons
     multiply({.a = scratch.q.data() + first * q_width + head * dim,
               .a_stride = q_width,
               .c = scores,
-              .c_stride = length,
+              .c_stride = stride,
               .rows = rows,
               .inner = dim,
               .cols = visible},
              scratch.keys);
     for (int64_t r = 0; r < rows; ++r) {
-      float* row = scores + r * length;
+      float* row = scores + r * stride;
       const int64_t seen = first + r + 1;
-      softmax({row, static_cast<size_t>(seen)}, scale);
+      softmax(row, seen, scale);
       std::fill(row + seen, row + visible, 0.0F);
     }
     multiply({.a = scores,
-              .a_stride = length,
+              .a_stride = stride,
               .c = scratch.mixed.data() + first * q_width + head * dim,
               .c_stride = q_width,
               .rows = rows,
@@ -292,7 +328,8 @@ void TextModel::attend(const Layer& layer, float* x, int64_t length, Scratch& sc
   norm_and_rotate(scratch.k.data(), config_.kv_heads, layer.k_norm, length);
   for (int64_t head = 0; head < config_.heads; ++head) attend_head(head, length, scratch);
   project(scratch.mixed, layer.o, length, scratch.normed);
-  for (size_t i = 0; i < scratch.normed.size(); ++i) x[i] += scratch.normed[i];
+  const auto count = static_cast<size_t>(length * config_.hidden);
+  for (size_t i = 0; i < count; ++i) x[i] += scratch.normed[i];
 }
 
 void TextModel::norm_rows(const float* x, std::span<const float> weight, int64_t length,
@@ -327,11 +364,13 @@ double TextModel::score(std::span<const Window> windows, const ExpertFunction& e
     }
   }
   std::vector<float> rows(x.size());
+  ScratchPool pool(config_, windows);
   const auto for_each_window = [&](const auto& body) {
     for_each_index(static_cast<int64_t>(windows.size()), [&](int64_t index) {
       const auto i = static_cast<size_t>(index);
-      Scratch scratch(config_, static_cast<int64_t>(windows[i].size()));
-      body(i, begins[i], scratch);
+      std::unique_ptr<Scratch> scratch = pool.take();
+      body(i, begins[i], *scratch);
+      pool.give_back(std::move(scratch));
     });
   };
   for (size_t l = 0; l < layers_.size(); ++l) {

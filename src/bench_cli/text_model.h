@@ -51,6 +51,7 @@ class TextModel {
     PackedMatrix q, k, v, o;
   };
   struct Scratch;
+  class ScratchPool;
 
   Layer load_layer(const Checkpoint& checkpoint, int64_t index) const;
   // x += attention(rmsnorm(x)), rows = rmsnorm(x), for the rows of one window.
