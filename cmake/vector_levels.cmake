@@ -11,6 +11,7 @@ set(NARROWFLOAT_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(NARROWFLOAT_FLAGS_avx512 ${NARROWFLOAT_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq
                              -mavx512vbmi)
 set(NARROWFLOAT_FLAGS_avx512_bf16 ${NARROWFLOAT_FLAGS_avx512} -mavx512bf16)
+set(NARROWFLOAT_FLAGS_amx_bf16 ${NARROWFLOAT_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
 
 # Adds sources to the library; call it in their directory.
 function(narrowfloat_vector_level level)

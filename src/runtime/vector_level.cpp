@@ -1,6 +1,12 @@
 // See vector_level.h.
 #include "runtime/vector_level.h"
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace narrowfloat {
 namespace {
 
@@ -19,11 +25,36 @@ bool has_avx512() {
 
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16") != 0; }
 
+#if defined(__linux__)
+// Tile instructions fault in a process that has not asked for their state. Linux before 5.16 has no
+// such request.
+bool is_given_tiles() {
+  constexpr int64_t kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int64_t kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_amx_bf16() {
+  unsigned int eax = 0;
+  unsigned int ebx = 0;
+  unsigned int ecx = 0;
+  unsigned int edx = 0;
+  if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned int kBf16AndTile = 1U << 22U | 1U << 24U;
+  if ((edx & kBf16AndTile) != kBf16AndTile) return false;
+  static const bool kIsGiven = is_given_tiles();
+  return kIsGiven;
+}
+#else
+bool has_amx_bf16() { return false; }
+#endif
+
 #else
 
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512_bf16() { return false; }
+bool has_amx_bf16() { return false; }
 
 #endif
 
@@ -37,6 +68,9 @@ Support cpu_with(Device device, VectorLevel level) {
   }
   if (level == VectorLevel::kAvx512Bf16 && has_avx512() && !has_avx512_bf16()) {
     return Support::no("needs a CPU with AVX-512 BF16");
+  }
+  if (level == VectorLevel::kAmxBf16 && has_avx512_bf16() && !has_amx_bf16()) {
+    return Support::no("needs a CPU with AMX BF16, and a Linux kernel that gives its tiles");
   }
   return has_avx512() ? Support::yes()
                       : Support::no("needs a CPU with AVX-512 F, BW, VL, DQ and VBMI");

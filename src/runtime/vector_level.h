@@ -12,6 +12,7 @@ enum class VectorLevel : int {
   kAvx2,        // AVX2, FMA, F16C: x86-64-v3
   kAvx512,      // AVX-512 F, BW, VL, DQ and VBMI
   kAvx512Bf16,  // and AVX-512 BF16
+  kAmxBf16,     // and AMX TILE and BF16, whose state the kernel gives on request
 };
 
 // Outputs of more bytes do not stay in the caches, so the kernels of a level write past them.

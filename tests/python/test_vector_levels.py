@@ -38,7 +38,7 @@ def is_shared(kind):
 def test_only_its_table_leaves_the_object_of_a_level(source):
     path = OBJECTS / f"{source.relative_to(ROOT / 'src')}.o"
     shared = [name for kind, name in symbols(path) if is_shared(kind)]
-    assert len(shared) == 1 and re.match(r"narrowfloat::k\w+KernelsAvx\d+$", shared[0]), shared
+    assert len(shared) == 1 and re.match(r"narrowfloat::k\w+Kernels(Avx\d+|Amx)$", shared[0]), shared
 
 
 def test_other_objects_have_what_these_must_not_have():

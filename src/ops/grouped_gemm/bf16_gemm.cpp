@@ -101,7 +101,8 @@ class Bf16Gemm {
     if (block.count == 0) return strips;
     const bool decodes_in_registers =
         shape_.weights.dtype == DType::kU8 && !shape_.mode.rounds_weights;
-    if (decodes_in_registers && block.count <= kFewBf16Rows) {
+    if (kernels_.multiply_few_rows != nullptr && decodes_in_registers &&
+        block.count <= kFewBf16Rows) {
       const int64_t count = std::min(strips, kFewBf16Strips);
       run_few_rows(block, strip, count);
       return count;

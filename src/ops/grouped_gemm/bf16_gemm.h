@@ -1,4 +1,4 @@
-// The grouped GEMM with Accumulation::kFast on processors with bf16 dot products: the packed
+// The grouped GEMM with Accumulation::kFast on processors with bf16 dot products or tiles: the packed
 // strips, row blocks and epilogue of the other CPU implementations around the kernels of
 // x86/bf16_kernels.h.
 #pragma once

@@ -1,9 +1,9 @@
-// cpu_baseline, cpu_avx2, cpu_avx512 and cpu_avx512_bf16: give the oracle's bytes on all cores. The
-// baseline has portable 128-bit vectors; for fp32 sums the others have the kernels of their vector
-// level (x86/gemm_kernels.h), and decode the E2M1 weights of few rows in registers.
+// cpu_baseline, cpu_avx2, cpu_avx512, cpu_avx512_bf16 and cpu_amx_bf16: give the oracle's bytes on
+// all cores. The baseline has portable 128-bit vectors; for fp32 sums the others have the kernels
+// of their vector level (x86/gemm_kernels.h), and decode the E2M1 weights of few rows in registers.
 //
-// With Accumulation::kFast the levels have fused multiply-adds, still in ascending k, and
-// cpu_avx512_bf16 has bf16 dot products (bf16_gemm.h).
+// With Accumulation::kFast the levels have fused multiply-adds, still in ascending k, and the last
+// two have bf16 dot products (bf16_gemm.h).
 //
 // Activation rows are dequantized once into the workspace. An output tile is one packed strip of 16
 // weight rows times up to 128 rows of one expert: the strip is decoded chunk by chunk of K into a
@@ -22,6 +22,7 @@
 #include "ops/grouped_gemm/strip_epilogue.h"
 #include "ops/grouped_gemm/strip_kernel.h"
 #include "ops/grouped_gemm/strip_weights.h"
+#include "ops/grouped_gemm/x86/amx_kernels.h"
 #include "ops/grouped_gemm/x86/gemm_kernels.h"
 #include "runtime/parallel.h"
 #include "runtime/vector_level.h"
@@ -229,8 +230,14 @@ Support supports_level(const GroupedGemmProblem& problem) {
 
 template <VectorLevel kLevel>
 void run_level(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
-  if (kLevel == VectorLevel::kAvx512Bf16 && call.accumulation == Accumulation::kFast) {
-    return run_bf16_gemm(problem, call, kBf16KernelsAvx512);
+  if (kLevel >= VectorLevel::kAvx512Bf16 && call.accumulation == Accumulation::kFast) {
+    Bf16Kernels kernels = kBf16KernelsAvx512;
+    if (kLevel == VectorLevel::kAmxBf16) {
+      // Few rows take tiles as well, so that sums do not depend on the number of rows.
+      kernels.multiply = kBf16KernelsAmx.multiply;
+      kernels.multiply_few_rows = nullptr;
+    }
+    return run_bf16_gemm(problem, call, kernels);
   }
   run_with(kLevel == VectorLevel::kAvx2 ? &kGemmKernelsAvx2 : &kGemmKernelsAvx512, problem, call);
 }
@@ -258,6 +265,11 @@ const GroupedGemmImpl kGroupedGemmCpuAvx512Bf16{
     pack_weight_strips,  workspace_bytes,
     supports_any_tiles,  no_fused_activation,
     no_dequantized_rows, run_level<VectorLevel::kAvx512Bf16>};
+const GroupedGemmImpl kGroupedGemmCpuAmxBf16{
+    "cpu_amx_bf16",      supports_level<VectorLevel::kAmxBf16>,
+    pack_weight_strips,  workspace_bytes,
+    supports_any_tiles,  no_fused_activation,
+    no_dequantized_rows, run_level<VectorLevel::kAmxBf16>};
 #endif
 
 }  // namespace narrowfloat

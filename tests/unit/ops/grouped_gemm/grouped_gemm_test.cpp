@@ -306,9 +306,14 @@ TEST(GroupedGemmRows, FastSumsRefuseFp32Rows) {
 // beyond fp32 are infinite by themselves and do not reach the zeros beside them, because the scale
 // of a block multiplies its sum.
 TEST(GroupedGemmRows, Bf16ProductsHaveEveryWeight) {
-  const std::string bf16 = "cpu_avx512_bf16";
-  if (std::ranges::count(implementations(), bf16) == 0) GTEST_SKIP() << "needs AVX-512 BF16";
-  for (const MoeMode mode : every_moe_mode()) {
+  const std::vector<std::string> present = implementations();
+  std::vector<std::pair<std::string, MoeMode>> cases;
+  for (const std::string bf16 : {"cpu_avx512_bf16", "cpu_amx_bf16"}) {
+    if (std::ranges::count(present, bf16) == 0) continue;
+    for (const MoeMode mode : every_moe_mode()) cases.emplace_back(bf16, mode);
+  }
+  if (cases.empty()) GTEST_SKIP() << "needs AVX-512 BF16";
+  for (const auto& [bf16, mode] : cases) {
     const GemmCase gemm({.mode = mode,
                          .weight_rows = 512,
                          .cols = 128,
@@ -321,7 +326,8 @@ TEST(GroupedGemmRows, Bf16ProductsHaveEveryWeight) {
         const auto expected = static_cast<float>(gemm.expected(row, n).value);
         const double got = output_element(DType::kF32, output, row.row * 512 + n);
         ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)))
-            << name(mode) << " " << row.row << " " << n << ": " << got << " for " << expected;
+            << bf16 << " " << name(mode) << " " << row.row << " " << n << ": " << got << " for "
+            << expected;
       }
     }
   }
