@@ -36,17 +36,6 @@ struct Avx2 {
     return _mm256_cvtph_ps(
         _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
   }
-  // The lower 16 bits of each lane, and the upper ones, as fp32.
-  template <KernelInput kInput>
-  static Floats lower_half(Ints pairs) {
-    const Ints upper = shift_left<16>(pairs);
-    return kInput == KernelInput::kF16 ? widen_f16(upper) : floats(upper);
-  }
-  template <KernelInput kInput>
-  static Floats upper_half(Ints pairs) {
-    if constexpr (kInput == KernelInput::kF16) return widen_f16(pairs);
-    return floats(bit_and(pairs, static_cast<int32_t>(0xFFFF0000)));
-  }
   // Words of both halves of a vector, in order.
   static __m128i lower_words(Ints x) {
     return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

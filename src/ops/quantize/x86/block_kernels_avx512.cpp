@@ -69,17 +69,6 @@ struct Avx512 {
   static Floats widen_f16(Ints x) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(shift_right<16>(x)));
   }
-  // The lower 16 bits of each lane, and the upper ones, as fp32.
-  template <KernelInput kInput>
-  static Floats lower_half(Ints pairs) {
-    const Ints upper = shift_left<16>(pairs);
-    return kInput == KernelInput::kF16 ? widen_f16(upper) : floats(upper);
-  }
-  template <KernelInput kInput>
-  static Floats upper_half(Ints pairs) {
-    if constexpr (kInput == KernelInput::kF16) return widen_f16(pairs);
-    return floats(bit_and(pairs, static_cast<int32_t>(0xFFFF0000)));
-  }
   template <KernelInput kInput>
   static void store_16(uint16_t* out, Floats x) {
     __m256i rounded;

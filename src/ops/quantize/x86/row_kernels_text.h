@@ -64,6 +64,18 @@ void norm(const void* x, const void* weight, float factor, int64_t count, void* 
   });
 }
 
+// The lower 16 bits of each lane, and the upper ones, as fp32.
+template <class Level, KernelInput kInput>
+typename Level::Floats lower_half(typename Level::Ints pairs) {
+  const auto upper = Level::template shift_left<16>(pairs);
+  return kInput == KernelInput::kF16 ? Level::widen_f16(upper) : Level::floats(upper);
+}
+template <class Level, KernelInput kInput>
+typename Level::Floats upper_half(typename Level::Ints pairs) {
+  if constexpr (kInput == KernelInput::kF16) return Level::widen_f16(pairs);
+  return Level::floats(Level::bit_and(pairs, static_cast<int32_t>(0xFFFF0000)));
+}
+
 // The sums of squares of kLanes runs of 8 elements, each a chain of fused multiply-adds. Elements
 // are read as pairs: pairs j of four vectors' runs are brought into one vector.
 template <class Level, KernelInput kInput>
@@ -74,8 +86,8 @@ typename Level::Floats sums_of_eight(const void* x, int64_t elem) {
   block_kernels::transpose_in_lanes<Level>(pairs);
   Floats sum = Level::floats(0.0F);
   for (const auto& pair : pairs) {
-    const Floats even = Level::template lower_half<kInput>(pair);
-    const Floats odd = Level::template upper_half<kInput>(pair);
+    const Floats even = lower_half<Level, kInput>(pair);
+    const Floats odd = upper_half<Level, kInput>(pair);
     sum = Level::fma(odd, odd, Level::fma(even, even, sum));
   }
   return Level::in_order_of_leaves(sum);
