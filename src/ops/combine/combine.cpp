@@ -15,6 +15,9 @@ std::span<const CombineImpl> combine_impls() {
 #if defined(NARROWFLOAT_CUDA)
     kCombineSm90, kCombineSm80,
 #endif
+#if defined(NARROWFLOAT_VECTOR_LEVELS)
+        kCombineCpuAvx512, kCombineCpuAvx2,
+#endif
         kCombineCpuBaseline, kCombineCpuReference
   };
   return kImpls;

@@ -43,6 +43,8 @@ struct CombineImpl {
 std::span<const CombineImpl> combine_impls();
 extern const CombineImpl kCombineCpuReference;
 extern const CombineImpl kCombineCpuBaseline;
+extern const CombineImpl kCombineCpuAvx2;  // Only in builds for x86-64, like the next.
+extern const CombineImpl kCombineCpuAvx512;
 extern const CombineImpl kCombineSm90;  // Only in builds with CUDA, like the next.
 extern const CombineImpl kCombineSm80;
 
