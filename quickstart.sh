@@ -51,7 +51,7 @@ head -n 10 $out/diff.txt
 echo "..."
 tail -n 3 $out/diff.txt
 
-say "7. Bits per byte of a held-out text, experts in every mode (about a minute)"
+say "7. Bits per byte of a held-out text, experts in every mode (half a minute)"
 echo "\$ $narrowfloat_bench eval $model"
 $narrowfloat_bench eval $model > $out/eval.txt
 echo "done, shown at the end"
