@@ -447,7 +447,7 @@ class GroupedGemmPortable : public GpuTestWith<MoeMode> {};
 
 TEST_P(GroupedGemmPortable, IsExactForIntegersAndNearForOthers) {
   const ForcedImplementation forced("grouped_gemm", kGroupedGemmSm80.name);
-  for (const int32_t token_tile : {8, 16, 32, 128}) {
+  for (const int32_t token_tile : {8, 16, 32, 64, 128}) {
     const bool is_large = token_tile >= 32;
     for (const GemmData data : {GemmData::kIntegers, GemmData::kRandom}) {
       if (data == GemmData::kRandom && token_tile > 8 && token_tile < 128) continue;
@@ -455,7 +455,10 @@ TEST_P(GroupedGemmPortable, IsExactForIntegersAndNearForOthers) {
       const GemmCase gemm({.mode = GetParam(),
                            .weight_rows = 160,
                            .cols = round_up(int64_t{144}, moe_mode_info(GetParam()).multiple),
-                           .expert_rows = {is_large ? 70 : 18, 0, 3},
+                           .expert_rows = {token_tile == 128 ? 520
+                                           : is_large        ? 70
+                                                             : 18,
+                                           0, 3},
                            .token_tile = token_tile,
                            .gathers = is_large,
                            .has_slot_weights = true,

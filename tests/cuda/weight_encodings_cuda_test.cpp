@@ -8,7 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "cuda/gpu_test.h"
+#include "ops/grouped_gemm/grouped_gemm_problem.h"
 #include "ops/grouped_gemm/sm90/packed_weights.h"
+#include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"
 
@@ -258,6 +260,56 @@ TEST_F(WeightScalesCuda, FurtherApartThanBf16ReachesAreRefused) {
   expect_error(ErrorKind::kUnsupported, {"weights.scales", "expert 0"},
                [&] { static_cast<void>(GemmOnDevice(gemm)); });
 }
+
+// The portable kernel, on every GPU.
+class WeightEncodingsPortable : public GpuTestWith<MoeMode> {
+ protected:
+  const ForcedImplementation forced_{"grouped_gemm", kGroupedGemmSm80.name};
+};
+
+// MXFP4 decodes the scales of the first 128 rows with one multiplication.
+TEST_P(WeightEncodingsPortable, DecodeEveryScaleAndCodeOfWeights) {
+  for (const int64_t rows : {128, 256}) {
+    SCOPED_TRACE(rows);
+    const GemmCase gemm(every_code(GetParam(), GemmData::kEveryWeight, rows));
+    expect_exact(gemm, GemmOnDevice(gemm).run());
+  }
+}
+
+// Tiles of 128 are full, have up to half of their rows, or up to 32. An expert with large scales
+// changes no other expert, and only that column of its own.
+TEST_P(WeightEncodingsPortable, ARowIsTheSameInEveryTile) {
+  const bool is_mxfp4 = moe_mode_info(GetParam()).weights == WeightFormat::kMxfp4;
+  std::vector<double> expected;
+  for (const int32_t tile : {128, 64, 32, 8}) {
+    for (const bool has_large_scale : {false, true}) {
+      if (has_large_scale && !is_mxfp4) continue;
+      SCOPED_TRACE(::testing::Message() << tile << (has_large_scale ? ", a large scale" : ""));
+      GemmCase gemm({.mode = GetParam(),
+                     .weight_rows = 144,
+                     .cols = 256,
+                     .expert_rows = {520, 0, 40, 70},
+                     .token_tile = tile,
+                     .gathers = true,
+                     .wide_scales = false,
+                     .seed = 24});
+      if (has_large_scale) gemm.set_weight_scale(7, 2, 131);
+      const std::vector<uint8_t> output = GemmOnDevice(gemm).run();
+      std::vector<double> values;
+      for (const GemmCase::Row& row : gemm.rows()) {
+        for (int64_t col = 0; col < gemm.spec().weight_rows; ++col) {
+          const bool counts = col != 7 || row.expert != 0;
+          values.push_back(counts ? element(gemm, output, row.row, col) : 0.0);
+        }
+      }
+      if (expected.empty()) expected = values;
+      ASSERT_EQ(values, expected);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WeightEncodingsPortable, ::testing::ValuesIn(kEveryMode),
+                         [](const auto& test) { return std::string(name(test.param)); });
 
 }  // namespace
 }  // namespace narrowfloat::testing

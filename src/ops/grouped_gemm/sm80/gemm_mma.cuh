@@ -26,154 +26,239 @@
 
 namespace narrowfloat {
 
-template <MmaCoding kCodingOf, bool kGroups, int kRows>
+// The work of a CTA for up to kRows rows. `kIsRest`: for the few that experts have beyond a
+// multiple of 128 rows, by the CTAs of 128 rows: with less in a stage, more stages.
+template <MmaCoding kCodingOf, bool kGroups, int kRows, bool kIsRest = false>
 struct MmaConfig {
   static constexpr MmaCoding kCoding = kCodingOf;
   static constexpr bool kHasGroups = kGroups;  // Rows have scales of 1x128.
   static constexpr bool kHasBlockFactors = kCoding == MmaCoding::kMxfp8;
   static constexpr int kTokens = kRows;
+  static constexpr bool kIsLarge = kRows == kMostMmaTokens || kIsRest;
+
+  template <MmaCoding kOther>
+  using OfCoding = MmaConfig<kOther, kGroups, kRows, kIsRest>;
+  // For up to kRestRows rows.
+  static constexpr int kRestRows = 32;
+  using OfRest = MmaConfig<kCoding, kGroups, kRestRows, true>;
 
   // A warp has kWarpTokens and kStrips of 16 weight rows. Sums of chunks take registers.
   static constexpr int kStrips = kRows < 64 ? 1 : 2;
-  static constexpr int kWarpTokens = std::min(kRows, kGroups ? 32 : 64);
+  static constexpr int kWarpTokens = std::min(kRows, kGroups ? (kIsRest ? 16 : 32) : 64);
   static constexpr int kTokenWarps = kRows / kWarpTokens;
-  static constexpr int kRowWarps = kGroups && kRows == 64 ? 2 : 4;
-  static constexpr int kThreads = 32 * kTokenWarps * kRowWarps;
+  static constexpr bool kCanHalve = kRows >= 64 || kIsRest;
+  static constexpr int kWarps = kIsLarge ? 8 : 4 * (kRows == 64 && kGroups ? 1 : kTokenWarps);
+  static constexpr int kRowWarps = kWarps / kTokenWarps;
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr int kCtaStrips = kRowWarps * kStrips;
+  static_assert(kCtaStrips * kMmaStripRows >= kLeastMmaCtaRows);
   // At least. As Hopper's own code, which seldom runs, spills registers otherwise.
-  static constexpr int kManyCtas = kHasHopperInstructions ? 2 : 3;
-  static constexpr int kCtasPerSm = kRows <= 16 ? 5 : kRows == 32 ? 4 : kManyCtas;
+  static constexpr int ctas_per_sm() {
+    if (kRows <= 16) return kGroups ? 5 : 6;
+    if (kRows == 32) return 4;
+    return kRows == 64 ? (kHasHopperInstructions ? 2 : 3) : (kHasHopperInstructions ? 1 : 2);
+  }
 
-  // A stage: rows, strips of weights, scales of rows.
-  static constexpr int kRowBytes = 2 * kMmaChunkCols;
+  // A stage: rows, strips of weights, scales of rows; of a chunk, or of half of it.
+  static constexpr int kStageCols =
+      kRows == kMostMmaTokens && kCoding == MmaCoding::kBf16 ? kMmaChunkCols / 2 : kMmaChunkCols;
+  static constexpr int kStagesPerChunk = kMmaChunkCols / kStageCols;
+  static constexpr int kRowBytes = 2 * kStageCols;
+  static constexpr int kStripBytes = mma_chunk_bytes(kCoding) / kStagesPerChunk;
   static constexpr int kWeightsAt = kTokens * kRowBytes;
-  static constexpr int kScalesAt = kWeightsAt + kCtaStrips * mma_chunk_bytes(kCoding);
+  static constexpr int kScalesAt = kWeightsAt + kCtaStrips * kStripBytes;
   static constexpr int kStageBytes = kScalesAt + (kGroups ? 4 * kTokens : 0);
-  // As many as leave room for several CTAs.
-  static constexpr int kStages =
-      std::clamp(44 * 1024 / kStageBytes, mma_code_bits(kCoding) == 16 && kRows <= 16 ? 3 : 2, 6);
-  static constexpr int kSourcesAt = kStages * kStageBytes;
-  static constexpr int kSharedBytes = kSourcesAt + 8 * kTokens;
+  // As many as leave room for several CTAs, or as shared memory has room for.
+  static constexpr int most_stage_bytes() {
+    if constexpr (kIsRest) return MmaConfig<kCoding, kGroups, kMostMmaTokens>::kSharedBytes;
+    return (kRows == kMostMmaTokens ? 97 : kRows <= 16 ? 34 : 44) * 1024;
+  }
+  static constexpr int kStages = std::clamp(most_stage_bytes() / kStageBytes,
+                                            mma_code_bits(kCoding) == 16 && kRows <= 16 ? 3 : 2, 6);
+
+  // Pieces of 16 bytes of a row; a thread copies those of kThreadTokens, whose places it keeps
+  // where they are few.
+  static constexpr int kRowPieces = kRowBytes / 16;
+  static constexpr int kTokensAtOnce = std::min(kThreads / kRowPieces, kTokens);
+  static constexpr int kThreadTokens = kTokens / kTokensAtOnce;
+  static constexpr bool kKeepsPlaces = kThreadTokens <= 4 && kRows < 64;
+  static constexpr int kPlacesAt = kStages * kStageBytes;
+  static constexpr int kSharedBytes = kPlacesAt + (kKeepsPlaces ? 0 : 8 * kTokens);
   static_assert(kSharedBytes <= kMmaSharedBytes);
 };
 
-// The rows of a tile that a CTA takes.
+// A CTA takes rows of a tile, and strips of weights.
 struct MmaTile {
   int expert = 0;
   int64_t first_row = 0;
   int num_rows = 0;  // 0: nothing to do.
+  int first_strip = 0;
 
-  template <int kTokens>
+  // All strips of a tile come one after the other, so that its rows stay in the L2 cache.
+  template <class Config>
   __device__ static MmaTile of(const GemmParams& params) {
-    const int tile = static_cast<int>(blockIdx.x) / params.splits;
+    const auto groups =
+        (static_cast<unsigned>(params.blocks) + Config::kCtaStrips - 1) / Config::kCtaStrips;
+    const unsigned piece = blockIdx.x / groups;
+    const int tile = static_cast<int>(piece / static_cast<unsigned>(params.splits));
     if (tile >= min(*params.num_tiles, params.max_tiles)) return {};
     const int64_t first = int64_t{tile} * params.token_tile;
-    MmaTile result{.expert = params.tile_experts[tile],
-                   .first_row = first + static_cast<int>(blockIdx.x) % params.splits * kTokens};
+    const int split = static_cast<int>(piece % static_cast<unsigned>(params.splits));
+    MmaTile result{
+        .expert = params.tile_experts[tile],
+        .first_row = first + split * Config::kTokens,
+        .first_strip = static_cast<int>(blockIdx.x - piece * groups) * Config::kCtaStrips};
     const int64_t end =
         min(min(int64_t{params.row_ends[tile]}, first + params.token_tile), params.row_limit);
     if (result.expert < 0 || result.expert >= params.experts) return {};
     result.num_rows =
-        static_cast<int>(max(int64_t{0}, min(int64_t{kTokens}, end - result.first_row)));
+        static_cast<int>(max(int64_t{0}, min(int64_t{Config::kTokens}, end - result.first_row)));
     return result;
   }
 };
 
-// Copies of chunks into stages, by all threads of the CTA.
+// Copies into stages, by all threads of the CTA.
 template <class Config>
 class MmaCopies {
  public:
-  // Writes the rows of the input to shared memory; the CTA must meet before the first copy().
+  // Where places of rows are in shared memory, the CTA must meet before the first copy().
   __device__ MmaCopies(const GemmParams& params, const MmaTile& tile, uint8_t* shared)
       : params_(params),
+        num_rows_(tile.num_rows),
         shared_(shared_address(shared)),
-        sources_(reinterpret_cast<int64_t*>(shared + Config::kSourcesAt)),
-        weights_(params.image + tile.expert * params.expert_bytes) {
-    for (int i = thread(); i < Config::kTokens; i += Config::kThreads) {
-      int64_t source = -1;
-      if (i < tile.num_rows) {
-        const int64_t row = tile.first_row + i;
-        source = params.row_to_token == nullptr ? row : params.row_to_token[row];
-        if (source < 0 || source >= params.input_rows) source = -1;
+        places_(reinterpret_cast<int64_t*>(shared + Config::kPlacesAt)) {
+    for (int i = 0; i < kWarpStrips; ++i) {
+      // Beyond the last strip that one again.
+      const int strip = min(tile.first_strip + first_strip() + i, params.blocks - 1);
+      weights_[i] = params.image + tile.expert * params.expert_bytes + strip * params.block_bytes +
+                    thread() % 32 * 16;
+    }
+    if constexpr (Config::kKeepsPlaces) {
+#pragma unroll
+      for (int i = 0; i < Config::kThreadTokens; ++i) {
+        const int64_t source = source_of(params, tile, first_token() + i * Config::kTokensAtOnce);
+        own_places_[i] = source < 0 ? -1 : source * params.row_bytes;
       }
-      sources_[i] = source;
+    } else if (thread() < Config::kTokens) {
+      const int64_t source = source_of(params, tile, thread());
+      places_[thread()] = source < 0 ? -1 : source * params.row_bytes;
+    }
+    if constexpr (Config::kHasGroups) {
+      static_assert(Config::kThreads >= Config::kTokens);
+      if (thread() < Config::kTokens) {
+        const int64_t source = source_of(params, tile, thread());
+        scales_ = source < 0 ? nullptr : params.group_scales + source * params.group_row_stride;
+      }
     }
   }
 
-  // Starts the copy of a chunk.
-  __device__ void copy(int chunk, int stage) const {
+  // Starts the copy of what stage number `index` of all columns has.
+  __device__ void copy(int index, int stage) const {
     const uint32_t to = shared_ + static_cast<uint32_t>(stage * Config::kStageBytes);
-    copy_weights(chunk, to + Config::kWeightsAt);
-    copy_rows(chunk, to);
-    if constexpr (Config::kHasGroups) copy_scales(chunk, to + Config::kScalesAt);
+    copy_weights(index, to + Config::kWeightsAt);
+    copy_rows(index, to);
+    if constexpr (Config::kHasGroups) copy_scales(index, to + Config::kScalesAt);
   }
 
  private:
-  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  static constexpr int kWarpStrips = std::max(Config::kStrips / Config::kTokenWarps, 1);
+  static constexpr int kStripWarps = Config::kCtaStrips / kWarpStrips;
 
-  // A warp copies whole strips. Beyond the last one it reads that one again.
-  __device__ void copy_weights(int chunk, uint32_t to) const {
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int first_strip() { return thread() / 32 % kStripWarps * kWarpStrips; }
+  __device__ static int first_token() { return thread() / Config::kRowPieces; }
+
+  // The row of the input; -1 if there is none.
+  __device__ static int64_t source_of(const GemmParams& params, const MmaTile& tile, int token) {
+    if (token >= tile.num_rows) return -1;
+    const int64_t row = tile.first_row + token;
+    const int64_t source = params.row_to_token == nullptr ? row : params.row_to_token[row];
+    return source < params.input_rows ? max(source, int64_t{-1}) : -1;
+  }
+
+  // A warp copies whole strips.
+  __device__ void copy_weights(int index, uint32_t to) const {
     constexpr int kChunkBytes = mma_chunk_bytes(Config::kCoding);
-    constexpr int kWarpStrips = Config::kStrips / Config::kTokenWarps;
-    static_assert(kWarpStrips * Config::kTokenWarps == Config::kStrips);
+    if (kStripWarps * 32 < Config::kThreads && thread() >= kStripWarps * 32) return;
+    const int64_t chunk = int64_t{index / Config::kStagesPerChunk} * kChunkBytes;
+    const int half = index % Config::kStagesPerChunk;
+    const uint32_t own = to + static_cast<uint32_t>(first_strip() * Config::kStripBytes) +
+                         static_cast<uint32_t>(thread() % 32 * 16);
 #pragma unroll
     for (int i = 0; i < kWarpStrips; ++i) {
-      const int own = thread() / 32 * kWarpStrips + i;
-      const int strip =
-          min(static_cast<int>(blockIdx.y) * Config::kCtaStrips + own, params_.blocks - 1);
-      const uint8_t* from = weights_ + strip * params_.block_bytes + int64_t{chunk} * kChunkBytes;
+      const uint8_t* from = weights_[i] + chunk;
 #pragma unroll
-      for (int at = 0; at < kChunkBytes; at += 512) {
-        const int byte = at + thread() % 32 * 16;
-        if (byte < kChunkBytes) {
-          copy_16(to + static_cast<uint32_t>(own * kChunkBytes + byte), from + byte);
+      for (int at = 0; at < Config::kStripBytes; at += 512) {
+        if (at + 512 > Config::kStripBytes && thread() % 32 * 16 >= Config::kStripBytes - at) {
+          continue;
         }
+        // Half a chunk has half of the blocks of both rows.
+        const int source = Config::kStagesPerChunk == 1 ? at : at + at / 1024 * 1024 + half * 1024;
+        copy_16(own + static_cast<uint32_t>(i * Config::kStripBytes + at), from + source);
       }
     }
   }
 
-  // Zeros where there is no row or column.
-  __device__ void copy_rows(int chunk, uint32_t to) const {
-    constexpr int kPieces = Config::kRowBytes / 16;
-    constexpr int kTokensAtOnce = Config::kThreads / kPieces;
-    static_assert(kTokensAtOnce % 2 == 0 && Config::kTokens % kTokensAtOnce == 0);
-    const int piece = thread() % kPieces;
-    const int first = thread() / kPieces;
-    const int col = chunk * kMmaChunkCols + piece * 8;
-    const uint32_t place = static_cast<uint32_t>(piece ^ first % 2 * 4) * 16;
-#pragma unroll(Config::kTokens < 64 ? 4 : 1)
-    for (int token = first; token < Config::kTokens; token += kTokensAtOnce) {
-      const int64_t source = sources_[token];
-      const bool is_there = source >= 0 && col < params_.cols;
-      const uint8_t* from = is_there
-                                ? params_.values + source * params_.row_bytes + 2 * int64_t{col}
-                                : params_.values;
-      copy_16(to + static_cast<uint32_t>(token * Config::kRowBytes) + place, from,
-              is_there ? 16 : 0);
+  // Zeros where there is no row or column. Of eights of tokens without a row nothing is copied.
+  __device__ void copy_rows(int index, uint32_t to) const {
+    static_assert(Config::kTokensAtOnce % 2 == 0);
+    if (Config::kTokensAtOnce * Config::kRowPieces < Config::kThreads &&
+        first_token() >= Config::kTokens) {
+      return;
+    }
+    const int piece = thread() % Config::kRowPieces;
+    const int col = index * Config::kStageCols + piece * 8;
+    const uint32_t own = to + static_cast<uint32_t>(first_token() * Config::kRowBytes) +
+                         static_cast<uint32_t>(piece ^ first_token() % 2 * 4) * 16;
+    const uint8_t* const from = params_.values + 2 * int64_t{col};
+#pragma unroll
+    for (int i = 0; i < Config::kThreadTokens; ++i) {
+      if (i * Config::kTokensAtOnce >= num_rows_) break;
+      int64_t place = 0;
+      if constexpr (Config::kKeepsPlaces) {
+        place = own_places_[i];
+      } else {
+        place = places_[first_token() + i * Config::kTokensAtOnce];
+      }
+      const bool is_there = place >= 0 && col < params_.cols;
+      copy_16(own + static_cast<uint32_t>(i * Config::kTokensAtOnce * Config::kRowBytes),
+              is_there ? from + place : params_.values, is_there ? 16 : 0);
     }
   }
 
-  __device__ void copy_scales(int chunk, uint32_t to) const {
-    for (int i = thread(); i < Config::kTokens; i += Config::kThreads) {
-      const int64_t source = sources_[i];
-      const int64_t at = source * params_.group_row_stride + chunk * params_.group_stride;
-      copy_4(to + static_cast<uint32_t>(4 * i), params_.group_scales + max(at, int64_t{0}),
-             source >= 0 ? 4 : 0);
-    }
+  __device__ void copy_scales(int index, uint32_t to) const {
+    if (thread() >= Config::kTokens) return;
+    const bool is_there = scales_ != nullptr;
+    copy_4(to + static_cast<uint32_t>(4 * thread()),
+           is_there ? scales_ + index * params_.group_stride : params_.group_scales,
+           is_there ? 4 : 0);
   }
 
   const GemmParams& params_;
+  int num_rows_;
   uint32_t shared_;
-  int64_t* sources_;  // -1: no row.
-  const uint8_t* weights_;
+  const uint8_t* weights_[kWarpStrips];
+  // A row's bytes from the first one; -1 where there is no row.
+  int64_t* places_;
+  int64_t own_places_[Config::kKeepsPlaces ? Config::kThreadTokens : 1];
+  const float* scales_ = nullptr;
 };
 
 // The place of a warp in its CTA, and of a lane in its warp.
 template <class Config>
 struct MmaPlace {
   int lane = static_cast<int>(threadIdx.x) % 32;
-  int first_token = static_cast<int>(threadIdx.x) / 32 / Config::kRowWarps * Config::kWarpTokens;
+  int first_token = 0;
+  int num_rows = 0;  // A warp without rows only copies; this is not positive then.
   int first_strip = static_cast<int>(threadIdx.x) / 32 % Config::kRowWarps * Config::kStrips;
+
+  // All warps take half of the rows that half of them could take.
+  __device__ explicit MmaPlace(const MmaTile& tile) {
+    const bool is_half = Config::kCanHalve && tile.num_rows <= Config::kTokens / 2;
+    const int most = Config::kWarpTokens / (is_half ? 2 : 1);
+    first_token = static_cast<int>(threadIdx.x) / 32 / Config::kRowWarps * most;
+    num_rows = min(tile.num_rows - first_token, most);
+  }
 };
 
 // The sums of a warp: of 8 tokens each, as multiply_add_bf16() has them.
@@ -181,15 +266,15 @@ template <class Config>
 struct MmaSums {
   static constexpr int kTiles = Config::kWarpTokens / 8;
   static constexpr int kStrips = Config::kStrips;
-  using Weights = MmaWeights<Config::kCoding>;
+  using Weights = MmaWeights<Config::kCoding, Config::kStagesPerChunk>;
 
   float sums[kTiles][kStrips][4] = {};
   float totals[Config::kHasGroups ? kTiles : 1][kStrips][4] = {};
 
-  // Adds the chunk of 128 columns of a stage, for the first `num_rows` tokens at least.
-  __device__ void add(uint32_t stage, const MmaPlace<Config>& place, int num_rows) {
-    if constexpr (kTiles == 8) {
-      if (num_rows <= 32) return add_tiles<4>(stage, place);
+  // Adds the columns of a stage, for the warp's rows at least.
+  __device__ void add(uint32_t stage, const MmaPlace<Config>& place) {
+    if constexpr (Config::kCanHalve) {
+      if (place.num_rows <= kTiles * 4) return add_tiles<kTiles / 2>(stage, place);
     }
     add_tiles<kTiles>(stage, place);
   }
@@ -208,14 +293,13 @@ struct MmaSums {
  private:
   template <int kUsed>
   __device__ void add_tiles(uint32_t stage, const MmaPlace<Config>& place) {
-    constexpr int kChunkBytes = mma_chunk_bytes(Config::kCoding);
     const uint32_t strips =
-        stage + Config::kWeightsAt + static_cast<uint32_t>(place.first_strip * kChunkBytes);
+        stage + Config::kWeightsAt + static_cast<uint32_t>(place.first_strip * Config::kStripBytes);
     if constexpr (kStrips == 1) {
       Weights weights[1] = {{strips, place.lane}};
       add_tiles<kUsed>(weights, stage, place);
     } else {
-      Weights weights[2] = {{strips, place.lane}, {strips + kChunkBytes, place.lane}};
+      Weights weights[2] = {{strips, place.lane}, {strips + Config::kStripBytes, place.lane}};
       add_tiles<kUsed>(weights, stage, place);
     }
   }
@@ -230,18 +314,22 @@ struct MmaSums {
     const uint32_t starts[2] = {rows + static_cast<uint32_t>(token % 2) * 64,
                                 rows + static_cast<uint32_t>(1 - token % 2) * 64};
 #pragma unroll(Config::kHasBlockFactors ? 1 : 4)
-    for (int block = 0; block < kMmaChunkCols / 32; ++block) {
+    for (int block = 0; block < Config::kStageCols / 32; ++block) {
       uint32_t a[kStrips][2][4];
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) weights[strip].decode(block, a[strip]);
+      // Instructions on the same sums are as far apart as registers allow.
+      constexpr int kAtOnce = kUsed % 2 == 0 ? 2 : 1;
 #pragma unroll
-      for (int i = 0; i < kUsed; ++i) {
-        const uint4 b = load_shared_16(
-            starts[block % 2] + static_cast<uint32_t>(i * 8 * Config::kRowBytes + block / 2 * 128));
+      for (int first = 0; first < kUsed; first += kAtOnce) {
+        uint4 b[kAtOnce];
 #pragma unroll
-        for (int strip = 0; strip < kStrips; ++strip) {
-          add_block(weights[strip], block, a[strip], b, sums[i][strip]);
+        for (int i = 0; i < kAtOnce; ++i) {
+          b[i] = load_shared_16(
+              starts[block % 2] +
+              static_cast<uint32_t>((first + i) * 8 * Config::kRowBytes + block / 2 * 128));
         }
+        add_block<kAtOnce>(weights, block, a, b, first);
       }
     }
     if constexpr (Config::kHasGroups) {
@@ -249,19 +337,35 @@ struct MmaSums {
     }
   }
 
-  __device__ static void add_block(const Weights& weights, int block, const uint32_t (&a)[2][4],
-                                   const uint4& b, float (&to)[4]) {
+  template <int kCount>
+  __device__ void add_block(const Weights (&weights)[kStrips], int block,
+                            const uint32_t (&a)[kStrips][2][4], const uint4 (&b)[kCount],
+                            int first) {
     if constexpr (Config::kHasBlockFactors) {
-      float inner[4] = {};
-      multiply_add_bf16(inner, a[0], b.x, b.y);
-      multiply_add_bf16(inner, a[1], b.z, b.w);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        to[k] = __fmaf_rn(weights.factor(k / 2, block), inner[k], to[k]);
+      for (int at = 0; at < kCount * kStrips; ++at) {
+        const int i = at / kStrips;
+        const int strip = at % kStrips;
+        float inner[4] = {};
+        multiply_add_bf16(inner, a[strip][0], b[i].x, b[i].y);
+        multiply_add_bf16(inner, a[strip][1], b[i].z, b[i].w);
+        float(&to)[4] = sums[first + i][strip];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          to[k] = __fmaf_rn(weights[strip].factor(k / 2, block), inner[k], to[k]);
+        }
       }
     } else {
-      multiply_add_bf16(to, a[0], b.x, b.y);
-      multiply_add_bf16(to, a[1], b.z, b.w);
+#pragma unroll
+      for (int at = 0; at < kCount * kStrips; ++at) {
+        const int i = at / kStrips;
+        multiply_add_bf16(sums[first + i][at % kStrips], a[at % kStrips][0], b[i].x, b[i].y);
+      }
+#pragma unroll
+      for (int at = 0; at < kCount * kStrips; ++at) {
+        const int i = at / kStrips;
+        multiply_add_bf16(sums[first + i][at % kStrips], a[at % kStrips][1], b[i].z, b[i].w);
+      }
     }
   }
 
@@ -305,8 +409,7 @@ class MmaResults {
     const ColumnFactors columns(params_, tile_.expert);
 #pragma unroll
     for (int strip = 0; strip < Config::kStrips; ++strip) {
-      const int index =
-          static_cast<int>(blockIdx.y) * Config::kCtaStrips + place_.first_strip + strip;
+      const int index = tile_.first_strip + place_.first_strip + strip;
       if (index >= params_.blocks) return;
       const int row = index * kMmaStripRows + place_.lane / 4 * 2;
       const int low_col = static_cast<int>(mma_source_row(params_.image_rows, row));
@@ -333,8 +436,8 @@ class MmaResults {
     for (int i = 0; i < MmaSums<Config>::kTiles; ++i) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const int token = place_.first_token + 8 * i + place_.lane % 4 * 2 + k;
-        if (token < tile_.num_rows) store(tile_.first_row + token, i, k);
+        const int token = 8 * i + place_.lane % 4 * 2 + k;
+        if (token < place_.num_rows) store(tile_.first_row + place_.first_token + token, i, k);
       }
     }
   }
@@ -353,54 +456,71 @@ class MmaResults {
 };
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
-    multiply_tiles_kernel(const __grid_constant__ GemmParams params) {
-  NF_DYNAMIC_SHARED(uint8_t, shared, 16);
-  wait_for_previous_grids();
-  trigger_dependent_launch();
-  const MmaTile tile = MmaTile::of<Config::kTokens>(params);
-  if (tile.num_rows == 0) return;
+__device__ void multiply_tile(const GemmParams& params, const MmaTile& tile, uint8_t* shared) {
   const MmaCopies<Config> copies(params, tile, shared);
-  const MmaPlace<Config> place;
-  // Warps of rows beyond the last one only copy.
-  const int num_rows = tile.num_rows - place.first_token;
+  const MmaPlace<Config> place(tile);
+  const int num_stages = params.k_tiles * Config::kStagesPerChunk;
   MmaSums<Config> sums;
-  __syncthreads();
+  if constexpr (!Config::kKeepsPlaces) __syncthreads();
 #pragma unroll
   for (int i = 0; i < Config::kStages - 1; ++i) {
-    if (i < params.k_tiles) copies.copy(i, i);
+    if (i < num_stages) copies.copy(i, i);
     end_copy_group();
   }
   int stage = 0;
   int free_stage = Config::kStages - 1;
 #pragma unroll 1
-  for (int i = 0; i < params.k_tiles; ++i) {
+  for (int i = 0; i < num_stages; ++i) {
     wait_for_copy_groups<Config::kStages - 2>();
-    // The chunk is there, and nobody reads the stage before it any more.
+    // The stage is there, and nobody reads the one before it any more.
     __syncthreads();
-    if (i + Config::kStages - 1 < params.k_tiles) {
-      copies.copy(i + Config::kStages - 1, free_stage);
-    }
+    if (i + Config::kStages - 1 < num_stages) copies.copy(i + Config::kStages - 1, free_stage);
     end_copy_group();
-    if (num_rows > 0) {
-      sums.add(shared_address(shared) + static_cast<uint32_t>(stage * Config::kStageBytes), place,
-               num_rows);
+    if (place.num_rows > 0) {
+      sums.add(shared_address(shared) + static_cast<uint32_t>(stage * Config::kStageBytes), place);
     }
     free_stage = stage;
     stage = stage + 1 == Config::kStages ? 0 : stage + 1;
   }
-  if (num_rows > 0) MmaResults<Config>(params, tile, place).store(sums);
+  if (place.num_rows > 0) MmaResults<Config>(params, tile, place).store(sums);
+}
+
+template <class Config>
+__device__ void multiply_rows(const GemmParams& params, const MmaTile& tile, uint8_t* shared) {
+  if constexpr (Config::kTokens == kMostMmaTokens) {
+    using Rest = typename Config::OfRest;
+    static_assert(Rest::kThreads == Config::kThreads && Rest::kCtaStrips == Config::kCtaStrips);
+    static_assert(Rest::kSharedBytes <= Config::kSharedBytes);
+    if (tile.num_rows <= Config::kRestRows) return multiply_tile<Rest>(params, tile, shared);
+  }
+  multiply_tile<Config>(params, tile, shared);
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::ctas_per_sm())
+    multiply_tiles_kernel(const __grid_constant__ GemmParams params) {
+  NF_DYNAMIC_SHARED(uint8_t, shared, 16);
+  wait_for_previous_grids();
+  trigger_dependent_launch();
+  const MmaTile tile = MmaTile::of<Config>(params);
+  if (tile.num_rows == 0) return;
+  if constexpr (Config::kCoding == MmaCoding::kMxfp4) {
+    if (params.expert_encodings[tile.expert] == 0) {
+      using Near = typename Config::template OfCoding<MmaCoding::kMxfp4Near>;
+      return multiply_rows<Near>(params, tile, shared);
+    }
+  }
+  multiply_rows<Config>(params, tile, shared);
 }
 
 template <class Config>
 void launch_multiply_tiles(const GemmParams& params, Stream stream, int device) {
-  const auto ctas = static_cast<unsigned>(params.max_tiles) * static_cast<unsigned>(params.splits);
-  const auto strips = static_cast<unsigned>(ceil_div(params.blocks, Config::kCtaStrips));
+  const auto ctas = static_cast<unsigned>(params.max_tiles) * static_cast<unsigned>(params.splits) *
+                    static_cast<unsigned>(ceil_div(params.blocks, Config::kCtaStrips));
   constexpr auto kKernel = multiply_tiles_kernel<Config>;
   static SharedMemoryOptIn opt_in;
   opt_in.allow(reinterpret_cast<const void*>(kKernel), Config::kSharedBytes, device);
-  launch(kKernel, {dim3(ctas, strips), dim3(Config::kThreads), Config::kSharedBytes}, stream,
-         params);
+  launch(kKernel, {dim3(ctas), dim3(Config::kThreads), Config::kSharedBytes}, stream, params);
 }
 
 template <MmaCoding kCoding, bool kHasGroups>
@@ -415,8 +535,10 @@ void launch_mma(const GemmParams& params, const MmaLaunch& shape, Stream stream)
       return launch_for.template operator()<16>();
     case 32:
       return launch_for.template operator()<32>();
-    default:
+    case 64:
       return launch_for.template operator()<64>();
+    default:
+      return launch_for.template operator()<128>();
   }
 }
 

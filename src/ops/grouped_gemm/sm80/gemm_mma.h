@@ -9,8 +9,11 @@ namespace narrowfloat {
 // Shared memory of a CTA, at most: what compute capability 8.6 has.
 inline constexpr int kMmaSharedBytes = 99 * 1024;
 
-// A launch of the kernel for pieces of `tokens` rows: 8, 16, 32 or 64.
-inline constexpr int kMostMmaTokens = 64;
+// Weight rows of a CTA, at least.
+inline constexpr int kLeastMmaCtaRows = 64;
+
+// A launch of the kernel for pieces of `tokens` rows: 8, 16, 32, 64 or 128.
+inline constexpr int kMostMmaTokens = 128;
 struct MmaLaunch {
   int tokens = 8;
   int device = 0;

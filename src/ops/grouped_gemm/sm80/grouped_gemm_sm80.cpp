@@ -10,7 +10,7 @@
 namespace narrowfloat {
 namespace {
 
-// Columns are counted in 32 bits; strips of weight rows in the grid's second dimension.
+// Columns, weight rows and CTAs are counted in 32 bits.
 constexpr int64_t kMaxCols = int64_t{1} << 29;
 constexpr int64_t kMaxRows = int64_t{1} << 22;
 constexpr int64_t kMaxCtas = int64_t{1} << 31;
@@ -58,6 +58,9 @@ void set_weights(const GroupedGemmProblem& problem, const GemmCall& call, GemmPa
   params.image = call.weights;
   params.block_bytes = grid.chunks * grid.chunk_bytes;
   params.expert_bytes = grid.expert_bytes();
+  if (MmaGrid::flag_bytes(problem) != 0) {
+    params.expert_encodings = call.weights + problem.experts * grid.expert_bytes();
+  }
   params.experts = static_cast<int>(problem.experts);
   params.rows = static_cast<int>(problem.rows);
   params.cols = static_cast<int>(problem.cols);
@@ -84,22 +87,26 @@ void set_rows(const GroupedGemmProblem& problem, const GemmCall& call, GemmParam
   }
 }
 
-// The smallest of the kernel's tiles that holds one of `token_tile` rows, or the largest.
-int tokens_of(int64_t token_tile) {
+// The smallest of the kernel's tiles that holds one of `token_tile` rows, or the largest: that of
+// kMostMmaTokens is for experts that have about as many rows, of which most tiles are full.
+int tokens_of(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile) {
+  // As in permutation_layout(): tiles beyond one of each expert are full.
+  const int64_t full_rows = (count - problem.experts) * token_tile;
+  const int most =
+      full_rows >= problem.experts * kMostMmaTokens * 3 / 4 ? kMostMmaTokens : kMostMmaTokens / 2;
   int tokens = 8;
-  while (tokens < token_tile && tokens < kMostMmaTokens) tokens *= 2;
+  while (tokens < token_tile && tokens < most) tokens *= 2;
   return tokens;
 }
 
-void set_tiles(const GemmCall& call, GemmParams& params) {
+void set_tiles(const GemmCall& call, int tokens, GemmParams& params) {
   const GemmTiles& tiles = call.tiles;
   params.tile_experts = tiles.experts;
   params.row_ends = tiles.row_ends;
   params.num_tiles = tiles.num_tiles;
   params.max_tiles = static_cast<int>(tiles.count);
   params.token_tile = static_cast<int>(tiles.token_tile);
-  params.splits =
-      static_cast<int>(ceil_div(tiles.token_tile, int64_t{tokens_of(tiles.token_tile)}));
+  params.splits = static_cast<int>(ceil_div(tiles.token_tile, int64_t{tokens}));
   // Rows that every buffer indexed by row numbers has.
   params.row_limit = std::min(
       call.output_rows, call.rows.row_to_token == nullptr ? call.rows.count : call.rows.num_mapped);
@@ -123,10 +130,11 @@ void run(const GroupedGemmProblem& problem, const GemmCall& call, Stream stream)
   GemmParams params;
   set_weights(problem, call, params);
   set_rows(problem, call, params);
-  set_tiles(call, params);
+  const int tokens = tokens_of(problem, call.tiles.count, call.tiles.token_tile);
+  set_tiles(call, tokens, params);
   set_epilogue(call, params);
   const MmaCoding coding = mma_coding(problem.mode);
-  const MmaLaunch shape{.tokens = tokens_of(call.tiles.token_tile), .device = problem.device.index};
+  const MmaLaunch shape{.tokens = tokens, .device = problem.device.index};
   switch (mma_code_bits(coding)) {
     case 16:
       return launch_mma_16_bit(params, shape, stream);
@@ -168,10 +176,11 @@ Support supports_activation(const GroupedGemmProblem& problem, ActivationKind ki
   return Support::no("writes rows of bf16 only");
 }
 
-Support supports_tiles(const GroupedGemmProblem& /*problem*/, int64_t count, int64_t token_tile) {
-  const int64_t pieces = ceil_div(token_tile, int64_t{tokens_of(token_tile)});
-  if (count < ceil_div(kMaxCtas, pieces)) return Support::yes();
-  return Support::no("2^31 pieces of tiles or more");
+Support supports_tiles(const GroupedGemmProblem& problem, int64_t count, int64_t token_tile) {
+  const int64_t pieces = ceil_div(token_tile, int64_t{kMostMmaTokens / 2});
+  const int64_t ctas = pieces * ceil_div(problem.rows, int64_t{kLeastMmaCtaRows});
+  if (count < ceil_div(kMaxCtas, std::max(ctas, int64_t{1}))) return Support::yes();
+  return Support::no("2^31 CTAs or more");
 }
 
 }  // namespace

@@ -18,6 +18,8 @@
 //
 // Scales: [8 g][2 rows] of F32 for the chunk (1), UE8M0 of its blocks of 32 (4), or E4M3 of its
 // blocks of 16 (8). Columns are padded with codes that mean zero, and scales of 1.
+//
+// With MXFP4 a byte of each expert follows: not 0 where it has scales above kMostNearScale.
 #pragma once
 
 #include "base/int_math.h"
@@ -36,12 +38,17 @@ enum class MmaCoding : int {
   kMxfp8 = 3,
   kMxfp4 = 4,
   kNvfp4 = 5,
+  kMxfp4Near = 6,  // kMxfp4 of an expert that has no scales above kMostNearScale.
 };
+
+// The code of 8 in UE8M0. Up to there scales times 2^124 are numbers of bf16.
+inline constexpr uint32_t kMostNearScale = 130;
 
 // Bits of a code, and bytes of a row's scales of a chunk.
 NF_HOST_DEVICE constexpr int mma_code_bits(MmaCoding coding) {
   if (coding == MmaCoding::kBf16) return 16;
-  return coding == MmaCoding::kMxfp4 || coding == MmaCoding::kNvfp4 ? 4 : 8;
+  const bool is_mxfp4 = coding == MmaCoding::kMxfp4 || coding == MmaCoding::kMxfp4Near;
+  return is_mxfp4 || coding == MmaCoding::kNvfp4 ? 4 : 8;
 }
 NF_HOST_DEVICE constexpr int mma_scale_bytes(MmaCoding coding) {
   if (coding == MmaCoding::kNvfp4) return 8;
@@ -96,6 +103,11 @@ struct MmaGrid {
         chunks(ceil_div(problem.cols, int64_t{kMmaChunkCols})),
         chunk_bytes(mma_chunk_bytes(mma_coding(problem.mode))) {}
   [[nodiscard]] int64_t expert_bytes() const { return strips * chunks * chunk_bytes; }
+
+  // The bytes that follow the experts.
+  [[nodiscard]] static int64_t flag_bytes(const GroupedGemmProblem& problem) {
+    return mma_coding(problem.mode) == MmaCoding::kMxfp4 ? problem.experts : 0;
+  }
 };
 
 PackedWeightData make_mma_image(const GroupedGemmProblem& problem, const WeightPieces& pieces,

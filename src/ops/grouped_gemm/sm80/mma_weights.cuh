@@ -3,8 +3,9 @@
 //
 // E2M1 and E4M3 codes are moved to the exponent and mantissa of bf16, which is the number times a
 // small power of two, and multiplied by its reciprocal: exact. E4M3 scales of E2M1 codes, with that
-// reciprocal but for 2^-8, are the factor instead; UE8M0 scales of E2M1 codes, as 2^-2 of them, are
-// a second one. Sums are multiplied by what is missing (kSumFactor). UE8M0 scales of E4M3 codes are
+// reciprocal but for 2^-8, are the factor instead, and so are UE8M0 scales of E2M1 codes, with it
+// but for 2^-2, where bf16 has that product of all scales of an expert; else they are a second
+// factor. Sums are multiplied by what is missing (kSumFactor). UE8M0 scales of E4M3 codes are
 // factors of a block's sums, since bf16 has not all products.
 #pragma once
 
@@ -57,13 +58,17 @@ __device__ inline uint32_t quarter_ue8m0(uint32_t word) {
   return mul_bf16x2(word << 7 | is_end >> 2, kPairQuarter);
 }
 
-template <MmaCoding kCoding>
+// The UE8M0 codes in the lower bytes of the halves, up to kMostNearScale, times 2^124.
+__device__ inline uint32_t near_ue8m0(uint32_t word) { return (word + 0x007C007CU) << 7; }
+
+// `kStagesPerChunk`: 2 where shared memory has half of a chunk's blocks.
+template <MmaCoding kCoding, int kStagesPerChunk = 1>
 class MmaWeights {
  public:
   // The factor that sums still lack.
-  static constexpr float kSumFactor = kCoding == MmaCoding::kNvfp4   ? 256.0F
-                                      : kCoding == MmaCoding::kMxfp4 ? 4.0F
-                                                                     : 1.0F;
+  static constexpr float kSumFactor = kCoding == MmaCoding::kNvfp4  ? 256.0F
+                                      : mma_code_bits(kCoding) == 4 ? 4.0F
+                                                                    : 1.0F;
 
   // `chunk`: of a strip, in shared memory.
   __device__ MmaWeights(uint32_t chunk, int lane) : codes_at_(chunk + 16 * lane) {
@@ -77,11 +82,12 @@ class MmaWeights {
       const uint32_t selector = 0x2404U + 0x1010U * (lane % 4 / 2);
 #pragma unroll
       for (uint32_t& word : scales_) word = large_e4m3(permute_bytes(word, 0, selector));
-    } else if constexpr (kCoding == MmaCoding::kMxfp4) {
+    } else if constexpr (kBits == 4) {
       const uint32_t words[2] = {scales_[0], scales_[1]};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        scales_[i] = quarter_ue8m0(permute_bytes(words[i / 2], 0, i % 2 == 0 ? 0x4140U : 0x4342U));
+        const uint32_t pair = permute_bytes(words[i / 2], 0, i % 2 == 0 ? 0x4140U : 0x4342U);
+        scales_[i] = kCoding == MmaCoding::kMxfp4 ? quarter_ue8m0(pair) : near_ue8m0(pair);
       }
     }
   }
@@ -106,6 +112,7 @@ class MmaWeights {
 
  private:
   static constexpr int kBits = mma_code_bits(kCoding);
+  static_assert(kStagesPerChunk == 1 || kCoding == MmaCoding::kBf16);
   // A load is 16 bytes, or half of them, for fewer registers.
   static constexpr int kLoadWords = kBits == 16 ? 4 : 2;
   static constexpr int kBlockWords = kBits / 4;
@@ -118,7 +125,7 @@ class MmaWeights {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // A piece has 4 words.
-      const int piece = row * kBlockWords + first / 4;
+      const int piece = row * (kBlockWords / kStagesPerChunk) + first / 4;
       const uint32_t from = codes_at_ + static_cast<uint32_t>(512 * piece + first % 4 * 4);
       if constexpr (kLoadWords == 2) {
         const uint2 words = load_shared_8(from);
@@ -148,7 +155,7 @@ class MmaWeights {
       const uint32_t small = small_e2m1(codes_[row][block % 2], pair);
       const uint32_t scales = scales_[2 * row + block / 2];
       const uint32_t scale = block % 2 == 0 ? low_halves(scales) : high_halves(scales);
-      if constexpr (kCoding == MmaCoding::kNvfp4) return mul_bf16x2(small, scale);
+      if constexpr (kCoding != MmaCoding::kMxfp4) return mul_bf16x2(small, scale);
       return mul_bf16x2(mul_bf16x2(small, kPairTwoTo126), scale);
     }
   }

@@ -35,6 +35,7 @@ struct MmaPrepareParams {
   int64_t scale_image = 0;           // Scales from an expert to the next.
   bool has_grid_scales = false;      // F32 of 128x128.
   ImageRows image_rows;
+  uint8_t* flags = nullptr;  // MXFP4's, of experts.
 };
 
 // A chunk of a strip.
@@ -183,6 +184,9 @@ __device__ void make_chunk(const MmaPrepareParams& params, int64_t index) {
         const int64_t block = chunk.first_col / kBlockCols + i;
         const uint32_t scale = load_scale(params, chunk, row, block, kOne);
         scales[i] = static_cast<uint8_t>((nans >> i & 1U) == 0 ? scale : UE8M0::kNanCode);
+        if constexpr (kCoding == MmaCoding::kMxfp4) {
+          if (scale > kMostNearScale) params.flags[chunk.expert] = 1;
+        }
       }
     }
   }
@@ -220,6 +224,7 @@ void launch_make_mma_image(MoeMode mode, const MmaPrepareParams& params, Stream 
     case MmaCoding::kMxfp8:
       return launch_make_mma_image<MmaCoding::kMxfp8>(params, stream);
     case MmaCoding::kMxfp4:
+    case MmaCoding::kMxfp4Near:
       return launch_make_mma_image<MmaCoding::kMxfp4>(params, stream);
     case MmaCoding::kNvfp4:
       return launch_make_mma_image<MmaCoding::kNvfp4>(params, stream);
@@ -232,8 +237,10 @@ PackedWeightData make_mma_image(const GroupedGemmProblem& problem, const WeightP
                                 Stream stream) {
   const CudaDeviceScope scope(problem.device);
   const MmaGrid grid(problem);
-  const int64_t size_bytes = problem.experts * grid.expert_bytes();
+  const int64_t flags_at = problem.experts * grid.expert_bytes();
+  const int64_t size_bytes = flags_at + MmaGrid::flag_bytes(problem);
   const auto image = allocate_device_memory(problem.device, size_bytes);
+  clear_async(image.get() + flags_at, static_cast<size_t>(size_bytes - flags_at), stream);
   for (int64_t first = 0; first < problem.experts; first += pieces.experts) {
     const WeightSource source = pieces.from(first);
     MmaPrepareParams params{.codes = source.values,
@@ -243,7 +250,8 @@ PackedWeightData make_mma_image(const GroupedGemmProblem& problem, const WeightP
                             .strips = grid.strips,
                             .chunks = grid.chunks,
                             .num_chunks = pieces.experts * grid.strips * grid.chunks,
-                            .image_rows = image_rows(problem)};
+                            .image_rows = image_rows(problem),
+                            .flags = image.get() + flags_at + first};
     if (source.scales.data != nullptr) {
       params.scales = static_cast<const uint8_t*>(source.scales.data);
       params.layout = source.scales.layout;
