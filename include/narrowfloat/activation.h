@@ -90,7 +90,7 @@ struct ActivateArgs {
 };
 
 // h = activation(u, g), requantized to `format` with the bits of the library's quantizers in exact
-// mode (kFp8Group by the rule reciprocal; kNvfp4PerToken rounds h to bf16 first).
+// mode (kFp8Group by the rule reciprocal; kNvfp4PerToken and kFp8Token round h to bf16 first).
 NARROWFLOAT_API void activate(const ActivateArgs& args, Stream stream = {});
 
 }  // namespace narrowfloat

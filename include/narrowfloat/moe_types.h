@@ -38,6 +38,7 @@ enum class RowFormat : int {
   kMxfp8 = 4,          // E4M3, UE8M0 per 1x32.
   kNvfp4 = 5,          // E2M1, E4M3 per 1x16 of value * multiplier.
   kNvfp4PerToken = 6,  // As kNvfp4 with a multiplier per row; its decode scale is row_scale.
+  kFp8Token = 7,       // E4M3 with a multiplier per row; its decode scale is row_scale.
 };
 NARROWFLOAT_API std::string_view name(RowFormat format);
 
@@ -56,6 +57,8 @@ enum class MoeMode : int {
   kNvfp4Bf16 = 9,
   kNvfp4Fp8Exact = 10,    // Rows in kFp8Group, weights as they are.
   kNvfp4Fp8Rounded = 11,  // Weights rounded to E4M3 per 1x128 (moe spec 11.3).
+  kMxfp4Fp8Token = 12,    // Rows in kFp8Token.
+  kNvfp4Fp8Token = 13,    // Rows in kFp8Token, weights rounded as in kNvfp4Fp8Rounded.
 };
 
 struct MoeModeInfo {
@@ -112,7 +115,7 @@ struct CodedRows {
   // strides are free, the last one too: an mn_major [blocks, rows] tensor is the view with strides
   // {1, rows}.
   TensorView scales;
-  TensorView row_scale;  // kNvfp4PerToken: F32 [rows], decode.
+  TensorView row_scale;  // kNvfp4PerToken, kFp8Token: F32 [rows], decode.
 };
 
 // The rows that permute() gave to the slots of all tokens (permute.h). All views are I32, dense, on

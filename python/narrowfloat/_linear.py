@@ -7,6 +7,7 @@ of a mode is what one matrix of such a layer computes.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,11 +25,16 @@ WEIGHT_FORMATS = {"bf16": None, "fp8_tensor": "fp8_tensor", "fp8_block": "fp8_12
                   "mxfp8": "mxfp8", "mxfp4_mxfp8": "mxfp4", "mxfp4_bf16": "mxfp4",
                   "mxfp4_fp8": "mxfp4", "nvfp4": "nvfp4", "nvfp4_per_token": "nvfp4",
                   "nvfp4_bf16": "nvfp4", "nvfp4_fp8_exact": "nvfp4",
-                  "nvfp4_fp8_rounded": "nvfp4"}  # fmt: skip
+                  "nvfp4_fp8_rounded": "nvfp4", "mxfp4_fp8_token": "mxfp4",
+                  "nvfp4_fp8_token": "nvfp4"}  # fmt: skip
 STATIC_MODES = ("fp8_tensor", "nvfp4")  # Their activation scales are constants.
 _ROWS = {"fp8_block": "fp8_1x128", "mxfp4_fp8": "fp8_1x128", "nvfp4_fp8_exact": "fp8_1x128",
          "nvfp4_fp8_rounded": "fp8_1x128", "mxfp8": "mxfp8", "mxfp4_mxfp8": "mxfp8",
-         "nvfp4": "nvfp4", "nvfp4_per_token": "nvfp4_per_token"}  # fmt: skip
+         "nvfp4": "nvfp4", "nvfp4_per_token": "nvfp4_per_token",
+         "mxfp4_fp8_token": "fp8_token", "nvfp4_fp8_token": "fp8_token"}  # fmt: skip
+# The largest finite numbers of types of rows: multipliers of rows that are nearly zero.
+_FLOAT_MAX = float(np.finfo(np.float32).max)
+_LARGEST = {"bfloat16": 2.0**128 - 2.0**120, "float16": 65504.0}
 # How the library's messages begin -> the caller's argument.
 _NAMES = {r"weights\.values|w_scales|weights\.scales|w": "weight",
           r"a\.values|a\.scales|a\.row_scale|a": "input"}  # fmt: skip
@@ -177,7 +183,25 @@ class LinearLayer:
             return made.values, None, None
         if format is None:
             return to_bfloat16("input", rows), None, None
+        if format == "fp8_token":
+            return self._token_rows(rows)
         how: Any = {"encode_scale": self.multiplier} if format == "nvfp4" else {}
         made = quantize(to_core("input", rows), format, layout="linear", **how)
         row_scale = made.global_scale if format == "nvfp4_per_token" else None
         return made.values, made.scales, row_scale
+
+    def _token_rows(self, rows: Any) -> tuple[Any, None, Any]:
+        """E4M3 codes, and row scales: the rule `reciprocal` with the row as the block."""
+        wide = rows.float() if isinstance(self._maker, TorchMaker) else rows.astype(np.float32)
+        lib: Any = sys.modules["torch"] if isinstance(self._maker, TorchMaker) else np
+        numbers = lib.nan_to_num(abs(wide), nan=0.0, posinf=float("inf"))
+        largest = lib.amax(numbers, axis=1)
+        # A quotient of two tensors: torch makes a product of a number over a tensor.
+        with np.errstate(divide="ignore", over="ignore"):
+            multiplier = lib.full_like(largest, 448.0) / largest
+        most = _LARGEST.get(str(rows.dtype).removeprefix("torch."), _FLOAT_MAX)
+        has_scale = (largest > 0) & (largest < float("inf"))
+        one = lib.ones_like(multiplier)
+        multiplier = lib.where(has_scale, lib.clip(multiplier, 0.0, most), one)
+        made = quantize(wide * multiplier[:, None], "fp8_tensor", fp8_decode_scale=1.0)
+        return made.values, None, one / multiplier

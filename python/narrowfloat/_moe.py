@@ -295,7 +295,7 @@ class MoeLayer:
         hidden: bfloat16, float16 or float32 [T, H], which the layer quantizes for its mode (modes
             that multiply bfloat16 rows: other types are rounded to bfloat16 first); or rows
             quantized for it, with hidden_scales and (nvfp4_per_token) row_scale, decode, float32
-            [T]. With more axes, [..., H], all but the last are tokens, here and in other arrays,
+            [T], or in mxfp4_fp8_token and nvfp4_fp8_token row_scale alone. With more axes, [..., H], all but the last are tokens, here and in other arrays,
             and the result has them, too.
         logits and bias, or packed, or ids and weights: route(). ids may be of any integer type.
         allow_absent: given ids below 0 or from E on are experts that are not here: their slots add

@@ -99,7 +99,8 @@ CodedRows quantized_rows(const WeightView& made, std::vector<float>& row_scale, 
     quantized.scales =
         TensorView::contiguous(scales.data, dtype, {rows, scales.blocks}, scales.device);
   }
-  if (moe_mode_info(mode).input == RowFormat::kNvfp4PerToken) {
+  const RowFormat format = moe_mode_info(mode).input;
+  if (format == RowFormat::kNvfp4PerToken || format == RowFormat::kFp8Token) {
     row_scale.assign(static_cast<size_t>(rows), 1.0F);
     quantized.row_scale = TensorView::contiguous(row_scale.data(), DType::kF32, {rows});
   }

@@ -32,7 +32,7 @@ struct FourColumns {
 
 // The parameters of a row's codes besides its values.
 struct RowFactors {
-  float multiplier = 1.0F;  // kFp8Static.
+  float multiplier = 1.0F;  // kFp8Static and kFp8Token.
   ScalePair pair = {};      // NVFP4.
   float input_max = kFloatMax;
   float dequantized_factor = 1.0F;  // kMxfp8: factor of the scales of dequantized values.
@@ -48,13 +48,20 @@ __device__ inline RowFactors row_factors(float multiplier, float input_max = kFl
   return factors;
 }
 
-// Computes the factors of kNvfp4PerToken from the maximum of the row; one thread stores the row
-// scale.
-__device__ inline RowFactors token_row_factors(float row_amax, const RowTarget& target,
-                                               bool stores) {
-  const auto scale = Nvfp4PerToken::row_scale<DeviceExactMath>(row_amax, kTokenBaseDecodeScale);
-  if (stores) *target.row_scale = canonical_nan(scale.stored);
-  return {.pair = scale.pair};
+// Computes the factors of kNvfp4PerToken or kFp8Token from the maximum of the row; one thread
+// stores the row scale.
+template <RowFormat kFormat>
+__device__ inline RowFactors token_row_factors(float row_amax, const RowTarget& target, bool stores,
+                                               float input_max) {
+  if constexpr (kFormat == RowFormat::kFp8Token) {
+    const BlockScale<float> scale = group_scale(row_amax, input_max);
+    if (stores) *target.row_scale = canonical_nan(scale.stored);
+    return {.multiplier = scale.multiplier};
+  } else {
+    const auto scale = Nvfp4PerToken::row_scale<DeviceExactMath>(row_amax, kTokenBaseDecodeScale);
+    if (stores) *target.row_scale = canonical_nan(scale.stored);
+    return {.pair = scale.pair};
+  }
 }
 
 // Packs the codes of four neighbouring values in a word.
@@ -181,7 +188,7 @@ __device__ inline void encode_row_group(const FourColumns& x, uint32_t col, bool
     store(target.values + 4 * uint64_t{col},
           float4{canonical_nan(x.value[0]), canonical_nan(x.value[1]), canonical_nan(x.value[2]),
                  canonical_nan(x.value[3])});
-  } else if constexpr (kFormat == RowFormat::kFp8Static) {
+  } else if constexpr (kFormat == RowFormat::kFp8Static || kFormat == RowFormat::kFp8Token) {
     if (has_columns) store(target.values + col, four_e4m3(x.value, factors.multiplier));
   } else {
     detail::store_blocks<kFormat>(x, col, has_columns, factors, target, dequantized);

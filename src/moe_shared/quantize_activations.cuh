@@ -141,8 +141,9 @@ __device__ void encode_row_by_block(const QuantizeActivationsParams& params, uin
             });
 }
 
-// Called by a CTA, with a word of shared memory per warp: quantizes a row of NVFP4 with a row
+// Called by a CTA, with a word of shared memory per warp: quantizes a row of a format with a row
 // scale.
+template <RowFormat kFormat>
 __device__ inline void quantize_token_row(const QuantizeActivationsParams& params, uint32_t row,
                                           uint32_t* shared_scratch) {
   const uint32_t source = source_of(params, row);
@@ -150,9 +151,10 @@ __device__ inline void quantize_token_row(const QuantizeActivationsParams& param
   const float amax = find_row_maximum(params, source);
   const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
   const RowTarget target = params.output.target(row);
-  const RowFactors factors = token_row_factors(row_amax, target, threadIdx.x == 0);
+  const RowFactors factors =
+      token_row_factors<kFormat>(row_amax, target, threadIdx.x == 0, params.input_max);
   trigger_dependent_launch();
-  encode_row_by_block<RowFormat::kNvfp4PerToken>(params, row, factors, target);
+  encode_row_by_block<kFormat>(params, row, factors, target);
 }
 
 // The power of two that is subtracted from the scales of a row of MXFP8, so that its values are

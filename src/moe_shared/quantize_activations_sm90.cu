@@ -2,9 +2,9 @@
 // quantize(); rows may be gathered, and may have a multiplier for each expert.
 //
 // moe_shared/quantize_activations.cuh maps threads to data. sm90_groups gives every group of every
-// row a warp. sm90_token_rows, for NVFP4 per token, gives a row a CTA, which first finds the row's
-// maximum and then reads the row again, from the caches. Both store rows as bf16, too, where a GEMM
-// reads them so (moe_shared/dequantized_rows.h).
+// row a warp. sm90_token_rows, for formats with a row scale, gives a row a CTA, which first finds
+// the row's maximum and then reads the row again, from the caches. Both store rows as bf16, too,
+// where a GEMM reads them so (moe_shared/dequantized_rows.h).
 //
 // Bytes per element: 2 or 4 for the input, 0.5 to 4 for the code, less than one for scales. The
 // layer quantizes T rows once and reads them k times in the first GEMM, so this is a small part of
@@ -28,11 +28,12 @@ __global__ void __launch_bounds__(kThreads)
   quantize_bundle<kFormat, kGroups>(params, blockIdx.x * kWarps + threadIdx.x / kWarpSize);
 }
 
+template <RowFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
     quantize_activation_rows_kernel(const __grid_constant__ QuantizeActivationsParams params) {
   __shared__ uint32_t shared_scratch[kWarps];
   wait_for_previous_grids();
-  quantize_token_row(params, blockIdx.x, shared_scratch);
+  quantize_token_row<kFormat>(params, blockIdx.x, shared_scratch);
 }
 
 QuantizeActivationsParams make_params(const QuantizeActivationsProblem& problem,
@@ -101,7 +102,9 @@ void launch_token_rows(const QuantizeActivationsProblem& problem,
                        const QuantizeActivationsArgs& args, Stream stream) {
   const CudaDeviceScope scope(problem.device);
   if (problem.rows == 0) return;
-  launch(quantize_activation_rows_kernel,
+  const bool is_fp8 = problem.format == RowFormat::kFp8Token;
+  launch(is_fp8 ? quantize_activation_rows_kernel<RowFormat::kFp8Token>
+                : quantize_activation_rows_kernel<RowFormat::kNvfp4PerToken>,
          {.ctas = dim3(static_cast<unsigned>(problem.rows)), .threads = dim3(kThreads)}, stream,
          make_params(problem, args));
 }
@@ -122,8 +125,8 @@ Support supports_groups(const QuantizeActivationsProblem& problem) {
 }
 
 Support supports_token_rows(const QuantizeActivationsProblem& problem) {
-  if (problem.format != RowFormat::kNvfp4PerToken) {
-    return Support::no("quantizes to nvfp4_per_token rows only");
+  if (!has_row_scale(problem.format)) {
+    return Support::no("quantizes to nvfp4_per_token and fp8_token rows only");
   }
   return fits(problem);
 }

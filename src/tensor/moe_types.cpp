@@ -38,6 +38,11 @@ constexpr std::array kModes{
     MoeModeInfo{MoeMode::kNvfp4Fp8Rounded, "nvfp4_fp8_rounded",
                 "NVFP4 rounded to E4M3 x FP8 1x128 (W4A8)", WeightFormat::kNvfp4,
                 RowFormat::kFp8Group, RowFormat::kFp8Group, 16, 4.5},
+    MoeModeInfo{MoeMode::kMxfp4Fp8Token, "mxfp4_fp8_token", "MXFP4 x FP8, a scale per token (W4A8)",
+                WeightFormat::kMxfp4, RowFormat::kFp8Token, RowFormat::kFp8Token, 32, 4.25},
+    MoeModeInfo{MoeMode::kNvfp4Fp8Token, "nvfp4_fp8_token",
+                "NVFP4 rounded to E4M3 x FP8, a scale per token (W4A8)", WeightFormat::kNvfp4,
+                RowFormat::kFp8Token, RowFormat::kFp8Token, 16, 4.5},
 };
 
 template <typename Enum>
@@ -55,7 +60,7 @@ constexpr std::array<EnumName<WeightFormat>, 6> kWeightFormats{{
     {WeightFormat::kNvfp4, "nvfp4"},
 }};
 
-constexpr std::array<EnumName<RowFormat>, 7> kRowFormats{{
+constexpr std::array<EnumName<RowFormat>, 8> kRowFormats{{
     {RowFormat::kBf16, "bf16"},
     {RowFormat::kFp32, "fp32"},
     {RowFormat::kFp8Static, "fp8_static"},
@@ -63,6 +68,7 @@ constexpr std::array<EnumName<RowFormat>, 7> kRowFormats{{
     {RowFormat::kMxfp8, "mxfp8"},
     {RowFormat::kNvfp4, "nvfp4"},
     {RowFormat::kNvfp4PerToken, "nvfp4_per_token"},
+    {RowFormat::kFp8Token, "fp8_token"},
 }};
 
 constexpr std::array<EnumName<GateOrder>, 3> kGateOrders{{
@@ -97,6 +103,7 @@ int64_t scale_blocks(RowFormat format, int64_t cols) {
     case RowFormat::kBf16:
     case RowFormat::kFp32:
     case RowFormat::kFp8Static:
+    case RowFormat::kFp8Token:
       return 0;
     case RowFormat::kFp8Group:
       return ceil_div(cols, 128);

@@ -64,7 +64,7 @@ void require_quantized_rows(const RowNames& names, const CodedRows& view, const 
   require_tensor(names.values, view.values, {value_dtype(shape.format)},
                  {shape.rows, value_cols(shape.format, shape.cols)}, shape.device);
   require_row_scales(names.scales, view.scales, shape);
-  if (shape.format != RowFormat::kNvfp4PerToken) {
+  if (!has_row_scale(shape.format)) {
     return require_absent(names.row_scale, view.row_scale, shape.format);
   }
   require_vector(names.row_scale, view.row_scale, DType::kF32, shape.rows, shape.device);

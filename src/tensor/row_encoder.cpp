@@ -5,7 +5,6 @@
 #include "formats/registry.h"
 #include "tensor/element_io.h"
 #include "tensor/encode_row_blocks.h"
-#include "tensor/row_format.h"
 
 namespace narrowfloat {
 namespace {
@@ -43,6 +42,13 @@ RowEncoder::RowEncoder(const RowRules& rules) : rules_(rules) {
 }
 
 void RowEncoder::start_row(float row_amax, const RowTarget& target) {
+  if (rules_.format == RowFormat::kFp8Token) {
+    const BlockRules rules{.input_max = rules_.input_max};
+    const auto scale = Fp8Tensor::block_scale<ExactMath>(row_amax, ScalePair{}, rules);
+    rules_.multiplier = scale.multiplier;
+    *target.row_scale = canonical_nan(scale.stored);
+    return;
+  }
   if (!needs_row_amax()) return;
   const auto scale = Nvfp4PerToken::row_scale<ExactMath>(row_amax, kTokenBaseDecodeScale);
   pair_ = scale.pair;
@@ -57,6 +63,7 @@ void RowEncoder::encode(const float* x, int64_t col, int64_t count, const RowTar
     case RowFormat::kFp32:
       return narrow(DType::kF32, x, count, target.values + 4 * col);
     case RowFormat::kFp8Static:
+    case RowFormat::kFp8Token:
       return encode_values<Fp8Tensor, ExactMath>(x, count, rules_.multiplier, target.values + col);
     case RowFormat::kFp8Group:
       return encode_blocks<Fp8Block1x128>(rules_, pair_, columns, target);

@@ -8,6 +8,7 @@
 //   kMxfp8           scales rounded up                                 (spec 6.5)
 //   kNvfp4           encode scale = multiplier                         (spec 6.1)
 //   kNvfp4PerToken   encode scale from the row's maximum, base 1/2688  (spec 6.2)
+//   kFp8Token        rule reciprocal, the row is one block             (spec 6.7)
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "base/float_ops.h"
 #include "formats/block_format.h"
 #include "narrowfloat/moe_types.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat {
 
@@ -23,8 +25,9 @@ inline constexpr float kTokenBaseDecodeScale = 1.0F / (448.0F * 6.0F);
 
 struct RowRules {
   RowFormat format = RowFormat::kBf16;
-  float multiplier = 1.0F;      // kFp8Static and kNvfp4 only.
-  float input_max = kFloatMax;  // kFp8Group: largest_finite() of the type that x was widened from.
+  float multiplier = 1.0F;  // kFp8Static and kNvfp4 only.
+  // kFp8Group, kFp8Token: largest_finite() of the type that x was widened from.
+  float input_max = kFloatMax;
 };
 
 // Destination of a row.
@@ -32,7 +35,7 @@ struct RowTarget {
   uint8_t* values = nullptr;   // Column 0.
   void* scales = nullptr;      // Block 0, where the format has block scales.
   int64_t scale_stride = 1;    // Scales from a block to the next.
-  float* row_scale = nullptr;  // kNvfp4PerToken.
+  float* row_scale = nullptr;  // Where has_row_scale(format).
 };
 
 // The destination of row `row` of a checked CodedRows with `cols` columns.
@@ -46,7 +49,7 @@ class RowEncoder {
   explicit RowEncoder(const RowRules& rules);
 
   // True where start_row must be given the maximum of the whole row.
-  [[nodiscard]] bool needs_row_amax() const { return rules_.format == RowFormat::kNvfp4PerToken; }
+  [[nodiscard]] bool needs_row_amax() const { return has_row_scale(rules_.format); }
   // Stores the row scale. row_amax: the maximum over the elements that are numbers, 0 without any.
   void start_row(float row_amax, const RowTarget& target);
   // Encodes columns [col, col + count). col is a multiple of kUnit, and so is count unless the row

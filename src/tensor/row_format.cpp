@@ -14,6 +14,7 @@ DType value_dtype(RowFormat format) {
     case RowFormat::kFp8Static:
     case RowFormat::kFp8Group:
     case RowFormat::kMxfp8:
+    case RowFormat::kFp8Token:
       return DType::kF8E4M3;
     case RowFormat::kNvfp4:
     case RowFormat::kNvfp4PerToken:

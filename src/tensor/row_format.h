@@ -1,6 +1,7 @@
 // Storage of the formats of activation rows: element types and sizes.
 #pragma once
 
+#include "base/host_device.h"
 #include "narrowfloat/moe_types.h"
 
 namespace narrowfloat {
@@ -14,6 +15,11 @@ int64_t value_cols(RowFormat format, int64_t cols);
 int64_t row_bytes(RowFormat format, int64_t cols);
 // Columns of a row must be a multiple of this, so that blocks are whole; 1x128 groups may be short.
 int64_t column_multiple(RowFormat format);
+
+// True for formats with a scale per row, from the row's maximum (CodedRows::row_scale).
+NF_HOST_DEVICE constexpr bool has_row_scale(RowFormat format) {
+  return format == RowFormat::kNvfp4PerToken || format == RowFormat::kFp8Token;
+}
 
 // True for formats whose multiplier is fixed before the values are known.
 constexpr bool has_static_multiplier(RowFormat format) {

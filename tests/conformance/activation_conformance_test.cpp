@@ -262,7 +262,7 @@ std::string activation_difference(const ActivationCase& c, std::string_view impl
 
 std::vector<RowCombination> activation_combinations() {
   std::vector<RowCombination> all;
-  for (int format = 0; format <= static_cast<int>(RowFormat::kNvfp4PerToken); ++format) {
+  for (int format = 0; format <= static_cast<int>(RowFormat::kFp8Token); ++format) {
     for (const DType input : {DType::kF32, DType::kF64, DType::kBF16, DType::kF8E4M3}) {
       all.emplace_back(static_cast<RowFormat>(format), input);
     }

@@ -148,8 +148,9 @@ std::optional<std::vector<uint8_t>> run_quantize_activations(const RowsCase& c,
 
 std::vector<RowCombination> quantize_activations_combinations() {
   std::vector<RowCombination> all;
-  for (const RowFormat format : {RowFormat::kFp8Static, RowFormat::kFp8Group, RowFormat::kMxfp8,
-                                 RowFormat::kNvfp4, RowFormat::kNvfp4PerToken}) {
+  for (const RowFormat format :
+       {RowFormat::kFp8Static, RowFormat::kFp8Group, RowFormat::kMxfp8, RowFormat::kNvfp4,
+        RowFormat::kNvfp4PerToken, RowFormat::kFp8Token}) {
     for (const DType input : {DType::kF32, DType::kF16, DType::kBF16}) {
       all.emplace_back(format, input);
     }

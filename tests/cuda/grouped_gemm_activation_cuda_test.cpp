@@ -13,6 +13,7 @@
 #include "support/expect_error.h"
 #include "support/gemm_device_run.h"
 #include "support/moe_modes.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -20,11 +21,11 @@ namespace {
 constexpr int64_t kGemmActivationCases = 24;
 constexpr uint8_t kPoison = 0xFF;
 
-// The format that grouped_gemm writes for a mode: nvfp4_per_token rows are quantized from bf16
+// The format that grouped_gemm writes for a mode: rows with a scale each are quantized from bf16
 // afterwards.
 RowFormat written_rows(MoeMode mode) {
   const RowFormat rows = moe_mode_info(mode).intermediate;
-  return rows == RowFormat::kNvfp4PerToken ? RowFormat::kBf16 : rows;
+  return has_row_scale(rows) ? RowFormat::kBf16 : rows;
 }
 
 // The largest of the kernel's tiles that takes an activation.

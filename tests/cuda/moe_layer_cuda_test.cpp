@@ -17,6 +17,7 @@
 #include "support/moe_batch.h"
 #include "support/moe_exact_case.h"
 #include "support/moe_sampling.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat::testing {
 namespace {
@@ -31,7 +32,8 @@ void expect_gpu_agrees(MoeCase& layer_case, const GpuMoeStyle& style = {}) {
 
 // One that does every activation of a mode.
 std::string pinned_activation(MoeMode mode) {
-  return gpu_implementation(mode == MoeMode::kNvfp4PerToken ? "token_rows" : "portable");
+  return gpu_implementation(has_row_scale(moe_mode_info(mode).intermediate) ? "token_rows"
+                                                                            : "portable");
 }
 
 std::string activation_of(const MoeConfig& config, int64_t tokens = 3) {
@@ -325,9 +327,8 @@ TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
       }
       // It fuses the activation with rows of bf16.
       const RowFormat rows = moe_mode_info(mode).intermediate;
-      const bool is_fused =
-          stage.op == "activation" &&
-          (gpu_has_own_code() || rows == RowFormat::kBf16 || rows == RowFormat::kNvfp4PerToken);
+      const bool is_fused = stage.op == "activation" &&
+                            (gpu_has_own_code() || rows == RowFormat::kBf16 || has_row_scale(rows));
       EXPECT_TRUE(is_fused ? stage.chosen == "fused into grouped_gemm"
                            : stage.chosen.starts_with(gpu_implementation("")))
           << name(mode) << " " << stage.op << " " << stage.chosen;

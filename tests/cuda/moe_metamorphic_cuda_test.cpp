@@ -329,7 +329,8 @@ TEST_P(MoeMetamorphic, GarbageThatNoSlotNamesIsNotSeen) {
   moved.rename_experts(same);  // A copy.
   // Scales that do not fit FP8 cores choose other ones for the whole layer.
   const bool chooses_by_scales =
-      mode() == MoeMode::kMxfp4Fp8 || mode() == MoeMode::kNvfp4Fp8Rounded;
+      mode() == MoeMode::kMxfp4Fp8 || mode() == MoeMode::kNvfp4Fp8Rounded ||
+      mode() == MoeMode::kMxfp4Fp8Token || mode() == MoeMode::kNvfp4Fp8Token;
   for (const WeightView* weight : {&moved.weights().w1, &moved.weights().w2}) {
     const ScaleView& scales = weight->scales;
     const int64_t value_bytes = weight->values.num_elements() / 8 * bits(weight->values.dtype) / 8;

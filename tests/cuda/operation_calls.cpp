@@ -280,7 +280,7 @@ class Sampler {
       add(amax_call(dtype, false, random_));
       add(amax_call(dtype, true, random_));
     }
-    for (int format = 0; format <= static_cast<int>(RowFormat::kNvfp4PerToken); ++format) {
+    for (int format = 0; format <= static_cast<int>(RowFormat::kFp8Token); ++format) {
       add(activation_call(DType::kBF16, static_cast<RowFormat>(format), random_));
     }
     add(activation_call(DType::kF8E4M3, RowFormat::kFp8Group, random_));

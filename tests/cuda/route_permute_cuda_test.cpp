@@ -291,8 +291,9 @@ TEST_F(RoutePermute, IdsOutOfRangeAreReported) {
 }
 
 TEST_F(RoutePermute, RowsOfEveryFormatAndType) {
-  for (const RowFormat format : {RowFormat::kFp8Static, RowFormat::kFp8Group, RowFormat::kMxfp8,
-                                 RowFormat::kNvfp4, RowFormat::kNvfp4PerToken}) {
+  for (const RowFormat format :
+       {RowFormat::kFp8Static, RowFormat::kFp8Group, RowFormat::kMxfp8, RowFormat::kNvfp4,
+        RowFormat::kNvfp4PerToken, RowFormat::kFp8Token}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const int64_t cols : {32, 160, 2880}) {
         for (const int64_t tokens : {1, 2, 13, 64}) {

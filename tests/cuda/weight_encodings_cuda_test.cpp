@@ -148,10 +148,11 @@ TEST_P(WeightEncodingsCuda, ARowIsTheSameInEveryTile) {
 }
 
 constexpr std::array kEveryMode{
-    MoeMode::kBf16,      MoeMode::kFp8Tensor,     MoeMode::kFp8Block,
-    MoeMode::kMxfp8,     MoeMode::kMxfp4Mxfp8,    MoeMode::kMxfp4Bf16,
-    MoeMode::kMxfp4Fp8,  MoeMode::kNvfp4,         MoeMode::kNvfp4PerToken,
-    MoeMode::kNvfp4Bf16, MoeMode::kNvfp4Fp8Exact, MoeMode::kNvfp4Fp8Rounded};
+    MoeMode::kBf16,          MoeMode::kFp8Tensor,     MoeMode::kFp8Block,
+    MoeMode::kMxfp8,         MoeMode::kMxfp4Mxfp8,    MoeMode::kMxfp4Bf16,
+    MoeMode::kMxfp4Fp8,      MoeMode::kNvfp4,         MoeMode::kNvfp4PerToken,
+    MoeMode::kNvfp4Bf16,     MoeMode::kNvfp4Fp8Exact, MoeMode::kNvfp4Fp8Rounded,
+    MoeMode::kMxfp4Fp8Token, MoeMode::kNvfp4Fp8Token};
 INSTANTIATE_TEST_SUITE_P(All, WeightEncodingsCuda, ::testing::ValuesIn(kEveryMode),
                          [](const auto& test) { return std::string(name(test.param)); });
 
@@ -160,7 +161,8 @@ class WeightScalesCuda : public OwnCodeTest {};
 // The tensor core's own sums have 13 fraction bits: 3 * 2^14 + 1 needs groups added in fp32.
 TEST_F(WeightScalesCuda, SumsOfFp8KeepWhatOneTensorCoreSumLoses) {
   for (const MoeMode mode :
-       {MoeMode::kFp8Tensor, MoeMode::kFp8Block, MoeMode::kMxfp4Fp8, MoeMode::kNvfp4Fp8Rounded}) {
+       {MoeMode::kFp8Tensor, MoeMode::kFp8Block, MoeMode::kMxfp4Fp8, MoeMode::kNvfp4Fp8Rounded,
+        MoeMode::kMxfp4Fp8Token, MoeMode::kNvfp4Fp8Token}) {
     SCOPED_TRACE(name(mode));
     GemmCase gemm({.mode = mode,
                    .weight_rows = 128,

@@ -44,6 +44,8 @@ SHAPES = {  # (H, I) of the cases of a mode, in rotation.
     "nvfp4_bf16": [(48, 80), (80, 48), (144, 32)],
     "nvfp4_fp8_exact": [(144, 48), (48, 144), (208, 32)],
     "nvfp4_fp8_rounded": [(144, 48), (48, 144), (272, 32)],
+    "mxfp4_fp8_token": [(160, 96), (96, 160), (288, 32)],
+    "nvfp4_fp8_token": [(144, 48), (48, 144), (272, 32)],
 }
 # (tokens, top_k, shared experts, token tile, (offset, local experts)), in rotation.
 LOADS = [
@@ -257,6 +259,10 @@ def deal_options(plan: Plan, mode: Mode, m: int, j: int) -> None:
     plan.add_fc2_bias = n % 5 != 3
     plan.out_dtype = ("BF16", "F32", "F16", "BF16")[n % 4]
     plan.slot_dtype = ("BF16", "BF16", "F32")[n % 3]
+    is_one_of_minimax = (plan.router.method, plan.router.top_k) == (MINIMAX2, 1)
+    if is_one_of_minimax and not is_exact and plan.out_dtype == "BF16":
+        # BF16 rows times 2.5 are ties, which the last bit of the weight decides.
+        plan.slot_dtype = "F32"
     plan.out_cols = plan.hidden - (5 if n % 4 == 3 else 0)
     plan.double_quantize_fc1 = mode.name == "fp8_block" and j % 5 == 4
 
@@ -366,6 +372,8 @@ class Case:
         fmt = self.mode.input
         codes_shape = (shape[0], shape[1] // 2) if fmt in moe.PACKED else shape
         codes = random_elements(self.rng, fmt, codes_shape)
+        if fmt == "fp8_token":
+            return Rows(fmt, codes, None, lognormal(self.rng, (shape[0],)) / np.float32(rms(fmt)))
         if fmt not in BLOCK:
             return Rows(fmt, codes)
         blocks = (shape[0], -(-shape[1] // BLOCK[fmt]))

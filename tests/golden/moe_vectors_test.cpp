@@ -50,6 +50,8 @@ Tolerance tolerance_of(RowFormat intermediate) {
       return {0.005, 1.5e-2, 8e-2};
     case RowFormat::kNvfp4PerToken:
       return {0.04, 3e-2, 1.5e-1};
+    case RowFormat::kFp8Token:
+      return {0.04, 5e-3, 4e-2};
     case RowFormat::kFp8Static:
     case RowFormat::kFp8Group:
     case RowFormat::kMxfp8:

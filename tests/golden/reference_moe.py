@@ -57,9 +57,11 @@ MODES = {
         Mode("nvfp4_bf16", "nvfp4", "bf16", "bf16", 16),
         Mode("nvfp4_fp8_exact", "nvfp4", "fp8_group", "fp8_group", 16),
         Mode("nvfp4_fp8_rounded", "nvfp4", "fp8_group", "fp8_group", 16),
+        Mode("mxfp4_fp8_token", "mxfp4", "fp8_token", "fp8_token", 32),
+        Mode("nvfp4_fp8_token", "nvfp4", "fp8_token", "fp8_token", 16),
     )
 }
-ROUNDED = "nvfp4_fp8_rounded"
+ROUNDED = ("nvfp4_fp8_rounded", "nvfp4_fp8_token")
 # Elements of a row that share a scale.
 BLOCK = {"fp8_group": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16, "nvfp4_per_token": 16}
 # Formats with two elements a byte.
@@ -122,7 +124,7 @@ def decode_weights(mode: Mode, codes: np.ndarray, scales: np.ndarray | None) -> 
     if mode.weights == "fp8_block":
         return w * decoded.repeat(128, axis=1).repeat(128, axis=2)
     w = w * decoded.repeat(BLOCK[mode.weights], axis=2)
-    return round_to_e4m3(w, decoded) if mode.name == ROUNDED else w
+    return round_to_e4m3(w, decoded) if mode.name in ROUNDED else w
 
 
 # --- Rows of activations --------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def decode_weights(mode: Mode, codes: np.ndarray, scales: np.ndarray | None) -> 
 
 @dataclass
 class Rows:
-    """Stored rows in a format; row_scale is the decode factor of nvfp4_per_token."""
+    """Stored rows in a format; row_scale is the decode factor of per-token formats."""
 
     fmt: str
     codes: np.ndarray
@@ -160,6 +162,10 @@ def quantize_rows(fmt: str, x: np.ndarray, multiplier: np.ndarray, dtype: str = 
     rows, cols = x.shape
     if fmt == "fp8_static":
         return Rows(fmt, encode_e4m3(EXACT.mul(x, multiplier[:, None])))
+    if fmt == "fp8_token":
+        largest = model.LARGEST[dtype]
+        row_scale, codes = blocks.fp8_blocks(x, "reciprocal", 0.0, "exact", largest)
+        return Rows(fmt, codes, None, row_scale)
     if fmt == "fp8_group":
         padded = np.zeros((rows, model.round_up(cols, 128)), np.float32)
         padded[:, :cols] = x
@@ -184,8 +190,9 @@ def requantize(fmt: str, h: np.ndarray, multiplier: np.ndarray) -> Rows:
         return Rows(fmt, encode_float(h, "BF16"))
     if fmt == "fp32":
         return Rows(fmt, encode_float(h, "F32"))
-    if fmt == "nvfp4_per_token":
+    if fmt in ("nvfp4_per_token", "fp8_token"):
         h = decode_float(encode_float(h, "BF16"), "BF16")
+        return quantize_rows(fmt, h.astype(np.float32), multiplier, "BF16")
     return quantize_rows(fmt, h.astype(np.float32), multiplier)
 
 

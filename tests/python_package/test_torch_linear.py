@@ -30,7 +30,10 @@ MODES = {"bf16": ("", "", 1e-6), "fp8_tensor": ("fp8_tensor", "static", 1e-6),
          "mxfp4_fp8": ("mxfp4", "fp8_1x128", 1e-6), "nvfp4": ("nvfp4", "static", 1e-6),
          "nvfp4_per_token": ("nvfp4", "nvfp4_per_token", 1e-6), "nvfp4_bf16": ("nvfp4", "", 1e-6),
          "nvfp4_fp8_exact": ("nvfp4", "fp8_1x128", 1e-6),
-         "nvfp4_fp8_rounded": ("nvfp4", "fp8_1x128", 0.03)}  # fmt: skip
+         "nvfp4_fp8_rounded": ("nvfp4", "fp8_1x128", 0.03),
+         "mxfp4_fp8_token": ("mxfp4", "fp8_token", 1e-6),
+         "nvfp4_fp8_token": ("nvfp4", "fp8_token", 0.03)}  # fmt: skip
+ON_FP8_CORES = ("fp8_tensor", "fp8_block", "mxfp4_fp8", "mxfp4_fp8_token")
 MULTIPLIER = {"fp8_tensor": 64.0, "nvfp4": 512.0}
 
 
@@ -55,6 +58,9 @@ def wanted(mode: str, rows: torch.Tensor) -> torch.Tensor:
         m = MULTIPLIER[mode]
         x = (rows.float() * m).to(torch.float8_e4m3fn).double() / m if mode == "fp8_tensor" else \
             nf.quantize(rows, "nvfp4", encode_scale=m).dequantize().double()  # fmt: skip
+    elif form == "fp8_token":
+        m = (torch.full((), 448.0) / rows.float().abs().amax(dim=1))[:, None]
+        x = (rows.float() * m).to(torch.float8_e4m3fn).double() * (torch.ones(()) / m).double()
     else:
         x = (nf.quantize(rows, form).dequantize() if form else rows.bfloat16()).double()
     return x @ w.double().T + BIAS.double()
@@ -73,7 +79,7 @@ def test_products_of_all_modes(mode: str, device: str) -> None:
     far = MODES[mode][2]
     if device != "cpu":
         # Tensor cores sum FP8 products in 14 bits between promotions.
-        far = max(far, 1.5e-3 if mode in ("fp8_tensor", "fp8_block", "mxfp4_fp8") else 5e-5)
+        far = max(far, 1.5e-3 if mode in ON_FP8_CORES else 5e-5)
     for tokens in (1, 7, 130):
         x = X[:tokens]
         out = layer(x.to(device))

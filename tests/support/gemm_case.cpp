@@ -41,6 +41,7 @@ Storage weight_storage(MoeMode mode) {
     case MoeMode::kMxfp4Mxfp8:
     case MoeMode::kMxfp4Bf16:
     case MoeMode::kMxfp4Fp8:
+    case MoeMode::kMxfp4Fp8Token:
       return {DType::kU8, 1, 32, ScaleType::kUE8M0};
     default:
       return {DType::kU8, 1, 16, ScaleType::kE4M3};
@@ -54,6 +55,8 @@ Storage input_storage(MoeMode mode) {
     case MoeMode::kNvfp4Bf16:
       return {DType::kBF16, 1, 0, ScaleType::kF32};
     case MoeMode::kFp8Tensor:
+    case MoeMode::kMxfp4Fp8Token:
+    case MoeMode::kNvfp4Fp8Token:
       return {DType::kF8E4M3, 1, 0, ScaleType::kF32};
     case MoeMode::kMxfp8:
     case MoeMode::kMxfp4Mxfp8:
@@ -64,6 +67,11 @@ Storage input_storage(MoeMode mode) {
     default:
       return {DType::kF8E4M3, 1, 128, ScaleType::kF32};
   }
+}
+
+bool has_row_scale(MoeMode mode) {
+  return mode == MoeMode::kNvfp4PerToken || mode == MoeMode::kMxfp4Fp8Token ||
+         mode == MoeMode::kNvfp4Fp8Token;
 }
 
 int64_t scale_rows(const Storage& storage, int64_t rows) {
@@ -361,7 +369,9 @@ void GemmCase::make_weights(Random& random) {
     weight_values_[static_cast<size_t>(i)] *=
         weight_scale_values_[static_cast<size_t>((expert * rows + row) * blocks + block)];
   }
-  if (spec_.mode == MoeMode::kNvfp4Fp8Rounded) round_weights();
+  const bool is_rounded =
+      spec_.mode == MoeMode::kNvfp4Fp8Rounded || spec_.mode == MoeMode::kNvfp4Fp8Token;
+  if (is_rounded) round_weights();
 }
 
 // moe spec 11.3: r from the logarithm, and E4M3 by search.
@@ -520,7 +530,7 @@ GroupedGemmArgs GemmCase::args() const {
                                            {input_rows_, scale_blocks(storage, spec_.cols)});
     if (spec_.transposed_scales) args.a.scales.strides = {1, input_rows_};
   }
-  if (spec_.mode == MoeMode::kNvfp4PerToken) args.a.row_scale = vector(row_scale, DType::kF32);
+  if (has_row_scale(spec_.mode)) args.a.row_scale = vector(row_scale, DType::kF32);
   args.gather_tokens = spec_.gathers;
   args.permutation.token_tile = spec_.token_tile;
   args.permutation.row_to_token = vector(row_to_token_, DType::kI32);
@@ -589,7 +599,7 @@ GemmCase::Expected GemmCase::expected(const Row& row, int64_t weight_row) const 
   if (spec_.has_slot_weights) {
     factor *= slot_weights_[static_cast<size_t>(row_to_slot_[static_cast<size_t>(row.row)])];
   }
-  if (spec_.mode == MoeMode::kNvfp4PerToken) factor *= row_scale[static_cast<size_t>(row.source)];
+  if (has_row_scale(spec_.mode)) factor *= row_scale[static_cast<size_t>(row.source)];
   double bias = 0;
   if (spec_.bias) {
     bias = bias_values_[static_cast<size_t>(row.expert * spec_.weight_rows + weight_row)];

@@ -27,7 +27,8 @@ WeightView weights_on_device(const WeightView& host, const DeviceBuffer& values,
 
 GemmTolerance gemm_tolerance(MoeMode mode) {
   const bool is_fp8 = mode == MoeMode::kFp8Tensor || mode == MoeMode::kFp8Block ||
-                      mode == MoeMode::kMxfp4Fp8 || mode == MoeMode::kNvfp4Fp8Rounded;
+                      mode == MoeMode::kMxfp4Fp8 || mode == MoeMode::kNvfp4Fp8Rounded ||
+                      mode == MoeMode::kMxfp4Fp8Token || mode == MoeMode::kNvfp4Fp8Token;
   if (is_fp8) return {.of_terms = 1e-3, .of_norm = 1.5e-3};
   return {};
 }

@@ -23,6 +23,8 @@ float planted(RowFormat format, int64_t index) {
     case RowFormat::kNvfp4PerToken:
       if (index == 0) return 2688.0F;
       return index % 16 == 0 ? 6.0F : 0.0F;
+    case RowFormat::kFp8Token:
+      return index == 0 ? 448.0F : 0.0F;
     default:
       return 0.0F;
   }

@@ -304,6 +304,8 @@ StageBounds stage_bounds(MoeMode mode) {
     case MoeMode::kFp8Block:
     case MoeMode::kMxfp4Fp8:
     case MoeMode::kNvfp4Fp8Rounded:
+    case MoeMode::kMxfp4Fp8Token:
+    case MoeMode::kNvfp4Fp8Token:
       return {1.5e-3, 0.08, 1e-2, fp8, {2e-2, 6e-2}};
     case MoeMode::kMxfp8:
     case MoeMode::kMxfp4Mxfp8:

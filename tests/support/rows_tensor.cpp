@@ -17,7 +17,7 @@ RowsTensor::RowsTensor(RowFormat format, int64_t rows, int64_t cols, const Buffe
     view.scales = TensorView::contiguous(scales.data(), dtype, {rows, blocks});
     if (order == ScaleOrder::kBlocksFirst) view.scales.strides = {1, rows};
   }
-  if (format == RowFormat::kNvfp4PerToken) {
+  if (has_row_scale(format)) {
     row_scale = GuardedBuffer(rows * 4, style);
     view.row_scale = TensorView::contiguous(row_scale.data(), DType::kF32, {rows});
   }

@@ -25,6 +25,7 @@ double row_element_bytes(RowFormat format) {
     case RowFormat::kBf16:
       return 2;
     case RowFormat::kFp8Static:
+    case RowFormat::kFp8Token:
       return 1;
     case RowFormat::kFp8Group:
     case RowFormat::kMxfp8:
@@ -69,6 +70,8 @@ Distance tolerance(MoeMode mode) {
     case MoeMode::kFp8Block:
     case MoeMode::kMxfp4Fp8:
     case MoeMode::kNvfp4Fp8Rounded:
+    case MoeMode::kMxfp4Fp8Token:
+    case MoeMode::kNvfp4Fp8Token:
       return {2e-2, 6e-2};
     case MoeMode::kMxfp8:
     case MoeMode::kMxfp4Mxfp8:
@@ -155,6 +158,8 @@ double fastest_tflop_per_s(MoeMode mode, std::string_view compute_capability) {
     case MoeMode::kMxfp4Mxfp8:
     case MoeMode::kMxfp4Fp8:
     case MoeMode::kNvfp4Fp8Rounded:
+    case MoeMode::kMxfp4Fp8Token:
+    case MoeMode::kNvfp4Fp8Token:
       return kFp8Rate;
     case MoeMode::kBf16:
     case MoeMode::kMxfp4Bf16:

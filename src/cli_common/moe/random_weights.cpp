@@ -78,6 +78,7 @@ Storage storage_of(RowFormat format) {
     case RowFormat::kFp32:
       return {DType::kF32, 32, 0, 0, ScaleType::kF32, 0};
     case RowFormat::kFp8Static:
+    case RowFormat::kFp8Token:
       return storage_of(WeightFormat::kFp8Tensor);
     case RowFormat::kFp8Group:
       return {DType::kF8E4M3, 8, 1, 128, ScaleType::kF32, kFp8Rms};

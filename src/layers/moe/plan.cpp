@@ -36,8 +36,7 @@ std::string_view name(MoePlanStageKind kind) {
 }
 
 RowFormat fused_rows(const MoeExtents& extents) {
-  const bool needs_whole_rows = extents.intermediate == RowFormat::kNvfp4PerToken;
-  return needs_whole_rows ? RowFormat::kBf16 : extents.intermediate;
+  return has_row_scale(extents.intermediate) ? RowFormat::kBf16 : extents.intermediate;
 }
 
 MoePlan::MoePlan(const MoeExtents& extents, int64_t tokens, int32_t token_tile,

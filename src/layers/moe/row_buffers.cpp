@@ -12,7 +12,7 @@ RowBuffers row_buffers(RowFormat format, int64_t rows, int64_t cols) {
   buffers.cols = cols;
   buffers.values_bytes = rows * row_bytes(format, cols);
   buffers.scales_bytes = rows * scale_blocks(format, cols) * bits(scale_dtype(format)) / 8;
-  if (format == RowFormat::kNvfp4PerToken) buffers.row_scale_bytes = rows * 4;
+  if (has_row_scale(format)) buffers.row_scale_bytes = rows * 4;
   return buffers;
 }
 
@@ -30,7 +30,7 @@ CodedRows RowBuffers::bind(std::byte* buffer, int64_t used, Device device) const
     view.scales = TensorView::contiguous(buffer, scale_dtype(format), {used, blocks}, device);
   }
   buffer += round_up(scales_bytes, kWorkspaceAlignment);
-  if (format == RowFormat::kNvfp4PerToken) {
+  if (has_row_scale(format)) {
     view.row_scale = TensorView::contiguous(buffer, DType::kF32, {used}, device);
   }
   return view;

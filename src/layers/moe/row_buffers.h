@@ -18,7 +18,7 @@ struct RowBuffers {
   int64_t cols = 0;
   int64_t values_bytes = 0;
   int64_t scales_bytes = 0;     // Linear [rows, scale_blocks].
-  int64_t row_scale_bytes = 0;  // kNvfp4PerToken: one F32 a row.
+  int64_t row_scale_bytes = 0;  // One F32 a row, where has_row_scale(format).
 
   // All parts, each rounded up to kWorkspaceAlignment.
   [[nodiscard]] int64_t bytes() const;

@@ -67,6 +67,7 @@ Kernel kernel_of(RowFormat format) {
     case RowFormat::kNvfp4:
       return activate_portable_kernel<RowFormat::kNvfp4>;
     case RowFormat::kNvfp4PerToken:
+    case RowFormat::kFp8Token:
       break;
   }
   return nullptr;

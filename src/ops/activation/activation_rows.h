@@ -5,6 +5,7 @@
 #include "formats/float16.h"
 #include "ops/activation/activation_math.h"
 #include "ops/activation/activation_problem.h"
+#include "tensor/element_io.h"
 #include "tensor/row_encoder.h"
 
 namespace narrowfloat {
@@ -23,7 +24,10 @@ class RowActivation {
     multiplier_ = value(args.multiplier, expert);
   }
 
-  [[nodiscard]] RowRules rules() const { return {.format = format_, .multiplier = multiplier_}; }
+  [[nodiscard]] RowRules rules() const {
+    const float input_max = largest_finite(is_from_bf16() ? DType::kBF16 : DType::kF32);
+    return {.format = format_, .multiplier = multiplier_, .input_max = input_max};
+  }
 
   [[nodiscard]] const ActivationParams<Real>& params() const { return params_; }
 
@@ -31,18 +35,20 @@ class RowActivation {
   [[nodiscard]] float result(Real u, Real g) const {
     return rounded(activated(kind_, u, g, params_));
   }
-  // Rounds once from double, and to bf16 where the row format starts from bf16 (moe spec 6.4, mode
-  // 8b).
+  // Rounds once from double, and to bf16 where the row format starts from bf16 (moe spec 6.4).
   [[nodiscard]] float rounded(Real h) const {
     if constexpr (sizeof(Real) == sizeof(double)) {
-      const bool is_bf16 = format_ == RowFormat::kBf16 || format_ == RowFormat::kNvfp4PerToken;
+      const bool is_bf16 = format_ == RowFormat::kBf16 || is_from_bf16();
       return is_bf16 ? bf16_to_float(double_to_bf16(h)) : static_cast<float>(h);
     } else {
-      return format_ == RowFormat::kNvfp4PerToken ? bf16_to_float(float_to_bf16(h)) : h;
+      return is_from_bf16() ? bf16_to_float(float_to_bf16(h)) : h;
     }
   }
 
  private:
+  // Scales of whole rows are those of h rounded to bf16.
+  [[nodiscard]] bool is_from_bf16() const { return has_row_scale(format_); }
+
   static float value(const PerExpert& given, int64_t expert) {
     if (given.values.is_absent()) return given.value;
     return static_cast<const float*>(given.values.data)[expert];

@@ -1,16 +1,16 @@
-// sm90_token_rows: every activation, gate order and parameter, of F32, BF16 or E4M3 rows, to NVFP4
-// with a multiplier for each row, with the CPU's bits.
+// sm90_token_rows: every activation, gate order and parameter, of F32, BF16 or E4M3 rows, to rows
+// with a multiplier each, with the CPU's bits.
 //
-//   h         = bf16(activated(u, g))                        (moe spec 6.2, 6.4 mode 8b)
-//   row scale = max |h| over the row / 2688, as encode factor                 (spec 6.2)
-//   codes     = E2M1 with E4M3 scales per 16 columns of h times the factor
+//   h         = bf16(activated(u, g))                                 (moe spec 6.2, 6.4)
+//   row scale = max |h| over the row / 2688 (NVFP4, spec 6.2), / 448 (FP8, spec 6.7)
+//   codes     = E2M1 with E4M3 scales per 16 columns, or E4M3, of h times the encode factor
 //
 // A CTA computes one row; its warps loop over the row's groups of 128 columns, and a lane has four
 // neighbouring columns of each. The first pass finds the maximum, the second one encodes. h stays
 // in shared memory in between; columns beyond its size are computed twice.
 //
-// Bytes per output: the input's element twice (once if not gated), 0.5 for the code, 1 / 16 for the
-// scale.
+// Bytes per output: the input's element twice (once if not gated), 0.5 for the code and 1 / 16 for
+// the scale, or 1 for the code.
 #include "device/packed16.cuh"
 #include "device/ptx/grid_dependency.cuh"
 #include "ops/activation/activation_columns_sm90.cuh"
@@ -24,6 +24,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 // Groups of 128 columns that are kept in shared memory: 32 KiB.
 constexpr uint32_t kMaxKeptGroups = 128;
+
+constexpr float kLargestBf16 = 0x1.FEp127F;
 
 // h of four columns as bf16.
 using KeptColumns = uint2;
@@ -64,6 +66,7 @@ __device__ float activate_row(const PortableParams& params, Row& row, KeptColumn
   return amax;
 }
 
+template <RowFormat kFormat>
 __device__ void encode_groups(const PortableParams& params, Row& row, const RowFactors& factors,
                               const KeptColumns* shared_kept) {
   const RowTarget target = output_target(params, row.place);
@@ -72,11 +75,11 @@ __device__ void encode_groups(const PortableParams& params, Row& row, const RowF
                                  ? shared_kept[group * kWarpSize + threadIdx.x % kWarpSize]
                                  : activate_group(params, row, group);
     const uint32_t col = group * kGroupCols + threadIdx.x % kWarpSize * kLaneCols;
-    encode_row_group<RowFormat::kNvfp4PerToken>(widened(kept), col, col < params.inter, factors,
-                                                target);
+    encode_row_group<kFormat>(widened(kept), col, col < params.inter, factors, target);
   }
 }
 
+template <RowFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
     activate_token_rows_kernel(const __grid_constant__ PortableParams params) {
   NF_DYNAMIC_SHARED(KeptColumns, shared_kept, alignof(KeptColumns));
@@ -93,9 +96,9 @@ __global__ void __launch_bounds__(kThreads)
   // The barrier in block_max() also makes kept columns visible, though each thread reads only its
   // own.
   const float row_amax = bits_float(block_max(float_bits(amax), shared_scratch));
-  const RowFactors factors =
-      token_row_factors(row_amax, params.output.target(row.place.row), threadIdx.x == 0);
-  encode_groups(params, row, factors, shared_kept);
+  const RowFactors factors = token_row_factors<kFormat>(
+      row_amax, params.output.target(row.place.row), threadIdx.x == 0, kLargestBf16);
+  encode_groups<kFormat>(params, row, factors, shared_kept);
 }
 
 void launch_activate_token_rows(const ActivationProblem& problem, const ActivationArgs& args,
@@ -105,7 +108,9 @@ void launch_activate_token_rows(const ActivationProblem& problem, const Activati
   const PortableParams params = portable_params(problem, args);
   const uint32_t groups = params.groups.divisor();
   const size_t kept_groups = groups < kMaxKeptGroups ? groups : kMaxKeptGroups;
-  launch(activate_token_rows_kernel,
+  const bool is_fp8 = problem.format == RowFormat::kFp8Token;
+  launch(is_fp8 ? activate_token_rows_kernel<RowFormat::kFp8Token>
+                : activate_token_rows_kernel<RowFormat::kNvfp4PerToken>,
          {.ctas = dim3(static_cast<unsigned>(problem.slots)),
           .threads = dim3(kThreads),
           .shared_bytes = kept_groups * kWarpSize * sizeof(KeptColumns)},
@@ -113,8 +118,8 @@ void launch_activate_token_rows(const ActivationProblem& problem, const Activati
 }
 
 Support supports(const ActivationProblem& problem) {
-  if (problem.format != RowFormat::kNvfp4PerToken) {
-    return Support::no("writes nvfp4_per_token rows only");
+  if (!has_row_scale(problem.format)) {
+    return Support::no("writes nvfp4_per_token and fp8_token rows only");
   }
   if (problem.input == DType::kF64) return Support::no("computes in fp32; only the CPU takes F64");
   return fits_flat_index(problem);

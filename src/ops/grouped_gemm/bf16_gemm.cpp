@@ -31,7 +31,7 @@ uint16_t exact_bf16(float value) { return static_cast<uint16_t>(float_bits(value
 // The columns that share factors: blocks of the weights' scales, or else groups of the rows'.
 int64_t columns_of_block(const GemmShape& shape) {
   if (shape.mode.weight_scale == ScaleUse::kNone) return 0;
-  return shape.mode.rounds_weights ? shape.group_cols : shape.weight_scales.block_cols;
+  return shape.mode.rounds_weights ? shape.mode.group_cols : shape.weight_scales.block_cols;
 }
 
 class Bf16Gemm {

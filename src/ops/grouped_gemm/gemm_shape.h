@@ -40,6 +40,8 @@ inline constexpr std::array kGemmModes{
     GemmMode{MoeMode::kNvfp4Bf16, 0, ScaleUse::kDecode, ScaleUse::kNone},
     GemmMode{MoeMode::kNvfp4Fp8Exact, 128, ScaleUse::kDecode, ScaleUse::kGroup},
     GemmMode{MoeMode::kNvfp4Fp8Rounded, 128, ScaleUse::kDecode, ScaleUse::kGroup, true},
+    GemmMode{MoeMode::kMxfp4Fp8Token, 0, ScaleUse::kDecode, ScaleUse::kNone},
+    GemmMode{MoeMode::kNvfp4Fp8Token, 0, ScaleUse::kDecode, ScaleUse::kNone, true},
 };
 
 inline const GemmMode& gemm_mode(MoeMode mode) { return record_of(kGemmModes, mode, "MoE mode"); }

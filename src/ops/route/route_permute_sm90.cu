@@ -89,7 +89,7 @@ __device__ void copy_given(const GivenParams& params, const SmallBatchShared& sh
 
 // Whether a CTA must see a whole row.
 NF_HOST_DEVICE bool takes_block(const RoutePermuteParams& params) {
-  return params.format == RowFormat::kNvfp4PerToken ||
+  return has_row_scale(params.format) ||
          (params.format == RowFormat::kMxfp8 && params.rows.dequantized.has_values());
 }
 
@@ -107,7 +107,9 @@ __device__ void quantize_some_rows(const RoutePermuteParams& params, uint32_t bl
     case RowFormat::kNvfp4:
       return quantize_bundle<RowFormat::kNvfp4, 1>(params.rows, item);
     case RowFormat::kNvfp4PerToken:
-      return quantize_token_row(params.rows, block, shared_scratch);
+      return quantize_token_row<RowFormat::kNvfp4PerToken>(params.rows, block, shared_scratch);
+    case RowFormat::kFp8Token:
+      return quantize_token_row<RowFormat::kFp8Token>(params.rows, block, shared_scratch);
     default:
       return;
   }

@@ -16,9 +16,9 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr std::array kFormats{RowFormat::kBf16,         RowFormat::kFp32,  RowFormat::kFp8Static,
-                              RowFormat::kFp8Group,     RowFormat::kMxfp8, RowFormat::kNvfp4,
-                              RowFormat::kNvfp4PerToken};
+constexpr std::array kFormats{RowFormat::kBf16,          RowFormat::kFp32,    RowFormat::kFp8Static,
+                              RowFormat::kFp8Group,      RowFormat::kMxfp8,   RowFormat::kNvfp4,
+                              RowFormat::kNvfp4PerToken, RowFormat::kFp8Token};
 
 int64_t scale_bytes(RowFormat format) { return bits(scale_dtype(format)) / 8; }
 
@@ -74,7 +74,8 @@ Row quantized_row(const RowRules& rules, const Matrix& input) {
   const QuantizedTensor tensor = quantized(input, to);
   Row row{.values = tensor.values.copy(), .scales = tensor.scales.copy()};
   if (rules.format == RowFormat::kNvfp4PerToken) row.row_scale = *tensor.global_scale.data<float>();
-  if (rules.format == RowFormat::kFp8Static) row.scales.clear();
+  if (rules.format == RowFormat::kFp8Token) row.row_scale = *tensor.scales.data<float>();
+  if (scale_blocks(rules.format, 128) == 0) row.scales.clear();
   return row;
 }
 
@@ -88,7 +89,8 @@ class RowEncoderFormats : public ::testing::TestWithParam<RowFormat> {};
 
 TEST_P(RowEncoderFormats, GiveTheBytesOfTheQuantizerForAnyInput) {
   const bool has_blocks = scale_blocks(GetParam(), 128) > 0;
-  const bool has_quantizer = has_blocks || GetParam() == RowFormat::kFp8Static;
+  const bool is_fp8 = value_dtype(GetParam()) == DType::kF8E4M3;
+  const bool has_quantizer = has_blocks || is_fp8;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (int fill = 0; fill < kNumFills; ++fill) {
       for (const int64_t cols : {0, 32, 128, 160, 2880}) {
@@ -194,6 +196,18 @@ TEST(RowEncoder, ScalesAPerTokenRowByItsMaximum) {
   EXPECT_EQ(row.values[1], 0xF0);
   EXPECT_EQ(row.values[8], 0x07);
   EXPECT_EQ(encoded({.format = RowFormat::kNvfp4PerToken}, std::vector<float>(16)).row_scale, 0.0F);
+}
+
+TEST(RowEncoder, ScalesARowOfFp8PerTokenByItsMaximum) {
+  std::vector<float> x(160, 0.0F);
+  x[3] = -224.0F;
+  x[150] = 2.0F;
+  const Row row = encoded({.format = RowFormat::kFp8Token}, x);
+  EXPECT_EQ(row.row_scale, 0.5F);
+  EXPECT_EQ(row.values[3], 0xFE);    // -448
+  EXPECT_EQ(row.values[150], 0x48);  // 4
+  EXPECT_TRUE(row.scales.empty());
+  EXPECT_EQ(encoded({.format = RowFormat::kFp8Token}, std::vector<float>(16)).row_scale, 1.0F);
 }
 
 // 0x1p-130 is a bf16 number whose reciprocal times 448 overflows: the multiplier stops at the

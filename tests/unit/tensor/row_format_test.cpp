@@ -23,14 +23,15 @@ TEST(RowFormats, AreStoredAsTheirHeaderSays) {
         Expected{RowFormat::kFp8Group, DType::kF8E4M3, DType::kF32, 64, 1},
         Expected{RowFormat::kMxfp8, DType::kF8E4M3, DType::kF8E8M0, 64, 32},
         Expected{RowFormat::kNvfp4, DType::kU8, DType::kF8E4M3, 32, 16},
-        Expected{RowFormat::kNvfp4PerToken, DType::kU8, DType::kF8E4M3, 32, 16}}) {
+        Expected{RowFormat::kNvfp4PerToken, DType::kU8, DType::kF8E4M3, 32, 16},
+        Expected{RowFormat::kFp8Token, DType::kF8E4M3, DType::kF32, 64, 1}}) {
     EXPECT_EQ(value_dtype(expected.format), expected.values) << name(expected.format);
     EXPECT_EQ(scale_dtype(expected.format), expected.scales) << name(expected.format);
     EXPECT_EQ(row_bytes(expected.format, 64), expected.row_bytes) << name(expected.format);
     EXPECT_EQ(value_cols(expected.format, 64), expected.values == DType::kU8 ? 32 : 64);
     EXPECT_EQ(column_multiple(expected.format), expected.multiple) << name(expected.format);
   }
-  EXPECT_THROW(value_dtype(static_cast<RowFormat>(7)), Error);
+  EXPECT_THROW(value_dtype(static_cast<RowFormat>(8)), Error);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ namespace narrowfloat {
 template <MmaCoding kCodingOf, bool kGroups, int kRows, bool kIsRest = false>
 struct MmaConfig {
   static constexpr MmaCoding kCoding = kCodingOf;
-  static constexpr bool kHasGroups = kGroups;  // Rows have scales of 1x128.
+  static constexpr bool kHasGroups = kGroups;  // Sums of chunks times scales of 1x128, or 1.
   static constexpr bool kHasBlockFactors = kCoding == MmaCoding::kMxfp8;
   static constexpr int kTokens = kRows;
   static constexpr bool kIsLarge = kRows == kMostMmaTokens || kIsRest;
@@ -145,7 +145,9 @@ class MmaCopies {
     }
     if constexpr (Config::kHasGroups) {
       static_assert(Config::kThreads >= Config::kTokens);
-      if (thread() < Config::kTokens) {
+      if (params.group_scales == nullptr) {
+        set_scales_to_one(shared);
+      } else if (thread() < Config::kTokens) {
         const int64_t source = source_of(params, tile, thread());
         scales_ = source < 0 ? nullptr : params.group_scales + source * params.group_row_stride;
       }
@@ -157,10 +159,21 @@ class MmaCopies {
     const uint32_t to = shared_ + static_cast<uint32_t>(stage * Config::kStageBytes);
     copy_weights(index, to + Config::kWeightsAt);
     copy_rows(index, to);
-    if constexpr (Config::kHasGroups) copy_scales(index, to + Config::kScalesAt);
+    if constexpr (Config::kHasGroups) {
+      if (params_.group_scales != nullptr) copy_scales(index, to + Config::kScalesAt);
+    }
   }
 
  private:
+  // For rows without a scale for each chunk: no copy overwrites these.
+  __device__ static void set_scales_to_one(uint8_t* shared) {
+    for (int i = thread(); i < Config::kStages * Config::kTokens; i += Config::kThreads) {
+      const int stage = i / Config::kTokens;
+      store(shared + stage * Config::kStageBytes + Config::kScalesAt + i % Config::kTokens * 4,
+            1.0F);
+    }
+  }
+
   static constexpr int kWarpStrips = std::max(Config::kStrips / Config::kTokenWarps, 1);
   static constexpr int kStripWarps = Config::kCtaStrips / kWarpStrips;
 

@@ -6,6 +6,7 @@
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "ops/grouped_gemm/sm80/gemm_mma.h"
 #include "runtime/cuda/cuda_devices.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat {
 namespace {
@@ -169,9 +170,9 @@ Support supports_activation(const GroupedGemmProblem& problem, ActivationKind ki
                             RowFormat format, int64_t /*token_tile*/) {
   if (kind != ActivationKind::kSwiglu) return Support::no("does swiglu only");
   if (!problem.gate_order) return Support::no("needs weights prepared with their gate order");
-  // Rows of nvfp4_per_token are made from rows of bf16.
+  // Rows with a scale each are made from rows of bf16.
   const RowFormat rows = moe_mode_info(problem.mode).intermediate;
-  const bool reads_bf16 = rows == RowFormat::kBf16 || rows == RowFormat::kNvfp4PerToken;
+  const bool reads_bf16 = rows == RowFormat::kBf16 || has_row_scale(rows);
   if (reads_bf16 && format == RowFormat::kBf16) return Support::yes();
   return Support::no("writes rows of bf16 only");
 }

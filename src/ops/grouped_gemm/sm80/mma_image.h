@@ -69,7 +69,9 @@ NF_HOST_DEVICE constexpr uint32_t place_e2m1(uint32_t code, int pair) {
 }
 
 inline MmaCoding mma_coding(MoeMode mode) {
-  if (mode == MoeMode::kNvfp4Fp8Rounded) return MmaCoding::kE4m3Scaled;
+  if (mode == MoeMode::kNvfp4Fp8Rounded || mode == MoeMode::kNvfp4Fp8Token) {
+    return MmaCoding::kE4m3Scaled;
+  }
   switch (moe_mode_info(mode).weights) {
     case WeightFormat::kBf16:
       return MmaCoding::kBf16;

@@ -140,7 +140,9 @@ class Producer {
       copy_rows(k_tile);
     }
     if constexpr (Shape::kIsTokenMajor) copy_weight_scale(k_tile);
-    if constexpr (Shape::kHasGroups) copy_group_scales(k_tile / kGroupKTiles);
+    if constexpr (Shape::kHasGroups) {
+      if (params_.group_scales != nullptr) copy_group_scales(k_tile / kGroupKTiles);
+    }
     arrive_after_copies(ring_.full(at_));
     at_.advance();
   }
@@ -501,6 +503,14 @@ __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kSta
   if constexpr (Shape::kNSplit > 1) shared.cluster_maxima.init();
 }
 
+// For activations without a scale every 128 columns: nobody overwrites these.
+template <class Shape>
+__device__ void set_group_scales_to_one(GemmStorage<Shape>& shared) {
+  constexpr int kScales = static_cast<int>(sizeof(shared.group_scales) / sizeof(float));
+  float* scales = shared.group_scales[0][0];
+  for (int i = static_cast<int>(threadIdx.x); i < kScales; i += kGemmThreads) scales[i] = 1.0F;
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     multiply_groups_kernel(const __grid_constant__ GemmParamsOf<Shape> params) {
@@ -510,6 +520,9 @@ __global__ void __launch_bounds__(kGemmThreads, Shape::kBlocksPerSm)
     auto& shared = *reinterpret_cast<GemmStorage<Shape>*>(shared_bytes);
     const Ring<Shape::kStages> ring(shared.barriers);
     if (threadIdx.x == 0) init_barriers(shared, ring);
+    if constexpr (Shape::kHasGroups) {
+      if (params.group_scales == nullptr) set_group_scales_to_one(shared);
+    }
     sync_cluster<Shape>();
     // Issued by a consumer thread: consumers are idle here and have registers to spare.
     if (params.tiles_are_complete && threadIdx.x == kWarpgroup) {

@@ -12,6 +12,7 @@
 #include "ops/grouped_gemm/sm90/gemm_params.h"
 #include "ops/grouped_gemm/sm90/packed_weights.h"
 #include "runtime/cuda/cuda_devices.h"
+#include "tensor/row_format.h"
 
 namespace narrowfloat {
 namespace {
@@ -228,9 +229,9 @@ Support supports_activation(const GroupedGemmProblem& problem, ActivationKind ki
                             RowFormat format, int64_t token_tile) {
   if (kind != ActivationKind::kSwiglu) return Support::no("does swiglu only");
   if (!problem.gate_order) return Support::no("needs weights prepared with their gate order");
-  // Rows of nvfp4_per_token need the maximum of a row: they are made from rows of bf16.
+  // A scale of a row needs the maximum of the row: such rows are made from rows of bf16.
   const RowFormat rows = moe_mode_info(problem.mode).intermediate;
-  const RowFormat written = rows == RowFormat::kNvfp4PerToken ? RowFormat::kBf16 : rows;
+  const RowFormat written = has_row_scale(rows) ? RowFormat::kBf16 : rows;
   if (format != written) {
     return Support::no("writes rows that the mode's second GEMM reads only");
   }

@@ -102,8 +102,12 @@ NF_HOST_DEVICE constexpr int k_tile_stride(WeightEncoding encoding) {
 
 // The encoding of a mode's first choice.
 inline WeightEncoding encoding_of(MoeMode mode) {
-  if (mode == MoeMode::kMxfp4Fp8) return WeightEncoding::kMxfp4Fp8;
-  if (mode == MoeMode::kNvfp4Fp8Rounded) return WeightEncoding::kNvfp4Fp8;
+  if (mode == MoeMode::kMxfp4Fp8 || mode == MoeMode::kMxfp4Fp8Token) {
+    return WeightEncoding::kMxfp4Fp8;
+  }
+  if (mode == MoeMode::kNvfp4Fp8Rounded || mode == MoeMode::kNvfp4Fp8Token) {
+    return WeightEncoding::kNvfp4Fp8;
+  }
   switch (moe_mode_info(mode).weights) {
     case WeightFormat::kBf16:
       return WeightEncoding::kBf16;
@@ -152,8 +156,8 @@ inline ImageRows image_rows(const GroupedGemmProblem& problem) {
 }
 
 // Whether weights of this encoding, beside activations with scales every 128 columns or not, are
-// those of a mode whose second GEMM reads such rows (moe spec 6.4); rows of nvfp4_per_token are
-// made from bf16.
+// those of a mode whose second GEMM reads such rows (moe spec 6.4); rows with a scale each are made
+// from bf16.
 NF_HOST_DEVICE constexpr bool writes_rows(WeightEncoding encoding, bool has_groups,
                                           RowFormat format) {
   switch (encoding) {
@@ -166,7 +170,10 @@ NF_HOST_DEVICE constexpr bool writes_rows(WeightEncoding encoding, bool has_grou
     default:
       break;
   }
-  if (has_groups) return format == RowFormat::kFp8Group;
+  if (has_groups) {
+    const bool may_have_token_rows = encoding >= WeightEncoding::kNvfp4Rounded;
+    return format == RowFormat::kFp8Group || (may_have_token_rows && format == RowFormat::kBf16);
+  }
   const bool is_nvfp4 = encoding == WeightEncoding::kNvfp4;
   return format == RowFormat::kBf16 || format == (is_nvfp4 ? RowFormat::kNvfp4 : RowFormat::kMxfp8);
 }

@@ -26,11 +26,23 @@ constexpr RowEncoding kRowEncodings[] = {
     {RowFormat::kMxfp8, FormatId::kMxfp8, 1.0F},
     {RowFormat::kNvfp4, FormatId::kNvfp4, 300.0F},
     {RowFormat::kNvfp4PerToken, FormatId::kNvfp4PerToken, 1.0F},
+    {RowFormat::kFp8Token, FormatId::kFp8Tensor, 1.0F},  // Each row as a tensor.
 };
+
+// Quantizes each row as a tensor, whose scale is the row's.
+void quantize_each_row(const TensorView& input, uint8_t* values, float* row_scales) {
+  const int64_t cols = input.shape[1];
+  const QuantizedLayout layout = quantized_layout(FormatId::kFp8Tensor, 1, cols, {});
+  for (int64_t row = 0; row < input.shape[0]; ++row) {
+    auto* first = static_cast<uint8_t*>(input.data) + row * cols * bits(input.dtype) / 8;
+    quantize(TensorView::contiguous(first, input.dtype, {1, cols}),
+             layout.bind(values + row * cols, row_scales + row, nullptr), {});
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Moe, InputRows,
-    ::testing::Combine(::testing::Range(0, 5),
+    ::testing::Combine(::testing::Range(0, 6),
                        ::testing::Values(DType::kBF16, DType::kF16, DType::kF32),
                        ::testing::Values(Fill::kNormalRows, Fill::kSpecials, Fill::kZeros,
                                          Fill::kExtremes, Fill::kDenormals)));
@@ -49,14 +61,16 @@ TEST_P(InputRows, AreTheQuantizersBytes) {
       quantized_layout(encoding.format, kRows, kCols, {.scale_layout = ScaleLayoutId::kLinear});
   std::vector<uint8_t> values(static_cast<size_t>(layout.values_bytes));
   std::vector<uint8_t> scales(static_cast<size_t>(layout.scales_bytes));
-  std::vector<float> global(static_cast<size_t>(std::max<int64_t>(1, layout.global_scales)));
+  std::vector<float> global(static_cast<size_t>(std::max(kRows, layout.global_scales)));
   QuantizeOptions options;
   if (encoding.format == FormatId::kNvfp4) options.encode_scale = encoding.multiplier;
-  if (encoding.format == FormatId::kFp8Tensor) options.fp8_decode_scale = 1 / encoding.multiplier;
-  quantize(
-      input,
-      layout.bind(values.data(), scales.data(), layout.global_scales > 0 ? global.data() : nullptr),
-      options);
+  if (encoding.rows == RowFormat::kFp8Static) options.fp8_decode_scale = 1 / encoding.multiplier;
+  if (encoding.rows == RowFormat::kFp8Token) {
+    quantize_each_row(input, values.data(), global.data());
+  } else {
+    float* const global_scales = layout.global_scales > 0 ? global.data() : nullptr;
+    quantize(input, layout.bind(values.data(), scales.data(), global_scales), options);
+  }
 
   const RowBuffers buffers = row_buffers(encoding.rows, kRows, kCols);
   std::vector<std::byte> memory(static_cast<size_t>(buffers.bytes()), std::byte{0xEE});
@@ -124,10 +138,13 @@ TEST_P(CodedInput, GivesTheOutputOfPlainInput) {
   if (format == RowFormat::kFp8Static) {
     options.fp8_decode_scale = 1 / layer_case.weights().input_multiplier->value;
   }
-  quantize(
-      layer_case.inputs().values,
-      layout.bind(values.data(), scales.data(), layout.global_scales > 0 ? global.data() : nullptr),
-      options);
+  const TensorView& plain_rows = layer_case.inputs().values;
+  if (format == RowFormat::kFp8Token) {
+    quantize_each_row(plain_rows, values.data(), global.data());
+  } else {
+    float* const global_scales = layout.global_scales > 0 ? global.data() : nullptr;
+    quantize(plain_rows, layout.bind(values.data(), scales.data(), global_scales), options);
+  }
   MoeInputs quantized;
   const bool is_packed = value_dtype(format) == DType::kU8;
   quantized.values =
@@ -137,7 +154,7 @@ TEST_P(CodedInput, GivesTheOutputOfPlainInput) {
     // mn_major: one column of 6 rows padded to 8 after the other.
     if (format == RowFormat::kFp8Group) quantized.scales.strides = {1, 8};
   }
-  if (format == RowFormat::kNvfp4PerToken) {
+  if (has_row_scale(format)) {
     quantized.row_scale = TensorView::contiguous(global.data(), DType::kF32, {6});
   }
   layer_case.inputs() = quantized;

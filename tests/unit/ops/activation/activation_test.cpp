@@ -13,9 +13,9 @@
 namespace narrowfloat::testing {
 namespace {
 
-constexpr std::array kFormats{RowFormat::kBf16,         RowFormat::kFp32,  RowFormat::kFp8Static,
-                              RowFormat::kFp8Group,     RowFormat::kMxfp8, RowFormat::kNvfp4,
-                              RowFormat::kNvfp4PerToken};
+constexpr std::array kFormats{RowFormat::kBf16,          RowFormat::kFp32,    RowFormat::kFp8Static,
+                              RowFormat::kFp8Group,      RowFormat::kMxfp8,   RowFormat::kNvfp4,
+                              RowFormat::kNvfp4PerToken, RowFormat::kFp8Token};
 
 bool takes_multiplier(RowFormat format) {
   return format == RowFormat::kFp8Static || format == RowFormat::kNvfp4;
@@ -56,6 +56,19 @@ std::vector<RowBytes> quantized_rows(const Matrix& h, const QuantizeTo& to) {
   return rows;
 }
 
+// As if each row were a tensor.
+std::vector<RowBytes> quantized_each(const Matrix& h) {
+  std::vector<RowBytes> rows;
+  for (int64_t row = 0; row < h.num_rows(); ++row) {
+    Matrix one({.dtype = h.shape().dtype, .rows = 1, .cols = h.shape().cols});
+    for (int64_t col = 0; col < h.shape().cols; ++col) one.set(0, col, h.at(row, col));
+    const QuantizedTensor tensor = quantized(one, {.format = FormatId::kFp8Tensor});
+    rows.push_back(
+        {.values = tensor.values.copy(), .scales = {}, .row_scale = tensor.scales.copy()});
+  }
+  return rows;
+}
+
 std::vector<RowBytes> expected_rows(const ActivationCall& call) {
   constexpr auto kLinear = ScaleLayoutId::kLinear;
   const float multiplier = call.args.multiplier.value;
@@ -77,6 +90,8 @@ std::vector<RowBytes> expected_rows(const ActivationCall& call) {
     case RowFormat::kNvfp4PerToken:
       return quantized_rows(plain_result(call, DType::kBF16),
                             {.format = FormatId::kNvfp4PerToken, .layout = kLinear});
+    case RowFormat::kFp8Token:
+      return quantized_each(plain_result(call, DType::kBF16));
     default:
       break;
   }
@@ -243,8 +258,12 @@ TEST_P(ActivateFormats, DoNothingWithoutSlotsRowsOrColumns) {
   // A row without columns still has its row scale.
   ActivationCall no_cols(GetParam(), 2, 0);
   activate(no_cols.args);
-  const bool has_row_scale = GetParam() == RowFormat::kNvfp4PerToken;
-  EXPECT_EQ(no_cols.output.bytes(), std::vector<uint8_t>(has_row_scale ? 8 : 0, 0));
+  const auto& row_scale = no_cols.output.view.row_scale;
+  ASSERT_EQ(no_cols.output.bytes().size(), row_scale.is_absent() ? 0 : 8);
+  for (int64_t row = 0; row < 2 && !row_scale.is_absent(); ++row) {
+    EXPECT_EQ(static_cast<const float*>(row_scale.data)[row],
+              GetParam() == RowFormat::kFp8Token ? 1.0F : 0.0F);
+  }
 }
 
 TEST_P(ActivateFormats, KeepNanAndInfinityInTheirRow) {
