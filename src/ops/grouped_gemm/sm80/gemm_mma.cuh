@@ -34,6 +34,8 @@ struct MmaConfig {
   static constexpr bool kHasGroups = kGroups;  // Sums of chunks times scales of 1x128, or 1.
   static constexpr bool kHasBlockFactors = kCoding == MmaCoding::kMxfp8;
   static constexpr int kTokens = kRows;
+  // More CTAs, with fewer stages each, have places in one wave.
+  static constexpr bool kHasFewBytes = kRows == 8 && mma_code_bits(kCoding) == 4;
   static constexpr bool kIsLarge = kRows == kMostMmaTokens || kIsRest;
 
   template <MmaCoding kOther>
@@ -54,7 +56,7 @@ struct MmaConfig {
   static_assert(kCtaStrips * kMmaStripRows >= kLeastMmaCtaRows);
   // At least. As Hopper's own code, which seldom runs, spills registers otherwise.
   static constexpr int ctas_per_sm() {
-    if (kRows <= 16) return kGroups ? 5 : 6;
+    if (kRows <= 16) return kHasFewBytes && !kGroups ? 8 : 5;
     if (kRows == 32) return 4;
     return kRows == 64 ? (kHasHopperInstructions ? 2 : 3) : (kHasHopperInstructions ? 1 : 2);
   }
@@ -71,7 +73,7 @@ struct MmaConfig {
   // As many as leave room for several CTAs, or as shared memory has room for.
   static constexpr int most_stage_bytes() {
     if constexpr (kIsRest) return MmaConfig<kCoding, kGroups, kMostMmaTokens>::kSharedBytes;
-    return (kRows == kMostMmaTokens ? 97 : kRows <= 16 ? 34 : 44) * 1024;
+    return (kRows == kMostMmaTokens ? 97 : kHasFewBytes ? 28 : 44) * 1024;
   }
   static constexpr int kStages = std::clamp(most_stage_bytes() / kStageBytes,
                                             mma_code_bits(kCoding) == 16 && kRows <= 16 ? 3 : 2, 6);
@@ -121,7 +123,7 @@ struct MmaTile {
 template <class Config>
 class MmaCopies {
  public:
-  // Where places of rows are in shared memory, the CTA must meet before the first copy().
+  // Before the first copy() comes meet().
   __device__ MmaCopies(const GemmParams& params, const MmaTile& tile, uint8_t* shared)
       : params_(params),
         num_rows_(tile.num_rows),
@@ -136,12 +138,10 @@ class MmaCopies {
     if constexpr (Config::kKeepsPlaces) {
 #pragma unroll
       for (int i = 0; i < Config::kThreadTokens; ++i) {
-        const int64_t source = source_of(params, tile, first_token() + i * Config::kTokensAtOnce);
-        own_places_[i] = source < 0 ? -1 : source * params.row_bytes;
+        own_places_[i] = place_of(params, tile, first_token() + i * Config::kTokensAtOnce);
       }
     } else if (thread() < Config::kTokens) {
-      const int64_t source = source_of(params, tile, thread());
-      places_[thread()] = source < 0 ? -1 : source * params.row_bytes;
+      places_[thread()] = place_of(params, tile, thread());
     }
     if constexpr (Config::kHasGroups) {
       static_assert(Config::kThreads >= Config::kTokens);
@@ -152,6 +152,15 @@ class MmaCopies {
         scales_ = source < 0 ? nullptr : params.group_scales + source * params.group_row_stride;
       }
     }
+  }
+
+  // Where places are in shared memory, all threads of the CTA meet.
+  __device__ void meet() {
+    if constexpr (!Config::kKeepsPlaces) __syncthreads();
+    are_all_there_ = true;
+    if (first_token() >= Config::kTokens) return;
+#pragma unroll
+    for (int i = 0; i < Config::kThreadTokens; ++i) are_all_there_ &= place(i) >= 0;
   }
 
   // Starts the copy of what stage number `index` of all columns has.
@@ -181,12 +190,20 @@ class MmaCopies {
   __device__ static int first_strip() { return thread() / 32 % kStripWarps * kWarpStrips; }
   __device__ static int first_token() { return thread() / Config::kRowPieces; }
 
-  // The row of the input; -1 if there is none.
+  // The row of the input; -1 if there is none. Tokens beyond the last one have its row: their sums
+  // are not stored.
   __device__ static int64_t source_of(const GemmParams& params, const MmaTile& tile, int token) {
-    if (token >= tile.num_rows) return -1;
-    const int64_t row = tile.first_row + token;
+    const int64_t row = tile.first_row + min(token, tile.num_rows - 1);
     const int64_t source = params.row_to_token == nullptr ? row : params.row_to_token[row];
     return source < params.input_rows ? max(source, int64_t{-1}) : -1;
+  }
+  __device__ static int64_t place_of(const GemmParams& params, const MmaTile& tile, int token) {
+    const int64_t source = source_of(params, tile, token);
+    return source < 0 ? -1 : source * params.row_bytes;
+  }
+  [[nodiscard]] __device__ int64_t place(int i) const {
+    if constexpr (Config::kKeepsPlaces) return own_places_[i];
+    return places_[first_token() + i * Config::kTokensAtOnce];
   }
 
   // A warp copies whole strips.
@@ -212,7 +229,8 @@ class MmaCopies {
     }
   }
 
-  // Zeros where there is no row or column. Of eights of tokens without a row nothing is copied.
+  // Zeros where there is no row or column. Nothing is copied where all tokens of a copy have no
+  // row.
   __device__ void copy_rows(int index, uint32_t to) const {
     static_assert(Config::kTokensAtOnce % 2 == 0);
     if (Config::kTokensAtOnce * Config::kRowPieces < Config::kThreads &&
@@ -224,18 +242,22 @@ class MmaCopies {
     const uint32_t own = to + static_cast<uint32_t>(first_token() * Config::kRowBytes) +
                          static_cast<uint32_t>(piece ^ first_token() % 2 * 4) * 16;
     const uint8_t* const from = params_.values + 2 * int64_t{col};
+    const auto to_token = [&](int i) {
+      return own + static_cast<uint32_t>(i * Config::kTokensAtOnce * Config::kRowBytes);
+    };
+    if (Config::kThreadTokens >= 4 && are_all_there_ &&
+        (index + 1) * Config::kStageCols <= params_.cols) {
+#pragma unroll
+      for (int i = 0; i < Config::kThreadTokens; ++i) {
+        if (i * Config::kTokensAtOnce < num_rows_) copy_16(to_token(i), from + place(i));
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < Config::kThreadTokens; ++i) {
       if (i * Config::kTokensAtOnce >= num_rows_) break;
-      int64_t place = 0;
-      if constexpr (Config::kKeepsPlaces) {
-        place = own_places_[i];
-      } else {
-        place = places_[first_token() + i * Config::kTokensAtOnce];
-      }
-      const bool is_there = place >= 0 && col < params_.cols;
-      copy_16(own + static_cast<uint32_t>(i * Config::kTokensAtOnce * Config::kRowBytes),
-              is_there ? from + place : params_.values, is_there ? 16 : 0);
+      const bool is_there = place(i) >= 0 && col < params_.cols;
+      copy_16(to_token(i), is_there ? from + place(i) : params_.values, is_there ? 16 : 0);
     }
   }
 
@@ -255,6 +277,7 @@ class MmaCopies {
   int64_t* places_;
   int64_t own_places_[Config::kKeepsPlaces ? Config::kThreadTokens : 1];
   const float* scales_ = nullptr;
+  bool are_all_there_ = false;  // The thread's rows.
 };
 
 // The place of a warp in its CTA, and of a lane in its warp.
@@ -470,11 +493,11 @@ class MmaResults {
 
 template <class Config>
 __device__ void multiply_tile(const GemmParams& params, const MmaTile& tile, uint8_t* shared) {
-  const MmaCopies<Config> copies(params, tile, shared);
+  MmaCopies<Config> copies(params, tile, shared);
   const MmaPlace<Config> place(tile);
   const int num_stages = params.k_tiles * Config::kStagesPerChunk;
   MmaSums<Config> sums;
-  if constexpr (!Config::kKeepsPlaces) __syncthreads();
+  copies.meet();
 #pragma unroll
   for (int i = 0; i < Config::kStages - 1; ++i) {
     if (i < num_stages) copies.copy(i, i);

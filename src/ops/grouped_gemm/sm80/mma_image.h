@@ -10,9 +10,9 @@
 // both sides of a product have the same order of columns, any order does. Two instructions take a
 // block, 4 columns of a lane each.
 //
-//   bf16   pieces [2 rows][4 blocks]    8 columns in order
-//   E4M3   pieces [2 rows][2 blocks]    two blocks, each two words of columns 0 2 1 3
-//   E2M1   pieces [2 rows]              four blocks, each a word: place_e2m1()
+//   bf16   pieces [2 instructions][4 blocks]    columns 0 1 of both rows, columns 2 3 of both rows
+//   E4M3   pieces [2 rows][2 blocks]            two blocks, each two words of columns 0 2 1 3
+//   E2M1   pieces [2 rows]                      four blocks, each a word: place_e2m1()
 //
 // E4M3 codes that have a scale and are NaN make that scale NaN, and count for numbers.
 //

@@ -94,6 +94,7 @@ class MmaWeights {
 
   // The operands of the two instructions of a block. Blocks come in order.
   __device__ void decode(int block, uint32_t (&a)[2][4]) {
+    if constexpr (kBits == 16) return load_operands(block, a);
     load(block);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -113,39 +114,41 @@ class MmaWeights {
  private:
   static constexpr int kBits = mma_code_bits(kCoding);
   static_assert(kStagesPerChunk == 1 || kCoding == MmaCoding::kBf16);
-  // A load is 16 bytes, or half of them, for fewer registers.
-  static constexpr int kLoadWords = kBits == 16 ? 4 : 2;
+  static constexpr int kLoadWords = 2;
   static constexpr int kBlockWords = kBits / 4;
   static constexpr int kScaleWords = 2 * mma_scale_bytes(kCoding) / 4;  // Both rows have them.
 
-  // Words of the lane's rows from `block` on, if the last load has not had them.
+  // bf16 lies as the instructions take it.
+  __device__ void load_operands(int block, uint32_t (&a)[2][4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int piece = i * (4 / kStagesPerChunk) + block;
+      const uint4 words = load_shared_16(codes_at_ + static_cast<uint32_t>(512 * piece));
+      a[i][0] = words.x;
+      a[i][1] = words.y;
+      a[i][2] = words.z;
+      a[i][3] = words.w;
+    }
+  }
+
+  // Words of the lane's rows from `block` on, if the last load has not had them: half of a piece.
   __device__ void load(int block) {
     const int first = block * kBlockWords;
     if (first % kLoadWords != 0) return;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // A piece has 4 words.
-      const int piece = row * (kBlockWords / kStagesPerChunk) + first / 4;
-      const uint32_t from = codes_at_ + static_cast<uint32_t>(512 * piece + first % 4 * 4);
-      if constexpr (kLoadWords == 2) {
-        const uint2 words = load_shared_8(from);
-        codes_[row][0] = words.x;
-        codes_[row][1] = words.y;
-      } else {
-        const uint4 words = load_shared_16(from);
-        codes_[row][0] = words.x;
-        codes_[row][1] = words.y;
-        codes_[row][2] = words.z;
-        codes_[row][3] = words.w;
-      }
+      const int piece = row * kBlockWords + first / 4;
+      const uint2 words =
+          load_shared_8(codes_at_ + static_cast<uint32_t>(512 * piece + first % 4 * 4));
+      codes_[row][0] = words.x;
+      codes_[row][1] = words.y;
     }
   }
 
   // Columns 2 * pair and 2 * pair + 1 of the lane's eight, as bf16.
   [[nodiscard]] __device__ uint32_t pair_of(int row, int block, int pair) const {
-    if constexpr (kBits == 16) {
-      return codes_[row][pair];
-    } else if constexpr (kBits == 8) {
+    if constexpr (kBits == 8) {
       const uint32_t word = codes_[row][pair / 2];
       const uint32_t small = pair % 2 == 0 ? small_e4m3_of_lower(word) : small_e4m3_of_upper(word);
       const uint32_t exact = mul_bf16x2(small, kPairTwoTo120);

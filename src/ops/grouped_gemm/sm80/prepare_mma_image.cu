@@ -163,8 +163,16 @@ __device__ void make_chunk(const MmaPrepareParams& params, int64_t index) {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const uint32_t* own = words + 4 * piece;
-      store(image + ((half * kPieces + piece) * 32 + lane) * 16,
-            uint4{own[0], own[1], own[2], own[3]});
+      if constexpr (kCoding == MmaCoding::kBf16) {
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+          store(image + ((pair / 2 * kPieces + piece) * 32 + lane) * 16 + (pair % 2 * 2 + half) * 4,
+                own[pair]);
+        }
+      } else {
+        store(image + ((half * kPieces + piece) * 32 + lane) * 16,
+              uint4{own[0], own[1], own[2], own[3]});
+      }
     }
     uint32_t nans = 0;
     if constexpr (kCoding == MmaCoding::kE4m3Scaled || kCoding == MmaCoding::kMxfp8) {
