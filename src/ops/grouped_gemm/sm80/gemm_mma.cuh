@@ -34,8 +34,8 @@ struct MmaConfig {
   static constexpr bool kHasGroups = kGroups;  // Sums of chunks times scales of 1x128, or 1.
   static constexpr bool kHasBlockFactors = kCoding == MmaCoding::kMxfp8;
   static constexpr int kTokens = kRows;
-  // More CTAs, with fewer stages each, have places in one wave.
-  static constexpr bool kHasFewBytes = kRows == 8 && mma_code_bits(kCoding) == 4;
+  // With few bytes in a stage more CTAs, of fewer stages each, have places in one wave.
+  static constexpr bool kHasFewBytes = kRows <= 16 && mma_code_bits(kCoding) == 4;
   static constexpr bool kIsLarge = kRows == kMostMmaTokens || kIsRest;
 
   template <MmaCoding kOther>
@@ -56,7 +56,7 @@ struct MmaConfig {
   static_assert(kCtaStrips * kMmaStripRows >= kLeastMmaCtaRows);
   // At least. As Hopper's own code, which seldom runs, spills registers otherwise.
   static constexpr int ctas_per_sm() {
-    if (kRows <= 16) return kHasFewBytes && !kGroups ? 8 : 5;
+    if (kRows <= 16) return !kHasFewBytes || kGroups ? 5 : kRows == 8 ? 8 : 6;
     if (kRows == 32) return 4;
     return kRows == 64 ? (kHasHopperInstructions ? 2 : 3) : (kHasHopperInstructions ? 1 : 2);
   }
@@ -73,7 +73,7 @@ struct MmaConfig {
   // As many as leave room for several CTAs, or as shared memory has room for.
   static constexpr int most_stage_bytes() {
     if constexpr (kIsRest) return MmaConfig<kCoding, kGroups, kMostMmaTokens>::kSharedBytes;
-    return (kRows == kMostMmaTokens ? 97 : kHasFewBytes ? 28 : 44) * 1024;
+    return (kRows == kMostMmaTokens ? 97 : !kHasFewBytes ? 44 : kRows == 8 ? 28 : 34) * 1024;
   }
   static constexpr int kStages = std::clamp(most_stage_bytes() / kStageBytes,
                                             mma_code_bits(kCoding) == 16 && kRows <= 16 ? 3 : 2, 6);
@@ -190,9 +190,10 @@ class MmaCopies {
   __device__ static int first_strip() { return thread() / 32 % kStripWarps * kWarpStrips; }
   __device__ static int first_token() { return thread() / Config::kRowPieces; }
 
-  // The row of the input; -1 if there is none. Tokens beyond the last one have its row: their sums
-  // are not stored.
+  // The row of the input; -1 if there is none. Tokens beyond the last one are zeros where tokens
+  // are few; else they have its row, so that a check of all rows passes. Their sums are not stored.
   __device__ static int64_t source_of(const GemmParams& params, const MmaTile& tile, int token) {
+    if (Config::kKeepsPlaces && token >= tile.num_rows) return -1;
     const int64_t row = tile.first_row + min(token, tile.num_rows - 1);
     const int64_t source = params.row_to_token == nullptr ? row : params.row_to_token[row];
     return source < params.input_rows ? max(source, int64_t{-1}) : -1;
