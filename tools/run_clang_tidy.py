@@ -81,12 +81,15 @@ def main() -> int:
             record = records / fingerprint(source, entry["command"], tool)
             if arguments.all or not record.exists():
                 waiting[source] = record
+    # The longest first, so that no processor waits for one of them at the end.
+    longest_first = sorted(waiting, reverse=True, key=lambda source: sum(
+        path.stat().st_size for path in project_files(source)))
     print(f"clang-tidy: {len(waiting)} sources to check", flush=True)
 
     failures = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [pool.submit(check, arguments.clang_tidy, arguments.build_dir, source)
-                for source in waiting]
+                for source in longest_first]
         for job in concurrent.futures.as_completed(jobs):
             source, passed, output, seconds = job.result()
             mark = "ok  " if passed else "FAIL"
