@@ -5,19 +5,20 @@
     python3 tools/allreduce_model.py --trace    also print the shortest counterexample of each fault
 
 A breadth-first search over all interleavings of small configurations: ranks, CTAs of a rank, and a
-sequence of calls on one workspace, one-shot or two-shot, each with a number of tokens of its own.
-Slots of the one-shot are packed by the tokens of a call, so that the mapping of cells to CTAs
-changes between calls.  A cell holds the number of the call that wrote it.  Faults are
+sequence of calls on one workspace, one-shot, two-shot or the CPU's reference, each with a number of
+tokens of its own, which have one leaf each.  Slots are packed by the tokens of a call, so that the
+mapping of cells to CTAs changes between calls.  A cell holds the number of the call that wrote it.
+Faults are
 
     overwrite   a push finds a cell that is not empty
     stale       data of another call are taken
     deadlock    nobody can move
     silent      a rank has used wrong data, or gave up, and has reported nothing at its end
 
-Steps are atomic under sequential consistency.  Pushes to one peer, a CTA's clearing, its staging,
-and its part of the reduction are one step each: what others see of them is a matter of the steps
-before and after.  Epochs wrap at small numbers (`wrap`, `word`), where those of the library do at
-2^32.
+Steps are atomic under sequential consistency.  Pushes to one peer, the clearing of a CTA in the
+one-shot, and the parts of the reference are one step each: what others see of them is a matter of
+the steps before and after.  Epochs wrap at small numbers (`wrap`, `word`), where those of the
+library do at 2^32.
 
 With `victim`, a rank stops for good before one of its steps, and waits may end by a deadline; with
 `impatient`, those of one rank may, although all ranks go on.  A rank that gives up sets the abort
@@ -37,11 +38,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EMPTY = 255
+PARTIAL = 254  # A sum that lacks addends.
 
 
 class Call(NamedTuple):
     """One call of all ranks."""
-    kind: str  # "oneshot" or "twoshot"
+    kind: str  # "oneshot", "twoshot" or "reference"
     tokens: int
     ctas: tuple[int, ...]  # CTAs that each rank launches.
 
@@ -54,16 +56,19 @@ class Setting:
     calls: tuple[Call, ...]
     expect: str = "ok"  # Or "bad": any fault.
     buffers: int = 3
-    first_epoch: int = 0  # The one-shot starts here, the two-shot at twice this number.
+    first_epoch: int = 0  # One-shot and two-shot start here, barriers at thrice this number.
     wrap: int = 9  # One-shot epochs count modulo this, a multiple of the buffers.
-    word: int = 16  # Two-shot epochs count modulo this.
+    word: int = 16  # Two-shot epochs and barriers count modulo this.
+    stagings: int = 2  # Staging areas of the two-shot.
+    empties: bool = True  # Whoever takes a leaf of the two-shot empties its cell.
+    sends_partial: bool = False  # A CTA that has given up sends what it has of a sum.
     flag_rule: str = "window"  # "signed": every flag less than half a cycle ahead has arrived.
     clear_rule: str = "buffers"  # "word": (epoch + 2) of a word that holds wrap + 1 numbers.
     clears: str = "previous"  # "present": the size of the present call.
     shared_epoch: bool = False  # One counter for both protocols.
     polls: str = "own"  # "peer": the copy of the rank that pushed.
     overlap: bool = False  # The next call of a CTA begins when this CTA is done.
-    barriers: tuple[bool, bool] = (True, True)
+    barriers: tuple[bool, bool, bool] = (True, True, True)
     victim: tuple[int, int] | None = None  # Rank, and the step before which it stops.
     impatient: int | None = None
     deadlines: bool = True
@@ -83,6 +88,8 @@ class Step:
     pushes: tuple[int, ...] = ()  # Empty cells that get `call`.
     stores: tuple[int, ...] = ()  # Cells that get `value`, whatever they hold.
     value: int = 0
+    needs_data: bool = False  # Does nothing in a CTA that has given up.
+    is_sum: bool = False
 
 
 @dataclass
@@ -112,27 +119,28 @@ class Program:
         self.initial = bytearray([EMPTY] * len(self.memory.names))
         for name, cell in self.memory.names.items():
             if name[0] == "flag":
-                self.initial[cell] = 2 * setting.first_epoch % setting.word
+                self.initial[cell] = 3 * setting.first_epoch % setting.word
 
     def cta_steps(self, rank: int, cta: int) -> list[Step]:
         steps: list[Step] = []
-        oneshots, twoshots, previous = 0, 0, 0
+        made = {"oneshot": 0, "twoshot": 0, "reference": 0}
+        previous = 0
         for number, call in enumerate(self.setting.calls):
             new: list[Step] = []
             if cta < call.ctas[rank] and call.kind == "oneshot":
-                count = number if self.setting.shared_epoch else oneshots
+                count = number if self.setting.shared_epoch else made["oneshot"]
                 new = self.oneshot(rank, cta, number, count, previous)
+            elif cta < call.ctas[rank] and call.kind == "twoshot":
+                new = self.twoshot(rank, cta, number, made["twoshot"])
             elif cta < call.ctas[rank]:
-                new = self.twoshot(rank, cta, number, twoshots)
+                new = self.reference(rank, cta, number, made["reference"])
             else:
                 new = [Step(f"rank {rank} cta {cta} call {number}: not launched", number)]
             new[0].begins = True
             steps += new
+            made[call.kind] += 1
             if call.kind == "oneshot":
-                oneshots += 1
                 previous = call.tokens
-            else:
-                twoshots += 1
         return steps
 
     def oneshot(self, rank, cta, number, count, previous) -> list[Step]:
@@ -165,16 +173,50 @@ class Program:
                                   takes=(cell(owner, present, p, token),)))
         return steps or [Step(f"{title} no token", number)]
 
+    def staged(self, owner: int, area: int, place: int) -> int:
+        return self.memory.cell("staging", owner, area, place)
+
     def twoshot(self, rank, cta, number, count) -> list[Step]:
+        s = self.setting
+        call = s.calls[number]
+        ctas = call.ctas[rank]
+        area = (s.first_epoch + count) % s.word % s.stagings
+        peers = [p for p in range(s.ranks) if p != rank]
+        title = f"rank {rank} cta {cta} call {number}:"
+
+        def places(owner):
+            return range(cta, len(token_range(call.tokens, s.ranks, owner)), ctas)
+
+        def slot(owner, source, i):
+            size = len(token_range(call.tokens, s.ranks, owner))
+            return self.staged(owner, area, source * size + i)
+
+        def take(what, cells):
+            steps = [Step(f"{title} take {what}", number, takes=cells)]
+            if s.empties:
+                steps.append(Step(f"{title} empty {what}", number, stores=cells, value=EMPTY,
+                                  needs_data=True))
+            return steps
+
+        steps = [Step(f"{title} push to {p}", number, value=number,
+                      pushes=tuple(slot(p, rank, i) for i in places(p))) for p in peers]
+        own = token_range(call.tokens, s.ranks, rank)
+        for i in places(rank):
+            taking, *emptying = take(f"addends {i}", tuple(slot(rank, p, i) for p in peers))
+            sums = [Step(f"{title} send sum {i} to {p}", number, value=number,
+                         needs_data=not s.sends_partial, is_sum=True,
+                         pushes=(self.memory.cell("result", p, own[i]),)) for p in range(s.ranks)]
+            steps += [taking, *sums, *emptying]
+        for token in range(cta, call.tokens, ctas):
+            steps += take(f"sum of token {token}", (self.memory.cell("result", rank, token),))
+        return steps
+
+    def reference(self, rank, cta, number, count) -> list[Step]:
         s = self.setting
         call = s.calls[number]
         ranks = range(s.ranks)
         title = f"rank {rank} cta {cta} call {number}:"
-        epoch = 2 * (s.first_epoch + count)
-
-        def tokens_of(owner):
-            tokens = token_range(call.tokens, s.ranks, owner)
-            return [t for p, t in enumerate(tokens) if p % call.ctas[rank] == cta]
+        epoch = 3 * (s.first_epoch + count)
 
         def barrier(which):
             if not s.barriers[which]:
@@ -185,15 +227,13 @@ class Program:
             return [Step(f"{title} arrive {which}", number, stores=mine, value=at),
                     Step(f"{title} wait {which}", number, flags=theirs, epoch=at)]
 
-        everything = [t for owner in ranks for t in tokens_of(owner)]
-        staged = tuple(self.memory.cell("staging", rank, t) for t in everything)
-        pulled = tuple(self.memory.cell("staging", p, t) for p in ranks for t in tokens_of(rank))
-        pushed = tuple(self.memory.cell("result", p, t) for p in ranks for t in tokens_of(rank))
-        read = tuple(self.memory.cell("result", rank, t) for t in everything)
-        return [Step(f"{title} stage", number, stores=staged, value=number), *barrier(0),
-                Step(f"{title} pull", number, reads=pulled),
-                Step(f"{title} push sums", number, stores=pushed, value=number), *barrier(1),
-                Step(f"{title} read", number, reads=read)]
+        tokens = range(cta, call.tokens, call.ctas[rank])
+        mine = tuple(self.staged(rank, 0, t) for t in tokens)
+        read = tuple(self.staged(p, 0, t) for p in ranks for t in tokens)
+        return [Step(f"{title} stage", number, stores=mine, value=number), *barrier(0),
+                Step(f"{title} read", number, reads=read), *barrier(1),
+                Step(f"{title} empty", number, stores=mine, value=EMPTY, needs_data=True),
+                *barrier(2)]
 
 
 class State(NamedTuple):
@@ -283,10 +323,11 @@ class Checker:
                     yield step.label, None, "overwrite"
                     return
             memory = state.memory
-            if step.stores or step.pushes:
+            if (step.stores or step.pushes) and not (is_aborted and step.needs_data):
                 changed = bytearray(memory)
+                is_partial = is_aborted and step.is_sum
                 for c in step.stores + step.pushes:
-                    changed[c] = step.value
+                    changed[c] = PARTIAL if is_partial else step.value
                 memory = bytes(changed)
             places = bytearray(state.places)
             places[cta] += 1
@@ -329,12 +370,14 @@ class Checker:
 
 
 def calls(ranks: int, *specs: str) -> tuple[Call, ...]:
-    """"o2x3": a one-shot of 2 tokens on 3 CTAs a rank; "t1x2,1": ranks with 2 and 1 CTAs."""
+    """"o2x3": a one-shot of 2 tokens on 3 CTAs a rank; "t1x2,1": a two-shot, ranks with 2 and 1
+    CTAs; "r1x1": the reference."""
+    kinds = {"o": "oneshot", "t": "twoshot", "r": "reference"}
     result = []
     for spec in specs:
         tokens, grid = spec[1:].split("x")
         ctas = tuple(int(c) for c in grid.split(","))
-        result.append(Call("oneshot" if spec[0] == "o" else "twoshot", int(tokens),
+        result.append(Call(kinds[spec[0]], int(tokens),
                            ctas * ranks if len(ctas) == 1 else ctas))
     return tuple(result)
 
@@ -344,7 +387,7 @@ def table() -> list[Setting]:
         return {"ranks": ranks, "calls": calls(ranks, *specs)}
 
     mixed = ("o1x1", "t2x1", "o2x1", "t1x1", "o1x1", "o2x1")
-    lonely = ("t4x2", *["t1x1"] * 6, "t4x2")
+    lonely = ("r4x2", *["r1x1"] * 3, "r4x2")
     varied = ("o3x2", "o1x2", "o2x2", "o3x2", "o1x2")
     dying = rows(3, *["o1x1"] * 3)
     return [
@@ -358,11 +401,20 @@ def table() -> list[Setting]:
         Setting("one-shot, tokens vary, two CTAs", **rows(2, *varied)),
         Setting("one-shot, other grids", **rows(2, "o2x2,1", "o1x1,2", "o2x1,2")),
         Setting("one-shot, epochs wrap", first_epoch=4, wrap=6, **rows(2, *["o1x1"] * 6)),
-        Setting("two-shot", **rows(2, *["t2x1"] * 3)),
-        Setting("two-shot, 3 ranks", **rows(3, "t2x1", "t1x1", "t3x1")),
-        Setting("two-shot, tokens and CTAs vary", **rows(2, "t4x2", "t1x2", "t3x1", "t6x3")),
-        Setting("two-shot, epochs wrap", first_epoch=6, word=16, **rows(2, *["t2x1"] * 5)),
-        Setting("two-shot, a CTA not launched for long", **rows(2, *lonely)),
+        Setting("two-shot", **rows(2, *["t2x1"] * 4)),
+        Setting("two-shot, one token", **rows(2, *["t1x1"] * 6)),
+        Setting("two-shot, 3 ranks", **rows(3, "t1x1", "t2x1", "t1x1", "t1x1")),
+        Setting("two-shot, tokens vary", **rows(2, "t2x1", "t1x1", "t3x1", "t1x1", "t2x1")),
+        Setting("two-shot, tokens and CTAs vary", **rows(2, "t2x2", "t1x2", "t3x2", "t2x1")),
+        Setting("two-shot, other grids", **rows(2, "t2x2,1", "t1x1,2", "t2x1,2")),
+        Setting("two-shot, epochs wrap", first_epoch=13, word=16, **rows(2, *["t2x1"] * 4)),
+        Setting("reference", **rows(2, *["r2x1"] * 3)),
+        Setting("reference, 3 ranks", **rows(3, "r2x1", "r1x1")),
+        Setting("reference, epochs wrap", first_epoch=4, word=16, **rows(2, *["r2x1"] * 4)),
+        Setting("reference, a CTA not launched for long", **rows(2, *lonely)),
+        Setting("two-shot and reference",
+                **rows(2, "t2x1", "r2x1", "t2x1", "t1x1", "r1x1", "t2x1")),
+        Setting("two-shot and reference, odd", **rows(2, "t2x1", "t1x1", "r2x1", "t2x1", "r1x1")),
         Setting("both protocols", **rows(2, *mixed)),
         Setting("both protocols, CTAs vary",
                 **rows(2, "o3x2", "t4x2", "o1x2", "t3x1", "o2x2", "t4x2", "o3x3")),
@@ -381,17 +433,31 @@ def table() -> list[Setting]:
                 wrap=6, first_epoch=4, **rows(2, *["o1x1"] * 6)),
         Setting("one epoch for both protocols", expect="bad", shared_epoch=True,
                 **rows(2, "o1x1", "t1x1", "o1x1", "o1x1", "o1x1", "o1x1")),
-        Setting("no first barrier", expect="bad", barriers=(False, True), **rows(2, *["t2x1"] * 3)),
-        Setting("no second barrier", expect="bad", barriers=(True, False),
+        Setting("one staging area", expect="bad", stagings=1, **rows(2, *["t2x1"] * 4)),
+        Setting("cells of the two-shot stay full", expect="bad", empties=False,
                 **rows(2, *["t2x1"] * 3)),
-        Setting("two-shot with other grids", expect="bad", **rows(2, *["t4x2,1"] * 2)),
+        Setting("two-shot calls overlap", expect="bad", overlap=True,
+                **rows(2, "t2x2", "t1x2", "t3x2", "t2x2")),
+        Setting("sums that lack an addend", expect="bad", sends_partial=True, victim=(2, 0),
+                **rows(3, "t1x1")),
+        Setting("no first barrier", expect="bad", barriers=(False, True, True),
+                **rows(2, *["r2x1"] * 3)),
+        Setting("no second barrier", expect="bad", barriers=(True, False, True),
+                **rows(2, *["r2x1"] * 3)),
+        Setting("no third barrier", expect="bad", barriers=(True, True, False),
+                **rows(2, "r2x1", "t2x1", "t2x1")),
+        Setting("reference with other grids", expect="bad", **rows(2, *["r4x2,1"] * 2)),
         Setting("an old flag counts as ahead", expect="bad", flag_rule="signed",
                 **rows(2, *lonely)),
         # A rank that stops: before its push, among its polls, in its second call, at a barrier.
         *[Setting(f"one-shot, a rank dies at step {at}", victim=(2, at), **dying)
           for at in range(10)],
         *[Setting(f"two-shot, a rank dies at step {at}", victim=(1, at),
-                  **rows(2, *["t2x1"] * 3)) for at in range(9)],
+                  **rows(2, *["t2x1"] * 3)) for at in range(12)],
+        *[Setting(f"two-shot, a rank of 3 dies at step {at}", victim=(1, at),
+                  **rows(3, "t2x1", "t1x1")) for at in range(0, 9, 2)],
+        *[Setting(f"reference, a rank dies at step {at}", victim=(1, at),
+                  **rows(2, *["r2x1"] * 2)) for at in range(9)],
         *[Setting(f"both protocols, a rank dies at step {at}", victim=(1, at),
                   **rows(2, "o1x1", "t2x1", "o2x1")) for at in (0, 1, 4, 8)],
         Setting("a rank gives up early", impatient=0, **rows(2, *["o1x1"] * 5)),

@@ -183,7 +183,7 @@ struct AllReduceWorkspaceOptions {
   Device device;
   DType element = DType::kBF16;  // F16 and BF16 share workspaces; F32 needs one of its own.
   // Largest message of one rank (tokens * hidden * bytes of an element) that the one-shot and the
-  // two-shot take; 0: the defaults of default_allreduce_capacities().
+  // two-shot take, up to 4 and 16 GiB; 0: the defaults of default_allreduce_capacities().
   int64_t oneshot_bytes = 0;
   int64_t twoshot_bytes = 0;
   // Largest message that the NCCL algorithms take; 0: twoshot_bytes. Needs twice as much memory.
@@ -206,7 +206,7 @@ struct AllReduceCapacities {
 NARROWFLOAT_API AllReduceCapacities default_allreduce_capacities(int ranks);
 
 // Peer-visible bytes that a workspace allocates on each rank. Throws kInvalidArgument for ranks
-// outside 1 to 8, a capacity below 0, and sizes beyond 2^62.
+// outside 1 to 8, and capacities below 0 or beyond 4 GiB (one-shot) and 16 GiB (two-shot).
 NARROWFLOAT_API int64_t allreduce_workspace_bytes(int ranks, const AllReduceCapacities& capacities);
 
 // One rank's workspace: peer memory, control words and the engines. Calls on one workspace must

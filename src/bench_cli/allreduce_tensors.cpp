@@ -269,8 +269,10 @@ void RankTensors::fill_inputs(Machine& machine, std::byte* inputs) const {
 // With messages of B bytes and N ranks, the exchange of a rank is:
 //   one-shot     N - 1 pushes of B and N cleared slots; N - 1 slots are read, and the input again.
 //                MoE patterns push to their own slot as well and read that
-//   two-shot     stages B, reduces a range of B / N from N areas, stores it to N, reads the sums
-//   NCCL         counted as the two-shot: its own traffic is not known
+//   two-shot     B / N to each of N - 1 owners, N - 1 slots of B / N are read and cleared, and the
+//                input's own range again; B / N of sums to N; the sums are read and cleared. MoE
+//                patterns send to their own slot as well, read it and clear it
+//   NCCL         counted as 2 B each way: its own traffic is not known
 //   reference    stages B and reads all staging areas
 RankTraffic RankTensors::traffic(AllReduceAlgorithm algorithm) const {
   const auto message = static_cast<uint64_t>(message_bytes(problem_));
@@ -284,6 +286,11 @@ RankTraffic RankTensors::traffic(AllReduceAlgorithm algorithm) const {
     case AllReduceAlgorithm::kOneShot:
       traffic.exchange_read_bytes = ranks * message;
       traffic.exchange_write_bytes = (2 * ranks - (is_moe(problem_.pattern) ? 0 : 1)) * message;
+      break;
+    case AllReduceAlgorithm::kTwoShot:
+      traffic.exchange_read_bytes = 2 * message;
+      traffic.exchange_write_bytes =
+          4 * message - (is_moe(problem_.pattern) ? 0 : 2 * message / ranks);
       break;
     case AllReduceAlgorithm::kReference:
       traffic.exchange_read_bytes = ranks * message;

@@ -63,7 +63,7 @@ CtaShape cta_shape(const ShapeRequest& request, int64_t chunks, int64_t tokens_p
 
 AllReduceShape allreduce_shape(const ShapeRequest& request, const LaunchLimits& limits) {
   const int64_t chunks = ceil_div(std::max<int64_t>(request.hidden, 1), kChunkCols);
-  const int64_t rows = std::max<int64_t>(request.rows, 1);
+  const int64_t tokens = std::max<int64_t>(request.tokens, 1);
   int64_t cluster = 1;
   // A cluster that can hold a row at all.
   constexpr int64_t kMostSteps = 4;
@@ -71,18 +71,18 @@ AllReduceShape allreduce_shape(const ShapeRequest& request, const LaunchLimits& 
     cluster *= 2;
   }
   // Few tokens are spread over more SMs, while every CTA keeps four warps' work.
-  while (2 * cluster <= limits.max_cluster && rows * 2 * cluster <= sms_for(2 * cluster, limits) &&
-         chunks >= 8 * cluster) {
+  while (2 * cluster <= limits.max_cluster &&
+         tokens * 2 * cluster <= sms_for(2 * cluster, limits) && chunks >= 8 * cluster) {
     cluster *= 2;
   }
-  const int64_t tokens_per_sm = ceil_div(rows * cluster, int64_t{limits.sms});
+  const int64_t tokens_per_sm = ceil_div(tokens * cluster, int64_t{limits.sms});
   const CtaShape cta =
       cta_shape(request, ceil_div(chunks, cluster), tokens_per_sm, limits.max_warps);
   const int64_t sms = std::max(sms_for(cluster, limits), cluster);
   const int64_t resident = std::min<int64_t>(sms * cta.ctas_per_sm, kMostCtas);
   const int64_t most_clusters = std::max<int64_t>(resident / cluster, 1);
   // Every cluster takes as many tokens as the others, but for one.
-  const int64_t clusters = ceil_div(rows, ceil_div(rows, most_clusters));
+  const int64_t clusters = ceil_div(tokens, ceil_div(tokens, most_clusters));
   return {.cluster = static_cast<int>(cluster),
           .warps = static_cast<int>(cta.warps),
           .steps = static_cast<int>(cta.steps),

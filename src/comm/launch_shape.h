@@ -50,9 +50,8 @@ constexpr int allreduce_registers(int ranks, int element_bytes) {
   return element_bytes == 4 ? 168 : 128;
 }
 
-// rows: tokens that the grid works on at a time: all (one-shot), or a rank's range (two-shot).
 struct ShapeRequest {
-  int64_t rows = 0;
+  int64_t tokens = 0;
   int64_t hidden = 0;
   int ranks = 1;
   int element_bytes = 2;

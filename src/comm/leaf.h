@@ -1,8 +1,9 @@
 // A leaf: 8 neighbouring elements of a row, the unit in which rows are exchanged and summed
 // (allreduce spec 3.2, 3.3), as it lies in memory. 16 bytes of fp16 or bf16, 32 of fp32.
 //
-// In a one-shot buffer an element that has not arrived is -0, the sentinel. Data have no -0:
-// without_negative_zeros() makes them +0 before they are sent.
+// In peer memory an addend that has not arrived is -0, the sentinel. Addends have no -0:
+// without_negative_zeros() makes them +0 before they are sent. A sum may be -0, by underflow; one
+// that has not arrived is a NaN with all bits set, which narrow() never makes.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +71,24 @@ NF_HOST_DEVICE constexpr Leaf<kElementBytes> leaf_of_sentinels() {
   Leaf<kElementBytes> leaf{};
   for (uint32_t& word : leaf.words) word = sentinel_word<kElementBytes>();
   return leaf;
+}
+
+inline constexpr uint32_t kWordWithoutSums = 0xFFFFFFFFU;
+
+// The contents of a cell that waits for sums.
+template <int kElementBytes>
+NF_HOST_DEVICE constexpr Leaf<kElementBytes> leaf_without_sums() {
+  Leaf<kElementBytes> leaf{};
+  for (uint32_t& word : leaf.words) word = kWordWithoutSums;
+  return leaf;
+}
+
+// Whether any sum has not arrived.
+template <int kElementBytes>
+NF_HOST_DEVICE constexpr bool lacks_sum(Leaf<kElementBytes> leaf) {
+  // Turns the NaN into the sentinel.
+  for (uint32_t& word : leaf.words) word ^= kWordWithoutSums ^ sentinel_word<kElementBytes>();
+  return has_sentinel(leaf);
 }
 
 }  // namespace narrowfloat

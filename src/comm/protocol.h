@@ -15,8 +15,6 @@
 //   is_leader()                   one thread of the CTA
 //   thread(), num_threads()
 //   send(to, leaf), poll(from)    relaxed accesses at system scope, atomic for 32-bit words
-//   pull(from)                    an ordinary load of what a barrier made visible, past caches that
-//                                 may hold older contents
 //   load_relaxed, load_acquire, store_release(uint32_t*)   at system scope
 //   fence()                       acquire-release at system scope
 //   end_call()                    orders all that this CTA has read and written before its rank's
@@ -41,8 +39,8 @@ enum class ProtocolPoint : int {
   kCleared = 2,
   kPolled = 3,
   kStaged = 4,
-  kFirstBarrier = 5,
-  kReduced = 6,
+  kReduced = 5,
+  kFirstBarrier = 6,
   kSecondBarrier = 7,
   kFinished = 8,
 };

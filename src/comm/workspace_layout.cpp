@@ -1,4 +1,5 @@
-// Sizes and offsets of the parts of a workspace, with overflow as an error.
+// Sizes and offsets of the parts of a workspace. The limits of the capacities keep all of them far
+// below 2^63.
 #include "comm/workspace_layout.h"
 
 #include <bit>
@@ -8,16 +9,6 @@
 
 namespace narrowfloat {
 namespace {
-
-constexpr int64_t kMostBytes = int64_t{1} << 62;
-
-// a + factor * b for numbers that are not negative.
-int64_t add_product(int64_t a, int64_t factor, int64_t b) {
-  if (b > (kMostBytes - a) / factor) {
-    throw_invalid("oneshot_bytes, twoshot_bytes: the workspace would exceed 2^62 bytes");
-  }
-  return a + factor * b;
-}
 
 void require_ranks(int ranks) {
   if (ranks >= 1 && ranks <= kMaxRanks) return;
@@ -47,15 +38,18 @@ PeerRegion peer_region(int ranks, const AllReduceCapacities& capacities) {
   require_ranks(ranks);
   PeerRegion region;
   region.slot_capacity = padded("oneshot_bytes", capacities.oneshot_bytes, kMostOneShotBytes);
-  const int64_t area = padded("twoshot_bytes", capacities.twoshot_bytes, kMostBytes);
+  // All ranges of a staging area are as long as the longest: up to ranks - 1 leaves more in all.
+  constexpr int64_t kMostLeafBytes = 32;
+  static_assert(kMaxRanks * kMostLeafBytes % kControlLine == 0);
+  region.area_bytes = padded("twoshot_bytes", capacities.twoshot_bytes, kMostTwoShotBytes) +
+                      kMaxRanks * kMostLeafBytes;
   region.abort = 0;
   region.barriers = kControlLine;
   region.control = region.barriers + kMostCtas * kControlLine;
   region.oneshot = region.control + round_up(int64_t{sizeof(LocalControl)}, kControlLine);
-  region.staging =
-      add_product(region.oneshot, int64_t{kOneShotBuffers} * ranks, region.slot_capacity);
-  region.result = add_product(region.staging, 1, area);
-  region.size_bytes = add_product(region.result, 1, area);
+  region.staging = region.oneshot + int64_t{kOneShotBuffers} * ranks * region.slot_capacity;
+  region.result = region.staging + kTwoShotStagings * region.area_bytes;
+  region.size_bytes = region.result + region.area_bytes;
   return region;
 }
 

@@ -6,10 +6,11 @@
 //   | barrier words, kMostCtas rows of 128 bytes         | word s of a row: rank s
 //   | control words                                      | its own rank
 //   | one-shot: 3 buffers of `ranks` slots               | slot s: rank s
-//   | two-shot staging                                   | its own rank
-//   | two-shot result                                    | every rank, its token range
+//   | two-shot staging: 2 areas of `ranks` slots         | slot s: rank s
+//   | two-shot result                                    | every rank, its range of leaves
 //
-// At the start one-shot buffers hold sentinels, and everything before them is zero.
+// At the start one-shot buffers and staging hold sentinels, the result words without sums
+// (comm/leaf.h), and everything before them is zero.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@ namespace narrowfloat {
 inline constexpr int kMaxRanks = kMostAllReduceRanks;
 inline constexpr int kMostCtas = 1024;  // A grid has at most so many.
 inline constexpr int kOneShotBuffers = 3;
+inline constexpr int kTwoShotStagings = 2;
 inline constexpr int64_t kControlLine = 128;
 
 struct PeerRegion {
@@ -32,19 +34,21 @@ struct PeerRegion {
   int64_t control = 0;        // LocalControl; no other rank touches it.
   int64_t staging = 0;
   int64_t result = 0;
+  int64_t area_bytes = 0;  // The size of a staging area and of the result.
   int64_t size_bytes = 0;
 };
 
-// Leaves of a one-shot buffer have 32-bit numbers.
+// Leaves of a one-shot buffer and of a two-shot message have 32-bit numbers.
 inline constexpr int64_t kMostOneShotBytes = int64_t{1} << 32;
+inline constexpr int64_t kMostTwoShotBytes = int64_t{1} << 34;
 
-// Throws kInvalidArgument for ranks outside 1 to 8, negative capacities, one-shot capacities beyond
-// kMostOneShotBytes and sizes beyond 2^62.
+// Throws kInvalidArgument for ranks outside 1 to 8, negative capacities, and those beyond
+// kMostOneShotBytes and kMostTwoShotBytes.
 PeerRegion peer_region(int ranks, const AllReduceCapacities& capacities);
 
 // The calls before the present one, as a CTA finds them.
 struct CallHistory {
-  uint32_t epoch = 0;        // Calls (one-shot) or barriers (two-shot) so far; wraps.
+  uint32_t epoch = 0;        // Calls or barriers so far; wraps.
   uint32_t used_leaves = 0;  // One-shot: leaves of a buffer that the previous call used.
 };
 
@@ -53,6 +57,7 @@ struct CallHistory {
 struct LocalControl {
   CallHistory oneshot[kMostCtas];
   CallHistory twoshot[kMostCtas];
+  CallHistory barriers[kMostCtas];
   alignas(128) uint32_t fault_claim = 0;  // 1: a fault has been reported.
 };
 
@@ -64,6 +69,7 @@ struct AllReduceFault {
     kBarrierWait = 2,
     kAborted = 3,  // Another rank gave up.
     kBadIndex = 4,
+    kTwoShotWait = 5,
   };
   uint32_t kind = kNone;
   uint32_t peer = 0;  // The rank that was waited for.

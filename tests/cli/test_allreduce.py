@@ -88,7 +88,7 @@ def test_bytes_of_the_formulas():
         "exchange_write": 7 * message}
     assert moved("--algorithm", "twoshot", "--pattern", "fp8_token") == {
         "read": 2 * message + 512 * 2, "write": message + 2 * 512 + 2 * 4,
-        "exchange_read": 2 * message, "exchange_write": 2 * message}
+        "exchange_read": 2 * message, "exchange_write": 7 * message // 2}
 
 
 def test_patterns_that_a_shape_cannot_have():

@@ -43,7 +43,9 @@ RankGroup::RankGroup(int ranks, const AllReduceCapacities& capacities, DType ele
   const uint32_t sentinel = bits(element) == 32 ? sentinel_word<4>() : sentinel_word<2>();
   for (int rank = 0; rank < ranks; ++rank) {
     auto* const first = reinterpret_cast<uint32_t*>(region(rank) + layout_.oneshot);
-    std::fill(first, reinterpret_cast<uint32_t*>(region(rank) + layout_.staging), sentinel);
+    auto* const sums = reinterpret_cast<uint32_t*>(region(rank) + layout_.result);
+    std::fill(first, sums, sentinel);
+    std::fill(sums, reinterpret_cast<uint32_t*>(region_end(rank)), kWordWithoutSums);
     std::memset(region_end(rank), kRegionCanary, kRegionCanaryBytes);
   }
 }

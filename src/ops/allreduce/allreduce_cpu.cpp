@@ -78,12 +78,14 @@ typename Elements::LeafType sum_of_staged(const RankArgs& args, int64_t index) {
   return Elements::narrow(sum);
 }
 
-// Barriers and epochs are those of a two-shot call.
+inline constexpr uint32_t kReferenceBarriers = 3;
+
+// Stages as the two-shot does, in its first area, and leaves that as it was.
 template <class Elements>
 void reference_allreduce(const RankArgs& args, CpuCta& cta, CpuRow<Elements, CpuCta>& row) {
   const RankMemory& memory = args.memory;
   const RowExtents extents = extents_of(args);
-  const uint32_t epoch = cta.load_relaxed(&memory.control->twoshot[cta.index()].epoch);
+  const uint32_t epoch = cta.load_relaxed(&memory.control->barriers[cta.index()].epoch);
   heed_abort(cta, memory, enter_call(cta, memory));
   auto* const staged = reinterpret_cast<typename Elements::LeafType*>(memory.regions[memory.rank] +
                                                                       memory.layout.staging);
@@ -105,10 +107,17 @@ void reference_allreduce(const RankArgs& args, CpuCta& cta, CpuRow<Elements, Cpu
     row.finish(token);
   }
   cta.reached(ProtocolPoint::kReduced);
-  // The next call overwrites the staging areas.
   barrier_over_ranks(cta, memory, epoch + 2);
   cta.reached(ProtocolPoint::kSecondBarrier);
-  leave_call(cta, memory.control->twoshot, {.epoch = epoch + kTwoShotEpochs});
+  for (int64_t token = cta.index(); token < extents.tokens; token += cta.num_ctas()) {
+    for (int64_t leaf = 0; leaf < extents.leaves; ++leaf) {
+      if (!cta.aborted)
+        staged[token * extents.leaves + leaf] = leaf_of_sentinels<Elements::kBytes>();
+    }
+  }
+  // The next call of another rank may store there.
+  barrier_over_ranks(cta, memory, epoch + kReferenceBarriers);
+  leave_call(cta, memory.control->barriers, {.epoch = epoch + kReferenceBarriers});
 }
 
 void run_reference(const AllReduceCall& call, const RankArgs& args,

@@ -4,17 +4,10 @@
 
 #include <algorithm>
 
-#include "base/int_math.h"
 #include "runtime/cuda/cuda_devices.h"
 
 namespace narrowfloat {
 namespace {
-
-// Tokens that the grid works on at a time.
-int64_t rows_at_a_time(const AllReduceCall& call, AllReduceProtocol protocol) {
-  const int64_t tokens = call.problem.tokens;
-  return protocol == AllReduceProtocol::kTwoShot ? ceil_div(tokens, int64_t{call.ranks}) : tokens;
-}
 
 AllReduceLaunchPlan plan_of(const AllReduceCall& call, AllReduceProtocol protocol,
                             AllReduceTrigger trigger, bool is_virtual) {
@@ -22,7 +15,7 @@ AllReduceLaunchPlan plan_of(const AllReduceCall& call, AllReduceProtocol protoco
   // Kernels of fp32 elements have more registers a thread, and half as many threads.
   if (call.problem.element == DType::kF32) limits.max_warps = std::min(limits.max_warps, 8);
   const bool runs_kernel_of_eight = is_virtual && call.problem.element != DType::kBF16;
-  const ShapeRequest request{.rows = rows_at_a_time(call, protocol),
+  const ShapeRequest request{.tokens = call.problem.tokens,
                              .hidden = call.problem.hidden,
                              .ranks = runs_kernel_of_eight ? kMaxRanks : call.ranks,
                              .element_bytes = bits(call.problem.element) / 8};

@@ -79,11 +79,6 @@ class CpuCta {
     for (int i = 0; i < LeafType::kWords; ++i) leaf.words[i] = load_relaxed(&from->words[i]);
     return leaf;
   }
-  template <class LeafType>
-  static LeafType pull(const LeafType* from) {
-    return *from;
-  }
-
   static uint32_t load_relaxed(const uint32_t* address) {
     return reference(address).load(std::memory_order_relaxed);
   }

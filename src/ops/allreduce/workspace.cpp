@@ -115,9 +115,12 @@ std::string describe(const AllReduceFault& fault, const AllReduceWorkspaceOption
     case AllReduceFault::kOneShotWait:
       return fmt::format("rank {} sent no data within {} ms (one-shot call {})", fault.peer,
                          options.deadline.count(), fault.epoch);
+    case AllReduceFault::kTwoShotWait:
+      return fmt::format("rank {} sent no data within {} ms (two-shot call {})", fault.peer,
+                         options.deadline.count(), fault.epoch);
     case AllReduceFault::kBarrierWait:
-      return fmt::format("rank {} did not reach a barrier within {} ms (two-shot barrier {})",
-                         fault.peer, options.deadline.count(), fault.epoch);
+      return fmt::format("rank {} did not reach a barrier within {} ms (barrier {})", fault.peer,
+                         options.deadline.count(), fault.epoch);
     case AllReduceFault::kAborted:
       return "another rank gave up waiting";
     case AllReduceFault::kBadIndex:
@@ -178,18 +181,21 @@ void AllReduceWorkspace::Impl::wait_for_calls() const {
 void AllReduceWorkspace::Impl::clear() {
   const uint32_t sentinel =
       options_.element == DType::kF32 ? sentinel_word<4>() : sentinel_word<2>();
-  // Everything before the one-shot buffers is zero, or the control words alone.
+  // Everything before the buffers is zero, or the control words alone.
   uint8_t* const zeros = memory_ == nullptr ? control_.get() : memory_->own();
   const int64_t num_zeros =
       memory_ == nullptr ? int64_t{sizeof(LocalControl)} : view_.layout.oneshot;
   uint8_t* const cells = zeros + num_zeros;
-  const int64_t words = (view_.layout.staging - view_.layout.oneshot) / 4;
+  uint8_t* const sums = zeros + view_.layout.result;
+  const int64_t words = (view_.layout.result - view_.layout.oneshot) / 4;
+  const int64_t sum_words = (view_.layout.size_bytes - view_.layout.result) / 4;
 #if defined(NARROWFLOAT_CUDA)
   if (is_cuda(options_.device)) {
     wait_for_calls();
     std::memset(fault_.get(), 0, sizeof(AllReduceFault));
     fill_words(zeros, num_zeros / 4, 0, options_.device, {});
     fill_words(cells, words, sentinel, options_.device, {});
+    fill_words(sums, sum_words, kWordWithoutSums, options_.device, {});
     wait_for_device(options_.device);
     return;
   }
@@ -197,6 +203,7 @@ void AllReduceWorkspace::Impl::clear() {
   std::memset(fault_.get(), 0, sizeof(AllReduceFault));
   std::memset(zeros, 0, static_cast<size_t>(num_zeros));
   std::fill_n(reinterpret_cast<uint32_t*>(cells), words, sentinel);
+  std::fill_n(reinterpret_cast<uint32_t*>(sums), sum_words, kWordWithoutSums);
 }
 
 void AllReduceWorkspace::Impl::reconnect_nccl() {

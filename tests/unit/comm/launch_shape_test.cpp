@@ -31,7 +31,7 @@ void expect_valid(const ShapeRequest& request, const LaunchLimits& limits) {
   ASSERT_LE(shape.warps, limits.max_warps);
   ASSERT_LE(shape.cluster * shape.warps, kMostClusterWarps);
   ASSERT_GE(shape.clusters, 1);
-  ASSERT_LE(shape.clusters, request.rows);
+  ASSERT_LE(shape.clusters, request.tokens);
   ASSERT_LE(shape.ctas(), kMostCtas);
   ASSERT_EQ(shape.ctas() % shape.cluster, 0);
   // All CTAs are resident at once.
@@ -43,14 +43,14 @@ void expect_valid(const ShapeRequest& request, const LaunchLimits& limits) {
 TEST(AllReduceShape, KeepsItsInvariants) {
   int cases = 0;
   for (int64_t hidden = 8; hidden <= 32768; hidden += hidden % 256 == 8 ? 8 : 24) {
-    for (const int64_t rows : {1, 2, 7, 16, 33, 64, 128, 132, 133, 200, 1024, 8192}) {
+    for (const int64_t tokens : {1, 2, 7, 16, 33, 64, 128, 132, 133, 200, 1024, 8192}) {
       for (const int ranks : {1, 2, 4, 8}) {
         for (const LaunchLimits& limits :
              {LaunchLimits{}, LaunchLimits{.sms = 16}, LaunchLimits{.sms = 78, .max_cluster = 4},
               LaunchLimits{.max_cluster = 1, .max_warps = 8}}) {
           const int element_bytes = hidden % 16 == 0 ? 2 : 4;
-          expect_valid({rows, hidden, ranks, element_bytes}, limits);
-          if (HasFatalFailure()) FAIL() << hidden << " " << rows << " " << ranks;
+          expect_valid({tokens, hidden, ranks, element_bytes}, limits);
+          if (HasFatalFailure()) FAIL() << hidden << " " << tokens << " " << ranks;
           ++cases;
         }
       }
@@ -60,7 +60,7 @@ TEST(AllReduceShape, KeepsItsInvariants) {
 }
 
 struct Example {
-  int64_t rows;
+  int64_t tokens;
   int threads;
   int cluster;
   int steps;
@@ -72,17 +72,17 @@ TEST(AllReduceShape, HasTheExamplesOfTheSpecification) {
        {Example{1, 224, 4, 1}, Example{16, 224, 4, 1}, Example{64, 448, 2, 1},
         Example{128, 448, 1, 2}, Example{132, 448, 1, 2}}) {
     const AllReduceShape shape =
-        allreduce_shape({.rows = example.rows, .hidden = 7168, .ranks = 4}, {});
-    EXPECT_EQ(shape.warps * 32, example.threads) << example.rows;
-    EXPECT_EQ(shape.cluster, example.cluster) << example.rows;
-    EXPECT_EQ(shape.steps, example.steps) << example.rows;
+        allreduce_shape({.tokens = example.tokens, .hidden = 7168, .ranks = 4}, {});
+    EXPECT_EQ(shape.warps * 32, example.threads) << example.tokens;
+    EXPECT_EQ(shape.cluster, example.cluster) << example.tokens;
+    EXPECT_EQ(shape.steps, example.steps) << example.tokens;
   }
 }
 
 // Spec 8.1: the clamp of another project's rule left a part of these rows without threads.
 TEST(AllReduceShape, CoversTheRowsThatAClampOfTheClusterLost) {
   for (const int64_t hidden : {14336, 16384, 20480, 24576, 32768}) {
-    const AllReduceShape shape = allreduce_shape({.rows = 1, .hidden = hidden}, {});
+    const AllReduceShape shape = allreduce_shape({.tokens = 1, .hidden = hidden}, {});
     EXPECT_GE(int64_t{shape.cluster} * shape.warps * shape.steps * 256, hidden);
   }
 }

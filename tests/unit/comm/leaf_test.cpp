@@ -1,8 +1,10 @@
-// Sentinels of leaves: every 16-bit element at every place of a word, and the 32-bit ones around
-// zero.
+// The contents of cells that wait for addends or sums: every 16-bit element is tried at every place
+// of a word, and some of 32 bits.
 #include "comm/leaf.h"
 
 #include <gtest/gtest.h>
+
+#include "comm/elements.h"
 
 namespace narrowfloat {
 namespace {
@@ -38,6 +40,41 @@ TEST(Leaf, OfSentinelsHasNoOtherElement) {
   EXPECT_EQ(without_negative_zeros(leaf_of_sentinels<4>()).words[7], 0U);
   // The sentinel of one class is data of the other: a workspace is for one of them.
   EXPECT_FALSE(has_sentinel(Leaf32{{sentinel_word<2>()}}));
+}
+
+// Whether all bits of an element are set, at every place; -0 is a sum like others.
+TEST(Leaf, LacksASumWhereAllBitsAreSet) {
+  for (uint32_t element = 0; element <= 0xFFFFU; ++element) {
+    const Leaf16 low{{0x80008000U, 0x7FFF0000U | element, 0, 0xFFFEFFFEU}};
+    const Leaf16 high{{0, 0x80007FFFU, 0xFF7FFF80U, element << 16 | 0x7FFFU}};
+    ASSERT_EQ(lacks_sum(low), element == 0xFFFFU) << element;
+    ASSERT_EQ(lacks_sum(high), element == 0xFFFFU) << element;
+  }
+  for (const uint32_t word : {0xFFFFFFFFU, 0x7FFFFFFFU, 0x80000000U, 0xFFFF8000U, 0x8000FFFFU}) {
+    EXPECT_EQ(lacks_sum(Leaf32{{0, 0x80000000U, word}}), word == 0xFFFFFFFFU) << word;
+  }
+  EXPECT_TRUE(lacks_sum(leaf_without_sums<2>()) && lacks_sum(leaf_without_sums<4>()));
+}
+
+// Every fp32 NaN of a sample, both signs, and every number becomes an element that is there.
+template <DType kType>
+void expect_narrow_makes_sums(uint32_t bits) {
+  float x[kLeafElements] = {};
+  for (int i = 0; i < kLeafElements; ++i) x[i] = bits_float(bits + static_cast<uint32_t>(i));
+  ASSERT_FALSE(lacks_sum(HostElements<kType>::narrow(x))) << bits;
+}
+
+TEST(Leaf, NarrowMakesNoCellThatLacksASum) {
+  for (uint64_t bits = 0; bits <= 0xFFFFFFFFU; bits += 0x3FF8) {
+    expect_narrow_makes_sums<DType::kF16>(static_cast<uint32_t>(bits));
+    expect_narrow_makes_sums<DType::kBF16>(static_cast<uint32_t>(bits));
+    expect_narrow_makes_sums<DType::kF32>(static_cast<uint32_t>(bits));
+  }
+  for (const uint32_t bits : {0x7FFFFFF0U, 0xFFFFFFF8U, 0x7F800000U, 0xFF800000U, 0xFF7FFFF8U}) {
+    expect_narrow_makes_sums<DType::kF16>(bits);
+    expect_narrow_makes_sums<DType::kBF16>(bits);
+    expect_narrow_makes_sums<DType::kF32>(bits);
+  }
 }
 
 }  // namespace

@@ -85,11 +85,6 @@ class DeviceCta {
     }
     return leaf;
   }
-  template <class LeafType>
-  __device__ static LeafType pull(const LeafType* from) {
-    return poll(from);
-  }
-
   __device__ static uint32_t load_relaxed(const uint32_t* address) {
     return narrowfloat::load_relaxed(address);
   }

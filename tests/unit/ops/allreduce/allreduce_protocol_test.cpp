@@ -94,7 +94,8 @@ TEST(AllReduceProtocol, GoesOnWhereItsEpochsWrap) {
       const RankGroup group(ranks, capacities(), DType::kBF16);
       for (int rank = 0; rank < ranks; ++rank) {
         for (CallHistory& one : group.control(rank).oneshot) one.epoch = 0xFFFFFFFFU - before;
-        for (CallHistory& one : group.control(rank).twoshot) one.epoch = 0U - 2 * before;
+        for (CallHistory& one : group.control(rank).twoshot) one.epoch = 0U - before;
+        for (CallHistory& one : group.control(rank).barriers) one.epoch = 0U - 2 * before;
         const RankMemory memory = group.memory(rank);
         for (int row = 0; row < kMostCtas; ++row) {
           auto* const flags = reinterpret_cast<uint32_t*>(
@@ -102,11 +103,12 @@ TEST(AllReduceProtocol, GoesOnWhereItsEpochsWrap) {
           std::fill_n(flags, ranks, 0U - 2 * before);
         }
       }
-      std::vector<Step> steps = random_steps(ranks, 24, random);
+      std::vector<Step> steps = random_steps(ranks, 36, random);
       for (size_t i = 0; i < steps.size(); ++i) steps[i].impl = kCpuImpls[i / 12];
       expect_model_bytes(group, steps);
       EXPECT_LT(group.control(0).oneshot[0].epoch, 12U);
-      EXPECT_LT(group.control(0).twoshot[0].epoch, 24U);
+      EXPECT_LT(group.control(0).twoshot[0].epoch, 12U);
+      EXPECT_LT(group.control(0).barriers[0].epoch, 36U);
     }
   }
 }
@@ -130,10 +132,10 @@ TEST(AllReduceProtocol, DoesNotTakeAnOldBarrierForAPresentOne) {
   const TestHooks hooks(slow_rank, 3);
   for (const uint32_t jump : {0U, 0x80000000U, 0x7FFFFFFAU, 0xF0000000U}) {
     for (int rank = 0; rank < 2; ++rank) {
-      for (CallHistory& one : group.control(rank).twoshot) one.epoch += jump;
+      for (CallHistory& one : group.control(rank).barriers) one.epoch += jump;
     }
     std::vector<Step> steps = random_steps(2, 2, random);
-    for (Step& step : steps) step.impl = &kAllReduceCpuTwoShot;
+    for (Step& step : steps) step.impl = &kAllReduceCpuReference;
     expect_model_bytes(group, steps);
   }
 }
@@ -229,15 +231,17 @@ TEST(AllReduceProtocol, ReportsTheRankThatIsMissing) {
   for (const AllReduceImpl* impl : kCpuImpls) {
     const RankGroup group(3, capacities(), DType::kBF16, milliseconds(60));
     run_without_rank_1(group, *impl, in);
-    const auto wait =
-        impl == &kAllReduceCpuOneShot ? AllReduceFault::kOneShotWait : AllReduceFault::kBarrierWait;
+    const bool has_barriers = impl == &kAllReduceCpuReference;
+    const auto wait = impl == &kAllReduceCpuOneShot   ? AllReduceFault::kOneShotWait
+                      : impl == &kAllReduceCpuTwoShot ? AllReduceFault::kTwoShotWait
+                                                      : AllReduceFault::kBarrierWait;
     int timeouts = 0;
     for (const int rank : {0, 2}) {
       const AllReduceFault fault = group.fault(rank);
       // The first to give up tells the other.
       EXPECT_TRUE(fault.kind == wait || fault.kind == AllReduceFault::kAborted) << fault.kind;
       EXPECT_EQ(fault.peer, 1U) << impl->name;
-      EXPECT_EQ(fault.epoch, impl == &kAllReduceCpuOneShot ? 0U : 1U);
+      EXPECT_EQ(fault.epoch, has_barriers ? 1U : 0U);
       if (fault.kind == wait) ++timeouts;
     }
     EXPECT_GE(timeouts, 1);
@@ -262,7 +266,7 @@ TEST(AllReduceProtocol, ReportsAnEarlierFaultAtTheEntryOfACall) {
 const RankGroup* awaited_group = nullptr;
 
 // Rank 1 enters the call and comes to its first barrier after the others have given up: their flags
-// look like those of ranks that have arrived.
+// look like those of ranks that have arrived. (In the two-shot it has all data, and computes.)
 TEST(AllReduceProtocol, ALateRankReportsThatOthersHaveGivenUp) {
   const AllReduceProblem problem{.tokens = 3, .hidden = 64};
   const GoldenInputs in = random_inputs(problem, 3, Fill::kNormal, 1);
@@ -273,16 +277,14 @@ TEST(AllReduceProtocol, ALateRankReportsThatOthersHaveGivenUp) {
     };
     while (is_waiting(0) || is_waiting(2)) std::this_thread::sleep_for(milliseconds(1));
   });
-  for (const AllReduceImpl* impl : {&kAllReduceCpuTwoShot, &kAllReduceCpuReference}) {
-    const RankGroup group(3, capacities(), DType::kBF16, milliseconds(60));
-    awaited_group = &group;
-    run_as_threads(3, [&](int rank) {
-      const RankTensors tensors(in, rank);
-      run_rank(group, rank, *impl, problem, tensors.args());
-    });
-    for (int rank = 0; rank < 3; ++rank) {
-      EXPECT_NE(group.fault(rank).kind, AllReduceFault::kNone) << impl->name << ", rank " << rank;
-    }
+  const RankGroup group(3, capacities(), DType::kBF16, milliseconds(60));
+  awaited_group = &group;
+  run_as_threads(3, [&](int rank) {
+    const RankTensors tensors(in, rank);
+    run_rank(group, rank, kAllReduceCpuReference, problem, tensors.args());
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_NE(group.fault(rank).kind, AllReduceFault::kNone) << "rank " << rank;
   }
 }
 
@@ -292,24 +294,60 @@ TEST(AllReduceProtocol, KeepsTheFirstFault) {
   const RankGroup group(2, capacities(), DType::kBF16, milliseconds(30));
   run_without_rank_1(group, kAllReduceCpuTwoShot, in);
   run_without_rank_1(group, kAllReduceCpuOneShot, in);
-  EXPECT_EQ(group.fault(0).kind, AllReduceFault::kBarrierWait);
+  EXPECT_EQ(group.fault(0).kind, AllReduceFault::kTwoShotWait);
 }
 
-// --- Token ranges
+// A rank that has given up sends no sums that lack an addend.
+TEST(AllReduceProtocol, SendsNoSumsThatLackAnAddend) {
+  const AllReduceProblem problem{.tokens = 6, .hidden = 64};
+  const GoldenInputs in = random_inputs(problem, 3, Fill::kNormal, 1);
+  const RankGroup group(3, capacities(), DType::kBF16, milliseconds(40));
+  run_without_rank_1(group, kAllReduceCpuTwoShot, in);
+  for (const int rank : {0, 2}) {
+    const RankMemory memory = group.memory(rank);
+    const auto* const sums =
+        reinterpret_cast<const uint32_t*>(memory.regions[rank] + memory.layout.result);
+    EXPECT_TRUE(std::all_of(sums, sums + memory.layout.area_bytes / 4,
+                            [](uint32_t word) { return word == kWordWithoutSums; }));
+  }
+}
+
+// A call leaves all cells of the two-shot empty, and so does the reference, which uses some.
+TEST(AllReduceProtocol, EmptiesAllThatATwoShotHasUsed) {
+  Random random(7);
+  for (const DType element : {DType::kBF16, DType::kF32}) {
+    const AllReduceProblem problem{.tokens = 7, .hidden = 128, .element = element};
+    const RankGroup group(3, capacities(), element);
+    const uint32_t sentinel = element == DType::kF32 ? sentinel_word<4>() : sentinel_word<2>();
+    for (const AllReduceImpl* impl : {&kAllReduceCpuTwoShot, &kAllReduceCpuReference}) {
+      const GoldenInputs in = random_inputs(problem, 3, Fill::kNormal, random.bits());
+      expect_model_bytes(group, {{impl, in, allreduce_golden(in)}});
+      const RankMemory memory = group.memory(1);
+      const auto* const staging =
+          reinterpret_cast<const uint32_t*>(memory.regions[1] + memory.layout.staging);
+      const auto* const sums = staging + kTwoShotStagings * memory.layout.area_bytes / 4;
+      const auto* const end = sums + memory.layout.area_bytes / 4;
+      EXPECT_TRUE(std::all_of(staging, sums, [&](uint32_t word) { return word == sentinel; }));
+      EXPECT_TRUE(std::all_of(sums, end, [](uint32_t word) { return word == kWordWithoutSums; }));
+    }
+  }
+}
+
+// --- Ranges of leaves
 // ---------------------------------------------------------------------------------
 
-TEST(TokenRange, DividesTokensWithoutGaps) {
-  for (const int64_t tokens : {0, 1, 2, 7, 33, 128}) {
+TEST(LeafRange, DividesLeavesWithoutGaps) {
+  for (const int64_t leaves : {0, 1, 2, 7, 33, 128}) {
     for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
       int64_t next = 0;
       for (int rank = 0; rank < ranks; ++rank) {
-        const TokenRange range = token_range(tokens, ranks, rank);
+        const LeafRange range = leaf_range(leaves, ranks, rank);
         EXPECT_EQ(range.first, next);
         // The first ranks own one more.
-        EXPECT_EQ(range.count, tokens / ranks + (rank < tokens % ranks ? 1 : 0));
+        EXPECT_EQ(range.count, leaves / ranks + (rank < leaves % ranks ? 1 : 0));
         next += range.count;
       }
-      EXPECT_EQ(next, tokens);
+      EXPECT_EQ(next, leaves);
     }
   }
 }
