@@ -60,6 +60,7 @@ class Setting:
     wrap: int = 9  # One-shot epochs count modulo this, a multiple of the buffers.
     word: int = 16  # Two-shot epochs and barriers count modulo this.
     stagings: int = 2  # Staging areas of the two-shot.
+    chunk: int = 100  # Tokens that the two-shot exchanges at a time, a multiple of the ranks.
     empties: bool = True  # Whoever takes a leaf of the two-shot empties its cell.
     sends_partial: bool = False  # A CTA that has given up sends what it has of a sum.
     flag_rule: str = "window"  # "signed": every flag less than half a cycle ahead has arrived.
@@ -184,12 +185,12 @@ class Program:
         peers = [p for p in range(s.ranks) if p != rank]
         title = f"rank {rank} cta {cta} call {number}:"
 
-        def places(owner):
-            return range(cta, len(token_range(call.tokens, s.ranks, owner)), ctas)
+        def range_of(begin, owner):
+            size = min(s.chunk, call.tokens - begin)
+            return [begin + t for t in token_range(size, s.ranks, owner)]
 
-        def slot(owner, source, i):
-            size = len(token_range(call.tokens, s.ranks, owner))
-            return self.staged(owner, area, source * size + i)
+        def slot(begin, owner, source, i):
+            return self.staged(owner, area, begin + source * len(range_of(begin, owner)) + i)
 
         def take(what, cells):
             steps = [Step(f"{title} take {what}", number, takes=cells)]
@@ -198,17 +199,35 @@ class Program:
                                   needs_data=True))
             return steps
 
-        steps = [Step(f"{title} push to {p}", number, value=number,
-                      pushes=tuple(slot(p, rank, i) for i in places(p))) for p in peers]
-        own = token_range(call.tokens, s.ranks, rank)
-        for i in places(rank):
-            taking, *emptying = take(f"addends {i}", tuple(slot(rank, p, i) for p in peers))
-            sums = [Step(f"{title} send sum {i} to {p}", number, value=number,
-                         needs_data=not s.sends_partial, is_sum=True,
-                         pushes=(self.memory.cell("result", p, own[i]),)) for p in range(s.ranks)]
-            steps += [taking, *sums, *emptying]
-        for token in range(cta, call.tokens, ctas):
-            steps += take(f"sum of token {token}", (self.memory.cell("result", rank, token),))
+        def push(begin):
+            return [Step(f"{title} push {begin} to {p}", number, value=number,
+                         pushes=tuple(slot(begin, p, rank, i)
+                                      for i in range(cta, len(range_of(begin, p)), ctas)))
+                    for p in peers]
+
+        def reduce(begin):
+            own = range_of(begin, rank)
+            for i in range(cta, len(own), ctas):
+                taking, *emptying = take(f"addends {own[i]}",
+                                         tuple(slot(begin, rank, p, i) for p in peers))
+                sums = [Step(f"{title} send sum {own[i]} to {p}", number, value=number,
+                             needs_data=not s.sends_partial, is_sum=True,
+                             pushes=(self.memory.cell("result", p, own[i]),))
+                        for p in range(s.ranks)]
+                yield from [taking, *sums, *emptying]
+
+        def finish(begin):
+            for token in range(begin, min(begin + s.chunk, call.tokens)):
+                if token % ctas == cta:
+                    yield from take(f"sum of token {token}",
+                                    (self.memory.cell("result", rank, token),))
+
+        begins = range(0, call.tokens, s.chunk)
+        steps = push(0)
+        for begin in begins:
+            if begin + s.chunk < call.tokens:
+                steps += push(begin + s.chunk)
+            steps += [*reduce(begin), *finish(begin)]
         return steps
 
     def reference(self, rank, cta, number, count) -> list[Step]:
@@ -406,6 +425,9 @@ def table() -> list[Setting]:
         Setting("two-shot, 3 ranks", **rows(3, "t1x1", "t2x1", "t1x1", "t1x1")),
         Setting("two-shot, tokens vary", **rows(2, "t2x1", "t1x1", "t3x1", "t1x1", "t2x1")),
         Setting("two-shot, tokens and CTAs vary", **rows(2, "t2x2", "t1x2", "t3x2", "t2x1")),
+        Setting("two-shot in chunks", chunk=2, **rows(2, "t4x1", "t3x1", "t5x1")),
+        Setting("two-shot in chunks, two CTAs", chunk=2, **rows(2, "t4x2", "t3x2")),
+        Setting("two-shot in chunks, 3 ranks", chunk=3, **rows(3, "t4x1")),
         Setting("two-shot, other grids", **rows(2, "t2x2,1", "t1x1,2", "t2x1,2")),
         Setting("two-shot, epochs wrap", first_epoch=13, word=16, **rows(2, *["t2x1"] * 4)),
         Setting("reference", **rows(2, *["r2x1"] * 3)),

@@ -29,16 +29,18 @@ AllReduceCapacities default_allreduce_capacities(int ranks) {
   require_ranks(ranks);
   constexpr int64_t kKiB = 1024;
   constexpr int64_t kMiB = 1024 * kKiB;
-  if (ranks <= 2) return {8 * kMiB, 32 * kMiB};
-  if (ranks <= 4) return {1 * kMiB, 32 * kMiB};
-  return {256 * kKiB, 32 * kMiB};
+  if (ranks <= 2) return {2 * kMiB, 32 * kMiB};
+  if (ranks <= 4) return {256 * kKiB, 32 * kMiB};
+  return {128 * kKiB, 32 * kMiB};
 }
 
 PeerRegion peer_region(int ranks, const AllReduceCapacities& capacities) {
   require_ranks(ranks);
   PeerRegion region;
   region.slot_capacity = padded("oneshot_bytes", capacities.oneshot_bytes, kMostOneShotBytes);
-  // All ranges of a staging area are as long as the longest: up to ranks - 1 leaves more in all.
+  // About 4 MiB of 16-bit elements.
+  region.chunk_leaves = 312 * kChunkUnit;
+  // The ranges of the last chunk are as long as the longest: up to ranks - 1 leaves more in all.
   constexpr int64_t kMostLeafBytes = 32;
   static_assert(kMaxRanks * kMostLeafBytes % kControlLine == 0);
   region.area_bytes = padded("twoshot_bytes", capacities.twoshot_bytes, kMostTwoShotBytes) +

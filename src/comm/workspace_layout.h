@@ -24,6 +24,8 @@ inline constexpr int kMaxRanks = kMostAllReduceRanks;
 inline constexpr int kMostCtas = 1024;  // A grid has at most so many.
 inline constexpr int kOneShotBuffers = 3;
 inline constexpr int kTwoShotStagings = 2;
+// Chunks of the two-shot are multiples of every number of ranks.
+inline constexpr int64_t kChunkUnit = 840;
 inline constexpr int64_t kControlLine = 128;
 
 struct PeerRegion {
@@ -34,7 +36,8 @@ struct PeerRegion {
   int64_t control = 0;        // LocalControl; no other rank touches it.
   int64_t staging = 0;
   int64_t result = 0;
-  int64_t area_bytes = 0;  // The size of a staging area and of the result.
+  int64_t area_bytes = 0;    // The size of a staging area and of the result.
+  int64_t chunk_leaves = 0;  // The two-shot exchanges so many at a time.
   int64_t size_bytes = 0;
 };
 

@@ -371,7 +371,7 @@ def test_explain_allreduce():
 
 def test_explain_allreduce_says_why_an_algorithm_does_not_run():
     text = run_ok("explain", "allreduce", "--ranks", "8", "--shape", "640x7168").stdout
-    assert "message of 8.8 MiB exceeds oneshot_bytes of 256.0 KiB" in text
+    assert "message of 8.8 MiB exceeds oneshot_bytes of 128.0 KiB" in text
     result = run("explain", "allreduce", "--shape", "4x256", "--algorithm", "nccl_exact")
     assert result.returncode == UNSUPPORTED
     assert "the call asks for nccl_exact" in result.stdout

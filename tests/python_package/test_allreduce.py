@@ -382,7 +382,7 @@ def test_workspaces_are_not_copied() -> None:
 def test_properties_and_explanations() -> None:
     """They say what runs, and why, and what the machine has."""
     own = nf.AllReduce.local(2, max_tokens=1024, hidden=8192)[0]
-    assert (own.twoshot_bytes, own.oneshot_bytes) == (16 << 20, 8 << 20)
+    assert (own.twoshot_bytes, own.oneshot_bytes) == (16 << 20, 2 << 20)
     assert own.fits(1024, 8192) and own.nccl_bytes == 0
     chosen = {tokens: own.explain(tokens, 8192, "nvfp4").chosen for tokens in (16, 1024)}
     assert chosen == {16: "cpu_oneshot", 1024: "cpu_twoshot"}

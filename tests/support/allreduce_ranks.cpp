@@ -36,6 +36,7 @@ RankGroup::RankGroup(int ranks, const AllReduceCapacities& capacities, DType ele
       deadline_ns_(static_cast<uint64_t>(std::chrono::nanoseconds(deadline).count())),
       stride_(round_up(kFaultBytes + layout_.size_bytes + kRegionCanaryBytes, kRegionCanaryBytes)),
       size_(stride_ * ranks) {
+  layout_.chunk_leaves = kChunkUnit;
   void* const memory = mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();

@@ -17,7 +17,8 @@ namespace narrowfloat::testing {
 inline const std::array kCpuImpls{&kAllReduceCpuOneShot, &kAllReduceCpuTwoShot,
                                   &kAllReduceCpuReference};
 
-// The regions of all ranks, with canaries after each, in memory that children of fork() share.
+// The regions of all ranks, with canaries after each, in memory that children of fork() share. The
+// two-shot has the smallest chunks there are, so that small messages take several.
 class RankGroup {
  public:
   RankGroup(int ranks, const AllReduceCapacities& capacities, DType element,

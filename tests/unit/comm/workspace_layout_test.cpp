@@ -37,16 +37,16 @@ TEST(PeerRegion, HasItsPartsOneAfterAnother) {
   }
 }
 
-// 48 MiB + 96 MiB, 12 + 96 and 6 + 96, beside the control words.
+// 12 MiB + 96 MiB, 3 + 96 and 3 + 96, beside the control words.
 TEST(AllReduceCapacities, HaveTheDefaultsOfTheDocumentation) {
   const auto size = [](int ranks) {
     return allreduce_workspace_bytes(ranks, default_allreduce_capacities(ranks)) / kMiB;
   };
-  EXPECT_EQ(size(2), 48 + 96);
-  EXPECT_EQ(size(4), 12 + 96);
-  EXPECT_EQ(size(8), 6 + 96);
-  EXPECT_EQ(default_allreduce_capacities(3).oneshot_bytes, kMiB);
-  EXPECT_EQ(default_allreduce_capacities(5).oneshot_bytes, kMiB / 4);
+  EXPECT_EQ(size(2), 12 + 96);
+  EXPECT_EQ(size(4), 3 + 96);
+  EXPECT_EQ(size(8), 3 + 96);
+  EXPECT_EQ(default_allreduce_capacities(3).oneshot_bytes, kMiB / 4);
+  EXPECT_EQ(default_allreduce_capacities(5).oneshot_bytes, kMiB / 8);
 }
 
 TEST(AllReduceWorkspaceBytes, RefusesWhatNoMachineHas) {

@@ -30,7 +30,7 @@ std::vector<Step> random_steps(int ranks, int count, Random& random) {
   for (int i = 0; i < count; ++i) {
     AllReduceProblem problem{
         .tokens = random.pick({1, 2, 3, 7, 16, 33}),
-        .hidden = random.pick({16, 64, 256}),
+        .hidden = random.pick({16, 64, 256, 1024}),
         .element = random.pick({DType::kBF16, DType::kF16}),
         .pattern = random.pick({AllReducePattern::kAllReduce, AllReducePattern::kNormNvfp4,
                                 AllReducePattern::kMoeReduction})};
@@ -59,7 +59,7 @@ void expect_model_bytes(const RankGroup& group, const std::vector<Step>& steps) 
   EXPECT_TRUE(group.intact());
 }
 
-AllReduceCapacities capacities() { return {33 * 256 * 2, 33 * 256 * 2}; }
+AllReduceCapacities capacities() { return {33 * 1024 * 2, 33 * 1024 * 2}; }
 
 class TestHooks {
  public:
@@ -316,8 +316,8 @@ TEST(AllReduceProtocol, SendsNoSumsThatLackAnAddend) {
 TEST(AllReduceProtocol, EmptiesAllThatATwoShotHasUsed) {
   Random random(7);
   for (const DType element : {DType::kBF16, DType::kF32}) {
-    const AllReduceProblem problem{.tokens = 7, .hidden = 128, .element = element};
-    const RankGroup group(3, capacities(), element);
+    const AllReduceProblem problem{.tokens = 33, .hidden = 512, .element = element};
+    const RankGroup group(3, {64, 33 * 512 * 4}, element);
     const uint32_t sentinel = element == DType::kF32 ? sentinel_word<4>() : sentinel_word<2>();
     for (const AllReduceImpl* impl : {&kAllReduceCpuTwoShot, &kAllReduceCpuReference}) {
       const GoldenInputs in = random_inputs(problem, 3, Fill::kNormal, random.bits());

@@ -201,7 +201,7 @@ TEST(AllReduceExplain, SaysWhyAnImplementationIsNotTaken) {
   EXPECT_EQ(explanation.chosen, "cpu_twoshot");
   for (const Candidate& candidate : explanation.candidates) {
     if (candidate.name != "cpu_oneshot") continue;
-    EXPECT_EQ(candidate.reason, "message of 2.0 MiB exceeds oneshot_bytes of 1.0 MiB");
+    EXPECT_EQ(candidate.reason, "message of 2.0 MiB exceeds oneshot_bytes of 256.0 KiB");
   }
 }
 
