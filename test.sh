@@ -169,6 +169,7 @@ emulated_kernels() {
 2 9 conformance_gpu *ActivationConformance*
 1 9 grouped_gemm_cuda_test *GroupedGemmPortable*_fp8*:*GroupedGemmPortable*/mxfp8
 1 9 moe_chain_cuda_test *
+1 8 grouped_gemm_cuda_test *EncodingsPortable*Decode*/mxfp4_bf16
 2 8 grouped_gemm_cuda_test *HasTheBitsOfTheActivation*/mxfp4_bf16
 1 9 grouped_gemm_cuda_test GroupedGemmCudaChecks.TmaTiles*:WeightScalesCuda.*
 1 9 grouped_gemm_cuda_test *IsExactForIntegers/fp8_block

@@ -452,7 +452,7 @@ TEST_P(GroupedGemmPortable, IsExactForIntegersAndNearForOthers) {
   for (const int32_t token_tile : {8, 16, 32, 64, 128}) {
     const bool is_large = token_tile >= 32;
     for (const GemmData data : {GemmData::kIntegers, GemmData::kRandom}) {
-      if (data == GemmData::kRandom && token_tile > 8 && token_tile < 128) continue;
+      if (data == GemmData::kRandom && token_tile != 8 && token_tile != 64) continue;
       SCOPED_TRACE(::testing::Message() << token_tile << " data " << static_cast<int>(data));
       const GemmCase gemm({.mode = GetParam(),
                            .weight_rows = 160,
