@@ -1,5 +1,5 @@
-// The grouped GEMM with Accumulation::kFast on processors with bf16 dot products or tiles: the packed
-// strips, row blocks and epilogue of the other CPU implementations around the kernels of
+// The grouped GEMM with Accumulation::kFast on processors with bf16 dot products or tiles: the
+// packed strips, row blocks and epilogue of the other CPU implementations around the kernels of
 // x86/bf16_kernels.h.
 #pragma once
 

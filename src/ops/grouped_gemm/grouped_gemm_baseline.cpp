@@ -2,7 +2,8 @@
 // all cores. The baseline has portable 128-bit vectors; for fp32 sums the others have the kernels
 // of their vector level (x86/gemm_kernels.h), and decode the E2M1 weights of few rows in registers.
 //
-// With Accumulation::kFast the levels have fused multiply-adds, still in ascending k, and the last
+// Fused multiply-adds stand for the two operations wherever products are exact (product_range.h).
+// With Accumulation::kFast the levels have them always, still in ascending k, and the last
 // two have bf16 dot products (bf16_gemm.h).
 //
 // Activation rows are dequantized once into the workspace. An output tile is one packed strip of 16
@@ -11,12 +12,14 @@
 // cores busy with strips, many tokens with row blocks; weights of experts without rows are never
 // read. docs/kernels/cpu_grouped_gemm.md has the layouts and figures.
 #include <array>
+#include <atomic>
 #include <type_traits>
 
 #include "ops/grouped_gemm/bf16_gemm.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "ops/grouped_gemm/input_rows.h"
 #include "ops/grouped_gemm/pack_weights.h"
+#include "ops/grouped_gemm/product_range.h"
 #include "ops/grouped_gemm/row_blocks.h"
 #include "ops/grouped_gemm/strip_decoder.h"
 #include "ops/grouped_gemm/strip_epilogue.h"
@@ -32,6 +35,17 @@ namespace {
 
 static_assert(kLanes == kStripRows);
 
+// AMD's cores add beside they multiply. With many rows, whose products wait for no result, a fused
+// operation takes them as long as the two, or longer.
+bool has_fast_fused_operations() {
+#if defined(__x86_64__)
+  static const bool kIsAmd = __builtin_cpu_is("amd") != 0;
+  return !kIsAmd;
+#else
+  return true;
+#endif
+}
+
 template <typename Real>
 class BaselineGemm {
  public:
@@ -44,8 +58,11 @@ class BaselineGemm {
         inputs_(shape_, call.workspace + segment_bytes(problem)),
         blocks_(call.tiles, reinterpret_cast<Segment*>(call.workspace)) {}
 
-  void run() const {
-    dequantize_input_rows(shape_, call_, inputs_);
+  void run() {
+    const bool is_fast = call_.accumulation == Accumulation::kFast;
+    const bool are_exact = dequantize_rows();
+    fuses_few_rows_ = is_fast || are_exact;
+    fuses_rows_ = is_fast || (are_exact && has_fast_fused_operations());
     const int64_t strips = weights_.strips();
     const int64_t grain = std::max<int64_t>(1, kGrainProducts / (shape_.cols * kStripRows));
     parallel_for(blocks_.count() * strips, grain, [&](int64_t begin, int64_t end) {
@@ -85,7 +102,28 @@ class BaselineGemm {
            mode.weight_scale == ScaleUse::kDecode && !mode.rounds_weights;
   }
 
-  [[nodiscard]] bool is_fused() const { return call_.accumulation == Accumulation::kFast; }
+  // Returns whether all products are known to be exact.
+  [[nodiscard]] bool dequantize_rows() const {
+    if constexpr (kHasKernels) {
+      const bool has_range = call_.weight_encoding != 0 && call_.rows.dtype != DType::kF32;
+      // Otherwise only the kernels for few rows gain, and experts have too many; rows of a
+      // permutation count with their padding.
+      const bool gains =
+          has_fast_fused_operations() || call_.output_rows <= 2 * kFewRows * shape_.experts;
+      const bool is_asked_for = kernels_ != nullptr && call_.accumulation != Accumulation::kFast;
+      if (is_asked_for && has_range && gains) {
+        const ExactFactors exact(MagnitudeRange::decoded(call_.weight_encoding));
+        std::atomic<bool> are_exact = true;
+        for_each_input_row<Real>(shape_, call_, inputs_, [&](int64_t row) {
+          dequantize_row(shape_, call_.rows, row, inputs_);
+          if (!exact.have_all(inputs_.values(row), shape_.cols)) are_exact = false;
+        });
+        return are_exact;
+      }
+    }
+    dequantize_input_rows(shape_, call_, inputs_);
+    return false;
+  }
 
   [[nodiscard]] StripScale strip_scale() const {
     return shape_.weight_scales.type == ScaleType::kE4M3 ? StripScale::kE4M3 : StripScale::kUE8M0;
@@ -111,7 +149,7 @@ class BaselineGemm {
       task.values[i] = inputs_.values(call_.rows.source(block.rows[index]));
       task.sums[i] = sums[index][0].data();
     }
-    (is_fused() ? kernels_->fused_multiply_few_rows : kernels_->multiply_few_rows)(task);
+    (fuses_few_rows_ ? kernels_->fused_multiply_few_rows : kernels_->multiply_few_rows)(task);
     for (int64_t strip = 0; strip < strips; ++strip) {
       const Epilogue epilogue(shape_, call_, block.expert, first_strip + strip);
       for (size_t i = 0; i < static_cast<size_t>(block.count); ++i) {
@@ -185,7 +223,7 @@ class BaselineGemm {
                                   .factors = factors[0].data()};
     if constexpr (kHasKernels) {
       if (kernels_ != nullptr) {
-        const auto multiply = is_fused() ? kernels_->fused_multiply : kernels_->multiply;
+        const auto multiply = fuses_rows_ ? kernels_->fused_multiply : kernels_->multiply;
         return multiply(chunk, operands.data(), block.count);
       }
     }
@@ -198,6 +236,8 @@ class BaselineGemm {
   const StripWeights weights_;
   const InputRows<Real> inputs_;
   const RowBlocks blocks_;
+  bool fuses_few_rows_ = false;
+  bool fuses_rows_ = false;
 };
 
 void run_with(const GemmKernels* kernels, const GroupedGemmProblem& problem, const GemmCall& call) {

@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
 
+#include "formats/minifloat.h"
+#include "formats/ue8m0.h"
+#include "ops/grouped_gemm/product_range.h"
 #include "ops/grouped_gemm/strip_weights.h"
 #include "runtime/parallel.h"
 #include "tensor/layouts/linear.h"
@@ -79,6 +83,69 @@ void copy_scales(const GemmShape& shape, const ScaleView& scales, int64_t strip,
   }
 }
 
+// Blocks of zeros may have any scale.
+bool is_zero_block(const GemmShape& shape, const WeightSource& source, int64_t row, int64_t block) {
+  const int64_t bytes = shape.weight_scales.block_cols / 2;
+  const uint8_t* codes = source.values + row * (shape.cols / 2) + block * bytes;
+  return std::all_of(codes, codes + bytes, [](uint8_t pair) { return (pair & 0x77U) == 0; });
+}
+
+// The magnitudes of the products of E2M1 codes, 1/2 to 6, and the scales of a strip.
+MagnitudeRange range_of_scaled_codes(const GemmShape& shape, const WeightSource& source,
+                                     int64_t strip, const uint8_t* packed_scales) {
+  constexpr int kSmallScale = UE8M0::kBias - 60;
+  const bool is_ue8m0 = shape.weight_scales.type == ScaleType::kUE8M0;
+  const int64_t blocks = shape.weight_scales.blocks;
+  const uint8_t* scales = packed_scales + strip * blocks * kStripRows;
+  int least = std::numeric_limits<int>::max();
+  int most = std::numeric_limits<int>::min();
+  for (int64_t i = 0; i < blocks * kStripRows; ++i) {
+    const int code = is_ue8m0 ? scales[i] : static_cast<int>(scales[i] & E4M3::kMagnitudeMask);
+    if (is_ue8m0 ? code > UE8M0::kMaxCode : code == 0 || code == E4M3::kNanCode) continue;
+    const int64_t row = strip * kStripRows + i % kStripRows;
+    if (is_ue8m0 && code < kSmallScale && is_zero_block(shape, source, row, i / kStripRows)) {
+      continue;
+    }
+    least = std::min(least, code);
+    most = std::max(most, code);
+  }
+  if (least > most) return {};
+  if (is_ue8m0) return {.least = least - UE8M0::kBias - 1, .most = most - UE8M0::kBias + 2};
+  const auto exponent = [](int code) {
+    return static_cast<int>(float_bits(E4M3::decode(static_cast<uint8_t>(code))) >> 23) - 127;
+  };
+  return {.least = exponent(least) - 1, .most = exponent(most) + 3};
+}
+
+MagnitudeRange range_of_bf16(const uint16_t* values, int64_t count) {
+  constexpr int kInfinity = 0x7F80;
+  int least = kInfinity;
+  int most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int magnitude = values[i] & 0x7FFF;
+    const bool counts = magnitude != 0 && magnitude < kInfinity;
+    least = counts ? std::min(least, magnitude) : least;
+    most = counts ? std::max(most, magnitude) : most;
+  }
+  if (least > most) return {};
+  const int least_exponent = (least >> 7) - 127;
+  // Denormals begin at 2^-133.
+  return {.least = least < 0x80 ? -133 : least_exponent, .most = (most >> 7) - 127};
+}
+
+// The magnitudes of a source's strip as they are multiplied; `packed_scales` are those of the
+// source.
+MagnitudeRange range_of_strip(const GemmShape& shape, const WeightSource& source, int64_t strip,
+                              const uint8_t* packed_scales) {
+  if (shape.weights.dtype == DType::kBF16) {
+    const int64_t elems = kStripRows * shape.cols;
+    return range_of_bf16(reinterpret_cast<const uint16_t*>(source.values) + strip * elems, elems);
+  }
+  if (shape.weights.dtype == DType::kF8E4M3) return {.least = -9, .most = 8};
+  if (shape.mode.weight_scale != ScaleUse::kDecode) return {.least = -1, .most = 2};
+  return range_of_scaled_codes(shape, source, strip, packed_scales);
+}
+
 // The place of the codes and scales of the experts from `first` on in the packed weights.
 struct PackedPlace {
   uint8_t* codes;
@@ -124,19 +191,29 @@ PackedWeightData pack_weight_strips(const GroupedGemmProblem& problem, const Wei
   const GemmShape shape(problem);
   const ScaleGrid& grid = shape.weight_scales;
   const bool has_byte_scales = grid.is_present() && grid.block_rows == 1;
-  return pack_weights(shape, pieces, [&](const PackedPlace& place, const WeightSource& source) {
-    const int64_t strips = pieces.experts * shape.rows / kStripRows;
-    parallel_for(strips, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t strip = begin; strip < end; ++strip) {
-        copy_codes(shape, source.values, strip, place.codes);
-        if (has_byte_scales) copy_scales(shape, source.scales, strip, place.scales);
-      }
-    });
-    if (grid.is_present() && !has_byte_scales) {
-      std::memcpy(place.scales, source.scales.data,
-                  static_cast<size_t>(pieces.experts * grid.size_bytes()));
-    }
-  });
+  std::mutex mutex;
+  MagnitudeRange range;
+  PackedWeightData packed =
+      pack_weights(shape, pieces, [&](const PackedPlace& place, const WeightSource& source) {
+        const int64_t strips = pieces.experts * shape.rows / kStripRows;
+        parallel_for(strips, 1, [&](int64_t begin, int64_t end) {
+          MagnitudeRange of_task;
+          for (int64_t strip = begin; strip < end; ++strip) {
+            copy_codes(shape, source.values, strip, place.codes);
+            if (has_byte_scales) copy_scales(shape, source.scales, strip, place.scales);
+            of_task.add(range_of_strip(shape, source, strip, place.scales));
+          }
+          const std::lock_guard lock(mutex);
+          range.add(of_task);
+        });
+        if (grid.is_present() && !has_byte_scales) {
+          std::memcpy(place.scales, source.scales.data,
+                      static_cast<size_t>(pieces.experts * grid.size_bytes()));
+        }
+      });
+  // Rounded weights have factors of their own.
+  if (!shape.mode.rounds_weights) packed.encoding = range.encoded();
+  return packed;
 }
 
 }  // namespace narrowfloat

@@ -130,7 +130,8 @@ void multiply_rows(const WeightChunk<float>& chunk, const RowOperand<float>* row
       for (int row = 0; row < kRows; ++row) {
         const auto factor = Level::mul(Level::broadcast(rows[row].factors + group), strip_factor);
         float* total = rows[row].sums + lane;
-        Level::store(total, Level::add_product(Level::load(total), factor, sums.of[row][v]));
+        // Not fused in any level: this product is not exact.
+        Level::store(total, Level::add(Level::load(total), Level::mul(factor, sums.of[row][v])));
       }
     }
   }

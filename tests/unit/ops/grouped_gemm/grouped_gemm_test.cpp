@@ -4,12 +4,15 @@
 #include <cmath>
 #include <cstring>
 #include <ostream>
+#include <random>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "formats/float16.h"
 #include "ops/grouped_gemm/grouped_gemm_problem.h"
+#include "ops/grouped_gemm/product_range.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/gemm_case.h"
@@ -109,6 +112,26 @@ TEST_P(GroupedGemm, IsCloseToADoublePrecisionModelOfTheCodes) {
   }
   for (const std::string& implementation : implementations()) {
     check({.implementation = implementation, .accumulation = Accumulation::kFast});
+  }
+}
+
+// As products are exact, a fused operation rounds as a multiplication and an addition do. Levels
+// with bf16 dot products have other sums.
+TEST_P(GroupedGemm, FusedOperationsHaveTheBitsOfTheReference) {
+  const GemmCase gemm({.mode = GetParam(),
+                       .weight_rows = 48,
+                       .cols = odd_cols(GetParam()),
+                       .expert_rows = {3, 0, 29},
+                       .token_tile = 32,
+                       .wide_scales = false,
+                       .seed = 47});
+  const auto expected = gemm.run({.implementation = "cpu_reference"});
+  for (const std::string& implementation : implementations()) {
+    EXPECT_EQ(gemm.run({.implementation = implementation}), expected) << implementation;
+    if (implementation.ends_with("bf16")) continue;
+    EXPECT_EQ(gemm.run({.implementation = implementation, .accumulation = Accumulation::kFast}),
+              expected)
+        << implementation << ", fused";
   }
 }
 
@@ -294,6 +317,70 @@ TEST(GroupedGemmRows, Fp32RowsKeepTheirBits) {
     ASSERT_NEAR(output_element(DType::kF64, output, row.row * 32 + 3), expected.value,
                 0x1p-45 * expected.magnitude);
   }
+}
+
+// Rows of all magnitudes: products that fp32 has, that it rounds to denormals, and that are beyond
+// it. Weight row 5 has a small scale beside a block of zeros, whose own scale says nothing.
+TEST(GroupedGemmRows, ProductsAtTheEndsOfTheRangeAreRoundedAlike) {
+  std::mt19937 random(43);
+  for (const MoeMode mode : {MoeMode::kBf16, MoeMode::kMxfp4Bf16}) {
+    GemmCase gemm({.mode = mode,
+                   .cols = 64,
+                   .expert_rows = {3, 40},
+                   .token_tile = 64,
+                   .wide_scales = false,
+                   .seed = 41});
+    if (mode == MoeMode::kMxfp4Bf16) {
+      gemm.clear_weights(5, 0);
+      gemm.set_weight_scale(5, 0, 0);
+      gemm.set_weight_scale(5, 1, 127 - 110);
+    }
+    for (const int exponent : {-133, -126, -122, -110, -34, -20, 0, 110, 120, 126, 127}) {
+      for (size_t i = 0; i < gemm.input_codes.size(); i += 2) {
+        const auto bits = static_cast<uint32_t>(random());
+        const float magnitude = std::ldexp(1 + static_cast<float>(bits % 128) / 128, exponent);
+        const uint16_t code = float_to_bf16(bits % 1024 < 512 ? magnitude : -magnitude);
+        std::memcpy(&gemm.input_codes[i], &code, sizeof(code));
+      }
+      const auto expected = gemm.run({.implementation = "cpu_reference"});
+      for (const std::string& implementation : implementations()) {
+        EXPECT_EQ(gemm.run({.implementation = implementation}), expected)
+            << name(mode) << " " << implementation << ", rows around 2^" << exponent;
+        const bool is_fused = implementation == "cpu_avx512" || implementation == "cpu_avx2";
+        if (is_fused && mode == MoeMode::kMxfp4Bf16 && exponent == -34) {
+          EXPECT_NE(
+              gemm.run({.implementation = implementation, .accumulation = Accumulation::kFast}),
+              expected)
+              << "fused operations round otherwise here";
+        }
+      }
+    }
+  }
+}
+
+// Fused multiply-adds stand for two operations only where the product is exact.
+TEST(GroupedGemmRows, FactorsInTheRangeHaveExactProducts) {
+  int accepted = 0;
+  for (int j = -140; j <= 127; ++j) {
+    const ExactFactors factors(MagnitudeRange{.least = j, .most = j});
+    const float w = std::ldexp(0x1.FEp0F, j);
+    for (int i = -149; i <= 127; ++i) {
+      const float x = std::ldexp(i < -142 ? 1.0F : 0x1.FEp0F, i);
+      if (!factors.have_all(&x, 1)) continue;
+      ++accepted;
+      const float product = x * w;
+      ASSERT_TRUE(std::isfinite(product)) << i << " " << j;
+      ASSERT_EQ(static_cast<double>(product), static_cast<double>(x) * static_cast<double>(w))
+          << i << " " << j;
+    }
+    const float zeros[] = {0.0F, -0.0F};
+    EXPECT_TRUE(factors.have_all(zeros, 2));
+  }
+  EXPECT_GT(accepted, 40000) << "most pairs are in the range";
+  const MagnitudeRange range{.least = -30, .most = 7};
+  EXPECT_EQ(MagnitudeRange::decoded(range.encoded()).least, -30);
+  EXPECT_EQ(MagnitudeRange::decoded(range.encoded()).most, 7);
+  EXPECT_NE(MagnitudeRange{}.encoded(), 0) << "0 is for weights of no known range";
 }
 
 TEST(GroupedGemmRows, FastSumsRefuseFp32Rows) {
