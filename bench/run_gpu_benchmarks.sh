@@ -142,6 +142,8 @@ moe_targets() {
   layer gpt-oss-120b mxfp4_fp8 $all --stages
   layer deepseek-v3 nvfp4_bf16 1,16,64,256,1024,4096 --stages
   layer deepseek-v3 nvfp4_fp8_rounded 1,16,64,256,1024,4096 --stages
+  layer gpt-oss-120b mxfp4_fp8_token 1,16,64,256,1024,4096 --stages
+  layer deepseek-v3 nvfp4_fp8_token 1,16,64,256,1024,4096 --stages
 }
 
 # Other shapes, and tokens that prefer some experts.
