@@ -26,11 +26,10 @@ __device__ inline float fast_swiglu(float u, float g) {
 // Params has alpha, beta, limit_gate, limit_up.
 template <class Params>
 __device__ inline float fast_swiglu(float u, float g, const Params& params) {
-  const float gate = g > params.limit_gate ? params.limit_gate : g;
-  const float below = u > params.limit_up ? params.limit_up : u;
-  const float up = below < -params.limit_up ? -params.limit_up : below;
-  // Adding a beta of 0 would turn -0 into +0; SwiGLU without a beta keeps -0.
-  const float shifted = params.beta == 0.0F ? up : __fadd_rn(up, params.beta);
+  const float gate = min_nan(g, params.limit_gate);
+  const float up = -min_nan(-min_nan(u, params.limit_up), params.limit_up);
+  // Adding +0 would turn -0 into +0; SwiGLU without a beta keeps -0.
+  const float shifted = __fadd_rn(up, params.beta == 0.0F ? -0.0F : params.beta);
   return __fmul_rn(swiglu_detail::times_sigmoid(gate, __fmul_rn(params.alpha, gate)), shifted);
 }
 

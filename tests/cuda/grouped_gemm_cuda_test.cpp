@@ -254,6 +254,34 @@ TEST_P(GroupedGemmCuda, RaggedRemaindersHaveTheBitsOfSmallTiles) {
   }
 }
 
+// Kernels for many tokens copy biases by words of two; a caller's may begin in the middle of one.
+TEST_P(GroupedGemmCuda, ABiasBetweenWordsGivesTheBitsOfAnAlignedOne) {
+  const GemmCase gemm({.mode = GetParam(),
+                       .weight_rows = 336,
+                       .cols = 256,
+                       .expert_rows = {129, 40, 1},
+                       .token_tile = 128,
+                       .gathers = true,
+                       .bias = DType::kBF16,
+                       .wide_scales = false,
+                       .seed = 28});
+  GemmOnDevice device(gemm, DType::kBF16);
+  const TensorView bias = gemm.args().bias;
+  std::vector<uint16_t> moved(static_cast<size_t>(bias.num_elements() + 1));
+  std::memcpy(moved.data() + 1, bias.data, static_cast<size_t>(bias.num_elements()) * 2);
+  const TensorView copy =
+      device.copy(TensorView::contiguous(moved.data(), DType::kBF16, {bias.num_elements() + 1}));
+  const TensorView aligned = device.args.bias;
+  for (const int32_t tile : {128, 64}) {
+    divide_tiles(gemm, tile, device);
+    device.args.bias = aligned;
+    const std::vector<uint8_t> output = device.run();
+    expect_near(gemm, DType::kBF16, output);
+    device.args.bias.data = static_cast<uint16_t*>(copy.data) + 1;
+    EXPECT_TRUE(device.run() == output) << "tile " << tile;
+  }
+}
+
 // Results do not depend on the CTA that computes an output tile, nor on when its weights are
 // requested. The dynamic schedule takes every tile once from the counter; the schedule is static
 // where two weight encodings have a kernel each.

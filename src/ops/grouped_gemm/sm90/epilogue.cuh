@@ -8,8 +8,10 @@
 #pragma once
 
 #include "base/float_ops.h"
+#include "device/ptx/async_copy.cuh"
 #include "device/ptx/convert.cuh"
 #include "device/ptx/keep.cuh"
+#include "device/ptx/shared_memory.cuh"
 #include "device/vector_io.cuh"
 #include "ops/grouped_gemm/gemm_output.h"
 #include "ops/grouped_gemm/sm90/packed_weights.h"
@@ -84,6 +86,63 @@ class ColumnFactors {
   float gate_scale_;
 };
 
+// Factors of the columns of a warpgroup's two n sub-tiles, in its order of weight rows. They arrive
+// while it multiplies: an epilogue that loads them waits for memory, since no other tile has read
+// them. The warpgroup requests them before its main loop and calls wait_for_async_copies() and a
+// barrier before it reads them.
+struct SharedColumns {
+  float powers[2 * kSubtileRows];     // They undo the shifts of weight rows by prepare().
+  uint32_t biases[2 * kSubtileRows];  // fp32, or the word that has the bf16 of an even and odd row.
+  float scales[2];                    // The first is for plain or up columns, the other for gates.
+
+  // Called by the warpgroup, of which `thread` is one.
+  __device__ void request(const GemmParams& params, int expert, int first_block, int thread) {
+    if (thread < 2) {
+      const bool is_gate = thread == 1 && params.has_gate;
+      const GemmFactor& scale = is_gate ? params.epilogue.gate_scale : params.epilogue.scale;
+      copy_or_store(scales[thread], scale.values, expert, scale.value);
+    }
+    const int64_t row =
+        params.image_rows.source(first_block + thread / kSubtileRows, thread % kSubtileRows);
+    if (row >= params.rows) return;
+    const int64_t index = static_cast<int64_t>(expert) * params.rows + row;
+    copy_or_store(powers[thread], params.row_powers, index, 1.0F);
+    request_bias(params.epilogue, index, biases[thread]);
+  }
+
+  [[nodiscard]] __device__ float bias(const GemmParams& params, int place, int row) const {
+    if (params.epilogue.bias == nullptr) return -0.0F;
+    const uint32_t word = biases[place];
+    if (params.epilogue.bias_dtype == DType::kF32) return bits_float(word);
+    return bits_float(row % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
+  }
+
+ private:
+  __device__ static void copy_or_store(float& shared, const float* values, int64_t index,
+                                       float value) {
+    if (values == nullptr) {
+      shared = value;
+    } else {
+      copy_4(shared_address(&shared), values + index, 4);
+    }
+  }
+  __device__ static void request_bias(const GemmEpilogue& epilogue, int64_t index,
+                                      uint32_t& shared) {
+    if (epilogue.bias == nullptr) return;
+    if (epilogue.bias_dtype == DType::kF32) {
+      copy_4(shared_address(&shared), static_cast<const float*>(epilogue.bias) + index, 4);
+      return;
+    }
+    // An expert has an even number of rows, so `index` is as even as its row.
+    const auto* halves = static_cast<const uint16_t*>(epilogue.bias);
+    if (reinterpret_cast<uintptr_t>(halves) % 4 == 0) {
+      copy_4(shared_address(&shared), halves + index / 2 * 2, 4);
+    } else {
+      shared = uint32_t{halves[index]} << (index % 2 * 16);
+    }
+  }
+};
+
 // The activation's parameters of an expert.
 struct SwigluParameters {
   float alpha;
@@ -132,6 +191,8 @@ struct ThreadColumns {
   int distance;  // To the other one.
   ColumnFactor factors[2];
 
+  __device__ ThreadColumns(int first, const ColumnFactor& low, const ColumnFactor& high)
+      : col(first), distance(1), factors{low, high} {}
   __device__ ThreadColumns(const GemmParams& params, int expert, int block, int thread) {
     const int row = thread / 32 * 16 + thread % 32 / 4 * 2;
     col = static_cast<int>(params.image_rows.source(block, row));

@@ -44,7 +44,8 @@ class TileEpilogue {
     if constexpr (has_row_powers(Shape::Weights::kEncoding) && !kScalesColumns) {
       if (params_.row_powers != nullptr) scale_rows(pass, sums);
     }
-    // The factors of tokens are there.
+    if constexpr (Shape::kSharesColumns) wait_for_async_copies();
+    // The factors are there.
     sync_threads(1 + tile_.warpgroup, kWarpgroup);
     if (!params_.activation.is_there) return store_sums(pass, sums);
     if constexpr (Shape::kGroupPasses == 2) {
@@ -83,6 +84,17 @@ class TileEpilogue {
       }
     }
   }
+  // The same with all chunks unrolled: no sums move, and the compiler sees which ones are meant.
+  template <class Finish>
+  __device__ void for_unrolled_chunks(Finish&& finish) {
+#pragma unroll
+    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
+      tile_.chunk = chunk;
+      if (Shape::kChunks == 1 || tile_.first_token() < tile_.output.num_rows) {
+        finish(chunk * Tile::kPairs);
+      }
+    }
+  }
   template <bool kIsLast>
   __device__ static void rotate(float (&sums)[Shape::kSums]) {
     constexpr int kOfChunk = Shape::kChunkTokens / 2;
@@ -101,7 +113,30 @@ class TileEpilogue {
     return tile_.output.block + pass * Shape::kTileBlocks + tile_.warpgroup * Shape::kBlocks + i;
   }
 
+  // Where kSharesColumns: the factors of the warpgroup's columns, and the place among these of the
+  // thread's first one in n sub-tile `i`.
+  [[nodiscard]] __device__ const SharedColumns& shared_columns() const {
+    return shared_.shared_columns[tile_.warpgroup];
+  }
+  [[nodiscard]] __device__ int place_of(int i) const {
+    return i * kSubtileRows + tile_.thread / 32 * 16 + tile_.thread % 32 / 4 * 2;
+  }
+  // Columns of weights that are not paired, without a gate.
+  [[nodiscard]] __device__ ThreadColumns shared_thread_columns(int i) const {
+    const SharedColumns& columns = shared_columns();
+    const Rows rows = rows_of(0, i);
+    return {rows.low,
+            {columns.scales[0], columns.bias(params_, place_of(i), rows.low)},
+            {columns.scales[0], columns.bias(params_, place_of(i) + 1, rows.high)}};
+  }
+
   __device__ void store_sums(int pass, Sums& sums) {
+    if constexpr (Shape::kSharesColumns) {
+      if (params_.output_is_bf16 && !params_.image_rows.is_paired && !params_.has_gate) {
+        return store_pairs({shared_thread_columns(0), sum_factors_of(pass, 0)},
+                           {shared_thread_columns(1), sum_factors_of(pass, 1)}, sums);
+      }
+    }
     const ThreadColumns low(params_, tile_.output.expert, block_of(pass, 0), tile_.thread);
     const ThreadColumns high(params_, tile_.output.expert, block_of(pass, Shape::kBlocks - 1),
                              tile_.thread);
@@ -185,6 +220,10 @@ class TileEpilogue {
   // Factors of the sums of the thread's two columns in n sub-tile `i` of the warpgroup, which come
   // before anything else.
   [[nodiscard]] __device__ float2 sum_factors_of(int pass, int i) const {
+    if constexpr (Shape::kSharesColumns) {
+      const float* powers = shared_columns().powers + place_of(i);
+      return {powers[0], powers[1]};
+    }
     if constexpr (kScalesColumns) {
       static_assert(kSumFactor == 1.0F);
       if (params_.row_powers != nullptr) return powers_of(pass, i);
@@ -212,8 +251,15 @@ class TileEpilogue {
     float high_bias;
   };
   [[nodiscard]] __device__ Columns columns_of(int pass, int i) const {
-    const ColumnFactors factors(params_, tile_.output.expert);
     const bool is_gate = (tile_.warpgroup * Shape::kBlocks + i) % 2 == 1;
+    if constexpr (Shape::kSharesColumns) {
+      const SharedColumns& columns = shared_columns();
+      const Rows rows = rows_of(pass, i);
+      return {sum_factors_of(pass, i), columns.scales[is_gate ? 1 : 0],
+              columns.bias(params_, place_of(i), rows.low),
+              columns.bias(params_, place_of(i) + 1, rows.high)};
+    }
+    const ColumnFactors factors(params_, tile_.output.expert);
     Columns columns{sum_factors_of(pass, i), factors.scale(is_gate), -0.0F, -0.0F};
     if (params_.epilogue.bias == nullptr) return columns;
     const Rows rows = rows_of(pass, i);
@@ -265,13 +311,20 @@ class TileEpilogue {
   __device__ void take_own(int pass, Sums& sums, Take&& take) {
     const Columns up = columns_of(pass, 0);
     const Columns gate = columns_of(pass, 1);
-    for_chunks<kIsLast>(sums, [&] {
+    const auto take_chunk = [&](int first) {
 #pragma unroll
       for (int i = 0; i < Tile::kPairs; ++i) {
         const TokenFactor factor = factors()[tile_.token(i)];
-        take(i, finished_pair(up, factor, sums[0], i), finished_pair(gate, factor, sums[1], i));
+        take(i, finished_pair(up, factor, sums[0], first + i),
+             finished_pair(gate, factor, sums[1], first + i));
       }
-    });
+    };
+    // Rows of bf16, whose values are not needed again, come in a loop: code for both does not fit.
+    if constexpr (Shape::kUnrollsChunks && !kIsLast) {
+      for_unrolled_chunks(take_chunk);
+    } else {
+      for_chunks<kIsLast>(sums, [&] { take_chunk(0); });
+    }
   }
 
   template <bool kIsLast, class Take>
@@ -336,6 +389,10 @@ class TileEpilogue {
   static constexpr bool kKeepsInSums = Tile::kHasAllTokens && Shape::kChunks > 1;
   static constexpr bool kKeeps = Tile::kPairs <= 16 && Shape::kChunks == 1;
   using Kept = float2[kKeeps ? Tile::kPairs : 1];
+  // Where those of the chunk are among the sums.
+  [[nodiscard]] __device__ int first_kept() const {
+    return Shape::kUnrollsChunks ? tile_.chunk * Tile::kPairs : 0;
+  }
 
   // largest_of(i, h): of the thread's columns of token(i).
   template <class LargestOf>
@@ -345,8 +402,8 @@ class TileEpilogue {
     activate<false>(pass, sums, [&](int i, float2 h) {
       if constexpr (kKeeps) kept[i] = h;
       if constexpr (kKeepsInSums) {
-        sums[0][sum_of(i)] = h.x;
-        sums[0][sum_of(i) + 2] = h.y;
+        sums[0][sum_of(first_kept() + i)] = h.x;
+        sums[0][sum_of(first_kept() + i) + 2] = h.y;
       }
       of_chunk.values[i] = largest_of(i, h);
       if (i + 1 == Tile::kPairs) maxima.put(of_chunk);
@@ -358,12 +415,17 @@ class TileEpilogue {
 #pragma unroll
       for (int i = 0; i < Tile::kPairs; ++i) sink(i, kept[i]);
     } else if constexpr (kKeepsInSums) {
-      for_chunks<true, 1>(sums, [&] {
+      const auto sink_chunk = [&](int first) {
 #pragma unroll
         for (int i = 0; i < Tile::kPairs; ++i) {
-          sink(i, float2{sums[0][sum_of(i)], sums[0][sum_of(i) + 2]});
+          sink(i, float2{sums[0][sum_of(first + i)], sums[0][sum_of(first + i) + 2]});
         }
-      });
+      };
+      if constexpr (Shape::kUnrollsChunks) {
+        for_unrolled_chunks(sink_chunk);
+      } else {
+        for_chunks<true, 1>(sums, [&] { sink_chunk(0); });
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < Shape::kBlocks * Shape::kSums; ++i) {

@@ -89,6 +89,9 @@ struct GemmShapeOf {
   static constexpr int kBoxRows = kHasGroupLoop && kTokens > 64 ? kTokens / 2 : 0;
   static_assert(kBoxRows % 8 == 0);
 
+  // Factors of columns are requested before the main loop (SharedColumns).
+  static constexpr bool kSharesColumns = kHasGroupLoop;
+
   // The place of a token's scale of a group in a stage: those of a thread's tokens in 16 of
   // gemm_prefill_sm90.cuh's, 2c, 2c + 1, 2c + 8 and 2c + 9, side by side.
   NF_HOST_DEVICE static constexpr int scale_place(int token) {
@@ -125,13 +128,19 @@ struct GemmShapeOf {
   static_assert(kNSplit == 1 || (kHasHalfGroups && kIsSmall && kMulticast == 1));
   static constexpr int kGroupPasses = kHasHalfGroups && kNSplit == 1 ? 2 : 1;
 
+  // Decoding NVFP4 takes more code; with 48 tokens ptxas would make more than one function (C7510).
+  static constexpr int kBranchTokens = Weights::kEncoding == WeightEncoding::kNvfp4Fp8 ? 24 : 48;
   // Tokens that the epilogue is unrolled over (epilogue_activation.cuh): as many
   // as registers allow, since each chunk moves all sums.
   static constexpr int kChunkTokens = kTokens <= 64 || kIsSharedOperand ? kTokens
                                       : kBlocks == 1                    ? 32
                                       : writes(RowFormat::kNvfp4)       ? 16
+                                      : kHasGroupLoop                   ? kBranchTokens
                                                                         : kTokens / 2;
   static constexpr int kChunks = kTokens / kChunkTokens;
+  // Where the code of all chunks fits the instruction cache, no sums move
+  // (epilogue_activation.cuh).
+  static constexpr bool kUnrollsChunks = kHasGroupLoop;
   static_assert(kTokens % kChunkTokens == 0 && kChunkTokens % 8 == 0);
 
   // Registers: 2 CTAs of 384 threads on a SM for small tiles.
@@ -167,7 +176,8 @@ struct GemmShapeOf {
   static constexpr int kMaxima =
       writes(RowFormat::kMxfp8) || writes(RowFormat::kFp8Group) ? 4 * kBlocks * kTokens : 0;
   static constexpr int kFixedBytes = (kSwapPairs + kParkedPairs + 1) * 256 * 8 + kMaxima * 4 +
-                                     2 * kTokens * 8 + (kIsTokenMajor ? 256 * 8 : 0);
+                                     2 * kTokens * 8 +
+                                     (kIsTokenMajor || kSharesColumns ? 256 * 8 : 0);
   static constexpr int kFittingStages = (kSharedBytes - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFittingStages > 8 ? 8 : kFittingStages;
   static_assert(kStages >= 3 && kKTiles % (kHasGroups ? kGroupKTiles : 1) == 0);
@@ -186,10 +196,13 @@ NF_HOST_DEVICE inline bool is_early(const GemmParams& params) {
 // Tiles on their way from the producer to consumers, and where it gathers their rows from.
 template <int kTokens>
 struct FoundTiles {
+  static_assert(kTokens == 144);  // Sources of a row of the array are three vectors.
   PublishedTiles tiles;
-  int32_t row_sources[kTokens];
+  alignas(16) int32_t row_sources[16][kTokens / 16 + 3];  // Row r is [r % 16][r / 16].
 };
 struct NoFoundTiles {};
+
+struct NoSharedColumns {};
 
 // Arrays have at least one element.
 constexpr int some(int count) { return count > 0 ? count : 1; }
@@ -206,6 +219,8 @@ struct GemmStorage {
   float maxima[some(Shape::kMaxima)];
   TokenFactor factors[kConsumers][Shape::kTokens];
   alignas(16) ColumnFactor columns[kConsumers][Shape::kIsTokenMajor ? kWarpgroup : 1];
+  std::conditional_t<Shape::kSharesColumns, SharedColumns[kConsumers], NoSharedColumns>
+      shared_columns;
   RingBarriers<Shape::kStages> barriers;
   TileQueue queue;
   std::conditional_t<Shape::kHasTileRing, FoundTiles<Shape::kTokens>, NoFoundTiles> found;

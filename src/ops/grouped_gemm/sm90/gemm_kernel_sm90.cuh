@@ -107,20 +107,44 @@ class Producer {
   static constexpr int kScaleSources =
       Shape::kHasGroups ? (Shape::kTokens + kWarpgroup - 1) / kWarpgroup : 0;
 
+  // One thread of each warp copies an n sub-tile, where a stage has as many: consumers that share a
+  // scheduler with a warp that copies all of them would be slower than the others.
+  static constexpr bool kSpreadsWeights = Shape::kHasTileRing;
+  static_assert(!kSpreadsWeights || (kTileBlocks == kWarpgroup / kWarpSize && Shape::kKTiles == 1));
+
   __device__ void publish(uint32_t number, const OutputTile& tile) const {
     if (thread_ == 0) TileRing(shared_.found.tiles).publish(number, tile);
   }
 
   __device__ void copy_tile(const OutputTile& tile, int passes, bool is_first) {
+    if constexpr (kSpreadsWeights) {
+      // Addresses made of it would take registers while the next tile is found.
+      thread_ = static_cast<int>(keep_in_register(threadIdx.x));
+      find_own_weights(tile);
+    }
     find_rows(tile);
+    if constexpr (Shape::kBoxRows > 0) {
+      if (params_.has_row_boxes) return copy_stages<true>(tile, passes, is_first);
+    }
+    copy_stages<false>(tile, passes, is_first);
+  }
+
+  template <bool kHasRowBoxes>
+  __device__ void copy_stages(const OutputTile& tile, int passes, bool is_first) {
     for (int pass = 0; pass < passes; ++pass) {
       const bool is_requested = params_.tiles_are_complete && is_first && pass == 0;
       const int first_block = tile.block + pass * kTileBlocks;
       if constexpr (Shape::kIsTokenMajor) find_weight_scale(tile, first_block);
       for (int k_tile = 0; k_tile < params_.k_tiles; k_tile += Shape::kKTiles) {
         ring_.wait_empty(at_);
-        if (!is_requested || k_tile >= kRingKTiles) copy_weights(tile, first_block, k_tile);
-        copy_stage(tile, k_tile);
+        if (!is_requested || k_tile >= kRingKTiles) {
+          if constexpr (kSpreadsWeights) {
+            copy_own_weights(tile, k_tile);
+          } else {
+            copy_weights(tile, first_block, k_tile);
+          }
+        }
+        copy_stage<kHasRowBoxes>(tile, k_tile);
       }
     }
   }
@@ -131,16 +155,21 @@ class Producer {
   }
 
   // Copies all but the weights.
+  template <bool kHasRowBoxes>
   __device__ void copy_stage(const OutputTile& tile, int k_tile) {
-    if constexpr (Shape::kBoxRows > 0) {
-      copy_boxes_or_rows(tile, k_tile);
+    if constexpr (kHasRowBoxes) {
+      copy_row_boxes(tile, k_tile);
     } else if constexpr (Shape::kHasTileRing) {
       copy_shared_rows(k_tile);
     } else {
       copy_rows(k_tile);
     }
+    // Stands for the arrival that boxes make.
+    if (!kHasRowBoxes && Shape::kBoxRows > 0 && thread_ == 0) arrive(ring_.full(at_));
     if constexpr (Shape::kIsTokenMajor) copy_weight_scale(k_tile);
-    if constexpr (Shape::kHasGroups) {
+    if constexpr (Shape::kHasTileRing && Shape::kHasGroups) {
+      if (params_.group_scales != nullptr) copy_next_scales();
+    } else if constexpr (Shape::kHasGroups) {
       if (params_.group_scales != nullptr) copy_group_scales(k_tile / kGroupKTiles);
     }
     arrive_after_copies(ring_.full(at_));
@@ -150,15 +179,6 @@ class Producer {
   // One thread requests boxes, where gathered rows take a thread for each 16 bytes. There are zeros
   // after the last row and column of the activations; rows of other tiles multiply to
   // sums that nobody reads.
-  __device__ void copy_boxes_or_rows(const OutputTile& tile, int k_tile) const {
-    if (params_.has_row_boxes) {
-      copy_row_boxes(tile, k_tile);
-    } else {
-      copy_shared_rows(k_tile);
-    }
-    // Stands for the arrival that boxes make.
-    if (!params_.has_row_boxes && thread_ == 0) arrive(ring_.full(at_));
-  }
   __device__ void copy_row_boxes(const OutputTile& tile, int k_tile) const {
     if (thread_ != 0) return;
     constexpr int kBoxBytes = Shape::kBoxRows * kKTileRowBytes;
@@ -203,10 +223,12 @@ class Producer {
   }
 
   __device__ void find_rows(const OutputTile& tile) {
-    row_passes_ = ceil_div(tile.num_rows, kRowsPerPass);
     if constexpr (Shape::kHasTileRing) {
       share_sources(tile);
+      count_own_rows(tile);
+      if constexpr (Shape::kHasGroups) find_scale_rows();
     } else {
+      row_passes_ = ceil_div(tile.num_rows, kRowsPerPass);
       keep_sources(tile);
     }
   }
@@ -219,9 +241,40 @@ class Producer {
     // Nobody reads the last tile's any more.
     sync_threads(kBarrier, kWarpgroup);
     for (int row = thread_; row < Shape::kTokens; row += kWarpgroup) {
-      shared_.found.row_sources[row] = source_of(tile, row);
+      // Rows after the last one are those of the last one, so that nearly all tiles have all rows.
+      shared_.found.row_sources[row % kRowsPerPass][row / kRowsPerPass] =
+          source_of(tile, min(row, tile.num_rows - 1));
     }
     sync_threads(kBarrier, kWarpgroup);
+  }
+  // Those of the rows that the thread copies: row thread / 8 of every kRowsPerPass.
+  [[nodiscard]] __device__ const int32_t* own_sources() const {
+    return shared_.found.row_sources[thread_ / 8];
+  }
+  // Four of them; after the ninth come three without meaning.
+  [[nodiscard]] __device__ int4 four_sources(int first) const {
+    return *reinterpret_cast<const int4*>(own_sources() + first);
+  }
+  __device__ void count_own_rows(const OutputTile& tile) {
+    int least = own_sources()[8];
+#pragma unroll
+    for (int first = 0; first < 8; first += 4) {
+      const int4 four = four_sources(first);
+      least = min(least, min(min(four.x, four.y), min(four.z, four.w)));
+    }
+    const int rows = ceil_div(tile.num_rows - thread_ / 8, kRowsPerPass);
+    own_rows_ = least >= 0 ? rows : -1 - rows;
+  }
+  __device__ void find_scale_rows() {
+#pragma unroll
+    for (int i = 0; i < kScaleSources; ++i) {
+      const int token = scale_token(i);
+      const int source = token < Shape::kTokens
+                             ? shared_.found.row_sources[token % kRowsPerPass][token / kRowsPerPass]
+                             : -1;
+      scale_bytes_[i] = source >= 0 ? 4 : 0;
+      scale_rows_[i] = params_.group_scales + max(source, 0) * params_.group_row_stride;
+    }
   }
   // Keeps those of the rows that the thread copies in registers.
   __device__ void keep_sources(const OutputTile& tile) {
@@ -237,6 +290,30 @@ class Producer {
     for (int i = 0; i < kScaleSources; ++i) {
       scale_sources_[i] = source_of(tile, thread_ + i * kWarpgroup);
     }
+  }
+
+  // Bytes of an n sub-tile in a stage of whole k tiles.
+  static constexpr uint32_t kWeightBytes =
+      Shape::kIsTokenMajor ? Shape::kBlockStageBytes : Shape::kKTiles * Shape::kKTileBytes;
+
+  // The n sub-tile that the thread's warp copies; none for other lanes, or after the expert's last.
+  __device__ void find_own_weights(const OutputTile& tile) {
+    const int block = tile.block + thread_ / kWarpSize;
+    const bool copies = thread_ % kWarpSize == 0 && block < params_.blocks;
+    own_weights_ =
+        copies ? params_.image + tile.expert * params_.expert_bytes + block * params_.block_bytes
+               : nullptr;
+  }
+  __device__ void copy_own_weights(const OutputTile& tile, int k_tile) const {
+    if (own_weights_ == nullptr) return;
+    if (thread_ == 0) {
+      const int blocks = min(kTileBlocks, params_.blocks - tile.block);
+      arrive_and_expect(ring_.full(at_), static_cast<uint32_t>(blocks) * kWeightBytes);
+    }
+    copy_bulk(
+        shared_address(shared_.weights[at_.stage][thread_ / kWarpSize]),
+        own_weights_ + static_cast<int64_t>(k_tile) * k_tile_stride(Shape::Weights::kEncoding),
+        kWeightBytes, ring_.full(at_));
   }
 
   // If two CTAs share them, each copies half of them for both.
@@ -296,52 +373,83 @@ class Producer {
     }
   }
 
-  // The same with sources from shared memory, a few passes at a time without branches between them.
+  // The same with sources from shared memory. Copies take instruction slots that consumers need;
+  // where no row is absent, three a copy.
   __device__ void copy_shared_rows(int k_tile) const {
     static_assert(Shape::kKTiles == 1 && kSources == 9);
     const int first_byte = k_tile * kKTileRowBytes + thread_ % 8 * 16;
     const uint32_t bytes = first_byte < params_.row_bytes ? 16 : 0;
+    if (own_rows_ >= 0 && bytes != 0) {
+      // As one register pair it is added to a row's offset by the multiplication that makes this.
+      auto* const pieces = const_cast<uint8_t*>(params_.values + first_byte);
+      return copy_all_pieces(keep_global_in_register(pieces));
+    }
+    const int rows = own_rows_ >= 0 ? own_rows_ : -1 - own_rows_;
     copy_pieces<0, 4>(first_byte, bytes);
-    if (row_passes_ > 4) copy_pieces<4, 4>(first_byte, bytes);
-    if (row_passes_ > 8) copy_pieces<8, kSources - 8>(first_byte, bytes);
+    if (rows > 4) copy_pieces<4, 4>(first_byte, bytes);
+    if (rows > 8) copy_pieces<8, kSources - 8>(first_byte, bytes);
   }
+  // The place of the thread's piece of row `pass` in its column of rows.
+  [[nodiscard]] __device__ uint32_t shared_piece(int pass) const {
+    const int row = thread_ / 8;
+    return shared_address(shared_.rows[at_.stage][0]) +
+           static_cast<uint32_t>((pass * kRowsPerPass + row) * 128 + (thread_ ^ row) % 8 * 16);
+  }
+  // Both factors have 31 bits.
+  [[nodiscard]] __device__ static uint64_t row_offset(int source, uint32_t row_bytes) {
+    return uint64_t{static_cast<uint32_t>(source)} * row_bytes;
+  }
+  __device__ void copy_all_pieces(const uint8_t* pieces) const {
+    const uint32_t row_bytes = keep_in_register(static_cast<uint32_t>(params_.row_bytes));
+    const uint32_t shared = shared_piece(0);
+#pragma unroll
+    for (int first = 0; first < kSources; first += 4) {
+      const int4 four = four_sources(first);
+      const int sources[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int i = first; i < min(first + 4, kSources); ++i) {
+        copy_16(shared + static_cast<uint32_t>(i * kRowsPerPass * 128),
+                pieces + row_offset(sources[i - first], row_bytes), i < own_rows_ ? 16 : 0);
+      }
+    }
+  }
+
   // Loads all sources before the copies: the compiler moves no load above a copy, so that each copy
   // would wait for its own.
   template <int kFirst, int kCount>
   __device__ void copy_pieces(int first_byte, uint32_t bytes) const {
-    const int row = thread_ / 8;
     int sources[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      sources[i] = shared_.found.row_sources[row + (kFirst + i) * kRowsPerPass];
-    }
-    const uint32_t shared_rows =
-        shared_address(shared_.rows[at_.stage][0]) +
-        static_cast<uint32_t>((kFirst * kRowsPerPass + row) * 128 + (thread_ ^ row) % 8 * 16);
+    for (int i = 0; i < kCount; ++i) sources[i] = own_sources()[kFirst + i];
     const uint8_t* pieces = params_.values + first_byte;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      // Both have 31 bits.
-      const uint64_t offset = uint64_t{static_cast<uint32_t>(max(sources[i], 0))} *
-                              static_cast<uint32_t>(params_.row_bytes);
-      copy_16(shared_rows + static_cast<uint32_t>(i * kRowsPerPass * 128), pieces + offset,
+      copy_16(shared_piece(kFirst + i),
+              pieces + row_offset(max(sources[i], 0), static_cast<uint32_t>(params_.row_bytes)),
               bytes & ~static_cast<uint32_t>(sources[i] >> 31));
     }
   }
 
-  // The i-th of the rows whose scales the thread copies.
-  [[nodiscard]] __device__ int scale_source(int i) const {
-    if constexpr (Shape::kHasTileRing) {
-      return shared_.found.row_sources[thread_ + i * kWarpgroup];
-    } else {
-      return scale_sources_[i];
+  // The i-th of the tokens whose scales the thread copies.
+  [[nodiscard]] __device__ int scale_token(int i) const { return thread_ + i * kWarpgroup; }
+  // Those of the next k tile, with pointers that advance.
+  __device__ void copy_next_scales() {
+    static_assert(Shape::kGroups == 1 && kWarpgroup % 16 == 0);
+    // Places repeat every 16 tokens.
+    float* first = &shared_.group_scales[at_.stage][0][Shape::scale_place(thread_)];
+#pragma unroll
+    for (int i = 0; i < kScaleSources; ++i) {
+      if (scale_token(i) < Shape::kTokens) {
+        copy_4(shared_address(first + i * kWarpgroup), scale_rows_[i], scale_bytes_[i]);
+      }
+      scale_rows_[i] += params_.group_stride;
     }
   }
   __device__ void copy_group_scales(int group) const {
 #pragma unroll
     for (int i = 0; i < kScaleSources; ++i) {
-      const int token = thread_ + i * kWarpgroup;
-      if (token < Shape::kTokens) copy_group_scales(group, token, scale_source(i));
+      const int token = scale_token(i);
+      if (token < Shape::kTokens) copy_group_scales(group, token, scale_sources_[i]);
     }
   }
   __device__ void copy_group_scales(int group, int token, int source) const {
@@ -364,6 +472,11 @@ class Producer {
   uint32_t has_row_ = 0;  // A bit for each.
   // Rows after the tile's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;
+  // Where kHasTileRing: rows that the thread copies; -1 less them, if some are absent.
+  int own_rows_ = 0;
+  const float* scale_rows_[some(kScaleSources)];
+  uint32_t scale_bytes_[some(kScaleSources)];  // 0 for rows that are absent.
+  const uint8_t* own_weights_ = nullptr;       // The thread's n sub-tile, where kSpreadsWeights.
   int scale_sources_[some(kScaleSources)];
   const uint8_t* weight_scale_ = nullptr;  // An n sub-tile's first, where kIsTokenMajor.
 };
@@ -414,6 +527,7 @@ class Consumer {
         load_column_factors(params_, tile, tile.block + 2 * warpgroup_, thread_,
                             shared_.columns[warpgroup_]);
       }
+      if constexpr (Shape::kSharesColumns) request_columns(tile);
       if constexpr (!Shape::kIsTokenMajor) {
         run_tile(tile, passes);
       } else if (Shape::kMulticast > 1 && tile.num_rows <= 0) {
@@ -426,10 +540,21 @@ class Consumer {
     }
   }
 
+  __device__ void request_columns(const OutputTile& tile) const {
+    static_assert(!Shape::kSharesColumns || (Shape::kBlocks == 2 && Shape::kGroupPasses == 1));
+    const int consumer = consumer_thread();
+    shared_.shared_columns[consumer / kWarpgroup].request(
+        params_, tile.expert, tile.block + consumer / kWarpgroup * Shape::kBlocks,
+        consumer % kWarpgroup);
+  }
+
   // Reads the tile again after the main loop, which needs the registers that it would be kept in.
   __device__ void run_published(const TileRing& tiles) {
     static_assert(Shape::kGroupPasses == 1);
-    load_factors<Shape::kTokens>(params_, tiles.tile(), thread_, shared_.factors[warpgroup_]);
+    const int consumer = consumer_thread();
+    load_factors<Shape::kTokens>(params_, tiles.tile(), consumer % kWarpgroup,
+                                 shared_.factors[consumer / kWarpgroup]);
+    if constexpr (Shape::kSharesColumns) request_columns(tiles.tile());
     float sums[Shape::kBlocks][Shape::kSums];
     multiply(tiles.uniform_tile(), sums);
     TileEpilogue<Shape> epilogue(params_, shared_, tiles.uniform_tile());

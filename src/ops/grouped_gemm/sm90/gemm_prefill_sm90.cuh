@@ -1,14 +1,18 @@
 // The main loop of a consumer warpgroup for weights that become E4M3 in registers, whose sums start
 // again with every k tile of 128 columns and are promoted to fp32, times the scales of the tokens.
 //
-// A warpgroup has two n sub-tiles of 64 weight rows. It multiplies each in one or two parts of at
-// most 72 tokens, into one set of temporary sums, and decodes the other sub-tile meanwhile:
+// A warpgroup has two n sub-tiles of 64 weight rows. It multiplies each by one or two parts of at
+// most 72 tokens, with one set of temporary sums:
 //
-//   tensor cores | 0, part 0         | 0, part 1         | 1, part 0         | 1, part 1
-//   decode       | 1, steps 0 and 1  | 1, steps 2 and 3  | next k tile's 0, in the same way
-//   promote      |            part 0 |            part 1 |            part 0 |            part 1
+//   issue wgmma | load the scales of the part's tokens | wait | promote | decode the next sub-tile
 //
-// A warpgroup promotes when its instructions are done; the other one's keep the tensor cores busy.
+// The order of parts, as (n sub-tile, part), with up to 112 tokens and with more:
+//
+//   0,0   1,0   0,1   1,1      a part's scales serve both sub-tiles
+//   0,0   0,1   1,0   1,1      one sub-tile's fragments at a time: no registers for both and scales
+//
+// Decoding follows the wait because ptxas moves it there. While a warpgroup promotes and decodes,
+// the other one's instructions keep the tensor cores busy.
 #pragma once
 
 #include <type_traits>
@@ -58,28 +62,31 @@ class GroupLoop {
   }
   static_assert(Shape::kTokens <= 2 * kMostPartTokens);
 
-  // The kIndex-th part of a k tile, and what is decoded meanwhile: the other sub-tile's steps from
-  // kFirstStep to kEndStep - 1, under sub-tile 1 those of the next k tile.
+  // The kIndex-th multiplication of a k tile: a part of the tokens by an n sub-tile.
   template <int kColumns, int kIndex>
   struct Part {
     static constexpr int kCount = parts(kColumns);
-    static constexpr int kBlock = kIndex / kCount;
-    static constexpr int kPart = kIndex % kCount;
+    // Both sub-tiles of a part follow each other and share the scales of its tokens where registers
+    // hold these beside the fragments of both.
+    static constexpr bool kSharesScales = kColumns <= 112;
+    static constexpr int kBlock = kSharesScales ? kIndex % kBlocks : kIndex / kCount;
+    static constexpr int kPart = kSharesScales ? kIndex / kBlocks : kIndex % kCount;
+    static constexpr bool kLoadsScales = kBlock == 0 || !kSharesScales;
+    // Sub-tile 1 comes next.
+    static constexpr bool kDecodes = kIndex + 1 == (kSharesScales ? 1 : kCount);
     static constexpr int kWidth = kColumns / kCount;
     static_assert(kWidth % 8 == 0);
     static constexpr int kFirst = kPart * kWidth;
-    static constexpr int kFirstStep = 4 * kPart / kCount;
-    static constexpr int kEndStep = 4 * (kPart + 1) / kCount;
-    static constexpr bool kDecodesNext = kBlock == 1;
     static constexpr bool kIsLast = kIndex + 1 == kBlocks * kCount;
     using PartSums = float[kWidth / 2];
+    using Scales = float2[kWidth / 8];  // Those of its tokens: two neighbours of every eight.
   };
 
   template <int kColumns>
   struct State {
     Fragments fragments[kBlocks];
-    typename Weights::Scales decoded_scales;  // Those of the sub-tile that is decoded.
     typename Part<kColumns, 0>::PartSums part_sums;
+    typename Part<kColumns, 0>::Scales scales;
   };
 
   template <int kColumns>
@@ -87,33 +94,34 @@ class GroupLoop {
     State<kColumns> state;
     clear<0, kColumns>(sums);
     wait_full(at_);
-    decode<0, 4>(at_, 0, state.decoded_scales, state.fragments[0]);
+    decode(at_, 0, state.fragments[0]);
 #pragma unroll 1
-    for (int k_tile = 1; k_tile <= params_.k_tiles; ++k_tile) {
-      // Under the last k tile its own weights are decoded again, for nobody.
-      Position next = at_;
-      if (k_tile < params_.k_tiles) next.advance();
-      multiply_part<kColumns, 0>(next, state, sums);
+    for (int k_tile = 1;; ++k_tile) {
+      const bool has_next = k_tile < params_.k_tiles;
+      multiply_part<kColumns, 0>(has_next, state, sums);
       ring_.release_warp(at_, thread_ % 32);
       at_.advance();
+      if (!has_next) break;
+      decode(at_, 0, state.fragments[0]);
     }
     clear<kColumns, Shape::kTokens>(sums);
   }
 
   // Parts from the kIndex-th on.
   template <int kColumns, int kIndex>
-  __device__ void multiply_part(const Position& next, State<kColumns>& state, Sums& sums) {
+  __device__ void multiply_part(bool has_next, State<kColumns>& state, Sums& sums) {
     using This = Part<kColumns, kIndex>;
     issue<This>(state.fragments[This::kBlock], state.part_sums);
-    if constexpr (This::kDecodesNext && This::kPart == 0) {
-      wait_full(next);
+    if constexpr (This::kLoadsScales) load_scales<This>(own_scales(), state.scales);
+    if constexpr (This::kIsLast) {
+      Position next = at_;
+      next.advance();
+      if (has_next) wait_full(next);
     }
-    decode<This::kFirstStep, This::kEndStep>(This::kDecodesNext ? next : at_, 1 - This::kBlock,
-                                             state.decoded_scales,
-                                             state.fragments[1 - This::kBlock]);
     wgmma_wait();
-    promote<This>(state.part_sums, sums);
-    if constexpr (!This::kIsLast) multiply_part<kColumns, kIndex + 1>(next, state, sums);
+    promote<This>(state.part_sums, state.scales, sums);
+    if constexpr (This::kDecodes) decode(at_, 1, state.fragments[1]);
+    if constexpr (!This::kIsLast) multiply_part<kColumns, kIndex + 1>(has_next, state, sums);
   }
 
   // The number among the consumers. From a shuffle the compiler makes addresses of it once a warp.
@@ -134,17 +142,11 @@ class GroupLoop {
     return shared_.weights[at.stage][warpgroup_ * kBlocks + block];
   }
 
-  template <int kFirst, int kEnd>
-  __device__ void decode(const Position& at, int block, typename Weights::Scales& scales,
-                         Fragments& fragments) const {
-    if constexpr (kFirst < kEnd) {
-      const uint8_t* k_tile = weights_of(at, block);
-      if constexpr (kFirst == 0) scales = Weights::load_scales(k_tile, thread_);
-      Weights::decode(scales, Weights::template load_words<kFirst, kEnd>(k_tile, thread_),
-                      fragments);
+  __device__ void decode(const Position& at, int block, Fragments& fragments) const {
+    const uint8_t* k_tile = weights_of(at, block);
+    Weights::decode(Weights::load(k_tile, thread_), fragments);
 #pragma unroll
-      for (int i = 4 * kFirst; i < 4 * kEnd; ++i) keep_before(fragments[i / 4][i % 4]);
-    }
+    for (int i = 0; i < 16; ++i) keep_before(fragments[i / 4][i % 4]);
   }
 
   template <class This>
@@ -159,33 +161,30 @@ class GroupLoop {
     wgmma_commit();
   }
 
-  // Scales of a part's tokens, two neighbours of every eight.
-  template <class This>
-  struct Scales {
-    float2 pairs[This::kWidth / 8];
-  };
+  // The scales of the thread's tokens.
+  [[nodiscard]] __device__ const float* own_scales() const {
+    return shared_.group_scales[at_.stage][0] + 4 * (thread_ % 4);
+  }
   // From the kPair-th pair on. Those of 16 tokens lie side by side (scale_place()).
   template <class This, int kPair = 0>
-  __device__ static void load_scales(const float* own, Scales<This>& scales) {
+  __device__ static void load_scales(const float* own, typename This::Scales& scales) {
     constexpr int kEight = This::kFirst / 8 + kPair;
     constexpr bool kHasTwo = kEight % 2 == 0 && kPair + 1 < This::kWidth / 8;
     using Vector = std::conditional_t<kHasTwo, float4, float2>;
     const auto loaded = *reinterpret_cast<const Vector*>(own + kEight / 2 * 16 + kEight % 2 * 2);
-    scales.pairs[kPair] = {loaded.x, loaded.y};
-    if constexpr (kHasTwo) scales.pairs[kPair + 1] = {loaded.z, loaded.w};
+    scales[kPair] = {loaded.x, loaded.y};
+    if constexpr (kHasTwo) scales[kPair + 1] = {loaded.z, loaded.w};
     constexpr int kNext = kPair + (kHasTwo ? 2 : 1);
     if constexpr (kNext < This::kWidth / 8) load_scales<This, kNext>(own, scales);
   }
 
-  // Loads the scales after the wait: before it they would take registers that hold fragments.
   template <class This>
-  __device__ void promote(const typename This::PartSums& part_sums, Sums& sums) const {
-    Scales<This> scales;
-    load_scales<This>(shared_.group_scales[at_.stage][0] + 4 * (thread_ % 4), scales);
+  __device__ static void promote(const typename This::PartSums& part_sums,
+                                 const typename This::Scales& scales, Sums& sums) {
     float* promoted = sums[This::kBlock] + This::kFirst / 2;
 #pragma unroll
     for (int j = 0; j < This::kWidth / 2; ++j) {
-      const float2 pair = scales.pairs[j / 4];
+      const float2 pair = scales[j / 4];
       promoted[j] = __fmaf_rn(j % 2 == 0 ? pair.x : pair.y, part_sums[j], promoted[j]);
     }
   }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/host_device.h"
+#include "device/ptx/keep.cuh"
 #include "device/ptx/packed.cuh"
 #include "device/ptx/wgmma_bf16_between.cuh"
 #include "device/ptx/wgmma_e4m3_between.cuh"
@@ -273,36 +274,23 @@ struct E4m3Fragments {
   static constexpr bool kIsSharedOperand = false;
   static constexpr float kSumFactor = 1.0F;
 
-  // Codes of the thread's two rows in steps from kFirst to kEnd - 1.
-  template <int kFirst, int kEnd>
-  struct Words {
-    uint2 of_steps[kEnd - kFirst];
-    [[nodiscard]] __device__ uint32_t word(int step, int row) const {
-      return row == 0 ? of_steps[step - kFirst].x : of_steps[step - kFirst].y;
-    }
-  };
-  template <int kFirst, int kEnd>
-  __device__ static Words<kFirst, kEnd> load_words(const uint8_t* k_tile, int thread) {
-    Words<kFirst, kEnd> words;
-#pragma unroll
-    for (int step = kFirst; step < kEnd; ++step) {
-      words.of_steps[step - kFirst] =
-          load_shared<uint2>(k_tile + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
-    }
-    return words;
-  }
-
-  using Scales = TheScales;
-  __device__ static Scales load_scales(const uint8_t* k_tile, int thread) {
-    return load_shared<Scales>(k_tile + k_tile_code_bytes(kEncoding) + thread / 4 * sizeof(Scales));
-  }
-
   struct Loaded {
-    Scales scales;
-    Words<0, 4> words;
+    TheScales scales;
+    uint2 words[4];  // A step's, of both rows.
+    [[nodiscard]] __device__ uint32_t word(int step, int row) const {
+      return row == 0 ? words[step].x : words[step].y;
+    }
   };
   __device__ static Loaded load(const uint8_t* k_tile, int thread) {
-    return {load_scales(k_tile, thread), load_words<0, 4>(k_tile, thread)};
+    Loaded loaded{load_shared<TheScales>(k_tile + k_tile_code_bytes(kEncoding) +
+                                         thread / 4 * sizeof(TheScales)),
+                  {}};
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      loaded.words[step] =
+          load_shared<uint2>(k_tile + (step / 2 * 128 + thread) * 16 + step % 2 * 8);
+    }
+    return loaded;
   }
 
   template <int kSums>
@@ -320,39 +308,45 @@ struct E2m1Table {
   uint32_t high;  // Bytes of 2, 3, 4, 6.
 };
 
-// PRMT looks at 16 bits alone, so one word of magnitudes does for both halves.
-__device__ inline uint32_t first_four(const E2m1Table& table, uint32_t word) {
-  return permute_bytes(table.low, table.high, word & 0x77777777U) | (word & 0x80808080U);
-}
-__device__ inline uint32_t last_four(const E2m1Table& table, uint32_t word) {
-  const uint32_t magnitudes = (word & 0x77777777U) >> 16;
-  return permute_bytes(table.low, table.high, magnitudes) | (word << 4 & 0x80808080U);
-}
+// Magnitudes of eight codes, and their signs.
+struct E2m1Codes {
+  uint32_t magnitudes;
+  uint32_t word;
+
+  // The compiler would mask both halves of the magnitudes apart.
+  __device__ explicit E2m1Codes(uint32_t of)
+      : magnitudes(keep_in_register(of & 0x77777777U)), word(of) {}
+  // PRMT looks at 16 bits alone.
+  [[nodiscard]] __device__ uint32_t first_four(const E2m1Table& table) const {
+    return permute_bytes(table.low, table.high, magnitudes) | (word & 0x80808080U);
+  }
+  [[nodiscard]] __device__ uint32_t last_four(const E2m1Table& table) const {
+    return permute_bytes(table.low, table.high, magnitudes >> 16) | (word << 4 & 0x80808080U);
+  }
+};
 
 // Scales are powers of two, so the table is exact: that of 1 with the exponent added to each byte
 // (moe spec 11.2).
 struct Mxfp4Fp8Weights : E4m3Fragments<WeightEncoding::kMxfp4Fp8, uint2> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
-    decode(loaded.scales, loaded.words, fragments);
-  }
-  // kEnd - kFirst: a multiple of kDecodedSteps.
-  static constexpr int kDecodedSteps = 1;
-  template <int kFirst, int kEnd>
-  __device__ static void decode(const Scales& scales, const Words<kFirst, kEnd>& words,
-                                Fragments& fragments) {
 #pragma unroll
-    for (int step = kFirst; step < kEnd; ++step) {
+    for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const uint32_t word = words.word(step, row);
-        const E2m1Table table = table_of((row == 0 ? scales.x : scales.y) >> (8 * step) & 0xFFU);
-        fragments[step][row] = first_four(table, word);
-        fragments[step][2 + row] = last_four(table, word);
+        const E2m1Codes codes(loaded.word(step, row));
+        const E2m1Table table =
+            table_of(byte_of(row == 0 ? loaded.scales.x : loaded.scales.y, step));
+        fragments[step][row] = codes.first_four(table);
+        fragments[step][2 + row] = codes.last_four(table);
       }
     }
   }
 
  private:
+  // Byte `index` of a word, in one instruction.
+  __device__ static uint32_t byte_of(uint32_t word, uint32_t index) {
+    return permute_bytes(word, 0, 0x4440U | index);
+  }
   // shift: 8 * (k + 5); the table of k = -5 has the bytes of 0, 2^-6, 2^-5 and so on.
   __device__ static E2m1Table table_of(uint32_t shift) {
     return {shift * 0x01010100U + 0x14100800U, shift * 0x01010101U + 0x24201C18U};
@@ -364,20 +358,14 @@ struct Mxfp4Fp8Weights : E4m3Fragments<WeightEncoding::kMxfp4Fp8, uint2> {
 // c + 5 for mantissas 1 to 5; so are 3 and 6 times it from 2 and 4 times it.
 struct Nvfp4Fp8Weights : E4m3Fragments<WeightEncoding::kNvfp4Fp8, uint4> {
   __device__ static void decode(const Loaded& loaded, Fragments& fragments) {
-    decode(loaded.scales, loaded.words, fragments);
-  }
-  static constexpr int kDecodedSteps = 2;
-  template <int kFirst, int kEnd>
-  __device__ static void decode(const Scales& scales, const Words<kFirst, kEnd>& words,
-                                Fragments& fragments) {
 #pragma unroll
-    for (int step = kFirst; step < kEnd; ++step) {
+    for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const uint32_t word = words.word(step, row);
-        const FourScales four(word_of(scales, row * 2 + step / 2));
-        fragments[step][row] = first_four(four.table(step % 2 * 2), word);
-        fragments[step][2 + row] = last_four(four.table(step % 2 * 2 + 1), word);
+        const E2m1Codes codes(loaded.word(step, row));
+        const FourScales four(word_of(loaded.scales, row * 2 + step / 2));
+        fragments[step][row] = codes.first_four(four.table(step % 2 * 2));
+        fragments[step][2 + row] = codes.last_four(four.table(step % 2 * 2 + 1));
       }
     }
   }

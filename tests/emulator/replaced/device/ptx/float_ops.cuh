@@ -22,6 +22,10 @@ inline float add_ftz(float a, float b) {
 inline float div_ftz(float a, float b) {
   return emulated_flush(emulated_flush(a) / emulated_flush(b));
 }
+inline float min_nan(float a, float b) {
+  if (is_nan(a) || is_nan(b)) return bits_float(0x7FFFFFFFU);
+  return a < b || (a == b && std::signbit(a)) ? a : b;
+}
 inline float rcp_approx(float a) { return rcp_approx_ftz(a); }
 inline double rcp_approx(double a) { return 1.0 / a; }
 inline float newton_reciprocal(float a) {
