@@ -28,7 +28,7 @@ namespace {
 
 constexpr int64_t kSearchGrain = 256;  // Blocks.
 
-// A stored byte's factor for elements and its factor for codes. Entries after the last scale are not
+// The factors of a stored byte, for elements and for codes. Entries after the last scale are not
 // used.
 template <class BlockScales>
 struct ScaleTable {

@@ -9,6 +9,8 @@
 //   add_scaled(total, weight_factors, row_factor, inner)   16 numbers; null: factors of 1
 #pragma once
 
+#include <cstddef>
+
 #include "ops/grouped_gemm/x86/amx_kernels.h"
 
 namespace narrowfloat::amx_kernels {
