@@ -202,7 +202,8 @@ struct AllReduceCapacities {
   int64_t oneshot_bytes = 0;
   int64_t twoshot_bytes = 0;
 };
-// 2 ranks: 2 MiB and 32 MiB; up to 4: 256 KiB and 32 MiB; up to 8: 128 KiB and 32 MiB (the docs say why).
+// 2 ranks: 2 MiB and 32 MiB; up to 4: 256 KiB and 32 MiB; up to 8: 128 KiB and 32 MiB (the docs
+// say why).
 NARROWFLOAT_API AllReduceCapacities default_allreduce_capacities(int ranks);
 
 // Peer-visible bytes that a workspace allocates on each rank. Throws kInvalidArgument for ranks

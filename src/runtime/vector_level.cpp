@@ -60,20 +60,27 @@ bool has_amx_bf16() { return false; }
 
 }  // namespace
 
+Support support_of(VectorLevel level, const VectorFeatures& features) {
+  if (level == VectorLevel::kAvx2) {
+    return features.avx2 ? Support::yes() : Support::no("needs a CPU with AVX2 and FMA");
+  }
+  if (!features.avx512) return Support::no("needs a CPU with AVX-512 F, BW, VL, DQ and VBMI");
+  if (level >= VectorLevel::kAvx512Bf16 && !features.avx512_bf16) {
+    return Support::no("needs a CPU with AVX-512 BF16");
+  }
+  if (level >= VectorLevel::kAmxBf16 && !features.amx_bf16) {
+    return Support::no("needs a CPU with AMX BF16, and a Linux kernel that gives its tiles");
+  }
+  return Support::yes();
+}
+
 Support cpu_with(Device device, VectorLevel level) {
   Support on_cpu = cpu_only(device);
   if (!on_cpu.ok()) return on_cpu;
-  if (level == VectorLevel::kAvx2) {
-    return has_avx2() ? Support::yes() : Support::no("needs a CPU with AVX2 and FMA");
-  }
-  if (level == VectorLevel::kAvx512Bf16 && has_avx512() && !has_avx512_bf16()) {
-    return Support::no("needs a CPU with AVX-512 BF16");
-  }
-  if (level == VectorLevel::kAmxBf16 && has_avx512_bf16() && !has_amx_bf16()) {
-    return Support::no("needs a CPU with AMX BF16, and a Linux kernel that gives its tiles");
-  }
-  return has_avx512() ? Support::yes()
-                      : Support::no("needs a CPU with AVX-512 F, BW, VL, DQ and VBMI");
+  return support_of(level, {.avx2 = has_avx2(),
+                            .avx512 = has_avx512(),
+                            .avx512_bf16 = has_avx512_bf16(),
+                            .amx_bf16 = level >= VectorLevel::kAmxBf16 && has_amx_bf16()});
 }
 
 }  // namespace narrowfloat

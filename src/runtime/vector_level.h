@@ -18,6 +18,16 @@ enum class VectorLevel : int {
 // Outputs of more bytes do not stay in the caches, so the kernels of a level write past them.
 inline constexpr int64_t kStreamedBytes = 16 << 20;
 
+// A CPU reports any of these; a level needs all of those before it as well.
+struct VectorFeatures {
+  bool avx2 = false;
+  bool avx512 = false;
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;
+};
+// The condition of code that is compiled for `level` on a CPU with `features`.
+Support support_of(VectorLevel level, const VectorFeatures& features);
+
 // The condition of an implementation on the CPU that is compiled for `level`.
 Support cpu_with(Device device, VectorLevel level);
 

@@ -27,6 +27,29 @@ TEST(VectorLevel, RunsExactlyWhereTheCpuHasItsInstructions) {
                 lists(features, "avx512vbmi"));
 }
 
+// A CPU has AVX-512 and no BF16, another one BF16 and no tiles: each level asks for all below it.
+TEST(VectorLevel, PresumesTheLevelsBelow) {
+  using Level = VectorLevel;
+  const VectorFeatures none;
+  const VectorFeatures avx2{.avx2 = true};
+  const VectorFeatures avx512{.avx2 = true, .avx512 = true};
+  const VectorFeatures bf16{.avx2 = true, .avx512 = true, .avx512_bf16 = true};
+  const VectorFeatures amx{.avx2 = true, .avx512 = true, .avx512_bf16 = true, .amx_bf16 = true};
+  const VectorFeatures amx_alone{.avx2 = true, .avx512 = true, .amx_bf16 = true};
+  struct Case {
+    VectorFeatures features;
+    int levels;  // So many of the four are there.
+  };
+  for (const auto& [features, levels] :
+       {Case{none, 0}, {avx2, 1}, {avx512, 2}, {bf16, 3}, {amx, 4}, {amx_alone, 2}}) {
+    for (const Level level : {Level::kAvx2, Level::kAvx512, Level::kAvx512Bf16, Level::kAmxBf16}) {
+      const bool is_there = static_cast<int>(level) < levels;
+      EXPECT_EQ(support_of(level, features).ok(), is_there)
+          << static_cast<int>(level) << " of " << levels;
+    }
+  }
+}
+
 TEST(VectorLevel, IsForTheCpu) {
   const Support support = cpu_with({DeviceType::kCuda, 0}, VectorLevel::kAvx2);
   EXPECT_FALSE(support.ok());
