@@ -294,9 +294,10 @@ class MoeLayer:
 
         hidden: bfloat16, float16 or float32 [T, H], which the layer quantizes for its mode (modes
             that multiply bfloat16 rows: other types are rounded to bfloat16 first); or rows
-            quantized for it, with hidden_scales and (nvfp4_per_token) row_scale, decode, float32
-            [T], or in mxfp4_fp8_token and nvfp4_fp8_token row_scale alone. With more axes, [..., H], all but the last are tokens, here and in other arrays,
-            and the result has them, too.
+            quantized for it, with hidden_scales. nvfp4_per_token also has row_scale (decode,
+            float32 [T]); mxfp4_fp8_token and nvfp4_fp8_token have row_scale and no hidden_scales.
+            With more axes, [..., H], all but the last are tokens, here and in other arrays, and
+            the result has them, too.
         logits and bias, or packed, or ids and weights: route(). ids may be of any integer type.
         allow_absent: given ids below 0 or from E on are experts that are not here: their slots add
             nothing. Without it they are errors (on a GPU: skipped, and counted in `errors`).

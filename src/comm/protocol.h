@@ -124,11 +124,12 @@ NF_HOST_DEVICE void heed_abort(Cta& cta, const RankMemory& memory, uint32_t cell
                WaitFor{AllReduceFault::kAborted, static_cast<uint32_t>(memory.rank), 0}, 0);
 }
 
-// Waits for the CTA of the same number on every rank. What these CTAs wrote before is visible
-// afterwards. `epoch` grows by one from barrier to barrier and wraps. The flag of a rank that has
-// arrived is `epoch` or, where the rank has gone on to the next barrier, one more. No other number
-// counts as arrived: a CTA that many calls did not launch finds flags that are far older, also by
-// more than 2^31 barriers. (By 2^32 - 1 or 2^32 exactly would be too old.)
+// For the reference on CPUs. Waits for the CTA of the same number on every rank. What these CTAs
+// wrote before is visible afterwards. `epoch` grows by one from barrier to barrier and wraps. The
+// flag of a rank that has arrived is `epoch` or, where the rank has gone on to the next barrier,
+// one more. No other number counts as arrived: a CTA that many calls did not launch finds flags
+// that are far older, also by more than 2^31 barriers. (By 2^32 - 1 or 2^32 exactly would be too
+// old.)
 template <class Cta>
 NF_HOST_DEVICE void barrier_over_ranks(Cta& cta, const RankMemory& memory, uint32_t epoch) {
   const auto word = [&](int rank, int source) {

@@ -61,10 +61,10 @@ bool has_amx_bf16() { return false; }
 }  // namespace
 
 Support support_of(VectorLevel level, const VectorFeatures& features) {
-  if (level == VectorLevel::kAvx2) {
-    return features.avx2 ? Support::yes() : Support::no("needs a CPU with AVX2 and FMA");
+  if (!features.avx2) return Support::no("needs a CPU with AVX2 and FMA");
+  if (level >= VectorLevel::kAvx512 && !features.avx512) {
+    return Support::no("needs a CPU with AVX-512 F, BW, VL, DQ and VBMI");
   }
-  if (!features.avx512) return Support::no("needs a CPU with AVX-512 F, BW, VL, DQ and VBMI");
   if (level >= VectorLevel::kAvx512Bf16 && !features.avx512_bf16) {
     return Support::no("needs a CPU with AVX-512 BF16");
   }

@@ -12,13 +12,15 @@ enum class VectorLevel : int {
   kAvx2,        // AVX2, FMA, F16C: x86-64-v3
   kAvx512,      // AVX-512 F, BW, VL, DQ and VBMI
   kAvx512Bf16,  // and AVX-512 BF16
-  kAmxBf16,     // and AMX TILE and BF16, whose state the kernel gives on request
+  kAmxBf16,     // and AMX TILE and BF16. Asking for it requests their state from Linux
 };
 
 // Outputs of more bytes do not stay in the caches, so the kernels of a level write past them.
 inline constexpr int64_t kStreamedBytes = 16 << 20;
 
-// A CPU reports any of these; a level needs all of those before it as well.
+// A CPU reports any of these; a level needs all of those before it as well. `amx_bf16` says that
+// Linux (5.16 or later) has granted the process the tiles' state, with which a signal needs a
+// larger stack.
 struct VectorFeatures {
   bool avx2 = false;
   bool avx512 = false;

@@ -35,8 +35,8 @@ namespace {
 
 static_assert(kLanes == kStripRows);
 
-// AMD's cores add beside they multiply. With many rows, whose products wait for no result, a fused
-// operation takes them as long as the two, or longer.
+// AMD's cores add and multiply at the same time. With many rows, whose products wait for no result,
+// a fused operation takes them as long as the two, or longer.
 bool has_fast_fused_operations() {
 #if defined(__x86_64__)
   static const bool kIsAmd = __builtin_cpu_is("amd") != 0;

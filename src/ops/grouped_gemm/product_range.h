@@ -27,7 +27,8 @@ struct MagnitudeRange {
   }
   [[nodiscard]] bool is_empty() const { return least > most; }
 
-  // A number that is not 0, and the range again.
+  // A number that is not 0; decoded() gives the range back. An empty one becomes {0, 0}, since no
+  // product of it rounds.
   [[nodiscard]] int encoded() const {
     return is_empty() ? kBias << 12 | kBias : (most + kBias) << 12 | (least + kBias);
   }

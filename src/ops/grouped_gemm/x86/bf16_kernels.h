@@ -65,8 +65,8 @@ struct Bf16Kernels {
                                 float* out);
   // Adds the products of a chunk to the sums of its rows.
   using Multiply = void (*)(const Bf16Chunk& chunk, const Bf16Row* rows, int64_t count);
-  // Sums of products over all columns. Weights are decoded in registers. Null: multiply() has few
-  // rows, too.
+  // Sums of products over all columns. Weights are decoded in registers. Null: multiply() also
+  // serves few rows.
   using MultiplyFewRows = void (*)(const FewBf16Rows& task);
 
   Decode decode_e2m1;
