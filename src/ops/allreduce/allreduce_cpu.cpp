@@ -91,7 +91,9 @@ void reference_allreduce(const RankArgs& args, CpuCta& cta, CpuRow<Elements, Cpu
                                                                       memory.layout.staging);
   for (int64_t token = cta.index(); token < extents.tokens; token += cta.num_ctas()) {
     for (int64_t leaf = 0; leaf < extents.leaves; ++leaf) {
-      staged[token * extents.leaves + leaf] = without_negative_zeros(row.local_value(token, leaf));
+      // Atomic words, as those that peers sent there in an earlier two-shot.
+      cta.send(staged + token * extents.leaves + leaf,
+               without_negative_zeros(row.local_value(token, leaf)));
     }
   }
   cta.reached(ProtocolPoint::kStaged);
@@ -111,8 +113,8 @@ void reference_allreduce(const RankArgs& args, CpuCta& cta, CpuRow<Elements, Cpu
   cta.reached(ProtocolPoint::kSecondBarrier);
   for (int64_t token = cta.index(); token < extents.tokens; token += cta.num_ctas()) {
     for (int64_t leaf = 0; leaf < extents.leaves; ++leaf) {
-      if (!cta.aborted)
-        staged[token * extents.leaves + leaf] = leaf_of_sentinels<Elements::kBytes>();
+      if (cta.aborted) continue;
+      cta.send(staged + token * extents.leaves + leaf, leaf_of_sentinels<Elements::kBytes>());
     }
   }
   // The next call of another rank may store there.
