@@ -11,7 +11,7 @@
 //                                 thread, in steps that all lanes of a warp take together
 //   for_each_cell(count, f)       f(index) for this thread's share of `count` cells of the grid
 //   sync()                        waits for the threads of the CTA
-//   sync_any(condition)           the same; true if it holds for any of them
+//   sync_any(condition)           the same; true if it holds for any of them. Barriers alone use it
 //   is_leader()                   one thread of the CTA
 //   thread(), num_threads()
 //   send(to, leaf), poll(from)    relaxed accesses at system scope, atomic for 32-bit words
@@ -124,12 +124,12 @@ NF_HOST_DEVICE void heed_abort(Cta& cta, const RankMemory& memory, uint32_t cell
                WaitFor{AllReduceFault::kAborted, static_cast<uint32_t>(memory.rank), 0}, 0);
 }
 
-// For the reference on CPUs. Waits for the CTA of the same number on every rank. What these CTAs
-// wrote before is visible afterwards. `epoch` grows by one from barrier to barrier and wraps. The
-// flag of a rank that has arrived is `epoch` or, where the rank has gone on to the next barrier,
-// one more. No other number counts as arrived: a CTA that many calls did not launch finds flags
-// that are far older, also by more than 2^31 barriers. (By 2^32 - 1 or 2^32 exactly would be too
-// old.)
+// The reference on CPUs uses it. Waits for the CTA of the same number on every rank. What these
+// CTAs wrote before is visible afterwards. `epoch` grows by one from barrier to barrier and wraps.
+// The flag of a rank that has arrived is `epoch` or, where the rank has gone on to the next
+// barrier, one more. No other number counts as arrived: a CTA that many calls did not launch finds
+// flags that are far older, also by more than 2^31 barriers. (By 2^32 - 1 or 2^32 exactly would be
+// too old.)
 template <class Cta>
 NF_HOST_DEVICE void barrier_over_ranks(Cta& cta, const RankMemory& memory, uint32_t epoch) {
   const auto word = [&](int rank, int source) {

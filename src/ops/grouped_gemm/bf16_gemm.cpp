@@ -21,8 +21,6 @@ namespace {
 using Epilogue = StripEpilogue<float>;
 using Lanes = Epilogue::Lanes;
 
-// Columns of a chunk: 8 KiB of bf16 weights of a strip. It consists of whole blocks in every mode.
-constexpr int64_t kBf16ChunkCols = 256;
 constexpr int64_t kLeastBlock = 16;
 
 // Exact for the values of every format, which have at most eight significant bits.

@@ -1,4 +1,4 @@
-// Where fused multiply-adds have the bits of a multiplication and an addition: products of decoded
+// Fused multiply-adds mostly have the bits of a multiplication and an addition: products of decoded
 // values have at most 16 significant bits (moe spec 1.2), so a product within fp32's range is exact
 // and rounds nothing. Only magnitudes at the ends of the range need the two operations.
 //

@@ -35,9 +35,6 @@ class DeviceCta {
   [[nodiscard]] __device__ int num_threads() const { return static_cast<int>(blockDim.x); }
   [[nodiscard]] __device__ bool is_leader() const { return threadIdx.x == 0; }
   __device__ void sync() const { __syncthreads(); }
-  __device__ bool sync_any(bool condition) const {
-    return __syncthreads_or(condition ? 1 : 0) != 0;
-  }
 
   // A row is taken in steps: in each, the threads of the cluster take neighbouring leaves. All
   // warps take the same number of steps.
@@ -87,9 +84,6 @@ class DeviceCta {
   }
   __device__ static uint32_t load_relaxed(const uint32_t* address) {
     return narrowfloat::load_relaxed(address);
-  }
-  __device__ static uint32_t load_acquire(const uint32_t* address) {
-    return narrowfloat::load_acquire(address);
   }
   __device__ static void store_release(uint32_t* address, uint32_t value) {
     narrowfloat::store_release(address, value);

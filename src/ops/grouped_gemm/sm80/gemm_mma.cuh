@@ -40,7 +40,7 @@ struct MmaConfig {
 
   template <MmaCoding kOther>
   using OfCoding = MmaConfig<kOther, kGroups, kRows, kIsRest>;
-  // For up to kRestRows rows.
+  // This configuration takes a rest of up to kRestRows rows.
   static constexpr int kRestRows = 32;
   using OfRest = MmaConfig<kCoding, kGroups, kRestRows, true>;
 
@@ -154,7 +154,7 @@ class MmaCopies {
     }
   }
 
-  // Where places are in shared memory, all threads of the CTA meet.
+  // All threads of the CTA meet if places are in shared memory.
   __device__ void meet() {
     if constexpr (!Config::kKeepsPlaces) __syncthreads();
     are_all_there_ = true;
@@ -174,7 +174,7 @@ class MmaCopies {
   }
 
  private:
-  // For rows without a scale for each chunk: no copy overwrites these.
+  // Rows without a scale for each chunk have these: no copy overwrites them.
   __device__ static void set_scales_to_one(uint8_t* shared) {
     for (int i = thread(); i < Config::kStages * Config::kTokens; i += Config::kThreads) {
       const int stage = i / Config::kTokens;

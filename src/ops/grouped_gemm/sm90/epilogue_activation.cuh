@@ -113,8 +113,8 @@ class TileEpilogue {
     return tile_.output.block + pass * Shape::kTileBlocks + tile_.warpgroup * Shape::kBlocks + i;
   }
 
-  // Where kSharesColumns: the factors of the warpgroup's columns, and the place among these of the
-  // thread's first one in n sub-tile `i`.
+  // With kSharesColumns these are the factors of the warpgroup's columns, and the place among these
+  // of the thread's first one in n sub-tile `i`.
   [[nodiscard]] __device__ const SharedColumns& shared_columns() const {
     return shared_.shared_columns[tile_.warpgroup];
   }
@@ -389,7 +389,7 @@ class TileEpilogue {
   static constexpr bool kKeepsInSums = Tile::kHasAllTokens && Shape::kChunks > 1;
   static constexpr bool kKeeps = Tile::kPairs <= 16 && Shape::kChunks == 1;
   using Kept = float2[kKeeps ? Tile::kPairs : 1];
-  // Where those of the chunk are among the sums.
+  // The first of the chunk has this place among the sums.
   [[nodiscard]] __device__ int first_kept() const {
     return Shape::kUnrollsChunks ? tile_.chunk * Tile::kPairs : 0;
   }

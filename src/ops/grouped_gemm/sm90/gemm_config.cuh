@@ -138,7 +138,7 @@ struct GemmShapeOf {
                                       : kHasGroupLoop                   ? kBranchTokens
                                                                         : kTokens / 2;
   static constexpr int kChunks = kTokens / kChunkTokens;
-  // Where the code of all chunks fits the instruction cache, no sums move
+  // No sums move if the code of all chunks fits the instruction cache
   // (epilogue_activation.cuh).
   static constexpr bool kUnrollsChunks = kHasGroupLoop;
   static_assert(kTokens % kChunkTokens == 0 && kChunkTokens % 8 == 0);

@@ -472,7 +472,7 @@ class Producer {
   uint32_t has_row_ = 0;  // A bit for each.
   // Rows after the tile's last multiply to sums that nobody reads, whatever they are.
   int row_passes_ = kSources;
-  // Where kHasTileRing: rows that the thread copies; -1 less them, if some are absent.
+  // With kHasTileRing the thread copies so many rows; -1 less them, if some are absent.
   int own_rows_ = 0;
   const float* scale_rows_[some(kScaleSources)];
   uint32_t scale_bytes_[some(kScaleSources)];  // 0 for rows that are absent.
@@ -628,7 +628,7 @@ __device__ void init_barriers(GemmStorage<Shape>& shared, const Ring<Shape::kSta
   if constexpr (Shape::kNSplit > 1) shared.cluster_maxima.init();
 }
 
-// For activations without a scale every 128 columns: nobody overwrites these.
+// Activations without a scale every 128 columns have these: nobody overwrites them.
 template <class Shape>
 __device__ void set_group_scales_to_one(GemmStorage<Shape>& shared) {
   constexpr int kScales = static_cast<int>(sizeof(shared.group_scales) / sizeof(float));

@@ -19,9 +19,8 @@ constexpr int64_t kLanes = 16;
 constexpr int64_t kTileRows = 16;
 // Two tiles of rows times two strips of weights have four tiles of sums.
 constexpr int64_t kGroupRows = 2 * kTileRows;
-constexpr int64_t kMaxChunkCols = 256;
 // Columns of a buffered row: neighbours begin in other sets of the cache.
-constexpr int64_t kRowCols = kMaxChunkCols + 32;
+constexpr int64_t kRowCols = kBf16ChunkCols + 32;
 
 struct TileShape {
   int64_t rows[2];  // Each tile of rows has so many.

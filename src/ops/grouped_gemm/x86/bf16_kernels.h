@@ -18,6 +18,9 @@ namespace narrowfloat {
 
 // The most strips of one chunk.
 inline constexpr int64_t kBf16Strips = 2;
+// The most columns of one chunk: 8 KiB of bf16 weights of a strip. It consists of whole blocks in
+// every mode.
+inline constexpr int64_t kBf16ChunkCols = 256;
 
 // Columns of one or two decoded strips.
 struct Bf16Chunk {
