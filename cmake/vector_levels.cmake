@@ -9,7 +9,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$"
 endif()
 set(NARROWFLOAT_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(NARROWFLOAT_FLAGS_avx512 ${NARROWFLOAT_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq
-                             -mavx512vbmi)
+                             -mavx512vbmi -mavx512vnni)
 set(NARROWFLOAT_FLAGS_avx512_bf16 ${NARROWFLOAT_FLAGS_avx512} -mavx512bf16)
 set(NARROWFLOAT_FLAGS_amx_bf16 ${NARROWFLOAT_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
 

@@ -19,7 +19,7 @@ import narrowfloat as nf
 # Modes with static activation scales need a calibration; the others run as they are.
 MODES = ("bf16", "mxfp8", "fp8_block", "mxfp4_bf16", "mxfp4_mxfp8", "nvfp4_bf16",
          "nvfp4_fp8_exact", "nvfp4_fp8_rounded", "nvfp4_per_token", "mxfp4_fp8_token",
-         "nvfp4_fp8_token")  # fmt: skip
+         "nvfp4_fp8_token", "mxfp4_int8", "nvfp4_int8")  # fmt: skip
 
 Measured = dict[str, tuple[float, float]]  # Mode -> (bits a weight, relative error of the output).
 

@@ -59,6 +59,8 @@ enum class MoeMode : int {
   kNvfp4Fp8Rounded = 11,  // Weights rounded to E4M3 per 1x128 (moe spec 11.3).
   kMxfp4Fp8Token = 12,    // Rows in kFp8Token.
   kNvfp4Fp8Token = 13,    // Rows in kFp8Token, weights rounded as in kNvfp4Fp8Rounded.
+  kMxfp4Int8 = 14,        // On a CPU: the GEMMs round bf16 rows to int8 per 1x32 (moe spec 2.1).
+  kNvfp4Int8 = 15,        // The same.
 };
 
 struct MoeModeInfo {
@@ -70,6 +72,7 @@ struct MoeModeInfo {
   RowFormat intermediate;  // Rows of the second GEMM.
   int64_t multiple;        // H and I must be multiples of this.
   double bits_per_weight;  // Block scales included.
+  bool is_on_cpu_alone = false;
 };
 // The entries are in the order of MoeMode.
 NARROWFLOAT_API std::span<const MoeModeInfo> all_moe_modes();

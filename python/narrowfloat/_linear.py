@@ -26,7 +26,8 @@ WEIGHT_FORMATS = {"bf16": None, "fp8_tensor": "fp8_tensor", "fp8_block": "fp8_12
                   "mxfp4_fp8": "mxfp4", "nvfp4": "nvfp4", "nvfp4_per_token": "nvfp4",
                   "nvfp4_bf16": "nvfp4", "nvfp4_fp8_exact": "nvfp4",
                   "nvfp4_fp8_rounded": "nvfp4", "mxfp4_fp8_token": "mxfp4",
-                  "nvfp4_fp8_token": "nvfp4"}  # fmt: skip
+                  "nvfp4_fp8_token": "nvfp4", "mxfp4_int8": "mxfp4",
+                  "nvfp4_int8": "nvfp4"}  # fmt: skip
 STATIC_MODES = ("fp8_tensor", "nvfp4")  # Their activation scales are constants.
 _ROWS = {"fp8_block": "fp8_1x128", "mxfp4_fp8": "fp8_1x128", "nvfp4_fp8_exact": "fp8_1x128",
          "nvfp4_fp8_rounded": "fp8_1x128", "mxfp8": "mxfp8", "mxfp4_mxfp8": "mxfp8",

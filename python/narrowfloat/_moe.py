@@ -29,7 +29,8 @@ from narrowfloat._routing import optional_to_core
 from narrowfloat._streams import allocating_on
 
 _ALIGNMENT = 256  # Bytes, of a workspace.
-_BF16_ROWS = ("bf16", "mxfp4_bf16", "nvfp4_bf16")  # Modes that multiply bfloat16 rows.
+# Modes that take bfloat16 rows as they are.
+_BF16_ROWS = ("bf16", "mxfp4_bf16", "nvfp4_bf16", "mxfp4_int8", "nvfp4_int8")
 
 
 class MoeLayer:

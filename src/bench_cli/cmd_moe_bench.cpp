@@ -168,7 +168,7 @@ std::vector<MoeConfig> configs_of(const MoeBenchArguments& arguments, const Mach
   const int64_t max_tokens = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
   const uint64_t memory = memory_limit(arguments.max_memory_bytes, machine);
   std::vector<MoeConfig> configs;
-  for (const MoeMode mode : modes_of(arguments.layer, shape, report.notes)) {
+  for (const MoeMode mode : modes_of(arguments.layer, shape, arguments.device, report.notes)) {
     configs.push_back(layer_config(shape, mode, arguments.layer.shard, max_tokens, memory));
     MoeConfig& config = configs.back();
     config.token_tile = arguments.token_tile;

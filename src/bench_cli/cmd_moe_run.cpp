@@ -258,7 +258,10 @@ std::vector<MoeMode> modes_of(const MoeRunArguments& arguments, const LoadedMoe&
   std::vector<MoeMode> modes;
   for (const MoeModeInfo& info : all_moe_modes()) {
     const bool is_named = std::find(named.begin(), named.end(), info.id) != named.end();
-    if (is_named || (arguments.is_all_modes && fits(info, stored))) modes.push_back(info.id);
+    const bool is_here = arguments.device.type == DeviceType::kCpu || !info.is_on_cpu_alone;
+    if (is_named || (arguments.is_all_modes && is_here && fits(info, stored))) {
+      modes.push_back(info.id);
+    }
   }
   return modes;
 }

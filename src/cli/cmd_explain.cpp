@@ -129,7 +129,7 @@ std::vector<ExplainedLayer> explain_layers(const MoeExplainArguments& arguments,
   if (!arguments.tuning.empty()) tuning = MoeTuning::load(arguments.tuning);
   std::vector<std::string> notes;
   std::vector<ExplainedLayer> layers;
-  for (const MoeMode mode : modes_of(arguments.layer, shape, notes)) {
+  for (const MoeMode mode : modes_of(arguments.layer, shape, arguments.device, notes)) {
     for (const int64_t tokens : arguments.tokens) {
       MoeConfig config = layer_config(shape, mode, arguments.layer.shard, tokens, kAnyMemory);
       config.token_tile = arguments.token_tile;

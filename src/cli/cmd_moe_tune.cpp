@@ -297,7 +297,8 @@ ExitCode run_moe_tune(const MoeTuneArguments& arguments) {
   report.machine = machine->facts().name;
   const uint64_t memory = memory_limit(arguments.max_memory_bytes, *machine);
   // All configurations are made before the first run, so that no mistake shows after minutes.
-  for (const MoeMode mode : modes_of(arguments.layer, report.shape, report.notes)) {
+  for (const MoeMode mode :
+       modes_of(arguments.layer, report.shape, arguments.device, report.notes)) {
     const MoeConfig config =
         layer_config(report.shape, mode, arguments.layer.shard, tokens.back(), memory);
     check_room(config, report.shape);

@@ -20,7 +20,8 @@ bool has_avx2() {
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") != 0 &&
          __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
-         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vbmi") != 0;
+         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vbmi") != 0 &&
+         __builtin_cpu_supports("avx512vnni") != 0;
 }
 
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16") != 0; }
@@ -63,7 +64,7 @@ bool has_amx_bf16() { return false; }
 Support support_of(VectorLevel level, const VectorFeatures& features) {
   if (!features.avx2) return Support::no("needs a CPU with AVX2 and FMA");
   if (level >= VectorLevel::kAvx512 && !features.avx512) {
-    return Support::no("needs a CPU with AVX-512 F, BW, VL, DQ and VBMI");
+    return Support::no("needs a CPU with AVX-512 F, BW, VL, DQ, VBMI and VNNI");
   }
   if (level >= VectorLevel::kAvx512Bf16 && !features.avx512_bf16) {
     return Support::no("needs a CPU with AVX-512 BF16");

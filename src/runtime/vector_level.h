@@ -10,7 +10,7 @@ namespace narrowfloat {
 
 enum class VectorLevel : int {
   kAvx2,        // AVX2, FMA, F16C: x86-64-v3
-  kAvx512,      // AVX-512 F, BW, VL, DQ and VBMI
+  kAvx512,      // AVX-512 F, BW, VL, DQ, VBMI and VNNI
   kAvx512Bf16,  // and AVX-512 BF16
   kAmxBf16,     // and AMX TILE and BF16. Asking for it requests their state from Linux
 };

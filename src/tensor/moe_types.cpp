@@ -43,6 +43,10 @@ constexpr std::array kModes{
     MoeModeInfo{MoeMode::kNvfp4Fp8Token, "nvfp4_fp8_token",
                 "NVFP4 rounded to E4M3 x FP8, a scale per token (W4A8)", WeightFormat::kNvfp4,
                 RowFormat::kFp8Token, RowFormat::kFp8Token, 16, 4.5},
+    MoeModeInfo{MoeMode::kMxfp4Int8, "mxfp4_int8", "MXFP4 x int8 1x32 (W4A8), on a CPU",
+                WeightFormat::kMxfp4, RowFormat::kBf16, RowFormat::kBf16, 32, 4.25, true},
+    MoeModeInfo{MoeMode::kNvfp4Int8, "nvfp4_int8", "NVFP4 x int8 1x32 (W4A8), on a CPU",
+                WeightFormat::kNvfp4, RowFormat::kBf16, RowFormat::kBf16, 32, 4.5, true},
 };
 
 template <typename Enum>

@@ -13,7 +13,7 @@ TEXT = TINY_MOE / "calibration/heldout.txt"
 WINDOW = 512
 MODES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "mxfp4_mxfp8", "mxfp4_bf16", "mxfp4_fp8",
          "nvfp4", "nvfp4_per_token", "nvfp4_bf16", "nvfp4_fp8_exact", "nvfp4_fp8_rounded",
-         "mxfp4_fp8_token", "nvfp4_fp8_token"]
+         "mxfp4_fp8_token", "nvfp4_fp8_token", "mxfp4_int8", "nvfp4_int8"]
 BITS = {"fp8_tensor": 8, "mxfp8": 8.25, "mxfp4_bf16": 4.25, "nvfp4": 4.5, "bf16": 16, "fp32": 16}
 
 

@@ -93,9 +93,9 @@ def test_moe_run_computes_the_layer(directory, plain, tmp_path):
     assert alone["load"]["tokens_per_expert"] == np.bincount(best.ravel(), minlength=6).tolist()
     both = run_json(*arguments, "--reference", plain, "--mode", "all")
     assert [row["mode"] for row in both["modes"]] == ["mxfp4_mxfp8", "mxfp4_bf16", "mxfp4_fp8",
-                                                      "mxfp4_fp8_token"]
+                                                      "mxfp4_fp8_token", "mxfp4_int8"]
     bounds = {"mxfp4_bf16": 4e-3, "mxfp4_fp8": 0.08, "mxfp4_mxfp8": 0.08,
-              "mxfp4_fp8_token": 0.08}
+              "mxfp4_fp8_token": 0.08, "mxfp4_int8": 0.02}
     for row in both["modes"]:
         assert row["error_to_unquantized"]["rel"] < bounds[row["mode"]], row
         assert row["error_to_fp64"]["rel"] < 2e-2, row

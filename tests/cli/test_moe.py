@@ -13,13 +13,14 @@ from conftest import (INPUT, TINY_MOE, USAGE, read_safetensors, run, run_json, r
 ACTIVATIONS = TINY_MOE / "calibration/activations.safetensors"
 MODES = ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "mxfp4_mxfp8", "mxfp4_bf16", "mxfp4_fp8",
          "nvfp4", "nvfp4_per_token", "nvfp4_bf16", "nvfp4_fp8_exact", "nvfp4_fp8_rounded",
-         "mxfp4_fp8_token", "nvfp4_fp8_token"]
+         "mxfp4_fp8_token", "nvfp4_fp8_token", "mxfp4_int8", "nvfp4_int8"]
 # Largest relative error against fp64 on the same inputs: all rows, worst row (moe spec 12.3, G4).
 TOLERANCE = {
     "bf16": (3e-3, 1e-2), "mxfp4_bf16": (3e-3, 1e-2), "nvfp4_bf16": (3e-3, 1e-2),
     "fp8_tensor": (2e-2, 6e-2), "fp8_block": (2e-2, 6e-2), "mxfp4_fp8": (2e-2, 6e-2),
     "nvfp4_fp8_rounded": (2e-2, 6e-2), "mxfp4_fp8_token": (2e-2, 6e-2),
     "nvfp4_fp8_token": (2e-2, 6e-2), "mxfp8": (5e-3, 4e-2), "mxfp4_mxfp8": (5e-3, 4e-2),
+    "mxfp4_int8": (3e-3, 1e-2), "nvfp4_int8": (3e-3, 1e-2),
     "nvfp4": (1.5e-2, 8e-2), "nvfp4_per_token": (3e-2, 1.5e-1), "nvfp4_fp8_exact": (5e-3, 2e-2)}
 # The cost of quantization on this layer, with room: relative error to unquantized weights.
 COST = {"bf16": (1e-3, 5e-3), "fp8_tensor": (0.01, 0.08), "fp8_block": (0.01, 0.08),

@@ -61,7 +61,7 @@ class MoeLayerConformance : public ::testing::TestWithParam<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, MoeLayerConformance, ::testing::ValuesIn(every_moe_mode()),
                          mode_test_name);
 
-// 12 modes x 11 activations; method (i + j) mod 10 and order (i + 2 j) mod 3 then meet every mode,
+// Modes x 11 activations; method (i + j) mod 10 and order (i + 2 j) mod 3 then meet every mode,
 // every activation and each other.
 TEST_P(MoeLayerConformance, EveryImplementationGivesTheBytesOfTheReference) {
   const auto mode = static_cast<size_t>(GetParam());

@@ -12,7 +12,7 @@ constexpr MoeShape kSourceShape{
     .tokens = 19, .hidden = 256, .inter = 384, .experts = 6, .top_k = 3};
 
 class ExpertSourcesOnTheGpu : public GpuTestWith<MoeMode> {};
-INSTANTIATE_TEST_SUITE_P(Moe, ExpertSourcesOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(Moe, ExpertSourcesOnTheGpu, ::testing::ValuesIn(every_gpu_moe_mode()),
                          mode_test_name);
 
 // A weight of one expert on the GPU.

@@ -260,7 +260,7 @@ TEST_P(GemmActivationCuda, FewAndManyTilesHaveTheBitsOfTheActivation) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GemmActivationCuda, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(All, GemmActivationCuda, ::testing::ValuesIn(every_gpu_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 class GemmActivationChecks : public OwnCodeTest {};

@@ -469,7 +469,7 @@ TEST_P(GroupedGemmCuda, PackedWeightsOfAllEncodingsAreLittleLargerThanTheWeights
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(All, GroupedGemmCuda, ::testing::ValuesIn(every_gpu_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 // The portable kernel for each number of rows, in small, on every GPU.
@@ -511,7 +511,7 @@ TEST_P(GroupedGemmPortable, IsExactForIntegersAndNearForOthers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GroupedGemmPortable, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(All, GroupedGemmPortable, ::testing::ValuesIn(every_gpu_moe_mode()),
                          [](const auto& test) { return std::string(name(test.param)); });
 
 // Reads problems alone, so nothing here needs a GPU.
@@ -676,6 +676,12 @@ TEST_F(GroupedGemmCudaChecks, RefuseWhatOnlyTheCpuDoes) {
   fp64.args.accumulation = Accumulation::kFp64;
   expect_error(ErrorKind::kUnsupported, {"accumulation: fp64"},
                [&] { static_cast<void>(fp64.run()); });
+  for (const MoeMode mode : {MoeMode::kMxfp4Int8, MoeMode::kNvfp4Int8}) {
+    const GemmCase int8({.mode = mode});
+    expect_error(ErrorKind::kUnsupported,
+                 {"grouped_gemm", name(mode).data(), "int8 rows run on the CPU only"},
+                 [&] { const GemmOnDevice refused(int8); });
+  }
 }
 
 }  // namespace

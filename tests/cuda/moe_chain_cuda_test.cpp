@@ -40,7 +40,7 @@ class MoeChain : public GpuTestWith<MoeMode> {
     expect_near_the_cpu(layer_case, chained);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Moe, MoeChain, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
+INSTANTIATE_TEST_SUITE_P(Moe, MoeChain, ::testing::ValuesIn(every_gpu_moe_mode()), mode_test_name);
 
 // Up to 64 tokens one kernel routes, permutes and quantizes.
 TEST_P(MoeChain, FewTokensGiveTheBitsOfLaunchesWithoutTheAttribute) {

@@ -18,7 +18,7 @@ constexpr int64_t kConfiguredTokens = 131;
 std::vector<ConfiguredMode> all_configured_modes() {
   std::vector<ConfiguredMode> result;
   for (size_t i = 0; i < moe_configurations().size(); ++i) {
-    const std::vector<MoeMode> every = every_moe_mode();
+    const std::vector<MoeMode> every = every_gpu_moe_mode();
     const auto modes = moe_configurations()[i].in_every_mode ? std::span<const MoeMode>(every)
                                                              : configured_modes();
     for (const MoeMode mode : modes) result.emplace_back(i, mode);
@@ -79,7 +79,7 @@ TEST_P(MoeConfigurationsOnTheGpu, ShardsHoldTheirRows) {
 }
 
 class MoeTopKOnTheGpu : public GpuTestWith<MoeMode> {};
-INSTANTIATE_TEST_SUITE_P(Moe, MoeTopKOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(Moe, MoeTopKOnTheGpu, ::testing::ValuesIn(every_gpu_moe_mode()),
                          mode_test_name);
 
 TEST_P(MoeTopKOnTheGpu, EveryKAgreesWithTheCpu) {

@@ -43,7 +43,8 @@ class MoeEndurance : public GpuTestWith<MoeMode> {
  private:
   std::unique_ptr<MoeCase> case_;
 };
-INSTANTIATE_TEST_SUITE_P(Moe, MoeEndurance, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
+INSTANTIATE_TEST_SUITE_P(Moe, MoeEndurance, ::testing::ValuesIn(every_gpu_moe_mode()),
+                         mode_test_name);
 
 TEST_P(MoeEndurance, AGraphTakesTenRoutingsFromBalancedToAllToOne) {
   const MoeLayer layer = prepare_on_gpu(layer_case());

@@ -23,7 +23,8 @@ namespace narrowfloat::testing {
 namespace {
 
 class MoeOnTheGpu : public GpuTestWith<MoeMode> {};
-INSTANTIATE_TEST_SUITE_P(Moe, MoeOnTheGpu, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
+INSTANTIATE_TEST_SUITE_P(Moe, MoeOnTheGpu, ::testing::ValuesIn(every_gpu_moe_mode()),
+                         mode_test_name);
 
 void expect_gpu_agrees(MoeCase& layer_case, const GpuMoeStyle& style = {}) {
   const MoeResult actual = run_on_gpu(prepare_on_gpu(layer_case), layer_case, style);
@@ -317,7 +318,7 @@ TEST_F(MoeGpuChecks, RowsThatAStageCannotCountAreRefusedWithTheWorkspace) {
 
 TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
   const MoeShape shape{.tokens = 3, .hidden = 128, .inter = 128, .experts = 4, .top_k = 2};
-  for (const MoeMode mode : every_moe_mode()) {
+  for (const MoeMode mode : every_gpu_moe_mode()) {
     MoeCase layer_case(mode, shape, Activation::swiglu(), 5);
     for (const Explanation& stage : explain_moe(layer_case.config(), 3, gpu())) {
       // Portable code has the three operations in its place.
@@ -338,7 +339,7 @@ TEST_F(MoeGpuChecks, ExplainNamesTheImplementationsOfTheDevice) {
 
 TEST_F(MoeGpuChecks, OtherActivationsAreStagesOfTheirOwn) {
   const MoeShape shape{.tokens = 3, .hidden = 128, .inter = 128, .experts = 4, .top_k = 2};
-  for (const MoeMode mode : every_moe_mode()) {
+  for (const MoeMode mode : every_gpu_moe_mode()) {
     MoeCase layer_case(mode, shape, Activation::swiglu_step(7.0F), 5);
     EXPECT_TRUE(activation_of(layer_case.config()).starts_with(gpu_implementation("")))
         << name(mode);
@@ -398,7 +399,7 @@ TEST_F(MoeGpuChecks, OffsetsHave64Bits) {
 
 // Everything at once: 48 layers, 2400 with NARROWFLOAT_CONFORMANCE_CASES=50.
 class MoeSoak : public GpuTestWith<MoeMode> {};
-INSTANTIATE_TEST_SUITE_P(Moe, MoeSoak, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
+INSTANTIATE_TEST_SUITE_P(Moe, MoeSoak, ::testing::ValuesIn(every_gpu_moe_mode()), mode_test_name);
 
 MoeShape soak_shape(MoeMode mode, Random& random) {
   const int64_t unit = moe_mode_info(mode).multiple;

@@ -55,7 +55,7 @@ class MoeMetamorphic : public GpuTestWith<ModeAndTile> {
 // kernel of its own.
 std::vector<ModeAndTile> modes_and_tiles() {
   std::vector<ModeAndTile> all;
-  for (const MoeMode mode : every_moe_mode()) all.push_back({mode, 16});
+  for (const MoeMode mode : every_gpu_moe_mode()) all.push_back({mode, 16});
   all.push_back({MoeMode::kFp8Block, 128});
   return all;
 }

@@ -26,7 +26,8 @@ class MoeQueueing : public GpuTestWith<MoeMode> {
     return result;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Moe, MoeQueueing, ::testing::ValuesIn(every_moe_mode()), mode_test_name);
+INSTANTIATE_TEST_SUITE_P(Moe, MoeQueueing, ::testing::ValuesIn(every_gpu_moe_mode()),
+                         mode_test_name);
 
 TEST_P(MoeQueueing, EveryRunGivesTheSameBits) {
   const auto layer_case = make_case(31);

@@ -17,7 +17,7 @@ constexpr MoeShape kRoutingsShape{
     .tokens = 80, .hidden = 256, .inter = 128, .experts = 16, .top_k = 2, .shared_experts = 0};
 
 class MoeRoutingsOnTheGpu : public GpuTestWith<MoeMode> {};
-INSTANTIATE_TEST_SUITE_P(Moe, MoeRoutingsOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(Moe, MoeRoutingsOnTheGpu, ::testing::ValuesIn(every_gpu_moe_mode()),
                          mode_test_name);
 
 // Tokens, and k, as many as the routing has.

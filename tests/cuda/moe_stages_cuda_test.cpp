@@ -38,7 +38,7 @@ class GpuPlace : public StagePlace {
 };
 
 class MoeStagesOnTheGpu : public GpuTestWith<MoeMode> {};
-INSTANTIATE_TEST_SUITE_P(Moe, MoeStagesOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(Moe, MoeStagesOnTheGpu, ::testing::ValuesIn(every_gpu_moe_mode()),
                          mode_test_name);
 
 // GeGLU is an operation of its own everywhere, so that the first GEMM's result can be seen.

@@ -17,7 +17,7 @@ constexpr int64_t kTrainedTokens = 1024;
 constexpr int64_t kHidden = 256;
 
 using TrainedModelOnTheGpu = GpuTestWith<MoeMode>;
-INSTANTIATE_TEST_SUITE_P(Moe, TrainedModelOnTheGpu, ::testing::ValuesIn(every_moe_mode()),
+INSTANTIATE_TEST_SUITE_P(Moe, TrainedModelOnTheGpu, ::testing::ValuesIn(every_gpu_moe_mode()),
                          mode_test_name);
 
 // The output in F32.

@@ -46,6 +46,8 @@ SHAPES = {  # (H, I) of the cases of a mode, in rotation.
     "nvfp4_fp8_rounded": [(144, 48), (48, 144), (272, 32)],
     "mxfp4_fp8_token": [(160, 96), (96, 160), (288, 32)],
     "nvfp4_fp8_token": [(144, 48), (48, 144), (272, 32)],
+    "mxfp4_int8": [(96, 64), (64, 32), (32, 96)],
+    "nvfp4_int8": [(96, 32), (64, 96), (32, 64)],
 }
 # (tokens, top_k, shared experts, token tile, (offset, local experts)), in rotation.
 LOADS = [

@@ -59,9 +59,12 @@ MODES = {
         Mode("nvfp4_fp8_rounded", "nvfp4", "fp8_group", "fp8_group", 16),
         Mode("mxfp4_fp8_token", "mxfp4", "fp8_token", "fp8_token", 32),
         Mode("nvfp4_fp8_token", "nvfp4", "fp8_token", "fp8_token", 16),
+        Mode("mxfp4_int8", "mxfp4", "bf16", "bf16", 32),
+        Mode("nvfp4_int8", "nvfp4", "bf16", "bf16", 32),
     )
 }
 ROUNDED = ("nvfp4_fp8_rounded", "nvfp4_fp8_token")
+INT8 = ("mxfp4_int8", "nvfp4_int8")  # Their GEMMs round rows to int8.
 # Elements of a row that share a scale.
 BLOCK = {"fp8_group": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16, "nvfp4_per_token": 16}
 # Formats with two elements a byte.
@@ -194,6 +197,22 @@ def requantize(fmt: str, h: np.ndarray, multiplier: np.ndarray) -> Rows:
         h = decode_float(encode_float(h, "BF16"), "BF16")
         return quantize_rows(fmt, h.astype(np.float32), multiplier, "BF16")
     return quantize_rows(fmt, h.astype(np.float32), multiplier)
+
+
+def round_to_int8(x: np.ndarray) -> np.ndarray:
+    """float64 rows [rows, cols], values of float32, rounded to int8 with a scale per 32 columns."""
+    tiles = x.astype(np.float32).reshape(len(x), x.shape[1] // 32, 32)
+    largest = np.maximum(np.abs(tiles).max(axis=2, keepdims=True), np.float32(2.0**-100))
+    multiplier = np.float32(127) / largest
+    scale = np.float32(1) / multiplier
+    codes = np.rint(tiles * multiplier)
+    return (codes.astype(np.float64) * scale.astype(np.float64)).reshape(x.shape)
+
+
+def as_multiplied(mode: Mode, rows: Rows) -> np.ndarray:
+    """float64 rows without row_scale, as the mode's GEMMs read them."""
+    x = rows.decoded()
+    return round_to_int8(x) if mode.name in INT8 else x
 
 
 # --- Permutation ----------------------------------------------------------------------------------
@@ -386,7 +405,7 @@ def activation_of(layer: Layer, fc1: np.ndarray, experts: np.ndarray) -> np.ndar
 def second_gemm(layer: Layer, inter: Rows, experts: np.ndarray) -> np.ndarray:
     """y in float64."""
     w2 = decode_weights(layer.mode, layer.w2, layer.w2_scales)
-    y = dot_rows(inter.decoded(), w2, experts) * inter.factor()
+    y = dot_rows(as_multiplied(layer.mode, inter), w2, experts) * inter.factor()
     y = layer.per_row("down_scale", experts) * y
     if layer.bias2 is not None and layer.add_fc2_bias:
         y = y + layer.bias2.astype(np.float64)[experts]
@@ -415,7 +434,7 @@ def run(layer: Layer, x: Rows, routed: Routed, offset: int, local: int) -> Resul
     if layer.weight_on_input:
         factor = factor * weights.astype(np.float64).reshape(-1)[slots][:, None]
         weights = np.ones_like(weights)
-    fc1 = first_gemm(layer, x.decoded()[tokens], factor, experts)
+    fc1 = first_gemm(layer, as_multiplied(layer.mode, x)[tokens], factor, experts)
     h = activation_of(layer, fc1, experts)
     inter = requantize(layer.intermediate, h, layer.each["inter_multiplier"][experts])
     y = encode_float(second_gemm(layer, inter, experts), layer.slot_dtype)

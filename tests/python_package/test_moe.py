@@ -64,7 +64,8 @@ FORMATS = {"fp8_tensor": "fp8_tensor", "fp8_block": "fp8_128x128", "mxfp8": "mxf
            "mxfp4_mxfp8": "mxfp4", "mxfp4_bf16": "mxfp4", "mxfp4_fp8": "mxfp4", "nvfp4": "nvfp4",
            "nvfp4_per_token": "nvfp4", "nvfp4_bf16": "nvfp4", "nvfp4_fp8_exact": "nvfp4",
            "nvfp4_fp8_rounded": "nvfp4", "mxfp4_fp8_token": "mxfp4",
-           "nvfp4_fp8_token": "nvfp4"}  # fmt: skip
+           "nvfp4_fp8_token": "nvfp4", "mxfp4_int8": "mxfp4",
+           "nvfp4_int8": "nvfp4"}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", FORMATS)

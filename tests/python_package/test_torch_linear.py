@@ -32,7 +32,8 @@ MODES = {"bf16": ("", "", 1e-6), "fp8_tensor": ("fp8_tensor", "static", 1e-6),
          "nvfp4_fp8_exact": ("nvfp4", "fp8_1x128", 1e-6),
          "nvfp4_fp8_rounded": ("nvfp4", "fp8_1x128", 0.03),
          "mxfp4_fp8_token": ("mxfp4", "fp8_token", 1e-6),
-         "nvfp4_fp8_token": ("nvfp4", "fp8_token", 0.03)}  # fmt: skip
+         "nvfp4_fp8_token": ("nvfp4", "fp8_token", 0.03),
+         "mxfp4_int8": ("mxfp4", "int8", 1e-6), "nvfp4_int8": ("nvfp4", "int8", 1e-6)}  # fmt: skip
 ON_FP8_CORES = ("fp8_tensor", "fp8_block", "mxfp4_fp8", "mxfp4_fp8_token")
 MULTIPLIER = {"fp8_tensor": 64.0, "nvfp4": 512.0}
 
@@ -61,6 +62,10 @@ def wanted(mode: str, rows: torch.Tensor) -> torch.Tensor:
     elif form == "fp8_token":
         m = (torch.full((), 448.0) / rows.float().abs().amax(dim=1))[:, None]
         x = (rows.float() * m).to(torch.float8_e4m3fn).double() * (torch.ones(()) / m).double()
+    elif form == "int8":
+        tiles = rows.bfloat16().float().reshape(len(rows), K // 32, 32)
+        m = torch.full((), 127.0) / tiles.abs().amax(dim=2, keepdim=True)
+        x = ((tiles * m).round().double() * (torch.ones(()) / m).double()).reshape(rows.shape)
     else:
         x = (nf.quantize(rows, form).dequantize() if form else rows.bfloat16()).double()
     return x @ w.double().T + BIAS.double()
@@ -75,6 +80,10 @@ def distance(got: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("mode", list(MODES))
 def test_products_of_all_modes(mode: str, device: str) -> None:
     """One row, part of a tile, two tiles; any leading axes and types of rows."""
+    if MODES[mode][1] == "int8" and device != "cpu":
+        with pytest.raises(nf.UnsupportedError, match="int8 rows run on the CPU only"):
+            prepared(mode).to(device)
+        return
     layer = prepared(mode).to(device)
     far = MODES[mode][2]
     if device != "cpu":

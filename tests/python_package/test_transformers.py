@@ -40,7 +40,7 @@ DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
 FAR = {"bf16": 0.006, "fp8_block": 0.11, "mxfp8": 0.12, "mxfp4_bf16": 0.35, "mxfp4_mxfp8": 0.36,
        "mxfp4_fp8": 0.36, "nvfp4_bf16": 0.28, "nvfp4_per_token": 0.43,
        "nvfp4_fp8_exact": 0.29, "nvfp4_fp8_rounded": 0.29, "mxfp4_fp8_token": 0.36,
-       "nvfp4_fp8_token": 0.29}  # fmt: skip
+       "nvfp4_fp8_token": 0.29, "mxfp4_int8": 0.35, "nvfp4_int8": 0.28}  # fmt: skip
 # Modes that lose nothing but the rounding of rows to bfloat16 beside experts that were dequantized.
 SHARP = {"nvfp4_bf16": "nvfp4", "mxfp4_bf16": "mxfp4"}
 

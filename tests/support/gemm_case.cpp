@@ -15,6 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "support/environment.h"
+#include "support/int8_values.h"
+#include "support/moe_modes.h"
 #include "support/planned_codes.h"
 
 namespace narrowfloat::testing {
@@ -42,6 +44,7 @@ Storage weight_storage(MoeMode mode) {
     case MoeMode::kMxfp4Bf16:
     case MoeMode::kMxfp4Fp8:
     case MoeMode::kMxfp4Fp8Token:
+    case MoeMode::kMxfp4Int8:
       return {DType::kU8, 1, 32, ScaleType::kUE8M0};
     default:
       return {DType::kU8, 1, 16, ScaleType::kE4M3};
@@ -53,6 +56,8 @@ Storage input_storage(MoeMode mode) {
     case MoeMode::kBf16:
     case MoeMode::kMxfp4Bf16:
     case MoeMode::kNvfp4Bf16:
+    case MoeMode::kMxfp4Int8:
+    case MoeMode::kNvfp4Int8:
       return {DType::kBF16, 1, 0, ScaleType::kF32};
     case MoeMode::kFp8Tensor:
     case MoeMode::kMxfp4Fp8Token:
@@ -406,6 +411,9 @@ void GemmCase::make_inputs(Random& random) {
   while (static_cast<int64_t>(input_values_.size()) < count) {
     add_code(storage.dtype, spec_.data, random, input_codes, input_values_);
   }
+  if (has_int8_rows(spec_.mode) && spec_.data == GemmData::kIntegers) {
+    plant_int8_maxima(storage.dtype, input_codes, input_values_);
+  }
   const int64_t blocks = scale_blocks(storage, spec_.cols);
   std::vector<double> scales;
   for (int64_t i = 0; i < input_rows_ * blocks; ++i) {
@@ -415,6 +423,7 @@ void GemmCase::make_inputs(Random& random) {
     add_scale({storage.scale, spec_.data, spec_.wide_scales, input_bytes_of(spec_), plan, at},
               random, input_scales, scales);
   }
+  if (has_int8_rows(spec_.mode)) round_to_int8(input_values_);
   // With transposed scales, (row, block) is stored at block * rows + row.
   for (int64_t i = 0; i < count && blocks > 0; ++i) {
     const int64_t row = i / spec_.cols;

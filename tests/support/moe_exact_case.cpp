@@ -12,7 +12,8 @@ namespace {
 
 // The value that element `index` of an activation row must have for its block to have the scale 1;
 // 0 where it is free. A token's scale is fixed by 2688 in a block of its own.
-float planted(RowFormat format, int64_t index) {
+float planted(MoeMode mode, RowFormat format, int64_t index) {
+  if (has_int8_rows(mode)) return index % 32 == 0 ? 127.0F : 0.0F;
   switch (format) {
     case RowFormat::kFp8Group:
       return index % 128 == 0 ? 448.0F : 0.0F;
@@ -31,9 +32,9 @@ float planted(RowFormat format, int64_t index) {
 }
 
 // Neither planted nor beside 2688, whose block has codes for multiples of 448 only.
-bool is_free(RowFormat format, int64_t index) {
+bool is_free(MoeMode mode, RowFormat format, int64_t index) {
   const bool is_crowded = format == RowFormat::kNvfp4PerToken && index < 16;
-  return !is_crowded && planted(format, index) == 0.0F;
+  return !is_crowded && planted(mode, format, index) == 0.0F;
 }
 
 void set_weight(const WeightView& weight, int64_t index, float value) {
@@ -90,13 +91,13 @@ void ExactMoe::fill_weights(Random& random) {
   for (int64_t row = 0; row < experts * shape.inter; ++row) {
     const int64_t i = row % shape.inter;
     int64_t picked = random.range(0, shape.hidden - 1);
-    while (!is_free(mode.input, picked)) picked = random.range(0, shape.hidden - 1);
+    while (!is_free(mode_, mode.input, picked)) picked = random.range(0, shape.hidden - 1);
     const float sign = random.chance(50) ? 1.0F : -1.0F;
     for (int64_t col = 0; col < shape.hidden; ++col) {
-      const bool is_set = col == picked && is_free(mode.intermediate, i);
+      const bool is_set = col == picked && is_free(mode_, mode.intermediate, i);
       set_weight(weights.w1, row * shape.hidden + col, is_set ? sign : 0.0F);
     }
-    bias1_.push_back(planted(mode.intermediate, i));
+    bias1_.push_back(planted(mode_, mode.intermediate, i));
   }
   for (int64_t i = 0; i < experts * shape.hidden * shape.inter; ++i) {
     set_weight(weights.w2, i, static_cast<float>(random.range(-1, 1)));
@@ -113,9 +114,10 @@ void ExactMoe::fill_inputs(Random& random) {
   for (size_t i = 0; i < case_->x().size(); ++i) {
     const auto col = static_cast<int64_t>(i) % case_->shape().hidden;
     const float sign = random.chance(50) ? 1.0F : -1.0F;
-    const float free =
-        is_free(format, col) ? sign * random.pick({0.0F, 1.0F, 2.0F, 3.0F, 4.0F, 6.0F}) : 0.0F;
-    const float fixed = planted(format, col);
+    const float free = is_free(mode_, format, col)
+                           ? sign * random.pick({0.0F, 1.0F, 2.0F, 3.0F, 4.0F, 6.0F})
+                           : 0.0F;
+    const float fixed = planted(mode_, format, col);
     case_->x()[i] = float_to_bf16(fixed != 0.0F ? fixed : free);
   }
 }

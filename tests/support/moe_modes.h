@@ -17,6 +17,18 @@ inline std::vector<MoeMode> every_moe_mode() {
   return modes;
 }
 
+inline std::vector<MoeMode> every_gpu_moe_mode() {
+  std::vector<MoeMode> modes;
+  for (const MoeModeInfo& info : all_moe_modes()) {
+    if (!info.is_on_cpu_alone) modes.push_back(info.id);
+  }
+  return modes;
+}
+
+inline bool has_int8_rows(MoeMode mode) {
+  return mode == MoeMode::kMxfp4Int8 || mode == MoeMode::kNvfp4Int8;
+}
+
 inline std::string mode_test_name(const ::testing::TestParamInfo<MoeMode>& test) {
   return std::string(name(test.param));
 }

@@ -299,6 +299,8 @@ StageBounds stage_bounds(MoeMode mode) {
     case MoeMode::kBf16:
     case MoeMode::kMxfp4Bf16:
     case MoeMode::kNvfp4Bf16:
+    case MoeMode::kMxfp4Int8:
+    case MoeMode::kNvfp4Int8:
       return {5e-5, 0.03, 0, exact, {3e-3, 1e-2}};
     case MoeMode::kFp8Tensor:
     case MoeMode::kFp8Block:

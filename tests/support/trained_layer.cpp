@@ -77,11 +77,13 @@ double loss_bound(MoeMode mode) {
     case MoeMode::kNvfp4Fp8Exact:
     case MoeMode::kNvfp4Fp8Rounded:
     case MoeMode::kNvfp4Fp8Token:
+    case MoeMode::kNvfp4Int8:
       return 0.14;
     case MoeMode::kMxfp4Bf16:
     case MoeMode::kMxfp4Fp8:
     case MoeMode::kMxfp4Fp8Token:
     case MoeMode::kMxfp4Mxfp8:
+    case MoeMode::kMxfp4Int8:
       return 0.2;
   }
   return 0;

@@ -65,6 +65,8 @@ Distance tolerance(MoeMode mode) {
     case MoeMode::kBf16:
     case MoeMode::kMxfp4Bf16:
     case MoeMode::kNvfp4Bf16:
+    case MoeMode::kMxfp4Int8:
+    case MoeMode::kNvfp4Int8:
       return {3e-3, 1e-2};
     case MoeMode::kFp8Tensor:
     case MoeMode::kFp8Block:
@@ -168,6 +170,9 @@ double fastest_tflop_per_s(MoeMode mode, std::string_view compute_capability) {
     case MoeMode::kNvfp4Bf16:
     case MoeMode::kNvfp4Fp8Exact:
       return kBf16Rate;
+    case MoeMode::kMxfp4Int8:
+    case MoeMode::kNvfp4Int8:
+      return 0;  // No GPU has them.
   }
   return 0;
 }

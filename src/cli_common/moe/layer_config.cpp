@@ -156,7 +156,7 @@ MoeShape parse_moe_shape(std::string_view text) {
   return shape;
 }
 
-std::vector<MoeMode> modes_of(const LayerArguments& layer, const MoeShape& shape,
+std::vector<MoeMode> modes_of(const LayerArguments& layer, const MoeShape& shape, Device device,
                               std::vector<std::string>& notes) {
   const std::vector<MoeMode>& named = layer.modes;
   if (named.empty() && !layer.is_all_modes) return {shape.mode};
@@ -164,8 +164,11 @@ std::vector<MoeMode> modes_of(const LayerArguments& layer, const MoeShape& shape
   for (const MoeModeInfo& info : all_moe_modes()) {
     const bool is_named = std::find(named.begin(), named.end(), info.id) != named.end();
     const bool fits = shape.hidden % info.multiple == 0 && shape.inter % info.multiple == 0;
-    if (is_named || (layer.is_all_modes && fits)) {
+    const bool is_here = device.type == DeviceType::kCpu || !info.is_on_cpu_alone;
+    if (is_named || (layer.is_all_modes && fits && is_here)) {
       modes.push_back(info.id);
+    } else if (layer.is_all_modes && !is_here) {
+      notes.push_back(fmt::format("{}: left out, it runs on the CPU only", info.name));
     } else if (layer.is_all_modes) {
       notes.push_back(
           fmt::format("{}: left out, hidden and intermediate size must be multiples "

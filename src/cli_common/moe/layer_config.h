@@ -47,7 +47,7 @@ struct LayerArguments {
 
 // Each mode once, in the order of the table; the shape's own where none is named. A named mode that
 // cannot have the shape stays: an error will say why. `notes` gets those that "all" leaves out.
-std::vector<MoeMode> modes_of(const LayerArguments& layer, const MoeShape& shape,
+std::vector<MoeMode> modes_of(const LayerArguments& layer, const MoeShape& shape, Device device,
                               std::vector<std::string>& notes);
 
 // `asked_for`, or a part of the machine's memory where it is 0.

@@ -24,6 +24,7 @@ struct GemmMode {
   ScaleUse weight_scale;
   ScaleUse row_scale;
   bool rounds_weights = false;  // Rounds to E4M3 per 1x128 (moe spec 11.3).
+  bool has_int8_rows = false;   // Rounds rows to int8 per 1x32 (int8_rows.h).
 };
 
 // The modes in the order of MoeMode (moe spec 6.4).
@@ -42,6 +43,8 @@ inline constexpr std::array kGemmModes{
     GemmMode{MoeMode::kNvfp4Fp8Rounded, 128, ScaleUse::kDecode, ScaleUse::kGroup, true},
     GemmMode{MoeMode::kMxfp4Fp8Token, 0, ScaleUse::kDecode, ScaleUse::kNone},
     GemmMode{MoeMode::kNvfp4Fp8Token, 0, ScaleUse::kDecode, ScaleUse::kNone, true},
+    GemmMode{MoeMode::kMxfp4Int8, 32, ScaleUse::kGroup, ScaleUse::kGroup, false, true},
+    GemmMode{MoeMode::kNvfp4Int8, 16, ScaleUse::kGroup, ScaleUse::kGroup, false, true},
 };
 
 inline const GemmMode& gemm_mode(MoeMode mode) { return record_of(kGemmModes, mode, "MoE mode"); }

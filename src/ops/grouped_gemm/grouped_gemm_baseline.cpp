@@ -4,7 +4,7 @@
 //
 // Fused multiply-adds stand for the two operations wherever products are exact (product_range.h).
 // With Accumulation::kFast the levels have them always, still in ascending k, and the last
-// two have bf16 dot products (bf16_gemm.h).
+// two have bf16 dot products (bf16_gemm.h). Rows in int8 have kernels of their own (int8_gemm.h).
 //
 // Activation rows are dequantized once into the workspace. An output tile is one packed strip of 16
 // weight rows times up to 128 rows of one expert: the strip is decoded chunk by chunk of K into a
@@ -18,6 +18,7 @@
 #include "ops/grouped_gemm/bf16_gemm.h"
 #include "ops/grouped_gemm/gemm_shape.h"
 #include "ops/grouped_gemm/input_rows.h"
+#include "ops/grouped_gemm/int8_gemm.h"
 #include "ops/grouped_gemm/pack_weights.h"
 #include "ops/grouped_gemm/product_range.h"
 #include "ops/grouped_gemm/row_blocks.h"
@@ -78,7 +79,7 @@ class BaselineGemm {
   static constexpr bool kHasKernels = std::is_same_v<Real, float>;
   // A chunk has 16 KiB; it consists of whole groups in every mode.
   static constexpr int64_t kChunkCols = 1024 / static_cast<int64_t>(sizeof(Real));
-  static constexpr int64_t kLeastGroup = 32;
+  static constexpr int64_t kLeastGroup = 16;
 
   // Computes the first of `strips` strips, or more of them. Returns how many.
   int64_t run_tiles(int64_t block_index, int64_t strip, int64_t strips) const {
@@ -270,6 +271,10 @@ Support supports_level(const GroupedGemmProblem& problem) {
 
 template <VectorLevel kLevel>
 void run_level(const GroupedGemmProblem& problem, const GemmCall& call, Stream /*stream*/) {
+  if (gemm_mode(problem.mode).has_int8_rows && call.accumulation != Accumulation::kFp64) {
+    const bool is_avx2 = kLevel == VectorLevel::kAvx2;
+    return run_int8_gemm(problem, call, is_avx2 ? kInt8KernelsAvx2 : kInt8KernelsAvx512);
+  }
   if (kLevel >= VectorLevel::kAvx512Bf16 && call.accumulation == Accumulation::kFast) {
     Bf16Kernels kernels = kBf16KernelsAvx512;
     if (kLevel == VectorLevel::kAmxBf16) {

@@ -6,13 +6,16 @@
 //   v = (scale[e] * row_scale) * a + bias     what is absent leaves its operation out
 // x^ and w^ are code * block scale where the mode decodes with its scales, else the code. Rounded
 // weights (moe spec 11.3) are 2^r * E4M3(code * scale * 2^-r), r the least with 6 * sfmax <= 448 *
-// 2^r, or 0; sfmax is the largest magnitude of the row's scales in the group.
+// 2^r, or 0; sfmax is the largest magnitude of the row's scales in the group. Rows in int8 (moe
+// spec 2.1) are rounded in fp32; w^ is doubled and dA halved.
+#include <array>
 #include <cmath>
 
 #include "formats/minifloat.h"
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/gemm_output.h"
 #include "ops/grouped_gemm/gemm_shape.h"
+#include "ops/grouped_gemm/int8_rows.h"
 #include "ops/grouped_gemm/pack_weights.h"
 #include "runtime/float_environment.h"
 
@@ -108,10 +111,38 @@ class ReferenceGemm {
     return total;
   }
 
+  // The group of columns from `first` on lies in one block of int8.
+  [[nodiscard]] Real int8_group(int64_t e, int64_t n, int64_t r, int64_t first) const {
+    std::array<float, kInt8BlockCols> values{};
+    const int64_t begin = first / kInt8BlockCols * kInt8BlockCols;
+    const int64_t count = std::min(kInt8BlockCols, shape_.cols - begin);
+    for (int64_t i = 0; i < count; ++i) {
+      values[static_cast<size_t>(i)] =
+          decode_code(call_.rows.dtype, call_.rows.values, r * shape_.cols + begin + i);
+    }
+    const Int8Block block = int8_block(values.data(), count);
+    Real inner = 0;
+    for (int64_t k = first; k < std::min(first + shape_.group_cols, shape_.cols); ++k) {
+      inner =
+          inner + int8_code(values[static_cast<size_t>(k - begin)], block) * (2 * weight(e, n, k));
+    }
+    Real factor = block.half_scale;
+    factor *= weight_scale(e, n, first);
+    return factor * inner;
+  }
+
+  [[nodiscard]] Real int8_sum(int64_t e, int64_t n, int64_t r) const {
+    Real total = 0;
+    for (int64_t first = 0; first < shape_.cols; first += shape_.group_cols) {
+      total = total + int8_group(e, n, r, first);
+    }
+    return total;
+  }
+
   [[nodiscard]] Real with_epilogue(int64_t e, int64_t n, int64_t p) const {
     const GemmEpilogue& epilogue = call_.epilogue;
     const int64_t r = call_.rows.source(p);
-    Real a = sum(e, n, r);
+    Real a = shape_.mode.has_int8_rows ? int8_sum(e, n, r) : sum(e, n, r);
     if (epilogue.slot_weights != nullptr) {
       a = epilogue.slot_weights[epilogue.row_to_slot[p]] * a;
     }

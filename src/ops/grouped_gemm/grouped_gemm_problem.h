@@ -185,6 +185,12 @@ inline Support no_fused_activation(const GroupedGemmProblem& /*problem*/, Activa
   return Support::no("leaves the activation to its own operation");
 }
 
+// Part of the condition of implementations on GPUs.
+inline Support gpu_has_mode(MoeMode mode) {
+  if (!moe_mode_info(mode).is_on_cpu_alone) return Support::yes();
+  return Support::no("int8 rows run on the CPU only; take another mode of the same weights");
+}
+
 // The implementations, fastest first, the oracle last.
 std::span<const GroupedGemmImpl> grouped_gemm_impls();
 extern const GroupedGemmImpl kGroupedGemmCpuReference;

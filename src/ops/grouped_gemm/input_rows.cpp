@@ -4,6 +4,7 @@
 #include "formats/float16.h"
 #include "formats/ue8m0.h"
 #include "ops/grouped_gemm/decode_tables.h"
+#include "ops/grouped_gemm/int8_rows.h"
 #include "runtime/parallel.h"
 
 namespace narrowfloat {
@@ -44,6 +45,21 @@ float block_scale(const GemmRows& rows, ScaleType type, int64_t row, int64_t blo
   return type == ScaleType::kUE8M0 ? UE8M0::decode(code) : E4M3::decode(code);
 }
 
+// Doubles the codes, since the kernels do not double weights.
+template <typename Real>
+void round_to_int8(const GemmShape& shape, Real* values, Real* factors) {
+  for (int64_t first = 0; first < shape.cols; first += kInt8BlockCols) {
+    const int64_t end = std::min(first + kInt8BlockCols, shape.cols);
+    const Int8Block block = int8_block(values + first, end - first);
+    for (int64_t k = first; k < end; ++k) {
+      values[k] = 2 * int8_code(static_cast<float>(values[k]), block);
+    }
+    for (int64_t k = first; k < end; k += shape.group_cols) {
+      factors[k / shape.group_cols] = block.half_scale;
+    }
+  }
+}
+
 template <typename Real>
 void mark_gathered_rows(const GemmCall& call, const InputRows<Real>& out) {
   const GemmTiles& tiles = call.tiles;
@@ -62,6 +78,7 @@ void dequantize_row(const GemmShape& shape, const GemmRows& rows, int64_t row,
                     const InputRows<Real>& out) {
   Real* values = out.values(row);
   decode_codes(rows, row, shape.cols, values);
+  if (shape.mode.has_int8_rows) return round_to_int8(shape, values, out.factors(row));
   if (shape.mode.row_scale == ScaleUse::kNone) return;
   const ScaleGrid& grid = shape.input_scales;
   for (int64_t block = 0; block < grid.blocks; ++block) {

@@ -1,6 +1,6 @@
 // Activation rows dequantized to Real in the workspace, once per row of `a` however many experts
 // read it: [rows][cols values, then one factor per group where the mode has them, padded to 64
-// bytes].
+// bytes]. Rows that the mode rounds to int8 are, and factors are those of int8_rows.h.
 #pragma once
 
 #include "base/function_ref.h"
@@ -12,7 +12,10 @@ template <typename Real>
 class InputRows {
  public:
   InputRows(const GemmShape& shape, uint8_t* storage)
-      : cols_(shape.cols), stride_(row_bytes(shape)), storage_(storage) {}
+      : InputRows(shape, storage, row_bytes(shape)) {}
+  // With `stride` bytes from row to row, for other contents.
+  InputRows(const GemmShape& shape, uint8_t* storage, int64_t stride)
+      : cols_(shape.cols), stride_(stride), storage_(storage) {}
 
   // Bytes of the columns and factors of one row in the workspace.
   static int64_t row_bytes(const GemmShape& shape) {

@@ -60,6 +60,23 @@ void interleave_packed(const uint8_t* rows, int64_t stride, int64_t cols, uint8_
   }
 }
 
+// The 4-bit code of a column, which is the only one in its byte's lower bits.
+uint8_t code_at(const uint8_t* row, int64_t k) {
+  return static_cast<uint8_t>((row[k / 2] >> (k % 2 * 4)) & 0xF);
+}
+
+// Interleaves 4-bit codes by four columns: a step of eight columns has four bytes for each row.
+void interleave_quads(const uint8_t* rows, int64_t stride, int64_t cols, uint8_t* out) {
+  for (int64_t k = 0; k < cols; k += kQuadStepCols) {
+    for (int64_t row = 0; row < kStripRows; ++row) {
+      const uint8_t* codes = rows + row * stride;
+      for (int64_t i = k; i < k + 4; ++i) {
+        *out++ = static_cast<uint8_t>(code_at(codes, i) | code_at(codes, i + 4) << 4);
+      }
+    }
+  }
+}
+
 void copy_codes(const GemmShape& shape, const uint8_t* values, int64_t strip, uint8_t* packed) {
   const int64_t stride = shape.cols * code_bits(shape.weights.dtype) / 8;
   const uint8_t* rows = values + strip * kStripRows * stride;
@@ -68,6 +85,7 @@ void copy_codes(const GemmShape& shape, const uint8_t* values, int64_t strip, ui
     return interleave<uint16_t>(rows, stride, shape.cols, out);
   if (shape.weights.dtype == DType::kF8E4M3)
     return interleave<uint8_t>(rows, stride, shape.cols, out);
+  if (shape.mode.has_int8_rows) return interleave_quads(rows, stride, shape.cols, out);
   interleave_packed(rows, stride, shape.cols, out);
 }
 

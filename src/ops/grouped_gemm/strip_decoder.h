@@ -73,9 +73,23 @@ class StripDecoder {
       for (int64_t i = 0; i < count * kStripRows; ++i) out[i] = bf16_to_float(codes16[i]);
     } else if (shape_.weights.dtype == DType::kF8E4M3) {
       for (int64_t i = 0; i < count * kStripRows; ++i) out[i] = kE4M3Values<Real>[codes[i]];
+    } else if (shape_.mode.has_int8_rows) {
+      decode_quads(codes, count, out);
     } else {
       for (int64_t i = 0; i < count * kStripRows / 2; ++i) {
         std::memcpy(out + 2 * i, &kE2M1Pairs<Real>[codes[i]], sizeof(CodePair<Real>));
+      }
+    }
+  }
+
+  static void decode_quads(const uint8_t* codes, int64_t count, Real* out) {
+    for (int64_t k = 0; k < count; k += kQuadStepCols) {
+      for (int64_t row = 0; row < kStripRows; ++row) {
+        for (int64_t i = k; i < k + 4; ++i) {
+          const CodePair<Real>& pair = kE2M1Pairs<Real>[*codes++];
+          out[i * kStripRows + row] = pair.low;
+          out[(i + 4) * kStripRows + row] = pair.high;
+        }
       }
     }
   }

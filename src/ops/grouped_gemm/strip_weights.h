@@ -3,6 +3,8 @@
 //
 //   codes   [experts][rows / 16][cols][16]; 4-bit codes stay packed: 8 bytes per k, byte j holds
 //           rows 2j (low nibble) and 2j + 1
+//           Beside rows in int8 (int8_rows.h) a step of 8 columns is [16 rows][4] bytes, byte j of
+//           which holds columns j (low nibble) and j + 4
 //   scales  [experts][rows / 16][blocks][16]; the 128x128 grid of kFp8Block is unchanged
 //
 // The packed weights have as many bytes as the caller's weights and linear scales. Rows keep their
@@ -14,6 +16,8 @@
 namespace narrowfloat {
 
 inline constexpr int64_t kStripRows = 16;
+// Columns of a step of codes beside rows in int8.
+inline constexpr int64_t kQuadStepCols = 8;
 
 class StripWeights {
  public:

@@ -158,6 +158,8 @@ int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
 Support supports(const GroupedGemmProblem& problem) {
   Support device = runs_on_cuda(problem.device);
   if (!device.ok()) return device;
+  Support mode = gpu_has_mode(problem.mode);
+  if (!mode.ok()) return mode;
   if (cuda_device(problem.device.index).max_shared_bytes_per_block < kMmaSharedBytes) {
     return Support::no("the device has less than 99 KB of shared memory for a block");
   }

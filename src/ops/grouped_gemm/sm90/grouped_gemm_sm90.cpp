@@ -214,8 +214,10 @@ int64_t workspace_bytes(const GroupedGemmProblem& problem, int64_t a_rows,
 }
 
 Support supports(const GroupedGemmProblem& problem) {
-  const Support device = runs_own_code(problem.device);
+  Support device = runs_own_code(problem.device);
   if (!device.ok()) return device;
+  Support mode = gpu_has_mode(problem.mode);
+  if (!mode.ok()) return mode;
   if (cuda_device(problem.device.index).compute_major != 9) {
     return Support::no("needs the matrix instructions of Hopper, compute capability 9.0");
   }
