@@ -30,7 +30,7 @@ DONE, FINDINGS, USAGE, INPUT, UNSUPPORTED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 # Variables that change what is printed or which implementation runs are set by the tests only.
 CLEAN_ENVIRONMENT = {
     name: value for name, value in os.environ.items()
-    if not name.startswith("NARROWFLOAT_") and name not in ("NO_COLOR", "TERM")
+    if not name.startswith("NARROWFLOAT_") and name not in ("COLUMNS", "NO_COLOR", "TERM")
 }
 
 
