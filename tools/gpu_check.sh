@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: correctness, compute-sanitizer, benchmark tables.
 #
-#     tools/gpu_check.sh [--jobs N] [--no-benchmarks] [--python FOLDER] [BUILD_DIR [LOG_DIR]]
-#                                               default: build/sm90, BUILD_DIR/gpu_check
+#     tools/gpu_check.sh [--jobs N] [--no-benchmarks] [--python FOLDER] [--soak LAYERS]
+#                        [BUILD_DIR [LOG_DIR]]  default: build/sm90, BUILD_DIR/gpu_check
 #
 # Builds nothing and needs no CMake: the executables may come from another machine, with shared
 # libraries they need in BUILD_DIR/lib. N steps run at a time (default: half of the processors, at
 # most 8), since most of their time goes into references on the CPU; the benchmarks, and the tests
 # that ask for the GPU's free memory or for much of it, run alone. With --python, a folder that has
-# the package with CUDA (a wheel, unpacked), its tests of tensors run as well. Writes one log a step
-# to LOG_DIR, ends with a table of the steps, and fails if any of them did; a failed step does not
-# stop the others. docs/testing.md says what each step proves.
+# the package with CUDA (a wheel, unpacked), its tests of tensors run as well; with --soak, at least
+# so many random layers of all modes (2000 take 15 s on 16 processors). Writes one log a step to
+# LOG_DIR, ends with a table of the steps, and fails if any of them did; a failed step does not stop
+# the others. docs/testing.md says what each step proves.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -18,7 +19,7 @@ jobs=$(($(nproc) / 2))
 ((jobs <= 8)) || jobs=8
 ((jobs >= 1)) || jobs=1
 benchmarks=true
-python=""
+python="" soak=0
 while [ $# -gt 0 ]; do
   case "$1" in
     --jobs)
@@ -36,6 +37,14 @@ while [ $# -gt 0 ]; do
         exit 2
       fi
       python=$(cd "$2" && pwd)
+      shift
+      ;;
+    --soak)
+      soak=${2:-}
+      if ! [[ $soak =~ ^[1-9][0-9]*$ ]]; then
+        echo "gpu_check: --soak takes a number of layers from 1 on, got '$soak'" >&2
+        exit 2
+      fi
       shift
       ;;
     -*)
@@ -139,6 +148,14 @@ for test in "${tests[@]}"; do
   esac
   sharded "$test" $shards "$build/tests/bin/$test" --gtest_filter="-$alone"
 done
+
+# A test a mode, of four layers by itself.
+if ((soak > 0)); then
+  modes=$("$build/tests/bin/moe_cuda_test" --gtest_list_tests --gtest_filter='*MoeSoak*' \
+    | grep -c '^  ')
+  sharded moe_soak "$modes" env NARROWFLOAT_CONFORMANCE_CASES=$(((soak - 1) / (4 * modes) + 1)) \
+    "$build/tests/bin/moe_cuda_test" --gtest_filter='*MoeSoak*'
+fi
 
 # These steps show that the tools can find faults, without which the clean reports below mean
 # nothing.

@@ -397,7 +397,7 @@ TEST_F(MoeGpuChecks, OffsetsHave64Bits) {
   }
 }
 
-// Everything at once: 48 layers, 2400 with NARROWFLOAT_CONFORMANCE_CASES=50.
+// Everything at once: four layers a mode, 144 with NARROWFLOAT_CONFORMANCE_CASES=36.
 class MoeSoak : public GpuTestWith<MoeMode> {};
 INSTANTIATE_TEST_SUITE_P(Moe, MoeSoak, ::testing::ValuesIn(every_gpu_moe_mode()), mode_test_name);
 

@@ -88,6 +88,11 @@ Distance tolerance(MoeMode mode) {
   return {};
 }
 
+bool is_within(const Distance& error, const Distance& bound, int64_t rows) {
+  constexpr int64_t kMinForRel = 16;
+  return error.row <= bound.row && (rows < kMinForRel || error.rel <= bound.rel);
+}
+
 std::vector<int64_t> expert_load(std::span<const int32_t> ids, const MoeConfig& config) {
   const int32_t first = config.expert_offset;
   const int32_t count = config.local_experts + config.routing.shared_experts;

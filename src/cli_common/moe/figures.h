@@ -23,6 +23,10 @@ Distance distance(std::span<const float> values, std::span<const float> referenc
 // The largest end-to-end distance from the fp64 oracle on the same inputs (G4 of moe spec 12.3).
 Distance tolerance(MoeMode mode);
 
+// Whether a result of so many rows is within a bound. A code that flips is worth more in `rel` of a
+// few rows than of many, so that counts from 16 rows on (moe spec 12.1).
+bool is_within(const Distance& error, const Distance& bound, int64_t rows);
+
 // The number of tokens of every local expert (shared ones last).
 std::vector<int64_t> expert_load(std::span<const int32_t> ids, const MoeConfig& config);
 

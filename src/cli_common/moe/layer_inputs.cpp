@@ -28,8 +28,6 @@ constexpr int64_t kMaxRanges = 32;
 // The oracle is slow: it computes so much for each number of tokens.
 constexpr double kCheckFlops = 5e8;
 constexpr int64_t kMaxChecked = 64;
-// The relative error over fewer rows is that of one row.
-constexpr int64_t kMinForRel = 16;
 
 bool is_file(std::string_view kind) { return kind != "uniform" && kind != kZipf; }
 
@@ -89,10 +87,6 @@ std::vector<int64_t> sample_of(const MoeConfig& config, std::span<const int64_t>
     sample.push_back(tokens[static_cast<size_t>(i * num_tokens / count)]);
   }
   return sample;
-}
-
-bool is_within(const Distance& error, const Distance& limit, int64_t rows) {
-  return error.row <= limit.row && (rows < kMinForRel || error.rel <= limit.rel);
 }
 
 // A routing as precomputed ids and weights.
