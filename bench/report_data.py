@@ -8,7 +8,7 @@ from pathlib import Path
 
 SCHEMA_VERSION = 1
 COMMANDS = ("bench", "bench peers")
-MOE_COMMANDS = ("moe bench", "moe bench peers", "moe gemm")
+MOE_COMMANDS = ("moe bench", "moe bench peers", "moe gemm", "moe gemm peers")
 # The members that identify a case; all others are measured.
 IDENTITY = ("op", "format", "layout", "math", "dtype", "source", "encode_scale", "four_over_six",
             "rows", "cols", "tokens", "top_k", "experts", "tile", "input", "maps")

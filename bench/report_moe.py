@@ -33,6 +33,8 @@ class MoeResults:
         self.documents = list(documents)
         self.layers: dict[tuple, Case] = {}
         self.peers: dict[tuple, Case] = {}
+        self.beside: dict[tuple, Case] = {}  # narrowfloat's layers in the peers' own run.
+        self.peer_gemms: dict[tuple, Case] = {}
         self.gemms: dict[tuple, Case] = {}
         self.long_gemms: dict[tuple, Case] = {}  # For long enough to lower the clock.
         for document in self.documents:
@@ -41,6 +43,11 @@ class MoeResults:
                     for case in layer["cases"]:
                         key = (layer["shape"], case["mode"], case["tokens"], case["peer"])
                         self.peers[key] = case
+                    for case in layer.get("narrowfloat", []):
+                        self.beside[layer["shape"], case["mode"], case["tokens"]] = case
+            for case in document.get("gemms", []):
+                key = (case["mode"], case["n"], case["k"], case["groups"], case["rows"])
+                self.peer_gemms[*key, case["peer"]] = case
             for case in document.get("cases", []):
                 if document["command"] == "moe gemm":
                     key = (case["mode"], case["n"], case["k"], case["groups"], case["rows"])
@@ -82,8 +89,13 @@ def floor_us(case: Case | None) -> float | None:
     return None if case is None else case["floor_seconds"] * 1e6
 
 
-def peer_us(case: Case | None) -> float | None:
-    return case["plain"]["median_us"] if case and case["correct"] else None
+def peer_us(case: Case | None, kind: str = "plain") -> float | None:
+    """A time of a case of bench/peers: "plain", in a burst, or "sustained"."""
+    return case[kind]["median_us"] if case and case["correct"] and case.get(kind) else None
+
+
+def ratio(theirs: float | None, ours: float | None) -> str:
+    return f"{theirs / ours:.2f}" if theirs and ours else "-"
 
 
 def target_of(row: dict, case: Case | None, memory_gb_per_s: float) -> float:
@@ -227,17 +239,45 @@ def gemm_table(results: MoeResults, gemm: dict) -> str:
     return f"#### {gemm['title']}\n\n{gemm['about']}\n\n{table(heads, rows)}\n"
 
 
+SUSTAINED_HEADS = ["peer, sustained us", "narrowfloat, sustained us", "ratio, sustained"]
+
+
+def sustained_cells(peer: Case, ours: Case | None) -> list[str]:
+    times = [peer_us(case, "sustained") for case in (peer, ours)]
+    return [*map(us, times), ratio(*times)]
+
+
 def peer_table(results: MoeResults) -> str:
     rows = []
     for (shape, mode, tokens, peer), case in sorted(results.peers.items()):
-        ours, theirs = time_us(results.layer(shape, mode, tokens)), peer_us(case)
-        rows.append([shape, mode, str(tokens), peer, us(theirs), us(ours),
-                     f"{theirs / ours:.2f}" if theirs and ours else "-",
+        beside = results.beside.get((shape, mode, tokens))
+        ours = peer_us(beside) if beside else time_us(results.layer(shape, mode, tokens))
+        theirs = peer_us(case)
+        rows.append([shape, mode, str(tokens), peer, us(theirs), us(ours), ratio(theirs, ours),
+                     *sustained_cells(case, beside),
                      case["note"] if case["correct"] else f"WRONG: error {case['error']:.1e}"])
-    heads = ["shape", "mode", "tokens", "peer", "peer, plain us", "narrowfloat, PDL us",
-             "peer / narrowfloat", "note"]
+    heads = ["shape", "mode", "tokens", "peer", "peer, us", "narrowfloat, us",
+             "peer / narrowfloat", *SUSTAINED_HEADS, "note"]
     title = f"#### Peers' layers ({run_of_peers(results.documents)})"
-    return f"{title}\n\n{table(heads, rows)}\n" if rows else ""
+    about = ("Where a row has sustained times, both ran in turn on the same experts. Else the peer "
+             "has plain edges, narrowfloat programmatic ones.")
+    return f"{title}\n\n{about}\n\n{table(heads, rows)}\n" if rows else ""
+
+
+def peer_gemm_table(results: MoeResults) -> str:
+    rows = []
+    for key, case in sorted(results.peer_gemms.items()):
+        *size, peer = key
+        if peer == "narrowfloat":
+            continue
+        mode, n, k, groups, count = size
+        ours = results.peer_gemms.get((*size, "narrowfloat"))
+        rows.append([mode, f"{n}, {k}, {groups}", str(count), peer, us(peer_us(case)),
+                     us(peer_us(ours)), ratio(peer_us(case), peer_us(ours)),
+                     *sustained_cells(case, ours)])
+    heads = ["mode", "N, K, groups", "rows", "peer", "peer, us", "narrowfloat, us",
+             "peer / narrowfloat", *SUSTAINED_HEADS]
+    return f"#### Peers' grouped GEMMs\n\n{table(heads, rows)}\n" if rows else ""
 
 
 def summary(results: MoeResults) -> str:
@@ -265,4 +305,4 @@ def report(results: MoeResults, targets: dict, everything: bool) -> str:
         text += other_table(results, "Layers", set()) + other_gemm_table(results)
     if everything:
         text += stage_table(results)
-    return text + peer_table(results)
+    return text + peer_table(results) + peer_gemm_table(results)

@@ -6,7 +6,8 @@
     bench/report_side_by_side.py --plot FILE  draw the ratios of whole layers as SVG (matplotlib)
 
 bench/results/peers/side_by_side.json has layers and grouped GEMMs of all libraries on one GPU on
-one day, checkpoint_quantizers.json what bench/peers/checkpoint_quantizers.py writes.
+one day, checkpoint_quantizers.json what bench/peers/checkpoint_quantizers.py writes. The folder of
+the GPU has what bench/peers/moe.py and moe_gemm.py write with --bench.
 """
 
 from __future__ import annotations
@@ -15,10 +16,25 @@ import argparse
 import json
 from pathlib import Path
 
+import report_moe
 from report_moe import table
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "bench" / "results" / "peers"
+REPEATED = "h200"
+REPEATED_DOCUMENTS = ("moe_peers_humming", "moe_peers_deep_gemm")
+KINDS = ("plain", "sustained")  # A burst, and long enough to lower the clock.
+REPEATED_METHOD = (
+    "`bench/peers/moe.py --bench` and `moe_gemm.py --bench` measured these: narrowfloat and the "
+    "peer in turn, on the same uniformly random experts, CUDA graphs of up to 32 ranges of tokens; "
+    "in a burst of 0.03 s after a rest, and for 0.3 s, which lowers the clock. Ids and weights are "
+    "given. The peer's slots are sorted before the clock starts, narrowfloat sorts them in the "
+    "layer. Every row was checked in the same run: the peer's against fp32 on rows that are not "
+    "quantized (errors of 4e-2 with FP8 rows, 5e-3 with bf16), narrowfloat's against its fp64 "
+    "reference. `mxfp4_fp8` has an activation scale for every 128 columns in both libraries, "
+    "`mxfp4_fp8_token` one a row, which Humming is made for. A note in the documents names Humming's "
+    "GEMM and tiles: only its indexed GEMMs where it says neither; its grouped ones, which the "
+    "script times, too, from 32 rows an expert on, may be faster at 1024 and 4096 tokens.")
 BEGIN = "<!-- bench/report_side_by_side.py: headline begin -->"
 END = "<!-- bench/report_side_by_side.py: headline end -->"
 HEADLINE_TOKENS = (1, 16, 64, 256, 1024, 4096)
@@ -70,6 +86,54 @@ def gemm_table(gemms: list[dict]) -> str:
     return f"## Grouped GEMMs, FP8 1x128 by 128x128, bursts\n\n{table(heads, rows)}\n"
 
 
+def beside_cells(theirs: dict, ours: dict) -> list[str]:
+    """Both times and their ratio, in a burst and sustained."""
+    cells = []
+    for kind in KINDS:
+        times = [report_moe.peer_us(case, kind) for case in (theirs, ours)]
+        cells += [*map(report_moe.us, times), report_moe.ratio(*times)]
+    return cells
+
+
+def beside_heads(peer: str) -> list[str]:
+    return [head for kind in ("", ", sustained")
+            for head in (f"{peer}{kind}", f"narrowfloat{kind}", f"ratio{kind}")]
+
+
+def repeated_tables(results: report_moe.MoeResults) -> str:
+    """Peers that bench/peers measured with narrowfloat beside them."""
+    layers: dict[tuple, list] = {}
+    for (shape, mode, tokens, peer), case in results.peers.items():
+        ours = results.beside.get((shape, mode, tokens))
+        if ours:
+            layers.setdefault((shape, mode, peer), []).append((tokens, case, ours))
+    text = ""
+    for (shape, mode, peer), cases in sorted(layers.items()):
+        rows = [[str(tokens), *beside_cells(theirs, ours)] for tokens, theirs, ours in cases]
+        text += (f"### {shape}, `{mode}`\n\n"
+                 f"{table(['tokens', *beside_heads(peer.capitalize())], rows)}\n")
+    rows = [[f"{n}, {k}, {groups}", str(count),
+             *beside_cells(case, results.peer_gemms[mode, n, k, groups, count, "narrowfloat"])]
+            for (mode, n, k, groups, count, peer), case in sorted(results.peer_gemms.items())
+            if peer != "narrowfloat"]
+    heads = ["n, k, groups", "rows", *beside_heads("DeepGEMM")]
+    return text + (f"### Grouped GEMMs, FP8 1x128 by 128x128\n\n{table(heads, rows)}\n"
+                   if rows else "")
+
+
+def repeated() -> str:
+    folder = ROOT / "bench" / "results" / REPEATED
+    files = [folder / f"{name}.json" for name in REPEATED_DOCUMENTS]
+    documents = [json.loads(file.read_text()) for file in files if file.exists()]
+    facts = {name: one[name] for one in documents
+             for name in ("torch", "triton", "humming", "deep_gemm") if name in one}
+    versions = ", ".join(f"{name} {version}" for name, version in facts.items())
+    commits = ", ".join(sorted({one["commit"] for one in documents}))
+    return (f"## On one {documents[0]['machine']['name']}, as anyone can repeat it\n\n"
+            f"{REPEATED_METHOD}\n\nnarrowfloat at commit {commits}; {versions}. Microseconds.\n\n"
+            f"{repeated_tables(report_moe.MoeResults(documents))}")
+
+
 def times_less(found: dict) -> float:
     """CPU time of llm-compressor over that of narrowfloat."""
     programs = found["programs"]
@@ -104,7 +168,8 @@ def page() -> str:
             "fastest peer over narrowfloat: above 1 narrowfloat is faster.\n\n"
             f"{versions}.\n\n")
     text += "".join(layer_table(layer) for layer in layers["layers"])
-    return text + gemm_table(layers["gemms"]) + checkpoint_table(document("checkpoint_quantizers"))
+    return (text + gemm_table(layers["gemms"]) + repeated()
+            + checkpoint_table(document("checkpoint_quantizers")))
 
 
 def headline() -> str:

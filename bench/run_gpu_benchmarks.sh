@@ -7,14 +7,15 @@
 #
 # --quick measures the cases with targets only (about 20 s of operations and 60 s of MoE layers,
 # without peers); --only one of the two. Peers need a python3 with torch and triton ($PYTHON names
-# another); they are left out where it has none. COMMIT, where it is set, is what the documents say
-# was measured. The exit code is not 0 where a result was wrong.
+# another), Humming and DeepGEMM also humming-kernels and sgl-deep-gemm from PyPI; what is not
+# installed is left out. COMMIT, where it is set, is what the documents say was measured. The exit
+# code is not 0 where a result was wrong.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 out="" quick=false peers=true build="" device=cuda:0 only=""
 usage() {
-  sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 while [ $# -gt 0 ]; do
@@ -177,8 +178,12 @@ if $peers; then
     ! $quick || peer_options=(--quick)
     [ "$only" = moe ] || "$python" "$root/bench/peers/run.py" "$out/peers.json" \
       --commit "$commit" --device "$device" "${peer_options[@]}" || status=1
-    [ "$only" = ops ] || "$python" "$root/bench/peers/moe.py" "$out/moe_peers.json" \
-      --commit "$commit" --device "$device" || status=1
+    if [ "$only" != ops ]; then
+      "$python" "$root/bench/peers/moe.py" "$out/moe_peers.json" --bench "$cli" \
+        --commit "$commit" --device "$device" || status=1
+      "$python" "$root/bench/peers/moe_gemm.py" "$out/moe_gemm_peers.json" --bench "$cli" \
+        --commit "$commit" --device "$device" || status=1
+    fi
   else
     echo "peers left out: $python has no torch and triton" >&2
   fi

@@ -22,10 +22,10 @@ def quantize_rows_kernel(x_ptr, values_ptr, scales_ptr, num_groups, GROUPS: tl.c
 
 
 @triton.jit
-def grouped_gemm_kernel(a_ptr, a_scales_ptr, w_ptr, w_scales_ptr, out_ptr, slots_ptr, experts_ptr,
-                        tiles_ptr, num_slots, N, K, SLOTS_PER_ROW: tl.constexpr,
-                        MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                        BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
+def grouped_gemm_kernel(a_ptr, a_scales_ptr, w_ptr, w_scales_ptr, bias_ptr, out_ptr, slots_ptr,
+                        experts_ptr, tiles_ptr, num_slots, N, K, SLOTS_PER_ROW: tl.constexpr,
+                        MODE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr,
+                        BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
     """out[slot] = w[expert] @ a[slot // SLOTS_PER_ROW].  MODE: bf16, fp8_block (E4M3 with scales of
     1x128 and 128x128, BLOCK_K is 128), or mxfp4_bf16 (E2M1 pairs with UE8M0 every 32 columns)."""
     num_tiles = tl.load(tiles_ptr)
@@ -73,13 +73,16 @@ def grouped_gemm_kernel(a_ptr, a_scales_ptr, w_ptr, w_scales_ptr, out_ptr, slots
                 acc += tl.dot(x, y) * (x_scale * y_scale)[:, None]
             else:
                 acc += tl.dot(x, y)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + expert * N + col, mask=has_col, other=0.0).to(tl.float32)[None, :]
     tl.store(out_ptr + slot[:, None] * N + col[None, :], acc.to(tl.bfloat16),
              mask=has_row[:, None] & has_col[None, :])
 
 
 @triton.jit
 def swiglu_kernel(x_ptr, values_ptr, scales_ptr, num_groups, INTER: tl.constexpr,
-                  WIDTH: tl.constexpr, GROUPS: tl.constexpr, IS_FP8: tl.constexpr):
+                  WIDTH: tl.constexpr, GROUPS: tl.constexpr, IS_FP8: tl.constexpr,
+                  IS_GPT_OSS: tl.constexpr):
     """Gate, then up, of a slot; WIDTH divides INTER and is 128 for E4M3 results."""
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     mask = (group < num_groups)[:, None]
@@ -88,7 +91,11 @@ def swiglu_kernel(x_ptr, values_ptr, scales_ptr, num_groups, INTER: tl.constexpr
     x = x_ptr + slot[:, None] * (2 * INTER) + cols
     gate = tl.load(x, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x + INTER, mask=mask, other=0.0).to(tl.float32)
-    h = gate * tl.sigmoid(gate) * up
+    if IS_GPT_OSS:
+        gate = tl.minimum(gate, 7.0)
+        h = gate * tl.sigmoid(1.702 * gate) * (tl.clamp(up, -7.0, 7.0) + 1.0)
+    else:
+        h = gate * tl.sigmoid(gate) * up
     out = slot[:, None] * INTER + cols
     if IS_FP8:
         multiplier = 448.0 / tl.maximum(tl.max(tl.abs(h), axis=1), 1e-20)
@@ -99,14 +106,25 @@ def swiglu_kernel(x_ptr, values_ptr, scales_ptr, num_groups, INTER: tl.constexpr
 
 
 @triton.jit
-def combine_kernel(y_ptr, weights_ptr, out_ptr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr,
-                   BLOCK: tl.constexpr):
+def combine_kernel(y_ptr, weights_ptr, rows_ptr, out_ptr, HIDDEN: tl.constexpr,
+                   TOP_K: tl.constexpr, BLOCK: tl.constexpr, HAS_ROWS: tl.constexpr):
+    """The row of a slot is rows_ptr's, or the slot itself."""
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < HIDDEN
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in tl.static_range(TOP_K):
-        weight = tl.load(weights_ptr + token * TOP_K + s)
-        total += weight * tl.load(y_ptr + (token * TOP_K + s) * HIDDEN + col, mask=mask,
-                                  other=0.0).to(tl.float32)
+        slot = token * TOP_K + s
+        weight = tl.load(weights_ptr + slot)
+        row = tl.load(rows_ptr + slot).to(tl.int64) if HAS_ROWS else slot
+        total += weight * tl.load(y_ptr + row * HIDDEN + col, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * HIDDEN + col, total.to(tl.bfloat16), mask=mask)
+
+
+def combine(y, weights, out, rows=None):
+    """out[token] = the weighted sum of its slots' rows of y."""
+    tokens, hidden = out.shape
+    combine_kernel[(tokens, triton.cdiv(hidden, 1024))](
+        y, weights, weights if rows is None else rows, out, HIDDEN=hidden, TOP_K=weights.shape[1],
+        BLOCK=1024, HAS_ROWS=rows is not None)
+    return out

@@ -158,3 +158,29 @@ def test_layers_are_drawn(tmp_path):
     plots = tmp_path / "plots"
     report(tmp_path, {"a": layers([case(1, 125, 8)])}, "--plots", plots)
     assert [file.name for file in plots.iterdir()] == ["moe_deepseek_v3_fp8_block.svg"]
+
+
+def beside(us, sustained, **fields):
+    return {"peer": "narrowfloat", "mode": "fp8_block", "plain": {"median_us": us},
+            "sustained": {"median_us": sustained}, "error": 0.01, "correct": True} | fields
+
+
+def test_narrowfloat_of_the_peers_own_run_counts_in_their_table(tmp_path):
+    document = peers(250.0, peer="humming", sustained={"median_us": 300.0})
+    document["layers"][0]["narrowfloat"] = [beside(200.0, 400.0, tokens=1)]
+    text = report(tmp_path, {"a": layers([case(1, 125, 8)]), "p": document})
+    cells = line_of(text, "Peers' layers", "deepseek-v3")
+    assert cells[3:10] == ["humming", "250.0", "200.0", "1.25", "300.0", "400.0", "0.75"]
+    document["layers"][0]["narrowfloat"][0]["correct"] = False
+    text = report(tmp_path, {"a": layers([case(1, 125, 8)]), "p": document})
+    assert line_of(text, "Peers' layers", "deepseek-v3")[5:10] == ["-", "-", "300.0", "-", "-"]
+
+
+def test_grouped_gemms_of_peers_stand_beside_ours(tmp_path):
+    size = {"n": 4096, "k": 7168, "groups": 8, "rows": 16384}
+    document = {"schema_version": 1, "command": "moe gemm peers", "commit": "abc123",
+                "gemms": [size | beside(690.0, 800.0, peer="deep_gemm"),
+                          size | beside(750.0, 820.0)]}
+    text = report(tmp_path, {"a": layers([case(1, 125, 8)]), "g": document})
+    assert line_of(text, "Peers' grouped GEMMs", "fp8_block")[1:] == [
+        "4096, 7168, 8", "16384", "deep_gemm", "690.0", "750.0", "0.92", "800.0", "820.0", "0.98"]
