@@ -27,11 +27,17 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16") != 0; }
 
 #if defined(__linux__)
-// Tile instructions fault in a process that has not asked for their state. Linux before 5.16 has no
-// such request.
+constexpr int64_t kTileData = 18;  // XFEATURE_XTILEDATA
+
+// Linux before 5.16 knows no such features.
+bool can_give_tiles() {
+  constexpr int64_t kGetSupported = 0x1021;  // ARCH_GET_XCOMP_SUPP
+  uint64_t features = 0;
+  return syscall(SYS_arch_prctl, kGetSupported, &features) == 0 && (features >> kTileData & 1) != 0;
+}
+
 bool is_given_tiles() {
   constexpr int64_t kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr int64_t kTileData = 18;               // XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
@@ -43,10 +49,11 @@ bool has_amx_bf16() {
   if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   constexpr unsigned int kBf16AndTile = 1U << 22U | 1U << 24U;
   if ((edx & kBf16AndTile) != kBf16AndTile) return false;
-  static const bool kIsGiven = is_given_tiles();
-  return kIsGiven;
+  static const bool kCanGive = can_give_tiles();
+  return kCanGive;
 }
 #else
+bool is_given_tiles() { return false; }
 bool has_amx_bf16() { return false; }
 #endif
 
@@ -56,6 +63,7 @@ bool has_avx2() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512_bf16() { return false; }
 bool has_amx_bf16() { return false; }
+bool is_given_tiles() { return false; }
 
 #endif
 
@@ -70,7 +78,7 @@ Support support_of(VectorLevel level, const VectorFeatures& features) {
     return Support::no("needs a CPU with AVX-512 BF16");
   }
   if (level >= VectorLevel::kAmxBf16 && !features.amx_bf16) {
-    return Support::no("needs a CPU with AMX BF16, and a Linux kernel that gives its tiles");
+    return Support::no("needs a CPU with AMX BF16, and Linux 5.16 or later");
   }
   return Support::yes();
 }
@@ -82,6 +90,11 @@ Support cpu_with(Device device, VectorLevel level) {
                             .avx512 = has_avx512(),
                             .avx512_bf16 = has_avx512_bf16(),
                             .amx_bf16 = level >= VectorLevel::kAmxBf16 && has_amx_bf16()});
+}
+
+bool take_tiles() {
+  static const bool kAreGiven = has_amx_bf16() && is_given_tiles();
+  return kAreGiven;
 }
 
 }  // namespace narrowfloat

@@ -12,15 +12,14 @@ enum class VectorLevel : int {
   kAvx2,        // AVX2, FMA, F16C: x86-64-v3
   kAvx512,      // AVX-512 F, BW, VL, DQ, VBMI and VNNI
   kAvx512Bf16,  // and AVX-512 BF16
-  kAmxBf16,     // and AMX TILE and BF16. Asking for it requests their state from Linux
+  kAmxBf16,     // and AMX TILE and BF16, whose state a process takes with take_tiles()
 };
 
 // Outputs of more bytes do not stay in the caches, so the kernels of a level write past them.
 inline constexpr int64_t kStreamedBytes = 16 << 20;
 
 // A CPU reports any of these; a level needs all of those before it as well. `amx_bf16` says that
-// Linux (5.16 or later) has granted the process the tiles' state, with which a signal needs a
-// larger stack.
+// Linux (5.16 or later) knows the tiles' state, too.
 struct VectorFeatures {
   bool avx2 = false;
   bool avx512 = false;
@@ -32,5 +31,10 @@ Support support_of(VectorLevel level, const VectorFeatures& features);
 
 // The condition of an implementation on the CPU that is compiled for `level`.
 Support cpu_with(Device device, VectorLevel level);
+
+// Whether the process may use matrix tiles. The first call asks Linux for them, since signals then
+// need larger stacks; Linux refuses where a thread has an alternate signal stack without room for
+// the tiles. The answer stays the same.
+bool take_tiles();
 
 }  // namespace narrowfloat

@@ -1,14 +1,16 @@
 // See bf16_gemm.h.
 //
 // Rows of other types than bf16 become bf16 in the workspace, at the place where the other
-// implementations have fp32. A task takes the strips of a row block one or two at a time; few rows
-// with E2M1 weights take up to four.
+// implementations have fp32. A task takes the strips of a row block one or two at a time, with
+// matrix tiles up to eight, which share the copied rows; few rows with E2M1 weights take up to
+// four.
 #include "ops/grouped_gemm/bf16_gemm.h"
 
 #include <cstring>
 
 #include "formats/float16.h"
 #include "ops/grouped_gemm/input_rows.h"
+#include "ops/grouped_gemm/product_range.h"
 #include "ops/grouped_gemm/row_blocks.h"
 #include "ops/grouped_gemm/strip_decoder.h"
 #include "ops/grouped_gemm/strip_epilogue.h"
@@ -22,26 +24,44 @@ using Epilogue = StripEpilogue<float>;
 using Lanes = Epilogue::Lanes;
 
 constexpr int64_t kLeastBlock = 16;
+// Values of a task's rows that are copied for matrix tiles: 128 KiB.
+constexpr int64_t kPackedValues = 2 * kBlockRows * kBf16ChunkCols;
 
 // Exact for the values of every format, which have at most eight significant bits.
 uint16_t exact_bf16(float value) { return static_cast<uint16_t>(float_bits(value) >> 16); }
 
 // The columns that share factors: blocks of the weights' scales, or else groups of the rows'.
-int64_t columns_of_block(const GemmShape& shape) {
+// are_scaled: weights are multiplied by their scales.
+int64_t columns_of_block(const GemmShape& shape, bool are_scaled) {
   if (shape.mode.weight_scale == ScaleUse::kNone) return 0;
-  return shape.mode.rounds_weights ? shape.mode.group_cols : shape.weight_scales.block_cols;
+  const bool has_groups = are_scaled || shape.mode.rounds_weights;
+  return has_groups ? shape.mode.group_cols : shape.weight_scales.block_cols;
+}
+
+// Whether bf16 has the products of all E2M1 weights and their block scales, as a normal number or
+// zero.
+bool has_scaled_weights(const GemmShape& shape, const GemmCall& call) {
+  if (shape.weights.dtype != DType::kU8 || shape.mode.rounds_weights ||
+      shape.mode.weight_scale != ScaleUse::kDecode || call.weight_encoding == 0) {
+    return false;
+  }
+  const MagnitudeRange range = MagnitudeRange::decoded(call.weight_encoding);
+  return range.least >= -126 && range.most <= 127;
 }
 
 class Bf16Gemm {
  public:
-  Bf16Gemm(const GroupedGemmProblem& problem, const GemmCall& call, const Bf16Kernels& kernels)
+  Bf16Gemm(const GroupedGemmProblem& problem, const GemmCall& call, const Bf16Kernels& kernels,
+           const TileGemmKernels* tiles)
       : shape_(problem),
         call_(call),
         kernels_(kernels),
+        tiles_(tiles),
         weights_(shape_, call.weights),
         inputs_(shape_, call.workspace + segment_bytes(problem)),
         blocks_(call.tiles, reinterpret_cast<Segment*>(call.workspace)),
-        block_cols_(columns_of_block(shape_)),
+        are_scaled_(tiles != nullptr && has_scaled_weights(shape_, call)),
+        block_cols_(columns_of_block(shape_, are_scaled_)),
         blocks_per_row_scale_(has_row_scales() ? shape_.mode.group_cols / block_cols_ : 1) {}
 
   void run() const {
@@ -99,10 +119,14 @@ class Bf16Gemm {
     if (block.count == 0) return strips;
     const bool decodes_in_registers =
         shape_.weights.dtype == DType::kU8 && !shape_.mode.rounds_weights;
-    if (kernels_.multiply_few_rows != nullptr && decodes_in_registers &&
-        block.count <= kFewBf16Rows) {
+    if (decodes_in_registers && block.count <= kFewBf16Rows) {
       const int64_t count = std::min(strips, kFewBf16Strips);
       run_few_rows(block, strip, count);
+      return count;
+    }
+    if (tiles_ != nullptr) {
+      const int64_t count = std::min(strips, kTileTaskStrips);
+      run_rows_with_tiles(block, strip, count);
       return count;
     }
     const int64_t count = std::min(strips, kBf16Strips);
@@ -119,7 +143,7 @@ class Bf16Gemm {
     alignas(64) std::array<std::array<Lanes, kFewBf16Strips>, kFewBf16Rows> sums;
     FewBf16Rows task{.cols = shape_.cols,
                      .type = strip_scale(),
-                     .block_cols = block_cols_,
+                     .block_cols = shape_.weight_scales.block_cols,
                      .blocks_per_row_scale = blocks_per_row_scale_,
                      .strips = strips,
                      .rows = block.count,
@@ -138,7 +162,16 @@ class Bf16Gemm {
       task.row_scales[i] = row_scales(row, 0);
       task.sums[i] = sums[static_cast<size_t>(i)][0].data();
     }
-    kernels_.multiply_few_rows(task);
+    if (tiles_ != nullptr) {
+      const MagnitudeRange range = MagnitudeRange::decoded(call_.weight_encoding);
+      tiles_->few_rows.multiply_few_rows({.rows = task,
+                                          .is_scaled = are_scaled_,
+                                          .least_weight = range.least,
+                                          .most_weight = range.most,
+                                          .sum_cols = block_cols_});
+    } else {
+      kernels_.multiply_few_rows(task);
+    }
     store(block, first_strip, strips, sums.data());
   }
 
@@ -168,6 +201,79 @@ class Bf16Gemm {
       kernels_.multiply(chunk, rows.data(), block.count);
     }
     store(block, first_strip, strips, sums.data());
+  }
+
+  // Packs as many columns of the rows as there is room for: all of them where there are few rows,
+  // so that the strips are read one after the other, and else few enough to stay in the cache while
+  // the strips are multiplied.
+  void run_rows_with_tiles(const RowBlock& block, int64_t first_strip, int64_t strips) const {
+    const int64_t groups = ceil_div(block.count, kTileGroupRows);
+    TileChunk chunk{.count = block.count,
+                    .group_rows = ceil_div(block.count, groups),
+                    .block_cols = block_cols_,
+                    .blocks_per_row_scale = blocks_per_row_scale_};
+    chunk.rows = groups * chunk.group_rows;
+    alignas(64) std::array<std::array<Lanes, kTileTaskStrips>, kBlockRows> sums;
+    std::fill_n(sums.begin(), chunk.rows, std::array<Lanes, kTileTaskStrips>{});
+    alignas(64) std::array<uint16_t, kPackedValues> packed;
+    const int64_t span = kPackedValues / chunk.rows / kBf16ChunkCols * kBf16ChunkCols;
+    tiles_->tiles.configure(chunk.group_rows);
+    for (int64_t begin = 0; begin < shape_.cols; begin += span) {
+      const int64_t end = std::min(begin + span, shape_.cols);
+      pack_rows(block, chunk.rows, begin, end, packed.data());
+      for (int64_t strip = 0; strip < strips; strip += kTileStrips) {
+        chunk.strips = std::min(kTileStrips, strips - strip);
+        chunk.sums = sums[0][static_cast<size_t>(strip)].data();
+        for (int64_t first = begin; first < end; first += kBf16ChunkCols) {
+          chunk.values = packed.data() + (first - begin) * chunk.rows;
+          multiply_with_tiles(block, first_strip + strip, first,
+                              std::min(kBf16ChunkCols, end - first), chunk);
+        }
+      }
+    }
+    tiles_->tiles.release();
+    store(block, first_strip, strips, sums.data());
+  }
+
+  void pack_rows(const RowBlock& block, int64_t rows, int64_t begin, int64_t end,
+                 uint16_t* packed) const {
+    std::array<const uint16_t*, kBlockRows> from;
+    for (int64_t i = 0; i < block.count; ++i) {
+      from[static_cast<size_t>(i)] = values(block.rows[static_cast<size_t>(i)]) + begin;
+    }
+    tiles_->tiles.pack_rows(from.data(), block.count, rows, end - begin, packed);
+  }
+
+  // Decodes `cols` columns of the chunk's strips and multiplies the rows with them.
+  void multiply_with_tiles(const RowBlock& block, int64_t strip, int64_t first, int64_t cols,
+                           TileChunk& chunk) const {
+    chunk.cols = round_up(cols, kTileRunCols);
+    std::array<const float*, kBlockRows> scales;
+    if (has_row_scales()) {
+      for (int64_t i = 0; i < block.count; ++i) {
+        const int64_t row = block.rows[static_cast<size_t>(i)];
+        scales[static_cast<size_t>(i)] = row_scales(row, first / shape_.mode.group_cols);
+      }
+      chunk.row_scales = scales.data();
+    }
+    std::array<DecodedStrip, kTileStrips> decoded;
+    for (int64_t i = 0; i < chunk.strips; ++i) {
+      DecodedStrip& out = decoded[static_cast<size_t>(i)];
+      if (are_scaled_) {
+        const int64_t scale_cols = shape_.weight_scales.block_cols;
+        tiles_->few_rows.decode_scaled(weights_.codes(block.expert, strip + i, first),
+                                       weights_.scales(block.expert, strip + i, first / scale_cols),
+                                       strip_scale(), scale_cols, cols, out.weights.data());
+      } else {
+        decode(block.expert, strip + i, first, cols, out);
+        chunk.factors[i] = out.factors[0].data();
+      }
+      std::fill(out.weights.begin() + cols * kStripRows,
+                out.weights.begin() + chunk.cols * kStripRows, uint16_t{0});
+      chunk.weights[i] = out.weights.data();
+    }
+    tiles_->tiles.multiply(chunk);
+    chunk.row_scales = nullptr;
   }
 
   // Decodes columns [first, first + count) of a strip and the factors of their blocks.
@@ -227,9 +333,11 @@ class Bf16Gemm {
   const GemmShape shape_;
   const GemmCall& call_;
   const Bf16Kernels& kernels_;
+  const TileGemmKernels* tiles_;
   const StripWeights weights_;
   const InputRows<float> inputs_;
   const RowBlocks blocks_;
+  const bool are_scaled_;
   const int64_t block_cols_;
   const int64_t blocks_per_row_scale_;
 };
@@ -237,8 +345,8 @@ class Bf16Gemm {
 }  // namespace
 
 void run_bf16_gemm(const GroupedGemmProblem& problem, const GemmCall& call,
-                   const Bf16Kernels& kernels) {
-  Bf16Gemm(problem, call, kernels).run();
+                   const Bf16Kernels& kernels, const TileGemmKernels* tiles) {
+  Bf16Gemm(problem, call, kernels, tiles).run();
 }
 
 }  // namespace narrowfloat

@@ -30,6 +30,17 @@ inline void store_result(DType dtype, double value, int64_t index, void* output)
   }
 }
 
+// Stores results side by side; the type is looked at once.
+template <typename Real>
+void store_results(DType dtype, const Real* values, int64_t count, int64_t index, void* output) {
+  const auto store_as = [&](DType type) {
+    for (int64_t i = 0; i < count; ++i) store_result(type, values[i], index + i, output);
+  };
+  if (dtype == DType::kBF16) return store_as(DType::kBF16);
+  if (dtype == DType::kF32) return store_as(DType::kF32);
+  store_as(dtype);
+}
+
 // True for the weight rows of the gate half (moe spec 1.3).
 NF_HOST_DEVICE inline bool is_gate_row(GateOrder order, int64_t row, int64_t rows) {
   if (order == GateOrder::kInterleaved) return row % 2 == 0;

@@ -26,7 +26,6 @@
 #include "ops/grouped_gemm/strip_epilogue.h"
 #include "ops/grouped_gemm/strip_kernel.h"
 #include "ops/grouped_gemm/strip_weights.h"
-#include "ops/grouped_gemm/x86/amx_kernels.h"
 #include "ops/grouped_gemm/x86/gemm_kernels.h"
 #include "runtime/parallel.h"
 #include "runtime/vector_level.h"
@@ -276,13 +275,9 @@ void run_level(const GroupedGemmProblem& problem, const GemmCall& call, Stream /
     return run_int8_gemm(problem, call, is_avx2 ? kInt8KernelsAvx2 : kInt8KernelsAvx512);
   }
   if (kLevel >= VectorLevel::kAvx512Bf16 && call.accumulation == Accumulation::kFast) {
-    Bf16Kernels kernels = kBf16KernelsAvx512;
-    if (kLevel == VectorLevel::kAmxBf16) {
-      // Few rows take tiles as well, so that sums do not depend on the number of rows.
-      kernels.multiply = kBf16KernelsAmx.multiply;
-      kernels.multiply_few_rows = nullptr;
-    }
-    return run_bf16_gemm(problem, call, kernels);
+    static const TileGemmKernels kTiles{kTileKernelsAmx, kTileOrderKernelsAvx512};
+    const bool has_tiles = kLevel == VectorLevel::kAmxBf16 && take_tiles();
+    return run_bf16_gemm(problem, call, kBf16KernelsAvx512, has_tiles ? &kTiles : nullptr);
   }
   run_with(kLevel == VectorLevel::kAvx2 ? &kGemmKernelsAvx2 : &kGemmKernelsAvx512, problem, call);
 }

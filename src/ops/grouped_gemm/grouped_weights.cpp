@@ -117,8 +117,7 @@ std::span<const GroupedGemmImpl> grouped_gemm_impls() {
     kGroupedGemmSm90, kGroupedGemmSm80,
 #endif
 #if defined(NARROWFLOAT_VECTOR_LEVELS)
-        // AMX has not run on a processor that has it, so it is there by name alone.
-        kGroupedGemmCpuAvx512Bf16, kGroupedGemmCpuAmxBf16, kGroupedGemmCpuAvx512,
+        kGroupedGemmCpuAmxBf16, kGroupedGemmCpuAvx512Bf16, kGroupedGemmCpuAvx512,
         kGroupedGemmCpuAvx2,
 #endif
         kGroupedGemmCpuBaseline, kGroupedGemmCpuReference

@@ -37,11 +37,12 @@ class StripEpilogue {
     if (call_.rows.row_scale != nullptr) {
       row_scale = call_.rows.row_scale[call_.rows.source(row)];
     }
+    Lanes values;
     for (size_t lane = 0; lane < sums.size(); ++lane) {
-      const Real value = (scales_[lane] * row_scale) * (weight * sums[lane]) + bias_[lane];
-      store_result(call_.output_dtype, value, row * rows_ + first_ + static_cast<int64_t>(lane),
-                   call_.output);
+      values[lane] = (scales_[lane] * row_scale) * (weight * sums[lane]) + bias_[lane];
     }
+    store_results(call_.output_dtype, values.data(), kStripRows, row * rows_ + first_,
+                  call_.output);
   }
 
  private:

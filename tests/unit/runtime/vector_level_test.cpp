@@ -51,6 +51,13 @@ TEST(VectorLevel, PresumesTheLevelsBelow) {
   }
 }
 
+// Linux gives tiles to any process without alternate signal stacks.
+TEST(VectorLevel, TilesAreTakenWhereTheyAre) {
+  const bool are_there = cpu_with(kCpu, VectorLevel::kAmxBf16).ok();
+  EXPECT_EQ(take_tiles(), are_there);
+  EXPECT_EQ(take_tiles(), are_there);
+}
+
 TEST(VectorLevel, IsForTheCpu) {
   const Support support = cpu_with({DeviceType::kCuda, 0}, VectorLevel::kAvx2);
   EXPECT_FALSE(support.ok());

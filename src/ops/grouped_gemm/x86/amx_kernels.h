@@ -1,21 +1,78 @@
-// multiply() of bf16_kernels.h on processors with matrix tiles (AMX BF16). A block's inner sum is
+// The kernels for Accumulation::kFast on processors with matrix tiles (AMX BF16). An output is
 //
-//   inner = 0;  for runs of 32 k of the block:  inner = inner + (sum of even k + sum of odd k)
+//   total = 0;  for runs of 32 k ascending:  total = total + (sum of even k + sum of odd k)
+//
+// where the two sums are chains of fused multiply-adds. Weights are multiplied by their block
+// scales first wherever bf16 has the products (TileWeights::kScaled). Blocks of k whose sums have
+// factors, 128 k for most rows with scales, have a sum of their own:
+//
+//   inner = 0;  for runs of the block:  inner = inner + (sum of even k + sum of odd k)
 //   total = fma(dA * dW, inner, total)
 //
-// A run has 16 k where a chunk or its blocks are no multiples of 32. Without blocks a chunk is one,
-// with the factor 1. A row of a tile does not depend on the others, so the number of rows in a call
-// changes no result. Magnitudes below 2^-126 count as zero in inner.
+// Magnitudes below 2^-126 count as zero, but not in the last line. A row of a tile does not depend
+// on the others, and few rows have these operations in vector registers (TileOrderKernels), so that
+// neither the number of rows nor of strips in a call changes a result.
 #pragma once
 
 #include "ops/grouped_gemm/x86/bf16_kernels.h"
 
 namespace narrowfloat {
 
-struct AmxKernels {
-  Bf16Kernels::Multiply multiply;
+inline constexpr int64_t kTileRunCols = 32;
+// Tiles hold two strips of weights and up to so many rows at once.
+inline constexpr int64_t kTileStrips = 2;
+inline constexpr int64_t kTileGroupRows = 32;
+// The most strips that share the rows of a task. Their totals lie side by side.
+inline constexpr int64_t kTileTaskStrips = 16;
+
+// Columns of one or two decoded strips, and of all rows.
+struct TileChunk {
+  int64_t strips = 0;
+  int64_t count = 0;       // The number of rows.
+  int64_t group_rows = 0;  // Up to kTileGroupRows.
+  int64_t rows = 0;        // `count`, rounded up to a multiple of group_rows.
+  int64_t cols = 0;        // A multiple of kTileRunCols. Columns that are not there are zeros.
+  int64_t block_cols = 0;  // Blocks whose sums have factors, multiples of kTileRunCols; 0: none.
+  int64_t blocks_per_row_scale = 1;
+  const uint16_t* values = nullptr;           // [cols / 32][rows][32]
+  const uint16_t* weights[kTileStrips] = {};  // [cols / 2][16][2] each
+  const float* factors[kTileStrips] = {};     // [blocks][16] each; null: 1
+  const float* const* row_scales = nullptr;   // Each row's, from the first block on; null: 1
+  float* sums = nullptr;                      // [rows][kTileTaskStrips][16]
 };
 
-extern const AmxKernels kBf16KernelsAmx;
+struct TileKernels {
+  // Gives the tiles their extents, and gives them up.
+  void (*configure)(int64_t group_rows);
+  void (*release)();
+  // Copies columns of rows to [cols / 32][rows][32]; `rows` of them, zeros from `count` on.
+  void (*pack_rows)(const uint16_t* const* from, int64_t count, int64_t rows, int64_t cols,
+                    uint16_t* out);
+  // Adds the products of a chunk to the sums. Tiles have the extents for its group_rows.
+  void (*multiply)(const TileChunk& chunk);
+};
+
+extern const TileKernels kTileKernelsAmx;
+
+struct FewTileRows {
+  FewBf16Rows rows;
+  // Whether weights are multiplied by their scales. These have exponents of the range then.
+  bool is_scaled;
+  int least_weight;
+  int most_weight;
+  int64_t
+      sum_cols;  // Columns whose sums have factors, those of rows alone where is_scaled; 0: none
+};
+
+struct TileOrderKernels {
+  // Decodes columns of a strip of E2M1 codes, whole blocks, to [cols / 2][16][2], multiplied by the
+  // scales of blocks of 16 or 32 columns. Products have to be in bf16's range.
+  void (*decode_scaled)(const uint8_t* codes, const uint8_t* scales, Bf16StripScale type,
+                        int64_t block_cols, int64_t cols, uint16_t* out);
+  // As Bf16Kernels::multiply_few_rows, in the order of tiles.
+  void (*multiply_few_rows)(const FewTileRows& task);
+};
+
+extern const TileOrderKernels kTileOrderKernelsAvx512;
 
 }  // namespace narrowfloat

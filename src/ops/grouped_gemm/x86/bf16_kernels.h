@@ -9,7 +9,7 @@
 //
 // Without blocks inner goes on over all of k. Lanes do not depend on each other, so neither the
 // number of rows nor of strips in a call changes a result. Magnitudes below 2^-126 count as zero in
-// inner. Matrix tiles have a multiply() with another order (amx_kernels.h).
+// inner. Matrix tiles have an order of their own (amx_kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -68,8 +68,7 @@ struct Bf16Kernels {
                                 float* out);
   // Adds the products of a chunk to the sums of its rows.
   using Multiply = void (*)(const Bf16Chunk& chunk, const Bf16Row* rows, int64_t count);
-  // Sums of products over all columns. Weights are decoded in registers. Null: multiply() also
-  // serves few rows.
+  // Sums of products over all columns. Weights are decoded in registers.
   using MultiplyFewRows = void (*)(const FewBf16Rows& task);
 
   Decode decode_e2m1;

@@ -1,89 +1,28 @@
 // The kernels of bf16_kernels.h with AVX-512 F, BW, VL, DQ, VBMI and BF16.
 #include <immintrin.h>
 
-#include "formats/x86/decode_text.h"
 #include "ops/grouped_gemm/x86/bf16_kernels.h"
+#include "ops/grouped_gemm/x86/e2m1_text_avx512.h"
 
 namespace narrowfloat {
 namespace {
 
 constexpr int64_t kStripLanes = 16;
-// Bytes of E2M1 codes of a strip at two k.
-constexpr int64_t kPairBytes = 16;
+constexpr int64_t kPairBytes = e2m1_text::kPairBytes;
 // Codes are fetched into the cache this many bytes ahead.
 constexpr int64_t kPrefetchBytes = 4096;
 // Rows of a register block: 12 sums stay in registers beside the weights of two strips.
 constexpr int kRegisterRows = 6;
-
-// The vectors of decode_text.h.
-struct Lanes {
-  using Floats = __m512;
-  using Ints = __m512i;
-
-  static Floats floats(Ints bits) { return _mm512_castsi512_ps(bits); }
-  static Ints bits(Floats x) { return _mm512_castps_si512(x); }
-  static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
-  static Floats floats(float x) { return _mm512_set1_ps(x); }
-  static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-  static Ints bit_and(Ints a, int32_t b) { return _mm512_and_si512(a, ints(b)); }
-  static Ints bit_or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
-  template <int kBits>
-  static Ints shift_left(Ints a) {
-    return _mm512_slli_epi32(a, kBits);
-  }
-  static __mmask16 equal(Ints a, Ints b) { return _mm512_cmpeq_epi32_mask(a, b); }
-  static Ints select(__mmask16 mask, Ints yes, Ints no) {
-    return _mm512_mask_blend_epi32(mask, no, yes);
-  }
-};
-
-__m128i load_16(const uint8_t* bytes) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
-}
 
 // sums + x[1] * w[1] + x[0] * w[0] in each lane.
 __m512 add_products(__m512 sums, __m512i x, __m512i w) {
   return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(w));
 }
 
-// Two columns of a row in every lane.
-__m512i broadcast_pair(const uint16_t* values) {
-  int32_t pair = 0;
-  __builtin_memcpy(&pair, values, sizeof(pair));
-  return _mm512_set1_epi32(pair);
-}
-
-__m512 decode_scales_of_block(Bf16StripScale type, const uint8_t* codes) {
-  const __m512i lanes = _mm512_cvtepu8_epi32(load_16(codes));
-  return type == Bf16StripScale::kE4M3 ? decode_text::decode_e4m3<Lanes>(lanes)
-                                       : decode_text::decode_ue8m0<Lanes>(lanes);
-}
-
-// Decodes two columns of a strip of E2M1 codes, 8 bytes each. Byte j of a column has weight row 2j
-// in its lower four bits and row 2j + 1 in its upper four.
-class E2m1Decoder {
- public:
-  __m512i decode(const uint8_t* codes) const {
-    const __m512i columns = _mm512_broadcast_i32x4(load_16(codes));
-    const __m512i bytes = _mm512_shuffle_epi8(columns, bytes_of_lane_);
-    return _mm512_permutexvar_epi16(_mm512_srlv_epi16(bytes, shift_of_word_), values_);
-  }
-
- private:
-  // Lane r gets byte r / 2 of both columns, each as a word.
-  const __m512i bytes_of_lane_ = _mm512_add_epi32(
-      _mm512_set1_epi32(static_cast<int32_t>(0x80088000U)),
-      _mm512_mullo_epi32(_mm512_set1_epi32(0x00010001),
-                         _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)));
-  const __m512i shift_of_word_ = _mm512_set1_epi64(0x0004000400000000);
-  // The permutation reads five bits of an index. The fifth is not the code's, so values stand
-  // twice.
-  const __m512i values_ = _mm512_broadcast_i64x4(_mm256_setr_epi16(
-      0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, static_cast<int16_t>(0x8000),
-      static_cast<int16_t>(0xBF00), static_cast<int16_t>(0xBF80), static_cast<int16_t>(0xBFC0),
-      static_cast<int16_t>(0xC000), static_cast<int16_t>(0xC040), static_cast<int16_t>(0xC080),
-      static_cast<int16_t>(0xC0C0)));
-};
+// Names of this source alone: docs/architecture.md, levels of vector instructions.
+struct Source {};
+using Text = e2m1_text::Avx512<Source>;
+using E2m1Decoder = Text::E2m1Decoder;
 
 void decode_e2m1(const void* codes, int64_t cols, uint16_t* out) {
   const E2m1Decoder decoder;
@@ -102,8 +41,8 @@ void decode_e4m3(const void* codes, int64_t cols, uint16_t* out) {
   for (int64_t pair = 0; pair < cols / 2; ++pair) {
     const uint8_t* columns = bytes + pair * 2 * kStripLanes;
     __builtin_prefetch(columns + kPrefetchBytes);
-    const __m128i first = load_16(columns);
-    const __m128i second = load_16(columns + kStripLanes);
+    const __m128i first = Text::load_16(columns);
+    const __m128i second = Text::load_16(columns + kStripLanes);
     const __m512i word = _mm512_cvtepu8_epi16(
         _mm256_set_m128i(_mm_unpackhi_epi8(first, second), _mm_unpacklo_epi8(first, second)));
     const __m512i magnitude = _mm512_and_si512(word, _mm512_set1_epi16(0x7F));
@@ -135,7 +74,7 @@ void decode_bf16(const void* codes, int64_t cols, uint16_t* out) {
 
 void decode_scales(const uint8_t* codes, int64_t blocks, Bf16StripScale type, float* out) {
   for (int64_t i = 0; i < blocks * kStripLanes; i += kStripLanes) {
-    _mm512_storeu_ps(out + i, decode_scales_of_block(type, codes + i));
+    _mm512_storeu_ps(out + i, Text::decode_scales(type, codes + i));
   }
 }
 
@@ -170,7 +109,7 @@ struct Sums {
         weights[strip] = _mm512_loadu_si512(chunk.weights[strip] + k * kStripLanes);
       }
       for (int row = 0; row < kRows; ++row) {
-        const __m512i pair = broadcast_pair(rows[row].values + k);
+        const __m512i pair = Text::broadcast_pair(rows[row].values + k);
         for (int strip = 0; strip < kStrips; ++strip) {
           of[row][strip] = add_products(of[row][strip], pair, weights[strip]);
         }
@@ -242,7 +181,7 @@ void multiply_few_rows_of(const FewBf16Rows& task, int64_t first) {
     }
     for (int64_t k = begin; k < begin + task.block_cols; k += 2) {
       __m512i pairs[kRows];
-      for (int row = 0; row < kRows; ++row) pairs[row] = broadcast_pair(task.values[row] + k);
+      for (int row = 0; row < kRows; ++row) pairs[row] = Text::broadcast_pair(task.values[row] + k);
       for (int strip = 0; strip < kStrips; ++strip) {
         const uint8_t* codes = task.codes[first + strip] + k * kPairBytes / 2;
         if (k % 8 == 0) __builtin_prefetch(codes + kPrefetchBytes);
@@ -254,7 +193,7 @@ void multiply_few_rows_of(const FewBf16Rows& task, int64_t first) {
     }
     for (int strip = 0; strip < kStrips; ++strip) {
       const __m512 of_weights =
-          decode_scales_of_block(task.type, task.scales[first + strip] + block * kStripLanes);
+          Text::decode_scales(task.type, task.scales[first + strip] + block * kStripLanes);
       for (int row = 0; row < kRows; ++row) {
         __m512 factor = of_weights;
         if (task.row_scales[row] != nullptr) {

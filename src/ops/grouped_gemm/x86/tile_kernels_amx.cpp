@@ -1,4 +1,4 @@
-// The kernel of amx_kernels.h with AMX TILE and BF16, and AVX-512 F.
+// The kernels of amx_kernels.h with AMX TILE and BF16, and AVX-512 F.
 #include <immintrin.h>
 
 #include "ops/grouped_gemm/x86/amx_kernels_text.h"
@@ -17,19 +17,15 @@ struct Amx {
   };
   static_assert(sizeof(Configuration) == 64);
 
-  static void configure(const amx_kernels::TileShape& shape) {
+  static void configure(int64_t first, int64_t second) {
     alignas(64) Configuration configuration;
-    const auto set = [&](int tile, int64_t rows, int64_t row_bytes) {
-      if (rows == 0) return;
-      configuration.rows[tile] = static_cast<uint8_t>(rows);
-      configuration.row_bytes[tile] = static_cast<uint16_t>(row_bytes);
-    };
-    constexpr int64_t kLineBytes = 64;
-    for (int i = 0; i < 2; ++i) {
-      set(2 * i, shape.rows[i], kLineBytes);
-      set(2 * i + 1, shape.rows[i], kLineBytes);
-      set(4 + i, shape.rows[i], shape.step * 2);
-      set(6 + i, shape.step / 2, kLineBytes);
+    constexpr uint16_t kLineBytes = 64;
+    constexpr int64_t kPairs = kTileRunCols / 2;
+    const int64_t rows[8] = {first, first, second, second, first, second, kPairs, kPairs};
+    for (int tile = 0; tile < 8; ++tile) {
+      if (rows[tile] == 0) continue;
+      configuration.rows[tile] = static_cast<uint8_t>(rows[tile]);
+      configuration.row_bytes[tile] = kLineBytes;
     }
     fence();
     _tile_loadconfig(&configuration);
@@ -48,7 +44,11 @@ struct Amx {
     if constexpr (kTile == 3) _tile_zero(3);
   }
   template <int kTile>
-  static void load(const uint16_t* from, int64_t stride) {
+  static void load(const void* from, int64_t stride) {
+    if constexpr (kTile == 0) _tile_loadd(0, from, stride);
+    if constexpr (kTile == 1) _tile_loadd(1, from, stride);
+    if constexpr (kTile == 2) _tile_loadd(2, from, stride);
+    if constexpr (kTile == 3) _tile_loadd(3, from, stride);
     if constexpr (kTile == 4) _tile_loadd(4, from, stride);
     if constexpr (kTile == 5) _tile_loadd(5, from, stride);
     if constexpr (kTile == 6) _tile_loadd(6, from, stride);
@@ -69,6 +69,10 @@ struct Amx {
     if constexpr (kSums == 3) _tile_dpbf16ps(3, 5, 7);
   }
 
+  static void copy_line(uint16_t* to, const uint16_t* from) {
+    _mm512_storeu_si512(to, from == nullptr ? _mm512_setzero_si512() : _mm512_loadu_si512(from));
+  }
+
   static void add_scaled(float* total, const float* weight_factors, const float* row_factor,
                          const float* inner) {
     const __m512 sums = _mm512_loadu_ps(inner);
@@ -81,6 +85,6 @@ struct Amx {
 
 }  // namespace
 
-const AmxKernels kBf16KernelsAmx = {.multiply = amx_kernels::multiply<Amx>};
+const TileKernels kTileKernelsAmx = amx_kernels::tile_kernels_of<Amx>();
 
 }  // namespace narrowfloat

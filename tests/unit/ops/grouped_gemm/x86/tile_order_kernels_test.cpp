@@ -1,0 +1,186 @@
+// The kernels for few rows beside tiles, against tiles in plain memory.
+#include "base/float_ops.h"
+#include "formats/minifloat.h"
+#include "formats/ue8m0.h"
+#include "runtime/vector_level.h"
+#include "unit/ops/grouped_gemm/x86/plain_tiles.h"
+
+namespace narrowfloat {
+namespace {
+
+// Strips of E2M1 codes with block scales, as they are packed.
+struct CodedStrips {
+  Bf16StripScale type;
+  int64_t block_cols;
+  int64_t cols;
+  int least_weight;  // Exponents of the products of codes and scales.
+  int most_weight;
+  std::vector<std::vector<uint8_t>> codes;   // [strips]: [cols][8]
+  std::vector<std::vector<uint8_t>> scales;  // [strips]: [blocks][16]
+
+  [[nodiscard]] float value(size_t strip, int64_t k, int64_t row) const {
+    const uint8_t pair = codes[strip][to_index(k * 8 + row / 2)];
+    return E2M1::decode(static_cast<uint8_t>(row % 2 == 0 ? pair & 0xFU : pair >> 4U));
+  }
+  [[nodiscard]] float scale(size_t strip, int64_t k, int64_t row) const {
+    const uint8_t code = scales[strip][to_index(k / block_cols * 16 + row)];
+    return type == Bf16StripScale::kE4M3 ? E4M3::decode(code) : UE8M0::decode(code);
+  }
+};
+
+// UE8M0 scales have codes of [low, high], and one is NaN.
+CodedStrips coded_strips(Bf16StripScale type, int64_t strips, int64_t cols, Numbers& numbers,
+                         int low = 2, int high = 252) {
+  const bool is_e4m3 = type == Bf16StripScale::kE4M3;
+  CodedStrips result{.type = type,
+                     .block_cols = is_e4m3 ? 16 : 32,
+                     .cols = cols,
+                     .least_weight = is_e4m3 ? -10 : low - 127 - 1,
+                     .most_weight = is_e4m3 ? 11 : high - 127 + 2,
+                     .codes = {},
+                     .scales = {}};
+  for (int64_t strip = 0; strip < strips; ++strip) {
+    std::vector<uint8_t>& codes = result.codes.emplace_back();
+    for (int64_t i = 0; i < cols * 8; ++i) {
+      codes.push_back(static_cast<uint8_t>(numbers.integer(0, 255)));
+    }
+    std::vector<uint8_t>& scales = result.scales.emplace_back();
+    for (int64_t i = 0; i < cols / result.block_cols * 16; ++i) {
+      scales.push_back(
+          static_cast<uint8_t>(is_e4m3 ? numbers.integer(0, 255) : numbers.integer(low, high)));
+    }
+  }
+  if (!is_e4m3) result.scales[0][3] = 255;
+  return result;
+}
+
+bool has_avx512_bf16() { return cpu_with({DeviceType::kCpu, 0}, VectorLevel::kAvx512Bf16).ok(); }
+
+// The same number, or both NaN.
+bool is_same(float a, float b) {
+  return float_bits(a) == float_bits(b) || (std::isnan(a) && std::isnan(b));
+}
+
+TEST(TileOrderKernels, DecodeScaledWeights) {
+  if (!has_avx512_bf16()) GTEST_SKIP() << "needs AVX-512 BF16";
+  Numbers numbers;
+  for (const Bf16StripScale type : {Bf16StripScale::kE4M3, Bf16StripScale::kUE8M0}) {
+    const CodedStrips strips = coded_strips(type, 1, 1024, numbers);
+    std::vector<uint16_t> decoded(1024 * kTestLanes);
+    kTileOrderKernelsAvx512.decode_scaled(strips.codes[0].data(), strips.scales[0].data(), type,
+                                          strips.block_cols, 1024, decoded.data());
+    for (int64_t k = 0; k < 1024; ++k) {
+      for (int64_t row = 0; row < 16; ++row) {
+        const float expected = strips.value(0, k, row) * strips.scale(0, k, row);
+        const float got = bf16_to_float(decoded[to_index((k / 2 * 16 + row) * 2 + k % 2)]);
+        ASSERT_TRUE(is_same(got, expected)) << k << " " << row << ": " << got << " " << expected;
+      }
+    }
+  }
+}
+
+// Products and sums at every magnitude, those that count as zero included.
+std::vector<uint16_t> values_of_all_sizes(int64_t count, Numbers& numbers) {
+  std::vector<uint16_t> values;
+  const int64_t base = numbers.integer(1, 200);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t exponent = std::max<int64_t>(0, base + numbers.integer(-6, 6));
+    values.push_back(static_cast<uint16_t>(numbers.integer(0, 1) << 15 | exponent << 7 |
+                                           numbers.integer(0, 127)));
+  }
+  return values;
+}
+
+// The weights of few rows, and the sums that have factors.
+struct FewRowsCase {
+  Bf16StripScale type;
+  bool is_scaled;
+  int64_t sum_cols;
+  int64_t blocks_per_row_scale;  // 0: rows have no scales.
+};
+
+void expect_bits_of_tiles(const FewRowsCase& what, int64_t rows, int64_t count, Numbers& numbers) {
+  const int64_t cols = what.type == Bf16StripScale::kE4M3 ? 208 : 288;
+  // In half of the cases no product is as small or as large as to keep sums of runs from being
+  // multiplied by their scales.
+  const int low = static_cast<int>(numbers.integer(2, 126));
+  const bool has_all = numbers.integer(0, 1) == 0;
+  const CodedStrips strips =
+      coded_strips(what.type, count, cols, numbers, has_all ? 2 : low, has_all ? 252 : low + 20);
+  const ChunkShape shape{1, cols, what.sum_cols, what.blocks_per_row_scale, rows};
+  ChunkData data;
+  data.values = values_of_all_sizes(rows * cols, numbers);
+  if (what.blocks_per_row_scale != 0) data.row_scales = numbers.integers(rows * 16, 1, 9);
+  std::vector<float> sums(to_index(rows * count) * kTestLanes);
+  FewBf16Rows task{.cols = cols,
+                   .type = what.type,
+                   .block_cols = strips.block_cols,
+                   .blocks_per_row_scale = std::max<int64_t>(1, what.blocks_per_row_scale),
+                   .strips = count,
+                   .rows = rows,
+                   .codes = {},
+                   .scales = {},
+                   .values = {},
+                   .row_scales = {},
+                   .sums = {}};
+  const int64_t row_scales = ceil_div(shape.blocks(), task.blocks_per_row_scale);
+  for (int64_t row = 0; row < rows; ++row) {
+    task.values[row] = &data.values[to_index(row * cols)];
+    task.sums[row] = &sums[to_index(row * count) * kTestLanes];
+    if (!data.row_scales.empty()) {
+      task.row_scales[row] = &data.row_scales[to_index(row * row_scales)];
+    }
+  }
+  for (int64_t strip = 0; strip < count; ++strip) {
+    task.codes[strip] = strips.codes[to_index(strip)].data();
+    task.scales[strip] = strips.scales[to_index(strip)].data();
+  }
+  kTileOrderKernelsAvx512.multiply_few_rows({.rows = task,
+                                             .is_scaled = what.is_scaled,
+                                             .least_weight = strips.least_weight,
+                                             .most_weight = strips.most_weight,
+                                             .sum_cols = what.sum_cols});
+  for (int64_t strip = 0; strip < count; ++strip) {
+    std::vector<float> weights;
+    std::vector<float> factors;
+    for (int64_t i = 0; i < cols * 16; ++i) {
+      const float scale = strips.scale(to_index(strip), i / 16, i % 16);
+      const float value = strips.value(to_index(strip), i / 16, i % 16);
+      weights.push_back(what.is_scaled ? value * scale : value);
+      if (i / 16 % strips.block_cols == 0) factors.push_back(scale);
+    }
+    data.weights = {in_bf16(weights)};
+    if (!what.is_scaled) data.factors = {factors};
+    data.sums.assign(to_index(rows) * kTestLanes, 0.0F);
+    multiply_plainly(shape, data);
+    for (int64_t i = 0; i < rows * 16; ++i) {
+      const float got = sums[to_index((i / 16 * count + strip) * 16 + i % 16)];
+      ASSERT_TRUE(is_same(got, data.sums[to_index(i)]))
+          << rows << " rows, " << count << " strips, sums of " << what.sum_cols << ": " << got
+          << " " << data.sums[to_index(i)];
+    }
+  }
+}
+
+TEST(TileOrderKernels, FewRowsHaveTheBitsOfTiles) {
+  if (!has_avx512_bf16()) GTEST_SKIP() << "needs AVX-512 BF16";
+  Numbers numbers;
+  for (const FewRowsCase& what : {FewRowsCase{Bf16StripScale::kE4M3, true, 0, 0},
+                                  FewRowsCase{Bf16StripScale::kE4M3, true, 128, 1},
+                                  FewRowsCase{Bf16StripScale::kUE8M0, true, 0, 0},
+                                  FewRowsCase{Bf16StripScale::kUE8M0, true, 128, 1},
+                                  FewRowsCase{Bf16StripScale::kUE8M0, false, 32, 0},
+                                  FewRowsCase{Bf16StripScale::kUE8M0, false, 32, 1},
+                                  FewRowsCase{Bf16StripScale::kUE8M0, false, 32, 4}}) {
+    for (int64_t rows = 1; rows <= kFewBf16Rows; ++rows) {
+      for (int64_t strips = 1; strips <= kFewBf16Strips; ++strips) {
+        for (int repetition = 0; repetition < 8; ++repetition) {
+          expect_bits_of_tiles(what, rows, strips, numbers);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace narrowfloat
