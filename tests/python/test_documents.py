@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
 import report_cpu  # noqa: E402  From the paths above.
+import report_cpu_server  # noqa: E402
 import report_side_by_side  # noqa: E402  From the paths above.
 import tidy  # noqa: E402
 
@@ -19,6 +20,10 @@ def test_the_page_of_peers_is_that_of_its_documents():
 def test_the_page_of_the_cpu_is_that_of_its_documents():
     assert report_cpu.page() == (report_cpu.FOLDER / "README.md").read_text()
     assert f"\n\n{report_cpu.headline()}\n" in (ROOT / "docs/benchmarks.md").read_text()
+
+
+def test_the_page_of_a_servers_cpu_is_that_of_its_documents():
+    assert report_cpu_server.page() == (report_cpu_server.FOLDER / "README.md").read_text()
 
 
 def test_the_first_screen_shows_the_measured_figures():
